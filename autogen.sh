@@ -1,0 +1,8 @@
+#!/bin/sh
+# Makes configure from configure.ac; needed once after a clone.
+cd "$(dirname "$0")" || exit 1
+command -v autoreconf >/dev/null || {
+	echo "autogen.sh: autoreconf not found: install autoconf, automake, libtool and pkg-config" >&2
+	exit 1
+}
+exec autoreconf --install --force

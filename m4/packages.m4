@@ -1,0 +1,130 @@
+# The packages that slurm-ddp uses. Each macro takes --with-NAME[=DIR|yes|no]
+# (default: use it if it is there), defines HAVE_NAME and NAME_CFLAGS,
+# NAME_LIBS, and leaves a line for configure's summary.
+
+# _DDP_PREFIX_FLAGS(NAME, DIR): search flags for a package under DIR
+AC_DEFUN([_DDP_PREFIX_FLAGS], [
+  $1_CFLAGS="-I$2/include"
+  AS_IF([test -d "$2/lib64"], [$1_LIBS="-L$2/lib64"], [$1_LIBS="-L$2/lib"])
+])
+
+# _DDP_PACKAGE(NAME, name, header, library, function, package hint)
+AC_DEFUN([_DDP_PACKAGE], [
+  $1_CFLAGS=
+  $1_LIBS=
+  ddp_$2=no
+  AS_CASE(["$with_$2"], [no], [], [yes|check], [], [_DDP_PREFIX_FLAGS([$1], [$with_$2])])
+  AS_VAR_IF([with_$2], [no], [ddp_$2_summary="off (--without-$2)"], [
+    ddp_save_CPPFLAGS=$CPPFLAGS
+    ddp_save_LIBS=$LIBS
+    CPPFLAGS="$CPPFLAGS $$1_CFLAGS"
+    LIBS="$$1_LIBS $LIBS"
+    AC_CHECK_HEADER([$3], [
+      m4_ifblank([$4], [ddp_$2=yes],
+        [AC_CHECK_LIB([$4], [$5], [ddp_$2=yes; $1_LIBS="$$1_LIBS -l$4"])])])
+    CPPFLAGS=$ddp_save_CPPFLAGS
+    LIBS=$ddp_save_LIBS
+    AS_VAR_IF([ddp_$2], [yes], [ddp_$2_summary=yes], [
+      AS_CASE(["$with_$2"], [check], [ddp_$2_summary="not found ($6)"],
+        [AC_MSG_ERROR([--with-$2 was given, but $3 or its library was not found ($6)])])])
+  ])
+  AC_SUBST([$1_CFLAGS])
+  AC_SUBST([$1_LIBS])
+])
+
+AC_DEFUN([DDP_WITH_SLURM], [
+  AC_ARG_WITH([slurm], [AS_HELP_STRING([--with-slurm=DIR], [build the SPANK plugin against Slurm in DIR])],
+    [], [with_slurm=check])
+  _DDP_PACKAGE([SLURM], [slurm], [slurm/spank.h], [], [], [libslurm-dev or slurm-devel])
+  AM_CONDITIONAL([HAVE_SLURM], [test "x$ddp_slurm" = xyes])
+  AC_ARG_WITH([spankdir],
+    [AS_HELP_STRING([--with-spankdir=DIR], [where the plugin goes (LIBDIR/slurm-ddp)])],
+    [spankdir=$withval], [spankdir='${libdir}/slurm-ddp'])
+  AC_SUBST([spankdir])
+  AC_ARG_WITH([plugstackdir],
+    [AS_HELP_STRING([--with-plugstackdir=DIR],
+      [where the sample plugstack file goes (DATADIR/slurm-ddp/plugstack.conf.d); it is disabled as installed])],
+    [plugstackdir=$withval], [plugstackdir='${pkgdatadir}/plugstack.conf.d'])
+  AC_SUBST([plugstackdir])
+])
+
+AC_DEFUN([DDP_WITH_PMIX], [
+  AC_ARG_WITH([pmix], [AS_HELP_STRING([--with-pmix=DIR], [wire ranks up by PMIx in DIR])],
+    [], [with_pmix=check])
+  AS_CASE([$with_pmix], [check|yes],
+    [PKG_CHECK_EXISTS([pmix], [
+      PMIX_PC_CFLAGS=`$PKG_CONFIG --cflags pmix`
+      PMIX_PC_LIBS=`$PKG_CONFIG --libs pmix`
+      CPPFLAGS="$CPPFLAGS $PMIX_PC_CFLAGS"])])
+  _DDP_PACKAGE([PMIX], [pmix], [pmix.h], [pmix], [PMIx_Init], [libpmix-dev or pmix-devel])
+  AM_CONDITIONAL([HAVE_PMIX], [test "x$ddp_pmix" = xyes])
+  AS_VAR_IF([ddp_pmix], [yes], [AC_DEFINE([HAVE_PMIX], [1], [PMIx is there])])
+])
+
+AC_DEFUN([DDP_WITH_UCX], [
+  AC_ARG_WITH([ucx], [AS_HELP_STRING([--with-ucx=DIR], [communicate through UCX in DIR])],
+    [], [with_ucx=check])
+  _DDP_PACKAGE([UCX], [ucx], [ucp/api/ucp.h], [ucp], [ucp_worker_create], [libucx-dev or ucx-devel])
+  AS_VAR_IF([ddp_ucx], [yes], [
+    UCX_LIBS="$UCX_LIBS -lucs"
+    AC_DEFINE([HAVE_UCX], [1], [UCX is there])])
+  AM_CONDITIONAL([HAVE_UCX], [test "x$ddp_ucx" = xyes])
+])
+
+# OpenBLAS first: as fast as oneDNN on large matrices, faster on small ones.
+AC_DEFUN([DDP_WITH_BLAS], [
+  AC_ARG_WITH([blas], [AS_HELP_STRING([--with-blas=openblas|onednn], [library for matrix products])],
+    [], [with_blas=check])
+  ddp_blas=no
+  BLAS_CFLAGS=
+  BLAS_LIBS=
+  AS_CASE([$with_blas], [check|yes|openblas],
+    [PKG_CHECK_MODULES([OPENBLAS], [openblas], [
+      ddp_blas=openblas
+      BLAS_CFLAGS=$OPENBLAS_CFLAGS
+      BLAS_LIBS=$OPENBLAS_LIBS
+      AC_DEFINE([HAVE_OPENBLAS], [1], [OpenBLAS gives sgemm])], [:])])
+  AS_IF([test $ddp_blas = no], [AS_CASE([$with_blas], [check|yes|onednn],
+    [AC_CHECK_HEADER([oneapi/dnnl/dnnl.h],
+      [AC_CHECK_LIB([dnnl], [dnnl_sgemm], [
+        ddp_blas=onednn
+        BLAS_LIBS=-ldnnl
+        AC_DEFINE([HAVE_ONEDNN], [1], [oneDNN gives sgemm])])])])])
+  AS_IF([test $ddp_blas = no],
+    [AC_MSG_ERROR([OpenBLAS or oneDNN is needed (libopenblas-dev or libdnnl-dev)])])
+  ddp_blas_summary=$ddp_blas
+  AC_SUBST([BLAS_CFLAGS])
+  AC_SUBST([BLAS_LIBS])
+])
+
+AC_DEFUN([DDP_WITH_CUDA], [
+  AC_ARG_WITH([cuda], [AS_HELP_STRING([--with-cuda=DIR], [look for the CUDA toolkit in DIR])],
+    [], [with_cuda=check])
+  AS_VAR_IF([with_cuda], [check], [AS_IF([test -d /usr/local/cuda/include], [with_cuda=/usr/local/cuda; ddp_cuda_guessed=yes])])
+  _DDP_PACKAGE([CUDA], [cuda], [cuda_runtime_api.h], [], [], [CUDA toolkit])
+])
+
+AC_DEFUN([DDP_WITH_NCCL], [
+  AC_ARG_WITH([nccl], [AS_HELP_STRING([--with-nccl=DIR], [look for NCCL in DIR])],
+    [], [with_nccl=check])
+  ddp_save_nccl_CPPFLAGS=$CPPFLAGS
+  CPPFLAGS="$CPPFLAGS $CUDA_CFLAGS"
+  _DDP_PACKAGE([NCCL], [nccl], [nccl.h], [], [], [libnccl-dev])
+  CPPFLAGS=$ddp_save_nccl_CPPFLAGS
+  AS_IF([test "x$ddp_cuda" = xyes],
+    [ddp_cuda_summary="found; this version trains on hosts only"])
+  AS_IF([test "x$ddp_nccl" = xyes],
+    [ddp_nccl_summary="found; this version communicates through UCX only"])
+])
+
+# Only the benchmarks: Open MPI is one of the things compared.
+AC_DEFUN([DDP_WITH_OPENMPI], [
+  AC_ARG_WITH([openmpi], [AS_HELP_STRING([--with-openmpi], [compare with Open MPI in the benchmarks])],
+    [], [with_openmpi=check])
+  ddp_openmpi=no
+  AS_VAR_IF([with_openmpi], [no], [],
+    [PKG_CHECK_MODULES([OPENMPI], [ompi-c], [ddp_openmpi=yes],
+      [AS_VAR_IF([with_openmpi], [yes],
+        [AC_MSG_ERROR([--with-openmpi was given, but ompi-c.pc was not found (libopenmpi-dev or openmpi-devel)])])])])
+  AM_CONDITIONAL([HAVE_OPENMPI], [test "x$ddp_openmpi" = xyes])
+])
