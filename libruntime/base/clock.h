@@ -1,0 +1,21 @@
+/* Time for deadlines and measurements: monotonic, in nanoseconds. */
+#ifndef DDP_BASE_CLOCK_H
+#define DDP_BASE_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+static inline uint64_t ddp_now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static inline double ddp_seconds_since(uint64_t start_ns)
+{
+	return (double)(ddp_now_ns() - start_ns) * 1e-9;
+}
+
+#endif

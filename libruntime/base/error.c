@@ -1,0 +1,83 @@
+#include "base/error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MESSAGE_MAX = 1024 };
+
+static _Thread_local char last_error[MESSAGE_MAX];
+
+const char *ddp_last_error(void)
+{
+	return last_error;
+}
+
+static void set_message(const char *format, va_list arguments, const char *suffix)
+{
+	/* Built aside, since an argument may point into last_error. */
+	char message[MESSAGE_MAX];
+
+	vsnprintf(message, sizeof(message), format, arguments);
+	snprintf(last_error, sizeof(last_error), "%s", message);
+	if (suffix != NULL) {
+		size_t used = strlen(last_error);
+		snprintf(last_error + used, sizeof(last_error) - used, ": %s", suffix);
+	}
+}
+
+ddp_status ddp_fail(ddp_status status, const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	set_message(format, arguments, NULL);
+	va_end(arguments);
+	return status;
+}
+
+ddp_status ddp_fail_errno(ddp_status status, int error_number, const char *format, ...)
+{
+	char reason[128];
+	va_list arguments;
+
+	/* The GNU strerror_r may return a static string instead of `reason`. */
+	const char *text = strerror_r(error_number, reason, sizeof(reason));
+	va_start(arguments, format);
+	set_message(format, arguments, text);
+	va_end(arguments);
+	return status;
+}
+
+ddp_status ddp_fail_context(ddp_status status, const char *format, ...)
+{
+	char before[MESSAGE_MAX];
+	va_list arguments;
+
+	memcpy(before, last_error, sizeof(before));
+	va_start(arguments, format);
+	set_message(format, arguments, before);
+	va_end(arguments);
+	return status;
+}
+
+const char *ddp_status_name(ddp_status status)
+{
+	switch (status) {
+	case DDP_OK: return "DDP_OK";
+	case DDP_ERR_INVALID: return "DDP_ERR_INVALID";
+	case DDP_ERR_STATE: return "DDP_ERR_STATE";
+	case DDP_ERR_NOMEM: return "DDP_ERR_NOMEM";
+	case DDP_ERR_IO: return "DDP_ERR_IO";
+	case DDP_ERR_FORMAT: return "DDP_ERR_FORMAT";
+	case DDP_ERR_JOB: return "DDP_ERR_JOB";
+	case DDP_ERR_AUTH: return "DDP_ERR_AUTH";
+	case DDP_ERR_TIMEOUT: return "DDP_ERR_TIMEOUT";
+	case DDP_ERR_PEER: return "DDP_ERR_PEER";
+	case DDP_ERR_MISMATCH: return "DDP_ERR_MISMATCH";
+	case DDP_ERR_ABORTED: return "DDP_ERR_ABORTED";
+	case DDP_ERR_UNSUPPORTED: return "DDP_ERR_UNSUPPORTED";
+	case DDP_ERR_INTERNAL: return "DDP_ERR_INTERNAL";
+	}
+	return "DDP_ERR_UNKNOWN";
+}

@@ -1,0 +1,20 @@
+/* The calling thread's last error: one sentence, kept for ddp_last_error(). */
+#ifndef DDP_BASE_ERROR_H
+#define DDP_BASE_ERROR_H
+
+#include "ddp.h"
+
+/* Records the message and returns `status`, so that callers can
+   `return ddp_fail(...)`. Does not touch errno. */
+ddp_status ddp_fail(ddp_status status, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+
+/* The same, with ": strerror(error_number)" behind the message. */
+ddp_status ddp_fail_errno(ddp_status status, int error_number, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
+/* Puts a prefix before the present message: "while saving x: ...". */
+ddp_status ddp_fail_context(ddp_status status, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+
+#endif

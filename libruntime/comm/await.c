@@ -1,0 +1,361 @@
+#include "comm/await.h"
+
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "comm/futex.h"
+#include "comm/liveness.h"
+#include "comm/net.h"
+#include "comm/node.h"
+#include "comm/pairs.h"
+
+enum {
+	SPINS_ALONE = 200,   /* some 3 us, while every rank has a core */
+	SPINS_CROWDED = 10,  /* who is waited for is likely to wait for this core */
+	SPINS_BESIDE = 4,    /* while the program computes in other threads */
+	YIELDS = 20,         /* some 10 us; the rank that is waited for may want this core */
+	LIVENESS_MS = 100,   /* how often a sleeper looks whether its peers live */
+	BUSY_TURNS = 16,     /* how often one that moves messages looks at the clock, */
+	BUSY_LOOK_MS = 5     /* and after what else ends a wait */
+};
+
+static const uint64_t grace_unit_ns = 300 * 1000000;
+
+const char *ddp_rank_text(const ddp_comm *comm, int rank)
+{
+	static _Thread_local char texts[4][DDP_HOST_MAX + 32];
+	static _Thread_local unsigned int next;
+	char *text = texts[next++ % 4];
+
+	snprintf(text, sizeof(texts[0]), "rank %d on %s", rank,
+	         comm->roster->peers[comm->world_ranks[rank]].host);
+	return text;
+}
+
+/* Takes over the failure that a rank of this node has published. */
+static void adopt_shared_failure(ddp_comm *comm)
+{
+	ddp_node_shared *shared = comm->node.shared;
+	uint32_t by = atomic_load(&shared->failed_by);
+
+	/* Other processes write there. */
+	const ddp_failure *failure = &shared->ranks[(by - 1) % (uint32_t)comm->node.size].failure;
+	pthread_mutex_lock(&comm->failure_lock);
+	if (atomic_load(&comm->failed) == DDP_OK) {
+		memcpy(comm->failure_text, failure->text, sizeof(comm->failure_text));
+		comm->failure_text[sizeof(comm->failure_text) - 1] = '\0';
+		atomic_store(&comm->failed, failure->status);
+	}
+	pthread_mutex_unlock(&comm->failure_lock);
+}
+
+ddp_status ddp_comm_check(ddp_comm *comm)
+{
+	if (atomic_load_explicit(&comm->failed, memory_order_acquire) == DDP_OK) {
+		if (atomic_load_explicit(&comm->node.shared->failed_by, memory_order_acquire) == 0)
+			return DDP_OK;
+		adopt_shared_failure(comm);
+	}
+	return ddp_fail((ddp_status)atomic_load(&comm->failed), "%s", comm->failure_text);
+}
+
+/* Writes the failure into this rank's lines and publishes it, unless another
+   was first. A rank that is killed or stopped on the way leaves nothing that
+   is half written, and nobody waits for it. */
+static void publish(ddp_comm *comm, ddp_status status, int culprit, const char *text)
+{
+	ddp_node_shared *shared = comm->node.shared;
+	ddp_failure *own = &shared->ranks[comm->node.self].failure;
+	uint32_t nobody = 0;
+
+	pthread_mutex_lock(&comm->failure_lock);
+	if (!comm->failure_told) {
+		comm->failure_told = true;
+		own->status = status;
+		own->culprit = culprit;
+		snprintf(own->text, sizeof(own->text), "%s", text);
+		atomic_compare_exchange_strong(&shared->failed_by, &nobody, (uint32_t)comm->node.self + 1);
+	}
+	pthread_mutex_unlock(&comm->failure_lock);
+}
+
+ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,
+                          const char *format, ...)
+{
+	char text[DDP_FAILURE_TEXT];
+	va_list arguments;
+
+	va_start(arguments, format);
+	vsnprintf(text, sizeof(text), format, arguments);
+	va_end(arguments);
+	publish(comm, status, culprit, text);
+	adopt_shared_failure(comm);
+	ddp_node_wake_all(comm);
+	return ddp_comm_check(comm);
+}
+
+static void ring(ddp_comm *comm, int i)
+{
+	ddp_node_rank *rank = &comm->node.shared->ranks[i];
+
+	atomic_fetch_add(&rank->bell, 1);
+	if (comm->net != NULL)
+		ddp_net_kick(comm, i);
+	else
+		ddp_futex_wake_all(&rank->bell);
+}
+
+void ddp_node_wake(ddp_comm *comm, uint32_t event)
+{
+	ddp_node_shared *shared = comm->node.shared;
+
+	/* The caller's store came before, sequentially consistent like this look
+	   at who sleeps; a sleeper does the reverse. */
+	if (atomic_load(&shared->sleepers) == 0)
+		return;
+	for (int i = 0; i < comm->node.size; i++) {
+		ddp_node_rank *rank = &shared->ranks[i];
+		uint32_t sleeps_for = atomic_load(&rank->sleeps_for);
+		if (i == comm->node.self || sleeps_for == DDP_AWAKE)
+			continue;
+		if (sleeps_for == DDP_SLEEPS_FOR_ANY ||
+		    (sleeps_for == event &&
+		     ddp_node_lagging(comm, event, atomic_load(&rank->sleeps_until)) == DDP_NOBODY))
+			ring(comm, i);
+	}
+}
+
+static inline void full_fence(void)
+{
+#ifdef __SANITIZE_THREAD__ /* gcc's knows no fences */
+	static _Atomic int word;
+	atomic_fetch_add(&word, 1);
+#else
+	atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
+void ddp_node_wake_late(ddp_comm *comm, uint32_t event)
+{
+	full_fence();
+	ddp_node_wake(comm, event);
+}
+
+void ddp_node_wake_rank(ddp_comm *comm, int i)
+{
+	if (atomic_load(&comm->node.shared->ranks[i].sleeps_for) != DDP_AWAKE)
+		ring(comm, i);
+}
+
+void ddp_node_wake_all(ddp_comm *comm)
+{
+	for (int i = 0; i < comm->node.size; i++)
+		ring(comm, i);
+}
+
+static const char *operation_text(const ddp_comm *comm, char *text, size_t bytes)
+{
+	char kind[128];
+
+	ddp_collective_describe(comm->running, kind, sizeof(kind));
+	if (comm->running->kind == DDP_SEND || comm->running->kind == DDP_RECV)
+		snprintf(text, bytes, "%s", kind);
+	else if (comm->sequence == 0)
+		snprintf(text, bytes, "the opening of the communicator");
+	else
+		snprintf(text, bytes, "%s #%llu", kind, (unsigned long long)comm->sequence);
+	return text;
+}
+
+static ddp_status fail_peer(ddp_comm *comm, int rank, const char *what)
+{
+	char text[160];
+
+	return ddp_comm_break(comm, DDP_ERR_PEER, rank, "%s %s (pid %lld), in %s",
+	                      ddp_rank_text(comm, rank), what,
+	                      (long long)comm->roster->peers[comm->world_ranks[rank]].pid,
+	                      operation_text(comm, text, sizeof(text)));
+}
+
+static bool move_pairs(ddp_comm *comm)
+{
+	return ddp_pairs_pending(comm) && ddp_pairs_progress(comm);
+}
+
+/* Breaks the communicator if a peer of this node has died, or if the one that
+   is waited for has left. What it did before it went counts. */
+static ddp_status check_peers(ddp_comm *comm, const ddp_condition *wait)
+{
+	const ddp_node *node = &comm->node;
+
+	for (int i = 0; i < node->size; i++) {
+		int rank = node->ranks[i];
+		bool left = atomic_load(&node->shared->ranks[i].left) != 0;
+		if (i == node->self ||
+		    (!left && ddp_peer_alive(&comm->roster->peers[comm->world_ranks[rank]])))
+			continue;
+		while (move_pairs(comm))
+			continue;
+		/* It may have left between the two looks. */
+		left = left || atomic_load(&node->shared->ranks[i].left) != 0;
+		int missing = wait->missing(comm, wait->argument);
+		if (left ? missing == rank : missing != DDP_NOBODY)
+			return fail_peer(comm, rank, left ? "has closed its communicator" : "died");
+	}
+	return DDP_OK;
+}
+
+/* Who waits for a rank that waits for another is more patient, so that the
+   message names the one that really is late. */
+static uint64_t grace_ns(const ddp_comm *comm, const ddp_condition *wait)
+{
+	if (comm->nodes == 1 || wait->sleeps_for == DDP_SLEEPS_FOR_HEADERS)
+		return 0;
+	return wait->sleeps_for == DDP_SLEEPS_FOR_NET ? grace_unit_ns : 2 * grace_unit_ns;
+}
+
+static uint64_t deadline_ns(ddp_comm *comm)
+{
+	if (comm->deadline_ns == 0)
+		comm->deadline_ns = ddp_now_ns() + (uint64_t)comm->timeout_ms * 1000000;
+	return comm->deadline_ns;
+}
+
+static ddp_status check_deadline(ddp_comm *comm, const ddp_condition *wait)
+{
+	char text[160];
+
+	if (ddp_now_ns() < deadline_ns(comm) + grace_ns(comm, wait))
+		return DDP_OK;
+	int rank = wait->missing(comm, wait->argument);
+	if (rank == DDP_NOBODY)
+		return DDP_OK;
+	return ddp_comm_break(comm, DDP_ERR_TIMEOUT, rank,
+	                      "%s (pid %lld) did not come within %d ms for %s: is it stopped, or did it "
+	                      "take another path through the program?", ddp_rank_text(comm, rank),
+	                      (long long)comm->roster->peers[comm->world_ranks[rank]].pid,
+	                      comm->timeout_ms, operation_text(comm, text, sizeof(text)));
+}
+
+/* Sleeps until a peer rings, or it is time to look after the peers. */
+static void sleep_for(ddp_comm *comm, const ddp_condition *wait)
+{
+	ddp_node_shared *shared = comm->node.shared;
+	ddp_node_rank *self = &shared->ranks[comm->node.self];
+	uint32_t bell = atomic_load(&self->bell);
+	uint64_t now = ddp_now_ns(), timeout_ns = (uint64_t)LIVENESS_MS * 1000000;
+
+	uint64_t end = deadline_ns(comm) + grace_ns(comm, wait);
+	if (end < now + timeout_ns)
+		timeout_ns = end > now ? end - now : 1;
+	atomic_store(&self->sleeps_until, wait->until);
+	atomic_store(&self->sleeps_for, wait->sleeps_for);
+	atomic_fetch_add(&shared->sleepers, 1);
+	if (wait->missing(comm, wait->argument) != DDP_NOBODY &&
+	    atomic_load(&shared->failed_by) == 0 && !move_pairs(comm)) {
+		if (comm->net == NULL)
+			ddp_futex_wait(&self->bell, bell, timeout_ns);
+		else if (!ddp_net_progress(comm) && ddp_net_arm(comm))
+			ddp_net_sleep(comm, (int)((timeout_ns + 999999) / 1000000));
+	}
+	if (comm->net != NULL)
+		ddp_net_quiet_bell(comm);
+	atomic_fetch_sub(&shared->sleepers, 1);
+	atomic_store(&self->sleeps_for, DDP_AWAKE);
+}
+
+static inline void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
+/* When what ends a wait was last looked for. */
+typedef struct looks {
+	uint64_t failed_ns, peers_ns;
+} looks;
+
+static ddp_status check_failure(ddp_comm *comm, const ddp_condition *wait)
+{
+	ddp_status status = ddp_comm_check(comm);
+
+	if (status == DDP_OK && comm->net != NULL)
+		status = ddp_net_check(comm, wait->missing(comm, wait->argument));
+	return status;
+}
+
+/* Looks after the peers, not too often, and after the deadline. */
+static ddp_status check_others(ddp_comm *comm, const ddp_condition *wait, uint64_t now, looks *last)
+{
+	ddp_status status = DDP_OK;
+
+	if (now - last->peers_ns >= (uint64_t)LIVENESS_MS * 1000000 / 2) {
+		last->peers_ns = now;
+		status = check_peers(comm, wait);
+	}
+	return status == DDP_OK ? check_deadline(comm, wait) : status;
+}
+
+/* One turn of waiting that has lasted. */
+static ddp_status pause_once(ddp_comm *comm, const ddp_condition *wait, bool sleep, looks *last)
+{
+	ddp_status status = check_failure(comm, wait);
+
+	if (status != DDP_OK)
+		return status;
+	if (!sleep) {
+		sched_yield();
+		return DDP_OK;
+	}
+	sleep_for(comm, wait);
+	return check_others(comm, wait, ddp_now_ns(), last);
+}
+
+/* Messages keep moving, which need not be those that are waited for. */
+static ddp_status look_up(ddp_comm *comm, const ddp_condition *wait, looks *last)
+{
+	uint64_t now = ddp_now_ns();
+
+	if (now - last->failed_ns < (uint64_t)BUSY_LOOK_MS * 1000000)
+		return DDP_OK;
+	last->failed_ns = now;
+	ddp_status status = check_failure(comm, wait);
+	return status == DDP_OK ? check_others(comm, wait, now, last) : status;
+}
+
+static ddp_status give_up(ddp_comm *comm)
+{
+	if (comm->net != NULL)
+		ddp_net_shut_down(comm);
+	ddp_pairs_fail(comm);
+	return ddp_comm_check(comm);
+}
+
+ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
+{
+	/* Beside the progress thread the program computes: a message comes each
+	   half millisecond or so, and the cores are not ours meanwhile. */
+	const bool beside = comm->in_thread && wait->sleeps_for == DDP_SLEEPS_FOR_NET;
+	const uint64_t spins = beside ? SPINS_BESIDE : comm->crowded ? SPINS_CROWDED : SPINS_ALONE;
+	ddp_status status = DDP_OK;
+	looks last = { 0, 0 };
+
+	for (uint64_t i = 0; wait->missing(comm, wait->argument) != DDP_NOBODY && status == DDP_OK; i++) {
+		if (move_pairs(comm) || (comm->net != NULL && ddp_net_progress(comm))) {
+			if (i % BUSY_TURNS == BUSY_TURNS - 1)
+				status = look_up(comm, wait, &last);
+		} else if (i < spins) {
+			relax();
+		} else {
+			status = pause_once(comm, wait, beside || i >= spins + YIELDS, &last);
+		}
+	}
+	return status == DDP_OK ? DDP_OK : give_up(comm);
+}

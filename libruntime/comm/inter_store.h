@@ -1,0 +1,25 @@
+/* comm/inter_store: what reductions between nodes need each time, kept with the
+   communicator: fresh memory would be given back and faulted in each time. */
+#ifndef DDP_COMM_INTER_STORE_H
+#define DDP_COMM_INTER_STORE_H
+
+#include "comm/inter_reduce.h"
+
+typedef struct ddp_inter_store {
+	ddp_piece *pieces;  /* [size]: no operation has more */
+	int *mine;          /* [size] */
+	void **parts;       /* [nodes] */
+	int *owned;         /* [nodes] */
+	char *buffers;
+	size_t buffer_bytes;
+	ddp_transfer *transfers;
+	size_t transfer_count;
+} ddp_inter_store;
+
+/* Makes the store at its first use. */
+ddp_status ddp_inter_store_open(ddp_comm *comm);
+/* No transfer is under way: makes buffers and transfers large enough; their
+   contents are lost. */
+ddp_status ddp_inter_store_grow(ddp_comm *comm, size_t buffer_bytes, size_t transfers);
+
+#endif

@@ -1,0 +1,392 @@
+/*
+ * The bodies of comm/kernels, compiled once per instruction set: the includer
+ * defines KERNEL (function attributes) and KERNEL_TABLE (the table's name).
+ * Vectors are 32 bytes; a target with narrower ones gets several.
+ */
+enum {
+	VECTOR_BYTES = 32,
+	FAR_SOURCES = 4,             /* from so many sources on, */
+	FAR_BYTES = 16 * 1024 * 1024 /* and so much memory of 4-byte elements */
+};
+
+#define VECTOR(type) type __attribute__((vector_size(32), aligned(sizeof(type)), may_alias))
+typedef VECTOR(float) v_f32;
+typedef VECTOR(double) v_f64;
+typedef VECTOR(int32_t) v_i32;
+typedef VECTOR(int64_t) v_i64;
+typedef VECTOR(uint32_t) v_u32;
+typedef VECTOR(uint64_t) v_u64;
+typedef VECTOR(uint8_t) v_u8; /* at any address */
+
+/* An integer is scaled in double, cut, and held in its type's range. The
+   largest int64_t is no double: its successor is. */
+KERNEL static inline float scaled_float(float x, double scale)
+{
+	return x * (float)scale;
+}
+
+KERNEL static inline double scaled_double(double x, double scale)
+{
+	return x * scale;
+}
+
+KERNEL static inline int32_t scaled_int32_t(int32_t x, double scale)
+{
+	const double y = x * scale;
+
+	return y >= INT32_MAX ? INT32_MAX : y <= INT32_MIN ? INT32_MIN : (int32_t)y;
+}
+
+KERNEL static inline int64_t scaled_int64_t(int64_t x, double scale)
+{
+	const double y = (double)x * scale;
+
+	if (scale == 1)
+		return x;
+	return y >= 0x1p63 ? INT64_MAX : y < -0x1p63 ? INT64_MIN : (int64_t)y;
+}
+
+/* Sums and products of integers wrap around, as unsigned ones do. */
+#define OP_SUM(T, UT, V, UV, MV, a, b) ((V)((UV)(a) + (UV)(b)))
+#define OP_PROD(T, UT, V, UV, MV, a, b) ((V)((UV)(a) * (UV)(b)))
+/* IEEE 754's minimum and maximum, whichever operand comes first: of equal zeros
+   the sign decides, and where one is a NaN all bits are set, which is one. */
+#define OP_MIN(T, UT, V, UV, MV, a, b) \
+	((V)(((MV)(a) & ~(MV)((a) > (b))) | ((MV)(b) & ~(MV)((a) < (b))) | UNORDERED(MV, a, b)))
+#define OP_MAX(T, UT, V, UV, MV, a, b) \
+	((V)((((MV)(a) | (MV)((a) < (b))) & ((MV)(b) | (MV)((a) > (b)))) | UNORDERED(MV, a, b)))
+#define UNORDERED(MV, a, b) ((MV)((a) != (a)) | (MV)((b) != (b)))
+
+/* One element; also the tail and the scaled integers of the loops below. */
+#define DEFINE_ONE(T, UT, V, UV, MV, OP) \
+KERNEL static inline T one_##T##_##OP(const ddp_fold *f, size_t i) \
+{ \
+	T acc = ((const T *)f->src[0])[i]; \
+	if (f->scale != NULL) \
+		acc = scaled_##T(acc, f->scale[0]); \
+	for (int s = 1; s < f->nsrc; s++) { \
+		T x = ((const T *)f->src[s])[i]; \
+		if (f->scale != NULL) \
+			x = scaled_##T(x, f->scale[s]); \
+		const V a = { acc }, b = { x }; \
+		acc = OP_##OP(T, UT, V, UV, MV, a, b)[0]; \
+	} \
+	return f->divisor != 0 ? (T)(acc / (T)f->divisor) : acc; \
+}
+
+#define DEFINE_FOLD(T, UT, V, UV, MV, OP, SCALES) \
+DEFINE_ONE(T, UT, V, UV, MV, OP) \
+KERNEL static void fold_##T##_##OP(const ddp_fold *f, size_t first, size_t count) \
+{ \
+	enum { LANES = VECTOR_BYTES / sizeof(T) }; \
+	size_t i = first, end = first + count; \
+	if (f->scale == NULL || (SCALES)) { \
+		for (; i + 4 * LANES <= end; i += 4 * LANES) { \
+			const V *x = (const V *)((const T *)f->src[0] + i); \
+			V a0 = x[0], a1 = x[1], a2 = x[2], a3 = x[3]; \
+			if (f->scale != NULL) { \
+				const T k = (T)f->scale[0]; \
+				a0 *= k; a1 *= k; a2 *= k; a3 *= k; \
+			} \
+			for (int s = 1; s < f->nsrc; s++) { \
+				x = (const V *)((const T *)f->src[s] + i); \
+				V b0 = x[0], b1 = x[1], b2 = x[2], b3 = x[3]; \
+				if (f->scale != NULL) { \
+					const T k = (T)f->scale[s]; \
+					b0 *= k; b1 *= k; b2 *= k; b3 *= k; \
+				} \
+				a0 = OP_##OP(T, UT, V, UV, MV, a0, b0); \
+				a1 = OP_##OP(T, UT, V, UV, MV, a1, b1); \
+				a2 = OP_##OP(T, UT, V, UV, MV, a2, b2); \
+				a3 = OP_##OP(T, UT, V, UV, MV, a3, b3); \
+			} \
+			if (f->divisor != 0) { \
+				const T k = (T)f->divisor; \
+				a0 /= k; a1 /= k; a2 /= k; a3 /= k; \
+			} \
+			for (int d = 0; d < f->ndst; d++) { \
+				V *y = (V *)((T *)f->dst[d] + i); \
+				y[0] = a0; y[1] = a1; y[2] = a2; y[3] = a3; \
+			} \
+		} \
+	} \
+	for (; i < end; i++) { \
+		T acc = one_##T##_##OP(f, i); \
+		for (int d = 0; d < f->ndst; d++) \
+			((T *)f->dst[d])[i] = acc; \
+	} \
+}
+
+/* The same for many sources that are in no cache: a block of one source after
+   the other, and of one destination after the other. Going through all at once
+   takes up to twice as long, all the more if they are a power of two apart. */
+#define DEFINE_FAR_FOLD(T, UT, V, UV, MV, OP) \
+KERNEL static void fold_far_##T##_##OP(const ddp_fold *f, size_t first, size_t count) \
+{ \
+	enum { VECTORS = 1024 / VECTOR_BYTES, BLOCK = 1024 / sizeof(T) }; \
+	size_t i = first, end = first + count; \
+	V acc[VECTORS]; \
+	for (; i + BLOCK <= end; i += BLOCK) { \
+		const V *x = (const V *)((const T *)f->src[0] + i); \
+		for (int v = 0; v < VECTORS; v++) \
+			acc[v] = x[v]; \
+		for (int s = 1; s < f->nsrc; s++) { \
+			x = (const V *)((const T *)f->src[s] + i); \
+			for (int v = 0; v < VECTORS; v++) \
+				acc[v] = OP_##OP(T, UT, V, UV, MV, acc[v], x[v]); \
+		} \
+		for (int v = 0; v < VECTORS && f->divisor != 0; v++) \
+			acc[v] /= (T)f->divisor; \
+		for (int d = 0; d < f->ndst; d++) { \
+			V *y = (V *)((T *)f->dst[d] + i); \
+			for (int v = 0; v < VECTORS; v++) \
+				y[v] = acc[v]; \
+		} \
+	} \
+	fold_##T##_##OP(f, i, end - i); \
+}
+
+#define DEFINE_FOLDS(T, UT, V, UV, MV, SCALES) \
+DEFINE_FOLD(T, UT, V, UV, MV, SUM, SCALES) \
+DEFINE_FOLD(T, UT, V, UV, MV, PROD, SCALES) \
+DEFINE_FOLD(T, UT, V, UV, MV, MIN, SCALES) \
+DEFINE_FOLD(T, UT, V, UV, MV, MAX, SCALES) \
+DEFINE_FAR_FOLD(T, UT, V, UV, MV, SUM) \
+DEFINE_FAR_FOLD(T, UT, V, UV, MV, PROD) \
+DEFINE_FAR_FOLD(T, UT, V, UV, MV, MIN) \
+DEFINE_FAR_FOLD(T, UT, V, UV, MV, MAX)
+
+DEFINE_FOLDS(float, float, v_f32, v_f32, v_i32, true)
+DEFINE_FOLDS(double, double, v_f64, v_f64, v_i64, true)
+DEFINE_FOLDS(int32_t, uint32_t, v_i32, v_u32, v_i32, false)
+DEFINE_FOLDS(int64_t, uint64_t, v_i64, v_u64, v_i64, false)
+
+/* ---- narrow types: a block of accumulators at a time ---------------------- */
+
+KERNEL static void load_bf16(float *acc, const void *src, size_t n)
+{
+	const uint16_t *x = src;
+
+	for (size_t i = 0; i < n; i++)
+		acc[i] = ddp_bf16_to_float(x[i]);
+}
+
+KERNEL static void store_bf16(void *dst, const float *acc, size_t n)
+{
+	uint16_t *y = dst;
+
+	for (size_t i = 0; i < n; i++)
+		y[i] = ddp_bf16_from_float(acc[i]);
+}
+
+KERNEL static void load_f16(float *acc, const void *src, size_t n)
+{
+	const uint16_t *x = src;
+	size_t i = 0;
+
+#ifdef KERNEL_F16C
+	for (; i + 8 <= n; i += 8)
+		_mm256_storeu_ps(acc + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
+#endif
+	for (; i < n; i++)
+		acc[i] = ddp_f16_to_float(x[i]);
+}
+
+KERNEL static void store_f16(void *dst, const float *acc, size_t n)
+{
+	uint16_t *y = dst;
+	size_t i = 0;
+
+#ifdef KERNEL_F16C
+	for (; i + 8 <= n; i += 8)
+		_mm_storeu_si128((__m128i *)(y + i), _mm256_cvtps_ph(_mm256_loadu_ps(acc + i),
+		                                                     _MM_FROUND_TO_NEAREST_INT));
+#endif
+	for (; i < n; i++)
+		y[i] = ddp_f16_from_float(acc[i]);
+}
+
+KERNEL static void load_u8(int32_t *acc, const void *src, size_t n)
+{
+	const uint8_t *x = src;
+
+	for (size_t i = 0; i < n; i++)
+		acc[i] = x[i];
+}
+
+KERNEL static void store_u8(void *dst, const int32_t *acc, size_t n)
+{
+	uint8_t *y = dst;
+
+	for (size_t i = 0; i < n; i++)
+		y[i] = (uint8_t)acc[i];
+}
+
+/* The fold of a type that is its own accumulator; AVG combines like SUM. */
+#define FOLDS_OF(PREFIX) { \
+	{ PREFIX##_float_SUM, PREFIX##_float_PROD, PREFIX##_float_MIN, PREFIX##_float_MAX }, \
+	{ PREFIX##_double_SUM, PREFIX##_double_PROD, PREFIX##_double_MIN, PREFIX##_double_MAX }, \
+	{ PREFIX##_int32_t_SUM, PREFIX##_int32_t_PROD, PREFIX##_int32_t_MIN, PREFIX##_int32_t_MAX }, \
+	{ PREFIX##_int64_t_SUM, PREFIX##_int64_t_PROD, PREFIX##_int64_t_MIN, PREFIX##_int64_t_MAX } }
+
+KERNEL static fold_fn choose_fold(ddp_type type, ddp_op op, bool far)
+{
+	static const fold_fn table[2][4][4] = { FOLDS_OF(fold), FOLDS_OF(fold_far) };
+	int row = type == DDP_F32 ? 0 : type == DDP_F64 ? 1 : type == DDP_I32 ? 2 : 3;
+	int column = op == DDP_PROD ? 1 : op == DDP_MIN ? 2 : op == DDP_MAX ? 3 : 0;
+
+	return table[far][row][column];
+}
+
+KERNEL static fold_fn fold_wide(ddp_type type, ddp_op op)
+{
+	return choose_fold(type, op, false);
+}
+
+KERNEL static void divide(ddp_type wide, double divisor, void *acc, size_t n)
+{
+	const void *src[1] = { acc };
+	void *dst[1] = { acc };
+	const ddp_fold f = { .type = wide, .op = DDP_SUM, .nsrc = 1, .src = src,
+	                     .ndst = 1, .dst = dst, .divisor = divisor };
+
+	if (divisor != 0)
+		fold_wide(wide, DDP_SUM)(&f, 0, n);
+}
+
+/* Element i of what `base` points to. */
+KERNEL static inline void *element(const void *base, ddp_type type, size_t i)
+{
+	return (char *)(uintptr_t)base + i * (type == DDP_U8 ? 1 : 2);
+}
+
+KERNEL static void load_narrow(ddp_type type, narrow_block *acc, const void *src, size_t n)
+{
+	if (type == DDP_U8)
+		load_u8(acc->i32, src, n);
+	else if (type == DDP_F16)
+		load_f16(acc->f32, src, n);
+	else
+		load_bf16(acc->f32, src, n);
+}
+
+KERNEL static void store_narrow(ddp_type type, void *dst, const narrow_block *acc, size_t n)
+{
+	if (type == DDP_U8)
+		store_u8(dst, acc->i32, n);
+	else if (type == DDP_F16)
+		store_f16(dst, acc->f32, n);
+	else
+		store_bf16(dst, acc->f32, n);
+}
+
+/* Combines at most NARROW_BLOCK elements from element i into *acc. */
+KERNEL static void combine_narrow(const ddp_fold *f, ddp_type wide, size_t i, size_t n,
+                                  narrow_block *acc)
+{
+	narrow_block next;
+	const void *pair[2] = { acc, &next };
+	void *result[1] = { acc };
+	double scales[2] = { 1, 1 };
+	ddp_fold step = { .type = wide, .op = f->op, .nsrc = 1, .src = pair,
+	                  .ndst = 1, .dst = result, .scale = f->scale };
+	const fold_fn combine = fold_wide(wide, f->op);
+
+	load_narrow(f->type, acc, element(f->src[0], f->type, i), n);
+	if (f->scale != NULL) {
+		combine(&step, 0, n);
+		step.scale = scales;
+	}
+	step.nsrc = 2;
+	for (int s = 1; s < f->nsrc; s++) {
+		load_narrow(f->type, &next, element(f->src[s], f->type, i), n);
+		if (f->scale != NULL)
+			scales[1] = f->scale[s];
+		combine(&step, 0, n);
+	}
+}
+
+KERNEL static void fold_narrow(const ddp_fold *f, size_t first, size_t count, bool partial)
+{
+	const ddp_type wide = ddp_accumulator(f->type);
+	narrow_block acc;
+
+	for (size_t done = 0; done < count; done += NARROW_BLOCK) {
+		size_t n = count - done < NARROW_BLOCK ? count - done : NARROW_BLOCK;
+		size_t i = first + done;
+
+		combine_narrow(f, wide, i, n, &acc);
+		if (!partial)
+			divide(wide, f->divisor, &acc, n);
+		for (int d = 0; d < f->ndst; d++) {
+			if (partial)
+				memcpy((char *)f->dst[d] + i * 4, &acc, n * 4);
+			else
+				store_narrow(f->type, element(f->dst[d], f->type, i), &acc, n);
+		}
+	}
+}
+
+KERNEL static void run_fold(const ddp_fold *f, size_t first, size_t count, bool partial)
+{
+	if (ddp_accumulator(f->type) != f->type) {
+		fold_narrow(f, first, count, partial);
+		return;
+	}
+	bool far = f->nsrc >= FAR_SOURCES && f->scale == NULL && count >= FAR_BYTES / 4 / (size_t)f->nsrc;
+	const fold_fn fold = choose_fold(f->type, f->op, far);
+
+	if (partial && f->divisor != 0) {
+		ddp_fold undivided = *f;
+		undivided.divisor = 0;
+		fold(&undivided, first, count);
+		return;
+	}
+	fold(f, first, count);
+}
+
+KERNEL static void run_finish(ddp_type type, double divisor, const void *partial,
+                              void *result, size_t count)
+{
+	const ddp_type wide = ddp_accumulator(type);
+	narrow_block acc;
+
+	if (wide == type) {
+		const void *src[1] = { partial };
+		void *dst[1] = { result };
+		const ddp_fold f = { .type = type, .op = DDP_SUM, .nsrc = 1, .src = src,
+		                     .ndst = 1, .dst = dst, .divisor = divisor };
+		if (divisor != 0 || partial != result)
+			fold_wide(type, DDP_SUM)(&f, 0, count);
+		return;
+	}
+	for (size_t done = 0; done < count; done += NARROW_BLOCK) {
+		size_t n = count - done < NARROW_BLOCK ? count - done : NARROW_BLOCK;
+
+		memcpy(&acc, (const char *)partial + done * 4, n * 4);
+		divide(wide, divisor, &acc, n);
+		store_narrow(type, element(result, type, done), &acc, n);
+	}
+}
+
+/* Compilers may drop a store of what was just loaded, but not a volatile one. */
+KERNEL static void run_take(void *dst, void *src, size_t bytes)
+{
+	const v_u8 *x = src;
+	v_u8 *y = dst;
+	size_t i = 0;
+
+	for (; i + 64 <= bytes; i += 64, x += 2, y += 2) {
+		v_u8 a = x[0], b = x[1];
+		y[0] = a;
+		y[1] = b;
+		*(volatile uint64_t *)(void *)((char *)src + i) = ((v_u64)a)[0];
+	}
+	if (i == bytes)
+		return;
+	volatile unsigned char *line = (unsigned char *)src + i;
+	memcpy((char *)dst + i, (const char *)src + i, bytes - i);
+	*line = *((const unsigned char *)dst + i);
+}
+
+const ddp_kernel_table KERNEL_TABLE = { .fold = run_fold, .finish = run_finish, .take = run_take };

@@ -1,0 +1,285 @@
+#include "comm/meeting.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "comm/await.h"
+#include "comm/liveness.h"
+#include "comm/net.h"
+#include "comm/node_run.h"
+#include "wireup/wireup.h"
+
+enum { LOOK_EVERY_US = 200, ROUND_BITS = 12 };
+
+ddp_status ddp_meeting_open(ddp_meeting *m, ddp_comm *comm)
+{
+	size_t size = (size_t)comm->size;
+
+	*m = (ddp_meeting){ .comm = comm, .serial = ++comm->meetings << ROUND_BITS,
+	                    .patience_ms = comm->timeout_ms };
+	m->present = malloc(size);
+	m->told = calloc(size, 1);
+	m->called = malloc(size);
+	m->notices = calloc(size, sizeof(*m->notices));
+	m->transfers = calloc(4 * size, sizeof(*m->transfers));
+	m->lengths = calloc(2 * size, sizeof(*m->lengths));
+	if (m->present == NULL || m->told == NULL || m->called == NULL || m->notices == NULL ||
+	    m->transfers == NULL || m->lengths == NULL) {
+		ddp_meeting_close(m);
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	}
+	memset(m->present, true, size);
+	memset(m->called, false, size);
+	return DDP_OK;
+}
+
+static void forget_notices(ddp_meeting *m)
+{
+	for (int r = 0; r < m->comm->size && m->notices != NULL; r++) {
+		free(m->notices[r]);
+		m->notices[r] = NULL;
+	}
+}
+
+void ddp_meeting_close(ddp_meeting *m)
+{
+	forget_notices(m);
+	free(m->present);
+	free(m->told);
+	free(m->called);
+	free(m->notices);
+	free(m->transfers);
+	free(m->lengths);
+}
+
+/* ---- notices ------------------------------------------------------------------------ */
+
+static size_t notice_bytes(const ddp_meeting *m, size_t bytes)
+{
+	return sizeof(ddp_notice) + (size_t)m->comm->size + bytes;
+}
+
+/* FNV-1a. */
+static uint64_t hash_of(const ddp_notice *n, size_t bytes)
+{
+	const unsigned char *at = (const unsigned char *)n;
+	uint64_t hash = 14695981039346656037u;
+
+	for (size_t i = sizeof(n->hash); i < bytes; i++)
+		hash = (hash ^ at[i]) * 1099511628211u;
+	return hash;
+}
+
+static ddp_notice *write_notice(const ddp_meeting *m, uint32_t stage, int verdict, bool decided,
+                                const void *data, size_t bytes)
+{
+	size_t whole = notice_bytes(m, bytes), size = (size_t)m->comm->size;
+	ddp_notice *n = calloc(1, whole);
+
+	if (n == NULL)
+		return NULL;
+	n->serial = m->serial;
+	n->bytes = bytes;
+	n->stage = stage;
+	n->verdict = verdict;
+	n->decided = decided;
+	n->size = (uint32_t)size;
+	for (size_t r = 0; r < size; r++)
+		n->present[r] = m->present[r];
+	if (bytes > 0)
+		memcpy(n->present + size, data, bytes);
+	n->hash = hash_of(n, whole);
+	return n;
+}
+
+/* Is it whole, and of this round? It may have been overwritten while it was read. */
+static bool is_sound(const ddp_meeting *m, const ddp_notice *n, size_t whole)
+{
+	return whole >= notice_bytes(m, 0) && n->hash == hash_of(n, whole) && n->serial == m->serial &&
+	       n->size == (uint32_t)m->comm->size && notice_bytes(m, n->bytes) == whole;
+}
+
+/* ---- on this node -------------------------------------------------------------------- */
+
+static ddp_node_rank *lines_of(const ddp_comm *comm, int r)
+{
+	return &comm->node.shared->ranks[comm->local_of[r]];
+}
+
+/* Local ranks read it from this rank's window. */
+static ddp_status show(ddp_meeting *m, const ddp_notice *n, size_t whole)
+{
+	ddp_comm *comm = m->comm;
+	char *window = ddp_stage_slot(comm, comm->node.self, m->serial);
+	const uint64_t length = whole;
+
+	if (whole + sizeof(length) > comm->node.stage_bytes)
+		return ddp_fail(DDP_ERR_INTERNAL, "a notice of %zu bytes", whole);
+	memcpy(window, &length, sizeof(length));
+	memcpy(window + sizeof(length), n, whole);
+	atomic_store(&lines_of(comm, comm->rank)->meeting, m->serial);
+	return DDP_OK;
+}
+
+/* Sets *ahead if the rank has gone on without this one: nobody is two rounds
+   ahead of who is present to him. */
+static bool look_local(ddp_meeting *m, int r, bool *ahead)
+{
+	ddp_comm *comm = m->comm;
+	uint64_t length, at = atomic_load(&lines_of(comm, r)->meeting);
+
+	*ahead = at > m->serial + 1;
+	if (at < m->serial || *ahead)
+		return false;
+	const char *window = ddp_stage_slot(comm, comm->local_of[r], m->serial);
+	memcpy(&length, window, sizeof(length));
+	if (length > comm->node.stage_bytes - sizeof(length))
+		return false;
+	ddp_notice *n = malloc(length + 1);
+	if (n == NULL)
+		return false;
+	memcpy(n, window + sizeof(length), length);
+	if (!is_sound(m, n, length)) {
+		free(n);
+		return false;
+	}
+	m->notices[r] = n;
+	return true;
+}
+
+/* ---- on other nodes -------------------------------------------------------------------- */
+
+static ddp_envelope envelope_of(const ddp_meeting *m, bool data)
+{
+	return (ddp_envelope){ .tag = DDP_NET_MEETING_TAG | m->serial << 26 | (uint64_t)data << 25,
+	                       .source = m->comm->rank };
+}
+
+static void call_remote(ddp_meeting *m, int r, const ddp_notice *n, size_t whole)
+{
+	ddp_comm *comm = m->comm;
+	ddp_transfer *t = &m->transfers[4 * r];
+	const ddp_envelope length = envelope_of(m, false), data = envelope_of(m, true);
+
+	m->lengths[comm->size + r] = whole;
+	if (m->present[r])
+		ddp_net_recv_as(comm, r, &length, &m->lengths[r], sizeof(uint64_t), &t[0]);
+	if (ddp_net_send_as(comm, r, &length, &m->lengths[comm->size + r], sizeof(uint64_t), &t[1]) == DDP_OK)
+		(void)ddp_net_send_as(comm, r, &data, n, whole, &t[2]);
+}
+
+/* The data is asked for once its length is known. */
+static bool look_remote(ddp_meeting *m, int r)
+{
+	ddp_transfer *t = &m->transfers[4 * r];
+	const ddp_envelope data = envelope_of(m, true);
+
+	if (!t[0].done || m->lengths[r] > DDP_BLOB_MAX)
+		return false;
+	if (m->notices[r] == NULL) {
+		m->notices[r] = malloc(m->lengths[r] + 1);
+		if (m->notices[r] == NULL)
+			return false;
+		ddp_net_recv_as(m->comm, r, &data, m->notices[r], m->lengths[r], &t[3]);
+	}
+	return t[1].done && t[2].done && t[3].done && is_sound(m, m->notices[r], m->lengths[r]);
+}
+
+/* Those that were given up in the last round are told so, if they can be. */
+static void call_all_remote(ddp_meeting *m, const ddp_notice *n, size_t whole)
+{
+	ddp_comm *comm = m->comm;
+
+	memset(m->transfers, 0, 4 * (size_t)comm->size * sizeof(*m->transfers));
+	for (int r = 0; r < comm->size; r++) {
+		if (ddp_is_local(comm, r))
+			continue;
+		if (m->present[r] || (m->called[r] && !ddp_net_lost(comm, r)))
+			call_remote(m, r, n, whole);
+		m->called[r] = m->present[r];
+	}
+}
+
+/* ---- a round ------------------------------------------------------------------------------ */
+
+static bool is_gone(const ddp_comm *comm, int r)
+{
+	if (ddp_is_local(comm, r))
+		return atomic_load(&lines_of(comm, r)->left) != 0 ||
+		       !ddp_peer_alive(&comm->roster->peers[comm->world_ranks[r]]);
+	return ddp_net_lost(comm, r);
+}
+
+static ddp_status left_out(const ddp_comm *comm)
+{
+	return ddp_fail(DDP_ERR_PEER, "the other ranks went on without %s, which came too late",
+	                ddp_rank_text(comm, comm->rank));
+}
+
+/* Looks once for rank r's notice; true if it is still to come. */
+static bool look(ddp_meeting *m, int r, bool late, bool *come, bool *ahead)
+{
+	/* Gone is asked first: what it left before it went counts. */
+	bool gone = is_gone(m->comm, r);
+
+	*come = ddp_is_local(m->comm, r) ? look_local(m, r, ahead) : look_remote(m, r);
+	m->present[r] = *come || !(gone || late);
+	return m->present[r] && !*come;
+}
+
+static ddp_status look_for_all(ddp_meeting *m, bool *come)
+{
+	ddp_comm *comm = m->comm;
+	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)m->patience_ms * 1000000;
+	bool waiting = true, ahead = false;
+
+	while (waiting) {
+		bool late = ddp_now_ns() > deadline_ns;
+		waiting = false;
+		if (comm->net != NULL)
+			(void)ddp_net_progress(comm);
+		for (int r = 0; r < comm->size; r++) {
+			if (m->present[r] && !come[r])
+				waiting = look(m, r, late, &come[r], &ahead) || waiting;
+			if (ahead || (come[r] && m->notices[r]->present[comm->rank] == 0))
+				return left_out(comm);
+		}
+		if (waiting)
+			usleep(LOOK_EVERY_US);
+	}
+	return DDP_OK;
+}
+
+ddp_status ddp_meet(ddp_meeting *m, uint32_t stage, int verdict, bool decided, const void *data,
+                    size_t bytes)
+{
+	ddp_comm *comm = m->comm;
+
+	m->serial++;
+	forget_notices(m);
+	ddp_notice *own = write_notice(m, stage, verdict, decided, data, bytes);
+	bool *come = calloc((size_t)comm->size, sizeof(*come));
+	ddp_status status = own == NULL || come == NULL ? ddp_fail(DDP_ERR_NOMEM, "out of memory")
+	                                                : show(m, own, notice_bytes(m, bytes));
+	memcpy(m->told, m->present, (size_t)comm->size);
+	if (status == DDP_OK && comm->net != NULL)
+		call_all_remote(m, own, notice_bytes(m, bytes));
+	if (status == DDP_OK)
+		status = look_for_all(m, come);
+	if (comm->net != NULL)
+		ddp_net_forget(comm);
+	/* What came in parts, or torn, did not come. */
+	for (int r = 0; r < comm->size && come != NULL; r++) {
+		if (!come[r]) {
+			free(m->notices[r]);
+			m->notices[r] = NULL;
+		}
+	}
+	m->patience_ms += comm->timeout_ms / 8 + 100;
+	free(own);
+	free(come);
+	return status;
+}

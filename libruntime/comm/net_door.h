@@ -1,0 +1,64 @@
+/*
+ * comm/net_door: the listening TCP sockets of UCX. UCX takes whoever
+ * connects there for a peer whom it may trust, so the kernel is asked to
+ * drop what comes from elsewhere: from everybody before the ranks know each
+ * other, from all but the job's hosts while they connect, and from everybody
+ * again when all are connected.
+ */
+#ifndef DDP_COMM_NET_DOOR_H
+#define DDP_COMM_NET_DOOR_H
+
+#include <stdint.h>
+
+#include "ddp.h"
+
+enum { DDP_DOORS_MAX = 16, DDP_HOST_PLACES_MAX = 32 };
+
+/* An internet address and a TCP port, both in network order. */
+typedef struct ddp_place {
+	uint16_t family; /* AF_INET: the first four bytes of address count; AF_INET6 */
+	uint16_t port;
+	unsigned char address[16];
+} ddp_place;
+
+typedef struct ddp_doors {
+	int count;
+	int fds[DDP_DOORS_MAX];
+	ddp_place places[DDP_DOORS_MAX];
+} ddp_doors;
+
+/* The process's listening sockets; those beyond the maximum are left out. */
+void ddp_doors_list(ddp_doors *doors);
+/* Keeps those that are not among `before` and whose port `address` holds. */
+void ddp_doors_narrow(ddp_doors *doors, const ddp_doors *before, const void *address, size_t bytes);
+
+/* Drops what comes to the doors. Established connections are not touched. */
+void ddp_doors_shut(const ddp_doors *doors);
+/* Lets in who comes from one of these addresses; ports do not count. */
+void ddp_doors_admit(const ddp_doors *doors, const ddp_place *hosts, int count);
+
+/* The addresses of this host's interfaces; at most DDP_HOST_PLACES_MAX. */
+int ddp_host_places(ddp_place *places);
+
+/* Does this process wait for connections that it began? */
+bool ddp_sockets_connecting(void);
+
+/*
+ * Sockets that a child inherited would hide this process's death from its
+ * peers. Those between `doors` or from here to `peers` do not outlive exec()
+ * from now on; and those of all nets that were announced are closed in
+ * children that fork() makes. Doors and peers stay in place until withdrawn.
+ */
+void ddp_sockets_close_on_exec(const ddp_doors *doors, const ddp_place *peers, int count);
+
+typedef struct ddp_kinship {
+	struct ddp_kinship *next;
+	const ddp_doors *doors;
+	const ddp_place *peers;
+	int peer_count;
+} ddp_kinship;
+
+void ddp_fork_announce(ddp_kinship *kinship);
+void ddp_fork_withdraw(ddp_kinship *kinship);
+
+#endif

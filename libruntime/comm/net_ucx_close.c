@@ -1,0 +1,251 @@
+/* comm/net over UCX: what is done about a failure, and closing. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "comm/net_ucx.h"
+
+enum {
+	FAREWELL_MS = 300, /* to tell peers of a failure */
+	DRAIN_MS = 800,    /* for peers to end what is under way with them */
+	FORCE_MS = 2000,   /* for UCX to end what it was told to */
+	CLOSE_MS = 2000
+};
+
+/* Lets requests end, at most until the deadline. */
+static void finish_requests(ddp_net *net, void **requests, int count, uint64_t deadline_ns)
+{
+	for (int i = 0; i < count; i++) {
+		if (requests[i] == NULL || UCS_PTR_IS_ERR(requests[i]))
+			continue;
+		while (ucp_request_check_status(requests[i]) == UCS_INPROGRESS && ddp_now_ns() < deadline_ns) {
+			if (ucp_worker_progress(net->worker) == 0)
+				usleep(20);
+		}
+		ucp_request_free(requests[i]);
+	}
+}
+
+static void close_endpoints(ddp_net *net, uint64_t deadline_ns)
+{
+	const ucp_request_param_t forced = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+	                                     .flags = UCP_EP_CLOSE_FLAG_FORCE };
+	const ucp_request_param_t flushed = { .op_attr_mask = 0 };
+	int size = net->comm->size;
+	void **requests = calloc((size_t)size, sizeof(*requests));
+
+	for (int r = 0; r < size && requests != NULL; r++) {
+		connection *c = &net->peers[r];
+		if (c->ep != NULL)
+			requests[r] = ucp_ep_close_nbx(c->ep, c->lost != UCS_OK ? &forced : &flushed);
+		c->ep = NULL;
+	}
+	if (requests != NULL)
+		finish_requests(net, requests, size, deadline_ns);
+	free(requests);
+}
+
+/* UCX 1.13 asserts if an endpoint is closed, or its peer dies, while its
+   connection is being made. */
+static bool can_close(const ddp_net *net)
+{
+	for (int r = 0; r < net->comm->size; r++) {
+		if (net->peers[r].ep != NULL && !net->peers[r].settled)
+			return false;
+	}
+	return true;
+}
+
+/* Drops what nobody will ask for any more; with `all`, also comm/shrink's. */
+static void drop_arrivals(ddp_net *net, bool all)
+{
+	for (arrival **link = &net->arrivals; *link != NULL;) {
+		arrival *a = *link;
+		if (!all && (a->envelope.tag & DDP_NET_MEETING_TAG) == DDP_NET_MEETING_TAG) {
+			link = &a->next;
+			continue;
+		}
+		*link = a->next;
+		net->kept_bytes -= ddp_arrival_weight(a);
+		ddp_net_drop(net, a);
+	}
+	net->arrivals_end = &net->arrivals;
+	while (*net->arrivals_end != NULL)
+		net->arrivals_end = &(*net->arrivals_end)->next;
+}
+
+static void close_worker(ddp_net *net)
+{
+	drop_arrivals(net, true);
+	net->posted = net->held = NULL;
+	if (net->worker != NULL)
+		ucp_worker_destroy(net->worker);
+	for (ticket *t = net->tickets, *next; t != NULL; t = next) {
+		next = t->next;
+		free(t);
+	}
+	net->tickets = NULL;
+	if (net->context != NULL)
+		ucp_cleanup(net->context);
+	net->worker = NULL;
+	net->context = NULL;
+	atomic_store(&net->poll_fd, -1);
+}
+
+/* Tells all that this rank is connected with. A new connection at this time
+   is what UCX 1.13 asserts over; the node's first rank has one to each node,
+   and learns of the failure, too. */
+static void tell_peers(ddp_net *net, uint64_t deadline_ns)
+{
+	ddp_comm *comm = net->comm;
+	const ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+	                                    .flags = UCP_AM_SEND_FLAG_EAGER };
+	void **requests = calloc((size_t)comm->size, sizeof(*requests));
+
+	for (int r = 0; r < comm->size && requests != NULL; r++) {
+		const connection *c = &net->peers[r];
+		failure_header *farewell = &net->farewells[r]; /* a request may outlive this call */
+		if (c->ep == NULL || c->lost != UCS_OK || !c->settled)
+			continue;
+		farewell->seal = (seal){ .token = c->ours, .source = comm->rank };
+		farewell->failure.status = atomic_load(&comm->failed);
+		farewell->failure.culprit = DDP_NOBODY;
+		memcpy(farewell->failure.text, comm->failure_text, sizeof(comm->failure_text));
+		requests[r] = ucp_am_send_nbx(c->ep, DDP_AM_FAILURE, farewell, sizeof(*farewell), NULL, 0,
+		                              &param);
+	}
+	if (requests != NULL)
+		finish_requests(net, requests, comm->size, deadline_ns);
+	free(requests);
+}
+
+/* ---- giving up transfers -------------------------------------------------------------- */
+
+/* Lets what is under way end, at most for a time; true if all has. */
+static bool drain(ddp_net *net, int patience_ms)
+{
+	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)patience_ms * 1000000;
+
+	while (net->tickets != NULL && ddp_now_ns() < deadline_ns) {
+		if (ucp_worker_progress(net->worker) == 0)
+			usleep(20);
+	}
+	return net->tickets == NULL;
+}
+
+/* Ends the connections on which something is still under way, and that with
+   them. */
+static void force_close(ddp_net *net)
+{
+	static const ucp_request_param_t forced = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+	                                            .flags = UCP_EP_CLOSE_FLAG_FORCE };
+
+	for (const ticket *t = net->tickets; t != NULL; t = t->next) {
+		connection *c = &net->peers[t->peer];
+		if (c->lost == UCS_OK)
+			c->lost = UCS_ERR_CANCELED;
+	}
+	for (int r = 0; r < net->comm->size; r++) {
+		connection *c = &net->peers[r];
+		if (c->lost == UCS_OK || c->ep == NULL || !c->settled)
+			continue;
+		void *request = ucp_ep_close_nbx(c->ep, &forced);
+		if (UCS_PTR_IS_PTR(request))
+			ucp_request_free(request);
+		c->ep = NULL;
+	}
+}
+
+/* Peers are heard for a while, so that what is under way with them ends; then
+   UCX is made to end the rest. Without a worker, nothing is under way. */
+static void give_up_transfers(ddp_net *net)
+{
+	net->posted = net->held = NULL;
+	for (ticket *t = net->tickets; t != NULL; t = t->next)
+		t->transfer = NULL;
+	if (net->worker == NULL || drain(net, DRAIN_MS))
+		return;
+	force_close(net);
+	if (drain(net, FORCE_MS))
+		return;
+	ddp_log(DDP_LOG_WARN, "UCX does not end requests of connections that are closed");
+	if (can_close(net))
+		close_worker(net);
+}
+
+void ddp_net_forget(ddp_comm *comm)
+{
+	give_up_transfers(comm->net);
+}
+
+/* Other connections stay as they are, so that peers get our message before
+   they see us go; but UCX is not called again until the end. */
+void ddp_net_shut_down(ddp_comm *comm)
+{
+	ddp_net *net = comm->net;
+
+	if (net->down)
+		return;
+	net->refusing = true;
+	drop_arrivals(net, false);
+	if (!net->failure_came)
+		tell_peers(net, ddp_now_ns() + (uint64_t)FAREWELL_MS * 1000000);
+	give_up_transfers(net);
+	net->down = true;
+	atomic_store(&net->poll_fd, -1);
+}
+
+void ddp_net_revive(ddp_comm *comm, bool alive)
+{
+	if (alive)
+		ddp_net_shut_down(comm); /* if nobody has done so yet */
+	comm->net->down = !alive || comm->net->worker == NULL;
+}
+
+bool ddp_net_lost(const ddp_comm *comm, int peer)
+{
+	return comm->net->peers[peer].lost != UCS_OK;
+}
+
+/* ---- closing --------------------------------------------------------------------------- */
+
+static void free_net(ddp_net *net)
+{
+	for (int r = 0; r < net->comm->size && net->peers != NULL; r++)
+		free(net->peers[r].address);
+	free(net->bells);
+	free(net->peers);
+	free(net->peer_doors);
+	free(net->farewells);
+	free(net);
+}
+
+void ddp_net_close(ddp_comm *comm)
+{
+	ddp_net *net = comm->net;
+
+	if (net == NULL)
+		return;
+	for (int r = 0; r < comm->size && net->bells != NULL; r++) {
+		if (net->bells[r] >= 0)
+			close(net->bells[r]);
+	}
+	for (int i = 0; i < 2; i++) {
+		if (net->bell[i] >= 0)
+			close(net->bell[i]);
+	}
+	comm->net = NULL;
+	if (net->announced)
+		ddp_fork_withdraw(&net->kinship);
+	if (net->worker != NULL && net->down && !can_close(net)) {
+		ddp_log(DDP_LOG_DEBUG, "UCX's part of a broken communicator is left to the process's end");
+		return;
+	}
+	if (net->worker != NULL)
+		close_endpoints(net, ddp_now_ns() + (uint64_t)(net->down ? FAREWELL_MS : CLOSE_MS) * 1000000);
+	close_worker(net);
+	free_net(net);
+}

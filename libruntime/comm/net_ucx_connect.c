@@ -1,0 +1,160 @@
+/* comm/net over UCX: connections, and how their ends find each other. */
+#include <string.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "comm/await.h"
+#include "comm/net_ucx.h"
+
+static void connection_lost(void *argument, ucp_ep_h ep, ucs_status_t status)
+{
+	connection *c = argument;
+
+	(void)ep;
+	if (c->lost == UCS_OK)
+		c->lost = status;
+}
+
+int ddp_net_source(ddp_net *net, const void *header, size_t header_bytes, size_t expected_bytes)
+{
+	seal s;
+
+	if (header_bytes == expected_bytes) {
+		memcpy(&s, header, sizeof(s));
+		/* Ranks of this node have no token to send. */
+		if (s.source >= 0 && s.source < net->comm->size && net->peers[s.source].address != NULL &&
+		    ddp_token_same(&s.token, &net->peers[s.source].theirs))
+			return s.source;
+	}
+	if (net->strangers++ == 0)
+		ddp_log(DDP_LOG_WARN, "a message that no rank of this communicator sent was ignored");
+	return DDP_NOBODY;
+}
+
+/* ---- hellos ---------------------------------------------------------------------------- */
+
+/* They come and go in the order in which the fields of `connection` tell. */
+static void send_hello(connection *c, hello_header *hello)
+{
+	static const ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+	                                           .flags = UCP_AM_SEND_FLAG_EAGER };
+
+	if (c->ep == NULL || c->lost != UCS_OK)
+		return;
+	hello->seal = (seal){ .token = c->ours, .source = c->net->comm->rank };
+	void *request = ucp_am_send_nbx(c->ep, DDP_AM_HELLO, hello, sizeof(*hello), NULL, 0, &param);
+	if (UCS_PTR_IS_ERR(request))
+		connection_lost(c, c->ep, UCS_PTR_STATUS(request));
+	else if (request != NULL)
+		ucp_request_free(request);
+}
+
+void ddp_net_say_ready(ddp_net *net, int peer)
+{
+	connection *c = &net->peers[peer];
+
+	c->hellos[2] = (hello_header){ .heard = 1, .ready = 1 };
+	send_hello(c, &c->hellos[2]);
+}
+
+ucs_status_t ddp_net_hello_arrived(void *argument, const void *header, size_t header_bytes,
+                                   void *data, size_t bytes, const ucp_am_recv_param_t *param)
+{
+	ddp_net *net = argument;
+	int source = ddp_net_source(net, header, header_bytes, sizeof(hello_header));
+	hello_header hello;
+
+	(void)data;
+	(void)bytes;
+	(void)param;
+	if (source == DDP_NOBODY)
+		return UCS_OK;
+	memcpy(&hello, header, sizeof(hello));
+	connection *c = &net->peers[source];
+	c->hears_us = c->hears_us || hello.heard != 0;
+	c->ready = c->ready || hello.ready != 0;
+	/* Answered after the callback, in ddp_net_progress(). */
+	c->hello_due = true;
+	net->hellos_due = true;
+	return UCS_OK;
+}
+
+static void release_held(ddp_net *net, int peer)
+{
+	for (ddp_transfer **link = &net->held; *link != NULL;) {
+		ddp_transfer *t = *link;
+		if (t->peer != peer) {
+			link = &t->next;
+			continue;
+		}
+		*link = t->next;
+		if (ddp_net_begin_send(net, t) != DDP_OK)
+			connection_lost(&net->peers[peer], NULL, UCS_ERR_NO_MEMORY);
+	}
+}
+
+bool ddp_net_answer(ddp_net *net)
+{
+	ucp_ep_h ep;
+
+	if (!net->hellos_due)
+		return false;
+	net->hellos_due = false;
+	for (int r = 0; r < net->comm->size; r++) {
+		connection *c = &net->peers[r];
+		if (!c->hello_due)
+			continue;
+		c->hello_due = false;
+		if (ddp_net_connect(net, r, &ep) != DDP_OK)
+			continue;
+		if (!c->heard_sent) {
+			c->heard_sent = true;
+			c->hellos[1] = (hello_header){ .heard = 1 };
+			send_hello(c, &c->hellos[1]);
+		}
+		if (c->hears_us && !c->settled) {
+			c->settled = true;
+			release_held(net, r);
+		}
+	}
+	return true;
+}
+
+/* ---- connections ------------------------------------------------------------------------- */
+
+static void create_endpoint(ddp_net *net, connection *c)
+{
+	const ucp_ep_params_t params = {
+		.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+			UCP_EP_PARAM_FIELD_ERR_HANDLER,
+		.address = c->address, .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+		.err_handler = { .cb = connection_lost, .arg = c },
+	};
+
+	/* UCX 1.13 asserts if a connection of the peer's that has just failed, and
+	   waits for its end, is taken for the new endpoint. */
+	while (ucp_worker_progress(net->worker) != 0)
+		continue;
+	ucs_status_t status = ucp_ep_create(net->worker, &params, &c->ep);
+	if (status != UCS_OK) {
+		c->ep = NULL;
+		c->lost = status;
+	}
+}
+
+ddp_status ddp_net_connect(ddp_net *net, int peer, ucp_ep_h *ep)
+{
+	connection *c = &net->peers[peer];
+
+	if (c->ep == NULL && c->lost == UCS_OK)
+		create_endpoint(net, c);
+	*ep = c->ep;
+	if (c->ep == NULL)
+		return ddp_comm_break(net->comm, DDP_ERR_PEER, peer, "cannot connect to %s: %s",
+		                      ddp_rank_text(net->comm, peer), ucs_status_string(c->lost));
+	if (!c->hello_sent) {
+		c->hello_sent = true;
+		send_hello(c, &c->hellos[0]);
+	}
+	return DDP_OK;
+}

@@ -1,0 +1,327 @@
+/* comm/net over UCX: opening a worker, and taking over the addresses of others. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "comm/await.h"
+#include "comm/net_log.h"
+#include "comm/net_ucx.h"
+
+/* What a rank tells the others: this, addresses of its host, its doors, and
+   UCX's address. */
+typedef struct card {
+	ddp_share share;
+	uint32_t has_key;
+	uint32_t host_count, door_count;
+} card;
+
+static ddp_status fail_ucx(ddp_status status, ucs_status_t reason, const char *what)
+{
+	return ddp_fail(status, "UCX cannot %s: %s", what, ucs_status_string(reason));
+}
+
+static bool has_rdma_device(void)
+{
+	DIR *devices = opendir("/sys/class/infiniband");
+	const struct dirent *entry;
+	bool found = false;
+
+	while (devices != NULL && !found && (entry = readdir(devices)) != NULL)
+		found = entry->d_name[0] != '.';
+	if (devices != NULL)
+		closedir(devices);
+	return found;
+}
+
+/* A rendezvous saves a copy, but over sockets every segment then waits until
+   both processes get a core. Sent eagerly, it is in the kernel's hands. */
+static void prefer_eager(ucp_config_t *config)
+{
+	if (!has_rdma_device() && getenv("UCX_RNDV_THRESH") == NULL &&
+	    ucp_config_modify(config, "RNDV_THRESH", "1m") != UCS_OK)
+		ddp_log(DDP_LOG_DEBUG, "this UCX does not know RNDV_THRESH");
+}
+
+static ucs_status_t init_context(ucp_context_h *context)
+{
+	static const struct {
+		const char *name, *value;
+	} settings[] = {
+		/* A node that falls silent is noticed by the kernel's keepalive, which
+		   a stopped process does not trip. */
+		{ "KEEPALIVE_INTERVAL", "1s" }, { "TCP_KEEPIDLE", "1s" }, { "TCP_KEEPINTVL", "1s" },
+	};
+	const ucp_params_t params = {
+		.field_mask = UCP_PARAM_FIELD_FEATURES,
+		.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+	};
+	ucp_config_t *config;
+	ucs_status_t status = ucp_config_read(NULL, NULL, &config);
+
+	if (status != UCS_OK)
+		return status;
+	for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
+		if (ucp_config_modify(config, settings[i].name, settings[i].value) != UCS_OK)
+			ddp_log(DDP_LOG_DEBUG, "this UCX does not know %s", settings[i].name);
+	}
+	prefer_eager(config);
+	status = ucp_init(&params, config, context);
+	ucp_config_release(config);
+	return status;
+}
+
+static ucs_status_t set_handler(ddp_net *net, unsigned int id, ucp_am_recv_callback_t fn)
+{
+	const ucp_am_handler_param_t param = {
+		.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
+			UCP_AM_HANDLER_PARAM_FIELD_ARG | UCP_AM_HANDLER_PARAM_FIELD_FLAGS,
+		.id = id, .flags = UCP_AM_FLAG_WHOLE_MSG, .cb = fn, .arg = net,
+	};
+
+	return ucp_worker_set_am_recv_handler(net->worker, &param);
+}
+
+static ucs_status_t ignore(void *argument, const void *header, size_t header_bytes, void *data,
+                           size_t bytes, const ucp_am_recv_param_t *param)
+{
+	(void)argument;
+	(void)header;
+	(void)header_bytes;
+	(void)data;
+	(void)bytes;
+	(void)param;
+	return UCS_OK;
+}
+
+/* The table of UCX 1.13 grows to an even size, and it calls whatever happens
+   to be in places that nobody has set: all are set, the last one first. */
+static ucs_status_t set_handlers(ddp_net *net)
+{
+	static const ucp_am_recv_callback_t handlers[(DDP_AM_IDS + 1) / 2 * 2] = {
+		[DDP_AM_DATA] = ddp_net_data_arrived, [DDP_AM_FAILURE] = ddp_net_failure_arrived,
+		[DDP_AM_HELLO] = ddp_net_hello_arrived,
+	};
+	ucs_status_t status = UCS_OK;
+
+	for (size_t id = sizeof(handlers) / sizeof(handlers[0]); id-- > 0 && status == UCS_OK;)
+		status = set_handler(net, (unsigned int)id, handlers[id] != NULL ? handlers[id] : ignore);
+	return status;
+}
+
+/* The card, and what follows it. */
+static ddp_status write_card(ddp_net *net, const void *own, size_t length, void **address,
+                             size_t *bytes)
+{
+	ddp_place hosts[DDP_HOST_PLACES_MAX];
+	card c = { .share = net->share, .has_key = net->comm->roster->key.present,
+	           .host_count = (uint32_t)ddp_host_places(hosts),
+	           .door_count = (uint32_t)net->doors.count };
+	size_t host_bytes = c.host_count * sizeof(*hosts), door_bytes = c.door_count * sizeof(*hosts);
+	char *to = malloc(sizeof(c) + host_bytes + door_bytes + length);
+
+	if (to == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	*address = to;
+	*bytes = sizeof(c) + host_bytes + door_bytes + length;
+	memcpy(to, &c, sizeof(c));
+	memcpy(to += sizeof(c), hosts, host_bytes);
+	memcpy(to += host_bytes, net->doors.places, door_bytes);
+	memcpy(to + door_bytes, own, length);
+	return DDP_OK;
+}
+
+static ddp_status open_worker(ddp_net *net, void **address, size_t *bytes)
+{
+	/* One thread at a time, the one that holds run_lock. */
+	const ucp_worker_params_t params = {
+		.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+		.thread_mode = UCS_THREAD_MODE_SERIALIZED,
+	};
+	ucp_address_t *own;
+	ddp_doors before;
+	size_t length;
+	ucs_status_t ucx = init_context(&net->context);
+
+	if (ucx != UCS_OK)
+		return fail_ucx(DDP_ERR_IO, ucx, "start");
+	ddp_doors_list(&before);
+	ucx = ucp_worker_create(net->context, &params, &net->worker);
+	if (ucx == UCS_OK)
+		ddp_doors_list(&net->doors);
+	if (ucx == UCS_OK)
+		ucx = ucp_worker_get_address(net->worker, &own, &length);
+	if (ucx != UCS_OK)
+		return fail_ucx(DDP_ERR_IO, ucx, "make a worker");
+	ddp_doors_narrow(&net->doors, &before, own, length);
+	/* Nobody has a reason to knock yet, unless the world is open already. */
+	if (net->comm->roster->hosts == NULL)
+		ddp_doors_shut(&net->doors);
+	else
+		ddp_doors_admit(&net->doors, net->comm->roster->hosts, net->comm->roster->host_count);
+	ddp_status status = write_card(net, own, length, address, bytes);
+	ucp_worker_release_address(net->worker, own);
+	ucx = ucp_worker_get_efd(net->worker, &net->event_fd);
+	atomic_store(&net->poll_fd, net->event_fd);
+	if (ucx == UCS_OK)
+		ucx = set_handlers(net);
+	if (ucx != UCS_OK)
+		return fail_ucx(DDP_ERR_IO, ucx, "make a worker");
+	return status;
+}
+
+ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes)
+{
+	ddp_net *net = calloc(1, sizeof(*net));
+
+	if (net == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	ddp_net_redirect_log();
+	comm->net = net;
+	net->comm = comm;
+	net->arrivals_end = &net->arrivals;
+	net->bell[0] = net->bell[1] = -1;
+	net->flooding = DDP_NOBODY;
+	net->peers = calloc((size_t)comm->size, sizeof(*net->peers));
+	net->bells = malloc((size_t)comm->size * sizeof(int));
+	net->farewells = calloc((size_t)comm->size, sizeof(*net->farewells));
+	if (net->peers == NULL || net->bells == NULL || net->farewells == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	for (int r = 0; r < comm->size; r++) {
+		net->peers[r].net = net;
+		net->peers[r].peer = r;
+		net->bells[r] = -1;
+	}
+	if (pipe2(net->bell, O_CLOEXEC | O_NONBLOCK) != 0)
+		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a pipe");
+	ddp_status status = ddp_share_make(&net->share);
+	return status == DDP_OK ? open_worker(net, address, bytes) : status;
+}
+
+/* What all ranks told, taken together. */
+typedef struct album {
+	ddp_share *shares;  /* [size] */
+	ddp_place *hosts;   /* of one rank of each other node */
+	size_t host_count, door_count;
+	bool all_have_key;
+} album;
+
+static ddp_status read_card(ddp_comm *comm, int r, const void *blob, size_t bytes, card *c)
+{
+	const size_t place = sizeof(ddp_place);
+
+	if (bytes <= sizeof(*c))
+		return ddp_fail(DDP_ERR_PEER, "%s has no network", ddp_rank_text(comm, r));
+	memcpy(c, blob, sizeof(*c));
+	if (c->host_count > DDP_HOST_PLACES_MAX || c->door_count > DDP_DOORS_MAX ||
+	    bytes - sizeof(*c) <= (c->host_count + c->door_count) * place)
+		return ddp_fail(DDP_ERR_PEER, "%s runs another version of libddp", ddp_rank_text(comm, r));
+	return DDP_OK;
+}
+
+static ddp_status take_card(ddp_net *net, int r, const void *blob, size_t bytes, album *a)
+{
+	ddp_comm *comm = net->comm;
+	connection *peer = &net->peers[r];
+	card c;
+	ddp_status status = read_card(comm, r, blob, bytes, &c);
+
+	if (status != DDP_OK)
+		return status;
+	const char *from = (const char *)blob + sizeof(c);
+	size_t host_bytes = c.host_count * sizeof(ddp_place), door_bytes = c.door_count * sizeof(ddp_place);
+	size_t length = bytes - sizeof(c) - host_bytes - door_bytes;
+	a->shares[r] = c.share;
+	a->all_have_key = a->all_have_key && c.has_key != 0;
+	if (ddp_is_local(comm, r))
+		return DDP_OK;
+	if (comm->local_of[r] == 0) {
+		memcpy(a->hosts + a->host_count, from, host_bytes);
+		a->host_count += c.host_count;
+	}
+	memcpy(net->peer_doors + a->door_count, from + host_bytes, door_bytes);
+	a->door_count += c.door_count;
+	peer->address = malloc(length);
+	if (peer->address == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	memcpy(peer->address, from + host_bytes + door_bytes, length);
+	return DDP_OK;
+}
+
+static ddp_status make_tokens(ddp_net *net, const album *a)
+{
+	ddp_comm *comm = net->comm;
+	ddp_secret secret;
+	ddp_status status = ddp_secret_make(a->all_have_key ? &comm->roster->key : NULL, a->shares,
+	                                    comm->size, &secret);
+
+	for (int r = 0; r < comm->size && status == DDP_OK; r++) {
+		if (net->peers[r].address == NULL)
+			continue;
+		status = ddp_token_make(&secret, comm->rank, r, &net->peers[r].ours);
+		if (status == DDP_OK)
+			status = ddp_token_make(&secret, r, comm->rank, &net->peers[r].theirs);
+	}
+	explicit_bzero(&secret, sizeof(secret));
+	return status;
+}
+
+ddp_status ddp_net_set_addresses(ddp_comm *comm, void **addresses, const size_t *sizes)
+{
+	ddp_net *net = comm->net;
+	size_t size = (size_t)comm->size;
+	album a = { .shares = calloc(size, sizeof(*a.shares)), .all_have_key = true,
+	            .hosts = calloc((size_t)comm->nodes * DDP_HOST_PLACES_MAX, sizeof(*a.hosts)) };
+	ddp_status status = DDP_OK;
+
+	net->peer_doors = calloc(size * DDP_DOORS_MAX, sizeof(*net->peer_doors));
+	if (a.shares == NULL || a.hosts == NULL || net->peer_doors == NULL)
+		status = ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	for (int r = 0; r < comm->size && status == DDP_OK; r++)
+		status = take_card(net, r, addresses[r], sizes[r], &a);
+	if (status == DDP_OK)
+		status = make_tokens(net, &a);
+	if (status == DDP_OK && comm->roster->hosts == NULL) {
+		comm->roster->hosts = a.hosts;
+		comm->roster->host_count = (int)a.host_count;
+		ddp_doors_admit(&net->doors, a.hosts, (int)a.host_count);
+		a.hosts = NULL;
+	}
+	if (status == DDP_OK) {
+		net->kinship = (ddp_kinship){ .doors = &net->doors, .peers = net->peer_doors,
+		                              .peer_count = (int)a.door_count };
+		ddp_fork_announce(&net->kinship);
+		net->announced = true;
+	}
+	free(a.shares);
+	free(a.hosts);
+	return status;
+}
+
+int ddp_net_doorbell(const ddp_comm *comm)
+{
+	return comm->net->bell[1];
+}
+
+ddp_status ddp_net_open_doorbells(ddp_comm *comm, const int *fds)
+{
+	char path[64];
+
+	/* For reading too: so there is always a reader, and writing to one that
+	   has died is no SIGPIPE. */
+	for (int i = 0; i < comm->node.size; i++) {
+		int rank = comm->node.ranks[i];
+		snprintf(path, sizeof(path), "/proc/%lld/fd/%d",
+		         (long long)comm->roster->peers[comm->world_ranks[rank]].pid, fds[rank]);
+		comm->net->bells[i] = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+		if (comm->net->bells[i] < 0)
+			return ddp_fail_errno(DDP_ERR_IO, errno, "cannot open the doorbell of %s",
+			                      ddp_rank_text(comm, rank));
+	}
+	return DDP_OK;
+}

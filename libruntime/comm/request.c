@@ -1,0 +1,394 @@
+/* Requests: the queue, the progress thread, and waiting for completion. */
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "comm/await.h"
+#include "comm/execute.h"
+#include "comm/futex.h"
+#include "comm/net.h"
+#include "comm/open.h"
+#include "comm/pairs.h"
+
+enum { DOZE_MIN_MS = 10, DOZE_MAX_MS = 80 };
+
+/* What the progress thread knows of those who run operations themselves. */
+typedef struct callers {
+	uint64_t seen;   /* the last operation that the thread knows of */
+	int doze_ms;
+} callers;
+
+void ddp_request_complete(ddp_request *request, ddp_status status)
+{
+	request->status = status;
+	if (status != DDP_OK)
+		request->message = strdup(ddp_last_error());
+	request->end_ns = ddp_now_ns();
+	atomic_store_explicit(&request->done, 1, memory_order_release);
+	ddp_futex_wake_all(&request->done);
+}
+
+static ddp_request *pop(ddp_comm *comm)
+{
+	ddp_request *request = comm->queue_head;
+
+	if (request != NULL) {
+		comm->queue_head = request->next;
+		if (comm->queue_head == NULL)
+			comm->queue_tail = NULL;
+	}
+	return request;
+}
+
+/* A caller that runs one operation after the other looks after the network
+   itself. Woken by each message, the thread would take its lock and its core;
+   so it only comes by from time to time. True if it has dozed. */
+static bool leave_to_callers(ddp_comm *comm, callers *others)
+{
+	struct timespec until;
+	bool busy = pthread_mutex_trylock(&comm->run_lock) != 0;
+
+	if (busy) {
+		/* It may wait for long. */
+		others->doze_ms = others->doze_ms < DOZE_MAX_MS ? 2 * others->doze_ms : DOZE_MAX_MS;
+	} else {
+		others->doze_ms = DOZE_MIN_MS;
+		busy = comm->sequence != others->seen;
+		others->seen = comm->sequence;
+		pthread_mutex_unlock(&comm->run_lock);
+	}
+	if (!busy)
+		return false;
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_nsec += others->doze_ms * 1000000;
+	until.tv_sec += until.tv_nsec / 1000000000;
+	until.tv_nsec %= 1000000000;
+	pthread_mutex_lock(&comm->queue_lock);
+	if (comm->queue_head == NULL && !comm->stopping && !ddp_pairs_pending(comm))
+		pthread_cond_timedwait(&comm->queue_filled, &comm->queue_lock, &until);
+	pthread_mutex_unlock(&comm->queue_lock);
+	return true;
+}
+
+/* Nothing is queued: lets messages move, then sleeps until one comes. */
+static void look_after_network(ddp_comm *comm, callers *others)
+{
+	if (leave_to_callers(comm, others))
+		return;
+	pthread_mutex_lock(&comm->run_lock);
+	ddp_net_quiet_bell(comm);
+	ddp_net_progress(comm);
+	if (ddp_net_check(comm, DDP_NOBODY) != DDP_OK || ddp_comm_check(comm) != DDP_OK)
+		ddp_net_shut_down(comm);
+	bool sleep = ddp_net_arm(comm);
+	pthread_mutex_unlock(&comm->run_lock);
+
+	pthread_mutex_lock(&comm->queue_lock);
+	sleep = sleep && comm->queue_head == NULL && !atomic_load(&comm->stopping) && !ddp_pairs_pending(comm);
+	pthread_mutex_unlock(&comm->queue_lock);
+	if (sleep)
+		ddp_net_sleep(comm, -1);
+}
+
+/* Sends and receives, as long as there is nothing else to run. */
+static void look_after_pairs(ddp_comm *comm)
+{
+	if (atomic_load(&comm->callers) > 0)
+		sched_yield();
+	pthread_mutex_lock(&comm->run_lock);
+	comm->in_thread = true;
+	if (ddp_pairs_await(comm, NULL) != DDP_OK)
+		ddp_pairs_fail(comm);
+	comm->in_thread = false;
+	pthread_mutex_unlock(&comm->run_lock);
+}
+
+static ddp_request *take(ddp_comm *comm, callers *others)
+{
+	ddp_request *request;
+
+	pthread_mutex_lock(&comm->queue_lock);
+	while ((request = pop(comm)) == NULL && !atomic_load(&comm->stopping)) {
+		if (ddp_pairs_pending(comm)) {
+			pthread_mutex_unlock(&comm->queue_lock);
+			look_after_pairs(comm);
+			pthread_mutex_lock(&comm->queue_lock);
+			continue;
+		}
+		if (comm->net == NULL) {
+			pthread_cond_wait(&comm->queue_filled, &comm->queue_lock);
+			continue;
+		}
+		pthread_mutex_unlock(&comm->queue_lock);
+		look_after_network(comm, others);
+		pthread_mutex_lock(&comm->queue_lock);
+	}
+	pthread_mutex_unlock(&comm->queue_lock);
+	return request;
+}
+
+/* The queue has changed; queue_lock is held. The thread may be idle, or wait
+   for messages of pairs. */
+static void notify(ddp_comm *comm)
+{
+	if (comm->net != NULL)
+		ddp_net_kick(comm, comm->node.self);
+	pthread_cond_signal(&comm->queue_filled);
+	if (ddp_pairs_pending(comm))
+		ddp_node_wake_rank(comm, comm->node.self);
+}
+
+static void *progress(void *argument)
+{
+	ddp_comm *comm = argument;
+	ddp_request *request;
+	callers others = { .doze_ms = DOZE_MIN_MS };
+
+	while ((request = take(comm, &others)) != NULL) {
+		request->start_ns = ddp_now_ns();
+		pthread_mutex_lock(&comm->run_lock);
+		comm->in_thread = true;
+		ddp_status status = ddp_execute(comm, &request->operation);
+		comm->in_thread = false;
+		others.seen = comm->sequence;
+		pthread_mutex_unlock(&comm->run_lock);
+		atomic_fetch_sub(&comm->queued, 1);
+		ddp_request_complete(request, status);
+	}
+	return NULL;
+}
+
+/* Signals are for the program's own threads. */
+static int create_thread(ddp_comm *comm)
+{
+	sigset_t all, before;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	int error = pthread_create(&comm->thread, NULL, progress, comm);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return error;
+}
+
+ddp_status ddp_comm_start(ddp_comm *comm)
+{
+	int error = 0;
+
+	pthread_mutex_lock(&comm->queue_lock);
+	if (!comm->thread_started)
+		error = create_thread(comm);
+	comm->thread_started = error == 0;
+	pthread_mutex_unlock(&comm->queue_lock);
+	return error == 0 ? DDP_OK
+	                  : ddp_fail_errno(DDP_ERR_NOMEM, error, "cannot start the progress thread");
+}
+
+void ddp_comm_stop(ddp_comm *comm)
+{
+	pthread_mutex_lock(&comm->queue_lock);
+	bool started = comm->thread_started;
+	atomic_store(&comm->stopping, true);
+	if (started)
+		notify(comm);
+	pthread_mutex_unlock(&comm->queue_lock);
+	if (started)
+		pthread_join(comm->thread, NULL);
+	comm->thread_started = false;
+	pthread_mutex_lock(&comm->run_lock);
+	ddp_pairs_abandon(comm);
+	pthread_mutex_unlock(&comm->run_lock);
+}
+
+static bool is_pair(const ddp_collective *c)
+{
+	return c->kind == DDP_SEND || c->kind == DDP_RECV;
+}
+
+static void append(ddp_comm *comm, ddp_request *request)
+{
+	atomic_fetch_add(&comm->queued, 1);
+	pthread_mutex_lock(&comm->queue_lock);
+	if (comm->queue_tail != NULL)
+		comm->queue_tail->next = request;
+	else
+		comm->queue_head = request;
+	comm->queue_tail = request;
+	notify(comm);
+	pthread_mutex_unlock(&comm->queue_lock);
+}
+
+static ddp_status enqueue(ddp_comm *comm, const ddp_collective *c, ddp_request **request)
+{
+	ddp_status status = ddp_comm_start(comm);
+
+	if (status != DDP_OK)
+		return status;
+	ddp_request *queued = calloc(1, sizeof(*queued));
+	if (queued == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	queued->comm = comm;
+	queued->operation = *c;
+	*request = queued;
+	if (!is_pair(c)) {
+		append(comm, queued);
+		return DDP_OK;
+	}
+	ddp_pairs_add(comm, queued);
+	pthread_mutex_lock(&comm->queue_lock);
+	notify(comm);
+	pthread_mutex_unlock(&comm->queue_lock);
+	return DDP_OK;
+}
+
+ddp_status ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_request **request)
+{
+	ddp_collective c;
+
+	if (comm == NULL || operation == NULL || request == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_issue(): a NULL argument");
+	ddp_status status = ddp_collective_complete(comm, operation, &c);
+	if (status != DDP_OK)
+		return status;
+	return enqueue(comm, &c, request);
+}
+
+/* Locks run_lock; the thread gives it up if it only looks after pairs. */
+static void take_over(ddp_comm *comm)
+{
+	if (pthread_mutex_trylock(&comm->run_lock) == 0)
+		return;
+	atomic_fetch_add(&comm->callers, 1);
+	ddp_node_wake_rank(comm, comm->node.self);
+	pthread_mutex_lock(&comm->run_lock);
+	atomic_fetch_sub(&comm->callers, 1);
+}
+
+/* Unlocks run_lock. While it was held, kicks for the progress thread may have
+   been taken off the pipe before the thread saw them. */
+static void hand_back(ddp_comm *comm)
+{
+	pthread_mutex_unlock(&comm->run_lock);
+	if (comm->net != NULL && (ddp_pairs_pending(comm) || atomic_load(&comm->queued) > 0))
+		ddp_net_kick(comm, comm->node.self);
+}
+
+/* Another operation runs or wants to: from its end on, the progress thread
+   looks after messages. Without one (none can be started), their senders and
+   receivers have to try again. */
+static uint64_t leave_to_thread(ddp_comm *comm)
+{
+	if (ddp_comm_start(comm) != DDP_OK)
+		return 1000000;
+	pthread_mutex_lock(&comm->queue_lock);
+	notify(comm);
+	pthread_mutex_unlock(&comm->queue_lock);
+	return 1000000000;
+}
+
+/* A blocking send or recv moves its message itself while nothing else runs. */
+static ddp_status run_pair(ddp_comm *comm, const ddp_collective *c)
+{
+	ddp_request request = { .comm = comm, .operation = *c };
+
+	ddp_pairs_add(comm, &request);
+	while (atomic_load(&request.done) == 0) {
+		if (pthread_mutex_trylock(&comm->run_lock) == 0) {
+			(void)ddp_pairs_await(comm, &request);
+			hand_back(comm);
+		}
+		if (atomic_load(&request.done) == 0)
+			ddp_futex_wait(&request.done, 0, leave_to_thread(comm));
+	}
+	if (request.status != DDP_OK)
+		ddp_fail(request.status, "%s", request.message != NULL ? request.message : "out of memory");
+	free(request.message);
+	return request.status;
+}
+
+ddp_status ddp_run(ddp_comm *comm, const ddp_collective *operation)
+{
+	ddp_collective c;
+	ddp_request *request;
+	ddp_status status;
+
+	if (comm == NULL || operation == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_run(): a NULL argument");
+	if ((status = ddp_collective_complete(comm, operation, &c)) != DDP_OK)
+		return status;
+	if (is_pair(&c))
+		return run_pair(comm, &c);
+	/* With nothing before it, it needs no other thread. */
+	if (atomic_load_explicit(&comm->queued, memory_order_acquire) == 0) {
+		take_over(comm);
+		status = ddp_execute(comm, &c);
+		hand_back(comm);
+		return status;
+	}
+	if ((status = enqueue(comm, &c, &request)) != DDP_OK)
+		return status;
+	return ddp_wait(request);
+}
+
+/* Ends a completed request. */
+static ddp_status end(ddp_request *request)
+{
+	ddp_status status = request->status;
+
+	if (status != DDP_OK)
+		ddp_fail(status, "%s", request->message != NULL ? request->message : "out of memory");
+	free(request->message);
+	free(request);
+	return status;
+}
+
+static bool is_done(const ddp_request *request)
+{
+	return atomic_load_explicit(&request->done, memory_order_acquire) != 0;
+}
+
+ddp_status ddp_test(ddp_request *request, bool *done)
+{
+	if (request == NULL || done == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_test(): a NULL argument");
+	if (!is_done(request)) {
+		*done = false;
+		return DDP_OK;
+	}
+	*done = true;
+	return end(request);
+}
+
+ddp_status ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns)
+{
+	if (request == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_wait(): request is NULL");
+	while (!is_done(request))
+		ddp_futex_wait(&request->done, 0, 1000000000);
+	if (request->status == DDP_OK && start_ns != NULL)
+		*start_ns = request->start_ns;
+	if (request->status == DDP_OK && end_ns != NULL)
+		*end_ns = request->end_ns;
+	return end(request);
+}
+
+ddp_status ddp_wait(ddp_request *request)
+{
+	return ddp_wait_timed(request, NULL, NULL);
+}
+
+ddp_status ddp_wait_for(ddp_request *request, int timeout_ms)
+{
+	if (request == NULL || timeout_ms < 0)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_wait_for(): %s",
+		                request == NULL ? "request is NULL" : "a negative timeout");
+	uint64_t now = ddp_now_ns(), end_ns = now + (uint64_t)timeout_ms * 1000000;
+	for (; !is_done(request) && now < end_ns; now = ddp_now_ns())
+		ddp_futex_wait(&request->done, 0, end_ns - now);
+	if (!is_done(request))
+		return ddp_fail(DDP_ERR_TIMEOUT, "the operation is not complete after %d ms", timeout_ms);
+	return end(request);
+}

@@ -1,0 +1,132 @@
+#include "context.h"
+
+#include <openssl/crypto.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "job/environment.h"
+#include "job/pmix_client.h"
+#include "watch/watch.h"
+#include "wireup/agreement.h"
+
+enum { DEFAULT_TIMEOUT_MS = 300000, MAX_TIMEOUT_SECONDS = 604800 };
+
+const char *ddp_version(void)
+{
+	return PACKAGE_VERSION;
+}
+
+static ddp_status choose_timeout(const ddp_options *options, int *timeout_ms)
+{
+	const char *text = ddp_environment("DDP_TIMEOUT");
+	int64_t seconds;
+
+	*timeout_ms = DEFAULT_TIMEOUT_MS;
+	if (options != NULL && options->timeout_ms < 0)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_init: timeout_ms is %d", options->timeout_ms);
+	if (options != NULL && options->timeout_ms > 0) {
+		*timeout_ms = options->timeout_ms;
+		return DDP_OK;
+	}
+	if (text == NULL)
+		return DDP_OK;
+	if (!ddp_parse_int64(text, 1, MAX_TIMEOUT_SECONDS, &seconds))
+		return ddp_fail(DDP_ERR_INVALID, "DDP_TIMEOUT is \"%.40s\"; seconds from 1 to %d are expected",
+		                text, MAX_TIMEOUT_SECONDS);
+	*timeout_ms = (int)seconds * 1000;
+	return DDP_OK;
+}
+
+/* As early as the local rank is known, so that the failure report can tell of
+   a wire-up that went wrong. */
+static ddp_status open_watch(ddp_context *context, const ddp_options *options)
+{
+	const char *trace_dir = options != NULL ? options->trace_dir : NULL;
+
+	if (context->watch != NULL || context->job.local_rank == DDP_UNKNOWN)
+		return DDP_OK;
+	return ddp_watch_open(&context->job, options != NULL ? options->metrics_path : NULL,
+	                      trace_dir != NULL ? trace_dir : ddp_environment("DDP_TRACE_DIR"),
+	                      &context->watch);
+}
+
+static ddp_status open_context(ddp_context *context, const ddp_options *options)
+{
+	const ddp_job *job = &context->job;
+	uint64_t start_ns = ddp_now_ns();
+	uint64_t deadline_ns = start_ns + (uint64_t)context->timeout_ms * 1000000u;
+
+	ddp_status status = open_watch(context, options);
+	if (status == DDP_OK)
+		status = ddp_wireup_open(job, &context->key, options != NULL ? options->wireup : NULL,
+		                         deadline_ns, &context->wireup);
+	if (status == DDP_OK)
+		status = ddp_agree(context->wireup, &context->job, deadline_ns);
+	if (status == DDP_OK)
+		status = open_watch(context, options);
+	if (status != DDP_OK)
+		return status;
+	ddp_log(DDP_LOG_INFO, "rank %d of %d on %s: wired up by %s in %.3f s", job->rank,
+	        job->world_size, job->hostname, context->wireup->ops->name,
+	        ddp_seconds_since(start_ns));
+	return ddp_comm_open(job, context->wireup, context->timeout_ms, &context->world);
+}
+
+/* The communicator may be NULL, the rest unopened. */
+static void release(ddp_context *context)
+{
+	if (context->world != NULL)
+		ddp_comm_close(context->world);
+	if (context->wireup != NULL)
+		context->wireup->ops->close(context->wireup);
+	ddp_pmix_detach();
+	ddp_watch_close(context->watch);
+	OPENSSL_cleanse(&context->key, sizeof(context->key));
+	free(context);
+}
+
+ddp_status ddp_init(const ddp_options *options, ddp_context **context)
+{
+	ddp_context *opened = calloc(1, sizeof(*opened));
+
+	if (opened == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "ddp_init: no memory");
+	ddp_status status = choose_timeout(options, &opened->timeout_ms);
+	if (status == DDP_OK)
+		status = ddp_job_discover(&opened->job, &opened->key);
+	if (status == DDP_OK)
+		status = open_context(opened, options);
+	if (status != DDP_OK) {
+		char reason[1024];
+
+		/* Closing may fail, too; what counts is why this began. */
+		ddp_copy_text(reason, sizeof(reason), ddp_last_error());
+		if (opened->watch != NULL)
+			ddp_watch_error(opened->watch, status);
+		release(opened);
+		return ddp_fail(status, "%s", reason);
+	}
+	*context = opened;
+	return DDP_OK;
+}
+
+ddp_status ddp_finalize(ddp_context *context)
+{
+	if (context != NULL)
+		release(context);
+	return DDP_OK;
+}
+
+const ddp_job *ddp_get_job(const ddp_context *context)
+{
+	return &context->job;
+}
+
+ddp_comm *ddp_world(ddp_context *context)
+{
+	return context->world;
+}

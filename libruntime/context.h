@@ -1,0 +1,21 @@
+/* What ddp_init() opened, shared by the library's floors. */
+#ifndef DDP_CONTEXT_H
+#define DDP_CONTEXT_H
+
+#include "comm/comm.h"
+#include "ddp.h"
+#include "job/job.h"
+#include "wireup/wireup.h"
+
+struct ddp_watch; /* watch/watch.h */
+
+struct ddp_context {
+	ddp_job job;
+	ddp_key key;
+	int timeout_ms;
+	ddp_wireup *wireup;
+	ddp_comm *world;
+	struct ddp_watch *watch;
+};
+
+#endif

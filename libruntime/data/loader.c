@@ -1,0 +1,344 @@
+/*
+ * The loader: a thread reads batches ahead into a ring of slots.
+ *
+ * Slot k of the ring holds batches k, k + slots, ... counted from the
+ * thread's start. `produced` and `consumed` count batches; the batch that the
+ * caller holds is number consumed - 1, so its slot is free again once the
+ * caller asks for the next. A failed read is stored in its slot, and the
+ * thread ends: the caller sees the error when it comes to that batch.
+ */
+#include "data/loader.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "context.h"
+#include "data/sampler.h"
+
+enum { PREFETCH_DEFAULT = 2, PREFETCH_MAX = 1024, ALIGNMENT = 64, MESSAGE_MAX = 1024 };
+
+struct slot {
+	char *data;
+	ddp_batch batch;
+	ddp_status status;
+	char message[MESSAGE_MAX];
+};
+
+struct ddp_loader {
+	ddp_dataset dataset;
+	ddp_loader_options options;
+	int rank;
+	int world_size;
+	int64_t batches; /* per epoch */
+	int64_t epoch;   /* of the next batch to be delivered */
+	int64_t batch;
+
+	/* Owned by the thread while it runs. */
+	ddp_sampler *sampler;
+	int64_t sampler_epoch;
+
+	int slot_count;
+	struct slot *slots;
+	char *memory;
+
+	pthread_t thread;
+	bool running;
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	int64_t produced; /* under lock, as all below */
+	int64_t consumed;
+	bool stop;
+};
+
+static int64_t global_batch(const ddp_loader *loader)
+{
+	return (int64_t)loader->options.batch_size * loader->world_size;
+}
+
+/* Batches per epoch: the same on every rank, and whatever the tail in every
+   world of the same global batch. */
+static int64_t count_batches(const ddp_loader *loader)
+{
+	int64_t whole = loader->dataset.size / global_batch(loader);
+
+	if (loader->options.tail == DDP_TAIL_DROP)
+		return whole;
+	return whole + (loader->dataset.size % global_batch(loader) > 0);
+}
+
+/* ---- the thread ------------------------------------------------------------ */
+
+static ddp_status fill(ddp_loader *loader, struct slot *slot)
+{
+	int64_t count;
+
+	if (slot->batch.epoch != loader->sampler_epoch) {
+		ddp_status status = ddp_sampler_set_epoch(loader->sampler, slot->batch.epoch);
+		if (status != DDP_OK)
+			return status;
+		loader->sampler_epoch = slot->batch.epoch;
+	}
+	const int64_t *indices = ddp_sampler_indices(loader->sampler, &count);
+	int64_t first = slot->batch.batch * loader->options.batch_size;
+	int64_t samples = count - first;
+	if (samples > loader->options.batch_size)
+		samples = loader->options.batch_size;
+	if (samples < 0)
+		samples = 0;
+	for (int64_t i = 0; i < samples; i++) {
+		char *to = slot->data + (size_t)i * loader->dataset.sample_bytes;
+		ddp_status status = loader->dataset.read(loader->dataset.self, indices[first + i], to);
+		if (status != DDP_OK)
+			return ddp_fail_context(status, "reading sample %" PRId64 " for batch %" PRId64
+			                        " of epoch %" PRId64, indices[first + i],
+			                        slot->batch.batch, slot->batch.epoch);
+	}
+	slot->batch.samples = samples;
+	return DDP_OK;
+}
+
+/* Waits for a free slot; NULL if the thread shall end. */
+static struct slot *free_slot(ddp_loader *loader)
+{
+	struct slot *slot = NULL;
+
+	pthread_mutex_lock(&loader->lock);
+	/* One slot is the caller's: the batch that ddp_loader_next() gave last. */
+	while (!loader->stop && loader->produced - loader->consumed >= loader->slot_count - 1)
+		pthread_cond_wait(&loader->changed, &loader->lock);
+	if (!loader->stop)
+		slot = &loader->slots[loader->produced % loader->slot_count];
+	pthread_mutex_unlock(&loader->lock);
+	return slot;
+}
+
+static void *read_ahead(void *argument)
+{
+	ddp_loader *loader = argument;
+	int64_t epoch = loader->epoch;
+	int64_t batch = loader->batch;
+	ddp_status status = DDP_OK;
+
+	while (status == DDP_OK) {
+		struct slot *slot = free_slot(loader);
+		if (slot == NULL)
+			break;
+		slot->batch = (ddp_batch){ .data = slot->data, .epoch = epoch, .batch = batch };
+		status = fill(loader, slot);
+		slot->status = status;
+		if (status != DDP_OK) {
+			strncpy(slot->message, ddp_last_error(), sizeof(slot->message) - 1);
+			slot->message[sizeof(slot->message) - 1] = '\0';
+		}
+		if (++batch == loader->batches) {
+			batch = 0;
+			epoch++;
+		}
+		pthread_mutex_lock(&loader->lock);
+		loader->produced++;
+		pthread_cond_broadcast(&loader->changed);
+		pthread_mutex_unlock(&loader->lock);
+	}
+	return NULL;
+}
+
+/* The program's signals stay with the program's threads. */
+static ddp_status start(ddp_loader *loader)
+{
+	sigset_t all, before;
+
+	loader->produced = 0;
+	loader->consumed = 0;
+	loader->stop = false;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	int error = pthread_create(&loader->thread, NULL, read_ahead, loader);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (error != 0)
+		return ddp_fail_errno(DDP_ERR_NOMEM, error, "loader: cannot start its thread");
+	loader->running = true;
+	return DDP_OK;
+}
+
+static void stop(ddp_loader *loader)
+{
+	if (!loader->running)
+		return;
+	pthread_mutex_lock(&loader->lock);
+	loader->stop = true;
+	pthread_cond_broadcast(&loader->changed);
+	pthread_mutex_unlock(&loader->lock);
+	pthread_join(loader->thread, NULL);
+	loader->running = false;
+}
+
+/* ---- the caller's side ------------------------------------------------------ */
+
+ddp_status ddp_loader_next(ddp_loader *loader, ddp_batch *batch)
+{
+	if (!loader->running) {
+		ddp_status status = start(loader);
+		if (status != DDP_OK)
+			return status;
+	}
+	pthread_mutex_lock(&loader->lock);
+	while (loader->produced == loader->consumed)
+		pthread_cond_wait(&loader->changed, &loader->lock);
+	const struct slot *slot = &loader->slots[loader->consumed % loader->slot_count];
+	if (slot->status == DDP_OK) {
+		loader->consumed++;
+		pthread_cond_broadcast(&loader->changed);
+	}
+	pthread_mutex_unlock(&loader->lock);
+
+	/* A failed batch is not consumed: it fails again until a seek. */
+	if (slot->status != DDP_OK)
+		return ddp_fail(slot->status, "%s", slot->message);
+	*batch = slot->batch;
+	if (++loader->batch == loader->batches) {
+		loader->batch = 0;
+		loader->epoch++;
+	}
+	return DDP_OK;
+}
+
+int64_t ddp_loader_batches_per_epoch(const ddp_loader *loader)
+{
+	return loader->batches;
+}
+
+static ddp_status check_options(const ddp_dataset *dataset, const ddp_loader_options *options)
+{
+	if (dataset == NULL || dataset->read == NULL || dataset->size < 1 || dataset->sample_bytes < 1)
+		return ddp_fail(DDP_ERR_INVALID, "loader: the dataset has no samples or no read()");
+	if (options == NULL || options->batch_size < 1)
+		return ddp_fail(DDP_ERR_INVALID, "loader: batch_size is %d, must be at least 1",
+		                options != NULL ? options->batch_size : 0);
+	if (options->prefetch < 0 || options->prefetch > PREFETCH_MAX)
+		return ddp_fail(DDP_ERR_INVALID, "loader: prefetch is %d, must be 0 .. %d",
+		                options->prefetch, PREFETCH_MAX);
+	return DDP_OK;
+}
+
+static ddp_status allocate_slots(ddp_loader *loader)
+{
+	size_t bytes, total;
+
+	loader->slot_count = loader->options.prefetch + 1;
+	if (__builtin_mul_overflow((size_t)loader->options.batch_size,
+	                           loader->dataset.sample_bytes, &bytes) ||
+	    __builtin_add_overflow(bytes, ALIGNMENT - 1, &bytes) ||
+	    __builtin_mul_overflow(bytes / ALIGNMENT * ALIGNMENT, (size_t)loader->slot_count, &total))
+		return ddp_fail(DDP_ERR_INVALID, "loader: batches of %d samples of %zu bytes do not fit "
+		                "in memory", loader->options.batch_size, loader->dataset.sample_bytes);
+	bytes = bytes / ALIGNMENT * ALIGNMENT;
+	loader->slots = calloc((size_t)loader->slot_count, sizeof(*loader->slots));
+	loader->memory = aligned_alloc(ALIGNMENT, total);
+	if (loader->slots == NULL || loader->memory == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "loader: no memory for %d batches of %zu bytes",
+		                loader->slot_count, bytes);
+	for (int i = 0; i < loader->slot_count; i++)
+		loader->slots[i].data = loader->memory + (size_t)i * bytes;
+	return DDP_OK;
+}
+
+ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
+                             const ddp_loader_options *options, ddp_loader **loader)
+{
+	ddp_status status = check_options(dataset, options);
+	if (status != DDP_OK)
+		return status;
+
+	ddp_loader *made = calloc(1, sizeof(*made));
+	if (made == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "loader: out of memory");
+	made->dataset = *dataset;
+	made->options = *options;
+	if (made->options.prefetch == 0)
+		made->options.prefetch = PREFETCH_DEFAULT;
+	made->rank = context->job.rank;
+	made->world_size = context->job.world_size;
+	pthread_mutex_init(&made->lock, NULL);
+	pthread_cond_init(&made->changed, NULL);
+
+	made->batches = count_batches(made);
+	if (made->batches == 0) {
+		status = ddp_fail(DDP_ERR_INVALID, "loader: %" PRId64 " samples are less than a global "
+		                  "batch of %" PRId64 ", and DDP_TAIL_DROP would drop them all",
+		                  dataset->size, global_batch(made));
+		goto failed;
+	}
+	status = ddp_sampler_create(dataset->size, made->world_size, made->rank, options->seed,
+	                            !options->sequential, options->tail, &made->sampler);
+	if (status != DDP_OK)
+		goto failed;
+	status = allocate_slots(made);
+	if (status != DDP_OK)
+		goto failed;
+	*loader = made;
+	return DDP_OK;
+
+failed:
+	ddp_loader_free(made);
+	return status;
+}
+
+void ddp_loader_free(ddp_loader *loader)
+{
+	if (loader == NULL)
+		return;
+	stop(loader);
+	pthread_cond_destroy(&loader->changed);
+	pthread_mutex_destroy(&loader->lock);
+	ddp_sampler_free(loader->sampler);
+	free(loader->memory);
+	free(loader->slots);
+	free(loader);
+}
+
+/* ---- position ----------------------------------------------------------------- */
+
+ddp_loader_state ddp_loader_get_state(const ddp_loader *loader)
+{
+	return (ddp_loader_state){
+		.epoch = loader->epoch,
+		.samples = loader->batch * global_batch(loader),
+		.global_batch = global_batch(loader),
+		.size = loader->dataset.size,
+		.seed = loader->options.seed,
+		.sequential = loader->options.sequential,
+		.tail = loader->options.tail,
+	};
+}
+
+ddp_status ddp_loader_seek(ddp_loader *loader, const ddp_loader_state *state)
+{
+	ddp_loader_state own = ddp_loader_get_state(loader);
+	const struct { const char *name; uint64_t theirs, ours; } order[] = {
+		{ "dataset size", (uint64_t)state->size, (uint64_t)own.size },
+		{ "seed", state->seed, own.seed },
+		{ "sequential", state->sequential, own.sequential },
+		{ "tail", (uint64_t)state->tail, (uint64_t)own.tail },
+		{ "global batch (batch_size x ranks)", (uint64_t)state->global_batch,
+		  (uint64_t)own.global_batch },
+	};
+
+	for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
+		if (order[i].theirs != order[i].ours)
+			return ddp_fail(DDP_ERR_INVALID, "loader: %s is %" PRIu64 " here, but was %" PRIu64
+			                " where the position was saved: the sample order would be another; "
+			                "set it to that", order[i].name, order[i].ours, order[i].theirs);
+	if (state->epoch < 0 || state->samples < 0 || state->samples % own.global_batch != 0 ||
+	    state->samples / own.global_batch >= loader->batches)
+		return ddp_fail(DDP_ERR_INVALID, "loader: no batch begins at sample %" PRId64
+		                " of epoch %" PRId64, state->samples, state->epoch);
+	stop(loader);
+	loader->epoch = state->epoch;
+	loader->batch = state->samples / own.global_batch;
+	return DDP_OK;
+}

@@ -1,0 +1,34 @@
+/*
+ * loader: what the checkpoint needs of a ddp_loader. The public part is in
+ * ddp.h.
+ *
+ * Batch b of an epoch takes the epoch's order from global_batch * b on, dealt
+ * to the ranks like cards. So a position, counted in samples of all ranks,
+ * means the same in every world whose global batch is the same.
+ */
+#ifndef DDP_DATA_LOADER_H
+#define DDP_DATA_LOADER_H
+
+#include "ddp.h"
+
+typedef struct ddp_loader_state {
+	int64_t epoch;
+	int64_t samples;      /* of the epoch, delivered to all ranks together */
+	int64_t global_batch; /* batch_size * world_size */
+	int64_t size;         /* samples in the dataset */
+	uint64_t seed;
+	bool sequential;
+	ddp_tail tail;
+} ddp_loader_state;
+
+/* Where the next ddp_loader_next() will read, and in which order. */
+ddp_loader_state ddp_loader_get_state(const ddp_loader *loader);
+
+/*
+ * Goes on where `state` was taken. DDP_ERR_INVALID, with nothing changed, if
+ * the loader's order is another one (dataset size, seed, shuffling, tail or
+ * global batch), naming both.
+ */
+ddp_status ddp_loader_seek(ddp_loader *loader, const ddp_loader_state *state);
+
+#endif

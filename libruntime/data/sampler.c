@@ -1,0 +1,149 @@
+/*
+ * The order of PyTorch's DistributedSampler: permute all samples (or not),
+ * make the list as long as the ranks need, deal it out like cards. Each rank
+ * permutes the whole list, 4 bytes a sample, and keeps its own share.
+ */
+#include "data/sampler.h"
+
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "data/mt19937.h"
+
+struct ddp_sampler {
+	int64_t size;
+	int world_size;
+	int rank;
+	uint64_t seed;
+	bool shuffle;
+	int64_t count;
+	int64_t *indices;
+};
+
+static void swap(uint32_t *a, uint32_t *b)
+{
+	uint32_t kept = *a;
+	*a = *b;
+	*b = kept;
+}
+
+/* PyTorch's generator keeps the low 32 bits of a seed. */
+static void narrow(uint64_t seed, uint32_t n, uint32_t *permutation)
+{
+	ddp_mt19937 engine;
+
+	ddp_mt19937_seed(&engine, (uint32_t)seed);
+	for (uint32_t i = 0; i < n; i++)
+		permutation[i] = i;
+	for (uint32_t i = 0; i + 1 < n; i++)
+		swap(&permutation[i], &permutation[i + ddp_mt19937_next(&engine) % (n - i)]);
+}
+
+void ddp_randperm_wide(uint64_t seed, uint32_t n, uint32_t *permutation)
+{
+	ddp_mt19937 engine;
+
+	ddp_mt19937_seed(&engine, (uint32_t)seed);
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t draw = (uint64_t)ddp_mt19937_next(&engine) << 32;
+		draw |= ddp_mt19937_next(&engine);
+		uint32_t from = (uint32_t)(draw % ((uint64_t)i + 1));
+		permutation[i] = permutation[from];
+		permutation[from] = i;
+	}
+}
+
+void ddp_randperm(uint64_t seed, uint32_t n, uint32_t *permutation)
+{
+	if (n < DDP_RANDPERM_WIDE)
+		narrow(seed, n, permutation);
+	else
+		ddp_randperm_wide(seed, n, permutation);
+}
+
+int64_t ddp_sampler_share(int64_t size, int world_size, int rank, ddp_tail tail)
+{
+	int64_t whole = size / world_size;
+	int64_t rest = size % world_size;
+
+	switch (tail) {
+	case DDP_TAIL_DROP:
+		return whole;
+	case DDP_TAIL_UNEVEN:
+		return whole + (rank < rest);
+	case DDP_TAIL_PAD:
+		break;
+	}
+	return whole + (rest > 0);
+}
+
+ddp_status ddp_sampler_create(int64_t size, int world_size, int rank, uint64_t seed,
+                              bool shuffle, ddp_tail tail, ddp_sampler **sampler)
+{
+	if (size < 1 || size > UINT32_MAX)
+		return ddp_fail(DDP_ERR_INVALID, "sampler: size is %lld, must be 1 .. 4294967295",
+		                (long long)size);
+	if (world_size < 1 || rank < 0 || rank >= world_size)
+		return ddp_fail(DDP_ERR_INVALID, "sampler: rank %d of %d does not exist",
+		                rank, world_size);
+	if (tail != DDP_TAIL_PAD && tail != DDP_TAIL_DROP && tail != DDP_TAIL_UNEVEN)
+		return ddp_fail(DDP_ERR_INVALID, "sampler: %d is no ddp_tail", (int)tail);
+
+	ddp_sampler *made = calloc(1, sizeof(*made));
+	if (made == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "sampler: out of memory");
+	*made = (ddp_sampler){
+		.size = size, .world_size = world_size, .rank = rank, .seed = seed,
+		.shuffle = shuffle, .count = ddp_sampler_share(size, world_size, rank, tail),
+	};
+	/* One more, so that a share of 0 is no NULL. */
+	made->indices = malloc(((size_t)made->count + 1) * sizeof(*made->indices));
+	if (made->indices == NULL) {
+		free(made);
+		return ddp_fail(DDP_ERR_NOMEM, "sampler: no memory for %lld indices",
+		                (long long)size / world_size);
+	}
+	ddp_status status = ddp_sampler_set_epoch(made, 0);
+	if (status != DDP_OK) {
+		ddp_sampler_free(made);
+		return status;
+	}
+	*sampler = made;
+	return DDP_OK;
+}
+
+ddp_status ddp_sampler_set_epoch(ddp_sampler *sampler, int64_t epoch)
+{
+	if (epoch < 0)
+		return ddp_fail(DDP_ERR_INVALID, "sampler: epoch %lld is negative", (long long)epoch);
+
+	uint32_t *order = NULL;
+	if (sampler->shuffle) {
+		order = malloc((size_t)sampler->size * sizeof(*order));
+		if (order == NULL)
+			return ddp_fail(DDP_ERR_NOMEM, "sampler: no memory to shuffle %lld samples",
+			                (long long)sampler->size);
+		ddp_randperm(sampler->seed + (uint64_t)epoch, (uint32_t)sampler->size, order);
+	}
+	for (int64_t i = 0; i < sampler->count; i++) {
+		/* Padding starts again at the front, as often as it takes. */
+		int64_t at = (sampler->rank + i * sampler->world_size) % sampler->size;
+		sampler->indices[i] = order != NULL ? order[at] : at;
+	}
+	free(order);
+	return DDP_OK;
+}
+
+const int64_t *ddp_sampler_indices(const ddp_sampler *sampler, int64_t *count)
+{
+	*count = sampler->count;
+	return sampler->indices;
+}
+
+void ddp_sampler_free(ddp_sampler *sampler)
+{
+	if (sampler == NULL)
+		return;
+	free(sampler->indices);
+	free(sampler);
+}

@@ -1,0 +1,646 @@
+/*
+ * ddp.h - data-parallel training across processes and nodes.
+ *
+ * A program calls ddp_init(), registers its parameters in a ddp_model, and
+ * then, per step, computes gradients into the arena that the model gives it,
+ * says ddp_grad_ready() for each parameter as backward produces it, and ends
+ * the step with ddp_step(). On one node, each rank then sums and updates a
+ * part for all; between nodes, gradient buckets are all-reduced while backward
+ * still runs (Li et al., "PyTorch Distributed: Experiences on Accelerating
+ * Data Parallel Training", VLDB 2020).
+ *
+ * Conventions
+ *  - Every function that can fail returns a ddp_status. On anything but
+ *    DDP_OK, ddp_last_error() gives a full sentence for the calling thread.
+ *  - The library never exits the process and never prints; messages go to
+ *    the callback of ddp_set_log(), which is unset at first.
+ *  - Zero in an options field means its default. Options structures are
+ *    copied; their strings need to live for the call only.
+ *  - Output pointers are written on success only, unless said otherwise.
+ *  - Times are in the unit that the name ends in (_ms, _ns, _seconds); sizes
+ *    are in bytes where the name says bytes, else in elements.
+ *  - Threads: a ddp_context, ddp_model or ddp_loader is used by one thread at
+ *    a time. Collectives of one communicator are issued from one thread at a
+ *    time, in the same order on all ranks; other threads may send and receive
+ *    beside them. ddp_comm_abort(), ddp_set_log() and ddp_last_error() may be
+ *    called from any thread at any time.
+ */
+#ifndef DDP_H
+#define DDP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DDP_API __attribute__((visibility("default")))
+
+/* ---- status, errors, log ------------------------------------------------ */
+
+typedef enum ddp_status {
+	DDP_OK = 0,
+	DDP_ERR_INVALID,     /* an argument or option is wrong */
+	DDP_ERR_STATE,       /* a call out of order */
+	DDP_ERR_NOMEM,       /* memory, shared memory or descriptors ran out */
+	DDP_ERR_IO,          /* a system call or a file operation failed */
+	DDP_ERR_FORMAT,      /* a file is not what it should be, or cut short */
+	DDP_ERR_JOB,         /* who-am-I could not be derived, or ranks disagree on it */
+	DDP_ERR_AUTH,        /* a peer does not hold the step's key */
+	DDP_ERR_TIMEOUT,     /* a deadline passed */
+	DDP_ERR_PEER,        /* a peer died or cannot be reached */
+	DDP_ERR_MISMATCH,    /* ranks issued different collectives */
+	DDP_ERR_ABORTED,     /* ddp_comm_abort() was called, here or on a peer */
+	DDP_ERR_UNSUPPORTED, /* not in this build or not for these arguments */
+	DDP_ERR_INTERNAL     /* a bug in the library */
+} ddp_status;
+
+/* The name of a status, such as "DDP_ERR_TIMEOUT". Never NULL. */
+DDP_API const char *ddp_status_name(ddp_status status);
+
+/*
+ * The calling thread's last error, a full sentence that names the thing, the
+ * reason and what to do. Valid until the thread's next failing call; "" if
+ * there was none.
+ */
+DDP_API const char *ddp_last_error(void);
+
+typedef enum ddp_log_level {
+	DDP_LOG_ERROR = 1,
+	DDP_LOG_WARN,
+	DDP_LOG_INFO,
+	DDP_LOG_DEBUG
+} ddp_log_level;
+
+/* Called with one line, without a newline; may be called from any thread. */
+typedef void (*ddp_log_fn)(void *user, ddp_log_level level, const char *message);
+
+/* Sets the callback (NULL: none) for messages at `level` and more urgent. */
+DDP_API void ddp_set_log(ddp_log_fn fn, void *user, ddp_log_level level);
+
+/* A ready callback: writes "ddp: message" to stderr. `user` is ignored. */
+DDP_API void ddp_log_stderr(void *user, ddp_log_level level, const char *message);
+
+/* The library's version, such as "0.1.0". */
+DDP_API const char *ddp_version(void);
+
+/* ---- job: who am I ------------------------------------------------------- */
+
+#define DDP_HOST_MAX 256
+
+typedef enum ddp_source {
+	DDP_SOURCE_NONE = 0,
+	DDP_SOURCE_ENVIRONMENT, /* the plugin's, torchrun's or the user's variables */
+	DDP_SOURCE_PMIX,        /* the PMIx server of the step */
+	DDP_SOURCE_SPAWN,       /* ddp_spawn() */
+	DDP_SOURCE_SINGLE       /* nothing around: a world of one */
+} ddp_source;
+
+/* The identity of this process in the job. Plain data, safe to copy. */
+typedef struct ddp_job {
+	int rank;             /* 0 .. world_size - 1 */
+	int world_size;
+	int local_rank;       /* index among the ranks of this node */
+	int local_world_size;
+	int node_rank;        /* 0 .. nnodes - 1 */
+	int nnodes;
+	char master_addr[DDP_HOST_MAX]; /* "" if none is needed */
+	int master_port;                /* 0 if none is needed */
+	uint32_t job_id;
+	uint32_t step_id;
+	uint32_t restart_count;
+	char hostname[DDP_HOST_MAX];
+	int64_t pid;
+	ddp_source identity_source; /* of rank and sizes */
+	ddp_source address_source;  /* of master_addr and master_port */
+	bool plugin;                /* set by the SPANK plugin */
+} ddp_job;
+
+/*
+ * Writes `job` as one line of JSON into `text` (at most `bytes`, always
+ * terminated). DDP_ERR_INVALID if it does not fit; 2048 bytes always do.
+ */
+DDP_API ddp_status ddp_job_json(const ddp_job *job, char *text, size_t bytes);
+
+typedef struct ddp_spawn_result {
+	bool is_rank;     /* true in each child: go on and call ddp_init() */
+	int exit_code;    /* parent: 0, or what to exit with: the first failure's
+	                     exit code, or 128 + its signal */
+	int failed_rank;  /* parent: the rank that failed first, or -1 */
+} ddp_spawn_result;
+
+/*
+ * Forks `ranks` local ranks (1 .. 1024). Returns in each child at once with
+ * result->is_rank set, and in the parent once all children have ended. After
+ * the first child's failure the others get SIGTERM, then SIGKILL. SIGINT and
+ * SIGTERM to the parent are passed on. Call it before starting threads.
+ */
+DDP_API ddp_status ddp_spawn(int ranks, ddp_spawn_result *result);
+
+/* ---- context ------------------------------------------------------------- */
+
+typedef struct ddp_context ddp_context;
+typedef struct ddp_comm ddp_comm;
+
+typedef struct ddp_options {
+	int timeout_ms;           /* for wire-up and each collective; 0: DDP_TIMEOUT
+	                             (seconds) of the environment, else 300000 */
+	const char *wireup;       /* "pmix", "tcp" or NULL: the best there is */
+	const char *metrics_path; /* JSON lines, written by rank 0; NULL: none */
+	const char *trace_dir;    /* one Chrome trace per rank; NULL: DDP_TRACE_DIR
+	                             of the environment, else none */
+} ddp_options;
+
+/*
+ * Finds out who this process is, wires the ranks up and opens the world
+ * communicator. Collective: all ranks must call it. options may be NULL.
+ */
+DDP_API ddp_status ddp_init(const ddp_options *options, ddp_context **context);
+
+/*
+ * Closes everything that belongs to the context; models and loaders must have
+ * been freed before. Collective after success; after an error it releases
+ * local resources without waiting for peers. NULL is allowed.
+ */
+DDP_API ddp_status ddp_finalize(ddp_context *context);
+
+/* Owned by the context. */
+DDP_API const ddp_job *ddp_get_job(const ddp_context *context);
+DDP_API ddp_comm *ddp_world(ddp_context *context);
+
+/*
+ * ---- communicator ---------------------------------------------------------
+ *
+ * An operation that ends with an error of its communicator (DDP_ERR_PEER,
+ * _TIMEOUT, _ABORTED, _MISMATCH, ...) has let go of its buffers: neither the
+ * library nor the network touches them any more when the call, or ddp_wait(),
+ * returns. To that end a peer of another node that does not come to rest
+ * within 0.8 s loses its connection. What a buffer then holds is not defined;
+ * and memory of ddp_mem_alloc() may still be written by a rank of the same
+ * node that has not seen the failure yet.
+ *
+ * A process that forks: the child must not use the library, and does not keep
+ * the network's TCP connections open, so that the death of its parent is seen.
+ */
+
+typedef enum ddp_type {
+	DDP_F32, DDP_F64, DDP_F16, DDP_BF16, DDP_I32, DDP_I64, DDP_U8
+} ddp_type;
+
+/*
+ * 16-bit types accumulate in f32 and round once, u8 in i32, cut once. Sums and
+ * products of integers wrap around; AVG divides the sum, and truncates. MIN and
+ * MAX of floats are IEEE 754's minimum and maximum: a NaN of any rank makes the
+ * result a NaN, and -0 is less than +0.
+ */
+typedef enum ddp_op { DDP_SUM, DDP_AVG, DDP_PROD, DDP_MIN, DDP_MAX } ddp_op;
+
+typedef enum ddp_kind {
+	DDP_ALL_REDUCE,     /* send [count] -> recv [count] on all */
+	DDP_REDUCE,         /* send [count] -> recv [count] on root */
+	DDP_BROADCAST,      /* recv [count], in place, from root */
+	DDP_REDUCE_SCATTER, /* send [size * count] -> recv [count]; v: counts */
+	DDP_ALL_GATHER,     /* send [count] -> recv [size * count]; v: counts */
+	DDP_GATHER,         /* send [count] -> recv [size * count] on root; v: counts */
+	DDP_SCATTER,        /* send [size * count] on root -> recv [count]; v: counts */
+	DDP_ALL_TO_ALL,     /* send [size * count] -> recv [size * count];
+	                       v: counts (sent) and recv_counts */
+	DDP_SEND,           /* send [count] to root */
+	DDP_RECV,           /* recv [count] from root */
+	DDP_BARRIER
+} ddp_kind;
+
+/*
+ * One operation. `send` NULL, or equal to where this rank's input lies in
+ * `recv`, means in place (the result of reduce_scatter and of scatter then lies
+ * at the start of `recv`). The v-forms give `counts` (one per rank, the same on
+ * all ranks; for all-to-all: what this rank sends to each) and leave `count` 0;
+ * blocks lie one behind the other without gaps. A count of 0 is allowed.
+ */
+typedef struct ddp_collective {
+	ddp_kind kind;
+	const void *send;
+	void *recv;
+	size_t count;
+	const size_t *counts;
+	const size_t *recv_counts;
+	ddp_type type;
+	ddp_op op;
+	int root;     /* or the peer of send and recv */
+	int tag;      /* of send and recv; 0 .. 65535 */
+	double scale; /* this rank's inputs are multiplied by it before a reduction;
+	                 0: 1. Integers are multiplied in double, truncated, and held
+	                 within their type's range (u8: i32's); it is finite, then. */
+} ddp_collective;
+
+typedef struct ddp_request ddp_request;
+
+DDP_API int ddp_comm_rank(const ddp_comm *comm);
+DDP_API int ddp_comm_size(const ddp_comm *comm);
+
+/*
+ * Memory that ranks of one node reach directly: collectives on it take no
+ * copy. Collective: all ranks ask for the same number of bytes, in the same
+ * order. Zeroed, aligned to a page. Other memory works too, by a staged path.
+ * ddp_mem_free() waits for nobody; a rank that frees its part while a rank of
+ * its node still gives its own to an operation makes that one fail, on all.
+ */
+DDP_API ddp_status ddp_mem_alloc(ddp_comm *comm, size_t bytes, void **memory);
+DDP_API ddp_status ddp_mem_free(ddp_comm *comm, void *memory);
+
+/*
+ * Starts an operation. It proceeds without further calls, beside the caller's
+ * computation. Buffers and counts stay untouched until it is complete. Every
+ * request must be ended by ddp_wait(), ddp_wait_for() or a ddp_test() that
+ * says done; it is invalid afterwards.
+ */
+DDP_API ddp_status ddp_issue(ddp_comm *comm, const ddp_collective *operation,
+                             ddp_request **request);
+/* *done true: complete, request gone. An error also ends the request. */
+DDP_API ddp_status ddp_test(ddp_request *request, bool *done);
+/* Waits until complete, or until the communicator's deadline. */
+DDP_API ddp_status ddp_wait(ddp_request *request);
+/* DDP_ERR_TIMEOUT after timeout_ms; the request is then still valid. */
+DDP_API ddp_status ddp_wait_for(ddp_request *request, int timeout_ms);
+
+/* Issue and wait. The operation's own shape is as in ddp_kind above. */
+DDP_API ddp_status ddp_run(ddp_comm *comm, const ddp_collective *operation);
+
+DDP_API ddp_status ddp_all_reduce(ddp_comm *comm, const void *send, void *recv,
+                                  size_t count, ddp_type type, ddp_op op);
+DDP_API ddp_status ddp_reduce(ddp_comm *comm, const void *send, void *recv,
+                              size_t count, ddp_type type, ddp_op op, int root);
+DDP_API ddp_status ddp_broadcast(ddp_comm *comm, void *buffer, size_t count,
+                                 ddp_type type, int root);
+DDP_API ddp_status ddp_reduce_scatter(ddp_comm *comm, const void *send, void *recv,
+                                      size_t count, ddp_type type, ddp_op op);
+DDP_API ddp_status ddp_all_gather(ddp_comm *comm, const void *send, void *recv,
+                                  size_t count, ddp_type type);
+DDP_API ddp_status ddp_gather(ddp_comm *comm, const void *send, void *recv,
+                              size_t count, ddp_type type, int root);
+DDP_API ddp_status ddp_scatter(ddp_comm *comm, const void *send, void *recv,
+                               size_t count, ddp_type type, int root);
+DDP_API ddp_status ddp_all_to_all(ddp_comm *comm, const void *send, void *recv,
+                                  size_t count, ddp_type type);
+DDP_API ddp_status ddp_send(ddp_comm *comm, const void *buffer, size_t count,
+                            ddp_type type, int peer, int tag);
+DDP_API ddp_status ddp_recv(ddp_comm *comm, void *buffer, size_t count,
+                            ddp_type type, int peer, int tag);
+DDP_API ddp_status ddp_barrier(ddp_comm *comm);
+
+/*
+ * Splits `comm`: ranks that give the same colour form a new communicator,
+ * ordered by key, then by rank. colour < 0: none (*part is NULL). Collective.
+ */
+DDP_API ddp_status ddp_comm_split(ddp_comm *comm, int colour, int key, ddp_comm **part);
+/* The same by a list of `count` ranks of `comm`; collective over all of
+   `comm`; *part is NULL on a rank that is not listed. */
+DDP_API ddp_status ddp_comm_group(ddp_comm *comm, const int *ranks, int count,
+                                  ddp_comm **part);
+/*
+ * After any error that broke `comm`: a communicator of the ranks that are left,
+ * in the old order. Collective over them. Ranks that have died or closed the
+ * communicator do not count; others are waited for as long as a collective is,
+ * and are left out then: if they come later, they get DDP_ERR_PEER.
+ *
+ * All ranks that succeed have the same members, also if one dies during the
+ * call: then they begin again without it, or it is still a member, and the
+ * first collective fails with DDP_ERR_PEER; shrink the new one. If more die at
+ * once between nodes, some may fail while others succeed; what these then have
+ * breaks as soon as it is used. Ranks that cannot reach each other any more,
+ * but are alive, are dead to each other: each side may form its own.
+ *
+ * Any other error (of memory, say) is one on all ranks, and leaves `comm` as it
+ * was: the call may be repeated.
+ */
+DDP_API ddp_status ddp_comm_shrink(ddp_comm *comm, ddp_comm **survivors);
+/* Ends every operation under way, here and on all peers, with
+   DDP_ERR_ABORTED and `reason`. Any thread. */
+DDP_API ddp_status ddp_comm_abort(ddp_comm *comm, const char *reason);
+/* Frees a communicator made by split, group or shrink. NULL is allowed. Waits
+   for collectives that were issued; a send or recv that has not met its
+   counterpart ends with DDP_ERR_STATE. */
+DDP_API ddp_status ddp_comm_free(ddp_comm *comm);
+
+/* ---- model: parameters, gradients, optimizer ------------------------------ */
+
+#define DDP_MAX_DIMS 8
+
+typedef struct ddp_model ddp_model;
+
+/* One tensor, f32, row-major. */
+typedef struct ddp_param {
+	const char *name;            /* unique, printable, at most 255 bytes */
+	int ndim;                    /* 1 .. DDP_MAX_DIMS */
+	int64_t shape[DDP_MAX_DIMS]; /* all > 0 */
+	bool no_decay;               /* excluded from weight decay */
+	int64_t sparse_rows;         /* of a matrix: most rows that ddp_grad_rows() adds
+	                                to it on a rank in a step; 0: it is not used */
+} ddp_param;
+
+typedef enum ddp_optimizer { DDP_ADAMW = 0, DDP_SGD } ddp_optimizer;
+
+/*
+ * How the ranks of a step come to the same parameters.
+ *
+ * DDP_REPLICATED: gradients are all-reduced in buckets while backward runs,
+ * and every rank updates all parameters. It hides a network.
+ *
+ * DDP_SHARDED: after backward each rank sums and updates its part of the
+ * parameters, in the memory of all ranks, which must be on one node; it alone
+ * keeps that part of the optimizer's state (ZeRO stage 1: Rajbhandari et al.,
+ * SC 2020). Sum and update are one pass over memory, by the threads that have
+ * just computed the gradients, so it costs less than to reduce beside
+ * backward on the same cores. ddp_grad_ready() then starts nothing, the sum
+ * counts as optimizer_seconds, and exposed_seconds are those in which ranks
+ * waited for slower ones. The parameters' bits are those of DDP_REPLICATED,
+ * if no rows travel by themselves there (ddp_grad_rows()).
+ */
+typedef enum ddp_update_mode {
+	DDP_UPDATE_AUTO = 0, /* sharded if all ranks are on one node, else replicated */
+	DDP_REPLICATED,
+	DDP_SHARDED          /* DDP_ERR_UNSUPPORTED over several nodes */
+} ddp_update_mode;
+
+/* AdamW: Loshchilov and Hutter, ICLR 2019, in PyTorch's order of operations. */
+typedef struct ddp_model_options {
+	double bucket_mb;       /* cap of a gradient bucket, MiB; 0: DDP_BUCKET_MB of
+	                           the environment, else a 32nd of the model, from 1
+	                           to 25 */
+	double first_bucket_mb; /* 0: 1, or bucket_mb if that is less */
+	ddp_optimizer optimizer;
+	double learning_rate;   /* 0: 1e-3 */
+	double beta1, beta2;    /* 0: 0.9, 0.999 */
+	double epsilon;         /* 0: 1e-8 */
+	double weight_decay;    /* decoupled for AdamW, L2 for SGD; default 0 */
+	double momentum;        /* SGD */
+	double clip_norm;       /* 0: no clipping by the global 2-norm */
+	ddp_update_mode update;
+	bool no_overlap;        /* replicated: reduce after backward only, for measurements */
+	bool no_communication;  /* reduce nothing: ranks drift apart, for measurements */
+} ddp_model_options;
+
+/*
+ * Makes a model of `count` parameters in the order in which forward uses
+ * them. Parameters and gradients lie in arenas that the model owns; gradient
+ * buckets are cut from the last parameter to the first, and a tensor may be
+ * split. Collective; all ranks must give the same list (DDP_ERR_MISMATCH).
+ */
+DDP_API ddp_status ddp_model_create(ddp_context *context, const ddp_param *params,
+                                    int count, const ddp_model_options *options,
+                                    ddp_model **model);
+DDP_API void ddp_model_free(ddp_model *model);
+
+/* Pointers into the arenas, valid for the model's life; NULL if out of range.
+   Aligned to 64 bytes. Gradients start as zero and are zero again after each
+   ddp_step(); backward adds to them. */
+DDP_API float *ddp_param_data(ddp_model *model, int param);
+DDP_API float *ddp_param_grad(ddp_model *model, int param);
+DDP_API int64_t ddp_param_count(const ddp_model *model, int param); /* elements */
+
+/* Sends rank 0's parameters to all. Collective; once, after initialisation. */
+DDP_API ddp_status ddp_broadcast_params(ddp_model *model);
+
+/*
+ * What this rank does now. Feeds the trace, the metrics, the summary and the
+ * failure report. The library itself sets WAIT, OPTIMIZER and CHECKPOINT.
+ */
+typedef enum ddp_phase {
+	DDP_PHASE_IDLE, DDP_PHASE_DATA, DDP_PHASE_FORWARD, DDP_PHASE_BACKWARD,
+	DDP_PHASE_WAIT, DDP_PHASE_OPTIMIZER, DDP_PHASE_CHECKPOINT, DDP_PHASE_EVAL
+} ddp_phase;
+DDP_API void ddp_set_phase(ddp_model *model, ddp_phase phase);
+
+/*
+ * Gradient accumulation: with sync off, ddp_grad_ready() does nothing and
+ * gradients pile up locally (PyTorch's no_sync). Turn it on for the last
+ * micro-batch of a step. On at the start of each step.
+ */
+DDP_API ddp_status ddp_set_sync(ddp_model *model, bool sync);
+
+/*
+ * Says that this parameter's gradient is complete for this step. Each
+ * parameter once per synchronised backward, in any order; the last one of a
+ * bucket starts the bucket's all-reduce.
+ */
+DDP_API ddp_status ddp_grad_ready(ddp_model *model, int param);
+
+/*
+ * Adds values [count, width] to rows index[count] of the gradient of a matrix
+ * [rows, width] with sparse_rows > 0; a row may come several times. It is for
+ * a gradient with a dense part and a sparse one, such as that of an embedding
+ * that is the classifier's weight, too: its ddp_grad_ready() says that the
+ * dense part, in ddp_param_grad(), is complete, while rows come until
+ * ddp_step(), in any number of calls, also with sync off. The arrays are the
+ * caller's again after the call. Local; an error changes nothing.
+ *
+ * Where gradients travel in buckets, and all ranks' rows are fewer than the
+ * matrix's (decided when the model is made), the dense part is reduced early
+ * and the rows are gathered at the end of the step and added in the order of
+ * ranks, then of calls. Otherwise rows are added to the dense part at once,
+ * which is reduced at the end of the step.
+ */
+DDP_API ddp_status ddp_grad_rows(ddp_model *model, int param, const int32_t *index,
+                                 const float *values, int64_t count);
+
+typedef struct ddp_step_stats {
+	int64_t step;            /* number of steps done, from 1 */
+	double loss;             /* global: sum of loss_sum over sum of weight */
+	double weight;           /* global */
+	double grad_norm;        /* of the mean gradient, before clipping */
+	double learning_rate;
+	double seconds;          /* since the end of the step before */
+	double data_seconds, forward_seconds, backward_seconds;
+	double exposed_seconds;  /* waiting after backward, for communication or slower ranks */
+	double communication_seconds; /* from each bucket's start to its end, overlaps counted once */
+	double optimizer_seconds;
+	bool stop;               /* a rank asked for it: see ddp_request_stop() */
+} ddp_step_stats;
+
+/*
+ * Ends a step: reduces what has not been announced, waits, and updates with
+ * the exact mean gradient, sum of gradients / sum of weights, over all ranks
+ * and micro-batches. So backward computes the gradient of the loss *summed*
+ * over its samples (or tokens), `weight` says how many those were on this
+ * rank in this step, and `loss_sum` is that sum of losses. A rank without
+ * samples gives weight 0. Collective. stats may be NULL. After an error, which
+ * reaches all ranks, the model trains no more; its parameters can be saved
+ * unless the update had begun (DDP_ERR_STATE then).
+ */
+DDP_API ddp_status ddp_step(ddp_model *model, double weight, double loss_sum,
+                            ddp_step_stats *stats);
+
+/*
+ * Asks all ranks to stop: a ddp_step() that they are about to end, or the next
+ * one, says so in stats->stop, in the same step on all ranks, which then leave
+ * their loops together; ddp_train() does. Any thread, and signal handlers.
+ */
+DDP_API void ddp_request_stop(ddp_model *model);
+
+DDP_API void ddp_set_learning_rate(ddp_model *model, double learning_rate);
+/* Linear warm-up to peak over `warmup` steps, then cosine to `floor` at
+   `total`. Steps count from 1, as in ddp_step_stats. */
+DDP_API double ddp_cosine_schedule(int64_t step, int64_t warmup, int64_t total,
+                                   double peak, double floor);
+
+/* ---- data ------------------------------------------------------------------ */
+
+/* A source of equally large samples. read() may be called from a thread of
+   the loader, never from two at once. */
+typedef struct ddp_dataset {
+	int64_t size;        /* samples */
+	size_t sample_bytes;
+	ddp_status (*read)(void *self, int64_t index, void *sample);
+	void (*close)(void *self);
+	void *self;
+} ddp_dataset;
+
+typedef enum ddp_token_format {
+	DDP_TOKENS_BYTES = 0, /* any file: each byte is a token, vocabulary 256 */
+	DDP_TOKENS_U16,       /* raw little-endian uint16 */
+	DDP_TOKENS_LLMC       /* llm.c .bin: 256 int32 of header (magic 20240520), uint16 */
+} ddp_token_format;
+
+/*
+ * Opens a token file as samples of length + 1 int32 tokens; sample i starts at
+ * token i * length (inputs are the first `length`, targets are shifted by
+ * one). DDP_ERR_FORMAT if the file is cut short, or has fewer than length + 1
+ * tokens. [first, last) as fractions choose a part: 0, 0.9 to train on.
+ */
+DDP_API ddp_status ddp_tokens_open(const char *path, ddp_token_format format,
+                                   int length, double first, double last,
+                                   ddp_dataset *dataset);
+DDP_API void ddp_dataset_close(ddp_dataset *dataset);
+
+typedef enum ddp_tail {
+	DDP_TAIL_PAD = 0, /* repeat samples until ranks are even: PyTorch's default */
+	DDP_TAIL_DROP,    /* drop the tail: drop_last=True; a loader then drops the
+	                     last incomplete global batch, too */
+	DDP_TAIL_UNEVEN   /* each sample exactly once; some ranks get fewer */
+} ddp_tail;
+
+/* DistributedSampler of PyTorch: the same indices for the same arguments (for
+   214748364 samples and more: as PyTorch 2.6 and later). At most 2^32 - 1. */
+typedef struct ddp_sampler ddp_sampler;
+DDP_API ddp_status ddp_sampler_create(int64_t size, int world_size, int rank,
+                                      uint64_t seed, bool shuffle, ddp_tail tail,
+                                      ddp_sampler **sampler);
+DDP_API ddp_status ddp_sampler_set_epoch(ddp_sampler *sampler, int64_t epoch);
+/* This rank's indices of the epoch; owned by the sampler until set_epoch. */
+DDP_API const int64_t *ddp_sampler_indices(const ddp_sampler *sampler, int64_t *count);
+DDP_API void ddp_sampler_free(ddp_sampler *sampler);
+
+typedef struct ddp_loader_options {
+	int batch_size;   /* samples per rank and batch; required */
+	uint64_t seed;
+	bool sequential;  /* no shuffling */
+	ddp_tail tail;
+	int prefetch;     /* batches read ahead by a thread; 0: 2 */
+} ddp_loader_options;
+
+typedef struct ddp_loader ddp_loader;
+typedef struct ddp_batch {
+	const void *data;   /* [samples, sample_bytes], valid until the next call */
+	int64_t samples;    /* may be below batch_size, even 0, at an epoch's end */
+	int64_t epoch;      /* from 0 */
+	int64_t batch;      /* within the epoch, from 0 */
+} ddp_batch;
+
+/* The loader reads `dataset`, which must not be closed before it is freed.
+   Every rank gets the same number of batches per epoch; epochs follow one
+   another without end. */
+DDP_API ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
+                                     const ddp_loader_options *options,
+                                     ddp_loader **loader);
+/* An error of read() comes with the batch it belongs to, and again with each
+   further call. */
+DDP_API ddp_status ddp_loader_next(ddp_loader *loader, ddp_batch *batch);
+DDP_API int64_t ddp_loader_batches_per_epoch(const ddp_loader *loader);
+DDP_API void ddp_loader_free(ddp_loader *loader);
+
+/* ---- state ------------------------------------------------------------------ */
+
+/*
+ * Writes DIR/step-NNNNNNNN.safetensors: parameters under their names,
+ * optimizer state under "optimizer.", step, loader position and seed as
+ * metadata. Rank 0 writes, under a temporary name, fsynced, renamed,
+ * directory fsynced; then all but the last `keep` (0: 3) are removed. Each
+ * tensor carries a CRC-32C. Only rank 0 touches DIR (made if absent), and the
+ * others wait however long it takes; success or failure is the same on all
+ * ranks. Collective; loader may be NULL.
+ * Once the world is broken, the calling rank writes alone, what it has: all
+ * ranks have the same parameters after the same step, so let one of those left
+ * call it, or give each a directory of its own. Not where the update is
+ * sharded: a part of the state is then with ranks that may be dead.
+ */
+DDP_API ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader,
+                                       const char *dir, int keep);
+/*
+ * Loads a file, or a directory's newest complete checkpoint, passing over
+ * broken ones with a warning. *step is the number of steps done, 0 if the
+ * directory is absent or has none. Exact: training goes on as if it had not
+ * stopped, also onto another world size if the global batch stays the same.
+ * A file that does not fit the model or the loader, is damaged or cut short
+ * is an error, and neither is changed. Rank 0 reads, the others get the
+ * tensors by broadcast. Collective.
+ */
+DDP_API ddp_status ddp_checkpoint_load(ddp_model *model, ddp_loader *loader,
+                                       const char *path, int64_t *step);
+
+/* ---- the loop ---------------------------------------------------------------- */
+
+typedef struct ddp_summary {
+	int64_t steps;
+	double seconds;
+	double units_per_second;  /* global weight (samples or tokens) over seconds */
+	double first_loss, last_loss;
+	double data_seconds, forward_seconds, backward_seconds;
+	double exposed_seconds, communication_seconds, optimizer_seconds;
+	bool stopped;             /* before its last step, by ddp_request_stop() or the signal */
+	double overlap_ratio;     /* 1 - exposed / communication; 1 if there was none */
+	ddp_update_mode update;   /* the one in use: AUTO has become one of the others */
+} ddp_summary;
+
+/*
+ * Computes one micro-batch: forward, backward, ddp_grad_ready() for each
+ * parameter. Adds to *weight and *loss_sum (see ddp_step). batch->samples may
+ * be 0: then only announce the gradients.
+ */
+typedef ddp_status (*ddp_batch_fn)(void *user, ddp_model *model, const ddp_batch *batch,
+                                   double *weight, double *loss_sum);
+
+typedef struct ddp_train_options {
+	int64_t steps;              /* total, also when resumed; required */
+	int accumulate;             /* micro-batches per step; 0: 1 */
+	const char *checkpoint_dir; /* NULL: none; tried before the first step */
+	int64_t checkpoint_every;   /* steps; 0: at the end only */
+	int checkpoint_keep;        /* 0: 3 */
+	bool resume;                /* from checkpoint_dir's newest, if there is one */
+	double (*schedule)(void *user, int64_t step); /* learning rate of a step, from 1;
+	                                                 NULL: constant */
+	ddp_status (*on_step)(void *user, const ddp_step_stats *stats); /* all ranks; may be NULL */
+	void *user;                 /* for the callbacks */
+	int stop_signal;            /* ends the loop on all ranks after the step under way,
+	                               in order and with a checkpoint, whichever rank gets
+	                               it; SIGTERM is what Slurm sends before it takes a
+	                               job's nodes away. Caught during the loop. 0: none */
+} ddp_train_options;
+
+/*
+ * Runs the whole loop. Collective. summary may be NULL. A callback that fails
+ * on one rank ends the loop on all, with its reason. A checkpoint that fails
+ * ends it too, but leaves the model good: train on after making room. A loss
+ * that is not finite ends it with DDP_ERR_STATE, before a checkpoint is written.
+ */
+DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
+                             const ddp_train_options *options, ddp_summary *summary);
+
+/* What was measured since the model was made, for loops of one's own. */
+DDP_API void ddp_get_summary(const ddp_model *model, ddp_summary *summary);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

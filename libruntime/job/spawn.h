@@ -1,0 +1,29 @@
+/* spawn: what ddp_spawn() leaves behind in each of the ranks that it forked. */
+#ifndef DDP_JOB_SPAWN_H
+#define DDP_JOB_SPAWN_H
+
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "job/job.h"
+
+enum { DDP_SPAWN_MAX = 1024 };
+
+typedef struct ddp_spawned {
+	int rank;
+	int world_size;
+	ddp_key key;
+	/* Where the ranks meet: a socket without a name in the file system and
+	   without a port. */
+	struct sockaddr_un meeting;
+	socklen_t meeting_bytes;
+	int listener; /* rank 0's, listening; -1 elsewhere and once taken */
+} ddp_spawned;
+
+/* NULL if this process is not a rank of ddp_spawn(). */
+const ddp_spawned *ddp_spawned_get(void);
+
+/* Hands rank 0's listener to the caller; -1 if it was taken before. */
+int ddp_spawned_take_listener(void);
+
+#endif

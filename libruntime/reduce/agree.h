@@ -1,0 +1,20 @@
+/*
+ * agree: ranks check, when a model is made, that all were given the same
+ * parameters and options. A rank that found its own arguments wrong takes
+ * part too, so that the others get an error instead of a wait.
+ */
+#ifndef DDP_REDUCE_AGREE_H
+#define DDP_REDUCE_AGREE_H
+
+#include "reduce/layout.h"
+#include "reduce/options.h"
+
+/*
+ * Collective. `mine` is what this rank's own preparation gave; if it is not
+ * DDP_OK, the layout and the settings are not looked at, and it is returned.
+ * DDP_ERR_MISMATCH names what differs, on all ranks.
+ */
+ddp_status ddp_model_agree(ddp_comm *comm, ddp_status mine, const ddp_layout *layout,
+                           const ddp_model_settings *settings);
+
+#endif

@@ -1,0 +1,147 @@
+#include "reduce/bucket.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+
+static int64_t round_size(int64_t size)
+{
+	size -= size % DDP_ALIGN_ELEMENTS;
+	return size < DDP_ALIGN_ELEMENTS ? DDP_ALIGN_ELEMENTS : size;
+}
+
+static int64_t slot_end(const ddp_layout *layout, int param)
+{
+	return param + 1 < layout->count ? layout->slots[param + 1].offset : layout->elements;
+}
+
+ddp_status ddp_bucket_plan_make(const ddp_layout *layout, int64_t first_size,
+                                int64_t size, ddp_bucket_plan *plan)
+{
+	first_size = round_size(first_size);
+	size = round_size(size);
+
+	int64_t rest = layout->elements > first_size ? layout->elements - first_size : 0;
+	int64_t count = 1 + rest / size + (rest % size != 0);
+	if (count > INT_MAX / 2)
+		return ddp_fail(DDP_ERR_INVALID,
+		                "buckets of %lld elements cut the gradients into %lld pieces; use larger ones",
+		                (long long)size, (long long)count);
+	ddp_bucket *buckets = malloc((size_t)count * sizeof(*buckets));
+	if (buckets == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for %lld buckets", (long long)count);
+
+	int64_t end = layout->elements;
+	int param = layout->count - 1;
+	for (int64_t k = 0; k < count; k++) {
+		int64_t most = k == 0 ? first_size : size;
+		ddp_bucket *bucket = &buckets[k];
+
+		bucket->end = end;
+		bucket->begin = end > most ? end - most : 0;
+		while (layout->slots[param].offset >= bucket->end)
+			param--;
+		bucket->last_param = param;
+		while (layout->slots[param].offset > bucket->begin)
+			param--;
+		bucket->first_param = param;
+		end = bucket->begin;
+	}
+	plan->count = (int)count;
+	plan->buckets = buckets;
+	return DDP_OK;
+}
+
+void ddp_bucket_plan_free(ddp_bucket_plan *plan)
+{
+	free(plan->buckets);
+	*plan = (ddp_bucket_plan){ 0 };
+}
+
+int ddp_bucket_of(const ddp_bucket_plan *plan, int64_t offset)
+{
+	int low = 0, high = plan->count - 1;
+
+	/* Ranges fall as the index rises. */
+	while (low < high) {
+		int middle = low + (high - low) / 2;
+		if (offset >= plan->buckets[middle].begin)
+			high = middle;
+		else
+			low = middle + 1;
+	}
+	return low;
+}
+
+ddp_status ddp_ready_make(const ddp_layout *layout, const ddp_bucket_plan *plan,
+                          ddp_ready *ready)
+{
+	ddp_ready made = { .layout = layout, .plan = plan };
+
+	made.pending = malloc((size_t)plan->count * sizeof(*made.pending));
+	made.announced = malloc((size_t)layout->count * sizeof(*made.announced));
+	if (made.pending == NULL || made.announced == NULL) {
+		ddp_ready_free(&made);
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to track %d buckets", plan->count);
+	}
+	ddp_ready_reset(&made);
+	*ready = made;
+	return DDP_OK;
+}
+
+void ddp_ready_free(ddp_ready *ready)
+{
+	free(ready->pending);
+	free(ready->announced);
+	*ready = (ddp_ready){ 0 };
+}
+
+void ddp_ready_reset(ddp_ready *ready)
+{
+	for (int k = 0; k < ready->plan->count; k++) {
+		const ddp_bucket *bucket = &ready->plan->buckets[k];
+		ready->pending[k] = bucket->last_param - bucket->first_param + 1;
+	}
+	memset(ready->announced, 0, (size_t)ready->layout->count * sizeof(*ready->announced));
+	ready->announced_count = 0;
+	ready->next = 0;
+}
+
+ddp_status ddp_ready_announce(ddp_ready *ready, int param)
+{
+	const ddp_layout *layout = ready->layout;
+
+	if (param < 0 || param >= layout->count)
+		return ddp_fail(DDP_ERR_INVALID, "no parameter has index %d; there are %d",
+		                param, layout->count);
+	if (ready->announced[param])
+		return ddp_fail(DDP_ERR_STATE,
+		                "the gradient of \"%s\" was announced twice in one step; with several "
+		                "micro-batches a step, turn sync off for all but the last",
+		                layout->slots[param].name);
+	ready->announced[param] = true;
+	ready->announced_count++;
+	/* Rows may be added to it until the end of the step. */
+	if (layout->slots[param].sparse_rows > 0 && !layout->slots[param].rows_travel)
+		return DDP_OK;
+
+	int last = ddp_bucket_of(ready->plan, layout->slots[param].offset);
+	int first = ddp_bucket_of(ready->plan, slot_end(layout, param) - 1);
+	for (int k = first; k <= last; k++)
+		ready->pending[k]--;
+	return DDP_OK;
+}
+
+int ddp_ready_take(ddp_ready *ready, int limit)
+{
+	if (ready->next >= limit || ready->pending[ready->next] > 0)
+		return -1;
+	return ready->next++;
+}
+
+int ddp_ready_force(ddp_ready *ready, int limit)
+{
+	return ready->next < limit ? ready->next++ : -1;
+}

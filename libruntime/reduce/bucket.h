@@ -1,0 +1,58 @@
+/*
+ * bucket: cuts the gradient arena into buckets, from its end (what backward
+ * produces first) to its beginning, and tracks which are ready. A bucket
+ * covers any range, so a tensor may be split over several. Buckets are taken
+ * in the order of their index only, on each rank the same, since collectives
+ * of one communicator must be issued in one order.
+ */
+#ifndef DDP_REDUCE_BUCKET_H
+#define DDP_REDUCE_BUCKET_H
+
+#include "reduce/layout.h"
+
+typedef struct ddp_bucket {
+	int64_t begin, end;         /* elements of the arena */
+	int first_param, last_param; /* those that it covers a part of */
+} ddp_bucket;
+
+typedef struct ddp_bucket_plan {
+	int count;
+	ddp_bucket *buckets;
+} ddp_bucket_plan;
+
+/* Sizes are caps in elements; they are rounded down to a multiple of
+   DDP_ALIGN_ELEMENTS, and to at least one of it. */
+ddp_status ddp_bucket_plan_make(const ddp_layout *layout, int64_t first_size,
+                                int64_t size, ddp_bucket_plan *plan);
+void ddp_bucket_plan_free(ddp_bucket_plan *plan);
+
+/* The bucket with which the arena's element `offset` travels. */
+int ddp_bucket_of(const ddp_bucket_plan *plan, int64_t offset);
+
+typedef struct ddp_ready {
+	const ddp_layout *layout;
+	const ddp_bucket_plan *plan;
+	int *pending;    /* of each bucket: parameters not announced yet */
+	bool *announced; /* of each parameter */
+	int announced_count;
+	int next;        /* the first bucket not taken yet */
+} ddp_ready;
+
+/* The layout and the plan must outlive it. */
+ddp_status ddp_ready_make(const ddp_layout *layout, const ddp_bucket_plan *plan,
+                          ddp_ready *ready);
+void ddp_ready_free(ddp_ready *ready);
+
+/* A new step: nothing is announced, nothing taken. */
+void ddp_ready_reset(ddp_ready *ready);
+
+/* DDP_ERR_INVALID: no such parameter. DDP_ERR_STATE: announced before. */
+ddp_status ddp_ready_announce(ddp_ready *ready, int param);
+
+/* Takes the next bucket below `limit` if it is complete; -1 if it is not. */
+int ddp_ready_take(ddp_ready *ready, int limit);
+
+/* Takes the next bucket below `limit`, complete or not; -1: none is left. */
+int ddp_ready_force(ddp_ready *ready, int limit);
+
+#endif

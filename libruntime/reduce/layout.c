@@ -1,0 +1,224 @@
+#include "reduce/layout.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+
+/* Arenas stay below 2^59 elements, so that sizes in bytes fit an int64_t. */
+#define ELEMENTS_MAX ((int64_t)1 << 59)
+
+void ddp_shape_text(int ndim, const int64_t *shape, char *text, size_t bytes)
+{
+	size_t used = 0;
+
+	if (bytes == 0)
+		return;
+	text[0] = '\0';
+	for (int d = 0; d < ndim && used < bytes; d++) {
+		int n = snprintf(text + used, bytes - used, "%s%lld", d == 0 ? "[" : ", ",
+		                 (long long)shape[d]);
+		used += n > 0 ? (size_t)n : 0;
+	}
+	if (used < bytes)
+		snprintf(text + used, bytes - used, "]");
+}
+
+static int64_t part_begin(const ddp_layout *layout, int ranks, int rank)
+{
+	int64_t units = layout->elements / DDP_ALIGN_ELEMENTS;
+
+	return (units / ranks * rank + units % ranks * rank / ranks) * DDP_ALIGN_ELEMENTS;
+}
+
+void ddp_layout_part(const ddp_layout *layout, int ranks, int rank, int64_t *begin,
+                     int64_t *end)
+{
+	*begin = part_begin(layout, ranks, rank);
+	*end = part_begin(layout, ranks, rank + 1);
+}
+
+static ddp_status check_name(const char *name, int index)
+{
+	if (name == NULL || name[0] == '\0')
+		return ddp_fail(DDP_ERR_INVALID, "parameter %d has no name", index);
+	size_t length = strnlen(name, DDP_PARAM_NAME_MAX + 1);
+	if (length > DDP_PARAM_NAME_MAX)
+		return ddp_fail(DDP_ERR_INVALID, "parameter %d: its name is longer than %d bytes",
+		                index, DDP_PARAM_NAME_MAX);
+	for (size_t i = 0; i < length; i++) {
+		if (name[i] < ' ' || name[i] > '~')
+			return ddp_fail(DDP_ERR_INVALID,
+			                "parameter %d: byte %zu of its name is not printable ASCII",
+			                index, i);
+	}
+	/* A checkpoint uses these for itself. */
+	if (strncmp(name, "optimizer.", strlen("optimizer.")) == 0 ||
+	    strcmp(name, "__metadata__") == 0)
+		return ddp_fail(DDP_ERR_INVALID,
+		                "parameter %d: the name \"%s\" is reserved for the checkpoint; choose another",
+		                index, name);
+	return DDP_OK;
+}
+
+static ddp_status count_elements(const ddp_param *param, int64_t *count)
+{
+	int64_t product = 1;
+
+	if (param->ndim < 1 || param->ndim > DDP_MAX_DIMS)
+		return ddp_fail(DDP_ERR_INVALID, "parameter \"%s\": ndim is %d, not 1 to %d",
+		                param->name, param->ndim, DDP_MAX_DIMS);
+	for (int d = 0; d < param->ndim; d++) {
+		if (param->shape[d] <= 0)
+			return ddp_fail(DDP_ERR_INVALID, "parameter \"%s\": dimension %d is %lld",
+			                param->name, d, (long long)param->shape[d]);
+		if (__builtin_mul_overflow(product, param->shape[d], &product) ||
+		    product > ELEMENTS_MAX)
+			return ddp_fail(DDP_ERR_INVALID, "parameter \"%s\" has too many elements",
+			                param->name);
+	}
+	*count = product;
+	return DDP_OK;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+	return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static ddp_status check_unique(const ddp_layout *layout)
+{
+	ddp_status status = DDP_OK;
+	const char **names = malloc((size_t)layout->count * sizeof(*names));
+
+	if (names == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d parameter names", layout->count);
+	for (int i = 0; i < layout->count; i++)
+		names[i] = layout->slots[i].name;
+	qsort(names, (size_t)layout->count, sizeof(*names), compare_names);
+	for (int i = 1; i < layout->count && status == DDP_OK; i++) {
+		if (strcmp(names[i - 1], names[i]) == 0)
+			status = ddp_fail(DDP_ERR_INVALID,
+			                  "two parameters have the name \"%s\"; names must be unique",
+			                  names[i]);
+	}
+	free(names);
+	return status;
+}
+
+static ddp_status check_rows(const ddp_param *param)
+{
+	if (param->sparse_rows == 0)
+		return DDP_OK;
+	if (param->ndim != 2 || param->shape[0] > INT32_MAX)
+		return ddp_fail(DDP_ERR_INVALID,
+		                "parameter \"%s\": sparse_rows is for matrices of less than 2^31 rows",
+		                param->name);
+	/* More than this would be a mistake, and sizes must not overflow. */
+	if (param->sparse_rows < 0 || param->sparse_rows > INT32_MAX)
+		return ddp_fail(DDP_ERR_INVALID, "parameter \"%s\": sparse_rows is %lld", param->name,
+		                (long long)param->sparse_rows);
+	return DDP_OK;
+}
+
+/* At the end of the arenas, as far as they go. */
+static void place(ddp_layout *layout, ddp_slot *slot)
+{
+	slot->offset = layout->elements;
+	layout->elements += (slot->count + DDP_ALIGN_ELEMENTS - 1) / DDP_ALIGN_ELEMENTS *
+	                    DDP_ALIGN_ELEMENTS;
+}
+
+static ddp_status fill_slot(const ddp_param *param, int index, ddp_layout *layout)
+{
+	ddp_slot *slot = &layout->slots[index];
+
+	ddp_status status = check_name(param->name, index);
+	if (status == DDP_OK)
+		status = count_elements(param, &slot->count);
+	if (status == DDP_OK)
+		status = check_rows(param);
+	if (status != DDP_OK)
+		return status;
+	slot->name = strdup(param->name);
+	if (slot->name == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a parameter's name");
+	slot->ndim = param->ndim;
+	memcpy(slot->shape, param->shape, (size_t)param->ndim * sizeof(*slot->shape));
+	slot->no_decay = param->no_decay;
+	slot->sparse_rows = param->sparse_rows;
+	layout->slot_of[index] = index;
+	place(layout, slot);
+	if (layout->elements > ELEMENTS_MAX)
+		return ddp_fail(DDP_ERR_INVALID, "the parameters have too many elements together");
+	return DDP_OK;
+}
+
+ddp_status ddp_layout_make(const ddp_param *params, int count, ddp_layout *layout)
+{
+	ddp_layout made = { 0 };
+
+	if (params == NULL || count < 1)
+		return ddp_fail(DDP_ERR_INVALID, "a model needs at least one parameter, not %d", count);
+	made.slots = calloc((size_t)count, sizeof(*made.slots));
+	made.slot_of = calloc((size_t)count, sizeof(*made.slot_of));
+	if (made.slots == NULL || made.slot_of == NULL) {
+		ddp_layout_free(&made);
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d parameters", count);
+	}
+	made.count = count;
+
+	ddp_status status = DDP_OK;
+	for (int i = 0; i < count && status == DDP_OK; i++)
+		status = fill_slot(&params[i], i, &made);
+	if (status == DDP_OK)
+		status = check_unique(&made);
+	if (status != DDP_OK) {
+		ddp_layout_free(&made);
+		return status;
+	}
+	*layout = made;
+	return DDP_OK;
+}
+
+/* Appends the slots that do, or do not, travel by rows to `moved`. */
+static void take_slots(ddp_layout *layout, bool travel, ddp_slot *moved, int *taken)
+{
+	for (int i = 0; i < layout->count; i++) {
+		if (layout->slots[i].rows_travel != travel)
+			continue;
+		moved[*taken] = layout->slots[i];
+		place(layout, &moved[*taken]);
+		layout->slot_of[i] = (*taken)++;
+	}
+}
+
+ddp_status ddp_layout_arrange(ddp_layout *layout, int ranks)
+{
+	ddp_slot *moved = malloc((size_t)layout->count * sizeof(*moved));
+	int taken = 0;
+
+	if (moved == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d parameters", layout->count);
+	for (int i = 0; i < layout->count; i++) {
+		ddp_slot *slot = &layout->slots[i];
+		slot->rows_travel = ranks > 1 && slot->sparse_rows > 0 &&
+		                    slot->sparse_rows < (slot->shape[0] + ranks - 1) / ranks;
+	}
+	layout->elements = 0;
+	take_slots(layout, false, moved, &taken);
+	take_slots(layout, true, moved, &taken);
+	free(layout->slots);
+	layout->slots = moved;
+	return DDP_OK;
+}
+
+void ddp_layout_free(ddp_layout *layout)
+{
+	for (int i = 0; i < layout->count && layout->slots != NULL; i++)
+		free(layout->slots[i].name);
+	free(layout->slots);
+	free(layout->slot_of);
+	*layout = (ddp_layout){ 0 };
+}

@@ -1,0 +1,50 @@
+/*
+ * layout: a checked copy of a parameter list, and where each tensor lies in
+ * the arenas. Tensors follow one another in the given order, but for those
+ * that ddp_layout_arrange() moves; each begins at a multiple of 64 bytes, and
+ * the gap behind a tensor stays zero.
+ */
+#ifndef DDP_REDUCE_LAYOUT_H
+#define DDP_REDUCE_LAYOUT_H
+
+#include "ddp.h"
+
+enum { DDP_ALIGN_ELEMENTS = 16, DDP_PARAM_NAME_MAX = 255 };
+
+typedef struct ddp_slot {
+	char *name;
+	int ndim;
+	int64_t shape[DDP_MAX_DIMS];
+	bool no_decay;
+	int64_t sparse_rows;
+	bool rows_travel; /* apart from the dense part of the gradient */
+	int64_t offset; /* in elements, a multiple of DDP_ALIGN_ELEMENTS */
+	int64_t count;  /* elements */
+} ddp_slot;
+
+typedef struct ddp_layout {
+	int count;
+	int64_t elements; /* of an arena, gaps included */
+	ddp_slot *slots;  /* in the order of the arenas */
+	int *slot_of;     /* [count]: a parameter's slot */
+} ddp_layout;
+
+/* Checks the list and copies it. DDP_ERR_INVALID names the wrong parameter. */
+ddp_status ddp_layout_make(const ddp_param *params, int count, ddp_layout *layout);
+/*
+ * Decides whose rows travel among `ranks` (1: nobody's), and moves those
+ * parameters to the end of the arenas: their dense parts are complete when
+ * backward has begun, and buckets travel from the end to the beginning.
+ */
+ddp_status ddp_layout_arrange(ddp_layout *layout, int ranks);
+void ddp_layout_free(ddp_layout *layout);
+
+/* The part of the arenas that is rank's among `ranks`: [*begin, *end), as
+   equal as alignment allows. */
+void ddp_layout_part(const ddp_layout *layout, int ranks, int rank, int64_t *begin,
+                     int64_t *end);
+
+/* Writes "[2, 3]"; cut if `bytes` are too few. */
+void ddp_shape_text(int ndim, const int64_t *shape, char *text, size_t bytes);
+
+#endif

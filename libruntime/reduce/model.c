@@ -1,0 +1,247 @@
+#include "reduce/model_state.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "reduce/agree.h"
+
+static bool communicates(const ddp_model *model)
+{
+	return ddp_comm_size(model->context->world) > 1 && !model->settings.no_communication;
+}
+
+static bool is_sharded(const ddp_model *model)
+{
+	return communicates(model) && model->settings.update != DDP_REPLICATED &&
+	       ddp_comm_nodes(model->context->world) == 1;
+}
+
+/* The ranks among which gradients travel in buckets. */
+static int travelling_ranks(const ddp_model *model)
+{
+	return communicates(model) && !is_sharded(model) ? ddp_comm_size(model->context->world) : 1;
+}
+
+/* What can fail on this rank alone. */
+static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
+                          const ddp_model_options *options)
+{
+	ddp_status status = ddp_model_settings_make(options, &model->settings);
+	if (status == DDP_OK)
+		status = ddp_layout_make(params, count, &model->layout);
+	if (status == DDP_OK)
+		status = ddp_layout_arrange(&model->layout, travelling_ranks(model));
+	if (status == DDP_OK)
+		status = ddp_rows_make(&model->layout, travelling_ranks(model), &model->rows);
+	if (status == DDP_OK && model->settings.bucket_elements == 0)
+		model->settings.bucket_elements = ddp_default_bucket_elements(model->layout.elements);
+	if (status == DDP_OK)
+		status = ddp_bucket_plan_make(&model->layout, model->settings.first_bucket_elements,
+		                              model->settings.bucket_elements, &model->plan);
+	if (status == DDP_OK)
+		status = ddp_optim_make(&model->settings.optim, &model->layout, &model->optim);
+	return status;
+}
+
+/* The order in which ranks go through this is the same on all. */
+static ddp_status join(ddp_model *model)
+{
+	ddp_comm *comm = model->context->world;
+	size_t bytes = (size_t)model->layout.elements * sizeof(float);
+	bool sharded = is_sharded(model);
+	void *memory;
+
+	if (model->settings.update == DDP_SHARDED && ddp_comm_nodes(comm) > 1)
+		return ddp_fail(DDP_ERR_UNSUPPORTED,
+		                "a sharded update needs all ranks on one node, they are on %d; leave the "
+		                "model option update at DDP_UPDATE_AUTO", ddp_comm_nodes(comm));
+	ddp_status status = ddp_mem_alloc(comm, bytes, &memory);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "the model's parameters");
+	model->params = memory;
+	status = ddp_mem_alloc(comm, bytes, &memory);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "the model's gradients");
+	model->grads = memory;
+	if (sharded)
+		status = ddp_sharded_make(comm, &model->layout, model->params, model->grads,
+		                          &model->sharded);
+	if (status != DDP_OK)
+		return status;
+	return ddp_reducer_make(comm, model->context->watch, model->grads, &model->layout,
+	                        &model->plan, communicates(model), !sharded,
+	                        !model->settings.no_overlap, &model->reducer);
+}
+
+ddp_status ddp_model_create(ddp_context *context, const ddp_param *params, int count,
+                            const ddp_model_options *options, ddp_model **model)
+{
+	if (context == NULL || model == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_model_create() needs a context and a place for the model");
+	ddp_model *made = calloc(1, sizeof(*made));
+	if (made == NULL) {
+		ddp_fail(DDP_ERR_NOMEM, "no memory for a model");
+		return ddp_model_agree(context->world, DDP_ERR_NOMEM, NULL, NULL);
+	}
+	made->context = context;
+	made->sync = true;
+
+	ddp_status status = prepare(made, params, count, options);
+	status = ddp_model_agree(context->world, status, &made->layout, &made->settings);
+	if (status == DDP_OK)
+		status = join(made);
+	if (status != DDP_OK) {
+		ddp_watch_error(context->watch, status);
+		ddp_model_free(made);
+		return status;
+	}
+	made->learning_rate = made->settings.learning_rate;
+	for (int phase = 0; phase < DDP_PHASES; phase++)
+		made->phase_seconds[phase] = ddp_watch_phase_seconds(context->watch, (ddp_phase)phase);
+	ddp_watch_begin_step(context->watch, 1, made->plan.count);
+	*model = made;
+	return DDP_OK;
+}
+
+void ddp_model_free(ddp_model *model)
+{
+	if (model == NULL)
+		return;
+	ddp_comm *comm = model->context->world;
+
+	if (model->reducer.requests != NULL)
+		ddp_reducer_abandon(&model->reducer, "a model was freed in the middle of a step");
+	ddp_reducer_free(&model->reducer);
+	ddp_sharded_free(&model->sharded);
+	ddp_rows_free(&model->rows);
+	if (model->grads != NULL)
+		ddp_mem_free(comm, model->grads);
+	if (model->params != NULL)
+		ddp_mem_free(comm, model->params);
+	ddp_optim_free(&model->optim);
+	ddp_bucket_plan_free(&model->plan);
+	ddp_layout_free(&model->layout);
+	free(model);
+}
+
+const ddp_slot *ddp_model_slot(const ddp_model *model, int param)
+{
+	if (model == NULL || param < 0 || param >= model->layout.count)
+		return NULL;
+	return &model->layout.slots[model->layout.slot_of[param]];
+}
+
+float *ddp_param_data(ddp_model *model, int param)
+{
+	const ddp_slot *slot = ddp_model_slot(model, param);
+
+	return slot != NULL ? model->params + slot->offset : NULL;
+}
+
+float *ddp_param_grad(ddp_model *model, int param)
+{
+	const ddp_slot *slot = ddp_model_slot(model, param);
+
+	return slot != NULL ? model->grads + slot->offset : NULL;
+}
+
+int64_t ddp_param_count(const ddp_model *model, int param)
+{
+	const ddp_slot *slot = ddp_model_slot(model, param);
+
+	return slot != NULL ? slot->count : 0;
+}
+
+ddp_status ddp_broadcast_params(ddp_model *model)
+{
+	ddp_status status = ddp_model_check(model);
+	if (status != DDP_OK)
+		return status;
+	status = ddp_broadcast(model->context->world, model->params,
+	                       (size_t)model->layout.elements, DDP_F32, 0);
+	if (status != DDP_OK) {
+		ddp_fail_context(status, "broadcast of the parameters");
+		return ddp_model_fail(model, status);
+	}
+	return DDP_OK;
+}
+
+void ddp_set_learning_rate(ddp_model *model, double learning_rate)
+{
+	if (model != NULL)
+		model->learning_rate = learning_rate;
+}
+
+ddp_context *ddp_model_context(const ddp_model *model)
+{
+	return model->context;
+}
+
+int64_t ddp_model_step_count(const ddp_model *model)
+{
+	return model->steps;
+}
+
+void ddp_model_set_step_count(ddp_model *model, int64_t steps)
+{
+	model->steps = steps;
+	ddp_watch_begin_step(model->context->watch, steps + 1, model->plan.count);
+}
+
+static ddp_status fill_tensor(const ddp_slot *slot, const char *state, float *arena,
+                              ddp_tensor *tensor)
+{
+	int n = state != NULL ? asprintf(&tensor->name, "optimizer.%s.%s", state, slot->name)
+	                      : asprintf(&tensor->name, "%s", slot->name);
+
+	if (n < 0) {
+		tensor->name = NULL;
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the name of tensor \"%s\"", slot->name);
+	}
+	tensor->ndim = slot->ndim;
+	tensor->shape = slot->shape;
+	tensor->data = arena + slot->offset;
+	return DDP_OK;
+}
+
+ddp_status ddp_model_tensors(ddp_model *model, ddp_tensor **tensors, int *count)
+{
+	int params = model->layout.count, total = params * (1 + model->optim.state_count);
+	ddp_status status = DDP_OK;
+
+	if (model->torn)
+		return ddp_fail(DDP_ERR_STATE,
+		                "step %lld failed after a part of the parameters was updated; go back to "
+		                "the last checkpoint", (long long)model->steps + 1);
+	ddp_tensor *made = calloc((size_t)total, sizeof(*made));
+	if (made == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a list of %d tensors", total);
+	for (int i = 0; i < total && status == DDP_OK; i++) {
+		int state = i / params - 1;
+		status = fill_tensor(ddp_model_slot(model, i % params),
+		                     state < 0 ? NULL : model->optim.state_name[state],
+		                     state < 0 ? model->params : model->optim.state[state], &made[i]);
+	}
+	if (status != DDP_OK) {
+		ddp_model_tensors_free(made, total);
+		return status;
+	}
+	*tensors = made;
+	*count = total;
+	return DDP_OK;
+}
+
+ddp_status ddp_model_collect(ddp_model *model)
+{
+	if (model->sharded.ranks == 0)
+		return DDP_OK;
+	return ddp_sharded_collect(&model->sharded, model->context->world, &model->optim);
+}
+
+void ddp_model_tensors_free(ddp_tensor *tensors, int count)
+{
+	for (int i = 0; i < count && tensors != NULL; i++)
+		free(tensors[i].name);
+	free(tensors);
+}

@@ -1,0 +1,61 @@
+/* model_state: what a ddp_model is made of; for reduce/ and train/ only. */
+#ifndef DDP_REDUCE_MODEL_STATE_H
+#define DDP_REDUCE_MODEL_STATE_H
+
+#include <stdatomic.h>
+
+#include "reduce/model.h"
+#include "reduce/options.h"
+#include "reduce/reducer.h"
+#include "reduce/rows.h"
+#include "reduce/sharded.h"
+
+enum { DDP_PHASES = DDP_PHASE_EVAL + 1 };
+
+struct ddp_model {
+	ddp_context *context;
+	ddp_model_settings settings;
+	ddp_layout layout;
+	ddp_bucket_plan plan;
+	float *params, *grads;  /* arenas, of ddp_mem_alloc() */
+	ddp_optim optim;
+	ddp_reducer reducer;
+	ddp_rows rows;
+	ddp_sharded sharded;    /* .ranks 0: the update is replicated */
+	double learning_rate;
+	int64_t steps;          /* done */
+	bool sync;
+	atomic_bool stop_requested; /* on this rank */
+	bool failed;            /* by a step that ended in an error */
+	bool torn;              /* a failed step updated only a part of the parameters */
+
+	uint64_t step_start_ns; /* 0: before the first step's first phase */
+	double phase_seconds[DDP_PHASES]; /* of the watch, when the step began */
+	ddp_summary summary;    /* sums so far; the ratios are filled in when asked for */
+	double weight_sum;
+};
+
+/*
+ * Updates the parameters; buckets before the reducer's `hold` are reduced, the
+ * totals known. `weight` is that of all ranks. *norm is the mean gradient's.
+ */
+ddp_status ddp_model_update(ddp_model *model, ddp_update *update, double weight,
+                            double *norm);
+
+/* DDP_ERR_INVALID: NULL. DDP_ERR_STATE: a step failed before. */
+ddp_status ddp_model_check(const ddp_model *model);
+
+/* Of the parameter that the program calls `param`; NULL if there is none. */
+const ddp_slot *ddp_model_slot(const ddp_model *model, int param);
+
+/* The clock of the first step starts with the first sign of work on it. */
+void ddp_model_start_clock(ddp_model *model);
+
+/*
+ * The model can train no more: ends what is under way here and on all ranks,
+ * keeps the last error in the progress page, and returns `status` with the
+ * last error unchanged.
+ */
+ddp_status ddp_model_fail(ddp_model *model, ddp_status status);
+
+#endif

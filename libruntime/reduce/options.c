@@ -1,0 +1,124 @@
+#include "reduce/options.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/error.h"
+
+static const double FIRST_BUCKET_MB = 1;
+static const double BUCKET_MB_MAX = 1 << 20;
+static const double ELEMENTS_PER_MB = 1024.0 * 1024.0 / sizeof(float);
+
+int64_t ddp_default_bucket_elements(int64_t elements)
+{
+	const int64_t least = 1 << 18, most = 25 << 18;
+	int64_t share = elements / 32;
+
+	return share < least ? least : share > most ? most : share;
+}
+
+static double or_default(double value, double otherwise)
+{
+	return value != 0 ? value : otherwise;
+}
+
+static ddp_status environment_bucket_mb(double *bucket_mb)
+{
+	const char *text = getenv("DDP_BUCKET_MB");
+	char *end;
+
+	*bucket_mb = 0;
+	if (text == NULL || text[0] == '\0')
+		return DDP_OK;
+	double value = strtod(text, &end);
+	if (*end != '\0' || !(value > 0 && value <= BUCKET_MB_MAX))
+		return ddp_fail(DDP_ERR_INVALID,
+		                "DDP_BUCKET_MB is \"%.32s\"; it must be a number of MiB above 0", text);
+	*bucket_mb = value;
+	return DDP_OK;
+}
+
+static ddp_status check(const char *name, double value, bool good, const char *range)
+{
+	if (good)
+		return DDP_OK;
+	return ddp_fail(DDP_ERR_INVALID, "model option %s is %g; it must be %s", name, value, range);
+}
+
+static ddp_status check_settings(const ddp_model_settings *settings)
+{
+	const ddp_optim_settings *optim = &settings->optim;
+	const struct {
+		const char *name;
+		double value;
+		bool good;
+		const char *range;
+	} checks[] = {
+		{ "optimizer", optim->kind, optim->kind == DDP_ADAMW || optim->kind == DDP_SGD,
+		  "DDP_ADAMW or DDP_SGD" },
+		{ "learning_rate", settings->learning_rate,
+		  isfinite(settings->learning_rate) && settings->learning_rate > 0, "above 0" },
+		{ "beta1", optim->beta1, optim->beta1 > 0 && optim->beta1 < 1, "between 0 and 1" },
+		{ "beta2", optim->beta2, optim->beta2 > 0 && optim->beta2 < 1, "between 0 and 1" },
+		{ "epsilon", optim->epsilon, isfinite(optim->epsilon) && optim->epsilon > 0, "above 0" },
+		{ "weight_decay", optim->weight_decay,
+		  isfinite(optim->weight_decay) && optim->weight_decay >= 0, "0 or more" },
+		{ "momentum", optim->momentum, isfinite(optim->momentum) && optim->momentum >= 0,
+		  "0 or more" },
+		{ "update", settings->update,
+		  settings->update == DDP_UPDATE_AUTO || settings->update == DDP_REPLICATED ||
+		  settings->update == DDP_SHARDED, "DDP_UPDATE_AUTO, DDP_REPLICATED or DDP_SHARDED" },
+		{ "clip_norm", settings->clip_norm,
+		  isfinite(settings->clip_norm) && settings->clip_norm >= 0, "0 or more" },
+	};
+	ddp_status status = DDP_OK;
+
+	for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]) && status == DDP_OK; i++)
+		status = check(checks[i].name, checks[i].value, checks[i].good, checks[i].range);
+	return status;
+}
+
+ddp_status ddp_model_settings_make(const ddp_model_options *options,
+                                   ddp_model_settings *settings)
+{
+	static const ddp_model_options none;
+	double bucket_mb;
+
+	if (options == NULL)
+		options = &none;
+	ddp_status status = environment_bucket_mb(&bucket_mb);
+	if (status != DDP_OK)
+		return status;
+	bucket_mb = or_default(options->bucket_mb, bucket_mb);
+	double first_mb = or_default(options->first_bucket_mb,
+	                             fmin(or_default(bucket_mb, FIRST_BUCKET_MB), FIRST_BUCKET_MB));
+	status = check("bucket_mb", bucket_mb, bucket_mb >= 0 && bucket_mb <= BUCKET_MB_MAX,
+	               "above 0");
+	if (status == DDP_OK)
+		status = check("first_bucket_mb", first_mb, first_mb > 0 && first_mb <= BUCKET_MB_MAX,
+		               "above 0");
+	if (status != DDP_OK)
+		return status;
+
+	const ddp_model_settings made = {
+		.bucket_elements = bucket_mb > 0 ? (int64_t)fmax(bucket_mb * ELEMENTS_PER_MB, 1) : 0,
+		.first_bucket_elements = (int64_t)(first_mb * ELEMENTS_PER_MB),
+		.optim = {
+			.kind = options->optimizer,
+			.beta1 = or_default(options->beta1, 0.9),
+			.beta2 = or_default(options->beta2, 0.999),
+			.epsilon = or_default(options->epsilon, 1e-8),
+			.weight_decay = options->weight_decay,
+			.momentum = options->momentum,
+		},
+		.learning_rate = or_default(options->learning_rate, 1e-3),
+		.clip_norm = options->clip_norm,
+		.update = options->update,
+		.no_overlap = options->no_overlap,
+		.no_communication = options->no_communication,
+	};
+	status = check_settings(&made);
+	if (status == DDP_OK)
+		*settings = made;
+	return status;
+}

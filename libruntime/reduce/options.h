@@ -1,0 +1,29 @@
+/* options: a model's options with their defaults filled in and checked. */
+#ifndef DDP_REDUCE_OPTIONS_H
+#define DDP_REDUCE_OPTIONS_H
+
+#include "optim/optim.h"
+
+typedef struct ddp_model_settings {
+	int64_t bucket_elements; /* 0: by the size of the model */
+	int64_t first_bucket_elements;
+	ddp_optim_settings optim;
+	double learning_rate;
+	double clip_norm; /* 0: none */
+	ddp_update_mode update;
+	bool no_overlap, no_communication;
+} ddp_model_settings;
+
+/* Reads DDP_BUCKET_MB of the environment too. options may be NULL.
+   DDP_ERR_INVALID names the wrong option. */
+ddp_status ddp_model_settings_make(const ddp_model_options *options,
+                                   ddp_model_settings *settings);
+
+/*
+ * The bucket size where none is given: a 32nd of the gradients, since the last
+ * bucket is what backward cannot hide, but at least 1 MiB, so that latency
+ * stays small beside it, and at most 25 MiB.
+ */
+int64_t ddp_default_bucket_elements(int64_t elements);
+
+#endif

@@ -1,0 +1,207 @@
+#include "reduce/reducer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+ddp_status ddp_reducer_make(ddp_comm *comm, ddp_watch *watch, float *grads,
+                            const ddp_layout *layout, const ddp_bucket_plan *plan,
+                            bool communicates, bool buckets, bool overlaps,
+                            ddp_reducer *reducer)
+{
+	ddp_reducer made = {
+		.comm = comm, .watch = watch, .grads = grads, .plan = plan,
+		.hold = ddp_bucket_of(plan, layout->count > 1 ? layout->slots[1].offset - 1
+		                                              : layout->elements - 1),
+		.communicates = communicates, .buckets = buckets, .overlaps = overlaps,
+	};
+
+	ddp_status status = ddp_ready_make(layout, plan, &made.ready);
+	if (status != DDP_OK)
+		return status;
+	made.requests = calloc((size_t)plan->count, sizeof(*made.requests));
+	/* Totals, norm and update; counts, indices and values of rows. */
+	made.spans_max = (size_t)plan->count + 3 + 3 * (size_t)layout->count;
+	made.spans = calloc(made.spans_max, sizeof(*made.spans));
+	if (made.requests == NULL || made.spans == NULL) {
+		ddp_reducer_free(&made);
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d requests", plan->count);
+	}
+	*reducer = made;
+	return DDP_OK;
+}
+
+void ddp_reducer_free(ddp_reducer *reducer)
+{
+	ddp_ready_free(&reducer->ready);
+	free(reducer->requests);
+	free(reducer->spans);
+	*reducer = (ddp_reducer){ 0 };
+}
+
+static ddp_status issue_bucket(ddp_reducer *reducer, int k)
+{
+	const ddp_bucket *bucket = &reducer->plan->buckets[k];
+	const ddp_collective operation = {
+		.kind = DDP_ALL_REDUCE, .recv = reducer->grads + bucket->begin,
+		.count = (size_t)(bucket->end - bucket->begin), .type = DDP_F32, .op = DDP_SUM,
+	};
+
+	ddp_watch_bucket(reducer->watch, k, bucket->end - bucket->begin);
+	ddp_status status = ddp_issue(reducer->comm, &operation, &reducer->requests[k]);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "gradient bucket %d of %d", k, reducer->plan->count);
+	return DDP_OK;
+}
+
+ddp_status ddp_reducer_announce(ddp_reducer *reducer, int param)
+{
+	ddp_status status = ddp_ready_announce(&reducer->ready, param);
+	int k;
+
+	if (!reducer->communicates || !reducer->buckets || !reducer->overlaps)
+		return status;
+	while (status == DDP_OK && (k = ddp_ready_take(&reducer->ready, reducer->hold)) >= 0)
+		status = issue_bucket(reducer, k);
+	return status;
+}
+
+static ddp_status issue_totals(ddp_reducer *reducer)
+{
+	const ddp_collective operation = {
+		.kind = DDP_ALL_REDUCE, .recv = reducer->totals,
+		.count = reducer->totals_count, .type = DDP_F64, .op = DDP_SUM,
+	};
+
+	return ddp_issue(reducer->comm, &operation, &reducer->totals_request);
+}
+
+static void note_span(ddp_reducer *reducer, const char *name, int64_t bytes, ddp_span span)
+{
+	if (reducer->span_count < reducer->spans_max)
+		reducer->spans[reducer->span_count++] = span;
+	ddp_watch_communication(reducer->watch, name, bytes, span.start_ns, span.end_ns);
+}
+
+ddp_status ddp_reducer_run(ddp_reducer *reducer, const char *name,
+                           const ddp_collective *operation)
+{
+	ddp_span span = { .start_ns = ddp_now_ns() };
+
+	if (!reducer->communicates)
+		return DDP_OK;
+	ddp_status status = ddp_run(reducer->comm, operation);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "%s", name);
+	span.end_ns = ddp_now_ns();
+	note_span(reducer, name, (int64_t)(operation->count * ddp_type_bytes(operation->type)), span);
+	return DDP_OK;
+}
+
+ddp_status ddp_reducer_meet(ddp_reducer *reducer, const char *name, double *values,
+                            size_t count)
+{
+	const ddp_collective operation = {
+		.kind = count > 0 ? DDP_ALL_REDUCE : DDP_BARRIER, .recv = values, .count = count,
+		.type = DDP_F64, .op = DDP_SUM,
+	};
+
+	return ddp_reducer_run(reducer, name, &operation);
+}
+
+ddp_status ddp_reducer_finish(ddp_reducer *reducer, const double *totals, size_t count)
+{
+	ddp_status status = DDP_OK;
+	int k;
+
+	memcpy(reducer->totals, totals, count * sizeof(*totals));
+	reducer->totals_count = count;
+	if (!reducer->communicates)
+		return DDP_OK;
+	if (!reducer->buckets)
+		return ddp_reducer_meet(reducer, "totals", reducer->totals, count);
+	while (status == DDP_OK && (k = ddp_ready_force(&reducer->ready, reducer->hold)) >= 0)
+		status = issue_bucket(reducer, k);
+	if (status == DDP_OK)
+		status = issue_totals(reducer);
+	while (status == DDP_OK &&
+	       (k = ddp_ready_force(&reducer->ready, reducer->plan->count)) >= 0)
+		status = issue_bucket(reducer, k);
+	return status;
+}
+
+/* Ends *request, and notes when it ran. */
+static ddp_status wait_request(ddp_reducer *reducer, ddp_request **request, const char *name,
+                               int64_t bytes)
+{
+	ddp_span span;
+
+	if (*request == NULL)
+		return DDP_OK;
+	ddp_request *ending = *request;
+	*request = NULL;
+	ddp_status status = ddp_wait_timed(ending, &span.start_ns, &span.end_ns);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "%s", name);
+	note_span(reducer, name, bytes, span);
+	return DDP_OK;
+}
+
+ddp_status ddp_reducer_wait_totals(ddp_reducer *reducer, double *totals)
+{
+	ddp_status status = wait_request(reducer, &reducer->totals_request, "totals",
+	                                 (int64_t)(reducer->totals_count * sizeof(double)));
+
+	if (status == DDP_OK)
+		memcpy(totals, reducer->totals, reducer->totals_count * sizeof(*totals));
+	return status;
+}
+
+ddp_status ddp_reducer_wait(ddp_reducer *reducer, int first, int end)
+{
+	ddp_status status = DDP_OK;
+	char name[32];
+
+	for (int k = first; k < end && status == DDP_OK; k++) {
+		const ddp_bucket *bucket = &reducer->plan->buckets[k];
+		snprintf(name, sizeof(name), "bucket %d", k);
+		status = wait_request(reducer, &reducer->requests[k], name,
+		                      (bucket->end - bucket->begin) * (int64_t)sizeof(float));
+	}
+	return status;
+}
+
+void ddp_reducer_reset(ddp_reducer *reducer)
+{
+	ddp_ready_reset(&reducer->ready);
+	reducer->span_count = 0;
+}
+
+bool ddp_reducer_busy(const ddp_reducer *reducer)
+{
+	if (reducer->totals_request != NULL)
+		return true;
+	for (int k = 0; k < reducer->plan->count; k++) {
+		if (reducer->requests[k] != NULL)
+			return true;
+	}
+	return false;
+}
+
+void ddp_reducer_abandon(ddp_reducer *reducer, const char *reason)
+{
+	if (!ddp_reducer_busy(reducer))
+		return;
+	ddp_comm_abort(reducer->comm, reason);
+	for (int k = 0; k < reducer->plan->count; k++) {
+		if (reducer->requests[k] != NULL)
+			ddp_wait(reducer->requests[k]);
+		reducer->requests[k] = NULL;
+	}
+	if (reducer->totals_request != NULL)
+		ddp_wait(reducer->totals_request);
+	reducer->totals_request = NULL;
+}

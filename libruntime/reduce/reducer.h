@@ -1,0 +1,70 @@
+/*
+ * reducer: sums gradient buckets over all ranks while backward still runs.
+ *
+ * All ranks issue the same collectives in the same order: the buckets before
+ * `hold` as they become complete, then the totals (weights, losses), then the
+ * rest. The first parameter's buckets are held until the totals are known: it
+ * is the last that backward finishes, so this costs no time, and the update
+ * of everything before runs beside their reduction.
+ *
+ * Where the update is sharded, only the totals travel this way.
+ */
+#ifndef DDP_REDUCE_REDUCER_H
+#define DDP_REDUCE_REDUCER_H
+
+#include "comm/comm.h"
+#include "reduce/bucket.h"
+#include "watch/spans.h"
+#include "watch/watch.h"
+
+enum { DDP_TOTALS_MAX = 8 };
+
+typedef struct ddp_reducer {
+	ddp_comm *comm;
+	ddp_watch *watch;
+	float *grads;
+	const ddp_bucket_plan *plan;
+	ddp_ready ready;
+	int hold;
+	bool communicates; /* false: only the announcements are checked */
+	bool buckets;      /* false: gradients take another way */
+	bool overlaps;     /* false: nothing is issued before the end of the step */
+	ddp_request **requests;   /* of each bucket; NULL: none under way */
+	ddp_request *totals_request;
+	double totals[DDP_TOTALS_MAX];
+	size_t totals_count;
+	ddp_span *spans;          /* of the step's completed collectives */
+	size_t span_count, spans_max;
+} ddp_reducer;
+
+/* The plan, the layout, the gradients and the watch must outlive it. */
+ddp_status ddp_reducer_make(ddp_comm *comm, ddp_watch *watch, float *grads,
+                            const ddp_layout *layout, const ddp_bucket_plan *plan,
+                            bool communicates, bool buckets, bool overlaps,
+                            ddp_reducer *reducer);
+/* Nothing may be under way. */
+void ddp_reducer_free(ddp_reducer *reducer);
+
+/* A gradient is complete: starts what this completes. */
+ddp_status ddp_reducer_announce(ddp_reducer *reducer, int param);
+/* Starts all that is left, and the sum of `totals` (at most DDP_TOTALS_MAX). */
+ddp_status ddp_reducer_finish(ddp_reducer *reducer, const double *totals, size_t count);
+/* Waits for the totals, and writes their sums. */
+ddp_status ddp_reducer_wait_totals(ddp_reducer *reducer, double *totals);
+/* Runs an operation at once; `name` is for the trace. */
+ddp_status ddp_reducer_run(ddp_reducer *reducer, const char *name,
+                           const ddp_collective *operation);
+/* Sums `values` over all ranks at once; none: ranks only meet. */
+ddp_status ddp_reducer_meet(ddp_reducer *reducer, const char *name, double *values,
+                            size_t count);
+/* Waits for buckets [first, end). */
+ddp_status ddp_reducer_wait(ddp_reducer *reducer, int first, int end);
+/* Ready for the next step. */
+void ddp_reducer_reset(ddp_reducer *reducer);
+
+/* Whether requests are under way. */
+bool ddp_reducer_busy(const ddp_reducer *reducer);
+/* Aborts the communicator if requests are under way, and ends them all. */
+void ddp_reducer_abandon(ddp_reducer *reducer, const char *reason);
+
+#endif

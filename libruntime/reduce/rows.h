@@ -1,0 +1,41 @@
+/*
+ * rows: sparse parts of gradients, such as that of an embedding whose weight
+ * the classifier shares. Where they travel, they are kept apart until the end
+ * of the step, gathered from all ranks, and added to the reduced gradient in
+ * the order of ranks, then of calls: the same bits on all ranks.
+ */
+#ifndef DDP_REDUCE_ROWS_H
+#define DDP_REDUCE_ROWS_H
+
+#include "reduce/reducer.h"
+
+/* The rows of one parameter. */
+typedef struct ddp_row_set {
+	const ddp_slot *slot;
+	int64_t width, used;
+	int32_t *rows;      /* [sparse_rows] */
+	float *values;      /* [sparse_rows, width] */
+	int32_t *all_rows;  /* [ranks * sparse_rows] */
+	float *all_values;
+} ddp_row_set;
+
+typedef struct ddp_rows {
+	int count, ranks;
+	ddp_row_set *sets;  /* [count]: of the parameters whose rows travel */
+	size_t *counts;     /* [2 * ranks]: of rows, and of their values */
+	int64_t *used;      /* [ranks] */
+} ddp_rows;
+
+/* The layout must outlive it. */
+ddp_status ddp_rows_make(const ddp_layout *layout, int ranks, ddp_rows *rows);
+void ddp_rows_free(ddp_rows *rows);
+
+/* Keeps rows for the exchange. DDP_ERR_INVALID: there are too many. */
+ddp_status ddp_rows_keep(ddp_rows *rows, const ddp_slot *slot, const int32_t *index,
+                         const float *values, int64_t count);
+
+/* Gathers all rows and adds them to `grads`, whose dense parts must be
+   reduced, once per step. Collective. */
+ddp_status ddp_rows_exchange(ddp_rows *rows, ddp_reducer *reducer, float *grads);
+
+#endif

@@ -1,0 +1,361 @@
+/*
+ * Saving and loading a model with all its ranks. Only rank 0 touches the file
+ * system, so a directory on its node's own disk serves as well as a shared
+ * one, and thousands of ranks make one reader: the others get the tensors by
+ * broadcast. A file is verified before the first byte of the model changes.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "context.h"
+#include "data/loader.h"
+#include "reduce/model.h"
+#include "state/checkpoint.h"
+#include "state/leader.h"
+#include "state/store.h"
+
+enum { KEEP_DEFAULT = 3, PAIRS_MAX = 16, NUMBER_MAX = 24 };
+
+/* ---- metadata ------------------------------------------------------------------- */
+
+/* What a checkpoint holds besides tensors; sent to all ranks as it is. */
+struct position {
+	bool found;
+	int64_t step;
+	bool has_loader;
+	ddp_loader_state loader;
+};
+
+struct metadata {
+	ddp_safetensors_pair pairs[PAIRS_MAX];
+	char numbers[PAIRS_MAX][NUMBER_MAX];
+	int count;
+};
+
+static void add_text(struct metadata *metadata, const char *key, const char *value)
+{
+	metadata->pairs[metadata->count++] = (ddp_safetensors_pair){ key, value };
+}
+
+static void add_number(struct metadata *metadata, const char *key, int64_t value)
+{
+	char *text = metadata->numbers[metadata->count];
+
+	snprintf(text, NUMBER_MAX, "%" PRId64, value);
+	add_text(metadata, key, text);
+}
+
+static void describe(const struct position *position, int world_size, struct metadata *metadata)
+{
+	metadata->count = 0;
+	add_text(metadata, "format", "pt"); /* names and layout as PyTorch's users expect */
+	add_text(metadata, "ddp.version", ddp_version());
+	add_number(metadata, "ddp.step", position->step);
+	add_number(metadata, "ddp.world_size", world_size);
+	if (!position->has_loader)
+		return;
+	add_number(metadata, "ddp.loader.epoch", position->loader.epoch);
+	add_number(metadata, "ddp.loader.samples", position->loader.samples);
+	add_number(metadata, "ddp.loader.global_batch", position->loader.global_batch);
+	add_number(metadata, "ddp.loader.size", position->loader.size);
+	add_number(metadata, "ddp.loader.seed", (int64_t)position->loader.seed);
+	add_number(metadata, "ddp.loader.sequential", position->loader.sequential);
+	add_number(metadata, "ddp.loader.tail", position->loader.tail);
+}
+
+static ddp_status get_number(const ddp_safetensors *file, const char *key, int64_t *value)
+{
+	char *end;
+	const char *text = ddp_safetensors_metadata(file, key);
+
+	if (text == NULL)
+		return ddp_fail(DDP_ERR_FORMAT, "%s: metadata \"%s\" is missing: not a checkpoint of "
+		                "this library?", file->path, key);
+	errno = 0;
+	*value = strtoll(text, &end, 10);
+	if (end == text || *end != '\0' || errno != 0)
+		return ddp_fail(DDP_ERR_FORMAT, "%s: metadata \"%s\" is \"%s\", no number", file->path,
+		                key, text);
+	return DDP_OK;
+}
+
+static ddp_status read_position(const ddp_safetensors *file, struct position *position)
+{
+	int64_t seed = 0, sequential = 0, tail = 0;
+	ddp_loader_state *loader = &position->loader;
+	const struct { const char *key; int64_t *value; } fields[] = {
+		{ "ddp.loader.epoch", &loader->epoch },
+		{ "ddp.loader.samples", &loader->samples },
+		{ "ddp.loader.global_batch", &loader->global_batch },
+		{ "ddp.loader.size", &loader->size },
+		{ "ddp.loader.seed", &seed },
+		{ "ddp.loader.sequential", &sequential },
+		{ "ddp.loader.tail", &tail },
+	};
+
+	ddp_status status = get_number(file, "ddp.step", &position->step);
+	if (status == DDP_OK && position->step < 0)
+		status = ddp_fail(DDP_ERR_FORMAT, "%s: step %" PRId64 " is negative", file->path,
+		                  position->step);
+	if (status != DDP_OK)
+		return status;
+	position->has_loader = ddp_safetensors_metadata(file, fields[0].key) != NULL;
+	for (size_t i = 0; position->has_loader && i < sizeof(fields) / sizeof(fields[0]); i++) {
+		status = get_number(file, fields[i].key, fields[i].value);
+		if (status != DDP_OK)
+			return status;
+	}
+	loader->seed = (uint64_t)seed;
+	loader->sequential = sequential != 0;
+	loader->tail = (ddp_tail)tail;
+	return DDP_OK;
+}
+
+/* ---- save ------------------------------------------------------------------------- */
+
+struct save {
+	const char *dir;
+	int keep;
+	int world_size;
+	struct position position;
+	const ddp_tensor *tensors;
+	int count;
+};
+
+static ddp_status save_file(void *argument)
+{
+	const struct save *save = argument;
+	struct metadata metadata;
+
+	ddp_safetensors_tensor *tensors = calloc((size_t)save->count + 1, sizeof(*tensors));
+	if (tensors == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "checkpoint %s: out of memory", save->dir);
+	for (int i = 0; i < save->count; i++)
+		tensors[i] = (ddp_safetensors_tensor){
+			.name = save->tensors[i].name, .ndim = save->tensors[i].ndim,
+			.shape = save->tensors[i].shape, .data = save->tensors[i].data,
+		};
+	describe(&save->position, save->world_size, &metadata);
+	ddp_status status = ddp_store_write(save->dir, save->position.step, tensors, save->count,
+	                                    metadata.pairs, metadata.count, save->keep);
+	free(tensors);
+	return status;
+}
+
+static ddp_status prepare_directory(void *argument)
+{
+	const char *const *dir = argument;
+
+	return ddp_store_prepare(*dir);
+}
+
+ddp_status ddp_checkpoint_prepare(ddp_model *model, const char *dir)
+{
+	ddp_context *context = ddp_model_context(model);
+
+	return ddp_leader_run(context->world, context->timeout_ms, prepare_directory, &dir, NULL, 0);
+}
+
+ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char *dir, int keep)
+{
+	ddp_tensor *tensors;
+	int count;
+
+	if (dir == NULL || dir[0] == '\0' || keep < 0)
+		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a directory and keep >= 0 are needed");
+	ddp_status status = ddp_model_tensors(model, &tensors, &count);
+	if (status != DDP_OK)
+		return status;
+
+	ddp_context *context = ddp_model_context(model);
+	struct save save = {
+		.dir = dir, .keep = keep > 0 ? keep : KEEP_DEFAULT,
+		.world_size = context->job.world_size,
+		.position = { .step = ddp_model_step_count(model), .has_loader = loader != NULL },
+		.tensors = tensors, .count = count,
+	};
+	if (loader != NULL)
+		save.position.loader = ddp_loader_get_state(loader);
+	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
+	status = ddp_model_collect(model);
+	if (status == DDP_OK && ddp_comm_broken(context->world))
+		status = save_file(&save);
+	else if (status == DDP_OK)
+		status = ddp_leader_run(context->world, context->timeout_ms, save_file, &save, NULL, 0);
+	ddp_set_phase(model, DDP_PHASE_IDLE);
+	ddp_model_tensors_free(tensors, count);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "checkpoint of step %" PRId64 " was not saved",
+		                        save.position.step);
+	return DDP_OK;
+}
+
+/* ---- load ------------------------------------------------------------------------- */
+
+struct load {
+	const char *path;
+	const ddp_tensor *tensors;
+	int count;
+	ddp_safetensors file; /* rank 0 */
+	struct position position;
+};
+
+static void shape_text(int ndim, const int64_t *shape, char *text, size_t bytes)
+{
+	size_t used = 0;
+
+	text[0] = '\0';
+	for (int i = 0; i < ndim && used < bytes; i++)
+		used += (size_t)snprintf(text + used, bytes - used, "%s%" PRId64, i > 0 ? "x" : "", shape[i]);
+}
+
+static ddp_status check_tensor(const ddp_safetensors *file, const ddp_tensor *want)
+{
+	char has[192], wants[192];
+	const ddp_safetensor *have = ddp_safetensors_find(file, want->name);
+
+	if (have == NULL)
+		return ddp_fail(DDP_ERR_FORMAT, "%s: tensor %s is missing", file->path, want->name);
+	if (strcmp(have->dtype, "F32") != 0)
+		return ddp_fail(DDP_ERR_FORMAT, "%s: tensor %s has dtype %s, the model has F32",
+		                file->path, want->name, have->dtype);
+	if (have->ndim == want->ndim &&
+	    memcmp(have->shape, want->shape, (size_t)want->ndim * sizeof(*want->shape)) == 0)
+		return DDP_OK;
+	shape_text(have->ndim, have->shape, has, sizeof(has));
+	shape_text(want->ndim, want->shape, wants, sizeof(wants));
+	return ddp_fail(DDP_ERR_FORMAT, "%s: tensor %s has shape %s, the model has %s", file->path,
+	                want->name, has, wants);
+}
+
+/* The file has just what the model has. */
+static ddp_status check_tensors(const struct load *load)
+{
+	for (int i = 0; i < load->count; i++) {
+		ddp_status status = check_tensor(&load->file, &load->tensors[i]);
+		if (status != DDP_OK)
+			return status;
+	}
+	for (int i = 0; i < load->file.count && load->file.count != load->count; i++) {
+		bool known = false;
+		for (int j = 0; j < load->count && !known; j++)
+			known = strcmp(load->file.tensors[i].name, load->tensors[j].name) == 0;
+		if (!known)
+			return ddp_fail(DDP_ERR_FORMAT, "%s: tensor %s is not of this model or optimizer",
+			                load->file.path, load->file.tensors[i].name);
+	}
+	return DDP_OK;
+}
+
+static ddp_status open_file(void *argument)
+{
+	struct load *load = argument;
+	ddp_status status = ddp_store_open(load->path, &load->file, &load->position.found);
+
+	if (status != DDP_OK || !load->position.found)
+		return status;
+	status = check_tensors(load);
+	if (status == DDP_OK)
+		status = read_position(&load->file, &load->position);
+	return status;
+}
+
+static ddp_status read_tensors(void *argument)
+{
+	struct load *load = argument;
+
+	for (int i = 0; i < load->count; i++) {
+		const ddp_safetensor *tensor = ddp_safetensors_find(&load->file, load->tensors[i].name);
+		ddp_status status = ddp_safetensors_read(&load->file, tensor, load->tensors[i].data);
+		if (status != DDP_OK)
+			return status;
+	}
+	return DDP_OK;
+}
+
+static ddp_status send_tensors(ddp_comm *comm, const struct load *load)
+{
+	for (int i = 0; i < load->count; i++) {
+		size_t count = 1;
+		for (int d = 0; d < load->tensors[i].ndim; d++)
+			count *= (size_t)load->tensors[i].shape[d];
+		ddp_status status = ddp_broadcast(comm, load->tensors[i].data, count, DDP_F32, 0);
+		if (status != DDP_OK)
+			return status;
+	}
+	return DDP_OK;
+}
+
+/* Moves the loader on all ranks or on none. */
+static ddp_status seek_together(ddp_comm *comm, ddp_loader *loader, const struct position *position)
+{
+	int32_t worst;
+	ddp_status status = DDP_OK;
+
+	/* Each rank may have a loader or not: all take part. */
+	ddp_loader_state before = { 0 };
+	if (loader != NULL) {
+		before = ddp_loader_get_state(loader);
+		status = position->has_loader
+		             ? ddp_loader_seek(loader, &position->loader)
+		             : ddp_fail(DDP_ERR_INVALID, "the checkpoint holds no loader position; "
+		                        "load it with loader NULL");
+	}
+	int32_t own = (int32_t)status;
+	ddp_status told = ddp_all_reduce(comm, &own, &worst, 1, DDP_I32, DDP_MAX);
+	if (status != DDP_OK)
+		return status;
+	if (told == DDP_OK && worst == DDP_OK)
+		return DDP_OK;
+	if (loader != NULL)
+		ddp_loader_seek(loader, &before);
+	if (told != DDP_OK)
+		return told;
+	return ddp_fail((ddp_status)worst, "another rank's loader cannot go to the checkpoint's position");
+}
+
+static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load *load)
+{
+	ddp_comm *comm = context->world;
+	ddp_status status = ddp_leader_run(comm, context->timeout_ms, open_file, load,
+	                                   &load->position, sizeof(load->position));
+
+	if (status != DDP_OK || !load->position.found)
+		return status;
+	status = seek_together(comm, loader, &load->position);
+	if (status != DDP_OK)
+		return status;
+	status = ddp_leader_run(comm, context->timeout_ms, read_tensors, load, NULL, 0);
+	if (status != DDP_OK)
+		return status;
+	return send_tensors(comm, load);
+}
+
+ddp_status ddp_checkpoint_load(ddp_model *model, ddp_loader *loader, const char *path, int64_t *step)
+{
+	struct load load = { .path = path, .file = { .fd = -1 } };
+	ddp_tensor *tensors;
+
+	if (path == NULL || path[0] == '\0')
+		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a file or directory to load is needed");
+	ddp_status status = ddp_model_tensors(model, &tensors, &load.count);
+	if (status != DDP_OK)
+		return status;
+	load.tensors = tensors;
+	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
+	status = load_all(ddp_model_context(model), loader, &load);
+	ddp_set_phase(model, DDP_PHASE_IDLE);
+	ddp_safetensors_close(&load.file);
+	ddp_model_tensors_free(tensors, load.count);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "checkpoint %s was not loaded", path);
+	if (load.position.found)
+		ddp_model_set_step_count(model, load.position.step);
+	*step = load.position.found ? load.position.step : 0;
+	return DDP_OK;
+}

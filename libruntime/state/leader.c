@@ -1,0 +1,130 @@
+#include "state/leader.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "base/error.h"
+
+enum { MESSAGE_MAX = 1024 };
+
+struct verdict {
+	int32_t done;
+	int32_t status;
+	char message[MESSAGE_MAX];
+};
+
+struct task {
+	ddp_status (*work)(void *);
+	void *argument;
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	struct verdict verdict; /* under lock */
+};
+
+static void *work_aside(void *argument)
+{
+	struct task *task = argument;
+	ddp_status status = task->work(task->argument);
+
+	pthread_mutex_lock(&task->lock);
+	task->verdict.status = (int32_t)status;
+	if (status != DDP_OK)
+		snprintf(task->verdict.message, MESSAGE_MAX, "%s", ddp_last_error());
+	task->verdict.done = 1;
+	pthread_cond_signal(&task->changed);
+	pthread_mutex_unlock(&task->lock);
+	return NULL;
+}
+
+static struct timespec after_ms(int ms)
+{
+	struct timespec at;
+
+	clock_gettime(CLOCK_MONOTONIC, &at);
+	at.tv_sec += ms / 1000;
+	at.tv_nsec += ms % 1000 * 1000000L;
+	if (at.tv_nsec >= 1000000000L) {
+		at.tv_sec++;
+		at.tv_nsec -= 1000000000L;
+	}
+	return at;
+}
+
+/* The verdict as it is once the work is done or `ms` have passed. */
+static struct verdict look(struct task *task, int ms)
+{
+	struct timespec until = after_ms(ms);
+	int error = 0;
+
+	pthread_mutex_lock(&task->lock);
+	while (!task->verdict.done && error == 0)
+		error = pthread_cond_timedwait(&task->changed, &task->lock, &until);
+	struct verdict seen = task->verdict;
+	pthread_mutex_unlock(&task->lock);
+	return seen;
+}
+
+static ddp_status tell(ddp_comm *comm, struct verdict *verdict)
+{
+	return ddp_broadcast(comm, verdict, sizeof(*verdict), DDP_U8, 0);
+}
+
+static ddp_status lead(ddp_comm *comm, int beat_ms, ddp_status (*work)(void *), void *argument,
+                       struct verdict *verdict)
+{
+	struct task task = { .work = work, .argument = argument };
+	pthread_condattr_t monotonic;
+	pthread_t thread;
+	ddp_status told;
+
+	pthread_mutex_init(&task.lock, NULL);
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&task.changed, &monotonic);
+	pthread_condattr_destroy(&monotonic);
+	bool aside = pthread_create(&thread, NULL, work_aside, &task) == 0;
+	if (!aside)
+		work_aside(&task);
+	do {
+		*verdict = look(&task, beat_ms);
+		told = tell(comm, verdict);
+	} while (told == DDP_OK && !verdict->done);
+	if (aside)
+		pthread_join(thread, NULL);
+	pthread_cond_destroy(&task.changed);
+	pthread_mutex_destroy(&task.lock);
+	return told;
+}
+
+static ddp_status follow(ddp_comm *comm, struct verdict *verdict)
+{
+	ddp_status told;
+
+	do
+		told = tell(comm, verdict);
+	while (told == DDP_OK && !verdict->done);
+	verdict->message[MESSAGE_MAX - 1] = '\0';
+	return told;
+}
+
+ddp_status ddp_leader_run(ddp_comm *comm, int timeout_ms, ddp_status (*work)(void *),
+                          void *argument, void *result, size_t bytes)
+{
+	struct verdict verdict = { 0 };
+	int beat_ms = timeout_ms / 4 > 0 ? timeout_ms / 4 : 1;
+
+	if (ddp_comm_size(comm) == 1)
+		return work(argument);
+	ddp_status told = ddp_comm_rank(comm) == 0
+	                      ? lead(comm, beat_ms, work, argument, &verdict)
+	                      : follow(comm, &verdict);
+	if (told != DDP_OK)
+		return told;
+	if (verdict.status != DDP_OK)
+		return ddp_fail((ddp_status)verdict.status, ddp_comm_rank(comm) == 0 ? "%s" : "rank 0: %s",
+		                verdict.message);
+	if (bytes == 0)
+		return DDP_OK;
+	return ddp_broadcast(comm, result, bytes, DDP_U8, 0);
+}

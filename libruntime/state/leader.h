@@ -1,0 +1,16 @@
+/* leader: one rank works, all learn how it went. */
+#ifndef DDP_STATE_LEADER_H
+#define DDP_STATE_LEADER_H
+
+#include "ddp.h"
+
+/*
+ * Runs work(argument) on rank 0 and returns its status on all ranks, with its
+ * message; on success rank 0's `result` of `bytes` (may be 0) is copied to
+ * all. While rank 0 works, the others hear from it often enough that no
+ * deadline (timeout_ms) passes, however slow the disk. Collective.
+ */
+ddp_status ddp_leader_run(ddp_comm *comm, int timeout_ms, ddp_status (*work)(void *),
+                          void *argument, void *result, size_t bytes);
+
+#endif

@@ -1,0 +1,229 @@
+/*
+ * train: the loop over steps. A rank whose callback or data fails aborts the
+ * communicator with the reason, so that all ranks end with an error that
+ * names it, and none waits.
+ */
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "reduce/model_state.h"
+#include "state/checkpoint.h"
+
+typedef struct training {
+	ddp_model *model;
+	ddp_loader *loader;
+	ddp_batch_fn compute;
+	const ddp_train_options *options;
+	bool stops; /* a rank was asked to: the same on all */
+} training;
+
+/* Signals have no argument: the loops of a process share it. */
+static atomic_bool signal_caught;
+
+static void catch_signal(int number)
+{
+	(void)number;
+	atomic_store(&signal_caught, true);
+}
+
+/* Ranks that do not communicate could not stop together. */
+static bool catches(const training *loop)
+{
+	return loop->options->stop_signal != 0 &&
+	       (loop->model->reducer.communicates || ddp_comm_size(loop->model->context->world) == 1);
+}
+
+static ddp_status set_handler(const training *loop, struct sigaction *before)
+{
+	struct sigaction action = { .sa_handler = catch_signal, .sa_flags = SA_RESTART };
+
+	if (!catches(loop))
+		return DDP_OK;
+	sigemptyset(&action.sa_mask);
+	if (sigaction(loop->options->stop_signal, &action, before) != 0)
+		return ddp_fail_errno(DDP_ERR_INVALID, errno,
+		                      "training option stop_signal is %d, which cannot be caught",
+		                      loop->options->stop_signal);
+	atomic_store(&signal_caught, false);
+	return DDP_OK;
+}
+
+static void restore_handler(const training *loop, const struct sigaction *before)
+{
+	if (catches(loop))
+		sigaction(loop->options->stop_signal, before, NULL);
+}
+
+static ddp_status check_arguments(const training *loop)
+{
+	const ddp_train_options *options = loop->options;
+
+	if (loop->loader == NULL || loop->compute == NULL || options == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_train() needs a loader, a callback and options");
+	if (options->steps <= 0)
+		return ddp_fail(DDP_ERR_INVALID, "training option steps is %lld; it must be above 0",
+		                (long long)options->steps);
+	if (options->accumulate < 0 || options->checkpoint_every < 0 || options->checkpoint_keep < 0)
+		return ddp_fail(DDP_ERR_INVALID,
+		                "training options accumulate, checkpoint_every and checkpoint_keep must "
+		                "not be negative");
+	if (options->checkpoint_dir == NULL && (options->resume || options->checkpoint_every > 0))
+		return ddp_fail(DDP_ERR_INVALID,
+		                "training option %s needs checkpoint_dir",
+		                options->resume ? "resume" : "checkpoint_every");
+	return DDP_OK;
+}
+
+/* Says who failed at what; the callback may have left no message. */
+static ddp_status name_failure(const training *loop, ddp_status status, const char *what)
+{
+	char reason[512];
+
+	snprintf(reason, sizeof(reason), "%s",
+	         ddp_last_error()[0] != '\0' ? ddp_last_error() : "it gave no reason");
+	return ddp_fail(status, "step %lld: %s failed on rank %d with %s: %s",
+	                (long long)loop->model->steps + 1, what,
+	                ddp_comm_rank(loop->model->context->world), ddp_status_name(status), reason);
+}
+
+static void forget_error(void)
+{
+	ddp_fail(DDP_OK, "%s", "");
+}
+
+static ddp_status micro_batch(const training *loop, bool last, double *weight, double *loss_sum)
+{
+	ddp_batch batch;
+
+	ddp_status status = ddp_set_sync(loop->model, last);
+	if (status != DDP_OK)
+		return status;
+	ddp_set_phase(loop->model, DDP_PHASE_DATA);
+	status = ddp_loader_next(loop->loader, &batch);
+	if (status != DDP_OK)
+		return name_failure(loop, status, "reading a batch");
+	ddp_set_phase(loop->model, DDP_PHASE_FORWARD);
+	forget_error();
+	status = loop->compute(loop->options->user, loop->model, &batch, weight, loss_sum);
+	/* If it was a collective that failed, the error says all there is. */
+	if (status != DDP_OK && !loop->model->failed)
+		return name_failure(loop, status, "the batch callback");
+	return status;
+}
+
+static void pass_signal_on(const training *loop)
+{
+	if (!atomic_exchange(&signal_caught, false))
+		return;
+	ddp_log(DDP_LOG_INFO, "rank %d: signal %d (%s): all ranks stop after step %lld",
+	        ddp_comm_rank(loop->model->context->world), loop->options->stop_signal,
+	        strsignal(loop->options->stop_signal), (long long)loop->model->steps + 1);
+	ddp_request_stop(loop->model);
+}
+
+static ddp_status one_step(training *loop)
+{
+	const ddp_train_options *options = loop->options;
+	int batches = options->accumulate > 0 ? options->accumulate : 1;
+	double weight = 0, loss_sum = 0;
+	ddp_status status = DDP_OK;
+	ddp_step_stats stats;
+
+	if (options->schedule != NULL)
+		ddp_set_learning_rate(loop->model,
+		                      options->schedule(options->user, loop->model->steps + 1));
+	for (int i = 0; i < batches && status == DDP_OK; i++)
+		status = micro_batch(loop, i == batches - 1, &weight, &loss_sum);
+	pass_signal_on(loop);
+	if (status == DDP_OK)
+		status = ddp_step(loop->model, weight, loss_sum, &stats);
+	loop->stops = status == DDP_OK && stats.stop;
+	if (status == DDP_OK && options->on_step != NULL) {
+		forget_error();
+		status = options->on_step(options->user, &stats);
+		if (status != DDP_OK)
+			return name_failure(loop, status, "the step callback");
+	}
+	/* The loss is the same on all ranks, and so is this. Going on would replace
+	   good checkpoints by worthless ones. */
+	if (status == DDP_OK && !isfinite(stats.loss))
+		return ddp_fail(DDP_ERR_STATE, "step %lld: the loss is %f, the training has diverged; the "
+		                "checkpoints before are kept: resume from one with a lower learning rate",
+		                (long long)stats.step, stats.loss);
+	return status;
+}
+
+static bool checkpoint_is_due(const training *loop)
+{
+	const ddp_train_options *options = loop->options;
+	int64_t steps = loop->model->steps;
+
+	if (options->checkpoint_dir == NULL)
+		return false;
+	return steps == options->steps || loop->stops ||
+	       (options->checkpoint_every > 0 && steps % options->checkpoint_every == 0);
+}
+
+static ddp_status save(const training *loop)
+{
+	ddp_status status = ddp_checkpoint_save(loop->model, loop->loader,
+	                                        loop->options->checkpoint_dir,
+	                                        loop->options->checkpoint_keep);
+
+	if (status != DDP_OK)
+		ddp_watch_error(loop->model->context->watch, status);
+	return status;
+}
+
+static ddp_status run_steps(training *loop)
+{
+	ddp_model *model = loop->model;
+	ddp_status status = DDP_OK;
+
+	ddp_model_start_clock(model);
+	while (status == DDP_OK && model->steps < loop->options->steps && !loop->stops) {
+		status = one_step(loop);
+		if (status != DDP_OK)
+			return model->failed ? status : ddp_model_fail(model, status);
+		if (checkpoint_is_due(loop))
+			status = save(loop);
+	}
+	/* It was heard; a loop that comes after this one is not to stop. */
+	if (loop->stops)
+		atomic_store(&model->stop_requested, false);
+	return status;
+}
+
+ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
+                     const ddp_train_options *options, ddp_summary *summary)
+{
+	training loop = { .model = model, .loader = loader, .compute = compute, .options = options };
+	struct sigaction before;
+	int64_t step;
+
+	ddp_status status = ddp_model_check(model);
+	if (status == DDP_OK)
+		status = check_arguments(&loop);
+	if (status == DDP_OK)
+		status = set_handler(&loop, &before);
+	if (status != DDP_OK)
+		return status;
+	/* A checkpoint that fails, fails on all ranks, and leaves the model good. */
+	if (options->resume)
+		status = ddp_checkpoint_load(model, loader, options->checkpoint_dir, &step);
+	if (status == DDP_OK && options->checkpoint_dir != NULL && model->steps < options->steps)
+		status = ddp_checkpoint_prepare(model, options->checkpoint_dir);
+	if (status == DDP_OK)
+		status = run_steps(&loop);
+	restore_handler(&loop, &before);
+	if (status == DDP_OK && summary != NULL) {
+		ddp_get_summary(model, summary);
+		summary->stopped = loop.stops && model->steps < options->steps;
+	}
+	return status;
+}

@@ -1,0 +1,114 @@
+#include "watch/metrics.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/log.h"
+
+enum { LINE_BYTES_MAX = 2048 };
+
+struct ddp_metrics {
+	int fd; /* -1 after a failure */
+	char *path;
+};
+
+ddp_status ddp_metrics_open(const char *path, ddp_metrics **metrics)
+{
+	ddp_metrics *made = calloc(1, sizeof(*made));
+
+	if (made == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the metrics");
+	made->path = strdup(path);
+	if (made->path == NULL) {
+		free(made);
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the metrics' name");
+	}
+	made->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+	if (made->fd < 0) {
+		ddp_status status = ddp_fail_errno(DDP_ERR_IO, errno, "cannot open the metrics file \"%s\"",
+		                                   path);
+		free(made->path);
+		free(made);
+		return status;
+	}
+	*metrics = made;
+	return DDP_OK;
+}
+
+void ddp_metrics_close(ddp_metrics *metrics)
+{
+	if (metrics == NULL)
+		return;
+	if (metrics->fd >= 0 && close(metrics->fd) != 0)
+		ddp_log(DDP_LOG_WARN, "closing the metrics file \"%s\": %s", metrics->path,
+		        strerror(errno));
+	free(metrics->path);
+	free(metrics);
+}
+
+/* JSON knows neither infinity nor NaN. */
+static json_t *number(double value)
+{
+	return isfinite(value) ? json_real(value) : json_null();
+}
+
+static json_t *step_object(const ddp_step_stats *stats)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	double rate = stats->seconds > 0 ? stats->weight / stats->seconds : 0;
+	return json_pack("{s:f, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f}",
+	                 "time", (double)now.tv_sec + (double)now.tv_nsec * 1e-9,
+	                 "step", (json_int_t)stats->step,
+	                 "loss", number(stats->loss),
+	                 "weight", number(stats->weight),
+	                 "units_per_second", number(rate),
+	                 "grad_norm", number(stats->grad_norm),
+	                 "learning_rate", number(stats->learning_rate),
+	                 "seconds", number(stats->seconds),
+	                 "data_seconds", stats->data_seconds,
+	                 "forward_seconds", stats->forward_seconds,
+	                 "backward_seconds", stats->backward_seconds,
+	                 "exposed_seconds", stats->exposed_seconds,
+	                 "communication_seconds", stats->communication_seconds,
+	                 "optimizer_seconds", stats->optimizer_seconds);
+}
+
+void ddp_metrics_step(ddp_metrics *metrics, const ddp_step_stats *stats)
+{
+	char line[LINE_BYTES_MAX];
+
+	if (metrics->fd < 0)
+		return;
+	json_t *object = step_object(stats);
+	if (object == NULL) {
+		ddp_log(DDP_LOG_WARN, "no memory for the metrics of step %lld", (long long)stats->step);
+		return;
+	}
+	size_t bytes = json_dumpb(object, line, sizeof(line) - 1,
+	                          JSON_COMPACT | JSON_REAL_PRECISION(16));
+	json_decref(object);
+	if (bytes == 0 || bytes > sizeof(line) - 1)
+		return;
+	line[bytes++] = '\n';
+
+	ssize_t written;
+	do
+		written = write(metrics->fd, line, bytes);
+	while (written < 0 && errno == EINTR);
+	if (written == (ssize_t)bytes)
+		return;
+	ddp_log(DDP_LOG_WARN, "metrics end at step %lld: cannot write to \"%s\": %s",
+	        (long long)stats->step, metrics->path,
+	        written < 0 ? strerror(errno) : "no space for a whole line");
+	close(metrics->fd);
+	metrics->fd = -1;
+}

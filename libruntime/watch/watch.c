@@ -1,0 +1,138 @@
+#include "watch/watch.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "watch/metrics.h"
+#include "watch/page.h"
+#include "watch/trace.h"
+
+enum { PHASES = DDP_PHASE_EVAL + 1 };
+
+struct ddp_watch {
+	struct ddp_progress *page;
+	ddp_metrics *metrics; /* NULL: none */
+	ddp_trace *trace;     /* NULL: none */
+	ddp_phase phase;
+	uint64_t phase_start_ns;
+	uint64_t phase_ns[PHASES];
+	int64_t step;
+};
+
+const char *ddp_phase_name(ddp_phase phase)
+{
+	switch (phase) {
+	case DDP_PHASE_IDLE: return "idle";
+	case DDP_PHASE_DATA: return "data";
+	case DDP_PHASE_FORWARD: return "forward";
+	case DDP_PHASE_BACKWARD: return "backward";
+	case DDP_PHASE_WAIT: return "wait";
+	case DDP_PHASE_OPTIMIZER: return "optimizer";
+	case DDP_PHASE_CHECKPOINT: return "checkpoint";
+	case DDP_PHASE_EVAL: return "eval";
+	}
+	return "unknown";
+}
+
+ddp_status ddp_watch_open(const ddp_job *job, const char *metrics_path,
+                          const char *trace_dir, ddp_watch **watch)
+{
+	ddp_status status = DDP_OK;
+	ddp_watch *made = calloc(1, sizeof(*made));
+
+	if (made == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to watch the training");
+	made->page = ddp_page_map(job);
+	if (made->page == NULL)
+		status = ddp_fail(DDP_ERR_NOMEM, "no memory for the progress page");
+	if (status == DDP_OK && metrics_path != NULL && job->rank == 0)
+		status = ddp_metrics_open(metrics_path, &made->metrics);
+	if (status == DDP_OK && trace_dir != NULL)
+		status = ddp_trace_open(trace_dir, job, &made->trace);
+	if (status != DDP_OK) {
+		ddp_watch_close(made);
+		return status;
+	}
+	made->phase_start_ns = ddp_now_ns();
+	made->page->updated_ns = made->phase_start_ns;
+	*watch = made;
+	return DDP_OK;
+}
+
+void ddp_watch_close(ddp_watch *watch)
+{
+	if (watch == NULL)
+		return;
+	ddp_trace_close(watch->trace);
+	ddp_metrics_close(watch->metrics);
+	ddp_page_unmap(watch->page);
+	free(watch);
+}
+
+void ddp_watch_phase(ddp_watch *watch, ddp_phase phase)
+{
+	if (phase == watch->phase || (int)phase < 0 || (int)phase >= PHASES)
+		return;
+	uint64_t now_ns = ddp_now_ns();
+
+	watch->phase_ns[watch->phase] += now_ns - watch->phase_start_ns;
+	if (watch->trace != NULL && watch->phase != DDP_PHASE_IDLE)
+		ddp_trace_phase(watch->trace, ddp_phase_name(watch->phase), watch->step,
+		                watch->phase_start_ns, now_ns);
+	watch->phase = phase;
+	watch->phase_start_ns = now_ns;
+	watch->page->phase = phase;
+	watch->page->updated_ns = now_ns;
+}
+
+ddp_phase ddp_watch_current_phase(const ddp_watch *watch)
+{
+	return watch->phase;
+}
+
+double ddp_watch_phase_seconds(const ddp_watch *watch, ddp_phase phase)
+{
+	return (double)watch->phase_ns[phase] * 1e-9;
+}
+
+void ddp_watch_begin_step(ddp_watch *watch, int64_t step, int buckets)
+{
+	watch->step = step;
+	watch->page->step = step;
+	watch->page->bucket = -1;
+	watch->page->buckets = buckets;
+}
+
+void ddp_watch_bucket(ddp_watch *watch, int bucket, int64_t count)
+{
+	struct ddp_progress *page = watch->page;
+
+	page->bucket = bucket;
+	page->collective++;
+	snprintf(page->collective_text, sizeof(page->collective_text), "all_reduce f32[%lld] sum",
+	         (long long)count);
+}
+
+void ddp_watch_communication(ddp_watch *watch, const char *name, int64_t bytes,
+                             uint64_t start_ns, uint64_t end_ns)
+{
+	if (watch->trace != NULL)
+		ddp_trace_communication(watch->trace, name, watch->step, bytes, start_ns, end_ns);
+}
+
+void ddp_watch_end_step(ddp_watch *watch, const ddp_step_stats *stats)
+{
+	if (watch->metrics != NULL)
+		ddp_metrics_step(watch->metrics, stats);
+	if (watch->trace != NULL)
+		ddp_trace_flush(watch->trace);
+}
+
+void ddp_watch_error(ddp_watch *watch, ddp_status status)
+{
+	watch->page->status = (uint32_t)status;
+	snprintf(watch->page->error, sizeof(watch->page->error), "%s", ddp_last_error());
+}

@@ -1,0 +1,40 @@
+/*
+ * watch: what this rank does and how long it takes. It keeps the progress
+ * page that outlives the process, times the phases, and feeds the trace and
+ * the metrics. One thread at a time. Nothing here fails a training: after a
+ * write error the file in question ends, and the log says so once.
+ */
+#ifndef DDP_WATCH_WATCH_H
+#define DDP_WATCH_WATCH_H
+
+#include "ddp.h"
+
+typedef struct ddp_watch ddp_watch;
+
+/* metrics_path is used on rank 0 only; both may be NULL. */
+ddp_status ddp_watch_open(const ddp_job *job, const char *metrics_path,
+                          const char *trace_dir, ddp_watch **watch);
+void ddp_watch_close(ddp_watch *watch); /* NULL is allowed */
+
+/* Ends the phase under way and begins another; the same again does nothing. */
+void ddp_watch_phase(ddp_watch *watch, ddp_phase phase);
+ddp_phase ddp_watch_current_phase(const ddp_watch *watch);
+/* Seconds spent in a phase since opening, without the one under way. */
+double ddp_watch_phase_seconds(const ddp_watch *watch, ddp_phase phase);
+
+/* Step `step` (from 1) is under way. */
+void ddp_watch_begin_step(ddp_watch *watch, int64_t step, int buckets);
+/* Bucket `bucket` of the step was issued as an all-reduce of f32[count]. */
+void ddp_watch_bucket(ddp_watch *watch, int bucket, int64_t count);
+/* A collective of the step is complete; a row in the trace. */
+void ddp_watch_communication(ddp_watch *watch, const char *name, int64_t bytes,
+                             uint64_t start_ns, uint64_t end_ns);
+void ddp_watch_end_step(ddp_watch *watch, const ddp_step_stats *stats);
+
+/* Keeps ddp_last_error() and its status in the progress page, for the failure
+   report. */
+void ddp_watch_error(ddp_watch *watch, ddp_status status);
+
+const char *ddp_phase_name(ddp_phase phase); /* "backward"; never NULL */
+
+#endif

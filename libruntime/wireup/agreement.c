@@ -1,0 +1,299 @@
+#include "wireup/agreement.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "job/environment.h"
+
+/* On the wire: these numbers, then version, hostname, node and boot id, each
+   with its terminator. The magic comes first in every version of the library. */
+struct record {
+	char magic[8];
+	int32_t rank, world_size, local_rank, local_world_size, node_rank, nnodes;
+};
+
+enum { BOOT_ID_MAX = 40 };
+
+static const char magic[8] = "ddpjob1";
+
+static ddp_status disagree(const ddp_belief *a, const ddp_belief *b, const char *what, int of_a,
+                           int of_b)
+{
+	return ddp_fail(DDP_ERR_JOB, "rank %d on %s says that %s is %d, rank %d on %s says %d", a->rank,
+	                a->hostname, what, of_a, b->rank, b->hostname, of_b);
+}
+
+static ddp_status check_sizes(const ddp_belief *beliefs, int count)
+{
+	const ddp_belief *first = &beliefs[0];
+
+	for (int r = 0; r < count; r++) {
+		const ddp_belief *belief = &beliefs[r];
+		if (strcmp(belief->version, first->version) != 0)
+			return ddp_fail(DDP_ERR_JOB, "rank 0 on %s runs libddp %s, rank %d on %s runs libddp %s",
+			                first->hostname, first->version, r, belief->hostname, belief->version);
+		if (belief->rank != r)
+			return ddp_fail(DDP_ERR_JOB, "the process on %s in the place of rank %d says that it is "
+			                "rank %d", belief->hostname, r, belief->rank);
+		if (belief->world_size != count)
+			return ddp_fail(DDP_ERR_JOB, "rank %d on %s says that the world size is %d, but %d ranks "
+			                "came", r, belief->hostname, belief->world_size, count);
+		if (belief->nnodes != first->nnodes)
+			return disagree(first, belief, "the number of nodes", first->nnodes, belief->nnodes);
+		if ((belief->node_rank == DDP_UNKNOWN) != (first->node_rank == DDP_UNKNOWN))
+			return disagree(first, belief, "the node rank", first->node_rank, belief->node_rank);
+		if ((belief->local_rank == DDP_UNKNOWN) != (first->local_rank == DDP_UNKNOWN))
+			return disagree(first, belief, "the local rank", first->local_rank, belief->local_rank);
+	}
+	return DDP_OK;
+}
+
+/* By node, then by rank. */
+static int compare_places(const void *a, const void *b, void *argument)
+{
+	const ddp_belief *beliefs = argument;
+	const ddp_belief *x = &beliefs[*(const int *)a], *y = &beliefs[*(const int *)b];
+	int order = x->node_rank == DDP_UNKNOWN ? strcmp(x->node, y->node)
+	                                        : (x->node_rank > y->node_rank) - (x->node_rank < y->node_rank);
+
+	return order != 0 ? order : (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+static bool same_node(const ddp_belief *a, const ddp_belief *b)
+{
+	return a->node_rank == b->node_rank &&
+	       (a->node_rank != DDP_UNKNOWN || strcmp(a->node, b->node) == 0);
+}
+
+/* The ranks in the order of their nodes; ends[i] is where the node that
+   begins at order[i] ends. */
+struct places {
+	int count;
+	int *order, *ends;
+	int *leaders; /* by rank: the lowest rank of its node */
+	int *scratch;
+};
+
+static void sort_places(ddp_belief *beliefs, struct places *places)
+{
+	int count = places->count;
+
+	for (int i = 0; i < count; i++)
+		places->order[i] = i;
+	qsort_r(places->order, (size_t)count, sizeof(*places->order), compare_places, beliefs);
+	for (int start = 0, end; start < count; start = end) {
+		int leader = places->order[start];
+		for (end = start; end < count && same_node(&beliefs[leader], &beliefs[places->order[end]]); end++)
+			places->leaders[places->order[end]] = leader;
+		places->ends[start] = end;
+	}
+}
+
+static void complete(ddp_belief *beliefs, const struct places *places)
+{
+	bool know_node = beliefs[0].node_rank != DDP_UNKNOWN;
+	bool know_local = beliefs[0].local_rank != DDP_UNKNOWN;
+	int nodes = 0;
+
+	for (int start = 0; start < places->count && !know_local; start = places->ends[start]) {
+		for (int i = start; i < places->ends[start]; i++) {
+			beliefs[places->order[i]].local_rank = i - start;
+			beliefs[places->order[i]].local_world_size = places->ends[start] - start;
+		}
+	}
+	for (int r = 0; r < places->count; r++) {
+		int leader = places->leaders[r];
+		if (!know_node)
+			beliefs[r].node_rank = leader == r ? nodes : beliefs[leader].node_rank;
+		nodes += leader == r;
+	}
+	for (int r = 0; r < places->count; r++)
+		if (beliefs[r].nnodes == DDP_UNKNOWN)
+			beliefs[r].nnodes = nodes;
+}
+
+static bool two_machines(const ddp_belief *a, const ddp_belief *b)
+{
+	return a->boot_id != NULL && b->boot_id != NULL && a->boot_id[0] != '\0' &&
+	       b->boot_id[0] != '\0' && strcmp(a->boot_id, b->boot_id) != 0;
+}
+
+/* One node's ranks, order[0 .. size - 1]: as many as they say, with a local
+   rank each, on one machine. */
+static ddp_status check_node(const ddp_belief *beliefs, const int *order, int size, int *taken)
+{
+	const ddp_belief *leader = &beliefs[order[0]];
+
+	for (int i = 0; i < size; i++)
+		taken[i] = -1;
+	for (int i = 0; i < size; i++) {
+		const ddp_belief *belief = &beliefs[order[i]];
+		if (two_machines(leader, belief))
+			return ddp_fail(DDP_ERR_JOB, "rank %d on %s and rank %d on %s say that they are on node "
+			                "%d, but these are two machines", leader->rank, leader->hostname,
+			                belief->rank, belief->hostname, belief->node_rank);
+		if (belief->local_world_size != leader->local_world_size)
+			return disagree(leader, belief, "the local world size", leader->local_world_size,
+			                belief->local_world_size);
+		if (belief->local_world_size != size)
+			return ddp_fail(DDP_ERR_JOB, "rank %d on %s says that its node, %d, has %d ranks, but %d "
+			                "came", belief->rank, belief->hostname, belief->node_rank,
+			                belief->local_world_size, size);
+		if (belief->local_rank < 0 || belief->local_rank >= size)
+			return ddp_fail(DDP_ERR_JOB, "rank %d on %s says that its local rank is %d of %d",
+			                belief->rank, belief->hostname, belief->local_rank, size);
+		int *slot = &taken[belief->local_rank];
+		if (*slot >= 0)
+			return ddp_fail(DDP_ERR_JOB, "rank %d on %s and rank %d on %s, both of node %d, say that "
+			                "their local rank is %d", *slot, beliefs[*slot].hostname, belief->rank,
+			                belief->hostname, belief->node_rank, belief->local_rank);
+		*slot = belief->rank;
+	}
+	return DDP_OK;
+}
+
+/* That the node ranks are 0 .. nnodes - 1. */
+static ddp_status check_nodes(const ddp_belief *beliefs, const struct places *places)
+{
+	int nnodes = beliefs[0].nnodes, count = places->count;
+	int *seen = places->scratch;
+
+	memset(seen, 0, (size_t)count * sizeof(*seen));
+	for (int r = 0; r < count; r++) {
+		if (beliefs[r].node_rank < 0 || beliefs[r].node_rank >= nnodes || nnodes > count)
+			return ddp_fail(DDP_ERR_JOB, "rank %d on %s says that it is on node %d of %d (%d ranks)", r,
+			                beliefs[r].hostname, beliefs[r].node_rank, nnodes, count);
+		seen[beliefs[r].node_rank] = 1;
+	}
+	for (int n = 0; n < nnodes; n++)
+		if (!seen[n])
+			return ddp_fail(DDP_ERR_JOB, "rank 0 on %s says that there are %d nodes, but no rank is on "
+			                "node %d", beliefs[0].hostname, nnodes, n);
+	return DDP_OK;
+}
+
+ddp_status ddp_beliefs_agree(ddp_belief *beliefs, int count)
+{
+	ddp_status status = check_sizes(beliefs, count);
+
+	if (status != DDP_OK)
+		return status;
+	int *space = calloc(4 * (size_t)count, sizeof(*space));
+	if (space == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to compare %d ranks", count);
+	struct places places = { count, space, space + count, space + 2 * (size_t)count,
+	                         space + 3 * (size_t)count };
+	sort_places(beliefs, &places);
+	complete(beliefs, &places);
+	status = check_nodes(beliefs, &places);
+	for (int start = 0; start < count && status == DDP_OK; start = places.ends[start])
+		status = check_node(beliefs, places.order + start, places.ends[start] - start, places.scratch);
+	free(space);
+	return status;
+}
+
+static void read_boot_id(char *text, size_t bytes)
+{
+	FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+
+	text[0] = '\0';
+	if (file == NULL)
+		return;
+	if (fgets(text, (int)bytes, file) != NULL)
+		text[strcspn(text, "\n")] = '\0';
+	fclose(file);
+}
+
+/* What has the same name is one node. Several slurmds on one machine share its
+   boot id, and maybe its host name. */
+static size_t pack(const ddp_job *job, char *packed, size_t room)
+{
+	const char *node_name = ddp_environment("SLURMD_NODENAME");
+	char boot_id[BOOT_ID_MAX];
+	struct record record = {
+		.rank = job->rank, .world_size = job->world_size,
+		.local_rank = job->local_rank, .local_world_size = job->local_world_size,
+		.node_rank = job->node_rank, .nnodes = job->nnodes,
+	};
+
+	memcpy(record.magic, magic, sizeof(magic));
+	memcpy(packed, &record, sizeof(record));
+	read_boot_id(boot_id, sizeof(boot_id));
+	int texts = snprintf(packed + sizeof(record), room - sizeof(record), "%s%c%s%c%.255s/%s%c%s",
+	                     PACKAGE_VERSION, '\0', job->hostname, '\0',
+	                     node_name != NULL ? node_name : job->hostname, boot_id, '\0', boot_id);
+	return sizeof(record) + (size_t)texts + 1;
+}
+
+static ddp_status unpack(const char *packed, size_t bytes, int rank, ddp_belief *belief)
+{
+	const char *texts[4];
+	struct record record;
+
+	if (bytes < sizeof(record) || memcmp(packed, magic, sizeof(magic)) != 0)
+		return ddp_fail(DDP_ERR_JOB, "rank %d runs another version of libddp than this rank's %s",
+		                rank, PACKAGE_VERSION);
+	memcpy(&record, packed, sizeof(record));
+	const char *at = packed + sizeof(record), *end = packed + bytes;
+	for (int i = 0; i < 4; i++) {
+		texts[i] = at;
+		at += strnlen(at, (size_t)(end - at));
+		if (at == end)
+			return ddp_fail(DDP_ERR_FORMAT, "the identity that rank %d sent is cut short", rank);
+		at++;
+	}
+	*belief = (ddp_belief){
+		.version = texts[0], .hostname = texts[1], .node = texts[2], .boot_id = texts[3],
+		.rank = record.rank, .world_size = record.world_size,
+		.local_rank = record.local_rank, .local_world_size = record.local_world_size,
+		.node_rank = record.node_rank, .nnodes = record.nnodes,
+	};
+	return DDP_OK;
+}
+
+static ddp_status compare(void *const *blobs, const size_t *sizes, ddp_job *job)
+{
+	ddp_belief *beliefs = calloc((size_t)job->world_size, sizeof(*beliefs));
+	ddp_status status = DDP_OK;
+
+	if (beliefs == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to compare %d ranks", job->world_size);
+	for (int r = 0; r < job->world_size && status == DDP_OK; r++)
+		status = unpack(blobs[r], sizes[r], r, &beliefs[r]);
+	if (status == DDP_OK)
+		status = ddp_beliefs_agree(beliefs, job->world_size);
+	if (status == DDP_OK) {
+		const ddp_belief *own = &beliefs[job->rank];
+		job->local_rank = own->local_rank;
+		job->local_world_size = own->local_world_size;
+		job->node_rank = own->node_rank;
+		job->nnodes = own->nnodes;
+	}
+	free(beliefs);
+	return status;
+}
+
+ddp_status ddp_agree(ddp_wireup *wireup, ddp_job *job, uint64_t deadline_ns)
+{
+	char packed[sizeof(struct record) + 32 + 2 * DDP_HOST_MAX + 2 * BOOT_ID_MAX];
+	void **blobs = calloc((size_t)job->world_size, sizeof(*blobs));
+	size_t *sizes = calloc((size_t)job->world_size, sizeof(*sizes));
+	ddp_status status;
+
+	if (blobs == NULL || sizes == NULL) {
+		status = ddp_fail(DDP_ERR_NOMEM, "no memory for %d ranks", job->world_size);
+		goto out;
+	}
+	status = wireup->ops->exchange(wireup, packed, pack(job, packed, sizeof(packed)), deadline_ns,
+	                               blobs, sizes);
+	if (status == DDP_OK) {
+		status = compare(blobs, sizes, job);
+		ddp_blobs_free(blobs, job->world_size);
+	}
+out:
+	free(blobs);
+	free(sizes);
+	return status;
+}

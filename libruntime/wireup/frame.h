@@ -1,0 +1,56 @@
+/*
+ * frame: the messages between ranks that have proven the step's key to each
+ * other. A frame is kind, sequence number of the exchange, payload size
+ * (little-endian u32, u32, u64), then the payload:
+ *
+ *   BLOB   rank r's blob                                          r -> 0
+ *   ALL    count, then `count` sizes (u32 each), then the blobs    0 -> r
+ *   ERROR  status (u32), then the sentence without a terminator    0 -> r
+ *
+ * Nothing here trusts the bytes: kinds and sizes are bounded before memory is
+ * taken, and memory grows with what has arrived, not with what is announced.
+ */
+#ifndef DDP_WIREUP_FRAME_H
+#define DDP_WIREUP_FRAME_H
+
+#include "ddp.h"
+#include "wireup/wireup.h"
+
+enum ddp_frame_kind { DDP_FRAME_BLOB = 1, DDP_FRAME_ALL, DDP_FRAME_ERROR };
+enum { DDP_FRAME_HEADER_BYTES = 16, DDP_FRAME_TEXT_MAX = 1023 };
+
+typedef struct ddp_frame_reader {
+	int world_size; /* bounds the payload */
+	unsigned char header[DDP_FRAME_HEADER_BYTES];
+	size_t header_used;
+	uint32_t kind, sequence;
+	uint64_t bytes;         /* of the payload */
+	unsigned char *payload; /* malloc'd */
+	size_t used, capacity;
+} ddp_frame_reader;
+
+/* Where the next bytes of the frame go, and how many at most (never 0). */
+ddp_status ddp_frame_room(ddp_frame_reader *reader, void **at, size_t *bytes);
+/* Says that `bytes` have come there. *complete once the frame has ended. */
+ddp_status ddp_frame_filled(ddp_frame_reader *reader, size_t bytes, bool *complete);
+/* Gets ready for the next frame. The payload is freed. */
+void ddp_frame_reset(ddp_frame_reader *reader);
+
+void ddp_frame_header(unsigned char *header, enum ddp_frame_kind kind, uint32_t sequence,
+                      uint64_t bytes);
+
+/* A whole ALL frame, header included; malloc'd. */
+ddp_status ddp_frame_pack_all(uint32_t sequence, void *const *blobs, const size_t *sizes,
+                              int count, unsigned char **frame, size_t *bytes);
+/* Each blobs[r] is malloc'd, also if it is empty. Written on success only. */
+ddp_status ddp_frame_unpack_all(const unsigned char *payload, size_t bytes, int count,
+                                void **blobs, size_t *sizes);
+
+/* A whole ERROR frame with this thread's last error; returns its bytes. */
+enum { DDP_FRAME_ERROR_MAX = DDP_FRAME_HEADER_BYTES + 4 + DDP_FRAME_TEXT_MAX };
+size_t ddp_frame_pack_error(uint32_t sequence, ddp_status status,
+                            unsigned char frame[DDP_FRAME_ERROR_MAX]);
+/* Makes the error that the peer sent this thread's own. */
+ddp_status ddp_frame_raise_error(const unsigned char *payload, size_t bytes);
+
+#endif

@@ -1,0 +1,20 @@
+/* open: the ways to wire up, from which ddp_wireup_open() chooses. */
+#ifndef DDP_WIREUP_OPEN_H
+#define DDP_WIREUP_OPEN_H
+
+#include "wireup/wireup.h"
+
+ddp_status ddp_self_open(const ddp_job *job, ddp_wireup **wireup);
+
+/* At MASTER_ADDR:MASTER_PORT. */
+ddp_status ddp_tcp_open(const ddp_job *job, const ddp_key *key, uint64_t deadline_ns,
+                        ddp_wireup **wireup);
+
+/* Between the ranks of ddp_spawn(). */
+ddp_status ddp_local_open(const ddp_job *job, const ddp_key *key, uint64_t deadline_ns,
+                          ddp_wireup **wireup);
+
+/* `job` may count ranks in another order than PMIx does. */
+ddp_status ddp_pmix_open(const ddp_job *job, ddp_wireup **wireup);
+
+#endif

@@ -1,0 +1,15 @@
+/*
+ * pmix_probe: who has given data to PMIx, asked process by process. A server
+ * answers as soon as the process has committed, fence or no fence.
+ */
+#ifndef DDP_WIREUP_PMIX_PROBE_H
+#define DDP_WIREUP_PMIX_PROBE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Sets came[p] for each process p of 0 .. count - 1 that is known by the
+   deadline to have committed `key`. False: no memory. */
+bool ddp_pmix_probe(const char *key, int count, uint64_t deadline_ns, bool *came);
+
+#endif

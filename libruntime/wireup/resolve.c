@@ -1,0 +1,171 @@
+/*
+ * Host names to addresses. getaddrinfo() knows no deadline, so it runs in a
+ * thread of its own, which is left to itself if the deadline passes.
+ */
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/wait.h"
+#include "wireup/socket.h"
+
+/* Shared by the caller and the thread; the last to let go frees it. */
+struct lookup {
+	pthread_mutex_t lock;
+	pthread_cond_t finished;
+	bool done, abandoned;
+	char host[DDP_HOST_MAX];
+	char port[8];
+	int rc, error;
+	struct addrinfo *found;
+};
+
+static void lookup_free(struct lookup *lookup)
+{
+	if (lookup->found != NULL)
+		freeaddrinfo(lookup->found);
+	pthread_cond_destroy(&lookup->finished);
+	pthread_mutex_destroy(&lookup->lock);
+	free(lookup);
+}
+
+static void *look_up(void *argument)
+{
+	const struct addrinfo hints = {
+		.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV,
+	};
+	struct lookup *lookup = argument;
+	struct addrinfo *found = NULL;
+
+	int rc = getaddrinfo(lookup->host, lookup->port, &hints, &found);
+	int error = errno;
+	pthread_mutex_lock(&lookup->lock);
+	lookup->rc = rc;
+	lookup->error = error;
+	lookup->found = rc == 0 ? found : NULL;
+	lookup->done = true;
+	bool abandoned = lookup->abandoned;
+	pthread_cond_signal(&lookup->finished);
+	pthread_mutex_unlock(&lookup->lock);
+	if (abandoned)
+		lookup_free(lookup);
+	return NULL;
+}
+
+static struct lookup *lookup_new(const ddp_job *job)
+{
+	struct lookup *lookup = calloc(1, sizeof(*lookup));
+
+	if (lookup == NULL)
+		return NULL;
+	pthread_mutex_init(&lookup->lock, NULL);
+	ddp_condition_init(&lookup->finished);
+	snprintf(lookup->host, sizeof(lookup->host), "%s", job->master_addr);
+	snprintf(lookup->port, sizeof(lookup->port), "%d", job->master_port & 0xffff);
+	return lookup;
+}
+
+static bool start(struct lookup *lookup)
+{
+	pthread_attr_t detached;
+	pthread_t thread;
+
+	pthread_attr_init(&detached);
+	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+	int rc = pthread_create(&thread, &detached, look_up, lookup);
+	pthread_attr_destroy(&detached);
+	return rc == 0;
+}
+
+/* False at the deadline; the thread then owns `lookup`. */
+static bool await(struct lookup *lookup, uint64_t deadline_ns)
+{
+	pthread_mutex_lock(&lookup->lock);
+	while (!lookup->done && ddp_condition_wait(&lookup->finished, &lookup->lock, deadline_ns))
+		;
+	bool done = lookup->done;
+	lookup->abandoned = !done;
+	pthread_mutex_unlock(&lookup->lock);
+	return done;
+}
+
+static bool is_loopback(const struct sockaddr *address)
+{
+	if (address->sa_family == AF_INET)
+		return ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr) >> 24 == 127;
+	return address->sa_family == AF_INET6 &&
+	       IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)address)->sin6_addr);
+}
+
+static ddp_status take_addresses(const ddp_job *job, const struct addrinfo *found,
+                                 ddp_meeting *meeting)
+{
+	for (; found != NULL && meeting->count < DDP_MEETING_ADDRESSES; found = found->ai_next) {
+		if (job->nnodes > 1 && is_loopback(found->ai_addr))
+			continue;
+		memcpy(&meeting->addresses[meeting->count], found->ai_addr, found->ai_addrlen);
+		meeting->bytes[meeting->count++] = found->ai_addrlen;
+	}
+	if (meeting->count == 0)
+		return ddp_fail(DDP_ERR_JOB, "rank %d on %s: MASTER_ADDR %s is a loopback address there, "
+		                "where no other node can come: see that node's /etc/hosts, or use "
+		                "srun --ddp=addr=ip", job->rank, job->hostname, job->master_addr);
+	return DDP_OK;
+}
+
+static ddp_status lookup_error(const ddp_job *job, const struct lookup *lookup)
+{
+	const char *reason = lookup->rc == EAI_SYSTEM ? strerror(lookup->error)
+	                                              : gai_strerror(lookup->rc);
+
+	return ddp_fail(DDP_ERR_JOB, "rank %d on %s: MASTER_ADDR %s does not resolve: %s (srun "
+	                "--ddp=addr=ip needs no name)", job->rank, job->hostname, job->master_addr,
+	                reason);
+}
+
+/* Puts *again where the name server had no answer yet. */
+static ddp_status resolve_once(const ddp_job *job, uint64_t deadline_ns, ddp_meeting *meeting,
+                               bool *again)
+{
+	struct lookup *lookup = lookup_new(job);
+	ddp_status status;
+
+	*again = false;
+	if (lookup == NULL || !start(lookup)) {
+		free(lookup);
+		return ddp_fail(DDP_ERR_NOMEM, "no memory or thread to resolve MASTER_ADDR");
+	}
+	if (!await(lookup, deadline_ns))
+		return ddp_fail(DDP_ERR_TIMEOUT, "rank %d on %s: MASTER_ADDR %s did not resolve in time: "
+		                "is the name server there?", job->rank, job->hostname, job->master_addr);
+	if (lookup->rc == 0) {
+		status = take_addresses(job, lookup->found, meeting);
+	} else {
+		status = lookup_error(job, lookup);
+		*again = lookup->rc == EAI_AGAIN;
+	}
+	lookup_free(lookup);
+	return status;
+}
+
+ddp_status ddp_meeting_resolve(const ddp_job *job, uint64_t deadline_ns, ddp_meeting *meeting)
+{
+	const struct timespec pause = { .tv_nsec = 200000000 };
+	bool again;
+
+	*meeting = (ddp_meeting){ .count = 0 };
+	snprintf(meeting->where, sizeof(meeting->where), "%s:%d", job->master_addr, job->master_port);
+	for (;;) {
+		ddp_status status = resolve_once(job, deadline_ns, meeting, &again);
+		if (!again || ddp_now_ns() >= deadline_ns)
+			return status;
+		nanosleep(&pause, NULL);
+	}
+}

@@ -1,0 +1,214 @@
+#include "wireup/socket.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+int ddp_poll_ms(uint64_t deadline_ns, int cap_ms)
+{
+	uint64_t now = ddp_now_ns();
+
+	if (now >= deadline_ns)
+		return 0;
+	uint64_t left_ms = (deadline_ns - now + 999999) / 1000000;
+	return left_ms < (uint64_t)cap_ms ? (int)left_ms : cap_ms;
+}
+
+static ddp_status wait_ready(int fd, short events, uint64_t deadline_ns)
+{
+	struct pollfd ready = { .fd = fd, .events = events };
+
+	for (;;) {
+		int wait_ms = ddp_poll_ms(deadline_ns, 1000);
+		int rc = poll(&ready, 1, wait_ms);
+		if (rc > 0)
+			return DDP_OK;
+		if (rc < 0 && errno != EINTR)
+			return ddp_fail_errno(DDP_ERR_IO, errno, "poll");
+		if (wait_ms == 0)
+			return ddp_fail(DDP_ERR_TIMEOUT, "no answer in time");
+	}
+}
+
+ddp_status ddp_socket_read_some(int fd, void *to, size_t bytes, uint64_t deadline_ns, size_t *got)
+{
+	for (;;) {
+		ssize_t count = recv(fd, to, bytes, 0);
+		if (count > 0) {
+			*got = (size_t)count;
+			return DDP_OK;
+		}
+		if (count == 0)
+			return ddp_fail(DDP_ERR_PEER, "the connection was closed");
+		if (errno == EINTR)
+			continue;
+		if (errno != EAGAIN)
+			return ddp_fail_errno(DDP_ERR_PEER, errno, "the connection broke");
+		ddp_status status = wait_ready(fd, POLLIN, deadline_ns);
+		if (status != DDP_OK)
+			return status;
+	}
+}
+
+ddp_status ddp_socket_read(int fd, void *to, size_t bytes, uint64_t deadline_ns)
+{
+	size_t got;
+
+	for (size_t used = 0; used < bytes; used += got) {
+		ddp_status status = ddp_socket_read_some(fd, (char *)to + used, bytes - used,
+		                                         deadline_ns, &got);
+		if (status != DDP_OK)
+			return status;
+	}
+	return DDP_OK;
+}
+
+ddp_status ddp_socket_write(int fd, const void *from, size_t bytes, uint64_t deadline_ns)
+{
+	size_t used = 0;
+
+	while (used < bytes) {
+		ssize_t count = send(fd, (const char *)from + used, bytes - used, MSG_NOSIGNAL);
+		if (count >= 0) {
+			used += (size_t)count;
+			continue;
+		}
+		if (errno == EINTR)
+			continue;
+		if (errno != EAGAIN)
+			return ddp_fail_errno(DDP_ERR_PEER, errno, "the connection broke");
+		ddp_status status = wait_ready(fd, POLLOUT, deadline_ns);
+		if (status != DDP_OK)
+			return status;
+	}
+	return DDP_OK;
+}
+
+const char *ddp_socket_peer(int fd, char *text, size_t bytes)
+{
+	struct sockaddr_storage address;
+	socklen_t length = sizeof(address);
+	char host[NI_MAXHOST], port[NI_MAXSERV];
+
+	snprintf(text, bytes, "a local process");
+	if (getpeername(fd, (struct sockaddr *)&address, &length) == 0 &&
+	    address.ss_family != AF_UNIX &&
+	    getnameinfo((struct sockaddr *)&address, length, host, sizeof(host), port, sizeof(port),
+	                NI_NUMERICHOST | NI_NUMERICSERV) == 0)
+		snprintf(text, bytes, "%s:%s", host, port);
+	return text;
+}
+
+static ddp_status bind_error(const ddp_job *job, const ddp_meeting *meeting, int error)
+{
+	switch (error) {
+	case EADDRINUSE:
+		return ddp_fail(DDP_ERR_IO, "rank 0 on %s cannot listen at %s: another program holds the "
+		                "port; choose another MASTER_PORT (srun --ddp=port=N)", job->hostname,
+		                meeting->where);
+	case EADDRNOTAVAIL:
+		return ddp_fail(DDP_ERR_JOB, "rank 0 is on %s, but %s is no address of that node: "
+		                "MASTER_ADDR must be rank 0's node", job->hostname, meeting->where);
+	case EACCES:
+		return ddp_fail(DDP_ERR_IO, "rank 0 on %s may not listen at %s: MASTER_PORT is a port of "
+		                "the system's; choose one above 1023", job->hostname, meeting->where);
+	}
+	return ddp_fail_errno(DDP_ERR_IO, error, "rank 0 on %s cannot listen at %s", job->hostname,
+	                      meeting->where);
+}
+
+/* The errno of what failed; 0 if *fd listens. */
+static int listen_at(const struct sockaddr_storage *address, socklen_t bytes, int *fd)
+{
+	int one = 1;
+	int candidate = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	if (candidate < 0)
+		return errno;
+	/* Past connections that linger must not keep a restarted job out. */
+	if (setsockopt(candidate, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) == 0 &&
+	    bind(candidate, (const struct sockaddr *)address, bytes) == 0 &&
+	    listen(candidate, SOMAXCONN) == 0) {
+		*fd = candidate;
+		return 0;
+	}
+	int error = errno;
+	close(candidate);
+	return error;
+}
+
+ddp_status ddp_meeting_listen(const ddp_job *job, const ddp_meeting *meeting, int *fd)
+{
+	int error = EADDRNOTAVAIL;
+
+	for (int i = 0; i < meeting->count && error == EADDRNOTAVAIL; i++)
+		error = listen_at(&meeting->addresses[i], meeting->bytes[i], fd);
+	return error == 0 ? DDP_OK : bind_error(job, meeting, error);
+}
+
+/* A port of the kernel's own choice can make a socket connect to itself. */
+static bool is_connected_to_itself(int fd)
+{
+	struct sockaddr_storage here = { 0 }, there = { 0 };
+	socklen_t here_bytes = sizeof(here), there_bytes = sizeof(there);
+
+	return getsockname(fd, (struct sockaddr *)&here, &here_bytes) == 0 &&
+	       getpeername(fd, (struct sockaddr *)&there, &there_bytes) == 0 &&
+	       here.ss_family != AF_UNIX && here_bytes == there_bytes &&
+	       memcmp(&here, &there, here_bytes) == 0;
+}
+
+/* The errno of what failed; 0 if fd is connected. */
+static int connect_within(int fd, const struct sockaddr_storage *address, socklen_t bytes,
+                          uint64_t deadline_ns)
+{
+	int error = 0, one = 1;
+	socklen_t length = sizeof(error);
+
+	if (connect(fd, (const struct sockaddr *)address, bytes) < 0) {
+		if (errno != EINPROGRESS)
+			return errno;
+		if (wait_ready(fd, POLLOUT, deadline_ns) != DDP_OK)
+			return ETIMEDOUT;
+		if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) < 0)
+			return errno;
+		if (error != 0)
+			return error;
+	}
+	if (is_connected_to_itself(fd))
+		return ECONNREFUSED;
+	if (address->ss_family != AF_UNIX)
+		setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	return 0;
+}
+
+ddp_status ddp_meeting_connect(const ddp_meeting *meeting, uint64_t patience_ns,
+                               uint64_t deadline_ns, int *fd)
+{
+	int error = ECONNREFUSED;
+
+	for (int i = 0; i < meeting->count; i++) {
+		const struct sockaddr_storage *address = &meeting->addresses[i];
+		uint64_t until_ns = ddp_now_ns() + patience_ns;
+		int candidate = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+		if (candidate < 0)
+			return ddp_fail_errno(DDP_ERR_IO, errno, "cannot make a socket");
+		error = connect_within(candidate, address, meeting->bytes[i],
+		                       until_ns < deadline_ns ? until_ns : deadline_ns);
+		if (error == 0) {
+			*fd = candidate;
+			return DDP_OK;
+		}
+		close(candidate);
+	}
+	return ddp_fail_errno(DDP_ERR_PEER, error, "cannot connect to rank 0 at %s", meeting->where);
+}

@@ -1,0 +1,50 @@
+/* socket: where ranks meet over a network, and input and output that end at a
+   deadline. All sockets are non-blocking and closed on exec. */
+#ifndef DDP_WIREUP_SOCKET_H
+#define DDP_WIREUP_SOCKET_H
+
+#include <sys/socket.h>
+
+#include "job/job.h"
+
+enum { DDP_MEETING_ADDRESSES = 8, DDP_WHERE_MAX = DDP_HOST_MAX + 16 };
+
+/* Where rank 0 listens. */
+typedef struct ddp_meeting {
+	int count;
+	struct sockaddr_storage addresses[DDP_MEETING_ADDRESSES];
+	socklen_t bytes[DDP_MEETING_ADDRESSES];
+	char where[DDP_WHERE_MAX]; /* "n0:20001", for messages */
+} ddp_meeting;
+
+/*
+ * Resolves MASTER_ADDR:MASTER_PORT. Loopback addresses are left out if the job
+ * has several nodes: no other node could come there.
+ */
+ddp_status ddp_meeting_resolve(const ddp_job *job, uint64_t deadline_ns, ddp_meeting *meeting);
+
+/* Listens on the first of the addresses that is this node's, and on no other. */
+ddp_status ddp_meeting_listen(const ddp_job *job, const ddp_meeting *meeting, int *fd);
+
+/*
+ * Tries each address once; `patience_ns` at most per address. On failure
+ * returns DDP_ERR_PEER where a later try may succeed (nobody listens yet).
+ */
+ddp_status ddp_meeting_connect(const ddp_meeting *meeting, uint64_t patience_ns,
+                               uint64_t deadline_ns, int *fd);
+
+/* Milliseconds until the deadline, at most `cap_ms`, for poll(); 0 if over. */
+int ddp_poll_ms(uint64_t deadline_ns, int cap_ms);
+
+/* Exactly `bytes`. DDP_ERR_TIMEOUT at the deadline, DDP_ERR_PEER if the peer
+   has closed the connection. */
+ddp_status ddp_socket_read(int fd, void *to, size_t bytes, uint64_t deadline_ns);
+ddp_status ddp_socket_write(int fd, const void *from, size_t bytes, uint64_t deadline_ns);
+/* At least 1 byte, at most `bytes`. */
+ddp_status ddp_socket_read_some(int fd, void *to, size_t bytes, uint64_t deadline_ns,
+                                size_t *got);
+
+/* "10.0.0.2:4242", or "a local process". */
+const char *ddp_socket_peer(int fd, char *text, size_t bytes);
+
+#endif

@@ -1,0 +1,22 @@
+/*
+ * star: wire-up over connections to rank 0. Rank 0 is the centre, all others
+ * are leaves. The centre waits until every rank has come and has proven the
+ * step's key (auth.h); what cannot prove it is refused, logged and forgotten,
+ * and never holds up the job. Then blobs go in, and all blobs come back.
+ */
+#ifndef DDP_WIREUP_STAR_H
+#define DDP_WIREUP_STAR_H
+
+#include "wireup/socket.h"
+#include "wireup/wireup.h"
+
+/* `local`: the ranks are those of ddp_spawn(). Takes over `listener`, also on failure. */
+ddp_status ddp_star_centre_open(bool local, const ddp_job *job, const ddp_key *key,
+                                int listener, const char *where, uint64_t deadline_ns,
+                                ddp_wireup **wireup);
+
+ddp_status ddp_star_leaf_open(bool local, const ddp_job *job, const ddp_key *key,
+                              const ddp_meeting *meeting, uint64_t deadline_ns,
+                              ddp_wireup **wireup);
+
+#endif

@@ -1,0 +1,78 @@
+/*
+ * star_centre: rank 0's side of the star, shared by its three files:
+ * star_door.c lets ranks in, star_links.c keeps their connections and spreads
+ * the news of a failure, star_centre.c exchanges the blobs.
+ */
+#ifndef DDP_WIREUP_STAR_CENTRE_H
+#define DDP_WIREUP_STAR_CENTRE_H
+
+#include <sys/epoll.h>
+#include <sys/resource.h>
+
+#include "wireup/auth.h"
+#include "wireup/frame.h"
+#include "wireup/socket.h"
+#include "wireup/wireup.h"
+
+/* How many connections beyond the world size may be trying to prove the key
+   at once: a stranger must not use descriptors up. */
+enum { DDP_STRANGERS_SPARE = 64, DDP_EVENTS = 64 };
+
+/* One connection: a stranger until it has proven the key, then a rank. */
+struct ddp_link {
+	struct ddp_link *next, *previous; /* strangers, oldest first */
+	int fd;
+	int rank;        /* -1: a stranger */
+	uint32_t events; /* watched by epoll; 0: not registered */
+	uint64_t since_ns;
+	ddp_challenge challenge;
+	ddp_hello hello;
+	size_t hello_used;
+	ddp_frame_reader reader;
+	bool has_blob;
+	size_t sent;     /* of the frame that goes to all */
+};
+
+struct ddp_centre {
+	ddp_wireup base;
+	ddp_key key;
+	int listener, epoll;
+	char where[DDP_WHERE_MAX];
+	struct ddp_link **ranks;    /* [world_size]; NULL: has not come */
+	struct ddp_link *misfit;    /* holds the key, but its identity is wrong */
+	struct ddp_link strangers;  /* head of the ring */
+	int stranger_count, joined;
+	bool need_descriptors;
+	int refused;
+	char last_refused[80];
+	uint32_t sequence;
+	rlim_t descriptors_before;  /* 0: unchanged */
+};
+
+/* star_links.c */
+
+/* Makes epoll watch for `events`; 0: for none. */
+ddp_status ddp_link_watch(struct ddp_centre *centre, struct ddp_link *link, uint32_t events);
+void ddp_link_free(struct ddp_link *link);
+/* A small message. If it does not go out, the link is shut down, and the next
+   read of it says so. */
+void ddp_link_say(const struct ddp_link *link, const void *message, size_t bytes);
+/* What epoll has by the deadline, or within a second; *count may be 0. */
+ddp_status ddp_centre_events(struct ddp_centre *centre, uint64_t deadline_ns,
+                             struct epoll_event events[DDP_EVENTS], int *count);
+/* The ranks without a connection, or, with `blob`, without a blob. */
+const char *ddp_centre_missing(const struct ddp_centre *centre, bool blob, char *text,
+                               size_t bytes);
+/* The error that a rank's connection has ended before its time. */
+ddp_status ddp_centre_lost(const struct ddp_centre *centre, const struct ddp_link *link,
+                           bool blob, const char *why);
+/* Keeps `status` and this thread's message, and gives both to all ranks. */
+ddp_status ddp_centre_fail(struct ddp_centre *centre, ddp_status status);
+
+/* star_door.c */
+
+/* Until all ranks have come. */
+ddp_status ddp_door_wait(struct ddp_centre *centre, uint64_t deadline_ns);
+void ddp_door_drop_strangers(struct ddp_centre *centre, const char *why);
+
+#endif
