@@ -1,0 +1,151 @@
+/*
+ * Softmax cross-entropy over a large vocabulary. Logits come in tiles of TILE
+ * words by ROWS rows; each tile is turned into exponentials, relative to its
+ * own rows' maxima, while it is in the cache. So memory sees them twice: when
+ * forward leaves them, and when backward fetches a tile, turns it into
+ * gradients and multiplies it at once.
+ */
+#include <math.h>
+
+#include "cpu/inner.h"
+#include "kernels.h"
+
+enum { TILE = 1024, ROWS = 1024 };
+
+struct classifier {
+	float *exponentials; /* tile after tile, each [rows, its words] */
+	float *tops;         /* [tiles, rows]; then the factor to probabilities */
+	float *sums;         /* [tiles, rows] */
+	float *picked;       /* [rows]: the targets' logits */
+	const float *in, *weight;
+	const int32_t *targets;
+	int64_t rows, width, vocab, tiles;
+	int64_t tile;        /* backward: the present one */
+};
+
+static struct classifier carve(float *work, const float *in, const float *weight,
+                               const int32_t *targets, int64_t rows, int64_t width,
+                               int64_t vocab)
+{
+	struct classifier c = {.exponentials = work, .in = in, .weight = weight,
+		.targets = targets, .rows = rows, .width = width, .vocab = vocab,
+		.tiles = (vocab + TILE - 1) / TILE};
+
+	c.tops = c.exponentials + rows * vocab;
+	c.sums = c.tops + c.tiles * rows;
+	c.picked = c.sums + c.tiles * rows;
+	return c;
+}
+
+size_t dk_classifier_work(int64_t rows, int64_t vocab)
+{
+	int64_t tiles = (vocab + TILE - 1) / TILE;
+
+	return (size_t)(rows * vocab + 2 * tiles * rows + rows);
+}
+
+static int64_t tile_words(const struct classifier *c, int64_t tile)
+{
+	int64_t rest = c->vocab - tile * TILE;
+
+	return rest < TILE ? rest : TILE;
+}
+
+static float *tile_rows(const struct classifier *c, int64_t tile, int64_t row)
+{
+	return c->exponentials + tile * TILE * c->rows + row * tile_words(c, tile);
+}
+
+static void forward_block(struct classifier *c, int64_t tile, int64_t first, int64_t last)
+{
+	int64_t words = tile_words(c, tile);
+	float *logits = tile_rows(c, tile, first);
+
+	dk_gemm(&(dk_gemm_args){.transpose_b = true, .m = last - first, .n = words,
+		.k = c->width, .a = c->in + first * c->width, .lda = c->width,
+		.b = c->weight + tile * TILE * c->width, .ldb = c->width, .c = logits,
+		.ldc = words});
+	for (int64_t r = first; r < last; r++, logits += words) {
+		int64_t target = c->targets[r] - tile * TILE;
+		if (target >= 0 && target < words)
+			c->picked[r] = logits[target];
+		float *sum = c->sums + tile * c->rows + r;
+		c->tops[tile * c->rows + r] = dk_inner()->softmax_row(logits, words, sum);
+	}
+}
+
+static void forward_span(void *arg, int64_t first, int64_t last)
+{
+	struct classifier *c = arg;
+	int64_t blocks = (c->rows + ROWS - 1) / ROWS;
+
+	for (int64_t i = first; i < last; i++) {
+		int64_t row = i % blocks * ROWS;
+		int64_t end = row + ROWS < c->rows ? row + ROWS : c->rows;
+		forward_block(c, i / blocks, row, end);
+	}
+}
+
+/* The row's log-sum-exp; leaves in tops what makes its tiles probabilities. */
+static double finish_row(struct classifier *c, int64_t row)
+{
+	float top = c->tops[row];
+	double sum = 0;
+
+	for (int64_t t = 1; t < c->tiles; t++)
+		top = fmaxf(top, c->tops[t * c->rows + row]);
+	for (int64_t t = 0; t < c->tiles; t++)
+		sum += c->sums[t * c->rows + row] * exp(c->tops[t * c->rows + row] - top);
+	for (int64_t t = 0; t < c->tiles; t++) {
+		float *factor = c->tops + t * c->rows + row;
+		*factor = (float)(exp(*factor - top) / sum);
+	}
+	return top + log(sum);
+}
+
+double dk_classifier_forward(float *work, const float *in, const float *weight,
+                             const int32_t *targets, int64_t rows, int64_t width,
+                             int64_t vocab)
+{
+	struct classifier c = carve(work, in, weight, targets, rows, width, vocab);
+	double loss = 0;
+
+	dk_parallel(c.tiles * ((rows + ROWS - 1) / ROWS), 1, forward_span, &c);
+	for (int64_t r = 0; r < rows; r++)
+		loss += finish_row(&c, r) - c.picked[r];
+	return loss;
+}
+
+/* Exponentials -> gradient of the logits */
+static void gradient_span(void *arg, int64_t first, int64_t last)
+{
+	struct classifier *c = arg;
+	int64_t words = tile_words(c, c->tile);
+
+	for (int64_t r = first; r < last; r++) {
+		float *row = tile_rows(c, c->tile, r);
+		int64_t target = c->targets[r] - c->tile * TILE;
+		dk_inner()->scale(row, words, c->tops[c->tile * c->rows + r]);
+		if (target >= 0 && target < words)
+			row[target] -= 1;
+	}
+}
+
+void dk_classifier_backward(float *din, float *dweight, float *work, const float *in,
+                            const float *weight, const int32_t *targets, int64_t rows,
+                            int64_t width, int64_t vocab)
+{
+	struct classifier c = carve(work, in, weight, targets, rows, width, vocab);
+
+	for (c.tile = 0; c.tile < c.tiles; c.tile++) {
+		int64_t words = tile_words(&c, c.tile);
+		dk_parallel(rows, 16, gradient_span, &c);
+		dk_gemm(&(dk_gemm_args){.m = rows, .n = width, .k = words,
+			.a = tile_rows(&c, c.tile, 0), .lda = words,
+			.b = weight + c.tile * TILE * width, .ldb = width, .beta = c.tile > 0,
+			.c = din, .ldc = width});
+		dk_gemm(&(dk_gemm_args){.transpose_a = true, .m = words, .n = width, .k = rows,
+			.a = tile_rows(&c, c.tile, 0), .lda = words, .b = in, .ldb = width,
+			.beta = 1, .c = dweight + c.tile * TILE * width, .ldc = width});
+	}
+}

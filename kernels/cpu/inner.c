@@ -1,0 +1,10 @@
+#include "cpu/inner.h"
+
+const struct dk_inner *dk_inner(void)
+{
+#ifdef HAVE_AVX2_KERNELS
+	if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+		return &dk_inner_avx2;
+#endif
+	return &dk_inner_base;
+}

@@ -1,0 +1,115 @@
+/*
+ * inner: the loops that gain from wide vectors, compiled once per instruction
+ * set and chosen when first used. Each works on one thread's share; the
+ * drivers (optim.c, layers.c, ...) cut the work up.
+ */
+#ifndef DK_INNER_H
+#define DK_INNER_H
+
+#include <stdint.h>
+
+/* What an AdamW update needs, worked out once per call. */
+typedef struct dk_adamw_consts {
+	float grad_scale, decay;             /* decay: 1 - learning rate * weight decay */
+	float beta1, one_beta1, beta2, one_beta2;
+	float root_correction2, epsilon;     /* root of 1 - beta2^step */
+	float minus_step_size;               /* - learning rate / (1 - beta1^step) */
+} dk_adamw_consts;
+
+typedef struct dk_sgd_consts {
+	float grad_scale, weight_decay, momentum, minus_learning_rate;
+} dk_sgd_consts;
+
+typedef void dk_adamw_fn(float *param, float *grad, float *m, float *v, int64_t n,
+		const dk_adamw_consts *c);
+/* buffer may be NULL: plain gradient descent */
+typedef void dk_sgd_fn(float *param, float *grad, float *buffer, int64_t n,
+		const dk_sgd_consts *c);
+typedef double dk_sum_squares_fn(const float *x, int64_t n);
+/* out [rows, columns] = residual + bias; residual NULL: bias alone */
+typedef void dk_bias_rows_fn(float *out, const float *residual, const float *bias,
+		int64_t rows, int64_t columns);
+/* sums [first .. last) += the columns of x [rows, columns] */
+typedef void dk_column_sums_fn(float *sums, const float *x, int64_t rows,
+		int64_t columns, int64_t first, int64_t last);
+/* out = a + b */
+typedef void dk_add_fn(float *out, const float *a, const float *b, int64_t n);
+typedef void dk_layernorm_fn(float *out, float *mean, float *rstd, const float *in,
+		const float *gain, const float *bias, int64_t rows, int64_t width);
+/* din += */
+typedef void dk_layernorm_input_fn(float *din, const float *dout, const float *in,
+		const float *mean, const float *rstd, const float *gain, int64_t rows,
+		int64_t width);
+/* dgain, dbias [first .. last) += */
+typedef void dk_layernorm_params_fn(float *dgain, float *dbias, const float *dout,
+		const float *in, const float *mean, const float *rstd, int64_t rows,
+		int64_t width, int64_t first, int64_t last);
+typedef void dk_gelu_fn(float *out, const float *in, int64_t n);
+/* grad *= gelu'(in) */
+typedef void dk_gelu_grad_fn(float *grad, const float *in, int64_t n);
+/* x = exp(x - highest); returns highest, and the sum of x in *sum */
+typedef float dk_softmax_row_fn(float *x, int64_t n, float *sum);
+/* x *= factor */
+typedef void dk_scale_fn(float *x, int64_t n, float factor);
+/* x = exp(factor x - shift); returns the sum */
+typedef float dk_exp_row_fn(float *x, int64_t n, float factor, float shift);
+typedef float dk_highest_fn(const float *x, int64_t n);
+typedef float dk_dot_fn(const float *a, const float *b, int64_t n);
+/* dscore = prob (dscore - shift) factor */
+typedef void dk_softmax_grad_fn(float *dscore, const float *prob, int64_t n,
+		float shift, float factor);
+
+struct dk_inner {
+	dk_adamw_fn *adamw;
+	dk_sgd_fn *sgd;
+	dk_sum_squares_fn *sum_squares;
+	dk_bias_rows_fn *bias_rows;
+	dk_column_sums_fn *column_sums;
+	dk_add_fn *add;
+	dk_layernorm_fn *layernorm;
+	dk_layernorm_input_fn *layernorm_input;
+	dk_layernorm_params_fn *layernorm_params;
+	dk_gelu_fn *gelu;
+	dk_gelu_grad_fn *gelu_grad;
+	dk_softmax_row_fn *softmax_row;
+	dk_scale_fn *scale;
+	dk_exp_row_fn *exp_row;
+	dk_highest_fn *highest;
+	dk_dot_fn *dot;
+	dk_softmax_grad_fn *softmax_grad;
+};
+
+/* The best for this processor. */
+const struct dk_inner *dk_inner(void);
+
+extern const struct dk_inner dk_inner_base;
+#ifdef HAVE_AVX2_KERNELS
+extern const struct dk_inner dk_inner_avx2;
+#endif
+
+#ifdef DK_ISA
+/* The functions' names in one instruction set: adamw_avx2. */
+#define DK_JOIN(name, isa) dk_##name##_##isa
+#define DK_EXPAND(name, isa) DK_JOIN(name, isa)
+#define DK_NAME(name) DK_EXPAND(name, DK_ISA)
+
+dk_adamw_fn DK_NAME(adamw);
+dk_sgd_fn DK_NAME(sgd);
+dk_sum_squares_fn DK_NAME(sum_squares);
+dk_bias_rows_fn DK_NAME(bias_rows);
+dk_column_sums_fn DK_NAME(column_sums);
+dk_add_fn DK_NAME(add);
+dk_layernorm_fn DK_NAME(layernorm);
+dk_layernorm_input_fn DK_NAME(layernorm_input);
+dk_layernorm_params_fn DK_NAME(layernorm_params);
+dk_gelu_fn DK_NAME(gelu);
+dk_gelu_grad_fn DK_NAME(gelu_grad);
+dk_softmax_row_fn DK_NAME(softmax_row);
+dk_scale_fn DK_NAME(scale);
+dk_exp_row_fn DK_NAME(exp_row);
+dk_highest_fn DK_NAME(highest);
+dk_dot_fn DK_NAME(dot);
+dk_softmax_grad_fn DK_NAME(softmax_grad);
+#endif
+
+#endif

@@ -1,0 +1,96 @@
+/*
+ * Optimizer updates. No fused multiply-add and no reduction whose order hangs
+ * on the vector's width: replicas on unlike hosts must stay equal bit for bit.
+ */
+#include "cpu/inner.h"
+#include "cpu/vec.h"
+
+static inline void adamw_vector(vf *param, vf grad, vf *m, vf *v, const dk_adamw_consts *c)
+{
+	grad = grad * c->grad_scale;
+	*m = *m * c->beta1 + grad * c->one_beta1;
+	*v = *v * c->beta2 + grad * c->one_beta2 * grad;
+	vf denominator = vf_sqrt(*v) / c->root_correction2 + c->epsilon;
+	*param = *param * c->decay + *m * c->minus_step_size / denominator;
+}
+
+void DK_NAME(adamw)(float *param, float *grad, float *m, float *v, int64_t n,
+                    const dk_adamw_consts *c)
+{
+	int64_t i = 0;
+
+	for (; i + VF <= n; i += VF) {
+		vf p = vf_load(param + i), mi = vf_load(m + i), vi_ = vf_load(v + i);
+		adamw_vector(&p, vf_load(grad + i), &mi, &vi_, c);
+		vf_store(param + i, p);
+		vf_store(m + i, mi);
+		vf_store(v + i, vi_);
+		vf_store(grad + i, vf_set(0));
+	}
+	if (i < n) {
+		int64_t rest = n - i;
+		vf p = vf_load_part(param + i, rest, 0), mi = vf_load_part(m + i, rest, 0);
+		vf vi_ = vf_load_part(v + i, rest, 0);
+		adamw_vector(&p, vf_load_part(grad + i, rest, 0), &mi, &vi_, c);
+		vf_store_part(param + i, rest, p);
+		vf_store_part(m + i, rest, mi);
+		vf_store_part(v + i, rest, vi_);
+		vf_store_part(grad + i, rest, vf_set(0));
+	}
+}
+
+static inline float sgd_one(float param, float grad, float *buffer, const dk_sgd_consts *c)
+{
+	grad = grad * c->grad_scale + param * c->weight_decay;
+	if (buffer != NULL) {
+		*buffer = *buffer * c->momentum + grad;
+		grad = *buffer;
+	}
+	return param + grad * c->minus_learning_rate;
+}
+
+void DK_NAME(sgd)(float *param, float *grad, float *buffer, int64_t n,
+                  const dk_sgd_consts *c)
+{
+	int64_t i = 0;
+
+	for (; i + VF <= n; i += VF) {
+		vf p = vf_load(param + i);
+		vf g = vf_load(grad + i) * c->grad_scale + p * c->weight_decay;
+		if (buffer != NULL) {
+			g = vf_load(buffer + i) * c->momentum + g;
+			vf_store(buffer + i, g);
+		}
+		vf_store(param + i, p + g * c->minus_learning_rate);
+		vf_store(grad + i, vf_set(0));
+	}
+	for (; i < n; i++) {
+		param[i] = sgd_one(param[i], grad[i], buffer != NULL ? buffer + i : NULL, c);
+		grad[i] = 0;
+	}
+}
+
+/* Always eight running sums, however wide the vectors are. */
+double DK_NAME(sum_squares)(const float *x, int64_t n)
+{
+	enum { SUMS = 8, PARTS = SUMS / VD };
+	vd sums[PARTS];
+	double lanes[SUMS];
+	int64_t i = 0;
+
+	memset(sums, 0, sizeof(sums));
+	for (; i + SUMS <= n; i += SUMS)
+		for (int k = 0; k < PARTS; k++) {
+			vf_half part;
+			memcpy(&part, x + i + k * VD, sizeof(part));
+			vd wide = __builtin_convertvector(part, vd);
+			sums[k] = sums[k] + wide * wide;
+		}
+	memcpy(lanes, sums, sizeof(lanes));
+	for (int lane = 0; i < n; i++, lane++)
+		lanes[lane] += (double)x[i] * (double)x[i];
+	for (int width = SUMS / 2; width > 0; width /= 2)
+		for (int lane = 0; lane < width; lane++)
+			lanes[lane] += lanes[lane + width];
+	return lanes[0];
+}

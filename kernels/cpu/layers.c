@@ -1,0 +1,197 @@
+/* Linear, embedding, layernorm and GELU layers: cut over rows or columns. */
+#include "cpu/inner.h"
+#include "kernels.h"
+
+/* Elements that are worth a thread of their own. */
+enum { GRAIN = 16384 };
+
+static int64_t row_grain(int64_t width)
+{
+	return width < GRAIN ? GRAIN / width : 1;
+}
+
+struct span_args {
+	float *out, *out2, *out3;
+	const float *in, *in2, *mean, *rstd, *gain, *bias;
+	const int32_t *tokens;
+	int64_t rows, width, length;
+};
+
+/* ---- linear ------------------------------------------------------------------- */
+
+static void bias_span(void *arg, int64_t first, int64_t last)
+{
+	struct span_args *s = arg;
+	const float *residual = s->in != NULL ? s->in + first * s->width : NULL;
+
+	dk_inner()->bias_rows(s->out + first * s->width, residual, s->bias, last - first,
+	                      s->width);
+}
+
+void dk_linear_forward(float *out, const float *in, const float *weight, const float *bias,
+                       const float *residual, int64_t rows, int64_t inputs, int64_t outputs)
+{
+	struct span_args s = {.out = out, .in = residual, .bias = bias, .width = outputs};
+
+	dk_parallel(rows, row_grain(outputs), bias_span, &s);
+	dk_gemm(&(dk_gemm_args){.m = rows, .n = outputs, .k = inputs, .a = in, .lda = inputs,
+		.b = weight, .ldb = outputs, .beta = 1, .c = out, .ldc = outputs});
+}
+
+static void column_sums_span(void *arg, int64_t first, int64_t last)
+{
+	struct span_args *s = arg;
+
+	dk_inner()->column_sums(s->out, s->in, s->rows, s->width, first, last);
+}
+
+void dk_linear_backward_params(float *dweight, float *dbias, const float *dout,
+                               const float *in, int64_t rows, int64_t inputs,
+                               int64_t outputs)
+{
+	struct span_args s = {.out = dbias, .in = dout, .rows = rows, .width = outputs};
+
+	dk_parallel(outputs, 64, column_sums_span, &s);
+	dk_gemm(&(dk_gemm_args){.transpose_a = true, .m = inputs, .n = outputs, .k = rows,
+		.a = in, .lda = inputs, .b = dout, .ldb = outputs, .beta = 1, .c = dweight,
+		.ldc = outputs});
+}
+
+void dk_linear_backward_input(float *din, const float *dout, const float *weight,
+                              int64_t rows, int64_t inputs, int64_t outputs)
+{
+	dk_gemm(&(dk_gemm_args){.transpose_b = true, .m = rows, .n = inputs, .k = outputs,
+		.a = dout, .lda = outputs, .b = weight, .ldb = outputs, .c = din, .ldc = inputs});
+}
+
+/* ---- embedding ------------------------------------------------------------------ */
+
+static void embed_span(void *arg, int64_t first, int64_t last)
+{
+	struct span_args *s = arg;
+
+	for (int64_t r = first; r < last; r++)
+		dk_inner()->add(s->out + r * s->width, s->in + s->tokens[r] * s->width,
+		                s->in2 + r % s->length * s->width, s->width);
+}
+
+void dk_embedding_forward(float *out, const int32_t *tokens, const float *wte,
+                          const float *wpe, int64_t batch, int64_t length, int64_t width)
+{
+	struct span_args s = {.out = out, .tokens = tokens, .in = wte, .in2 = wpe,
+		.length = length, .width = width};
+
+	dk_parallel(batch * length, row_grain(width), embed_span, &s);
+}
+
+/* Rows in order, one span of columns per thread: a token may come twice. */
+static void embed_backward_span(void *arg, int64_t first, int64_t last)
+{
+	struct span_args *s = arg;
+
+	for (int64_t r = 0; r < s->rows; r++) {
+		const float *d = s->in + r * s->width + first;
+		if (s->out != NULL) {
+			float *token = s->out + s->tokens[r] * s->width + first;
+			dk_inner()->add(token, token, d, last - first);
+		}
+		if (s->out2 != NULL) {
+			float *position = s->out2 + r % s->length * s->width + first;
+			dk_inner()->add(position, position, d, last - first);
+		}
+	}
+}
+
+void dk_embedding_backward(float *dwte, float *dwpe, const float *dout,
+                           const int32_t *tokens, int64_t batch, int64_t length,
+                           int64_t width)
+{
+	struct span_args s = {.out = dwte, .out2 = dwpe, .in = dout, .tokens = tokens,
+		.rows = batch * length, .length = length, .width = width};
+
+	dk_parallel(width, 64, embed_backward_span, &s);
+}
+
+void dk_add_rows(float *out, const int32_t *rows, const float *values, int64_t count,
+                 int64_t width)
+{
+	struct span_args s = {.out = out, .in = values, .tokens = rows, .rows = count,
+		.width = width, .length = 1};
+
+	dk_parallel(width, 64, embed_backward_span, &s);
+}
+
+/* ---- layernorm ------------------------------------------------------------------ */
+
+static void layernorm_span(void *arg, int64_t first, int64_t last)
+{
+	struct span_args *s = arg;
+
+	dk_inner()->layernorm(s->out + first * s->width, s->out2 + first, s->out3 + first,
+	                      s->in + first * s->width, s->gain, s->bias, last - first,
+	                      s->width);
+}
+
+void dk_layernorm_forward(float *out, float *mean, float *rstd, const float *in,
+                          const float *gain, const float *bias, int64_t rows,
+                          int64_t width)
+{
+	struct span_args s = {.out = out, .out2 = mean, .out3 = rstd, .in = in, .gain = gain,
+		.bias = bias, .width = width};
+
+	dk_parallel(rows, row_grain(width), layernorm_span, &s);
+}
+
+static void layernorm_input_span(void *arg, int64_t first, int64_t last)
+{
+	struct span_args *s = arg;
+
+	dk_inner()->layernorm_input(s->out + first * s->width, s->in + first * s->width,
+	                            s->in2 + first * s->width, s->mean + first,
+	                            s->rstd + first, s->gain, last - first, s->width);
+}
+
+static void layernorm_params_span(void *arg, int64_t first, int64_t last)
+{
+	struct span_args *s = arg;
+
+	dk_inner()->layernorm_params(s->out2, s->out3, s->in, s->in2, s->mean, s->rstd, s->rows,
+	                             s->width, first, last);
+}
+
+void dk_layernorm_backward(float *din, float *dgain, float *dbias, const float *dout,
+                           const float *in, const float *mean, const float *rstd,
+                           const float *gain, int64_t rows, int64_t width)
+{
+	struct span_args s = {.out = din, .out2 = dgain, .out3 = dbias, .in = dout, .in2 = in,
+		.mean = mean, .rstd = rstd, .gain = gain, .rows = rows, .width = width};
+
+	dk_parallel(width, 64, layernorm_params_span, &s);
+	dk_parallel(rows, row_grain(width), layernorm_input_span, &s);
+}
+
+/* ---- GELU ----------------------------------------------------------------------- */
+
+static void gelu_span(void *arg, int64_t first, int64_t last)
+{
+	struct span_args *s = arg;
+
+	dk_inner()->gelu(s->out + first, s->in + first, last - first);
+}
+
+void dk_gelu_forward(float *out, const float *in, int64_t n)
+{
+	dk_parallel(n, GRAIN, gelu_span, &(struct span_args){.out = out, .in = in});
+}
+
+static void gelu_backward_span(void *arg, int64_t first, int64_t last)
+{
+	struct span_args *s = arg;
+
+	dk_inner()->gelu_grad(s->out + first, s->in + first, last - first);
+}
+
+void dk_gelu_backward(float *grad, const float *in, int64_t n)
+{
+	dk_parallel(n, GRAIN, gelu_backward_span, &(struct span_args){.out = grad, .in = in});
+}

@@ -1,0 +1,104 @@
+#include <math.h>
+#include <stddef.h>
+
+#include "cpu/inner.h"
+#include "kernels.h"
+
+/* Below this many elements, waking threads costs more than it saves. */
+enum { OPTIM_GRAIN = 32768 };
+
+struct update {
+	float *param, *grad, *first, *second;
+	dk_adamw_consts adamw;
+	dk_sgd_consts sgd;
+};
+
+static void adamw_span(void *arg, int64_t first, int64_t last)
+{
+	struct update *u = arg;
+
+	dk_inner()->adamw(u->param + first, u->grad + first, u->first + first,
+	                  u->second + first, last - first, &u->adamw);
+}
+
+void dk_adamw(float *param, float *grad, float *m, float *v, int64_t n,
+              const dk_adamw_args *args)
+{
+	double step = (double)args->step;
+	double correction1 = 1 - pow(args->beta1, step);
+	double correction2 = 1 - pow(args->beta2, step);
+	struct update u = {
+		.param = param, .grad = grad, .first = m, .second = v,
+		.adamw = {
+			.grad_scale = (float)args->grad_scale,
+			.decay = (float)(1 - args->learning_rate * args->weight_decay),
+			.beta1 = (float)args->beta1,
+			.one_beta1 = (float)(1 - args->beta1),
+			.beta2 = (float)args->beta2,
+			.one_beta2 = (float)(1 - args->beta2),
+			.root_correction2 = (float)sqrt(correction2),
+			.epsilon = (float)args->epsilon,
+			.minus_step_size = (float)(-args->learning_rate / correction1),
+		},
+	};
+
+	dk_parallel(n, OPTIM_GRAIN, adamw_span, &u);
+}
+
+static void sgd_span(void *arg, int64_t first, int64_t last)
+{
+	struct update *u = arg;
+
+	dk_inner()->sgd(u->param + first, u->grad + first,
+	                u->first != NULL ? u->first + first : NULL, last - first, &u->sgd);
+}
+
+void dk_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_args *args)
+{
+	struct update u = {
+		.param = param, .grad = grad, .first = buffer,
+		.sgd = {
+			.grad_scale = (float)args->grad_scale,
+			.weight_decay = (float)args->weight_decay,
+			/* The first step takes the gradient as it is. */
+			.momentum = args->step > 1 ? (float)args->momentum : 0,
+			.minus_learning_rate = (float)-args->learning_rate,
+		},
+	};
+
+	dk_parallel(n, OPTIM_GRAIN, sgd_span, &u);
+}
+
+/* Sums are kept per piece, and the pieces do not hang on the threads. */
+enum { MAX_PIECES = 2048 };
+
+struct squares {
+	const float *x;
+	int64_t n, piece;
+	double sums[MAX_PIECES];
+};
+
+static void squares_span(void *arg, int64_t first, int64_t last)
+{
+	struct squares *s = arg;
+
+	for (int64_t i = first; i < last; i++) {
+		int64_t start = i * s->piece;
+		int64_t count = s->n - start < s->piece ? s->n - start : s->piece;
+		s->sums[i] = dk_inner()->sum_squares(s->x + start, count);
+	}
+}
+
+double dk_sum_squares(const float *x, int64_t n)
+{
+	struct squares s = {.x = x, .n = n, .piece = OPTIM_GRAIN};
+	double total = 0;
+
+	while (n / s.piece >= MAX_PIECES)
+		s.piece *= 2;
+	int64_t pieces = (n + s.piece - 1) / s.piece;
+	dk_parallel(pieces, 1, squares_span, &s);
+	for (int64_t i = 0; i < pieces; i++)
+		total += s.sums[i];
+	return total;
+}

@@ -1,0 +1,154 @@
+/*
+ * vec: short vectors, by the extension that gcc and clang share, as wide as
+ * the instruction set that this file is compiled for. Contraction is off in
+ * this folder (-ffp-contract=off), so that both compilers give the same bits;
+ * where a fused multiply-add is wanted it is asked for.
+ */
+#ifndef DK_VEC_H
+#define DK_VEC_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#define DK_VECTOR_BYTES 32
+#else
+#define DK_VECTOR_BYTES 16
+#endif
+
+enum {
+	VF = DK_VECTOR_BYTES / 4, /* floats in a vector */
+	VD = DK_VECTOR_BYTES / 8  /* doubles in a vector */
+};
+
+typedef float vf __attribute__((vector_size(DK_VECTOR_BYTES)));
+typedef int32_t vi __attribute__((vector_size(DK_VECTOR_BYTES)));
+typedef double vd __attribute__((vector_size(DK_VECTOR_BYTES)));
+typedef float vf_half __attribute__((vector_size(DK_VECTOR_BYTES / 2)));
+
+static inline vf vf_load(const float *p)
+{
+	vf x;
+
+	memcpy(&x, p, sizeof(x));
+	return x;
+}
+
+static inline void vf_store(float *p, vf x)
+{
+	memcpy(p, &x, sizeof(x));
+}
+
+/* The first `count` < VF floats; `fill` in the other lanes. */
+static inline vf vf_load_part(const float *p, int64_t count, float fill)
+{
+	vf x = fill - (vf){0};
+
+	memcpy(&x, p, (size_t)count * sizeof(float));
+	return x;
+}
+
+static inline void vf_store_part(float *p, int64_t count, vf x)
+{
+	memcpy(p, &x, (size_t)count * sizeof(float));
+}
+
+static inline vf vf_set(float x)
+{
+	return x - (vf){0};
+}
+
+/* a * b + c, rounded once where the hardware can. */
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+#if DK_VECTOR_BYTES == 32
+	return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+	return a * b + c;
+#endif
+}
+
+/* mask lanes are all ones or all zeroes, as comparisons give them. */
+static inline vf vf_select(vi mask, vf yes, vf no)
+{
+	return (vf)((mask & (vi)yes) | (~mask & (vi)no));
+}
+
+/* b where either is not a number. */
+static inline vf vf_max(vf a, vf b)
+{
+#if DK_VECTOR_BYTES == 32
+	return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+	return vf_select(a > b, a, b);
+#endif
+}
+
+static inline vf vf_min(vf a, vf b)
+{
+#if DK_VECTOR_BYTES == 32
+	return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+	return vf_select(a < b, a, b);
+#endif
+}
+
+/*
+ * e^x within 2 ulp for -87 <= x <= 88; held at the ends beyond, so that there
+ * is neither a denormal nor an infinity. x = n ln 2 + r, and a polynomial
+ * (Cephes' coefficients) for e^r. NaN stays NaN.
+ */
+static inline vf vf_exp(vf x)
+{
+	const vf magic = vf_set(12582912.0f); /* 1.5 * 2^23: rounds to an integer */
+
+	x = vf_max(vf_set(-87.0f), vf_min(vf_set(88.0f), x));
+	vf shifted = vf_fma(x, vf_set(1.44269504088896341f), magic);
+	vf n = shifted - magic;
+	vf r = vf_fma(n, vf_set(-0.693359375f), x);
+	r = vf_fma(n, vf_set(2.12194440e-4f), r);
+	vf y = vf_set(1.9875691500e-4f);
+	y = vf_fma(y, r, vf_set(1.3981999507e-3f));
+	y = vf_fma(y, r, vf_set(8.3334519073e-3f));
+	y = vf_fma(y, r, vf_set(4.1665795894e-2f));
+	y = vf_fma(y, r, vf_set(1.6666665459e-1f));
+	y = vf_fma(y, r, vf_set(5.0000001201e-1f));
+	y = vf_fma(y, r * r, r) + 1.0f;
+	vi power = ((vi)shifted - (vi)magic + 127) << 23;
+	return y * (vf)power;
+}
+
+static inline vf vf_sqrt(vf x)
+{
+#if DK_VECTOR_BYTES == 32
+	return (vf)_mm256_sqrt_ps((__m256)x);
+#else
+	for (int i = 0; i < VF; i++)
+		x[i] = __builtin_sqrtf(x[i]);
+	return x;
+#endif
+}
+
+/* Lanes in pairs of halves: a fixed order. */
+static inline float vf_sum(vf x)
+{
+	float lanes[VF];
+
+	memcpy(lanes, &x, sizeof(x));
+	for (int width = VF / 2; width > 0; width /= 2)
+		for (int i = 0; i < width; i++)
+			lanes[i] += lanes[i + width];
+	return lanes[0];
+}
+
+static inline float vf_highest(vf x)
+{
+	float highest = x[0];
+
+	for (int i = 1; i < VF; i++)
+		highest = x[i] > highest ? x[i] : highest;
+	return highest;
+}
+
+#endif

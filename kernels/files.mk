@@ -1,0 +1,36 @@
+# kernels: numeric kernels for hosts, linked into libddp and into the examples.
+kernels_cflags = $(AM_CFLAGS) $(OPENMP_CFLAGS) -ffp-contract=off
+
+noinst_LTLIBRARIES += kernels/libkernels.la
+kernels_libkernels_la_SOURCES = kernels/kernels.h \
+	kernels/cpu/attention.c \
+	kernels/cpu/classifier.c \
+	kernels/cpu/gemm.c \
+	kernels/cpu/inner.c \
+	kernels/cpu/layers.c \
+	kernels/cpu/optim.c \
+	kernels/cpu/parallel.c
+kernels_libkernels_la_CFLAGS = $(kernels_cflags) $(BLAS_CFLAGS)
+kernels_libkernels_la_LDFLAGS = $(AM_LDFLAGS) $(OPENMP_CFLAGS)
+kernels_libkernels_la_LIBADD = kernels/libinner_base.la $(BLAS_LIBS) $(MATH_LIBS)
+
+# The inner loops once per instruction set.
+inner_sources = \
+	kernels/cpu/inner.h kernels/cpu/vec.h \
+	kernels/cpu/inner_optim.c \
+	kernels/cpu/inner_rows.c \
+	kernels/cpu/inner_softmax.c \
+	kernels/cpu/inner_table.c
+
+noinst_LTLIBRARIES += kernels/libinner_base.la
+kernels_libinner_base_la_SOURCES = $(inner_sources)
+kernels_libinner_base_la_CPPFLAGS = $(AM_CPPFLAGS) -DDK_ISA=base
+kernels_libinner_base_la_CFLAGS = $(kernels_cflags)
+
+if HAVE_AVX2_KERNELS
+noinst_LTLIBRARIES += kernels/libinner_avx2.la
+kernels_libinner_avx2_la_SOURCES = $(inner_sources)
+kernels_libinner_avx2_la_CPPFLAGS = $(AM_CPPFLAGS) -DDK_ISA=avx2
+kernels_libinner_avx2_la_CFLAGS = $(kernels_cflags) -mavx2 -mfma
+kernels_libkernels_la_LIBADD += kernels/libinner_avx2.la
+endif

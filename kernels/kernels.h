@@ -1,0 +1,156 @@
+/*
+ * kernels: the numeric work of training, f32 on hosts. Each function states
+ * shapes; matrices are row-major and dense unless a leading dimension is
+ * given. Functions use OpenMP threads; the same number of threads gives the
+ * same bits, and but for matrix products so does any other number. Backward functions add to the gradients of parameters and set
+ * those of activations, unless said.
+ */
+#ifndef DDP_KERNELS_H
+#define DDP_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* How many threads the functions use: OpenMP's number (OMP_NUM_THREADS), or
+   what the calling thread has set. 1 without OpenMP. */
+int dk_threads(void);
+void dk_set_threads(int threads);
+
+/* Treats denormal numbers as zero in the calling thread and in the threads
+   that it starts afterwards; they would slow arithmetic down many times. */
+void dk_flush_denormals(void);
+
+/* Works on items first .. last - 1. */
+typedef void (*dk_span_fn)(void *arg, int64_t first, int64_t last);
+
+/*
+ * Calls fn for spans that together are 0 .. n - 1, each a multiple of `grain`
+ * items long but for the last, on at most dk_threads() threads; returns when
+ * all are done. With one thread, or one grain of work, it is a plain call.
+ */
+void dk_parallel(int64_t n, int64_t grain, dk_span_fn fn, void *arg);
+
+/* Why a matrix product failed (the library behind it ran out of memory), or
+   NULL if none has. To be asked once a step. */
+const char *dk_failure(void);
+
+/* ---- optimizer: the same bits on every processor ---------------------------- */
+
+typedef struct dk_adamw_args {
+	double learning_rate;
+	double beta1, beta2, epsilon, weight_decay;
+	int64_t step;      /* from 1, for the bias correction */
+	double grad_scale; /* gradients are multiplied by it first: mean and clip */
+} dk_adamw_args;
+
+/* One AdamW update (PyTorch's order of operations) of n elements; sets grad
+   to zero on the way, while it is in the cache. */
+void dk_adamw(float *param, float *grad, float *m, float *v, int64_t n,
+              const dk_adamw_args *args);
+
+typedef struct dk_sgd_args {
+	double learning_rate, momentum, weight_decay;
+	int64_t step;
+	double grad_scale;
+} dk_sgd_args;
+
+/* SGD with momentum (PyTorch's; buffer may be NULL if momentum is 0; at step 1
+   its content is not looked at); sets grad to zero. */
+void dk_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_args *args);
+
+/* Sum of squares, accumulated in double. */
+double dk_sum_squares(const float *x, int64_t n);
+
+/* ---- matrix product --------------------------------------------------------- */
+
+/* c [m, n] = a [m, k] b [k, n] + beta c. With a transposition, a is stored as
+   [k, m] or b as [n, k]. lda, ldb, ldc: elements from one stored row to the next. */
+typedef struct dk_gemm_args {
+	bool transpose_a, transpose_b;
+	int64_t m, n, k;
+	const float *a;
+	int64_t lda;
+	const float *b;
+	int64_t ldb;
+	float beta;
+	float *c;
+	int64_t ldc;
+} dk_gemm_args;
+
+void dk_gemm(const dk_gemm_args *args);
+
+/* ---- linear layer: out [rows, outputs] = in [rows, inputs] weight + bias ------- */
+
+/* weight [inputs, outputs], bias [outputs]. residual [rows, outputs] is added
+   if it is not NULL; it may be out itself. */
+void dk_linear_forward(float *out, const float *in, const float *weight, const float *bias,
+                       const float *residual, int64_t rows, int64_t inputs, int64_t outputs);
+/* dweight and dbias += */
+void dk_linear_backward_params(float *dweight, float *dbias, const float *dout,
+                               const float *in, int64_t rows, int64_t inputs,
+                               int64_t outputs);
+/* din = */
+void dk_linear_backward_input(float *din, const float *dout, const float *weight,
+                              int64_t rows, int64_t inputs, int64_t outputs);
+
+/* ---- layers ------------------------------------------------------------------- */
+
+/* out [batch, length, width] = wte [vocab, width] at tokens [batch, length]
+   + wpe [>= length, width] at the position. Tokens must be below vocab. */
+void dk_embedding_forward(float *out, const int32_t *tokens, const float *wte,
+                          const float *wpe, int64_t batch, int64_t length, int64_t width);
+/* dwte and dwpe +=; dwte may be NULL: see dk_add_rows(). */
+void dk_embedding_backward(float *dwte, float *dwpe, const float *dout,
+                           const int32_t *tokens, int64_t batch, int64_t length,
+                           int64_t width);
+
+/* out [.., width] += values [count, width], row i to row rows[i], in order. */
+void dk_add_rows(float *out, const int32_t *rows, const float *values, int64_t count,
+                 int64_t width);
+
+/* Over the last dimension, epsilon 1e-5. mean, rstd [rows] are kept for
+   backward. */
+void dk_layernorm_forward(float *out, float *mean, float *rstd, const float *in,
+                          const float *gain, const float *bias, int64_t rows,
+                          int64_t width);
+/* Adds to din, too: it carries the residual path. */
+void dk_layernorm_backward(float *din, float *dgain, float *dbias, const float *dout,
+                           const float *in, const float *mean, const float *rstd,
+                           const float *gain, int64_t rows, int64_t width);
+
+/* out = gelu(in), the tanh form; n elements. */
+void dk_gelu_forward(float *out, const float *in, int64_t n);
+/* grad *= gelu'(in), in place. */
+void dk_gelu_backward(float *grad, const float *in, int64_t n);
+
+/*
+ * Causal attention. qkv [batch, length, 3, heads, width / heads];
+ * out [batch, length, width]; lse [batch, heads, length] is kept for backward:
+ * the logarithm of each row's sum of exponentials. A head is at most
+ * DK_HEAD_MAX wide.
+ */
+enum { DK_HEAD_MAX = 256 };
+void dk_attention_forward(float *out, float *lse, const float *qkv, int64_t batch,
+                          int64_t length, int64_t heads, int64_t width);
+/* dqkv = */
+void dk_attention_backward(float *dqkv, const float *dout, const float *qkv,
+                           const float *out, const float *lse, int64_t batch,
+                           int64_t length, int64_t heads, int64_t width);
+
+/*
+ * Classifier: logits = in [rows, width] weight^T, weight [vocab, width], and
+ * the softmax cross-entropy against targets [rows]. Returns the sum of the
+ * rows' losses. `work`, of dk_classifier_work() floats, carries what backward
+ * needs.
+ */
+size_t dk_classifier_work(int64_t rows, int64_t vocab);
+double dk_classifier_forward(float *work, const float *in, const float *weight,
+                             const int32_t *targets, int64_t rows, int64_t width,
+                             int64_t vocab);
+/* din =, dweight +=, of the summed loss. Uses `work` up. */
+void dk_classifier_backward(float *din, float *dweight, float *work, const float *in,
+                            const float *weight, const int32_t *targets, int64_t rows,
+                            int64_t width, int64_t vocab);
+
+#endif
