@@ -1,0 +1,213 @@
+#include "spank/environment.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#define TORCHRUN "--ddp=launcher: torchrun sets it"
+
+static const char *const rank_names[] = {
+	"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "GROUP_RANK",
+	"MASTER_ADDR", "MASTER_PORT", "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES",
+	"JAX_PROCESS_ID", "DDP_LOCAL_DEVICE",
+};
+
+/* What torchrun and torch read or set, and would believe. */
+static const char *const launcher_names[] = {
+	"PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT",
+	"PET_RDZV_ID", "PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_STANDALONE",
+	"GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",
+	"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+	"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE",
+};
+
+/* How srun's side hands its words over; the task needs them no more. */
+static const char *const handover_names[] = { "SLURM_DDP_KEY", "SLURM_DDP_FIRST_HOST",
+	                                    "SLURM_DDP_RELAY" };
+
+enum {
+	KEY_DIGITS = 64,
+	RANK_NAMES = sizeof(rank_names) / sizeof(rank_names[0]),
+	LAUNCHER_NAMES = sizeof(launcher_names) / sizeof(launcher_names[0]),
+	HANDOVER_NAMES = sizeof(handover_names) / sizeof(handover_names[0]),
+};
+
+const char *environment_stale_name(int index)
+{
+	if (index < 0 || index >= RANK_NAMES + LAUNCHER_NAMES)
+		return NULL;
+	return index < RANK_NAMES ? rank_names[index] : launcher_names[index - RANK_NAMES];
+}
+
+/* The place of a name: a second value for it replaces the first. */
+static struct variable *place(struct variables *variables, const char *name)
+{
+	for (int i = 0; i < variables->count; i++)
+		if (strcmp(variables->item[i].name, name) == 0)
+			return &variables->item[i];
+	if (variables->count == VARIABLES_MAX) {
+		variables->overflow = true;
+		return NULL;
+	}
+	return &variables->item[variables->count++];
+}
+
+static void take_out(struct variables *variables, const char *name, const char *source)
+{
+	struct variable *variable = place(variables, name);
+
+	if (variable != NULL)
+		*variable = (struct variable){ name, NULL, source };
+}
+
+__attribute__((format(printf, 4, 5)))
+static void put(struct variables *variables, const char *name, const char *source,
+                const char *format, ...)
+{
+	size_t room = sizeof(variables->text) - variables->used;
+	char *value = variables->text + variables->used;
+	struct variable *variable;
+	va_list arguments;
+	int length;
+
+	va_start(arguments, format);
+	length = vsnprintf(value, room, format, arguments);
+	va_end(arguments);
+	if (length < 0 || (size_t)length >= room) {
+		variables->overflow = true;
+		return;
+	}
+	variables->used += (size_t)length + 1;
+	variable = place(variables, name);
+	if (variable != NULL)
+		*variable = (struct variable){ name, value, source };
+}
+
+static void put_ranks(struct variables *v, const struct identity *id,
+                      const struct task_extras *extras)
+{
+	bool brackets = strchr(extras->master_address, ':') != NULL;
+
+	put(v, "RANK", "the step", "%u", id->rank);
+	put(v, "WORLD_SIZE", "the step", "%u", id->world_size);
+	put(v, "LOCAL_RANK", "the step", "%u", id->local_rank);
+	put(v, "LOCAL_WORLD_SIZE", "the step", "%u", id->local_world_size);
+	put(v, "NODE_RANK", "the step", "%u", id->node_rank);
+	put(v, "NNODES", "the step", "%u", id->node_count);
+	put(v, "GROUP_RANK", "the step", "%u", id->node_rank);
+	put(v, "MASTER_ADDR", id->node_source, "%s", extras->master_address);
+	put(v, "MASTER_PORT", id->port_source, "%u", id->master_port);
+	put(v, "JAX_COORDINATOR_ADDRESS", "MASTER_ADDR and MASTER_PORT", "%s%s%s:%u",
+	    brackets ? "[" : "", extras->master_address, brackets ? "]" : "", id->master_port);
+	put(v, "JAX_NUM_PROCESSES", "WORLD_SIZE", "%u", id->world_size);
+	put(v, "JAX_PROCESS_ID", "RANK", "%u", id->rank);
+	if (extras->gpu.device >= 0)
+		put(v, "DDP_LOCAL_DEVICE", "the GPUs that the task sees", "%d", extras->gpu.device);
+}
+
+/* Under Slurm JAX takes the device SLURM_LOCALID, which is wrong where each task
+   sees devices of its own, numbered from 0. The user's own list stays. */
+static void put_jax_devices(struct variables *v, const struct task_extras *extras)
+{
+	char list[128] = "0";
+	size_t used = 1;
+
+	if (extras->gpu.binding != GPU_OWN ||
+	    environment_get(extras->environment, "JAX_LOCAL_DEVICE_IDS") != NULL)
+		return;
+	for (uint32_t i = 1; i < extras->gpu.visible && used + sizeof(",4294967295") <= sizeof(list); i++)
+		used += (size_t)snprintf(list + used, sizeof(list) - used, ",%u", i);
+	put(v, "JAX_LOCAL_DEVICE_IDS", "the GPUs that the task sees", "%s", list);
+}
+
+/* One torchrun per node, started by the one task of the node. */
+static bool put_launcher(struct variables *v, const struct identity *id,
+                         const struct task_extras *extras, struct fault *fault)
+{
+	if (id->world_size != id->node_count || id->local_world_size != 1)
+		return fault_set(fault, "launcher is for one torchrun per node, but the step has %u tasks on "
+		                 "%u nodes: set --ntasks-per-node=1, or leave launcher out", id->world_size,
+		                 id->node_count);
+	put(v, "PET_NNODES", "the step", "%u", id->node_count);
+	put(v, "PET_NODE_RANK", "the step", "%u", id->node_rank);
+	put(v, "PET_MASTER_ADDR", id->node_source, "%s", extras->master_address);
+	put(v, "PET_MASTER_PORT", id->port_source, "%u", id->master_port);
+	put(v, "PET_RDZV_ID", "job, step and restart", "%u.%u.%u", id->job_id, id->step_id,
+	    id->restart_count);
+	if (extras->gpu.visible > 0)
+		put(v, "PET_NPROC_PER_NODE", "the GPUs that the task sees", "%u", extras->gpu.visible);
+	return true;
+}
+
+static void put_own(struct variables *v, const struct identity *id,
+                    const struct settings *settings, const struct task_extras *extras)
+{
+	put(v, "DDP_PLUGIN_VERSION", "the plugin", "%s", extras->version);
+	put(v, "DDP_REQUESTED", "the step", "%u.%u", id->job_id, id->step_id);
+	put(v, "DDP_JOB_ID", "the step", "%u", id->job_id);
+	put(v, "DDP_STEP_ID", "the step", "%u", id->step_id);
+	put(v, "DDP_RESTART_COUNT", "the job", "%u", id->restart_count);
+	put(v, "DDP_NODE_NAME", "SLURMD_NODENAME", "%s", id->node_name);
+	put(v, "DDP_ON_FAILURE", "on-failure=", "%s", settings->kill_on_failure ? "kill" : "continue");
+	put(v, "DDP_KEY", "srun, at random", "%s", extras->key);
+	if (extras->progress_fd >= 0)
+		put(v, "DDP_PROGRESS_FD", "the plugin", "%d", extras->progress_fd);
+	else
+		take_out(v, "DDP_PROGRESS_FD", "no memory file");
+	if (settings->timeout_seconds > 0)
+		put(v, "DDP_TIMEOUT", "timeout=", "%u", settings->timeout_seconds);
+	if (settings->bucket_mb[0] != '\0')
+		put(v, "DDP_BUCKET_MB", "bucket-mb=", "%s", settings->bucket_mb);
+	if (settings->trace_dir[0] != '\0')
+		put(v, "DDP_TRACE_DIR", "trace=", "%s", settings->trace_dir);
+}
+
+/* A number of threads that the user has set stays, unless --ddp says omp=. */
+static void put_threads(struct variables *v, const struct settings *settings,
+                        const struct task_extras *extras)
+{
+	if (settings->omp == OMP_KEEP ||
+	    (!option_given(settings, "omp") &&
+	     environment_get(extras->environment, "OMP_NUM_THREADS") != NULL))
+		return;
+	if (settings->omp == OMP_ONE)
+		put(v, "OMP_NUM_THREADS", "omp=1", "1");
+	else if (extras->cpus > 0)
+		put(v, "OMP_NUM_THREADS", "omp=cpus", "%u", extras->cpus);
+}
+
+/* 64 hexadecimal digits, as srun's side makes them. */
+static bool is_key(const char *text)
+{
+	return text != NULL && strlen(text) == KEY_DIGITS &&
+	       strspn(text, "0123456789abcdef") == KEY_DIGITS;
+}
+
+bool environment_build(struct variables *variables, const struct identity *identity,
+                       const struct settings *settings, const struct task_extras *extras,
+                       struct fault *fault)
+{
+	if (!is_key(extras->key))
+		return fault_set(fault, "srun has handed on no key for the step: SLURM_DDP_KEY is %s",
+		                 extras->key != NULL ? "not what it made" : "missing");
+	variables->count = 0;
+	variables->used = 0;
+	variables->overflow = false;
+	for (int i = 0; environment_stale_name(i) != NULL; i++)
+		take_out(variables, environment_stale_name(i),
+		         settings->launcher && i < RANK_NAMES ? TORCHRUN : "not of this step");
+	for (int i = 0; i < HANDOVER_NAMES; i++)
+		take_out(variables, handover_names[i], "between srun and the node only");
+	if (!settings->launcher)
+		put_ranks(variables, identity, extras);
+	else if (!put_launcher(variables, identity, extras, fault))
+		return false;
+	put_own(variables, identity, settings, extras);
+	if (!settings->launcher) {
+		put_threads(variables, settings, extras);
+		put_jax_devices(variables, extras);
+	}
+	if (variables->overflow)
+		return fault_set(fault, "the task's variables are longer than %d bytes", VARIABLES_TEXT_MAX);
+	return true;
+}

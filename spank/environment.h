@@ -1,0 +1,52 @@
+/*
+ * The variables that a task gets: names, values and where each value comes
+ * from. Pure: the shell hands the list to Slurm, tests read it.
+ */
+#ifndef SPANK_ENVIRONMENT_H
+#define SPANK_ENVIRONMENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "spank/fault.h"
+#include "spank/gpu.h"
+#include "spank/identity.h"
+#include "spank/options.h"
+
+enum { VARIABLES_MAX = 64, VARIABLES_TEXT_MAX = 8192 };
+
+struct variable {
+	const char *name;
+	const char *value;  /* NULL: the variable is taken out */
+	const char *source; /* for people */
+};
+
+struct variables {
+	struct variable item[VARIABLES_MAX];
+	int count;
+	char text[VARIABLES_TEXT_MAX]; /* the values */
+	size_t used;
+	bool overflow;
+};
+
+/* What goes in beside the identity. */
+struct task_extras {
+	const char *master_address; /* host name or numeric address */
+	const char *version;        /* of the plugin */
+	const char *key;            /* the step's secret; NULL, or no key, is an error */
+	int progress_fd;            /* -1: none */
+	struct gpu_view gpu;
+	uint32_t cpus;              /* of the task, for omp=cpus */
+	char *const *environment;   /* as the task would have it without us */
+};
+
+bool environment_build(struct variables *variables, const struct identity *identity,
+                       const struct settings *settings, const struct task_extras *extras,
+                       struct fault *fault);
+
+/* The index-th of the names of the RANK family and of other launchers' that a
+   caller's environment may hold from elsewhere; NULL behind the last. */
+const char *environment_stale_name(int index);
+
+#endif

@@ -1,0 +1,267 @@
+#include "spank/identity.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "spank/port.h"
+
+enum { HET_GROUPS_MAX = 128, LEADER_TRIES_MAX = 4096 };
+
+const char *environment_get(char *const *environment, const char *name)
+{
+	size_t length = strlen(name);
+
+	for (; environment != NULL && *environment != NULL; environment++)
+		if (strncmp(*environment, name, length) == 0 && (*environment)[length] == '=')
+			return *environment + length + 1;
+	return NULL;
+}
+
+static bool read_count(const struct step_facts *facts, const char *name, uint32_t *number,
+                       struct fault *fault)
+{
+	const char *text = environment_get(facts->environment, name);
+	unsigned long value;
+	char *end;
+
+	if (text == NULL)
+		return fault_set(fault, "%s is not in the task's environment", name);
+	errno = 0;
+	value = strtoul(text, &end, 10);
+	if (text[0] < '0' || text[0] > '9' || *end != '\0' || errno != 0 || value > UINT32_MAX)
+		return fault_set(fault, "%s='%.40s' is not a number", name, text);
+	*number = (uint32_t)value;
+	return true;
+}
+
+/*
+ * slurmstepd knows its own component of a heterogeneous step only; the ranks
+ * of the whole step are in the environment that it made.
+ */
+static bool read_whole_step(const struct step_facts *facts, struct identity *identity,
+                            struct fault *fault)
+{
+	return read_count(facts, "SLURM_PROCID", &identity->rank, fault) &&
+	       read_count(facts, "SLURM_STEP_NUM_TASKS", &identity->world_size, fault) &&
+	       read_count(facts, "SLURM_NODEID", &identity->node_rank, fault) &&
+	       read_count(facts, "SLURM_STEP_NUM_NODES", &identity->node_count, fault) &&
+	       read_count(facts, "SLURM_JOB_ID", &identity->job_id, fault);
+}
+
+/* Whether the step spans components: it then has more tasks than this one. */
+static bool read_ranks(const struct step_facts *facts, struct identity *identity,
+                       struct fault *fault)
+{
+	uint32_t procid, tasks = facts->total_tasks;
+
+	if (!read_count(facts, "SLURM_PROCID", &procid, fault))
+		return false;
+	if (environment_get(facts->environment, "SLURM_STEP_NUM_TASKS") != NULL &&
+	    !read_count(facts, "SLURM_STEP_NUM_TASKS", &tasks, fault))
+		return false;
+	identity->heterogeneous = tasks > facts->total_tasks;
+	identity->holds_rank_zero = facts->holds_task_zero && procid == facts->global_id;
+	if (identity->heterogeneous)
+		return read_whole_step(facts, identity, fault);
+	if (procid != facts->global_id || tasks != facts->total_tasks)
+		return fault_set(fault, "Slurm says rank %u of %u, but the environment says SLURM_PROCID=%u "
+		                 "and SLURM_STEP_NUM_TASKS=%u", facts->global_id, facts->total_tasks, procid,
+		                 tasks);
+	return true;
+}
+
+static bool check_counts(const struct identity *identity, struct fault *fault)
+{
+	if (identity->world_size == 0 || identity->rank >= identity->world_size)
+		return fault_set(fault, "Slurm gives rank %u in a step of %u tasks", identity->rank,
+		                 identity->world_size);
+	if (identity->local_rank >= identity->local_world_size ||
+	    identity->local_world_size > identity->world_size)
+		return fault_set(fault, "Slurm gives local rank %u of %u in a step of %u tasks",
+		                 identity->local_rank, identity->local_world_size, identity->world_size);
+	if (identity->node_count == 0 || identity->node_rank >= identity->node_count)
+		return fault_set(fault, "Slurm gives node %u in a step of %u nodes", identity->node_rank,
+		                 identity->node_count);
+	return true;
+}
+
+static bool copy_host(char host[HOST_NAME_MAX_BYTES], const char *text, const char *name,
+                      struct fault *fault)
+{
+	size_t length = text != NULL ? strlen(text) : 0;
+
+	if (length == 0 || length >= HOST_NAME_MAX_BYTES)
+		return fault_set(fault, "%s is missing or no host name", name);
+	memcpy(host, text, length + 1);
+	return true;
+}
+
+struct leader {
+	const char *step_list;
+	char *host;
+	int tried;
+	bool found;
+};
+
+static bool take_if_in_step(void *user, const char *host)
+{
+	struct leader *leader = user;
+
+	leader->found = nodelist_has(leader->step_list, host);
+	if (leader->found)
+		memcpy(leader->host, host, strlen(host) + 1);
+	return !leader->found && ++leader->tried < LEADER_TRIES_MAX;
+}
+
+/*
+ * Rank 0 of a step over components is in the lowest of them. A heterogeneous
+ * job names their nodes (PACK_GROUP is what older releases, and a plain srun,
+ * call them); of a step made heterogeneous by ':' alone only the list is known.
+ */
+static bool find_leader(const struct step_facts *facts, const char *list,
+                        struct identity *identity, struct fault *fault)
+{
+	struct leader leader = { .step_list = list, .host = identity->master_node };
+	char name[48];
+
+	for (int group = 0; group < HET_GROUPS_MAX && !leader.found; group++) {
+		snprintf(name, sizeof(name), "SLURM_JOB_NODELIST_HET_GROUP_%d", group);
+		const char *nodes = environment_get(facts->environment, name);
+		if (nodes == NULL) {
+			snprintf(name, sizeof(name), "SLURM_JOB_NODELIST_PACK_GROUP_%d", group);
+			nodes = environment_get(facts->environment, name);
+		}
+		if (nodes == NULL)
+			break;
+		if (!nodelist_walk(nodes, take_if_in_step, &leader, fault))
+			return false;
+	}
+	identity->node_source = "first node of the step's lowest component";
+	return leader.found || nodelist_first(list, identity->master_node, fault);
+}
+
+/* Which node runs rank 0. The step's list is sorted, so its first host is that
+   node unless the user laid the tasks out by hand. */
+static bool find_master(const struct step_facts *facts, struct identity *identity,
+                        struct fault *fault)
+{
+	const char *list = environment_get(facts->environment, "SLURM_STEP_NODELIST");
+	const char *first = environment_get(facts->environment, "SLURM_DDP_FIRST_HOST");
+	const char *distribution = environment_get(facts->environment, "SLURM_DISTRIBUTION");
+	uint32_t count;
+	bool named;
+
+	if (list == NULL)
+		return fault_set(fault, "SLURM_STEP_NODELIST is not in the task's environment");
+	if (!nodelist_count(list, &count, fault))
+		return false;
+	named = nodelist_has(list, identity->node_name);
+	if (count != identity->node_count || !named)
+		return fault_set(fault, "SLURM_STEP_NODELIST='%.80s' is not the list of this step: it has "
+		                 "%u hosts %s '%.60s', the step has %u nodes; was the variable changed?",
+		                 list, count, named ? "with" : "without", identity->node_name,
+		                 identity->node_count);
+	if (identity->heterogeneous)
+		return find_leader(facts, list, identity, fault);
+	if (first != NULL && distribution != NULL && strncmp(distribution, "arbitrary", 9) == 0) {
+		identity->node_source = "the first host of SLURM_HOSTFILE";
+		if (!nodelist_has(list, first))
+			return fault_set(fault, "SLURM_HOSTFILE begins with '%.60s', which is not a node of the "
+			                 "step (%.80s)", first, list);
+		return copy_host(identity->master_node, first, "SLURM_DDP_FIRST_HOST", fault);
+	}
+	identity->node_source = "the first host of SLURM_STEP_NODELIST";
+	return nodelist_first(list, identity->master_node, fault);
+}
+
+/* Only rank 0's node can tell, and the node that was taken for it. */
+static bool self_check(const struct identity *identity, struct fault *fault)
+{
+	bool named = strcmp(identity->node_name, identity->master_node) == 0;
+
+	if (named == identity->holds_rank_zero)
+		return true;
+	return fault_set(fault, "rank 0 %s on %.60s, but %s is %.60s: with -m arbitrary, give the hosts "
+	                 "in a SLURM_HOSTFILE; else leave rank 0 on the first node of the sorted list",
+	                 identity->holds_rank_zero ? "runs" : "does not run", identity->node_name,
+	                 identity->node_source, identity->master_node);
+}
+
+static bool choose_port(const struct step_facts *facts, const struct settings *settings,
+                        struct identity *identity, struct fault *fault)
+{
+	const char *reserved = environment_get(facts->environment, "SLURM_STEP_RESV_PORTS");
+	bool fixed = option_given(settings, "port") || settings->port_low == settings->port_high;
+
+	/* The components of a heterogeneous step reserve ports of their own. */
+	if (reserved != NULL && reserved[0] != '\0' && !fixed && !identity->heterogeneous) {
+		identity->port_source = "reserved by Slurm";
+		return port_from_reservation(reserved, &identity->master_port, fault);
+	}
+	identity->port_hashed = settings->port_low != settings->port_high;
+	identity->port_source = identity->port_hashed ? "hash of job, step and restart" : "port=";
+	identity->master_port = port_from_hash(identity->job_id, identity->step_id,
+	                                       identity->restart_count, settings->port_low,
+	                                       settings->port_high);
+	return true;
+}
+
+/*
+ * Slurm 22.05 knows a restart count in the batch script's step alone; the steps
+ * that srun starts from the script inherit the variable, which is set from the
+ * first restart on.
+ */
+static bool read_restarts(const struct step_facts *facts, struct identity *identity,
+                          struct fault *fault)
+{
+	if (identity->restart_count > 0 ||
+	    environment_get(facts->environment, "SLURM_RESTART_COUNT") == NULL)
+		return true;
+	return read_count(facts, "SLURM_RESTART_COUNT", &identity->restart_count, fault);
+}
+
+bool layout_has_lone_task(const char *tasks_per_node)
+{
+	const char *p = tasks_per_node;
+
+	while (p != NULL && *p != '\0') {
+		if (p[0] == '1' && (p[1] == '\0' || p[1] == ',' || p[1] == '('))
+			return true;
+		p = strchr(p, ',');
+		if (p != NULL)
+			p++;
+	}
+	return false;
+}
+
+bool step_spans_components(char *const *environment, uint32_t component_tasks)
+{
+	const struct step_facts facts = { .environment = environment };
+	struct fault ignored;
+	uint32_t tasks;
+
+	return read_count(&facts, "SLURM_STEP_NUM_TASKS", &tasks, &ignored) && tasks > component_tasks;
+}
+
+bool identity_derive(const struct step_facts *facts, const struct settings *settings,
+                     struct identity *identity, struct fault *fault)
+{
+	*identity = (struct identity){
+		.job_id = facts->job_id,
+		.step_id = facts->step_id,
+		.restart_count = facts->restart_count,
+		.rank = facts->global_id,
+		.world_size = facts->total_tasks,
+		.local_rank = facts->local_id,
+		.local_world_size = facts->local_tasks,
+		.node_rank = facts->node_id,
+		.node_count = facts->node_count,
+	};
+	return read_ranks(facts, identity, fault) && read_restarts(facts, identity, fault) &&
+	       copy_host(identity->node_name, environment_get(facts->environment, "SLURMD_NODENAME"),
+	                 "SLURMD_NODENAME", fault) &&
+	       check_counts(identity, fault) && find_master(facts, identity, fault) &&
+	       self_check(identity, fault) && choose_port(facts, settings, identity, fault);
+}

@@ -1,0 +1,54 @@
+/*
+ * Who a task is, from what slurmstepd knows of its step. Pure: the shell
+ * collects the facts, tests make them up. Never a guess: facts that
+ * contradict each other are an error.
+ */
+#ifndef SPANK_IDENTITY_H
+#define SPANK_IDENTITY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/fault.h"
+#include "spank/nodelist.h"
+#include "spank/options.h"
+
+struct step_facts {
+	/* SPANK items; of a heterogeneous step they describe one component. */
+	uint32_t job_id, step_id, restart_count;
+	uint32_t node_id, node_count;
+	uint32_t local_tasks, total_tasks;
+	uint32_t local_id, global_id;
+	bool holds_task_zero; /* the node runs the step's (component's) task 0 */
+	/* The task's environment as slurmstepd made it, NULL-terminated. */
+	char *const *environment;
+};
+
+struct identity {
+	uint32_t job_id, step_id, restart_count; /* job_id: the leader's */
+	uint32_t rank, world_size;
+	uint32_t local_rank, local_world_size;
+	uint32_t node_rank, node_count;
+	bool heterogeneous;       /* the step spans components */
+	bool holds_rank_zero;     /* rank 0 runs on this node */
+	char node_name[HOST_NAME_MAX_BYTES];
+	char master_node[HOST_NAME_MAX_BYTES]; /* NodeName of rank 0's node */
+	uint16_t master_port;
+	bool port_hashed;
+	const char *node_source, *port_source; /* for people */
+};
+
+/* The value of a variable, or NULL. */
+const char *environment_get(char *const *environment, const char *name);
+
+/* Whether some node runs a single task, by SLURM_STEP_TASKS_PER_NODE, such as
+   "2(x3),1"; NULL or anything else is no. */
+bool layout_has_lone_task(const char *tasks_per_node);
+
+/* Whether the step, by its environment, has more tasks than this component. */
+bool step_spans_components(char *const *environment, uint32_t component_tasks);
+
+bool identity_derive(const struct step_facts *facts, const struct settings *settings,
+                     struct identity *identity, struct fault *fault);
+
+#endif

@@ -1,0 +1,97 @@
+#include "spank/launch.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "spank/environment.h"
+#include "spank/nodelist.h"
+
+enum { KEY_BYTES = 32 };
+
+static const char absent[] =
+	"srun --ddp was asked for, but the plugin spank_ddp is not active on this node";
+
+static bool put(const char *name, const char *value, struct fault *fault)
+{
+	return setenv(name, value, 1) == 0 ||
+	       fault_set(fault, "cannot set %s: %s", name, strerror(errno));
+}
+
+static bool make_key(char key[2 * KEY_BYTES + 1], struct fault *fault)
+{
+	unsigned char bytes[KEY_BYTES];
+	ssize_t got;
+
+	do {
+		got = getrandom(bytes, sizeof(bytes), 0);
+	} while (got < 0 && errno == EINTR);
+	if (got != (ssize_t)sizeof(bytes))
+		return fault_set(fault, "cannot make the step's key: %s", strerror(errno));
+	for (int i = 0; i < KEY_BYTES; i++)
+		snprintf(key + 2 * i, 3, "%02x", bytes[i]);
+	explicit_bzero(bytes, sizeof(bytes));
+	return true;
+}
+
+/* The first host of the file that lays the tasks out: one or more to a line. */
+static bool read_hostfile(const char *path, char host[HOST_NAME_MAX_BYTES], struct fault *fault)
+{
+	char line[4096];
+	bool found = false;
+	FILE *file = fopen(path, "re");
+
+	if (file == NULL)
+		return fault_set(fault, "cannot read SLURM_HOSTFILE '%.200s': %s", path, strerror(errno));
+	while (!found && fgets(line, sizeof(line), file) != NULL) {
+		char *text = line + strspn(line, " \t\r\n,");
+		text[strcspn(text, " \t\r\n*#")] = '\0';
+		size_t length = strlen(text);
+		while (length > 0 && text[length - 1] == ',')
+			text[--length] = '\0';
+		if (length > 0 && !nodelist_first(text, host, fault)) {
+			fclose(file);
+			return false;
+		}
+		found = length > 0;
+	}
+	fclose(file);
+	return found || fault_set(fault, "SLURM_HOSTFILE '%.200s' names no host", path);
+}
+
+bool launch_prepare(const struct settings *settings, struct fault *fault)
+{
+	static char key[2 * KEY_BYTES + 1];
+	const char *hostfile = getenv("SLURM_HOSTFILE");
+	char host[HOST_NAME_MAX_BYTES];
+
+	unsetenv("SLURM_DDP_KEY");
+	unsetenv("SLURM_DDP_FIRST_HOST");
+	if (key[0] == '\0' && !make_key(key, fault))
+		return false;
+	if (hostfile != NULL && hostfile[0] != '\0' &&
+	    (!read_hostfile(hostfile, host, fault) || !put("SLURM_DDP_FIRST_HOST", host, fault)))
+		return false;
+	if (settings->launcher
+	    ? !put("PET_NNODES", absent, fault)
+	    : !put("RANK", absent, fault) || !put("WORLD_SIZE", absent, fault))
+		return false;
+	/* Last: without it the nodes refuse, should srun go on after an error. */
+	return put("SLURM_DDP_KEY", key, fault);
+}
+
+void launch_list_stale(char *text, size_t bytes)
+{
+	size_t used = 0;
+
+	text[0] = '\0';
+	for (int i = 0; environment_stale_name(i) != NULL && used < bytes; i++) {
+		const char *value = getenv(environment_stale_name(i));
+		if (value != NULL && strcmp(value, absent) != 0)
+			used += (size_t)snprintf(text + used, bytes - used, "%s%s=%.40s", used > 0 ? " " : "",
+			                         environment_stale_name(i), value);
+	}
+	make_printable(text);
+}

@@ -1,0 +1,26 @@
+/*
+ * srun's side: what is put into srun's own environment, from where it reaches
+ * the tasks. libc only; runs as the user.
+ */
+#ifndef SPANK_LAUNCH_H
+#define SPANK_LAUNCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "spank/fault.h"
+#include "spank/options.h"
+
+/*
+ * Makes the step's key (once in the life of this srun, so that all components
+ * of a heterogeneous step get the same), notes the first host of
+ * SLURM_HOSTFILE, and puts a sentence in place of the ranks, which a node
+ * without the plugin leaves there: no program can take it for a number.
+ */
+bool launch_prepare(const struct settings *settings, struct fault *fault);
+
+/* "RANK=7 MASTER_ADDR=n9": what the caller's environment holds from elsewhere;
+   "" if nothing. To be called before launch_prepare(). */
+void launch_list_stale(char *text, size_t bytes);
+
+#endif

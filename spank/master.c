@@ -1,0 +1,63 @@
+#include "spank/master.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "spank/address.h"
+#include "spank/port.h"
+
+bool master_find_address(const struct identity *identity, const struct settings *settings,
+                         char address[MASTER_ADDRESS_MAX], struct fault *fault)
+{
+	char name[MASTER_ADDRESS_MAX], numeric[ADDRESS_TEXT_MAX];
+	struct fault reason;
+
+	snprintf(name, sizeof(name), "%s%s", identity->master_node, settings->address_suffix);
+	if (settings->address == ADDRESS_NODENAME) {
+		snprintf(address, MASTER_ADDRESS_MAX, "%s", name);
+		return true;
+	}
+	if (!address_resolve(name, numeric, &reason))
+		return fault_set(fault, "addr=ip: on %s, %s; put it right in /etc/hosts or DNS, or use "
+		                 "addr=nodename or addr-suffix=", identity->node_name, reason.text);
+	snprintf(address, MASTER_ADDRESS_MAX, "%s", numeric);
+	return true;
+}
+
+/* A line of /proc, as it can stand in a message. */
+static void read_proc(const char *path, char *text, size_t bytes)
+{
+	FILE *file = fopen(path, "re");
+
+	text[0] = '\0';
+	if (file == NULL)
+		return;
+	if (fgets(text, (int)bytes, file) == NULL)
+		text[0] = '\0';
+	fclose(file);
+	text[strcspn(text, "\n")] = '\0';
+	for (char *p = text; *p != '\0'; p++)
+		if (*p == '\t')
+			*p = ' ';
+}
+
+bool master_check_port(const struct identity *identity, struct fault *fault)
+{
+	char range[64], reserved[4096];
+	struct fault reason;
+
+	if (identity->rank != 0)
+		return true;
+	read_proc("/proc/sys/net/ipv4/ip_local_port_range", range, sizeof(range));
+	read_proc("/proc/sys/net/ipv4/ip_local_reserved_ports", reserved, sizeof(reserved));
+	if (identity->port_hashed && port_is_ephemeral(identity->master_port, range, reserved))
+		return fault_set(fault, "port %u (%s) lies in the kernel's range for outgoing connections "
+		                 "(%s) on %s, where it may be taken at any time: set MpiParams=ports= in "
+		                 "slurm.conf, another port= range, or net.ipv4.ip_local_reserved_ports",
+		                 identity->master_port, identity->port_source, range, identity->node_name);
+	if (port_probe(identity->master_port, &reason))
+		return true;
+	return fault_set(fault, "port %u (%s) cannot be used on %s, rank 0's node: %s; start again, or "
+	                 "choose another with --ddp=port=", identity->master_port, identity->port_source,
+	                 identity->node_name, reason.text);
+}

@@ -1,0 +1,21 @@
+/* Where the ranks meet: rank 0's address and port. Runs in the task, as the user. */
+#ifndef SPANK_MASTER_H
+#define SPANK_MASTER_H
+
+#include <stdbool.h>
+
+#include "spank/fault.h"
+#include "spank/identity.h"
+#include "spank/options.h"
+
+enum { MASTER_ADDRESS_MAX = HOST_NAME_MAX_BYTES + SUFFIX_MAX };
+
+/* The node's name with the suffix or, with addr=ip, what that resolves to. */
+bool master_find_address(const struct identity *identity, const struct settings *settings,
+                         char address[MASTER_ADDRESS_MAX], struct fault *fault);
+
+/* Rank 0 tries the port before the program does, so that a port in use is
+   named instead of waited for; other ranks do nothing. */
+bool master_check_port(const struct identity *identity, struct fault *fault);
+
+#endif

@@ -1,0 +1,34 @@
+/*
+ * Slurm's node list grammar: items parted by commas; an item is text with any
+ * number of bracketed ranges, such as a[1-3,7]b-[01-10]. The last bracket
+ * counts fastest. Nothing is allocated, and counting and searching expand
+ * nothing: a list of ten thousand nodes costs microseconds.
+ */
+#ifndef SPANK_NODELIST_H
+#define SPANK_NODELIST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "spank/fault.h"
+
+enum { HOST_NAME_MAX_BYTES = 256, NODELIST_HOSTS_MAX = 1 << 17 };
+
+/* Called for each host in order; false stops the walk. */
+typedef bool (*nodelist_visit)(void *user, const char *host);
+
+/* Walks the list. False, with a sentence, if the list is malformed, empty, or
+   holds more than NODELIST_HOSTS_MAX hosts. */
+bool nodelist_walk(const char *list, nodelist_visit visit, void *user, struct fault *fault);
+
+/* The first host; reads no further than the list's first item. */
+bool nodelist_first(const char *list, char host[HOST_NAME_MAX_BYTES], struct fault *fault);
+
+/* How many hosts there are. Fails as nodelist_walk() does. */
+bool nodelist_count(const char *list, uint32_t *count, struct fault *fault);
+
+/* Whether the list, which nodelist_count() has found good, names the host. */
+bool nodelist_has(const char *list, const char *host);
+
+#endif

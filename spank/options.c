@@ -1,0 +1,350 @@
+#include "spank/options.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A key's value, not terminated; text is NULL when the key stood alone. */
+struct value {
+	const char *text;
+	size_t length;
+};
+
+struct option_key {
+	const char *name;
+	const char *expects; /* for messages */
+	bool (*read)(struct settings *settings, struct value value);
+};
+
+static bool value_is(struct value value, const char *word)
+{
+	return value.length == strlen(word) && memcmp(value.text, word, value.length) == 0;
+}
+
+static bool read_switch(bool *flag, struct value value)
+{
+	if (value.text == NULL || value_is(value, "yes")) {
+		*flag = true;
+		return true;
+	}
+	if (value_is(value, "no")) {
+		*flag = false;
+		return true;
+	}
+	return false;
+}
+
+/* Index of the value among `count` words, or -1. */
+static int read_word(struct value value, const char *const *words, int count)
+{
+	for (int i = 0; value.text != NULL && i < count; i++)
+		if (value_is(value, words[i]))
+			return i;
+	return -1;
+}
+
+/* Reads a decimal number up to `maximum` and moves the value behind it. */
+static bool read_number(struct value *value, uint32_t maximum, uint32_t *number)
+{
+	uint64_t sum = 0;
+	size_t digits = 0;
+
+	while (digits < value->length && isdigit((unsigned char)value->text[digits])) {
+		sum = sum * 10 + (uint64_t)(value->text[digits] - '0');
+		if (sum > maximum)
+			return false;
+		digits++;
+	}
+	if (digits == 0)
+		return false;
+	value->text += digits;
+	value->length -= digits;
+	*number = (uint32_t)sum;
+	return true;
+}
+
+static bool read_port(struct settings *settings, struct value value)
+{
+	uint32_t low, high;
+
+	if (value.text == NULL || !read_number(&value, 65535, &low))
+		return false;
+	high = low;
+	if (value.length > 0) {
+		if (value.text[0] != '-')
+			return false;
+		value.text++;
+		value.length--;
+		if (!read_number(&value, 65535, &high) || value.length > 0)
+			return false;
+	}
+	if (low < 1024 || high < low)
+		return false;
+	settings->port_low = (uint16_t)low;
+	settings->port_high = (uint16_t)high;
+	return true;
+}
+
+static bool read_address(struct settings *settings, struct value value)
+{
+	static const char *const words[] = { "nodename", "ip" };
+	int word = read_word(value, words, 2);
+
+	if (word < 0)
+		return false;
+	settings->address = (enum address_mode)word;
+	return true;
+}
+
+/* What is glued to a node name must leave it a host name. */
+static bool read_suffix(struct settings *settings, struct value value)
+{
+	if (value.text == NULL || value.length >= sizeof(settings->address_suffix))
+		return false;
+	for (size_t i = 0; i < value.length; i++) {
+		unsigned char c = (unsigned char)value.text[i];
+		if (!isalnum(c) && c != '-' && c != '.' && c != '_')
+			return false;
+	}
+	memcpy(settings->address_suffix, value.text, value.length);
+	settings->address_suffix[value.length] = '\0';
+	return true;
+}
+
+static bool read_omp(struct settings *settings, struct value value)
+{
+	static const char *const words[] = { "keep", "1", "cpus" };
+	int word = read_word(value, words, 3);
+
+	if (word < 0)
+		return false;
+	settings->omp = (enum omp_mode)word;
+	return true;
+}
+
+static bool read_gpu(struct settings *settings, struct value value)
+{
+	static const char *const words[] = { "error", "warn", "ignore" };
+	int word = read_word(value, words, 3);
+
+	if (word < 0)
+		return false;
+	settings->gpu = (enum gpu_mode)word;
+	return true;
+}
+
+static bool read_launcher(struct settings *settings, struct value value)
+{
+	return read_switch(&settings->launcher, value);
+}
+
+/* A decimal fraction, 0 < MiB <= 65536, kept as text: the library reads it. */
+static bool read_bucket(struct settings *settings, struct value value)
+{
+	struct value rest = value;
+	uint32_t whole;
+	bool positive;
+
+	if (value.text == NULL || value.length >= sizeof(settings->bucket_mb) ||
+	    !read_number(&rest, 65536, &whole))
+		return false;
+	positive = whole > 0;
+	if (rest.length > 0) {
+		if (rest.text[0] != '.' || rest.length < 2 || whole == 65536)
+			return false;
+		for (size_t i = 1; i < rest.length; i++) {
+			if (!isdigit((unsigned char)rest.text[i]))
+				return false;
+			positive |= rest.text[i] != '0';
+		}
+	}
+	if (!positive)
+		return false;
+	memcpy(settings->bucket_mb, value.text, value.length);
+	settings->bucket_mb[value.length] = '\0';
+	return true;
+}
+
+static bool read_timeout(struct settings *settings, struct value value)
+{
+	uint32_t seconds;
+
+	if (value.text == NULL || !read_number(&value, 604800, &seconds) ||
+	    value.length > 0 || seconds == 0)
+		return false;
+	settings->timeout_seconds = seconds;
+	return true;
+}
+
+static bool read_trace(struct settings *settings, struct value value)
+{
+	if (value.text == NULL || value.length == 0 || value.length >= sizeof(settings->trace_dir))
+		return false;
+	for (size_t i = 0; i < value.length; i++)
+		if (iscntrl((unsigned char)value.text[i]))
+			return false;
+	memcpy(settings->trace_dir, value.text, value.length);
+	settings->trace_dir[value.length] = '\0';
+	return true;
+}
+
+static bool read_on_failure(struct settings *settings, struct value value)
+{
+	static const char *const words[] = { "continue", "kill" };
+	int word = read_word(value, words, 2);
+
+	if (word < 0)
+		return false;
+	settings->kill_on_failure = word == 1;
+	return true;
+}
+
+static bool read_verbose(struct settings *settings, struct value value)
+{
+	return read_switch(&settings->verbose, value);
+}
+
+static bool read_check(struct settings *settings, struct value value)
+{
+	return read_switch(&settings->check, value);
+}
+
+static bool read_off(struct settings *settings, struct value value)
+{
+	return read_switch(&settings->off, value);
+}
+
+static const struct option_key keys[] = {
+	{ "port", "a port from 1024 to 65535, or a range such as 21000-28999", read_port },
+	{ "addr", "nodename or ip", read_address },
+	{ "addr-suffix", "letters, digits, '.', '-' or '_', at most 63", read_suffix },
+	{ "omp", "keep, 1 or cpus", read_omp },
+	{ "gpu", "error, warn or ignore", read_gpu },
+	{ "launcher", "no value, yes or no", read_launcher },
+	{ "bucket-mb", "a number of MiB, above 0 and at most 65536", read_bucket },
+	{ "timeout", "seconds from 1 to 604800", read_timeout },
+	{ "trace", "a directory of at most 1023 bytes", read_trace },
+	{ "on-failure", "kill or continue", read_on_failure },
+	{ "verbose", "no value, yes or no", read_verbose },
+	{ "check", "no value, yes or no", read_check },
+	{ "off", "no value, yes or no", read_off },
+};
+
+enum { KEY_COUNT = sizeof(keys) / sizeof(keys[0]) };
+
+_Static_assert((int)KEY_COUNT <= (int)OPTION_COUNT_MAX, "settings.given has a bit for each key");
+
+void settings_init(struct settings *settings)
+{
+	*settings = (struct settings){
+		.port_low = 21000,
+		.port_high = 28999,
+		.address = ADDRESS_NODENAME,
+		.omp = OMP_CPUS,
+		.gpu = GPU_WARN,
+		.kill_on_failure = true,
+	};
+}
+
+int option_find(const char *key, size_t length)
+{
+	for (int i = 0; i < KEY_COUNT; i++)
+		if (strlen(keys[i].name) == length && memcmp(keys[i].name, key, length) == 0)
+			return i;
+	return -1;
+}
+
+const char *option_name(int index)
+{
+	return index >= 0 && index < KEY_COUNT ? keys[index].name : NULL;
+}
+
+void option_names(char *text, size_t bytes)
+{
+	size_t used = 0;
+
+	text[0] = '\0';
+	for (int i = 0; i < KEY_COUNT && used < bytes; i++)
+		used += (size_t)snprintf(text + used, bytes - used, "%s%s",
+		                         i > 0 ? ", " : "", keys[i].name);
+}
+
+bool option_given(const struct settings *settings, const char *key)
+{
+	int index = option_find(key, strlen(key));
+
+	return index >= 0 && (settings->given >> index & 1) != 0;
+}
+
+/* A quoted value for a message: short, and printable as root's log needs it. */
+static const char *quoted(struct value value, char *text, size_t bytes)
+{
+	size_t length = value.length < bytes - 1 ? value.length : bytes - 1;
+
+	for (size_t i = 0; i < length; i++)
+		text[i] = isprint((unsigned char)value.text[i]) ? value.text[i] : '?';
+	text[length] = '\0';
+	return text;
+}
+
+bool option_set(struct settings *settings, const char *key, size_t key_length,
+                const char *value, size_t value_length, struct fault *fault)
+{
+	struct value name = { key, key_length };
+	struct value given = { value, value != NULL ? value_length : 0 };
+	char shown[80], names[256];
+	int index = option_find(key, key_length);
+
+	if (index < 0) {
+		option_names(names, sizeof(names));
+		return fault_set(fault, "unknown key '%s'; the keys are %s",
+		                 quoted(name, shown, sizeof(shown)), names);
+	}
+	if (keys[index].read(settings, given))
+		return true;
+	if (value == NULL)
+		return fault_set(fault, "key '%s' needs a value: %s", keys[index].name,
+		                 keys[index].expects);
+	return fault_set(fault, "key '%s' does not take '%s': it takes %s", keys[index].name,
+	                 quoted(given, shown, sizeof(shown)), keys[index].expects);
+}
+
+static bool parse_item(struct settings *settings, const char *item, size_t length,
+                       uint32_t locked, struct fault *fault)
+{
+	const char *equals = memchr(item, '=', length);
+	size_t key_length = equals != NULL ? (size_t)(equals - item) : length;
+	int index = option_find(item, key_length);
+
+	if (length == 0)
+		return fault_set(fault, "an item of the list is empty; write KEY=VALUE,KEY=VALUE");
+	if (index >= 0 && (settings->given >> index & 1) != 0)
+		return fault_set(fault, "key '%s' is given twice", keys[index].name);
+	if (index >= 0 && (locked >> index & 1) != 0)
+		return fault_set(fault, "key '%s' is locked by this site; leave it out", keys[index].name);
+	if (!option_set(settings, item, key_length, equals != NULL ? equals + 1 : NULL,
+	                equals != NULL ? length - key_length - 1 : 0, fault))
+		return false;
+	settings->given |= 1u << index;
+	return true;
+}
+
+bool options_parse(struct settings *settings, const char *list, uint32_t locked,
+                   struct fault *fault)
+{
+	struct settings result = *settings;
+
+	result.given = 0;
+	if (list != NULL && list[0] != '\0' && strcmp(list, "(null)") != 0) {
+		for (const char *item = list;; item++) {
+			size_t length = strcspn(item, ",");
+			if (!parse_item(&result, item, length, locked, fault))
+				return false;
+			item += length;
+			if (*item == '\0')
+				break;
+		}
+	}
+	*settings = result;
+	return true;
+}

@@ -1,0 +1,62 @@
+/*
+ * What --ddp[=KEY=VALUE,...] and the site's plugstack line can say. Pure: text
+ * in, settings or a sentence out. Runs as root too, on what a user typed.
+ */
+#ifndef SPANK_OPTIONS_H
+#define SPANK_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "spank/fault.h"
+
+enum { OPTION_COUNT_MAX = 32, PATH_TEXT_MAX = 1024, SUFFIX_MAX = 64 };
+
+enum address_mode { ADDRESS_NODENAME, ADDRESS_IP };
+enum omp_mode { OMP_KEEP, OMP_ONE, OMP_CPUS };
+enum gpu_mode { GPU_ERROR, GPU_WARN, GPU_IGNORE };
+
+struct settings {
+	uint16_t port_low, port_high; /* equal: that very port */
+	enum address_mode address;
+	char address_suffix[SUFFIX_MAX];
+	enum omp_mode omp;
+	enum gpu_mode gpu;
+	bool launcher;
+	bool kill_on_failure;
+	bool verbose;
+	bool check;
+	bool off;
+	char bucket_mb[16];            /* "" : the library's default */
+	uint32_t timeout_seconds;      /* 0: the library's default */
+	char trace_dir[PATH_TEXT_MAX]; /* "" : no trace */
+	uint32_t given;                /* bit i: key i of the table was given by the user */
+};
+
+/* The built-in defaults. */
+void settings_init(struct settings *settings);
+
+/* The index of a key in the table, or -1. */
+int option_find(const char *key, size_t length);
+/* The key at an index, NULL behind the last; for messages and tests. */
+const char *option_name(int index);
+/* "port, addr, ..." */
+void option_names(char *text, size_t bytes);
+/* Whether the user gave this key (one of the table's names). */
+bool option_given(const struct settings *settings, const char *key);
+
+/* Sets one key. `value` NULL: the key stood alone. The settings are unchanged
+   after an error. */
+bool option_set(struct settings *settings, const char *key, size_t key_length,
+                const char *value, size_t value_length, struct fault *fault);
+
+/*
+ * Reads a user's list on top of `settings`. `locked` has the bits of keys that
+ * the site keeps for itself. NULL, "" and "(null)", all of which Slurm hands
+ * on for a missing argument, are the empty list.
+ */
+bool options_parse(struct settings *settings, const char *list, uint32_t locked,
+                   struct fault *fault);
+
+#endif

@@ -1,0 +1,100 @@
+#include "spank/report.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "ddp.h"
+#include "spank/sink.h"
+
+enum task_end report_task_end(int wait_status)
+{
+	int number = WIFSIGNALED(wait_status) ? WTERMSIG(wait_status)
+	                                      : WEXITSTATUS(wait_status) - 128;
+
+	if (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0)
+		return END_FINE;
+	if (number == SIGTERM || number == SIGINT)
+		return END_BY_REQUEST;
+	return number == SIGKILL ? END_BY_KILL : END_FAILURE;
+}
+
+bool report_blames_peer(const struct ddp_progress *progress)
+{
+	return progress->magic == DDP_PROGRESS_MAGIC &&
+	       (progress->status == DDP_ERR_PEER || progress->status == DDP_ERR_ABORTED);
+}
+
+/* In the order of enum ddp_phase of ddp.h. */
+static const char *phase_name(uint32_t phase)
+{
+	static const char *const names[] = { "between steps", "loading data", "in forward",
+		                             "in backward", "waiting for gradients",
+		                             "in the optimizer", "writing a checkpoint",
+		                             "in evaluation" };
+
+	return phase < sizeof(names) / sizeof(names[0]) ? names[phase] : "in an unknown phase";
+}
+
+/* sigabbrev_np() is too young for the C libraries of older distributions. */
+static const char *signal_name(int number)
+{
+	static const struct { int number; const char *name; } names[] = {
+		{ SIGHUP, "SIGHUP" }, { SIGINT, "SIGINT" }, { SIGQUIT, "SIGQUIT" }, { SIGILL, "SIGILL" },
+		{ SIGTRAP, "SIGTRAP" }, { SIGABRT, "SIGABRT" }, { SIGBUS, "SIGBUS" },
+		{ SIGFPE, "SIGFPE" }, { SIGKILL, "SIGKILL" }, { SIGUSR1, "SIGUSR1" },
+		{ SIGSEGV, "SIGSEGV" }, { SIGUSR2, "SIGUSR2" }, { SIGPIPE, "SIGPIPE" },
+		{ SIGALRM, "SIGALRM" }, { SIGTERM, "SIGTERM" }, { SIGXCPU, "SIGXCPU" },
+		{ SIGXFSZ, "SIGXFSZ" }, { SIGSYS, "SIGSYS" },
+	};
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		if (names[i].number == number)
+			return names[i].name;
+	return "another";
+}
+
+static void add_end(struct sink *sink, const struct failure *failure)
+{
+	int status = failure->wait_status;
+
+	if (WIFSIGNALED(status)) {
+		sink_add(sink, "was killed by signal %d (%s)", WTERMSIG(status), signal_name(WTERMSIG(status)));
+		if (WCOREDUMP(status))
+			sink_add(sink, ", leaving a core dump,");
+	} else {
+		sink_add(sink, "exited with code %d", WEXITSTATUS(status));
+	}
+	sink_add(sink, " after %.1f s", failure->seconds);
+}
+
+static void add_progress(struct sink *sink, const struct failure *failure)
+{
+	const struct ddp_progress *page = &failure->progress;
+
+	if (page->magic != DDP_PROGRESS_MAGIC)
+		return;
+	sink_add(sink, ", %s", phase_name(page->phase));
+	if (page->step > 0)
+		sink_add(sink, " of step %lld", (long long)page->step);
+	if (page->updated_ns > 0 && page->updated_ns <= failure->now_ns)
+		sink_add(sink, " for %.1f s", (double)(failure->now_ns - page->updated_ns) * 1e-9);
+	if (page->bucket >= 0 && page->buckets > 0 && page->bucket < page->buckets)
+		sink_add(sink, ", bucket %d of %d", page->bucket + 1, page->buckets);
+	if (page->collective > 0) {
+		sink_add(sink, ", collective #%llu ", (unsigned long long)page->collective);
+		sink_add_untrusted(sink, page->collective_text, sizeof(page->collective_text));
+	}
+	if (page->error[0] != '\0') {
+		sink_add(sink, ": ");
+		sink_add_untrusted(sink, page->error, sizeof(page->error));
+	}
+}
+
+void report_failure(const struct failure *failure, char *text, size_t bytes)
+{
+	struct sink sink = sink_on(text, bytes);
+
+	sink_add(&sink, "rank %u of %u on %s ", failure->rank, failure->world_size, failure->node);
+	add_end(&sink, failure);
+	add_progress(&sink, failure);
+}

@@ -1,0 +1,40 @@
+/*
+ * The sentence about a task that failed. Pure, and careful: it runs as root on
+ * a page that the task could write to as it liked.
+ */
+#ifndef SPANK_REPORT_H
+#define SPANK_REPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "watch/progress.h"
+
+struct failure {
+	uint32_t rank, world_size;
+	const char *node;
+	int wait_status;              /* as wait(2) gives it */
+	double seconds;               /* since the step's start on the node */
+	struct ddp_progress progress; /* a copy; zeroed if there is none */
+	uint64_t now_ns;              /* CLOCK_MONOTONIC */
+};
+
+/* How a task ended, as far as its status tells. */
+enum task_end {
+	END_FINE,       /* exit code 0 */
+	END_FAILURE,    /* on its own account */
+	END_BY_REQUEST, /* by SIGTERM or SIGINT, with which Slurm cancels a step */
+	END_BY_KILL,    /* by SIGKILL: cancelled, out of memory, or a person */
+};
+
+/* A shell's 128 + SIGNAL counts as that signal. */
+enum task_end report_task_end(int wait_status);
+
+/* Whether the page says that the rank gave up because another one had. */
+bool report_blames_peer(const struct ddp_progress *progress);
+
+/* Writes the sentence, cut to `bytes` if need be; printable bytes only. */
+void report_failure(const struct failure *failure, char *text, size_t bytes);
+
+#endif

@@ -1,0 +1,25 @@
+/* A text put together piece by piece in a buffer of fixed size: cut at its
+   end, never overrun, always terminated. */
+#ifndef SPANK_SINK_H
+#define SPANK_SINK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct sink {
+	char *text;
+	size_t bytes, used; /* `used` leaves out the terminator */
+	bool full;          /* something was cut */
+};
+
+/* An empty text in `bytes` of the caller's, at least one. */
+struct sink sink_on(char *text, size_t bytes);
+
+void sink_add(struct sink *sink, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+
+/* Adds `size` bytes, or as far as the first NUL, with '?' for what is not
+   printable: for texts that are not to be trusted. */
+void sink_add_untrusted(struct sink *sink, const char *bytes, size_t size);
+
+#endif

@@ -1,0 +1,53 @@
+#include "spank/site.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static bool parse_locked(uint32_t *locked, const char *list, struct fault *fault)
+{
+	for (const char *key = list;; key++) {
+		size_t length = strcspn(key, ",");
+		int index = option_find(key, length);
+		if (index < 0)
+			return fault_set(fault, "locked= names an unknown key '%.*s'",
+			                 length < 60 ? (int)length : 60, key);
+		*locked |= 1u << index;
+		key += length;
+		if (*key == '\0')
+			return true;
+	}
+}
+
+static bool parse_word(struct site *site, const char *word, uint32_t *seen, struct fault *fault)
+{
+	const char *equals = strchr(word, '=');
+	size_t key_length = equals != NULL ? (size_t)(equals - word) : strlen(word);
+	int index = option_find(word, key_length);
+
+	if (strncmp(word, "locked=", 7) == 0)
+		return parse_locked(&site->locked, word + 7, fault);
+	if (index >= 0 && (*seen >> index & 1) != 0)
+		return fault_set(fault, "key '%s' is given twice", option_name(index));
+	if (!option_set(&site->defaults, word, key_length, equals != NULL ? equals + 1 : NULL,
+	                equals != NULL ? strlen(equals + 1) : 0, fault))
+		return false;
+	*seen |= 1u << index;
+	return true;
+}
+
+bool site_parse(struct site *site, int count, char *const words[], struct fault *fault)
+{
+	uint32_t seen = 0;
+	struct fault reason;
+
+	memset(site, 0, sizeof(*site));
+	settings_init(&site->defaults);
+	for (int i = 0; i < count; i++) {
+		if (parse_word(site, words[i], &seen, &reason))
+			continue;
+		memset(site, 0, sizeof(*site));
+		settings_init(&site->defaults);
+		return fault_set(fault, "the site's plugstack line for spank_ddp.so: %s", reason.text);
+	}
+	return true;
+}

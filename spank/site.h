@@ -1,0 +1,19 @@
+/*
+ * The site's line in plugstack.conf: the same keys as --ddp, one to a word, as
+ * defaults, and locked=KEY,KEY,... for those that users may not give.
+ */
+#ifndef SPANK_SITE_H
+#define SPANK_SITE_H
+
+#include "spank/options.h"
+
+struct site {
+	struct settings defaults;
+	uint32_t locked; /* bit i: key i of the table */
+};
+
+/* Strict: an unknown, malformed or repeated word is an error that names it,
+   and leaves the built-in defaults in `site`. */
+bool site_parse(struct site *site, int count, char *const words[], struct fault *fault);
+
+#endif

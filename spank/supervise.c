@@ -1,0 +1,142 @@
+#include "spank/supervise.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "spank/report.h"
+
+/*
+ * Scripts use descriptors below 10, and shells some above. Linux gives a process
+ * room for 64: a number beyond makes it grow the table, and a process with
+ * threads, as slurmstepd is, waits 10 ms for that.
+ */
+enum { LOCAL_TASKS_MAX = 65536, HIGH_DESCRIPTOR = 48, POLL_MS = 10 };
+
+static size_t shared_bytes(uint32_t local_tasks)
+{
+	return sizeof(struct supervise_shared) + local_tasks * sizeof(uint32_t);
+}
+
+/* A file of fixed size: a task cannot cut it short under the reader. */
+static int make_progress_file(uint32_t local_tasks)
+{
+	int high, fd = memfd_create("ddp_progress", MFD_ALLOW_SEALING);
+
+	if (fd < 0)
+		return -1;
+	/* By default anybody could open it, and run it. */
+	if (fchmod(fd, S_IRUSR | S_IWUSR) < 0 ||
+	    ftruncate(fd, (off_t)local_tasks * DDP_PROGRESS_BYTES) < 0 ||
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
+		close(fd);
+		return -1;
+	}
+	high = fcntl(fd, F_DUPFD, HIGH_DESCRIPTOR);
+	if (high < 0)
+		return fd;
+	close(fd);
+	return high;
+}
+
+bool supervise_start(struct supervise *supervise, uint32_t local_tasks, struct fault *fault)
+{
+	*supervise = (struct supervise){ .progress_fd = -1, .start_ns = ddp_now_ns() };
+	if (local_tasks == 0 || local_tasks > LOCAL_TASKS_MAX)
+		return fault_set(fault, "Slurm gives this node %u tasks", local_tasks);
+	supervise->pids = calloc(local_tasks, sizeof(*supervise->pids));
+	supervise->shared = mmap(NULL, shared_bytes(local_tasks), PROT_READ | PROT_WRITE,
+	                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (supervise->pids == NULL || supervise->shared == MAP_FAILED) {
+		int error = errno;
+		if (supervise->shared == MAP_FAILED)
+			supervise->shared = NULL;
+		supervise_end(supervise);
+		return fault_set(fault, "no memory to watch %u tasks: %s", local_tasks, strerror(error));
+	}
+	supervise->local_tasks = local_tasks;
+	for (uint32_t i = 0; i < local_tasks; i++)
+		supervise->shared->rank[i] = UINT32_MAX;
+	supervise->progress_fd = make_progress_file(local_tasks);
+	return true;
+}
+
+void supervise_end(struct supervise *supervise)
+{
+	if (supervise->shared != NULL)
+		munmap(supervise->shared, shared_bytes(supervise->local_tasks));
+	if (supervise->progress_fd >= 0)
+		close(supervise->progress_fd);
+	free(supervise->pids);
+	*supervise = (struct supervise){ .progress_fd = -1 };
+}
+
+bool supervise_tell_once(struct supervise *supervise)
+{
+	return supervise->shared == NULL || !atomic_exchange(&supervise->shared->told, true);
+}
+
+void supervise_read(const struct supervise *supervise, uint32_t local_task,
+                    struct ddp_progress *progress)
+{
+	ssize_t got = -1;
+
+	if (supervise->progress_fd >= 0 && local_task < supervise->local_tasks)
+		got = pread(supervise->progress_fd, progress, sizeof(*progress),
+		            (off_t)local_task * DDP_PROGRESS_BYTES);
+	if (got != (ssize_t)sizeof(*progress))
+		memset(progress, 0, sizeof(*progress));
+}
+
+bool supervise_holds_rank_zero(const struct supervise *supervise)
+{
+	for (uint32_t i = 0; i < supervise->local_tasks; i++)
+		if (supervise->shared->rank[i] == 0)
+			return true;
+	return false;
+}
+
+bool supervise_any_failed(const struct supervise *supervise)
+{
+	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
+		siginfo_t info = { .si_pid = 0 };
+		if (supervise->pids[i] != 0 &&
+		    waitid(P_PID, (id_t)supervise->pids[i], &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+		    info.si_pid != 0 &&
+		    report_task_end(info.si_code == CLD_EXITED ? W_EXITCODE(info.si_status, 0)
+		                                               : info.si_status) == END_FAILURE)
+			return true;
+	}
+	return supervise->any_failed;
+}
+
+static bool any_alive(const struct supervise *supervise)
+{
+	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
+		siginfo_t info = { .si_pid = 0 };
+		if (supervise->pids[i] != 0 &&
+		    waitid(P_PID, (id_t)supervise->pids[i], &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+		    info.si_pid == 0)
+			return true;
+	}
+	return false;
+}
+
+bool supervise_all_ended(const struct supervise *supervise, int wait_ms)
+{
+	const struct timespec pause = { .tv_nsec = POLL_MS * 1000000L };
+
+	for (; any_alive(supervise); wait_ms -= POLL_MS) {
+		if (wait_ms <= 0)
+			return false;
+		nanosleep(&pause, NULL);
+	}
+	return true;
+}
