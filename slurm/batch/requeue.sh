@@ -1,0 +1,24 @@
+#!/bin/bash
+# Survives preemption, its time limit and node failures: Slurm starts the job
+# again, and the program goes on from its newest checkpoint. Told to stop, the
+# program ends its step and writes one. Each start has its own port and key;
+# DDP_RESTART_COUNT says which start it is.
+#SBATCH --job-name=requeue-ddp
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=4
+#SBATCH --time=24:00:00
+#SBATCH --signal=TERM@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --ddp
+
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+steps=${STEPS:-100000}
+checkpoints=checkpoints-$SLURM_JOB_ID
+
+echo "start ${SLURM_RESTART_COUNT:-0} of job $SLURM_JOB_ID"
+srun ./train --steps "$steps" --checkpoint "$checkpoints" --checkpoint-every 500 \
+	--resume "$@" || exit
+# Without its last checkpoint it was told to stop, and is to come again.
+[ -e "$checkpoints/$(printf 'step-%08d.safetensors' "$steps")" ] || scontrol requeue "$SLURM_JOB_ID"

@@ -1,0 +1,29 @@
+# slurm/packaging: what turns this tree into packages, and the module file.
+EXTRA_DIST += \
+	slurm/packaging/build-deb slurm/packaging/build-rpm \
+	slurm/packaging/debian/changelog slurm/packaging/debian/control \
+	slurm/packaging/debian/copyright slurm/packaging/debian/rules \
+	slurm/packaging/debian/source/format slurm/packaging/debian/not-installed \
+	slurm/packaging/debian/libddp0.install \
+	slurm/packaging/debian/libddp-dev.install \
+	slurm/packaging/debian/slurm-ddp-doc.install \
+	slurm/packaging/debian/slurm-ddp-plugin.install \
+	slurm/packaging/modulefiles/libddp.in \
+	slurm/packaging/rpm/slurm-ddp.spec slurm/packaging/rpm/slurm-ddp.rpmlintrc
+
+moduledir = $(pkgdatadir)/modulefiles
+module_DATA = slurm/packaging/modulefiles/libddp
+CLEANFILES += slurm/packaging/modulefiles/libddp
+
+# By make and not by configure, which does not expand ${prefix} in libdir.
+slurm/packaging/modulefiles/libddp: $(srcdir)/slurm/packaging/modulefiles/libddp.in Makefile
+	@$(MKDIR_P) $(@D)
+	$(AM_V_GEN)sed -e 's|@''PACKAGE_VERSION@|$(PACKAGE_VERSION)|g' \
+		-e 's|@''libdir@|$(libdir)|g' -e 's|@''includedir@|$(includedir)|g' \
+		-e 's|@''mandir@|$(mandir)|g' $(srcdir)/slurm/packaging/modulefiles/libddp.in > $@
+
+batchdir = $(docdir)/batch
+dist_batch_SCRIPTS = \
+	slurm/batch/array.sh slurm/batch/container.sh slurm/batch/jax.sh \
+	slurm/batch/libddp.sh slurm/batch/lightning.sh slurm/batch/pytorch.sh \
+	slurm/batch/requeue.sh slurm/batch/torchrun.sh
