@@ -1,0 +1,290 @@
+/*
+ * gpt: trains a GPT-2 on a file, data-parallel, by libddp's public interface
+ * and the kernels. Every rank that fails says why on stderr and ends with 1;
+ * the others then end too, since the communicator is aborted.
+ */
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpt/generate.h"
+#include "gpt/options.h"
+#include "gpt/report.h"
+#include "kernels.h"
+
+struct trainer {
+	gpt_options options;
+	ddp_context *context;
+	const ddp_job *job;
+	gpt *model;
+	ddp_model *params;
+	ddp_dataset dataset;
+	ddp_loader *loader;
+	report report;
+	bool told; /* why this rank fails */
+};
+
+/* Says what is wrong, here and to the other ranks. Returns false. */
+static bool fail(struct trainer *t, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+
+static bool fail(struct trainer *t, const char *format, ...)
+{
+	char message[1200];
+	va_list arguments;
+
+	t->told = true;
+	va_start(arguments, format);
+	vsnprintf(message, sizeof(message), format, arguments);
+	va_end(arguments);
+	if (t->job == NULL) {
+		fprintf(stderr, "gpt: %s\n", message);
+		return false;
+	}
+	fprintf(stderr, "gpt: rank %d on %s: %s\n", t->job->rank, t->job->hostname, message);
+	if (ddp_comm_abort(ddp_world(t->context), message) != DDP_OK)
+		fprintf(stderr, "gpt: cannot tell the other ranks: %s\n", ddp_last_error());
+	return false;
+}
+
+/* The same with the library's sentence. A rank that only heard of another's
+   failure keeps still, as the other has told of it; so does one that has told
+   of its own. */
+static bool fail_library(struct trainer *t, ddp_status status)
+{
+	return t->told || status == DDP_ERR_ABORTED ? false : fail(t, "%s", ddp_last_error());
+}
+
+/* ---- set up ------------------------------------------------------------------------------ */
+
+static int choose_threads(const struct trainer *t)
+{
+	const char *omp = getenv("OMP_NUM_THREADS");
+	cpu_set_t cpus;
+
+	if (t->options.threads > 0)
+		return t->options.threads;
+	if (omp != NULL && omp[0] != '\0')
+		return dk_threads();
+	if (sched_getaffinity(0, sizeof(cpus), &cpus) != 0)
+		return 1;
+	/* A launcher that binds ranks to processors has divided them already. */
+	int count = CPU_COUNT(&cpus), online = (int)sysconf(_SC_NPROCESSORS_ONLN);
+	if (count >= online)
+		count /= t->job->local_world_size;
+	return count > 0 ? count : 1;
+}
+
+static bool start_library(struct trainer *t)
+{
+	const gpt_options *o = &t->options;
+	const ddp_options options = {.metrics_path = o->metrics, .trace_dir = o->trace};
+
+	ddp_set_log(ddp_log_stderr, NULL, o->verbose ? DDP_LOG_DEBUG : DDP_LOG_WARN);
+	ddp_status status = ddp_init(&options, &t->context);
+	if (status != DDP_OK)
+		return fail_library(t, status);
+	t->job = ddp_get_job(t->context);
+	dk_flush_denormals();
+	dk_set_threads(choose_threads(t));
+	return true;
+}
+
+static bool open_data(struct trainer *t)
+{
+	const gpt_options *o = &t->options;
+	const ddp_loader_options options = {.batch_size = o->batch, .seed = o->seed};
+
+	ddp_status status = ddp_tokens_open(o->data, o->format, o->model.length, 0, 1, &t->dataset);
+	if (status == DDP_OK)
+		status = ddp_loader_create(t->context, &t->dataset, &options, &t->loader);
+	return status == DDP_OK ? true : fail_library(t, status);
+}
+
+/* Gives the model the library's arenas to work on. */
+static bool bind(struct trainer *t, int count)
+{
+	float **data = calloc((size_t)count, sizeof(*data));
+	float **grad = calloc((size_t)count, sizeof(*grad));
+	bool possible = data != NULL && grad != NULL;
+
+	for (int i = 0; possible && i < count; i++) {
+		data[i] = ddp_param_data(t->params, i);
+		grad[i] = ddp_param_grad(t->params, i);
+	}
+	if (possible)
+		gpt_bind(t->model, data, grad);
+	free(data);
+	free(grad);
+	return possible ? true : fail(t, "out of memory");
+}
+
+static bool make_model(struct trainer *t)
+{
+	const gpt_options *o = &t->options;
+	const ddp_model_options options = {.bucket_mb = o->bucket_mb,
+		.learning_rate = o->learning_rate, .beta2 = 0.95, .weight_decay = o->weight_decay,
+		.clip_norm = o->clip, .update = o->update, .no_overlap = o->no_overlap,
+		.no_communication = o->no_communication};
+	int count;
+
+	t->model = gpt_create(&o->model, o->batch, o->accumulate);
+	if (t->model == NULL)
+		return fail(t, "not enough memory for %d samples of %d tokens; give a smaller --batch "
+		            "or --length", o->batch, o->model.length);
+	const ddp_param *params = gpt_params(t->model, &count);
+	ddp_status status = ddp_model_create(t->context, params, count, &options, &t->params);
+	if (status != DDP_OK)
+		return fail_library(t, status);
+	if (!bind(t, count))
+		return false;
+	gpt_initialise(t->model, o->seed);
+	status = ddp_broadcast_params(t->params);
+	return status == DDP_OK ? true : fail_library(t, status);
+}
+
+/* ---- training ---------------------------------------------------------------------------- */
+
+static ddp_status grad_ready(void *user, int param)
+{
+	return ddp_grad_ready(user, param);
+}
+
+static ddp_status grad_rows(void *user, int param, const int32_t *index, const float *values,
+                            int64_t count)
+{
+	return ddp_grad_rows(user, param, index, values, count);
+}
+
+static ddp_status announce_all(ddp_model *params, gpt *model)
+{
+	ddp_status status = DDP_OK;
+	int count;
+
+	gpt_params(model, &count);
+	for (int i = count - 1; i >= 0 && status == DDP_OK; i--)
+		status = ddp_grad_ready(params, i);
+	return status;
+}
+
+static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch,
+                          double *weight, double *loss_sum)
+{
+	struct trainer *t = user;
+	const int32_t *tokens = batch->data;
+	int length = t->options.model.length;
+
+	if (batch->samples == 0)
+		return announce_all(params, t->model);
+	int64_t stray = gpt_stray_token(t->model, tokens, batch->samples * (length + 1));
+	if (stray >= 0) {
+		fail(t, "%s holds token %d, but the vocabulary has %d; give --vocab %d or more, or "
+		     "another --format", t->options.data, tokens[stray], t->options.model.vocab,
+		     tokens[stray] + 1);
+		return DDP_ERR_FORMAT;
+	}
+	*loss_sum += gpt_forward(t->model, tokens, (int)batch->samples, length);
+	*weight += (double)batch->samples * length;
+	ddp_set_phase(params, DDP_PHASE_BACKWARD);
+	ddp_status status = gpt_backward(t->model, grad_ready, grad_rows, params);
+	if (dk_failure() != NULL) {
+		fail(t, "%s", dk_failure());
+		return DDP_ERR_NOMEM;
+	}
+	return status;
+}
+
+static double schedule(void *user, int64_t step)
+{
+	const gpt_options *o = &((struct trainer *)user)->options;
+
+	return ddp_cosine_schedule(step, o->warmup, o->steps, o->learning_rate,
+	                           o->learning_rate / 10);
+}
+
+static ddp_status on_step(void *user, const ddp_step_stats *stats)
+{
+	struct trainer *t = user;
+
+	if (t->job->rank == 0)
+		report_step(&t->report, stats);
+	return DDP_OK;
+}
+
+static int64_t parameter_count(const struct trainer *t)
+{
+	int64_t total = 0;
+	int count;
+
+	gpt_params(t->model, &count);
+	for (int i = 0; i < count; i++)
+		total += ddp_param_count(t->params, i);
+	return total;
+}
+
+static bool train(struct trainer *t)
+{
+	const gpt_options *o = &t->options;
+	const ddp_train_options options = {.steps = o->steps, .accumulate = o->accumulate,
+		.checkpoint_dir = o->checkpoint, .checkpoint_every = o->checkpoint_every,
+		.checkpoint_keep = o->keep, .resume = o->resume, .schedule = schedule,
+		.on_step = on_step, .user = t, .stop_signal = SIGTERM};
+	ddp_summary summary;
+
+	if (t->job->rank == 0)
+		report_start(&t->report, o, t->job, parameter_count(t), t->dataset.size);
+	ddp_status status = ddp_train(t->params, t->loader, compute, &options, &summary);
+	if (status != DDP_OK)
+		return fail_library(t, status);
+	if (t->job->rank != 0)
+		return true;
+	report_end(&t->report, &summary, t->job);
+	if (o->generate > 0 &&
+	    !generate_text(t->model, &o->model, o->generate, o->seed, t->report.out))
+		return fail(t, "out of memory");
+	return true;
+}
+
+static bool run_rank(struct trainer *t)
+{
+	bool fine = start_library(t) && open_data(t) && make_model(t) && train(t);
+
+	ddp_loader_free(t->loader);
+	ddp_dataset_close(&t->dataset);
+	ddp_model_free(t->params);
+	gpt_free(t->model);
+	if (ddp_finalize(t->context) != DDP_OK && fine) {
+		fprintf(stderr, "gpt: %s\n", ddp_last_error());
+		fine = false;
+	}
+	return fine;
+}
+
+int main(int argc, char **argv)
+{
+	struct trainer t = {0};
+	ddp_spawn_result spawned;
+
+	switch (gpt_parse(argc, argv, &t.options)) {
+	case GPT_DONE: return EXIT_SUCCESS;
+	case GPT_BAD: return EXIT_FAILURE;
+	case GPT_RUN: break;
+	}
+	if (t.options.spawn > 0) {
+		if (ddp_spawn(t.options.spawn, &spawned) != DDP_OK) {
+			fail(&t, "%s", ddp_last_error());
+			return EXIT_FAILURE;
+		}
+		if (!spawned.is_rank) {
+			if (spawned.exit_code > 128)
+				fprintf(stderr, "gpt: rank %d was killed by signal %d\n", spawned.failed_rank,
+				        spawned.exit_code - 128);
+			return spawned.exit_code;
+		}
+	}
+	return run_rank(&t) ? EXIT_SUCCESS : EXIT_FAILURE;
+}

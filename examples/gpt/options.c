@@ -1,0 +1,304 @@
+#include "gpt/options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum option_id {
+	OPT_DATA = 1, OPT_FORMAT, OPT_LAYERS, OPT_HEADS, OPT_WIDTH, OPT_VOCAB, OPT_LENGTH,
+	OPT_UNTIED, OPT_BATCH, OPT_ACCUMULATE, OPT_STEPS, OPT_LR, OPT_WARMUP,
+	OPT_WEIGHT_DECAY, OPT_CLIP, OPT_SEED, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY,
+	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_UPDATE, OPT_BUCKET_MB, OPT_NO_OVERLAP,
+	OPT_NO_COMMUNICATION, OPT_SPAWN, OPT_THREADS, OPT_GENERATE, OPT_JSON, OPT_VERBOSE,
+	OPT_VERSION, OPT_HELP
+};
+
+/* One option: its argument's name, or NULL, and its line of help. */
+struct described {
+	const char *name, *argument;
+	enum option_id id;
+	const char *help;
+};
+
+static const struct described described[] = {
+	{"data", "FILE", OPT_DATA, "text or tokens to train on (required)"},
+	{"format", "NAME", OPT_FORMAT, "bytes: each byte is a token (default); u16: raw little-endian "
+	                               "uint16; llmc: llm.c's .bin"},
+	{NULL, NULL, 0, "Model"},
+	{"layers", "N", OPT_LAYERS, "layers (4)"},
+	{"heads", "N", OPT_HEADS, "attention heads; they divide the width (4)"},
+	{"width", "N", OPT_WIDTH, "width of the residual stream (128)"},
+	{"vocab", "N", OPT_VOCAB, "vocabulary (256 for bytes, else 50304)"},
+	{"length", "N", OPT_LENGTH, "tokens in a sample (128)"},
+	{"untied", NULL, OPT_UNTIED, "give the classifier a weight of its own"},
+	{NULL, NULL, 0, "Training"},
+	{"batch", "N", OPT_BATCH, "samples per rank and micro-batch (8)"},
+	{"accumulate", "N", OPT_ACCUMULATE, "micro-batches per step (1)"},
+	{"steps", "N", OPT_STEPS, "steps in all, also when resumed (200)"},
+	{"lr", "X", OPT_LR, "peak learning rate (1e-3); it falls to a tenth by a cosine"},
+	{"warmup", "N", OPT_WARMUP, "steps of linear warm-up (a twentieth of the steps)"},
+	{"weight-decay", "X", OPT_WEIGHT_DECAY, "AdamW's weight decay (0.1)"},
+	{"clip", "X", OPT_CLIP, "limit of the gradient's norm, 0 for none (1)"},
+	{"seed", "N", OPT_SEED, "seed of parameters and sample order (1)"},
+	{NULL, NULL, 0, "Files"},
+	{"checkpoint", "DIR", OPT_CHECKPOINT, "write checkpoints there, at least at the end"},
+	{"checkpoint-every", "N", OPT_CHECKPOINT_EVERY, "steps between checkpoints"},
+	{"resume", NULL, OPT_RESUME, "go on from the newest checkpoint, if there is one"},
+	{"keep", "N", OPT_KEEP, "checkpoints to keep (3)"},
+	{"metrics", "FILE", OPT_METRICS, "one line of JSON per step"},
+	{"trace", "DIR", OPT_TRACE, "a Chrome trace per rank"},
+	{NULL, NULL, 0, "Ranks"},
+	{"spawn", "N", OPT_SPAWN, "start N ranks on this host, without a launcher"},
+	{"threads", "N", OPT_THREADS, "threads per rank (OMP_NUM_THREADS, else the host's processors "
+	                              "over its ranks)"},
+	{"update", "NAME", OPT_UPDATE, "sharded: each rank sums and updates its part, all on one node; "
+	                               "replicated: gradients are reduced beside backward; auto"},
+	{"bucket-mb", "X", OPT_BUCKET_MB, "cap of a gradient bucket, MiB"},
+	{"no-overlap", NULL, OPT_NO_OVERLAP, "replicated: communicate after backward only, to measure"},
+	{"no-communication", NULL, OPT_NO_COMMUNICATION, "let ranks drift apart, to measure"},
+	{NULL, NULL, 0, "Output"},
+	{"generate", "N", OPT_GENERATE, "write N bytes of text after training (format bytes)"},
+	{"json", NULL, OPT_JSON, "the summary as JSON on stdout, the rest on stderr"},
+	{"verbose", NULL, OPT_VERBOSE, "tell what the library does, on stderr"},
+	{"version", NULL, OPT_VERSION, "tell the version and exit"},
+	{"help", NULL, OPT_HELP, "this text"},
+};
+
+enum { DESCRIBED = sizeof(described) / sizeof(described[0]) };
+
+static void print_help(void)
+{
+	printf("usage: gpt --data FILE [options]\n"
+	       "Trains a GPT-2 on a file, data-parallel: under srun --ddp, torchrun or mpirun, or\n"
+	       "with --spawn on this host alone.\n\n");
+	for (int i = 0; i < DESCRIBED; i++) {
+		const struct described *d = &described[i];
+		char left[32];
+		if (d->name == NULL) {
+			printf("\n%s\n", d->help);
+			continue;
+		}
+		snprintf(left, sizeof(left), "--%s%s%s", d->name, d->argument != NULL ? " " : "",
+		         d->argument != NULL ? d->argument : "");
+		printf("  %-24s %s\n", left, d->help);
+	}
+}
+
+static const char *option_name(enum option_id id)
+{
+	for (int i = 0; i < DESCRIBED; i++)
+		if (described[i].id == id)
+			return described[i].name;
+	return "?";
+}
+
+/* ---- numbers ------------------------------------------------------------------------- */
+
+static bool read_integer(enum option_id id, const char *text, int64_t least, int64_t most,
+                         int64_t *value)
+{
+	char *end;
+
+	errno = 0;
+	long long number = strtoll(text, &end, 10);
+	if (errno == 0 && end != text && *end == '\0' && number >= least && number <= most) {
+		*value = number;
+		return true;
+	}
+	fprintf(stderr, "gpt: --%s %s: not a whole number from %lld to %lld\n", option_name(id),
+	        text, (long long)least, (long long)most);
+	return false;
+}
+
+static bool read_int(enum option_id id, const char *text, int least, int most, int *value)
+{
+	int64_t number;
+
+	if (!read_integer(id, text, least, most, &number))
+		return false;
+	*value = (int)number;
+	return true;
+}
+
+static bool read_real(enum option_id id, const char *text, double *value)
+{
+	char *end;
+
+	double number = strtod(text, &end);
+	if (end != text && *end == '\0' && isfinite(number) && number >= 0) {
+		*value = number;
+		return true;
+	}
+	fprintf(stderr, "gpt: --%s %s: not a number from 0 on\n", option_name(id), text);
+	return false;
+}
+
+/* Which of `count` names `text` is. */
+static bool read_name(enum option_id id, const char *text, const char *const *names, int count,
+                      int *which)
+{
+	for (int i = 0; i < count; i++)
+		if (strcmp(text, names[i]) == 0) {
+			*which = i;
+			return true;
+		}
+	fprintf(stderr, "gpt: --%s %s: choose ", option_name(id), text);
+	for (int i = 0; i < count; i++)
+		fprintf(stderr, "%s%s", i == 0 ? "" : i < count - 1 ? ", " : " or ", names[i]);
+	fprintf(stderr, "\n");
+	return false;
+}
+
+static bool read_format(const char *text, ddp_token_format *format)
+{
+	static const char *const names[] = {"bytes", "u16", "llmc"};
+	int which = 0;
+
+	if (!read_name(OPT_FORMAT, text, names, 3, &which))
+		return false;
+	*format = (ddp_token_format)which;
+	return true;
+}
+
+static bool read_update(const char *text, ddp_update_mode *update)
+{
+	static const char *const names[] = {"auto", "replicated", "sharded"};
+	int which = 0;
+
+	if (!read_name(OPT_UPDATE, text, names, 3, &which))
+		return false;
+	*update = (ddp_update_mode)which;
+	return true;
+}
+
+/* ---- options -------------------------------------------------------------------------- */
+
+static bool take_model(gpt_options *o, enum option_id id, const char *text)
+{
+	const int most = 1 << 24;
+
+	switch (id) {
+	case OPT_LAYERS: return read_int(id, text, 1, 1024, &o->model.layers);
+	case OPT_HEADS: return read_int(id, text, 1, 1024, &o->model.heads);
+	case OPT_WIDTH: return read_int(id, text, 1, 1 << 16, &o->model.width);
+	case OPT_VOCAB: return read_int(id, text, 1, most, &o->model.vocab);
+	case OPT_LENGTH: return read_int(id, text, 1, 1 << 20, &o->model.length);
+	default: o->model.untied = true; return true;
+	}
+}
+
+static bool take_training(gpt_options *o, enum option_id id, const char *text)
+{
+	int64_t seed;
+
+	switch (id) {
+	case OPT_BATCH: return read_int(id, text, 1, 1 << 20, &o->batch);
+	case OPT_ACCUMULATE: return read_int(id, text, 1, 1 << 20, &o->accumulate);
+	case OPT_STEPS: return read_integer(id, text, 1, INT64_C(1) << 40, &o->steps);
+	case OPT_LR: return read_real(id, text, &o->learning_rate);
+	case OPT_WARMUP: return read_integer(id, text, 0, INT64_C(1) << 40, &o->warmup);
+	case OPT_WEIGHT_DECAY: return read_real(id, text, &o->weight_decay);
+	case OPT_CLIP: return read_real(id, text, &o->clip);
+	default:
+		if (!read_integer(id, text, 0, INT64_MAX, &seed))
+			return false;
+		o->seed = (uint64_t)seed;
+		return true;
+	}
+}
+
+static bool take(gpt_options *o, enum option_id id, const char *text)
+{
+	switch (id) {
+	case OPT_DATA: o->data = text; return true;
+	case OPT_FORMAT: return read_format(text, &o->format);
+	case OPT_CHECKPOINT: o->checkpoint = text; return true;
+	case OPT_CHECKPOINT_EVERY:
+		return read_integer(id, text, 1, INT64_C(1) << 40, &o->checkpoint_every);
+	case OPT_RESUME: o->resume = true; return true;
+	case OPT_KEEP: return read_int(id, text, 1, 1 << 20, &o->keep);
+	case OPT_METRICS: o->metrics = text; return true;
+	case OPT_TRACE: o->trace = text; return true;
+	case OPT_SPAWN: return read_int(id, text, 1, 1024, &o->spawn);
+	case OPT_THREADS: return read_int(id, text, 1, 4096, &o->threads);
+	case OPT_UPDATE: return read_update(text, &o->update);
+	case OPT_BUCKET_MB: return read_real(id, text, &o->bucket_mb);
+	case OPT_NO_OVERLAP: o->no_overlap = true; return true;
+	case OPT_NO_COMMUNICATION: o->no_communication = true; return true;
+	case OPT_GENERATE: return read_int(id, text, 0, 1 << 24, &o->generate);
+	case OPT_JSON: o->json = true; return true;
+	case OPT_VERBOSE: o->verbose = true; return true;
+	default:
+		return id >= OPT_LAYERS && id <= OPT_UNTIED ? take_model(o, id, text)
+		                                            : take_training(o, id, text);
+	}
+}
+
+static bool check(gpt_options *o)
+{
+	char why[160];
+
+	if (o->data == NULL) {
+		fprintf(stderr, "gpt: --data FILE is needed; see gpt --help\n");
+		return false;
+	}
+	if (o->model.vocab == 0)
+		o->model.vocab = o->format == DDP_TOKENS_BYTES ? 256 : 50304;
+	if (!gpt_config_valid(&o->model, why, sizeof(why))) {
+		fprintf(stderr, "gpt: %s\n", why);
+		return false;
+	}
+	if (o->checkpoint == NULL && (o->resume || o->checkpoint_every > 0)) {
+		fprintf(stderr, "gpt: --%s needs --checkpoint DIR\n",
+		        o->resume ? "resume" : "checkpoint-every");
+		return false;
+	}
+	if (o->generate > 0 && o->format != DDP_TOKENS_BYTES) {
+		fprintf(stderr, "gpt: --generate writes text for --format bytes only\n");
+		return false;
+	}
+	if (o->warmup < 0)
+		o->warmup = o->steps / 20;
+	return true;
+}
+
+gpt_parsed gpt_parse(int argc, char **argv, gpt_options *o)
+{
+	struct option options[DESCRIBED + 1];
+	int count = 0, id;
+
+	for (int i = 0; i < DESCRIBED; i++)
+		if (described[i].name != NULL)
+			options[count++] = (struct option){described[i].name,
+				described[i].argument != NULL ? required_argument : no_argument, NULL,
+				(int)described[i].id};
+	options[count] = (struct option){0};
+
+	*o = (gpt_options){.model = {.layers = 4, .heads = 4, .width = 128, .length = 128},
+		.batch = 8, .accumulate = 1, .steps = 200, .learning_rate = 1e-3,
+		.weight_decay = 0.1, .clip = 1, .warmup = -1, .seed = 1, .keep = 3};
+	while ((id = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		if (id == OPT_HELP) {
+			print_help();
+			return GPT_DONE;
+		}
+		if (id == OPT_VERSION) {
+			printf("gpt (slurm-ddp) %s\n", ddp_version());
+			return GPT_DONE;
+		}
+		if (id == '?') {
+			fprintf(stderr, "see gpt --help\n"); /* getopt has said what is wrong */
+			return GPT_BAD;
+		}
+		if (!take(o, (enum option_id)id, optarg))
+			return GPT_BAD;
+	}
+	if (optind < argc) {
+		fprintf(stderr, "gpt: %s: not an option; see gpt --help\n", argv[optind]);
+		return GPT_BAD;
+	}
+	return check(o) ? GPT_RUN : GPT_BAD;
+}

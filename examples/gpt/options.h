@@ -1,0 +1,42 @@
+/* options: gpt's command line. */
+#ifndef EXAMPLES_GPT_OPTIONS_H
+#define EXAMPLES_GPT_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "models/gpt.h"
+
+typedef struct gpt_options {
+	const char *data;
+	ddp_token_format format;
+	gpt_config model;
+	int batch, accumulate;
+	int64_t steps;
+	double learning_rate, weight_decay, clip;
+	int64_t warmup;
+	uint64_t seed;
+	const char *checkpoint;  /* directory, or NULL */
+	int64_t checkpoint_every;
+	bool resume;
+	int keep;
+	const char *metrics, *trace; /* NULL: none */
+	ddp_update_mode update;
+	double bucket_mb;
+	bool no_overlap, no_communication;
+	int spawn;               /* 0: ranks come from the launcher */
+	int threads;             /* 0: the node's processors over its ranks */
+	int generate;
+	bool json, verbose;
+} gpt_options;
+
+/* What main() does next. */
+typedef enum gpt_parsed { GPT_RUN, GPT_DONE, GPT_BAD } gpt_parsed;
+
+/*
+ * Reads the command line; options' strings point into argv. GPT_DONE: --help
+ * or --version was answered on stdout. GPT_BAD: the error is on stderr.
+ */
+gpt_parsed gpt_parse(int argc, char **argv, gpt_options *options);
+
+#endif

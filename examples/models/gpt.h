@@ -1,0 +1,69 @@
+/*
+ * gpt: the GPT-2 architecture (Radford et al., 2019), forward and backward on
+ * one host, over parameters and gradients that the caller owns. Names and
+ * shapes are those of the published GPT-2 checkpoints.
+ */
+#ifndef EXAMPLES_MODELS_GPT_H
+#define EXAMPLES_MODELS_GPT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ddp.h"
+
+typedef struct gpt_config {
+	int layers, heads, width, vocab;
+	int length;  /* longest sequence */
+	bool untied; /* the classifier has a weight of its own, lm_head.weight */
+} gpt_config;
+
+/* What is wrong with the sizes, in `why`; true if nothing is. */
+bool gpt_config_valid(const gpt_config *config, char *why, size_t bytes);
+
+typedef struct gpt gpt;
+
+/* Room for up to `batch` sequences, allocated and touched once; a step has up
+   to `passes` forward passes. NULL if there is not enough memory. The
+   configuration must be valid. */
+gpt *gpt_create(const gpt_config *config, int batch, int passes);
+void gpt_free(gpt *model);
+
+/* The parameters, in the order in which forward uses them. */
+const ddp_param *gpt_params(const gpt *model, int *count);
+
+/* Called when backward is done with a parameter's gradient. */
+typedef ddp_status (*gpt_ready_fn)(void *user, int param);
+
+/*
+ * Called with the part of a gradient that is rows: values [count, width] are
+ * to be added to the rows that `index` [count] names. The parameter's dense
+ * part has been told ready, perhaps long ago. The arrays are the model's.
+ */
+typedef ddp_status (*gpt_rows_fn)(void *user, int param, const int32_t *index,
+                                  const float *values, int64_t count);
+
+/* Where parameter i and its gradient lie; the arrays are copied. */
+void gpt_bind(gpt *model, float *const *params, float *const *grads);
+
+/* GPT-2's initialisation, the same for the same seed. */
+void gpt_initialise(gpt *model, uint64_t seed);
+
+/*
+ * Takes `batch` samples of length + 1 tokens: inputs, and targets one ahead.
+ * Returns the sum of the cross-entropies, in nats, of batch * length tokens.
+ * All tokens must be below vocab: see gpt_stray_token().
+ */
+double gpt_forward(gpt *model, const int32_t *samples, int batch, int length);
+
+/* Adds the gradient of that sum. Once after each gpt_forward(). If `rows` is
+   NULL, no part of a gradient comes as rows. */
+ddp_status gpt_backward(gpt *model, gpt_ready_fn ready, gpt_rows_fn rows, void *user);
+
+/* The first of `count` tokens that is not in the vocabulary, or -1 if all are. */
+int64_t gpt_stray_token(const gpt *model, const int32_t *tokens, int64_t count);
+
+/* logits [vocab] of what follows `length` tokens. */
+void gpt_next_logits(gpt *model, const int32_t *tokens, int length, float *logits);
+
+#endif

@@ -1,0 +1,51 @@
+/* What gpt.c lays out and gpt_pass.c works on. */
+#ifndef EXAMPLES_MODELS_GPT_INSIDE_H
+#define EXAMPLES_MODELS_GPT_INSIDE_H
+
+#include "models/gpt.h"
+
+/* Parameters of a layer, in order; a layer's first is LAYER_0 + layer * PER_LAYER. */
+enum gpt_part {
+	LN_1_WEIGHT, LN_1_BIAS,
+	ATTN_WEIGHT, ATTN_BIAS, ATTN_PROJ_WEIGHT, ATTN_PROJ_BIAS,
+	LN_2_WEIGHT, LN_2_BIAS,
+	FC_WEIGHT, FC_BIAS, FC_PROJ_WEIGHT, FC_PROJ_BIAS,
+	PER_LAYER
+};
+
+/* WTE, WPE, the layers, then, counted from the last layer's end: LN_F_*, LM_HEAD. */
+enum { WTE, WPE, LAYER_0 };
+enum { LN_F_WEIGHT, LN_F_BIAS, LM_HEAD };
+
+/* Rows below are batch * length. */
+struct gpt_layer {
+	float *ln_1, *ln_1_mean, *ln_1_rstd; /* [rows, width], [rows], [rows] */
+	float *qkv;                          /* [rows, 3 width] */
+	float *attended, *lse;               /* [rows, width], [batch, heads, length] */
+	float *middle;                       /* [rows, width]: the stream after attention */
+	float *ln_2, *ln_2_mean, *ln_2_rstd;
+	float *fc, *fc_gelu;                 /* [rows, 4 width] */
+	float *out;                          /* [rows, width]: the stream after the layer */
+};
+
+struct gpt {
+	gpt_config config;
+	int capacity;            /* sequences */
+	int passes;              /* of forward in a step */
+	int count;
+	ddp_param *params;
+	char (*names)[64];
+	float **data, **grad;    /* [count] */
+	struct gpt_layer *layers;
+	float *embedded;         /* [rows, width] */
+	float *ln_f, *ln_f_mean, *ln_f_rstd;
+	float *classifier;       /* dk_classifier_work() */
+	float *dstream, *dnorm, *dattended; /* [rows, width] */
+	float *dwide;            /* [rows, 4 width] */
+	int32_t *tokens, *targets; /* [rows] */
+	int batch, length;       /* of the forward pass at hand */
+	void *arena;
+	size_t arena_bytes;
+};
+
+#endif

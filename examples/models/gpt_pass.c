@@ -1,0 +1,198 @@
+/* gpt: forward and backward. */
+#include <string.h>
+
+#include "kernels.h"
+#include "models/gpt_inside.h"
+
+static int layer_param(int layer, enum gpt_part part)
+{
+	return LAYER_0 + layer * PER_LAYER + (int)part;
+}
+
+static int final_param(const gpt *g, int part)
+{
+	return LAYER_0 + g->config.layers * PER_LAYER + part;
+}
+
+static int classifier_param(const gpt *g)
+{
+	return g->config.untied ? final_param(g, LM_HEAD) : WTE;
+}
+
+static void forward_layer(gpt *g, int layer, const float *in)
+{
+	float *const *p = g->data + layer_param(layer, 0);
+	struct gpt_layer *l = &g->layers[layer];
+	int64_t width = g->config.width, rows = (int64_t)g->batch * g->length;
+
+	dk_layernorm_forward(l->ln_1, l->ln_1_mean, l->ln_1_rstd, in, p[LN_1_WEIGHT],
+	                     p[LN_1_BIAS], rows, width);
+	dk_linear_forward(l->qkv, l->ln_1, p[ATTN_WEIGHT], p[ATTN_BIAS], NULL, rows, width,
+	                  3 * width);
+	dk_attention_forward(l->attended, l->lse, l->qkv, g->batch, g->length, g->config.heads,
+	                     width);
+	dk_linear_forward(l->middle, l->attended, p[ATTN_PROJ_WEIGHT], p[ATTN_PROJ_BIAS], in,
+	                  rows, width, width);
+	dk_layernorm_forward(l->ln_2, l->ln_2_mean, l->ln_2_rstd, l->middle, p[LN_2_WEIGHT],
+	                     p[LN_2_BIAS], rows, width);
+	dk_linear_forward(l->fc, l->ln_2, p[FC_WEIGHT], p[FC_BIAS], NULL, rows, width,
+	                  4 * width);
+	dk_gelu_forward(l->fc_gelu, l->fc, rows * 4 * width);
+	dk_linear_forward(l->out, l->fc_gelu, p[FC_PROJ_WEIGHT], p[FC_PROJ_BIAS], l->middle,
+	                  rows, 4 * width, width);
+}
+
+/* Up to the final layernorm, which is left in g->ln_f. */
+static void forward_stream(gpt *g, int batch, int length)
+{
+	int64_t width = g->config.width;
+	const float *stream = g->embedded;
+
+	g->batch = batch;
+	g->length = length;
+	dk_embedding_forward(g->embedded, g->tokens, g->data[WTE], g->data[WPE], batch, length,
+	                     width);
+	for (int i = 0; i < g->config.layers; i++) {
+		forward_layer(g, i, stream);
+		stream = g->layers[i].out;
+	}
+	dk_layernorm_forward(g->ln_f, g->ln_f_mean, g->ln_f_rstd, stream,
+	                     g->data[final_param(g, LN_F_WEIGHT)],
+	                     g->data[final_param(g, LN_F_BIAS)], (int64_t)batch * length, width);
+}
+
+double gpt_forward(gpt *g, const int32_t *samples, int batch, int length)
+{
+	size_t bytes = (size_t)length * sizeof(int32_t);
+
+	for (int i = 0; i < batch; i++) {
+		const int32_t *sample = samples + (int64_t)i * (length + 1);
+		memcpy(g->tokens + (int64_t)i * length, sample, bytes);
+		memcpy(g->targets + (int64_t)i * length, sample + 1, bytes);
+	}
+	forward_stream(g, batch, length);
+	return dk_classifier_forward(g->classifier, g->ln_f, g->data[classifier_param(g)],
+	                             g->targets, (int64_t)batch * length, g->config.width,
+	                             g->config.vocab);
+}
+
+void gpt_next_logits(gpt *g, const int32_t *tokens, int length, float *logits)
+{
+	int64_t width = g->config.width;
+
+	memcpy(g->tokens, tokens, (size_t)length * sizeof(int32_t));
+	forward_stream(g, 1, length);
+	dk_gemm(&(dk_gemm_args){.transpose_b = true, .m = 1, .n = g->config.vocab, .k = width,
+		.a = g->ln_f + (length - 1) * width, .lda = width,
+		.b = g->data[classifier_param(g)], .ldb = width, .c = logits,
+		.ldc = g->config.vocab});
+}
+
+/* Tells of gradients that are complete; keeps the first error. */
+struct teller {
+	gpt_ready_fn ready;
+	void *user;
+	ddp_status status;
+};
+
+static void tell(struct teller *t, int param)
+{
+	if (t->status == DDP_OK)
+		t->status = t->ready(t->user, param);
+}
+
+static void backward_mlp(gpt *g, int layer, struct teller *t)
+{
+	int first = layer_param(layer, 0);
+	float *const *p = g->data + first, *const *d = g->grad + first;
+	struct gpt_layer *l = &g->layers[layer];
+	int64_t width = g->config.width, rows = (int64_t)g->batch * g->length;
+
+	dk_linear_backward_params(d[FC_PROJ_WEIGHT], d[FC_PROJ_BIAS], g->dstream, l->fc_gelu,
+	                          rows, 4 * width, width);
+	tell(t, first + FC_PROJ_BIAS);
+	tell(t, first + FC_PROJ_WEIGHT);
+	dk_linear_backward_input(g->dwide, g->dstream, p[FC_PROJ_WEIGHT], rows, 4 * width, width);
+	dk_gelu_backward(g->dwide, l->fc, rows * 4 * width);
+	dk_linear_backward_params(d[FC_WEIGHT], d[FC_BIAS], g->dwide, l->ln_2, rows, width,
+	                          4 * width);
+	tell(t, first + FC_BIAS);
+	tell(t, first + FC_WEIGHT);
+	dk_linear_backward_input(g->dnorm, g->dwide, p[FC_WEIGHT], rows, width, 4 * width);
+	dk_layernorm_backward(g->dstream, d[LN_2_WEIGHT], d[LN_2_BIAS], g->dnorm, l->middle,
+	                      l->ln_2_mean, l->ln_2_rstd, p[LN_2_WEIGHT], rows, width);
+	tell(t, first + LN_2_BIAS);
+	tell(t, first + LN_2_WEIGHT);
+}
+
+static void backward_attention(gpt *g, int layer, const float *in, struct teller *t)
+{
+	int first = layer_param(layer, 0);
+	float *const *p = g->data + first, *const *d = g->grad + first;
+	struct gpt_layer *l = &g->layers[layer];
+	int64_t width = g->config.width, rows = (int64_t)g->batch * g->length;
+
+	dk_linear_backward_params(d[ATTN_PROJ_WEIGHT], d[ATTN_PROJ_BIAS], g->dstream,
+	                          l->attended, rows, width, width);
+	tell(t, first + ATTN_PROJ_BIAS);
+	tell(t, first + ATTN_PROJ_WEIGHT);
+	dk_linear_backward_input(g->dattended, g->dstream, p[ATTN_PROJ_WEIGHT], rows, width,
+	                         width);
+	dk_attention_backward(g->dwide, g->dattended, l->qkv, l->attended, l->lse, g->batch,
+	                      g->length, g->config.heads, width);
+	dk_linear_backward_params(d[ATTN_WEIGHT], d[ATTN_BIAS], g->dwide, l->ln_1, rows, width,
+	                          3 * width);
+	tell(t, first + ATTN_BIAS);
+	tell(t, first + ATTN_WEIGHT);
+	dk_linear_backward_input(g->dnorm, g->dwide, p[ATTN_WEIGHT], rows, width, 3 * width);
+	dk_layernorm_backward(g->dstream, d[LN_1_WEIGHT], d[LN_1_BIAS], g->dnorm, in,
+	                      l->ln_1_mean, l->ln_1_rstd, p[LN_1_WEIGHT], rows, width);
+	tell(t, first + LN_1_BIAS);
+	tell(t, first + LN_1_WEIGHT);
+}
+
+static const float *layer_input(const gpt *g, int layer)
+{
+	return layer > 0 ? g->layers[layer - 1].out : g->embedded;
+}
+
+/* The embedding's gradient has but few rows. If the classifier shares its
+   weight, that part of the gradient, which is dense, is complete at once. */
+static void backward_embedding(gpt *g, gpt_rows_fn rows, struct teller *t)
+{
+	int64_t width = g->config.width, count = (int64_t)g->batch * g->length;
+
+	dk_embedding_backward(rows != NULL ? NULL : g->grad[WTE], g->grad[WPE], g->dstream,
+	                      g->tokens, g->batch, g->length, width);
+	tell(t, WPE);
+	if (rows == NULL)
+		tell(t, WTE);
+	else if (t->status == DDP_OK)
+		t->status = rows(t->user, WTE, g->tokens, g->dstream, count);
+}
+
+ddp_status gpt_backward(gpt *g, gpt_ready_fn ready, gpt_rows_fn rows, void *user)
+{
+	struct teller t = {.ready = ready, .user = user, .status = DDP_OK};
+	int64_t width = g->config.width, count = (int64_t)g->batch * g->length;
+	int head = classifier_param(g), norm = final_param(g, LN_F_WEIGHT);
+
+	dk_classifier_backward(g->dnorm, g->grad[head], g->classifier, g->ln_f, g->data[head],
+	                       g->targets, count, width, g->config.vocab);
+	if (g->config.untied)
+		tell(&t, head);
+	if (rows != NULL)
+		tell(&t, WTE);
+	memset(g->dstream, 0, (size_t)(count * width) * sizeof(float));
+	dk_layernorm_backward(g->dstream, g->grad[norm], g->grad[norm + 1], g->dnorm,
+	                      layer_input(g, g->config.layers), g->ln_f_mean, g->ln_f_rstd,
+	                      g->data[norm], count, width);
+	tell(&t, norm + 1);
+	tell(&t, norm);
+	for (int i = g->config.layers - 1; i >= 0; i--) {
+		backward_mlp(g, i, &t);
+		backward_attention(g, i, layer_input(g, i), &t);
+	}
+	backward_embedding(g, rows, &t);
+	return t.status;
+}
