@@ -1,0 +1,111 @@
+"""How each contender is started, on this machine and on a throw-away cluster."""
+
+import os
+import shutil
+import subprocess
+
+from .group import ContenderFailed, Group
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TREE = os.path.dirname(os.path.dirname(HERE))
+CLUSTER = os.path.join(TREE, "slurm", "cluster")
+ON_NODE = ("ddp", "ddp-user", "gloo", "openmpi", "plain", "memcpy")
+ON_LINK = ("ddp", "ddp-user", "gloo", "openmpi", "wire")
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# TCP between nodes, shared memory on them, as Open MPI has it without a fabric.
+MPI_OVER_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,vader,tcp"}
+
+
+class Programs:
+    """Where the contenders' programs are. `python` has torch."""
+
+    def __init__(self, folder, python):
+        self.folder, self.python = folder, python
+
+    def path(self, name):
+        path = os.path.join(self.folder, name)
+        if not os.access(path, os.X_OK):
+            raise ContenderFailed(f"{path} is not there; 'make bench-allreduce' builds and finds it")
+        return path
+
+    def gloo(self):
+        return [self.python, os.path.join(HERE, "rank_gloo.py")]
+
+
+def start_on_node(name, ranks, most_bytes, programs, folder):
+    """A Group of `ranks` ranks of a contender on this machine."""
+    if name in ("ddp", "ddp-user"):
+        memory = "library" if name == "ddp" else "user"
+        return Group(name, [programs.path("rank_ddp"), memory, str(ranks)], ranks, folder)
+    if name in ("plain", "memcpy"):
+        argv = [programs.path("rank_plain"), name, str(ranks), str(most_bytes)]
+        return Group(name, argv, ranks, folder)
+    if name == "openmpi":
+        return Group(name, mpirun(programs, ranks), ranks, folder)
+    env = {**ONE_THREAD, "GLOO_SOCKET_IFNAME": "lo"}
+    script = " ".join(
+        ["for rank in $(seq 0 $((RANKS - 1))); do"]
+        + ['"$@" "$RENDEZVOUS" "$rank" "$RANKS" &']
+        + ["done; wait"]
+    )
+    env.update(RANKS=str(ranks), RENDEZVOUS=os.path.join(folder, "gloo.rendezvous"))
+    return Group(name, ["/bin/sh", "-c", script, "gloo", *programs.gloo()], ranks, folder, env)
+
+
+def mpirun(programs, ranks):
+    """Shared memory between ranks; unbound, as all the contenders are."""
+    program = programs.path("rank_mpi")
+    command = shutil.which("mpirun")
+    if not command:
+        raise ContenderFailed("openmpi: mpirun is not installed")
+    options = ["--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1", "--mca", "btl", "self,vader"]
+    if os.geteuid() == 0:
+        options.insert(0, "--allow-run-as-root")
+    return [command, *options, "-np", str(ranks), program]
+
+
+class Cluster:
+    """A throw-away SLURM of its own; rate limits its links, None does not.
+
+    ddp_option is what srun needs to have the plugin at work."""
+
+    def __init__(self, nodes, rate, plugin, programs):
+        self.nodes, self.programs = nodes, programs
+        self.name = f"bench-{os.getpid()}"
+        self.ddp_option = ["--ddp"] if plugin else []
+        given = ["--plugin", plugin] if plugin else ["--no-plugin"]
+        # All contenders' ranks are there at once, each on a CPU that SLURM counts.
+        given += ["--cpus", "256"]
+        if rate:
+            given += ["--rate", rate]
+        self._call("start", "--nodes", str(nodes), "--for", str(os.getpid()), *given)
+
+    def _call(self, *words):
+        argv = [CLUSTER, words[0], "--name", self.name, *words[1:]]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ContenderFailed(f"slurm/cluster {words[0]}: {done.stderr.strip()[-500:]}")
+
+    def run(self, *command):
+        return [CLUSTER, "run", "--name", self.name, "--", *command]
+
+    def start(self, name, ranks_per_node, folder):
+        """A Group of a contender, the same number of ranks on each node."""
+        ranks = self.nodes * ranks_per_node
+        srun = ["srun", "--quiet", "-N", str(self.nodes), "-n", str(ranks), "-c", "1",
+                "--ntasks-per-node", str(ranks_per_node), "--export=ALL"]
+        if name in ("ddp", "ddp-user"):
+            memory = "library" if name == "ddp" else "user"
+            command = [*srun, *self.ddp_option, self.programs.path("rank_ddp"), memory]
+        elif name == "wire":
+            ranks = self.nodes
+            command = ["srun", "--quiet", "-N", str(ranks), "-n", str(ranks), "-c", "1", "--export=ALL",
+                       self.programs.path("rank_wire"), os.path.join(folder, "wire.rendezvous")]
+        elif name == "openmpi":
+            command = [*srun, "--mpi=pmix", self.programs.path("rank_mpi")]
+        else:
+            command = [*srun, *self.programs.gloo(), os.path.join(folder, "gloo.rendezvous")]
+        return Group(name, self.run(*command), ranks, folder, {**ONE_THREAD, **MPI_OVER_TCP, "BENCH_PIN": ""})
+
+    def stop(self):
+        self._call("stop")

@@ -1,0 +1,130 @@
+"""Rounds: contenders take turns at each size, so that noise hits them all."""
+
+import statistics
+from dataclasses import dataclass
+
+from .group import ContenderFailed
+
+BATCH_SECONDS = 200e-6  # below this a clock's and a barrier's cost would show
+MOST_BATCHES = 1000     # per round
+MOST_OPERATIONS = 20000  # per batch
+LONG_SECONDS = 0.5       # an operation that takes longer gets
+LONG_ROUNDS = 3          # no more rounds than these
+
+
+@dataclass
+class Point:
+    """One contender at one size: seconds per operation."""
+
+    place: str
+    ranks: int
+    nodes: int
+    contender: str
+    size: int
+    seconds: dict        # min, p25, median, p75, max of all samples
+    round_medians: list
+    samples: int
+
+    @classmethod
+    def of(cls, place, ranks, nodes, contender, size, rounds):
+        """From the samples of each round."""
+        samples = sorted(sample for of_round in rounds for sample in of_round)
+        seconds = {
+            "min": samples[0],
+            "p25": quantile(samples, 0.25),
+            "median": statistics.median(samples),
+            "p75": quantile(samples, 0.75),
+            "max": samples[-1],
+        }
+        medians = [statistics.median(of_round) for of_round in rounds]
+        return cls(place, ranks, nodes, contender, size, seconds, medians, len(samples))
+
+    @property
+    def median(self):
+        return self.seconds["median"]
+
+    @property
+    def algorithm_bandwidth(self):
+        """Bytes of one rank's buffer per second."""
+        return self.size / self.median
+
+    @property
+    def bus_bandwidth(self):
+        """Bytes per second in and out of each rank (of each node, on a link):
+        what an all-reduce must move, 2 (n - 1) / n of its buffer."""
+        n = self.nodes if self.nodes > 1 else self.ranks
+        return self.algorithm_bandwidth * 2 * (n - 1) / n
+
+
+def quantile(ordered, fraction):
+    """Linear interpolation between the closest ranks of a sorted list."""
+    at = fraction * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+class Contest:
+    """Contenders in one place (a node, or nodes and their links)."""
+
+    def __init__(self, place, ranks, nodes, groups, say):
+        self.place, self.ranks, self.nodes, self.say = place, ranks, nodes, say
+        self.groups = dict(groups)
+        self.failures = {}
+        self._estimates = {}
+
+    def measure(self, size, rounds, budget_s):
+        """The points of one size. A contender that fails is left out from
+        there on; self.failures keeps why."""
+        taken = {}
+        for round_number in range(rounds):
+            names = list(self.groups)
+            turn = round_number % len(names) if names else 0
+            for name in names[turn:] + names[:turn]:
+                if round_number >= LONG_ROUNDS and self._estimates[name, size][1] > LONG_SECONDS:
+                    continue
+                try:
+                    samples = self._visit(name, size, budget_s, round_number == 0)
+                except ContenderFailed as failure:
+                    self.failures[name] = str(failure)
+                    self.say(f"left out from here on: {failure}")
+                    self.groups.pop(name).stop()
+                    taken.pop(name, None)
+                    continue
+                taken.setdefault(name, []).append(samples)
+        return [
+            Point.of(self.place, self.ranks, self.nodes, name, size, of_rounds)
+            for name, of_rounds in taken.items()
+        ]
+
+    def _visit(self, name, size, budget_s, first):
+        """A turn. Results are checked each time, but those of long operations
+        the first time only."""
+        group = self.groups[name]
+        group.open(size // 4)
+        if first or self._estimates[name, size][1] < budget_s:
+            group.check()
+        batch, seconds = self._calibrate(name, size, budget_s)
+        samples = min(max(int(budget_s / (batch * seconds)), 1), MOST_BATCHES)
+        times = group.run(batch, samples, samples * batch * seconds)
+        group.close()
+        return times
+
+    def _calibrate(self, name, size, budget_s):
+        """Operations per batch, and about how long one takes."""
+        if (name, size) not in self._estimates:
+            group = self.groups[name]
+            seconds = group.run(1, 1)[0]
+            if seconds < budget_s:
+                seconds = min(group.run(1, 3, 3 * seconds))
+            batch = max(1, min(int(BATCH_SECONDS / seconds) + 1, MOST_OPERATIONS))
+            if batch > 1:
+                seconds = statistics.median(group.run(batch, 5, batch * seconds * 5))
+                batch = max(1, min(int(BATCH_SECONDS / seconds) + 1, MOST_OPERATIONS))
+            self._estimates[name, size] = batch, seconds
+        return self._estimates[name, size]
+
+    def stop(self):
+        for group in self.groups.values():
+            group.stop()
+        self.groups = {}

@@ -1,0 +1,109 @@
+"""Results as a table for people and as JSON for programs."""
+
+import json
+import os
+import platform
+
+from .measure import Point
+from .units import size_text
+
+COLUMNS = (
+    ("size", 8), ("contender", 14), ("median us", 11), ("min us", 11), ("p25 us", 11),
+    ("p75 us", 11), ("alg GB/s", 9), ("bus GB/s", 9), ("vs ddp", 8),
+)
+
+
+def cell(number):
+    return f"{number:.3f}" if number < 100 else f"{number:.0f}"
+
+
+def row(values):
+    return "  ".join(
+        f"{value:<{width}}" if name == "contender" else f"{value:>{width}}"
+        for value, (name, width) in zip(values, COLUMNS)
+    )
+
+
+def heading():
+    return row([name for name, _ in COLUMNS])
+
+
+def rows(points):
+    """The lines of one size's points; `vs ddp` is the time over ours."""
+    ours = next((point.median for point in points if point.contender == "ddp"), None)
+    for point in points:
+        yield row(
+            [size_text(point.size), point.contender]
+            + [cell(point.seconds[key] * 1e6) for key in ("median", "min", "p25", "p75")]
+            + [f"{point.algorithm_bandwidth / 1e9:.3g}", f"{point.bus_bandwidth / 1e9:.3g}"]
+            + [f"{point.median / ours:.2f}x" if ours else "-"]
+        )
+
+
+def bars_table(bars):
+    lines = [f"{'bar':<66}  {'wanted':>10}  {'measured':>22}  met"]
+    for bar in bars:
+        lines.append(f"{bar.text:<66}  {bar.wanted:>10}  {bar.measured:>22}  {bar.verdict}")
+    return "\n".join(lines)
+
+
+def machine():
+    model = platform.processor()
+    try:
+        with open("/proc/cpuinfo") as cpuinfo:
+            model = next(
+                (line.split(":", 1)[1].strip() for line in cpuinfo if line.startswith("model name")), model
+            )
+    except OSError:
+        pass
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "load_at_start": os.getloadavg()[0],
+    }
+
+
+def to_entry(point):
+    return {
+        "place": point.place,
+        "ranks": point.ranks,
+        "nodes": point.nodes,
+        "contender": point.contender,
+        "bytes": point.size,
+        "seconds": point.seconds,
+        "round_medians_seconds": point.round_medians,
+        "samples": point.samples,
+        "algorithm_bytes_per_second": point.algorithm_bandwidth,
+        "bus_bytes_per_second": point.bus_bandwidth,
+    }
+
+
+def from_entry(entry):
+    return Point(entry["place"], entry["ranks"], entry["nodes"], entry["contender"], entry["bytes"],
+                 entry["seconds"], entry["round_medians_seconds"], entry["samples"])
+
+
+def write_json(path, settings, about, points, bars, left_out, stretches):
+    document = {
+        "benchmark": "all_reduce f32 sum, in place",
+        "settings": settings,
+        "machine": about,
+        "stretches": stretches,
+        "left_out": left_out,
+        "points": [to_entry(point) for point in points],
+        "bars": [bar.__dict__ for bar in bars],
+    }
+    # Whoever ends us meanwhile finds the old file or the new one.
+    with open(f"{path}.new", "w") as file:
+        json.dump(document, file, indent=1)
+        file.write("\n")
+    os.replace(f"{path}.new", path)
+
+
+def read_json(path):
+    """(settings, points, left_out, stretches) of what write_json() wrote."""
+    with open(path) as file:
+        document = json.load(file)
+    return (document["settings"], [from_entry(entry) for entry in document["points"]],
+            document["left_out"], document["stretches"])

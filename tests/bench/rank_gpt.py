@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""The same GPT as PyTorch does it best on a host, step by step.
+
+usage: rank_gpt.py LAYERS HEADS WIDTH VOCAB LENGTH BATCH THREADS STEPS RANKS
+
+Prints each step's seconds, the first one (warm-up) left out: forward,
+backward, clipping and AdamW. Several ranks are processes of this host, by
+DistributedDataParallel and gloo; the first one prints."""
+
+import math
+import os
+import sys
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads, length):
+        super().__init__()
+        self.heads = heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.fc, self.fc_proj = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.future = torch.ones(length, length).triu(1).bool()  # no buffer: gloo sends no booleans
+
+    def attention(self, x):
+        batch, length, width = x.shape
+        q, k, v = (
+            part.view(batch, length, self.heads, -1).transpose(1, 2)
+            for part in self.attn(x).split(width, dim=2)
+        )
+        if hasattr(F, "scaled_dot_product_attention"):
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            score = (q @ k.transpose(-2, -1)) * (1 / math.sqrt(k.shape[-1]))
+            y = F.softmax(score.masked_fill(self.future[:length, :length], -math.inf), dim=-1) @ v
+        return self.proj(y.transpose(1, 2).reshape(batch, length, width))
+
+    def forward(self, x):
+        x = x + self.attention(self.ln_1(x))
+        return x + self.fc_proj(F.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
+
+
+class GPT(nn.Module):
+    def __init__(self, layers, heads, width, vocab, length):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(vocab, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads, length) for _ in range(layers))
+        self.ln_f = nn.LayerNorm(width)
+        nn.init.normal_(self.wte.weight, std=0.02)
+
+    def forward(self, tokens, targets):
+        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.ln_f(x), self.wte.weight)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
+
+
+def train(rank, ranks, meeting, sizes):
+    layers, heads, width, vocab, length, batch, threads, steps = sizes
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    torch.manual_seed(1)
+    model = GPT(layers, heads, width, vocab, length)
+    if ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    torch.manual_seed(2 + rank)
+    tokens = torch.randint(vocab, (batch, length + 1))
+    for step in range(steps + 1):
+        start = time.perf_counter()
+        optimizer.zero_grad(set_to_none=False)
+        model(tokens[:, :-1], tokens[:, 1:]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step > 0 and rank == 0:
+            print(time.perf_counter() - start, flush=True)
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+def main():
+    *sizes, ranks = map(int, sys.argv[1:])
+    if ranks == 1:
+        train(0, 1, "", sizes)
+        return
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (ranks, os.path.join(folder, "meeting"), sizes)
+        torch.multiprocessing.spawn(train, args=arguments, nprocs=ranks)
+
+
+if __name__ == "__main__":
+    main()

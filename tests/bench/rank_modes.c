@@ -1,0 +1,216 @@
+/*
+ * What data parallelism costs on a node: a GPT's training step, in modes that
+ * take turns step by step, so that a machine whose speed varies slows all of
+ * them alike. A barrier starts each step.
+ *
+ *   rank_modes RANKS LAYERS HEADS WIDTH VOCAB LENGTH BATCH ROUNDS
+ *
+ * Starts its ranks itself, one thread each; in mode "single" rank 0 computes
+ * alone. For each round and mode rank 0 prints a line of JSON: the seconds of
+ * the slowest rank and of the mean, and rank 0's in forward, backward and
+ * ddp_step().
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "ddp.h"
+#include "kernels.h"
+#include "models/gpt.h"
+#include "rank.h"
+
+enum { ARGUMENTS = 8, BATCHES = 4 };
+
+enum mode { SINGLE, SILENT, SERIAL, OVERLAPPED, SHARDED, MODES };
+
+static const struct {
+	const char *name;
+	ddp_model_options options;
+} modes[MODES] = {
+	[SINGLE] = { "single", { .no_communication = true } },
+	[SILENT] = { "silent", { .no_communication = true } },
+	[SERIAL] = { "serial", { .update = DDP_REPLICATED, .no_overlap = true } },
+	[OVERLAPPED] = { "overlapped", { .update = DDP_REPLICATED } },
+	[SHARDED] = { "sharded", { .update = DDP_SHARDED } },
+};
+
+struct bench {
+	gpt_config config;
+	int batch, rounds;
+	ddp_context *context;
+	gpt *net;
+	int params;
+	float **data, **grad; /* [params] */
+	ddp_model *models[MODES]; /* SINGLE uses SILENT's */
+	int32_t *tokens;      /* [BATCHES][batch][length + 1] */
+};
+
+static ddp_status ready(void *model, int param)
+{
+	return ddp_grad_ready(model, param);
+}
+
+static ddp_status rows(void *model, int param, const int32_t *index, const float *values,
+                       int64_t count)
+{
+	return ddp_grad_rows(model, param, index, values, count);
+}
+
+static void bind(struct bench *b, ddp_model *model)
+{
+	for (int i = 0; i < b->params; i++) {
+		b->data[i] = ddp_param_data(model, i);
+		b->grad[i] = ddp_param_grad(model, i);
+	}
+	gpt_bind(b->net, b->data, b->grad);
+}
+
+static ddp_status make_model(struct bench *b, enum mode mode)
+{
+	ddp_model_options options = modes[mode].options;
+
+	options.beta2 = 0.95;
+	options.weight_decay = 0.1;
+	options.clip_norm = 1;
+	ddp_status status = ddp_model_create(b->context, gpt_params(b->net, &b->params), b->params,
+	                                     &options, &b->models[mode]);
+	if (status != DDP_OK)
+		return status;
+	bind(b, b->models[mode]);
+	gpt_initialise(b->net, 1);
+	return ddp_broadcast_params(b->models[mode]);
+}
+
+/* Seconds of a step and its parts. */
+struct times {
+	double all, forward, backward, step;
+};
+
+static ddp_status train_step(struct bench *b, ddp_model *model, int round, struct times *times)
+{
+	int64_t tokens = (int64_t)b->batch * b->config.length;
+	const int32_t *batch = b->tokens + round % BATCHES * (tokens + b->batch);
+	uint64_t start_ns = ddp_now_ns();
+
+	double loss = gpt_forward(b->net, batch, b->batch, b->config.length);
+	times->forward = ddp_seconds_since(start_ns);
+	ddp_status status = gpt_backward(b->net, ready, rows, model);
+	times->backward = ddp_seconds_since(start_ns) - times->forward;
+	if (status == DDP_OK)
+		status = ddp_step(model, (double)tokens, loss, NULL);
+	times->all = ddp_seconds_since(start_ns);
+	times->step = times->all - times->forward - times->backward;
+	return status;
+}
+
+/* Prints nothing for round 0, which warms up. */
+static ddp_status turn(struct bench *b, enum mode mode, int round)
+{
+	ddp_comm *world = ddp_world(b->context);
+	ddp_model *model = b->models[mode == SINGLE ? SILENT : mode];
+	int ranks = mode == SINGLE ? 1 : ddp_comm_size(world);
+	bool computes = ddp_comm_rank(world) < ranks;
+	struct times times = { 0 };
+
+	bind(b, model);
+	ddp_status status = ddp_barrier(world);
+	if (status == DDP_OK && computes)
+		status = train_step(b, model, round, &times);
+	double slowest = times.all, mean = times.all / ranks;
+	if (status == DDP_OK)
+		status = ddp_all_reduce(world, NULL, &slowest, 1, DDP_F64, DDP_MAX);
+	if (status == DDP_OK)
+		status = ddp_all_reduce(world, NULL, &mean, 1, DDP_F64, DDP_SUM);
+	if (status != DDP_OK || round == 0 || ddp_comm_rank(world) != 0)
+		return status;
+	printf("{\"mode\": \"%s\", \"slowest\": %.6f, \"mean\": %.6f, \"forward\": %.6f, "
+	       "\"backward\": %.6f, \"step\": %.6f}\n", modes[mode].name, slowest, mean,
+	       times.forward, times.backward, times.step);
+	fflush(stdout);
+	return DDP_OK;
+}
+
+static bool allocate(struct bench *b)
+{
+	size_t tokens = (size_t)BATCHES * (size_t)b->batch * (size_t)(b->config.length + 1);
+	unsigned int seed = 1 + (unsigned int)ddp_get_job(b->context)->rank;
+
+	b->net = gpt_create(&b->config, b->batch, 1);
+	b->tokens = malloc(tokens * sizeof(*b->tokens));
+	if (b->net == NULL || b->tokens == NULL)
+		return false;
+	for (size_t i = 0; i < tokens; i++)
+		b->tokens[i] = rand_r(&seed) % b->config.vocab;
+	gpt_params(b->net, &b->params);
+	b->data = calloc((size_t)b->params, sizeof(*b->data));
+	b->grad = calloc((size_t)b->params, sizeof(*b->grad));
+	return b->data != NULL && b->grad != NULL;
+}
+
+static ddp_status measure(struct bench *b)
+{
+	ddp_status status = ddp_init(NULL, &b->context);
+
+	if (status != DDP_OK)
+		return status;
+	dk_flush_denormals();
+	dk_set_threads(1);
+	if (!allocate(b)) {
+		ddp_comm_abort(ddp_world(b->context), "out of memory");
+		return ddp_barrier(ddp_world(b->context));
+	}
+	for (int m = SILENT; m < MODES && status == DDP_OK; m++)
+		status = make_model(b, (enum mode)m);
+	for (int r = 0; r <= b->rounds; r++) {
+		for (int m = 0; m < MODES && status == DDP_OK; m++)
+			status = turn(b, (enum mode)((m + r) % MODES), r);
+	}
+	return status;
+}
+
+static void release(struct bench *b)
+{
+	for (int m = 0; m < MODES; m++)
+		ddp_model_free(b->models[m]);
+	gpt_free(b->net);
+	free(b->tokens);
+	free(b->data);
+	free(b->grad);
+	ddp_finalize(b->context);
+}
+
+int main(int argc, char **argv)
+{
+	static const char *const names[ARGUMENTS] = {
+		"RANKS", "LAYERS", "HEADS", "WIDTH", "VOCAB", "LENGTH", "BATCH", "ROUNDS"
+	};
+	struct bench b = { 0 };
+	int ranks;
+	int *const numbers[ARGUMENTS] = {
+		&ranks, &b.config.layers, &b.config.heads, &b.config.width, &b.config.vocab,
+		&b.config.length, &b.batch, &b.rounds,
+	};
+	ddp_spawn_result spawned;
+	char why[160];
+
+	if (argc != ARGUMENTS + 1) {
+		fprintf(stderr, "usage: %s RANKS LAYERS HEADS WIDTH VOCAB LENGTH BATCH ROUNDS\n", argv[0]);
+		return 2;
+	}
+	for (int i = 0; i < ARGUMENTS; i++)
+		*numbers[i] = (int)rank_number(names[i], argv[i + 1], 1, 1 << 20);
+	if (!gpt_config_valid(&b.config, why, sizeof(why))) {
+		fprintf(stderr, "rank_modes: %s\n", why);
+		return 2;
+	}
+	ddp_status status = ddp_spawn(ranks, &spawned);
+	if (status == DDP_OK && !spawned.is_rank)
+		return spawned.exit_code;
+	ddp_set_log(ddp_log_stderr, NULL, DDP_LOG_WARN);
+	if (status == DDP_OK)
+		status = measure(&b);
+	if (status != DDP_OK)
+		fprintf(stderr, "rank_modes: %s\n", ddp_last_error());
+	release(&b);
+	return status == DDP_OK ? 0 : 1;
+}

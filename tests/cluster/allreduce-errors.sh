@@ -1,0 +1,55 @@
+#!/bin/bash
+# nodes: 2
+# seconds: 240
+# What is wrong is said, by a non-zero exit, without hanging.
+. "$source/tests/cluster/lib.sh"
+[ -x "$prefix/bin/allreduce" ] || skip_all "examples/allreduce is not built"
+allreduce=$prefix/bin/allreduce
+limit=40
+
+capture as_user srun --ddp -N2 --ntasks-per-node=2 "$allreduce" --count many
+fails_without_hanging "a wrong option of the program"
+prints 'count' "which is named"
+
+capture as_user srun --ddp=colour=blue -N2 true
+fails_without_hanging "an unknown key of --ddp"
+prints 'colour' "which is named"
+
+capture as_user srun --ddp -N2 --ntasks-per-node=2 "$prefix/bin/not-there"
+fails_without_hanging "a program that is not there"
+
+# One rank leaves before the others find it.
+for mpi in pmix none; do
+	capture as_user srun --ddp --mpi=$mpi -N2 --ntasks-per-node=2 sh -c \
+		'if [ $SLURM_PROCID = 3 ]; then exit 9; fi; exec "$0" --timeout 10' "$allreduce"
+	fails_without_hanging "a rank that exits before it joins, --mpi=$mpi"
+	prints 'rank 3' "it is named, --mpi=$mpi"
+done
+
+# One rank never comes: the others give up in time and name it.
+capture as_user srun --ddp=on-failure=continue --mpi=none -N2 --ntasks-per-node=2 sh -c \
+	'if [ $SLURM_PROCID = 3 ]; then sleep 25; exit 0; fi; exec "$0" --timeout 5' "$allreduce"
+fails_without_hanging "a rank that never joins"
+prints 'rank 3' "it is named"
+
+# Its port is taken.
+cat >"$work/occupy.pl" <<'END'
+use IO::Socket::INET;
+my $listener = IO::Socket::INET->new(Listen => 1, LocalPort => 4999) or die "listen: $!";
+open my $mark, ">", "$ARGV[0]/occupied" or die;
+sleep 10;
+END
+capture as_user srun --ddp=port=4999 --mpi=none -N2 --ntasks-per-node=1 sh -c '
+	if [ $SLURM_PROCID = 0 ]; then perl "$1/occupy.pl" "$1" & fi
+	for i in $(seq 100); do test -e "$1/occupied" && break; sleep 0.1; done
+	"$0" --timeout 8' "$allreduce" "$work"
+fails_without_hanging "a port that is in use"
+prints 'holds the port|in use' "which is said"
+prints 'n0.*4999|4999.*n0' "with the node and the port"
+
+# Ranks that did not ask for the plugin, and have no PMIx, train no worlds of one.
+capture as_user srun --mpi=none -N2 --ntasks-per-node=1 "$allreduce" --count 10
+fails_without_hanging "neither --ddp nor PMIx"
+prints 'srun --ddp' "what to do is said"
+
+done_testing

@@ -1,0 +1,103 @@
+#!/bin/bash
+# nodes: 2
+# cluster: --gpus 4
+# seconds: 420
+# The batch scripts for users, submitted as they are but for smaller sizes.
+. "$source/tests/cluster/lib.sh"
+[ -x "$prefix/bin/gpt" ] || skip_all "examples/gpt is not built"
+ln -s "$prefix/bin/gpt" "$work/train"
+mkdir -p "$work/bin"
+install -m 644 "$source/README.md" "$work/text"
+sizes=(--data "$work/text" --layers 1 --width 32 --heads 2 --length 32 --batch 2)
+limit=180
+
+submit libddp -- "${sizes[@]}" --steps 20
+status_is 0 "libddp.sh: the job succeeds"
+prints 'ranks +4|4 ranks' "libddp.sh: its ranks train together"
+
+submit array --array=0-1 --ntasks-per-node=2 -- "${sizes[@]}" --steps 10
+status_is 0 "array.sh: all elements succeed"
+same '2' "$(find "$work"/run-[01] -name step-00000010.safetensors | wc -l)" "array.sh: each has its own checkpoint"
+
+# ---- a job that is taken back and comes again -------------------------------------
+
+steps=4000
+install -m 755 "$source/slurm/batch/requeue.sh" "$work/requeue.sh"
+job=$(STEPS=$steps as_user sbatch --parsable --chdir="$work" --output="$work/requeue.out" \
+	--cpus-per-task=1 --ntasks-per-node=1 "$work/requeue.sh" "${sizes[@]}")
+checkpoints=$work/checkpoints-$job
+wait_until 60 sh -c 'ls "$0"/step-*.safetensors' "$checkpoints"
+# As at a time limit or a preemption: the tasks get it, not the script.
+check "requeue.sh: it is told to stop once it has a checkpoint" on_cluster scancel --signal=TERM "$job"
+wait_until 60 grep -q '^stopped by a signal' "$work/requeue.out"
+# SLURM holds a requeued job back for two minutes, unless it is told otherwise;
+# told so in the second of the requeue, it finds the job's credential revoked.
+sleep 3
+comes_again()
+{
+	on_cluster scontrol update JobId="$job" StartTime=now
+	grep -q '^start 1' "$work/requeue.out"
+}
+wait_until 60 comes_again
+if wait_until 150 test -e "$checkpoints/step-0000$steps.safetensors"; then
+	ok "requeue.sh: it goes on to its end"
+else
+	output=$(on_cluster scontrol show job "$job"; tail -n 20 "$work/requeue.out")
+	not_ok "requeue.sh: it goes on to its end"
+fi
+output=$(cat "$work/requeue.out")
+prints_times 1 "^start 1 of job $job" "requeue.sh: it was started a second time"
+prints_times 1 '^step +1/' "requeue.sh: and did not begin at the first step again"
+stopped=$(sed -n 's/^stopped by a signal after step \([0-9]*\) of .*/\1/p' <<<"$output")
+prints_times 1 '^stopped by a signal after step' "requeue.sh: the program said that it stops"
+resumed=$(sed -n '/^start 1/,$ s/^step *\([0-9]*\)\/.*/\1/p' <<<"$output" | head -n 1)
+if [ "${resumed:-0}" -gt "${stopped:-$steps}" ]; then
+	ok "requeue.sh: it went on behind the step it stopped after"
+else
+	not_ok "requeue.sh: it went on behind the step it stopped after"
+fi
+
+# ---- PyTorch ------------------------------------------------------------------------
+
+if ! /usr/bin/python3 -c 'import torch.distributed' 2>/dev/null; then
+	skip "pytorch.sh and torchrun.sh" "there is no python3-torch"
+	done_testing
+	exit 0
+fi
+ln -s /usr/bin/python3 "$work/bin/python"
+# Redirects of a rank that is not there: PyTorch 1.13 cannot read its own default
+# with Python 3.11, which Debian 12 has.
+printf '#!/bin/sh\nexec /usr/bin/python3 -m torch.distributed.run --redirects 9:1 --tee 9:1 "$@"\n' >"$work/bin/torchrun"
+chmod 755 "$work/bin/torchrun"
+cat >"$work/train.py" <<'END'
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(total)
+line = "rank %d of %d, device %s, sum %g\n" % (dist.get_rank(), dist.get_world_size(),
+      os.environ.get("DDP_LOCAL_DEVICE", os.environ["LOCAL_RANK"]), total.item())
+# torchrun's ranks share one pipe and run unbuffered, where print() writes the
+# newline apart: one write() keeps lines whole.
+os.write(1, line.encode())
+END
+export PATH=$work/bin:$PATH
+# Debian 13's PyTorch lacks libuv, which its own default asks for.
+export USE_LIBUV=0
+
+submit pytorch --ntasks-per-node=2 --gpus-per-node=2
+status_is 0 "pytorch.sh: the job succeeds"
+prints_times 4 '^rank [0-3] of 4, device [01], sum 10$' "pytorch.sh: four ranks add up, each with its device"
+
+# Debian 13's torchrun cannot be told to do without libuv.
+if ! "$work/bin/python" -c 'from torch.distributed import TCPStore; TCPStore("127.0.0.1", 0, 1, True)' 2>/dev/null; then
+	skip "torchrun.sh" "this PyTorch lacks libuv"
+	done_testing
+	exit 0
+fi
+submit torchrun
+status_is 0 "torchrun.sh: the job succeeds"
+prints_times 8 '^rank [0-7] of 8, device [0-3], sum 36$' "torchrun.sh: two launchers start eight ranks that add up"
+done_testing

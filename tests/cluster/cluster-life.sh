@@ -1,0 +1,126 @@
+#!/bin/bash
+# nodes: 0
+# seconds: 180
+# The throw-away cluster itself: starting, stopping, dying, and what is left.
+. "$source/tests/cluster/lib.sh"
+
+tool=$source/slurm/cluster
+one=/run/slurm-ddp/life-$$-a
+two=/run/slurm-ddp/life-$$-b
+trap '"$tool" stop --dir $one >/dev/null 2>&1; "$tool" stop --dir $two >/dev/null 2>&1' EXIT
+
+# What a cluster could leave on this machine.
+remains()
+{
+	local dir commands=(/proc/[0-9]*/cmdline)
+	for dir; do
+		[ ! -e "$dir" ] || echo "folder $dir"
+		grep -F "$dir" /proc/mounts
+		# Whatever serves the cluster has its folder among its arguments.
+		grep -lsF --file=- "${commands[@]}" <<<"$dir"
+	done
+	ip -o link | grep -E ': (ddp0|n[0-9]+)[:@]'
+}
+leaves_nothing()
+{
+	local left deadline=$((SECONDS + 10))
+	output=''
+	until left=$(remains $one $two); [ -z "$left" ] || ((SECONDS >= deadline)); do sleep 0.1; done
+	if [ -z "$left" ]; then ok "$1"; else not_ok "$1" "$left"; fi
+}
+
+umask 077
+check "a cluster starts, whatever the umask" "$tool" start --dir $one --nodes 2 --no-plugin
+namespaces=$(for node in head n0 n1; do "$tool" run --dir $one --node $node -- readlink /proc/self/ns/net; done)
+capture "$tool" start --dir $one --nodes 2 --no-plugin
+status_is 1 "starting it again is an error"
+prints 'already running' "which says so"
+check "the first one still works, for an ordinary user" "$tool" run --dir $one --user nobody -- srun -N2 true
+umask 022
+check "a second one starts beside it" "$tool" start --dir $two --nodes 3 --no-plugin
+capture "$tool" run --dir $two -- srun -N3 hostname
+prints_times 3 '^n[012]$' "the second one has three nodes"
+check "the first one still works beside it" "$tool" run --dir $one -- srun -N2 true
+check "the second one stops" "$tool" stop --dir $two
+check "the first one works after that" "$tool" run --dir $one -- srun -N2 true
+"$tool" run --dir $one -- srun -N2 sleep 1000 &
+wait_until 20 sh -c '"$0" run --dir "$1" -- squeue -h -t R -o %i | grep -q .' "$tool" $one
+check "it stops although a job runs" "$tool" stop --dir $one
+wait $!
+same 3 "$(wc -l <<<"$namespaces")" "head and nodes had a network namespace each"
+same '' "$(readlink /proc/[0-9]*/ns/net | grep -xF "$namespaces")" "no process is left in them"
+leaves_nothing "nothing is left after stop"
+capture "$tool" stop --dir $one
+status_is 3 "stopping what does not run says so by its status"
+capture "$tool" run --dir $one -- true
+status_is 3 "and so does running something on it"
+
+# The tool killed while it starts the cluster, at several moments.
+for pause in 0.02 0.1 0.2 0.4; do
+	"$tool" start --dir $one --nodes 2 --no-plugin >/dev/null 2>&1 &
+	starting=$!
+	sleep $pause
+	kill -KILL $starting
+	wait $starting 2>/dev/null
+	"$tool" stop --dir $one >/dev/null 2>&1
+	leaves_nothing "nothing is left after kill -9 of start after $pause s, and stop"
+done
+"$tool" start --dir $one --nodes 2 --no-plugin >/dev/null 2>&1 &
+starting=$!
+sleep 0.15
+kill -TERM $starting
+wait $starting
+leaves_nothing "start cleans up when it is ended"
+
+# Its first process killed.
+"$tool" start --dir $one --nodes 2 --no-plugin >/dev/null
+kill -KILL "$(cut -d' ' -f1 $one/pid)"
+wait_until 10 sh -c '! "$0" status --dir "$1"' "$tool" $one
+capture "$tool" status --dir $one
+status_is 3 "a cluster whose first process was killed does not run"
+check "it can be started again" "$tool" start --dir $one --nodes 2 --no-plugin
+check "and works" "$tool" run --dir $one -- srun -N2 true
+"$tool" stop --dir $one >/dev/null
+leaves_nothing "nothing is left after that"
+
+# For the time of another process.
+sleep 1000 &
+owner=$!
+"$tool" start --dir $one --nodes 1 --no-plugin --for $owner >/dev/null
+kill $owner
+if wait_until 10 sh -c '! "$0" status --dir "$1"' "$tool" $one; then
+	ok "a cluster started --for a process ends with it"
+else
+	not_ok "a cluster started --for a process ends with it"
+fi
+leaves_nothing "nothing is left then, without stop"
+
+# A deadline on the caller's side.
+"$tool" start --dir $one --no-plugin >/dev/null
+capture timeout 3 "$tool" run --dir $one --user nobody -- srun -N2 sleep 1000
+status_is 124 "a command can be given a deadline"
+if wait_until 20 sh -c 'jobs=$("$0" run --dir "$1" -- squeue -h) && test -z "$jobs"' "$tool" $one; then
+	ok "its job ends then"
+else
+	not_ok "its job ends then"
+fi
+"$tool" stop --dir $one >/dev/null
+
+# What goes wrong is said.
+capture "$tool" start --dir $one --no-plugin --timeout 20 --conf 'SelectType=select/nonsense'
+status_is 1 "a cluster whose daemons end does not start"
+prints 'slurmctld ended' "which daemon ended is said"
+prints 'nonsense' "the end of its log is shown"
+leaves_nothing "nothing is left of it"
+capture "$tool" start --dir $one --plugin /nowhere.so
+status_is 1 "a plugin that is not there is an error"
+prints "/nowhere.so" "which names it"
+capture "$tool" start --dir $one --nodes many
+status_is 2 "a number that is none is a wrong usage"
+prints "--nodes" "which names the option"
+mkdir "$work/mine" && touch "$work/mine/file"
+capture "$tool" start --dir "$work/mine" --no-plugin
+status_is_not 0 "a folder of somebody's is refused"
+check "and left as it was" test -e "$work/mine/file"
+
+done_testing

@@ -1,0 +1,62 @@
+#!/bin/bash
+# nodes: 0
+# seconds: 400
+# slurm/demo: it trains, works again, and leaves nothing behind.
+. "$source/tests/cluster/lib.sh"
+
+# The cluster's folder, by what a demo wrote; other demos may run beside ours.
+folder_in() { sed -n 's|^cluster \(demo-[0-9]*\): .*up.*|/run/slurm-ddp/\1|p' | head -n 1; }
+# gone FOLDER NAME: the folder was there, and is no more
+gone()
+{
+	if [ -n "$1" ] && wait_until 10 test ! -e "$1"; then ok "$2"; else not_ok "$2" "folder: ${1:-unknown}"; fi
+}
+
+# A text of its own kind, learnt in a few steps.
+for i in $(seq 3000); do echo "line $((i % 10)) says what the line before it said"; done >"$work/text"
+demo=("$source/slurm/demo" --build "$build" --text "$work/text")
+
+for time in first second; do
+	capture env NO_COLOR=1 "${demo[@]}" --steps 25
+	status_is 0 "the $time run ends well"
+	prints 'step +25/25 ' "the $time run trains to the end"
+	prints '^trained 25 steps' "the $time run prints the summary"
+	prints_not $'\e' "the $time run prints no colours"
+	gone "$(folder_in <<<"$output")" "the $time run takes its cluster down"
+done
+check "it writes a checkpoint" test -s "$build/run/checkpoints/step-00000025.safetensors"
+check "it writes a trace for each rank" test -s "$build/run/trace/rank-3.json"
+same 25 "$(wc -l <"$build/run/metrics.jsonl")" "it writes a line of metrics for each step"
+
+# interrupted SIGNAL: in the middle of training; as from a terminal, to the group
+interrupted()
+{
+	local demo_pid
+	rm -f "$build/run/metrics.jsonl"
+	setsid env --default-signal=INT "${demo[@]}" --steps 100000 >"$work/$1.log" 2>&1 </dev/null &
+	demo_pid=$!
+	wait_until 60 test -s "$build/run/metrics.jsonl" || { not_ok "$1: training begins" "$(tail "$work/$1.log")"; return; }
+	kill "-$1" -- -$demo_pid
+	if wait_until 30 sh -c '! kill -0 "$0"' $demo_pid; then ok "$1 ends it"; else not_ok "$1 ends it"; kill -KILL -- -$demo_pid; fi
+	gone "$(folder_in <"$work/$1.log")" "$1 leaves no cluster"
+}
+interrupted TERM
+interrupted INT
+interrupted HUP
+
+# Killed outright: the cluster sees that its owner is gone.
+rm -f "$build/run/metrics.jsonl"
+"${demo[@]}" --steps 100000 >"$work/kill.log" 2>&1 </dev/null &
+wait_until 60 test -s "$build/run/metrics.jsonl"
+kill -KILL $!
+no_daemons() { ! grep -qsF "demo-$!" /proc/[0-9]*/cmdline; }
+if wait_until 20 no_daemons; then ok "killed outright, its cluster ends by itself"; else not_ok "killed outright, its cluster ends by itself"; fi
+gone "$(folder_in <"$work/kill.log")" "and removes its folder"
+
+capture "$source/slurm/demo" --steps none
+status_is 2 "a wrong number is a wrong usage"
+capture "$source/slurm/demo" --text "$work/not-there"
+status_is 1 "a text that is not there is an error"
+prints 'not-there' "which names it"
+
+done_testing

@@ -1,0 +1,149 @@
+#!/bin/bash
+# nodes: 2
+# cluster: --gpus 4
+# seconds: 400
+# The batch scripts for JAX, Lightning and containers, where there is such software.
+# TEST_PYTHON: interpreters to try beside python3, with colons between them,
+# such as those of virtual environments.
+. "$source/tests/cluster/lib.sh"
+mkdir -p "$work/bin"
+export PATH=$work/bin:$PATH
+# Debian 13's PyTorch lacks libuv, which its own default asks for.
+export USE_LIBUV=0
+limit=180
+
+# python_with MODULE: makes the first interpreter that has it the scripts' python
+python_with()
+{
+	local candidate candidates=()
+	IFS=: read -r -a candidates <<<"${TEST_PYTHON-}"
+	for candidate in "${candidates[@]}" python3 /usr/bin/python3; do
+		as_user "$candidate" -c "import $1" >/dev/null 2>&1 || continue
+		printf '#!/bin/sh\nexec %s "$@"\n' "$candidate" >"$work/bin/python"
+		chmod 755 "$work/bin/python"
+		return
+	done
+	return 1
+}
+
+# ---- JAX ------------------------------------------------------------------------
+
+cat >"$work/train_jax.py" <<'END'
+import os
+os.environ["JAX_PLATFORMS"] = "cpu"
+import jax
+jax.distributed.initialize()
+from jax.experimental import multihost_utils
+from jax._src.distributed import global_state
+import jax.numpy as jnp
+
+total = multihost_utils.process_allgather(jnp.array([jax.process_index() + 1.0])).sum()
+agree = (global_state.coordinator_address == os.environ["JAX_COORDINATOR_ADDRESS"]
+         and jax.process_count() == int(os.environ["JAX_NUM_PROCESSES"])
+         and jax.process_index() == int(os.environ["JAX_PROCESS_ID"]))
+line = "process %d of %d, %s, device %s, sum %g\n" % (jax.process_index(), jax.process_count(),
+      "agreed" if agree else "at odds", jax.config.values["jax_cuda_visible_devices"], total)
+os.write(1, line.encode())
+END
+if python_with jax; then
+	submit jax --ntasks-per-node=2 --gpus-per-node=2
+	status_is 0 "jax.sh: the job succeeds"
+	for rank in 0 1 2 3; do
+		prints "^process $rank of 4, agreed, device $((rank % 2)), sum 10$" "jax.sh: process $rank adds up, as the plugin's variables say"
+	done
+	rm -f "$work"/jax-*.out
+	submit jax --ntasks-per-node=2 --gpus-per-node=2 --gpus-per-task=1
+	status_is 0 "jax.sh: the same with --gpus-per-task"
+	prints_times 4 '^process [0-3] of 4, agreed, device 0, sum 10$' "jax.sh: each process then has its device 0"
+else
+	skip "jax.sh" "there is no Python with jax"
+fi
+
+# ---- Lightning --------------------------------------------------------------------
+
+cat >"$work/train_lightning.py" <<'END'
+import os
+import sys
+import torch
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch import LightningModule, Trainer
+
+class Line(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+    def training_step(self, batch, index):
+        return ((self.layer(batch[0]) - 3 * batch[0] - 1) ** 2).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.2)
+
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.rand(256, 1))
+trainer = Trainer(accelerator="cpu", num_nodes=int(os.environ["NNODES"]),
+      devices=int(os.environ["LOCAL_WORLD_SIZE"]), strategy="ddp",
+      plugins=None if "slurm" in sys.argv else [TorchElasticEnvironment()], max_epochs=20,
+      logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+model = Line()
+trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=8))
+environment = trainer.strategy.cluster_environment
+line = "rank %d of %d, port %s, %s, weight %.1f bias %.1f\n" % (trainer.global_rank, trainer.world_size,
+      "agreed" if environment.main_port == int(os.environ["MASTER_PORT"]) else "at odds",
+      type(environment).__name__, model.layer.weight.item(), model.layer.bias.item())
+os.write(1, line.encode())
+END
+if python_with lightning.pytorch; then
+	submit lightning --ntasks-per-node=2 --gpus-per-node=2
+	status_is 0 "lightning.sh: the job succeeds"
+	prints_times 4 '^rank [0-3] of 4, port agreed, TorchElasticEnvironment, weight 3.0 bias 1.0$' "lightning.sh: four ranks fit the line"
+	rm -f "$work"/lightning-*.out
+	submit lightning --ntasks-per-node=2 --gpus-per-node=2 -- slurm
+	status_is 0 "lightning.sh: so does Lightning's own environment"
+	prints_times 4 '^rank [0-3] of 4, port agreed, SLURMEnvironment, weight 3.0 bias 1.0$' "lightning.sh: which takes the plugin's port"
+else
+	skip "lightning.sh" "there is no Python with lightning"
+fi
+
+# ---- containers ---------------------------------------------------------------------
+
+# add_library FILE: into the image, where the loader looks, by the names it knows
+add_library()
+{
+	local target=$image/$1
+	case $1 in
+	"$prefix"/lib/*) target=$image/usr/lib/${1##*/} ;;
+	/lib/*) target=$image/usr$1 ;;
+	esac
+	install -D -m 755 "$1" "$target"
+}
+
+# An image that holds a program with libddp, and what that needs.
+make_image()
+{
+	local file libraries
+	libraries=$(dirname "$(ldd "$prefix/lib/libddp.so" | awk '$1 ~ /^libucp/ { print $3 }')")
+	mkdir -p "$image"/{bin,dev,etc,home,mnt,proc,root,sys,tmp,usr/lib} && ln -s usr/lib "$image/lib" &&
+		touch "$image"/etc/{passwd,group,hosts,resolv.conf} &&
+		install -m 755 "$prefix/bin/allreduce" "$image/bin/allreduce" || return 1
+	for file in "$libraries"/ucx/*.so*; do add_library "$file"; done
+	{ ldd "$prefix/bin/allreduce"; ldd "$libraries"/ucx/*.so*; } | grep -oE '/[^ :]+' | sort -u |
+		while read -r file; do add_library "$file"; done
+}
+
+image=$work/image
+if ! command -v ch-run >/dev/null; then
+	skip "container.sh" "there is no Charliecloud"
+elif ! [ -x "$prefix/bin/allreduce" ]; then
+	skip "container.sh" "examples/allreduce is not built"
+else
+	check "an image is made" make_image
+	export IMAGE=$image RUNTIME=charliecloud
+	submit container --ntasks-per-node=2 --gpus-per-node=2 -- /bin/allreduce --count 100000
+	status_is 0 "container.sh: the job succeeds"
+	prints_times 1 '^all 100000 sums over 4 ranks are right$' "container.sh: the ranks in the containers reduce together"
+	prints_times 4 '"plugin":true' "container.sh: each knows the plugin's variables"
+	RUNTIME=podman
+	submit container --ntasks-per-node=2 --gpus-per-node=2 -- /bin/allreduce
+	status_is_not 0 "container.sh: an unknown run time is an error"
+	prints 'apptainer or charliecloud' "which names those that are known"
+fi
+done_testing

@@ -1,0 +1,153 @@
+# lib.sh: what the tests in this folder share; tests/run runs them, in bash.
+#
+# A test is NAME.sh. Comments at its start say what it needs:
+#   # nodes: 3                   the cluster's nodes (2); 0: it wants no cluster
+#   # cluster: --gpus 2          more options of `slurm/cluster start`
+#   # seconds: 60                its deadline (120)
+# Tests that need the same cluster share one, one after the other.
+#
+# tests/run sets: source (the tree), build (the build), prefix (an installation:
+# bin with the examples, lib, ...), work (a folder for this test that everybody
+# may write to, the same on all nodes), cluster (the cluster's folder).
+# shellcheck shell=bash disable=SC2154
+set -u -o pipefail
+
+tests_done=0
+output='' status=0 took=0
+
+# ---- TAP ---------------------------------------------------------------------
+
+ok() { tests_done=$((tests_done + 1)); printf 'ok %d - %s\n' "$tests_done" "$1"; }
+
+# not_ok NAME [LINE...]: the lines, and the last command's output, say more.
+not_ok()
+{
+	tests_done=$((tests_done + 1))
+	printf 'not ok %d - %s\n' "$tests_done" "$1"
+	shift
+	[ $# = 0 ] || printf '# %s\n' "$@"
+	[ -z "$output" ] || printf '%s\n' "$output" | tail -n 30 | sed 's/^/#   /'
+}
+
+# skip NAME REASON
+skip() { tests_done=$((tests_done + 1)); printf 'ok %d - %s # SKIP %s\n' "$tests_done" "$1" "$2"; }
+
+# skip_all REASON: ends the test
+skip_all() { printf '1..0 # SKIP %s\n' "$1"; exit 0; }
+
+# The last line of every test.
+done_testing() { printf '1..%d\n' "$tests_done"; }
+
+# ---- running things ------------------------------------------------------------
+
+# capture COMMAND...: runs it; $output is what it wrote, both streams, $status
+# how it ended, $took how many seconds that took.
+capture()
+{
+	local started=$SECONDS
+	status=0
+	output=$("$@" 2>&1 </dev/null) || status=$?
+	took=$((SECONDS - started))
+}
+
+# on_cluster COMMAND...: on the head, as root. as_user: as an ordinary user.
+# Both end the command after $limit seconds (60), with status 124.
+on_cluster() { timeout -k 5 "${limit:-60}" "$source/slurm/cluster" run --dir "$cluster" -- "$@"; }
+as_user() { timeout -k 5 "${limit:-60}" "$source/slurm/cluster" run --dir "$cluster" --user nobody -- "$@"; }
+# on_node NODE COMMAND...
+on_node() { timeout -k 5 "${limit:-60}" "$source/slurm/cluster" run --dir "$cluster" --node "$1" -- "${@:2}"; }
+
+munge_refusals() { cat "$cluster"/log/*.munged.log | grep -c 'Unauthorized credential'; }
+
+# by_pmix ARGUMENT...: srun --mpi=pmix, as an ordinary user. Again if Slurm lost
+# a connection: a slurmstepd that forks its tasks runs as the user meanwhile,
+# and refuses another node's; PMIx's fence then never ends (Slurm 22.05, 23.11).
+# slurmstepd does not always say so, but munged does.
+by_pmix()
+{
+	local try code before
+	for try in 1 2 3 4 5; do
+		code=0
+		before=$(munge_refusals)
+		as_user srun --mpi=pmix "$@" >"$work/by_pmix.out" 2>&1 || code=$?
+		grep -q 'Munge decode failed' "$work/by_pmix.out" ||
+			[ "$(munge_refusals)" != "$before" ] || break
+		echo "# try $try: Munge decode failed"
+	done
+	cat "$work/by_pmix.out"
+	return $code
+}
+
+# submit SCRIPT [SBATCH-OPTION...] [-- ARGUMENT...]: a script of slurm/batch, until
+# its end, with a copy that any user can read, and a home; the job's output, and what sbatch
+# says, are in $output.
+submit()
+{
+	local script=$1 options=()
+	shift
+	while [ $# -gt 0 ] && [ "$1" != -- ]; do options+=("$1"); shift; done
+	install -m 755 "$source/slurm/batch/$script.sh" "$work/$script.sh"
+	capture as_user env HOME="$work" sbatch --wait --chdir="$work" --output="$work/$script-%j.out" \
+		--cpus-per-task=1 "${options[@]}" "$work/$script.sh" "${@:2}"
+	output+=$'\n'$(cat "$work/$script"-*.out)
+}
+
+# wait_until SECONDS COMMAND...: until it succeeds; fails when time is up
+wait_until()
+{
+	local deadline=$((SECONDS + $1))
+	shift
+	until "$@" >/dev/null 2>&1; do
+		((SECONDS < deadline)) || return 1
+		sleep 0.1
+	done
+}
+
+# ---- saying what should be -------------------------------------------------------
+
+# check NAME COMMAND...: passes if the command succeeds
+check()
+{
+	local name=$1
+	shift
+	capture "$@"
+	if [ "$status" = 0 ]; then ok "$name"; else not_ok "$name" "status $status of: $*"; fi
+}
+
+# On what capture got. status_is STATUS NAME; status_is_not STATUS NAME.
+status_is()
+{
+	if [ "$status" = "$1" ]; then ok "$2"; else not_ok "$2" "status $status, not $1"; fi
+}
+status_is_not()
+{
+	if [ "$status" != "$1" ]; then ok "$2"; else not_ok "$2" "status $status"; fi
+}
+# fails_without_hanging NAME: the command ended by itself, with an error
+fails_without_hanging()
+{
+	if [ "$status" = 0 ]; then not_ok "$1" "it succeeded"
+	elif [ "$status" = 124 ] || ((took >= ${limit:-60})); then not_ok "$1" "it had to be ended after $took s"
+	else ok "$1"; fi
+}
+# prints REGEX NAME: a line of the output matches (grep -E)
+prints()
+{
+	if grep -qE -- "$1" <<<"$output"; then ok "$2"; else not_ok "$2" "no line matches: $1"; fi
+}
+prints_not()
+{
+	if grep -qE -- "$1" <<<"$output"; then not_ok "$2" "a line matches: $1"; else ok "$2"; fi
+}
+# prints_times COUNT REGEX NAME
+prints_times()
+{
+	local count
+	count=$(grep -cE -- "$2" <<<"$output")
+	if [ "$count" = "$1" ]; then ok "$3"; else not_ok "$3" "$count lines, not $1, match: $2"; fi
+}
+# same WANTED GOT NAME
+same()
+{
+	if [ "$1" = "$2" ]; then ok "$3"; else not_ok "$3" "wanted: $1" "got: $2"; fi
+}

@@ -1,0 +1,103 @@
+#!/bin/bash
+# nodes: 3
+# seconds: 150
+# A node without the plugin, or with one that does not fit, is told, not run
+# as a world of one.
+. "$source/tests/cluster/lib.sh"
+
+# n2 has an empty plugstack.conf; the others keep theirs. Other tests share the
+# cluster, so it is put right whatever happens here.
+: >"$work/empty.conf"
+trap 'on_node n2 umount "$cluster/plugstack.conf" 2>/dev/null' EXIT
+on_node n2 mount --bind "$work/empty.conf" "$cluster/plugstack.conf"
+
+capture as_user srun --ddp -w n2 -n1 sh -c 'echo "RANK=$RANK"'
+prints '^RANK=srun --ddp was asked for, but the plugin spank_ddp is not active on this node$' \
+	"a node without the plugin leaves a sentence for a rank"
+capture as_user srun --ddp -w n2 -n1 /usr/bin/python3 -c 'import os; int(os.environ["RANK"])'
+fails_without_hanging "which no framework takes for a number"
+prints 'ValueError.*not active on this node' "and shows"
+capture as_user srun --ddp=launcher -w n2 -n1 printenv PET_NNODES
+prints 'not active on this node' "the same for torchrun"
+capture as_user srun --ddp -w n2 -n1 sh -c 'echo "$DDP_REQUESTED $SLURM_JOB_ID.$SLURM_STEP_ID ${DDP_PLUGIN_VERSION-none}"'
+prints '^([0-9]+\.0) \1 none$' "the library can tell: requested for this very step, and no plugin"
+capture as_user srun --ddp --export=NONE -w n2 -n1 /usr/bin/env
+prints '^SLURM_DDP_KEY=' "under --export=NONE the key is still there unused"
+prints_not '^(RANK|DDP_PLUGIN_VERSION)=' "and no rank"
+capture as_user srun -w n2 -n1 env
+prints_not '^(RANK|DDP_REQUESTED|SLURM_DDP_KEY)=' "a step without --ddp is left alone"
+
+# A program with libddp says which node. The examples are there or not.
+if [ -x "$prefix/bin/allreduce" ]; then
+	capture as_user srun --ddp=timeout=10 -N3 -n3 "$prefix/bin/allreduce"
+	fails_without_hanging "a program with libddp fails"
+	prints 'plugin is absent on this node, n2' "and names the node"
+else
+	skip "a program with libddp names the node" "no allreduce in this build"
+fi
+on_node n2 umount "$cluster/plugstack.conf"
+capture as_user srun --ddp -w n2 -n1 printenv RANK
+prints '^0$' "with its plugin back the node serves again"
+
+# A line that the site got wrong: refused where it is used, and only there.
+printf 'optional %s prot=1\n' "$cluster/spank_ddp.so" >"$work/wrong.conf"
+on_node n2 mount --bind "$work/wrong.conf" "$cluster/plugstack.conf"
+capture as_user srun --ddp -w n2 -n1 true
+fails_without_hanging "a wrong plugstack line on a node is an error of the step"
+prints "ddp: the site's plugstack line for spank_ddp.so: unknown key 'prot'" "that names the key"
+capture as_user srun -w n2 -n1 true
+status_is 0 "steps without --ddp run there"
+capture as_user sbatch -W -w n2 -o /dev/null --wrap true
+status_is 0 "and batch jobs"
+on_node n2 umount "$cluster/plugstack.conf"
+capture as_user env SLURM_CONF="$work/slurm.conf" true
+sed "s|^PlugStackConfig=.*|PlugStackConfig=$work/wrong.conf|" "$cluster/slurm.conf" >"$work/slurm.conf"
+capture as_user env SLURM_CONF="$work/slurm.conf" srun --ddp -n1 true
+fails_without_hanging "the same in srun"
+prints "unknown key 'prot'" "by name"
+
+# required instead of optional, for a site that wants it so.
+printf 'required %s\n' "$cluster/spank_ddp.so" >"$work/required.conf"
+for line in optional required; do
+	[ $line = optional ] || on_node n2 mount --bind "$work/required.conf" "$cluster/plugstack.conf"
+	capture as_user srun --ddp -w n2 -n1 printenv RANK
+	prints '^0$' "a plugin that is $line serves"
+	capture as_user srun --ddp=port=40000-40010 -w n2 -n1 echo ran
+	fails_without_hanging "its error ends the step"
+	prints_not '^ran$' "and nothing runs without ranks"
+	[ $line = optional ] || on_node n2 umount "$cluster/plugstack.conf"
+done
+
+# A plugin that was built for another release: one that never was, next to the
+# one whose headers these are, so that the same source suits them.
+header=/usr/include/slurm/slurm_version.h
+number=$(sed -n 's/^#define[[:space:]]*SLURM_VERSION_NUMBER[[:space:]]*\(0x[0-9a-f]*\).*/\1/p' "$header")
+number=$(printf '0x%06x' $(((number & 0xffff00) + 0x100)))
+release="$((number >> 16))\.0?$((number >> 8 & 255))\.0"
+if ((number < 0x160600)); then
+	skip "a plugin of another release" "SLURM 21.08 takes it for one of its own"
+else
+	mkdir -p "$work/include/slurm"
+	cp /usr/include/slurm/*.h "$work/include/slurm/"
+	sed -i -E 's/(define[[:space:]]+SLURM_VERSION_NUMBER[[:space:]]+).*/\1'"$number/" "$work/include/slurm/slurm_version.h"
+	check "the plugin builds for another release" gcc -std=gnu11 -shared -fPIC -fvisibility=hidden \
+		-include "$build/config.h" -I"$work/include" -I"$source/libruntime" -I"$source" \
+		"$source"/spank/*.c -Wl,--version-script="$source/spank/spank_ddp.map" -o "$work/other.so"
+	printf 'optional %s\n' "$work/other.so" >"$work/other.conf"
+	on_node n2 mount --bind "$work/other.conf" "$cluster/plugstack.conf"
+	capture as_user srun --ddp -w n2 -n1 sh -c 'echo "RANK=$RANK"'
+	prints '^RANK=srun --ddp was asked for, but the plugin spank_ddp is not active on this node$' \
+		"a node with a plugin of another release is one without"
+	capture as_user sbatch -W -w n2 -o /dev/null --wrap true
+	status_is 0 "and other jobs run there"
+	on_node n2 umount "$cluster/plugstack.conf"
+	sed "s|^PlugStackConfig=.*|PlugStackConfig=$work/other.conf|" "$cluster/slurm.conf" >"$work/slurm.conf"
+	capture as_user env SLURM_CONF="$work/slurm.conf" srun --ddp -n1 true
+	fails_without_hanging "srun with a plugin of another release refuses --ddp"
+	prints "[Ii]ncompatible.*$release" "and the message gives its version"
+fi
+
+capture "$source/slurm/cluster" status --dir "$cluster"
+prints_not 'drain|down|fail' "no node was drained"
+
+done_testing

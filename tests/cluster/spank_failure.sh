@@ -1,0 +1,193 @@
+#!/bin/bash
+# nodes: 3
+# seconds: 240
+# The end of a step: who failed first, once, and the rest ended in time.
+. "$source/tests/cluster/lib.sh"
+
+# timed COMMAND...: as capture, and $took is how long it ran, in ms, from the
+# moment that a rank wrote to $work/failed_at
+timed()
+{
+	rm -f "$work/failed_at"
+	capture "$@"
+	took=$((($(date +%s%N) - $(cat "$work/failed_at" 2>/dev/null || echo 0)) / 1000000))
+}
+# within MS NAME
+within()
+{
+	if [ "$took" -lt "$1" ]; then ok "$2"; else not_ok "$2" "it took $took ms"; fi
+}
+# How a rank notes the time of its failure.
+now="date +%s%N >$work/failed_at;"
+report='ddp: rank [0-9]+ of [0-9]+ on n[0-9] (exited|was killed)'
+
+timed as_user srun --ddp -N2 --ntasks-per-node=2 \
+	sh -c 'if [ $RANK = 3 ]; then sleep 0.5; '"$now"' exit 7; fi; sleep 60'
+status_is_not 0 "a rank that exits with 7 fails the step"
+within 2000 "the step ends within 2 s of it"
+prints 'ddp: rank 3 of 4 on n[0-9] exited with code 7 after [0-9.]+ s$' "the report names rank, node, code and time"
+prints_times 1 "$report" "once"
+
+timed as_user srun --ddp -N3 --ntasks-per-node=2 \
+	sh -c 'if [ $RANK = 2 ]; then sleep 0.5; '"$now"' kill -9 $$; fi; sleep 60'
+within 2000 "a rank killed among others ends the step"
+prints 'ddp: rank 2 of 6 on n1 was killed by signal 9 \(SIGKILL\)' "and is named with its signal"
+prints_times 1 "$report" "once"
+
+timed as_user srun --ddp -N3 --ntasks-per-node=1 \
+	sh -c 'if [ $RANK = 2 ]; then sleep 0.5; '"$now"' kill -9 $$; fi; sleep 60'
+within 2000 "a rank killed alone on its node ends the step"
+prints 'ddp: rank 2 of 3 on n2 was killed by signal 9 \(SIGKILL\)' "and is named with its signal"
+prints_times 1 "$report" "once"
+
+printf 'n0\nn0\nn0\nn1\nn2\nn2\n' >"$work/hosts"
+timed as_user env SLURM_HOSTFILE="$work/hosts" srun --ddp -n6 -m arbitrary \
+	sh -c 'if [ $RANK = 2 ]; then sleep 0.5; '"$now"' exit 9; fi; exec sleep 60'
+within 2000 "uneven nodes: the step ends"
+prints_times 1 "$report" "with one report, although a node lost its only task to it"
+
+timed as_user srun --ddp -N2 --ntasks-per-node=2 \
+	sh -c 'ulimit -c 0; if [ $RANK = 0 ]; then sleep 0.5; '"$now"' kill -SEGV $$; fi; sleep 60'
+within 2000 "a crash of rank 0 ends the step"
+prints 'ddp: rank 0 of 4 on n[0-9] was killed by signal 11 \(SIGSEGV\)' "and is named"
+
+timed as_user srun --ddp -N2 --ntasks-per-node=2 \
+	sh -c 'trap "" TERM INT; if [ $RANK = 1 ]; then '"$now"' exit 3; fi; while :; do sleep 1; done'
+within 2000 "ranks that ignore signals are ended, too"
+
+# In a heterogeneous job each component is a job and a step of its own. srun and
+# the controller wait up to a second for the others to end.
+for failing in 1 3; do
+	timed as_user timeout -s KILL 40 srun --ddp \
+		-N1 -n2 sh -c "if [ \$RANK = $failing ]; then sleep 0.5; $now exit 7; fi; sleep 60" : \
+		-N2 -n2 sh -c "if [ \$RANK = $failing ]; then sleep 0.5; $now exit 7; fi; sleep 60"
+	within 2000 "a failure in component $((failing / 2)) of a heterogeneous step ends them all"
+	prints "ddp: rank $failing of 4 on n$((failing - 1)) exited with code 7" "and is named"
+	prints_times 1 "$report" "once"
+done
+timed as_user salloc -N2 -n4 timeout -s KILL 40 srun --ddp -N1 -n2 sh -c 'sleep 60' : \
+	-N1 -n1 sh -c "sleep 0.5; $now exit 7"
+within 2000 "so does one of a step of several commands in a plain job"
+# A step of one component alone leaves the other's alone.
+cat >"$work/alone" <<'END'
+#!/bin/bash
+#SBATCH --ddp -N1 -n2
+#SBATCH hetjob
+#SBATCH -N1 -n2
+srun --het-group=0 --ddp=off sh -c 'sleep 3; echo whole' >whole &
+srun --het-group=1 sh -c 'sleep 1; exit 3'
+echo "code $?" >code
+wait
+END
+mkdir -m 777 "$work/batch"
+chmod 755 "$work/alone"
+capture as_user sbatch -W -D "$work/batch" -o out "$work/alone"
+output=$(cat "$work"/batch/*)
+prints '^code (3|137)$' "a step of one component fails"
+prints_times 2 '^whole$' "and the other component's step goes on"
+
+timed as_user srun --ddp=on-failure=continue -N2 --ntasks-per-node=2 \
+	sh -c 'if [ $RANK = 3 ]; then exit 7; fi; sleep 2; echo done'
+status_is 7 "on-failure=continue passes the code on"
+prints_times 3 '^done$' "and lets the others finish"
+prints_times 1 "$report" "after the report"
+
+timed as_user srun --ddp -N3 --ntasks-per-node=2 true
+status_is 0 "a step without a failure succeeds"
+prints_not 'ddp:' "and nothing is said"
+
+timed as_user sh -c 'srun --ddp -N3 --ntasks-per-node=2 sleep 60 & sleep 1.5; scancel --user nobody; wait'
+prints_not "$report" "a cancelled step is not reported as a failure"
+timed as_user sh -c 'srun --ddp -N3 --ntasks-per-node=1 sleep 60 & sleep 1.5; scancel --user nobody; wait'
+prints_not "$report" "nor with one task to a node"
+
+# Once for the step: all nodes see a failure in the same moment, and srun says one.
+# at_once COMMAND TASKS_PER_NODE: what each rank does a second after they have started
+at_once()
+{
+	capture as_user srun --ddp -N3 --ntasks-per-node="$2" sh -c \
+		'while [ $(date +%s%N) -lt $0 ]; do sleep 0.01; done; '"$1" $(($(date +%s%N) + 1500000000))
+}
+lines=''
+for _ in 1 2 3; do
+	at_once 'exit 3' 2
+	lines+=$(grep -cE "$report" <<<"$output")
+	at_once 'exit 3' 1
+	lines+=$(grep -cE "$report" <<<"$output")
+	at_once 'kill -9 $$' 1
+	lines+=$(grep -cE "$report" <<<"$output")
+done
+same 111111111 "$lines" "three nodes that fail at once give one report, nine times"
+at_once 'trap "" TERM; [ $RANK != 2 ] || exit 5; sleep 60' 1
+prints_times 1 "$report" "a node's only task that ignores SIGTERM adds none"
+prints 'ddp: rank 2 of 3 on n2 exited with code 5' "to the one that failed"
+capture as_user srun --ddp=launcher -N3 --ntasks-per-node=2 true
+prints_times 1 'ddp: launcher is for one torchrun per node' "what is wrong with all tasks is said once"
+
+timed as_user srun --ddp -N3 --ntasks-per-node=2 \
+	sh -c 'if [ $RANK = 1 ]; then sleep 0.5; '"$now"' kill -9 $$; fi
+		while [ ! -s '"$work/failed_at"' ]; do sleep 0.01; done; sleep 0.04; exit 1'
+prints 'ddp: rank 1 of 6 on n0 was killed by signal 9' "a killed rank is named before those that it takes with it"
+prints_times 1 "$report" "also where they leave nobody on its node"
+
+# An srun that is kept from running answers nobody.
+timed as_user sh -c 'srun --ddp -N2 --ntasks-per-node=1 sh -c "sleep 1.5; [ \$RANK != 1 ] || exit 7; exec sleep 60" &
+	sleep 0.8; kill -STOP $!; sleep 3; kill -CONT $!; wait'
+prints 'slurmstepd.*: error: ddp: rank 1 of 2 on n[0-9] exited with code 7' "the node speaks if srun does not answer"
+prints_times 1 "$report" "and srun does not repeat it"
+
+# A site that lets srun have some ports only. The user's listeners on the head:
+{ cat "$cluster/slurm.conf"; echo "SrunPortRange=61100-61199"; } >"$work/slurm.conf"
+cat >"$work/listeners" <<'END'
+rm -f "$0.on"
+srun $1 -N1 -n1 sh -c "touch $0.on; sleep 2" &
+until [ -e "$0.on" ]; do sleep 0.05; done
+awk -v uid="$(id -u)" '$4 == "0A" && $8 == uid { sub(/.*:/, "", $2); print "0x" $2 }' /proc/net/tcp /proc/net/tcp6 |
+	while read -r port; do echo "port $((port))"; done
+wait
+END
+capture as_user env SLURM_CONF="$work/slurm.conf" bash "$work/listeners"
+ports=$(grep -c '^port' <<<"$output")
+capture as_user env SLURM_CONF="$work/slurm.conf" bash "$work/listeners" --ddp
+prints_times $((ports + 1)) '^port 611[0-9][0-9]$' "srun listens on one port more, in SrunPortRange"
+prints_times $((ports + 1)) '^port' "and nowhere else"
+
+# The progress page: what the rank was doing when it died.
+cat >"$work/page.py" <<'END'
+import mmap, os, struct, time
+fd = int(os.environ["DDP_PROGRESS_FD"])
+rank = int(os.environ["LOCAL_RANK"])
+page = mmap.mmap(fd, 4096, offset=4096 * rank)
+status = int(os.environ.get("PAGE_STATUS", 0))
+body = struct.pack("<IIqQiiQ64s256sI", 0x31706464, 3, 12, time.monotonic_ns(), 2, 9, 45,
+                   b"all_reduce f32[262144] sum", b"an \x1b[31merror", status)
+page[:len(body)] = body
+time.sleep(0.5)
+os.kill(os.getpid(), 11) if os.environ["RANK"] == "1" else time.sleep(60)
+END
+chmod 644 "$work/page.py"
+timed as_user srun --ddp -N1 -n2 /usr/bin/python3 "$work/page.py"
+prints 'ddp: rank 1 of 2 on n[0-9] was killed by signal 11 \(SIGSEGV\) after [0-9.]+ s, in backward of step 12 for [0-9.]+ s, bucket 3 of 9, collective #45 all_reduce f32\[262144\] sum: an \?\[31merror$' \
+	"the report says what the rank was doing, in printable bytes"
+
+# Ranks that gave up because of another (DDP_ERR_PEER is 9) do not bury it.
+cat >"$work/peers.sh" <<'END'
+if [ $RANK = 1 ]; then sleep 0.5; exit 7; fi
+PAGE_STATUS=9 /usr/bin/python3 "$0.py"
+END
+sed 's/^time.sleep.*//; s/^os.kill.*/time.sleep(0.6); os._exit(1)/' "$work/page.py" >"$work/peers.sh.py"
+chmod 644 "$work"/peers.sh*
+timed as_user srun --ddp -N3 --ntasks-per-node=1 sh "$work/peers.sh"
+prints 'ddp: rank 1 of 3 on n1 exited with code 7' "a rank that fails is named before those that follow"
+prints_not 'ddp: rank [02] ' "and of those that follow, none is"
+
+capture as_user srun --ddp -N1 -n1 sh -c 'truncate -s 0 /proc/self/fd/$DDP_PROGRESS_FD; exit 5'
+prints 'rank 0 of 1 on n[0-9] exited with code 5' "a task that tampers with the page changes nothing"
+
+# The controller is told once the step is over.
+if wait_until 20 sh -c 'test -z "$("$0" run --dir "$1" -- squeue -h)"' "$source/slurm/cluster" "$cluster"
+then ok "no job is left behind"; else output=$(on_cluster squeue); not_ok "no job is left behind"; fi
+capture "$source/slurm/cluster" status --dir "$cluster"
+prints_not 'drain|down|fail' "no node was drained"
+
+done_testing

@@ -1,0 +1,134 @@
+#!/bin/bash
+# nodes: 3
+# seconds: 180
+# What --ddp takes, what it says to mistakes, and its dry run.
+. "$source/tests/cluster/lib.sh"
+
+for program in srun sbatch salloc; do
+	capture as_user $program --help
+	prints '--ddp=KEY=VALUE' "$program --help shows --ddp"
+	prints '\[ddp\]' "with its text"
+done
+
+# refused COMMAND-NAME LIST NAMED COMMAND...
+refused()
+{
+	local list=$2 named=$3 name="$1 --ddp=$2 is refused"
+	shift 3
+	capture as_user "$@"
+	if [ "$status" != 0 ] && [ "$status" != 124 ] && grep -qF -- "$named" <<<"$output"; then ok "$name"
+	else not_ok "$name" "status $status, or it does not say: $named"; fi
+}
+printf '#!/bin/sh\ntrue\n' >"$work/script"
+refused srun prot=1 "unknown key 'prot'" srun --ddp=prot=1 true
+refused sbatch prot=1 "unknown key 'prot'" sbatch --ddp=prot=1 "$work/script"
+refused salloc prot=1 "unknown key 'prot'" salloc --ddp=prot=1 true
+for list in port=22 port= addr=10.0.0.1 omp=2 gpu=yes bucket-mb=0 timeout=5m on-failure=maybe verbose=1 trace \
+	'addr-suffix=;id'; do
+	refused srun "$list" "key '${list%%=*}'" srun "--ddp=$list" true
+done
+refused srun verbose,,check empty srun --ddp=verbose,,check true
+refused srun verbose,verbose "given twice" srun --ddp=verbose,verbose true
+capture as_user env SLURM_SPANK__SLURM_SPANK_OPTION_spank_ddp_ddp=prot=1 srun true
+status_is_not 0 "a malformed inherited list is refused, too"
+prints "unknown key 'prot'" "by name"
+
+# dry run of a step of four tasks on three nodes
+capture as_user srun --ddp=check,timeout=90 -N3 -n4 sh -c "touch $work/ran"
+status_is 0 "check succeeds"
+prints_times 4 '^rank [0-3]/4  local [01]/[12]  node [0-2]/3 n[0-2]  master n0:[0-9]+  omp [0-9]+  gpus 0$' \
+	"and prints a row for each task"
+json=$(grep '^{' <<<"$output" | /usr/bin/python3 -c '
+import json, sys
+tasks = {}
+for line in sys.stdin:
+    v = json.loads(line)
+    tasks.setdefault(v["rank"], {})[v["name"]] = (v["value"], v["source"])
+assert sorted(tasks) == [0, 1, 2, 3], tasks
+for rank, v in tasks.items():
+    assert v["RANK"][0] == str(rank) and v["DDP_TIMEOUT"] == ("90", "timeout="), v
+    assert v["MASTER_PORT"][1] == "reserved by Slurm" and v["DDP_KEY"][0] == "(secret)", v
+print("good")' 2>&1)
+same good "$json" "and the same as JSON, without the key"
+if [ ! -e "$work/ran" ]; then ok "and runs nothing"; else not_ok "and runs nothing"; fi
+
+capture as_user srun --ddp=verbose -N2 -n2 true
+prints_times 2 'ddp: rank [01]/2  local 0/1 ' "verbose shows the rows and runs the program"
+
+capture as_user srun --ddp=launcher -N3 --ntasks-per-node=1 env
+prints_times 3 '^PET_NNODES=3$' "launcher gives PET_NNODES"
+prints_times 1 '^PET_NODE_RANK=2$' "and PET_NODE_RANK"
+prints_times 3 '^PET_MASTER_ADDR=n0$' "and PET_MASTER_ADDR"
+prints_not '^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|OMP_NUM_THREADS)=' "and no RANK"
+capture as_user srun --ddp=launcher -N2 -n4 true
+fails_without_hanging "launcher with two tasks to a node is refused"
+prints 'launcher is for one torchrun per node.*--ntasks-per-node=1' "with what to do"
+
+capture as_user srun --ddp=addr=ip -N2 -n2 printenv MASTER_ADDR
+prints_times 2 '^198\.18\.0\.1$' "addr=ip gives the address of rank 0's node"
+capture as_user srun --ddp=addr=ip,addr-suffix=-ib0 -N2 -n2 true
+fails_without_hanging "a fabric's name that does not resolve is an error"
+prints "addr=ip: on n[01], 'n0-ib0' does not resolve" "that names it"
+capture as_user srun --ddp=addr-suffix=-ib0 -N2 -n2 printenv MASTER_ADDR
+prints_times 2 '^n0-ib0$' "addr-suffix is glued to the node's name"
+
+# n0 believes that it is 127.0.1.1, as Debian's installer would have it.
+printf '127.0.0.1 localhost\n127.0.1.1 n0\n' >"$work/hosts"
+trap 'on_node n0 umount /etc/hosts 2>/dev/null; true' EXIT
+on_node n0 mount --bind "$work/hosts" /etc/hosts
+capture as_user srun --ddp=addr=ip -N2 -n2 true
+on_node n0 umount /etc/hosts
+trap - EXIT
+fails_without_hanging "a name that resolves to loopback is an error"
+prints "'n0' resolves to 127.0.1.1 only" "that names the address"
+
+capture as_user env OMP_NUM_THREADS=64 srun --ddp -N1 -n1 printenv OMP_NUM_THREADS
+prints '^64$' "a caller's OMP_NUM_THREADS stays"
+capture as_user env OMP_NUM_THREADS=64 srun --ddp=omp=1 -N1 -n1 printenv OMP_NUM_THREADS
+prints '^1$' "unless omp= is given"
+capture as_user srun --ddp -N1 -n2 -c3 printenv OMP_NUM_THREADS
+prints_times 2 '^3$' "cpus per task become threads"
+# Since 22.05 a step does not inherit its job's --cpus-per-task.
+printf '#!/bin/sh\n#SBATCH -N1 -n2 -c3 --ddp\nsrun printenv OMP_NUM_THREADS; srun -c2 printenv OMP_NUM_THREADS\n' >"$work/cpus"
+mkdir -m 777 "$work/batch"
+capture as_user sbatch -W -D "$work/batch" -o out "$work/cpus"
+output=$(tr '\n' ' ' <"$work/batch/out")
+same "3 3 2 2 " "$output" "whatever a step takes over from its job, its threads are its CPUs"
+capture as_user srun --ddp=omp=keep -N1 -n1 env
+prints_not '^OMP_NUM_THREADS=' "omp=keep sets none"
+
+# Ports: rank 0's node tries the one that is to be used.
+on_node n0 /usr/bin/python3 -c 'import socket, sys, time
+s = socket.create_server(("", 24400)); open(sys.argv[1], "w").close(); time.sleep(20)' "$work/listening" &
+listener=$!
+wait_until 10 test -e "$work/listening"
+capture as_user srun --ddp=port=24400 -N2 -n2 true
+fails_without_hanging "a port in use is an error"
+prints 'ddp: port 24400 \(port=\) cannot be used on n0, rank 0.s node: Address already in use' \
+	"that names port, node and reason"
+capture as_user srun --ddp=port=24400 -w n1 -n1 printenv MASTER_PORT
+prints '^24400$' "but not on another node"
+kill $listener 2>/dev/null
+capture as_user srun --ddp=port=40000-40010 -N2 -n2 true
+fails_without_hanging "a hashed port among the kernel's own is an error"
+prints 'lies in the kernel.s range for outgoing connections' "that says so"
+
+# The key: the same in all tasks, new in each step, and nobody else's to read.
+capture as_user srun --ddp -N2 -n4 printenv DDP_KEY
+same 1 "$(grep -cE '^[0-9a-f]{64}$' <(sort -u <<<"$output"))" "one key in a step"
+first=$output
+capture as_user srun --ddp -N2 -n4 printenv DDP_KEY
+if [ "$first" != "$output" ]; then ok "another in the next"; else not_ok "another in the next"; fi
+as_user srun --ddp -w n0 sh -c "echo \$\$ >$work/pid; sleep 20" &
+holder=$!
+wait_until 10 test -s "$work/pid"
+capture on_node n0 sh -c 'for e in /proc/[0-9]*/environ; do
+	tr "\0" "\n" <$e 2>/dev/null | grep -q ^DDP_KEY && stat -c %a:%u $e; done; true'
+prints '^400:65534$' "the kernel shows the task's environment to its user only"
+prints_not ':0$' "and no process of root holds the key"
+kill $holder 2>/dev/null; on_cluster scancel --user nobody; wait $holder 2>/dev/null
+
+capture "$source/slurm/cluster" status --dir "$cluster"
+prints_not 'drain|down|fail' "no node was drained"
+
+done_testing

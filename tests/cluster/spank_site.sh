@@ -1,0 +1,81 @@
+#!/bin/bash
+# nodes: 2
+# cluster: --no-ports --gpus 4 --plugin-args 'port=24000-24499 addr=ip omp=1 gpu=error on-failure=continue locked=port,addr,addr-suffix' --conf PrologFlags=Alloc,Contain
+# seconds: 150
+# A site's defaults and locks, hashed ports, GPUs, and steps that are no steps.
+. "$source/tests/cluster/lib.sh"
+
+capture as_user srun --ddp -N2 -n2 env
+status_is 0 "--ddp alone takes the site's defaults"
+prints_times 2 '^MASTER_ADDR=198\.18\.0\.1$' "addr=ip of the site"
+prints_times 2 '^MASTER_PORT=24[0-4][0-9][0-9]$' "a hashed port in the site's range"
+prints_times 2 '^OMP_NUM_THREADS=1$' "omp=1 of the site"
+prints_times 2 '^DDP_ON_FAILURE=continue$' "on-failure=continue of the site"
+for list in port=30000 addr=nodename addr-suffix=-x; do
+	capture as_user srun "--ddp=$list" true
+	fails_without_hanging "--ddp=$list, which the site keeps for itself, is refused"
+	prints "key '${list%%=*}' is locked by this site" "by name"
+done
+# A user may have srun read another plugstack; the node's counts.
+printf 'optional %s\n' "$cluster/spank_ddp.so" >"$work/unlocked.conf"
+sed "s|^PlugStackConfig=.*|PlugStackConfig=$work/unlocked.conf|" "$cluster/slurm.conf" >"$work/slurm.conf"
+capture as_user env SLURM_CONF="$work/slurm.conf" srun --ddp=port=30000 -n1 echo ran
+fails_without_hanging "a lock holds on the node, whatever srun was told"
+prints "ddp: key 'port' is locked by this site" "which says so"
+prints_not '^ran$' "and runs nothing"
+capture as_user srun --ddp=omp=keep,on-failure=kill -N1 env
+prints '^DDP_ON_FAILURE=kill$' "what the site does not keep, a user may change"
+
+# Steps of one job, at once and one after the other, without Slurm's ports.
+cat >"$work/steps" <<'END'
+#!/bin/bash
+#SBATCH -N2 -n2 --ddp
+for i in 1 2 3 4 5 6; do srun --overlap sh -c 'sleep 0.5; [ $RANK != 0 ] || echo port $MASTER_PORT' & done; wait
+END
+capture as_user sbatch -W -D "$work" -o "$work/out" "$work/steps"
+output=$(<"$work/out")
+same 6 "$(grep '^port' <<<"$output" | sort -u | wc -l)" "six steps of a job have six hashed ports"
+
+# GPUs, which are /dev/null here, but Slurm binds them as others.
+capture as_user srun --ddp -N2 --ntasks-per-node=4 --gpus-per-node=4 sh -c 'echo "gpu $CUDA_VISIBLE_DEVICES $LOCAL_RANK $DDP_LOCAL_DEVICE"'
+status_is 0 "as many tasks as GPUs is right"
+prints_times 2 '^gpu 0,1,2,3 3 3$' "each task has its own among those it sees"
+capture as_user srun --ddp -N2 --ntasks-per-node=4 --gpus-per-task=1 sh -c 'echo "gpu $CUDA_VISIBLE_DEVICES $LOCAL_RANK $DDP_LOCAL_DEVICE"'
+prints_times 2 '^gpu [0-3] 3 0$' "--gpus-per-task: local device 0, though the local rank is 3"
+prints_times 1 'ddp: n0: each task sees GPUs of its own.*DDP_LOCAL_DEVICE, not LOCAL_RANK' "is noted once"
+capture as_user srun --ddp -N1 -n2 --gpus-per-node=2 --gpu-bind=single:1 sh -c 'echo "gpu $CUDA_VISIBLE_DEVICES $LOCAL_RANK $DDP_LOCAL_DEVICE"'
+prints_times 1 '^gpu [01] 1 0$' "--gpu-bind: local device 0"
+capture as_user srun --ddp -N1 -n4 --gpus-per-node=4 --gpu-bind=closest sh -c 'echo "gpu $LOCAL_RANK $DDP_LOCAL_DEVICE"'
+same "$(printf 'gpu %d %d\n' 0 0 1 1 2 2 3 3)" "$(sort <<<"$output")" "--gpu-bind=closest, all close: the local rank's"
+capture as_user srun --ddp=gpu=warn -N1 -n4 --gpus-per-node=4 --gpu-bind=mask_gpu:0x3,0xc sh -c 'echo "gpu ${DDP_LOCAL_DEVICE-unset}"'
+prints_times 4 '^gpu unset$' "--gpu-bind=mask_gpu: none where tasks share what they see"
+prints_times 1 'ddp: n0: --gpu-bind=mask_gpu:0x3,0xc lets tasks share GPUs.*DDP_LOCAL_DEVICE is not set' "with a warning"
+capture as_user salloc -N1 -n2 --gpus-per-task=1 srun --ddp=gpu=ignore --gpus-per-node=2 --gpu-bind=closest \
+	sh -c 'echo "gpu $SLURM_GPUS_PER_TASK $LOCAL_RANK $DDP_LOCAL_DEVICE"'
+prints '^gpu 1? 1 1$' "a step that is not bound as its job: the local rank's"
+capture as_user srun --ddp -N1 -n4 --gpus-per-node=2 true
+fails_without_hanging "gpu=error: four tasks for two GPUs is an error"
+prints 'ddp: n0: 4 tasks share 2 GPUs.*--ntasks-per-node=2' "that says what to set"
+capture as_user srun --ddp=gpu=warn -N1 -n2 --gpus-per-node=4 true
+status_is 0 "gpu=warn: two tasks for four GPUs runs"
+prints_times 1 'ddp: n0: 2 of 4 GPUs on this node have no task' "with a warning"
+capture as_user srun --ddp=gpu=ignore -N1 -n2 --gpus-per-node=4 true
+prints_not 'ddp:' "gpu=ignore says nothing"
+capture as_user srun --ddp=launcher -N2 --ntasks-per-node=1 --gpus-per-node=4 printenv PET_NPROC_PER_NODE
+prints_times 2 '^4$' "launcher: a process for each GPU"
+
+# The batch script and the extern step (PrologFlags=Contain) run the plugin.
+cat >"$work/alone" <<'END'
+#!/bin/bash
+#SBATCH -N1 -n2 --ddp
+env | grep -E '^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|DDP_[A-Z_]*)='
+exit 0
+END
+capture as_user sbatch -W -D "$work" -o "$work/alone.out" "$work/alone"
+status_is 0 "a batch script without srun runs as without the plugin"
+output=$(<"$work/alone.out")
+same "" "$output" "and gets no ranks that would make it one of several"
+capture "$source/slurm/cluster" status --dir "$cluster"
+prints_not 'drain|down|fail' "no node was drained"
+
+done_testing

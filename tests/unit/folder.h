@@ -1,0 +1,14 @@
+/* folder: a test program's folder for files, which is removed at its end. */
+#ifndef TESTS_FOLDER_H
+#define TESTS_FOLDER_H
+
+enum { TEST_FOLDER_BYTES = 32 };
+
+extern char test_folder[TEST_FOLDER_BYTES]; /* its path, once made */
+
+/* For cmocka: before all tests, before each one, and after all. */
+int folder_make(void **state);
+int folder_empty(void **state);
+int folder_remove(void **state);
+
+#endif

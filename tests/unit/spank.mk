@@ -1,0 +1,37 @@
+# Tests of spank/. Its core knows no Slurm, so they need none.
+spank_libs = spank/libspankcore.la $(CMOCKA_LIBS) $(JANSSON_LIBS)
+check_PROGRAMS += \
+	tests/unit/test_spank_options tests/unit/test_spank_nodelist tests/unit/test_spank_port \
+	tests/unit/test_spank_identity tests/unit/test_spank_environment \
+	tests/unit/test_spank_relay tests/unit/test_spank_report tests/unit/test_spank_supervise \
+	tests/unit/test_spank_launch
+tests_unit_test_spank_options_SOURCES = tests/unit/test_spank_options.c
+tests_unit_test_spank_options_CFLAGS = $(unit_cflags)
+tests_unit_test_spank_options_LDADD = $(spank_libs)
+tests_unit_test_spank_nodelist_SOURCES = tests/unit/test_spank_nodelist.c
+tests_unit_test_spank_nodelist_CFLAGS = $(unit_cflags)
+tests_unit_test_spank_nodelist_LDADD = $(spank_libs)
+tests_unit_test_spank_port_SOURCES = tests/unit/test_spank_port.c
+tests_unit_test_spank_port_CFLAGS = $(unit_cflags)
+tests_unit_test_spank_port_LDADD = $(spank_libs)
+tests_unit_test_spank_identity_SOURCES = tests/unit/test_spank_identity.c
+tests_unit_test_spank_identity_CFLAGS = $(unit_cflags)
+tests_unit_test_spank_identity_LDADD = $(spank_libs)
+tests_unit_test_spank_environment_SOURCES = tests/unit/test_spank_environment.c
+tests_unit_test_spank_environment_CFLAGS = $(unit_cflags) $(JANSSON_CFLAGS)
+tests_unit_test_spank_environment_LDADD = $(spank_libs)
+tests_unit_test_spank_relay_SOURCES = tests/unit/test_spank_relay.c
+tests_unit_test_spank_relay_CFLAGS = $(unit_cflags)
+tests_unit_test_spank_relay_LDADD = $(spank_libs)
+tests_unit_test_spank_report_SOURCES = tests/unit/test_spank_report.c
+tests_unit_test_spank_report_CFLAGS = $(unit_cflags)
+tests_unit_test_spank_report_LDADD = $(spank_libs)
+tests_unit_test_spank_supervise_SOURCES = tests/unit/test_spank_supervise.c
+tests_unit_test_spank_supervise_CFLAGS = $(unit_cflags)
+tests_unit_test_spank_supervise_LDADD = $(spank_libs)
+tests_unit_test_spank_launch_SOURCES = tests/unit/test_spank_launch.c
+tests_unit_test_spank_launch_CFLAGS = $(unit_cflags)
+tests_unit_test_spank_launch_LDADD = $(spank_libs)
+EXTRA_DIST += tests/unit/test_spank_symbols.sh tests/unit/test_spank_docs.sh \
+	tests/fuzz/fuzz_spank_options.c tests/fuzz/fuzz_spank_nodelist.c \
+	tests/fuzz/fuzz_spank_report.c

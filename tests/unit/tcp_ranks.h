@@ -1,0 +1,55 @@
+/*
+ * tcp_ranks: the ranks of a wire-up by TCP, each a process, for a test. Each
+ * test uses a port of its own at an address of the loopback net.
+ */
+#ifndef TESTS_TCP_RANKS_H
+#define TESTS_TCP_RANKS_H
+
+#include <sys/types.h>
+
+#include "wireup/auth.h"
+#include "wireup/wireup.h"
+
+enum { WORLD_MAX = 16, LONG_MS = 60000, SHORT_MS = 1500 };
+
+struct outcome {
+	ddp_status status;
+	double seconds;
+	char message[1024];
+};
+
+struct rank {
+	ddp_job job;
+	ddp_key key;
+	int timeout_ms;
+	int delay_ms;
+	bool absent;
+	bool idles;            /* after it has joined */
+	int dies_us;           /* after so many microseconds; 0: never */
+	size_t descriptors;    /* limit; 0: as it is */
+	size_t blob_bytes;
+	int rounds;
+};
+
+extern struct rank ranks[WORLD_MAX];
+extern struct outcome outcomes[WORLD_MAX];
+
+/* For cmocka: before each test. */
+int begin(void **state);
+
+/* `world` ranks that will all come and exchange a small blob. */
+void arrange(int world);
+
+/* Runs the ranks, each in a process, and gathers how each of them fared. */
+void run(int count);
+
+/* Fails unless the rank ended with this status and said these words. */
+void expect(int rank, ddp_status status, const char *words);
+void all_are_well(int count);
+
+void sleep_ms(long ms);
+
+/* A connection to where rank 0 listens, once it does; -1: it never did. */
+int connect_raw(void);
+
+#endif

@@ -1,0 +1,268 @@
+/* agreement: what the ranks believe, completed and compared. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/error.h"
+#include "job/job.h"
+#include "wireup/agreement.h"
+
+enum { RANKS = 4 };
+
+static ddp_belief beliefs[RANKS];
+static const char *const hosts[] = { "a", "b" };
+
+/* Four ranks, two on each of two nodes, in blocks. */
+static int reset(void **state)
+{
+	(void)state;
+	for (int r = 0; r < RANKS; r++)
+		beliefs[r] = (ddp_belief){
+			.version = "1", .hostname = hosts[r / 2], .node = hosts[r / 2], .rank = r,
+			.world_size = RANKS, .local_rank = r % 2, .local_world_size = 2,
+			.node_rank = r / 2, .nnodes = 2,
+		};
+	return 0;
+}
+
+static void forget_all(void)
+{
+	for (int r = 0; r < RANKS; r++) {
+		beliefs[r].local_rank = beliefs[r].local_world_size = DDP_UNKNOWN;
+		beliefs[r].node_rank = beliefs[r].nnodes = DDP_UNKNOWN;
+	}
+}
+
+static void agree(void)
+{
+	if (ddp_beliefs_agree(beliefs, RANKS) != DDP_OK)
+		fail_msg("%s", ddp_last_error());
+}
+
+static void disagree(const char *words)
+{
+	assert_int_equal(ddp_beliefs_agree(beliefs, RANKS), DDP_ERR_JOB);
+	if (strstr(ddp_last_error(), words) == NULL)
+		fail_msg("%s", ddp_last_error());
+}
+
+static void right_beliefs_agree(void **state)
+{
+	(void)state;
+	agree();
+}
+
+static void unknown_values_come_from_the_nodes(void **state)
+{
+	(void)state;
+	forget_all();
+	agree();
+	for (int r = 0; r < RANKS; r++) {
+		assert_int_equal(beliefs[r].local_rank, r % 2);
+		assert_int_equal(beliefs[r].local_world_size, 2);
+		assert_int_equal(beliefs[r].node_rank, r / 2);
+		assert_int_equal(beliefs[r].nnodes, 2);
+	}
+}
+
+static void cyclic_and_uneven_nodes_are_counted_by_lowest_rank(void **state)
+{
+	static const char *const nodes[] = { "b", "a", "b", "b" };
+
+	(void)state;
+	forget_all();
+	for (int r = 0; r < RANKS; r++)
+		beliefs[r].node = nodes[r];
+	agree();
+	assert_int_equal(beliefs[0].node_rank, 0);
+	assert_int_equal(beliefs[1].node_rank, 1);
+	assert_int_equal(beliefs[3].node_rank, 0);
+	assert_int_equal(beliefs[3].local_rank, 2);
+	assert_int_equal(beliefs[3].local_world_size, 3);
+	assert_int_equal(beliefs[1].local_world_size, 1);
+}
+
+static void local_ranks_without_node_ranks_are_kept(void **state)
+{
+	(void)state;
+	for (int r = 0; r < RANKS; r++) {
+		beliefs[r].node_rank = beliefs[r].nnodes = DDP_UNKNOWN;
+		beliefs[r].local_rank = 1 - r % 2;
+	}
+	agree();
+	assert_int_equal(beliefs[0].local_rank, 1);
+	assert_int_equal(beliefs[2].node_rank, 1);
+}
+
+static void other_version_is_named(void **state)
+{
+	(void)state;
+	beliefs[3].version = "2";
+	disagree("rank 0 on a runs libddp 1, rank 3 on b runs libddp 2");
+}
+
+static void wrong_place_is_named(void **state)
+{
+	(void)state;
+	beliefs[2].rank = 1;
+	disagree("in the place of rank 2 says that it is rank 1");
+}
+
+static void other_world_size_is_named(void **state)
+{
+	(void)state;
+	beliefs[1].world_size = 8;
+	disagree("rank 1 on a says that the world size is 8, but 4 ranks came");
+}
+
+static void other_number_of_nodes_names_both(void **state)
+{
+	(void)state;
+	beliefs[2].nnodes = 3;
+	disagree("rank 0 on a says that the number of nodes is 2, rank 2 on b says 3");
+}
+
+static void node_rank_known_to_some_only_names_both(void **state)
+{
+	(void)state;
+	beliefs[3].node_rank = DDP_UNKNOWN;
+	disagree("rank 0 on a says that the node rank is 0, rank 3 on b says -1");
+}
+
+static void local_rank_known_to_some_only_names_both(void **state)
+{
+	(void)state;
+	beliefs[3].local_rank = DDP_UNKNOWN;
+	disagree("the local rank is 0, rank 3 on b says -1");
+}
+
+static void one_local_rank_twice_names_both(void **state)
+{
+	(void)state;
+	beliefs[3].local_rank = 0;
+	disagree("rank 2 on b and rank 3 on b, both of node 1, say that their local rank is 0");
+}
+
+static void local_sizes_that_differ_name_both(void **state)
+{
+	(void)state;
+	beliefs[1].local_world_size = 3;
+	disagree("rank 0 on a says that the local world size is 2, rank 1 on a says 3");
+}
+
+static void local_size_that_is_not_the_number_of_ranks_is_named(void **state)
+{
+	(void)state;
+	beliefs[2].local_world_size = beliefs[3].local_world_size = 1;
+	disagree("has 1 ranks, but 2 came");
+}
+
+static void local_rank_out_of_range_is_named(void **state)
+{
+	(void)state;
+	beliefs[1].local_rank = 2;
+	disagree("its local rank is 2 of 2");
+}
+
+static void node_rank_out_of_range_is_named(void **state)
+{
+	(void)state;
+	beliefs[2].node_rank = beliefs[3].node_rank = 2;
+	disagree("rank 2 on b says that it is on node 2 of 2");
+	beliefs[2].node_rank = beliefs[3].node_rank = -7;
+	disagree("on node -7");
+}
+
+static void node_without_ranks_is_named(void **state)
+{
+	(void)state;
+	for (int r = 0; r < RANKS; r++)
+		beliefs[r].nnodes = 3;
+	disagree("there are 3 nodes, but no rank is on node 2");
+}
+
+static void more_nodes_than_ranks_is_an_error(void **state)
+{
+	(void)state;
+	for (int r = 0; r < RANKS; r++)
+		beliefs[r].nnodes = 1000000000;
+	disagree("of 1000000000 (4 ranks)");
+}
+
+static void two_machines_in_one_node_rank_are_named(void **state)
+{
+	(void)state;
+	for (int r = 0; r < RANKS; r++) {
+		beliefs[r].node_rank = 0;
+		beliefs[r].nnodes = 1;
+		beliefs[r].local_rank = r;
+		beliefs[r].local_world_size = RANKS;
+		beliefs[r].boot_id = r < 2 ? "one" : "two";
+	}
+	disagree("rank 0 on a and rank 2 on b say that they are on node 0, but these are two machines");
+}
+
+static void containers_of_one_machine_may_have_names_of_their_own(void **state)
+{
+	(void)state;
+	beliefs[1].hostname = "container";
+	for (int r = 0; r < RANKS; r++)
+		beliefs[r].boot_id = "one";
+	agree();
+}
+
+static void many_ranks_agree_quickly(void **state)
+{
+	enum { MANY = 20000, PER_NODE = 4 };
+	ddp_belief *many = calloc(MANY, sizeof(*many));
+	char (*names)[16] = calloc(MANY / PER_NODE, sizeof(*names));
+
+	(void)state;
+	for (int n = 0; n < MANY / PER_NODE; n++)
+		snprintf(names[n], sizeof(names[n]), "n%d", n);
+	/* cyclic: the nodes come up again and again */
+	for (int r = 0; r < MANY; r++)
+		many[r] = (ddp_belief){
+			.version = "1", .hostname = "h", .node = names[r % (MANY / PER_NODE)], .boot_id = "",
+			.rank = r, .world_size = MANY, .local_rank = -1, .local_world_size = -1,
+			.node_rank = -1, .nnodes = -1,
+		};
+	assert_int_equal(ddp_beliefs_agree(many, MANY), DDP_OK);
+	assert_int_equal(many[MANY - 1].node_rank, MANY / PER_NODE - 1);
+	assert_int_equal(many[MANY - 1].local_rank, PER_NODE - 1);
+	free(many);
+	free(names);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup(right_beliefs_agree, reset),
+		cmocka_unit_test_setup(unknown_values_come_from_the_nodes, reset),
+		cmocka_unit_test_setup(cyclic_and_uneven_nodes_are_counted_by_lowest_rank, reset),
+		cmocka_unit_test_setup(local_ranks_without_node_ranks_are_kept, reset),
+		cmocka_unit_test_setup(other_version_is_named, reset),
+		cmocka_unit_test_setup(wrong_place_is_named, reset),
+		cmocka_unit_test_setup(other_world_size_is_named, reset),
+		cmocka_unit_test_setup(other_number_of_nodes_names_both, reset),
+		cmocka_unit_test_setup(node_rank_known_to_some_only_names_both, reset),
+		cmocka_unit_test_setup(local_rank_known_to_some_only_names_both, reset),
+		cmocka_unit_test_setup(one_local_rank_twice_names_both, reset),
+		cmocka_unit_test_setup(local_sizes_that_differ_name_both, reset),
+		cmocka_unit_test_setup(local_size_that_is_not_the_number_of_ranks_is_named, reset),
+		cmocka_unit_test_setup(local_rank_out_of_range_is_named, reset),
+		cmocka_unit_test_setup(node_rank_out_of_range_is_named, reset),
+		cmocka_unit_test_setup(node_without_ranks_is_named, reset),
+		cmocka_unit_test_setup(more_nodes_than_ranks_is_an_error, reset),
+		cmocka_unit_test_setup(two_machines_in_one_node_rank_are_named, reset),
+		cmocka_unit_test_setup(containers_of_one_machine_may_have_names_of_their_own, reset),
+		cmocka_unit_test(many_ranks_agree_quickly),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,303 @@
+/* reduce/layout and reduce/bucket: where gradients lie and how they are cut. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/error.h"
+#include "reduce/bucket.h"
+
+enum { PARAMS_MAX = 8, BUCKETS_MAX = 16 };
+
+static char names[PARAMS_MAX][8];
+
+static ddp_param vector(int index, int64_t count)
+{
+	snprintf(names[index], sizeof(names[index]), "p%d", index);
+	return (ddp_param){ .name = names[index], .ndim = 1, .shape = { count } };
+}
+
+static void make_layout(const int64_t *counts, ddp_layout *layout)
+{
+	ddp_param params[PARAMS_MAX];
+	int n = 0;
+
+	for (; n < PARAMS_MAX && counts[n] > 0; n++)
+		params[n] = vector(n, counts[n]);
+	assert_int_equal(ddp_layout_make(params, n, layout), DDP_OK);
+}
+
+static const struct plan_case {
+	int64_t counts[PARAMS_MAX];
+	int64_t first, size;
+	struct { int64_t begin, end; int first_param, last_param; } buckets[BUCKETS_MAX];
+} plan_cases[] = {
+	/* one tensor smaller than a bucket */
+	{ { 5 }, 64, 64, { { 0, 16, 0, 0 } } },
+	/* exactly one bucket */
+	{ { 64 }, 64, 64, { { 0, 64, 0, 0 } } },
+	/* a tensor split over three, the first bucket smaller */
+	{ { 100 }, 32, 48, { { 80, 112, 0, 0 }, { 32, 80, 0, 0 }, { 0, 32, 0, 0 } } },
+	/* small tensors share a bucket, gaps included */
+	{ { 1, 1, 1, 1 }, 32, 32, { { 32, 64, 2, 3 }, { 0, 32, 0, 1 } } },
+	/* a cut within a tensor that shares its bucket with the next */
+	{ { 64, 32 }, 48, 48, { { 48, 96, 0, 1 }, { 0, 48, 0, 0 } } },
+	/* a cut at the tensors' border */
+	{ { 64, 32 }, 32, 64, { { 64, 96, 1, 1 }, { 0, 64, 0, 0 } } },
+	/* sizes are rounded down, to one alignment at least */
+	{ { 40 }, 1, 33, { { 32, 48, 0, 0 }, { 0, 32, 0, 0 } } },
+	{ { 40 }, 0, 0, { { 32, 48, 0, 0 }, { 16, 32, 0, 0 }, { 0, 16, 0, 0 } } },
+	/* a large cap: everything but the first bucket in one */
+	{ { 16, 16, 16, 16 }, 16, 1000, { { 48, 64, 3, 3 }, { 0, 48, 0, 2 } } },
+};
+
+static void buckets_are_cut_from_the_end(void **state)
+{
+	(void)state;
+	for (size_t c = 0; c < sizeof(plan_cases) / sizeof(plan_cases[0]); c++) {
+		const struct plan_case *test = &plan_cases[c];
+		ddp_layout layout;
+		ddp_bucket_plan plan;
+		int count = 0;
+
+		while (count < BUCKETS_MAX && test->buckets[count].end > 0)
+			count++;
+		make_layout(test->counts, &layout);
+		assert_int_equal(ddp_bucket_plan_make(&layout, test->first, test->size, &plan), DDP_OK);
+		assert_int_equal(plan.count, count);
+		for (int k = 0; k < count; k++) {
+			assert_int_equal(plan.buckets[k].begin, test->buckets[k].begin);
+			assert_int_equal(plan.buckets[k].end, test->buckets[k].end);
+			assert_int_equal(plan.buckets[k].first_param, test->buckets[k].first_param);
+			assert_int_equal(plan.buckets[k].last_param, test->buckets[k].last_param);
+		}
+		ddp_bucket_plan_free(&plan);
+		ddp_layout_free(&layout);
+	}
+}
+
+static void every_element_is_in_one_bucket(void **state)
+{
+	static const int64_t counts[PARAMS_MAX] = { 1000, 3, 17, 16, 250, 1 };
+	ddp_layout layout;
+
+	(void)state;
+	make_layout(counts, &layout);
+	for (int64_t size = 1; size < 400; size += 7) {
+		ddp_bucket_plan plan;
+		int64_t end = layout.elements;
+
+		assert_int_equal(ddp_bucket_plan_make(&layout, size / 3, size, &plan), DDP_OK);
+		for (int k = 0; k < plan.count; k++) {
+			assert_int_equal(plan.buckets[k].end, end);
+			assert_true(plan.buckets[k].begin < end);
+			assert_int_equal(plan.buckets[k].begin % DDP_ALIGN_ELEMENTS, 0);
+			for (int64_t e = plan.buckets[k].begin; e < end; e++)
+				assert_int_equal(ddp_bucket_of(&plan, e), k);
+			end = plan.buckets[k].begin;
+		}
+		assert_int_equal(end, 0);
+		ddp_bucket_plan_free(&plan);
+	}
+	ddp_layout_free(&layout);
+}
+
+static void tensors_begin_at_64_bytes(void **state)
+{
+	static const int64_t counts[PARAMS_MAX] = { 1, 16, 17 };
+	ddp_layout layout;
+
+	(void)state;
+	make_layout(counts, &layout);
+	assert_int_equal(layout.slots[0].offset, 0);
+	assert_int_equal(layout.slots[1].offset, 16);
+	assert_int_equal(layout.slots[2].offset, 32);
+	assert_int_equal(layout.elements, 64);
+	assert_int_equal(layout.slots[2].count, 17);
+	ddp_layout_free(&layout);
+}
+
+static void too_many_buckets_are_refused(void **state)
+{
+	const ddp_param huge = { .name = "w", .ndim = 1, .shape = { (int64_t)1 << 40 } };
+	ddp_layout layout;
+	ddp_bucket_plan plan;
+
+	(void)state;
+	assert_int_equal(ddp_layout_make(&huge, 1, &layout), DDP_OK);
+	assert_int_equal(ddp_bucket_plan_make(&layout, 16, 16, &plan), DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "use larger ones"));
+	ddp_layout_free(&layout);
+}
+
+static void expect_bad_list(const ddp_param *params, int count, const char *part)
+{
+	ddp_layout layout;
+
+	assert_int_equal(ddp_layout_make(params, count, &layout), DDP_ERR_INVALID);
+	if (strstr(ddp_last_error(), part) == NULL)
+		fail_msg("\"%s\" does not say \"%s\"", ddp_last_error(), part);
+}
+
+static void wrong_parameters_are_named(void **state)
+{
+	char long_name[300];
+	ddp_param two[2] = { vector(0, 4), vector(1, 4) };
+
+	(void)state;
+	expect_bad_list(NULL, 1, "at least one");
+	expect_bad_list(two, 0, "at least one parameter, not 0");
+	two[1].name = NULL;
+	expect_bad_list(two, 2, "parameter 1 has no name");
+	two[1].name = "p0";
+	expect_bad_list(two, 2, "two parameters have the name \"p0\"");
+	two[1].name = "a\nb";
+	expect_bad_list(two, 2, "byte 1 of its name is not printable");
+	two[1].name = "optimizer.m.p0";
+	expect_bad_list(two, 2, "reserved");
+	memset(long_name, 'x', sizeof(long_name) - 1);
+	long_name[sizeof(long_name) - 1] = '\0';
+	two[1].name = long_name;
+	expect_bad_list(two, 2, "longer than 255");
+	long_name[255] = '\0';
+	two[1].ndim = 0;
+	expect_bad_list(two, 2, "ndim is 0");
+	two[1].name = "w";
+	two[1].ndim = DDP_MAX_DIMS + 1;
+	expect_bad_list(two, 2, "\"w\": ndim is 9");
+	two[1].ndim = 2;
+	two[1].shape[1] = 0;
+	expect_bad_list(two, 2, "dimension 1 is 0");
+	two[1].shape[0] = two[1].shape[1] = INT64_MAX / 2;
+	expect_bad_list(two, 2, "\"w\" has too many elements");
+	two[0].shape[0] = two[1].shape[0] = (int64_t)1 << 59;
+	two[1].shape[1] = 1;
+	expect_bad_list(two, 2, "too many elements together");
+}
+
+static void shapes_print_and_are_cut(void **state)
+{
+	const int64_t shape[] = { 2, 3, 400 };
+	char text[32];
+
+	(void)state;
+	ddp_shape_text(3, shape, text, sizeof(text));
+	assert_string_equal(text, "[2, 3, 400]");
+	ddp_shape_text(3, shape, text, 6);
+	assert_string_equal(text, "[2, 3");
+}
+
+static ddp_layout layout;
+static ddp_bucket_plan plan;
+static ddp_ready ready;
+
+/* Buckets of 32: b0 covers p2 and half of p1, b1 half of p1 and p0. */
+static int setup_ready(void **state)
+{
+	static const int64_t counts[PARAMS_MAX] = { 16, 32, 16 };
+
+	(void)state;
+	make_layout(counts, &layout);
+	assert_int_equal(ddp_bucket_plan_make(&layout, 32, 32, &plan), DDP_OK);
+	assert_int_equal(ddp_ready_make(&layout, &plan, &ready), DDP_OK);
+	return 0;
+}
+
+static int teardown_ready(void **state)
+{
+	(void)state;
+	ddp_ready_free(&ready);
+	ddp_bucket_plan_free(&plan);
+	ddp_layout_free(&layout);
+	return 0;
+}
+
+static void bucket_is_ready_with_its_last_tensor(void **state)
+{
+	(void)state;
+	assert_int_equal(ddp_ready_take(&ready, 2), -1);
+	assert_int_equal(ddp_ready_announce(&ready, 2), DDP_OK);
+	assert_int_equal(ddp_ready_take(&ready, 2), -1);
+	assert_int_equal(ddp_ready_announce(&ready, 1), DDP_OK);
+	assert_int_equal(ddp_ready_take(&ready, 2), 0);
+	assert_int_equal(ddp_ready_take(&ready, 2), -1);
+	assert_int_equal(ddp_ready_announce(&ready, 0), DDP_OK);
+	assert_int_equal(ddp_ready_take(&ready, 2), 1);
+	assert_int_equal(ddp_ready_take(&ready, 2), -1);
+}
+
+static void buckets_are_taken_in_order_whatever_the_announcements(void **state)
+{
+	(void)state;
+	ddp_ready_announce(&ready, 0);
+	ddp_ready_announce(&ready, 1);
+	assert_int_equal(ddp_ready_take(&ready, 2), -1);
+	ddp_ready_announce(&ready, 2);
+	assert_int_equal(ddp_ready_take(&ready, 2), 0);
+	assert_int_equal(ddp_ready_take(&ready, 2), 1);
+}
+
+static void limit_holds_buckets_back(void **state)
+{
+	(void)state;
+	for (int p = 0; p < 3; p++)
+		ddp_ready_announce(&ready, p);
+	assert_int_equal(ddp_ready_take(&ready, 1), 0);
+	assert_int_equal(ddp_ready_take(&ready, 1), -1);
+	assert_int_equal(ddp_ready_force(&ready, 1), -1);
+	assert_int_equal(ddp_ready_force(&ready, 2), 1);
+}
+
+static void unannounced_buckets_can_be_forced(void **state)
+{
+	(void)state;
+	assert_int_equal(ddp_ready_force(&ready, 2), 0);
+	assert_int_equal(ddp_ready_force(&ready, 2), 1);
+	assert_int_equal(ddp_ready_force(&ready, 2), -1);
+}
+
+static void announcing_twice_is_an_error_until_the_next_step(void **state)
+{
+	(void)state;
+	assert_int_equal(ddp_ready_announce(&ready, 1), DDP_OK);
+	assert_int_equal(ddp_ready_announce(&ready, 1), DDP_ERR_STATE);
+	assert_non_null(strstr(ddp_last_error(), "\"p1\" was announced twice"));
+	ddp_ready_reset(&ready);
+	assert_int_equal(ddp_ready_announce(&ready, 1), DDP_OK);
+}
+
+static void announcing_an_unknown_parameter_is_an_error(void **state)
+{
+	(void)state;
+	assert_int_equal(ddp_ready_announce(&ready, -1), DDP_ERR_INVALID);
+	assert_int_equal(ddp_ready_announce(&ready, 3), DDP_ERR_INVALID);
+	assert_string_equal(ddp_last_error(), "no parameter has index 3; there are 3");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(buckets_are_cut_from_the_end),
+		cmocka_unit_test(every_element_is_in_one_bucket),
+		cmocka_unit_test(tensors_begin_at_64_bytes),
+		cmocka_unit_test(too_many_buckets_are_refused),
+		cmocka_unit_test(wrong_parameters_are_named),
+		cmocka_unit_test(shapes_print_and_are_cut),
+		cmocka_unit_test_setup_teardown(bucket_is_ready_with_its_last_tensor,
+		                                setup_ready, teardown_ready),
+		cmocka_unit_test_setup_teardown(buckets_are_taken_in_order_whatever_the_announcements,
+		                                setup_ready, teardown_ready),
+		cmocka_unit_test_setup_teardown(limit_holds_buckets_back, setup_ready, teardown_ready),
+		cmocka_unit_test_setup_teardown(unannounced_buckets_can_be_forced,
+		                                setup_ready, teardown_ready),
+		cmocka_unit_test_setup_teardown(announcing_twice_is_an_error_until_the_next_step,
+		                                setup_ready, teardown_ready),
+		cmocka_unit_test_setup_teardown(announcing_an_unknown_parameter_is_an_error,
+		                                setup_ready, teardown_ready),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,65 @@
+/* comm/blocks: how operations are cut. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "comm/blocks.h"
+
+enum { LIMIT = 256 * 1024, WINDOW = 4 * 1024 * 1024, LONGEST = 1 << 30 };
+
+static void a_window_holds_a_segment_of_each_of_many_pieces(void **state)
+{
+	static const struct {
+		size_t element, wide;
+	} types[] = { { 1, 4 }, { 2, 4 }, { 4, 4 }, { 8, 8 } };
+
+	(void)state;
+	for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
+		const size_t element = types[t].element, wide = types[t].wide;
+		for (size_t pieces = 1; pieces <= WINDOW / element; pieces += 1 + pieces / 7) {
+			size_t count = ddp_segment_count(LIMIT, WINDOW / pieces, element, wide, LONGEST);
+			assert_true(count > 0);
+			assert_true(count * element * pieces <= WINDOW);
+			assert_true(count * wide <= LIMIT || count == 64);
+			assert_true(count < 64 || count % 64 == 0);
+		}
+		assert_int_equal(ddp_segment_count(LIMIT, WINDOW / (WINDOW / element * 2), element, wide, LONGEST), 0);
+	}
+}
+
+static void a_segment_is_not_much_longer_than_the_longest_piece(void **state)
+{
+	(void)state;
+	assert_int_equal(ddp_segment_count(LIMIT, WINDOW, 4, 4, LONGEST), LIMIT / 4);
+	assert_int_equal(ddp_segment_count(LIMIT, WINDOW, 4, 4, 65), 128);
+	assert_int_equal(ddp_segment_count(LIMIT, WINDOW, 4, 4, 0), 64);
+}
+
+static void parts_cover_everything_once(void **state)
+{
+	(void)state;
+	for (size_t count = 0; count < 300; count += 1 + count / 9) {
+		for (int parts = 1; parts < 20; parts++) {
+			size_t at = 0;
+			for (int i = 0; i < parts; i++) {
+				const ddp_range part = ddp_part(count, parts, i, 16);
+				assert_int_equal(part.begin, at);
+				at += part.count;
+			}
+			assert_int_equal(at, count);
+		}
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_window_holds_a_segment_of_each_of_many_pieces),
+		cmocka_unit_test(a_segment_is_not_much_longer_than_the_longest_piece),
+		cmocka_unit_test(parts_cover_everything_once),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,324 @@
+/* comm/kernels: conversions of 16-bit types, and equal results of all instruction sets. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "comm/comm.h"
+#include "comm/kernels_table.h"
+
+static double decode(uint16_t bits, int fraction_bits, int bias)
+{
+	int exponent = (bits & 0x7fff) >> fraction_bits;
+	double fraction = bits & ((1 << fraction_bits) - 1);
+	double x = exponent == 0 ? ldexp(fraction, 1 - bias - fraction_bits)
+		: ldexp(fraction + (1 << fraction_bits), exponent - bias - fraction_bits);
+
+	return (bits & 0x8000) != 0 ? -x : x;
+}
+
+static void every_f16_is_decoded_and_encoded(void **state)
+{
+	(void)state;
+	for (uint32_t bits = 0; bits < 0x10000; bits++) {
+		float x = ddp_f16_to_float((uint16_t)bits);
+		if ((bits & 0x7fff) > 0x7c00) {
+			assert_true(isnan(x) && isnan(ddp_f16_to_float(ddp_f16_from_float(x))));
+			continue;
+		}
+		if ((bits & 0x7fff) == 0x7c00)
+			assert_true(isinf(x) && (signbit(x) != 0) == (bits >> 15 != 0));
+		else
+			assert_true((double)x == decode((uint16_t)bits, 10, 15));
+		assert_int_equal(ddp_f16_from_float(x), bits);
+	}
+}
+
+static void between_two_f16_the_nearest_is_taken(void **state)
+{
+	(void)state;
+	for (uint32_t bits = 0; bits < 0x7bff; bits++) {
+		double low = decode((uint16_t)bits, 10, 15), high = decode((uint16_t)(bits + 1), 10, 15);
+		float middle = (float)((low + high) / 2);
+		assert_int_equal(ddp_f16_from_float(middle), bits + (bits & 1));
+		assert_int_equal(ddp_f16_from_float(nextafterf(middle, 0)), bits);
+		assert_int_equal(ddp_f16_from_float(nextafterf(middle, 1e6f)), bits + 1);
+	}
+	assert_int_equal(ddp_f16_from_float(65519.0f), 0x7bff);
+	assert_int_equal(ddp_f16_from_float(65520.0f), 0x7c00);
+	assert_int_equal(ddp_f16_from_float(-1e30f), 0xfc00);
+}
+
+static void bf16_is_rounded_to_even_and_nan_stays(void **state)
+{
+	(void)state;
+	for (uint32_t bits = 0; bits < 0x7f80; bits++) {
+		float x = ddp_bf16_to_float((uint16_t)bits);
+		assert_int_equal(ddp_bf16_from_float(x), bits);
+		float middle = ddp_float_of_bits(bits << 16 | 0x8000);
+		assert_int_equal(ddp_bf16_from_float(middle), bits + (bits & 1));
+	}
+	assert_true(isnan(ddp_bf16_to_float(ddp_bf16_from_float(NAN))));
+	/* A NaN whose upper half alone would be infinity. */
+	assert_true(isnan(ddp_bf16_to_float(ddp_bf16_from_float(ddp_float_of_bits(0x7f800001)))));
+}
+
+/* ---- minimum and maximum of special values --------------------------------------------- */
+
+enum { LENGTH = 77 }; /* vectors and a tail */
+
+static void put(ddp_type type, void *memory, size_t i, double x)
+{
+	switch (type) {
+	case DDP_F32: ((float *)memory)[i] = (float)x; break;
+	case DDP_F64: ((double *)memory)[i] = x; break;
+	case DDP_F16: ((uint16_t *)memory)[i] = ddp_f16_from_float((float)x); break;
+	default: ((uint16_t *)memory)[i] = ddp_bf16_from_float((float)x); break;
+	}
+}
+
+static double get(ddp_type type, const void *memory, size_t i)
+{
+	switch (type) {
+	case DDP_F32: return ((const float *)memory)[i];
+	case DDP_F64: return ((const double *)memory)[i];
+	case DDP_F16: return ddp_f16_to_float(((const uint16_t *)memory)[i]);
+	default: return ddp_bf16_to_float(((const uint16_t *)memory)[i]);
+	}
+}
+
+static const ddp_kernel_table *kernel_tables[2] = { &ddp_kernels_generic };
+
+static void find_kernels(void)
+{
+#ifdef __x86_64__
+	if (__builtin_cpu_supports("avx2"))
+		kernel_tables[1] = &ddp_kernels_avx2;
+#endif
+}
+
+/* Combines two values in every lane, in both orders, with all kernels. */
+static void expect_extreme(ddp_type type, ddp_op op, double a, double b, double expected)
+{
+	double sources[2][LENGTH], result[LENGTH];
+
+	for (int order = 0; order < 2; order++) {
+		const void *src[2] = { sources[order], sources[1 - order] };
+		void *dst[1] = { result };
+		const ddp_fold fold = { .type = type, .op = op, .nsrc = 2, .src = src, .ndst = 1, .dst = dst };
+		for (size_t i = 0; i < LENGTH; i++) {
+			put(type, sources[0], i, a);
+			put(type, sources[1], i, b);
+		}
+		for (int set = 0; set < 2 && kernel_tables[set] != NULL; set++) {
+			kernel_tables[set]->fold(&fold, 0, LENGTH, false);
+			for (size_t i = 0; i < LENGTH; i++) {
+				double have = get(type, result, i);
+				if (isnan(expected))
+					assert_true(isnan(have));
+				else
+					assert_true(have == expected && signbit(have) == signbit(expected));
+			}
+		}
+	}
+}
+
+static void minimum_and_maximum_are_those_of_ieee_754(void **state)
+{
+	static const ddp_type types[] = { DDP_F32, DDP_F64, DDP_F16, DDP_BF16 };
+
+	(void)state;
+	find_kernels();
+	for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
+		for (ddp_op op = DDP_MIN; op <= DDP_MAX; op++) {
+			expect_extreme(types[t], op, NAN, 1, NAN);
+			expect_extreme(types[t], op, -NAN, -INFINITY, NAN);
+			expect_extreme(types[t], op, NAN, INFINITY, NAN);
+			expect_extreme(types[t], op, NAN, 0, NAN);
+			expect_extreme(types[t], op, NAN, NAN, NAN);
+		}
+		expect_extreme(types[t], DDP_MIN, 0.0, -0.0, -0.0);
+		expect_extreme(types[t], DDP_MAX, 0.0, -0.0, 0.0);
+		expect_extreme(types[t], DDP_MIN, -INFINITY, 2, -INFINITY);
+		expect_extreme(types[t], DDP_MAX, -INFINITY, 2, 2);
+		expect_extreme(types[t], DDP_MIN, -3, 2, -3);
+		expect_extreme(types[t], DDP_MAX, -3, -2, -2);
+		expect_extreme(types[t], DDP_MAX, -2, -2, -2);
+	}
+}
+
+/* ---- scaled integers -------------------------------------------------------------------- */
+
+static int64_t scaled_i64(int64_t x, double scale)
+{
+	const int64_t zero = 0;
+	const double scales[2] = { scale, 1 };
+	const void *src[2] = { &x, &zero };
+	int64_t result;
+	void *dst[1] = { &result };
+	const ddp_fold fold = { .type = DDP_I64, .op = DDP_SUM, .nsrc = 2, .src = src, .scale = scales,
+	                        .ndst = 1, .dst = dst };
+
+	ddp_fold_run(&fold, 0, 1);
+	return result;
+}
+
+static int32_t scaled_i32(int32_t x, double scale)
+{
+	const void *src[1] = { &x };
+	int32_t result;
+	void *dst[1] = { &result };
+	const ddp_fold fold = { .type = DDP_I32, .op = DDP_MAX, .nsrc = 1, .src = src, .scale = &scale,
+	                        .ndst = 1, .dst = dst };
+
+	ddp_fold_run(&fold, 0, 1);
+	return result;
+}
+
+static void scaled_integers_stay_in_range(void **state)
+{
+	(void)state;
+	assert_true(scaled_i64(INT64_MAX, 2) == INT64_MAX);
+	assert_true(scaled_i64(INT64_MAX, 0.9999999999999999999) == INT64_MAX);
+	assert_true(scaled_i64(INT64_MAX, -2) == INT64_MIN);
+	assert_true(scaled_i64(INT64_MIN, 1.5) == INT64_MIN);
+	assert_true(scaled_i64(INT64_MIN, -1) == INT64_MAX);
+	assert_true(scaled_i64(-7, 0.5) == -3);
+	/* More digits than a double has: untouched by another rank's scale. */
+	assert_true(scaled_i64(INT64_MAX - 1, 1) == INT64_MAX - 1);
+	assert_true(scaled_i32(INT32_MAX, 1e300) == INT32_MAX);
+	assert_true(scaled_i32(INT32_MIN, 3) == INT32_MIN);
+	assert_true(scaled_i32(INT32_MIN, -1) == INT32_MAX);
+	assert_true(scaled_i32(7, -0.5) == -3);
+}
+
+#ifdef __x86_64__
+enum { COUNT = 1003, SOURCES = 3 };
+
+/* Values that are ordinary in every type. */
+static void fill(ddp_type type, void *memory, unsigned int seed)
+{
+	for (size_t i = 0; i < COUNT; i++) {
+		seed = seed * 1664525u + 1013904223u;
+		float x = (float)(int)(seed >> 8 & 0xffff) / 997.0f - 20;
+		switch (type) {
+		case DDP_F32: ((float *)memory)[i] = x; break;
+		case DDP_F64: ((double *)memory)[i] = x * 1.000001; break;
+		case DDP_F16: ((uint16_t *)memory)[i] = ddp_f16_from_float(x); break;
+		case DDP_BF16: ((uint16_t *)memory)[i] = ddp_bf16_from_float(x); break;
+		case DDP_I32: ((int32_t *)memory)[i] = (int32_t)(x * 1000); break;
+		case DDP_I64: ((int64_t *)memory)[i] = (int64_t)(x * 100000); break;
+		case DDP_U8: ((uint8_t *)memory)[i] = (uint8_t)(seed >> 20); break;
+		}
+	}
+}
+
+static void instruction_sets_agree(void **state)
+{
+	static double sources[SOURCES][COUNT + 1], results[2][COUNT + 1];
+	const double scales[SOURCES] = { 0.5, 2, 1.25 };
+
+	(void)state;
+	if (!__builtin_cpu_supports("avx2"))
+		skip();
+	for (int type = DDP_F32; type <= DDP_U8; type++) {
+		const void *src[SOURCES];
+		for (int s = 0; s < SOURCES; s++) {
+			src[s] = sources[s];
+			fill((ddp_type)type, sources[s], (unsigned int)(type * 10 + s));
+		}
+		for (int op = DDP_SUM; op <= DDP_MAX; op++) {
+			for (int variant = 0; variant < 4; variant++) {
+				ddp_fold fold = { .type = (ddp_type)type, .op = (ddp_op)op, .nsrc = SOURCES, .src = src,
+				                  .scale = (variant & 1) != 0 ? scales : NULL, .ndst = 1,
+				                  .divisor = op == DDP_AVG ? 3 : 0 };
+				for (int set = 0; set < 2; set++) {
+					void *dst[1] = { results[set] };
+					fold.dst = dst;
+					memset(results[set], 0, sizeof(results[set]));
+					(set == 0 ? &ddp_kernels_generic : &ddp_kernels_avx2)->fold(&fold, 1, COUNT - 2,
+					                                                         (variant & 2) != 0);
+				}
+				assert_memory_equal(results[0], results[1], sizeof(results[0]));
+			}
+		}
+	}
+}
+#endif
+
+/* Many sources that no cache holds are read in another order. */
+static void pieces_give_the_bits_of_the_whole(void **state)
+{
+	enum { MANY = 5, ELEMENTS = 1000003, PIECE = 100000 };
+	char *memory = malloc((MANY + 2) * (size_t)ELEMENTS * 8);
+	const void *src[MANY];
+	void *dst[1];
+
+	(void)state;
+	assert_non_null(memory);
+	for (int type = DDP_F32; type <= DDP_F64; type++) {
+		size_t bytes = ELEMENTS * ddp_type_bytes((ddp_type)type);
+		char *whole = memory + MANY * bytes, *pieces = whole + bytes;
+		for (size_t i = 0; i < MANY * (size_t)ELEMENTS; i++) {
+			double x = ((double)(i * 2654435761u % 1000003) - 500000) / 777;
+			if (type == DDP_F32)
+				((float *)(void *)memory)[i] = (float)x;
+			else
+				((double *)(void *)memory)[i] = x;
+		}
+		for (int s = 0; s < MANY; s++)
+			src[s] = memory + (size_t)s * bytes;
+		for (int op = DDP_SUM; op <= DDP_MAX; op++) {
+			ddp_fold fold = { .type = (ddp_type)type, .op = (ddp_op)op, .nsrc = MANY, .src = src,
+			                  .ndst = 1, .dst = dst, .divisor = op == DDP_AVG ? MANY : 0 };
+			dst[0] = whole;
+			ddp_fold_run(&fold, 0, ELEMENTS);
+			dst[0] = pieces;
+			for (size_t i = 0; i < ELEMENTS; i += PIECE)
+				ddp_fold_run(&fold, i, ELEMENTS - i < PIECE ? ELEMENTS - i : PIECE);
+			assert_memory_equal(whole, pieces, bytes);
+		}
+	}
+	free(memory);
+}
+
+static void what_is_taken_stays_as_it_was(void **state)
+{
+	static unsigned char source[1024] __attribute__((aligned(64))), target[1024], before[1024];
+
+	(void)state;
+	for (size_t bytes = 0; bytes < 300; bytes++) {
+		for (size_t shift = 0; shift < 9; shift += 4) {
+			for (size_t i = 0; i < sizeof(source); i++)
+				source[i] = before[i] = (unsigned char)(i * 7 + bytes);
+			memset(target, 0, sizeof(target));
+			ddp_take(target + shift, source, bytes);
+			assert_memory_equal(source, before, sizeof(source));
+			assert_memory_equal(target + shift, before, bytes);
+			assert_int_equal(target[shift + bytes], 0);
+			assert_true(shift == 0 || target[shift - 1] == 0);
+		}
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(every_f16_is_decoded_and_encoded),
+		cmocka_unit_test(between_two_f16_the_nearest_is_taken),
+		cmocka_unit_test(bf16_is_rounded_to_even_and_nan_stays),
+		cmocka_unit_test(pieces_give_the_bits_of_the_whole),
+		cmocka_unit_test(what_is_taken_stays_as_it_was),
+		cmocka_unit_test(minimum_and_maximum_are_those_of_ieee_754),
+		cmocka_unit_test(scaled_integers_stay_in_range),
+#ifdef __x86_64__
+		cmocka_unit_test(instruction_sets_agree),
+#endif
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

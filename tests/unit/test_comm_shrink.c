@@ -1,0 +1,261 @@
+/* Those that are left of a broken communicator go on. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "comm_ranks.h"
+
+static const int two_nodes[] = { 0, 1, 0, 1 };
+
+/* Where a rank dies while the new communicator connects, UCX's part of that
+   attempt stays until the process ends, and UCX 1.13 loses sight of some of it. */
+const char *__lsan_default_suppressions(void);
+__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void)
+{
+	return "leak:libucs.so\n";
+}
+
+static void run_with(int ranks, const int *node_of, int timeout_ms, int (*body)(ddp_comm *, void *),
+                     void *argument)
+{
+	const test_world world = { .ranks = ranks, .node_of = node_of, .timeout_ms = timeout_ms,
+	                           .body = body, .argument = argument, .expect_deaths = true };
+
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+static void expect_sum_of(ddp_comm *comm, int value, int expected)
+{
+	enum { COUNT = 30000 };
+	static float x[COUNT];
+
+	for (int i = 0; i < COUNT; i++)
+		x[i] = (float)value;
+	CHECK_OK(ddp_all_reduce(comm, NULL, x, COUNT, DDP_F32, DDP_SUM));
+	for (int i = 0; i < COUNT; i++)
+		CHECK(x[i] == (float)expected);
+}
+
+/* ---- after each kind of error ---------------------------------------------------------- */
+
+static int go_on_without_the_dead(ddp_comm *comm, void *argument)
+{
+	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	ddp_status status = DDP_OK;
+	ddp_comm *survivors;
+	static float x[30000];
+
+	(void)argument;
+	CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_STATE);
+	for (int i = 0; i < 1000 && status == DDP_OK; i++) {
+		if (rank == 1 && i == 3)
+			kill(getpid(), SIGKILL);
+		status = ddp_all_reduce(comm, NULL, x, 30000, DDP_F32, DDP_SUM);
+	}
+	CHECK(status == DDP_ERR_PEER);
+	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	CHECK(ddp_comm_size(survivors) == size - 1);
+	CHECK(ddp_comm_rank(survivors) == (rank == 0 ? 0 : rank - 1));
+	expect_sum_of(survivors, rank, size * (size - 1) / 2 - 1);
+	CHECK_OK(ddp_comm_free(survivors));
+	return 0;
+}
+
+static void survivors_go_on(void **state)
+{
+	(void)state;
+	run_with(2, NULL, 0, go_on_without_the_dead, NULL);
+	run_with(4, NULL, 0, go_on_without_the_dead, NULL);
+	run_with(3, two_nodes, 0, go_on_without_the_dead, NULL);
+	run_with(4, two_nodes, 0, go_on_without_the_dead, NULL);
+}
+
+/* Breaks the communicator in the way of `status`, with all ranks alive. */
+static void fall_out(ddp_comm *comm, ddp_status status)
+{
+	int rank = ddp_comm_rank(comm);
+	float x[8] = { 0 };
+	ddp_status ended = DDP_OK;
+
+	for (int i = 0; i < 3 && ended == DDP_OK; i++) {
+		if (i == 1 && rank == 1 && status == DDP_ERR_ABORTED)
+			ddp_comm_abort(comm, "the test wants it");
+		if (i == 1 && rank == 1 && status == DDP_ERR_TIMEOUT)
+			usleep(2500000);
+		ended = ddp_all_reduce(comm, NULL, x, status == DDP_ERR_MISMATCH && rank == 1 ? 7 : 8, DDP_F32,
+		                       DDP_SUM);
+	}
+	CHECK(ended == status);
+}
+
+static int shrink_with_all_alive(ddp_comm *comm, void *argument)
+{
+	const ddp_status *status = argument;
+	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	ddp_comm *again, *third;
+
+	fall_out(comm, *status);
+	CHECK_OK(ddp_comm_shrink(comm, &again));
+	CHECK(ddp_comm_size(again) == size && ddp_comm_rank(again) == rank);
+	expect_sum_of(again, rank, size * (size - 1) / 2);
+	/* What came of it may break, too. */
+	fall_out(again, *status);
+	CHECK_OK(ddp_comm_shrink(again, &third));
+	expect_sum_of(third, rank, size * (size - 1) / 2);
+	CHECK_OK(ddp_comm_free(third));
+	CHECK_OK(ddp_comm_free(again));
+	return 0;
+}
+
+static void shrink_works_after_every_kind_of_error(void **state)
+{
+	static ddp_status kinds[] = { DDP_ERR_ABORTED, DDP_ERR_MISMATCH, DDP_ERR_TIMEOUT };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		run_with(3, NULL, 1500, shrink_with_all_alive, &kinds[i]);
+		run_with(3, two_nodes, 1500, shrink_with_all_alive, &kinds[i]);
+	}
+}
+
+static int leave_and_shrink(ddp_comm *comm, void *argument)
+{
+	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	ddp_comm *survivors;
+
+	(void)argument;
+	CHECK_OK(ddp_barrier(comm));
+	if (rank == 1)
+		return 0;
+	CHECK(ddp_barrier(comm) == DDP_ERR_PEER);
+	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	CHECK(ddp_comm_size(survivors) == size - 1);
+	expect_sum_of(survivors, rank, size * (size - 1) / 2 - 1);
+	CHECK_OK(ddp_comm_free(survivors));
+	return 0;
+}
+
+static void who_has_left_does_not_count(void **state)
+{
+	(void)state;
+	run_with(3, NULL, 0, leave_and_shrink, NULL);
+}
+
+/* ---- a rank that stays away -------------------------------------------------------------- */
+
+/* The ranks that shrink begin at different times, and so wait for the one that
+   does not until different times. */
+static int shrink_without_the_last(ddp_comm *comm, void *argument)
+{
+	atomic_int *done = argument;
+	int rank = ddp_comm_rank(comm), last = ddp_comm_size(comm) - 1;
+	ddp_comm *survivors;
+
+	if (rank == 0)
+		ddp_comm_abort(comm, "the test wants it");
+	while (ddp_barrier(comm) == DDP_OK)
+		continue;
+	if (rank == last) {
+		while (atomic_load(done) < last)
+			usleep(1000);
+		CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_PEER);
+		CHECK(strstr(ddp_last_error(), "went on without rank 2") != NULL);
+		atomic_fetch_add(done, 1);
+		return 0;
+	}
+	usleep(rank == 1 ? 900000 : 0);
+	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	CHECK(ddp_comm_size(survivors) == last);
+	expect_sum_of(survivors, rank, last * (last - 1) / 2);
+	atomic_fetch_add(done, 1);
+	/* The late one must still find the others' word. */
+	while (atomic_load(done) <= last)
+		usleep(1000);
+	CHECK_OK(ddp_comm_free(survivors));
+	return 0;
+}
+
+static void live_rank_that_stays_away_is_left_out_by_all(void **state)
+{
+	static const int apart[] = { 0, 0, 1 }, three[] = { 0, 1, 2 };
+	const int *const layouts[] = { NULL, two_nodes, apart, three };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
+		atomic_int *done = mmap(NULL, sizeof(*done), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		assert_true(done != MAP_FAILED);
+		run_with(3, layouts[i], 2000, shrink_without_the_last, done);
+		munmap(done, sizeof(*done));
+	}
+}
+
+/* ---- a rank that dies meanwhile ----------------------------------------------------------- */
+
+static void *die_soon(void *delay_us)
+{
+	usleep(*(const useconds_t *)delay_us);
+	kill(getpid(), SIGKILL);
+	return NULL;
+}
+
+/* Whatever the moment, the others end up together. */
+static int shrink_while_one_dies(ddp_comm *comm, void *argument)
+{
+	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	ddp_comm *now = comm, *next;
+	pthread_t thread;
+
+	while (ddp_barrier(comm) == DDP_OK) {
+		if (rank == 0)
+			ddp_comm_abort(comm, "the test wants it");
+	}
+	if (rank == 1)
+		CHECK(pthread_create(&thread, NULL, die_soon, argument) == 0);
+	/* It may still have been counted in: then the new one breaks. */
+	ddp_status status = DDP_ERR_ABORTED;
+	for (int i = 0; i < 3 && status != DDP_OK; i++) {
+		CHECK_OK(ddp_comm_shrink(now, &next));
+		if (now != comm)
+			CHECK_OK(ddp_comm_free(now));
+		now = next;
+		while ((status = ddp_barrier(now)) == DDP_OK && ddp_comm_size(now) == size)
+			continue;
+		CHECK(status == DDP_OK || status == DDP_ERR_PEER);
+	}
+	CHECK(ddp_comm_size(now) == size - 1);
+	expect_sum_of(now, rank, size * (size - 1) / 2 - 1);
+	CHECK_OK(ddp_comm_free(now));
+	return 0;
+}
+
+static void ranks_agree_although_one_dies_while_they_do(void **state)
+{
+	static useconds_t delays_us[] = { 0, 150, 300, 600, 1200, 2500, 5000, 12000, 30000 };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(delays_us) / sizeof(delays_us[0]); i++) {
+		run_with(4, NULL, 0, shrink_while_one_dies, &delays_us[i]);
+		run_with(4, two_nodes, 0, shrink_while_one_dies, &delays_us[i]);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(survivors_go_on),
+		cmocka_unit_test(shrink_works_after_every_kind_of_error),
+		cmocka_unit_test(who_has_left_does_not_count),
+		cmocka_unit_test(live_rank_that_stays_away_is_left_out_by_all),
+		cmocka_unit_test(ranks_agree_although_one_dies_while_they_do),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,149 @@
+/* ddp_init() and ddp_finalize(): from nothing to a communicator, and back. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "ddp.h"
+#include "job/spawn.h"
+
+static int clean_environment(void **state)
+{
+	static const char *const names[] = { "RANK", "WORLD_SIZE", "DDP_TIMEOUT", "DDP_KEY",
+	                                     "PMIX_NAMESPACE", "SLURM_JOB_ID", "DDP_TRACE_DIR",
+	                                     "MASTER_ADDR", "MASTER_PORT" };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		unsetenv(names[i]);
+	return 0;
+}
+
+static void world_of_one_opens_and_closes_again_and_again(void **state)
+{
+	ddp_context *context;
+
+	(void)state;
+	for (int i = 0; i < 3; i++) {
+		float value = 3;
+		assert_int_equal(ddp_init(NULL, &context), DDP_OK);
+		assert_int_equal(ddp_get_job(context)->world_size, 1);
+		assert_int_equal(ddp_comm_size(ddp_world(context)), 1);
+		assert_int_equal(ddp_all_reduce(ddp_world(context), NULL, &value, 1, DDP_F32, DDP_SUM), DDP_OK);
+		assert_true(value == 3);
+		assert_int_equal(ddp_finalize(context), DDP_OK);
+	}
+}
+
+static void wrong_options_are_refused(void **state)
+{
+	ddp_options negative = { .timeout_ms = -1 }, unknown = { .wireup = "carrier pigeon" };
+	ddp_context *context;
+
+	(void)state;
+	assert_int_equal(ddp_init(&negative, &context), DDP_ERR_INVALID);
+	assert_int_equal(ddp_init(&unknown, &context), DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "\"carrier pigeon\" is not known"));
+}
+
+static void timeout_of_the_environment_is_read_strictly(void **state)
+{
+	static const char *const wrong[] = { "0", "-5", "5s", "1.5", "604801", " 5" };
+	ddp_context *context;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		setenv("DDP_TIMEOUT", wrong[i], 1);
+		assert_int_equal(ddp_init(NULL, &context), DDP_ERR_INVALID);
+		assert_non_null(strstr(ddp_last_error(), "DDP_TIMEOUT"));
+	}
+	setenv("DDP_TIMEOUT", "5", 1);
+	assert_int_equal(ddp_init(NULL, &context), DDP_OK);
+	ddp_finalize(context);
+}
+
+static void half_an_identity_is_an_error(void **state)
+{
+	ddp_context *context;
+
+	(void)state;
+	setenv("RANK", "0", 1);
+	assert_int_equal(ddp_init(NULL, &context), DDP_ERR_JOB);
+	assert_non_null(strstr(ddp_last_error(), "WORLD_SIZE is not set"));
+}
+
+static void finalize_takes_null(void **state)
+{
+	(void)state;
+	assert_int_equal(ddp_finalize(NULL), DDP_OK);
+}
+
+static int sum_ranks(void)
+{
+	ddp_context *context;
+	int32_t value;
+
+	if (ddp_init(NULL, &context) != DDP_OK)
+		return 1;
+	value = ddp_get_job(context)->rank + 1;
+	if (ddp_all_reduce(ddp_world(context), NULL, &value, 1, DDP_I32, DDP_SUM) != DDP_OK)
+		return 2;
+	if (ddp_finalize(context) != DDP_OK)
+		return 3;
+	/* Their meeting point is gone: a second world cannot come together. */
+	if (ddp_init(&(ddp_options){ .timeout_ms = 500 }, &context) == DDP_OK)
+		return 4;
+	return value == 6 ? 0 : 5;
+}
+
+static void spawned_ranks_sum(void **state)
+{
+	ddp_spawn_result result;
+
+	(void)state;
+	assert_int_equal(ddp_spawn(3, &result), DDP_OK);
+	if (result.is_rank)
+		_exit(sum_ranks());
+	assert_int_equal(result.exit_code, 0);
+}
+
+static int wait_for_the_absent(void)
+{
+	const ddp_options options = { .timeout_ms = 1000 };
+	ddp_context *context;
+
+	ddp_status status = ddp_init(&options, &context);
+	bool named = strstr(ddp_last_error(), "rank 1 did not come") != NULL;
+	return status == DDP_ERR_TIMEOUT && named ? 0 : 1;
+}
+
+static void rank_that_never_calls_init_is_named(void **state)
+{
+	ddp_spawn_result result;
+
+	(void)state;
+	assert_int_equal(ddp_spawn(3, &result), DDP_OK);
+	if (result.is_rank)
+		_exit(ddp_spawned_get()->rank == 1 ? 0 : wait_for_the_absent());
+	assert_int_equal(result.exit_code, 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup(world_of_one_opens_and_closes_again_and_again, clean_environment),
+		cmocka_unit_test_setup(wrong_options_are_refused, clean_environment),
+		cmocka_unit_test_setup(timeout_of_the_environment_is_read_strictly, clean_environment),
+		cmocka_unit_test_setup(half_an_identity_is_an_error, clean_environment),
+		cmocka_unit_test_setup(finalize_takes_null, clean_environment),
+		cmocka_unit_test_setup(spawned_ranks_sum, clean_environment),
+		cmocka_unit_test_setup(rank_that_never_calls_init_is_named, clean_environment),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

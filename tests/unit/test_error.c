@@ -1,0 +1,87 @@
+/* base/error: the last error is a sentence of the failing thread's own. */
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/error.h"
+
+static void message_carries_the_reason_of_errno(void **state)
+{
+	(void)state;
+	assert_int_equal(ddp_fail_errno(DDP_ERR_IO, ENOENT, "cannot open %s", "x"), DDP_ERR_IO);
+	assert_string_equal(ddp_last_error(), "cannot open x: No such file or directory");
+}
+
+static void context_goes_in_front(void **state)
+{
+	(void)state;
+	ddp_fail(DDP_ERR_FORMAT, "cut short");
+	assert_int_equal(ddp_fail_context(DDP_ERR_FORMAT, "while reading %d", 3), DDP_ERR_FORMAT);
+	assert_string_equal(ddp_last_error(), "while reading 3: cut short");
+}
+
+static void long_message_is_cut_not_overrun(void **state)
+{
+	char text[4000];
+
+	(void)state;
+	memset(text, 'a', sizeof(text) - 1);
+	text[sizeof(text) - 1] = '\0';
+	ddp_fail_errno(DDP_ERR_IO, EIO, "%s", text);
+	assert_int_equal(strlen(ddp_last_error()), 1023);
+}
+
+static void message_may_quote_the_message_before(void **state)
+{
+	(void)state;
+	ddp_fail(DDP_ERR_IO, "inner");
+	ddp_fail(DDP_ERR_IO, "outer (%s)", ddp_last_error());
+	assert_string_equal(ddp_last_error(), "outer (inner)");
+}
+
+static void *other_thread(void *seen)
+{
+	strcpy(seen, ddp_last_error());
+	ddp_fail(DDP_ERR_PEER, "mine");
+	return NULL;
+}
+
+static void threads_have_their_own(void **state)
+{
+	char seen[64] = "unset";
+	pthread_t thread;
+
+	(void)state;
+	ddp_fail(DDP_ERR_IO, "first");
+	assert_int_equal(pthread_create(&thread, NULL, other_thread, seen), 0);
+	pthread_join(thread, NULL);
+	assert_string_equal(seen, "");
+	assert_string_equal(ddp_last_error(), "first");
+}
+
+static void every_status_has_a_name(void **state)
+{
+	(void)state;
+	for (int s = DDP_OK; s <= DDP_ERR_INTERNAL; s++)
+		assert_memory_equal(ddp_status_name((ddp_status)s), s == DDP_OK ? "DDP_OK" : "DDP_ERR_", 6);
+	assert_string_equal(ddp_status_name((ddp_status)999), "DDP_ERR_UNKNOWN");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(message_carries_the_reason_of_errno),
+		cmocka_unit_test(context_goes_in_front),
+		cmocka_unit_test(long_message_is_cut_not_overrun),
+		cmocka_unit_test(message_may_quote_the_message_before),
+		cmocka_unit_test(threads_have_their_own),
+		cmocka_unit_test(every_status_has_a_name),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

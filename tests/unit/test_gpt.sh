@@ -1,0 +1,251 @@
+#!/bin/bash
+# examples/gpt as a user runs it: training, checkpoints, errors. Prints TAP.
+gpt=${GPT:-examples/gpt/gpt}
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+export OMP_NUM_THREADS=1
+
+tests=0
+failed=0
+# check NAME COMMAND...: the command's success is the test's
+check() {
+	local name=$1
+	shift
+	tests=$((tests + 1))
+	if "$@"; then
+		echo "ok $tests - $name"
+	else
+		echo "not ok $tests - $name"
+		sed 's/^/# /' "$work/out" "$work/err" 2>/dev/null | tail -n 20
+		failed=$((failed + 1))
+	fi
+}
+
+# run ARGUMENT...: output in $work/out and $work/err, never longer than a minute
+run() {
+	timeout 60 "$gpt" "$@" >"$work/out" 2>"$work/err"
+}
+
+# refuses MESSAGE ARGUMENT...: ends with an error, in time, and says so on stderr
+refuses() {
+	local message=$1 status
+	shift
+	run "$@"
+	status=$?
+	[ $status -ne 0 ] && [ $status -ne 124 ] && grep -qF -- "$message" "$work/err"
+}
+
+says() {
+	grep -q -- "$1" "$work/out"
+}
+
+# train ARGUMENT...: a small model on a small text
+train() {
+	run --data "$work/text" --layers 2 --heads 2 --width 32 --length 32 --batch 4 --lr 3e-3 "$@"
+}
+
+same() {
+	[ -s "$1" ] && cmp -s "$1" "$2"
+}
+
+for i in $(seq 200); do
+	echo "the quick brown fox number $((i % 7)) jumps over $((i % 3)) lazy dogs"
+done >"$work/text"
+printf '\001\000\002\000\054\001\003\000%.0s' $(seq 100) >"$work/tokens" # 1 2 300 3 ...
+printf 'abc' >"$work/short"
+
+every_option_is_in_help() {
+	run --help || return
+	local option
+	for option in data format layers heads width vocab length untied batch accumulate steps lr \
+		warmup weight-decay clip seed checkpoint checkpoint-every resume keep metrics trace \
+		update bucket-mb no-overlap no-communication spawn threads generate json verbose version; do
+		says "^  --$option\\b" || { echo "# --help does not tell of --$option"; return 1; }
+	done
+}
+
+loss_falls() {
+	train --spawn 2 --steps 60 --lr 1e-2 --json || return
+	awk -F'"first_loss": |"last_loss": |,' '
+		match($0, /"first_loss": [0-9.]+/) { first = substr($0, RSTART + 14, RLENGTH - 14) }
+		match($0, /"last_loss": [0-9.]+/) { last = substr($0, RSTART + 13, RLENGTH - 13) }
+		END { exit !(first > 5 && last > 0 && last < 2.6) }' "$work/out"
+}
+
+two_runs_give_the_same_bytes() {
+	train --spawn 2 --steps 8 --checkpoint "$work/a" &&
+		train --spawn 2 --steps 8 --checkpoint "$work/b" &&
+		same "$work/a/step-00000008.safetensors" "$work/b/step-00000008.safetensors"
+}
+
+another_seed_gives_others() {
+	train --spawn 2 --steps 8 --checkpoint "$work/c" --seed 2 &&
+		! cmp -s "$work/a/step-00000008.safetensors" "$work/c/step-00000008.safetensors"
+}
+
+two_runs_of_many_threads_do_too() {
+	train --spawn 2 --steps 8 --checkpoint "$work/d" --threads 3 &&
+		train --spawn 2 --steps 8 --checkpoint "$work/j" --threads 3 &&
+		same "$work/d/step-00000008.safetensors" "$work/j/step-00000008.safetensors"
+}
+
+# The first run was sharded, being on one node.
+the_way_of_gradients_does_not_change_a_byte() {
+	train --spawn 2 --steps 8 --checkpoint "$work/k" --update replicated --bucket-mb 0.01 &&
+		same "$work/a/step-00000008.safetensors" "$work/k/step-00000008.safetensors" &&
+		train --spawn 2 --steps 8 --checkpoint "$work/e" --update replicated --no-overlap &&
+		same "$work/a/step-00000008.safetensors" "$work/e/step-00000008.safetensors"
+}
+
+summary_tells_of_the_update() {
+	train --spawn 2 --steps 2 --json && says '"update": "sharded"' &&
+		train --spawn 2 --steps 2 && says '^overlap  none needed' &&
+		train --spawn 2 --steps 2 --update replicated && says '^overlap  [0-9]*% of'
+}
+
+resumed_equals_uninterrupted() {
+	train --spawn 2 --steps 12 --accumulate 2 --checkpoint "$work/f" --checkpoint-every 5 &&
+		mkdir "$work/g" && cp "$work/f/step-00000005.safetensors" "$work/g" &&
+		train --spawn 2 --steps 12 --accumulate 2 --checkpoint "$work/g" --resume &&
+		same "$work/f/step-00000012.safetensors" "$work/g/step-00000012.safetensors"
+}
+
+# final_loss BATCH ARGUMENT...: of a vocabulary so large that rows travel by themselves
+final_loss() {
+	run --data "$work/text" --layers 2 --heads 2 --width 32 --length 32 --lr 3e-3 --vocab 1000 \
+		--steps 20 --json --batch "$@" && sed -n 's/.*"last_loss": \([-+.0-9e]*\).*/\1/p' "$work/out"
+}
+
+ranks_whose_rows_travel_train_like_one() {
+	local one loss ranks
+	one=$(final_loss 12) || return
+	for ranks in 2 3 4; do
+		loss=$(final_loss $((12 / ranks)) --spawn $ranks --update replicated) || return
+		awk -v a="$one" -v b="$loss" 'BEGIN { d = (a - b) / a; exit !(a > 0 && d < 1e-5 && d > -1e-5) }' || {
+			echo "# one rank: $one, $ranks ranks: $loss"
+			return 1
+		}
+	done
+}
+
+rows_that_travel_resume_bit_for_bit() {
+	local rows=(--spawn 3 --vocab 1000 --update replicated --accumulate 2)
+	train "${rows[@]}" --steps 9 --checkpoint "$work/l" --checkpoint-every 4 &&
+		mkdir "$work/m" && cp "$work/l/step-00000004.safetensors" "$work/m" &&
+		train "${rows[@]}" --steps 9 --checkpoint "$work/m" --resume &&
+		same "$work/l/step-00000009.safetensors" "$work/m/step-00000009.safetensors"
+}
+
+last_ones_are_kept() {
+	train --steps 6 --checkpoint "$work/h" --checkpoint-every 1 --keep 2 &&
+		[ "$(cd "$work/h" && echo *)" = "step-00000005.safetensors step-00000006.safetensors" ]
+}
+
+writes_metrics_and_traces() {
+	train --spawn 2 --steps 5 --metrics "$work/metrics" --trace "$work/trace" &&
+		[ "$(grep -c '"loss"' "$work/metrics")" -ge 5 ] && [ "$(find "$work/trace" -type f | wc -l)" -eq 2 ]
+}
+
+untied_model_trains() {
+	train --spawn 2 --steps 4 --untied --checkpoint "$work/i" &&
+		grep -aq 'lm_head.weight' "$work/i/step-00000004.safetensors" &&
+		! grep -aq 'lm_head.weight' "$work/a/step-00000008.safetensors"
+}
+
+generates_text() {
+	train --steps 2 --generate 100 || return
+	# whatever follows the summary
+	[ "$(sed '1,/^overlap/d' "$work/out" | wc -c)" -ge 100 ]
+}
+
+plain_output_has_no_escapes() {
+	train --steps 3 && says '^step 3/3  loss ' && ! grep -q $'\033' "$work/out"
+}
+
+stray_token_ends_all_ranks() {
+	refuses 'holds token 300, but the vocabulary has 300; give --vocab 301 or more' \
+		--data "$work/tokens" --format u16 --vocab 300 --length 8 --spawn 3 &&
+		! grep -q 'batch callback failed' "$work/err" # once is enough
+}
+
+bad_checkpoint_directory_stops_before_training() {
+	refuses "checkpoint directory $work/short" --data "$work/text" --steps 3 --spawn 2 \
+		--checkpoint "$work/short" && ! says '^step '
+}
+
+complete_run_resumes_with_nothing_to_do() {
+	train --steps 2 --checkpoint "$work/done" && train --steps 2 --checkpoint "$work/done" --resume &&
+		says 'nothing left to train'
+}
+
+killed_rank_is_named() {
+	run --data "$work/text" --steps 1000000000 --spawn 2 &
+	local waiting=$! parent='' rank=''
+	for _ in $(seq 300); do
+		parent=$(pgrep -P "$(pgrep -P $waiting timeout || echo 1)" gpt) && says '^step ' && break
+		sleep 0.1
+	done
+	rank=$(pgrep -P "$parent" | tail -n 1)
+	kill -KILL "$rank"
+	wait $waiting
+	[ $? -eq 137 ] && grep -q '^gpt: rank [01] was killed by signal 9$' "$work/err"
+}
+
+# The launcher passes the signal on, as srun does.
+terminated_run_writes_a_checkpoint_and_can_go_on() {
+	"$gpt" --data "$work/text" --layers 1 --heads 2 --width 32 --length 32 --batch 4 --spawn 2 \
+		--steps 1000000 --checkpoint "$work/term" >"$work/out" 2>"$work/err" &
+	local run=$! steps
+	for _ in $(seq 300); do says '^step ' && break; sleep 0.1; done
+	kill -TERM $run
+	wait $run || return
+	steps=$(sed -n 's/^stopped by a signal after step \([0-9]*\) of 1000000; --resume goes on.*/\1/p' "$work/out")
+	[ -n "$steps" ] && [ -s "$work/term/step-$(printf %08d "$steps").safetensors" ] &&
+		run --data "$work/text" --layers 1 --heads 2 --width 32 --length 32 --batch 4 --spawn 2 \
+			--steps $((steps + 1)) --checkpoint "$work/term" --resume --json &&
+		says '"steps": 1,' && says '"stopped": false'
+}
+
+check "--help tells of every option" every_option_is_in_help
+check "--version tells the version" eval 'run --version && says "^gpt (slurm-ddp) [0-9]"'
+check "the loss falls on two ranks" loss_falls
+check "two runs give the same bytes" two_runs_give_the_same_bytes
+check "another seed gives others" another_seed_gives_others
+check "so do two runs of several threads" two_runs_of_many_threads_do_too
+check "the way that gradients take does not change a byte" the_way_of_gradients_does_not_change_a_byte
+check "the summary tells of the update" summary_tells_of_the_update
+check "a resumed run equals an uninterrupted one" resumed_equals_uninterrupted
+check "ranks whose rows travel train like one" ranks_whose_rows_travel_train_like_one
+check "rows that travel resume bit for bit" rows_that_travel_resume_bit_for_bit
+check "only the last checkpoints are kept" last_ones_are_kept
+check "metrics and a trace per rank are written" writes_metrics_and_traces
+check "an untied model trains" untied_model_trains
+check "text is generated" generates_text
+check "plain output has no escapes" plain_output_has_no_escapes
+check "a stray token ends all ranks" stray_token_ends_all_ranks
+check "a bad checkpoint directory stops before training" bad_checkpoint_directory_stops_before_training
+check "a complete run resumes with nothing to do" complete_run_resumes_with_nothing_to_do
+check "a killed rank is named" killed_rank_is_named
+check "a terminated run writes a checkpoint and can go on" terminated_run_writes_a_checkpoint_and_can_go_on
+check "an absent file is an error on all ranks" refuses "$work/absent" --data "$work/absent" --spawn 2
+check "too short a file is an error" refuses "$work/short" --data "$work/short" --spawn 2
+check "a file of another format is an error" refuses "$work/text" --data "$work/text" --format llmc
+check "data is needed" refuses '--data FILE is needed' --steps 3
+check "heads must divide the width" refuses 'width 100 is not a multiple of the 3 heads' \
+	--data "$work/text" --width 100 --heads 3
+check "numbers are checked" refuses '--steps 1x: not a whole number' --data "$work/text" --steps 1x
+check "numbers have a range" refuses '--batch 0: not a whole number from 1' --data "$work/text" --batch 0
+check "reals are checked" refuses '--lr nan: not a number' --data "$work/text" --lr nan
+check "unknown options are refused" refuses 'unrecognized option' --data "$work/text" --frobnicate
+check "unknown formats are refused" refuses 'choose bytes, u16 or llmc' --data "$work/text" --format png
+check "unknown updates are refused" refuses 'choose auto, replicated or sharded' --data "$work/text" \
+	--update twice
+check "stray arguments are refused" refuses 'not an option' --data "$work/text" more
+check "resuming needs a directory" refuses 'needs --checkpoint DIR' --data "$work/text" --resume
+check "a checkpoint of another model is refused" refuses 'safetensors' --data "$work/text" \
+	--layers 1 --heads 2 --width 32 --length 32 --spawn 2 --checkpoint "$work/a" --resume --steps 20
+check "text is generated for bytes only" refuses 'for --format bytes only' --data "$work/tokens" \
+	--format u16 --generate 5
+
+echo "1..$tests"
+[ $failed -eq 0 ]

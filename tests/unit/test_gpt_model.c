@@ -1,0 +1,362 @@
+/* examples/models/gpt: gradients by finite differences, learning, sizes. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kernels.h"
+#include "models/gpt.h"
+
+/* A model over plain memory. */
+struct rig {
+	gpt *model;
+	int count;
+	const ddp_param *params;
+	float **data, **grad;
+	int *told; /* how often each parameter was announced */
+	int last;  /* the one announced last */
+};
+
+static int64_t elements(const ddp_param *p)
+{
+	return p->ndim == 2 ? p->shape[0] * p->shape[1] : p->shape[0];
+}
+
+static struct rig make_rig(const gpt_config *config, int batch)
+{
+	struct rig r = {.model = gpt_create(config, batch, 1)};
+
+	assert_non_null(r.model);
+	r.params = gpt_params(r.model, &r.count);
+	r.data = calloc((size_t)r.count, sizeof(float *));
+	r.grad = calloc((size_t)r.count, sizeof(float *));
+	r.told = calloc((size_t)r.count, sizeof(int));
+	assert_true(r.data != NULL && r.grad != NULL && r.told != NULL);
+	for (int i = 0; i < r.count; i++) {
+		r.data[i] = calloc((size_t)elements(&r.params[i]), sizeof(float));
+		r.grad[i] = calloc((size_t)elements(&r.params[i]), sizeof(float));
+		assert_true(r.data[i] != NULL && r.grad[i] != NULL);
+	}
+	gpt_bind(r.model, r.data, r.grad);
+	gpt_initialise(r.model, 3);
+	return r;
+}
+
+static void free_rig(struct rig *r)
+{
+	for (int i = 0; i < r->count; i++) {
+		free(r->data[i]);
+		free(r->grad[i]);
+	}
+	free(r->data);
+	free(r->grad);
+	free(r->told);
+	gpt_free(r->model);
+}
+
+static ddp_status count_ready(void *user, int param)
+{
+	struct rig *r = user;
+
+	r->told[param]++;
+	r->last = param;
+	return DDP_OK;
+}
+
+static ddp_status refuse(void *user, int param)
+{
+	int *calls = user;
+
+	(void)param;
+	++*calls;
+	return DDP_ERR_PEER;
+}
+
+static void fill_tokens(int32_t *tokens, int count, int vocab)
+{
+	for (int i = 0; i < count; i++)
+		tokens[i] = (int32_t)((i * i * 7 + i * 3 + 1) % vocab);
+}
+
+/* Larger than at the start, so that every path carries some gradient. */
+static void roughen(struct rig *r)
+{
+	for (int i = 0; i < r->count; i++)
+		for (int64_t k = 0; k < elements(&r->params[i]); k++)
+			r->data[i][k] = r->data[i][k] * 8 + 0.1f * sinf((float)(k * 13 + i));
+}
+
+/*
+ * Along the direction of its own gradient, each tensor's slope must be the
+ * gradient's norm.
+ */
+static void check_tensor(struct rig *r, int param, const int32_t *tokens, int batch,
+                         int length)
+{
+	int64_t n = elements(&r->params[param]);
+	float *kept = malloc((size_t)n * sizeof(float));
+	double norm = sqrt(dk_sum_squares(r->grad[param], n)), step = 0.02 / norm;
+	double loss[2];
+
+	assert_non_null(kept);
+	assert_true(norm > 1e-4);
+	memcpy(kept, r->data[param], (size_t)n * sizeof(float));
+	for (int side = 0; side < 2; side++) {
+		double h = side == 0 ? step : -step;
+		for (int64_t k = 0; k < n; k++)
+			r->data[param][k] = (float)(kept[k] + h * r->grad[param][k] / norm);
+		loss[side] = gpt_forward(r->model, tokens, batch, length);
+	}
+	memcpy(r->data[param], kept, (size_t)n * sizeof(float));
+	free(kept);
+	double slope = (loss[0] - loss[1]) / (2 * step);
+	if (!(fabs(slope - norm) <= 0.01 * norm))
+		fail_msg("%s: gradient %.6g, by differences %.6g", r->params[param].name, norm, slope);
+}
+
+static void check_gradients(const gpt_config *config, int batch, int length)
+{
+	struct rig r = make_rig(config, batch);
+	int32_t tokens[64];
+
+	assert_true(batch * (length + 1) <= 64);
+	fill_tokens(tokens, batch * (length + 1), config->vocab);
+	roughen(&r);
+	gpt_forward(r.model, tokens, batch, length);
+	assert_int_equal(gpt_backward(r.model, count_ready, NULL, &r), DDP_OK);
+	assert_int_equal(r.last, 0);
+	for (int i = 0; i < r.count; i++) {
+		assert_int_equal(r.told[i], 1);
+		check_tensor(&r, i, tokens, batch, length);
+	}
+	free_rig(&r);
+}
+
+static void gradients_are_those_of_the_loss(void **state)
+{
+	const gpt_config tied = {.layers = 2, .heads = 3, .width = 15, .vocab = 23, .length = 9};
+	const gpt_config untied = {.layers = 1, .heads = 2, .width = 8, .vocab = 11, .length = 5,
+		.untied = true};
+
+	(void)state;
+	check_gradients(&tied, 3, 9);
+	check_gradients(&tied, 2, 4);
+	check_gradients(&untied, 4, 5);
+}
+
+/* Keeps the dense part as it is when it is told ready, to see that it stays. */
+struct dense_part {
+	struct rig rig;
+	float *wte;
+	int64_t elements;
+};
+
+static ddp_status keep_dense(void *user, int param)
+{
+	struct dense_part *part = user;
+
+	if (param == 0)
+		memcpy(part->wte, part->rig.grad[0], (size_t)part->elements * sizeof(float));
+	return count_ready(&part->rig, param);
+}
+
+static ddp_status take_rows(void *user, int param, const int32_t *index, const float *values,
+                            int64_t count)
+{
+	struct dense_part *part = user;
+
+	assert_int_equal(param, 0);
+	assert_int_equal(part->rig.told[0], 1);
+	assert_memory_equal(part->wte, part->rig.grad[0], (size_t)part->elements * sizeof(float));
+	dk_add_rows(part->rig.grad[0], index, values, count, part->rig.params[0].shape[1]);
+	return DDP_OK;
+}
+
+static void embedding_comes_as_rows_after_the_dense_part(void **state)
+{
+	const gpt_config config = {.layers = 1, .heads = 2, .width = 8, .vocab = 11, .length = 5};
+	struct rig whole = make_rig(&config, 3);
+	struct dense_part part = {.rig = make_rig(&config, 3)};
+	int32_t tokens[18];
+
+	(void)state;
+	part.elements = elements(&part.rig.params[0]);
+	part.wte = calloc((size_t)part.elements, sizeof(float));
+	assert_non_null(part.wte);
+	assert_int_equal(part.rig.params[0].sparse_rows, 3 * 5);
+	fill_tokens(tokens, 18, config.vocab);
+	gpt_forward(whole.model, tokens, 3, 5);
+	assert_int_equal(gpt_backward(whole.model, count_ready, NULL, &whole), DDP_OK);
+	gpt_forward(part.rig.model, tokens, 3, 5);
+	assert_int_equal(gpt_backward(part.rig.model, keep_dense, take_rows, &part), DDP_OK);
+	for (int i = 0; i < whole.count; i++) {
+		assert_int_equal(part.rig.told[i], 1);
+		assert_memory_equal(whole.grad[i], part.rig.grad[i],
+		                    (size_t)elements(&whole.params[i]) * sizeof(float));
+	}
+	free(part.wte);
+	free_rig(&part.rig);
+	free_rig(&whole);
+}
+
+static void two_micro_batches_add_up(void **state)
+{
+	const gpt_config config = {.layers = 1, .heads = 2, .width = 8, .vocab = 11, .length = 5};
+	struct rig whole = make_rig(&config, 2), parts = make_rig(&config, 2);
+	int32_t tokens[12];
+
+	(void)state;
+	fill_tokens(tokens, 12, config.vocab);
+	double loss = gpt_forward(whole.model, tokens, 2, 5);
+	assert_int_equal(gpt_backward(whole.model, count_ready, NULL, &whole), DDP_OK);
+	double sum = gpt_forward(parts.model, tokens, 1, 5);
+	assert_int_equal(gpt_backward(parts.model, count_ready, NULL, &parts), DDP_OK);
+	sum += gpt_forward(parts.model, tokens + 6, 1, 5);
+	assert_int_equal(gpt_backward(parts.model, count_ready, NULL, &parts), DDP_OK);
+	assert_true(fabs(loss - sum) < 1e-5 * loss);
+	for (int i = 0; i < whole.count; i++)
+		for (int64_t k = 0; k < elements(&whole.params[i]); k++)
+			assert_true(fabsf(whole.grad[i][k] - parts.grad[i][k]) <=
+			            1e-5f + 1e-4f * fabsf(whole.grad[i][k]));
+	free_rig(&whole);
+	free_rig(&parts);
+}
+
+static void loss_falls_far_below_chance(void **state)
+{
+	const gpt_config config = {.layers = 2, .heads = 2, .width = 16, .vocab = 13, .length = 12};
+	struct rig r = make_rig(&config, 2);
+	float **moments = calloc((size_t)r.count * 2, sizeof(float *));
+	int32_t tokens[26];
+	double loss = 0;
+
+	(void)state;
+	assert_non_null(moments);
+	for (int i = 0; i < 2 * r.count; i++) {
+		moments[i] = calloc((size_t)elements(&r.params[i / 2]), sizeof(float));
+		assert_non_null(moments[i]);
+	}
+	fill_tokens(tokens, 26, config.vocab);
+	for (int step = 1; step <= 80; step++) {
+		const dk_adamw_args a = {.learning_rate = 0.01, .beta1 = 0.9, .beta2 = 0.95,
+			.epsilon = 1e-8, .step = step, .grad_scale = 1.0 / 24};
+		loss = gpt_forward(r.model, tokens, 2, 12) / 24;
+		if (step == 1)
+			assert_true(fabs(loss - log(13)) < 0.1);
+		assert_int_equal(gpt_backward(r.model, count_ready, NULL, &r), DDP_OK);
+		for (int i = 0; i < r.count; i++)
+			dk_adamw(r.data[i], r.grad[i], moments[2 * i], moments[2 * i + 1],
+			         elements(&r.params[i]), &a);
+	}
+	if (!(loss < 0.5))
+		fail_msg("after 80 steps the loss is still %g", loss);
+	for (int i = 0; i < 2 * r.count; i++)
+		free(moments[i]);
+	free(moments);
+	free_rig(&r);
+}
+
+/* The classifier of the last position, by the two ways there are. */
+static void next_logits_are_those_that_the_loss_sees(void **state)
+{
+	const gpt_config config = {.layers = 1, .heads = 2, .width = 8, .vocab = 11, .length = 5};
+	struct rig r = make_rig(&config, 1);
+	int32_t tokens[6];
+	float logits[11];
+	double total = 0, losses = 0;
+
+	(void)state;
+	roughen(&r);
+	fill_tokens(tokens, 6, config.vocab);
+	for (int length = 1; length <= 5; length++) {
+		gpt_next_logits(r.model, tokens, length, logits);
+		total = 0;
+		for (int i = 0; i < 11; i++)
+			total += exp(logits[i]);
+		losses += log(total) - logits[tokens[length]];
+	}
+	assert_true(fabs(gpt_forward(r.model, tokens, 1, 5) - losses) < 1e-4);
+	free_rig(&r);
+}
+
+static void the_first_error_of_ready_ends_the_announcements(void **state)
+{
+	const gpt_config config = {.layers = 1, .heads = 1, .width = 4, .vocab = 5, .length = 3};
+	struct rig r = make_rig(&config, 1);
+	const int32_t tokens[] = {1, 2, 3, 4};
+	int calls = 0;
+
+	(void)state;
+	gpt_forward(r.model, tokens, 1, 3);
+	assert_int_equal(gpt_backward(r.model, refuse, NULL, &calls), DDP_ERR_PEER);
+	assert_int_equal(calls, 1);
+	free_rig(&r);
+}
+
+static void seed_decides_the_start(void **state)
+{
+	const gpt_config config = {.layers = 1, .heads = 1, .width = 32, .vocab = 50, .length = 3};
+	struct rig a = make_rig(&config, 1), b = make_rig(&config, 1);
+	size_t bytes = 50 * 32 * sizeof(float);
+
+	(void)state;
+	assert_memory_equal(a.data[0], b.data[0], bytes);
+	double deviation = sqrt(dk_sum_squares(a.data[0], 50 * 32) / (50 * 32));
+	assert_true(fabs(deviation - 0.02) < 0.002);
+	gpt_initialise(b.model, 4);
+	assert_true(memcmp(a.data[0], b.data[0], bytes) != 0);
+	free_rig(&a);
+	free_rig(&b);
+}
+
+static void sizes_that_do_not_divide_are_named(void **state)
+{
+	gpt_config config = {.layers = 1, .heads = 3, .width = 16, .vocab = 5, .length = 3};
+	char why[160] = "";
+
+	(void)state;
+	assert_false(gpt_config_valid(&config, why, sizeof(why)));
+	assert_string_equal(why, "width 16 is not a multiple of the 3 heads");
+	config.heads = 0;
+	assert_false(gpt_config_valid(&config, why, sizeof(why)));
+	config = (gpt_config){.layers = 1, .heads = 1, .width = 1024, .vocab = 5, .length = 3};
+	assert_false(gpt_config_valid(&config, why, sizeof(why)));
+	assert_non_null(strstr(why, "give more heads"));
+	config.heads = 16;
+	assert_true(gpt_config_valid(&config, why, sizeof(why)));
+}
+
+static void stray_tokens_are_found(void **state)
+{
+	const gpt_config config = {.layers = 1, .heads = 1, .width = 4, .vocab = 5, .length = 3};
+	const int32_t tokens[] = {0, 4, 5, -1};
+	struct rig r = make_rig(&config, 1);
+
+	(void)state;
+	assert_int_equal(gpt_stray_token(r.model, tokens, 2), -1);
+	assert_int_equal(gpt_stray_token(r.model, tokens, 4), 2);
+	assert_int_equal(gpt_stray_token(r.model, tokens + 3, 1), 0);
+	free_rig(&r);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(gradients_are_those_of_the_loss),
+		cmocka_unit_test(embedding_comes_as_rows_after_the_dense_part),
+		cmocka_unit_test(two_micro_batches_add_up),
+		cmocka_unit_test(loss_falls_far_below_chance),
+		cmocka_unit_test(next_logits_are_those_that_the_loss_sees),
+		cmocka_unit_test(the_first_error_of_ready_ends_the_announcements),
+		cmocka_unit_test(seed_decides_the_start),
+		cmocka_unit_test(sizes_that_do_not_divide_are_named),
+		cmocka_unit_test(stray_tokens_are_found),
+	};
+	dk_set_threads(1);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,534 @@
+/*
+ * kernels: each layer against a naive double-precision version of its forward,
+ * its gradients against finite differences of that version, and one thread
+ * against three, at odd sizes.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kernel_values.h"
+#include "kernels.h"
+
+enum { INPUTS = 4, PROBES = 24 };
+
+/* A shape means what its layer says. */
+typedef struct shape {
+	int64_t a, b, c, d;
+	const int32_t *tokens;
+} shape;
+
+typedef struct layer {
+	const char *name;
+	int inputs;
+	bool adds[INPUTS]; /* backward adds to this gradient, instead of setting it */
+	float spread;      /* inputs lie within -spread .. spread */
+	int64_t (*size)(const shape *s, int input); /* of an input; -1: of out */
+	void (*naive)(const shape *s, double *const in[], double *out);
+	void (*forward)(const shape *s, float *const in[], float *out, float *kept);
+	void (*backward)(const shape *s, float *const in[], const float *out, float *kept,
+	                 const float *dout, float *const din[]);
+	size_t (*kept)(const shape *s);
+	bool product;      /* dk_gemm() at its heart: bits hang on the threads */
+} layer;
+
+static double weighted_sum(const double *out, const float *weights, int64_t n)
+{
+	double sum = 0;
+
+	for (int64_t i = 0; i < n; i++)
+		sum += out[i] * weights[i];
+	return sum;
+}
+
+struct run {
+	float *in[INPUTS], *din[INPUTS], *out, *dout, *kept;
+	double *wide[INPUTS], *wide_out;
+	int64_t out_size;
+};
+
+static float start_of(const layer *l, int input)
+{
+	return l->adds[input] ? 0.5f : 1e30f;
+}
+
+static struct run make_run(const layer *l, const shape *s)
+{
+	struct run r = {.out_size = l->size(s, -1)};
+
+	random_state = 42;
+	for (int k = 0; k < l->inputs; k++) {
+		int64_t n = l->size(s, k);
+		r.in[k] = make((size_t)n, sizeof(float));
+		r.din[k] = make((size_t)n, sizeof(float));
+		r.wide[k] = make((size_t)n, sizeof(double));
+		for (int64_t i = 0; i < n; i++)
+			r.wide[k][i] = r.in[k][i] = (float)(l->spread * uniform());
+	}
+	r.out = make((size_t)r.out_size, sizeof(float));
+	r.dout = make((size_t)r.out_size, sizeof(float));
+	r.wide_out = make((size_t)r.out_size, sizeof(double));
+	r.kept = make(l->kept != NULL ? l->kept(s) : 1, sizeof(float));
+	for (int64_t i = 0; i < r.out_size; i++)
+		r.dout[i] = r.out_size == 1 ? 1 : (float)uniform();
+	return r;
+}
+
+static void free_run(struct run *r, const layer *l)
+{
+	for (int k = 0; k < l->inputs; k++) {
+		free(r->in[k]);
+		free(r->din[k]);
+		free(r->wide[k]);
+	}
+	free(r->out);
+	free(r->dout);
+	free(r->wide_out);
+	free(r->kept);
+}
+
+static void compute(struct run *r, const layer *l, const shape *s)
+{
+	for (int k = 0; k < l->inputs; k++)
+		for (int64_t i = 0; i < l->size(s, k); i++)
+			r->din[k][i] = start_of(l, k);
+	l->forward(s, r->in, r->out, r->kept);
+	l->backward(s, r->in, r->out, r->kept, r->dout, r->din);
+	assert_null(dk_failure());
+}
+
+static void check_forward(struct run *r, const layer *l, const shape *s)
+{
+	l->naive(s, r->wide, r->wide_out);
+	for (int64_t i = 0; i < r->out_size; i++)
+		if (!(fabs(r->out[i] - r->wide_out[i]) <= 2e-5 * (fabs(r->wide_out[i]) + 1)))
+			fail_msg("%s %ld,%ld,%ld,%ld: out[%ld] is %.8g, naively %.8g", l->name,
+			         (long)s->a, (long)s->b, (long)s->c, (long)s->d, (long)i, r->out[i],
+			         r->wide_out[i]);
+}
+
+static void check_gradient(struct run *r, const layer *l, const shape *s, int input)
+{
+	const double h = 1e-4;
+	int64_t n = l->size(s, input);
+	int64_t stride = n > PROBES ? n / PROBES : 1;
+
+	for (int64_t i = n > PROBES ? n % stride : 0; i < n; i += stride) {
+		double *x = r->wide[input] + i, here = *x;
+		*x = here + h;
+		l->naive(s, r->wide, r->wide_out);
+		double slope = weighted_sum(r->wide_out, r->dout, r->out_size);
+		*x = here - h;
+		l->naive(s, r->wide, r->wide_out);
+		slope = (slope - weighted_sum(r->wide_out, r->dout, r->out_size)) / (2 * h);
+		*x = here;
+		double got = (double)r->din[input][i] - (l->adds[input] ? start_of(l, input) : 0);
+		if (!(fabs(got - slope) <= 1e-4 * (fabs(slope) + 1)))
+			fail_msg("%s %ld,%ld,%ld,%ld: gradient of input %d at %ld is %.8g, by "
+			         "differences %.8g", l->name, (long)s->a, (long)s->b, (long)s->c,
+			         (long)s->d, input, (long)i, got, slope);
+	}
+}
+
+static void check_threads(struct run *r, const layer *l, const shape *s)
+{
+	struct run many = make_run(l, s);
+
+	dk_set_threads(MANY_THREADS);
+	compute(&many, l, s);
+	dk_set_threads(1);
+	check_forward(&many, l, s);
+	for (int k = 0; k < l->inputs; k++)
+		check_gradient(&many, l, s, k);
+	if (!l->product) {
+		assert_memory_equal(many.out, r->out, (size_t)r->out_size * sizeof(float));
+		for (int k = 0; k < l->inputs; k++)
+			assert_memory_equal(many.din[k], r->din[k], (size_t)l->size(s, k) * sizeof(float));
+	}
+	free_run(&many, l);
+}
+
+static void check(const layer *l, const shape *shapes, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		struct run r = make_run(l, &shapes[i]);
+		dk_set_threads(1);
+		compute(&r, l, &shapes[i]);
+		check_forward(&r, l, &shapes[i]);
+		for (int k = 0; k < l->inputs; k++)
+			check_gradient(&r, l, &shapes[i], k);
+		check_threads(&r, l, &shapes[i]);
+		free_run(&r, l);
+	}
+}
+
+#define CHECK(layer, shapes) check(&(layer), shapes, sizeof(shapes) / sizeof((shapes)[0]))
+
+/* ---- linear: a rows, b inputs, c outputs, d: with residual --------------------------- */
+
+static int64_t linear_size(const shape *s, int input)
+{
+	const int64_t sizes[] = {s->a * s->b, s->b * s->c, s->c, s->a * s->c};
+
+	return input < 0 ? s->a * s->c : sizes[input];
+}
+
+static void linear_naive(const shape *s, double *const in[], double *out)
+{
+	for (int64_t r = 0; r < s->a; r++)
+		for (int64_t o = 0; o < s->c; o++) {
+			double sum = in[2][o] + (s->d ? in[3][r * s->c + o] : 0);
+			for (int64_t i = 0; i < s->b; i++)
+				sum += in[0][r * s->b + i] * in[1][i * s->c + o];
+			out[r * s->c + o] = sum;
+		}
+}
+
+static void linear_forward(const shape *s, float *const in[], float *out, float *kept)
+{
+	(void)kept;
+	dk_linear_forward(out, in[0], in[1], in[2], s->d ? in[3] : NULL, s->a, s->b, s->c);
+}
+
+static void linear_backward(const shape *s, float *const in[], const float *out,
+                            float *kept, const float *dout, float *const din[])
+{
+	(void)out;
+	(void)kept;
+	dk_linear_backward_params(din[1], din[2], dout, in[0], s->a, s->b, s->c);
+	dk_linear_backward_input(din[0], dout, in[1], s->a, s->b, s->c);
+	for (int64_t i = 0; i < s->a * s->c; i++)
+		din[3][i] = s->d ? dout[i] : 0; /* the residual's is the caller's */
+}
+
+static void linear_layer(void **state)
+{
+	const layer l = {"linear", 4, {false, true, true, false}, 1, linear_size, linear_naive,
+		linear_forward, linear_backward, NULL, true};
+	const shape shapes[] = {{1, 1, 1, 0, NULL}, {3, 5, 7, 1, NULL}, {17, 31, 13, 0, NULL},
+		{130, 65, 203, 1, NULL}, {601, 19, 517, 0, NULL}};
+
+	(void)state;
+	CHECK(l, shapes);
+}
+
+/* ---- embedding: a batch, b length, c width, d vocab ------------------------------------ */
+
+static int64_t embedding_size(const shape *s, int input)
+{
+	const int64_t sizes[] = {s->d * s->c, s->b * s->c};
+
+	return input < 0 ? s->a * s->b * s->c : sizes[input];
+}
+
+static void embedding_naive(const shape *s, double *const in[], double *out)
+{
+	for (int64_t r = 0; r < s->a * s->b; r++)
+		for (int64_t i = 0; i < s->c; i++)
+			out[r * s->c + i] = in[0][s->tokens[r] * s->c + i] + in[1][r % s->b * s->c + i];
+}
+
+static void embedding_forward(const shape *s, float *const in[], float *out, float *kept)
+{
+	(void)kept;
+	dk_embedding_forward(out, s->tokens, in[0], in[1], s->a, s->b, s->c);
+}
+
+static void embedding_backward(const shape *s, float *const in[], const float *out,
+                               float *kept, const float *dout, float *const din[])
+{
+	(void)in;
+	(void)out;
+	(void)kept;
+	dk_embedding_backward(din[0], din[1], dout, s->tokens, s->a, s->b, s->c);
+}
+
+static void embedding_layer(void **state)
+{
+	static const int32_t tokens[] = {4, 0, 4, 2, 1, 1, 4, 3, 0, 4, 2, 2, 1, 0, 3};
+	const layer l = {"embedding", 2, {true, true}, 1, embedding_size, embedding_naive,
+		embedding_forward, embedding_backward, NULL, false};
+	const shape shapes[] = {{1, 1, 1, 5, tokens}, {3, 5, 7, 5, tokens}, {5, 3, 130, 5, tokens}};
+
+	(void)state;
+	CHECK(l, shapes);
+}
+
+/* ---- layernorm: a rows, b width --------------------------------------------------------- */
+
+static int64_t layernorm_size(const shape *s, int input)
+{
+	return input <= 0 ? s->a * s->b : s->b;
+}
+
+static void layernorm_naive(const shape *s, double *const in[], double *out)
+{
+	for (int64_t r = 0; r < s->a; r++) {
+		const double *x = in[0] + r * s->b;
+		double mean = 0, variance = 0;
+		for (int64_t i = 0; i < s->b; i++)
+			mean += x[i] / (double)s->b;
+		for (int64_t i = 0; i < s->b; i++)
+			variance += (x[i] - mean) * (x[i] - mean) / (double)s->b;
+		for (int64_t i = 0; i < s->b; i++)
+			out[r * s->b + i] = (x[i] - mean) / sqrt(variance + 1e-5) * in[1][i] + in[2][i];
+	}
+}
+
+static size_t layernorm_kept(const shape *s)
+{
+	return (size_t)(2 * s->a);
+}
+
+static void layernorm_forward(const shape *s, float *const in[], float *out, float *kept)
+{
+	dk_layernorm_forward(out, kept, kept + s->a, in[0], in[1], in[2], s->a, s->b);
+}
+
+static void layernorm_backward(const shape *s, float *const in[], const float *out,
+                               float *kept, const float *dout, float *const din[])
+{
+	(void)out;
+	dk_layernorm_backward(din[0], din[1], din[2], dout, in[0], kept, kept + s->a, in[1],
+	                      s->a, s->b);
+}
+
+static void layernorm_layer(void **state)
+{
+	const layer l = {"layernorm", 3, {true, true, true}, 2, layernorm_size, layernorm_naive,
+		layernorm_forward, layernorm_backward, layernorm_kept, false};
+	const shape shapes[] = {{1, 2, 0, 0, NULL}, {5, 7, 0, 0, NULL}, {9, 16, 0, 0, NULL},
+		{33, 129, 0, 0, NULL}, {67, 512, 0, 0, NULL}};
+
+	(void)state;
+	CHECK(l, shapes);
+}
+
+/* ---- GELU: a elements -------------------------------------------------------------------- */
+
+static int64_t gelu_size(const shape *s, int input)
+{
+	(void)input;
+	return s->a;
+}
+
+static void gelu_naive(const shape *s, double *const in[], double *out)
+{
+	for (int64_t i = 0; i < s->a; i++) {
+		double x = in[0][i];
+		out[i] = 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+	}
+}
+
+static void gelu_forward(const shape *s, float *const in[], float *out, float *kept)
+{
+	(void)kept;
+	dk_gelu_forward(out, in[0], s->a);
+}
+
+static void gelu_backward(const shape *s, float *const in[], const float *out, float *kept,
+                          const float *dout, float *const din[])
+{
+	(void)out;
+	(void)kept;
+	memcpy(din[0], dout, (size_t)s->a * sizeof(float));
+	dk_gelu_backward(din[0], in[0], s->a);
+}
+
+static void gelu_layer(void **state)
+{
+	const layer l = {"gelu", 1, {false}, 6, gelu_size, gelu_naive, gelu_forward, gelu_backward, NULL, false};
+	const shape shapes[] = {{1, 0, 0, 0, NULL}, {37, 0, 0, 0, NULL}, {1000, 0, 0, 0, NULL}, {50001, 0, 0, 0, NULL}};
+
+	(void)state;
+	CHECK(l, shapes);
+}
+
+static void gelu_of_huge_inputs_is_finite(void **state)
+{
+	const float in[] = {-1e9f, -100, -12, 12, 100, 1e9f};
+	const float want[] = {0, 0, 0, 12, 100, 1e9f};
+	float out[6], grad[6] = {1, 1, 1, 1, 1, 1};
+
+	(void)state;
+	dk_gelu_forward(out, in, 6);
+	dk_gelu_backward(grad, in, 6);
+	for (int i = 0; i < 6; i++) {
+		assert_true(fabsf(out[i] - want[i]) <= 1e-5f * fabsf(want[i]) + 1e-6f);
+		assert_true(fabsf(grad[i] - (i >= 3)) <= 1e-5f);
+	}
+}
+
+/* ---- attention: a batch, b length, c heads, d width --------------------------------------- */
+
+static int64_t attention_size(const shape *s, int input)
+{
+	return s->a * s->b * s->d * (input < 0 ? 1 : 3);
+}
+
+static void attention_row(const shape *s, const double *qkv, int64_t row, int64_t head,
+                          double *out)
+{
+	int64_t size = s->d / s->c, first = row / s->b * s->b;
+	const double *q = qkv + row * 3 * s->d + head * size;
+	double total = 0, *result = out + row * s->d + head * size;
+
+	memset(result, 0, (size_t)size * sizeof(double));
+	for (int64_t key = first; key <= row; key++) {
+		const double *k = qkv + key * 3 * s->d + s->d + head * size, *v = k + s->d;
+		double score = 0;
+		for (int64_t i = 0; i < size; i++)
+			score += q[i] * k[i];
+		double weight = exp(score / sqrt((double)size));
+		total += weight;
+		for (int64_t i = 0; i < size; i++)
+			result[i] += weight * v[i];
+	}
+	for (int64_t i = 0; i < size; i++)
+		result[i] /= total;
+}
+
+static void attention_naive(const shape *s, double *const in[], double *out)
+{
+	for (int64_t row = 0; row < s->a * s->b; row++)
+		for (int64_t head = 0; head < s->c; head++)
+			attention_row(s, in[0], row, head, out);
+}
+
+static size_t attention_kept(const shape *s)
+{
+	return (size_t)(s->a * s->b * s->c);
+}
+
+static void attention_forward(const shape *s, float *const in[], float *out, float *kept)
+{
+	dk_attention_forward(out, kept, in[0], s->a, s->b, s->c, s->d);
+}
+
+static void attention_backward(const shape *s, float *const in[], const float *out,
+                               float *kept, const float *dout, float *const din[])
+{
+	dk_attention_backward(din[0], dout, in[0], out, kept, s->a, s->b, s->c, s->d);
+}
+
+static void attention_layer(void **state)
+{
+	const layer l = {"attention", 1, {false}, 2, attention_size, attention_naive,
+		attention_forward, attention_backward, attention_kept, false};
+	const shape shapes[] = {{1, 1, 1, 1, NULL}, {2, 3, 1, 5, NULL}, {1, 63, 3, 51, NULL},
+		{2, 65, 2, 128, NULL}, {1, 256, 1, 8, NULL}, {1, 331, 2, 14, NULL}, {3, 40, 1, 256, NULL}};
+
+	(void)state;
+	CHECK(l, shapes);
+}
+
+/* ---- classifier: a rows, b width, c vocab; the output is the loss ---------------------------- */
+
+static int64_t classifier_size(const shape *s, int input)
+{
+	const int64_t sizes[] = {s->a * s->b, s->c * s->b};
+
+	return input < 0 ? 1 : sizes[input];
+}
+
+static void classifier_naive(const shape *s, double *const in[], double *out)
+{
+	*out = 0;
+	for (int64_t r = 0; r < s->a; r++) {
+		double total = 0, picked = 0;
+		for (int64_t w = 0; w < s->c; w++) {
+			double logit = 0;
+			for (int64_t i = 0; i < s->b; i++)
+				logit += in[0][r * s->b + i] * in[1][w * s->b + i];
+			total += exp(logit);
+			if (w == s->tokens[r])
+				picked = logit;
+		}
+		*out += log(total) - picked;
+	}
+}
+
+static size_t classifier_kept(const shape *s)
+{
+	return dk_classifier_work(s->a, s->c);
+}
+
+static void classifier_forward(const shape *s, float *const in[], float *out, float *kept)
+{
+	*out = (float)dk_classifier_forward(kept, in[0], in[1], s->tokens, s->a, s->b, s->c);
+}
+
+static void classifier_backward(const shape *s, float *const in[], const float *out,
+                                float *kept, const float *dout, float *const din[])
+{
+	(void)out;
+	(void)dout;
+	dk_classifier_backward(din[0], din[1], kept, in[0], in[1], s->tokens, s->a, s->b, s->c);
+}
+
+static void classifier_layer(void **state)
+{
+	static int32_t tokens[600];
+	const layer l = {"classifier", 2, {false, true}, 1.5f, classifier_size, classifier_naive,
+		classifier_forward, classifier_backward, classifier_kept, true};
+	const shape shapes[] = {{1, 1, 1, 0, tokens}, {3, 5, 2, 0, tokens}, {7, 12, 257, 0, tokens},
+		{5, 9, 2050, 0, tokens}, {600, 6, 1025, 0, tokens}};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+		for (int64_t r = 0; r < shapes[i].a; r++)
+			tokens[r] = (int32_t)(r % 3 == 0 ? shapes[i].c - 1 : r * 37 % shapes[i].c);
+		check(&l, &shapes[i], 1);
+	}
+}
+
+static void classifier_survives_large_logits(void **state)
+{
+	const float in[] = {100, 0}, weight[] = {50, 0, -50, 0, 49.9f, 0};
+	const int32_t targets[] = {2};
+	float work[64], din[2], dweight[6] = {0};
+
+	(void)state;
+	assert_true(dk_classifier_work(1, 3) <= 64);
+	double loss = dk_classifier_forward(work, in, weight, targets, 1, 2, 3);
+	assert_true(fabs(loss - (10 + log1p(exp(-10)))) < 1e-2);
+	dk_classifier_backward(din, dweight, work, in, weight, targets, 1, 2, 3);
+	assert_true(fabsf(dweight[0] - 100) < 0.1f && fabsf(dweight[4] + 100) < 0.1f);
+	assert_true(dweight[2] == 0 || fabsf(dweight[2]) < 1e-30f);
+}
+
+static void a_number_that_is_none_stays_visible(void **state)
+{
+	const float in[] = {NAN, 1, 2, 3}, weight[] = {1, 2, 3, 4, 5, 6, 7, 8};
+	const int32_t targets[] = {0, 1};
+	float work[64], out[4];
+
+	(void)state;
+	assert_true(isnan(dk_classifier_forward(work, in, weight, targets, 2, 2, 4)));
+	dk_gelu_forward(out, in, 4);
+	assert_true(isnan(out[0]));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(linear_layer),
+		cmocka_unit_test(embedding_layer),
+		cmocka_unit_test(layernorm_layer),
+		cmocka_unit_test(gelu_layer),
+		cmocka_unit_test(gelu_of_huge_inputs_is_finite),
+		cmocka_unit_test(attention_layer),
+		cmocka_unit_test(classifier_layer),
+		cmocka_unit_test(classifier_survives_large_logits),
+		cmocka_unit_test(a_number_that_is_none_stays_visible),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,185 @@
+/* kernels: optimizer updates and norms against a plain double-precision form. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "cpu/inner.h"
+#include "kernels.h"
+
+enum { LONGEST = 100003 };
+
+static float param[LONGEST], grad[LONGEST], m[LONGEST], v[LONGEST];
+static double want[LONGEST], want_m[LONGEST], want_v[LONGEST];
+
+static void fill(int64_t n)
+{
+	srand(7);
+	for (int64_t i = 0; i < n; i++) {
+		param[i] = (float)(rand() % 2001 - 1000) * 1e-3f;
+		grad[i] = (float)(rand() % 2001 - 1000) * 1e-2f;
+		m[i] = (float)(rand() % 2001 - 1000) * 1e-3f;
+		v[i] = (float)(rand() % 1000) * 1e-3f;
+		want[i] = param[i];
+		want_m[i] = m[i];
+		want_v[i] = v[i];
+	}
+}
+
+static void assert_near(float got, double wanted)
+{
+	if (fabs(got - wanted) > 2e-6 * (fabs(wanted) + 1))
+		fail_msg("got %.9g, wanted %.9g", got, wanted);
+}
+
+static void adamw_is_the_papers(void **state)
+{
+	const int64_t lengths[] = {1, 3, 7, 8, 9, 17, 1000, LONGEST};
+	const dk_adamw_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95,
+		.epsilon = 1e-8, .weight_decay = 0.1, .step = 3, .grad_scale = 0.25};
+
+	(void)state;
+	for (size_t k = 0; k < sizeof(lengths) / sizeof(lengths[0]); k++) {
+		int64_t n = lengths[k];
+		fill(n + 1 <= LONGEST ? n + 1 : n);
+		float guard = param[n < LONGEST ? n : 0];
+		for (int64_t i = 0; i < n; i++) {
+			double g = grad[i] * a.grad_scale;
+			want_m[i] = a.beta1 * want_m[i] + (1 - a.beta1) * g;
+			want_v[i] = a.beta2 * want_v[i] + (1 - a.beta2) * g * g;
+			double m_hat = want_m[i] / (1 - pow(a.beta1, 3));
+			double v_hat = want_v[i] / (1 - pow(a.beta2, 3));
+			want[i] -= a.learning_rate * a.weight_decay * want[i];
+			want[i] -= a.learning_rate * m_hat / (sqrt(v_hat) + a.epsilon);
+		}
+		dk_adamw(param, grad, m, v, n, &a);
+		for (int64_t i = 0; i < n; i++) {
+			assert_near(param[i], want[i]);
+			assert_near(m[i], want_m[i]);
+			assert_near(v[i], want_v[i]);
+			assert_true(grad[i] == 0);
+		}
+		if (n < LONGEST)
+			assert_true(param[n] == guard);
+	}
+}
+
+static void sgd_case(int64_t n, double momentum, int64_t step, bool with_buffer)
+{
+	const dk_sgd_args a = {.learning_rate = 0.05, .momentum = momentum,
+		.weight_decay = 0.01, .step = step, .grad_scale = 0.5};
+
+	fill(n);
+	for (int64_t i = 0; i < n; i++) {
+		double g = grad[i] * a.grad_scale + a.weight_decay * want[i];
+		if (with_buffer) {
+			want_m[i] = (step > 1 ? momentum * want_m[i] : 0) + g;
+			g = want_m[i];
+		}
+		want[i] -= a.learning_rate * g;
+	}
+	dk_sgd(param, grad, with_buffer ? m : NULL, n, &a);
+	for (int64_t i = 0; i < n; i++) {
+		assert_near(param[i], want[i]);
+		assert_near(m[i], want_m[i]);
+		assert_true(grad[i] == 0);
+	}
+}
+
+static void sgd_takes_momentum_from_the_second_step_on(void **state)
+{
+	const int64_t lengths[] = {1, 7, 8, 13, 4097, LONGEST};
+
+	(void)state;
+	for (size_t k = 0; k < sizeof(lengths) / sizeof(lengths[0]); k++) {
+		sgd_case(lengths[k], 0.9, 1, true);
+		sgd_case(lengths[k], 0.9, 2, true);
+		sgd_case(lengths[k], 0, 2, false);
+	}
+}
+
+static void sum_of_squares_is_exact_to_double(void **state)
+{
+	const int64_t lengths[] = {0, 1, 5, 8, 11, 32768, 32769, LONGEST};
+
+	(void)state;
+	fill(LONGEST);
+	for (size_t k = 0; k < sizeof(lengths) / sizeof(lengths[0]); k++) {
+		double sum = 0;
+		for (int64_t i = 0; i < lengths[k]; i++)
+			sum += (double)grad[i] * grad[i];
+		double got = dk_sum_squares(grad, lengths[k]);
+		if (fabs(got - sum) > 1e-12 * sum)
+			fail_msg("n %ld: got %.17g, wanted %.17g", (long)lengths[k], got, sum);
+	}
+}
+
+static void threads_do_not_change_a_bit(void **state)
+{
+	const dk_adamw_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95,
+		.epsilon = 1e-8, .weight_decay = 0.1, .step = 3, .grad_scale = 0.25};
+	static float kept[LONGEST];
+	int before = dk_threads();
+
+	(void)state;
+#ifdef __SANITIZE_THREAD__
+	skip(); /* OpenMP's runtime is not instrumented */
+#endif
+	dk_set_threads(1);
+	fill(LONGEST);
+	double sum = dk_sum_squares(grad, LONGEST);
+	dk_adamw(param, grad, m, v, LONGEST, &a);
+	memcpy(kept, param, sizeof(kept));
+	dk_set_threads(3);
+	fill(LONGEST);
+	double sum3 = dk_sum_squares(grad, LONGEST);
+	dk_adamw(param, grad, m, v, LONGEST, &a);
+	dk_set_threads(before);
+	assert_memory_equal(kept, param, sizeof(kept));
+	assert_memory_equal(&sum, &sum3, sizeof(sum));
+}
+
+static void instruction_sets_give_the_same_bits(void **state)
+{
+	const dk_adamw_consts c = {.grad_scale = 0.3f, .decay = 0.999f, .beta1 = 0.9f,
+		.one_beta1 = 0.1f, .beta2 = 0.95f, .one_beta2 = 0.05f,
+		.root_correction2 = 0.4f, .epsilon = 1e-8f, .minus_step_size = -0.01f};
+	const dk_sgd_consts s = {.grad_scale = 0.3f, .weight_decay = 0.01f,
+		.momentum = 0.9f, .minus_learning_rate = -0.1f};
+	static float kept[LONGEST];
+
+	(void)state;
+	fill(LONGEST);
+	double sum = dk_inner_base.sum_squares(grad, LONGEST);
+	double best_sum = dk_inner()->sum_squares(grad, LONGEST);
+	assert_memory_equal(&sum, &best_sum, sizeof(sum));
+	dk_inner_base.adamw(param, grad, m, v, LONGEST, &c);
+	memcpy(kept, param, sizeof(kept));
+	fill(LONGEST);
+	dk_inner()->adamw(param, grad, m, v, LONGEST, &c);
+	assert_memory_equal(kept, param, sizeof(kept));
+	fill(LONGEST);
+	dk_inner_base.sgd(param, grad, m, LONGEST, &s);
+	memcpy(kept, param, sizeof(kept));
+	fill(LONGEST);
+	dk_inner()->sgd(param, grad, m, LONGEST, &s);
+	assert_memory_equal(kept, param, sizeof(kept));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(adamw_is_the_papers),
+		cmocka_unit_test(sgd_takes_momentum_from_the_second_step_on),
+		cmocka_unit_test(sum_of_squares_is_exact_to_double),
+		cmocka_unit_test(threads_do_not_change_a_bit),
+		cmocka_unit_test(instruction_sets_give_the_same_bits),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,307 @@
+/* data/loader: batches read ahead, their order, errors and positions. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/error.h"
+#include "context.h"
+#include "data/loader.h"
+#include "data/sampler.h"
+
+/* A dataset whose sample i is the number i; sample `broken` cannot be read. */
+struct numbers {
+	int64_t broken;
+	int reads;
+	unsigned pause_us;
+};
+
+static ddp_status read_number(void *self, int64_t index, void *sample)
+{
+	struct numbers *numbers = self;
+
+	numbers->reads++;
+	if (numbers->pause_us > 0)
+		usleep(numbers->pause_us);
+	if (index == numbers->broken)
+		return ddp_fail(DDP_ERR_IO, "no number %lld", (long long)index);
+	memcpy(sample, &index, sizeof(index));
+	return DDP_OK;
+}
+
+static ddp_loader *make(struct numbers *numbers, int64_t size, int rank, int world_size,
+                        ddp_loader_options options)
+{
+	ddp_loader *loader;
+	ddp_context context = { .job = { .rank = rank, .world_size = world_size } };
+	ddp_dataset dataset = { .size = size, .sample_bytes = sizeof(int64_t),
+	                        .read = read_number, .self = numbers };
+
+	if (options.batch_size == 0)
+		options.batch_size = 4;
+	assert_int_equal(ddp_loader_create(&context, &dataset, &options, &loader), DDP_OK);
+	return loader;
+}
+
+static void batches_follow_the_sampler_over_epochs(void **state)
+{
+	struct numbers numbers = { .broken = -1 };
+	ddp_loader *loader = make(&numbers, 23, 1, 2, (ddp_loader_options){ .seed = 5 });
+	ddp_sampler *sampler;
+	ddp_batch batch;
+	int64_t count;
+
+	(void)state;
+	assert_int_equal(ddp_sampler_create(23, 2, 1, 5, true, DDP_TAIL_PAD, &sampler), DDP_OK);
+	assert_int_equal(ddp_loader_batches_per_epoch(loader), 3);
+	for (int64_t epoch = 0; epoch < 3; epoch++) {
+		ddp_sampler_set_epoch(sampler, epoch);
+		const int64_t *indices = ddp_sampler_indices(sampler, &count);
+		for (int64_t b = 0; b < 3; b++) {
+			assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
+			assert_int_equal(batch.epoch, epoch);
+			assert_int_equal(batch.batch, b);
+			assert_int_equal(batch.samples, 4);
+			assert_memory_equal(batch.data, indices + 4 * b, 4 * sizeof(int64_t));
+		}
+	}
+	ddp_sampler_free(sampler);
+	ddp_loader_free(loader);
+}
+
+static void uneven_tail_gives_short_and_empty_batches(void **state)
+{
+	/* 9 samples, 2 ranks x 4: the second global batch has one sample. */
+	struct numbers numbers = { .broken = -1 };
+	int64_t expected[2] = { 1, 0 };
+	ddp_batch batch;
+
+	(void)state;
+	for (int rank = 0; rank < 2; rank++) {
+		ddp_loader *loader = make(&numbers, 9, rank, 2,
+		                          (ddp_loader_options){ .tail = DDP_TAIL_UNEVEN });
+		assert_int_equal(ddp_loader_batches_per_epoch(loader), 2);
+		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
+		assert_int_equal(batch.samples, 4);
+		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
+		assert_int_equal(batch.samples, expected[rank]);
+		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
+		assert_int_equal(batch.epoch, 1);
+		ddp_loader_free(loader);
+	}
+}
+
+static void dropping_leaves_full_batches_only(void **state)
+{
+	struct numbers numbers = { .broken = -1 };
+	ddp_loader *loader = make(&numbers, 23, 1, 2, (ddp_loader_options){ .tail = DDP_TAIL_DROP });
+	ddp_batch batch;
+
+	(void)state;
+	assert_int_equal(ddp_loader_batches_per_epoch(loader), 2);
+	for (int i = 0; i < 6; i++) {
+		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
+		assert_int_equal(batch.samples, 4);
+		assert_int_equal(batch.epoch, i / 2);
+	}
+	ddp_loader_free(loader);
+}
+
+static void worlds_with_the_same_global_batch_see_the_same_samples(void **state)
+{
+	struct numbers numbers = { .broken = -1 };
+	ddp_batch batch;
+
+	(void)state;
+	for (int64_t b = 0; b < 5; b++) {
+		int seen[2][50] = { { 0 } };
+		for (int world = 0; world < 2; world++) {
+			int world_size = world == 0 ? 3 : 1;
+			for (int rank = 0; rank < world_size; rank++) {
+				ddp_loader *loader = make(&numbers, 50, rank, world_size, (ddp_loader_options){
+					.batch_size = 12 / world_size, .tail = DDP_TAIL_UNEVEN, .seed = 9 });
+				assert_int_equal(ddp_loader_batches_per_epoch(loader), 5);
+				for (int64_t i = 0; i <= b; i++)
+					assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
+				for (int64_t i = 0; i < batch.samples; i++)
+					seen[world][((const int64_t *)batch.data)[i]]++;
+				ddp_loader_free(loader);
+			}
+		}
+		assert_memory_equal(seen[0], seen[1], sizeof(seen[0]));
+	}
+}
+
+static void read_error_comes_with_its_batch_and_stays(void **state)
+{
+	struct numbers numbers = { .broken = 9 };
+	ddp_loader *loader = make(&numbers, 40, 0, 1,
+	                          (ddp_loader_options){ .sequential = true, .prefetch = 8 });
+	ddp_batch batch;
+
+	(void)state;
+	for (int b = 0; b < 2; b++)
+		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
+	for (int again = 0; again < 2; again++) {
+		assert_int_equal(ddp_loader_next(loader, &batch), DDP_ERR_IO);
+		assert_string_equal(ddp_last_error(),
+		                    "reading sample 9 for batch 2 of epoch 0: no number 9");
+	}
+	ddp_loader_free(loader);
+}
+
+static void seek_continues_as_if_nothing_had_happened(void **state)
+{
+	struct numbers numbers[2] = { { .broken = -1 }, { .broken = -1 } };
+	ddp_loader_options options = { .seed = 3, .tail = DDP_TAIL_UNEVEN };
+	ddp_loader *straight = make(&numbers[0], 30, 0, 2, options);
+	ddp_loader *resumed = make(&numbers[1], 30, 0, 2, options);
+	ddp_batch a, b;
+
+	(void)state;
+	for (int i = 0; i < 6; i++) /* 4 batches per epoch */
+		assert_int_equal(ddp_loader_next(straight, &a), DDP_OK);
+	ddp_loader_state at = ddp_loader_get_state(straight);
+	assert_int_equal(at.epoch, 1);
+	assert_int_equal(at.samples, 16);
+	ddp_loader_next(resumed, &b); /* its thread is running */
+	assert_int_equal(ddp_loader_seek(resumed, &at), DDP_OK);
+	for (int i = 0; i < 9; i++) {
+		assert_int_equal(ddp_loader_next(straight, &a), DDP_OK);
+		assert_int_equal(ddp_loader_next(resumed, &b), DDP_OK);
+		assert_int_equal(a.epoch, b.epoch);
+		assert_int_equal(a.batch, b.batch);
+		assert_int_equal(a.samples, b.samples);
+		assert_memory_equal(a.data, b.data, (size_t)a.samples * sizeof(int64_t));
+	}
+	ddp_loader_free(straight);
+	ddp_loader_free(resumed);
+}
+
+static void position_fits_another_world_of_the_same_global_batch(void **state)
+{
+	struct numbers numbers[3] = { { .broken = -1 }, { .broken = -1 }, { .broken = -1 } };
+	ddp_loader *one = make(&numbers[0], 64, 0, 1, (ddp_loader_options){ .batch_size = 16 });
+	ddp_loader *four = make(&numbers[1], 64, 2, 4, (ddp_loader_options){ .batch_size = 4 });
+	ddp_loader *other = make(&numbers[2], 64, 2, 4, (ddp_loader_options){ .batch_size = 2 });
+	ddp_batch batch;
+
+	(void)state;
+	ddp_loader_next(one, &batch);
+	ddp_loader_next(one, &batch);
+	ddp_loader_state at = ddp_loader_get_state(one);
+	assert_int_equal(ddp_loader_seek(four, &at), DDP_OK);
+	assert_int_equal(ddp_loader_next(four, &batch), DDP_OK);
+	assert_int_equal(batch.batch, 2);
+	assert_int_equal(ddp_loader_seek(other, &at), DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "global batch (batch_size x ranks) is 8 here, but was 16"));
+	ddp_loader_free(one);
+	ddp_loader_free(four);
+	ddp_loader_free(other);
+}
+
+static void position_of_another_order_is_refused(void **state)
+{
+	struct numbers numbers = { .broken = -1 };
+	ddp_loader *loader = make(&numbers, 30, 0, 1, (ddp_loader_options){ .seed = 3 });
+	const ddp_loader_state own = ddp_loader_get_state(loader);
+	ddp_loader_state bad[8];
+
+	(void)state;
+	for (int i = 0; i < 8; i++)
+		bad[i] = own;
+	bad[0].seed = 4;
+	bad[1].size = 31;
+	bad[2].sequential = true;
+	bad[3].tail = DDP_TAIL_DROP;
+	bad[4].samples = 3;
+	bad[5].samples = 32;
+	bad[6].samples = -4;
+	bad[7].epoch = -1;
+	for (int i = 0; i < 8; i++)
+		assert_int_equal(ddp_loader_seek(loader, &bad[i]), DDP_ERR_INVALID);
+	assert_int_equal(ddp_loader_seek(loader, &own), DDP_OK);
+	ddp_loader_free(loader);
+}
+
+static void free_does_not_wait_for_batches_nobody_asked_for(void **state)
+{
+	struct numbers numbers = { .broken = -1, .pause_us = 100 };
+	ddp_loader *loader = make(&numbers, 1000000, 0, 1, (ddp_loader_options){ .sequential = true });
+	ddp_batch batch;
+
+	(void)state;
+	ddp_loader_next(loader, &batch);
+	ddp_loader_free(loader);
+	assert_in_range(numbers.reads, 4, 4 * 4);
+	ddp_loader_free(NULL);
+}
+
+static void slow_reader_and_slow_caller_agree(void **state)
+{
+	struct numbers numbers = { .broken = -1, .pause_us = 20 };
+	ddp_loader *loader = make(&numbers, 4000, 0, 1,
+	                          (ddp_loader_options){ .sequential = true, .prefetch = 1 });
+	ddp_batch batch;
+
+	(void)state;
+	for (int64_t b = 0; b < 100; b++) {
+		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
+		if (b % 7 == 0)
+			usleep(500);
+		for (int64_t i = 0; i < 4; i++)
+			assert_int_equal(((const int64_t *)batch.data)[i], 4 * b + i);
+	}
+	ddp_loader_free(loader);
+}
+
+static void wrong_options_are_named(void **state)
+{
+	struct numbers numbers = { .broken = -1 };
+	ddp_context context = { .job = { .world_size = 2 } };
+	ddp_dataset dataset = { .size = 7, .sample_bytes = 8, .read = read_number, .self = &numbers };
+	ddp_loader *loader;
+	const struct { ddp_loader_options options; ddp_status status; const char *says; } bad[] = {
+		{ { 0 }, DDP_ERR_INVALID, "batch_size is 0" },
+		{ { .batch_size = -1 }, DDP_ERR_INVALID, "batch_size is -1" },
+		{ { .batch_size = 1, .prefetch = -1 }, DDP_ERR_INVALID, "prefetch is -1" },
+		{ { .batch_size = 4, .tail = DDP_TAIL_DROP }, DDP_ERR_INVALID, "global batch of 8" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		assert_int_equal(ddp_loader_create(&context, &dataset, &bad[i].options, &loader),
+		                 bad[i].status);
+		assert_non_null(strstr(ddp_last_error(), bad[i].says));
+	}
+	dataset.sample_bytes = SIZE_MAX / 2;
+	assert_int_equal(ddp_loader_create(&context, &dataset, &(ddp_loader_options){ .batch_size = 3 },
+	                                   &loader), DDP_ERR_INVALID);
+	dataset.size = 0;
+	assert_int_equal(ddp_loader_create(&context, &dataset, &(ddp_loader_options){ .batch_size = 3 },
+	                                   &loader), DDP_ERR_INVALID);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(batches_follow_the_sampler_over_epochs),
+		cmocka_unit_test(uneven_tail_gives_short_and_empty_batches),
+		cmocka_unit_test(dropping_leaves_full_batches_only),
+		cmocka_unit_test(worlds_with_the_same_global_batch_see_the_same_samples),
+		cmocka_unit_test(read_error_comes_with_its_batch_and_stays),
+		cmocka_unit_test(seek_continues_as_if_nothing_had_happened),
+		cmocka_unit_test(position_fits_another_world_of_the_same_global_batch),
+		cmocka_unit_test(position_of_another_order_is_refused),
+		cmocka_unit_test(free_does_not_wait_for_batches_nobody_asked_for),
+		cmocka_unit_test(slow_reader_and_slow_caller_agree),
+		cmocka_unit_test(wrong_options_are_named),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,212 @@
+/* optim: ranges of the arenas are updated as PyTorch would, tensor by tensor. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "optim/optim.h"
+
+enum { A = 5, B = 3, STEPS = 5, ELEMENTS = 32, B_OFFSET = 16 };
+
+/* Powers of two, so that scaling is exact. */
+static const double WEIGHT = 4;
+
+static const ddp_param params[] = {
+	{ .name = "a", .ndim = 1, .shape = { A } },
+	{ .name = "b", .ndim = 1, .shape = { B }, .no_decay = true },
+};
+
+/* What PyTorch 1.13 computes: float32, 5 steps, weight decay 0.1 on a only. */
+static const struct recorded {
+	ddp_optim_settings settings;
+	double learning_rate;
+	float a[A], b[B];
+} recorded[] = {
+	{ { .kind = DDP_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1 },
+	  0.01,
+	  { -0.646952748f, -0.107211083f, 0.404056787f, -0.48831436f, -0.0140347518f },
+	  { -0.769336581f, -0.61085403f, -0.477716476f } },
+	{ { .kind = DDP_SGD, .momentum = 0.9, .weight_decay = 0.1 },
+	  0.05,
+	  { -0.689897835f, -0.0415293463f, 0.498257488f, -0.370052129f, -0.00988037046f },
+	  { -0.802496254f, -0.557737827f, -0.432011545f } },
+	{ { .kind = DDP_SGD, .weight_decay = 0.1 },
+	  0.05,
+	  { -0.659173369f, -0.122402355f, 0.415082097f, -0.459919721f, 0.006403137f },
+	  { -0.759375036f, -0.584375024f, -0.481250018f } },
+};
+
+static void set_params(float *arena)
+{
+	memset(arena, 0, ELEMENTS * sizeof(*arena));
+	for (int i = 0; i < A; i++)
+		arena[i] = (float)((i * 37) % 11 - 5) / 8;
+	for (int i = 0; i < B; i++)
+		arena[B_OFFSET + i] = (float)((i * 53) % 13 - 6) / 8;
+}
+
+static double set_grads(float *arena, int step)
+{
+	double squares = 0;
+
+	for (int i = 0; i < A; i++)
+		arena[i] = (float)WEIGHT * (float)((i * 29 + step * 17) % 23 - 11) / 16;
+	for (int i = 0; i < B; i++)
+		arena[B_OFFSET + i] =
+			(float)WEIGHT * (float)(((i + 100) * 29 + step * 17) % 23 - 11) / 16;
+	for (int i = 0; i < ELEMENTS; i++)
+		squares += (double)arena[i] * arena[i];
+	return squares;
+}
+
+static void assert_near(const float *got, const float *wanted, int count)
+{
+	for (int i = 0; i < count; i++)
+		assert_true(fabsf(got[i] - wanted[i]) <= 2e-7f + 1e-6f * fabsf(wanted[i]));
+}
+
+/* Trains for STEPS in ranges of `range` elements and leaves the parameters. */
+static void train(const struct recorded *record, int64_t range, float *param)
+{
+	float grad[ELEMENTS] = { 0 };
+	ddp_layout layout;
+	ddp_optim optim;
+
+	assert_int_equal(ddp_layout_make(params, 2, &layout), DDP_OK);
+	assert_int_equal(ddp_optim_make(&record->settings, &layout, &optim), DDP_OK);
+	set_params(param);
+	for (int step = 1; step <= STEPS; step++) {
+		const ddp_update update = { record->learning_rate, 1 / WEIGHT, step };
+		double wanted = set_grads(grad, step), squares = 0;
+
+		for (int64_t begin = 0; begin < ELEMENTS; begin += range)
+			squares += ddp_optim_apply(&optim, &update, param, grad, begin, begin + range);
+		assert_true(fabs(squares - wanted) < 1e-9 * wanted);
+		for (int i = 0; i < ELEMENTS; i++)
+			assert_true(grad[i] == 0);
+	}
+	ddp_optim_free(&optim);
+	ddp_layout_free(&layout);
+}
+
+static void updates_are_those_of_pytorch(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < sizeof(recorded) / sizeof(recorded[0]); i++) {
+		float param[ELEMENTS];
+
+		train(&recorded[i], ELEMENTS, param);
+		assert_near(param, recorded[i].a, A);
+		assert_near(param + B_OFFSET, recorded[i].b, B);
+	}
+}
+
+static void ranges_give_the_same_bits_as_the_whole(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < sizeof(recorded) / sizeof(recorded[0]); i++) {
+		float whole[ELEMENTS], cut[ELEMENTS];
+
+		train(&recorded[i], ELEMENTS, whole);
+		train(&recorded[i], 4, cut);
+		assert_memory_equal(whole, cut, sizeof(whole));
+	}
+}
+
+static void gaps_between_tensors_stay_zero(void **state)
+{
+	float param[ELEMENTS];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(recorded) / sizeof(recorded[0]); i++) {
+		train(&recorded[i], ELEMENTS, param);
+		for (int e = A; e < B_OFFSET; e++)
+			assert_true(param[e] == 0);
+		for (int e = B_OFFSET + B; e < ELEMENTS; e++)
+			assert_true(param[e] == 0);
+	}
+}
+
+/* More than one piece of the cache-sized loop, and decay switching within. */
+static void large_arena_takes_decay_per_tensor(void **state)
+{
+	const ddp_param large[] = {
+		{ .name = "w", .ndim = 2, .shape = { 300, 1000 } },
+		{ .name = "bias", .ndim = 1, .shape = { 1000 }, .no_decay = true },
+		{ .name = "w2", .ndim = 1, .shape = { 200000 } },
+	};
+	const ddp_optim_settings settings = { .kind = DDP_SGD, .weight_decay = 0.5 };
+	const ddp_update update = { 0.5, 1, 1 };
+	ddp_layout layout;
+	ddp_optim optim;
+
+	(void)state;
+	assert_int_equal(ddp_layout_make(large, 3, &layout), DDP_OK);
+	assert_int_equal(ddp_optim_make(&settings, &layout, &optim), DDP_OK);
+	float *param = calloc((size_t)layout.elements, sizeof(*param));
+	float *grad = calloc((size_t)layout.elements, sizeof(*grad));
+	assert_non_null(param);
+	assert_non_null(grad);
+	for (int64_t e = 0; e < layout.elements; e++)
+		param[e] = 1;
+	ddp_optim_apply(&optim, &update, param, grad, 0, layout.elements);
+	for (int t = 0; t < 3; t++) {
+		float wanted = large[t].no_decay ? 1 : 0.75f;
+		for (int64_t e = 0; e < layout.slots[t].count; e++)
+			assert_true(param[layout.slots[t].offset + e] == wanted);
+	}
+	free(param);
+	free(grad);
+	ddp_optim_free(&optim);
+	ddp_layout_free(&layout);
+}
+
+static void plain_sgd_keeps_no_state(void **state)
+{
+	const ddp_optim_settings settings = { .kind = DDP_SGD };
+	ddp_layout layout;
+	ddp_optim optim;
+
+	(void)state;
+	assert_int_equal(ddp_layout_make(params, 2, &layout), DDP_OK);
+	assert_int_equal(ddp_optim_make(&settings, &layout, &optim), DDP_OK);
+	assert_int_equal(optim.state_count, 0);
+	ddp_optim_free(&optim);
+	ddp_layout_free(&layout);
+}
+
+static void cosine_schedule_warms_up_and_falls(void **state)
+{
+	static const struct { int64_t step, warmup, total; double rate; } cases[] = {
+		{ 0, 10, 110, 0 },        { 1, 10, 110, 0.1 },   { 5, 10, 110, 0.5 },
+		{ 10, 10, 110, 1 },       { 60, 10, 110, 0.6 },  { 110, 10, 110, 0.2 },
+		{ 111, 10, 110, 0.2 },    { 0, 0, 100, 1 },      { 50, 0, 100, 0.6 },
+		{ 100, 0, 100, 0.2 },     { 5, 10, 10, 0.5 },    { 10, 10, 10, 0.2 },
+		{ 1, 0, 0, 0.2 },
+		{ 35, 10, 110, 0.2 + 0.4 * (1 + 0.70710678118654752) },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		double rate = ddp_cosine_schedule(cases[i].step, cases[i].warmup, cases[i].total, 1, 0.2);
+		assert_true(fabs(rate - cases[i].rate) < 1e-12);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(updates_are_those_of_pytorch),
+		cmocka_unit_test(ranges_give_the_same_bits_as_the_whole),
+		cmocka_unit_test(gaps_between_tensors_stay_zero),
+		cmocka_unit_test(large_arena_takes_decay_per_tensor),
+		cmocka_unit_test(plain_sgd_keeps_no_state),
+		cmocka_unit_test(cosine_schedule_warms_up_and_falls),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,168 @@
+/* data/sampler: the order of PyTorch's DistributedSampler. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "data/mt19937.h"
+#include "data/sampler.h"
+#include "sampler_vectors.h"
+
+static ddp_sampler *make(int64_t size, int world_size, int rank, uint64_t seed, bool shuffle,
+                         ddp_tail tail)
+{
+	ddp_sampler *sampler;
+
+	assert_int_equal(ddp_sampler_create(size, world_size, rank, seed, shuffle, tail, &sampler), DDP_OK);
+	return sampler;
+}
+
+static void ten_thousandth_draw_is_the_standard_one(void **state)
+{
+	ddp_mt19937 engine;
+	uint32_t draw = 0;
+
+	(void)state;
+	ddp_mt19937_seed(&engine, 5489);
+	for (int i = 0; i < 10000; i++)
+		draw = ddp_mt19937_next(&engine);
+	assert_int_equal(draw, 4123659995u); /* ISO C++, [rand.predef] */
+}
+
+static void recorded_indices_of_pytorch_are_met(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < sizeof(vectors) / sizeof(vectors[0]); i++) {
+		const struct vector *v = &vectors[i];
+		int64_t count;
+		ddp_sampler *sampler = make(v->size, v->world_size, v->rank, v->seed, v->shuffle,
+		                            v->drop ? DDP_TAIL_DROP : DDP_TAIL_PAD);
+		assert_int_equal(ddp_sampler_set_epoch(sampler, v->epoch), DDP_OK);
+		const int64_t *indices = ddp_sampler_indices(sampler, &count);
+		assert_int_equal(count, v->count);
+		assert_memory_equal(indices, v->indices, (size_t)count * sizeof(*indices));
+		ddp_sampler_free(sampler);
+	}
+}
+
+static void million_samples_are_permuted_as_by_pytorch(void **state)
+{
+	uint32_t *order = malloc(1000000 * sizeof(*order));
+
+	(void)state;
+	assert_non_null(order);
+	ddp_randperm(17, 1000000, order);
+	for (int i = 0; i < 10; i++)
+		assert_int_equal(order[i * 100000], million[i]);
+	free(order);
+}
+
+static void large_sizes_draw_64_bits(void **state)
+{
+	uint32_t order[sizeof(wide) / sizeof(wide[0])];
+
+	(void)state;
+	ddp_randperm_wide(17, sizeof(wide) / sizeof(wide[0]), order);
+	assert_memory_equal(order, wide, sizeof(wide));
+}
+
+/* Counts how often the ranks together give each of `size` indices. */
+static void deal(int64_t size, int world_size, ddp_tail tail, int *times)
+{
+	memset(times, 0, (size_t)size * sizeof(*times));
+	for (int rank = 0; rank < world_size; rank++) {
+		int64_t count;
+		ddp_sampler *sampler = make(size, world_size, rank, 3, true, tail);
+		const int64_t *indices = ddp_sampler_indices(sampler, &count);
+		assert_int_equal(count, ddp_sampler_share(size, world_size, rank, tail));
+		for (int64_t i = 0; i < count; i++) {
+			assert_in_range(indices[i], 0, size - 1);
+			times[indices[i]]++;
+		}
+		ddp_sampler_free(sampler);
+	}
+}
+
+static void uneven_gives_each_sample_exactly_once(void **state)
+{
+	int times[101];
+
+	(void)state;
+	for (int64_t size = 1; size <= 101; size += 10)
+		for (int world_size = 1; world_size < 9; world_size++) {
+			deal(size, world_size, DDP_TAIL_UNEVEN, times);
+			for (int64_t i = 0; i < size; i++)
+				assert_int_equal(times[i], 1);
+		}
+}
+
+static void dropping_gives_each_sample_at_most_once(void **state)
+{
+	int times[101];
+	int total = 0;
+
+	(void)state;
+	deal(101, 8, DDP_TAIL_DROP, times);
+	for (int i = 0; i < 101; i++) {
+		assert_in_range(times[i], 0, 1);
+		total += times[i];
+	}
+	assert_int_equal(total, 96);
+}
+
+static void epochs_differ_and_come_back(void **state)
+{
+	int64_t first[50], count;
+	ddp_sampler *sampler = make(50, 1, 0, 0, true, DDP_TAIL_PAD);
+
+	(void)state;
+	memcpy(first, ddp_sampler_indices(sampler, &count), sizeof(first));
+	ddp_sampler_set_epoch(sampler, 1);
+	assert_memory_not_equal(first, ddp_sampler_indices(sampler, &count), sizeof(first));
+	ddp_sampler_set_epoch(sampler, 0);
+	assert_memory_equal(first, ddp_sampler_indices(sampler, &count), sizeof(first));
+	ddp_sampler_free(sampler);
+}
+
+static void impossible_arguments_are_refused(void **state)
+{
+	ddp_sampler *sampler = NULL;
+	const struct { int64_t size; int world_size, rank, tail; const char *says; } bad[] = {
+		{ 0, 1, 0, 0, "size is 0" },
+		{ INT64_C(1) << 32, 1, 0, 0, "size is 4294967296" },
+		{ 5, 0, 0, 0, "rank 0 of 0" },
+		{ 5, 2, 2, 0, "rank 2 of 2" },
+		{ 5, 2, -1, 0, "rank -1 of 2" },
+		{ 5, 2, 0, 3, "3 is no ddp_tail" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		assert_int_equal(ddp_sampler_create(bad[i].size, bad[i].world_size, bad[i].rank, 0, true,
+		                                    (ddp_tail)bad[i].tail, &sampler), DDP_ERR_INVALID);
+		assert_non_null(strstr(ddp_last_error(), bad[i].says));
+	}
+	sampler = make(5, 1, 0, 0, true, DDP_TAIL_PAD);
+	assert_int_equal(ddp_sampler_set_epoch(sampler, -1), DDP_ERR_INVALID);
+	ddp_sampler_free(sampler);
+	ddp_sampler_free(NULL);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(ten_thousandth_draw_is_the_standard_one),
+		cmocka_unit_test(recorded_indices_of_pytorch_are_met),
+		cmocka_unit_test(million_samples_are_permuted_as_by_pytorch),
+		cmocka_unit_test(large_sizes_draw_64_bits),
+		cmocka_unit_test(uneven_gives_each_sample_exactly_once),
+		cmocka_unit_test(dropping_gives_each_sample_at_most_once),
+		cmocka_unit_test(epochs_differ_and_come_back),
+		cmocka_unit_test(impossible_arguments_are_refused),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

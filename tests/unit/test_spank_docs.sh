@@ -1,0 +1,44 @@
+#!/bin/sh
+# The manual and the sample plugstack file name every key and every variable.
+tests=${0%/*}
+manual=$tests/../../doc/ddp.7
+sample=$tests/../../slurm/plugstack.conf.d/ddp.conf
+number=0
+
+# missing FILE WORD...: the words that the file lacks
+missing()
+{
+	file=$1
+	shift
+	for word; do
+		sed 's/\\//g' "$file" | grep -qw -e "$word" || printf '%s ' "$word"
+	done
+}
+
+# nothing TEXT NAME
+nothing()
+{
+	number=$((number + 1))
+	if [ -z "$1" ]; then
+		echo "ok $number - $2"
+	else
+		echo "not ok $number - $2"
+		echo "# missing: $1"
+	fi
+}
+
+keys=$(sed -n '/^static const struct option_key keys/,/^};/s/.*{ "\([a-z-]*\)".*/\1/p' "$tests/../../spank/options.c")
+variables=$(sed -n 's/.*put(v, "\([A-Z_]*\)".*/\1/p' "$tests/../../spank/environment.c" | sort -u)
+if [ -n "$keys" ] && [ -n "$variables" ]; then
+	nothing "" "keys and variables are found in the source"
+else
+	nothing "the table of keys, or put()" "keys and variables are found in the source"
+fi
+# shellcheck disable=SC2086 # words
+{
+	nothing "$(missing "$manual" $keys)" "ddp(7) has every key"
+	nothing "$(missing "$sample" $keys)" "ddp.conf has every key"
+	nothing "$(missing "$manual" $variables)" "ddp(7) has every variable"
+}
+nothing "$(grep -v '^ *#' "$sample" | grep -v '^$')" "ddp.conf is disabled as installed"
+echo "1..$number"

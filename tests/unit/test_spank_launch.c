@@ -1,0 +1,150 @@
+/* spank/launch: what srun's side leaves in srun's environment. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "spank/environment.h"
+#include "spank/launch.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+static struct settings defaults(void)
+{
+	struct settings settings;
+
+	settings_init(&settings);
+	return settings;
+}
+
+static int clear(void **state)
+{
+	(void)state;
+	for (int i = 0; environment_stale_name(i) != NULL; i++)
+		unsetenv(environment_stale_name(i));
+	unsetenv("SLURM_HOSTFILE");
+	unsetenv("SLURM_DDP_KEY");
+	unsetenv("SLURM_DDP_FIRST_HOST");
+	return 0;
+}
+
+static void key_is_made_once_for_all_components(void **state)
+{
+	struct settings settings = defaults();
+	struct fault fault = { "" };
+	char first[80];
+
+	(void)state;
+	assert_true(launch_prepare(&settings, &fault));
+	snprintf(first, sizeof(first), "%s", getenv("SLURM_DDP_KEY"));
+	assert_int_equal(strlen(first), 64);
+	assert_int_equal(strspn(first, "0123456789abcdef"), 64);
+	unsetenv("SLURM_DDP_KEY");
+	assert_true(launch_prepare(&settings, &fault));
+	assert_string_equal(getenv("SLURM_DDP_KEY"), first);
+}
+
+static void ranks_of_a_node_without_the_plugin_are_no_numbers(void **state)
+{
+	struct settings settings = defaults();
+	struct fault fault;
+
+	(void)state;
+	setenv("RANK", "7", 1);
+	assert_true(launch_prepare(&settings, &fault));
+	assert_non_null(strstr(getenv("RANK"), "not active on this node"));
+	assert_non_null(strstr(getenv("WORLD_SIZE"), "not active on this node"));
+	assert_null(getenv("PET_NNODES"));
+	clear(NULL);
+	settings.launcher = true;
+	assert_true(launch_prepare(&settings, &fault));
+	assert_non_null(strstr(getenv("PET_NNODES"), "not active on this node"));
+	assert_null(getenv("RANK"));
+}
+
+static void first_host_of_a_hostfile_is_found(void **state)
+{
+	static const struct { const char *text, *host; } cases[] = {
+		{ "n2\nn0\n", "n2" }, { "n2", "n2" }, { "\n\n  n2 \nn0", "n2" }, { "n2,n0,n1\n", "n2" },
+		{ "n[2-3]\n", "n2" }, { "n2*4\n", "n2" }, { "# comment\nn2\n", "n2" }, { "n2\r\nn0\r\n", "n2" },
+		{ "", NULL }, { "\n\n", NULL }, { "# none\n", NULL }, { "n[2-\n", NULL }, { "n/2\n", NULL },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		char path[] = "/tmp/test_spank_launch.XXXXXX";
+		int fd = mkstemp(path);
+		struct settings settings = defaults();
+		struct fault fault = { "" };
+		assert_true(fd >= 0);
+		assert_int_equal(write(fd, cases[i].text, strlen(cases[i].text)), (ssize_t)strlen(cases[i].text));
+		close(fd);
+		setenv("SLURM_HOSTFILE", path, 1);
+		if (launch_prepare(&settings, &fault) != (cases[i].host != NULL))
+			fail_msg("case %zu: %s", i, fault.text);
+		if (cases[i].host != NULL)
+			assert_string_equal(getenv("SLURM_DDP_FIRST_HOST"), cases[i].host);
+		else
+			assert_true(fault.text[0] != '\0');
+		/* The nodes refuse a step without. */
+		assert_int_equal(getenv("SLURM_DDP_KEY") != NULL, cases[i].host != NULL);
+		unlink(path);
+	}
+}
+
+static void missing_hostfile_is_an_error_that_names_it(void **state)
+{
+	struct settings settings = defaults();
+	struct fault fault;
+
+	(void)state;
+	setenv("SLURM_HOSTFILE", "/nonexistent/hosts", 1);
+	assert_false(launch_prepare(&settings, &fault));
+	assert_non_null(strstr(fault.text, "/nonexistent/hosts"));
+	unsetenv("SLURM_HOSTFILE");
+	setenv("SLURM_DDP_FIRST_HOST", "stale", 1);
+	assert_true(launch_prepare(&settings, &fault));
+	assert_null(getenv("SLURM_DDP_FIRST_HOST"));
+}
+
+static void stale_variables_are_listed(void **state)
+{
+	char text[512], small[8];
+	struct settings settings = defaults();
+	struct fault fault;
+
+	(void)state;
+	launch_list_stale(text, sizeof(text));
+	assert_string_equal(text, "");
+	setenv("MASTER_ADDR", "n9", 1);
+	setenv("RANK", "7", 1);
+	launch_list_stale(text, sizeof(text));
+	assert_string_equal(text, "RANK=7 MASTER_ADDR=n9");
+	launch_list_stale(small, sizeof(small));
+	assert_string_equal(small, "RANK=7 ");
+	setenv("MASTER_ADDR", "n9\n\033[2J", 1);
+	launch_list_stale(text, sizeof(text));
+	assert_string_equal(text, "RANK=7 MASTER_ADDR=n9??[2J");
+	unsetenv("MASTER_ADDR");
+	assert_true(launch_prepare(&settings, &fault));
+	launch_list_stale(text, sizeof(text));
+	assert_string_equal(text, "");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup(key_is_made_once_for_all_components, clear),
+		cmocka_unit_test_setup(ranks_of_a_node_without_the_plugin_are_no_numbers, clear),
+		cmocka_unit_test_setup(first_host_of_a_hostfile_is_found, clear),
+		cmocka_unit_test_setup(missing_hostfile_is_an_error_that_names_it, clear),
+		cmocka_unit_test_setup(stale_variables_are_listed, clear),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

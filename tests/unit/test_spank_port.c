@@ -1,0 +1,187 @@
+/* spank/port and spank/address: which port, and whether it can be had. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "spank/address.h"
+#include "spank/port.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+static void first_reserved_port_is_taken(void **state)
+{
+	static const struct { const char *text; int port; } cases[] = {
+		{ "12000", 12000 }, { "12000-12003", 12000 }, { "12001,12005-12007", 12001 },
+		{ "65535", 65535 }, { "1", 1 }, { "0", -1 }, { "", -1 }, { "65536", -1 }, { "-5", -1 },
+		{ "x", -1 }, { "12000x", -1 }, { " 12000", -1 }, { "99999999999999999999", -1 },
+		{ "(null)", -1 }, { "12000:12001", -1 },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct fault fault = { "" };
+		uint16_t port = 0;
+		bool good = port_from_reservation(cases[i].text, &port, &fault);
+		assert_int_equal(good, cases[i].port >= 0);
+		if (good)
+			assert_int_equal(port, cases[i].port);
+		else
+			assert_non_null(strstr(fault.text, "SLURM_STEP_RESV_PORTS"));
+	}
+}
+
+static void hashed_port_stays_in_the_range(void **state)
+{
+	static const uint16_t ranges[][2] = { { 21000, 28999 }, { 1024, 65535 }, { 30000, 30000 },
+		                              { 65534, 65535 }, { 20000, 20001 } };
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(ranges); i++)
+		for (uint32_t job = 0; job < 500; job++)
+			for (uint32_t restart = 0; restart < 3; restart++) {
+				uint16_t port = port_from_hash(job * 7919, job % 5, restart, ranges[i][0],
+				                               ranges[i][1]);
+				assert_in_range(port, ranges[i][0], ranges[i][1]);
+			}
+	assert_in_range(port_from_hash(UINT32_MAX, UINT32_MAX, UINT32_MAX, 1024, 65535), 1024, 65535);
+}
+
+static void steps_of_one_job_never_share_a_port(void **state)
+{
+	static char taken[65536];
+
+	(void)state;
+	for (uint32_t job = 1; job < 50; job++) {
+		memset(taken, 0, sizeof(taken));
+		for (uint32_t step = 0; step < 8000; step++) {
+			uint16_t port = port_from_hash(job, step, 0, 21000, 28999);
+			assert_false(taken[port]);
+			taken[port] = 1;
+		}
+	}
+}
+
+static void requeue_and_neighbouring_jobs_change_the_port(void **state)
+{
+	int same_after_requeue = 0, same_as_next = 0;
+
+	(void)state;
+	for (uint32_t job = 1; job <= 1000; job++) {
+		uint16_t port = port_from_hash(job, 0, 0, 21000, 28999);
+		same_after_requeue += port == port_from_hash(job, 0, 1, 21000, 28999);
+		same_as_next += port == port_from_hash(job + 1, 0, 0, 21000, 28999);
+	}
+	assert_in_range(same_after_requeue, 0, 5);
+	assert_in_range(same_as_next, 0, 5);
+}
+
+static void ephemeral_ports_are_told(void **state)
+{
+	static const struct { uint16_t port; const char *range, *reserved; bool ephemeral; } cases[] = {
+		{ 29500, "32768\t60999\n", "", false }, { 32768, "32768\t60999\n", "", true },
+		{ 60999, "32768\t60999\n", "", true }, { 61000, "32768\t60999\n", "", false },
+		{ 32767, "32768 60999", "", false }, { 20000, "1024 65535", "", true },
+		{ 20000, "1024 65535", "20000", false }, { 20000, "1024 65535", "20000-20010\n", false },
+		{ 20010, "1024 65535", "8080,20000-20010\n", false },
+		{ 20011, "1024 65535", "8080,20000-20010\n", true },
+		{ 20000, "1024 65535", "garbage", true }, { 20000, "garbage", "", false },
+		{ 20000, "", "", false }, { 20000, "1024", "", false },
+		{ 50000, "32768\t60999", "49999,50001", true }, { 50000, "32768\t60999", "49999, 50000", false },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++)
+		if (port_is_ephemeral(cases[i].port, cases[i].range, cases[i].reserved) != cases[i].ephemeral)
+			fail_msg("port %u, range '%s', reserved '%s'", cases[i].port, cases[i].range,
+			         cases[i].reserved);
+}
+
+/* A listener on an address of the caller's choice; its port is written down. */
+static int listen_on(uint32_t address, uint16_t *port)
+{
+	struct sockaddr_in name = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(address) };
+	socklen_t bytes = sizeof(name);
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	assert_true(fd >= 0);
+	assert_int_equal(bind(fd, (struct sockaddr *)&name, sizeof(name)), 0);
+	assert_int_equal(listen(fd, 1), 0);
+	assert_int_equal(getsockname(fd, (struct sockaddr *)&name, &bytes), 0);
+	*port = ntohs(name.sin_port);
+	return fd;
+}
+
+static void port_in_use_is_told_on_any_address(void **state)
+{
+	static const uint32_t addresses[] = { INADDR_ANY, INADDR_LOOPBACK };
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(addresses); i++) {
+		struct fault fault = { "" };
+		uint16_t port;
+		int fd = listen_on(addresses[i], &port);
+		assert_false(port_probe(port, &fault));
+		assert_non_null(strstr(fault.text, "in use"));
+		close(fd);
+		assert_true(port_probe(port, &fault));
+	}
+}
+
+static void addresses_that_others_reach_are_resolved(void **state)
+{
+	static const struct { const char *host, *text; } cases[] = {
+		{ "198.18.0.7", "198.18.0.7" }, { "2001:db8::1", "2001:db8::1" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		char text[ADDRESS_TEXT_MAX];
+		struct fault fault = { "" };
+		if (!address_resolve(cases[i].host, text, &fault))
+			fail_msg("%s", fault.text);
+		assert_string_equal(text, cases[i].text);
+	}
+}
+
+static void loopback_and_unknown_names_are_refused(void **state)
+{
+	static const struct { const char *host, *named; } cases[] = {
+		{ "127.0.0.1", "127.0.0.1 only" }, { "127.0.1.1", "127.0.1.1 only" }, { "::1", "::1 only" },
+		{ "0.0.0.0", "0.0.0.0 only" }, { "169.254.3.4", "169.254.3.4 only" },
+		{ "fe80::1", "fe80::1 only" }, { "a..b", "does not resolve" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		char text[ADDRESS_TEXT_MAX];
+		struct fault fault = { "" };
+		assert_false(address_resolve(cases[i].host, text, &fault));
+		assert_non_null(strstr(fault.text, cases[i].host));
+		if (strstr(fault.text, cases[i].named) == NULL)
+			fail_msg("'%s' does not say '%s'", fault.text, cases[i].named);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(first_reserved_port_is_taken),
+		cmocka_unit_test(hashed_port_stays_in_the_range),
+		cmocka_unit_test(steps_of_one_job_never_share_a_port),
+		cmocka_unit_test(requeue_and_neighbouring_jobs_change_the_port),
+		cmocka_unit_test(ephemeral_ports_are_told),
+		cmocka_unit_test(port_in_use_is_told_on_any_address),
+		cmocka_unit_test(addresses_that_others_reach_are_resolved),
+		cmocka_unit_test(loopback_and_unknown_names_are_refused),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,378 @@
+/* spank/relay: whatever number of nodes speak, srun says one sentence. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "spank/relay.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+static char said[RELAY_TEXT_MAX + 1];
+static atomic_int times_said;
+
+static void say(const char *text)
+{
+	snprintf(said, sizeof(said), "%s", text);
+	atomic_fetch_add(&times_said, 1);
+}
+
+/* Long enough for any machine; relay_close() says what is held. */
+enum { LONG_MS = 600000 };
+
+static struct relay open_relay(int hold_ms)
+{
+	char spec[RELAY_SPEC_MAX];
+	struct fault fault = { "" };
+	struct relay relay;
+
+	said[0] = '\0';
+	atomic_store(&times_said, 0);
+	if (!relay_open(0, 0, hold_ms, say, spec, &fault))
+		fail_msg("%s", fault.text);
+	relay = relay_parse(spec);
+	assert_int_not_equal(relay.port, 0);
+	return relay;
+}
+
+static bool try_to_tell(const struct relay *relay, const char *text, uint32_t age_ms, bool hearsay)
+{
+	struct relay_news news = { .text = text, .age_ms = age_ms, .hearsay = hearsay };
+
+	return relay_tell(relay, "127.0.0.1", &news);
+}
+
+/* On a machine that has more to do, an answer may come too late. */
+static bool tell(const struct relay *relay, const char *text, uint32_t age_ms, bool hearsay)
+{
+	for (int i = 0; i < 20; i++)
+		if (try_to_tell(relay, text, age_ms, hearsay))
+			return true;
+	return false;
+}
+
+/* Up to 63 bytes of the reference implementation's vectors, and one of OpenSSL's;
+   each input is the bytes 0, 1, 2, ... */
+static void siphash_gives_the_vectors_of_its_authors(void **state)
+{
+	static const struct { size_t bytes; unsigned char tag[SIPHASH_BYTES]; } cases[] = {
+		{ 0, { 0x31, 0x0e, 0x0e, 0xdd, 0x47, 0xdb, 0x6f, 0x72 } },
+		{ 1, { 0xfd, 0x67, 0xdc, 0x93, 0xc5, 0x39, 0xf8, 0x74 } },
+		{ 2, { 0x5a, 0x4f, 0xa9, 0xd9, 0x09, 0x80, 0x6c, 0x0d } },
+		{ 3, { 0x2d, 0x7e, 0xfb, 0xd7, 0x96, 0x66, 0x67, 0x85 } },
+		{ 4, { 0xb7, 0x87, 0x71, 0x27, 0xe0, 0x94, 0x27, 0xcf } },
+		{ 5, { 0x8d, 0xa6, 0x99, 0xcd, 0x64, 0x55, 0x76, 0x18 } },
+		{ 6, { 0xce, 0xe3, 0xfe, 0x58, 0x6e, 0x46, 0xc9, 0xcb } },
+		{ 7, { 0x37, 0xd1, 0x01, 0x8b, 0xf5, 0x00, 0x02, 0xab } },
+		{ 8, { 0x62, 0x24, 0x93, 0x9a, 0x79, 0xf5, 0xf5, 0x93 } },
+		{ 9, { 0xb0, 0xe4, 0xa9, 0x0b, 0xdf, 0x82, 0x00, 0x9e } },
+		{ 15, { 0xe5, 0x45, 0xbe, 0x49, 0x61, 0xca, 0x29, 0xa1 } },
+		{ 16, { 0xdb, 0x9b, 0xc2, 0x57, 0x7f, 0xcc, 0x2a, 0x3f } },
+		{ 17, { 0x94, 0x47, 0xbe, 0x2c, 0xf5, 0xe9, 0x9a, 0x69 } },
+		{ 63, { 0x72, 0x45, 0x06, 0xeb, 0x4c, 0x32, 0x8a, 0x95 } },
+		{ 1044, { 0x82, 0xaf, 0xca, 0x74, 0x33, 0xf0, 0x79, 0xdf } },
+	};
+	unsigned char key[SIPHASH_KEY_BYTES], input[1100], tag[SIPHASH_BYTES];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(key); i++)
+		key[i] = (unsigned char)i;
+	for (size_t i = 0; i < sizeof(input); i++)
+		input[i] = (unsigned char)i;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		siphash(key, input, cases[i].bytes, tag);
+		assert_memory_equal(tag, cases[i].tag, sizeof(tag));
+	}
+}
+
+static void spec_is_read_or_refused_whole(void **state)
+{
+	static const char *const bad[] = {
+		"", "0:", "80", "80:", "x", "-1:000102030405060708090a0b0c0d0e0f",
+		"65536:000102030405060708090a0b0c0d0e0f", " 80:000102030405060708090a0b0c0d0e0f",
+		"80:000102030405060708090a0b0c0d0e0", "80:000102030405060708090a0b0c0d0e0f0",
+		"80:000102030405060708090A0b0c0d0e0f", "80:000102030405060708090a0b0c0d0e0g",
+		"99999999999999999999999:000102030405060708090a0b0c0d0e0f",
+		"080:000102030405060708090a0b0c0d0e0f",
+	};
+	struct relay relay = relay_parse("8080:000102030405060708090a0b0c0d0eff");
+
+	(void)state;
+	assert_int_equal(relay.port, 8080);
+	assert_int_equal(relay.secret[1], 1);
+	assert_int_equal(relay.secret[15], 255);
+	assert_int_equal(relay_parse(NULL).port, 0);
+	for (size_t i = 0; i < COUNT(bad); i++)
+		if (relay_parse(bad[i]).port != 0)
+			fail_msg("'%s' was taken", bad[i]);
+}
+
+static void of_many_nodes_at_once_one_is_heard(void **state)
+{
+	struct relay relay = open_relay(1);
+	int heard = 0;
+
+	(void)state;
+	for (int i = 0; i < 64; i++) {
+		pid_t pid = fork();
+		assert_true(pid >= 0);
+		if (pid == 0) {
+			char text[32];
+			snprintf(text, sizeof(text), "rank %d", i);
+			_exit(tell(&relay, text, 0, false) ? 0 : 1);
+		}
+	}
+	for (int i = 0; i < 64; i++) {
+		int status = -1;
+		assert_true(wait(&status) > 0);
+		heard += status == 0;
+	}
+	relay_close();
+	assert_true(heard > 0);
+	assert_int_equal(atomic_load(&times_said), 1);
+	assert_memory_equal(said, "rank ", 5);
+}
+
+static void earlier_failure_wins_whoever_came_first(void **state)
+{
+	struct relay relay = open_relay(LONG_MS);
+
+	(void)state;
+	assert_true(tell(&relay, "later", 0, false));
+	assert_true(tell(&relay, "earlier", 60000, false));
+	assert_true(tell(&relay, "between", 30000, false));
+	relay_close();
+	assert_int_equal(atomic_load(&times_said), 1);
+	assert_string_equal(said, "earlier");
+}
+
+static void cause_wins_over_its_consequence(void **state)
+{
+	struct relay relay = open_relay(LONG_MS);
+
+	(void)state;
+	assert_true(tell(&relay, "gave up", 60000, true));
+	assert_true(tell(&relay, "cause", 0, false));
+	assert_true(tell(&relay, "gave up, too", 90000, true));
+	relay_close();
+	assert_string_equal(said, "cause");
+	relay = open_relay(LONG_MS);
+	assert_true(tell(&relay, "gave up", 0, true));
+	relay_close();
+	assert_string_equal(said, "gave up");
+}
+
+static void it_is_said_while_the_step_still_runs(void **state)
+{
+	const struct timespec pause = { .tv_nsec = 10000000 };
+	struct relay relay = open_relay(RELAY_HOLD_MS);
+
+	(void)state;
+	assert_true(tell(&relay, "first", 0, false));
+	for (int i = 0; i < 2000 && atomic_load(&times_said) == 0; i++)
+		nanosleep(&pause, NULL);
+	assert_int_equal(atomic_load(&times_said), 1);
+	assert_true(tell(&relay, "much later", 90000, false));
+	relay_close();
+	assert_int_equal(atomic_load(&times_said), 1);
+	assert_string_equal(said, "first");
+}
+
+static void stranger_is_neither_heard_nor_answered(void **state)
+{
+	struct relay relay = open_relay(LONG_MS), stranger = relay;
+
+	(void)state;
+	stranger.secret[3] ^= 1;
+	assert_false(try_to_tell(&stranger, "a lie", 0, false));
+	relay_close();
+	assert_int_equal(atomic_load(&times_said), 0);
+}
+
+static int connect_to(uint16_t port)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port),
+	                               .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	assert_true(fd >= 0);
+	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	return fd;
+}
+
+/* Silent, short, long and changed messages; the one that follows gets through. */
+static void garbage_keeps_nobody_out(void **state)
+{
+	struct relay relay = open_relay(LONG_MS);
+	struct relay_message message = { .text = "changed" };
+	unsigned char garbage[5000], answer;
+	int silent = connect_to(relay.port), fd;
+
+	(void)state;
+	memset(garbage, 0xa5, sizeof(garbage));
+	for (size_t bytes = 1; bytes <= sizeof(garbage); bytes = bytes * 3 + 1) {
+		fd = connect_to(relay.port);
+		relay_send(fd, garbage, bytes, 1000);
+		close(fd);
+	}
+	relay_sign(&relay, &message, message.tag);
+	message.text[0] = 'C';
+	fd = connect_to(relay.port);
+	assert_true(relay_send(fd, &message, sizeof(message), 1000));
+	assert_false(relay_receive(fd, &answer, 1, 20000));
+	close(fd);
+	assert_true(tell(&relay, "true", 0, false));
+	close(silent);
+	relay_close();
+	assert_int_equal(atomic_load(&times_said), 1);
+	assert_string_equal(said, "true");
+}
+
+static void control_bytes_never_reach_the_terminal(void **state)
+{
+	struct relay relay = open_relay(LONG_MS);
+	char text[2 * RELAY_TEXT_MAX];
+
+	(void)state;
+	memset(text, '\033', sizeof(text) - 1);
+	text[sizeof(text) - 1] = '\0';
+	assert_true(tell(&relay, text, 0, false));
+	relay_close();
+	assert_int_equal(strlen(said), RELAY_TEXT_MAX);
+	assert_int_equal(strspn(said, "?"), RELAY_TEXT_MAX);
+}
+
+/* A port on which somebody else listens: it accepts, or answers wrongly. */
+static void node_gives_up_on_what_is_not_its_srun(void **state)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	socklen_t bytes = sizeof(address);
+	struct relay relay = { .port = 0 };
+	uint64_t start;
+	int listener = socket(AF_INET, SOCK_STREAM, 0);
+	pid_t pid;
+
+	(void)state;
+	assert_false(try_to_tell(&relay, "nowhere to go", 0, false));
+	assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+	assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &bytes), 0);
+	relay.port = ntohs(address.sin_port);
+	assert_false(try_to_tell(&relay, "refused", 0, false));
+	assert_int_equal(listen(listener, 8), 0);
+	start = ddp_now_ns();
+	assert_false(try_to_tell(&relay, "accepted only", 0, false));
+	assert_true(ddp_now_ns() - start >= (RELAY_REPLY_MS - 1) * 1000000ull);
+	pid = fork();
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		/* "accepted only" waits in the queue before the one to answer. */
+		for (int i = 0; i < 2; i++) {
+			char answer[SIPHASH_BYTES] = "wrong";
+			int fd = accept(listener, NULL, NULL);
+			relay_send(fd, answer, sizeof(answer), 1000);
+			close(fd);
+		}
+		_exit(0);
+	}
+	assert_false(try_to_tell(&relay, "answered wrongly", 0, false));
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+	close(listener);
+}
+
+static void no_name_is_resolved(void **state)
+{
+	static const char *const names[] = { "localhost", "", "127.1", "0x7f000001", "127.0.0.1 ",
+	                                     "::1%lo", "127.0.0.1:80", "/etc/passwd" };
+	struct relay relay = open_relay(LONG_MS);
+	struct relay_news news = { .text = "text" };
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(names); i++)
+		if (relay_tell(&relay, names[i], &news))
+			fail_msg("'%s' was taken for an address", names[i]);
+	relay_close();
+	assert_int_equal(atomic_load(&times_said), 0);
+}
+
+static void port_comes_from_the_range(void **state)
+{
+	char spec[RELAY_SPEC_MAX];
+	struct fault fault = { "" };
+	struct sockaddr_in6 any = { .sin6_family = AF_INET6 };
+	struct sockaddr_in any4 = { .sin_family = AF_INET };
+	socklen_t bytes = sizeof(any);
+	int taken = socket(AF_INET6, SOCK_STREAM, 0);
+	uint16_t port;
+
+	(void)state;
+	if (taken < 0 || bind(taken, (struct sockaddr *)&any, sizeof(any)) < 0) {
+		close(taken);
+		taken = socket(AF_INET, SOCK_STREAM, 0);
+		assert_int_equal(bind(taken, (struct sockaddr *)&any4, sizeof(any4)), 0);
+	}
+	assert_int_equal(listen(taken, 1), 0);
+	assert_int_equal(getsockname(taken, (struct sockaddr *)&any, &bytes), 0);
+	port = ntohs(any.sin6_port);
+	assert_false(relay_open(port, port, 0, say, spec, &fault));
+	assert_non_null(strstr(fault.text, "in use"));
+	assert_true(relay_open((uint16_t)(port - 40), port, 0, say, spec, &fault));
+	assert_in_range(relay_parse(spec).port, port - 40, port - 1);
+	relay_close();
+	close(taken);
+}
+
+static void forked_child_of_srun_waits_for_no_thread(void **state)
+{
+	struct relay relay = open_relay(LONG_MS);
+	int status = -1;
+	pid_t pid = fork();
+
+	(void)state;
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		relay_close();
+		_exit(0);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	assert_true(tell(&relay, "still there", 0, false));
+	relay_close();
+	relay_close();
+	assert_int_equal(atomic_load(&times_said), 1);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(siphash_gives_the_vectors_of_its_authors),
+		cmocka_unit_test(spec_is_read_or_refused_whole),
+		cmocka_unit_test(of_many_nodes_at_once_one_is_heard),
+		cmocka_unit_test(earlier_failure_wins_whoever_came_first),
+		cmocka_unit_test(cause_wins_over_its_consequence),
+		cmocka_unit_test(it_is_said_while_the_step_still_runs),
+		cmocka_unit_test(stranger_is_neither_heard_nor_answered),
+		cmocka_unit_test(garbage_keeps_nobody_out),
+		cmocka_unit_test(control_bytes_never_reach_the_terminal),
+		cmocka_unit_test(node_gives_up_on_what_is_not_its_srun),
+		cmocka_unit_test(no_name_is_resolved),
+		cmocka_unit_test(port_comes_from_the_range),
+		cmocka_unit_test(forked_child_of_srun_waits_for_no_thread),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

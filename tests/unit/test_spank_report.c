@@ -1,0 +1,164 @@
+/* spank/report: the sentence about a failed task, from a page not to trust. */
+#include <ctype.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "ddp.h"
+#include "spank/report.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define EXITED(code) ((code) << 8)
+
+static struct failure failure(int wait_status)
+{
+	return (struct failure){ .rank = 3, .world_size = 4, .node = "n1", .wait_status = wait_status,
+		                 .seconds = 12.34, .now_ns = 9000000000u };
+}
+
+static void ends_are_told_apart(void **state)
+{
+	static const struct { int status; enum task_end end; } cases[] = {
+		{ EXITED(0), END_FINE }, { EXITED(1), END_FAILURE }, { EXITED(255), END_FAILURE },
+		{ EXITED(127), END_FAILURE }, { SIGSEGV, END_FAILURE }, { SIGABRT | 0x80, END_FAILURE },
+		{ SIGKILL, END_BY_KILL }, { SIGTERM, END_BY_REQUEST }, { SIGINT, END_BY_REQUEST },
+		{ EXITED(137), END_BY_KILL }, { EXITED(143), END_BY_REQUEST }, { EXITED(130), END_BY_REQUEST },
+		{ EXITED(139), END_FAILURE }, { EXITED(128), END_FAILURE },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++)
+		assert_int_equal(report_task_end(cases[i].status), cases[i].end);
+}
+
+static void end_is_put_into_words(void **state)
+{
+	static const struct { int status; const char *text; } cases[] = {
+		{ EXITED(7), "rank 3 of 4 on n1 exited with code 7 after 12.3 s" },
+		{ SIGKILL, "rank 3 of 4 on n1 was killed by signal 9 (SIGKILL) after 12.3 s" },
+		{ SIGSEGV, "rank 3 of 4 on n1 was killed by signal 11 (SIGSEGV) after 12.3 s" },
+		{ SIGSEGV | 0x80, "rank 3 of 4 on n1 was killed by signal 11 (SIGSEGV), leaving a core dump, "
+		                  "after 12.3 s" },
+		{ 40, "rank 3 of 4 on n1 was killed by signal 40 (another) after 12.3 s" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct failure what = failure(cases[i].status);
+		char text[1024];
+		report_failure(&what, text, sizeof(text));
+		assert_string_equal(text, cases[i].text);
+	}
+}
+
+static void page_says_what_the_rank_was_doing(void **state)
+{
+	struct failure what = failure(SIGSEGV);
+	char text[1024];
+
+	(void)state;
+	what.progress = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .phase = 3, .step = 12,
+		                               .updated_ns = 8700000000u, .bucket = 2, .buckets = 9,
+		                               .collective = 45,
+		                               .collective_text = "all_reduce f32[262144] sum",
+		                               .error = "rank 1 on n0 died" };
+	report_failure(&what, text, sizeof(text));
+	assert_string_equal(text, "rank 3 of 4 on n1 was killed by signal 11 (SIGSEGV) after 12.3 s, in "
+	                    "backward of step 12 for 0.3 s, bucket 3 of 9, collective #45 all_reduce "
+	                    "f32[262144] sum: rank 1 on n0 died");
+}
+
+static void page_without_its_mark_says_nothing(void **state)
+{
+	struct failure what = failure(EXITED(1));
+	char text[1024];
+
+	(void)state;
+	what.progress = (struct ddp_progress){ .magic = 7, .phase = 3, .step = 12, .error = "lie" };
+	report_failure(&what, text, sizeof(text));
+	assert_string_equal(text, "rank 3 of 4 on n1 exited with code 1 after 12.3 s");
+}
+
+static void wild_fields_are_left_out(void **state)
+{
+	struct failure what = failure(EXITED(1));
+	char text[1024];
+
+	(void)state;
+	what.progress = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .phase = 99, .step = -5,
+		                               .updated_ns = UINT64_MAX, .bucket = 7, .buckets = 3 };
+	report_failure(&what, text, sizeof(text));
+	assert_string_equal(text, "rank 3 of 4 on n1 exited with code 1 after 12.3 s, in an unknown phase");
+}
+
+static void ranks_that_gave_up_for_another_are_known(void **state)
+{
+	static const struct { uint32_t magic, status; bool blames; } cases[] = {
+		{ DDP_PROGRESS_MAGIC, DDP_ERR_PEER, true }, { DDP_PROGRESS_MAGIC, DDP_ERR_ABORTED, true },
+		{ DDP_PROGRESS_MAGIC, DDP_ERR_TIMEOUT, false }, { DDP_PROGRESS_MAGIC, DDP_OK, false },
+		{ DDP_PROGRESS_MAGIC, 4000000000u, false }, { 0, DDP_ERR_PEER, false },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct ddp_progress page = { .magic = cases[i].magic, .status = cases[i].status };
+		assert_int_equal(report_blames_peer(&page), cases[i].blames);
+	}
+}
+
+static void control_bytes_never_reach_the_terminal(void **state)
+{
+	struct failure what = failure(EXITED(1));
+	char text[1024];
+
+	(void)state;
+	what.progress = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .collective = 1,
+		                               .collective_text = "\033[2Jall_reduce",
+		                               .error = "a\nb\r\033]0;x\007\303\244" };
+	report_failure(&what, text, sizeof(text));
+	for (const char *p = text; *p != '\0'; p++)
+		assert_true(isprint((unsigned char)*p));
+	assert_non_null(strstr(text, "?[2Jall_reduce: a?b??]0;x???"));
+}
+
+/* Texts without an end, random pages, short buffers. */
+static void random_pages_stay_in_bounds(void **state)
+{
+	struct failure what = failure(EXITED(1));
+
+	(void)state;
+	srandom(1);
+	for (int round = 0; round < 20000; round++) {
+		size_t bytes = 1 + (size_t)(random() % 700);
+		char *text = malloc(bytes);
+		assert_non_null(text);
+		for (size_t i = 0; i < sizeof(what.progress); i++)
+			((unsigned char *)&what.progress)[i] = (unsigned char)(random() % 255 + 1);
+		what.progress.magic = DDP_PROGRESS_MAGIC;
+		report_failure(&what, text, bytes);
+		assert_true(memchr(text, '\0', bytes) != NULL);
+		free(text);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(ends_are_told_apart),
+		cmocka_unit_test(end_is_put_into_words),
+		cmocka_unit_test(page_says_what_the_rank_was_doing),
+		cmocka_unit_test(page_without_its_mark_says_nothing),
+		cmocka_unit_test(wild_fields_are_left_out),
+		cmocka_unit_test(ranks_that_gave_up_for_another_are_known),
+		cmocka_unit_test(control_bytes_never_reach_the_terminal),
+		cmocka_unit_test(random_pages_stay_in_bounds),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,297 @@
+/* spank/supervise: pages that outlive tasks, and which tasks still live. */
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "spank/supervise.h"
+
+static void start(struct supervise *supervise, uint32_t tasks)
+{
+	struct fault fault = { "" };
+
+	if (!supervise_start(supervise, tasks, &fault))
+		fail_msg("%s", fault.text);
+}
+
+/* A task that waits to be killed. */
+static pid_t fork_task(void)
+{
+	pid_t pid = fork();
+
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		pause();
+		_exit(0);
+	}
+	return pid;
+}
+
+static void page_outlives_its_task(void **state)
+{
+	struct supervise supervise;
+	struct ddp_progress progress;
+	pid_t pid;
+
+	(void)state;
+	start(&supervise, 3);
+	pid = fork();
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		char *page = mmap(NULL, DDP_PROGRESS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
+		                  supervise.progress_fd, 2 * DDP_PROGRESS_BYTES);
+		if (page == MAP_FAILED)
+			_exit(1);
+		*(struct ddp_progress *)page = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .step = 42 };
+		kill(getpid(), SIGKILL);
+	}
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
+	supervise_read(&supervise, 2, &progress);
+	assert_int_equal(progress.magic, DDP_PROGRESS_MAGIC);
+	assert_int_equal(progress.step, 42);
+	supervise_read(&supervise, 1, &progress);
+	assert_int_equal(progress.magic, 0);
+	supervise_end(&supervise);
+}
+
+static void file_passes_exec_and_keeps_out_of_the_way(void **state)
+{
+	struct supervise supervise;
+
+	(void)state;
+	start(&supervise, 1);
+	assert_true(supervise.progress_fd >= 40);
+	assert_int_equal(fcntl(supervise.progress_fd, F_GETFD) & FD_CLOEXEC, 0);
+	supervise_end(&supervise);
+}
+
+/* The descriptors that the process has room for. */
+static int room_for_descriptors(void)
+{
+	char line[256];
+	int room = -1;
+	FILE *file = fopen("/proc/self/status", "re");
+
+	assert_non_null(file);
+	while (room < 0 && fgets(line, sizeof(line), file) != NULL)
+		sscanf(line, "FDSize: %d", &room);
+	fclose(file);
+	assert_true(room > 0);
+	return room;
+}
+
+/* In a process whose table has the least size: it is cut to that by fork(), if
+   nothing else keeps a high number open. */
+static int growth_of_the_table(void)
+{
+	int status = -1;
+	pid_t pid;
+
+	for (int fd = 40; fd < 4096; fd++)
+		close(fd);
+	pid = fork();
+	if (pid == 0) {
+		struct supervise supervise;
+		int before = room_for_descriptors();
+		start(&supervise, 4);
+		_exit(room_for_descriptors() == before ? 0 : 1);
+	}
+	return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : 2;
+}
+
+/* A threaded slurmstepd waits 10 ms for a larger one: 4% of a short step. */
+static void file_needs_no_larger_table_of_descriptors(void **state)
+{
+	int status = -1;
+	pid_t pid = fork();
+
+	(void)state;
+	assert_true(pid >= 0);
+	if (pid == 0)
+		_exit(growth_of_the_table());
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+}
+
+static void file_is_private_and_keeps_its_size(void **state)
+{
+	struct supervise supervise;
+	struct stat info;
+
+	(void)state;
+	start(&supervise, 2);
+	assert_int_equal(ftruncate(supervise.progress_fd, 0), -1);
+	assert_int_equal(errno, EPERM);
+	assert_int_equal(ftruncate(supervise.progress_fd, 1 << 20), -1);
+	assert_int_equal(fcntl(supervise.progress_fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
+	assert_int_equal(fstat(supervise.progress_fd, &info), 0);
+	assert_int_equal(info.st_mode & 07777, 0600);
+	supervise_end(&supervise);
+}
+
+static void page_that_is_not_there_reads_as_zero(void **state)
+{
+	struct supervise supervise;
+	struct ddp_progress progress = { .magic = 1 };
+
+	(void)state;
+	start(&supervise, 2);
+	supervise_read(&supervise, 2, &progress);
+	assert_int_equal(progress.magic, 0);
+	close(supervise.progress_fd);
+	supervise.progress_fd = -1;
+	progress.magic = 1;
+	supervise_read(&supervise, 0, &progress);
+	assert_int_equal(progress.magic, 0);
+	supervise_end(&supervise);
+}
+
+static void impossible_numbers_of_tasks_are_refused(void **state)
+{
+	struct supervise supervise;
+	struct fault fault = { "" };
+
+	(void)state;
+	assert_false(supervise_start(&supervise, 0, &fault));
+	assert_false(supervise_start(&supervise, UINT32_MAX, &fault));
+	assert_non_null(strstr(fault.text, "4294967295 tasks"));
+	supervise_end(&supervise);
+}
+
+static void node_of_rank_zero_is_known(void **state)
+{
+	struct supervise supervise;
+
+	(void)state;
+	start(&supervise, 3);
+	assert_false(supervise_holds_rank_zero(&supervise));
+	supervise.shared->rank[0] = 5;
+	assert_false(supervise_holds_rank_zero(&supervise));
+	supervise.shared->rank[2] = 0;
+	assert_true(supervise_holds_rank_zero(&supervise));
+	supervise_end(&supervise);
+}
+
+static void one_task_of_a_node_tells(void **state)
+{
+	struct supervise supervise;
+	int told = 0;
+
+	(void)state;
+	start(&supervise, 8);
+	for (int i = 0; i < 8; i++) {
+		pid_t pid = fork();
+		assert_true(pid >= 0);
+		if (pid == 0)
+			_exit(supervise_tell_once(&supervise) ? 1 : 0);
+	}
+	for (int i = 0; i < 8; i++) {
+		int status;
+		assert_true(wait(&status) > 0);
+		told += WEXITSTATUS(status);
+	}
+	assert_int_equal(told, 1);
+	assert_false(supervise_tell_once(&supervise));
+	supervise_end(&supervise);
+}
+
+static void lone_death_is_told_from_a_common_one(void **state)
+{
+	struct supervise supervise;
+
+	(void)state;
+	start(&supervise, 3);
+	for (int i = 0; i < 3; i++)
+		supervise.pids[i] = fork_task();
+	assert_false(supervise_all_ended(&supervise, 0));
+	kill(supervise.pids[0], SIGKILL);
+	assert_int_equal(waitpid(supervise.pids[0], NULL, 0), supervise.pids[0]);
+	supervise.pids[0] = 0;
+	assert_false(supervise_all_ended(&supervise, 50));
+	kill(supervise.pids[1], SIGKILL);
+	kill(supervise.pids[2], SIGTERM);
+	assert_true(supervise_all_ended(&supervise, 20000));
+	/* It reaps nothing: that is slurmstepd's. */
+	assert_int_equal(waitpid(supervise.pids[1], NULL, 0), supervise.pids[1]);
+	assert_int_equal(waitpid(supervise.pids[2], NULL, 0), supervise.pids[2]);
+	supervise_end(&supervise);
+}
+
+/* A task that ends as told. */
+static pid_t fork_end(int code, int number)
+{
+	pid_t pid = fork();
+
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		if (number != 0)
+			kill(getpid(), number);
+		_exit(code);
+	}
+	return pid;
+}
+
+static void failures_of_their_own_are_told_from_killed_tasks(void **state)
+{
+	static const struct { int code, number; bool failed; } cases[] = {
+		{ 0, 0, false }, { 1, 0, true }, { 137, 0, false }, { 143, 0, false }, { 0, SIGKILL, false },
+		{ 0, SIGTERM, false }, { 0, SIGUSR1, true },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct supervise supervise;
+		start(&supervise, 2);
+		supervise.pids[0] = fork_end(cases[i].code, cases[i].number);
+		assert_true(supervise_all_ended(&supervise, 20000));
+		assert_int_equal(supervise_any_failed(&supervise), cases[i].failed);
+		assert_int_equal(waitpid(supervise.pids[0], NULL, 0), supervise.pids[0]);
+		supervise.pids[0] = 0;
+		assert_false(supervise_any_failed(&supervise));
+		supervise.any_failed = true;
+		assert_true(supervise_any_failed(&supervise));
+		supervise_end(&supervise);
+	}
+}
+
+static void ending_twice_does_no_harm(void **state)
+{
+	struct supervise supervise;
+
+	(void)state;
+	start(&supervise, 1);
+	supervise_end(&supervise);
+	supervise_end(&supervise);
+	assert_true(supervise_all_ended(&supervise, 0));
+	assert_true(supervise_tell_once(&supervise));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(page_outlives_its_task),
+		cmocka_unit_test(file_passes_exec_and_keeps_out_of_the_way),
+		cmocka_unit_test(file_needs_no_larger_table_of_descriptors),
+		cmocka_unit_test(file_is_private_and_keeps_its_size),
+		cmocka_unit_test(page_that_is_not_there_reads_as_zero),
+		cmocka_unit_test(impossible_numbers_of_tasks_are_refused),
+		cmocka_unit_test(node_of_rank_zero_is_known),
+		cmocka_unit_test(one_task_of_a_node_tells),
+		cmocka_unit_test(lone_death_is_told_from_a_common_one),
+		cmocka_unit_test(failures_of_their_own_are_told_from_killed_tasks),
+		cmocka_unit_test(ending_twice_does_no_harm),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

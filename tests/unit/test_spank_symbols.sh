@@ -1,0 +1,70 @@
+#!/bin/sh
+# What spank_ddp.so shows and needs: SPANK's symbols, and libc. Slurm looks
+# symbols up in the plugin and in its libraries, so more would be called.
+plugin=spank/.libs/spank_ddp.so
+number=0
+
+result()
+{
+	number=$((number + 1))
+	echo "$1 $number - $2"
+}
+
+# same WANTED GOT NAME
+same()
+{
+	if [ "$1" = "$2" ]; then
+		result ok "$3"
+	else
+		result "not ok" "$3"
+		printf '%s\n' "wanted:" "$1" "got:" "$2" | sed 's/^/# /'
+	fi
+}
+
+# bytes_of SYMBOL: its value, as hexadecimal digits. (What strings(1) shows may
+# begin before the symbol.)
+bytes_of()
+{
+	# shellcheck disable=SC2046 # address and size are two words
+	set -- $(nm -D -S $plugin | awk -v symbol="$1" '$4 == symbol { print $1, $2 }')
+	objdump -s -j .rodata --start-address="0x$1" --stop-address=$((0x$1 + 0x$2)) $plugin |
+		awk '/^ [0-9a-f]+ / { line = substr($0, length($1) + 3, 35); gsub(/ /, "", line); printf "%s", line }'
+}
+
+if [ ! -f $plugin ]; then
+	echo "1..0 # SKIP the plugin is not built: no spank.h"
+	exit 0
+fi
+if nm -D $plugin | grep -qE '__(asan|tsan)_init'; then
+	echo "1..0 # SKIP a sanitizer adds symbols and libraries"
+	exit 0
+fi
+
+same "plugin_name
+plugin_type
+plugin_version
+slurm_spank_exit
+slurm_spank_init
+slurm_spank_init_post_opt
+slurm_spank_local_user_init
+slurm_spank_task_exit
+slurm_spank_task_init
+slurm_spank_task_post_fork
+slurm_spank_user_init
+spank_plugin_version" "$(nm -D --defined-only $plugin | awk '{ print $3 }' | LC_ALL=C sort)" \
+	"it exports SPANK's symbols and no other"
+same "libc.so.6" \
+	"$(readelf -d $plugin | sed -n 's/.*(NEEDED).*\[\(.*\)\].*/\1/p' | grep -vE '^(ld-linux|libpthread|libdl)')" \
+	"it needs no library beyond the C library's own"
+same "" "$(nm -D --undefined-only $plugin | awk '{ print $2 }' |
+	grep -E '^(popen|system|exec[a-z]*|p?fork|posix_spawn.*|dlopen|gethostby.*|strcpy|strcat|sprintf|gets|alloca|tmpnam)(@|$)')" \
+	"it calls nothing that starts programs, loads libraries or trusts lengths"
+same "dlsym getaddrinfo" \
+	"$(nm -D --undefined-only $plugin | awk '{ sub(/@.*/, "", $2); print $2 }' |
+		grep -E '^(dlsym|getaddrinfo|getpw.*|getgr.*)$' | LC_ALL=C sort | tr '\n' ' ' | sed 's/ $//')" \
+	"of the resolver it knows what addr=ip asks as the user"
+same "" "$(nm -D --undefined-only $plugin | awk '{ sub(/@.*/, "", $2); print $2 }' | grep -E '^(slurm|spank)_' |
+	grep -vE '^(slurm_(error|debug|spank_log)|spank_(context|get_item|setenv|unsetenv|option_register|strerror))$')" \
+	"of Slurm it needs what spank.h documents"
+same "7370616e6b5f64647000" "$(bytes_of plugin_name)" "it is named spank_ddp"
+echo "1..$number"

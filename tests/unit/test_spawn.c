@@ -1,0 +1,265 @@
+/* ddp_spawn(): local ranks, their exit codes, and their wire-up. */
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "job/job.h"
+#include "wireup/agreement.h"
+#include "wireup/wireup.h"
+
+static const uint64_t patience_ns = 60000000000u;
+
+/* Runs `body` in `ranks` ranks; its value is the rank's exit code. */
+static ddp_spawn_result run(int ranks, int (*body)(const ddp_job *, const ddp_key *))
+{
+	ddp_spawn_result result;
+	ddp_job job;
+	ddp_key key;
+
+	assert_int_equal(ddp_spawn(ranks, &result), DDP_OK);
+	if (result.is_rank) {
+		if (ddp_job_discover(&job, &key) != DDP_OK)
+			_exit(99);
+		_exit(body(&job, &key));
+	}
+	return result;
+}
+
+static void sleep_ms(long ms)
+{
+	const struct timespec pause = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 };
+
+	nanosleep(&pause, NULL);
+}
+
+static int exchange_twice(const ddp_job *job, const ddp_key *key)
+{
+	uint64_t deadline_ns = ddp_now_ns() + patience_ns;
+	char blob[64];
+	void *blobs[1024];
+	size_t sizes[1024];
+	ddp_wireup *wireup;
+	ddp_job own = *job;
+
+	if (ddp_wireup_open(job, key, NULL, deadline_ns, &wireup) != DDP_OK)
+		return 1;
+	if (ddp_agree(wireup, &own, deadline_ns) != DDP_OK)
+		return 2;
+	for (int round = 0; round < 2; round++) {
+		size_t bytes = (size_t)snprintf(blob, sizeof(blob), "round %d of rank %d", round, job->rank);
+		if (wireup->ops->exchange(wireup, blob, bytes, deadline_ns, blobs, sizes) != DDP_OK)
+			return 3;
+		for (int r = 0; r < job->world_size; r++) {
+			char expected[64];
+			size_t length = (size_t)snprintf(expected, sizeof(expected), "round %d of rank %d", round, r);
+			if (sizes[r] != length || memcmp(blobs[r], expected, length) != 0)
+				return 4;
+		}
+		ddp_blobs_free(blobs, job->world_size);
+	}
+	wireup->ops->close(wireup);
+	return 0;
+}
+
+static void ranks_exchange_blobs(void **state)
+{
+	static const int worlds[] = { 1, 2, 3, 8, 33 };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(worlds) / sizeof(worlds[0]); i++) {
+		ddp_spawn_result result = run(worlds[i], exchange_twice);
+		assert_false(result.is_rank);
+		assert_int_equal(result.failed_rank, -1);
+		assert_int_equal(result.exit_code, 0);
+	}
+}
+
+static int identity_is_complete(const ddp_job *job, const ddp_key *key)
+{
+	bool right = job->world_size == 4 && job->local_world_size == 4 && job->nnodes == 1 &&
+	             job->node_rank == 0 && job->local_rank == job->rank && job->pid == getpid() &&
+	             job->identity_source == DDP_SOURCE_SPAWN && key->present && !job->plugin;
+
+	return right ? 10 + job->rank : 1;
+}
+
+static void rank_knows_who_it_is_and_exit_codes_come_back(void **state)
+{
+	(void)state;
+	ddp_spawn_result result = run(4, identity_is_complete);
+	assert_in_range(result.failed_rank, 0, 3);
+	assert_int_equal(result.exit_code, 10 + result.failed_rank);
+}
+
+static int third_fails_first(const ddp_job *job, const ddp_key *key)
+{
+	(void)key;
+	if (job->rank == 2)
+		return 7;
+	sleep_ms(60000);
+	return 0;
+}
+
+static void first_failure_ends_the_others(void **state)
+{
+	uint64_t start_ns = ddp_now_ns();
+
+	(void)state;
+	ddp_spawn_result result = run(4, third_fails_first);
+	assert_int_equal(result.failed_rank, 2);
+	assert_int_equal(result.exit_code, 7);
+	assert_true(ddp_seconds_since(start_ns) < 50);
+}
+
+static int second_dies_others_follow(const ddp_job *job, const ddp_key *key)
+{
+	(void)key;
+	if (job->rank == 1)
+		raise(SIGKILL);
+	return 0;
+}
+
+static void death_by_signal_is_128_plus_its_number(void **state)
+{
+	(void)state;
+	ddp_spawn_result result = run(2, second_dies_others_follow);
+	assert_int_equal(result.failed_rank, 1);
+	assert_int_equal(result.exit_code, 128 + SIGKILL);
+}
+
+static int ignore_term(const ddp_job *job, const ddp_key *key)
+{
+	(void)key;
+	if (job->rank == 0) {
+		sleep_ms(300);
+		return 3;
+	}
+	signal(SIGTERM, SIG_IGN);
+	sleep_ms(60000);
+	return 0;
+}
+
+static void rank_that_ignores_sigterm_is_killed(void **state)
+{
+	uint64_t start_ns = ddp_now_ns();
+
+	(void)state;
+	ddp_spawn_result result = run(2, ignore_term);
+	assert_int_equal(result.exit_code, 3);
+	assert_true(ddp_seconds_since(start_ns) < 50);
+}
+
+static volatile sig_atomic_t got_term;
+
+static void on_term(int number)
+{
+	(void)number;
+	got_term = 1;
+}
+
+static int leave_when_told(const ddp_job *job, const ddp_key *key)
+{
+	(void)job;
+	(void)key;
+	signal(SIGTERM, on_term);
+	for (int i = 0; i < 600 && !got_term; i++)
+		sleep_ms(100);
+	return got_term ? 0 : 1;
+}
+
+static void signals_to_the_parent_are_passed_on(void **state)
+{
+	int status;
+
+	(void)state;
+	pid_t parent = fork();
+	assert_true(parent >= 0);
+	if (parent == 0) {
+		ddp_spawn_result result = run(2, leave_when_told);
+		_exit(result.exit_code);
+	}
+	/* Until the ranks have their handlers; before that they just die of it. */
+	sleep_ms(1000);
+	kill(parent, SIGTERM);
+	assert_int_equal(waitpid(parent, &status, 0), parent);
+	assert_true(WIFEXITED(status));
+	assert_true(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 128 + SIGTERM);
+}
+
+static int spawn_again(const ddp_job *job, const ddp_key *key)
+{
+	ddp_spawn_result result;
+
+	(void)job;
+	(void)key;
+	return ddp_spawn(2, &result) == DDP_ERR_STATE ? 0 : 1;
+}
+
+static void spawn_within_a_rank_is_refused(void **state)
+{
+	(void)state;
+	assert_int_equal(run(1, spawn_again).exit_code, 0);
+}
+
+static void count_of_ranks_is_bounded(void **state)
+{
+	ddp_spawn_result result;
+
+	(void)state;
+	assert_int_equal(ddp_spawn(0, &result), DDP_ERR_INVALID);
+	assert_int_equal(ddp_spawn(-1, &result), DDP_ERR_INVALID);
+	assert_int_equal(ddp_spawn(1025, &result), DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "1 to 1024"));
+}
+
+static void parent_keeps_its_signals_and_descriptors(void **state)
+{
+	struct sigaction before, after;
+	sigset_t mask_before, mask_after;
+
+	(void)state;
+	signal(SIGCHLD, SIG_IGN);
+	sigaction(SIGCHLD, NULL, &before);
+	sigprocmask(SIG_BLOCK, NULL, &mask_before);
+	int next = dup(0);
+	close(next);
+	assert_int_equal(run(2, second_dies_others_follow).exit_code, 128 + SIGKILL);
+	int next_after = dup(0);
+	close(next_after);
+	sigaction(SIGCHLD, NULL, &after);
+	sigprocmask(SIG_BLOCK, NULL, &mask_after);
+	assert_int_equal(next_after, next);
+	assert_ptr_equal(after.sa_handler, before.sa_handler);
+	assert_int_equal(sigismember(&mask_after, SIGCHLD), sigismember(&mask_before, SIGCHLD));
+	assert_int_equal(sigismember(&mask_after, SIGTERM), sigismember(&mask_before, SIGTERM));
+	signal(SIGCHLD, SIG_DFL);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(ranks_exchange_blobs),
+		cmocka_unit_test(rank_knows_who_it_is_and_exit_codes_come_back),
+		cmocka_unit_test(first_failure_ends_the_others),
+		cmocka_unit_test(death_by_signal_is_128_plus_its_number),
+		cmocka_unit_test(rank_that_ignores_sigterm_is_killed),
+		cmocka_unit_test(signals_to_the_parent_are_passed_on),
+		cmocka_unit_test(spawn_within_a_rank_is_refused),
+		cmocka_unit_test(count_of_ranks_is_bounded),
+		cmocka_unit_test(parent_keeps_its_signals_and_descriptors),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

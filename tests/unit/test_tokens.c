@@ -1,0 +1,232 @@
+/* data/tokens: token files, whole and broken. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "ddp.h"
+
+static char dir[] = "/tmp/ddp-tokens-XXXXXX";
+static char path[sizeof(dir) + 16];
+
+static int make_directory(void **state)
+{
+	(void)state;
+	if (mkdtemp(dir) == NULL)
+		return -1;
+	snprintf(path, sizeof(path), "%s/tokens", dir);
+	return 0;
+}
+
+static int remove_directory(void **state)
+{
+	(void)state;
+	unlink(path);
+	return rmdir(dir);
+}
+
+static void write_file(const void *data, size_t bytes)
+{
+	FILE *file = fopen(path, "w");
+
+	assert_non_null(file);
+	assert_int_equal(fwrite(data, 1, bytes, file), bytes);
+	assert_int_equal(fclose(file), 0);
+}
+
+static void write_llmc(int32_t magic, int32_t version, int32_t said, int32_t tokens)
+{
+	int32_t header[256] = { magic, version, said };
+	char file[sizeof(header) + 2 * 100];
+	uint16_t values[100];
+
+	for (int i = 0; i < tokens; i++)
+		values[i] = (uint16_t)(50000 + i);
+	memcpy(file, header, sizeof(header));
+	memcpy(file + sizeof(header), values, 2 * (size_t)tokens);
+	write_file(file, sizeof(header) + 2 * (size_t)tokens);
+}
+
+static void expect_failure(ddp_token_format format, int length, double first, double last,
+                           ddp_status status, const char *says)
+{
+	ddp_dataset dataset;
+
+	assert_int_equal(ddp_tokens_open(path, format, length, first, last, &dataset), status);
+	if (strstr(ddp_last_error(), says) == NULL || strstr(ddp_last_error(), path) == NULL)
+		fail_msg("\"%s\" does not say \"%s\"", ddp_last_error(), says);
+}
+
+static void bytes_become_samples_that_share_their_ends(void **state)
+{
+	ddp_dataset dataset;
+	int32_t sample[4];
+	const unsigned char text[] = { 10, 11, 12, 13, 14, 15, 16, 255, 18 };
+
+	(void)state;
+	write_file(text, sizeof(text));
+	assert_int_equal(ddp_tokens_open(path, DDP_TOKENS_BYTES, 3, 0, 1, &dataset), DDP_OK);
+	assert_int_equal(dataset.size, 2);
+	assert_int_equal(dataset.sample_bytes, sizeof(sample));
+	assert_int_equal(dataset.read(dataset.self, 1, sample), DDP_OK);
+	assert_memory_equal(sample, ((int32_t[]){ 13, 14, 15, 16 }), sizeof(sample));
+	assert_int_equal(dataset.read(dataset.self, 0, sample), DDP_OK);
+	assert_memory_equal(sample, ((int32_t[]){ 10, 11, 12, 13 }), sizeof(sample));
+	ddp_dataset_close(&dataset);
+	assert_null(dataset.self);
+}
+
+static void shorts_and_llmc_files_are_unsigned(void **state)
+{
+	ddp_dataset dataset;
+	int32_t sample[3];
+	const unsigned char raw[] = { 1, 0, 0, 128, 255, 255 };
+
+	(void)state;
+	write_file(raw, sizeof(raw));
+	assert_int_equal(ddp_tokens_open(path, DDP_TOKENS_U16, 2, 0, 1, &dataset), DDP_OK);
+	assert_int_equal(dataset.read(dataset.self, 0, sample), DDP_OK);
+	assert_memory_equal(sample, ((int32_t[]){ 1, 32768, 65535 }), sizeof(sample));
+	ddp_dataset_close(&dataset);
+
+	write_llmc(20240520, 1, 100, 100);
+	assert_int_equal(ddp_tokens_open(path, DDP_TOKENS_LLMC, 2, 0, 1, &dataset), DDP_OK);
+	assert_int_equal(dataset.size, 49);
+	assert_int_equal(dataset.read(dataset.self, 48, sample), DDP_OK);
+	assert_memory_equal(sample, ((int32_t[]){ 50096, 50097, 50098 }), sizeof(sample));
+	ddp_dataset_close(&dataset);
+}
+
+static void parts_do_not_overlap(void **state)
+{
+	ddp_dataset train, check;
+	unsigned char text[100];
+	int32_t sample[10];
+
+	(void)state;
+	for (int i = 0; i < 100; i++)
+		text[i] = (unsigned char)i;
+	write_file(text, sizeof(text));
+	assert_int_equal(ddp_tokens_open(path, DDP_TOKENS_BYTES, 9, 0, 0.9, &train), DDP_OK);
+	assert_int_equal(ddp_tokens_open(path, DDP_TOKENS_BYTES, 9, 0.9, 1, &check), DDP_OK);
+	assert_int_equal(train.size, 9);
+	assert_int_equal(check.size, 1);
+	train.read(train.self, 8, sample);
+	assert_int_equal(sample[9], 81);
+	check.read(check.self, 0, sample);
+	assert_int_equal(sample[0], 90);
+	assert_int_equal(sample[9], 99);
+	ddp_dataset_close(&train);
+	ddp_dataset_close(&check);
+}
+
+static void broken_files_are_told_apart(void **state)
+{
+	unsigned char raw[7] = { 0 };
+
+	(void)state;
+	unlink(path);
+	expect_failure(DDP_TOKENS_BYTES, 2, 0, 1, DDP_ERR_IO, "No such file");
+	write_file(raw, 0);
+	expect_failure(DDP_TOKENS_BYTES, 2, 0, 1, DDP_ERR_FORMAT, "0 tokens");
+	write_file(raw, 7);
+	expect_failure(DDP_TOKENS_U16, 2, 0, 1, DDP_ERR_FORMAT, "cut short");
+	expect_failure(DDP_TOKENS_BYTES, 7, 0, 1, DDP_ERR_FORMAT, "7 tokens");
+	expect_failure(DDP_TOKENS_BYTES, 6, 0, 0.9, DDP_ERR_FORMAT, "6 tokens");
+	expect_failure(DDP_TOKENS_LLMC, 2, 0, 1, DDP_ERR_FORMAT, "cut short");
+	write_llmc(20240520, 1, 100, 99);
+	expect_failure(DDP_TOKENS_LLMC, 2, 0, 1, DDP_ERR_FORMAT, "cut short");
+	write_llmc(20240520, 1, 98, 99);
+	expect_failure(DDP_TOKENS_LLMC, 2, 0, 1, DDP_ERR_FORMAT, "too long");
+	write_llmc(20240520, 1, -1, 99);
+	expect_failure(DDP_TOKENS_LLMC, 2, 0, 1, DDP_ERR_FORMAT, "cut short");
+	write_llmc(20240521, 1, 99, 99);
+	expect_failure(DDP_TOKENS_LLMC, 2, 0, 1, DDP_ERR_FORMAT, "magic");
+	write_llmc(20240520, 7, 99, 99);
+	expect_failure(DDP_TOKENS_LLMC, 2, 0, 1, DDP_ERR_FORMAT, "version 7");
+}
+
+static void what_is_no_file_is_refused_without_blocking(void **state)
+{
+	(void)state;
+	unlink(path);
+	assert_int_equal(mkdir(path, 0700), 0);
+	expect_failure(DDP_TOKENS_BYTES, 2, 0, 1, DDP_ERR_INVALID, "a directory");
+	assert_int_equal(rmdir(path), 0);
+	assert_int_equal(mkfifo(path, 0600), 0);
+	expect_failure(DDP_TOKENS_BYTES, 2, 0, 1, DDP_ERR_INVALID, "pipe");
+	unlink(path);
+}
+
+/* Root reads everything, so a child that is nobody tries. */
+static void unreadable_file_is_an_error(void **state)
+{
+	int how;
+
+	(void)state;
+	write_file("abcd", 4);
+	assert_int_equal(chmod(path, 0), 0);
+	pid_t child = fork();
+	assert_true(child >= 0);
+	if (child == 0) {
+		ddp_dataset dataset;
+		bool changed = geteuid() != 0 || setuid(65534) == 0;
+		ddp_status status = ddp_tokens_open(path, DDP_TOKENS_BYTES, 2, 0, 1, &dataset);
+		_exit(changed && status == DDP_ERR_IO &&
+		      strstr(ddp_last_error(), "Permission denied") != NULL ? 0 : 1);
+	}
+	assert_int_equal(waitpid(child, &how, 0), child);
+	assert_int_equal(how, 0);
+	assert_int_equal(chmod(path, 0600), 0);
+}
+
+static void wrong_arguments_are_named(void **state)
+{
+	(void)state;
+	write_file("abcdefgh", 8);
+	expect_failure(DDP_TOKENS_BYTES, 0, 0, 1, DDP_ERR_INVALID, "samples of 0");
+	expect_failure(DDP_TOKENS_BYTES, 1 << 30, 0, 1, DDP_ERR_INVALID, "samples of");
+	expect_failure((ddp_token_format)9, 2, 0, 1, DDP_ERR_INVALID, "9 is no");
+	expect_failure(DDP_TOKENS_BYTES, 2, 0.5, 0.5, DDP_ERR_INVALID, "0.5 to 0.5");
+	expect_failure(DDP_TOKENS_BYTES, 2, -0.1, 1, DDP_ERR_INVALID, "-0.1");
+	expect_failure(DDP_TOKENS_BYTES, 2, 0, 1.5, DDP_ERR_INVALID, "1.5");
+	expect_failure(DDP_TOKENS_BYTES, 2, 0.0 / 0.0, 1, DDP_ERR_INVALID, "nan");
+}
+
+static void file_that_shrinks_in_use_is_an_error_of_the_read(void **state)
+{
+	ddp_dataset dataset;
+	int32_t sample[3];
+
+	(void)state;
+	write_file("abcdefgh", 8);
+	assert_int_equal(ddp_tokens_open(path, DDP_TOKENS_BYTES, 2, 0, 1, &dataset), DDP_OK);
+	assert_int_equal(truncate(path, 4), 0);
+	assert_int_equal(dataset.read(dataset.self, 0, sample), DDP_OK);
+	assert_int_equal(dataset.read(dataset.self, 2, sample), DDP_ERR_FORMAT);
+	assert_non_null(strstr(ddp_last_error(), "cut short while in use"));
+	ddp_dataset_close(&dataset);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(bytes_become_samples_that_share_their_ends),
+		cmocka_unit_test(shorts_and_llmc_files_are_unsigned),
+		cmocka_unit_test(parts_do_not_overlap),
+		cmocka_unit_test(broken_files_are_told_apart),
+		cmocka_unit_test(what_is_no_file_is_refused_without_blocking),
+		cmocka_unit_test(unreadable_file_is_an_error),
+		cmocka_unit_test(wrong_arguments_are_named),
+		cmocka_unit_test(file_that_shrinks_in_use_is_an_error_of_the_read),
+	};
+	return cmocka_run_group_tests(tests, make_directory, remove_directory);
+}
