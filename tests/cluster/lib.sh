@@ -52,8 +52,8 @@ capture()
 
 # on_cluster COMMAND...: on the head, as root. as_user: as an ordinary user.
 # Both end the command after $limit seconds (60), with status 124.
-on_cluster() { timeout -k 5 "${limit:-60}" "$source/slurm/cluster" run --dir "$cluster" -- "$@"; }
-as_user() { timeout -k 5 "${limit:-60}" "$source/slurm/cluster" run --dir "$cluster" --user nobody -- "$@"; }
+on_cluster() { settled; timeout -k 5 "${limit:-60}" "$source/slurm/cluster" run --dir "$cluster" -- "$@"; }
+as_user() { settled; timeout -k 5 "${limit:-60}" "$source/slurm/cluster" run --dir "$cluster" --user nobody -- "$@"; }
 # on_node NODE COMMAND...
 on_node() { timeout -k 5 "${limit:-60}" "$source/slurm/cluster" run --dir "$cluster" --node "$1" -- "${@:2}"; }
 
@@ -90,6 +90,17 @@ submit()
 	capture as_user env HOME="$work" sbatch --wait --chdir="$work" --output="$work/$script-%j.out" \
 		--cpus-per-task=1 "${options[@]}" "$work/$script.sh" "${@:2}"
 	output+=$'\n'$(cat "$work/$script"-*.out)
+}
+
+# Until no job is still being cleaned up: a node that is completing one takes no
+# other, so the next job would begin on n1 where a test expects n0.
+settled()
+{
+	[ -z "${cluster:-}" ] || wait_until 20 nothing_completes
+}
+nothing_completes()
+{
+	[ -z "$("$source/slurm/cluster" run --dir "$cluster" -- squeue -h -t CG -o %i)" ]
 }
 
 # wait_until SECONDS COMMAND...: until it succeeds; fails when time is up
