@@ -8,13 +8,7 @@
 #include <sys/socket.h>
 
 #include "base/clock.h"
-
-static int hex_digit(char c)
-{
-	if (c >= '0' && c <= '9')
-		return c - '0';
-	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
+#include "base/hex.h"
 
 struct relay relay_parse(const char *text)
 {
@@ -26,14 +20,10 @@ struct relay relay_parse(const char *text)
 	if (text == NULL || text[0] < '1' || text[0] > '9')
 		return none;
 	port = strtoul(text, &end, 10);
-	if (port > UINT16_MAX || *end != ':' || strlen(end + 1) != 2 * SIPHASH_KEY_BYTES)
+	/* Just as srun's side writes it, so no capitals. */
+	if (port > UINT16_MAX || *end != ':' || strpbrk(end, "ABCDEF") != NULL ||
+	    !ddp_parse_hex(end + 1, relay.secret, SIPHASH_KEY_BYTES))
 		return none;
-	for (int i = 0; i < SIPHASH_KEY_BYTES; i++) {
-		int high = hex_digit(end[1 + 2 * i]), low = hex_digit(end[2 + 2 * i]);
-		if (high < 0 || low < 0)
-			return none;
-		relay.secret[i] = (unsigned char)(high << 4 | low);
-	}
 	relay.port = (uint16_t)port;
 	return relay;
 }

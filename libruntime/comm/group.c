@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "comm/await.h"
 #include "comm/net.h"
 #include "comm/node.h"
@@ -327,12 +328,9 @@ static ddp_status check_list(const ddp_comm *comm, const int *ranks, int count)
 /* All ranks must give the same list, or they would wait for each other. */
 static ddp_status compare_lists(ddp_comm *comm, const int *ranks, int count)
 {
-	int64_t extremes[2] = { 0, 0 }, hash = 14695981039346656037u >> 2;
+	int64_t hash = (int64_t)(ddp_hash(ranks, (size_t)count * sizeof(*ranks)) >> 2);
+	int64_t extremes[2] = { hash, -hash };
 
-	for (int i = 0; i < count; i++)
-		hash = (int64_t)(((uint64_t)hash ^ (uint64_t)ranks[i]) * 1099511628211u >> 2);
-	extremes[0] = hash;
-	extremes[1] = -hash;
 	ddp_status status = ddp_all_reduce(comm, NULL, extremes, 2, DDP_I64, DDP_MAX);
 	if (status == DDP_OK && (extremes[0] != hash || extremes[1] != -hash))
 		status = ddp_fail(DDP_ERR_MISMATCH, "ddp_comm_group(): the ranks give different lists");

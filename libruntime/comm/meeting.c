@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "comm/await.h"
 #include "comm/liveness.h"
 #include "comm/net.h"
@@ -62,15 +63,9 @@ static size_t notice_bytes(const ddp_meeting *m, size_t bytes)
 	return sizeof(ddp_notice) + (size_t)m->comm->size + bytes;
 }
 
-/* FNV-1a. */
 static uint64_t hash_of(const ddp_notice *n, size_t bytes)
 {
-	const unsigned char *at = (const unsigned char *)n;
-	uint64_t hash = 14695981039346656037u;
-
-	for (size_t i = sizeof(n->hash); i < bytes; i++)
-		hash = (hash ^ at[i]) * 1099511628211u;
-	return hash;
+	return ddp_hash((const char *)n + sizeof(n->hash), bytes - sizeof(n->hash));
 }
 
 static ddp_notice *write_notice(const ddp_meeting *m, uint32_t stage, int verdict, bool decided,

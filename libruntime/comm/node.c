@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "comm/await.h"
 #include "comm/memory.h"
 #include "comm/pairs.h"
@@ -115,18 +116,13 @@ bool ddp_node_all_have(const ddp_comm *comm, uint8_t flag)
 	return true;
 }
 
-/* FNV-1a over the v-form's counts, where they are the same on all ranks. */
+/* Over the v-form's counts, where they are the same on all ranks. */
 static uint32_t hash_counts(const ddp_comm *comm, const ddp_collective *c)
 {
-	uint32_t hash = 2166136261u;
-
 	if (c->counts == NULL || c->kind == DDP_ALL_TO_ALL)
 		return 0;
-	for (int i = 0; i < comm->size; i++) {
-		for (size_t rest = c->counts[i], k = 0; k < sizeof(rest); k++, rest >>= 8)
-			hash = (hash ^ (rest & 0xff)) * 16777619u;
-	}
-	return hash;
+	uint64_t hash = ddp_hash(c->counts, (size_t)comm->size * sizeof(*c->counts));
+	return (uint32_t)(hash ^ hash >> 32);
 }
 
 /* Makes a word visible that the others wait for. Who sleeps for it is woken by

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/hex.h"
 #include "base/text.h"
 
 /* Slurm's SLURM_MAX_NORMAL_STEP_ID: batch, extern and interactive steps have
@@ -197,17 +198,6 @@ ddp_status ddp_environment_job(ddp_job *job)
 	return DDP_OK;
 }
 
-static int hex_value(char digit)
-{
-	if (digit >= '0' && digit <= '9')
-		return digit - '0';
-	if (digit >= 'a' && digit <= 'f')
-		return digit - 'a' + 10;
-	if (digit >= 'A' && digit <= 'F')
-		return digit - 'A' + 10;
-	return -1;
-}
-
 ddp_status ddp_environment_key(ddp_key *key)
 {
 	const char *text = ddp_environment("DDP_KEY");
@@ -219,12 +209,8 @@ ddp_status ddp_environment_key(ddp_key *key)
 	if (strlen(text) != 2 * DDP_KEY_BYTES)
 		return ddp_fail(DDP_ERR_JOB, "DDP_KEY has %zu characters; %d hex digits are expected",
 		                strlen(text), 2 * DDP_KEY_BYTES);
-	for (int i = 0; i < DDP_KEY_BYTES; i++) {
-		int high = hex_value(text[2 * i]), low = hex_value(text[2 * i + 1]);
-		if (high < 0 || low < 0)
-			return ddp_fail(DDP_ERR_JOB, "DDP_KEY holds something else than hex digits");
-		key->bytes[i] = (unsigned char)(high << 4 | low);
-	}
+	if (!ddp_parse_hex(text, key->bytes, DDP_KEY_BYTES))
+		return ddp_fail(DDP_ERR_JOB, "DDP_KEY holds something else than hex digits");
 	key->present = true;
 	return DDP_OK;
 }
