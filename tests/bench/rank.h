@@ -1,6 +1,9 @@
 /*
  * rank: one rank of a benchmark contender. The driver sends every rank the
- * same commands, a line each, and every rank answers with lines of its own:
+ * same commands, a line each, and every rank answers with lines of its own,
+ * into the pipe BENCH_ANSWERS that all ranks of a contender share. Not by way of
+ * their launcher's output: mpirun and srun mix lines of several ranks, but a
+ * pipe takes up to PIPE_BUF bytes written at once in one piece.
  *
  *   open COUNT          allocate COUNT floats     -> "@ RANK open"
  *   check               reduce a known pattern    -> "@ RANK check INDEX", -1: right
@@ -37,7 +40,8 @@ struct rank_engine {
 
 /*
  * Opens this rank's commands: the pipe BENCH_COMMANDS.RANK if that variable is
- * set (ranks on this machine), else standard input. -1 with errno.
+ * set, else standard input (to try a rank by hand, as are answers to standard
+ * output without BENCH_ANSWERS). -1 with errno.
  */
 int rank_command_fd(int rank);
 

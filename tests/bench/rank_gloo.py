@@ -12,15 +12,17 @@ import torch
 import torch.distributed as dist
 
 PATTERN = 251
-TIMES_PER_LINE = 50  # srun mixes the lines of ranks that are longer than 1 KiB
+TIMES_PER_LINE = 50  # a line must be shorter than PIPE_BUF
 
 
 class Rank:
     def __init__(self, rank, size):
         self.rank, self.size, self.data = rank, size, None
+        path = os.environ.get("BENCH_ANSWERS")
+        self.answers = os.open(path, os.O_WRONLY | os.O_CLOEXEC) if path else 1
 
     def say(self, text):
-        os.write(1, f"@ {self.rank} {text}\n".encode())
+        os.write(self.answers, f"@ {self.rank} {text}\n".encode())
 
     def open(self, count):
         self.data = torch.zeros(count, dtype=torch.float32)

@@ -23,13 +23,15 @@ class Group:
     """The ranks of one contender, waiting for commands without using a core.
 
     `argv` starts all `ranks`, each of which opens the pipe
-    BENCH_COMMANDS.RANK; log is the file that gets what they write to stderr.
+    BENCH_COMMANDS.RANK, and BENCH_ANSWERS for what it says (rank.h tells why);
+    log is the file that gets what they and their launcher print.
     """
 
     def __init__(self, name, argv, ranks, folder, env=None, start_timeout_s=90):
         self.name, self.ranks = name, ranks
         self.log = os.path.join(folder, f"{name}.log")
         self._prefix = os.path.join(folder, f"{name}.commands")
+        self._answers = os.path.join(folder, f"{name}.answers")
         self._lines = queue.Queue()
         self._pipes = []
         self._process = None
@@ -46,26 +48,51 @@ class Group:
             os.mkfifo(path, 0o600)
             # Open both ways: opening to write alone would wait for the rank.
             self._pipes.append(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        os.mkfifo(self._answers, 0o600)
+        # The pipe ends when nobody can write: this end counts until ranks have theirs.
+        keeper = os.open(self._answers, os.O_RDWR | os.O_CLOEXEC)
+        answers = open(self._answers, "rb")
         with open(self.log, "wb") as log:
             try:
                 self._process = subprocess.Popen(
                     argv,
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
+                    stdout=log,
                     stderr=log,
-                    env={**os.environ, **env, "BENCH_COMMANDS": self._prefix},
+                    env={**os.environ, **env, "BENCH_COMMANDS": self._prefix, "BENCH_ANSWERS": self._answers},
                     start_new_session=True,
                 )
             except OSError as error:
+                answers.close()
+                os.close(keeper)
                 raise ContenderFailed(f"{self.name}: cannot start {argv[0]}: {error}") from error
-        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._await_end, args=(keeper,), daemon=True).start()
+        threading.Thread(target=self._read, args=(answers,), daemon=True).start()
 
-    def _read(self):
-        for line in self._process.stdout:
-            words = line.decode(errors="replace").split(maxsplit=3)
-            if len(words) >= 3 and words[0] == "@":
-                self._lines.put((int(words[1]), words[2], words[3] if len(words) > 3 else ""))
+    def _await_end(self, keeper):
+        self._process.wait()
+        os.close(keeper)
+
+    def _read(self, answers):
+        with answers:
+            for line in answers:
+                self._lines.put(line.decode(errors="replace").rstrip("\n"))
         self._lines.put(None)
+
+    def _parse(self, line):
+        """(rank, what it says, text) of a line; what it says may be an error."""
+        words = line.split(maxsplit=3)
+        if len(words) < 3 or words[0] != "@" or not words[1].isdecimal() or int(words[1]) >= self.ranks:
+            raise ContenderFailed(f"{self.name}: no rank's answer: '{line[:80]}'" + self._tail())
+        if words[2] == "error":
+            raise ContenderFailed(f"{self.name}: rank {words[1]}: {' '.join(words[3:])}" + self._tail())
+        return int(words[1]), words[2], words[3] if len(words) > 3 else ""
+
+    def _integers(self, text):
+        try:
+            return [int(word) for word in text.split()]
+        except ValueError:
+            raise ContenderFailed(f"{self.name}: '{text[:80]}' should be whole numbers") from None
 
     def _tail(self):
         with open(self.log, errors="replace") as log:
@@ -88,9 +115,7 @@ class Group:
                 ) from None
             if line is None:
                 raise ContenderFailed(f"{self.name}: its ranks ended before '{kind}'" + self._tail())
-            rank, what, text = line
-            if what == "error" or rank >= self.ranks:
-                raise ContenderFailed(f"{self.name}: rank {rank}: {text}" + self._tail())
+            rank, what, text = self._parse(line)
             said[rank].append((what, text))
             if what == kind:
                 missing.discard(rank)
@@ -107,15 +132,14 @@ class Group:
     def check(self):
         """Reduces a known pattern; raises if an element is wrong on a rank."""
         for rank, said in enumerate(self._command("check")):
-            wrong = int(said[-1][1])
-            if wrong >= 0:
-                raise ContenderFailed(f"{self.name}: rank {rank}: element {wrong} has a wrong sum")
+            if self._integers(said[-1][1]) != [-1]:
+                raise ContenderFailed(f"{self.name}: rank {rank}: element {said[-1][1]} has a wrong sum")
 
     def run(self, batch, samples, expected_s=0.0):
         """Seconds per operation of each batch: the slowest rank's."""
         said = self._command(f"run {batch} {samples}", 60 + 10 * expected_s)
         times = [
-            [int(ns) for kind, text in of_rank if kind == "times" for ns in text.split()]
+            [ns for kind, text in of_rank if kind == "times" for ns in self._integers(text)]
             for of_rank in said
         ]
         if any(len(of_rank) != samples for of_rank in times):
