@@ -354,7 +354,7 @@ static int abort_requests(ddp_comm *comm, void *argument)
 	(void)argument;
 	meet(comm, DDP_ERR_ABORTED);
 	if (ddp_comm_rank(comm) == 1) {
-		usleep(50000);
+		usleep(500000); /* the others have issued and waited by then */
 		CHECK_OK(ddp_comm_abort(comm, NULL));
 		return 0;
 	}

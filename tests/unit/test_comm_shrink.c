@@ -160,8 +160,11 @@ static int shrink_without_the_last(ddp_comm *comm, void *argument)
 	int rank = ddp_comm_rank(comm), last = ddp_comm_size(comm) - 1;
 	ddp_comm *survivors;
 
-	if (rank == 0)
+	/* Not while another rank is still opening it. */
+	if (rank == 0) {
+		CHECK_OK(ddp_barrier(comm));
 		ddp_comm_abort(comm, "the test wants it");
+	}
 	while (ddp_barrier(comm) == DDP_OK)
 		continue;
 	if (rank == last) {
