@@ -572,8 +572,10 @@ DDP_API void ddp_loader_free(ddp_loader *loader);
  * ranks. Collective; loader may be NULL.
  * Once the world is broken, the calling rank writes alone, what it has: all
  * ranks have the same parameters after the same step, so let one of those left
- * call it, or give each a directory of its own. Not where the update is
- * sharded: a part of the state is then with ranks that may be dead.
+ * call it, or give each a directory of its own. The state that a dead rank
+ * kept (sharded update) is read from its memory, which outlives it.
+ * DDP_ERR_STATE if a rank was in the middle of an update, or a load failed:
+ * what there is belongs to no step, the last checkpoint is where to go on.
  */
 DDP_API ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader,
                                        const char *dir, int keep);

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/fence.h"
 #include "comm/futex.h"
 #include "comm/liveness.h"
 #include "comm/net.h"
@@ -129,19 +130,9 @@ void ddp_node_wake(ddp_comm *comm, uint32_t event)
 	}
 }
 
-static inline void full_fence(void)
-{
-#ifdef __SANITIZE_THREAD__ /* gcc's knows no fences */
-	static _Atomic int word;
-	atomic_fetch_add(&word, 1);
-#else
-	atomic_thread_fence(memory_order_seq_cst);
-#endif
-}
-
 void ddp_node_wake_late(ddp_comm *comm, uint32_t event)
 {
-	full_fence();
+	ddp_full_fence();
 	ddp_node_wake(comm, event);
 }
 

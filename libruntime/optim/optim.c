@@ -11,12 +11,15 @@ enum { PIECE_ELEMENTS = 128 * 1024 };
 
 static ddp_status add_state(ddp_optim *optim, const char *name)
 {
-	/* Never empty, so that calloc's NULL means what it seems to. */
-	float *state = calloc((size_t)optim->layout->elements, sizeof(*state));
+	float *state = NULL;
 
-	if (state == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for the optimizer's state \"%s\" (%lld bytes)",
-		                name, (long long)optim->layout->elements * (long long)sizeof(*state));
+	if (!optim->borrowed) {
+		/* Never empty, so that calloc's NULL means what it seems to. */
+		state = calloc((size_t)optim->layout->elements, sizeof(*state));
+		if (state == NULL)
+			return ddp_fail(DDP_ERR_NOMEM, "no memory for the optimizer's state \"%s\" (%lld bytes)",
+			                name, (long long)optim->layout->elements * (long long)sizeof(*state));
+	}
 	optim->state[optim->state_count] = state;
 	optim->state_name[optim->state_count] = name;
 	optim->state_count++;
@@ -24,9 +27,9 @@ static ddp_status add_state(ddp_optim *optim, const char *name)
 }
 
 ddp_status ddp_optim_make(const ddp_optim_settings *settings, const ddp_layout *layout,
-                          ddp_optim *optim)
+                          bool borrows, ddp_optim *optim)
 {
-	ddp_optim made = { .settings = *settings, .layout = layout };
+	ddp_optim made = { .settings = *settings, .layout = layout, .borrowed = borrows };
 	ddp_status status = DDP_OK;
 
 	if (settings->kind == DDP_ADAMW) {
@@ -44,9 +47,15 @@ ddp_status ddp_optim_make(const ddp_optim_settings *settings, const ddp_layout *
 	return DDP_OK;
 }
 
+void ddp_optim_lend(ddp_optim *optim, int i, float *memory, int64_t first)
+{
+	optim->state[i] = memory;
+	optim->first = first;
+}
+
 void ddp_optim_free(ddp_optim *optim)
 {
-	for (int i = 0; i < optim->state_count; i++)
+	for (int i = 0; i < optim->state_count && !optim->borrowed; i++)
 		free(optim->state[i]);
 	*optim = (ddp_optim){ 0 };
 }
@@ -55,6 +64,7 @@ static void apply_kernel(ddp_optim *optim, const ddp_update *update, float *para
                          float *grads, int64_t begin, int64_t count, double weight_decay)
 {
 	const ddp_optim_settings *settings = &optim->settings;
+	int64_t at = begin - optim->first;
 
 	if (settings->kind == DDP_ADAMW) {
 		const dk_adamw_args args = {
@@ -63,8 +73,8 @@ static void apply_kernel(ddp_optim *optim, const ddp_update *update, float *para
 			.epsilon = settings->epsilon, .weight_decay = weight_decay,
 			.step = update->step, .grad_scale = update->grad_scale,
 		};
-		dk_adamw(params + begin, grads + begin, optim->state[0] + begin,
-		         optim->state[1] + begin, count, &args);
+		dk_adamw(params + begin, grads + begin, optim->state[0] + at,
+		         optim->state[1] + at, count, &args);
 		return;
 	}
 	const dk_sgd_args args = {
@@ -73,7 +83,7 @@ static void apply_kernel(ddp_optim *optim, const ddp_update *update, float *para
 		.step = update->step, .grad_scale = update->grad_scale,
 	};
 	dk_sgd(params + begin, grads + begin,
-	       optim->state_count > 0 ? optim->state[0] + begin : NULL, count, &args);
+	       optim->state_count > 0 ? optim->state[0] + at : NULL, count, &args);
 }
 
 /* The first element behind `begin` at which the decay changes, at most `end`.

@@ -23,6 +23,8 @@ typedef struct ddp_optim {
 	int state_count;
 	float *state[DDP_OPTIM_STATES_MAX]; /* AdamW: m, v; SGD: momentum, if not 0 */
 	const char *state_name[DDP_OPTIM_STATES_MAX];
+	int64_t first;  /* the element of the layout that state[i][0] belongs to */
+	bool borrowed;  /* state is not its own */
 } ddp_optim;
 
 /* What one step's update needs to know. */
@@ -32,9 +34,13 @@ typedef struct ddp_update {
 	int64_t step;      /* from 1 */
 } ddp_update;
 
-/* The layout must outlive it. */
+/* The layout must outlive it. `borrows`: its state is memory that
+   ddp_optim_lend() gives it. */
 ddp_status ddp_optim_make(const ddp_optim_settings *settings, const ddp_layout *layout,
-                          ddp_optim *optim);
+                          bool borrows, ddp_optim *optim);
+
+/* State i of the elements from `first` on, zeroed, which outlives the optimizer. */
+void ddp_optim_lend(ddp_optim *optim, int i, float *memory, int64_t first);
 void ddp_optim_free(ddp_optim *optim);
 
 /*

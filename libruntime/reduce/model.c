@@ -40,7 +40,10 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 		status = ddp_bucket_plan_make(&model->layout, model->settings.first_bucket_elements,
 		                              model->settings.bucket_elements, &model->plan);
 	if (status == DDP_OK)
-		status = ddp_optim_make(&model->settings.optim, &model->layout, &model->optim);
+		status = ddp_optim_make(&model->settings.optim, &model->layout, is_sharded(model),
+		                        &model->optim);
+	if (status == DDP_OK && is_sharded(model))
+		status = ddp_sharded_make(model->context->world, &model->layout, &model->sharded);
 	return status;
 }
 
@@ -65,8 +68,8 @@ static ddp_status join(ddp_model *model)
 		return ddp_fail_context(status, "the model's gradients");
 	model->grads = memory;
 	if (sharded)
-		status = ddp_sharded_make(comm, &model->layout, model->params, model->grads,
-		                          &model->sharded);
+		status = ddp_sharded_join(&model->sharded, comm, model->params, model->grads,
+		                          &model->optim);
 	if (status != DDP_OK)
 		return status;
 	return ddp_reducer_make(comm, model->context->watch, model->grads, &model->layout,
@@ -113,7 +116,7 @@ void ddp_model_free(ddp_model *model)
 	if (model->reducer.requests != NULL)
 		ddp_reducer_abandon(&model->reducer, "a model was freed in the middle of a step");
 	ddp_reducer_free(&model->reducer);
-	ddp_sharded_free(&model->sharded);
+	ddp_sharded_free(&model->sharded, comm);
 	ddp_rows_free(&model->rows);
 	if (model->grads != NULL)
 		ddp_mem_free(comm, model->grads);
@@ -186,6 +189,8 @@ int64_t ddp_model_step_count(const ddp_model *model)
 void ddp_model_set_step_count(ddp_model *model, int64_t steps)
 {
 	model->steps = steps;
+	if (model->sharded.ranks > 0)
+		ddp_sharded_set_steps(&model->sharded, steps);
 	ddp_watch_begin_step(model->context->watch, steps + 1, model->plan.count);
 }
 
@@ -205,43 +210,78 @@ static ddp_status fill_tensor(const ddp_slot *slot, const char *state, float *ar
 	return DDP_OK;
 }
 
-ddp_status ddp_model_tensors(ddp_model *model, ddp_tensor **tensors, int *count)
+static ddp_status list_tensors(ddp_model *model, ddp_tensors *tensors)
 {
-	int params = model->layout.count, total = params * (1 + model->optim.state_count);
-	ddp_status status = DDP_OK;
+	const bool spread = model->sharded.ranks > 0;
+	int params = model->layout.count;
 
-	if (model->torn)
-		return ddp_fail(DDP_ERR_STATE,
-		                "step %lld failed after a part of the parameters was updated; go back to "
-		                "the last checkpoint", (long long)model->steps + 1);
-	ddp_tensor *made = calloc((size_t)total, sizeof(*made));
-	if (made == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for a list of %d tensors", total);
-	for (int i = 0; i < total && status == DDP_OK; i++) {
+	for (int i = 0; i < model->optim.state_count && spread; i++) {
+		tensors->whole[i] = calloc((size_t)model->layout.elements, sizeof(float));
+		if (tensors->whole[i] == NULL)
+			return ddp_fail(DDP_ERR_NOMEM, "no memory for the optimizer's whole state (%lld bytes)",
+			                (long long)model->layout.elements * (long long)sizeof(float));
+	}
+	for (int i = 0; i < tensors->count; i++) {
 		int state = i / params - 1;
-		status = fill_tensor(ddp_model_slot(model, i % params),
-		                     state < 0 ? NULL : model->optim.state_name[state],
-		                     state < 0 ? model->params : model->optim.state[state], &made[i]);
+		float *arena = state < 0 ? model->params
+		             : spread    ? tensors->whole[state]
+		                         : model->optim.state[state];
+		ddp_status status = fill_tensor(ddp_model_slot(model, i % params),
+		                                state < 0 ? NULL : model->optim.state_name[state], arena,
+		                                &tensors->list[i]);
+		if (status != DDP_OK)
+			return status;
 	}
-	if (status != DDP_OK) {
-		ddp_model_tensors_free(made, total);
-		return status;
-	}
-	*tensors = made;
-	*count = total;
 	return DDP_OK;
 }
 
-ddp_status ddp_model_collect(ddp_model *model)
+ddp_status ddp_model_tensors(ddp_model *model, ddp_tensors *tensors)
 {
-	if (model->sharded.ranks == 0)
-		return DDP_OK;
-	return ddp_sharded_collect(&model->sharded, model->context->world, &model->optim);
+	int count = model->layout.count * (1 + model->optim.state_count);
+
+	*tensors = (ddp_tensors){ .list = calloc((size_t)count, sizeof(*tensors->list)) };
+	if (tensors->list == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a list of %d tensors", count);
+	tensors->count = count;
+	return list_tensors(model, tensors);
 }
 
-void ddp_model_tensors_free(ddp_tensor *tensors, int count)
+void ddp_tensors_free(ddp_tensors *tensors)
 {
-	for (int i = 0; i < count && tensors != NULL; i++)
-		free(tensors[i].name);
-	free(tensors);
+	for (int i = 0; i < tensors->count; i++)
+		free(tensors->list[i].name);
+	free(tensors->list);
+	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
+		free(tensors->whole[i]);
+	*tensors = (ddp_tensors){ 0 };
+}
+
+void ddp_model_collect(const ddp_model *model, const ddp_tensors *tensors)
+{
+	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++) {
+		if (tensors->whole[i] != NULL)
+			ddp_sharded_collect(&model->sharded, i, tensors->whole[i]);
+	}
+}
+
+void ddp_model_spread(const ddp_model *model, const ddp_tensors *tensors)
+{
+	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++) {
+		if (tensors->whole[i] != NULL)
+			ddp_sharded_spread(&model->sharded, i, tensors->whole[i]);
+	}
+}
+
+ddp_status ddp_model_check_whole(const ddp_model *model)
+{
+	if (model->torn)
+		return ddp_fail(DDP_ERR_STATE,
+		                "only a part of what follows step %lld reached the parameters before it "
+		                "failed; go back to the last checkpoint", (long long)model->steps);
+	return model->sharded.ranks > 0 ? ddp_sharded_check(&model->sharded, model->steps) : DDP_OK;
+}
+
+void ddp_model_set_torn(ddp_model *model, bool torn)
+{
+	model->torn = torn;
 }

@@ -4,6 +4,7 @@
 
 #include "context.h"
 #include "ddp.h"
+#include "optim/optim.h"
 
 typedef struct ddp_tensor {
 	char *name;   /* "h.0.mlp.weight" or "optimizer.m.h.0.mlp.weight" */
@@ -14,18 +15,28 @@ typedef struct ddp_tensor {
 
 ddp_context *ddp_model_context(const ddp_model *model);
 
-/*
- * Parameters, then optimizer state. *tensors and the names are malloc'd; free
- * with ddp_model_tensors_free(). The data are the model's own. DDP_ERR_STATE
- * if a failed step updated only a part of the parameters: they are neither
- * the old ones nor the new ones.
- */
-ddp_status ddp_model_tensors(ddp_model *model, ddp_tensor **tensors, int *count);
-void ddp_model_tensors_free(ddp_tensor *tensors, int count);
+/* A model's parameters, then its optimizer's state, where the model has them;
+   state that is spread over ranks is in arenas of this list. */
+typedef struct ddp_tensors {
+	ddp_tensor *list;
+	int count;
+	float *whole[DDP_OPTIM_STATES_MAX];
+} ddp_tensors;
 
-/* Brings optimizer state that other ranks keep to rank 0. Collective; before
-   ddp_model_tensors()' data are saved there. */
-ddp_status ddp_model_collect(ddp_model *model);
+/* Free with ddp_tensors_free(), also after an error. */
+ddp_status ddp_model_tensors(ddp_model *model, ddp_tensors *tensors);
+void ddp_tensors_free(ddp_tensors *tensors);
+
+/* Fills the list's own arenas from all ranks' memory, and this rank's memory
+   from them. No rank may be in a step; that needs no collective where all have
+   ended the same one. */
+void ddp_model_collect(const ddp_model *model, const ddp_tensors *tensors);
+void ddp_model_spread(const ddp_model *model, const ddp_tensors *tensors);
+
+/* DDP_ERR_STATE if a failed step or load has changed only a part of parameters
+   and optimizer state: they are neither the old ones nor the new ones. */
+ddp_status ddp_model_check_whole(const ddp_model *model);
+void ddp_model_set_torn(ddp_model *model, bool torn);
 
 /* Steps done: the optimizer's count, too. */
 int64_t ddp_model_step_count(const ddp_model *model);

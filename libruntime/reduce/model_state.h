@@ -27,7 +27,7 @@ struct ddp_model {
 	bool sync;
 	atomic_bool stop_requested; /* on this rank */
 	bool failed;            /* by a step that ended in an error */
-	bool torn;              /* a failed step updated only a part of the parameters */
+	bool torn;              /* a part of the parameters is changed, the rest is not yet */
 
 	uint64_t step_start_ns; /* 0: before the first step's first phase */
 	double phase_seconds[DDP_PHASES]; /* of the watch, when the step began */

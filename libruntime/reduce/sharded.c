@@ -1,9 +1,13 @@
 #include "reduce/sharded.h"
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "base/fence.h"
+#include "comm/await.h"
 #include "comm/kernels.h"
 #include "kernels.h"
 
@@ -38,39 +42,119 @@ double ddp_sum_squares(const float *grads, int64_t begin, int64_t end)
 	return sum;
 }
 
-ddp_status ddp_sharded_make(ddp_comm *comm, const ddp_layout *layout, float *params,
-                            float *grads, ddp_sharded *sharded)
+static int64_t largest_part(const ddp_layout *layout, int ranks)
+{
+	int64_t begin, end, largest = 1;
+
+	for (int r = 0; r < ranks; r++) {
+		ddp_layout_part(layout, ranks, r, &begin, &end);
+		if (end - begin > largest)
+			largest = end - begin;
+	}
+	return largest;
+}
+
+ddp_status ddp_sharded_make(ddp_comm *comm, const ddp_layout *layout, ddp_sharded *sharded)
 {
 	int ranks = ddp_comm_size(comm);
-	size_t bytes = (size_t)layout->elements * sizeof(float);
 	ddp_sharded made = { .layout = layout, .ranks = ranks, .rank = ddp_comm_rank(comm) };
 
 	ddp_layout_part(layout, ranks, made.rank, &made.begin, &made.end);
 	made.params = calloc((size_t)ranks, sizeof(*made.params));
 	made.grads = calloc((size_t)ranks, sizeof(*made.grads));
+	made.begun = calloc((size_t)ranks, sizeof(*made.begun));
 	made.squares = calloc((size_t)piece_count(made.begin, made.end) + 1, sizeof(*made.squares));
-	ddp_status status = DDP_OK;
-	if (made.params == NULL || made.grads == NULL || made.squares == NULL)
-		status = ddp_fail(DDP_ERR_NOMEM, "no memory for the addresses of %d ranks' parameters",
-		                  ranks);
-	if (status == DDP_OK)
-		status = ddp_comm_copies(comm, params, bytes, made.params);
-	if (status == DDP_OK)
-		status = ddp_comm_copies(comm, grads, bytes, made.grads);
-	if (status != DDP_OK) {
-		ddp_sharded_free(&made);
-		return status;
+	bool complete = made.params != NULL && made.grads != NULL && made.begun != NULL &&
+	                made.squares != NULL;
+	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++) {
+		made.state[i] = calloc((size_t)ranks, sizeof(*made.state[i]));
+		complete = complete && made.state[i] != NULL;
 	}
 	*sharded = made;
+	if (!complete)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the addresses of %d ranks' parameters",
+		                ranks);
 	return DDP_OK;
 }
 
-void ddp_sharded_free(ddp_sharded *sharded)
+static ddp_status share(ddp_comm *comm, size_t bytes, void **copies)
+{
+	void *memory;
+
+	ddp_status status = ddp_mem_alloc(comm, bytes, &memory);
+	return status == DDP_OK ? ddp_comm_copies(comm, memory, bytes, copies) : status;
+}
+
+ddp_status ddp_sharded_join(ddp_sharded *sharded, ddp_comm *comm, float *params, float *grads,
+                            ddp_optim *optim)
+{
+	size_t bytes = (size_t)sharded->layout->elements * sizeof(float);
+	size_t part = (size_t)largest_part(sharded->layout, sharded->ranks) * sizeof(float);
+
+	ddp_status status = ddp_comm_copies(comm, params, bytes, sharded->params);
+	if (status == DDP_OK)
+		status = ddp_comm_copies(comm, grads, bytes, sharded->grads);
+	if (status == DDP_OK)
+		status = share(comm, sizeof(_Atomic int64_t), sharded->begun);
+	for (int i = 0; i < optim->state_count && status == DDP_OK; i++) {
+		status = share(comm, part, sharded->state[i]);
+		if (status == DDP_OK)
+			ddp_optim_lend(optim, i, sharded->state[i][sharded->rank], sharded->begin);
+	}
+	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "the optimizer's state");
+}
+
+static void release(const ddp_sharded *sharded, ddp_comm *comm, void **copies)
+{
+	if (copies != NULL)
+		ddp_mem_free(comm, copies[sharded->rank]);
+	free(copies);
+}
+
+void ddp_sharded_free(ddp_sharded *sharded, ddp_comm *comm)
 {
 	free(sharded->params);
 	free(sharded->grads);
 	free(sharded->squares);
+	release(sharded, comm, sharded->begun);
+	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
+		release(sharded, comm, sharded->state[i]);
 	*sharded = (ddp_sharded){ 0 };
+}
+
+static _Atomic int64_t *begun_of(const ddp_sharded *sharded, int rank)
+{
+	return sharded->begun[rank];
+}
+
+ddp_status ddp_sharded_begin(ddp_sharded *sharded, ddp_comm *comm, int64_t step)
+{
+	_Atomic int64_t *begun = begun_of(sharded, sharded->rank);
+
+	/* Who saves does the reverse: it sees the communicator broken, then looks here. */
+	atomic_store(begun, step);
+	ddp_full_fence();
+	ddp_status status = ddp_comm_check(comm);
+	if (status != DDP_OK)
+		atomic_store(begun, step - 1);
+	return status;
+}
+
+void ddp_sharded_set_steps(ddp_sharded *sharded, int64_t steps)
+{
+	atomic_store(begun_of(sharded, sharded->rank), steps);
+}
+
+ddp_status ddp_sharded_check(const ddp_sharded *sharded, int64_t steps)
+{
+	ddp_full_fence();
+	for (int r = 0; r < sharded->ranks; r++) {
+		if (atomic_load(begun_of(sharded, r)) > steps)
+			return ddp_fail(DDP_ERR_STATE,
+			                "step %lld failed after rank %d began to update the parameters; go back "
+			                "to the last checkpoint", (long long)steps + 1, r);
+	}
+	return DDP_OK;
 }
 
 /* What the threads of one pass share. */
@@ -150,27 +234,18 @@ double ddp_sharded_update(ddp_sharded *sharded, ddp_optim *optim, const ddp_upda
 	                         .summed = summed });
 }
 
-ddp_status ddp_sharded_collect(const ddp_sharded *sharded, ddp_comm *comm, ddp_optim *optim)
+void ddp_sharded_collect(const ddp_sharded *sharded, int i, float *whole)
 {
-	size_t *counts = calloc((size_t)sharded->ranks, sizeof(*counts));
-	ddp_status status = DDP_OK;
 	int64_t begin, end;
 
-	if (counts == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory to gather the optimizer's state");
 	for (int r = 0; r < sharded->ranks; r++) {
 		ddp_layout_part(sharded->layout, sharded->ranks, r, &begin, &end);
-		counts[r] = (size_t)(end - begin);
+		memcpy(whole + begin, sharded->state[i][r], (size_t)(end - begin) * sizeof(*whole));
 	}
-	for (int i = 0; i < optim->state_count && status == DDP_OK; i++) {
-		const ddp_collective gather = {
-			.kind = DDP_GATHER, .send = optim->state[i] + sharded->begin,
-			.recv = optim->state[i], .counts = counts, .type = DDP_F32, .root = 0,
-		};
-		status = ddp_run(comm, &gather);
-	}
-	free(counts);
-	if (status != DDP_OK)
-		return ddp_fail_context(status, "gathering the optimizer's state");
-	return DDP_OK;
+}
+
+void ddp_sharded_spread(const ddp_sharded *sharded, int i, const float *whole)
+{
+	memcpy(sharded->state[i][sharded->rank], whole + sharded->begin,
+	       (size_t)(sharded->end - sharded->begin) * sizeof(*whole));
 }

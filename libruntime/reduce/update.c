@@ -89,6 +89,9 @@ static ddp_status update_sharded(ddp_model *model, ddp_update *update, double we
 		update->grad_scale *= clip_factor(model->settings.clip_norm, sqrt(squares) / weight);
 		ddp_watch_phase(watch, DDP_PHASE_OPTIMIZER);
 	}
+	status = ddp_sharded_begin(&model->sharded, model->context->world, update->step);
+	if (status != DDP_OK)
+		return status;
 	model->torn = true;
 	updated = ddp_sharded_update(&model->sharded, &model->optim, update, clips);
 	ddp_watch_phase(watch, DDP_PHASE_WAIT);

@@ -123,27 +123,41 @@ struct save {
 	int keep;
 	int world_size;
 	struct position position;
-	const ddp_tensor *tensors;
-	int count;
+	ddp_model *model;
 };
+
+static ddp_status write_tensors(const struct save *save, const ddp_tensors *tensors)
+{
+	struct metadata metadata;
+
+	ddp_safetensors_tensor *all = calloc((size_t)tensors->count + 1, sizeof(*all));
+	if (all == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "checkpoint %s: out of memory", save->dir);
+	for (int i = 0; i < tensors->count; i++) {
+		const ddp_tensor *tensor = &tensors->list[i];
+		all[i] = (ddp_safetensors_tensor){
+			.name = tensor->name, .ndim = tensor->ndim, .shape = tensor->shape,
+			.data = tensor->data,
+		};
+	}
+	describe(&save->position, save->world_size, &metadata);
+	ddp_status status = ddp_store_write(save->dir, save->position.step, all, tensors->count,
+	                                    metadata.pairs, metadata.count, save->keep);
+	free(all);
+	return status;
+}
 
 static ddp_status save_file(void *argument)
 {
 	const struct save *save = argument;
-	struct metadata metadata;
+	ddp_tensors tensors;
 
-	ddp_safetensors_tensor *tensors = calloc((size_t)save->count + 1, sizeof(*tensors));
-	if (tensors == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "checkpoint %s: out of memory", save->dir);
-	for (int i = 0; i < save->count; i++)
-		tensors[i] = (ddp_safetensors_tensor){
-			.name = save->tensors[i].name, .ndim = save->tensors[i].ndim,
-			.shape = save->tensors[i].shape, .data = save->tensors[i].data,
-		};
-	describe(&save->position, save->world_size, &metadata);
-	ddp_status status = ddp_store_write(save->dir, save->position.step, tensors, save->count,
-	                                    metadata.pairs, metadata.count, save->keep);
-	free(tensors);
+	ddp_status status = ddp_model_tensors(save->model, &tensors);
+	if (status == DDP_OK) {
+		ddp_model_collect(save->model, &tensors);
+		status = write_tensors(save, &tensors);
+	}
+	ddp_tensors_free(&tensors);
 	return status;
 }
 
@@ -163,32 +177,25 @@ ddp_status ddp_checkpoint_prepare(ddp_model *model, const char *dir)
 
 ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char *dir, int keep)
 {
-	ddp_tensor *tensors;
-	int count;
-
 	if (dir == NULL || dir[0] == '\0' || keep < 0)
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a directory and keep >= 0 are needed");
-	ddp_status status = ddp_model_tensors(model, &tensors, &count);
-	if (status != DDP_OK)
-		return status;
-
 	ddp_context *context = ddp_model_context(model);
 	struct save save = {
 		.dir = dir, .keep = keep > 0 ? keep : KEEP_DEFAULT,
 		.world_size = context->job.world_size,
 		.position = { .step = ddp_model_step_count(model), .has_loader = loader != NULL },
-		.tensors = tensors, .count = count,
+		.model = model,
 	};
+	bool alone = ddp_comm_broken(context->world); /* looked at before the model is */
+	ddp_status status = ddp_model_check_whole(model);
+	if (status != DDP_OK)
+		return status;
 	if (loader != NULL)
 		save.position.loader = ddp_loader_get_state(loader);
 	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
-	status = ddp_model_collect(model);
-	if (status == DDP_OK && ddp_comm_broken(context->world))
-		status = save_file(&save);
-	else if (status == DDP_OK)
-		status = ddp_leader_run(context->world, context->timeout_ms, save_file, &save, NULL, 0);
+	status = alone ? save_file(&save)
+	               : ddp_leader_run(context->world, context->timeout_ms, save_file, &save, NULL, 0);
 	ddp_set_phase(model, DDP_PHASE_IDLE);
-	ddp_model_tensors_free(tensors, count);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "checkpoint of step %" PRId64 " was not saved",
 		                        save.position.step);
@@ -199,8 +206,8 @@ ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char 
 
 struct load {
 	const char *path;
-	const ddp_tensor *tensors;
-	int count;
+	ddp_model *model;
+	ddp_tensors tensors;
 	ddp_safetensors file; /* rank 0 */
 	struct position position;
 };
@@ -236,15 +243,17 @@ static ddp_status check_tensor(const ddp_safetensors *file, const ddp_tensor *wa
 /* The file has just what the model has. */
 static ddp_status check_tensors(const struct load *load)
 {
-	for (int i = 0; i < load->count; i++) {
-		ddp_status status = check_tensor(&load->file, &load->tensors[i]);
+	const ddp_tensors *tensors = &load->tensors;
+
+	for (int i = 0; i < tensors->count; i++) {
+		ddp_status status = check_tensor(&load->file, &tensors->list[i]);
 		if (status != DDP_OK)
 			return status;
 	}
-	for (int i = 0; i < load->file.count && load->file.count != load->count; i++) {
+	for (int i = 0; i < load->file.count && load->file.count != tensors->count; i++) {
 		bool known = false;
-		for (int j = 0; j < load->count && !known; j++)
-			known = strcmp(load->file.tensors[i].name, load->tensors[j].name) == 0;
+		for (int j = 0; j < tensors->count && !known; j++)
+			known = strcmp(load->file.tensors[i].name, tensors->list[j].name) == 0;
 		if (!known)
 			return ddp_fail(DDP_ERR_FORMAT, "%s: tensor %s is not of this model or optimizer",
 			                load->file.path, load->file.tensors[i].name);
@@ -269,9 +278,10 @@ static ddp_status read_tensors(void *argument)
 {
 	struct load *load = argument;
 
-	for (int i = 0; i < load->count; i++) {
-		const ddp_safetensor *tensor = ddp_safetensors_find(&load->file, load->tensors[i].name);
-		ddp_status status = ddp_safetensors_read(&load->file, tensor, load->tensors[i].data);
+	for (int i = 0; i < load->tensors.count; i++) {
+		const ddp_tensor *into = &load->tensors.list[i];
+		const ddp_safetensor *tensor = ddp_safetensors_find(&load->file, into->name);
+		ddp_status status = ddp_safetensors_read(&load->file, tensor, into->data);
 		if (status != DDP_OK)
 			return status;
 	}
@@ -280,11 +290,12 @@ static ddp_status read_tensors(void *argument)
 
 static ddp_status send_tensors(ddp_comm *comm, const struct load *load)
 {
-	for (int i = 0; i < load->count; i++) {
+	for (int i = 0; i < load->tensors.count; i++) {
+		const ddp_tensor *tensor = &load->tensors.list[i];
 		size_t count = 1;
-		for (int d = 0; d < load->tensors[i].ndim; d++)
-			count *= (size_t)load->tensors[i].shape[d];
-		ddp_status status = ddp_broadcast(comm, load->tensors[i].data, count, DDP_F32, 0);
+		for (int d = 0; d < tensor->ndim; d++)
+			count *= (size_t)tensor->shape[d];
+		ddp_status status = ddp_broadcast(comm, tensor->data, count, DDP_F32, 0);
 		if (status != DDP_OK)
 			return status;
 	}
@@ -330,32 +341,39 @@ static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load
 	status = seek_together(comm, loader, &load->position);
 	if (status != DDP_OK)
 		return status;
+	ddp_model_set_torn(load->model, true);
 	status = ddp_leader_run(comm, context->timeout_ms, read_tensors, load, NULL, 0);
+	if (status == DDP_OK)
+		status = send_tensors(comm, load);
 	if (status != DDP_OK)
 		return status;
-	return send_tensors(comm, load);
+	ddp_model_spread(load->model, &load->tensors);
+	ddp_model_set_step_count(load->model, load->position.step);
+	/* From now on a rank may read what the others keep. */
+	status = ddp_barrier(comm);
+	if (status == DDP_OK)
+		ddp_model_set_torn(load->model, false);
+	return status;
 }
 
 ddp_status ddp_checkpoint_load(ddp_model *model, ddp_loader *loader, const char *path, int64_t *step)
 {
-	struct load load = { .path = path, .file = { .fd = -1 } };
-	ddp_tensor *tensors;
+	struct load load = { .path = path, .model = model, .file = { .fd = -1 } };
 
 	if (path == NULL || path[0] == '\0')
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a file or directory to load is needed");
-	ddp_status status = ddp_model_tensors(model, &tensors, &load.count);
-	if (status != DDP_OK)
+	ddp_status status = ddp_model_tensors(model, &load.tensors);
+	if (status != DDP_OK) {
+		ddp_tensors_free(&load.tensors);
 		return status;
-	load.tensors = tensors;
+	}
 	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
 	status = load_all(ddp_model_context(model), loader, &load);
 	ddp_set_phase(model, DDP_PHASE_IDLE);
 	ddp_safetensors_close(&load.file);
-	ddp_model_tensors_free(tensors, load.count);
+	ddp_tensors_free(&load.tensors);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "checkpoint %s was not loaded", path);
-	if (load.position.found)
-		ddp_model_set_step_count(model, load.position.step);
 	*step = load.position.found ? load.position.step : 0;
 	return DDP_OK;
 }

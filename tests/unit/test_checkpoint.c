@@ -18,6 +18,7 @@
 #include "context.h"
 #include "data/loader.h"
 #include "folder.h"
+#include "reduce/model_state.h"
 #include "state/leader.h"
 #include "state/safetensors.h"
 
@@ -38,8 +39,9 @@ static void rank_check(bool truth, const char *text, int line)
 	_exit(1);
 }
 
-/* Runs `body` on this many ranks, each a process, and expects all to end well. */
-static void on_ranks(int ranks, int timeout_ms, void (*body)(ddp_context *context))
+/* Runs `body` on this many ranks, each a process; the first to fail ends so. */
+static void on_ranks_ending(int ranks, int timeout_ms, void (*body)(ddp_context *context),
+                            int exit_code)
 {
 	ddp_spawn_result result;
 	ddp_options options = { .timeout_ms = timeout_ms };
@@ -52,7 +54,13 @@ static void on_ranks(int ranks, int timeout_ms, void (*body)(ddp_context *contex
 		RANK_CHECK(ddp_finalize(context) == DDP_OK);
 		_exit(0);
 	}
-	assert_int_equal(result.exit_code, 0);
+	assert_int_equal(result.exit_code, exit_code);
+}
+
+/* Expects all to end well. */
+static void on_ranks(int ranks, int timeout_ms, void (*body)(ddp_context *context))
+{
+	on_ranks_ending(ranks, timeout_ms, body, 0);
 }
 
 /* ---- a training job -------------------------------------------------------------- */
@@ -346,16 +354,41 @@ static void slow_disk_of_rank_0_passes_no_deadline(void **state)
 	on_ranks(2, 3000, wait_for_a_slow_leader);
 }
 
+static size_t read_checkpoint(const char *folder, char *bytes, size_t room)
+{
+	char path[sizeof(dir) + 64];
+
+	snprintf(path, sizeof(path), "%s/step-00000002.safetensors", folder);
+	FILE *file = fopen(path, "rb");
+	RANK_CHECK(file != NULL);
+	size_t length = fread(bytes, 1, room, file);
+	RANK_CHECK(length > 0 && length < room);
+	fclose(file);
+	return length;
+}
+
+/* After step 2. */
+static void expect_same_files(const char *folder, const char *other)
+{
+	static char bytes[2][65536];
+	size_t length = read_checkpoint(folder, bytes[0], sizeof(bytes[0]));
+
+	RANK_CHECK(read_checkpoint(other, bytes[1], sizeof(bytes[1])) == length);
+	RANK_CHECK(memcmp(bytes[0], bytes[1], length) == 0);
+}
+
 /* Each saves what it has, in a place of its own. */
 static void save_after_an_abort(ddp_context *context)
 {
 	const ddp_model_options replicated = { .update = DDP_REPLICATED }, sharded = { .update = DDP_SHARDED };
 	struct job job = make_job_with(context, WIDTH, 3, &replicated);
 	struct job part = make_job_with(context, WIDTH, 3, &sharded);
-	char own[sizeof(dir) + 16];
+	char own[sizeof(dir) + 16], other[sizeof(dir) + 32];
 
 	snprintf(own, sizeof(own), "%s/%d", dir, context->job.rank);
+	snprintf(other, sizeof(other), "%s/sharded", own);
 	train(job, 2);
+	train(part, 2);
 	RANK_CHECK(ddp_barrier(context->world) == DDP_OK);
 	if (context->job.rank == 1)
 		RANK_CHECK(ddp_comm_abort(context->world, "the test wants it") == DDP_OK);
@@ -366,7 +399,9 @@ static void save_after_an_abort(ddp_context *context)
 	RANK_CHECK(ddp_step(job.model, 1, 0, NULL) == DDP_ERR_ABORTED);
 	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_OK);
 	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, "/dev/null/x", 0) == DDP_ERR_IO);
-	RANK_CHECK(ddp_checkpoint_save(part.model, part.loader, own, 0) == DDP_ERR_ABORTED);
+	RANK_CHECK(ddp_step(part.model, 1, 0, NULL) == DDP_ERR_ABORTED);
+	RANK_CHECK(ddp_checkpoint_save(part.model, part.loader, other, 0) == DDP_OK);
+	expect_same_files(own, other);
 	free_job(job);
 	free_job(part);
 }
@@ -396,6 +431,58 @@ static void each_rank_can_save_after_the_world_broke(void **state)
 	on_ranks(1, 0, load_both);
 }
 
+/* A part of the optimizer's state was kept by the one that dies. */
+static void lose_a_rank(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	char own[sizeof(dir) + 16], whole[sizeof(dir) + 16];
+
+	snprintf(whole, sizeof(whole), "%s/whole", dir);
+	snprintf(own, sizeof(own), "%s/%d", dir, context->job.rank);
+	signal(SIGTERM, SIG_IGN); /* from the parent, since a rank has died */
+	train(job, 2);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, whole, 0) == DDP_OK);
+	if (context->job.rank == 1)
+		raise(SIGKILL);
+	RANK_CHECK(ddp_step(job.model, 1, 0, NULL) == DDP_ERR_PEER);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_OK);
+	expect_same_files(whole, own);
+	free_job(job);
+}
+
+static void survivors_save_what_a_dead_rank_kept(void **state)
+{
+	(void)state;
+	on_ranks_ending(3, 0, lose_a_rank, 128 + SIGKILL);
+}
+
+/* It dies in the middle of its update, so what the others have is of no step. */
+static void lose_a_rank_that_updates(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	char own[sizeof(dir) + 16];
+
+	snprintf(own, sizeof(own), "%s/%d", dir, context->job.rank);
+	signal(SIGTERM, SIG_IGN);
+	train(job, 2);
+	RANK_CHECK(ddp_barrier(context->world) == DDP_OK);
+	if (context->job.rank == 1) {
+		RANK_CHECK(ddp_sharded_begin(&job.model->sharded, context->world, 3) == DDP_OK);
+		raise(SIGKILL);
+	}
+	RANK_CHECK(ddp_step(job.model, 1, 0, NULL) == DDP_ERR_PEER);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_ERR_STATE);
+	RANK_CHECK(says("rank 1 began to update"));
+	RANK_CHECK(ddp_sharded_begin(&job.model->sharded, context->world, 3) == DDP_ERR_PEER);
+	free_job(job);
+}
+
+static void nobody_saves_what_is_half_updated(void **state)
+{
+	(void)state;
+	on_ranks_ending(3, 0, lose_a_rank_that_updates, 128 + SIGKILL);
+}
+
 static int make_base(void **state)
 {
 	int failed = folder_make(state);
@@ -415,6 +502,8 @@ int main(void)
 		cmocka_unit_test_setup(broken_file_is_an_error_and_an_absent_directory_is_none, folder_empty),
 		cmocka_unit_test_setup(names_are_those_of_the_field, folder_empty),
 		cmocka_unit_test_setup(each_rank_can_save_after_the_world_broke, folder_empty),
+		cmocka_unit_test_setup(survivors_save_what_a_dead_rank_kept, folder_empty),
+		cmocka_unit_test_setup(nobody_saves_what_is_half_updated, folder_empty),
 		cmocka_unit_test_setup(slow_disk_of_rank_0_passes_no_deadline, folder_empty),
 	};
 	return cmocka_run_group_tests(tests, make_base, folder_remove);

@@ -264,12 +264,13 @@ static void long_gradients_are_clipped_to_the_global_norm(void **state)
 	run_each_way(4, clip_body);
 }
 
-/* AdamW's state of a part is its owner's, until it is collected. */
+/* AdamW's state of a part is kept by its owner, and any rank can collect it. */
 static int owners_body(ddp_context *context, void *user)
 {
 	ddp_model_options options = { .clip_norm = *(const double *)user };
 	int rank = rank_of(context), size = size_of(context);
 	ddp_summary summary;
+	ddp_tensors tensors;
 	ddp_model *model;
 	int64_t begin, end;
 
@@ -279,17 +280,21 @@ static int owners_body(ddp_context *context, void *user)
 	add_grads(model, (float)(rank + 1));
 	EXPECT(ddp_step(model, 1, 0, NULL) == DDP_OK);
 	ddp_layout_part(&model->layout, size, rank, &begin, &end);
+	EXPECT(model->optim.first == (size > 1 ? begin : 0));
 	for (int64_t i = 0; i < model->layout.elements; i++) {
 		bool gap = (i >= A && i < 48) || (i >= 48 + B && i < 64) || i >= 64 + C;
-		EXPECT((model->optim.state[0][i] != 0) == (i >= begin && i < end && !gap));
+		EXPECT(i < begin || i >= end || (model->optim.state[0][i - model->optim.first] != 0) == !gap);
 		EXPECT((model->params[i] < 0) == !gap);
 	}
-	EXPECT(ddp_model_collect(model) == DDP_OK);
-	for (int p = 0; p < 3 && rank == 0; p++) {
-		const float *m = model->optim.state[0] + model->layout.slots[p].offset;
+	EXPECT(ddp_model_check_whole(model) == DDP_OK);
+	EXPECT(ddp_model_tensors(model, &tensors) == DDP_OK);
+	ddp_model_collect(model, &tensors);
+	for (int p = 0; p < 3; p++) {
+		const float *m = tensors.list[3 + p].data;
 		for (int64_t i = 1; i < ddp_param_count(model, p); i++)
 			EXPECT(m[i] == m[0] && m[0] > 0);
 	}
+	ddp_tensors_free(&tensors);
 	ddp_model_free(model);
 	return 0;
 }
@@ -461,26 +466,26 @@ static int tensors_body(ddp_context *context, void *user)
 		"optimizer.v.a", "optimizer.v.b", "optimizer.v.c",
 	};
 	ddp_model *model;
-	ddp_tensor *tensors;
-	int count;
+	ddp_tensors tensors;
 
 	(void)user;
 	EXPECT(ddp_model_create(context, three, 3, NULL, &model) == DDP_OK);
 	EXPECT(ddp_model_context(model) == context);
-	EXPECT(ddp_model_tensors(model, &tensors, &count) == DDP_OK);
-	EXPECT(count == 9);
-	for (int i = 0; i < count; i++) {
-		EXPECT(strcmp(tensors[i].name, names[i]) == 0);
-		EXPECT(tensors[i].ndim == three[i % 3].ndim);
-		EXPECT(tensors[i].shape[0] == three[i % 3].shape[0]);
-		EXPECT((uintptr_t)tensors[i].data % sizeof(float) == 0);
+	EXPECT(ddp_model_tensors(model, &tensors) == DDP_OK);
+	EXPECT(tensors.count == 9);
+	for (int i = 0; i < tensors.count; i++) {
+		const ddp_tensor *tensor = &tensors.list[i];
+		EXPECT(strcmp(tensor->name, names[i]) == 0);
+		EXPECT(tensor->ndim == three[i % 3].ndim);
+		EXPECT(tensor->shape[0] == three[i % 3].shape[0]);
+		EXPECT((uintptr_t)tensor->data % sizeof(float) == 0);
 	}
-	EXPECT(tensors[1].data == ddp_param_data(model, 1));
+	EXPECT(tensors.list[1].data == ddp_param_data(model, 1));
 	EXPECT((uintptr_t)ddp_param_data(model, 1) % 64 == 0);
 	EXPECT((uintptr_t)ddp_param_grad(model, 2) % 64 == 0);
 	EXPECT(ddp_param_data(model, 3) == NULL && ddp_param_grad(model, -1) == NULL);
 	EXPECT(ddp_param_count(model, 2) == C && ddp_param_count(model, 3) == 0);
-	ddp_model_tensors_free(tensors, count);
+	ddp_tensors_free(&tensors);
 
 	ddp_model_set_step_count(model, 41);
 	add_grads(model, 1);
@@ -489,7 +494,7 @@ static int tensors_body(ddp_context *context, void *user)
 	EXPECT(stats.step == 42 && ddp_model_step_count(model) == 42);
 
 	model->torn = true;
-	EXPECT(ddp_model_tensors(model, &tensors, &count) == DDP_ERR_STATE);
+	EXPECT(ddp_model_check_whole(model) == DDP_ERR_STATE);
 	EXPECT(says("go back to the last checkpoint"));
 	ddp_model_free(model);
 	ddp_model_free(NULL);

@@ -78,7 +78,7 @@ static void train(const struct recorded *record, int64_t range, float *param)
 	ddp_optim optim;
 
 	assert_int_equal(ddp_layout_make(params, 2, &layout), DDP_OK);
-	assert_int_equal(ddp_optim_make(&record->settings, &layout, &optim), DDP_OK);
+	assert_int_equal(ddp_optim_make(&record->settings, &layout, false, &optim), DDP_OK);
 	set_params(param);
 	for (int step = 1; step <= STEPS; step++) {
 		const ddp_update update = { record->learning_rate, 1 / WEIGHT, step };
@@ -147,7 +147,7 @@ static void large_arena_takes_decay_per_tensor(void **state)
 
 	(void)state;
 	assert_int_equal(ddp_layout_make(large, 3, &layout), DDP_OK);
-	assert_int_equal(ddp_optim_make(&settings, &layout, &optim), DDP_OK);
+	assert_int_equal(ddp_optim_make(&settings, &layout, false, &optim), DDP_OK);
 	float *param = calloc((size_t)layout.elements, sizeof(*param));
 	float *grad = calloc((size_t)layout.elements, sizeof(*grad));
 	assert_non_null(param);
@@ -174,7 +174,7 @@ static void plain_sgd_keeps_no_state(void **state)
 
 	(void)state;
 	assert_int_equal(ddp_layout_make(params, 2, &layout), DDP_OK);
-	assert_int_equal(ddp_optim_make(&settings, &layout, &optim), DDP_OK);
+	assert_int_equal(ddp_optim_make(&settings, &layout, false, &optim), DDP_OK);
 	assert_int_equal(optim.state_count, 0);
 	ddp_optim_free(&optim);
 	ddp_layout_free(&layout);
