@@ -70,12 +70,11 @@ static inline size_t ddp_segment_count(size_t limit, size_t share, size_t elemen
                                        size_t longest)
 {
 	size_t room = share / element, count = (share < limit ? share : limit) / wide;
+	size_t most = longest > 0 ? longest + 63 : 64;
 
 	if (count < 64)
 		return room < 64 ? room : 64;
-	if (count > longest)
-		count = longest > 0 ? longest + 63 : 64;
-	return count / 64 * 64;
+	return (count < most ? count : most) / 64 * 64;
 }
 
 #endif

@@ -30,6 +30,21 @@ static void a_window_holds_a_segment_of_each_of_many_pieces(void **state)
 	}
 }
 
+/* Also where the longest piece is a little shorter than that: a window is cut
+   into whole segments, so it must hold one. */
+static void a_segment_as_long_as_the_longest_piece_fits_in_its_share(void **state)
+{
+	(void)state;
+	for (size_t pieces = 1; pieces <= WINDOW / 8 / 64; pieces += 1 + pieces / 7) {
+		const size_t share = WINDOW / pieces;
+		for (size_t longest = share / 4 > 200 ? share / 4 - 200 : 0; longest < share / 4 + 200; longest++) {
+			size_t count = ddp_segment_count(LIMIT, share, 4, 4, longest);
+			assert_true(count > 0 && count * 4 <= share);
+			assert_true(count < longest + 64 || count == 64);
+		}
+	}
+}
+
 static void a_segment_is_not_much_longer_than_the_longest_piece(void **state)
 {
 	(void)state;
@@ -58,6 +73,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_window_holds_a_segment_of_each_of_many_pieces),
+		cmocka_unit_test(a_segment_as_long_as_the_longest_piece_fits_in_its_share),
 		cmocka_unit_test(a_segment_is_not_much_longer_than_the_longest_piece),
 		cmocka_unit_test(parts_cover_everything_once),
 	};
