@@ -126,7 +126,8 @@ libruntime_libddpcore_la_SOURCES = \
 	$(base_sources) $(job_sources) $(wireup_sources) $(comm_sources) \
 	$(reduce_sources) $(optim_sources) $(data_sources) $(state_sources) \
 	$(watch_sources) $(context_sources) $(train_sources)
-libruntime_libddpcore_la_CFLAGS = $(AM_CFLAGS) \
+# Fused or not, a sum's bits would depend on how the compiler cut its loop.
+libruntime_libddpcore_la_CFLAGS = $(AM_CFLAGS) -ffp-contract=off \
 	$(PMIX_CFLAGS) $(UCX_CFLAGS) $(CRYPTO_CFLAGS) $(JANSSON_CFLAGS)
 libruntime_libddpcore_la_LIBADD = kernels/libkernels.la \
 	$(PMIX_LIBS) $(UCX_LIBS) $(CRYPTO_LIBS) $(JANSSON_LIBS) $(MATH_LIBS)

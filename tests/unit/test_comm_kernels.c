@@ -287,6 +287,39 @@ static void pieces_give_the_bits_of_the_whole(void **state)
 	free(memory);
 }
 
+/* Also where an element is scaled: no product may be fused with a sum, in
+   vectors or out of them. */
+static void scaled_elements_give_the_bits_of_the_whole_one_by_one(void **state)
+{
+	enum { MANY = 3, ELEMENTS = 257 };
+	static double sources[MANY][ELEMENTS], whole[ELEMENTS], one_by_one[ELEMENTS];
+	const double scales[MANY] = { 1 / 3.0, 1 / 7.0, 1.1 };
+	const void *src[MANY];
+	void *dst[1];
+
+	(void)state;
+	for (int type = DDP_F32; type <= DDP_F64; type++) {
+		ddp_fold fold = { .type = (ddp_type)type, .op = DDP_SUM, .nsrc = MANY, .src = src,
+		                  .scale = scales, .ndst = 1, .dst = dst };
+		for (size_t s = 0; s < MANY; s++) {
+			src[s] = sources[s];
+			for (size_t i = 0; i < ELEMENTS; i++) {
+				double x = (double)((s * ELEMENTS + i) * 2654435761u % 1000003) / 777;
+				if (type == DDP_F32)
+					((float *)sources[s])[i] = (float)x;
+				else
+					sources[s][i] = x;
+			}
+		}
+		dst[0] = whole;
+		ddp_fold_run(&fold, 0, ELEMENTS);
+		dst[0] = one_by_one;
+		for (size_t i = 0; i < ELEMENTS; i++)
+			ddp_fold_run(&fold, i, 1);
+		assert_memory_equal(whole, one_by_one, ELEMENTS * ddp_type_bytes((ddp_type)type));
+	}
+}
+
 static void what_is_taken_stays_as_it_was(void **state)
 {
 	static unsigned char source[1024] __attribute__((aligned(64))), target[1024], before[1024];
@@ -313,6 +346,7 @@ int main(void)
 		cmocka_unit_test(between_two_f16_the_nearest_is_taken),
 		cmocka_unit_test(bf16_is_rounded_to_even_and_nan_stays),
 		cmocka_unit_test(pieces_give_the_bits_of_the_whole),
+		cmocka_unit_test(scaled_elements_give_the_bits_of_the_whole_one_by_one),
 		cmocka_unit_test(what_is_taken_stays_as_it_was),
 		cmocka_unit_test(minimum_and_maximum_are_those_of_ieee_754),
 		cmocka_unit_test(scaled_integers_stay_in_range),
