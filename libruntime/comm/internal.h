@@ -139,7 +139,8 @@ typedef struct ddp_node {
 	ddp_node_shared *shared;
 	size_t shared_bytes;
 	char *small, *stage, *result;
-	size_t stage_bytes;
+	char *notices;              /* of comm/meeting: nothing else writes there */
+	size_t stage_bytes;         /* of a window of stage, result or notices */
 	char *rings;                /* of comm/pairs: [size][size], from, to */
 	struct ddp_incoming *incoming; /* [size]: messages of ranks of this node */
 	uint64_t step;              /* of this rank; the ranks go in lockstep */

@@ -10,7 +10,6 @@
 #include "comm/await.h"
 #include "comm/liveness.h"
 #include "comm/net.h"
-#include "comm/node_run.h"
 #include "wireup/wireup.h"
 
 enum { LOOK_EVERY_US = 200, ROUND_BITS = 12 };
@@ -104,17 +103,24 @@ static ddp_node_rank *lines_of(const ddp_comm *comm, int r)
 	return &comm->node.shared->ranks[comm->local_of[r]];
 }
 
-/* Local ranks read it from this rank's window. */
+/* Where local rank i shows its notice of round `serial`. A rank that has not seen
+   the failure yet may still read and write the windows of the operation. */
+static char *notice_slot(const ddp_comm *comm, int i, uint64_t serial)
+{
+	return comm->node.notices + ((size_t)i * 2 + (serial & 1)) * comm->node.stage_bytes;
+}
+
+/* Local ranks read it from this rank's slot. */
 static ddp_status show(ddp_meeting *m, const ddp_notice *n, size_t whole)
 {
 	ddp_comm *comm = m->comm;
-	char *window = ddp_stage_slot(comm, comm->node.self, m->serial);
+	char *slot = notice_slot(comm, comm->node.self, m->serial);
 	const uint64_t length = whole;
 
 	if (whole + sizeof(length) > comm->node.stage_bytes)
 		return ddp_fail(DDP_ERR_INTERNAL, "a notice of %zu bytes", whole);
-	memcpy(window, &length, sizeof(length));
-	memcpy(window + sizeof(length), n, whole);
+	memcpy(slot, &length, sizeof(length));
+	memcpy(slot + sizeof(length), n, whole);
 	atomic_store(&lines_of(comm, comm->rank)->meeting, m->serial);
 	return DDP_OK;
 }
@@ -129,14 +135,14 @@ static bool look_local(ddp_meeting *m, int r, bool *ahead)
 	*ahead = at > m->serial + 1;
 	if (at < m->serial || *ahead)
 		return false;
-	const char *window = ddp_stage_slot(comm, comm->local_of[r], m->serial);
-	memcpy(&length, window, sizeof(length));
+	const char *slot = notice_slot(comm, comm->local_of[r], m->serial);
+	memcpy(&length, slot, sizeof(length));
 	if (length > comm->node.stage_bytes - sizeof(length))
 		return false;
 	ddp_notice *n = malloc(length + 1);
 	if (n == NULL)
 		return false;
-	memcpy(n, window + sizeof(length), length);
+	memcpy(n, slot + sizeof(length), length);
 	if (!is_sound(m, n, length)) {
 		free(n);
 		return false;

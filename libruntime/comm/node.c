@@ -51,7 +51,7 @@ static size_t segment_bytes(const ddp_node *node)
 {
 	size_t ranks = (size_t)node->size;
 
-	return lines_bytes(node->size) + ranks * 2 * (DDP_SMALL_BYTES + 2 * node->stage_bytes) +
+	return lines_bytes(node->size) + ranks * 2 * (DDP_SMALL_BYTES + 3 * node->stage_bytes) +
 	       ranks * ranks * sizeof(ddp_ring);
 }
 
@@ -72,7 +72,8 @@ ddp_status ddp_node_map(ddp_comm *comm, int fd)
 	node->small = base + lines_bytes(node->size);
 	node->stage = node->small + (size_t)node->size * 2 * DDP_SMALL_BYTES;
 	node->result = node->stage + (size_t)node->size * 2 * node->stage_bytes;
-	node->rings = node->result + (size_t)node->size * 2 * node->stage_bytes;
+	node->notices = node->result + (size_t)node->size * 2 * node->stage_bytes;
+	node->rings = node->notices + (size_t)node->size * 2 * node->stage_bytes;
 	return ddp_pairs_open(comm);
 }
 

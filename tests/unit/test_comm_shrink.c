@@ -201,6 +201,63 @@ static void live_rank_that_stays_away_is_left_out_by_all(void **state)
 	}
 }
 
+/* ---- a rank that is slow to see the failure ------------------------------------------------ */
+
+enum { SLOW_COUNT = 90000, PAGE_ELEMENTS = 1024 };
+
+static float *slow_page;
+
+/* Rank 0's thread is held here, in the middle of its part of the sum. */
+static void let_the_others_shrink(int number)
+{
+	(void)number;
+	usleep(700000);
+	if (mprotect(slow_page, PAGE_ELEMENTS * sizeof(float), PROT_READ | PROT_WRITE) != 0)
+		_exit(1);
+}
+
+static void *abort_soon(void *comm)
+{
+	usleep(200000);
+	ddp_comm_abort(comm, "the test wants it");
+	return NULL;
+}
+
+/* What it still writes to others must not touch what these tell each other. */
+static int shrink_while_one_still_works(ddp_comm *comm, void *argument)
+{
+	const struct sigaction hold = { .sa_handler = let_the_others_shrink };
+	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	float *x = mmap(NULL, SLOW_COUNT * sizeof(float), PROT_READ | PROT_WRITE,
+	                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	ddp_comm *again;
+	pthread_t thread;
+
+	(void)argument;
+	CHECK(x != MAP_FAILED);
+	slow_page = x + 4 * PAGE_ELEMENTS;
+	if (rank == 0) {
+		CHECK(sigaction(SIGSEGV, &hold, NULL) == 0);
+		CHECK(mprotect(slow_page, PAGE_ELEMENTS * sizeof(float), PROT_NONE) == 0);
+	}
+	if (rank == size - 1)
+		CHECK(pthread_create(&thread, NULL, abort_soon, comm) == 0);
+	CHECK(ddp_all_reduce(comm, NULL, x, SLOW_COUNT, DDP_F32, DDP_SUM) == DDP_ERR_ABORTED);
+	CHECK_OK(ddp_comm_shrink(comm, &again));
+	CHECK(ddp_comm_size(again) == size);
+	expect_sum_of(again, rank, size * (size - 1) / 2);
+	CHECK_OK(ddp_comm_free(again));
+	if (rank == size - 1)
+		CHECK(pthread_join(thread, NULL) == 0);
+	return 0;
+}
+
+static void who_still_works_does_not_disturb_the_others(void **state)
+{
+	(void)state;
+	run_with(3, NULL, 5000, shrink_while_one_still_works, NULL);
+}
+
 /* ---- a rank that dies meanwhile ----------------------------------------------------------- */
 
 static void *die_soon(void *delay_us)
@@ -258,6 +315,7 @@ int main(void)
 		cmocka_unit_test(shrink_works_after_every_kind_of_error),
 		cmocka_unit_test(who_has_left_does_not_count),
 		cmocka_unit_test(live_rank_that_stays_away_is_left_out_by_all),
+		cmocka_unit_test(who_still_works_does_not_disturb_the_others),
 		cmocka_unit_test(ranks_agree_although_one_dies_while_they_do),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
