@@ -30,7 +30,7 @@ typedef struct ddp_meeting {
 	bool *told;           /* [size]: `present` as told in the last round */
 	ddp_notice **notices; /* [size]: what they tell; NULL: did not come */
 	uint64_t serial;
-	int patience_ms;      /* of the next round */
+	int64_t patience_ms;  /* of the next round */
 	bool *called;         /* [size]: who was present in the last round */
 	struct ddp_transfer *transfers; /* [4 * size]: length and data, both ways */
 	uint64_t *lengths;    /* [2 * size]: theirs, ours */

@@ -1,4 +1,5 @@
 /* Those that are left of a broken communicator go on. */
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -125,6 +126,16 @@ static void shrink_works_after_every_kind_of_error(void **state)
 		run_with(3, NULL, 1500, shrink_with_all_alive, &kinds[i]);
 		run_with(3, two_nodes, 1500, shrink_with_all_alive, &kinds[i]);
 	}
+}
+
+/* Who never wants to give up gives the longest deadline there is. */
+static void the_longest_deadline_does_not_pass_at_once(void **state)
+{
+	static ddp_status aborted = DDP_ERR_ABORTED;
+
+	(void)state;
+	run_with(3, NULL, INT_MAX, shrink_with_all_alive, &aborted);
+	run_with(3, two_nodes, INT_MAX, shrink_with_all_alive, &aborted);
 }
 
 static int leave_and_shrink(ddp_comm *comm, void *argument)
@@ -313,6 +324,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(survivors_go_on),
 		cmocka_unit_test(shrink_works_after_every_kind_of_error),
+		cmocka_unit_test(the_longest_deadline_does_not_pass_at_once),
 		cmocka_unit_test(who_has_left_does_not_count),
 		cmocka_unit_test(live_rank_that_stays_away_is_left_out_by_all),
 		cmocka_unit_test(who_still_works_does_not_disturb_the_others),
