@@ -336,14 +336,16 @@ void ddp_net_recv_as(ddp_comm *comm, int peer, const ddp_envelope *envelope, voi
 	/* Only an endpoint of one's own tells of the peer's death. A failure to
 	   connect is reported when the message is waited for. */
 	(void)ddp_net_connect(net, peer, &ep);
-	arrival *a = take_arrival(net, peer, envelope->tag);
-	if (a != NULL) {
+	/* A message that came while UCX made another connection may wait for a
+	   receiver that was there before. */
+	bool waiting = false;
+	for (; *end != NULL; end = &(*end)->next)
+		waiting = waiting || ((*end)->peer == peer && (*end)->envelope.tag == envelope->tag);
+	arrival *a = waiting ? NULL : take_arrival(net, peer, envelope->tag);
+	if (a != NULL)
 		deliver(net, transfer, a);
-		return;
-	}
-	while (*end != NULL)
-		end = &(*end)->next;
-	*end = transfer;
+	else
+		*end = transfer;
 }
 
 ddp_status ddp_net_send(ddp_comm *comm, int peer, uint64_t tag, const void *buffer, size_t bytes,

@@ -140,6 +140,49 @@ static void message_nobody_asked_for_ends_with_the_failure(void **state)
 	run(0, abandon_unasked, NULL);
 }
 
+/* ---- order ------------------------------------------------------------------------ */
+
+enum { ORDERED = 1 << 20 };
+
+/* Two messages with the same tag, the first of which UCX announces, as it does
+   large ones, between their receivers' coming. */
+static int receive_in_order(ddp_comm *comm, void *argument)
+{
+	const ddp_envelope envelope = { .tag = DDP_NET_PAIR_TAG | 5, .kind = DDP_SEND, .type = DDP_F32,
+	                                .count = ORDERED, .source = ddp_comm_rank(comm) };
+	static float x[2][ORDERED];
+	ddp_transfer transfers[2];
+
+	(void)argument;
+	CHECK_OK(ddp_barrier(comm));
+	pthread_mutex_lock(&comm->run_lock);
+	comm->running = &(const ddp_collective){ .kind = DDP_BARRIER };
+	comm->deadline_ns = 0;
+	for (int i = 0; i < 2; i++) {
+		if (ddp_comm_rank(comm) == 1) {
+			x[i][0] = (float)(1 + i);
+			CHECK_OK(ddp_net_send_as(comm, 0, &envelope, x[i], sizeof(x[i]), &transfers[i]));
+			continue;
+		}
+		ddp_net_recv_as(comm, 1, &envelope, x[i], sizeof(x[i]), &transfers[i]);
+		for (int n = 0; i == 0 && n < 1000 && comm->net->arrivals == NULL && !transfers[0].done; n++) {
+			ucp_worker_progress(comm->net->worker);
+			usleep(1000);
+		}
+	}
+	CHECK_OK(ddp_net_wait(comm, transfers, 2));
+	pthread_mutex_unlock(&comm->run_lock);
+	CHECK(x[0][0] == 1 && x[1][0] == 2);
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+static void messages_are_taken_in_the_order_of_their_receivers(void **state)
+{
+	(void)state;
+	run(0, receive_in_order, NULL);
+}
+
 /* ---- what is kept ------------------------------------------------------------------ */
 
 static int send_unasked(ddp_comm *comm, void *argument)
@@ -463,6 +506,7 @@ int main(void)
 		cmocka_unit_test(memory_is_left_alone_after_an_error),
 		cmocka_unit_test(message_nobody_asked_for_ends_with_the_failure),
 		cmocka_unit_test(messages_nobody_asks_for_are_bounded),
+		cmocka_unit_test(messages_are_taken_in_the_order_of_their_receivers),
 		cmocka_unit_test(messages_of_a_stranger_are_ignored),
 		cmocka_unit_test(door_is_shut_when_all_are_connected),
 		cmocka_unit_test(door_opens_for_the_jobs_hosts_only),
