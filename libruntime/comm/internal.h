@@ -127,6 +127,7 @@ typedef struct ddp_node_rank {
 
 typedef struct ddp_node_shared {
 	unsigned char nonce[16];
+	_Atomic uint32_t cores;     /* of the node, as its first rank to come saw it */
 	alignas(64) _Atomic uint32_t sleepers;
 	alignas(64) _Atomic uint32_t failed_by; /* 1 + index of the rank whose failure counts; 0: none */
 	alignas(4096) ddp_node_rank ranks[];

@@ -55,6 +55,17 @@ static size_t segment_bytes(const ddp_node *node)
 	       ranks * ranks * sizeof(ddp_ring);
 }
 
+/* Whichever rank comes first counts them for all: ranks that took the node for
+   larger or smaller than the others would exchange small payloads in other ways. */
+static uint32_t agreed_cores(ddp_node_shared *shared)
+{
+	long online = sysconf(_SC_NPROCESSORS_ONLN);
+	uint32_t none = 0;
+
+	atomic_compare_exchange_strong(&shared->cores, &none, online > 0 ? (uint32_t)online : 1);
+	return atomic_load(&shared->cores);
+}
+
 ddp_status ddp_node_map(ddp_comm *comm, int fd)
 {
 	ddp_node *node = &comm->node;
@@ -69,6 +80,7 @@ ddp_status ddp_node_map(ddp_comm *comm, int fd)
 		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot map %zu bytes of shared memory", bytes);
 	node->shared = (ddp_node_shared *)(void *)base;
 	node->shared_bytes = bytes;
+	comm->crowded = (uint32_t)node->size > agreed_cores(node->shared);
 	node->small = base + lines_bytes(node->size);
 	node->stage = node->small + (size_t)node->size * 2 * DDP_SMALL_BYTES;
 	node->result = node->stage + (size_t)node->size * 2 * node->stage_bytes;

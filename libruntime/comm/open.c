@@ -249,7 +249,6 @@ ddp_status ddp_comm_place(ddp_comm *comm)
 	node->scales = calloc((size_t)node->size, sizeof(*node->scales));
 	if (node->src == NULL || node->dst == NULL || node->scales == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
-	comm->crowded = node->size > sysconf(_SC_NPROCESSORS_ONLN);
 	return DDP_OK;
 }
 
