@@ -97,7 +97,9 @@ ddp_status ddp_reducer_run(ddp_reducer *reducer, const char *name,
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "%s", name);
 	span.end_ns = ddp_now_ns();
-	note_span(reducer, name, (int64_t)(operation->count * ddp_type_bytes(operation->type)), span);
+	size_t count = operation->counts != NULL ? operation->counts[ddp_comm_rank(reducer->comm)]
+	                                         : operation->count;
+	note_span(reducer, name, (int64_t)(count * ddp_type_bytes(operation->type)), span);
 	return DDP_OK;
 }
 
