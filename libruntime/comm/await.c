@@ -19,6 +19,7 @@ enum {
 	SPINS_CROWDED = 10,  /* who is waited for is likely to wait for this core */
 	SPINS_BESIDE = 4,    /* while the program computes in other threads */
 	YIELDS = 20,         /* some 10 us; the rank that is waited for may want this core */
+	TURNS = 8,           /* yields to a rank on this core before a sleep parts them */
 	LIVENESS_MS = 100,   /* how often a sleeper looks whether its peers live */
 	BUSY_TURNS = 16,     /* how often one that moves messages looks at the clock, */
 	BUSY_LOOK_MS = 5     /* and after what else ends a wait */
@@ -294,6 +295,35 @@ static ddp_status check_others(ddp_comm *comm, const ddp_condition *wait, uint64
 	return status == DDP_OK ? check_deadline(comm, wait) : status;
 }
 
+/* Is the rank that is waited for on this core as well, and ready to run? */
+static bool shares_core(ddp_comm *comm, const ddp_condition *wait, uint32_t core)
+{
+	int rank = wait->missing(comm, wait->argument);
+
+	return rank != DDP_NOBODY &&
+	       atomic_load(&comm->node.shared->ranks[comm->local_of[rank]].yields_on) == core;
+}
+
+/* Gives up the core. Two ranks that only ever yield to each other stay on one
+   core for long, though another is idle: the scheduler looks for an idle one
+   when a sleeper wakes. False if it is time to sleep for that. */
+static bool give_up_core(ddp_comm *comm, const ddp_condition *wait)
+{
+	_Atomic uint32_t *yields_on = &comm->node.shared->ranks[comm->node.self].yields_on;
+
+	if (comm->crowded || comm->net != NULL) {
+		sched_yield();
+		return true;
+	}
+	uint32_t core = (uint32_t)sched_getcpu() + 1;
+	if (shares_core(comm, wait, core) && ++comm->turns % TURNS == 0)
+		return false;
+	atomic_store(yields_on, core);
+	sched_yield();
+	atomic_store(yields_on, 0);
+	return true;
+}
+
 /* One turn of waiting that has lasted. */
 static ddp_status pause_once(ddp_comm *comm, const ddp_condition *wait, bool sleep, looks *last)
 {
@@ -301,10 +331,8 @@ static ddp_status pause_once(ddp_comm *comm, const ddp_condition *wait, bool sle
 
 	if (status != DDP_OK)
 		return status;
-	if (!sleep) {
-		sched_yield();
+	if (!sleep && give_up_core(comm, wait))
 		return DDP_OK;
-	}
 	sleep_for(comm, wait);
 	return check_others(comm, wait, ddp_now_ns(), last);
 }

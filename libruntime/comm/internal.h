@@ -121,6 +121,7 @@ typedef struct ddp_node_rank {
 	alignas(128) _Atomic uint32_t bell; /* futex: rung to wake the rank */
 	_Atomic uint32_t sleeps_for;
 	_Atomic uint64_t sleeps_until;
+	_Atomic uint32_t yields_on; /* 1 + the core that it is giving up; 0: none */
 	ddp_header header[2];       /* by the sequence's parity */
 	ddp_failure failure;
 } ddp_node_rank;
@@ -188,6 +189,7 @@ struct ddp_comm {
 	struct ddp_inter_store *inter_store; /* NULL before the first reduction */
 	int timeout_ms;
 	bool crowded;               /* more ranks on the node than cores */
+	unsigned int turns;         /* times that this rank and a peer gave up one core to each other */
 
 	pthread_mutex_t run_lock;   /* held while operations run */
 	bool in_thread;             /* the running one is run by the progress thread */

@@ -1,4 +1,5 @@
 /* What ends a wait, and what is taken for a peer's death. */
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -63,6 +64,38 @@ static void deadline_holds_while_messages_move(void **state)
 	assert_int_equal(test_world_run(&world), 0);
 }
 
+/* ---- ranks that share a core ------------------------------------------------------ */
+
+/* They have to take turns though the communicator counts on a core for each:
+   by yielding, and now and then by sleeping. */
+static int reduce_on_one_core(ddp_comm *comm, void *argument)
+{
+	cpu_set_t allowed, one;
+	int core = 0;
+
+	(void)argument;
+	CHECK(sched_getaffinity(0, sizeof(allowed), &allowed) == 0);
+	while (!CPU_ISSET((size_t)core, &allowed))
+		core++;
+	CPU_ZERO(&one);
+	CPU_SET((size_t)core, &one);
+	CHECK(sched_setaffinity(0, sizeof(one), &one) == 0);
+	for (int i = 0; i < 2000; i++) {
+		int32_t sum = i + comm->rank;
+		CHECK_OK(ddp_all_reduce(comm, NULL, &sum, 1, DDP_I32, DDP_SUM));
+		CHECK(sum == 2 * i + 1);
+	}
+	return 0;
+}
+
+static void two_ranks_on_one_core_take_turns(void **state)
+{
+	const test_world world = { .ranks = 2, .body = reduce_on_one_core };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
 /* ---- a peer's life --------------------------------------------------------------- */
 
 static pid_t start_child(void)
@@ -122,6 +155,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(deadline_holds_while_messages_move),
+		cmocka_unit_test(two_ranks_on_one_core_take_turns),
 		cmocka_unit_test(no_free_descriptor_is_no_death),
 		cmocka_unit_test(zombie_is_dead),
 	};
