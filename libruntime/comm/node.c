@@ -98,9 +98,9 @@ void ddp_node_unmap(ddp_comm *comm)
 
 /* ---- headers ------------------------------------------------------------------ */
 
-static char *payload_slot(const ddp_comm *comm, int i)
+static char *payload_slot(const ddp_comm *comm, int i, uint64_t sequence)
 {
-	return comm->node.small + ((size_t)i * 2 + (comm->sequence & 1)) * DDP_SMALL_BYTES;
+	return comm->node.small + ((size_t)i * 2 + (sequence & 1)) * DDP_SMALL_BYTES;
 }
 
 static ddp_header *header_slot(const ddp_comm *comm, int i)
@@ -117,7 +117,7 @@ const void *ddp_node_payload(const ddp_comm *comm, int i, size_t bytes)
 {
 	if (bytes <= DDP_INLINE_BYTES)
 		return header_slot(comm, i)->inlined;
-	return payload_slot(comm, i);
+	return payload_slot(comm, i, comm->sequence);
 }
 
 bool ddp_node_all_have(const ddp_comm *comm, uint8_t flag)
@@ -181,7 +181,7 @@ static void post_header(ddp_comm *comm, const ddp_collective *c, const ddp_entry
 	};
 	h->flags = 0;
 	if (entry->payload_bytes > DDP_INLINE_BYTES)
-		memcpy(payload_slot(comm, comm->node.self), entry->payload, entry->payload_bytes);
+		memcpy(payload_slot(comm, comm->node.self, comm->sequence), entry->payload, entry->payload_bytes);
 	else if (entry->payload_bytes > 0)
 		memcpy(h->inlined, entry->payload, entry->payload_bytes);
 	else
@@ -271,6 +271,28 @@ static ddp_status await_all(ddp_comm *comm, const ddp_condition *all)
 	return status;
 }
 
+static inline void prefetch_to_write(char *line)
+{
+#ifdef __x86_64__ /* whose compilers give an ordinary prefetch unless told otherwise */
+	__asm__ volatile("prefetchw %0" : : "m"(*line));
+#else
+	__builtin_prefetch(line, 1);
+#endif
+}
+
+/* Programs repeat operations. The lines that the next payload of this size
+   would be written to come over while this one is worked on, instead of holding
+   up the next header, which is stored after them. Nobody reads them any more. */
+static void fetch_next_slot(const ddp_comm *comm, size_t bytes)
+{
+	char *slot = payload_slot(comm, comm->node.self, comm->sequence + 1);
+
+	if (bytes <= DDP_INLINE_BYTES || comm->crowded)
+		return;
+	for (size_t i = 0; i < bytes; i += 64)
+		prefetch_to_write(slot + i);
+}
+
 ddp_status ddp_node_enter(ddp_comm *comm, const ddp_collective *c, const ddp_entry *entry)
 {
 	const ddp_condition all = { .missing = missing_headers, .until = comm->sequence,
@@ -282,7 +304,10 @@ ddp_status ddp_node_enter(ddp_comm *comm, const ddp_collective *c, const ddp_ent
 	    (status = compare_headers(comm)) != DDP_OK)
 		return status;
 	/* Small operations carry their data with them. */
-	return entry->payload != NULL ? DDP_OK : ddp_memory_check(comm);
+	if (entry->payload == NULL)
+		return ddp_memory_check(comm);
+	fetch_next_slot(comm, entry->payload_bytes);
+	return DDP_OK;
 }
 
 /* ---- steps --------------------------------------------------------------------- */
