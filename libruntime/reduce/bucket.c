@@ -6,6 +6,8 @@
 
 #include "base/error.h"
 
+enum { CUT_LEAST = 1 << 16 }; /* elements of both parts */
+
 static int64_t round_size(int64_t size)
 {
 	size -= size % DDP_ALIGN_ELEMENTS;
@@ -17,6 +19,16 @@ static int64_t slot_end(const ddp_layout *layout, int param)
 	return param + 1 < layout->count ? layout->slots[param + 1].offset : layout->elements;
 }
 
+/* Where the bucket that ends at `end` begins. What is behind the first parameter
+   need not wait for it, the last to be ready, if that is worth a bucket more. */
+static int64_t cut(const ddp_layout *layout, int64_t end, int64_t most)
+{
+	const int64_t border = slot_end(layout, 0);
+	int64_t begin = end > most ? end - most : 0;
+
+	return border - begin >= CUT_LEAST && end - border >= CUT_LEAST ? border : begin;
+}
+
 ddp_status ddp_bucket_plan_make(const ddp_layout *layout, int64_t first_size,
                                 int64_t size, ddp_bucket_plan *plan)
 {
@@ -24,7 +36,8 @@ ddp_status ddp_bucket_plan_make(const ddp_layout *layout, int64_t first_size,
 	size = round_size(size);
 
 	int64_t rest = layout->elements > first_size ? layout->elements - first_size : 0;
-	int64_t count = 1 + rest / size + (rest % size != 0);
+	/* The cut behind the first parameter may add one. */
+	int64_t count = 2 + rest / size + (rest % size != 0);
 	if (count > INT_MAX / 2)
 		return ddp_fail(DDP_ERR_INVALID,
 		                "buckets of %lld elements cut the gradients into %lld pieces; use larger ones",
@@ -35,12 +48,12 @@ ddp_status ddp_bucket_plan_make(const ddp_layout *layout, int64_t first_size,
 
 	int64_t end = layout->elements;
 	int param = layout->count - 1;
-	for (int64_t k = 0; k < count; k++) {
-		int64_t most = k == 0 ? first_size : size;
-		ddp_bucket *bucket = &buckets[k];
+	int made = 0;
+	for (; end > 0; made++) {
+		ddp_bucket *bucket = &buckets[made];
 
 		bucket->end = end;
-		bucket->begin = end > most ? end - most : 0;
+		bucket->begin = cut(layout, end, made == 0 ? first_size : size);
 		while (layout->slots[param].offset >= bucket->end)
 			param--;
 		bucket->last_param = param;
@@ -49,7 +62,7 @@ ddp_status ddp_bucket_plan_make(const ddp_layout *layout, int64_t first_size,
 		bucket->first_param = param;
 		end = bucket->begin;
 	}
-	plan->count = (int)count;
+	plan->count = made;
 	plan->buckets = buckets;
 	return DDP_OK;
 }

@@ -1,9 +1,10 @@
 /*
  * bucket: cuts the gradient arena into buckets, from its end (what backward
  * produces first) to its beginning, and tracks which are ready. A bucket
- * covers any range, so a tensor may be split over several. Buckets are taken
- * in the order of their index only, on each rank the same, since collectives
- * of one communicator must be issued in one order.
+ * covers any range, so a tensor may be split over several; but the first
+ * parameter, which is ready last, does not keep much of the others waiting.
+ * Buckets are taken in the order of their index only, on each rank the same,
+ * since collectives of one communicator must be issued in one order.
  */
 #ifndef DDP_REDUCE_BUCKET_H
 #define DDP_REDUCE_BUCKET_H

@@ -80,6 +80,35 @@ static void buckets_are_cut_from_the_end(void **state)
 	}
 }
 
+/* Backward computes the first parameter's gradient last. */
+static void large_gradients_do_not_wait_for_the_first_parameter(void **state)
+{
+	enum { K = 1024 };
+	static const struct {
+		int64_t counts[PARAMS_MAX], begins[BUCKETS_MAX];
+		int count;
+	} cases[] = {
+		{ { 128 * K, 192 * K }, { 256 * K, 128 * K, 0 }, 3 },
+		{ { 192 * K, 128 * K }, { 256 * K, 192 * K, 64 * K, 0 }, 4 },
+		{ { 100 * K, 220 * K }, { 256 * K, 128 * K, 0 }, 3 }, /* too little would go earlier */
+		{ { 16, 319 * K }, { 255 * K + 16, 127 * K + 16, 0 }, 3 },
+	};
+
+	(void)state;
+	for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+		ddp_layout layout;
+		ddp_bucket_plan plan;
+
+		make_layout(cases[c].counts, &layout);
+		assert_int_equal(ddp_bucket_plan_make(&layout, 64 * K, 128 * K, &plan), DDP_OK);
+		assert_int_equal(plan.count, cases[c].count);
+		for (int k = 0; k < plan.count; k++)
+			assert_int_equal(plan.buckets[k].begin, cases[c].begins[k]);
+		ddp_bucket_plan_free(&plan);
+		ddp_layout_free(&layout);
+	}
+}
+
 static void every_element_is_in_one_bucket(void **state)
 {
 	static const int64_t counts[PARAMS_MAX] = { 1000, 3, 17, 16, 250, 1 };
@@ -282,6 +311,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(buckets_are_cut_from_the_end),
+		cmocka_unit_test(large_gradients_do_not_wait_for_the_first_parameter),
 		cmocka_unit_test(every_element_is_in_one_bucket),
 		cmocka_unit_test(tensors_begin_at_64_bytes),
 		cmocka_unit_test(too_many_buckets_are_refused),
