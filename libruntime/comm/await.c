@@ -269,11 +269,6 @@ static inline void relax(void)
 #endif
 }
 
-/* When what ends a wait was last looked for. */
-typedef struct looks {
-	uint64_t failed_ns, peers_ns;
-} looks;
-
 static ddp_status check_failure(ddp_comm *comm, const ddp_condition *wait)
 {
 	ddp_status status = ddp_comm_check(comm);
@@ -282,6 +277,23 @@ static ddp_status check_failure(ddp_comm *comm, const ddp_condition *wait)
 		status = ddp_net_check(comm, wait->missing(comm, wait->argument));
 	return status;
 }
+
+/* Lets messages gather; a peer's bell ends it. */
+static ddp_status rest(ddp_comm *comm, const ddp_condition *wait)
+{
+	ddp_status status = check_failure(comm, wait);
+
+	if (status != DDP_OK)
+		return status;
+	ddp_net_rest(comm, wait->gather_ns);
+	ddp_net_quiet_bell(comm);
+	return DDP_OK;
+}
+
+/* When what ends a wait was last looked for. */
+typedef struct looks {
+	uint64_t failed_ns, peers_ns;
+} looks;
 
 /* Looks after the peers, not too often, and after the deadline. */
 static ddp_status check_others(ddp_comm *comm, const ddp_condition *wait, uint64_t now, looks *last)
@@ -363,6 +375,7 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 	   half millisecond or so, and the cores are not ours meanwhile. */
 	const bool beside = comm->in_thread && wait->sleeps_for == DDP_SLEEPS_FOR_NET;
 	const uint64_t spins = beside ? SPINS_BESIDE : comm->crowded ? SPINS_CROWDED : SPINS_ALONE;
+	bool gathers = beside && wait->gather_ns > 0;
 	ddp_status status = DDP_OK;
 	looks last = { 0, 0 };
 
@@ -370,6 +383,10 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 		if (move_pairs(comm) || (comm->net != NULL && ddp_net_progress(comm))) {
 			if (i % BUSY_TURNS == BUSY_TURNS - 1)
 				status = look_up(comm, wait, &last);
+		} else if (gathers) {
+			/* Once: if nothing has come meanwhile, the next message wakes us. */
+			gathers = false;
+			status = rest(comm, wait);
 		} else if (i < spins) {
 			relax();
 		} else {

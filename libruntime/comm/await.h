@@ -16,6 +16,7 @@ typedef struct ddp_condition {
 	const void *argument;
 	uint32_t sleeps_for; /* which post of a peer wakes the sleeper */
 	uint64_t until;      /* the sequence or step that all are to reach */
+	uint64_t gather_ns;  /* so long may messages gather while the program computes */
 } ddp_condition;
 
 /* Returns when nobody is missing. Any error has broken the communicator. */

@@ -5,6 +5,13 @@
 #include "comm/inter_store.h"
 #include "comm/merge.h"
 
+enum {
+	GATHER_PART = 2,
+	GATHER_LEAST_NS = 200 * 1000,  /* below, sleeping costs more than it saves */
+	GATHER_MOST_NS = 2000 * 1000,
+	GATHER_RISE_NS = 10 * 1000
+};
+
 /* ---- buffers ------------------------------------------------------------------------------ */
 
 static size_t buffer_bytes(const ddp_reduction *x)
@@ -201,12 +208,45 @@ static ddp_status send_result(ddp_reduction *x, ddp_segment *g, int m, size_t s,
 	return DDP_OK;
 }
 
-/* The own pieces of a segment: merges the nodes' parts, passes results on. */
-static ddp_status merge_owned(ddp_reduction *x, ddp_segment *g, size_t s)
+/* For how long messages may gather while the program computes, lest each of
+   them interrupt it, if `behind` segments are under way behind the awaited one:
+   a part of the time that they take. */
+static uint64_t gather_ns(const ddp_reduction *x, size_t behind)
 {
-	ddp_status status = ddp_net_wait(x->comm, g->recvs, g->recv_count);
+	double bytes = (double)(behind * x->segment_count * x->wide) * x->owned_count * (x->nodes - 1);
+	uint64_t ns = (uint64_t)(bytes * x->comm->link.byte_seconds * 1e9 / GATHER_PART);
+
+	if (ns > x->comm->inter_store->gather_ns)
+		ns = x->comm->inter_store->gather_ns;
+	return ns < GATHER_LEAST_NS ? 0 : ns;
+}
+
+/* What the link was measured to do may be wrong. It should still be busy when
+   the gathering ends: if nothing is under way any more, that was too long. */
+static void learn_gathering(const ddp_reduction *x, const ddp_segment *newest, bool gathered)
+{
+	uint64_t *ns = &x->comm->inter_store->gather_ns;
+	bool dry = true;
+
+	for (int i = 0; i < newest->recv_count; i++)
+		dry = dry && newest->recvs[i].done;
+	if (dry && gathered)
+		*ns /= 2;
+	else if (!dry && *ns < GATHER_MOST_NS)
+		*ns += GATHER_RISE_NS;
+}
+
+/* The own pieces of segment s, behind which those until `newest` are under way:
+   merges the nodes' parts, passes results on. */
+static ddp_status merge_owned(ddp_reduction *x, size_t s, size_t newest)
+{
+	ddp_segment *g = &x->segments[s % x->depth];
+	uint64_t gather = gather_ns(x, newest - s);
+	ddp_status status = ddp_net_wait_gathering(x->comm, g->recvs, g->recv_count, gather);
 	int owned = 0;
 
+	if (newest > s)
+		learn_gathering(x, &x->segments[newest % x->depth], gather > 0);
 	/* In place, the result goes where our part may still be sent from. */
 	if (status == DDP_OK && x->plain && x->input == x->output)
 		status = ddp_net_wait(x->comm, g->sends, g->send_count);
@@ -265,7 +305,7 @@ ddp_status ddp_segments_run(ddp_reduction *x)
 		if (s < segments)
 			status = start(x, &x->segments[s % depth], s);
 		if (status == DDP_OK && s >= lag && s - lag < segments)
-			status = merge_owned(x, &x->segments[(s - lag) % depth], s - lag);
+			status = merge_owned(x, s - lag, s < segments ? s : segments - 1);
 		if (status == DDP_OK && s >= depth - 1)
 			status = finish(x, &x->segments[(s - depth + 1) % depth], s - depth + 1);
 	}

@@ -14,6 +14,7 @@ typedef struct ddp_inter_store {
 	size_t buffer_bytes;
 	ddp_transfer *transfers;
 	size_t transfer_count;
+	uint64_t gather_ns; /* for how long messages may gather; learnt */
 } ddp_inter_store;
 
 /* Makes the store at its first use. */

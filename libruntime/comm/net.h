@@ -68,6 +68,10 @@ void ddp_net_recv_as(ddp_comm *comm, int peer, const ddp_envelope *envelope, voi
                      size_t bytes, ddp_transfer *transfer);
 /* Waits until `count` transfers are done. */
 ddp_status ddp_net_wait(ddp_comm *comm, const ddp_transfer *transfers, int count);
+/* The same where more messages follow: while the program computes, they may
+   gather for so long, so that it is not interrupted by each. */
+ddp_status ddp_net_wait_gathering(ddp_comm *comm, const ddp_transfer *transfers, int count,
+                                  uint64_t gather_ns);
 
 /* Lets messages move; true if some did. */
 bool ddp_net_progress(ddp_comm *comm);
@@ -80,6 +84,8 @@ bool ddp_net_arm(ddp_comm *comm);
 /* After that: sleeps until a message arrives, or a kick, or time is over (-1:
    never). Needs no run_lock. */
 void ddp_net_sleep(ddp_comm *comm, int timeout_ms);
+/* Sleeps for so long, or until a kick. */
+void ddp_net_rest(ddp_comm *comm, uint64_t ns);
 /* Takes the kicks that have come off the pipe. */
 void ddp_net_quiet_bell(ddp_comm *comm);
 /* Ends such a sleep of the node's i-th rank. Any thread. */

@@ -385,13 +385,19 @@ static int missing_transfer(ddp_comm *comm, const void *argument)
 	return DDP_NOBODY;
 }
 
-ddp_status ddp_net_wait(ddp_comm *comm, const ddp_transfer *list, int count)
+ddp_status ddp_net_wait_gathering(ddp_comm *comm, const ddp_transfer *list, int count,
+                                  uint64_t gather_ns)
 {
 	const transfers t = { list, count };
 	const ddp_condition condition = { .missing = missing_transfer, .argument = &t,
-	                                  .sleeps_for = DDP_SLEEPS_FOR_NET };
+	                                  .sleeps_for = DDP_SLEEPS_FOR_NET, .gather_ns = gather_ns };
 
 	return ddp_comm_await(comm, &condition);
+}
+
+ddp_status ddp_net_wait(ddp_comm *comm, const ddp_transfer *list, int count)
+{
+	return ddp_net_wait_gathering(comm, list, count, 0);
 }
 
 static void describe(const ddp_envelope *e, char *text, size_t bytes)
@@ -517,6 +523,14 @@ void ddp_net_sleep(ddp_comm *comm, int timeout_ms)
 	                            { .fd = net->bell[0], .events = POLLIN } };
 
 	(void)poll(events, 2, timeout_ms);
+}
+
+void ddp_net_rest(ddp_comm *comm, uint64_t ns)
+{
+	struct pollfd bell = { .fd = comm->net->bell[0], .events = POLLIN };
+	const struct timespec time = { .tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000) };
+
+	(void)ppoll(&bell, 1, &time, NULL);
 }
 
 void ddp_net_quiet_bell(ddp_comm *comm)

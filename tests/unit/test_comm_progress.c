@@ -1,4 +1,5 @@
-/* How often the progress thread runs while callers look after the network. */
+/* When the progress thread runs: how seldom while callers look after the network,
+   and when messages may gather. */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,9 +14,13 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "comm/await.h"
+#include "comm/net.h"
 #include "comm_ranks.h"
 
-enum { OPERATIONS = 2000, DOZE_MS = 10 };
+enum { OPERATIONS = 2000, DOZE_MS = 10, COUNT = 1 << 20 };
+
+static const int two_nodes[] = { 0, 1 };
 
 static long switches_of(const char *thread)
 {
@@ -71,8 +76,82 @@ static int reduce_often(ddp_comm *comm, void *argument)
 
 static void messages_that_a_caller_waits_for_wake_no_other_thread(void **state)
 {
-	static const int nodes[] = { 0, 1 };
-	const test_world world = { .ranks = 2, .node_of = nodes, .body = reduce_often };
+	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = reduce_often };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+/* The link is taken for a slow one, so messages are left to gather although
+   they have long come. */
+static int reduce_over_slow_link(ddp_comm *comm, void *argument)
+{
+	const ddp_collective c = { .kind = DDP_ALL_REDUCE, .count = COUNT, .type = DDP_F32, .op = DDP_SUM };
+	float *x = malloc(COUNT * sizeof(*x));
+
+	(void)argument;
+	CHECK(x != NULL);
+	comm->link = (ddp_link){ .measured = true, .byte_seconds = 1e-8, .segment_bytes = 60 * 1024 };
+	for (int round = 0; round < 5; round++) {
+		ddp_collective operation = c;
+		ddp_request *request;
+		operation.recv = x;
+		for (int i = 0; i < COUNT; i++)
+			x[i] = (float)((i + round) % 1000 * (1 + ddp_comm_rank(comm)));
+		CHECK_OK(ddp_issue(comm, &operation, &request));
+		CHECK_OK(ddp_wait(request));
+		for (int i = 0; i < COUNT; i++)
+			CHECK(x[i] == (float)((i + round) % 1000 * 3));
+	}
+	free(x);
+	return 0;
+}
+
+static void messages_that_gather_come_right(void **state)
+{
+	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = reduce_over_slow_link };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+static void *abort_soon(void *comm)
+{
+	usleep(100000);
+	ddp_comm_abort(comm, "enough");
+	return NULL;
+}
+
+static int abort_while_gathering(ddp_comm *comm, void *argument)
+{
+	static const ddp_collective none = { .kind = DDP_BARRIER };
+	uint64_t start = ddp_now_ns();
+	ddp_transfer transfer;
+	pthread_t thread;
+	char byte;
+
+	(void)argument;
+	if (ddp_comm_rank(comm) == 1) {
+		CHECK(ddp_barrier(comm) == DDP_ERR_ABORTED);
+		return 0;
+	}
+	CHECK(pthread_create(&thread, NULL, abort_soon, comm) == 0);
+	pthread_mutex_lock(&comm->run_lock);
+	comm->in_thread = true;
+	comm->running = &none;
+	comm->deadline_ns = start + 60000000000;
+	ddp_net_recv(comm, 1, ddp_net_tag(comm, 1), &byte, 1, &transfer);
+	CHECK(ddp_net_wait_gathering(comm, &transfer, 1, 40000000000) == DDP_ERR_ABORTED);
+	comm->in_thread = false;
+	pthread_mutex_unlock(&comm->run_lock);
+	CHECK(ddp_seconds_since(start) < 20);
+	pthread_join(thread, NULL);
+	return 0;
+}
+
+static void abort_ends_gathering(void **state)
+{
+	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = abort_while_gathering };
 
 	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
@@ -82,6 +161,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(messages_that_a_caller_waits_for_wake_no_other_thread),
+		cmocka_unit_test(messages_that_gather_come_right),
+		cmocka_unit_test(abort_ends_gathering),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
