@@ -231,9 +231,7 @@ static bool obey(struct rank_engine *engine, const char *command)
 	return rank_fail(engine, "unknown command: %s", command);
 }
 
-/* With BENCH_PIN, rank r stays on core r modulo cores: the scheduler may
-   otherwise leave two ranks on one core for a while. */
-static bool pin(int rank)
+bool rank_pin(int rank)
 {
 	cpu_set_t set;
 
@@ -250,7 +248,7 @@ int rank_serve(struct rank_engine *engine, int command_fd)
 	char line[128];
 	int code = 0;
 
-	if (!commands || !pin(engine->rank))
+	if (!commands || !rank_pin(engine->rank))
 		return rank_report_error(engine->rank, strerror(errno));
 	snprintf(line, sizeof line, "ready %d", engine->size);
 	say(engine->rank, line);

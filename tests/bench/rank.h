@@ -55,6 +55,10 @@ int rank_report_error(int rank, const char *text);
 bool rank_fail(struct rank_engine *engine, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
+/* With BENCH_PIN, rank r stays on core r modulo cores: the scheduler may
+   otherwise leave two ranks on one core for a while. false with errno. */
+bool rank_pin(int rank);
+
 /* Turns a decimal argument into a number; exits with a message if it is none. */
 long rank_number(const char *name, const char *text, long least, long most);
 
