@@ -174,6 +174,11 @@ ddp_status ddp_execute(ddp_comm *comm, const ddp_collective *c)
 {
 	ddp_status status = ddp_comm_check(comm);
 
+	/* Operations may follow each other so fast that none of them waits for long
+	   enough to look. */
+	if (status == DDP_OK && comm->net != NULL &&
+	    (status = ddp_net_check(comm, DDP_NOBODY)) != DDP_OK)
+		status = ddp_inter_give_up(comm, status);
 	if (status != DDP_OK)
 		return status;
 	comm->sequence++;

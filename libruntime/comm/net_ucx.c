@@ -465,6 +465,19 @@ static ddp_envelope past_envelope(const ddp_comm *comm, uint64_t sequence)
 	                       .count = f->count, .counts_hash = f->counts_hash };
 }
 
+/* For an operation so long ago that what it was here is forgotten. */
+static ddp_status break_unasked(ddp_comm *comm, const ddp_envelope *have)
+{
+	char text[128];
+
+	describe(have, text, sizeof(text));
+	return ddp_comm_break(comm, DDP_ERR_MISMATCH, have->source,
+	                      "operation #%llu differs: %s issued %s, and sent what %s, now at operation "
+	                      "#%llu, did not wait for", (unsigned long long)(have->tag >> 24),
+	                      ddp_rank_text(comm, have->source), text, ddp_rank_text(comm, comm->rank),
+	                      (unsigned long long)comm->sequence);
+}
+
 /* A message of an operation that was another one here will never be asked for. */
 static ddp_status check_arrivals(ddp_comm *comm)
 {
@@ -473,10 +486,14 @@ static ddp_status check_arrivals(ddp_comm *comm)
 		next = a->next;
 		if ((a->envelope.tag & DDP_NET_PAIR_TAG) != 0 || sequence > comm->sequence)
 			continue;
+		const bool known = comm->sequence - sequence < DDP_PAST;
+		const bool question = (a->envelope.tag & 0xffffff) == QUESTION;
 		const ddp_envelope mine = past_envelope(comm, sequence);
-		if (comm->sequence - sequence < DDP_PAST && !same_operation(&a->envelope, &mine))
+		if (known && !same_operation(&a->envelope, &mine))
 			return break_unfit(comm, &a->envelope, a->bytes, &mine, 0);
-		if ((a->envelope.tag & 0xffffff) == QUESTION)
+		if (!known && !question)
+			return break_unasked(comm, &a->envelope);
+		if (question)
 			ddp_net_drop(comm->net, take_arrival(comm->net, a->envelope.source, a->envelope.tag));
 	}
 	return DDP_OK;

@@ -212,6 +212,49 @@ static void messages_nobody_asks_for_are_bounded(void **state)
 	run(0, send_unasked, NULL);
 }
 
+/* ---- what must not be overlooked -------------------------------------------------------- */
+
+/* Lets the peer's message come in, unless the progress thread was faster. */
+static void take_in(ddp_comm *comm)
+{
+	uint64_t start = ddp_now_ns();
+
+	pthread_mutex_lock(&comm->run_lock);
+	while (comm->net->arrivals == NULL && !ddp_comm_broken(comm) && ddp_seconds_since(start) < 10)
+		(void)ddp_net_progress(comm);
+	pthread_mutex_unlock(&comm->run_lock);
+}
+
+/* Each takes itself for the root, and is through; then comes what waits for
+   nobody, until the mistake is older than what a rank remembers. */
+static int hurry_on(ddp_comm *comm, void *argument)
+{
+	const bool *came_in_time = argument;
+	float x[5] = { 0 };
+
+	CHECK_OK(ddp_barrier(comm));
+	uint64_t start = ddp_now_ns();
+	ddp_status status = ddp_broadcast(comm, x, 5, DDP_F32, ddp_comm_rank(comm));
+	if (*came_in_time)
+		take_in(comm);
+	for (int i = 0; i < 2 * DDP_PAST && status == DDP_OK; i++)
+		status = ddp_broadcast(comm, x, 0, DDP_F32, 0);
+	while (status == DDP_OK && ddp_seconds_since(start) < 20)
+		status = ddp_barrier(comm);
+	CHECK(status == DDP_ERR_MISMATCH);
+	CHECK(strstr(ddp_last_error(), "operation #2 differs") != NULL);
+	return 0;
+}
+
+static void mistake_is_noticed_however_fast_operations_follow(void **state)
+{
+	static bool came_in_time[] = { true, false };
+
+	(void)state;
+	for (int i = 0; i < 2; i++)
+		run(0, hurry_on, &came_in_time[i]);
+}
+
 /* ---- strangers --------------------------------------------------------------------- */
 
 enum { ADDRESS_MAX = 8192 };
@@ -507,6 +550,7 @@ int main(void)
 		cmocka_unit_test(message_nobody_asked_for_ends_with_the_failure),
 		cmocka_unit_test(messages_nobody_asks_for_are_bounded),
 		cmocka_unit_test(messages_are_taken_in_the_order_of_their_receivers),
+		cmocka_unit_test(mistake_is_noticed_however_fast_operations_follow),
 		cmocka_unit_test(messages_of_a_stranger_are_ignored),
 		cmocka_unit_test(door_is_shut_when_all_are_connected),
 		cmocka_unit_test(door_opens_for_the_jobs_hosts_only),
