@@ -22,7 +22,8 @@ enum {
 	TURNS = 8,           /* yields to a rank on this core before a sleep parts them */
 	LIVENESS_MS = 100,   /* how often a sleeper looks whether its peers live */
 	BUSY_TURNS = 16,     /* how often one that moves messages looks at the clock, */
-	BUSY_LOOK_MS = 5     /* and after what else ends a wait */
+	BUSY_LOOK_MS = 5,    /* and after what else ends a wait */
+	LAST_TURNS = 1000    /* to take what one that is gone has left */
 };
 
 static const uint64_t grace_unit_ns = 300 * 1000000;
@@ -190,7 +191,7 @@ static ddp_status check_peers(ddp_comm *comm, const ddp_condition *wait)
 		if (i == node->self ||
 		    (!left && ddp_peer_alive(&comm->roster->peers[comm->world_ranks[rank]])))
 			continue;
-		while (move_pairs(comm))
+		for (int turn = 0; turn < LAST_TURNS && move_pairs(comm); turn++)
 			continue;
 		/* It may have left between the two looks. */
 		left = left || atomic_load(&node->shared->ranks[i].left) != 0;
@@ -247,11 +248,13 @@ static void sleep_for(ddp_comm *comm, const ddp_condition *wait)
 	atomic_store(&self->sleeps_until, wait->until);
 	atomic_store(&self->sleeps_for, wait->sleeps_for);
 	atomic_fetch_add(&shared->sleepers, 1);
-	if (wait->missing(comm, wait->argument) != DDP_NOBODY &&
-	    atomic_load(&shared->failed_by) == 0 && !move_pairs(comm)) {
+	bool moved = move_pairs(comm) || (comm->net != NULL && ddp_net_progress(comm));
+	/* Last, as UCX may have ended a transfer without saying that something moved. */
+	if (!moved && wait->missing(comm, wait->argument) != DDP_NOBODY &&
+	    atomic_load(&shared->failed_by) == 0) {
 		if (comm->net == NULL)
 			ddp_futex_wait(&self->bell, bell, timeout_ns);
-		else if (!ddp_net_progress(comm) && ddp_net_arm(comm))
+		else if (ddp_net_arm(comm))
 			ddp_net_sleep(comm, (int)((timeout_ns + 999999) / 1000000));
 	}
 	if (comm->net != NULL)

@@ -9,6 +9,7 @@
 #include "comm/inter.h"
 #include "comm/node.h"
 #include "comm/node_run.h"
+#include "comm/pairs.h"
 
 int ddp_comm_rank(const ddp_comm *comm)
 {
@@ -175,7 +176,9 @@ ddp_status ddp_execute(ddp_comm *comm, const ddp_collective *c)
 	ddp_status status = ddp_comm_check(comm);
 
 	/* Operations may follow each other so fast that none of them waits for long
-	   enough to look. */
+	   enough to look after these. */
+	if (status == DDP_OK)
+		status = ddp_pairs_check(comm);
 	if (status == DDP_OK && comm->net != NULL &&
 	    (status = ddp_net_check(comm, DDP_NOBODY)) != DDP_OK)
 		status = ddp_inter_give_up(comm, status);

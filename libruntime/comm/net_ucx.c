@@ -12,6 +12,7 @@
 #include "comm/node.h"
 
 enum {
+	TURNS_MAX = 64,      /* of UCX's progress at a time, though there is more to move */
 	ASK_MS = 500,        /* how long a wait lasts before the peer is asked */
 	QUESTION = 0xfffffe  /* number of that message */
 };
@@ -249,7 +250,7 @@ bool ddp_net_progress(ddp_comm *comm)
 
 	if (net->down)
 		return false;
-	while (ucp_worker_progress(net->worker) != 0)
+	for (int i = 0; i < TURNS_MAX && ucp_worker_progress(net->worker) != 0; i++)
 		moved = true;
 	if (ddp_net_answer(net))
 		moved = true;

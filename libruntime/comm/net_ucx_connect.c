@@ -1,10 +1,13 @@
 /* comm/net over UCX: connections, and how their ends find each other. */
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/await.h"
 #include "comm/net_ucx.h"
+
+enum { SETTLE_MS = 100 }; /* for what is under way, before a connection is begun */
 
 static void connection_lost(void *argument, ucp_ep_h ep, ucs_status_t status)
 {
@@ -133,7 +136,8 @@ static void create_endpoint(ddp_net *net, connection *c)
 
 	/* UCX 1.13 asserts if a connection of the peer's that has just failed, and
 	   waits for its end, is taken for the new endpoint. */
-	while (ucp_worker_progress(net->worker) != 0)
+	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)SETTLE_MS * 1000000;
+	while (ucp_worker_progress(net->worker) != 0 && ddp_now_ns() < deadline_ns)
 		continue;
 	ucs_status_t status = ucp_ep_create(net->worker, &params, &c->ep);
 	if (status != UCS_OK) {

@@ -381,9 +381,11 @@ void ddp_pairs_abandon(ddp_comm *comm)
 static int missing_pair(ddp_comm *comm, const void *argument)
 {
 	const ddp_request *request = argument;
+	bool wanted = atomic_load(&comm->queued) > 0 || atomic_load(&comm->callers) > 0;
 
-	if (atomic_load(&comm->queued) > 0 || atomic_load(&comm->callers) > 0 ||
-	    atomic_load(&comm->stopping))
+	/* Who is late does not give way any more, or the deadline would never be
+	   looked at among operations that follow each other closely. */
+	if (atomic_load(&comm->stopping) || (wanted && ddp_now_ns() < comm->deadline_ns))
 		return DDP_NOBODY;
 	if (request != NULL)
 		return atomic_load(&request->done) != 0 ? DDP_NOBODY : request->operation.root;
@@ -411,6 +413,13 @@ ddp_status ddp_pairs_await(ddp_comm *comm, const ddp_request *request)
 	                                                              : ddp_comm_await(comm, &condition);
 	comm->running = &none;
 	return status;
+}
+
+ddp_status ddp_pairs_check(ddp_comm *comm)
+{
+	if (comm->pairs == NULL || ddp_now_ns() < comm->pairs->deadline_ns)
+		return DDP_OK;
+	return ddp_pairs_await(comm, NULL);
 }
 
 void ddp_pairs_free(ddp_comm *comm)

@@ -44,6 +44,10 @@ void ddp_pairs_abandon(ddp_comm *comm);
    else wants to run, or the communicator is being closed. run_lock is held. */
 ddp_status ddp_pairs_await(ddp_comm *comm, const ddp_request *request);
 
+/* Breaks the communicator if the oldest request is late, however busy others
+   keep it. run_lock is held. */
+ddp_status ddp_pairs_check(ddp_comm *comm);
+
 /* Frees messages that nobody asked for. */
 void ddp_pairs_free(ddp_comm *comm);
 

@@ -64,6 +64,46 @@ static void deadline_holds_while_messages_move(void **state)
 	assert_int_equal(test_world_run(&world), 0);
 }
 
+/* Waits for a message that never comes while there is always another operation
+   to run. */
+static int wait_among_operations(ddp_comm *comm, void *argument)
+{
+	static float x;
+	const ddp_collective never = { .kind = DDP_RECV, .recv = &x, .count = 1, .root = 1 };
+	const ddp_collective barrier = { .kind = DDP_BARRIER };
+	ddp_request *message = NULL, *queue[64];
+	enum { LENGTH = sizeof(queue) / sizeof(queue[0]) };
+	ddp_status status = DDP_OK;
+	size_t i = 0;
+
+	(void)argument;
+	if (ddp_comm_rank(comm) == 0)
+		CHECK_OK(ddp_issue(comm, &never, &message));
+	uint64_t start = ddp_now_ns();
+	for (; i < LENGTH; i++)
+		CHECK_OK(ddp_issue(comm, &barrier, &queue[i]));
+	for (; status == DDP_OK && ddp_seconds_since(start) < 20; i++) {
+		status = ddp_wait(queue[i % LENGTH]);
+		CHECK_OK(ddp_issue(comm, &barrier, &queue[i % LENGTH]));
+	}
+	CHECK(status == DDP_ERR_TIMEOUT);
+	for (size_t k = 0; k < LENGTH; k++)
+		CHECK(ddp_wait(queue[k]) == DDP_ERR_TIMEOUT);
+	CHECK(message == NULL || ddp_wait(message) == DDP_ERR_TIMEOUT);
+	return 0;
+}
+
+static void deadline_holds_among_other_operations(void **state)
+{
+	static const int two_nodes[] = { 0, 1 };
+	test_world world = { .ranks = 2, .timeout_ms = 700, .body = wait_among_operations };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+	world.node_of = two_nodes;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
 /* ---- ranks that share a core ------------------------------------------------------ */
 
 /* They have to take turns though the communicator counts on a core for each:
@@ -155,6 +195,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(deadline_holds_while_messages_move),
+		cmocka_unit_test(deadline_holds_among_other_operations),
 		cmocka_unit_test(two_ranks_on_one_core_take_turns),
 		cmocka_unit_test(no_free_descriptor_is_no_death),
 		cmocka_unit_test(zombie_is_dead),
