@@ -17,24 +17,43 @@ static bool greets(const ddp_comm *comm, int peer)
 	return comm->size <= FEW_RANKS || comm->local_of[peer] == comm->node.self;
 }
 
+static bool is_settled(const connection *c)
+{
+	return c->settled;
+}
+
+static bool is_ready(const connection *c)
+{
+	return c->ready;
+}
+
+/* One whose connection is lost is named first: for its sake others, with whom
+   nothing is wrong, may have given up before they greeted this rank. */
+static int missing_greeted(const ddp_comm *comm, bool (*is_done)(const connection *))
+{
+	int missing = DDP_NOBODY, lost = DDP_NOBODY;
+
+	for (int peer = comm->size - 1; peer >= 0; peer--) {
+		if (!greets(comm, peer))
+			continue;
+		if (!is_done(&comm->net->peers[peer]))
+			missing = peer;
+		if (comm->net->peers[peer].lost != UCS_OK)
+			lost = peer;
+	}
+	return missing != DDP_NOBODY && lost != DDP_NOBODY ? lost : missing;
+}
+
 static int missing_settled(ddp_comm *comm, const void *argument)
 {
 	(void)argument;
-	for (int peer = 0; peer < comm->size; peer++) {
-		if (greets(comm, peer) && !comm->net->peers[peer].settled)
-			return peer;
-	}
-	return DDP_NOBODY;
+	return missing_greeted(comm, is_settled);
 }
 
 static int missing_ready(ddp_comm *comm, const void *argument)
 {
 	(void)argument;
-	for (int peer = 0; peer < comm->size; peer++) {
-		if (greets(comm, peer) && !comm->net->peers[peer].ready)
-			return peer;
-	}
-	return DDP_NOBODY;
+	return missing_greeted(comm, is_ready);
 }
 
 static ddp_status settle(ddp_comm *comm)
