@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/wait.h"
 #include "comm/await.h"
 #include "comm/inter.h"
 #include "comm/liveness.h"
@@ -191,7 +192,7 @@ ddp_status ddp_comm_create(ddp_roster *roster, const int *world_ranks, int size,
 	pthread_mutex_init(&comm->run_lock, NULL);
 	pthread_mutex_init(&comm->queue_lock, NULL);
 	pthread_mutex_init(&comm->failure_lock, NULL);
-	pthread_cond_init(&comm->queue_filled, NULL);
+	ddp_condition_init(&comm->queue_filled);
 	comm->world_ranks = malloc((size_t)size * sizeof(int));
 	comm->node_of = malloc((size_t)size * sizeof(int));
 	comm->local_of = malloc((size_t)size * sizeof(int));

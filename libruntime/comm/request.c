@@ -3,10 +3,10 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/wait.h"
 #include "comm/await.h"
 #include "comm/execute.h"
 #include "comm/futex.h"
@@ -49,7 +49,6 @@ static ddp_request *pop(ddp_comm *comm)
    so it only comes by from time to time. True if it has dozed. */
 static bool leave_to_callers(ddp_comm *comm, callers *others)
 {
-	struct timespec until;
 	bool busy = pthread_mutex_trylock(&comm->run_lock) != 0;
 
 	if (busy) {
@@ -63,13 +62,10 @@ static bool leave_to_callers(ddp_comm *comm, callers *others)
 	}
 	if (!busy)
 		return false;
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_nsec += others->doze_ms * 1000000;
-	until.tv_sec += until.tv_nsec / 1000000000;
-	until.tv_nsec %= 1000000000;
+	uint64_t until_ns = ddp_now_ns() + (uint64_t)others->doze_ms * 1000000;
 	pthread_mutex_lock(&comm->queue_lock);
 	if (comm->queue_head == NULL && !comm->stopping && !ddp_pairs_pending(comm))
-		pthread_cond_timedwait(&comm->queue_filled, &comm->queue_lock, &until);
+		(void)ddp_condition_wait(&comm->queue_filled, &comm->queue_lock, until_ns);
 	pthread_mutex_unlock(&comm->queue_lock);
 	return true;
 }
@@ -268,11 +264,13 @@ static void take_over(ddp_comm *comm)
 }
 
 /* Unlocks run_lock. While it was held, kicks for the progress thread may have
-   been taken off the pipe before the thread saw them. */
+   been taken off the pipe before the thread saw them: for what it has to run,
+   or to tell other nodes of a failure. */
 static void hand_back(ddp_comm *comm)
 {
 	pthread_mutex_unlock(&comm->run_lock);
-	if (comm->net != NULL && (ddp_pairs_pending(comm) || atomic_load(&comm->queued) > 0))
+	if (comm->net != NULL && (ddp_pairs_pending(comm) || atomic_load(&comm->queued) > 0 ||
+	                          atomic_load(&comm->node.shared->failed_by) != 0))
 		ddp_net_kick(comm, comm->node.self);
 }
 
