@@ -56,7 +56,7 @@ fails_without_hanging "and so is srun's"
 printf '#!/bin/sh\n#SBATCH -N2 -n2 --ddp\nsrun true\n' >"$work/script"
 capture as_user sbatch -W -o /dev/null "$work/script"
 status_is 0 "a batch job runs"
-capture sanitized srun --ddp -N1 -n1 true : -N1 -n2 true
+capture sanitized srun --ddp --mpi=none -N1 -n1 true : --mpi=none -N1 -n2 true
 status_is 0 "a heterogeneous step runs"
 
 reports=$(cat "$own"/report* 2>/dev/null)

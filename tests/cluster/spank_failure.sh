@@ -55,6 +55,9 @@ timed as_user srun --ddp -N2 --ntasks-per-node=2 \
 	sh -c 'trap "" TERM INT; if [ $RANK = 1 ]; then '"$now"' exit 3; fi; while :; do sleep 1; done'
 within 2000 "ranks that ignore signals are ended, too"
 
+# Without PMIx: Slurm's plugin for it stops its one thread in srun once for each
+# component, and may wait for ever for a thread that has ended (Slurm 22.05).
+export SLURM_MPI_TYPE=none
 # In a heterogeneous job each component is a job and a step of its own. srun and
 # the controller wait up to a second for the others to end.
 for failing in 1 3; do
@@ -68,6 +71,7 @@ done
 timed as_user salloc -N2 -n4 timeout -s KILL 40 srun --ddp -N1 -n2 sh -c 'sleep 60' : \
 	-N1 -n1 sh -c "sleep 0.5; $now exit 7"
 within 2000 "so does one of a step of several commands in a plain job"
+unset SLURM_MPI_TYPE
 # A step of one component alone leaves the other's alone.
 cat >"$work/alone" <<'END'
 #!/bin/bash
