@@ -21,7 +21,7 @@ check "the plugin builds with sanitizers" gcc -std=gnu11 -shared -fPIC -fvisibil
 	"$source"/spank/*.c -Wl,--version-script="$source/spank/spank_ddp.map" -o "$own/spank_ddp.so"
 # Slurm itself leaks at exit, and its plugins' symbols overlap: not our concern.
 export ASAN_OPTIONS="detect_leaks=0:detect_odr_violation=0:log_path=$own/report:verify_asan_link_order=0:abort_on_error=1"
-check "a cluster starts with it" "$source/slurm/cluster" start --dir "$short" --nodes 2 \
+check "a cluster starts with it" "$source/slurm/cluster" start --dir "$short" --nodes 2 --for $$ \
 	--plugin "$own/spank_ddp.so" --slurmd-env "LD_PRELOAD=$library" --slurmd-env "ASAN_OPTIONS=$ASAN_OPTIONS"
 cluster=$short
 
