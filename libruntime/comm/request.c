@@ -1,11 +1,11 @@
 /* Requests: the queue, the progress thread, and waiting for completion. */
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/thread.h"
 #include "base/wait.h"
 #include "comm/await.h"
 #include "comm/execute.h"
@@ -158,25 +158,13 @@ static void *progress(void *argument)
 	return NULL;
 }
 
-/* Signals are for the program's own threads. */
-static int create_thread(ddp_comm *comm)
-{
-	sigset_t all, before;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	int error = pthread_create(&comm->thread, NULL, progress, comm);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	return error;
-}
-
 ddp_status ddp_comm_start(ddp_comm *comm)
 {
 	int error = 0;
 
 	pthread_mutex_lock(&comm->queue_lock);
 	if (!comm->thread_started)
-		error = create_thread(comm);
+		error = ddp_thread_start(&comm->thread, progress, comm);
 	comm->thread_started = error == 0;
 	pthread_mutex_unlock(&comm->queue_lock);
 	return error == 0 ? DDP_OK

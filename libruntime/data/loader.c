@@ -12,11 +12,11 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "base/thread.h"
 #include "context.h"
 #include "data/sampler.h"
 
@@ -147,18 +147,12 @@ static void *read_ahead(void *argument)
 	return NULL;
 }
 
-/* The program's signals stay with the program's threads. */
 static ddp_status start(ddp_loader *loader)
 {
-	sigset_t all, before;
-
 	loader->produced = 0;
 	loader->consumed = 0;
 	loader->stop = false;
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	int error = pthread_create(&loader->thread, NULL, read_ahead, loader);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	int error = ddp_thread_start(&loader->thread, read_ahead, loader);
 	if (error != 0)
 		return ddp_fail_errno(DDP_ERR_NOMEM, error, "loader: cannot start its thread");
 	loader->running = true;

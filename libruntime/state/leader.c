@@ -2,9 +2,11 @@
 
 #include <pthread.h>
 #include <stdio.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/error.h"
+#include "base/thread.h"
+#include "base/wait.h"
 
 enum { MESSAGE_MAX = 1024 };
 
@@ -37,29 +39,14 @@ static void *work_aside(void *argument)
 	return NULL;
 }
 
-static struct timespec after_ms(int ms)
-{
-	struct timespec at;
-
-	clock_gettime(CLOCK_MONOTONIC, &at);
-	at.tv_sec += ms / 1000;
-	at.tv_nsec += ms % 1000 * 1000000L;
-	if (at.tv_nsec >= 1000000000L) {
-		at.tv_sec++;
-		at.tv_nsec -= 1000000000L;
-	}
-	return at;
-}
-
 /* The verdict as it is once the work is done or `ms` have passed. */
 static struct verdict look(struct task *task, int ms)
 {
-	struct timespec until = after_ms(ms);
-	int error = 0;
+	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)ms * 1000000;
 
 	pthread_mutex_lock(&task->lock);
-	while (!task->verdict.done && error == 0)
-		error = pthread_cond_timedwait(&task->changed, &task->lock, &until);
+	while (!task->verdict.done && ddp_condition_wait(&task->changed, &task->lock, deadline_ns))
+		continue;
 	struct verdict seen = task->verdict;
 	pthread_mutex_unlock(&task->lock);
 	return seen;
@@ -74,16 +61,12 @@ static ddp_status lead(ddp_comm *comm, int beat_ms, ddp_status (*work)(void *), 
                        struct verdict *verdict)
 {
 	struct task task = { .work = work, .argument = argument };
-	pthread_condattr_t monotonic;
 	pthread_t thread;
 	ddp_status told;
 
 	pthread_mutex_init(&task.lock, NULL);
-	pthread_condattr_init(&monotonic);
-	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-	pthread_cond_init(&task.changed, &monotonic);
-	pthread_condattr_destroy(&monotonic);
-	bool aside = pthread_create(&thread, NULL, work_aside, &task) == 0;
+	ddp_condition_init(&task.changed);
+	bool aside = ddp_thread_start(&thread, work_aside, &task) == 0;
 	if (!aside)
 		work_aside(&task);
 	do {
