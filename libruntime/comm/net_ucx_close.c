@@ -124,6 +124,14 @@ static void tell_peers(ddp_net *net, uint64_t deadline_ns)
 
 /* ---- giving up transfers -------------------------------------------------------------- */
 
+/* From here on no transfer is written to: who waited for it may be gone. */
+static void detach_transfers(ddp_net *net)
+{
+	net->posted = net->held = NULL;
+	for (ticket *t = net->tickets; t != NULL; t = t->next)
+		t->transfer = NULL;
+}
+
 /* Lets what is under way end, at most for a time; true if all has. */
 static bool drain(ddp_net *net, int patience_ms)
 {
@@ -163,9 +171,7 @@ static void force_close(ddp_net *net)
    UCX is made to end the rest. Without a worker, nothing is under way. */
 static void give_up_transfers(ddp_net *net)
 {
-	net->posted = net->held = NULL;
-	for (ticket *t = net->tickets; t != NULL; t = t->next)
-		t->transfer = NULL;
+	detach_transfers(net);
 	if (net->worker == NULL || drain(net, DRAIN_MS))
 		return;
 	force_close(net);
@@ -190,6 +196,7 @@ void ddp_net_shut_down(ddp_comm *comm)
 	if (net->down)
 		return;
 	net->refusing = true;
+	detach_transfers(net);
 	drop_arrivals(net, false);
 	if (!net->failure_came)
 		tell_peers(net, ddp_now_ns() + (uint64_t)FAREWELL_MS * 1000000);
