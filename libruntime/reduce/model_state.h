@@ -42,7 +42,7 @@ struct ddp_model {
 ddp_status ddp_model_update(ddp_model *model, ddp_update *update, double weight,
                             double *norm);
 
-/* DDP_ERR_INVALID: NULL. DDP_ERR_STATE: a step failed before. */
+/* DDP_ERR_INVALID: NULL. DDP_ERR_STATE: a step failed before, or a load did halfway. */
 ddp_status ddp_model_check(const ddp_model *model);
 
 /* Of the parameter that the program calls `param`; NULL if there is none. */

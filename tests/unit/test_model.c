@@ -495,6 +495,9 @@ static int tensors_body(ddp_context *context, void *user)
 
 	model->torn = true;
 	EXPECT(ddp_model_check_whole(model) == DDP_ERR_STATE);
+	EXPECT(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
+	EXPECT(says("load one, whole"));
+	EXPECT(ddp_model_check_whole(model) == DDP_ERR_STATE);
 	EXPECT(says("go back to the last checkpoint"));
 	ddp_model_free(model);
 	ddp_model_free(NULL);
