@@ -14,7 +14,8 @@ ddp_status ddp_store_prepare(const char *dir);
 /*
  * Writes step's file, making DIR if need be, then removes all but the newest
  * `keep` of the steps up to `step`, and temporary files that a crash left.
- * On failure nothing is left of the new file and the old ones stay.
+ * On failure the old ones stay, and nothing is left of the new file, unless it
+ * was only the directory that could not be brought to the disk.
  */
 ddp_status ddp_store_write(const char *dir, int64_t step,
                            const ddp_safetensors_tensor *tensors, int count,
