@@ -57,6 +57,11 @@ as_user() { settled; timeout -k 5 "${limit:-60}" "$source/slurm/cluster" run --d
 # on_node NODE COMMAND...
 on_node() { timeout -k 5 "${limit:-60}" "$source/slurm/cluster" run --dir "$cluster" --node "$1" -- "${@:2}"; }
 
+# components COMMAND...: as_user, for steps of several components. Without PMIx:
+# Slurm's plugin for it stops its one thread in srun once for each component, and
+# may wait for ever for a thread that has ended (Slurm 22.05).
+components() { as_user env SLURM_MPI_TYPE=none "$@"; }
+
 munge_refusals() { cat "$cluster"/log/*.munged.log | grep -c 'Unauthorized credential'; }
 
 # by_pmix ARGUMENT...: srun --mpi=pmix, as an ordinary user. Again if Slurm lost

@@ -55,23 +55,19 @@ timed as_user srun --ddp -N2 --ntasks-per-node=2 \
 	sh -c 'trap "" TERM INT; if [ $RANK = 1 ]; then '"$now"' exit 3; fi; while :; do sleep 1; done'
 within 2000 "ranks that ignore signals are ended, too"
 
-# Without PMIx: Slurm's plugin for it stops its one thread in srun once for each
-# component, and may wait for ever for a thread that has ended (Slurm 22.05).
-export SLURM_MPI_TYPE=none
 # In a heterogeneous job each component is a job and a step of its own. srun and
 # the controller wait up to a second for the others to end.
 for failing in 1 3; do
-	timed as_user timeout -s KILL 40 srun --ddp \
+	timed components timeout -s KILL 40 srun --ddp \
 		-N1 -n2 sh -c "if [ \$RANK = $failing ]; then sleep 0.5; $now exit 7; fi; sleep 60" : \
 		-N2 -n2 sh -c "if [ \$RANK = $failing ]; then sleep 0.5; $now exit 7; fi; sleep 60"
 	within 2000 "a failure in component $((failing / 2)) of a heterogeneous step ends them all"
 	prints "ddp: rank $failing of 4 on n$((failing - 1)) exited with code 7" "and is named"
 	prints_times 1 "$report" "once"
 done
-timed as_user salloc -N2 -n4 timeout -s KILL 40 srun --ddp -N1 -n2 sh -c 'sleep 60' : \
+timed components salloc -N2 -n4 timeout -s KILL 40 srun --ddp -N1 -n2 sh -c 'sleep 60' : \
 	-N1 -n1 sh -c "sleep 0.5; $now exit 7"
 within 2000 "so does one of a step of several commands in a plain job"
-unset SLURM_MPI_TYPE
 # A step of one component alone leaves the other's alone.
 cat >"$work/alone" <<'END'
 #!/bin/bash

@@ -183,8 +183,6 @@ else
 fi
 
 # Heterogeneous: a job of two components, and a step made of two in one job.
-# Without PMIx: Slurm's plugin for it stops its one thread in srun once for each
-# component, and may wait for ever for a thread that has ended (Slurm 22.05).
 cat >"$work/het" <<'END'
 #!/bin/bash
 #SBATCH --ddp -N1 -n2
@@ -200,15 +198,13 @@ output=$(<"$work/batch/het_all")
 consistent 4 3 "a step over both components has one world"
 output=$(<"$work/batch/het_one")
 consistent 2 2 "a step in the second component has its own"
-export SLURM_MPI_TYPE=none
-capture as_user timeout -s KILL 40 srun --ddp -N1 -n2 "$work/who" : -N2 -n2 "$work/who"
+capture components timeout -s KILL 40 srun --ddp -N1 -n2 "$work/who" : -N2 -n2 "$work/who"
 consistent 4 3 "srun a : b has one world"
-capture as_user timeout -s KILL 40 salloc -N2 -n4 srun --ddp -N1 -n2 "$work/who" : -N1 -n1 "$work/who"
+capture components timeout -s KILL 40 salloc -N2 -n4 srun --ddp -N1 -n2 "$work/who" : -N1 -n1 "$work/who"
 consistent 3 2 "a heterogeneous step in a plain job"
-capture as_user timeout -s KILL 40 salloc -N2 -w n0,n1 -n4 srun --ddp -w n1 -N1 -n1 "$work/who" : -w n0 -N1 -n1 "$work/who"
+capture components timeout -s KILL 40 salloc -N2 -w n0,n1 -n4 srun --ddp -w n1 -N1 -n1 "$work/who" : -w n0 -N1 -n1 "$work/who"
 fails_without_hanging "components in an order that nothing tells are refused"
 prints 'ddp: rank 0 (runs|does not run) on n[01], but' "and the message says why"
-unset SLURM_MPI_TYPE
 
 # As root, too.
 capture on_cluster srun --ddp -N2 -n3 "$work/who"
