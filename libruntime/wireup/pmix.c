@@ -173,7 +173,8 @@ static ddp_status fence_all(struct pmix_wireup *wireup, uint64_t deadline_ns)
 	PMIX_INFO_DESTRUCT(&collect);
 	fence_free(fence);
 	if (rc != PMIX_SUCCESS && rc != PMIX_OPERATION_SUCCEEDED)
-		return ddp_fail(DDP_ERR_PEER, "the PMIx fence failed: %s", PMIx_Error_string(rc));
+		return ddp_fail(DDP_ERR_PEER, "the PMIx fence failed: %s; has a rank ended meanwhile?",
+		                PMIx_Error_string(rc));
 	return DDP_OK;
 }
 

@@ -62,26 +62,10 @@ on_node() { timeout -k 5 "${limit:-60}" "$source/slurm/cluster" run --dir "$clus
 # may wait for ever for a thread that has ended (Slurm 22.05).
 components() { as_user env SLURM_MPI_TYPE=none "$@"; }
 
-munge_refusals() { cat "$cluster"/log/*.munged.log | grep -c 'Unauthorized credential'; }
-
-# by_pmix ARGUMENT...: srun --mpi=pmix, as an ordinary user. Again if Slurm lost
-# a connection: a slurmstepd that forks its tasks runs as the user meanwhile,
-# and refuses another node's; PMIx's fence then never ends (Slurm 22.05, 23.11).
-# slurmstepd does not always say so, but munged does.
-by_pmix()
-{
-	local try code before
-	for try in 1 2 3 4 5; do
-		code=0
-		before=$(munge_refusals)
-		as_user srun --mpi=pmix "$@" >"$work/by_pmix.out" 2>&1 || code=$?
-		grep -q 'Munge decode failed' "$work/by_pmix.out" ||
-			[ "$(munge_refusals)" != "$before" ] || break
-		echo "# try $try: Munge decode failed"
-	done
-	cat "$work/by_pmix.out"
-	return $code
-}
+# by_pmix ARGUMENT...: srun --mpi=pmix, as root: a slurmstepd that forks the tasks
+# of another user runs as that user meanwhile, and refuses another node's
+# connection; PMIx's fence then never ends (Slurm 22.05, 23.11).
+by_pmix() { on_cluster srun --mpi=pmix "$@"; }
 
 # submit SCRIPT [SBATCH-OPTION...] [-- ARGUMENT...]: a script of slurm/batch, until
 # its end, with a copy that any user can read, and a home; the job's output, and what sbatch

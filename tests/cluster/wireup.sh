@@ -21,6 +21,10 @@ for node in 0 1 2; do
 	ranks 2 "\"node_rank\":$node,.*\"hostname\":\"n$node\"" "node $node is n$node, although PMIx's own node ids are wrong"
 done
 
+capture as_user srun --mpi=pmix -N1 -n3 "$probe"
+status_is 0 "PMIx serves an ordinary user"
+ranks 3 '"world_size":3.*"nnodes":1.*"identity_source":"pmix".* by pmix' "on one node"
+
 capture by_pmix --exclusive -N3 -n7 -m cyclic "$probe" -b 20000 -n 10
 status_is 0 "PMIx wires up uneven, cyclic ranks, ten exchanges of 20 kB"
 prints_times 1 '^\{"rank":3,"world_size":7,"local_rank":1,"local_world_size":3,"node_rank":0' "rank 3 of 7 is the second on n0"
@@ -95,7 +99,8 @@ capture as_user srun --mpi=none --ddp=on-failure=continue --kill-on-bad-exit=0 -
 prints 'DDP_ERR_PEER.*rank 2 on n[01] ended during wire-up' "TCP: a rank that dies is named at once"
 
 capture by_pmix --kill-on-bad-exit=0 -N2 -n4 "$probe" -d 2
-prints 'DDP_ERR_PEER.*rank 2 has ended' "PMIx: a rank that dies is named at once"
+# Who it was is PMIx's to say; its server may just fail over the missing data.
+prints 'DDP_ERR_PEER after [0-9]\..*(rank 2 has ended|the PMIx fence failed.*has a rank ended)' "PMIx: a rank that dies is an error at once"
 
 # shellcheck disable=SC2016
 capture as_user srun --mpi=none --ddp=on-failure=continue --kill-on-bad-exit=0 -N2 -n2 sh -c '
