@@ -1,28 +1,28 @@
 # spank: spank_ddp.so, a thin shell (plugin.c) over a core that knows no Slurm.
 noinst_LTLIBRARIES += spank/libspankcore.la
 spank_libspankcore_la_SOURCES = \
-	spank/address.c spank/address.h \
-	spank/check.c spank/check.h \
-	spank/environment.c spank/environment.h \
+	spank/identity/address.c spank/identity/address.h \
+	spank/launch/check.c spank/launch/check.h \
+	spank/launch/variables.c spank/launch/variables.h \
 	spank/fault.c spank/fault.h \
-	spank/gpu.c spank/gpu.h \
-	spank/identity.c spank/identity.h \
-	spank/launch.c spank/launch.h \
-	spank/master.c spank/master.h \
-	spank/nodelist.c spank/nodelist.h \
+	spank/identity/gpu.c spank/identity/gpu.h \
+	spank/identity/identity.c spank/identity/identity.h \
+	spank/launch/prepare.c spank/launch/prepare.h \
+	spank/identity/master.c spank/identity/master.h \
+	spank/identity/nodelist.c spank/identity/nodelist.h \
 	spank/options.c spank/options.h \
-	spank/port.c spank/port.h \
-	spank/relay.c spank/relay.h spank/relay_node.c spank/relay_srun.c \
-	spank/report.c spank/report.h \
+	spank/identity/port.c spank/identity/port.h \
+	spank/failure/relay.c spank/failure/relay.h spank/failure/relay_node.c spank/failure/relay_srun.c \
+	spank/failure/report.c spank/failure/report.h \
 	spank/site.c spank/site.h \
 	spank/sink.c spank/sink.h \
 	spank/siphash.c spank/siphash.h \
-	spank/supervise.c spank/supervise.h
+	spank/failure/supervise.c spank/failure/supervise.h
 
 if HAVE_SLURM
 spank_LTLIBRARIES = spank/spank_ddp.la
-spank_spank_ddp_la_SOURCES = spank/plugin.c spank/kill.c spank/kill.h \
-	spank/component.c spank/component.h
+spank_spank_ddp_la_SOURCES = spank/plugin.c spank/failure/kill.c spank/failure/kill.h \
+	spank/failure/component.c spank/failure/component.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)
 # libc only: Slurm looks symbols up in a plugin's libraries, too.
 spank_spank_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \

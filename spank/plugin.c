@@ -24,16 +24,16 @@ SPANK_PLUGIN(spank_ddp, 1)
 #pragma GCC visibility pop
 
 #include "base/clock.h"
-#include "spank/check.h"
-#include "spank/environment.h"
-#include "spank/identity.h"
-#include "spank/kill.h"
-#include "spank/launch.h"
-#include "spank/master.h"
-#include "spank/relay.h"
-#include "spank/report.h"
+#include "spank/launch/check.h"
+#include "spank/launch/variables.h"
+#include "spank/identity/identity.h"
+#include "spank/failure/kill.h"
+#include "spank/launch/prepare.h"
+#include "spank/identity/master.h"
+#include "spank/failure/relay.h"
+#include "spank/failure/report.h"
 #include "spank/site.h"
-#include "spank/supervise.h"
+#include "spank/failure/supervise.h"
 
 enum {
 	CANCEL_GRACE_MS = 150, /* within it, the tasks of a cancelled step end together */

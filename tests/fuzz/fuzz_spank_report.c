@@ -1,15 +1,15 @@
 /*
  * What tasks and srun hand to a slurmstepd that runs as root: a task's page of
  * progress, put into a sentence, and the word on where srun listens.
- * fuzz-sources: spank/report.c spank/sink.c spank/relay.c spank/siphash.c
+ * fuzz-sources: spank/failure/report.c spank/sink.c spank/failure/relay.c spank/siphash.c
  */
 #include <ctype.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "spank/relay.h"
-#include "spank/report.h"
+#include "spank/failure/relay.h"
+#include "spank/failure/report.h"
 
 static void tell(const uint8_t *data, size_t size)
 {

@@ -2,9 +2,9 @@
 spank_libs = spank/libspankcore.la $(CMOCKA_LIBS) $(JANSSON_LIBS)
 check_PROGRAMS += \
 	tests/unit/test_spank_options tests/unit/test_spank_nodelist tests/unit/test_spank_port \
-	tests/unit/test_spank_identity tests/unit/test_spank_environment \
+	tests/unit/test_spank_identity tests/unit/test_spank_variables \
 	tests/unit/test_spank_relay tests/unit/test_spank_report tests/unit/test_spank_supervise \
-	tests/unit/test_spank_launch
+	tests/unit/test_spank_prepare
 tests_unit_test_spank_options_SOURCES = tests/unit/test_spank_options.c
 tests_unit_test_spank_options_CFLAGS = $(unit_cflags)
 tests_unit_test_spank_options_LDADD = $(spank_libs)
@@ -17,9 +17,9 @@ tests_unit_test_spank_port_LDADD = $(spank_libs)
 tests_unit_test_spank_identity_SOURCES = tests/unit/test_spank_identity.c
 tests_unit_test_spank_identity_CFLAGS = $(unit_cflags)
 tests_unit_test_spank_identity_LDADD = $(spank_libs)
-tests_unit_test_spank_environment_SOURCES = tests/unit/test_spank_environment.c
-tests_unit_test_spank_environment_CFLAGS = $(unit_cflags) $(JANSSON_CFLAGS)
-tests_unit_test_spank_environment_LDADD = $(spank_libs)
+tests_unit_test_spank_variables_SOURCES = tests/unit/test_spank_variables.c
+tests_unit_test_spank_variables_CFLAGS = $(unit_cflags) $(JANSSON_CFLAGS)
+tests_unit_test_spank_variables_LDADD = $(spank_libs)
 tests_unit_test_spank_relay_SOURCES = tests/unit/test_spank_relay.c
 tests_unit_test_spank_relay_CFLAGS = $(unit_cflags)
 tests_unit_test_spank_relay_LDADD = $(spank_libs)
@@ -29,9 +29,9 @@ tests_unit_test_spank_report_LDADD = $(spank_libs)
 tests_unit_test_spank_supervise_SOURCES = tests/unit/test_spank_supervise.c
 tests_unit_test_spank_supervise_CFLAGS = $(unit_cflags)
 tests_unit_test_spank_supervise_LDADD = $(spank_libs)
-tests_unit_test_spank_launch_SOURCES = tests/unit/test_spank_launch.c
-tests_unit_test_spank_launch_CFLAGS = $(unit_cflags)
-tests_unit_test_spank_launch_LDADD = $(spank_libs)
+tests_unit_test_spank_prepare_SOURCES = tests/unit/test_spank_prepare.c
+tests_unit_test_spank_prepare_CFLAGS = $(unit_cflags)
+tests_unit_test_spank_prepare_LDADD = $(spank_libs)
 EXTRA_DIST += tests/unit/test_spank_symbols.sh tests/unit/test_spank_docs.sh \
 	tests/fuzz/fuzz_spank_options.c tests/fuzz/fuzz_spank_nodelist.c \
 	tests/fuzz/fuzz_spank_report.c

@@ -28,7 +28,7 @@ nothing()
 }
 
 keys=$(sed -n '/^static const struct option_key keys/,/^};/s/.*{ "\([a-z-]*\)".*/\1/p' "$tests/../../spank/options.c")
-variables=$(sed -n 's/.*put(v, "\([A-Z_]*\)".*/\1/p' "$tests/../../spank/environment.c" | sort -u)
+variables=$(sed -n 's/.*put(v, "\([A-Z_]*\)".*/\1/p' "$tests/../../spank/launch/variables.c" | sort -u)
 if [ -n "$keys" ] && [ -n "$variables" ]; then
 	nothing "" "keys and variables are found in the source"
 else

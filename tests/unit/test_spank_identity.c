@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "spank/identity.h"
+#include "spank/identity/identity.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

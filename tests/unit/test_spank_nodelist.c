@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "spank/nodelist.h"
+#include "spank/identity/nodelist.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
-#include "spank/address.h"
-#include "spank/port.h"
+#include "spank/identity/address.h"
+#include "spank/identity/port.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

@@ -19,7 +19,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "spank/relay.h"
+#include "spank/failure/relay.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-#include "spank/supervise.h"
+#include "spank/failure/supervise.h"
 
 static void start(struct supervise *supervise, uint32_t tasks)
 {

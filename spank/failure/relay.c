@@ -1,4 +1,4 @@
-#include "spank/relay.h"
+#include "spank/failure/relay.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -1,4 +1,4 @@
-#include "spank/environment.h"
+#include "spank/launch/variables.h"
 
 #include <stdarg.h>
 #include <stdio.h>

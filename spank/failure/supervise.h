@@ -11,7 +11,7 @@
 #include <sys/types.h>
 
 #include "spank/fault.h"
-#include "spank/nodelist.h"
+#include "spank/identity/nodelist.h"
 #include "watch/progress.h"
 
 /* Shared between slurmstepd and its children until they exec the program. */

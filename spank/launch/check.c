@@ -1,4 +1,4 @@
-#include "spank/check.h"
+#include "spank/launch/check.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -2,16 +2,16 @@
  * The variables that a task gets: names, values and where each value comes
  * from. Pure: the shell hands the list to Slurm, tests read it.
  */
-#ifndef SPANK_ENVIRONMENT_H
-#define SPANK_ENVIRONMENT_H
+#ifndef SPANK_VARIABLES_H
+#define SPANK_VARIABLES_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "spank/fault.h"
-#include "spank/gpu.h"
-#include "spank/identity.h"
+#include "spank/identity/gpu.h"
+#include "spank/identity/identity.h"
 #include "spank/options.h"
 
 enum { VARIABLES_MAX = 64, VARIABLES_TEXT_MAX = 8192 };

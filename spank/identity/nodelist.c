@@ -1,4 +1,4 @@
-#include "spank/nodelist.h"
+#include "spank/identity/nodelist.h"
 
 #include <ctype.h>
 #include <stdio.h>

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "spank/fault.h"
-#include "spank/nodelist.h"
+#include "spank/identity/nodelist.h"
 #include "spank/options.h"
 
 struct step_facts {

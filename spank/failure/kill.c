@@ -1,4 +1,4 @@
-#include "spank/kill.h"
+#include "spank/failure/kill.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -11,7 +11,7 @@
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 
-#include "spank/component.h"
+#include "spank/failure/component.h"
 
 enum { TERM_GRACE_MS = 500 }; /* between SIGTERM and SIGKILL */
 

@@ -10,8 +10,8 @@
 
 #include <cmocka.h>
 
-#include "spank/environment.h"
-#include "spank/launch.h"
+#include "spank/launch/variables.h"
+#include "spank/launch/prepare.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -78,7 +78,7 @@ static void first_host_of_a_hostfile_is_found(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
-		char path[] = "/tmp/test_spank_launch.XXXXXX";
+		char path[] = "/tmp/test_spank_prepare.XXXXXX";
 		int fd = mkstemp(path);
 		struct settings settings = defaults();
 		struct fault fault = { "" };

@@ -1,4 +1,4 @@
-#include "spank/port.h"
+#include "spank/identity/port.h"
 
 #include <errno.h>
 #include <netinet/in.h>

@@ -1,4 +1,4 @@
-#include "spank/component.h"
+#include "spank/failure/component.h"
 
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -6,7 +6,7 @@
 
 #include <slurm/slurm.h>
 
-#include "spank/nodelist.h"
+#include "spank/identity/nodelist.h"
 
 /* Found in the process that loaded us, since we link no library. */
 static job_info_msg_t *load_job(uint32_t job_id)

@@ -2,8 +2,8 @@
  * srun's side: what is put into srun's own environment, from where it reaches
  * the tasks. libc only; runs as the user.
  */
-#ifndef SPANK_LAUNCH_H
-#define SPANK_LAUNCH_H
+#ifndef SPANK_PREPARE_H
+#define SPANK_PREPARE_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,10 +1,10 @@
-#include "spank/master.h"
+#include "spank/identity/master.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "spank/address.h"
-#include "spank/port.h"
+#include "spank/identity/address.h"
+#include "spank/identity/port.h"
 
 bool master_find_address(const struct identity *identity, const struct settings *settings,
                          char address[MASTER_ADDRESS_MAX], struct fault *fault)

@@ -1,4 +1,4 @@
-#include "spank/launch.h"
+#include "spank/launch/prepare.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -6,8 +6,8 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "spank/environment.h"
-#include "spank/nodelist.h"
+#include "spank/launch/variables.h"
+#include "spank/identity/nodelist.h"
 
 enum { KEY_BYTES = 32 };
 

@@ -1,11 +1,11 @@
-#include "spank/identity.h"
+#include "spank/identity/identity.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "spank/port.h"
+#include "spank/identity/port.h"
 
 enum { HET_GROUPS_MAX = 128, LEADER_TRIES_MAX = 4096 };
 

@@ -1,4 +1,4 @@
-#include "spank/report.h"
+#include "spank/failure/report.h"
 
 #include <signal.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-#include "spank/address.h"
+#include "spank/identity/address.h"
 
 #include <arpa/inet.h>
 #include <netdb.h>

@@ -1,4 +1,4 @@
-#include "spank/supervise.h"
+#include "spank/failure/supervise.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/report.h"
+#include "spank/failure/report.h"
 
 /*
  * Scripts use descriptors below 10, and shells some above. Linux gives a process

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-#include "spank/environment.h"
+#include "spank/launch/variables.h"
 
 /* A row for the task, with its newline; false if `bytes` are too few. */
 bool check_row(const struct identity *identity, const struct task_extras *extras,

@@ -1,9 +1,9 @@
-#include "spank/gpu.h"
+#include "spank/identity/gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "spank/identity.h"
+#include "spank/identity/identity.h"
 
 static uint32_t count_devices(const char *list)
 {

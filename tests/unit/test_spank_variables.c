@@ -9,8 +9,8 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-#include "spank/check.h"
-#include "spank/environment.h"
+#include "spank/launch/check.h"
+#include "spank/launch/variables.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define ENVIRONMENT(...) ((char *[]){ (char[]){ "PATH=/bin" }, __VA_ARGS__ NULL })

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 
 #include "spank/fault.h"
-#include "spank/identity.h"
+#include "spank/identity/identity.h"
 #include "spank/options.h"
 
 enum { MASTER_ADDRESS_MAX = HOST_NAME_MAX_BYTES + SUFFIX_MAX };
