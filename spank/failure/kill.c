@@ -40,7 +40,7 @@ static int signal_job(uint32_t job_id, uint32_t step_id, uint16_t number)
 		errno = ENOSYS;
 		return -1;
 	}
-#if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(26, 5, 0)
+#if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(25, 11, 0)
 	slurm_step_id_t step = SLURM_STEP_ID_INITIALIZER;
 	step.job_id = job_id;
 	step.step_id = step_id;
