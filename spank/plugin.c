@@ -27,6 +27,7 @@ SPANK_PLUGIN(spank_ddp, 1)
 #include "spank/launch/check.h"
 #include "spank/launch/variables.h"
 #include "spank/identity/identity.h"
+#include "spank/failure/judge.h"
 #include "spank/failure/kill.h"
 #include "spank/launch/prepare.h"
 #include "spank/identity/master.h"
@@ -505,12 +506,12 @@ static void report(uint32_t local_id, uint32_t global_id, int status, uint64_t s
  * has nothing to compare with: there SIGTERM and SIGINT are taken for a
  * cancellation, and SIGKILL is not.
  */
-static void judge_end(spank_t spank, uint32_t local_id, uint32_t global_id, int status)
+static void take_end(spank_t spank, uint32_t local_id, uint32_t global_id, int status)
 {
 	uint64_t seen_ns = ddp_now_ns();
-	enum task_end end = report_task_end(status);
+	enum task_end end = judge_task_end(status);
 	bool alone = state.supervise.local_tasks == 1;
-	bool cancelled = end != END_FAILURE && !alone &&
+	bool cancelled = (end == END_BY_REQUEST || end == END_BY_KILL) && !alone &&
 	                 supervise_all_ended(&state.supervise, CANCEL_GRACE_MS) &&
 	                 !(end == END_BY_KILL && supervise_any_failed(&state.supervise));
 	struct ddp_progress progress;
@@ -518,7 +519,7 @@ static void judge_end(spank_t spank, uint32_t local_id, uint32_t global_id, int 
 	supervise_read(&state.supervise, local_id, &progress);
 	/* Another may have failed before the one that blames it; Slurm reaps in any order. */
 	state.supervise.failed = !report_blames_peer(&progress);
-	state.supervise.any_failed |= end == END_FAILURE;
+	state.supervise.any_failed |= end == END_CODE || end == END_CRASH;
 	if (!cancelled && !(alone && end == END_BY_REQUEST))
 		report(local_id, global_id, status, seen_ns, &progress);
 	/* SIGKILL to a whole node may be its memory running out. */
@@ -540,9 +541,9 @@ int slurm_spank_task_exit(spank_t spank, int ac, char *argv[])
 	    local_id < 0 || (uint32_t)local_id >= state.supervise.local_tasks)
 		return 0;
 	state.supervise.pids[local_id] = 0;
-	if (report_task_end(status) == END_FINE || state.supervise.failed)
+	if (judge_task_end(status) == END_FINE || state.supervise.failed)
 		return 0;
-	judge_end(spank, (uint32_t)local_id, global_id, status);
+	take_end(spank, (uint32_t)local_id, global_id, status);
 	return 0;
 }
 

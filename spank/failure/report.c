@@ -6,18 +6,6 @@
 #include "ddp.h"
 #include "spank/sink.h"
 
-enum task_end report_task_end(int wait_status)
-{
-	int number = WIFSIGNALED(wait_status) ? WTERMSIG(wait_status)
-	                                      : WEXITSTATUS(wait_status) - 128;
-
-	if (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0)
-		return END_FINE;
-	if (number == SIGTERM || number == SIGINT)
-		return END_BY_REQUEST;
-	return number == SIGKILL ? END_BY_KILL : END_FAILURE;
-}
-
 bool report_blames_peer(const struct ddp_progress *progress)
 {
 	return progress->magic == DDP_PROGRESS_MAGIC &&

@@ -20,17 +20,6 @@ struct failure {
 	uint64_t now_ns;              /* CLOCK_MONOTONIC */
 };
 
-/* How a task ended, as far as its status tells. */
-enum task_end {
-	END_FINE,       /* exit code 0 */
-	END_FAILURE,    /* on its own account */
-	END_BY_REQUEST, /* by SIGTERM or SIGINT, with which Slurm cancels a step */
-	END_BY_KILL,    /* by SIGKILL: cancelled, out of memory, or a person */
-};
-
-/* A shell's 128 + SIGNAL counts as that signal. */
-enum task_end report_task_end(int wait_status);
-
 /* Whether the page says that the rank gave up because another one had. */
 bool report_blames_peer(const struct ddp_progress *progress);
 

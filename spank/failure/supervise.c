@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/failure/report.h"
+#include "spank/failure/judge.h"
 
 /*
  * Scripts use descriptors below 10, and shells some above. Linux gives a process
@@ -107,11 +107,14 @@ bool supervise_any_failed(const struct supervise *supervise)
 {
 	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
 		siginfo_t info = { .si_pid = 0 };
-		if (supervise->pids[i] != 0 &&
-		    waitid(P_PID, (id_t)supervise->pids[i], &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-		    info.si_pid != 0 &&
-		    report_task_end(info.si_code == CLD_EXITED ? W_EXITCODE(info.si_status, 0)
-		                                               : info.si_status) == END_FAILURE)
+		enum task_end end;
+		if (supervise->pids[i] == 0 ||
+		    waitid(P_PID, (id_t)supervise->pids[i], &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+		    info.si_pid == 0)
+			continue;
+		end = judge_task_end(info.si_code == CLD_EXITED ? W_EXITCODE(info.si_status, 0)
+		                                                : info.si_status);
+		if (end == END_CODE || end == END_CRASH)
 			return true;
 	}
 	return supervise->any_failed;

@@ -1,13 +1,14 @@
 /*
  * What tasks and srun hand to a slurmstepd that runs as root: a task's page of
  * progress, put into a sentence, and the word on where srun listens.
- * fuzz-sources: spank/failure/report.c spank/sink.c spank/failure/relay.c spank/siphash.c
+ * fuzz-sources: spank/failure/report.c spank/failure/judge.c spank/sink.c spank/failure/relay.c spank/siphash.c
  */
 #include <ctype.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "spank/failure/judge.h"
 #include "spank/failure/relay.h"
 #include "spank/failure/report.h"
 
@@ -35,7 +36,7 @@ static void tell(const uint8_t *data, size_t size)
 	for (const char *p = text; *p != '\0'; p++)
 		if (!isprint((unsigned char)*p))
 			abort();
-	report_task_end(failure.wait_status);
+	judge_task_end(failure.wait_status);
 	report_blames_peer(&failure.progress);
 	free(text);
 }

@@ -23,21 +23,6 @@ static struct failure failure(int wait_status)
 		                 .seconds = 12.34, .now_ns = 9000000000u };
 }
 
-static void ends_are_told_apart(void **state)
-{
-	static const struct { int status; enum task_end end; } cases[] = {
-		{ EXITED(0), END_FINE }, { EXITED(1), END_FAILURE }, { EXITED(255), END_FAILURE },
-		{ EXITED(127), END_FAILURE }, { SIGSEGV, END_FAILURE }, { SIGABRT | 0x80, END_FAILURE },
-		{ SIGKILL, END_BY_KILL }, { SIGTERM, END_BY_REQUEST }, { SIGINT, END_BY_REQUEST },
-		{ EXITED(137), END_BY_KILL }, { EXITED(143), END_BY_REQUEST }, { EXITED(130), END_BY_REQUEST },
-		{ EXITED(139), END_FAILURE }, { EXITED(128), END_FAILURE },
-	};
-
-	(void)state;
-	for (size_t i = 0; i < COUNT(cases); i++)
-		assert_int_equal(report_task_end(cases[i].status), cases[i].end);
-}
-
 static void end_is_put_into_words(void **state)
 {
 	static const struct { int status; const char *text; } cases[] = {
@@ -151,7 +136,6 @@ static void random_pages_stay_in_bounds(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(ends_are_told_apart),
 		cmocka_unit_test(end_is_put_into_words),
 		cmocka_unit_test(page_says_what_the_rank_was_doing),
 		cmocka_unit_test(page_without_its_mark_says_nothing),

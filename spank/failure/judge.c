@@ -1,0 +1,71 @@
+#include "spank/failure/judge.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+enum { SIGNAL_MAX = 64 };
+
+enum task_end judge_task_end(int wait_status)
+{
+	bool signaled = WIFSIGNALED(wait_status);
+	int number = signaled ? WTERMSIG(wait_status) : WEXITSTATUS(wait_status) - 128;
+
+	if (!signaled && WEXITSTATUS(wait_status) == 0)
+		return END_FINE;
+	if (number == SIGTERM || number == SIGINT)
+		return END_BY_REQUEST;
+	if (number == SIGKILL)
+		return END_BY_KILL;
+	return number > 0 && number <= SIGNAL_MAX ? END_CRASH : END_CODE;
+}
+
+bool judge_is_stop(int signal_number)
+{
+	return signal_number == SIGTERM || signal_number == SIGINT;
+}
+
+static struct end_verdict verdict(enum end_words words, enum end_delay say, enum end_delay kill,
+                                  const struct end_facts *facts)
+{
+	return (struct end_verdict){ words, words == WORDS_NONE ? DELAY_NEVER : say,
+		                     facts->kill_on_failure ? kill : DELAY_NEVER };
+}
+
+/* Who was asked to stop may end as he likes, and when he is ready. What is no
+   such end is said at once, but the others may still be saving. */
+static struct end_verdict judge_stopping(const struct end_facts *facts, enum end_words words)
+{
+	if ((facts->end == END_CRASH && !facts->blames_peer) ||
+	    (facts->end == END_BY_KILL && facts->out_of_memory))
+		return verdict(words, DELAY_NONE, DELAY_GRACE, facts);
+	/* Without a policy to end the step there is nothing to explain. */
+	return verdict(facts->kill_on_failure ? words : WORDS_NONE, DELAY_GRACE, DELAY_GRACE, facts);
+}
+
+/* Without a witness: tasks that Slurm kills end together, and one that the
+   kernel or a person killed ends alone, or takes others with it that fail. */
+static bool looks_cancelled(const struct end_facts *facts)
+{
+	return facts->sent == SENT_UNKNOWN && facts->all_killed && !facts->lone && !facts->other_failed;
+}
+
+struct end_verdict judge_end(const struct end_facts *facts)
+{
+	enum end_words words = facts->all_killed && !facts->lone ? WORDS_NODE : WORDS_RANK;
+	bool out_of_memory = facts->end == END_BY_KILL && facts->out_of_memory;
+	const struct end_verdict nothing = { WORDS_NONE, DELAY_NEVER, DELAY_NEVER };
+
+	if (facts->end == END_FINE || facts->ending)
+		return nothing;
+	if (facts->sent == SENT_STOP ||
+	    (facts->sent == SENT_UNKNOWN && facts->end == END_BY_REQUEST && !facts->other_failed))
+		return judge_stopping(facts, words);
+	if (facts->sent == SENT_KILL && !out_of_memory)
+		return facts->end == END_BY_KILL ? verdict(words, DELAY_DOUBT, DELAY_DOUBT, facts)
+		                                 : nothing;
+	if (looks_cancelled(facts) && !out_of_memory)
+		return verdict(WORDS_NONE, DELAY_NEVER, DELAY_NONE, facts);
+	if (facts->end == END_BY_REQUEST)
+		return verdict(words, DELAY_GRACE, DELAY_GRACE, facts);
+	return verdict(words, DELAY_NONE, DELAY_NONE, facts);
+}

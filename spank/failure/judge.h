@@ -1,0 +1,67 @@
+/*
+ * What follows from the end of a task: whether it is a failure, what is said of
+ * it, and whether the step ends for it. Pure: no Slurm, no clock, no I/O. A node
+ * judges by what it sees, and srun again by what all nodes have told.
+ */
+#ifndef SPANK_JUDGE_H
+#define SPANK_JUDGE_H
+
+#include <stdbool.h>
+
+/* How a task ended, as far as its status tells. */
+enum task_end {
+	END_FINE,       /* exit code 0 */
+	END_CODE,       /* another exit code of its own choice */
+	END_CRASH,      /* by a signal that nobody sends to stop a program, such as SIGSEGV */
+	END_BY_REQUEST, /* by SIGTERM or SIGINT, with which a program is asked to stop */
+	END_BY_KILL,    /* by SIGKILL: cancelled, out of memory, or a person */
+};
+
+/* What Slurm has sent to the step's processes, whoever asked it to. */
+enum slurm_sent {
+	SENT_UNKNOWN, /* there is no witness */
+	SENT_NOTHING,
+	SENT_STOP,    /* a signal to stop: the step is stopping */
+	SENT_KILL,    /* SIGKILL, and nothing before. The witness that tells so by its own end may
+	                 have been killed by somebody else, with the tasks */
+};
+
+struct end_facts {
+	enum task_end end;
+	enum slurm_sent sent;
+	bool lone;            /* the node has one task */
+	bool all_killed;      /* all of the node's tasks have ended by SIGKILL */
+	bool other_failed;    /* another task of the node failed on its own account */
+	bool blames_peer;     /* it gave up because another rank had, says its page */
+	bool out_of_memory;   /* the kernel has killed in its cgroup, for want of memory */
+	bool ending;          /* the plugin has asked for the step's end already */
+	bool kill_on_failure; /* the policy */
+};
+
+enum end_words {
+	WORDS_NONE,
+	WORDS_RANK, /* of the task that ended */
+	WORDS_NODE, /* of all tasks of the node */
+};
+
+enum end_delay {
+	DELAY_NEVER,
+	DELAY_NONE,
+	DELAY_DOUBT, /* until Slurm, if it was Slurm, has ended the step */
+	DELAY_GRACE, /* as long as a step that stops may take */
+};
+
+struct end_verdict {
+	enum end_words words;
+	enum end_delay say, kill; /* after how long, if the step still runs then */
+};
+
+/* A shell's 128 + SIGNAL counts as that signal. */
+enum task_end judge_task_end(int wait_status);
+
+/* Whether a signal asks a program to stop, to be ready for its end. */
+bool judge_is_stop(int signal_number);
+
+struct end_verdict judge_end(const struct end_facts *facts);
+
+#endif

@@ -1,0 +1,131 @@
+/* spank/judge: what follows from the end of a task, one line per case. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "spank/failure/judge.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define EXITED(code) ((code) << 8)
+
+static void ends_are_told_apart(void **state)
+{
+	static const struct { int status; enum task_end end; } cases[] = {
+		{ EXITED(0), END_FINE }, { EXITED(1), END_CODE }, { EXITED(255), END_CODE },
+		{ EXITED(127), END_CODE }, { EXITED(128), END_CODE }, { EXITED(193), END_CODE },
+		{ SIGSEGV, END_CRASH }, { SIGABRT | 0x80, END_CRASH }, { EXITED(139), END_CRASH },
+		{ SIGKILL, END_BY_KILL }, { EXITED(137), END_BY_KILL },
+		{ SIGTERM, END_BY_REQUEST }, { SIGINT, END_BY_REQUEST },
+		{ EXITED(143), END_BY_REQUEST }, { EXITED(130), END_BY_REQUEST },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++)
+		assert_int_equal(judge_task_end(cases[i].status), cases[i].end);
+	assert_true(judge_is_stop(SIGTERM) && judge_is_stop(SIGINT));
+	assert_false(judge_is_stop(SIGUSR1) || judge_is_stop(SIGCONT) || judge_is_stop(SIGKILL));
+}
+
+/* Which of the facts are true, and what is wanted, as letters: lone, all_killed,
+   other_failed, blames_peer (p), out_of_memory (m), ending, continue. */
+static const struct {
+	const char *name;
+	enum task_end end;
+	enum slurm_sent sent;
+	const char *facts;
+	enum end_words words;
+	enum end_delay say, kill;
+} cases[] = {
+	/* Nothing was asked of the step. */
+	{ "a task is done", END_FINE, SENT_NOTHING, "", WORDS_NONE, DELAY_NEVER, DELAY_NEVER },
+	{ "a rank exits with 7", END_CODE, SENT_NOTHING, "", WORDS_RANK, DELAY_NONE, DELAY_NONE },
+	{ "so does a node's only one", END_CODE, SENT_NOTHING, "l", WORDS_RANK, DELAY_NONE, DELAY_NONE },
+	{ "a rank crashes", END_CRASH, SENT_NOTHING, "", WORDS_RANK, DELAY_NONE, DELAY_NONE },
+	{ "a rank follows another", END_CODE, SENT_NOTHING, "p", WORDS_RANK, DELAY_NONE, DELAY_NONE },
+	{ "a rank is killed", END_BY_KILL, SENT_NOTHING, "", WORDS_RANK, DELAY_NONE, DELAY_NONE },
+	{ "a node's only rank is killed", END_BY_KILL, SENT_NOTHING, "la", WORDS_RANK, DELAY_NONE, DELAY_NONE },
+	{ "all tasks of a node are killed", END_BY_KILL, SENT_NOTHING, "a", WORDS_NODE, DELAY_NONE, DELAY_NONE },
+	{ "for want of memory", END_BY_KILL, SENT_NOTHING, "am", WORDS_NODE, DELAY_NONE, DELAY_NONE },
+	{ "a killed rank takes another along", END_BY_KILL, SENT_NOTHING, "o", WORDS_RANK, DELAY_NONE, DELAY_NONE },
+	{ "a person ends a rank by SIGTERM", END_BY_REQUEST, SENT_NOTHING, "", WORDS_RANK, DELAY_GRACE, DELAY_GRACE },
+	{ "or a node's only rank", END_BY_REQUEST, SENT_NOTHING, "l", WORDS_RANK, DELAY_GRACE, DELAY_GRACE },
+	{ "beside it another fails", END_CODE, SENT_NOTHING, "o", WORDS_RANK, DELAY_NONE, DELAY_NONE },
+	/* Slurm has asked the step to stop. */
+	{ "rank 1 ends at once, rank 0 saves", END_BY_REQUEST, SENT_STOP, "", WORDS_RANK, DELAY_GRACE, DELAY_GRACE },
+	{ "a launcher of a node ends", END_BY_REQUEST, SENT_STOP, "l", WORDS_RANK, DELAY_GRACE, DELAY_GRACE },
+	{ "a rank has saved, and exits with 0", END_FINE, SENT_STOP, "", WORDS_NONE, DELAY_NEVER, DELAY_NEVER },
+	{ "with a code of its own", END_CODE, SENT_STOP, "", WORDS_RANK, DELAY_GRACE, DELAY_GRACE },
+	{ "a rank follows one that stopped", END_CODE, SENT_STOP, "p", WORDS_RANK, DELAY_GRACE, DELAY_GRACE },
+	{ "or is aborted for it", END_CRASH, SENT_STOP, "p", WORDS_RANK, DELAY_GRACE, DELAY_GRACE },
+	{ "a rank crashes while it saves", END_CRASH, SENT_STOP, "", WORDS_RANK, DELAY_NONE, DELAY_GRACE },
+	{ "Slurm's patience is over", END_BY_KILL, SENT_STOP, "a", WORDS_NODE, DELAY_GRACE, DELAY_GRACE },
+	{ "the memory is over", END_BY_KILL, SENT_STOP, "m", WORDS_RANK, DELAY_NONE, DELAY_GRACE },
+	{ "one stops under continue", END_BY_REQUEST, SENT_STOP, "c", WORDS_NONE, DELAY_NEVER, DELAY_NEVER },
+	{ "one crashes under continue", END_CRASH, SENT_STOP, "c", WORDS_RANK, DELAY_NONE, DELAY_NEVER },
+	/* Slurm has killed the step, or somebody the tasks and the witness. */
+	{ "a task is killed with the step", END_BY_KILL, SENT_KILL, "", WORDS_RANK, DELAY_DOUBT, DELAY_DOUBT },
+	{ "all of a node are", END_BY_KILL, SENT_KILL, "a", WORDS_NODE, DELAY_DOUBT, DELAY_DOUBT },
+	{ "a task notes that others are", END_CODE, SENT_KILL, "", WORDS_NONE, DELAY_NEVER, DELAY_NEVER },
+	{ "the kernel killed the whole cgroup", END_BY_KILL, SENT_KILL, "am", WORDS_NODE, DELAY_NONE, DELAY_NONE },
+	/* Nobody knows what Slurm has sent. */
+	{ "a rank ends by SIGTERM", END_BY_REQUEST, SENT_UNKNOWN, "", WORDS_RANK, DELAY_GRACE, DELAY_GRACE },
+	{ "beside one that failed", END_BY_REQUEST, SENT_UNKNOWN, "o", WORDS_RANK, DELAY_GRACE, DELAY_GRACE },
+	{ "a rank fails", END_CODE, SENT_UNKNOWN, "", WORDS_RANK, DELAY_NONE, DELAY_NONE },
+	{ "a rank is killed alone", END_BY_KILL, SENT_UNKNOWN, "", WORDS_RANK, DELAY_NONE, DELAY_NONE },
+	{ "all of a node are killed", END_BY_KILL, SENT_UNKNOWN, "a", WORDS_NONE, DELAY_NEVER, DELAY_NONE },
+	{ "and one of them failed", END_BY_KILL, SENT_UNKNOWN, "ao", WORDS_NODE, DELAY_NONE, DELAY_NONE },
+	{ "the kernel tells why", END_BY_KILL, SENT_UNKNOWN, "am", WORDS_NODE, DELAY_NONE, DELAY_NONE },
+	{ "a lone task is killed", END_BY_KILL, SENT_UNKNOWN, "la", WORDS_RANK, DELAY_NONE, DELAY_NONE },
+	/* The plugin ends the step. */
+	{ "a bystander is killed", END_BY_KILL, SENT_KILL, "e", WORDS_NONE, DELAY_NEVER, DELAY_NEVER },
+	{ "a bystander fails meanwhile", END_CODE, SENT_NOTHING, "e", WORDS_NONE, DELAY_NEVER, DELAY_NEVER },
+	/* on-failure=continue, or -K0. */
+	{ "a rank fails under continue", END_CODE, SENT_NOTHING, "c", WORDS_RANK, DELAY_NONE, DELAY_NEVER },
+	{ "a rank is killed under continue", END_BY_KILL, SENT_NOTHING, "c", WORDS_RANK, DELAY_NONE, DELAY_NEVER },
+	{ "a person's SIGTERM under continue", END_BY_REQUEST, SENT_NOTHING, "c", WORDS_RANK, DELAY_GRACE, DELAY_NEVER },
+};
+
+static bool has(const char *facts, char letter)
+{
+	for (; *facts != '\0'; facts++)
+		if (*facts == letter)
+			return true;
+	return false;
+}
+
+static void each_end_has_its_verdict(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		const struct end_facts facts = {
+			.end = cases[i].end,
+			.sent = cases[i].sent,
+			.lone = has(cases[i].facts, 'l'),
+			.all_killed = has(cases[i].facts, 'a'),
+			.other_failed = has(cases[i].facts, 'o'),
+			.blames_peer = has(cases[i].facts, 'p'),
+			.out_of_memory = has(cases[i].facts, 'm'),
+			.ending = has(cases[i].facts, 'e'),
+			.kill_on_failure = !has(cases[i].facts, 'c'),
+		};
+		struct end_verdict got = judge_end(&facts);
+		if (got.words != cases[i].words || got.say != cases[i].say || got.kill != cases[i].kill)
+			fail_msg("%s: words %d, say %d, kill %d, not %d, %d, %d", cases[i].name, got.words,
+			         got.say, got.kill, cases[i].words, cases[i].say, cases[i].kill);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(ends_are_told_apart),
+		cmocka_unit_test(each_end_has_its_verdict),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
