@@ -29,6 +29,12 @@ leaves_nothing()
 	if [ -z "$left" ]; then ok "$1"; else not_ok "$1" "$left"; fi
 }
 
+for number in 08 010 00 1e1 ''; do
+	capture "$tool" start --dir $one --nodes "$number" --no-plugin
+	status_is 2 "--nodes '$number' is refused"
+	prints "^slurm/cluster: --nodes takes a number from 1 to 64, .*not '$number'" "which says what it takes"
+done
+
 umask 077
 check "a cluster starts, whatever the umask" "$tool" start --dir $one --nodes 2 --no-plugin
 namespaces=$(for node in head n0 n1; do "$tool" run --dir $one --node $node -- readlink /proc/self/ns/net; done)
