@@ -34,9 +34,7 @@ struct pmix_wireup {
 
 /* Shared with the callback, which may come after the wait was given up. */
 struct fence {
-	pthread_mutex_t lock;
-	pthread_cond_t finished;
-	bool done, abandoned;
+	ddp_pending pending;
 	pmix_status_t rc;
 };
 
@@ -46,15 +44,13 @@ static struct fence *fence_new(void)
 
 	if (fence == NULL)
 		return NULL;
-	pthread_mutex_init(&fence->lock, NULL);
-	ddp_condition_init(&fence->finished);
+	ddp_pending_init(&fence->pending);
 	return fence;
 }
 
 static void fence_free(struct fence *fence)
 {
-	pthread_cond_destroy(&fence->finished);
-	pthread_mutex_destroy(&fence->lock);
+	ddp_pending_destroy(&fence->pending);
 	free(fence);
 }
 
@@ -62,26 +58,9 @@ static void fence_ended(pmix_status_t rc, void *argument)
 {
 	struct fence *fence = argument;
 
-	pthread_mutex_lock(&fence->lock);
 	fence->rc = rc;
-	fence->done = true;
-	bool abandoned = fence->abandoned;
-	pthread_cond_signal(&fence->finished);
-	pthread_mutex_unlock(&fence->lock);
-	if (abandoned)
+	if (!ddp_pending_finish(&fence->pending))
 		fence_free(fence);
-}
-
-/* False at the deadline; the callback then owns `fence`. */
-static bool await(struct fence *fence, uint64_t deadline_ns)
-{
-	pthread_mutex_lock(&fence->lock);
-	while (!fence->done && ddp_condition_wait(&fence->finished, &fence->lock, deadline_ns))
-		;
-	bool done = fence->done;
-	fence->abandoned = !done;
-	pthread_mutex_unlock(&fence->lock);
-	return done;
 }
 
 /* The key of this exchange; each has one of its own. */
@@ -92,7 +71,7 @@ static void key_of(const struct pmix_wireup *wireup, char *key)
 
 /* A rank's contribution: its number in the job, which may differ from PMIx's,
    then the blob. */
-static ddp_status put(const struct pmix_wireup *wireup, const void *blob, size_t bytes)
+static ddp_status publish(const struct pmix_wireup *wireup, const void *blob, size_t bytes)
 {
 	char key[PMIX_MAX_KEYLEN + 1];
 	uint32_t rank = (uint32_t)wireup->base.job->rank;
@@ -166,7 +145,7 @@ static ddp_status fence_all(struct pmix_wireup *wireup, uint64_t deadline_ns)
 	PMIX_INFO_LOAD(&collect, PMIX_COLLECT_DATA, &yes, PMIX_BOOL);
 	pmix_status_t rc = PMIx_Fence_nb(&all, 1, &collect, 1, fence_ended, fence);
 	if (rc == PMIX_SUCCESS) {
-		if (!await(fence, deadline_ns))
+		if (!ddp_pending_wait(&fence->pending, deadline_ns))
 			return too_late(wireup, start_ns);
 		rc = fence->rc;
 	}
@@ -237,7 +216,7 @@ static ddp_status pmix_exchange(ddp_wireup *wireup, const void *blob, size_t byt
 		return ddp_fail(DDP_ERR_STATE, "an earlier exchange through PMIx was given up");
 	self->sequence++;
 	memset(blobs, 0, (size_t)job->world_size * sizeof(*blobs));
-	ddp_status status = put(self, blob, bytes);
+	ddp_status status = publish(self, blob, bytes);
 	if (status == DDP_OK)
 		status = fence_all(self, deadline_ns);
 	for (int p = 0; p < job->world_size && status == DDP_OK; p++)

@@ -18,9 +18,7 @@
 
 /* Shared by the caller and the thread; the last to let go frees it. */
 struct lookup {
-	pthread_mutex_t lock;
-	pthread_cond_t finished;
-	bool done, abandoned;
+	ddp_pending pending;
 	char host[DDP_HOST_MAX];
 	char port[8];
 	int rc, error;
@@ -31,8 +29,7 @@ static void lookup_free(struct lookup *lookup)
 {
 	if (lookup->found != NULL)
 		freeaddrinfo(lookup->found);
-	pthread_cond_destroy(&lookup->finished);
-	pthread_mutex_destroy(&lookup->lock);
+	ddp_pending_destroy(&lookup->pending);
 	free(lookup);
 }
 
@@ -44,17 +41,10 @@ static void *look_up(void *argument)
 	struct lookup *lookup = argument;
 	struct addrinfo *found = NULL;
 
-	int rc = getaddrinfo(lookup->host, lookup->port, &hints, &found);
-	int error = errno;
-	pthread_mutex_lock(&lookup->lock);
-	lookup->rc = rc;
-	lookup->error = error;
-	lookup->found = rc == 0 ? found : NULL;
-	lookup->done = true;
-	bool abandoned = lookup->abandoned;
-	pthread_cond_signal(&lookup->finished);
-	pthread_mutex_unlock(&lookup->lock);
-	if (abandoned)
+	lookup->rc = getaddrinfo(lookup->host, lookup->port, &hints, &found);
+	lookup->error = errno;
+	lookup->found = lookup->rc == 0 ? found : NULL;
+	if (!ddp_pending_finish(&lookup->pending))
 		lookup_free(lookup);
 	return NULL;
 }
@@ -65,8 +55,7 @@ static struct lookup *lookup_new(const ddp_job *job)
 
 	if (lookup == NULL)
 		return NULL;
-	pthread_mutex_init(&lookup->lock, NULL);
-	ddp_condition_init(&lookup->finished);
+	ddp_pending_init(&lookup->pending);
 	snprintf(lookup->host, sizeof(lookup->host), "%s", job->master_addr);
 	snprintf(lookup->port, sizeof(lookup->port), "%d", job->master_port & 0xffff);
 	return lookup;
@@ -82,18 +71,6 @@ static bool start(struct lookup *lookup)
 	int rc = pthread_create(&thread, &detached, look_up, lookup);
 	pthread_attr_destroy(&detached);
 	return rc == 0;
-}
-
-/* False at the deadline; the thread then owns `lookup`. */
-static bool await(struct lookup *lookup, uint64_t deadline_ns)
-{
-	pthread_mutex_lock(&lookup->lock);
-	while (!lookup->done && ddp_condition_wait(&lookup->finished, &lookup->lock, deadline_ns))
-		;
-	bool done = lookup->done;
-	lookup->abandoned = !done;
-	pthread_mutex_unlock(&lookup->lock);
-	return done;
 }
 
 static bool is_loopback(const struct sockaddr *address)
@@ -142,7 +119,7 @@ static ddp_status resolve_once(const ddp_job *job, uint64_t deadline_ns, ddp_mee
 		free(lookup);
 		return ddp_fail(DDP_ERR_NOMEM, "no memory or thread to resolve MASTER_ADDR");
 	}
-	if (!await(lookup, deadline_ns))
+	if (!ddp_pending_wait(&lookup->pending, deadline_ns))
 		return ddp_fail(DDP_ERR_TIMEOUT, "rank %d on %s: MASTER_ADDR %s did not resolve in time: "
 		                "is the name server there?", job->rank, job->hostname, job->master_addr);
 	if (lookup->rc == 0) {

@@ -7,8 +7,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Reads a port; returns what stands behind it, NULL if there is none. */
-static const char *read_port(const char *text, uint32_t *port)
+/* Reads a port number; returns what stands behind it, NULL if there is none. */
+static const char *read_one(const char *text, uint32_t *port)
 {
 	char *end;
 	unsigned long number;
@@ -26,7 +26,7 @@ static const char *read_port(const char *text, uint32_t *port)
 bool port_from_reservation(const char *text, uint16_t *port, struct fault *fault)
 {
 	uint32_t first;
-	const char *end = read_port(text, &first);
+	const char *end = read_one(text, &first);
 
 	if (end == NULL || first == 0 || (*end != '\0' && *end != '-' && *end != ','))
 		return fault_set(fault, "SLURM_STEP_RESV_PORTS='%.80s' is not a list of ports", text);
@@ -58,12 +58,12 @@ static bool list_has(const char *list, uint16_t port)
 
 	while (*p != '\0') {
 		uint32_t low, high;
-		const char *end = read_port(p, &low);
+		const char *end = read_one(p, &low);
 		if (end == NULL)
 			return false;
 		high = low;
 		if (*end == '-') {
-			end = read_port(end + 1, &high);
+			end = read_one(end + 1, &high);
 			if (end == NULL)
 				return false;
 		}
@@ -77,9 +77,9 @@ static bool list_has(const char *list, uint16_t port)
 bool port_is_ephemeral(uint16_t port, const char *local_range, const char *reserved)
 {
 	uint32_t low, high;
-	const char *end = read_port(local_range, &low);
+	const char *end = read_one(local_range, &low);
 
-	if (end == NULL || read_port(end + strspn(end, " \t"), &high) == NULL)
+	if (end == NULL || read_one(end + strspn(end, " \t"), &high) == NULL)
 		return false;
 	return port >= low && port <= high && !list_has(reserved, port);
 }

@@ -14,7 +14,7 @@ enum { KEY_BYTES = 32 };
 static const char absent[] =
 	"srun --ddp was asked for, but the plugin spank_ddp is not active on this node";
 
-static bool put(const char *name, const char *value, struct fault *fault)
+static bool export_to_tasks(const char *name, const char *value, struct fault *fault)
 {
 	return setenv(name, value, 1) == 0 ||
 	       fault_set(fault, "cannot set %s: %s", name, strerror(errno));
@@ -72,14 +72,14 @@ bool launch_prepare(const struct settings *settings, struct fault *fault)
 	if (key[0] == '\0' && !make_key(key, fault))
 		return false;
 	if (hostfile != NULL && hostfile[0] != '\0' &&
-	    (!read_hostfile(hostfile, host, fault) || !put("SLURM_DDP_FIRST_HOST", host, fault)))
+	    (!read_hostfile(hostfile, host, fault) || !export_to_tasks("SLURM_DDP_FIRST_HOST", host, fault)))
 		return false;
 	if (settings->launcher
-	    ? !put("PET_NNODES", absent, fault)
-	    : !put("RANK", absent, fault) || !put("WORLD_SIZE", absent, fault))
+	    ? !export_to_tasks("PET_NNODES", absent, fault)
+	    : !export_to_tasks("RANK", absent, fault) || !export_to_tasks("WORLD_SIZE", absent, fault))
 		return false;
 	/* Last: without it the nodes refuse, should srun go on after an error. */
-	return put("SLURM_DDP_KEY", key, fault);
+	return export_to_tasks("SLURM_DDP_KEY", key, fault);
 }
 
 void launch_list_stale(char *text, size_t bytes)
