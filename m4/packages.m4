@@ -8,12 +8,13 @@ AC_DEFUN([_DDP_PREFIX_FLAGS], [
   AS_IF([test -d "$2/lib64"], [$1_LIBS="-L$2/lib64"], [$1_LIBS="-L$2/lib"])
 ])
 
-# _DDP_PACKAGE(NAME, name, header, library, function, package hint)
+# _DDP_PACKAGE(NAME, name, header, library, function, package hint, flags for DIR)
 AC_DEFUN([_DDP_PACKAGE], [
   $1_CFLAGS=
   $1_LIBS=
   ddp_$2=no
-  AS_CASE(["$with_$2"], [no], [], [yes|check], [], [_DDP_PREFIX_FLAGS([$1], [$with_$2])])
+  AS_CASE(["$with_$2"], [no], [], [yes|check], [],
+    [m4_default([$7], [_DDP_PREFIX_FLAGS([$1], [$with_$2])])])
   AS_VAR_IF([with_$2], [no], [ddp_$2_summary="off (--without-$2)"], [
     ddp_save_CPPFLAGS=$CPPFLAGS
     ddp_save_LIBS=$LIBS
@@ -32,10 +33,34 @@ AC_DEFUN([_DDP_PACKAGE], [
   AC_SUBST([$1_LIBS])
 ])
 
+# _DDP_SLURM_FOUND: which release was found, and in which folder. slurm_version.h
+# holds 0x160508 for 22.05.8; the compiler prints the path of each header.
+AC_DEFUN([_DDP_SLURM_FOUND], [
+  ddp_save_CPPFLAGS=$CPPFLAGS
+  CPPFLAGS="$CPPFLAGS $SLURM_CFLAGS"
+  AC_COMPUTE_INT([ddp_slurm_number], [SLURM_VERSION_NUMBER], [[#include <slurm/slurm.h>]],
+    [AC_MSG_ERROR([slurm/slurm.h does not compile or does not say its version; config.log has the reason])])
+  AC_LANG_CONFTEST([AC_LANG_SOURCE([[#include <slurm/spank.h>]])])
+  ddp_slurm_folder=`($CPP $CPPFLAGS conftest.$ac_ext | sed -n 's|^# 1 "\(.*\)/slurm/spank\.h".*|\1|p' | head -n 1) 2>/dev/null`
+  rm -f conftest.$ac_ext
+  CPPFLAGS=$ddp_save_CPPFLAGS
+  ddp_slurm_version=`printf '%d.%02d.%d' "$(($ddp_slurm_number >> 16))" "$(($ddp_slurm_number >> 8 & 255))" "$(($ddp_slurm_number & 255))"`
+  ddp_slurm_summary="for Slurm $ddp_slurm_version, headers in ${ddp_slurm_folder:-an unknown folder}"
+])
+
+# Slurm's headers hold declarations without prototypes, of which compilers warn
+# unless the folder is one of the system's. /usr's is, and named by -isystem it
+# would come before the compiler's own.
 AC_DEFUN([DDP_WITH_SLURM], [
   AC_ARG_WITH([slurm], [AS_HELP_STRING([--with-slurm=DIR], [build the SPANK plugin against Slurm in DIR])],
     [], [with_slurm=check])
-  _DDP_PACKAGE([SLURM], [slurm], [slurm/spank.h], [], [], [libslurm-dev or slurm-devel])
+  AC_REQUIRE([AC_PROG_CPP])
+  AS_CASE([$with_slurm], [no|yes|check], [],
+    [AS_IF([test -f "$with_slurm/include/slurm/spank.h"], [],
+      [AC_MSG_ERROR([--with-slurm: there is no $with_slurm/include/slurm/spank.h (libslurm-dev or slurm-devel)])])])
+  _DDP_PACKAGE([SLURM], [slurm], [slurm/spank.h], [], [], [libslurm-dev or slurm-devel],
+    [AS_CASE([$with_slurm], [/usr|/usr/], [], [SLURM_CFLAGS="-isystem $with_slurm/include"])])
+  AS_VAR_IF([ddp_slurm], [yes], [_DDP_SLURM_FOUND])
   AM_CONDITIONAL([HAVE_SLURM], [test "x$ddp_slurm" = xyes])
   AC_ARG_WITH([spankdir],
     [AS_HELP_STRING([--with-spankdir=DIR], [where the plugin goes (LIBDIR/slurm-ddp)])],
