@@ -25,6 +25,7 @@ struct relay relay_parse(const char *text)
 	    !ddp_parse_hex(end + 1, relay.secret, SIPHASH_KEY_BYTES))
 		return none;
 	relay.port = (uint16_t)port;
+	relay.reply_ms = RELAY_REPLY_MS;
 	return relay;
 }
 

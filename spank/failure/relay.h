@@ -29,10 +29,11 @@ enum {
 /* Where srun listens; as text "PORT:SECRET", the secret in hexadecimal. */
 struct relay {
 	uint16_t port; /* 0: nowhere */
+	int reply_ms;  /* how long a node waits for srun's answer */
 	unsigned char secret[SIPHASH_KEY_BYTES];
 };
 
-/* Reads the text; NULL, or anything that is none, gives port 0. */
+/* Reads the text, with RELAY_REPLY_MS; NULL, or anything that is none, gives port 0. */
 struct relay relay_parse(const char *text);
 
 struct relay_news {
@@ -63,7 +64,7 @@ bool relay_receive(int fd, void *data, size_t bytes, int wait_ms);
 /*
  * A node: true if srun has it now, and will say it unless something else came
  * first. `address` is numeric: nothing is resolved. Takes RELAY_CONNECT_MS and
- * RELAY_REPLY_MS at most.
+ * twice reply_ms at most.
  */
 bool relay_tell(const struct relay *relay, const char *address, const struct relay_news *news);
 

@@ -72,8 +72,8 @@ bool relay_tell(const struct relay *relay, const char *address, const struct rel
 	if (fd < 0)
 		return false;
 	relay_sign_answer(relay, &message, wanted);
-	taken = relay_send(fd, &message, sizeof(message), RELAY_REPLY_MS) &&
-	        relay_receive(fd, got, sizeof(got), RELAY_REPLY_MS) &&
+	taken = relay_send(fd, &message, sizeof(message), relay->reply_ms) &&
+	        relay_receive(fd, got, sizeof(got), relay->reply_ms) &&
 	        memcmp(got, wanted, sizeof(got)) == 0;
 	close(fd);
 	return taken;
