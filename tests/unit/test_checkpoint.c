@@ -10,10 +10,12 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "context.h"
 #include "data/loader.h"
@@ -334,24 +336,37 @@ static void names_are_those_of_the_field(void **state)
 	ddp_safetensors_close(&file);
 }
 
+/* Longer than the deadline, by a third. */
 static ddp_status sleep_long(void *argument)
 {
-	(void)argument;
-	sleep(4);
+	const ddp_context *context = argument;
+	int ms = context->timeout_ms / 3 * 4;
+	const struct timespec pause = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 };
+
+	nanosleep(&pause, NULL);
 	return ddp_fail(DDP_ERR_IO, "slept well");
 }
 
 static void wait_for_a_slow_leader(ddp_context *context)
 {
-	RANK_CHECK(ddp_leader_run(context->world, context->timeout_ms, sleep_long, NULL, NULL, 0) ==
+	RANK_CHECK(ddp_leader_run(context->world, context->timeout_ms, sleep_long, context, NULL, 0) ==
 	           DDP_ERR_IO);
 	RANK_CHECK(says("slept well"));
+}
+
+static void do_nothing(ddp_context *context)
+{
+	(void)context;
 }
 
 static void slow_disk_of_rank_0_passes_no_deadline(void **state)
 {
 	(void)state;
-	on_ranks(2, 3000, wait_for_a_slow_leader);
+	uint64_t start_ns = ddp_now_ns();
+	on_ranks(2, 0, do_nothing);
+	double plain_ms = ddp_seconds_since(start_ns) * 1e3;
+	/* No rank's start or message takes ten times as long as all of that. */
+	on_ranks(2, plain_ms < 100 ? 1000 : (int)(10 * plain_ms), wait_for_a_slow_leader);
 }
 
 static size_t read_checkpoint(const char *folder, char *bytes, size_t room)
