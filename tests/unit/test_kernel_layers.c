@@ -115,7 +115,20 @@ static void check_forward(struct run *r, const layer *l, const shape *s)
 			         r->wide_out[i]);
 }
 
-static void check_gradient(struct run *r, const layer *l, const shape *s, int input)
+static void check_slope(const struct run *r, const layer *l, const shape *s, int input, int64_t i,
+                        double slope)
+{
+	double got = (double)r->din[input][i] - (l->adds[input] ? start_of(l, input) : 0);
+
+	if (!(fabs(got - slope) <= 1e-4 * (fabs(slope) + 1)))
+		fail_msg("%s %ld,%ld,%ld,%ld: gradient of input %d at %ld is %.8g, by "
+		         "differences %.8g", l->name, (long)s->a, (long)s->b, (long)s->c,
+		         (long)s->d, input, (long)i, got, slope);
+}
+
+/* Of both runs, of one thread and of many: they have the same inputs. */
+static void check_gradient(struct run *r, const struct run *many, const layer *l, const shape *s,
+                           int input)
 {
 	const double h = 1e-4;
 	int64_t n = l->size(s, input);
@@ -130,43 +143,34 @@ static void check_gradient(struct run *r, const layer *l, const shape *s, int in
 		l->naive(s, r->wide, r->wide_out);
 		slope = (slope - weighted_sum(r->wide_out, r->dout, r->out_size)) / (2 * h);
 		*x = here;
-		double got = (double)r->din[input][i] - (l->adds[input] ? start_of(l, input) : 0);
-		if (!(fabs(got - slope) <= 1e-4 * (fabs(slope) + 1)))
-			fail_msg("%s %ld,%ld,%ld,%ld: gradient of input %d at %ld is %.8g, by "
-			         "differences %.8g", l->name, (long)s->a, (long)s->b, (long)s->c,
-			         (long)s->d, input, (long)i, got, slope);
+		check_slope(r, l, s, input, i, slope);
+		check_slope(many, l, s, input, i, slope);
 	}
 }
 
-static void check_threads(struct run *r, const layer *l, const shape *s)
+static void check_same(const struct run *many, const struct run *r, const layer *l, const shape *s)
 {
-	struct run many = make_run(l, s);
-
-	dk_set_threads(MANY_THREADS);
-	compute(&many, l, s);
-	dk_set_threads(1);
-	check_forward(&many, l, s);
+	assert_memory_equal(many->out, r->out, (size_t)r->out_size * sizeof(float));
 	for (int k = 0; k < l->inputs; k++)
-		check_gradient(&many, l, s, k);
-	if (!l->product) {
-		assert_memory_equal(many.out, r->out, (size_t)r->out_size * sizeof(float));
-		for (int k = 0; k < l->inputs; k++)
-			assert_memory_equal(many.din[k], r->din[k], (size_t)l->size(s, k) * sizeof(float));
-	}
-	free_run(&many, l);
+		assert_memory_equal(many->din[k], r->din[k], (size_t)l->size(s, k) * sizeof(float));
 }
 
 static void check(const layer *l, const shape *shapes, size_t count)
 {
 	for (size_t i = 0; i < count; i++) {
-		struct run r = make_run(l, &shapes[i]);
+		struct run r = make_run(l, &shapes[i]), many = make_run(l, &shapes[i]);
+		dk_set_threads(MANY_THREADS);
+		compute(&many, l, &shapes[i]);
 		dk_set_threads(1);
 		compute(&r, l, &shapes[i]);
 		check_forward(&r, l, &shapes[i]);
+		check_forward(&many, l, &shapes[i]);
 		for (int k = 0; k < l->inputs; k++)
-			check_gradient(&r, l, &shapes[i], k);
-		check_threads(&r, l, &shapes[i]);
+			check_gradient(&r, &many, l, &shapes[i], k);
+		if (!l->product)
+			check_same(&many, &r, l, &shapes[i]);
 		free_run(&r, l);
+		free_run(&many, l);
 	}
 }
 
