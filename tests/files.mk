@@ -1,14 +1,14 @@
 # tests: unit tests (cmocka) run by `make check`; each prints TAP. tests/run
 # runs these in several builds, and the tests in cluster/ on real clusters.
-EXTRA_DIST += tests/run tests/cluster tests/unit/tap
+EXTRA_DIST += tests/run tests/support tests/cluster tests/unit/tap
 # A folder brings what was built in it, too.
 dist-hook:
 	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT)
 
 # A test that hangs ends as a failure.
 TEST_SECONDS = 180
-LOG_COMPILER = timeout
-AM_LOG_FLAGS = -k 10 $(TEST_SECONDS) $(top_srcdir)/tests/unit/tap
+LOG_COMPILER = $(top_srcdir)/tests/unit/tap
+AM_LOG_FLAGS = $(TEST_SECONDS)
 LOG_DRIVER = env AM_TAP_AWK='$(AWK)' $(SHELL) $(top_srcdir)/build-aux/tap-driver.sh --comments
 AM_TESTS_ENVIRONMENT = CMOCKA_MESSAGE_OUTPUT=TAP; export CMOCKA_MESSAGE_OUTPUT;
 if SANITIZED

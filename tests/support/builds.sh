@@ -1,0 +1,191 @@
+# builds.sh: the builds of tests/run, and the suites that need a build or none.
+# shellcheck shell=bash disable=SC2154 # tests/run sets source, work, logs, jobs, build
+
+child=''
+end_child() { [ -z "$child" ] || kill "$child" 2>/dev/null; }
+
+# limited SECONDS LOG COMMAND...: with a deadline, output to LOG. It runs in the
+# background, so that a signal to us is heeded at once.
+limited()
+{
+	local status=0
+	timeout -k 15 "$1" "${@:3}" >>"$2" 2>&1 </dev/null &
+	child=$!
+	wait $child || status=$?
+	child=
+	return $status
+}
+
+# step SUITE WHAT SECONDS LOG COMMAND...: something that must work for tests to
+# run at all; a failure counts as one.
+step()
+{
+	local suite=$1 what=$2 seconds=$3 log=$4 status=0
+	shift 4
+	say "$what"
+	limited "$seconds" "$log" "$@" || status=$?
+	[ $status != 0 ] || return 0
+	[ $status != 124 ] || what="$what (time was up after $seconds s)"
+	record FAIL "$suite" '' "$what: failed" "$log"
+	say "$what failed; the end of $log:"
+	tail -n 30 "$log"
+	return 1
+}
+
+# What the machine needs for any test, and the tree for any build.
+prepare_machine()
+{
+	if [ -n "$install" ] && [ "$(id -u)" = 0 ]; then
+		step setup 'installing what is missing' 900 "$logs/install-deps.log" \
+			"$source/slurm/install-deps" --tests || return 1
+	fi
+	[ -x "$source/configure" ] || step setup 'autogen.sh' 180 "$logs/autogen.log" "$source/autogen.sh"
+}
+
+# build_of SUITE: the folder of its build; unit, fuzz, distcheck and cluster share one
+build_of()
+{
+	case $1 in
+	clang|asan|tsan) echo "$work/build-$1" ;;
+	*) echo "${build:-$work/build-unit}" ;;
+	esac
+}
+
+# build_tree SUITE: an out-of-tree build with all programs of its tests, made once
+build_tree()
+{
+	local suite=$1 dir options=()
+	dir=$(build_of "$suite")
+	if [ "$dir" = "$build" ] || [ -e "$dir/.built" ]; then return 0; fi
+	[ ! -e "$dir" ] || return 1 # it was tried, and the failure is told
+	case $suite in
+	clang) options=(CC=clang) ;;
+	asan) options=(--disable-werror '--enable-sanitizer=address,undefined' CFLAGS='-g -O1') ;;
+	tsan) options=(--disable-werror --enable-sanitizer=thread CFLAGS='-g -O1') ;;
+	*) suite=unit ;;
+	esac
+	mkdir -p "$dir" && cd "$dir" || return 1
+	step "$suite" "configuring ($suite)" 180 "$logs/build-$suite.log" \
+		"$source/configure" --prefix="$work/prefix" "${options[@]}" &&
+		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" all &&
+		step "$suite" "building the tests ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" check TESTS= ||
+		return 1
+	: >"$dir/.built"
+}
+
+# ---- make check ----------------------------------------------------------------------
+
+# The programs and scripts that the makefiles give to make check, by path
+test_paths()
+{
+	sed -e ':join' -e '/\\$/{N;s/\\\n/ /;b join' -e '}' "$source"/tests/*.mk "$source"/tests/*/*.mk |
+		sed -n 's/^\(check_PROGRAMS\|TESTS\) *+= *//p' | tr -s '[:blank:]' '\n' | grep '^tests/' | sort -u
+}
+unit_tests() { test_paths | sed 's|.*/||'; }
+
+# check_tree SUITE [NAME...]: make check in its build, of all tests or of these
+check_tree()
+{
+	local suite=$1 dir status=0 name paths=() before
+	dir=$(build_of "$suite")
+	shift
+	for name; do paths+=("$(test_paths | grep -E "/$name\$")"); done
+	say "make check ($suite)${*:+: $*}"
+	find "$dir/tests" -name '*.trs' -delete 2>/dev/null
+	before=$(count FAIL "$suite")
+	# The thread sanitizer cannot see how OpenMP's threads wait for each other.
+	[ "$suite" != tsan ] || export OMP_THREAD_LIMIT=1
+	limited 900 "$logs/check-$suite.log" make -C "$dir" -k -j "$jobs" check ${paths[0]:+"TESTS=${paths[*]}"} || status=$?
+	unset OMP_THREAD_LIMIT
+	from_check "$suite" "$dir"
+	if [ "$(find "$dir/tests" -name '*.trs' | wc -l)" = 0 ]; then
+		record FAIL "$suite" '' "make check ran no test, status $status" "$logs/check-$suite.log"
+	elif [ $status != 0 ] && [ "$(count FAIL "$suite")" = "$before" ]; then
+		record FAIL "$suite" '' "make check ended with status $status" "$logs/check-$suite.log"
+	fi
+}
+
+# from_check SUITE BUILD: records what make check left behind: a .trs file for
+# each test that ended, and in its .log a line for each result.
+from_check()
+{
+	local test log name before
+	while read -r test; do
+		log=${test%.trs}.log name=$(basename "$test" .trs)
+		before=$(count FAIL "$1" "$name")
+		awk -v suite="$1" -v name="$name" -v log_file="$log" '
+			/^(PASS|FAIL|SKIP|XFAIL|XPASS|ERROR): tests\// {
+				kind = substr($1, 1, length($1) - 1)
+				text = $0
+				sub(/^[A-Z]+: [^ ]+ *(- *|[0-9]+ *-? *)?/, "", text)
+				kind = kind == "PASS" || kind == "SKIP" ? kind : kind == "XFAIL" ? "PASS" : "FAIL"
+				printf "%s\t%s\t%s\t%s\t%s\n", kind, suite, name, text, log_file
+				any = 1
+			}
+			END { if (!any) printf "FAIL\t%s\t%s\tno result\t%s\n", suite, name, log_file }
+		' "$log" >>"$results"
+		[ "$(count FAIL "$1" "$name")" = "$before" ] || keep_evidence "$1" "$name" "$log"
+		ended "$1" "$name" "$(sed -n 's/^# took \([0-9.]*\) s$/\1/p' "$log" | tail -n 1)"
+	done < <(find "$2/tests" -name '*.trs' | sort)
+}
+
+# ---- lint, fuzz, distcheck -------------------------------------------------------------
+
+# The tree's shell scripts, by path
+scripts()
+{
+	local file
+	while read -r file; do
+		if [[ $file == *.sh ]] || head -n 1 "$source/$file" 2>/dev/null | grep -qE '^#!/bin/(ba)?sh|^#!/usr/bin/env bash'; then
+			echo "$file"
+		fi
+	done < <(cd "$source" && { git ls-files 2>/dev/null || find slurm tests .ci examples -type f; } |
+		grep -vE '\.(c|h|m4|am|ac|mk|md|in|[0-9])$')
+}
+
+lint_script()
+{
+	local log
+	log=$logs/lint-${1//\//-}.log
+	if ! command -v shellcheck >/dev/null; then
+		record SKIP lint "$1" "shellcheck is not installed" ''
+	elif limited 60 "$log" env -C "$source" shellcheck -x "$1"; then
+		record PASS lint "$1" '' "$log"
+	else
+		record FAIL lint "$1" "shellcheck has something to say" "$log"
+		keep_evidence lint "${1//\//-}" "$log"
+	fi
+}
+
+# fuzz_targets [NAME...]
+fuzz_targets()
+{
+	local status=0 log=$logs/fuzz.log name results_before
+	build_tree unit || return
+	say "make fuzz-short${*:+: $*}"
+	: >"$log"
+	limited 600 "$log" make -s -C "$(build_of fuzz)" fuzz-short ${1:+"NAMES=$*"} || status=$?
+	results_before=$(count FAIL fuzz)
+	from_tap fuzz "${1:-}" $status "$log"
+	# A line of TAP for each target: its name is the test's.
+	name=$results.fuzz
+	awk -F '\t' -v OFS='\t' '$2 == "fuzz" && match($4, /^fuzz [a-z_]+/) { $3 = substr($4, 6, RLENGTH - 5) } 1' \
+		"$results" >"$name" && mv "$name" "$results"
+	[ "$(count FAIL fuzz)" = "$results_before" ] || keep_evidence fuzz "${1:-all}" "$log" "$(build_of fuzz)/tests/fuzz/bin"
+}
+
+suite_distcheck()
+{
+	local dir log=$logs/distcheck.log status=0
+	build_tree unit || return
+	dir=$(build_of distcheck)
+	say 'make distcheck'
+	limited 900 "$log" make -C "$dir" -j "$jobs" distcheck || status=$?
+	if [ $status = 0 ]; then
+		record PASS distcheck distcheck '' "$log"
+	else
+		record FAIL distcheck distcheck "make distcheck ended with status $status" "$log"
+		mapfile -t suites < <(find "$dir" -path '*/_build/*' -name test-suite.log)
+		keep_evidence distcheck distcheck "$log" "${suites[@]}"
+	fi
+}

@@ -1,0 +1,97 @@
+# clusters.sh: the suite of tests/run on throw-away SLURM clusters.
+# shellcheck shell=bash disable=SC2154 # tests/run sets source, work, logs, cluster
+
+prefix='' root=''
+running='' # "NODES OPTIONS" of the cluster that is up
+
+cluster_tests() { (cd "$source/tests/cluster" && printf '%s\n' *.sh | sed 's/\.sh$//' | grep -vx lib); }
+
+# header FILE KEY DEFAULT: the value of a "# KEY: value" line at a test's start
+header()
+{
+	local value
+	value=$(sed -n -e '/^$/q' -e "s/^# *$2: *//p" "$1" | head -n 1)
+	echo "${value:-$3}"
+}
+
+# An installation as a site would have it, and the examples beside it, which
+# make install leaves out; where any user can read it.
+install_tree()
+{
+	local program dir
+	root=$work/root
+	dir=$(build_of cluster)
+	prefix=$root$(make -s -C "$dir" print-prefix) || return 1
+	[ ! -e "$work/installed" ] || return 0
+	step cluster 'make install' 300 "$logs/install.log" make -C "$dir" install "DESTDIR=$root" || return 1
+	mkdir -p "$prefix/bin"
+	for program in $(make -s -C "$dir" print-examples); do
+		step cluster "installing $program" 60 "$logs/install.log" "$dir/libtool" --mode=install \
+			install -c "$dir/$program" "$prefix/bin/$(basename "$program")" || return 1
+	done
+	: >"$work/installed"
+}
+
+# want_cluster NODES OPTIONS: the cluster that is up has these, or ends and
+# another starts; 0 nodes: none. It stops by itself when tests/run ends.
+want_cluster()
+{
+	local nodes=$1 options=$2 plugin arguments
+	[ "$nodes $options" != "$running" ] || return 0
+	stop_cluster
+	[ "$nodes" != 0 ] || return 0
+	plugin=$(build_of cluster)/spank/.libs/spank_ddp.so
+	arguments=(--dir "$cluster" --nodes "$nodes" --for $$)
+	if [ -f "$plugin" ]; then arguments+=(--plugin "$plugin"); else arguments+=(--no-plugin); fi
+	eval "arguments+=($options)"
+	step cluster "starting a cluster of $nodes nodes${options:+, $options}" 90 "$logs/cluster-start.log" \
+		"$source/slurm/cluster" start "${arguments[@]}" || return 1
+	running="$nodes $options"
+}
+
+stop_cluster()
+{
+	running=''
+	[ ! -d "$cluster" ] || limited 60 "$logs/cluster-start.log" "$source/slurm/cluster" stop --dir "$cluster"
+}
+
+# cluster_test NAME: on the cluster that it wants
+cluster_test()
+{
+	local name=$1 file=$source/tests/cluster/$1.sh status=0 log=$logs/cluster-$1.log own=$work/tests/$1 before started
+	want_cluster "$(header "$file" nodes 2)" "$(header "$file" cluster '')" || return
+	started=$SECONDS before=$(count FAIL cluster "$name")
+	rm -rf "$own" && mkdir -p "$own" && chmod 1777 "$own" || return 1
+	: >"$log"
+	limited "$(header "$file" seconds 120)" "$log" env -C "$own" work="$own" \
+		source="$source" build="$(build_of cluster)" prefix="$prefix" cluster="$cluster" \
+		LD_LIBRARY_PATH="$prefix/lib" bash "$file" || status=$?
+	from_tap cluster "$name" $status "$log"
+	ended cluster "$name" $((SECONDS - started))
+	[ "$(count FAIL cluster "$name")" != "$before" ] || return 0
+	keep_evidence cluster "$name" "$log" "$cluster/log" "$own/hung"
+	# What failed may have left the cluster in any state.
+	stop_cluster
+}
+
+can_cluster() { [ "$(id -u)" = 0 ] && unshare --mount --net --pid --fork true 2>/dev/null; }
+
+# cluster_alone NAME
+cluster_alone()
+{
+	if ! can_cluster; then record SKIP cluster "$1" "needs root and namespaces" ''; return; fi
+	build_tree unit && install_tree && cluster_test "$1"
+}
+
+# run_clusters NAME...: tests that want the same cluster one after the other
+run_clusters()
+{
+	local name
+	while IFS=$'\t' read -r _ name; do
+		cluster_alone "$name"
+	done < <(for name; do
+		printf '%s %s\t%s\n' "$(header "$source/tests/cluster/$name.sh" nodes 2)" \
+			"$(header "$source/tests/cluster/$name.sh" cluster '')" "$name"
+	done | sort)
+	stop_cluster
+}
