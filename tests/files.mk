@@ -165,4 +165,5 @@ endif
 
 TESTS += $(check_PROGRAMS)
 endif
-TESTS += tests/unit/test_spank_symbols.sh tests/unit/test_spank_docs.sh
+TESTS += tests/unit/test_run.sh tests/unit/test_spank_symbols.sh tests/unit/test_spank_docs.sh
+EXTRA_DIST += tests/unit/test_run.sh

@@ -1,0 +1,87 @@
+#!/bin/bash
+# tests/run itself, on a tree of a few scripts, where the checker of scripts fails
+# as often as the test says; and tap, which ends a test that hangs.
+set -u
+here=$(cd "$(dirname "$0")/../.." && pwd) || exit 1
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+count=0
+# check NAME COMMAND...
+check()
+{
+	local name=$1
+	shift
+	count=$((count + 1))
+	if "$@"; then echo "ok $count - $name"; else
+		echo "not ok $count - $name"
+		sed 's/^/# /' "$work/out"
+	fi
+}
+prints() { grep -qE -- "$1" "$work/out"; }
+prints_not() { ! prints "$1"; }
+closes_with() { [ "$(tail -n 1 "$work/out")" = "$1" ]; }
+status_is() { [ "$status" = "$1" ]; }
+
+tree=$work/tree
+mkdir -p "$tree/tests/unit" "$tree/slurm" "$tree/.ci" "$tree/examples" "$work/bin" "$work/tmp"
+cp -r "$here/tests/run" "$here/tests/support" "$tree/tests/"
+printf '#!/bin/sh\n' | tee "$tree/slurm/good" "$tree/slurm/bad" >"$tree/configure"
+chmod 755 "$tree/configure" "$tree/tests/run"
+# Fails for slurm/bad until it was asked $FAILURES times.
+cat >"$work/bin/shellcheck" <<'END'
+#!/bin/sh
+case $* in *slurm/bad*) ;; *) exit 0 ;; esac
+echo x >>"$ASKED"
+echo "bad indeed"
+[ "$(wc -l <"$ASKED")" -gt "$FAILURES" ]
+END
+chmod 755 "$work/bin/shellcheck"
+
+# run FAILURES ARGUMENT...
+run()
+{
+	rm -f "$work/asked"
+	status=0
+	FAILURES=$1 ASKED=$work/asked TMPDIR=$work/tmp PATH=$work/bin:$PATH \
+		"$tree/tests/run" --no-install "${@:2}" >"$work/out" 2>&1 </dev/null || status=$?
+}
+
+run 0 lint/slurm/good lint/slurm/bad
+check "tests that pass are counted" closes_with '2 passed, 0 failed'
+check "and the status is 0" status_is 0
+check "nothing is left of them" test -z "$(ls "$work/tmp")"
+run 1 lint/slurm/good lint/slurm/bad
+check "one failure is one, without --repeat-failed" closes_with '1 passed, 1 failed'
+check "and the status is 1" status_is 1
+check "it is named" prints '^  lint/slurm/bad: '
+check "the folder with its log is named" prints '^What failed left its logs in /'
+check "and holds it" grep -qr 'bad indeed' "$(sed -n 's/^What failed left its logs in //p' "$work/out")"
+run 1 --repeat-failed 2 lint
+check "a test that passes by itself counts as passed" prints '^[0-9]+ passed, 0 failed$'
+check "after a line that calls it flaky" prints '^flaky: lint/slurm/bad$'
+check "its folder is kept" test -d "$(sed -n 's/^What failed left its logs in //p' "$work/out")/lint"
+check "and the status is 0" status_is 0
+run 3 --repeat-failed 2 lint/slurm/bad
+check "a test that fails each time has failed" closes_with '0 passed, 1 failed'
+check "and is not flaky" prints_not flaky
+run 2 --times 5 lint/slurm/bad
+check "--times says how often a test failed" prints '^lint/slurm/bad: 2 of 5 runs failed'
+check "and counts each run" closes_with '3 passed, 2 failed'
+check "the status is 1" status_is 1
+run 0 --list lint/slurm/bad
+check "--list prints what is named" test "$(cat "$work/out")" = lint/slurm/bad
+run 0 lint/slurm/none
+check "a test that does not exist is a wrong usage" status_is 2
+check "which says how to find those that do" prints 'tests/run --list lint'
+run 0 --times 0 lint
+check "and so is a number that is none" status_is 2
+
+printf '#!/bin/sh\necho "ok 1 - begun"\nexec sleep 1000\n' >"$work/hangs"
+chmod 755 "$work/hangs"
+status=0
+"$here/tests/unit/tap" 1 "$work/hangs" >"$work/out" 2>/dev/null || status=$?
+check "a test that hangs fails" status_is 137
+check "when its time is up" prints '^Bail out! its time was up after 1 s'
+check "after a look at its processes" prints '^# process [0-9]+: sleep 1000 , state S'
+check "with the time that it took" prints '^# took [0-9.]+ s$'
+echo "1..$count"
