@@ -124,8 +124,9 @@ tests_unit_test_comm_threads_LDADD = $(unit_libs)
 check_PROGRAMS += tests/unit/test_comm_shrink
 tests_unit_test_comm_shrink_SOURCES = tests/unit/test_comm_shrink.c \
 	tests/unit/comm_ranks.c tests/unit/comm_ranks.h
+tests_unit_test_comm_shrink_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_unit_test_comm_shrink_CFLAGS = $(unit_cflags)
-tests_unit_test_comm_shrink_LDADD = $(unit_libs)
+tests_unit_test_comm_shrink_LDADD = $(unit_libs) $(UCX_LIBS)
 check_PROGRAMS += tests/unit/test_comm_blocks
 tests_unit_test_comm_blocks_SOURCES = tests/unit/test_comm_blocks.c
 tests_unit_test_comm_blocks_CFLAGS = $(unit_cflags)

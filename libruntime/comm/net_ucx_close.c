@@ -12,6 +12,7 @@ enum {
 	FAREWELL_MS = 300, /* to tell peers of a failure */
 	DRAIN_MS = 800,    /* for peers to end what is under way with them */
 	FORCE_MS = 2000,   /* for UCX to end what it was told to */
+	SETTLE_MS = 300,   /* for connections that are being made */
 	CLOSE_MS = 2000
 };
 
@@ -48,15 +49,27 @@ static void close_endpoints(ddp_net *net, uint64_t deadline_ns)
 	free(requests);
 }
 
-/* UCX 1.13 asserts if an endpoint is closed, or its peer dies, while its
-   connection is being made. */
+/* UCX 1.13 asserts if an endpoint is closed while its connection is being made;
+   one that it has given up itself is made no longer. */
 static bool can_close(const ddp_net *net)
 {
 	for (int r = 0; r < net->comm->size; r++) {
-		if (net->peers[r].ep != NULL && !net->peers[r].settled)
+		const connection *c = &net->peers[r];
+		if (c->ep != NULL && !c->settled && c->lost == UCS_OK)
 			return false;
 	}
 	return true;
+}
+
+/* Ranks that give up a new communicator close it at about the same time: what
+   is being made between two of them is made to the end, and who has died or
+   closed is lost. Only one that is stopped is neither by the deadline. */
+static void settle_connections(ddp_net *net, uint64_t deadline_ns)
+{
+	while (!can_close(net) && ddp_now_ns() < deadline_ns) {
+		if (ucp_worker_progress(net->worker) == 0 && !ddp_net_answer(net))
+			usleep(20);
+	}
 }
 
 /* Drops what nobody will ask for any more; with `all`, also comm/shrink's. */
@@ -247,6 +260,8 @@ void ddp_net_close(ddp_comm *comm)
 	comm->net = NULL;
 	if (net->announced)
 		ddp_fork_withdraw(&net->kinship);
+	if (net->worker != NULL && net->down)
+		settle_connections(net, ddp_now_ns() + (uint64_t)SETTLE_MS * 1000000);
 	if (net->worker != NULL && net->down && !can_close(net)) {
 		ddp_log(DDP_LOG_DEBUG, "UCX's part of a broken communicator is left to the process's end");
 		return;

@@ -108,7 +108,8 @@ bool ddp_net_answer(ddp_net *net)
 		if (!c->hello_due)
 			continue;
 		c->hello_due = false;
-		if (ddp_net_connect(net, r, &ep) != DDP_OK)
+		/* A broken communicator begins no new one. */
+		if ((net->down && c->ep == NULL) || ddp_net_connect(net, r, &ep) != DDP_OK)
 			continue;
 		if (!c->heard_sent) {
 			c->heard_sent = true;

@@ -1,4 +1,6 @@
 /* Those that are left of a broken communicator go on. */
+#include <dirent.h>
+#include <dlfcn.h>
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,25 +15,13 @@
 
 #include <cmocka.h>
 
+#ifdef HAVE_UCX
+#include <ucp/api/ucp.h>
+#endif
+
 #include "comm_ranks.h"
 
 static const int two_nodes[] = { 0, 1, 0, 1 };
-
-/* Where a rank dies while the new communicator connects, UCX's part of that
-   attempt stays until the process ends: UCX 1.13 asserts if it is closed. It
-   knows of it in pages that the leak sanitizer does not read. The frames that
-   say what it is are found by the slow unwinder only. */
-const char *__lsan_default_suppressions(void);
-__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void)
-{
-	return "leak:ucp_ep_create\nleak:ucp_worker_create\n";
-}
-
-const char *__asan_default_options(void);
-__attribute__((visibility("default"))) const char *__asan_default_options(void)
-{
-	return "fast_unwind_on_malloc=0";
-}
 
 static void run_with(int ranks, const int *node_of, int timeout_ms, int (*body)(ddp_comm *, void *),
                      void *argument)
@@ -327,6 +317,63 @@ static void ranks_agree_although_one_dies_while_they_do(void **state)
 	}
 }
 
+/* ---- a connection that cannot be made ------------------------------------------------------ */
+
+#ifdef HAVE_UCX
+static int allowed = -1; /* so many endpoints, then one is refused; -1: all */
+
+/* Stands before UCX's. */
+__attribute__((visibility("default"))) ucs_status_t ucp_ep_create(ucp_worker_h worker,
+                                                                  const ucp_ep_params_t *params,
+                                                                  ucp_ep_h *ep)
+{
+	ucs_status_t (*create)(ucp_worker_h, const ucp_ep_params_t *, ucp_ep_h *);
+
+	if (allowed >= 0 && allowed-- == 0)
+		return UCS_ERR_NO_RESOURCE;
+	*(void **)&create = dlsym(RTLD_NEXT, "ucp_ep_create");
+	return create == NULL ? UCS_ERR_UNSUPPORTED : create(worker, params, ep);
+}
+
+static int count_descriptors(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	int count = 0;
+
+	CHECK(folder != NULL);
+	while (readdir(folder) != NULL)
+		count++;
+	closedir(folder);
+	return count;
+}
+
+/* Ranks 0 and 1 have begun to connect with each other when the attempt ends:
+   all try again, and of what had begun nothing is left. */
+static int shrink_with_a_refusal(ddp_comm *comm, void *argument)
+{
+	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm), before = count_descriptors();
+	ddp_comm *again;
+
+	(void)argument;
+	fall_out(comm, DDP_ERR_ABORTED);
+	allowed = rank == 2 ? 0 : 1;
+	CHECK_OK(ddp_comm_shrink(comm, &again));
+	CHECK(allowed == -1);
+	expect_sum_of(again, rank, size * (size - 1) / 2);
+	CHECK_OK(ddp_comm_free(again));
+	CHECK(count_descriptors() <= before);
+	return 0;
+}
+
+static void nothing_is_left_of_an_attempt_that_failed(void **state)
+{
+	static const int three[] = { 0, 1, 2 };
+
+	(void)state;
+	run_with(3, three, 0, shrink_with_a_refusal, NULL);
+}
+#endif
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -337,6 +384,9 @@ int main(void)
 		cmocka_unit_test(live_rank_that_stays_away_is_left_out_by_all),
 		cmocka_unit_test(who_still_works_does_not_disturb_the_others),
 		cmocka_unit_test(ranks_agree_although_one_dies_while_they_do),
+#ifdef HAVE_UCX
+		cmocka_unit_test(nothing_is_left_of_an_attempt_that_failed),
+#endif
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
