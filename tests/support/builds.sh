@@ -95,7 +95,8 @@ check_tree()
 	before=$(count FAIL "$suite")
 	# The thread sanitizer cannot see how OpenMP's threads wait for each other.
 	[ "$suite" != tsan ] || export OMP_THREAD_LIMIT=1
-	limited 900 "$logs/check-$suite.log" make -C "$dir" -k -j "$jobs" check ${paths[0]:+"TESTS=${paths[*]}"} || status=$?
+	# Most tests wait more than they compute.
+	limited 900 "$logs/check-$suite.log" make -C "$dir" -k -j $((2 * jobs)) check ${paths[0]:+"TESTS=${paths[*]}"} || status=$?
 	unset OMP_THREAD_LIMIT
 	from_check "$suite" "$dir"
 	if [ "$(find "$dir/tests" -name '*.trs' | wc -l)" = 0 ]; then
@@ -180,7 +181,7 @@ suite_distcheck()
 	build_tree unit || return
 	dir=$(build_of distcheck)
 	say 'make distcheck'
-	limited 900 "$log" make -C "$dir" -j "$jobs" distcheck || status=$?
+	limited 900 "$log" make -C "$dir" -j $((2 * jobs)) distcheck || status=$?
 	if [ $status = 0 ]; then
 		record PASS distcheck distcheck '' "$log"
 	else
