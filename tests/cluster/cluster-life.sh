@@ -50,6 +50,7 @@ check "the first one still works beside it" "$tool" run --dir $one -- srun -N2 t
 check "the second one stops" "$tool" stop --dir $two
 check "the first one works after that" "$tool" run --dir $one -- srun -N2 true
 "$tool" run --dir $one -- srun -N2 sleep 1000 &
+cluster=$one
 wait_until 20 sh -c '"$0" run --dir "$1" -- squeue -h -t R -o %i | grep -q .' "$tool" $one
 check "it stops although a job runs" "$tool" stop --dir $one
 wait $!
@@ -61,22 +62,27 @@ status_is 3 "stopping what does not run says so by its status"
 capture "$tool" run --dir $one -- true
 status_is 3 "and so does running something on it"
 
-# The tool killed while it starts the cluster, at several moments.
-for pause in 0.02 0.1 0.2 0.4; do
+# The tool killed while it starts the cluster, as soon as this or that is there.
+# ended_at SIGNAL FILE
+ended_at()
+{
 	"$tool" start --dir $one --nodes 2 --no-plugin >/dev/null 2>&1 &
 	starting=$!
-	sleep $pause
-	kill -KILL $starting
+	until [ -e "$2" ] || ! kill -0 $starting 2>/dev/null; do :; done
+	kill "-$1" $starting
 	wait $starting 2>/dev/null
+	status=$?
+}
+for moment in '' /mark /settings /pid /head.pid /n1.pid; do
+	ended_at KILL $one$moment
 	"$tool" stop --dir $one >/dev/null 2>&1
-	leaves_nothing "nothing is left after kill -9 of start after $pause s, and stop"
+	leaves_nothing "nothing is left after kill -9 of start at FOLDER$moment, and stop"
 done
-"$tool" start --dir $one --nodes 2 --no-plugin >/dev/null 2>&1 &
-starting=$!
-sleep 0.15
-kill -TERM $starting
-wait $starting
-leaves_nothing "start cleans up when it is ended"
+for moment in '' /mark /settings /log /pid /head.pid /n1.pid; do
+	ended_at TERM $one$moment
+	status_is 143 "start ends by SIGTERM at FOLDER$moment"
+	leaves_nothing "and cleans up"
+done
 
 # Its first process killed.
 "$tool" start --dir $one --nodes 2 --no-plugin >/dev/null
@@ -128,5 +134,17 @@ mkdir "$work/mine" && touch "$work/mine/file"
 capture "$tool" start --dir "$work/mine" --no-plugin
 status_is_not 0 "a folder of somebody's is refused"
 check "and left as it was" test -e "$work/mine/file"
+# Short paths, which a cluster could have.
+mkdir -p "$two" && touch "$two/settings" "$two/pid"
+for command in start stop; do
+	capture "$tool" $command --dir "$two"
+	status_is 1 "$command: a folder that has but a file of the name is refused"
+	prints "$two is not a cluster's folder" "which says so"
+done
+ln -s "throw-away cluster of slurm-ddp in $one" "$two/mark"
+capture "$tool" stop --dir "$two"
+status_is 1 "and a copy of a cluster's folder"
+check "both stay as they were" test -e "$two/settings"
+rm -r "$two"
 
 done_testing
