@@ -34,7 +34,7 @@ all_right 4 "cyclic distribution over TCP"
 capture as_user srun --ddp -n1 "$allreduce"
 all_right 1 "a world of one"
 
-capture by_pmix -N2 --ntasks-per-node=2 "$allreduce" --count 100
+capture on_cluster srun --mpi=pmix -N2 --ntasks-per-node=2 "$allreduce" --count 100
 all_right 4 "without the plugin's option, by PMIx alone"
 
 for type in f64 bf16 i64 u8; do

@@ -8,65 +8,73 @@
 # moment that a rank wrote to $work/failed_at
 timed()
 {
-	rm -f "$work/failed_at"
+	rm -rf "$work/failed_at" "$work/up"
+	mkdir -m 1777 "$work/up"
 	capture "$@"
 	took=$((($(date +%s%N) - $(cat "$work/failed_at" 2>/dev/null || echo 0)) / 1000000))
 }
-# within MS NAME
+# within MS NAME: of an idle machine's time
 within()
 {
-	if [ "$took" -lt "$1" ]; then ok "$2"; else not_ok "$2" "it took $took ms"; fi
+	if is_within "$took" "$1"; then ok "$2"; else not_ok "$2" "it took $took ms"; fi
 }
+# What a rank does before it fails: it waits until all of its step run.
+cat >"$work/together" <<END
+: >$work/up/\$RANK
+until set -- $work/up/* && [ \$# -ge \$WORLD_SIZE ]; do sleep 0.02; done
+END
+chmod 644 "$work/together"
+together=". $work/together;"
 # How a rank notes the time of its failure.
 now="date +%s%N >$work/failed_at;"
 report='ddp: rank [0-9]+ of [0-9]+ on n[0-9] (exited|was killed)'
 
 timed as_user srun --ddp -N2 --ntasks-per-node=2 \
-	sh -c 'if [ $RANK = 3 ]; then sleep 0.5; '"$now"' exit 7; fi; sleep 60'
+	sh -c "$together"'if [ $RANK = 3 ]; then '"$now"' exit 7; fi; sleep 60'
 status_is_not 0 "a rank that exits with 7 fails the step"
 within 2000 "the step ends within 2 s of it"
 prints 'ddp: rank 3 of 4 on n[0-9] exited with code 7 after [0-9.]+ s$' "the report names rank, node, code and time"
 prints_times 1 "$report" "once"
 
 timed as_user srun --ddp -N3 --ntasks-per-node=2 \
-	sh -c 'if [ $RANK = 2 ]; then sleep 0.5; '"$now"' kill -9 $$; fi; sleep 60'
+	sh -c "$together"'if [ $RANK = 2 ]; then '"$now"' kill -9 $$; fi; sleep 60'
 within 2000 "a rank killed among others ends the step"
 prints 'ddp: rank 2 of 6 on n1 was killed by signal 9 \(SIGKILL\)' "and is named with its signal"
 prints_times 1 "$report" "once"
 
 timed as_user srun --ddp -N3 --ntasks-per-node=1 \
-	sh -c 'if [ $RANK = 2 ]; then sleep 0.5; '"$now"' kill -9 $$; fi; sleep 60'
+	sh -c "$together"'if [ $RANK = 2 ]; then '"$now"' kill -9 $$; fi; sleep 60'
 within 2000 "a rank killed alone on its node ends the step"
 prints 'ddp: rank 2 of 3 on n2 was killed by signal 9 \(SIGKILL\)' "and is named with its signal"
 prints_times 1 "$report" "once"
 
 printf 'n0\nn0\nn0\nn1\nn2\nn2\n' >"$work/hosts"
 timed as_user env SLURM_HOSTFILE="$work/hosts" srun --ddp -n6 -m arbitrary \
-	sh -c 'if [ $RANK = 2 ]; then sleep 0.5; '"$now"' exit 9; fi; exec sleep 60'
+	sh -c "$together"'if [ $RANK = 2 ]; then '"$now"' exit 9; fi; exec sleep 60'
 within 2000 "uneven nodes: the step ends"
 prints_times 1 "$report" "with one report, although a node lost its only task to it"
 
 timed as_user srun --ddp -N2 --ntasks-per-node=2 \
-	sh -c 'ulimit -c 0; if [ $RANK = 0 ]; then sleep 0.5; '"$now"' kill -SEGV $$; fi; sleep 60'
+	sh -c 'ulimit -c 0; '"$together"'if [ $RANK = 0 ]; then '"$now"' kill -SEGV $$; fi; sleep 60'
 within 2000 "a crash of rank 0 ends the step"
 prints 'ddp: rank 0 of 4 on n[0-9] was killed by signal 11 \(SIGSEGV\)' "and is named"
 
 timed as_user srun --ddp -N2 --ntasks-per-node=2 \
-	sh -c 'trap "" TERM INT; if [ $RANK = 1 ]; then '"$now"' exit 3; fi; while :; do sleep 1; done'
+	sh -c 'trap "" TERM INT; '"$together"'if [ $RANK = 1 ]; then '"$now"' exit 3; fi; while :; do sleep 1; done'
 within 2000 "ranks that ignore signals are ended, too"
 
 # In a heterogeneous job each component is a job and a step of its own. srun and
 # the controller wait up to a second for the others to end.
 for failing in 1 3; do
-	timed components timeout -s KILL 40 srun --ddp \
-		-N1 -n2 sh -c "if [ \$RANK = $failing ]; then sleep 0.5; $now exit 7; fi; sleep 60" : \
-		-N2 -n2 sh -c "if [ \$RANK = $failing ]; then sleep 0.5; $now exit 7; fi; sleep 60"
+	timed as_user srun --ddp \
+		-N1 -n2 sh -c "$together if [ \$RANK = $failing ]; then $now exit 7; fi; sleep 60" : \
+		-N2 -n2 sh -c "$together if [ \$RANK = $failing ]; then $now exit 7; fi; sleep 60"
 	within 2000 "a failure in component $((failing / 2)) of a heterogeneous step ends them all"
 	prints "ddp: rank $failing of 4 on n$((failing - 1)) exited with code 7" "and is named"
 	prints_times 1 "$report" "once"
 done
-timed components salloc -N2 -n4 timeout -s KILL 40 srun --ddp -N1 -n2 sh -c 'sleep 60' : \
-	-N1 -n1 sh -c "sleep 0.5; $now exit 7"
+timed as_user salloc -N2 -n4 srun --ddp -N1 -n2 sh -c "$together sleep 60" : \
+	-N1 -n1 sh -c "$together $now exit 7"
 within 2000 "so does one of a step of several commands in a plain job"
 # A step of one component alone leaves the other's alone.
 cat >"$work/alone" <<'END'
@@ -74,9 +82,13 @@ cat >"$work/alone" <<'END'
 #SBATCH --ddp -N1 -n2
 #SBATCH hetjob
 #SBATCH -N1 -n2
-srun --het-group=0 --ddp=off sh -c 'sleep 3; echo whole' >whole &
-srun --het-group=1 sh -c 'sleep 1; exit 3'
-echo "code $?" >code
+srun --het-group=0 --ddp=off sh -c ': >up$SLURM_PROCID; until [ -e code ]; do sleep 0.1; done; echo whole' >whole &
+until [ -e up0 ] && [ -e up1 ]; do sleep 0.1; done
+srun --het-group=1 sh -c 'exit 3'
+status=$?
+# For as long as a wrong end of the other component may take to come.
+sleep 1
+echo "code $status" >code
 wait
 END
 mkdir -m 777 "$work/batch"
@@ -87,7 +99,7 @@ prints '^code (3|137)$' "a step of one component fails"
 prints_times 2 '^whole$' "and the other component's step goes on"
 
 timed as_user srun --ddp=on-failure=continue -N2 --ntasks-per-node=2 \
-	sh -c 'if [ $RANK = 3 ]; then exit 7; fi; sleep 2; echo done'
+	sh -c "$together"'if [ $RANK = 3 ]; then exit 7; fi; sleep 2; echo done'
 status_is 7 "on-failure=continue passes the code on"
 prints_times 3 '^done$' "and lets the others finish"
 prints_times 1 "$report" "after the report"
@@ -96,18 +108,21 @@ timed as_user srun --ddp -N3 --ntasks-per-node=2 true
 status_is 0 "a step without a failure succeeds"
 prints_not 'ddp:' "and nothing is said"
 
-timed as_user sh -c 'srun --ddp -N3 --ntasks-per-node=2 sleep 60 & sleep 1.5; scancel --user nobody; wait'
+# cancelled TASKS_PER_NODE: once all tasks of three nodes run
+cancelled()
+{
+	timed as_user sh -c 'srun --ddp -N3 --ntasks-per-node=$2 sh -c ". $0; exec sleep 60" &
+		until [ "$(ls "$1" | wc -l)" = $((3 * $2)) ]; do sleep 0.05; done; scancel --user nobody; wait' \
+		"$work/together" "$work/up" "$1"
+}
+cancelled 2
 prints_not "$report" "a cancelled step is not reported as a failure"
-timed as_user sh -c 'srun --ddp -N3 --ntasks-per-node=1 sleep 60 & sleep 1.5; scancel --user nobody; wait'
+cancelled 1
 prints_not "$report" "nor with one task to a node"
 
 # Once for the step: all nodes see a failure in the same moment, and srun says one.
-# at_once COMMAND TASKS_PER_NODE: what each rank does a second after they have started
-at_once()
-{
-	capture as_user srun --ddp -N3 --ntasks-per-node="$2" sh -c \
-		'while [ $(date +%s%N) -lt $0 ]; do sleep 0.01; done; '"$1" $(($(date +%s%N) + 1500000000))
-}
+# at_once COMMAND TASKS_PER_NODE: what each rank does as soon as all run
+at_once() { timed as_user srun --ddp -N3 --ntasks-per-node="$2" sh -c "$together$1"; }
 lines=''
 for _ in 1 2 3; do
 	at_once 'exit 3' 2
@@ -125,25 +140,33 @@ capture as_user srun --ddp=launcher -N3 --ntasks-per-node=2 true
 prints_times 1 'ddp: launcher is for one torchrun per node' "what is wrong with all tasks is said once"
 
 timed as_user srun --ddp -N3 --ntasks-per-node=2 \
-	sh -c 'if [ $RANK = 1 ]; then sleep 0.5; '"$now"' kill -9 $$; fi
+	sh -c "$together"'if [ $RANK = 1 ]; then '"$now"' kill -9 $$; fi
 		while [ ! -s '"$work/failed_at"' ]; do sleep 0.01; done; sleep 0.04; exit 1'
 prints 'ddp: rank 1 of 6 on n0 was killed by signal 9' "a killed rank is named before those that it takes with it"
 prints_times 1 "$report" "also where they leave nobody on its node"
 
-# An srun that is kept from running answers nobody.
-timed as_user sh -c 'srun --ddp -N2 --ntasks-per-node=1 sh -c "sleep 1.5; [ \$RANK != 1 ] || exit 7; exec sleep 60" &
-	sleep 0.8; kill -STOP $!; sleep 3; kill -CONT $!; wait'
+# An srun that is kept from running answers nobody, until n1's log has the line.
+spoken() { grep -c 'ddp: rank 1 of 2 on n1 exited with code 7' "$cluster/log/n1.slurmd.log"; }
+before=$(spoken)
+says_more() { [ "$(spoken)" -gt "$before" ]; }
+(wait_until 40 says_more; : >"$work/spoken") &
+timed as_user sh -c 'cd "$0"
+	srun --ddp -N2 --ntasks-per-node=1 sh -c ". ./together; until [ -e stopped ]; do sleep 0.02; done; [ \$RANK != 1 ] || exit 7; exec sleep 60" &
+	until [ -e up/0 ] && [ -e up/1 ]; do sleep 0.02; done
+	kill -STOP $!; : >stopped; until [ -e spoken ]; do sleep 0.05; done; kill -CONT $!; wait' "$work"
+wait
 prints 'slurmstepd.*: error: ddp: rank 1 of 2 on n[0-9] exited with code 7' "the node speaks if srun does not answer"
 prints_times 1 "$report" "and srun does not repeat it"
 
 # A site that lets srun have some ports only. The user's listeners on the head:
 { cat "$cluster/slurm.conf"; echo "SrunPortRange=61100-61199"; } >"$work/slurm.conf"
 cat >"$work/listeners" <<'END'
-rm -f "$0.on"
-srun $1 -N1 -n1 sh -c "touch $0.on; sleep 2" &
+rm -f "$0.on" "$0.read"
+srun $1 -N1 -n1 sh -c "touch $0.on; until [ -e $0.read ]; do sleep 0.05; done" &
 until [ -e "$0.on" ]; do sleep 0.05; done
 awk -v uid="$(id -u)" '$4 == "0A" && $8 == uid { sub(/.*:/, "", $2); print "0x" $2 }' /proc/net/tcp /proc/net/tcp6 |
 	while read -r port; do echo "port $((port))"; done
+touch "$0.read"
 wait
 END
 capture as_user env SLURM_CONF="$work/slurm.conf" bash "$work/listeners"
@@ -162,22 +185,31 @@ status = int(os.environ.get("PAGE_STATUS", 0))
 body = struct.pack("<IIqQiiQ64s256sI", 0x31706464, 3, 12, time.monotonic_ns(), 2, 9, 45,
                    b"all_reduce f32[262144] sum", b"an \x1b[31merror", status)
 page[:len(body)] = body
-time.sleep(0.5)
+open(os.environ["UP"] + "/" + os.environ["RANK"], "w").close()
+while len(os.listdir(os.environ["UP"])) < int(os.environ["WORLD_SIZE"]):
+    time.sleep(0.02)
 os.kill(os.getpid(), 11) if os.environ["RANK"] == "1" else time.sleep(60)
 END
 chmod 644 "$work/page.py"
-timed as_user srun --ddp -N1 -n2 /usr/bin/python3 "$work/page.py"
+timed as_user env UP="$work/up" srun --ddp -N1 -n2 /usr/bin/python3 "$work/page.py"
 prints 'ddp: rank 1 of 2 on n[0-9] was killed by signal 11 \(SIGSEGV\) after [0-9.]+ s, in backward of step 12 for [0-9.]+ s, bucket 3 of 9, collective #45 all_reduce f32\[262144\] sum: an \?\[31merror$' \
 	"the report says what the rank was doing, in printable bytes"
 
 # Ranks that gave up because of another (DDP_ERR_PEER is 9) do not bury it.
-cat >"$work/peers.sh" <<'END'
-if [ $RANK = 1 ]; then sleep 0.5; exit 7; fi
-PAGE_STATUS=9 /usr/bin/python3 "$0.py"
+cat >"$work/peers.sh" <<END
+[ \$RANK = 1 ] || PAGE_STATUS=9 exec /usr/bin/python3 "\$0.py"
+$together $now exit 7
 END
-sed 's/^time.sleep.*//; s/^os.kill.*/time.sleep(0.6); os._exit(1)/' "$work/page.py" >"$work/peers.sh.py"
+# They learn of it a tenth of a second after it.
+sed '/^os.kill/d' "$work/page.py" >"$work/peers.sh.py"
+cat >>"$work/peers.sh.py" <<END
+while not os.path.exists("$work/failed_at"):
+    time.sleep(0.02)
+time.sleep(0.1)
+os._exit(1)
+END
 chmod 644 "$work"/peers.sh*
-timed as_user srun --ddp -N3 --ntasks-per-node=1 sh "$work/peers.sh"
+timed as_user env UP="$work/up" srun --ddp -N3 --ntasks-per-node=1 sh "$work/peers.sh"
 prints 'ddp: rank 1 of 3 on n1 exited with code 7' "a rank that fails is named before those that follow"
 prints_not 'ddp: rank [02] ' "and of those that follow, none is"
 

@@ -188,7 +188,7 @@ cat >"$work/het" <<'END'
 #SBATCH --ddp -N1 -n2
 #SBATCH hetjob
 #SBATCH -N2 -n2
-SLURM_MPI_TYPE=none srun --het-group=0,1 "$1"/who >het_all
+srun --het-group=0,1 "$1"/who >het_all
 srun --het-group=1 "$1"/who >het_one
 END
 chmod 755 "$work/het"
@@ -198,11 +198,11 @@ output=$(<"$work/batch/het_all")
 consistent 4 3 "a step over both components has one world"
 output=$(<"$work/batch/het_one")
 consistent 2 2 "a step in the second component has its own"
-capture components timeout -s KILL 40 srun --ddp -N1 -n2 "$work/who" : -N2 -n2 "$work/who"
+capture as_user srun --ddp -N1 -n2 "$work/who" : -N2 -n2 "$work/who"
 consistent 4 3 "srun a : b has one world"
-capture components timeout -s KILL 40 salloc -N2 -n4 srun --ddp -N1 -n2 "$work/who" : -N1 -n1 "$work/who"
+capture as_user salloc -N2 -n4 srun --ddp -N1 -n2 "$work/who" : -N1 -n1 "$work/who"
 consistent 3 2 "a heterogeneous step in a plain job"
-capture components timeout -s KILL 40 salloc -N2 -w n0,n1 -n4 srun --ddp -w n1 -N1 -n1 "$work/who" : -w n0 -N1 -n1 "$work/who"
+capture as_user salloc -N2 -w n0,n1 -n4 srun --ddp -w n1 -N1 -n1 "$work/who" : -w n0 -N1 -n1 "$work/who"
 fails_without_hanging "components in an order that nothing tells are refused"
 prints 'ddp: rank 0 (runs|does not run) on n[01], but' "and the message says why"
 
