@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/text.h"
@@ -117,18 +118,31 @@ static const char *name_missing(const struct pmix_wireup *wireup, char *text, si
 	return text;
 }
 
+/*
+ * What else may be wrong with a fence. A slurmstepd that forks the tasks of
+ * another user runs as that user meanwhile, and refuses the connection of
+ * another node's: it goes by who sent it, and expects root.
+ */
+static const char *slurms_part(const struct pmix_wireup *wireup)
+{
+	const ddp_job *job = wireup->base.job;
+
+	if (job->local_world_size >= job->world_size || geteuid() == 0)
+		return "";
+	return " Between nodes, Slurm's PMIx plugin sometimes refuses its own connections in the step of "
+	       "an ordinary user (slurmstepd then says \"Munge decode failed\"): started with "
+	       "srun --mpi=none --ddp, ranks find each other by TCP, without PMIx";
+}
+
 static ddp_status too_late(struct pmix_wireup *wireup, uint64_t start_ns)
 {
 	double seconds = ddp_seconds_since(start_ns);
 	char list[200];
 
 	wireup->fence_pending = true;
-	/* A slurmstepd that forks its tasks runs as the user meanwhile; it then
-	   refuses another node's connection, and the fence never ends. */
 	return ddp_fail(DDP_ERR_TIMEOUT, "%s did not come to the PMIx server within %.1f s: did every "
-	                "task start? If slurmstepd says \"Munge decode failed\", Slurm has lost a "
-	                "connection between nodes: srun --ddp needs no PMIx",
-	                name_missing(wireup, list, sizeof(list)), seconds);
+	                "task start?%s", name_missing(wireup, list, sizeof(list)), seconds,
+	                slurms_part(wireup));
 }
 
 static ddp_status fence_all(struct pmix_wireup *wireup, uint64_t deadline_ns)
@@ -152,8 +166,8 @@ static ddp_status fence_all(struct pmix_wireup *wireup, uint64_t deadline_ns)
 	PMIX_INFO_DESTRUCT(&collect);
 	fence_free(fence);
 	if (rc != PMIX_SUCCESS && rc != PMIX_OPERATION_SUCCEEDED)
-		return ddp_fail(DDP_ERR_PEER, "the PMIx fence failed: %s; has a rank ended meanwhile?",
-		                PMIx_Error_string(rc));
+		return ddp_fail(DDP_ERR_PEER, "the PMIx fence failed: %s; has a rank ended meanwhile?%s",
+		                PMIx_Error_string(rc), slurms_part(wireup));
 	return DDP_OK;
 }
 

@@ -13,7 +13,11 @@ ranks() { prints_times "$1" "^\{\"rank\":.*$2" "$3"; }
 
 # ---- what goes right -------------------------------------------------------------
 
-capture by_pmix -N3 --ntasks-per-node=2 "$probe"
+# Several nodes by PMIx as root only: a slurmstepd that forks the tasks of another
+# user runs as that user meanwhile, refuses another node's connection, and PMIx's
+# fence never ends (Slurm 22.05, 23.11).
+
+capture on_cluster srun --mpi=pmix -N3 --ntasks-per-node=2 "$probe"
 status_is 0 "PMIx alone wires up three nodes"
 ranks 6 '"world_size":6.*"local_world_size":2.*"nnodes":3.*"identity_source":"pmix".* by pmix' \
 	"every rank knows sizes and nodes by PMIx"
@@ -25,7 +29,7 @@ capture as_user srun --mpi=pmix -N1 -n3 "$probe"
 status_is 0 "PMIx serves an ordinary user"
 ranks 3 '"world_size":3.*"nnodes":1.*"identity_source":"pmix".* by pmix' "on one node"
 
-capture by_pmix --exclusive -N3 -n7 -m cyclic "$probe" -b 20000 -n 10
+capture on_cluster srun --mpi=pmix --exclusive -N3 -n7 -m cyclic "$probe" -b 20000 -n 10
 status_is 0 "PMIx wires up uneven, cyclic ranks, ten exchanges of 20 kB"
 prints_times 1 '^\{"rank":3,"world_size":7,"local_rank":1,"local_world_size":3,"node_rank":0' "rank 3 of 7 is the second on n0"
 prints_times 1 '^\{"rank":5,"world_size":7,"local_rank":1,"local_world_size":2,"node_rank":2' "rank 5 of 7 is the second on n2"
@@ -39,7 +43,7 @@ capture as_user srun --mpi=pmix --ddp --exclusive -N3 -n5 -m cyclic "$probe"
 status_is 0 "plugin and PMIx together"
 ranks 5 '"identity_source":"environment".*"plugin":true.* by tcp' "the plugin's address is preferred to PMIx"
 
-capture by_pmix -N2 -n4 --ddp "$probe" -w pmix
+capture on_cluster srun --mpi=pmix -N2 -n4 --ddp "$probe" -w pmix
 status_is 0 "PMIx may be asked for"
 ranks 4 '"plugin":true.* by pmix' "and is then taken"
 
@@ -92,13 +96,17 @@ prints 'DDP_ERR_AUTH after.*rank 0 at n0:[0-9]+ did not accept this rank.s key' 
 capture as_user srun --mpi=none --ddp=on-failure=continue --kill-on-bad-exit=0 -N2 -n4 "$probe" -t 2 -a 3
 prints_times 3 'DDP_ERR_TIMEOUT.*rank 3 did not come to rank 0 on n0' "TCP: a rank that does not come is named to all"
 
-capture by_pmix --kill-on-bad-exit=0 -N2 -n4 "$probe" -t 2 -a 3
+capture on_cluster srun --mpi=pmix --kill-on-bad-exit=0 -N2 -n4 "$probe" -t 2 -a 3
 prints_times 3 'DDP_ERR_TIMEOUT.*rank 3 did not come to the PMIx server' "PMIx: a rank that does not come is named to all"
 
 capture as_user srun --mpi=none --ddp=on-failure=continue --kill-on-bad-exit=0 -N2 -n4 "$probe" -d 2
 prints 'DDP_ERR_PEER.*rank 2 on n[01] ended during wire-up' "TCP: a rank that dies is named at once"
 
-capture by_pmix --kill-on-bad-exit=0 -N2 -n4 "$probe" -d 2
+capture as_user srun --mpi=pmix --kill-on-bad-exit=0 -N2 -n4 "$probe" -t 2 -a 3
+prints_times 3 'DDP_ERR_TIMEOUT.*did not come to the PMIx server.*Munge decode failed.*srun --mpi=none --ddp' \
+	"and to an ordinary user what else it may be, and what to do"
+
+capture on_cluster srun --mpi=pmix --kill-on-bad-exit=0 -N2 -n4 "$probe" -d 2
 # Who it was is PMIx's to say; its server may just fail over the missing data.
 prints 'DDP_ERR_PEER after [0-9]\..*(rank 2 has ended|the PMIx fence failed.*has a rank ended)' "PMIx: a rank that dies is an error at once"
 
