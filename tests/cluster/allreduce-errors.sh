@@ -6,6 +6,8 @@
 [ -x "$prefix/bin/allreduce" ] || skip_all "examples/allreduce is not built"
 allreduce=$prefix/bin/allreduce
 limit=40
+# For ranks that come, but not at once.
+seconds=$(stretched 5)
 
 capture as_user srun --ddp -N2 --ntasks-per-node=2 "$allreduce" --count many
 fails_without_hanging "a wrong option of the program"
@@ -21,14 +23,15 @@ fails_without_hanging "a program that is not there"
 # One rank leaves before the others find it.
 for mpi in pmix none; do
 	capture as_user srun --ddp --mpi=$mpi -N2 --ntasks-per-node=2 sh -c \
-		'if [ $SLURM_PROCID = 3 ]; then exit 9; fi; exec "$0" --timeout 10' "$allreduce"
+		'if [ $SLURM_PROCID = 3 ]; then exit 9; fi; exec "$0" --timeout $1' "$allreduce" "$((2 * seconds))"
 	fails_without_hanging "a rank that exits before it joins, --mpi=$mpi"
 	prints 'rank 3' "it is named, --mpi=$mpi"
 done
 
 # One rank never comes: the others give up in time and name it.
 capture as_user srun --ddp=on-failure=continue --mpi=none -N2 --ntasks-per-node=2 sh -c \
-	'if [ $SLURM_PROCID = 3 ]; then sleep 25; exit 0; fi; exec "$0" --timeout 5' "$allreduce"
+	'if [ $SLURM_PROCID != 3 ]; then "$0" --timeout $2; code=$?; : >"$1/gave_up.$SLURM_PROCID"; exit $code; fi
+	until [ "$(ls "$1"/gave_up.* | wc -l)" = 3 ]; do sleep 0.1; done' "$allreduce" "$work" "$seconds"
 fails_without_hanging "a rank that never joins"
 prints 'rank 3' "it is named"
 
@@ -37,12 +40,12 @@ cat >"$work/occupy.pl" <<'END'
 use IO::Socket::INET;
 my $listener = IO::Socket::INET->new(Listen => 1, LocalPort => 4999) or die "listen: $!";
 open my $mark, ">", "$ARGV[0]/occupied" or die;
-sleep 10;
+sleep;
 END
 capture as_user srun --ddp=port=4999 --mpi=none -N2 --ntasks-per-node=1 sh -c '
 	if [ $SLURM_PROCID = 0 ]; then perl "$1/occupy.pl" "$1" & fi
-	for i in $(seq 100); do test -e "$1/occupied" && break; sleep 0.1; done
-	"$0" --timeout 8' "$allreduce" "$work"
+	until [ -e "$1/occupied" ]; do sleep 0.1; done
+	"$0" --timeout $2; code=$?; kill $!; exit $code' "$allreduce" "$work" "$seconds"
 fails_without_hanging "a port that is in use"
 prints 'holds the port|in use' "which is said"
 prints 'n0.*4999|4999.*n0' "with the node and the port"

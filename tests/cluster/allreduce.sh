@@ -52,7 +52,7 @@ capture as_user sh -c 'salloc -Q -N2 --ntasks-per-node=2 sh -c "srun --ddp --ove
 prints_times 2 '^all 10000 sums over 4 ranks are right' "two steps at once in one job do not disturb each other"
 
 printf '#!/bin/sh\n#SBATCH --ddp -N2 --ntasks-per-node=2 -o %s/batch.out\nsrun %s\n' "$work" "$allreduce" >"$work/batch.sh"
-capture as_user sbatch --wait "$work/batch.sh"
+capture batch_job "$work/batch.sh"
 status_is 0 "a batch job with #SBATCH --ddp succeeds"
 output=$(cat "$work/batch.out" 2>&1)
 prints '^all 1048576 sums over 4 ranks are right' "the srun in it inherits --ddp"

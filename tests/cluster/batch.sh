@@ -30,15 +30,7 @@ wait_until 60 sh -c 'ls "$0"/step-*.safetensors' "$checkpoints"
 # As at a time limit or a preemption: the tasks get it, not the script.
 check "requeue.sh: it is told to stop once it has a checkpoint" on_cluster scancel --signal=TERM "$job"
 wait_until 60 grep -q '^stopped by a signal' "$work/requeue.out"
-# SLURM holds a requeued job back for two minutes, unless it is told otherwise;
-# told so in the second of the requeue, it finds the job's credential revoked.
-sleep 3
-comes_again()
-{
-	on_cluster scontrol update JobId="$job" StartTime=now
-	grep -q '^start 1' "$work/requeue.out"
-}
-wait_until 60 comes_again
+runs_again "$job" "$work/requeue.out" 'start 1'
 if wait_until 150 test -e "$checkpoints/step-0000$steps.safetensors"; then
 	ok "requeue.sh: it goes on to its end"
 else

@@ -22,10 +22,15 @@ prints_times 2 '^eth0$' "a node sees its own network devices in /sys"
 capture as_user srun -N2 sh -c 'touch /dev/shm/only-on-$(hostname) && ls /dev/shm'
 prints_times 2 'only-on' "a node's /dev/shm is its own"
 
-capture as_user srun -N2 sh -c 'echo "ports $SLURM_STEP_RESV_PORTS, rank ${PMIX_RANK-none}"'
-prints_times 2 '^ports [0-9]+' "a step has reserved ports"
-if [[ $(as_user srun --mpi=list 2>&1) == *pmix* ]]; then prints_times 2 'rank [01]$' "and PMIx"
-else skip "and PMIx" "this SLURM has no PMIx plugin"; fi
+show='echo "ports $SLURM_STEP_RESV_PORTS, rank ${PMIX_RANK-none}"'
+capture as_user srun -N2 sh -c "$show"
+prints_times 2 '^ports [0-9]+, rank none' "a step has reserved ports, and no PMIx"
+if [[ $(as_user srun --mpi=list 2>&1) == *pmix* ]]; then
+	capture on_cluster srun --mpi=pmix -N2 sh -c "$show"
+	prints_times 2 'rank [01]$' "but where it asks for it"
+else
+	skip "but where it asks for it" "this SLURM has no PMIx plugin"
+fi
 
 capture as_user srun -N1 --kill-on-bad-exit=0 sh -c 'exit 7'
 status_is 7 "run passes the exit status on"

@@ -66,13 +66,16 @@ readonly settled='i=0
 # bounded ARGUMENT...: of slurm/cluster, in a process group of its own
 bounded()
 {
-	local seconds command watcher state=0 over=$BASHPID.over
+	local seconds command watcher='' state=0 over=$BASHPID.over
 	seconds=$(stretched "${limit:-60}")
 	setsid "$source/slurm/cluster" "$@" &
 	command=$!
+	# One that a test started in the background ends with its subshell.
+	[ $BASHPID = $$ ] || trap 'kill $watcher; kill -TERM -- -$command; exit 143' TERM
 	(
 		trap 'kill $!; exit' TERM
 		sleep "$seconds" & wait $!
+		kill -0 $command || exit
 		: >"$work/$over"
 		keep_hung "$*"
 		kill -TERM -- -$command
@@ -98,6 +101,17 @@ keep_hung()
 # The test's own time is up.
 trap 'keep_hung "the whole test"; exit 124' TERM
 
+# batch_job ARGUMENT...: of sbatch, as an ordinary user, until the job has ended, and
+# with its exit status: the highest one of several tasks or components, 1 for a
+# signal. sbatch --wait would look after 2, 6, 12, 20 and more seconds only.
+batch_job() { as_user sh -c "$until_ended" batch_job "$@"; }
+readonly until_ended='job=$(sbatch --parsable "$@") || exit
+	job=${job%%;*}
+	until left=$(squeue -h -j "$job" -o %i) && [ -z "$left" ]; do sleep 0.1; done
+	code=$(scontrol -o show job "$job" | sed -n "s/.* ExitCode=\([0-9]*\):\([0-9]*\) .*/\1 \2/p" |
+		awk "{ code = \$2 ? 1 : \$1; if (code > worst) worst = code } END { print NR ? worst + 0 : 1 }")
+	exit "$code"'
+
 # submit SCRIPT [SBATCH-OPTION...] [-- ARGUMENT...]: a script of slurm/batch, until
 # its end, with a copy that any user can read, and a home; the job's output, and what sbatch
 # says, are in $output.
@@ -107,9 +121,38 @@ submit()
 	shift
 	while [ $# -gt 0 ] && [ "$1" != -- ]; do options+=("$1"); shift; done
 	install -m 755 "$source/slurm/batch/$script.sh" "$work/$script.sh"
-	capture as_user env HOME="$work" sbatch --wait --chdir="$work" --output="$work/$script-%j.out" \
+	capture as_user env HOME="$work" sh -c "$until_ended" submit --chdir="$work" --output="$work/$script-%j.out" \
 		--cpus-per-task=1 "${options[@]}" "$work/$script.sh" "${@:2}"
 	output+=$'\n'$(cat "$work/$script"-*.out)
+}
+
+# runs_again JOB FILE LINE: releases a job that was requeued, which SLURM holds back
+# for two minutes, until its output in FILE has a line that begins with LINE.
+runs_again()
+{
+	wait_until 60 is_pending "$1" || return 1
+	# In the second of its end, slurmd takes its new credential for a revoked one.
+	sleep 1.1
+	wait_until 60 releases "$@"
+}
+is_pending() { [ "$(on_cluster squeue -h -j "$1" -o %T)" = PENDING ]; }
+releases()
+{
+	! grep -q "^$3" "$2" || return 0
+	on_cluster scontrol update JobId="$1" StartTime=now
+	return 1
+}
+
+# make_together: the program $work/together NAME COUNT, by which tasks wait until
+# COUNT of them, of any steps of one folder, have called it with NAME
+make_together()
+{
+	cat >"$work/together" <<-'END'
+	#!/bin/sh
+	: >"$1.$SLURM_STEP_ID.$SLURM_PROCID"
+	until [ "$(ls "$1".* | wc -l)" -ge "$2" ]; do sleep 0.05; done
+	END
+	chmod 755 "$work/together"
 }
 
 # wait_until SECONDS COMMAND...: until it succeeds; fails when time is up

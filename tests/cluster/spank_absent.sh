@@ -47,7 +47,7 @@ fails_without_hanging "a wrong plugstack line on a node is an error of the step"
 prints "ddp: the site's plugstack line for spank_ddp.so: unknown key 'prot'" "that names the key"
 capture as_user srun -w n2 -n1 true
 status_is 0 "steps without --ddp run there"
-capture as_user sbatch -W -w n2 -o /dev/null --wrap true
+capture batch_job -w n2 -o /dev/null --wrap true
 status_is 0 "and batch jobs"
 on_node n2 umount "$cluster/plugstack.conf"
 capture as_user env SLURM_CONF="$work/slurm.conf" true
@@ -88,7 +88,7 @@ else
 	capture as_user srun --ddp -w n2 -n1 sh -c 'echo "RANK=$RANK"'
 	prints '^RANK=srun --ddp was asked for, but the plugin spank_ddp is not active on this node$' \
 		"a node with a plugin of another release is one without"
-	capture as_user sbatch -W -w n2 -o /dev/null --wrap true
+	capture batch_job -w n2 -o /dev/null --wrap true
 	status_is 0 "and other jobs run there"
 	on_node n2 umount "$cluster/plugstack.conf"
 	sed "s|^PlugStackConfig=.*|PlugStackConfig=$work/other.conf|" "$cluster/slurm.conf" >"$work/slurm.conf"

@@ -54,7 +54,7 @@ fails_without_hanging "a refusal is a refusal"
 capture sanitized srun --ddp=nonsense true
 fails_without_hanging "and so is srun's"
 printf '#!/bin/sh\n#SBATCH -N2 -n2 --ddp\nsrun true\n' >"$work/script"
-capture as_user sbatch -W -o /dev/null "$work/script"
+capture batch_job -o /dev/null "$work/script"
 status_is 0 "a batch job runs"
 capture sanitized srun --ddp --mpi=none -N1 -n1 true : --mpi=none -N1 -n2 true
 status_is 0 "a heterogeneous step runs"

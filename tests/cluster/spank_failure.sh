@@ -93,7 +93,7 @@ wait
 END
 mkdir -m 777 "$work/batch"
 chmod 755 "$work/alone"
-capture as_user sbatch -W -D "$work/batch" -o out "$work/alone"
+capture batch_job -D "$work/batch" -o out "$work/alone"
 output=$(cat "$work"/batch/*)
 prints '^code (3|137)$' "a step of one component fails"
 prints_times 2 '^whole$' "and the other component's step goes on"

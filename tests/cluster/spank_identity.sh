@@ -92,6 +92,7 @@ consistent 4 2 "--export=NONE"
 capture as_user srun --ddp --export=NONE -N1 env
 prints_not '^SLURM_DDP_' "what srun handed over for it is not left in the task"
 
+make_together
 # A batch script sees the two ways in which jobs share their nodes.
 cat >"$work/steps" <<'END'
 #!/bin/bash
@@ -101,12 +102,12 @@ srun sh -c "$1/who; echo timeout \${DDP_TIMEOUT-unset}" >inherited
 srun --ddp=port=24321 sh -c "$1/who; echo timeout \${DDP_TIMEOUT-unset}" >own
 srun --ddp=off sh -c 'echo "off RANK=${RANK-unset}"' >off
 srun --relative=1 -N1 -n2 "$1"/who >part
-for i in 1 2 3 4; do srun --overlap -N2 -n2 sh -c "sleep 0.3; $1/who" >overlap$i & done; wait
-for i in 1 2; do srun --exact -N1 -n1 sh -c "sleep 0.3; $1/who" >exact$i & done; wait
+for i in 1 2 3 4; do srun --overlap -N2 -n2 sh -c "$1/together overlapped 8; $1/who" >overlap$i & done; wait
+for i in 1 2; do srun --exact -N1 -n1 sh -c "$1/together apart 2; $1/who" >exact$i & done; wait
 END
 chmod 755 "$work/steps"
 mkdir -m 777 "$work/batch"
-capture as_user sbatch -W -D "$work/batch" -o "$work/batch/out" "$work/steps" "$work"
+capture batch_job -D "$work/batch" -o "$work/batch/out" "$work/steps" "$work"
 status_is 0 "#SBATCH --ddp is accepted"
 output=$(<"$work/batch/out")
 prints '^batch RANK=unset MASTER_ADDR=unset$' "the batch script itself gets no rank"
@@ -146,7 +147,7 @@ cat >"$work/array" <<'END'
 srun sh -c 'echo "id $DDP_JOB_ID $SLURM_JOB_ID"; '"$1"/who
 END
 chmod 755 "$work/array"
-capture as_user sbatch -W -D "$work/batch" "$work/array" "$work"
+capture batch_job -D "$work/batch" "$work/array" "$work"
 status_is 0 "an array of three runs"
 for i in 1 2 3; do
 	output=$(cat "$work"/batch/*_$i.out)
@@ -163,17 +164,8 @@ END
 chmod 755 "$work/again"
 capture as_user sbatch -D "$work/batch" -o "$work/batch/again" "$work/again" "$work"
 job=${output##* }
-# A requeued job would wait for two minutes. Released at once, slurmd would take
-# it for the one that was just killed.
 wait_until 20 grep -q 'DUE TO JOB REQUEUE' "$work/batch/again"
-sleep 3
-ran_again()
-{
-	grep -q 'restart 1 1' "$work/batch/again" && return
-	on_cluster scontrol update JobId="$job" StartTime=now
-	return 1
-}
-if wait_until 30 ran_again; then
+if runs_again "$job" "$work/batch/again" 'restart 1 1'; then
 	output=$(<"$work/batch/again")
 	prints 'restart 0 0' "the restart count starts at 0"
 	prints 'restart 1 0' "and is 1 after a requeue"
@@ -192,7 +184,7 @@ srun --het-group=0,1 "$1"/who >het_all
 srun --het-group=1 "$1"/who >het_one
 END
 chmod 755 "$work/het"
-capture as_user sbatch -W -D "$work/batch" -o "$work/batch/het_out" "$work/het" "$work"
+capture batch_job -D "$work/batch" -o "$work/batch/het_out" "$work/het" "$work"
 status_is 0 "a heterogeneous job runs"
 output=$(<"$work/batch/het_all")
 consistent 4 3 "a step over both components has one world"

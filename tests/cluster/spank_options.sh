@@ -91,7 +91,7 @@ prints_times 2 '^3$' "cpus per task become threads"
 # Since 22.05 a step does not inherit its job's --cpus-per-task.
 printf '#!/bin/sh\n#SBATCH -N1 -n2 -c3 --ddp\nsrun printenv OMP_NUM_THREADS; srun -c2 printenv OMP_NUM_THREADS\n' >"$work/cpus"
 mkdir -m 777 "$work/batch"
-capture as_user sbatch -W -D "$work/batch" -o out "$work/cpus"
+capture batch_job -D "$work/batch" -o out "$work/cpus"
 output=$(tr '\n' ' ' <"$work/batch/out")
 same "3 3 2 2 " "$output" "whatever a step takes over from its job, its threads are its CPUs"
 capture as_user srun --ddp=omp=keep -N1 -n1 env

@@ -26,13 +26,14 @@ prints_not '^ran$' "and runs nothing"
 capture as_user srun --ddp=omp=keep,on-failure=kill -N1 env
 prints '^DDP_ON_FAILURE=kill$' "what the site does not keep, a user may change"
 
+make_together
 # Steps of one job, at once and one after the other, without Slurm's ports.
 cat >"$work/steps" <<'END'
 #!/bin/bash
 #SBATCH -N2 -n2 --ddp
-for i in 1 2 3 4 5 6; do srun --overlap sh -c 'sleep 0.5; [ $RANK != 0 ] || echo port $MASTER_PORT' & done; wait
+for i in 1 2 3 4 5 6; do srun --overlap sh -c './together once 12; [ $RANK != 0 ] || echo port $MASTER_PORT' & done; wait
 END
-capture as_user sbatch -W -D "$work" -o "$work/out" "$work/steps"
+capture batch_job -D "$work" -o "$work/out" "$work/steps"
 output=$(<"$work/out")
 same 6 "$(grep '^port' <<<"$output" | sort -u | wc -l)" "six steps of a job have six hashed ports"
 
@@ -71,7 +72,7 @@ cat >"$work/alone" <<'END'
 env | grep -E '^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|DDP_[A-Z_]*)='
 exit 0
 END
-capture as_user sbatch -W -D "$work" -o "$work/alone.out" "$work/alone"
+capture batch_job -D "$work" -o "$work/alone.out" "$work/alone"
 status_is 0 "a batch script without srun runs as without the plugin"
 output=$(<"$work/alone.out")
 same "" "$output" "and gets no ranks that would make it one of several"

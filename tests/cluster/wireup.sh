@@ -8,6 +8,9 @@ cp "$build/tests/cluster/wireup_probe" "$work/probe" || exit 1
 chmod 755 "$work/probe"
 probe=$work/probe
 
+# For ranks that come, but not at once.
+seconds=$(stretched 2)
+
 # ranks COUNT WORDS NAME: COUNT ranks printed their identity, with WORDS in it
 ranks() { prints_times "$1" "^\{\"rank\":.*$2" "$3"; }
 
@@ -78,7 +81,7 @@ cat >"$work/batch" <<END
 #SBATCH -N2 --ntasks-per-node=2 -o $work/batch.out
 "$probe"
 END
-capture as_user sbatch --wait "$work/batch"
+capture batch_job "$work/batch"
 output=$(cat "$work/batch.out")
 prints 'has 4 tasks, but the program was started without srun' "srun forgotten in a batch script is said"
 
@@ -90,19 +93,19 @@ prints_times 2 'the plugin is absent on this node, n[01]' "is said with the node
 
 # shellcheck disable=SC2016
 capture as_user srun --mpi=none --ddp --kill-on-bad-exit=0 -N2 -n4 sh -c \
-	'[ $RANK != 2 ] || export DDP_KEY=$(printf "%064d" 7); exec "$0" -t 3' "$probe"
+	'[ $RANK != 2 ] || export DDP_KEY=$(printf "%064d" 7); exec "$0" -t $1' "$probe" "$((seconds + 1))"
 prints 'DDP_ERR_AUTH after.*rank 0 at n0:[0-9]+ did not accept this rank.s key' "a rank with another key is refused"
 
-capture as_user srun --mpi=none --ddp=on-failure=continue --kill-on-bad-exit=0 -N2 -n4 "$probe" -t 2 -a 3
+capture as_user srun --mpi=none --ddp=on-failure=continue --kill-on-bad-exit=0 -N2 -n4 "$probe" -t "$seconds" -a 3
 prints_times 3 'DDP_ERR_TIMEOUT.*rank 3 did not come to rank 0 on n0' "TCP: a rank that does not come is named to all"
 
-capture on_cluster srun --mpi=pmix --kill-on-bad-exit=0 -N2 -n4 "$probe" -t 2 -a 3
+capture on_cluster srun --mpi=pmix --kill-on-bad-exit=0 -N2 -n4 "$probe" -t "$seconds" -a 3
 prints_times 3 'DDP_ERR_TIMEOUT.*rank 3 did not come to the PMIx server' "PMIx: a rank that does not come is named to all"
 
 capture as_user srun --mpi=none --ddp=on-failure=continue --kill-on-bad-exit=0 -N2 -n4 "$probe" -d 2
 prints 'DDP_ERR_PEER.*rank 2 on n[01] ended during wire-up' "TCP: a rank that dies is named at once"
 
-capture as_user srun --mpi=pmix --kill-on-bad-exit=0 -N2 -n4 "$probe" -t 2 -a 3
+capture as_user srun --mpi=pmix --kill-on-bad-exit=0 -N2 -n4 "$probe" -t "$seconds" -a 3
 prints_times 3 'DDP_ERR_TIMEOUT.*did not come to the PMIx server.*Munge decode failed.*srun --mpi=none --ddp' \
 	"and to an ordinary user what else it may be, and what to do"
 
@@ -114,10 +117,10 @@ prints 'DDP_ERR_PEER after [0-9]\..*(rank 2 has ended|the PMIx fence failed.*has
 capture as_user srun --mpi=none --ddp=on-failure=continue --kill-on-bad-exit=0 -N2 -n2 sh -c '
 	if [ $RANK = 0 ]; then
 		perl -MIO::Socket::INET -e "\$s = IO::Socket::INET->new(LocalAddr => q($MASTER_ADDR),
-			LocalPort => $MASTER_PORT, Listen => 5) or die; sleep 1; system(@ARGV)" "$0" -t 5
+			LocalPort => $MASTER_PORT, Listen => 5) or die; system(@ARGV)" "$0" -t 5
 	else
-		sleep 0.5; exec "$0" -t 2
-	fi' "$probe"
+		exec "$0" -t $1
+	fi' "$probe" "$seconds"
 prints 'DDP_ERR_IO.*rank 0 on n0 cannot listen at n0:[0-9]+: another program holds the port' "a port in use is said by rank 0"
 
 # shellcheck disable=SC2016

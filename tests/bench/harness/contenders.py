@@ -67,12 +67,12 @@ def mpirun(programs, ranks):
 class Cluster:
     """A throw-away SLURM of its own; rate limits its links, None does not.
 
-    ddp_option is what srun needs to have the plugin at work."""
+    ddp_option is what srun needs for ranks to find each other: the plugin, or PMIx."""
 
     def __init__(self, nodes, rate, plugin, programs):
         self.nodes, self.programs = nodes, programs
         self.name = f"bench-{os.getpid()}"
-        self.ddp_option = ["--ddp"] if plugin else []
+        self.ddp_option = ["--ddp"] if plugin else ["--mpi=pmix"]
         given = ["--plugin", plugin] if plugin else ["--no-plugin"]
         # All contenders' ranks are there at once, each on a CPU that SLURM counts.
         given += ["--cpus", "256"]
