@@ -84,6 +84,21 @@ for moment in '' /mark /settings /log /pid /head.pid /n1.pid; do
 	leaves_nothing "and cleans up"
 done
 
+# The folder of clusters vanishes when the last one does, though another start
+# waits for it.
+mkdir $two && exec 7<$two && flock 7
+"$tool" start --dir $two/c --nodes 1 --no-plugin >"$work/start.log" 2>&1 7<&- &
+starting=$!
+wait_until 20 pgrep -P $starting -x flock
+rmdir $two
+exec 7<&-
+wait $starting
+status=$? output=$(<"$work/start.log")
+status_is 0 "a start outlives the end of the cluster that it waited for"
+"$tool" stop --dir $two/c >/dev/null
+rmdir $two
+leaves_nothing "and stops"
+
 # Its first process killed.
 "$tool" start --dir $one --nodes 2 --no-plugin >/dev/null
 kill -KILL "$(cut -d' ' -f1 $one/pid)"

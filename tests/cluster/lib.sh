@@ -3,7 +3,8 @@
 # A test is NAME.sh. Comments at its start say what it needs:
 #   # nodes: 3                   the cluster's nodes (2); 0: it wants no cluster
 #   # cluster: --gpus 2          more options of `slurm/cluster start`
-#   # seconds: 60                its deadline (120)
+#   # seconds: 60                its deadline (120): several times what it takes on a
+#                                busy machine, as each of its commands has a limit
 # Tests that need the same cluster share one, one after the other.
 #
 # tests/run sets: source (the tree), build (the build), prefix (an installation:
