@@ -21,7 +21,7 @@ same '2' "$(find "$work"/run-[01] -name step-00000010.safetensors | wc -l)" "arr
 
 # ---- a job that is taken back and comes again -------------------------------------
 
-steps=4000
+steps=2000
 install -m 755 "$source/slurm/batch/requeue.sh" "$work/requeue.sh"
 job=$(STEPS=$steps as_user sbatch --parsable --chdir="$work" --output="$work/requeue.out" \
 	--cpus-per-task=1 --ntasks-per-node=1 "$work/requeue.sh" "${sizes[@]}")

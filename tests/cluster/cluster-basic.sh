@@ -24,7 +24,7 @@ prints_times 2 'only-on' "a node's /dev/shm is its own"
 
 show='echo "ports $SLURM_STEP_RESV_PORTS, rank ${PMIX_RANK-none}"'
 capture as_user srun -N2 sh -c "$show"
-prints_times 2 '^ports [0-9]+, rank none' "a step has reserved ports, and no PMIx"
+prints_times 2 '^ports [0-9-]+, rank none' "a step has reserved ports, and no PMIx"
 if [[ $(as_user srun --mpi=list 2>&1) == *pmix* ]]; then
 	capture on_cluster srun --mpi=pmix -N2 sh -c "$show"
 	prints_times 2 'rank [01]$' "but where it asks for it"
