@@ -15,7 +15,7 @@ enum { TEST_RANKS_MAX = 16 };
 typedef struct test_world {
 	int ranks;
 	const int *node_of;  /* [ranks]: pretend node; NULL: all on one */
-	int timeout_ms;      /* of the communicator; 0: 60000 */
+	int timeout_ms;      /* of each operation once all have opened; 0: 60000 */
 	/* Runs in each rank; what it returns is the rank's exit code. A failed
 	   CHECK() prints and exits with 1. */
 	int (*body)(ddp_comm *comm, void *argument);
