@@ -31,9 +31,30 @@ check-comm: tests/fault/comm_soak tests/unit/test_comm_random
 include $(top_srcdir)/tests/bench/files.mk
 
 unit_cflags = $(AM_CFLAGS) $(CMOCKA_CFLAGS)
-unit_libs = libruntime/libddpcore.la $(CMOCKA_LIBS)
+unit_libs = tests/unit/libsupport.la libruntime/libddpcore.la $(CMOCKA_LIBS)
 
 if HAVE_CMOCKA
+# What several tests use, compiled once.
+check_LTLIBRARIES += tests/unit/libsupport.la
+tests_unit_libsupport_la_SOURCES = \
+	tests/unit/comm_cases.c tests/unit/comm_cases.h \
+	tests/unit/comm_ranks.c tests/unit/comm_ranks.h \
+	tests/unit/folder.c tests/unit/folder.h \
+	tests/unit/mlp.c tests/unit/mlp.h \
+	tests/unit/ranks.c tests/unit/ranks.h \
+	tests/unit/tcp_ranks.c tests/unit/tcp_ranks.h \
+	tests/unit/training.c tests/unit/training.h
+tests_unit_libsupport_la_CFLAGS = $(unit_cflags)
+
+# make starts tests in this order. Those that take longest come first, so that
+# none of them is left to run alone.
+check_PROGRAMS += tests/unit/test_comm_random tests/unit/test_comm_shrink \
+	tests/unit/test_kernel_layers tests/unit/test_tcp_wireup \
+	tests/unit/test_comm_faults tests/unit/test_spawn tests/unit/test_comm_groups
+if HAVE_UCX
+check_PROGRAMS += tests/unit/test_comm_net
+endif
+
 check_PROGRAMS += tests/unit/test_error
 tests_unit_test_error_SOURCES = tests/unit/test_error.c
 tests_unit_test_error_CFLAGS = $(unit_cflags)
@@ -44,7 +65,6 @@ tests_unit_test_kernel_optim_SOURCES = tests/unit/test_kernel_optim.c
 tests_unit_test_kernel_optim_CFLAGS = $(unit_cflags)
 tests_unit_test_kernel_optim_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 
-check_PROGRAMS += tests/unit/test_kernel_layers
 tests_unit_test_kernel_layers_SOURCES = tests/unit/test_kernel_layers.c tests/unit/kernel_values.h
 tests_unit_test_kernel_layers_CFLAGS = $(unit_cflags)
 tests_unit_test_kernel_layers_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
@@ -78,26 +98,21 @@ tests_unit_test_watch_SOURCES = tests/unit/test_watch.c
 tests_unit_test_watch_CFLAGS = $(unit_cflags)
 tests_unit_test_watch_LDADD = $(unit_libs)
 
-unit_ranks = tests/unit/ranks.c tests/unit/ranks.h
-
 check_PROGRAMS += tests/unit/test_model
-tests_unit_test_model_SOURCES = tests/unit/test_model.c $(unit_ranks)
+tests_unit_test_model_SOURCES = tests/unit/test_model.c
 tests_unit_test_model_CFLAGS = $(unit_cflags)
 tests_unit_test_model_LDADD = $(unit_libs)
 
 check_PROGRAMS += tests/unit/test_rows
-tests_unit_test_rows_SOURCES = tests/unit/test_rows.c $(unit_ranks)
+tests_unit_test_rows_SOURCES = tests/unit/test_rows.c
 tests_unit_test_rows_CFLAGS = $(unit_cflags)
 tests_unit_test_rows_LDADD = $(unit_libs)
 
-unit_training = $(unit_ranks) tests/unit/mlp.c tests/unit/mlp.h \
-	tests/unit/training.c tests/unit/training.h
-
 check_PROGRAMS += tests/unit/test_training tests/unit/test_training_ends
-tests_unit_test_training_SOURCES = tests/unit/test_training.c $(unit_training)
+tests_unit_test_training_SOURCES = tests/unit/test_training.c
 tests_unit_test_training_CFLAGS = $(unit_cflags)
 tests_unit_test_training_LDADD = $(unit_libs)
-tests_unit_test_training_ends_SOURCES = tests/unit/test_training_ends.c $(unit_training)
+tests_unit_test_training_ends_SOURCES = tests/unit/test_training_ends.c
 tests_unit_test_training_ends_CFLAGS = $(unit_cflags)
 tests_unit_test_training_ends_LDADD = $(unit_libs)
 
@@ -106,24 +121,17 @@ include $(top_srcdir)/tests/unit/job.mk
 include $(top_srcdir)/tests/unit/data.mk
 include $(top_srcdir)/tests/unit/spank.mk
 
-comm_test_sources = tests/unit/comm_cases.c tests/unit/comm_cases.h \
-	tests/unit/comm_ranks.c tests/unit/comm_ranks.h
-check_PROGRAMS += tests/unit/test_comm_random tests/unit/test_comm_groups \
-	tests/unit/test_comm_faults
-tests_unit_test_comm_random_SOURCES = tests/unit/test_comm_random.c $(comm_test_sources)
+tests_unit_test_comm_random_SOURCES = tests/unit/test_comm_random.c
 tests_unit_test_comm_random_CFLAGS = $(unit_cflags)
 tests_unit_test_comm_random_LDADD = $(unit_libs)
-tests_unit_test_comm_groups_SOURCES = tests/unit/test_comm_groups.c $(comm_test_sources)
+tests_unit_test_comm_groups_SOURCES = tests/unit/test_comm_groups.c
 tests_unit_test_comm_groups_CFLAGS = $(unit_cflags)
 tests_unit_test_comm_groups_LDADD = $(unit_libs)
 check_PROGRAMS += tests/unit/test_comm_threads
-tests_unit_test_comm_threads_SOURCES = tests/unit/test_comm_threads.c \
-	tests/unit/comm_ranks.c tests/unit/comm_ranks.h
+tests_unit_test_comm_threads_SOURCES = tests/unit/test_comm_threads.c
 tests_unit_test_comm_threads_CFLAGS = $(unit_cflags)
 tests_unit_test_comm_threads_LDADD = $(unit_libs)
-check_PROGRAMS += tests/unit/test_comm_shrink
-tests_unit_test_comm_shrink_SOURCES = tests/unit/test_comm_shrink.c \
-	tests/unit/comm_ranks.c tests/unit/comm_ranks.h
+tests_unit_test_comm_shrink_SOURCES = tests/unit/test_comm_shrink.c
 tests_unit_test_comm_shrink_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_unit_test_comm_shrink_CFLAGS = $(unit_cflags)
 tests_unit_test_comm_shrink_LDADD = $(unit_libs) $(UCX_LIBS)
@@ -136,29 +144,24 @@ tests_unit_test_comm_kernels_SOURCES = tests/unit/test_comm_kernels.c
 tests_unit_test_comm_kernels_CFLAGS = $(unit_cflags)
 tests_unit_test_comm_kernels_LDADD = $(unit_libs)
 check_PROGRAMS += tests/fault/comm_soak
-tests_fault_comm_soak_SOURCES = tests/fault/comm_soak.c \
-	tests/unit/comm_ranks.c tests/unit/comm_ranks.h
+tests_fault_comm_soak_SOURCES = tests/fault/comm_soak.c
 tests_fault_comm_soak_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/tests
 tests_fault_comm_soak_CFLAGS = $(unit_cflags)
 tests_fault_comm_soak_LDADD = $(unit_libs)
-tests_unit_test_comm_faults_SOURCES = tests/unit/test_comm_faults.c $(comm_test_sources)
+tests_unit_test_comm_faults_SOURCES = tests/unit/test_comm_faults.c
 tests_unit_test_comm_faults_CFLAGS = $(unit_cflags)
 tests_unit_test_comm_faults_LDADD = $(unit_libs)
 check_PROGRAMS += tests/unit/test_comm_progress
-tests_unit_test_comm_progress_SOURCES = tests/unit/test_comm_progress.c \
-	tests/unit/comm_ranks.c tests/unit/comm_ranks.h
+tests_unit_test_comm_progress_SOURCES = tests/unit/test_comm_progress.c
 tests_unit_test_comm_progress_CFLAGS = $(unit_cflags)
 tests_unit_test_comm_progress_LDADD = $(unit_libs)
 check_PROGRAMS += tests/unit/test_comm_await
-tests_unit_test_comm_await_SOURCES = tests/unit/test_comm_await.c \
-	tests/unit/comm_ranks.c tests/unit/comm_ranks.h
+tests_unit_test_comm_await_SOURCES = tests/unit/test_comm_await.c
 tests_unit_test_comm_await_CFLAGS = $(unit_cflags)
 tests_unit_test_comm_await_LDADD = $(unit_libs)
 
 if HAVE_UCX
-check_PROGRAMS += tests/unit/test_comm_net
-tests_unit_test_comm_net_SOURCES = tests/unit/test_comm_net.c \
-	tests/unit/comm_ranks.c tests/unit/comm_ranks.h
+tests_unit_test_comm_net_SOURCES = tests/unit/test_comm_net.c
 tests_unit_test_comm_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_unit_test_comm_net_CFLAGS = $(unit_cflags)
 tests_unit_test_comm_net_LDADD = $(unit_libs) $(UCX_LIBS)

@@ -1,8 +1,19 @@
 # tests/bench: benchmarks, built with everything else so that they stay whole,
-# run by hand: `make bench-allreduce BENCH_ARGS=--quick`.
-noinst_PROGRAMS += tests/bench/rank_ddp tests/bench/rank_overlap \
-	tests/bench/rank_startup tests/bench/rank_train \
-	tests/bench/rank_plain tests/bench/rank_wire
+# run by hand: `make bench-allreduce BENCH_ARGS=--quick`. A build with sanitizers
+# is none to measure, and makes only the one that test_harness runs.
+bench_programs = tests/bench/rank_ddp tests/bench/rank_overlap \
+	tests/bench/rank_startup tests/bench/rank_train tests/bench/rank_wire \
+	tests/bench/rank_modes tests/bench/rank_sgemm
+if HAVE_OPENMPI
+bench_programs += tests/bench/rank_mpi
+endif
+noinst_PROGRAMS += tests/bench/rank_plain
+if SANITIZED
+EXTRA_PROGRAMS += $(bench_programs)
+CLEANFILES += $(bench_programs)
+else
+noinst_PROGRAMS += $(bench_programs)
+endif
 
 bench_rank = tests/bench/rank.c tests/bench/rank.h
 
@@ -24,43 +35,39 @@ tests_bench_rank_plain_SOURCES = tests/bench/rank_plain.c $(bench_rank)
 tests_bench_rank_plain_CFLAGS = $(AM_CFLAGS) $(OPENMP_CFLAGS) -Wno-unknown-pragmas
 tests_bench_rank_wire_SOURCES = tests/bench/rank_wire.c $(bench_rank)
 
-noinst_PROGRAMS += tests/bench/rank_modes
 tests_bench_rank_modes_SOURCES = tests/bench/rank_modes.c $(bench_rank) $(gpt_model_sources)
 tests_bench_rank_modes_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_bench_rank_modes_LDADD = libruntime/libddp.la kernels/libkernels.la
 tests_bench_rank_modes_LDFLAGS = $(AM_LDFLAGS) -no-install
 
-noinst_PROGRAMS += tests/bench/rank_sgemm
 tests_bench_rank_sgemm_SOURCES = tests/bench/rank_sgemm.c
 tests_bench_rank_sgemm_LDADD = kernels/libkernels.la
 
 if HAVE_OPENMPI
-noinst_PROGRAMS += tests/bench/rank_mpi
 tests_bench_rank_mpi_SOURCES = tests/bench/rank_mpi.c $(bench_rank)
 tests_bench_rank_mpi_CFLAGS = $(AM_CFLAGS) $(OPENMPI_CFLAGS)
 tests_bench_rank_mpi_LDADD = $(OPENMPI_LIBS)
 endif
 
-bench_programs = $(filter tests/bench/rank_%,$(noinst_PROGRAMS))
 bench_environment = BENCH_PROGRAMS=$(abs_builddir)/tests/bench PYTHONDONTWRITEBYTECODE=1 \
 	DDP_PLUGIN=$$(ls $(abs_builddir)/spank/.libs/spank_ddp.so 2>/dev/null)
 bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt
 BENCH_ARGS =
 
 .PHONY: bench-allreduce bench-startup bench-overlap bench-overlap-progress
-bench-allreduce: $(bench_programs)
+bench-allreduce: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/allreduce $(BENCH_ARGS)
-bench-startup: $(bench_programs)
+bench-startup: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/startup $(BENCH_ARGS)
-bench-overlap: $(bench_programs)
+bench-overlap: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/overlap $(BENCH_ARGS)
-bench-overlap-progress: $(bench_programs)
+bench-overlap-progress: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/overlap_progress $(BENCH_ARGS)
 
 .PHONY: bench-gpt-step bench-ddp-overhead
-bench-gpt-step: $(bench_programs) examples/gpt/gpt
+bench-gpt-step: tests/bench/rank_plain $(bench_programs) examples/gpt/gpt
 	$(bench_environment) $(srcdir)/tests/bench/gpt_step $(BENCH_ARGS)
-bench-ddp-overhead: $(bench_programs) examples/gpt/gpt
+bench-ddp-overhead: tests/bench/rank_plain $(bench_programs) examples/gpt/gpt
 	$(bench_environment) $(srcdir)/tests/bench/ddp_overhead $(BENCH_ARGS)
 
 if HAVE_PYTHON

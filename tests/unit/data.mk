@@ -1,5 +1,4 @@
 # Tests of libruntime/data and libruntime/state.
-test_folder = tests/unit/folder.c tests/unit/folder.h
 check_PROGRAMS += tests/unit/test_sampler tests/unit/test_tokens tests/unit/test_loader \
 	tests/unit/test_safetensors tests/unit/test_store tests/unit/test_checkpoint
 tests_unit_test_sampler_SOURCES = tests/unit/test_sampler.c tests/unit/sampler_vectors.h
@@ -14,10 +13,10 @@ tests_unit_test_loader_LDADD = $(unit_libs)
 tests_unit_test_safetensors_SOURCES = tests/unit/test_safetensors.c
 tests_unit_test_safetensors_CFLAGS = $(unit_cflags) $(JANSSON_CFLAGS)
 tests_unit_test_safetensors_LDADD = $(unit_libs)
-tests_unit_test_store_SOURCES = tests/unit/test_store.c $(test_folder)
+tests_unit_test_store_SOURCES = tests/unit/test_store.c
 tests_unit_test_store_CFLAGS = $(unit_cflags) $(JANSSON_CFLAGS)
 tests_unit_test_store_LDADD = $(unit_libs)
-tests_unit_test_checkpoint_SOURCES = tests/unit/test_checkpoint.c $(test_folder)
+tests_unit_test_checkpoint_SOURCES = tests/unit/test_checkpoint.c
 tests_unit_test_checkpoint_CFLAGS = $(unit_cflags) $(JANSSON_CFLAGS)
 tests_unit_test_checkpoint_LDADD = $(unit_libs)
 TESTS += tests/unit/sampler_torch.py tests/readme.sh

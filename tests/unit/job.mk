@@ -1,5 +1,4 @@
 # Tests of job, wire-up and context.
-check_PROGRAMS += tests/unit/test_spawn
 tests_unit_test_spawn_SOURCES = tests/unit/test_spawn.c
 tests_unit_test_spawn_CFLAGS = $(unit_cflags)
 tests_unit_test_spawn_LDADD = $(unit_libs)
@@ -14,12 +13,11 @@ tests_unit_test_agreement_SOURCES = tests/unit/test_agreement.c
 tests_unit_test_agreement_CFLAGS = $(unit_cflags)
 tests_unit_test_agreement_LDADD = $(unit_libs)
 
-tcp_ranks = tests/unit/tcp_ranks.c tests/unit/tcp_ranks.h
-check_PROGRAMS += tests/unit/test_tcp_wireup tests/unit/test_tcp_strangers
-tests_unit_test_tcp_wireup_SOURCES = tests/unit/test_tcp_wireup.c $(tcp_ranks)
+check_PROGRAMS += tests/unit/test_tcp_strangers
+tests_unit_test_tcp_wireup_SOURCES = tests/unit/test_tcp_wireup.c
 tests_unit_test_tcp_wireup_CFLAGS = $(unit_cflags)
 tests_unit_test_tcp_wireup_LDADD = $(unit_libs)
-tests_unit_test_tcp_strangers_SOURCES = tests/unit/test_tcp_strangers.c $(tcp_ranks)
+tests_unit_test_tcp_strangers_SOURCES = tests/unit/test_tcp_strangers.c
 tests_unit_test_tcp_strangers_CFLAGS = $(unit_cflags)
 tests_unit_test_tcp_strangers_LDADD = $(unit_libs)
 
