@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "job/environment.h"
 #include "job/pmix_client.h"
+#include "watch/page.h"
 #include "watch/watch.h"
 #include "wireup/agreement.h"
 
@@ -61,6 +62,7 @@ static ddp_status open_context(ddp_context *context, const ddp_options *options)
 	uint64_t deadline_ns = start_ns + (uint64_t)context->timeout_ms * 1000000u;
 
 	ddp_status status = open_watch(context, options);
+	ddp_page_wait(ddp_watch_page(context->watch), 0, start_ns, "the first exchange of all ranks");
 	if (status == DDP_OK)
 		status = ddp_wireup_open(job, &context->key, options != NULL ? options->wireup : NULL,
 		                         deadline_ns, &context->wireup);
@@ -73,7 +75,11 @@ static ddp_status open_context(ddp_context *context, const ddp_options *options)
 	ddp_log(DDP_LOG_INFO, "rank %d of %d on %s: wired up by %s in %.3f s", job->rank,
 	        job->world_size, job->hostname, context->wireup->ops->name,
 	        ddp_seconds_since(start_ns));
-	return ddp_comm_open(job, context->wireup, context->timeout_ms, &context->world);
+	status = ddp_comm_open(job, context->wireup, context->timeout_ms, &context->world);
+	if (status == DDP_OK)
+		ddp_comm_set_page(context->world, ddp_watch_page(context->watch));
+	ddp_page_go_on(ddp_watch_page(context->watch));
+	return status;
 }
 
 /* The communicator may be NULL, the rest unopened. */

@@ -13,6 +13,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/options.c spank/options.h \
 	spank/identity/port.c spank/identity/port.h \
 	spank/failure/judge.c spank/failure/judge.h \
+	spank/failure/doing.c spank/failure/doing.h \
 	spank/failure/relay.c spank/failure/relay.h spank/failure/relay_node.c spank/failure/relay_srun.c \
 	spank/failure/report.c spank/failure/report.h \
 	spank/site.c spank/site.h \

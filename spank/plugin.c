@@ -203,6 +203,7 @@ static bool get_fact(spank_t spank, spank_item_t item, const char *name, uint32_
 int slurm_spank_user_init(spank_t spank, int ac, char *argv[])
 {
 	uint32_t step_id, local_tasks;
+	uid_t owner = geteuid();
 	char **environment = NULL;
 	struct fault fault;
 
@@ -213,12 +214,13 @@ int slurm_spank_user_init(spank_t spank, int ac, char *argv[])
 	if (spank_get_item(spank, S_JOB_ENV, &environment) == ESPANK_SUCCESS)
 		state.relay = relay_parse(environment_get(environment, "SLURM_DDP_RELAY"));
 	if (!get_fact(spank, S_JOB_STEPID, "the step's id", &step_id, &state.fault) ||
-	    !get_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &local_tasks, &state.fault)) {
+	    !get_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &local_tasks, &state.fault) ||
+	    !get_fact(spank, S_JOB_UID, "the job's user", &owner, &state.fault)) {
 		state.normal_step = true;
 		return 0;
 	}
 	state.normal_step = step_id <= SLURM_MAX_NORMAL_STEP_ID;
-	if (state.normal_step && !supervise_start(&state.supervise, local_tasks, &fault))
+	if (state.normal_step && !supervise_start(&state.supervise, local_tasks, owner, &fault))
 		slurm_error("ddp: %s", fault.text);
 	return 0;
 }

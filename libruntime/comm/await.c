@@ -51,6 +51,8 @@ static void adopt_shared_failure(ddp_comm *comm)
 	if (atomic_load(&comm->failed) == DDP_OK) {
 		memcpy(comm->failure_text, failure->text, sizeof(comm->failure_text));
 		comm->failure_text[sizeof(comm->failure_text) - 1] = '\0';
+		comm->culprit = failure->culprit >= 0 && failure->culprit < comm->size
+			? comm->world_ranks[failure->culprit] : DDP_NOBODY;
 		atomic_store(&comm->failed, failure->status);
 	}
 	pthread_mutex_unlock(&comm->failure_lock);
@@ -162,6 +164,40 @@ static const char *operation_text(const ddp_comm *comm, char *text, size_t bytes
 	else
 		snprintf(text, bytes, "%s #%llu", kind, (unsigned long long)comm->sequence);
 	return text;
+}
+
+/* Once in an operation, which has lasted for some microseconds by now: what is
+   quicker is not worth a description. */
+static void tell_wait(ddp_comm *comm)
+{
+	struct ddp_progress *page = comm->roster->page;
+	bool message;
+	char text[160], whole[200];
+
+	/* While a communicator opens there is no operation. */
+	if (comm->told || page == NULL || comm->sequence == 0)
+		return;
+	message = comm->running->kind == DDP_SEND || comm->running->kind == DDP_RECV;
+	/* The progress thread waits for messages beside the program. */
+	if (message && comm->in_thread)
+		return;
+	comm->told = true;
+	ddp_collective_describe(comm->running, text, sizeof(text));
+	if (message) {
+		ddp_page_wait(page, 0, ddp_now_ns(), text);
+	} else if (comm->is_world) {
+		ddp_page_wait(page, comm->sequence, 0, text);
+	} else {
+		snprintf(whole, sizeof(whole), "%s in a group of %d", text, comm->size);
+		ddp_page_wait(page, 0, ddp_now_ns(), whole);
+	}
+}
+
+void ddp_comm_tell_end(ddp_comm *comm)
+{
+	if (comm->told)
+		ddp_page_go_on(comm->roster->page);
+	comm->told = false;
 }
 
 static ddp_status fail_peer(ddp_comm *comm, int rank, const char *what)
@@ -348,6 +384,7 @@ static ddp_status pause_once(ddp_comm *comm, const ddp_condition *wait, bool sle
 		return status;
 	if (!sleep && give_up_core(comm, wait))
 		return DDP_OK;
+	tell_wait(comm);
 	sleep_for(comm, wait);
 	return check_others(comm, wait, ddp_now_ns(), last);
 }
@@ -360,6 +397,7 @@ static ddp_status look_up(ddp_comm *comm, const ddp_condition *wait, looks *last
 	if (now - last->failed_ns < (uint64_t)BUSY_LOOK_MS * 1000000)
 		return DDP_OK;
 	last->failed_ns = now;
+	tell_wait(comm);
 	ddp_status status = check_failure(comm, wait);
 	return status == DDP_OK ? check_others(comm, wait, now, last) : status;
 }
@@ -369,7 +407,9 @@ static ddp_status give_up(ddp_comm *comm)
 	if (comm->net != NULL)
 		ddp_net_shut_down(comm);
 	ddp_pairs_fail(comm);
-	return ddp_comm_check(comm);
+	ddp_status status = ddp_comm_check(comm);
+	ddp_page_error(comm->roster->page, status, comm->culprit, comm->failure_text);
+	return status;
 }
 
 ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)

@@ -31,6 +31,10 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait);
 ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,
                           const char *format, ...) __attribute__((format(printf, 4, 5)));
 
+/* The operation under way has ended: the progress page says so, if it had told
+   of a wait. comm->run_lock is held. */
+void ddp_comm_tell_end(ddp_comm *comm);
+
 /* DDP_OK, or the failure that broke the communicator. */
 ddp_status ddp_comm_check(ddp_comm *comm);
 

@@ -11,6 +11,13 @@
 #include "comm/node_run.h"
 #include "comm/pairs.h"
 
+void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page)
+{
+	pthread_mutex_lock(&comm->run_lock);
+	comm->roster->page = page;
+	pthread_mutex_unlock(&comm->run_lock);
+}
+
 int ddp_comm_rank(const ddp_comm *comm)
 {
 	return comm->rank;
@@ -187,7 +194,11 @@ ddp_status ddp_execute(ddp_comm *comm, const ddp_collective *c)
 	comm->sequence++;
 	comm->running = c;
 	comm->deadline_ns = 0;
-	return comm->nodes == 1 ? run_on_node(comm, c) : run_between_nodes(comm, c);
+	if (comm->is_world)
+		ddp_page_collective(comm->roster->page, comm->sequence);
+	status = comm->nodes == 1 ? run_on_node(comm, c) : run_between_nodes(comm, c);
+	ddp_comm_tell_end(comm);
+	return status;
 }
 
 bool ddp_comm_broken(ddp_comm *comm)

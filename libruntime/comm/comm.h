@@ -7,12 +7,15 @@
 
 #include "ddp.h"
 #include "job/job.h"
+#include "watch/progress.h"
 #include "wireup/wireup.h"
 
 /* Opens the world communicator. Collective. timeout_ms is each operation's
    deadline and that of opening. `job` must outlive it. */
 ddp_status ddp_comm_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms,
                          ddp_comm **comm);
+/* From now on operations tell in the rank's progress page that they wait. */
+void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page);
 /* Closes the world communicator; collective unless it has failed. */
 void ddp_comm_close(ddp_comm *comm);
 

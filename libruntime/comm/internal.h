@@ -17,6 +17,7 @@
 
 #include "comm/comm.h"
 #include "comm/kernels.h"
+#include "watch/page.h"
 
 enum { DDP_NOBODY = -1, DDP_FAILURE_TEXT = 768 };
 
@@ -46,6 +47,7 @@ typedef struct ddp_allocation {
 typedef struct ddp_roster {
 	const ddp_job *job;
 	ddp_key key;        /* of the step, if there is one */
+	struct ddp_progress *page; /* of this rank; NULL: none */
 	struct ddp_place *hosts; /* addresses of the other nodes, once they are known */
 	int host_count;
 	int size;
@@ -199,6 +201,7 @@ struct ddp_comm {
 	const ddp_allocation *recent; /* looked up last; for who holds run_lock */
 	uint64_t recent_changes;      /* the roster's memory_changes then */
 	uint64_t deadline_ns;       /* of the running operation; 0: it has not waited for long */
+	bool told;                  /* the progress page says that the running one waits */
 
 	pthread_mutex_t queue_lock;
 	pthread_cond_t queue_filled;
@@ -216,6 +219,7 @@ struct ddp_comm {
 	pthread_mutex_t failure_lock;
 	bool failure_told;          /* this rank's lines hold its own failure */
 	char failure_text[DDP_FAILURE_TEXT];
+	int culprit;                /* world rank that the failure is about, or DDP_NOBODY */
 	uint64_t meetings;          /* calls of comm/shrink */
 };
 

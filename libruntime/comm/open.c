@@ -189,6 +189,7 @@ ddp_status ddp_comm_create(ddp_roster *roster, const int *world_ranks, int size,
 	comm->rank = rank;
 	comm->size = size;
 	comm->timeout_ms = timeout_ms;
+	comm->culprit = DDP_NOBODY;
 	pthread_mutex_init(&comm->run_lock, NULL);
 	pthread_mutex_init(&comm->queue_lock, NULL);
 	pthread_mutex_init(&comm->failure_lock, NULL);
@@ -438,6 +439,9 @@ void ddp_comm_close(ddp_comm *comm)
 	if (comm->nodes > 1 && atomic_load(&comm->failed) == DDP_OK)
 		(void)ddp_barrier(comm);
 	ddp_comm_stop(comm);
+	/* The page ends with the context; a group that is still open tells no more. */
+	if (comm->is_world)
+		comm->roster->page = NULL;
 	/* An abort may have come too late for the thread to tell of it. */
 	if (comm->net != NULL && ddp_comm_check(comm) != DDP_OK)
 		ddp_net_shut_down(comm);

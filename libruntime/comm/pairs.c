@@ -411,6 +411,7 @@ ddp_status ddp_pairs_await(ddp_comm *comm, const ddp_request *request)
 	comm->deadline_ns = first->deadline_ns;
 	ddp_status status = missing_pair(comm, request) == DDP_NOBODY ? ddp_comm_check(comm)
 	                                                              : ddp_comm_await(comm, &condition);
+	ddp_comm_tell_end(comm);
 	comm->running = &none;
 	return status;
 }

@@ -50,7 +50,7 @@ static ddp_status issue_bucket(ddp_reducer *reducer, int k)
 		.count = (size_t)(bucket->end - bucket->begin), .type = DDP_F32, .op = DDP_SUM,
 	};
 
-	ddp_watch_bucket(reducer->watch, k, bucket->end - bucket->begin);
+	ddp_watch_bucket(reducer->watch, k);
 	ddp_status status = ddp_issue(reducer->comm, &operation, &reducer->requests[k]);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "gradient bucket %d of %d", k, reducer->plan->count);

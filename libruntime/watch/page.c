@@ -1,10 +1,13 @@
 #include "watch/page.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "base/log.h"
 
@@ -68,4 +71,61 @@ void ddp_page_unmap(struct ddp_progress *page)
 {
 	if (page != NULL)
 		munmap(page, DDP_PROGRESS_BYTES);
+}
+
+/* For the texts. The numbers that a collective writes each time take no lock. */
+static pthread_mutex_t text_lock = PTHREAD_MUTEX_INITIALIZER;
+
+#define SET(field, value) __atomic_store_n(&(field), (value), __ATOMIC_RELAXED)
+
+/* To some milliseconds, at a fifth of the price. */
+static uint64_t coarse_ns(void)
+{
+	struct timespec now;
+
+#ifdef CLOCK_MONOTONIC_COARSE
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+#else
+	clock_gettime(CLOCK_MONOTONIC, &now);
+#endif
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void ddp_page_collective(struct ddp_progress *page, uint64_t number)
+{
+	if (page == NULL)
+		return;
+	SET(page->collective, number);
+	SET(page->collective_ns, coarse_ns());
+}
+
+void ddp_page_wait(struct ddp_progress *page, uint64_t number, uint64_t start_ns, const char *text)
+{
+	if (page == NULL)
+		return;
+	pthread_mutex_lock(&text_lock);
+	snprintf(page->collective_text, sizeof(page->collective_text), "%s", text);
+	page->described = number;
+	pthread_mutex_unlock(&text_lock);
+	if (start_ns != 0)
+		SET(page->collective_ns, start_ns);
+	SET(page->waiting, number != 0 ? DDP_WAITING_COLLECTIVE : DDP_WAITING_OTHER);
+}
+
+void ddp_page_go_on(struct ddp_progress *page)
+{
+	if (page != NULL)
+		SET(page->waiting, DDP_WAITING_NOT);
+}
+
+void ddp_page_error(struct ddp_progress *page, ddp_status status, int rank, const char *text)
+{
+	if (page == NULL)
+		return;
+	pthread_mutex_lock(&text_lock);
+	if (rank >= 0 || page->status != (uint32_t)status)
+		page->culprit = (uint32_t)(rank + 1);
+	page->status = (uint32_t)status;
+	snprintf(page->error, sizeof(page->error), "%s", text);
+	pthread_mutex_unlock(&text_lock);
 }

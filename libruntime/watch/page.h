@@ -13,4 +13,19 @@
 struct ddp_progress *ddp_page_map(const ddp_job *job);
 void ddp_page_unmap(struct ddp_progress *page);
 
+/*
+ * What the rank waits for. Several communicators of a process may write at
+ * once: what came last stays. In each, `page` may be NULL.
+ */
+/* A collective of all ranks begins. Costs some nanoseconds. */
+void ddp_page_collective(struct ddp_progress *page, uint64_t number);
+/* `text` lasts, since start_ns (0: since the collective began); `number` is
+   that of a collective of all ranks, or 0. */
+void ddp_page_wait(struct ddp_progress *page, uint64_t number, uint64_t start_ns, const char *text);
+void ddp_page_go_on(struct ddp_progress *page);
+
+/* Keeps an error. It is about `rank`; if that is -1, about the one that an
+   earlier call with the same status has named. */
+void ddp_page_error(struct ddp_progress *page, ddp_status status, int rank, const char *text);
+
 #endif

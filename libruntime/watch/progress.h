@@ -1,9 +1,10 @@
 /*
  * The page in which a rank says what it is doing. The SPANK plugin makes one
  * per task (a memfd that the task inherits; DDP_PROGRESS_FD names it) and
- * reads it after the task's death for the failure report. The reader runs as
- * root and trusts nothing here: it copies the page once, checks the magic and
- * bounds every field. Without the plugin the page is private memory.
+ * reads it for the failure report; ddp-status reads it while the task runs.
+ * The reader may be root and trusts nothing here: it copies the page once,
+ * checks the magic and bounds every field. Without the plugin the page is
+ * private memory.
  */
 #ifndef DDP_WATCH_PROGRESS_H
 #define DDP_WATCH_PROGRESS_H
@@ -20,10 +21,27 @@ struct ddp_progress {
 	uint64_t updated_ns;       /* CLOCK_MONOTONIC, when the phase began */
 	int32_t bucket;            /* last bucket issued in this step, -1: none */
 	int32_t buckets;           /* buckets per step */
-	uint64_t collective;       /* sequence number of the last collective */
+	uint64_t collective;       /* number of the last collective of all ranks, from 1 */
 	char collective_text[64];  /* such as "all_reduce f32[262144] sum"; terminated */
 	char error[256];           /* the library's last error, "" if none; terminated */
 	uint32_t status;           /* ddp_status of that error */
+	/* The rest is zero where an older libddp writes the page, which describes
+	   every collective. */
+	uint32_t culprit;          /* 1 + the rank that the error is about; 0: none in particular */
+	uint32_t waiting;          /* enum ddp_waiting */
+	uint32_t closed;           /* 1: the rank has ended its part, by ddp_finalize() */
+	uint64_t collective_ns;    /* CLOCK_MONOTONIC, when what `waiting` says, or else the last
+	                              collective, began; to some milliseconds */
+	uint64_t described;        /* the collective that collective_text is about; 0: none */
+	double step_seconds;       /* of the last step, */
+	double step_weight;        /* and its samples, of all ranks */
+};
+
+/* What lasts, and is described by collective_text. */
+enum ddp_waiting {
+	DDP_WAITING_NOT,
+	DDP_WAITING_COLLECTIVE, /* `collective` */
+	DDP_WAITING_OTHER       /* the wire-up, an operation of a group, a message */
 };
 
 #endif

@@ -68,6 +68,8 @@ void ddp_watch_close(ddp_watch *watch)
 		return;
 	ddp_trace_close(watch->trace);
 	ddp_metrics_close(watch->metrics);
+	if (watch->page != NULL)
+		watch->page->closed = 1;
 	ddp_page_unmap(watch->page);
 	free(watch);
 }
@@ -88,6 +90,11 @@ void ddp_watch_phase(ddp_watch *watch, ddp_phase phase)
 	watch->page->updated_ns = now_ns;
 }
 
+struct ddp_progress *ddp_watch_page(ddp_watch *watch)
+{
+	return watch != NULL ? watch->page : NULL;
+}
+
 ddp_phase ddp_watch_current_phase(const ddp_watch *watch)
 {
 	return watch->phase;
@@ -106,14 +113,9 @@ void ddp_watch_begin_step(ddp_watch *watch, int64_t step, int buckets)
 	watch->page->buckets = buckets;
 }
 
-void ddp_watch_bucket(ddp_watch *watch, int bucket, int64_t count)
+void ddp_watch_bucket(ddp_watch *watch, int bucket)
 {
-	struct ddp_progress *page = watch->page;
-
-	page->bucket = bucket;
-	page->collective++;
-	snprintf(page->collective_text, sizeof(page->collective_text), "all_reduce f32[%lld] sum",
-	         (long long)count);
+	watch->page->bucket = bucket;
 }
 
 void ddp_watch_communication(ddp_watch *watch, const char *name, int64_t bytes,
@@ -125,6 +127,8 @@ void ddp_watch_communication(ddp_watch *watch, const char *name, int64_t bytes,
 
 void ddp_watch_end_step(ddp_watch *watch, const ddp_step_stats *stats)
 {
+	watch->page->step_seconds = stats->seconds;
+	watch->page->step_weight = stats->weight;
 	if (watch->metrics != NULL)
 		ddp_metrics_step(watch->metrics, stats);
 	if (watch->trace != NULL)
@@ -133,6 +137,5 @@ void ddp_watch_end_step(ddp_watch *watch, const ddp_step_stats *stats)
 
 void ddp_watch_error(ddp_watch *watch, ddp_status status)
 {
-	watch->page->status = (uint32_t)status;
-	snprintf(watch->page->error, sizeof(watch->page->error), "%s", ddp_last_error());
+	ddp_page_error(watch->page, status, -1, ddp_last_error());
 }

@@ -16,6 +16,9 @@ ddp_status ddp_watch_open(const ddp_job *job, const char *metrics_path,
                           const char *trace_dir, ddp_watch **watch);
 void ddp_watch_close(ddp_watch *watch); /* NULL is allowed */
 
+/* NULL for NULL. */
+struct ddp_progress *ddp_watch_page(ddp_watch *watch);
+
 /* Ends the phase under way and begins another; the same again does nothing. */
 void ddp_watch_phase(ddp_watch *watch, ddp_phase phase);
 ddp_phase ddp_watch_current_phase(const ddp_watch *watch);
@@ -24,8 +27,8 @@ double ddp_watch_phase_seconds(const ddp_watch *watch, ddp_phase phase);
 
 /* Step `step` (from 1) is under way. */
 void ddp_watch_begin_step(ddp_watch *watch, int64_t step, int buckets);
-/* Bucket `bucket` of the step was issued as an all-reduce of f32[count]. */
-void ddp_watch_bucket(ddp_watch *watch, int bucket, int64_t count);
+/* Bucket `bucket` of the step was issued. */
+void ddp_watch_bucket(ddp_watch *watch, int bucket);
 /* A collective of the step is complete; a row in the trace. */
 void ddp_watch_communication(ddp_watch *watch, const char *name, int64_t bytes,
                              uint64_t start_ns, uint64_t end_ns);

@@ -4,23 +4,13 @@
 #include <sys/wait.h>
 
 #include "ddp.h"
+#include "spank/failure/doing.h"
 #include "spank/sink.h"
 
 bool report_blames_peer(const struct ddp_progress *progress)
 {
 	return progress->magic == DDP_PROGRESS_MAGIC &&
 	       (progress->status == DDP_ERR_PEER || progress->status == DDP_ERR_ABORTED);
-}
-
-/* In the order of enum ddp_phase of ddp.h. */
-static const char *phase_name(uint32_t phase)
-{
-	static const char *const names[] = { "between steps", "loading data", "in forward",
-		                             "in backward", "waiting for gradients",
-		                             "in the optimizer", "writing a checkpoint",
-		                             "in evaluation" };
-
-	return phase < sizeof(names) / sizeof(names[0]) ? names[phase] : "in an unknown phase";
 }
 
 /* sigabbrev_np() is too young for the C libraries of older distributions. */
@@ -57,25 +47,15 @@ static void add_end(struct sink *sink, const struct failure *failure)
 
 static void add_progress(struct sink *sink, const struct failure *failure)
 {
-	const struct ddp_progress *page = &failure->progress;
+	struct doing doing;
 
-	if (page->magic != DDP_PROGRESS_MAGIC)
+	doing_read(&failure->progress, failure->now_ns, &doing);
+	if (!doing.known)
 		return;
-	sink_add(sink, ", %s", phase_name(page->phase));
-	if (page->step > 0)
-		sink_add(sink, " of step %lld", (long long)page->step);
-	if (page->updated_ns > 0 && page->updated_ns <= failure->now_ns)
-		sink_add(sink, " for %.1f s", (double)(failure->now_ns - page->updated_ns) * 1e-9);
-	if (page->bucket >= 0 && page->buckets > 0 && page->bucket < page->buckets)
-		sink_add(sink, ", bucket %d of %d", page->bucket + 1, page->buckets);
-	if (page->collective > 0) {
-		sink_add(sink, ", collective #%llu ", (unsigned long long)page->collective);
-		sink_add_untrusted(sink, page->collective_text, sizeof(page->collective_text));
-	}
-	if (page->error[0] != '\0') {
-		sink_add(sink, ": ");
-		sink_add_untrusted(sink, page->error, sizeof(page->error));
-	}
+	sink_add(sink, ", ");
+	doing_add(sink, &doing);
+	if (doing.error[0] != '\0')
+		sink_add(sink, ": %s", doing.error);
 }
 
 void report_failure(const struct failure *failure, char *text, size_t bytes)

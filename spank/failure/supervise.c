@@ -26,14 +26,15 @@ static size_t shared_bytes(uint32_t local_tasks)
 }
 
 /* A file of fixed size: a task cannot cut it short under the reader. */
-static int make_progress_file(uint32_t local_tasks)
+static int make_progress_file(uint32_t local_tasks, uid_t owner)
 {
 	int high, fd = memfd_create("ddp_progress", MFD_ALLOW_SEALING);
 
 	if (fd < 0)
 		return -1;
-	/* By default anybody could open it, and run it. */
-	if (fchmod(fd, S_IRUSR | S_IWUSR) < 0 ||
+	/* By default anybody could open it, and run it; its owner opens it anew, by
+	   /proc/PID/fd, to see what the tasks do. */
+	if (fchmod(fd, S_IRUSR | S_IWUSR) < 0 || fchown(fd, owner, (gid_t)-1) < 0 ||
 	    ftruncate(fd, (off_t)local_tasks * DDP_PROGRESS_BYTES) < 0 ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
 		close(fd);
@@ -46,7 +47,8 @@ static int make_progress_file(uint32_t local_tasks)
 	return high;
 }
 
-bool supervise_start(struct supervise *supervise, uint32_t local_tasks, struct fault *fault)
+bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t owner,
+                     struct fault *fault)
 {
 	*supervise = (struct supervise){ .progress_fd = -1, .start_ns = ddp_now_ns() };
 	if (local_tasks == 0 || local_tasks > LOCAL_TASKS_MAX)
@@ -64,7 +66,7 @@ bool supervise_start(struct supervise *supervise, uint32_t local_tasks, struct f
 	supervise->local_tasks = local_tasks;
 	for (uint32_t i = 0; i < local_tasks; i++)
 		supervise->shared->rank[i] = UINT32_MAX;
-	supervise->progress_fd = make_progress_file(local_tasks);
+	supervise->progress_fd = make_progress_file(local_tasks, owner);
 	return true;
 }
 

@@ -35,10 +35,11 @@ struct supervise {
 
 /*
  * Called before the tasks are forked. The progress file is inherited by the
- * tasks, sealed in size, and held at a number out of scripts' way.
+ * tasks, is `owner`'s, who runs them, sealed in size, and held at a number out of scripts' way.
  * Without memory for it there is none, and the report says less.
  */
-bool supervise_start(struct supervise *supervise, uint32_t local_tasks, struct fault *fault);
+bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t owner,
+                     struct fault *fault);
 void supervise_end(struct supervise *supervise);
 
 /* In a task: true for the first of the node to say what is wrong. */

@@ -22,7 +22,7 @@ static void start(struct supervise *supervise, uint32_t tasks)
 {
 	struct fault fault = { "" };
 
-	if (!supervise_start(supervise, tasks, &fault))
+	if (!supervise_start(supervise, tasks, geteuid(), &fault))
 		fail_msg("%s", fault.text);
 }
 
@@ -164,8 +164,8 @@ static void impossible_numbers_of_tasks_are_refused(void **state)
 	struct fault fault = { "" };
 
 	(void)state;
-	assert_false(supervise_start(&supervise, 0, &fault));
-	assert_false(supervise_start(&supervise, UINT32_MAX, &fault));
+	assert_false(supervise_start(&supervise, 0, geteuid(), &fault));
+	assert_false(supervise_start(&supervise, UINT32_MAX, geteuid(), &fault));
 	assert_non_null(strstr(fault.text, "4294967295 tasks"));
 	supervise_end(&supervise);
 }

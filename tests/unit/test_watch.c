@@ -18,6 +18,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "watch/metrics.h"
 #include "watch/page.h"
@@ -327,7 +328,9 @@ static void page_of_the_plugin_tells_phase_bucket_and_error(void **state)
 	assert_int_equal(ddp_watch_open(&job, "/nonexistent/only rank 0 writes", NULL, &watch), DDP_OK);
 	ddp_watch_begin_step(watch, 12, 5);
 	ddp_watch_phase(watch, DDP_PHASE_BACKWARD);
-	ddp_watch_bucket(watch, 3, 262144);
+	ddp_watch_bucket(watch, 3);
+	ddp_page_collective(ddp_watch_page(watch), 45);
+	ddp_page_wait(ddp_watch_page(watch), 45, 0, "all_reduce f32[262144] sum");
 	ddp_fail(DDP_ERR_PEER, "rank 1 is gone");
 	ddp_watch_error(watch, DDP_ERR_PEER);
 	ddp_watch_close(watch);
@@ -339,7 +342,11 @@ static void page_of_the_plugin_tells_phase_bucket_and_error(void **state)
 	assert_int_equal(seen.step, 12);
 	assert_int_equal(seen.bucket, 3);
 	assert_int_equal(seen.buckets, 5);
-	assert_int_equal(seen.collective, 1);
+	assert_int_equal(seen.collective, 45);
+	assert_int_equal(seen.described, 45);
+	assert_int_equal(seen.waiting, DDP_WAITING_COLLECTIVE);
+	assert_in_range(seen.collective_ns, 1, ddp_now_ns());
+	assert_int_equal(seen.closed, 1);
 	assert_true(seen.updated_ns > 0);
 	assert_string_equal(seen.collective_text, "all_reduce f32[262144] sum");
 	assert_string_equal(seen.error, "rank 1 is gone");

@@ -1,0 +1,48 @@
+/*
+ * What a rank is doing, from its progress page, which it could write to as it
+ * liked: every field is checked once, here. Pure; slurmstepd reads as root.
+ */
+#ifndef SPANK_DOING_H
+#define SPANK_DOING_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/sink.h"
+#include "watch/progress.h"
+
+enum { DOING_TEXT_MAX = 64, DOING_ERROR_MAX = 256 };
+
+enum doing_wait { DOING_NO_WAIT, DOING_WAITS_IN_COLLECTIVE, DOING_WAITS_OTHERWISE };
+
+struct doing {
+	bool known;          /* there is a page of libddp; the rest is zero without one */
+	bool closed;         /* ddp_finalize() was called */
+	uint32_t phase;      /* enum ddp_phase, or more: unknown */
+	int64_t step;        /* 0: none yet */
+	int32_t bucket, buckets; /* "3 of 9"; 0 of 0: not told */
+	double phase_seconds;    /* since the phase began; below 0: not told */
+	uint64_t collective; /* 0: none yet */
+	enum doing_wait wait;
+	double wait_seconds; /* since the wait, or else the last collective, began; below 0: not told */
+	char text[DOING_TEXT_MAX + 1];   /* the collective or the wait; printable; "": not told */
+	char error[DOING_ERROR_MAX + 1]; /* printable; "": none */
+	uint32_t status;     /* ddp_status of the error */
+	uint32_t culprit;    /* the rank that the error is about; UINT32_MAX: none */
+	double step_seconds, step_weight; /* of the last step; 0: not told */
+};
+
+/* `page` is a copy; now_ns is CLOCK_MONOTONIC. */
+void doing_read(const struct ddp_progress *page, uint64_t now_ns, struct doing *doing);
+
+/* "backward"; never NULL. */
+const char *doing_phase_name(uint32_t phase);
+
+/* A checkpoint or an evaluation, of which nobody knows how long it takes. */
+bool doing_is_busy(const struct doing *doing);
+
+/* Adds "in backward of step 12 for 3.2 s, bucket 3 of 9, waiting in collective
+   #45 all_reduce f32[10] sum for 3.0 s"; nothing without a page. */
+void doing_add(struct sink *sink, const struct doing *doing);
+
+#endif
