@@ -21,6 +21,19 @@ spank_libspankcore_la_SOURCES = \
 	spank/siphash.c spank/siphash.h \
 	spank/failure/supervise.c spank/failure/supervise.h
 
+# ddp-status: what the ranks of a running job do. It calls Slurm's commands.
+bin_PROGRAMS += spank/status/ddp-status
+noinst_LTLIBRARIES += spank/status/libstatus.la
+spank_status_libstatus_la_SOURCES = spank/status/row.c spank/status/row.h \
+	spank/status/process.c spank/status/process.h \
+	spank/status/probe.c spank/status/probe.h
+spank_status_libstatus_la_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
+spank_status_libstatus_la_LIBADD = spank/libspankcore.la $(JANSSON_LIBS)
+spank_status_ddp_status_SOURCES = spank/status/main.c \
+	spank/status/cluster.c spank/status/cluster.h
+spank_status_ddp_status_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
+spank_status_ddp_status_LDADD = spank/status/libstatus.la
+
 if HAVE_SLURM
 spank_LTLIBRARIES = spank/spank_ddp.la
 spank_spank_ddp_la_SOURCES = spank/plugin.c spank/failure/kill.c spank/failure/kill.h \

@@ -3,7 +3,7 @@
 EXTRA_DIST += tests/run tests/support tests/cluster tests/unit/tap
 # A folder brings what was built in it, too.
 dist-hook:
-	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT)
+	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT)
 
 # A test that hangs ends as a failure.
 TEST_SECONDS = 180

@@ -35,3 +35,6 @@ tests_unit_test_context_LDADD = $(unit_libs)
 noinst_PROGRAMS += tests/cluster/wireup_probe
 tests_cluster_wireup_probe_SOURCES = tests/cluster/wireup_probe.c
 tests_cluster_wireup_probe_LDADD = libruntime/libddpcore.la
+noinst_PROGRAMS += tests/cluster/training_probe
+tests_cluster_training_probe_SOURCES = tests/cluster/training_probe.c
+tests_cluster_training_probe_LDADD = libruntime/libddpcore.la

@@ -36,6 +36,10 @@ tests_unit_test_spank_supervise_LDADD = $(spank_libs)
 tests_unit_test_spank_prepare_SOURCES = tests/unit/test_spank_prepare.c
 tests_unit_test_spank_prepare_CFLAGS = $(unit_cflags)
 tests_unit_test_spank_prepare_LDADD = $(spank_libs)
+check_PROGRAMS += tests/unit/test_status
+tests_unit_test_status_SOURCES = tests/unit/test_status.c
+tests_unit_test_status_CFLAGS = $(unit_cflags) $(JANSSON_CFLAGS)
+tests_unit_test_status_LDADD = spank/status/libstatus.la $(spank_libs)
 EXTRA_DIST += tests/unit/test_spank_symbols.sh tests/unit/test_spank_docs.sh \
 	tests/fuzz/fuzz_spank_options.c tests/fuzz/fuzz_spank_nodelist.c \
 	tests/fuzz/fuzz_spank_report.c

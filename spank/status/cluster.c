@@ -1,0 +1,175 @@
+#include "spank/status/cluster.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <pwd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { LINE_MAX_BYTES = 1 << 16, ROWS_MAX = ROW_WORLD_MAX };
+
+extern char **environ;
+
+/* srun takes options from SLURM_*, and so those of a job in which ddp-status is
+   called; it also hands all of them on. */
+static void clear_slurm_variables(void)
+{
+	static const char *const kept[] = { "SLURM_CONF=", "SLURM_CONF_SERVER=", "SLURM_JWT=" };
+
+	for (char **item = environ; *item != NULL;) {
+		char name[256];
+		size_t length = strcspn(*item, "=");
+		bool keep = strncmp(*item, "SLURM_", 6) != 0 && strncmp(*item, "SRUN_", 5) != 0;
+		for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++)
+			keep |= strncmp(*item, kept[i], strlen(kept[i])) == 0;
+		if (keep || length >= sizeof(name)) {
+			item++;
+			continue;
+		}
+		memcpy(name, *item, length);
+		name[length] = '\0';
+		unsetenv(name); /* moves the rest up */
+	}
+}
+
+static bool become(uid_t user)
+{
+	struct passwd *entry;
+
+	if (geteuid() == user)
+		return true;
+	errno = 0;
+	entry = getpwuid(user);
+	if (entry != NULL && initgroups(entry->pw_name, entry->pw_gid) == 0 &&
+	    setgid(entry->pw_gid) == 0 && setuid(user) == 0)
+		return true;
+	fprintf(stderr, "ddp-status: cannot become user %u, who owns the job: %s\n", (unsigned)user,
+	        entry == NULL && errno == 0 ? "no such user on this machine" : strerror(errno));
+	return false;
+}
+
+/* In the child: the command, as `user`, with its output into the pipe. */
+static void run_child(char *const command[], uid_t user, int output)
+{
+	int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+	clear_slurm_variables();
+	/* As another user, the folder may be out of reach. */
+	if (nothing < 0 || dup2(nothing, STDIN_FILENO) < 0 || dup2(output, STDOUT_FILENO) < 0 ||
+	    chdir("/") < 0 || !become(user))
+		_exit(126);
+	execvp(command[0], command);
+	fprintf(stderr, "ddp-status: cannot run %s: %s\n", command[0], strerror(errno));
+	_exit(127);
+}
+
+struct child {
+	pid_t pid;
+	FILE *output;
+};
+
+static bool start(char *const command[], uid_t user, struct child *child)
+{
+	int ends[2];
+
+	if (pipe2(ends, O_CLOEXEC) < 0 || (child->pid = fork()) < 0) {
+		fprintf(stderr, "ddp-status: cannot start %s: %s\n", command[0], strerror(errno));
+		return false;
+	}
+	if (child->pid == 0)
+		run_child(command, user, ends[1]);
+	close(ends[1]);
+	child->output = fdopen(ends[0], "r");
+	return child->output != NULL;
+}
+
+/* True if the command ended with 0. */
+static bool end(struct child *child)
+{
+	int status = -1;
+
+	fclose(child->output);
+	while (waitpid(child->pid, &status, 0) < 0 && errno == EINTR)
+		continue;
+	return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+bool cluster_find_job(const char *id, struct job *job)
+{
+	char *const command[] = { "squeue", "--noheader", "--jobs", (char *)id, "--states=all",
+		                  "--Format=JobID:32,UserID:16,NumNodes:16,State:32", NULL };
+	char line[512] = "", name[33], state[33] = "";
+	struct child child;
+	unsigned long owner;
+	bool found;
+
+	memset(job, 0, sizeof(*job));
+	if (!start(command, geteuid(), &child))
+		return false;
+	found = fgets(line, sizeof(line), child.output) != NULL &&
+	        sscanf(line, "%32s %lu %23s %32s", name, &owner, job->nodes, state) == 4;
+	if (!end(&child) || !found) {
+		fprintf(stderr, "ddp-status: Slurm tells of no job %s\n", id);
+		return false;
+	}
+	snprintf(job->id, sizeof(job->id), "%s", id);
+	job->owner = (uid_t)owner;
+	job->running = strcmp(state, "RUNNING") == 0 || strcmp(state, "SUSPENDED") == 0;
+	if (!job->running)
+		fprintf(stderr, "ddp-status: job %s does not run: it is %s\n", id, state);
+	return job->running;
+}
+
+/* A line that is no row is something that the node or srun says. */
+static bool take_line(const char *line, struct row **rows, size_t *count)
+{
+	json_t *json = json_loads(line, 0, NULL);
+	struct row row, *more;
+
+	if (json == NULL || !row_from_json(json, &row)) {
+		json_decref(json);
+		return true;
+	}
+	json_decref(json);
+	more = *count < ROWS_MAX ? realloc(*rows, (*count + 1) * sizeof(*more)) : NULL;
+	if (more == NULL)
+		return false;
+	more[(*count)++] = row;
+	*rows = more;
+	return true;
+}
+
+bool cluster_probe(const struct job *job, const char *program, const char *what, int interval_ms,
+                   struct row **rows, size_t *count)
+{
+	char interval[32], id[48], nodes[40];
+	char *const command[] = { "srun", id, nodes, "--overlap", "--ntasks-per-node=1",
+		                  "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none",
+		                  "--input=none", "--quiet", "--kill-on-bad-exit=0", "--chdir=/",
+		                  "--job-name=ddp-status", (char *)program, "--probe", "--interval",
+		                  interval, (char *)what, NULL };
+	char *line = malloc(LINE_MAX_BYTES);
+	struct child child;
+	bool fine = true;
+
+	snprintf(id, sizeof(id), "--jobid=%s", job->id);
+	snprintf(nodes, sizeof(nodes), "--nodes=%s", job->nodes);
+	snprintf(interval, sizeof(interval), "%d.%03d", interval_ms / 1000, interval_ms % 1000);
+	if (line == NULL || !start(command, job->owner, &child)) {
+		free(line);
+		return false;
+	}
+	while (fine && fgets(line, LINE_MAX_BYTES, child.output) != NULL)
+		fine = take_line(line, rows, count);
+	free(line);
+	/* What went wrong on a node is on stderr, and the other nodes' rows count. */
+	if ((!end(&child) && *count == 0) || !fine) {
+		fprintf(stderr, fine ? "ddp-status: cannot look at the nodes of job %s\n"
+		                     : "ddp-status: no memory for the ranks of job %s\n", job->id);
+		return false;
+	}
+	return true;
+}

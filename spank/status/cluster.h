@@ -1,0 +1,28 @@
+/* What ddp-status asks of Slurm, by its commands. */
+#ifndef STATUS_CLUSTER_H
+#define STATUS_CLUSTER_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "spank/status/row.h"
+
+struct job {
+	char id[32];
+	uid_t owner;
+	char nodes[24];  /* how many */
+	bool running;
+};
+
+/* False, with a sentence on stderr, if Slurm does not know or tell the job. */
+bool cluster_find_job(const char *id, struct job *job);
+
+/*
+ * Runs `program --probe` once on each node of the job, beside what runs there,
+ * as the job's owner, and collects the rows. False, with a sentence on stderr, if
+ * that cannot be done; a node that does not answer only lacks its rows.
+ */
+bool cluster_probe(const struct job *job, const char *program, const char *what, int interval_ms,
+                   struct row **rows, size_t *count);
+
+#endif

@@ -1,0 +1,268 @@
+#include "spank/status/probe.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "spank/failure/doing.h"
+#include "spank/status/process.h"
+#include "spank/status/row.h"
+
+enum { BATCH_STEPS_FROM = 0x7fffffff, LOCAL_RANKS_MAX = 65536 };
+
+/* A process of the job, by the environment with which it was started. */
+struct member {
+	struct process process;
+	int64_t slurm_step, rank, local_rank, world_size, task;
+	bool ranked;     /* it has RANK: the plugin or a launcher gave it one */
+	int progress_fd; /* as DDP_PROGRESS_FD says; -1: none */
+};
+
+struct members {
+	struct member *item;
+	size_t count;
+};
+
+static int64_t number_of(const char *block, size_t bytes, const char *name)
+{
+	char text[32], *end;
+	long long value;
+
+	if (!process_variable(block, bytes, name, text, sizeof(text)) || !isdigit((unsigned char)text[0]))
+		return -1;
+	errno = 0;
+	value = strtoll(text, &end, 10);
+	return errno == 0 && *end == '\0' ? value : -1;
+}
+
+/* On a machine with several slurmd, each node's probe takes its own tasks. */
+static bool on_this_node(const char *block, size_t bytes)
+{
+	const char *mine = getenv("SLURMD_NODENAME");
+	char name[256];
+
+	return mine == NULL || (process_variable(block, bytes, "SLURMD_NODENAME", name, sizeof(name)) &&
+	                        strcmp(name, mine) == 0);
+}
+
+static bool read_member(const struct probe *probe, pid_t pid, struct member *member)
+{
+	size_t bytes = 0;
+	char job[32], *block = process_environment(pid, &bytes);
+	int64_t fd;
+	bool ours = block != NULL && process_variable(block, bytes, "SLURM_JOB_ID", job, sizeof(job)) &&
+	            strcmp(job, probe->job) == 0 && on_this_node(block, bytes);
+
+	if (ours) {
+		member->slurm_step = number_of(block, bytes, "SLURM_STEP_ID");
+		member->task = number_of(block, bytes, "SLURM_PROCID");
+		member->rank = number_of(block, bytes, "RANK");
+		member->local_rank = number_of(block, bytes, "LOCAL_RANK");
+		member->world_size = number_of(block, bytes, "WORLD_SIZE");
+		member->ranked = member->rank >= 0 && member->rank < ROW_WORLD_MAX;
+		if (!member->ranked) {
+			member->rank = member->task;
+			member->local_rank = number_of(block, bytes, "SLURM_LOCALID");
+			member->world_size = number_of(block, bytes, "SLURM_STEP_NUM_TASKS");
+		}
+		fd = number_of(block, bytes, "DDP_PROGRESS_FD");
+		member->progress_fd = fd >= 0 && fd < 1 << 20 ? (int)fd : -1;
+	}
+	free(block);
+	return ours && member->slurm_step >= 0 && member->slurm_step < BATCH_STEPS_FROM &&
+	       (probe->slurm_step < 0 || member->slurm_step == probe->slurm_step) &&
+	       member->rank >= 0 && member->rank < ROW_WORLD_MAX && process_read(pid, &member->process);
+}
+
+static bool add_member(struct members *members, const struct member *member)
+{
+	struct member *more = realloc(members->item, (members->count + 1) * sizeof(*more));
+
+	if (more == NULL)
+		return false;
+	more[members->count++] = *member;
+	members->item = more;
+	return true;
+}
+
+static bool find_members(const struct probe *probe, const char *own_step, struct members *members)
+{
+	DIR *directory = opendir("/proc");
+	struct dirent *entry;
+	bool fine = directory != NULL;
+
+	while (fine && (entry = readdir(directory)) != NULL) {
+		struct member member;
+		char step[32];
+		if (!isdigit((unsigned char)entry->d_name[0]) ||
+		    !read_member(probe, (pid_t)atoi(entry->d_name), &member))
+			continue;
+		/* The probes are a step of the job, too. */
+		snprintf(step, sizeof(step), "%lld", (long long)member.slurm_step);
+		if (own_step == NULL || strcmp(step, own_step) != 0)
+			fine = add_member(members, &member);
+	}
+	if (!fine)
+		fprintf(stderr, "ddp-status: cannot list the processes of this node: %s\n", strerror(errno));
+	if (directory != NULL)
+		closedir(directory);
+	return fine;
+}
+
+/* A launcher's own processes have no rank, its workers have. */
+static void leave_out_launchers(struct members *members)
+{
+	size_t kept = 0;
+
+	for (size_t i = 0; i < members->count; i++) {
+		bool workers = false;
+		for (size_t k = 0; k < members->count; k++)
+			workers |= members->item[k].ranked &&
+			           members->item[k].slurm_step == members->item[i].slurm_step;
+		if (members->item[i].ranked || !workers)
+			members->item[kept++] = members->item[i];
+	}
+	members->count = kept;
+}
+
+static int by_rank(const void *left, const void *right)
+{
+	const struct member *a = left, *b = right;
+
+	if (a->slurm_step != b->slurm_step)
+		return a->slurm_step < b->slurm_step ? -1 : 1;
+	if (a->rank != b->rank)
+		return a->rank < b->rank ? -1 : 1;
+	return (a->process.start > b->process.start) - (a->process.start < b->process.start);
+}
+
+/* The rank's page, opened anew from a process that has it: the kernel checks
+   that it is the user's. False if this is no such file, or too short. */
+static bool read_page(const struct member *member, struct ddp_progress *page)
+{
+	char path[64], link[64];
+	struct stat info;
+	ssize_t length;
+	bool got;
+	int fd;
+
+	if (member->progress_fd < 0 || member->local_rank < 0 || member->local_rank >= LOCAL_RANKS_MAX)
+		return false;
+	snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)member->process.pid, member->progress_fd);
+	length = readlink(path, link, sizeof(link) - 1);
+	if (length < 0)
+		return false;
+	link[length] = '\0';
+	/* Anything else might block, or do something when it is opened. */
+	if (strncmp(link, "/memfd:ddp_progress", 19) != 0 ||
+	    (fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)) < 0)
+		return false;
+	got = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
+	      pread(fd, page, sizeof(*page), (off_t)member->local_rank * DDP_PROGRESS_BYTES) ==
+	      (ssize_t)sizeof(*page);
+	close(fd);
+	return got;
+}
+
+static void tell_page(struct row *row, const struct ddp_progress *page)
+{
+	struct sink waits_for = sink_on(row->waits_for, sizeof(row->waits_for));
+	struct sink sentence = sink_on(row->doing, sizeof(row->doing));
+	struct doing doing;
+
+	doing_read(page, ddp_now_ns(), &doing);
+	if (!doing.known)
+		return;
+	doing_add(&sentence, &doing);
+	snprintf(row->phase, sizeof(row->phase), "%s",
+	         doing.closed ? "finished" : doing_phase_name(doing.phase));
+	snprintf(row->error, sizeof(row->error), "%s", doing.error);
+	row->phase_seconds = doing.phase_seconds;
+	row->since_seconds = doing.wait_seconds;
+	row->step = doing.step;
+	row->collective = doing.collective <= INT64_MAX ? (int64_t)doing.collective : -1;
+	row->waiting = doing.wait != DOING_NO_WAIT;
+	if (doing.wait == DOING_WAITS_IN_COLLECTIVE)
+		sink_add(&waits_for, "#%llu ", (unsigned long long)doing.collective);
+	sink_add(&waits_for, "%s", doing.text);
+	if (doing.step_seconds > 0) {
+		row->steps_per_second = 1 / doing.step_seconds;
+		row->samples_per_second = doing.step_weight / doing.step_seconds;
+	}
+}
+
+/* The members from `begin` to `end` are one rank's; the one that has used most
+   CPU time is its program, the others shells, loaders and the like. */
+static bool print_rank(const struct members *members, size_t begin, size_t end, double seconds)
+{
+	const struct member *first = &members->item[begin], *main = first;
+	struct row row = { .slurm_step = first->slurm_step, .rank = first->rank,
+		           .world_size = first->world_size, .processes = (int64_t)(end - begin),
+		           .phase_seconds = -1, .since_seconds = -1, .step = -1, .collective = -1,
+		           .steps_per_second = -1, .samples_per_second = -1 };
+	const char *node = getenv("SLURMD_NODENAME");
+	uint64_t before = 0, after = 0;
+	struct ddp_progress page;
+	struct process now;
+	char host[ROW_NAME_MAX] = "";
+	json_t *json;
+	bool told = false;
+
+	for (size_t i = begin; i < end; i++) {
+		const struct process *then = &members->item[i].process;
+		if (then->cpu_ms > main->process.cpu_ms)
+			main = &members->item[i];
+		if (!process_read(then->pid, &now) || now.start != then->start)
+			continue;
+		before += then->cpu_ms;
+		after += now.cpu_ms;
+		told = told || (read_page(&members->item[i], &page) && page.magic == DDP_PROGRESS_MAGIC);
+	}
+	if (!process_read(main->process.pid, &now))
+		now = main->process;
+	gethostname(host, sizeof(host) - 1);
+	snprintf(row.node, sizeof(row.node), "%s", node != NULL ? node : host);
+	snprintf(row.program, sizeof(row.program), "%s", now.name);
+	snprintf(row.state, sizeof(row.state), "%s", process_state_name(now.state));
+	process_wait_channel(now.pid, row.waits_in, sizeof(row.waits_in));
+	row.pid = now.pid;
+	row.cpu_percent = seconds > 0 && after >= before ? (double)(after - before) / 10 / seconds : -1;
+	if (told)
+		tell_page(&row, &page);
+	json = row_to_json(&row);
+	told = json != NULL && json_dumpf(json, stdout, JSON_COMPACT) == 0 && putchar('\n') != EOF;
+	json_decref(json);
+	return told;
+}
+
+bool probe_run(const struct probe *probe)
+{
+	const struct timespec pause = { .tv_sec = probe->interval_ms / 1000,
+		                        .tv_nsec = probe->interval_ms % 1000 * 1000000L };
+	struct members members = { NULL, 0 };
+	uint64_t start_ns = ddp_now_ns();
+	bool fine = find_members(probe, getenv("SLURM_STEP_ID"), &members);
+
+	if (fine && members.count > 0) {
+		leave_out_launchers(&members);
+		qsort(members.item, members.count, sizeof(*members.item), by_rank);
+		nanosleep(&pause, NULL);
+	}
+	for (size_t begin = 0, end; fine && begin < members.count; begin = end) {
+		const struct member *first = &members.item[begin];
+		for (end = begin; end < members.count && members.item[end].rank == first->rank &&
+		                  members.item[end].slurm_step == first->slurm_step; end++)
+			continue;
+		fine = print_rank(&members, begin, end, ddp_seconds_since(start_ns));
+	}
+	free(members.item);
+	return fine && fflush(stdout) == 0;
+}

@@ -1,0 +1,263 @@
+#include "spank/status/row.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- JSON ------------------------------------------------------------------------ */
+
+/* Each member once: its name, and where it lies. */
+#define INTEGERS(X) \
+	X(slurm_step) X(rank) X(world_size) X(pid) X(processes) X(step) X(collective)
+#define TEXTS(X) \
+	X(node) X(program) X(state) X(waits_in) X(phase) X(doing) X(error) X(waits_for)
+#define NUMBERS(X) \
+	X(cpu_percent) X(phase_seconds) X(since_seconds) X(steps_per_second) X(samples_per_second)
+
+json_t *row_to_json(const struct row *row)
+{
+	json_t *json = json_object();
+	int failed = json == NULL;
+
+#define ADD(name, value) failed |= json_object_set_new(json, #name, value) != 0;
+#define ADD_INTEGER(name) ADD(name, row->name >= 0 ? json_integer(row->name) : json_null())
+#define ADD_TEXT(name) ADD(name, row->name[0] != '\0' ? json_string(row->name) : json_null())
+#define ADD_NUMBER(name) ADD(name, row->name >= 0 ? json_real(row->name) : json_null())
+	INTEGERS(ADD_INTEGER)
+	TEXTS(ADD_TEXT)
+	NUMBERS(ADD_NUMBER)
+	ADD(waiting, json_boolean(row->waiting))
+	if (!failed)
+		return json;
+	json_decref(json);
+	return NULL;
+}
+
+static int64_t integer_of(const json_t *json, const char *name)
+{
+	const json_t *value = json_object_get(json, name);
+
+	return json_is_integer(value) && json_integer_value(value) >= 0 ? json_integer_value(value) : -1;
+}
+
+static double number_of(const json_t *json, const char *name)
+{
+	double value = json_number_value(json_object_get(json, name));
+
+	return json_is_number(json_object_get(json, name)) && isfinite(value) && value >= 0 ? value : -1;
+}
+
+static void text_of(const json_t *json, const char *name, char *text, size_t bytes)
+{
+	const char *value = json_string_value(json_object_get(json, name));
+	size_t i = 0;
+
+	for (; value != NULL && value[i] != '\0' && i < bytes - 1; i++)
+		text[i] = isprint((unsigned char)value[i]) ? value[i] : '?';
+	text[i] = '\0';
+}
+
+bool row_from_json(const json_t *json, struct row *row)
+{
+	memset(row, 0, sizeof(*row));
+	if (!json_is_object(json))
+		return false;
+#define TAKE_INTEGER(name) row->name = integer_of(json, #name);
+#define TAKE_TEXT(name) text_of(json, #name, row->name, sizeof(row->name));
+#define TAKE_NUMBER(name) row->name = number_of(json, #name);
+	INTEGERS(TAKE_INTEGER)
+	TEXTS(TAKE_TEXT)
+	NUMBERS(TAKE_NUMBER)
+	row->waiting = json_is_true(json_object_get(json, "waiting"));
+	return row->slurm_step >= 0 && row->rank >= 0 && row->rank < ROW_WORLD_MAX &&
+	       row->world_size <= ROW_WORLD_MAX;
+}
+
+bool rows_print_json(FILE *file, const struct row *rows, size_t count, const char *job)
+{
+	json_t *all = json_object(), *ranks = json_array();
+	int failed = json_object_set_new(all, "job", json_string(job)) != 0;
+
+	for (size_t i = 0; i < count; i++)
+		failed |= json_array_append_new(ranks, row_to_json(&rows[i])) != 0;
+	failed |= json_object_set_new(all, "ranks", ranks) != 0;
+	failed |= json_dumpf(all, file, JSON_INDENT(1)) != 0;
+	json_decref(all);
+	return !failed && fputc('\n', file) != EOF && fflush(file) == 0;
+}
+
+/* ---- order ----------------------------------------------------------------------- */
+
+static bool is_gone(const struct row *row)
+{
+	return strcmp(row->state, "gone") == 0;
+}
+
+static int compare(int64_t a, int64_t b)
+{
+	return (a > b) - (a < b);
+}
+
+static int by_rank(const void *left, const void *right)
+{
+	const struct row *a = left, *b = right;
+	int order = compare(a->slurm_step, b->slurm_step);
+
+	return order != 0 ? order : compare(a->rank, b->rank);
+}
+
+static int stragglers_first(const void *left, const void *right)
+{
+	const struct row *a = left, *b = right;
+	int order = compare(a->slurm_step, b->slurm_step);
+
+	if (order == 0)
+		order = compare(is_gone(b), is_gone(a));
+	if (order == 0)
+		order = compare(a->waiting, b->waiting);
+	if (order == 0)
+		order = compare(a->step, b->step);
+	if (order == 0)
+		order = compare(a->collective, b->collective);
+	return order != 0 ? order : compare(a->rank, b->rank);
+}
+
+static bool append(struct row **rows, size_t *count, const struct row *row)
+{
+	struct row *more = realloc(*rows, (*count + 1) * sizeof(*more));
+
+	if (more == NULL)
+		return false;
+	more[(*count)++] = *row;
+	*rows = more;
+	return true;
+}
+
+/* The step whose rows, by rank, are from *begin on; moves *begin behind it. */
+static bool fill_step(struct row **rows, size_t *count, size_t *begin, size_t sorted)
+{
+	struct row gone = { .slurm_step = (*rows)[*begin].slurm_step,
+		            .world_size = (*rows)[*begin].world_size, .pid = -1, .processes = 0,
+		            .state = "gone", .cpu_percent = -1, .phase_seconds = -1,
+		            .since_seconds = -1, .step = -1, .collective = -1,
+		            .steps_per_second = -1, .samples_per_second = -1 };
+	int64_t next = 0;
+
+	for (; *begin < sorted && (*rows)[*begin].slurm_step == gone.slurm_step; (*begin)++) {
+		int64_t rank = (*rows)[*begin].rank;
+		for (gone.rank = next; gone.rank < rank; gone.rank++)
+			if (!append(rows, count, &gone))
+				return false;
+		next = rank + 1;
+	}
+	for (gone.rank = next; gone.rank < gone.world_size; gone.rank++)
+		if (!append(rows, count, &gone))
+			return false;
+	return true;
+}
+
+bool rows_arrange(struct row **rows, size_t *count)
+{
+	size_t begin = 0, sorted = *count;
+
+	if (sorted == 0)
+		return true;
+	qsort(*rows, sorted, sizeof(**rows), by_rank);
+	while (begin < sorted)
+		if (!fill_step(rows, count, &begin, sorted))
+			return false;
+	qsort(*rows, *count, sizeof(**rows), stragglers_first);
+	return true;
+}
+
+/* ---- for people ------------------------------------------------------------------- */
+
+static void put_seconds(char *text, size_t bytes, double seconds)
+{
+	if (seconds < 0)
+		snprintf(text, bytes, "-");
+	else if (seconds < 99.95)
+		snprintf(text, bytes, "%.1f s", seconds);
+	else if (seconds < 300)
+		snprintf(text, bytes, "%.0f s", seconds);
+	else if (seconds < 6000)
+		snprintf(text, bytes, "%.0f min", seconds / 60);
+	else
+		snprintf(text, bytes, "%.1f h", seconds / 3600);
+}
+
+static void put_rate(char *text, size_t bytes, const struct row *row)
+{
+	if (row->samples_per_second > 0)
+		snprintf(text, bytes, "%.4g/s", row->samples_per_second);
+	else if (row->steps_per_second > 0)
+		snprintf(text, bytes, "%.3g st/s", row->steps_per_second);
+	else
+		snprintf(text, bytes, "-");
+}
+
+static void put_collective(char *text, size_t bytes, const struct row *row)
+{
+	if (row->waiting)
+		snprintf(text, bytes, "waits in %s", row->waits_for);
+	else if (row->collective > 0)
+		snprintf(text, bytes, "after #%lld", (long long)row->collective);
+	else
+		snprintf(text, bytes, "-");
+}
+
+static void print_row(FILE *file, const struct row *row, bool colour)
+{
+	bool late = !row->waiting && (row->collective >= 0 || is_gone(row));
+	char phase[32], since[32], rate[32], collective[ROW_TEXT_MAX + 40], step[24] = "-", cpu[16] = "-";
+
+	if (is_gone(row)) {
+		fprintf(file, "%s%6lld  %-10s no process of it was found%s\n", colour ? "\033[31m" : "",
+		        (long long)row->rank, "-", colour ? "\033[0m" : "");
+		return;
+	}
+	put_seconds(phase, sizeof(phase), row->phase_seconds);
+	put_seconds(since, sizeof(since), row->since_seconds);
+	put_rate(rate, sizeof(rate), row);
+	put_collective(collective, sizeof(collective), row);
+	if (row->step >= 0)
+		snprintf(step, sizeof(step), "%lld", (long long)row->step);
+	if (row->cpu_percent >= 0)
+		snprintf(cpu, sizeof(cpu), "%.0f%%", row->cpu_percent);
+	fprintf(file, "%s%6lld  %-10s %-10s %9s %8s  %-40s %9s %10s %5s  %s%s%s, %s (%lld)%s\n",
+	        colour && late ? "\033[33m" : "", (long long)row->rank, row->node,
+	        row->phase[0] != '\0' ? row->phase : "-", phase, step, collective, since, rate, cpu,
+	        row->state, row->waits_in[0] != '\0' ? " in " : "", row->waits_in,
+	        row->program, (long long)row->pid, colour && late ? "\033[0m" : "");
+	if (row->error[0] != '\0')
+		fprintf(file, "%8serror: %s\n", "", row->error);
+}
+
+static void print_step(FILE *file, const struct row *rows, size_t count, const char *job, bool colour)
+{
+	size_t waiting = 0, gone = 0;
+
+	for (size_t i = 0; i < count; i++) {
+		waiting += rows[i].waiting;
+		gone += is_gone(&rows[i]);
+	}
+	fprintf(file, "step %s.%lld: %zu ranks, %zu waiting for others", job, (long long)rows->slurm_step,
+	        count, waiting);
+	if (gone > 0)
+		fprintf(file, ", %zu gone", gone);
+	fprintf(file, "\n%s%6s  %-10s %-10s %9s %8s  %-40s %9s %10s %5s  %s%s\n", colour ? "\033[1m" : "",
+	        "RANK", "NODE", "PHASE", "FOR", "STEP", "COLLECTIVE", "SINCE", "RATE", "CPU", "PROCESS",
+	        colour ? "\033[0m" : "");
+	for (size_t i = 0; i < count; i++)
+		print_row(file, &rows[i], colour);
+}
+
+void rows_print(FILE *file, const struct row *rows, size_t count, const char *job, bool colour)
+{
+	for (size_t i = 0, end; i < count; i = end) {
+		for (end = i; end < count && rows[end].slurm_step == rows[i].slurm_step; end++)
+			continue;
+		print_step(file, rows + i, end - i, job, colour);
+	}
+}

@@ -1,0 +1,49 @@
+/*
+ * What ddp-status knows of one rank. The probe, a task on each node of the job,
+ * writes a row as one line of JSON; ddp-status reads it back, and trusts nothing
+ * in it: it may be root, and the probe runs as the job's user. Pure.
+ */
+#ifndef STATUS_ROW_H
+#define STATUS_ROW_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+enum { ROW_NAME_MAX = 64, ROW_TEXT_MAX = 320, ROW_WORLD_MAX = 1 << 20 };
+
+struct row {
+	int64_t slurm_step, rank, world_size, pid, processes;
+	char node[ROW_NAME_MAX], program[ROW_NAME_MAX];
+	/* What the kernel knows. */
+	char state[ROW_NAME_MAX];   /* "running", "sleeping", "stopped", ...; "gone": no process */
+	char waits_in[ROW_NAME_MAX]; /* the kernel's function in which it sleeps; "": not told */
+	double cpu_percent;
+	/* What a program of libddp says; below 0, or "": it does not. */
+	char phase[ROW_NAME_MAX], doing[ROW_TEXT_MAX], error[ROW_TEXT_MAX];
+	double phase_seconds, since_seconds; /* of the phase; of the wait, or the last collective */
+	int64_t step, collective;
+	bool waiting;
+	char waits_for[ROW_TEXT_MAX]; /* "#45 all_reduce f32[10] sum" */
+	double steps_per_second, samples_per_second;
+};
+
+json_t *row_to_json(const struct row *row);
+/* False if the object is no row. Strings come cut and printable. */
+bool row_from_json(const json_t *json, struct row *row);
+
+/*
+ * Adds a row with state "gone" for each rank of a step that has none, and sorts:
+ * by step, and in it stragglers first: ranks that are gone, then those that do
+ * not wait for others, least progress first, then the others. False: no memory.
+ */
+bool rows_arrange(struct row **rows, size_t *count);
+
+/* For people; with colour if asked for. */
+void rows_print(FILE *file, const struct row *rows, size_t count, const char *job, bool colour);
+/* For programs: one object. False: no memory, or the file took not all. */
+bool rows_print_json(FILE *file, const struct row *rows, size_t count, const char *job);
+
+#endif

@@ -1,0 +1,74 @@
+#!/bin/bash
+# seconds: 120
+# ddp-status: each rank of a running step, from its progress page and from the kernel.
+. "$source/tests/cluster/lib.sh"
+
+install -m 755 "$build/spank/status/ddp-status" "$prefix/bin/ddp-status"
+install -m 755 "$build/tests/cluster/training_probe" "$work/training_probe"
+tool="$prefix/bin/ddp-status"
+
+job_of() { on_cluster squeue -h -n "$1" -t R -o %i; }
+runs() { [ -n "$(job_of "$1")" ]; }
+
+# A rank that hangs in forward, three that wait for it.
+as_user srun --ddp -J hang -N2 --ntasks-per-node=2 "$work/training_probe" \
+	hang 3 "$work/hangs" >"$work/hang.out" 2>&1 &
+hanging=$!
+wait_until 20 test -e "$work/hangs"
+wait_until 10 runs hang
+job=$(job_of hang)
+# Until the others have come to the collective.
+waiting() { as_user "$tool" --json --interval 0.05 "$job" | grep -c '"waiting": true' | grep -qx 3; }
+wait_until 15 waiting
+capture as_user "$tool" "$job"
+status_is 0 "ddp-status shows a running job"
+prints "^step $job.0: 4 ranks, 3 waiting for others" "with a summary of the step"
+same 3 "$(sed -n 3p <<<"$output" | awk '{ print $1 }')" "the rank that the others wait for comes first"
+prints '^ +3 +n1 +forward +[0-9.]+ s +4 +after #[0-9]+ +[0-9.]+ s .* [0-9]+% +sleeping in [a-z_0-9]+, training_probe \(' \
+	"with phase, step, last collective, and what the kernel knows"
+prints_times 3 '^ +[012] +n[01] +wait +[0-9.]+ s +4 +waits in #[0-9]+ all_reduce [a-z0-9]+\[[0-9]+\] sum +[0-9.]+ s' \
+	"the others wait in a collective, and since when"
+capture on_cluster "$tool" "$job.0"
+status_is 0 "root may look at it"
+prints_times 4 'training_probe' "and sees all of it"
+capture on_cluster "$tool" --json "$job"
+prints '^ +"rank": 3' "there is JSON"
+check "which programs can read" python3 -c '
+import json, sys
+ranks = json.loads(sys.argv[1])["ranks"]
+assert [r["rank"] for r in ranks] == [3, 0, 1, 2], ranks
+assert ranks[0]["phase"] == "forward" and not ranks[0]["waiting"] and ranks[1]["waiting"]
+assert ranks[0]["samples_per_second"] > 0 and ranks[0]["cpu_percent"] < 50
+' "$output"
+capture "$source/slurm/cluster" run --dir "$cluster" --user daemon -- "$tool" "$job"
+status_is 3 "another user may not"
+prints "job $job is user [0-9]+'s: only that user and root may look at it" "and is told so"
+capture as_user "$tool" "$job.7"
+status_is 1 "a step that does not run is none"
+prints "no rank of $job.7 runs now" "and that is said"
+kill %1
+on_cluster scancel "$job"
+wait "$hanging"
+
+# Any program, without the plugin: what the kernel knows.
+as_user srun -J plain -N2 --ntasks-per-node=1 \
+	sh -c 'if [ $SLURM_PROCID = 1 ]; then touch '"$work/plain"'; while :; do :; done; fi; exec sleep 60' \
+	>/dev/null 2>&1 &
+plain=$!
+wait_until 20 test -e "$work/plain"
+job=$(job_of plain)
+capture as_user "$tool" "$job"
+prints '^ +0 +n0 +- .* 0% +sleeping in [a-z_0-9]+, sleep \(' "of a program without pages, a sleeper sleeps"
+prints '^ +1 +n1 +- .* [1-9][0-9]*% +running, sh \(' "and one that computes is running"
+on_cluster scancel "$job"
+wait "$plain"
+
+capture as_user "$tool"
+status_is 2 "no job is a usage error"
+capture as_user "$tool" '1;id'
+status_is 2 "and so is what is no job"
+capture as_user "$tool" 99999
+status_is 1 "an unknown job is none"
+prints 'Slurm tells of no job 99999' "and that is said"
+
+done_testing

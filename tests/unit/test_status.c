@@ -1,0 +1,168 @@
+/* spank/status: rows of ddp-status, which come from nodes not to be trusted. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "spank/status/process.h"
+#include "spank/status/row.h"
+
+static struct row row_of(const char *text)
+{
+	json_t *json = json_loads(text, 0, NULL);
+	struct row row;
+
+	assert_true(row_from_json(json, &row));
+	json_decref(json);
+	return row;
+}
+
+static void row_survives_its_text(void **state)
+{
+	struct row row = row_of("{\"slurm_step\":0,\"rank\":3,\"world_size\":4,\"pid\":12,\"processes\":2,"
+	                        "\"node\":\"n1\",\"program\":\"train\",\"state\":\"running\",\"cpu_percent\":99.5,"
+	                        "\"phase\":\"forward\",\"phase_seconds\":1.5,\"step\":7,\"collective\":40,"
+	                        "\"waiting\":true,\"waits_for\":\"#40 barrier\"}");
+	json_t *again = row_to_json(&row);
+	struct row same;
+
+	(void)state;
+	assert_true(row_from_json(again, &same));
+	assert_memory_equal(&row, &same, sizeof(row));
+	json_decref(again);
+	assert_int_equal(row.step, 7);
+	assert_true(row.since_seconds < 0 && row.samples_per_second < 0);
+	assert_string_equal(row.error, "");
+}
+
+static void what_is_no_row_is_refused(void **state)
+{
+	static const char *const texts[] = { "[]", "{}", "{\"rank\":1}", "{\"slurm_step\":0,\"rank\":-1}",
+		                             "{\"slurm_step\":0,\"rank\":\"1\"}",
+		                             "{\"slurm_step\":0,\"rank\":1048576}",
+		                             "{\"slurm_step\":0,\"rank\":0,\"world_size\":99999999}" };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+		json_t *json = json_loads(texts[i], 0, NULL);
+		struct row row;
+		assert_false(row_from_json(json, &row));
+		json_decref(json);
+	}
+}
+
+static void texts_come_printable_and_cut(void **state)
+{
+	char text[2000], long_name[1000];
+	struct row row;
+
+	(void)state;
+	memset(long_name, 'x', sizeof(long_name) - 1);
+	long_name[sizeof(long_name) - 1] = '\0';
+	snprintf(text, sizeof(text), "{\"slurm_step\":0,\"rank\":0,\"node\":\"%s\",\"error\":\"a\\u001b[2Jb\\n\"}",
+	         long_name);
+	row = row_of(text);
+	assert_int_equal(strlen(row.node), ROW_NAME_MAX - 1);
+	assert_string_equal(row.error, "a?[2Jb?");
+}
+
+static void stragglers_come_first(void **state)
+{
+	/* Rank 2 has no row; 4 and 1 wait for nobody, and 4 has done less. */
+	static const struct { int rank, step, collective; bool waiting; } cases[] = {
+		{ 0, 9, 41, true }, { 1, 9, 40, false }, { 3, 9, 41, true }, { 4, 8, 39, false },
+	};
+	static const int order[] = { 2, 4, 1, 0, 3, 0 };
+	struct row *rows = calloc(5, sizeof(*rows));
+	size_t count = 5;
+
+	(void)state;
+	assert_non_null(rows);
+	for (int i = 0; i < 4; i++) {
+		rows[i] = row_of("{\"slurm_step\":1,\"rank\":0,\"world_size\":5,\"state\":\"sleeping\"}");
+		rows[i].rank = cases[i].rank;
+		rows[i].step = cases[i].step;
+		rows[i].collective = cases[i].collective;
+		rows[i].waiting = cases[i].waiting;
+	}
+	rows[4] = row_of("{\"slurm_step\":2,\"rank\":0,\"world_size\":1,\"state\":\"sleeping\"}");
+	assert_true(rows_arrange(&rows, &count));
+	assert_int_equal(count, 6);
+	for (int i = 0; i < 6; i++)
+		assert_int_equal(rows[i].rank, order[i]);
+	assert_string_equal(rows[0].state, "gone");
+	assert_int_equal(rows[5].slurm_step, 2);
+	free(rows);
+}
+
+static void seconds_stay_short(void **state)
+{
+	static const struct { double seconds; const char *text; } cases[] = {
+		{ 0.04, " 0.0 s " }, { 99.9, " 99.9 s " }, { 150, " 150 s " }, { 600, " 10 min " },
+		{ 7200, " 2.0 h " },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct row row = row_of("{\"slurm_step\":1,\"rank\":0,\"world_size\":1,\"state\":\"sleeping\"}");
+		char *text = NULL;
+		size_t bytes;
+		FILE *file = open_memstream(&text, &bytes);
+		assert_non_null(file);
+		row.phase_seconds = cases[i].seconds;
+		rows_print(file, &row, 1, "7", false);
+		fclose(file);
+		if (strstr(text, cases[i].text) == NULL)
+			fail_msg("%s not in %s", cases[i].text, text);
+		free(text);
+	}
+}
+
+static void process_is_read_by_any_name(void **state)
+{
+	struct process process;
+
+	(void)state;
+	assert_true(process_read(getpid(), &process));
+	assert_int_equal(process.pid, getpid());
+	assert_int_equal(process.parent, getppid());
+	assert_int_equal(process.state, 'R');
+	assert_string_equal(process.name, "test_status");
+	assert_false(process_read(0x7ffffff0, &process));
+}
+
+static void variables_are_found_in_a_block(void **state)
+{
+	static const char block[] = "A=1\0RANK=12\0RANKS=7\0EMPTY=\0LAST=x";
+	char value[4];
+
+	(void)state;
+	assert_true(process_variable(block, sizeof(block), "RANK", value, sizeof(value)));
+	assert_string_equal(value, "12");
+	assert_true(process_variable(block, sizeof(block), "EMPTY", value, sizeof(value)));
+	assert_string_equal(value, "");
+	assert_true(process_variable(block, sizeof(block), "LAST", value, sizeof(value)));
+	assert_false(process_variable(block, sizeof(block), "ANK", value, sizeof(value)));
+	assert_false(process_variable(block, sizeof(block), "RANK", value, 2));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(row_survives_its_text),
+		cmocka_unit_test(what_is_no_row_is_refused),
+		cmocka_unit_test(texts_come_printable_and_cut),
+		cmocka_unit_test(stragglers_come_first),
+		cmocka_unit_test(seconds_stay_short),
+		cmocka_unit_test(process_is_read_by_any_name),
+		cmocka_unit_test(variables_are_found_in_a_block),
+	};
+
+	return cmocka_run_group_tests_name("status", tests, NULL, NULL);
+}
