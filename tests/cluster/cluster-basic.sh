@@ -45,7 +45,7 @@ prints 'no node n9' "which names the node"
 capture as_user srun -w n1 --time=1 sh -c 'sleep 300 & sleep 300' &
 waiting=$!
 wait_until 20 sh -c 'on=$("$0" run --dir "$1" -- squeue -h -t R -o %i); test -n "$on"' "$source/slurm/cluster" "$cluster"
-on_cluster scancel --user nobody
+on_cluster scancel --user 65534
 if wait_until 20 sh -c '! kill -0 '$waiting; then ok "scancel ends a job's srun"
 else not_ok "scancel ends a job's srun"; kill $waiting; fi
 

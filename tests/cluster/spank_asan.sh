@@ -39,7 +39,7 @@ wait_until 20 test -e "$work/started"
 capture on_node n0 sh -c 'for p in /proc/[0-9]*; do
 	case $(tr "\0" " " <$p/cmdline 2>/dev/null) in slurmstepd*) grep -c spank_ddp.so $p/maps; grep -q libasan $p/maps && echo both;; esac; done'
 prints '^both$' "slurmstepd carries the plugin and the sanitizer"
-on_cluster scancel --user nobody
+on_cluster scancel --user 65534
 wait
 capture sanitized srun --ddp=check -N2 -n4 true
 prints_times 4 '^rank ' "the dry run runs"

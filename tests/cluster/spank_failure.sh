@@ -112,7 +112,7 @@ prints_not 'ddp:' "and nothing is said"
 cancelled()
 {
 	timed as_user sh -c 'srun --ddp -N3 --ntasks-per-node=$2 sh -c ". $0; exec sleep 60" &
-		until [ "$(ls "$1" | wc -l)" = $((3 * $2)) ]; do sleep 0.05; done; scancel --user nobody; wait' \
+		until [ "$(ls "$1" | wc -l)" = $((3 * $2)) ]; do sleep 0.05; done; scancel --user 65534; wait' \
 		"$work/together" "$work/up" "$1"
 }
 cancelled 2

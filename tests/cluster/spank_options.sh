@@ -126,7 +126,7 @@ capture on_node n0 sh -c 'for e in /proc/[0-9]*/environ; do
 	tr "\0" "\n" <$e 2>/dev/null | grep -q ^DDP_KEY && stat -c %a:%u $e; done; true'
 prints '^400:65534$' "the kernel shows the task's environment to its user only"
 prints_not ':0$' "and no process of root holds the key"
-kill $holder 2>/dev/null; on_cluster scancel --user nobody; wait $holder 2>/dev/null
+kill $holder 2>/dev/null; on_cluster scancel --user 65534; wait $holder 2>/dev/null
 
 capture "$source/slurm/cluster" status --dir "$cluster"
 prints_not 'drain|down|fail' "no node was drained"

@@ -36,7 +36,7 @@ capture on_node n0 setpriv --reuid="$daemon" --regid="$daemon" --clear-groups ls
 prints 'Permission denied' "nor reach its descriptors"
 capture on_node n0 sh -c "for f in /proc/$pid/fd/*; do echo \"\$(readlink \$f) \$(stat -L -c %a \$f)\"; done"
 prints '^/memfd:ddp_progress.* 600$' "the file of progress pages is private"
-on_cluster scancel --user nobody
+on_cluster scancel --user 65534
 wait $holder 2>/dev/null
 
 capture as_user env SLURM_DDP_KEY="$key" DDP_KEY="$key" srun --ddp -n1 printenv DDP_KEY
@@ -88,8 +88,13 @@ prints_not "^$forged" "but not as a line of slurmd's"
 
 # ---- root for another user -----------------------------------------------------------
 
-capture on_cluster srun --uid=nobody --ddp -N2 -n2 sh -c 'echo "$(id -u) $RANK $WORLD_SIZE ${#DDP_KEY} $(stat -L -c %F /proc/self/fd/$DDP_PROGRESS_FD)"'
-prints_times 2 "^$(id -u nobody) [01] 2 64 regular" "root's srun --uid gives the user's tasks all they need"
+capture on_cluster srun --help
+if grep -q -e '--uid=' <<<"$output"; then
+	capture on_cluster srun --uid=nobody --ddp -N2 -n2 sh -c 'echo "$(id -u) $RANK $WORLD_SIZE ${#DDP_KEY} $(stat -L -c %F /proc/self/fd/$DDP_PROGRESS_FD)"'
+	prints_times 2 "^$(id -u nobody) [01] 2 64 regular" "root's srun --uid gives the user's tasks all they need"
+else
+	skip "root's srun --uid gives the user's tasks all they need" "srun has no --uid since Slurm 23.02"
+fi
 capture as_user sh -c 'ulimit -n 40; srun --ddp -n1 printenv RANK'
 prints '^0$' "few descriptors are enough"
 
