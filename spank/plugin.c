@@ -153,15 +153,19 @@ static void listen_for_nodes(void)
 
 int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
 {
+	spank_context_t context = spank_context();
 	struct fault fault;
 	char stale[512];
 
 	(void)spank;
 	(void)ac;
 	(void)argv;
-	if (spank_context() != S_CTX_LOCAL || !state.requested)
+	if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR)
 		return 0;
 	launch_list_stale(stale, sizeof(stale));
+	launch_leave_step();
+	if (context != S_CTX_LOCAL || !state.requested)
+		return 0;
 	if (state.settings.verbose && stale[0] != '\0')
 		slurm_spank_log("ddp: replaced in the tasks, as not of this step: %s", stale);
 	listen_for_nodes();

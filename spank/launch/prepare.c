@@ -82,6 +82,16 @@ bool launch_prepare(const struct settings *settings, struct fault *fault)
 	return export_to_tasks("SLURM_DDP_KEY", key, fault);
 }
 
+void launch_leave_step(void)
+{
+	if (getenv("DDP_STEP_ID") == NULL)
+		return;
+	for (int i = 0; environment_stale_name(i) != NULL; i++)
+		unsetenv(environment_stale_name(i));
+	for (int i = 0; environment_step_name(i) != NULL; i++)
+		unsetenv(environment_step_name(i));
+}
+
 void launch_list_stale(char *text, size_t bytes)
 {
 	size_t used = 0;

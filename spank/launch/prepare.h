@@ -19,8 +19,15 @@
  */
 bool launch_prepare(const struct settings *settings, struct fault *fault);
 
+/*
+ * Takes the variables of another step out of the caller's environment, if it is
+ * a task of one: ranks that do not hold in the step or job to be started, and
+ * the key, which is not to leave its step.
+ */
+void launch_leave_step(void);
+
 /* "RANK=7 MASTER_ADDR=n9": what the caller's environment holds from elsewhere;
-   "" if nothing. To be called before launch_prepare(). */
+   "" if nothing. To be called before the others. */
 void launch_list_stale(char *text, size_t bytes);
 
 #endif

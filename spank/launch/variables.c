@@ -21,6 +21,12 @@ static const char *const launcher_names[] = {
 	"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE",
 };
 
+/* Of a step, and wrong in any other one. */
+static const char *const step_names[] = {
+	"DDP_PLUGIN_VERSION", "DDP_REQUESTED", "DDP_JOB_ID", "DDP_STEP_ID", "DDP_RESTART_COUNT",
+	"DDP_NODE_NAME", "DDP_ON_FAILURE", "DDP_KEY", "DDP_PROGRESS_FD",
+};
+
 /* How srun's side hands its words over; the task needs them no more. */
 static const char *const handover_names[] = { "SLURM_DDP_KEY", "SLURM_DDP_FIRST_HOST",
 	                                    "SLURM_DDP_RELAY" };
@@ -29,6 +35,7 @@ enum {
 	KEY_DIGITS = 64,
 	RANK_NAMES = sizeof(rank_names) / sizeof(rank_names[0]),
 	LAUNCHER_NAMES = sizeof(launcher_names) / sizeof(launcher_names[0]),
+	STEP_NAMES = sizeof(step_names) / sizeof(step_names[0]),
 	HANDOVER_NAMES = sizeof(handover_names) / sizeof(handover_names[0]),
 };
 
@@ -37,6 +44,14 @@ const char *environment_stale_name(int index)
 	if (index < 0 || index >= RANK_NAMES + LAUNCHER_NAMES)
 		return NULL;
 	return index < RANK_NAMES ? rank_names[index] : launcher_names[index - RANK_NAMES];
+}
+
+const char *environment_step_name(int index)
+{
+	if (index >= 0 && index < STEP_NAMES)
+		return step_names[index];
+	index -= STEP_NAMES;
+	return index >= 0 && index < HANDOVER_NAMES ? handover_names[index] : NULL;
 }
 
 /* The place of a name: a second value for it replaces the first. */

@@ -49,4 +49,7 @@ bool environment_build(struct variables *variables, const struct identity *ident
    caller's environment may hold from elsewhere; NULL behind the last. */
 const char *environment_stale_name(int index);
 
+/* The same of the names that only the plugin uses, and that hold for one step. */
+const char *environment_step_name(int index);
+
 #endif

@@ -137,6 +137,32 @@ static void stale_variables_are_listed(void **state)
 	assert_string_equal(text, "");
 }
 
+static void variables_of_another_step_are_taken_out(void **state)
+{
+	static const char *const names[] = {
+		"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "JAX_PROCESS_ID", "PET_NNODES",
+		"DDP_LOCAL_DEVICE", "DDP_KEY", "DDP_PLUGIN_VERSION", "DDP_REQUESTED", "DDP_JOB_ID",
+		"DDP_RESTART_COUNT", "DDP_NODE_NAME", "DDP_ON_FAILURE", "DDP_PROGRESS_FD",
+		"SLURM_DDP_KEY", "SLURM_DDP_RELAY", "DDP_STEP_ID",
+	};
+
+	(void)state;
+	/* The last one tells that the others are the plugin's. */
+	for (size_t i = 0; i < COUNT(names) - 1; i++)
+		setenv(names[i], "7", 1);
+	launch_leave_step();
+	for (size_t i = 0; i < COUNT(names) - 1; i++)
+		assert_string_equal(getenv(names[i]), "7");
+	setenv("DDP_STEP_ID", "7", 1);
+	setenv("OMP_NUM_THREADS", "7", 1);
+	launch_leave_step();
+	for (size_t i = 0; i < COUNT(names); i++)
+		if (getenv(names[i]) != NULL)
+			fail_msg("%s is left", names[i]);
+	assert_string_equal(getenv("OMP_NUM_THREADS"), "7");
+	unsetenv("OMP_NUM_THREADS");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -145,6 +171,7 @@ int main(void)
 		cmocka_unit_test_setup(first_host_of_a_hostfile_is_found, clear),
 		cmocka_unit_test_setup(missing_hostfile_is_an_error_that_names_it, clear),
 		cmocka_unit_test_setup(stale_variables_are_listed, clear),
+		cmocka_unit_test_setup(variables_of_another_step_are_taken_out, clear),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
