@@ -3,6 +3,7 @@ noinst_LTLIBRARIES += spank/libspankcore.la
 spank_libspankcore_la_SOURCES = \
 	spank/identity/address.c spank/identity/address.h \
 	spank/launch/check.c spank/launch/check.h \
+	spank/launch/daemon.c spank/launch/daemon.h \
 	spank/launch/variables.c spank/launch/variables.h \
 	spank/fault.c spank/fault.h \
 	spank/identity/gpu.c spank/identity/gpu.h \

@@ -25,6 +25,7 @@ SPANK_PLUGIN(spank_ddp, 1)
 
 #include "base/clock.h"
 #include "spank/launch/check.h"
+#include "spank/launch/daemon.h"
 #include "spank/launch/variables.h"
 #include "spank/identity/identity.h"
 #include "spank/failure/judge.h"
@@ -50,6 +51,7 @@ static struct {
 	bool requested;     /* --ddp was given, and not taken back by off */
 	struct fault fault; /* what is wrong with the site's line or the option; "" */
 	bool normal_step;   /* not the batch script, extern or interactive step */
+	bool daemon;        /* an MPI launcher's: it gets nothing */
 	struct supervise supervise;
 	struct relay relay; /* where srun listens */
 	bool ending;        /* the step's end was asked for */
@@ -193,6 +195,15 @@ int slurm_spank_local_user_init(spank_t spank, int ac, char *argv[])
 	return -1;
 }
 
+static bool starts_daemon(spank_t spank)
+{
+	char **words = NULL;
+	int count = 0;
+
+	return spank_get_item(spank, S_JOB_ARGV, &count, &words) == ESPANK_SUCCESS &&
+	       daemon_is_launched(count, words);
+}
+
 /* ---- slurmstepd, before the tasks ------------------------------------------------ */
 
 static bool get_fact(spank_t spank, spank_item_t item, const char *name, uint32_t *fact,
@@ -214,6 +225,9 @@ int slurm_spank_user_init(spank_t spank, int ac, char *argv[])
 	(void)ac;
 	(void)argv;
 	if (!state.requested)
+		return 0;
+	state.daemon = starts_daemon(spank);
+	if (state.daemon)
 		return 0;
 	if (spank_get_item(spank, S_JOB_ENV, &environment) == ESPANK_SUCCESS)
 		state.relay = relay_parse(environment_get(environment, "SLURM_DDP_RELAY"));
@@ -425,6 +439,16 @@ static bool prepare_task(spank_t spank, struct fault *fault)
 	return write_environment(spank, &variables, fault);
 }
 
+/* What srun's side has put there goes, and so does what the caller had: the
+   daemon would hand it on to all its ranks. */
+static bool prepare_daemon(spank_t spank, struct fault *fault)
+{
+	static struct variables variables;
+
+	environment_clear(&variables);
+	return write_environment(spank, &variables, fault);
+}
+
 /*
  * Leaves by itself after an error: in a plugstack.conf that calls the plugin
  * optional, Slurm would run the program without ranks.
@@ -435,7 +459,9 @@ int slurm_spank_task_init(spank_t spank, int ac, char *argv[])
 
 	(void)ac;
 	(void)argv;
-	if (!state.requested || !state.normal_step || prepare_task(spank, &fault))
+	if (!state.requested ||
+	    (state.daemon ? prepare_daemon(spank, &fault)
+	                  : !state.normal_step || prepare_task(spank, &fault)))
 		return 0;
 	if (supervise_tell_once(&state.supervise) &&
 	    !tell_srun(&(struct relay_news){ .text = fault.text }))

@@ -198,6 +198,17 @@ static bool is_key(const char *text)
 	       strspn(text, "0123456789abcdef") == KEY_DIGITS;
 }
 
+void environment_clear(struct variables *variables)
+{
+	variables->count = 0;
+	variables->used = 0;
+	variables->overflow = false;
+	for (int i = 0; environment_stale_name(i) != NULL; i++)
+		take_out(variables, environment_stale_name(i), "not of this step");
+	for (int i = 0; environment_step_name(i) != NULL; i++)
+		take_out(variables, environment_step_name(i), "not of this step");
+}
+
 bool environment_build(struct variables *variables, const struct identity *identity,
                        const struct settings *settings, const struct task_extras *extras,
                        struct fault *fault)
@@ -205,14 +216,9 @@ bool environment_build(struct variables *variables, const struct identity *ident
 	if (!is_key(extras->key))
 		return fault_set(fault, "srun has handed on no key for the step: SLURM_DDP_KEY is %s",
 		                 extras->key != NULL ? "not what it made" : "missing");
-	variables->count = 0;
-	variables->used = 0;
-	variables->overflow = false;
-	for (int i = 0; environment_stale_name(i) != NULL; i++)
-		take_out(variables, environment_stale_name(i),
-		         settings->launcher && i < RANK_NAMES ? TORCHRUN : "not of this step");
-	for (int i = 0; i < HANDOVER_NAMES; i++)
-		take_out(variables, handover_names[i], "between srun and the node only");
+	environment_clear(variables);
+	for (int i = 0; settings->launcher && i < RANK_NAMES; i++)
+		take_out(variables, rank_names[i], TORCHRUN);
 	if (!settings->launcher)
 		put_ranks(variables, identity, extras);
 	else if (!put_launcher(variables, identity, extras, fault))

@@ -45,6 +45,9 @@ bool environment_build(struct variables *variables, const struct identity *ident
                        const struct settings *settings, const struct task_extras *extras,
                        struct fault *fault);
 
+/* The variables of a task that is to get none: all names are taken out. */
+void environment_clear(struct variables *variables);
+
 /* The index-th of the names of the RANK family and of other launchers' that a
    caller's environment may hold from elsewhere; NULL behind the last. */
 const char *environment_stale_name(int index);

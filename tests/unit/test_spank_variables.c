@@ -10,6 +10,7 @@
 #include <jansson.h>
 
 #include "spank/launch/check.h"
+#include "spank/launch/daemon.h"
 #include "spank/launch/variables.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -469,6 +470,41 @@ static void check_says_when_there_is_no_room(void **state)
 	}
 }
 
+static void launchers_daemons_are_known_by_name(void **state)
+{
+	static const struct { const char *command; bool daemon; } cases[] = {
+		{ "orted", true }, { "/usr/bin/orted", true }, { "prted", true }, { "./prted", true },
+		{ "hydra_pmi_proxy", true }, { "/opt/mpi/bin/hydra_bstrap_proxy", true }, { "pmi_proxy", true },
+		{ "", false }, { "/", false }, { "orted/", false }, { "orted2", false }, { "my-orted", false },
+		{ "hydra", false }, { "python", false }, { "/opt/orted/train", false },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		char *words[] = { (char *)(uintptr_t)cases[i].command, (char[]){ "orted" }, NULL };
+		if (daemon_is_launched(2, words) != cases[i].daemon)
+			fail_msg("'%s'", cases[i].command);
+	}
+	assert_false(daemon_is_launched(0, NULL));
+}
+
+static void nothing_is_left_to_a_daemon(void **state)
+{
+	static const char *const names[] = { "RANK", "WORLD_SIZE", "MASTER_ADDR", "PET_NNODES", "DDP_KEY",
+		                             "DDP_REQUESTED", "DDP_PROGRESS_FD", "SLURM_DDP_KEY",
+		                             "SLURM_DDP_RELAY" };
+	static struct variables variables;
+
+	(void)state;
+	environment_clear(&variables);
+	assert_false(variables.overflow);
+	for (int i = 0; i < variables.count; i++)
+		assert_null(variables.item[i].value);
+	for (size_t i = 0; i < COUNT(names); i++)
+		if (find(&variables, names[i]) == NULL)
+			fail_msg("%s is not taken out", names[i]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -486,6 +522,8 @@ int main(void)
 		cmocka_unit_test(devices_are_found_as_slurm_binds_them),
 		cmocka_unit_test(device_is_given_when_there_is_one),
 		cmocka_unit_test(values_that_do_not_fit_are_an_error),
+		cmocka_unit_test(launchers_daemons_are_known_by_name),
+		cmocka_unit_test(nothing_is_left_to_a_daemon),
 		cmocka_unit_test(check_prints_a_row_for_the_task),
 		cmocka_unit_test(check_row_is_one_printable_line),
 		cmocka_unit_test(check_prints_valid_json_for_each_variable),

@@ -1,0 +1,89 @@
+#!/bin/bash
+# nodes: 2
+# cluster: --gpus 4
+# seconds: 300
+# What jobs do at real sites: steps inside of steps, launchers of others' making.
+. "$source/tests/cluster/lib.sh"
+limit=120
+
+# ---- a step inside of a step, a job submitted by a task ---------------------------
+
+show='echo "$0 ${RANK-unset} ${WORLD_SIZE-unset} ${MASTER_PORT-unset} ${DDP_STEP_ID-unset} ${DDP_KEY-unset} ${PET_NNODES-unset}"'
+cat >"$work/inside" <<END
+#!/bin/sh
+[ "\$RANK" = 0 ] || exit 0
+echo "outer \$DDP_KEY"
+srun --overlap -N2 -n2 sh -c '$show' plain
+srun --overlap --ddp=off -N2 -n2 sh -c '$show' off
+srun --overlap --ddp -N2 -n2 sh -c '$show' asked
+env -u DDP_STEP_ID RANK=5 WORLD_SIZE=6 srun --overlap -N2 -n2 sh -c '$show' own
+sbatch --hold -N1 -n1 -o "$work/submitted" "$work/submitted.sh" | sed 's/.* /submitted /'
+END
+printf '#!/bin/sh\n%s\n' "${show/\$0/batch}" >"$work/submitted.sh"
+chmod 755 "$work/inside" "$work/submitted.sh"
+chmod 1777 "$work"
+capture as_user salloc -N2 -n4 srun --ddp --overlap -N2 -n2 "$work/inside"
+status_is 0 "a task starts steps and a job"
+key=$(sed -n 's/^outer //p' <<<"$output")
+job=$(sed -n 's/^submitted //p' <<<"$output")
+prints_times 2 '^plain unset unset unset unset unset unset$' "a step inside of it without --ddp inherits no rank and no key"
+prints_times 2 '^off unset unset unset unset unset unset$' "nor one with --ddp=off"
+prints_times 1 '^asked 0 2 ' "one with --ddp has ranks of its own"
+prints_times 1 '^asked 1 2 ' "for each task"
+prints_times 2 '^own 5 6 ' "what is not the plugin's stays"
+capture grep -rlF -- "${key:-no key}" "$cluster/state"
+status_is 1 "slurmctld keeps no key of the step for the job"
+on_cluster scontrol release "$job"
+wait_until 30 test -s "$work/submitted"
+output=$(cat "$work/submitted")
+prints '^batch unset unset unset unset unset unset$' "the job inherits no rank"
+
+# ---- Open MPI ----------------------------------------------------------------------
+
+if ! command -v mpirun >/dev/null; then
+	skip "mpirun" "there is no Open MPI"
+else
+	cat >"$work/mpi" <<-'END'
+	#!/bin/sh
+	#SBATCH --ddp -N2 --ntasks-per-node=2
+	mpirun sh -c 'echo "mpi $OMPI_COMM_WORLD_RANK $OMPI_COMM_WORLD_SIZE ${RANK-unset} ${WORLD_SIZE-unset} ${DDP_KEY-unset} ${SLURM_DDP_KEY-unset} ${SLURM_DDP_RELAY-unset} $SLURMD_NODENAME"'
+	END
+	capture as_user env HOME="$work" sbatch -W -D "$work" -o "$work/mpi.out" "$work/mpi"
+	status_is 0 "mpirun runs in a job with --ddp"
+	output=$(cat "$work/mpi.out")
+	prints_times 4 '^mpi [0-3] 4 ' "all its ranks"
+	prints_times 4 '^mpi [0-3] 4 unset unset unset unset unset n[01]$' "none of which is told that it is rank 0 of 1"
+	prints_not 'ddp:' "and nothing is said of it"
+fi
+
+# ---- torchrun, and no launcher= -------------------------------------------------------
+
+if ! /usr/bin/python3 -c 'import torch.distributed' 2>/dev/null; then
+	skip "torchrun without launcher" "there is no python3-torch"
+elif ! /usr/bin/python3 -c 'from torch.distributed import TCPStore; TCPStore("127.0.0.1", 0, 1, True)' 2>/dev/null; then
+	skip "torchrun without launcher" "this PyTorch lacks libuv"
+else
+	cat >"$work/train.py" <<-'END'
+	import os
+	import torch
+	import torch.distributed as dist
+
+	dist.init_process_group("gloo")
+	total = torch.tensor([float(dist.get_rank() + 1)])
+	dist.all_reduce(total)
+	os.write(1, ("rank %d of %d, device %s, sum %g\n" % (dist.get_rank(), dist.get_world_size(),
+	      os.environ.get("DDP_LOCAL_DEVICE", os.environ["LOCAL_RANK"]), total.item())).encode())
+	END
+	# Redirects of a rank that is not there: PyTorch 1.13 cannot read its own default
+	# with Python 3.11, which Debian 12 has.
+	torchrun=(/usr/bin/python3 -m torch.distributed.run --redirects 9:1 --tee 9:1)
+	capture as_user srun --ddp --mpi=none -N2 --ntasks-per-node=1 --gpus-per-node=2 "${torchrun[@]}" --nproc_per_node=2 "$work/train.py"
+	status_is 0 "torchrun per node without launcher runs"
+	prints_times 4 '^rank [0-3] of 4, device [01], sum 10$' "its workers are one world"
+	prints_times 2 'device 1' "each with a device of its own"
+	capture as_user srun --ddp=launcher --mpi=none -N2 --ntasks-per-node=1 --gpus-per-node=2 "${torchrun[@]}" "$work/train.py"
+	prints_times 4 '^rank [0-3] of 4, device [01], sum 10$' "as they are with launcher"
+	capture as_user srun --ddp --mpi=none -N2 --ntasks-per-node=2 --gpus-per-node=2 /usr/bin/python3 "$work/train.py"
+	prints_times 4 '^rank [0-3] of 4, device [01], sum 10$' "and the same program without torchrun"
+fi
+done_testing
