@@ -32,9 +32,11 @@ static int descriptor_of_environment(void)
 static void *map_shared(const ddp_job *job)
 {
 	struct stat info;
-	/* Ranks that a task forked share its descriptor, but have no page of
-	   their own in it. */
-	int fd = job->identity_source == DDP_SOURCE_SPAWN ? -1 : descriptor_of_environment();
+	/* Ranks that a task started, by ddp_spawn() or torchrun, share its descriptor,
+	   but have no page of their own in it. */
+	bool below_task = job->identity_source == DDP_SOURCE_SPAWN ||
+	                  getenv("TORCHELASTIC_RUN_ID") != NULL;
+	int fd = below_task ? -1 : descriptor_of_environment();
 
 	if (fd < 0)
 		return MAP_FAILED;

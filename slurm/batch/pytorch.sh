@@ -2,9 +2,10 @@
 # PyTorch, one task per GPU. The plugin sets RANK, WORLD_SIZE, LOCAL_RANK,
 # MASTER_ADDR and MASTER_PORT, so the script only needs
 #     torch.distributed.init_process_group("nccl")      # reads env://
-#     torch.cuda.set_device(int(os.environ["DDP_LOCAL_DEVICE"]))
+#     torch.cuda.set_device(int(os.environ.get("DDP_LOCAL_DEVICE", os.environ["LOCAL_RANK"])))
 # DDP_LOCAL_DEVICE is 0 where Slurm shows each task its own GPU only
-# (--gpus-per-task, --gpu-bind=single:1), and LOCAL_RANK otherwise.
+# (--gpus-per-task, --gpu-bind=single:1), and LOCAL_RANK otherwise. torchrun does
+# not set it: with LOCAL_RANK in its place the script runs under torchrun, too.
 #SBATCH --job-name=pytorch-ddp
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4

@@ -1,7 +1,8 @@
 #!/bin/bash
 # One torchrun per node, for programs that insist on it. `launcher` gives each
 # task PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT, which
-# torchrun reads, and no RANK.
+# torchrun reads, and no RANK. Without it torchrun finds its world, too, but its
+# workers share an OMP_NUM_THREADS that counts all CPUs of the node.
 #SBATCH --job-name=torchrun
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

@@ -72,7 +72,9 @@ struct gpu_view gpu_look(char *const *environment, uint32_t local_rank, uint32_t
 		view.binding = judge_binding(view.asked, view.visible,
 		                             environment_get(environment, "SLURM_GPUS_ON_NODE"));
 	}
-	if (view.binding == GPU_COMMON)
+	/* A single task that sees several may be a launcher, whose ranks would all
+	   take the one device. */
+	if (view.binding == GPU_COMMON && (local_world_size > 1 || view.visible == 1))
 		view.device = (int)(local_rank % view.visible);
 	else if (view.binding == GPU_OWN || view.visible == 1)
 		view.device = 0;

@@ -74,9 +74,10 @@ bool launch_prepare(const struct settings *settings, struct fault *fault)
 	if (hostfile != NULL && hostfile[0] != '\0' &&
 	    (!read_hostfile(hostfile, host, fault) || !export_to_tasks("SLURM_DDP_FIRST_HOST", host, fault)))
 		return false;
-	if (settings->launcher
-	    ? !export_to_tasks("PET_NNODES", absent, fault)
-	    : !export_to_tasks("RANK", absent, fault) || !export_to_tasks("WORLD_SIZE", absent, fault))
+	/* For torchrun, which may be there without `launcher`, too. */
+	if (!export_to_tasks("PET_NNODES", absent, fault) ||
+	    (!settings->launcher && (!export_to_tasks("RANK", absent, fault) ||
+	                             !export_to_tasks("WORLD_SIZE", absent, fault))))
 		return false;
 	/* Last: without it the nodes refuse, should srun go on after an error. */
 	return export_to_tasks("SLURM_DDP_KEY", key, fault);

@@ -135,14 +135,16 @@ static void put_jax_devices(struct variables *v, const struct task_extras *extra
 	put(v, "JAX_LOCAL_DEVICE_IDS", "the GPUs that the task sees", "%s", list);
 }
 
-/* One torchrun per node, started by the one task of the node. */
-static bool put_launcher(struct variables *v, const struct identity *id,
-                         const struct task_extras *extras, struct fault *fault)
+static bool one_task_per_node(const struct identity *id)
 {
-	if (id->world_size != id->node_count || id->local_world_size != 1)
-		return fault_set(fault, "launcher is for one torchrun per node, but the step has %u tasks on "
-		                 "%u nodes: set --ntasks-per-node=1, or leave launcher out", id->world_size,
-		                 id->node_count);
+	return id->world_size == id->node_count && id->local_world_size == 1;
+}
+
+/* For one torchrun per node, started by the one task of the node: what it takes
+   for its own options where those are not given. */
+static void put_torchrun(struct variables *v, const struct identity *id,
+                         const struct task_extras *extras)
+{
 	put(v, "PET_NNODES", "the step", "%u", id->node_count);
 	put(v, "PET_NODE_RANK", "the step", "%u", id->node_rank);
 	put(v, "PET_MASTER_ADDR", id->node_source, "%s", extras->master_address);
@@ -151,7 +153,6 @@ static bool put_launcher(struct variables *v, const struct identity *id,
 	    id->restart_count);
 	if (extras->gpu.visible > 0)
 		put(v, "PET_NPROC_PER_NODE", "the GPUs that the task sees", "%u", extras->gpu.visible);
-	return true;
 }
 
 static void put_own(struct variables *v, const struct identity *id,
@@ -219,10 +220,16 @@ bool environment_build(struct variables *variables, const struct identity *ident
 	environment_clear(variables);
 	for (int i = 0; settings->launcher && i < RANK_NAMES; i++)
 		take_out(variables, rank_names[i], TORCHRUN);
+	if (settings->launcher && !one_task_per_node(identity))
+		return fault_set(fault, "launcher is for one torchrun per node, but the step has %u tasks on "
+		                 "%u nodes: set --ntasks-per-node=1, or leave launcher out",
+		                 identity->world_size, identity->node_count);
 	if (!settings->launcher)
 		put_ranks(variables, identity, extras);
-	else if (!put_launcher(variables, identity, extras, fault))
-		return false;
+	/* Without `launcher`, too: a torchrun that is not told would make a world of
+	   each node, and a program of another kind does not look at these. */
+	if (one_task_per_node(identity))
+		put_torchrun(variables, identity, extras);
 	put_own(variables, identity, settings, extras);
 	if (!settings->launcher) {
 		put_threads(variables, settings, extras);

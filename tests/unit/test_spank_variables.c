@@ -284,6 +284,37 @@ static void launcher_gives_pet_and_no_rank(void **state)
 	expect_no_value(&variables, "PET_NPROC_PER_NODE");
 }
 
+static void torchrun_finds_its_world_without_launcher(void **state)
+{
+	static struct variables variables;
+	struct identity identity = task();
+	struct task_extras with = extras(ENVIRONMENT());
+
+	(void)state;
+	identity.rank = 1;
+	identity.world_size = identity.node_count = 2;
+	identity.local_rank = 0;
+	identity.local_world_size = 1;
+	with.gpu.visible = 8;
+	build(&variables, "", &identity, &with);
+	expect(&variables, "RANK", "1");
+	expect(&variables, "PET_NNODES", "2");
+	expect(&variables, "PET_NODE_RANK", "1");
+	expect(&variables, "PET_MASTER_ADDR", "n0");
+	expect(&variables, "PET_MASTER_PORT", "20001");
+	expect(&variables, "PET_NPROC_PER_NODE", "8");
+	expect_no_value(&variables, "DDP_LOCAL_DEVICE");
+	/* Not where tasks are ranks: of torchruns there would be several to a node. */
+	identity.world_size = 4;
+	identity.local_world_size = 2;
+	build(&variables, "", &identity, &with);
+	expect_no_value(&variables, "PET_NNODES");
+	identity.local_world_size = 1;
+	identity.world_size = 3;
+	build(&variables, "", &identity, &with);
+	expect_no_value(&variables, "PET_NNODES");
+}
+
 static void launcher_wants_one_task_per_node(void **state)
 {
 	static struct variables variables;
@@ -317,7 +348,8 @@ static void devices_are_found_as_slurm_binds_them(void **state)
 		{ { "CUDA_VISIBLE_DEVICES=0,1,2,3" }, 3, 4, 4, GPU_COMMON, 3, GPU_FINE },
 		{ { "CUDA_VISIBLE_DEVICES=GPU-aa,GPU-bb" }, 1, 2, 2, GPU_COMMON, 1, GPU_FINE },
 		{ { "CUDA_VISIBLE_DEVICES=0" }, 0, 1, 1, GPU_COMMON, 0, GPU_FINE },
-		{ { "CUDA_VISIBLE_DEVICES=0,1,2,3" }, 0, 1, 4, GPU_COMMON, 0, GPU_MISMATCH },
+		/* The only task of the node may be a torchrun, with a rank on each. */
+		{ { "CUDA_VISIBLE_DEVICES=0,1,2,3" }, 0, 1, 4, GPU_COMMON, -1, GPU_MISMATCH },
 		{ { "CUDA_VISIBLE_DEVICES=0,1,2,3" }, 1, 2, 4, GPU_COMMON, 1, GPU_MISMATCH },
 		{ { "CUDA_VISIBLE_DEVICES=0,1" }, 3, 4, 2, GPU_COMMON, 1, GPU_MISMATCH },
 		{ { "CUDA_VISIBLE_DEVICES=0" }, 1, 2, 1, GPU_COMMON, 0, GPU_MISMATCH },
@@ -518,6 +550,7 @@ int main(void)
 		cmocka_unit_test(jax_is_told_of_devices_that_are_the_tasks_own),
 		cmocka_unit_test(address_of_version_6_gets_brackets_in_a_pair),
 		cmocka_unit_test(launcher_gives_pet_and_no_rank),
+		cmocka_unit_test(torchrun_finds_its_world_without_launcher),
 		cmocka_unit_test(launcher_wants_one_task_per_node),
 		cmocka_unit_test(devices_are_found_as_slurm_binds_them),
 		cmocka_unit_test(device_is_given_when_there_is_one),

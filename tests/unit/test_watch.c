@@ -355,6 +355,25 @@ static void page_of_the_plugin_tells_phase_bucket_and_error(void **state)
 	close(fd);
 }
 
+/* torchrun's ranks inherit the page of the task that torchrun is. */
+static void page_of_a_torchrun_is_not_its_ranks(void **state)
+{
+	struct ddp_progress seen;
+	ddp_watch *watch;
+	int fd = plugin_page(2);
+
+	(void)state;
+	setenv("TORCHELASTIC_RUN_ID", "7", 1);
+	assert_int_equal(ddp_watch_open(&job, NULL, NULL, &watch), DDP_OK);
+	ddp_watch_phase(watch, DDP_PHASE_DATA);
+	ddp_watch_close(watch);
+	unsetenv("TORCHELASTIC_RUN_ID");
+	assert_int_equal(pread(fd, &seen, sizeof(seen), DDP_PROGRESS_BYTES), sizeof(seen));
+	assert_int_equal(seen.magic, 0);
+	assert_int_equal(logged_count, 0);
+	close(fd);
+}
+
 static void wrong_page_is_ignored_with_a_warning(void **state)
 {
 	static const char *const values[] = { "abc", "-1", "99999999999", "1000000" };
@@ -446,6 +465,8 @@ int main(void)
 		cmocka_unit_test(metrics_are_one_object_per_line),
 		cmocka_unit_test_setup_teardown(lost_metrics_are_reported_once, start_log, stop_log),
 		cmocka_unit_test_setup_teardown(page_of_the_plugin_tells_phase_bucket_and_error,
+		                                start_log, stop_log),
+		cmocka_unit_test_setup_teardown(page_of_a_torchrun_is_not_its_ranks,
 		                                start_log, stop_log),
 		cmocka_unit_test_setup_teardown(wrong_page_is_ignored_with_a_warning,
 		                                start_log, stop_log),
