@@ -10,6 +10,7 @@
  */
 #include <dlfcn.h>
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +52,7 @@ static struct {
 	bool requested;     /* --ddp was given, and not taken back by off */
 	struct fault fault; /* what is wrong with the site's line or the option; "" */
 	bool normal_step;   /* not the batch script, extern or interactive step */
+	uint32_t affinity;  /* CPUs of slurmstepd, before tasks are bound */
 	bool daemon;        /* an MPI launcher's: it gets nothing */
 	struct supervise supervise;
 	struct relay relay; /* where srun listens */
@@ -86,6 +88,20 @@ static bool check_version(spank_t spank, struct fault *fault)
 	                 SLURM_VERSION_MINOR(SLURM_VERSION_NUMBER), major, minor);
 }
 
+/* CPUs on which this process may run; 0: not known. */
+static uint32_t affinity(void)
+{
+	enum { CPUS_MAX = 8192 };
+	unsigned long mask[CPUS_MAX / (8 * sizeof(unsigned long))] = { 0 };
+	uint32_t count = 0;
+
+	if (sched_getaffinity(0, sizeof(mask), (cpu_set_t *)mask) != 0)
+		return 0;
+	for (size_t i = 0; i < sizeof(mask) / sizeof(mask[0]); i++)
+		count += (uint32_t)__builtin_popcountl(mask[i]);
+	return count;
+}
+
 int slurm_spank_init(spank_t spank, int ac, char *argv[])
 {
 	spank_context_t context = spank_context();
@@ -96,6 +112,7 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 	if (!site_parse(&state.site, ac, argv, &state.fault) || !check_version(spank, &state.fault))
 		slurm_debug("ddp: %s", state.fault.text);
 	state.settings = state.site.defaults;
+	state.affinity = affinity();
 	error = spank_option_register(spank, &ddp_option);
 	if (error != ESPANK_SUCCESS) {
 		slurm_error("ddp: cannot register --ddp: %s", spank_strerror(error));
@@ -307,17 +324,21 @@ static bool collect_facts(spank_t spank, struct step_facts *facts, struct fault 
 	return true;
 }
 
-/* CPUs of a task: as asked for, or its share of what the step has on the node. */
-static uint32_t task_cpus(spank_t spank, uint32_t local_tasks)
+static uint32_t task_cpus(spank_t spank, char *const *environment, uint32_t local_tasks)
 {
-	uint32_t per_task = 0;
+	const char *asked = environment_get(environment, "SLURM_CPUS_PER_TASK");
+	struct cpu_facts facts = { .asked = asked != NULL ? (uint32_t)strtoul(asked, NULL, 10) : 0,
+		                   .bound = affinity() };
 	uint16_t node = 0;
 
-	if (spank_get_item(spank, S_STEP_CPUS_PER_TASK, &per_task) != ESPANK_SUCCESS)
-		per_task = 0;
-	if (spank_get_item(spank, S_JOB_NCPUS, &node) != ESPANK_SUCCESS || local_tasks == 0)
-		node = 0;
-	return node / (local_tasks > 0 ? local_tasks : 1) > per_task ? node / local_tasks : per_task;
+	if (spank_get_item(spank, S_STEP_CPUS_PER_TASK, &facts.per_task) != ESPANK_SUCCESS)
+		facts.per_task = 0;
+	if (spank_get_item(spank, S_JOB_NCPUS, &node) == ESPANK_SUCCESS && local_tasks > 0)
+		facts.share = node / local_tasks;
+	/* What slurmstepd may use, too, is nothing that the task was bound to. */
+	if (facts.bound >= state.affinity)
+		facts.bound = 0;
+	return cpus_of_task(&facts);
 }
 
 static bool check_gpus(const struct identity *identity, const struct settings *settings,
@@ -424,7 +445,7 @@ static bool prepare_task(spank_t spank, struct fault *fault)
 		.key = environment_get(facts.environment, "SLURM_DDP_KEY"),
 		.progress_fd = settings->launcher ? -1 : state.supervise.progress_fd,
 		.gpu = gpu_look(facts.environment, identity.local_rank, identity.local_world_size),
-		.cpus = task_cpus(spank, identity.local_world_size),
+		.cpus = task_cpus(spank, facts.environment, identity.local_world_size),
 		.environment = facts.environment,
 	};
 	if (!check_gpus(&identity, settings, &extras.gpu, fault) ||

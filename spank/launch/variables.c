@@ -178,6 +178,18 @@ static void put_own(struct variables *v, const struct identity *id,
 		put(v, "DDP_TRACE_DIR", "trace=", "%s", settings->trace_dir);
 }
 
+uint32_t cpus_of_task(const struct cpu_facts *facts)
+{
+	bool asked = facts->per_task > 1 || (facts->per_task == 1 && facts->asked == 1);
+	uint32_t cpus = facts->share > facts->per_task ? facts->share : facts->per_task;
+
+	if (asked && facts->per_task < cpus)
+		cpus = facts->per_task;
+	if (facts->bound > 0 && facts->bound < cpus)
+		cpus = facts->bound;
+	return cpus;
+}
+
 /* A number of threads that the user has set stays, unless --ddp says omp=. */
 static void put_threads(struct variables *v, const struct settings *settings,
                         const struct task_extras *extras)

@@ -30,6 +30,21 @@ struct variables {
 	bool overflow;
 };
 
+/* What tells how many CPUs a task has; 0: not known. */
+struct cpu_facts {
+	uint32_t per_task; /* of the step: 1 also where nobody asked */
+	uint32_t asked;    /* SLURM_CPUS_PER_TASK: the step's -c or, without, the job's */
+	uint32_t share;    /* the step's CPUs on the node by its tasks there */
+	uint32_t bound;    /* CPUs to which the task is bound; 0: to none but its node's */
+};
+
+/*
+ * The least of what Slurm gives the task, of -c, and of what it is bound to: on a
+ * node with several threads to a core, whole cores are given, and
+ * --hint=nomultithread binds to one thread of each.
+ */
+uint32_t cpus_of_task(const struct cpu_facts *facts);
+
 /* What goes in beside the identity. */
 struct task_extras {
 	const char *master_address; /* host name or numeric address */
@@ -37,7 +52,7 @@ struct task_extras {
 	const char *key;            /* the step's secret; NULL, or no key, is an error */
 	int progress_fd;            /* -1: none */
 	struct gpu_view gpu;
-	uint32_t cpus;              /* of the task, for omp=cpus */
+	uint32_t cpus;              /* cpus_of_task(), for omp=cpus */
 	char *const *environment;   /* as the task would have it without us */
 };
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # nodes: 2
 # cluster: --gpus 4
-# seconds: 300
+# seconds: 420
 # What jobs do at real sites: steps inside of steps, launchers of others' making.
 . "$source/tests/cluster/lib.sh"
 limit=120
@@ -85,5 +85,20 @@ else
 	prints_times 4 '^rank [0-3] of 4, device [01], sum 10$' "as they are with launcher"
 	capture as_user srun --ddp --mpi=none -N2 --ntasks-per-node=2 --gpus-per-node=2 /usr/bin/python3 "$work/train.py"
 	prints_times 4 '^rank [0-3] of 4, device [01], sum 10$' "and the same program without torchrun"
+fi
+
+# ---- CPUs of a task ---------------------------------------------------------------------
+
+# A cluster of its own, whose tasks are bound. It takes two CPUs, of which 0 is one.
+bound=/run/slurm-ddp/bound-$$
+trap '"$source/slurm/cluster" stop --dir "$bound" >/dev/null 2>&1' EXIT
+if (($(nproc) > 1 && (16#$(taskset -p $$ | sed 's/.*: //; s/,//g') & 1))); then
+	check "a cluster that binds tasks starts" "$source/slurm/cluster" start --dir "$bound" --nodes 1 --cpus 2 \
+		--conf TaskPlugin=task/affinity --plugin "$cluster/spank_ddp.so"
+	capture "$source/slurm/cluster" run --dir "$bound" --user nobody -- \
+		srun --ddp -n1 -c2 --cpu-bind=map_cpu:0 sh -c 'echo "omp $OMP_NUM_THREADS, $(taskset -p $$)"'
+	prints '^omp 1, .*: 1$' "a task that is bound to one of its two CPUs has one thread"
+else
+	skip "CPUs of a task" "there is one CPU, or CPU 0 is not ours"
 fi
 done_testing

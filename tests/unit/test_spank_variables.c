@@ -215,6 +215,29 @@ static void threads_follow_omp(void **state)
 	}
 }
 
+static void cpus_are_the_least_that_a_task_is_given(void **state)
+{
+	static const struct { struct cpu_facts facts; uint32_t cpus; const char *what; } cases[] = {
+		{ { .per_task = 3, .asked = 3, .share = 3 }, 3, "-c3" },
+		{ { .per_task = 3, .asked = 3, .share = 4 }, 3, "-c3 of cores with two threads" },
+		{ { .per_task = 4, .asked = 4, .share = 8, .bound = 4 }, 4, "-c4 --hint=nomultithread" },
+		{ { .per_task = 1, .asked = 0, .share = 8, .bound = 4 }, 4, "a node, --hint=nomultithread" },
+		{ { .per_task = 1, .asked = 1, .share = 2, .bound = 2 }, 1, "-c1 of cores with two threads" },
+		{ { .per_task = 1, .asked = 0, .share = 2, .bound = 2 }, 2, "a core with two threads" },
+		{ { .per_task = 1, .asked = 3, .share = 3 }, 3, "the job's -c3, a step without" },
+		{ { .per_task = 2, .asked = 2, .share = 3 }, 2, "the job's -c3, the step's -c2" },
+		{ { .per_task = 1, .asked = 0, .share = 2, .bound = 8 }, 2, "four tasks bound to eight" },
+		{ { .per_task = 1, .asked = 0, .share = 0 }, 1, "--overcommit" },
+		{ { .per_task = 0 }, 0, "nothing is known" },
+		{ { .bound = 4 }, 0, "nothing else is known" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++)
+		if (cpus_of_task(&cases[i].facts) != cases[i].cpus)
+			fail_msg("%s: %u, not %u", cases[i].what, cpus_of_task(&cases[i].facts), cases[i].cpus);
+}
+
 static void jax_is_told_of_devices_that_are_the_tasks_own(void **state)
 {
 	static const struct { struct gpu_view gpu; bool caller; const char *devices; } cases[] = {
@@ -547,6 +570,7 @@ int main(void)
 		cmocka_unit_test(nothing_of_the_transports_is_touched),
 		cmocka_unit_test(keys_of_the_library_pass_through),
 		cmocka_unit_test(threads_follow_omp),
+		cmocka_unit_test(cpus_are_the_least_that_a_task_is_given),
 		cmocka_unit_test(jax_is_told_of_devices_that_are_the_tasks_own),
 		cmocka_unit_test(address_of_version_6_gets_brackets_in_a_pair),
 		cmocka_unit_test(launcher_gives_pet_and_no_rank),
