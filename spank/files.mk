@@ -4,6 +4,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/identity/address.c spank/identity/address.h \
 	spank/launch/check.c spank/launch/check.h \
 	spank/launch/daemon.c spank/launch/daemon.h \
+	spank/launch/table.c spank/launch/table.h \
 	spank/launch/variables.c spank/launch/variables.h \
 	spank/fault.c spank/fault.h \
 	spank/identity/gpu.c spank/identity/gpu.h \

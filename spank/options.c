@@ -206,7 +206,16 @@ static bool read_verbose(struct settings *settings, struct value value)
 
 static bool read_check(struct settings *settings, struct value value)
 {
-	return read_switch(&settings->check, value);
+	bool table;
+
+	if (value.text != NULL && value_is(value, "json")) {
+		settings->check = CHECK_JSON;
+		return true;
+	}
+	if (!read_switch(&table, value))
+		return false;
+	settings->check = table ? CHECK_TABLE : CHECK_NO;
+	return true;
 }
 
 static bool read_off(struct settings *settings, struct value value)
@@ -226,7 +235,7 @@ static const struct option_key keys[] = {
 	{ "trace", "a directory of at most 1023 bytes", read_trace },
 	{ "on-failure", "kill or continue", read_on_failure },
 	{ "verbose", "no value, yes or no", read_verbose },
-	{ "check", "no value, yes or no", read_check },
+	{ "check", "no value, yes, no or json", read_check },
 	{ "off", "no value, yes or no", read_off },
 };
 

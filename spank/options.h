@@ -15,6 +15,7 @@ enum { OPTION_COUNT_MAX = 32, PATH_TEXT_MAX = 1024, SUFFIX_MAX = 64 };
 
 enum address_mode { ADDRESS_NODENAME, ADDRESS_IP };
 enum omp_mode { OMP_KEEP, OMP_ONE, OMP_CPUS };
+enum check_mode { CHECK_NO, CHECK_TABLE, CHECK_JSON };
 enum gpu_mode { GPU_ERROR, GPU_WARN, GPU_IGNORE };
 
 struct settings {
@@ -26,7 +27,7 @@ struct settings {
 	bool launcher;
 	bool kill_on_failure;
 	bool verbose;
-	bool check;
+	enum check_mode check;
 	bool off;
 	char bucket_mb[16];            /* "" : the library's default */
 	uint32_t timeout_seconds;      /* 0: the library's default */

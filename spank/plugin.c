@@ -32,6 +32,7 @@ SPANK_PLUGIN(spank_ddp, 1)
 #include "spank/failure/judge.h"
 #include "spank/failure/kill.h"
 #include "spank/launch/prepare.h"
+#include "spank/launch/table.h"
 #include "spank/identity/master.h"
 #include "spank/failure/relay.h"
 #include "spank/failure/report.h"
@@ -188,6 +189,8 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
 	if (state.settings.verbose && stale[0] != '\0')
 		slurm_spank_log("ddp: replaced in the tasks, as not of this step: %s", stale);
 	listen_for_nodes();
+	if (state.settings.check == CHECK_TABLE && !table_begin(&fault))
+		slurm_debug("ddp: %s", fault.text);
 	if (launch_prepare(&state.settings, &fault))
 		return 0;
 	slurm_error("ddp: %s", fault.text);
@@ -370,32 +373,18 @@ static bool write_environment(spank_t spank, const struct variables *variables, 
 	return true;
 }
 
-static void write_all(int fd, const char *text)
-{
-	size_t left = strlen(text);
-
-	while (left > 0) {
-		ssize_t written = write(fd, text, left);
-		if (written < 0 && errno == EINTR)
-			continue;
-		if (written <= 0)
-			return;
-		text += written;
-		left -= (size_t)written;
-	}
-}
-
-/* The dry run: the table on stderr, JSON on stdout; the program never starts. */
+/* The dry run; the program never starts. srun puts the rows in order. */
 static void show_check(const struct identity *identity, const struct task_extras *extras,
                        const struct variables *variables)
 {
 	static char text[2 * VARIABLES_TEXT_MAX];
 
-	if (check_row(identity, extras, variables, text, sizeof(text)))
-		write_all(STDERR_FILENO, text);
-	for (int i = 0; i < variables->count; i++)
+	if (state.settings.check == CHECK_TABLE &&
+	    check_row(identity, extras, variables, text, sizeof(text)))
+		check_write(STDOUT_FILENO, text);
+	for (int i = 0; state.settings.check == CHECK_JSON && i < variables->count; i++)
 		if (check_json(identity, &variables->item[i], text, sizeof(text)))
-			write_all(STDOUT_FILENO, text);
+			check_write(STDOUT_FILENO, text);
 	_exit(0);
 }
 
@@ -451,7 +440,7 @@ static bool prepare_task(spank_t spank, struct fault *fault)
 	if (!check_gpus(&identity, settings, &extras.gpu, fault) ||
 	    !environment_build(&variables, &identity, settings, &extras, fault))
 		return false;
-	if (settings->check)
+	if (settings->check != CHECK_NO)
 		show_check(&identity, &extras, &variables);
 	if (settings->verbose && check_row(&identity, &extras, &variables, row, sizeof(row))) {
 		row[strcspn(row, "\n")] = '\0';
@@ -607,6 +596,7 @@ int slurm_spank_exit(spank_t spank, int ac, char *argv[])
 	(void)spank;
 	(void)ac;
 	(void)argv;
+	table_end();
 	relay_close();
 	kill_join(KILL_JOIN_SECONDS);
 	supervise_end(&state.supervise);

@@ -1,7 +1,9 @@
 #include "spank/launch/check.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "spank/sink.h"
 
@@ -68,4 +70,19 @@ bool check_json(const struct identity *identity, const struct variable *variable
 	add_string(&sink, variable->source);
 	sink_add(&sink, "}\n");
 	return !sink.full;
+}
+
+void check_write(int fd, const char *text)
+{
+	size_t left = strlen(text);
+
+	while (left > 0) {
+		ssize_t written = write(fd, text, left);
+		if (written < 0 && errno == EINTR)
+			continue;
+		if (written <= 0)
+			return;
+		text += written;
+		left -= (size_t)written;
+	}
 }

@@ -1,4 +1,4 @@
-/* What --ddp=check prints for a task: a row of a table, and JSON. Pure. */
+/* What --ddp=check prints for a task: a row of a table, or JSON. */
 #ifndef SPANK_CHECK_H
 #define SPANK_CHECK_H
 
@@ -17,5 +17,8 @@ bool check_row(const struct identity *identity, const struct task_extras *extras
  */
 bool check_json(const struct identity *identity, const struct variable *variable, char *text,
                 size_t bytes);
+
+/* Writes the whole text, or as much as the descriptor takes. */
+void check_write(int fd, const char *text);
 
 #endif

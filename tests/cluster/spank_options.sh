@@ -38,6 +38,16 @@ capture as_user srun --ddp=check,timeout=90 -N3 -n4 sh -c "touch $work/ran"
 status_is 0 "check succeeds"
 prints_times 4 '^rank [0-3]/4  local [01]/[12]  node [0-2]/3 n[0-2]  master n0:[0-9]+  omp [0-9]+  gpus 0$' \
 	"and prints a row for each task"
+prints_not '^([^r]|r[^a])' "and nothing else"
+wanted=$(for rank in 0 3 6 9 12 1 4 7 10 13 2 5 8 11; do echo "rank $rank node $((rank % 3))"; done)
+for round in 1 2 3; do
+	got=$(as_user srun --exclusive --ddp=check -N3 -n14 -m cyclic true 2>/dev/null | sed -n 's/^\(rank\) *\([0-9]*\).*  \(node\) *\([0-9]*\).*/\1 \2 \3 \4/p')
+	same "$wanted" "$got" "by node and rank on stdout, round $round"
+done
+as_user srun --ddp=check -N3 -n4 true >"$work/table"
+same 4 "$(grep -c ^rank "$work/table")" "into a file, too"
+capture as_user srun --ddp=check=json,timeout=90 -N3 -n4 sh -c "touch $work/ran"
+prints_not '^[^{]' "check=json prints nothing but objects"
 json=$(grep '^{' <<<"$output" | /usr/bin/python3 -c '
 import json, sys
 tasks = {}

@@ -92,6 +92,8 @@ static void each_key_sets_what_it_says(void **state)
 		{ "verbose=no", BASE },
 		{ "check", "port=21000-28999 addr=0 suffix= omp=2 gpu=1 launcher=0 bucket= timeout=0 "
 		           "trace= kill=1 verbose=0 check=1 off=0" },
+		{ "check=json", "port=21000-28999 addr=0 suffix= omp=2 gpu=1 launcher=0 bucket= timeout=0 "
+		           "trace= kill=1 verbose=0 check=2 off=0" },
 		{ "check=no", BASE },
 		{ "off", "port=21000-28999 addr=0 suffix= omp=2 gpu=1 launcher=0 bucket= timeout=0 trace= "
 		         "kill=1 verbose=0 check=0 off=1" },

@@ -11,6 +11,7 @@
 
 #include "spank/launch/check.h"
 #include "spank/launch/daemon.h"
+#include "spank/launch/table.h"
 #include "spank/launch/variables.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -508,6 +509,30 @@ static void check_prints_valid_json_for_each_variable(void **state)
 	}
 }
 
+static void table_is_in_order_of_node_and_rank(void **state)
+{
+	static const struct { const char *text, *sorted; } cases[] = {
+		{ "", "" }, { "\n", "\n" }, { "no row\n", "no row\n" },
+		{ "rank 10/12  local 0/2  node 1/2 n1  x\nrank  2/12  local 0/2  node 0/2 n0  y\n"
+		  "rank  1/12  local 0/2  node 1/2 n1  z\n",
+		  "rank  2/12  local 0/2  node 0/2 n0  y\nrank  1/12  local 0/2  node 1/2 n1  z\n"
+		  "rank 10/12  local 0/2  node 1/2 n1  x\n" },
+		/* srun --label, and what else there may be. */
+		{ "1: rank 1/2  local 0/1  node 1/2 n1\nb\n0: rank 0/2  local 0/1  node 0/2 n0\na\n",
+		  "b\na\n0: rank 0/2  local 0/1  node 0/2 n0\n1: rank 1/2  local 0/1  node 1/2 n1\n" },
+		{ "rank 1/2  node 1/2\nrank 0/2  node 0/2", "rank 0/2  node 0/2\nrank 1/2  node 1/2" },
+		{ "rank x/2  node 1/2\nrank 0/2  node\n", "rank x/2  node 1/2\nrank 0/2  node\n" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		char text[256];
+		snprintf(text, sizeof(text), "%s", cases[i].text);
+		assert_true(table_sort(text));
+		assert_string_equal(text, cases[i].sorted);
+	}
+}
+
 static void check_says_when_there_is_no_room(void **state)
 {
 	static struct variables variables;
@@ -584,6 +609,7 @@ int main(void)
 		cmocka_unit_test(check_prints_a_row_for_the_task),
 		cmocka_unit_test(check_row_is_one_printable_line),
 		cmocka_unit_test(check_prints_valid_json_for_each_variable),
+		cmocka_unit_test(table_is_in_order_of_node_and_rank),
 		cmocka_unit_test(check_says_when_there_is_no_room),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,23 @@
+/*
+ * The dry run's table, in srun: the tasks' rows come in any order. srun's output is
+ * kept in memory meanwhile, and printed in order of node and rank at the end.
+ */
+#ifndef SPANK_TABLE_H
+#define SPANK_TABLE_H
+
+#include <stdbool.h>
+
+#include "spank/fault.h"
+
+/* From here on, what is written to standard output is kept; a second call does
+   nothing. */
+bool table_begin(struct fault *fault);
+
+/* Prints what was kept; nothing without table_begin(). */
+void table_end(void);
+
+/* Puts the rows of check_row() in order, in place; lines that are none come
+   first, as they came. False without memory for it. Pure. */
+bool table_sort(char *text);
+
+#endif
