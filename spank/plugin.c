@@ -53,6 +53,7 @@ static struct {
 	bool requested;     /* --ddp was given, and not taken back by off */
 	struct fault fault; /* what is wrong with the site's line or the option; "" */
 	bool normal_step;   /* not the batch script, extern or interactive step */
+	struct node_address master; /* for addr=ip */
 	uint32_t affinity;  /* CPUs of slurmstepd, before tasks are bound */
 	bool daemon;        /* an MPI launcher's: it gets nothing */
 	struct supervise supervise;
@@ -235,6 +236,32 @@ static bool get_fact(spank_t spank, spank_item_t item, const char *name, uint32_
 	       fault_set(fault, "Slurm does not give %s: %s", name, spank_strerror(error));
 }
 
+/*
+ * Asks Slurm's own table of nodes for the NodeAddr of the step's first node: here,
+ * since in a task, forked from a process with threads, a lock could be held for
+ * ever. Of the user's there is the name only, to be looked for in that table.
+ */
+static void note_master(char *const *environment)
+{
+	const char *first = environment_get(environment, "SLURM_DDP_FIRST_HOST");
+	const char *list = environment_get(environment, "SLURM_STEP_NODELIST");
+	char *(*find_address)(const char *node);
+	struct node_address *master = &state.master;
+	struct fault ignored;
+	char *address;
+
+	*(void **)&find_address = dlsym(RTLD_DEFAULT, "slurm_conf_get_nodeaddr");
+	if (find_address == NULL ||
+	    !nodelist_first(first != NULL ? first : list, master->node, &ignored))
+		return;
+	/* Slurm's to free, by a function that differs between releases; it is short. */
+	address = find_address(master->node);
+	if (address != NULL && strlen(address) < sizeof(master->address))
+		memcpy(master->address, address, strlen(address) + 1);
+	else
+		master->node[0] = '\0';
+}
+
 int slurm_spank_user_init(spank_t spank, int ac, char *argv[])
 {
 	uint32_t step_id, local_tasks;
@@ -249,7 +276,11 @@ int slurm_spank_user_init(spank_t spank, int ac, char *argv[])
 	state.daemon = starts_daemon(spank);
 	if (state.daemon)
 		return 0;
-	if (spank_get_item(spank, S_JOB_ENV, &environment) == ESPANK_SUCCESS)
+	if (spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS)
+		environment = NULL;
+	if (state.settings.address == ADDRESS_IP && environment != NULL)
+		note_master(environment);
+	if (environment != NULL)
 		state.relay = relay_parse(environment_get(environment, "SLURM_DDP_RELAY"));
 	if (!get_fact(spank, S_JOB_STEPID, "the step's id", &step_id, &state.fault) ||
 	    !get_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &local_tasks, &state.fault) ||
@@ -425,7 +456,7 @@ static bool prepare_task(spank_t spank, struct fault *fault)
 	if (!identity_derive(&facts, settings, &identity, fault))
 		return false;
 	note_rank(&identity);
-	if (!master_find_address(&identity, settings, address, fault) ||
+	if (!master_find_address(&identity, settings, &state.master, address, fault) ||
 	    !master_check_port(&identity, fault))
 		return false;
 	struct task_extras extras = {

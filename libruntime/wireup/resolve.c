@@ -9,11 +9,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <time.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/wait.h"
+#include "job/environment.h"
 #include "wireup/socket.h"
 
 /* Shared by the caller and the thread; the last to let go frees it. */
@@ -81,19 +83,55 @@ static bool is_loopback(const struct sockaddr *address)
 	       IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)address)->sin6_addr);
 }
 
+/* Whether MASTER_ADDR is this node's own name, with its domain or without. */
+static bool names_this_node(const ddp_job *job)
+{
+	const char *const names[] = { job->hostname, ddp_environment("DDP_NODE_NAME") };
+	size_t length = strcspn(job->master_addr, ".");
+
+	for (int i = 0; i < 2; i++)
+		if (names[i] != NULL && length > 0 && strcspn(names[i], ".") == length &&
+		    strncasecmp(job->master_addr, names[i], length) == 0)
+			return true;
+	return false;
+}
+
+/* Every address of this node. */
+static void take_all_addresses(int port, ddp_meeting *meeting)
+{
+	const struct sockaddr_in6 any6 = { .sin6_family = AF_INET6, .sin6_addr = in6addr_any,
+		                           .sin6_port = htons((uint16_t)port) };
+	const struct sockaddr_in any4 = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port) };
+
+	memcpy(&meeting->addresses[0], &any6, sizeof(any6));
+	meeting->bytes[0] = sizeof(any6);
+	memcpy(&meeting->addresses[1], &any4, sizeof(any4));
+	meeting->bytes[1] = sizeof(any4);
+	meeting->count = 2;
+}
+
 static ddp_status take_addresses(const ddp_job *job, const struct addrinfo *found,
                                  ddp_meeting *meeting)
 {
+	bool own_name = names_this_node(job), reachable = false;
+
 	for (; found != NULL && meeting->count < DDP_MEETING_ADDRESSES; found = found->ai_next) {
-		if (job->nnodes > 1 && is_loopback(found->ai_addr))
+		/* Of another node's name it would be an address of this one. */
+		if (job->nnodes > 1 && is_loopback(found->ai_addr) && !own_name)
 			continue;
+		reachable |= !is_loopback(found->ai_addr);
 		memcpy(&meeting->addresses[meeting->count], found->ai_addr, found->ai_addrlen);
 		meeting->bytes[meeting->count++] = found->ai_addrlen;
 	}
 	if (meeting->count == 0)
 		return ddp_fail(DDP_ERR_JOB, "rank %d on %s: MASTER_ADDR %s is a loopback address there, "
-		                "where no other node can come: see that node's /etc/hosts, or use "
-		                "srun --ddp=addr=ip", job->rank, job->hostname, job->master_addr);
+		                "where rank 0's node is not: take the name out of that line of %s's "
+		                "/etc/hosts, or use srun --ddp=addr=ip, which asks Slurm for the address",
+		                job->rank, job->hostname, job->master_addr, job->hostname);
+	/* Debian's installer calls a host's own name 127.0.1.1. Others know it better:
+	   each connection has to prove the step's key, whatever address it comes to. */
+	if (job->rank == 0 && job->nnodes > 1 && !reachable)
+		take_all_addresses(job->master_port, meeting);
 	return DDP_OK;
 }
 

@@ -125,16 +125,25 @@ static ddp_status bind_error(const ddp_job *job, const ddp_meeting *meeting, int
 	                      meeting->where);
 }
 
+/* Of IPv6, and with that of IPv4, too. */
+static bool is_every_address(const struct sockaddr_storage *address)
+{
+	return address->ss_family == AF_INET6 &&
+	       IN6_IS_ADDR_UNSPECIFIED(&((const struct sockaddr_in6 *)address)->sin6_addr);
+}
+
 /* The errno of what failed; 0 if *fd listens. */
 static int listen_at(const struct sockaddr_storage *address, socklen_t bytes, int *fd)
 {
-	int one = 1;
+	int one = 1, zero = 0;
 	int candidate = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 	if (candidate < 0)
 		return errno;
 	/* Past connections that linger must not keep a restarted job out. */
 	if (setsockopt(candidate, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) == 0 &&
+	    (!is_every_address(address) ||
+	     setsockopt(candidate, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof(zero)) == 0) &&
 	    bind(candidate, (const struct sockaddr *)address, bytes) == 0 &&
 	    listen(candidate, SOMAXCONN) == 0) {
 		*fd = candidate;
@@ -149,7 +158,8 @@ ddp_status ddp_meeting_listen(const ddp_job *job, const ddp_meeting *meeting, in
 {
 	int error = EADDRNOTAVAIL;
 
-	for (int i = 0; i < meeting->count && error == EADDRNOTAVAIL; i++)
+	/* A kernel without IPv6 does not know that family. */
+	for (int i = 0; i < meeting->count && (error == EADDRNOTAVAIL || error == EAFNOSUPPORT); i++)
 		error = listen_at(&meeting->addresses[i], meeting->bytes[i], fd);
 	return error == 0 ? DDP_OK : bind_error(job, meeting, error);
 }

@@ -18,12 +18,13 @@ typedef struct ddp_meeting {
 } ddp_meeting;
 
 /*
- * Resolves MASTER_ADDR:MASTER_PORT. Loopback addresses are left out if the job
- * has several nodes: no other node could come there.
+ * Resolves MASTER_ADDR:MASTER_PORT. If the job has several nodes, loopback
+ * addresses count only on the node whose name they stand for; if its name has no
+ * others there, rank 0 is given every address of the node to listen at.
  */
 ddp_status ddp_meeting_resolve(const ddp_job *job, uint64_t deadline_ns, ddp_meeting *meeting);
 
-/* Listens on the first of the addresses that is this node's, and on no other. */
+/* Listens at the first of the addresses that is this node's, and at no other. */
 ddp_status ddp_meeting_listen(const ddp_job *job, const ddp_meeting *meeting, int *fd);
 
 /*

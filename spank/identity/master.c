@@ -7,7 +7,8 @@
 #include "spank/identity/port.h"
 
 bool master_find_address(const struct identity *identity, const struct settings *settings,
-                         char address[MASTER_ADDRESS_MAX], struct fault *fault)
+                         const struct node_address *known, char address[MASTER_ADDRESS_MAX],
+                         struct fault *fault)
 {
 	char name[MASTER_ADDRESS_MAX], numeric[ADDRESS_TEXT_MAX];
 	struct fault reason;
@@ -17,9 +18,13 @@ bool master_find_address(const struct identity *identity, const struct settings 
 		snprintf(address, MASTER_ADDRESS_MAX, "%s", name);
 		return true;
 	}
-	if (!address_resolve(name, numeric, &reason))
-		return fault_set(fault, "addr=ip: on %s, %s; put it right in /etc/hosts or DNS, or use "
-		                 "addr=nodename or addr-suffix=", identity->node_name, reason.text);
+	bool node_is_known = settings->address_suffix[0] == '\0' &&
+	                     strcmp(known->node, identity->master_node) == 0;
+	if (!(node_is_known && address_resolve(known->address, numeric, &reason)) &&
+	    !address_resolve(name, numeric, &reason))
+		return fault_set(fault, "addr=ip: on %s, %s; put it right in /etc/hosts or DNS, give the "
+		                 "node a NodeAddr in slurm.conf, or use addr=nodename or addr-suffix=",
+		                 identity->node_name, reason.text);
 	snprintf(address, MASTER_ADDRESS_MAX, "%s", numeric);
 	return true;
 }

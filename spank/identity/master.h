@@ -10,9 +10,20 @@
 
 enum { MASTER_ADDRESS_MAX = HOST_NAME_MAX_BYTES + SUFFIX_MAX };
 
-/* The node's name with the suffix or, with addr=ip, what that resolves to. */
+/* What Slurm knows of a node: its NodeAddr, which is a name or an address. */
+struct node_address {
+	char node[HOST_NAME_MAX_BYTES];    /* "": nothing is known */
+	char address[HOST_NAME_MAX_BYTES];
+};
+
+/*
+ * The node's name with the suffix or, with addr=ip, an address: NodeAddr, by which
+ * all nodes reach each other whatever their /etc/hosts and DNS say, or else what
+ * the name resolves to.
+ */
 bool master_find_address(const struct identity *identity, const struct settings *settings,
-                         char address[MASTER_ADDRESS_MAX], struct fault *fault);
+                         const struct node_address *known, char address[MASTER_ADDRESS_MAX],
+                         struct fault *fault);
 
 /* Rank 0 tries the port before the program does, so that a port in use is
    named instead of waited for; other ranks do nothing. */

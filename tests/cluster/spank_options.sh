@@ -86,11 +86,26 @@ prints_times 2 '^n0-ib0$' "addr-suffix is glued to the node's name"
 printf '127.0.0.1 localhost\n127.0.1.1 n0\n' >"$work/hosts"
 trap 'on_node n0 umount /etc/hosts 2>/dev/null; true' EXIT
 on_node n0 mount --bind "$work/hosts" /etc/hosts
-capture as_user srun --ddp=addr=ip -N2 -n2 true
+capture as_user srun --ddp=addr=ip -N2 -n2 printenv MASTER_ADDR
+prints_times 2 '^198\.18\.0\.1$' "addr=ip: where a name is loopback, Slurm's NodeAddr counts"
+capture as_user srun --ddp --mpi=none -N2 -n3 "$prefix/bin/allreduce" --count 1000
+prints_times 1 '^all 1000 sums over 3 ranks are right$' "libddp: rank 0 listens where others find its node"
+printf '127.0.0.1 localhost\n127.0.1.1 n0-ib0\n' >"$work/hosts"
+capture as_user srun --ddp=addr=ip,addr-suffix=-ib0 -w n0 -n2 true
+fails_without_hanging "another name that resolves to loopback is an error"
+prints "'n0-ib0' resolves to 127.0.1.1 only" "that names the address"
+# n1 knows no name of n0 at all.
+printf '127.0.0.1 localhost\n' >"$work/hosts"
 on_node n0 umount /etc/hosts
+trap 'on_node n1 umount /etc/hosts 2>/dev/null; true' EXIT
+on_node n1 mount --bind "$work/hosts" /etc/hosts
+capture as_user srun --ddp=addr=ip --mpi=none -N2 -n3 "$prefix/bin/allreduce" --count 1000
+prints_times 1 '^all 1000 sums over 3 ranks are right$' "addr=ip needs no name of rank 0's node"
+capture as_user srun --ddp=timeout=5 --mpi=none -N2 -n3 "$prefix/bin/allreduce" --count 1000
+on_node n1 umount /etc/hosts
 trap - EXIT
-fails_without_hanging "a name that resolves to loopback is an error"
-prints "'n0' resolves to 127.0.1.1 only" "that names the address"
+fails_without_hanging "without it"
+prints 'on n1: MASTER_ADDR n0 does not resolve: .*addr=ip' "the message says what to do"
 
 capture as_user env OMP_NUM_THREADS=64 srun --ddp -N1 -n1 printenv OMP_NUM_THREADS
 prints '^64$' "a caller's OMP_NUM_THREADS stays"

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "spank/identity/address.h"
+#include "spank/identity/master.h"
 #include "spank/identity/port.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -178,6 +179,42 @@ static void loopback_and_unknown_names_are_refused(void **state)
 	}
 }
 
+static void node_addr_of_slurm_comes_before_the_name(void **state)
+{
+	static const struct { const char *list, *node, *known, *address; } cases[] = {
+		{ "addr=ip", "a..b", "198.18.0.7", "198.18.0.7" },
+		{ "addr=ip", "198.18.0.1", "198.18.0.7", "198.18.0.7" },
+		{ "addr=ip", "198.18.0.1", "127.0.0.1", "198.18.0.1" }, /* of a cluster on one host */
+		{ "addr=ip", "198.18.0.1", "c..d", "198.18.0.1" },
+		{ "addr=ip", "198.18.0.1", NULL, "198.18.0.1" },
+		{ "addr=nodename", "a..b", "198.18.0.7", "a..b" },
+		{ "addr=ip,addr-suffix=9", "198.18.0.1", "198.18.0.7", "198.18.0.19" },
+		{ "addr=ip", "a..b", NULL, NULL }, { "addr=ip", "a..b", "127.0.0.1", NULL },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct identity identity = { .node_name = "n1" };
+		struct node_address known = { .node = "" };
+		struct settings settings;
+		struct fault fault = { "" };
+		char address[MASTER_ADDRESS_MAX] = "";
+		settings_init(&settings);
+		assert_true(options_parse(&settings, cases[i].list, 0, &fault));
+		strcpy(identity.master_node, cases[i].node);
+		if (cases[i].known != NULL) {
+			strcpy(known.node, cases[i].node);
+			strcpy(known.address, cases[i].known);
+		}
+		bool found = master_find_address(&identity, &settings, &known, address, &fault);
+		assert_int_equal(found, cases[i].address != NULL);
+		if (found)
+			assert_string_equal(address, cases[i].address);
+		else
+			assert_non_null(strstr(fault.text, "NodeAddr"));
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -189,6 +226,7 @@ int main(void)
 		cmocka_unit_test(port_in_use_is_told_on_any_address),
 		cmocka_unit_test(addresses_that_others_reach_are_resolved),
 		cmocka_unit_test(loopback_and_unknown_names_are_refused),
+		cmocka_unit_test(node_addr_of_slurm_comes_before_the_name),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

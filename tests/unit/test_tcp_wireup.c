@@ -9,6 +9,8 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <unistd.h>
 
@@ -222,6 +224,24 @@ static void address_of_another_node_is_refused_on_rank_0(void **state)
 	expect(0, DDP_ERR_JOB, "is no address of that node");
 }
 
+/* An address of this machine that is not the loopback's. */
+static bool other_address(char *text, size_t bytes)
+{
+	struct ifaddrs *list;
+	bool found = false;
+
+	if (getifaddrs(&list) < 0)
+		return false;
+	for (const struct ifaddrs *a = list; a != NULL && !found; a = a->ifa_next) {
+		if (a->ifa_addr == NULL || a->ifa_addr->sa_family != AF_INET || (a->ifa_flags & IFF_LOOPBACK))
+			continue;
+		found = inet_ntop(AF_INET, &((const struct sockaddr_in *)a->ifa_addr)->sin_addr, text,
+		                  (socklen_t)bytes) != NULL;
+	}
+	freeifaddrs(list);
+	return found;
+}
+
 static void loopback_is_refused_for_several_nodes(void **state)
 {
 	(void)state;
@@ -230,6 +250,24 @@ static void loopback_is_refused_for_several_nodes(void **state)
 	run(2);
 	expect(0, DDP_ERR_JOB, "is a loopback address there");
 	expect(1, DDP_ERR_JOB, "is a loopback address there");
+}
+
+/* Debian's 127.0.1.1: rank 1 shares rank 0's node, rank 2 has its address. */
+static void loopback_of_rank_0s_own_name_is_no_obstacle(void **state)
+{
+	(void)state;
+	arrange(3);
+	for (int r = 0; r < 3; r++)
+		ranks[r].job.nnodes = 2;
+	strcpy(ranks[0].job.hostname, "localhost");
+	strcpy(ranks[1].job.hostname, "localhost.example.org");
+	strcpy(ranks[2].job.hostname, "elsewhere");
+	strcpy(ranks[0].job.master_addr, "localhost");
+	strcpy(ranks[1].job.master_addr, "localhost");
+	if (!other_address(ranks[2].job.master_addr, sizeof(ranks[2].job.master_addr)))
+		skip();
+	run(3);
+	all_are_well(3);
 }
 
 static void name_that_does_not_resolve_is_said(void **state)
@@ -288,6 +326,7 @@ int main(void)
 		cmocka_unit_test_setup(blob_that_is_too_large_is_refused_and_others_hear_of_it, begin),
 		cmocka_unit_test_setup(address_of_another_node_is_refused_on_rank_0, begin),
 		cmocka_unit_test_setup(loopback_is_refused_for_several_nodes, begin),
+		cmocka_unit_test_setup(loopback_of_rank_0s_own_name_is_no_obstacle, begin),
 		cmocka_unit_test_setup(name_that_does_not_resolve_is_said, begin),
 		cmocka_unit_test_setup(key_and_address_are_required, begin),
 		cmocka_unit_test_setup(unknown_wireup_is_refused, begin),
