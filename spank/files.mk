@@ -3,6 +3,7 @@ noinst_LTLIBRARIES += spank/libspankcore.la
 spank_libspankcore_la_SOURCES = \
 	spank/identity/address.c spank/identity/address.h \
 	spank/launch/check.c spank/launch/check.h \
+	spank/launch/container.c spank/launch/container.h \
 	spank/launch/daemon.c spank/launch/daemon.h \
 	spank/launch/table.c spank/launch/table.h \
 	spank/launch/variables.c spank/launch/variables.h \

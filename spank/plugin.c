@@ -26,6 +26,7 @@ SPANK_PLUGIN(spank_ddp, 1)
 
 #include "base/clock.h"
 #include "spank/launch/check.h"
+#include "spank/launch/container.h"
 #include "spank/launch/daemon.h"
 #include "spank/launch/variables.h"
 #include "spank/identity/identity.h"
@@ -55,6 +56,7 @@ static struct {
 	bool normal_step;   /* not the batch script, extern or interactive step */
 	struct node_address master; /* for addr=ip */
 	uint32_t affinity;  /* CPUs of slurmstepd, before tasks are bound */
+	char user_threads[64]; /* OMP_NUM_THREADS as the user has set it; "": not */
 	bool daemon;        /* an MPI launcher's: it gets nothing */
 	struct supervise supervise;
 	struct relay relay; /* where srun listens */
@@ -189,6 +191,10 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
 		return 0;
 	if (state.settings.verbose && stale[0] != '\0')
 		slurm_spank_log("ddp: replaced in the tasks, as not of this step: %s", stale);
+	if ((state.settings.verbose || state.settings.check != CHECK_NO) && container_plugin_comes_later())
+		slurm_error("ddp: plugstack.conf names spank_pyxis.so behind spank_ddp.so, so that a container's "
+		            "MASTER_PORT, WORLD_SIZE and others would win: the administrator should put "
+		            "spank_ddp.so behind it");
 	listen_for_nodes();
 	if (state.settings.check == CHECK_TABLE && !table_begin(&fault))
 		slurm_debug("ddp: %s", fault.text);
@@ -267,6 +273,7 @@ int slurm_spank_user_init(spank_t spank, int ac, char *argv[])
 	uint32_t step_id, local_tasks;
 	uid_t owner = geteuid();
 	char **environment = NULL;
+	const char *threads;
 	struct fault fault;
 
 	(void)ac;
@@ -280,6 +287,9 @@ int slurm_spank_user_init(spank_t spank, int ac, char *argv[])
 		environment = NULL;
 	if (state.settings.address == ADDRESS_IP && environment != NULL)
 		note_master(environment);
+	threads = environment_get(environment, "OMP_NUM_THREADS");
+	if (threads != NULL && strlen(threads) < sizeof(state.user_threads))
+		memcpy(state.user_threads, threads, strlen(threads));
 	if (environment != NULL)
 		state.relay = relay_parse(environment_get(environment, "SLURM_DDP_RELAY"));
 	if (!get_fact(spank, S_JOB_STEPID, "the step's id", &step_id, &state.fault) ||
@@ -467,6 +477,7 @@ static bool prepare_task(spank_t spank, struct fault *fault)
 		.gpu = gpu_look(facts.environment, identity.local_rank, identity.local_world_size),
 		.cpus = task_cpus(spank, facts.environment, identity.local_world_size),
 		.environment = facts.environment,
+		.user_threads = state.user_threads[0] != '\0' ? state.user_threads : NULL,
 	};
 	if (!check_gpus(&identity, settings, &extras.gpu, fault) ||
 	    !environment_build(&variables, &identity, settings, &extras, fault))

@@ -159,7 +159,7 @@ static ddp_status resolve_once(const ddp_job *job, uint64_t deadline_ns, ddp_mee
 	}
 	if (!ddp_pending_wait(&lookup->pending, deadline_ns))
 		return ddp_fail(DDP_ERR_TIMEOUT, "rank %d on %s: MASTER_ADDR %s did not resolve in time: "
-		                "is the name server there?", job->rank, job->hostname, job->master_addr);
+		                "is the name server there? (srun --ddp=addr=ip needs no name)", job->rank, job->hostname, job->master_addr);
 	if (lookup->rc == 0) {
 		status = take_addresses(job, lookup->found, meeting);
 	} else {

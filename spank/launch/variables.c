@@ -194,9 +194,15 @@ uint32_t cpus_of_task(const struct cpu_facts *facts)
 static void put_threads(struct variables *v, const struct settings *settings,
                         const struct task_extras *extras)
 {
-	if (settings->omp == OMP_KEEP ||
-	    (!option_given(settings, "omp") &&
-	     environment_get(extras->environment, "OMP_NUM_THREADS") != NULL))
+	const char *present = environment_get(extras->environment, "OMP_NUM_THREADS");
+
+	if (settings->omp != OMP_KEEP && !option_given(settings, "omp") && extras->user_threads != NULL) {
+		/* A container's plugin may have put its own there. */
+		if (present == NULL || strcmp(present, extras->user_threads) != 0)
+			put(v, "OMP_NUM_THREADS", "the user", "%s", extras->user_threads);
+		return;
+	}
+	if (settings->omp == OMP_KEEP)
 		return;
 	if (settings->omp == OMP_ONE)
 		put(v, "OMP_NUM_THREADS", "omp=1", "1");

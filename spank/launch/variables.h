@@ -54,6 +54,7 @@ struct task_extras {
 	struct gpu_view gpu;
 	uint32_t cpus;              /* cpus_of_task(), for omp=cpus */
 	char *const *environment;   /* as the task would have it without us */
+	const char *user_threads;   /* OMP_NUM_THREADS as the user has set it; NULL: not */
 };
 
 bool environment_build(struct variables *variables, const struct identity *identity,

@@ -33,7 +33,7 @@ prints "^slurm < $(release_of "$major $((minor + 1))")$" "and for no later one"
 prints_not 'jansson|libucp|libcrypto|libddp' "the plugin needs no library beyond libc"
 # shellcheck disable=SC2046
 capture rpm -qp --configfiles $(rpm_of slurm-ddp-plugin)
-prints '^/etc/slurm/plugstack.conf.d/ddp.conf$' "ddp.conf is a configuration file: upgrades keep the site's"
+prints '^/etc/slurm/plugstack.conf.d/spank_ddp.conf$' "spank_ddp.conf is a configuration file: upgrades keep the site's"
 # shellcheck disable=SC2046
 capture rpm -qpl $(rpm_of slurm-ddp-plugin) $(rpm_of libddp) $(rpm_of libddp-devel) $(rpm_of slurm-ddp-doc)
 for file in 'slurm/spank_ddp\.so' 'libddp\.so\.0' 'include/ddp\.h' 'pkgconfig/libddp\.pc' 'man8/spank_ddp\.8' \

@@ -52,7 +52,7 @@ for package in slurm-ddp-plugin libddp0 libddp-dev slurm-ddp-doc; do
 	dpkg-deb -x "$(deb $package)" "$root"
 done
 library=$root/usr/lib/$triplet
-for file in "usr/lib/$triplet/slurm-wlm/spank_ddp.so" etc/slurm/plugstack.conf.d/ddp.conf \
+for file in "usr/lib/$triplet/slurm-wlm/spank_ddp.so" etc/slurm/plugstack.conf.d/spank_ddp.conf \
 	usr/include/ddp.h "usr/lib/$triplet/pkgconfig/libddp.pc" usr/share/man/man3/libddp.3.gz \
 	usr/share/man/man7/ddp.7.gz usr/share/man/man8/spank_ddp.8.gz \
 	usr/share/doc/slurm-ddp/admin-guide.md usr/share/doc/slurm-ddp/batch/pytorch.sh; do
@@ -61,11 +61,11 @@ done
 output=$(find "$root" -type f -name '*.so*' -exec sh -c 'readelf -d "$1" | grep -E "R(UN)?PATH"' _ {} \;)
 same '' "$output" "no library looks for others in a build folder"
 output=$(dpkg-deb -f "$(deb slurm-ddp-plugin)" Conffiles; dpkg-deb --ctrl-tarfile "$(deb slurm-ddp-plugin)" | tar -xO ./conffiles)
-prints '^/etc/slurm/plugstack.conf.d/ddp.conf$' "ddp.conf is a configuration file: upgrades keep the site's"
+prints '^/etc/slurm/plugstack.conf.d/spank_ddp.conf$' "spank_ddp.conf is a configuration file: upgrades keep the site's"
 
 # ---- as a site would use them ----------------------------------------------------
 
-conf=$root/etc/slurm/plugstack.conf.d/ddp.conf
+conf=$root/etc/slurm/plugstack.conf.d/spank_ddp.conf
 same '' "$(grep -vE '^[[:space:]]*(#|$)' "$conf")" "the plugin is installed disabled"
 # What the administrator's guide says: take the # from the line.
 line=$(sed -n 's/^# *\(optional  *spank_ddp\.so.*\)/\1/p' "$conf" | tail -n 1)

@@ -1,10 +1,11 @@
 #!/bin/bash
 # nodes: 2
 # cluster: --gpus 4
-# seconds: 420
+# seconds: 600
 # What jobs do at real sites: steps inside of steps, launchers of others' making.
 . "$source/tests/cluster/lib.sh"
-limit=120
+# Loading PyTorch takes a busy machine more than a minute, four times at once.
+limit=240
 
 # ---- a step inside of a step, a job submitted by a task ---------------------------
 
@@ -85,6 +86,43 @@ else
 	prints_times 4 '^rank [0-3] of 4, device [01], sum 10$' "as they are with launcher"
 	capture as_user srun --ddp --mpi=none -N2 --ntasks-per-node=2 --gpus-per-node=2 /usr/bin/python3 "$work/train.py"
 	prints_times 4 '^rank [0-3] of 4, device [01], sum 10$' "and the same program without torchrun"
+fi
+
+# ---- Pyxis ----------------------------------------------------------------------------------
+
+# A stand-in that does to the environment what Pyxis does for an image with
+# PyTorch's hook: it sets what the image has, over what is there.
+if ! command -v cc >/dev/null; then
+	skip "Pyxis before and behind" "there is no compiler"
+else
+	cat >"$work/pyxis.c" <<-'END'
+	#include <slurm/spank.h>
+	SPANK_PLUGIN(pyxis, 1)
+	int slurm_spank_task_init(spank_t spank, int count, char **words)
+	{
+		(void)count; (void)words;
+		spank_setenv(spank, "MASTER_PORT", "61000", 1);
+		spank_setenv(spank, "WORLD_SIZE", "1", 1);
+		spank_setenv(spank, "OMP_NUM_THREADS", "77", 1);
+		return 0;
+	}
+	END
+	check "a stand-in for Pyxis compiles" cc -shared -fPIC -o "$work/spank_pyxis.so" "$work/pyxis.c"
+	cp "$cluster/plugstack.conf" "$work/plugstack.conf"
+	echo "optional $work/spank_pyxis.so" >>"$cluster/plugstack.conf"
+	capture as_user srun --ddp=check -N1 -n2 true
+	prints_times 1 'plugstack.conf names spank_pyxis.so behind spank_ddp.so' "check warns of Pyxis behind the plugin"
+	# By plugstack.conf.d: the name of our file comes behind pyxis.conf.
+	mkdir "$work/plugstack.conf.d"
+	cp "$work/plugstack.conf" "$work/plugstack.conf.d/$(basename "$source"/slurm/plugstack.conf.d/*.conf)"
+	echo "optional $work/spank_pyxis.so" >"$work/plugstack.conf.d/pyxis.conf"
+	echo "include $work/plugstack.conf.d/*.conf" >"$cluster/plugstack.conf"
+	capture as_user srun --ddp=verbose -N1 -n2 sh -c 'echo "got $MASTER_PORT $WORLD_SIZE $OMP_NUM_THREADS"'
+	prints_not 'spank_pyxis' "with one file for each plugin the order is right"
+	prints_times 2 '^got 2[0-9]* 2 [1-9]$' "and the plugin's variables win over the container's"
+	capture as_user env OMP_NUM_THREADS=5 srun --ddp -N1 -n1 sh -c 'echo "got $OMP_NUM_THREADS"'
+	prints '^got 5$' "and so does a number of threads that the user has set"
+	cp "$work/plugstack.conf" "$cluster/plugstack.conf"
 fi
 
 # ---- CPUs of a task ---------------------------------------------------------------------

@@ -2,7 +2,7 @@
 # The manual and the sample plugstack file name every key and every variable.
 tests=${0%/*}
 manual=$tests/../../doc/ddp.7
-sample=$tests/../../slurm/plugstack.conf.d/ddp.conf
+sample=$tests/../../slurm/plugstack.conf.d/spank_ddp.conf
 number=0
 
 # missing FILE WORD...: the words that the file lacks
@@ -37,8 +37,8 @@ fi
 # shellcheck disable=SC2086 # words
 {
 	nothing "$(missing "$manual" $keys)" "ddp(7) has every key"
-	nothing "$(missing "$sample" $keys)" "ddp.conf has every key"
+	nothing "$(missing "$sample" $keys)" "spank_ddp.conf has every key"
 	nothing "$(missing "$manual" $variables)" "ddp(7) has every variable"
 }
-nothing "$(grep -v '^ *#' "$sample" | grep -v '^$')" "ddp.conf is disabled as installed"
+nothing "$(grep -v '^ *#' "$sample" | grep -v '^$')" "spank_ddp.conf is disabled as installed"
 echo "1..$number"

@@ -208,12 +208,29 @@ static void threads_follow_omp(void **state)
 		char **environment = cases[i].caller ? ENVIRONMENT(V("OMP_NUM_THREADS=64")) : ENVIRONMENT();
 		struct task_extras with = extras(environment);
 		with.cpus = cases[i].cpus;
+		with.user_threads = cases[i].caller ? "64" : NULL;
 		build(&variables, cases[i].list, &identity, &with);
 		if (cases[i].threads != NULL)
 			expect(&variables, "OMP_NUM_THREADS", cases[i].threads);
 		else
 			assert_null(find(&variables, "OMP_NUM_THREADS"));
 	}
+}
+
+static void threads_of_a_container_are_nobodys(void **state)
+{
+	static struct variables variables;
+	struct identity identity = task();
+	struct task_extras with = extras(ENVIRONMENT(V("OMP_NUM_THREADS=77")));
+
+	(void)state;
+	build(&variables, "", &identity, &with);
+	expect(&variables, "OMP_NUM_THREADS", "4");
+	with.user_threads = "5";
+	build(&variables, "", &identity, &with);
+	expect(&variables, "OMP_NUM_THREADS", "5");
+	build(&variables, "omp=keep", &identity, &with);
+	assert_null(find(&variables, "OMP_NUM_THREADS"));
 }
 
 static void cpus_are_the_least_that_a_task_is_given(void **state)
@@ -477,6 +494,7 @@ static void check_row_is_one_printable_line(void **state)
 	                                               "more of them than a row has room for")));
 
 	(void)state;
+	with.user_threads = environment_get(with.environment, "OMP_NUM_THREADS");
 	build(&variables, "", &identity, &with);
 	assert_true(check_row(&identity, &with, &variables, text, sizeof(text)));
 	assert_string_equal(text, "rank 3/4  local 1/2  node 1/2 n1  master n0:20001  "
@@ -595,6 +613,7 @@ int main(void)
 		cmocka_unit_test(nothing_of_the_transports_is_touched),
 		cmocka_unit_test(keys_of_the_library_pass_through),
 		cmocka_unit_test(threads_follow_omp),
+		cmocka_unit_test(threads_of_a_container_are_nobodys),
 		cmocka_unit_test(cpus_are_the_least_that_a_task_is_given),
 		cmocka_unit_test(jax_is_told_of_devices_that_are_the_tasks_own),
 		cmocka_unit_test(address_of_version_6_gets_brackets_in_a_pair),

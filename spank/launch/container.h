@@ -1,0 +1,14 @@
+/*
+ * Pyxis, the plugin that runs tasks in containers, sets in its task_init what the
+ * image and its hooks have set, over what plugins before it have: MASTER_ADDR,
+ * MASTER_PORT, WORLD_SIZE, OMP_NUM_THREADS. It has to come before this plugin.
+ */
+#ifndef SPANK_CONTAINER_H
+#define SPANK_CONTAINER_H
+
+#include <stdbool.h>
+
+/* Whether this process has loaded Pyxis behind this plugin: plugstack's order. */
+bool container_plugin_comes_later(void);
+
+#endif
