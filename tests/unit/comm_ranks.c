@@ -145,6 +145,20 @@ static int reap(const test_world *world, const pid_t *pids)
 	return failures;
 }
 
+void test_await_sleep(pid_t pid)
+{
+	char path[64], state = '?';
+
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/stat", (int)pid, (int)pid);
+	while (state != 'S') {
+		FILE *file = fopen(path, "re");
+		CHECK(file != NULL);
+		CHECK(fscanf(file, "%*d %*s %c", &state) == 1);
+		fclose(file);
+		usleep(1000);
+	}
+}
+
 int test_world_run(const test_world *world)
 {
 	size_t bytes = (size_t)world->ranks * sizeof(slot);

@@ -7,6 +7,7 @@
 #define TESTS_COMM_RANKS_H
 
 #include <stdbool.h>
+#include <sys/types.h>
 
 #include "comm/comm.h"
 
@@ -27,6 +28,9 @@ typedef struct test_world {
 /* Returns 0 if every rank returned 0, and prints which did not. Ranks that
    still run after 50 s are killed, which is a failure. */
 int test_world_run(const test_world *world);
+
+/* Waits until the main thread of a process sleeps. */
+void test_await_sleep(pid_t pid);
 
 #define CHECK(condition) \
 	do { \

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -115,9 +116,14 @@ static void messages_that_gather_come_right(void **state)
 	assert_int_equal(test_world_run(&world), 0);
 }
 
-static void *abort_soon(void *comm)
+static atomic_bool gathers;
+
+/* Aborts when the main thread sleeps while it gathers. */
+static void *abort_gathering(void *comm)
 {
-	usleep(100000);
+	while (!atomic_load(&gathers))
+		usleep(1000);
+	test_await_sleep(getpid());
 	ddp_comm_abort(comm, "enough");
 	return NULL;
 }
@@ -135,12 +141,13 @@ static int abort_while_gathering(ddp_comm *comm, void *argument)
 		CHECK(ddp_barrier(comm) == DDP_ERR_ABORTED);
 		return 0;
 	}
-	CHECK(pthread_create(&thread, NULL, abort_soon, comm) == 0);
+	CHECK(pthread_create(&thread, NULL, abort_gathering, comm) == 0);
 	pthread_mutex_lock(&comm->run_lock);
 	comm->in_thread = true;
 	comm->running = &none;
 	comm->deadline_ns = start + 60000000000;
 	ddp_net_recv(comm, 1, ddp_net_tag(comm, 1), &byte, 1, &transfer);
+	atomic_store(&gathers, true);
 	CHECK(ddp_net_wait_gathering(comm, &transfer, 1, 40000000000) == DDP_ERR_ABORTED);
 	comm->in_thread = false;
 	pthread_mutex_unlock(&comm->run_lock);
