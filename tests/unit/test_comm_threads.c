@@ -1,15 +1,18 @@
 /* Messages beside collectives: from other threads, behind queued ones, and at the end. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "comm/internal.h"
 #include "comm_ranks.h"
 
 static const int two_nodes[] = { 0, 1, 1 };
@@ -19,6 +22,18 @@ static void run(int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
 	const test_world world = { .ranks = ranks, .node_of = node_of, .timeout_ms = 20000, .body = body };
 
 	assert_int_equal(test_world_run(&world), 0);
+}
+
+/* The same; the argument is a counter that the ranks share. */
+static void run_counting(int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
+{
+	atomic_int *counter = mmap(NULL, sizeof(*counter), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	const test_world world = { .ranks = ranks, .node_of = node_of, .timeout_ms = 20000, .body = body,
+	                           .argument = counter };
+
+	assert_true(counter != MAP_FAILED);
+	assert_int_equal(test_world_run(&world), 0);
+	munmap(counter, sizeof(*counter));
 }
 
 /* A collective is queued; a receive that waits for a message which comes after
@@ -52,10 +67,39 @@ static void receive_lets_queued_collectives_run(void **state)
 	run(2, two_nodes, receive_behind_a_collective);
 }
 
-static void *receive_ball(void *comm)
+typedef struct receiver {
+	ddp_comm *comm;
+	bool waits_for_collective;
+	atomic_int *received; /* receives that were called; shared with the other ranks */
+} receiver;
+
+/* The receive of another thread has been called. */
+static void *tell_of_receive(void *argument)
 {
+	const receiver *r = argument;
+
+	while (atomic_load(&r->comm->pair_count) == 0)
+		usleep(1000);
+	atomic_fetch_add(r->received, 1);
+	return NULL;
+}
+
+static bool is_held(ddp_comm *comm)
+{
+	if (pthread_mutex_trylock(&comm->run_lock) != 0)
+		return true;
+	pthread_mutex_unlock(&comm->run_lock);
+	return false;
+}
+
+static void *receive_ball(void *argument)
+{
+	const receiver *r = argument;
+	ddp_comm *comm = r->comm;
 	int32_t ball = 0;
 
+	while (r->waits_for_collective && !is_held(comm))
+		usleep(1000);
 	CHECK_OK(ddp_recv(comm, &ball, 1, DDP_I32, 1, 4));
 	CHECK(ball == 7);
 	return NULL;
@@ -65,23 +109,27 @@ static void *receive_ball(void *comm)
    it; the message is sent after it. */
 static int receive_in_a_thread(ddp_comm *comm, void *argument)
 {
+	receiver r = { .comm = comm, .received = argument };
 	const int32_t ball = 7;
-	pthread_t thread;
+	pthread_t thread, teller;
 
-	(void)argument;
 	for (int first = 0; first < 2; first++) {
 		if (ddp_comm_rank(comm) != 0) {
-			usleep(first != 0 ? 0 : 200000);
+			while (atomic_load(r.received) <= first)
+				usleep(1000);
 			CHECK_OK(ddp_barrier(comm));
-			usleep(100000);
 			if (ddp_comm_rank(comm) == 1)
 				CHECK_OK(ddp_send(comm, &ball, 1, DDP_I32, 0, 4));
 			continue;
 		}
-		CHECK(pthread_create(&thread, NULL, receive_ball, comm) == 0);
-		usleep(first != 0 ? 200000 : 0);
+		r.waits_for_collective = first == 0;
+		CHECK(pthread_create(&teller, NULL, tell_of_receive, &r) == 0);
+		CHECK(pthread_create(&thread, NULL, receive_ball, &r) == 0);
+		while (first != 0 && atomic_load(r.received) < 2)
+			usleep(1000);
 		CHECK_OK(ddp_barrier(comm));
 		CHECK(pthread_join(thread, NULL) == 0);
+		CHECK(pthread_join(teller, NULL) == 0);
 	}
 	return 0;
 }
@@ -89,8 +137,8 @@ static int receive_in_a_thread(ddp_comm *comm, void *argument)
 static void receive_of_another_thread_goes_on_beside_collectives(void **state)
 {
 	(void)state;
-	run(2, NULL, receive_in_a_thread);
-	run(3, two_nodes, receive_in_a_thread);
+	run_counting(2, NULL, receive_in_a_thread);
+	run_counting(3, two_nodes, receive_in_a_thread);
 }
 
 /* Both threads send and receive at once while a third runs collectives. */
