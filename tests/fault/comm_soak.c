@@ -14,13 +14,14 @@
 #include "base/clock.h"
 #include "unit/comm_ranks.h"
 
-enum { COUNT = 100000, STOP_TIMEOUT_MS = 2000 };
+enum { COUNT = 100000, STOP_TIMEOUT_MS = 1000 };
 
 typedef struct fault {
 	unsigned int seed;
 	int ranks, victim, signal;
 	useconds_t after_us;
 	atomic_int *at_work; /* ranks that have opened; shared with them */
+	atomic_int *told;    /* ranks that have an error; the same */
 } fault;
 
 static unsigned int roll(unsigned int *state, unsigned int sides)
@@ -74,6 +75,7 @@ static int work(ddp_comm *comm, void *argument)
 		start = ddp_now_ns();
 		status = random_operation(comm, &seed, shared, private);
 	}
+	atomic_fetch_add(f->told, 1);
 	/* One that was stopped finds, when it goes on, that the others have gone. */
 	if (!victim)
 		CHECK(status == (f->signal == SIGKILL ? DDP_ERR_PEER : DDP_ERR_TIMEOUT));
@@ -102,7 +104,8 @@ static void strike(const pid_t *pids, void *argument)
 	usleep(f->after_us);
 	kill(pids[f->victim], f->signal);
 	if (f->signal == SIGSTOP) {
-		usleep((STOP_TIMEOUT_MS + 1500) * 1000);
+		for (int i = 0; i < 30000 && atomic_load(f->told) < f->ranks - 1; i++)
+			usleep(1000);
 		kill(pids[f->victim], SIGCONT);
 	}
 }
@@ -113,7 +116,7 @@ int main(int argc, char **argv)
 	int rounds = argc > 1 ? atoi(argv[1]) : 10, failures = 0;
 	unsigned int seed = argc > 2 ? (unsigned int)atoi(argv[2]) : 1;
 
-	atomic_int *at_work = mmap(NULL, sizeof(*at_work), PROT_READ | PROT_WRITE,
+	atomic_int *at_work = mmap(NULL, 2 * sizeof(*at_work), PROT_READ | PROT_WRITE,
 	                           MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (at_work == MAP_FAILED)
 		return 1;
@@ -125,7 +128,9 @@ int main(int argc, char **argv)
 		f.signal = roll(&seed, 6) == 0 ? SIGSTOP : SIGKILL;
 		f.after_us = roll(&seed, 200000);
 		f.at_work = at_work;
-		atomic_store(at_work, 0);
+		f.told = at_work + 1;
+		atomic_store(f.at_work, 0);
+		atomic_store(f.told, 0);
 		const test_world world = {
 			.ranks = f.ranks, .node_of = nodes ? two_nodes : NULL, .body = work, .argument = &f,
 			.timeout_ms = f.signal == SIGSTOP ? STOP_TIMEOUT_MS : 30000, .at_start = strike,
