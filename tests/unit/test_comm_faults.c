@@ -1,6 +1,7 @@
 /* What goes wrong among ranks: every one of them gets an error that says why. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <dirent.h>
@@ -10,11 +11,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "comm/internal.h"
 #include "comm_ranks.h"
 
 static const int two_nodes[] = { 0, 1, 0, 1 };
@@ -25,6 +28,17 @@ static void run(int ranks, const int *node_of, int timeout_ms, int (*body)(ddp_c
 	                           .body = body, .expect_deaths = true };
 
 	assert_int_equal(test_world_run(&world), 0);
+}
+
+/* The same; the argument is a counter that the ranks share. */
+static void run_counting(int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
+{
+	atomic_int *counter = mmap(NULL, sizeof(*counter), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	const test_world world = { .ranks = ranks, .node_of = node_of, .body = body, .argument = counter };
+
+	assert_true(counter != MAP_FAILED);
+	assert_int_equal(test_world_run(&world), 0);
+	munmap(counter, sizeof(*counter));
 }
 
 static void expect_in_error(const char *text)
@@ -243,7 +257,8 @@ static int come_too_late(ddp_comm *comm, void *argument)
 	(void)argument;
 	meet(comm, DDP_ERR_TIMEOUT);
 	if (ddp_comm_rank(comm) == 1) {
-		usleep(1500000);
+		while (!ddp_comm_broken(comm))
+			usleep(1000);
 		CHECK(ddp_barrier(comm) == DDP_ERR_TIMEOUT);
 	} else {
 		CHECK(ddp_barrier(comm) == DDP_ERR_TIMEOUT);
@@ -312,24 +327,28 @@ static void rank_that_left_is_named(void **state)
 
 /* ---- abort --------------------------------------------------------------------------- */
 
-static void *abort_soon(void *comm)
+static void *abort_it(void *comm)
 {
-	usleep(100000);
 	ddp_comm_abort(comm, "the test wants it");
 	return NULL;
 }
 
 static int abort_from_a_thread(ddp_comm *comm, void *argument)
 {
+	atomic_int *waiting = argument;
 	pthread_t thread;
 	bool never_comes = ddp_comm_rank(comm) == 1;
 
-	(void)argument;
 	meet(comm, DDP_ERR_ABORTED);
 	if (never_comes) {
-		CHECK(pthread_create(&thread, NULL, abort_soon, comm) == 0);
+		while (atomic_load(waiting) < 2)
+			usleep(1000);
+		test_await_sleep((pid_t)comm->roster->peers[0].pid);
+		test_await_sleep((pid_t)comm->roster->peers[2].pid);
+		CHECK(pthread_create(&thread, NULL, abort_it, comm) == 0);
 		pthread_join(thread, NULL);
 	}
+	atomic_fetch_add(waiting, 1);
 	CHECK(ddp_barrier(comm) == DDP_ERR_ABORTED);
 	expect_in_error("rank 1 on n");
 	expect_in_error("aborted: the test wants it");
@@ -340,21 +359,22 @@ static int abort_from_a_thread(ddp_comm *comm, void *argument)
 static void abort_ends_what_others_wait_for(void **state)
 {
 	(void)state;
-	run(3, NULL, 0, abort_from_a_thread);
-	run(3, two_nodes, 0, abort_from_a_thread);
+	run_counting(3, NULL, abort_from_a_thread);
+	run_counting(3, two_nodes, abort_from_a_thread);
 }
 
 static int abort_requests(ddp_comm *comm, void *argument)
 {
+	atomic_int *waited = argument;
 	ddp_request *requests[3];
 	float x = 1;
 	const ddp_collective c = { .kind = DDP_ALL_REDUCE, .recv = &x, .count = 1 };
 	const ddp_collective receive = { .kind = DDP_RECV, .recv = &x, .count = 1, .root = 1 };
 
-	(void)argument;
 	meet(comm, DDP_ERR_ABORTED);
 	if (ddp_comm_rank(comm) == 1) {
-		usleep(500000); /* the others have issued and waited by then */
+		while (atomic_load(waited) == 0)
+			usleep(1000);
 		CHECK_OK(ddp_comm_abort(comm, NULL));
 		return 0;
 	}
@@ -362,6 +382,7 @@ static int abort_requests(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_issue(comm, &c, &requests[1]));
 	CHECK_OK(ddp_issue(comm, &c, &requests[2]));
 	CHECK(ddp_wait_for(requests[2], 1) == DDP_ERR_TIMEOUT);
+	atomic_store(waited, 1);
 	for (int i = 0; i < 3; i++)
 		CHECK(ddp_wait(requests[i]) == DDP_ERR_ABORTED);
 	return 0;
@@ -370,8 +391,8 @@ static int abort_requests(ddp_comm *comm, void *argument)
 static void abort_ends_every_request(void **state)
 {
 	(void)state;
-	run(2, NULL, 0, abort_requests);
-	run(2, two_nodes, 0, abort_requests);
+	run_counting(2, NULL, abort_requests);
+	run_counting(2, two_nodes, abort_requests);
 }
 
 /* ---- leftovers -------------------------------------------------------------------------- */
