@@ -2,7 +2,8 @@
 # nodes: 2
 # cluster: --gpus 4
 # seconds: 400
-# The batch scripts for JAX, Lightning and containers, where there is such software.
+# JAX, Lightning, Hugging Face, DeepSpeed, mpi4py and containers, where there is such
+# software: by their batch scripts, or as a user would start them.
 # TEST_PYTHON: interpreters to try beside python3, with colons between them,
 # such as those of virtual environments.
 . "$source/tests/cluster/lib.sh"
@@ -101,6 +102,119 @@ if python_with lightning.pytorch; then
 	prints_times 4 '^rank [0-3] of 4, port agreed, SLURMEnvironment, weight 3.0 bias 1.0$' "lightning.sh: which takes the plugin's port"
 else
 	skip "lightning.sh" "there is no Python with lightning"
+fi
+
+# ---- Hugging Face, DeepSpeed, MPI ------------------------------------------------------
+
+# Each is told its rank by the plugin's variables alone, and prints what it makes of
+# them, and what the ranks add up to.
+cat >"$work/train_accelerate.py" <<'END'
+import os
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True)
+total = accelerator.reduce(torch.tensor([accelerator.process_index + 1.0]), "sum").item()
+os.write(1, b"accelerate: process %d of %d, local %d, sum %d\n" % (accelerator.process_index,
+      accelerator.num_processes, accelerator.local_process_index, total))
+accelerator.end_training()
+END
+cat >"$work/train_trainer.py" <<'END'
+import os
+import sys
+import torch
+from transformers import Trainer, TrainingArguments
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+    def forward(self, x, labels):
+        return {"loss": ((self.layer(x) - labels) ** 2).mean()}
+
+class Points(torch.utils.data.Dataset):
+    def __len__(self):
+        return 512
+    def __getitem__(self, index):
+        x = torch.tensor([index / 512])
+        return {"x": x, "labels": 3 * x + 1}
+
+torch.manual_seed(0)
+model = Line()
+trainer = Trainer(model=model, train_dataset=Points(), args=TrainingArguments(output_dir=sys.argv[1],
+      use_cpu=True, num_train_epochs=30, per_device_train_batch_size=8, learning_rate=0.1,
+      report_to=[], save_strategy="no", disable_tqdm=True, logging_strategy="no"))
+trainer.train()
+os.write(1, b"Trainer: rank %d of %d, weight %.1f bias %.1f\n" % (trainer.args.process_index,
+      trainer.args.world_size, model.layer.weight.item(), model.layer.bias.item()))
+torch.distributed.destroy_process_group()
+END
+cat >"$work/train_deepspeed.py" <<'END'
+import os
+import deepspeed
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(1, 1)
+engine, _, _, _ = deepspeed.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.2),
+      config={"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 0}})
+torch.manual_seed(deepspeed.comm.get_rank())
+for step in range(200):
+    x = torch.rand(8, 1)
+    loss = ((engine(x) - 3 * x - 1) ** 2).mean()
+    engine.backward(loss)
+    engine.step()
+os.write(1, b"DeepSpeed: rank %d of %d, weight %.1f bias %.1f\n" % (deepspeed.comm.get_rank(),
+      deepspeed.comm.get_world_size(), model.weight.item(), model.bias.item()))
+END
+cat >"$work/train_mpi.py" <<'END'
+import os
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+agree = (world.Get_rank() == int(os.environ["RANK"]) and world.Get_size() == int(os.environ["WORLD_SIZE"]))
+os.write(1, b"MPI: rank %d of %d, %s, sum %d\n" % (world.Get_rank(), world.Get_size(),
+      b"agreed" if agree else b"at odds", world.allreduce(world.Get_rank() + 1)))
+END
+chmod 644 "$work"/train_*.py
+# Two ranks a node; programs of PyTorch on CPUs say so by their own variables.
+ranks=(srun --ddp -N2 --ntasks-per-node=2 --cpus-per-task=1)
+
+if python_with accelerate; then
+	capture as_user env ACCELERATE_USE_CPU=true "${ranks[@]}" "$work/bin/python" "$work/train_accelerate.py"
+	status_is 0 "accelerate finds its ranks"
+	for rank in 0 1 2 3; do
+		prints "^accelerate: process $rank of 4, local $((rank % 2)), sum 10$" "accelerate: process $rank adds up"
+	done
+else
+	skip "accelerate" "there is no Python with accelerate"
+fi
+if python_with transformers && python_with accelerate; then
+	mkdir -m 1777 "$work/trainer"
+	capture as_user env HOME="$work" ACCELERATE_USE_CPU=true "${ranks[@]}" "$work/bin/python" \
+		"$work/train_trainer.py" "$work/trainer"
+	status_is 0 "Hugging Face's Trainer finds its ranks"
+	prints_times 4 '^Trainer: rank [0-3] of 4, weight (2\.9|3\.0|3\.1) bias 1\.[01]$' "Trainer: four ranks fit the line"
+else
+	skip "Trainer" "there is no Python with transformers and accelerate"
+fi
+if python_with deepspeed; then
+	mkdir -m 1777 "$work/extensions"
+	capture as_user env HOME="$work" DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR="$work/extensions" \
+		"${ranks[@]}" "$work/bin/python" "$work/train_deepspeed.py"
+	status_is 0 "DeepSpeed finds its ranks"
+	prints_times 4 '^DeepSpeed: rank [0-3] of 4, weight 3\.0 bias 1\.0$' "DeepSpeed: four ranks fit the line"
+else
+	skip "DeepSpeed" "there is no Python with deepspeed"
+fi
+# Between nodes as root: Slurm's PMIx plugin may refuse an ordinary user's nodes.
+if python_with mpi4py && [[ $(as_user srun --mpi=list 2>&1) == *pmix* ]]; then
+	capture on_cluster srun --ddp --mpi=pmix -N2 --ntasks-per-node=2 --cpus-per-task=1 \
+		"$work/bin/python" "$work/train_mpi.py"
+	status_is 0 "mpi4py finds its ranks by PMIx beside the plugin"
+	prints_times 4 '^MPI: rank [0-3] of 4, agreed, sum 10$' "mpi4py: ranks agree with the plugin's"
+else
+	skip "mpi4py" "there is no Python with mpi4py, or Slurm has no PMIx plugin"
 fi
 
 # ---- containers ---------------------------------------------------------------------
