@@ -40,6 +40,7 @@ tests_unit_libsupport_la_SOURCES = \
 	tests/unit/comm_cases.c tests/unit/comm_cases.h \
 	tests/unit/comm_ranks.c tests/unit/comm_ranks.h \
 	tests/unit/folder.c tests/unit/folder.h \
+	tests/unit/hung.c tests/unit/hung.h \
 	tests/unit/mlp.c tests/unit/mlp.h \
 	tests/unit/ranks.c tests/unit/ranks.h \
 	tests/unit/tcp_ranks.c tests/unit/tcp_ranks.h \
