@@ -8,6 +8,7 @@ EXTRA_DIST += \
 	slurm/packaging/debian/libddp-dev.install \
 	slurm/packaging/debian/slurm-ddp-doc.install \
 	slurm/packaging/debian/slurm-ddp-plugin.install \
+	slurm/packaging/debian/slurm-ddp-tools.install \
 	slurm/packaging/modulefiles/libddp.in \
 	slurm/packaging/rpm/slurm-ddp.spec slurm/packaging/rpm/slurm-ddp.rpmlintrc
 

@@ -17,9 +17,9 @@ if command -v dpkg >/dev/null; then nodeps=--nodeps; fi
 capture "$source/slurm/packaging/build-rpm" --output "$packages" $nodeps
 status_is 0 "rpmbuild builds the packages"
 [ "$status" = 0 ] || { done_testing; exit 1; }
-same 'libddp libddp-devel slurm-ddp-doc slurm-ddp-plugin ' \
+same 'libddp libddp-devel slurm-ddp-doc slurm-ddp-plugin slurm-ddp-tools ' \
 	"$(rpm -qp --qf '%{NAME}\n' "$packages"/*.rpm | grep -v debug | sort | tr '\n' ' ')" \
-	"plugin, library, -devel and doc are packages of their own"
+	"plugin, tools, library, -devel and doc are packages of their own"
 
 rpm_of() { echo "$packages/$1"-[0-9]*.rpm; }
 # shellcheck disable=SC2086 # two numbers
@@ -35,7 +35,7 @@ prints_not 'jansson|libucp|libcrypto|libddp' "the plugin needs no library beyond
 capture rpm -qp --configfiles $(rpm_of slurm-ddp-plugin)
 prints '^/etc/slurm/plugstack.conf.d/spank_ddp.conf$' "spank_ddp.conf is a configuration file: upgrades keep the site's"
 # shellcheck disable=SC2046
-capture rpm -qpl $(rpm_of slurm-ddp-plugin) $(rpm_of libddp) $(rpm_of libddp-devel) $(rpm_of slurm-ddp-doc)
+capture rpm -qpl $(rpm_of slurm-ddp-plugin) $(rpm_of libddp) $(rpm_of libddp-devel) $(rpm_of slurm-ddp-doc) $(rpm_of slurm-ddp-tools)
 for file in 'slurm/spank_ddp\.so' 'libddp\.so\.0' 'include/ddp\.h' 'pkgconfig/libddp\.pc' 'man8/spank_ddp\.8' \
 	'man7/ddp\.7' 'man3/libddp\.3' 'slurm-ddp/admin-guide\.md' 'slurm-ddp/batch/pytorch\.sh'; do
 	prints "/$file" "they hold ${file//\\/}"

@@ -21,9 +21,9 @@ trap '"$tool" stop --dir $own >/dev/null 2>&1' EXIT
 capture "$source/slurm/packaging/build-deb" --output "$packages"
 status_is 0 "dpkg-buildpackage builds the packages"
 [ "$status" = 0 ] || { done_testing; exit 1; }
-same 'libddp-dev libddp0 slurm-ddp-doc slurm-ddp-plugin ' \
+same 'libddp-dev libddp0 slurm-ddp-doc slurm-ddp-plugin slurm-ddp-tools ' \
 	"$(for file in "$packages"/*.deb; do basename "$file" | sed 's/_.*//'; done | grep -v dbgsym | sort | tr '\n' ' ')" \
-	"plugin, library, -dev and doc are packages of their own"
+	"plugin, tools, library, -dev and doc are packages of their own"
 
 deb() { echo "$packages/$1"_*.deb; }
 field() { dpkg-deb -f "$(deb "$1")" "$2"; }
@@ -48,12 +48,12 @@ else
 fi
 
 mkdir -p "$root"
-for package in slurm-ddp-plugin libddp0 libddp-dev slurm-ddp-doc; do
+for package in slurm-ddp-plugin slurm-ddp-tools libddp0 libddp-dev slurm-ddp-doc; do
 	dpkg-deb -x "$(deb $package)" "$root"
 done
 library=$root/usr/lib/$triplet
 for file in "usr/lib/$triplet/slurm-wlm/spank_ddp.so" etc/slurm/plugstack.conf.d/spank_ddp.conf \
-	usr/include/ddp.h "usr/lib/$triplet/pkgconfig/libddp.pc" usr/share/man/man3/libddp.3.gz \
+	usr/bin/ddp-status usr/include/ddp.h "usr/lib/$triplet/pkgconfig/libddp.pc" usr/share/man/man3/libddp.3.gz \
 	usr/share/man/man7/ddp.7.gz usr/share/man/man8/spank_ddp.8.gz \
 	usr/share/doc/slurm-ddp/admin-guide.md usr/share/doc/slurm-ddp/batch/pytorch.sh; do
 	if [ -s "$root/$file" ]; then ok "there is /$file"; else not_ok "there is /$file"; fi
