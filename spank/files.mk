@@ -15,8 +15,14 @@ spank_libspankcore_la_SOURCES = \
 	spank/identity/nodelist.c spank/identity/nodelist.h \
 	spank/options.c spank/options.h \
 	spank/identity/port.c spank/identity/port.h \
-	spank/failure/judge.c spank/failure/judge.h \
+	spank/failure/bad_exit.c spank/failure/bad_exit.h \
 	spank/failure/doing.c spank/failure/doing.h \
+	spank/failure/judge.c spank/failure/judge.h spank/failure/timeline.h \
+	spank/failure/memory.c spank/failure/memory.h \
+	spank/failure/node.c spank/failure/node.h \
+	spank/failure/step.c spank/failure/step.h \
+	spank/failure/witness.c spank/failure/witness.h \
+	spank/pause.c spank/pause.h \
 	spank/failure/relay.c spank/failure/relay.h spank/failure/relay_node.c spank/failure/relay_srun.c \
 	spank/failure/report.c spank/failure/report.h \
 	spank/site.c spank/site.h \

@@ -199,6 +199,16 @@ static bool read_on_failure(struct settings *settings, struct value value)
 	return true;
 }
 
+static bool read_grace(struct settings *settings, struct value value)
+{
+	uint32_t seconds;
+
+	if (value.text == NULL || !read_number(&value, 604800, &seconds) || value.length > 0)
+		return false;
+	settings->grace_seconds = seconds;
+	return true;
+}
+
 static bool read_verbose(struct settings *settings, struct value value)
 {
 	return read_switch(&settings->verbose, value);
@@ -234,6 +244,7 @@ static const struct option_key keys[] = {
 	{ "timeout", "seconds from 1 to 604800", read_timeout },
 	{ "trace", "a directory of at most 1023 bytes", read_trace },
 	{ "on-failure", "kill or continue", read_on_failure },
+	{ "grace", "seconds from 0 to 604800", read_grace },
 	{ "verbose", "no value, yes or no", read_verbose },
 	{ "check", "no value, yes, no or json", read_check },
 	{ "off", "no value, yes or no", read_off },
@@ -252,6 +263,7 @@ void settings_init(struct settings *settings)
 		.omp = OMP_CPUS,
 		.gpu = GPU_WARN,
 		.kill_on_failure = true,
+		.grace_seconds = GRACE_OF_SLURM,
 	};
 }
 

@@ -11,6 +11,7 @@
 
 #include "spank/fault.h"
 
+enum { GRACE_OF_SLURM = UINT32_MAX };
 enum { OPTION_COUNT_MAX = 32, PATH_TEXT_MAX = 1024, SUFFIX_MAX = 64 };
 
 enum address_mode { ADDRESS_NODENAME, ADDRESS_IP };
@@ -26,6 +27,7 @@ struct settings {
 	enum gpu_mode gpu;
 	bool launcher;
 	bool kill_on_failure;
+	uint32_t grace_seconds;        /* GRACE_OF_SLURM: its KillWait */
 	bool verbose;
 	enum check_mode check;
 	bool off;

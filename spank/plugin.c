@@ -10,11 +10,13 @@
  */
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <slurm/slurm.h>
@@ -24,29 +26,25 @@
 SPANK_PLUGIN(spank_ddp, 1)
 #pragma GCC visibility pop
 
-#include "base/clock.h"
 #include "spank/launch/check.h"
 #include "spank/launch/container.h"
 #include "spank/launch/daemon.h"
 #include "spank/launch/variables.h"
 #include "spank/identity/identity.h"
-#include "spank/failure/judge.h"
+#include "spank/failure/bad_exit.h"
+#include "spank/failure/component.h"
 #include "spank/failure/kill.h"
+#include "spank/failure/node.h"
 #include "spank/launch/prepare.h"
 #include "spank/launch/table.h"
 #include "spank/identity/master.h"
 #include "spank/failure/relay.h"
 #include "spank/failure/report.h"
+#include "spank/failure/step.h"
+#include "spank/failure/timeline.h"
 #include "spank/site.h"
-#include "spank/failure/supervise.h"
 
-enum {
-	CANCEL_GRACE_MS = 150, /* within it, the tasks of a cancelled step end together */
-	KILL_DELAY_MS = 200,   /* longer, so that no node takes our end for a cancellation */
-	DELIVERY_MS = 60,      /* until srun has printed a message */
-	SPREAD_MAX_MS = 300,
-	KILL_JOIN_SECONDS = 2,
-};
+enum { COMMAND_LINE_MAX = 65536 };
 
 static struct {
 	struct site site;
@@ -58,19 +56,23 @@ static struct {
 	uint32_t affinity;  /* CPUs of slurmstepd, before tasks are bound */
 	char user_threads[64]; /* OMP_NUM_THREADS as the user has set it; "": not */
 	bool daemon;        /* an MPI launcher's: it gets nothing */
-	struct supervise supervise;
-	struct relay relay; /* where srun listens */
-	bool ending;        /* the step's end was asked for */
-} state = { .supervise = { .progress_fd = -1 } };
+	struct node node;   /* in slurmstepd */
+	struct {            /* in srun: the step, or its components */
+		uint32_t job_id, step_id;
+	} steps[COMPONENTS_MAX];
+	atomic_int step_count;
+	int failed_status;  /* in srun: the first failure's wait status; 0: none */
+} state = { .node = { .supervise = { .progress_fd = -1 } } };
 
 static int take_option(int value, const char *argument, int remote);
+static void leave_with_first_code(int status, void *unused);
 
 static struct spank_option ddp_option = {
 	.name = "ddp",
 	.arginfo = "KEY=VALUE,...",
 	.usage = "[ddp] tell each task its rank for data-parallel training; keys: port, addr, "
-	         "addr-suffix, omp, gpu, launcher, bucket-mb, timeout, trace, on-failure, verbose, "
-	         "check, off (see ddp(7))",
+	         "addr-suffix, omp, gpu, launcher, bucket-mb, timeout, trace, on-failure, grace, "
+	         "verbose, check, off (see ddp(7))",
 	.has_arg = 2,
 	.cb = take_option,
 };
@@ -117,6 +119,9 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 		slurm_debug("ddp: %s", state.fault.text);
 	state.settings = state.site.defaults;
 	state.affinity = affinity();
+	/* This early, so that it runs late. */
+	if (context == S_CTX_LOCAL && on_exit(leave_with_first_code, NULL) != 0)
+		slurm_debug("ddp: cannot register a handler for srun's exit");
 	error = spank_option_register(spank, &ddp_option);
 	if (error != ESPANK_SUCCESS) {
 		slurm_error("ddp: cannot register --ddp: %s", spank_strerror(error));
@@ -157,21 +162,98 @@ static void say(const char *text)
 	slurm_error("ddp: %s", text);
 }
 
+/* As the user, once for the step, or for each component of a heterogeneous one. */
+static void end_steps(void)
+{
+	for (int i = 0; i < atomic_load(&state.step_count); i++)
+		kill_step(state.steps[i].job_id, state.steps[i].step_id);
+}
+
+/* Slurm's own configuration, in srun and in slurmstepd. */
+static const slurm_conf_t *slurm_configuration(void)
+{
+	return dlsym(RTLD_DEFAULT, "slurm_conf");
+}
+
+static uint32_t grace_ms(void)
+{
+	const slurm_conf_t *conf = slurm_configuration();
+	uint32_t seconds = state.settings.grace_seconds;
+
+	if (seconds == GRACE_OF_SLURM)
+		seconds = conf != NULL && conf->kill_wait > 0 ? conf->kill_wait : GRACE_SECONDS;
+	return seconds * 1000;
+}
+
 /* Where Slurm's own srun would listen: SrunPortRange; without one, anywhere. */
 static void listen_for_nodes(void)
 {
-	const slurm_conf_t *conf = dlsym(RTLD_DEFAULT, "slurm_conf");
+	static const struct relay_actions actions = { .say = say, .end_step = end_steps };
+	const struct step_policy policy = { .hold_ms = HOLD_MS, .doubt_ms = DOUBT_MS,
+		                            .grace_ms = grace_ms(),
+		                            .kill_on_failure = state.settings.kill_on_failure };
+	const slurm_conf_t *conf = slurm_configuration();
 	const uint16_t *ports = conf != NULL ? conf->srun_port_range : NULL;
 	struct fault fault;
 	char spec[RELAY_SPEC_MAX];
 
 	unsetenv("SLURM_DDP_RELAY");
 	/* Without it, each node says by itself what it sees. */
-	if (!relay_open(ports != NULL ? ports[0] : 0, ports != NULL ? ports[1] : 0, RELAY_HOLD_MS, say,
+	if (!relay_open(ports != NULL ? ports[0] : 0, ports != NULL ? ports[1] : 0, &policy, &actions,
 	                spec, &fault))
 		slurm_debug("ddp: %s", fault.text);
 	else if (setenv("SLURM_DDP_RELAY", spec, 1) != 0)
 		slurm_debug("ddp: cannot set SLURM_DDP_RELAY: %s", strerror(errno));
+}
+
+static bool site_locks(const char *key)
+{
+	return (state.site.locked >> option_find(key, strlen(key)) & 1) != 0;
+}
+
+/* -K0 is the user's word on the same matter: it counts more than the site's
+   default, and less than on-failure= and the site's lock. */
+static void take_bad_exit(void)
+{
+	static char words[COMMAND_LINE_MAX];
+	int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+	ssize_t got = fd >= 0 ? read(fd, words, sizeof(words)) : 0;
+
+	if (fd >= 0)
+		close(fd);
+	unsetenv("SLURM_DDP_ON_FAILURE");
+	/* srun has read its options by getopt(3). */
+	if (site_locks("on-failure") || option_given(&state.settings, "on-failure") ||
+	    !bad_exit_is_zero(words, got > 0 ? (size_t)got : 0, optind, getenv("SLURM_KILL_BAD_EXIT")))
+		return;
+	state.settings.kill_on_failure = false;
+	if (setenv("SLURM_DDP_ON_FAILURE", "continue", 1) != 0)
+		slurm_debug("ddp: cannot set SLURM_DDP_ON_FAILURE: %s", strerror(errno));
+}
+
+/* What srun has found out about on-failure, in slurmstepd. */
+static void take_word_of_srun(char *const *environment)
+{
+	const char *word = environment_get(environment, "SLURM_DDP_ON_FAILURE");
+
+	if (word != NULL && strcmp(word, "continue") == 0 && !site_locks("on-failure") &&
+	    !option_given(&state.settings, "on-failure"))
+		state.settings.kill_on_failure = false;
+}
+
+/*
+ * srun's status is the highest of its tasks', and that of a task which was ended
+ * for another one's failure is 137. Where a failure was said, its code is told
+ * instead. The handler runs after all that Slurm and its plugins registered.
+ */
+static void leave_with_first_code(int status, void *unused)
+{
+	(void)unused;
+	if (status == 0 || state.failed_status == 0)
+		return;
+	fflush(NULL);
+	_exit(WIFSIGNALED(state.failed_status) ? 128 + WTERMSIG(state.failed_status)
+	                                       : WEXITSTATUS(state.failed_status));
 }
 
 int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
@@ -195,6 +277,7 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
 		slurm_error("ddp: plugstack.conf names spank_pyxis.so behind spank_ddp.so, so that a container's "
 		            "MASTER_PORT, WORLD_SIZE and others would win: the administrator should put "
 		            "spank_ddp.so behind it");
+	take_bad_exit();
 	listen_for_nodes();
 	if (state.settings.check == CHECK_TABLE && !table_begin(&fault))
 		slurm_debug("ddp: %s", fault.text);
@@ -215,6 +298,12 @@ int slurm_spank_local_user_init(spank_t spank, int ac, char *argv[])
 	if (!state.requested || spank_get_item(spank, S_JOB_ID, &job_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_STEPID, &step_id) != ESPANK_SUCCESS)
 		return 0;
+	if (atomic_load(&state.step_count) < COMPONENTS_MAX) {
+		int index = atomic_load(&state.step_count);
+		state.steps[index].job_id = job_id;
+		state.steps[index].step_id = step_id;
+		atomic_store(&state.step_count, index + 1);
+	}
 	snprintf(text, sizeof(text), "%u.%u", job_id, step_id);
 	if (setenv("DDP_REQUESTED", text, 1) == 0)
 		return 0;
@@ -290,8 +379,13 @@ int slurm_spank_user_init(spank_t spank, int ac, char *argv[])
 	threads = environment_get(environment, "OMP_NUM_THREADS");
 	if (threads != NULL && strlen(threads) < sizeof(state.user_threads))
 		memcpy(state.user_threads, threads, strlen(threads));
-	if (environment != NULL)
-		state.relay = relay_parse(environment_get(environment, "SLURM_DDP_RELAY"));
+	if (environment != NULL) {
+		state.node.relay = relay_parse(environment_get(environment, "SLURM_DDP_RELAY"));
+		take_word_of_srun(environment);
+	}
+	state.node.say = say;
+	state.node.launcher = state.settings.launcher;
+	state.node.kill_on_failure = state.settings.kill_on_failure;
 	if (!get_fact(spank, S_JOB_STEPID, "the step's id", &step_id, &state.fault) ||
 	    !get_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &local_tasks, &state.fault) ||
 	    !get_fact(spank, S_JOB_UID, "the job's user", &owner, &state.fault)) {
@@ -299,7 +393,7 @@ int slurm_spank_user_init(spank_t spank, int ac, char *argv[])
 		return 0;
 	}
 	state.normal_step = step_id <= SLURM_MAX_NORMAL_STEP_ID;
-	if (state.normal_step && !supervise_start(&state.supervise, local_tasks, owner, &fault))
+	if (state.normal_step && !supervise_start(&state.node.supervise, local_tasks, owner, &fault))
 		slurm_error("ddp: %s", fault.text);
 	return 0;
 }
@@ -311,33 +405,12 @@ int slurm_spank_task_post_fork(spank_t spank, int ac, char *argv[])
 
 	(void)ac;
 	(void)argv;
-	if (state.supervise.pids == NULL || spank_get_item(spank, S_TASK_ID, &local_id) != ESPANK_SUCCESS ||
+	if (state.node.supervise.pids == NULL || spank_get_item(spank, S_TASK_ID, &local_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_TASK_PID, &pid) != ESPANK_SUCCESS)
 		return 0;
-	if (local_id >= 0 && (uint32_t)local_id < state.supervise.local_tasks)
-		state.supervise.pids[local_id] = pid;
+	if (local_id >= 0)
+		supervise_forked(&state.node.supervise, (uint32_t)local_id, pid);
 	return 0;
-}
-
-/*
- * The first failure of the step is said by srun, or by this node, if srun does
- * not answer. slurmstepd connects to the host from which Slurm got the step, as
- * Slurm itself does to report the tasks' ends; the user chooses the port only,
- * as there. True if srun has it.
- */
-static bool tell_srun(const struct relay_news *news)
-{
-	const struct supervise_shared *shared = state.supervise.shared;
-	char address[sizeof(shared->srun_address)] = "";
-
-	if (shared == NULL)
-		return false;
-	memcpy(address, shared->srun_address, sizeof(address) - 1);
-	if (relay_tell(&state.relay, address, news))
-		return true;
-	/* An srun that is out of reach holds up one task's end, not every task's. */
-	state.relay.port = 0;
-	return false;
 }
 
 /* ---- slurmstepd, in the task, as the user ------------------------------------------ */
@@ -432,7 +505,7 @@ static void show_check(const struct identity *identity, const struct task_extras
 /* slurmstepd itself does not see what Slurm puts into a task's environment. */
 static void note_srun(char *const *environment)
 {
-	struct supervise_shared *shared = state.supervise.shared;
+	struct supervise_shared *shared = state.node.supervise.shared;
 	const char *address = environment_get(environment, "SLURM_LAUNCH_NODE_IPADDR");
 
 	if (shared != NULL && address != NULL && strlen(address) < sizeof(shared->srun_address))
@@ -441,9 +514,9 @@ static void note_srun(char *const *environment)
 
 static void note_rank(const struct identity *identity)
 {
-	struct supervise_shared *shared = state.supervise.shared;
+	struct supervise_shared *shared = state.node.supervise.shared;
 
-	if (shared == NULL || identity->local_rank >= state.supervise.local_tasks)
+	if (shared == NULL || identity->local_rank >= state.node.supervise.local_tasks)
 		return;
 	shared->rank[identity->local_rank] = identity->rank;
 	shared->world_size = identity->world_size;
@@ -473,7 +546,7 @@ static bool prepare_task(spank_t spank, struct fault *fault)
 		.master_address = address,
 		.version = PACKAGE_VERSION,
 		.key = environment_get(facts.environment, "SLURM_DDP_KEY"),
-		.progress_fd = settings->launcher ? -1 : state.supervise.progress_fd,
+		.progress_fd = settings->launcher ? -1 : state.node.supervise.progress_fd,
 		.gpu = gpu_look(facts.environment, identity.local_rank, identity.local_world_size),
 		.cpus = task_cpus(spank, facts.environment, identity.local_world_size),
 		.environment = facts.environment,
@@ -501,146 +574,105 @@ static bool prepare_daemon(spank_t spank, struct fault *fault)
 	return write_environment(spank, &variables, fault);
 }
 
+/* The last thing before the program: what it tells of is to be there already. */
+static void make_witness(void)
+{
+	struct supervise_shared *shared = state.node.supervise.shared;
+	static char text[RELAY_TEXT_MAX + 1];
+
+	if (shared == NULL)
+		return;
+	const struct witness_words words = { .relay = state.node.relay, .address = shared->srun_address,
+		                             .text = text, .kill_tasks = state.settings.kill_on_failure };
+
+	report_slurmstepd(shared->node, state.node.supervise.local_tasks, shared->world_size, text,
+	                  sizeof(text));
+	witness_make(&shared->witness, &words);
+}
+
 /*
  * Leaves by itself after an error: in a plugstack.conf that calls the plugin
  * optional, Slurm would run the program without ranks.
  */
 int slurm_spank_task_init(spank_t spank, int ac, char *argv[])
 {
+	struct relay_news news;
 	struct fault fault;
 
 	(void)ac;
 	(void)argv;
 	if (!state.requested ||
-	    (state.daemon ? prepare_daemon(spank, &fault)
-	                  : !state.normal_step || prepare_task(spank, &fault)))
+	    (state.daemon ? prepare_daemon(spank, &fault) : !state.normal_step))
 		return 0;
-	if (supervise_tell_once(&state.supervise) &&
-	    !tell_srun(&(struct relay_news){ .text = fault.text }))
+	if (!state.daemon && prepare_task(spank, &fault)) {
+		make_witness();
+		return 0;
+	}
+	news = node_fault(fault.text);
+	if (supervise_tell_once(&state.node.supervise) && !node_tell(&state.node, &news))
 		slurm_error("ddp: %s", fault.text);
 	_exit(1);
 }
 
 /* ---- slurmstepd, when a task ends ----------------------------------------------------- */
 
-static void pause_ms(long ms)
+/* srun does not answer: this node asks for the step's end itself. */
+static void end_step_alone(spank_t spank, enum end_delay delay)
 {
-	const struct timespec pause = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 };
-
-	nanosleep(&pause, NULL);
-}
-
-/*
- * Where a node has one task, SIGTERM comes before SIGKILL: it tells that node,
- * which has nothing to compare with, that the step is cancelled. The delay lets
- * all nodes judge what they see first, and keeps them from asking the
- * controller at once.
- */
-static void end_step(spank_t spank)
-{
-	uint32_t job_id, step_id, node, tasks;
+	uint32_t node, nodes, tasks;
 	char **environment = NULL;
+	struct kill_alone request = { .witness = &state.node.supervise.shared->witness,
+		                      .with_tasks = delay == DELAY_GRACE };
 
-	if (state.ending || spank_get_item(spank, S_JOB_ID, &job_id) != ESPANK_SUCCESS ||
-	    spank_get_item(spank, S_JOB_STEPID, &step_id) != ESPANK_SUCCESS ||
+	if (spank_get_item(spank, S_JOB_ID, &request.job_id) != ESPANK_SUCCESS ||
+	    spank_get_item(spank, S_JOB_STEPID, &request.step_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_NODEID, &node) != ESPANK_SUCCESS ||
+	    spank_get_item(spank, S_JOB_NNODES, &nodes) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_TOTAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS)
 		return;
-	state.ending = true;
-	kill_start(job_id, step_id, KILL_DELAY_MS + node % SPREAD_MAX_MS,
-	           layout_has_lone_task(environment_get(environment, "SLURM_STEP_TASKS_PER_NODE")),
-	           step_spans_components(environment, tasks)
-	           	? environment_get(environment, "SLURM_STEP_NODELIST") : NULL);
-}
-
-/* Of the ranks that gave up because of another, rank 0's node speaks if srun
-   does not, for the case that the other one cannot. */
-static void report(uint32_t local_id, uint32_t global_id, int status, uint64_t seen_ns,
-                   const struct ddp_progress *progress)
-{
-	const struct supervise_shared *shared = state.supervise.shared;
-	struct failure failure = { .rank = global_id, .wait_status = status, .now_ns = seen_ns,
-		                   .progress = *progress };
-	char node[HOST_NAME_MAX_BYTES] = "", text[RELAY_TEXT_MAX + 1];
-	struct relay_news news = { .text = text, .hearsay = report_blames_peer(progress) };
-
-	/* Written by the tasks before they became the user's program. */
-	memcpy(node, shared->node, sizeof(node) - 1);
-	if (shared->rank[local_id] != UINT32_MAX)
-		failure.rank = shared->rank[local_id];
-	failure.world_size = shared->world_size;
-	failure.node = node;
-	failure.seconds = (double)(seen_ns - state.supervise.start_ns) * 1e-9;
-	report_failure(&failure, text, sizeof(text));
-	news.age_ms = (uint32_t)((ddp_now_ns() - seen_ns) / 1000000);
-	if (tell_srun(&news) || (news.hearsay && !supervise_holds_rank_zero(&state.supervise)) ||
-	    !supervise_tell_once(&state.supervise))
-		return;
-	say(text);
-	/* With its last task a node's connection to srun goes; the words first. */
-	if (supervise_all_ended(&state.supervise, 0))
-		pause_ms(DELIVERY_MS);
-}
-
-/*
- * Tells a failure from the end of a cancelled step, of which the user knows.
- * Cancelled tasks end together; one that the kernel or a person killed ends
- * alone, or takes others with it that fail by themselves. A node with one task
- * has nothing to compare with: there SIGTERM and SIGINT are taken for a
- * cancellation, and SIGKILL is not.
- */
-static void take_end(spank_t spank, uint32_t local_id, uint32_t global_id, int status)
-{
-	uint64_t seen_ns = ddp_now_ns();
-	enum task_end end = judge_task_end(status);
-	bool alone = state.supervise.local_tasks == 1;
-	bool cancelled = (end == END_BY_REQUEST || end == END_BY_KILL) && !alone &&
-	                 supervise_all_ended(&state.supervise, CANCEL_GRACE_MS) &&
-	                 !(end == END_BY_KILL && supervise_any_failed(&state.supervise));
-	struct ddp_progress progress;
-
-	supervise_read(&state.supervise, local_id, &progress);
-	/* Another may have failed before the one that blames it; Slurm reaps in any order. */
-	state.supervise.failed = !report_blames_peer(&progress);
-	state.supervise.any_failed |= end == END_CODE || end == END_CRASH;
-	if (!cancelled && !(alone && end == END_BY_REQUEST))
-		report(local_id, global_id, status, seen_ns, &progress);
-	/* SIGKILL to a whole node may be its memory running out. */
-	if (state.settings.kill_on_failure && !(cancelled && end == END_BY_REQUEST))
-		end_step(spank);
+	request.delay_ms = delay == DELAY_GRACE ? (long)grace_ms() : ALONE_MS;
+	request.delay_ms += nodes * ALONE_NODE_MS <= ALONE_SPREAD_MS
+		? node * ALONE_NODE_MS : (long)node * ALONE_SPREAD_MS / nodes;
+	if (step_spans_components(environment, tasks))
+		request.het_nodes = environment_get(environment, "SLURM_STEP_NODELIST");
+	kill_start_alone(&request);
 }
 
 int slurm_spank_task_exit(spank_t spank, int ac, char *argv[])
 {
-	int local_id = -1, status = 0;
-	uint32_t global_id = 0;
+	struct node_task task;
+	enum end_delay delay;
+	int local_id = -1;
 
 	(void)ac;
 	(void)argv;
-	if (state.supervise.shared == NULL ||
+	if (state.node.supervise.shared == NULL ||
 	    spank_get_item(spank, S_TASK_ID, &local_id) != ESPANK_SUCCESS ||
-	    spank_get_item(spank, S_TASK_GLOBAL_ID, &global_id) != ESPANK_SUCCESS ||
-	    spank_get_item(spank, S_TASK_EXIT_STATUS, &status) != ESPANK_SUCCESS ||
-	    local_id < 0 || (uint32_t)local_id >= state.supervise.local_tasks)
+	    spank_get_item(spank, S_TASK_GLOBAL_ID, &task.global_id) != ESPANK_SUCCESS ||
+	    spank_get_item(spank, S_TASK_EXIT_STATUS, &task.wait_status) != ESPANK_SUCCESS ||
+	    local_id < 0 || (uint32_t)local_id >= state.node.supervise.local_tasks)
 		return 0;
-	state.supervise.pids[local_id] = 0;
-	if (judge_task_end(status) == END_FINE || state.supervise.failed)
-		return 0;
-	take_end(spank, (uint32_t)local_id, global_id, status);
+	task.local_id = (uint32_t)local_id;
+	delay = node_take_end(&state.node, &task);
+	if (delay != DELAY_NEVER)
+		end_step_alone(spank, delay);
+	if (supervise_left(&state.node.supervise) == 0) {
+		kill_finish_alone();
+		witness_end(&state.node.supervise.shared->witness);
+	}
 	return 0;
 }
 
-/* In srun, what is held is said; in slurmstepd, the request to end the step
-   should be out before this process ends. */
+/* In srun, what is held is said. */
 int slurm_spank_exit(spank_t spank, int ac, char *argv[])
 {
 	(void)spank;
 	(void)ac;
 	(void)argv;
 	table_end();
-	relay_close();
-	kill_join(KILL_JOIN_SECONDS);
-	supervise_end(&state.supervise);
+	if (spank_context() == S_CTX_LOCAL)
+		state.failed_status = relay_close();
+	supervise_end(&state.node.supervise);
 	return 0;
 }

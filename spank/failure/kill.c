@@ -4,28 +4,27 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdlib.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 
+#include "base/clock.h"
 #include "spank/failure/component.h"
+#include "spank/failure/timeline.h"
+#include "spank/pause.h"
 
-enum { TERM_GRACE_MS = 500 }; /* between SIGTERM and SIGKILL */
+enum { POLL_MS = 20 };
 
-struct kill_request {
-	uint32_t job_id, step_id;
-	bool term_first;
-	long delay_ms;
+static struct {
+	struct kill_alone request;
 	char *het_nodes;
-	uint32_t jobs[COMPONENTS_MAX];
-	int job_count;
-};
-
-static pthread_t killer;
-static bool killing;
+	pthread_t thread;
+	bool running;
+	atomic_bool tasks_ended;
+} alone;
 
 /*
  * Slurm's own request to signal a step on all its nodes, as its PMIx plugin
@@ -52,76 +51,64 @@ static int signal_job(uint32_t job_id, uint32_t step_id, uint16_t number)
 #endif
 }
 
-/* The components of a heterogeneous step are steps of the same number in jobs of
-   their own. What counts is how it went with this node's. */
-static int signal_step(const struct kill_request *request, uint16_t number)
+void kill_step(uint32_t job_id, uint32_t step_id)
 {
-	int error, result = signal_job(request->jobs[0], request->step_id, number);
-
-	error = errno;
-	for (int i = 1; i < request->job_count; i++)
-		signal_job(request->jobs[i], request->step_id, number);
-	errno = error;
-	return result;
+	if (signal_job(job_id, step_id, SIGKILL) != 0 && errno != ESLURM_ALREADY_DONE &&
+	    errno != ESLURM_INVALID_JOB_ID)
+		slurm_error("ddp: cannot end step %u.%u: %s; scancel %u.%u does", job_id, step_id,
+		            spank_strerror((spank_err_t)errno), job_id, step_id);
 }
 
-static void pause_ms(long ms)
+/* False if there is nothing to ask for any more. */
+static bool wait_for_turn(void)
 {
-	const struct timespec pause = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 };
+	uint64_t turn_ns = ddp_now_ns() + (uint64_t)alone.request.delay_ms * 1000000;
 
-	nanosleep(&pause, NULL);
-}
-
-/* In a thread: the controller may take its time, and tasks are to be reaped. */
-static void *kill_step(void *argument)
-{
-	struct kill_request *request = argument;
-	int result;
-
-	pause_ms(request->delay_ms);
-	if (request->het_nodes != NULL)
-		request->job_count = component_jobs(request->job_id, request->het_nodes, request->jobs);
-	result = signal_step(request, request->term_first ? SIGTERM : SIGKILL);
-	if (result == 0 && request->term_first) {
-		pause_ms(TERM_GRACE_MS);
-		/* That the step is gone by now is as it should be. */
-		signal_step(request, SIGKILL);
+	while (ddp_now_ns() < turn_ns) {
+		if (witness_was_killed(alone.request.witness) ||
+		    (alone.request.with_tasks && atomic_load(&alone.tasks_ended)))
+			return false;
+		pause_ms(POLL_MS);
 	}
-	/* A step that has ended meanwhile needs no more. */
-	if (result != 0 && errno != ESLURM_ALREADY_DONE && errno != ESLURM_INVALID_JOB_ID)
-		slurm_error("ddp: cannot end step %u.%u: %s; scancel %u.%u does", request->job_id,
-		            request->step_id, spank_strerror((spank_err_t)errno), request->job_id,
-		            request->step_id);
-	free(request->het_nodes);
-	free(request);
-	return NULL;
+	return true;
 }
 
-void kill_start(uint32_t job_id, uint32_t step_id, long delay_ms, bool term_first,
-                const char *het_nodes)
+/* In a thread: the controller may take its time, and tasks are to be reaped. The
+   components of a heterogeneous step are steps of the same number in jobs of
+   their own. */
+static void *ask(void *unused)
 {
-	struct kill_request *request = calloc(1, sizeof(*request));
+	uint32_t jobs[COMPONENTS_MAX] = { alone.request.job_id };
+	int count = 1;
 
-	if (request == NULL)
-		return;
-	*request = (struct kill_request){ .job_id = job_id, .step_id = step_id, .term_first = term_first,
-		                          .delay_ms = delay_ms, .jobs = { job_id }, .job_count = 1 };
-	if (het_nodes != NULL)
-		request->het_nodes = strdup(het_nodes);
-	killing = pthread_create(&killer, NULL, kill_step, request) == 0;
-	if (killing)
-		return;
-	free(request->het_nodes);
-	free(request);
+	if (!wait_for_turn())
+		return unused;
+	if (alone.het_nodes != NULL)
+		count = component_jobs(alone.request.job_id, alone.het_nodes, jobs);
+	for (int i = 0; i < count; i++)
+		kill_step(jobs[i], alone.request.step_id);
+	return unused;
 }
 
-void kill_join(int seconds)
+void kill_start_alone(const struct kill_alone *request)
+{
+	if (alone.running)
+		return;
+	alone.request = *request;
+	alone.request.het_nodes = NULL;
+	alone.het_nodes = request->het_nodes != NULL ? strdup(request->het_nodes) : NULL;
+	alone.running = pthread_create(&alone.thread, NULL, ask, NULL) == 0;
+}
+
+void kill_finish_alone(void)
 {
 	struct timespec deadline;
+	long left_ms = alone.request.with_tasks ? 0 : alone.request.delay_ms;
 
-	if (!killing || clock_gettime(CLOCK_REALTIME, &deadline) != 0)
+	atomic_store(&alone.tasks_ended, true);
+	if (!alone.running || clock_gettime(CLOCK_REALTIME, &deadline) != 0)
 		return;
-	deadline.tv_sec += seconds;
-	pthread_timedjoin_np(killer, NULL, &deadline);
-	killing = false;
+	deadline.tv_sec += (left_ms + ALONE_JOIN_MS) / 1000 + 1;
+	pthread_timedjoin_np(alone.thread, NULL, &deadline);
+	alone.running = false;
 }

@@ -1,21 +1,31 @@
-/* Ends a step on all its nodes, from slurmstepd, by way of the controller. */
+/* Ends a step on all its nodes, by way of the controller. */
 #ifndef SPANK_KILL_H
 #define SPANK_KILL_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/*
- * Asks in a thread, after delay_ms: for SIGKILL, or for SIGTERM first and
- * SIGKILL half a second later. What goes wrong is said to the user. Once in
- * the life of the process. Of a heterogeneous step het_nodes lists all nodes, and
- * its components end, too; else it is NULL.
- */
-void kill_start(uint32_t job_id, uint32_t step_id, long delay_ms, bool term_first,
-                const char *het_nodes);
+#include "spank/failure/witness.h"
 
-/* Waits for the thread, but no longer than that: the .so stays mapped
-   (-z nodelete), so a slower controller does no harm. */
-void kill_join(int seconds);
+/* Asks once, and says to the user what goes wrong. That the step has ended
+   meanwhile is as it should be. */
+void kill_step(uint32_t job_id, uint32_t step_id);
+
+/* What a node asks for whose srun does not answer. */
+struct kill_alone {
+	uint32_t job_id, step_id;
+	long delay_ms;
+	const char *het_nodes;         /* of a heterogeneous step all nodes, whose components
+	                                  end, too; else NULL */
+	const struct witness *witness; /* its end tells that somebody else has asked */
+	bool with_tasks;               /* not once the node's own tasks have ended */
+};
+
+/* Asks in a thread, once in the life of the process. */
+void kill_start_alone(const struct kill_alone *request);
+
+/* Before the witness goes: waits for the thread as long as timeline.h says. The
+   .so stays mapped (-z nodelete), so a slower controller does no harm. */
+void kill_finish_alone(void);
 
 #endif

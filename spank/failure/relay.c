@@ -1,14 +1,11 @@
 #include "spank/failure/relay.h"
 
-#include <errno.h>
-#include <poll.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 
-#include "base/clock.h"
 #include "base/hex.h"
+#include "spank/failure/timeline.h"
 
 struct relay relay_parse(const char *text)
 {
@@ -25,7 +22,7 @@ struct relay relay_parse(const char *text)
 	    !ddp_parse_hex(end + 1, relay.secret, SIPHASH_KEY_BYTES))
 		return none;
 	relay.port = (uint16_t)port;
-	relay.reply_ms = RELAY_REPLY_MS;
+	relay.reply_ms = REPLY_MS;
 	return relay;
 }
 
@@ -42,56 +39,53 @@ void relay_sign_answer(const struct relay *relay, const struct relay_message *me
 	siphash(relay->secret, message->nonce, sizeof(message->nonce), tag);
 }
 
-/* Whether the socket is ready before the time is up. */
-static bool await(int fd, short events, uint64_t deadline_ns)
+static void put_number(unsigned char bytes[4], uint32_t number)
 {
-	for (;;) {
-		struct pollfd ready = { .fd = fd, .events = events };
-		uint64_t now = ddp_now_ns();
-		int left_ms = now < deadline_ns ? (int)((deadline_ns - now + 999999) / 1000000) : 0;
-		int count = poll(&ready, 1, left_ms);
-		if (count > 0)
-			return true;
-		if (count == 0 || errno != EINTR)
-			return false;
-	}
+	for (int i = 0; i < 4; i++)
+		bytes[i] = (unsigned char)(number >> (8 * i));
 }
 
-bool relay_send(int fd, const void *data, size_t bytes, int wait_ms)
+static uint32_t get_number(const unsigned char bytes[4])
 {
-	const char *p = data;
-	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)wait_ms * 1000000;
+	uint32_t number = 0;
 
-	while (bytes > 0) {
-		ssize_t moved = send(fd, p, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-		if (moved < 0 && errno != EINTR && errno != EAGAIN)
-			return false;
-		if (moved > 0) {
-			p += moved;
-			bytes -= (size_t)moved;
-		} else if (!await(fd, POLLOUT, deadline_ns)) {
-			return false;
-		}
-	}
-	return true;
+	for (int i = 0; i < 4; i++)
+		number |= (uint32_t)bytes[i] << (8 * i);
+	return number;
 }
 
-bool relay_receive(int fd, void *data, size_t bytes, int wait_ms)
-{
-	char *p = data;
-	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)wait_ms * 1000000;
+enum { LONE = 1, ALL_KILLED = 2, OTHER_FAILED = 4, BLAMES_PEER = 8, OUT_OF_MEMORY = 16 };
 
-	while (bytes > 0) {
-		ssize_t moved;
-		if (!await(fd, POLLIN, deadline_ns))
-			return false;
-		moved = recv(fd, p, bytes, MSG_DONTWAIT);
-		if (moved == 0 || (moved < 0 && errno != EINTR && errno != EAGAIN))
-			return false;
-		if (moved > 0) {
-			p += moved;
-			bytes -= (size_t)moved;
-		}
-	}
-	return true;
+void relay_write(struct relay_message *message, const struct relay_news *news)
+{
+	const struct end_facts *facts = &news->facts;
+
+	put_number(message->age_ms, news->age_ms);
+	put_number(message->wait_status, (uint32_t)news->wait_status);
+	message->end = (unsigned char)facts->end;
+	message->sent = (unsigned char)facts->sent;
+	message->flags = (unsigned char)((facts->lone ? LONE : 0) | (facts->all_killed ? ALL_KILLED : 0) |
+	                                 (facts->other_failed ? OTHER_FAILED : 0) |
+	                                 (facts->blames_peer ? BLAMES_PEER : 0) |
+	                                 (facts->out_of_memory ? OUT_OF_MEMORY : 0));
+	memset(message->text, 0, sizeof(message->text));
+	memcpy(message->text, news->text, strnlen(news->text, sizeof(message->text)));
+}
+
+struct relay_news relay_read(const struct relay_message *message)
+{
+	return (struct relay_news){
+		.text = message->text,
+		.age_ms = get_number(message->age_ms),
+		.wait_status = (int)get_number(message->wait_status),
+		.facts = {
+			.end = (enum task_end)message->end,
+			.sent = (enum slurm_sent)message->sent,
+			.lone = (message->flags & LONE) != 0,
+			.all_killed = (message->flags & ALL_KILLED) != 0,
+			.other_failed = (message->flags & OTHER_FAILED) != 0,
+			.blames_peer = (message->flags & BLAMES_PEER) != 0,
+			.out_of_memory = (message->flags & OUT_OF_MEMORY) != 0,
+		},
+	};
 }

@@ -9,6 +9,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+#include "spank/failure/timeline.h"
+
 /* No name is one: this runs as root too. */
 static bool numeric_address(const char *text, uint16_t port, struct sockaddr_storage *address,
                             socklen_t *bytes)
@@ -47,33 +50,85 @@ static int connect_to(const char *text, uint16_t port)
 	if (connect(ready.fd, (struct sockaddr *)&address, bytes) == 0)
 		return ready.fd;
 	/* A signal counts as an end of the wait: the node then speaks itself. */
-	if (errno == EINPROGRESS && poll(&ready, 1, RELAY_CONNECT_MS) == 1 &&
+	if (errno == EINPROGRESS && poll(&ready, 1, CONNECT_MS) == 1 &&
 	    getsockopt(ready.fd, SOL_SOCKET, SO_ERROR, &error, &error_bytes) == 0 && error == 0)
 		return ready.fd;
 	close(ready.fd);
 	return -1;
 }
 
+/* Whether the socket is ready before the time is up. */
+static bool wait_ready(int fd, short events, uint64_t deadline_ns)
+{
+	for (;;) {
+		struct pollfd ready = { .fd = fd, .events = events };
+		uint64_t now = ddp_now_ns();
+		int left_ms = now < deadline_ns ? (int)((deadline_ns - now + 999999) / 1000000) : 0;
+		int count = poll(&ready, 1, left_ms);
+		if (count > 0)
+			return true;
+		if (count == 0 || errno != EINTR)
+			return false;
+	}
+}
+
+static bool send_all(int fd, const void *data, size_t bytes, uint64_t deadline_ns)
+{
+	const char *p = data;
+
+	while (bytes > 0) {
+		ssize_t moved = send(fd, p, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (moved < 0 && errno != EINTR && errno != EAGAIN)
+			return false;
+		if (moved > 0) {
+			p += moved;
+			bytes -= (size_t)moved;
+		} else if (!wait_ready(fd, POLLOUT, deadline_ns)) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static bool receive_all(int fd, void *data, size_t bytes, uint64_t deadline_ns)
+{
+	char *p = data;
+
+	while (bytes > 0) {
+		ssize_t moved;
+		if (!wait_ready(fd, POLLIN, deadline_ns))
+			return false;
+		moved = recv(fd, p, bytes, MSG_DONTWAIT);
+		if (moved == 0 || (moved < 0 && errno != EINTR && errno != EAGAIN))
+			return false;
+		if (moved > 0) {
+			p += moved;
+			bytes -= (size_t)moved;
+		}
+	}
+	return true;
+}
+
 bool relay_tell(const struct relay *relay, const char *address, const struct relay_news *news)
 {
-	struct relay_message message = { .hearsay = news->hearsay };
+	struct relay_message message = { .end = 0 };
 	unsigned char wanted[SIPHASH_BYTES], got[SIPHASH_BYTES];
+	uint64_t deadline_ns;
 	bool taken;
 	int fd;
 
 	if (relay->port == 0 ||
 	    getrandom(message.nonce, sizeof(message.nonce), 0) != (ssize_t)sizeof(message.nonce))
 		return false;
-	for (int i = 0; i < 4; i++)
-		message.age_ms[i] = (unsigned char)(news->age_ms >> (8 * i));
-	memcpy(message.text, news->text, strnlen(news->text, sizeof(message.text)));
+	relay_write(&message, news);
 	relay_sign(relay, &message, message.tag);
 	fd = connect_to(address, relay->port);
 	if (fd < 0)
 		return false;
 	relay_sign_answer(relay, &message, wanted);
-	taken = relay_send(fd, &message, sizeof(message), relay->reply_ms) &&
-	        relay_receive(fd, got, sizeof(got), relay->reply_ms) &&
+	deadline_ns = ddp_now_ns() + (uint64_t)relay->reply_ms * 1000000;
+	taken = send_all(fd, &message, sizeof(message), deadline_ns) &&
+	        receive_all(fd, got, sizeof(got), deadline_ns) &&
 	        memcmp(got, wanted, sizeof(got)) == 0;
 	close(fd);
 	return taken;

@@ -1,6 +1,7 @@
 #include "spank/failure/relay.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -10,114 +11,159 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/failure/step.h"
+#include "spank/failure/timeline.h"
+#include "spank/pause.h"
 #include "spank/sink.h"
 
-enum { PEER_MS = 100, BACKLOG = 4096, PORT_TRIES_MAX = 256 };
+enum { PEERS_MAX = 256, BACKLOG = 4096, PORT_TRIES_MAX = 256 };
+
+/* A connection whose message is not complete. */
+struct peer {
+	int fd;
+	uint64_t deadline_ns;
+	size_t got;
+	struct relay_message message;
+};
 
 static struct {
 	struct relay relay;
-	void (*say)(const char *text);
-	int hold_ms;
+	struct relay_actions actions;
+	struct step step;
 	pthread_t thread;
 	pid_t process; /* 0: not open */
 	int listener, wake;
-	bool said;
-	bool held; /* text is to be said at say_at_ns */
-	bool hearsay;
-	uint64_t happened_ns, say_at_ns;
-	char text[RELAY_TEXT_MAX + 1];
+	struct peer peers[PEERS_MAX]; /* the oldest first */
+	int peer_count;
 } server = { .listener = -1, .wake = -1 };
 
-static void say(void)
+static void drop_peer(int index)
 {
-	server.said = true;
-	server.say(server.text);
+	close(server.peers[index].fd);
+	server.peer_count--;
+	memmove(&server.peers[index], &server.peers[index + 1],
+	        (size_t)(server.peer_count - index) * sizeof(server.peers[0]));
 }
 
-/* Of what is held and what comes, the cause wins, then the earlier. */
-static void take(const struct relay_message *message)
+static void take(const struct relay_message *message, int fd)
 {
-	uint64_t now = ddp_now_ns(), happened_ns = now;
-	bool hearsay = message->hearsay != 0;
-	struct sink sink;
-
-	for (int i = 0; i < 4; i++)
-		happened_ns -= ((uint64_t)message->age_ms[i] << (8 * i)) * 1000000;
-	if (server.said || (server.held && (hearsay != server.hearsay
-	                                    ? hearsay : happened_ns >= server.happened_ns)))
-		return;
-	if (!server.held)
-		server.say_at_ns = now + (uint64_t)server.hold_ms * 1000000;
-	server.held = true;
-	server.hearsay = hearsay;
-	server.happened_ns = happened_ns;
-	sink = sink_on(server.text, sizeof(server.text));
-	sink_add_untrusted(&sink, message->text, sizeof(message->text));
-}
-
-/* Strangers may connect, too: they get PEER_MS and no answer. */
-static void serve_peer(int fd)
-{
-	struct relay_message message;
+	const struct relay_news news = relay_read(message);
 	unsigned char tag[SIPHASH_BYTES];
+	bool alone;
 
-	if (!relay_receive(fd, &message, sizeof(message), PEER_MS))
+	relay_sign(&server.relay, message, tag);
+	if (memcmp(tag, message->tag, sizeof(tag)) != 0)
 		return;
-	relay_sign(&server.relay, &message, tag);
-	if (memcmp(tag, message.tag, sizeof(tag)) != 0)
-		return;
-	/* A node that has hung up has waited too long, and spoken itself. */
-	if (recv(fd, tag, 1, MSG_PEEK | MSG_DONTWAIT) == 0) {
-		server.said |= !message.hearsay;
-		return;
-	}
-	take(&message);
-	relay_sign_answer(&server.relay, &message, tag);
-	relay_send(fd, tag, sizeof(tag), PEER_MS);
+	/* A node that has hung up has waited too long, and acts itself. */
+	alone = recv(fd, tag, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+	step_take(&server.step, &news, alone, ddp_now_ns());
+	relay_sign_answer(&server.relay, message, tag);
+	/* An empty socket has room for it. */
+	if (!alone)
+		send(fd, tag, sizeof(tag), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static void serve_next(void)
+/* Reads what is there; false if the peer is done with. */
+static bool read_peer(struct peer *peer)
 {
-	const struct timespec pause = { .tv_nsec = 50000000 };
-	int fd = accept4(server.listener, NULL, NULL, SOCK_CLOEXEC);
+	char *p = (char *)&peer->message;
 
-	if (fd >= 0) {
-		serve_peer(fd);
-		close(fd);
-	} else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-		nanosleep(&pause, NULL);
+	while (peer->got < sizeof(peer->message)) {
+		ssize_t got = recv(peer->fd, p + peer->got, sizeof(peer->message) - peer->got, MSG_DONTWAIT);
+		if (got <= 0)
+			return got < 0 && (errno == EAGAIN || errno == EINTR);
+		peer->got += (size_t)got;
+	}
+	take(&peer->message, peer->fd);
+	return false;
+}
+
+/*
+ * Anybody may connect. Whoever does not say his message waits among others, gets
+ * no answer, and when there are too many the one that waits longest goes first:
+ * a node sends its whole message at once.
+ */
+static void accept_peers(void)
+{
+	for (int accepted = 0; accepted < PEERS_MAX; accepted++) {
+		int fd = accept4(server.listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		bool no_room = fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM ||
+		                          errno == ENOBUFS);
+		if (no_room && server.peer_count == 0)
+			pause_ms(50);
+		if (fd < 0 && !(no_room && server.peer_count > 0))
+			return;
+		if (no_room || server.peer_count == PEERS_MAX)
+			drop_peer(0);
+		if (fd < 0)
+			continue;
+		struct peer *peer = &server.peers[server.peer_count++];
+		peer->fd = fd;
+		peer->got = 0;
+		peer->deadline_ns = ddp_now_ns() + (uint64_t)REPLY_MS * 1000000;
+		if (!read_peer(peer))
+			drop_peer(server.peer_count - 1);
 	}
 }
 
-/* Until what is held is due, or for good. */
+/* Until something is due, or for good. */
 static int wait_ms(void)
+{
+	uint64_t now = ddp_now_ns(), due = step_due(&server.step);
+
+	if (server.peer_count > 0 && server.peers[0].deadline_ns < due)
+		due = server.peers[0].deadline_ns;
+	if (due == UINT64_MAX)
+		return -1;
+	due = now < due ? (due - now + 999999) / 1000000 : 0;
+	return due < INT_MAX ? (int)due : INT_MAX;
+}
+
+static void act(const struct step_action *action)
+{
+	if (action->text[0] != '\0')
+		server.actions.say(action->text);
+	if (action->kill)
+		server.actions.end_step();
+}
+
+static void serve_peers(const struct pollfd *ready, int count)
 {
 	uint64_t now = ddp_now_ns();
 
-	if (!server.held || server.said)
-		return -1;
-	return now < server.say_at_ns ? (int)((server.say_at_ns - now + 999999) / 1000000) : 0;
+	/* From the last on: one that goes moves those behind it. */
+	for (int i = count - 1; i >= 0; i--)
+		if ((ready[i].revents != 0 && !read_peer(&server.peers[i])) ||
+		    server.peers[i].deadline_ns <= now)
+			drop_peer(i);
 }
 
 static void *serve(void *unused)
 {
+	static struct pollfd ready[2 + PEERS_MAX];
+	struct step_action action;
+
 	for (;;) {
-		struct pollfd ready[] = { { .fd = server.listener, .events = POLLIN },
-		                          { .fd = server.wake, .events = POLLIN } };
-		int count = poll(ready, 2, wait_ms());
-		if (count > 0 && ready[1].revents != 0)
+		int peers = server.peer_count, count;
+		ready[0] = (struct pollfd){ .fd = server.wake, .events = POLLIN };
+		ready[1] = (struct pollfd){ .fd = server.listener, .events = POLLIN };
+		for (int i = 0; i < peers; i++)
+			ready[2 + i] = (struct pollfd){ .fd = server.peers[i].fd, .events = POLLIN };
+		count = poll(ready, (nfds_t)(2 + peers), wait_ms());
+		if (count > 0 && ready[0].revents != 0)
 			break;
-		if (server.held && !server.said && wait_ms() == 0)
-			say();
-		if (count > 0)
-			serve_next();
+		if (count >= 0)
+			serve_peers(ready + 2, peers);
+		if (count > 0 && ready[1].revents != 0)
+			accept_peers();
+		while (step_act(&server.step, ddp_now_ns(), &action))
+			act(&action);
 	}
-	if (server.held && !server.said)
-		say();
+	if (step_finish(&server.step, &action))
+		act(&action);
 	return unused;
 }
 
@@ -203,14 +249,15 @@ static bool listen_and_start(uint16_t low, uint16_t high)
 	return start_thread();
 }
 
-bool relay_open(uint16_t low, uint16_t high, int hold_ms, void (*say_text)(const char *text),
-                char spec[RELAY_SPEC_MAX], struct fault *fault)
+bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
+                const struct relay_actions *actions, char spec[RELAY_SPEC_MAX],
+                struct fault *fault)
 {
 	struct sink sink = sink_on(spec, RELAY_SPEC_MAX);
 
 	if (server.process == 0) {
-		server.say = say_text;
-		server.hold_ms = hold_ms;
+		server.actions = *actions;
+		server.step.policy = *policy;
 		if (!listen_and_start(low, high)) {
 			fault_set(fault, "cannot listen for the nodes' reports: %s", strerror(errno));
 			close_sockets();
@@ -224,16 +271,21 @@ bool relay_open(uint16_t low, uint16_t high, int hold_ms, void (*say_text)(const
 	return true;
 }
 
-void relay_close(void)
+int relay_close(void)
 {
 	const uint64_t one = 1;
+	int wait_status = 0;
 
 	if (server.process != getpid())
-		return;
+		return 0;
 	if (write(server.wake, &one, sizeof(one)) == (ssize_t)sizeof(one)) {
 		pthread_join(server.thread, NULL);
+		wait_status = server.step.wait_status;
+		while (server.peer_count > 0)
+			drop_peer(server.peer_count - 1);
 		close_sockets();
 	}
 	memset(&server, 0, sizeof(server));
 	server.listener = server.wake = -1;
+	return wait_status;
 }

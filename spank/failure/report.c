@@ -5,6 +5,7 @@
 
 #include "ddp.h"
 #include "spank/failure/doing.h"
+#include "spank/identity/nodelist.h"
 #include "spank/sink.h"
 
 bool report_blames_peer(const struct ddp_progress *progress)
@@ -35,7 +36,9 @@ static void add_end(struct sink *sink, const struct failure *failure)
 {
 	int status = failure->wait_status;
 
-	if (WIFSIGNALED(status)) {
+	if (failure->node_tasks > 0) {
+		sink_add(sink, "were killed by signal 9 (SIGKILL)");
+	} else if (WIFSIGNALED(status)) {
 		sink_add(sink, "was killed by signal %d (%s)", WTERMSIG(status), signal_name(WTERMSIG(status)));
 		if (WCOREDUMP(status))
 			sink_add(sink, ", leaving a core dump,");
@@ -43,6 +46,8 @@ static void add_end(struct sink *sink, const struct failure *failure)
 		sink_add(sink, "exited with code %d", WEXITSTATUS(status));
 	}
 	sink_add(sink, " after %.1f s", failure->seconds);
+	if (failure->out_of_memory)
+		sink_add(sink, ": the kernel's out-of-memory killer has ended a process of this step there");
 }
 
 static void add_progress(struct sink *sink, const struct failure *failure)
@@ -58,11 +63,37 @@ static void add_progress(struct sink *sink, const struct failure *failure)
 		sink_add(sink, ": %s", doing.error);
 }
 
+static void add_name(struct sink *sink, const struct failure *failure)
+{
+	bool all = failure->node_tasks > 0;
+
+	if (all)
+		sink_add(sink, "all %u tasks on ", failure->node_tasks);
+	else if (failure->launcher)
+		sink_add(sink, "launcher on node %u of %u (", failure->rank, failure->world_size);
+	else
+		sink_add(sink, "rank %u of %u on ", failure->rank, failure->world_size);
+	sink_add_untrusted(sink, failure->node, HOST_NAME_MAX_BYTES);
+	sink_add(sink, !all && failure->launcher ? ") " : " ");
+}
+
 void report_failure(const struct failure *failure, char *text, size_t bytes)
 {
 	struct sink sink = sink_on(text, bytes);
 
-	sink_add(&sink, "rank %u of %u on %s ", failure->rank, failure->world_size, failure->node);
+	add_name(&sink, failure);
 	add_end(&sink, failure);
-	add_progress(&sink, failure);
+	if (failure->node_tasks == 0)
+		add_progress(&sink, failure);
+}
+
+void report_slurmstepd(const char *node, uint32_t tasks, uint32_t world_size, char *text,
+                       size_t bytes)
+{
+	struct sink sink = sink_on(text, bytes);
+
+	sink_add(&sink, "slurmstepd on ");
+	sink_add_untrusted(&sink, node, HOST_NAME_MAX_BYTES);
+	sink_add(&sink, " has died, with %u of the step's %u tasks in its care: nothing is known of them "
+	         "any more", tasks, world_size);
 }

@@ -13,7 +13,10 @@
 
 struct failure {
 	uint32_t rank, world_size;
-	const char *node;
+	const char *node;             /* printed with '?' for what is not printable */
+	uint32_t node_tasks;          /* of which all were killed; 0: it is about the rank */
+	bool launcher;                /* the task is the launcher of its node */
+	bool out_of_memory;           /* the kernel has killed for want of memory */
 	int wait_status;              /* as wait(2) gives it */
 	double seconds;               /* since the step's start on the node */
 	struct ddp_progress progress; /* a copy; zeroed if there is none */
@@ -25,5 +28,9 @@ bool report_blames_peer(const struct ddp_progress *progress);
 
 /* Writes the sentence, cut to `bytes` if need be; printable bytes only. */
 void report_failure(const struct failure *failure, char *text, size_t bytes);
+
+/* The sentence for when slurmstepd, with the node's tasks in its care, is gone. */
+void report_slurmstepd(const char *node, uint32_t tasks, uint32_t world_size, char *text,
+                       size_t bytes);
 
 #endif

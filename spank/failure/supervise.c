@@ -7,7 +7,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -18,7 +17,7 @@
  * room for 64: a number beyond makes it grow the table, and a process with
  * threads, as slurmstepd is, waits 10 ms for that.
  */
-enum { LOCAL_TASKS_MAX = 65536, HIGH_DESCRIPTOR = 48, POLL_MS = 10 };
+enum { LOCAL_TASKS_MAX = 65536, HIGH_DESCRIPTOR = 48 };
 
 static size_t shared_bytes(uint32_t local_tasks)
 {
@@ -105,43 +104,57 @@ bool supervise_holds_rank_zero(const struct supervise *supervise)
 	return false;
 }
 
-bool supervise_any_failed(const struct supervise *supervise)
+void supervise_forked(struct supervise *supervise, uint32_t local_task, pid_t pid)
 {
+	if (local_task >= supervise->local_tasks)
+		return;
+	supervise->pids[local_task] = pid;
+	if (supervise->memory.path[0] == '\0')
+		memory_start(&supervise->memory, pid);
+}
+
+static bool is_failure(enum task_end end)
+{
+	return end == END_CODE || end == END_CRASH;
+}
+
+void supervise_reaped(struct supervise *supervise, uint32_t local_task, int wait_status)
+{
+	enum task_end end = judge_task_end(wait_status);
+
+	if (local_task < supervise->local_tasks)
+		supervise->pids[local_task] = 0;
+	supervise->any_failed |= is_failure(end);
+	supervise->any_other_end |= end != END_BY_KILL;
+}
+
+uint32_t supervise_left(const struct supervise *supervise)
+{
+	uint32_t left = 0;
+
+	for (uint32_t i = 0; i < supervise->local_tasks; i++)
+		left += supervise->pids[i] != 0;
+	return left;
+}
+
+struct supervise_ends supervise_look(const struct supervise *supervise)
+{
+	struct supervise_ends ends = { .all_ended = true, .all_killed = !supervise->any_other_end,
+		                       .any_failed = supervise->any_failed };
+
 	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
 		siginfo_t info = { .si_pid = 0 };
-		enum task_end end;
+		enum task_end end = END_FINE;
 		if (supervise->pids[i] == 0 ||
-		    waitid(P_PID, (id_t)supervise->pids[i], &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-		    info.si_pid == 0)
+		    waitid(P_PID, (id_t)supervise->pids[i], &info, WEXITED | WNOHANG | WNOWAIT) != 0)
 			continue;
-		end = judge_task_end(info.si_code == CLD_EXITED ? W_EXITCODE(info.si_status, 0)
-		                                                : info.si_status);
-		if (end == END_CODE || end == END_CRASH)
-			return true;
+		if (info.si_pid == 0)
+			ends.all_ended = false;
+		else
+			end = judge_task_end(info.si_code == CLD_EXITED ? W_EXITCODE(info.si_status, 0)
+			                                                : info.si_status);
+		ends.all_killed &= end == END_BY_KILL;
+		ends.any_failed |= is_failure(end);
 	}
-	return supervise->any_failed;
-}
-
-static bool any_alive(const struct supervise *supervise)
-{
-	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
-		siginfo_t info = { .si_pid = 0 };
-		if (supervise->pids[i] != 0 &&
-		    waitid(P_PID, (id_t)supervise->pids[i], &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-		    info.si_pid == 0)
-			return true;
-	}
-	return false;
-}
-
-bool supervise_all_ended(const struct supervise *supervise, int wait_ms)
-{
-	const struct timespec pause = { .tv_nsec = POLL_MS * 1000000L };
-
-	for (; any_alive(supervise); wait_ms -= POLL_MS) {
-		if (wait_ms <= 0)
-			return false;
-		nanosleep(&pause, NULL);
-	}
-	return true;
+	return ends;
 }

@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "spank/failure/memory.h"
+#include "spank/failure/witness.h"
 #include "spank/fault.h"
 #include "spank/identity/nodelist.h"
 #include "watch/progress.h"
@@ -17,6 +19,7 @@
 /* Shared between slurmstepd and its children until they exec the program. */
 struct supervise_shared {
 	atomic_bool told; /* a failure was already put into words on this node */
+	struct witness witness;
 	uint32_t world_size;
 	char node[HOST_NAME_MAX_BYTES];
 	char srun_address[64]; /* numeric, as Slurm says it; "" if it does not */
@@ -27,10 +30,11 @@ struct supervise {
 	uint32_t local_tasks;
 	struct supervise_shared *shared;
 	pid_t *pids;       /* by local task; 0: not forked, or reaped */
+	struct memory_watch memory; /* of the first task's cgroup */
 	int progress_fd;   /* -1: none */
 	uint64_t start_ns; /* CLOCK_MONOTONIC */
-	bool failed;       /* a failure was seen that is no other's consequence */
 	bool any_failed;   /* a task failed on its own account, and was reaped */
+	bool any_other_end; /* a task ended otherwise than by SIGKILL, and was reaped */
 };
 
 /*
@@ -52,14 +56,19 @@ void supervise_read(const struct supervise *supervise, uint32_t local_task,
 /* Whether rank 0 of the step is one of the node's tasks. */
 bool supervise_holds_rank_zero(const struct supervise *supervise);
 
-/* Whether a task has failed on its own account, reaped or not. */
-bool supervise_any_failed(const struct supervise *supervise);
+/* Of a task that was forked, or reaped. */
+void supervise_forked(struct supervise *supervise, uint32_t local_task, pid_t pid);
+void supervise_reaped(struct supervise *supervise, uint32_t local_task, int wait_status);
 
-/*
- * Whether all other tasks of the node have ended, too, after `wait_ms` at
- * most: a cancelled step's tasks die together, a rank that the kernel or
- * somebody killed dies alone. Reaps nothing.
- */
-bool supervise_all_ended(const struct supervise *supervise, int wait_ms);
+/* How many tasks were forked and not reaped. */
+uint32_t supervise_left(const struct supervise *supervise);
+
+/* How the tasks of the node have ended, reaped or not. Reaps nothing. */
+struct supervise_ends {
+	bool all_ended;
+	bool all_killed; /* by SIGKILL */
+	bool any_failed; /* on its own account */
+};
+struct supervise_ends supervise_look(const struct supervise *supervise);
 
 #endif

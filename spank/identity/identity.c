@@ -222,20 +222,6 @@ static bool read_restarts(const struct step_facts *facts, struct identity *ident
 	return read_count(facts, "SLURM_RESTART_COUNT", &identity->restart_count, fault);
 }
 
-bool layout_has_lone_task(const char *tasks_per_node)
-{
-	const char *p = tasks_per_node;
-
-	while (p != NULL && *p != '\0') {
-		if (p[0] == '1' && (p[1] == '\0' || p[1] == ',' || p[1] == '('))
-			return true;
-		p = strchr(p, ',');
-		if (p != NULL)
-			p++;
-	}
-	return false;
-}
-
 bool step_spans_components(char *const *environment, uint32_t component_tasks)
 {
 	const struct step_facts facts = { .environment = environment };

@@ -41,10 +41,6 @@ struct identity {
 /* The value of a variable, or NULL. */
 const char *environment_get(char *const *environment, const char *name);
 
-/* Whether some node runs a single task, by SLURM_STEP_TASKS_PER_NODE, such as
-   "2(x3),1"; NULL or anything else is no. */
-bool layout_has_lone_task(const char *tasks_per_node);
-
 /* Whether the step, by its environment, has more tasks than this component. */
 bool step_spans_components(char *const *environment, uint32_t component_tasks);
 

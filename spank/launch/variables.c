@@ -29,7 +29,8 @@ static const char *const step_names[] = {
 
 /* How srun's side hands its words over; the task needs them no more. */
 static const char *const handover_names[] = { "SLURM_DDP_KEY", "SLURM_DDP_FIRST_HOST",
-	                                    "SLURM_DDP_RELAY" };
+	                                    "SLURM_DDP_RELAY",
+	                                    "SLURM_DDP_ON_FAILURE" };
 
 enum {
 	KEY_DIGITS = 64,

@@ -543,19 +543,6 @@ static void restart_count_moves_the_hashed_port(void **state)
 	assert_true(ports[0] != ports[1] && ports[1] != ports[2]);
 }
 
-static void lone_tasks_are_seen_in_the_layout(void **state)
-{
-	static const struct { const char *text; bool lone; } texts[] = {
-		{ "1", true }, { "1(x4)", true }, { "2(x3),1", true }, { "3,1(x2)", true }, { "2,11,1,4", true },
-		{ "2", false }, { "2(x1)", false }, { "11(x3)", false }, { "2,11,21", false }, { "", false },
-		{ ",", false }, { "x", false }, { NULL, false },
-	};
-
-	(void)state;
-	for (size_t i = 0; i < COUNT(texts); i++)
-		assert_int_equal(layout_has_lone_task(texts[i].text), texts[i].lone);
-}
-
 static void steps_of_several_components_are_told(void **state)
 {
 	static const struct { const char *variable; uint32_t tasks; bool spans; } steps[] = {
@@ -595,7 +582,6 @@ int main(void)
 		cmocka_unit_test(contradictions_are_errors),
 		cmocka_unit_test(impossible_items_are_errors),
 		cmocka_unit_test(restart_count_moves_the_hashed_port),
-		cmocka_unit_test(lone_tasks_are_seen_in_the_layout),
 		cmocka_unit_test(steps_of_several_components_are_told),
 		cmocka_unit_test(variable_lookup_matches_whole_names),
 	};

@@ -38,6 +38,27 @@ static const char *shown(const struct settings *s)
 	"verbose=0 check=0 off=0"
 #define BASE "port=21000-28999 " BASE_BEHIND_PORT
 
+static void grace_is_in_seconds(void **state)
+{
+	static const struct { const char *list; bool taken; uint32_t seconds; } cases[] = {
+		{ "", true, GRACE_OF_SLURM }, { "grace=0", true, 0 }, { "grace=300", true, 300 },
+		{ "grace=604800", true, 604800 }, { "grace=604801", false, 0 }, { "grace", false, 0 },
+		{ "grace=", false, 0 }, { "grace=5m", false, 0 }, { "grace=-1", false, 0 },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct settings settings;
+		struct fault fault = { "" };
+		settings_init(&settings);
+		assert_int_equal(options_parse(&settings, cases[i].list, 0, &fault), cases[i].taken);
+		if (cases[i].taken)
+			assert_int_equal(settings.grace_seconds, cases[i].seconds);
+		else
+			assert_non_null(strstr(fault.text, "'grace'"));
+	}
+}
+
 static void each_key_sets_what_it_says(void **state)
 {
 	static const struct { const char *list, *expected; } cases[] = {
@@ -271,6 +292,7 @@ static void empty_site_line_is_the_built_in_defaults(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(grace_is_in_seconds),
 		cmocka_unit_test(each_key_sets_what_it_says),
 		cmocka_unit_test(wrong_words_are_refused_by_name),
 		cmocka_unit_test(unknown_key_comes_with_the_known_ones),

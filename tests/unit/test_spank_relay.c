@@ -20,11 +20,13 @@
 
 #include "base/clock.h"
 #include "spank/failure/relay.h"
+#include "spank/failure/step.h"
+#include "spank/failure/timeline.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 static char said[RELAY_TEXT_MAX + 1];
-static atomic_int times_said;
+static atomic_int times_said, times_ended;
 
 static void say(const char *text)
 {
@@ -32,22 +34,43 @@ static void say(const char *text)
 	atomic_fetch_add(&times_said, 1);
 }
 
+static void end_step(void)
+{
+	atomic_fetch_add(&times_ended, 1);
+}
+
+static const struct relay_actions actions = { .say = say, .end_step = end_step };
+
+static struct step_policy policy_with(uint32_t hold_ms)
+{
+	return (struct step_policy){ .hold_ms = hold_ms, .doubt_ms = DOUBT_MS, .grace_ms = 600000,
+		                     .kill_on_failure = true };
+}
+
+/* Moves `bytes` one way; false where the other side does not. */
+static bool send_bytes(int fd, const void *data, size_t bytes)
+{
+	return send(fd, data, bytes, MSG_NOSIGNAL) == (ssize_t)bytes;
+}
+
 /* Longer than any test runs; relay_close() says what is held. */
 enum { LONG_MS = 600000 };
 
-static struct relay open_relay(int hold_ms)
+static struct relay open_relay(uint32_t hold_ms)
 {
+	const struct step_policy policy = policy_with(hold_ms);
 	char spec[RELAY_SPEC_MAX];
 	struct fault fault = { "" };
 	struct relay relay;
 
 	said[0] = '\0';
 	atomic_store(&times_said, 0);
-	if (!relay_open(0, 0, hold_ms, say, spec, &fault))
+	atomic_store(&times_ended, 0);
+	if (!relay_open(0, 0, &policy, &actions, spec, &fault))
 		fail_msg("%s", fault.text);
 	relay = relay_parse(spec);
 	assert_int_not_equal(relay.port, 0);
-	assert_int_equal(relay.reply_ms, RELAY_REPLY_MS);
+	assert_int_equal(relay.reply_ms, REPLY_MS);
 	/* A node that hangs up has spoken itself: on a busy machine, srun would then
 	   say nothing, rightly. */
 	relay.reply_ms = LONG_MS;
@@ -56,12 +79,14 @@ static struct relay open_relay(int hold_ms)
 
 static bool try_to_tell(const struct relay *relay, const char *text, uint32_t age_ms, bool hearsay)
 {
-	struct relay_news news = { .text = text, .age_ms = age_ms, .hearsay = hearsay };
+	struct relay_news news = { .text = text, .age_ms = age_ms, .wait_status = 7 << 8,
+		                   .facts = { .end = END_CODE, .sent = SENT_NOTHING,
+		                              .blames_peer = hearsay } };
 
 	return relay_tell(relay, "127.0.0.1", &news);
 }
 
-/* srun hangs up on a node that is kept from sending for 100 ms after it connected;
+/* srun hangs up on a node that is kept from sending for long after it connected;
    it has then heard nothing. */
 static bool tell(const struct relay *relay, const char *text, uint32_t age_ms, bool hearsay)
 {
@@ -185,7 +210,7 @@ static void cause_wins_over_its_consequence(void **state)
 static void it_is_said_while_the_step_still_runs(void **state)
 {
 	const struct timespec pause = { .tv_nsec = 10000000 };
-	struct relay relay = open_relay(RELAY_HOLD_MS);
+	struct relay relay = open_relay(HOLD_MS);
 
 	(void)state;
 	assert_true(tell(&relay, "first", 0, false));
@@ -196,6 +221,61 @@ static void it_is_said_while_the_step_still_runs(void **state)
 	relay_close();
 	assert_int_equal(atomic_load(&times_said), 1);
 	assert_string_equal(said, "first");
+	assert_int_equal(atomic_load(&times_ended), 1);
+}
+
+/* What a node tells arrives as it was, and the code that srun leaves with. */
+static void news_pass_the_wire(void **state)
+{
+	static const struct relay_news cases[] = {
+		{ .text = "a", .age_ms = 70000, .wait_status = 0x0b,
+		  .facts = { .end = END_CRASH, .sent = SENT_STOP, .lone = true, .other_failed = true } },
+		{ .text = "b", .age_ms = UINT32_MAX, .wait_status = 255 << 8,
+		  .facts = { .end = END_BY_KILL, .sent = SENT_KILL, .all_killed = true, .blames_peer = true,
+		             .out_of_memory = true } },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct relay_message message;
+		struct relay_news news;
+		relay_write(&message, &cases[i]);
+		news = relay_read(&message);
+		assert_string_equal(news.text, cases[i].text);
+		assert_int_equal(news.age_ms, cases[i].age_ms);
+		assert_int_equal(news.wait_status, cases[i].wait_status);
+		assert_memory_equal(&news.facts, &cases[i].facts, sizeof(news.facts));
+	}
+	struct relay relay = open_relay(LONG_MS);
+	assert_true(tell(&relay, "seven", 0, false));
+	assert_int_equal(relay_close(), 7 << 8);
+}
+
+static int connect_to(uint16_t port);
+
+/* More connections than srun has places, all held and silent: a node gets through
+   without a delay, and srun says its sentence and no other. */
+static void held_connections_keep_nobody_waiting(void **state)
+{
+	enum { HELD = 518 };
+	struct relay relay = open_relay(LONG_MS);
+	static int held[HELD];
+	uint64_t start;
+
+	(void)state;
+	for (int i = 0; i < HELD; i++) {
+		held[i] = connect_to(relay.port);
+		if (i % 2 == 0)
+			send_bytes(held[i], "x", 1);
+	}
+	start = ddp_now_ns();
+	assert_true(try_to_tell(&relay, "the cause", 0, false));
+	assert_true(ddp_now_ns() - start < 2 * REPLY_MS * 1000000ull);
+	relay_close();
+	assert_int_equal(atomic_load(&times_said), 1);
+	assert_string_equal(said, "the cause");
+	for (int i = 0; i < HELD; i++)
+		close(held[i]);
 }
 
 static void stranger_is_neither_heard_nor_answered(void **state)
@@ -232,14 +312,14 @@ static void garbage_keeps_nobody_out(void **state)
 	memset(garbage, 0xa5, sizeof(garbage));
 	for (size_t bytes = 1; bytes <= sizeof(garbage); bytes = bytes * 3 + 1) {
 		fd = connect_to(relay.port);
-		relay_send(fd, garbage, bytes, 1000);
+		send_bytes(fd, garbage, bytes);
 		close(fd);
 	}
 	relay_sign(&relay, &message, message.tag);
 	message.text[0] = 'C';
 	fd = connect_to(relay.port);
-	assert_true(relay_send(fd, &message, sizeof(message), 1000));
-	assert_false(relay_receive(fd, &answer, 1, 20000));
+	assert_true(send_bytes(fd, &message, sizeof(message)));
+	assert_true(recv(fd, &answer, 1, 0) <= 0);
 	close(fd);
 	assert_true(tell(&relay, "true", 0, false));
 	close(silent);
@@ -267,7 +347,7 @@ static void node_gives_up_on_what_is_not_its_srun(void **state)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
 	socklen_t bytes = sizeof(address);
-	struct relay relay = { .port = 0, .reply_ms = RELAY_REPLY_MS };
+	struct relay relay = { .port = 0, .reply_ms = REPLY_MS };
 	uint64_t start;
 	int listener = socket(AF_INET, SOCK_STREAM, 0);
 	pid_t pid;
@@ -281,7 +361,7 @@ static void node_gives_up_on_what_is_not_its_srun(void **state)
 	assert_int_equal(listen(listener, 8), 0);
 	start = ddp_now_ns();
 	assert_false(try_to_tell(&relay, "accepted only", 0, false));
-	assert_true(ddp_now_ns() - start >= (RELAY_REPLY_MS - 1) * 1000000ull);
+	assert_true(ddp_now_ns() - start >= (REPLY_MS - 1) * 1000000ull);
 	pid = fork();
 	assert_true(pid >= 0);
 	if (pid == 0) {
@@ -289,7 +369,7 @@ static void node_gives_up_on_what_is_not_its_srun(void **state)
 		for (int i = 0; i < 2; i++) {
 			char answer[SIPHASH_BYTES] = "wrong";
 			int fd = accept(listener, NULL, NULL);
-			relay_send(fd, answer, sizeof(answer), 1000);
+			send_bytes(fd, answer, sizeof(answer));
 			close(fd);
 		}
 		_exit(0);
@@ -305,7 +385,7 @@ static void no_name_is_resolved(void **state)
 	static const char *const names[] = { "localhost", "", "127.1", "0x7f000001", "127.0.0.1 ",
 	                                     "::1%lo", "127.0.0.1:80", "/etc/passwd" };
 	struct relay relay = open_relay(LONG_MS);
-	struct relay_news news = { .text = "text" };
+	struct relay_news news = { .text = "text", .facts = { .end = END_CODE } };
 
 	(void)state;
 	for (size_t i = 0; i < COUNT(names); i++)
@@ -323,6 +403,7 @@ static void port_comes_from_the_range(void **state)
 	struct sockaddr_in any4 = { .sin_family = AF_INET };
 	socklen_t bytes = sizeof(any);
 	int taken = socket(AF_INET6, SOCK_STREAM, 0);
+	const struct step_policy policy = policy_with(0);
 	uint16_t port;
 
 	(void)state;
@@ -334,9 +415,9 @@ static void port_comes_from_the_range(void **state)
 	assert_int_equal(listen(taken, 1), 0);
 	assert_int_equal(getsockname(taken, (struct sockaddr *)&any, &bytes), 0);
 	port = ntohs(any.sin6_port);
-	assert_false(relay_open(port, port, 0, say, spec, &fault));
+	assert_false(relay_open(port, port, &policy, &actions, spec, &fault));
 	assert_non_null(strstr(fault.text, "in use"));
-	assert_true(relay_open((uint16_t)(port - 40), port, 0, say, spec, &fault));
+	assert_true(relay_open((uint16_t)(port - 40), port, &policy, &actions, spec, &fault));
 	assert_in_range(relay_parse(spec).port, port - 40, port - 1);
 	relay_close();
 	close(taken);
@@ -371,6 +452,8 @@ int main(void)
 		cmocka_unit_test(earlier_failure_wins_whoever_came_first),
 		cmocka_unit_test(cause_wins_over_its_consequence),
 		cmocka_unit_test(it_is_said_while_the_step_still_runs),
+		cmocka_unit_test(news_pass_the_wire),
+		cmocka_unit_test(held_connections_keep_nobody_waiting),
 		cmocka_unit_test(stranger_is_neither_heard_nor_answered),
 		cmocka_unit_test(garbage_keeps_nobody_out),
 		cmocka_unit_test(control_bytes_never_reach_the_terminal),

@@ -23,6 +23,27 @@ static struct failure failure(int wait_status)
 		                 .seconds = 12.34, .now_ns = 9000000000u };
 }
 
+static void the_name_fits_what_ended(void **state)
+{
+	struct failure what = failure(SIGKILL);
+	char text[1024];
+
+	(void)state;
+	what.launcher = true;
+	report_failure(&what, text, sizeof(text));
+	assert_string_equal(text, "launcher on node 3 of 4 (n1) was killed by signal 9 (SIGKILL) after 12.3 s");
+	what.node_tasks = 2;
+	what.node = "n\033[2J1\n";
+	report_failure(&what, text, sizeof(text));
+	assert_string_equal(text, "all 2 tasks on n?[2J1? were killed by signal 9 (SIGKILL) after 12.3 s");
+	what.out_of_memory = true;
+	report_failure(&what, text, sizeof(text));
+	assert_non_null(strstr(text, "after 12.3 s: the kernel's out-of-memory killer"));
+	report_slurmstepd("n\0331", 2, 4, text, sizeof(text));
+	assert_string_equal(text, "slurmstepd on n?1 has died, with 2 of the step's 4 tasks in its care: "
+	                          "nothing is known of them any more");
+}
+
 static void end_is_put_into_words(void **state)
 {
 	static const struct { int status; const char *text; } cases[] = {
@@ -136,6 +157,7 @@ static void random_pages_stay_in_bounds(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(the_name_fits_what_ended),
 		cmocka_unit_test(end_is_put_into_words),
 		cmocka_unit_test(page_says_what_the_rank_was_doing),
 		cmocka_unit_test(page_without_its_mark_says_nothing),

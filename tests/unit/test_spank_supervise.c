@@ -207,25 +207,39 @@ static void one_task_of_a_node_tells(void **state)
 	supervise_end(&supervise);
 }
 
+/* Until the task has ended, unreaped. */
+static void await_end(pid_t pid)
+{
+	siginfo_t info;
+
+	assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
+}
+
 static void lone_death_is_told_from_a_common_one(void **state)
 {
 	struct supervise supervise;
+	pid_t pids[3];
 
 	(void)state;
 	start(&supervise, 3);
-	for (int i = 0; i < 3; i++)
-		supervise.pids[i] = fork_task();
-	assert_false(supervise_all_ended(&supervise, 0));
-	kill(supervise.pids[0], SIGKILL);
-	assert_int_equal(waitpid(supervise.pids[0], NULL, 0), supervise.pids[0]);
-	supervise.pids[0] = 0;
-	assert_false(supervise_all_ended(&supervise, 50));
-	kill(supervise.pids[1], SIGKILL);
-	kill(supervise.pids[2], SIGTERM);
-	assert_true(supervise_all_ended(&supervise, 20000));
+	for (uint32_t i = 0; i < 3; i++)
+		supervise_forked(&supervise, i, pids[i] = fork_task());
+	assert_false(supervise_look(&supervise).all_ended);
+	assert_int_equal(supervise_left(&supervise), 3);
+	kill(pids[0], SIGKILL);
+	assert_int_equal(waitpid(pids[0], NULL, 0), pids[0]);
+	supervise_reaped(&supervise, 0, SIGKILL);
+	assert_false(supervise_look(&supervise).all_ended);
+	kill(pids[1], SIGKILL);
+	kill(pids[2], SIGKILL);
+	await_end(pids[1]);
+	await_end(pids[2]);
+	assert_true(supervise_look(&supervise).all_ended);
+	assert_true(supervise_look(&supervise).all_killed);
+	assert_int_equal(supervise_left(&supervise), 2);
 	/* It reaps nothing: that is slurmstepd's. */
-	assert_int_equal(waitpid(supervise.pids[1], NULL, 0), supervise.pids[1]);
-	assert_int_equal(waitpid(supervise.pids[2], NULL, 0), supervise.pids[2]);
+	assert_int_equal(waitpid(pids[1], NULL, 0), pids[1]);
+	assert_int_equal(waitpid(pids[2], NULL, 0), pids[2]);
 	supervise_end(&supervise);
 }
 
@@ -245,23 +259,31 @@ static pid_t fork_end(int code, int number)
 
 static void failures_of_their_own_are_told_from_killed_tasks(void **state)
 {
-	static const struct { int code, number; bool failed; } cases[] = {
-		{ 0, 0, false }, { 1, 0, true }, { 137, 0, false }, { 143, 0, false }, { 0, SIGKILL, false },
-		{ 0, SIGTERM, false }, { 0, SIGUSR1, true },
+	static const struct { int code, number; bool failed, killed; } cases[] = {
+		{ 0, 0, false, false }, { 1, 0, true, false }, { 137, 0, false, true },
+		{ 143, 0, false, false }, { 0, SIGKILL, false, true }, { 0, SIGTERM, false, false },
+		{ 0, SIGUSR1, true, false },
 	};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct supervise supervise;
+		pid_t pid = fork_end(cases[i].code, cases[i].number);
+		int status;
 		start(&supervise, 2);
-		supervise.pids[0] = fork_end(cases[i].code, cases[i].number);
-		assert_true(supervise_all_ended(&supervise, 20000));
-		assert_int_equal(supervise_any_failed(&supervise), cases[i].failed);
-		assert_int_equal(waitpid(supervise.pids[0], NULL, 0), supervise.pids[0]);
-		supervise.pids[0] = 0;
-		assert_false(supervise_any_failed(&supervise));
-		supervise.any_failed = true;
-		assert_true(supervise_any_failed(&supervise));
+		supervise_forked(&supervise, 0, pid);
+		await_end(pid);
+		/* As it is before slurmstepd has reaped it, and after. */
+		for (int reaped = 0; reaped < 2; reaped++) {
+			struct supervise_ends ends = supervise_look(&supervise);
+			assert_true(ends.all_ended);
+			assert_int_equal(ends.any_failed, cases[i].failed);
+			assert_int_equal(ends.all_killed, cases[i].killed);
+			if (reaped == 0) {
+				assert_int_equal(waitpid(pid, &status, 0), pid);
+				supervise_reaped(&supervise, 0, status);
+			}
+		}
 		supervise_end(&supervise);
 	}
 }
@@ -274,7 +296,7 @@ static void ending_twice_does_no_harm(void **state)
 	start(&supervise, 1);
 	supervise_end(&supervise);
 	supervise_end(&supervise);
-	assert_true(supervise_all_ended(&supervise, 0));
+	assert_true(supervise_look(&supervise).all_ended);
 	assert_true(supervise_tell_once(&supervise));
 }
 

@@ -1,0 +1,31 @@
+#include "spank/failure/bad_exit.h"
+
+#include <string.h>
+
+/* The value that a word gives, such as "0" in -K0 and --kill-on-bad-exit=0, and ""
+   in -K; NULL if it is another word. A long option may be cut short. */
+static const char *value_of(const char *word)
+{
+	static const char name[] = "--kill-on-bad-exit";
+	size_t length = strcspn(word, "=");
+
+	if (strncmp(word, "-K", 2) == 0)
+		return word + 2;
+	if (length < sizeof("--k") - 1 || length > sizeof(name) - 1 || strncmp(word, name, length) != 0)
+		return NULL;
+	return word[length] == '=' ? word + length + 1 : "";
+}
+
+bool bad_exit_is_zero(const char *words, size_t bytes, int own_words, const char *variable)
+{
+	const char *last = variable, *word = words, *end = words + bytes;
+
+	for (int i = 0; i < own_words && word < end && memchr(word, '\0', (size_t)(end - word)) != NULL;
+	     i++) {
+		const char *value = value_of(word);
+		if (value != NULL)
+			last = value;
+		word += strlen(word) + 1;
+	}
+	return last != NULL && strcmp(last, "0") == 0;
+}

@@ -1,0 +1,145 @@
+#include "spank/failure/node.h"
+
+#include <string.h>
+#include <sys/wait.h>
+
+#include "base/clock.h"
+#include "spank/failure/report.h"
+#include "spank/failure/timeline.h"
+#include "spank/pause.h"
+
+/*
+ * slurmstepd connects to the host from which Slurm got the step, as Slurm itself
+ * does to report the tasks' ends; the user chooses the port only, as there.
+ */
+bool node_tell(struct node *node, const struct relay_news *news)
+{
+	const struct supervise_shared *shared = node->supervise.shared;
+	char address[sizeof(shared->srun_address)] = "";
+
+	if (shared == NULL)
+		return false;
+	memcpy(address, shared->srun_address, sizeof(address) - 1);
+	if (relay_tell(&node->relay, address, news))
+		return true;
+	/* An srun that is out of reach holds up one task's end, not every task's. */
+	node->relay.port = 0;
+	return false;
+}
+
+struct relay_news node_fault(const char *text)
+{
+	return (struct relay_news){ .text = text, .wait_status = W_EXITCODE(1, 0),
+		                    .facts = { .end = END_CODE, .sent = SENT_NOTHING } };
+}
+
+/* Whether what is known may still change: Slurm sends a signal to one process
+   after the other, and tasks that are killed together end one by one. */
+static bool is_unsettled(const struct end_facts *facts, const struct supervise_ends *ends)
+{
+	return facts->sent == SENT_NOTHING || facts->sent == SENT_UNKNOWN ||
+	       (facts->end == END_BY_KILL && !ends->all_ended);
+}
+
+static struct end_facts collect(const struct node *node, enum task_end end)
+{
+	struct end_facts facts = { .end = end, .lone = node->supervise.local_tasks == 1,
+		                   .kill_on_failure = node->kill_on_failure };
+	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)SETTLE_MS * 1000000;
+	struct supervise_ends ends;
+
+	for (;;) {
+		facts.sent = witness_sent(&node->supervise.shared->witness);
+		ends = supervise_look(&node->supervise);
+		if (!is_unsettled(&facts, &ends) || ddp_now_ns() >= deadline_ns)
+			break;
+		pause_ms(SETTLE_MS / 10);
+	}
+	facts.all_killed = ends.all_ended && ends.all_killed;
+	/* Of this task's own failure there is `end`. */
+	facts.other_failed = ends.any_failed && end != END_CODE && end != END_CRASH;
+	facts.out_of_memory = memory_ran_out(&node->supervise.memory);
+	return facts;
+}
+
+static void describe(const struct node *node, const struct node_task *task,
+                     const struct end_facts *facts, const struct ddp_progress *progress,
+                     uint64_t seen_ns, char text[RELAY_TEXT_MAX + 1])
+{
+	const struct supervise_shared *shared = node->supervise.shared;
+	struct failure failure = { .rank = task->global_id, .wait_status = task->wait_status,
+		                   .now_ns = seen_ns, .progress = *progress,
+		                   .launcher = node->launcher,
+		                   .out_of_memory = facts->out_of_memory && facts->end == END_BY_KILL };
+	char name[sizeof(shared->node)] = "";
+
+	/* Written by the tasks before they became the user's program. */
+	memcpy(name, shared->node, sizeof(name) - 1);
+	if (shared->rank[task->local_id] != UINT32_MAX)
+		failure.rank = shared->rank[task->local_id];
+	failure.world_size = shared->world_size;
+	failure.node = name;
+	failure.seconds = (double)(seen_ns - node->supervise.start_ns) * 1e-9;
+	if (facts->all_killed && !facts->lone)
+		failure.node_tasks = node->supervise.local_tasks;
+	report_failure(&failure, text, RELAY_TEXT_MAX + 1);
+}
+
+/* What needs no look around: of a node's many tasks each would take SETTLE_MS. */
+static bool is_old(const struct node *node, enum task_end end, bool hearsay)
+{
+	return end == END_FINE || node->told_cause || (hearsay && node->told_hearsay) ||
+	       (end == END_BY_REQUEST && node->told_later);
+}
+
+/* Each kind of news once for the node; a failure leaves no room for others. */
+static bool is_news(struct node *node, const struct end_verdict *verdict, bool hearsay)
+{
+	bool later = verdict->say != DELAY_NONE && verdict->kill != DELAY_NONE;
+	bool *told = later ? &node->told_later : hearsay ? &node->told_hearsay : &node->told_cause;
+
+	if (*told || node->told_cause || (verdict->say == DELAY_NEVER && verdict->kill == DELAY_NEVER))
+		return false;
+	*told = true;
+	return true;
+}
+
+/* Of the ranks that gave up because of another, rank 0's node speaks, for the case
+   that the other one cannot. */
+static void speak(struct node *node, const struct end_verdict *verdict, bool hearsay,
+                  const char *text)
+{
+	if (verdict->say != DELAY_NONE || (hearsay && !supervise_holds_rank_zero(&node->supervise)) ||
+	    !supervise_tell_once(&node->supervise))
+		return;
+	node->say(text);
+	/* With its last task a node's connection to srun goes; the words first. */
+	if (supervise_look(&node->supervise).all_ended)
+		pause_ms(DELIVERY_MS);
+}
+
+enum end_delay node_take_end(struct node *node, const struct node_task *task)
+{
+	uint64_t seen_ns = ddp_now_ns();
+	char text[RELAY_TEXT_MAX + 1];
+	struct relay_news news = { .text = text, .wait_status = task->wait_status };
+	struct ddp_progress progress;
+	struct end_verdict verdict;
+
+	supervise_reaped(&node->supervise, task->local_id, task->wait_status);
+	supervise_read(&node->supervise, task->local_id, &progress);
+	if (is_old(node, judge_task_end(task->wait_status), report_blames_peer(&progress)))
+		return DELAY_NEVER;
+	news.facts = collect(node, judge_task_end(task->wait_status));
+	news.facts.blames_peer = report_blames_peer(&progress);
+	verdict = judge_end(&news.facts);
+	if (!is_news(node, &verdict, news.facts.blames_peer))
+		return DELAY_NEVER;
+	describe(node, task, &news.facts, &progress, seen_ns, text);
+	news.age_ms = (uint32_t)((ddp_now_ns() - seen_ns) / 1000000);
+	if (node_tell(node, &news))
+		return DELAY_NEVER;
+	speak(node, &verdict, news.facts.blames_peer, text);
+	/* Of tasks that Slurm may have killed a node alone cannot tell more. */
+	return verdict.kill == DELAY_DOUBT ? DELAY_NEVER : verdict.kill;
+}

@@ -1,0 +1,40 @@
+/*
+ * A node's side when a task ends: what it tells srun, and what it does itself if
+ * srun does not answer. In slurmstepd, as root; libc only.
+ */
+#ifndef SPANK_NODE_H
+#define SPANK_NODE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/failure/judge.h"
+#include "spank/failure/relay.h"
+#include "spank/failure/supervise.h"
+
+struct node {
+	struct supervise supervise;
+	struct relay relay; /* where srun listens */
+	bool kill_on_failure;
+	bool launcher;      /* the tasks are launchers */
+	bool told_later, told_hearsay, told_cause; /* by what the verdict was */
+	void (*say)(const char *text); /* to the user, past srun's relay */
+};
+
+struct node_task {
+	uint32_t local_id, global_id;
+	int wait_status;
+};
+
+/* True if srun has the news. What is wrong before a task starts is told this way,
+   too. */
+bool node_tell(struct node *node, const struct relay_news *news);
+
+/* News of a task that could not start. */
+struct relay_news node_fault(const char *text);
+
+/* A task has ended: after what delay this node is to ask for the step's end by
+   itself, which is never where srun has the news. */
+enum end_delay node_take_end(struct node *node, const struct node_task *task);
+
+#endif

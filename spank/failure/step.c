@@ -1,0 +1,176 @@
+#include "spank/failure/step.h"
+
+#include "spank/failure/timeline.h"
+#include "spank/sink.h"
+
+static struct end_verdict judge_case(const struct step *step, const struct step_case *what)
+{
+	struct end_facts facts = what->facts;
+
+	if (step->stopping)
+		facts.sent = SENT_STOP;
+	facts.ending = step->over;
+	facts.kill_on_failure = step->policy.kill_on_failure;
+	return judge_end(&facts);
+}
+
+static uint64_t delay_ns(const struct step *step, enum end_delay delay)
+{
+	static const uint64_t ns_per_ms = 1000000;
+
+	switch (delay) {
+	case DELAY_NONE:
+		return step->policy.hold_ms * ns_per_ms;
+	case DELAY_DOUBT:
+		return step->policy.doubt_ms * ns_per_ms;
+	case DELAY_GRACE:
+		return step->policy.grace_ms * ns_per_ms;
+	case DELAY_NEVER:
+		break;
+	}
+	return UINT64_MAX;
+}
+
+/* When the case is to be said or to end the step, whichever comes first. */
+static uint64_t case_due(const struct step *step, const struct step_case *what)
+{
+	struct end_verdict verdict = judge_case(step, what);
+	uint64_t say = what->said || step->said ? UINT64_MAX : delay_ns(step, verdict.say);
+	uint64_t kill = delay_ns(step, verdict.kill), first = say < kill ? say : kill;
+
+	return !what->held || first == UINT64_MAX ? UINT64_MAX : what->taken_ns + first;
+}
+
+static int case_of(const struct end_verdict *verdict, bool hearsay)
+{
+	if (verdict->say == DELAY_GRACE || verdict->say == DELAY_DOUBT)
+		return CASE_LATER;
+	return hearsay ? CASE_HEARSAY : CASE_CAUSE;
+}
+
+/* Of two of a kind the earlier one is kept. */
+static void hold(struct step *step, int index, const struct step_case *what)
+{
+	struct step_case *kept = &step->cases[index];
+	uint64_t taken_ns = kept->held ? kept->taken_ns : what->taken_ns;
+
+	if (kept->held && (kept->said || what->happened_ns >= kept->happened_ns))
+		return;
+	*kept = *what;
+	kept->taken_ns = taken_ns;
+}
+
+/* No node tells of an end later than it waits for srun: what claims to be older
+   takes nobody's place by it. */
+static uint64_t happened_ns(uint32_t age_ms, uint64_t now_ns)
+{
+	uint32_t longest_ms = SETTLE_MS + CONNECT_MS + REPLY_MS;
+	uint64_t age_ns = (uint64_t)(age_ms < longest_ms ? age_ms : longest_ms) * 1000000;
+
+	return age_ns < now_ns ? now_ns - age_ns : 0;
+}
+
+void step_take(struct step *step, const struct relay_news *news, bool alone, uint64_t now_ns)
+{
+	struct step_case what = { .held = true, .facts = news->facts, .taken_ns = now_ns,
+		                  .happened_ns = happened_ns(news->age_ms, now_ns),
+		                  .wait_status = news->wait_status };
+	struct sink sink = sink_on(what.text, sizeof(what.text));
+	struct end_verdict verdict;
+
+	if (step->over)
+		return;
+	step->stopping |= news->facts.sent == SENT_STOP;
+	verdict = judge_case(step, &what);
+	if (alone) {
+		step->over |= verdict.kill == DELAY_NONE;
+		if (verdict.say != DELAY_NONE || news->facts.blames_peer || step->said)
+			return;
+		step->said = true;
+		step->wait_status = news->wait_status;
+		return;
+	}
+	if (verdict.say == DELAY_NEVER && verdict.kill == DELAY_NEVER)
+		return;
+	sink_add_untrusted(&sink, news->text, RELAY_TEXT_MAX);
+	hold(step, case_of(&verdict, news->facts.blames_peer), &what);
+}
+
+uint64_t step_due(const struct step *step)
+{
+	uint64_t first = UINT64_MAX;
+
+	for (int i = 0; i < CASE_COUNT && !step->over; i++) {
+		uint64_t due = case_due(step, &step->cases[i]);
+		if (due < first)
+			first = due;
+	}
+	return first;
+}
+
+/* The one to speak of when one is due: what happened first goes before what it
+   led to, and both before what may be no failure. */
+static struct step_case *choose(struct step *step, uint64_t now_ns)
+{
+	struct step_case *later = &step->cases[CASE_LATER];
+
+	for (int i = 0; i < CASE_LATER && !step->said; i++) {
+		struct step_case *what = &step->cases[i];
+		if (what->held && judge_case(step, what).say == DELAY_NONE)
+			return what;
+	}
+	if (case_due(step, later) <= now_ns)
+		return later;
+	for (int i = 0; i < CASE_LATER; i++)
+		if (case_due(step, &step->cases[i]) <= now_ns)
+			return &step->cases[i];
+	return NULL;
+}
+
+static void say_case(struct step *step, struct step_case *what, const struct end_verdict *verdict,
+                     struct step_action *action)
+{
+	struct sink sink = sink_on(action->text, sizeof(action->text));
+
+	if (verdict->words == WORDS_NONE || (step->said && !action->kill))
+		return;
+	sink_add(&sink, "%s", what->text);
+	if (verdict->kill == DELAY_GRACE || verdict->say == DELAY_GRACE)
+		if (action->kill || verdict->say == DELAY_GRACE)
+			sink_add(&sink, "; %.1f s later the step was still running%s (see grace= in ddp(7))",
+			         step->policy.grace_ms * 1e-3, action->kill ? ", and is ended" : "");
+	if (!step->said)
+		step->wait_status = what->wait_status;
+	step->said = what->said = true;
+}
+
+bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
+{
+	struct step_case *what = step_due(step) <= now_ns ? choose(step, now_ns) : NULL;
+	struct end_verdict verdict;
+
+	if (what == NULL)
+		return false;
+	verdict = judge_case(step, what);
+	*action = (struct step_action){ .kill = verdict.kill != DELAY_NEVER &&
+		                        what->taken_ns + delay_ns(step, verdict.kill) <= now_ns };
+	/* What was chosen may have come after the one that is due: they are one event. */
+	if (verdict.say == DELAY_NONE && verdict.kill == DELAY_NONE)
+		action->kill = true;
+	say_case(step, what, &verdict, action);
+	step->over = action->kill;
+	return true;
+}
+
+bool step_finish(struct step *step, struct step_action *action)
+{
+	*action = (struct step_action){ .kill = false };
+	for (int i = 0; i < CASE_LATER && !step->over && !step->said; i++) {
+		struct step_case *what = &step->cases[i];
+		struct end_verdict verdict = judge_case(step, what);
+		if (what->held && verdict.say == DELAY_NONE)
+			say_case(step, what, &verdict, action);
+	}
+	step->over = true;
+	return action->text[0] != '\0';
+}

@@ -1,0 +1,59 @@
+/*
+ * What srun knows of its step's end, from what the nodes tell: the one sentence
+ * that it says, and the one time that it ends the step. Pure: the caller brings
+ * the time, and does what is to be done.
+ */
+#ifndef SPANK_STEP_H
+#define SPANK_STEP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/failure/relay.h"
+
+enum { STEP_TEXT_MAX = RELAY_TEXT_MAX + 128 };
+
+struct step_policy {
+	uint32_t hold_ms, doubt_ms, grace_ms; /* see timeline.h */
+	bool kill_on_failure;
+};
+
+/* A task's end that may come to be said, or to end the step. */
+struct step_case {
+	bool held, said;
+	struct end_facts facts;
+	uint64_t happened_ns, taken_ns;
+	int wait_status;
+	char text[RELAY_TEXT_MAX + 1];
+};
+
+/* A failure, its consequence in another rank, and what waits longer. */
+enum { CASE_CAUSE, CASE_HEARSAY, CASE_LATER, CASE_COUNT };
+
+struct step {
+	struct step_policy policy;
+	struct step_case cases[CASE_COUNT];
+	bool stopping; /* a node saw Slurm ask for it */
+	bool said;     /* a failure, by srun or by a node itself */
+	bool over;     /* the end was asked for: nothing more is said or done */
+	int wait_status; /* of the failure that was said; 0: none */
+};
+
+struct step_action {
+	char text[STEP_TEXT_MAX]; /* "": nothing to say */
+	bool kill;
+};
+
+/* `alone`: the node that told it waits no more, and acts by itself. */
+void step_take(struct step *step, const struct relay_news *news, bool alone, uint64_t now_ns);
+
+/* When step_act() has something to do; UINT64_MAX: not before more news. */
+uint64_t step_due(const struct step *step);
+
+/* The next thing to do at that time; false if there is nothing. */
+bool step_act(struct step *step, uint64_t now_ns, struct step_action *action);
+
+/* srun ends: what it still holds back of a failure is said. */
+bool step_finish(struct step *step, struct step_action *action);
+
+#endif

@@ -1,0 +1,44 @@
+/*
+ * How long what may take when a task ends, in milliseconds: all of it is here.
+ *
+ *      0  The task has ended, and slurmstepd has reaped it.
+ *         SETTLE_MS: what belongs to the same event becomes visible, too: the
+ *         ends of the node's other tasks, and the signal that Slurm is just
+ *         handing to one process after the other.
+ *    100  The node tells srun. An srun that is there answers within a
+ *         millisecond; CONNECT_MS and REPLY_MS are for one that is not, or that
+ *         is kept from running.
+ *         HOLD_MS: srun waits for news of an earlier failure, or that the step is
+ *         stopping. The nodes see the consequences of a failure within it.
+ *    350  srun says the sentence, and asks slurmctld once to end the step.
+ *   1100  DOUBT_MS after it was told, srun takes tasks that were killed together
+ *         with the node's witness for victims of somebody other than Slurm: a
+ *         step that Slurm kills is over by then.
+ *  grace  GRACE_SECONDS, or grace=, after it was told of the first end of a step
+ *         that is stopping, srun ends what is left of it.
+ *
+ * Where srun does not answer, CONNECT_MS or REPLY_MS have passed; then the node
+ * speaks itself, DELIVERY_MS before its connection to srun may go, and asks
+ * slurmctld after ALONE_MS (or grace=), later by ALONE_NODE_MS for each node
+ * before it in the step, but ALONE_SPREAD_MS at most. By then the first node's
+ * request has reached the others, who ask no more. Its slurmstepd does not wait
+ * for the controller's answer beyond ALONE_JOIN_MS.
+ */
+#ifndef SPANK_TIMELINE_H
+#define SPANK_TIMELINE_H
+
+enum {
+	SETTLE_MS = 100,
+	CONNECT_MS = 150,
+	REPLY_MS = 500,
+	HOLD_MS = 250,
+	DOUBT_MS = 1000,
+	GRACE_SECONDS = 30, /* if Slurm does not say its KillWait: its default */
+	DELIVERY_MS = 60,
+	ALONE_MS = 200,
+	ALONE_NODE_MS = 250, /* the controller reaches all nodes within it */
+	ALONE_SPREAD_MS = 3000,
+	ALONE_JOIN_MS = 2000,
+};
+
+#endif

@@ -1,0 +1,176 @@
+#include "spank/failure/witness.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { PARENT_DIED = SIGPWR }; /* the kernel's word to the witness; Slurm sends no such signal */
+
+static void close_everything(void)
+{
+	long count = sysconf(_SC_OPEN_MAX);
+
+#ifdef SYS_close_range
+	if (syscall(SYS_close_range, 0u, ~0u, 0u) == 0)
+		return;
+#endif
+	for (long fd = 0; fd < (count > 0 ? count : 1024); fd++)
+		close((int)fd);
+}
+
+/* Not slurmstepd's name: who looks for that, to end one, is not to find this. The
+   title that ps shows lies in memory where the kernel says in /proc. */
+static void take_name(void)
+{
+	static const char name[] = "ddp-witness";
+	unsigned long start = 0, end = 0;
+	char text[1024], *field;
+	int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+	ssize_t got = fd >= 0 ? read(fd, text, sizeof(text) - 1) : -1;
+
+	if (fd >= 0)
+		close(fd);
+	prctl(PR_SET_NAME, name);
+	text[got > 0 ? got : 0] = '\0';
+	/* Behind the command in parentheses comes field 3; these are 48 and 49. */
+	field = strrchr(text, ')');
+	for (int i = 2; field != NULL && i < 48; i++)
+		field = strchr(field + 1, ' ');
+	if (field == NULL || sscanf(field, "%lu %lu", &start, &end) != 2 || end <= start ||
+	    end - start < sizeof(name))
+		return;
+	memset((void *)start, 0, end - start);
+	memcpy((void *)start, name, sizeof(name));
+}
+
+/* slurmstepd is gone, and with it who would tell srun of its tasks' ends. */
+static void tell_of_slurmstepd(const struct witness_words *words)
+{
+	const struct relay_news news = {
+		.text = words->text,
+		.wait_status = SIGKILL,
+		.facts = { .end = END_BY_KILL, .sent = SENT_NOTHING },
+	};
+
+	relay_tell(&words->relay, words->address, &news);
+	/* The tasks have a process group of their own, and the witness is in it. */
+	if (words->kill_tasks)
+		kill(0, SIGKILL);
+}
+
+static void watch(struct witness *witness, const struct witness_words *words, pid_t parent)
+{
+	sigset_t all;
+
+	sigfillset(&all);
+	prctl(PR_SET_DUMPABLE, 0);
+	take_name();
+	close_everything();
+	prctl(PR_SET_PDEATHSIG, PARENT_DIED);
+	while (getppid() == parent) {
+		int number = sigwaitinfo(&all, NULL);
+		if (number < 0 && errno != EINTR)
+			return;
+		if (judge_is_stop(number))
+			atomic_store(&witness->asked_to_stop, true);
+	}
+	tell_of_slurmstepd(words);
+}
+
+/* A fork, but the child is the parent's sibling: glibc has no call for that. */
+static pid_t fork_sibling(void)
+{
+#ifdef __s390__
+	return (pid_t)syscall(SYS_clone, 0, CLONE_PARENT | SIGCHLD, 0, 0, 0);
+#else
+	return (pid_t)syscall(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0);
+#endif
+}
+
+void witness_make(struct witness *witness, const struct witness_words *words)
+{
+	sigset_t all, before;
+	pid_t parent = getppid(), pid;
+
+	if (atomic_exchange(&witness->made, true))
+		return;
+	sigfillset(&all);
+	if (sigprocmask(SIG_SETMASK, &all, &before) < 0)
+		return;
+	pid = fork_sibling();
+	if (pid == 0) {
+		watch(witness, words, parent);
+		_exit(0);
+	}
+	if (pid > 0)
+		atomic_store(&witness->pid, pid);
+	sigprocmask(SIG_SETMASK, &before, NULL);
+}
+
+bool witness_was_killed(const struct witness *witness)
+{
+	pid_t pid = atomic_load(&witness->pid);
+	siginfo_t info = { .si_pid = 0 };
+
+	/* slurmstepd may have reaped it among the tasks. */
+	return pid > 0 && (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 ||
+	                   info.si_pid != 0);
+}
+
+/* The signals that wait for the witness to run, as a mask. */
+static uint64_t pending(pid_t pid)
+{
+	char path[64], text[4096];
+	static const char *const names[] = { "\nSigPnd:", "\nShdPnd:" };
+	uint64_t mask = 0;
+	ssize_t got;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return 0;
+	got = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	text[got > 0 ? got : 0] = '\0';
+	for (int i = 0; i < 2; i++) {
+		const char *found = strstr(text, names[i]);
+		if (found != NULL)
+			mask |= strtoull(found + strlen(names[i]), NULL, 16);
+	}
+	return mask;
+}
+
+enum slurm_sent witness_sent(const struct witness *witness)
+{
+	pid_t pid = atomic_load(&witness->pid);
+
+	if (pid == 0)
+		return SENT_UNKNOWN;
+	if (!atomic_load(&witness->asked_to_stop) && !witness_was_killed(witness)) {
+		uint64_t mask = pending(pid);
+		for (int number = 1; number < 32; number++)
+			if (judge_is_stop(number) && (mask >> (number - 1) & 1) != 0)
+				return SENT_STOP;
+		return SENT_NOTHING;
+	}
+	return atomic_load(&witness->asked_to_stop) ? SENT_STOP : SENT_KILL;
+}
+
+void witness_end(struct witness *witness)
+{
+	pid_t pid = atomic_load(&witness->pid);
+
+	if (pid > 0 && !witness_was_killed(witness))
+		kill(pid, SIGKILL);
+	if (pid > 0)
+		waitpid(pid, NULL, 0);
+}

@@ -1,0 +1,52 @@
+/*
+ * A node's witness: a process of the step that does nothing but note the signals
+ * that Slurm sends to the step. slurmstepd itself gets none of them, and no
+ * callback tells of them; yet on them depends whether a rank that exits has
+ * failed or has stopped as it was asked to.
+ *
+ * The first task of the node to get there makes it, before it becomes the user's
+ * program: as the user, in the step's process group and cgroup, and as a child of
+ * slurmstepd, so that it gets what the tasks get, whatever tracks them. It holds
+ * nothing open, and no process of the user may look into it. It also outlives a
+ * slurmstepd that is killed, tells srun of it, and then ends. libc only.
+ */
+#ifndef SPANK_WITNESS_H
+#define SPANK_WITNESS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "spank/failure/judge.h"
+#include "spank/failure/relay.h"
+
+/* Shared by slurmstepd, the tasks until they exec, and the witness. */
+struct witness {
+	atomic_bool made;
+	_Atomic pid_t pid;        /* 0: there is none */
+	atomic_bool asked_to_stop;
+};
+
+/* What the witness says if slurmstepd dies. */
+struct witness_words {
+	struct relay relay;
+	const char *address; /* of srun; numeric */
+	const char *text;
+	bool kill_tasks;     /* then end the node's tasks, too: nobody else can */
+};
+
+/* In a task; the second call and later ones do nothing. Without a witness the
+   node judges by the ends alone. */
+void witness_make(struct witness *witness, const struct witness_words *words);
+
+/* In slurmstepd: what Slurm has sent so far. */
+enum slurm_sent witness_sent(const struct witness *witness);
+
+/* Whether it was there, and was killed: so are the tasks, then. */
+bool witness_was_killed(const struct witness *witness);
+
+/* In slurmstepd, when its tasks have ended: ends and reaps it. */
+void witness_end(struct witness *witness);
+
+#endif

@@ -1,0 +1,216 @@
+/* spank/step: one sentence and one end, from what the nodes tell; no clock. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "spank/failure/step.h"
+
+#define EXITED(code) ((code) << 8)
+#define MS 1000000ull
+
+enum { HOLD = 250, DOUBT = 1000, GRACE = 30000, START = 1000000 };
+
+static struct step begin(bool kill)
+{
+	return (struct step){ .policy = { .hold_ms = HOLD, .doubt_ms = DOUBT, .grace_ms = GRACE,
+		                          .kill_on_failure = kill } };
+}
+
+static struct relay_news news(const char *text, enum task_end end, enum slurm_sent sent, int status)
+{
+	return (struct relay_news){ .text = text, .wait_status = status,
+		                    .facts = { .end = end, .sent = sent } };
+}
+
+/* Told `ms` after the start. */
+static void take(struct step *step, uint64_t ms, struct relay_news what)
+{
+	step_take(step, &what, false, (START + ms) * MS);
+}
+
+/* The next that is due comes `ms` after the start, says so, and ends the step or not. */
+static void expect(struct step *step, uint64_t ms, const char *text, bool kill)
+{
+	struct step_action action;
+	uint64_t due = step_due(step);
+
+	assert_int_not_equal(due, UINT64_MAX);
+	assert_int_equal(due / MS - START, ms);
+	assert_false(step_act(step, due - 1, &action));
+	assert_true(step_act(step, due, &action));
+	assert_string_equal(action.text, text);
+	assert_int_equal(action.kill, kill);
+}
+
+static void expect_nothing(const struct step *step)
+{
+	assert_true(step_due(step) == UINT64_MAX);
+}
+
+static void a_failure_is_said_and_ends_the_step_once(void **state)
+{
+	struct step step = begin(true);
+
+	(void)state;
+	expect_nothing(&step);
+	take(&step, 0, news("rank 1", END_CODE, SENT_NOTHING, EXITED(7)));
+	take(&step, 100, news("rank 2", END_CODE, SENT_NOTHING, EXITED(9)));
+	expect(&step, HOLD, "rank 1", true);
+	expect_nothing(&step);
+	take(&step, 300, news("bystander", END_BY_KILL, SENT_NOTHING, SIGKILL));
+	expect_nothing(&step);
+	assert_int_equal(step.wait_status, EXITED(7));
+}
+
+static void what_led_to_it_goes_first(void **state)
+{
+	struct step step = begin(true);
+	struct relay_news follower = news("follower", END_CODE, SENT_NOTHING, EXITED(1));
+
+	(void)state;
+	follower.facts.blames_peer = true;
+	take(&step, 0, follower);
+	take(&step, 200, news("cause", END_CRASH, SENT_NOTHING, SIGSEGV));
+	expect(&step, HOLD, "cause", true);
+	assert_int_equal(step.wait_status, SIGSEGV);
+}
+
+static void under_continue_nothing_is_ended(void **state)
+{
+	struct step step = begin(false);
+
+	(void)state;
+	take(&step, 0, news("rank 1", END_CODE, SENT_NOTHING, EXITED(7)));
+	expect(&step, HOLD, "rank 1", false);
+	expect_nothing(&step);
+	take(&step, 400, news("rank 2", END_CODE, SENT_NOTHING, EXITED(9)));
+	expect_nothing(&step);
+	assert_int_equal(step.wait_status, EXITED(7));
+}
+
+static void a_step_that_stops_has_its_grace(void **state)
+{
+	struct step step = begin(true);
+
+	(void)state;
+	take(&step, 0, news("rank 1", END_BY_REQUEST, SENT_STOP, SIGTERM));
+	take(&step, 900, news("rank 2", END_CODE, SENT_STOP, EXITED(3)));
+	expect(&step, GRACE, "rank 1; 30.0 s later the step was still running, and is ended "
+	                     "(see grace= in ddp(7))", true);
+	expect_nothing(&step);
+}
+
+/* One node has failed for want of another that Slurm reached first. */
+static void the_word_of_one_node_counts_for_all(void **state)
+{
+	struct step step = begin(true);
+	struct step_action action;
+
+	(void)state;
+	take(&step, 0, news("rank 3", END_CODE, SENT_NOTHING, EXITED(1)));
+	take(&step, 100, news("rank 0", END_BY_REQUEST, SENT_STOP, SIGTERM));
+	assert_int_equal(step_due(&step) / MS - START, GRACE);
+	assert_false(step_finish(&step, &action));
+	assert_int_equal(step.wait_status, 0);
+}
+
+static void a_crash_is_said_while_others_save(void **state)
+{
+	struct step step = begin(true);
+
+	(void)state;
+	take(&step, 0, news("rank 1", END_CRASH, SENT_STOP, SIGSEGV));
+	expect(&step, HOLD, "rank 1", false);
+	expect(&step, GRACE, "rank 1; 30.0 s later the step was still running, and is ended "
+	                     "(see grace= in ddp(7))", true);
+	expect_nothing(&step);
+}
+
+/* kill -TERM by a person, and beside it a real failure. */
+static void a_failure_does_not_wait_for_a_request(void **state)
+{
+	struct step step = begin(true);
+
+	(void)state;
+	take(&step, 0, news("rank 0", END_BY_REQUEST, SENT_NOTHING, SIGTERM));
+	take(&step, 80, news("rank 1", END_CODE, SENT_NOTHING, EXITED(1)));
+	expect(&step, 80 + HOLD, "rank 1", true);
+	assert_int_equal(step.wait_status, EXITED(1));
+}
+
+static void tasks_killed_with_the_witness_are_doubted(void **state)
+{
+	struct step step = begin(true);
+	struct step_action action;
+
+	(void)state;
+	take(&step, 0, news("all 2 tasks", END_BY_KILL, SENT_KILL, SIGKILL));
+	assert_false(step_finish(&step, &action));
+	step = begin(true);
+	take(&step, 0, news("all 2 tasks", END_BY_KILL, SENT_KILL, SIGKILL));
+	expect(&step, DOUBT, "all 2 tasks", true);
+}
+
+static void a_node_that_acts_alone_is_not_repeated(void **state)
+{
+	struct step step = begin(true);
+	struct relay_news what = news("rank 1", END_CODE, SENT_NOTHING, EXITED(7));
+
+	(void)state;
+	step_take(&step, &what, true, START * MS);
+	expect_nothing(&step);
+	take(&step, 10, news("rank 2", END_CODE, SENT_NOTHING, EXITED(8)));
+	expect_nothing(&step);
+	assert_int_equal(step.wait_status, EXITED(7));
+}
+
+/* No claim to be older than a node waits for srun wins by it. */
+static void age_is_believed_within_reason(void **state)
+{
+	struct step step = begin(true);
+	struct relay_news old = news("liar", END_CODE, SENT_NOTHING, EXITED(9));
+
+	(void)state;
+	old.age_ms = UINT32_MAX;
+	take(&step, 0, news("rank 1", END_CODE, SENT_NOTHING, EXITED(7)));
+	take(&step, 5000, old);
+	expect(&step, HOLD, "rank 1", true);
+}
+
+static void what_is_held_is_said_at_the_end(void **state)
+{
+	struct step step = begin(true);
+	struct step_action action;
+
+	(void)state;
+	take(&step, 0, news("ra\033nk 1", END_CODE, SENT_NOTHING, EXITED(7)));
+	assert_true(step_finish(&step, &action));
+	assert_string_equal(action.text, "ra?nk 1");
+	assert_false(action.kill);
+	assert_false(step_finish(&step, &action));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_failure_is_said_and_ends_the_step_once),
+		cmocka_unit_test(what_led_to_it_goes_first),
+		cmocka_unit_test(under_continue_nothing_is_ended),
+		cmocka_unit_test(a_step_that_stops_has_its_grace),
+		cmocka_unit_test(the_word_of_one_node_counts_for_all),
+		cmocka_unit_test(a_crash_is_said_while_others_save),
+		cmocka_unit_test(a_failure_does_not_wait_for_a_request),
+		cmocka_unit_test(tasks_killed_with_the_witness_are_doubted),
+		cmocka_unit_test(a_node_that_acts_alone_is_not_repeated),
+		cmocka_unit_test(age_is_believed_within_reason),
+		cmocka_unit_test(what_is_held_is_said_at_the_end),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,274 @@
+/* spank/witness and spank/memory: what a node sees beside the ends of its tasks. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <dirent.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "spank/failure/memory.h"
+#include "spank/failure/witness.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+static struct witness *shared;
+
+/* A task, child of this process as of slurmstepd, that makes the witness and ends. */
+static void make(bool kill_tasks)
+{
+	const struct witness_words words = { .address = "127.0.0.1", .text = "dead",
+		                             .kill_tasks = kill_tasks };
+	int status = -1;
+	pid_t pid;
+
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	assert_true(shared != MAP_FAILED);
+	assert_int_equal(witness_sent(shared), SENT_UNKNOWN);
+	assert_false(witness_was_killed(shared));
+	pid = fork();
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		witness_make(shared, &words);
+		witness_make(shared, &words);
+		_exit(0);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	assert_true(shared->pid > 0 && shared->pid != pid);
+}
+
+static void finish(void)
+{
+	witness_end(shared);
+	/* It was the only child, and is reaped. */
+	assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+	munmap(shared, sizeof(*shared));
+}
+
+/* For up to 10 s, with the witness as a process of its own; false if it never was so. */
+static bool comes_to(enum slurm_sent sent)
+{
+	uint64_t deadline = ddp_now_ns() + 10000000000u;
+
+	while (ddp_now_ns() < deadline) {
+		if (witness_sent(shared) == sent)
+			return true;
+		usleep(1000);
+	}
+	return false;
+}
+
+static void witness_notes_what_the_step_is_sent(void **state)
+{
+	(void)state;
+	make(false);
+	assert_int_equal(witness_sent(shared), SENT_NOTHING);
+	kill(shared->pid, SIGUSR1);
+	kill(shared->pid, SIGCONT);
+	usleep(50000);
+	assert_int_equal(witness_sent(shared), SENT_NOTHING);
+	kill(shared->pid, SIGTERM);
+	/* At once: it counts also before the witness has run. */
+	assert_int_equal(witness_sent(shared), SENT_STOP);
+	usleep(50000);
+	assert_int_equal(witness_sent(shared), SENT_STOP);
+	kill(shared->pid, SIGKILL);
+	usleep(50000);
+	assert_int_equal(witness_sent(shared), SENT_STOP);
+	assert_true(witness_was_killed(shared));
+	finish();
+}
+
+static void end_of_the_witness_is_told(void **state)
+{
+	(void)state;
+	make(false);
+	kill(shared->pid, SIGKILL);
+	assert_true(comes_to(SENT_KILL));
+	assert_true(witness_was_killed(shared));
+	/* Also once somebody else, as slurmstepd's own wait(), has reaped it. */
+	assert_int_equal(waitpid(shared->pid, NULL, 0), shared->pid);
+	assert_int_equal(witness_sent(shared), SENT_KILL);
+	finish();
+}
+
+static void witness_holds_nothing_open(void **state)
+{
+	char path[64];
+	struct stat info;
+	struct dirent *entry;
+	DIR *folder;
+	int open_files = 0;
+
+	(void)state;
+	make(false);
+	usleep(100000);
+	snprintf(path, sizeof(path), "/proc/%d", (int)shared->pid);
+	assert_int_equal(stat(path, &info), 0);
+	snprintf(path, sizeof(path), "/proc/%d/fd", (int)shared->pid);
+	folder = opendir(path);
+	if (folder != NULL) { /* root only may look into it */
+		while ((entry = readdir(folder)) != NULL)
+			open_files += entry->d_name[0] != '.';
+		closedir(folder);
+		assert_int_equal(open_files, 0);
+	}
+	finish();
+}
+
+/* A slurmstepd of its own, with a task in a process group, that is then killed. */
+static void tasks_go_with_a_dead_slurmstepd(void **state)
+{
+	pid_t *task = mmap(NULL, sizeof(*task), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	int ended[2];
+	char byte;
+	pid_t pid;
+
+	(void)state;
+	assert_true(task != MAP_FAILED);
+	assert_int_equal(pipe(ended), 0);
+	pid = fork();
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		pid_t child;
+		shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		child = fork();
+		if (child == 0) {
+			const struct witness_words words = { .address = "", .text = "", .kill_tasks = true };
+			setpgid(0, 0);
+			witness_make(shared, &words);
+			*task = getpid();
+			pause();
+		}
+		while (*task == 0)
+			usleep(1000);
+		usleep(50000);
+		kill(getpid(), SIGKILL);
+	}
+	close(ended[1]);
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
+	/* The task was the last to hold the pipe. */
+	assert_int_equal(read(ended[0], &byte, 1), 0);
+	close(ended[0]);
+	munmap(task, sizeof(*task));
+}
+
+static void memory_is_found_in_either_version(void **state)
+{
+	static const struct { const char *text, *path; } cases[] = {
+		{ "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_1\n",
+		  "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/step_0/memory.events" },
+		{ "0::/user.slice\n", "/sys/fs/cgroup/user.slice/memory.events" },
+		{ "0::/a", "/sys/fs/cgroup/a/memory.events" },
+		{ "5:cpuset:/\n4:memory:/slurm/uid_0/job_7/step_0/task_1\n0::/\n",
+		  "/sys/fs/cgroup/memory/slurm/uid_0/job_7/step_0/task_1/memory.oom_control" },
+		{ "4:cpu,memory:/a\n0::/b\n", "/sys/fs/cgroup/memory/a/memory.oom_control" },
+		{ "0::/b\n4:memory:/a\n", "/sys/fs/cgroup/memory/a/memory.oom_control" },
+		{ "4:memoryless:/a\n", NULL }, { "4:memory", NULL }, { "0::", NULL }, { "", NULL },
+		{ "0::relative\n", NULL }, { "\n\n", NULL },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		char path[MEMORY_PATH_MAX] = "";
+		bool found = memory_find(cases[i].text, path);
+		if (found != (cases[i].path != NULL) || (found && strcmp(path, cases[i].path) != 0))
+			fail_msg("'%s' gave '%s'", cases[i].text, path);
+	}
+	char *longest = malloc(5000), path[MEMORY_PATH_MAX];
+	assert_non_null(longest);
+	memset(longest, 'x', 4999);
+	memcpy(longest, "0::/", 4);
+	longest[4999] = '\0';
+	assert_false(memory_find(longest, path));
+	free(longest);
+	assert_int_equal(memory_kills("low 0\noom 3\noom_kill 2\noom_group_kill 1\n"), 2);
+	assert_int_equal(memory_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"), 5);
+	assert_int_equal(memory_kills("oom 3"), 0);
+	assert_int_equal(memory_kills(""), 0);
+}
+
+static bool write_file(const char *folder, const char *name, const char *text)
+{
+	char path[256];
+	FILE *file;
+	bool written;
+
+	snprintf(path, sizeof(path), "%s/%s", folder, name);
+	file = fopen(path, "we");
+	if (file == NULL)
+		return false;
+	written = fputs(text, file) >= 0;
+	return fclose(file) == 0 && written;
+}
+
+/* A real cgroup of 16 MiB, where this machine and user allow one: in either
+   version's place. */
+static void out_of_memory_killer_is_seen(void **state)
+{
+	char folder[128];
+	int go[2], status = -1;
+	struct memory_watch watch;
+	char byte = 0;
+	pid_t pid;
+	bool limited;
+
+	(void)state;
+	snprintf(folder, sizeof(folder), "/sys/fs/cgroup/memory/ddp-test-%d", (int)getpid());
+	limited = mkdir(folder, 0700) == 0 && write_file(folder, "memory.limit_in_bytes", "16777216");
+	if (!limited) {
+		snprintf(folder, sizeof(folder), "/sys/fs/cgroup/ddp-test-%d", (int)getpid());
+		limited = mkdir(folder, 0700) == 0 && write_file(folder, "memory.max", "16777216");
+	}
+	if (!limited) {
+		rmdir(folder);
+		skip();
+	}
+	assert_int_equal(pipe(go), 0);
+	pid = fork();
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		close(go[1]);
+		if (write_file(folder, "cgroup.procs", "0") && read(go[0], &byte, 1) == 1) {
+			char *memory = malloc(256u << 20);
+			if (memory != NULL)
+				memset(memory, 1, 256u << 20);
+			_exit(memory != NULL ? memory[12345] : 2);
+		}
+		_exit(3);
+	}
+	usleep(200000);
+	memory_start(&watch, pid);
+	assert_false(memory_ran_out(&watch));
+	assert_int_equal(write(go[1], &byte, 1), 1);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	close(go[0]);
+	close(go[1]);
+	/* Where the kernel swaps instead, nobody is killed. */
+	if (WIFSIGNALED(status) && watch.path[0] != '\0')
+		assert_true(memory_ran_out(&watch));
+	rmdir(folder);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(witness_notes_what_the_step_is_sent),
+		cmocka_unit_test(end_of_the_witness_is_told),
+		cmocka_unit_test(witness_holds_nothing_open),
+		cmocka_unit_test(tasks_go_with_a_dead_slurmstepd),
+		cmocka_unit_test(memory_is_found_in_either_version),
+		cmocka_unit_test(out_of_memory_killer_is_seen),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
