@@ -10,19 +10,18 @@ tool=$source/slurm/cluster
 own=/run/slurm-ddp/release-$$
 trap '"$tool" stop --dir $own >/dev/null 2>&1' EXIT
 
-# Slurm's own headers, but for the month in their version: 0x160508 becomes 0x160608,
-# which has all that 22.05 has.
-read -r year month <<<"$(sed -n 's/^#define SLURM_VERSION_NUMBER *0x\(..\)\(..\).*/0x\1 0x\2/p' $header)"
-month=$((month + 1))
+# Slurm's own headers, but for the year in their version: 0x160508 becomes 0x150508.
+year=$(sed -n 's/^#define SLURM_VERSION_NUMBER *0x\(..\).*/\1/p' $header)
 mkdir -p "$work/include/slurm"
-sed "s/^\(#define SLURM_VERSION_NUMBER *0x..\)../\1$(printf %02x $month)/" $header >"$work/include/slurm/slurm_version.h"
+sed "s/^\(#define SLURM_VERSION_NUMBER *0x\)../\1$(printf %02x $((0x$year - 1)))/" $header \
+	>"$work/include/slurm/slurm_version.h"
 check "the plugin builds for another release" gcc -std=gnu11 -shared -fPIC -fvisibility=hidden -I"$work/include" \
 	-include "$build/config.h" -I"$source/libruntime" -I"$source" "$source"/spank/*.c "$source"/spank/*/*.c \
 	-Wl,--version-script="$source/spank/spank_ddp.map" -o "$work/other.so"
 capture "$tool" start --dir $own --nodes 2 --for $$ --plugin "$work/other.so"
 status_is 1 "a cluster does not start with it"
 prints "^slurm/cluster: Slurm [0-9.]+ refuses the plugin $work/other.so: " "which names the release and the plugin"
-prints "Incompatible .*\($((year))\.0*$month\." "gives Slurm's own reason"
+prints "Incompatible .*\($((0x$year - 1))\." "gives Slurm's own reason"
 prints 'configure --with-slurm=DIR' "and says what to do"
 if [ -e $own ]; then not_ok "nothing is left of it"; else ok "nothing is left of it"; fi
 

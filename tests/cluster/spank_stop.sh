@@ -1,0 +1,134 @@
+#!/bin/bash
+# nodes: 2
+# cluster: --conf PreemptType=preempt/partition_prio --conf PreemptMode=CANCEL --conf 'PartitionName=low Nodes=ALL PriorityTier=1 GraceTime=20 MaxTime=INFINITE' --conf 'PartitionName=high Nodes=ALL PriorityTier=9 MaxTime=INFINITE'
+# seconds: 300
+# A step that Slurm asks to stop may take its time: no rank is ended while it
+# saves, and none is called a failure. What is a failure is none the less.
+. "$source/tests/cluster/lib.sh"
+
+report='ddp: (rank|launcher|all|slurmstepd)'
+
+# A rank. What it does with SIGTERM: save SECONDS CODE, or end as by default. It
+# notes when it is ready for the signal, and when all is saved.
+cat >"$work/rank.sh" <<'END'
+rank=${RANK:-$PET_NODE_RANK}
+if [ "$1" = save ]; then
+	trap 'sleep $2; echo whole >saved.$rank; exit $3' TERM
+fi
+set -- "" "$2" "$3"
+: >up.$rank
+while :; do sleep 0.05; done
+END
+# ready.sh RANKS "COMMAND" SRUN-ARGUMENT...: runs COMMAND when so many ranks are ready
+cat >"$work/ready.sh" <<'END'
+ranks=$1 command=$2
+shift 2
+rm -f up.* saved.*
+"$@" &
+until [ $(ls up.* 2>/dev/null | wc -l) = $ranks ]; do sleep 0.05; kill -0 $! 2>/dev/null || break; done
+eval "$command"
+wait $!
+END
+cd "$work" || exit 1
+when_ready() { capture as_user bash "$work/ready.sh" "$@"; }
+saved() { cat "$work"/saved.* 2>/dev/null | grep -c whole; }
+term='scancel -s TERM --user 65534'
+
+# ---- Slurm asks the step to stop ----------------------------------------------------
+
+when_ready 4 "$term" srun --ddp -N2 --ntasks-per-node=2 \
+	bash -c 'if [ $RANK = 0 ]; then . ./rank.sh save 4 0; else . ./rank.sh; fi'
+same 1 "$(saved)" "scancel -s TERM: rank 0 alone saves for 4 s, and all of it"
+prints_not "$report" "nothing is called a failure"
+
+when_ready 4 "$term" srun --ddp -N2 --ntasks-per-node=2 bash -c '. ./rank.sh save $RANK 143'
+same 4 "$(saved)" "all ranks save, for as many seconds as their number, and exit with 143"
+prints_not "$report" "nothing is called a failure"
+
+when_ready 4 "$term" srun --ddp -N2 --ntasks-per-node=2 bash -c '. ./rank.sh save $RANK 3'
+same 4 "$(saved)" "they exit with a code of their own"
+prints_not "$report" "nothing is called a failure"
+status_is 3 "and srun tells it"
+
+when_ready 2 "$term" srun --ddp=launcher -N2 --ntasks-per-node=1 \
+	bash -c 'if [ $PET_NODE_RANK = 0 ]; then . ./rank.sh save 3 0; else . ./rank.sh; fi'
+same 1 "$(saved)" "a launcher may save when the other one has ended"
+prints_not "$report" "nothing is called a failure"
+
+when_ready 2 'srun -N2 -n2 -p high true' srun -p low --ddp -N2 --ntasks-per-node=1 --exclusive \
+	bash -c 'if [ $RANK = 0 ]; then . ./rank.sh save 4 0; else . ./rank.sh; fi'
+same 1 "$(saved)" "preempted, a rank saves within the partition's GraceTime"
+prints_not "$report" "nothing is called a failure"
+
+# The controller looks at limits twice a minute.
+limit=100 when_ready 2 true srun --ddp -t1 --signal=TERM@55 -N2 --ntasks-per-node=1 \
+	bash -c 'if [ $RANK = 0 ]; then . ./rank.sh save 4 0; else . ./rank.sh; fi'
+same 1 "$(saved)" "--signal=TERM@55: a rank saves"
+prints_not "$report" "nothing is called a failure"
+
+# ---- what does not end by itself -----------------------------------------------------
+
+when_ready 2 "$term" srun --ddp=grace=2 -N2 --ntasks-per-node=1 \
+	bash -c 'if [ $RANK = 0 ]; then trap "" TERM; fi; . ./rank.sh'
+prints 'ddp: rank 1 of 2 on n1 was killed by signal 15 \(SIGTERM\) after [0-9.]+ s; 2.0 s later the step was still running, and is ended' \
+	"what has not stopped after grace= is ended, and why is said"
+if [ "$took" -lt 8 ]; then ok "in time"; else not_ok "in time" "it took $took s"; fi
+prints_times 1 "$report" "in one line"
+
+when_ready 2 "$term" srun --ddp=grace=1,on-failure=continue -N2 --ntasks-per-node=1 \
+	bash -c 'if [ $RANK = 0 ]; then . ./rank.sh save 3 0; else . ./rank.sh; fi'
+same 1 "$(saved)" "on-failure=continue ends nothing"
+prints_not "$report" "and finds nothing to say"
+
+# ---- ends of which Slurm knows nothing --------------------------------------------------
+
+capture as_user srun --ddp -N2 --ntasks-per-node=2 sh -c \
+	'case $RANK in 0) sleep 1; kill -TERM $$;; 1) sleep 1.03; exit 1;; *) exec sleep 30;; esac'
+prints 'ddp: rank 1 of 4 on n0 exited with code 1' "a failure beside a rank that ended by SIGTERM is reported"
+prints_times 1 "$report" "alone"
+status_is 1 "srun tells its code"
+if [ "$took" -lt 8 ]; then ok "and ends the step"; else not_ok "and ends the step" "it took $took s"; fi
+
+capture as_user srun --ddp=grace=2 -N2 --ntasks-per-node=2 sh -c \
+	'case $RANK in [01]) sleep 0.5; kill -TERM $$;; *) exec sleep 30;; esac'
+prints 'ddp: (rank [01] of 4|all 2 tasks) on n0 .*SIGTERM.*; 2.0 s later the step was still running, and is ended' \
+	"when all tasks of a node end by SIGTERM, the others' are ended after grace="
+if [ "$took" -lt 10 ]; then ok "in time"; else not_ok "in time" "it took $took s"; fi
+
+capture as_user srun --ddp -N2 --ntasks-per-node=2 sh -c \
+	'case $RANK in [23]) until [ $(date +%s%N) -gt $0 ]; do :; done; kill -9 $$;; *) exec sleep 30;; esac' \
+	$(($(date +%s%N) + 2000000000))
+prints 'ddp: all 2 tasks on n1 were killed by signal 9 \(SIGKILL\) after' "all tasks of a node that were killed are named as that"
+prints_times 1 "$report" "once"
+status_is 137 "srun tells 128 + 9"
+
+# With everything that slurmstepd has forked.
+: >"$work/killed"
+(
+	wait_until 30 test -e "$work/up.3"
+	on_node n1 sh -c 'pkill -KILL -P "$(pgrep -o -x slurmstepd)"'
+) &
+when_ready 4 true srun --ddp -N2 --ntasks-per-node=2 bash -c '. ./rank.sh'
+wait
+prints 'ddp: all 2 tasks on n1 were killed by signal 9 \(SIGKILL\) after' "also when the node's witness was killed with them"
+prints_times 1 "$report" "once"
+
+when_ready 4 'scancel -s KILL --user 65534' srun --ddp -N2 --ntasks-per-node=2 bash -c '. ./rank.sh'
+prints_not "$report" "but not when it was Slurm who killed them"
+
+(
+	rm -f "$work/up.3"
+	wait_until 30 test -e "$work/up.3"
+	on_node n1 pkill -KILL -x slurmstepd
+) &
+when_ready 4 true srun --ddp -N2 --ntasks-per-node=2 bash -c '. ./rank.sh'
+wait
+prints 'ddp: slurmstepd on n1 has died, with 2 of the step.s 4 tasks in its care' "a slurmstepd that dies is named"
+status_is_not 124 "and the step ends"
+capture on_node n1 pgrep -u nobody -f 'rank.sh'
+same '' "$output" "with the tasks that it has left behind"
+
+capture "$source/slurm/cluster" status --dir "$cluster"
+prints_not 'drain|down|fail' "no node was drained"
+
+done_testing
