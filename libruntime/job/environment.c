@@ -215,12 +215,14 @@ ddp_status ddp_environment_key(ddp_key *key)
 	return DDP_OK;
 }
 
-/* The plugin's value, else Slurm's, else 0. */
+/* The plugin's value, else Slurm's, else 0. Slurm 26.05 writes the numbers of steps
+   that are not srun's as signed: -5 for a batch script's, which is 4294967291. */
 static ddp_status identifier(const char *plugin_name, const char *slurm_name, uint32_t *value)
 {
+	const bool plugin = ddp_environment(plugin_name) != NULL;
 	int64_t parsed = 0;
-	ddp_status status = optional_number(
-		ddp_environment(plugin_name) != NULL ? plugin_name : slurm_name, 0, UINT32_MAX, &parsed);
+	ddp_status status = optional_number(plugin ? plugin_name : slurm_name,
+	                                    plugin ? 0 : INT32_MIN, UINT32_MAX, &parsed);
 
 	*value = (uint32_t)parsed;
 	return status;
