@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "spank/launch/check.h"
+#include "spank/sink.h"
 
 struct line {
 	char *text;    /* without its newline */
@@ -78,7 +79,7 @@ static size_t split(char *text, struct line *lines)
 
 bool table_sort(char *text)
 {
-	size_t bytes = strlen(text), lines_max = 1, used = 0, count;
+	size_t bytes = strlen(text), lines_max = 1, count;
 
 	for (const char *p = text; *p != '\0'; p++)
 		lines_max += *p == '\n';
@@ -89,12 +90,13 @@ bool table_sort(char *text)
 		free(sorted);
 		return false;
 	}
+	struct sink sink = sink_on(sorted, bytes + 2);
 	count = split(text, lines);
 	qsort(lines, count, sizeof(*lines), by_node_and_rank);
 	for (size_t i = 0; i < count; i++)
-		used += (size_t)sprintf(sorted + used, "%s\n", lines[i].text);
+		sink_add(&sink, "%s\n", lines[i].text);
 	/* A last line without a newline keeps its room. */
-	memcpy(text, sorted, used < bytes ? used : bytes);
+	memcpy(text, sorted, sink.used < bytes ? sink.used : bytes);
 	free(lines);
 	free(sorted);
 	return true;
