@@ -12,7 +12,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { PARENT_DIED = SIGPWR }; /* the kernel's word to the witness; Slurm sends no such signal */
+#include "spank/pause.h"
+
+enum {
+	PARENT_DIED = SIGPWR, /* the kernel's word to the witness; Slurm sends no such signal */
+	LOOKS_MAX = 100,      /* 1 ms apart */
+};
 
 static void close_everything(void)
 {
@@ -125,8 +130,9 @@ bool witness_was_killed(const struct witness *witness)
 	                   info.si_pid != 0);
 }
 
-/* The signals that wait for the witness to run, as a mask. */
-static uint64_t pending(pid_t pid)
+/* What the kernel says of the witness at one moment: the signals that wait for it to
+   run, as a mask, and whether it runs. */
+static uint64_t pending(pid_t pid, bool *runs)
 {
 	char path[64], text[4096];
 	static const char *const names[] = { "\nSigPnd:", "\nShdPnd:" };
@@ -134,6 +140,7 @@ static uint64_t pending(pid_t pid)
 	ssize_t got;
 	int fd;
 
+	*runs = false;
 	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
@@ -141,6 +148,7 @@ static uint64_t pending(pid_t pid)
 	got = read(fd, text, sizeof(text) - 1);
 	close(fd);
 	text[got > 0 ? got : 0] = '\0';
+	*runs = strstr(text, "\nState:\tR") != NULL;
 	for (int i = 0; i < 2; i++) {
 		const char *found = strstr(text, names[i]);
 		if (found != NULL)
@@ -149,20 +157,29 @@ static uint64_t pending(pid_t pid)
 	return mask;
 }
 
+/*
+ * A signal to stop waits for the witness, and is noted once the witness has run.
+ * In between it is in neither place, but then the witness runs: it is looked at
+ * again, for as long as a busy machine may keep it from its next line.
+ */
 enum slurm_sent witness_sent(const struct witness *witness)
 {
 	pid_t pid = atomic_load(&witness->pid);
+	bool runs = true;
 
 	if (pid == 0)
 		return SENT_UNKNOWN;
-	if (!atomic_load(&witness->asked_to_stop) && !witness_was_killed(witness)) {
-		uint64_t mask = pending(pid);
+	for (int look = 0; runs && look < LOOKS_MAX; look++) {
+		uint64_t mask = pending(pid, &runs);
 		for (int number = 1; number < 32; number++)
 			if (judge_is_stop(number) && (mask >> (number - 1) & 1) != 0)
 				return SENT_STOP;
-		return SENT_NOTHING;
+		if (atomic_load(&witness->asked_to_stop))
+			return SENT_STOP;
+		if (runs)
+			pause_ms(1);
 	}
-	return atomic_load(&witness->asked_to_stop) ? SENT_STOP : SENT_KILL;
+	return witness_was_killed(witness) ? SENT_KILL : SENT_NOTHING;
 }
 
 void witness_end(struct witness *witness)

@@ -224,6 +224,15 @@ static void it_is_said_while_the_step_still_runs(void **state)
 	assert_int_equal(atomic_load(&times_ended), 1);
 }
 
+/* By member: what lies between members is nobody's. The policy is srun's own. */
+static bool same_facts(const struct end_facts *a, const struct end_facts *b)
+{
+	return a->end == b->end && a->sent == b->sent && a->lone == b->lone &&
+	       a->all_killed == b->all_killed && a->other_failed == b->other_failed &&
+	       a->blames_peer == b->blames_peer && a->out_of_memory == b->out_of_memory &&
+	       a->ending == b->ending;
+}
+
 /* What a node tells arrives as it was, and the code that srun leaves with. */
 static void news_pass_the_wire(void **state)
 {
@@ -244,7 +253,7 @@ static void news_pass_the_wire(void **state)
 		assert_string_equal(news.text, cases[i].text);
 		assert_int_equal(news.age_ms, cases[i].age_ms);
 		assert_int_equal(news.wait_status, cases[i].wait_status);
-		assert_memory_equal(&news.facts, &cases[i].facts, sizeof(news.facts));
+		assert_true(same_facts(&news.facts, &cases[i].facts));
 	}
 	struct relay relay = open_relay(LONG_MS);
 	assert_true(tell(&relay, "seven", 0, false));

@@ -79,13 +79,13 @@ static void witness_notes_what_the_step_is_sent(void **state)
 	assert_int_equal(witness_sent(shared), SENT_NOTHING);
 	kill(shared->pid, SIGTERM);
 	/* At once: it counts also before the witness has run. */
-	assert_int_equal(witness_sent(shared), SENT_STOP);
-	usleep(50000);
+	while (!atomic_load(&shared->asked_to_stop))
+		assert_int_equal(witness_sent(shared), SENT_STOP);
 	assert_int_equal(witness_sent(shared), SENT_STOP);
 	kill(shared->pid, SIGKILL);
-	usleep(50000);
+	while (!witness_was_killed(shared))
+		usleep(1000);
 	assert_int_equal(witness_sent(shared), SENT_STOP);
-	assert_true(witness_was_killed(shared));
 	finish();
 }
 
@@ -102,27 +102,37 @@ static void end_of_the_witness_is_told(void **state)
 	finish();
 }
 
-static void witness_holds_nothing_open(void **state)
+/* -1: only root may look into it. */
+static int open_files_of(pid_t pid)
 {
 	char path[64];
-	struct stat info;
 	struct dirent *entry;
 	DIR *folder;
 	int open_files = 0;
 
+	snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+	folder = opendir(path);
+	if (folder == NULL)
+		return -1;
+	while ((entry = readdir(folder)) != NULL)
+		open_files += entry->d_name[0] != '.';
+	closedir(folder);
+	return open_files;
+}
+
+static void witness_holds_nothing_open(void **state)
+{
+	uint64_t deadline = ddp_now_ns() + 10000000000u;
+	char path[64];
+	struct stat info;
+
 	(void)state;
 	make(false);
-	usleep(100000);
+	while (open_files_of(shared->pid) > 0 && ddp_now_ns() < deadline)
+		usleep(1000);
 	snprintf(path, sizeof(path), "/proc/%d", (int)shared->pid);
 	assert_int_equal(stat(path, &info), 0);
-	snprintf(path, sizeof(path), "/proc/%d/fd", (int)shared->pid);
-	folder = opendir(path);
-	if (folder != NULL) { /* root only may look into it */
-		while ((entry = readdir(folder)) != NULL)
-			open_files += entry->d_name[0] != '.';
-		closedir(folder);
-		assert_int_equal(open_files, 0);
-	}
+	assert_true(open_files_of(shared->pid) <= 0);
 	finish();
 }
 
