@@ -51,8 +51,11 @@ static void adopt_shared_failure(ddp_comm *comm)
 	if (atomic_load(&comm->failed) == DDP_OK) {
 		memcpy(comm->failure_text, failure->text, sizeof(comm->failure_text));
 		comm->failure_text[sizeof(comm->failure_text) - 1] = '\0';
-		comm->culprit = failure->culprit >= 0 && failure->culprit < comm->size
-			? comm->world_ranks[failure->culprit] : DDP_NOBODY;
+		int culprit = failure->culprit;
+		comm->culprit = culprit >= 0 && culprit < comm->size ? culprit : DDP_NOBODY;
+		ddp_page_error(comm->roster->page, (ddp_status)failure->status,
+		               comm->culprit != DDP_NOBODY ? comm->world_ranks[culprit] : DDP_NOBODY,
+		               comm->failure_text);
 		atomic_store(&comm->failed, failure->status);
 	}
 	pthread_mutex_unlock(&comm->failure_lock);
@@ -407,9 +410,7 @@ static ddp_status give_up(ddp_comm *comm)
 	if (comm->net != NULL)
 		ddp_net_shut_down(comm);
 	ddp_pairs_fail(comm);
-	ddp_status status = ddp_comm_check(comm);
-	ddp_page_error(comm->roster->page, status, comm->culprit, comm->failure_text);
-	return status;
+	return ddp_comm_check(comm);
 }
 
 ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)

@@ -219,7 +219,7 @@ struct ddp_comm {
 	pthread_mutex_t failure_lock;
 	bool failure_told;          /* this rank's lines hold its own failure */
 	char failure_text[DDP_FAILURE_TEXT];
-	int culprit;                /* world rank that the failure is about, or DDP_NOBODY */
+	int culprit;                /* rank that the failure is about, or DDP_NOBODY */
 	uint64_t meetings;          /* calls of comm/shrink */
 };
 

@@ -125,7 +125,7 @@ static void tell_peers(ddp_net *net, uint64_t deadline_ns)
 			continue;
 		farewell->seal = (seal){ .token = c->ours, .source = comm->rank };
 		farewell->failure.status = atomic_load(&comm->failed);
-		farewell->failure.culprit = DDP_NOBODY;
+		farewell->failure.culprit = comm->culprit;
 		memcpy(farewell->failure.text, comm->failure_text, sizeof(comm->failure_text));
 		requests[r] = ucp_am_send_nbx(c->ep, DDP_AM_FAILURE, farewell, sizeof(*farewell), NULL, 0,
 		                              &param);

@@ -236,6 +236,9 @@ ddp_status ddp_comm_shrink(ddp_comm *comm, ddp_comm **survivors)
 	ddp_status status = shrink(comm, survivors);
 	if (comm->net != NULL)
 		ddp_net_revive(comm, false);
+	/* The rank goes on: a later end of it has other reasons. */
+	if (status == DDP_OK)
+		ddp_page_error(comm->roster->page, DDP_OK, DDP_NOBODY, "");
 	pthread_mutex_unlock(&comm->run_lock);
 	return status;
 }
