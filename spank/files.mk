@@ -16,6 +16,8 @@ spank_libspankcore_la_SOURCES = \
 	spank/options.c spank/options.h \
 	spank/identity/port.c spank/identity/port.h \
 	spank/failure/bad_exit.c spank/failure/bad_exit.h \
+	spank/failure/blame.c spank/failure/blame.h \
+	spank/failure/blame_node.c spank/failure/blame_node.h \
 	spank/failure/doing.c spank/failure/doing.h \
 	spank/failure/judge.c spank/failure/judge.h spank/failure/timeline.h \
 	spank/failure/memory.c spank/failure/memory.h \

@@ -189,8 +189,8 @@ static uint32_t grace_ms(void)
 static void listen_for_nodes(void)
 {
 	static const struct relay_actions actions = { .say = say, .end_step = end_steps };
-	const struct step_policy policy = { .hold_ms = HOLD_MS, .doubt_ms = DOUBT_MS,
-		                            .grace_ms = grace_ms(),
+	const struct step_policy policy = { .hold_ms = HOLD_MS, .timeout_hold_ms = TIMEOUT_HOLD_MS,
+		                            .doubt_ms = DOUBT_MS, .grace_ms = grace_ms(),
 		                            .kill_on_failure = state.settings.kill_on_failure };
 	const slurm_conf_t *conf = slurm_configuration();
 	const uint16_t *ports = conf != NULL ? conf->srun_port_range : NULL;

@@ -31,6 +31,11 @@ static struct end_verdict verdict(enum end_words words, enum end_delay say, enum
 		                     facts->kill_on_failure ? kill : DELAY_NEVER };
 }
 
+bool judge_is_hearsay(const struct end_facts *facts)
+{
+	return facts->blames_peer && !facts->names_peer;
+}
+
 /* Who was asked to stop may end as he likes, and when he is ready. What is no
    such end is said at once, but the others may still be saving. */
 static struct end_verdict judge_stopping(const struct end_facts *facts, enum end_words words)

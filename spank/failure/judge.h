@@ -32,7 +32,9 @@ struct end_facts {
 	bool lone;            /* the node has one task */
 	bool all_killed;      /* all of the node's tasks have ended by SIGKILL */
 	bool other_failed;    /* another task of the node failed on its own account */
-	bool blames_peer;     /* it gave up because another rank had, says its page */
+	bool blames_peer;     /* it gave up because of another rank, says its page: */
+	bool timed_out;       /* that one did not come in time */
+	bool names_peer;      /* the node knows what that one did, and says it first */
 	bool out_of_memory;   /* the kernel has killed in its cgroup, for want of memory */
 	bool ending;          /* the plugin has asked for the step's end already */
 	bool kill_on_failure; /* the policy */
@@ -61,6 +63,10 @@ enum task_end judge_task_end(int wait_status);
 
 /* Whether a signal asks a program to stop, to be ready for its end. */
 bool judge_is_stop(int signal_number);
+
+/* Whether it is said for want of better only: it is another rank's fault, of which
+   that one's own node knows more. */
+bool judge_is_hearsay(const struct end_facts *facts);
 
 struct end_verdict judge_end(const struct end_facts *facts);
 

@@ -4,9 +4,12 @@
 #include <sys/wait.h>
 
 #include "base/clock.h"
+#include "spank/failure/blame.h"
+#include "spank/failure/blame_node.h"
 #include "spank/failure/report.h"
 #include "spank/failure/timeline.h"
 #include "spank/pause.h"
+#include "spank/sink.h"
 
 /*
  * slurmstepd connects to the host from which Slurm got the step, as Slurm itself
@@ -62,27 +65,70 @@ static struct end_facts collect(const struct node *node, enum task_end end)
 	return facts;
 }
 
+static uint32_t rank_of(const struct node *node, const struct node_task *task)
+{
+	uint32_t rank = node->supervise.shared->rank[task->local_id];
+
+	return rank != UINT32_MAX ? rank : task->global_id;
+}
+
+/* The rank that the page blames, if it is of this node, which knows more of it;
+   otherwise BLAME_NOBODY. */
+static uint32_t blamed_here(const struct node *node, const struct node_task *task,
+                            const struct ddp_progress *progress)
+{
+	uint32_t rank = blame_of(progress, rank_of(node, task));
+
+	return blame_is_local(&node->supervise, rank) ? rank : BLAME_NOBODY;
+}
+
+/* What the page says of whose fault it is, and what is known here of that one. */
+static void blame(const struct node *node, const struct node_task *task,
+                  const struct ddp_progress *progress, uint64_t seen_ns, struct end_facts *facts,
+                  char other[RELAY_TEXT_MAX + 1])
+{
+	uint32_t rank = blamed_here(node, task, progress);
+
+	facts->blames_peer = report_blames_peer(progress);
+	facts->timed_out = facts->blames_peer && blame_is_timeout(progress);
+	facts->names_peer = rank != BLAME_NOBODY &&
+	                    blame_local(&node->supervise, rank, seen_ns, other, RELAY_TEXT_MAX + 1);
+}
+
+/* Of a program without a page, the early end of another task may be the cause. */
+static void add_early_end(const struct node *node, const struct end_facts *facts, uint64_t seen_ns,
+                          struct sink *sink)
+{
+	char other[RELAY_TEXT_MAX + 1];
+
+	if (!node->launcher && facts->sent != SENT_STOP && facts->sent != SENT_KILL &&
+	    blame_early_end(&node->supervise, seen_ns, other, sizeof(other)))
+		sink_add(sink, "; %s", other);
+}
+
 static void describe(const struct node *node, const struct node_task *task,
                      const struct end_facts *facts, const struct ddp_progress *progress,
-                     uint64_t seen_ns, char text[RELAY_TEXT_MAX + 1])
+                     uint64_t seen_ns, const char *other, char text[RELAY_TEXT_MAX + 1])
 {
 	const struct supervise_shared *shared = node->supervise.shared;
-	struct failure failure = { .rank = task->global_id, .wait_status = task->wait_status,
+	struct failure failure = { .rank = rank_of(node, task), .wait_status = task->wait_status,
 		                   .now_ns = seen_ns, .progress = *progress,
 		                   .launcher = node->launcher,
 		                   .out_of_memory = facts->out_of_memory && facts->end == END_BY_KILL };
-	char name[sizeof(shared->node)] = "";
+	char name[sizeof(shared->node)] = "", own[RELAY_TEXT_MAX + 1];
+	struct sink sink = sink_on(text, RELAY_TEXT_MAX + 1);
 
 	/* Written by the tasks before they became the user's program. */
 	memcpy(name, shared->node, sizeof(name) - 1);
-	if (shared->rank[task->local_id] != UINT32_MAX)
-		failure.rank = shared->rank[task->local_id];
 	failure.world_size = shared->world_size;
 	failure.node = name;
 	failure.seconds = (double)(seen_ns - node->supervise.start_ns) * 1e-9;
 	if (facts->all_killed && !facts->lone)
 		failure.node_tasks = node->supervise.local_tasks;
-	report_failure(&failure, text, RELAY_TEXT_MAX + 1);
+	report_failure(&failure, own, sizeof(own));
+	sink_add(&sink, "%s%s%s", facts->names_peer ? other : "", facts->names_peer ? "; " : "", own);
+	if (progress->magic != DDP_PROGRESS_MAGIC)
+		add_early_end(node, facts, seen_ns, &sink);
 }
 
 /* What needs no look around: of a node's many tasks each would take SETTLE_MS. */
@@ -121,25 +167,28 @@ static void speak(struct node *node, const struct end_verdict *verdict, bool hea
 enum end_delay node_take_end(struct node *node, const struct node_task *task)
 {
 	uint64_t seen_ns = ddp_now_ns();
-	char text[RELAY_TEXT_MAX + 1];
+	char text[RELAY_TEXT_MAX + 1], other[RELAY_TEXT_MAX + 1];
 	struct relay_news news = { .text = text, .wait_status = task->wait_status };
 	struct ddp_progress progress;
 	struct end_verdict verdict;
+	bool hearsay;
 
 	supervise_reaped(&node->supervise, task->local_id, task->wait_status);
 	supervise_read(&node->supervise, task->local_id, &progress);
-	if (is_old(node, judge_task_end(task->wait_status), report_blames_peer(&progress)))
+	hearsay = report_blames_peer(&progress) && blamed_here(node, task, &progress) == BLAME_NOBODY;
+	if (is_old(node, judge_task_end(task->wait_status), hearsay))
 		return DELAY_NEVER;
 	news.facts = collect(node, judge_task_end(task->wait_status));
-	news.facts.blames_peer = report_blames_peer(&progress);
+	blame(node, task, &progress, seen_ns, &news.facts, other);
+	hearsay = judge_is_hearsay(&news.facts);
 	verdict = judge_end(&news.facts);
-	if (!is_news(node, &verdict, news.facts.blames_peer))
+	if (!is_news(node, &verdict, hearsay))
 		return DELAY_NEVER;
-	describe(node, task, &news.facts, &progress, seen_ns, text);
+	describe(node, task, &news.facts, &progress, seen_ns, other, text);
 	news.age_ms = (uint32_t)((ddp_now_ns() - seen_ns) / 1000000);
 	if (node_tell(node, &news))
 		return DELAY_NEVER;
-	speak(node, &verdict, news.facts.blames_peer, text);
+	speak(node, &verdict, hearsay, text);
 	/* Of tasks that Slurm may have killed a node alone cannot tell more. */
 	return verdict.kill == DELAY_DOUBT ? DELAY_NEVER : verdict.kill;
 }

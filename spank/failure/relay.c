@@ -54,7 +54,10 @@ static uint32_t get_number(const unsigned char bytes[4])
 	return number;
 }
 
-enum { LONE = 1, ALL_KILLED = 2, OTHER_FAILED = 4, BLAMES_PEER = 8, OUT_OF_MEMORY = 16 };
+enum {
+	LONE = 1, ALL_KILLED = 2, OTHER_FAILED = 4, BLAMES_PEER = 8, OUT_OF_MEMORY = 16,
+	TIMED_OUT = 32, NAMES_PEER = 64,
+};
 
 void relay_write(struct relay_message *message, const struct relay_news *news)
 {
@@ -67,7 +70,9 @@ void relay_write(struct relay_message *message, const struct relay_news *news)
 	message->flags = (unsigned char)((facts->lone ? LONE : 0) | (facts->all_killed ? ALL_KILLED : 0) |
 	                                 (facts->other_failed ? OTHER_FAILED : 0) |
 	                                 (facts->blames_peer ? BLAMES_PEER : 0) |
-	                                 (facts->out_of_memory ? OUT_OF_MEMORY : 0));
+	                                 (facts->out_of_memory ? OUT_OF_MEMORY : 0) |
+	                                 (facts->timed_out ? TIMED_OUT : 0) |
+	                                 (facts->names_peer ? NAMES_PEER : 0));
 	memset(message->text, 0, sizeof(message->text));
 	memcpy(message->text, news->text, strnlen(news->text, sizeof(message->text)));
 }
@@ -86,6 +91,8 @@ struct relay_news relay_read(const struct relay_message *message)
 			.other_failed = (message->flags & OTHER_FAILED) != 0,
 			.blames_peer = (message->flags & BLAMES_PEER) != 0,
 			.out_of_memory = (message->flags & OUT_OF_MEMORY) != 0,
+			.timed_out = (message->flags & TIMED_OUT) != 0,
+			.names_peer = (message->flags & NAMES_PEER) != 0,
 		},
 	};
 }

@@ -14,13 +14,21 @@ static struct end_verdict judge_case(const struct step *step, const struct step_
 	return judge_end(&facts);
 }
 
-static uint64_t delay_ns(const struct step *step, enum end_delay delay)
+/* Of a rank that did not come its own node may know more, a little later. */
+static bool waits_for_more(const struct step_case *what)
+{
+	return judge_is_hearsay(&what->facts) && what->facts.timed_out;
+}
+
+static uint64_t delay_ns(const struct step *step, const struct step_case *what,
+                         enum end_delay delay)
 {
 	static const uint64_t ns_per_ms = 1000000;
 
 	switch (delay) {
 	case DELAY_NONE:
-		return step->policy.hold_ms * ns_per_ms;
+		return (waits_for_more(what) && step->policy.timeout_hold_ms > step->policy.hold_ms
+		        ? step->policy.timeout_hold_ms : step->policy.hold_ms) * ns_per_ms;
 	case DELAY_DOUBT:
 		return step->policy.doubt_ms * ns_per_ms;
 	case DELAY_GRACE:
@@ -35,8 +43,8 @@ static uint64_t delay_ns(const struct step *step, enum end_delay delay)
 static uint64_t case_due(const struct step *step, const struct step_case *what)
 {
 	struct end_verdict verdict = judge_case(step, what);
-	uint64_t say = what->said || step->said ? UINT64_MAX : delay_ns(step, verdict.say);
-	uint64_t kill = delay_ns(step, verdict.kill), first = say < kill ? say : kill;
+	uint64_t say = what->said || step->said ? UINT64_MAX : delay_ns(step, what, verdict.say);
+	uint64_t kill = delay_ns(step, what, verdict.kill), first = say < kill ? say : kill;
 
 	return !what->held || first == UINT64_MAX ? UINT64_MAX : what->taken_ns + first;
 }
@@ -53,11 +61,14 @@ static void hold(struct step *step, int index, const struct step_case *what)
 {
 	struct step_case *kept = &step->cases[index];
 	uint64_t taken_ns = kept->held ? kept->taken_ns : what->taken_ns;
+	bool timed_out = what->facts.timed_out && (!kept->held || kept->facts.timed_out);
 
 	if (kept->held && (kept->said || what->happened_ns >= kept->happened_ns))
 		return;
 	*kept = *what;
 	kept->taken_ns = taken_ns;
+	/* None waits longer than the first one would have. */
+	kept->facts.timed_out = timed_out;
 }
 
 /* No node tells of an end later than it waits for srun: what claims to be older
@@ -84,7 +95,7 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 	verdict = judge_case(step, &what);
 	if (alone) {
 		step->over |= verdict.kill == DELAY_NONE;
-		if (verdict.say != DELAY_NONE || news->facts.blames_peer || step->said)
+		if (verdict.say != DELAY_NONE || judge_is_hearsay(&news->facts) || step->said)
 			return;
 		step->said = true;
 		step->wait_status = news->wait_status;
@@ -93,7 +104,7 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 	if (verdict.say == DELAY_NEVER && verdict.kill == DELAY_NEVER)
 		return;
 	sink_add_untrusted(&sink, news->text, RELAY_TEXT_MAX);
-	hold(step, case_of(&verdict, news->facts.blames_peer), &what);
+	hold(step, case_of(&verdict, judge_is_hearsay(&news->facts)), &what);
 }
 
 uint64_t step_due(const struct step *step)
@@ -153,7 +164,7 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
 		return false;
 	verdict = judge_case(step, what);
 	*action = (struct step_action){ .kill = verdict.kill != DELAY_NEVER &&
-		                        what->taken_ns + delay_ns(step, verdict.kill) <= now_ns };
+		                        what->taken_ns + delay_ns(step, what, verdict.kill) <= now_ns };
 	/* What was chosen may have come after the one that is due: they are one event. */
 	if (verdict.say == DELAY_NONE && verdict.kill == DELAY_NONE)
 		action->kill = true;

@@ -14,7 +14,7 @@
 enum { STEP_TEXT_MAX = RELAY_TEXT_MAX + 128 };
 
 struct step_policy {
-	uint32_t hold_ms, doubt_ms, grace_ms; /* see timeline.h */
+	uint32_t hold_ms, timeout_hold_ms, doubt_ms, grace_ms; /* see timeline.h */
 	bool kill_on_failure;
 };
 

@@ -53,9 +53,10 @@ bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t ow
 	if (local_tasks == 0 || local_tasks > LOCAL_TASKS_MAX)
 		return fault_set(fault, "Slurm gives this node %u tasks", local_tasks);
 	supervise->pids = calloc(local_tasks, sizeof(*supervise->pids));
+	supervise->reaped = calloc(local_tasks, sizeof(*supervise->reaped));
 	supervise->shared = mmap(NULL, shared_bytes(local_tasks), PROT_READ | PROT_WRITE,
 	                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (supervise->pids == NULL || supervise->shared == MAP_FAILED) {
+	if (supervise->pids == NULL || supervise->reaped == NULL || supervise->shared == MAP_FAILED) {
 		int error = errno;
 		if (supervise->shared == MAP_FAILED)
 			supervise->shared = NULL;
@@ -76,6 +77,7 @@ void supervise_end(struct supervise *supervise)
 	if (supervise->progress_fd >= 0)
 		close(supervise->progress_fd);
 	free(supervise->pids);
+	free(supervise->reaped);
 	*supervise = (struct supervise){ .progress_fd = -1 };
 }
 
@@ -122,10 +124,34 @@ void supervise_reaped(struct supervise *supervise, uint32_t local_task, int wait
 {
 	enum task_end end = judge_task_end(wait_status);
 
-	if (local_task < supervise->local_tasks)
+	if (local_task < supervise->local_tasks) {
 		supervise->pids[local_task] = 0;
+		supervise->reaped[local_task] = (struct task_reaped){ wait_status, ddp_now_ns() };
+	}
 	supervise->any_failed |= is_failure(end);
 	supervise->any_other_end |= end != END_BY_KILL;
+}
+
+static int status_of(const siginfo_t *info)
+{
+	return info->si_code == CLD_EXITED ? W_EXITCODE(info->si_status, 0) : info->si_status;
+}
+
+bool supervise_ended(const struct supervise *supervise, uint32_t local_task, int *wait_status)
+{
+	const struct task_reaped *reaped = &supervise->reaped[local_task];
+	siginfo_t info = { .si_pid = 0 };
+
+	if (reaped->ns != 0) {
+		*wait_status = reaped->wait_status;
+		return true;
+	}
+	if (supervise->pids[local_task] == 0 ||
+	    waitid(P_PID, (id_t)supervise->pids[local_task], &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+	    info.si_pid == 0)
+		return false;
+	*wait_status = status_of(&info);
+	return true;
 }
 
 uint32_t supervise_left(const struct supervise *supervise)
@@ -151,8 +177,7 @@ struct supervise_ends supervise_look(const struct supervise *supervise)
 		if (info.si_pid == 0)
 			ends.all_ended = false;
 		else
-			end = judge_task_end(info.si_code == CLD_EXITED ? W_EXITCODE(info.si_status, 0)
-			                                                : info.si_status);
+			end = judge_task_end(status_of(&info));
 		ends.all_killed &= end == END_BY_KILL;
 		ends.any_failed |= is_failure(end);
 	}

@@ -26,11 +26,18 @@ struct supervise_shared {
 	uint32_t rank[]; /* by local task; UINT32_MAX: not known yet */
 };
 
+/* How a task was reaped. */
+struct task_reaped {
+	int wait_status;
+	uint64_t ns; /* CLOCK_MONOTONIC; 0: it was not */
+};
+
 struct supervise {
 	uint32_t local_tasks;
 	struct supervise_shared *shared;
 	pid_t *pids;       /* by local task; 0: not forked, or reaped */
 	struct memory_watch memory; /* of the first task's cgroup */
+	struct task_reaped *reaped; /* by local task */
 	int progress_fd;   /* -1: none */
 	uint64_t start_ns; /* CLOCK_MONOTONIC */
 	bool any_failed;   /* a task failed on its own account, and was reaped */
@@ -59,6 +66,9 @@ bool supervise_holds_rank_zero(const struct supervise *supervise);
 /* Of a task that was forked, or reaped. */
 void supervise_forked(struct supervise *supervise, uint32_t local_task, pid_t pid);
 void supervise_reaped(struct supervise *supervise, uint32_t local_task, int wait_status);
+
+/* Whether the task has ended, reaped or not, and how. Reaps nothing. */
+bool supervise_ended(const struct supervise *supervise, uint32_t local_task, int *wait_status);
 
 /* How many tasks were forked and not reaped. */
 uint32_t supervise_left(const struct supervise *supervise);

@@ -14,6 +14,10 @@
  *   1100  DOUBT_MS after it was told, srun takes tasks that were killed together
  *         with the node's witness for victims of somebody other than Slurm: a
  *         step that Slurm kills is over by then.
+ *   1600  TIMEOUT_HOLD_MS after it was told, srun says that a rank did not come in
+ *         time, if only ranks of other nodes have told so. All that waited for it
+ *         give up at about the same time, but a program may take long to end then;
+ *         and only its own node knows what the missing rank is doing.
  *  grace  GRACE_SECONDS, or grace=, after it was told of the first end of a step
  *         that is stopping, srun ends what is left of it.
  *
@@ -32,6 +36,7 @@ enum {
 	CONNECT_MS = 150,
 	REPLY_MS = 500,
 	HOLD_MS = 250,
+	TIMEOUT_HOLD_MS = 1500,
 	DOUBT_MS = 1000,
 	GRACE_SECONDS = 30, /* if Slurm does not say its KillWait: its default */
 	DELIVERY_MS = 60,

@@ -4,7 +4,7 @@ check_PROGRAMS += \
 	tests/unit/test_spank_options tests/unit/test_spank_nodelist tests/unit/test_spank_port \
 	tests/unit/test_spank_identity tests/unit/test_spank_variables \
 	tests/unit/test_spank_judge tests/unit/test_spank_step tests/unit/test_spank_witness \
-	tests/unit/test_spank_bad_exit \
+	tests/unit/test_spank_bad_exit tests/unit/test_spank_blame \
 	tests/unit/test_spank_relay tests/unit/test_spank_report tests/unit/test_spank_supervise \
 	tests/unit/test_spank_prepare
 tests_unit_test_spank_options_SOURCES = tests/unit/test_spank_options.c
@@ -22,6 +22,9 @@ tests_unit_test_spank_identity_LDADD = $(spank_libs)
 tests_unit_test_spank_variables_SOURCES = tests/unit/test_spank_variables.c
 tests_unit_test_spank_variables_CFLAGS = $(unit_cflags) $(JANSSON_CFLAGS)
 tests_unit_test_spank_variables_LDADD = $(spank_libs)
+tests_unit_test_spank_blame_SOURCES = tests/unit/test_spank_blame.c
+tests_unit_test_spank_blame_CFLAGS = $(unit_cflags)
+tests_unit_test_spank_blame_LDADD = $(spank_libs)
 tests_unit_test_spank_judge_SOURCES = tests/unit/test_spank_judge.c
 tests_unit_test_spank_judge_CFLAGS = $(unit_cflags)
 tests_unit_test_spank_judge_LDADD = $(spank_libs)

@@ -242,6 +242,7 @@ static void news_pass_the_wire(void **state)
 		{ .text = "b", .age_ms = UINT32_MAX, .wait_status = 255 << 8,
 		  .facts = { .end = END_BY_KILL, .sent = SENT_KILL, .all_killed = true, .blames_peer = true,
 		             .out_of_memory = true } },
+		{ .text = "c", .facts = { .end = END_CODE, .timed_out = true, .names_peer = true } },
 	};
 
 	(void)state;

@@ -106,15 +106,18 @@ static void wild_fields_are_left_out(void **state)
 
 static void ranks_that_gave_up_for_another_are_known(void **state)
 {
-	static const struct { uint32_t magic, status; bool blames; } cases[] = {
-		{ DDP_PROGRESS_MAGIC, DDP_ERR_PEER, true }, { DDP_PROGRESS_MAGIC, DDP_ERR_ABORTED, true },
-		{ DDP_PROGRESS_MAGIC, DDP_ERR_TIMEOUT, false }, { DDP_PROGRESS_MAGIC, DDP_OK, false },
-		{ DDP_PROGRESS_MAGIC, 4000000000u, false }, { 0, DDP_ERR_PEER, false },
+	static const struct { uint32_t magic, status; bool blames; uint32_t culprit; } cases[] = {
+		{ DDP_PROGRESS_MAGIC, DDP_ERR_TIMEOUT, true, 4 }, { DDP_PROGRESS_MAGIC, DDP_OK, false, 4 },
+		{ DDP_PROGRESS_MAGIC, DDP_ERR_PEER, true, 0 },
+		{ DDP_PROGRESS_MAGIC, DDP_ERR_ABORTED, true, 0 },
+		{ DDP_PROGRESS_MAGIC, DDP_ERR_TIMEOUT, false, 0 }, { DDP_PROGRESS_MAGIC, DDP_OK, false, 0 },
+		{ DDP_PROGRESS_MAGIC, 4000000000u, false, 0 }, { 0, DDP_ERR_PEER, false, 0 },
 	};
 
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
-		struct ddp_progress page = { .magic = cases[i].magic, .status = cases[i].status };
+		struct ddp_progress page = { .magic = cases[i].magic, .status = cases[i].status,
+			                     .culprit = cases[i].culprit };
 		assert_int_equal(report_blames_peer(&page), cases[i].blames);
 	}
 }

@@ -15,11 +15,12 @@
 #define EXITED(code) ((code) << 8)
 #define MS 1000000ull
 
-enum { HOLD = 250, DOUBT = 1000, GRACE = 30000, START = 1000000 };
+enum { HOLD = 250, TIMEOUT_HOLD = 1500, DOUBT = 1000, GRACE = 30000, START = 1000000 };
 
 static struct step begin(bool kill)
 {
-	return (struct step){ .policy = { .hold_ms = HOLD, .doubt_ms = DOUBT, .grace_ms = GRACE,
+	return (struct step){ .policy = { .hold_ms = HOLD, .timeout_hold_ms = TIMEOUT_HOLD,
+		                          .doubt_ms = DOUBT, .grace_ms = GRACE,
 		                          .kill_on_failure = kill } };
 }
 
@@ -80,6 +81,32 @@ static void what_led_to_it_goes_first(void **state)
 	take(&step, 200, news("cause", END_CRASH, SENT_NOTHING, SIGSEGV));
 	expect(&step, HOLD, "cause", true);
 	assert_int_equal(step.wait_status, SIGSEGV);
+}
+
+/* Rank 3 hangs: those that wait on another node than its own have given up first. */
+static void who_did_not_come_is_waited_for(void **state)
+{
+	struct step step = begin(true);
+	struct relay_news far = news("far", END_CODE, SENT_NOTHING, EXITED(3)), near = far, lost = far;
+
+	(void)state;
+	far.facts.blames_peer = near.facts.blames_peer = lost.facts.blames_peer = true;
+	far.facts.timed_out = near.facts.timed_out = near.facts.names_peer = true;
+	near.text = "near";
+	take(&step, 0, far);
+	take(&step, 1000, near);
+	expect(&step, 1000 + HOLD, "near", true);
+
+	step = begin(true);
+	take(&step, 0, far);
+	expect(&step, TIMEOUT_HOLD, "far", true);
+
+	/* A rank that lost another one does not make the first wait, nor wait itself. */
+	step = begin(true);
+	far.age_ms = 100;
+	take(&step, 0, lost);
+	take(&step, 10, far);
+	expect(&step, HOLD, "far", true);
 }
 
 static void under_continue_nothing_is_ended(void **state)
@@ -202,6 +229,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_failure_is_said_and_ends_the_step_once),
 		cmocka_unit_test(what_led_to_it_goes_first),
+		cmocka_unit_test(who_did_not_come_is_waited_for),
 		cmocka_unit_test(under_continue_nothing_is_ended),
 		cmocka_unit_test(a_step_that_stops_has_its_grace),
 		cmocka_unit_test(the_word_of_one_node_counts_for_all),

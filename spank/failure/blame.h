@@ -1,0 +1,41 @@
+/*
+ * A rank that gives up because of another one is not who to look at: the
+ * sentence begins with the other one, which still runs, or had ended without
+ * anybody's notice. Pure; see report.h about the page.
+ */
+#ifndef SPANK_BLAME_H
+#define SPANK_BLAME_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "watch/progress.h"
+
+#define BLAME_NOBODY UINT32_MAX
+
+/* The rank that the page's error is about; BLAME_NOBODY: none, or its own. Only
+   an error that another rank causes counts. */
+uint32_t blame_of(const struct ddp_progress *page, uint32_t own_rank);
+
+/* Whether the error is that another rank did not come in time. */
+bool blame_is_timeout(const struct ddp_progress *page);
+
+struct blamed {
+	uint32_t rank, world_size;
+	const char *node;
+	bool runs;
+	int wait_status;              /* of one that has ended, */
+	double seconds_ago;           /* so long ago; below 0: to be said by somebody else */
+	struct ddp_progress progress; /* of one that runs; a copy */
+	uint64_t now_ns;              /* CLOCK_MONOTONIC */
+};
+
+/*
+ * "rank 3 of 4 on n1 was still running, in forward of step 4 for 8.1 s", or "rank 3
+ * of 4 on n1 had ended with code 0, 4.2 s before". False for one that failed: that
+ * has its own report.
+ */
+bool blame_describe(const struct blamed *blamed, char *text, size_t bytes);
+
+#endif

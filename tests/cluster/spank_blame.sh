@@ -1,0 +1,45 @@
+#!/bin/bash
+# seconds: 120
+# A rank that hangs, and one that leaves: they are named, not those that wait for them.
+. "$source/tests/cluster/lib.sh"
+
+install -m 755 "$build/tests/cluster/training_probe" "$work/training_probe"
+probe="$work/training_probe"
+hung='ddp: rank 3 of 4 on n1 was still running, in forward of step 4 for [0-9.]+ s, last collective #[0-9]+ .*ago; rank [012] of 4 on n[01] exited with code 3'
+any='ddp: rank [0-9]+ of'
+
+# One node: slurmstepd sees who is blamed.
+capture as_user srun --ddp=timeout=2 -N1 -n2 "$probe" hang 1
+status_is_not 0 "ranks that wait for one that hangs give up"
+prints 'ddp: rank 1 of 2 on n0 was still running, in forward of step 4 for [0-9.]+ s, .*; rank 0 of 2 on n0 exited with code 3' \
+	"the report begins with the one that hangs"
+prints 'last collective #[0-9]+ all_reduce [a-z0-9]+\[[0-9]+\] sum [0-9.]+ s ago: .*rank 1 on n0 ' "and says what the other waited in"
+prints_times 1 "$any" "in one line"
+
+# Two nodes: another rank of n1 tells of it.
+capture as_user srun --ddp=timeout=2 -N2 --ntasks-per-node=2 "$probe" hang 3
+prints "$hung" "a rank that hangs on another node is named"
+prints_times 1 "$any" "in one line"
+capture as_user srun --ddp=timeout=2 -N2 --ntasks-per-node=1 "$probe" spin 1
+prints 'ddp: rank 0 of 2 on n0 exited with code 3 .*: rank 1 on n1 \(pid [0-9]+\) did not come within 2000 ms' \
+	"one that is alone on its node is named by who waited for it"
+prints_times 1 "$any" "in one line"
+
+# A rank that leaves with code 0.
+for action in leave finish; do
+	capture as_user srun --ddp=timeout=5 -N1 -n2 "$probe" "$action" 1
+	prints 'ddp: rank 1 of 2 on n0 had ended with code 0, [0-9.]+ s before; rank 0 of 2 on n0 exited with code 3' \
+		"a rank that leaves with code 0 is named ($action)"
+	prints_times 1 "$any" "in one line"
+done
+capture as_user srun --ddp -N1 -n2 sh -c 'if [ $RANK = 1 ]; then touch '"$work/left"'; exit 0; fi
+	while [ ! -e '"$work/left"' ]; do sleep 0.05; done; sleep 0.5; exit 9'
+prints 'ddp: rank 0 of 2 on n0 exited with code 9 after [0-9.]+ s; rank 1 of 2 on n0 had ended with code 0, [0-9.]+ s before' \
+	"of a program without pages, the early end is told with the failure"
+
+# Nothing is said of those that end well.
+capture as_user srun --ddp -N2 --ntasks-per-node=2 "$probe" none 0
+status_is 0 "a training that ends well succeeds"
+prints_not 'ddp:' "and nothing is said"
+
+done_testing

@@ -1,0 +1,174 @@
+/* spank/blame, spank/blame_node, spank/doing: who is named when ranks give up because of
+   another one, and what that one was doing. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "ddp.h"
+#include "spank/failure/blame.h"
+#include "spank/failure/doing.h"
+#include "spank/failure/blame_node.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define EXITED(code) ((code) << 8)
+#define SECOND 1000000000ull
+
+static struct ddp_progress page_with(uint32_t status, uint32_t culprit)
+{
+	return (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .status = status, .culprit = culprit };
+}
+
+static void only_errors_that_others_cause_blame(void **state)
+{
+	static const struct { uint32_t status, culprit, blamed; } cases[] = {
+		{ DDP_ERR_TIMEOUT, 4, 3 }, { DDP_ERR_PEER, 1, 0 }, { DDP_ERR_ABORTED, 4, 3 },
+		{ DDP_ERR_TIMEOUT, 0, BLAME_NOBODY }, { DDP_ERR_PEER, 8, BLAME_NOBODY },
+		{ DDP_ERR_INVALID, 4, BLAME_NOBODY }, { DDP_OK, 4, BLAME_NOBODY },
+	};
+	struct ddp_progress page;
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		page = page_with(cases[i].status, cases[i].culprit);
+		assert_int_equal(blame_of(&page, 7), cases[i].blamed);
+	}
+	page = page_with(DDP_ERR_TIMEOUT, 4);
+	page.magic = 0;
+	assert_int_equal(blame_of(&page, 7), BLAME_NOBODY);
+}
+
+static void doing_says_waits_and_what_came_last(void **state)
+{
+	static const struct { struct ddp_progress page; const char *text; } cases[] = {
+		{ { .phase = 2, .step = 4, .updated_ns = 2 * SECOND, .bucket = -1, .collective = 5,
+		    .collective_ns = 3 * SECOND },
+		  "in forward of step 4 for 8.0 s, last collective #5 7.0 s ago" },
+		{ { .phase = 4, .step = 4, .updated_ns = 9 * SECOND, .bucket = -1, .collective = 6,
+		    .collective_ns = 9 * SECOND, .described = 6, .waiting = DDP_WAITING_COLLECTIVE,
+		    .collective_text = "all_reduce f32[10] sum" },
+		  "waiting for gradients of step 4 for 1.0 s, waiting in collective #6 all_reduce f32[10] sum "
+		  "for 1.0 s" },
+		{ { .bucket = -1, .collective = 6, .collective_ns = 9 * SECOND, .described = 5,
+		    .collective_text = "an older one" },
+		  "between steps, last collective #6 1.0 s ago" },
+		{ { .bucket = -1, .collective_ns = 9 * SECOND, .waiting = DDP_WAITING_OTHER,
+		    .collective_text = "recv f32[1] from rank 2" },
+		  "between steps, waiting in recv f32[1] from rank 2 for 1.0 s" },
+		{ { .bucket = -1, .collective = 6, .waiting = 77, .collective_text = "barrier" },
+		  "between steps, collective #6 barrier" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct ddp_progress page = cases[i].page;
+		struct doing doing;
+		char text[300];
+		struct sink sink = sink_on(text, sizeof(text));
+		page.magic = DDP_PROGRESS_MAGIC;
+		doing_read(&page, 10 * SECOND, &doing);
+		doing_add(&sink, &doing);
+		assert_string_equal(text, cases[i].text);
+	}
+}
+
+static void blamed_ranks_are_described(void **state)
+{
+	static const struct { bool runs; int status; double ago; bool said; const char *text; } cases[] = {
+		{ true, 0, -1, true, "rank 3 of 4 on n1 was still running" },
+		{ false, 0, 4.21, true, "rank 3 of 4 on n1 had ended with code 0, 4.2 s before" },
+		{ false, 0, -1, true, "rank 3 of 4 on n1 had ended with code 0" },
+		{ false, EXITED(7), 4, false, NULL }, { false, SIGSEGV, 4, false, NULL },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct blamed blamed = { .rank = 3, .world_size = 4, .node = "n1", .runs = cases[i].runs,
+			                 .wait_status = cases[i].status, .seconds_ago = cases[i].ago };
+		char text[300];
+		assert_int_equal(blame_describe(&blamed, text, sizeof(text)), cases[i].said);
+		if (cases[i].said)
+			assert_string_equal(text, cases[i].text);
+	}
+}
+
+/* ---- what a node knows ------------------------------------------------------------ */
+
+static struct supervise node;
+
+static int start_node(void **state)
+{
+	struct fault fault;
+
+	(void)state;
+	if (!supervise_start(&node, 2, geteuid(), &fault))
+		return -1;
+	node.shared->world_size = 4;
+	strcpy(node.shared->node, "n1");
+	node.shared->rank[0] = 2;
+	node.shared->rank[1] = 3;
+	return 0;
+}
+
+static int end_node(void **state)
+{
+	(void)state;
+	supervise_end(&node);
+	return 0;
+}
+
+static void write_page(uint32_t local, struct ddp_progress page)
+{
+	page.magic = DDP_PROGRESS_MAGIC;
+	page.bucket = -1;
+	assert_int_equal(pwrite(node.progress_fd, &page, sizeof(page), (off_t)local * DDP_PROGRESS_BYTES),
+	                 sizeof(page));
+}
+
+static void node_tells_of_a_rank_that_runs(void **state)
+{
+	uint64_t now = ddp_now_ns();
+	char text[300];
+
+	(void)state;
+	write_page(1, (struct ddp_progress){ .phase = 2, .step = 4, .updated_ns = now - 2 * SECOND });
+	assert_true(blame_local(&node, 3, now, text, sizeof(text)));
+	assert_string_equal(text, "rank 3 of 4 on n1 was still running, in forward of step 4 for 2.0 s");
+	assert_false(blame_local(&node, 0, now, text, sizeof(text)));
+	assert_false(blame_early_end(&node, now, text, sizeof(text)));
+}
+
+static void node_tells_of_a_rank_that_left(void **state)
+{
+	char text[300];
+
+	(void)state;
+	supervise_reaped(&node, 1, EXITED(0));
+	assert_true(blame_local(&node, 3, node.reaped[1].ns + 42 * SECOND / 10, text, sizeof(text)));
+	assert_string_equal(text, "rank 3 of 4 on n1 had ended with code 0, 4.2 s before");
+	assert_true(blame_early_end(&node, node.reaped[1].ns + SECOND, text, sizeof(text)));
+	assert_string_equal(text, "rank 3 of 4 on n1 had ended with code 0, 1.0 s before");
+	supervise_reaped(&node, 1, SIGSEGV);
+	assert_false(blame_local(&node, 3, ddp_now_ns(), text, sizeof(text)));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(only_errors_that_others_cause_blame),
+		cmocka_unit_test(doing_says_waits_and_what_came_last),
+		cmocka_unit_test(blamed_ranks_are_described),
+		cmocka_unit_test_setup_teardown(node_tells_of_a_rank_that_runs, start_node, end_node),
+		cmocka_unit_test_setup_teardown(node_tells_of_a_rank_that_left, start_node, end_node),
+	};
+
+	return cmocka_run_group_tests_name("spank_blame", tests, NULL, NULL);
+}
