@@ -56,6 +56,7 @@ static struct {
 	uint32_t affinity;  /* CPUs of slurmstepd, before tasks are bound */
 	char user_threads[64]; /* OMP_NUM_THREADS as the user has set it; "": not */
 	bool daemon;        /* an MPI launcher's: it gets nothing */
+	bool no_witness;    /* in slurmstepd: it would be waited for */
 	struct node node;   /* in slurmstepd */
 	struct {            /* in srun: the step, or its components */
 		uint32_t job_id, step_id;
@@ -222,6 +223,11 @@ static void take_bad_exit(void)
 	if (fd >= 0)
 		close(fd);
 	unsetenv("SLURM_DDP_ON_FAILURE");
+	unsetenv("SLURM_DDP_NO_WITNESS");
+	/* The witness is in the first task's cgroup, which is then to be empty first. */
+	if ((waits_for_children(words, got > 0 ? (size_t)got : 0, optind) ||
+	     getenv("SLURM_WAIT_FOR_CHILDREN") != NULL) && setenv("SLURM_DDP_NO_WITNESS", "1", 1) != 0)
+		slurm_debug("ddp: cannot set SLURM_DDP_NO_WITNESS: %s", strerror(errno));
 	/* srun has read its options by getopt(3). */
 	if (site_locks("on-failure") || option_given(&state.settings, "on-failure") ||
 	    !bad_exit_is_zero(words, got > 0 ? (size_t)got : 0, optind, getenv("SLURM_KILL_BAD_EXIT")))
@@ -231,11 +237,12 @@ static void take_bad_exit(void)
 		slurm_debug("ddp: cannot set SLURM_DDP_ON_FAILURE: %s", strerror(errno));
 }
 
-/* What srun has found out about on-failure, in slurmstepd. */
+/* What srun has found out about its options, in slurmstepd. */
 static void take_word_of_srun(char *const *environment)
 {
 	const char *word = environment_get(environment, "SLURM_DDP_ON_FAILURE");
 
+	state.no_witness = environment_get(environment, "SLURM_DDP_NO_WITNESS") != NULL;
 	if (word != NULL && strcmp(word, "continue") == 0 && !site_locks("on-failure") &&
 	    !option_given(&state.settings, "on-failure"))
 		state.settings.kill_on_failure = false;
@@ -580,7 +587,7 @@ static void make_witness(void)
 	struct supervise_shared *shared = state.node.supervise.shared;
 	static char text[RELAY_TEXT_MAX + 1];
 
-	if (shared == NULL)
+	if (shared == NULL || state.no_witness)
 		return;
 	const struct witness_words words = { .relay = state.node.relay, .address = shared->srun_address,
 		                             .text = text, .kill_tasks = state.settings.kill_on_failure };

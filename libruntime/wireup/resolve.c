@@ -113,13 +113,13 @@ static void take_all_addresses(int port, ddp_meeting *meeting)
 static ddp_status take_addresses(const ddp_job *job, const struct addrinfo *found,
                                  ddp_meeting *meeting)
 {
-	bool own_name = names_this_node(job), reachable = false;
+	bool own_name = names_this_node(job), loopback = false;
 
 	for (; found != NULL && meeting->count < DDP_MEETING_ADDRESSES; found = found->ai_next) {
 		/* Of another node's name it would be an address of this one. */
 		if (job->nnodes > 1 && is_loopback(found->ai_addr) && !own_name)
 			continue;
-		reachable |= !is_loopback(found->ai_addr);
+		loopback |= is_loopback(found->ai_addr);
 		memcpy(&meeting->addresses[meeting->count], found->ai_addr, found->ai_addrlen);
 		meeting->bytes[meeting->count++] = found->ai_addrlen;
 	}
@@ -130,7 +130,7 @@ static ddp_status take_addresses(const ddp_job *job, const struct addrinfo *foun
 		                job->rank, job->hostname, job->master_addr, job->hostname);
 	/* Debian's installer calls a host's own name 127.0.1.1. Others know it better:
 	   each connection has to prove the step's key, whatever address it comes to. */
-	if (job->rank == 0 && job->nnodes > 1 && !reachable)
+	if (job->rank == 0 && job->nnodes > 1 && loopback)
 		take_all_addresses(job->master_port, meeting);
 	return DDP_OK;
 }

@@ -29,3 +29,19 @@ bool bad_exit_is_zero(const char *words, size_t bytes, int own_words, const char
 	}
 	return last != NULL && strcmp(last, "0") == 0;
 }
+
+bool waits_for_children(const char *words, size_t bytes, int own_words)
+{
+	static const char name[] = "--wait-for-children";
+	const char *word = words, *end = words + bytes;
+
+	for (int i = 0; i < own_words && word < end && memchr(word, '\0', (size_t)(end - word)) != NULL;
+	     i++) {
+		size_t length = strlen(word);
+		/* A long option may be cut short, as long as it is no other one. */
+		if (length >= sizeof("--wait-f") - 1 && strncmp(name, word, length) == 0)
+			return true;
+		word += length + 1;
+	}
+	return false;
+}

@@ -16,4 +16,8 @@
  */
 bool bad_exit_is_zero(const char *words, size_t bytes, int own_words, const char *variable);
 
+/* Whether the words, of the same kind, hold --wait-for-children: Slurm then takes a
+   task for running as long as any process is in its cgroup. */
+bool waits_for_children(const char *words, size_t bytes, int own_words);
+
 #endif

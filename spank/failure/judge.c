@@ -66,8 +66,7 @@ struct end_verdict judge_end(const struct end_facts *facts)
 	    (facts->sent == SENT_UNKNOWN && facts->end == END_BY_REQUEST && !facts->other_failed))
 		return judge_stopping(facts, words);
 	if (facts->sent == SENT_KILL && !out_of_memory)
-		return facts->end == END_BY_KILL ? verdict(words, DELAY_DOUBT, DELAY_DOUBT, facts)
-		                                 : nothing;
+		return verdict(words, DELAY_DOUBT, DELAY_DOUBT, facts);
 	if (looks_cancelled(facts) && !out_of_memory)
 		return verdict(WORDS_NONE, DELAY_NEVER, DELAY_NONE, facts);
 	if (facts->end == END_BY_REQUEST)

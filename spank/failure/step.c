@@ -81,6 +81,14 @@ static uint64_t happened_ns(uint32_t age_ms, uint64_t now_ns)
 	return age_ns < now_ns ? now_ns - age_ns : 0;
 }
 
+/* The end is asked for now, or by others; srun is there as long as it was in vain. */
+static void end(struct step *step, uint64_t now_ns, uint32_t others_ms)
+{
+	step->over = true;
+	step->pause_ns = AGAIN_MS * 1000000ull;
+	step->again_ns = now_ns + step->pause_ns + others_ms * 1000000ull;
+}
+
 void step_take(struct step *step, const struct relay_news *news, bool alone, uint64_t now_ns)
 {
 	struct step_case what = { .held = true, .facts = news->facts, .taken_ns = now_ns,
@@ -94,7 +102,8 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 	step->stopping |= news->facts.sent == SENT_STOP;
 	verdict = judge_case(step, &what);
 	if (alone) {
-		step->over |= verdict.kill == DELAY_NONE;
+		if (verdict.kill == DELAY_NONE)
+			end(step, now_ns, ALONE_MS + ALONE_SPREAD_MS);
 		if (verdict.say != DELAY_NONE || judge_is_hearsay(&news->facts) || step->said)
 			return;
 		step->said = true;
@@ -109,7 +118,7 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 
 uint64_t step_due(const struct step *step)
 {
-	uint64_t first = UINT64_MAX;
+	uint64_t first = step->over ? step->again_ns : UINT64_MAX;
 
 	for (int i = 0; i < CASE_COUNT && !step->over; i++) {
 		uint64_t due = case_due(step, &step->cases[i]);
@@ -157,9 +166,15 @@ static void say_case(struct step *step, struct step_case *what, const struct end
 
 bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
 {
-	struct step_case *what = step_due(step) <= now_ns ? choose(step, now_ns) : NULL;
+	struct step_case *what = !step->over && step_due(step) <= now_ns ? choose(step, now_ns) : NULL;
 	struct end_verdict verdict;
 
+	if (step->over && step->again_ns <= now_ns) {
+		*action = (struct step_action){ .kill = true };
+		step->pause_ns *= 2;
+		step->again_ns = now_ns + step->pause_ns;
+		return true;
+	}
 	if (what == NULL)
 		return false;
 	verdict = judge_case(step, what);
@@ -169,7 +184,8 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
 	if (verdict.say == DELAY_NONE && verdict.kill == DELAY_NONE)
 		action->kill = true;
 	say_case(step, what, &verdict, action);
-	step->over = action->kill;
+	if (action->kill)
+		end(step, now_ns, 0);
 	return true;
 }
 
@@ -183,5 +199,6 @@ bool step_finish(struct step *step, struct step_action *action)
 			say_case(step, what, &verdict, action);
 	}
 	step->over = true;
+	step->again_ns = UINT64_MAX;
 	return action->text[0] != '\0';
 }

@@ -1,6 +1,7 @@
 /*
  * What srun knows of its step's end, from what the nodes tell: the one sentence
- * that it says, and the one time that it ends the step. Pure: the caller brings
+ * that it says, and when it asks for the step's end: once, and again only if it
+ * was in vain, as it is for a component that Slurm was just launching. Pure: the caller brings
  * the time, and does what is to be done.
  */
 #ifndef SPANK_STEP_H
@@ -35,7 +36,8 @@ struct step {
 	struct step_case cases[CASE_COUNT];
 	bool stopping; /* a node saw Slurm ask for it */
 	bool said;     /* a failure, by srun or by a node itself */
-	bool over;     /* the end was asked for: nothing more is said or done */
+	bool over;     /* the end was asked for: nothing more is said */
+	uint64_t again_ns, pause_ns; /* then: when to ask again, and how long after the last time */
 	int wait_status; /* of the failure that was said; 0: none */
 };
 

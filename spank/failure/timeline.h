@@ -18,6 +18,9 @@
  *         time, if only ranks of other nodes have told so. All that waited for it
  *         give up at about the same time, but a program may take long to end then;
  *         and only its own node knows what the missing rank is doing.
+ *   5350  AGAIN_MS after srun asked for the step's end, it asks again if it still
+ *         waits for the step, then after twice that, and so on: Slurm loses a
+ *         request that comes while it launches a component.
  *  grace  GRACE_SECONDS, or grace=, after it was told of the first end of a step
  *         that is stopping, srun ends what is left of it.
  *
@@ -38,6 +41,7 @@ enum {
 	HOLD_MS = 250,
 	TIMEOUT_HOLD_MS = 1500,
 	DOUBT_MS = 1000,
+	AGAIN_MS = 5000,
 	GRACE_SECONDS = 30, /* if Slurm does not say its KillWait: its default */
 	DELIVERY_MS = 60,
 	ALONE_MS = 200,

@@ -30,7 +30,7 @@ static const char *const step_names[] = {
 /* How srun's side hands its words over; the task needs them no more. */
 static const char *const handover_names[] = { "SLURM_DDP_KEY", "SLURM_DDP_FIRST_HOST",
 	                                    "SLURM_DDP_RELAY",
-	                                    "SLURM_DDP_ON_FAILURE" };
+	                                    "SLURM_DDP_ON_FAILURE", "SLURM_DDP_NO_WITNESS" };
 
 enum {
 	KEY_DIGITS = 64,

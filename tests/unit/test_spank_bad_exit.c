@@ -53,9 +53,26 @@ static void zero_is_found_where_srun_would(void **state)
 	}
 }
 
+static void waiting_for_children_is_found(void **state)
+{
+	static const char given[] = "srun\0--ddp\0--wait-for-children\0true";
+	static const char cut[] = "srun\0--wait-for\0true";
+	static const char other[] = "srun\0--wait-all-nodes=1\0--wait=3\0--wait-\0true\0--wait-for-children";
+
+	(void)state;
+	assert_true(waits_for_children(given, sizeof(given), 3));
+	assert_false(waits_for_children(given, sizeof(given), 2));
+	assert_true(waits_for_children(cut, sizeof(cut), 2));
+	assert_false(waits_for_children(other, sizeof(other), 4));
+	assert_false(waits_for_children("", 0, 3));
+}
+
 int main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(zero_is_found_where_srun_would) };
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(zero_is_found_where_srun_would),
+		cmocka_unit_test(waiting_for_children_is_found),
+	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

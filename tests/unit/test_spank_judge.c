@@ -64,14 +64,15 @@ static const struct {
 	{ "a rank follows one that stopped", END_CODE, SENT_STOP, "p", WORDS_RANK, DELAY_GRACE, DELAY_GRACE },
 	{ "or is aborted for it", END_CRASH, SENT_STOP, "p", WORDS_RANK, DELAY_GRACE, DELAY_GRACE },
 	{ "a rank crashes while it saves", END_CRASH, SENT_STOP, "", WORDS_RANK, DELAY_NONE, DELAY_GRACE },
-	{ "Slurm's patience is over", END_BY_KILL, SENT_STOP, "a", WORDS_NODE, DELAY_GRACE, DELAY_GRACE },
+	{ "Slurm's KillWait is over", END_BY_KILL, SENT_STOP, "a", WORDS_NODE, DELAY_GRACE, DELAY_GRACE },
 	{ "the memory is over", END_BY_KILL, SENT_STOP, "m", WORDS_RANK, DELAY_NONE, DELAY_GRACE },
 	{ "one stops under continue", END_BY_REQUEST, SENT_STOP, "c", WORDS_NONE, DELAY_NEVER, DELAY_NEVER },
 	{ "one crashes under continue", END_CRASH, SENT_STOP, "c", WORDS_RANK, DELAY_NONE, DELAY_NEVER },
 	/* Slurm has killed the step, or somebody the tasks and the witness. */
 	{ "a task is killed with the step", END_BY_KILL, SENT_KILL, "", WORDS_RANK, DELAY_DOUBT, DELAY_DOUBT },
 	{ "all of a node are", END_BY_KILL, SENT_KILL, "a", WORDS_NODE, DELAY_DOUBT, DELAY_DOUBT },
-	{ "a task notes that others are", END_CODE, SENT_KILL, "", WORDS_NONE, DELAY_NEVER, DELAY_NEVER },
+	{ "a task notes that others are", END_CODE, SENT_KILL, "", WORDS_RANK, DELAY_DOUBT, DELAY_DOUBT },
+	{ "a rank fails after the witness was killed", END_CRASH, SENT_KILL, "", WORDS_RANK, DELAY_DOUBT, DELAY_DOUBT },
 	{ "the kernel killed the whole cgroup", END_BY_KILL, SENT_KILL, "am", WORDS_NODE, DELAY_NONE, DELAY_NONE },
 	/* Nobody knows what Slurm has sent. */
 	{ "a rank ends by SIGTERM", END_BY_REQUEST, SENT_UNKNOWN, "", WORDS_RANK, DELAY_GRACE, DELAY_GRACE },

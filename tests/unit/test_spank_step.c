@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "spank/failure/step.h"
+#include "spank/failure/timeline.h"
 
 #define EXITED(code) ((code) << 8)
 #define MS 1000000ull
@@ -50,9 +51,10 @@ static void expect(struct step *step, uint64_t ms, const char *text, bool kill)
 	assert_int_equal(action.kill, kill);
 }
 
+/* Nothing is due, or only a request that was in vain is to be made again. */
 static void expect_nothing(const struct step *step)
 {
-	assert_true(step_due(step) == UINT64_MAX);
+	assert_true(step_due(step) == (step->over ? step->again_ns : UINT64_MAX));
 }
 
 static void a_failure_is_said_and_ends_the_step_once(void **state)
@@ -68,6 +70,22 @@ static void a_failure_is_said_and_ends_the_step_once(void **state)
 	take(&step, 300, news("bystander", END_BY_KILL, SENT_NOTHING, SIGKILL));
 	expect_nothing(&step);
 	assert_int_equal(step.wait_status, EXITED(7));
+}
+
+/* Slurm may lose a request, such as for a component that it is just launching. */
+static void a_request_in_vain_is_made_again(void **state)
+{
+	struct step step = begin(true);
+	struct step_action action;
+
+	(void)state;
+	take(&step, 0, news("rank 1", END_CODE, SENT_NOTHING, EXITED(7)));
+	expect(&step, HOLD, "rank 1", true);
+	expect(&step, HOLD + AGAIN_MS, "", true);
+	take(&step, HOLD + AGAIN_MS, news("rank 2", END_CODE, SENT_NOTHING, EXITED(9)));
+	expect(&step, HOLD + 3 * AGAIN_MS, "", true);
+	assert_false(step_finish(&step, &action));
+	assert_true(step_due(&step) == UINT64_MAX);
 }
 
 static void what_led_to_it_goes_first(void **state)
@@ -228,6 +246,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_failure_is_said_and_ends_the_step_once),
+		cmocka_unit_test(a_request_in_vain_is_made_again),
 		cmocka_unit_test(what_led_to_it_goes_first),
 		cmocka_unit_test(who_did_not_come_is_waited_for),
 		cmocka_unit_test(under_continue_nothing_is_ended),

@@ -574,7 +574,7 @@ static void launchers_daemons_are_known_by_name(void **state)
 		{ "orted", true }, { "/usr/bin/orted", true }, { "prted", true }, { "./prted", true },
 		{ "hydra_pmi_proxy", true }, { "/opt/mpi/bin/hydra_bstrap_proxy", true }, { "pmi_proxy", true },
 		{ "", false }, { "/", false }, { "orted/", false }, { "orted2", false }, { "my-orted", false },
-		{ "hydra", false }, { "python", false }, { "/opt/orted/train", false },
+		{ "hydra", false }, { "hydra_train.py", false }, { "python", false }, { "/opt/orted/train", false },
 	};
 
 	(void)state;
