@@ -16,16 +16,26 @@ static const char *value_of(const char *word)
 	return word[length] == '=' ? word + length + 1 : "";
 }
 
+/* The next of srun's own words, of which `*left` are left; NULL behind the last. */
+static const char *take_word(const char **words, const char *end, int *left)
+{
+	const char *word = *words;
+
+	if (*left <= 0 || word >= end || memchr(word, '\0', (size_t)(end - word)) == NULL)
+		return NULL;
+	--*left;
+	*words += strlen(word) + 1;
+	return word;
+}
+
 bool bad_exit_is_zero(const char *words, size_t bytes, int own_words, const char *variable)
 {
-	const char *last = variable, *word = words, *end = words + bytes;
+	const char *last = variable, *word, *end = words + bytes;
 
-	for (int i = 0; i < own_words && word < end && memchr(word, '\0', (size_t)(end - word)) != NULL;
-	     i++) {
+	while ((word = take_word(&words, end, &own_words)) != NULL) {
 		const char *value = value_of(word);
 		if (value != NULL)
 			last = value;
-		word += strlen(word) + 1;
 	}
 	return last != NULL && strcmp(last, "0") == 0;
 }
@@ -33,15 +43,13 @@ bool bad_exit_is_zero(const char *words, size_t bytes, int own_words, const char
 bool waits_for_children(const char *words, size_t bytes, int own_words)
 {
 	static const char name[] = "--wait-for-children";
-	const char *word = words, *end = words + bytes;
+	const char *word, *end = words + bytes;
 
-	for (int i = 0; i < own_words && word < end && memchr(word, '\0', (size_t)(end - word)) != NULL;
-	     i++) {
+	while ((word = take_word(&words, end, &own_words)) != NULL) {
 		size_t length = strlen(word);
 		/* A long option may be cut short, as long as it is no other one. */
 		if (length >= sizeof("--wait-f") - 1 && strncmp(name, word, length) == 0)
 			return true;
-		word += length + 1;
 	}
 	return false;
 }
