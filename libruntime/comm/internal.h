@@ -212,7 +212,7 @@ struct ddp_comm {
 	ddp_request *pairs;         /* those under way; for who holds run_lock */
 	atomic_int pair_count;      /* of both */
 	bool thread_started;        /* under queue_lock */
-	atomic_bool stopping;       /* set under queue_lock */
+	atomic_bool stopping;       /* set under queue_lock or run_lock */
 	pthread_t thread;
 
 	atomic_int failed;          /* a ddp_status; set once, after the text */
@@ -235,6 +235,7 @@ struct ddp_request {
 	ddp_request *next;
 	_Atomic uint32_t done;      /* futex */
 	ddp_status status;
+	bool last;                  /* nothing runs after it */
 	char *message;              /* of a failure; malloc'd */
 	uint64_t start_ns, end_ns;
 	/* of send and recv: */

@@ -437,7 +437,7 @@ void ddp_comm_close(ddp_comm *comm)
 		return;
 	/* Between nodes, nobody closes connections that others still need. */
 	if (comm->nodes > 1 && atomic_load(&comm->failed) == DDP_OK)
-		(void)ddp_barrier(comm);
+		(void)ddp_comm_last_barrier(comm);
 	ddp_comm_stop(comm);
 	/* The page ends with the context; a group that is still open tells no more. */
 	if (comm->is_world)

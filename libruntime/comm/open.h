@@ -26,6 +26,9 @@ void ddp_comm_destroy(ddp_comm *comm);
 /* Starts the progress thread; with several nodes it also looks after the
    network while no operation runs. */
 ddp_status ddp_comm_start(ddp_comm *comm);
+/* A barrier after what is queued, and nothing runs after it: a peer that closes
+   its communicator from then on breaks no send or receive that is still open. */
+ddp_status ddp_comm_last_barrier(ddp_comm *comm);
 /* Ends the progress thread, if there is one, after what is queued; sends and
    receives that have not met their counterpart end with an error. */
 void ddp_comm_stop(ddp_comm *comm);

@@ -151,6 +151,8 @@ static void *progress(void *argument)
 		ddp_status status = ddp_execute(comm, &request->operation);
 		comm->in_thread = false;
 		others.seen = comm->sequence;
+		if (request->last)
+			atomic_store(&comm->stopping, true);
 		pthread_mutex_unlock(&comm->run_lock);
 		atomic_fetch_sub(&comm->queued, 1);
 		ddp_request_complete(request, status);
@@ -205,7 +207,7 @@ static void append(ddp_comm *comm, ddp_request *request)
 	pthread_mutex_unlock(&comm->queue_lock);
 }
 
-static ddp_status enqueue(ddp_comm *comm, const ddp_collective *c, ddp_request **request)
+static ddp_status enqueue(ddp_comm *comm, const ddp_collective *c, bool last, ddp_request **request)
 {
 	ddp_status status = ddp_comm_start(comm);
 
@@ -216,6 +218,7 @@ static ddp_status enqueue(ddp_comm *comm, const ddp_collective *c, ddp_request *
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
 	queued->comm = comm;
 	queued->operation = *c;
+	queued->last = last;
 	*request = queued;
 	if (!is_pair(c)) {
 		append(comm, queued);
@@ -237,7 +240,7 @@ ddp_status ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_reques
 	ddp_status status = ddp_collective_complete(comm, operation, &c);
 	if (status != DDP_OK)
 		return status;
-	return enqueue(comm, &c, request);
+	return enqueue(comm, &c, false, request);
 }
 
 /* Locks run_lock; the thread gives it up if it only looks after pairs. */
@@ -295,10 +298,29 @@ static ddp_status run_pair(ddp_comm *comm, const ddp_collective *c)
 	return request.status;
 }
 
+/* `last`: nothing runs after it. */
+static ddp_status run_collective(ddp_comm *comm, const ddp_collective *c, bool last)
+{
+	ddp_request *request;
+	ddp_status status;
+
+	/* With nothing before it, it needs no other thread. */
+	if (atomic_load_explicit(&comm->queued, memory_order_acquire) == 0) {
+		take_over(comm);
+		status = ddp_execute(comm, c);
+		if (last)
+			atomic_store(&comm->stopping, true);
+		hand_back(comm);
+		return status;
+	}
+	if ((status = enqueue(comm, c, last, &request)) != DDP_OK)
+		return status;
+	return ddp_wait(request);
+}
+
 ddp_status ddp_run(ddp_comm *comm, const ddp_collective *operation)
 {
 	ddp_collective c;
-	ddp_request *request;
 	ddp_status status;
 
 	if (comm == NULL || operation == NULL)
@@ -307,16 +329,16 @@ ddp_status ddp_run(ddp_comm *comm, const ddp_collective *operation)
 		return status;
 	if (is_pair(&c))
 		return run_pair(comm, &c);
-	/* With nothing before it, it needs no other thread. */
-	if (atomic_load_explicit(&comm->queued, memory_order_acquire) == 0) {
-		take_over(comm);
-		status = ddp_execute(comm, &c);
-		hand_back(comm);
-		return status;
-	}
-	if ((status = enqueue(comm, &c, &request)) != DDP_OK)
-		return status;
-	return ddp_wait(request);
+	return run_collective(comm, &c, false);
+}
+
+ddp_status ddp_comm_last_barrier(ddp_comm *comm)
+{
+	static const ddp_collective barrier = { .kind = DDP_BARRIER };
+	ddp_collective c;
+	ddp_status status = ddp_collective_complete(comm, &barrier, &c);
+
+	return status == DDP_OK ? run_collective(comm, &c, true) : status;
 }
 
 /* Ends a completed request. */

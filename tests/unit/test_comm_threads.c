@@ -192,6 +192,7 @@ static void threads_talk_beside_collectives(void **state)
 
 static int close_with_an_open_receive(ddp_comm *comm, void *argument)
 {
+	bool one_node = comm->nodes == 1;
 	int32_t never[2] = { 0, 0 };
 	ddp_request *requests[2];
 	ddp_comm *part;
@@ -204,10 +205,17 @@ static int close_with_an_open_receive(ddp_comm *comm, void *argument)
 			                                            .type = DDP_I32, .root = 1, .tag = 3 }, &requests[i]));
 		CHECK(ddp_wait_for(requests[0], 20) == DDP_ERR_TIMEOUT);
 	}
+	CHECK_OK(ddp_barrier(comm));
+	/* On one node, a receive fails if its peer closes first; between nodes all
+	   close together. */
+	if (one_node && ddp_comm_rank(comm) == 1)
+		CHECK_OK(ddp_barrier(comm));
 	uint64_t start = ddp_now_ns();
 	CHECK_OK(ddp_comm_free(part));
 	/* The deadline is 20 s; a loaded machine is slow. */
 	CHECK(ddp_seconds_since(start) < 10);
+	if (one_node && ddp_comm_rank(comm) == 0)
+		CHECK_OK(ddp_barrier(comm));
 	for (int i = 0; i < 2 && ddp_comm_rank(comm) == 0; i++) {
 		CHECK(ddp_wait(requests[i]) == DDP_ERR_STATE);
 		CHECK(strstr(ddp_last_error(), "recv i32[1] from rank 1 with tag 3") != NULL);
