@@ -1,4 +1,5 @@
-# spank: spank_ddp.so, a thin shell (plugin.c) over a core that knows no Slurm.
+# spank: spank_ddp.so, a thin shell (the files of spank_spank_ddp_la_SOURCES) over a core that
+# knows no Slurm.
 noinst_LTLIBRARIES += spank/libspankcore.la
 spank_libspankcore_la_SOURCES = \
 	spank/identity/address.c spank/identity/address.h \
@@ -47,7 +48,10 @@ spank_status_ddp_status_LDADD = spank/status/libstatus.la
 
 if HAVE_SLURM
 spank_LTLIBRARIES = spank/spank_ddp.la
-spank_spank_ddp_la_SOURCES = spank/plugin.c spank/failure/kill.c spank/failure/kill.h \
+spank_spank_ddp_la_SOURCES = spank/plugin.c spank/plugin.h \
+	spank/ask.c spank/ask.h spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h \
+	spank/task.c spank/task.h \
+	spank/failure/kill.c spank/failure/kill.h \
 	spank/failure/component.c spank/failure/component.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)
 # libc only: Slurm looks symbols up in a plugin's libraries, too.

@@ -1,0 +1,30 @@
+/* What the shell asks Slurm for beside options and tasks, in srun and in slurmstepd. */
+#ifndef SPANK_ASK_H
+#define SPANK_ASK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <slurm/slurm.h>
+#include <slurm/spank.h>
+
+#include "spank/fault.h"
+#include "spank/options.h"
+
+/* One number of the step or task; `name` is for the sentence. */
+bool ask_fact(spank_t spank, spank_item_t item, const char *name, uint32_t *fact,
+              struct fault *fault);
+
+/* Slurm's own configuration; NULL: not found in this process. */
+const slurm_conf_t *ask_configuration(void);
+
+/* How long a step that is stopping may take. */
+uint32_t ask_grace_ms(const struct settings *settings);
+
+/* CPUs on which this process may run; 0: not known. */
+uint32_t ask_affinity(void);
+
+/* A line on the user's stderr. */
+void ask_to_say(const char *text);
+
+#endif

@@ -1,0 +1,133 @@
+#include "spank/srun.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <slurm/slurm.h>
+#include <slurm/spank.h>
+
+#include "spank/ask.h"
+#include "spank/failure/bad_exit.h"
+#include "spank/failure/component.h"
+#include "spank/failure/kill.h"
+#include "spank/failure/relay.h"
+#include "spank/failure/step.h"
+#include "spank/failure/timeline.h"
+#include "spank/launch/container.h"
+#include "spank/launch/prepare.h"
+#include "spank/launch/table.h"
+
+enum { COMMAND_LINE_MAX = 65536 };
+
+static struct {
+	struct { /* the step, or its components */
+		uint32_t job_id, step_id;
+	} steps[COMPONENTS_MAX];
+	atomic_int step_count;
+	int failed_status; /* the first failure's wait status; 0: none */
+} srun;
+
+/* As the user, once for the step, or for each component of a heterogeneous one. */
+static void end_steps(void)
+{
+	for (int i = 0; i < atomic_load(&srun.step_count); i++)
+		kill_step(srun.steps[i].job_id, srun.steps[i].step_id);
+}
+
+/* Where Slurm's own srun would listen: SrunPortRange; without one, anywhere. */
+static void listen_for_nodes(const struct plugin *plugin)
+{
+	static const struct relay_actions actions = { .say = ask_to_say, .end_step = end_steps };
+	const struct step_policy policy = { .hold_ms = HOLD_MS, .timeout_hold_ms = TIMEOUT_HOLD_MS,
+		                            .doubt_ms = DOUBT_MS, .grace_ms = ask_grace_ms(&plugin->settings),
+		                            .kill_on_failure = plugin->settings.kill_on_failure };
+	const slurm_conf_t *conf = ask_configuration();
+	const uint16_t *ports = conf != NULL ? conf->srun_port_range : NULL;
+	struct fault fault;
+	char spec[RELAY_SPEC_MAX];
+
+	unsetenv("SLURM_DDP_RELAY");
+	/* Without it, each node says by itself what it sees. */
+	if (!relay_open(ports != NULL ? ports[0] : 0, ports != NULL ? ports[1] : 0, &policy, &actions,
+	                spec, &fault))
+		slurm_debug("ddp: %s", fault.text);
+	else if (setenv("SLURM_DDP_RELAY", spec, 1) != 0)
+		slurm_debug("ddp: cannot set SLURM_DDP_RELAY: %s", strerror(errno));
+}
+
+/* -K0 is the user's word on the same matter: it counts more than the site's
+   default, and less than on-failure= and the site's lock. */
+static void take_bad_exit(struct plugin *plugin)
+{
+	static char words[COMMAND_LINE_MAX];
+	int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+	ssize_t got = fd >= 0 ? read(fd, words, sizeof(words)) : 0;
+
+	if (fd >= 0)
+		close(fd);
+	unsetenv("SLURM_DDP_ON_FAILURE");
+	unsetenv("SLURM_DDP_NO_WITNESS");
+	/* The witness is in the first task's cgroup, which is then to be empty first. */
+	if ((waits_for_children(words, got > 0 ? (size_t)got : 0, optind) ||
+	     getenv("SLURM_WAIT_FOR_CHILDREN") != NULL) && setenv("SLURM_DDP_NO_WITNESS", "1", 1) != 0)
+		slurm_debug("ddp: cannot set SLURM_DDP_NO_WITNESS: %s", strerror(errno));
+	/* srun has read its options by getopt(3). */
+	if (plugin_locks(plugin, "on-failure") || option_given(&plugin->settings, "on-failure") ||
+	    !bad_exit_is_zero(words, got > 0 ? (size_t)got : 0, optind, getenv("SLURM_KILL_BAD_EXIT")))
+		return;
+	plugin->settings.kill_on_failure = false;
+	if (setenv("SLURM_DDP_ON_FAILURE", "continue", 1) != 0)
+		slurm_debug("ddp: cannot set SLURM_DDP_ON_FAILURE: %s", strerror(errno));
+}
+
+void srun_leave_with_first_code(int status, void *unused)
+{
+	(void)unused;
+	if (status == 0 || srun.failed_status == 0)
+		return;
+	fflush(NULL);
+	_exit(WIFSIGNALED(srun.failed_status) ? 128 + WTERMSIG(srun.failed_status)
+	                                       : WEXITSTATUS(srun.failed_status));
+}
+
+bool srun_begin(struct plugin *plugin, const char *stale, struct fault *fault)
+{
+	struct fault ignored;
+
+	if (plugin->settings.verbose && stale[0] != '\0')
+		slurm_spank_log("ddp: replaced in the tasks, as not of this step: %s", stale);
+	if ((plugin->settings.verbose || plugin->settings.check != CHECK_NO) && container_plugin_comes_later())
+		slurm_error("ddp: plugstack.conf names spank_pyxis.so behind spank_ddp.so, so that a container's "
+		            "MASTER_PORT, WORLD_SIZE and others would win: the administrator should put "
+		            "spank_ddp.so behind it");
+	take_bad_exit(plugin);
+	listen_for_nodes(plugin);
+	if (plugin->settings.check == CHECK_TABLE && !table_begin(&ignored))
+		slurm_debug("ddp: %s", ignored.text);
+	return launch_prepare(&plugin->settings, fault);
+}
+
+bool srun_take_step(uint32_t job_id, uint32_t step_id)
+{
+	int index = atomic_load(&srun.step_count);
+	char text[32];
+
+	if (index < COMPONENTS_MAX) {
+		srun.steps[index].job_id = job_id;
+		srun.steps[index].step_id = step_id;
+		atomic_store(&srun.step_count, index + 1);
+	}
+	snprintf(text, sizeof(text), "%u.%u", job_id, step_id);
+	return setenv("DDP_REQUESTED", text, 1) == 0;
+}
+
+void srun_end(void)
+{
+	srun.failed_status = relay_close();
+}

@@ -1,0 +1,29 @@
+/* The callbacks' work in srun, as the user. */
+#ifndef SPANK_SRUN_H
+#define SPANK_SRUN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/plugin.h"
+
+/* Once the options are known: listens for the nodes, and puts into the environment
+   what the tasks' side needs. `stale`: what launch_list_stale() gave. */
+bool srun_begin(struct plugin *plugin, const char *stale, struct fault *fault);
+
+/* A step, or a component of a heterogeneous one, is about to start. Marks it, so that
+   a program on a node without the plugin can tell; false, with errno, if that fails. */
+bool srun_take_step(uint32_t job_id, uint32_t step_id);
+
+/* What is held of a failure is said. */
+void srun_end(void);
+
+/*
+ * For on_exit(3). srun's status is the highest of its tasks', and that of a task
+ * which was ended for another one's failure is 137. Where a failure was said, its
+ * code is told instead. The handler is to run after all that Slurm and its plugins
+ * registered.
+ */
+void srun_leave_with_first_code(int status, void *unused);
+
+#endif

@@ -1,0 +1,32 @@
+/* The callbacks' work in slurmstepd, as root, before its tasks run and when they end. */
+#ifndef SPANK_STEPD_H
+#define SPANK_STEPD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <slurm/spank.h>
+
+#include "spank/failure/node.h"
+#include "spank/identity/master.h"
+#include "spank/plugin.h"
+
+/* The tasks inherit it. */
+struct stepd {
+	struct plugin *plugin;
+	bool normal_step;   /* not the batch script, extern or interactive step */
+	struct node_address master; /* for addr=ip */
+	uint32_t affinity;  /* CPUs of slurmstepd, before tasks are bound */
+	char user_threads[64]; /* OMP_NUM_THREADS as the user has set it; "": not */
+	bool daemon;        /* an MPI launcher's: it gets nothing */
+	bool no_witness;    /* it would be waited for */
+	struct node node;
+};
+
+/* Nothing fails here: what is wrong is kept in plugin->fault for the tasks to say. */
+void stepd_begin(spank_t spank, struct stepd *stepd);
+/* A task was forked, or was reaped. */
+void stepd_take_fork(spank_t spank, struct stepd *stepd);
+void stepd_take_end(spank_t spank, struct stepd *stepd);
+
+#endif

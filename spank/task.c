@@ -1,0 +1,210 @@
+#include "spank/task.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <slurm/spank.h>
+
+#include "spank/ask.h"
+#include "spank/failure/node.h"
+#include "spank/failure/report.h"
+#include "spank/identity/identity.h"
+#include "spank/identity/master.h"
+#include "spank/launch/check.h"
+#include "spank/launch/variables.h"
+
+static bool collect_facts(spank_t spank, struct step_facts *facts, struct fault *fault)
+{
+	uint32_t local_id_of_zero;
+	int local_id = -1;
+	char **environment = NULL;
+
+	if (!ask_fact(spank, S_JOB_ID, "the job's id", &facts->job_id, fault) ||
+	    !ask_fact(spank, S_JOB_STEPID, "the step's id", &facts->step_id, fault) ||
+	    !ask_fact(spank, S_SLURM_RESTART_COUNT, "the restart count", &facts->restart_count, fault) ||
+	    !ask_fact(spank, S_JOB_NODEID, "the node's id", &facts->node_id, fault) ||
+	    !ask_fact(spank, S_JOB_NNODES, "the number of nodes", &facts->node_count, fault) ||
+	    !ask_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &facts->local_tasks, fault) ||
+	    !ask_fact(spank, S_JOB_TOTAL_TASK_COUNT, "the step's tasks", &facts->total_tasks, fault) ||
+	    !ask_fact(spank, S_TASK_GLOBAL_ID, "the task's id", &facts->global_id, fault))
+		return false;
+	if (spank_get_item(spank, S_TASK_ID, &local_id) != ESPANK_SUCCESS || local_id < 0)
+		return fault_set(fault, "Slurm does not give the task's local id");
+	if (spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS || environment == NULL)
+		return fault_set(fault, "Slurm does not give the task's environment");
+	facts->local_id = (uint32_t)local_id;
+	facts->environment = environment;
+	facts->holds_task_zero = spank_get_item(spank, S_JOB_GLOBAL_TO_LOCAL_ID, 0,
+	                                        &local_id_of_zero) == ESPANK_SUCCESS;
+	return true;
+}
+
+static uint32_t task_cpus(spank_t spank, const struct stepd *stepd, char *const *environment,
+                          uint32_t local_tasks)
+{
+	const char *asked = environment_get(environment, "SLURM_CPUS_PER_TASK");
+	struct cpu_facts facts = { .asked = asked != NULL ? (uint32_t)strtoul(asked, NULL, 10) : 0,
+		                   .bound = ask_affinity() };
+	uint16_t node = 0;
+
+	if (spank_get_item(spank, S_STEP_CPUS_PER_TASK, &facts.per_task) != ESPANK_SUCCESS)
+		facts.per_task = 0;
+	if (spank_get_item(spank, S_JOB_NCPUS, &node) == ESPANK_SUCCESS && local_tasks > 0)
+		facts.share = node / local_tasks;
+	/* What slurmstepd may use, too, is nothing that the task was bound to. */
+	if (facts.bound >= stepd->affinity)
+		facts.bound = 0;
+	return cpus_of_task(&facts);
+}
+
+static bool check_gpus(const struct identity *identity, const struct settings *settings,
+                       const struct gpu_view *view, struct fault *fault)
+{
+	struct fault sentence = { "" };
+	enum gpu_verdict verdict = gpu_judge(view, identity->local_world_size, settings->launcher,
+	                                     &sentence);
+
+	if (verdict == GPU_FINE || settings->gpu == GPU_IGNORE)
+		return true;
+	if (verdict == GPU_MISMATCH && settings->gpu == GPU_ERROR)
+		return fault_set(fault, "%s: %s (gpu=error)", identity->node_name, sentence.text);
+	if (identity->rank == 0)
+		slurm_spank_log("ddp: %s: %s (gpu=ignore silences this)", identity->node_name, sentence.text);
+	return true;
+}
+
+static bool write_environment(spank_t spank, const struct variables *variables, struct fault *fault)
+{
+	for (int i = 0; i < variables->count; i++) {
+		const struct variable *variable = &variables->item[i];
+		spank_err_t error = variable->value != NULL
+			? spank_setenv(spank, variable->name, variable->value, 1)
+			: spank_unsetenv(spank, variable->name);
+		if (error != ESPANK_SUCCESS)
+			return fault_set(fault, "cannot set %s: %s", variable->name, spank_strerror(error));
+	}
+	return true;
+}
+
+/* The dry run; the program never starts. srun puts the rows in order. */
+static void show_check(enum check_mode check, const struct identity *identity,
+                       const struct task_extras *extras, const struct variables *variables)
+{
+	static char text[2 * VARIABLES_TEXT_MAX];
+
+	if (check == CHECK_TABLE &&
+	    check_row(identity, extras, variables, text, sizeof(text)))
+		check_write(STDOUT_FILENO, text);
+	for (int i = 0; check == CHECK_JSON && i < variables->count; i++)
+		if (check_json(identity, &variables->item[i], text, sizeof(text)))
+			check_write(STDOUT_FILENO, text);
+	_exit(0);
+}
+
+/* slurmstepd itself does not see what Slurm puts into a task's environment. */
+static void note_srun(const struct stepd *stepd, char *const *environment)
+{
+	struct supervise_shared *shared = stepd->node.supervise.shared;
+	const char *address = environment_get(environment, "SLURM_LAUNCH_NODE_IPADDR");
+
+	if (shared != NULL && address != NULL && strlen(address) < sizeof(shared->srun_address))
+		memcpy(shared->srun_address, address, strlen(address));
+}
+
+static void note_rank(const struct stepd *stepd, const struct identity *identity)
+{
+	struct supervise_shared *shared = stepd->node.supervise.shared;
+
+	if (shared == NULL || identity->local_rank >= stepd->node.supervise.local_tasks)
+		return;
+	shared->rank[identity->local_rank] = identity->rank;
+	shared->world_size = identity->world_size;
+	memcpy(shared->node, identity->node_name, sizeof(shared->node));
+}
+
+static bool prepare_task(spank_t spank, const struct stepd *stepd, struct fault *fault)
+{
+	static struct variables variables;
+	const struct settings *settings = &stepd->plugin->settings;
+	char address[MASTER_ADDRESS_MAX], row[1024];
+	struct step_facts facts;
+	struct identity identity;
+
+	if (!collect_facts(spank, &facts, fault))
+		return false;
+	note_srun(stepd, facts.environment);
+	if (stepd->plugin->fault.text[0] != '\0')
+		return fault_set(fault, "%s", stepd->plugin->fault.text);
+	if (!identity_derive(&facts, settings, &identity, fault))
+		return false;
+	note_rank(stepd, &identity);
+	if (!master_find_address(&identity, settings, &stepd->master, address, fault) ||
+	    !master_check_port(&identity, fault))
+		return false;
+	struct task_extras extras = {
+		.master_address = address,
+		.version = PACKAGE_VERSION,
+		.key = environment_get(facts.environment, "SLURM_DDP_KEY"),
+		.progress_fd = settings->launcher ? -1 : stepd->node.supervise.progress_fd,
+		.gpu = gpu_look(facts.environment, identity.local_rank, identity.local_world_size),
+		.cpus = task_cpus(spank, stepd, facts.environment, identity.local_world_size),
+		.environment = facts.environment,
+		.user_threads = stepd->user_threads[0] != '\0' ? stepd->user_threads : NULL,
+	};
+	if (!check_gpus(&identity, settings, &extras.gpu, fault) ||
+	    !environment_build(&variables, &identity, settings, &extras, fault))
+		return false;
+	if (settings->check != CHECK_NO)
+		show_check(settings->check, &identity, &extras, &variables);
+	if (settings->verbose && check_row(&identity, &extras, &variables, row, sizeof(row))) {
+		row[strcspn(row, "\n")] = '\0';
+		slurm_spank_log("ddp: %s", row);
+	}
+	return write_environment(spank, &variables, fault);
+}
+
+/* What srun's side has put there goes, and so does what the caller had: the
+   daemon would hand it on to all its ranks. */
+static bool prepare_daemon(spank_t spank, struct fault *fault)
+{
+	static struct variables variables;
+
+	environment_clear(&variables);
+	return write_environment(spank, &variables, fault);
+}
+
+/* The last thing before the program: what it tells of is to be there already. */
+static void make_witness(const struct stepd *stepd)
+{
+	struct supervise_shared *shared = stepd->node.supervise.shared;
+	static char text[RELAY_TEXT_MAX + 1];
+
+	if (shared == NULL || stepd->no_witness)
+		return;
+	const struct witness_words words = { .relay = stepd->node.relay, .address = shared->srun_address,
+		                             .text = text, .kill_tasks = stepd->plugin->settings.kill_on_failure };
+
+	report_slurmstepd(shared->node, stepd->node.supervise.local_tasks, shared->world_size, text,
+	                  sizeof(text));
+	witness_make(&shared->witness, &words);
+}
+
+void task_begin(spank_t spank, struct stepd *stepd)
+{
+	struct relay_news news;
+	struct fault fault;
+
+	if (!stepd->plugin->requested ||
+	    (stepd->daemon ? prepare_daemon(spank, &fault) : !stepd->normal_step))
+		return;
+	if (!stepd->daemon && prepare_task(spank, stepd, &fault)) {
+		make_witness(stepd);
+		return;
+	}
+	news = node_fault(fault.text);
+	if (supervise_tell_once(&stepd->node.supervise) && !node_tell(&stepd->node, &news))
+		slurm_error("ddp: %s", fault.text);
+	_exit(1);
+}
+
