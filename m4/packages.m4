@@ -96,7 +96,8 @@ AC_DEFUN([DDP_WITH_UCX], [
   AM_CONDITIONAL([HAVE_UCX], [test "x$ddp_ucx" = xyes])
 ])
 
-# OpenBLAS first: as fast as oneDNN on large matrices, faster on small ones.
+# OpenBLAS first: as fast as oneDNN on large matrices, faster on small ones. Its
+# header of 0.3.34 defines a macro that config.h has, too; as a system's it may.
 AC_DEFUN([DDP_WITH_BLAS], [
   AC_ARG_WITH([blas], [AS_HELP_STRING([--with-blas=openblas|onednn], [library for matrix products])],
     [], [with_blas=check])
@@ -106,7 +107,7 @@ AC_DEFUN([DDP_WITH_BLAS], [
   AS_CASE([$with_blas], [check|yes|openblas],
     [PKG_CHECK_MODULES([OPENBLAS], [openblas], [
       ddp_blas=openblas
-      BLAS_CFLAGS=$OPENBLAS_CFLAGS
+      BLAS_CFLAGS=`AS_ECHO([" $OPENBLAS_CFLAGS"]) | sed 's/ -I */ -isystem /g'`
       BLAS_LIBS=$OPENBLAS_LIBS
       AC_DEFINE([HAVE_OPENBLAS], [1], [OpenBLAS gives sgemm])], [:])])
   AS_IF([test $ddp_blas = no], [AS_CASE([$with_blas], [check|yes|onednn],

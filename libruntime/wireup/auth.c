@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 
-static const char magic[8] = "ddpwire1";
+static const char magic[] = "ddpwire1";
 
 _Static_assert(sizeof(ddp_challenge) == 8 + DDP_NONCE_BYTES, "no padding on the wire");
 _Static_assert(sizeof(ddp_hello) == DDP_NONCE_BYTES + 8 + DDP_AUTH_HOST_BYTES + DDP_PROOF_BYTES,
@@ -55,13 +55,13 @@ static ddp_status check(const ddp_key *key, const char *label, const unsigned ch
 
 ddp_status ddp_challenge_make(ddp_challenge *challenge)
 {
-	memcpy(challenge->magic, magic, sizeof(magic));
+	memcpy(challenge->magic, magic, sizeof(challenge->magic));
 	return random_bytes(challenge->nonce, DDP_NONCE_BYTES);
 }
 
 bool ddp_challenge_is_ours(const ddp_challenge *challenge)
 {
-	return memcmp(challenge->magic, magic, sizeof(magic)) == 0;
+	return memcmp(challenge->magic, magic, sizeof(challenge->magic)) == 0;
 }
 
 static void set_host(char *to, const char *host)

@@ -48,13 +48,14 @@ static void train(ddp_model *model, int steps)
 static void act(const struct plan *plan, ddp_context *context, ddp_model *model)
 {
 	int fd = plan->file != NULL ? open(plan->file, O_CREAT | O_WRONLY, 0666) : -1;
+	const volatile bool spins = strcmp(plan->action, "spin") == 0;
 
 	if (fd >= 0)
 		close(fd);
 	ddp_set_phase(model, DDP_PHASE_FORWARD);
 	while (strcmp(plan->action, "hang") == 0)
 		pause();
-	for (volatile unsigned int i = 0; strcmp(plan->action, "spin") == 0; i++)
+	while (spins)
 		continue;
 	if (strcmp(plan->action, "leave") == 0)
 		_exit(0);

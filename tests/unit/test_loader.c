@@ -239,7 +239,7 @@ static void free_does_not_wait_for_batches_nobody_asked_for(void **state)
 	(void)state;
 	ddp_loader_next(loader, &batch);
 	ddp_loader_free(loader);
-	assert_in_range(numbers.reads, 4, 4 * 4);
+	assert_true(numbers.reads >= 4 && numbers.reads <= 4 * 4);
 	ddp_loader_free(NULL);
 }
 

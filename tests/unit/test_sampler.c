@@ -80,7 +80,7 @@ static void deal(int64_t size, int world_size, ddp_tail tail, int *times)
 		const int64_t *indices = ddp_sampler_indices(sampler, &count);
 		assert_int_equal(count, ddp_sampler_share(size, world_size, rank, tail));
 		for (int64_t i = 0; i < count; i++) {
-			assert_in_range(indices[i], 0, size - 1);
+			assert_true(indices[i] >= 0 && indices[i] < size);
 			times[indices[i]]++;
 		}
 		ddp_sampler_free(sampler);
@@ -108,7 +108,7 @@ static void dropping_gives_each_sample_at_most_once(void **state)
 	(void)state;
 	deal(101, 8, DDP_TAIL_DROP, times);
 	for (int i = 0; i < 101; i++) {
-		assert_in_range(times[i], 0, 1);
+		assert_true(times[i] <= 1);
 		total += times[i];
 	}
 	assert_int_equal(total, 96);

@@ -51,9 +51,9 @@ static void hashed_port_stays_in_the_range(void **state)
 			for (uint32_t restart = 0; restart < 3; restart++) {
 				uint16_t port = port_from_hash(job * 7919, job % 5, restart, ranges[i][0],
 				                               ranges[i][1]);
-				assert_in_range(port, ranges[i][0], ranges[i][1]);
+				assert_true(port >= ranges[i][0] && port <= ranges[i][1]);
 			}
-	assert_in_range(port_from_hash(UINT32_MAX, UINT32_MAX, UINT32_MAX, 1024, 65535), 1024, 65535);
+	assert_true(port_from_hash(UINT32_MAX, UINT32_MAX, UINT32_MAX, 1024, 65535) >= 1024);
 }
 
 static void steps_of_one_job_never_share_a_port(void **state)
@@ -81,8 +81,8 @@ static void requeue_and_neighbouring_jobs_change_the_port(void **state)
 		same_after_requeue += port == port_from_hash(job, 0, 1, 21000, 28999);
 		same_as_next += port == port_from_hash(job + 1, 0, 0, 21000, 28999);
 	}
-	assert_in_range(same_after_requeue, 0, 5);
-	assert_in_range(same_as_next, 0, 5);
+	assert_true(same_after_requeue <= 5);
+	assert_true(same_as_next <= 5);
 }
 
 static void ephemeral_ports_are_told(void **state)

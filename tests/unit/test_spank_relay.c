@@ -428,7 +428,7 @@ static void port_comes_from_the_range(void **state)
 	assert_false(relay_open(port, port, &policy, &actions, spec, &fault));
 	assert_non_null(strstr(fault.text, "in use"));
 	assert_true(relay_open((uint16_t)(port - 40), port, &policy, &actions, spec, &fault));
-	assert_in_range(relay_parse(spec).port, port - 40, port - 1);
+	assert_true(relay_parse(spec).port >= port - 40 && relay_parse(spec).port < port);
 	relay_close();
 	close(taken);
 }

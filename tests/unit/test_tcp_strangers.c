@@ -43,7 +43,7 @@ static pid_t start_impostor(const char *text, size_t bytes)
 	return pid;
 }
 
-static void stop(pid_t pid)
+static void end_process(pid_t pid)
 {
 	kill(pid, 9);
 	waitpid(pid, NULL, 0);
@@ -58,7 +58,7 @@ static void other_program_in_rank_0s_place_is_recognised(void **state)
 	ranks[0].absent = true;
 	pid_t impostor = start_impostor(greeting, sizeof(greeting));
 	run(2);
-	stop(impostor);
+	end_process(impostor);
 	expect(1, DDP_ERR_AUTH, "is not rank 0 of a libddp job");
 }
 
@@ -73,7 +73,7 @@ static void impostor_without_the_key_is_not_believed(void **state)
 	memcpy(text, "ddpwire1", 8);
 	pid_t impostor = start_impostor((const char *)text, sizeof(text));
 	run(2);
-	stop(impostor);
+	end_process(impostor);
 	expect(1, DDP_ERR_AUTH, "does not hold this step's key");
 }
 
@@ -85,7 +85,7 @@ static void silent_program_in_rank_0s_place_ends_at_the_deadline(void **state)
 	ranks[1].timeout_ms = 300;
 	pid_t impostor = start_impostor("", 0);
 	run(2);
-	stop(impostor);
+	end_process(impostor);
 	expect(1, DDP_ERR_TIMEOUT, "rank 0 did not come");
 }
 
@@ -122,7 +122,7 @@ static void strangers_do_not_stop_the_job(void **state)
 	ranks[3].delay_ms = 500;
 	pid_t strangers = start_strangers(10);
 	run(4);
-	stop(strangers);
+	end_process(strangers);
 	all_are_well(4);
 }
 
@@ -134,7 +134,7 @@ static void strangers_cannot_use_the_descriptors_up(void **state)
 	ranks[1].delay_ms = 1000;
 	pid_t strangers = start_strangers(300);
 	run(2);
-	stop(strangers);
+	end_process(strangers);
 	all_are_well(2);
 }
 

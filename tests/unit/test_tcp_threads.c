@@ -103,7 +103,7 @@ static void descriptors_are_all_given_back(void **state)
 	/* stdin, stdout, stderr, and nothing far beyond */
 	int next = dup(0);
 	close(next);
-	assert_in_range(next, 0, 20);
+	assert_true(next >= 0 && next <= 20);
 }
 
 int main(void)

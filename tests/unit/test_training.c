@@ -242,7 +242,8 @@ static int count_ranges(const json_t *trace, const char *name)
 		if (strcmp(json_string_value(json_object_get(event, "name")), name) != 0)
 			continue;
 		const json_t *arguments = json_object_get(event, "args");
-		assert_in_range(json_integer_value(json_object_get(arguments, "step")), 1, STEPS + 1);
+		json_int_t step = json_integer_value(json_object_get(arguments, "step"));
+		assert_true(step >= 1 && step <= STEPS + 1);
 		count++;
 	}
 	return count;

@@ -171,7 +171,7 @@ static void closed_trace_is_json_with_rows(void **state)
 		if (strcmp(json_string_value(json_object_get(event, "ph")), "X") != 0)
 			continue;
 		int row = (int)json_integer_value(json_object_get(event, "tid"));
-		assert_in_range(row, 0, 9);
+		assert_true(row >= 0 && row <= 9);
 		rows[row]++;
 		phases++;
 		double duration_us = json_real_value(json_object_get(event, "dur"));
@@ -210,7 +210,7 @@ static void killed_trace_is_a_prefix_of_whole_events(void **state)
 	assert_int_equal(waitpid(child, &status, 0), child);
 	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 	json_t *events = load_trace(in_dir("k/rank-2.json"), false);
-	assert_in_range(json_array_size(events), 4000, 5002);
+	assert_true(json_array_size(events) >= 4000 && json_array_size(events) <= 5002);
 	json_decref(events);
 	unlink(path);
 	rmdir(in_dir("k"));
@@ -239,7 +239,7 @@ static void full_disk_ends_the_trace_at_a_whole_event(void **state)
 	assert_int_equal(waitpid(child, &status, 0), child);
 	assert_int_equal(status, 0);
 	json_t *events = load_trace(in_dir("f/rank-2.json"), false);
-	assert_in_range(json_array_size(events), 100, 4999);
+	assert_true(json_array_size(events) >= 100 && json_array_size(events) < 5000);
 	json_decref(events);
 	unlink(path);
 	rmdir(in_dir("f"));
@@ -345,7 +345,7 @@ static void page_of_the_plugin_tells_phase_bucket_and_error(void **state)
 	assert_int_equal(seen.collective, 45);
 	assert_int_equal(seen.described, 45);
 	assert_int_equal(seen.waiting, DDP_WAITING_COLLECTIVE);
-	assert_in_range(seen.collective_ns, 1, ddp_now_ns());
+	assert_true(seen.collective_ns >= 1 && seen.collective_ns <= ddp_now_ns());
 	assert_int_equal(seen.closed, 1);
 	assert_true(seen.updated_ns > 0);
 	assert_string_equal(seen.collective_text, "all_reduce f32[262144] sum");
