@@ -26,6 +26,34 @@ prints_not '^ran$' "and runs nothing"
 capture as_user srun --ddp=omp=keep,on-failure=kill -N1 env
 prints '^DDP_ON_FAILURE=kill$' "what the site does not keep, a user may change"
 
+# Who ends a step: a site that keeps that to itself.
+cp "$cluster/plugstack.conf" "$work/plugstack.conf"
+site_says() { sed "s/on-failure=continue locked=/on-failure=$1 locked=on-failure,/" "$work/plugstack.conf" >"$cluster/plugstack.conf"; }
+# fails_as_rank_1 COMMAND...: rank 1 of 4 fails, and the others stay for SECONDS
+fails_as_rank_1() { capture as_user "$@" sh -c 'if [ $RANK = 1 ]; then exit 3; fi; sleep '"$stay"' && echo done'; }
+four=(-N2 --ntasks-per-node=2)
+site_says kill
+stay=30
+fails_as_rank_1 srun -K0 --ddp "${four[@]}"
+prints_not '^done$' "a locked on-failure=kill: -K0 does not keep a step"
+prints_times 1 'ddp: rank 1 of 4 on n0 exited with code 3' "whose failure is said"
+status_is 3 "with its code"
+fails_as_rank_1 env SLURM_KILL_BAD_EXIT=0 srun --ddp "${four[@]}"
+prints_not '^done$' "nor does SLURM_KILL_BAD_EXIT=0"
+fails_as_rank_1 env SLURM_DDP_ON_FAILURE=continue srun -K0 --ddp "${four[@]}"
+prints_not '^done$' "nor what srun would tell the nodes of it"
+capture as_user srun --ddp=on-failure=continue echo ran
+fails_without_hanging "nor on-failure=continue"
+prints "key 'on-failure' is locked by this site; leave it out" "which is refused"
+site_says continue
+capture as_user srun --ddp=on-failure=kill echo ran
+fails_without_hanging "a locked on-failure=continue: on-failure=kill is refused"
+stay=1
+fails_as_rank_1 srun --ddp "${four[@]}"
+prints_times 3 '^done$' "and the others go on"
+prints_times 1 'ddp: rank 1 of 4 on n0 exited with code 3' "after the report"
+cp "$work/plugstack.conf" "$cluster/plugstack.conf"
+
 make_together
 # Steps of one job, at once and one after the other, without Slurm's ports.
 cat >"$work/steps" <<'END'
