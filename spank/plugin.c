@@ -136,13 +136,14 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
 
 int slurm_spank_local_user_init(spank_t spank, int ac, char *argv[])
 {
-	uint32_t job_id, step_id;
+	uint32_t job_id, step_id, tasks;
 
 	(void)ac;
 	(void)argv;
 	if (!plugin.requested || spank_get_item(spank, S_JOB_ID, &job_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_STEPID, &step_id) != ESPANK_SUCCESS ||
-	    srun_take_step(job_id, step_id))
+	    spank_get_item(spank, S_JOB_TOTAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS ||
+	    srun_take_step(job_id, step_id, tasks))
 		return 0;
 	slurm_error("ddp: cannot set DDP_REQUESTED: %s", strerror(errno));
 	return -1;

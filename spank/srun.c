@@ -14,7 +14,6 @@
 
 #include "spank/ask.h"
 #include "spank/failure/bad_exit.h"
-#include "spank/failure/component.h"
 #include "spank/failure/kill.h"
 #include "spank/failure/relay.h"
 #include "spank/failure/step.h"
@@ -26,24 +25,22 @@
 enum { COMMAND_LINE_MAX = 65536 };
 
 static struct {
-	struct { /* the step, or its components */
-		uint32_t job_id, step_id;
-	} steps[COMPONENTS_MAX];
-	atomic_int step_count;
+	uint32_t job_id, step_id;
+	atomic_bool has_step;
 	int failed_status; /* the first failure's wait status; 0: none */
 } srun;
 
-/* As the user, once for the step, or for each component of a heterogeneous one. */
-static void end_steps(void)
+/* As the user. */
+static void end_step(void)
 {
-	for (int i = 0; i < atomic_load(&srun.step_count); i++)
-		kill_step(srun.steps[i].job_id, srun.steps[i].step_id);
+	if (atomic_load(&srun.has_step))
+		kill_step(srun.job_id, srun.step_id);
 }
 
 /* Where Slurm's own srun would listen: SrunPortRange; without one, anywhere. */
 static void listen_for_nodes(const struct plugin *plugin)
 {
-	static const struct relay_actions actions = { .say = ask_to_say, .end_step = end_steps };
+	static const struct relay_actions actions = { .say = ask_to_say, .end_step = end_step };
 	const struct step_policy policy = { .hold_ms = HOLD_MS, .timeout_hold_ms = TIMEOUT_HOLD_MS,
 		                            .doubt_ms = DOUBT_MS, .grace_ms = ask_grace_ms(&plugin->settings),
 		                            .kill_on_failure = plugin->settings.kill_on_failure };
@@ -113,15 +110,28 @@ bool srun_begin(struct plugin *plugin, const char *stale, struct fault *fault)
 	return launch_prepare(&plugin->settings, fault);
 }
 
-bool srun_take_step(uint32_t job_id, uint32_t step_id)
+/* Of a heterogeneous step, Slurm tells of one component, whichever starts first:
+   each is a step of the same number in a job of its own, and a request ends all
+   of them only if it is for the first one's job. srun has that in its
+   environment, and how many tasks all of them have. */
+static uint32_t job_to_end(uint32_t job_id, uint32_t component_tasks)
 {
-	int index = atomic_load(&srun.step_count);
+	const char *tasks = getenv("SLURM_NTASKS"), *leader = getenv("SLURM_JOB_ID");
+	unsigned long first = leader != NULL ? strtoul(leader, NULL, 10) : 0;
+
+	if (tasks == NULL || strtoul(tasks, NULL, 10) <= component_tasks || first == 0 || first >= NO_VAL)
+		return job_id;
+	return (uint32_t)first;
+}
+
+bool srun_take_step(uint32_t job_id, uint32_t step_id, uint32_t tasks)
+{
 	char text[32];
 
-	if (index < COMPONENTS_MAX) {
-		srun.steps[index].job_id = job_id;
-		srun.steps[index].step_id = step_id;
-		atomic_store(&srun.step_count, index + 1);
+	if (!atomic_load(&srun.has_step)) {
+		srun.job_id = job_to_end(job_id, tasks);
+		srun.step_id = step_id;
+		atomic_store(&srun.has_step, true);
 	}
 	snprintf(text, sizeof(text), "%u.%u", job_id, step_id);
 	return setenv("DDP_REQUESTED", text, 1) == 0;

@@ -11,9 +11,10 @@
    what the tasks' side needs. `stale`: what launch_list_stale() gave. */
 bool srun_begin(struct plugin *plugin, const char *stale, struct fault *fault);
 
-/* A step, or a component of a heterogeneous one, is about to start. Marks it, so that
-   a program on a node without the plugin can tell; false, with errno, if that fails. */
-bool srun_take_step(uint32_t job_id, uint32_t step_id);
+/* A step, or a component of a heterogeneous one, of so many tasks is about to start.
+   Marks it, so that a program on a node without the plugin can tell; false, with
+   errno, if that fails. */
+bool srun_take_step(uint32_t job_id, uint32_t step_id, uint32_t tasks);
 
 /* What is held of a failure is said. */
 void srun_end(void);

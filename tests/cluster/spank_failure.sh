@@ -73,6 +73,14 @@ for failing in 1 3; do
 	prints "ddp: rank $failing of 4 on n$((failing - 1)) exited with code 7" "and is named"
 	prints_times 1 "$report" "once"
 done
+# srun starts the components in threads, and tells the plugin of the first one.
+if gcc -D_GNU_SOURCE -shared -fPIC "$source/tests/cluster/late_threads.c" -o "$work/late_threads.so"; then
+	timed as_user env LD_PRELOAD="$work/late_threads.so" srun --ddp -N1 -n2 sh -c "$together sleep 60" : \
+		-N2 -n2 sh -c "$together if [ \$RANK = 3 ]; then $now exit 7; fi; sleep 60"
+	within 2000 "a failure ends them all whichever component starts first"
+else
+	not_ok "gcc makes late_threads.so"
+fi
 timed as_user salloc -N2 -n4 srun --ddp -N1 -n2 sh -c "$together sleep 60" : \
 	-N1 -n1 sh -c "$together $now exit 7"
 within 2000 "so does one of a step of several commands in a plain job"
