@@ -98,8 +98,9 @@ AC_DEFUN([DDP_WITH_UCX], [
 
 # OpenBLAS first: as fast as oneDNN on large matrices, faster on small ones. Its
 # header of 0.3.34 defines a macro that config.h has, too; as a system's it may.
+# Without both, products are the kernels' own, which are slow.
 AC_DEFUN([DDP_WITH_BLAS], [
-  AC_ARG_WITH([blas], [AS_HELP_STRING([--with-blas=openblas|onednn], [library for matrix products])],
+  AC_ARG_WITH([blas], [AS_HELP_STRING([--with-blas=openblas|onednn|no], [library for matrix products; no: slow ones, built in])],
     [], [with_blas=check])
   ddp_blas=no
   BLAS_CFLAGS=
@@ -116,9 +117,11 @@ AC_DEFUN([DDP_WITH_BLAS], [
         ddp_blas=onednn
         BLAS_LIBS=-ldnnl
         AC_DEFINE([HAVE_ONEDNN], [1], [oneDNN gives sgemm])])])])])
-  AS_IF([test $ddp_blas = no],
-    [AC_MSG_ERROR([OpenBLAS or oneDNN is needed (libopenblas-dev or libdnnl-dev)])])
   ddp_blas_summary=$ddp_blas
+  AS_IF([test $ddp_blas = no], [AS_CASE([$with_blas],
+    [no], [ddp_blas_summary="built in, slow (--without-blas)"],
+    [check], [ddp_blas_summary="built in, slow (OpenBLAS and oneDNN not found: libopenblas-dev or libdnnl-dev)"],
+    [AC_MSG_ERROR([--with-blas=$with_blas was given, but it was not found (libopenblas-dev or libdnnl-dev)])])])
   AC_SUBST([BLAS_CFLAGS])
   AC_SUBST([BLAS_LIBS])
 ])

@@ -1,7 +1,9 @@
-/* Matrix products by OpenBLAS or oneDNN, cut into one piece of c per thread. */
+/* Matrix products by OpenBLAS or oneDNN or, without both, by slow code here, cut
+   into one piece of c per thread. */
 #include <stdatomic.h>
 
 #include "kernels.h"
+#include "vec.h"
 
 static _Atomic(const char *) failure;
 
@@ -33,7 +35,7 @@ static void product(const dk_gemm_args *g)
 	            (blasint)g->k, 1.0f, g->a, (blasint)g->lda, g->b, (blasint)g->ldb, g->beta,
 	            g->c, (blasint)g->ldc);
 }
-#else
+#elif defined(HAVE_ONEDNN)
 #include <oneapi/dnnl/dnnl.h>
 
 static void prepare(void)
@@ -51,6 +53,74 @@ static void product(const dk_gemm_args *g)
 		atomic_store(&failure, "oneDNN's matrix product ran out of memory");
 	else if (status != dnnl_success)
 		atomic_store(&failure, "oneDNN's matrix product refused its arguments");
+}
+#else
+enum {
+	ROWS = 2,                    /* of c at a time */
+	PANEL_VECTORS = 4, PANEL = PANEL_VECTORS * VF, /* columns of b, copied into one run */
+	DEPTH = 256                  /* rows of b in such a copy */
+};
+
+static void prepare(void)
+{
+}
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* Columns from `column` on of rows from `row` on; zero beyond the last column. */
+static void copy_panel(const dk_gemm_args *g, int64_t row, int64_t depth, int64_t column,
+                       float panel[DEPTH][PANEL])
+{
+	for (int64_t l = 0; l < depth; l++) {
+		for (int64_t j = 0; j < PANEL; j++) {
+			const int64_t k = row + l, n = column + j;
+			panel[l][j] = n >= g->n ? 0 : g->transpose_b ? g->b[n * g->ldb + k] : g->b[k * g->ldb + n];
+		}
+	}
+}
+
+/* Adds to so many rows of c, from `first` on, what the panel gives. */
+static void add_rows(const dk_gemm_args *g, int64_t first, int64_t rows, int64_t row, int64_t depth,
+                     int64_t column, float panel[DEPTH][PANEL])
+{
+	const int64_t down = g->transpose_a ? 1 : g->lda, along = g->transpose_a ? g->lda : 1;
+	const int64_t columns = smaller(PANEL, g->n - column);
+	const float *a[ROWS];
+	vf sums[ROWS][PANEL_VECTORS] = { { { 0 } } };
+
+	/* A row too many is a row twice. */
+	for (int64_t r = 0; r < ROWS; r++)
+		a[r] = g->a + (first + smaller(r, rows - 1)) * down + row * along;
+	for (int64_t l = 0; l < depth; l++) {
+		for (int r = 0; r < ROWS; r++) {
+			for (int v = 0; v < PANEL_VECTORS; v++)
+				sums[r][v] += vf_load(&panel[l][v * VF]) * a[r][l * along];
+		}
+	}
+	for (int64_t r = 0; r < rows; r++) {
+		float *c = g->c + (first + r) * g->ldc + column;
+		for (int64_t j = 0; j < columns; j++) {
+			const float before = row > 0 ? c[j] : g->beta != 0 ? g->beta * c[j] : 0;
+			c[j] = before + sums[r][j / VF][j % VF];
+		}
+	}
+}
+
+static void product(const dk_gemm_args *g)
+{
+	float panel[DEPTH][PANEL];
+
+	for (int64_t column = 0; column < g->n; column += PANEL) {
+		for (int64_t row = 0; row == 0 || row < g->k; row += DEPTH) {
+			const int64_t depth = smaller(DEPTH, g->k - row);
+			copy_panel(g, row, depth, column, panel);
+			for (int64_t i = 0; i < g->m; i += ROWS)
+				add_rows(g, i, smaller(ROWS, g->m - i), row, depth, column, panel);
+		}
+	}
 }
 #endif
 

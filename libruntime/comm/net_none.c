@@ -69,6 +69,13 @@ ddp_status ddp_net_wait(ddp_comm *comm, const ddp_transfer *transfers, int count
 	return ddp_net_open(comm, NULL, NULL);
 }
 
+ddp_status ddp_net_wait_gathering(ddp_comm *comm, const ddp_transfer *transfers, int count,
+                                  uint64_t gather_ns)
+{
+	(void)gather_ns;
+	return ddp_net_wait(comm, transfers, count);
+}
+
 bool ddp_net_progress(ddp_comm *comm)
 {
 	(void)comm;
@@ -92,6 +99,12 @@ void ddp_net_sleep(ddp_comm *comm, int timeout_ms)
 {
 	(void)comm;
 	(void)timeout_ms;
+}
+
+void ddp_net_rest(ddp_comm *comm, uint64_t ns)
+{
+	(void)comm;
+	(void)ns;
 }
 
 void ddp_net_quiet_bell(ddp_comm *comm)

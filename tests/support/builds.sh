@@ -1,6 +1,10 @@
 # builds.sh: the builds of tests/run, and the suites that need a build or none.
 # shellcheck shell=bash disable=SC2154 # tests/run sets source, work, logs, jobs, build
 
+# Enough to know that such a build links, trains on a node, and refuses several.
+readonly bare_tests=(test_comm_random test_comm_faults test_context test_job
+	test_kernel_product test_gpt_model test_training)
+
 child=''
 end_child() { [ -z "$child" ] || kill "$child" 2>/dev/null; }
 
@@ -46,7 +50,7 @@ prepare_machine()
 build_of()
 {
 	case $1 in
-	clang|asan|tsan) echo "$work/build-$1" ;;
+	clang|bare|asan|tsan) echo "$work/build-$1" ;;
 	*) echo "${build:-$work/build-unit}" ;;
 	esac
 }
@@ -54,22 +58,25 @@ build_of()
 # build_tree SUITE: an out-of-tree build with all programs of its tests, made once
 build_tree()
 {
-	local suite=$1 dir options=()
+	local suite=$1 dir options=() targets=(check TESTS=)
 	dir=$(build_of "$suite")
 	if [ "$dir" = "$build" ] || [ -e "$dir/.built" ]; then return 0; fi
 	[ ! -e "$dir" ] || return 1 # it was tried, and the failure is told
 	case $suite in
 	clang) options=(CC=clang) ;;
+	bare) options=(--without-ucx --without-pmix --without-blas --without-slurm --without-openmpi CFLAGS=-O0)
+		targets=(examples/allreduce "${bare_tests[@]/#/tests/unit/}") ;;
 	asan) options=(--disable-werror '--enable-sanitizer=address,undefined' CFLAGS='-g -O1') ;;
 	tsan) options=(--disable-werror --enable-sanitizer=thread CFLAGS='-g -O1') ;;
 	*) suite=unit ;;
 	esac
 	mkdir -p "$dir" && cd "$dir" || return 1
 	step "$suite" "configuring ($suite)" 180 "$logs/build-$suite.log" \
-		"$source/configure" --prefix="$work/prefix" "${options[@]}" &&
-		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" all &&
-		step "$suite" "building the tests ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" check TESTS= ||
-		return 1
+		"$source/configure" --prefix="$work/prefix" "${options[@]}" || return 1
+	if [ "$suite" != bare ]; then
+		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" all || return 1
+	fi
+	step "$suite" "building the tests ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${targets[@]}" || return 1
 	: >"$dir/.built"
 }
 
@@ -86,8 +93,10 @@ unit_tests() { test_paths | sed 's|.*/||'; }
 # check_tree SUITE [NAME...]: make check in its build, of all tests or of these
 check_tree()
 {
-	local suite=$1 dir status=0 name paths=() before
+	local suite=$1 dir status=0 name paths=() before targets=(check)
 	dir=$(build_of "$suite")
+	# Not the programs that this suite does without.
+	[ "$suite" != bare ] || targets=(check-TESTS check_PROGRAMS=)
 	shift
 	for name; do paths+=("$(test_paths | grep -E "/$name\$")"); done
 	say "make check ($suite)${*:+: $*}"
@@ -96,7 +105,7 @@ check_tree()
 	# The thread sanitizer cannot see how OpenMP's threads wait for each other.
 	[ "$suite" != tsan ] || export OMP_THREAD_LIMIT=1
 	# Most tests wait more than they compute.
-	limited 900 "$logs/check-$suite.log" make -C "$dir" -k -j $((2 * jobs)) check ${paths[0]:+"TESTS=${paths[*]}"} || status=$?
+	limited 900 "$logs/check-$suite.log" make -C "$dir" -k -j $((2 * jobs)) "${targets[@]}" ${paths[0]:+"TESTS=${paths[*]}"} || status=$?
 	unset OMP_THREAD_LIMIT
 	from_check "$suite" "$dir"
 	if [ "$(find "$dir/tests" -name '*.trs' | wc -l)" = 0 ]; then

@@ -90,6 +90,20 @@ static void shorten_timeout(ddp_comm *comm, test_wireup *w, int timeout_ms)
 	comm->timeout_ms = timeout_ms;
 }
 
+/* A build without UCX refuses ranks of several nodes: then this is what is tested. */
+static bool is_refused(const test_world *world)
+{
+#ifdef HAVE_UCX
+	(void)world;
+#else
+	for (int r = 1; r < world->ranks && world->node_of != NULL; r++) {
+		if (world->node_of[r] != world->node_of[0])
+			return true;
+	}
+#endif
+	return false;
+}
+
 static int run_rank(const test_world *world, int rank, slot *slots)
 {
 	ddp_job job = { .rank = rank, .world_size = world->ranks, .local_rank = rank,
@@ -103,6 +117,11 @@ static int run_rank(const test_world *world, int rank, slot *slots)
 	         world->node_of != NULL ? world->node_of[rank] : 0);
 	snprintf(node, sizeof(node), "%d", world->node_of != NULL ? world->node_of[rank] : 0);
 	setenv("DDP_LOCALITY", node, 1);
+	if (is_refused(world)) {
+		CHECK(ddp_comm_open(&job, &wireup.base, OPEN_TIMEOUT_MS, &comm) == DDP_ERR_UNSUPPORTED);
+		CHECK(strstr(ddp_last_error(), "--with-ucx") != NULL);
+		return 0;
+	}
 	CHECK_OK(ddp_comm_open(&job, &wireup.base, OPEN_TIMEOUT_MS, &comm));
 	if (world->timeout_ms > 0)
 		shorten_timeout(comm, &wireup, world->timeout_ms);
@@ -184,7 +203,7 @@ int test_world_run(const test_world *world)
 			exit(run_rank(world, r, slots));
 		}
 	}
-	if (world->at_start != NULL)
+	if (world->at_start != NULL && !is_refused(world))
 		world->at_start(pids, world->argument);
 	int failures = reap(world, pids);
 	munmap(slots, bytes);
