@@ -20,6 +20,9 @@
 
 enum { INPUTS = 4, PROBES = 24 };
 
+/* The references take most of the time; under a sanitizer it would be minutes. */
+#define SLOW __attribute__((no_sanitize("address", "thread", "undefined")))
+
 /* A shape means what its layer says. */
 typedef struct shape {
 	int64_t a, b, c, d;
@@ -40,7 +43,7 @@ typedef struct layer {
 	bool product;      /* dk_gemm() at its heart: bits hang on the threads */
 } layer;
 
-static double weighted_sum(const double *out, const float *weights, int64_t n)
+SLOW static double weighted_sum(const double *out, const float *weights, int64_t n)
 {
 	double sum = 0;
 
@@ -185,7 +188,7 @@ static int64_t linear_size(const shape *s, int input)
 	return input < 0 ? s->a * s->c : sizes[input];
 }
 
-static void linear_naive(const shape *s, double *const in[], double *out)
+SLOW static void linear_naive(const shape *s, double *const in[], double *out)
 {
 	for (int64_t r = 0; r < s->a; r++)
 		for (int64_t o = 0; o < s->c; o++) {
@@ -233,7 +236,7 @@ static int64_t embedding_size(const shape *s, int input)
 	return input < 0 ? s->a * s->b * s->c : sizes[input];
 }
 
-static void embedding_naive(const shape *s, double *const in[], double *out)
+SLOW static void embedding_naive(const shape *s, double *const in[], double *out)
 {
 	for (int64_t r = 0; r < s->a * s->b; r++)
 		for (int64_t i = 0; i < s->c; i++)
@@ -273,7 +276,7 @@ static int64_t layernorm_size(const shape *s, int input)
 	return input <= 0 ? s->a * s->b : s->b;
 }
 
-static void layernorm_naive(const shape *s, double *const in[], double *out)
+SLOW static void layernorm_naive(const shape *s, double *const in[], double *out)
 {
 	for (int64_t r = 0; r < s->a; r++) {
 		const double *x = in[0] + r * s->b;
@@ -324,7 +327,7 @@ static int64_t gelu_size(const shape *s, int input)
 	return s->a;
 }
 
-static void gelu_naive(const shape *s, double *const in[], double *out)
+SLOW static void gelu_naive(const shape *s, double *const in[], double *out)
 {
 	for (int64_t i = 0; i < s->a; i++) {
 		double x = in[0][i];
@@ -400,7 +403,7 @@ static void attention_row(const shape *s, const double *qkv, int64_t row, int64_
 		result[i] /= total;
 }
 
-static void attention_naive(const shape *s, double *const in[], double *out)
+SLOW static void attention_naive(const shape *s, double *const in[], double *out)
 {
 	for (int64_t row = 0; row < s->a * s->b; row++)
 		for (int64_t head = 0; head < s->c; head++)
@@ -443,7 +446,7 @@ static int64_t classifier_size(const shape *s, int input)
 	return input < 0 ? 1 : sizes[input];
 }
 
-static void classifier_naive(const shape *s, double *const in[], double *out)
+SLOW static void classifier_naive(const shape *s, double *const in[], double *out)
 {
 	*out = 0;
 	for (int64_t r = 0; r < s->a; r++) {
