@@ -2,10 +2,12 @@
 
 #include <dlfcn.h>
 #include <sched.h>
+#include <string.h>
 
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 
+#include "spank/failure/step.h"
 #include "spank/failure/timeline.h"
 
 bool ask_fact(spank_t spank, spank_item_t item, const char *name, uint32_t *fact,
@@ -22,14 +24,30 @@ const slurm_conf_t *ask_configuration(void)
 	return dlsym(RTLD_DEFAULT, "slurm_conf");
 }
 
-uint32_t ask_grace_ms(const struct settings *settings)
+bool ask_tracks_groups(void)
 {
 	const slurm_conf_t *conf = ask_configuration();
-	uint32_t seconds = settings->grace_seconds;
 
-	if (seconds == GRACE_OF_SLURM)
-		seconds = conf != NULL && conf->kill_wait > 0 ? conf->kill_wait : GRACE_SECONDS;
-	return seconds * 1000;
+	return conf == NULL || conf->proctrack_type == NULL ||
+	       strcmp(conf->proctrack_type, "proctrack/pgid") == 0;
+}
+
+uint32_t ask_kill_wait_ms(void)
+{
+	const slurm_conf_t *conf = ask_configuration();
+
+	return (conf != NULL && conf->kill_wait > 0 ? conf->kill_wait : KILL_WAIT_SECONDS) * 1000u;
+}
+
+uint32_t ask_grace_ms(const struct settings *settings)
+{
+	return settings->grace_seconds == GRACE_OF_SLURM ? ask_kill_wait_ms()
+	                                                 : settings->grace_seconds * 1000;
+}
+
+uint32_t ask_stop_ms(const struct settings *settings)
+{
+	return settings->grace_seconds == GRACE_OF_SLURM ? STOP_BY_SLURM : settings->grace_seconds * 1000;
 }
 
 uint32_t ask_affinity(void)

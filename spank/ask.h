@@ -18,8 +18,16 @@ bool ask_fact(spank_t spank, spank_item_t item, const char *name, uint32_t *fact
 /* Slurm's own configuration; NULL: not found in this process. */
 const slurm_conf_t *ask_configuration(void);
 
-/* How long a step that is stopping may take. */
+/* Whether Slurm finds a step's processes by their process group alone. */
+bool ask_tracks_groups(void);
+
+/* Slurm's KillWait. */
+uint32_t ask_kill_wait_ms(void);
+
+/* How long a step may go on of which a task has ended as if asked to stop; and one
+   that Slurm has asked, or STOP_BY_SLURM. */
 uint32_t ask_grace_ms(const struct settings *settings);
+uint32_t ask_stop_ms(const struct settings *settings);
 
 /* CPUs on which this process may run; 0: not known. */
 uint32_t ask_affinity(void);

@@ -27,7 +27,7 @@ struct settings {
 	enum gpu_mode gpu;
 	bool launcher;
 	bool kill_on_failure;
-	uint32_t grace_seconds;        /* GRACE_OF_SLURM: its KillWait */
+	uint32_t grace_seconds;        /* GRACE_OF_SLURM: not given */
 	bool verbose;
 	enum check_mode check;
 	bool off;

@@ -42,7 +42,9 @@ static void listen_for_nodes(const struct plugin *plugin)
 {
 	static const struct relay_actions actions = { .say = ask_to_say, .end_step = end_step };
 	const struct step_policy policy = { .hold_ms = HOLD_MS, .timeout_hold_ms = TIMEOUT_HOLD_MS,
-		                            .doubt_ms = DOUBT_MS, .grace_ms = ask_grace_ms(&plugin->settings),
+		                            .doubt_ms = ask_kill_wait_ms() + DOUBT_MS,
+		                            .grace_ms = ask_grace_ms(&plugin->settings),
+		                            .stop_ms = ask_stop_ms(&plugin->settings),
 		                            .kill_on_failure = plugin->settings.kill_on_failure };
 	const slurm_conf_t *conf = ask_configuration();
 	const uint16_t *ports = conf != NULL ? conf->srun_port_range : NULL;

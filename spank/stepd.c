@@ -9,6 +9,7 @@
 
 #include "spank/ask.h"
 #include "spank/failure/kill.h"
+#include "spank/failure/step.h"
 #include "spank/failure/timeline.h"
 #include "spank/identity/identity.h"
 #include "spank/launch/daemon.h"
@@ -113,22 +114,39 @@ void stepd_take_fork(spank_t spank, struct stepd *stepd)
 
 /* ---- when a task ends ------------------------------------------------------------ */
 
+/* Of this node itself; below 0: it asks for no end. */
+static long alone_ms(const struct settings *settings, enum end_delay delay)
+{
+	switch (delay) {
+	case DELAY_NONE:
+		return ALONE_MS;
+	case DELAY_GRACE:
+		return (long)ask_grace_ms(settings);
+	case DELAY_STOP:
+		return ask_stop_ms(settings) == STOP_BY_SLURM ? -1 : (long)ask_stop_ms(settings);
+	case DELAY_DOUBT:
+	case DELAY_NEVER:
+		break;
+	}
+	return -1;
+}
+
 /* srun does not answer: this node asks for the step's end itself. */
 static void end_step_alone(spank_t spank, const struct stepd *stepd, enum end_delay delay)
 {
 	uint32_t node, nodes, tasks;
 	char **environment = NULL;
 	struct kill_alone request = { .witness = &stepd->node.supervise.shared->witness,
-		                      .with_tasks = delay == DELAY_GRACE };
+		                      .with_tasks = delay != DELAY_NONE,
+		                      .delay_ms = alone_ms(&stepd->plugin->settings, delay) };
 
-	if (spank_get_item(spank, S_JOB_ID, &request.job_id) != ESPANK_SUCCESS ||
+	if (request.delay_ms < 0 || spank_get_item(spank, S_JOB_ID, &request.job_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_STEPID, &request.step_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_NODEID, &node) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_NNODES, &nodes) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_TOTAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS)
 		return;
-	request.delay_ms = delay == DELAY_GRACE ? (long)ask_grace_ms(&stepd->plugin->settings) : ALONE_MS;
 	request.delay_ms += nodes * ALONE_NODE_MS <= ALONE_SPREAD_MS
 		? node * ALONE_NODE_MS : (long)node * ALONE_SPREAD_MS / nodes;
 	if (step_spans_components(environment, tasks))

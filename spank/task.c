@@ -183,7 +183,8 @@ static void make_witness(const struct stepd *stepd)
 	if (shared == NULL || stepd->no_witness)
 		return;
 	const struct witness_words words = { .relay = stepd->node.relay, .address = shared->srun_address,
-		                             .text = text, .kill_tasks = stepd->plugin->settings.kill_on_failure };
+		                             .text = text, .kill_tasks = stepd->plugin->settings.kill_on_failure,
+		                             .stay_in_group = ask_tracks_groups() };
 
 	report_slurmstepd(shared->node, stepd->node.supervise.local_tasks, shared->world_size, text,
 	                  sizeof(text));

@@ -42,9 +42,9 @@ static struct end_verdict judge_stopping(const struct end_facts *facts, enum end
 {
 	if ((facts->end == END_CRASH && !facts->blames_peer) ||
 	    (facts->end == END_BY_KILL && facts->out_of_memory))
-		return verdict(words, DELAY_NONE, DELAY_GRACE, facts);
+		return verdict(words, DELAY_NONE, DELAY_STOP, facts);
 	/* Without a policy to end the step there is nothing to explain. */
-	return verdict(facts->kill_on_failure ? words : WORDS_NONE, DELAY_GRACE, DELAY_GRACE, facts);
+	return verdict(facts->kill_on_failure ? words : WORDS_NONE, DELAY_STOP, DELAY_STOP, facts);
 }
 
 /* Without a witness: tasks that Slurm kills end together, and one that the

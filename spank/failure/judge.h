@@ -50,7 +50,8 @@ enum end_delay {
 	DELAY_NEVER,
 	DELAY_NONE,
 	DELAY_DOUBT, /* until Slurm, if it was Slurm, has ended the step */
-	DELAY_GRACE, /* as long as a step that stops may take */
+	DELAY_GRACE, /* as long as the others may take that nobody has asked to stop */
+	DELAY_STOP,  /* as long as a step may take that Slurm has asked to stop */
 };
 
 struct end_verdict {

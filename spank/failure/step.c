@@ -33,6 +33,8 @@ static uint64_t delay_ns(const struct step *step, const struct step_case *what,
 		return step->policy.doubt_ms * ns_per_ms;
 	case DELAY_GRACE:
 		return step->policy.grace_ms * ns_per_ms;
+	case DELAY_STOP:
+		return step->policy.stop_ms == STOP_BY_SLURM ? UINT64_MAX : step->policy.stop_ms * ns_per_ms;
 	case DELAY_NEVER:
 		break;
 	}
@@ -51,7 +53,7 @@ static uint64_t case_due(const struct step *step, const struct step_case *what)
 
 static int case_of(const struct end_verdict *verdict, bool hearsay)
 {
-	if (verdict->say == DELAY_GRACE || verdict->say == DELAY_DOUBT)
+	if (verdict->say != DELAY_NONE && verdict->say != DELAY_NEVER)
 		return CASE_LATER;
 	return hearsay ? CASE_HEARSAY : CASE_CAUSE;
 }
@@ -147,18 +149,24 @@ static struct step_case *choose(struct step *step, uint64_t now_ns)
 	return NULL;
 }
 
+/* Whether it waits until grace= is over. */
+static bool has_grace(enum end_delay delay)
+{
+	return delay == DELAY_GRACE || delay == DELAY_STOP;
+}
+
 static void say_case(struct step *step, struct step_case *what, const struct end_verdict *verdict,
                      struct step_action *action)
 {
 	struct sink sink = sink_on(action->text, sizeof(action->text));
+	enum end_delay delay = action->kill ? verdict->kill : verdict->say;
 
 	if (verdict->words == WORDS_NONE || (step->said && !action->kill))
 		return;
 	sink_add(&sink, "%s", what->text);
-	if (verdict->kill == DELAY_GRACE || verdict->say == DELAY_GRACE)
-		if (action->kill || verdict->say == DELAY_GRACE)
-			sink_add(&sink, "; %.1f s later the step was still running%s (see grace= in ddp(7))",
-			         step->policy.grace_ms * 1e-3, action->kill ? ", and is ended" : "");
+	if (has_grace(delay))
+		sink_add(&sink, "; %.1f s later the step was still running%s (see grace= in ddp(7))",
+		         (double)delay_ns(step, what, delay) * 1e-9, action->kill ? ", and is ended" : "");
 	if (!step->said)
 		step->wait_status = what->wait_status;
 	step->said = what->said = true;
@@ -178,8 +186,7 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
 	if (what == NULL)
 		return false;
 	verdict = judge_case(step, what);
-	*action = (struct step_action){ .kill = verdict.kill != DELAY_NEVER &&
-		                        what->taken_ns + delay_ns(step, what, verdict.kill) <= now_ns };
+	*action = (struct step_action){ .kill = now_ns - what->taken_ns >= delay_ns(step, what, verdict.kill) };
 	/* What was chosen may have come after the one that is due: they are one event. */
 	if (verdict.say == DELAY_NONE && verdict.kill == DELAY_NONE)
 		action->kill = true;

@@ -14,8 +14,12 @@
 
 enum { STEP_TEXT_MAX = RELAY_TEXT_MAX + 128 };
 
+/* Slurm itself ends a step that it has asked to stop, whenever that is. */
+#define STOP_BY_SLURM UINT32_MAX
+
 struct step_policy {
 	uint32_t hold_ms, timeout_hold_ms, doubt_ms, grace_ms; /* see timeline.h */
+	uint32_t stop_ms; /* or STOP_BY_SLURM */
 	bool kill_on_failure;
 };
 

@@ -11,9 +11,6 @@
  *         HOLD_MS: srun waits for news of an earlier failure, or that the step is
  *         stopping. The nodes see the consequences of a failure within it.
  *    350  srun says the sentence, and asks slurmctld once to end the step.
- *   1100  DOUBT_MS after it was told, srun takes tasks that were killed together
- *         with the node's witness for victims of somebody other than Slurm: a
- *         step that Slurm kills is over by then.
  *   1600  TIMEOUT_HOLD_MS after it was told, srun says that a rank did not come in
  *         time, if only ranks of other nodes have told so. All that waited for it
  *         give up at about the same time, but a program may take long to end then;
@@ -21,8 +18,15 @@
  *   5350  AGAIN_MS after srun asked for the step's end, it asks again if it still
  *         waits for the step, then after twice that, and so on: Slurm loses a
  *         request that comes while it launches a component.
- *  grace  GRACE_SECONDS, or grace=, after it was told of the first end of a step
- *         that is stopping, srun ends what is left of it.
+ *  grace  grace=, or without it KillWait, after it was told that a task has ended as
+ *         if it had been asked to stop, srun ends what is left of the step; but of a
+ *         step that Slurm itself has asked to stop only if grace= is given. Slurm
+ *         grants what it likes then: the GraceTime of a preemption, the seconds of
+ *         --signal, or all that is left of the job's time.
+ *  doubt  KillWait and DOUBT_MS after it was told, srun takes tasks that were killed
+ *         together with the node's witness for victims of somebody other than Slurm.
+ *         If it was Slurm, slurmctld has told srun so, and srun itself waits KillWait
+ *         and two seconds for the last node, however slow that is, and is gone by then.
  *
  * Where srun does not answer, CONNECT_MS or REPLY_MS have passed; then the node
  * speaks itself, DELIVERY_MS before its connection to srun may go, and asks
@@ -40,9 +44,9 @@ enum {
 	REPLY_MS = 500,
 	HOLD_MS = 250,
 	TIMEOUT_HOLD_MS = 1500,
-	DOUBT_MS = 1000,
+	DOUBT_MS = 4000,
 	AGAIN_MS = 5000,
-	GRACE_SECONDS = 30, /* if Slurm does not say its KillWait: its default */
+	KILL_WAIT_SECONDS = 30, /* if Slurm does not say its KillWait: its default */
 	DELIVERY_MS = 60,
 	ALONE_MS = 200,
 	ALONE_NODE_MS = 250, /* the controller reaches all nodes within it */

@@ -57,7 +57,7 @@ static void take_name(void)
 }
 
 /* slurmstepd is gone, and with it who would tell srun of its tasks' ends. */
-static void tell_of_slurmstepd(const struct witness_words *words)
+static void tell_of_slurmstepd(const struct witness_words *words, pid_t tasks)
 {
 	const struct relay_news news = {
 		.text = words->text,
@@ -66,28 +66,43 @@ static void tell_of_slurmstepd(const struct witness_words *words)
 	};
 
 	relay_tell(&words->relay, words->address, &news);
-	/* The tasks have a process group of their own, and the witness is in it. */
 	if (words->kill_tasks)
-		kill(0, SIGKILL);
+		kill(-tasks, SIGKILL);
+}
+
+/*
+ * Slurm's signals come from slurmstepd, and root's from who may speak for Slurm,
+ * as systemd does when the machine goes down. Any other sender is a program of the
+ * user's, which has signalled its group or all that it may.
+ */
+static bool is_sent_by_slurm(const siginfo_t *info, pid_t slurmstepd)
+{
+	return info->si_code == SI_USER &&
+	       (info->si_pid == slurmstepd || (info->si_uid == 0 && getuid() != 0));
 }
 
 static void watch(struct witness *witness, const struct witness_words *words, pid_t parent)
 {
+	pid_t tasks = getpgrp();
 	sigset_t all;
 
 	sigfillset(&all);
+	/* Out of reach of a task that signals, or kills, its own process group. */
+	if (!words->stay_in_group)
+		setpgid(0, 0);
 	prctl(PR_SET_DUMPABLE, 0);
 	take_name();
 	close_everything();
 	prctl(PR_SET_PDEATHSIG, PARENT_DIED);
 	while (getppid() == parent) {
-		int number = sigwaitinfo(&all, NULL);
+		siginfo_t info;
+		int number = sigwaitinfo(&all, &info);
 		if (number < 0 && errno != EINTR)
 			return;
-		if (judge_is_stop(number))
+		if (judge_is_stop(number) && is_sent_by_slurm(&info, parent))
 			atomic_store(&witness->asked_to_stop, true);
 	}
-	tell_of_slurmstepd(words);
+	tell_of_slurmstepd(words, tasks);
 }
 
 /* A fork, but the child is the parent's sibling: glibc has no call for that. */
@@ -157,28 +172,36 @@ static uint64_t pending(pid_t pid, bool *runs)
 	return mask;
 }
 
+static bool holds_stop(uint64_t mask)
+{
+	for (int number = 1; number < 32; number++)
+		if (judge_is_stop(number) && (mask >> (number - 1) & 1) != 0)
+			return true;
+	return false;
+}
+
 /*
- * A signal to stop waits for the witness, and is noted once the witness has run.
- * In between it is in neither place, but then the witness runs: it is looked at
- * again, for as long as a busy machine may keep it from its next line.
+ * A signal to stop waits for the witness, and is noted once the witness has run and
+ * found that it is Slurm's. In between it is in neither place, but then the witness
+ * runs: it is looked at again, for as long as a busy machine may keep it from its next
+ * line. Of a signal that still waits then, nobody knows that it is not Slurm's.
  */
 enum slurm_sent witness_sent(const struct witness *witness)
 {
 	pid_t pid = atomic_load(&witness->pid);
-	bool runs = true;
+	bool runs = true, waits = false;
 
 	if (pid == 0)
 		return SENT_UNKNOWN;
-	for (int look = 0; runs && look < LOOKS_MAX; look++) {
-		uint64_t mask = pending(pid, &runs);
-		for (int number = 1; number < 32; number++)
-			if (judge_is_stop(number) && (mask >> (number - 1) & 1) != 0)
-				return SENT_STOP;
+	for (int look = 0; (runs || waits) && look < LOOKS_MAX; look++) {
+		waits = holds_stop(pending(pid, &runs));
 		if (atomic_load(&witness->asked_to_stop))
 			return SENT_STOP;
-		if (runs)
+		if (runs || waits)
 			pause_ms(1);
 	}
+	if (waits)
+		return SENT_STOP;
 	return witness_was_killed(witness) ? SENT_KILL : SENT_NOTHING;
 }
 

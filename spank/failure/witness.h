@@ -5,8 +5,8 @@
  * failed or has stopped as it was asked to.
  *
  * The first task of the node to get there makes it, before it becomes the user's
- * program: as the user, in the step's process group and cgroup, and as a child of
- * slurmstepd, so that it gets what the tasks get, whatever tracks them. It holds
+ * program: as the user, in the step's cgroup, and as a child of slurmstepd, so that it
+ * gets what Slurm sends to the tasks, whatever tracks them. It holds
  * nothing open, and no process of the user may look into it. It also outlives a
  * slurmstepd that is killed, tells srun of it, and then ends. libc only.
  */
@@ -25,7 +25,7 @@
 struct witness {
 	atomic_bool made;
 	_Atomic pid_t pid;        /* 0: there is none */
-	atomic_bool asked_to_stop;
+	atomic_bool asked_to_stop; /* by Slurm */
 };
 
 /* What the witness says if slurmstepd dies. */
@@ -34,6 +34,7 @@ struct witness_words {
 	const char *address; /* of srun; numeric */
 	const char *text;
 	bool kill_tasks;     /* then end the node's tasks, too: nobody else can */
+	bool stay_in_group;  /* Slurm finds the step's processes by their process group */
 };
 
 /* In a task; the second call and later ones do nothing. Without a witness the

@@ -37,8 +37,8 @@ term='scancel -s TERM --user 65534'
 # ---- Slurm asks the step to stop ----------------------------------------------------
 
 when_ready 4 "$term" srun --ddp -N2 --ntasks-per-node=2 \
-	bash -c 'if [ $RANK = 0 ]; then . ./rank.sh save 4 0; else . ./rank.sh; fi'
-same 1 "$(saved)" "scancel -s TERM: rank 0 alone saves for 4 s, and all of it"
+	bash -c 'if [ $RANK = 0 ]; then . ./rank.sh save 8 0; else . ./rank.sh; fi'
+same 1 "$(saved)" "scancel -s TERM: rank 0 alone saves for 8 s, longer than KillWait, and all of it"
 prints_not "$report" "nothing is called a failure"
 
 when_ready 4 "$term" srun --ddp -N2 --ntasks-per-node=2 bash -c '. ./rank.sh save $RANK 143'
@@ -56,13 +56,13 @@ same 1 "$(saved)" "a launcher may save when the other one has ended"
 prints_not "$report" "nothing is called a failure"
 
 when_ready 2 'srun -N2 -n2 -p high true' srun -p low --ddp -N2 --ntasks-per-node=1 --exclusive \
-	bash -c 'if [ $RANK = 0 ]; then . ./rank.sh save 4 0; else . ./rank.sh; fi'
+	bash -c 'if [ $RANK = 0 ]; then . ./rank.sh save 8 0; else . ./rank.sh; fi'
 same 1 "$(saved)" "preempted, a rank saves within the partition's GraceTime"
 prints_not "$report" "nothing is called a failure"
 
 # The controller looks at limits twice a minute.
 limit=100 when_ready 2 true srun --ddp -t1 --signal=TERM@55 -N2 --ntasks-per-node=1 \
-	bash -c 'if [ $RANK = 0 ]; then . ./rank.sh save 4 0; else . ./rank.sh; fi'
+	bash -c 'if [ $RANK = 0 ]; then . ./rank.sh save 8 0; else . ./rank.sh; fi'
 same 1 "$(saved)" "--signal=TERM@55: a rank saves"
 prints_not "$report" "nothing is called a failure"
 
@@ -102,6 +102,17 @@ prints 'ddp: all 2 tasks on n1 were killed by signal 9 \(SIGKILL\) after' "all t
 prints_times 1 "$report" "once"
 status_is 137 "srun tells 128 + 9"
 
+# What a task does to its own process group is not Slurm's doing.
+capture as_user srun --ddp -N2 --ntasks-per-node=2 sh -c \
+	'trap "" TERM; [ $RANK != 1 ] || { sleep 1; kill -TERM 0; exit 7; }; exec sleep 30'
+prints 'ddp: rank 1 of 4 on n0 exited with code 7 after [0-9.]+ s$' \
+	"a rank that signals its own process group and fails is a failure"
+status_is 7 "srun tells its code"
+capture as_user srun --ddp -N2 --ntasks-per-node=2 sh -c \
+	'[ $RANK != 2 ] || { sleep 1; kill -KILL 0; }; exec sleep 30'
+prints 'ddp: all 2 tasks on n1 were killed by signal 9 \(SIGKILL\) after' "and so is one that kills its group"
+if [ "$took" -lt 6 ]; then ok "at once"; else not_ok "at once" "it took $took s"; fi
+
 # With everything that slurmstepd has forked.
 : >"$work/killed"
 (
@@ -115,6 +126,20 @@ prints_times 1 "$report" "once"
 
 when_ready 4 'scancel -s KILL --user 65534' srun --ddp -N2 --ntasks-per-node=2 bash -c '. ./rank.sh'
 prints_not "$report" "but not when it was Slurm who killed them"
+
+# n1 takes its time to end its tasks.
+(
+	rm -f "$work/up.3"
+	wait_until 30 test -e "$work/up.3"
+	on_node n1 pkill -STOP -x slurmstepd
+	on_cluster sh -c 'scancel "$(squeue -h -o %i).0"'
+	sleep 4
+	on_node n1 pkill -CONT -x slurmstepd
+) &
+when_ready 4 true srun --ddp -N2 --ntasks-per-node=2 bash -c '. ./rank.sh'
+wait
+status_is 137 "scancel of a step, with a node that is slow,"
+prints_not "$report" "is no failure, either"
 
 (
 	rm -f "$work/up.3"

@@ -16,12 +16,12 @@
 #define EXITED(code) ((code) << 8)
 #define MS 1000000ull
 
-enum { HOLD = 250, TIMEOUT_HOLD = 1500, DOUBT = 1000, GRACE = 30000, START = 1000000 };
+enum { HOLD = 250, TIMEOUT_HOLD = 1500, DOUBT = 1000, GRACE = 30000, STOP = 90000, START = 1000000 };
 
 static struct step begin(bool kill)
 {
 	return (struct step){ .policy = { .hold_ms = HOLD, .timeout_hold_ms = TIMEOUT_HOLD,
-		                          .doubt_ms = DOUBT, .grace_ms = GRACE,
+		                          .doubt_ms = DOUBT, .grace_ms = GRACE, .stop_ms = STOP,
 		                          .kill_on_failure = kill } };
 }
 
@@ -147,9 +147,49 @@ static void a_step_that_stops_has_its_grace(void **state)
 	(void)state;
 	take(&step, 0, news("rank 1", END_BY_REQUEST, SENT_STOP, SIGTERM));
 	take(&step, 900, news("rank 2", END_CODE, SENT_STOP, EXITED(3)));
+	expect(&step, STOP, "rank 1; 90.0 s later the step was still running, and is ended "
+	                    "(see grace= in ddp(7))", true);
+	expect_nothing(&step);
+}
+
+/* The same of one of which only a task was asked, by a person. */
+static void a_task_that_was_asked_to_stop_ends_the_step(void **state)
+{
+	struct step step = begin(true);
+
+	(void)state;
+	step.policy.stop_ms = STOP_BY_SLURM;
+	take(&step, 0, news("rank 1", END_BY_REQUEST, SENT_NOTHING, SIGTERM));
 	expect(&step, GRACE, "rank 1; 30.0 s later the step was still running, and is ended "
 	                     "(see grace= in ddp(7))", true);
 	expect_nothing(&step);
+}
+
+/* Slurm may grant a step more than KillWait: by GraceTime, by --signal=TERM@300. */
+static void without_a_grace_of_its_own_slurm_ends_the_step(void **state)
+{
+	static const struct { enum task_end end; enum slurm_sent sent; int status; } ends[] = {
+		{ END_BY_REQUEST, SENT_STOP, SIGTERM }, { END_CODE, SENT_STOP, EXITED(3) },
+		{ END_BY_REQUEST, SENT_UNKNOWN, SIGTERM },
+	};
+	struct step_action action;
+	struct step step;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+		step = begin(true);
+		step.policy.stop_ms = STOP_BY_SLURM;
+		take(&step, 0, news("rank 1", ends[i].end, ends[i].sent, ends[i].status));
+		expect_nothing(&step);
+		assert_false(step_act(&step, UINT64_MAX - 1, &action));
+		assert_false(step_finish(&step, &action));
+	}
+	step = begin(true);
+	step.policy.stop_ms = STOP_BY_SLURM;
+	take(&step, 0, news("rank 1", END_CRASH, SENT_STOP, SIGSEGV));
+	expect(&step, HOLD, "rank 1", false);
+	expect_nothing(&step);
+	assert_false(step_act(&step, UINT64_MAX - 1, &action));
 }
 
 /* One node has failed for want of another that Slurm reached first. */
@@ -161,7 +201,7 @@ static void the_word_of_one_node_counts_for_all(void **state)
 	(void)state;
 	take(&step, 0, news("rank 3", END_CODE, SENT_NOTHING, EXITED(1)));
 	take(&step, 100, news("rank 0", END_BY_REQUEST, SENT_STOP, SIGTERM));
-	assert_int_equal(step_due(&step) / MS - START, GRACE);
+	assert_int_equal(step_due(&step) / MS - START, STOP);
 	assert_false(step_finish(&step, &action));
 	assert_int_equal(step.wait_status, 0);
 }
@@ -173,8 +213,8 @@ static void a_crash_is_said_while_others_save(void **state)
 	(void)state;
 	take(&step, 0, news("rank 1", END_CRASH, SENT_STOP, SIGSEGV));
 	expect(&step, HOLD, "rank 1", false);
-	expect(&step, GRACE, "rank 1; 30.0 s later the step was still running, and is ended "
-	                     "(see grace= in ddp(7))", true);
+	expect(&step, STOP, "rank 1; 90.0 s later the step was still running, and is ended "
+	                    "(see grace= in ddp(7))", true);
 	expect_nothing(&step);
 }
 
@@ -251,6 +291,8 @@ int main(void)
 		cmocka_unit_test(who_did_not_come_is_waited_for),
 		cmocka_unit_test(under_continue_nothing_is_ended),
 		cmocka_unit_test(a_step_that_stops_has_its_grace),
+		cmocka_unit_test(a_task_that_was_asked_to_stop_ends_the_step),
+		cmocka_unit_test(without_a_grace_of_its_own_slurm_ends_the_step),
 		cmocka_unit_test(the_word_of_one_node_counts_for_all),
 		cmocka_unit_test(a_crash_is_said_while_others_save),
 		cmocka_unit_test(a_failure_does_not_wait_for_a_request),

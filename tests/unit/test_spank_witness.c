@@ -89,6 +89,102 @@ static void witness_notes_what_the_step_is_sent(void **state)
 	finish();
 }
 
+/* In a process of its own, as a program of the user's. */
+static void in_a_child(pid_t target, int number)
+{
+	int status = -1;
+	pid_t pid = fork();
+
+	assert_true(pid >= 0);
+	if (pid == 0)
+		_exit(kill(target, number) == 0 ? 0 : 1);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+}
+
+/* Only slurmstepd speaks for Slurm: here this process, whose children the tasks are. */
+static void stop_of_a_program_is_not_slurms(void **state)
+{
+	(void)state;
+	make(false);
+	for (int i = 0; i < 20; i++) {
+		in_a_child(shared->pid, SIGTERM);
+		in_a_child(shared->pid, SIGINT);
+		/* Also while it waits for the witness. */
+		assert_int_equal(witness_sent(shared), SENT_NOTHING);
+	}
+	kill(shared->pid, SIGINT);
+	assert_int_equal(witness_sent(shared), SENT_STOP);
+	finish();
+}
+
+/* A stopped process takes no signal: whose this is, nobody can tell. */
+static void stop_that_nobody_has_read_counts(void **state)
+{
+	(void)state;
+	make(false);
+	kill(shared->pid, SIGSTOP);
+	assert_int_equal(waitpid(shared->pid, NULL, WUNTRACED), shared->pid);
+	in_a_child(shared->pid, SIGTERM);
+	assert_int_equal(witness_sent(shared), SENT_STOP);
+	kill(shared->pid, SIGCONT);
+	assert_true(comes_to(SENT_NOTHING));
+	finish();
+}
+
+/* What a task does to its own process group is none of Slurm's doing. */
+static void tasks_group_is_not_the_witness_s(void **state)
+{
+	static const int numbers[] = { SIGTERM, SIGKILL };
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(numbers); i++) {
+		const struct witness_words words = { .address = "", .text = "" };
+		int status = -1;
+		pid_t pid;
+		shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		assert_true(shared != MAP_FAILED);
+		pid = fork();
+		assert_true(pid >= 0);
+		if (pid == 0) {
+			setpgid(0, 0);
+			witness_make(shared, &words);
+			while (getpgid(shared->pid) == getpgrp())
+				usleep(1000);
+			kill(0, numbers[i]);
+			_exit(1);
+		}
+		assert_int_equal(waitpid(pid, &status, 0), pid);
+		assert_int_equal(status, numbers[i]);
+		assert_int_equal(witness_sent(shared), SENT_NOTHING);
+		finish();
+	}
+}
+
+/* Where the group is all that Slurm knows the step by. */
+static void witness_stays_in_a_group_that_slurm_tracks(void **state)
+{
+	const struct witness_words words = { .address = "", .text = "", .stay_in_group = true };
+	pid_t pid;
+
+	(void)state;
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	assert_true(shared != MAP_FAILED);
+	pid = fork();
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		setpgid(0, 0);
+		witness_make(shared, &words);
+		pause();
+	}
+	while (atomic_load(&shared->pid) == 0)
+		usleep(1000);
+	kill(-pid, SIGTERM);
+	assert_true(comes_to(SENT_STOP));
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
+	finish();
+}
+
 static void end_of_the_witness_is_told(void **state)
 {
 	(void)state;
@@ -274,6 +370,10 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(witness_notes_what_the_step_is_sent),
+		cmocka_unit_test(stop_of_a_program_is_not_slurms),
+		cmocka_unit_test(stop_that_nobody_has_read_counts),
+		cmocka_unit_test(tasks_group_is_not_the_witness_s),
+		cmocka_unit_test(witness_stays_in_a_group_that_slurm_tracks),
 		cmocka_unit_test(end_of_the_witness_is_told),
 		cmocka_unit_test(witness_holds_nothing_open),
 		cmocka_unit_test(tasks_go_with_a_dead_slurmstepd),
