@@ -63,7 +63,8 @@ comm_sources = \
 	libruntime/comm/net.h libruntime/comm/net_log.h \
 	libruntime/comm/pairs.c libruntime/comm/pairs.h \
 	libruntime/comm/request.c \
-	libruntime/comm/shrink.c
+	libruntime/comm/shrink.c \
+	libruntime/comm/verdict.c libruntime/comm/verdict.h
 
 reduce_sources = \
 	libruntime/reduce/agree.c libruntime/reduce/agree.h \
@@ -115,7 +116,8 @@ comm_sources += libruntime/comm/net_greet.c libruntime/comm/net_log.c \
 	libruntime/comm/net_door.c libruntime/comm/net_door.h \
 	libruntime/comm/net_secret.c libruntime/comm/net_secret.h \
 	libruntime/comm/net_ucx.c libruntime/comm/net_ucx.h libruntime/comm/net_ucx_close.c \
-	libruntime/comm/net_ucx_connect.c libruntime/comm/net_ucx_open.c
+	libruntime/comm/net_ucx_connect.c libruntime/comm/net_ucx_inquiry.c \
+	libruntime/comm/net_ucx_open.c
 else
 comm_sources += libruntime/comm/net_none.c
 endif

@@ -23,9 +23,10 @@ print-examples:
 	@for program in $(bin_PROGRAMS) $(noinst_PROGRAMS); do \
 		case $$program in examples/*) echo $$program ;; esac; done
 # The long forms of what `make check` does shortly.
-check-comm: tests/fault/comm_soak tests/unit/test_comm_random
+check-comm: tests/fault/comm_soak tests/unit/test_comm_random tests/unit/test_comm_stalls
 	tests/fault/comm_soak 200
 	DDP_TEST_BATCHES=400 tests/unit/test_comm_random
+	DDP_TEST_STOPS=200 tests/unit/test_comm_stalls
 .PHONY: print-prefix print-examples check-comm
 
 include $(top_srcdir)/tests/bench/files.mk
@@ -51,7 +52,8 @@ tests_unit_libsupport_la_CFLAGS = $(unit_cflags)
 # none of them is left to run alone.
 check_PROGRAMS += tests/unit/test_comm_random tests/unit/test_comm_shrink \
 	tests/unit/test_kernel_layers tests/unit/test_tcp_wireup \
-	tests/unit/test_comm_faults tests/unit/test_spawn tests/unit/test_comm_groups
+	tests/unit/test_comm_faults tests/unit/test_spawn tests/unit/test_comm_groups \
+	tests/unit/test_comm_stalls
 if HAVE_UCX
 check_PROGRAMS += tests/unit/test_comm_net
 endif
@@ -152,6 +154,9 @@ tests_fault_comm_soak_LDADD = $(unit_libs)
 tests_unit_test_comm_faults_SOURCES = tests/unit/test_comm_faults.c
 tests_unit_test_comm_faults_CFLAGS = $(unit_cflags)
 tests_unit_test_comm_faults_LDADD = $(unit_libs)
+tests_unit_test_comm_stalls_SOURCES = tests/unit/test_comm_stalls.c
+tests_unit_test_comm_stalls_CFLAGS = $(unit_cflags)
+tests_unit_test_comm_stalls_LDADD = $(unit_libs)
 check_PROGRAMS += tests/unit/test_comm_progress
 tests_unit_test_comm_progress_SOURCES = tests/unit/test_comm_progress.c
 tests_unit_test_comm_progress_CFLAGS = $(unit_cflags)

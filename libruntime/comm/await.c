@@ -13,6 +13,7 @@
 #include "comm/net.h"
 #include "comm/node.h"
 #include "comm/pairs.h"
+#include "comm/verdict.h"
 
 enum {
 	SPINS_ALONE = 200,   /* some 3 us, while every rank has a core */
@@ -26,7 +27,7 @@ enum {
 	LAST_TURNS = 1000    /* to take what one that is gone has left */
 };
 
-static const uint64_t grace_unit_ns = 300 * 1000000;
+static const uint64_t ms_ns = 1000000;
 
 const char *ddp_rank_text(const ddp_comm *comm, int rank)
 {
@@ -94,13 +95,19 @@ static void publish(ddp_comm *comm, ddp_status status, int culprit, const char *
 ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,
                           const char *format, ...)
 {
-	char text[DDP_FAILURE_TEXT];
+	char text[DDP_FAILURE_TEXT], whole[DDP_FAILURE_TEXT];
 	va_list arguments;
 
 	va_start(arguments, format);
 	vsnprintf(text, sizeof(text), format, arguments);
 	va_end(arguments);
-	publish(comm, status, culprit, text);
+	/* The other ranks say the same sentence: it must tell them whose it is. */
+	const char *own = ddp_rank_text(comm, comm->rank);
+	bool tells = culprit != comm->rank || strstr(text, own) != NULL;
+	int length = snprintf(whole, sizeof(whole), "%s%s%s", tells ? "" : own, tells ? "" : ": ", text);
+	if (length >= (int)sizeof(whole))
+		memcpy(whole + sizeof(whole) - 4, "...", 4);
+	publish(comm, status, culprit, whole);
 	adopt_shared_failure(comm);
 	ddp_node_wake_all(comm);
 	return ddp_comm_check(comm);
@@ -241,36 +248,39 @@ static ddp_status check_peers(ddp_comm *comm, const ddp_condition *wait)
 	return DDP_OK;
 }
 
-/* Who waits for a rank that waits for another is more patient, so that the
-   message names the one that really is late. */
-static uint64_t grace_ns(const ddp_comm *comm, const ddp_condition *wait)
-{
-	if (comm->nodes == 1 || wait->sleeps_for == DDP_SLEEPS_FOR_HEADERS)
-		return 0;
-	return wait->sleeps_for == DDP_SLEEPS_FOR_NET ? grace_unit_ns : 2 * grace_unit_ns;
-}
-
 static uint64_t deadline_ns(ddp_comm *comm)
 {
 	if (comm->deadline_ns == 0)
-		comm->deadline_ns = ddp_now_ns() + (uint64_t)comm->timeout_ms * 1000000;
+		comm->deadline_ns = ddp_now_ns() + (uint64_t)comm->timeout_ms * ms_ns;
 	return comm->deadline_ns;
 }
 
-static ddp_status check_deadline(ddp_comm *comm, const ddp_condition *wait)
+static ddp_status fail_late(ddp_comm *comm, int rank)
 {
 	char text[160];
 
-	if (ddp_now_ns() < deadline_ns(comm) + grace_ns(comm, wait))
-		return DDP_OK;
-	int rank = wait->missing(comm, wait->argument);
-	if (rank == DDP_NOBODY)
-		return DDP_OK;
 	return ddp_comm_break(comm, DDP_ERR_TIMEOUT, rank,
 	                      "%s (pid %lld) did not come within %d ms for %s: is it stopped, or did it "
 	                      "take another path through the program?", ddp_rank_text(comm, rank),
 	                      (long long)comm->roster->peers[comm->world_ranks[rank]].pid,
 	                      comm->timeout_ms, operation_text(comm, text, sizeof(text)));
+}
+
+/* Whoever is named at the deadline was sought before, or was found out when
+   another rank wanted to know it. */
+static ddp_status check_deadline(ddp_comm *comm, const ddp_condition *wait, uint64_t now)
+{
+	uint64_t deadline = deadline_ns(comm);
+
+	if (now + ddp_verdict_before_ns(comm) < deadline && !ddp_verdict_wanted(comm, now))
+		return DDP_OK;
+	int missing = wait->missing(comm, wait->argument);
+	if (missing == DDP_NOBODY)
+		return DDP_OK;
+	int late = ddp_verdict_seek(comm, missing, now);
+	if (now < deadline || (late == DDP_NOBODY && now < deadline + ddp_verdict_after_ns(comm)))
+		return DDP_OK;
+	return fail_late(comm, late != DDP_NOBODY ? late : missing);
 }
 
 /* Sleeps until a peer rings, or it is time to look after the peers. */
@@ -279,11 +289,12 @@ static void sleep_for(ddp_comm *comm, const ddp_condition *wait)
 	ddp_node_shared *shared = comm->node.shared;
 	ddp_node_rank *self = &shared->ranks[comm->node.self];
 	uint32_t bell = atomic_load(&self->bell);
-	uint64_t now = ddp_now_ns(), timeout_ns = (uint64_t)LIVENESS_MS * 1000000;
+	uint64_t now = ddp_now_ns(), timeout_ns = LIVENESS_MS * ms_ns;
 
-	uint64_t end = deadline_ns(comm) + grace_ns(comm, wait);
-	if (end < now + timeout_ns)
-		timeout_ns = end > now ? end - now : 1;
+	uint64_t end = deadline_ns(comm);
+	if (end > now && end < now + timeout_ns)
+		timeout_ns = end - now;
+	ddp_verdict_wait(comm, now);
 	atomic_store(&self->sleeps_until, wait->until);
 	atomic_store(&self->sleeps_for, wait->sleeps_for);
 	atomic_fetch_add(&shared->sleepers, 1);
@@ -342,11 +353,11 @@ static ddp_status check_others(ddp_comm *comm, const ddp_condition *wait, uint64
 {
 	ddp_status status = DDP_OK;
 
-	if (now - last->peers_ns >= (uint64_t)LIVENESS_MS * 1000000 / 2) {
+	if (now - last->peers_ns >= LIVENESS_MS * ms_ns / 2) {
 		last->peers_ns = now;
 		status = check_peers(comm, wait);
 	}
-	return status == DDP_OK ? check_deadline(comm, wait) : status;
+	return status == DDP_OK ? check_deadline(comm, wait, now) : status;
 }
 
 /* Is the rank that is waited for on this core as well, and ready to run? */
@@ -397,10 +408,11 @@ static ddp_status look_up(ddp_comm *comm, const ddp_condition *wait, looks *last
 {
 	uint64_t now = ddp_now_ns();
 
-	if (now - last->failed_ns < (uint64_t)BUSY_LOOK_MS * 1000000)
+	if (now - last->failed_ns < BUSY_LOOK_MS * ms_ns)
 		return DDP_OK;
 	last->failed_ns = now;
 	tell_wait(comm);
+	ddp_verdict_wait(comm, now);
 	ddp_status status = check_failure(comm, wait);
 	return status == DDP_OK ? check_others(comm, wait, now, last) : status;
 }
@@ -437,5 +449,6 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 			status = pause_once(comm, wait, beside || i >= spins + YIELDS, &last);
 		}
 	}
+	ddp_verdict_end(comm);
 	return status == DDP_OK ? DDP_OK : give_up(comm);
 }

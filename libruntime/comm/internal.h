@@ -124,6 +124,10 @@ typedef struct ddp_node_rank {
 	_Atomic uint32_t sleeps_for;
 	_Atomic uint64_t sleeps_until;
 	_Atomic uint32_t yields_on; /* 1 + the core that it is giving up; 0: none */
+	/* of comm/verdict: */
+	_Atomic int32_t names;      /* 1 + the rank that it holds to be late; 0: not known */
+	_Atomic uint64_t waits_ns;  /* when it last said that it waits; 0: it does not */
+	_Atomic uint64_t wanted_ns; /* when a rank last inquired after it */
 	ddp_header header[2];       /* by the sequence's parity */
 	ddp_failure failure;
 } ddp_node_rank;
@@ -172,6 +176,22 @@ typedef struct ddp_link {
 	size_t segment_bytes;   /* of a large transfer's messages */
 } ddp_link;
 
+/* What a rank that is inquired after says (comm/verdict). */
+typedef struct ddp_answer {
+	uint64_t at_ns;
+	bool waits;
+	int names;      /* the rank that it holds to be late, or DDP_NOBODY */
+} ddp_answer;
+
+/* What this rank knows of the one that it waits for (comm/verdict). */
+typedef struct ddp_chain {
+	bool waits;          /* this rank has said that it waits */
+	int missing;         /* whom it inquires after, or DDP_NOBODY */
+	uint64_t since_ns, asked_ns;
+	int end;             /* the last of the chain, or DDP_NOBODY */
+	uint64_t certain_ns; /* when that counts, if it stays the same */
+} ddp_chain;
+
 /* ---- communicator ---------------------------------------------------------- */
 
 struct ddp_comm {
@@ -202,12 +222,14 @@ struct ddp_comm {
 	uint64_t recent_changes;      /* the roster's memory_changes then */
 	uint64_t deadline_ns;       /* of the running operation; 0: it has not waited for long */
 	bool told;                  /* the progress page says that the running one waits */
+	ddp_chain chain;            /* for who holds run_lock */
 
 	pthread_mutex_t queue_lock;
 	pthread_cond_t queue_filled;
 	ddp_request *queue_head, *queue_tail;
 	atomic_int queued;          /* in the queue or taken from it by the thread */
 	atomic_int callers;         /* threads that want run_lock for a blocking call */
+	atomic_int waiters;         /* threads of the program that wait for a request */
 	ddp_request *pairs_new;     /* sends and receives that were just issued */
 	ddp_request *pairs;         /* those under way; for who holds run_lock */
 	atomic_int pair_count;      /* of both */

@@ -79,6 +79,11 @@ bool ddp_net_progress(ddp_comm *comm);
    its failure, or the connection to the rank `missing` is lost. */
 ddp_status ddp_net_check(ddp_comm *comm, int missing);
 
+/* For comm/verdict: asks a rank of another node what it waits for; what it last
+   answered, and when that came. */
+void ddp_net_inquire(ddp_comm *comm, int peer);
+ddp_answer ddp_net_answer_of(const ddp_comm *comm, int peer);
+
 /* Prepares to sleep: false if there is something to progress first. */
 bool ddp_net_arm(ddp_comm *comm);
 /* After that: sleeps until a message arrives, or a kick, or time is over (-1:

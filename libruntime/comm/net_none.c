@@ -89,6 +89,19 @@ ddp_status ddp_net_check(ddp_comm *comm, int missing)
 	return DDP_OK;
 }
 
+void ddp_net_inquire(ddp_comm *comm, int peer)
+{
+	(void)comm;
+	(void)peer;
+}
+
+ddp_answer ddp_net_answer_of(const ddp_comm *comm, int peer)
+{
+	(void)comm;
+	(void)peer;
+	return (ddp_answer){ .names = DDP_NOBODY };
+}
+
 bool ddp_net_arm(ddp_comm *comm)
 {
 	(void)comm;

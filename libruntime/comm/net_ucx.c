@@ -23,20 +23,32 @@ static const size_t kept_max_bytes = (size_t)1 << 30, kept_rank_bytes = (size_t)
 
 /* ---- requests ----------------------------------------------------------------------- */
 
-static ticket *new_ticket(ddp_net *net, ddp_transfer *transfer)
+static seal seal_for(const ddp_net *net, int peer)
+{
+	return (seal){ .token = net->peers[peer].ours, .source = net->comm->rank };
+}
+
+static ticket *new_ticket(ddp_net *net, int peer)
 {
 	ticket *t = malloc(sizeof(*t));
 
 	if (t == NULL)
 		return NULL;
-	*t = (ticket){
-		.next = net->tickets, .link = &net->tickets, .transfer = transfer, .peer = transfer->peer,
-		.header = { .seal = { .token = net->peers[transfer->peer].ours, .source = net->comm->rank },
-		            .envelope = transfer->envelope },
-	};
+	*t = (ticket){ .next = net->tickets, .link = &net->tickets, .peer = peer };
 	if (net->tickets != NULL)
 		net->tickets->link = &t->next;
 	net->tickets = t;
+	return t;
+}
+
+static ticket *ticket_of(ddp_net *net, ddp_transfer *transfer)
+{
+	ticket *t = new_ticket(net, transfer->peer);
+
+	if (t == NULL)
+		return NULL;
+	t->transfer = transfer;
+	t->header = (data_header){ seal_for(net, transfer->peer), transfer->envelope };
 	return t;
 }
 
@@ -116,7 +128,7 @@ void ddp_net_drop(ddp_net *net, arrival *a)
 static void deliver(ddp_net *net, ddp_transfer *t, arrival *a)
 {
 	bool fit = fits(net, t, &a->envelope, a->bytes);
-	ticket *begins = fit && a->rendezvous ? new_ticket(net, t) : NULL;
+	ticket *begins = fit && a->rendezvous ? ticket_of(net, t) : NULL;
 	const ucp_request_param_t param = {
 		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
 		.cb.recv_am = received, .user_data = begins,
@@ -254,6 +266,7 @@ bool ddp_net_progress(ddp_comm *comm)
 		moved = true;
 	if (ddp_net_answer(net))
 		moved = true;
+	ddp_net_answer_inquiries(net);
 	/* Rendezvous that were waited for already, and what came behind them. */
 	for (arrival *a = net->arrivals, *next; a != NULL; a = next) {
 		next = a->next;
@@ -286,9 +299,25 @@ static void sent(void *request, ucs_status_t status, void *user)
 	ucp_request_free(request);
 }
 
+void ddp_net_notify(ddp_net *net, int peer, const inquiry_header *inquiry)
+{
+	ticket *t = new_ticket(net, peer);
+
+	if (t == NULL)
+		return;
+	const ucp_request_param_t param = {
+		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+		.cb.send = sent, .user_data = t, .flags = UCP_AM_SEND_FLAG_EAGER,
+	};
+	t->inquiry = *inquiry;
+	t->inquiry.seal = seal_for(net, peer);
+	begun(t, ucp_am_send_nbx(net->peers[peer].ep, DDP_AM_INQUIRY, &t->inquiry, sizeof(t->inquiry),
+	                         NULL, 0, &param));
+}
+
 ddp_status ddp_net_begin_send(ddp_net *net, ddp_transfer *transfer)
 {
-	ticket *t = new_ticket(net, transfer);
+	ticket *t = ticket_of(net, transfer);
 
 	if (t == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");

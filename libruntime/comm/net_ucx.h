@@ -10,7 +10,7 @@
 
 /* ---- what travels: headers of active messages ------------------------------------- */
 
-enum { DDP_AM_DATA, DDP_AM_FAILURE, DDP_AM_HELLO, DDP_AM_IDS };
+enum { DDP_AM_DATA, DDP_AM_FAILURE, DDP_AM_HELLO, DDP_AM_INQUIRY, DDP_AM_IDS };
 
 /* Begins each; nothing else of a message is read unless the token is that of
    its source. */
@@ -39,6 +39,15 @@ typedef struct hello_header {
 	uint32_t ready; /* the sender's connections are made (comm/net_greet) */
 } hello_header;
 
+/* Of comm/verdict: a question, or the answer. */
+typedef struct inquiry_header {
+	seal seal;
+	uint32_t asks;
+	uint32_t waits;
+	int32_t names;
+	uint32_t unused;
+} inquiry_header;
+
 /* ---- state ---------------------------------------------------------------------------- */
 
 /* A message whose receiver has not asked for it yet. */
@@ -63,7 +72,10 @@ typedef struct ticket {
 	struct ticket *next, **link;
 	ddp_transfer *transfer; /* NULL: nobody is interested any more */
 	int peer;
-	data_header header;
+	union {
+		data_header header;
+		inquiry_header inquiry;
+	};
 } ticket;
 
 typedef struct connection {
@@ -76,6 +88,8 @@ typedef struct connection {
 	bool hears_us, settled; /* settled: both hear each other */
 	bool hello_due, hello_sent, heard_sent;
 	bool ready;             /* so says the peer */
+	bool inquired;          /* an inquiry of the peer's is to be answered */
+	ddp_answer answer;      /* of the peer's, to an inquiry of ours */
 	hello_header hellos[3]; /* of requests that may be under way */
 } connection;
 
@@ -94,6 +108,7 @@ struct ddp_net {
 	ddp_share share;
 	connection *peers;     /* [size] */
 	bool hellos_due;
+	bool inquired;         /* by some peer */
 	ddp_transfer *posted;
 	ddp_transfer *held;    /* sends to peers that are not settled */
 	ticket *tickets;       /* of requests under way */
@@ -126,6 +141,11 @@ void ddp_net_say_ready(ddp_net *net, int peer);
 /* The source of an authentic message, or DDP_NOBODY. */
 int ddp_net_source(ddp_net *net, const void *header, size_t header_bytes, size_t expected_bytes);
 
+/* Sends an inquiry, or an answer to one, to a peer that has settled. */
+void ddp_net_notify(ddp_net *net, int peer, const inquiry_header *inquiry);
+/* Answers what has come. */
+void ddp_net_answer_inquiries(ddp_net *net);
+
 /* Hands a transfer's data to UCX. */
 ddp_status ddp_net_begin_send(ddp_net *net, ddp_transfer *transfer);
 
@@ -140,5 +160,7 @@ ucs_status_t ddp_net_failure_arrived(void *argument, const void *header, size_t 
                                      void *data, size_t bytes, const ucp_am_recv_param_t *param);
 ucs_status_t ddp_net_hello_arrived(void *argument, const void *header, size_t header_bytes,
                                    void *data, size_t bytes, const ucp_am_recv_param_t *param);
+ucs_status_t ddp_net_inquiry_arrived(void *argument, const void *header, size_t header_bytes,
+                                     void *data, size_t bytes, const ucp_am_recv_param_t *param);
 
 #endif

@@ -190,6 +190,7 @@ ddp_status ddp_comm_create(ddp_roster *roster, const int *world_ranks, int size,
 	comm->size = size;
 	comm->timeout_ms = timeout_ms;
 	comm->culprit = DDP_NOBODY;
+	comm->chain.missing = comm->chain.end = DDP_NOBODY;
 	pthread_mutex_init(&comm->run_lock, NULL);
 	pthread_mutex_init(&comm->queue_lock, NULL);
 	pthread_mutex_init(&comm->failure_lock, NULL);

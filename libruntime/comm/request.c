@@ -284,6 +284,7 @@ static ddp_status run_pair(ddp_comm *comm, const ddp_collective *c)
 	ddp_request request = { .comm = comm, .operation = *c };
 
 	ddp_pairs_add(comm, &request);
+	atomic_fetch_add(&comm->waiters, 1);
 	while (atomic_load(&request.done) == 0) {
 		if (pthread_mutex_trylock(&comm->run_lock) == 0) {
 			(void)ddp_pairs_await(comm, &request);
@@ -292,6 +293,7 @@ static ddp_status run_pair(ddp_comm *comm, const ddp_collective *c)
 		if (atomic_load(&request.done) == 0)
 			ddp_futex_wait(&request.done, 0, leave_to_thread(comm));
 	}
+	atomic_fetch_sub(&comm->waiters, 1);
 	if (request.status != DDP_OK)
 		ddp_fail(request.status, "%s", request.message != NULL ? request.message : "out of memory");
 	free(request.message);
@@ -374,8 +376,11 @@ ddp_status ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *en
 {
 	if (request == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_wait(): request is NULL");
+	ddp_comm *comm = request->comm;
+	atomic_fetch_add(&comm->waiters, 1);
 	while (!is_done(request))
 		ddp_futex_wait(&request->done, 0, 1000000000);
+	atomic_fetch_sub(&comm->waiters, 1);
 	if (request->status == DDP_OK && start_ns != NULL)
 		*start_ns = request->start_ns;
 	if (request->status == DDP_OK && end_ns != NULL)
@@ -394,8 +399,11 @@ ddp_status ddp_wait_for(ddp_request *request, int timeout_ms)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_wait_for(): %s",
 		                request == NULL ? "request is NULL" : "a negative timeout");
 	uint64_t now = ddp_now_ns(), end_ns = now + (uint64_t)timeout_ms * 1000000;
+	ddp_comm *comm = request->comm;
+	atomic_fetch_add(&comm->waiters, 1);
 	for (; !is_done(request) && now < end_ns; now = ddp_now_ns())
 		ddp_futex_wait(&request->done, 0, end_ns - now);
+	atomic_fetch_sub(&comm->waiters, 1);
 	if (!is_done(request))
 		return ddp_fail(DDP_ERR_TIMEOUT, "the operation is not complete after %d ms", timeout_ms);
 	return end(request);

@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "comm/await.h"
 #include "comm/internal.h"
 #include "comm_ranks.h"
 
@@ -363,6 +364,27 @@ static void abort_ends_what_others_wait_for(void **state)
 	run_counting(3, two_nodes, abort_from_a_thread);
 }
 
+/* What a rank finds out about itself alone. */
+static int fail_alone(ddp_comm *comm, void *argument)
+{
+	(void)argument;
+	meet(comm, DDP_ERR_NOMEM);
+	if (ddp_comm_rank(comm) == 1)
+		CHECK(ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "no memory for 7 bytes") == DDP_ERR_NOMEM);
+	CHECK(ddp_barrier(comm) == DDP_ERR_NOMEM);
+	expect_in_error("rank 1 on n");
+	expect_in_error(": no memory for 7 bytes");
+	CHECK(comm->culprit == 1);
+	return 0;
+}
+
+static void others_are_told_whose_error_it_is(void **state)
+{
+	(void)state;
+	run(3, NULL, 0, fail_alone);
+	run(4, two_nodes, 0, fail_alone);
+}
+
 static int abort_requests(ddp_comm *comm, void *argument)
 {
 	atomic_int *waited = argument;
@@ -496,6 +518,7 @@ int main(void)
 		cmocka_unit_test(rank_that_left_is_named),
 		cmocka_unit_test(abort_ends_what_others_wait_for),
 		cmocka_unit_test(abort_ends_every_request),
+		cmocka_unit_test(others_are_told_whose_error_it_is),
 		cmocka_unit_test(no_descriptor_is_left_open),
 		cmocka_unit_test(no_shared_memory_is_left_behind),
 		cmocka_unit_test(wrong_arguments_break_nothing),

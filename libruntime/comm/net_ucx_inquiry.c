@@ -1,0 +1,66 @@
+/* comm/net over UCX: inquiries of comm/verdict, and their answers. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "comm/net_ucx.h"
+#include "comm/verdict.h"
+
+static void send_inquiry(ddp_net *net, int peer, const inquiry_header *inquiry)
+{
+	/* Who asks asks again, so that an answer that cannot be sent now comes later. */
+	if (net->peers[peer].settled && net->peers[peer].lost == UCS_OK)
+		ddp_net_notify(net, peer, inquiry);
+}
+
+void ddp_net_inquire(ddp_comm *comm, int peer)
+{
+	const inquiry_header question = { .asks = 1, .names = DDP_NOBODY };
+	ucp_ep_h ep;
+
+	if (comm->net->down || ddp_net_connect(comm->net, peer, &ep) != DDP_OK)
+		return;
+	send_inquiry(comm->net, peer, &question);
+}
+
+ddp_answer ddp_net_answer_of(const ddp_comm *comm, int peer)
+{
+	return comm->net->peers[peer].answer;
+}
+
+ucs_status_t ddp_net_inquiry_arrived(void *argument, const void *header, size_t header_bytes,
+                                     void *data, size_t bytes, const ucp_am_recv_param_t *param)
+{
+	ddp_net *net = argument;
+	int source = ddp_net_source(net, header, header_bytes, sizeof(inquiry_header));
+	inquiry_header inquiry;
+
+	(void)data;
+	(void)bytes;
+	(void)param;
+	if (source == DDP_NOBODY || net->refusing)
+		return UCS_OK;
+	memcpy(&inquiry, header, sizeof(inquiry));
+	connection *c = &net->peers[source];
+	if (inquiry.asks != 0) {
+		/* Answered after the callback, in ddp_net_progress(). */
+		c->inquired = net->inquired = true;
+		return UCS_OK;
+	}
+	c->answer = (ddp_answer){ .at_ns = ddp_now_ns(), .waits = inquiry.waits != 0,
+	                          .names = inquiry.names };
+	return UCS_OK;
+}
+
+void ddp_net_answer_inquiries(ddp_net *net)
+{
+	if (!net->inquired)
+		return;
+	net->inquired = false;
+	const ddp_answer answer = ddp_verdict_answer(net->comm, ddp_now_ns());
+	const inquiry_header reply = { .waits = answer.waits, .names = answer.names };
+	for (int r = 0; r < net->comm->size; r++) {
+		if (net->peers[r].inquired)
+			send_inquiry(net, r, &reply);
+		net->peers[r].inquired = false;
+	}
+}
