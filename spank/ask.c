@@ -3,11 +3,11 @@
 #include <dlfcn.h>
 #include <sched.h>
 #include <string.h>
+#include <time.h>
 
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 
-#include "spank/failure/step.h"
 #include "spank/failure/timeline.h"
 
 bool ask_fact(spank_t spank, spank_item_t item, const char *name, uint32_t *fact,
@@ -45,9 +45,44 @@ uint32_t ask_grace_ms(const struct settings *settings)
 	                                                 : settings->grace_seconds * 1000;
 }
 
-uint32_t ask_stop_ms(const struct settings *settings)
+/* Found in the process that loaded us, since we link no library. */
+job_info_msg_t *ask_jobs(uint32_t job_id)
 {
-	return settings->grace_seconds == GRACE_OF_SLURM ? STOP_BY_SLURM : settings->grace_seconds * 1000;
+	__typeof__(slurm_load_job) *load;
+	job_info_msg_t *jobs = NULL;
+
+	*(void **)&load = dlsym(RTLD_DEFAULT, "slurm_load_job");
+#if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(26, 5, 0)
+	slurm_step_id_t id = SLURM_STEP_ID_INITIALIZER;
+	id.job_id = job_id;
+#else
+	uint32_t id = job_id;
+#endif
+	return load != NULL && load(&jobs, id, SHOW_ALL) == 0 ? jobs : NULL;
+}
+
+void ask_free_jobs(job_info_msg_t *jobs)
+{
+	__typeof__(slurm_free_job_info_msg) *release;
+
+	*(void **)&release = dlsym(RTLD_DEFAULT, "slurm_free_job_info_msg");
+	if (jobs != NULL && release != NULL)
+		release(jobs);
+}
+
+bool ask_is_ending(uint32_t job_id)
+{
+	job_info_msg_t *jobs = ask_jobs(job_id);
+	time_t soon = time(NULL) + SIGNAL_SECONDS;
+	bool ending = false;
+
+	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++) {
+		const job_info_t *job = &jobs->job_array[i];
+		if (job->job_id == job_id)
+			ending = job->preempt_time != 0 || (job->end_time != 0 && job->end_time < soon);
+	}
+	ask_free_jobs(jobs);
+	return ending;
 }
 
 uint32_t ask_affinity(void)

@@ -24,10 +24,17 @@ bool ask_tracks_groups(void);
 /* Slurm's KillWait. */
 uint32_t ask_kill_wait_ms(void);
 
-/* How long a step may go on of which a task has ended as if asked to stop; and one
-   that Slurm has asked, or STOP_BY_SLURM. */
+/* How long a step may go on of which a task has ended as if asked to stop. */
 uint32_t ask_grace_ms(const struct settings *settings);
-uint32_t ask_stop_ms(const struct settings *settings);
+
+/* What the controller knows of a job, its components, too, for ask_free_jobs();
+   NULL: nothing. Not as root: it takes as long as the controller likes. */
+job_info_msg_t *ask_jobs(uint32_t job_id);
+void ask_free_jobs(job_info_msg_t *jobs);
+
+/* Whether Slurm is about to end the job: it is being preempted, or there is not more
+   time left than --signal may have been given for. */
+bool ask_is_ending(uint32_t job_id);
 
 /* CPUs on which this process may run; 0: not known. */
 uint32_t ask_affinity(void);

@@ -37,14 +37,21 @@ static void end_step(void)
 		kill_step(srun.job_id, srun.step_id);
 }
 
+static bool slurm_ends_it(void)
+{
+	return atomic_load(&srun.has_step) && ask_is_ending(srun.job_id);
+}
+
 /* Where Slurm's own srun would listen: SrunPortRange; without one, anywhere. */
 static void listen_for_nodes(const struct plugin *plugin)
 {
-	static const struct relay_actions actions = { .say = ask_to_say, .end_step = end_step };
+	static const struct relay_actions actions = { .say = ask_to_say, .end_step = end_step,
+		                                      .slurm_ends_it = slurm_ends_it };
 	const struct step_policy policy = { .hold_ms = HOLD_MS, .timeout_hold_ms = TIMEOUT_HOLD_MS,
 		                            .doubt_ms = ask_kill_wait_ms() + DOUBT_MS,
 		                            .grace_ms = ask_grace_ms(&plugin->settings),
-		                            .stop_ms = ask_stop_ms(&plugin->settings),
+		                            .stop_ms = ask_grace_ms(&plugin->settings),
+		                            .slurm_may_grant_more = plugin->settings.grace_seconds == GRACE_OF_SLURM,
 		                            .kill_on_failure = plugin->settings.kill_on_failure };
 	const slurm_conf_t *conf = ask_configuration();
 	const uint16_t *ports = conf != NULL ? conf->srun_port_range : NULL;

@@ -123,7 +123,8 @@ static long alone_ms(const struct settings *settings, enum end_delay delay)
 	case DELAY_GRACE:
 		return (long)ask_grace_ms(settings);
 	case DELAY_STOP:
-		return ask_stop_ms(settings) == STOP_BY_SLURM ? -1 : (long)ask_stop_ms(settings);
+		/* What Slurm itself grants is not for a node to ask. */
+		return settings->grace_seconds == GRACE_OF_SLURM ? -1 : (long)ask_grace_ms(settings);
 	case DELAY_DOUBT:
 	case DELAY_NEVER:
 		break;

@@ -1,48 +1,23 @@
 #include "spank/failure/component.h"
 
-#include <dlfcn.h>
 #include <stdbool.h>
 #include <stddef.h>
 
 #include <slurm/slurm.h>
 
+#include "spank/ask.h"
 #include "spank/identity/nodelist.h"
-
-/* Found in the process that loaded us, since we link no library. */
-static job_info_msg_t *load_job(uint32_t job_id)
-{
-	__typeof__(slurm_load_job) *load;
-	job_info_msg_t *jobs = NULL;
-
-	*(void **)&load = dlsym(RTLD_DEFAULT, "slurm_load_job");
-#if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(26, 5, 0)
-	slurm_step_id_t id = SLURM_STEP_ID_INITIALIZER;
-	id.job_id = job_id;
-#else
-	uint32_t id = job_id;
-#endif
-	return load != NULL && load(&jobs, id, SHOW_ALL) == 0 ? jobs : NULL;
-}
-
-static void free_jobs(job_info_msg_t *jobs)
-{
-	__typeof__(slurm_free_job_info_msg) *release;
-
-	*(void **)&release = dlsym(RTLD_DEFAULT, "slurm_free_job_info_msg");
-	if (jobs != NULL && release != NULL)
-		release(jobs);
-}
 
 /* The first component of the job's heterogeneous job; 0: it is none. */
 static uint32_t find_leader(uint32_t job_id)
 {
-	job_info_msg_t *jobs = load_job(job_id);
+	job_info_msg_t *jobs = ask_jobs(job_id);
 	uint32_t leader = 0;
 
 	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++)
 		if (jobs->job_array[i].job_id == job_id && jobs->job_array[i].het_job_id != NO_VAL)
 			leader = jobs->job_array[i].het_job_id;
-	free_jobs(jobs);
+	ask_free_jobs(jobs);
 	return leader;
 }
 
@@ -71,7 +46,7 @@ static bool share_a_node(const char *nodes, const char *step_nodes)
 int component_jobs(uint32_t job_id, const char *step_nodes, uint32_t jobs[COMPONENTS_MAX])
 {
 	uint32_t leader = find_leader(job_id);
-	job_info_msg_t *all = leader != 0 ? load_job(leader) : NULL;
+	job_info_msg_t *all = leader != 0 ? ask_jobs(leader) : NULL;
 	int count = 0;
 
 	jobs[count++] = job_id;
@@ -81,6 +56,6 @@ int component_jobs(uint32_t job_id, const char *step_nodes, uint32_t jobs[COMPON
 		    share_a_node(job->nodes, step_nodes))
 			jobs[count++] = job->job_id;
 	}
-	free_jobs(all);
+	ask_free_jobs(all);
 	return count;
 }

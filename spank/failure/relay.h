@@ -71,10 +71,11 @@ bool relay_tell(const struct relay *relay, const char *address, const struct rel
 struct step_policy;
 
 /* What srun's thread does when it is due: says a sentence, in printable bytes, and
-   ends the step. */
+   ends the step, or asks. */
 struct relay_actions {
 	void (*say)(const char *text);
 	void (*end_step)(void);
+	bool (*slurm_ends_it)(void); /* whether Slurm itself is about to */
 };
 
 /*

@@ -128,6 +128,8 @@ static void act(const struct step_action *action)
 		server.actions.say(action->text);
 	if (action->kill)
 		server.actions.end_step();
+	if (action->ask)
+		step_answer(&server.step, server.actions.slurm_ends_it());
 }
 
 static void serve_peers(const struct pollfd *ready, int count)

@@ -187,6 +187,10 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
 		return false;
 	verdict = judge_case(step, what);
 	*action = (struct step_action){ .kill = now_ns - what->taken_ns >= delay_ns(step, what, verdict.kill) };
+	if (action->kill && verdict.kill == DELAY_STOP && step->policy.slurm_may_grant_more) {
+		*action = (struct step_action){ .ask = true };
+		return true;
+	}
 	/* What was chosen may have come after the one that is due: they are one event. */
 	if (verdict.say == DELAY_NONE && verdict.kill == DELAY_NONE)
 		action->kill = true;
@@ -194,6 +198,13 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
 	if (action->kill)
 		end(step, now_ns, 0);
 	return true;
+}
+
+void step_answer(struct step *step, bool slurm_ends_it)
+{
+	step->policy.slurm_may_grant_more = false;
+	if (slurm_ends_it)
+		step->policy.stop_ms = STOP_BY_SLURM;
 }
 
 bool step_finish(struct step *step, struct step_action *action)

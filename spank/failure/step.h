@@ -20,6 +20,7 @@ enum { STEP_TEXT_MAX = RELAY_TEXT_MAX + 128 };
 struct step_policy {
 	uint32_t hold_ms, timeout_hold_ms, doubt_ms, grace_ms; /* see timeline.h */
 	uint32_t stop_ms; /* or STOP_BY_SLURM */
+	bool slurm_may_grant_more; /* than stop_ms: it is asked before the step's end */
 	bool kill_on_failure;
 };
 
@@ -48,6 +49,7 @@ struct step {
 struct step_action {
 	char text[STEP_TEXT_MAX]; /* "": nothing to say */
 	bool kill;
+	bool ask; /* whether Slurm is about to end the step: step_answer() */
 };
 
 /* `alone`: the node that told it waits no more, and acts by itself. */
@@ -58,6 +60,8 @@ uint64_t step_due(const struct step *step);
 
 /* The next thing to do at that time; false if there is nothing. */
 bool step_act(struct step *step, uint64_t now_ns, struct step_action *action);
+
+void step_answer(struct step *step, bool slurm_ends_it);
 
 /* srun ends: what it still holds back of a failure is said. */
 bool step_finish(struct step *step, struct step_action *action);

@@ -19,10 +19,10 @@
  *         waits for the step, then after twice that, and so on: Slurm loses a
  *         request that comes while it launches a component.
  *  grace  grace=, or without it KillWait, after it was told that a task has ended as
- *         if it had been asked to stop, srun ends what is left of the step; but of a
- *         step that Slurm itself has asked to stop only if grace= is given. Slurm
- *         grants what it likes then: the GraceTime of a preemption, the seconds of
- *         --signal, or all that is left of the job's time.
+ *         if it had been asked to stop, srun ends what is left of the step. Without
+ *         grace= it asks slurmctld before: a job that is being preempted has its
+ *         GraceTime, and with SIGNAL_SECONDS left or less, --signal may have granted
+ *         them. Such a job is left to Slurm, which ends it soon.
  *  doubt  KillWait and DOUBT_MS after it was told, srun takes tasks that were killed
  *         together with the node's witness for victims of somebody other than Slurm.
  *         If it was Slurm, slurmctld has told srun so, and srun itself waits KillWait
@@ -47,6 +47,7 @@ enum {
 	DOUBT_MS = 4000,
 	AGAIN_MS = 5000,
 	KILL_WAIT_SECONDS = 30, /* if Slurm does not say its KillWait: its default */
+	SIGNAL_SECONDS = 3600, /* a step that is to be saved seldom wants to know earlier */
 	DELIVERY_MS = 60,
 	ALONE_MS = 200,
 	ALONE_NODE_MS = 250, /* the controller reaches all nodes within it */

@@ -37,8 +37,8 @@ term='scancel -s TERM --user 65534'
 # ---- Slurm asks the step to stop ----------------------------------------------------
 
 when_ready 4 "$term" srun --ddp -N2 --ntasks-per-node=2 \
-	bash -c 'if [ $RANK = 0 ]; then . ./rank.sh save 8 0; else . ./rank.sh; fi'
-same 1 "$(saved)" "scancel -s TERM: rank 0 alone saves for 8 s, longer than KillWait, and all of it"
+	bash -c 'if [ $RANK = 0 ]; then . ./rank.sh save 4 0; else . ./rank.sh; fi'
+same 1 "$(saved)" "scancel -s TERM: rank 0 alone saves for 4 s, and all of it"
 prints_not "$report" "nothing is called a failure"
 
 when_ready 4 "$term" srun --ddp -N2 --ntasks-per-node=2 bash -c '. ./rank.sh save $RANK 143'
@@ -59,6 +59,12 @@ when_ready 2 'srun -N2 -n2 -p high true' srun -p low --ddp -N2 --ntasks-per-node
 	bash -c 'if [ $RANK = 0 ]; then . ./rank.sh save 8 0; else . ./rank.sh; fi'
 same 1 "$(saved)" "preempted, a rank saves within the partition's GraceTime"
 prints_not "$report" "nothing is called a failure"
+
+when_ready 4 "$term" srun --ddp -N2 --ntasks-per-node=2 \
+	bash -c 'if [ $RANK = 0 ]; then trap "" TERM; fi; . ./rank.sh'
+prints 'ddp: rank [123] of 4 on n[01] .* 5\.[0-9] s later the step was still running, and is ended' \
+	"a rank that does not stop is ended after KillWait"
+prints_times 1 "$report" "and a line says so"
 
 # The controller looks at limits twice a minute.
 limit=100 when_ready 2 true srun --ddp -t1 --signal=TERM@55 -N2 --ntasks-per-node=1 \

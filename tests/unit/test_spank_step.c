@@ -158,15 +158,28 @@ static void a_task_that_was_asked_to_stop_ends_the_step(void **state)
 	struct step step = begin(true);
 
 	(void)state;
-	step.policy.stop_ms = STOP_BY_SLURM;
+	step.policy.slurm_may_grant_more = true;
 	take(&step, 0, news("rank 1", END_BY_REQUEST, SENT_NOTHING, SIGTERM));
 	expect(&step, GRACE, "rank 1; 30.0 s later the step was still running, and is ended "
 	                     "(see grace= in ddp(7))", true);
 	expect_nothing(&step);
 }
 
+/* srun asks when the time is over. */
+static void expect_question(struct step *step, bool slurm_ends_it)
+{
+	struct step_action action;
+	uint64_t due = step_due(step);
+
+	assert_int_equal(due / MS - START, STOP);
+	assert_false(step_act(step, due - 1, &action));
+	assert_true(step_act(step, due, &action));
+	assert_true(action.ask && !action.kill && action.text[0] == '\0');
+	step_answer(step, slurm_ends_it);
+}
+
 /* Slurm may grant a step more than KillWait: by GraceTime, by --signal=TERM@300. */
-static void without_a_grace_of_its_own_slurm_ends_the_step(void **state)
+static void what_slurm_grants_is_left_to_the_step(void **state)
 {
 	static const struct { enum task_end end; enum slurm_sent sent; int status; } ends[] = {
 		{ END_BY_REQUEST, SENT_STOP, SIGTERM }, { END_CODE, SENT_STOP, EXITED(3) },
@@ -178,16 +191,24 @@ static void without_a_grace_of_its_own_slurm_ends_the_step(void **state)
 	(void)state;
 	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
 		step = begin(true);
-		step.policy.stop_ms = STOP_BY_SLURM;
+		step.policy.slurm_may_grant_more = true;
 		take(&step, 0, news("rank 1", ends[i].end, ends[i].sent, ends[i].status));
+		expect_question(&step, false);
+		expect(&step, STOP, "rank 1; 90.0 s later the step was still running, and is ended "
+		                    "(see grace= in ddp(7))", true);
+		step = begin(true);
+		step.policy.slurm_may_grant_more = true;
+		take(&step, 0, news("rank 1", ends[i].end, ends[i].sent, ends[i].status));
+		expect_question(&step, true);
 		expect_nothing(&step);
 		assert_false(step_act(&step, UINT64_MAX - 1, &action));
 		assert_false(step_finish(&step, &action));
 	}
 	step = begin(true);
-	step.policy.stop_ms = STOP_BY_SLURM;
+	step.policy.slurm_may_grant_more = true;
 	take(&step, 0, news("rank 1", END_CRASH, SENT_STOP, SIGSEGV));
 	expect(&step, HOLD, "rank 1", false);
+	expect_question(&step, true);
 	expect_nothing(&step);
 	assert_false(step_act(&step, UINT64_MAX - 1, &action));
 }
@@ -292,7 +313,7 @@ int main(void)
 		cmocka_unit_test(under_continue_nothing_is_ended),
 		cmocka_unit_test(a_step_that_stops_has_its_grace),
 		cmocka_unit_test(a_task_that_was_asked_to_stop_ends_the_step),
-		cmocka_unit_test(without_a_grace_of_its_own_slurm_ends_the_step),
+		cmocka_unit_test(what_slurm_grants_is_left_to_the_step),
 		cmocka_unit_test(the_word_of_one_node_counts_for_all),
 		cmocka_unit_test(a_crash_is_said_while_others_save),
 		cmocka_unit_test(a_failure_does_not_wait_for_a_request),
