@@ -11,13 +11,15 @@
 
 #include "base/clock.h"
 #include "spank/failure/judge.h"
+#include "spank/failure/timeline.h"
+#include "spank/pause.h"
 
 /*
  * Scripts use descriptors below 10, and shells some above. Linux gives a process
  * room for 64: a number beyond makes it grow the table, and a process with
  * threads, as slurmstepd is, waits 10 ms for that.
  */
-enum { LOCAL_TASKS_MAX = 65536, HIGH_DESCRIPTOR = 48 };
+enum { LOCAL_TASKS_MAX = 65536, HIGH_DESCRIPTOR = 48, TASK_POLL_MS = 5 };
 
 static size_t shared_bytes(uint32_t local_tasks)
 {
@@ -84,6 +86,21 @@ void supervise_end(struct supervise *supervise)
 bool supervise_tell_once(struct supervise *supervise)
 {
 	return supervise->shared == NULL || !atomic_exchange(&supervise->shared->told, true);
+}
+
+void supervise_task_told(struct supervise *supervise)
+{
+	if (supervise->shared != NULL)
+		atomic_store(&supervise->shared->task_has_told, true);
+}
+
+void supervise_await_task(const struct supervise *supervise)
+{
+	uint64_t deadline_ns = ddp_now_ns() + (CONNECT_MS + REPLY_MS) * 1000000ull;
+
+	while (supervise->shared != NULL && !atomic_load(&supervise->shared->task_has_told) &&
+	       ddp_now_ns() < deadline_ns)
+		pause_ms(TASK_POLL_MS);
 }
 
 void supervise_read(const struct supervise *supervise, uint32_t local_task,

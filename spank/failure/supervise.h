@@ -19,6 +19,7 @@
 /* Shared between slurmstepd and its children until they exec the program. */
 struct supervise_shared {
 	atomic_bool told; /* a failure was already put into words on this node */
+	atomic_bool task_has_told; /* the task whose words they are is done with it */
 	struct witness witness;
 	uint32_t world_size;
 	char node[HOST_NAME_MAX_BYTES];
@@ -53,8 +54,12 @@ bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t ow
                      struct fault *fault);
 void supervise_end(struct supervise *supervise);
 
-/* In a task: true for the first of the node to say what is wrong. */
+/* True for the first of the node to say what is wrong. A task that does so says
+   when it is done; the others wait for it, CONNECT_MS and REPLY_MS at most: srun is
+   not to hear of their ends before it hears why. */
 bool supervise_tell_once(struct supervise *supervise);
+void supervise_task_told(struct supervise *supervise);
+void supervise_await_task(const struct supervise *supervise);
 
 /* Copies a task's page; zeroed if there is none. */
 void supervise_read(const struct supervise *supervise, uint32_t local_task,

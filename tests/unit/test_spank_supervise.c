@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -207,6 +208,37 @@ static void one_task_of_a_node_tells(void **state)
 	supervise_end(&supervise);
 }
 
+/* srun hears first what is wrong, and then how tasks end. */
+static void tasks_end_after_the_words(void **state)
+{
+	struct supervise supervise;
+	atomic_bool *said = mmap(NULL, sizeof(*said), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	(void)state;
+	assert_true(said != MAP_FAILED);
+	start(&supervise, 8);
+	for (int i = 0; i < 8; i++) {
+		pid_t pid = fork();
+		assert_true(pid >= 0);
+		if (pid != 0)
+			continue;
+		if (supervise_tell_once(&supervise)) {
+			usleep(100000);
+			atomic_store(said, true);
+			supervise_task_told(&supervise);
+		}
+		supervise_await_task(&supervise);
+		_exit(atomic_load(said) ? 0 : 1);
+	}
+	for (int i = 0; i < 8; i++) {
+		int status;
+		assert_true(wait(&status) > 0);
+		assert_int_equal(status, 0);
+	}
+	munmap(said, sizeof(*said));
+	supervise_end(&supervise);
+}
+
 /* Until the task has ended, unreaped. */
 static void await_end(pid_t pid)
 {
@@ -311,6 +343,7 @@ int main(void)
 		cmocka_unit_test(impossible_numbers_of_tasks_are_refused),
 		cmocka_unit_test(node_of_rank_zero_is_known),
 		cmocka_unit_test(one_task_of_a_node_tells),
+		cmocka_unit_test(tasks_end_after_the_words),
 		cmocka_unit_test(lone_death_is_told_from_a_common_one),
 		cmocka_unit_test(failures_of_their_own_are_told_from_killed_tasks),
 		cmocka_unit_test(ending_twice_does_no_harm),
