@@ -33,6 +33,8 @@ cd "$work" || exit 1
 when_ready() { capture as_user bash "$work/ready.sh" "$@"; }
 saved() { cat "$work"/saved.* 2>/dev/null | grep -c whole; }
 term='scancel -s TERM --user 65534'
+# within SECONDS NAME: of an idle machine's time
+within() { if is_within $((took * 1000)) $(($1 * 1000)); then ok "$2"; else not_ok "$2" "it took $took s"; fi; }
 
 # ---- Slurm asks the step to stop ----------------------------------------------------
 
@@ -78,7 +80,7 @@ when_ready 2 "$term" srun --ddp=grace=2 -N2 --ntasks-per-node=1 \
 	bash -c 'if [ $RANK = 0 ]; then trap "" TERM; fi; . ./rank.sh'
 prints 'ddp: rank 1 of 2 on n1 was killed by signal 15 \(SIGTERM\) after [0-9.]+ s; 2.0 s later the step was still running, and is ended' \
 	"what has not stopped after grace= is ended, and why is said"
-if [ "$took" -lt 8 ]; then ok "in time"; else not_ok "in time" "it took $took s"; fi
+within 8 "in time"
 prints_times 1 "$report" "in one line"
 
 when_ready 2 "$term" srun --ddp=grace=1,on-failure=continue -N2 --ntasks-per-node=1 \
@@ -93,13 +95,13 @@ capture as_user srun --ddp -N2 --ntasks-per-node=2 sh -c \
 prints 'ddp: rank 1 of 4 on n0 exited with code 1' "a failure beside a rank that ended by SIGTERM is reported"
 prints_times 1 "$report" "alone"
 status_is 1 "srun tells its code"
-if [ "$took" -lt 8 ]; then ok "and ends the step"; else not_ok "and ends the step" "it took $took s"; fi
+within 8 "and ends the step"
 
 capture as_user srun --ddp=grace=2 -N2 --ntasks-per-node=2 sh -c \
 	'case $RANK in [01]) sleep 0.5; kill -TERM $$;; *) exec sleep 30;; esac'
 prints 'ddp: (rank [01] of 4|all 2 tasks) on n0 .*SIGTERM.*; 2.0 s later the step was still running, and is ended' \
 	"when all tasks of a node end by SIGTERM, the others' are ended after grace="
-if [ "$took" -lt 10 ]; then ok "in time"; else not_ok "in time" "it took $took s"; fi
+within 10 "in time"
 
 capture as_user srun --ddp -N2 --ntasks-per-node=2 sh -c \
 	'case $RANK in [23]) until [ $(date +%s%N) -gt $0 ]; do :; done; kill -9 $$;; *) exec sleep 30;; esac' \
@@ -117,7 +119,7 @@ status_is 7 "srun tells its code"
 capture as_user srun --ddp -N2 --ntasks-per-node=2 sh -c \
 	'[ $RANK != 2 ] || { sleep 1; kill -KILL 0; }; exec sleep 30'
 prints 'ddp: all 2 tasks on n1 were killed by signal 9 \(SIGKILL\) after' "and so is one that kills its group"
-if [ "$took" -lt 6 ]; then ok "at once"; else not_ok "at once" "it took $took s"; fi
+within 6 "at once"
 
 # With everything that slurmstepd has forked.
 : >"$work/killed"
