@@ -16,7 +16,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/identity/nodelist.c spank/identity/nodelist.h \
 	spank/options.c spank/options.h \
 	spank/identity/port.c spank/identity/port.h \
-	spank/failure/bad_exit.c spank/failure/bad_exit.h \
+	spank/failure/srun_options.c spank/failure/srun_options.h \
 	spank/failure/blame.c spank/failure/blame.h \
 	spank/failure/blame_node.c spank/failure/blame_node.h \
 	spank/failure/doing.c spank/failure/doing.h \

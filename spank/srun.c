@@ -13,7 +13,7 @@
 #include <slurm/spank.h>
 
 #include "spank/ask.h"
-#include "spank/failure/bad_exit.h"
+#include "spank/failure/srun_options.h"
 #include "spank/failure/kill.h"
 #include "spank/failure/relay.h"
 #include "spank/failure/step.h"
@@ -69,7 +69,7 @@ static void listen_for_nodes(const struct plugin *plugin)
 
 /* -K0 is the user's word on the same matter: it counts more than the site's
    default, and less than on-failure= and the site's lock. */
-static void take_bad_exit(struct plugin *plugin)
+static void take_srun_options(struct plugin *plugin)
 {
 	static char words[COMMAND_LINE_MAX];
 	int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
@@ -80,12 +80,12 @@ static void take_bad_exit(struct plugin *plugin)
 	unsetenv("SLURM_DDP_ON_FAILURE");
 	unsetenv("SLURM_DDP_NO_WITNESS");
 	/* The witness is in the first task's cgroup, which is then to be empty first. */
-	if ((waits_for_children(words, got > 0 ? (size_t)got : 0, optind) ||
+	if ((srun_waits_for_children(words, got > 0 ? (size_t)got : 0, optind) ||
 	     getenv("SLURM_WAIT_FOR_CHILDREN") != NULL) && setenv("SLURM_DDP_NO_WITNESS", "1", 1) != 0)
 		slurm_debug("ddp: cannot set SLURM_DDP_NO_WITNESS: %s", strerror(errno));
 	/* srun has read its options by getopt(3). */
 	if (plugin_locks(plugin, "on-failure") || option_given(&plugin->settings, "on-failure") ||
-	    !bad_exit_is_zero(words, got > 0 ? (size_t)got : 0, optind, getenv("SLURM_KILL_BAD_EXIT")))
+	    !srun_goes_on_after_failure(words, got > 0 ? (size_t)got : 0, optind, getenv("SLURM_KILL_BAD_EXIT")))
 		return;
 	plugin->settings.kill_on_failure = false;
 	if (setenv("SLURM_DDP_ON_FAILURE", "continue", 1) != 0)
@@ -112,7 +112,7 @@ bool srun_begin(struct plugin *plugin, const char *stale, struct fault *fault)
 		slurm_error("ddp: plugstack.conf names spank_pyxis.so behind spank_ddp.so, so that a container's "
 		            "MASTER_PORT, WORLD_SIZE and others would win: the administrator should put "
 		            "spank_ddp.so behind it");
-	take_bad_exit(plugin);
+	take_srun_options(plugin);
 	listen_for_nodes(plugin);
 	if (plugin->settings.check == CHECK_TABLE && !table_begin(&ignored))
 		slurm_debug("ddp: %s", ignored.text);

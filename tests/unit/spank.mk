@@ -4,7 +4,7 @@ check_PROGRAMS += \
 	tests/unit/test_spank_options tests/unit/test_spank_nodelist tests/unit/test_spank_port \
 	tests/unit/test_spank_identity tests/unit/test_spank_variables \
 	tests/unit/test_spank_judge tests/unit/test_spank_step tests/unit/test_spank_witness \
-	tests/unit/test_spank_bad_exit tests/unit/test_spank_blame \
+	tests/unit/test_spank_srun_options tests/unit/test_spank_blame \
 	tests/unit/test_spank_relay tests/unit/test_spank_report tests/unit/test_spank_supervise \
 	tests/unit/test_spank_prepare
 tests_unit_test_spank_options_SOURCES = tests/unit/test_spank_options.c
@@ -34,9 +34,9 @@ tests_unit_test_spank_step_LDADD = $(spank_libs)
 tests_unit_test_spank_witness_SOURCES = tests/unit/test_spank_witness.c
 tests_unit_test_spank_witness_CFLAGS = $(unit_cflags)
 tests_unit_test_spank_witness_LDADD = $(spank_libs)
-tests_unit_test_spank_bad_exit_SOURCES = tests/unit/test_spank_bad_exit.c
-tests_unit_test_spank_bad_exit_CFLAGS = $(unit_cflags)
-tests_unit_test_spank_bad_exit_LDADD = $(spank_libs)
+tests_unit_test_spank_srun_options_SOURCES = tests/unit/test_spank_srun_options.c
+tests_unit_test_spank_srun_options_CFLAGS = $(unit_cflags)
+tests_unit_test_spank_srun_options_LDADD = $(spank_libs)
 tests_unit_test_spank_relay_SOURCES = tests/unit/test_spank_relay.c
 tests_unit_test_spank_relay_CFLAGS = $(unit_cflags)
 tests_unit_test_spank_relay_LDADD = $(spank_libs)

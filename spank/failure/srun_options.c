@@ -1,4 +1,4 @@
-#include "spank/failure/bad_exit.h"
+#include "spank/failure/srun_options.h"
 
 #include <string.h>
 
@@ -7,10 +7,13 @@
 static const char *value_of(const char *word)
 {
 	static const char name[] = "--kill-on-bad-exit";
-	size_t length = strcspn(word, "=");
+	/* Of srun's options of one letter those without a value: behind them, in the same
+	   word, others may follow. */
+	static const char flags[] = "EHOQVXZhlsuv";
+	size_t length = strcspn(word, "="), letter = 1 + strspn(word + (word[0] != '\0'), flags);
 
-	if (strncmp(word, "-K", 2) == 0)
-		return word + 2;
+	if (word[0] == '-' && word[letter] == 'K')
+		return word + letter + 1;
 	if (length < sizeof("--k") - 1 || length > sizeof(name) - 1 || strncmp(word, name, length) != 0)
 		return NULL;
 	return word[length] == '=' ? word + length + 1 : "";
@@ -28,7 +31,7 @@ static const char *take_word(const char **words, const char *end, int *left)
 	return word;
 }
 
-bool bad_exit_is_zero(const char *words, size_t bytes, int own_words, const char *variable)
+bool srun_goes_on_after_failure(const char *words, size_t bytes, int own_words, const char *variable)
 {
 	const char *last = variable, *word, *end = words + bytes;
 
@@ -40,7 +43,7 @@ bool bad_exit_is_zero(const char *words, size_t bytes, int own_words, const char
 	return last != NULL && strcmp(last, "0") == 0;
 }
 
-bool waits_for_children(const char *words, size_t bytes, int own_words)
+bool srun_waits_for_children(const char *words, size_t bytes, int own_words)
 {
 	static const char name[] = "--wait-for-children";
 	const char *word, *end = words + bytes;

@@ -1,4 +1,4 @@
-/* spank/bad_exit: the -K0 of a user, among the words of srun. */
+/* spank/srun_options: the -K0 of a user, among the words of srun. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "spank/failure/bad_exit.h"
+#include "spank/failure/srun_options.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -22,6 +22,12 @@ static void zero_is_found_where_srun_would(void **state)
 		{ "srun|--ddp|-K|-n2|true|", 4, NULL, false },
 		{ "srun|--ddp|-K1|-n2|true|", 4, NULL, false },
 		{ "srun|--ddp|true|", 2, NULL, false },
+		{ "srun|-lK0|true|", 2, NULL, true },
+		{ "srun|-vvulK0|true|", 2, NULL, true },
+		{ "srun|-lK|true|", 2, NULL, false },
+		{ "srun|-n2K0|true|", 2, NULL, false }, /* a number of tasks that srun refuses */
+		{ "srun|-JK0|true|", 2, NULL, false },  /* a job's name */
+		{ "srun||-|--|K0|lK0|true|", 6, NULL, false },
 		{ "srun|--kill-on-bad-exit=0|true|", 2, NULL, true },
 		{ "srun|--kill-on-bad-exit=1|true|", 2, NULL, false },
 		{ "srun|--kill-on-bad-exit|true|", 2, NULL, false },
@@ -47,7 +53,7 @@ static void zero_is_found_where_srun_would(void **state)
 		for (size_t k = 0; k < bytes; k++)
 			if (words[k] == '|')
 				words[k] = '\0';
-		if (bad_exit_is_zero(words, bytes, cases[i].own, cases[i].variable) != cases[i].zero)
+		if (srun_goes_on_after_failure(words, bytes, cases[i].own, cases[i].variable) != cases[i].zero)
 			fail_msg("'%s' was taken wrongly", cases[i].words);
 		free(words);
 	}
@@ -60,11 +66,11 @@ static void waiting_for_children_is_found(void **state)
 	static const char other[] = "srun\0--wait-all-nodes=1\0--wait=3\0--wait-\0true\0--wait-for-children";
 
 	(void)state;
-	assert_true(waits_for_children(given, sizeof(given), 3));
-	assert_false(waits_for_children(given, sizeof(given), 2));
-	assert_true(waits_for_children(cut, sizeof(cut), 2));
-	assert_false(waits_for_children(other, sizeof(other), 4));
-	assert_false(waits_for_children("", 0, 3));
+	assert_true(srun_waits_for_children(given, sizeof(given), 3));
+	assert_false(srun_waits_for_children(given, sizeof(given), 2));
+	assert_true(srun_waits_for_children(cut, sizeof(cut), 2));
+	assert_false(srun_waits_for_children(other, sizeof(other), 4));
+	assert_false(srun_waits_for_children("", 0, 3));
 }
 
 int main(void)
