@@ -25,7 +25,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/node.c spank/failure/node.h \
 	spank/failure/step.c spank/failure/step.h \
 	spank/failure/witness.c spank/failure/witness.h \
-	spank/pause.c spank/pause.h \
+	spank/pause.c spank/pause.h spank/worker.c spank/worker.h \
 	spank/failure/relay.c spank/failure/relay.h spank/failure/relay_node.c spank/failure/relay_srun.c \
 	spank/failure/report.c spank/failure/report.h \
 	spank/site.c spank/site.h \

@@ -2,11 +2,9 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <time.h>
 
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
@@ -15,13 +13,14 @@
 #include "spank/failure/component.h"
 #include "spank/failure/timeline.h"
 #include "spank/pause.h"
+#include "spank/worker.h"
 
 enum { POLL_MS = 20 };
 
 static struct {
 	struct kill_alone request;
 	char *het_nodes;
-	pthread_t thread;
+	struct worker worker;
 	bool running;
 	atomic_bool tasks_ended;
 } alone;
@@ -76,18 +75,17 @@ static bool wait_for_turn(void)
 /* In a thread: the controller may take its time, and tasks are to be reaped. The
    components of a heterogeneous step are steps of the same number in jobs of
    their own. */
-static void *ask(void *unused)
+static void ask(void)
 {
 	uint32_t jobs[COMPONENTS_MAX] = { alone.request.job_id };
 	int count = 1;
 
 	if (!wait_for_turn())
-		return unused;
+		return;
 	if (alone.het_nodes != NULL)
 		count = component_jobs(alone.request.job_id, alone.het_nodes, jobs);
 	for (int i = 0; i < count; i++)
 		kill_step(jobs[i], alone.request.step_id);
-	return unused;
 }
 
 void kill_start_alone(const struct kill_alone *request)
@@ -97,18 +95,15 @@ void kill_start_alone(const struct kill_alone *request)
 	alone.request = *request;
 	alone.request.het_nodes = NULL;
 	alone.het_nodes = request->het_nodes != NULL ? strdup(request->het_nodes) : NULL;
-	alone.running = pthread_create(&alone.thread, NULL, ask, NULL) == 0;
+	alone.running = worker_start(&alone.worker, ask);
 }
 
 void kill_finish_alone(void)
 {
-	struct timespec deadline;
 	long left_ms = alone.request.with_tasks ? 0 : alone.request.delay_ms;
 
 	atomic_store(&alone.tasks_ended, true);
-	if (!alone.running || clock_gettime(CLOCK_REALTIME, &deadline) != 0)
-		return;
-	deadline.tv_sec += (left_ms + ALONE_JOIN_MS) / 1000 + 1;
-	pthread_timedjoin_np(alone.thread, NULL, &deadline);
+	if (alone.running)
+		worker_join(&alone.worker, (int)left_ms + JOIN_MS);
 	alone.running = false;
 }

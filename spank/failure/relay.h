@@ -85,8 +85,9 @@ struct relay_actions {
 bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
                 const struct relay_actions *actions, char spec[RELAY_SPEC_MAX],
                 struct fault *fault);
-/* Says what is held, and ends the thread; the wait status of the failure that was
-   said, or 0. Does nothing in a forked child. */
+/* Says what is held, and ends the thread, if it does not take longer than JOIN_MS over
+   the step's end; the wait status of the failure that was said, or 0. Does nothing in a
+   forked child. */
 int relay_close(void);
 
 #endif

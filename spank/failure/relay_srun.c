@@ -4,8 +4,7 @@
 #include <limits.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -18,6 +17,7 @@
 #include "spank/failure/timeline.h"
 #include "spank/pause.h"
 #include "spank/sink.h"
+#include "spank/worker.h"
 
 enum { PEERS_MAX = 256, BACKLOG = 4096, PORT_TRIES_MAX = 256 };
 
@@ -33,7 +33,8 @@ static struct {
 	struct relay relay;
 	struct relay_actions actions;
 	struct step step;
-	pthread_t thread;
+	struct worker worker;
+	atomic_int wait_status; /* the step's, for who does not wait for the worker */
 	pid_t process; /* 0: not open */
 	int listener, wake;
 	struct peer peers[PEERS_MAX]; /* the oldest first */
@@ -124,6 +125,7 @@ static int wait_ms(void)
 
 static void act(const struct step_action *action)
 {
+	atomic_store(&server.wait_status, server.step.wait_status);
 	if (action->text[0] != '\0')
 		server.actions.say(action->text);
 	if (action->kill)
@@ -143,7 +145,7 @@ static void serve_peers(const struct pollfd *ready, int count)
 			drop_peer(i);
 }
 
-static void *serve(void *unused)
+static void serve(void)
 {
 	static struct pollfd ready[2 + PEERS_MAX];
 	struct step_action action;
@@ -166,7 +168,7 @@ static void *serve(void *unused)
 	}
 	if (step_finish(&server.step, &action))
 		act(&action);
-	return unused;
+	atomic_store(&server.wait_status, server.step.wait_status);
 }
 
 /* Of both families, where the machine has them; -1 and errno otherwise. */
@@ -212,19 +214,6 @@ static int listen_in(uint16_t low, uint16_t high)
 	return fd;
 }
 
-static bool start_thread(void)
-{
-	sigset_t all, before;
-	int error;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	error = pthread_create(&server.thread, NULL, serve, NULL);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	errno = error;
-	return error == 0;
-}
-
 static void close_sockets(void)
 {
 	if (server.listener >= 0)
@@ -248,7 +237,7 @@ static bool listen_and_start(uint16_t low, uint16_t high)
 		return false;
 	/* The port is at the same place in both families' addresses. */
 	server.relay.port = ntohs(((struct sockaddr_in *)&address)->sin_port);
-	return start_thread();
+	return worker_start(&server.worker, serve);
 }
 
 bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
@@ -276,17 +265,18 @@ bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
 int relay_close(void)
 {
 	const uint64_t one = 1;
-	int wait_status = 0;
+	int wait_status;
 
 	if (server.process != getpid())
 		return 0;
-	if (write(server.wake, &one, sizeof(one)) == (ssize_t)sizeof(one)) {
-		pthread_join(server.thread, NULL);
-		wait_status = server.step.wait_status;
-		while (server.peer_count > 0)
-			drop_peer(server.peer_count - 1);
-		close_sockets();
-	}
+	/* It may be asking a controller that does not answer. */
+	if (write(server.wake, &one, sizeof(one)) != (ssize_t)sizeof(one) ||
+	    !worker_join(&server.worker, JOIN_MS))
+		return atomic_load(&server.wait_status);
+	wait_status = atomic_load(&server.wait_status);
+	while (server.peer_count > 0)
+		drop_peer(server.peer_count - 1);
+	close_sockets();
 	memset(&server, 0, sizeof(server));
 	server.listener = server.wake = -1;
 	return wait_status;

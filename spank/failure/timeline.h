@@ -32,8 +32,10 @@
  * speaks itself, DELIVERY_MS before its connection to srun may go, and asks
  * slurmctld after ALONE_MS (or grace=), later by ALONE_NODE_MS for each node
  * before it in the step, but ALONE_SPREAD_MS at most. By then the first node's
- * request has reached the others, who ask no more. Its slurmstepd does not wait
- * for the controller's answer beyond ALONE_JOIN_MS.
+ * request has reached the others, who ask no more.
+ *
+ * Neither slurmstepd nor srun waits at its end for the controller's answer beyond
+ * JOIN_MS.
  */
 #ifndef SPANK_TIMELINE_H
 #define SPANK_TIMELINE_H
@@ -52,7 +54,7 @@ enum {
 	ALONE_MS = 200,
 	ALONE_NODE_MS = 250, /* the controller reaches all nodes within it */
 	ALONE_SPREAD_MS = 3000,
-	ALONE_JOIN_MS = 2000,
+	JOIN_MS = 2000,
 };
 
 #endif

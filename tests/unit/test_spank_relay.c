@@ -22,6 +22,7 @@
 #include "spank/failure/relay.h"
 #include "spank/failure/step.h"
 #include "spank/failure/timeline.h"
+#include "spank/worker.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -433,6 +434,53 @@ static void port_comes_from_the_range(void **state)
 	close(taken);
 }
 
+static atomic_bool answered;
+
+/* slurmctld, which does not answer. */
+static void ask_in_vain(void)
+{
+	while (!atomic_load(&answered))
+		usleep(1000);
+}
+
+/* srun leaves with the right code, though its request for the step's end hangs. */
+static void controller_that_does_not_answer_holds_up_nobody(void **state)
+{
+	static const struct relay_actions in_vain = { .say = say, .end_step = ask_in_vain };
+	const struct step_policy policy = policy_with(0);
+	char spec[RELAY_SPEC_MAX];
+	struct fault fault;
+	struct relay relay;
+
+	(void)state;
+	atomic_store(&times_said, 0);
+	assert_true(relay_open(0, 0, &policy, &in_vain, spec, &fault));
+	relay = relay_parse(spec);
+	assert_true(tell(&relay, "seven", 0, false));
+	while (atomic_load(&times_said) == 0)
+		usleep(1000);
+	assert_int_equal(relay_close(), 7 << 8);
+	atomic_store(&answered, true);
+	assert_int_equal(relay_close(), 7 << 8);
+	assert_int_equal(relay_close(), 0);
+}
+
+/* A signal of the process's is another thread's to take; by the clock that nobody sets. */
+static void worker_takes_no_signal_and_is_waited_for_in_time(void **state)
+{
+	struct worker worker;
+	uint64_t start = ddp_now_ns();
+
+	(void)state;
+	atomic_store(&answered, false);
+	assert_true(worker_start(&worker, ask_in_vain));
+	assert_int_equal(pthread_kill(worker.thread, SIGUSR1), 0);
+	assert_false(worker_join(&worker, 50));
+	assert_true(ddp_now_ns() - start >= 50000000);
+	atomic_store(&answered, true);
+	assert_true(worker_join(&worker, LONG_MS));
+}
+
 static void forked_child_of_srun_waits_for_no_thread(void **state)
 {
 	struct relay relay = open_relay(LONG_MS);
@@ -470,6 +518,8 @@ int main(void)
 		cmocka_unit_test(node_gives_up_on_what_is_not_its_srun),
 		cmocka_unit_test(no_name_is_resolved),
 		cmocka_unit_test(port_comes_from_the_range),
+		cmocka_unit_test(controller_that_does_not_answer_holds_up_nobody),
+		cmocka_unit_test(worker_takes_no_signal_and_is_waited_for_in_time),
 		cmocka_unit_test(forked_child_of_srun_waits_for_no_thread),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
