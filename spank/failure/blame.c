@@ -6,11 +6,16 @@
 #include "spank/failure/doing.h"
 #include "spank/identity/nodelist.h"
 
+bool blame_is_of_peer(const struct ddp_progress *page)
+{
+	return page->magic == DDP_PROGRESS_MAGIC &&
+	       (page->status == DDP_ERR_PEER || page->status == DDP_ERR_ABORTED ||
+	        (page->status == DDP_ERR_TIMEOUT && page->culprit > 0));
+}
+
 uint32_t blame_of(const struct ddp_progress *page, uint32_t own_rank)
 {
-	if (page->magic != DDP_PROGRESS_MAGIC || page->culprit == 0 || page->culprit - 1 == own_rank ||
-	    (page->status != DDP_ERR_PEER && page->status != DDP_ERR_TIMEOUT &&
-	     page->status != DDP_ERR_ABORTED))
+	if (!blame_is_of_peer(page) || page->culprit == 0 || page->culprit - 1 == own_rank)
 		return BLAME_NOBODY;
 	return page->culprit - 1;
 }

@@ -14,8 +14,10 @@
 
 #define BLAME_NOBODY UINT32_MAX
 
-/* The rank that the page's error is about; BLAME_NOBODY: none, or its own. Only
-   an error that another rank causes counts. */
+/* Whether the page says that the rank gave up because of another one. */
+bool blame_is_of_peer(const struct ddp_progress *page);
+
+/* That other one's rank; BLAME_NOBODY: the page does not name it, or names its own. */
 uint32_t blame_of(const struct ddp_progress *page, uint32_t own_rank);
 
 /* Whether the error is that another rank did not come in time. */

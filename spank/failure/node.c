@@ -89,7 +89,7 @@ static void blame(const struct node *node, const struct node_task *task,
 {
 	uint32_t rank = blamed_here(node, task, progress);
 
-	facts->blames_peer = report_blames_peer(progress);
+	facts->blames_peer = blame_is_of_peer(progress);
 	facts->timed_out = facts->blames_peer && blame_is_timeout(progress);
 	facts->names_peer = rank != BLAME_NOBODY &&
 	                    blame_local(&node->supervise, rank, seen_ns, other, RELAY_TEXT_MAX + 1);
@@ -175,7 +175,7 @@ enum end_delay node_take_end(struct node *node, const struct node_task *task)
 
 	supervise_reaped(&node->supervise, task->local_id, task->wait_status);
 	supervise_read(&node->supervise, task->local_id, &progress);
-	hearsay = report_blames_peer(&progress) && blamed_here(node, task, &progress) == BLAME_NOBODY;
+	hearsay = blame_is_of_peer(&progress) && blamed_here(node, task, &progress) == BLAME_NOBODY;
 	if (is_old(node, judge_task_end(task->wait_status), hearsay))
 		return DELAY_NEVER;
 	news.facts = collect(node, judge_task_end(task->wait_status));

@@ -3,17 +3,9 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "ddp.h"
 #include "spank/failure/doing.h"
 #include "spank/identity/nodelist.h"
 #include "spank/sink.h"
-
-bool report_blames_peer(const struct ddp_progress *progress)
-{
-	return progress->magic == DDP_PROGRESS_MAGIC &&
-	       (progress->status == DDP_ERR_PEER || progress->status == DDP_ERR_ABORTED ||
-	        (progress->status == DDP_ERR_TIMEOUT && progress->culprit > 0));
-}
 
 /* sigabbrev_np() is too young for the C libraries of older distributions. */
 static const char *signal_name(int number)

@@ -23,9 +23,6 @@ struct failure {
 	uint64_t now_ns;              /* CLOCK_MONOTONIC */
 };
 
-/* Whether the page says that the rank gave up because another one had. */
-bool report_blames_peer(const struct ddp_progress *progress);
-
 /* Writes the sentence, cut to `bytes` if need be; printable bytes only. */
 void report_failure(const struct failure *failure, char *text, size_t bytes);
 

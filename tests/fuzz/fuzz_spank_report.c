@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "spank/failure/blame.h"
 #include "spank/failure/judge.h"
 #include "spank/failure/relay.h"
 #include "spank/failure/report.h"
@@ -37,7 +38,7 @@ static void tell(const uint8_t *data, size_t size)
 		if (!isprint((unsigned char)*p))
 			abort();
 	judge_task_end(failure.wait_status);
-	report_blames_peer(&failure.progress);
+	blame_is_of_peer(&failure.progress);
 	free(text);
 }
 

@@ -46,6 +46,24 @@ static void only_errors_that_others_cause_blame(void **state)
 	assert_int_equal(blame_of(&page, 7), BLAME_NOBODY);
 }
 
+static void ranks_that_gave_up_for_another_are_known(void **state)
+{
+	static const struct { uint32_t magic, status; bool blames; uint32_t culprit; } cases[] = {
+		{ DDP_PROGRESS_MAGIC, DDP_ERR_TIMEOUT, true, 4 }, { DDP_PROGRESS_MAGIC, DDP_OK, false, 4 },
+		{ DDP_PROGRESS_MAGIC, DDP_ERR_PEER, true, 0 },
+		{ DDP_PROGRESS_MAGIC, DDP_ERR_ABORTED, true, 0 },
+		{ DDP_PROGRESS_MAGIC, DDP_ERR_TIMEOUT, false, 0 }, { DDP_PROGRESS_MAGIC, DDP_OK, false, 0 },
+		{ DDP_PROGRESS_MAGIC, 4000000000u, false, 0 }, { 0, DDP_ERR_PEER, false, 0 },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct ddp_progress page = { .magic = cases[i].magic, .status = cases[i].status,
+			                     .culprit = cases[i].culprit };
+		assert_int_equal(blame_is_of_peer(&page), cases[i].blames);
+	}
+}
+
 static void doing_says_waits_and_what_came_last(void **state)
 {
 	static const struct { struct ddp_progress page; const char *text; } cases[] = {
@@ -163,6 +181,7 @@ static void node_tells_of_a_rank_that_left(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(ranks_that_gave_up_for_another_are_known),
 		cmocka_unit_test(only_errors_that_others_cause_blame),
 		cmocka_unit_test(doing_says_waits_and_what_came_last),
 		cmocka_unit_test(blamed_ranks_are_described),

@@ -104,24 +104,6 @@ static void wild_fields_are_left_out(void **state)
 	assert_string_equal(text, "rank 3 of 4 on n1 exited with code 1 after 12.3 s, in an unknown phase");
 }
 
-static void ranks_that_gave_up_for_another_are_known(void **state)
-{
-	static const struct { uint32_t magic, status; bool blames; uint32_t culprit; } cases[] = {
-		{ DDP_PROGRESS_MAGIC, DDP_ERR_TIMEOUT, true, 4 }, { DDP_PROGRESS_MAGIC, DDP_OK, false, 4 },
-		{ DDP_PROGRESS_MAGIC, DDP_ERR_PEER, true, 0 },
-		{ DDP_PROGRESS_MAGIC, DDP_ERR_ABORTED, true, 0 },
-		{ DDP_PROGRESS_MAGIC, DDP_ERR_TIMEOUT, false, 0 }, { DDP_PROGRESS_MAGIC, DDP_OK, false, 0 },
-		{ DDP_PROGRESS_MAGIC, 4000000000u, false, 0 }, { 0, DDP_ERR_PEER, false, 0 },
-	};
-
-	(void)state;
-	for (size_t i = 0; i < COUNT(cases); i++) {
-		struct ddp_progress page = { .magic = cases[i].magic, .status = cases[i].status,
-			                     .culprit = cases[i].culprit };
-		assert_int_equal(report_blames_peer(&page), cases[i].blames);
-	}
-}
-
 static void control_bytes_never_reach_the_terminal(void **state)
 {
 	struct failure what = failure(EXITED(1));
@@ -165,7 +147,6 @@ int main(void)
 		cmocka_unit_test(page_says_what_the_rank_was_doing),
 		cmocka_unit_test(page_without_its_mark_says_nothing),
 		cmocka_unit_test(wild_fields_are_left_out),
-		cmocka_unit_test(ranks_that_gave_up_for_another_are_known),
 		cmocka_unit_test(control_bytes_never_reach_the_terminal),
 		cmocka_unit_test(random_pages_stay_in_bounds),
 	};
