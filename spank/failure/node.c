@@ -134,8 +134,15 @@ static void describe(const struct node *node, const struct node_task *task,
 /* What needs no look around: of a node's many tasks each would take SETTLE_MS. */
 static bool is_old(const struct node *node, enum task_end end, bool hearsay)
 {
-	return end == END_FINE || node->told_cause || (hearsay && node->told_hearsay) ||
-	       (end == END_BY_REQUEST && node->told_later);
+	enum slurm_sent sent;
+
+	if (end == END_FINE || node->told_cause || (hearsay && node->told_hearsay))
+		return true;
+	if (!node->told_later || end != END_BY_KILL || memory_ran_out(&node->supervise.memory))
+		return node->told_later && end == END_BY_REQUEST;
+	/* One more that Slurm has killed, or whoever has killed the witness, too. */
+	sent = witness_sent(&node->supervise.shared->witness);
+	return sent == SENT_STOP || sent == SENT_KILL;
 }
 
 /* Each kind of news once for the node; a failure leaves no room for others. */

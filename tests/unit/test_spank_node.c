@@ -1,0 +1,116 @@
+/* spank/node: what a node makes of the ends of its tasks. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "spank/failure/node.h"
+#include "spank/failure/timeline.h"
+
+enum { TASKS = 64 };
+
+static int times_said;
+
+static void say(const char *text)
+{
+	(void)text;
+	times_said++;
+}
+
+/* A node whose tasks sleep, each with a rank; the first one makes the witness. */
+static void begin(struct node *node)
+{
+	static const struct witness_words words = { .address = "", .text = "" };
+	struct fault fault = { "" };
+
+	*node = (struct node){ .kill_on_failure = true, .say = say };
+	times_said = 0;
+	if (!supervise_start(&node->supervise, TASKS, geteuid(), &fault))
+		fail_msg("%s", fault.text);
+	for (uint32_t i = 0; i < TASKS; i++) {
+		pid_t pid = fork();
+		assert_true(pid >= 0);
+		if (pid == 0) {
+			witness_make(&node->supervise.shared->witness, &words);
+			pause();
+			_exit(0);
+		}
+		node->supervise.shared->rank[i] = i;
+		supervise_forked(&node->supervise, i, pid);
+	}
+	while (atomic_load(&node->supervise.shared->witness.pid) == 0)
+		usleep(1000);
+}
+
+/* The tasks from `first` on, killed and reaped, one after the other. */
+static void take_killed(struct node *node, uint32_t first, uint32_t count)
+{
+	for (uint32_t i = first; i < first + count; i++) {
+		struct node_task task = { .local_id = i, .global_id = i };
+		pid_t pid = node->supervise.pids[i];
+		kill(pid, SIGKILL);
+		assert_int_equal(waitpid(pid, &task.wait_status, 0), pid);
+		assert_int_equal(node_take_end(node, &task), DELAY_NEVER);
+	}
+}
+
+static void finish(struct node *node)
+{
+	witness_end(&node->supervise.shared->witness);
+	take_killed(node, TASKS - 1, 1);
+	supervise_end(&node->supervise);
+}
+
+/* Of many tasks that Slurm kills each would take SETTLE_MS, while others still end. */
+static void tasks_that_slurm_kills_are_looked_at_once(void **state)
+{
+	struct node node;
+	uint64_t start;
+
+	(void)state;
+	begin(&node);
+	kill(node.supervise.shared->witness.pid, SIGKILL);
+	while (!witness_was_killed(&node.supervise.shared->witness))
+		usleep(1000);
+	start = ddp_now_ns();
+	take_killed(&node, 0, TASKS - 1);
+	assert_true(ddp_now_ns() - start < (TASKS - 1) * SETTLE_MS * 1000000ull / 2);
+	assert_true(node.told_later && !node.told_cause);
+	assert_int_equal(times_said, 0);
+	finish(&node);
+}
+
+/* A person ends a task by SIGTERM, for which there is grace, and then kills another. */
+static void task_that_somebody_kills_is_a_failure_none_the_less(void **state)
+{
+	struct node_task asked = { .local_id = 0, .global_id = 0 }, killed = { .local_id = 1, .global_id = 1 };
+	struct node node;
+
+	(void)state;
+	begin(&node);
+	kill(node.supervise.pids[0], SIGTERM);
+	waitpid(node.supervise.pids[0], &asked.wait_status, 0);
+	assert_int_equal(node_take_end(&node, &asked), DELAY_GRACE);
+	kill(node.supervise.pids[1], SIGKILL);
+	waitpid(node.supervise.pids[1], &killed.wait_status, 0);
+	assert_int_equal(node_take_end(&node, &killed), DELAY_NONE);
+	assert_int_equal(times_said, 1);
+	take_killed(&node, 2, TASKS - 3);
+	finish(&node);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(tasks_that_slurm_kills_are_looked_at_once),
+		cmocka_unit_test(task_that_somebody_kills_is_a_failure_none_the_less),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
