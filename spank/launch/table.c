@@ -1,6 +1,7 @@
 #include "spank/launch/table.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +20,7 @@ struct line {
 };
 
 static int kept = -1, terminal = -1; /* the file in memory, and what was fd 1 */
+static pid_t process;                /* whose they are: not a forked child's */
 
 bool table_begin(struct fault *fault)
 {
@@ -26,8 +28,11 @@ bool table_begin(struct fault *fault)
 		return true;
 	fflush(stdout);
 	kept = memfd_create("ddp_table", MFD_CLOEXEC);
-	terminal = dup(STDOUT_FILENO);
-	if (kept >= 0 && terminal >= 0 && dup2(kept, STDOUT_FILENO) == STDOUT_FILENO)
+	terminal = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0);
+	process = getpid();
+	/* srun may leave without telling its plugins. */
+	if (kept >= 0 && terminal >= 0 && atexit(table_end) == 0 &&
+	    dup2(kept, STDOUT_FILENO) == STDOUT_FILENO)
 		return true;
 	fault_set(fault, "the table will not be in order: %s", strerror(errno));
 	if (kept >= 0)
@@ -107,7 +112,7 @@ void table_end(void)
 	struct stat info;
 	char *text = NULL;
 
-	if (kept < 0)
+	if (kept < 0 || process != getpid())
 		return;
 	fflush(stdout);
 	if (fstat(kept, &info) == 0 && info.st_size > 0)

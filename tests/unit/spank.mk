@@ -3,7 +3,7 @@ spank_libs = spank/libspankcore.la $(CMOCKA_LIBS) $(JANSSON_LIBS)
 check_PROGRAMS += \
 	tests/unit/test_spank_options tests/unit/test_spank_nodelist tests/unit/test_spank_port \
 	tests/unit/test_spank_identity tests/unit/test_spank_variables \
-	tests/unit/test_spank_node \
+	tests/unit/test_spank_check tests/unit/test_spank_gpu tests/unit/test_spank_node \
 	tests/unit/test_spank_judge tests/unit/test_spank_step tests/unit/test_spank_witness \
 	tests/unit/test_spank_srun_options tests/unit/test_spank_blame \
 	tests/unit/test_spank_relay tests/unit/test_spank_report tests/unit/test_spank_supervise \
@@ -20,9 +20,17 @@ tests_unit_test_spank_port_LDADD = $(spank_libs)
 tests_unit_test_spank_identity_SOURCES = tests/unit/test_spank_identity.c
 tests_unit_test_spank_identity_CFLAGS = $(unit_cflags)
 tests_unit_test_spank_identity_LDADD = $(spank_libs)
-tests_unit_test_spank_variables_SOURCES = tests/unit/test_spank_variables.c
-tests_unit_test_spank_variables_CFLAGS = $(unit_cflags) $(JANSSON_CFLAGS)
+tests_unit_test_spank_variables_SOURCES = tests/unit/test_spank_variables.c \
+	tests/unit/spank_task.c tests/unit/spank_task.h
+tests_unit_test_spank_variables_CFLAGS = $(unit_cflags)
 tests_unit_test_spank_variables_LDADD = $(spank_libs)
+tests_unit_test_spank_check_SOURCES = tests/unit/test_spank_check.c \
+	tests/unit/spank_task.c tests/unit/spank_task.h
+tests_unit_test_spank_check_CFLAGS = $(unit_cflags) $(JANSSON_CFLAGS)
+tests_unit_test_spank_check_LDADD = $(spank_libs)
+tests_unit_test_spank_gpu_SOURCES = tests/unit/test_spank_gpu.c
+tests_unit_test_spank_gpu_CFLAGS = $(unit_cflags)
+tests_unit_test_spank_gpu_LDADD = $(spank_libs)
 tests_unit_test_spank_node_SOURCES = tests/unit/test_spank_node.c
 tests_unit_test_spank_node_CFLAGS = $(unit_cflags)
 tests_unit_test_spank_node_LDADD = $(spank_libs)

@@ -1,4 +1,4 @@
-/* spank/environment, gpu and check: what a task gets, and how it is shown. */
+/* spank/variables and daemon: what a task gets. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,34 +7,11 @@
 #include <string.h>
 
 #include <cmocka.h>
-#include <jansson.h>
 
-#include "spank/launch/check.h"
 #include "spank/launch/daemon.h"
-#include "spank/launch/table.h"
-#include "spank/launch/variables.h"
+#include "spank_task.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-#define ENVIRONMENT(...) ((char *[]){ (char[]){ "PATH=/bin" }, __VA_ARGS__ NULL })
-#define V(text) (char[]){ text },
-
-static const char key[] = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
-
-static struct identity task(void)
-{
-	return (struct identity){ .job_id = 7, .step_id = 2, .restart_count = 1, .rank = 3,
-		                  .world_size = 4, .local_rank = 1, .local_world_size = 2, .node_rank = 1,
-		                  .node_count = 2, .node_name = "n1", .master_node = "n0",
-		                  .master_port = 20001, .node_source = "the list",
-		                  .port_source = "reserved by Slurm" };
-}
-
-static struct task_extras extras(char *const *environment)
-{
-	return (struct task_extras){ .master_address = "n0", .version = "0.1.0", .key = key,
-		                     .progress_fd = 200, .gpu = { .device = -1 }, .cpus = 4,
-		                     .environment = environment };
-}
 
 static const struct variable *find(const struct variables *variables, const char *name)
 {
@@ -63,18 +40,6 @@ static void expect_no_value(const struct variables *variables, const char *name)
 		fail_msg("%s is set to '%s'", name, variable->value);
 }
 
-static void build(struct variables *variables, const char *list, const struct identity *identity,
-                  const struct task_extras *with)
-{
-	struct settings settings;
-	struct fault fault = { "" };
-
-	settings_init(&settings);
-	if (!options_parse(&settings, list, 0, &fault) ||
-	    !environment_build(variables, identity, &settings, with, &fault))
-		fail_msg("%s", fault.text);
-}
-
 static void ranks_are_given_for_every_framework(void **state)
 {
 	static const char *const expected[][2] = {
@@ -84,7 +49,7 @@ static void ranks_are_given_for_every_framework(void **state)
 		{ "JAX_NUM_PROCESSES", "4" }, { "JAX_PROCESS_ID", "3" }, { "DDP_PLUGIN_VERSION", "0.1.0" },
 		{ "DDP_REQUESTED", "7.2" }, { "DDP_JOB_ID", "7" }, { "DDP_STEP_ID", "2" },
 		{ "DDP_RESTART_COUNT", "1" }, { "DDP_NODE_NAME", "n1" }, { "DDP_ON_FAILURE", "kill" },
-		{ "DDP_KEY", key }, { "DDP_PROGRESS_FD", "200" }, { "OMP_NUM_THREADS", "4" },
+		{ "DDP_KEY", task_key }, { "DDP_PROGRESS_FD", "200" }, { "OMP_NUM_THREADS", "4" },
 	};
 	static struct variables variables;
 	struct identity identity = task();
@@ -134,7 +99,7 @@ static void absent_page_does_not_leave_a_stale_one(void **state)
 static void step_without_a_key_is_refused(void **state)
 {
 	static const struct { const char *key, *named; } keys[] = {
-		{ NULL, "missing" }, { "", "not what it made" }, { key + 1, "not what it made" },
+		{ NULL, "missing" }, { "", "not what it made" }, { task_key + 1, "not what it made" },
 		{ "g0112233445566778899aabbccddeeff00112233445566778899aabbccddeeff", "not what" },
 		{ "000112233445566778899aabbccddeeff00112233445566778899aabbccddeeff", "not what" },
 	};
@@ -294,20 +259,28 @@ static void address_of_version_6_gets_brackets_in_a_pair(void **state)
 	expect(&variables, "JAX_COORDINATOR_ADDRESS", "[2001:db8::1]:20001");
 }
 
+/* The only one of its node, as a launcher is. */
+static struct identity lone_task(void)
+{
+	struct identity identity = task();
+
+	identity.rank = 1;
+	identity.world_size = identity.node_count = 2;
+	identity.local_rank = 0;
+	identity.local_world_size = 1;
+	return identity;
+}
+
 static void launcher_gives_pet_and_no_rank(void **state)
 {
 	static const char *const absent[] = { "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
 		                              "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
 		                              "JAX_PROCESS_ID", "OMP_NUM_THREADS" };
 	static struct variables variables;
-	struct identity identity = task();
+	struct identity identity = lone_task();
 	struct task_extras with = extras(ENVIRONMENT());
 
 	(void)state;
-	identity.rank = 1;
-	identity.world_size = identity.node_count = 2;
-	identity.local_rank = 0;
-	identity.local_world_size = 1;
 	with.gpu.visible = 8;
 	build(&variables, "launcher", &identity, &with);
 	expect(&variables, "PET_NNODES", "2");
@@ -316,7 +289,7 @@ static void launcher_gives_pet_and_no_rank(void **state)
 	expect(&variables, "PET_MASTER_PORT", "20001");
 	expect(&variables, "PET_RDZV_ID", "7.2.1");
 	expect(&variables, "PET_NPROC_PER_NODE", "8");
-	expect(&variables, "DDP_KEY", key);
+	expect(&variables, "DDP_KEY", task_key);
 	for (size_t i = 0; i < COUNT(absent); i++)
 		expect_no_value(&variables, absent[i]);
 	assert_non_null(find(&variables, "RANK"));
@@ -328,14 +301,10 @@ static void launcher_gives_pet_and_no_rank(void **state)
 static void torchrun_finds_its_world_without_launcher(void **state)
 {
 	static struct variables variables;
-	struct identity identity = task();
+	struct identity identity = lone_task();
 	struct task_extras with = extras(ENVIRONMENT());
 
 	(void)state;
-	identity.rank = 1;
-	identity.world_size = identity.node_count = 2;
-	identity.local_rank = 0;
-	identity.local_world_size = 1;
 	with.gpu.visible = 8;
 	build(&variables, "", &identity, &with);
 	expect(&variables, "RANK", "1");
@@ -372,74 +341,6 @@ static void launcher_wants_one_task_per_node(void **state)
 	assert_non_null(strstr(fault.text, "--ntasks-per-node=1"));
 }
 
-static void devices_are_found_as_slurm_binds_them(void **state)
-{
-	static const struct {
-		const char *variables[4];
-		uint32_t local_rank, local_world_size, visible;
-		enum gpu_binding binding;
-		int device;
-		enum gpu_verdict verdict;
-	} cases[] = {
-		{ { NULL }, 0, 4, 0, GPU_COMMON, -1, GPU_FINE },
-		{ { "CUDA_VISIBLE_DEVICES=" }, 0, 4, 0, GPU_COMMON, -1, GPU_FINE },
-		{ { "CUDA_VISIBLE_DEVICES=NoDevFiles" }, 0, 4, 0, GPU_COMMON, -1, GPU_FINE },
-		{ { "CUDA_VISIBLE_DEVICES=-1" }, 0, 4, 0, GPU_COMMON, -1, GPU_FINE },
-		{ { "CUDA_VISIBLE_DEVICES=0,1,2,3" }, 2, 4, 4, GPU_COMMON, 2, GPU_FINE },
-		{ { "CUDA_VISIBLE_DEVICES=0,1,2,3" }, 3, 4, 4, GPU_COMMON, 3, GPU_FINE },
-		{ { "CUDA_VISIBLE_DEVICES=GPU-aa,GPU-bb" }, 1, 2, 2, GPU_COMMON, 1, GPU_FINE },
-		{ { "CUDA_VISIBLE_DEVICES=0" }, 0, 1, 1, GPU_COMMON, 0, GPU_FINE },
-		/* The only task of the node may be a torchrun, with a rank on each. */
-		{ { "CUDA_VISIBLE_DEVICES=0,1,2,3" }, 0, 1, 4, GPU_COMMON, -1, GPU_MISMATCH },
-		{ { "CUDA_VISIBLE_DEVICES=0,1,2,3" }, 1, 2, 4, GPU_COMMON, 1, GPU_MISMATCH },
-		{ { "CUDA_VISIBLE_DEVICES=0,1" }, 3, 4, 2, GPU_COMMON, 1, GPU_MISMATCH },
-		{ { "CUDA_VISIBLE_DEVICES=0" }, 1, 2, 1, GPU_COMMON, 0, GPU_MISMATCH },
-		{ { "CUDA_VISIBLE_DEVICES=0", "SLURM_GPUS_PER_TASK=1" }, 3, 4, 1, GPU_OWN, 0, GPU_NOTE },
-		{ { "CUDA_VISIBLE_DEVICES=0,1", "SLURM_GPUS_PER_TASK=2" }, 1, 2, 2, GPU_OWN, 0, GPU_NOTE },
-		{ { "CUDA_VISIBLE_DEVICES=0", "SLURMD_TRES_BIND=gpu:single:1" }, 1, 2, 1, GPU_OWN, 0, GPU_NOTE },
-		{ { "CUDA_VISIBLE_DEVICES=0,1", "SLURMD_TRES_BIND=gpu:none" }, 1, 2, 2, GPU_COMMON, 1, GPU_FINE },
-		{ { "CUDA_VISIBLE_DEVICES=0,1", "SLURM_TRES_BIND=nic:closest" }, 1, 2, 2, GPU_COMMON, 1, GPU_FINE },
-		{ { "CUDA_VISIBLE_DEVICES=0", "SLURM_GPU_BIND=closest" }, 1, 2, 1, GPU_OWN, 0, GPU_NOTE },
-		{ { "CUDA_VISIBLE_DEVICES=0", "SLURM_GPU_BIND=none" }, 1, 2, 1, GPU_COMMON, 0, GPU_MISMATCH },
-		{ { "CUDA_VISIBLE_DEVICES=0", "SLURM_GPUS_PER_TASK=1" }, 0, 1, 1, GPU_COMMON, 0, GPU_FINE },
-		/* A job's variables are inherited by steps that are bound otherwise. */
-		{ { "CUDA_VISIBLE_DEVICES=0,1", "SLURM_GPUS_PER_TASK=1", "SLURMD_TRES_BIND=gpu:none" }, 1, 2, 2,
-		  GPU_COMMON, 1, GPU_FINE },
-		{ { "CUDA_VISIBLE_DEVICES=0,1", "SLURM_GPU_BIND=none", "SLURMD_TRES_BIND=gres/gpu:per_task:2" },
-		  1, 2, 2, GPU_OWN, 0, GPU_NOTE },
-		{ { "CUDA_VISIBLE_DEVICES=0", "SLURM_GPU_BIND=map_gpu:0,1" }, 1, 2, 1, GPU_OWN, 0, GPU_NOTE },
-		{ { "CUDA_VISIBLE_DEVICES=0,1", "SLURM_GPU_BIND=verbose,none" }, 1, 2, 2, GPU_COMMON, 1, GPU_FINE },
-		{ { "CUDA_VISIBLE_DEVICES=0,1", "SLURMD_TRES_BIND=shard:closest" }, 1, 2, 2, GPU_COMMON, 1, GPU_FINE },
-		/* All see all, or some that overlap: nobody's own is device 0. */
-		{ { "CUDA_VISIBLE_DEVICES=0,1,2,3", "SLURMD_TRES_BIND=gpu:closest", "SLURM_GPUS_ON_NODE=4" }, 3, 4, 4,
-		  GPU_COMMON, 3, GPU_FINE },
-		{ { "CUDA_VISIBLE_DEVICES=2,3", "SLURMD_TRES_BIND=gpu:closest", "SLURM_GPUS_ON_NODE=4" }, 3, 4, 2,
-		  GPU_OVERLAP, -1, GPU_MISMATCH },
-		{ { "CUDA_VISIBLE_DEVICES=0,1", "SLURMD_TRES_BIND=gpu:mask_gpu:0x3,0xc" }, 2, 4, 2, GPU_OVERLAP, -1,
-		  GPU_MISMATCH },
-		{ { "CUDA_VISIBLE_DEVICES=0", "SLURMD_TRES_BIND=gpu:single:2" }, 1, 2, 1, GPU_OVERLAP, 0, GPU_MISMATCH },
-		{ { "ROCR_VISIBLE_DEVICES=0,1" }, 1, 2, 2, GPU_COMMON, 1, GPU_FINE },
-		{ { "HIP_VISIBLE_DEVICES=0,1" }, 1, 2, 2, GPU_COMMON, 1, GPU_FINE },
-		{ { "ZE_AFFINITY_MASK=0,1,2" }, 1, 3, 3, GPU_COMMON, 1, GPU_FINE },
-	};
-
-	(void)state;
-	for (size_t i = 0; i < COUNT(cases); i++) {
-		char *environment[5] = { NULL };
-		struct fault sentence = { "" };
-		for (int v = 0; v < 4 && cases[i].variables[v] != NULL; v++)
-			environment[v] = (char *)(uintptr_t)cases[i].variables[v];
-		struct gpu_view view = gpu_look(environment, cases[i].local_rank, cases[i].local_world_size);
-		if (view.visible != cases[i].visible || view.binding != cases[i].binding ||
-		    view.device != cases[i].device ||
-		    gpu_judge(&view, cases[i].local_world_size, GPU_COMMON, &sentence) != cases[i].verdict)
-			fail_msg("case %zu: %u visible, binding %d, device %d, '%s'", i, view.visible, view.binding,
-			         view.device, sentence.text);
-		assert_int_equal(sentence.text[0] == '\0', cases[i].verdict == GPU_FINE);
-		assert_int_equal(gpu_judge(&view, cases[i].local_world_size, GPU_OWN, &sentence), GPU_FINE);
-	}
-}
-
 static void device_is_given_when_there_is_one(void **state)
 {
 	static struct variables variables;
@@ -468,104 +369,6 @@ static void values_that_do_not_fit_are_an_error(void **state)
 	with.master_address = long_address;
 	assert_false(environment_build(&variables, &identity, &settings, &with, &fault));
 	assert_non_null(strstr(fault.text, "longer than"));
-}
-
-static void check_prints_a_row_for_the_task(void **state)
-{
-	static struct variables variables;
-	char text[256];
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT());
-
-	(void)state;
-	build(&variables, "", &identity, &with);
-	assert_true(check_row(&identity, &with, &variables, text, sizeof(text)));
-	assert_string_equal(text, "rank 3/4  local 1/2  node 1/2 n1  master n0:20001  omp 4  gpus 0\n");
-	assert_false(check_row(&identity, &with, &variables, text, 16));
-}
-
-/* slurmstepd writes the row into slurmd's log when verbose is on. */
-static void check_row_is_one_printable_line(void **state)
-{
-	static struct variables variables;
-	char text[256];
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT(V("OMP_NUM_THREADS=1\nslurmd: error: \033[2Jlies, and "
-	                                               "more of them than a row has room for")));
-
-	(void)state;
-	with.user_threads = environment_get(with.environment, "OMP_NUM_THREADS");
-	build(&variables, "", &identity, &with);
-	assert_true(check_row(&identity, &with, &variables, text, sizeof(text)));
-	assert_string_equal(text, "rank 3/4  local 1/2  node 1/2 n1  master n0:20001  "
-	                    "omp 1?slurmd: error: ?[2Jlies, and more of t  gpus 0\n");
-}
-
-static void check_prints_valid_json_for_each_variable(void **state)
-{
-	static struct variables variables;
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT());
-
-	(void)state;
-	build(&variables, "trace=/a\"b\\c", &identity, &with);
-	for (int i = 0; i < variables.count; i++) {
-		const struct variable *variable = &variables.item[i];
-		char text[1024];
-		assert_int_equal(check_json(&identity, variable, text, sizeof(text)), variable->value != NULL);
-		if (variable->value == NULL)
-			continue;
-		assert_int_equal(strchr(text, '\n') - text, (long)strlen(text) - 1);
-		json_t *root = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
-		assert_non_null(root);
-		assert_int_equal(json_integer_value(json_object_get(root, "rank")), 3);
-		assert_string_equal(json_string_value(json_object_get(root, "name")), variable->name);
-		assert_string_equal(json_string_value(json_object_get(root, "source")), variable->source);
-		assert_string_equal(json_string_value(json_object_get(root, "value")),
-		                    strcmp(variable->name, "DDP_KEY") == 0 ? "(secret)" : variable->value);
-		json_decref(root);
-	}
-}
-
-static void table_is_in_order_of_node_and_rank(void **state)
-{
-	static const struct { const char *text, *sorted; } cases[] = {
-		{ "", "" }, { "\n", "\n" }, { "no row\n", "no row\n" },
-		{ "rank 10/12  local 0/2  node 1/2 n1  x\nrank  2/12  local 0/2  node 0/2 n0  y\n"
-		  "rank  1/12  local 0/2  node 1/2 n1  z\n",
-		  "rank  2/12  local 0/2  node 0/2 n0  y\nrank  1/12  local 0/2  node 1/2 n1  z\n"
-		  "rank 10/12  local 0/2  node 1/2 n1  x\n" },
-		/* srun --label, and what else there may be. */
-		{ "1: rank 1/2  local 0/1  node 1/2 n1\nb\n0: rank 0/2  local 0/1  node 0/2 n0\na\n",
-		  "b\na\n0: rank 0/2  local 0/1  node 0/2 n0\n1: rank 1/2  local 0/1  node 1/2 n1\n" },
-		{ "rank 1/2  node 1/2\nrank 0/2  node 0/2", "rank 0/2  node 0/2\nrank 1/2  node 1/2" },
-		{ "rank x/2  node 1/2\nrank 0/2  node\n", "rank x/2  node 1/2\nrank 0/2  node\n" },
-	};
-
-	(void)state;
-	for (size_t i = 0; i < COUNT(cases); i++) {
-		char text[256];
-		snprintf(text, sizeof(text), "%s", cases[i].text);
-		assert_true(table_sort(text));
-		assert_string_equal(text, cases[i].sorted);
-	}
-}
-
-static void check_says_when_there_is_no_room(void **state)
-{
-	static struct variables variables;
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT());
-	const struct variable rank = { "RANK", "3", "the step" };
-
-	(void)state;
-	build(&variables, "", &identity, &with);
-	for (size_t bytes = 1; bytes < 60; bytes++) {
-		char text[64];
-		memset(text, 'x', sizeof(text));
-		assert_false(check_json(&identity, &rank, text, bytes));
-		assert_true(memchr(text, '\0', bytes) != NULL);
-	}
 }
 
 static void launchers_daemons_are_known_by_name(void **state)
@@ -620,16 +423,10 @@ int main(void)
 		cmocka_unit_test(launcher_gives_pet_and_no_rank),
 		cmocka_unit_test(torchrun_finds_its_world_without_launcher),
 		cmocka_unit_test(launcher_wants_one_task_per_node),
-		cmocka_unit_test(devices_are_found_as_slurm_binds_them),
 		cmocka_unit_test(device_is_given_when_there_is_one),
 		cmocka_unit_test(values_that_do_not_fit_are_an_error),
 		cmocka_unit_test(launchers_daemons_are_known_by_name),
 		cmocka_unit_test(nothing_is_left_to_a_daemon),
-		cmocka_unit_test(check_prints_a_row_for_the_task),
-		cmocka_unit_test(check_row_is_one_printable_line),
-		cmocka_unit_test(check_prints_valid_json_for_each_variable),
-		cmocka_unit_test(table_is_in_order_of_node_and_rank),
-		cmocka_unit_test(check_says_when_there_is_no_room),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,19 @@
+/* A task for tests of what it is told: rank 3 of 4, on the second of two nodes. */
+#ifndef SPANK_TASK_H
+#define SPANK_TASK_H
+
+#include "spank/launch/variables.h"
+
+#define ENVIRONMENT(...) ((char *[]){ (char[]){ "PATH=/bin" }, __VA_ARGS__ NULL })
+#define V(text) (char[]){ text },
+
+extern const char task_key[];
+
+struct identity task(void);
+struct task_extras extras(char *const *environment);
+
+/* The variables of --ddp=LIST; fails the test where that is refused. */
+void build(struct variables *variables, const char *list, const struct identity *identity,
+           const struct task_extras *with);
+
+#endif
