@@ -29,12 +29,18 @@ static const struct addrinfo *choose(const struct addrinfo *list)
 
 bool address_resolve(const char *host, char text[ADDRESS_TEXT_MAX], struct fault *fault)
 {
-	const struct addrinfo hints = { .ai_socktype = SOCK_STREAM };
+	struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST };
 	struct addrinfo *list = NULL;
 	char shown[ADDRESS_TEXT_MAX];
 	const struct addrinfo *best;
 	int error = getaddrinfo(host, NULL, &hints, &list);
 
+	/* What is no number is looked up, by libraries that a task, forked from a process
+	   with threads, should not call without need. */
+	if (error != 0) {
+		hints.ai_flags = 0;
+		error = getaddrinfo(host, NULL, &hints, &list);
+	}
 	if (error != 0)
 		return fault_set(fault, "'%s' does not resolve (%s)", host, gai_strerror(error));
 	best = choose(list);
