@@ -9,7 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LINE_MAX_BYTES = 1 << 16, ROWS_MAX = ROW_WORLD_MAX };
+/* A launcher may start several workers to a CPU. */
+enum { LINE_MAX_BYTES = 1 << 16, RANKS_PER_CPU = 16 };
 
 extern char **environ;
 
@@ -97,20 +98,51 @@ static bool end(struct child *child)
 	return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
+/* The tasks of the job's steps together. */
+static unsigned long count_tasks(const char *id)
+{
+	char *const command[] = { "squeue", "--noheader", "--steps", "--jobs", (char *)id,
+		                  "--format=%i %A", NULL };
+	unsigned long tasks, sum = 0;
+	char line[512];
+	struct child child;
+
+	if (!start(command, geteuid(), &child))
+		return 0;
+	while (fgets(line, sizeof(line), child.output) != NULL)
+		if (sscanf(line, "%*s %lu", &tasks) == 1 && tasks <= ROW_WORLD_MAX - sum)
+			sum += tasks;
+	end(&child);
+	return sum;
+}
+
+/* What the job's processes say of their number is their user's word; root, who asks,
+   is not to run out of memory by it. */
+static size_t ranks_max(const char *id, unsigned long cpus)
+{
+	unsigned long ranks = count_tasks(id);
+
+	if (cpus < ROW_WORLD_MAX / RANKS_PER_CPU)
+		ranks += cpus * RANKS_PER_CPU;
+	else
+		ranks = ROW_WORLD_MAX;
+	return ranks < ROW_WORLD_MAX ? ranks : ROW_WORLD_MAX;
+}
+
 bool cluster_find_job(const char *id, struct job *job)
 {
 	char *const command[] = { "squeue", "--noheader", "--jobs", (char *)id, "--states=all",
-		                  "--Format=JobID:32,UserID:16,NumNodes:16,State:32", NULL };
+		                  "--Format=JobID:32,UserID:16,NumNodes:16,NumCPUs:16,State:32", NULL };
 	char line[512] = "", name[33], state[33] = "";
 	struct child child;
-	unsigned long owner;
+	unsigned long owner, cpus;
 	bool found;
 
 	memset(job, 0, sizeof(*job));
 	if (!start(command, geteuid(), &child))
 		return false;
 	found = fgets(line, sizeof(line), child.output) != NULL &&
-	        sscanf(line, "%32s %lu %23s %32s", name, &owner, job->nodes, state) == 4;
+	        sscanf(line, "%32s %lu %23s %lu %32s", name, &owner, job->nodes, &cpus, state) == 5;
 	if (!end(&child) || !found) {
 		fprintf(stderr, "ddp-status: Slurm tells of no job %s\n", id);
 		return false;
@@ -120,21 +152,24 @@ bool cluster_find_job(const char *id, struct job *job)
 	job->running = strcmp(state, "RUNNING") == 0 || strcmp(state, "SUSPENDED") == 0;
 	if (!job->running)
 		fprintf(stderr, "ddp-status: job %s does not run: it is %s\n", id, state);
+	else
+		job->ranks_max = ranks_max(id, cpus);
 	return job->running;
 }
 
-/* A line that is no row is something that the node or srun says. */
-static bool take_line(const char *line, struct row **rows, size_t *count)
+/* A line that is no row is something that the node or srun says; rows beyond what
+   there can be are left out. */
+static bool take_line(const char *line, size_t rows_max, struct row **rows, size_t *count)
 {
 	json_t *json = json_loads(line, 0, NULL);
 	struct row row, *more;
 
-	if (json == NULL || !row_from_json(json, &row)) {
+	if (json == NULL || !row_from_json(json, &row) || *count >= rows_max) {
 		json_decref(json);
 		return true;
 	}
 	json_decref(json);
-	more = *count < ROWS_MAX ? realloc(*rows, (*count + 1) * sizeof(*more)) : NULL;
+	more = realloc(*rows, (*count + 1) * sizeof(*more));
 	if (more == NULL)
 		return false;
 	more[(*count)++] = row;
@@ -163,7 +198,7 @@ bool cluster_probe(const struct job *job, const char *program, const char *what,
 		return false;
 	}
 	while (fine && fgets(line, LINE_MAX_BYTES, child.output) != NULL)
-		fine = take_line(line, rows, count);
+		fine = take_line(line, job->ranks_max, rows, count);
 	free(line);
 	/* What went wrong on a node is on stderr, and the other nodes' rows count. */
 	if ((!end(&child) && *count == 0) || !fine) {

@@ -11,6 +11,7 @@ struct job {
 	char id[32];
 	uid_t owner;
 	char nodes[24];  /* how many */
+	size_t ranks_max; /* more cannot be, by what Slurm gave it */
 	bool running;
 };
 

@@ -127,7 +127,7 @@ static int show(const struct options *options, const struct job *job, const char
 	size_t count = 0;
 	bool shown = cluster_probe(job, program, options->what, options->interval_ms, &rows, &count);
 
-	if (shown && !rows_arrange(&rows, &count)) {
+	if (shown && !rows_arrange(&rows, &count, job->ranks_max)) {
 		fprintf(stderr, "ddp-status: no memory for the ranks of job %s\n", options->job);
 		shown = false;
 	}

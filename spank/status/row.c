@@ -135,15 +135,23 @@ static bool append(struct row **rows, size_t *count, const struct row *row)
 }
 
 /* The step whose rows, by rank, are from *begin on; moves *begin behind it. */
-static bool fill_step(struct row **rows, size_t *count, size_t *begin, size_t sorted)
+static bool fill_step(struct row **rows, size_t *count, size_t *begin, size_t sorted,
+                      size_t ranks_max)
 {
 	struct row gone = { .slurm_step = (*rows)[*begin].slurm_step,
 		            .world_size = (*rows)[*begin].world_size, .pid = -1, .processes = 0,
 		            .state = "gone", .cpu_percent = -1, .phase_seconds = -1,
 		            .since_seconds = -1, .step = -1, .collective = -1,
 		            .steps_per_second = -1, .samples_per_second = -1 };
-	int64_t next = 0;
+	int64_t next = 0, last = 0;
 
+	for (size_t i = *begin; i < sorted && (*rows)[i].slurm_step == gone.slurm_step; i++)
+		last = (*rows)[i].rank;
+	if (gone.world_size > (int64_t)ranks_max || last >= (int64_t)ranks_max) {
+		while (*begin < sorted && (*rows)[*begin].slurm_step == gone.slurm_step)
+			(*begin)++;
+		return true;
+	}
 	for (; *begin < sorted && (*rows)[*begin].slurm_step == gone.slurm_step; (*begin)++) {
 		int64_t rank = (*rows)[*begin].rank;
 		for (gone.rank = next; gone.rank < rank; gone.rank++)
@@ -157,7 +165,7 @@ static bool fill_step(struct row **rows, size_t *count, size_t *begin, size_t so
 	return true;
 }
 
-bool rows_arrange(struct row **rows, size_t *count)
+bool rows_arrange(struct row **rows, size_t *count, size_t ranks_max)
 {
 	size_t begin = 0, sorted = *count;
 
@@ -165,7 +173,7 @@ bool rows_arrange(struct row **rows, size_t *count)
 		return true;
 	qsort(*rows, sorted, sizeof(**rows), by_rank);
 	while (begin < sorted)
-		if (!fill_step(rows, count, &begin, sorted))
+		if (!fill_step(rows, count, &begin, sorted, ranks_max))
 			return false;
 	qsort(*rows, *count, sizeof(**rows), stragglers_first);
 	return true;

@@ -37,9 +37,10 @@ bool row_from_json(const json_t *json, struct row *row);
 /*
  * Adds a row with state "gone" for each rank of a step that has none, and sorts:
  * by step, and in it stragglers first: ranks that are gone, then those that do
- * not wait for others, least progress first, then the others. False: no memory.
+ * not wait for others, least progress first, then the others. A step that would come
+ * to more than `ranks_max` ranks gets none added. False: no memory.
  */
-bool rows_arrange(struct row **rows, size_t *count);
+bool rows_arrange(struct row **rows, size_t *count, size_t ranks_max);
 
 /* For people; with colour if asked for. */
 void rows_print(FILE *file, const struct row *rows, size_t count, const char *job, bool colour);

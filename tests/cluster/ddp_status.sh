@@ -63,6 +63,16 @@ prints '^ +1 +n1 +- .* [1-9][0-9]*% +running, sh \(' "and one that computes is r
 on_cluster scancel "$job"
 wait "$plain"
 
+# A user's word on how many ranks there are does not cost root its memory.
+as_user env RANK=0 WORLD_SIZE=1000000 srun -J liar -n1 sh -c 'touch '"$work/liar"'; exec sleep 60' >/dev/null 2>&1 &
+liar=$!
+wait_until 20 test -e "$work/liar"
+job=$(job_of liar)
+capture on_cluster "$tool" "$job"
+prints "^step $job.0: 1 ranks" "a rank that claims a world beyond the job's size is shown alone"
+on_cluster scancel "$job"
+wait "$liar"
+
 capture as_user "$tool"
 status_is 2 "no job is a usage error"
 capture as_user "$tool" '1;id'

@@ -92,13 +92,34 @@ static void stragglers_come_first(void **state)
 		rows[i].waiting = cases[i].waiting;
 	}
 	rows[4] = row_of("{\"slurm_step\":2,\"rank\":0,\"world_size\":1,\"state\":\"sleeping\"}");
-	assert_true(rows_arrange(&rows, &count));
+	assert_true(rows_arrange(&rows, &count, 5));
 	assert_int_equal(count, 6);
 	for (int i = 0; i < 6; i++)
 		assert_int_equal(rows[i].rank, order[i]);
 	assert_string_equal(rows[0].state, "gone");
 	assert_int_equal(rows[5].slurm_step, 2);
 	free(rows);
+}
+
+/* Neither a world nor a rank beyond what Slurm says makes room for others. */
+static void worlds_beyond_belief_are_not_filled(void **state)
+{
+	static const char *const liars[] = {
+		"{\"slurm_step\":1,\"rank\":0,\"world_size\":1000000,\"state\":\"sleeping\"}",
+		"{\"slurm_step\":1,\"rank\":999999,\"world_size\":2,\"state\":\"sleeping\"}",
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(liars) / sizeof(liars[0]); i++) {
+		struct row *rows = calloc(2, sizeof(*rows));
+		size_t count = 2;
+		assert_non_null(rows);
+		rows[0] = row_of(liars[i]);
+		rows[1] = row_of("{\"slurm_step\":2,\"rank\":0,\"world_size\":3,\"state\":\"sleeping\"}");
+		assert_true(rows_arrange(&rows, &count, 16));
+		assert_int_equal(count, 1 + 3);
+		free(rows);
+	}
 }
 
 static void seconds_stay_short(void **state)
@@ -159,6 +180,7 @@ int main(void)
 		cmocka_unit_test(what_is_no_row_is_refused),
 		cmocka_unit_test(texts_come_printable_and_cut),
 		cmocka_unit_test(stragglers_come_first),
+		cmocka_unit_test(worlds_beyond_belief_are_not_filled),
 		cmocka_unit_test(seconds_stay_short),
 		cmocka_unit_test(process_is_read_by_any_name),
 		cmocka_unit_test(variables_are_found_in_a_block),
