@@ -85,7 +85,12 @@ bool launch_prepare(const struct settings *settings, struct fault *fault)
 
 void launch_leave_step(void)
 {
-	if (getenv("DDP_STEP_ID") == NULL)
+	bool in_step = getenv("DDP_STEP_ID") != NULL;
+
+	/* The key goes also where a program has kept but part of the step's variables. */
+	if (in_step || getenv("DDP_PLUGIN_VERSION") != NULL)
+		unsetenv("DDP_KEY");
+	if (!in_step)
 		return;
 	for (int i = 0; environment_stale_name(i) != NULL; i++)
 		unsetenv(environment_stale_name(i));

@@ -19,12 +19,17 @@ srun --overlap --ddp=off -N2 -n2 sh -c '$show' off
 srun --overlap --ddp -N2 -n2 sh -c '$show' asked
 env -u DDP_STEP_ID RANK=5 WORLD_SIZE=6 srun --overlap -N2 -n2 sh -c '$show' own
 sbatch --hold -N1 -n1 -o "$work/submitted" "$work/submitted.sh" | sed 's/.* /submitted /'
+env -u DDP_STEP_ID sbatch --hold -N1 -n1 -o /dev/null "$work/submitted.sh" >/dev/null || echo "no job: env"
+for export in ALL ALL,DDP_KEY DDP_KEY,SLURM_DDP_KEY; do
+	sbatch --hold -N1 -n1 --export=\$export -o /dev/null "$work/submitted.sh" >/dev/null || echo "no job: \$export"
+done
 END
 printf '#!/bin/sh\n%s\n' "${show/\$0/batch}" >"$work/submitted.sh"
 chmod 755 "$work/inside" "$work/submitted.sh"
 chmod 1777 "$work"
 capture as_user salloc -N2 -n4 srun --ddp --overlap -N2 -n2 "$work/inside"
-status_is 0 "a task starts steps and a job"
+status_is 0 "a task starts steps and jobs"
+prints_not '^no job' "also by env(1), and with any --export="
 key=$(sed -n 's/^outer //p' <<<"$output")
 job=$(sed -n 's/^submitted //p' <<<"$output")
 prints_times 2 '^plain unset unset unset unset unset unset$' "a step inside of it without --ddp inherits no rank and no key"
@@ -33,11 +38,12 @@ prints_times 1 '^asked 0 2 ' "one with --ddp has ranks of its own"
 prints_times 1 '^asked 1 2 ' "for each task"
 prints_times 2 '^own 5 6 ' "what is not the plugin's stays"
 capture grep -rlF -- "${key:-no key}" "$cluster/state"
-status_is 1 "slurmctld keeps no key of the step for the job"
+status_is 1 "slurmctld keeps no key of the step for the jobs, whatever --export says"
 on_cluster scontrol release "$job"
 wait_until 30 test -s "$work/submitted"
 output=$(cat "$work/submitted")
 prints '^batch unset unset unset unset unset unset$' "the job inherits no rank"
+on_cluster scancel --state=PENDING --user 65534
 
 # ---- Open MPI ----------------------------------------------------------------------
 
