@@ -106,8 +106,11 @@ prints 'ddp: (rank [01] of 4|all 2 tasks) on n0 .*SIGTERM.*; 2.0 s later the ste
 within 10 "in time"
 
 capture as_user srun --ddp -N2 --ntasks-per-node=2 sh -c \
-	'case $RANK in [23]) until [ $(date +%s%N) -gt $0 ]; do :; done; kill -9 $$;; *) exec sleep 30;; esac' \
-	$(($(date +%s%N) + 2000000000))
+	'case $RANK in
+	2) until [ -s pid.3 ]; do sleep 0.05; done; kill -9 $(cat pid.3) $$;;
+	3) echo $$ >pid.3;;
+	esac
+	exec sleep 30'
 prints 'ddp: all 2 tasks on n1 were killed by signal 9 \(SIGKILL\) after' "all tasks of a node that were killed are named as that"
 prints_times 1 "$report" "once"
 status_is 137 "srun tells 128 + 9"
