@@ -218,6 +218,7 @@ struct ddp_comm {
 	uint64_t sequence;          /* of the last operation */
 	ddp_fingerprint past[DDP_PAST]; /* of the last ones, by sequence */
 	const ddp_collective *running;
+	const ddp_request *awaited; /* the message for which it waits; may be gone: to compare */
 	const ddp_allocation *recent; /* looked up last; for who holds run_lock */
 	uint64_t recent_changes;      /* the roster's memory_changes then */
 	uint64_t deadline_ns;       /* of the running operation; 0: it has not waited for long */

@@ -392,7 +392,7 @@ static int missing_pair(ddp_comm *comm, const void *argument)
 	if (comm->pairs == NULL)
 		return DDP_NOBODY;
 	/* The deadline belongs to the first request, and that is complete. */
-	if (comm->running != &comm->pairs->operation || comm->deadline_ns != comm->pairs->deadline_ns)
+	if (comm->awaited != comm->pairs || comm->deadline_ns != comm->pairs->deadline_ns)
 		return DDP_NOBODY;
 	return comm->pairs->operation.root;
 }
@@ -407,12 +407,16 @@ ddp_status ddp_pairs_await(ddp_comm *comm, const ddp_request *request)
 	const ddp_request *first = request != NULL ? request : comm->pairs;
 	if (first == NULL || atomic_load(&first->done) != 0)
 		return ddp_comm_check(comm);
-	comm->running = &first->operation;
+	/* A request that completes meanwhile is its owner's to free. */
+	const ddp_collective operation = first->operation;
+	comm->running = &operation;
+	comm->awaited = first;
 	comm->deadline_ns = first->deadline_ns;
 	ddp_status status = missing_pair(comm, request) == DDP_NOBODY ? ddp_comm_check(comm)
 	                                                              : ddp_comm_await(comm, &condition);
 	ddp_comm_tell_end(comm);
 	comm->running = &none;
+	comm->awaited = NULL;
 	return status;
 }
 
