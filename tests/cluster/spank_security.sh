@@ -99,6 +99,77 @@ fi
 capture as_user sh -c 'ulimit -n 40; srun --ddp -n1 printenv RANK'
 prints '^0$' "few descriptors are enough"
 
+# ---- another user at srun's port -------------------------------------------------------
+
+# Holds 518 connections to where srun hears of failures, with a byte of a message sent
+# on each, and opens another for each that srun closes. That port is the only one of
+# both families.
+cat >"$work/hold.py" <<'END'
+import select, socket, sys, time
+
+def port(user):
+    while True:
+        for line in open("/proc/net/tcp6").readlines()[1:]:
+            field = line.split()
+            if field[3] == "0A" and field[7] == user:
+                return int(field[1].split(":")[-1], 16)
+        time.sleep(0.01)
+
+target = ("127.0.0.1", port(sys.argv[1]))
+held, poll = {}, select.epoll()
+
+def hold():
+    one = socket.create_connection(target)
+    one.send(b"x")
+    poll.register(one, select.EPOLLIN)
+    held[one.fileno()] = one
+
+try:
+    for _ in range(518):
+        hold()
+    open(sys.argv[2], "w").close()
+    while True:
+        for fd, _ in poll.poll():
+            held.pop(fd).close()
+            hold()
+except OSError:
+    pass  # srun has ended
+END
+chmod 1777 "$work"
+# fails_after FILE: rank 3 of 6 does once FILE is there; $took is the time to srun's end, in ms
+fails_after()
+{
+	rm -f "$work/failed_at"
+	capture as_user srun --ddp -N3 --ntasks-per-node=2 sh -c 'until [ -e $0 ]; do sleep 0.02; done
+		if [ $RANK = 3 ]; then sleep 0.5; date +%s%N >$1; exit 7; fi; exec sleep 30' "$1" "$work/failed_at"
+	took=$((($(date +%s%N) - $(cat "$work/failed_at" 2>/dev/null || echo 0)) / 1000000))
+}
+plain='' attacked='' reports='' right=0
+if ! [ -e /proc/net/tcp6 ]; then
+	skip "srun's port under attack" "there is no IPv6, by which to tell the port"
+else
+	for round in 1 2 3; do
+		fails_after /
+		plain+="$took "
+		on_node head setpriv --reuid="$daemon" --regid="$daemon" --clear-groups \
+			/usr/bin/python3 "$work/hold.py" "$(id -u nobody)" "$work/held.$round" >/dev/null 2>&1 &
+		attacker=$!
+		fails_after "$work/held.$round"
+		attacked+="$took "
+		reports+=$(grep -c 'ddp: ' <<<"$output")
+		grep -q 'ddp: rank 3 of 6 on n1 exited with code 7' <<<"$output" && right=$((right + 1))
+		kill $attacker 2>/dev/null; wait $attacker 2>/dev/null
+	done
+	echo "# from failure to end, in ms: $plain, with 518 connections held: $attacked"
+	same 111 "$reports" "with srun's port held by another user, a failure is said once, three times"
+	same 3 "$right" "and is the one that it is"
+	# middle NUMBER...: of three
+	middle() { printf '%s\n' "$@" | sort -n | sed -n 2p; }
+	# shellcheck disable=SC2086 # numbers are words
+	if [ "$(middle $attacked)" -lt $((2 * $(middle $plain))) ]; then ok "and the step ends as soon"
+	else not_ok "and the step ends as soon" "in ms: $attacked, and $plain without"; fi
+fi
+
 capture "$source/slurm/cluster" status --dir "$cluster"
 prints_not 'drain|down|fail' "no node was drained"
 
