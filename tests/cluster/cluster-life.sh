@@ -23,9 +23,9 @@ remains()
 }
 leaves_nothing()
 {
-	local left deadline=$((SECONDS + 10))
+	local left end=$((SECONDS + deadline))
 	output=''
-	until left=$(remains $one $two); [ -z "$left" ] || ((SECONDS >= deadline)); do sleep 0.1; done
+	until left=$(remains $one $two); [ -z "$left" ] || ((SECONDS >= end)); do sleep 0.1; done
 	if [ -z "$left" ]; then ok "$1"; else not_ok "$1" "$left"; fi
 }
 
@@ -37,6 +37,8 @@ done
 
 umask 077
 check "a cluster starts, whatever the umask" "$tool" start --dir $one --nodes 2 --no-plugin
+# For what happens by itself: a multiple of what this machine needs to start a cluster.
+deadline=$((10 + 10 * took))
 namespaces=$(for node in head n0 n1; do "$tool" run --dir $one --node $node -- readlink /proc/self/ns/net; done)
 capture "$tool" start --dir $one --nodes 2 --no-plugin
 status_is 1 "starting it again is an error"
@@ -51,7 +53,7 @@ check "the second one stops" "$tool" stop --dir $two
 check "the first one works after that" "$tool" run --dir $one -- srun -N2 true
 "$tool" run --dir $one -- srun -N2 sleep 1000 &
 cluster=$one
-wait_until 20 sh -c '"$0" run --dir "$1" -- squeue -h -t R -o %i | grep -q .' "$tool" $one
+wait_until $deadline sh -c '"$0" run --dir "$1" -- squeue -h -t R -o %i | grep -q .' "$tool" $one
 check "it stops although a job runs" "$tool" stop --dir $one
 wait $!
 same 3 "$(wc -l <<<"$namespaces")" "head and nodes had a network namespace each"
@@ -89,7 +91,7 @@ done
 mkdir $two && exec 7<$two && flock 7
 "$tool" start --dir $two/c --nodes 1 --no-plugin >"$work/start.log" 2>&1 7<&- &
 starting=$!
-wait_until 20 pgrep -P $starting -x flock
+wait_until $deadline pgrep -P $starting -x flock
 rmdir $two
 exec 7<&-
 wait $starting
@@ -102,7 +104,7 @@ leaves_nothing "and stops"
 # Its first process killed.
 "$tool" start --dir $one --nodes 2 --no-plugin >/dev/null
 kill -KILL "$(cut -d' ' -f1 $one/pid)"
-wait_until 10 sh -c '! "$0" status --dir "$1"' "$tool" $one
+wait_until $deadline sh -c '! "$0" status --dir "$1"' "$tool" $one
 capture "$tool" status --dir $one
 status_is 3 "a cluster whose first process was killed does not run"
 check "it can be started again" "$tool" start --dir $one --nodes 2 --no-plugin
@@ -115,7 +117,7 @@ sleep 1000 &
 owner=$!
 "$tool" start --dir $one --nodes 1 --no-plugin --for $owner >/dev/null
 kill $owner
-if wait_until 10 sh -c '! "$0" status --dir "$1"' "$tool" $one; then
+if wait_until $deadline sh -c '! "$0" status --dir "$1"' "$tool" $one; then
 	ok "a cluster started --for a process ends with it"
 else
 	not_ok "a cluster started --for a process ends with it"
@@ -126,7 +128,7 @@ leaves_nothing "nothing is left then, without stop"
 "$tool" start --dir $one --no-plugin >/dev/null
 capture timeout 3 "$tool" run --dir $one --user nobody -- srun -N2 sleep 1000
 status_is 124 "a command can be given a deadline"
-if wait_until 20 sh -c 'jobs=$("$0" run --dir "$1" -- squeue -h) && test -z "$jobs"' "$tool" $one; then
+if wait_until $deadline sh -c 'jobs=$("$0" run --dir "$1" -- squeue -h) && test -z "$jobs"' "$tool" $one; then
 	ok "its job ends then"
 else
 	not_ok "its job ends then"
@@ -134,7 +136,7 @@ fi
 "$tool" stop --dir $one >/dev/null
 
 # What goes wrong is said.
-capture "$tool" start --dir $one --no-plugin --timeout 20 --conf 'SelectType=select/nonsense'
+capture "$tool" start --dir $one --no-plugin --conf 'SelectType=select/nonsense'
 status_is 1 "a cluster whose daemons end does not start"
 prints 'slurmctld ended' "which daemon ended is said"
 prints 'nonsense' "the end of its log is shown"

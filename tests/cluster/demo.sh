@@ -9,7 +9,7 @@ folder_in() { sed -n 's|^cluster \(demo-[0-9]*\): .*up.*|/run/slurm-ddp/\1|p' | 
 # gone FOLDER NAME: the folder was there, and is no more
 gone()
 {
-	if [ -n "$1" ] && wait_until 10 test ! -e "$1"; then ok "$2"; else not_ok "$2" "folder: ${1:-unknown}"; fi
+	if [ -n "$1" ] && wait_until $((10 + took)) test ! -e "$1"; then ok "$2"; else not_ok "$2" "folder: ${1:-unknown}"; fi
 }
 
 # A text of its own kind, learnt in a few steps.
@@ -39,7 +39,7 @@ interrupted()
 	demo_pid=$!
 	wait_until $begin test -s "$build/run/metrics.jsonl" || { not_ok "$1: training begins" "$(tail "$work/$1.log")"; return; }
 	kill "-$1" -- -$demo_pid
-	if wait_until 30 sh -c '! kill -0 "$0"' $demo_pid; then ok "$1 ends it"; else not_ok "$1 ends it"; kill -KILL -- -$demo_pid; fi
+	if wait_until $((30 + took)) sh -c '! kill -0 "$0"' $demo_pid; then ok "$1 ends it"; else not_ok "$1 ends it"; kill -KILL -- -$demo_pid; fi
 	gone "$(folder_in <"$work/$1.log")" "$1 leaves no cluster"
 }
 interrupted TERM
@@ -52,7 +52,7 @@ rm -f "$build/run/metrics.jsonl"
 wait_until $begin test -s "$build/run/metrics.jsonl"
 kill -KILL $!
 no_daemons() { ! grep -qsF "demo-$!" /proc/[0-9]*/cmdline; }
-if wait_until 20 no_daemons; then ok "killed outright, its cluster ends by itself"; else not_ok "killed outright, its cluster ends by itself"; fi
+if wait_until $((20 + took)) no_daemons; then ok "killed outright, its cluster ends by itself"; else not_ok "killed outright, its cluster ends by itself"; fi
 gone "$(folder_in <"$work/kill.log")" "and removes its folder"
 
 capture "$source/slurm/demo" --steps none

@@ -1,11 +1,12 @@
 #!/bin/bash
 # nodes: 2
 # cluster: --gpus 4
-# seconds: 400
+# seconds: 900
 # JAX, Lightning, Hugging Face, DeepSpeed, mpi4py and containers, where there is such
 # software: by their batch scripts, or as a user would start them.
 # TEST_PYTHON: interpreters to try beside python3, with colons between them,
-# such as those of virtual environments.
+# such as those of virtual environments. With all of it there are twelve jobs, each of
+# which loads a framework four times at once.
 . "$source/tests/cluster/lib.sh"
 mkdir -p "$work/bin"
 export PATH=$work/bin:$PATH
@@ -19,7 +20,7 @@ python_with()
 	local candidate candidates=()
 	IFS=: read -r -a candidates <<<"${TEST_PYTHON-}"
 	for candidate in "${candidates[@]}" python3 /usr/bin/python3; do
-		as_user "$candidate" -c "import $1" >/dev/null 2>&1 || continue
+		as_user "$candidate" -c "import importlib.util as i, sys; sys.exit(not i.find_spec('$1'))" >/dev/null 2>&1 || continue
 		printf '#!/bin/sh\nexec %s "$@"\n' "$candidate" >"$work/bin/python"
 		chmod 755 "$work/bin/python"
 		return
@@ -92,7 +93,7 @@ line = "rank %d of %d, port %s, %s, weight %.1f bias %.1f\n" % (trainer.global_r
       type(environment).__name__, model.layer.weight.item(), model.layer.bias.item())
 os.write(1, line.encode())
 END
-if python_with lightning.pytorch; then
+if python_with lightning; then
 	submit lightning --ntasks-per-node=2 --gpus-per-node=2
 	status_is 0 "lightning.sh: the job succeeds"
 	prints_times 4 '^rank [0-3] of 4, port agreed, TorchElasticEnvironment, weight 3.0 bias 1.0$' "lightning.sh: four ranks fit the line"
@@ -208,7 +209,7 @@ else
 	skip "DeepSpeed" "there is no Python with deepspeed"
 fi
 # Between nodes as root: Slurm's PMIx plugin may refuse an ordinary user's nodes.
-if python_with mpi4py && [[ $(as_user srun --mpi=list 2>&1) == *pmix* ]]; then
+if python_with mpi4py && has_pmix; then
 	capture on_cluster srun --ddp --mpi=pmix -N2 --ntasks-per-node=2 --cpus-per-task=1 \
 		"$work/bin/python" "$work/train_mpi.py"
 	status_is 0 "mpi4py finds its ranks by PMIx beside the plugin"

@@ -156,6 +156,15 @@ make_together()
 	chmod 755 "$work/together"
 }
 
+# requests: how often the controller was asked to signal a step, so far
+requests() { on_cluster sdiag | awk '$1 == "REQUEST_CANCEL_JOB_STEP" { sub(/.*count:/, ""); found = $1 } END { print found + 0 }'; }
+
+# has_pmix: Slurm has its plugin, which Debian testing's lacks, and libddp is built with it
+has_pmix()
+{
+	grep -qs '^#define HAVE_PMIX 1' "$build/config.h" && [[ $(on_cluster srun --mpi=list 2>&1) == *pmix* ]]
+}
+
 # wait_until SECONDS COMMAND...: until it succeeds; fails when time is up
 wait_until()
 {

@@ -4,6 +4,8 @@
 # configure finds Slurm's headers wherever they are, and the plugin compiles with
 # those of each release that Debian's archives give: fetched into this test's
 # folder by an apt of its own, from the mirror that this machine uses.
+# TEST_SLURM: installations of Slurm to try besides, DIR:DIR..., each with its headers
+# in DIR/include/slurm.
 . "$source/tests/cluster/lib.sh"
 
 # What Debian 12, 13 and newer have. "testing" gets what was in sid before.
@@ -112,13 +114,13 @@ compile()
 	ok "$1: the plugin compiles"
 }
 
-# try WHERE INCLUDE-FOLDER CONFIGURE-OPTION...
+# try WHERE INCLUDE-FOLDER CONFIGURE-OPTION... 20.11 has its version in slurm.h.
 try()
 {
 	local number version
 	read -r -a number <<<"$(sed -n 's/^#define SLURM_VERSION_NUMBER *0x\(..\)\(..\)\(..\).*/0x\1 0x\2 0x\3/p' \
-		"$2/slurm/slurm_version.h")"
-	[ ${#number[@]} = 3 ] || { not_ok "$1: there are headers" "no version is in $2/slurm/slurm_version.h"; return; }
+		"$2/slurm/slurm.h" "$2/slurm/slurm_version.h" 2>/dev/null)"
+	[ ${#number[@]} = 3 ] || { not_ok "$1: there are headers" "no version is in $2/slurm/slurm_version.h or slurm.h"; return; }
 	version=$(printf '%d.%02d.%d' "${number[@]}")
 	configure_with "$1, Slurm $version" "$version" "$2" "${@:3}"
 	compile "$1, Slurm $version"
@@ -145,6 +147,11 @@ fi
 capture "$work/configure/configure" --with-slurm="$work/nowhere"
 status_is_not 0 "--with-slurm of a folder without headers is refused"
 prints "there is no $work/nowhere/include/slurm/spank.h" "and the file that is missing is named"
+
+IFS=: read -r -a prefixes <<<"${TEST_SLURM-}"
+for prefix in "${prefixes[@]}"; do
+	try "$prefix" "$prefix/include" --with-slurm="$prefix"
+done
 
 mirror=
 if command -v apt-get >/dev/null; then mirror=$(find_mirror); fi

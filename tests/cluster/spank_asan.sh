@@ -37,7 +37,7 @@ prints '^[1-9]' "slurmd, and what it starts, carry the sanitizer"
 
 capture sanitized srun --ddp=verbose,timeout=9,trace=/tmp,bucket-mb=1 -N2 -n4 env
 prints_times 4 '^RANK=' "a step runs"
-sanitized srun --ddp -w n0 -n2 -m cyclic sh -c ": >$work/started; sleep 20" &
+sanitized srun --ddp -w n0 -n2 -m cyclic sh -c ": >$work/started; sleep 1000" &
 wait_until 20 test -e "$work/started"
 capture on_node n0 sh -c 'for p in /proc/[0-9]*; do
 	case $(tr "\0" " " <$p/cmdline 2>/dev/null) in slurmstepd*) grep -c spank_ddp.so $p/maps; grep -q libasan $p/maps && echo both;; esac; done'

@@ -7,9 +7,11 @@ install -m 755 "$build/tests/cluster/training_probe" "$work/training_probe"
 probe="$work/training_probe"
 hung='ddp: rank 3 of 4 on n1 was still running, in forward of step 4 for [0-9.]+ s, last collective #[0-9]+ .*ago; rank [012] of 4 on n[01] exited with code 3'
 any='ddp: rank [0-9]+ of'
+# For ranks that come, but not at once.
+seconds=$(stretched 2)
 
 # One node: slurmstepd sees who is blamed.
-capture as_user srun --ddp=timeout=2 -N1 -n2 "$probe" hang 1
+capture as_user srun "--ddp=timeout=$seconds" -N1 -n2 "$probe" hang 1
 status_is_not 0 "ranks that wait for one that hangs give up"
 prints 'ddp: rank 1 of 2 on n0 was still running, in forward of step 4 for [0-9.]+ s, .*; rank 0 of 2 on n0 exited with code 3' \
 	"the report begins with the one that hangs"
@@ -17,17 +19,17 @@ prints 'last collective #[0-9]+ all_reduce [a-z0-9]+\[[0-9]+\] sum [0-9.]+ s ago
 prints_times 1 "$any" "in one line"
 
 # Two nodes: another rank of n1 tells of it.
-capture as_user srun --ddp=timeout=2 -N2 --ntasks-per-node=2 "$probe" hang 3
+capture as_user srun "--ddp=timeout=$seconds" -N2 --ntasks-per-node=2 "$probe" hang 3
 prints "$hung" "a rank that hangs on another node is named"
 prints_times 1 "$any" "in one line"
-capture as_user srun --ddp=timeout=2 -N2 --ntasks-per-node=1 "$probe" spin 1
-prints 'ddp: rank 0 of 2 on n0 exited with code 3 .*: rank 1 on n1 \(pid [0-9]+\) did not come within 2000 ms' \
+capture as_user srun "--ddp=timeout=$seconds" -N2 --ntasks-per-node=1 "$probe" spin 1
+prints 'ddp: rank 0 of 2 on n0 exited with code 3 .*: rank 1 on n1 \(pid [0-9]+\) did not come within '"${seconds}000 ms" \
 	"one that is alone on its node is named by who waited for it"
 prints_times 1 "$any" "in one line"
 
 # A rank that leaves with code 0.
 for action in leave finish; do
-	capture as_user srun --ddp=timeout=5 -N1 -n2 "$probe" "$action" 1
+	capture as_user srun --ddp=timeout=$((3 * seconds)) -N1 -n2 "$probe" "$action" 1
 	prints 'ddp: rank 1 of 2 on n0 had ended with code 0, [0-9.]+ s before; rank 0 of 2 on n0 exited with code 3' \
 		"a rank that leaves with code 0 is named ($action)"
 	prints_times 1 "$any" "in one line"

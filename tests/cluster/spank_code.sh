@@ -20,9 +20,11 @@ fail_with sh -c 'trap "exit 9" TERM; [ $RANK != 2 ] || exit 4; sleep 60'
 status_is 4 "another one's higher code does not hide it"
 fail_with true
 status_is 0 "a step that succeeds is none the worse"
-capture as_user srun --ddp=on-failure=continue -N2 --ntasks-per-node=2 \
-	sh -c '[ $RANK != 1 ] || exit 3; sleep 1; exit $RANK'
-status_is 3 "on-failure=continue: the first code, too"
+# The others go on until srun has said it.
+capture as_user sh -c 'cd "$0"
+	srun --ddp=on-failure=continue -N2 --ntasks-per-node=2 sh -c "[ \$RANK != 1 ] || exit 2
+		until grep -q ddp: told; do sleep 0.05; done; exit \$RANK" 2>told' "$work"
+status_is 2 "on-failure=continue: the first code, too"
 capture as_user srun -N2 --ntasks-per-node=2 sh -c 'exit $SLURM_PROCID'
 status_is 3 "without --ddp it is Slurm's, the highest"
 capture as_user srun --ddp -N1 -n1 sh -c 'sleep 60' : -N1 -n1 sh -c 'sleep 0.3; exit 5'
@@ -56,14 +58,13 @@ prints_not '^done$' "and a program's own -K0 counts nothing"
 capture as_user srun --ddp=launcher -N2 --ntasks-per-node=1 sh -c '[ $PET_NODE_RANK != 1 ] || exit 5; sleep 60'
 prints 'ddp: launcher on node 1 of 2 \(n1\) exited with code 5' "a launcher is called one"
 
-# requests: how often the controller was asked to signal a step, so far
-requests() { on_cluster sdiag | awk '$1 == "REQUEST_CANCEL_JOB_STEP" { sub(/.*count:/, ""); print $1 + 0 }'; }
+# asked_by COMMAND...: how often the controller is asked to signal a step meanwhile
 asked_by()
 {
 	local before
 	before=$(requests)
 	capture "$@"
-	echo $(($(requests) - ${before:-0}))
+	echo $(($(requests) - before))
 }
 for end in 'exit 3' 'kill -9 $$'; do
 	counts=''
@@ -80,8 +81,11 @@ for end in 'exit 3' 'kill -9 $$'; do
 done
 
 # An srun that answers nobody: the nodes ask, one after the other.
-count=$(asked_by as_user bash -c 'srun --ddp -N4 --ntasks-per-node=2 sh -c "until [ -e '"$work"'/stopped ]; do sleep 0.05; done; exit 3" &
-	sleep 2; kill -STOP $!; touch '"$work"'/stopped; sleep 4; kill -CONT $!; wait')
+# They have 3 s to do so (ALONE_SPREAD_MS).
+count=$(asked_by as_user bash -c 'cd "$0"
+	srun -v --ddp -N4 --ntasks-per-node=2 sh -c "until [ -e stopped ]; do sleep 0.05; done; exit 3" 2>started &
+	until [ "$(grep -c "tasks started" started)" = 4 ]; do sleep 0.05; done
+	kill -STOP $!; touch stopped; sleep $1; kill -CONT $!; wait' "$work" "$(stretched 4)")
 if [ "$count" -le 3 ]; then ok "nodes on their own do not all ask"; else not_ok "nodes on their own do not all ask" "$count requests"; fi
 
 done_testing

@@ -159,7 +159,7 @@ cat >"$work/again" <<'END'
 #!/bin/bash
 #SBATCH -N2 -n2 --ddp --requeue --open-mode=append
 srun sh -c 'echo "restart $DDP_RESTART_COUNT $RANK"; '"$1"/who
-[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || { scontrol requeue $SLURM_JOB_ID; sleep 30; }
+[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || { scontrol requeue $SLURM_JOB_ID; sleep 1000; }
 END
 chmod 755 "$work/again"
 capture as_user sbatch -D "$work/batch" -o "$work/batch/again" "$work/again" "$work"

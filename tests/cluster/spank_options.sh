@@ -124,7 +124,7 @@ prints_not '^OMP_NUM_THREADS=' "omp=keep sets none"
 
 # Ports: rank 0's node tries the one that is to be used.
 on_node n0 /usr/bin/python3 -c 'import socket, sys, time
-s = socket.create_server(("", 24400)); open(sys.argv[1], "w").close(); time.sleep(20)' "$work/listening" &
+s = socket.create_server(("", 24400)); open(sys.argv[1], "w").close(); time.sleep(1000)' "$work/listening" &
 listener=$!
 wait_until 10 test -e "$work/listening"
 capture as_user srun --ddp=port=24400 -N2 -n2 true
@@ -144,7 +144,7 @@ same 1 "$(grep -cE '^[0-9a-f]{64}$' <(sort -u <<<"$output"))" "one key in a step
 first=$output
 capture as_user srun --ddp -N2 -n4 printenv DDP_KEY
 if [ "$first" != "$output" ]; then ok "another in the next"; else not_ok "another in the next"; fi
-as_user srun --ddp -w n0 sh -c "echo \$\$ >$work/pid; sleep 20" &
+as_user srun --ddp -w n0 sh -c "echo \$\$ >$work/pid; sleep 1000" &
 holder=$!
 wait_until 10 test -s "$work/pid"
 capture on_node n0 sh -c 'for e in /proc/[0-9]*/environ; do

@@ -8,7 +8,7 @@
 # ---- the key -----------------------------------------------------------------
 
 # A step of two tasks waits on n0. Its key is known here, by /proc.
-as_user srun --ddp=verbose -J secretive -w n0 -n2 sh -c "echo \$SLURM_JOB_ID >$work/job; sleep 30" >"$work/srun.out" 2>&1 &
+as_user srun --ddp=verbose -J secretive -w n0 -n2 sh -c "echo \$SLURM_JOB_ID >$work/job; sleep 1000" >"$work/srun.out" 2>&1 &
 holder=$!
 wait_until 15 test -s "$work/job"
 job=$(<"$work/job")

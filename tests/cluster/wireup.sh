@@ -74,12 +74,6 @@ pmix_wrong()
 	prints 'DDP_ERR_PEER after [0-9]\..*(rank 2 has ended|the PMIx fence failed.*has a rank ended)' "PMIx: a rank that dies is an error at once"
 }
 
-# Slurm may lack its plugin, as in Debian testing, and libddp may be built without.
-pmix='' reason="libddp is built without PMIx"
-if grep -q '^#define HAVE_PMIX 1' "$build/config.h"; then
-	pmix=$(on_cluster srun --mpi=list 2>&1 | grep -o pmix) reason="this Slurm has no PMIx plugin"
-fi
-
 # ---- what goes right -------------------------------------------------------------
 
 capture as_user srun --mpi=none --ddp -N3 --ntasks-per-node=2 "$probe"
@@ -91,7 +85,7 @@ capture as_user srun --mpi=none -n1 "$probe"
 status_is 0 "a step of one task needs neither"
 ranks 1 '"world_size":1.*"identity_source":"single".* by self' "it is a world of one"
 
-if [ -n "$pmix" ]; then pmix_right; else skip "wire-up by PMIx" "$reason"; fi
+if has_pmix; then pmix_right; else skip "wire-up by PMIx" "Slurm or libddp has no PMIx"; fi
 
 # ---- what goes wrong ---------------------------------------------------------------
 
@@ -144,6 +138,6 @@ capture as_user srun --mpi=none --ddp --kill-on-bad-exit=0 -N2 -n2 sh -c \
 	'MASTER_ADDR=localhost exec "$0" -t 5' "$probe"
 prints 'localhost is a loopback address there' "localhost is refused for two nodes"
 
-if [ -n "$pmix" ]; then pmix_wrong; else skip "what goes wrong with PMIx" "$reason"; fi
+if has_pmix; then pmix_wrong; else skip "what goes wrong with PMIx" "Slurm or libddp has no PMIx"; fi
 
 done_testing
