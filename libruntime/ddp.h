@@ -230,9 +230,11 @@ typedef struct ddp_collective {
 	ddp_op op;
 	int root;     /* or the peer of send and recv */
 	int tag;      /* of send and recv; 0 .. 65535 */
-	double scale; /* this rank's inputs are multiplied by it before a reduction;
-	                 0: 1. Integers are multiplied in double, truncated, and held
-	                 within their type's range (u8: i32's); it is finite, then. */
+	bool scaled;  /* this rank's inputs are multiplied by `scale` before a reduction;
+	                 0 is a scale, too. Integers are multiplied in double, truncated,
+	                 and held within their type's range (u8: i32's); it is finite,
+	                 then. */
+	double scale; /* 0 unless `scaled` */
 } ddp_collective;
 
 typedef struct ddp_request ddp_request;

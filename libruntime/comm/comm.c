@@ -79,6 +79,8 @@ static ddp_status check_shape(const ddp_comm *comm, const ddp_collective *c)
 		return invalid(c, "no such type");
 	if (ddp_kind_reduces(c->kind) && (unsigned int)c->op > DDP_MAX)
 		return invalid(c, "no such op");
+	if (c->scale != 0 && !c->scaled)
+		return invalid(c, "a scale is given, but `scaled` is false");
 	if (ddp_kind_reduces(c->kind) && !isfinite(c->scale) && is_integer(c->type))
 		return invalid(c, "the scale of integers must be finite");
 	if ((c->counts != NULL || c->recv_counts != NULL) && !takes_counts(c->kind))
@@ -152,7 +154,7 @@ ddp_status ddp_collective_complete(const ddp_comm *comm, const ddp_collective *g
 		return DDP_OK;
 	if (c->counts != NULL)
 		c->count = 0;
-	if (c->scale == 0)
+	if (!c->scaled)
 		c->scale = 1;
 	c->send = input_of(comm, given);
 	return check_buffers(comm, c);

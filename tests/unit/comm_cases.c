@@ -308,7 +308,7 @@ static void make_case(bench *b, test_case *t)
 		DDP_ALL_REDUCE, DDP_REDUCE, DDP_BROADCAST, DDP_REDUCE_SCATTER, DDP_ALL_GATHER, DDP_GATHER,
 		DDP_SCATTER, DDP_ALL_TO_ALL, DDP_BARRIER, DDP_ALL_REDUCE,
 	};
-	static const double scales[] = { 1, 2, 0.5, 3 };
+	static const double scales[] = { 1, 2, 0.5, 3, 0 };
 
 	memset(t, 0, sizeof(*t));
 	t->seed = roll(&b->common, 1u << 20);
@@ -319,7 +319,8 @@ static void make_case(bench *b, test_case *t)
 	t->in_place = roll(&b->common, 3) == 0;
 	bool scaled = roll(&b->common, 3) == 0;
 	for (int r = 0; r < b->size; r++)
-		t->scales[r] = scaled && t->c.op != DDP_PROD ? scales[roll(&b->common, 4)] : 1;
+		t->scales[r] = scaled && t->c.op != DDP_PROD ? scales[roll(&b->common, 5)] : 1;
+	t->c.scaled = scaled;
 	t->c.scale = scaled ? t->scales[b->rank] : 0;
 	choose_counts(b, t);
 	if (t->c.kind == DDP_ALL_TO_ALL && t->vector)

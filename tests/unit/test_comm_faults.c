@@ -488,7 +488,10 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	                                       .counts = counts }) == DDP_ERR_INVALID);
 	CHECK(ddp_run(comm, &(ddp_collective){ .kind = (ddp_kind)99 }) == DDP_ERR_INVALID);
 	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = x, .count = 4, .type = DDP_I32,
-	                                       .scale = NAN }) == DDP_ERR_INVALID);
+	                                       .scaled = true, .scale = NAN }) == DDP_ERR_INVALID);
+	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = x, .count = 4,
+	                                       .scale = 2 }) == DDP_ERR_INVALID);
+	expect_in_error("`scaled` is false");
 	CHECK(ddp_send(comm, x, 1, DDP_F32, 1, 65536) == DDP_ERR_INVALID);
 	CHECK(ddp_issue(comm, NULL, &request) == DDP_ERR_INVALID);
 	CHECK(ddp_wait(NULL) == DDP_ERR_INVALID);
