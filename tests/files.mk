@@ -161,6 +161,11 @@ check_PROGRAMS += tests/unit/test_comm_progress
 tests_unit_test_comm_progress_SOURCES = tests/unit/test_comm_progress.c
 tests_unit_test_comm_progress_CFLAGS = $(unit_cflags)
 tests_unit_test_comm_progress_LDADD = $(unit_libs)
+check_PROGRAMS += tests/unit/test_comm_memory
+tests_unit_test_comm_memory_SOURCES = tests/unit/test_comm_memory.c
+tests_unit_test_comm_memory_CFLAGS = $(unit_cflags)
+tests_unit_test_comm_memory_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,--wrap=calloc
+tests_unit_test_comm_memory_LDADD = $(unit_libs)
 check_PROGRAMS += tests/unit/test_comm_await
 tests_unit_test_comm_await_SOURCES = tests/unit/test_comm_await.c
 tests_unit_test_comm_await_CFLAGS = $(unit_cflags)

@@ -48,26 +48,30 @@ static ddp_status make_parts(building *b)
 	return DDP_OK;
 }
 
+/* Without memory for it, nothing is offered. */
 static ddp_status exchange_offers(building *b, ddp_status made)
 {
 	offer mine = { .status = made, .control_fd = b->control_fd, .doorbell = -1 };
-	char *blob = malloc(sizeof(mine) + b->address_bytes);
+	size_t bytes = sizeof(mine) + b->address_bytes;
+	char *blob = malloc(bytes);
 
-	if (blob == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
-	if (made == DDP_OK && b->comm->net != NULL)
-		mine.doorbell = ddp_net_doorbell(b->comm);
-	memcpy(blob, &mine, sizeof(mine));
-	if (b->address_bytes > 0)
-		memcpy(blob + sizeof(mine), b->address, b->address_bytes);
-	ddp_status status = b->opening->exchange(b->opening->exchanger, blob,
-	                                         sizeof(mine) + b->address_bytes, b->blobs, b->sizes);
+	if (blob == NULL) {
+		made = ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		bytes = 0;
+	} else {
+		if (made == DDP_OK && b->comm->net != NULL)
+			mine.doorbell = ddp_net_doorbell(b->comm);
+		memcpy(blob, &mine, sizeof(mine));
+		if (b->address_bytes > 0)
+			memcpy(blob + sizeof(mine), b->address, b->address_bytes);
+	}
+	ddp_status status = b->opening->exchange(b->opening->exchanger, blob, bytes, b->blobs, b->sizes);
 	free(blob);
-	for (int r = 0; r < b->comm->size && status == DDP_OK; r++) {
+	for (int r = 0; r < b->comm->size && status == DDP_OK && made == DDP_OK; r++) {
 		if (b->sizes[r] < sizeof(offer))
 			return ddp_fail(DDP_ERR_PEER, "%s did not make its part", ddp_rank_text(b->comm, r));
 		memcpy(&mine, b->blobs[r], sizeof(mine));
-		if (mine.status != DDP_OK && made == DDP_OK)
+		if (mine.status != DDP_OK)
 			status = ddp_fail((ddp_status)mine.status, "%s could not make its part of the communicator (%s)",
 			                  ddp_rank_text(b->comm, r), ddp_status_name((ddp_status)mine.status));
 	}
@@ -114,67 +118,55 @@ static ddp_status connect_members(building *b)
 	return status;
 }
 
-/* Segments and doorbells stay open until all have opened them. */
-static ddp_status confirm(building *b, ddp_status mine, int size)
-{
-	int32_t own = mine, theirs;
-
-	if (b->opening->confirm != NULL)
-		return b->opening->confirm(b->opening->exchanger, mine);
-	ddp_blobs_free(b->blobs, size);
-	ddp_status status = b->opening->exchange(b->opening->exchanger, &own, sizeof(own), b->blobs,
-	                                         b->sizes);
-	for (int r = 0; r < size && status == DDP_OK && mine == DDP_OK; r++) {
-		if (b->sizes[r] != sizeof(theirs))
-			return ddp_fail(DDP_ERR_PEER, "a rank did not make its part of the communicator");
-		memcpy(&theirs, b->blobs[r], sizeof(theirs));
-		if (theirs != DDP_OK)
-			mine = ddp_fail((ddp_status)theirs, "%s could not open its part of the communicator (%s)",
-			                ddp_rank_text(b->comm, r), ddp_status_name((ddp_status)theirs));
-	}
-	return status == DDP_OK ? mine : status;
-}
-
 static ddp_status build_member(building *b)
 {
+	const ddp_opening *o = b->opening;
 	ddp_status status = exchange_offers(b, make_parts(b));
 
 	if (status == DDP_OK)
 		status = map_control(b);
 	if (status == DDP_OK && b->comm->nodes > 1)
 		status = connect_members(b);
+	/* Nobody waits for a greeting of one that has failed. */
+	if (o->confirm_early)
+		status = o->confirm(o->exchanger, status);
 	if (status == DDP_OK && b->comm->nodes > 1)
 		status = ddp_net_greet(b->comm);
 	if (status == DDP_OK && b->comm->nodes > 1)
 		status = ddp_comm_start(b->comm);
-	return confirm(b, status, b->comm->size);
+	/* Segments and doorbells stay open until all have opened them. */
+	return o->confirm(o->exchanger, status);
 }
 
-static ddp_status watch_only(building *b, int size)
+/* Makes no part: a rank that is no member, or one that lacks the memory to be. It
+   takes part in what build_member() exchanges, whatever comes of it. */
+static ddp_status exchange_only(const ddp_opening *o, ddp_status mine)
 {
-	ddp_status status = b->opening->exchange(b->opening->exchanger, NULL, 0, b->blobs, b->sizes);
+	ddp_status status = o->exchange(o->exchanger, NULL, 0, NULL, NULL);
 
-	if (status != DDP_OK)
-		return status;
-	ddp_blobs_free(b->blobs, size);
-	return b->opening->exchange(b->opening->exchanger, NULL, 0, b->blobs, b->sizes);
+	if (mine != DDP_OK)
+		status = ddp_fail(mine, "out of memory");
+	if (o->confirm_early)
+		status = o->confirm(o->exchanger, status);
+	return o->confirm(o->exchanger, status);
 }
 
 ddp_status ddp_comm_build(ddp_roster *roster, const int *world_ranks, int size, int rank,
                           int timeout_ms, const ddp_opening *opening, ddp_comm **part)
 {
 	building b = { .opening = opening, .control_fd = -1 };
-	ddp_status status = DDP_ERR_NOMEM;
+	ddp_status status = DDP_OK;
 
 	*part = NULL;
+	if (rank == DDP_NOBODY)
+		return exchange_only(opening, DDP_OK);
 	b.blobs = calloc((size_t)size + 1, sizeof(*b.blobs));
 	b.sizes = calloc((size_t)size + 1, sizeof(*b.sizes));
 	if (b.blobs == NULL || b.sizes == NULL)
-		ddp_fail(status, "out of memory");
-	else if (rank == DDP_NOBODY)
-		status = watch_only(&b, size);
-	else if ((status = ddp_comm_create(roster, world_ranks, size, rank, timeout_ms, &b.comm)) == DDP_OK)
-		status = build_member(&b);
+		status = DDP_ERR_NOMEM;
+	else
+		status = ddp_comm_create(roster, world_ranks, size, rank, timeout_ms, &b.comm);
+	status = b.comm != NULL ? build_member(&b) : exchange_only(opening, status);
 	if (b.comm != NULL && status != DDP_OK) {
 		ddp_comm_stop(b.comm);
 		ddp_comm_destroy(b.comm);
@@ -193,28 +185,45 @@ ddp_status ddp_comm_build(ddp_roster *roster, const int *world_ranks, int size, 
 
 /* ---- from a parent --------------------------------------------------------------- */
 
+ddp_status ddp_comm_agree(ddp_comm *comm, ddp_status mine, const char *what)
+{
+	const int64_t own = mine == DDP_OK ? 0 : (int64_t)mine << 32 | comm->rank;
+	int64_t worst;
+	ddp_status status = ddp_all_reduce(comm, &own, &worst, 1, DDP_I64, DDP_MAX);
+
+	if (status != DDP_OK || mine != DDP_OK || worst == 0)
+		return status != DDP_OK ? status : mine;
+	return ddp_fail((ddp_status)(worst >> 32), "%s could not %s (%s)",
+	                ddp_rank_text(comm, (int)(worst & INT32_MAX)), what,
+	                ddp_status_name((ddp_status)(worst >> 32)));
+}
+
 typedef struct parent_exchange {
 	ddp_comm *parent;
 	const int *members; /* [count]: ranks in the parent */
 	int count;
+	int64_t *lengths;   /* [size of the parent] */
+	size_t *counts;     /* the same */
 } parent_exchange;
 
-static ddp_status gather_blobs(parent_exchange *e, const void *blob, size_t bytes, int64_t *sizes,
-                               size_t *counts, char **all)
+static ddp_status gather_blobs(parent_exchange *e, const void *blob, size_t bytes, char **all)
 {
 	const int64_t own = (int64_t)bytes;
-	ddp_status status = ddp_all_gather(e->parent, &own, sizes, 1, DDP_I64);
+	ddp_status status = ddp_all_gather(e->parent, &own, e->lengths, 1, DDP_I64);
 	size_t total = 0;
 
 	if (status != DDP_OK)
 		return status;
 	for (int r = 0; r < e->parent->size; r++)
-		total += counts[r] = (size_t)sizes[r];
+		total += e->counts[r] = (size_t)e->lengths[r];
 	*all = malloc(total + 1);
 	if (*all == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		status = ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	status = ddp_comm_agree(e->parent, status, "get the memory to make a communicator");
+	if (status != DDP_OK)
+		return status;
 	return ddp_run(e->parent, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = bytes > 0 ? blob : *all,
-	                                             .recv = *all, .counts = counts, .type = DDP_U8 });
+	                                             .recv = *all, .counts = e->counts, .type = DDP_U8 });
 }
 
 /* All ranks of the parent take part; the members' blobs are kept. */
@@ -222,49 +231,55 @@ static ddp_status exchange_by_parent(void *exchanger, const void *blob, size_t b
                                      size_t *sizes)
 {
 	parent_exchange *e = exchanger;
-	int size = e->parent->size;
-	int64_t *lengths = calloc((size_t)size, sizeof(*lengths));
-	size_t *counts = calloc((size_t)size, sizeof(*counts));
 	char *all = NULL;
-	ddp_status status = DDP_ERR_NOMEM;
+	ddp_status status = gather_blobs(e, blob, bytes, &all);
 
-	if (lengths == NULL || counts == NULL)
-		ddp_fail(status, "out of memory");
-	else
-		status = gather_blobs(e, blob, bytes, lengths, counts, &all);
-	for (int m = 0; m < e->count && status == DDP_OK; m++) {
+	for (int m = 0; m < e->count && status == DDP_OK && blobs != NULL; m++) {
 		size_t offset = 0;
 		for (int r = 0; r < e->members[m]; r++)
-			offset += counts[r];
-		sizes[m] = counts[e->members[m]];
+			offset += e->counts[r];
+		sizes[m] = e->counts[e->members[m]];
 		blobs[m] = malloc(sizes[m] + 1);
 		if (blobs[m] == NULL)
 			status = ddp_fail(DDP_ERR_NOMEM, "out of memory");
 		else
 			memcpy(blobs[m], all + offset, sizes[m]);
 	}
-	free(lengths);
-	free(counts);
 	free(all);
 	return status;
 }
 
+static ddp_status confirm_by_parent(void *exchanger, ddp_status mine)
+{
+	const parent_exchange *e = exchanger;
+
+	return ddp_comm_agree(e->parent, mine, "make its part of the communicator");
+}
+
 static ddp_status build_from_parent(ddp_comm *parent, const int *members, int count, ddp_comm **part)
 {
-	parent_exchange exchanger = { parent, members, count };
-	const ddp_opening opening = { .exchange = exchange_by_parent, .exchanger = &exchanger };
-	int rank = DDP_NOBODY;
+	parent_exchange exchanger = { .parent = parent, .members = members, .count = count,
+	                              .lengths = calloc((size_t)parent->size, sizeof(*exchanger.lengths)),
+	                              .counts = calloc((size_t)parent->size, sizeof(*exchanger.counts)) };
+	const ddp_opening opening = { .exchange = exchange_by_parent, .exchanger = &exchanger,
+	                              .confirm = confirm_by_parent, .confirm_early = true };
 	int *world_ranks = malloc(((size_t)count + 1) * sizeof(int));
+	ddp_status status = DDP_OK;
+	int rank = DDP_NOBODY;
 
-	if (world_ranks == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
-	for (int m = 0; m < count; m++) {
+	if (exchanger.lengths == NULL || exchanger.counts == NULL || world_ranks == NULL)
+		status = ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	status = ddp_comm_agree(parent, status, "get the memory to make a communicator");
+	for (int m = 0; m < count && status == DDP_OK; m++) {
 		world_ranks[m] = parent->world_ranks[members[m]];
 		if (members[m] == parent->rank)
 			rank = m;
 	}
-	ddp_status status = ddp_comm_build(parent->roster, world_ranks, count, rank, parent->timeout_ms,
-	                                   &opening, part);
+	if (status == DDP_OK)
+		status = ddp_comm_build(parent->roster, world_ranks, count, rank, parent->timeout_ms, &opening,
+		                        part);
+	free(exchanger.lengths);
+	free(exchanger.counts);
 	free(world_ranks);
 	return status;
 }
@@ -290,14 +305,13 @@ ddp_status ddp_comm_split(ddp_comm *comm, int colour, int key, ddp_comm **part)
 	const wish mine = { colour, key, comm->rank };
 	wish *wishes = malloc((size_t)comm->size * sizeof(*wishes));
 	int *members = malloc((size_t)comm->size * sizeof(*members));
-	ddp_status status = DDP_ERR_NOMEM;
+	ddp_status status = DDP_OK;
 	int count = 0;
 
-	if (wishes == NULL || members == NULL) {
-		ddp_fail(status, "out of memory");
-		goto out;
-	}
-	if ((status = ddp_all_gather(comm, &mine, wishes, 3, DDP_I64)) != DDP_OK)
+	if (wishes == NULL || members == NULL)
+		status = ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	status = ddp_comm_agree(comm, status, "get the memory to split the communicator");
+	if (status != DDP_OK || (status = ddp_all_gather(comm, &mine, wishes, 3, DDP_I64)) != DDP_OK)
 		goto out;
 	qsort(wishes, (size_t)comm->size, sizeof(*wishes), compare_wishes);
 	for (int r = 0; r < comm->size; r++) {

@@ -14,4 +14,8 @@
 ddp_status ddp_comm_build(ddp_roster *roster, const int *world_ranks, int size, int rank,
                           int timeout_ms, const ddp_opening *opening, ddp_comm **part);
 
+/* All ranks tell how they fared, with `mine`. If it is not DDP_OK on all, it is an
+   error on all; on the others one that says which rank could not do `what`. */
+ddp_status ddp_comm_agree(ddp_comm *comm, ddp_status mine, const char *what);
+
 #endif

@@ -26,8 +26,10 @@ ddp_status ddp_meeting_open(ddp_meeting *m, ddp_comm *comm)
 	m->notices = calloc(size, sizeof(*m->notices));
 	m->transfers = calloc(4 * size, sizeof(*m->transfers));
 	m->lengths = calloc(2 * size, sizeof(*m->lengths));
+	m->come = malloc(size);
+	m->plain = malloc(sizeof(*m->plain) + size);
 	if (m->present == NULL || m->told == NULL || m->called == NULL || m->notices == NULL ||
-	    m->transfers == NULL || m->lengths == NULL) {
+	    m->transfers == NULL || m->lengths == NULL || m->come == NULL || m->plain == NULL) {
 		ddp_meeting_close(m);
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
 	}
@@ -53,6 +55,8 @@ void ddp_meeting_close(ddp_meeting *m)
 	free(m->notices);
 	free(m->transfers);
 	free(m->lengths);
+	free(m->come);
+	free(m->plain);
 }
 
 /* ---- notices ------------------------------------------------------------------------ */
@@ -67,14 +71,13 @@ static uint64_t hash_of(const ddp_notice *n, size_t bytes)
 	return ddp_hash((const char *)n + sizeof(n->hash), bytes - sizeof(n->hash));
 }
 
-static ddp_notice *write_notice(const ddp_meeting *m, uint32_t stage, int verdict, bool decided,
-                                const void *data, size_t bytes)
+/* Into `n`, which has room for it. */
+static void write_notice(const ddp_meeting *m, ddp_notice *n, uint32_t stage, int verdict, bool decided,
+                         const void *data, size_t bytes)
 {
 	size_t whole = notice_bytes(m, bytes), size = (size_t)m->comm->size;
-	ddp_notice *n = calloc(1, whole);
 
-	if (n == NULL)
-		return NULL;
+	memset(n, 0, sizeof(*n));
 	n->serial = m->serial;
 	n->bytes = bytes;
 	n->stage = stage;
@@ -86,7 +89,6 @@ static ddp_notice *write_notice(const ddp_meeting *m, uint32_t stage, int verdic
 	if (bytes > 0)
 		memcpy(n->present + size, data, bytes);
 	n->hash = hash_of(n, whole);
-	return n;
 }
 
 /* Is it whole, and of this round? It may have been overwritten while it was read. */
@@ -231,9 +233,10 @@ static bool look(ddp_meeting *m, int r, bool late, bool *come, bool *ahead)
 	return m->present[r] && !*come;
 }
 
-static ddp_status look_for_all(ddp_meeting *m, bool *come)
+static ddp_status look_for_all(ddp_meeting *m)
 {
 	ddp_comm *comm = m->comm;
+	bool *come = m->come;
 	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)m->patience_ms * 1000000;
 	bool waiting = true, ahead = false;
 
@@ -258,29 +261,39 @@ ddp_status ddp_meet(ddp_meeting *m, uint32_t stage, int verdict, bool decided, c
                     size_t bytes)
 {
 	ddp_comm *comm = m->comm;
+	ddp_status lack = DDP_OK, status;
 
+	if (comm->net != NULL && ddp_net_ended(comm))
+		return ddp_fail(DDP_ERR_PEER, "%s has no network any more: UCX did not end what was under way",
+		                ddp_rank_text(comm, comm->rank));
 	m->serial++;
 	forget_notices(m);
-	ddp_notice *own = write_notice(m, stage, verdict, decided, data, bytes);
-	bool *come = calloc((size_t)comm->size, sizeof(*come));
-	ddp_status status = own == NULL || come == NULL ? ddp_fail(DDP_ERR_NOMEM, "out of memory")
-	                                                : show(m, own, notice_bytes(m, bytes));
+	ddp_notice *own = bytes == 0 ? m->plain : malloc(notice_bytes(m, bytes));
+	/* The others are not kept waiting for what this rank cannot tell. */
+	if (own == NULL) {
+		lack = DDP_ERR_NOMEM;
+		own = m->plain;
+		bytes = 0;
+	}
+	write_notice(m, own, stage, verdict, decided, data, bytes);
+	memset(m->come, false, (size_t)comm->size);
+	status = show(m, own, notice_bytes(m, bytes));
 	memcpy(m->told, m->present, (size_t)comm->size);
 	if (status == DDP_OK && comm->net != NULL)
 		call_all_remote(m, own, notice_bytes(m, bytes));
 	if (status == DDP_OK)
-		status = look_for_all(m, come);
+		status = look_for_all(m);
 	if (comm->net != NULL)
 		ddp_net_forget(comm);
 	/* What came in parts, or torn, did not come. */
-	for (int r = 0; r < comm->size && come != NULL; r++) {
-		if (!come[r]) {
+	for (int r = 0; r < comm->size; r++) {
+		if (!m->come[r]) {
 			free(m->notices[r]);
 			m->notices[r] = NULL;
 		}
 	}
 	m->patience_ms += comm->timeout_ms / 8 + 100;
-	free(own);
-	free(come);
-	return status;
+	if (own != m->plain)
+		free(own);
+	return status == DDP_OK && lack != DDP_OK ? ddp_fail(lack, "out of memory") : status;
 }

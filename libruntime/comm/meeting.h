@@ -32,6 +32,8 @@ typedef struct ddp_meeting {
 	uint64_t serial;
 	int64_t patience_ms;  /* of the next round */
 	bool *called;         /* [size]: who was present in the last round */
+	bool *come;           /* [size]: who has told in this round */
+	ddp_notice *plain;    /* room for a notice without data */
 	struct ddp_transfer *transfers; /* [4 * size]: length and data, both ways */
 	uint64_t *lengths;    /* [2 * size]: theirs, ours */
 } ddp_meeting;
@@ -42,7 +44,8 @@ void ddp_meeting_close(ddp_meeting *m);
 /*
  * One round: tells `data` to all that are present, and waits for what they
  * tell. Who is gone, or silent until the deadline, is not present any more.
- * DDP_ERR_PEER if the others have gone on without this rank.
+ * DDP_ERR_PEER if the others have gone on without this rank, or its network has
+ * ended; DDP_ERR_NOMEM if only this rank's verdict could be told, not the data.
  */
 ddp_status ddp_meet(ddp_meeting *m, uint32_t stage, int verdict, bool decided, const void *data,
                     size_t bytes);

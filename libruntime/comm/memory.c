@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "comm/await.h"
+#include "comm/group.h"
 #include "comm/node.h"
 
 /* What each rank tells of the allocation under way. */
@@ -203,22 +204,6 @@ static ddp_allocation *new_allocation(const ddp_comm *comm, size_t bytes)
 	return a;
 }
 
-/* Every rank tells how it fared; if one failed, all do. */
-static ddp_status agree(ddp_comm *comm, ddp_status mine, int32_t *all)
-{
-	const int32_t own = mine;
-	ddp_status status = ddp_all_gather(comm, &own, all, 1, DDP_I32);
-
-	if (status != DDP_OK)
-		return status;
-	for (int r = 0; r < comm->size; r++) {
-		if (mine == DDP_OK && all[r] != DDP_OK)
-			return ddp_fail((ddp_status)all[r], "%s could not get its shared memory (%s)",
-			                ddp_rank_text(comm, r), ddp_status_name((ddp_status)all[r]));
-	}
-	return mine;
-}
-
 /* All ranks' offers are compared before anything is mapped. */
 static ddp_status check_offers(ddp_comm *comm, const offer *offers)
 {
@@ -231,8 +216,7 @@ static ddp_status check_offers(ddp_comm *comm, const offer *offers)
 	return DDP_OK;
 }
 
-static ddp_status allocate(ddp_comm *comm, ddp_allocation *a, int fd, int error, offer *offers,
-                           int32_t *statuses)
+static ddp_status allocate(ddp_comm *comm, ddp_allocation *a, int fd, int error, offer *offers)
 {
 	const offer mine = {
 		.bytes = a->bytes, .pid = getpid(), .fd = fd, .status = error,
@@ -250,7 +234,7 @@ static ddp_status allocate(ddp_comm *comm, ddp_allocation *a, int fd, int error,
 		                        ddp_rank_text(comm, comm->node.ranks[0]));
 	else
 		status = map_offer(comm, a, leader, fd);
-	return agree(comm, status, statuses);
+	return ddp_comm_agree(comm, status, "get its shared memory");
 }
 
 ddp_status ddp_mem_alloc(ddp_comm *comm, size_t bytes, void **memory)
@@ -260,24 +244,23 @@ ddp_status ddp_mem_alloc(ddp_comm *comm, size_t bytes, void **memory)
 		                comm == NULL || memory == NULL ? "a NULL argument" : "too many bytes");
 	ddp_allocation *a = new_allocation(comm, bytes);
 	offer *offers = malloc((size_t)comm->size * sizeof(*offers));
-	int32_t *statuses = malloc((size_t)comm->size * sizeof(*statuses));
-	ddp_status status = DDP_ERR_NOMEM;
+	ddp_status status = DDP_OK;
 	int fd = -1, error = 0;
 
-	if (a == NULL || offers == NULL || statuses == NULL) {
-		ddp_fail(status, "out of memory");
+	if (a == NULL || offers == NULL)
+		status = ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	status = ddp_comm_agree(comm, status, "get its shared memory");
+	if (status != DDP_OK)
 		goto out;
-	}
 	if (comm->node.self == 0) {
 		fd = ddp_segment_create(a->stride * a->parts);
 		error = fd < 0 ? errno : 0;
 	}
-	status = allocate(comm, a, fd, error, offers, statuses);
+	status = allocate(comm, a, fd, error, offers);
 	if (fd >= 0)
 		close(fd);
 out:
 	free(offers);
-	free(statuses);
 	if (status != DDP_OK) {
 		if (a != NULL)
 			release(a);

@@ -107,6 +107,8 @@ void ddp_net_shut_down(ddp_comm *comm);
 void ddp_net_revive(ddp_comm *comm, bool alive);
 /* Gives up all transfers, as ddp_net_shut_down() does. */
 void ddp_net_forget(ddp_comm *comm);
+/* UCX did not end what was given up, and all connections with it. */
+bool ddp_net_ended(const ddp_comm *comm);
 bool ddp_net_lost(const ddp_comm *comm, int peer);
 
 /* The doorbell is a pipe, which peers open through /proc, as the memory. */

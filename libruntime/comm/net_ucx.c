@@ -141,6 +141,9 @@ static void deliver(ddp_net *net, ddp_transfer *t, arrival *a)
 		if (a->bytes > 0)
 			memcpy(t->buffer, a->data, a->bytes);
 		t->done = true;
+	} else if (fit) {
+		net->out_of_memory = true;
+		net->flooding = t->peer;
 	}
 	ddp_net_drop(net, a);
 }
@@ -541,6 +544,9 @@ ddp_status ddp_net_check(ddp_comm *comm, int missing)
 	if (net->unfit)
 		return break_unfit(comm, &net->unfit_have, net->unfit_have_bytes, &net->unfit_want,
 		                   net->unfit_want_bytes);
+	if (net->out_of_memory)
+		return ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "%s has no memory to receive what %s sends",
+		                      ddp_rank_text(comm, comm->rank), ddp_rank_text(comm, net->flooding));
 	if (net->flooding != DDP_NOBODY)
 		return ddp_comm_break(comm, DDP_ERR_NOMEM, net->flooding,
 		                      "%s has no memory for messages that it has not asked for yet: %zu MiB are "

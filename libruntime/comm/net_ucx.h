@@ -121,12 +121,14 @@ struct ddp_net {
 	ddp_transfer question; /* see ask() */
 	uint64_t ask_ns, asked_sequence;
 	int flooding;          /* the peer whose message could not be kept, or DDP_NOBODY */
+	bool out_of_memory;    /* for a message of the peer `flooding` that was asked for */
 	int strangers;         /* messages without a right token */
 	bool refusing;         /* broken: only messages of comm/shrink are taken */
 	bool down;             /* after ddp_net_shut_down() */
 	bool failure_came;
 	ddp_failure failure;   /* that came */
 	failure_header *farewells; /* [size]: that are sent */
+	void **requests;       /* [size]: of UCX, while peers are told or connections are closed */
 };
 
 /* The endpoint to a peer, made at its first use; an error has broken the

@@ -36,17 +36,15 @@ static void close_endpoints(ddp_net *net, uint64_t deadline_ns)
 	                                     .flags = UCP_EP_CLOSE_FLAG_FORCE };
 	const ucp_request_param_t flushed = { .op_attr_mask = 0 };
 	int size = net->comm->size;
-	void **requests = calloc((size_t)size, sizeof(*requests));
 
-	for (int r = 0; r < size && requests != NULL; r++) {
+	for (int r = 0; r < size; r++) {
 		connection *c = &net->peers[r];
+		net->requests[r] = NULL;
 		if (c->ep != NULL)
-			requests[r] = ucp_ep_close_nbx(c->ep, c->lost != UCS_OK ? &forced : &flushed);
+			net->requests[r] = ucp_ep_close_nbx(c->ep, c->lost != UCS_OK ? &forced : &flushed);
 		c->ep = NULL;
 	}
-	if (requests != NULL)
-		finish_requests(net, requests, size, deadline_ns);
-	free(requests);
+	finish_requests(net, net->requests, size, deadline_ns);
 }
 
 /* UCX 1.13 asserts if an endpoint is closed while its connection is being made;
@@ -90,10 +88,17 @@ static void drop_arrivals(ddp_net *net, bool all)
 		net->arrivals_end = &(*net->arrivals_end)->next;
 }
 
+/* Endpoints end with their worker: from here on nothing is sent or received. */
 static void close_worker(ddp_net *net)
 {
 	drop_arrivals(net, true);
 	net->posted = net->held = NULL;
+	net->down = true;
+	for (int r = 0; r < net->comm->size && net->peers != NULL; r++) {
+		net->peers[r].ep = NULL;
+		if (net->peers[r].lost == UCS_OK)
+			net->peers[r].lost = UCS_ERR_CANCELED;
+	}
 	if (net->worker != NULL)
 		ucp_worker_destroy(net->worker);
 	for (ticket *t = net->tickets, *next; t != NULL; t = next) {
@@ -116,23 +121,21 @@ static void tell_peers(ddp_net *net, uint64_t deadline_ns)
 	ddp_comm *comm = net->comm;
 	const ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
 	                                    .flags = UCP_AM_SEND_FLAG_EAGER };
-	void **requests = calloc((size_t)comm->size, sizeof(*requests));
 
-	for (int r = 0; r < comm->size && requests != NULL; r++) {
+	for (int r = 0; r < comm->size; r++) {
 		const connection *c = &net->peers[r];
 		failure_header *farewell = &net->farewells[r]; /* a request may outlive this call */
+		net->requests[r] = NULL;
 		if (c->ep == NULL || c->lost != UCS_OK || !c->settled)
 			continue;
 		farewell->seal = (seal){ .token = c->ours, .source = comm->rank };
 		farewell->failure.status = atomic_load(&comm->failed);
 		farewell->failure.culprit = comm->culprit;
 		memcpy(farewell->failure.text, comm->failure_text, sizeof(comm->failure_text));
-		requests[r] = ucp_am_send_nbx(c->ep, DDP_AM_FAILURE, farewell, sizeof(*farewell), NULL, 0,
-		                              &param);
+		net->requests[r] = ucp_am_send_nbx(c->ep, DDP_AM_FAILURE, farewell, sizeof(*farewell), NULL, 0,
+		                                   &param);
 	}
-	if (requests != NULL)
-		finish_requests(net, requests, comm->size, deadline_ns);
-	free(requests);
+	finish_requests(net, net->requests, comm->size, deadline_ns);
 }
 
 /* ---- giving up transfers -------------------------------------------------------------- */
@@ -225,6 +228,11 @@ void ddp_net_revive(ddp_comm *comm, bool alive)
 	comm->net->down = !alive || comm->net->worker == NULL;
 }
 
+bool ddp_net_ended(const ddp_comm *comm)
+{
+	return comm->net->worker == NULL;
+}
+
 bool ddp_net_lost(const ddp_comm *comm, int peer)
 {
 	return comm->net->peers[peer].lost != UCS_OK;
@@ -240,6 +248,7 @@ static void free_net(ddp_net *net)
 	free(net->peers);
 	free(net->peer_doors);
 	free(net->farewells);
+	free(net->requests);
 	free(net);
 }
 

@@ -189,13 +189,15 @@ ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes)
 	net->flooding = DDP_NOBODY;
 	net->peers = calloc((size_t)comm->size, sizeof(*net->peers));
 	net->bells = malloc((size_t)comm->size * sizeof(int));
+	for (int r = 0; r < comm->size && net->bells != NULL; r++)
+		net->bells[r] = -1;
 	net->farewells = calloc((size_t)comm->size, sizeof(*net->farewells));
-	if (net->peers == NULL || net->bells == NULL || net->farewells == NULL)
+	net->requests = calloc((size_t)comm->size, sizeof(*net->requests));
+	if (net->peers == NULL || net->bells == NULL || net->farewells == NULL || net->requests == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
 	for (int r = 0; r < comm->size; r++) {
 		net->peers[r].net = net;
 		net->peers[r].peer = r;
-		net->bells[r] = -1;
 	}
 	if (pipe2(net->bell, O_CLOEXEC | O_NONBLOCK) != 0)
 		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a pipe");

@@ -5,14 +5,16 @@
 #include "comm/internal.h"
 
 /* How the ranks of a communicator to be exchange blobs: like
-   ddp_wireup_ops.exchange, over all ranks that take part in opening. */
+   ddp_wireup_ops.exchange, over all ranks that take part in opening. Of
+   ddp_comm_build(), also without `blobs` and `sizes`: what comes is not kept. */
 typedef struct ddp_opening {
 	ddp_status (*exchange)(void *exchanger, const void *blob, size_t bytes, void **blobs,
 	                       size_t *sizes);
 	void *exchanger;
 	/* Agrees, at the end, on whether all have made their part: DDP_OK if `mine`
-	   is everyone's; NULL: by another exchange. */
+	   is everyone's. Not for the world. */
 	ddp_status (*confirm)(void *exchanger, ddp_status mine);
+	bool confirm_early; /* also before they greet each other */
 } ddp_opening;
 
 /* A communicator without shared parts yet. */

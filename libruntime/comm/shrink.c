@@ -120,7 +120,7 @@ static ddp_status exchange_by_meeting(void *exchanger, const void *blob, size_t 
 
 	s->offered = true;
 	ddp_status status = ddp_meet(m, stage_of(s, OFFER), BUILT, true, blob, bytes);
-	for (int r = 0; r < m->comm->size && status == DDP_OK; r++) {
+	for (int r = 0; r < m->comm->size && status == DDP_OK && blobs != NULL; r++) {
 		const ddp_notice *n = m->notices[r];
 		if (!s->members[r])
 			continue;
@@ -164,7 +164,8 @@ static ddp_status confirm_by_meeting(void *exchanger, ddp_status mine)
 static ddp_status build_survivors(shrinking *s, ddp_comm **survivors)
 {
 	ddp_comm *comm = s->meeting.comm;
-	const ddp_opening opening = { exchange_by_meeting, s, confirm_by_meeting };
+	const ddp_opening opening = { .exchange = exchange_by_meeting, .exchanger = s,
+	                              .confirm = confirm_by_meeting };
 	int *world_ranks = malloc((size_t)comm->size * sizeof(*world_ranks));
 	int count = 0, rank = DDP_NOBODY;
 
@@ -234,6 +235,9 @@ ddp_status ddp_comm_shrink(ddp_comm *comm, ddp_comm **survivors)
 	if (comm->net != NULL)
 		ddp_net_revive(comm, true);
 	ddp_status status = shrink(comm, survivors);
+	/* The others on this node need not wait for its word. */
+	if (status != DDP_OK && comm->net != NULL && ddp_net_ended(comm))
+		atomic_store(&comm->node.shared->ranks[comm->node.self].left, 1);
 	if (comm->net != NULL)
 		ddp_net_revive(comm, false);
 	/* The rank goes on: a later end of it has other reasons. */

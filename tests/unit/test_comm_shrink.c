@@ -363,6 +363,64 @@ __attribute__((visibility("default"))) ucs_status_t ucp_ep_create(ucp_worker_h w
 	return create == NULL ? UCS_ERR_UNSUPPORTED : create(worker, params, ep);
 }
 
+/* ---- a network that does not end ------------------------------------------------------------ */
+
+static atomic_bool stuck; /* what is sent from here on is under way for ever */
+
+/* Stands before UCX's. Only requests with a callback are awaited by it. */
+__attribute__((visibility("default"))) ucs_status_ptr_t
+ucp_am_send_nbx(ucp_ep_h ep, unsigned int id, const void *header, size_t header_bytes,
+                const void *data, size_t bytes, const ucp_request_param_t *param)
+{
+	ucs_status_ptr_t (*send)(ucp_ep_h, unsigned int, const void *, size_t, const void *, size_t,
+	                         const ucp_request_param_t *);
+	static char request;
+
+	if (atomic_load(&stuck) && (param->op_attr_mask & UCP_OP_ATTR_FIELD_CALLBACK) != 0)
+		return &request;
+	*(void **)&send = dlsym(RTLD_NEXT, "ucp_am_send_nbx");
+	return send == NULL ? UCS_STATUS_PTR(UCS_ERR_UNSUPPORTED)
+	                    : send(ep, id, header, header_bytes, data, bytes, param);
+}
+
+/* Rank 1, alone on its node, cannot speak: before the failure, or from the time
+   that it shrinks. UCX, which does not end what it was told to, is closed. */
+static int shrink_with_one_mute(ddp_comm *comm, void *argument)
+{
+	const bool before = *(const bool *)argument;
+	int rank = ddp_comm_rank(comm);
+	float x[8] = { 0 };
+	ddp_comm *survivors;
+
+	CHECK_OK(ddp_all_reduce(comm, NULL, x, 8, DDP_F32, DDP_SUM));
+	atomic_store(&stuck, rank == 1 && before);
+	if (rank == 0 && !before)
+		ddp_comm_abort(comm, "the test wants it");
+	while (ddp_all_reduce(comm, NULL, x, 8, DDP_F32, DDP_SUM) == DDP_OK)
+		continue;
+	atomic_store(&stuck, rank == 1);
+	if (rank == 1) {
+		CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_PEER);
+		CHECK(strstr(ddp_last_error(), "no network any more") != NULL);
+		CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_PEER);
+		return 0;
+	}
+	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	CHECK(ddp_comm_size(survivors) == 2);
+	expect_sum_of(survivors, rank, 2);
+	CHECK_OK(ddp_comm_free(survivors));
+	return 0;
+}
+
+static void rank_whose_network_ended_is_left_out(void **state)
+{
+	static bool before[] = { false, true };
+
+	(void)state;
+	for (int i = 0; i < 2; i++)
+		run_with(3, two_nodes, 1500, shrink_with_one_mute, &before[i]);
+}
+
 static int count_descriptors(void)
 {
 	DIR *folder = opendir("/proc/self/fd");
@@ -414,6 +472,7 @@ int main(void)
 		cmocka_unit_test(ranks_agree_although_one_dies_while_they_do),
 #ifdef HAVE_UCX
 		cmocka_unit_test(nothing_is_left_of_an_attempt_that_failed),
+		cmocka_unit_test(rank_whose_network_ended_is_left_out),
 #endif
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
