@@ -8,6 +8,7 @@ base_sources = \
 	libruntime/base/hash.h libruntime/base/hex.h libruntime/base/thread.h \
 	libruntime/base/error.c libruntime/base/error.h \
 	libruntime/base/log.c libruntime/base/log.h \
+	libruntime/base/pages.h \
 	libruntime/base/text.c libruntime/base/text.h \
 	libruntime/base/wait.h
 

@@ -101,6 +101,12 @@ tests_unit_test_watch_SOURCES = tests/unit/test_watch.c
 tests_unit_test_watch_CFLAGS = $(unit_cflags)
 tests_unit_test_watch_LDADD = $(unit_libs)
 
+check_PROGRAMS += tests/unit/test_pages
+tests_unit_test_pages_SOURCES = tests/unit/test_pages.c
+tests_unit_test_pages_CFLAGS = $(unit_cflags)
+tests_unit_test_pages_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sysconf -Wl,--wrap=mmap
+tests_unit_test_pages_LDADD = $(unit_libs)
+
 check_PROGRAMS += tests/unit/test_model
 tests_unit_test_model_SOURCES = tests/unit/test_model.c
 tests_unit_test_model_CFLAGS = $(unit_cflags)

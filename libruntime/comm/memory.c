@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/pages.h"
 #include "comm/await.h"
 #include "comm/group.h"
 #include "comm/node.h"
@@ -193,9 +194,7 @@ static ddp_allocation *new_allocation(const ddp_comm *comm, size_t bytes)
 		return NULL;
 	}
 	a->bytes = bytes;
-	a->stride = (bytes + 4095) & ~(size_t)4095;
-	if (a->stride == 0)
-		a->stride = 4096;
+	a->stride = ddp_whole_pages(bytes > 0 ? bytes : 1);
 	a->parts = (size_t)comm->node.size;
 	for (int r = 0; r < comm->roster->size; r++)
 		a->part_of[r] = DDP_NOBODY;

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "base/log.h"
+#include "base/pages.h"
 
 _Static_assert(sizeof(struct ddp_progress) <= DDP_PROGRESS_BYTES, "one page holds it");
 
@@ -48,11 +49,16 @@ static void *map_shared(const ddp_job *job)
 		        job->rank, fd);
 		return MAP_FAILED;
 	}
-	void *page = mmap(NULL, DDP_PROGRESS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset);
-	if (page == MAP_FAILED)
+	/* A page of the system's may hold those of several ranks. */
+	size_t before = (size_t)offset % ddp_system_page_bytes();
+	char *pages = mmap(NULL, before + DDP_PROGRESS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+	                   offset - (off_t)before);
+	if (pages == MAP_FAILED) {
 		ddp_log(DDP_LOG_WARN, "rank %d: cannot map the progress page: %s", job->rank,
 		        strerror(errno));
-	return page;
+		return MAP_FAILED;
+	}
+	return pages + before;
 }
 
 struct ddp_progress *ddp_page_map(const ddp_job *job)
@@ -71,8 +77,10 @@ struct ddp_progress *ddp_page_map(const ddp_job *job)
 
 void ddp_page_unmap(struct ddp_progress *page)
 {
+	size_t before = (uintptr_t)page % ddp_system_page_bytes();
+
 	if (page != NULL)
-		munmap(page, DDP_PROGRESS_BYTES);
+		munmap((char *)page - before, before + DDP_PROGRESS_BYTES);
 }
 
 /* For the texts. The numbers that a collective writes each time take no lock. */
