@@ -118,7 +118,7 @@ comm_sources += libruntime/comm/net_greet.c libruntime/comm/net_log.c \
 	libruntime/comm/net_secret.c libruntime/comm/net_secret.h \
 	libruntime/comm/net_ucx.c libruntime/comm/net_ucx.h libruntime/comm/net_ucx_close.c \
 	libruntime/comm/net_ucx_connect.c libruntime/comm/net_ucx_inquiry.c \
-	libruntime/comm/net_ucx_open.c
+	libruntime/comm/net_ucx_open.c libruntime/comm/net_ucx_window.c
 else
 comm_sources += libruntime/comm/net_none.c
 endif

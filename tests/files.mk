@@ -23,10 +23,12 @@ print-examples:
 	@for program in $(bin_PROGRAMS) $(noinst_PROGRAMS); do \
 		case $$program in examples/*) echo $$program ;; esac; done
 # The long forms of what `make check` does shortly.
-check-comm: tests/fault/comm_soak tests/unit/test_comm_random tests/unit/test_comm_stalls
+check-comm: tests/fault/comm_soak tests/unit/test_comm_random tests/unit/test_comm_stalls \
+	tests/unit/test_comm_window
 	tests/fault/comm_soak 200
 	DDP_TEST_BATCHES=400 tests/unit/test_comm_random
 	DDP_TEST_STOPS=200 tests/unit/test_comm_stalls
+	DDP_TEST_MIB=8192 tests/unit/test_comm_window
 .PHONY: print-prefix print-examples check-comm
 
 include $(top_srcdir)/tests/bench/files.mk
@@ -53,7 +55,7 @@ tests_unit_libsupport_la_CFLAGS = $(unit_cflags)
 check_PROGRAMS += tests/unit/test_comm_random tests/unit/test_comm_shrink \
 	tests/unit/test_kernel_layers tests/unit/test_tcp_wireup \
 	tests/unit/test_comm_faults tests/unit/test_spawn tests/unit/test_comm_groups \
-	tests/unit/test_comm_stalls
+	tests/unit/test_comm_stalls tests/unit/test_comm_window
 if HAVE_UCX
 check_PROGRAMS += tests/unit/test_comm_net
 endif
@@ -160,6 +162,9 @@ tests_fault_comm_soak_LDADD = $(unit_libs)
 tests_unit_test_comm_faults_SOURCES = tests/unit/test_comm_faults.c
 tests_unit_test_comm_faults_CFLAGS = $(unit_cflags)
 tests_unit_test_comm_faults_LDADD = $(unit_libs)
+tests_unit_test_comm_window_SOURCES = tests/unit/test_comm_window.c
+tests_unit_test_comm_window_CFLAGS = $(unit_cflags)
+tests_unit_test_comm_window_LDADD = $(unit_libs)
 tests_unit_test_comm_stalls_SOURCES = tests/unit/test_comm_stalls.c
 tests_unit_test_comm_stalls_CFLAGS = $(unit_cflags)
 tests_unit_test_comm_stalls_LDADD = $(unit_libs)

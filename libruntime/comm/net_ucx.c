@@ -48,7 +48,7 @@ static ticket *ticket_of(ddp_net *net, ddp_transfer *transfer)
 	if (t == NULL)
 		return NULL;
 	t->transfer = transfer;
-	t->header = (data_header){ seal_for(net, transfer->peer), transfer->envelope };
+	t->header = (data_header){ .seal = seal_for(net, transfer->peer), .envelope = transfer->envelope };
 	return t;
 }
 
@@ -159,8 +159,9 @@ static bool is_behind(const ddp_net *net, const ddp_envelope *envelope)
 }
 
 /* Keeps a message for later; false if it cannot be. */
-static bool keep(ddp_net *net, const ddp_envelope *envelope, void *data, size_t bytes, uint64_t attributes)
+static bool keep(ddp_net *net, const data_header *header, void *data, size_t bytes, uint64_t attributes)
 {
+	const ddp_envelope *envelope = &header->envelope;
 	bool rendezvous = (attributes & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
 	bool ours = rendezvous || (attributes & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
 	arrival *a = calloc(1, sizeof(*a));
@@ -168,7 +169,7 @@ static bool keep(ddp_net *net, const ddp_envelope *envelope, void *data, size_t 
 	if (a == NULL)
 		return false;
 	*a = (arrival){ .envelope = *envelope, .data = data, .bytes = bytes, .rendezvous = rendezvous,
-	                .behind = is_behind(net, envelope), .copied = !ours };
+	                .behind = is_behind(net, envelope), .copied = !ours, .charge = header->charge };
 	if (net->kept_bytes + ddp_arrival_weight(a) > kept_max_bytes + (size_t)net->comm->size * kept_rank_bytes) {
 		free(a);
 		return false;
@@ -211,10 +212,11 @@ ucs_status_t ddp_net_data_arrived(void *argument, const void *bytes_of_header, s
 				memcpy(t->buffer, data, bytes);
 			t->done = true;
 		}
+		ddp_net_taken(net, source, header.charge);
 		return UCS_OK;
 	}
 	/* A rendezvous is begun after the callback, in ddp_net_progress(). */
-	if (!keep(net, envelope, data, bytes, param->recv_attr)) {
+	if (!keep(net, &header, data, bytes, param->recv_attr)) {
 		net->flooding = source;
 		return UCS_OK;
 	}
@@ -253,6 +255,7 @@ static arrival *take_arrival(ddp_net *net, int peer, uint64_t tag)
 		if (a->next == NULL)
 			net->arrivals_end = link;
 		net->kept_bytes -= ddp_arrival_weight(a);
+		ddp_net_taken(net, peer, a->charge);
 		return a;
 	}
 	return NULL;
@@ -269,7 +272,6 @@ bool ddp_net_progress(ddp_comm *comm)
 		moved = true;
 	if (ddp_net_answer(net))
 		moved = true;
-	ddp_net_answer_inquiries(net);
 	/* Rendezvous that were waited for already, and what came behind them. */
 	for (arrival *a = net->arrivals, *next; a != NULL; a = next) {
 		next = a->next;
@@ -280,6 +282,8 @@ bool ddp_net_progress(ddp_comm *comm)
 		moved = true;
 		next = net->arrivals;
 	}
+	ddp_net_answer_inquiries(net);
+	ddp_net_send_credits(net);
 	return moved;
 }
 
@@ -302,20 +306,21 @@ static void sent(void *request, ucs_status_t status, void *user)
 	ucp_request_free(request);
 }
 
-void ddp_net_notify(ddp_net *net, int peer, const inquiry_header *inquiry)
+bool ddp_net_notify(ddp_net *net, int peer, unsigned int id, const void *header, size_t bytes)
 {
-	ticket *t = new_ticket(net, peer);
+	const connection *c = &net->peers[peer];
+	ticket *t = c->settled && c->lost == UCS_OK && c->ep != NULL ? new_ticket(net, peer) : NULL;
 
 	if (t == NULL)
-		return;
+		return false;
 	const ucp_request_param_t param = {
 		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
 		.cb.send = sent, .user_data = t, .flags = UCP_AM_SEND_FLAG_EAGER,
 	};
-	t->inquiry = *inquiry;
-	t->inquiry.seal = seal_for(net, peer);
-	begun(t, ucp_am_send_nbx(net->peers[peer].ep, DDP_AM_INQUIRY, &t->inquiry, sizeof(t->inquiry),
-	                         NULL, 0, &param));
+	memcpy(&t->header, header, bytes);
+	t->header.seal = seal_for(net, peer);
+	begun(t, ucp_am_send_nbx(c->ep, id, &t->header, bytes, NULL, 0, &param));
+	return true;
 }
 
 ddp_status ddp_net_begin_send(ddp_net *net, ddp_transfer *transfer)
@@ -324,9 +329,10 @@ ddp_status ddp_net_begin_send(ddp_net *net, ddp_transfer *transfer)
 
 	if (t == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	bool whole = ddp_net_charge(net, transfer, &t->header.charge);
 	const ucp_request_param_t param = {
-		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
-		.cb.send = sent, .user_data = t,
+		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+		.cb.send = sent, .user_data = t, .flags = whole ? 0 : UCP_AM_SEND_FLAG_RNDV,
 	};
 	begun(t, ucp_am_send_nbx(net->peers[transfer->peer].ep, DDP_AM_DATA, &t->header,
 	                         sizeof(t->header), transfer->data, transfer->bytes, &param));

@@ -10,7 +10,7 @@
 
 /* ---- what travels: headers of active messages ------------------------------------- */
 
-enum { DDP_AM_DATA, DDP_AM_FAILURE, DDP_AM_HELLO, DDP_AM_INQUIRY, DDP_AM_IDS };
+enum { DDP_AM_DATA, DDP_AM_FAILURE, DDP_AM_HELLO, DDP_AM_INQUIRY, DDP_AM_CREDIT, DDP_AM_IDS };
 
 /* Begins each; nothing else of a message is read unless the token is that of
    its source. */
@@ -23,6 +23,7 @@ typedef struct seal {
 typedef struct data_header {
 	seal seal;
 	ddp_envelope envelope;
+	uint64_t charge; /* of the window that it is sent in (net_ucx_window.c); 0: none */
 } data_header;
 
 typedef struct failure_header {
@@ -48,6 +49,12 @@ typedef struct inquiry_header {
 	uint32_t unused;
 } inquiry_header;
 
+/* Of all that the receiver of this has sent: how much was taken. */
+typedef struct credit_header {
+	seal seal;
+	uint64_t taken_bytes;
+} credit_header;
+
 /* ---- state ---------------------------------------------------------------------------- */
 
 /* A message whose receiver has not asked for it yet. */
@@ -59,6 +66,7 @@ typedef struct arrival {
 	bool rendezvous;   /* data is a handle, to be received */
 	bool behind;       /* came while an earlier one with its tag was waiting */
 	bool copied;
+	uint64_t charge;   /* of the sender's window */
 } arrival;
 
 /* What it holds of this process's memory. */
@@ -75,6 +83,7 @@ typedef struct ticket {
 	union {
 		data_header header;
 		inquiry_header inquiry;
+		credit_header credit;
 	};
 } ticket;
 
@@ -90,6 +99,9 @@ typedef struct connection {
 	bool ready;             /* so says the peer */
 	bool inquired;          /* an inquiry of the peer's is to be answered */
 	ddp_answer answer;      /* of the peer's, to an inquiry of ours */
+	uint64_t sent_bytes, credited_bytes; /* to the peer, in windows; and taken, as it tells */
+	uint64_t taken_bytes, told_bytes;    /* of the peer's; and as it was told */
+	bool credit_due;        /* it is to be told */
 	hello_header hellos[3]; /* of requests that may be under way */
 } connection;
 
@@ -109,6 +121,7 @@ struct ddp_net {
 	connection *peers;     /* [size] */
 	bool hellos_due;
 	bool inquired;         /* by some peer */
+	bool credits_due;      /* to some peer */
 	ddp_transfer *posted;
 	ddp_transfer *held;    /* sends to peers that are not settled */
 	ticket *tickets;       /* of requests under way */
@@ -143,8 +156,17 @@ void ddp_net_say_ready(ddp_net *net, int peer);
 /* The source of an authentic message, or DDP_NOBODY. */
 int ddp_net_source(ddp_net *net, const void *header, size_t header_bytes, size_t expected_bytes);
 
-/* Sends an inquiry, or an answer to one, to a peer that has settled. */
-void ddp_net_notify(ddp_net *net, int peer, const inquiry_header *inquiry);
+/* Sends a message without data, whose header begins with a seal that is filled in,
+   and holds no more than a ticket has room for; false if that is not possible now. */
+bool ddp_net_notify(ddp_net *net, int peer, unsigned int id, const void *header, size_t bytes);
+
+/* Does a transfer's data fit in the window of its peer? If not, it is only to be
+   announced. *charge is what the receiver gives back with ddp_net_taken(). */
+bool ddp_net_charge(ddp_net *net, const ddp_transfer *transfer, uint64_t *charge);
+void ddp_net_taken(ddp_net *net, int source, uint64_t charge);
+/* Tells peers what was taken of what they sent. */
+void ddp_net_send_credits(ddp_net *net);
+
 /* Answers what has come. */
 void ddp_net_answer_inquiries(ddp_net *net);
 
@@ -164,5 +186,7 @@ ucs_status_t ddp_net_hello_arrived(void *argument, const void *header, size_t he
                                    void *data, size_t bytes, const ucp_am_recv_param_t *param);
 ucs_status_t ddp_net_inquiry_arrived(void *argument, const void *header, size_t header_bytes,
                                      void *data, size_t bytes, const ucp_am_recv_param_t *param);
+ucs_status_t ddp_net_credit_arrived(void *argument, const void *header, size_t header_bytes,
+                                    void *data, size_t bytes, const ucp_am_recv_param_t *param);
 
 #endif

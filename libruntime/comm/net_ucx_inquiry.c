@@ -5,11 +5,10 @@
 #include "comm/net_ucx.h"
 #include "comm/verdict.h"
 
+/* Who asks asks again, so that an answer that cannot be sent now comes later. */
 static void send_inquiry(ddp_net *net, int peer, const inquiry_header *inquiry)
 {
-	/* Who asks asks again, so that an answer that cannot be sent now comes later. */
-	if (net->peers[peer].settled && net->peers[peer].lost == UCS_OK)
-		ddp_net_notify(net, peer, inquiry);
+	(void)ddp_net_notify(net, peer, DDP_AM_INQUIRY, inquiry, sizeof(*inquiry));
 }
 
 void ddp_net_inquire(ddp_comm *comm, int peer)

@@ -106,6 +106,7 @@ static ucs_status_t set_handlers(ddp_net *net)
 	static const ucp_am_recv_callback_t handlers[(DDP_AM_IDS + 1) / 2 * 2] = {
 		[DDP_AM_DATA] = ddp_net_data_arrived, [DDP_AM_FAILURE] = ddp_net_failure_arrived,
 		[DDP_AM_HELLO] = ddp_net_hello_arrived, [DDP_AM_INQUIRY] = ddp_net_inquiry_arrived,
+		[DDP_AM_CREDIT] = ddp_net_credit_arrived,
 	};
 	ucs_status_t status = UCS_OK;
 
