@@ -199,13 +199,34 @@ static bool read_on_failure(struct settings *settings, struct value value)
 	return true;
 }
 
+static bool read_seconds(struct value value, uint32_t *seconds)
+{
+	uint32_t number;
+
+	if (value.text == NULL || !read_number(&value, 604800, &number) || value.length > 0)
+		return false;
+	*seconds = number;
+	return true;
+}
+
 static bool read_grace(struct settings *settings, struct value value)
 {
-	uint32_t seconds;
+	return read_seconds(value, &settings->grace_seconds);
+}
 
-	if (value.text == NULL || !read_number(&value, 604800, &seconds) || value.length > 0)
+static bool read_stall(struct settings *settings, struct value value)
+{
+	return read_seconds(value, &settings->stall_seconds);
+}
+
+static bool read_stall_action(struct settings *settings, struct value value)
+{
+	static const char *const words[] = { "report", "kill" };
+	int word = read_word(value, words, 2);
+
+	if (word < 0)
 		return false;
-	settings->grace_seconds = seconds;
+	settings->kill_on_stall = word == 1;
 	return true;
 }
 
@@ -245,6 +266,8 @@ static const struct option_key keys[] = {
 	{ "trace", "a directory of at most 1023 bytes", read_trace },
 	{ "on-failure", "kill or continue", read_on_failure },
 	{ "grace", "seconds from 0 to 604800", read_grace },
+	{ "stall", "seconds from 1 to 604800, or 0 for never", read_stall },
+	{ "stall-action", "report or kill", read_stall_action },
 	{ "verbose", "no value, yes or no", read_verbose },
 	{ "check", "no value, yes, no or json", read_check },
 	{ "off", "no value, yes or no", read_off },
@@ -366,6 +389,9 @@ bool options_parse(struct settings *settings, const char *list, uint32_t locked,
 				break;
 		}
 	}
+	if (result.launcher && result.stall_seconds > 0 && option_given(&result, "stall"))
+		return fault_set(fault, "'stall' and 'launcher' do not go together: of the ranks that a "
+		                 "launcher starts nothing is known");
 	*settings = result;
 	return true;
 }

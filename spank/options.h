@@ -28,6 +28,8 @@ struct settings {
 	bool launcher;
 	bool kill_on_failure;
 	uint32_t grace_seconds;        /* GRACE_OF_SLURM: not given */
+	uint32_t stall_seconds;        /* 0: nobody looks for a stall */
+	bool kill_on_stall;
 	bool verbose;
 	enum check_mode check;
 	bool off;

@@ -52,7 +52,9 @@ static void listen_for_nodes(const struct plugin *plugin)
 		                            .grace_ms = ask_grace_ms(&plugin->settings),
 		                            .stop_ms = ask_grace_ms(&plugin->settings),
 		                            .slurm_may_grant_more = plugin->settings.grace_seconds == GRACE_OF_SLURM,
-		                            .kill_on_failure = plugin->settings.kill_on_failure };
+		                            .kill_on_failure = plugin->settings.kill_on_failure,
+		                            .stall_seconds = plugin->settings.stall_seconds,
+		                            .kill_on_stall = plugin->settings.kill_on_stall };
 	const slurm_conf_t *conf = ask_configuration();
 	const uint16_t *ports = conf != NULL ? conf->srun_port_range : NULL;
 	struct fault fault;

@@ -89,6 +89,8 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	stepd->node.say = ask_to_say;
 	stepd->node.launcher = plugin->settings.launcher;
 	stepd->node.kill_on_failure = plugin->settings.kill_on_failure;
+	/* Of what a launcher starts there are no pages. */
+	stepd->node.stall_seconds = plugin->settings.launcher ? 0 : plugin->settings.stall_seconds;
 	if (!ask_fact(spank, S_JOB_STEPID, "the step's id", &step_id, &plugin->fault) ||
 	    !ask_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &local_tasks, &plugin->fault) ||
 	    !ask_fact(spank, S_JOB_UID, "the job's user", &owner, &plugin->fault)) {

@@ -6,9 +6,11 @@
 
 #include <slurm/spank.h>
 
+#include "base/clock.h"
 #include "spank/ask.h"
 #include "spank/failure/node.h"
 #include "spank/failure/report.h"
+#include "spank/failure/stall_watch.h"
 #include "spank/identity/identity.h"
 #include "spank/identity/master.h"
 #include "spank/launch/check.h"
@@ -118,7 +120,8 @@ static void note_rank(const struct stepd *stepd, const struct identity *identity
 
 	if (shared == NULL || identity->local_rank >= stepd->node.supervise.local_tasks)
 		return;
-	shared->rank[identity->local_rank] = identity->rank;
+	shared->task[identity->local_rank].rank = identity->rank;
+	shared->task[identity->local_rank].pid = getpid();
 	shared->world_size = identity->world_size;
 	memcpy(shared->node, identity->node_name, sizeof(shared->node));
 }
@@ -174,18 +177,33 @@ static bool prepare_daemon(spank_t spank, struct fault *fault)
 	return write_environment(spank, &variables, fault);
 }
 
+/* In the witness. */
+static void look_for_stall(void *watch, bool asked_to_stop)
+{
+	stall_watch_look(watch, asked_to_stop, ddp_now_ns());
+}
+
 /* The last thing before the program: what it tells of is to be there already. */
 static void make_witness(const struct stepd *stepd)
 {
 	struct supervise_shared *shared = stepd->node.supervise.shared;
 	static char text[RELAY_TEXT_MAX + 1];
+	static struct stall_watch watch;
+	uint32_t seconds = stepd->node.stall_seconds;
+	struct fault fault;
 
-	if (shared == NULL || stepd->no_witness)
+	if (shared == NULL || stepd->no_witness || atomic_load(&shared->witness.made))
 		return;
-	const struct witness_words words = { .relay = stepd->node.relay, .address = shared->srun_address,
-		                             .text = text, .kill_tasks = stepd->plugin->settings.kill_on_failure,
-		                             .stay_in_group = ask_tracks_groups() };
+	struct witness_words words = { .relay = stepd->node.relay, .address = shared->srun_address,
+		                       .text = text, .kill_tasks = stepd->plugin->settings.kill_on_failure,
+		                       .stay_in_group = ask_tracks_groups(),
+		                       .look = look_for_stall, .about = &watch };
 
+	if (seconds > 0 && !stall_watch_open(&watch, &stepd->node.supervise, seconds, &fault))
+		slurm_error("ddp: %s", fault.text);
+	else if (seconds > 0)
+		words.look_ms = stall_watch_period_ms(seconds);
+	watch.relay = stepd->node.relay;
 	report_slurmstepd(shared->node, stepd->node.supervise.local_tasks, shared->world_size, text,
 	                  sizeof(text));
 	witness_make(&shared->witness, &words);

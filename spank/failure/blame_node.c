@@ -11,7 +11,7 @@ static struct blamed know(const struct supervise *supervise, uint32_t local, uin
 {
 	const struct supervise_shared *shared = supervise->shared;
 	uint64_t reaped_ns = supervise->reaped[local].ns;
-	struct blamed blamed = { .rank = shared->rank[local], .world_size = shared->world_size,
+	struct blamed blamed = { .rank = shared->task[local].rank, .world_size = shared->world_size,
 		                 .node = node, .seconds_ago = -1, .now_ns = now_ns };
 
 	memset(node, 0, HOST_NAME_MAX_BYTES);
@@ -29,7 +29,7 @@ static uint32_t find(const struct supervise *supervise, uint32_t rank)
 	uint32_t local = 0;
 
 	while (local < supervise->local_tasks &&
-	       (rank == UINT32_MAX || supervise->shared->rank[local] != rank))
+	       (rank == UINT32_MAX || supervise->shared->task[local].rank != rank))
 		local++;
 	return local;
 }
@@ -60,7 +60,7 @@ bool blame_early_end(const struct supervise *supervise, uint64_t now_ns, char *t
 		const struct task_reaped *reaped = &supervise->reaped[i];
 		struct blamed blamed;
 		if (reaped->ns == 0 || judge_task_end(reaped->wait_status) != END_FINE ||
-		    supervise->shared->rank[i] == UINT32_MAX)
+		    supervise->shared->task[i].rank == UINT32_MAX)
 			continue;
 		blamed = know(supervise, i, now_ns, node);
 		return blame_describe(&blamed, text, bytes);

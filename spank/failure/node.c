@@ -7,6 +7,7 @@
 #include "spank/failure/blame.h"
 #include "spank/failure/blame_node.h"
 #include "spank/failure/report.h"
+#include "spank/failure/stall_watch.h"
 #include "spank/failure/timeline.h"
 #include "spank/pause.h"
 #include "spank/sink.h"
@@ -67,7 +68,7 @@ static struct end_facts collect(const struct node *node, enum task_end end)
 
 static uint32_t rank_of(const struct node *node, const struct node_task *task)
 {
-	uint32_t rank = node->supervise.shared->rank[task->local_id];
+	uint32_t rank = node->supervise.shared->task[task->local_id].rank;
 
 	return rank != UINT32_MAX ? rank : task->global_id;
 }
@@ -171,6 +172,20 @@ static void speak(struct node *node, const struct end_verdict *verdict, bool hea
 		pause_ms(DELIVERY_MS);
 }
 
+/* The others may wait for this node's tasks. What failed or was killed ends the step
+   or was said, and there may be many such nodes at once. */
+static void tell_all_ended(const struct node *node)
+{
+	const struct supervise *supervise = &node->supervise;
+
+	if (node->stall_seconds == 0 || supervise_left(supervise) > 0)
+		return;
+	for (uint32_t i = 0; i < supervise->local_tasks && node->kill_on_failure; i++)
+		if (atomic_load(&supervise->shared->task[i].end) != STALL_GOOD_END)
+			return;
+	stall_tell_end(supervise, &node->relay);
+}
+
 enum end_delay node_take_end(struct node *node, const struct node_task *task)
 {
 	uint64_t seen_ns = ddp_now_ns();
@@ -181,6 +196,7 @@ enum end_delay node_take_end(struct node *node, const struct node_task *task)
 	bool hearsay;
 
 	supervise_reaped(&node->supervise, task->local_id, task->wait_status);
+	tell_all_ended(node);
 	supervise_read(&node->supervise, task->local_id, &progress);
 	hearsay = blame_is_of_peer(&progress) && blamed_here(node, task, &progress) == BLAME_NOBODY;
 	if (is_old(node, judge_task_end(task->wait_status), hearsay))

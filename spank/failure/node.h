@@ -17,6 +17,7 @@ struct node {
 	struct relay relay; /* where srun listens */
 	bool kill_on_failure;
 	bool launcher;      /* the tasks are launchers */
+	uint32_t stall_seconds; /* of stall=; 0: nobody looks for a stall */
 	bool told_later, told_hearsay, told_cause; /* by what the verdict was */
 	void (*say)(const char *text); /* to the user, past srun's relay */
 };

@@ -7,6 +7,8 @@
 #include "base/hex.h"
 #include "spank/failure/timeline.h"
 
+_Static_assert((int)STALL_NOTE_BYTES <= (int)RELAY_TEXT_MAX, "a note fits where the text is");
+
 struct relay relay_parse(const char *text)
 {
 	const struct relay none = { .port = 0 };
@@ -56,7 +58,7 @@ static uint32_t get_number(const unsigned char bytes[4])
 
 enum {
 	LONE = 1, ALL_KILLED = 2, OTHER_FAILED = 4, BLAMES_PEER = 8, OUT_OF_MEMORY = 16,
-	TIMED_OUT = 32, NAMES_PEER = 64,
+	TIMED_OUT = 32, NAMES_PEER = 64, STALL = 128,
 };
 
 void relay_write(struct relay_message *message, const struct relay_news *news)
@@ -72,15 +74,22 @@ void relay_write(struct relay_message *message, const struct relay_news *news)
 	                                 (facts->blames_peer ? BLAMES_PEER : 0) |
 	                                 (facts->out_of_memory ? OUT_OF_MEMORY : 0) |
 	                                 (facts->timed_out ? TIMED_OUT : 0) |
-	                                 (facts->names_peer ? NAMES_PEER : 0));
+	                                 (facts->names_peer ? NAMES_PEER : 0) |
+	                                 (news->stall != NULL ? STALL : 0));
 	memset(message->text, 0, sizeof(message->text));
-	memcpy(message->text, news->text, strnlen(news->text, sizeof(message->text)));
+	if (news->stall != NULL)
+		memcpy(message->text, news->stall, STALL_NOTE_BYTES);
+	else
+		memcpy(message->text, news->text, strnlen(news->text, sizeof(message->text)));
 }
 
 struct relay_news relay_read(const struct relay_message *message)
 {
+	bool stall = (message->flags & STALL) != 0;
+
 	return (struct relay_news){
-		.text = message->text,
+		.text = stall ? "" : message->text,
+		.stall = stall ? (const unsigned char *)message->text : NULL,
 		.age_ms = get_number(message->age_ms),
 		.wait_status = (int)get_number(message->wait_status),
 		.facts = {

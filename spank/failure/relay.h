@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "spank/failure/judge.h"
+#include "spank/failure/stall_note.h"
 #include "spank/fault.h"
 #include "spank/siphash.h"
 
@@ -39,6 +40,8 @@ struct relay_news {
 	uint32_t age_ms;        /* since it happened */
 	int wait_status;        /* of the task, as wait(2) gives it */
 	struct end_facts facts; /* as the node sees them; srun has its own policy */
+	const unsigned char *stall; /* instead of all this: a node's note, as stall_pack() gives
+	                               it; NULL: none */
 };
 
 /* On the wire. All members are bytes: it has no holes. Numbers are little-endian. */
@@ -53,7 +56,7 @@ struct relay_message {
 
 /* Without nonce and tag. */
 void relay_write(struct relay_message *message, const struct relay_news *news);
-/* The text stays the message's, and may lack an end. */
+/* Text and note stay the message's; the text may lack an end. */
 struct relay_news relay_read(const struct relay_message *message);
 
 void relay_sign(const struct relay *relay, const struct relay_message *message,

@@ -60,7 +60,10 @@ static void take(const struct relay_message *message, int fd)
 		return;
 	/* A node that has hung up has waited too long, and acts itself. */
 	alone = recv(fd, tag, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
-	step_take(&server.step, &news, alone, ddp_now_ns());
+	if (news.stall != NULL)
+		step_take_stall(&server.step, news.stall, ddp_now_ns());
+	else
+		step_take(&server.step, &news, alone, ddp_now_ns());
 	relay_sign_answer(&server.relay, message, tag);
 	/* An empty socket has room for it. */
 	if (!alone)
@@ -248,7 +251,7 @@ bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
 
 	if (server.process == 0) {
 		server.actions = *actions;
-		server.step.policy = *policy;
+		step_start(&server.step, policy);
 		if (!listen_and_start(low, high)) {
 			fault_set(fault, "cannot listen for the nodes' reports: %s", strerror(errno));
 			close_sockets();

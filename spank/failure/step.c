@@ -3,6 +3,11 @@
 #include "spank/failure/timeline.h"
 #include "spank/sink.h"
 
+void step_start(struct step *step, const struct step_policy *policy)
+{
+	*step = (struct step){ .policy = *policy, .stall = { .seconds = policy->stall_seconds } };
+}
+
 static struct end_verdict judge_case(const struct step *step, const struct step_case *what)
 {
 	struct end_facts facts = what->facts;
@@ -118,16 +123,50 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 	hold(step, case_of(&verdict, judge_is_hearsay(&news->facts)), &what);
 }
 
-uint64_t step_due(const struct step *step)
+void step_take_stall(struct step *step, const unsigned char note[STALL_NOTE_BYTES], uint64_t now_ns)
 {
-	uint64_t first = step->over ? step->again_ns : UINT64_MAX;
+	stall_step_take(&step->stall, note, now_ns);
+}
 
-	for (int i = 0; i < CASE_COUNT && !step->over; i++) {
+/* When the first of the cases is due. */
+static uint64_t cases_due(const struct step *step)
+{
+	uint64_t first = UINT64_MAX;
+
+	for (int i = 0; i < CASE_COUNT; i++) {
 		uint64_t due = case_due(step, &step->cases[i]);
 		if (due < first)
 			first = due;
 	}
 	return first;
+}
+
+static uint64_t stall_due(const struct step *step)
+{
+	return step->over || step->stopping || step->policy.stop_ms == STOP_BY_SLURM ||
+	       cases_due(step) != UINT64_MAX ? UINT64_MAX : stall_step_due(&step->stall);
+}
+
+uint64_t step_due(const struct step *step)
+{
+	uint64_t cases = cases_due(step), stall = stall_due(step);
+
+	if (step->over)
+		return step->again_ns;
+	return cases < stall ? cases : stall;
+}
+
+static void act_on_stall(struct step *step, uint64_t now_ns, struct step_action *action)
+{
+	struct sink sink;
+
+	*action = (struct step_action){ .kill = step->policy.kill_on_stall };
+	sink = sink_on(action->text, sizeof(action->text));
+	stall_step_say(&step->stall, now_ns, &sink);
+	if (!action->kill)
+		return;
+	sink_add(&sink, "; the step is ended (stall-action=kill)");
+	end(step, now_ns, 0);
 }
 
 /* The one to speak of when one is due: what happened first goes before what it
@@ -183,6 +222,10 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
 		step->again_ns = now_ns + step->pause_ns;
 		return true;
 	}
+	if (what == NULL && stall_due(step) <= now_ns) {
+		act_on_stall(step, now_ns, action);
+		return true;
+	}
 	if (what == NULL)
 		return false;
 	verdict = judge_case(step, what);
@@ -218,5 +261,6 @@ bool step_finish(struct step *step, struct step_action *action)
 	}
 	step->over = true;
 	step->again_ns = UINT64_MAX;
+	stall_step_end(&step->stall);
 	return action->text[0] != '\0';
 }

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "spank/failure/relay.h"
+#include "spank/failure/stall_step.h"
 
 enum { STEP_TEXT_MAX = RELAY_TEXT_MAX + 128 };
 
@@ -22,6 +23,8 @@ struct step_policy {
 	uint32_t stop_ms; /* or STOP_BY_SLURM */
 	bool slurm_may_grant_more; /* than stop_ms: it is asked before the step's end */
 	bool kill_on_failure;
+	uint32_t stall_seconds; /* 0: no matter how long it stalls */
+	bool kill_on_stall;
 };
 
 /* A task's end that may come to be said, or to end the step. */
@@ -39,6 +42,7 @@ enum { CASE_CAUSE, CASE_HEARSAY, CASE_LATER, CASE_COUNT };
 struct step {
 	struct step_policy policy;
 	struct step_case cases[CASE_COUNT];
+	struct stall_step stall;
 	bool stopping; /* a node saw Slurm ask for it */
 	bool said;     /* a failure, by srun or by a node itself */
 	bool over;     /* the end was asked for: nothing more is said */
@@ -52,8 +56,15 @@ struct step_action {
 	bool ask; /* whether Slurm is about to end the step: step_answer() */
 };
 
+/* Before anything else. */
+void step_start(struct step *step, const struct step_policy *policy);
+
 /* `alone`: the node that told it waits no more, and acts by itself. */
 void step_take(struct step *step, const struct relay_news *news, bool alone, uint64_t now_ns);
+
+/* A node's note of a stall, packed. Of a step that ends, stops, or has a failure to be
+   said first, no stall is said. */
+void step_take_stall(struct step *step, const unsigned char note[STALL_NOTE_BYTES], uint64_t now_ns);
 
 /* When step_act() has something to do; UINT64_MAX: not before more news. */
 uint64_t step_due(const struct step *step);
@@ -63,7 +74,7 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action);
 
 void step_answer(struct step *step, bool slurm_ends_it);
 
-/* srun ends: what it still holds back of a failure is said. */
+/* srun ends: what it still holds back of a failure is said, and the rest forgotten. */
 bool step_finish(struct step *step, struct step_action *action);
 
 #endif

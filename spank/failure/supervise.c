@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "spank/failure/judge.h"
+#include "spank/failure/stall.h"
 #include "spank/failure/timeline.h"
 #include "spank/pause.h"
 
@@ -23,7 +24,7 @@ enum { LOCAL_TASKS_MAX = 65536, HIGH_DESCRIPTOR = 48, TASK_POLL_MS = 5 };
 
 static size_t shared_bytes(uint32_t local_tasks)
 {
-	return sizeof(struct supervise_shared) + local_tasks * sizeof(uint32_t);
+	return sizeof(struct supervise_shared) + local_tasks * sizeof(struct supervise_task);
 }
 
 /* A file of fixed size: a task cannot cut it short under the reader. */
@@ -67,7 +68,7 @@ bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t ow
 	}
 	supervise->local_tasks = local_tasks;
 	for (uint32_t i = 0; i < local_tasks; i++)
-		supervise->shared->rank[i] = UINT32_MAX;
+		supervise->shared->task[i].rank = UINT32_MAX;
 	supervise->progress_fd = make_progress_file(local_tasks, owner);
 	return true;
 }
@@ -118,7 +119,7 @@ void supervise_read(const struct supervise *supervise, uint32_t local_task,
 bool supervise_holds_rank_zero(const struct supervise *supervise)
 {
 	for (uint32_t i = 0; i < supervise->local_tasks; i++)
-		if (supervise->shared->rank[i] == 0)
+		if (supervise->shared->task[i].rank == 0)
 			return true;
 	return false;
 }
@@ -144,6 +145,8 @@ void supervise_reaped(struct supervise *supervise, uint32_t local_task, int wait
 	if (local_task < supervise->local_tasks) {
 		supervise->pids[local_task] = 0;
 		supervise->reaped[local_task] = (struct task_reaped){ wait_status, ddp_now_ns() };
+		atomic_store(&supervise->shared->task[local_task].end,
+		             end == END_FINE ? STALL_GOOD_END : STALL_BAD_END);
 	}
 	supervise->any_failed |= is_failure(end);
 	supervise->any_other_end |= end != END_BY_KILL;

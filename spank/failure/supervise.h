@@ -16,7 +16,13 @@
 #include "spank/identity/nodelist.h"
 #include "watch/progress.h"
 
-/* Shared between slurmstepd and its children until they exec the program. */
+struct supervise_task {
+	uint32_t rank;  /* UINT32_MAX: not known yet */
+	pid_t pid;      /* as the task itself knows it */
+	atomic_int end; /* enum stall_end: whether it was reaped, and how it had ended */
+};
+
+/* Shared between slurmstepd, its children until they exec the program, and the witness. */
 struct supervise_shared {
 	atomic_bool told; /* a failure was already put into words on this node */
 	atomic_bool task_has_told; /* the task whose words they are is done with it */
@@ -24,7 +30,7 @@ struct supervise_shared {
 	uint32_t world_size;
 	char node[HOST_NAME_MAX_BYTES];
 	char srun_address[64]; /* numeric, as Slurm says it; "" if it does not */
-	uint32_t rank[]; /* by local task; UINT32_MAX: not known yet */
+	struct supervise_task task[]; /* by local task */
 };
 
 /* How a task was reaped. */

@@ -10,6 +10,7 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "spank/pause.h"
@@ -81,9 +82,19 @@ static bool is_sent_by_slurm(const siginfo_t *info, pid_t slurmstepd)
 	       (info->si_pid == slurmstepd || (info->si_uid == 0 && getuid() != 0));
 }
 
+/* A signal, 0 when it is time for a look, or -1. */
+static int wait_signal(const sigset_t *all, int look_ms, siginfo_t *info)
+{
+	const struct timespec limit = { look_ms / 1000, look_ms % 1000 * 1000000L };
+	int number = look_ms > 0 ? sigtimedwait(all, info, &limit) : sigwaitinfo(all, info);
+
+	return number < 0 && errno == EAGAIN ? 0 : number;
+}
+
 static void watch(struct witness *witness, const struct witness_words *words, pid_t parent)
 {
 	pid_t tasks = getpgrp();
+	bool suspended = false;
 	sigset_t all;
 
 	sigfillset(&all);
@@ -95,12 +106,17 @@ static void watch(struct witness *witness, const struct witness_words *words, pi
 	close_everything();
 	prctl(PR_SET_PDEATHSIG, PARENT_DIED);
 	while (getppid() == parent) {
-		siginfo_t info;
-		int number = sigwaitinfo(&all, &info);
+		siginfo_t info = { .si_signo = 0 };
+		int number = wait_signal(&all, words->look_ms, &info);
 		if (number < 0 && errno != EINTR)
 			return;
 		if (judge_is_stop(number) && is_sent_by_slurm(&info, parent))
 			atomic_store(&witness->asked_to_stop, true);
+		/* The ranks stop by it: Slurm sends it 2 s before the SIGSTOP with which it
+		   suspends a step, and that stops the witness, too. */
+		suspended = number == SIGTSTP || (suspended && number != SIGCONT);
+		if (words->look_ms > 0 && !suspended)
+			words->look(words->about, atomic_load(&witness->asked_to_stop));
 	}
 	tell_of_slurmstepd(words, tasks);
 }

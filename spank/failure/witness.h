@@ -28,13 +28,17 @@ struct witness {
 	atomic_bool asked_to_stop; /* by Slurm */
 };
 
-/* What the witness says if slurmstepd dies. */
+/* What the witness says if slurmstepd dies, and what it does meanwhile. */
 struct witness_words {
 	struct relay relay;
 	const char *address; /* of srun; numeric */
 	const char *text;
 	bool kill_tasks;     /* then end the node's tasks, too: nobody else can */
 	bool stay_in_group;  /* Slurm finds the step's processes by their process group */
+	int look_ms;         /* how often it calls look(), unless the step is
+	                        suspended; 0: never */
+	void (*look)(void *about, bool asked_to_stop);
+	void *about;
 };
 
 /* In a task; the second call and later ones do nothing. Without a witness the

@@ -6,9 +6,9 @@
  *
  * After three steps RANK makes FILE and then: hang: sleeps in forward; spin: computes
  * there for ever; leave: exits with 0, without a word; finish: the same after
- * ddp_finalize(); busy: is in evaluation for SECONDS; none: nothing. The others go on
- * until an error, which gives exit code 3; after `busy`, and with `none`, all end after
- * three steps more.
+ * ddp_finalize(); busy: is in evaluation for SECONDS; save: in a checkpoint; none:
+ * nothing. The others go on until an error, which gives exit code 3; after `busy` and
+ * `save`, and with `none`, all end after three steps more.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -64,8 +64,8 @@ static void act(const struct plan *plan, ddp_context *context, ddp_model *model)
 		check(ddp_finalize(context));
 		exit(0);
 	}
-	if (strcmp(plan->action, "busy") == 0) {
-		ddp_set_phase(model, DDP_PHASE_EVAL);
+	if (strcmp(plan->action, "busy") == 0 || strcmp(plan->action, "save") == 0) {
+		ddp_set_phase(model, plan->action[0] == 'b' ? DDP_PHASE_EVAL : DDP_PHASE_CHECKPOINT);
 		sleep((unsigned int)plan->seconds);
 	}
 }
@@ -78,12 +78,13 @@ int main(int argc, char **argv)
 	ddp_model *model;
 
 	if (argc < 3 || argc > 5) {
-		fprintf(stderr, "usage: training_probe hang|spin|leave|finish|busy|none RANK [FILE [SECONDS]]\n");
+		fprintf(stderr, "usage: training_probe hang|spin|leave|finish|busy|save|none RANK [FILE [SECONDS]]\n");
 		return EXIT_USAGE;
 	}
 	const struct plan plan = { argv[1], argc > 3 ? argv[3] : NULL, atoi(argv[2]),
 		                   argc > 4 ? atoi(argv[4]) : 5 };
-	const bool ends = strcmp(plan.action, "none") == 0 || strcmp(plan.action, "busy") == 0;
+	const bool ends = strcmp(plan.action, "none") == 0 || strcmp(plan.action, "busy") == 0 ||
+	                  strcmp(plan.action, "save") == 0;
 	check(ddp_init(NULL, &context));
 	check(ddp_model_create(context, params, 1, &options, &model));
 	train(model, FIRST_STEPS);

@@ -6,6 +6,7 @@ check_PROGRAMS += \
 	tests/unit/test_spank_check tests/unit/test_spank_gpu tests/unit/test_spank_node \
 	tests/unit/test_spank_judge tests/unit/test_spank_step tests/unit/test_spank_witness \
 	tests/unit/test_spank_srun_options tests/unit/test_spank_blame \
+	tests/unit/test_spank_stall tests/unit/test_spank_stall_watch \
 	tests/unit/test_spank_relay tests/unit/test_spank_report tests/unit/test_spank_supervise \
 	tests/unit/test_spank_prepare
 tests_unit_test_spank_options_SOURCES = tests/unit/test_spank_options.c
@@ -37,6 +38,12 @@ tests_unit_test_spank_node_LDADD = $(spank_libs)
 tests_unit_test_spank_blame_SOURCES = tests/unit/test_spank_blame.c
 tests_unit_test_spank_blame_CFLAGS = $(unit_cflags)
 tests_unit_test_spank_blame_LDADD = $(spank_libs)
+tests_unit_test_spank_stall_SOURCES = tests/unit/test_spank_stall.c
+tests_unit_test_spank_stall_CFLAGS = $(unit_cflags)
+tests_unit_test_spank_stall_LDADD = $(spank_libs)
+tests_unit_test_spank_stall_watch_SOURCES = tests/unit/test_spank_stall_watch.c
+tests_unit_test_spank_stall_watch_CFLAGS = $(unit_cflags)
+tests_unit_test_spank_stall_watch_LDADD = $(spank_libs)
 tests_unit_test_spank_judge_SOURCES = tests/unit/test_spank_judge.c
 tests_unit_test_spank_judge_CFLAGS = $(unit_cflags)
 tests_unit_test_spank_judge_LDADD = $(spank_libs)

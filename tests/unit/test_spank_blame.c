@@ -131,8 +131,8 @@ static int start_node(void **state)
 		return -1;
 	node.shared->world_size = 4;
 	strcpy(node.shared->node, "n1");
-	node.shared->rank[0] = 2;
-	node.shared->rank[1] = 3;
+	node.shared->task[0].rank = 2;
+	node.shared->task[1].rank = 3;
 	return 0;
 }
 

@@ -42,7 +42,7 @@ static void begin(struct node *node)
 			pause();
 			_exit(0);
 		}
-		node->supervise.shared->rank[i] = i;
+		node->supervise.shared->task[i].rank = i;
 		supervise_forked(&node->supervise, i, pid);
 	}
 	while (atomic_load(&node->supervise.shared->witness.pid) == 0)

@@ -172,6 +172,10 @@ static void wrong_words_are_refused_by_name(void **state)
 		{ "timeout=604801", "'timeout'" }, { "timeout=5m", "'timeout'" }, { "timeout=1.5", "'timeout'" },
 		{ "trace", "'trace' needs a value" }, { "trace=", "'trace'" }, { "trace=a\nb", "'trace'" },
 		{ "on-failure", "'on-failure' needs a value" }, { "on-failure=stop", "'on-failure'" },
+		{ "stall", "'stall' needs a value" }, { "stall=604801", "'stall' does not take" },
+		{ "stall=-1", "'stall' does not take" }, { "stall=1.5", "'stall' does not take" },
+		{ "stall-action", "'stall-action' needs a value" }, { "stall-action=stop", "'stall-action'" },
+		{ "stall=5,launcher", "'stall' and 'launcher'" }, { "launcher=yes,stall=5", "'stall' and 'launcher'" },
 		{ "verbose=1", "'verbose'" }, { "check=maybe", "'check'" }, { "off=on", "'off'" },
 		{ "verbose,port=99,check", "'port'" },
 	};

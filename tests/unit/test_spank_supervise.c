@@ -178,9 +178,9 @@ static void node_of_rank_zero_is_known(void **state)
 	(void)state;
 	start(&supervise, 3);
 	assert_false(supervise_holds_rank_zero(&supervise));
-	supervise.shared->rank[0] = 5;
+	supervise.shared->task[0].rank = 5;
 	assert_false(supervise_holds_rank_zero(&supervise));
-	supervise.shared->rank[2] = 0;
+	supervise.shared->task[2].rank = 0;
 	assert_true(supervise_holds_rank_zero(&supervise));
 	supervise_end(&supervise);
 }

@@ -24,10 +24,8 @@
 static struct witness *shared;
 
 /* A task, child of this process as of slurmstepd, that makes the witness and ends. */
-static void make(bool kill_tasks)
+static void make_with(const struct witness_words *words)
 {
-	const struct witness_words words = { .address = "127.0.0.1", .text = "dead",
-		                             .kill_tasks = kill_tasks };
 	int status = -1;
 	pid_t pid;
 
@@ -38,13 +36,18 @@ static void make(bool kill_tasks)
 	pid = fork();
 	assert_true(pid >= 0);
 	if (pid == 0) {
-		witness_make(shared, &words);
-		witness_make(shared, &words);
+		witness_make(shared, words);
+		witness_make(shared, words);
 		_exit(0);
 	}
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	assert_int_equal(status, 0);
 	assert_true(shared->pid > 0 && shared->pid != pid);
+}
+
+static void make(bool kill_tasks)
+{
+	make_with(&(struct witness_words){ .address = "127.0.0.1", .text = "dead", .kill_tasks = kill_tasks });
 }
 
 static void finish(void)
@@ -196,6 +199,55 @@ static void end_of_the_witness_is_told(void **state)
 	assert_int_equal(waitpid(shared->pid, NULL, 0), shared->pid);
 	assert_int_equal(witness_sent(shared), SENT_KILL);
 	finish();
+}
+
+/* ---- looks ------------------------------------------------------------------------ */
+
+static struct { atomic_int looks; atomic_bool asked_to_stop; } *looked;
+
+static void look(void *about, bool asked_to_stop)
+{
+	atomic_store(&looked->asked_to_stop, asked_to_stop);
+	atomic_fetch_add(&looked->looks, about == looked);
+}
+
+/* Whether looks come, or no more; for up to 10 s. */
+static bool looks_go_on(bool wanted)
+{
+	uint64_t deadline = ddp_now_ns() + 10000000000u;
+	int before, after;
+
+	do {
+		before = atomic_load(&looked->looks);
+		usleep(50000);
+		after = atomic_load(&looked->looks);
+	} while ((after > before) != wanted && ddp_now_ns() < deadline);
+	return (after > before) == wanted;
+}
+
+static void witness_looks_unless_the_step_is_suspended(void **state)
+{
+	struct witness_words words = { .address = "127.0.0.1", .text = "dead", .look_ms = 5, .look = look };
+
+	(void)state;
+	looked = mmap(NULL, sizeof(*looked), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	assert_true(looked != MAP_FAILED);
+	words.about = looked;
+	make_with(&words);
+	assert_true(looks_go_on(true));
+	assert_false(looked->asked_to_stop);
+	kill(shared->pid, SIGTSTP);
+	assert_true(looks_go_on(false));
+	kill(shared->pid, SIGUSR1);
+	assert_true(looks_go_on(false));
+	kill(shared->pid, SIGCONT);
+	assert_true(looks_go_on(true));
+	kill(shared->pid, SIGTERM);
+	while (!atomic_load(&looked->asked_to_stop))
+		usleep(1000);
+	assert_int_equal(witness_sent(shared), SENT_STOP);
+	finish();
+	munmap(looked, sizeof(*looked));
 }
 
 /* -1: only root may look into it. */
@@ -375,6 +427,7 @@ int main(void)
 		cmocka_unit_test(tasks_group_is_not_the_witness_s),
 		cmocka_unit_test(witness_stays_in_a_group_that_slurm_tracks),
 		cmocka_unit_test(end_of_the_witness_is_told),
+		cmocka_unit_test(witness_looks_unless_the_step_is_suspended),
 		cmocka_unit_test(witness_holds_nothing_open),
 		cmocka_unit_test(tasks_go_with_a_dead_slurmstepd),
 		cmocka_unit_test(memory_is_found_in_either_version),

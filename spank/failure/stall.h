@@ -1,0 +1,50 @@
+/*
+ * Whether the ranks of a node stall: none has made progress for some time, and none
+ * is in a phase that may take any time. Pure: the caller brings what it sees of them,
+ * and the time.
+ */
+#ifndef SPANK_STALL_H
+#define SPANK_STALL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/failure/stall_note.h"
+#include "watch/progress.h"
+
+enum stall_end { STALL_NO_END, STALL_GOOD_END, STALL_BAD_END };
+
+/* One rank, as its node sees it. */
+struct stall_rank {
+	uint32_t rank;       /* UINT32_MAX: not known yet */
+	enum stall_end end;
+	bool stopped;        /* by a signal or a debugger */
+	uint64_t changed_ns; /* when page or end last changed; CLOCK_MONOTONIC; 0: not looked at */
+	struct ddp_progress page;
+};
+
+/* Takes what is there now: a copy of the rank's page, and how its task has ended. */
+void stall_see(struct stall_rank *rank, const struct ddp_progress *page, enum stall_end end,
+               uint64_t now_ns);
+
+/* Nobody looked for so long, as when the step is suspended: that time does not count. */
+void stall_forget_time(struct stall_rank *ranks, uint32_t count, uint64_t lost_ns);
+
+/* Whether nothing of the rank has changed for so many seconds. */
+bool stall_is_quiet(const struct stall_rank *rank, uint32_t seconds, uint64_t now_ns);
+
+struct stall_node {
+	const char *name;
+	uint32_t world_size;
+	uint32_t seconds; /* of stall= */
+	const struct stall_rank *ranks;
+	uint32_t count;
+};
+
+/*
+ * The node stalls when all its ranks are quiet and have ended or have a page of
+ * libddp, and none that runs is in a checkpoint or an evaluation.
+ */
+void stall_judge_node(const struct stall_node *node, uint64_t now_ns, struct stall_note *note);
+
+#endif

@@ -1,0 +1,152 @@
+#include "spank/failure/stall_watch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+/* A look costs some microseconds for each rank. */
+enum { PERIOD_MIN_MS = 250, PERIOD_MAX_MS = 5000, LOOKS = 4 };
+
+int stall_watch_period_ms(uint32_t seconds)
+{
+	uint64_t period_ms = (uint64_t)seconds * 1000 / LOOKS;
+
+	if (period_ms < PERIOD_MIN_MS)
+		return PERIOD_MIN_MS;
+	return period_ms < PERIOD_MAX_MS ? (int)period_ms : PERIOD_MAX_MS;
+}
+
+bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervise, uint32_t seconds,
+                      struct fault *fault)
+{
+	size_t count = supervise->local_tasks;
+	void *pages, *ranks;
+
+	*watch = (struct stall_watch){ .shared = supervise->shared, .count = supervise->local_tasks,
+		                       .seconds = seconds, .address = supervise->shared->srun_address };
+	if (supervise->progress_fd < 0)
+		return fault_set(fault, "stall=: this node has no memory for its ranks' progress");
+	pages = mmap(NULL, count * DDP_PROGRESS_BYTES, PROT_READ, MAP_SHARED, supervise->progress_fd, 0);
+	ranks = mmap(NULL, count * sizeof(*watch->ranks), PROT_READ | PROT_WRITE,
+	             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (pages == MAP_FAILED || ranks == MAP_FAILED) {
+		int error = errno;
+		if (pages != MAP_FAILED)
+			munmap(pages, count * DDP_PROGRESS_BYTES);
+		if (ranks != MAP_FAILED)
+			munmap(ranks, count * sizeof(*watch->ranks));
+		return fault_set(fault, "stall=: this node cannot watch its ranks: %s", strerror(error));
+	}
+	watch->pages = pages;
+	watch->ranks = ranks;
+	return true;
+}
+
+static void close_watch(struct stall_watch *watch)
+{
+	munmap((void *)(uintptr_t)watch->pages, (size_t)watch->count * DDP_PROGRESS_BYTES);
+	munmap(watch->ranks, watch->count * sizeof(*watch->ranks));
+}
+
+/* By a signal, or a debugger, says the kernel. */
+static bool is_stopped(pid_t pid)
+{
+	char path[64], text[512];
+	const char *state;
+	ssize_t got;
+	int fd;
+
+	if (pid <= 0)
+		return false;
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return false;
+	got = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	text[got > 0 ? got : 0] = '\0';
+	/* Behind the command in parentheses, which may hold any byte. */
+	state = strrchr(text, ')');
+	return state != NULL && state[1] == ' ' && (state[2] == 'T' || state[2] == 't');
+}
+
+static void look_at(struct stall_watch *watch, uint32_t local, uint64_t now_ns)
+{
+	const struct supervise_task *task = &watch->shared->task[local];
+	struct stall_rank *rank = &watch->ranks[local];
+	struct ddp_progress page;
+
+	/* The rank may be writing it. */
+	memcpy(&page, watch->pages + (size_t)local * DDP_PROGRESS_BYTES, sizeof(page));
+	rank->rank = task->rank;
+	stall_see(rank, &page, (enum stall_end)atomic_load(&task->end), now_ns);
+	rank->stopped = rank->end == STALL_NO_END && stall_is_quiet(rank, watch->seconds, now_ns) &&
+	                is_stopped(task->pid);
+}
+
+static void look(struct stall_watch *watch, uint64_t now_ns, struct stall_note *note)
+{
+	char name[sizeof(watch->shared->node)] = "";
+	struct stall_node node = { .name = name, .world_size = watch->shared->world_size,
+		                   .seconds = watch->seconds, .ranks = watch->ranks,
+		                   .count = watch->count };
+
+	memcpy(name, watch->shared->node, sizeof(name) - 1);
+	for (uint32_t i = 0; i < watch->count; i++)
+		look_at(watch, i, now_ns);
+	stall_judge_node(&node, now_ns, note);
+}
+
+static bool tell(const struct stall_watch *watch, const struct stall_note *note)
+{
+	char address[sizeof(watch->shared->srun_address)] = "";
+	unsigned char bytes[STALL_NOTE_BYTES];
+
+	memcpy(address, watch->address, sizeof(address) - 1);
+	stall_pack(note, bytes);
+	return relay_tell(&watch->relay, address, &(struct relay_news){ .text = "", .stall = bytes });
+}
+
+/* A step that is suspended stops the witness with its ranks. */
+static void forget_pause(struct stall_watch *watch, uint64_t now_ns)
+{
+	uint64_t period_ns = (uint64_t)stall_watch_period_ms(watch->seconds) * 1000000;
+	uint64_t since_ns = watch->looked_ns != 0 ? now_ns - watch->looked_ns : 0;
+
+	if (since_ns > 2 * period_ns)
+		stall_forget_time(watch->ranks, watch->count, since_ns - period_ns);
+	watch->looked_ns = now_ns;
+}
+
+void stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
+{
+	struct stall_note note;
+
+	forget_pause(watch, now_ns);
+	look(watch, now_ns, &note);
+	if (stopping)
+		note = (struct stall_note){ .ranks = note.ranks, .lowest = note.lowest,
+			                    .world_size = note.world_size };
+	if (note.stalled != watch->told && tell(watch, &note))
+		watch->told = note.stalled;
+}
+
+void stall_tell_end(const struct supervise *supervise, const struct relay *relay)
+{
+	struct stall_watch watch;
+	struct stall_note note;
+	struct fault ignored;
+
+	if (!stall_watch_open(&watch, supervise, 0, &ignored))
+		return;
+	watch.relay = *relay;
+	look(&watch, ddp_now_ns(), &note);
+	if (note.stalled)
+		tell(&watch, &note);
+	close_watch(&watch);
+}

@@ -1,0 +1,44 @@
+/*
+ * A node's side of stall=: looks at the pages of its ranks every so often, and tells
+ * srun when they stall and when one goes on. In the node's witness, as the user, and
+ * for a last time in slurmstepd; libc only.
+ */
+#ifndef SPANK_STALL_WATCH_H
+#define SPANK_STALL_WATCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/failure/relay.h"
+#include "spank/failure/stall.h"
+#include "spank/failure/supervise.h"
+
+struct stall_watch {
+	const struct supervise_shared *shared;
+	const unsigned char *pages; /* of the progress file */
+	struct stall_rank *ranks;   /* by local task */
+	uint32_t count, seconds;
+	uint64_t looked_ns;         /* 0: not yet */
+	bool told;                  /* srun has it that the node stalls */
+	struct relay relay;
+	const char *address;        /* of srun; numeric */
+};
+
+/* Looks come this far apart: a stall is noticed that much later at most. */
+int stall_watch_period_ms(uint32_t seconds);
+
+/*
+ * Maps what a look needs, so that a process may close the progress file afterwards.
+ * What it maps is small, and goes with the process.
+ */
+bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervise, uint32_t seconds,
+                      struct fault *fault);
+
+/* `stopping`: Slurm has asked the step to stop, so that it no longer stalls. */
+void stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns);
+
+/* In slurmstepd, when the node's tasks have ended, and the witness is to go: only
+   srun knows whether others wait for one of them. */
+void stall_tell_end(const struct supervise *supervise, const struct relay *relay);
+
+#endif

@@ -1,0 +1,462 @@
+/* spank/stall: when a step stalls, and which rank is said to be the cause. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "ddp.h"
+#include "spank/failure/stall.h"
+#include "spank/failure/stall_step.h"
+#include "spank/failure/step.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define SECOND 1000000000ull
+
+enum { LIMIT = 30, NOW = 100000, RANKS = 4, TEXT_MAX = 1024 };
+
+/* What a rank does at NOW, and for how many seconds. */
+enum what { WAITS, RECEIVES, COMPUTES, EVALUATES, SAVES, WAITS_IN_EVALUATION, STOPPED, STOPPED_SAVING,
+            LEFT, ENDED, FAILED, NO_PAGE, UNKNOWN };
+
+struct planned { enum what what; uint32_t collective, seconds; };
+
+static uint32_t phase_of(enum what what)
+{
+	switch (what) {
+	case WAITS: case RECEIVES: return DDP_PHASE_WAIT;
+	case EVALUATES: case WAITS_IN_EVALUATION: return DDP_PHASE_EVAL;
+	case SAVES: case STOPPED_SAVING: return DDP_PHASE_CHECKPOINT;
+	default: return DDP_PHASE_FORWARD;
+	}
+}
+
+static struct stall_rank rank_that(const struct planned *plan, uint32_t rank)
+{
+	enum what what = plan->what;
+	uint64_t then_ns = (NOW - plan->seconds) * SECOND;
+	bool collective = what == WAITS || what == WAITS_IN_EVALUATION;
+	struct stall_rank made = { .rank = what == UNKNOWN ? UINT32_MAX : rank, .changed_ns = then_ns,
+		                   .stopped = what == STOPPED || what == STOPPED_SAVING,
+		                   .end = what == ENDED ? STALL_GOOD_END : what == FAILED ? STALL_BAD_END
+		                          : STALL_NO_END };
+
+	made.page = (struct ddp_progress){
+		.magic = what == NO_PAGE ? 0 : DDP_PROGRESS_MAGIC, .step = 4, .bucket = -1,
+		.phase = phase_of(what), .updated_ns = then_ns, .collective = plan->collective,
+		.collective_ns = then_ns, .closed = what == LEFT,
+		.waiting = collective ? DDP_WAITING_COLLECTIVE
+		           : what == RECEIVES ? DDP_WAITING_OTHER : DDP_WAITING_NOT,
+		.described = collective ? plan->collective : 0,
+	};
+	if (collective)
+		strcpy(made.page.collective_text, "all_reduce f32[10] sum");
+	else if (what == RECEIVES)
+		strcpy(made.page.collective_text, "recv from rank 3");
+	return made;
+}
+
+static void take(struct stall_step *step, const struct planned *plan, uint32_t count, uint32_t first,
+                 uint32_t world_size, const char *name, uint64_t now)
+{
+	struct stall_rank ranks[8];
+	unsigned char bytes[STALL_NOTE_BYTES];
+	struct stall_node node = { .name = name, .world_size = world_size, .seconds = LIMIT,
+		                   .ranks = ranks, .count = count };
+	struct stall_note note;
+
+	for (uint32_t i = 0; i < count; i++)
+		ranks[i] = rank_that(&plan[i], first + i);
+	stall_judge_node(&node, NOW * SECOND, &note);
+	stall_pack(&note, bytes);
+	stall_step_take(step, bytes, now * SECOND);
+}
+
+/* NULL: it does not stall, or not yet. */
+static const char *verdict(struct stall_step *step, uint64_t now)
+{
+	static char text[TEXT_MAX];
+	struct sink sink = sink_on(text, sizeof(text));
+
+	if (stall_step_due(step) > now * SECOND)
+		return NULL;
+	stall_step_say(step, now * SECOND, &sink);
+	assert_false(sink.full);
+	return text;
+}
+
+#define STALLS "the step stalls: no rank has made progress for 31.0 s; "
+#define WAITING(ranks) "; waiting: ranks " ranks " in collective #6 all_reduce f32[10] sum for 31.0 s"
+
+static void step_is_judged(void **state)
+{
+	static const struct { struct planned ranks[RANKS]; const char *text; } cases[] = {
+		/* One computes, the others wait. */
+		{ { { WAITS, 6, 31 }, { WAITS, 6, 31 }, { WAITS, 6, 31 }, { COMPUTES, 5, 32 } },
+		  STALLS "rank 3 of 4 on n1 never came: it is in forward of step 4 for 32.0 s, last collective #5 "
+		  "32.0 s ago" WAITING("0-2") },
+		/* It did something a moment ago. */
+		{ { { WAITS, 6, 31 }, { WAITS, 6, 31 }, { WAITS, 6, 31 }, { COMPUTES, 5, 29 } }, NULL },
+		/* It is in what may take any time, or nothing is known of it. */
+		{ { { WAITS, 6, 31 }, { WAITS, 6, 31 }, { WAITS, 6, 31 }, { EVALUATES, 5, 3600 } }, NULL },
+		{ { { WAITS, 6, 31 }, { WAITS, 6, 31 }, { WAITS, 6, 31 }, { SAVES, 5, 3600 } }, NULL },
+		{ { { SAVES, 6, 31 }, { WAITS, 6, 31 }, { WAITS, 6, 31 }, { COMPUTES, 5, 31 } }, NULL },
+		{ { { WAITS, 6, 31 }, { WAITS, 6, 31 }, { WAITS, 6, 31 }, { NO_PAGE, 0, 3600 } }, NULL },
+		{ { { WAITS, 6, 31 }, { WAITS, 6, 31 }, { WAITS, 6, 31 }, { UNKNOWN, 0, 3600 } }, NULL },
+		/* Those who wait for another one in an evaluation are not busy with it. */
+		{ { { WAITS_IN_EVALUATION, 6, 31 }, { WAITS_IN_EVALUATION, 6, 31 }, { WAITS_IN_EVALUATION, 6, 31 },
+		    { COMPUTES, 5, 32 } },
+		  STALLS "rank 3 of 4 on n1 never came: it is in forward of step 4 for 32.0 s, last collective #5 "
+		  "32.0 s ago" WAITING("0-2") },
+		/* Two compute: the one that has got least far. */
+		{ { { WAITS, 6, 31 }, { COMPUTES, 5, 50 }, { COMPUTES, 4, 50 }, { WAITS, 6, 31 } },
+		  STALLS "rank 2 of 4 on n1 never came, nor did 1 more: it is in forward of step 4 for 50.0 s, last "
+		  "collective #4 50.0 s ago" WAITING("0,3") },
+		/* All do but one. */
+		{ { { COMPUTES, 5, 31 }, { COMPUTES, 5, 50 }, { COMPUTES, 5, 50 }, { RECEIVES, 5, 31 } },
+		  STALLS "rank 0 of 4 on n0 never came, nor did 2 more: it is in forward of step 4 for 31.0 s, last "
+		  "collective #5 31.0 s ago; waiting: rank 3 in recv from rank 3 for 31.0 s" },
+		/* All do. */
+		{ { { COMPUTES, 5, 31 }, { COMPUTES, 5, 50 }, { COMPUTES, 5, 50 }, { COMPUTES, 5, 50 } },
+		  STALLS "none waits for another: rank 0 of 4 on n0 is in forward of step 4 for 31.0 s, last "
+		  "collective #5 31.0 s ago" },
+		/* One is stopped: whatever it does. */
+		{ { { WAITS, 6, 31 }, { STOPPED, 6, 31 }, { WAITS, 6, 31 }, { COMPUTES, 5, 50 } },
+		  STALLS "rank 1 of 4 on n0 is stopped by a signal or a debugger, in forward of step 4 for 31.0 s, "
+		  "last collective #6 31.0 s ago" WAITING("0,2") },
+		{ { { WAITS, 6, 31 }, { STOPPED_SAVING, 5, 31 }, { WAITS, 6, 31 }, { WAITS, 6, 31 } },
+		  STALLS "rank 1 of 4 on n0 is stopped by a signal or a debugger, writing a checkpoint of step 4 for "
+		  "31.0 s, last collective #5 31.0 s ago" WAITING("0,2-3") },
+		/* One has ended, one has left. */
+		{ { { WAITS, 6, 31 }, { WAITS, 6, 31 }, { ENDED, 5, 35 }, { WAITS, 6, 31 } },
+		  STALLS "rank 2 of 4 on n1 had ended with code 0, 35.0 s before" WAITING("0-1,3") },
+		{ { { WAITS, 6, 31 }, { LEFT, 5, 35 }, { ENDED, 5, 35 }, { WAITS, 6, 31 } },
+		  STALLS "rank 1 of 4 on n0 had left by ddp_finalize(), 35.0 s before" WAITING("0,3") },
+		/* A whole node has. */
+		{ { { WAITS, 6, 31 }, { WAITS, 6, 31 }, { ENDED, 5, 35 }, { ENDED, 5, 36 } },
+		  STALLS "rank 2 of 4 on n1 had ended with code 0, 35.0 s before" WAITING("0-1") },
+		/* But only a moment ago. */
+		{ { { WAITS, 6, 31 }, { WAITS, 6, 31 }, { WAITS, 6, 31 }, { ENDED, 5, 1 } }, NULL },
+		/* All have: what they do then is no matter of ours. */
+		{ { { ENDED, 6, 31 }, { ENDED, 6, 31 }, { LEFT, 5, 35 }, { ENDED, 5, 36 } }, NULL },
+		{ { { LEFT, 6, 31 }, { LEFT, 6, 31 }, { LEFT, 5, 35 }, { LEFT, 5, 36 } }, NULL },
+		/* One has failed, and the others carry on without it. */
+		{ { { WAITS, 6, 31 }, { FAILED, 3, 500 }, { WAITS, 6, 31 }, { COMPUTES, 5, 31 } },
+		  STALLS "rank 3 of 4 on n1 never came: it is in forward of step 4 for 31.0 s, last collective #5 "
+		  "31.0 s ago" WAITING("0,2") },
+		/* Nobody computes: the ranks are in different collectives. */
+		{ { { WAITS, 6, 31 }, { WAITS, 6, 31 }, { WAITS, 6, 31 }, { WAITS, 5, 40 } },
+		  STALLS "all wait, and furthest behind is rank 3 of 4 on n1, waiting for gradients of step 4 for "
+		  "40.0 s, waiting in collective #5 all_reduce f32[10] sum for 40.0 s" WAITING("0-3") },
+		/* It waits for a message, and the others for it. */
+		{ { { RECEIVES, 5, 31 }, { RECEIVES, 5, 31 }, { RECEIVES, 5, 31 }, { COMPUTES, 5, 31 } },
+		  STALLS "rank 3 of 4 on n1 never came: it is in forward of step 4 for 31.0 s, last collective #5 "
+		  "31.0 s ago; waiting: ranks 0-2 in recv from rank 3 for 31.0 s" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct stall_step step = { .seconds = LIMIT };
+		const char *text;
+		take(&step, cases[i].ranks, 2, 0, RANKS, "n0", NOW);
+		take(&step, cases[i].ranks + 2, 2, 2, RANKS, "n1", NOW);
+		text = verdict(&step, NOW);
+		if ((text != NULL) != (cases[i].text != NULL))
+			fail_msg("case %zu: %s", i, text != NULL ? text : "no stall");
+		if (text != NULL)
+			assert_string_equal(text, cases[i].text);
+		stall_step_end(&step);
+	}
+}
+
+static const struct planned waits[2] = { { WAITS, 6, 31 }, { WAITS, 6, 31 } };
+static const struct planned hangs[2] = { { WAITS, 6, 31 }, { COMPUTES, 5, 31 } };
+static const struct planned runs[2] = { { WAITS, 6, 1 }, { COMPUTES, 5, 1 } };
+
+static void nodes_that_have_not_told_count_as_going_on(void **state)
+{
+	struct stall_step step = { .seconds = LIMIT };
+
+	(void)state;
+	assert_null(verdict(&step, NOW));
+	take(&step, waits, 2, 0, RANKS, "n0", NOW);
+	assert_null(verdict(&step, NOW + 1000));
+	stall_step_end(&step);
+}
+
+static void step_says_once_until_it_goes_on(void **state)
+{
+	static const struct { const struct planned *ranks; uint32_t first; bool said; } told[] = {
+		{ hangs, 2, false }, { waits, 0, true }, { waits, 0, false }, { runs, 2, false },
+		{ waits, 0, false }, { hangs, 2, true }, { runs, 0, false }, { waits, 0, true },
+	};
+	struct stall_step step = { .seconds = LIMIT };
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(told); i++) {
+		take(&step, told[i].ranks, 2, told[i].first, RANKS, "n", NOW + i);
+		assert_int_equal(verdict(&step, NOW + i) != NULL, told[i].said);
+	}
+	stall_step_end(&step);
+}
+
+/* What a node told long ago is put in today's time. */
+static void old_notes_are_dated(void **state)
+{
+	struct stall_step step = { .seconds = LIMIT };
+
+	(void)state;
+	take(&step, hangs, 2, 2, RANKS, "n1", NOW - 600);
+	take(&step, waits, 2, 0, RANKS, "n0", NOW);
+	assert_string_equal(verdict(&step, NOW),
+	                    STALLS "rank 3 of 4 on n1 never came: it is in forward of step 4 for 31.0 s, last "
+	                    "collective #5 31.0 s ago (600 s ago); waiting: ranks 0-2 in collective #6 all_reduce "
+	                    "f32[10] sum for 631.0 s");
+	stall_step_end(&step);
+}
+
+/* A node whose tasks have ended says so at once; others leave a little later. */
+static void end_of_a_node_counts_as_progress(void **state)
+{
+	static const struct planned ended[2] = { { ENDED, 6, 0 }, { ENDED, 6, 0 } };
+	struct stall_rank ranks[2] = { rank_that(&ended[0], 2), rank_that(&ended[1], 3) };
+	struct stall_node node = { .name = "n1", .world_size = RANKS, .ranks = ranks, .count = 2 };
+	struct stall_step step = { .seconds = LIMIT };
+	unsigned char bytes[STALL_NOTE_BYTES];
+	struct stall_note note;
+
+	(void)state;
+	take(&step, waits, 2, 0, RANKS, "n0", NOW);
+	stall_judge_node(&node, NOW * SECOND, &note);
+	assert_true(note.stalled);
+	stall_pack(&note, bytes);
+	stall_step_take(&step, bytes, NOW * SECOND);
+	assert_null(verdict(&step, NOW));
+	assert_true(stall_step_due(&step) == (NOW + LIMIT) * SECOND);
+	assert_string_equal(verdict(&step, NOW + LIMIT),
+	                    "the step stalls: no rank has made progress for 30.0 s; rank 2 of 4 on n1 had ended with "
+	                    "code 0, 30.0 s before; waiting: ranks 0-1 in collective #6 all_reduce f32[10] sum for "
+	                    "61.0 s");
+	stall_step_end(&step);
+}
+
+/* 1000 nodes of 8 ranks, told in any order. */
+static void ranks_of_many_nodes_are_put_together(void **state)
+{
+	enum { NODES = 1000, EACH = 8 };
+	struct planned all[EACH], one[EACH];
+	struct stall_step step = { .seconds = LIMIT };
+	uint64_t start_ns;
+	const char *text;
+
+	(void)state;
+	for (int i = 0; i < EACH; i++)
+		all[i] = one[i] = waits[0];
+	one[3] = hangs[1];
+	start_ns = ddp_now_ns();
+	for (uint32_t i = 0; i < NODES; i++) {
+		uint32_t node = i * 7 % NODES;
+		assert_null(verdict(&step, NOW));
+		take(&step, node == 3 ? one : all, EACH, node * EACH, NODES * EACH, "n", NOW);
+	}
+	text = verdict(&step, NOW);
+	assert_non_null(text);
+	assert_non_null(strstr(text, "rank 27 of 8000 on n never came: "));
+	assert_non_null(strstr(text, "; waiting: ranks 0-26,28-7999 in collective #6 "));
+	/* Some milliseconds; a busy machine may take its time. */
+	assert_true(ddp_now_ns() - start_ns < 5 * SECOND);
+	stall_step_end(&step);
+}
+
+static void many_ranges_are_cut(void **state)
+{
+	struct stall_rank ranks[200];
+	struct stall_node node = { .name = "n0", .world_size = 100500, .seconds = LIMIT, .ranks = ranks,
+		                   .count = COUNT(ranks) };
+	struct stall_step step = { .seconds = LIMIT };
+	unsigned char bytes[STALL_NOTE_BYTES];
+	struct stall_note note;
+	char text[TEXT_MAX];
+	struct sink sink = sink_on(text, sizeof(text));
+
+	(void)state;
+	for (uint32_t i = 0; i < COUNT(ranks); i++)
+		ranks[i] = rank_that(waits, 100000 + 2 * i);
+	stall_judge_node(&node, NOW * SECOND, &note);
+	assert_true(note.stalled && note.cut);
+	stall_pack(&note, bytes);
+	stall_step_take(&step, bytes, NOW * SECOND);
+	stall_step_say(&step, NOW * SECOND, &sink);
+	assert_non_null(strstr(text, "ranks 100000,100002,"));
+	assert_non_null(strstr(text, ",100030,... in collective"));
+	stall_step_end(&step);
+}
+
+/* A task may write to its page as it likes, and a user send what he likes to srun. */
+static void wild_pages_and_notes_are_printable(void **state)
+{
+	struct stall_step step = { .seconds = LIMIT };
+	int sound = 0;
+
+	(void)state;
+	srandom(1);
+	for (int round = 0; round < 20000; round++) {
+		struct stall_rank rank = { .rank = 0, .changed_ns = SECOND };
+		struct stall_node node = { .name = "n\n\x1b[1m", .world_size = 1, .ranks = &rank, .count = 1 };
+		unsigned char bytes[STALL_NOTE_BYTES], *page = (unsigned char *)&rank.page;
+		struct stall_note note;
+		char text[TEXT_MAX];
+		struct sink sink = sink_on(text, round % 2 == 0 ? sizeof(text) : 50);
+		for (size_t i = 0; i < sizeof(rank.page); i++)
+			page[i] = (unsigned char)random();
+		rank.page.magic = DDP_PROGRESS_MAGIC;
+		rank.page.phase %= 8;
+		rank.page.waiting %= 3;
+		stall_judge_node(&node, NOW * SECOND, &note);
+		stall_pack(&note, bytes);
+		if (round % 4 >= 2)
+			bytes[(size_t)random() % sizeof(bytes)] = (unsigned char)random();
+		stall_step_take(&step, bytes, NOW * SECOND);
+		sound += stall_unpack(bytes, &note);
+		stall_step_say(&step, (NOW + LIMIT) * SECOND, &sink);
+		for (const char *p = text; *p != '\0'; p++)
+			assert_in_range(*p, ' ', '~');
+		step.said = false;
+	}
+	assert_in_range(sound, 10000, 19999);
+	stall_step_end(&step);
+}
+
+static void any_change_of_the_page_is_progress(void **state)
+{
+	struct stall_rank rank = { .rank = 1 };
+	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC };
+
+	(void)state;
+	stall_see(&rank, &page, STALL_NO_END, 5 * SECOND);
+	assert_true(rank.changed_ns == 5 * SECOND);
+	stall_see(&rank, &page, STALL_NO_END, 6 * SECOND);
+	assert_true(rank.changed_ns == 5 * SECOND);
+	page.collective++;
+	stall_see(&rank, &page, STALL_NO_END, 7 * SECOND);
+	assert_true(rank.changed_ns == 7 * SECOND);
+	page.waiting = DDP_WAITING_COLLECTIVE;
+	stall_see(&rank, &page, STALL_NO_END, 8 * SECOND);
+	assert_true(rank.changed_ns == 8 * SECOND);
+	stall_see(&rank, &page, STALL_GOOD_END, 9 * SECOND);
+	assert_true(rank.changed_ns == 9 * SECOND);
+	assert_false(stall_is_quiet(&rank, 2, 10 * SECOND));
+	assert_true(stall_is_quiet(&rank, 2, 11 * SECOND));
+	stall_forget_time(&rank, 1, SECOND);
+	assert_false(stall_is_quiet(&rank, 2, 11 * SECOND));
+}
+
+/* ---- with what else srun knows ----------------------------------------------------- */
+
+static void stall(struct step *step)
+{
+	struct stall_rank rank = rank_that(hangs + 1, 0);
+	struct stall_node node = { .name = "n0", .world_size = 1, .seconds = LIMIT, .ranks = &rank, .count = 1 };
+	unsigned char bytes[STALL_NOTE_BYTES];
+	struct stall_note note;
+
+	stall_judge_node(&node, NOW * SECOND, &note);
+	stall_pack(&note, bytes);
+	step_take_stall(step, bytes, NOW * SECOND);
+}
+
+static struct step begin(bool kill_on_failure, bool kill_on_stall)
+{
+	const struct step_policy policy = { .hold_ms = 250, .doubt_ms = 1000, .grace_ms = 60000, .stop_ms = 60000,
+		                            .kill_on_failure = kill_on_failure,
+		                            .stall_seconds = LIMIT, .kill_on_stall = kill_on_stall };
+	struct step step;
+
+	step_start(&step, &policy);
+	return step;
+}
+
+static void stall_is_said_and_ends_the_step_if_so_wished(void **state)
+{
+	struct relay_news bystander = { .text = "bystander", .wait_status = SIGKILL,
+		                        .facts = { .end = END_BY_KILL, .sent = SENT_NOTHING } };
+
+	(void)state;
+	for (int kill = 0; kill < 2; kill++) {
+		struct step step = begin(kill == 0, kill != 0);
+		struct step_action action;
+		assert_true(step_due(&step) == UINT64_MAX);
+		stall(&step);
+		assert_true(step_due(&step) <= NOW * SECOND);
+		assert_true(step_act(&step, NOW * SECOND, &action));
+		assert_int_equal(action.kill, kill);
+		assert_non_null(strstr(action.text, "rank 0 of 1 on n0 is in forward"));
+		assert_int_equal(strstr(action.text, "; the step is ended (stall-action=kill)") != NULL, kill);
+		assert_false(step_act(&step, NOW * SECOND, &action));
+		/* It is asked for again only if that was in vain; none that it ends is reported. */
+		assert_int_equal(step_due(&step) != UINT64_MAX, kill);
+		if (kill != 0)
+			step_take(&step, &bystander, false, NOW * SECOND);
+		assert_false(step_finish(&step, &action));
+	}
+}
+
+static void no_stall_is_said_of_a_step_that_fails_or_stops(void **state)
+{
+	struct relay_news failure = { .text = "rank 1", .wait_status = 7 << 8,
+		                      .facts = { .end = END_CODE, .sent = SENT_NOTHING } };
+	struct step step = begin(true, true);
+	struct step_action action;
+
+	(void)state;
+	step_take(&step, &failure, false, NOW * SECOND);
+	stall(&step);
+	assert_true(step_act(&step, (NOW + 1) * SECOND, &action));
+	assert_string_equal(action.text, "rank 1");
+	assert_false(step_act(&step, (NOW + 1) * SECOND, &action));
+	step_finish(&step, &action);
+
+	/* A rank has saved and ended, as Slurm has asked it to; another one still saves. */
+	step = begin(true, true);
+	failure.facts.sent = SENT_STOP;
+	step_take(&step, &failure, false, NOW * SECOND);
+	stall(&step);
+	assert_false(step_act(&step, (NOW + 59) * SECOND, &action));
+	step_finish(&step, &action);
+
+	/* Where a failure ends nothing, the rest may stall later. */
+	step = begin(false, true);
+	failure.facts.sent = SENT_NOTHING;
+	step_take(&step, &failure, false, NOW * SECOND);
+	assert_true(step_act(&step, (NOW + 1) * SECOND, &action));
+	assert_false(action.kill);
+	stall(&step);
+	assert_true(step_act(&step, (NOW + 1) * SECOND, &action));
+	assert_true(action.kill);
+	step_finish(&step, &action);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(step_is_judged),
+		cmocka_unit_test(nodes_that_have_not_told_count_as_going_on),
+		cmocka_unit_test(step_says_once_until_it_goes_on),
+		cmocka_unit_test(old_notes_are_dated),
+		cmocka_unit_test(end_of_a_node_counts_as_progress),
+		cmocka_unit_test(ranks_of_many_nodes_are_put_together),
+		cmocka_unit_test(many_ranges_are_cut),
+		cmocka_unit_test(wild_pages_and_notes_are_printable),
+		cmocka_unit_test(any_change_of_the_page_is_progress),
+		cmocka_unit_test(stall_is_said_and_ends_the_step_if_so_wished),
+		cmocka_unit_test(no_stall_is_said_of_a_step_that_fails_or_stops),
+	};
+
+	return cmocka_run_group_tests_name("spank_stall", tests, NULL, NULL);
+}

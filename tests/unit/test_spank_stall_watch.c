@@ -1,0 +1,211 @@
+/* spank/stall_watch: what a node tells srun of its ranks, and when. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "ddp.h"
+#include "spank/failure/relay.h"
+#include "spank/failure/stall_watch.h"
+#include "spank/failure/step.h"
+#include "spank/failure/supervise.h"
+
+#define SECOND 1000000000ull
+
+static char said[STEP_TEXT_MAX];
+static atomic_int times_said, times_ended;
+
+static void say(const char *text)
+{
+	snprintf(said, sizeof(said), "%s", text);
+	atomic_fetch_add(&times_said, 1);
+}
+
+static void end_step(void)
+{
+	atomic_fetch_add(&times_ended, 1);
+}
+
+/* For up to 20 s. */
+static void wait_for(atomic_int *count, int wanted)
+{
+	for (int i = 0; i < 2000 && atomic_load(count) < wanted; i++)
+		usleep(10000);
+	assert_int_equal(atomic_load(count), wanted);
+}
+
+static struct relay open_srun(bool kill)
+{
+	static const struct relay_actions actions = { .say = say, .end_step = end_step };
+	const struct step_policy policy = { .stall_seconds = 2, .kill_on_stall = kill };
+	char spec[RELAY_SPEC_MAX];
+	struct fault fault;
+	struct relay relay;
+
+	atomic_store(&times_said, 0);
+	atomic_store(&times_ended, 0);
+	if (!relay_open(0, 0, &policy, &actions, spec, &fault))
+		fail_msg("%s", fault.text);
+	relay = relay_parse(spec);
+	relay.reply_ms = 60000;
+	return relay;
+}
+
+struct fixture {
+	struct supervise supervise;
+	struct stall_watch watch;
+	pid_t task;
+	uint64_t now_ns; /* looks are as far apart as they should be, whatever the clock says */
+};
+
+/* A node with one rank, which is a process that does nothing. */
+static void begin_node(struct fixture *node, const struct relay *relay)
+{
+	struct fault fault;
+
+	if (!supervise_start(&node->supervise, 1, geteuid(), &fault))
+		fail_msg("%s", fault.text);
+	node->task = fork();
+	assert_true(node->task >= 0);
+	if (node->task == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		for (;;)
+			pause();
+	}
+	node->supervise.shared->task[0].rank = 0;
+	node->supervise.shared->task[0].pid = node->task;
+	node->supervise.shared->world_size = 1;
+	strcpy(node->supervise.shared->node, "n0");
+	strcpy(node->supervise.shared->srun_address, "127.0.0.1");
+	if (!stall_watch_open(&node->watch, &node->supervise, 2, &fault))
+		fail_msg("%s", fault.text);
+	node->watch.relay = *relay;
+	node->now_ns = ddp_now_ns();
+}
+
+static void end_node(struct fixture *node)
+{
+	kill(node->task, SIGKILL);
+	assert_int_equal(waitpid(node->task, NULL, 0), node->task);
+	supervise_end(&node->supervise);
+}
+
+static void write_page(const struct fixture *node, const struct ddp_progress *page)
+{
+	assert_int_equal(pwrite(node->supervise.progress_fd, page, sizeof(*page), 0), sizeof(*page));
+}
+
+static void look(struct fixture *node, int times, bool stopping)
+{
+	for (int i = 0; i < times; i++) {
+		node->now_ns += stall_watch_period_ms(2) * (SECOND / 1000);
+		stall_watch_look(&node->watch, stopping, node->now_ns);
+	}
+}
+
+static void node_tells_of_changes_only(void **state)
+{
+	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .phase = DDP_PHASE_EVAL };
+	struct relay relay = open_srun(false);
+	struct fixture node;
+
+	(void)state;
+	begin_node(&node, &relay);
+	write_page(&node, &page);
+	look(&node, 20, false);
+	assert_false(node.watch.told);
+	/* Stopped by a signal, it evaluates no more. */
+	kill(node.task, SIGSTOP);
+	assert_int_equal(waitpid(node.task, NULL, WUNTRACED), node.task);
+	look(&node, 1, false);
+	assert_true(node.watch.told);
+	wait_for(&times_said, 1);
+	assert_non_null(strstr(said, "rank 0 of 1 on n0 is stopped by a signal or a debugger, in evaluation"));
+	look(&node, 20, false);
+	kill(node.task, SIGCONT);
+	page.step++;
+	write_page(&node, &page);
+	look(&node, 1, false);
+	assert_false(node.watch.told);
+	page.phase = DDP_PHASE_FORWARD;
+	write_page(&node, &page);
+	look(&node, 4, false);
+	assert_false(node.watch.told);
+	look(&node, 1, false);
+	assert_true(node.watch.told);
+	wait_for(&times_said, 2);
+	assert_int_equal(times_ended, 0);
+	end_node(&node);
+	relay_close();
+}
+
+static void steps_that_pause_or_stop_do_not_stall(void **state)
+{
+	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1 };
+	struct relay relay = open_srun(true);
+	struct fixture node;
+
+	(void)state;
+	begin_node(&node, &relay);
+	write_page(&node, &page);
+	look(&node, 3, false);
+	/* Suspended for an hour. */
+	node.now_ns += 3600 * SECOND;
+	look(&node, 1, false);
+	assert_false(node.watch.told);
+	look(&node, 20, true);
+	assert_false(node.watch.told);
+	look(&node, 1, false);
+	assert_true(node.watch.told);
+	wait_for(&times_said, 1);
+	wait_for(&times_ended, 1);
+	end_node(&node);
+	relay_close();
+}
+
+/* Before srun listens, or while it does not answer, it is told again. */
+static void what_srun_has_not_got_is_told_again(void **state)
+{
+	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1 };
+	struct relay nowhere = { .port = 0 }, relay;
+	struct fixture node;
+
+	(void)state;
+	begin_node(&node, &nowhere);
+	write_page(&node, &page);
+	look(&node, 20, false);
+	assert_false(node.watch.told);
+	relay = open_srun(false);
+	node.watch.relay = relay;
+	look(&node, 1, false);
+	assert_true(node.watch.told);
+	wait_for(&times_said, 1);
+	/* Its task ends, with code 0, and it is the only one: nobody waits. */
+	supervise_reaped(&node.supervise, 0, 0);
+	stall_tell_end(&node.supervise, &relay);
+	assert_int_equal(times_said, 1);
+	end_node(&node);
+	relay_close();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(node_tells_of_changes_only),
+		cmocka_unit_test(steps_that_pause_or_stop_do_not_stall),
+		cmocka_unit_test(what_srun_has_not_got_is_told_again),
+	};
+
+	return cmocka_run_group_tests_name("spank_stall_watch", tests, NULL, NULL);
+}
