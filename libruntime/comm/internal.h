@@ -230,7 +230,6 @@ struct ddp_comm {
 	ddp_request *queue_head, *queue_tail;
 	atomic_int queued;          /* in the queue or taken from it by the thread */
 	atomic_int callers;         /* threads that want run_lock for a blocking call */
-	atomic_int waiters;         /* threads of the program that wait for a request */
 	ddp_request *pairs_new;     /* sends and receives that were just issued */
 	ddp_request *pairs;         /* those under way; for who holds run_lock */
 	atomic_int pair_count;      /* of both */
@@ -259,6 +258,7 @@ struct ddp_request {
 	_Atomic uint32_t done;      /* futex */
 	ddp_status status;
 	bool last;                  /* nothing runs after it */
+	atomic_bool awaited;        /* by a thread of the program */
 	char *message;              /* of a failure; malloc'd */
 	uint64_t start_ns, end_ns;
 	/* of send and recv: */

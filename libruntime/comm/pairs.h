@@ -53,5 +53,8 @@ void ddp_pairs_free(ddp_comm *comm);
 
 /* comm/request: ends an operation, and wakes who waits for it. */
 void ddp_request_complete(ddp_request *request, ddp_status status);
+/* Does a thread of the program wait for a message or for what is queued? run_lock
+   is held. */
+bool ddp_requests_awaited(ddp_comm *comm);
 
 #endif

@@ -281,10 +281,9 @@ static uint64_t leave_to_thread(ddp_comm *comm)
 /* A blocking send or recv moves its message itself while nothing else runs. */
 static ddp_status run_pair(ddp_comm *comm, const ddp_collective *c)
 {
-	ddp_request request = { .comm = comm, .operation = *c };
+	ddp_request request = { .comm = comm, .operation = *c, .awaited = true };
 
 	ddp_pairs_add(comm, &request);
-	atomic_fetch_add(&comm->waiters, 1);
 	while (atomic_load(&request.done) == 0) {
 		if (pthread_mutex_trylock(&comm->run_lock) == 0) {
 			(void)ddp_pairs_await(comm, &request);
@@ -293,7 +292,6 @@ static ddp_status run_pair(ddp_comm *comm, const ddp_collective *c)
 		if (atomic_load(&request.done) == 0)
 			ddp_futex_wait(&request.done, 0, leave_to_thread(comm));
 	}
-	atomic_fetch_sub(&comm->waiters, 1);
 	if (request.status != DDP_OK)
 		ddp_fail(request.status, "%s", request.message != NULL ? request.message : "out of memory");
 	free(request.message);
@@ -343,6 +341,19 @@ ddp_status ddp_comm_last_barrier(ddp_comm *comm)
 	return status == DDP_OK ? run_collective(comm, &c, true) : status;
 }
 
+bool ddp_requests_awaited(ddp_comm *comm)
+{
+	bool awaited = false;
+
+	for (const ddp_request *r = comm->pairs; r != NULL && !awaited; r = r->next)
+		awaited = atomic_load(&r->awaited);
+	pthread_mutex_lock(&comm->queue_lock);
+	for (const ddp_request *r = comm->queue_head; r != NULL && !awaited; r = r->next)
+		awaited = atomic_load(&r->awaited);
+	pthread_mutex_unlock(&comm->queue_lock);
+	return awaited;
+}
+
 /* Ends a completed request. */
 static ddp_status end(ddp_request *request)
 {
@@ -376,11 +387,10 @@ ddp_status ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *en
 {
 	if (request == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_wait(): request is NULL");
-	ddp_comm *comm = request->comm;
-	atomic_fetch_add(&comm->waiters, 1);
+	/* The communicator may go as soon as the request is complete. */
+	atomic_store(&request->awaited, true);
 	while (!is_done(request))
 		ddp_futex_wait(&request->done, 0, 1000000000);
-	atomic_fetch_sub(&comm->waiters, 1);
 	if (request->status == DDP_OK && start_ns != NULL)
 		*start_ns = request->start_ns;
 	if (request->status == DDP_OK && end_ns != NULL)
@@ -399,11 +409,10 @@ ddp_status ddp_wait_for(ddp_request *request, int timeout_ms)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_wait_for(): %s",
 		                request == NULL ? "request is NULL" : "a negative timeout");
 	uint64_t now = ddp_now_ns(), end_ns = now + (uint64_t)timeout_ms * 1000000;
-	ddp_comm *comm = request->comm;
-	atomic_fetch_add(&comm->waiters, 1);
+	atomic_store(&request->awaited, true);
 	for (; !is_done(request) && now < end_ns; now = ddp_now_ns())
 		ddp_futex_wait(&request->done, 0, end_ns - now);
-	atomic_fetch_sub(&comm->waiters, 1);
+	atomic_store(&request->awaited, false);
 	if (!is_done(request))
 		return ddp_fail(DDP_ERR_TIMEOUT, "the operation is not complete after %d ms", timeout_ms);
 	return end(request);

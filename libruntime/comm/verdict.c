@@ -1,6 +1,7 @@
 #include "comm/verdict.h"
 
 #include "comm/net.h"
+#include "comm/pairs.h"
 
 enum {
 	/* One that runs says so every 100 ms, if the machine has a core for it. The
@@ -54,11 +55,11 @@ static ddp_node_rank *own_lines(const ddp_comm *comm)
 
 /* Does the program itself wait? Messages that the progress thread waits for
    beside the program keep nobody from coming. */
-static bool program_waits(const ddp_comm *comm)
+static bool program_waits(ddp_comm *comm)
 {
 	bool message = comm->running->kind == DDP_SEND || comm->running->kind == DDP_RECV;
 
-	return !message || !comm->in_thread || atomic_load(&comm->waiters) > 0;
+	return !message || !comm->in_thread || ddp_requests_awaited(comm);
 }
 
 void ddp_verdict_wait(ddp_comm *comm, uint64_t now)
