@@ -50,7 +50,7 @@ comm_sources = \
 	libruntime/comm/inter_tune.c \
 	libruntime/comm/kernels.c libruntime/comm/kernels.h \
 	libruntime/comm/kernels_avx2.c libruntime/comm/kernels_table.h \
-	libruntime/comm/kernels_template.h \
+	libruntime/comm/kernels_narrow_template.h libruntime/comm/kernels_template.h \
 	libruntime/comm/liveness.c libruntime/comm/liveness.h \
 	libruntime/comm/locality.c libruntime/comm/locality.h \
 	libruntime/comm/meeting.c libruntime/comm/meeting.h \

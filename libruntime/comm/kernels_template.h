@@ -17,6 +17,8 @@ typedef VECTOR(int64_t) v_i64;
 typedef VECTOR(uint32_t) v_u32;
 typedef VECTOR(uint64_t) v_u64;
 typedef VECTOR(uint8_t) v_u8; /* at any address */
+typedef VECTOR(int8_t) v_i8;
+typedef VECTOR(uint16_t) v_u16;
 
 /* An integer is scaled in double, cut, and held in its type's range. The
    largest int64_t is no double: its successor is. */
@@ -44,6 +46,78 @@ KERNEL static inline int64_t scaled_int64_t(int64_t x, double scale)
 	if (scale == 1)
 		return x;
 	return y >= 0x1p63 ? INT64_MAX : y < -0x1p63 ? INT64_MIN : (int64_t)y;
+}
+
+KERNEL static inline uint8_t scaled_uint8_t(uint8_t x, double scale)
+{
+	(void)scale; /* in accumulator form only */
+	return x;
+}
+
+/* Division of integers, for which processors have no vectors, by a product. In
+   double an int32_t times a little more than 1 / d is, cut, the quotient: what is
+   added is more than what is lost by rounding, and less than 1 / d / 2^31. Of an
+   int64_t the magnitude n, of 63 bits, divided by d and cut, is n * m >> 63 + l,
+   with l = ceil(log2(d)) and m = floor(2^(63 + l) / d) + 1. */
+typedef struct divisor_int64_t {
+	int64_t divisor;
+	uint64_t factor;
+	int shift;
+} divisor_int64_t;
+typedef float divisor_float;
+typedef double divisor_double, divisor_int32_t;
+typedef uint8_t divisor_uint8_t;
+
+#define divisor_of_float(d) ((float)(d))
+#define divisor_of_double(d) (d)
+#define divisor_of_int32_t(d) (1.0 / (int32_t)(d) * (1 + 0x1p-50))
+#define divisor_of_uint8_t(d) ((uint8_t)(d))
+
+KERNEL static inline divisor_int64_t divisor_of_int64_t(double given)
+{
+	divisor_int64_t d = { .divisor = (int64_t)given };
+
+	while (d.divisor > (int64_t)1 << d.shift)
+		d.shift++;
+	if (d.divisor > 1)
+		d.factor = (uint64_t)(((unsigned __int128)1 << (63 + d.shift)) / (uint64_t)d.divisor) + 1;
+	return d;
+}
+
+KERNEL static inline int64_t quotient(int64_t x, const divisor_int64_t *d)
+{
+	const int64_t sign = x >> 63;
+	const uint64_t n = ((uint64_t)x ^ (uint64_t)sign) - (uint64_t)sign;
+
+	if (d->factor == 0 || n >> 63 != 0)
+		return x / d->divisor;
+	const uint64_t q = (uint64_t)((unsigned __int128)n * d->factor >> 63) >> d->shift;
+	return (int64_t)((q ^ (uint64_t)sign) - (uint64_t)sign);
+}
+
+#define divide_float(v, k) (*(v) /= *(k))
+#define divide_double(v, k) (*(v) /= *(k))
+#define divide_uint8_t(v, k) (*(v) /= *(k))
+
+KERNEL static inline void divide_int32_t(v_i32 *v, const double *inverse)
+{
+	typedef int32_t v_i32x4 __attribute__((vector_size(16)));
+	v_i32x4 half[2];
+
+	memcpy(half, v, sizeof(half));
+	for (int i = 0; i < 2; i++)
+		half[i] = __builtin_convertvector(__builtin_convertvector(half[i], v_f64) * *inverse, v_i32x4);
+	memcpy(v, half, sizeof(half));
+}
+
+KERNEL static inline void divide_int64_t(v_i64 *v, const divisor_int64_t *d)
+{
+	int64_t x[4];
+
+	memcpy(x, v, sizeof(x));
+	for (int i = 0; i < 4; i++)
+		x[i] = quotient(x[i], d);
+	memcpy(v, x, sizeof(x));
 }
 
 /* Sums and products of integers wrap around, as unsigned ones do. */
@@ -81,6 +155,7 @@ KERNEL static void fold_##T##_##OP(const ddp_fold *f, size_t first, size_t count
 	enum { LANES = VECTOR_BYTES / sizeof(T) }; \
 	size_t i = first, end = first + count; \
 	if (f->scale == NULL || (SCALES)) { \
+		const divisor_##T divisor = divisor_of_##T(f->divisor); \
 		for (; i + 4 * LANES <= end; i += 4 * LANES) { \
 			const V *x = (const V *)((const T *)f->src[0] + i); \
 			V a0 = x[0], a1 = x[1], a2 = x[2], a3 = x[3]; \
@@ -101,8 +176,10 @@ KERNEL static void fold_##T##_##OP(const ddp_fold *f, size_t first, size_t count
 				a3 = OP_##OP(T, UT, V, UV, MV, a3, b3); \
 			} \
 			if (f->divisor != 0) { \
-				const T k = (T)f->divisor; \
-				a0 /= k; a1 /= k; a2 /= k; a3 /= k; \
+				V a[4] = { a0, a1, a2, a3 }; \
+				for (int v = 0; v < 4; v++) \
+					divide_##T(&a[v], &divisor); \
+				a0 = a[0]; a1 = a[1]; a2 = a[2]; a3 = a[3]; \
 			} \
 			for (int d = 0; d < f->ndst; d++) { \
 				V *y = (V *)((T *)f->dst[d] + i); \
@@ -124,6 +201,7 @@ KERNEL static void fold_##T##_##OP(const ddp_fold *f, size_t first, size_t count
 KERNEL static void fold_far_##T##_##OP(const ddp_fold *f, size_t first, size_t count) \
 { \
 	enum { VECTORS = 1024 / VECTOR_BYTES, BLOCK = 1024 / sizeof(T) }; \
+	const divisor_##T divisor = divisor_of_##T(f->divisor); \
 	size_t i = first, end = first + count; \
 	V acc[VECTORS]; \
 	for (; i + BLOCK <= end; i += BLOCK) { \
@@ -136,7 +214,7 @@ KERNEL static void fold_far_##T##_##OP(const ddp_fold *f, size_t first, size_t c
 				acc[v] = OP_##OP(T, UT, V, UV, MV, acc[v], x[v]); \
 		} \
 		for (int v = 0; v < VECTORS && f->divisor != 0; v++) \
-			acc[v] /= (T)f->divisor; \
+			divide_##T(&acc[v], &divisor); \
 		for (int d = 0; d < f->ndst; d++) { \
 			V *y = (V *)((T *)f->dst[d] + i); \
 			for (int v = 0; v < VECTORS; v++) \
@@ -161,81 +239,29 @@ DEFINE_FOLDS(double, double, v_f64, v_f64, v_i64, true)
 DEFINE_FOLDS(int32_t, uint32_t, v_i32, v_u32, v_i32, false)
 DEFINE_FOLDS(int64_t, uint64_t, v_i64, v_u64, v_i64, false)
 
-/* ---- narrow types: a block of accumulators at a time ---------------------- */
+#include "comm/kernels_narrow_template.h"
 
-KERNEL static void load_bf16(float *acc, const void *src, size_t n)
-{
-	const uint16_t *x = src;
+/* ---- which fold ---------------------------------------------------------------------- */
 
-	for (size_t i = 0; i < n; i++)
-		acc[i] = ddp_bf16_to_float(x[i]);
-}
-
-KERNEL static void store_bf16(void *dst, const float *acc, size_t n)
-{
-	uint16_t *y = dst;
-
-	for (size_t i = 0; i < n; i++)
-		y[i] = ddp_bf16_from_float(acc[i]);
-}
-
-KERNEL static void load_f16(float *acc, const void *src, size_t n)
-{
-	const uint16_t *x = src;
-	size_t i = 0;
-
-#ifdef KERNEL_F16C
-	for (; i + 8 <= n; i += 8)
-		_mm256_storeu_ps(acc + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
-#endif
-	for (; i < n; i++)
-		acc[i] = ddp_f16_to_float(x[i]);
-}
-
-KERNEL static void store_f16(void *dst, const float *acc, size_t n)
-{
-	uint16_t *y = dst;
-	size_t i = 0;
-
-#ifdef KERNEL_F16C
-	for (; i + 8 <= n; i += 8)
-		_mm_storeu_si128((__m128i *)(y + i), _mm256_cvtps_ph(_mm256_loadu_ps(acc + i),
-		                                                     _MM_FROUND_TO_NEAREST_INT));
-#endif
-	for (; i < n; i++)
-		y[i] = ddp_f16_from_float(acc[i]);
-}
-
-KERNEL static void load_u8(int32_t *acc, const void *src, size_t n)
-{
-	const uint8_t *x = src;
-
-	for (size_t i = 0; i < n; i++)
-		acc[i] = x[i];
-}
-
-KERNEL static void store_u8(void *dst, const int32_t *acc, size_t n)
-{
-	uint8_t *y = dst;
-
-	for (size_t i = 0; i < n; i++)
-		y[i] = (uint8_t)acc[i];
-}
-
-/* The fold of a type that is its own accumulator; AVG combines like SUM. */
+/* The fold of a type that is its own accumulator, or of u8; AVG combines like SUM. */
 #define FOLDS_OF(PREFIX) { \
 	{ PREFIX##_float_SUM, PREFIX##_float_PROD, PREFIX##_float_MIN, PREFIX##_float_MAX }, \
 	{ PREFIX##_double_SUM, PREFIX##_double_PROD, PREFIX##_double_MIN, PREFIX##_double_MAX }, \
 	{ PREFIX##_int32_t_SUM, PREFIX##_int32_t_PROD, PREFIX##_int32_t_MIN, PREFIX##_int32_t_MAX }, \
-	{ PREFIX##_int64_t_SUM, PREFIX##_int64_t_PROD, PREFIX##_int64_t_MIN, PREFIX##_int64_t_MAX } }
+	{ PREFIX##_int64_t_SUM, PREFIX##_int64_t_PROD, PREFIX##_int64_t_MIN, PREFIX##_int64_t_MAX }, \
+	{ PREFIX##_uint8_t_SUM, PREFIX##_uint8_t_PROD, PREFIX##_uint8_t_MIN, PREFIX##_uint8_t_MAX } }
+
+static inline int column_of(ddp_op op)
+{
+	return op == DDP_PROD ? 1 : op == DDP_MIN ? 2 : op == DDP_MAX ? 3 : 0;
+}
 
 KERNEL static fold_fn choose_fold(ddp_type type, ddp_op op, bool far)
 {
-	static const fold_fn table[2][4][4] = { FOLDS_OF(fold), FOLDS_OF(fold_far) };
-	int row = type == DDP_F32 ? 0 : type == DDP_F64 ? 1 : type == DDP_I32 ? 2 : 3;
-	int column = op == DDP_PROD ? 1 : op == DDP_MIN ? 2 : op == DDP_MAX ? 3 : 0;
+	static const fold_fn table[2][5][4] = { FOLDS_OF(fold), FOLDS_OF(fold_far) };
+	int row = type == DDP_F32 ? 0 : type == DDP_F64 ? 1 : type == DDP_I32 ? 2 : type == DDP_I64 ? 3 : 4;
 
-	return table[far][row][column];
+	return table[far][row][column_of(op)];
 }
 
 KERNEL static fold_fn fold_wide(ddp_type type, ddp_op op)
@@ -306,10 +332,41 @@ KERNEL static void combine_narrow(const ddp_fold *f, ddp_type wide, size_t i, si
 	}
 }
 
+static inline bool is_far(const ddp_fold *f, size_t count)
+{
+	return f->nsrc >= FAR_SOURCES && f->scale == NULL && count >= FAR_BYTES / 4 / (size_t)f->nsrc;
+}
+
+/* Without blocks where that can be; returns the first element that is left. */
+KERNEL static size_t fold_in_registers(const ddp_fold *f, size_t first, size_t count, bool far)
+{
+	static size_t (*const halves[2][4])(const ddp_fold *, size_t, size_t) = {
+		{ fold_bf16_SUM, fold_bf16_PROD, fold_bf16_MIN, fold_bf16_MAX },
+		{ fold_f16_SUM, fold_f16_PROD, fold_f16_MIN, fold_f16_MAX },
+	};
+
+	if (f->type != DDP_U8)
+		return far ? first : halves[f->type == DDP_F16][column_of(f->op)](f, first, first + count);
+	if (f->scale == NULL && f->divisor == 0) {
+		choose_fold(f->type, f->op, far)(f, first, count);
+		return first + count;
+	}
+	if (f->scale == NULL && column_of(f->op) == 0 && f->nsrc <= MEAN_SOURCES && f->divisor >= 2 &&
+	    f->divisor <= MEAN_DIVISOR)
+		return mean_of_u8(f, first, first + count);
+	return first;
+}
+
 KERNEL static void fold_narrow(const ddp_fold *f, size_t first, size_t count, bool partial)
 {
 	const ddp_type wide = ddp_accumulator(f->type);
 	narrow_block acc;
+
+	if (!partial) {
+		size_t left = fold_in_registers(f, first, count, is_far(f, count));
+		count -= left - first;
+		first = left;
+	}
 
 	for (size_t done = 0; done < count; done += NARROW_BLOCK) {
 		size_t n = count - done < NARROW_BLOCK ? count - done : NARROW_BLOCK;
@@ -333,8 +390,7 @@ KERNEL static void run_fold(const ddp_fold *f, size_t first, size_t count, bool 
 		fold_narrow(f, first, count, partial);
 		return;
 	}
-	bool far = f->nsrc >= FAR_SOURCES && f->scale == NULL && count >= FAR_BYTES / 4 / (size_t)f->nsrc;
-	const fold_fn fold = choose_fold(f->type, f->op, far);
+	const fold_fn fold = choose_fold(f->type, f->op, is_far(f, count));
 
 	if (partial && f->divisor != 0) {
 		ddp_fold undivided = *f;

@@ -3,7 +3,7 @@
 # is none to measure, and makes only the one that test_harness runs.
 bench_programs = tests/bench/rank_ddp tests/bench/rank_overlap \
 	tests/bench/rank_startup tests/bench/rank_train tests/bench/rank_wire \
-	tests/bench/rank_modes tests/bench/rank_sgemm
+	tests/bench/rank_modes tests/bench/rank_sgemm tests/bench/rank_combine
 if HAVE_OPENMPI
 bench_programs += tests/bench/rank_mpi
 endif
@@ -42,6 +42,8 @@ tests_bench_rank_modes_LDFLAGS = $(AM_LDFLAGS) -no-install
 
 tests_bench_rank_sgemm_SOURCES = tests/bench/rank_sgemm.c
 tests_bench_rank_sgemm_LDADD = kernels/libkernels.la
+tests_bench_rank_combine_SOURCES = tests/bench/rank_combine.c
+tests_bench_rank_combine_LDADD = libruntime/libddpcore.la
 
 if HAVE_OPENMPI
 tests_bench_rank_mpi_SOURCES = tests/bench/rank_mpi.c $(bench_rank)
@@ -54,9 +56,11 @@ bench_environment = BENCH_PROGRAMS=$(abs_builddir)/tests/bench PYTHONDONTWRITEBY
 bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt
 BENCH_ARGS =
 
-.PHONY: bench-allreduce bench-startup bench-overlap bench-overlap-progress
+.PHONY: bench-allreduce bench-combine bench-startup bench-overlap bench-overlap-progress
 bench-allreduce: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/allreduce $(BENCH_ARGS)
+bench-combine: tests/bench/rank_combine
+	tests/bench/rank_combine $(BENCH_ARGS)
 bench-startup: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/startup $(BENCH_ARGS)
 bench-overlap: tests/bench/rank_plain $(bench_programs)

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -251,6 +252,131 @@ static void instruction_sets_agree(void **state)
 }
 #endif
 
+/* ---- all types against one element at a time ------------------------------------------------ */
+
+enum { ODD_COUNT = 203, MOST_SOURCES = 130 };
+
+static float f32_at(ddp_type type, const void *memory, size_t i)
+{
+	return type == DDP_F32 ? ((const float *)memory)[i] : (float)get(type, memory, i);
+}
+
+/* Sources are combined from the first to the last, in f32; rounded at the end. */
+static float plain_float(const ddp_fold *f, size_t i)
+{
+	float acc = f32_at(f->type, f->src[0], i) * (f->scale != NULL ? (float)f->scale[0] : 1);
+
+	for (int s = 1; s < f->nsrc; s++) {
+		const float x = f32_at(f->type, f->src[s], i) * (f->scale != NULL ? (float)f->scale[s] : 1);
+		const bool less = x < acc || (x == acc && signbit(x) != 0);
+		if (f->op == DDP_SUM || f->op == DDP_AVG)
+			acc += x;
+		else if (f->op == DDP_PROD)
+			acc *= x;
+		else if (isnan(x) || isnan(acc))
+			acc = NAN;
+		else if (less == (f->op == DDP_MIN))
+			acc = x;
+	}
+	return f->divisor != 0 ? acc / (float)f->divisor : acc;
+}
+
+static int64_t int_at(ddp_type type, const void *memory, size_t i)
+{
+	return type == DDP_U8 ? ((const uint8_t *)memory)[i]
+		: type == DDP_I32 ? ((const int32_t *)memory)[i] : ((const int64_t *)memory)[i];
+}
+
+static int64_t plain_int(const ddp_fold *f, size_t i)
+{
+	int64_t acc = int_at(f->type, f->src[0], i);
+
+	for (int s = 1; s < f->nsrc; s++) {
+		const int64_t x = int_at(f->type, f->src[s], i);
+		if (f->op == DDP_SUM || f->op == DDP_AVG)
+			acc = (int64_t)((uint64_t)acc + (uint64_t)x);
+		else if (f->op == DDP_PROD)
+			acc = (int64_t)((uint64_t)acc * (uint64_t)x);
+		else if ((x < acc) == (f->op == DDP_MIN))
+			acc = x;
+	}
+	if (f->type != DDP_I64)
+		acc = (int32_t)acc;
+	return f->divisor != 0 ? acc / (int64_t)f->divisor : acc;
+}
+
+static void expect_plain(const ddp_fold *f, const void *result, size_t i)
+{
+	char text[128];
+	bool same;
+
+	if (f->type == DDP_U8 || f->type == DDP_I32 || f->type == DDP_I64) {
+		const int64_t want = plain_int(f, i), have = int_at(f->type, result, i);
+		same = f->type == DDP_U8 ? (uint8_t)want == have : want == have;
+		snprintf(text, sizeof(text), "%lld, not %lld", (long long)have, (long long)want);
+	} else {
+		float want = plain_float(f, i), have = f32_at(f->type, result, i);
+		uint16_t half;
+		if (f->type != DDP_F32) {
+			put(f->type, &half, 0, want);
+			want = f32_at(f->type, &half, 0);
+		}
+		same = (isnan(want) && isnan(have)) || memcmp(&want, &have, sizeof(want)) == 0;
+		snprintf(text, sizeof(text), "%a, not %a", (double)have, (double)want);
+	}
+	if (!same)
+		fail_msg("%s %s of %d, divided by %g: element %zu is %s", ddp_type_name(f->type),
+		         ddp_op_name(f->op), f->nsrc, f->divisor, i, text);
+}
+
+/* Any bits: also infinities, NaN and subnormal numbers, and the ends of ranges. */
+static void fill_with_any(ddp_type type, void *memory, unsigned int seed)
+{
+	unsigned char *bytes = memory;
+	const size_t element = ddp_type_bytes(type);
+
+	for (size_t i = 0; i < ODD_COUNT * element; i++) {
+		seed = seed * 1664525u + 1013904223u;
+		bytes[i] = (unsigned char)(i / element % 11 == 0 ? seed >> 31 ? 0xff : 0 : seed >> 21);
+	}
+	/* The least integer there is, and 0 in all lower digits. */
+	memset(bytes + 40 * element, 0, element);
+	bytes[41 * element - 1] = 0x80;
+}
+
+static void every_fold_gives_the_bits_of_a_plain_one(void **state)
+{
+	static const ddp_type types[] = { DDP_F32, DDP_F16, DDP_BF16, DDP_I32, DDP_I64, DDP_U8 };
+	static const int counts[] = { 1, 2, 3, 7, 128, MOST_SOURCES };
+	static unsigned char memory[MOST_SOURCES][ODD_COUNT * 8 + 8] __attribute__((aligned(8)));
+	static unsigned char results[ODD_COUNT * 8 + 8] __attribute__((aligned(8)));
+	const void *src[MOST_SOURCES];
+	void *dst[1];
+
+	(void)state;
+	find_kernels();
+	for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
+		/* Not aligned to more than an element. */
+		const size_t shift = ddp_type_bytes(types[t]);
+		for (int s = 0; s < MOST_SOURCES; s++) {
+			src[s] = memory[s] + shift;
+			fill_with_any(types[t], memory[s] + shift, (unsigned int)(t * 1000) + (unsigned int)s);
+		}
+		dst[0] = results + shift;
+		for (size_t n = 0; n < sizeof(counts) / sizeof(counts[0]); n++) {
+			for (int op = DDP_SUM; op <= DDP_MAX; op++) {
+				const ddp_fold fold = { .type = types[t], .op = (ddp_op)op, .nsrc = counts[n], .src = src,
+				                        .ndst = 1, .dst = dst, .divisor = op == DDP_AVG ? counts[n] : 0 };
+				for (int set = 0; set < 2 && kernel_tables[set] != NULL; set++) {
+					kernel_tables[set]->fold(&fold, 1, ODD_COUNT - 1, false);
+					for (size_t i = 1; i < ODD_COUNT; i++)
+						expect_plain(&fold, dst[0], i);
+				}
+			}
+		}
+	}
+}
+
 /* Many sources that no cache holds are read in another order. */
 static void pieces_give_the_bits_of_the_whole(void **state)
 {
@@ -346,6 +472,7 @@ int main(void)
 		cmocka_unit_test(between_two_f16_the_nearest_is_taken),
 		cmocka_unit_test(bf16_is_rounded_to_even_and_nan_stays),
 		cmocka_unit_test(pieces_give_the_bits_of_the_whole),
+		cmocka_unit_test(every_fold_gives_the_bits_of_a_plain_one),
 		cmocka_unit_test(scaled_elements_give_the_bits_of_the_whole_one_by_one),
 		cmocka_unit_test(what_is_taken_stays_as_it_was),
 		cmocka_unit_test(minimum_and_maximum_are_those_of_ieee_754),
