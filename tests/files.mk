@@ -54,10 +54,9 @@ tests_unit_libsupport_la_CFLAGS = $(unit_cflags)
 # none of them is left to run alone.
 check_PROGRAMS += tests/unit/test_comm_random tests/unit/test_comm_shrink \
 	tests/unit/test_kernel_layers tests/unit/test_tcp_wireup \
-	tests/unit/test_comm_faults tests/unit/test_spawn tests/unit/test_comm_groups \
-	tests/unit/test_comm_stalls tests/unit/test_comm_window
+	tests/unit/test_comm_faults tests/unit/test_spawn tests/unit/test_comm_groups
 if HAVE_UCX
-check_PROGRAMS += tests/unit/test_comm_net
+check_PROGRAMS += tests/unit/test_comm_net tests/unit/test_comm_stalls tests/unit/test_comm_window
 endif
 
 check_PROGRAMS += tests/unit/test_error
