@@ -205,6 +205,9 @@ ddp_status ddp_environment_key(ddp_key *key)
 	key->present = false;
 	if (text == NULL)
 		return DDP_OK;
+	/* So srun --ddp marks the key of a step. */
+	if (strncmp(text, "step:", 5) == 0)
+		text += 5;
 	/* The key is a secret: a message must not show it. */
 	if (strlen(text) != 2 * DDP_KEY_BYTES)
 		return ddp_fail(DDP_ERR_JOB, "DDP_KEY has %zu characters; %d hex digits are expected",

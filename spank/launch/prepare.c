@@ -85,12 +85,12 @@ bool launch_prepare(const struct settings *settings, struct fault *fault)
 
 void launch_leave_step(void)
 {
-	bool in_step = getenv("DDP_STEP_ID") != NULL;
+	const char *key = getenv("DDP_KEY");
 
-	/* The key goes also where a program has kept but part of the step's variables. */
-	if (in_step || getenv("DDP_PLUGIN_VERSION") != NULL)
+	/* A step's key goes also where a program has kept nothing else of the step. */
+	if (key != NULL && strncmp(key, STEP_KEY, strlen(STEP_KEY)) == 0)
 		unsetenv("DDP_KEY");
-	if (!in_step)
+	if (getenv("DDP_STEP_ID") == NULL)
 		return;
 	for (int i = 0; environment_stale_name(i) != NULL; i++)
 		unsetenv(environment_stale_name(i));

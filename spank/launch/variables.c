@@ -166,7 +166,7 @@ static void put_own(struct variables *v, const struct identity *id,
 	put(v, "DDP_RESTART_COUNT", "the job", "%u", id->restart_count);
 	put(v, "DDP_NODE_NAME", "SLURMD_NODENAME", "%s", id->node_name);
 	put(v, "DDP_ON_FAILURE", "on-failure=", "%s", settings->kill_on_failure ? "kill" : "continue");
-	put(v, "DDP_KEY", "srun, at random", "%s", extras->key);
+	put(v, "DDP_KEY", "srun, at random", STEP_KEY "%s", extras->key);
 	if (extras->progress_fd >= 0)
 		put(v, "DDP_PROGRESS_FD", "the plugin", "%d", extras->progress_fd);
 	else

@@ -14,6 +14,9 @@
 #include "spank/identity/identity.h"
 #include "spank/options.h"
 
+/* Begins DDP_KEY in a step, so that the key is known for a step's wherever it is met. */
+#define STEP_KEY "step:"
+
 enum { VARIABLES_MAX = 64, VARIABLES_TEXT_MAX = 8192 };
 
 struct variable {

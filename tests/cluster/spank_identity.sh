@@ -28,7 +28,7 @@ consistent()
 			if (node[$6] == "") node[$6] = $8
 			if (node[$6] != $8 || $6 >= nodes) wrong("node rank: " $0)
 			if ($2 == 0) zero = $8
-			if (length($12) != 64) wrong("key: " $0)
+			if ($12 !~ /^step:/ || length($12) != 69) wrong("key: " $0)
 			common[$9 ":" $10 " " $12]++
 			master = $9
 		}

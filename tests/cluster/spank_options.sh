@@ -140,7 +140,7 @@ prints 'lies in the kernel.s range for outgoing connections' "that says so"
 
 # The key: the same in all tasks, new in each step, and nobody else's to read.
 capture as_user srun --ddp -N2 -n4 printenv DDP_KEY
-same 1 "$(grep -cE '^[0-9a-f]{64}$' <(sort -u <<<"$output"))" "one key in a step"
+same 1 "$(grep -cE '^step:[0-9a-f]{64}$' <(sort -u <<<"$output"))" "one key in a step"
 first=$output
 capture as_user srun --ddp -N2 -n4 printenv DDP_KEY
 if [ "$first" != "$output" ]; then ok "another in the next"; else not_ok "another in the next"; fi

@@ -21,14 +21,14 @@ key_of_n0()
 }
 read -r pid key < <(key_of_n0)
 output="$pid"
-if [[ $key =~ ^[0-9a-f]{64}$ ]]; then ok "a task has a key"; else not_ok "a task has a key" "'$key'"; fi
-same '' "$(grep -rlaF "$key" "$cluster/log" "$cluster/state" "$cluster/local" "$cluster"/*.conf "$work" 2>/dev/null)" \
+if [[ $key =~ ^step:[0-9a-f]{64}$ ]]; then ok "a task has a key"; else not_ok "a task has a key" "'$key'"; fi
+same '' "$(grep -rlaF "${key#step:}" "$cluster/log" "$cluster/state" "$cluster/local" "$cluster"/*.conf "$work" 2>/dev/null)" \
 	"no log, spool or state file of the cluster holds it"
 capture on_cluster sh -c "scontrol show -d step $job.0; scontrol show -d job $job; scontrol listpids $job; squeue -s -o '%all'; squeue -o '%all'"
 prints 'secretive' "what Slurm tells of the step"
-prints_not "$key" "does not hold it"
+prints_not "${key#step:}" "does not hold it"
 capture on_node n0 sh -c 'for p in /proc/[0-9]*; do tr "\0" "\n" <$p/cmdline 2>/dev/null; done'
-prints_not "$key" "nor does a command line"
+prints_not "${key#step:}" "nor does a command line"
 daemon=$(id -u daemon 2>/dev/null || echo 1)
 capture on_node n0 setpriv --reuid="$daemon" --regid="$daemon" --clear-groups cat "/proc/$pid/environ"
 prints 'Permission denied' "another user cannot read the task's environment"
@@ -39,9 +39,9 @@ prints '^/memfd:ddp_progress.* 600$' "the file of progress pages is private"
 on_cluster scancel --user 65534
 wait $holder 2>/dev/null
 
-capture as_user env SLURM_DDP_KEY="$key" DDP_KEY="$key" srun --ddp -n1 printenv DDP_KEY
-prints '^[0-9a-f]{64}$' "a step has a key of its own"
-prints_not "$key" "whatever the caller had"
+capture as_user env SLURM_DDP_KEY="${key#step:}" DDP_KEY="$key" srun --ddp -n1 printenv DDP_KEY
+prints '^step:[0-9a-f]{64}$' "a step has a key of its own"
+prints_not "${key#step:}" "whatever the caller had"
 
 # ---- what a task inherits -------------------------------------------------------
 
@@ -94,7 +94,7 @@ if grep -q 'unrecognized option' <<<"$output"; then
 	skip "root's srun --uid gives the user's tasks all they need" "srun has no --uid since Slurm 23.02"
 else
 	capture on_cluster srun --uid=nobody --ddp -N2 -n2 sh -c 'echo "$(id -u) $RANK $WORLD_SIZE ${#DDP_KEY} $(stat -L -c %F /proc/self/fd/$DDP_PROGRESS_FD)"'
-	prints_times 2 "^$(id -u nobody) [01] 2 64 regular" "root's srun --uid gives the user's tasks all they need"
+	prints_times 2 "^$(id -u nobody) [01] 2 69 regular" "root's srun --uid gives the user's tasks all they need"
 fi
 capture as_user sh -c 'ulimit -n 40; srun --ddp -n1 printenv RANK'
 prints '^0$' "few descriptors are enough"

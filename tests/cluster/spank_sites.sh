@@ -20,6 +20,8 @@ srun --overlap --ddp -N2 -n2 sh -c '$show' asked
 env -u DDP_STEP_ID RANK=5 WORLD_SIZE=6 srun --overlap -N2 -n2 sh -c '$show' own
 sbatch --hold -N1 -n1 -o "$work/submitted" "$work/submitted.sh" | sed 's/.* /submitted /'
 env -u DDP_STEP_ID sbatch --hold -N1 -n1 -o /dev/null "$work/submitted.sh" >/dev/null || echo "no job: env"
+env -i PATH="\$PATH" SLURM_CONF="\$SLURM_CONF" DDP_KEY="\$DDP_KEY" \
+	sbatch --hold -N1 -n1 -o /dev/null "$work/submitted.sh" >/dev/null || echo "no job: env -i"
 for export in ALL ALL,DDP_KEY DDP_KEY,SLURM_DDP_KEY; do
 	sbatch --hold -N1 -n1 --export=\$export -o /dev/null "$work/submitted.sh" >/dev/null || echo "no job: \$export"
 done
@@ -37,7 +39,7 @@ prints_times 2 '^off unset unset unset unset unset unset$' "nor one with --ddp=o
 prints_times 1 '^asked 0 2 ' "one with --ddp has ranks of its own"
 prints_times 1 '^asked 1 2 ' "for each task"
 prints_times 2 '^own 5 6 ' "what is not the plugin's stays"
-capture grep -rlF -- "${key:-no key}" "$cluster/state"
+capture grep -rlF -- "${key#step:}" "$cluster/state"
 status_is 1 "slurmctld keeps no key of the step for the jobs, whatever --export says"
 on_cluster scontrol release "$job"
 wait_until 30 test -s "$work/submitted"

@@ -7,8 +7,6 @@
 
 #include <cmocka.h>
 
-const char task_key[] = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
-
 struct identity task(void)
 {
 	return (struct identity){ .job_id = 7, .step_id = 2, .restart_count = 1, .rank = 3,
@@ -20,7 +18,7 @@ struct identity task(void)
 
 struct task_extras extras(char *const *environment)
 {
-	return (struct task_extras){ .master_address = "n0", .version = "0.1.0", .key = task_key,
+	return (struct task_extras){ .master_address = "n0", .version = "0.1.0", .key = TASK_KEY,
 		                     .progress_fd = 200, .gpu = { .device = -1 }, .cpus = 4,
 		                     .environment = environment };
 }

@@ -19,7 +19,7 @@ enum { VARIABLES = 32 };
 #define MASTER "MASTER_ADDR=n0", "MASTER_PORT=20001"
 /* What the plugin gives the third of four tasks on two nodes. */
 #define PLUGIN "DDP_PLUGIN_VERSION=0.1.0", FOUR, "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=2", \
-	"NODE_RANK=1", "NNODES=2", MASTER, "DDP_KEY=" KEY, "DDP_JOB_ID=77", "DDP_STEP_ID=1"
+	"NODE_RANK=1", "NNODES=2", MASTER, "DDP_KEY=step:" KEY, "DDP_JOB_ID=77", "DDP_STEP_ID=1"
 /* What Slurm itself gives it. */
 #define STEP "SLURM_JOB_ID=77", "SLURM_STEP_ID=1", "SLURM_PROCID=2", \
 	"SLURM_STEP_NUM_TASKS=4", "SLURM_NTASKS=4", "SLURMD_NODENAME=n1"
@@ -98,6 +98,7 @@ static const struct example examples[] = {
 	  FAILS("no host name") },
 	{ "key too short", { FOUR, "DDP_KEY=00ff" }, FAILS("DDP_KEY has 4 characters") },
 	{ "key too long", { FOUR, "DDP_KEY=" KEY "0" }, FAILS("DDP_KEY has 65 characters") },
+	{ "key of a step, too short", { FOUR, "DDP_KEY=step:00ff" }, FAILS("DDP_KEY has 4 characters") },
 	{ "key of other letters",
 	  { FOUR, "DDP_KEY=g0112233445566778899aabbccddeeff00112233445566778899aabbccddeeff" },
 	  FAILS("something else than hex digits") },

@@ -49,7 +49,7 @@ static void ranks_are_given_for_every_framework(void **state)
 		{ "JAX_NUM_PROCESSES", "4" }, { "JAX_PROCESS_ID", "3" }, { "DDP_PLUGIN_VERSION", "0.1.0" },
 		{ "DDP_REQUESTED", "7.2" }, { "DDP_JOB_ID", "7" }, { "DDP_STEP_ID", "2" },
 		{ "DDP_RESTART_COUNT", "1" }, { "DDP_NODE_NAME", "n1" }, { "DDP_ON_FAILURE", "kill" },
-		{ "DDP_KEY", task_key }, { "DDP_PROGRESS_FD", "200" }, { "OMP_NUM_THREADS", "4" },
+		{ "DDP_KEY", STEP_KEY TASK_KEY }, { "DDP_PROGRESS_FD", "200" }, { "OMP_NUM_THREADS", "4" },
 	};
 	static struct variables variables;
 	struct identity identity = task();
@@ -99,7 +99,7 @@ static void absent_page_does_not_leave_a_stale_one(void **state)
 static void step_without_a_key_is_refused(void **state)
 {
 	static const struct { const char *key, *named; } keys[] = {
-		{ NULL, "missing" }, { "", "not what it made" }, { task_key + 1, "not what it made" },
+		{ NULL, "missing" }, { "", "not what it made" }, { &TASK_KEY[1], "not what it made" },
 		{ "g0112233445566778899aabbccddeeff00112233445566778899aabbccddeeff", "not what" },
 		{ "000112233445566778899aabbccddeeff00112233445566778899aabbccddeeff", "not what" },
 	};
@@ -289,7 +289,7 @@ static void launcher_gives_pet_and_no_rank(void **state)
 	expect(&variables, "PET_MASTER_PORT", "20001");
 	expect(&variables, "PET_RDZV_ID", "7.2.1");
 	expect(&variables, "PET_NPROC_PER_NODE", "8");
-	expect(&variables, "DDP_KEY", task_key);
+	expect(&variables, "DDP_KEY", STEP_KEY TASK_KEY);
 	for (size_t i = 0; i < COUNT(absent); i++)
 		expect_no_value(&variables, absent[i]);
 	assert_non_null(find(&variables, "RANK"));
