@@ -186,11 +186,14 @@ fuzz_targets()
 
 suite_distcheck()
 {
-	local dir log=$logs/distcheck.log status=0
+	local dir log=$logs/distcheck.log status=0 tests=() suites=()
 	build_tree unit || return
 	dir=$(build_of distcheck)
 	say 'make distcheck'
-	limited 900 "$log" make -C "$dir" -j $((2 * jobs)) distcheck || status=$?
+	# What the package may lack is a file that a build or a test reads: all programs
+	# are built of it, and the tests run that read the tree. `unit` has run the rest.
+	mapfile -t tests < <(test_paths | grep -E '\.(sh|py)$|/test_safetensors$')
+	limited 900 "$log" make -C "$dir" -j $((2 * jobs)) distcheck TESTS="${tests[*]}" || status=$?
 	if [ $status = 0 ]; then
 		record PASS distcheck distcheck '' "$log"
 	else
