@@ -33,7 +33,9 @@ tests_bench_rank_train_LDFLAGS = $(AM_LDFLAGS) -no-install
 
 tests_bench_rank_plain_SOURCES = tests/bench/rank_plain.c $(bench_rank)
 tests_bench_rank_plain_CFLAGS = $(AM_CFLAGS) $(OPENMP_CFLAGS) -Wno-unknown-pragmas
+tests_bench_rank_plain_LDADD =
 tests_bench_rank_wire_SOURCES = tests/bench/rank_wire.c $(bench_rank)
+tests_bench_rank_wire_LDADD =
 
 tests_bench_rank_modes_SOURCES = tests/bench/rank_modes.c $(bench_rank) $(gpt_model_sources)
 tests_bench_rank_modes_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples

@@ -58,14 +58,14 @@ build_of()
 # build_tree SUITE: an out-of-tree build with all programs of its tests, made once
 build_tree()
 {
-	local suite=$1 dir options=() targets=(check TESTS=)
+	local suite=$1 name dir options=() targets=(check TESTS=)
 	dir=$(build_of "$suite")
 	if [ "$dir" = "$build" ] || [ -e "$dir/.built" ]; then return 0; fi
 	[ ! -e "$dir" ] || return 1 # it was tried, and the failure is told
 	case $suite in
 	clang) options=(CC=clang) ;;
 	bare) options=(--without-ucx --without-pmix --without-blas --without-slurm --without-openmpi CFLAGS=-O0)
-		targets=(examples/allreduce "${bare_tests[@]/#/tests/unit/}") ;;
+		mapfile -t targets < <(echo examples/allreduce; for name in "${bare_tests[@]}"; do path_of "$name"; done) ;;
 	asan) options=(--disable-werror '--enable-sanitizer=address,undefined' CFLAGS='-g -O1') ;;
 	tsan) options=(--disable-werror --enable-sanitizer=thread CFLAGS='-g -O1') ;;
 	*) suite=unit ;;
@@ -89,6 +89,7 @@ test_paths()
 		sed -n 's/^\(check_PROGRAMS\|TESTS\) *+= *//p' | tr -s '[:blank:]' '\n' | grep '^tests/' | sort -u
 }
 unit_tests() { test_paths | sed 's|.*/||'; }
+path_of() { test_paths | grep -E "/$1\$"; }
 
 # check_tree SUITE [NAME...]: make check in its build, of all tests or of these
 check_tree()
@@ -98,7 +99,7 @@ check_tree()
 	# Not the programs that this suite does without.
 	[ "$suite" != bare ] || targets=(check-TESTS check_PROGRAMS=)
 	shift
-	for name; do paths+=("$(test_paths | grep -E "/$name\$")"); done
+	for name; do paths+=("$(path_of "$name")"); done
 	say "make check ($suite)${*:+: $*}"
 	find "$dir/tests" -name '*.trs' -delete 2>/dev/null
 	before=$(count FAIL "$suite")

@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "kernel_values.h"
+#include "tests/support/kernel_values.h"
 #include "kernels.h"
 
 enum { INPUTS = 4, PROBES = 24 };

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "kernel_values.h"
+#include "tests/support/kernel_values.h"
 #include "kernels.h"
 
 /* form: 1 transposes a, 2 transposes b */

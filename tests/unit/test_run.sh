@@ -79,7 +79,7 @@ check "and so is a number that is none" status_is 2
 printf '#!/bin/sh\necho "ok 1 - begun"\nexec sleep 1000\n' >"$work/hangs"
 chmod 755 "$work/hangs"
 status=0
-"$here/tests/unit/tap" 1 "$work/hangs" >"$work/out" 2>/dev/null || status=$?
+"$here/tests/support/tap" 1 "$work/hangs" >"$work/out" 2>/dev/null || status=$?
 check "a test that hangs fails" status_is 137
 check "when its time is up" prints '^Bail out! its time was up after [0-9]+ s'
 check "after a look at its processes" prints '^# process [0-9]+: sleep 1000 , state S'

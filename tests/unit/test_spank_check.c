@@ -15,7 +15,7 @@
 
 #include "spank/launch/check.h"
 #include "spank/launch/table.h"
-#include "spank_task.h"
+#include "tests/support/spank_task.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "spank/launch/daemon.h"
-#include "spank_task.h"
+#include "tests/support/spank_task.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "folder.h"
+#include "tests/support/folder.h"
 #include "state/store.h"
 
 static char dir[TEST_FOLDER_BYTES + 16];

@@ -1,0 +1,525 @@
+/* state/checkpoint: saving and loading with all ranks of a job. */
+#include <dirent.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "context.h"
+#include "data/loader.h"
+#include "tests/support/folder.h"
+#include "reduce/model_state.h"
+#include "state/leader.h"
+#include "state/safetensors.h"
+
+enum { SAMPLES = 40, GLOBAL_BATCH = 8, WIDTH = 33 };
+
+static char dir[TEST_FOLDER_BYTES + 16];
+
+/* ---- ranks --------------------------------------------------------------------- */
+
+/* In a rank: ends it with a message unless `truth` holds. */
+#define RANK_CHECK(truth) rank_check((truth), #truth, __LINE__)
+
+static void rank_check(bool truth, const char *text, int line)
+{
+	if (truth)
+		return;
+	fprintf(stderr, "# line %d: %s does not hold; last error: %s\n", line, text, ddp_last_error());
+	_exit(1);
+}
+
+/* Runs `body` on this many ranks, each a process; the first to fail ends so. */
+static void on_ranks_ending(int ranks, int timeout_ms, void (*body)(ddp_context *context),
+                            int exit_code)
+{
+	ddp_spawn_result result;
+	ddp_options options = { .timeout_ms = timeout_ms };
+	ddp_context *context;
+
+	assert_int_equal(ddp_spawn(ranks, &result), DDP_OK);
+	if (result.is_rank) {
+		RANK_CHECK(ddp_init(&options, &context) == DDP_OK);
+		body(context);
+		RANK_CHECK(ddp_finalize(context) == DDP_OK);
+		_exit(0);
+	}
+	assert_int_equal(result.exit_code, exit_code);
+}
+
+/* Expects all to end well. */
+static void on_ranks(int ranks, int timeout_ms, void (*body)(ddp_context *context))
+{
+	on_ranks_ending(ranks, timeout_ms, body, 0);
+}
+
+/* ---- a training job -------------------------------------------------------------- */
+
+struct job {
+	ddp_model *model;
+	ddp_loader *loader;
+};
+
+static ddp_status read_number(void *self, int64_t index, void *sample)
+{
+	float value = (float)index / SAMPLES;
+
+	(void)self;
+	memcpy(sample, &value, sizeof(value));
+	return DDP_OK;
+}
+
+static struct job make_job_with(ddp_context *context, int width, uint64_t seed,
+                                const ddp_model_options *model)
+{
+	struct job job;
+	ddp_param params[] = {
+		{ .name = "scale", .ndim = 2, .shape = { width, 3 } },
+		{ .name = "shift", .ndim = 1, .shape = { 5 } },
+	};
+	ddp_dataset dataset = { .size = SAMPLES, .sample_bytes = sizeof(float), .read = read_number };
+	ddp_loader_options options = { .batch_size = GLOBAL_BATCH / context->job.world_size,
+	                               .seed = seed, .tail = DDP_TAIL_UNEVEN };
+
+	RANK_CHECK(ddp_model_create(context, params, 2, model, &job.model) == DDP_OK);
+	for (int p = 0; p < 2; p++)
+		for (int64_t i = 0; i < ddp_param_count(job.model, p); i++)
+			ddp_param_data(job.model, p)[i] = (float)(i % 7) / 7 - 0.5f;
+	RANK_CHECK(ddp_loader_create(context, &dataset, &options, &job.loader) == DDP_OK);
+	return job;
+}
+
+static struct job make_job(ddp_context *context, int width, uint64_t seed)
+{
+	return make_job_with(context, width, seed, NULL);
+}
+
+static void free_job(struct job job)
+{
+	ddp_loader_free(job.loader);
+	ddp_model_free(job.model);
+}
+
+/* A step whose gradient depends on the samples and the parameters. */
+static void train(struct job job, int steps)
+{
+	ddp_batch batch;
+
+	for (int s = 0; s < steps; s++) {
+		RANK_CHECK(ddp_loader_next(job.loader, &batch) == DDP_OK);
+		for (int64_t n = 0; n < batch.samples; n++)
+			for (int p = 0; p < 2; p++)
+				for (int64_t i = 0; i < ddp_param_count(job.model, p); i++) {
+					float value = ((const float *)batch.data)[n];
+					ddp_param_grad(job.model, p)[i] +=
+						(ddp_param_data(job.model, p)[i] - value) * (float)(i % 3 + 1);
+				}
+		RANK_CHECK(ddp_step(job.model, (double)batch.samples, 0, NULL) == DDP_OK);
+	}
+}
+
+static bool same_parameters(struct job a, struct job b)
+{
+	for (int p = 0; p < 2; p++)
+		if (memcmp(ddp_param_data(a.model, p), ddp_param_data(b.model, p),
+		           (size_t)ddp_param_count(a.model, p) * sizeof(float)) != 0)
+			return false;
+	return true;
+}
+
+static bool says(const char *text)
+{
+	return strstr(ddp_last_error(), text) != NULL;
+}
+
+/* ---- tests --------------------------------------------------------------------- */
+
+static void save_resume_and_compare(ddp_context *context)
+{
+	struct job straight = make_job(context, WIDTH, 3);
+	struct job resumed = make_job(context, WIDTH, 3);
+	int64_t step = -1;
+
+	train(straight, 7); /* 5 steps per epoch: saved within the second */
+	RANK_CHECK(ddp_checkpoint_save(straight.model, straight.loader, dir, 0) == DDP_OK);
+	train(straight, 6);
+	train(resumed, 2); /* it has a state of its own, to be replaced */
+	RANK_CHECK(ddp_checkpoint_load(resumed.model, resumed.loader, dir, &step) == DDP_OK);
+	RANK_CHECK(step == 7);
+	RANK_CHECK(!same_parameters(straight, resumed));
+	train(resumed, 6);
+	RANK_CHECK(same_parameters(straight, resumed));
+	free_job(straight);
+	free_job(resumed);
+}
+
+static void resumed_training_equals_uninterrupted_bit_for_bit(void **state)
+{
+	(void)state;
+	for (int ranks = 1; ranks <= 4; ranks *= 2)
+		on_ranks(ranks, 0, save_resume_and_compare);
+}
+
+static void save_after_seven_steps(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+
+	train(job, 7);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	free_job(job);
+}
+
+/* Sums in another order differ in the last bits; the samples are the same. */
+static void resume_and_compare_nearly(ddp_context *context)
+{
+	struct job straight = make_job(context, WIDTH, 3);
+	struct job resumed = make_job(context, WIDTH, 3);
+	int64_t step;
+
+	train(straight, 13);
+	RANK_CHECK(ddp_checkpoint_load(resumed.model, resumed.loader, dir, &step) == DDP_OK);
+	train(resumed, 13 - (int)step);
+	for (int p = 0; p < 2; p++)
+		for (int64_t i = 0; i < ddp_param_count(straight.model, p); i++) {
+			float difference = ddp_param_data(straight.model, p)[i] -
+			                   ddp_param_data(resumed.model, p)[i];
+			RANK_CHECK(difference < 1e-5f && difference > -1e-5f);
+		}
+	free_job(straight);
+	free_job(resumed);
+}
+
+static void resume_works_onto_another_world_size(void **state)
+{
+	(void)state;
+	on_ranks(2, 0, save_after_seven_steps);
+	on_ranks(4, 0, resume_and_compare_nearly);
+	on_ranks(1, 0, resume_and_compare_nearly);
+}
+
+static void save_on_a_full_disk(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	struct rlimit before, small;
+
+	train(job, 1);
+	RANK_CHECK(getrlimit(RLIMIT_FSIZE, &before) == 0);
+	if (context->job.rank == 0) {
+		small = (struct rlimit){ .rlim_cur = 1000, .rlim_max = before.rlim_max };
+		signal(SIGXFSZ, SIG_IGN);
+		RANK_CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
+	}
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_IO);
+	RANK_CHECK(says("checkpoint of step 1 was not saved") && says("File too large"));
+	RANK_CHECK((context->job.rank > 0) == says("rank 0: "));
+	RANK_CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
+	train(job, 1); /* the job can go on */
+	free_job(job);
+}
+
+static void full_disk_of_rank_0_is_an_error_on_all_ranks(void **state)
+{
+	(void)state;
+	on_ranks(3, 0, save_on_a_full_disk);
+}
+
+static void load_what_does_not_fit(ddp_context *context)
+{
+	struct job wider = make_job(context, WIDTH + 1, 3);
+	struct job untouched = make_job(context, WIDTH + 1, 3);
+	struct job other_seed = make_job(context, WIDTH, 4);
+	int64_t step = -1;
+
+	RANK_CHECK(ddp_checkpoint_load(wider.model, wider.loader, dir, &step) == DDP_ERR_FORMAT);
+	RANK_CHECK(says("step-00000007.safetensors: tensor scale has shape 33x3, the model has 34x3"));
+	RANK_CHECK(same_parameters(wider, untouched) && step == -1);
+
+	RANK_CHECK(ddp_checkpoint_load(other_seed.model, other_seed.loader, dir, &step) ==
+	           DDP_ERR_INVALID);
+	RANK_CHECK(says("seed is 4 here, but was 3"));
+	RANK_CHECK(ddp_loader_get_state(other_seed.loader).samples == 0);
+	RANK_CHECK(ddp_checkpoint_load(other_seed.model, NULL, dir, &step) == DDP_OK && step == 7);
+	free_job(wider);
+	free_job(untouched);
+	free_job(other_seed);
+}
+
+static void checkpoint_that_does_not_fit_changes_nothing(void **state)
+{
+	(void)state;
+	on_ranks(2, 0, save_after_seven_steps);
+	on_ranks(2, 0, load_what_does_not_fit);
+}
+
+/* Only one rank has another loader: none moves. */
+static void load_with_one_strange_loader(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, context->job.rank == 1 ? 4 : 3);
+	int64_t step;
+
+	RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_ERR_INVALID);
+	RANK_CHECK(says(context->job.rank == 1 ? "seed is 4" : "another rank's loader"));
+	RANK_CHECK(ddp_loader_get_state(job.loader).samples == 0);
+	free_job(job);
+}
+
+static void loaders_move_together_or_not_at_all(void **state)
+{
+	(void)state;
+	on_ranks(2, 0, save_after_seven_steps);
+	on_ranks(2, 0, load_with_one_strange_loader);
+}
+
+static void load_broken_or_absent(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	char path[256];
+	int64_t step = -1;
+
+	snprintf(path, sizeof(path), "%s/step-00000007.safetensors", dir);
+	RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_ERR_FORMAT);
+	RANK_CHECK(says("cut short") && says(path));
+	snprintf(path, sizeof(path), "%s/step-00000008.safetensors", dir);
+	RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_ERR_IO);
+	snprintf(path, sizeof(path), "%s/none", dir);
+	RANK_CHECK(step == -1);
+	RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_OK && step == 0);
+	RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, "", &step) == DDP_ERR_INVALID);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, NULL, 0) == DDP_ERR_INVALID);
+	free_job(job);
+}
+
+static void broken_file_is_an_error_and_an_absent_directory_is_none(void **state)
+{
+	char path[256];
+	struct stat about;
+
+	(void)state;
+	on_ranks(1, 0, save_after_seven_steps);
+	snprintf(path, sizeof(path), "%s/step-00000007.safetensors", dir);
+	assert_int_equal(stat(path, &about), 0);
+	assert_int_equal(truncate(path, about.st_size - 4), 0);
+	on_ranks(2, 0, load_broken_or_absent);
+}
+
+static void names_are_those_of_the_field(void **state)
+{
+	static const char *const names[] = {
+		"scale", "shift", "optimizer.m.scale", "optimizer.m.shift",
+		"optimizer.v.scale", "optimizer.v.shift",
+	};
+	ddp_safetensors file;
+	char path[256];
+
+	(void)state;
+	on_ranks(2, 0, save_after_seven_steps);
+	snprintf(path, sizeof(path), "%s/step-00000007.safetensors", dir);
+	assert_int_equal(ddp_safetensors_open(path, &file), DDP_OK);
+	assert_int_equal(file.count, 6);
+	for (int i = 0; i < 6; i++)
+		assert_non_null(ddp_safetensors_find(&file, names[i]));
+	assert_string_equal(ddp_safetensors_metadata(&file, "ddp.step"), "7");
+	assert_string_equal(ddp_safetensors_metadata(&file, "ddp.loader.epoch"), "1");
+	assert_string_equal(ddp_safetensors_metadata(&file, "ddp.loader.samples"), "16");
+	ddp_safetensors_close(&file);
+}
+
+/* Longer than the deadline, by a third. */
+static ddp_status sleep_long(void *argument)
+{
+	const ddp_context *context = argument;
+	int ms = context->timeout_ms / 3 * 4;
+	const struct timespec pause = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 };
+
+	nanosleep(&pause, NULL);
+	return ddp_fail(DDP_ERR_IO, "slept well");
+}
+
+static void wait_for_a_slow_leader(ddp_context *context)
+{
+	RANK_CHECK(ddp_leader_run(context->world, context->timeout_ms, sleep_long, context, NULL, 0) ==
+	           DDP_ERR_IO);
+	RANK_CHECK(says("slept well"));
+}
+
+static void do_nothing(ddp_context *context)
+{
+	(void)context;
+}
+
+static void slow_disk_of_rank_0_passes_no_deadline(void **state)
+{
+	(void)state;
+	uint64_t start_ns = ddp_now_ns();
+	on_ranks(2, 0, do_nothing);
+	double plain_ms = ddp_seconds_since(start_ns) * 1e3;
+	/* No rank's start or message takes ten times as long as all of that. */
+	on_ranks(2, plain_ms < 100 ? 1000 : (int)(10 * plain_ms), wait_for_a_slow_leader);
+}
+
+static size_t read_checkpoint(const char *folder, char *bytes, size_t room)
+{
+	char path[sizeof(dir) + 64];
+
+	snprintf(path, sizeof(path), "%s/step-00000002.safetensors", folder);
+	FILE *file = fopen(path, "rb");
+	RANK_CHECK(file != NULL);
+	size_t length = fread(bytes, 1, room, file);
+	RANK_CHECK(length > 0 && length < room);
+	fclose(file);
+	return length;
+}
+
+/* After step 2. */
+static void expect_same_files(const char *folder, const char *other)
+{
+	static char bytes[2][65536];
+	size_t length = read_checkpoint(folder, bytes[0], sizeof(bytes[0]));
+
+	RANK_CHECK(read_checkpoint(other, bytes[1], sizeof(bytes[1])) == length);
+	RANK_CHECK(memcmp(bytes[0], bytes[1], length) == 0);
+}
+
+/* Each saves what it has, in a place of its own. */
+static void save_after_an_abort(ddp_context *context)
+{
+	const ddp_model_options replicated = { .update = DDP_REPLICATED }, sharded = { .update = DDP_SHARDED };
+	struct job job = make_job_with(context, WIDTH, 3, &replicated);
+	struct job part = make_job_with(context, WIDTH, 3, &sharded);
+	char own[sizeof(dir) + 16], other[sizeof(dir) + 32];
+
+	snprintf(own, sizeof(own), "%s/%d", dir, context->job.rank);
+	snprintf(other, sizeof(other), "%s/sharded", own);
+	train(job, 2);
+	train(part, 2);
+	RANK_CHECK(ddp_barrier(context->world) == DDP_OK);
+	if (context->job.rank == 1)
+		RANK_CHECK(ddp_comm_abort(context->world, "the test wants it") == DDP_OK);
+	ddp_status status;
+	while ((status = ddp_barrier(context->world)) == DDP_OK)
+		continue;
+	RANK_CHECK(status == DDP_ERR_ABORTED);
+	RANK_CHECK(ddp_step(job.model, 1, 0, NULL) == DDP_ERR_ABORTED);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_OK);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, "/dev/null/x", 0) == DDP_ERR_IO);
+	RANK_CHECK(ddp_step(part.model, 1, 0, NULL) == DDP_ERR_ABORTED);
+	RANK_CHECK(ddp_checkpoint_save(part.model, part.loader, other, 0) == DDP_OK);
+	expect_same_files(own, other);
+	free_job(job);
+	free_job(part);
+}
+
+static void load_both(ddp_context *context)
+{
+	struct job jobs[2];
+
+	for (int rank = 0; rank < 2; rank++) {
+		char own[sizeof(dir) + 16];
+		int64_t step = 0;
+		snprintf(own, sizeof(own), "%s/%d", dir, rank);
+		jobs[rank] = make_job(context, WIDTH, 3);
+		RANK_CHECK(ddp_checkpoint_load(jobs[rank].model, jobs[rank].loader, own, &step) == DDP_OK);
+		RANK_CHECK(step == 2);
+	}
+	RANK_CHECK(same_parameters(jobs[0], jobs[1]));
+	train(jobs[0], 1);
+	for (int rank = 0; rank < 2; rank++)
+		free_job(jobs[rank]);
+}
+
+static void each_rank_can_save_after_the_world_broke(void **state)
+{
+	(void)state;
+	on_ranks(2, 0, save_after_an_abort);
+	on_ranks(1, 0, load_both);
+}
+
+/* A part of the optimizer's state was kept by the one that dies. */
+static void lose_a_rank(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	char own[sizeof(dir) + 16], whole[sizeof(dir) + 16];
+
+	snprintf(whole, sizeof(whole), "%s/whole", dir);
+	snprintf(own, sizeof(own), "%s/%d", dir, context->job.rank);
+	signal(SIGTERM, SIG_IGN); /* from the parent, since a rank has died */
+	train(job, 2);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, whole, 0) == DDP_OK);
+	if (context->job.rank == 1)
+		raise(SIGKILL);
+	RANK_CHECK(ddp_step(job.model, 1, 0, NULL) == DDP_ERR_PEER);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_OK);
+	expect_same_files(whole, own);
+	free_job(job);
+}
+
+static void survivors_save_what_a_dead_rank_kept(void **state)
+{
+	(void)state;
+	on_ranks_ending(3, 0, lose_a_rank, 128 + SIGKILL);
+}
+
+/* It dies in the middle of its update, so what the others have is of no step. */
+static void lose_a_rank_that_updates(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	char own[sizeof(dir) + 16];
+
+	snprintf(own, sizeof(own), "%s/%d", dir, context->job.rank);
+	signal(SIGTERM, SIG_IGN);
+	train(job, 2);
+	RANK_CHECK(ddp_barrier(context->world) == DDP_OK);
+	if (context->job.rank == 1) {
+		RANK_CHECK(ddp_sharded_begin(&job.model->sharded, context->world, 3) == DDP_OK);
+		raise(SIGKILL);
+	}
+	RANK_CHECK(ddp_step(job.model, 1, 0, NULL) == DDP_ERR_PEER);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_ERR_STATE);
+	RANK_CHECK(says("rank 1 began to update"));
+	RANK_CHECK(ddp_sharded_begin(&job.model->sharded, context->world, 3) == DDP_ERR_PEER);
+	free_job(job);
+}
+
+static void nobody_saves_what_is_half_updated(void **state)
+{
+	(void)state;
+	on_ranks_ending(3, 0, lose_a_rank_that_updates, 128 + SIGKILL);
+}
+
+static int make_base(void **state)
+{
+	int failed = folder_make(state);
+
+	snprintf(dir, sizeof(dir), "%s/run", test_folder);
+	return failed;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup(resumed_training_equals_uninterrupted_bit_for_bit, folder_empty),
+		cmocka_unit_test_setup(resume_works_onto_another_world_size, folder_empty),
+		cmocka_unit_test_setup(full_disk_of_rank_0_is_an_error_on_all_ranks, folder_empty),
+		cmocka_unit_test_setup(checkpoint_that_does_not_fit_changes_nothing, folder_empty),
+		cmocka_unit_test_setup(loaders_move_together_or_not_at_all, folder_empty),
+		cmocka_unit_test_setup(broken_file_is_an_error_and_an_absent_directory_is_none, folder_empty),
+		cmocka_unit_test_setup(names_are_those_of_the_field, folder_empty),
+		cmocka_unit_test_setup(each_rank_can_save_after_the_world_broke, folder_empty),
+		cmocka_unit_test_setup(survivors_save_what_a_dead_rank_kept, folder_empty),
+		cmocka_unit_test_setup(nobody_saves_what_is_half_updated, folder_empty),
+		cmocka_unit_test_setup(slow_disk_of_rank_0_passes_no_deadline, folder_empty),
+	};
+	return cmocka_run_group_tests(tests, make_base, folder_remove);
+}

@@ -1,0 +1,204 @@
+/* What ends a wait, and what is taken for a peer's death. */
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "comm/await.h"
+#include "comm/liveness.h"
+#include "tests/support/comm_ranks.h"
+
+/* ---- messages that keep moving -------------------------------------------------- */
+
+/* Keeps a message from this rank to itself on its way, so that there is always
+   something to move, and waits for what never comes. */
+static int never_idle(ddp_comm *comm, const void *argument)
+{
+	static char sent, received;
+	static ddp_request *requests[2];
+	const ddp_collective c[2] = {
+		{ .kind = DDP_SEND, .send = &sent, .count = 1, .type = DDP_U8, .root = 0 },
+		{ .kind = DDP_RECV, .recv = &received, .count = 1, .type = DDP_U8, .root = 0 },
+	};
+
+	(void)argument;
+	for (int i = 0; i < 2; i++) {
+		bool done = requests[i] == NULL;
+		if (!done)
+			(void)ddp_test(requests[i], &done);
+		if (done)
+			CHECK_OK(ddp_issue(comm, &c[i], &requests[i]));
+	}
+	return 0;
+}
+
+static int wait_among_messages(ddp_comm *comm, void *argument)
+{
+	static const ddp_collective none = { .kind = DDP_BARRIER };
+	const ddp_condition wait = { .missing = never_idle, .sleeps_for = DDP_SLEEPS_FOR_ANY };
+
+	(void)argument;
+	pthread_mutex_lock(&comm->run_lock);
+	comm->running = &none;
+	comm->deadline_ns = ddp_now_ns() + 300000000;
+	CHECK(ddp_comm_await(comm, &wait) == DDP_ERR_TIMEOUT);
+	pthread_mutex_unlock(&comm->run_lock);
+	return 0;
+}
+
+static void deadline_holds_while_messages_move(void **state)
+{
+	const test_world world = { .ranks = 1, .body = wait_among_messages };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+/* Waits for a message that never comes while there is always another operation
+   to run. */
+static int wait_among_operations(ddp_comm *comm, void *argument)
+{
+	static float x;
+	const ddp_collective never = { .kind = DDP_RECV, .recv = &x, .count = 1, .root = 1 };
+	const ddp_collective barrier = { .kind = DDP_BARRIER };
+	ddp_request *message = NULL, *queue[64];
+	enum { LENGTH = sizeof(queue) / sizeof(queue[0]) };
+	ddp_status status = DDP_OK;
+	size_t i = 0;
+
+	(void)argument;
+	if (ddp_comm_rank(comm) == 0)
+		CHECK_OK(ddp_issue(comm, &never, &message));
+	uint64_t start = ddp_now_ns();
+	for (; i < LENGTH; i++)
+		CHECK_OK(ddp_issue(comm, &barrier, &queue[i]));
+	for (; status == DDP_OK && ddp_seconds_since(start) < 20; i++) {
+		status = ddp_wait(queue[i % LENGTH]);
+		CHECK_OK(ddp_issue(comm, &barrier, &queue[i % LENGTH]));
+	}
+	CHECK(status == DDP_ERR_TIMEOUT);
+	for (size_t k = 0; k < LENGTH; k++)
+		CHECK(ddp_wait(queue[k]) == DDP_ERR_TIMEOUT);
+	CHECK(message == NULL || ddp_wait(message) == DDP_ERR_TIMEOUT);
+	return 0;
+}
+
+static void deadline_holds_among_other_operations(void **state)
+{
+	static const int two_nodes[] = { 0, 1 };
+	test_world world = { .ranks = 2, .timeout_ms = 700, .body = wait_among_operations };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+	world.node_of = two_nodes;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+/* ---- ranks that share a core ------------------------------------------------------ */
+
+/* They have to take turns though the communicator counts on a core for each:
+   by yielding, and now and then by sleeping. */
+static int reduce_on_one_core(ddp_comm *comm, void *argument)
+{
+	cpu_set_t allowed, one;
+	int core = 0;
+
+	(void)argument;
+	CHECK(sched_getaffinity(0, sizeof(allowed), &allowed) == 0);
+	while (!CPU_ISSET((size_t)core, &allowed))
+		core++;
+	CPU_ZERO(&one);
+	CPU_SET((size_t)core, &one);
+	CHECK(sched_setaffinity(0, sizeof(one), &one) == 0);
+	for (int i = 0; i < 2000; i++) {
+		int32_t sum = i + comm->rank;
+		CHECK_OK(ddp_all_reduce(comm, NULL, &sum, 1, DDP_I32, DDP_SUM));
+		CHECK(sum == 2 * i + 1);
+	}
+	return 0;
+}
+
+static void two_ranks_on_one_core_take_turns(void **state)
+{
+	const test_world world = { .ranks = 2, .body = reduce_on_one_core };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+/* ---- a peer's life --------------------------------------------------------------- */
+
+static pid_t start_child(void)
+{
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		pause();
+		_exit(0);
+	}
+	assert_true(pid > 0);
+	return pid;
+}
+
+static void no_free_descriptor_is_no_death(void **state)
+{
+	struct rlimit before, none;
+	pid_t pid = start_child();
+	ddp_peer peer = { .pid = pid, .pid_start = ddp_process_start(pid), .pidfd = -1 };
+
+	(void)state;
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	none = before;
+	none.rlim_cur = 0;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	ddp_peer_watch(&peer);
+	bool alive = ddp_peer_alive(&peer);
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+	bool dead = !ddp_peer_alive(&peer);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+	assert_true(alive);
+	assert_true(dead);
+}
+
+static void zombie_is_dead(void **state)
+{
+	pid_t pid = start_child();
+	ddp_peer watched = { .pid = pid, .pid_start = ddp_process_start(pid), .pidfd = -1 };
+	const ddp_peer unwatched = watched;
+
+	(void)state;
+	ddp_peer_watch(&watched);
+	assert_true(ddp_peer_alive(&watched));
+	assert_true(ddp_peer_alive(&unwatched));
+	kill(pid, SIGKILL);
+	siginfo_t info;
+	assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
+	assert_false(ddp_peer_alive(&watched));
+	assert_false(ddp_peer_alive(&unwatched));
+	waitpid(pid, NULL, 0);
+	if (watched.pidfd >= 0)
+		close(watched.pidfd);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(deadline_holds_while_messages_move),
+		cmocka_unit_test(deadline_holds_among_other_operations),
+		cmocka_unit_test(two_ranks_on_one_core_take_turns),
+		cmocka_unit_test(no_free_descriptor_is_no_death),
+		cmocka_unit_test(zombie_is_dead),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,530 @@
+/* What goes wrong among ranks: every one of them gets an error that says why. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <dirent.h>
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "comm/await.h"
+#include "comm/internal.h"
+#include "tests/support/comm_ranks.h"
+
+static const int two_nodes[] = { 0, 1, 0, 1 };
+
+static void run(int ranks, const int *node_of, int timeout_ms, int (*body)(ddp_comm *, void *))
+{
+	const test_world world = { .ranks = ranks, .node_of = node_of, .timeout_ms = timeout_ms,
+	                           .body = body, .expect_deaths = true };
+
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+/* The same; the argument is a counter that the ranks share. */
+static void run_counting(int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
+{
+	atomic_int *counter = mmap(NULL, sizeof(*counter), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	const test_world world = { .ranks = ranks, .node_of = node_of, .body = body, .argument = counter };
+
+	assert_true(counter != MAP_FAILED);
+	assert_int_equal(test_world_run(&world), 0);
+	munmap(counter, sizeof(*counter));
+}
+
+static void expect_in_error(const char *text)
+{
+	if (strstr(ddp_last_error(), text) == NULL)
+		test_check_failed(__FILE__, __LINE__, text);
+}
+
+/* After a failure every call gives it again, at once. */
+static void expect_broken(ddp_comm *comm, ddp_status status)
+{
+	uint64_t start = ddp_now_ns();
+	float x = 0;
+
+	CHECK(ddp_all_reduce(comm, NULL, &x, 1, DDP_F32, DDP_SUM) == status);
+	CHECK(ddp_barrier(comm) == status);
+	CHECK(ddp_seconds_since(start) < 5);
+}
+
+/* Ranks meet; the failure to come may overtake what they meet by. */
+static void meet(ddp_comm *comm, ddp_status failure)
+{
+	ddp_status status = ddp_barrier(comm);
+
+	CHECK(status == DDP_OK || status == failure);
+}
+
+/* ---- mismatch -------------------------------------------------------------------- */
+
+static int issue_different_kinds(ddp_comm *comm, void *argument)
+{
+	float x[100] = { 0 };
+
+	(void)argument;
+	meet(comm, DDP_ERR_MISMATCH);
+	ddp_status status = ddp_comm_rank(comm) == 1
+		? ddp_broadcast(comm, x, 100, DDP_F32, 0)
+		: ddp_all_reduce(comm, NULL, x, 100, DDP_F32, DDP_SUM);
+	/* Between nodes one may be through before the other is known. */
+	if (status == DDP_OK)
+		status = ddp_barrier(comm);
+	CHECK(status == DDP_ERR_MISMATCH);
+	expect_in_error("broadcast f32[100] root 0");
+	expect_in_error("all_reduce f32[100] sum");
+	expect_broken(comm, DDP_ERR_MISMATCH);
+	return 0;
+}
+
+static void different_kinds_are_named(void **state)
+{
+	(void)state;
+	run(2, NULL, 0, issue_different_kinds);
+	run(4, NULL, 0, issue_different_kinds);
+	run(2, two_nodes, 0, issue_different_kinds);
+	run(4, two_nodes, 0, issue_different_kinds);
+}
+
+static int issue_different_counts(ddp_comm *comm, void *argument)
+{
+	size_t count = ddp_comm_rank(comm) == 0 ? 70000 : 70001;
+	float *x = calloc(count, sizeof(*x));
+
+	(void)argument;
+	CHECK(ddp_all_reduce(comm, NULL, x, count, DDP_F32, DDP_MAX) == DDP_ERR_MISMATCH);
+	expect_in_error("f32[70000] max");
+	expect_in_error("f32[70001] max");
+	free(x);
+	return 0;
+}
+
+static void different_counts_are_named(void **state)
+{
+	static const int three_nodes[] = { 0, 1, 2 };
+
+	(void)state;
+	run(2, NULL, 0, issue_different_counts);
+	run(2, two_nodes, 0, issue_different_counts);
+	/* The network is measured meanwhile. */
+	run(3, three_nodes, 0, issue_different_counts);
+}
+
+/* One rank gives other counts, in each of the v-forms. */
+static int issue_different_v_counts(ddp_comm *comm, void *argument)
+{
+	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	size_t counts[4] = { 3, 3, 3, 3 }, recv_counts[4] = { 3, 3, 3, 3 };
+	float send[16] = { 0 }, recv[16];
+	const ddp_kind *kind = argument;
+	const ddp_collective c = { .kind = *kind, .send = send, .recv = recv, .counts = counts,
+	                           .recv_counts = *kind == DDP_ALL_TO_ALL ? recv_counts : NULL };
+
+	meet(comm, DDP_ERR_MISMATCH);
+	if (rank == 1)
+		counts[size - 1] = 4;
+	ddp_status status = ddp_run(comm, &c);
+	if (status == DDP_OK)
+		status = ddp_barrier(comm);
+	CHECK(status == DDP_ERR_MISMATCH);
+	expect_in_error("rank 1 on n");
+	expect_in_error(ddp_kind_name(*kind));
+	if (*kind == DDP_ALL_TO_ALL) {
+		char receiver[32];
+		snprintf(receiver, sizeof(receiver), "rank %d on n", size - 1);
+		expect_in_error(receiver);
+	}
+	expect_broken(comm, DDP_ERR_MISMATCH);
+	return 0;
+}
+
+static void different_counts_of_v_forms_are_named(void **state)
+{
+	static const ddp_kind kinds[] = { DDP_REDUCE_SCATTER, DDP_ALL_GATHER, DDP_GATHER, DDP_SCATTER,
+	                                  DDP_ALL_TO_ALL };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		test_world world = { .ranks = 3, .body = issue_different_v_counts, .argument = (void *)(uintptr_t)&kinds[i] };
+		assert_int_equal(test_world_run(&world), 0);
+		world.ranks = 4;
+		world.node_of = two_nodes; /* ranks 1 and 3 are on one, rank 0 on the other */
+		assert_int_equal(test_world_run(&world), 0);
+		world.ranks = 3; /* ranks 1 and 2 are on different ones */
+		assert_int_equal(test_world_run(&world), 0);
+	}
+}
+
+/* On different nodes: neither sends what the other waits for, or one is through
+   at once. */
+typedef struct mistake {
+	ddp_kind kind;
+	int roots[2];
+	size_t counts[2];
+} mistake;
+
+static int make_mistake(ddp_comm *comm, void *argument)
+{
+	const mistake *m = argument;
+	int rank = ddp_comm_rank(comm);
+	float send[64] = { 0 }, recv[64];
+	const ddp_collective c = { .kind = m->kind, .send = m->kind == DDP_BROADCAST ? NULL : send,
+	                           .recv = recv, .root = m->roots[rank], .count = m->counts[rank] };
+	char mine[64];
+
+	meet(comm, DDP_ERR_MISMATCH);
+	uint64_t start = ddp_now_ns();
+	ddp_status status = ddp_run(comm, &c);
+	while (status == DDP_OK)
+		status = ddp_barrier(comm);
+	CHECK(status == DDP_ERR_MISMATCH);
+	/* Long before the deadline of 60 s. */
+	CHECK(ddp_seconds_since(start) < 30);
+	expect_in_error("operation #2 differs");
+	for (int r = 0; r < 2; r++) {
+		const ddp_collective theirs = { .kind = m->kind, .root = m->roots[r], .count = m->counts[r] };
+		ddp_collective_describe(&theirs, mine, sizeof(mine));
+		expect_in_error(mine);
+	}
+	return 0;
+}
+
+static void ranks_that_wait_for_each_other_in_vain_are_told_why(void **state)
+{
+	static const mistake mistakes[] = {
+		{ DDP_BROADCAST, { 0, 1 }, { 5, 5 } }, { DDP_BROADCAST, { 0, 0 }, { 0, 5 } },
+		{ DDP_REDUCE, { 0, 1 }, { 5, 5 } },    { DDP_GATHER, { 0, 1 }, { 5, 5 } },
+		{ DDP_SCATTER, { 1, 0 }, { 5, 5 } },   { DDP_ALL_REDUCE, { 0, 0 }, { 0, 5 } },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(mistakes) / sizeof(mistakes[0]); i++) {
+		const test_world world = { .ranks = 2, .node_of = two_nodes, .body = make_mistake,
+		                           .argument = (void *)(uintptr_t)&mistakes[i] };
+		assert_int_equal(test_world_run(&world), 0);
+	}
+}
+
+/* Rank 0 frees its part of what rank 1 goes on to use. */
+static int free_too_early(ddp_comm *comm, void *argument)
+{
+	enum { COUNT = 50000 };
+	static float private[COUNT];
+	float *data = private;
+	void *memory;
+
+	(void)argument;
+	ddp_status status = ddp_mem_alloc(comm, COUNT * sizeof(float), &memory);
+	if (status == DDP_OK && ddp_comm_rank(comm) == 0)
+		CHECK_OK(ddp_mem_free(comm, memory));
+	else if (status == DDP_OK)
+		data = memory;
+	/* On another node a rank may still be allocating when it is told. */
+	if (status == DDP_OK)
+		status = ddp_all_reduce(comm, NULL, data, COUNT, DDP_F32, DDP_SUM);
+	CHECK(status == DDP_ERR_STATE);
+	expect_in_error("rank 0 on n0 has freed memory");
+	expect_in_error("that rank 1 on n");
+	expect_broken(comm, DDP_ERR_STATE);
+	return 0;
+}
+
+static void memory_that_a_rank_freed_too_early_is_named(void **state)
+{
+	static const int nodes[] = { 0, 0, 1 };
+
+	(void)state;
+	run(2, NULL, 0, free_too_early);
+	run(3, nodes, 0, free_too_early);
+}
+
+/* ---- absence ----------------------------------------------------------------------- */
+
+static int come_too_late(ddp_comm *comm, void *argument)
+{
+	uint64_t start = ddp_now_ns();
+
+	(void)argument;
+	meet(comm, DDP_ERR_TIMEOUT);
+	if (ddp_comm_rank(comm) == 1) {
+		while (!ddp_comm_broken(comm))
+			usleep(1000);
+		CHECK(ddp_barrier(comm) == DDP_ERR_TIMEOUT);
+	} else {
+		CHECK(ddp_barrier(comm) == DDP_ERR_TIMEOUT);
+		expect_in_error("rank 1 on n");
+		CHECK(ddp_seconds_since(start) < 10);
+	}
+	expect_broken(comm, DDP_ERR_TIMEOUT);
+	return 0;
+}
+
+static void absent_rank_is_named_at_the_deadline(void **state)
+{
+	(void)state;
+	run(3, NULL, 500, come_too_late);
+	run(3, two_nodes, 500, come_too_late);
+}
+
+static int be_killed(ddp_comm *comm, void *argument)
+{
+	enum { COUNT = 1 << 20 };
+	static float x[COUNT];
+	ddp_status status = DDP_OK;
+
+	(void)argument;
+	meet(comm, DDP_ERR_PEER);
+	uint64_t start = ddp_now_ns();
+	for (int i = 0; i < 100000 && status == DDP_OK; i++) {
+		if (ddp_comm_rank(comm) == 1 && i == 5)
+			kill(getpid(), SIGKILL);
+		start = ddp_now_ns();
+		status = ddp_all_reduce(comm, NULL, x, i % 2 == 0 ? COUNT : 10, DDP_F32, DDP_SUM);
+	}
+	CHECK(status == DDP_ERR_PEER);
+	expect_in_error("rank 1 on n");
+	/* The bound is one second; a loaded machine may take longer. */
+	CHECK(ddp_seconds_since(start) < 10);
+	expect_broken(comm, DDP_ERR_PEER);
+	return 0;
+}
+
+static void killed_rank_is_named(void **state)
+{
+	(void)state;
+	run(2, NULL, 0, be_killed);
+	run(4, NULL, 0, be_killed);
+	run(2, two_nodes, 0, be_killed);
+	run(4, two_nodes, 0, be_killed);
+}
+
+static int leave_early(ddp_comm *comm, void *argument)
+{
+	(void)argument;
+	CHECK_OK(ddp_barrier(comm));
+	if (ddp_comm_rank(comm) == 1)
+		return 0;
+	CHECK(ddp_barrier(comm) == DDP_ERR_PEER);
+	expect_in_error("rank 1 on n0 has closed its communicator");
+	return 0;
+}
+
+static void rank_that_left_is_named(void **state)
+{
+	(void)state;
+	run(3, NULL, 0, leave_early);
+}
+
+/* ---- abort --------------------------------------------------------------------------- */
+
+static void *abort_it(void *comm)
+{
+	ddp_comm_abort(comm, "the test wants it");
+	return NULL;
+}
+
+static int abort_from_a_thread(ddp_comm *comm, void *argument)
+{
+	atomic_int *waiting = argument;
+	pthread_t thread;
+	bool never_comes = ddp_comm_rank(comm) == 1;
+
+	meet(comm, DDP_ERR_ABORTED);
+	if (never_comes) {
+		while (atomic_load(waiting) < 2)
+			usleep(1000);
+		test_await_sleep((pid_t)comm->roster->peers[0].pid);
+		test_await_sleep((pid_t)comm->roster->peers[2].pid);
+		CHECK(pthread_create(&thread, NULL, abort_it, comm) == 0);
+		pthread_join(thread, NULL);
+	}
+	atomic_fetch_add(waiting, 1);
+	CHECK(ddp_barrier(comm) == DDP_ERR_ABORTED);
+	expect_in_error("rank 1 on n");
+	expect_in_error("aborted: the test wants it");
+	expect_broken(comm, DDP_ERR_ABORTED);
+	return 0;
+}
+
+static void abort_ends_what_others_wait_for(void **state)
+{
+	(void)state;
+	run_counting(3, NULL, abort_from_a_thread);
+	run_counting(3, two_nodes, abort_from_a_thread);
+}
+
+/* What a rank finds out about itself alone. */
+static int fail_alone(ddp_comm *comm, void *argument)
+{
+	(void)argument;
+	meet(comm, DDP_ERR_NOMEM);
+	if (ddp_comm_rank(comm) == 1)
+		CHECK(ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "no memory for 7 bytes") == DDP_ERR_NOMEM);
+	CHECK(ddp_barrier(comm) == DDP_ERR_NOMEM);
+	expect_in_error("rank 1 on n");
+	expect_in_error(": no memory for 7 bytes");
+	CHECK(comm->culprit == 1);
+	return 0;
+}
+
+static void others_are_told_whose_error_it_is(void **state)
+{
+	(void)state;
+	run(3, NULL, 0, fail_alone);
+	run(4, two_nodes, 0, fail_alone);
+}
+
+static int abort_requests(ddp_comm *comm, void *argument)
+{
+	atomic_int *waited = argument;
+	ddp_request *requests[3];
+	float x = 1;
+	const ddp_collective c = { .kind = DDP_ALL_REDUCE, .recv = &x, .count = 1 };
+	const ddp_collective receive = { .kind = DDP_RECV, .recv = &x, .count = 1, .root = 1 };
+
+	meet(comm, DDP_ERR_ABORTED);
+	if (ddp_comm_rank(comm) == 1) {
+		while (atomic_load(waited) == 0)
+			usleep(1000);
+		CHECK_OK(ddp_comm_abort(comm, NULL));
+		return 0;
+	}
+	CHECK_OK(ddp_issue(comm, &receive, &requests[0]));
+	CHECK_OK(ddp_issue(comm, &c, &requests[1]));
+	CHECK_OK(ddp_issue(comm, &c, &requests[2]));
+	CHECK(ddp_wait_for(requests[2], 1) == DDP_ERR_TIMEOUT);
+	atomic_store(waited, 1);
+	for (int i = 0; i < 3; i++)
+		CHECK(ddp_wait(requests[i]) == DDP_ERR_ABORTED);
+	return 0;
+}
+
+static void abort_ends_every_request(void **state)
+{
+	(void)state;
+	run_counting(2, NULL, abort_requests);
+	run_counting(2, two_nodes, abort_requests);
+}
+
+/* ---- leftovers -------------------------------------------------------------------------- */
+
+static int count_entries(const char *path, const char *prefix)
+{
+	DIR *folder = opendir(path);
+	int count = 0;
+
+	if (folder == NULL)
+		return 0;
+	for (struct dirent *entry; (entry = readdir(folder)) != NULL;)
+		count += strncmp(entry->d_name, prefix, strlen(prefix)) == 0;
+	closedir(folder);
+	return count;
+}
+
+static int open_parts(ddp_comm *comm, void *argument)
+{
+	void *memory;
+	ddp_comm *part;
+
+	(void)argument;
+	int before = 0;
+	for (int i = 0; i < 5; i++) {
+		/* The first round opens what stays open: connections to other nodes. */
+		if (i == 1)
+			before = count_entries("/proc/self/fd", "");
+		CHECK_OK(ddp_mem_alloc(comm, 1 << 16, &memory));
+		CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
+		CHECK_OK(ddp_barrier(part));
+		CHECK_OK(ddp_comm_free(part));
+		CHECK_OK(ddp_mem_free(comm, memory));
+	}
+	CHECK(count_entries("/proc/self/fd", "") == before);
+	return 0;
+}
+
+static void no_descriptor_is_left_open(void **state)
+{
+	(void)state;
+	run(2, NULL, 0, open_parts);
+	run(2, two_nodes, 0, open_parts);
+}
+
+static void no_shared_memory_is_left_behind(void **state)
+{
+	(void)state;
+	int before = count_entries("/dev/shm", "ddp");
+	run(3, NULL, 0, be_killed);
+	assert_int_equal(count_entries("/dev/shm", "ddp"), before);
+}
+
+/* ---- arguments --------------------------------------------------------------------------- */
+
+static int give_nonsense(ddp_comm *comm, void *argument)
+{
+	float x[4] = { 0 };
+	const size_t counts[2] = { SIZE_MAX / 2, SIZE_MAX / 2 };
+	ddp_request *request;
+
+	(void)argument;
+	CHECK(ddp_all_reduce(comm, NULL, NULL, 4, DDP_F32, DDP_SUM) == DDP_ERR_INVALID);
+	expect_in_error("is NULL");
+	CHECK(ddp_all_reduce(comm, x, x, 4, (ddp_type)77, DDP_SUM) == DDP_ERR_INVALID);
+	CHECK(ddp_all_reduce(comm, x, x, 4, DDP_F32, (ddp_op)77) == DDP_ERR_INVALID);
+	CHECK(ddp_broadcast(comm, x, 4, DDP_F32, 2) == DDP_ERR_INVALID);
+	CHECK(ddp_broadcast(comm, x, 4, DDP_F32, -1) == DDP_ERR_INVALID);
+	CHECK(ddp_all_gather(comm, x, x, SIZE_MAX / 2, DDP_F32) == DDP_ERR_INVALID);
+	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = x, .recv = x,
+	                                       .counts = counts }) == DDP_ERR_INVALID);
+	CHECK(ddp_run(comm, &(ddp_collective){ .kind = (ddp_kind)99 }) == DDP_ERR_INVALID);
+	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = x, .count = 4, .type = DDP_I32,
+	                                       .scaled = true, .scale = NAN }) == DDP_ERR_INVALID);
+	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = x, .count = 4,
+	                                       .scale = 2 }) == DDP_ERR_INVALID);
+	expect_in_error("`scaled` is false");
+	CHECK(ddp_send(comm, x, 1, DDP_F32, 1, 65536) == DDP_ERR_INVALID);
+	CHECK(ddp_issue(comm, NULL, &request) == DDP_ERR_INVALID);
+	CHECK(ddp_wait(NULL) == DDP_ERR_INVALID);
+	CHECK(ddp_mem_alloc(comm, SIZE_MAX, (void **)&request) == DDP_ERR_INVALID);
+	/* None of these has done any harm. */
+	CHECK_OK(ddp_all_reduce(comm, NULL, x, 4, DDP_F32, DDP_SUM));
+	CHECK_OK(ddp_all_reduce(comm, NULL, NULL, 0, DDP_F32, DDP_SUM));
+	return 0;
+}
+
+static void wrong_arguments_break_nothing(void **state)
+{
+	(void)state;
+	run(2, NULL, 0, give_nonsense);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(different_kinds_are_named),
+		cmocka_unit_test(different_counts_are_named),
+		cmocka_unit_test(different_counts_of_v_forms_are_named),
+		cmocka_unit_test(ranks_that_wait_for_each_other_in_vain_are_told_why),
+		cmocka_unit_test(memory_that_a_rank_freed_too_early_is_named),
+		cmocka_unit_test(absent_rank_is_named_at_the_deadline),
+		cmocka_unit_test(killed_rank_is_named),
+		cmocka_unit_test(rank_that_left_is_named),
+		cmocka_unit_test(abort_ends_what_others_wait_for),
+		cmocka_unit_test(abort_ends_every_request),
+		cmocka_unit_test(others_are_told_whose_error_it_is),
+		cmocka_unit_test(no_descriptor_is_left_open),
+		cmocka_unit_test(no_shared_memory_is_left_behind),
+		cmocka_unit_test(wrong_arguments_break_nothing),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

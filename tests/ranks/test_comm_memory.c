@@ -1,0 +1,196 @@
+/*
+ * A lack of memory on one rank, at each place where it asks for some: all ranks
+ * get an error, at once, and no descriptor of the program's is closed. This
+ * program's malloc and calloc, which are the library's but not UCX's, come here
+ * first (--wrap).
+ */
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "tests/support/comm_ranks.h"
+
+enum { RANKS = 3, LACKING = 1, TIMEOUT_MS = 20000, SENTINEL = 200, MESSAGE_BYTES = 4 << 20,
+       PLACES_MAX = 200 };
+
+/* ---- memory ------------------------------------------------------------------------------ */
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+
+static atomic_int to_come = -1; /* so many requests, then one is refused; negative: none */
+
+static bool is_refused(void)
+{
+	return atomic_load(&to_come) >= 0 && atomic_fetch_sub(&to_come, 1) == 0;
+}
+
+/* What nobody has set looks like the number of a descriptor. */
+void *__wrap_malloc(size_t bytes)
+{
+	int *memory = is_refused() ? NULL : __real_malloc(bytes);
+
+	for (size_t i = 0; memory != NULL && i < bytes / sizeof(int) && i < 1024; i++)
+		memory[i] = SENTINEL;
+	return memory;
+}
+
+void *__wrap_calloc(size_t count, size_t bytes)
+{
+	return is_refused() ? NULL : __real_calloc(count, bytes);
+}
+
+/* ---- operations --------------------------------------------------------------------------- */
+
+static ddp_status allocate(ddp_comm *comm)
+{
+	void *memory;
+	ddp_status status = ddp_mem_alloc(comm, 10000, &memory);
+
+	return status == DDP_OK ? ddp_mem_free(comm, memory) : status;
+}
+
+static ddp_status split(ddp_comm *comm)
+{
+	ddp_comm *part;
+	ddp_status status = ddp_comm_split(comm, 0, 0, &part);
+
+	return status == DDP_OK ? ddp_comm_free(part) : status;
+}
+
+/* One without the rank that lacks memory, which only takes part in making it. */
+static ddp_status group(ddp_comm *comm)
+{
+	static const int others[] = { 0, 2 };
+	ddp_comm *part;
+	ddp_status status = ddp_comm_group(comm, others, 2, &part);
+
+	return status == DDP_OK ? ddp_comm_free(part) : status;
+}
+
+/* Large enough that between nodes it is announced first. */
+static ddp_status receive(ddp_comm *comm)
+{
+	static char buffer[MESSAGE_BYTES];
+
+	if (ddp_comm_rank(comm) == LACKING)
+		return ddp_recv(comm, buffer, sizeof(buffer), DDP_U8, 0, 0);
+	return ddp_comm_rank(comm) == 0 ? ddp_send(comm, buffer, sizeof(buffer), DDP_U8, LACKING, 0)
+	                                : ddp_barrier(comm);
+}
+
+typedef ddp_status (*attempt)(ddp_comm *comm);
+
+/* What the ranks share. */
+typedef struct progress {
+	attempt operation;
+	int place;               /* whose memory is refused */
+	bool all_done;           /* the operation asks for no more than was refused */
+	atomic_int status[RANKS];
+} progress;
+
+/* One place after the other, until an error has ended the communicator. */
+static int lack_memory(ddp_comm *comm, void *argument)
+{
+	progress *p = argument;
+	int rank = ddp_comm_rank(comm);
+
+	CHECK(dup2(STDERR_FILENO, SENTINEL) == SENTINEL);
+	while (!p->all_done && ddp_barrier(comm) == DDP_OK) {
+		if (rank == LACKING)
+			atomic_store(&to_come, p->place);
+		ddp_status status = p->operation(comm);
+		bool refused = rank == LACKING && atomic_exchange(&to_come, -1) < 0;
+		CHECK(fcntl(SENTINEL, F_GETFD) >= 0);
+		CHECK(status == DDP_OK || status == DDP_ERR_NOMEM || status == DDP_ERR_PEER);
+		atomic_store(&p->status[rank], status);
+		/* Nobody is through before all are; the rank that lacked memory goes on. */
+		bool broken = ddp_barrier(comm) != DDP_OK;
+		if (!broken)
+			CHECK((status == DDP_OK) == (atomic_load(&p->status[0]) == DDP_OK));
+		if (rank == LACKING) {
+			p->place++;
+			p->all_done = !refused;
+			CHECK(refused || status == DDP_OK);
+			CHECK(p->place < PLACES_MAX);
+		}
+		if (broken || ddp_barrier(comm) != DDP_OK)
+			break;
+	}
+	return 0;
+}
+
+static void run(attempt operation, const int *node_of)
+{
+	progress *p = mmap(NULL, sizeof(*p), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	assert_true(p != MAP_FAILED);
+	p->operation = operation;
+	while (!p->all_done) {
+		int before = p->place;
+		const test_world world = { .ranks = RANKS, .node_of = node_of, .timeout_ms = TIMEOUT_MS,
+		                           .body = lack_memory, .argument = p };
+		assert_int_equal(test_world_run(&world), 0);
+		assert_true(p->place > before || p->all_done);
+	}
+	printf("# %d places\n", p->place - 1);
+	munmap(p, sizeof(*p));
+}
+
+static void run_on_nodes(attempt operation)
+{
+	static const int two_nodes[] = { 0, 1, 1 };
+
+	run(operation, NULL);
+#ifdef HAVE_UCX
+	run(operation, two_nodes);
+#else
+	(void)two_nodes;
+#endif
+}
+
+static void shared_memory_is_given_to_all_or_none(void **state)
+{
+	(void)state;
+	run_on_nodes(allocate);
+}
+
+static void communicator_is_split_by_all_or_none(void **state)
+{
+	(void)state;
+	run_on_nodes(split);
+}
+
+static void group_of_others_is_made_or_not(void **state)
+{
+	(void)state;
+	run_on_nodes(group);
+}
+
+static void message_comes_or_breaks_the_communicator(void **state)
+{
+	(void)state;
+	run_on_nodes(receive);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(shared_memory_is_given_to_all_or_none),
+		cmocka_unit_test(communicator_is_split_by_all_or_none),
+		cmocka_unit_test(group_of_others_is_made_or_not),
+		cmocka_unit_test(message_comes_or_breaks_the_communicator),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

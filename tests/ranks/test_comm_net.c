@@ -1,0 +1,564 @@
+/* The network between nodes: what it never touches, and whom it believes. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "comm/net_ucx.h"
+#include "tests/support/comm_ranks.h"
+
+static const int two_nodes[] = { 0, 1, 0, 1 };
+
+static void run(int timeout_ms, int (*body)(ddp_comm *, void *), void *argument)
+{
+	const test_world world = { .ranks = 2, .node_of = two_nodes, .timeout_ms = timeout_ms,
+	                           .body = body, .argument = argument, .expect_deaths = true };
+
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+static pid_t pid_of(const ddp_comm *comm, int rank)
+{
+	return (pid_t)comm->roster->peers[comm->world_ranks[rank]].pid;
+}
+
+/* ---- memory after an error -------------------------------------------------------- */
+
+enum { LARGE = 96 << 20 };
+
+static unsigned char *map_large(void)
+{
+	unsigned char *memory = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	CHECK(memory != MAP_FAILED);
+	return memory;
+}
+
+static int send_large(ddp_comm *comm)
+{
+	unsigned char *memory = map_large();
+	ddp_comm *rest = NULL;
+
+	memset(memory, 1, LARGE);
+	ddp_status status = ddp_send(comm, memory, LARGE, DDP_U8, 0, 0);
+	munmap(memory, LARGE); /* UCX has let go of it */
+	if (status == DDP_OK)
+		status = ddp_barrier(comm);
+	CHECK(status != DDP_OK);
+	if (ddp_comm_shrink(comm, &rest) == DDP_OK)
+		CHECK_OK(ddp_comm_free(rest));
+	return 0;
+}
+
+/* Looks into a buffer that a message comes into: a race, and meant to be one. */
+__attribute__((no_sanitize("thread"))) static bool wait_for_first_byte(const volatile unsigned char *memory,
+                                                                      ddp_request *request)
+{
+	bool done = false;
+
+	while (*memory == 0 && !done)
+		CHECK_OK(ddp_test(request, &done));
+	return !done;
+}
+
+/* Aborts in the middle of a message whose sender is stopped; what that sends
+   when it goes on must not come to the buffer any more. */
+static int abandon_large(ddp_comm *comm, void *argument)
+{
+	ddp_request *request;
+	ddp_comm *rest = NULL;
+
+	(void)argument;
+	CHECK_OK(ddp_barrier(comm));
+	if (ddp_comm_rank(comm) == 1)
+		return send_large(comm);
+	unsigned char *memory = map_large();
+	const ddp_collective receive = { .kind = DDP_RECV, .recv = memory, .count = LARGE,
+	                                 .type = DDP_U8, .root = 1 };
+	CHECK_OK(ddp_issue(comm, &receive, &request));
+	CHECK(wait_for_first_byte(memory, request));
+	kill(pid_of(comm, 1), SIGSTOP);
+	CHECK_OK(ddp_comm_abort(comm, "the test wants it"));
+	uint64_t start = ddp_now_ns();
+	(void)ddp_wait(request);
+	CHECK(ddp_seconds_since(start) < 10);
+	memset(memory, 0x55, LARGE);
+	kill(pid_of(comm, 1), SIGCONT);
+	if (ddp_comm_shrink(comm, &rest) == DDP_OK)
+		CHECK_OK(ddp_comm_free(rest));
+	for (size_t i = 0; i < LARGE; i++)
+		CHECK(memory[i] == 0x55);
+	munmap(memory, LARGE);
+	return 0;
+}
+
+static void memory_is_left_alone_after_an_error(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 3; i++)
+		run(0, abandon_large, NULL);
+}
+
+/* A message that its receiver never asks for. */
+static int abandon_unasked(ddp_comm *comm, void *argument)
+{
+	ddp_request *request;
+
+	(void)argument;
+	CHECK_OK(ddp_barrier(comm));
+	if (ddp_comm_rank(comm) == 1) {
+		unsigned char *memory = map_large();
+		const ddp_collective send = { .kind = DDP_SEND, .send = memory, .count = LARGE,
+		                              .type = DDP_U8, .root = 0 };
+		CHECK_OK(ddp_issue(comm, &send, &request));
+		usleep(100000);
+		CHECK_OK(ddp_comm_abort(comm, "the test wants it"));
+		CHECK(ddp_wait(request) == DDP_ERR_ABORTED);
+		CHECK(comm->net->tickets == NULL);
+		munmap(memory, LARGE);
+		return 0;
+	}
+	CHECK(ddp_barrier(comm) == DDP_ERR_ABORTED);
+	return 0;
+}
+
+static void message_nobody_asked_for_ends_with_the_failure(void **state)
+{
+	(void)state;
+	run(0, abandon_unasked, NULL);
+}
+
+/* ---- order ------------------------------------------------------------------------ */
+
+enum { ORDERED = 1 << 20 };
+
+/* Two messages with the same tag, the first of which UCX announces, as it does
+   large ones, between their receivers' coming. */
+static int receive_in_order(ddp_comm *comm, void *argument)
+{
+	const ddp_envelope envelope = { .tag = DDP_NET_PAIR_TAG | 5, .kind = DDP_SEND, .type = DDP_F32,
+	                                .count = ORDERED, .source = ddp_comm_rank(comm) };
+	static float x[2][ORDERED];
+	ddp_transfer transfers[2];
+
+	(void)argument;
+	CHECK_OK(ddp_barrier(comm));
+	pthread_mutex_lock(&comm->run_lock);
+	comm->running = &(const ddp_collective){ .kind = DDP_BARRIER };
+	comm->deadline_ns = 0;
+	for (int i = 0; i < 2; i++) {
+		if (ddp_comm_rank(comm) == 1) {
+			x[i][0] = (float)(1 + i);
+			CHECK_OK(ddp_net_send_as(comm, 0, &envelope, x[i], sizeof(x[i]), &transfers[i]));
+			continue;
+		}
+		ddp_net_recv_as(comm, 1, &envelope, x[i], sizeof(x[i]), &transfers[i]);
+		for (int n = 0; i == 0 && n < 1000 && comm->net->arrivals == NULL && !transfers[0].done; n++) {
+			ucp_worker_progress(comm->net->worker);
+			usleep(1000);
+		}
+	}
+	CHECK_OK(ddp_net_wait(comm, transfers, 2));
+	pthread_mutex_unlock(&comm->run_lock);
+	CHECK(x[0][0] == 1 && x[1][0] == 2);
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+static void messages_are_taken_in_the_order_of_their_receivers(void **state)
+{
+	(void)state;
+	run(0, receive_in_order, NULL);
+}
+
+/* ---- what is kept ------------------------------------------------------------------ */
+
+static int send_unasked(ddp_comm *comm, void *argument)
+{
+	static char data[4096];
+
+	(void)argument;
+	CHECK_OK(ddp_barrier(comm));
+	if (ddp_comm_rank(comm) == 0) {
+		pthread_mutex_lock(&comm->run_lock);
+		comm->net->kept_bytes += ((size_t)1 << 30) + ((size_t)2 << 20) - sizeof(data);
+		pthread_mutex_unlock(&comm->run_lock);
+	}
+	ddp_status status = ddp_barrier(comm);
+	if (status == DDP_OK && ddp_comm_rank(comm) == 1)
+		status = ddp_send(comm, data, sizeof(data), DDP_U8, 0, 7);
+	while (status == DDP_OK)
+		status = ddp_barrier(comm);
+	CHECK(status == DDP_ERR_NOMEM);
+	CHECK(strstr(ddp_last_error(), "rank 1 on n1 sent more") != NULL);
+	return 0;
+}
+
+static void messages_nobody_asks_for_are_bounded(void **state)
+{
+	(void)state;
+	run(0, send_unasked, NULL);
+}
+
+/* ---- what must not be overlooked -------------------------------------------------------- */
+
+/* Lets the peer's message come in, unless the progress thread was faster. */
+static void take_in(ddp_comm *comm)
+{
+	uint64_t start = ddp_now_ns();
+
+	pthread_mutex_lock(&comm->run_lock);
+	while (comm->net->arrivals == NULL && !ddp_comm_broken(comm) && ddp_seconds_since(start) < 10)
+		(void)ddp_net_progress(comm);
+	pthread_mutex_unlock(&comm->run_lock);
+}
+
+/* Each takes itself for the root, and is through; then comes what waits for
+   nobody, until the mistake is older than what a rank remembers. */
+static int hurry_on(ddp_comm *comm, void *argument)
+{
+	const bool *came_in_time = argument;
+	float x[5] = { 0 };
+
+	CHECK_OK(ddp_barrier(comm));
+	uint64_t start = ddp_now_ns();
+	ddp_status status = ddp_broadcast(comm, x, 5, DDP_F32, ddp_comm_rank(comm));
+	if (*came_in_time)
+		take_in(comm);
+	for (int i = 0; i < 2 * DDP_PAST && status == DDP_OK; i++)
+		status = ddp_broadcast(comm, x, 0, DDP_F32, 0);
+	while (status == DDP_OK && ddp_seconds_since(start) < 20)
+		status = ddp_barrier(comm);
+	CHECK(status == DDP_ERR_MISMATCH);
+	CHECK(strstr(ddp_last_error(), "operation #2 differs") != NULL);
+	return 0;
+}
+
+static void mistake_is_noticed_however_fast_operations_follow(void **state)
+{
+	static bool came_in_time[] = { true, false };
+
+	(void)state;
+	for (int i = 0; i < 2; i++)
+		run(0, hurry_on, &came_in_time[i]);
+}
+
+/* ---- strangers --------------------------------------------------------------------- */
+
+enum { ADDRESS_MAX = 8192 };
+
+typedef struct rumour {
+	atomic_size_t bytes;  /* of rank 0's address; set last */
+	atomic_int knocked;   /* the stranger has done its worst */
+	ddp_doors doors;
+	char address[ADDRESS_MAX];
+} rumour;
+
+static void ignore_loss(void *argument, ucp_ep_h ep, ucs_status_t status)
+{
+	(void)argument;
+	(void)ep;
+	(void)status;
+}
+
+/* One message with this header, and data behind it. */
+static void throw_at(ucp_worker_h worker, ucp_ep_h ep, unsigned int id, const void *header,
+                     size_t header_bytes, const void *data, size_t bytes)
+{
+	static const ucp_request_param_t param = { .op_attr_mask = 0 };
+	void *request = ucp_am_send_nbx(ep, id, header, header_bytes, data, bytes, &param);
+
+	for (int i = 0; i < 2000 && UCS_PTR_IS_PTR(request) &&
+	     ucp_request_check_status(request) == UCS_INPROGRESS; i++) {
+		(void)ucp_worker_progress(worker);
+		usleep(10);
+	}
+}
+
+static void throw_everything(ucp_worker_h worker, ucp_ep_h ep)
+{
+	static unsigned char garbage[4 << 20];
+	data_header data = { .seal = { .source = 1 }, .envelope = { .source = 1, .kind = DDP_ALL_REDUCE } };
+	failure_header failure = { .seal = { .source = 1 },
+	                           .failure = { .status = DDP_ERR_PEER, .text = "a lie" } };
+	hello_header hello = { .seal = { .source = 1 }, .heard = 1, .ready = 1 };
+
+	memset(garbage, 0xa5, sizeof(garbage));
+	for (unsigned int id = 0; id < 6; id++) {
+		for (size_t bytes = 0; bytes < 100; bytes += 7)
+			throw_at(worker, ep, id, garbage, bytes, garbage, bytes);
+	}
+	for (int source = -1; source < 3; source++) {
+		data.seal.source = failure.seal.source = hello.seal.source = source;
+		throw_at(worker, ep, DDP_AM_HELLO, &hello, sizeof(hello), NULL, 0);
+		throw_at(worker, ep, DDP_AM_FAILURE, &failure, sizeof(failure), NULL, 0);
+		for (uint64_t sequence = 1; sequence < 64; sequence++) {
+			data.envelope.tag = sequence << 24;
+			throw_at(worker, ep, DDP_AM_DATA, &data, sizeof(data), garbage, 40);
+		}
+		throw_at(worker, ep, DDP_AM_DATA, &data, sizeof(data), garbage, sizeof(garbage));
+	}
+}
+
+/* Does not speak UCX. */
+static void shout_at(const ddp_place *place)
+{
+	struct sockaddr_in door = { .sin_family = AF_INET, .sin_port = place->port };
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	char noise[1000];
+
+	memset(noise, 0xa5, sizeof(noise));
+	memcpy(&door.sin_addr, place->address, sizeof(door.sin_addr));
+	if (connect(fd, (struct sockaddr *)&door, sizeof(door)) == 0)
+		(void)!send(fd, noise, sizeof(noise), MSG_NOSIGNAL);
+	close(fd);
+}
+
+/* Knows rank 0's address. */
+static int be_a_stranger(rumour *r)
+{
+	const ucp_params_t features = { .field_mask = UCP_PARAM_FIELD_FEATURES,
+	                                .features = UCP_FEATURE_AM };
+	const ucp_worker_params_t single = { .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+	                                     .thread_mode = UCS_THREAD_MODE_SINGLE };
+	ucp_ep_params_t to = {
+		.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+			UCP_EP_PARAM_FIELD_ERR_HANDLER,
+		.err_mode = UCP_ERR_HANDLING_MODE_PEER, .err_handler = { .cb = ignore_loss },
+	};
+	ucp_context_h context;
+	ucp_worker_h worker;
+	ucp_config_t *config;
+	ucp_ep_h ep;
+
+	while (atomic_load(&r->bytes) == 0)
+		usleep(1000);
+	for (int i = 0; i < r->doors.count; i++) {
+		if (r->doors.places[i].family == AF_INET)
+			shout_at(&r->doors.places[i]);
+	}
+	to.address = (const ucp_address_t *)r->address;
+	if (ucp_config_read(NULL, NULL, &config) != UCS_OK ||
+	    ucp_init(&features, config, &context) != UCS_OK ||
+	    ucp_worker_create(context, &single, &worker) != UCS_OK ||
+	    ucp_ep_create(worker, &to, &ep) != UCS_OK)
+		return 1;
+	throw_everything(worker, ep);
+	atomic_store(&r->knocked, 1);
+	return 0;
+}
+
+static void spread_address(ddp_comm *comm, rumour *r)
+{
+	ucp_address_t *address;
+	size_t bytes;
+
+	/* Let it in, for once. */
+	for (int i = 0; i < comm->net->doors.count; i++)
+		CHECK(setsockopt(comm->net->doors.fds[i], SOL_SOCKET, SO_DETACH_FILTER, &(int){ 0 },
+		                 sizeof(int)) == 0);
+	CHECK(ucp_worker_get_address(comm->net->worker, &address, &bytes) == UCS_OK);
+	CHECK(bytes <= ADDRESS_MAX);
+	memcpy(r->address, address, bytes);
+	r->doors = comm->net->doors;
+	ucp_worker_release_address(comm->net->worker, address);
+	atomic_store(&r->bytes, bytes);
+}
+
+static int work_in_spite_of_a_stranger(ddp_comm *comm, void *argument)
+{
+	rumour *r = argument;
+	uint64_t start = ddp_now_ns();
+	float x[10], over = 0;
+
+	if (ddp_comm_rank(comm) == 0)
+		spread_address(comm, r);
+	while (over < 2) {
+		for (int i = 0; i < 10; i++)
+			x[i] = 1;
+		CHECK_OK(ddp_all_reduce(comm, NULL, x, 10, DDP_F32, DDP_SUM));
+		for (int i = 0; i < 10; i++)
+			CHECK(x[i] == 2);
+		over = atomic_load(&r->knocked) != 0 || ddp_seconds_since(start) > 30;
+		CHECK_OK(ddp_all_reduce(comm, NULL, &over, 1, DDP_F32, DDP_SUM));
+	}
+	CHECK(atomic_load(&r->knocked) != 0);
+	if (ddp_comm_rank(comm) == 0)
+		CHECK(comm->net->strangers > 0);
+	return 0;
+}
+
+static void messages_of_a_stranger_are_ignored(void **state)
+{
+	rumour *r = mmap(NULL, sizeof(*r), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	int end;
+
+	(void)state;
+	assert_ptr_not_equal(r, MAP_FAILED);
+	pid_t stranger = fork();
+	assert_true(stranger >= 0);
+	if (stranger == 0) {
+		signal(SIGSEGV, SIG_DFL); /* of cmocka */
+		_exit(be_a_stranger(r));
+	}
+	run(0, work_in_spite_of_a_stranger, r);
+	kill(stranger, SIGKILL);
+	assert_int_equal(waitpid(stranger, &end, 0), stranger);
+	munmap(r, sizeof(*r));
+}
+
+/* ---- doors ---------------------------------------------------------------------------- */
+
+/* Is there an answer within a short time? The kernel of this host gives it. */
+static bool lets_in(const ddp_place *to, const char *from)
+{
+	struct sockaddr_in door = { .sin_family = AF_INET, .sin_port = to->port };
+	struct sockaddr_in here = { .sin_family = AF_INET };
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), error = 0;
+	socklen_t length = sizeof(error);
+
+	memcpy(&door.sin_addr, to->address, sizeof(door.sin_addr));
+	CHECK(fd >= 0);
+	if (from != NULL)
+		CHECK(inet_pton(AF_INET, from, &here.sin_addr) == 1 &&
+		      bind(fd, (struct sockaddr *)&here, sizeof(here)) == 0);
+	bool in = connect(fd, (struct sockaddr *)&door, sizeof(door)) == 0;
+	struct pollfd connected = { .fd = fd, .events = POLLOUT };
+	if (!in && poll(&connected, 1, 300) == 1)
+		in = getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
+	close(fd);
+	return in;
+}
+
+static int knock(ddp_comm *comm, void *argument)
+{
+	const ddp_doors *doors = &comm->net->doors;
+	ddp_comm *part;
+
+	(void)argument;
+	CHECK_OK(ddp_barrier(comm));
+	CHECK(doors->count > 0);
+	for (int i = 0; i < doors->count; i++) {
+		if (doors->places[i].family == AF_INET)
+			CHECK(!lets_in(&doors->places[i], NULL));
+	}
+	/* Others connect nevertheless when there is a reason to. */
+	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
+	CHECK_OK(ddp_barrier(part));
+	CHECK_OK(ddp_comm_free(part));
+	return 0;
+}
+
+static void door_is_shut_when_all_are_connected(void **state)
+{
+	(void)state;
+	run(0, knock, NULL);
+}
+
+static void door_opens_for_the_jobs_hosts_only(void **state)
+{
+	struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	ddp_doors before, doors;
+	ddp_place hosts[3] = { { .family = AF_INET6, .address = { [15] = 1 } },
+	                       { .family = AF_INET, .address = { 10, 1, 2, 3 } },
+	                       { .family = AF_INET, .address = { 127, 0, 0, 2 } } };
+
+	(void)state;
+	ddp_doors_list(&before);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	assert_true(fd >= 0);
+	assert_int_equal(bind(fd, (struct sockaddr *)&any, sizeof(any)), 0);
+	assert_int_equal(listen(fd, 8), 0);
+	ddp_doors_list(&doors);
+	ddp_doors_narrow(&doors, &before, &doors.places[doors.count - 1].port, 2);
+	assert_int_equal(doors.count, 1);
+	assert_int_equal(doors.fds[0], fd);
+	assert_true(lets_in(&doors.places[0], "127.0.0.1"));
+	ddp_doors_admit(&doors, hosts, 3);
+	assert_false(lets_in(&doors.places[0], "127.0.0.1"));
+	assert_true(lets_in(&doors.places[0], "127.0.0.2"));
+	ddp_doors_shut(&doors);
+	assert_false(lets_in(&doors.places[0], "127.0.0.2"));
+	close(fd);
+}
+
+/* ---- children -------------------------------------------------------------------------- */
+
+static void leave_children(void)
+{
+	static char *sleeper[] = { (char *)"sleep", (char *)"20", NULL };
+	posix_spawn_file_actions_t quiet;
+	pid_t pid = fork();
+
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		for (int fd = 0; fd < 3; fd++)
+			close(fd);
+		sleep(20);
+		_exit(0);
+	}
+	CHECK(posix_spawn_file_actions_init(&quiet) == 0);
+	for (int fd = 0; fd < 3; fd++)
+		CHECK(posix_spawn_file_actions_addclose(&quiet, fd) == 0);
+	CHECK(posix_spawnp(&pid, sleeper[0], &quiet, NULL, sleeper, environ) == 0);
+}
+
+static int die_before_children(ddp_comm *comm, void *argument)
+{
+	ddp_status status = DDP_OK;
+	float x = 0;
+
+	(void)argument;
+	CHECK_OK(ddp_barrier(comm));
+	if (ddp_comm_rank(comm) == 1) {
+		leave_children();
+		/* It can still be talked to. */
+		(void)ddp_all_reduce(comm, NULL, &x, 1, DDP_F32, DDP_SUM);
+		kill(getpid(), SIGKILL);
+	}
+	uint64_t start = ddp_now_ns();
+	while (status == DDP_OK)
+		status = ddp_all_reduce(comm, NULL, &x, 1, DDP_F32, DDP_SUM);
+	CHECK(status == DDP_ERR_PEER);
+	/* Not when the children end, nor at the deadline. */
+	CHECK(ddp_seconds_since(start) < 12);
+	return 0;
+}
+
+static void death_is_noticed_though_children_live(void **state)
+{
+	(void)state;
+	run(0, die_before_children, NULL);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(memory_is_left_alone_after_an_error),
+		cmocka_unit_test(message_nobody_asked_for_ends_with_the_failure),
+		cmocka_unit_test(messages_nobody_asks_for_are_bounded),
+		cmocka_unit_test(messages_are_taken_in_the_order_of_their_receivers),
+		cmocka_unit_test(mistake_is_noticed_however_fast_operations_follow),
+		cmocka_unit_test(messages_of_a_stranger_are_ignored),
+		cmocka_unit_test(door_is_shut_when_all_are_connected),
+		cmocka_unit_test(door_opens_for_the_jobs_hosts_only),
+		cmocka_unit_test(death_is_noticed_though_children_live),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

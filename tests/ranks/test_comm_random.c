@@ -1,0 +1,177 @@
+/*
+ * Random collectives against a plain reference: ranks 1 .. 8
+ * on a node, and on 2 .. 4 pretend nodes, which know each other by UCX only.
+ * DDP_TEST_SEED and DDP_TEST_BATCHES make it another or a longer run.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+#include "tests/support/comm_cases.h"
+
+static int from_environment(const char *name, int otherwise)
+{
+	const char *text = getenv(name);
+
+	return text != NULL ? atoi(text) : otherwise;
+}
+
+static void run(int ranks, const int *node_of)
+{
+	test_cases cases = {
+		.seed = (unsigned int)from_environment("DDP_TEST_SEED", 1) * 1000u + (unsigned int)ranks,
+		.batches = from_environment("DDP_TEST_BATCHES", node_of == NULL ? 40 : 8),
+		.most = 200000,
+	};
+	const test_world world = { .ranks = ranks, .node_of = node_of, .body = test_run_cases,
+	                           .argument = &cases };
+
+	if (test_world_run(&world) != 0)
+		fail_msg("seed %u, %d ranks", cases.seed, ranks);
+}
+
+static void one_rank_agrees_with_the_reference(void **state)
+{
+	(void)state;
+	run(1, NULL);
+}
+
+static void ranks_of_a_node_agree_with_the_reference(void **state)
+{
+	(void)state;
+	for (int ranks = 2; ranks <= 8; ranks++)
+		run(ranks, NULL);
+}
+
+static void ranks_of_several_nodes_agree_with_the_reference(void **state)
+{
+	static const int layouts[][8] = {
+		{ 0, 1 }, { 0, 0, 1 }, { 0, 1, 0, 1 }, { 0, 1, 2 }, { 0, 0, 1, 1, 2, 2 },
+		{ 0, 1, 2, 3, 0, 1, 2, 3 }, { 0, 1, 1, 1, 2, 3, 3 },
+	};
+	static const int ranks[] = { 2, 3, 4, 3, 6, 8, 7 };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(ranks) / sizeof(ranks[0]); i++)
+		run(ranks[i], layouts[i]);
+}
+
+/* ---- the same bits ----------------------------------------------------------------- */
+
+enum { BITS_COUNT = 30000 };
+
+/* Sums of numbers that do not add exactly; the last rank writes the result to
+   memory that the test shares with it. */
+static int sum_inexactly(ddp_comm *comm, void *argument)
+{
+	static float x[BITS_COUNT];
+	int rank = ddp_comm_rank(comm);
+
+	for (int small = 0; small < 2; small++) {
+		size_t count = small ? 1000 : BITS_COUNT;
+		for (size_t i = 0; i < count; i++)
+			x[i] = 1.0f / (float)(1 + (i * 7 + (size_t)rank * 13) % 1000);
+		CHECK_OK(ddp_all_reduce(comm, NULL, x, count, DDP_F32, DDP_AVG));
+		if (rank == ddp_comm_size(comm) - 1)
+			memcpy((float *)argument + small * BITS_COUNT, x, count * sizeof(float));
+	}
+	return 0;
+}
+
+static void all_algorithms_give_the_same_bits(void **state)
+{
+	static const char *const algorithms[] = { "every", "owner", "doubling" };
+	static const int three_nodes[] = { 0, 1, 2, 0, 1 }, five_nodes[] = { 0, 1, 2, 3, 4 };
+	size_t bytes = 2 * BITS_COUNT * sizeof(float);
+	float *results[3];
+
+	(void)state;
+	for (int nodes = 3; nodes <= 5; nodes += 2) {
+		for (int i = 0; i < 3; i++) {
+			results[i] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+			assert_true(results[i] != MAP_FAILED);
+			const test_world world = { .ranks = 5, .node_of = nodes == 3 ? three_nodes : five_nodes,
+			                           .body = sum_inexactly, .argument = results[i] };
+			setenv("DDP_ALGORITHM", algorithms[i], 1);
+			int failures = test_world_run(&world);
+			unsetenv("DDP_ALGORITHM");
+			assert_int_equal(failures, 0);
+			assert_memory_equal(results[i], results[0], bytes);
+		}
+		for (int i = 0; i < 3; i++)
+			munmap(results[i], bytes);
+	}
+}
+
+/* The same sum by each kind, in memory that is shared by all ranks, by some, or
+   by none: rank `rank` leaves its part of every result in `sums`. */
+enum { WAYS = 5, WAYS_COUNT = 12000 };
+
+static int sum_in_many_ways(ddp_comm *comm, void *argument)
+{
+	float (*sums)[WAYS_COUNT] = argument;
+	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	size_t part = WAYS_COUNT / (size_t)size;
+	static float private[2][WAYS_COUNT];
+	void *memory;
+
+	CHECK_OK(ddp_mem_alloc(comm, 2 * sizeof(private[0]), &memory));
+	float *shared = memory;
+	for (int way = 0; way < WAYS; way++) {
+		bool own = way == 0 || (way == 2 && rank % 2 == 0);
+		float *input = own ? private[0] : shared, *result = own ? private[1] : shared + WAYS_COUNT;
+		for (size_t i = 0; i < WAYS_COUNT; i++)
+			input[i] = 1.0f / (float)(1 + (i * 7 + (size_t)rank * 13) % 1000);
+		if (way < 3) {
+			CHECK_OK(ddp_all_reduce(comm, input, result, WAYS_COUNT, DDP_F32, DDP_SUM));
+			memcpy(&sums[way][(size_t)rank * part], &result[(size_t)rank * part], part * sizeof(float));
+		} else if (way == 3) {
+			CHECK_OK(ddp_reduce(comm, input, result, WAYS_COUNT, DDP_F32, DDP_SUM, size - 1));
+			if (rank == size - 1)
+				memcpy(sums[way], result, WAYS_COUNT * sizeof(float));
+		} else {
+			CHECK_OK(ddp_reduce_scatter(comm, input, result, part, DDP_F32, DDP_SUM));
+			memcpy(&sums[way][(size_t)rank * part], result, part * sizeof(float));
+		}
+	}
+	CHECK_OK(ddp_mem_free(comm, memory));
+	return 0;
+}
+
+static void all_kinds_and_memories_give_the_same_bits(void **state)
+{
+	static const int nodes[] = { 0, 1, 2, 0, 1 };
+	const int *const layouts[] = { NULL, nodes };
+	size_t bytes = WAYS * WAYS_COUNT * sizeof(float);
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		float (*sums)[WAYS_COUNT] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		assert_true(sums != MAP_FAILED);
+		const test_world world = { .ranks = 5, .node_of = layouts[i], .body = sum_in_many_ways,
+		                           .argument = sums };
+		assert_int_equal(test_world_run(&world), 0);
+		for (int way = 1; way < WAYS; way++)
+			assert_memory_equal(sums[way], sums[0], sizeof(sums[0]));
+		munmap(sums, bytes);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(one_rank_agrees_with_the_reference),
+		cmocka_unit_test(ranks_of_a_node_agree_with_the_reference),
+		cmocka_unit_test(ranks_of_several_nodes_agree_with_the_reference),
+		cmocka_unit_test(all_algorithms_give_the_same_bits),
+		cmocka_unit_test(all_kinds_and_memories_give_the_same_bits),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

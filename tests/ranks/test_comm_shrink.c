@@ -1,0 +1,479 @@
+/* Those that are left of a broken communicator go on. */
+#include <dirent.h>
+#include <dlfcn.h>
+#include <limits.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#ifdef HAVE_UCX
+#include <ucp/api/ucp.h>
+#endif
+
+#include "comm/internal.h"
+#include "tests/support/comm_ranks.h"
+
+enum { FALL_OUT_MS = 300 };
+
+static const int two_nodes[] = { 0, 1, 0, 1 };
+
+static void run_with(int ranks, const int *node_of, int timeout_ms, int (*body)(ddp_comm *, void *),
+                     void *argument)
+{
+	const test_world world = { .ranks = ranks, .node_of = node_of, .timeout_ms = timeout_ms,
+	                           .body = body, .argument = argument, .expect_deaths = true };
+
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+static void expect_sum_of(ddp_comm *comm, int value, int expected)
+{
+	enum { COUNT = 30000 };
+	static float x[COUNT];
+
+	for (int i = 0; i < COUNT; i++)
+		x[i] = (float)value;
+	CHECK_OK(ddp_all_reduce(comm, NULL, x, COUNT, DDP_F32, DDP_SUM));
+	for (int i = 0; i < COUNT; i++)
+		CHECK(x[i] == (float)expected);
+}
+
+/* ---- after each kind of error ---------------------------------------------------------- */
+
+static int go_on_without_the_dead(ddp_comm *comm, void *argument)
+{
+	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	ddp_status status = DDP_OK;
+	ddp_comm *survivors;
+	static float x[30000];
+
+	(void)argument;
+	CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_STATE);
+	for (int i = 0; i < 1000 && status == DDP_OK; i++) {
+		if (rank == 1 && i == 3)
+			kill(getpid(), SIGKILL);
+		status = ddp_all_reduce(comm, NULL, x, 30000, DDP_F32, DDP_SUM);
+	}
+	CHECK(status == DDP_ERR_PEER);
+	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	CHECK(ddp_comm_size(survivors) == size - 1);
+	CHECK(ddp_comm_rank(survivors) == (rank == 0 ? 0 : rank - 1));
+	expect_sum_of(survivors, rank, size * (size - 1) / 2 - 1);
+	CHECK_OK(ddp_comm_free(survivors));
+	return 0;
+}
+
+static void survivors_go_on(void **state)
+{
+	(void)state;
+	run_with(2, NULL, 0, go_on_without_the_dead, NULL);
+	run_with(4, NULL, 0, go_on_without_the_dead, NULL);
+	run_with(3, two_nodes, 0, go_on_without_the_dead, NULL);
+	run_with(4, two_nodes, 0, go_on_without_the_dead, NULL);
+}
+
+static void set_timeout(ddp_comm *comm, int timeout_ms)
+{
+	pthread_mutex_lock(&comm->run_lock);
+	comm->timeout_ms = timeout_ms;
+	pthread_mutex_unlock(&comm->run_lock);
+}
+
+/* Breaks the communicator in the way of `status`, with all ranks alive. A short
+   timeout is for this only: on a busy machine ranks shrink more slowly. */
+static void fall_out(ddp_comm *comm, ddp_status status)
+{
+	int rank = ddp_comm_rank(comm);
+	int timeout_ms = comm->timeout_ms;
+	float x[8] = { 0 };
+	ddp_status ended = DDP_OK;
+
+	for (int i = 0; i < 3 && ended == DDP_OK; i++) {
+		if (i == 1 && rank == 1 && status == DDP_ERR_ABORTED)
+			ddp_comm_abort(comm, "the test wants it");
+		if (i == 1 && rank != 1 && status == DDP_ERR_TIMEOUT)
+			set_timeout(comm, FALL_OUT_MS);
+		while (i == 1 && rank == 1 && status == DDP_ERR_TIMEOUT && !ddp_comm_broken(comm))
+			usleep(1000);
+		ended = ddp_all_reduce(comm, NULL, x, status == DDP_ERR_MISMATCH && rank == 1 ? 7 : 8, DDP_F32,
+		                       DDP_SUM);
+	}
+	CHECK(ended == status);
+	set_timeout(comm, timeout_ms);
+}
+
+static int shrink_with_all_alive(ddp_comm *comm, void *argument)
+{
+	const ddp_status *status = argument;
+	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	ddp_comm *again, *third;
+
+	fall_out(comm, *status);
+	CHECK_OK(ddp_comm_shrink(comm, &again));
+	CHECK(ddp_comm_size(again) == size && ddp_comm_rank(again) == rank);
+	expect_sum_of(again, rank, size * (size - 1) / 2);
+	/* What came of it may break, too. */
+	fall_out(again, *status);
+	CHECK_OK(ddp_comm_shrink(again, &third));
+	expect_sum_of(third, rank, size * (size - 1) / 2);
+	CHECK_OK(ddp_comm_free(third));
+	CHECK_OK(ddp_comm_free(again));
+	return 0;
+}
+
+static void shrink_works_after_every_kind_of_error(void **state)
+{
+	static ddp_status kinds[] = { DDP_ERR_ABORTED, DDP_ERR_MISMATCH, DDP_ERR_TIMEOUT };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		run_with(3, NULL, 0, shrink_with_all_alive, &kinds[i]);
+		run_with(3, two_nodes, 0, shrink_with_all_alive, &kinds[i]);
+	}
+}
+
+/* Who never wants to give up gives the longest deadline there is. */
+static void the_longest_deadline_does_not_pass_at_once(void **state)
+{
+	static ddp_status aborted = DDP_ERR_ABORTED;
+
+	(void)state;
+	run_with(3, NULL, INT_MAX, shrink_with_all_alive, &aborted);
+	run_with(3, two_nodes, INT_MAX, shrink_with_all_alive, &aborted);
+}
+
+static int leave_and_shrink(ddp_comm *comm, void *argument)
+{
+	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	ddp_comm *survivors;
+
+	(void)argument;
+	CHECK_OK(ddp_barrier(comm));
+	if (rank == 1)
+		return 0;
+	CHECK(ddp_barrier(comm) == DDP_ERR_PEER);
+	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	CHECK(ddp_comm_size(survivors) == size - 1);
+	expect_sum_of(survivors, rank, size * (size - 1) / 2 - 1);
+	CHECK_OK(ddp_comm_free(survivors));
+	return 0;
+}
+
+static void who_has_left_does_not_count(void **state)
+{
+	(void)state;
+	run_with(3, NULL, 0, leave_and_shrink, NULL);
+}
+
+/* ---- a rank that stays away -------------------------------------------------------------- */
+
+/* The ranks that shrink begin at different times, and so wait for the one that
+   does not until different times. */
+static int shrink_without_the_last(ddp_comm *comm, void *argument)
+{
+	atomic_int *done = argument;
+	int rank = ddp_comm_rank(comm), last = ddp_comm_size(comm) - 1;
+	ddp_comm *survivors;
+
+	/* Not while another rank is still opening it. */
+	if (rank == 0) {
+		CHECK_OK(ddp_barrier(comm));
+		ddp_comm_abort(comm, "the test wants it");
+	}
+	while (ddp_barrier(comm) == DDP_OK)
+		continue;
+	if (rank == last) {
+		while (atomic_load(done) < last)
+			usleep(1000);
+		CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_PEER);
+		CHECK(strstr(ddp_last_error(), "went on without rank 2") != NULL);
+		atomic_fetch_add(done, 1);
+		return 0;
+	}
+	usleep(rank == 1 ? 300000 : 0);
+	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	CHECK(ddp_comm_size(survivors) == last);
+	expect_sum_of(survivors, rank, last * (last - 1) / 2);
+	atomic_fetch_add(done, 1);
+	/* The late one must still find the others' word. */
+	while (atomic_load(done) <= last)
+		usleep(1000);
+	CHECK_OK(ddp_comm_free(survivors));
+	return 0;
+}
+
+static void live_rank_that_stays_away_is_left_out_by_all(void **state)
+{
+	static const int apart[] = { 0, 0, 1 }, three[] = { 0, 1, 2 };
+	const int *const layouts[] = { NULL, two_nodes, apart, three };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
+		atomic_int *done = mmap(NULL, sizeof(*done), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		assert_true(done != MAP_FAILED);
+		/* Less, and a rank that a busy machine keeps waiting would be left out. */
+		run_with(3, layouts[i], 1500, shrink_without_the_last, done);
+		munmap(done, sizeof(*done));
+	}
+}
+
+/* ---- a rank that is slow to see the failure ------------------------------------------------ */
+
+enum { SLOW_COUNT = 90000, PAGE_ELEMENTS = 1024 };
+
+static float *slow_page;
+static atomic_bool *held; /* all ranks share it */
+static const ddp_node *slow_node;
+
+/* Rank 0's thread is held here, in the middle of its part of the sum, until each
+   of the others has told the rest that it shrinks. */
+static void let_the_others_shrink(int number)
+{
+	(void)number;
+	atomic_store(held, true);
+	for (int i = 1; i < slow_node->size; i++) {
+		while (atomic_load(&slow_node->shared->ranks[i].meeting) == 0)
+			usleep(1000);
+	}
+	if (mprotect(slow_page, PAGE_ELEMENTS * sizeof(float), PROT_READ | PROT_WRITE) != 0)
+		_exit(1);
+}
+
+static void *abort_when_held(void *comm)
+{
+	while (!atomic_load(held))
+		usleep(1000);
+	ddp_comm_abort(comm, "the test wants it");
+	return NULL;
+}
+
+/* What it still writes to others must not touch what these tell each other. */
+static int shrink_while_one_still_works(ddp_comm *comm, void *argument)
+{
+	const struct sigaction hold = { .sa_handler = let_the_others_shrink };
+	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	float *x = mmap(NULL, SLOW_COUNT * sizeof(float), PROT_READ | PROT_WRITE,
+	                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	ddp_comm *again;
+	pthread_t thread;
+
+	held = argument;
+	slow_node = &comm->node;
+	CHECK(x != MAP_FAILED);
+	slow_page = x + 4 * PAGE_ELEMENTS;
+	if (rank == 0) {
+		CHECK(sigaction(SIGSEGV, &hold, NULL) == 0);
+		CHECK(mprotect(slow_page, PAGE_ELEMENTS * sizeof(float), PROT_NONE) == 0);
+	}
+	if (rank == size - 1)
+		CHECK(pthread_create(&thread, NULL, abort_when_held, comm) == 0);
+	CHECK(ddp_all_reduce(comm, NULL, x, SLOW_COUNT, DDP_F32, DDP_SUM) == DDP_ERR_ABORTED);
+	CHECK_OK(ddp_comm_shrink(comm, &again));
+	CHECK(ddp_comm_size(again) == size);
+	expect_sum_of(again, rank, size * (size - 1) / 2);
+	CHECK_OK(ddp_comm_free(again));
+	if (rank == size - 1)
+		CHECK(pthread_join(thread, NULL) == 0);
+	return 0;
+}
+
+static void who_still_works_does_not_disturb_the_others(void **state)
+{
+	(void)state;
+	atomic_bool *flag = mmap(NULL, sizeof(*flag), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	assert_true(flag != MAP_FAILED);
+	run_with(3, NULL, 0, shrink_while_one_still_works, flag);
+	munmap(flag, sizeof(*flag));
+}
+
+/* ---- a rank that dies meanwhile ----------------------------------------------------------- */
+
+static void *die_soon(void *delay_us)
+{
+	usleep(*(const useconds_t *)delay_us);
+	kill(getpid(), SIGKILL);
+	return NULL;
+}
+
+/* Whatever the moment, the others end up together. */
+static int shrink_while_one_dies(ddp_comm *comm, void *argument)
+{
+	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	ddp_comm *now = comm, *next;
+	pthread_t thread;
+
+	while (ddp_barrier(comm) == DDP_OK) {
+		if (rank == 0)
+			ddp_comm_abort(comm, "the test wants it");
+	}
+	if (rank == 1)
+		CHECK(pthread_create(&thread, NULL, die_soon, argument) == 0);
+	/* It may still have been counted in: then the new one breaks. */
+	ddp_status status = DDP_ERR_ABORTED;
+	for (int i = 0; i < 3 && status != DDP_OK; i++) {
+		CHECK_OK(ddp_comm_shrink(now, &next));
+		if (now != comm)
+			CHECK_OK(ddp_comm_free(now));
+		now = next;
+		while ((status = ddp_barrier(now)) == DDP_OK && ddp_comm_size(now) == size)
+			continue;
+		CHECK(status == DDP_OK || status == DDP_ERR_PEER);
+	}
+	CHECK(ddp_comm_size(now) == size - 1);
+	expect_sum_of(now, rank, size * (size - 1) / 2 - 1);
+	CHECK_OK(ddp_comm_free(now));
+	return 0;
+}
+
+static void ranks_agree_although_one_dies_while_they_do(void **state)
+{
+	static useconds_t delays_us[] = { 0, 150, 300, 600, 1200, 2500, 5000, 12000, 30000 };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(delays_us) / sizeof(delays_us[0]); i++) {
+		run_with(4, NULL, 0, shrink_while_one_dies, &delays_us[i]);
+		run_with(4, two_nodes, 0, shrink_while_one_dies, &delays_us[i]);
+	}
+}
+
+/* ---- a connection that cannot be made ------------------------------------------------------ */
+
+#ifdef HAVE_UCX
+static int allowed = -1; /* so many endpoints, then one is refused; -1: all */
+
+/* Stands before UCX's. */
+__attribute__((visibility("default"))) ucs_status_t ucp_ep_create(ucp_worker_h worker,
+                                                                  const ucp_ep_params_t *params,
+                                                                  ucp_ep_h *ep)
+{
+	ucs_status_t (*create)(ucp_worker_h, const ucp_ep_params_t *, ucp_ep_h *);
+
+	if (allowed >= 0 && allowed-- == 0)
+		return UCS_ERR_NO_RESOURCE;
+	*(void **)&create = dlsym(RTLD_NEXT, "ucp_ep_create");
+	return create == NULL ? UCS_ERR_UNSUPPORTED : create(worker, params, ep);
+}
+
+/* ---- a network that does not end ------------------------------------------------------------ */
+
+static atomic_bool stuck; /* what is sent from here on is under way for ever */
+
+/* Stands before UCX's. Only requests with a callback are awaited by it. */
+__attribute__((visibility("default"))) ucs_status_ptr_t
+ucp_am_send_nbx(ucp_ep_h ep, unsigned int id, const void *header, size_t header_bytes,
+                const void *data, size_t bytes, const ucp_request_param_t *param)
+{
+	ucs_status_ptr_t (*send)(ucp_ep_h, unsigned int, const void *, size_t, const void *, size_t,
+	                         const ucp_request_param_t *);
+	static char request;
+
+	if (atomic_load(&stuck) && (param->op_attr_mask & UCP_OP_ATTR_FIELD_CALLBACK) != 0)
+		return &request;
+	*(void **)&send = dlsym(RTLD_NEXT, "ucp_am_send_nbx");
+	return send == NULL ? UCS_STATUS_PTR(UCS_ERR_UNSUPPORTED)
+	                    : send(ep, id, header, header_bytes, data, bytes, param);
+}
+
+/* Rank 1, alone on its node, cannot speak: before the failure, or from the time
+   that it shrinks. UCX, which does not end what it was told to, is closed. */
+static int shrink_with_one_mute(ddp_comm *comm, void *argument)
+{
+	const bool before = *(const bool *)argument;
+	int rank = ddp_comm_rank(comm);
+	float x[8] = { 0 };
+	ddp_comm *survivors;
+
+	CHECK_OK(ddp_all_reduce(comm, NULL, x, 8, DDP_F32, DDP_SUM));
+	atomic_store(&stuck, rank == 1 && before);
+	if (rank == 0 && !before)
+		ddp_comm_abort(comm, "the test wants it");
+	while (ddp_all_reduce(comm, NULL, x, 8, DDP_F32, DDP_SUM) == DDP_OK)
+		continue;
+	atomic_store(&stuck, rank == 1);
+	if (rank == 1) {
+		CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_PEER);
+		CHECK(strstr(ddp_last_error(), "no network any more") != NULL);
+		CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_PEER);
+		return 0;
+	}
+	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	CHECK(ddp_comm_size(survivors) == 2);
+	expect_sum_of(survivors, rank, 2);
+	CHECK_OK(ddp_comm_free(survivors));
+	return 0;
+}
+
+static void rank_whose_network_ended_is_left_out(void **state)
+{
+	static bool before[] = { false, true };
+
+	(void)state;
+	for (int i = 0; i < 2; i++)
+		run_with(3, two_nodes, 1500, shrink_with_one_mute, &before[i]);
+}
+
+static int count_descriptors(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	int count = 0;
+
+	CHECK(folder != NULL);
+	while (readdir(folder) != NULL)
+		count++;
+	closedir(folder);
+	return count;
+}
+
+/* Ranks 0 and 1 have begun to connect with each other when the attempt ends:
+   all try again, and of what had begun nothing is left. */
+static int shrink_with_a_refusal(ddp_comm *comm, void *argument)
+{
+	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm), before = count_descriptors();
+	ddp_comm *again;
+
+	(void)argument;
+	fall_out(comm, DDP_ERR_ABORTED);
+	allowed = rank == 2 ? 0 : 1;
+	CHECK_OK(ddp_comm_shrink(comm, &again));
+	CHECK(allowed == -1);
+	expect_sum_of(again, rank, size * (size - 1) / 2);
+	CHECK_OK(ddp_comm_free(again));
+	CHECK(count_descriptors() <= before);
+	return 0;
+}
+
+static void nothing_is_left_of_an_attempt_that_failed(void **state)
+{
+	static const int three[] = { 0, 1, 2 };
+
+	(void)state;
+	run_with(3, three, 0, shrink_with_a_refusal, NULL);
+}
+#endif
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(survivors_go_on),
+		cmocka_unit_test(shrink_works_after_every_kind_of_error),
+		cmocka_unit_test(the_longest_deadline_does_not_pass_at_once),
+		cmocka_unit_test(who_has_left_does_not_count),
+		cmocka_unit_test(live_rank_that_stays_away_is_left_out_by_all),
+		cmocka_unit_test(who_still_works_does_not_disturb_the_others),
+		cmocka_unit_test(ranks_agree_although_one_dies_while_they_do),
+#ifdef HAVE_UCX
+		cmocka_unit_test(nothing_is_left_of_an_attempt_that_failed),
+		cmocka_unit_test(rank_whose_network_ended_is_left_out),
+#endif
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

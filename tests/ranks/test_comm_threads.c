@@ -1,0 +1,243 @@
+/* Messages beside collectives: from other threads, behind queued ones, and at the end. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "comm/internal.h"
+#include "tests/support/comm_ranks.h"
+
+static const int two_nodes[] = { 0, 1, 1 };
+
+static void run(int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
+{
+	const test_world world = { .ranks = ranks, .node_of = node_of, .timeout_ms = 20000, .body = body };
+
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+/* The same; the argument is a counter that the ranks share. */
+static void run_counting(int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
+{
+	atomic_int *counter = mmap(NULL, sizeof(*counter), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	const test_world world = { .ranks = ranks, .node_of = node_of, .timeout_ms = 20000, .body = body,
+	                           .argument = counter };
+
+	assert_true(counter != MAP_FAILED);
+	assert_int_equal(test_world_run(&world), 0);
+	munmap(counter, sizeof(*counter));
+}
+
+/* A collective is queued; a receive that waits for a message which comes after
+   it does not keep it from running. */
+static int receive_behind_a_collective(ddp_comm *comm, void *argument)
+{
+	(void)argument;
+	for (int32_t i = 0; i < 100; i++) {
+		int32_t sum = 1, ball = i;
+		ddp_request *request;
+		const ddp_collective c = { .kind = DDP_ALL_REDUCE, .recv = &sum, .count = 1, .type = DDP_I32 };
+		if (ddp_comm_rank(comm) == 0) {
+			CHECK_OK(ddp_issue(comm, &c, &request));
+			ball = -1;
+			CHECK_OK(ddp_recv(comm, &ball, 1, DDP_I32, 1, 0));
+			CHECK_OK(ddp_wait(request));
+			CHECK(ball == i);
+		} else {
+			CHECK_OK(ddp_run(comm, &c));
+			CHECK_OK(ddp_send(comm, &ball, 1, DDP_I32, 0, 0));
+		}
+		CHECK(sum == 2);
+	}
+	return 0;
+}
+
+static void receive_lets_queued_collectives_run(void **state)
+{
+	(void)state;
+	run(2, NULL, receive_behind_a_collective);
+	run(2, two_nodes, receive_behind_a_collective);
+}
+
+typedef struct receiver {
+	ddp_comm *comm;
+	bool waits_for_collective;
+	atomic_int *received; /* receives that were called; shared with the other ranks */
+} receiver;
+
+/* The receive of another thread has been called. */
+static void *tell_of_receive(void *argument)
+{
+	const receiver *r = argument;
+
+	while (atomic_load(&r->comm->pair_count) == 0)
+		usleep(1000);
+	atomic_fetch_add(r->received, 1);
+	return NULL;
+}
+
+static bool is_held(ddp_comm *comm)
+{
+	if (pthread_mutex_trylock(&comm->run_lock) != 0)
+		return true;
+	pthread_mutex_unlock(&comm->run_lock);
+	return false;
+}
+
+static void *receive_ball(void *argument)
+{
+	const receiver *r = argument;
+	ddp_comm *comm = r->comm;
+	int32_t ball = 0;
+
+	while (r->waits_for_collective && !is_held(comm))
+		usleep(1000);
+	CHECK_OK(ddp_recv(comm, &ball, 1, DDP_I32, 1, 4));
+	CHECK(ball == 7);
+	return NULL;
+}
+
+/* The receive is called while a collective holds the communicator, or before
+   it; the message is sent after it. */
+static int receive_in_a_thread(ddp_comm *comm, void *argument)
+{
+	receiver r = { .comm = comm, .received = argument };
+	const int32_t ball = 7;
+	pthread_t thread, teller;
+
+	for (int first = 0; first < 2; first++) {
+		if (ddp_comm_rank(comm) != 0) {
+			while (atomic_load(r.received) <= first)
+				usleep(1000);
+			CHECK_OK(ddp_barrier(comm));
+			if (ddp_comm_rank(comm) == 1)
+				CHECK_OK(ddp_send(comm, &ball, 1, DDP_I32, 0, 4));
+			continue;
+		}
+		r.waits_for_collective = first == 0;
+		CHECK(pthread_create(&teller, NULL, tell_of_receive, &r) == 0);
+		CHECK(pthread_create(&thread, NULL, receive_ball, &r) == 0);
+		while (first != 0 && atomic_load(r.received) < 2)
+			usleep(1000);
+		CHECK_OK(ddp_barrier(comm));
+		CHECK(pthread_join(thread, NULL) == 0);
+		CHECK(pthread_join(teller, NULL) == 0);
+	}
+	return 0;
+}
+
+static void receive_of_another_thread_goes_on_beside_collectives(void **state)
+{
+	(void)state;
+	run_counting(2, NULL, receive_in_a_thread);
+	run_counting(3, two_nodes, receive_in_a_thread);
+}
+
+/* Both threads send and receive at once while a third runs collectives. */
+typedef struct talker {
+	ddp_comm *comm;
+	int tag;
+} talker;
+
+static void *talk(void *argument)
+{
+	const talker *t = argument;
+	int rank = ddp_comm_rank(t->comm), size = ddp_comm_size(t->comm);
+
+	for (int32_t i = 0; i < 200; i++) {
+		int32_t ball = i, got = -1;
+		ddp_request *request;
+		CHECK_OK(ddp_issue(t->comm, &(ddp_collective){ .kind = DDP_SEND, .send = &ball, .count = 1, .type = DDP_I32,
+		                                               .root = (rank + 1) % size, .tag = t->tag }, &request));
+		CHECK_OK(ddp_recv(t->comm, &got, 1, DDP_I32, (rank + size - 1) % size, t->tag));
+		CHECK(got == i);
+		CHECK_OK(ddp_wait(request));
+	}
+	return NULL;
+}
+
+static int talk_in_threads(ddp_comm *comm, void *argument)
+{
+	talker talkers[2] = { { comm, 1 }, { comm, 2 } };
+	pthread_t threads[2];
+	int size = ddp_comm_size(comm);
+
+	(void)argument;
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_create(&threads[i], NULL, talk, &talkers[i]) == 0);
+	for (int i = 0; i < 200; i++) {
+		float x = 1;
+		CHECK_OK(ddp_all_reduce(comm, NULL, &x, 1, DDP_F32, DDP_SUM));
+		CHECK(x == (float)size);
+	}
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_join(threads[i], NULL) == 0);
+	return 0;
+}
+
+static void threads_talk_beside_collectives(void **state)
+{
+	(void)state;
+	run(3, NULL, talk_in_threads);
+	run(3, two_nodes, talk_in_threads);
+}
+
+static int close_with_an_open_receive(ddp_comm *comm, void *argument)
+{
+	bool one_node = comm->nodes == 1;
+	int32_t never[2] = { 0, 0 };
+	ddp_request *requests[2];
+	ddp_comm *part;
+
+	(void)argument;
+	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
+	if (ddp_comm_rank(comm) == 0) {
+		for (int i = 0; i < 2; i++)
+			CHECK_OK(ddp_issue(part, &(ddp_collective){ .kind = DDP_RECV, .recv = &never[i], .count = 1,
+			                                            .type = DDP_I32, .root = 1, .tag = 3 }, &requests[i]));
+		CHECK(ddp_wait_for(requests[0], 20) == DDP_ERR_TIMEOUT);
+	}
+	CHECK_OK(ddp_barrier(comm));
+	/* On one node, a receive fails if its peer closes first; between nodes all
+	   close together. */
+	if (one_node && ddp_comm_rank(comm) == 1)
+		CHECK_OK(ddp_barrier(comm));
+	uint64_t start = ddp_now_ns();
+	CHECK_OK(ddp_comm_free(part));
+	/* The deadline is 20 s; a loaded machine is slow. */
+	CHECK(ddp_seconds_since(start) < 10);
+	if (one_node && ddp_comm_rank(comm) == 0)
+		CHECK_OK(ddp_barrier(comm));
+	for (int i = 0; i < 2 && ddp_comm_rank(comm) == 0; i++) {
+		CHECK(ddp_wait(requests[i]) == DDP_ERR_STATE);
+		CHECK(strstr(ddp_last_error(), "recv i32[1] from rank 1 with tag 3") != NULL);
+	}
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+static void closing_ends_messages_that_nobody_answers(void **state)
+{
+	(void)state;
+	run(2, NULL, close_with_an_open_receive);
+	run(2, two_nodes, close_with_an_open_receive);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(receive_lets_queued_collectives_run),
+		cmocka_unit_test(receive_of_another_thread_goes_on_beside_collectives),
+		cmocka_unit_test(threads_talk_beside_collectives),
+		cmocka_unit_test(closing_ends_messages_that_nobody_answers),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,573 @@
+/* reduce: a model on several ranks, with the real communicator. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "reduce/model_state.h"
+#include "tests/support/ranks.h"
+
+enum { A = 40, B = 3, C = 200 };
+
+static const ddp_param three[] = {
+	{ .name = "a", .ndim = 1, .shape = { A } },
+	{ .name = "b", .ndim = 1, .shape = { B } },
+	{ .name = "c", .ndim = 2, .shape = { 2, C / 2 } },
+};
+
+/* Buckets of 128 bytes: several tensors in one, and tensors over several. */
+static const ddp_model_options plain = {
+	.optimizer = DDP_SGD, .learning_rate = 1,
+	.bucket_mb = 128.0 / (1 << 20), .first_bucket_mb = 64.0 / (1 << 20),
+	.update = DDP_REPLICATED,
+};
+
+/* What the tests of a step are run with. */
+static const ddp_model_options ways[] = {
+	{ .update = DDP_REPLICATED }, { .update = DDP_REPLICATED, .no_overlap = true },
+	{ .update = DDP_SHARDED },
+};
+enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
+
+/* Runs `body` with each way in turn as its `user`. */
+static void run_each_way(int most_ranks, rank_body body)
+{
+	for (int w = 0; w < WAYS; w++) {
+		for (int ranks = 1; ranks <= most_ranks; ranks++) {
+			ddp_model_options way = ways[w];
+			assert_int_equal(run_ranks(ranks, body, &way), 0);
+		}
+	}
+}
+
+static ddp_model_options plain_by(const ddp_model_options *way)
+{
+	ddp_model_options options = plain;
+
+	options.update = way->update;
+	options.no_overlap = way->no_overlap;
+	return options;
+}
+
+static int rank_of(ddp_context *context)
+{
+	return ddp_get_job(context)->rank;
+}
+
+static int size_of(ddp_context *context)
+{
+	return ddp_get_job(context)->world_size;
+}
+
+static void add_grads(ddp_model *model, float value)
+{
+	for (int p = 0; p < 3; p++) {
+		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+			ddp_param_grad(model, p)[i] += value * (float)(p + 1);
+	}
+}
+
+static bool all_params_are(ddp_model *model, const float *wanted)
+{
+	for (int p = 0; p < 3; p++) {
+		for (int64_t i = 0; i < ddp_param_count(model, p); i++) {
+			if (fabsf(ddp_param_data(model, p)[i] - wanted[p]) > 1e-6f * fabsf(wanted[p]))
+				return false;
+		}
+	}
+	return true;
+}
+
+static bool all_grads_are_zero(ddp_model *model)
+{
+	for (int p = 0; p < 3; p++) {
+		for (int64_t i = 0; i < ddp_param_count(model, p); i++) {
+			if (ddp_param_grad(model, p)[i] != 0)
+				return false;
+		}
+	}
+	return true;
+}
+
+static bool says(const char *part)
+{
+	return strstr(ddp_last_error(), part) != NULL;
+}
+
+/* Rank r contributes weight r + 1, gradients (r + 1) * 10, and a loss of 1. */
+static int uneven_body(ddp_context *context, void *user)
+{
+	ddp_model *model;
+	ddp_step_stats stats;
+	const ddp_model_options options = plain_by(user);
+	int rank = rank_of(context), size = size_of(context);
+	double weights = size * (size + 1) / 2.0;
+
+	EXPECT(ddp_model_create(context, three, 3, &options, &model) == DDP_OK);
+	EXPECT(model->plan.count > 6);
+	for (int step = 1; step <= 3; step++) {
+		const float wanted[] = { -10.0f * step, -20.0f * step, -30.0f * step };
+
+		add_grads(model, (float)(rank + 1) * 10);
+		for (int p = 2; p >= 0; p--)
+			EXPECT(ddp_grad_ready(model, p) == DDP_OK);
+		EXPECT(ddp_step(model, rank + 1, 1, &stats) == DDP_OK);
+		EXPECT(all_params_are(model, wanted));
+		EXPECT(all_grads_are_zero(model));
+		EXPECT(stats.step == step);
+		EXPECT(stats.weight == weights);
+		EXPECT(fabs(stats.loss - size / weights) < 1e-12);
+		EXPECT(fabs(stats.grad_norm - 10 * sqrt(A + 4.0 * B + 9.0 * C)) < 1e-4);
+		EXPECT(stats.learning_rate == 1);
+	}
+	ddp_model_free(model);
+	return 0;
+}
+
+static void mean_is_exact_over_uneven_weights(void **state)
+{
+	(void)state;
+	run_each_way(4, uneven_body);
+}
+
+static int announcements_body(ddp_context *context, void *user)
+{
+	ddp_model *model;
+	int rank = rank_of(context);
+	const float first[] = { -3, -6, -9 }, second[] = { -4.5f, -9, -13.5f };
+	const ddp_model_options options = plain_by(user);
+
+	EXPECT(ddp_model_create(context, three, 3, &options, &model) == DDP_OK);
+	EXPECT(ddp_grad_ready(model, 3) == DDP_ERR_INVALID);
+	EXPECT(ddp_grad_ready(model, -1) == DDP_ERR_INVALID);
+	EXPECT(says("no parameter has index -1; there are 3"));
+
+	/* Three micro-batches without sync do not travel; the fourth does, in
+	   another order on each rank, and rank 1 announces only a part. */
+	EXPECT(ddp_set_sync(model, false) == DDP_OK);
+	for (int i = 0; i < 3; i++) {
+		add_grads(model, 1);
+		for (int p = 0; p < 3; p++)
+			EXPECT(ddp_grad_ready(model, p) == DDP_OK);
+		EXPECT(!ddp_reducer_busy(&model->reducer));
+	}
+	EXPECT(ddp_set_sync(model, true) == DDP_OK);
+	add_grads(model, 3);
+	EXPECT(ddp_grad_ready(model, 1) == DDP_OK);
+	EXPECT(ddp_grad_ready(model, 1) == DDP_ERR_STATE);
+	EXPECT(says("\"b\" was announced twice"));
+	EXPECT(ddp_set_sync(model, false) == DDP_ERR_STATE);
+	EXPECT(says("announced already"));
+	if (rank == 0) {
+		EXPECT(ddp_grad_ready(model, 2) == DDP_OK);
+		EXPECT(ddp_grad_ready(model, 0) == DDP_OK);
+	}
+	EXPECT(ddp_step(model, 2, 0, NULL) == DDP_OK);
+	EXPECT(all_params_are(model, first));
+
+	/* Sync is on again, and nothing announced yet; a rank without samples. */
+	if (rank == 1)
+		add_grads(model, 3);
+	EXPECT(ddp_grad_ready(model, 1) == DDP_OK);
+	EXPECT(ddp_step(model, rank == 1 ? 2 : 0, 0, NULL) == DDP_OK);
+	EXPECT(all_params_are(model, second));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void gradients_pile_up_without_sync_and_need_no_announcement(void **state)
+{
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		ddp_model_options way = ways[w];
+		assert_int_equal(run_ranks(2, announcements_body, &way), 0);
+	}
+}
+
+/* Looks into a buffer that is being reduced, as no program should. */
+__attribute__((no_sanitize("thread"))) static float peek(const volatile float *element)
+{
+	return *element;
+}
+
+static int overlap_body(ddp_context *context, void *user)
+{
+	ddp_model *model;
+	uint64_t start_ns = ddp_now_ns();
+
+	(void)user;
+	EXPECT(ddp_model_create(context, three, 3, &plain, &model) == DDP_OK);
+	add_grads(model, 1);
+	EXPECT(ddp_grad_ready(model, 2) == DDP_OK);
+	EXPECT(model->reducer.requests[0] != NULL);
+	/* The sum appears although this thread makes no call: backward goes on. */
+	const float *last = &ddp_param_grad(model, 2)[C - 1];
+	const float sum = 3.0f * (float)size_of(context);
+	while (peek(last) != sum && ddp_seconds_since(start_ns) < 60)
+		;
+	EXPECT(peek(last) == sum);
+	EXPECT(ddp_grad_ready(model, 1) == DDP_OK);
+	EXPECT(ddp_grad_ready(model, 0) == DDP_OK);
+	EXPECT(ddp_step(model, 1, 0, NULL) == DDP_OK);
+
+	ddp_summary summary;
+	ddp_get_summary(model, &summary);
+	EXPECT(summary.steps == 1);
+	EXPECT(summary.communication_seconds > 0);
+	EXPECT(summary.overlap_ratio >= 0 && summary.overlap_ratio <= 1);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void buckets_are_reduced_before_backward_ends(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(2, overlap_body, NULL), 0);
+}
+
+static int clip_body(ddp_context *context, void *user)
+{
+	ddp_model *model;
+	ddp_step_stats stats;
+	ddp_model_options options = plain_by(user);
+	double norm = sqrt(A + 4.0 * B + 9.0 * C);
+
+	options.clip_norm = 2;
+	EXPECT(ddp_model_create(context, three, 3, &options, &model) == DDP_OK);
+	add_grads(model, 1);
+	EXPECT(ddp_step(model, 1, 0, &stats) == DDP_OK);
+	EXPECT(fabs(stats.grad_norm - norm) < 1e-9 * norm);
+	const float clipped = (float)(-2 / (norm + 1e-6));
+	const float wanted[] = { clipped, 2 * clipped, 3 * clipped };
+	EXPECT(all_params_are(model, wanted));
+	EXPECT(all_grads_are_zero(model));
+
+	/* A short gradient is left alone. */
+	add_grads(model, 1e-3f);
+	EXPECT(ddp_step(model, 1, 0, &stats) == DDP_OK);
+	const float second[] = { clipped - 1e-3f, 2 * clipped - 2e-3f, 3 * clipped - 3e-3f };
+	EXPECT(all_params_are(model, second));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void long_gradients_are_clipped_to_the_global_norm(void **state)
+{
+	(void)state;
+	run_each_way(4, clip_body);
+}
+
+/* AdamW's state of a part is kept by its owner, and any rank can collect it. */
+static int owners_body(ddp_context *context, void *user)
+{
+	ddp_model_options options = { .clip_norm = *(const double *)user };
+	int rank = rank_of(context), size = size_of(context);
+	ddp_summary summary;
+	ddp_tensors tensors;
+	ddp_model *model;
+	int64_t begin, end;
+
+	EXPECT(ddp_model_create(context, three, 3, &options, &model) == DDP_OK);
+	ddp_get_summary(model, &summary);
+	EXPECT(summary.update == (size > 1 ? DDP_SHARDED : DDP_REPLICATED));
+	add_grads(model, (float)(rank + 1));
+	EXPECT(ddp_step(model, 1, 0, NULL) == DDP_OK);
+	ddp_layout_part(&model->layout, size, rank, &begin, &end);
+	EXPECT(model->optim.first == (size > 1 ? begin : 0));
+	for (int64_t i = 0; i < model->layout.elements; i++) {
+		bool gap = (i >= A && i < 48) || (i >= 48 + B && i < 64) || i >= 64 + C;
+		EXPECT(i < begin || i >= end || (model->optim.state[0][i - model->optim.first] != 0) == !gap);
+		EXPECT((model->params[i] < 0) == !gap);
+	}
+	EXPECT(ddp_model_check_whole(model) == DDP_OK);
+	EXPECT(ddp_model_tensors(model, &tensors) == DDP_OK);
+	ddp_model_collect(model, &tensors);
+	for (int p = 0; p < 3; p++) {
+		const float *m = tensors.list[3 + p].data;
+		for (int64_t i = 1; i < ddp_param_count(model, p); i++)
+			EXPECT(m[i] == m[0] && m[0] > 0);
+	}
+	ddp_tensors_free(&tensors);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void ranks_of_a_node_share_the_update(void **state)
+{
+	double clips[] = { 0, 0.5 };
+
+	(void)state;
+	for (int ranks = 1; ranks <= 4; ranks++) {
+		assert_int_equal(run_ranks(ranks, owners_body, &clips[0]), 0);
+		assert_int_equal(run_ranks(ranks, owners_body, &clips[1]), 0);
+	}
+}
+
+static int drift_body(ddp_context *context, void *user)
+{
+	ddp_model *model;
+	ddp_model_options options = plain;
+	int rank = rank_of(context);
+	const float start[] = { 7, 7, 7 };
+	const float wanted[] = { 7.0f - 1.0f * (float)rank, 7.0f - 2.0f * (float)rank,
+	                         7.0f - 3.0f * (float)rank };
+	ddp_step_stats stats;
+
+	(void)user;
+	options.no_communication = true;
+	EXPECT(ddp_model_create(context, three, 3, &options, &model) == DDP_OK);
+	for (int p = 0; p < 3 && rank == 0; p++) {
+		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+			ddp_param_data(model, p)[i] = 7;
+	}
+	EXPECT(ddp_broadcast_params(model) == DDP_OK);
+	EXPECT(all_params_are(model, start));
+	add_grads(model, 2.0f * (float)rank);
+	EXPECT(ddp_grad_ready(model, 2) == DDP_OK);
+	EXPECT(ddp_step(model, 2, 6, &stats) == DDP_OK);
+	EXPECT(all_params_are(model, wanted));
+	EXPECT(stats.weight == 2 && stats.loss == 3 && stats.communication_seconds == 0);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void ranks_drift_apart_without_communication(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(2, drift_body, NULL), 0);
+}
+
+static int mismatch_body(ddp_context *context, void *user)
+{
+	ddp_model *model = NULL;
+	ddp_param list[3];
+	ddp_model_options options = plain;
+	bool odd = rank_of(context) == 1;
+
+	(void)user;
+	memcpy(list, three, sizeof(list));
+	EXPECT(ddp_model_create(context, list, odd ? 2 : 3, &plain, &model) == DDP_ERR_MISMATCH);
+	EXPECT(says("the number of parameters is") && says("2 to 3"));
+
+	if (odd)
+		list[1].name = "beta";
+	EXPECT(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
+	EXPECT(says(odd ? "parameter 1 is \"beta\" [3]" : "parameter 1 is \"b\" [3]"));
+	list[1].name = "b";
+	list[2].shape[0] = odd ? C / 2 : 2;
+	list[2].shape[1] = odd ? 2 : C / 2;
+	EXPECT(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
+	EXPECT(says(odd ? "parameter 2 is \"c\" [100, 2]" : "parameter 2 is \"c\" [2, 100]"));
+
+	options.weight_decay = odd ? 0.1 : 0.2;
+	EXPECT(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
+	EXPECT(says("weight_decay is 0."));
+	options = plain;
+	options.update = odd ? DDP_SHARDED : DDP_REPLICATED;
+	EXPECT(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
+	EXPECT(says("different models: update is"));
+
+	/* A rank with a wrong argument gets its own error, the others one too. */
+	list[0].ndim = odd ? 0 : 1;
+	EXPECT(ddp_model_create(context, list, 3, &plain, &model) ==
+	       (odd ? DDP_ERR_INVALID : DDP_ERR_MISMATCH));
+	EXPECT(says(odd ? "\"a\": ndim is 0" : "rank 1 could not make its model"));
+	EXPECT(model == NULL);
+
+	/* The communicator is as good as before. */
+	EXPECT(ddp_model_create(context, three, 3, &plain, &model) == DDP_OK);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void different_models_are_named_on_all_ranks(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(3, mismatch_body, NULL), 0);
+}
+
+/* What rank 1 does wrong at ddp_step(), and what all ranks are told. */
+static const struct bad_step {
+	double weight, odd_weight, odd_rate;
+	ddp_status status;
+	const char *part;
+} bad_steps[] = {
+	{ 0, 0, 1, DDP_ERR_INVALID, "step 1: step 1: no rank had a sample" },
+	{ 1, NAN, 1, DDP_ERR_INVALID, "rank 1 gave a weight or a learning rate that is negative" },
+	{ 1, -1, 1, DDP_ERR_INVALID, "rank 1 gave a weight" },
+	{ 1, 1, INFINITY, DDP_ERR_INVALID, "rank 1 gave a weight or a learning rate" },
+	{ 1, 1, 0.5, DDP_ERR_MISMATCH, "ranks have different learning rates" },
+};
+
+struct bad_step_by {
+	const struct bad_step *test;
+	const ddp_model_options *way;
+};
+
+static int bad_step_body(ddp_context *context, void *user)
+{
+	const struct bad_step_by *by = user;
+	const struct bad_step *test = by->test;
+	ddp_model *model;
+	bool odd = rank_of(context) == 1;
+	const float untouched[3] = { 0 };
+	const ddp_model_options options = plain_by(by->way);
+
+	EXPECT(ddp_model_create(context, three, 3, &options, &model) == DDP_OK);
+	add_grads(model, 1);
+	if (odd)
+		ddp_set_learning_rate(model, test->odd_rate);
+	ddp_status status = ddp_step(model, odd ? test->odd_weight : test->weight, 0, NULL);
+	/* A rank may first hear of it from a peer that was faster. */
+	EXPECT(status == test->status || status == DDP_ERR_ABORTED);
+	EXPECT(says(test->part));
+	EXPECT(all_params_are(model, untouched));
+	EXPECT(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
+	EXPECT(says("step 1 of this model has failed"));
+	EXPECT(ddp_grad_ready(model, 0) == DDP_ERR_STATE);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void wrong_weights_and_rates_end_the_step_on_all_ranks(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < sizeof(bad_steps) / sizeof(bad_steps[0]); i++) {
+		for (int w = 0; w < WAYS; w++) {
+			struct bad_step_by by = { &bad_steps[i], &ways[w] };
+			assert_int_equal(run_ranks(2, bad_step_body, &by), 0);
+		}
+	}
+}
+
+static void default_buckets_are_a_32nd_of_the_model(void **state)
+{
+	static const struct { int64_t model_mb, bucket_mb; } cases[] = {
+		{ 0, 1 }, { 31, 1 }, { 32, 1 }, { 64, 2 }, { 320, 10 }, { 800, 25 }, { 5000, 25 },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+		assert_int_equal(ddp_default_bucket_elements(cases[i].model_mb << 18),
+		                 cases[i].bucket_mb << 18);
+}
+
+static int tensors_body(ddp_context *context, void *user)
+{
+	static const char *const names[] = {
+		"a", "b", "c", "optimizer.m.a", "optimizer.m.b", "optimizer.m.c",
+		"optimizer.v.a", "optimizer.v.b", "optimizer.v.c",
+	};
+	ddp_model *model;
+	ddp_tensors tensors;
+
+	(void)user;
+	EXPECT(ddp_model_create(context, three, 3, NULL, &model) == DDP_OK);
+	EXPECT(ddp_model_context(model) == context);
+	EXPECT(ddp_model_tensors(model, &tensors) == DDP_OK);
+	EXPECT(tensors.count == 9);
+	for (int i = 0; i < tensors.count; i++) {
+		const ddp_tensor *tensor = &tensors.list[i];
+		EXPECT(strcmp(tensor->name, names[i]) == 0);
+		EXPECT(tensor->ndim == three[i % 3].ndim);
+		EXPECT(tensor->shape[0] == three[i % 3].shape[0]);
+		EXPECT((uintptr_t)tensor->data % sizeof(float) == 0);
+	}
+	EXPECT(tensors.list[1].data == ddp_param_data(model, 1));
+	EXPECT((uintptr_t)ddp_param_data(model, 1) % 64 == 0);
+	EXPECT((uintptr_t)ddp_param_grad(model, 2) % 64 == 0);
+	EXPECT(ddp_param_data(model, 3) == NULL && ddp_param_grad(model, -1) == NULL);
+	EXPECT(ddp_param_count(model, 2) == C && ddp_param_count(model, 3) == 0);
+	ddp_tensors_free(&tensors);
+
+	ddp_model_set_step_count(model, 41);
+	add_grads(model, 1);
+	ddp_step_stats stats;
+	EXPECT(ddp_step(model, 1, 0, &stats) == DDP_OK);
+	EXPECT(stats.step == 42 && ddp_model_step_count(model) == 42);
+
+	model->torn = true;
+	EXPECT(ddp_model_check_whole(model) == DDP_ERR_STATE);
+	EXPECT(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
+	EXPECT(says("load one, whole"));
+	EXPECT(ddp_model_check_whole(model) == DDP_ERR_STATE);
+	EXPECT(says("go back to the last checkpoint"));
+	ddp_model_free(model);
+	ddp_model_free(NULL);
+	return 0;
+}
+
+static void checkpoint_sees_parameters_and_state_by_name(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(1, tensors_body, NULL), 0);
+}
+
+static void options_have_defaults_and_are_checked(void **state)
+{
+	static const struct { ddp_model_options options; const char *part; } bad[] = {
+		{ { .bucket_mb = -1 }, "bucket_mb is -1" },
+		{ { .first_bucket_mb = NAN }, "first_bucket_mb is " },
+		{ { .optimizer = (ddp_optimizer)7 }, "optimizer is 7" },
+		{ { .learning_rate = -1 }, "learning_rate is -1" },
+		{ { .beta1 = 1 }, "beta1 is 1" },
+		{ { .beta2 = -0.5 }, "beta2 is -0.5" },
+		{ { .epsilon = INFINITY }, "epsilon is inf" },
+		{ { .weight_decay = -1 }, "weight_decay is -1" },
+		{ { .momentum = NAN }, "momentum is " },
+		{ { .clip_norm = -2 }, "clip_norm is -2" },
+		{ { .update = (ddp_update_mode)3 }, "update is 3" },
+	};
+	const ddp_model_options small = { .bucket_mb = 0.5 };
+	ddp_model_settings settings;
+
+	(void)state;
+	unsetenv("DDP_BUCKET_MB");
+	assert_int_equal(ddp_model_settings_make(NULL, &settings), DDP_OK);
+	assert_int_equal(settings.bucket_elements, 0);
+	assert_int_equal(settings.first_bucket_elements, 262144);
+	assert_true(settings.learning_rate == 1e-3 && settings.optim.beta2 == 0.999);
+	assert_int_equal(ddp_model_settings_make(&small, &settings), DDP_OK);
+	assert_int_equal(settings.bucket_elements, 131072);
+	assert_int_equal(settings.first_bucket_elements, 131072);
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		assert_int_equal(ddp_model_settings_make(&bad[i].options, &settings), DDP_ERR_INVALID);
+		assert_true(says(bad[i].part));
+	}
+
+	setenv("DDP_BUCKET_MB", "4.5", 1);
+	assert_int_equal(ddp_model_settings_make(NULL, &settings), DDP_OK);
+	assert_int_equal(settings.bucket_elements, 9 * 131072);
+	static const char *const wrong[] = { "25MB", "-3", "0", "nan", " " };
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		setenv("DDP_BUCKET_MB", wrong[i], 1);
+		assert_int_equal(ddp_model_settings_make(NULL, &settings), DDP_ERR_INVALID);
+		assert_true(says("DDP_BUCKET_MB"));
+	}
+	unsetenv("DDP_BUCKET_MB");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(options_have_defaults_and_are_checked),
+		cmocka_unit_test(default_buckets_are_a_32nd_of_the_model),
+		cmocka_unit_test(mean_is_exact_over_uneven_weights),
+		cmocka_unit_test(gradients_pile_up_without_sync_and_need_no_announcement),
+		cmocka_unit_test(buckets_are_reduced_before_backward_ends),
+		cmocka_unit_test(long_gradients_are_clipped_to_the_global_norm),
+		cmocka_unit_test(ranks_of_a_node_share_the_update),
+		cmocka_unit_test(ranks_drift_apart_without_communication),
+		cmocka_unit_test(different_models_are_named_on_all_ranks),
+		cmocka_unit_test(wrong_weights_and_rates_end_the_step_on_all_ranks),
+		cmocka_unit_test(checkpoint_sees_parameters_and_state_by_name),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

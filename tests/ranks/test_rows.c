@@ -1,0 +1,309 @@
+/*
+ * reduce/rows: gradients with a dense part and rows. Whichever way they
+ * travel, ranks add up the same; and to the bit in the order of ranks.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "reduce/model_state.h"
+#include "tests/support/ranks.h"
+
+/* The table's rows travel if all ranks' are fewer than its own. */
+enum { ROWS = 50, WIDTH = 5, REST = 33, FEW = 9, MANY = 30, RANKS_MAX = 4 };
+enum { TABLE, VECTOR };
+
+typedef struct way {
+	ddp_update_mode update;
+	bool no_overlap;
+	int64_t sparse_rows;
+} way;
+
+static const way ways[] = {
+	{ DDP_REPLICATED, false, FEW }, { DDP_REPLICATED, true, FEW },
+	{ DDP_REPLICATED, false, MANY }, { DDP_SHARDED, false, FEW },
+};
+enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
+
+static bool travels(const way *w, int ranks)
+{
+	return ranks > 1 && w->update == DDP_REPLICATED && w->sparse_rows * ranks < ROWS;
+}
+
+static int make(ddp_context *context, const way *w, ddp_model **model)
+{
+	const ddp_param params[] = {
+		[TABLE] = { .name = "table", .ndim = 2, .shape = { ROWS, WIDTH },
+		            .sparse_rows = w->sparse_rows },
+		[VECTOR] = { .name = "vector", .ndim = 1, .shape = { REST } },
+	};
+	const ddp_model_options options = {
+		.optimizer = DDP_SGD, .learning_rate = 1, .update = w->update,
+		.no_overlap = w->no_overlap, .bucket_mb = 256.0 / (1 << 20),
+		.first_bucket_mb = 64.0 / (1 << 20),
+	};
+
+	EXPECT(ddp_model_create(context, params, 2, &options, model) == DDP_OK);
+	return 0;
+}
+
+/* ---- sums of whole numbers, exact in any order ------------------------------------- */
+
+/* Rank `rank` adds to rows 3 (twice), 7 + rank and the last, in two calls;
+   rank 1 has no rows in step 2, and nobody has in step 3. */
+static int rows_of(int rank, int step, int32_t *index, float *values)
+{
+	const int32_t rows[] = { 3, 7 + rank, 3, ROWS - 1 };
+
+	if (step == 3 || (step == 2 && rank == 1))
+		return 0;
+	for (int i = 0; i < 4; i++) {
+		index[i] = rows[i];
+		for (int k = 0; k < WIDTH; k++)
+			values[i * WIDTH + k] = (float)((rank + 1) * (i + 2) * (k + 1) * step);
+	}
+	return 4;
+}
+
+static int add_rows(ddp_model *model, int rank, int step)
+{
+	int32_t index[4];
+	float values[4 * WIDTH];
+	int count = rows_of(rank, step, index, values);
+
+	EXPECT(ddp_grad_rows(model, TABLE, index, values, count / 2) == DDP_OK);
+	EXPECT(ddp_grad_rows(model, TABLE, index + count / 2, values + count / 2 * WIDTH,
+	                     count - count / 2) == DDP_OK);
+	/* The arrays are the caller's again. */
+	memset(index, 0, sizeof(index));
+	memset(values, 0, sizeof(values));
+	return 0;
+}
+
+/* What all ranks' two micro-batches of a step add up to. */
+static void wanted_gradient(int ranks, int step, double *table, double *vector)
+{
+	int32_t index[4];
+	float values[4 * WIDTH];
+
+	memset(table, 0, ROWS * WIDTH * sizeof(*table));
+	*vector = 0;
+	for (int r = 0; r < ranks; r++) {
+		int count = rows_of(r, step, index, values);
+		for (int e = 0; e < ROWS * WIDTH; e++)
+			table[e] += 2 * (r + 1);
+		for (int i = 0; i < count * WIDTH; i++)
+			table[index[i / WIDTH] * WIDTH + i % WIDTH] += 2 * (double)values[i];
+		*vector += 2 * (r + 2);
+	}
+}
+
+static int micro_batch(ddp_model *model, int rank, int step)
+{
+	for (int e = 0; e < ROWS * WIDTH; e++)
+		ddp_param_grad(model, TABLE)[e] += (float)(rank + 1);
+	EXPECT(ddp_grad_ready(model, TABLE) == DDP_OK);
+	for (int e = 0; e < REST; e++)
+		ddp_param_grad(model, VECTOR)[e] += (float)(rank + 2);
+	EXPECT(ddp_grad_ready(model, VECTOR) == DDP_OK);
+	return add_rows(model, rank, step);
+}
+
+static int sums_body(ddp_context *context, void *user)
+{
+	int rank = ddp_get_job(context)->rank, size = ddp_get_job(context)->world_size;
+	double table[ROWS * WIDTH] = { 0 }, gradient[ROWS * WIDTH], vector = 0, more;
+	ddp_step_stats stats;
+	ddp_model *model;
+
+	if (make(context, user, &model) != 0)
+		return 1;
+	EXPECT(model->rows.count == (travels(user, size) ? 1 : 0));
+	for (int step = 1; step <= 4; step++) {
+		double squares = 0;
+
+		EXPECT(ddp_set_sync(model, false) == DDP_OK);
+		if (micro_batch(model, rank, step) != 0)
+			return 1;
+		EXPECT(ddp_set_sync(model, true) == DDP_OK);
+		if (micro_batch(model, rank, step) != 0)
+			return 1;
+		/* A weight of 4 in all: the mean of whole numbers is exact. */
+		EXPECT(ddp_step(model, rank == 0 ? 4 : 0, 0, &stats) == DDP_OK);
+		wanted_gradient(size, step, gradient, &more);
+		for (int e = 0; e < ROWS * WIDTH; e++) {
+			table[e] -= gradient[e] / 4;
+			squares += gradient[e] * gradient[e] / 16;
+			EXPECT(ddp_param_data(model, TABLE)[e] == table[e]);
+			EXPECT(ddp_param_grad(model, TABLE)[e] == 0);
+		}
+		vector -= more / 4;
+		for (int e = 0; e < REST; e++)
+			EXPECT(ddp_param_data(model, VECTOR)[e] == vector);
+		EXPECT(fabs(stats.grad_norm - sqrt(squares + REST * more * more / 16)) <
+		       1e-12 * stats.grad_norm);
+	}
+	ddp_model_free(model);
+	return 0;
+}
+
+static void rows_add_up_whichever_way_they_travel(void **state)
+{
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		for (int ranks = 1; ranks <= RANKS_MAX; ranks++) {
+			way with = ways[w];
+			assert_int_equal(run_ranks(ranks, sums_body, &with), 0);
+		}
+	}
+}
+
+/* ---- the order of the sum ---------------------------------------------------------- */
+
+static float fraction(int rank, int what, int i)
+{
+	return 1.0f / (float)(3 + rank * 7 + what * 31 + i);
+}
+
+static int order_body(ddp_context *context, void *user)
+{
+	float (*seen)[ROWS * WIDTH] = user;
+	int rank = ddp_get_job(context)->rank;
+	const int32_t index[] = { 5, 0, 5 };
+	float values[3 * WIDTH];
+	ddp_model *model;
+
+	if (make(context, &ways[0], &model) != 0)
+		return 1;
+	/* It is the arena's last, so that its buckets are the first. */
+	EXPECT(ddp_param_data(model, TABLE) > ddp_param_data(model, VECTOR));
+	for (int e = 0; e < ROWS * WIDTH; e++)
+		ddp_param_grad(model, TABLE)[e] += fraction(rank, 0, e);
+	EXPECT(ddp_grad_ready(model, TABLE) == DDP_OK);
+	EXPECT(model->reducer.requests[0] != NULL);
+	for (int e = 0; e < 3 * WIDTH; e++)
+		values[e] = fraction(rank, 1, e);
+	EXPECT(ddp_grad_rows(model, TABLE, index, values, 3) == DDP_OK);
+	EXPECT(ddp_step(model, 1, 0, NULL) == DDP_OK);
+	memcpy(seen[rank], ddp_param_data(model, TABLE), sizeof(seen[rank]));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void rows_are_added_in_the_order_of_ranks_then_of_calls(void **state)
+{
+	const int32_t index[] = { 5, 0, 5 };
+	float (*seen)[ROWS * WIDTH] = share(RANKS_MAX * sizeof(*seen));
+	float wanted[ROWS * WIDTH];
+
+	(void)state;
+	for (int ranks = 2; ranks <= RANKS_MAX; ranks++) {
+		for (int e = 0; e < ROWS * WIDTH; e++) {
+			wanted[e] = fraction(0, 0, e);
+			for (int r = 1; r < ranks; r++)
+				wanted[e] += fraction(r, 0, e);
+		}
+		for (int r = 0; r < ranks; r++) {
+			for (int e = 0; e < 3 * WIDTH; e++)
+				wanted[index[e / WIDTH] * WIDTH + e % WIDTH] += fraction(r, 1, e);
+		}
+		for (int e = 0; e < ROWS * WIDTH; e++)
+			wanted[e] = -(wanted[e] * (float)(1.0 / ranks));
+		assert_int_equal(run_ranks(ranks, order_body, seen), 0);
+		for (int r = 0; r < ranks; r++)
+			assert_memory_equal(seen[r], wanted, sizeof(wanted));
+	}
+	unshare(seen, RANKS_MAX * sizeof(*seen));
+}
+
+/* ---- wrong arguments ----------------------------------------------------------------- */
+
+static bool says(const char *part)
+{
+	return strstr(ddp_last_error(), part) != NULL;
+}
+
+static int wrong_rows_body(ddp_context *context, void *user)
+{
+	const int32_t good[FEW + 1] = { 1 }, low[] = { 0, -1 }, high[] = { ROWS };
+	const float values[(FEW + 1) * WIDTH] = { 1 };
+	const way *w = user;
+	ddp_model *model;
+
+	if (make(context, w, &model) != 0)
+		return 1;
+	EXPECT(ddp_grad_rows(model, 2, good, values, 1) == DDP_ERR_INVALID);
+	EXPECT(says("no parameter has index 2; there are 2"));
+	EXPECT(ddp_grad_rows(model, VECTOR, good, values, 1) == DDP_ERR_INVALID);
+	EXPECT(says("\"vector\" was made without sparse_rows"));
+	EXPECT(ddp_grad_rows(model, TABLE, low, values, 2) == DDP_ERR_INVALID);
+	EXPECT(says("index 1 of rows for the gradient of \"table\" is -1; it has 50 rows"));
+	EXPECT(ddp_grad_rows(model, TABLE, high, values, 1) == DDP_ERR_INVALID);
+	EXPECT(ddp_grad_rows(model, TABLE, good, values, -1) == DDP_ERR_INVALID);
+	EXPECT(ddp_grad_rows(model, TABLE, NULL, values, 1) == DDP_ERR_INVALID);
+	EXPECT(ddp_grad_rows(NULL, TABLE, good, values, 1) == DDP_ERR_INVALID);
+	if (travels(w, ddp_get_job(context)->world_size)) {
+		EXPECT(ddp_grad_rows(model, TABLE, good, values, FEW + 1) == DDP_ERR_INVALID);
+		EXPECT(says("10 rows for the gradient of \"table\" after 0 in this step"));
+	}
+	/* Nothing of it has stayed. */
+	EXPECT(ddp_step(model, 1, 0, NULL) == DDP_OK);
+	for (int e = 0; e < ROWS * WIDTH; e++)
+		EXPECT(ddp_param_data(model, TABLE)[e] == 0);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void wrong_rows_are_refused_and_leave_nothing(void **state)
+{
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		way with = ways[w];
+		assert_int_equal(run_ranks(2, wrong_rows_body, &with), 0);
+	}
+}
+
+static int unlike_body(ddp_context *context, void *user)
+{
+	way with = ways[0];
+	ddp_param param = { .name = "v", .ndim = 1, .shape = { 9 }, .sparse_rows = 3 };
+	const ddp_param matrix = { .name = "m", .ndim = 2, .shape = { 50, 4 },
+	                           .sparse_rows = 3 + ddp_get_job(context)->rank };
+	ddp_model *model;
+
+	(void)user;
+	EXPECT(ddp_model_create(context, &param, 1, NULL, &model) == DDP_ERR_INVALID);
+	EXPECT(says("\"v\": sparse_rows is for matrices"));
+	param.ndim = 2;
+	param.shape[1] = 2;
+	param.sparse_rows = -1;
+	EXPECT(ddp_model_create(context, &param, 1, NULL, &model) == DDP_ERR_INVALID);
+	EXPECT(says("\"v\": sparse_rows is -1"));
+	EXPECT(ddp_model_create(context, &matrix, 1, NULL, &model) == DDP_ERR_MISMATCH);
+	EXPECT(says("sparse rows, on rank"));
+	return make(context, &with, &model) != 0 ? 1 : (ddp_model_free(model), 0);
+}
+
+static void sparse_rows_are_checked_and_the_same_on_all_ranks(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(2, unlike_body, NULL), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(rows_add_up_whichever_way_they_travel),
+		cmocka_unit_test(rows_are_added_in_the_order_of_ranks_then_of_calls),
+		cmocka_unit_test(wrong_rows_are_refused_and_leave_nothing),
+		cmocka_unit_test(sparse_rows_are_checked_and_the_same_on_all_ranks),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

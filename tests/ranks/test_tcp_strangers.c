@@ -1,0 +1,151 @@
+/* Wire-up by TCP where programs that are no ranks of the job interfere. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "tests/support/tcp_ranks.h"
+#include "wireup/frame.h"
+
+/* A program that is no rank 0 listens, and says `text` to who comes. */
+static pid_t start_impostor(const char *text, size_t bytes)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET };
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	int one = 1;
+
+	address.sin_port = htons((uint16_t)ranks[0].job.master_port);
+	inet_pton(AF_INET, ranks[0].job.master_addr, &address.sin_addr);
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	assert_int_equal(listen(fd, 5), 0);
+	fflush(NULL);
+	pid_t pid = fork();
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		for (;;) {
+			int peer = accept(fd, NULL, NULL);
+			if (peer < 0 || send(peer, text, bytes, MSG_NOSIGNAL) < 0)
+				_exit(1);
+		}
+	}
+	close(fd);
+	return pid;
+}
+
+static void end_process(pid_t pid)
+{
+	kill(pid, 9);
+	waitpid(pid, NULL, 0);
+}
+
+static void other_program_in_rank_0s_place_is_recognised(void **state)
+{
+	static const char greeting[] = "220 mail.example ESMTP ready, and more so that it is long enough";
+
+	(void)state;
+	arrange(2);
+	ranks[0].absent = true;
+	pid_t impostor = start_impostor(greeting, sizeof(greeting));
+	run(2);
+	end_process(impostor);
+	expect(1, DDP_ERR_AUTH, "is not rank 0 of a libddp job");
+}
+
+static void impostor_without_the_key_is_not_believed(void **state)
+{
+	unsigned char text[sizeof(ddp_challenge) + sizeof(ddp_verdict)];
+
+	(void)state;
+	arrange(2);
+	ranks[0].absent = true;
+	memset(text, 'x', sizeof(text));
+	memcpy(text, "ddpwire1", 8);
+	pid_t impostor = start_impostor((const char *)text, sizeof(text));
+	run(2);
+	end_process(impostor);
+	expect(1, DDP_ERR_AUTH, "does not hold this step's key");
+}
+
+static void silent_program_in_rank_0s_place_ends_at_the_deadline(void **state)
+{
+	(void)state;
+	arrange(2);
+	ranks[0].absent = true;
+	ranks[1].timeout_ms = 300;
+	pid_t impostor = start_impostor("", 0);
+	run(2);
+	end_process(impostor);
+	expect(1, DDP_ERR_TIMEOUT, "rank 0 did not come");
+}
+
+/* Port scanners and worse, for as long as the job wires up. */
+static pid_t start_strangers(int silent)
+{
+	fflush(NULL);
+	pid_t pid = fork();
+
+	assert_true(pid >= 0);
+	if (pid != 0)
+		return pid;
+	srandom(1);
+	for (int i = 0; i < silent; i++)
+		connect_raw();
+	for (;;) {
+		unsigned char noise[4096];
+		int fd = connect_raw();
+		if (fd < 0)
+			_exit(0);
+		for (size_t i = 0; i < sizeof(noise); i++)
+			noise[i] = (unsigned char)random();
+		/* from nothing to far more than a hello */
+		if (send(fd, noise, (size_t)random() % sizeof(noise), MSG_NOSIGNAL) < 0)
+			sleep_ms(1);
+		close(fd);
+	}
+}
+
+static void strangers_do_not_stop_the_job(void **state)
+{
+	(void)state;
+	arrange(4);
+	ranks[3].delay_ms = 500;
+	pid_t strangers = start_strangers(10);
+	run(4);
+	end_process(strangers);
+	all_are_well(4);
+}
+
+static void strangers_cannot_use_the_descriptors_up(void **state)
+{
+	(void)state;
+	arrange(2);
+	ranks[0].descriptors = 80;
+	ranks[1].delay_ms = 1000;
+	pid_t strangers = start_strangers(300);
+	run(2);
+	end_process(strangers);
+	all_are_well(2);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup(other_program_in_rank_0s_place_is_recognised, begin),
+		cmocka_unit_test_setup(impostor_without_the_key_is_not_believed, begin),
+		cmocka_unit_test_setup(silent_program_in_rank_0s_place_ends_at_the_deadline, begin),
+		cmocka_unit_test_setup(strangers_do_not_stop_the_job, begin),
+		cmocka_unit_test_setup(strangers_cannot_use_the_descriptors_up, begin),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,335 @@
+/* Wire-up by TCP between real processes: what goes right, and each thing that
+   can go wrong. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "tests/support/tcp_ranks.h"
+
+static void ranks_exchange_blobs_of_many_sizes(void **state)
+{
+	static const int worlds[] = { 2, 3, 5, 16 };
+	static const size_t sizes[] = { 0, 1, 1000, 65536, 300000, DDP_BLOB_MAX };
+
+	(void)state;
+	for (size_t w = 0; w < sizeof(worlds) / sizeof(worlds[0]); w++) {
+		for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
+			/* 16 ranks would pass 256 MiB around */
+			if (worlds[w] > 3 && sizes[s] > 100000)
+				continue;
+			arrange(worlds[w]);
+			for (int r = 0; r < worlds[w]; r++) {
+				ranks[r].blob_bytes = sizes[s];
+				ranks[r].rounds = 3;
+			}
+			run(worlds[w]);
+			all_are_well(worlds[w]);
+		}
+	}
+}
+
+static void rank_0_may_come_late(void **state)
+{
+	(void)state;
+	arrange(3);
+	ranks[0].delay_ms = 300;
+	run(3);
+	all_are_well(3);
+}
+
+static void missing_ranks_are_named_to_all(void **state)
+{
+	(void)state;
+	arrange(5);
+	for (int r = 0; r < 5; r++)
+		ranks[r].timeout_ms = SHORT_MS;
+	ranks[2].absent = ranks[3].absent = true;
+	run(5);
+	expect(0, DDP_ERR_TIMEOUT, "ranks 2-3 did not come to rank 0 on node0");
+	expect(1, DDP_ERR_TIMEOUT, "ranks 2-3 did not come");
+	expect(4, DDP_ERR_TIMEOUT, "ranks 2-3 did not come");
+	assert_true(outcomes[0].seconds >= SHORT_MS * 1e-3);
+}
+
+static void absent_rank_0_is_named(void **state)
+{
+	(void)state;
+	arrange(2);
+	ranks[0].absent = true;
+	ranks[1].timeout_ms = 300;
+	run(2);
+	expect(1, DDP_ERR_TIMEOUT, "rank 0 did not come to 127.");
+	expect(1, DDP_ERR_TIMEOUT, "Connection refused");
+}
+
+static void wrong_key_is_an_error_on_both_sides(void **state)
+{
+	(void)state;
+	arrange(3);
+	ranks[1].key.bytes[31] ^= 1;
+	ranks[0].timeout_ms = SHORT_MS;
+	run(3);
+	expect(1, DDP_ERR_AUTH, "did not accept this rank's key");
+	expect(0, DDP_ERR_AUTH, "rank 1 did not come");
+	expect(0, DDP_ERR_AUTH, "DDP_KEY must be the same");
+	expect(2, DDP_ERR_AUTH, "rank 1 did not come");
+}
+
+static void rank_that_leaves_ends_the_wait_at_once(void **state)
+{
+	(void)state;
+	arrange(4);
+	ranks[2].rounds = 0;
+	ranks[1].absent = ranks[3].absent = true;
+	run(4);
+	expect(0, DDP_ERR_PEER, "rank 2 on node2 ended");
+	expect(0, DDP_ERR_PEER, "waited for ranks 1, 3");
+	assert_true(outcomes[0].seconds < LONG_MS * 1e-3 / 2);
+}
+
+static void rank_that_leaves_between_exchanges_is_named_to_all(void **state)
+{
+	(void)state;
+	arrange(3);
+	ranks[0].rounds = ranks[1].rounds = 2;
+	run(3);
+	expect(0, DDP_ERR_PEER, "rank 2 on node2 ended");
+	expect(1, DDP_ERR_PEER, "rank 2 on node2 ended");
+	expect(2, DDP_OK, "");
+	assert_true(outcomes[1].seconds < LONG_MS * 1e-3 / 2);
+}
+
+static void rank_that_joins_and_sends_nothing_is_named(void **state)
+{
+	(void)state;
+	arrange(3);
+	ranks[0].timeout_ms = SHORT_MS;
+	ranks[2].idles = true;
+	run(3);
+	expect(0, DDP_ERR_TIMEOUT, "rank 2 came to rank 0 on node0, but sent no data");
+	expect(1, DDP_ERR_TIMEOUT, "rank 2 came to rank 0 on node0, but sent no data");
+}
+
+/* Whenever it happens, nobody hangs, and nobody takes it for something else. */
+static void rank_killed_at_any_moment_leaves_the_others_with_an_error(void **state)
+{
+	enum { ROUNDS = 12, WORLD = 4 };
+
+	(void)state;
+	srandom(3);
+	for (int round = 0; round < ROUNDS; round++) {
+		int victim = (int)(random() % WORLD);
+		arrange(WORLD);
+		for (int r = 0; r < WORLD; r++) {
+			ranks[r].timeout_ms = 400;
+			ranks[r].rounds = 5;
+			ranks[r].blob_bytes = 50000;
+		}
+		ranks[victim].dies_us = 1 + (int)(random() % 8000);
+		run(WORLD);
+		for (int r = 0; r < WORLD; r++) {
+			ddp_status status = outcomes[r].status;
+			if (status != DDP_OK && status != DDP_ERR_PEER && status != DDP_ERR_TIMEOUT)
+				fail_msg("rank %d: %s %s", r, ddp_status_name(status), outcomes[r].message);
+			assert_true(outcomes[r].seconds < 30);
+		}
+	}
+}
+
+static void two_claims_to_one_rank_are_named(void **state)
+{
+	(void)state;
+	arrange(4);
+	ranks[2].absent = true;
+	ranks[3].job.rank = 1;
+	run(4);
+	expect(0, DDP_ERR_JOB, "two processes say that they are rank 1");
+	expect(1, DDP_ERR_JOB, "two processes say that they are rank 1");
+	expect(3, DDP_ERR_JOB, "two processes say that they are rank 1");
+	assert_non_null(strstr(outcomes[0].message, "node1"));
+	assert_non_null(strstr(outcomes[0].message, "node3"));
+}
+
+static void world_sizes_that_differ_name_both_sides(void **state)
+{
+	(void)state;
+	arrange(3);
+	ranks[1].absent = true;
+	ranks[2].job.world_size = 5;
+	run(3);
+	expect(0, DDP_ERR_JOB, "rank 2 on node2");
+	expect(0, DDP_ERR_JOB, "5 ranks, rank 0 on node0 says 3");
+	expect(2, DDP_ERR_JOB, "5 ranks, rank 0 on node0 says 3");
+}
+
+static void port_in_use_is_said_by_rank_0(void **state)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET };
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	(void)state;
+	arrange(2);
+	ranks[1].absent = true;
+	address.sin_port = htons((uint16_t)ranks[0].job.master_port);
+	inet_pton(AF_INET, ranks[0].job.master_addr, &address.sin_addr);
+	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	assert_int_equal(listen(fd, 5), 0);
+	run(2);
+	close(fd);
+	expect(0, DDP_ERR_IO, "another program holds the port");
+}
+
+static void too_low_a_descriptor_limit_is_said(void **state)
+{
+	(void)state;
+	arrange(2);
+	ranks[0].descriptors = 40;
+	ranks[1].absent = true;
+	run(2);
+	expect(0, DDP_ERR_NOMEM, "raise ulimit -Hn");
+}
+
+static void blob_that_is_too_large_is_refused_and_others_hear_of_it(void **state)
+{
+	(void)state;
+	arrange(3);
+	for (int r = 0; r < 3; r++)
+		ranks[r].blob_bytes = DDP_BLOB_MAX + 1; /* those of ranks 1 and 2 fit */
+	run(3);
+	for (int r = 0; r < 3; r++)
+		expect(r, DDP_ERR_INVALID, "a blob of 1048577 bytes; 1048576 are possible");
+}
+
+static void address_of_another_node_is_refused_on_rank_0(void **state)
+{
+	(void)state;
+	arrange(2);
+	ranks[1].absent = true;
+	strcpy(ranks[0].job.master_addr, "192.0.2.1");
+	run(2);
+	expect(0, DDP_ERR_JOB, "is no address of that node");
+}
+
+/* An address of this machine that is not the loopback's. */
+static bool other_address(char *text, size_t bytes)
+{
+	struct ifaddrs *list;
+	bool found = false;
+
+	if (getifaddrs(&list) < 0)
+		return false;
+	for (const struct ifaddrs *a = list; a != NULL && !found; a = a->ifa_next) {
+		if (a->ifa_addr == NULL || a->ifa_addr->sa_family != AF_INET || (a->ifa_flags & IFF_LOOPBACK))
+			continue;
+		found = inet_ntop(AF_INET, &((const struct sockaddr_in *)a->ifa_addr)->sin_addr, text,
+		                  (socklen_t)bytes) != NULL;
+	}
+	freeifaddrs(list);
+	return found;
+}
+
+static void loopback_is_refused_for_several_nodes(void **state)
+{
+	(void)state;
+	arrange(2);
+	ranks[0].job.nnodes = ranks[1].job.nnodes = 2;
+	run(2);
+	expect(0, DDP_ERR_JOB, "is a loopback address there");
+	expect(1, DDP_ERR_JOB, "is a loopback address there");
+}
+
+/* Debian's 127.0.1.1: rank 1 shares rank 0's node, rank 2 has its address. */
+static void loopback_of_rank_0s_own_name_is_no_obstacle(void **state)
+{
+	(void)state;
+	arrange(3);
+	for (int r = 0; r < 3; r++)
+		ranks[r].job.nnodes = 2;
+	strcpy(ranks[0].job.hostname, "localhost");
+	strcpy(ranks[1].job.hostname, "localhost.example.org");
+	strcpy(ranks[2].job.hostname, "elsewhere");
+	strcpy(ranks[0].job.master_addr, "localhost");
+	strcpy(ranks[1].job.master_addr, "localhost");
+	if (!other_address(ranks[2].job.master_addr, sizeof(ranks[2].job.master_addr)))
+		skip();
+	run(3);
+	all_are_well(3);
+}
+
+static void name_that_does_not_resolve_is_said(void **state)
+{
+	(void)state;
+	arrange(2);
+	ranks[0].absent = true;
+	ranks[1].timeout_ms = 300;
+	strcpy(ranks[1].job.master_addr, "no-such-host.invalid");
+	run(2);
+	assert_true(outcomes[1].status == DDP_ERR_JOB || outcomes[1].status == DDP_ERR_TIMEOUT);
+	assert_non_null(strstr(outcomes[1].message, "MASTER_ADDR no-such-host.invalid"));
+}
+
+static void key_and_address_are_required(void **state)
+{
+	(void)state;
+	arrange(2);
+	ranks[0].key.present = false;
+	ranks[1].job.master_addr[0] = '\0';
+	run(2);
+	expect(0, DDP_ERR_AUTH, "openssl rand -hex 32");
+	expect(1, DDP_ERR_JOB, "needs MASTER_ADDR");
+}
+
+static void unknown_wireup_is_refused(void **state)
+{
+	ddp_wireup *wireup;
+
+	(void)state;
+	arrange(2);
+	assert_int_equal(ddp_wireup_open(&ranks[0].job, &ranks[0].key, "ftp", 0, &wireup),
+	                 DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "\"ftp\" is not known"));
+	unsetenv("PMIX_NAMESPACE");
+	assert_int_equal(ddp_wireup_open(&ranks[0].job, &ranks[0].key, "pmix", 0, &wireup), DDP_ERR_JOB);
+	assert_non_null(strstr(ddp_last_error(), "srun --mpi=pmix"));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup(ranks_exchange_blobs_of_many_sizes, begin),
+		cmocka_unit_test_setup(rank_0_may_come_late, begin),
+		cmocka_unit_test_setup(missing_ranks_are_named_to_all, begin),
+		cmocka_unit_test_setup(absent_rank_0_is_named, begin),
+		cmocka_unit_test_setup(wrong_key_is_an_error_on_both_sides, begin),
+		cmocka_unit_test_setup(rank_that_leaves_ends_the_wait_at_once, begin),
+		cmocka_unit_test_setup(rank_that_leaves_between_exchanges_is_named_to_all, begin),
+		cmocka_unit_test_setup(rank_that_joins_and_sends_nothing_is_named, begin),
+		cmocka_unit_test_setup(rank_killed_at_any_moment_leaves_the_others_with_an_error, begin),
+		cmocka_unit_test_setup(two_claims_to_one_rank_are_named, begin),
+		cmocka_unit_test_setup(world_sizes_that_differ_name_both_sides, begin),
+		cmocka_unit_test_setup(port_in_use_is_said_by_rank_0, begin),
+		cmocka_unit_test_setup(too_low_a_descriptor_limit_is_said, begin),
+		cmocka_unit_test_setup(blob_that_is_too_large_is_refused_and_others_hear_of_it, begin),
+		cmocka_unit_test_setup(address_of_another_node_is_refused_on_rank_0, begin),
+		cmocka_unit_test_setup(loopback_is_refused_for_several_nodes, begin),
+		cmocka_unit_test_setup(loopback_of_rank_0s_own_name_is_no_obstacle, begin),
+		cmocka_unit_test_setup(name_that_does_not_resolve_is_said, begin),
+		cmocka_unit_test_setup(key_and_address_are_required, begin),
+		cmocka_unit_test_setup(unknown_wireup_is_refused, begin),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,326 @@
+/*
+ * training: that data-parallel training is training. N ranks give what one
+ * gives on the same global batch, and what a plain loop in double precision
+ * gives; a run can be gone on with, and repeated, bit for bit; and it can be
+ * seen.
+ */
+#include <jansson.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "tests/support/training.h"
+
+/* How gradients travel. */
+static const struct { double bucket_bytes; ddp_update_mode update; } ways[] = {
+	{ 25 << 20, DDP_REPLICATED }, { 512, DDP_REPLICATED }, { 64, DDP_REPLICATED },
+	{ 512, DDP_SHARDED },
+};
+static const int accumulates[] = { 1, 2 };
+enum {
+	WAYS = sizeof(ways) / sizeof(ways[0]),
+	ACCUMULATES = sizeof(accumulates) / sizeof(accumulates[0])
+};
+/* ---- N ranks against one ---------------------------------------------------- */
+
+typedef struct outcome {
+	float params[RANKS_MAX][WAYS][ACCUMULATES][MLP_ELEMENTS];
+} outcome;
+
+static int all_setups_body(ddp_context *context, void *user)
+{
+	outcome *seen = user;
+	int rank = ddp_get_job(context)->rank;
+
+	for (int w = 0; w < WAYS; w++) {
+		for (int a = 0; a < ACCUMULATES; a++) {
+			const setup with = { .bucket_bytes = ways[w].bucket_bytes,
+			                     .update = ways[w].update, .accumulate = accumulates[a],
+			                     .steps = STEPS };
+			if (train(context, &with, seen->params[rank][w][a]) != 0)
+				return 1;
+		}
+	}
+	return 0;
+}
+
+static void assert_close(const float *got, const float *wanted)
+{
+	double difference = 0, size = 0;
+
+	for (int e = 0; e < MLP_ELEMENTS; e++) {
+		difference += ((double)got[e] - wanted[e]) * ((double)got[e] - wanted[e]);
+		size += (double)wanted[e] * wanted[e];
+		/* Elements near zero are measured by what a step moves them. */
+		assert_true(fabs((double)got[e] - wanted[e]) <= 1e-5 * fmax(fabs(wanted[e]), 0.1));
+	}
+	assert_true(sqrt(difference / size) <= 1e-5);
+}
+
+static void ranks_train_like_one_process_in_double(void **state)
+{
+	const mlp_reference plain = { .steps = STEPS, .batch = GLOBAL_BATCH, .samples = SAMPLES,
+	                              .seed = SEED, .learning_rate = 0.01, .weight_decay = 0.1 };
+	static outcome one;
+	double reference[MLP_ELEMENTS];
+	float wanted[MLP_ELEMENTS];
+	outcome *seen = share(sizeof(*seen));
+
+	(void)state;
+	assert_int_equal(mlp_train_reference(&plain, reference), 0);
+	for (int e = 0; e < MLP_ELEMENTS; e++)
+		wanted[e] = (float)reference[e];
+	for (int ranks = 1; ranks <= RANKS_MAX; ranks++) {
+		memset(seen, 0, sizeof(*seen));
+		assert_int_equal(run_ranks(ranks, all_setups_body, seen), 0);
+		if (ranks == 1)
+			one = *seen;
+		for (int w = 0; w < WAYS; w++) {
+			for (int a = 0; a < ACCUMULATES; a++) {
+				assert_close(seen->params[0][w][a], one.params[0][w][a]);
+				assert_close(seen->params[0][w][a], wanted);
+				/* On a node, neither does the way matter. */
+				for (int r = 0; r < ranks; r++)
+					assert_memory_equal(seen->params[r][w][a], seen->params[0][0][a],
+					                    sizeof(wanted));
+			}
+		}
+	}
+	unshare(seen, sizeof(*seen));
+}
+
+/* ---- clipping ------------------------------------------------------------------ */
+
+static int clipped_body(ddp_context *context, void *user)
+{
+	setup with = { .bucket_bytes = 512, .accumulate = 1, .steps = STEPS, .clip_norm = 0.05 };
+	float (*seen)[RANKS_MAX][MLP_ELEMENTS] = user;
+
+	for (int u = 0; u < UPDATES; u++) {
+		with.update = updates[u];
+		if (train(context, &with, seen[u][ddp_get_job(context)->rank]) != 0)
+			return 1;
+	}
+	return 0;
+}
+
+static void clipped_training_is_that_of_one_process_too(void **state)
+{
+	const mlp_reference plain = { .steps = STEPS, .batch = GLOBAL_BATCH, .samples = SAMPLES,
+	                              .seed = SEED, .learning_rate = 0.01, .weight_decay = 0.1,
+	                              .clip_norm = 0.05 };
+	double reference[MLP_ELEMENTS];
+	float wanted[MLP_ELEMENTS];
+	float (*seen)[RANKS_MAX][MLP_ELEMENTS] = share(UPDATES * sizeof(*seen));
+
+	(void)state;
+	assert_int_equal(mlp_train_reference(&plain, reference), 0);
+	for (int e = 0; e < MLP_ELEMENTS; e++)
+		wanted[e] = (float)reference[e];
+	for (int ranks = 1; ranks <= 3; ranks++) {
+		assert_int_equal(run_ranks(ranks, clipped_body, seen), 0);
+		for (int e = 0; e < MLP_ELEMENTS; e++)
+			assert_true(fabs((double)seen[0][0][e] - wanted[e]) <
+			            1e-4 * fmax(fabs(wanted[e]), 0.1));
+		for (int r = 0; r < ranks * UPDATES; r++)
+			assert_memory_equal(seen[r / ranks][r % ranks], seen[0][0], sizeof(wanted));
+	}
+	unshare(seen, UPDATES * sizeof(*seen));
+}
+
+/* ---- the same bits --------------------------------------------------------------- */
+
+typedef struct stretches {
+	float whole[MLP_ELEMENTS], again[MLP_ELEMENTS], resumed[MLP_ELEMENTS];
+	ddp_update_mode first, second; /* of the stretches of a resumed run, in turn */
+	char dir[64];
+} stretches;
+
+static int stretches_body(ddp_context *context, void *user)
+{
+	stretches *shared = user;
+	float scratch[MLP_ELEMENTS];
+	const bool first = ddp_get_job(context)->rank == 0;
+	setup with = { .bucket_bytes = 512, .update = shared->first, .accumulate = 2,
+	               .steps = STEPS };
+
+	if (train(context, &with, first ? shared->whole : scratch) != 0 ||
+	    train(context, &with, first ? shared->again : scratch) != 0)
+		return 1;
+	/* In the middle of an epoch, to the middle of another, and to the end;
+	   the first time there is nothing to resume from. */
+	static const int64_t stops[] = { 3, 11, STEPS };
+	with.checkpoint_dir = shared->dir;
+	with.resume = true;
+	for (size_t i = 0; i < sizeof(stops) / sizeof(stops[0]); i++) {
+		with.steps = stops[i];
+		with.update = i % 2 == 0 ? shared->first : shared->second;
+		if (train(context, &with, first ? shared->resumed : scratch) != 0)
+			return 1;
+	}
+	return 0;
+}
+
+static void runs_repeat_and_resume_bit_for_bit(void **state)
+{
+	stretches *shared = share(sizeof(*shared));
+	char command[128];
+
+	(void)state;
+	/* Each way alone, then one after the other. */
+	for (int i = 0; i < 9; i++) {
+		int ranks = 1 + i % 3;
+		shared->first = i < 3 ? DDP_REPLICATED : DDP_SHARDED;
+		shared->second = i < 6 ? shared->first : DDP_REPLICATED;
+		strcpy(shared->dir, "/tmp/ddp-resume-XXXXXX");
+		assert_non_null(mkdtemp(shared->dir));
+		assert_int_equal(run_ranks(ranks, stretches_body, shared), 0);
+		assert_memory_equal(shared->whole, shared->again, sizeof(shared->whole));
+		assert_memory_equal(shared->whole, shared->resumed, sizeof(shared->whole));
+		snprintf(command, sizeof(command), "rm -r %s", shared->dir);
+		assert_int_equal(system(command), 0);
+	}
+	unshare(shared, sizeof(*shared));
+}
+
+typedef struct runs {
+	float first[MLP_ELEMENTS];
+	float params[RANKS_MAX][MLP_ELEMENTS];
+} runs;
+
+static int one_run_body(ddp_context *context, void *user)
+{
+	runs *shared = user;
+	const setup with = { .bucket_bytes = 64, .accumulate = 1, .steps = STEPS };
+
+	return train(context, &with, shared->params[ddp_get_job(context)->rank]);
+}
+
+static void other_processes_give_the_same_bits(void **state)
+{
+	runs *shared = share(sizeof(*shared));
+
+	(void)state;
+	assert_int_equal(run_ranks(3, one_run_body, shared), 0);
+	memcpy(shared->first, shared->params[0], sizeof(shared->first));
+	for (int run = 0; run < 3; run++) {
+		memset(shared->params, 0, sizeof(shared->params));
+		assert_int_equal(run_ranks(3, one_run_body, shared), 0);
+		for (int r = 0; r < 3; r++)
+			assert_memory_equal(shared->params[r], shared->first, sizeof(shared->first));
+	}
+	unshare(shared, sizeof(*shared));
+}
+
+/* ---- what can be seen of it --------------------------------------------------------- */
+
+static int observed_body(ddp_context *context, void *user)
+{
+	const setup with = { .bucket_bytes = 512, .update = *(const ddp_update_mode *)user,
+	                     .accumulate = 2, .steps = STEPS };
+	float params[MLP_ELEMENTS];
+
+	return train(context, &with, params);
+}
+
+/* How many ranges of that name the trace has, and that their steps are sound. */
+static int count_ranges(const json_t *trace, const char *name)
+{
+	const json_t *event;
+	size_t i;
+	int count = 0;
+
+	json_array_foreach(trace, i, event) {
+		if (strcmp(json_string_value(json_object_get(event, "name")), name) != 0)
+			continue;
+		const json_t *arguments = json_object_get(event, "args");
+		json_int_t step = json_integer_value(json_object_get(arguments, "step"));
+		assert_true(step >= 1 && step <= STEPS + 1);
+		count++;
+	}
+	return count;
+}
+
+static void expect_trace(const char *dir, int rank, bool sharded)
+{
+	/* Two micro-batches a step; 2 KiB in buckets of 512 bytes. */
+	const int buckets = sharded ? 0 : STEPS;
+	const struct { const char *name; int count; } ranges[] = {
+		{ "data", 2 * STEPS }, { "forward", 2 * STEPS }, { "backward", 2 * STEPS },
+		{ "bucket 0", buckets }, { "bucket 3", buckets }, { "bucket 4", 0 },
+		{ "totals", STEPS }, { "updated", STEPS - buckets },
+	};
+	char path[128];
+
+	snprintf(path, sizeof(path), "%s/trace/rank-%d.json", dir, rank);
+	json_t *trace = json_load_file(path, 0, NULL);
+	assert_non_null(trace);
+	for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++)
+		assert_int_equal(count_ranges(trace, ranges[i].name), ranges[i].count);
+	assert_true(count_ranges(trace, "optimizer") >= STEPS);
+	assert_true(count_ranges(trace, "wait") >= STEPS);
+	json_decref(trace);
+}
+
+static void expect_metrics(const char *path)
+{
+	FILE *file = fopen(path, "r");
+	char line[2048];
+	double seen = 0;
+
+	assert_non_null(file);
+	for (int step = 1; step <= STEPS; step++) {
+		assert_non_null(fgets(line, sizeof(line), file));
+		json_t *object = json_loads(line, 0, NULL);
+		assert_non_null(object);
+		assert_int_equal(json_integer_value(json_object_get(object, "step")), step);
+		assert_true(json_real_value(json_object_get(object, "communication_seconds")) > 0);
+		seen += json_real_value(json_object_get(object, "weight"));
+		json_decref(object);
+	}
+	assert_null(fgets(line, sizeof(line), file));
+	fclose(file);
+	/* Four epochs, each sample once in each. */
+	assert_true(seen == 4 * SAMPLES);
+}
+
+static void trace_and_metrics_tell_of_every_step(void **state)
+{
+	char dir[] = "/tmp/ddp-observed-XXXXXX", metrics[64], trace[64], command[64];
+	const ddp_options options = { .metrics_path = metrics, .trace_dir = trace };
+
+	(void)state;
+	assert_non_null(mkdtemp(dir));
+	snprintf(metrics, sizeof(metrics), "%s/metrics.jsonl", dir);
+	snprintf(trace, sizeof(trace), "%s/trace", dir);
+	for (int u = 0; u < UPDATES; u++) {
+		ddp_update_mode update = updates[u];
+		remove(metrics);
+		assert_int_equal(run_ranks_with(2, &options, observed_body, &update), 0);
+		expect_trace(dir, 0, update == DDP_SHARDED);
+		expect_trace(dir, 1, update == DDP_SHARDED);
+		expect_metrics(metrics);
+	}
+	snprintf(command, sizeof(command), "rm -r %s", dir);
+	assert_int_equal(system(command), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(ranks_train_like_one_process_in_double),
+		cmocka_unit_test(clipped_training_is_that_of_one_process_too),
+		cmocka_unit_test(runs_repeat_and_resume_bit_for_bit),
+		cmocka_unit_test(other_processes_give_the_same_bits),
+		cmocka_unit_test(trace_and_metrics_tell_of_every_step),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,329 @@
+/*
+ * training: how it ends. Asked to stop, all ranks do so after the same step,
+ * with a checkpoint; what goes wrong on one rank ends all of them.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/error.h"
+#include "tests/support/training.h"
+
+/* ---- stopping ------------------------------------------------------------------- */
+
+enum { SIGNALLED_BATCH = 7 }; /* the second of step 4's two */
+
+typedef struct stops {
+	float whole[MLP_ELEMENTS], resumed[MLP_ELEMENTS];
+	ddp_update_mode update;
+	char dir[64];
+} stops;
+
+static int batches_until_signal;
+
+static ddp_status signalled_batch(void *user, ddp_model *model, const ddp_batch *batch,
+                                  double *weight, double *loss_sum)
+{
+	if (--batches_until_signal == 0)
+		raise(SIGUSR1);
+	return mlp_batch(user, model, batch, weight, loss_sum);
+}
+
+/* The last rank alone gets the signal. */
+static int stop_body(ddp_context *context, void *user)
+{
+	stops *shared = user;
+	const ddp_dataset dataset = mlp_dataset(SAMPLES);
+	const ddp_job *job = ddp_get_job(context);
+	setup with = { .bucket_bytes = 512, .update = shared->update, .accumulate = 2,
+	               .steps = STEPS };
+	const ddp_train_options options = {
+		.steps = STEPS, .accumulate = 2, .checkpoint_dir = shared->dir, .stop_signal = SIGUSR1,
+	};
+	float scratch[MLP_ELEMENTS];
+	ddp_summary summary;
+	struct sigaction now;
+	ddp_loader *loader;
+	ddp_model *model;
+	int64_t step;
+
+	if (train(context, &with, job->rank == 0 ? shared->whole : scratch) != 0 ||
+	    start(context, &dataset, &with, &model, &loader) != 0)
+		return 1;
+	batches_until_signal = job->rank == job->world_size - 1 ? SIGNALLED_BATCH : -1;
+	EXPECT(ddp_train(model, loader, signalled_batch, &options, &summary) == DDP_OK);
+	EXPECT(summary.stopped && summary.steps == 4);
+	EXPECT(sigaction(SIGUSR1, NULL, &now) == 0 && now.sa_handler == SIG_DFL);
+	EXPECT(ddp_checkpoint_load(model, loader, shared->dir, &step) == DDP_OK && step == 4);
+	/* The stop was heard: the loop may be entered again. */
+	EXPECT(ddp_train(model, loader, mlp_batch, &options, &summary) == DDP_OK);
+	EXPECT(!summary.stopped && summary.steps == STEPS);
+	mlp_pack(model, job->rank == 0 ? shared->resumed : scratch);
+	ddp_loader_free(loader);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void signal_stops_all_ranks_in_one_step_with_a_checkpoint(void **state)
+{
+	stops *shared = share(sizeof(*shared));
+	char command[128];
+
+	(void)state;
+	for (int i = 0; i < 3 * UPDATES; i++) {
+		shared->update = updates[i / 3];
+		strcpy(shared->dir, "/tmp/ddp-stop-XXXXXX");
+		assert_non_null(mkdtemp(shared->dir));
+		assert_int_equal(run_ranks(1 + i % 3, stop_body, shared), 0);
+		assert_memory_equal(shared->whole, shared->resumed, sizeof(shared->whole));
+		snprintf(command, sizeof(command), "rm -r %s", shared->dir);
+		assert_int_equal(system(command), 0);
+	}
+	unshare(shared, sizeof(*shared));
+}
+
+static double schedule(void *user, int64_t step)
+{
+	(void)user;
+	return step < 3 ? 0.005 * (double)step : 0.01;
+}
+
+/* ---- failures ------------------------------------------------------------------- */
+
+typedef enum failure {
+	BATCH_CALLBACK_FAILS, STEP_CALLBACK_FAILS, RATE_DIFFERS, RANK_EXITS, RANK_IS_KILLED
+} failure;
+
+typedef struct trouble {
+	failure what;
+	ddp_update_mode update;
+	int rank;               /* that makes it */
+	int own_rank;           /* of the process that reads this */
+	int batches;
+	ddp_status status[RANKS_MAX];
+	char message[RANKS_MAX][1024];
+} trouble;
+
+/* Each rank has its own copy of what the callbacks get. */
+static trouble local;
+
+static bool now_is_the_time(failure what)
+{
+	return local.what == what && local.own_rank == local.rank && local.batches == 6;
+}
+
+static ddp_status troubled_batch(void *user, ddp_model *model, const ddp_batch *batch,
+                                 double *weight, double *loss_sum)
+{
+	local.batches++;
+	if (now_is_the_time(RANK_EXITS))
+		_exit(0);
+	if (now_is_the_time(RANK_IS_KILLED))
+		raise(SIGKILL);
+	/* In the middle of backward, with buckets under way. */
+	ddp_status status = mlp_batch(user, model, batch, weight, loss_sum);
+	if (status == DDP_OK && now_is_the_time(BATCH_CALLBACK_FAILS))
+		return ddp_fail(DDP_ERR_IO, "the sensor is unplugged");
+	return status;
+}
+
+static ddp_status troubled_step(void *user, const ddp_step_stats *stats)
+{
+	(void)user;
+	(void)stats;
+	return now_is_the_time(STEP_CALLBACK_FAILS) ? DDP_ERR_IO : DDP_OK;
+}
+
+static double troubled_schedule(void *user, int64_t step)
+{
+	bool wrong = local.what == RATE_DIFFERS && local.own_rank == local.rank && step == 6;
+
+	return schedule(user, step) * (wrong ? 2 : 1);
+}
+
+static int trouble_body(ddp_context *context, void *user)
+{
+	trouble *shared = user;
+	const ddp_dataset dataset = mlp_dataset(SAMPLES);
+	const setup with = { .bucket_bytes = 64, .update = shared->update, .accumulate = 1 };
+	const ddp_train_options options = {
+		.steps = STEPS, .schedule = troubled_schedule, .on_step = troubled_step,
+	};
+	ddp_model *model;
+	ddp_loader *loader;
+	int rank = ddp_get_job(context)->rank;
+
+	/* ddp_spawn() ends the others when one is killed; they are to speak first. */
+	signal(SIGTERM, SIG_IGN);
+	local = *shared;
+	local.own_rank = rank;
+	if (start(context, &dataset, &with, &model, &loader) != 0)
+		return 1;
+	shared->status[rank] = ddp_train(model, loader, troubled_batch, &options, NULL);
+	snprintf(shared->message[rank], sizeof(shared->message[rank]), "%s", ddp_last_error());
+	ddp_loader_free(loader);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void make_trouble(failure what, int ranks, ddp_update_mode update, trouble *shared)
+{
+	memset(shared, 0, sizeof(*shared));
+	shared->what = what;
+	shared->update = update;
+	shared->rank = ranks - 1;
+	int code = run_ranks(ranks, trouble_body, shared);
+	assert_int_equal(code, what == RANK_IS_KILLED ? 128 + SIGKILL : 0);
+}
+
+static void expect_message(const trouble *shared, int rank, const char *part)
+{
+	if (shared->status[rank] == DDP_OK || strstr(shared->message[rank], part) == NULL)
+		fail_msg("rank %d: %s, \"%s\" does not say \"%s\"", rank,
+		         ddp_status_name(shared->status[rank]), shared->message[rank], part);
+}
+
+static void failing_callback_ends_all_ranks_with_its_reason(void **state)
+{
+	trouble *shared = share(sizeof(*shared));
+
+	(void)state;
+	for (int i = 0; i < 3 * UPDATES; i++) {
+		int ranks = 1 + i % 3;
+		make_trouble(BATCH_CALLBACK_FAILS, ranks, updates[i / 3], shared);
+		for (int r = 0; r < ranks; r++)
+			expect_message(shared, r, "the sensor is unplugged");
+		assert_int_equal(shared->status[ranks - 1], DDP_ERR_IO);
+		assert_non_null(strstr(shared->message[ranks - 1],
+		                       "step 6: the batch callback failed on rank"));
+
+		make_trouble(STEP_CALLBACK_FAILS, ranks, updates[i / 3], shared);
+		for (int r = 0; r < ranks; r++)
+			expect_message(shared, r, "the step callback failed on rank");
+		assert_non_null(strstr(shared->message[ranks - 1], "it gave no reason"));
+	}
+	unshare(shared, sizeof(*shared));
+}
+
+static void different_learning_rates_end_all_ranks(void **state)
+{
+	trouble *shared = share(sizeof(*shared));
+
+	(void)state;
+	for (int u = 0; u < UPDATES; u++) {
+		make_trouble(RATE_DIFFERS, 2, updates[u], shared);
+		for (int r = 0; r < 2; r++)
+			expect_message(shared, r, "step 6: ranks have different learning rates");
+	}
+	unshare(shared, sizeof(*shared));
+}
+
+static void lost_rank_is_an_error_on_the_others(void **state)
+{
+	trouble *shared = share(sizeof(*shared));
+
+	(void)state;
+	for (int i = 0; i < 2 * UPDATES; i++) {
+		make_trouble(i % 2 == 0 ? RANK_EXITS : RANK_IS_KILLED, 3, updates[i / 2], shared);
+		for (int r = 0; r < 2; r++) {
+			expect_message(shared, r, "rank 2");
+			assert_true(shared->status[r] == DDP_ERR_PEER || shared->status[r] == DDP_ERR_ABORTED);
+		}
+	}
+	unshare(shared, sizeof(*shared));
+}
+
+static int no_place_body(ddp_context *context, void *user)
+{
+	const ddp_dataset dataset = mlp_dataset(SAMPLES);
+	const setup with = { .bucket_bytes = 512, .accumulate = 1 };
+	ddp_train_options options = {
+		.steps = 6, .checkpoint_dir = "/dev/null/nowhere", .checkpoint_every = 2,
+	};
+	ddp_model *model;
+	ddp_loader *loader;
+	ddp_summary summary;
+
+	(void)user;
+	if (start(context, &dataset, &with, &model, &loader) != 0)
+		return 1;
+	EXPECT(ddp_train(model, loader, mlp_batch, &options, NULL) == DDP_ERR_IO);
+	EXPECT(strstr(ddp_last_error(), "/dev/null/nowhere") != NULL);
+	options.checkpoint_dir = NULL;
+	options.checkpoint_every = 0;
+	EXPECT(ddp_train(model, loader, mlp_batch, &options, &summary) == DDP_OK);
+	EXPECT(summary.steps == 6);
+	EXPECT(fabs(summary.units_per_second * summary.seconds - (SAMPLES + GLOBAL_BATCH)) < 1e-6);
+	ddp_loader_free(loader);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void failed_checkpoint_ends_all_ranks_but_not_the_model(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(2, no_place_body, NULL), 0);
+}
+
+/* ---- arguments ------------------------------------------------------------------- */
+
+static int arguments_body(ddp_context *context, void *user)
+{
+	static const struct { ddp_train_options options; const char *part; } bad[] = {
+		{ { .steps = 0 }, "steps is 0" },
+		{ { .steps = 1, .accumulate = -1 }, "must not be negative" },
+		{ { .steps = 1, .checkpoint_every = -1 }, "must not be negative" },
+		{ { .steps = 1, .resume = true }, "resume needs checkpoint_dir" },
+		{ { .steps = 1, .checkpoint_every = 5 }, "checkpoint_every needs checkpoint_dir" },
+		{ { .steps = 1, .stop_signal = SIGKILL }, "stop_signal is 9, which cannot be caught" },
+	};
+	const ddp_dataset dataset = mlp_dataset(SAMPLES);
+	const setup with = { .bucket_bytes = 512, .accumulate = 1 };
+	const ddp_train_options good = { .steps = 1 };
+	ddp_model *model;
+	ddp_loader *loader;
+
+	(void)user;
+	if (start(context, &dataset, &with, &model, &loader) != 0)
+		return 1;
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		EXPECT(ddp_train(model, loader, mlp_batch, &bad[i].options, NULL) == DDP_ERR_INVALID);
+		EXPECT(strstr(ddp_last_error(), bad[i].part) != NULL);
+	}
+	EXPECT(ddp_train(model, NULL, mlp_batch, &good, NULL) == DDP_ERR_INVALID);
+	EXPECT(ddp_train(model, loader, NULL, &good, NULL) == DDP_ERR_INVALID);
+	EXPECT(ddp_train(model, loader, mlp_batch, NULL, NULL) == DDP_ERR_INVALID);
+	EXPECT(ddp_train(NULL, loader, mlp_batch, &good, NULL) == DDP_ERR_INVALID);
+	EXPECT(ddp_train(model, loader, mlp_batch, &good, NULL) == DDP_OK);
+	ddp_loader_free(loader);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void wrong_training_options_are_named(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(1, arguments_body, NULL), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(signal_stops_all_ranks_in_one_step_with_a_checkpoint),
+		cmocka_unit_test(failing_callback_ends_all_ranks_with_its_reason),
+		cmocka_unit_test(different_learning_rates_end_all_ranks),
+		cmocka_unit_test(lost_rank_is_an_error_on_the_others),
+		cmocka_unit_test(failed_checkpoint_ends_all_ranks_but_not_the_model),
+		cmocka_unit_test(wrong_training_options_are_named),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,211 @@
+#include "tests/support/comm_ranks.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "comm/internal.h"
+#include "tests/support/hung.h"
+
+enum { BLOB_BYTES = 1 << 16, OPEN_TIMEOUT_MS = 60000 };
+
+/* One per rank, in memory that all share. */
+typedef struct slot {
+	atomic_ulong written, read; /* numbers of the exchange */
+	size_t bytes;
+	char blob[BLOB_BYTES];
+} slot;
+
+typedef struct test_wireup {
+	ddp_wireup base;
+	slot *slots;
+	unsigned long round;
+} test_wireup;
+
+static int this_rank = -1;
+
+void test_check_failed(const char *file, int line, const char *what)
+{
+	fprintf(stderr, "# rank %d: %s:%d: %s failed (last error: %s)\n", this_rank, file, line, what,
+	        ddp_last_error());
+	_exit(1);
+}
+
+static ddp_status await_all(const test_wireup *w, bool read, uint64_t deadline_ns)
+{
+	for (int r = 0; r < w->base.job->world_size; r++) {
+		atomic_ulong *counter = read ? &w->slots[r].read : &w->slots[r].written;
+		while (atomic_load(counter) < w->round) {
+			if (ddp_now_ns() > deadline_ns)
+				return ddp_fail(DDP_ERR_TIMEOUT, "rank %d did not come", r);
+			usleep(100);
+		}
+	}
+	return DDP_OK;
+}
+
+static ddp_status exchange(ddp_wireup *wireup, const void *blob, size_t bytes,
+                           uint64_t deadline_ns, void **blobs, size_t *sizes)
+{
+	test_wireup *w = (test_wireup *)wireup;
+	slot *mine = &w->slots[wireup->job->rank];
+	ddp_status status;
+
+	if (bytes > BLOB_BYTES)
+		return ddp_fail(DDP_ERR_INVALID, "a blob of %zu bytes", bytes);
+	w->round++;
+	memcpy(mine->blob, blob, bytes);
+	mine->bytes = bytes;
+	atomic_store(&mine->written, w->round);
+	if ((status = await_all(w, false, deadline_ns)) != DDP_OK)
+		return status;
+	for (int r = 0; r < wireup->job->world_size; r++) {
+		sizes[r] = w->slots[r].bytes;
+		blobs[r] = malloc(sizes[r] + 1);
+		memcpy(blobs[r], w->slots[r].blob, sizes[r]);
+	}
+	atomic_store(&mine->read, w->round);
+	return await_all(w, true, deadline_ns);
+}
+
+static const ddp_wireup_ops shared_memory_ops = { .name = "test", .exchange = exchange };
+
+/* The case's timeout is for its own operations. Opening needs as long as the
+   machine needs, which may be busy: all ranks have opened before it counts. */
+static void shorten_timeout(ddp_comm *comm, test_wireup *w, int timeout_ms)
+{
+	w->round++;
+	atomic_store(&w->slots[w->base.job->rank].written, w->round);
+	CHECK_OK(await_all(w, false, ddp_now_ns() + OPEN_TIMEOUT_MS * 1000000ull));
+	comm->timeout_ms = timeout_ms;
+}
+
+/* A build without UCX refuses ranks of several nodes: then this is what is tested. */
+static bool is_refused(const test_world *world)
+{
+#ifdef HAVE_UCX
+	(void)world;
+#else
+	for (int r = 1; r < world->ranks && world->node_of != NULL; r++) {
+		if (world->node_of[r] != world->node_of[0])
+			return true;
+	}
+#endif
+	return false;
+}
+
+static int run_rank(const test_world *world, int rank, slot *slots)
+{
+	ddp_job job = { .rank = rank, .world_size = world->ranks, .local_rank = rank,
+	                .local_world_size = world->ranks, .nnodes = 1, .pid = getpid() };
+	test_wireup wireup = { .base = { .ops = &shared_memory_ops, .job = &job }, .slots = slots };
+	ddp_comm *comm = NULL;
+	char node[32];
+
+	this_rank = rank;
+	snprintf(job.hostname, sizeof(job.hostname), "n%d",
+	         world->node_of != NULL ? world->node_of[rank] : 0);
+	snprintf(node, sizeof(node), "%d", world->node_of != NULL ? world->node_of[rank] : 0);
+	setenv("DDP_LOCALITY", node, 1);
+	if (is_refused(world)) {
+		CHECK(ddp_comm_open(&job, &wireup.base, OPEN_TIMEOUT_MS, &comm) == DDP_ERR_UNSUPPORTED);
+		CHECK(strstr(ddp_last_error(), "--with-ucx") != NULL);
+		return 0;
+	}
+	CHECK_OK(ddp_comm_open(&job, &wireup.base, OPEN_TIMEOUT_MS, &comm));
+	if (world->timeout_ms > 0)
+		shorten_timeout(comm, &wireup, world->timeout_ms);
+	int code = world->body(comm, world->argument);
+	ddp_comm_close(comm);
+	return code;
+}
+
+/* Waits for the ranks; kills those that are left at the deadline, which is for an
+   idle machine, and shows where they hang. */
+static int reap(const test_world *world, const pid_t *pids)
+{
+	uint64_t start_ns = ddp_now_ns(), limit_ns = 50000000000u;
+	bool stretched = false;
+	bool ended[TEST_RANKS_MAX] = { false };
+	int left = world->ranks, failures = 0;
+
+	while (left > 0) {
+		bool late = ddp_now_ns() - start_ns > limit_ns;
+		if (late && !stretched) {
+			limit_ns *= (uint64_t)test_slowness();
+			stretched = true;
+			continue;
+		}
+		for (int r = 0; r < world->ranks; r++) {
+			int state;
+			if (ended[r])
+				continue;
+			if (late) {
+				fprintf(stderr, "# rank %d of %d hangs\n", r, world->ranks);
+				failures++;
+				test_show_stacks(pids[r]);
+				kill(pids[r], SIGKILL);
+			}
+			if (waitpid(pids[r], &state, late ? 0 : WNOHANG) != pids[r])
+				continue;
+			ended[r] = true;
+			left--;
+			bool killed = WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL;
+			if (late || (killed && world->expect_deaths))
+				continue;
+			if (WIFSIGNALED(state))
+				fprintf(stderr, "# rank %d of %d: signal %d\n", r, world->ranks, WTERMSIG(state));
+			failures += !WIFEXITED(state) || WEXITSTATUS(state) != 0;
+		}
+		if (left > 0)
+			usleep(500);
+	}
+	return failures;
+}
+
+void test_await_sleep(pid_t pid)
+{
+	char path[64], state = '?';
+
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/stat", (int)pid, (int)pid);
+	while (state != 'S') {
+		FILE *file = fopen(path, "re");
+		CHECK(file != NULL);
+		CHECK(fscanf(file, "%*d %*s %c", &state) == 1);
+		fclose(file);
+		usleep(1000);
+	}
+}
+
+int test_world_run(const test_world *world)
+{
+	size_t bytes = (size_t)world->ranks * sizeof(slot);
+	slot *slots = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	pid_t pids[TEST_RANKS_MAX];
+
+	if (slots == MAP_FAILED || world->ranks > TEST_RANKS_MAX)
+		return -1;
+	fflush(NULL);
+	for (int r = 0; r < world->ranks; r++) {
+		pids[r] = fork();
+		if (pids[r] == 0) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			exit(run_rank(world, r, slots));
+		}
+	}
+	if (world->at_start != NULL && !is_refused(world))
+		world->at_start(pids, world->argument);
+	int failures = reap(world, pids);
+	munmap(slots, bytes);
+	return failures;
+}

@@ -1,0 +1,187 @@
+#include "tests/support/tcp_ranks.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+struct rank ranks[WORLD_MAX];
+struct outcome outcomes[WORLD_MAX];
+static int tests_begun;
+
+void sleep_ms(long ms)
+{
+	const struct timespec pause = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 };
+
+	nanosleep(&pause, NULL);
+}
+
+int begin(void **state)
+{
+	(void)state;
+	tests_begun++;
+	return 0;
+}
+
+void arrange(int world)
+{
+	memset(ranks, 0, sizeof(ranks));
+	for (int r = 0; r < world; r++) {
+		struct rank *rank = &ranks[r];
+		rank->job = (ddp_job){ .rank = r, .world_size = world, .local_rank = r,
+		                       .local_world_size = world, .nnodes = 1,
+		                       .master_port = 29500 + tests_begun };
+		snprintf(rank->job.hostname, sizeof(rank->job.hostname), "node%d", r);
+		snprintf(rank->job.master_addr, sizeof(rank->job.master_addr), "127.%d.%d.%d",
+		         getpid() >> 16 & 127, getpid() >> 8 & 255, (getpid() & 127) + 1);
+		rank->key.present = true;
+		memset(rank->key.bytes, 7, sizeof(rank->key.bytes));
+		rank->timeout_ms = LONG_MS;
+		rank->blob_bytes = 100;
+		rank->rounds = 1;
+	}
+}
+
+static unsigned char pattern(int rank, int round, size_t i)
+{
+	return (unsigned char)((size_t)rank * 31 + (size_t)round * 7 + i * 13 + (i >> 8));
+}
+
+/* Blobs differ in size from rank to rank. */
+static size_t size_of(const struct rank *rank, int r)
+{
+	return rank->blob_bytes > (size_t)r ? rank->blob_bytes - (size_t)r : rank->blob_bytes;
+}
+
+static ddp_status one_round(const struct rank *rank, ddp_wireup *wireup, int round)
+{
+	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)rank->timeout_ms * 1000000;
+	void *blobs[WORLD_MAX];
+	size_t sizes[WORLD_MAX], bytes = size_of(rank, rank->job.rank);
+	unsigned char *blob = malloc(bytes + 1);
+	ddp_status status;
+
+	for (size_t i = 0; i < bytes; i++)
+		blob[i] = pattern(rank->job.rank, round, i);
+	status = wireup->ops->exchange(wireup, blob, bytes, deadline_ns, blobs, sizes);
+	free(blob);
+	if (status != DDP_OK)
+		return status;
+	for (int r = 0; r < rank->job.world_size; r++) {
+		const unsigned char *got = blobs[r];
+		if (sizes[r] != size_of(rank, r))
+			status = ddp_fail(DDP_ERR_INTERNAL, "test: blob of rank %d has %zu bytes", r, sizes[r]);
+		for (size_t i = 0; i < sizes[r] && status == DDP_OK; i++)
+			if (got[i] != pattern(r, round, i))
+				status = ddp_fail(DDP_ERR_INTERNAL, "test: blob of rank %d differs at %zu", r, i);
+	}
+	ddp_blobs_free(blobs, rank->job.world_size);
+	return status;
+}
+
+static ddp_status be_rank(const struct rank *rank)
+{
+	ddp_wireup *wireup;
+
+	const struct itimerval death = { .it_value.tv_usec = rank->dies_us };
+
+	sleep_ms(rank->delay_ms);
+	setitimer(ITIMER_REAL, &death, NULL); /* SIGALRM kills */
+	if (rank->descriptors > 0) {
+		struct rlimit limit = { rank->descriptors, rank->descriptors };
+		setrlimit(RLIMIT_NOFILE, &limit);
+	}
+	ddp_status status = ddp_wireup_open(&rank->job, &rank->key, "tcp",
+	                                    ddp_now_ns() + (uint64_t)rank->timeout_ms * 1000000, &wireup);
+	if (status != DDP_OK)
+		return status;
+	if (rank->idles)
+		sleep_ms(2 * SHORT_MS);
+	for (int i = 0; i < rank->rounds && status == DDP_OK && !rank->idles; i++)
+		status = one_round(rank, wireup, i);
+	wireup->ops->close(wireup);
+	return status;
+}
+
+void run(int count)
+{
+	int pipes[WORLD_MAX][2];
+	pid_t pids[WORLD_MAX];
+
+	memset(outcomes, 0, sizeof(outcomes));
+	fflush(NULL);
+	for (int r = 0; r < count; r++) {
+		if (ranks[r].absent)
+			continue;
+		assert_int_equal(pipe(pipes[r]), 0);
+		pids[r] = fork();
+		assert_true(pids[r] >= 0);
+		if (pids[r] == 0) {
+			struct outcome outcome = { 0 };
+			uint64_t start_ns = ddp_now_ns();
+			outcome.status = be_rank(&ranks[r]);
+			outcome.seconds = ddp_seconds_since(start_ns);
+			snprintf(outcome.message, sizeof(outcome.message), "%s", ddp_last_error());
+			exit(write(pipes[r][1], &outcome, sizeof(outcome)) == sizeof(outcome) ? 0 : 1);
+		}
+		close(pipes[r][1]);
+	}
+	for (int r = 0; r < count; r++) {
+		int status;
+		if (ranks[r].absent)
+			continue;
+		ssize_t got = read(pipes[r][0], &outcomes[r], sizeof(outcomes[r]));
+		close(pipes[r][0]);
+		assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
+		if (ranks[r].dies_us > 0 && WIFSIGNALED(status))
+			continue;
+		assert_int_equal(got, sizeof(outcomes[r]));
+		assert_int_equal(status, 0); /* also: nothing leaked */
+	}
+}
+
+void expect(int rank, ddp_status status, const char *words)
+{
+	if (outcomes[rank].status != status || strstr(outcomes[rank].message, words) == NULL)
+		fail_msg("rank %d: %s \"%s\", expected %s \"...%s...\"", rank,
+		         ddp_status_name(outcomes[rank].status), outcomes[rank].message,
+		         ddp_status_name(status), words);
+}
+
+void all_are_well(int count)
+{
+	for (int r = 0; r < count; r++)
+		if (outcomes[r].status != DDP_OK)
+			fail_msg("rank %d: %s", r, outcomes[r].message);
+}
+
+int connect_raw(void)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET,
+	                               .sin_port = htons((uint16_t)ranks[0].job.master_port) };
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	inet_pton(AF_INET, ranks[0].job.master_addr, &address.sin_addr);
+	for (int i = 0; i < 1000; i++) {
+		if (connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0)
+			return fd;
+		sleep_ms(10);
+	}
+	return -1;
+}

@@ -1,0 +1,32 @@
+/* training: small trainings of tests/unit/mlp that the tests of the loop share. */
+#ifndef TESTS_TRAINING_H
+#define TESTS_TRAINING_H
+
+#include "tests/support/mlp.h"
+#include "tests/support/ranks.h"
+
+/* An epoch is four whole global batches and one of 13 samples; with two
+   micro-batches a step, some of the last are empty on some ranks. */
+enum { SAMPLES = 109, GLOBAL_BATCH = 24, STEPS = 20, RANKS_MAX = 4, SEED = 5 };
+
+enum { UPDATES = 2 };
+extern const ddp_update_mode updates[UPDATES];
+
+typedef struct setup {
+	double bucket_bytes;
+	ddp_update_mode update;
+	int accumulate;
+	int64_t steps;
+	double clip_norm;
+	const char *checkpoint_dir;
+	bool resume;
+} setup;
+
+/* A model at its start and a loader of `dataset`. 0, or 1 as EXPECT does. */
+int start(ddp_context *context, const ddp_dataset *dataset, const setup *with,
+          ddp_model **model, ddp_loader **loader);
+
+/* Trains, and leaves the parameters, packed, in out[MLP_ELEMENTS]. */
+int train(ddp_context *context, const setup *with, float *out);
+
+#endif
