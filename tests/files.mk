@@ -41,6 +41,7 @@ check_LTLIBRARIES += tests/support/libsupport.la
 tests_support_libsupport_la_SOURCES = \
 	tests/support/comm_cases.c tests/support/comm_cases.h \
 	tests/support/comm_ranks.c tests/support/comm_ranks.h \
+	tests/support/context_ranks.c tests/support/context_ranks.h \
 	tests/support/folder.c tests/support/folder.h \
 	tests/support/hung.c tests/support/hung.h \
 	tests/support/kernel_values.h \

@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "reduce/model_state.h"
-#include "tests/support/ranks.h"
+#include "tests/support/context_ranks.h"
 
 enum { A = 40, B = 3, C = 200 };
 
@@ -110,22 +110,22 @@ static int uneven_body(ddp_context *context, void *user)
 	int rank = rank_of(context), size = size_of(context);
 	double weights = size * (size + 1) / 2.0;
 
-	EXPECT(ddp_model_create(context, three, 3, &options, &model) == DDP_OK);
-	EXPECT(model->plan.count > 6);
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
+	CHECK(model->plan.count > 6);
 	for (int step = 1; step <= 3; step++) {
 		const float wanted[] = { -10.0f * step, -20.0f * step, -30.0f * step };
 
 		add_grads(model, (float)(rank + 1) * 10);
 		for (int p = 2; p >= 0; p--)
-			EXPECT(ddp_grad_ready(model, p) == DDP_OK);
-		EXPECT(ddp_step(model, rank + 1, 1, &stats) == DDP_OK);
-		EXPECT(all_params_are(model, wanted));
-		EXPECT(all_grads_are_zero(model));
-		EXPECT(stats.step == step);
-		EXPECT(stats.weight == weights);
-		EXPECT(fabs(stats.loss - size / weights) < 1e-12);
-		EXPECT(fabs(stats.grad_norm - 10 * sqrt(A + 4.0 * B + 9.0 * C)) < 1e-4);
-		EXPECT(stats.learning_rate == 1);
+			CHECK_OK(ddp_grad_ready(model, p));
+		CHECK_OK(ddp_step(model, rank + 1, 1, &stats));
+		CHECK(all_params_are(model, wanted));
+		CHECK(all_grads_are_zero(model));
+		CHECK(stats.step == step);
+		CHECK(stats.weight == weights);
+		CHECK(fabs(stats.loss - size / weights) < 1e-12);
+		CHECK(fabs(stats.grad_norm - 10 * sqrt(A + 4.0 * B + 9.0 * C)) < 1e-4);
+		CHECK(stats.learning_rate == 1);
 	}
 	ddp_model_free(model);
 	return 0;
@@ -144,40 +144,40 @@ static int announcements_body(ddp_context *context, void *user)
 	const float first[] = { -3, -6, -9 }, second[] = { -4.5f, -9, -13.5f };
 	const ddp_model_options options = plain_by(user);
 
-	EXPECT(ddp_model_create(context, three, 3, &options, &model) == DDP_OK);
-	EXPECT(ddp_grad_ready(model, 3) == DDP_ERR_INVALID);
-	EXPECT(ddp_grad_ready(model, -1) == DDP_ERR_INVALID);
-	EXPECT(says("no parameter has index -1; there are 3"));
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
+	CHECK(ddp_grad_ready(model, 3) == DDP_ERR_INVALID);
+	CHECK(ddp_grad_ready(model, -1) == DDP_ERR_INVALID);
+	CHECK(says("no parameter has index -1; there are 3"));
 
 	/* Three micro-batches without sync do not travel; the fourth does, in
 	   another order on each rank, and rank 1 announces only a part. */
-	EXPECT(ddp_set_sync(model, false) == DDP_OK);
+	CHECK_OK(ddp_set_sync(model, false));
 	for (int i = 0; i < 3; i++) {
 		add_grads(model, 1);
 		for (int p = 0; p < 3; p++)
-			EXPECT(ddp_grad_ready(model, p) == DDP_OK);
-		EXPECT(!ddp_reducer_busy(&model->reducer));
+			CHECK_OK(ddp_grad_ready(model, p));
+		CHECK(!ddp_reducer_busy(&model->reducer));
 	}
-	EXPECT(ddp_set_sync(model, true) == DDP_OK);
+	CHECK_OK(ddp_set_sync(model, true));
 	add_grads(model, 3);
-	EXPECT(ddp_grad_ready(model, 1) == DDP_OK);
-	EXPECT(ddp_grad_ready(model, 1) == DDP_ERR_STATE);
-	EXPECT(says("\"b\" was announced twice"));
-	EXPECT(ddp_set_sync(model, false) == DDP_ERR_STATE);
-	EXPECT(says("announced already"));
+	CHECK_OK(ddp_grad_ready(model, 1));
+	CHECK(ddp_grad_ready(model, 1) == DDP_ERR_STATE);
+	CHECK(says("\"b\" was announced twice"));
+	CHECK(ddp_set_sync(model, false) == DDP_ERR_STATE);
+	CHECK(says("announced already"));
 	if (rank == 0) {
-		EXPECT(ddp_grad_ready(model, 2) == DDP_OK);
-		EXPECT(ddp_grad_ready(model, 0) == DDP_OK);
+		CHECK_OK(ddp_grad_ready(model, 2));
+		CHECK_OK(ddp_grad_ready(model, 0));
 	}
-	EXPECT(ddp_step(model, 2, 0, NULL) == DDP_OK);
-	EXPECT(all_params_are(model, first));
+	CHECK_OK(ddp_step(model, 2, 0, NULL));
+	CHECK(all_params_are(model, first));
 
 	/* Sync is on again, and nothing announced yet; a rank without samples. */
 	if (rank == 1)
 		add_grads(model, 3);
-	EXPECT(ddp_grad_ready(model, 1) == DDP_OK);
-	EXPECT(ddp_step(model, rank == 1 ? 2 : 0, 0, NULL) == DDP_OK);
-	EXPECT(all_params_are(model, second));
+	CHECK_OK(ddp_grad_ready(model, 1));
+	CHECK_OK(ddp_step(model, rank == 1 ? 2 : 0, 0, NULL));
+	CHECK(all_params_are(model, second));
 	ddp_model_free(model);
 	return 0;
 }
@@ -203,25 +203,25 @@ static int overlap_body(ddp_context *context, void *user)
 	uint64_t start_ns = ddp_now_ns();
 
 	(void)user;
-	EXPECT(ddp_model_create(context, three, 3, &plain, &model) == DDP_OK);
+	CHECK_OK(ddp_model_create(context, three, 3, &plain, &model));
 	add_grads(model, 1);
-	EXPECT(ddp_grad_ready(model, 2) == DDP_OK);
-	EXPECT(model->reducer.requests[0] != NULL);
+	CHECK_OK(ddp_grad_ready(model, 2));
+	CHECK(model->reducer.requests[0] != NULL);
 	/* The sum appears although this thread makes no call: backward goes on. */
 	const float *last = &ddp_param_grad(model, 2)[C - 1];
 	const float sum = 3.0f * (float)size_of(context);
 	while (peek(last) != sum && ddp_seconds_since(start_ns) < 60)
 		;
-	EXPECT(peek(last) == sum);
-	EXPECT(ddp_grad_ready(model, 1) == DDP_OK);
-	EXPECT(ddp_grad_ready(model, 0) == DDP_OK);
-	EXPECT(ddp_step(model, 1, 0, NULL) == DDP_OK);
+	CHECK(peek(last) == sum);
+	CHECK_OK(ddp_grad_ready(model, 1));
+	CHECK_OK(ddp_grad_ready(model, 0));
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
 
 	ddp_summary summary;
 	ddp_get_summary(model, &summary);
-	EXPECT(summary.steps == 1);
-	EXPECT(summary.communication_seconds > 0);
-	EXPECT(summary.overlap_ratio >= 0 && summary.overlap_ratio <= 1);
+	CHECK(summary.steps == 1);
+	CHECK(summary.communication_seconds > 0);
+	CHECK(summary.overlap_ratio >= 0 && summary.overlap_ratio <= 1);
 	ddp_model_free(model);
 	return 0;
 }
@@ -240,20 +240,20 @@ static int clip_body(ddp_context *context, void *user)
 	double norm = sqrt(A + 4.0 * B + 9.0 * C);
 
 	options.clip_norm = 2;
-	EXPECT(ddp_model_create(context, three, 3, &options, &model) == DDP_OK);
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
 	add_grads(model, 1);
-	EXPECT(ddp_step(model, 1, 0, &stats) == DDP_OK);
-	EXPECT(fabs(stats.grad_norm - norm) < 1e-9 * norm);
+	CHECK_OK(ddp_step(model, 1, 0, &stats));
+	CHECK(fabs(stats.grad_norm - norm) < 1e-9 * norm);
 	const float clipped = (float)(-2 / (norm + 1e-6));
 	const float wanted[] = { clipped, 2 * clipped, 3 * clipped };
-	EXPECT(all_params_are(model, wanted));
-	EXPECT(all_grads_are_zero(model));
+	CHECK(all_params_are(model, wanted));
+	CHECK(all_grads_are_zero(model));
 
 	/* A short gradient is left alone. */
 	add_grads(model, 1e-3f);
-	EXPECT(ddp_step(model, 1, 0, &stats) == DDP_OK);
+	CHECK_OK(ddp_step(model, 1, 0, &stats));
 	const float second[] = { clipped - 1e-3f, 2 * clipped - 2e-3f, 3 * clipped - 3e-3f };
-	EXPECT(all_params_are(model, second));
+	CHECK(all_params_are(model, second));
 	ddp_model_free(model);
 	return 0;
 }
@@ -274,25 +274,25 @@ static int owners_body(ddp_context *context, void *user)
 	ddp_model *model;
 	int64_t begin, end;
 
-	EXPECT(ddp_model_create(context, three, 3, &options, &model) == DDP_OK);
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
 	ddp_get_summary(model, &summary);
-	EXPECT(summary.update == (size > 1 ? DDP_SHARDED : DDP_REPLICATED));
+	CHECK(summary.update == (size > 1 ? DDP_SHARDED : DDP_REPLICATED));
 	add_grads(model, (float)(rank + 1));
-	EXPECT(ddp_step(model, 1, 0, NULL) == DDP_OK);
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
 	ddp_layout_part(&model->layout, size, rank, &begin, &end);
-	EXPECT(model->optim.first == (size > 1 ? begin : 0));
+	CHECK(model->optim.first == (size > 1 ? begin : 0));
 	for (int64_t i = 0; i < model->layout.elements; i++) {
 		bool gap = (i >= A && i < 48) || (i >= 48 + B && i < 64) || i >= 64 + C;
-		EXPECT(i < begin || i >= end || (model->optim.state[0][i - model->optim.first] != 0) == !gap);
-		EXPECT((model->params[i] < 0) == !gap);
+		CHECK(i < begin || i >= end || (model->optim.state[0][i - model->optim.first] != 0) == !gap);
+		CHECK((model->params[i] < 0) == !gap);
 	}
-	EXPECT(ddp_model_check_whole(model) == DDP_OK);
-	EXPECT(ddp_model_tensors(model, &tensors) == DDP_OK);
+	CHECK_OK(ddp_model_check_whole(model));
+	CHECK_OK(ddp_model_tensors(model, &tensors));
 	ddp_model_collect(model, &tensors);
 	for (int p = 0; p < 3; p++) {
 		const float *m = tensors.list[3 + p].data;
 		for (int64_t i = 1; i < ddp_param_count(model, p); i++)
-			EXPECT(m[i] == m[0] && m[0] > 0);
+			CHECK(m[i] == m[0] && m[0] > 0);
 	}
 	ddp_tensors_free(&tensors);
 	ddp_model_free(model);
@@ -322,18 +322,18 @@ static int drift_body(ddp_context *context, void *user)
 
 	(void)user;
 	options.no_communication = true;
-	EXPECT(ddp_model_create(context, three, 3, &options, &model) == DDP_OK);
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
 	for (int p = 0; p < 3 && rank == 0; p++) {
 		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
 			ddp_param_data(model, p)[i] = 7;
 	}
-	EXPECT(ddp_broadcast_params(model) == DDP_OK);
-	EXPECT(all_params_are(model, start));
+	CHECK_OK(ddp_broadcast_params(model));
+	CHECK(all_params_are(model, start));
 	add_grads(model, 2.0f * (float)rank);
-	EXPECT(ddp_grad_ready(model, 2) == DDP_OK);
-	EXPECT(ddp_step(model, 2, 6, &stats) == DDP_OK);
-	EXPECT(all_params_are(model, wanted));
-	EXPECT(stats.weight == 2 && stats.loss == 3 && stats.communication_seconds == 0);
+	CHECK_OK(ddp_grad_ready(model, 2));
+	CHECK_OK(ddp_step(model, 2, 6, &stats));
+	CHECK(all_params_are(model, wanted));
+	CHECK(stats.weight == 2 && stats.loss == 3 && stats.communication_seconds == 0);
 	ddp_model_free(model);
 	return 0;
 }
@@ -353,36 +353,36 @@ static int mismatch_body(ddp_context *context, void *user)
 
 	(void)user;
 	memcpy(list, three, sizeof(list));
-	EXPECT(ddp_model_create(context, list, odd ? 2 : 3, &plain, &model) == DDP_ERR_MISMATCH);
-	EXPECT(says("the number of parameters is") && says("2 to 3"));
+	CHECK(ddp_model_create(context, list, odd ? 2 : 3, &plain, &model) == DDP_ERR_MISMATCH);
+	CHECK(says("the number of parameters is") && says("2 to 3"));
 
 	if (odd)
 		list[1].name = "beta";
-	EXPECT(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
-	EXPECT(says(odd ? "parameter 1 is \"beta\" [3]" : "parameter 1 is \"b\" [3]"));
+	CHECK(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
+	CHECK(says(odd ? "parameter 1 is \"beta\" [3]" : "parameter 1 is \"b\" [3]"));
 	list[1].name = "b";
 	list[2].shape[0] = odd ? C / 2 : 2;
 	list[2].shape[1] = odd ? 2 : C / 2;
-	EXPECT(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
-	EXPECT(says(odd ? "parameter 2 is \"c\" [100, 2]" : "parameter 2 is \"c\" [2, 100]"));
+	CHECK(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
+	CHECK(says(odd ? "parameter 2 is \"c\" [100, 2]" : "parameter 2 is \"c\" [2, 100]"));
 
 	options.weight_decay = odd ? 0.1 : 0.2;
-	EXPECT(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
-	EXPECT(says("weight_decay is 0."));
+	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
+	CHECK(says("weight_decay is 0."));
 	options = plain;
 	options.update = odd ? DDP_SHARDED : DDP_REPLICATED;
-	EXPECT(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
-	EXPECT(says("different models: update is"));
+	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
+	CHECK(says("different models: update is"));
 
 	/* A rank with a wrong argument gets its own error, the others one too. */
 	list[0].ndim = odd ? 0 : 1;
-	EXPECT(ddp_model_create(context, list, 3, &plain, &model) ==
+	CHECK(ddp_model_create(context, list, 3, &plain, &model) ==
 	       (odd ? DDP_ERR_INVALID : DDP_ERR_MISMATCH));
-	EXPECT(says(odd ? "\"a\": ndim is 0" : "rank 1 could not make its model"));
-	EXPECT(model == NULL);
+	CHECK(says(odd ? "\"a\": ndim is 0" : "rank 1 could not make its model"));
+	CHECK(model == NULL);
 
 	/* The communicator is as good as before. */
-	EXPECT(ddp_model_create(context, three, 3, &plain, &model) == DDP_OK);
+	CHECK_OK(ddp_model_create(context, three, 3, &plain, &model));
 	ddp_model_free(model);
 	return 0;
 }
@@ -420,18 +420,18 @@ static int bad_step_body(ddp_context *context, void *user)
 	const float untouched[3] = { 0 };
 	const ddp_model_options options = plain_by(by->way);
 
-	EXPECT(ddp_model_create(context, three, 3, &options, &model) == DDP_OK);
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
 	add_grads(model, 1);
 	if (odd)
 		ddp_set_learning_rate(model, test->odd_rate);
 	ddp_status status = ddp_step(model, odd ? test->odd_weight : test->weight, 0, NULL);
 	/* A rank may first hear of it from a peer that was faster. */
-	EXPECT(status == test->status || status == DDP_ERR_ABORTED);
-	EXPECT(says(test->part));
-	EXPECT(all_params_are(model, untouched));
-	EXPECT(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
-	EXPECT(says("step 1 of this model has failed"));
-	EXPECT(ddp_grad_ready(model, 0) == DDP_ERR_STATE);
+	CHECK(status == test->status || status == DDP_ERR_ABORTED);
+	CHECK(says(test->part));
+	CHECK(all_params_are(model, untouched));
+	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
+	CHECK(says("step 1 of this model has failed"));
+	CHECK(ddp_grad_ready(model, 0) == DDP_ERR_STATE);
 	ddp_model_free(model);
 	return 0;
 }
@@ -469,36 +469,36 @@ static int tensors_body(ddp_context *context, void *user)
 	ddp_tensors tensors;
 
 	(void)user;
-	EXPECT(ddp_model_create(context, three, 3, NULL, &model) == DDP_OK);
-	EXPECT(ddp_model_context(model) == context);
-	EXPECT(ddp_model_tensors(model, &tensors) == DDP_OK);
-	EXPECT(tensors.count == 9);
+	CHECK_OK(ddp_model_create(context, three, 3, NULL, &model));
+	CHECK(ddp_model_context(model) == context);
+	CHECK_OK(ddp_model_tensors(model, &tensors));
+	CHECK(tensors.count == 9);
 	for (int i = 0; i < tensors.count; i++) {
 		const ddp_tensor *tensor = &tensors.list[i];
-		EXPECT(strcmp(tensor->name, names[i]) == 0);
-		EXPECT(tensor->ndim == three[i % 3].ndim);
-		EXPECT(tensor->shape[0] == three[i % 3].shape[0]);
-		EXPECT((uintptr_t)tensor->data % sizeof(float) == 0);
+		CHECK(strcmp(tensor->name, names[i]) == 0);
+		CHECK(tensor->ndim == three[i % 3].ndim);
+		CHECK(tensor->shape[0] == three[i % 3].shape[0]);
+		CHECK((uintptr_t)tensor->data % sizeof(float) == 0);
 	}
-	EXPECT(tensors.list[1].data == ddp_param_data(model, 1));
-	EXPECT((uintptr_t)ddp_param_data(model, 1) % 64 == 0);
-	EXPECT((uintptr_t)ddp_param_grad(model, 2) % 64 == 0);
-	EXPECT(ddp_param_data(model, 3) == NULL && ddp_param_grad(model, -1) == NULL);
-	EXPECT(ddp_param_count(model, 2) == C && ddp_param_count(model, 3) == 0);
+	CHECK(tensors.list[1].data == ddp_param_data(model, 1));
+	CHECK((uintptr_t)ddp_param_data(model, 1) % 64 == 0);
+	CHECK((uintptr_t)ddp_param_grad(model, 2) % 64 == 0);
+	CHECK(ddp_param_data(model, 3) == NULL && ddp_param_grad(model, -1) == NULL);
+	CHECK(ddp_param_count(model, 2) == C && ddp_param_count(model, 3) == 0);
 	ddp_tensors_free(&tensors);
 
 	ddp_model_set_step_count(model, 41);
 	add_grads(model, 1);
 	ddp_step_stats stats;
-	EXPECT(ddp_step(model, 1, 0, &stats) == DDP_OK);
-	EXPECT(stats.step == 42 && ddp_model_step_count(model) == 42);
+	CHECK_OK(ddp_step(model, 1, 0, &stats));
+	CHECK(stats.step == 42 && ddp_model_step_count(model) == 42);
 
 	model->torn = true;
-	EXPECT(ddp_model_check_whole(model) == DDP_ERR_STATE);
-	EXPECT(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
-	EXPECT(says("load one, whole"));
-	EXPECT(ddp_model_check_whole(model) == DDP_ERR_STATE);
-	EXPECT(says("go back to the last checkpoint"));
+	CHECK(ddp_model_check_whole(model) == DDP_ERR_STATE);
+	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
+	CHECK(says("load one, whole"));
+	CHECK(ddp_model_check_whole(model) == DDP_ERR_STATE);
+	CHECK(says("go back to the last checkpoint"));
 	ddp_model_free(model);
 	ddp_model_free(NULL);
 	return 0;

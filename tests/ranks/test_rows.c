@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 #include "reduce/model_state.h"
-#include "tests/support/ranks.h"
+#include "tests/support/context_ranks.h"
 
 /* The table's rows travel if all ranks' are fewer than its own. */
 enum { ROWS = 50, WIDTH = 5, REST = 33, FEW = 9, MANY = 30, RANKS_MAX = 4 };
@@ -37,7 +37,7 @@ static bool travels(const way *w, int ranks)
 	return ranks > 1 && w->update == DDP_REPLICATED && w->sparse_rows * ranks < ROWS;
 }
 
-static int make(ddp_context *context, const way *w, ddp_model **model)
+static void make(ddp_context *context, const way *w, ddp_model **model)
 {
 	const ddp_param params[] = {
 		[TABLE] = { .name = "table", .ndim = 2, .shape = { ROWS, WIDTH },
@@ -50,8 +50,7 @@ static int make(ddp_context *context, const way *w, ddp_model **model)
 		.first_bucket_mb = 64.0 / (1 << 20),
 	};
 
-	EXPECT(ddp_model_create(context, params, 2, &options, model) == DDP_OK);
-	return 0;
+	CHECK_OK(ddp_model_create(context, params, 2, &options, model));
 }
 
 /* ---- sums of whole numbers, exact in any order ------------------------------------- */
@@ -72,19 +71,18 @@ static int rows_of(int rank, int step, int32_t *index, float *values)
 	return 4;
 }
 
-static int add_rows(ddp_model *model, int rank, int step)
+static void add_rows(ddp_model *model, int rank, int step)
 {
 	int32_t index[4];
 	float values[4 * WIDTH];
 	int count = rows_of(rank, step, index, values);
 
-	EXPECT(ddp_grad_rows(model, TABLE, index, values, count / 2) == DDP_OK);
-	EXPECT(ddp_grad_rows(model, TABLE, index + count / 2, values + count / 2 * WIDTH,
+	CHECK_OK(ddp_grad_rows(model, TABLE, index, values, count / 2));
+	CHECK(ddp_grad_rows(model, TABLE, index + count / 2, values + count / 2 * WIDTH,
 	                     count - count / 2) == DDP_OK);
 	/* The arrays are the caller's again. */
 	memset(index, 0, sizeof(index));
 	memset(values, 0, sizeof(values));
-	return 0;
 }
 
 /* What all ranks' two micro-batches of a step add up to. */
@@ -105,15 +103,15 @@ static void wanted_gradient(int ranks, int step, double *table, double *vector)
 	}
 }
 
-static int micro_batch(ddp_model *model, int rank, int step)
+static void micro_batch(ddp_model *model, int rank, int step)
 {
 	for (int e = 0; e < ROWS * WIDTH; e++)
 		ddp_param_grad(model, TABLE)[e] += (float)(rank + 1);
-	EXPECT(ddp_grad_ready(model, TABLE) == DDP_OK);
+	CHECK_OK(ddp_grad_ready(model, TABLE));
 	for (int e = 0; e < REST; e++)
 		ddp_param_grad(model, VECTOR)[e] += (float)(rank + 2);
-	EXPECT(ddp_grad_ready(model, VECTOR) == DDP_OK);
-	return add_rows(model, rank, step);
+	CHECK_OK(ddp_grad_ready(model, VECTOR));
+	add_rows(model, rank, step);
 }
 
 static int sums_body(ddp_context *context, void *user)
@@ -123,31 +121,28 @@ static int sums_body(ddp_context *context, void *user)
 	ddp_step_stats stats;
 	ddp_model *model;
 
-	if (make(context, user, &model) != 0)
-		return 1;
-	EXPECT(model->rows.count == (travels(user, size) ? 1 : 0));
+	make(context, user, &model);
+	CHECK(model->rows.count == (travels(user, size) ? 1 : 0));
 	for (int step = 1; step <= 4; step++) {
 		double squares = 0;
 
-		EXPECT(ddp_set_sync(model, false) == DDP_OK);
-		if (micro_batch(model, rank, step) != 0)
-			return 1;
-		EXPECT(ddp_set_sync(model, true) == DDP_OK);
-		if (micro_batch(model, rank, step) != 0)
-			return 1;
+		CHECK_OK(ddp_set_sync(model, false));
+		micro_batch(model, rank, step);
+		CHECK_OK(ddp_set_sync(model, true));
+		micro_batch(model, rank, step);
 		/* A weight of 4 in all: the mean of whole numbers is exact. */
-		EXPECT(ddp_step(model, rank == 0 ? 4 : 0, 0, &stats) == DDP_OK);
+		CHECK_OK(ddp_step(model, rank == 0 ? 4 : 0, 0, &stats));
 		wanted_gradient(size, step, gradient, &more);
 		for (int e = 0; e < ROWS * WIDTH; e++) {
 			table[e] -= gradient[e] / 4;
 			squares += gradient[e] * gradient[e] / 16;
-			EXPECT(ddp_param_data(model, TABLE)[e] == table[e]);
-			EXPECT(ddp_param_grad(model, TABLE)[e] == 0);
+			CHECK(ddp_param_data(model, TABLE)[e] == table[e]);
+			CHECK(ddp_param_grad(model, TABLE)[e] == 0);
 		}
 		vector -= more / 4;
 		for (int e = 0; e < REST; e++)
-			EXPECT(ddp_param_data(model, VECTOR)[e] == vector);
-		EXPECT(fabs(stats.grad_norm - sqrt(squares + REST * more * more / 16)) <
+			CHECK(ddp_param_data(model, VECTOR)[e] == vector);
+		CHECK(fabs(stats.grad_norm - sqrt(squares + REST * more * more / 16)) <
 		       1e-12 * stats.grad_norm);
 	}
 	ddp_model_free(model);
@@ -180,18 +175,17 @@ static int order_body(ddp_context *context, void *user)
 	float values[3 * WIDTH];
 	ddp_model *model;
 
-	if (make(context, &ways[0], &model) != 0)
-		return 1;
+	make(context, &ways[0], &model);
 	/* It is the arena's last, so that its buckets are the first. */
-	EXPECT(ddp_param_data(model, TABLE) > ddp_param_data(model, VECTOR));
+	CHECK(ddp_param_data(model, TABLE) > ddp_param_data(model, VECTOR));
 	for (int e = 0; e < ROWS * WIDTH; e++)
 		ddp_param_grad(model, TABLE)[e] += fraction(rank, 0, e);
-	EXPECT(ddp_grad_ready(model, TABLE) == DDP_OK);
-	EXPECT(model->reducer.requests[0] != NULL);
+	CHECK_OK(ddp_grad_ready(model, TABLE));
+	CHECK(model->reducer.requests[0] != NULL);
 	for (int e = 0; e < 3 * WIDTH; e++)
 		values[e] = fraction(rank, 1, e);
-	EXPECT(ddp_grad_rows(model, TABLE, index, values, 3) == DDP_OK);
-	EXPECT(ddp_step(model, 1, 0, NULL) == DDP_OK);
+	CHECK_OK(ddp_grad_rows(model, TABLE, index, values, 3));
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
 	memcpy(seen[rank], ddp_param_data(model, TABLE), sizeof(seen[rank]));
 	ddp_model_free(model);
 	return 0;
@@ -200,7 +194,7 @@ static int order_body(ddp_context *context, void *user)
 static void rows_are_added_in_the_order_of_ranks_then_of_calls(void **state)
 {
 	const int32_t index[] = { 5, 0, 5 };
-	float (*seen)[ROWS * WIDTH] = share(RANKS_MAX * sizeof(*seen));
+	float (*seen)[ROWS * WIDTH] = test_share(RANKS_MAX * sizeof(*seen));
 	float wanted[ROWS * WIDTH];
 
 	(void)state;
@@ -220,7 +214,7 @@ static void rows_are_added_in_the_order_of_ranks_then_of_calls(void **state)
 		for (int r = 0; r < ranks; r++)
 			assert_memory_equal(seen[r], wanted, sizeof(wanted));
 	}
-	unshare(seen, RANKS_MAX * sizeof(*seen));
+	test_unshare(seen, RANKS_MAX * sizeof(*seen));
 }
 
 /* ---- wrong arguments ----------------------------------------------------------------- */
@@ -237,26 +231,25 @@ static int wrong_rows_body(ddp_context *context, void *user)
 	const way *w = user;
 	ddp_model *model;
 
-	if (make(context, w, &model) != 0)
-		return 1;
-	EXPECT(ddp_grad_rows(model, 2, good, values, 1) == DDP_ERR_INVALID);
-	EXPECT(says("no parameter has index 2; there are 2"));
-	EXPECT(ddp_grad_rows(model, VECTOR, good, values, 1) == DDP_ERR_INVALID);
-	EXPECT(says("\"vector\" was made without sparse_rows"));
-	EXPECT(ddp_grad_rows(model, TABLE, low, values, 2) == DDP_ERR_INVALID);
-	EXPECT(says("index 1 of rows for the gradient of \"table\" is -1; it has 50 rows"));
-	EXPECT(ddp_grad_rows(model, TABLE, high, values, 1) == DDP_ERR_INVALID);
-	EXPECT(ddp_grad_rows(model, TABLE, good, values, -1) == DDP_ERR_INVALID);
-	EXPECT(ddp_grad_rows(model, TABLE, NULL, values, 1) == DDP_ERR_INVALID);
-	EXPECT(ddp_grad_rows(NULL, TABLE, good, values, 1) == DDP_ERR_INVALID);
+	make(context, w, &model);
+	CHECK(ddp_grad_rows(model, 2, good, values, 1) == DDP_ERR_INVALID);
+	CHECK(says("no parameter has index 2; there are 2"));
+	CHECK(ddp_grad_rows(model, VECTOR, good, values, 1) == DDP_ERR_INVALID);
+	CHECK(says("\"vector\" was made without sparse_rows"));
+	CHECK(ddp_grad_rows(model, TABLE, low, values, 2) == DDP_ERR_INVALID);
+	CHECK(says("index 1 of rows for the gradient of \"table\" is -1; it has 50 rows"));
+	CHECK(ddp_grad_rows(model, TABLE, high, values, 1) == DDP_ERR_INVALID);
+	CHECK(ddp_grad_rows(model, TABLE, good, values, -1) == DDP_ERR_INVALID);
+	CHECK(ddp_grad_rows(model, TABLE, NULL, values, 1) == DDP_ERR_INVALID);
+	CHECK(ddp_grad_rows(NULL, TABLE, good, values, 1) == DDP_ERR_INVALID);
 	if (travels(w, ddp_get_job(context)->world_size)) {
-		EXPECT(ddp_grad_rows(model, TABLE, good, values, FEW + 1) == DDP_ERR_INVALID);
-		EXPECT(says("10 rows for the gradient of \"table\" after 0 in this step"));
+		CHECK(ddp_grad_rows(model, TABLE, good, values, FEW + 1) == DDP_ERR_INVALID);
+		CHECK(says("10 rows for the gradient of \"table\" after 0 in this step"));
 	}
 	/* Nothing of it has stayed. */
-	EXPECT(ddp_step(model, 1, 0, NULL) == DDP_OK);
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
 	for (int e = 0; e < ROWS * WIDTH; e++)
-		EXPECT(ddp_param_data(model, TABLE)[e] == 0);
+		CHECK(ddp_param_data(model, TABLE)[e] == 0);
 	ddp_model_free(model);
 	return 0;
 }
@@ -279,16 +272,18 @@ static int unlike_body(ddp_context *context, void *user)
 	ddp_model *model;
 
 	(void)user;
-	EXPECT(ddp_model_create(context, &param, 1, NULL, &model) == DDP_ERR_INVALID);
-	EXPECT(says("\"v\": sparse_rows is for matrices"));
+	CHECK(ddp_model_create(context, &param, 1, NULL, &model) == DDP_ERR_INVALID);
+	CHECK(says("\"v\": sparse_rows is for matrices"));
 	param.ndim = 2;
 	param.shape[1] = 2;
 	param.sparse_rows = -1;
-	EXPECT(ddp_model_create(context, &param, 1, NULL, &model) == DDP_ERR_INVALID);
-	EXPECT(says("\"v\": sparse_rows is -1"));
-	EXPECT(ddp_model_create(context, &matrix, 1, NULL, &model) == DDP_ERR_MISMATCH);
-	EXPECT(says("sparse rows, on rank"));
-	return make(context, &with, &model) != 0 ? 1 : (ddp_model_free(model), 0);
+	CHECK(ddp_model_create(context, &param, 1, NULL, &model) == DDP_ERR_INVALID);
+	CHECK(says("\"v\": sparse_rows is -1"));
+	CHECK(ddp_model_create(context, &matrix, 1, NULL, &model) == DDP_ERR_MISMATCH);
+	CHECK(says("sparse rows, on rank"));
+	make(context, &with, &model);
+	ddp_model_free(model);
+	return 0;
 }
 
 static void sparse_rows_are_checked_and_the_same_on_all_ranks(void **state)

@@ -56,17 +56,16 @@ static int stop_body(ddp_context *context, void *user)
 	ddp_model *model;
 	int64_t step;
 
-	if (train(context, &with, job->rank == 0 ? shared->whole : scratch) != 0 ||
-	    start(context, &dataset, &with, &model, &loader) != 0)
-		return 1;
+	train(context, &with, job->rank == 0 ? shared->whole : scratch);
+	start(context, &dataset, &with, &model, &loader);
 	batches_until_signal = job->rank == job->world_size - 1 ? SIGNALLED_BATCH : -1;
-	EXPECT(ddp_train(model, loader, signalled_batch, &options, &summary) == DDP_OK);
-	EXPECT(summary.stopped && summary.steps == 4);
-	EXPECT(sigaction(SIGUSR1, NULL, &now) == 0 && now.sa_handler == SIG_DFL);
-	EXPECT(ddp_checkpoint_load(model, loader, shared->dir, &step) == DDP_OK && step == 4);
+	CHECK_OK(ddp_train(model, loader, signalled_batch, &options, &summary));
+	CHECK(summary.stopped && summary.steps == 4);
+	CHECK(sigaction(SIGUSR1, NULL, &now) == 0 && now.sa_handler == SIG_DFL);
+	CHECK(ddp_checkpoint_load(model, loader, shared->dir, &step) == DDP_OK && step == 4);
 	/* The stop was heard: the loop may be entered again. */
-	EXPECT(ddp_train(model, loader, mlp_batch, &options, &summary) == DDP_OK);
-	EXPECT(!summary.stopped && summary.steps == STEPS);
+	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	CHECK(!summary.stopped && summary.steps == STEPS);
 	mlp_pack(model, job->rank == 0 ? shared->resumed : scratch);
 	ddp_loader_free(loader);
 	ddp_model_free(model);
@@ -75,7 +74,7 @@ static int stop_body(ddp_context *context, void *user)
 
 static void signal_stops_all_ranks_in_one_step_with_a_checkpoint(void **state)
 {
-	stops *shared = share(sizeof(*shared));
+	stops *shared = test_share(sizeof(*shared));
 	char command[128];
 
 	(void)state;
@@ -88,7 +87,7 @@ static void signal_stops_all_ranks_in_one_step_with_a_checkpoint(void **state)
 		snprintf(command, sizeof(command), "rm -r %s", shared->dir);
 		assert_int_equal(system(command), 0);
 	}
-	unshare(shared, sizeof(*shared));
+	test_unshare(shared, sizeof(*shared));
 }
 
 static double schedule(void *user, int64_t step)
@@ -166,8 +165,7 @@ static int trouble_body(ddp_context *context, void *user)
 	signal(SIGTERM, SIG_IGN);
 	local = *shared;
 	local.own_rank = rank;
-	if (start(context, &dataset, &with, &model, &loader) != 0)
-		return 1;
+	start(context, &dataset, &with, &model, &loader);
 	shared->status[rank] = ddp_train(model, loader, troubled_batch, &options, NULL);
 	snprintf(shared->message[rank], sizeof(shared->message[rank]), "%s", ddp_last_error());
 	ddp_loader_free(loader);
@@ -194,7 +192,7 @@ static void expect_message(const trouble *shared, int rank, const char *part)
 
 static void failing_callback_ends_all_ranks_with_its_reason(void **state)
 {
-	trouble *shared = share(sizeof(*shared));
+	trouble *shared = test_share(sizeof(*shared));
 
 	(void)state;
 	for (int i = 0; i < 3 * UPDATES; i++) {
@@ -211,12 +209,12 @@ static void failing_callback_ends_all_ranks_with_its_reason(void **state)
 			expect_message(shared, r, "the step callback failed on rank");
 		assert_non_null(strstr(shared->message[ranks - 1], "it gave no reason"));
 	}
-	unshare(shared, sizeof(*shared));
+	test_unshare(shared, sizeof(*shared));
 }
 
 static void different_learning_rates_end_all_ranks(void **state)
 {
-	trouble *shared = share(sizeof(*shared));
+	trouble *shared = test_share(sizeof(*shared));
 
 	(void)state;
 	for (int u = 0; u < UPDATES; u++) {
@@ -224,12 +222,12 @@ static void different_learning_rates_end_all_ranks(void **state)
 		for (int r = 0; r < 2; r++)
 			expect_message(shared, r, "step 6: ranks have different learning rates");
 	}
-	unshare(shared, sizeof(*shared));
+	test_unshare(shared, sizeof(*shared));
 }
 
 static void lost_rank_is_an_error_on_the_others(void **state)
 {
-	trouble *shared = share(sizeof(*shared));
+	trouble *shared = test_share(sizeof(*shared));
 
 	(void)state;
 	for (int i = 0; i < 2 * UPDATES; i++) {
@@ -239,7 +237,7 @@ static void lost_rank_is_an_error_on_the_others(void **state)
 			assert_true(shared->status[r] == DDP_ERR_PEER || shared->status[r] == DDP_ERR_ABORTED);
 		}
 	}
-	unshare(shared, sizeof(*shared));
+	test_unshare(shared, sizeof(*shared));
 }
 
 static int no_place_body(ddp_context *context, void *user)
@@ -254,15 +252,14 @@ static int no_place_body(ddp_context *context, void *user)
 	ddp_summary summary;
 
 	(void)user;
-	if (start(context, &dataset, &with, &model, &loader) != 0)
-		return 1;
-	EXPECT(ddp_train(model, loader, mlp_batch, &options, NULL) == DDP_ERR_IO);
-	EXPECT(strstr(ddp_last_error(), "/dev/null/nowhere") != NULL);
+	start(context, &dataset, &with, &model, &loader);
+	CHECK(ddp_train(model, loader, mlp_batch, &options, NULL) == DDP_ERR_IO);
+	CHECK(strstr(ddp_last_error(), "/dev/null/nowhere") != NULL);
 	options.checkpoint_dir = NULL;
 	options.checkpoint_every = 0;
-	EXPECT(ddp_train(model, loader, mlp_batch, &options, &summary) == DDP_OK);
-	EXPECT(summary.steps == 6);
-	EXPECT(fabs(summary.units_per_second * summary.seconds - (SAMPLES + GLOBAL_BATCH)) < 1e-6);
+	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	CHECK(summary.steps == 6);
+	CHECK(fabs(summary.units_per_second * summary.seconds - (SAMPLES + GLOBAL_BATCH)) < 1e-6);
 	ddp_loader_free(loader);
 	ddp_model_free(model);
 	return 0;
@@ -293,17 +290,16 @@ static int arguments_body(ddp_context *context, void *user)
 	ddp_loader *loader;
 
 	(void)user;
-	if (start(context, &dataset, &with, &model, &loader) != 0)
-		return 1;
+	start(context, &dataset, &with, &model, &loader);
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-		EXPECT(ddp_train(model, loader, mlp_batch, &bad[i].options, NULL) == DDP_ERR_INVALID);
-		EXPECT(strstr(ddp_last_error(), bad[i].part) != NULL);
+		CHECK(ddp_train(model, loader, mlp_batch, &bad[i].options, NULL) == DDP_ERR_INVALID);
+		CHECK(strstr(ddp_last_error(), bad[i].part) != NULL);
 	}
-	EXPECT(ddp_train(model, NULL, mlp_batch, &good, NULL) == DDP_ERR_INVALID);
-	EXPECT(ddp_train(model, loader, NULL, &good, NULL) == DDP_ERR_INVALID);
-	EXPECT(ddp_train(model, loader, mlp_batch, NULL, NULL) == DDP_ERR_INVALID);
-	EXPECT(ddp_train(NULL, loader, mlp_batch, &good, NULL) == DDP_ERR_INVALID);
-	EXPECT(ddp_train(model, loader, mlp_batch, &good, NULL) == DDP_OK);
+	CHECK(ddp_train(model, NULL, mlp_batch, &good, NULL) == DDP_ERR_INVALID);
+	CHECK(ddp_train(model, loader, NULL, &good, NULL) == DDP_ERR_INVALID);
+	CHECK(ddp_train(model, loader, mlp_batch, NULL, NULL) == DDP_ERR_INVALID);
+	CHECK(ddp_train(NULL, loader, mlp_batch, &good, NULL) == DDP_ERR_INVALID);
+	CHECK_OK(ddp_train(model, loader, mlp_batch, &good, NULL));
 	ddp_loader_free(loader);
 	ddp_model_free(model);
 	return 0;

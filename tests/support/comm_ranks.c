@@ -1,21 +1,14 @@
 #include "tests/support/comm_ranks.h"
 
-#include <errno.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/internal.h"
-#include "tests/support/hung.h"
 
 enum { BLOB_BYTES = 1 << 16, OPEN_TIMEOUT_MS = 60000 };
 
@@ -31,15 +24,6 @@ typedef struct test_wireup {
 	slot *slots;
 	unsigned long round;
 } test_wireup;
-
-static int this_rank = -1;
-
-void test_check_failed(const char *file, int line, const char *what)
-{
-	fprintf(stderr, "# rank %d: %s:%d: %s failed (last error: %s)\n", this_rank, file, line, what,
-	        ddp_last_error());
-	_exit(1);
-}
 
 static ddp_status await_all(const test_wireup *w, bool read, uint64_t deadline_ns)
 {
@@ -104,15 +88,21 @@ static bool is_refused(const test_world *world)
 	return false;
 }
 
-static int run_rank(const test_world *world, int rank, slot *slots)
+struct opening {
+	const test_world *world;
+	slot *slots;
+};
+
+static int run_rank(int rank, void *argument)
 {
+	const struct opening *opening = argument;
+	const test_world *world = opening->world;
 	ddp_job job = { .rank = rank, .world_size = world->ranks, .local_rank = rank,
 	                .local_world_size = world->ranks, .nnodes = 1, .pid = getpid() };
-	test_wireup wireup = { .base = { .ops = &shared_memory_ops, .job = &job }, .slots = slots };
+	test_wireup wireup = { .base = { .ops = &shared_memory_ops, .job = &job }, .slots = opening->slots };
 	ddp_comm *comm = NULL;
 	char node[32];
 
-	this_rank = rank;
 	snprintf(job.hostname, sizeof(job.hostname), "n%d",
 	         world->node_of != NULL ? world->node_of[rank] : 0);
 	snprintf(node, sizeof(node), "%d", world->node_of != NULL ? world->node_of[rank] : 0);
@@ -128,49 +118,6 @@ static int run_rank(const test_world *world, int rank, slot *slots)
 	int code = world->body(comm, world->argument);
 	ddp_comm_close(comm);
 	return code;
-}
-
-/* Waits for the ranks; kills those that are left at the deadline, which is for an
-   idle machine, and shows where they hang. */
-static int reap(const test_world *world, const pid_t *pids)
-{
-	uint64_t start_ns = ddp_now_ns(), limit_ns = 50000000000u;
-	bool stretched = false;
-	bool ended[TEST_RANKS_MAX] = { false };
-	int left = world->ranks, failures = 0;
-
-	while (left > 0) {
-		bool late = ddp_now_ns() - start_ns > limit_ns;
-		if (late && !stretched) {
-			limit_ns *= (uint64_t)test_slowness();
-			stretched = true;
-			continue;
-		}
-		for (int r = 0; r < world->ranks; r++) {
-			int state;
-			if (ended[r])
-				continue;
-			if (late) {
-				fprintf(stderr, "# rank %d of %d hangs\n", r, world->ranks);
-				failures++;
-				test_show_stacks(pids[r]);
-				kill(pids[r], SIGKILL);
-			}
-			if (waitpid(pids[r], &state, late ? 0 : WNOHANG) != pids[r])
-				continue;
-			ended[r] = true;
-			left--;
-			bool killed = WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL;
-			if (late || (killed && world->expect_deaths))
-				continue;
-			if (WIFSIGNALED(state))
-				fprintf(stderr, "# rank %d of %d: signal %d\n", r, world->ranks, WTERMSIG(state));
-			failures += !WIFEXITED(state) || WEXITSTATUS(state) != 0;
-		}
-		if (left > 0)
-			usleep(500);
-	}
-	return failures;
 }
 
 void test_await_sleep(pid_t pid)
@@ -190,22 +137,13 @@ void test_await_sleep(pid_t pid)
 int test_world_run(const test_world *world)
 {
 	size_t bytes = (size_t)world->ranks * sizeof(slot);
-	slot *slots = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	pid_t pids[TEST_RANKS_MAX];
+	struct opening opening = { world, test_share(bytes) };
+	const test_ranks ranks = { .count = world->ranks, .body = run_rank, .argument = &opening,
+	                           .at_start = is_refused(world) ? NULL : world->at_start,
+	                           .at_start_argument = world->argument,
+	                           .expect_deaths = world->expect_deaths };
+	int failures = test_ranks_run(&ranks);
 
-	if (slots == MAP_FAILED || world->ranks > TEST_RANKS_MAX)
-		return -1;
-	fflush(NULL);
-	for (int r = 0; r < world->ranks; r++) {
-		pids[r] = fork();
-		if (pids[r] == 0) {
-			prctl(PR_SET_PDEATHSIG, SIGKILL);
-			exit(run_rank(world, r, slots));
-		}
-	}
-	if (world->at_start != NULL && !is_refused(world))
-		world->at_start(pids, world->argument);
-	int failures = reap(world, pids);
-	munmap(slots, bytes);
+	test_unshare(opening.slots, bytes);
 	return failures;
 }

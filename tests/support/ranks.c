@@ -1,45 +1,105 @@
 #include "tests/support/ranks.h"
 
+#include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-int run_ranks(int ranks, rank_body body, void *user)
+#include "base/clock.h"
+#include "ddp.h"
+#include "tests/support/hung.h"
+
+static int this_rank = -1;
+static void (*before_failing)(void);
+
+void test_be_rank(int rank, void (*before)(void))
 {
-	return run_ranks_with(ranks, NULL, body, user);
+	this_rank = rank;
+	before_failing = before;
 }
 
-int run_ranks_with(int ranks, const ddp_options *options, rank_body body, void *user)
+void test_check_failed(const char *file, int line, const char *what)
 {
-	ddp_spawn_result result;
-	ddp_context *context;
+	fprintf(stderr, "# rank %d: %s:%d: %s failed (last error: %s)\n", this_rank, file, line, what,
+	        ddp_last_error());
+	if (before_failing != NULL)
+		before_failing();
+	_exit(1);
+}
 
+/* Waits for the ranks; kills those that are left at the deadline, which is for an
+   idle machine, and shows where they hang. */
+static int reap(const test_ranks *ranks, const pid_t *pids)
+{
+	uint64_t start_ns = ddp_now_ns(), limit_ns = 50000000000u;
+	bool stretched = false;
+	bool ended[TEST_RANKS_MAX] = { false };
+	int left = ranks->count, failures = 0;
+
+	while (left > 0) {
+		bool late = ddp_now_ns() - start_ns > limit_ns;
+		if (late && !stretched) {
+			limit_ns *= (uint64_t)test_slowness();
+			stretched = true;
+			continue;
+		}
+		for (int r = 0; r < ranks->count; r++) {
+			int state;
+			if (ended[r])
+				continue;
+			if (late) {
+				fprintf(stderr, "# rank %d of %d hangs\n", r, ranks->count);
+				failures++;
+				test_show_stacks(pids[r]);
+				kill(pids[r], SIGKILL);
+			}
+			if (waitpid(pids[r], &state, late ? 0 : WNOHANG) != pids[r])
+				continue;
+			ended[r] = true;
+			left--;
+			bool killed = WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL;
+			if (late || (killed && ranks->expect_deaths))
+				continue;
+			if (WIFSIGNALED(state))
+				fprintf(stderr, "# rank %d of %d: signal %d\n", r, ranks->count, WTERMSIG(state));
+			failures += !WIFEXITED(state) || WEXITSTATUS(state) != 0;
+		}
+		if (left > 0)
+			usleep(500);
+	}
+	return failures;
+}
+
+int test_ranks_run(const test_ranks *ranks)
+{
+	pid_t pids[TEST_RANKS_MAX];
+
+	if (ranks->count > TEST_RANKS_MAX)
+		return -1;
 	fflush(NULL);
-	if (ddp_spawn(ranks, &result) != DDP_OK) {
-		fprintf(stderr, "# ddp_spawn: %s\n", ddp_last_error());
-		return 1;
+	for (int r = 0; r < ranks->count; r++) {
+		pids[r] = fork();
+		if (pids[r] < 0) {
+			perror("# fork");
+			exit(1); /* the ranks that run end with this process */
+		}
+		if (pids[r] == 0) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			test_be_rank(r, NULL);
+			/* The ordinary way, so that the leak check comes too. */
+			exit(ranks->body(r, ranks->argument));
+		}
 	}
-	if (!result.is_rank)
-		return result.exit_code;
-
-	if (ddp_init(options, &context) != DDP_OK) {
-		fprintf(stderr, "# ddp_init: %s\n", ddp_last_error());
-		_exit(1);
-	}
-	int code = body(context, user);
-	if (code != 0) /* or the others would wait for this rank */
-		ddp_comm_abort(ddp_world(context), "an expectation of the test was not met");
-	if (ddp_finalize(context) != DDP_OK) {
-		fprintf(stderr, "# ddp_finalize: %s\n", ddp_last_error());
-		code = code != 0 ? code : 1;
-	}
-	/* The ordinary way, so that the leak check comes too. */
-	exit(code);
+	if (ranks->at_start != NULL)
+		ranks->at_start(pids, ranks->at_start_argument);
+	return reap(ranks, pids);
 }
 
-void *share(size_t bytes)
+void *test_share(size_t bytes)
 {
 	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
@@ -50,13 +110,7 @@ void *share(size_t bytes)
 	return memory;
 }
 
-void unshare(void *memory, size_t bytes)
+void test_unshare(void *memory, size_t bytes)
 {
 	munmap(memory, bytes);
-}
-
-void report_expectation(const char *file, int line, const char *condition)
-{
-	fprintf(stderr, "# %s:%d: expected %s (last error: %s)\n", file, line, condition,
-	        ddp_last_error());
 }

@@ -1,34 +1,55 @@
-/* ranks: runs a test's body on several local ranks, each a process. */
+/*
+ * ranks: a test's ranks, each a process. What a rank has to start with, others add:
+ * comm_ranks a communicator, tcp_ranks a wire-up by TCP, context_ranks a context.
+ */
 #ifndef TESTS_RANKS_H
 #define TESTS_RANKS_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <sys/types.h>
 
-#include "ddp.h"
+enum { TEST_RANKS_MAX = 16 };
 
-/* Returns 0 when all is as wanted. What a failed expectation was goes to
-   stderr. The context is finalized after it. */
-typedef int (*rank_body)(ddp_context *context, void *user);
+typedef struct test_ranks {
+	int count;
+	/* Runs in each rank; what it returns is the rank's exit code. A failed
+	   CHECK() prints and exits with 1. */
+	int (*body)(int rank, void *argument);
+	void *argument;
+	void (*at_start)(const pid_t *pids, void *argument); /* in the parent, once all run; may be NULL */
+	void *at_start_argument;
+	bool expect_deaths;  /* ranks may be killed; the others must end by themselves */
+} test_ranks;
 
-/* Runs `body` on `ranks` ranks; the exit code of the first that fails, or 0.
-   Call it from a process without threads. */
-int run_ranks(int ranks, rank_body body, void *user);
-/* The same with options for ddp_init(). */
-int run_ranks_with(int ranks, const ddp_options *options, rank_body body, void *user);
+/* Forks the ranks and waits for them. Returns how many failed, 0 if every rank
+   returned 0, and prints which did not. Ranks that still run after 50 s, longer
+   where the machine is slow just then, are killed, which is a failure. */
+int test_ranks_run(const test_ranks *ranks);
 
-/* Zeroed memory that this process and the ranks share. */
-void *share(size_t bytes);
-void unshare(void *memory, size_t bytes);
+/* Zeroed memory that this process and its later children share. */
+void *test_share(size_t bytes);
+void test_unshare(void *memory, size_t bytes);
 
-/* In a body: return 1 and say where and why if `condition` is false. */
-#define EXPECT(condition)                                                              \
-	do {                                                                           \
-		if (!(condition)) {                                                    \
-			report_expectation(__FILE__, __LINE__, #condition);            \
-			return 1;                                                      \
-		}                                                                      \
+/* In a rank: say where and why, and end the rank, if `condition` is false. */
+#define CHECK(condition) \
+	do { \
+		if (!(condition)) \
+			test_check_failed(__FILE__, __LINE__, #condition); \
 	} while (0)
 
-void report_expectation(const char *file, int line, const char *condition);
+/* A status that should be DDP_OK. */
+#define CHECK_OK(call) \
+	do { \
+		ddp_status check_status = (call); \
+		if (check_status != DDP_OK) \
+			test_check_failed(__FILE__, __LINE__, #call); \
+	} while (0)
+
+void test_check_failed(const char *file, int line, const char *what) __attribute__((noreturn));
+
+/* For a harness of ranks: which rank a failed CHECK() names, and what is done before
+   the rank ends; NULL: nothing. */
+void test_be_rank(int rank, void (*before_failing)(void));
 
 #endif

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -12,7 +13,6 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -95,6 +95,12 @@ static ddp_status one_round(const struct rank *rank, ddp_wireup *wireup, int rou
 	return status;
 }
 
+static void die(int number)
+{
+	(void)number;
+	kill(getpid(), SIGKILL);
+}
+
 static ddp_status be_rank(const struct rank *rank)
 {
 	ddp_wireup *wireup;
@@ -102,7 +108,8 @@ static ddp_status be_rank(const struct rank *rank)
 	const struct itimerval death = { .it_value.tv_usec = rank->dies_us };
 
 	sleep_ms(rank->delay_ms);
-	setitimer(ITIMER_REAL, &death, NULL); /* SIGALRM kills */
+	signal(SIGALRM, die);
+	setitimer(ITIMER_REAL, &death, NULL);
 	if (rank->descriptors > 0) {
 		struct rlimit limit = { rank->descriptors, rank->descriptors };
 		setrlimit(RLIMIT_NOFILE, &limit);
@@ -119,41 +126,29 @@ static ddp_status be_rank(const struct rank *rank)
 	return status;
 }
 
+static int report(int r, void *argument)
+{
+	struct outcome *outcome = (struct outcome *)argument + r;
+	uint64_t start_ns = ddp_now_ns();
+
+	if (ranks[r].absent)
+		return 0;
+	outcome->status = be_rank(&ranks[r]);
+	outcome->seconds = ddp_seconds_since(start_ns);
+	snprintf(outcome->message, sizeof(outcome->message), "%s", ddp_last_error());
+	return 0;
+}
+
 void run(int count)
 {
-	int pipes[WORLD_MAX][2];
-	pid_t pids[WORLD_MAX];
+	struct outcome *shared = test_share(sizeof(outcomes));
+	test_ranks all = { .count = count, .body = report, .argument = shared };
 
-	memset(outcomes, 0, sizeof(outcomes));
-	fflush(NULL);
-	for (int r = 0; r < count; r++) {
-		if (ranks[r].absent)
-			continue;
-		assert_int_equal(pipe(pipes[r]), 0);
-		pids[r] = fork();
-		assert_true(pids[r] >= 0);
-		if (pids[r] == 0) {
-			struct outcome outcome = { 0 };
-			uint64_t start_ns = ddp_now_ns();
-			outcome.status = be_rank(&ranks[r]);
-			outcome.seconds = ddp_seconds_since(start_ns);
-			snprintf(outcome.message, sizeof(outcome.message), "%s", ddp_last_error());
-			exit(write(pipes[r][1], &outcome, sizeof(outcome)) == sizeof(outcome) ? 0 : 1);
-		}
-		close(pipes[r][1]);
-	}
-	for (int r = 0; r < count; r++) {
-		int status;
-		if (ranks[r].absent)
-			continue;
-		ssize_t got = read(pipes[r][0], &outcomes[r], sizeof(outcomes[r]));
-		close(pipes[r][0]);
-		assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
-		if (ranks[r].dies_us > 0 && WIFSIGNALED(status))
-			continue;
-		assert_int_equal(got, sizeof(outcomes[r]));
-		assert_int_equal(status, 0); /* also: nothing leaked */
-	}
+	for (int r = 0; r < count; r++)
+		all.expect_deaths |= ranks[r].dies_us > 0;
+	assert_int_equal(test_ranks_run(&all), 0); /* also: nothing leaked */
+	memcpy(outcomes, shared, sizeof(outcomes));
+	test_unshare(shared, sizeof(outcomes));
 }
 
 void expect(int rank, ddp_status status, const char *words)

@@ -1,16 +1,15 @@
 /*
- * tcp_ranks: the ranks of a wire-up by TCP, each a process, for a test. Each
+ * tcp_ranks: a test's ranks with a wire-up by TCP. Each
  * test uses a port of its own at an address of the loopback net.
  */
 #ifndef TESTS_TCP_RANKS_H
 #define TESTS_TCP_RANKS_H
 
-#include <sys/types.h>
-
+#include "tests/support/ranks.h"
 #include "wireup/auth.h"
 #include "wireup/wireup.h"
 
-enum { WORLD_MAX = 16, LONG_MS = 60000, SHORT_MS = 1500 };
+enum { WORLD_MAX = TEST_RANKS_MAX, LONG_MS = 60000, SHORT_MS = 1500 };
 
 struct outcome {
 	ddp_status status;

@@ -2,8 +2,8 @@
 
 const ddp_update_mode updates[UPDATES] = { DDP_REPLICATED, DDP_SHARDED };
 
-int start(ddp_context *context, const ddp_dataset *dataset, const setup *with,
-          ddp_model **model, ddp_loader **loader)
+void start(ddp_context *context, const ddp_dataset *dataset, const setup *with,
+           ddp_model **model, ddp_loader **loader)
 {
 	const ddp_model_options model_options = {
 		.learning_rate = 0.01, .weight_decay = 0.1, .clip_norm = with->clip_norm,
@@ -14,16 +14,15 @@ int start(ddp_context *context, const ddp_dataset *dataset, const setup *with,
 		.seed = SEED, .tail = DDP_TAIL_UNEVEN,
 	};
 
-	EXPECT(ddp_model_create(context, mlp_params, MLP_PARAMS, &model_options, model) == DDP_OK);
+	CHECK_OK(ddp_model_create(context, mlp_params, MLP_PARAMS, &model_options, model));
 	/* Only rank 0's start counts. */
 	for (int p = 0; p < MLP_PARAMS && ddp_get_job(context)->rank == 0; p++)
 		mlp_init(p, ddp_param_data(*model, p), ddp_param_count(*model, p));
-	EXPECT(ddp_broadcast_params(*model) == DDP_OK);
-	EXPECT(ddp_loader_create(context, dataset, &loader_options, loader) == DDP_OK);
-	return 0;
+	CHECK_OK(ddp_broadcast_params(*model));
+	CHECK_OK(ddp_loader_create(context, dataset, &loader_options, loader));
 }
 
-int train(ddp_context *context, const setup *with, float *out)
+void train(ddp_context *context, const setup *with, float *out)
 {
 	const ddp_dataset dataset = mlp_dataset(SAMPLES);
 	const ddp_train_options options = {
@@ -34,12 +33,10 @@ int train(ddp_context *context, const setup *with, float *out)
 	ddp_loader *loader;
 	ddp_summary summary;
 
-	if (start(context, &dataset, with, &model, &loader) != 0)
-		return 1;
-	EXPECT(ddp_train(model, loader, mlp_batch, &options, &summary) == DDP_OK);
-	EXPECT(summary.last_loss < summary.first_loss || with->resume);
+	start(context, &dataset, with, &model, &loader);
+	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	CHECK(summary.last_loss < summary.first_loss || with->resume);
 	mlp_pack(model, out);
 	ddp_loader_free(loader);
 	ddp_model_free(model);
-	return 0;
 }

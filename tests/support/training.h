@@ -3,7 +3,7 @@
 #define TESTS_TRAINING_H
 
 #include "tests/support/mlp.h"
-#include "tests/support/ranks.h"
+#include "tests/support/context_ranks.h"
 
 /* An epoch is four whole global batches and one of 13 samples; with two
    micro-batches a step, some of the last are empty on some ranks. */
@@ -22,11 +22,11 @@ typedef struct setup {
 	bool resume;
 } setup;
 
-/* A model at its start and a loader of `dataset`. 0, or 1 as EXPECT does. */
-int start(ddp_context *context, const ddp_dataset *dataset, const setup *with,
-          ddp_model **model, ddp_loader **loader);
+/* A model at its start and a loader of `dataset`. */
+void start(ddp_context *context, const ddp_dataset *dataset, const setup *with,
+           ddp_model **model, ddp_loader **loader);
 
 /* Trains, and leaves the parameters, packed, in out[MLP_ELEMENTS]. */
-int train(ddp_context *context, const setup *with, float *out);
+void train(ddp_context *context, const setup *with, float *out);
 
 #endif

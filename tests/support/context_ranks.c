@@ -1,0 +1,38 @@
+#include "tests/support/context_ranks.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static ddp_context *this_context;
+
+/* The other ranks need not wait for this one. */
+static void abort_world(void)
+{
+	ddp_comm_abort(ddp_world(this_context), "an expectation of the test was not met");
+}
+
+int run_ranks(int ranks, rank_body body, void *user)
+{
+	return run_ranks_with(ranks, NULL, body, user);
+}
+
+int run_ranks_with(int ranks, const ddp_options *options, rank_body body, void *user)
+{
+	ddp_spawn_result result;
+
+	fflush(NULL);
+	if (ddp_spawn(ranks, &result) != DDP_OK) {
+		fprintf(stderr, "# ddp_spawn: %s\n", ddp_last_error());
+		return 1;
+	}
+	if (!result.is_rank)
+		return result.exit_code;
+
+	CHECK_OK(ddp_init(options, &this_context));
+	test_be_rank(ddp_get_job(this_context)->rank, abort_world);
+	int code = body(this_context, user);
+	test_be_rank(ddp_get_job(this_context)->rank, NULL);
+	CHECK_OK(ddp_finalize(this_context));
+	/* The ordinary way, so that the leak check comes too. */
+	exit(code);
+}

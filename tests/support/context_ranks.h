@@ -1,0 +1,18 @@
+/* context_ranks: runs a test's body on local ranks, each a process with a context. */
+#ifndef TESTS_CONTEXT_RANKS_H
+#define TESTS_CONTEXT_RANKS_H
+
+#include "ddp.h"
+#include "tests/support/ranks.h"
+
+/* Returns 0 when all is as wanted; a failed CHECK() prints and ends the rank. The
+   context is finalized after it. */
+typedef int (*rank_body)(ddp_context *context, void *user);
+
+/* Runs `body` on `ranks` ranks of ddp_spawn(); the exit code of the first that
+   fails, or 0. Call it from a process without threads. */
+int run_ranks(int ranks, rank_body body, void *user);
+/* The same with options for ddp_init(). */
+int run_ranks_with(int ranks, const ddp_options *options, rank_body body, void *user);
+
+#endif
