@@ -2,21 +2,28 @@
 
 #include <string.h>
 
-/* The value that a word gives, such as "0" in -K0 and --kill-on-bad-exit=0, and ""
-   in -K; NULL if it is another word. A long option may be cut short. */
-static const char *value_of(const char *word)
+/* The value that a word gives to a long option, "" without one; NULL if it is another
+   word. The option may be cut short, but not so far that it could be another one. */
+static const char *value_of(const char *word, const char *option, size_t shortest)
 {
-	static const char name[] = "--kill-on-bad-exit";
+	size_t length = strcspn(word, "=");
+
+	if (length < shortest || strncmp(word, option, length) != 0)
+		return NULL;
+	return word[length] == '=' ? word + length + 1 : "";
+}
+
+/* "0" of -K0 and --kill-on-bad-exit=0, "" of -K. */
+static const char *value_of_kill(const char *word)
+{
 	/* Of srun's options of one letter those without a value: behind them, in the same
 	   word, others may follow. */
 	static const char flags[] = "EHOQVXZhlsuv";
-	size_t length = strcspn(word, "="), letter = 1 + strspn(word + (word[0] != '\0'), flags);
+	size_t letter = 1 + strspn(word + (word[0] != '\0'), flags);
 
 	if (word[0] == '-' && word[letter] == 'K')
 		return word + letter + 1;
-	if (length < sizeof("--k") - 1 || length > sizeof(name) - 1 || strncmp(word, name, length) != 0)
-		return NULL;
-	return word[length] == '=' ? word + length + 1 : "";
+	return value_of(word, "--kill-on-bad-exit", sizeof("--k") - 1);
 }
 
 /* The next of srun's own words, of which `*left` are left; NULL behind the last. */
@@ -36,7 +43,7 @@ bool srun_goes_on_after_failure(const char *words, size_t bytes, int own_words, 
 	const char *last = variable, *word, *end = words + bytes;
 
 	while ((word = take_word(&words, end, &own_words)) != NULL) {
-		const char *value = value_of(word);
+		const char *value = value_of_kill(word);
 		if (value != NULL)
 			last = value;
 	}
@@ -45,14 +52,10 @@ bool srun_goes_on_after_failure(const char *words, size_t bytes, int own_words, 
 
 bool srun_waits_for_children(const char *words, size_t bytes, int own_words)
 {
-	static const char name[] = "--wait-for-children";
 	const char *word, *end = words + bytes;
 
-	while ((word = take_word(&words, end, &own_words)) != NULL) {
-		size_t length = strlen(word);
-		/* A long option may be cut short, as long as it is no other one. */
-		if (length >= sizeof("--wait-f") - 1 && strncmp(name, word, length) == 0)
+	while ((word = take_word(&words, end, &own_words)) != NULL)
+		if (value_of(word, "--wait-for-children", sizeof("--wait-f") - 1) != NULL)
 			return true;
-	}
 	return false;
 }
