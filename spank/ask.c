@@ -70,6 +70,20 @@ void ask_free_jobs(job_info_msg_t *jobs)
 		release(jobs);
 }
 
+uint32_t ask_leader(uint32_t job_id)
+{
+	job_info_msg_t *jobs = ask_jobs(job_id);
+	uint32_t leader = job_id;
+
+	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++) {
+		const job_info_t *job = &jobs->job_array[i];
+		if (job->job_id == job_id && job->het_job_id != 0 && job->het_job_id != NO_VAL)
+			leader = job->het_job_id;
+	}
+	ask_free_jobs(jobs);
+	return leader;
+}
+
 bool ask_is_ending(uint32_t job_id)
 {
 	job_info_msg_t *jobs = ask_jobs(job_id);

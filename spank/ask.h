@@ -27,10 +27,15 @@ uint32_t ask_kill_wait_ms(void);
 /* How long a step may go on of which a task has ended as if asked to stop. */
 uint32_t ask_grace_ms(const struct settings *settings);
 
-/* What the controller knows of a job, its components, too, for ask_free_jobs();
-   NULL: nothing. Not as root: it takes as long as the controller likes. */
+/* What the controller knows of a job, for ask_free_jobs(); NULL: nothing. In a thread: it
+   takes as long as the controller likes. */
 job_info_msg_t *ask_jobs(uint32_t job_id);
 void ask_free_jobs(job_info_msg_t *jobs);
+
+/* The job by which a request reaches the steps of all components of the job: the first of
+   its heterogeneous job. The controller is asked: slurmstepd acts on it as root, and what
+   the environment says is the user's word. job_id if there is none, or no answer. */
+uint32_t ask_leader(uint32_t job_id);
 
 /* Whether Slurm is about to end the job: it is being preempted, or there is not more
    time left than --signal may have been given for. */

@@ -152,8 +152,7 @@ static void end_step_alone(spank_t spank, const struct stepd *stepd, enum end_de
 		return;
 	request.delay_ms += nodes * ALONE_NODE_MS <= ALONE_SPREAD_MS
 		? node * ALONE_NODE_MS : (long)node * ALONE_SPREAD_MS / nodes;
-	if (step_spans_components(environment, tasks))
-		request.het_nodes = environment_get(environment, "SLURM_STEP_NODELIST");
+	request.heterogeneous = step_spans_components(environment, tasks);
 	kill_start_alone(&request);
 }
 

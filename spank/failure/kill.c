@@ -4,13 +4,12 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <string.h>
 
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 
 #include "base/clock.h"
-#include "spank/failure/component.h"
+#include "spank/ask.h"
 #include "spank/failure/timeline.h"
 #include "spank/pause.h"
 #include "spank/worker.h"
@@ -19,7 +18,6 @@ enum { POLL_MS = 20 };
 
 static struct {
 	struct kill_alone request;
-	char *het_nodes;
 	struct worker worker;
 	bool running;
 	atomic_bool tasks_ended;
@@ -72,20 +70,13 @@ static bool wait_for_turn(void)
 	return true;
 }
 
-/* In a thread: the controller may take its time, and tasks are to be reaped. The
-   components of a heterogeneous step are steps of the same number in jobs of
-   their own. */
+/* In a thread: the controller may take its time, and tasks are to be reaped. */
 static void ask(void)
 {
-	uint32_t jobs[COMPONENTS_MAX] = { alone.request.job_id };
-	int count = 1;
+	uint32_t job_id = alone.request.job_id;
 
-	if (!wait_for_turn())
-		return;
-	if (alone.het_nodes != NULL)
-		count = component_jobs(alone.request.job_id, alone.het_nodes, jobs);
-	for (int i = 0; i < count; i++)
-		kill_step(jobs[i], alone.request.step_id);
+	if (wait_for_turn())
+		kill_step(alone.request.heterogeneous ? ask_leader(job_id) : job_id, alone.request.step_id);
 }
 
 void kill_start_alone(const struct kill_alone *request)
@@ -93,8 +84,6 @@ void kill_start_alone(const struct kill_alone *request)
 	if (alone.running)
 		return;
 	alone.request = *request;
-	alone.request.het_nodes = NULL;
-	alone.het_nodes = request->het_nodes != NULL ? strdup(request->het_nodes) : NULL;
 	alone.running = worker_start(&alone.worker, ask);
 }
 

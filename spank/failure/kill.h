@@ -8,15 +8,15 @@
 #include "spank/failure/witness.h"
 
 /* Asks once, and says to the user what goes wrong. That the step has ended
-   meanwhile is as it should be. */
+   meanwhile is as it should be. The components of a heterogeneous step are steps of the
+   same number in jobs of their own; the first one's job stands for all. */
 void kill_step(uint32_t job_id, uint32_t step_id);
 
 /* What a node asks for whose srun does not answer. */
 struct kill_alone {
 	uint32_t job_id, step_id;
 	long delay_ms;
-	const char *het_nodes;         /* of a heterogeneous step all nodes, whose components
-	                                  end, too; else NULL */
+	bool heterogeneous;            /* the step has components in other jobs, which end, too */
 	const struct witness *witness; /* its end tells that somebody else has asked */
 	bool with_tasks;               /* not once the node's own tasks have ended */
 };

@@ -167,6 +167,18 @@ wait
 prints 'slurmstepd.*: error: ddp: rank 1 of 2 on n[0-9] exited with code 7' "the node speaks if srun does not answer"
 prints_times 1 "$report" "and srun does not repeat it"
 
+# Such a node of a heterogeneous step ends all components, by one request.
+rm -f "$work/stopped" "$work/spoken"
+gone() { [ -e "$work/stopped" ] && ! on_node n0 pgrep -fx 'sleep 6161' >/dev/null; }
+(wait_until 40 gone && : >"$work/gone"; : >"$work/spoken") &
+timed as_user sh -c 'cd "$0"
+	srun -v --ddp -N1 -n1 sh -c ". ./together; exec sleep 6161" : \
+		-N1 -n1 sh -c ". ./together; until [ -e stopped ]; do sleep 0.02; done; exit 7" 2>told &
+	until [ "$(grep -c "tasks started" told)" = 2 ]; do sleep 0.02; done
+	kill -STOP $!; : >stopped; until [ -e spoken ]; do sleep 0.05; done; kill -CONT $!; wait; cat told' "$work"
+wait
+check "a node of one component ends the other, too, if srun does not answer" test -e "$work/gone"
+
 # A site that lets srun have some ports only. The user's listeners on the head:
 { cat "$cluster/slurm.conf"; echo "SrunPortRange=61100-61199"; } >"$work/slurm.conf"
 cat >"$work/listeners" <<'END'
