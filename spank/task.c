@@ -225,9 +225,9 @@ void task_begin(spank_t spank, struct stepd *stepd)
 	if (supervise_tell_once(&stepd->node.supervise)) {
 		if (!node_tell(&stepd->node, &news))
 			slurm_error("ddp: %s", fault.text);
-		supervise_task_told(&stepd->node.supervise);
+		supervise_told(&stepd->node.supervise);
 	}
-	supervise_await_task(&stepd->node.supervise);
+	supervise_await_told(&stepd->node.supervise);
 	_exit(1);
 }
 

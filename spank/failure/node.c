@@ -167,6 +167,7 @@ static void speak(struct node *node, const struct end_verdict *verdict, bool hea
 	    !supervise_tell_once(&node->supervise))
 		return;
 	node->say(text);
+	supervise_told(&node->supervise);
 	/* With its last task a node's connection to srun goes; the words first. */
 	if (supervise_look(&node->supervise).all_ended)
 		pause_ms(DELIVERY_MS);

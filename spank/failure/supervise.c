@@ -89,17 +89,17 @@ bool supervise_tell_once(struct supervise *supervise)
 	return supervise->shared == NULL || !atomic_exchange(&supervise->shared->told, true);
 }
 
-void supervise_task_told(struct supervise *supervise)
+void supervise_told(struct supervise *supervise)
 {
 	if (supervise->shared != NULL)
-		atomic_store(&supervise->shared->task_has_told, true);
+		atomic_store(&supervise->shared->has_told, true);
 }
 
-void supervise_await_task(const struct supervise *supervise)
+void supervise_await_told(const struct supervise *supervise)
 {
 	uint64_t deadline_ns = ddp_now_ns() + (CONNECT_MS + REPLY_MS) * 1000000ull;
 
-	while (supervise->shared != NULL && !atomic_load(&supervise->shared->task_has_told) &&
+	while (supervise->shared != NULL && !atomic_load(&supervise->shared->has_told) &&
 	       ddp_now_ns() < deadline_ns)
 		pause_ms(TASK_POLL_MS);
 }

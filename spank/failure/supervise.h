@@ -25,7 +25,7 @@ struct supervise_task {
 /* Shared between slurmstepd, its children until they exec the program, and the witness. */
 struct supervise_shared {
 	atomic_bool told; /* a failure was already put into words on this node */
-	atomic_bool task_has_told; /* the task whose words they are is done with it */
+	atomic_bool has_told; /* who did so is done with it */
 	struct witness witness;
 	uint32_t world_size;
 	char node[HOST_NAME_MAX_BYTES];
@@ -60,12 +60,12 @@ bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t ow
                      struct fault *fault);
 void supervise_end(struct supervise *supervise);
 
-/* True for the first of the node to say what is wrong. A task that does so says
-   when it is done; the others wait for it, CONNECT_MS and REPLY_MS at most: srun is
-   not to hear of their ends before it hears why. */
+/* True for the first of the node to say what is wrong, a task or slurmstepd, which then
+   says when it is done. Tasks that cannot start wait for it, CONNECT_MS and REPLY_MS at
+   most: srun is not to hear of their ends before it hears why. */
 bool supervise_tell_once(struct supervise *supervise);
-void supervise_task_told(struct supervise *supervise);
-void supervise_await_task(const struct supervise *supervise);
+void supervise_told(struct supervise *supervise);
+void supervise_await_told(const struct supervise *supervise);
 
 /* Copies a task's page; zeroed if there is none. */
 void supervise_read(const struct supervise *supervise, uint32_t local_task,

@@ -92,6 +92,7 @@ static void task_that_somebody_kills_is_a_failure_none_the_less(void **state)
 {
 	struct node_task asked = { .local_id = 0, .global_id = 0 }, killed = { .local_id = 1, .global_id = 1 };
 	struct node node;
+	uint64_t start;
 
 	(void)state;
 	begin(&node);
@@ -102,6 +103,10 @@ static void task_that_somebody_kills_is_a_failure_none_the_less(void **state)
 	waitpid(node.supervise.pids[1], &killed.wait_status, 0);
 	assert_int_equal(node_take_end(&node, &killed), DELAY_NONE);
 	assert_int_equal(times_said, 1);
+	/* A task that cannot start for it waits for nothing more to be told. */
+	start = ddp_now_ns();
+	supervise_await_told(&node.supervise);
+	assert_true(ddp_now_ns() - start < CONNECT_MS * 1000000ull);
 	take_killed(&node, 2, TASKS - 3);
 	finish(&node);
 }

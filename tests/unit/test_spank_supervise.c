@@ -225,9 +225,9 @@ static void tasks_end_after_the_words(void **state)
 		if (supervise_tell_once(&supervise)) {
 			usleep(100000);
 			atomic_store(said, true);
-			supervise_task_told(&supervise);
+			supervise_told(&supervise);
 		}
-		supervise_await_task(&supervise);
+		supervise_await_told(&supervise);
 		_exit(atomic_load(said) ? 0 : 1);
 	}
 	for (int i = 0; i < 8; i++) {
