@@ -4,8 +4,12 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <unistd.h>
 
 #include <cmocka.h>
+
+#include "spank/failure/timeline.h"
 
 struct identity task(void)
 {
@@ -33,4 +37,47 @@ void build(struct variables *variables, const char *list, const struct identity 
 	if (!options_parse(&settings, list, 0, &fault) ||
 	    !environment_build(variables, identity, &settings, with, &fault))
 		fail_msg("%s", fault.text);
+}
+
+char said[STEP_TEXT_MAX];
+atomic_int times_said, times_ended;
+
+static void say(const char *text)
+{
+	snprintf(said, sizeof(said), "%s", text);
+	atomic_fetch_add(&times_said, 1);
+}
+
+static void end_step(void)
+{
+	atomic_fetch_add(&times_ended, 1);
+}
+
+const struct relay_actions actions = { .say = say, .end_step = end_step };
+
+struct relay open_srun(const struct step_policy *policy)
+{
+	char spec[RELAY_SPEC_MAX];
+	struct fault fault = { "" };
+	struct relay relay;
+
+	said[0] = '\0';
+	atomic_store(&times_said, 0);
+	atomic_store(&times_ended, 0);
+	if (!relay_open(0, 0, policy, &actions, spec, &fault))
+		fail_msg("%s", fault.text);
+	relay = relay_parse(spec);
+	assert_int_not_equal(relay.port, 0);
+	assert_int_equal(relay.reply_ms, REPLY_MS);
+	/* A node that hangs up has spoken itself: on a busy machine, srun would then
+	   say nothing, rightly. */
+	relay.reply_ms = LONG_MS;
+	return relay;
+}
+
+void wait_for(atomic_int *count, int wanted)
+{
+	for (int i = 0; i < 2000 && atomic_load(count) < wanted; i++)
+		usleep(10000);
+	assert_int_equal(atomic_load(count), wanted);
 }

@@ -1,7 +1,12 @@
-/* A task for tests of what it is told: rank 3 of 4, on the second of two nodes. */
+/* A task for tests of what it is told: rank 3 of 4, on the second of two nodes; and an
+   srun for tests of what nodes tell. */
 #ifndef SPANK_TASK_H
 #define SPANK_TASK_H
 
+#include <stdatomic.h>
+
+#include "spank/failure/relay.h"
+#include "spank/failure/step.h"
 #include "spank/launch/variables.h"
 
 #define ENVIRONMENT(...) ((char *[]){ (char[]){ "PATH=/bin" }, __VA_ARGS__ NULL })
@@ -16,5 +21,18 @@ struct task_extras extras(char *const *environment);
 /* The variables of --ddp=LIST; fails the test where that is refused. */
 void build(struct variables *variables, const char *list, const struct identity *identity,
            const struct task_extras *with);
+
+/* Longer than any test runs; relay_close() says what is held. */
+enum { LONG_MS = 600000 };
+
+/* What srun has said last, and how often it did so and ended the step. */
+extern char said[STEP_TEXT_MAX];
+extern atomic_int times_said, times_ended;
+extern const struct relay_actions actions;
+/* Until one of them has come to `wanted`, for up to 20 s. */
+void wait_for(atomic_int *count, int wanted);
+
+/* Opens srun's relay; who tells it something waits LONG_MS for the answer. */
+struct relay open_srun(const struct step_policy *policy);
 
 #endif

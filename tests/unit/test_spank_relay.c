@@ -23,24 +23,9 @@
 #include "spank/failure/step.h"
 #include "spank/failure/timeline.h"
 #include "spank/worker.h"
+#include "tests/support/spank_task.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-
-static char said[RELAY_TEXT_MAX + 1];
-static atomic_int times_said, times_ended;
-
-static void say(const char *text)
-{
-	snprintf(said, sizeof(said), "%s", text);
-	atomic_fetch_add(&times_said, 1);
-}
-
-static void end_step(void)
-{
-	atomic_fetch_add(&times_ended, 1);
-}
-
-static const struct relay_actions actions = { .say = say, .end_step = end_step };
 
 static struct step_policy policy_with(uint32_t hold_ms)
 {
@@ -54,28 +39,11 @@ static bool send_bytes(int fd, const void *data, size_t bytes)
 	return send(fd, data, bytes, MSG_NOSIGNAL) == (ssize_t)bytes;
 }
 
-/* Longer than any test runs; relay_close() says what is held. */
-enum { LONG_MS = 600000 };
-
 static struct relay open_relay(uint32_t hold_ms)
 {
 	const struct step_policy policy = policy_with(hold_ms);
-	char spec[RELAY_SPEC_MAX];
-	struct fault fault = { "" };
-	struct relay relay;
 
-	said[0] = '\0';
-	atomic_store(&times_said, 0);
-	atomic_store(&times_ended, 0);
-	if (!relay_open(0, 0, &policy, &actions, spec, &fault))
-		fail_msg("%s", fault.text);
-	relay = relay_parse(spec);
-	assert_int_not_equal(relay.port, 0);
-	assert_int_equal(relay.reply_ms, REPLY_MS);
-	/* A node that hangs up has spoken itself: on a busy machine, srun would then
-	   say nothing, rightly. */
-	relay.reply_ms = LONG_MS;
-	return relay;
+	return open_srun(&policy);
 }
 
 static bool try_to_tell(const struct relay *relay, const char *text, uint32_t age_ms, bool hearsay)
@@ -446,7 +414,7 @@ static void ask_in_vain(void)
 /* srun leaves with the right code, though its request for the step's end hangs. */
 static void controller_that_does_not_answer_holds_up_nobody(void **state)
 {
-	static const struct relay_actions in_vain = { .say = say, .end_step = ask_in_vain };
+	const struct relay_actions in_vain = { .say = actions.say, .end_step = ask_in_vain };
 	const struct step_policy policy = policy_with(0);
 	char spec[RELAY_SPEC_MAX];
 	struct fault fault;

@@ -20,46 +20,13 @@
 #include "spank/failure/stall_watch.h"
 #include "spank/failure/step.h"
 #include "spank/failure/supervise.h"
+#include "tests/support/spank_task.h"
 
 #define SECOND 1000000000ull
 
-static char said[STEP_TEXT_MAX];
-static atomic_int times_said, times_ended;
-
-static void say(const char *text)
+static struct relay open_relay(bool kill)
 {
-	snprintf(said, sizeof(said), "%s", text);
-	atomic_fetch_add(&times_said, 1);
-}
-
-static void end_step(void)
-{
-	atomic_fetch_add(&times_ended, 1);
-}
-
-/* For up to 20 s. */
-static void wait_for(atomic_int *count, int wanted)
-{
-	for (int i = 0; i < 2000 && atomic_load(count) < wanted; i++)
-		usleep(10000);
-	assert_int_equal(atomic_load(count), wanted);
-}
-
-static struct relay open_srun(bool kill)
-{
-	static const struct relay_actions actions = { .say = say, .end_step = end_step };
-	const struct step_policy policy = { .stall_seconds = 2, .kill_on_stall = kill };
-	char spec[RELAY_SPEC_MAX];
-	struct fault fault;
-	struct relay relay;
-
-	atomic_store(&times_said, 0);
-	atomic_store(&times_ended, 0);
-	if (!relay_open(0, 0, &policy, &actions, spec, &fault))
-		fail_msg("%s", fault.text);
-	relay = relay_parse(spec);
-	relay.reply_ms = 60000;
-	return relay;
+	return open_srun(&(struct step_policy){ .stall_seconds = 2, .kill_on_stall = kill });
 }
 
 struct fixture {
@@ -117,7 +84,7 @@ static void look(struct fixture *node, int times, bool stopping)
 static void node_tells_of_changes_only(void **state)
 {
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .phase = DDP_PHASE_EVAL };
-	struct relay relay = open_srun(false);
+	struct relay relay = open_relay(false);
 	struct fixture node;
 
 	(void)state;
@@ -153,7 +120,7 @@ static void node_tells_of_changes_only(void **state)
 static void steps_that_pause_or_stop_do_not_stall(void **state)
 {
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1 };
-	struct relay relay = open_srun(true);
+	struct relay relay = open_relay(true);
 	struct fixture node;
 
 	(void)state;
@@ -186,7 +153,7 @@ static void what_srun_has_not_got_is_told_again(void **state)
 	write_page(&node, &page);
 	look(&node, 20, false);
 	assert_false(node.watch.told);
-	relay = open_srun(false);
+	relay = open_relay(false);
 	node.watch.relay = relay;
 	look(&node, 1, false);
 	assert_true(node.watch.told);

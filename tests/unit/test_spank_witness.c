@@ -23,10 +23,9 @@
 
 static struct witness *shared;
 
-/* A task, child of this process as of slurmstepd, that makes the witness and ends. */
-static void make_with(const struct witness_words *words)
+/* A task, child of this process as of slurmstepd, as fork() gives it. */
+static pid_t fork_task(void)
 {
-	int status = -1;
 	pid_t pid;
 
 	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -35,6 +34,15 @@ static void make_with(const struct witness_words *words)
 	assert_false(witness_was_killed(shared));
 	pid = fork();
 	assert_true(pid >= 0);
+	return pid;
+}
+
+/* One that makes the witness and ends. */
+static void make_with(const struct witness_words *words)
+{
+	int status = -1;
+	pid_t pid = fork_task();
+
 	if (pid == 0) {
 		witness_make(shared, words);
 		witness_make(shared, words);
@@ -144,11 +152,7 @@ static void tasks_group_is_not_the_witness_s(void **state)
 	for (size_t i = 0; i < COUNT(numbers); i++) {
 		const struct witness_words words = { .address = "", .text = "" };
 		int status = -1;
-		pid_t pid;
-		shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-		assert_true(shared != MAP_FAILED);
-		pid = fork();
-		assert_true(pid >= 0);
+		pid_t pid = fork_task();
 		if (pid == 0) {
 			setpgid(0, 0);
 			witness_make(shared, &words);
@@ -168,13 +172,9 @@ static void tasks_group_is_not_the_witness_s(void **state)
 static void witness_stays_in_a_group_that_slurm_tracks(void **state)
 {
 	const struct witness_words words = { .address = "", .text = "", .stay_in_group = true };
-	pid_t pid;
+	pid_t pid = fork_task();
 
 	(void)state;
-	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	assert_true(shared != MAP_FAILED);
-	pid = fork();
-	assert_true(pid >= 0);
 	if (pid == 0) {
 		setpgid(0, 0);
 		witness_make(shared, &words);
