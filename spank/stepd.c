@@ -174,6 +174,6 @@ void stepd_take_end(spank_t spank, struct stepd *stepd)
 		end_step_alone(spank, stepd, delay);
 	if (supervise_left(&stepd->node.supervise) == 0) {
 		kill_finish_alone();
-		witness_end(&stepd->node.supervise.shared->witness);
+		node_end(&stepd->node);
 	}
 }

@@ -173,20 +173,6 @@ static void speak(struct node *node, const struct end_verdict *verdict, bool hea
 		pause_ms(DELIVERY_MS);
 }
 
-/* The others may wait for this node's tasks. What failed or was killed ends the step
-   or was said, and there may be many such nodes at once. */
-static void tell_all_ended(const struct node *node)
-{
-	const struct supervise *supervise = &node->supervise;
-
-	if (node->stall_seconds == 0 || supervise_left(supervise) > 0)
-		return;
-	for (uint32_t i = 0; i < supervise->local_tasks && node->kill_on_failure; i++)
-		if (atomic_load(&supervise->shared->task[i].end) != STALL_GOOD_END)
-			return;
-	stall_tell_end(supervise, &node->relay);
-}
-
 enum end_delay node_take_end(struct node *node, const struct node_task *task)
 {
 	uint64_t seen_ns = ddp_now_ns();
@@ -197,7 +183,6 @@ enum end_delay node_take_end(struct node *node, const struct node_task *task)
 	bool hearsay;
 
 	supervise_reaped(&node->supervise, task->local_id, task->wait_status);
-	tell_all_ended(node);
 	supervise_read(&node->supervise, task->local_id, &progress);
 	hearsay = blame_is_of_peer(&progress) && blamed_here(node, task, &progress) == BLAME_NOBODY;
 	if (is_old(node, judge_task_end(task->wait_status), hearsay))
@@ -215,4 +200,20 @@ enum end_delay node_take_end(struct node *node, const struct node_task *task)
 	speak(node, &verdict, hearsay, text);
 	/* Of tasks that Slurm may have killed a node alone cannot tell more. */
 	return verdict.kill == DELAY_DOUBT ? DELAY_NEVER : verdict.kill;
+}
+
+void node_end(struct node *node)
+{
+	const struct supervise *supervise = &node->supervise;
+
+	/* First: what the witness tells could come later, and be older. */
+	witness_end(&supervise->shared->witness);
+	if (node->stall_seconds == 0)
+		return;
+	/* What failed or was killed ends the step or was said, and there may be many such
+	   nodes at once. */
+	for (uint32_t i = 0; i < supervise->local_tasks && node->kill_on_failure; i++)
+		if (atomic_load(&supervise->shared->task[i].end) != STALL_GOOD_END)
+			return;
+	stall_tell_end(supervise, &node->relay);
 }

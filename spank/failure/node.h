@@ -38,4 +38,7 @@ struct relay_news node_fault(const char *text);
    itself, which is never where srun has the news. */
 enum end_delay node_take_end(struct node *node, const struct node_task *task);
 
+/* All tasks have been taken: ends the witness, and tells srun if others may wait for them. */
+void node_end(struct node *node);
+
 #endif

@@ -37,8 +37,8 @@ bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervi
 /* `stopping`: Slurm has asked the step to stop, so that it no longer stalls. */
 void stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns);
 
-/* In slurmstepd, when the node's tasks have ended, and the witness is to go: only
-   srun knows whether others wait for one of them. */
+/* In slurmstepd, when the node's tasks have ended, and the witness is gone: only srun
+   knows whether others wait for one of them. */
 void stall_tell_end(const struct supervise *supervise, const struct relay *relay);
 
 #endif

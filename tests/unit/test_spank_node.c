@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,32 +14,32 @@
 #include "base/clock.h"
 #include "spank/failure/node.h"
 #include "spank/failure/timeline.h"
+#include "tests/support/spank_task.h"
 
 enum { TASKS = 64 };
 
-static int times_said;
+static int times_spoken;
 
-static void say(const char *text)
+static void speak(const char *text)
 {
 	(void)text;
-	times_said++;
+	times_spoken++;
 }
 
 /* A node whose tasks sleep, each with a rank; the first one makes the witness. */
-static void begin(struct node *node)
+static void begin_with(struct node *node, const struct witness_words *words)
 {
-	static const struct witness_words words = { .address = "", .text = "" };
 	struct fault fault = { "" };
 
-	*node = (struct node){ .kill_on_failure = true, .say = say };
-	times_said = 0;
+	*node = (struct node){ .kill_on_failure = true, .say = speak };
+	times_spoken = 0;
 	if (!supervise_start(&node->supervise, TASKS, geteuid(), &fault))
 		fail_msg("%s", fault.text);
 	for (uint32_t i = 0; i < TASKS; i++) {
 		pid_t pid = fork();
 		assert_true(pid >= 0);
 		if (pid == 0) {
-			witness_make(&node->supervise.shared->witness, &words);
+			witness_make(&node->supervise.shared->witness, words);
 			pause();
 			_exit(0);
 		}
@@ -47,6 +48,11 @@ static void begin(struct node *node)
 	}
 	while (atomic_load(&node->supervise.shared->witness.pid) == 0)
 		usleep(1000);
+}
+
+static void begin(struct node *node)
+{
+	begin_with(node, &(struct witness_words){ .address = "", .text = "" });
 }
 
 /* The tasks from `first` on, killed and reaped, one after the other. */
@@ -83,7 +89,7 @@ static void tasks_that_slurm_kills_are_looked_at_once(void **state)
 	take_killed(&node, 0, TASKS - 1);
 	assert_true(ddp_now_ns() - start < (TASKS - 1) * SETTLE_MS * 1000000ull / 2);
 	assert_true(node.told_later && !node.told_cause);
-	assert_int_equal(times_said, 0);
+	assert_int_equal(times_spoken, 0);
 	finish(&node);
 }
 
@@ -102,7 +108,7 @@ static void task_that_somebody_kills_is_a_failure_none_the_less(void **state)
 	kill(node.supervise.pids[1], SIGKILL);
 	waitpid(node.supervise.pids[1], &killed.wait_status, 0);
 	assert_int_equal(node_take_end(&node, &killed), DELAY_NONE);
-	assert_int_equal(times_said, 1);
+	assert_int_equal(times_spoken, 1);
 	/* A task that cannot start for it waits for nothing more to be told. */
 	start = ddp_now_ns();
 	supervise_await_told(&node.supervise);
@@ -111,11 +117,59 @@ static void task_that_somebody_kills_is_a_failure_none_the_less(void **state)
 	finish(&node);
 }
 
+/* In the witness: of one node more there is one rank. */
+static void tell_that_it_goes_on(void *relay, bool asked_to_stop)
+{
+	const struct stall_note note = { .ranks = TASKS, .world_size = TASKS + 1 };
+	unsigned char bytes[STALL_NOTE_BYTES];
+
+	(void)asked_to_stop;
+	stall_pack(&note, bytes);
+	relay_tell(relay, "127.0.0.1", &(struct relay_news){ .text = "", .stall = bytes });
+}
+
+static void end_of_a_node_is_the_last_that_srun_hears_of_it(void **state)
+{
+	const struct stall_note other = { .stalled = true, .ranks = 1, .lowest = TASKS, .at_work = 1,
+		                          .world_size = TASKS + 1, .kind = STALL_WAITS };
+	struct relay relay = open_srun(&(struct step_policy){ .stall_seconds = 1 });
+	struct witness_words words = { .address = "", .text = "", .look_ms = 1,
+		                       .look = tell_that_it_goes_on, .about = &relay };
+	unsigned char bytes[STALL_NOTE_BYTES];
+	struct node node;
+
+	(void)state;
+	begin_with(&node, &words);
+	node.kill_on_failure = false;
+	node.stall_seconds = 1;
+	node.relay = relay;
+	node.supervise.shared->world_size = TASKS + 1;
+	memcpy(node.supervise.shared->srun_address, "127.0.0.1", sizeof("127.0.0.1"));
+	for (uint32_t i = 0; i < TASKS - 1; i++) {
+		/* As if it had ended with code 0. */
+		const struct node_task task = { .local_id = i, .global_id = i };
+		kill(node.supervise.pids[i], SIGKILL);
+		assert_int_equal(waitpid(node.supervise.pids[i], NULL, 0), node.supervise.pids[i]);
+		assert_int_equal(node_take_end(&node, &task), DELAY_NEVER);
+	}
+	/* Of this one the news wait for SETTLE_MS. */
+	take_killed(&node, TASKS - 1, 1);
+	node_end(&node);
+	stall_pack(&other, bytes);
+	assert_true(relay_tell(&relay, "127.0.0.1", &(struct relay_news){ .text = "", .stall = bytes }));
+	/* First of the last task's end. */
+	wait_for(&times_said, 2);
+	relay_close();
+	assert_non_null(strstr(said, "the step stalls: "));
+	supervise_end(&node.supervise);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(tasks_that_slurm_kills_are_looked_at_once),
 		cmocka_unit_test(task_that_somebody_kills_is_a_failure_none_the_less),
+		cmocka_unit_test(end_of_a_node_is_the_last_that_srun_hears_of_it),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
