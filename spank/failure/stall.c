@@ -15,12 +15,14 @@ static bool same_place(const struct ddp_progress *a, const struct ddp_progress *
 }
 
 void stall_see(struct stall_rank *rank, const struct ddp_progress *page, enum stall_end end,
-               uint64_t now_ns)
+               bool stopped, uint64_t now_ns)
 {
-	if (rank->changed_ns == 0 || end != rank->end || !same_place(&rank->page, page))
+	if (rank->changed_ns == 0 || end != rank->end || stopped != rank->stopped ||
+	    !same_place(&rank->page, page))
 		rank->changed_ns = now_ns;
 	rank->page = *page;
 	rank->end = end;
+	rank->stopped = stopped;
 }
 
 void stall_forget_time(struct stall_rank *ranks, uint32_t count, uint64_t lost_ns)

@@ -19,13 +19,14 @@ struct stall_rank {
 	uint32_t rank;       /* UINT32_MAX: not known yet */
 	enum stall_end end;
 	bool stopped;        /* by a signal or a debugger */
-	uint64_t changed_ns; /* when page or end last changed; CLOCK_MONOTONIC; 0: not looked at */
+	uint64_t changed_ns; /* when any of it last changed; CLOCK_MONOTONIC; 0: not looked at */
 	struct ddp_progress page;
 };
 
-/* Takes what is there now: a copy of the rank's page, and how its task has ended. */
+/* Takes what is there now: a copy of the rank's page, how its task has ended, and whether
+   it is stopped. */
 void stall_see(struct stall_rank *rank, const struct ddp_progress *page, enum stall_end end,
-               uint64_t now_ns);
+               bool stopped, uint64_t now_ns);
 
 /* Nobody looked for so long, as when the step is suspended: that time does not count. */
 void stall_forget_time(struct stall_rank *ranks, uint32_t count, uint64_t lost_ns);

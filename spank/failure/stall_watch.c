@@ -9,7 +9,7 @@
 
 #include "base/clock.h"
 
-/* A look costs some microseconds for each rank. */
+/* A look costs some 20 us for each rank. */
 enum { PERIOD_MIN_MS = 250, PERIOD_MAX_MS = 5000, LOOKS = 4 };
 
 int stall_watch_period_ms(uint32_t seconds)
@@ -83,10 +83,8 @@ static void look_at(struct stall_watch *watch, uint32_t local, uint64_t now_ns)
 
 	/* The rank may be writing it. */
 	memcpy(&page, watch->pages + (size_t)local * DDP_PROGRESS_BYTES, sizeof(page));
-	rank->rank = task->rank;
-	stall_see(rank, &page, (enum stall_end)atomic_load(&task->end), now_ns);
-	rank->stopped = rank->end == STALL_NO_END && stall_is_quiet(rank, watch->seconds, now_ns) &&
-	                is_stopped(task->pid);
+	watch->ranks[local].rank = task->rank;
+	stall_see(&watch->ranks[local], &page, end, end == STALL_NO_END && is_stopped(task->pid), now_ns);
 }
 
 static void look(struct stall_watch *watch, uint64_t now_ns, struct stall_note *note)

@@ -339,22 +339,24 @@ static void any_change_of_the_page_is_progress(void **state)
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC };
 
 	(void)state;
-	stall_see(&rank, &page, STALL_NO_END, 5 * SECOND);
+	stall_see(&rank, &page, STALL_NO_END, false, 5 * SECOND);
 	assert_true(rank.changed_ns == 5 * SECOND);
-	stall_see(&rank, &page, STALL_NO_END, 6 * SECOND);
+	stall_see(&rank, &page, STALL_NO_END, false, 6 * SECOND);
 	assert_true(rank.changed_ns == 5 * SECOND);
 	page.collective++;
-	stall_see(&rank, &page, STALL_NO_END, 7 * SECOND);
+	stall_see(&rank, &page, STALL_NO_END, false, 7 * SECOND);
 	assert_true(rank.changed_ns == 7 * SECOND);
 	page.waiting = DDP_WAITING_COLLECTIVE;
-	stall_see(&rank, &page, STALL_NO_END, 8 * SECOND);
+	stall_see(&rank, &page, STALL_NO_END, false, 8 * SECOND);
 	assert_true(rank.changed_ns == 8 * SECOND);
-	stall_see(&rank, &page, STALL_GOOD_END, 9 * SECOND);
-	assert_true(rank.changed_ns == 9 * SECOND);
-	assert_false(stall_is_quiet(&rank, 2, 10 * SECOND));
-	assert_true(stall_is_quiet(&rank, 2, 11 * SECOND));
-	stall_forget_time(&rank, 1, SECOND);
+	stall_see(&rank, &page, STALL_NO_END, true, 9 * SECOND);
+	assert_true(rank.stopped && rank.changed_ns == 9 * SECOND);
+	stall_see(&rank, &page, STALL_GOOD_END, false, 10 * SECOND);
+	assert_true(rank.changed_ns == 10 * SECOND);
 	assert_false(stall_is_quiet(&rank, 2, 11 * SECOND));
+	assert_true(stall_is_quiet(&rank, 2, 12 * SECOND));
+	stall_forget_time(&rank, 1, SECOND);
+	assert_false(stall_is_quiet(&rank, 2, 12 * SECOND));
 }
 
 /* ---- with what else srun knows ----------------------------------------------------- */
