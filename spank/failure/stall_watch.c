@@ -78,7 +78,7 @@ static bool is_stopped(pid_t pid)
 static void look_at(struct stall_watch *watch, uint32_t local, uint64_t now_ns)
 {
 	const struct supervise_task *task = &watch->shared->task[local];
-	struct stall_rank *rank = &watch->ranks[local];
+	enum stall_end end = (enum stall_end)atomic_load(&task->end);
 	struct ddp_progress page;
 
 	/* The rank may be writing it. */
@@ -130,8 +130,10 @@ void stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 	if (stopping)
 		note = (struct stall_note){ .ranks = note.ranks, .lowest = note.lowest,
 			                    .world_size = note.world_size };
-	if (note.stalled != watch->told && tell(watch, &note))
-		watch->told = note.stalled;
+	if (note.stalled == watch->told && !watch->unanswered)
+		return;
+	watch->told = note.stalled;
+	watch->unanswered = !tell(watch, &note);
 }
 
 void stall_tell_end(const struct supervise *supervise, const struct relay *relay)

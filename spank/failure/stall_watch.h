@@ -19,7 +19,8 @@ struct stall_watch {
 	struct stall_rank *ranks;   /* by local task */
 	uint32_t count, seconds;
 	uint64_t looked_ns;         /* 0: not yet */
-	bool told;                  /* srun has it that the node stalls */
+	bool told;                  /* srun was told that the node stalls, */
+	bool unanswered;            /* but may not have heard it, or not that it goes on */
 	struct relay relay;
 	const char *address;        /* of srun; numeric */
 };

@@ -155,11 +155,11 @@ static void what_srun_has_not_got_is_told_again(void **state)
 	begin_node(&node, &nowhere);
 	write_page(&node, &page);
 	look(&node, 20, false);
-	assert_false(node.watch.told);
+	assert_true(node.watch.unanswered);
 	relay = open_relay(false);
 	node.watch.relay = relay;
 	look(&node, 1, false);
-	assert_true(node.watch.told);
+	assert_false(node.watch.unanswered);
 	wait_for(&times_said, 1);
 	/* Its task ends, with code 0, and it is the only one: nobody waits. */
 	supervise_reaped(&node.supervise, 0, 0);
@@ -169,12 +169,40 @@ static void what_srun_has_not_got_is_told_again(void **state)
 	relay_close();
 }
 
+/* What it did not answer in time, it may have heard: then that the node goes on, too. */
+static void what_srun_may_have_heard_is_taken_back(void **state)
+{
+	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1 };
+	const struct stall_note other = { .stalled = true, .ranks = 1, .lowest = 1, .world_size = 2,
+		                          .at_work = 1, .quiet_ms = 2000, .rank = 1, .kind = STALL_WAITS };
+	unsigned char bytes[STALL_NOTE_BYTES];
+	struct relay relay = open_relay(false);
+	struct fixture node;
+
+	(void)state;
+	begin_node(&node, &relay);
+	node.supervise.shared->world_size = 2;
+	write_page(&node, &page);
+	node.watch.relay.reply_ms = 0;
+	look(&node, 5, false);
+	node.watch.relay.reply_ms = relay.reply_ms;
+	page.step++;
+	write_page(&node, &page);
+	look(&node, 1, false);
+	stall_pack(&other, bytes);
+	assert_true(relay_tell(&relay, "127.0.0.1", &(struct relay_news){ .text = "", .stall = bytes }));
+	relay_close();
+	assert_int_equal(times_said, 0);
+	end_node(&node);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(node_tells_of_changes_only),
 		cmocka_unit_test(steps_that_pause_or_stop_do_not_stall),
 		cmocka_unit_test(what_srun_has_not_got_is_told_again),
+		cmocka_unit_test(what_srun_may_have_heard_is_taken_back),
 	};
 
 	return cmocka_run_group_tests_name("spank_stall_watch", tests, NULL, NULL);
