@@ -5,13 +5,14 @@
 
 static const uint64_t ns_per_ms = 1000000;
 
-/* What the rank writes as it goes on. Texts and times follow from these. */
+/* What the rank writes as it goes on; texts follow from these. Of messages, and of
+   collectives of groups, the time of the last wait is all that tells them apart. */
 static bool same_place(const struct ddp_progress *a, const struct ddp_progress *b)
 {
 	return a->magic == b->magic && a->phase == b->phase && a->step == b->step &&
 	       a->updated_ns == b->updated_ns && a->bucket == b->bucket &&
-	       a->collective == b->collective && a->waiting == b->waiting && a->closed == b->closed &&
-	       a->status == b->status;
+	       a->collective == b->collective && a->collective_ns == b->collective_ns &&
+	       a->waiting == b->waiting && a->closed == b->closed && a->status == b->status;
 }
 
 void stall_see(struct stall_rank *rank, const struct ddp_progress *page, enum stall_end end,

@@ -351,12 +351,16 @@ static void any_change_of_the_page_is_progress(void **state)
 	assert_true(rank.changed_ns == 8 * SECOND);
 	stall_see(&rank, &page, STALL_NO_END, true, 9 * SECOND);
 	assert_true(rank.stopped && rank.changed_ns == 9 * SECOND);
-	stall_see(&rank, &page, STALL_GOOD_END, false, 10 * SECOND);
+	/* The next message, or collective of a group, in which it waits like in the last one. */
+	page.collective_ns++;
+	stall_see(&rank, &page, STALL_NO_END, true, 10 * SECOND);
 	assert_true(rank.changed_ns == 10 * SECOND);
-	assert_false(stall_is_quiet(&rank, 2, 11 * SECOND));
-	assert_true(stall_is_quiet(&rank, 2, 12 * SECOND));
-	stall_forget_time(&rank, 1, SECOND);
+	stall_see(&rank, &page, STALL_GOOD_END, false, 11 * SECOND);
+	assert_true(rank.changed_ns == 11 * SECOND);
 	assert_false(stall_is_quiet(&rank, 2, 12 * SECOND));
+	assert_true(stall_is_quiet(&rank, 2, 13 * SECOND));
+	stall_forget_time(&rank, 1, SECOND);
+	assert_false(stall_is_quiet(&rank, 2, 13 * SECOND));
 }
 
 /* ---- with what else srun knows ----------------------------------------------------- */
