@@ -6,6 +6,8 @@
 install -m 755 "$build/tests/cluster/training_probe" "$work/training_probe"
 probe="$work/training_probe"
 report='ddp: rank [0-9]+ of'
+# As short as an idle machine allows: a step's start is no stall.
+brief=$(stretched 1)
 
 # begin NAME SRUN-ARGUMENT...: a step in the background, whose output is in $work/NAME
 begin()
@@ -28,7 +30,7 @@ on_rank_of_n1() { on_node n1 pkill "-$1" -x training_probe; }
 
 # ---- steps that stall ------------------------------------------------------------------
 
-begin hang --ddp=stall=2 -N2 --ntasks-per-node=2 "$probe" hang 3
+begin hang --ddp=stall=$((2 * brief)) -N2 --ntasks-per-node=2 "$probe" hang 3
 says hang "a rank that hangs makes its step stall, and that is said"
 check "the step goes on" kill -0 "$step"
 finish hang
@@ -37,7 +39,7 @@ prints 'ddp: the step stalls: no rank has made progress for [0-9.]+ s; rank 3 of
 prints_times 1 'the step stalls' "it was said once"
 prints_not "$report" "and nothing else"
 
-begin stop --ddp=stall=2 -N2 --ntasks-per-node=1 "$probe" hang 9 "$work/never"
+begin stop --ddp=stall=$((2 * brief)) -N2 --ntasks-per-node=1 "$probe" hang 9 "$work/never"
 check "a step runs" wait_until 30 on_rank_of_n1 0
 sleep 1
 on_rank_of_n1 STOP
@@ -53,13 +55,13 @@ finish stop
 prints 'the step stalls: .*; rank 1 of 2 on n1 is stopped by a signal or a debugger, .*; waiting: rank 0 in ' \
 	"with that rank, and who waits"
 
-capture as_user srun --ddp=stall=1,stall-action=kill -N2 --ntasks-per-node=1 "$probe" spin 1
+capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=1 "$probe" spin 1
 status_is 137 "stall-action=kill ends the step, as a killed one"
 prints 'the step stalls: .*; rank 1 of 2 on n1 never came: it is in forward of step 4 .*; waiting: rank 0 in collective .*; the step is ended \(stall-action=kill\)$' \
 	"after the verdict, also of a rank that computes"
 prints_not "$report" "but no rank that it ends is reported"
 
-capture as_user srun --ddp=stall=1,stall-action=kill,on-failure=continue -N1 -n1 "$probe" hang 0 : \
+capture as_user srun --ddp=stall="$brief",stall-action=kill,on-failure=continue -N1 -n1 "$probe" hang 0 : \
 	-N1 -n1 "$probe" hang 0
 status_is 137 "all components of a heterogeneous step end"
 prints 'the step stalls: .*; rank 0 of 2 on n[01] never came: .*; waiting: rank 1 in collective' "of which one stalls"
@@ -67,27 +69,27 @@ prints 'the step stalls: .*; rank 0 of 2 on n[01] never came: .*; waiting: rank 
 # ---- steps that do not -----------------------------------------------------------------
 
 for action in busy save; do
-	capture as_user srun --ddp=stall=1,stall-action=kill -N2 --ntasks-per-node=2 "$probe" $action 2 "$work/$action" 4
+	capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=2 "$probe" $action 2 "$work/$action" $((4 * brief))
 	status_is 0 "an evaluation or a checkpoint that takes longer is no stall ($action)"
 	prints_not 'ddp:' "and nothing is said"
 done
 
-capture as_user srun --ddp=stall=1,stall-action=kill -N2 --ntasks-per-node=1 sleep 3
+capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=1 sleep $((3 * brief))
 status_is 0 "nor is a program without libddp"
 prints_not 'ddp:' "of which nothing is known"
 
-capture as_user srun --ddp=stall=1,stall-action=kill -N2 --ntasks-per-node=1 sh -c \
-	'[ $RANK = 0 ] || sleep 3; exec '"'$probe'"' none 9'
+capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=1 sh -c \
+	'[ $RANK = 0 ] || sleep '$((3 * brief))'; exec '"'$probe'"' none 9'
 status_is 0 "nor a step in which one rank comes late to ddp_init()"
 prints_not 'ddp:' "which nobody can know"
 
-begin suspend --ddp=stall=1,stall-action=kill -N2 --ntasks-per-node=1 "$probe" hang 9
+begin suspend --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=1 "$probe" hang 9
 check "a step runs" wait_until 30 on_rank_of_n1 0
 job=$(on_cluster squeue -h --name suspend -o %A)
 on_cluster scontrol suspend "$job"
-sleep 4
+sleep $((4 * brief))
 on_cluster scontrol resume "$job"
-sleep 2
+sleep $((2 * brief))
 check "a step that was suspended goes on" kill -0 "$step"
 finish suspend
 prints_not 'the step stalls' "and nothing was said"
