@@ -71,8 +71,9 @@ build_tree()
 	*) suite=unit ;;
 	esac
 	mkdir -p "$dir" && cd "$dir" || return 1
+	# libtool, a long script that runs for each file, takes dash half the time.
 	step "$suite" "configuring ($suite)" 180 "$logs/build-$suite.log" \
-		"$source/configure" --prefix="$work/prefix" "${options[@]}" || return 1
+		env CONFIG_SHELL="$(command -v dash || command -v bash)" "$source/configure" --prefix="$work/prefix" "${options[@]}" || return 1
 	if [ "$suite" != bare ]; then
 		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" all || return 1
 	fi
