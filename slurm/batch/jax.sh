@@ -7,6 +7,9 @@
 # process's own it takes from SLURM_NTASKS and SLURM_PROCID; JAX_NUM_PROCESSES
 # and JAX_PROCESS_ID hold the same, for programs that pass them. Before JAX 0.4.32
 # add local_device_ids=int(os.environ["DDP_LOCAL_DEVICE"]).
+# A process that ends waits for all others, for 300 s, and fails if one is missing then:
+# give initialize() (of a recent JAX) a longer shutdown_timeout_seconds= where one
+# process evaluates or saves alone at the end.
 #SBATCH --job-name=jax-ddp
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4

@@ -1,5 +1,6 @@
 /*
- * How long what may take when a task ends, in milliseconds: all of it is here.
+ * How long what may take when a task ends, in milliseconds: all of it is here. How
+ * often a loop looks stands beside the loop.
  *
  *      0  The task has ended, and slurmstepd has reaped it.
  *         SETTLE_MS: what belongs to the same event becomes visible, too: the
