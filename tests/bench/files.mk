@@ -57,6 +57,7 @@ bench_environment = BENCH_PROGRAMS=$(abs_builddir)/tests/bench PYTHONDONTWRITEBY
 	DDP_PLUGIN=$$(ls $(abs_builddir)/spank/.libs/spank_ddp.so 2>/dev/null)
 bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt
 BENCH_ARGS =
+bench_names = allreduce combine startup overlap overlap-progress gpt-step ddp-overhead spank-cost
 
 .PHONY: bench-allreduce bench-combine bench-startup bench-overlap bench-overlap-progress
 bench-allreduce: tests/bench/rank_plain $(bench_programs)
