@@ -135,73 +135,156 @@ void ddp_doors_narrow(ddp_doors *doors, const ddp_doors *before, const void *add
 	doors->count = kept;
 }
 
-/* Without filters, doors stay open: the messages' tokens are left. */
-static void set_filter(const ddp_doors *doors, struct sock_filter *code, size_t length)
+/* 0, or why the kernel did not take the filter of some door. What it had before
+   stays in place. */
+static int set_filter(const ddp_doors *doors, struct sock_filter *code, size_t length)
 {
 	const struct sock_fprog program = { .len = (unsigned short)length, .filter = code };
+	int error = 0;
 
 	for (int i = 0; i < doors->count; i++) {
-		if (length <= BPF_MAXINSNS &&
-		    setsockopt(doors->fds[i], SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)) == 0)
-			continue;
-		(void)setsockopt(doors->fds[i], SOL_SOCKET, SO_DETACH_FILTER, &(int){ 0 }, sizeof(int));
-		ddp_log(DDP_LOG_DEBUG, "the kernel does not filter UCX's listening sockets (%s)",
-		        strerror(errno));
+		if (setsockopt(doors->fds[i], SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)) != 0)
+			error = errno;
 	}
+	return error;
 }
 
-void ddp_doors_shut(const ddp_doors *doors)
+int ddp_doors_shut(const ddp_doors *doors)
 {
 	struct sock_filter drop[] = { BPF_STMT(BPF_RET | BPF_K, 0) };
 
-	set_filter(doors, drop, 1);
+	return set_filter(doors, drop, 1);
 }
 
-/* Accepts a packet whose source is this, else goes on behind. */
-static size_t admit_one(const ddp_place *host, struct sock_filter *code)
+/* ---- rules: addresses whose first bits are these ---------------------------------------- */
+
+static int compare_places(const void *left, const void *right)
 {
-	const uint32_t source = (uint32_t)SKF_NET_OFF + (host->family == AF_INET ? 12 : 8);
-	size_t words = host->family == AF_INET ? 1 : 4, length = 0;
+	const ddp_place *a = left, *b = right;
+
+	if (a->family != b->family)
+		return a->family < b->family ? -1 : 1;
+	return memcmp(a->address, b->address, sizeof(a->address));
+}
+
+/* Keeps the first bits of each address and drops those that are then the same;
+   returns how many are left. They are of one family, and in order. */
+static size_t shorten(ddp_place *places, size_t count, unsigned int bits)
+{
+	size_t kept = 0;
+
+	for (size_t i = 0; i < count; i++) {
+		ddp_place place = places[i];
+		place.port = 0;
+		for (unsigned int byte = 0; byte < sizeof(place.address); byte++) {
+			const unsigned int left = bits > 8 * byte ? bits - 8 * byte : 0;
+			place.address[byte] &= (unsigned char)(left >= 8 ? 0xff : 0xff00 >> left);
+		}
+		if (kept == 0 || !same_place(&place, &places[kept - 1]))
+			places[kept++] = place;
+	}
+	return kept;
+}
+
+/* The 32-bit words that so many bits take. */
+static size_t words_of(unsigned int bits)
+{
+	return (bits + 31) / 32;
+}
+
+/* Loads, masks where a word is not whole, and compares; accepts at the end. */
+static size_t rule_length(unsigned int bits)
+{
+	return 2 * words_of(bits) + (bits % 32 != 0) + 1;
+}
+
+/* Accepts a packet whose source begins so, else goes on behind. */
+static size_t write_rule(const ddp_place *place, unsigned int bits, struct sock_filter *code)
+{
+	const uint32_t source = (uint32_t)SKF_NET_OFF + (place->family == AF_INET ? 12 : 8);
+	const size_t end = rule_length(bits);
+	size_t length = 0;
 	uint32_t word;
 
-	for (size_t i = 0; i < words; i++) {
-		memcpy(&word, host->address + 4 * i, sizeof(word));
-		code[length++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, source + 4 * (uint32_t)i);
+	for (unsigned int i = 0; i < words_of(bits); i++) {
+		memcpy(&word, place->address + 4 * i, sizeof(word));
+		code[length++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, source + 4 * i);
+		if (bits < 32 * (i + 1))
+			code[length++] = (struct sock_filter)BPF_STMT(BPF_ALU | BPF_AND | BPF_K,
+			                                              UINT32_MAX << (32 * (i + 1) - bits));
 		code[length] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ntohl(word), 0,
-		                                            (unsigned char)(2 * (words - i) - 1));
+		                                            (unsigned char)(end - length - 1));
 		length++;
 	}
 	code[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, UINT32_MAX);
 	return length;
 }
 
-void ddp_doors_admit(const ddp_doors *doors, const ddp_place *hosts, int count)
-{
-	struct sock_filter *code = calloc(9 * (size_t)count + 8, sizeof(*code));
-	size_t length = 0, branch;
+/* One family's rules, and at their end: no. */
+typedef struct rules {
+	ddp_place *places;
+	size_t count;
+	unsigned int bits; /* of each address */
+} rules;
 
-	if (code == NULL || doors->count == 0) {
-		free(code);
-		return;
+static size_t rules_length(const rules *r)
+{
+	return r->count * rule_length(r->bits) + 1;
+}
+
+static size_t write_rules(const rules *r, struct sock_filter *code)
+{
+	size_t length = 0;
+
+	for (size_t i = 0; i < r->count; i++)
+		length += write_rule(&r->places[i], r->bits, code + length);
+	code[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, 0);
+	return length;
+}
+
+/* Fewer and wider rules, where there are too many: neighbours in a network have
+   the first bits of their addresses in common. */
+static void make_fit(rules *of4, rules *of6, size_t most)
+{
+	while (rules_length(of4) + rules_length(of6) > most) {
+		rules *longer = rules_length(of4) > rules_length(of6) ? of4 : of6;
+		longer->count = shorten(longer->places, longer->count, --longer->bits);
 	}
+}
+
+enum { HEAD = 4, INSTRUCTIONS_MAX = 1024 }; /* the kernel's memory for a socket may be 20 KiB */
+
+int ddp_doors_admit(const ddp_doors *doors, const ddp_place *hosts, int count, int bits[2])
+{
+	const size_t size = (size_t)count;
+	ddp_place *places = malloc((size + 1) * sizeof(*places));
+	struct sock_filter code[INSTRUCTIONS_MAX];
+	rules of4 = { .places = places, .bits = 32 }, of6 = { .bits = 128 };
+	size_t length = 0;
+
+	if (places == NULL)
+		return ENOMEM;
+	if (size > 0)
+		memcpy(places, hosts, size * sizeof(*places));
+	qsort(places, size, sizeof(*places), compare_places);
+	while (of4.count < size && places[of4.count].family == AF_INET)
+		of4.count++;
+	of6.places = places + of4.count;
+	of6.count = size - of4.count;
+	of4.count = shorten(of4.places, of4.count, of4.bits);
+	of6.count = shorten(of6.places, of6.count, of6.bits);
+	make_fit(&of4, &of6, INSTRUCTIONS_MAX - HEAD);
 	/* The version of the internet protocol is in the packet's first half byte. */
 	code[length++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_B | BPF_ABS, (uint32_t)SKF_NET_OFF);
 	code[length++] = (struct sock_filter)BPF_STMT(BPF_ALU | BPF_RSH | BPF_K, 4);
 	code[length++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 6, 0, 1);
-	branch = length++;
-	for (int i = 0; i < count; i++) {
-		if (hosts[i].family == AF_INET)
-			length += admit_one(&hosts[i], code + length);
-	}
-	code[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, 0);
-	code[branch] = (struct sock_filter)BPF_STMT(BPF_JMP | BPF_JA, (uint32_t)(length - branch - 1));
-	for (int i = 0; i < count; i++) {
-		if (hosts[i].family == AF_INET6)
-			length += admit_one(&hosts[i], code + length);
-	}
-	code[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, 0);
-	set_filter(doors, code, length);
-	free(code);
+	code[length++] = (struct sock_filter)BPF_STMT(BPF_JMP | BPF_JA, (uint32_t)rules_length(&of4));
+	length += write_rules(&of4, code + length);
+	length += write_rules(&of6, code + length);
+	free(places);
+	bits[0] = (int)of4.bits;
+	bits[1] = (int)of6.bits;
+	return set_filter(doors, code, length);
 }
 
 int ddp_host_places(ddp_place *places)

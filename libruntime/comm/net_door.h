@@ -8,6 +8,7 @@
 #ifndef DDP_COMM_NET_DOOR_H
 #define DDP_COMM_NET_DOOR_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "ddp.h"
@@ -32,10 +33,13 @@ void ddp_doors_list(ddp_doors *doors);
 /* Keeps those that are not among `before` and whose port `address` holds. */
 void ddp_doors_narrow(ddp_doors *doors, const ddp_doors *before, const void *address, size_t bytes);
 
-/* Drops what comes to the doors. Established connections are not touched. */
-void ddp_doors_shut(const ddp_doors *doors);
-/* Lets in who comes from one of these addresses; ports do not count. */
-void ddp_doors_admit(const ddp_doors *doors, const ddp_place *hosts, int count);
+/* Drops what comes to the doors. Established connections are not touched. 0, or an
+   errno: the kernel takes no filter, which some keep from ordinary users. */
+int ddp_doors_shut(const ddp_doors *doors);
+/* Lets in who comes from one of these addresses; ports do not count. Of so many
+   that the filter would be too long, only the first bits[0] of IPv4's and bits[1]
+   of IPv6's count. 0, or an errno: doors are as they were before. */
+int ddp_doors_admit(const ddp_doors *doors, const ddp_place *hosts, int count, int bits[2]);
 
 /* The addresses of this host's interfaces; at most DDP_HOST_PLACES_MAX. */
 int ddp_host_places(ddp_place *places);

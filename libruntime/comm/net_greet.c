@@ -105,7 +105,7 @@ ddp_status ddp_net_greet(ddp_comm *comm)
 	}
 	if (status != DDP_OK)
 		ddp_net_shut_down(comm);
-	else if (comm->size <= FEW_RANKS)
-		ddp_doors_shut(&net->doors);
+	else if (comm->size <= FEW_RANKS && net->filtered)
+		(void)ddp_doors_shut(&net->doors); /* those of the job's hosts stay let in */
 	return status;
 }

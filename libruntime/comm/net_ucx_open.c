@@ -137,6 +137,38 @@ static ddp_status write_card(ddp_net *net, const void *own, size_t length, void 
 	return DDP_OK;
 }
 
+/* Nobody has a reason to knock yet, unless the world is open already. Without a
+   filter, the messages' tokens are left. */
+static void close_doors(ddp_net *net)
+{
+	const ddp_roster *roster = net->comm->roster;
+	int bits[2], error = roster->hosts == NULL
+		? ddp_doors_shut(&net->doors)
+		: ddp_doors_admit(&net->doors, roster->hosts, roster->host_count, bits);
+
+	net->filtered = error == 0;
+	if (error != 0 && net->comm->node.self == 0)
+		ddp_log(DDP_LOG_WARN, "the kernel takes no filter for UCX's listening sockets (%s): who connects "
+		        "from elsewhere is told by its messages only", strerror(error));
+}
+
+/* The world knows its hosts. A filter that was there once is not given up. */
+static ddp_status let_hosts_in(ddp_net *net, const ddp_place *hosts, int count)
+{
+	int bits[2];
+
+	if (!net->filtered)
+		return DDP_OK;
+	int error = ddp_doors_admit(&net->doors, hosts, count, bits);
+	if (error != 0)
+		return ddp_fail_errno(DDP_ERR_IO, error, "the kernel does not take the filter of UCX's listening "
+		                      "sockets that lets the job's %d addresses in", count);
+	if (bits[0] < 32 || bits[1] < 128)
+		ddp_log(DDP_LOG_DEBUG, "%d addresses: UCX's listening sockets let in who has the first %d bits of "
+		        "one, of IPv6 the first %d", count, bits[0], bits[1]);
+	return DDP_OK;
+}
+
 static ddp_status open_worker(ddp_net *net, void **address, size_t *bytes)
 {
 	/* One thread at a time, the one that holds run_lock. */
@@ -160,11 +192,7 @@ static ddp_status open_worker(ddp_net *net, void **address, size_t *bytes)
 	if (ucx != UCS_OK)
 		return fail_ucx(DDP_ERR_IO, ucx, "make a worker");
 	ddp_doors_narrow(&net->doors, &before, own, length);
-	/* Nobody has a reason to knock yet, unless the world is open already. */
-	if (net->comm->roster->hosts == NULL)
-		ddp_doors_shut(&net->doors);
-	else
-		ddp_doors_admit(&net->doors, net->comm->roster->hosts, net->comm->roster->host_count);
+	close_doors(net);
 	ddp_status status = write_card(net, own, length, address, bytes);
 	ucp_worker_release_address(net->worker, own);
 	ucx = ucp_worker_get_efd(net->worker, &net->event_fd);
@@ -290,9 +318,9 @@ ddp_status ddp_net_set_addresses(ddp_comm *comm, void **addresses, const size_t 
 	if (status == DDP_OK)
 		status = make_tokens(net, &a);
 	if (status == DDP_OK && comm->roster->hosts == NULL) {
+		status = let_hosts_in(net, a.hosts, (int)a.host_count);
 		comm->roster->hosts = a.hosts;
 		comm->roster->host_count = (int)a.host_count;
-		ddp_doors_admit(&net->doors, a.hosts, (int)a.host_count);
 		a.hosts = NULL;
 	}
 	if (status == DDP_OK) {

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -471,10 +472,39 @@ static void door_is_shut_when_all_are_connected(void **state)
 	run(0, knock, NULL);
 }
 
+/* 1000 nodes with four addresses each: more than a filter can tell apart. It lets
+   in all of them, perhaps their neighbours, and not the rest of the world. */
+static void let_many_in(const ddp_doors *doors)
+{
+	enum { NODES = 1000, EACH = 4 };
+	ddp_place *hosts = calloc(NODES * EACH, sizeof(*hosts));
+	int bits[2];
+
+	assert_non_null(hosts);
+	for (int n = 0; n < NODES; n++) {
+		const unsigned char high = (unsigned char)(n >> 8), low = (unsigned char)n;
+		hosts[4 * n] = (ddp_place){ .family = AF_INET, .address = { 127, 1, high, low } };
+		hosts[4 * n + 1] = (ddp_place){ .family = AF_INET, .address = { 127, 0, 0, 1 } };
+		hosts[4 * n + 2] = (ddp_place){ .family = AF_INET6, .address = { 0xfe, 0x80, [14] = high, [15] = low } };
+		hosts[4 * n + 3] = (ddp_place){ .family = AF_INET6, .address = { [15] = 1 } };
+	}
+	assert_int_equal(ddp_doors_admit(doors, hosts, NODES * EACH, bits), 0);
+	assert_true(bits[0] >= 28 && bits[1] >= 120);
+	assert_true(lets_in(&doors->places[0], "127.0.0.1"));
+	assert_true(lets_in(&doors->places[0], "127.1.0.0"));
+	assert_true(lets_in(&doors->places[0], "127.1.3.231"));
+	assert_true(lets_in(&doors->places[0], "127.1.2.77"));
+	assert_false(lets_in(&doors->places[0], "127.2.2.77"));
+	assert_false(lets_in(&doors->places[0], "127.1.77.1"));
+	assert_false(lets_in(&doors->places[0], "127.0.1.0"));
+	free(hosts);
+}
+
 static void door_opens_for_the_jobs_hosts_only(void **state)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	ddp_doors before, doors;
+	int bits[2];
 	ddp_place hosts[3] = { { .family = AF_INET6, .address = { [15] = 1 } },
 	                       { .family = AF_INET, .address = { 10, 1, 2, 3 } },
 	                       { .family = AF_INET, .address = { 127, 0, 0, 2 } } };
@@ -490,11 +520,13 @@ static void door_opens_for_the_jobs_hosts_only(void **state)
 	assert_int_equal(doors.count, 1);
 	assert_int_equal(doors.fds[0], fd);
 	assert_true(lets_in(&doors.places[0], "127.0.0.1"));
-	ddp_doors_admit(&doors, hosts, 3);
+	assert_int_equal(ddp_doors_admit(&doors, hosts, 3, bits), 0);
+	assert_true(bits[0] == 32 && bits[1] == 128);
 	assert_false(lets_in(&doors.places[0], "127.0.0.1"));
 	assert_true(lets_in(&doors.places[0], "127.0.0.2"));
-	ddp_doors_shut(&doors);
+	assert_int_equal(ddp_doors_shut(&doors), 0);
 	assert_false(lets_in(&doors.places[0], "127.0.0.2"));
+	let_many_in(&doors);
 	close(fd);
 }
 
