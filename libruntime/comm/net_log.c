@@ -1,8 +1,11 @@
 #include "comm/net_log.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <ucs/debug/debug.h>
 #include <ucs/debug/log_def.h>
 
 #include "base/log.h"
@@ -34,4 +37,19 @@ void ddp_net_redirect_log(void)
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 	pthread_once(&once, push);
+}
+
+/* UCX, when it is loaded, takes over the signals of crashes, to print a backtrace.
+   A program that only uses this library has not asked for that, unless by UCX's
+   variables. UCX's warning of a signal that it has left alone goes to the log. */
+__attribute__((constructor)) static void leave_signals_alone(void)
+{
+	static const int signals[] = { SIGILL, SIGSEGV, SIGBUS, SIGFPE };
+
+	if (getenv("UCX_ERROR_SIGNALS") != NULL || getenv("UCX_HANDLE_ERRORS") != NULL)
+		return;
+	ucs_log_push_handler(to_log);
+	for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
+		ucs_debug_disable_signal(signals[i]);
+	ucs_log_pop_handler();
 }

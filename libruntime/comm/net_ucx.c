@@ -13,9 +13,11 @@
 
 enum {
 	TURNS_MAX = 64,      /* of UCX's progress at a time, though there is more to move */
-	ASK_MS = 500,        /* how long a wait lasts before the peer is asked */
-	QUESTION = 0xfffffe  /* number of that message */
+	ASK_MS = 500         /* how long a wait lasts before the peer is asked */
 };
+
+/* In the tag of that message: no operation's message has it, whatever its number. */
+static const uint64_t question_bit = 1ull << 62;
 
 /* What is kept of messages that nobody has asked for yet: in all, and for each
    rank of the communicator. */
@@ -451,6 +453,11 @@ static void describe(const ddp_envelope *e, char *text, size_t bytes)
 	ddp_collective_describe(&c, text, bytes);
 }
 
+static uint64_t sequence_of(const ddp_envelope *e)
+{
+	return (e->tag & ~question_bit) >> 24;
+}
+
 static ddp_status break_unfit(ddp_comm *comm, const ddp_envelope *have, size_t have_bytes,
                               const ddp_envelope *want, size_t want_bytes)
 {
@@ -469,7 +476,7 @@ static ddp_status break_unfit(ddp_comm *comm, const ddp_envelope *have, size_t h
 		snprintf(sizes, sizeof(sizes), " (%zu bytes were expected, %zu came)", want_bytes, have_bytes);
 	return ddp_comm_break(comm, DDP_ERR_MISMATCH, have->source,
 	                      "operation #%llu differs: %s issued %s, but %s issued %s%s",
-	                      (unsigned long long)(have->tag >> 24), ddp_rank_text(comm, comm->rank),
+	                      (unsigned long long)sequence_of(have), ddp_rank_text(comm, comm->rank),
 	                      texts[0], ddp_rank_text(comm, have->source), texts[1], sizes);
 }
 
@@ -491,7 +498,7 @@ static void ask(ddp_comm *comm, int peer)
 		return;
 	net->ask_ns = now + (uint64_t)ASK_MS * 1000000;
 	/* A failure to send is seen by who waits. */
-	(void)ddp_net_send(comm, peer, ddp_net_tag(comm, QUESTION), NULL, 0, &net->question);
+	(void)ddp_net_send(comm, peer, question_bit | ddp_net_tag(comm, 0), NULL, 0, &net->question);
 }
 
 /* What operation `sequence`, one of the last, was here. */
@@ -512,7 +519,7 @@ static ddp_status break_unasked(ddp_comm *comm, const ddp_envelope *have)
 	describe(have, text, sizeof(text));
 	return ddp_comm_break(comm, DDP_ERR_MISMATCH, have->source,
 	                      "operation #%llu differs: %s issued %s, and sent what %s, now at operation "
-	                      "#%llu, did not wait for", (unsigned long long)(have->tag >> 24),
+	                      "#%llu, did not wait for", (unsigned long long)sequence_of(have),
 	                      ddp_rank_text(comm, have->source), text, ddp_rank_text(comm, comm->rank),
 	                      (unsigned long long)comm->sequence);
 }
@@ -521,12 +528,12 @@ static ddp_status break_unasked(ddp_comm *comm, const ddp_envelope *have)
 static ddp_status check_arrivals(ddp_comm *comm)
 {
 	for (arrival *a = comm->net->arrivals, *next; a != NULL; a = next) {
-		const uint64_t sequence = a->envelope.tag >> 24;
+		const uint64_t sequence = sequence_of(&a->envelope);
 		next = a->next;
 		if ((a->envelope.tag & DDP_NET_PAIR_TAG) != 0 || sequence > comm->sequence)
 			continue;
 		const bool known = comm->sequence - sequence < DDP_PAST;
-		const bool question = (a->envelope.tag & 0xffffff) == QUESTION;
+		const bool question = (a->envelope.tag & question_bit) != 0;
 		const ddp_envelope mine = past_envelope(comm, sequence);
 		if (known && !same_operation(&a->envelope, &mine))
 			return break_unfit(comm, &a->envelope, a->bytes, &mine, 0);

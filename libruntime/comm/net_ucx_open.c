@@ -39,13 +39,22 @@ static bool has_rdma_device(void)
 	return found;
 }
 
+/* What the user has set in the environment stays. */
+static void prefer(ucp_config_t *config, const char *name, const char *value)
+{
+	char variable[64];
+
+	snprintf(variable, sizeof(variable), "UCX_%s", name);
+	if (getenv(variable) == NULL && ucp_config_modify(config, name, value) != UCS_OK)
+		ddp_log(DDP_LOG_DEBUG, "this UCX does not know %s", name);
+}
+
 /* A rendezvous saves a copy, but over sockets every segment then waits until
    both processes get a core. Sent eagerly, it is in the kernel's hands. */
 static void prefer_eager(ucp_config_t *config)
 {
-	if (!has_rdma_device() && getenv("UCX_RNDV_THRESH") == NULL &&
-	    ucp_config_modify(config, "RNDV_THRESH", "1m") != UCS_OK)
-		ddp_log(DDP_LOG_DEBUG, "this UCX does not know RNDV_THRESH");
+	if (!has_rdma_device())
+		prefer(config, "RNDV_THRESH", "1m");
 }
 
 static ucs_status_t init_context(ucp_context_h *context)
@@ -66,10 +75,8 @@ static ucs_status_t init_context(ucp_context_h *context)
 
 	if (status != UCS_OK)
 		return status;
-	for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
-		if (ucp_config_modify(config, settings[i].name, settings[i].value) != UCS_OK)
-			ddp_log(DDP_LOG_DEBUG, "this UCX does not know %s", settings[i].name);
-	}
+	for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++)
+		prefer(config, settings[i].name, settings[i].value);
 	prefer_eager(config);
 	status = ucp_init(&params, config, context);
 	ucp_config_release(config);

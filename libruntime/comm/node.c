@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -55,14 +56,31 @@ static size_t segment_bytes(const ddp_node *node)
 	       ranks * ranks * sizeof(ddp_ring);
 }
 
+/* The cores that the node's ranks, taken together, may run on; at least 1. */
+static uint32_t cores_of_ranks(const ddp_comm *comm)
+{
+	enum { SETS = 8 }; /* of 1024 cores */
+	cpu_set_t all[SETS], own[SETS];
+
+	CPU_ZERO_S(sizeof(all), all);
+	for (int i = 0; i < comm->node.size; i++) {
+		const ddp_peer *peer = &comm->roster->peers[comm->world_ranks[comm->node.ranks[i]]];
+		CPU_ZERO_S(sizeof(own), own);
+		if (sched_getaffinity((pid_t)peer->pid, sizeof(own), own) == 0)
+			CPU_OR_S(sizeof(all), all, all, own);
+	}
+	const int count = CPU_COUNT_S(sizeof(all), all);
+	return count > 0 ? (uint32_t)count : 1;
+}
+
 /* Whichever rank comes first counts them for all: ranks that took the node for
    larger or smaller than the others would exchange small payloads in other ways. */
-static uint32_t agreed_cores(ddp_node_shared *shared)
+static uint32_t agreed_cores(const ddp_comm *comm)
 {
-	long online = sysconf(_SC_NPROCESSORS_ONLN);
+	ddp_node_shared *shared = comm->node.shared;
 	uint32_t none = 0;
 
-	atomic_compare_exchange_strong(&shared->cores, &none, online > 0 ? (uint32_t)online : 1);
+	atomic_compare_exchange_strong(&shared->cores, &none, cores_of_ranks(comm));
 	return atomic_load(&shared->cores);
 }
 
@@ -80,7 +98,7 @@ ddp_status ddp_node_map(ddp_comm *comm, int fd)
 		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot map %zu bytes of shared memory", bytes);
 	node->shared = (ddp_node_shared *)(void *)base;
 	node->shared_bytes = bytes;
-	comm->crowded = (uint32_t)node->size > agreed_cores(node->shared);
+	comm->crowded = (uint32_t)node->size > agreed_cores(comm);
 	node->small = base + lines_bytes(node->size);
 	node->stage = node->small + (size_t)node->size * 2 * DDP_SMALL_BYTES;
 	node->result = node->stage + (size_t)node->size * 2 * node->stage_bytes;

@@ -106,6 +106,35 @@ static void deadline_holds_among_other_operations(void **state)
 
 /* ---- ranks that share a core ------------------------------------------------------ */
 
+static int expect_crowded(ddp_comm *comm, void *crowded)
+{
+	CHECK(comm->crowded == *(const bool *)crowded);
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+/* What counts is where they may run, not how many cores there are. */
+static void ranks_bound_to_one_core_are_too_many_for_it(void **state)
+{
+	static bool crowded = true, alone = false;
+	cpu_set_t allowed, one;
+	size_t core = 0;
+	test_world world = { .ranks = 2, .body = expect_crowded, .argument = &crowded };
+
+	(void)state;
+	assert_int_equal(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+	while (!CPU_ISSET(core, &allowed))
+		core++;
+	CPU_ZERO(&one);
+	CPU_SET(core, &one);
+	assert_int_equal(sched_setaffinity(0, sizeof(one), &one), 0); /* the ranks inherit it */
+	assert_int_equal(test_world_run(&world), 0);
+	assert_int_equal(sched_setaffinity(0, sizeof(allowed), &allowed), 0);
+	world.ranks = 1;
+	world.argument = &alone;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
 /* They have to take turns though the communicator counts on a core for each:
    by yielding, and now and then by sleeping. */
 static int reduce_on_one_core(ddp_comm *comm, void *argument)
@@ -197,6 +226,7 @@ int main(void)
 		cmocka_unit_test(deadline_holds_while_messages_move),
 		cmocka_unit_test(deadline_holds_among_other_operations),
 		cmocka_unit_test(two_ranks_on_one_core_take_turns),
+		cmocka_unit_test(ranks_bound_to_one_core_are_too_many_for_it),
 		cmocka_unit_test(no_free_descriptor_is_no_death),
 		cmocka_unit_test(zombie_is_dead),
 	};

@@ -579,8 +579,93 @@ static void death_is_noticed_though_children_live(void **state)
 	run(0, die_before_children, NULL);
 }
 
+/* ---- what is the program's and the user's ------------------------------------------------ */
+
+/* A message of the barrier whose number is high, and which comes before it is
+   asked for, is no question about the barrier. */
+static int send_a_high_number(ddp_comm *comm, void *argument)
+{
+	const ddp_collective barrier = { .kind = DDP_BARRIER };
+	char byte = (char)(7 * ddp_comm_rank(comm));
+	ddp_transfer transfer;
+
+	(void)argument;
+	CHECK_OK(ddp_barrier(comm));
+	pthread_mutex_lock(&comm->run_lock);
+	comm->running = &barrier;
+	comm->deadline_ns = 0;
+	if (ddp_comm_rank(comm) == 1) {
+		CHECK_OK(ddp_net_send(comm, 0, ddp_net_tag(comm, 0xfffffe), &byte, 1, &transfer));
+	} else {
+		while (comm->net->arrivals == NULL)
+			(void)ddp_net_progress(comm);
+		CHECK_OK(ddp_net_check(comm, DDP_NOBODY));
+		ddp_net_recv(comm, 1, ddp_net_tag(comm, 0xfffffe), &byte, 1, &transfer);
+	}
+	CHECK_OK(ddp_net_wait(comm, &transfer, 1));
+	pthread_mutex_unlock(&comm->run_lock);
+	CHECK(byte == 7);
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+static void no_message_is_taken_for_a_question(void **state)
+{
+	(void)state;
+	run(5000, send_a_high_number, NULL);
+}
+
+static char modified[1024]; /* names that UCX was given values for */
+
+/* Stands before UCX's. */
+__attribute__((visibility("default"))) ucs_status_t ucp_config_modify(ucp_config_t *config,
+                                                                      const char *name,
+                                                                      const char *value)
+{
+	ucs_status_t (*modify)(ucp_config_t *, const char *, const char *);
+	size_t length = strlen(modified);
+
+	snprintf(modified + length, sizeof(modified) - length, "%s ", name);
+	*(void **)&modify = dlsym(RTLD_NEXT, "ucp_config_modify");
+	return modify == NULL ? UCS_ERR_UNSUPPORTED : modify(config, name, value);
+}
+
+static int look_at_settings(ddp_comm *comm, void *argument)
+{
+	(void)argument;
+	CHECK(strstr(modified, "TCP_KEEPIDLE ") != NULL);
+	CHECK(strstr(modified, "TCP_KEEPINTVL ") == NULL);
+	CHECK(strstr(modified, "KEEPALIVE_INTERVAL ") == NULL);
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+static void settings_of_the_user_stay(void **state)
+{
+	(void)state;
+	setenv("UCX_KEEPALIVE_INTERVAL", "20s", 1);
+	setenv("UCX_TCP_KEEPINTVL", "2s", 1);
+	run(0, look_at_settings, NULL);
+	unsetenv("UCX_KEEPALIVE_INTERVAL");
+	unsetenv("UCX_TCP_KEEPINTVL");
+}
+
+static struct sigaction at_start; /* what became of SIGSEGV by loading UCX */
+
+static void crash_is_left_to_the_program(void **state)
+{
+	Dl_info owner = { .dli_fname = "" };
+	void *handler;
+
+	(void)state;
+	memcpy(&handler, &at_start.sa_sigaction, sizeof(handler));
+	if (handler != NULL && dladdr(handler, &owner) != 0)
+		assert_null(strstr(owner.dli_fname, "libucs"));
+}
+
 int main(void)
 {
+	sigaction(SIGSEGV, NULL, &at_start);
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(memory_is_left_alone_after_an_error),
 		cmocka_unit_test(message_nobody_asked_for_ends_with_the_failure),
@@ -591,6 +676,9 @@ int main(void)
 		cmocka_unit_test(door_is_shut_when_all_are_connected),
 		cmocka_unit_test(door_opens_for_the_jobs_hosts_only),
 		cmocka_unit_test(death_is_noticed_though_children_live),
+		cmocka_unit_test(no_message_is_taken_for_a_question),
+		cmocka_unit_test(settings_of_the_user_stay),
+		cmocka_unit_test(crash_is_left_to_the_program),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
