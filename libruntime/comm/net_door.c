@@ -158,6 +158,25 @@ int ddp_doors_shut(const ddp_doors *doors)
 
 /* ---- rules: addresses whose first bits are these ---------------------------------------- */
 
+/* The kernel turns a filter into instructions of its own, of 8 bytes. They are counted
+   here as it does at worst: a socket may have 20 KiB for all its options up to Linux
+   6.7, and what it had before is still there when a longer filter comes. */
+enum {
+	FILTER_MAX = 2048, /* 16 KiB */
+	FILTER_MIN = 256, /* one rule of each family fits, whatever its bits */
+	LOAD = 16,         /* one word of the packet, masked and stored */
+	COMPARE = 2, RETURN = 2,
+	HEAD = 40,
+	CHAIN = 200        /* comparisons that jump to one place: at most 255 away */
+};
+
+/* One family's rules, and at their end: no. */
+typedef struct rules {
+	ddp_place *places;
+	size_t count;
+	unsigned int bits; /* of each address */
+} rules;
+
 static int compare_places(const void *left, const void *right)
 {
 	const ddp_place *a = left, *b = right;
@@ -167,124 +186,153 @@ static int compare_places(const void *left, const void *right)
 	return memcmp(a->address, b->address, sizeof(a->address));
 }
 
-/* Keeps the first bits of each address and drops those that are then the same;
-   returns how many are left. They are of one family, and in order. */
-static size_t shorten(ddp_place *places, size_t count, unsigned int bits)
+/* Keeps the first bits of each address and drops those that are then the same. They
+   are in order. */
+static void shorten(rules *r, unsigned int bits)
 {
 	size_t kept = 0;
 
-	for (size_t i = 0; i < count; i++) {
-		ddp_place place = places[i];
+	for (size_t i = 0; i < r->count; i++) {
+		ddp_place place = r->places[i];
 		place.port = 0;
 		for (unsigned int byte = 0; byte < sizeof(place.address); byte++) {
 			const unsigned int left = bits > 8 * byte ? bits - 8 * byte : 0;
 			place.address[byte] &= (unsigned char)(left >= 8 ? 0xff : 0xff00 >> left);
 		}
-		if (kept == 0 || !same_place(&place, &places[kept - 1]))
-			places[kept++] = place;
+		if (kept == 0 || !same_place(&place, &r->places[kept - 1]))
+			r->places[kept++] = place;
 	}
-	return kept;
+	r->count = kept;
+	r->bits = bits;
 }
 
 /* The 32-bit words that so many bits take. */
-static size_t words_of(unsigned int bits)
+static unsigned int words_of(unsigned int bits)
 {
 	return (bits + 31) / 32;
 }
 
-/* Loads, masks where a word is not whole, and compares; accepts at the end. */
-static size_t rule_length(unsigned int bits)
+static uint32_t word_of(const ddp_place *place, unsigned int i)
 {
-	return 2 * words_of(bits) + (bits % 32 != 0) + 1;
-}
-
-/* Accepts a packet whose source begins so, else goes on behind. */
-static size_t write_rule(const ddp_place *place, unsigned int bits, struct sock_filter *code)
-{
-	const uint32_t source = (uint32_t)SKF_NET_OFF + (place->family == AF_INET ? 12 : 8);
-	const size_t end = rule_length(bits);
-	size_t length = 0;
 	uint32_t word;
 
-	for (unsigned int i = 0; i < words_of(bits); i++) {
-		memcpy(&word, place->address + 4 * i, sizeof(word));
-		code[length++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, source + 4 * i);
-		if (bits < 32 * (i + 1))
-			code[length++] = (struct sock_filter)BPF_STMT(BPF_ALU | BPF_AND | BPF_K,
-			                                              UINT32_MAX << (32 * (i + 1) - bits));
-		code[length] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ntohl(word), 0,
-		                                            (unsigned char)(end - length - 1));
-		length++;
-	}
-	code[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, UINT32_MAX);
-	return length;
+	memcpy(&word, place->address + 4 * i, sizeof(word));
+	return ntohl(word);
 }
 
-/* One family's rules, and at their end: no. */
-typedef struct rules {
-	ddp_place *places;
-	size_t count;
-	unsigned int bits; /* of each address */
-} rules;
-
-static size_t rules_length(const rules *r)
+/* In the kernel's instructions. */
+static size_t cost_of_4(const rules *r)
 {
-	return r->count * rule_length(r->bits) + 1;
+	return LOAD + r->count * COMPARE + (r->count / CHAIN + 1) * (RETURN + 1) + RETURN;
 }
 
-static size_t write_rules(const rules *r, struct sock_filter *code)
+static size_t cost_of_6(const rules *r)
 {
-	size_t length = 0;
+	const size_t words = words_of(r->bits);
 
-	for (size_t i = 0; i < r->count; i++)
-		length += write_rule(&r->places[i], r->bits, code + length);
-	code[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, 0);
-	return length;
+	return words * LOAD + r->count * (words * (1 + COMPARE) + RETURN) + RETURN;
 }
 
 /* Fewer and wider rules, where there are too many: neighbours in a network have
    the first bits of their addresses in common. */
 static void make_fit(rules *of4, rules *of6, size_t most)
 {
-	while (rules_length(of4) + rules_length(of6) > most) {
-		rules *longer = rules_length(of4) > rules_length(of6) ? of4 : of6;
-		longer->count = shorten(longer->places, longer->count, --longer->bits);
+	while (HEAD + cost_of_4(of4) + cost_of_6(of6) > most) {
+		rules *longer = cost_of_4(of4) > cost_of_6(of6) ? of4 : of6;
+		shorten(longer, longer->bits - 1);
 	}
 }
 
-enum { HEAD = 4, INSTRUCTIONS_MAX = 1024 }; /* the kernel's memory for a socket may be 20 KiB */
+/* Loads the i-th word of the sender's address, as far as it counts. */
+static struct sock_filter *load_word(struct sock_filter *code, uint32_t sender, unsigned int i,
+                                     unsigned int bits)
+{
+	*code++ = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (uint32_t)SKF_NET_OFF + sender + 4 * i);
+	if (bits < 32 * (i + 1))
+		*code++ = (struct sock_filter)BPF_STMT(BPF_ALU | BPF_AND | BPF_K,
+		                                       UINT32_MAX << (32 * (i + 1) - bits));
+	return code;
+}
+
+static struct sock_filter *write_4(struct sock_filter *code, const rules *r)
+{
+	code = load_word(code, 12, 0, r->bits);
+	for (size_t begin = 0; begin < r->count; begin += CHAIN) {
+		const size_t end = r->count - begin < CHAIN ? r->count : begin + CHAIN;
+		for (size_t i = begin; i < end; i++)
+			*code++ = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, word_of(&r->places[i], 0),
+			                                       (unsigned char)(end - i), 0);
+		*code++ = (struct sock_filter)BPF_STMT(BPF_JMP | BPF_JA, 1);
+		*code++ = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, UINT32_MAX);
+	}
+	*code++ = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, 0);
+	return code;
+}
+
+static struct sock_filter *write_6(struct sock_filter *code, const rules *r)
+{
+	const unsigned int words = words_of(r->bits);
+
+	for (unsigned int w = 0; w < words; w++) {
+		code = load_word(code, 8, w, r->bits);
+		*code++ = (struct sock_filter)BPF_STMT(BPF_ST, w);
+	}
+	for (size_t i = 0; i < r->count; i++) {
+		for (unsigned int w = 0; w < words; w++) {
+			*code++ = (struct sock_filter)BPF_STMT(BPF_LD | BPF_MEM, w);
+			*code++ = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, word_of(&r->places[i], w), 0,
+			                                       (unsigned char)(2 * (words - w) - 1));
+		}
+		*code++ = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, UINT32_MAX);
+	}
+	*code++ = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, 0);
+	return code;
+}
+
+/* What of4 and of6 tell; `code` has room for FILTER_MAX. */
+static int set_rules(const ddp_doors *doors, const rules *of4, const rules *of6, struct sock_filter *code)
+{
+	struct sock_filter *at = code, *branch;
+
+	/* The version of the internet protocol is in the packet's first half byte. */
+	*at++ = (struct sock_filter)BPF_STMT(BPF_LD | BPF_B | BPF_ABS, (uint32_t)SKF_NET_OFF);
+	*at++ = (struct sock_filter)BPF_STMT(BPF_ALU | BPF_RSH | BPF_K, 4);
+	*at++ = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 6, 0, 1);
+	branch = at++;
+	at = write_4(at, of4);
+	*branch = (struct sock_filter)BPF_STMT(BPF_JMP | BPF_JA, (uint32_t)(at - branch - 1));
+	at = write_6(at, of6);
+	return set_filter(doors, code, (size_t)(at - code));
+}
 
 int ddp_doors_admit(const ddp_doors *doors, const ddp_place *hosts, int count, int bits[2])
 {
 	const size_t size = (size_t)count;
 	ddp_place *places = malloc((size + 1) * sizeof(*places));
-	struct sock_filter code[INSTRUCTIONS_MAX];
-	rules of4 = { .places = places, .bits = 32 }, of6 = { .bits = 128 };
-	size_t length = 0;
+	struct sock_filter *code = malloc(FILTER_MAX * sizeof(*code));
+	rules of4 = { .places = places }, of6;
+	int error = ENOMEM;
 
-	if (places == NULL)
-		return ENOMEM;
-	if (size > 0)
-		memcpy(places, hosts, size * sizeof(*places));
-	qsort(places, size, sizeof(*places), compare_places);
-	while (of4.count < size && places[of4.count].family == AF_INET)
-		of4.count++;
-	of6.places = places + of4.count;
-	of6.count = size - of4.count;
-	of4.count = shorten(of4.places, of4.count, of4.bits);
-	of6.count = shorten(of6.places, of6.count, of6.bits);
-	make_fit(&of4, &of6, INSTRUCTIONS_MAX - HEAD);
-	/* The version of the internet protocol is in the packet's first half byte. */
-	code[length++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_B | BPF_ABS, (uint32_t)SKF_NET_OFF);
-	code[length++] = (struct sock_filter)BPF_STMT(BPF_ALU | BPF_RSH | BPF_K, 4);
-	code[length++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 6, 0, 1);
-	code[length++] = (struct sock_filter)BPF_STMT(BPF_JMP | BPF_JA, (uint32_t)rules_length(&of4));
-	length += write_rules(&of4, code + length);
-	length += write_rules(&of6, code + length);
+	if (places != NULL && code != NULL) {
+		if (size > 0)
+			memcpy(places, hosts, size * sizeof(*places));
+		qsort(places, size, sizeof(*places), compare_places);
+		while (of4.count < size && places[of4.count].family == AF_INET)
+			of4.count++;
+		of6 = (rules){ .places = places + of4.count, .count = size - of4.count };
+		shorten(&of4, 32);
+		shorten(&of6, 128);
+		/* A site may give sockets less memory than the kernel does by itself. */
+		for (size_t most = FILTER_MAX; error == ENOMEM && most >= FILTER_MIN; most /= 2) {
+			make_fit(&of4, &of6, most);
+			error = set_rules(doors, &of4, &of6, code);
+		}
+		bits[0] = (int)of4.bits;
+		bits[1] = (int)of6.bits;
+	}
 	free(places);
-	bits[0] = (int)of4.bits;
-	bits[1] = (int)of6.bits;
-	return set_filter(doors, code, length);
+	free(code);
+	return error;
 }
 
 int ddp_host_places(ddp_place *places)

@@ -105,7 +105,7 @@ ddp_status ddp_net_greet(ddp_comm *comm)
 	}
 	if (status != DDP_OK)
 		ddp_net_shut_down(comm);
-	else if (comm->size <= FEW_RANKS && net->filtered)
+	else if (comm->size <= FEW_RANKS && net->unfiltered == 0)
 		(void)ddp_doors_shut(&net->doors); /* those of the job's hosts stay let in */
 	return status;
 }

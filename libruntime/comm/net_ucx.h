@@ -114,7 +114,7 @@ struct ddp_net {
 	int bell[2];           /* this rank's doorbell: read and write end */
 	int *bells;            /* [node size]: write ends */
 	ddp_doors doors;
-	bool filtered;         /* the kernel drops what strangers send to them */
+	int unfiltered;        /* an errno: why the kernel does not filter them; 0: it does */
 	ddp_place *peer_doors; /* of the ranks of other nodes */
 	ddp_kinship kinship;
 	bool announced;

@@ -18,6 +18,7 @@
 typedef struct card {
 	ddp_share share;
 	uint32_t has_key;
+	uint32_t unfiltered; /* an errno: why the kernel does not guard its doors; 0: it does */
 	uint32_t host_count, door_count;
 } card;
 
@@ -128,6 +129,7 @@ static ddp_status write_card(ddp_net *net, const void *own, size_t length, void 
 {
 	ddp_place hosts[DDP_HOST_PLACES_MAX];
 	card c = { .share = net->share, .has_key = net->comm->roster->key.present,
+	           .unfiltered = (uint32_t)net->unfiltered,
 	           .host_count = (uint32_t)ddp_host_places(hosts),
 	           .door_count = (uint32_t)net->doors.count };
 	size_t host_bytes = c.host_count * sizeof(*hosts), door_bytes = c.door_count * sizeof(*hosts);
@@ -144,19 +146,15 @@ static ddp_status write_card(ddp_net *net, const void *own, size_t length, void 
 	return DDP_OK;
 }
 
-/* Nobody has a reason to knock yet, unless the world is open already. Without a
-   filter, the messages' tokens are left. */
-static void close_doors(ddp_net *net)
+/* Nobody has a reason to connect yet, unless the world is open already. */
+static int close_doors(ddp_net *net)
 {
 	const ddp_roster *roster = net->comm->roster;
-	int bits[2], error = roster->hosts == NULL
-		? ddp_doors_shut(&net->doors)
-		: ddp_doors_admit(&net->doors, roster->hosts, roster->host_count, bits);
+	int bits[2];
 
-	net->filtered = error == 0;
-	if (error != 0 && net->comm->node.self == 0)
-		ddp_log(DDP_LOG_WARN, "the kernel takes no filter for UCX's listening sockets (%s): who connects "
-		        "from elsewhere is told by its messages only", strerror(error));
+	if (roster->hosts == NULL)
+		return ddp_doors_shut(&net->doors);
+	return ddp_doors_admit(&net->doors, roster->hosts, roster->host_count, bits);
 }
 
 /* The world knows its hosts. A filter that was there once is not given up. */
@@ -164,7 +162,7 @@ static ddp_status let_hosts_in(ddp_net *net, const ddp_place *hosts, int count)
 {
 	int bits[2];
 
-	if (!net->filtered)
+	if (net->unfiltered != 0)
 		return DDP_OK;
 	int error = ddp_doors_admit(&net->doors, hosts, count, bits);
 	if (error != 0)
@@ -174,6 +172,17 @@ static ddp_status let_hosts_in(ddp_net *net, const ddp_place *hosts, int count)
 		ddp_log(DDP_LOG_DEBUG, "%d addresses: UCX's listening sockets let in who has the first %d bits of "
 		        "one, of IPv6 the first %d", count, bits[0], bits[1]);
 	return DDP_OK;
+}
+
+/* Said once, by rank 0 for the world, as it is the same on most hosts of a job. */
+static void warn_unfiltered(const ddp_comm *comm, int count, int first, int error)
+{
+	if (comm->rank != 0 || count == 0)
+		return;
+	ddp_log(DDP_LOG_WARN, "UCX's listening sockets are open to any host on %d of %d ranks, %s first: the kernel "
+	        "takes no filter for them (%s)%s. Messages are checked nevertheless; see SECURITY in libddp(3)",
+	        count, comm->size, ddp_rank_text(comm, first), strerror(error),
+	        error == EPERM ? ", as it may for users without privileges" : "");
 }
 
 static ddp_status open_worker(ddp_net *net, void **address, size_t *bytes)
@@ -199,7 +208,7 @@ static ddp_status open_worker(ddp_net *net, void **address, size_t *bytes)
 	if (ucx != UCS_OK)
 		return fail_ucx(DDP_ERR_IO, ucx, "make a worker");
 	ddp_doors_narrow(&net->doors, &before, own, length);
-	close_doors(net);
+	net->unfiltered = close_doors(net);
 	ddp_status status = write_card(net, own, length, address, bytes);
 	ucp_worker_release_address(net->worker, own);
 	ucx = ucp_worker_get_efd(net->worker, &net->event_fd);
@@ -247,6 +256,7 @@ typedef struct album {
 	ddp_place *hosts;   /* of one rank of each other node */
 	size_t host_count, door_count;
 	bool all_have_key;
+	int unfiltered, first_unfiltered, error; /* ranks whose doors the kernel does not guard */
 } album;
 
 static ddp_status read_card(ddp_comm *comm, int r, const void *blob, size_t bytes, card *c)
@@ -276,6 +286,10 @@ static ddp_status take_card(ddp_net *net, int r, const void *blob, size_t bytes,
 	size_t length = bytes - sizeof(c) - host_bytes - door_bytes;
 	a->shares[r] = c.share;
 	a->all_have_key = a->all_have_key && c.has_key != 0;
+	if (c.unfiltered != 0 && a->unfiltered++ == 0) {
+		a->first_unfiltered = r;
+		a->error = (int)c.unfiltered;
+	}
 	if (ddp_is_local(comm, r))
 		return DDP_OK;
 	if (comm->local_of[r] == 0) {
@@ -326,6 +340,7 @@ ddp_status ddp_net_set_addresses(ddp_comm *comm, void **addresses, const size_t 
 		status = make_tokens(net, &a);
 	if (status == DDP_OK && comm->roster->hosts == NULL) {
 		status = let_hosts_in(net, a.hosts, (int)a.host_count);
+		warn_unfiltered(comm, a.unfiltered, a.first_unfiltered, a.error);
 		comm->roster->hosts = a.hosts;
 		comm->roster->host_count = (int)a.host_count;
 		a.hosts = NULL;
