@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "comm/await.h"
 #include "comm/inter.h"
+#include "comm/net_log.h"
 #include "comm/net_ucx.h"
 
 enum {
@@ -92,6 +93,7 @@ static ddp_status meet_ready(ddp_comm *comm)
 
 ddp_status ddp_net_greet(ddp_comm *comm)
 {
+	DDP_UCX_FOR_LIBDDP();
 	static const ddp_collective opening = { .kind = DDP_BARRIER };
 	ddp_net *net = comm->net;
 

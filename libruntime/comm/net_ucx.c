@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/await.h"
+#include "comm/net_log.h"
 #include "comm/node.h"
 
 enum {
@@ -265,6 +266,7 @@ static arrival *take_arrival(ddp_net *net, int peer, uint64_t tag)
 
 bool ddp_net_progress(ddp_comm *comm)
 {
+	DDP_UCX_FOR_LIBDDP();
 	ddp_net *net = comm->net;
 	bool moved = false;
 
@@ -344,6 +346,7 @@ ddp_status ddp_net_begin_send(ddp_net *net, ddp_transfer *transfer)
 ddp_status ddp_net_send_as(ddp_comm *comm, int peer, const ddp_envelope *envelope,
                            const void *buffer, size_t bytes, ddp_transfer *transfer)
 {
+	DDP_UCX_FOR_LIBDDP();
 	ddp_net *net = comm->net;
 	ddp_transfer **end = &net->held;
 	ucp_ep_h ep;
@@ -366,6 +369,7 @@ ddp_status ddp_net_send_as(ddp_comm *comm, int peer, const ddp_envelope *envelop
 void ddp_net_recv_as(ddp_comm *comm, int peer, const ddp_envelope *envelope, void *buffer,
                      size_t bytes, ddp_transfer *transfer)
 {
+	DDP_UCX_FOR_LIBDDP();
 	ddp_net *net = comm->net;
 	ddp_transfer **end = &net->posted;
 	ucp_ep_h ep;
@@ -579,6 +583,8 @@ ddp_status ddp_net_check(ddp_comm *comm, int missing)
 
 bool ddp_net_arm(ddp_comm *comm)
 {
+	DDP_UCX_FOR_LIBDDP();
+
 	return comm->net->down || ucp_worker_arm(comm->net->worker) != UCS_ERR_BUSY;
 }
 

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/net_log.h"
 #include "comm/net_ucx.h"
 
 enum {
@@ -200,6 +201,8 @@ static void give_up_transfers(ddp_net *net)
 
 void ddp_net_forget(ddp_comm *comm)
 {
+	DDP_UCX_FOR_LIBDDP();
+
 	give_up_transfers(comm->net);
 }
 
@@ -207,6 +210,7 @@ void ddp_net_forget(ddp_comm *comm)
    they see us go; but UCX is not called again until the end. */
 void ddp_net_shut_down(ddp_comm *comm)
 {
+	DDP_UCX_FOR_LIBDDP();
 	ddp_net *net = comm->net;
 
 	if (net->down)
@@ -254,6 +258,7 @@ static void free_net(ddp_net *net)
 
 void ddp_net_close(ddp_comm *comm)
 {
+	DDP_UCX_FOR_LIBDDP();
 	ddp_net *net = comm->net;
 
 	if (net == NULL)

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "comm/net_log.h"
 #include "comm/net_ucx.h"
 #include "comm/verdict.h"
 
@@ -13,6 +14,7 @@ static void send_inquiry(ddp_net *net, int peer, const inquiry_header *inquiry)
 
 void ddp_net_inquire(ddp_comm *comm, int peer)
 {
+	DDP_UCX_FOR_LIBDDP();
 	const inquiry_header question = { .asks = 1, .names = DDP_NOBODY };
 	ucp_ep_h ep;
 

@@ -222,11 +222,12 @@ static ddp_status open_worker(ddp_net *net, void **address, size_t *bytes)
 
 ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes)
 {
+	DDP_UCX_FOR_LIBDDP();
 	ddp_net *net = calloc(1, sizeof(*net));
+	ddp_threads threads;
 
 	if (net == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
-	ddp_net_redirect_log();
 	comm->net = net;
 	net->comm = comm;
 	net->arrivals_end = &net->arrivals;
@@ -247,7 +248,12 @@ ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes)
 	if (pipe2(net->bell, O_CLOEXEC | O_NONBLOCK) != 0)
 		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a pipe");
 	ddp_status status = ddp_share_make(&net->share);
-	return status == DDP_OK ? open_worker(net, address, bytes) : status;
+	if (status != DDP_OK)
+		return status;
+	ddp_net_log_list_threads(&threads);
+	status = open_worker(net, address, bytes);
+	ddp_net_log_claim_thread(&threads);
+	return status;
 }
 
 /* What all ranks told, taken together. */
