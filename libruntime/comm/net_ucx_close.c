@@ -272,6 +272,8 @@ void ddp_net_close(ddp_comm *comm)
 			close(net->bell[i]);
 	}
 	comm->net = NULL;
+	if (net->strangers > 1)
+		ddp_log(DDP_LOG_WARN, "%d messages that no rank of this communicator sent were ignored", net->strangers);
 	if (net->announced)
 		ddp_fork_withdraw(&net->kinship);
 	if (net->worker != NULL && net->down)

@@ -43,7 +43,8 @@ struct ddp_centre {
 	struct ddp_link strangers;  /* head of the ring */
 	int stranger_count, joined;
 	bool need_descriptors;
-	int refused;
+	int refused, refusals_told;
+	uint64_t told_ns;
 	char last_refused[80];
 	uint32_t sequence;
 	rlim_t descriptors_before;  /* 0: unchanged */

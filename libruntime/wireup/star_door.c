@@ -16,7 +16,10 @@
 #include "base/error.h"
 #include "base/log.h"
 
-enum { ACCEPT_BATCH = 64 };
+enum {
+	ACCEPT_BATCH = 64,
+	REFUSALS_TOLD = 3 /* each; then only how many more there were, once a minute */
+};
 
 /* How long a connection may take to prove itself. */
 static const uint64_t proof_patience_ns = 10000000000u;
@@ -112,14 +115,37 @@ static ddp_status trim_strangers(struct ddp_centre *centre)
 	return DDP_OK;
 }
 
+static void tell_further_refusals(struct ddp_centre *centre)
+{
+	if (centre->refused == centre->refusals_told)
+		return;
+	ddp_log(DDP_LOG_WARN, "wire-up: rank 0 on %s refused %d more connections, the last from %s: they do "
+	        "not hold the step's key", centre->base.job->hostname,
+	        centre->refused - centre->refusals_told, centre->last_refused);
+	centre->refusals_told = centre->refused;
+	centre->told_ns = ddp_now_ns();
+}
+
+/* However many come, the log stays short. */
+static void tell_refusal(struct ddp_centre *centre)
+{
+	if (centre->refused <= REFUSALS_TOLD) {
+		ddp_log(DDP_LOG_WARN, "wire-up: rank 0 on %s refused a connection from %s: it does not hold "
+		        "the step's key", centre->base.job->hostname, centre->last_refused);
+		centre->refusals_told = centre->refused;
+		centre->told_ns = ddp_now_ns();
+	} else if (ddp_seconds_since(centre->told_ns) > 60) {
+		tell_further_refusals(centre);
+	}
+}
+
 static void refuse(struct ddp_centre *centre, struct ddp_link *link)
 {
 	static const ddp_verdict refusal;
 
 	centre->refused++;
 	ddp_socket_peer(link->fd, centre->last_refused, sizeof(centre->last_refused));
-	ddp_log(DDP_LOG_WARN, "wire-up: rank 0 on %s refused a connection from %s: it does not hold "
-	        "the step's key", centre->base.job->hostname, centre->last_refused);
+	tell_refusal(centre);
 	ddp_link_say(link, &refusal, sizeof(refusal));
 	drop_stranger(centre, link, "wrong key");
 }
@@ -212,7 +238,7 @@ static ddp_status answer_door(struct ddp_centre *centre, struct ddp_link *link)
 	return ddp_centre_lost(centre, link, false, "its connection was closed");
 }
 
-ddp_status ddp_door_wait(struct ddp_centre *centre, uint64_t deadline_ns)
+static ddp_status wait_for_ranks(struct ddp_centre *centre, uint64_t deadline_ns)
 {
 	uint64_t start_ns = ddp_now_ns();
 	struct epoll_event events[DDP_EVENTS];
@@ -230,6 +256,14 @@ ddp_status ddp_door_wait(struct ddp_centre *centre, uint64_t deadline_ns)
 			return too_late(centre, start_ns);
 	}
 	return DDP_OK;
+}
+
+ddp_status ddp_door_wait(struct ddp_centre *centre, uint64_t deadline_ns)
+{
+	ddp_status status = wait_for_ranks(centre, deadline_ns);
+
+	tell_further_refusals(centre);
+	return status;
 }
 
 void ddp_door_drop_strangers(struct ddp_centre *centre, const char *why)

@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -126,6 +128,41 @@ static void strangers_do_not_stop_the_job(void **state)
 	all_are_well(4);
 }
 
+typedef struct warnings {
+	atomic_int count;
+	char last[300];
+} warnings;
+
+static void count_warning(void *user, ddp_log_level level, const char *message)
+{
+	warnings *w = user;
+
+	(void)level;
+	atomic_fetch_add(&w->count, 1);
+	snprintf(w->last, sizeof(w->last), "%s", message);
+}
+
+static void strangers_do_not_fill_the_log(void **state)
+{
+	warnings *w = mmap(NULL, sizeof(*w), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	int more = 0;
+
+	(void)state;
+	assert_ptr_not_equal(w, MAP_FAILED);
+	arrange(2);
+	ranks[1].delay_ms = 1000;
+	pid_t strangers = start_strangers(0);
+	ddp_set_log(count_warning, w, DDP_LOG_WARN);
+	run(2);
+	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
+	end_process(strangers);
+	all_are_well(2);
+	assert_int_equal(atomic_load(&w->count), 4);
+	assert_int_equal(sscanf(w->last, "wire-up: rank 0 on node0 refused %d more connections", &more), 1);
+	assert_true(more > 0);
+	munmap(w, sizeof(*w));
+}
+
 static void strangers_cannot_use_the_descriptors_up(void **state)
 {
 	(void)state;
@@ -145,6 +182,7 @@ int main(void)
 		cmocka_unit_test_setup(impostor_without_the_key_is_not_believed, begin),
 		cmocka_unit_test_setup(silent_program_in_rank_0s_place_ends_at_the_deadline, begin),
 		cmocka_unit_test_setup(strangers_do_not_stop_the_job, begin),
+		cmocka_unit_test_setup(strangers_do_not_fill_the_log, begin),
 		cmocka_unit_test_setup(strangers_cannot_use_the_descriptors_up, begin),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
