@@ -70,6 +70,7 @@ if HAVE_UCX
 check_PROGRAMS += \
 	tests/ranks/test_comm_net \
 	tests/ranks/test_comm_stalls \
+	tests/ranks/test_comm_ucx \
 	tests/ranks/test_comm_window
 endif
 check_PROGRAMS += \
@@ -129,6 +130,8 @@ tests_ranks_test_comm_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_net_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_shrink_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_shrink_LDADD = $(LDADD) $(UCX_LIBS)
+tests_ranks_test_comm_ucx_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
+tests_ranks_test_comm_ucx_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_pages_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sysconf -Wl,--wrap=mmap
 tests_unit_test_gpt_model_SOURCES = tests/unit/test_gpt_model.c $(gpt_model_sources)
 tests_unit_test_gpt_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples

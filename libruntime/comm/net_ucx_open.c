@@ -58,6 +58,35 @@ static void prefer_eager(ucp_config_t *config)
 		prefer(config, "RNDV_THRESH", "1m");
 }
 
+/* Did nobody choose, neither in the environment nor in a file of UCX's? */
+static bool may_use_any_transport(const ucp_config_t *config)
+{
+	char *text = NULL;
+	size_t length;
+	FILE *stream = getenv("UCX_TLS") == NULL ? open_memstream(&text, &length) : NULL;
+
+	if (stream == NULL)
+		return false;
+	ucp_config_print(config, stream, "", UCS_CONFIG_PRINT_CONFIG);
+	bool any = fclose(stream) == 0 && strstr(text, "\nUCX_TLS=all\n") != NULL;
+	free(text);
+	return any;
+}
+
+/* Ranks of one node do not talk through UCX. Its shared memory there would be of no
+   use, but in the way: a process that is killed while UCX makes it leaves it behind. */
+static ucs_status_t init_without_shared_memory(const ucp_params_t *params, ucp_config_t *config,
+                                               ucp_context_h *context)
+{
+	if (!may_use_any_transport(config))
+		return ucp_init(params, config, context);
+	if (ucp_config_modify(config, "TLS", "^sm") == UCS_OK && ucp_init(params, config, context) == UCS_OK)
+		return UCS_OK;
+	/* Perhaps this UCX is of before 1.12, and can only be told what to use. */
+	(void)ucp_config_modify(config, "TLS", "all");
+	return ucp_init(params, config, context);
+}
+
 static ucs_status_t init_context(ucp_context_h *context)
 {
 	static const struct {
@@ -79,7 +108,7 @@ static ucs_status_t init_context(ucp_context_h *context)
 	for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++)
 		prefer(config, settings[i].name, settings[i].value);
 	prefer_eager(config);
-	status = ucp_init(&params, config, context);
+	status = init_without_shared_memory(&params, config, context);
 	ucp_config_release(config);
 	return status;
 }

@@ -4,7 +4,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <arpa/inet.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -260,6 +259,40 @@ static void mistake_is_noticed_however_fast_operations_follow(void **state)
 		run(0, hurry_on, &came_in_time[i]);
 }
 
+/* A message of the barrier whose number is high, and which comes before it is
+   asked for, is no question about the barrier. */
+static int send_a_high_number(ddp_comm *comm, void *argument)
+{
+	const ddp_collective barrier = { .kind = DDP_BARRIER };
+	char byte = (char)(7 * ddp_comm_rank(comm));
+	ddp_transfer transfer;
+
+	(void)argument;
+	CHECK_OK(ddp_barrier(comm));
+	pthread_mutex_lock(&comm->run_lock);
+	comm->running = &barrier;
+	comm->deadline_ns = 0;
+	if (ddp_comm_rank(comm) == 1) {
+		CHECK_OK(ddp_net_send(comm, 0, ddp_net_tag(comm, 0xfffffe), &byte, 1, &transfer));
+	} else {
+		while (comm->net->arrivals == NULL)
+			(void)ddp_net_progress(comm);
+		CHECK_OK(ddp_net_check(comm, DDP_NOBODY));
+		ddp_net_recv(comm, 1, ddp_net_tag(comm, 0xfffffe), &byte, 1, &transfer);
+	}
+	CHECK_OK(ddp_net_wait(comm, &transfer, 1));
+	pthread_mutex_unlock(&comm->run_lock);
+	CHECK(byte == 7);
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+static void no_message_is_taken_for_a_question(void **state)
+{
+	(void)state;
+	run(5000, send_a_high_number, NULL);
+}
+
 /* ---- strangers --------------------------------------------------------------------- */
 
 enum { ADDRESS_MAX = 8192 };
@@ -424,112 +457,6 @@ static void messages_of_a_stranger_are_ignored(void **state)
 	munmap(r, sizeof(*r));
 }
 
-/* ---- doors ---------------------------------------------------------------------------- */
-
-/* Is there an answer within a short time? The kernel of this host gives it. */
-static bool lets_in(const ddp_place *to, const char *from)
-{
-	struct sockaddr_in door = { .sin_family = AF_INET, .sin_port = to->port };
-	struct sockaddr_in here = { .sin_family = AF_INET };
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), error = 0;
-	socklen_t length = sizeof(error);
-
-	memcpy(&door.sin_addr, to->address, sizeof(door.sin_addr));
-	CHECK(fd >= 0);
-	if (from != NULL)
-		CHECK(inet_pton(AF_INET, from, &here.sin_addr) == 1 &&
-		      bind(fd, (struct sockaddr *)&here, sizeof(here)) == 0);
-	bool in = connect(fd, (struct sockaddr *)&door, sizeof(door)) == 0;
-	struct pollfd connected = { .fd = fd, .events = POLLOUT };
-	if (!in && poll(&connected, 1, 300) == 1)
-		in = getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
-	close(fd);
-	return in;
-}
-
-static int knock(ddp_comm *comm, void *argument)
-{
-	const ddp_doors *doors = &comm->net->doors;
-	ddp_comm *part;
-
-	(void)argument;
-	CHECK_OK(ddp_barrier(comm));
-	CHECK(doors->count > 0);
-	for (int i = 0; i < doors->count; i++) {
-		if (doors->places[i].family == AF_INET)
-			CHECK(!lets_in(&doors->places[i], NULL));
-	}
-	/* Others connect nevertheless when there is a reason to. */
-	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
-	CHECK_OK(ddp_barrier(part));
-	CHECK_OK(ddp_comm_free(part));
-	return 0;
-}
-
-static void door_is_shut_when_all_are_connected(void **state)
-{
-	(void)state;
-	run(0, knock, NULL);
-}
-
-/* 1000 nodes with four addresses each: more than a filter can tell apart. It lets
-   in all of them, perhaps their neighbours, and not the rest of the world. */
-static void let_many_in(const ddp_doors *doors)
-{
-	enum { NODES = 1000, EACH = 4 };
-	ddp_place *hosts = calloc(NODES * EACH, sizeof(*hosts));
-	int bits[2];
-
-	assert_non_null(hosts);
-	for (int n = 0; n < NODES; n++) {
-		const unsigned char high = (unsigned char)(n >> 8), low = (unsigned char)n;
-		hosts[4 * n] = (ddp_place){ .family = AF_INET, .address = { 127, 1, high, low } };
-		hosts[4 * n + 1] = (ddp_place){ .family = AF_INET, .address = { 127, 0, 0, 1 } };
-		hosts[4 * n + 2] = (ddp_place){ .family = AF_INET6, .address = { 0xfe, 0x80, [14] = high, [15] = low } };
-		hosts[4 * n + 3] = (ddp_place){ .family = AF_INET6, .address = { [15] = 1 } };
-	}
-	assert_int_equal(ddp_doors_admit(doors, hosts, NODES * EACH, bits), 0);
-	assert_true(bits[0] >= 28 && bits[1] >= 120);
-	assert_true(lets_in(&doors->places[0], "127.0.0.1"));
-	assert_true(lets_in(&doors->places[0], "127.1.0.0"));
-	assert_true(lets_in(&doors->places[0], "127.1.3.231"));
-	assert_true(lets_in(&doors->places[0], "127.1.2.77"));
-	assert_false(lets_in(&doors->places[0], "127.2.2.77"));
-	assert_false(lets_in(&doors->places[0], "127.1.77.1"));
-	assert_false(lets_in(&doors->places[0], "127.0.1.0"));
-	free(hosts);
-}
-
-static void door_opens_for_the_jobs_hosts_only(void **state)
-{
-	struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	ddp_doors before, doors;
-	int bits[2];
-	ddp_place hosts[3] = { { .family = AF_INET6, .address = { [15] = 1 } },
-	                       { .family = AF_INET, .address = { 10, 1, 2, 3 } },
-	                       { .family = AF_INET, .address = { 127, 0, 0, 2 } } };
-
-	(void)state;
-	ddp_doors_list(&before);
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	assert_true(fd >= 0);
-	assert_int_equal(bind(fd, (struct sockaddr *)&any, sizeof(any)), 0);
-	assert_int_equal(listen(fd, 8), 0);
-	ddp_doors_list(&doors);
-	ddp_doors_narrow(&doors, &before, &doors.places[doors.count - 1].port, 2);
-	assert_int_equal(doors.count, 1);
-	assert_int_equal(doors.fds[0], fd);
-	assert_true(lets_in(&doors.places[0], "127.0.0.1"));
-	assert_int_equal(ddp_doors_admit(&doors, hosts, 3, bits), 0);
-	assert_true(bits[0] == 32 && bits[1] == 128);
-	assert_false(lets_in(&doors.places[0], "127.0.0.1"));
-	assert_true(lets_in(&doors.places[0], "127.0.0.2"));
-	assert_int_equal(ddp_doors_shut(&doors), 0);
-	assert_false(lets_in(&doors.places[0], "127.0.0.2"));
-	let_many_in(&doors);
-	close(fd);
-}
-
 /* ---- children -------------------------------------------------------------------------- */
 
 static void leave_children(void)
@@ -579,106 +506,17 @@ static void death_is_noticed_though_children_live(void **state)
 	run(0, die_before_children, NULL);
 }
 
-/* ---- what is the program's and the user's ------------------------------------------------ */
-
-/* A message of the barrier whose number is high, and which comes before it is
-   asked for, is no question about the barrier. */
-static int send_a_high_number(ddp_comm *comm, void *argument)
-{
-	const ddp_collective barrier = { .kind = DDP_BARRIER };
-	char byte = (char)(7 * ddp_comm_rank(comm));
-	ddp_transfer transfer;
-
-	(void)argument;
-	CHECK_OK(ddp_barrier(comm));
-	pthread_mutex_lock(&comm->run_lock);
-	comm->running = &barrier;
-	comm->deadline_ns = 0;
-	if (ddp_comm_rank(comm) == 1) {
-		CHECK_OK(ddp_net_send(comm, 0, ddp_net_tag(comm, 0xfffffe), &byte, 1, &transfer));
-	} else {
-		while (comm->net->arrivals == NULL)
-			(void)ddp_net_progress(comm);
-		CHECK_OK(ddp_net_check(comm, DDP_NOBODY));
-		ddp_net_recv(comm, 1, ddp_net_tag(comm, 0xfffffe), &byte, 1, &transfer);
-	}
-	CHECK_OK(ddp_net_wait(comm, &transfer, 1));
-	pthread_mutex_unlock(&comm->run_lock);
-	CHECK(byte == 7);
-	CHECK_OK(ddp_barrier(comm));
-	return 0;
-}
-
-static void no_message_is_taken_for_a_question(void **state)
-{
-	(void)state;
-	run(5000, send_a_high_number, NULL);
-}
-
-static char modified[1024]; /* names that UCX was given values for */
-
-/* Stands before UCX's. */
-__attribute__((visibility("default"))) ucs_status_t ucp_config_modify(ucp_config_t *config,
-                                                                      const char *name,
-                                                                      const char *value)
-{
-	ucs_status_t (*modify)(ucp_config_t *, const char *, const char *);
-	size_t length = strlen(modified);
-
-	snprintf(modified + length, sizeof(modified) - length, "%s ", name);
-	*(void **)&modify = dlsym(RTLD_NEXT, "ucp_config_modify");
-	return modify == NULL ? UCS_ERR_UNSUPPORTED : modify(config, name, value);
-}
-
-static int look_at_settings(ddp_comm *comm, void *argument)
-{
-	(void)argument;
-	CHECK(strstr(modified, "TCP_KEEPIDLE ") != NULL);
-	CHECK(strstr(modified, "TCP_KEEPINTVL ") == NULL);
-	CHECK(strstr(modified, "KEEPALIVE_INTERVAL ") == NULL);
-	CHECK_OK(ddp_barrier(comm));
-	return 0;
-}
-
-static void settings_of_the_user_stay(void **state)
-{
-	(void)state;
-	setenv("UCX_KEEPALIVE_INTERVAL", "20s", 1);
-	setenv("UCX_TCP_KEEPINTVL", "2s", 1);
-	run(0, look_at_settings, NULL);
-	unsetenv("UCX_KEEPALIVE_INTERVAL");
-	unsetenv("UCX_TCP_KEEPINTVL");
-}
-
-static struct sigaction at_start; /* what became of SIGSEGV by loading UCX */
-
-static void crash_is_left_to_the_program(void **state)
-{
-	Dl_info owner = { .dli_fname = "" };
-	void *handler;
-
-	(void)state;
-	memcpy(&handler, &at_start.sa_sigaction, sizeof(handler));
-	if (handler != NULL && dladdr(handler, &owner) != 0)
-		assert_null(strstr(owner.dli_fname, "libucs"));
-}
-
 int main(void)
 {
-	sigaction(SIGSEGV, NULL, &at_start);
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(memory_is_left_alone_after_an_error),
 		cmocka_unit_test(message_nobody_asked_for_ends_with_the_failure),
 		cmocka_unit_test(messages_nobody_asks_for_are_bounded),
 		cmocka_unit_test(messages_are_taken_in_the_order_of_their_receivers),
 		cmocka_unit_test(mistake_is_noticed_however_fast_operations_follow),
-		cmocka_unit_test(messages_of_a_stranger_are_ignored),
-		cmocka_unit_test(door_is_shut_when_all_are_connected),
-		cmocka_unit_test(door_opens_for_the_jobs_hosts_only),
-		cmocka_unit_test(death_is_noticed_though_children_live),
 		cmocka_unit_test(no_message_is_taken_for_a_question),
-		cmocka_unit_test(settings_of_the_user_stay),
-		cmocka_unit_test(crash_is_left_to_the_program),
+		cmocka_unit_test(messages_of_a_stranger_are_ignored),
+		cmocka_unit_test(death_is_noticed_though_children_live),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
