@@ -89,7 +89,10 @@ AC_DEFUN([DDP_WITH_PMIX], [
 AC_DEFUN([DDP_WITH_UCX], [
   AC_ARG_WITH([ucx], [AS_HELP_STRING([--with-ucx=DIR], [communicate through UCX in DIR])],
     [], [with_ucx=check])
-  _DDP_PACKAGE([UCX], [ucx], [ucp/api/ucp.h], [ucp], [ucp_worker_create], [libucx-dev or ucx-devel])
+  # Its own headers do not compile with our warnings, unless they are the system's.
+  _DDP_PACKAGE([UCX], [ucx], [ucp/api/ucp.h], [ucp], [ucp_worker_create], [libucx-dev or ucx-devel],
+    [_DDP_PREFIX_FLAGS([UCX], [$with_ucx])
+    AS_CASE([$with_ucx], [/usr|/usr/], [], [UCX_CFLAGS="-isystem $with_ucx/include"])])
   AS_VAR_IF([ddp_ucx], [yes], [
     UCX_LIBS="$UCX_LIBS -lucs"
     AC_DEFINE([HAVE_UCX], [1], [UCX is there])])

@@ -1,7 +1,7 @@
 # tests: those in unit/ (one process) and ranks/ (several) are run by `make check`;
 # each prints TAP. tests/run runs these in several builds, and the tests in cluster/ on
 # real clusters.
-EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh \
+EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh tests/support/check-ucx \
 	tests/support/clusters.sh tests/support/results.sh tests/support/slowness.sh
 # A folder brings what was built in it, too.
 dist-hook:
@@ -31,7 +31,14 @@ check-comm: tests/ranks/comm_soak tests/ranks/test_comm_random tests/ranks/test_
 	DDP_TEST_BATCHES=400 tests/ranks/test_comm_random
 	DDP_TEST_STOPS=200 tests/ranks/test_comm_stalls
 	DDP_TEST_MIB=8192 tests/ranks/test_comm_window
-.PHONY: print-prefix print-examples check-comm
+# The communicator's tests on a current UCX, which pip downloads: UCX_WHEEL='NAME==VERSION'.
+check-ucx:
+	@tests=; for program in $(check_PROGRAMS); do \
+		case $$program in tests/*/test_comm_*) tests="$$tests $$program" ;; esac; done; \
+	CC='$(CC)' $(top_srcdir)/tests/support/check-ucx $(top_srcdir) $$tests
+mostlyclean-local:
+	rm -rf ucx-current
+.PHONY: print-prefix print-examples check-comm check-ucx
 
 include $(top_srcdir)/tests/bench/files.mk
 
