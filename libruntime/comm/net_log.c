@@ -91,6 +91,20 @@ static bool has_thread(const ddp_threads *threads, int id)
 	return false;
 }
 
+/* Others that begin at the same time are the program's, or a sanitizer's. */
+static bool is_named_as_ucx_does(int id)
+{
+	char path[48], name[16] = "";
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/comm", id);
+	FILE *file = fopen(path, "re");
+	if (file == NULL)
+		return false;
+	bool read = fgets(name, sizeof(name), file) != NULL;
+	fclose(file);
+	return read && strcmp(name, "async\n") == 0;
+}
+
 void ddp_net_log_claim_thread(ddp_threads *before)
 {
 	ddp_threads now;
@@ -98,12 +112,11 @@ void ddp_net_log_claim_thread(ddp_threads *before)
 
 	ddp_net_log_list_threads(&now);
 	for (int i = 0; i < now.count; i++) {
-		if (!has_thread(before, now.ids[i])) {
+		if (!has_thread(before, now.ids[i]) && is_named_as_ucx_does(now.ids[i])) {
 			found++;
 			id = now.ids[i];
 		}
 	}
-	/* Of several, which the program began at the same time, none is known to be it. */
 	if (found == 1 && before->count > 0)
 		atomic_store(&helper_thread, id);
 	free(before->ids);
