@@ -190,10 +190,19 @@ typedef enum ddp_type {
 } ddp_type;
 
 /*
- * 16-bit types accumulate in f32 and round once, u8 in i32, cut once. Sums and
- * products of integers wrap around; AVG divides the sum, and truncates. MIN and
- * MAX of floats are IEEE 754's minimum and maximum: a NaN of any rank makes the
- * result a NaN, and -0 is less than +0.
+ * 16-bit types accumulate in f32 and round to nearest once, u8 in i32, cut once.
+ * Sums and products of integers wrap around; AVG divides the sum, and truncates.
+ * MIN and MAX of floats are IEEE 754's minimum and maximum: a NaN of any rank makes
+ * the result a NaN, and -0 is less than +0.
+ *
+ * Between nodes 16-bit types travel in their own width. If a node has several ranks,
+ * or a scale, its sum or product is rounded for that; the nodes' are accumulated in
+ * f32, and the result is rounded. So a sum may be off by half a unit in the last place
+ * of each node's sum and of its own: of random numbers, 1.5 times as much as if it were
+ * rounded at the end alone. In f16 a node's sum or product beyond 65504 is infinite,
+ * whatever other nodes add. A mean does not leave the range on its way: nodes' sums are
+ * divided first, by a power of two that is at least the largest node's size. MIN, MAX,
+ * and one rank on each node without a scale lose nothing.
  */
 typedef enum ddp_op { DDP_SUM, DDP_AVG, DDP_PROD, DDP_MIN, DDP_MAX } ddp_op;
 

@@ -77,6 +77,7 @@ if HAVE_UCX
 check_PROGRAMS += \
 	tests/ranks/test_comm_net \
 	tests/ranks/test_comm_stalls \
+	tests/ranks/test_comm_travel \
 	tests/ranks/test_comm_ucx \
 	tests/ranks/test_comm_window
 endif
@@ -99,6 +100,7 @@ check_PROGRAMS += \
 	tests/unit/test_bucket \
 	tests/unit/test_comm_blocks \
 	tests/unit/test_comm_kernels \
+	tests/unit/test_comm_merge \
 	tests/unit/test_error \
 	tests/unit/test_gpt_model \
 	tests/unit/test_job \

@@ -34,9 +34,10 @@ int ddp_inter_source(const ddp_comm *comm, const ddp_collective *c, int node);
    `bytes` on each rank. Collective, after ddp_node_enter(). */
 ddp_status ddp_inter_tune(ddp_comm *comm, size_t bytes);
 /* Is it better to combine `bytes` by owner, in two exchanges, than at every
-   node, in one? And by recursive doubling? The same answer on all ranks. */
+   node, in one? And by recursive doubling, which sends `wide_bytes`? The same
+   answer on all ranks. */
 bool ddp_inter_by_owner(const ddp_comm *comm, size_t bytes);
-bool ddp_inter_by_doubling(const ddp_comm *comm, size_t bytes);
+bool ddp_inter_by_doubling(const ddp_comm *comm, size_t bytes, size_t wide_bytes);
 
 /* Combines `mine` (count elements, in accumulator form) over the first ranks
    of all nodes, in place; `theirs` is as large. */

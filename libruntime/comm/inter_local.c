@@ -35,14 +35,14 @@ static const void *source_of(const ddp_reduction *x, int local, int i)
 void ddp_local_combine(ddp_reduction *x, int i, ddp_range range, char *partial)
 {
 	const void **src = x->comm->node.src;
-	void *dst[1] = { rebase(partial, range.begin, x->wide) };
+	void *dst[1] = { rebase(partial, range.begin, x->travel_bytes) };
 
 	for (int local = 0; local < x->comm->node.size; local++)
 		src[local] = source_of(x, local, i);
 	x->fold.src = src;
 	x->fold.dst = dst;
 	x->fold.ndst = 1;
-	ddp_fold_partial(&x->fold, range.begin, range.count);
+	ddp_fold_run(&x->fold, range.begin, range.count);
 }
 
 static bool output_shared(const ddp_reduction *x, int local)

@@ -101,9 +101,9 @@ static void choose_segment(ddp_reduction *x, size_t longest)
 	size_t share = x->comm->node.stage_bytes / (size_t)x->count;
 
 	limit = BUDGET_BYTES / DEPTH_MIN / (buffers_per_segment(x, &pieces) + 1);
-	x->segment_count = ddp_segment_count(limit < best ? limit : best, share, x->element, x->wide,
-	                                     longest);
-	x->depth = UNDER_WAY_BYTES / (x->segment_count * x->wide * pieces + 1);
+	x->segment_count = ddp_segment_count(limit < best ? limit : best, share, x->element,
+	                                     x->travel_bytes, longest);
+	x->depth = UNDER_WAY_BYTES / (x->segment_count * x->travel_bytes * pieces + 1);
 	if (x->depth < DEPTH_MIN)
 		x->depth = DEPTH_MIN;
 	if (x->depth > DDP_SEGMENTS_MAX)
@@ -140,7 +140,7 @@ ddp_status ddp_pieces_cut(ddp_reduction *x, size_t *windows)
 	else if (x->small)
 		cut_slices(x, 1, false);
 	else
-		cut_slices(x, x->comm->channels, ddp_inter_by_owner(x->comm, x->total * x->wide));
+		cut_slices(x, x->comm->channels, ddp_inter_by_owner(x->comm, x->total * x->travel_bytes));
 	find_mine(x);
 	return choose_width(x, windows);
 }

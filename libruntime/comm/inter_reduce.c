@@ -9,6 +9,7 @@
 #include "comm/await.h"
 #include "comm/inter_store.h"
 #include "comm/memory.h"
+#include "comm/merge.h"
 #include "comm/node.h"
 
 /* ---- windows ----------------------------------------------------------------------------------- */
@@ -65,6 +66,22 @@ static bool all_direct(const ddp_reduction *x)
 	return x->c->kind != DDP_REDUCE_SCATTER;
 }
 
+/* Ranks of the largest node, or a little more: the power of two by which partial
+   sums are divided if a mean is wanted, since they travel in the range of the type.
+   That changes no digits, but of the smallest numbers. 0: they are not divided. */
+static double divisor_on_node(const ddp_reduction *x)
+{
+	int most = 1, power = 1;
+
+	if (x->c->op != DDP_AVG || x->travel == ddp_accumulator(x->c->type))
+		return 0;
+	for (int node = 0; node < x->nodes; node++)
+		most = ddp_node_size(x->comm, node) > most ? ddp_node_size(x->comm, node) : most;
+	while (power < most)
+		power *= 2;
+	return power > 1 ? power : 0;
+}
+
 static void set_up_fold(ddp_reduction *x)
 {
 	ddp_comm *comm = x->comm;
@@ -77,11 +94,14 @@ static void set_up_fold(ddp_reduction *x)
 		scaled = scaled || own;
 	}
 	x->fold = (ddp_fold){
-		.type = x->c->type, .op = x->c->op, .nsrc = comm->node.size,
-		.scale = scaled ? comm->node.scales : NULL,
-		.divisor = x->c->op == DDP_AVG ? comm->size : 0,
+		.type = x->c->type, .op = x->c->op, .wide_dst = x->travel != x->c->type,
+		.nsrc = comm->node.size, .scale = scaled ? comm->node.scales : NULL,
+		.divisor = divisor_on_node(x),
 	};
-	x->plain = comm->node.size == 1 && !scaled && ddp_accumulator(x->c->type) == x->c->type;
+	x->divisor = x->c->op == DDP_AVG ? comm->size : 0;
+	if (x->fold.divisor != 0)
+		x->divisor /= x->fold.divisor;
+	x->plain = comm->node.size == 1 && !scaled && !x->fold.wide_dst && x->fold.divisor == 0;
 }
 
 static ddp_status place_output(ddp_reduction *x)
@@ -123,10 +143,11 @@ static void set_up_entry(const ddp_reduction *x, ddp_entry *entry)
 ddp_status ddp_inter_reduction(ddp_comm *comm, const ddp_collective *c)
 {
 	ddp_reduction x = { .comm = comm, .c = c, .element = ddp_type_bytes(c->type),
-	                    .wide = ddp_type_bytes(ddp_accumulator(c->type)), .input = c->send,
+	                    .travel = ddp_travel_type(c->type, c->op), .input = c->send,
 	                    .node = comm->node_of[comm->rank], .nodes = comm->nodes };
 	ddp_entry entry = { .payload = NULL };
 
+	x.travel_bytes = ddp_type_bytes(x.travel);
 	x.total = c->kind == DDP_REDUCE_SCATTER ? ddp_block_offset(c, comm->size) : c->count;
 	x.small = x.total * x.element <= DDP_SMALL_BYTES && c->kind != DDP_REDUCE_SCATTER;
 	ddp_status status = place_output(&x);
@@ -143,7 +164,8 @@ ddp_status ddp_inter_reduction(ddp_comm *comm, const ddp_collective *c)
 	if (status == DDP_OK) {
 		x.direct = !x.small && all_direct(&x);
 		x.doubling = x.small && c->kind == DDP_ALL_REDUCE &&
-			ddp_inter_by_doubling(comm, x.total * x.wide);
+			ddp_inter_by_doubling(comm, x.total * x.travel_bytes,
+			                      x.total * ddp_type_bytes(ddp_accumulator(c->type)));
 		set_up_fold(&x);
 		status = run(&x);
 	}

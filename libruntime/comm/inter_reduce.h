@@ -34,7 +34,9 @@ typedef struct ddp_segment {
 typedef struct ddp_reduction {
 	ddp_comm *comm;
 	const ddp_collective *c;
-	size_t element, wide;  /* bytes of an element, and of an accumulator */
+	ddp_type travel;       /* of nodes' partial results */
+	size_t element;        /* bytes of an element, */
+	size_t travel_bytes;   /* and of one of a partial result */
 	size_t total;          /* elements of a rank's input */
 	const char *input;
 	char *output;          /* addressed like the input */
@@ -49,12 +51,13 @@ typedef struct ddp_reduction {
 	bool doubling;         /* and the nodes combine by recursive doubling */
 	bool direct;           /* other ranks' inputs and outputs are in shared memory */
 	bool plain;            /* the input is the node's partial result, as it is */
+	double divisor;        /* of the result, before it is rounded; 0: it is not divided */
 	size_t width;          /* elements of a piece per window */
 	size_t window;         /* number of the present one */
 	size_t segment_count;  /* elements of a segment */
 	size_t depth;          /* segments under way */
 	ddp_segment segments[DDP_SEGMENTS_MAX];
-	ddp_fold fold;
+	ddp_fold fold;         /* of this node's inputs */
 	void **parts;          /* [nodes] */
 } ddp_reduction;
 

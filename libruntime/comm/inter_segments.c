@@ -16,7 +16,9 @@ enum {
 
 static size_t buffer_bytes(const ddp_reduction *x)
 {
-	return x->segment_count * x->wide;
+	const ddp_type form = x->doubling ? ddp_accumulator(x->c->type) : x->travel;
+
+	return x->segment_count * ddp_type_bytes(form);
 }
 
 static char *partial_of(const ddp_reduction *x, const ddp_segment *g, int m)
@@ -116,7 +118,7 @@ static void post_receives(ddp_reduction *x, ddp_segment *g, size_t s)
 		bool owner = ddp_owns(x, p);
 		for (int n = 1; owner && n < x->nodes && range.count > 0; n++) {
 			int node = (x->node + n) % x->nodes;
-			receive_from(x, node, m, s, false, incoming_of(x, g, owned, node), range.count * x->wide,
+			receive_from(x, node, m, s, false, incoming_of(x, g, owned, node), range.count * x->travel_bytes,
 			             &g->recvs[g->recv_count++]);
 		}
 		if (!owner && x->spread && ddp_node_wants(x, p, x->node) && range.count > 0)
@@ -147,7 +149,7 @@ static ddp_status start(ddp_reduction *x, ddp_segment *g, size_t s)
 			if (p->owner != DDP_EVERY_NODE && p->owner != node)
 				continue;
 			status = send_to(x, node, m, s, false, own_partial(x, g, m, range),
-			                 range.count * x->wide, &g->sends[g->send_count++]);
+			                 range.count * x->travel_bytes, &g->sends[g->send_count++]);
 			if (status != DDP_OK)
 				return status;
 		}
@@ -170,25 +172,12 @@ static void copy_to(void *const *places, int count, const void *from, size_t byt
 static void merge_piece(ddp_reduction *x, const ddp_segment *g, int m, ddp_range range)
 {
 	void **places = x->comm->node.dst, *result = result_place(x, g, m, range);
-	int count = ddp_local_places(x, x->mine[m], range, places);
-	bool kept = x->spread && result == result_of(x, g, m);
-	ddp_fold last = { .type = ddp_accumulator(x->c->type), .op = x->c->op,
-	                  .divisor = x->fold.divisor, .ndst = count, .dst = places };
+	ddp_fold last = { .type = x->c->type, .op = x->c->op, .divisor = x->divisor,
+	                  .ndst = ddp_local_places(x, x->mine[m], range, places), .dst = places };
 
-	if (last.type == x->c->type) {
-		if (kept)
-			places[last.ndst++] = result;
-		ddp_merge(&last, x->parts, x->node, x->nodes, range.count);
-		return;
-	}
-	/* A narrow type is rounded once, at the end. */
-	void *wide[1] = { result_of(x, g, m) };
-	last.dst = wide;
-	last.ndst = 1;
-	last.divisor = 0;
-	ddp_merge(&last, x->parts, x->node, x->nodes, range.count);
-	ddp_fold_finish(x->c->type, x->fold.divisor, wide[0], wide[0], range.count);
-	copy_to(places, count, wide[0], range.count * x->element);
+	if (x->spread && result == result_of(x, g, m))
+		places[last.ndst++] = result;
+	ddp_merge(&last, x->travel, x->parts, x->nodes, range.count, x->comm->inter_store->scratch);
 }
 
 static ddp_status send_result(ddp_reduction *x, ddp_segment *g, int m, size_t s, ddp_range range)
@@ -213,7 +202,7 @@ static ddp_status send_result(ddp_reduction *x, ddp_segment *g, int m, size_t s,
    a part of the time that they take. */
 static uint64_t gather_ns(const ddp_reduction *x, size_t behind)
 {
-	double bytes = (double)(behind * x->segment_count * x->wide) * x->owned_count * (x->nodes - 1);
+	double bytes = (double)(behind * x->segment_count * x->travel_bytes) * x->owned_count * (x->nodes - 1);
 	uint64_t ns = (uint64_t)(bytes * x->comm->link.byte_seconds * 1e9 / GATHER_PART);
 
 	if (ns > x->comm->inter_store->gather_ns)
@@ -312,18 +301,29 @@ ddp_status ddp_segments_run(ddp_reduction *x)
 	return status;
 }
 
+/* What is on its way there is combined already, and goes in accumulator form: it
+   would else be rounded in each round. */
 ddp_status ddp_segments_double(ddp_reduction *x)
 {
 	const ddp_range range = x->pieces[0].range;
-	char *partial = partial_of(x, &x->segments[0], 0), *other = result_of(x, &x->segments[0], 0);
-	void **places = x->comm->node.dst;
+	const size_t bytes = range.count * ddp_type_bytes(ddp_accumulator(x->c->type));
+	char *travelled = partial_of(x, &x->segments[0], 0), *mine = result_of(x, &x->segments[0], 0);
+	const void *src[1] = { travelled };
+	void *dst[1] = { mine }, **places = x->comm->node.dst;
+	ddp_fold fold = { .type = x->travel, .op = x->c->op, .wide_dst = true, .nsrc = 1, .src = src,
+	                  .ndst = 1, .dst = dst };
 
-	ddp_local_combine(x, 0, range, partial);
-	ddp_status status = ddp_inter_doubling(x->comm, x->c, partial, other, range.count,
-	                                       range.count * x->wide);
+	/* As it would travel otherwise, so that the bits are the same. */
+	ddp_local_combine(x, 0, range, travelled);
+	ddp_fold_run(&fold, 0, range.count);
+
+	ddp_status status = ddp_inter_doubling(x->comm, x->c, mine, travelled, range.count, bytes);
 	if (status != DDP_OK)
 		return status;
-	ddp_fold_finish(x->c->type, x->fold.divisor, partial, other, range.count);
-	copy_to(places, ddp_local_places(x, 0, range, places), other, range.count * x->element);
+	src[0] = mine;
+	fold = (ddp_fold){ .type = x->c->type, .op = x->c->op, .wide_src = true, .nsrc = 1, .src = src,
+	                   .divisor = x->divisor, .ndst = ddp_local_places(x, 0, range, places),
+	                   .dst = places };
+	ddp_fold_run(&fold, 0, range.count);
 	return DDP_OK;
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "comm/merge.h"
 
 ddp_status ddp_inter_store_open(ddp_comm *comm)
 {
@@ -17,7 +18,9 @@ ddp_status ddp_inter_store_open(ddp_comm *comm)
 	store->mine = calloc(size, sizeof(*store->mine));
 	store->parts = calloc(nodes, sizeof(*store->parts));
 	store->owned = calloc(nodes, sizeof(*store->owned));
-	if (store->pieces != NULL && store->mine != NULL && store->parts != NULL && store->owned != NULL)
+	store->scratch = malloc(ddp_merge_scratch_bytes(comm->nodes));
+	if (store->pieces != NULL && store->mine != NULL && store->parts != NULL &&
+	    store->owned != NULL && store->scratch != NULL)
 		return DDP_OK;
 	ddp_inter_close(comm);
 	return ddp_fail(DDP_ERR_NOMEM, "out of memory");
@@ -56,6 +59,7 @@ void ddp_inter_close(ddp_comm *comm)
 	free(store->mine);
 	free(store->parts);
 	free(store->owned);
+	free(store->scratch);
 	free(store->buffers);
 	free(store->transfers);
 	free(store);

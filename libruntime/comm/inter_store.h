@@ -10,6 +10,7 @@ typedef struct ddp_inter_store {
 	int *mine;          /* [size] */
 	void **parts;       /* [nodes] */
 	int *owned;         /* [nodes] */
+	void *scratch;      /* of comm/merge */
 	char *buffers;
 	size_t buffer_bytes;
 	ddp_transfer *transfers;

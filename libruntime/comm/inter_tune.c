@@ -217,11 +217,11 @@ bool ddp_inter_by_owner(const ddp_comm *comm, size_t bytes)
 	return owner_seconds(comm, (double)bytes) < every_seconds(comm, (double)bytes);
 }
 
-bool ddp_inter_by_doubling(const ddp_comm *comm, size_t bytes)
+bool ddp_inter_by_doubling(const ddp_comm *comm, size_t bytes, size_t wide_bytes)
 {
 	int forced = overruled("doubling");
 
 	if (comm->nodes == 2 || forced >= 0)
 		return comm->nodes > 2 && forced == 1;
-	return doubling_seconds(comm, (double)bytes) < every_seconds(comm, (double)bytes);
+	return doubling_seconds(comm, (double)wide_bytes) < every_seconds(comm, (double)bytes);
 }

@@ -48,18 +48,7 @@ ddp_type ddp_accumulator(ddp_type type)
 
 void ddp_fold_run(const ddp_fold *fold, size_t first, size_t count)
 {
-	kernels()->fold(fold, first, count, false);
-}
-
-void ddp_fold_partial(const ddp_fold *fold, size_t first, size_t count)
-{
-	kernels()->fold(fold, first, count, true);
-}
-
-void ddp_fold_finish(ddp_type type, double divisor, const void *partial, void *result,
-                     size_t count)
-{
-	kernels()->finish(type, divisor, partial, result, count);
+	kernels()->fold(fold, first, count);
 }
 
 void ddp_take(void *dst, void *src, size_t bytes)

@@ -13,8 +13,9 @@
 #include "ddp.h"
 
 typedef struct ddp_fold {
-	ddp_type type;        /* of the sources' elements */
+	ddp_type type;
 	ddp_op op;
+	bool wide_src, wide_dst; /* sources, results are in accumulator form */
 	int nsrc;             /* at least 1 */
 	const void *const *src;
 	const double *scale;  /* of each source; NULL: all 1 */
@@ -26,16 +27,8 @@ typedef struct ddp_fold {
 /* The type in which `type` is combined: itself, or f32, or i32. */
 ddp_type ddp_accumulator(ddp_type type);
 
-/* Combines `count` elements at `first` of every source; stores in `type`. */
+/* Combines `count` elements at `first` of every source. */
 void ddp_fold_run(const ddp_fold *fold, size_t first, size_t count);
-
-/* The same, but stores in accumulator form; divisor is ignored. */
-void ddp_fold_partial(const ddp_fold *fold, size_t first, size_t count);
-
-/* Brings `count` combined elements from accumulator form into `type`: divides
-   and rounds. `result` may equal `partial`. */
-void ddp_fold_finish(ddp_type type, double divisor, const void *partial, void *result,
-                     size_t count);
 
 /*
  * Copies what another core has written, and writes to each line of `src`,

@@ -8,9 +8,7 @@
 #include "comm/kernels.h"
 
 typedef struct ddp_kernel_table {
-	void (*fold)(const ddp_fold *fold, size_t first, size_t count, bool partial);
-	void (*finish)(ddp_type type, double divisor, const void *partial, void *result,
-	               size_t count);
+	void (*fold)(const ddp_fold *fold, size_t first, size_t count);
 	void (*take)(void *dst, void *src, size_t bytes);
 } ddp_kernel_table;
 

@@ -306,6 +306,14 @@ KERNEL static void store_narrow(ddp_type type, void *dst, const narrow_block *ac
 		store_bf16(dst, acc->f32, n);
 }
 
+KERNEL static void load(const ddp_fold *f, int s, narrow_block *acc, size_t i, size_t n)
+{
+	if (f->wide_src)
+		memcpy(acc, (const char *)f->src[s] + i * 4, n * 4);
+	else
+		load_narrow(f->type, acc, element(f->src[s], f->type, i), n);
+}
+
 /* Combines at most NARROW_BLOCK elements from element i into *acc. */
 KERNEL static void combine_narrow(const ddp_fold *f, ddp_type wide, size_t i, size_t n,
                                   narrow_block *acc)
@@ -318,14 +326,14 @@ KERNEL static void combine_narrow(const ddp_fold *f, ddp_type wide, size_t i, si
 	                  .ndst = 1, .dst = result, .scale = f->scale };
 	const fold_fn combine = fold_wide(wide, f->op);
 
-	load_narrow(f->type, acc, element(f->src[0], f->type, i), n);
+	load(f, 0, acc, i, n);
 	if (f->scale != NULL) {
 		combine(&step, 0, n);
 		step.scale = scales;
 	}
 	step.nsrc = 2;
 	for (int s = 1; s < f->nsrc; s++) {
-		load_narrow(f->type, &next, element(f->src[s], f->type, i), n);
+		load(f, s, &next, i, n);
 		if (f->scale != NULL)
 			scales[1] = f->scale[s];
 		combine(&step, 0, n);
@@ -357,12 +365,12 @@ KERNEL static size_t fold_in_registers(const ddp_fold *f, size_t first, size_t c
 	return first;
 }
 
-KERNEL static void fold_narrow(const ddp_fold *f, size_t first, size_t count, bool partial)
+KERNEL static void fold_narrow(const ddp_fold *f, size_t first, size_t count)
 {
 	const ddp_type wide = ddp_accumulator(f->type);
 	narrow_block acc;
 
-	if (!partial) {
+	if (!f->wide_src && !f->wide_dst) {
 		size_t left = fold_in_registers(f, first, count, is_far(f, count));
 		count -= left - first;
 		first = left;
@@ -373,10 +381,9 @@ KERNEL static void fold_narrow(const ddp_fold *f, size_t first, size_t count, bo
 		size_t i = first + done;
 
 		combine_narrow(f, wide, i, n, &acc);
-		if (!partial)
-			divide(wide, f->divisor, &acc, n);
+		divide(wide, f->divisor, &acc, n);
 		for (int d = 0; d < f->ndst; d++) {
-			if (partial)
+			if (f->wide_dst)
 				memcpy((char *)f->dst[d] + i * 4, &acc, n * 4);
 			else
 				store_narrow(f->type, element(f->dst[d], f->type, i), &acc, n);
@@ -384,45 +391,12 @@ KERNEL static void fold_narrow(const ddp_fold *f, size_t first, size_t count, bo
 	}
 }
 
-KERNEL static void run_fold(const ddp_fold *f, size_t first, size_t count, bool partial)
+KERNEL static void run_fold(const ddp_fold *f, size_t first, size_t count)
 {
-	if (ddp_accumulator(f->type) != f->type) {
-		fold_narrow(f, first, count, partial);
-		return;
-	}
-	const fold_fn fold = choose_fold(f->type, f->op, is_far(f, count));
-
-	if (partial && f->divisor != 0) {
-		ddp_fold undivided = *f;
-		undivided.divisor = 0;
-		fold(&undivided, first, count);
-		return;
-	}
-	fold(f, first, count);
-}
-
-KERNEL static void run_finish(ddp_type type, double divisor, const void *partial,
-                              void *result, size_t count)
-{
-	const ddp_type wide = ddp_accumulator(type);
-	narrow_block acc;
-
-	if (wide == type) {
-		const void *src[1] = { partial };
-		void *dst[1] = { result };
-		const ddp_fold f = { .type = type, .op = DDP_SUM, .nsrc = 1, .src = src,
-		                     .ndst = 1, .dst = dst, .divisor = divisor };
-		if (divisor != 0 || partial != result)
-			fold_wide(type, DDP_SUM)(&f, 0, count);
-		return;
-	}
-	for (size_t done = 0; done < count; done += NARROW_BLOCK) {
-		size_t n = count - done < NARROW_BLOCK ? count - done : NARROW_BLOCK;
-
-		memcpy(&acc, (const char *)partial + done * 4, n * 4);
-		divide(wide, divisor, &acc, n);
-		store_narrow(type, element(result, type, done), &acc, n);
-	}
+	if (ddp_accumulator(f->type) != f->type)
+		fold_narrow(f, first, count);
+	else
+		choose_fold(f->type, f->op, is_far(f, count))(f, first, count);
 }
 
 /* Compilers may drop a store of what was just loaded, but not a volatile one. */
@@ -445,4 +419,4 @@ KERNEL static void run_take(void *dst, void *src, size_t bytes)
 	*line = *((const unsigned char *)dst + i);
 }
 
-const ddp_kernel_table KERNEL_TABLE = { .fold = run_fold, .finish = run_finish, .take = run_take };
+const ddp_kernel_table KERNEL_TABLE = { .fold = run_fold, .take = run_take };

@@ -9,13 +9,25 @@
 
 #include "comm/kernels.h"
 
-/* Combines `count` elements, in accumulator form, of parts[0 .. nodes - 1],
-   two nodes or more, as last->op says, and stores the result as last's divisor
-   and destinations say; last->type is an accumulator's. parts[own] is only
-   read, unless it is a destination; the others are destroyed. */
-void ddp_merge(const ddp_fold *last, void **parts, int own, int nodes, size_t count);
+/*
+ * The form in which nodes' partial results of `type` travel: the type itself,
+ * though it is combined in a wider one; but the accumulator's where rounding or
+ * cutting a partial result would lose what the result needs, as a sum of u8 that
+ * is still to be divided. All ranks get the same answer.
+ */
+ddp_type ddp_travel_type(ddp_type type, ddp_op op);
 
-/* result = lower op upper; result may be either. */
+/*
+ * Combines `count` elements of parts[0 .. nodes - 1], two nodes or more, which are
+ * in the type `travel`; divides, rounds and stores the result as `last` says.
+ * Parts are only read; a destination may be one of them. `scratch`, aligned to 8
+ * bytes, is as large as ddp_merge_scratch_bytes() says.
+ */
+void ddp_merge(const ddp_fold *last, ddp_type travel, void *const *parts, int nodes, size_t count,
+               void *scratch);
+size_t ddp_merge_scratch_bytes(int nodes);
+
+/* result = lower op upper, in accumulator form; result may be either. */
 void ddp_merge_pair(ddp_type type, ddp_op op, const void *lower, const void *upper, void *result,
                     size_t count);
 

@@ -66,6 +66,8 @@ ddp_status ddp_net_send_as(ddp_comm *comm, int peer, const ddp_envelope *envelop
                            const void *buffer, size_t bytes, ddp_transfer *transfer);
 void ddp_net_recv_as(ddp_comm *comm, int peer, const ddp_envelope *envelope, void *buffer,
                      size_t bytes, ddp_transfer *transfer);
+/* Data of messages that this rank was asked to send so far. */
+uint64_t ddp_net_sent_bytes(const ddp_comm *comm);
 /* Waits until `count` transfers are done. */
 ddp_status ddp_net_wait(ddp_comm *comm, const ddp_transfer *transfers, int count);
 /* The same where more messages follow: while the program computes, they may

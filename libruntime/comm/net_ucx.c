@@ -355,6 +355,7 @@ ddp_status ddp_net_send_as(ddp_comm *comm, int peer, const ddp_envelope *envelop
 	                            .bytes = bytes };
 	if (net->down)
 		return ddp_comm_check(comm);
+	net->sent_bytes += bytes;
 	ddp_status status = ddp_net_connect(net, peer, &ep);
 	if (status != DDP_OK)
 		return status;
@@ -364,6 +365,11 @@ ddp_status ddp_net_send_as(ddp_comm *comm, int peer, const ddp_envelope *envelop
 		end = &(*end)->next;
 	*end = transfer;
 	return DDP_OK;
+}
+
+uint64_t ddp_net_sent_bytes(const ddp_comm *comm)
+{
+	return comm->net->sent_bytes;
 }
 
 void ddp_net_recv_as(ddp_comm *comm, int peer, const ddp_envelope *envelope, void *buffer,

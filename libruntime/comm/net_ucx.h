@@ -109,6 +109,7 @@ struct ddp_net {
 	ddp_comm *comm;
 	ucp_context_h context;
 	ucp_worker_h worker;
+	uint64_t sent_bytes;   /* of all transfers */
 	int event_fd;          /* of UCX */
 	atomic_int poll_fd;    /* the same; -1 once the communicator is broken */
 	int bell[2];           /* this rank's doorbell: read and write end */

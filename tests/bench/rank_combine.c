@@ -35,7 +35,7 @@ static void fill(ddp_type type, void *memory, size_t count)
 }
 
 /* GB/s of one source. */
-static double speed(ddp_fold *f, size_t bytes, bool partial)
+static double speed(ddp_fold *f, size_t bytes)
 {
 	const size_t count = bytes / ddp_type_bytes(f->type);
 	uint64_t least = UINT64_MAX;
@@ -44,10 +44,7 @@ static double speed(ddp_fold *f, size_t bytes, bool partial)
 		fill(f->type, (void *)(uintptr_t)f->src[s], count);
 	for (int round = 0; round < ROUNDS; round++) {
 		const uint64_t start = ddp_now_ns();
-		if (partial)
-			ddp_fold_partial(f, 0, count);
-		else
-			ddp_fold_run(f, 0, count);
+		ddp_fold_run(f, 0, count);
 		const uint64_t taken = ddp_now_ns() - start;
 		least = taken < least ? taken : least;
 	}
@@ -82,7 +79,9 @@ int main(int argc, char **argv)
 		for (int op = 0; op < OPS; op++) {
 			ddp_fold f = { .type = (ddp_type)type, .op = (ddp_op)op, .nsrc = sources, .src = src,
 			               .ndst = 1, .dst = dst, .divisor = op == DDP_AVG ? sources : 0 };
-			const double whole = speed(&f, bytes, false), partial = speed(&f, bytes, true);
+			const double whole = speed(&f, bytes);
+			f.wide_dst = true;
+			const double partial = speed(&f, bytes);
 			if (type == DDP_F32) {
 				f32[op][0] = whole;
 				f32[op][1] = partial;

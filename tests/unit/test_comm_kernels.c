@@ -117,7 +117,7 @@ static void expect_extreme(ddp_type type, ddp_op op, double a, double b, double 
 			put(type, sources[1], i, b);
 		}
 		for (int set = 0; set < 2 && kernel_tables[set] != NULL; set++) {
-			kernel_tables[set]->fold(&fold, 0, LENGTH, false);
+			kernel_tables[set]->fold(&fold, 0, LENGTH);
 			for (size_t i = 0; i < LENGTH; i++) {
 				double have = get(type, result, i);
 				if (isnan(expected))
@@ -237,13 +237,12 @@ static void instruction_sets_agree(void **state)
 			for (int variant = 0; variant < 4; variant++) {
 				ddp_fold fold = { .type = (ddp_type)type, .op = (ddp_op)op, .nsrc = SOURCES, .src = src,
 				                  .scale = (variant & 1) != 0 ? scales : NULL, .ndst = 1,
-				                  .divisor = op == DDP_AVG ? 3 : 0 };
+				                  .wide_dst = (variant & 2) != 0, .divisor = op == DDP_AVG ? 3 : 0 };
 				for (int set = 0; set < 2; set++) {
 					void *dst[1] = { results[set] };
 					fold.dst = dst;
 					memset(results[set], 0, sizeof(results[set]));
-					(set == 0 ? &ddp_kernels_generic : &ddp_kernels_avx2)->fold(&fold, 1, COUNT - 2,
-					                                                         (variant & 2) != 0);
+					(set == 0 ? &ddp_kernels_generic : &ddp_kernels_avx2)->fold(&fold, 1, COUNT - 2);
 				}
 				assert_memory_equal(results[0], results[1], sizeof(results[0]));
 			}
@@ -368,7 +367,7 @@ static void every_fold_gives_the_bits_of_a_plain_one(void **state)
 				const ddp_fold fold = { .type = types[t], .op = (ddp_op)op, .nsrc = counts[n], .src = src,
 				                        .ndst = 1, .dst = dst, .divisor = op == DDP_AVG ? counts[n] : 0 };
 				for (int set = 0; set < 2 && kernel_tables[set] != NULL; set++) {
-					kernel_tables[set]->fold(&fold, 1, ODD_COUNT - 1, false);
+					kernel_tables[set]->fold(&fold, 1, ODD_COUNT - 1);
 					for (size_t i = 1; i < ODD_COUNT; i++)
 						expect_plain(&fold, dst[0], i);
 				}

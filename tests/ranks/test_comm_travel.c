@@ -1,0 +1,252 @@
+/*
+ * Reductions between nodes: 16-bit types and u8 travel in their own width, and the
+ * bits of the result follow from inputs and ranks alone, whatever the algorithm,
+ * the kind of operation and the memory: each node's ranks are combined in f32 and
+ * rounded; nodes are combined in f32, in comm/merge's order, and rounded.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "comm/kernels_table.h"
+#include "comm/net.h"
+#include "tests/support/comm_ranks.h"
+
+enum { RANKS = 8, COUNT = 96000 };
+
+static void run_with(const char *algorithm, const test_world *world)
+{
+	setenv("DDP_ALGORITHM", algorithm, 1);
+	int failures = test_world_run(world);
+	unsetenv("DDP_ALGORITHM");
+	assert_int_equal(failures, 0);
+}
+
+/* ---- bytes ------------------------------------------------------------------------------ */
+
+/* Bytes that each rank sent for an all_reduce. */
+typedef struct traffic {
+	uint64_t sent[DDP_AVG + 1][DDP_U8 + 1][RANKS];
+} traffic;
+
+static int count_bytes(ddp_comm *comm, void *argument)
+{
+	static double x[COUNT];
+	traffic *t = argument;
+
+	/* The network is measured at the first. */
+	CHECK_OK(ddp_all_reduce(comm, NULL, x, COUNT, DDP_F32, DDP_SUM));
+	for (ddp_op op = DDP_SUM; op <= DDP_AVG; op++) {
+		for (ddp_type type = DDP_F32; type <= DDP_U8; type++) {
+			const uint64_t before = ddp_net_sent_bytes(comm);
+			CHECK_OK(ddp_all_reduce(comm, NULL, x, COUNT, type, op));
+			t->sent[op][type][ddp_comm_rank(comm)] = ddp_net_sent_bytes(comm) - before;
+		}
+	}
+	return 0;
+}
+
+static uint64_t sent_by_all(const traffic *t, ddp_op op, ddp_type type)
+{
+	uint64_t sum = 0;
+
+	for (int r = 0; r < RANKS; r++)
+		sum += t->sent[op][type][r];
+	return sum;
+}
+
+static void narrow_types_travel_in_their_own_width(void **state)
+{
+	static const int layouts[][RANKS] = { { 0, 1 }, { 0, 0, 1, 1 }, { 0, 1, 2, 3 }, { 0, 0, 1, 1, 2, 2, 3, 3 } };
+	static const int ranks[] = { 2, 4, 4, 8 };
+	static const char *const algorithms[] = { "every", "owner" };
+	traffic *t = test_share(sizeof(*t));
+
+	(void)state;
+	for (size_t i = 0; i < 4 * 2; i++) {
+		const test_world world = { .ranks = ranks[i / 2], .node_of = layouts[i / 2], .body = count_bytes,
+		                           .argument = t };
+		memset(t, 0, sizeof(*t));
+		run_with(algorithms[i % 2], &world);
+		for (ddp_op op = DDP_SUM; op <= DDP_AVG; op++) {
+			const uint64_t f32 = sent_by_all(t, op, DDP_F32);
+			assert_true(f32 >= COUNT * sizeof(float));
+			assert_int_equal(sent_by_all(t, op, DDP_BF16) * 2, f32);
+			assert_int_equal(sent_by_all(t, op, DDP_F16) * 2, f32);
+			if (op == DDP_SUM)
+				assert_int_equal(sent_by_all(t, op, DDP_U8) * 4, f32);
+		}
+	}
+	test_unshare(t, sizeof(*t));
+}
+
+/* ---- bits -------------------------------------------------------------------------------- */
+
+enum { SMALL = 1000, LARGE = 12000, WAYS = 6, FORMS = 4 };
+
+typedef struct outcome {
+	ddp_type type;
+	ddp_op op;
+	uint16_t small[SMALL];
+	uint16_t large[WAYS][LARGE];
+} outcome;
+
+static uint16_t narrow(ddp_type type, float x)
+{
+	return type == DDP_F16 ? ddp_f16_from_float(x) : ddp_bf16_from_float(x);
+}
+
+static float wide(ddp_type type, uint16_t x)
+{
+	return type == DDP_F16 ? ddp_f16_to_float(x) : ddp_bf16_to_float(x);
+}
+
+/* Of numbers that do not add exactly. In f16, sums of a node's are out of range in
+   places, and the mean of all is not. */
+static uint16_t input(ddp_type type, int rank, size_t i)
+{
+	const float x = 1.0f / (float)(1 + (i * 7 + (size_t)rank * 13) % 1000);
+
+	return narrow(type, i % 10 == 3 ? 40000.0f + 20000.0f * x : x);
+}
+
+static float scale_of(int rank)
+{
+	return rank == 1 ? 0.75f : 1;
+}
+
+/* The same reduction by each kind and from each kind of memory; ranks leave their
+   parts of the results. */
+static void reduce_in_many_ways(ddp_comm *comm, outcome *o)
+{
+	const int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	const size_t part = LARGE / (size_t)size, first = (size_t)rank * part;
+	static uint16_t private[2][LARGE];
+	void *memory;
+
+	CHECK_OK(ddp_mem_alloc(comm, sizeof(private), &memory));
+	uint16_t *shared = memory;
+	for (int way = 0; way <= WAYS; way++) {
+		const bool own = way % 2 == 0 || (way == 1 && rank % 2 == 0);
+		uint16_t *from = own ? private[0] : shared, *to = own ? private[1] : shared + LARGE;
+		ddp_collective c = { .kind = DDP_ALL_REDUCE, .send = from, .recv = to, .count = LARGE, .type = o->type,
+		                     .op = o->op, .scaled = rank == 1, .scale = rank == 1 ? 0.75 : 0, .root = size - 1 };
+		for (size_t i = 0; i < LARGE; i++)
+			from[i] = input(o->type, rank, i);
+		c.kind = way < 3 || way == WAYS ? DDP_ALL_REDUCE : way == 3 ? DDP_REDUCE : DDP_REDUCE_SCATTER;
+		c.count = way == WAYS ? SMALL : c.kind == DDP_REDUCE_SCATTER ? part : LARGE;
+		if (way == 2) { /* in place */
+			memcpy(to, from, sizeof(private[0]));
+			c.send = NULL;
+		}
+		CHECK_OK(ddp_run(comm, &c));
+		if (way == WAYS && rank == size - 1)
+			memcpy(o->small, to, sizeof(o->small));
+		else if (c.kind == DDP_ALL_REDUCE && way < WAYS)
+			memcpy(&o->large[way][first], &to[first], part * sizeof(*to));
+		else if (c.kind == DDP_REDUCE && rank == size - 1)
+			memcpy(o->large[way], to, sizeof(private[0]));
+		else if (c.kind == DDP_REDUCE_SCATTER)
+			memcpy(&o->large[way][first], to, part * sizeof(*to));
+	}
+	CHECK_OK(ddp_mem_free(comm, memory));
+}
+
+static int reduce_all_forms(ddp_comm *comm, void *argument)
+{
+	outcome *outcomes = argument;
+
+	for (int form = 0; form < FORMS; form++)
+		reduce_in_many_ways(comm, &outcomes[form]);
+	return 0;
+}
+
+/* Nodes 2^k + e: the first 2e in pairs, then neighbours. */
+static float in_order_of_nodes(float *parts, int nodes)
+{
+	int power = 1, left = 0;
+
+	while (power * 2 <= nodes)
+		power *= 2;
+	for (int node = 0; node < nodes; left++) {
+		const bool pair = left < nodes - power;
+		parts[left] = pair ? parts[node] + parts[node + 1] : parts[node];
+		node += pair ? 2 : 1;
+	}
+	for (; left > 1; left /= 2) {
+		for (int i = 0; i < left / 2; i++)
+			parts[i] = parts[2 * i] + parts[2 * i + 1];
+	}
+	return parts[0];
+}
+
+static uint16_t expected(const outcome *o, const test_world *world, size_t i)
+{
+	float parts[RANKS] = { 0 };
+	int sizes[RANKS] = { 0 }, nodes = 0, power = 1;
+
+	for (int r = 0; r < world->ranks; r++) {
+		const int node = world->node_of[r];
+		const float x = wide(o->type, input(o->type, r, i)) * scale_of(r);
+		parts[node] = sizes[node]++ == 0 ? x : parts[node] + x;
+		nodes = node >= nodes ? node + 1 : nodes;
+		while (power < sizes[node])
+			power *= 2;
+	}
+	for (int node = 0; node < nodes; node++)
+		parts[node] = wide(o->type, narrow(o->type, o->op == DDP_AVG ? parts[node] / (float)power : parts[node]));
+	const float sum = in_order_of_nodes(parts, nodes);
+	return narrow(o->type, o->op == DDP_AVG ? sum / ((float)world->ranks / (float)power) : sum);
+}
+
+static void expect_bits(const outcome *o, const test_world *world, const char *algorithm)
+{
+	for (size_t i = 0; i < LARGE; i++) {
+		const uint16_t want = expected(o, world, i);
+		for (int way = 0; way < WAYS; way++) {
+			if (o->large[way][i] != want)
+				fail_msg("%s %s of %d ranks by %s, way %d, element %zu: %#x, not %#x", ddp_type_name(o->type),
+				         ddp_op_name(o->op), world->ranks, algorithm, way, i, o->large[way][i], want);
+		}
+		if (i < SMALL && o->small[i] != want)
+			fail_msg("%s %s of %d ranks by %s, few elements, %zu: %#x, not %#x", ddp_type_name(o->type),
+			         ddp_op_name(o->op), world->ranks, algorithm, i, o->small[i], want);
+	}
+}
+
+static void bits_follow_from_inputs_and_ranks(void **state)
+{
+	static const int layouts[][RANKS] = { { 0, 0, 1, 1 }, { 0, 1, 2, 0, 1 }, { 0, 1, 2, 3, 4 }, { 0, 0, 1, 2, 3, 3 } };
+	static const int ranks[] = { 4, 5, 5, 6 };
+	static const char *const algorithms[] = { "every", "owner", "doubling" };
+	outcome *outcomes = test_share(FORMS * sizeof(*outcomes));
+
+	(void)state;
+	for (int form = 0; form < FORMS; form++) {
+		outcomes[form].type = form < 2 ? DDP_F16 : DDP_BF16;
+		outcomes[form].op = form % 2 == 0 ? DDP_SUM : DDP_AVG;
+	}
+	for (size_t i = 0; i < 4 * 3; i++) {
+		const test_world world = { .ranks = ranks[i / 3], .node_of = layouts[i / 3],
+		                           .body = reduce_all_forms, .argument = outcomes };
+		run_with(algorithms[i % 3], &world);
+		for (int form = 0; form < FORMS; form++)
+			expect_bits(&outcomes[form], &world, algorithms[i % 3]);
+	}
+	test_unshare(outcomes, FORMS * sizeof(*outcomes));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(narrow_types_travel_in_their_own_width),
+		cmocka_unit_test(bits_follow_from_inputs_and_ranks),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

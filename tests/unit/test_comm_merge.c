@@ -1,0 +1,213 @@
+/* comm/merge: the order of nodes, and what it costs that partial results travel in
+   16 bits. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "comm/comm.h"
+#include "comm/kernels_table.h"
+#include "comm/merge.h"
+
+enum { NODES = 9, COUNT = 1500 }; /* several blocks, and a tail */
+
+/* ---- order --------------------------------------------------------------------------- */
+
+/* Integers of up to 4 bits, in any type; products stay in range. */
+static void put(ddp_type type, ddp_op op, void *memory, size_t i, int x)
+{
+	x = op == DDP_PROD ? 1 + x % 2 : x;
+	switch (type) {
+	case DDP_F32: ((float *)memory)[i] = (float)x; break;
+	case DDP_F64: ((double *)memory)[i] = x; break;
+	case DDP_F16: ((uint16_t *)memory)[i] = ddp_f16_from_float((float)x); break;
+	case DDP_BF16: ((uint16_t *)memory)[i] = ddp_bf16_from_float((float)x); break;
+	case DDP_I32: ((int32_t *)memory)[i] = x; break;
+	case DDP_I64: ((int64_t *)memory)[i] = x; break;
+	case DDP_U8: ((uint8_t *)memory)[i] = (uint8_t)x; break;
+	}
+}
+
+static double get(ddp_type type, const void *memory, size_t i)
+{
+	switch (type) {
+	case DDP_F32: return ((const float *)memory)[i];
+	case DDP_F64: return ((const double *)memory)[i];
+	case DDP_F16: return ddp_f16_to_float(((const uint16_t *)memory)[i]);
+	case DDP_BF16: return ddp_bf16_to_float(((const uint16_t *)memory)[i]);
+	case DDP_I32: return ((const int32_t *)memory)[i];
+	case DDP_I64: return (double)((const int64_t *)memory)[i];
+	case DDP_U8: return ((const uint8_t *)memory)[i];
+	}
+	return 0;
+}
+
+static int part_of(int node, size_t i)
+{
+	return (int)((i * 2654435761u + (size_t)node * 40503u) >> 7 & 7);
+}
+
+static double combined(ddp_op op, int nodes, size_t i)
+{
+	double result = part_of(0, i);
+
+	if (op == DDP_PROD)
+		result = 1 + part_of(0, i) % 2;
+	for (int node = 1; node < nodes; node++) {
+		const double x = part_of(node, i);
+		switch (op) {
+		case DDP_PROD: result *= 1 + part_of(node, i) % 2; break;
+		case DDP_MIN: result = x < result ? x : result; break;
+		case DDP_MAX: result = x > result ? x : result; break;
+		default: result += x;
+		}
+	}
+	return op == DDP_AVG ? trunc(result / 4) : result;
+}
+
+/* A result may go where a part came from, and to several places. */
+static void all_nodes_are_combined(void **state)
+{
+	static double memory[NODES][COUNT], copy[COUNT];
+	void *parts[NODES], *scratch = malloc(ddp_merge_scratch_bytes(NODES));
+
+	(void)state;
+	for (int type = DDP_F32; type <= DDP_U8; type++) {
+		for (int op = DDP_SUM; op <= DDP_MAX; op++) {
+			const ddp_type travel = ddp_travel_type((ddp_type)type, (ddp_op)op);
+			for (int nodes = 2; nodes <= NODES; nodes++) {
+				void *dst[2] = { memory[nodes / 2], copy };
+				const ddp_fold last = { .type = (ddp_type)type, .op = (ddp_op)op, .ndst = 2, .dst = dst,
+				                        .divisor = op == DDP_AVG ? 4 : 0 };
+				for (int node = 0; node < nodes; node++) {
+					parts[node] = memory[node];
+					for (size_t i = 0; i < COUNT; i++)
+						put(travel, last.op, memory[node], i, part_of(node, i));
+				}
+				if (travel != last.type) /* it is narrower than a part */
+					dst[0] = copy + COUNT / 2;
+				ddp_merge(&last, travel, parts, nodes, COUNT, scratch);
+				for (size_t i = 0; i < COUNT; i++) {
+					const double want = combined(last.op, nodes, i), have = get(last.type, dst[0], i);
+					if (last.op == DDP_AVG && type != DDP_U8 && type != DDP_I32 && type != DDP_I64)
+						assert_true(trunc(have) == want);
+					else
+						assert_true(last.op == DDP_PROD && type == DDP_U8 ? have == fmod(want, 256) : have == want);
+					assert_true(have == get(last.type, dst[1], i));
+				}
+			}
+		}
+	}
+	free(scratch);
+}
+
+/* ---- accuracy ------------------------------------------------------------------------------ */
+
+enum { RANKS = 4, SAMPLES = 20000 };
+
+static float normal(unsigned int *seed)
+{
+	double sum = -6;
+
+	for (int i = 0; i < 12; i++) {
+		*seed = *seed * 1664525u + 1013904223u;
+		sum += (*seed >> 8) / 16777216.0;
+	}
+	return (float)sum;
+}
+
+/* Half a unit in the last place of x. */
+static double half_a_unit(ddp_type type, double x)
+{
+	return x == 0 ? 0 : ldexp(0.5, ilogb(x) - (type == DDP_F16 ? 10 : 7));
+}
+
+/* What may be wrong with a sum of all ranks: half a unit of it, and if partial results
+   are rounded to travel, half a unit of each; and what f32 leaves of such sums. */
+static double allowed_error(ddp_type type, bool rounded, int nodes, uint16_t (*inputs)[SAMPLES], size_t i,
+                            double exact)
+{
+	double most = 0;
+
+	for (int node = 0; node < nodes && rounded; node++) {
+		double part = 0;
+		for (int r = 0; r < RANKS; r++)
+			part += get(type, inputs[node * RANKS + r], i);
+		most += half_a_unit(type, part);
+	}
+	return most + half_a_unit(type, fabs(exact) + most) + 1e-5;
+}
+
+/* The root of the mean square of what is wrong with sums of all ranks, beside that of
+   the sums. Nodes' sums travel as `travel`. */
+static double error_of(ddp_type type, ddp_type travel, int nodes, uint16_t (*inputs)[SAMPLES])
+{
+	static float partials[8][SAMPLES];
+	static uint16_t result[SAMPLES];
+	void *parts[8], *dst[1], *scratch = malloc(ddp_merge_scratch_bytes(nodes));
+	ddp_fold fold = { .type = type, .op = DDP_SUM, .wide_dst = travel != type, .nsrc = RANKS, .ndst = 1,
+	                  .dst = dst };
+	double errors = 0, sums = 0;
+
+	assert_non_null(scratch);
+	for (int node = 0; node < nodes; node++) {
+		const void *src[RANKS];
+		for (int r = 0; r < RANKS; r++)
+			src[r] = inputs[node * RANKS + r];
+		fold.src = src;
+		dst[0] = parts[node] = partials[node];
+		ddp_fold_run(&fold, 0, SAMPLES);
+	}
+	dst[0] = result;
+	fold.wide_dst = false;
+	ddp_merge(&fold, travel, parts, nodes, SAMPLES, scratch);
+	for (size_t i = 0; i < SAMPLES; i++) {
+		double exact = 0;
+		for (int r = 0; r < nodes * RANKS; r++)
+			exact += get(type, inputs[r], i);
+		const double error = fabs(get(type, result, i) - exact);
+		assert_true(error <= allowed_error(type, travel == type, nodes, inputs, i, exact));
+		errors += error * error;
+		sums += exact * exact;
+	}
+	free(scratch);
+	return sqrt(errors / sums);
+}
+
+static void travelling_in_16_bits_costs_a_rounding_per_node(void **state)
+{
+	static uint16_t inputs[8 * RANKS][SAMPLES];
+	unsigned int seed = 1;
+
+	(void)state;
+	print_message("sums of normal numbers, %d ranks a node: relative error\n", RANKS);
+	for (ddp_type type = DDP_F16; type <= DDP_BF16; type++) {
+		for (int nodes = 2; nodes <= 8; nodes *= 2) {
+			for (int r = 0; r < nodes * RANKS; r++) {
+				for (size_t i = 0; i < SAMPLES; i++)
+					inputs[r][i] = type == DDP_F16 ? ddp_f16_from_float(normal(&seed))
+						: ddp_bf16_from_float(normal(&seed));
+			}
+			const double f32 = error_of(type, DDP_F32, nodes, inputs), own = error_of(type, type, nodes, inputs);
+			print_message("%-4s %d nodes: %.5f%% if nodes' sums travel as f32, %.5f%% as %s, %.2f times that\n",
+			              ddp_type_name(type), nodes, 100 * f32, 100 * own, ddp_type_name(type), own / f32);
+			/* Each of two roundings is worth about as much as the other. */
+			assert_true(own < 1.6 * f32);
+		}
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(all_nodes_are_combined),
+		cmocka_unit_test(travelling_in_16_bits_costs_a_rounding_per_node),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
