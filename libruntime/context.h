@@ -2,7 +2,7 @@
 #ifndef DDP_CONTEXT_H
 #define DDP_CONTEXT_H
 
-#include "comm/comm.h"
+#include "comm/api.h"
 #include "ddp.h"
 #include "job/job.h"
 #include "wireup/wireup.h"

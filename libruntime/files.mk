@@ -33,39 +33,59 @@ wireup_sources = \
 	libruntime/wireup/tcp.c
 
 comm_sources = \
-	libruntime/comm/await.c libruntime/comm/await.h \
-	libruntime/comm/blocks.h \
-	libruntime/comm/comm.c libruntime/comm/comm.h \
-	libruntime/comm/execute.h \
-	libruntime/comm/futex.h \
-	libruntime/comm/internal.h \
-	libruntime/comm/group.c libruntime/comm/group.h \
-	libruntime/comm/inter.h \
-	libruntime/comm/inter_copy.c libruntime/comm/inter_doubling.c \
-	libruntime/comm/inter_gather.c \
-	libruntime/comm/inter_local.c libruntime/comm/inter_pieces.c \
-	libruntime/comm/inter_reduce.c libruntime/comm/inter_reduce.h \
-	libruntime/comm/inter_segments.c \
-	libruntime/comm/inter_store.c libruntime/comm/inter_store.h \
-	libruntime/comm/inter_tune.c \
-	libruntime/comm/kernels.c libruntime/comm/kernels.h \
-	libruntime/comm/kernels_avx2.c libruntime/comm/kernels_table.h \
-	libruntime/comm/kernels_narrow_template.h libruntime/comm/kernels_template.h \
-	libruntime/comm/liveness.c libruntime/comm/liveness.h \
-	libruntime/comm/locality.c libruntime/comm/locality.h \
-	libruntime/comm/meeting.c libruntime/comm/meeting.h \
-	libruntime/comm/memory.c libruntime/comm/memory.h \
-	libruntime/comm/merge.c libruntime/comm/merge.h \
-	libruntime/comm/names.c \
-	libruntime/comm/node.c libruntime/comm/node.h \
-	libruntime/comm/node_copy.c \
-	libruntime/comm/node_reduce.c libruntime/comm/node_run.h \
-	libruntime/comm/open.c libruntime/comm/open.h \
-	libruntime/comm/net.h libruntime/comm/net_log.h \
-	libruntime/comm/pairs.c libruntime/comm/pairs.h \
-	libruntime/comm/request.c \
-	libruntime/comm/shrink.c \
-	libruntime/comm/verdict.c libruntime/comm/verdict.h
+	libruntime/comm/ops/blocks.h \
+	libruntime/comm/ops/kernels.c libruntime/comm/ops/kernels.h \
+	libruntime/comm/ops/kernels_avx2.c \
+	libruntime/comm/ops/kernels_narrow_template.h \
+	libruntime/comm/ops/kernels_table.h \
+	libruntime/comm/ops/kernels_template.h \
+	libruntime/comm/ops/merge.c libruntime/comm/ops/merge.h \
+	libruntime/comm/ops/names.c libruntime/comm/ops/names.h \
+	libruntime/comm/core/allocation.c libruntime/comm/core/allocation.h \
+	libruntime/comm/core/comm.h \
+	libruntime/comm/core/completion.c libruntime/comm/core/completion.h \
+	libruntime/comm/core/doorbell.c libruntime/comm/core/doorbell.h \
+	libruntime/comm/core/failure.c libruntime/comm/core/failure.h \
+	libruntime/comm/core/fingerprint.c libruntime/comm/core/fingerprint.h \
+	libruntime/comm/core/futex.h \
+	libruntime/comm/core/lines.c libruntime/comm/core/lines.h \
+	libruntime/comm/core/liveness.c libruntime/comm/core/liveness.h \
+	libruntime/comm/core/roster.c libruntime/comm/core/roster.h \
+	libruntime/comm/core/topology.c libruntime/comm/core/topology.h \
+	libruntime/comm/net/net.h \
+	libruntime/comm/p2p/p2p.c libruntime/comm/p2p/p2p.h \
+	libruntime/comm/wait/await.c libruntime/comm/wait/await.h \
+	libruntime/comm/wait/message.c libruntime/comm/wait/message.h \
+	libruntime/comm/wait/verdict.c libruntime/comm/wait/verdict.h \
+	libruntime/comm/shm/memory.c libruntime/comm/shm/memory.h \
+	libruntime/comm/shm/node.c libruntime/comm/shm/node.h \
+	libruntime/comm/shm/node_copy.c libruntime/comm/shm/node_copy.h \
+	libruntime/comm/shm/node_reduce.c libruntime/comm/shm/node_reduce.h \
+	libruntime/comm/shm/segment.c libruntime/comm/shm/segment.h \
+	libruntime/comm/shm/stage.h \
+	libruntime/comm/hier/all_gather.c libruntime/comm/hier/all_gather.h \
+	libruntime/comm/hier/copy.c libruntime/comm/hier/copy.h \
+	libruntime/comm/hier/doubling.c libruntime/comm/hier/doubling.h \
+	libruntime/comm/hier/local.c libruntime/comm/hier/local.h \
+	libruntime/comm/hier/pieces.c libruntime/comm/hier/pieces.h \
+	libruntime/comm/hier/reduce.c libruntime/comm/hier/reduce.h \
+	libruntime/comm/hier/reduction.h \
+	libruntime/comm/hier/segments.c libruntime/comm/hier/segments.h \
+	libruntime/comm/hier/store.c libruntime/comm/hier/store.h \
+	libruntime/comm/hier/tune.c libruntime/comm/hier/tune.h \
+	libruntime/comm/agree.c libruntime/comm/agree.h \
+	libruntime/comm/allocate.c \
+	libruntime/comm/api.c libruntime/comm/api.h \
+	libruntime/comm/check.c libruntime/comm/check.h \
+	libruntime/comm/execute.c libruntime/comm/execute.h \
+	libruntime/comm/request.c libruntime/comm/request.h \
+	libruntime/comm/group/agreement.c libruntime/comm/group/agreement.h \
+	libruntime/comm/group/build.c libruntime/comm/group/build.h \
+	libruntime/comm/group/handshake.c libruntime/comm/group/handshake.h \
+	libruntime/comm/group/locality.c libruntime/comm/group/locality.h \
+	libruntime/comm/group/shrink.c \
+	libruntime/comm/group/split.c \
+	libruntime/comm/group/world.c libruntime/comm/group/world.h
 
 reduce_sources = \
 	libruntime/reduce/agree.c libruntime/reduce/agree.h \
@@ -113,14 +133,23 @@ context_sources = \
 	libruntime/context.c libruntime/context.h
 
 if HAVE_UCX
-comm_sources += libruntime/comm/net_greet.c libruntime/comm/net_log.c \
-	libruntime/comm/net_door.c libruntime/comm/net_door.h \
-	libruntime/comm/net_secret.c libruntime/comm/net_secret.h \
-	libruntime/comm/net_ucx.c libruntime/comm/net_ucx.h libruntime/comm/net_ucx_close.c \
-	libruntime/comm/net_ucx_connect.c libruntime/comm/net_ucx_inquiry.c \
-	libruntime/comm/net_ucx_open.c libruntime/comm/net_ucx_window.c
+comm_sources += \
+	libruntime/comm/net/listener.c libruntime/comm/net/listener.h \
+	libruntime/comm/net/secret.c libruntime/comm/net/secret.h \
+	libruntime/comm/net/ucx.c libruntime/comm/net/ucx.h \
+	libruntime/comm/net/ucx_close.c \
+	libruntime/comm/net/ucx_connect.c libruntime/comm/net/ucx_connect.h \
+	libruntime/comm/net/ucx_failure.c libruntime/comm/net/ucx_failure.h \
+	libruntime/comm/net/ucx_inquiry.c libruntime/comm/net/ucx_inquiry.h \
+	libruntime/comm/net/ucx_log.c libruntime/comm/net/ucx_log.h \
+	libruntime/comm/net/ucx_open.c \
+	libruntime/comm/net/ucx_receive.c libruntime/comm/net/ucx_receive.h \
+	libruntime/comm/net/ucx_seal.c libruntime/comm/net/ucx_seal.h \
+	libruntime/comm/net/ucx_send.c libruntime/comm/net/ucx_send.h \
+	libruntime/comm/net/ucx_ticket.c libruntime/comm/net/ucx_ticket.h \
+	libruntime/comm/net/ucx_window.c libruntime/comm/net/ucx_window.h
 else
-comm_sources += libruntime/comm/net_none.c
+comm_sources += libruntime/comm/net/none.c
 endif
 
 # A convenience library, so that unit tests reach the hidden functions too.
@@ -141,4 +170,4 @@ libruntime_libddp_la_LIBADD = libruntime/libddpcore.la
 libruntime_libddp_la_LDFLAGS = $(AM_LDFLAGS) -version-info 0:0:0 \
 	-Wl,--version-script=$(top_srcdir)/libruntime/libddp.map
 libruntime_libddp_la_DEPENDENCIES = libruntime/libddpcore.la libruntime/libddp.map
-EXTRA_DIST += libruntime/libddp.map
+EXTRA_DIST += libruntime/libddp.map libruntime/comm/README.md

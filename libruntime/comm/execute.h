@@ -1,15 +1,14 @@
-/* comm/execute: checks an operation, and runs it. */
+/* comm/execute: runs operations; comm->run.lock is held. */
 #ifndef DDP_COMM_EXECUTE_H
 #define DDP_COMM_EXECUTE_H
 
-#include "comm/internal.h"
+#include "ddp.h"
 
-/* Checks `given` and writes it to *c with all fields set: the input's place,
-   a scale that is not 0. Local; DDP_ERR_INVALID breaks nothing. */
-ddp_status ddp_collective_complete(const ddp_comm *comm, const ddp_collective *given,
-                                   ddp_collective *c);
-
-/* Runs a complete operation; comm->run_lock is held. */
+/* Runs a complete collective operation. */
 ddp_status ddp_execute(ddp_comm *comm, const ddp_collective *c);
+
+/* Lets sends and receives move until `request` is complete (NULL: until none is
+   left), or something else wants to run, or the communicator is being closed. */
+ddp_status ddp_execute_p2p(ddp_comm *comm, const ddp_request *request);
 
 #endif

@@ -1,18 +1,18 @@
-/* Requests: the queue, the progress thread, and waiting for completion. */
+#include "comm/request.h"
+
 #include <sched.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
 #include "base/wait.h"
-#include "comm/await.h"
+#include "comm/check.h"
+#include "comm/core/futex.h"
 #include "comm/execute.h"
-#include "comm/futex.h"
-#include "comm/net.h"
-#include "comm/open.h"
-#include "comm/pairs.h"
+#include "comm/net/net.h"
+#include "comm/p2p/p2p.h"
+#include "comm/wait/message.h"
 
 enum { DOZE_MIN_MS = 10, DOZE_MAX_MS = 80 };
 
@@ -22,24 +22,14 @@ typedef struct callers {
 	int doze_ms;
 } callers;
 
-void ddp_request_complete(ddp_request *request, ddp_status status)
-{
-	request->status = status;
-	if (status != DDP_OK)
-		request->message = strdup(ddp_last_error());
-	request->end_ns = ddp_now_ns();
-	atomic_store_explicit(&request->done, 1, memory_order_release);
-	ddp_futex_wake_all(&request->done);
-}
-
 static ddp_request *pop(ddp_comm *comm)
 {
-	ddp_request *request = comm->queue_head;
+	ddp_request *request = comm->queue.head;
 
 	if (request != NULL) {
-		comm->queue_head = request->next;
-		if (comm->queue_head == NULL)
-			comm->queue_tail = NULL;
+		comm->queue.head = request->next;
+		if (comm->queue.head == NULL)
+			comm->queue.tail = NULL;
 	}
 	return request;
 }
@@ -49,24 +39,24 @@ static ddp_request *pop(ddp_comm *comm)
    so it only comes by from time to time. True if it has dozed. */
 static bool leave_to_callers(ddp_comm *comm, callers *others)
 {
-	bool busy = pthread_mutex_trylock(&comm->run_lock) != 0;
+	bool busy = pthread_mutex_trylock(&comm->run.lock) != 0;
 
 	if (busy) {
 		/* It may wait for long. */
 		others->doze_ms = others->doze_ms < DOZE_MAX_MS ? 2 * others->doze_ms : DOZE_MAX_MS;
 	} else {
 		others->doze_ms = DOZE_MIN_MS;
-		busy = comm->sequence != others->seen;
-		others->seen = comm->sequence;
-		pthread_mutex_unlock(&comm->run_lock);
+		busy = comm->run.sequence != others->seen;
+		others->seen = comm->run.sequence;
+		pthread_mutex_unlock(&comm->run.lock);
 	}
 	if (!busy)
 		return false;
 	uint64_t until_ns = ddp_now_ns() + (uint64_t)others->doze_ms * 1000000;
-	pthread_mutex_lock(&comm->queue_lock);
-	if (comm->queue_head == NULL && !comm->stopping && !ddp_pairs_pending(comm))
-		(void)ddp_condition_wait(&comm->queue_filled, &comm->queue_lock, until_ns);
-	pthread_mutex_unlock(&comm->queue_lock);
+	pthread_mutex_lock(&comm->queue.lock);
+	if (comm->queue.head == NULL && !comm->queue.stopping && !ddp_p2p_pending(comm))
+		(void)ddp_condition_wait(&comm->queue.filled, &comm->queue.lock, until_ns);
+	pthread_mutex_unlock(&comm->queue.lock);
 	return true;
 }
 
@@ -75,66 +65,66 @@ static void look_after_network(ddp_comm *comm, callers *others)
 {
 	if (leave_to_callers(comm, others))
 		return;
-	pthread_mutex_lock(&comm->run_lock);
-	ddp_net_quiet_bell(comm);
+	pthread_mutex_lock(&comm->run.lock);
+	ddp_doorbell_drain(comm);
 	ddp_net_progress(comm);
-	if (ddp_net_check(comm, DDP_NOBODY) != DDP_OK || ddp_comm_check(comm) != DDP_OK)
+	if (ddp_message_check(comm, DDP_NOBODY) != DDP_OK || ddp_comm_check(comm) != DDP_OK)
 		ddp_net_shut_down(comm);
 	bool sleep = ddp_net_arm(comm);
-	pthread_mutex_unlock(&comm->run_lock);
+	pthread_mutex_unlock(&comm->run.lock);
 
-	pthread_mutex_lock(&comm->queue_lock);
-	sleep = sleep && comm->queue_head == NULL && !atomic_load(&comm->stopping) && !ddp_pairs_pending(comm);
-	pthread_mutex_unlock(&comm->queue_lock);
+	pthread_mutex_lock(&comm->queue.lock);
+	sleep = sleep && comm->queue.head == NULL && !atomic_load(&comm->queue.stopping) && !ddp_p2p_pending(comm);
+	pthread_mutex_unlock(&comm->queue.lock);
 	if (sleep)
-		ddp_net_sleep(comm, -1);
+		ddp_doorbell_sleep(comm, ddp_net_fd(comm), -1);
 }
 
 /* Sends and receives, as long as there is nothing else to run. */
-static void look_after_pairs(ddp_comm *comm)
+static void look_after_p2p(ddp_comm *comm)
 {
-	if (atomic_load(&comm->callers) > 0)
+	if (atomic_load(&comm->queue.callers) > 0)
 		sched_yield();
-	pthread_mutex_lock(&comm->run_lock);
-	comm->in_thread = true;
-	if (ddp_pairs_await(comm, NULL) != DDP_OK)
-		ddp_pairs_fail(comm);
-	comm->in_thread = false;
-	pthread_mutex_unlock(&comm->run_lock);
+	pthread_mutex_lock(&comm->run.lock);
+	comm->run.in_thread = true;
+	if (ddp_execute_p2p(comm, NULL) != DDP_OK)
+		ddp_p2p_fail(comm);
+	comm->run.in_thread = false;
+	pthread_mutex_unlock(&comm->run.lock);
 }
 
 static ddp_request *take(ddp_comm *comm, callers *others)
 {
 	ddp_request *request;
 
-	pthread_mutex_lock(&comm->queue_lock);
-	while ((request = pop(comm)) == NULL && !atomic_load(&comm->stopping)) {
-		if (ddp_pairs_pending(comm)) {
-			pthread_mutex_unlock(&comm->queue_lock);
-			look_after_pairs(comm);
-			pthread_mutex_lock(&comm->queue_lock);
+	pthread_mutex_lock(&comm->queue.lock);
+	while ((request = pop(comm)) == NULL && !atomic_load(&comm->queue.stopping)) {
+		if (ddp_p2p_pending(comm)) {
+			pthread_mutex_unlock(&comm->queue.lock);
+			look_after_p2p(comm);
+			pthread_mutex_lock(&comm->queue.lock);
 			continue;
 		}
 		if (comm->net == NULL) {
-			pthread_cond_wait(&comm->queue_filled, &comm->queue_lock);
+			pthread_cond_wait(&comm->queue.filled, &comm->queue.lock);
 			continue;
 		}
-		pthread_mutex_unlock(&comm->queue_lock);
+		pthread_mutex_unlock(&comm->queue.lock);
 		look_after_network(comm, others);
-		pthread_mutex_lock(&comm->queue_lock);
+		pthread_mutex_lock(&comm->queue.lock);
 	}
-	pthread_mutex_unlock(&comm->queue_lock);
+	pthread_mutex_unlock(&comm->queue.lock);
 	return request;
 }
 
-/* The queue has changed; queue_lock is held. The thread may be idle, or wait
+/* The queue has changed; queue.lock is held. The thread may be idle, or wait
    for messages of pairs. */
 static void notify(ddp_comm *comm)
 {
 	if (comm->net != NULL)
-		ddp_net_kick(comm, comm->node.self);
-	pthread_cond_signal(&comm->queue_filled);
-	if (ddp_pairs_pending(comm))
+		ddp_doorbell_notify_pipe(comm, comm->node.self);
+	pthread_cond_signal(&comm->queue.filled);
+	if (ddp_p2p_pending(comm))
 		ddp_node_wake_rank(comm, comm->node.self);
 }
 
@@ -146,15 +136,15 @@ static void *progress(void *argument)
 
 	while ((request = take(comm, &others)) != NULL) {
 		request->start_ns = ddp_now_ns();
-		pthread_mutex_lock(&comm->run_lock);
-		comm->in_thread = true;
+		pthread_mutex_lock(&comm->run.lock);
+		comm->run.in_thread = true;
 		ddp_status status = ddp_execute(comm, &request->operation);
-		comm->in_thread = false;
-		others.seen = comm->sequence;
+		comm->run.in_thread = false;
+		others.seen = comm->run.sequence;
 		if (request->last)
-			atomic_store(&comm->stopping, true);
-		pthread_mutex_unlock(&comm->run_lock);
-		atomic_fetch_sub(&comm->queued, 1);
+			atomic_store(&comm->queue.stopping, true);
+		pthread_mutex_unlock(&comm->run.lock);
+		atomic_fetch_sub(&comm->queue.count, 1);
 		ddp_request_complete(request, status);
 	}
 	return NULL;
@@ -164,47 +154,47 @@ ddp_status ddp_comm_start(ddp_comm *comm)
 {
 	int error = 0;
 
-	pthread_mutex_lock(&comm->queue_lock);
-	if (!comm->thread_started)
-		error = ddp_thread_start(&comm->thread, progress, comm);
-	comm->thread_started = error == 0;
-	pthread_mutex_unlock(&comm->queue_lock);
+	pthread_mutex_lock(&comm->queue.lock);
+	if (!comm->queue.thread_started)
+		error = ddp_thread_start(&comm->queue.thread, progress, comm);
+	comm->queue.thread_started = error == 0;
+	pthread_mutex_unlock(&comm->queue.lock);
 	return error == 0 ? DDP_OK
 	                  : ddp_fail_errno(DDP_ERR_NOMEM, error, "cannot start the progress thread");
 }
 
 void ddp_comm_stop(ddp_comm *comm)
 {
-	pthread_mutex_lock(&comm->queue_lock);
-	bool started = comm->thread_started;
-	atomic_store(&comm->stopping, true);
+	pthread_mutex_lock(&comm->queue.lock);
+	bool started = comm->queue.thread_started;
+	atomic_store(&comm->queue.stopping, true);
 	if (started)
 		notify(comm);
-	pthread_mutex_unlock(&comm->queue_lock);
+	pthread_mutex_unlock(&comm->queue.lock);
 	if (started)
-		pthread_join(comm->thread, NULL);
-	comm->thread_started = false;
-	pthread_mutex_lock(&comm->run_lock);
-	ddp_pairs_abandon(comm);
-	pthread_mutex_unlock(&comm->run_lock);
+		pthread_join(comm->queue.thread, NULL);
+	comm->queue.thread_started = false;
+	pthread_mutex_lock(&comm->run.lock);
+	ddp_p2p_abandon(comm);
+	pthread_mutex_unlock(&comm->run.lock);
 }
 
-static bool is_pair(const ddp_collective *c)
+static bool is_p2p(const ddp_collective *c)
 {
 	return c->kind == DDP_SEND || c->kind == DDP_RECV;
 }
 
 static void append(ddp_comm *comm, ddp_request *request)
 {
-	atomic_fetch_add(&comm->queued, 1);
-	pthread_mutex_lock(&comm->queue_lock);
-	if (comm->queue_tail != NULL)
-		comm->queue_tail->next = request;
+	atomic_fetch_add(&comm->queue.count, 1);
+	pthread_mutex_lock(&comm->queue.lock);
+	if (comm->queue.tail != NULL)
+		comm->queue.tail->next = request;
 	else
-		comm->queue_head = request;
-	comm->queue_tail = request;
+		comm->queue.head = request;
+	comm->queue.tail = request;
 	notify(comm);
-	pthread_mutex_unlock(&comm->queue_lock);
+	pthread_mutex_unlock(&comm->queue.lock);
 }
 
 static ddp_status enqueue(ddp_comm *comm, const ddp_collective *c, bool last, ddp_request **request)
@@ -220,14 +210,14 @@ static ddp_status enqueue(ddp_comm *comm, const ddp_collective *c, bool last, dd
 	queued->operation = *c;
 	queued->last = last;
 	*request = queued;
-	if (!is_pair(c)) {
+	if (!is_p2p(c)) {
 		append(comm, queued);
 		return DDP_OK;
 	}
-	ddp_pairs_add(comm, queued);
-	pthread_mutex_lock(&comm->queue_lock);
+	ddp_p2p_add(comm, queued);
+	pthread_mutex_lock(&comm->queue.lock);
 	notify(comm);
-	pthread_mutex_unlock(&comm->queue_lock);
+	pthread_mutex_unlock(&comm->queue.lock);
 	return DDP_OK;
 }
 
@@ -243,26 +233,26 @@ ddp_status ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_reques
 	return enqueue(comm, &c, false, request);
 }
 
-/* Locks run_lock; the thread gives it up if it only looks after pairs. */
+/* Locks run.lock; the thread gives it up if it only looks after pairs. */
 static void take_over(ddp_comm *comm)
 {
-	if (pthread_mutex_trylock(&comm->run_lock) == 0)
+	if (pthread_mutex_trylock(&comm->run.lock) == 0)
 		return;
-	atomic_fetch_add(&comm->callers, 1);
+	atomic_fetch_add(&comm->queue.callers, 1);
 	ddp_node_wake_rank(comm, comm->node.self);
-	pthread_mutex_lock(&comm->run_lock);
-	atomic_fetch_sub(&comm->callers, 1);
+	pthread_mutex_lock(&comm->run.lock);
+	atomic_fetch_sub(&comm->queue.callers, 1);
 }
 
-/* Unlocks run_lock. While it was held, kicks for the progress thread may have
+/* Unlocks run.lock. While it was held, kicks for the progress thread may have
    been taken off the pipe before the thread saw them: for what it has to run,
    or to tell other nodes of a failure. */
 static void hand_back(ddp_comm *comm)
 {
-	pthread_mutex_unlock(&comm->run_lock);
-	if (comm->net != NULL && (ddp_pairs_pending(comm) || atomic_load(&comm->queued) > 0 ||
+	pthread_mutex_unlock(&comm->run.lock);
+	if (comm->net != NULL && (ddp_p2p_pending(comm) || atomic_load(&comm->queue.count) > 0 ||
 	                          atomic_load(&comm->node.shared->failed_by) != 0))
-		ddp_net_kick(comm, comm->node.self);
+		ddp_doorbell_notify_pipe(comm, comm->node.self);
 }
 
 /* Another operation runs or wants to: from its end on, the progress thread
@@ -272,21 +262,21 @@ static uint64_t leave_to_thread(ddp_comm *comm)
 {
 	if (ddp_comm_start(comm) != DDP_OK)
 		return 1000000;
-	pthread_mutex_lock(&comm->queue_lock);
+	pthread_mutex_lock(&comm->queue.lock);
 	notify(comm);
-	pthread_mutex_unlock(&comm->queue_lock);
+	pthread_mutex_unlock(&comm->queue.lock);
 	return 1000000000;
 }
 
 /* A blocking send or recv moves its message itself while nothing else runs. */
-static ddp_status run_pair(ddp_comm *comm, const ddp_collective *c)
+static ddp_status run_p2p(ddp_comm *comm, const ddp_collective *c)
 {
 	ddp_request request = { .comm = comm, .operation = *c, .awaited = true };
 
-	ddp_pairs_add(comm, &request);
+	ddp_p2p_add(comm, &request);
 	while (atomic_load(&request.done) == 0) {
-		if (pthread_mutex_trylock(&comm->run_lock) == 0) {
-			(void)ddp_pairs_await(comm, &request);
+		if (pthread_mutex_trylock(&comm->run.lock) == 0) {
+			(void)ddp_execute_p2p(comm, &request);
 			hand_back(comm);
 		}
 		if (atomic_load(&request.done) == 0)
@@ -305,11 +295,11 @@ static ddp_status run_collective(ddp_comm *comm, const ddp_collective *c, bool l
 	ddp_status status;
 
 	/* With nothing before it, it needs no other thread. */
-	if (atomic_load_explicit(&comm->queued, memory_order_acquire) == 0) {
+	if (atomic_load_explicit(&comm->queue.count, memory_order_acquire) == 0) {
 		take_over(comm);
 		status = ddp_execute(comm, c);
 		if (last)
-			atomic_store(&comm->stopping, true);
+			atomic_store(&comm->queue.stopping, true);
 		hand_back(comm);
 		return status;
 	}
@@ -327,8 +317,8 @@ ddp_status ddp_run(ddp_comm *comm, const ddp_collective *operation)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_run(): a NULL argument");
 	if ((status = ddp_collective_complete(comm, operation, &c)) != DDP_OK)
 		return status;
-	if (is_pair(&c))
-		return run_pair(comm, &c);
+	if (is_p2p(&c))
+		return run_p2p(comm, &c);
 	return run_collective(comm, &c, false);
 }
 
@@ -339,19 +329,6 @@ ddp_status ddp_comm_last_barrier(ddp_comm *comm)
 	ddp_status status = ddp_collective_complete(comm, &barrier, &c);
 
 	return status == DDP_OK ? run_collective(comm, &c, true) : status;
-}
-
-bool ddp_requests_awaited(ddp_comm *comm)
-{
-	bool awaited = false;
-
-	for (const ddp_request *r = comm->pairs; r != NULL && !awaited; r = r->next)
-		awaited = atomic_load(&r->awaited);
-	pthread_mutex_lock(&comm->queue_lock);
-	for (const ddp_request *r = comm->queue_head; r != NULL && !awaited; r = r->next)
-		awaited = atomic_load(&r->awaited);
-	pthread_mutex_unlock(&comm->queue_lock);
-	return awaited;
 }
 
 /* Ends a completed request. */

@@ -12,7 +12,7 @@
 #ifndef DDP_REDUCE_REDUCER_H
 #define DDP_REDUCE_REDUCER_H
 
-#include "comm/comm.h"
+#include "comm/api.h"
 #include "reduce/bucket.h"
 #include "watch/spans.h"
 #include "watch/watch.h"

@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "base/fence.h"
-#include "comm/await.h"
-#include "comm/kernels.h"
+#include "comm/core/failure.h"
+#include "comm/ops/kernels.h"
 #include "kernels.h"
 
 /* 128 KiB of each arena: what one piece needs stays in a core's own cache. */

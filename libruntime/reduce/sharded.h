@@ -13,7 +13,7 @@
 #ifndef DDP_REDUCE_SHARDED_H
 #define DDP_REDUCE_SHARDED_H
 
-#include "comm/comm.h"
+#include "comm/api.h"
 #include "optim/optim.h"
 
 typedef struct ddp_sharded {

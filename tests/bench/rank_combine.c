@@ -1,5 +1,5 @@
 /*
- * What comm/kernels combine, of every type and operation, in bytes of one source
+ * What comm/ops/kernels combine, of every type and operation, in bytes of one source
  * per second, and beside that what f32 gives.
  *
  *   rank_combine [KIB [SOURCES]]
@@ -12,8 +12,8 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "comm/comm.h"
-#include "comm/kernels.h"
+#include "comm/api.h"
+#include "comm/ops/kernels.h"
 
 enum { SOURCES_MAX = 64, ROUNDS = 40, TYPES = DDP_U8 + 1, OPS = DDP_MAX + 1 };
 

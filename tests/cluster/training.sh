@@ -6,7 +6,7 @@
 . "$source/tests/cluster/lib.sh"
 limit=100
 
-cat "$source/libruntime/ddp.h" "$source/libruntime/comm/"*.h >"$work/text"
+cat "$source/libruntime/ddp.h" "$source/libruntime/comm/"*.h "$source/libruntime/comm/"*/*.h >"$work/text"
 
 # One epoch has enough samples, so that no sample is repeated to make ranks even.
 # The vocabulary is so large that the embedding's rows travel by themselves.

@@ -14,8 +14,8 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "comm/await.h"
-#include "comm/liveness.h"
+#include "comm/core/liveness.h"
+#include "comm/wait/await.h"
 #include "tests/support/comm_ranks.h"
 
 /* ---- messages that keep moving -------------------------------------------------- */
@@ -48,11 +48,11 @@ static int wait_among_messages(ddp_comm *comm, void *argument)
 	const ddp_condition wait = { .missing = never_idle, .sleeps_for = DDP_SLEEPS_FOR_ANY };
 
 	(void)argument;
-	pthread_mutex_lock(&comm->run_lock);
-	comm->running = &none;
-	comm->deadline_ns = ddp_now_ns() + 300000000;
+	pthread_mutex_lock(&comm->run.lock);
+	comm->run.operation = &none;
+	comm->run.deadline_ns = ddp_now_ns() + 300000000;
 	CHECK(ddp_comm_await(comm, &wait) == DDP_ERR_TIMEOUT);
-	pthread_mutex_unlock(&comm->run_lock);
+	pthread_mutex_unlock(&comm->run.lock);
 	return 0;
 }
 
@@ -106,9 +106,9 @@ static void deadline_holds_among_other_operations(void **state)
 
 /* ---- ranks that share a core ------------------------------------------------------ */
 
-static int expect_crowded(ddp_comm *comm, void *crowded)
+static int expect_oversubscribed(ddp_comm *comm, void *oversubscribed)
 {
-	CHECK(comm->crowded == *(const bool *)crowded);
+	CHECK(comm->node.oversubscribed == *(const bool *)oversubscribed);
 	CHECK_OK(ddp_barrier(comm));
 	return 0;
 }
@@ -116,10 +116,10 @@ static int expect_crowded(ddp_comm *comm, void *crowded)
 /* What counts is where they may run, not how many cores there are. */
 static void ranks_bound_to_one_core_are_too_many_for_it(void **state)
 {
-	static bool crowded = true, alone = false;
+	static bool oversubscribed = true, alone = false;
 	cpu_set_t allowed, one;
 	size_t core = 0;
-	test_world world = { .ranks = 2, .body = expect_crowded, .argument = &crowded };
+	test_world world = { .ranks = 2, .body = expect_oversubscribed, .argument = &oversubscribed };
 
 	(void)state;
 	assert_int_equal(sched_getaffinity(0, sizeof(allowed), &allowed), 0);

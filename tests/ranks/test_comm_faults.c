@@ -17,8 +17,8 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "comm/await.h"
-#include "comm/internal.h"
+#include "comm/core/comm.h"
+#include "comm/wait/await.h"
 #include "tests/support/comm_ranks.h"
 
 static const int two_nodes[] = { 0, 1, 0, 1 };
@@ -374,7 +374,7 @@ static int fail_alone(ddp_comm *comm, void *argument)
 	CHECK(ddp_barrier(comm) == DDP_ERR_NOMEM);
 	expect_in_error("rank 1 on n");
 	expect_in_error(": no memory for 7 bytes");
-	CHECK(comm->culprit == 1);
+	CHECK(comm->failure.culprit == 1);
 	return 0;
 }
 

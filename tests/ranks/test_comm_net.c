@@ -20,7 +20,9 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "comm/net_ucx.h"
+#include "comm/net/ucx.h"
+#include "comm/wait/await.h"
+#include "comm/wait/message.h"
 #include "tests/support/comm_ranks.h"
 
 static const int two_nodes[] = { 0, 1, 0, 1 };
@@ -35,7 +37,7 @@ static void run(int timeout_ms, int (*body)(ddp_comm *, void *), void *argument)
 
 static pid_t pid_of(const ddp_comm *comm, int rank)
 {
-	return (pid_t)comm->roster->peers[comm->world_ranks[rank]].pid;
+	return (pid_t)comm->roster->peers[comm->topology.world_ranks[rank]].pid;
 }
 
 /* ---- memory after an error -------------------------------------------------------- */
@@ -152,30 +154,32 @@ enum { ORDERED = 1 << 20 };
    large ones, between their receivers' coming. */
 static int receive_in_order(ddp_comm *comm, void *argument)
 {
-	const ddp_envelope envelope = { .tag = DDP_NET_PAIR_TAG | 5, .kind = DDP_SEND, .type = DDP_F32,
-	                                .count = ORDERED, .source = ddp_comm_rank(comm) };
+	const ddp_envelope envelope = {
+		.tag = DDP_NET_P2P_TAG | 5, .source = ddp_comm_rank(comm),
+		.operation = { .kind = DDP_SEND, .type = DDP_F32, .count = ORDERED },
+	};
 	static float x[2][ORDERED];
 	ddp_transfer transfers[2];
 
 	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
-	pthread_mutex_lock(&comm->run_lock);
-	comm->running = &(const ddp_collective){ .kind = DDP_BARRIER };
-	comm->deadline_ns = 0;
+	pthread_mutex_lock(&comm->run.lock);
+	comm->run.operation = &(const ddp_collective){ .kind = DDP_BARRIER };
+	comm->run.deadline_ns = 0;
 	for (int i = 0; i < 2; i++) {
 		if (ddp_comm_rank(comm) == 1) {
 			x[i][0] = (float)(1 + i);
-			CHECK_OK(ddp_net_send_as(comm, 0, &envelope, x[i], sizeof(x[i]), &transfers[i]));
+			CHECK_OK(ddp_net_send(comm, 0, &envelope, x[i], sizeof(x[i]), &transfers[i]));
 			continue;
 		}
-		ddp_net_recv_as(comm, 1, &envelope, x[i], sizeof(x[i]), &transfers[i]);
-		for (int n = 0; i == 0 && n < 1000 && comm->net->arrivals == NULL && !transfers[0].done; n++) {
+		ddp_net_recv(comm, 1, &envelope, x[i], sizeof(x[i]), &transfers[i]);
+		for (int n = 0; i == 0 && n < 1000 && comm->net->unexpected == NULL && !transfers[0].done; n++) {
 			ucp_worker_progress(comm->net->worker);
 			usleep(1000);
 		}
 	}
-	CHECK_OK(ddp_net_wait(comm, transfers, 2));
-	pthread_mutex_unlock(&comm->run_lock);
+	CHECK_OK(ddp_await_transfers(comm, transfers, 2));
+	pthread_mutex_unlock(&comm->run.lock);
 	CHECK(x[0][0] == 1 && x[1][0] == 2);
 	CHECK_OK(ddp_barrier(comm));
 	return 0;
@@ -196,9 +200,9 @@ static int send_unasked(ddp_comm *comm, void *argument)
 	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
 	if (ddp_comm_rank(comm) == 0) {
-		pthread_mutex_lock(&comm->run_lock);
+		pthread_mutex_lock(&comm->run.lock);
 		comm->net->kept_bytes += ((size_t)1 << 30) + ((size_t)2 << 20) - sizeof(data);
-		pthread_mutex_unlock(&comm->run_lock);
+		pthread_mutex_unlock(&comm->run.lock);
 	}
 	ddp_status status = ddp_barrier(comm);
 	if (status == DDP_OK && ddp_comm_rank(comm) == 1)
@@ -223,10 +227,10 @@ static void take_in(ddp_comm *comm)
 {
 	uint64_t start = ddp_now_ns();
 
-	pthread_mutex_lock(&comm->run_lock);
-	while (comm->net->arrivals == NULL && !ddp_comm_broken(comm) && ddp_seconds_since(start) < 10)
+	pthread_mutex_lock(&comm->run.lock);
+	while (comm->net->unexpected == NULL && !ddp_comm_broken(comm) && ddp_seconds_since(start) < 10)
 		(void)ddp_net_progress(comm);
-	pthread_mutex_unlock(&comm->run_lock);
+	pthread_mutex_unlock(&comm->run.lock);
 }
 
 /* Each takes itself for the root, and is through; then comes what waits for
@@ -269,19 +273,19 @@ static int send_a_high_number(ddp_comm *comm, void *argument)
 
 	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
-	pthread_mutex_lock(&comm->run_lock);
-	comm->running = &barrier;
-	comm->deadline_ns = 0;
+	pthread_mutex_lock(&comm->run.lock);
+	comm->run.operation = &barrier;
+	comm->run.deadline_ns = 0;
 	if (ddp_comm_rank(comm) == 1) {
-		CHECK_OK(ddp_net_send(comm, 0, ddp_net_tag(comm, 0xfffffe), &byte, 1, &transfer));
+		CHECK_OK(ddp_message_send(comm, 0, ddp_message_tag(comm, 0xfffffe), &byte, 1, &transfer));
 	} else {
-		while (comm->net->arrivals == NULL)
+		while (comm->net->unexpected == NULL)
 			(void)ddp_net_progress(comm);
-		CHECK_OK(ddp_net_check(comm, DDP_NOBODY));
-		ddp_net_recv(comm, 1, ddp_net_tag(comm, 0xfffffe), &byte, 1, &transfer);
+		CHECK_OK(ddp_message_check(comm, DDP_NOBODY));
+		ddp_message_recv(comm, 1, ddp_message_tag(comm, 0xfffffe), &byte, 1, &transfer);
 	}
-	CHECK_OK(ddp_net_wait(comm, &transfer, 1));
-	pthread_mutex_unlock(&comm->run_lock);
+	CHECK_OK(ddp_await_transfers(comm, &transfer, 1));
+	pthread_mutex_unlock(&comm->run.lock);
 	CHECK(byte == 7);
 	CHECK_OK(ddp_barrier(comm));
 	return 0;
@@ -300,7 +304,7 @@ enum { ADDRESS_MAX = 8192 };
 typedef struct rumour {
 	atomic_size_t bytes;  /* of rank 0's address; set last */
 	atomic_int knocked;   /* the stranger has done its worst */
-	ddp_doors doors;
+	ddp_listeners listeners;
 	char address[ADDRESS_MAX];
 } rumour;
 
@@ -328,10 +332,11 @@ static void throw_at(ucp_worker_h worker, ucp_ep_h ep, unsigned int id, const vo
 static void throw_everything(ucp_worker_h worker, ucp_ep_h ep)
 {
 	static unsigned char garbage[4 << 20];
-	data_header data = { .seal = { .source = 1 }, .envelope = { .source = 1, .kind = DDP_ALL_REDUCE } };
+	data_header data = { .seal = { .source = 1 },
+	                     .envelope = { .source = 1, .operation = { .kind = DDP_ALL_REDUCE } } };
 	failure_header failure = { .seal = { .source = 1 },
 	                           .failure = { .status = DDP_ERR_PEER, .text = "a lie" } };
-	hello_header hello = { .seal = { .source = 1 }, .heard = 1, .ready = 1 };
+	handshake_header handshake = { .seal = { .source = 1 }, .heard = 1, .ready = 1 };
 
 	memset(garbage, 0xa5, sizeof(garbage));
 	for (unsigned int id = 0; id < 6; id++) {
@@ -339,8 +344,8 @@ static void throw_everything(ucp_worker_h worker, ucp_ep_h ep)
 			throw_at(worker, ep, id, garbage, bytes, garbage, bytes);
 	}
 	for (int source = -1; source < 3; source++) {
-		data.seal.source = failure.seal.source = hello.seal.source = source;
-		throw_at(worker, ep, DDP_AM_HELLO, &hello, sizeof(hello), NULL, 0);
+		data.seal.source = failure.seal.source = handshake.seal.source = source;
+		throw_at(worker, ep, DDP_AM_HANDSHAKE, &handshake, sizeof(handshake), NULL, 0);
 		throw_at(worker, ep, DDP_AM_FAILURE, &failure, sizeof(failure), NULL, 0);
 		for (uint64_t sequence = 1; sequence < 64; sequence++) {
 			data.envelope.tag = sequence << 24;
@@ -353,13 +358,13 @@ static void throw_everything(ucp_worker_h worker, ucp_ep_h ep)
 /* Does not speak UCX. */
 static void shout_at(const ddp_place *place)
 {
-	struct sockaddr_in door = { .sin_family = AF_INET, .sin_port = place->port };
+	struct sockaddr_in listener = { .sin_family = AF_INET, .sin_port = place->port };
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	char noise[1000];
 
 	memset(noise, 0xa5, sizeof(noise));
-	memcpy(&door.sin_addr, place->address, sizeof(door.sin_addr));
-	if (connect(fd, (struct sockaddr *)&door, sizeof(door)) == 0)
+	memcpy(&listener.sin_addr, place->address, sizeof(listener.sin_addr));
+	if (connect(fd, (struct sockaddr *)&listener, sizeof(listener)) == 0)
 		(void)!send(fd, noise, sizeof(noise), MSG_NOSIGNAL);
 	close(fd);
 }
@@ -383,9 +388,9 @@ static int be_a_stranger(rumour *r)
 
 	while (atomic_load(&r->bytes) == 0)
 		usleep(1000);
-	for (int i = 0; i < r->doors.count; i++) {
-		if (r->doors.places[i].family == AF_INET)
-			shout_at(&r->doors.places[i]);
+	for (int i = 0; i < r->listeners.count; i++) {
+		if (r->listeners.places[i].family == AF_INET)
+			shout_at(&r->listeners.places[i]);
 	}
 	to.address = (const ucp_address_t *)r->address;
 	if (ucp_config_read(NULL, NULL, &config) != UCS_OK ||
@@ -404,13 +409,13 @@ static void spread_address(ddp_comm *comm, rumour *r)
 	size_t bytes;
 
 	/* Let it in, for once. */
-	for (int i = 0; i < comm->net->doors.count; i++)
-		CHECK(setsockopt(comm->net->doors.fds[i], SOL_SOCKET, SO_DETACH_FILTER, &(int){ 0 },
+	for (int i = 0; i < comm->net->listeners.count; i++)
+		CHECK(setsockopt(comm->net->listeners.fds[i], SOL_SOCKET, SO_DETACH_FILTER, &(int){ 0 },
 		                 sizeof(int)) == 0);
 	CHECK(ucp_worker_get_address(comm->net->worker, &address, &bytes) == UCS_OK);
 	CHECK(bytes <= ADDRESS_MAX);
 	memcpy(r->address, address, bytes);
-	r->doors = comm->net->doors;
+	r->listeners = comm->net->listeners;
 	ucp_worker_release_address(comm->net->worker, address);
 	atomic_store(&r->bytes, bytes);
 }
@@ -434,7 +439,7 @@ static int work_in_spite_of_a_stranger(ddp_comm *comm, void *argument)
 	}
 	CHECK(atomic_load(&r->knocked) != 0);
 	if (ddp_comm_rank(comm) == 0)
-		CHECK(comm->net->strangers > 0);
+		CHECK(comm->net->unauthentic > 0);
 	return 0;
 }
 

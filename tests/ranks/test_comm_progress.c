@@ -15,8 +15,8 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "comm/await.h"
-#include "comm/net.h"
+#include "comm/wait/await.h"
+#include "comm/wait/message.h"
 #include "tests/support/comm_ranks.h"
 
 enum { OPERATIONS = 2000, DOZE_MS = 10, COUNT = 1 << 20 };
@@ -92,7 +92,7 @@ static int reduce_over_slow_link(ddp_comm *comm, void *argument)
 
 	(void)argument;
 	CHECK(x != NULL);
-	comm->link = (ddp_link){ .measured = true, .byte_seconds = 1e-8, .segment_bytes = 60 * 1024 };
+	comm->hier.link = (ddp_link){ .measured = true, .byte_seconds = 1e-8, .segment_bytes = 60 * 1024 };
 	for (int round = 0; round < 5; round++) {
 		ddp_collective operation = c;
 		ddp_request *request;
@@ -142,15 +142,15 @@ static int abort_while_gathering(ddp_comm *comm, void *argument)
 		return 0;
 	}
 	CHECK(pthread_create(&thread, NULL, abort_gathering, comm) == 0);
-	pthread_mutex_lock(&comm->run_lock);
-	comm->in_thread = true;
-	comm->running = &none;
-	comm->deadline_ns = start + 60000000000;
-	ddp_net_recv(comm, 1, ddp_net_tag(comm, 1), &byte, 1, &transfer);
+	pthread_mutex_lock(&comm->run.lock);
+	comm->run.in_thread = true;
+	comm->run.operation = &none;
+	comm->run.deadline_ns = start + 60000000000;
+	ddp_message_recv(comm, 1, ddp_message_tag(comm, 1), &byte, 1, &transfer);
 	atomic_store(&gathers, true);
-	CHECK(ddp_net_wait_gathering(comm, &transfer, 1, 40000000000) == DDP_ERR_ABORTED);
-	comm->in_thread = false;
-	pthread_mutex_unlock(&comm->run_lock);
+	CHECK(ddp_await_transfers_coalescing(comm, &transfer, 1, 40000000000) == DDP_ERR_ABORTED);
+	comm->run.in_thread = false;
+	pthread_mutex_unlock(&comm->run.lock);
 	CHECK(ddp_seconds_since(start) < 20);
 	pthread_join(thread, NULL);
 	return 0;

@@ -19,7 +19,7 @@
 #include <ucp/api/ucp.h>
 #endif
 
-#include "comm/internal.h"
+#include "comm/core/comm.h"
 #include "tests/support/comm_ranks.h"
 
 enum { FALL_OUT_MS = 300 };
@@ -83,9 +83,9 @@ static void survivors_go_on(void **state)
 
 static void set_timeout(ddp_comm *comm, int timeout_ms)
 {
-	pthread_mutex_lock(&comm->run_lock);
+	pthread_mutex_lock(&comm->run.lock);
 	comm->timeout_ms = timeout_ms;
-	pthread_mutex_unlock(&comm->run_lock);
+	pthread_mutex_unlock(&comm->run.lock);
 }
 
 /* Breaks the communicator in the way of `status`, with all ranks alive. A short
@@ -241,7 +241,7 @@ static void let_the_others_shrink(int number)
 	(void)number;
 	atomic_store(held, true);
 	for (int i = 1; i < slow_node->size; i++) {
-		while (atomic_load(&slow_node->shared->ranks[i].meeting) == 0)
+		while (atomic_load(&slow_node->shared->ranks[i].agreement) == 0)
 			usleep(1000);
 	}
 	if (mprotect(slow_page, PAGE_ELEMENTS * sizeof(float), PROT_READ | PROT_WRITE) != 0)

@@ -19,7 +19,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "comm/internal.h"
+#include "comm/core/comm.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/hung.h"
 
@@ -133,7 +133,7 @@ static int work(ddp_comm *comm, void *argument)
 		status = random_operation(comm, &seed, shared, private);
 	}
 	s->status[rank] = status;
-	s->culprit[rank] = comm->culprit;
+	s->culprit[rank] = comm->failure.culprit;
 	snprintf(s->text[rank], TEXT_BYTES, "%s", ddp_last_error());
 	atomic_fetch_add(&s->told, 1);
 	if (shared != NULL)

@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "comm/internal.h"
+#include "comm/core/comm.h"
 #include "tests/support/comm_ranks.h"
 
 static const int two_nodes[] = { 0, 1, 1 };
@@ -78,7 +78,7 @@ static void *tell_of_receive(void *argument)
 {
 	const receiver *r = argument;
 
-	while (atomic_load(&r->comm->pair_count) == 0)
+	while (atomic_load(&r->comm->p2p.count) == 0)
 		usleep(1000);
 	atomic_fetch_add(r->received, 1);
 	return NULL;
@@ -86,9 +86,9 @@ static void *tell_of_receive(void *argument)
 
 static bool is_held(ddp_comm *comm)
 {
-	if (pthread_mutex_trylock(&comm->run_lock) != 0)
+	if (pthread_mutex_trylock(&comm->run.lock) != 0)
 		return true;
-	pthread_mutex_unlock(&comm->run_lock);
+	pthread_mutex_unlock(&comm->run.lock);
 	return false;
 }
 
@@ -192,7 +192,7 @@ static void threads_talk_beside_collectives(void **state)
 
 static int close_with_an_open_receive(ddp_comm *comm, void *argument)
 {
-	bool one_node = comm->nodes == 1;
+	bool one_node = comm->topology.nodes == 1;
 	int32_t never[2] = { 0, 0 };
 	ddp_request *requests[2];
 	ddp_comm *part;

@@ -29,7 +29,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "comm/net_ucx.h"
+#include "comm/net/ucx.h"
 #include "tests/support/comm_ranks.h"
 
 static int run_two_nodes(int (*body)(ddp_comm *, void *), void *argument)
@@ -83,22 +83,22 @@ static void hear(void *user, ddp_log_level level, const char *message)
 		atomic_fetch_add(&h->refusals, 1);
 }
 
-/* ---- doors ---------------------------------------------------------------------------- */
+/* ---- listeners ---------------------------------------------------------------------------- */
 
 /* Is there an answer within a short time? The kernel of this host gives it. */
 static bool lets_in(const ddp_place *to, const char *from)
 {
-	struct sockaddr_in door = { .sin_family = AF_INET, .sin_port = to->port };
+	struct sockaddr_in listener = { .sin_family = AF_INET, .sin_port = to->port };
 	struct sockaddr_in here = { .sin_family = AF_INET };
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), error = 0;
 	socklen_t length = sizeof(error);
 
-	memcpy(&door.sin_addr, to->address, sizeof(door.sin_addr));
+	memcpy(&listener.sin_addr, to->address, sizeof(listener.sin_addr));
 	CHECK(fd >= 0);
 	if (from != NULL)
 		CHECK(inet_pton(AF_INET, from, &here.sin_addr) == 1 &&
 		      bind(fd, (struct sockaddr *)&here, sizeof(here)) == 0);
-	bool in = connect(fd, (struct sockaddr *)&door, sizeof(door)) == 0;
+	bool in = connect(fd, (struct sockaddr *)&listener, sizeof(listener)) == 0;
 	struct pollfd connected = { .fd = fd, .events = POLLOUT };
 	if (!in && poll(&connected, 1, 300) == 1)
 		in = getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
@@ -108,15 +108,15 @@ static bool lets_in(const ddp_place *to, const char *from)
 
 static int knock(ddp_comm *comm, void *argument)
 {
-	const ddp_doors *doors = &comm->net->doors;
+	const ddp_listeners *listeners = &comm->net->listeners;
 	ddp_comm *part;
 
 	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
-	CHECK(doors->count > 0);
-	for (int i = 0; i < doors->count; i++) {
-		if (doors->places[i].family == AF_INET)
-			CHECK(!lets_in(&doors->places[i], NULL));
+	CHECK(listeners->count > 0);
+	for (int i = 0; i < listeners->count; i++) {
+		if (listeners->places[i].family == AF_INET)
+			CHECK(!lets_in(&listeners->places[i], NULL));
 	}
 	/* Others connect nevertheless when there is a reason to. */
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
@@ -133,7 +133,7 @@ static void door_is_shut_when_all_are_connected(void **state)
 
 /* 1000 nodes with four addresses each: more than a filter can tell apart. It lets
    in all of them, perhaps their neighbours, and not the rest of the world. */
-static void let_many_in(const ddp_doors *doors)
+static void let_many_in(const ddp_listeners *listeners)
 {
 	enum { NODES = 1000, EACH = 4 };
 	ddp_place *hosts = calloc(NODES * EACH, sizeof(*hosts));
@@ -147,45 +147,45 @@ static void let_many_in(const ddp_doors *doors)
 		hosts[4 * n + 2] = (ddp_place){ .family = AF_INET6, .address = { 0xfe, 0x80, [14] = high, [15] = low } };
 		hosts[4 * n + 3] = (ddp_place){ .family = AF_INET6, .address = { [15] = 1 } };
 	}
-	assert_int_equal(ddp_doors_admit(doors, hosts, NODES * EACH, bits), 0);
+	assert_int_equal(ddp_listeners_admit(listeners, hosts, NODES * EACH, bits), 0);
 	assert_true(bits[0] >= 28 && bits[1] >= 120);
-	assert_true(lets_in(&doors->places[0], "127.0.0.1"));
-	assert_true(lets_in(&doors->places[0], "127.1.0.0"));
-	assert_true(lets_in(&doors->places[0], "127.1.3.231"));
-	assert_true(lets_in(&doors->places[0], "127.1.2.77"));
-	assert_false(lets_in(&doors->places[0], "127.2.2.77"));
-	assert_false(lets_in(&doors->places[0], "127.1.77.1"));
-	assert_false(lets_in(&doors->places[0], "127.0.1.0"));
+	assert_true(lets_in(&listeners->places[0], "127.0.0.1"));
+	assert_true(lets_in(&listeners->places[0], "127.1.0.0"));
+	assert_true(lets_in(&listeners->places[0], "127.1.3.231"));
+	assert_true(lets_in(&listeners->places[0], "127.1.2.77"));
+	assert_false(lets_in(&listeners->places[0], "127.2.2.77"));
+	assert_false(lets_in(&listeners->places[0], "127.1.77.1"));
+	assert_false(lets_in(&listeners->places[0], "127.0.1.0"));
 	free(hosts);
 }
 
 static void door_opens_for_the_jobs_hosts_only(void **state)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	ddp_doors before, doors;
+	ddp_listeners before, listeners;
 	int bits[2];
 	ddp_place hosts[3] = { { .family = AF_INET6, .address = { [15] = 1 } },
 	                       { .family = AF_INET, .address = { 10, 1, 2, 3 } },
 	                       { .family = AF_INET, .address = { 127, 0, 0, 2 } } };
 
 	(void)state;
-	ddp_doors_list(&before);
+	ddp_listeners_list(&before);
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	assert_true(fd >= 0);
 	assert_int_equal(bind(fd, (struct sockaddr *)&any, sizeof(any)), 0);
 	assert_int_equal(listen(fd, 8), 0);
-	ddp_doors_list(&doors);
-	ddp_doors_narrow(&doors, &before, &doors.places[doors.count - 1].port, 2);
-	assert_int_equal(doors.count, 1);
-	assert_int_equal(doors.fds[0], fd);
-	assert_true(lets_in(&doors.places[0], "127.0.0.1"));
-	assert_int_equal(ddp_doors_admit(&doors, hosts, 3, bits), 0);
+	ddp_listeners_list(&listeners);
+	ddp_listeners_narrow(&listeners, &before, &listeners.places[listeners.count - 1].port, 2);
+	assert_int_equal(listeners.count, 1);
+	assert_int_equal(listeners.fds[0], fd);
+	assert_true(lets_in(&listeners.places[0], "127.0.0.1"));
+	assert_int_equal(ddp_listeners_admit(&listeners, hosts, 3, bits), 0);
 	assert_true(bits[0] == 32 && bits[1] == 128);
-	assert_false(lets_in(&doors.places[0], "127.0.0.1"));
-	assert_true(lets_in(&doors.places[0], "127.0.0.2"));
-	assert_int_equal(ddp_doors_shut(&doors), 0);
-	assert_false(lets_in(&doors.places[0], "127.0.0.2"));
-	let_many_in(&doors);
+	assert_false(lets_in(&listeners.places[0], "127.0.0.1"));
+	assert_true(lets_in(&listeners.places[0], "127.0.0.2"));
+	assert_int_equal(ddp_listeners_shut(&listeners), 0);
+	assert_false(lets_in(&listeners.places[0], "127.0.0.2"));
+	let_many_in(&listeners);
 	close(fd);
 }
 
@@ -195,24 +195,24 @@ static int fit_in(int bytes_of_socket)
 {
 	enum { MANY = 3000 };
 	static ddp_place hosts[2 * MANY];
-	ddp_doors doors = { .count = 1, .fds = { socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0) } };
+	ddp_listeners listeners = { .count = 1, .fds = { socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0) } };
 	char text[16];
 	int bits[2], file = open("/proc/sys/net/core/optmem_max", O_WRONLY | O_CLOEXEC);
 	int length = snprintf(text, sizeof(text), "%d", bytes_of_socket);
 	uint32_t random = 1;
 
-	CHECK(doors.fds[0] >= 0 && file >= 0 && write(file, text, (size_t)length) == length);
+	CHECK(listeners.fds[0] >= 0 && file >= 0 && write(file, text, (size_t)length) == length);
 	close(file);
 	for (int i = 0; i < 2 * MANY; i++) {
 		hosts[i] = (ddp_place){ .family = i < MANY ? AF_INET : AF_INET6 };
 		for (int b = 0; b < (i < MANY ? 4 : 16); b++)
 			hosts[i].address[b] = (unsigned char)((random = random * 1664525 + 1013904223) >> 24);
 	}
-	CHECK(ddp_doors_shut(&doors) == 0);
+	CHECK(ddp_listeners_shut(&listeners) == 0);
 	for (int count = 1; count <= 2 * MANY; count += 97)
-		CHECK(ddp_doors_admit(&doors, hosts + MANY - count / 2, count, bits) == 0 && bits[0] > 0 && bits[1] > 0);
-	CHECK(ddp_doors_shut(&doors) == 0);
-	close(doors.fds[0]);
+		CHECK(ddp_listeners_admit(&listeners, hosts + MANY - count / 2, count, bits) == 0 && bits[0] > 0 && bits[1] > 0);
+	CHECK(ddp_listeners_shut(&listeners) == 0);
+	close(listeners.fds[0]);
 	return 0;
 }
 
@@ -354,23 +354,23 @@ static void lines_of_the_programs_ucx_come_out(void **state)
 static int run_out_of_descriptors(ddp_comm *comm, void *argument)
 {
 	heard *h = argument;
-	const ddp_doors *doors = &comm->net->doors;
+	const ddp_listeners *listeners = &comm->net->listeners;
 	struct rlimit limit, none;
 
 	CHECK_OK(ddp_barrier(comm));
 	if (ddp_comm_rank(comm) == 0) {
 		int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-		struct sockaddr_in door = { .sin_family = AF_INET };
-		for (int i = 0; i < doors->count; i++) {
-			(void)setsockopt(doors->fds[i], SOL_SOCKET, SO_DETACH_FILTER, &(int){ 0 }, sizeof(int));
-			door.sin_port = doors->places[i].port;
-			memcpy(&door.sin_addr, doors->places[i].address, sizeof(door.sin_addr));
+		struct sockaddr_in listener = { .sin_family = AF_INET };
+		for (int i = 0; i < listeners->count; i++) {
+			(void)setsockopt(listeners->fds[i], SOL_SOCKET, SO_DETACH_FILTER, &(int){ 0 }, sizeof(int));
+			listener.sin_port = listeners->places[i].port;
+			memcpy(&listener.sin_addr, listeners->places[i].address, sizeof(listener.sin_addr));
 		}
 		CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
 		none = limit;
 		none.rlim_cur = 3;
 		CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
-		CHECK(connect(fd, (struct sockaddr *)&door, sizeof(door)) == 0);
+		CHECK(connect(fd, (struct sockaddr *)&listener, sizeof(listener)) == 0);
 		for (uint64_t start = ddp_now_ns(); atomic_load(&h->refusals) == 0 && ddp_seconds_since(start) < 10;)
 			usleep(1000);
 		CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);

@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "comm/internal.h"
+#include "comm/core/comm.h"
 #include "tests/support/comm_ranks.h"
 
 enum {

@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "comm/internal.h"
+#include "comm/core/comm.h"
 
 enum { BLOB_BYTES = 1 << 16, OPEN_TIMEOUT_MS = 60000 };
 

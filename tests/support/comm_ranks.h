@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "comm/comm.h"
+#include "comm/api.h"
 #include "tests/support/ranks.h"
 
 typedef struct test_world {

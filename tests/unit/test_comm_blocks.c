@@ -1,4 +1,4 @@
-/* comm/blocks: how operations are cut. */
+/* comm/ops/blocks: how operations are cut. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "comm/blocks.h"
+#include "comm/ops/blocks.h"
 
 enum { LIMIT = 256 * 1024, WINDOW = 4 * 1024 * 1024, LONGEST = 1 << 30 };
 

@@ -1,4 +1,4 @@
-/* comm/kernels: conversions of 16-bit types, and equal results of all instruction sets. */
+/* comm/ops/kernels: conversions of 16-bit types, and equal results of all instruction sets. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,8 +10,8 @@
 
 #include <cmocka.h>
 
-#include "comm/comm.h"
-#include "comm/kernels_table.h"
+#include "comm/api.h"
+#include "comm/ops/kernels_table.h"
 
 static double decode(uint16_t bits, int fraction_bits, int bias)
 {

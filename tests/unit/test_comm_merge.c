@@ -1,4 +1,4 @@
-/* comm/merge: the order of nodes, and what it costs that partial results travel in
+/* comm/ops/merge: the order of nodes, and what it costs that partial results travel in
    16 bits. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,9 +11,9 @@
 
 #include <cmocka.h>
 
-#include "comm/comm.h"
-#include "comm/kernels_table.h"
-#include "comm/merge.h"
+#include "comm/api.h"
+#include "comm/ops/kernels_table.h"
+#include "comm/ops/merge.h"
 
 enum { NODES = 9, COUNT = 1500 }; /* several blocks, and a tail */
 

@@ -1,0 +1,164 @@
+/* Memory that the ranks of a node share: made by all of them, freed by each. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/pages.h"
+#include "comm/agree.h"
+#include "comm/core/comm.h"
+#include "comm/shm/segment.h"
+
+/* What each rank tells of the allocation under way. */
+typedef struct offer {
+	uint64_t bytes;
+	uint64_t id;
+	int64_t pid;
+	int32_t fd;
+	int32_t status;
+} offer;
+
+/* Reserves this rank's part, so that a lack of memory is an error here and
+   not a SIGBUS at first use, and fills the page tables. */
+static ddp_status populate(const ddp_allocation *a, int fd, size_t part)
+{
+	int error = fallocate(fd, 0, (off_t)(part * a->stride), (off_t)a->stride) == 0 ? 0 : errno;
+
+	if (error != 0 && error != EOPNOTSUPP)
+		return ddp_fail_errno(error == ENOSPC || error == ENOMEM ? DDP_ERR_NOMEM : DDP_ERR_IO, error,
+		                      "cannot reserve %zu bytes of shared memory", a->bytes);
+#ifdef MADV_POPULATE_WRITE
+	/* An optimisation; kernels before 5.14 do not know it. */
+	(void)madvise(a->own, a->stride, MADV_POPULATE_WRITE);
+#endif
+	return DDP_OK;
+}
+
+static ddp_status map_offer(ddp_comm *comm, ddp_allocation *a, const offer *leader, int own_fd)
+{
+	ddp_node *node = &comm->node;
+	int fd = node->self == 0 ? own_fd : ddp_segment_open(leader->pid, leader->fd);
+
+	if (fd < 0)
+		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot open the shared memory of %s",
+		                      ddp_rank_text(comm, node->ranks[0]));
+	a->base = mmap(NULL, a->stride * a->parts, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	ddp_status status = DDP_OK;
+	if (a->base == MAP_FAILED) {
+		a->base = NULL;
+		status = ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot map %zu bytes of shared memory",
+		                        a->stride * a->parts);
+	} else {
+		a->id = leader->id;
+		a->own = a->base + (size_t)node->self * a->stride;
+		status = populate(a, fd, (size_t)node->self);
+	}
+	if (node->self != 0)
+		close(fd);
+	return status;
+}
+
+static ddp_allocation *new_allocation(const ddp_comm *comm, size_t bytes)
+{
+	ddp_allocation *a = calloc(1, sizeof(*a));
+
+	if (a == NULL)
+		return NULL;
+	a->part_of = malloc((size_t)comm->roster->size * sizeof(int));
+	if (a->part_of == NULL) {
+		free(a);
+		return NULL;
+	}
+	a->bytes = bytes;
+	a->stride = ddp_whole_pages(bytes > 0 ? bytes : 1);
+	a->parts = (size_t)comm->node.size;
+	for (int r = 0; r < comm->roster->size; r++)
+		a->part_of[r] = DDP_NOBODY;
+	for (int i = 0; i < comm->node.size; i++)
+		a->part_of[comm->topology.world_ranks[comm->node.ranks[i]]] = i;
+	return a;
+}
+
+/* All ranks' offers are compared before anything is mapped. */
+static ddp_status check_offers(ddp_comm *comm, const offer *offers)
+{
+	for (int r = 0; r < comm->size; r++) {
+		if (offers[r].bytes != offers[0].bytes)
+			return ddp_fail(DDP_ERR_MISMATCH, "ddp_mem_alloc(): %s asked for %llu bytes, %s for %llu",
+			                ddp_rank_text(comm, 0), (unsigned long long)offers[0].bytes,
+			                ddp_rank_text(comm, r), (unsigned long long)offers[r].bytes);
+	}
+	return DDP_OK;
+}
+
+static ddp_status allocate(ddp_comm *comm, ddp_allocation *a, int fd, int error, offer *offers)
+{
+	const offer mine = {
+		.bytes = a->bytes, .pid = getpid(), .fd = fd, .status = error,
+		.id = (uint64_t)getpid() << 32 | (atomic_fetch_add(&comm->roster->memory.count, 1) + 1),
+	};
+	const offer *leader = &offers[comm->node.ranks[0]];
+	ddp_status status = ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = &mine,
+	                                                     .recv = offers, .count = sizeof(mine),
+	                                                     .type = DDP_U8 });
+
+	if (status == DDP_OK)
+		status = check_offers(comm, offers);
+	if (status != DDP_OK)
+		return status;
+	if (leader->fd < 0)
+		status = ddp_fail_errno(DDP_ERR_NOMEM, leader->status, "%s cannot make a shared memory segment",
+		                        ddp_rank_text(comm, comm->node.ranks[0]));
+	else
+		status = map_offer(comm, a, leader, fd);
+	return ddp_comm_agree(comm, status, "get its shared memory");
+}
+
+ddp_status ddp_mem_alloc(ddp_comm *comm, size_t bytes, void **memory)
+{
+	if (comm == NULL || memory == NULL || bytes > SIZE_MAX / 2 / (size_t)comm->node.size)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_alloc(): %s",
+		                comm == NULL || memory == NULL ? "a NULL argument" : "too many bytes");
+	ddp_allocation *a = new_allocation(comm, bytes);
+	offer *offers = malloc((size_t)comm->size * sizeof(*offers));
+	ddp_status status = DDP_OK;
+	int fd = -1, error = 0;
+
+	if (a == NULL || offers == NULL)
+		status = ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	status = ddp_comm_agree(comm, status, "get its shared memory");
+	if (status != DDP_OK)
+		goto out;
+	if (comm->node.self == 0) {
+		fd = ddp_segment_create(a->stride * a->parts);
+		error = fd < 0 ? errno : 0;
+	}
+	status = allocate(comm, a, fd, error, offers);
+	if (fd >= 0)
+		close(fd);
+out:
+	free(offers);
+	if (status != DDP_OK) {
+		if (a != NULL)
+			ddp_allocation_free(a);
+		return status;
+	}
+	ddp_allocations_add(&comm->roster->memory, a);
+	*memory = a->own;
+	return DDP_OK;
+}
+
+ddp_status ddp_mem_free(ddp_comm *comm, void *memory)
+{
+	if (comm == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_free(): comm is NULL");
+	if (memory == NULL)
+		return DDP_OK;
+	ddp_allocation *found = ddp_allocations_take(&comm->roster->memory, memory);
+	if (found == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_free(): %p was not given by ddp_mem_alloc()", memory);
+	ddp_allocation_free(found);
+	return DDP_OK;
+}

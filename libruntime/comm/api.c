@@ -1,0 +1,159 @@
+#include "comm/api.h"
+
+#include "base/error.h"
+#include "comm/core/comm.h"
+#include "comm/group/build.h"
+#include "comm/group/world.h"
+#include "comm/shm/memory.h"
+
+/* ---- opening and closing ------------------------------------------------------------- */
+
+ddp_status ddp_comm_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms, ddp_comm **comm)
+{
+	if (job->world_size < 1 || job->rank < 0 || job->rank >= job->world_size || timeout_ms <= 0)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_open(): rank %d of %d, timeout %d ms", job->rank,
+		                job->world_size, timeout_ms);
+	return ddp_world_open(job, wireup, timeout_ms, comm);
+}
+
+void ddp_comm_close(ddp_comm *comm)
+{
+	if (comm == NULL)
+		return;
+	/* Between nodes, nobody closes connections that others still need. */
+	if (comm->topology.nodes > 1 && atomic_load(&comm->failure.status) == DDP_OK)
+		(void)ddp_comm_last_barrier(comm);
+	ddp_comm_stop(comm);
+	/* The page ends with the context; a group that is still open tells no more. */
+	if (comm->is_world)
+		comm->roster->page = NULL;
+	ddp_comm_leave(comm);
+}
+
+ddp_status ddp_comm_free(ddp_comm *comm)
+{
+	if (comm == NULL)
+		return DDP_OK;
+	if (comm->is_world)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_free(): the world communicator belongs to its context");
+	ddp_comm_close(comm);
+	return DDP_OK;
+}
+
+/* ---- what is known of it ---------------------------------------------------------------- */
+
+void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page)
+{
+	pthread_mutex_lock(&comm->run.lock);
+	comm->roster->page = page;
+	pthread_mutex_unlock(&comm->run.lock);
+}
+
+int ddp_comm_rank(const ddp_comm *comm)
+{
+	return comm->rank;
+}
+
+int ddp_comm_size(const ddp_comm *comm)
+{
+	return comm->size;
+}
+
+int ddp_comm_nodes(const ddp_comm *comm)
+{
+	return comm->topology.nodes;
+}
+
+ddp_status ddp_comm_copies(ddp_comm *comm, const void *memory, size_t bytes, void **copies)
+{
+	return ddp_memory_copies(comm, memory, bytes, copies);
+}
+
+bool ddp_comm_broken(ddp_comm *comm)
+{
+	return ddp_comm_check(comm) != DDP_OK;
+}
+
+ddp_status ddp_comm_abort(ddp_comm *comm, const char *reason)
+{
+	if (comm == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_abort(): comm is NULL");
+	ddp_comm_break(comm, DDP_ERR_ABORTED, comm->rank, "%s aborted: %s",
+	               ddp_rank_text(comm, comm->rank), reason != NULL ? reason : "no reason given");
+	return DDP_OK;
+}
+
+/* ---- one call per kind -------------------------------------------------------------- */
+
+ddp_status ddp_all_reduce(ddp_comm *comm, const void *send, void *recv, size_t count,
+                          ddp_type type, ddp_op op)
+{
+	return ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .send = send, .recv = recv,
+	                                        .count = count, .type = type, .op = op });
+}
+
+ddp_status ddp_reduce(ddp_comm *comm, const void *send, void *recv, size_t count, ddp_type type,
+                      ddp_op op, int root)
+{
+	return ddp_run(comm, &(ddp_collective){ .kind = DDP_REDUCE, .send = send, .recv = recv,
+	                                        .count = count, .type = type, .op = op, .root = root });
+}
+
+ddp_status ddp_broadcast(ddp_comm *comm, void *buffer, size_t count, ddp_type type, int root)
+{
+	return ddp_run(comm, &(ddp_collective){ .kind = DDP_BROADCAST, .recv = buffer, .count = count,
+	                                        .type = type, .root = root });
+}
+
+ddp_status ddp_reduce_scatter(ddp_comm *comm, const void *send, void *recv, size_t count,
+                              ddp_type type, ddp_op op)
+{
+	return ddp_run(comm, &(ddp_collective){ .kind = DDP_REDUCE_SCATTER, .send = send, .recv = recv,
+	                                        .count = count, .type = type, .op = op });
+}
+
+ddp_status ddp_all_gather(ddp_comm *comm, const void *send, void *recv, size_t count,
+                          ddp_type type)
+{
+	return ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = send, .recv = recv,
+	                                        .count = count, .type = type });
+}
+
+ddp_status ddp_gather(ddp_comm *comm, const void *send, void *recv, size_t count, ddp_type type,
+                      int root)
+{
+	return ddp_run(comm, &(ddp_collective){ .kind = DDP_GATHER, .send = send, .recv = recv,
+	                                        .count = count, .type = type, .root = root });
+}
+
+ddp_status ddp_scatter(ddp_comm *comm, const void *send, void *recv, size_t count, ddp_type type,
+                       int root)
+{
+	return ddp_run(comm, &(ddp_collective){ .kind = DDP_SCATTER, .send = send, .recv = recv,
+	                                        .count = count, .type = type, .root = root });
+}
+
+ddp_status ddp_all_to_all(ddp_comm *comm, const void *send, void *recv, size_t count,
+                          ddp_type type)
+{
+	return ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_TO_ALL, .send = send, .recv = recv,
+	                                        .count = count, .type = type });
+}
+
+ddp_status ddp_send(ddp_comm *comm, const void *buffer, size_t count, ddp_type type, int peer,
+                    int tag)
+{
+	return ddp_run(comm, &(ddp_collective){ .kind = DDP_SEND, .send = buffer, .count = count,
+	                                        .type = type, .root = peer, .tag = tag });
+}
+
+ddp_status ddp_recv(ddp_comm *comm, void *buffer, size_t count, ddp_type type, int peer, int tag)
+{
+	return ddp_run(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = buffer, .count = count,
+	                                        .type = type, .root = peer, .tag = tag });
+}
+
+ddp_status ddp_barrier(ddp_comm *comm)
+{
+	return ddp_run(comm, &(ddp_collective){ .kind = DDP_BARRIER });
+}

@@ -1,0 +1,38 @@
+/*
+ * comm/api: communicators as the rest of the library sees them. The public
+ * operations are in ddp.h.
+ */
+#ifndef DDP_COMM_API_H
+#define DDP_COMM_API_H
+
+#include "comm/ops/names.h"
+#include "comm/request.h"
+#include "ddp.h"
+#include "job/job.h"
+#include "watch/progress.h"
+#include "wireup/wireup.h"
+
+/* Opens the world communicator. Collective. timeout_ms is each operation's
+   deadline and that of opening. `job` must outlive it. */
+ddp_status ddp_comm_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms,
+                         ddp_comm **comm);
+/* From now on operations tell in the rank's progress page that they wait. */
+void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page);
+/* Closes the world communicator; collective unless it has failed. */
+void ddp_comm_close(ddp_comm *comm);
+
+/* Has an error ended all its operations, past and to come? */
+bool ddp_comm_broken(ddp_comm *comm);
+
+/* The number of nodes that the ranks are on. */
+int ddp_comm_nodes(const ddp_comm *comm);
+
+/*
+ * Where all ranks' copies of `memory`, which is of ddp_mem_alloc(), lie in
+ * this process: copies[ddp_comm_size()], by rank. DDP_ERR_UNSUPPORTED if the
+ * ranks are not on one node, DDP_ERR_INVALID if they do not share it. What
+ * others read and write there is for the callers to order, by collectives.
+ */
+ddp_status ddp_comm_copies(ddp_comm *comm, const void *memory, size_t bytes, void **copies);
+
+#endif

@@ -1,0 +1,132 @@
+#include "comm/check.h"
+
+#include <math.h>
+
+#include "base/error.h"
+#include "comm/core/comm.h"
+#include "comm/ops/blocks.h"
+
+static bool takes_counts(ddp_kind kind)
+{
+	return kind == DDP_REDUCE_SCATTER || kind == DDP_ALL_GATHER || kind == DDP_GATHER ||
+	       kind == DDP_SCATTER || kind == DDP_ALL_TO_ALL;
+}
+
+static bool is_integer(ddp_type type)
+{
+	return type == DDP_I32 || type == DDP_I64 || type == DDP_U8;
+}
+
+static ddp_status invalid(const ddp_collective *c, const char *why)
+{
+	return ddp_fail(DDP_ERR_INVALID, "%s: %s", ddp_kind_name(c->kind), why);
+}
+
+/* Sums of counts must not overflow, also not in bytes. */
+static bool count_fits(const ddp_comm *comm, const size_t *counts, size_t count, size_t element)
+{
+	size_t limit = SIZE_MAX / 4, sum = 0;
+
+	if (counts == NULL)
+		return !__builtin_mul_overflow(count, element * (size_t)comm->size, &sum) && sum <= limit;
+	limit /= element;
+	for (int r = 0; r < comm->size; r++) {
+		if (counts[r] > limit - sum)
+			return false;
+		sum += counts[r];
+	}
+	return true;
+}
+
+static ddp_status check_shape(const ddp_comm *comm, const ddp_collective *c)
+{
+	size_t element = ddp_type_bytes(c->type);
+
+	if ((unsigned int)c->kind > DDP_BARRIER)
+		return invalid(c, "no such kind");
+	if (c->kind == DDP_BARRIER)
+		return DDP_OK;
+	if (element == 0)
+		return invalid(c, "no such type");
+	if (ddp_kind_reduces(c->kind) && (unsigned int)c->op > DDP_MAX)
+		return invalid(c, "no such op");
+	if (c->scale != 0 && !c->scaled)
+		return invalid(c, "a scale is given, but `scaled` is false");
+	if (ddp_kind_reduces(c->kind) && !isfinite(c->scale) && is_integer(c->type))
+		return invalid(c, "the scale of integers must be finite");
+	if ((c->counts != NULL || c->recv_counts != NULL) && !takes_counts(c->kind))
+		return invalid(c, "has no v-form, counts must be NULL");
+	if (c->kind == DDP_ALL_TO_ALL && (c->counts == NULL) != (c->recv_counts == NULL))
+		return invalid(c, "counts and recv_counts go together");
+	if (!count_fits(comm, c->counts, c->count, element) ||
+	    (c->recv_counts != NULL && !count_fits(comm, c->recv_counts, c->count, element)))
+		return invalid(c, "the counts are too large");
+	if (c->kind == DDP_ALL_TO_ALL && c->counts != NULL &&
+	    c->counts[comm->rank] != c->recv_counts[comm->rank])
+		return invalid(c, "counts and recv_counts differ in what this rank gives itself");
+	if ((ddp_kind_has_root(c->kind) || c->kind == DDP_SEND || c->kind == DDP_RECV) &&
+	    (c->root < 0 || c->root >= comm->size))
+		return ddp_fail(DDP_ERR_INVALID, "%s: rank %d is not among the communicator's %d",
+		                ddp_kind_name(c->kind), c->root, comm->size);
+	if ((c->kind == DDP_SEND || c->kind == DDP_RECV) && (c->tag < 0 || c->tag > 65535))
+		return invalid(c, "the tag must be in 0 .. 65535");
+	if (c->kind == DDP_ALL_TO_ALL && c->counts != NULL && (c->send == NULL || c->send == c->recv))
+		return invalid(c, "the v-form does not work in place");
+	return DDP_OK;
+}
+
+/* Where the input lies that `send` NULL leaves in `recv`. */
+static const void *input_of(const ddp_comm *comm, const ddp_collective *c)
+{
+	size_t offset = 0;
+
+	if (c->send != NULL || c->recv == NULL)
+		return c->send;
+	if (c->kind == DDP_ALL_GATHER || (c->kind == DDP_GATHER && c->root == comm->rank))
+		offset = ddp_block_offset(c, comm->rank) * ddp_type_bytes(c->type);
+	return (const char *)c->recv + offset;
+}
+
+static ddp_status check_buffers(const ddp_comm *comm, const ddp_collective *c)
+{
+	bool root = c->root == comm->rank;
+	size_t mine = ddp_block_count(c, comm->rank), all = ddp_block_offset(c, comm->size);
+	size_t send = mine, recv = mine;
+
+	switch (c->kind) {
+	case DDP_BARRIER: return DDP_OK;
+	case DDP_REDUCE: recv = root ? mine : 0; break;
+	case DDP_BROADCAST: send = 0; break;
+	case DDP_REDUCE_SCATTER: send = all; break;
+	case DDP_ALL_GATHER: recv = all; break;
+	case DDP_GATHER: recv = root ? all : 0; break;
+	case DDP_SCATTER: send = root ? all : 0; recv = root ? 0 : mine; break;
+	case DDP_ALL_TO_ALL: send = all; recv = ddp_recv_offset(c, comm->size); break;
+	case DDP_SEND: recv = 0; break;
+	case DDP_RECV: send = 0; break;
+	default: break;
+	}
+	if (send > 0 && c->send == NULL)
+		return invalid(c, "send is NULL");
+	if (recv > 0 && c->recv == NULL)
+		return invalid(c, "recv is NULL");
+	return DDP_OK;
+}
+
+ddp_status ddp_collective_complete(const ddp_comm *comm, const ddp_collective *given,
+                                   ddp_collective *c)
+{
+	ddp_status status = check_shape(comm, given);
+
+	if (status != DDP_OK)
+		return status;
+	*c = *given;
+	if (c->kind == DDP_BARRIER)
+		return DDP_OK;
+	if (c->counts != NULL)
+		c->count = 0;
+	if (!c->scaled)
+		c->scale = 1;
+	c->send = input_of(comm, given);
+	return check_buffers(comm, c);
+}

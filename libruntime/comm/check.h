@@ -1,0 +1,12 @@
+/* comm/check: is an operation one that can run? */
+#ifndef DDP_COMM_CHECK_H
+#define DDP_COMM_CHECK_H
+
+#include "ddp.h"
+
+/* Checks `given` and writes it to *c with all fields set: the input's place,
+   a scale that is not 0. Local; DDP_ERR_INVALID breaks nothing. */
+ddp_status ddp_collective_complete(const ddp_comm *comm, const ddp_collective *given,
+                                   ddp_collective *c);
+
+#endif

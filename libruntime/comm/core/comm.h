@@ -1,0 +1,146 @@
+/*
+ * comm/core/comm: a communicator, of the parts that the other files here describe.
+ *
+ * An operation is run by one thread at a time, the one that holds run.lock: a
+ * blocking call runs it itself when nothing is queued, else the communicator's
+ * progress thread takes it from the queue. The code of a collective is
+ * straight-line; whenever it has to wait it calls ddp_comm_await() of comm/wait,
+ * which looks after deadlines, dead peers, aborts, messages between single ranks
+ * and the network, and puts the thread to sleep.
+ */
+#ifndef DDP_COMM_CORE_COMM_H
+#define DDP_COMM_CORE_COMM_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "comm/core/completion.h"
+#include "comm/core/doorbell.h"
+#include "comm/core/failure.h"
+#include "comm/core/fingerprint.h"
+#include "comm/core/lines.h"
+#include "comm/core/roster.h"
+#include "comm/core/topology.h"
+
+/* The ranks of a communicator that are on this node. */
+typedef struct ddp_node {
+	int size, self;             /* number of ranks, and which of them this is */
+	bool oversubscribed;        /* more ranks than cores */
+	int *ranks;                 /* [size]: rank in the communicator */
+	ddp_node_shared *shared;    /* their control segment, and places in it: */
+	size_t shared_bytes;
+	char *small, *stage, *result;
+	char *proposals;              /* of comm/group/agreement: nothing else writes there */
+	size_t stage_bytes;         /* of a window of stage, result or proposals */
+	char *rings;                /* of comm/p2p: [size][size], from, to */
+	struct ddp_incoming *incoming; /* [size]: messages of ranks of this node */
+	uint64_t step;              /* of this rank; the ranks go in lockstep */
+	const void **src;           /* [size], for reductions */
+	void **dst;                 /* [size + 1] */
+	double *scales;             /* [size] */
+} ddp_node;
+
+/* What this rank knows of the one that it waits for (comm/wait/verdict). */
+typedef struct ddp_chain {
+	bool waits;          /* this rank has said that it waits */
+	int missing;         /* whom it inquires after, or DDP_NOBODY */
+	uint64_t since_ns, asked_ns;
+	int end;             /* the last of the chain, or DDP_NOBODY */
+	uint64_t certain_ns; /* when that counts, if it stays the same */
+} ddp_chain;
+
+enum { DDP_PAST = 256 };
+
+/* What runs; for who holds the lock. */
+typedef struct ddp_running {
+	pthread_mutex_t lock;
+	bool in_thread;               /* by the progress thread */
+	uint64_t sequence;            /* of the last operation */
+	ddp_fingerprint past[DDP_PAST]; /* of the last ones, by sequence */
+	const ddp_collective *operation;
+	const ddp_request *awaited;   /* the message for which it waits; may be gone: to compare */
+	uint64_t deadline_ns;         /* 0: it has not waited for long */
+	bool told;                    /* the progress page says that it waits */
+	unsigned int turns;           /* times that this rank and a peer gave up one core to each other */
+	ddp_chain chain;
+	/* of comm/wait/message: */
+	uint64_t question_ns, question_sequence;
+	struct ddp_transfer *question; /* NULL before the first */
+} ddp_running;
+
+/* What was issued and has not run yet, and the thread that runs it. */
+typedef struct ddp_queue {
+	pthread_mutex_t lock;
+	pthread_cond_t filled;
+	ddp_request *head, *tail;
+	atomic_int count;           /* in the queue or taken from it by the thread */
+	atomic_int callers;         /* threads that want run.lock for a blocking call */
+	bool thread_started;        /* under the lock */
+	atomic_bool stopping;       /* set under the lock or run.lock */
+	pthread_t thread;
+} ddp_queue;
+
+/* Sends and receives. */
+typedef struct ddp_p2p {
+	ddp_request *added;         /* just issued; under queue.lock */
+	ddp_request *requests;      /* those under way; for who holds run.lock */
+	atomic_int count;           /* of both */
+} ddp_p2p;
+
+/* The allocation looked up last, for who holds run.lock (comm/shm/memory). */
+typedef struct ddp_memory_cache {
+	const struct ddp_allocation *recent;
+	uint64_t changes;           /* the roster's memory.changes then */
+} ddp_memory_cache;
+
+/* What the network between nodes was measured to do (comm/hier/tune). */
+typedef struct ddp_link {
+	bool measured;
+	double latency_seconds; /* of a small message */
+	double byte_seconds;    /* for each byte more */
+	double post_seconds;    /* of the sender's own time */
+	size_t segment_bytes;   /* of a large transfer's messages */
+} ddp_link;
+
+/* What operations between nodes keep (comm/hier). */
+typedef struct ddp_hier {
+	ddp_link link;
+	struct ddp_inter_store *store; /* NULL before the first reduction */
+} ddp_hier;
+
+struct ddp_comm {
+	ddp_roster *roster;
+	bool is_world;
+	int rank, size;
+	int timeout_ms;
+	ddp_topology topology;
+	ddp_node node;
+	ddp_doorbell doorbell;
+	struct ddp_net *net;        /* the network between nodes; NULL on one node */
+	ddp_hier hier;
+	ddp_memory_cache memory;
+	ddp_running run;
+	ddp_queue queue;
+	ddp_p2p p2p;
+	ddp_failure_state failure;
+	uint64_t agreements;        /* calls of comm/group/shrink */
+};
+
+/* The rank that on `node` has the index `channel`. */
+static inline int ddp_channel_rank(const ddp_comm *comm, int node, int channel)
+{
+	return comm->topology.node_ranks[comm->topology.node_begin[node] + channel];
+}
+
+static inline int ddp_node_size(const ddp_comm *comm, int node)
+{
+	return comm->topology.node_begin[node + 1] - comm->topology.node_begin[node];
+}
+
+/* Is this rank of the communicator on the caller's node? */
+static inline bool ddp_is_local(const ddp_comm *comm, int rank)
+{
+	return comm->topology.node_of[rank] == comm->topology.node_of[comm->rank];
+}
+
+#endif

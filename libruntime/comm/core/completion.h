@@ -1,0 +1,34 @@
+/* comm/core/completion: an operation that was issued, and its end. */
+#ifndef DDP_COMM_CORE_COMPLETION_H
+#define DDP_COMM_CORE_COMPLETION_H
+
+#include <stdatomic.h>
+
+#include "ddp.h"
+
+struct ddp_request {
+	ddp_comm *comm;
+	ddp_collective operation;
+	ddp_request *next;
+	_Atomic uint32_t done;      /* futex */
+	ddp_status status;
+	bool last;                  /* nothing runs after it */
+	atomic_bool awaited;        /* by a thread of the program */
+	char *message;              /* of a failure; malloc'd */
+	uint64_t start_ns, end_ns;
+	/* of send and recv: */
+	uint64_t deadline_ns;
+	size_t moved;        /* bytes of header and data written */
+	bool claimed;        /* a message is being received into it */
+	bool arrived;
+	struct ddp_transfer *transfer; /* between nodes */
+};
+
+/* Ends an operation, and wakes who waits for it. */
+void ddp_request_complete(ddp_request *request, ddp_status status);
+
+/* Does a thread of the program wait for a message or for what is queued? run.lock
+   is held. */
+bool ddp_requests_awaited(ddp_comm *comm);
+
+#endif

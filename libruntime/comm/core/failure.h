@@ -1,0 +1,44 @@
+/*
+ * comm/core/failure: what has ended a communicator. The first rank of a node that
+ * finds a failure publishes it in its lines of the control segment, and all others
+ * of the node take it over from there; comm/net tells the other nodes.
+ */
+#ifndef DDP_COMM_CORE_FAILURE_H
+#define DDP_COMM_CORE_FAILURE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "ddp.h"
+
+enum { DDP_NOBODY = -1, DDP_FAILURE_TEXT = 768 };
+
+/* A failure as it is told to others. */
+typedef struct ddp_failure {
+	int32_t status;
+	int32_t culprit; /* rank of the communicator or DDP_NOBODY */
+	char text[DDP_FAILURE_TEXT];
+} ddp_failure;
+
+/* The one that counts for this rank's communicator. */
+typedef struct ddp_failure_state {
+	atomic_int status; /* a ddp_status; set once, after the text */
+	pthread_mutex_t lock;
+	bool told;         /* this rank's lines hold its own failure */
+	char text[DDP_FAILURE_TEXT];
+	int culprit;       /* rank that the failure is about, or DDP_NOBODY */
+} ddp_failure_state;
+
+/*
+ * Breaks the communicator: every operation under way or to come, here and on
+ * all peers, ends with `status` and the message. `culprit` is a rank of the
+ * communicator or DDP_NOBODY. The first failure wins; the one that counts is
+ * returned. Any thread.
+ */
+ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,
+                          const char *format, ...) __attribute__((format(printf, 4, 5)));
+
+/* DDP_OK, or the failure that broke the communicator. */
+ddp_status ddp_comm_check(ddp_comm *comm);
+
+#endif

@@ -1,0 +1,30 @@
+/* comm/core/fingerprint: what an operation is; it has to be the same on all ranks. */
+#ifndef DDP_COMM_CORE_FINGERPRINT_H
+#define DDP_COMM_CORE_FINGERPRINT_H
+
+#include <string.h>
+
+#include "comm/ops/names.h"
+
+/* Without a gap, so that it can be compared whole, and 20 bytes, so that a header
+   has room for it in its first line. */
+typedef struct ddp_fingerprint {
+	uint8_t kind, type, op;
+	uint8_t by_counts;    /* 1: the v-form */
+	int32_t root;
+	uint64_t count;
+	uint32_t counts_hash; /* of the v-form, where counts are the same on all ranks */
+} __attribute__((packed, aligned(4))) ddp_fingerprint;
+
+/* Of an operation among `size` ranks; what does not matter to its kind is 0. */
+ddp_fingerprint ddp_fingerprint_of(const ddp_collective *c, int size);
+
+/* "all_reduce f32[100] sum" */
+void ddp_fingerprint_describe(const ddp_fingerprint *f, char *text, size_t bytes);
+
+static inline bool ddp_fingerprint_same(const ddp_fingerprint *a, const ddp_fingerprint *b)
+{
+	return memcmp(a, b, sizeof(*a)) == 0;
+}
+
+#endif

@@ -1,0 +1,95 @@
+/*
+ * comm/core/lines: what the ranks of a node say in their control segment. Each has
+ * lines of its own there; nobody else writes to them, except where it is said.
+ */
+#ifndef DDP_COMM_CORE_LINES_H
+#define DDP_COMM_CORE_LINES_H
+
+#include <stdalign.h>
+#include <stdatomic.h>
+
+#include "comm/core/failure.h"
+#include "comm/core/fingerprint.h"
+
+enum {
+	DDP_INLINE_BYTES = 32,
+	DDP_SMALL_BYTES = 8192,        /* payload that travels with the header */
+	DDP_STAGE_BYTES = 256 * 1024,  /* window of the staged path */
+	DDP_NET_STAGE_BYTES = 4096 * 1024 /* the same, with several nodes */
+};
+
+/* Where a buffer lies in memory that the node's ranks share. */
+typedef struct ddp_memory_ref {
+	uint64_t allocation; /* 0: not shared */
+	uint64_t offset;
+} ddp_memory_ref;
+
+/* What a rank posts at the start of operation `sequence`. The payload of a
+   tiny operation travels in the same line. */
+typedef struct ddp_header {
+	alignas(128) _Atomic uint64_t sequence;
+	ddp_fingerprint operation; /* compared */
+	uint8_t flags;
+	union {
+		unsigned char inlined[DDP_INLINE_BYTES];
+		struct {
+			ddp_memory_ref send, recv;
+		};
+	};
+	/* second line, rarely looked at: valid if `flags` say so */
+	double scale;
+	uint64_t largest_block;  /* bytes; how long the staged path runs */
+} ddp_header;
+
+enum { DDP_HEADER_SCALED = 1, DDP_HEADER_SEND_SHARED = 2, DDP_HEADER_RECV_SHARED = 4,
+       DDP_HEADER_BLOCK = 8 };
+
+/* What a sleeping rank waits for. */
+enum { DDP_AWAKE = 0, DDP_SLEEPS_FOR_HEADERS, DDP_SLEEPS_FOR_STEPS, DDP_SLEEPS_FOR_ANY,
+       DDP_SLEEPS_FOR_NET };
+
+/* One rank's lines; `step`, `header` and `failure` have one writer, the rank
+   itself. */
+typedef struct ddp_node_rank {
+	alignas(128) _Atomic uint64_t step;
+	_Atomic uint32_t left;      /* closed its communicator */
+	_Atomic uint64_t agreement;   /* the last round of comm/group/agreement that it is at */
+	alignas(128) _Atomic uint32_t bell; /* futex: rung to wake the rank */
+	_Atomic uint32_t sleeps_for;
+	_Atomic uint64_t sleeps_until;
+	_Atomic uint32_t yields_on; /* 1 + the core that it is giving up; 0: none */
+	/* of comm/wait/verdict: */
+	_Atomic int32_t names;      /* 1 + the rank that it holds to be late; 0: not known */
+	_Atomic uint64_t waits_ns;  /* when it last said that it waits; 0: it does not */
+	_Atomic uint64_t wanted_ns; /* when a rank last inquired after it */
+	ddp_header header[2];       /* by the sequence's parity */
+	ddp_failure failure;        /* complete before `failed_by` names the rank */
+} ddp_node_rank;
+
+typedef struct ddp_node_shared {
+	unsigned char nonce[16];
+	_Atomic uint32_t cores;     /* of the node, as its first rank to come saw it */
+	alignas(64) _Atomic uint32_t sleepers;
+	alignas(64) _Atomic uint32_t failed_by; /* 1 + index of the rank whose failure counts; 0: none */
+	alignas(4096) ddp_node_rank ranks[];
+} ddp_node_shared;
+
+/* What a rank that is inquired after says (comm/wait/verdict). */
+typedef struct ddp_answer {
+	uint64_t at_ns;
+	bool waits;
+	int names;      /* the rank that it holds to be late, or DDP_NOBODY */
+} ddp_answer;
+
+/* This rank's lines, and those of a rank of the communicator on this node. */
+ddp_node_rank *ddp_lines_own(const ddp_comm *comm);
+ddp_node_rank *ddp_lines_of(const ddp_comm *comm, int rank);
+
+/* The first rank (of the communicator) that has not posted header or step
+   `until`, or DDP_NOBODY. */
+int ddp_node_lagging(const ddp_comm *comm, uint32_t event, uint64_t until);
+
+/* Somebody inquires after the rank whose lines these are: what they say. */
+ddp_answer ddp_lines_inquire(ddp_node_rank *lines, uint64_t now);
+
+#endif

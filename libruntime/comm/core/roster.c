@@ -1,0 +1,59 @@
+#include "comm/core/roster.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "comm/core/comm.h"
+
+const char *ddp_rank_text(const ddp_comm *comm, int rank)
+{
+	static _Thread_local char texts[4][DDP_HOST_MAX + 32];
+	static _Thread_local unsigned int next;
+	char *text = texts[next++ % 4];
+
+	snprintf(text, sizeof(texts[0]), "rank %d on %s", rank,
+	         comm->roster->peers[comm->topology.world_ranks[rank]].host);
+	return text;
+}
+
+void ddp_roster_release(ddp_roster *roster)
+{
+	if (atomic_fetch_sub(&roster->users, 1) > 1)
+		return;
+	ddp_allocations_free(&roster->memory);
+	for (int r = 0; r < roster->size && roster->peers != NULL; r++) {
+		if (roster->peers[r].pidfd >= 0)
+			close(roster->peers[r].pidfd);
+	}
+	free(roster->peers);
+	free(roster->hosts);
+	explicit_bzero(&roster->key, sizeof(roster->key));
+	pthread_mutex_destroy(&roster->memory.lock);
+	free(roster);
+}
+
+ddp_status ddp_roster_make(const ddp_job *job, const ddp_key *key, ddp_roster **created)
+{
+	ddp_roster *roster = calloc(1, sizeof(*roster));
+
+	if (roster == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	pthread_mutex_init(&roster->memory.lock, NULL);
+	atomic_store(&roster->users, 1);
+	roster->job = job;
+	if (key != NULL)
+		roster->key = *key;
+	roster->size = job->world_size;
+	roster->peers = calloc((size_t)roster->size, sizeof(*roster->peers));
+	if (roster->peers == NULL) {
+		ddp_roster_release(roster);
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	}
+	for (int r = 0; r < roster->size; r++)
+		roster->peers[r].pidfd = -1;
+	*created = roster;
+	return DDP_OK;
+}

@@ -1,0 +1,40 @@
+/* comm/core/roster: the processes of the job, and what their communicators share. */
+#ifndef DDP_COMM_CORE_ROSTER_H
+#define DDP_COMM_CORE_ROSTER_H
+
+#include <stdatomic.h>
+
+#include "comm/core/allocation.h"
+#include "ddp.h"
+#include "job/job.h"
+
+/* A process of the job, as this process knows it. */
+typedef struct ddp_peer {
+	char host[DDP_HOST_MAX];
+	int64_t pid;
+	uint64_t pid_start; /* of /proc/PID/stat, for peers of this node */
+	int pidfd;          /* for peers of this node; -1: none */
+	int node;           /* a node is named by its lowest world rank */
+} ddp_peer;
+
+typedef struct ddp_roster {
+	const ddp_job *job;
+	ddp_key key;        /* of the step, if there is one */
+	struct ddp_progress *page; /* of this rank; NULL: none */
+	struct ddp_place *hosts; /* addresses of the other nodes, once they are known */
+	int host_count;
+	int size;
+	ddp_peer *peers;    /* [size], by world rank */
+	ddp_allocations memory;
+	atomic_int users;   /* communicators, and who makes it */
+} ddp_roster;
+
+/* Of a job, used once; its processes are not known yet. `key` may be NULL. */
+ddp_status ddp_roster_make(const ddp_job *job, const ddp_key *key, ddp_roster **roster);
+/* The last user's release frees it. */
+void ddp_roster_release(ddp_roster *roster);
+
+/* "rank 3 on n1" in one of a few buffers of the thread. */
+const char *ddp_rank_text(const ddp_comm *comm, int rank);
+
+#endif

@@ -1,0 +1,109 @@
+#include "comm/execute.h"
+
+#include "base/clock.h"
+#include "comm/hier/all_gather.h"
+#include "comm/hier/copy.h"
+#include "comm/hier/reduce.h"
+#include "comm/p2p/p2p.h"
+#include "comm/shm/node.h"
+#include "comm/shm/node_copy.h"
+#include "comm/shm/node_reduce.h"
+#include "comm/wait/await.h"
+#include "comm/wait/message.h"
+#include "watch/page.h"
+
+/* ---- sends and receives ------------------------------------------------------------------ */
+
+static int missing_p2p(ddp_comm *comm, const void *argument)
+{
+	const ddp_request *request = argument;
+	bool wanted = atomic_load(&comm->queue.count) > 0 || atomic_load(&comm->queue.callers) > 0;
+
+	/* Who is late does not give way any more, or the deadline would never be
+	   looked at among operations that follow each other closely. */
+	if (atomic_load(&comm->queue.stopping) || (wanted && ddp_now_ns() < comm->run.deadline_ns))
+		return DDP_NOBODY;
+	if (request != NULL)
+		return atomic_load(&request->done) != 0 ? DDP_NOBODY : request->operation.root;
+	if (comm->p2p.requests == NULL)
+		return DDP_NOBODY;
+	/* The deadline belongs to the first request, and that is complete. */
+	if (comm->run.awaited != comm->p2p.requests || comm->run.deadline_ns != comm->p2p.requests->deadline_ns)
+		return DDP_NOBODY;
+	return comm->p2p.requests->operation.root;
+}
+
+ddp_status ddp_execute_p2p(ddp_comm *comm, const ddp_request *request)
+{
+	const ddp_condition condition = { .missing = missing_p2p, .argument = request,
+	                                  .sleeps_for = DDP_SLEEPS_FOR_ANY };
+	static const ddp_collective none = { .kind = DDP_BARRIER };
+
+	(void)ddp_p2p_progress(comm);
+	const ddp_request *first = request != NULL ? request : comm->p2p.requests;
+	if (first == NULL || atomic_load(&first->done) != 0)
+		return ddp_comm_check(comm);
+	/* A request that completes meanwhile is its owner's to free. */
+	const ddp_collective operation = first->operation;
+	comm->run.operation = &operation;
+	comm->run.awaited = first;
+	comm->run.deadline_ns = first->deadline_ns;
+	ddp_status status = missing_p2p(comm, request) == DDP_NOBODY ? ddp_comm_check(comm)
+	                                                              : ddp_comm_await(comm, &condition);
+	ddp_comm_tell_end(comm);
+	comm->run.operation = &none;
+	comm->run.awaited = NULL;
+	return status;
+}
+
+/* Breaks the communicator if the oldest message is late, however busy others
+   keep it. */
+static ddp_status check_p2p(ddp_comm *comm)
+{
+	if (comm->p2p.requests == NULL || ddp_now_ns() < comm->p2p.requests->deadline_ns)
+		return DDP_OK;
+	return ddp_execute_p2p(comm, NULL);
+}
+
+/* ---- collectives -------------------------------------------------------------------------- */
+
+static ddp_status run_on_node(ddp_comm *comm, const ddp_collective *c)
+{
+	const ddp_entry nothing = { .payload = NULL };
+
+	if (c->kind == DDP_BARRIER)
+		return ddp_node_enter(comm, c, &nothing);
+	return ddp_kind_reduces(c->kind) ? ddp_node_reduction(comm, c) : ddp_node_copy(comm, c, NULL);
+}
+
+static ddp_status run_between_nodes(ddp_comm *comm, const ddp_collective *c)
+{
+	if (c->kind == DDP_BARRIER)
+		return ddp_inter_barrier(comm, c);
+	if (c->kind == DDP_ALL_GATHER)
+		return ddp_inter_all_gather(comm, c);
+	return ddp_kind_reduces(c->kind) ? ddp_inter_reduction(comm, c) : ddp_inter_copy(comm, c);
+}
+
+ddp_status ddp_execute(ddp_comm *comm, const ddp_collective *c)
+{
+	ddp_status status = ddp_comm_check(comm);
+
+	/* Operations may follow each other so fast that none of them waits for long
+	   enough to look after these. */
+	if (status == DDP_OK)
+		status = check_p2p(comm);
+	if (status == DDP_OK && comm->net != NULL &&
+	    (status = ddp_message_check(comm, DDP_NOBODY)) != DDP_OK)
+		status = ddp_message_give_up(comm, status);
+	if (status != DDP_OK)
+		return status;
+	comm->run.sequence++;
+	comm->run.operation = c;
+	comm->run.deadline_ns = 0;
+	if (comm->is_world)
+		ddp_page_collective(comm->roster->page, comm->run.sequence);
+	status = comm->topology.nodes == 1 ? run_on_node(comm, c) : run_between_nodes(comm, c);
+	ddp_comm_tell_end(comm);
+	return status;
+}

@@ -1,0 +1,293 @@
+#include "comm/group/build.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/wait.h"
+#include "comm/core/comm.h"
+#include "comm/group/handshake.h"
+#include "comm/hier/store.h"
+#include "comm/net/net.h"
+#include "comm/p2p/p2p.h"
+#include "comm/request.h"
+#include "comm/shm/segment.h"
+#include "wireup/wireup.h"
+
+/* ---- a communicator without shared parts ----------------------------------------------- */
+
+/* Releases its memory; the progress thread has been stopped. */
+static void destroy(ddp_comm *comm)
+{
+	ddp_p2p_free(comm);
+	ddp_net_close(comm);
+	ddp_doorbell_close(comm);
+	ddp_inter_close(comm);
+	ddp_node_unmap(comm);
+	free(comm->run.question);
+	free(comm->node.ranks);
+	free(comm->node.src);
+	free(comm->node.dst);
+	free(comm->node.scales);
+	ddp_topology_free(&comm->topology);
+	pthread_mutex_destroy(&comm->run.lock);
+	pthread_mutex_destroy(&comm->queue.lock);
+	pthread_mutex_destroy(&comm->failure.lock);
+	pthread_cond_destroy(&comm->queue.filled);
+	ddp_roster_release(comm->roster);
+	free(comm);
+}
+
+static ddp_comm *create(ddp_roster *roster, const int *world_ranks, int size, int rank, int timeout_ms)
+{
+	ddp_comm *comm = calloc(1, sizeof(*comm));
+
+	if (comm == NULL)
+		return NULL;
+	comm->roster = roster;
+	atomic_fetch_add(&roster->users, 1);
+	comm->rank = rank;
+	comm->size = size;
+	comm->timeout_ms = timeout_ms;
+	comm->doorbell.pipe[0] = comm->doorbell.pipe[1] = -1;
+	comm->failure.culprit = DDP_NOBODY;
+	comm->run.chain.missing = comm->run.chain.end = DDP_NOBODY;
+	pthread_mutex_init(&comm->run.lock, NULL);
+	pthread_mutex_init(&comm->queue.lock, NULL);
+	pthread_mutex_init(&comm->failure.lock, NULL);
+	ddp_condition_init(&comm->queue.filled);
+	comm->node.ranks = malloc((size_t)size * sizeof(int));
+	ddp_status status = ddp_topology_make(&comm->topology, world_ranks, size);
+	if (status == DDP_OK && comm->node.ranks != NULL)
+		return comm;
+	destroy(comm);
+	return NULL;
+}
+
+/* Finds the ranks that are on this node. */
+static ddp_status place(ddp_comm *comm)
+{
+	ddp_topology *t = &comm->topology;
+	ddp_node *node = &comm->node;
+
+	ddp_topology_place(t, comm->size, comm->roster->peers);
+	int own = t->node_of[comm->rank], begin = t->node_begin[own];
+	node->size = t->node_begin[own + 1] - begin;
+	node->self = t->local_of[comm->rank];
+	memcpy(node->ranks, t->node_ranks + begin, (size_t)node->size * sizeof(int));
+	node->src = calloc((size_t)node->size, sizeof(*node->src));
+	node->dst = calloc((size_t)node->size + 1, sizeof(*node->dst));
+	node->scales = calloc((size_t)node->size, sizeof(*node->scales));
+	if (node->src == NULL || node->dst == NULL || node->scales == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	return DDP_OK;
+}
+
+/* ---- its parts -------------------------------------------------------------------------- */
+
+/* What a member gives the others; the UCX address follows. */
+typedef struct offer {
+	int32_t status;     /* a ddp_status: it could not make its part */
+	int32_t control_fd; /* of its node's segment, if it is the first there */
+	int32_t doorbell;
+} offer;
+
+typedef struct building {
+	ddp_comm *comm;
+	const ddp_opening *opening;
+	void **blobs;
+	size_t *sizes;
+	int control_fd;
+	void *address;
+	size_t address_bytes;
+} building;
+
+/* This member's own parts. */
+static ddp_status make_parts(building *b)
+{
+	ddp_comm *comm = b->comm;
+	ddp_status status = place(comm);
+
+	if (status != DDP_OK)
+		return status;
+	if (comm->node.self == 0 && b->opening->control_fd < 0) {
+		b->control_fd = ddp_segment_create(DDP_SEGMENT_START_BYTES);
+		if (b->control_fd < 0)
+			return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a shared memory segment");
+	}
+	if (comm->topology.nodes > 1)
+		status = ddp_doorbell_open(comm);
+	if (comm->topology.nodes > 1 && status == DDP_OK)
+		status = ddp_net_open(comm, &b->address, &b->address_bytes);
+	return status;
+}
+
+/* Without memory for it, nothing is offered. */
+static ddp_status exchange_offers(building *b, ddp_status made)
+{
+	offer mine = { .status = made, .control_fd = b->control_fd, .doorbell = -1 };
+	size_t bytes = sizeof(mine) + b->address_bytes;
+	char *blob = malloc(bytes);
+
+	if (blob == NULL) {
+		made = ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		bytes = 0;
+	} else {
+		mine.doorbell = ddp_doorbell_fd(b->comm);
+		memcpy(blob, &mine, sizeof(mine));
+		if (b->address_bytes > 0)
+			memcpy(blob + sizeof(mine), b->address, b->address_bytes);
+	}
+	ddp_status status = b->opening->exchange(b->opening->argument, blob, bytes, b->blobs, b->sizes);
+	free(blob);
+	for (int r = 0; r < b->comm->size && status == DDP_OK && made == DDP_OK; r++) {
+		if (b->sizes[r] < sizeof(offer))
+			return ddp_fail(DDP_ERR_PEER, "%s did not make its part", ddp_rank_text(b->comm, r));
+		memcpy(&mine, b->blobs[r], sizeof(mine));
+		if (mine.status != DDP_OK)
+			status = ddp_fail((ddp_status)mine.status, "%s could not make its part of the communicator (%s)",
+			                  ddp_rank_text(b->comm, r), ddp_status_name((ddp_status)mine.status));
+	}
+	return status == DDP_OK ? made : status;
+}
+
+static ddp_status map_control(building *b)
+{
+	ddp_comm *comm = b->comm;
+	int leader = comm->node.ranks[0];
+	offer theirs;
+
+	if (b->opening->control_fd >= 0)
+		return ddp_node_map(comm, b->opening->control_fd);
+	memcpy(&theirs, b->blobs[leader], sizeof(theirs));
+	int fd = comm->node.self == 0
+		? b->control_fd
+		: ddp_segment_open(comm->roster->peers[comm->topology.world_ranks[leader]].pid, theirs.control_fd);
+	if (fd < 0)
+		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot open the shared memory of %s",
+		                      ddp_rank_text(comm, leader));
+	ddp_status status = ddp_node_map(comm, fd);
+	if (comm->node.self != 0)
+		close(fd);
+	return status;
+}
+
+static ddp_status connect_members(building *b)
+{
+	ddp_comm *comm = b->comm;
+	int *bells = malloc((size_t)comm->size * sizeof(int));
+	offer theirs;
+
+	if (bells == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	for (int r = 0; r < comm->size; r++) {
+		memcpy(&theirs, b->blobs[r], sizeof(theirs));
+		bells[r] = theirs.doorbell;
+		b->sizes[r] -= sizeof(theirs);
+		memmove(b->blobs[r], (char *)b->blobs[r] + sizeof(theirs), b->sizes[r]);
+	}
+	ddp_status status = ddp_net_set_addresses(comm, b->blobs, b->sizes);
+	if (status == DDP_OK)
+		status = ddp_doorbell_open_peers(comm, bells);
+	free(bells);
+	return status;
+}
+
+/* With one node whose control segment is open there is nothing to offer. */
+static bool has_offers(const ddp_opening *o, bool several_nodes)
+{
+	return several_nodes || o->control_fd < 0;
+}
+
+static ddp_status confirm(const ddp_opening *o, bool wanted, ddp_status mine)
+{
+	return wanted ? o->confirm(o->argument, mine) : mine;
+}
+
+static ddp_status build_member(building *b)
+{
+	const ddp_opening *o = b->opening;
+	ddp_comm *comm = b->comm;
+	ddp_status status = make_parts(b);
+	const bool offers = has_offers(o, comm->topology.nodes > 1);
+
+	if (offers)
+		status = exchange_offers(b, status);
+	if (status == DDP_OK)
+		status = map_control(b);
+	if (status == DDP_OK && comm->topology.nodes > 1)
+		status = connect_members(b);
+	/* Nobody waits for the handshake of one that has failed; and all have let the
+	   others in. */
+	status = confirm(o, offers && o->confirms_parts, status);
+	if (status == DDP_OK && comm->topology.nodes > 1)
+		status = ddp_handshake(comm);
+	if (status == DDP_OK && comm->topology.nodes > 1)
+		status = ddp_comm_start(comm);
+	/* Segments and doorbells stay open until all have opened them. */
+	return confirm(o, o->confirms_all, status);
+}
+
+/* Are the members on several nodes? */
+static bool spans_nodes(const ddp_roster *roster, const int *world_ranks, int size)
+{
+	for (int r = 1; r < size; r++) {
+		if (roster->peers[world_ranks[r]].node != roster->peers[world_ranks[0]].node)
+			return true;
+	}
+	return false;
+}
+
+/* Makes no part: a rank that is no member, or one that lacks the memory to be. It
+   takes part in what build_member() exchanges, whatever comes of it. */
+static ddp_status exchange_only(const ddp_opening *o, bool offers, ddp_status mine)
+{
+	ddp_status status = offers ? o->exchange(o->argument, NULL, 0, NULL, NULL) : DDP_OK;
+
+	if (mine != DDP_OK)
+		status = ddp_fail(mine, "out of memory");
+	status = confirm(o, offers && o->confirms_parts, status);
+	return confirm(o, o->confirms_all, status);
+}
+
+ddp_status ddp_comm_build(ddp_roster *roster, const int *world_ranks, int size, int rank,
+                          int timeout_ms, const ddp_opening *opening, ddp_comm **part)
+{
+	building b = { .opening = opening, .control_fd = -1 };
+
+	*part = NULL;
+	bool offers = has_offers(opening, spans_nodes(roster, world_ranks, size));
+	if (rank == DDP_NOBODY)
+		return exchange_only(opening, offers, DDP_OK);
+	b.blobs = calloc((size_t)size + 1, sizeof(*b.blobs));
+	b.sizes = calloc((size_t)size + 1, sizeof(*b.sizes));
+	if (b.blobs != NULL && b.sizes != NULL)
+		b.comm = create(roster, world_ranks, size, rank, timeout_ms);
+	ddp_status status = b.comm != NULL ? build_member(&b) : exchange_only(opening, offers, DDP_ERR_NOMEM);
+	if (b.comm != NULL && status != DDP_OK) {
+		ddp_comm_stop(b.comm);
+		destroy(b.comm);
+	} else if (b.comm != NULL) {
+		*part = b.comm;
+	}
+	if (b.control_fd >= 0)
+		close(b.control_fd);
+	if (b.blobs != NULL)
+		ddp_blobs_free(b.blobs, size);
+	free(b.blobs);
+	free(b.sizes);
+	free(b.address);
+	return status;
+}
+
+void ddp_comm_leave(ddp_comm *comm)
+{
+	/* An abort may have come too late for the thread to tell of it. */
+	if (comm->net != NULL && ddp_comm_check(comm) != DDP_OK)
+		ddp_net_shut_down(comm);
+	atomic_store(&ddp_lines_own(comm)->left, 1);
+	ddp_node_wake_all(comm);
+	destroy(comm);
+}

@@ -1,0 +1,38 @@
+/*
+ * comm/group/build: makes communicators, and takes them down. The world, parts of
+ * another communicator and the survivors of a broken one differ only in how their
+ * ranks reach each other meanwhile.
+ */
+#ifndef DDP_COMM_GROUP_BUILD_H
+#define DDP_COMM_GROUP_BUILD_H
+
+#include "comm/core/roster.h"
+
+/* How the ranks of a communicator to be reach each other. */
+typedef struct ddp_opening {
+	void *argument;
+	/* Exchanges blobs, which may differ in size, over all ranks that take part; the
+	   members' come, in order, to be freed by ddp_blobs_free(). Without `blobs` and
+	   `sizes` what comes is not kept. */
+	ddp_status (*exchange)(void *argument, const void *blob, size_t bytes, void **blobs,
+	                       size_t *sizes);
+	/* Agrees on whether all have made their part: DDP_OK if `mine` is everyone's. */
+	ddp_status (*confirm)(void *argument, ddp_status mine);
+	bool confirms_parts; /* when a rank has all that the handshake needs, */
+	bool confirms_all;   /* and at the end */
+	int control_fd;      /* the node's control segment, if it is open; else -1 */
+} ddp_opening;
+
+/*
+ * Builds a communicator of `size` processes, given by world rank, of which
+ * this is number `rank`, or DDP_NOBODY if it only takes part in the exchanges
+ * (*part is then NULL). If one member fails, all do that confirm.
+ */
+ddp_status ddp_comm_build(ddp_roster *roster, const int *world_ranks, int size, int rank,
+                          int timeout_ms, const ddp_opening *opening, ddp_comm **part);
+
+/* Tells the others that this rank closes its communicator, and releases it; the
+   progress thread has been stopped. */
+void ddp_comm_leave(ddp_comm *comm);
+
+#endif

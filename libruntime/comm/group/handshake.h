@@ -1,0 +1,11 @@
+/* comm/group/handshake: the connections between nodes that most operations use. */
+#ifndef DDP_COMM_GROUP_HANDSHAKE_H
+#define DDP_COMM_GROUP_HANDSHAKE_H
+
+#include "ddp.h"
+
+/* Makes them, so that an unreachable node is found before the first operation.
+   Collective; of the world, once all ranks have all addresses. */
+ddp_status ddp_handshake(ddp_comm *comm);
+
+#endif

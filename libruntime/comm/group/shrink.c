@@ -1,0 +1,252 @@
+/*
+ * Shrinking: the ranks that are left of a broken communicator agree on who is
+ * there, and build a new one.
+ *
+ * To agree, each tells whom it counts in, drops whom others do not, and does so
+ * again until all tell the same: that is decided. Who decides tells so in one
+ * more round, so that a rank which missed somebody's word (of one that died
+ * while it spoke) takes the decision over. In the same way they agree on
+ * whether all have built their part; if one died meanwhile, they begin again
+ * without it.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "comm/group/agreement.h"
+#include "comm/group/build.h"
+#include "comm/net/net.h"
+#include "comm/wait/await.h"
+#include "watch/page.h"
+
+enum { ROUNDS_MAX = 64, ATTEMPTS_MAX = 16 };
+
+/* Stages of an attempt: who is there, offers, and have all built their part?
+   The last may be asked twice. */
+enum { GATHER, OFFER, CONFIRM, CONFIRM_AGAIN, STAGES };
+
+/* The worst counts. */
+typedef enum verdict { BUILT, TRY_AGAIN, GIVE_UP } verdict;
+
+typedef struct shrinking {
+	ddp_agreement agreement;
+	bool *members;     /* [size]: of the new communicator */
+	uint32_t attempt;
+	bool offered;
+	uint32_t confirmed; /* how often */
+	verdict verdict;   /* that all agreed on */
+} shrinking;
+
+static uint32_t stage_of(const shrinking *s, uint32_t stage)
+{
+	return 1 + s->attempt * STAGES + stage;
+}
+
+/* ---- agreement ------------------------------------------------------------------------ */
+
+typedef enum answer { DIFFER, SAME, DECIDED, PAST } answer;
+
+/* A decision that another rank has come to; PAST: it is at a later stage. */
+static answer take_over(shrinking *s, uint32_t stage, verdict *all, const ddp_proposal *n)
+{
+	for (int r = 0; r < s->agreement.comm->size; r++)
+		s->agreement.present[r] = n->present[r] != 0;
+	if (n->stage != stage)
+		return PAST;
+	*all = (verdict)n->verdict;
+	return DECIDED;
+}
+
+/* Do all tell what this rank told? Takes their part if not. */
+static answer compare(shrinking *s, uint32_t stage, verdict *all)
+{
+	ddp_agreement *m = &s->agreement;
+	const verdict mine = *all;
+	bool same = true;
+
+	for (int r = 0; r < m->comm->size; r++) {
+		const ddp_proposal *n = m->proposals[r];
+		if (n != NULL && (n->stage > stage || (n->stage == stage && n->decided != 0)))
+			return take_over(s, stage, all, n);
+		if (!m->told[r])
+			continue;
+		if (n == NULL || n->stage < stage) {
+			same = false;
+			continue;
+		}
+		same = same && n->verdict == (int32_t)mine;
+		*all = n->verdict > (int32_t)*all ? (verdict)n->verdict : *all;
+		for (int k = 0; k < m->comm->size; k++) {
+			same = same && (n->present[k] != 0) == m->told[k];
+			m->present[k] = m->present[k] && n->present[k] != 0;
+		}
+	}
+	return same ? SAME : DIFFER;
+}
+
+/* The decision stands in agreement.present and *all. *past: the others have
+   already gone on to the next stage. */
+static ddp_status agree(shrinking *s, uint32_t stage, verdict *all, bool *past)
+{
+	ddp_agreement *m = &s->agreement;
+
+	*past = false;
+	for (int round = 0; round < ROUNDS_MAX; round++) {
+		ddp_status status = ddp_agreement_round(m, stage, *all, false, NULL, 0);
+		if (status != DDP_OK)
+			return status;
+		answer found = compare(s, stage, all);
+		*past = found == PAST;
+		if (found == DECIDED || found == PAST)
+			return DDP_OK;
+		if (found != SAME)
+			continue;
+		status = ddp_agreement_round(m, stage, *all, true, NULL, 0);
+		memcpy(m->present, m->told, (size_t)m->comm->size);
+		return status;
+	}
+	return ddp_fail(DDP_ERR_PEER, "the ranks do not agree on who is left: try again");
+}
+
+/* ---- building ---------------------------------------------------------------------------- */
+
+/* For ddp_comm_build(). */
+static ddp_status exchange_by_agreement(void *argument, const void *blob, size_t bytes, void **blobs,
+                                        size_t *sizes)
+{
+	shrinking *s = argument;
+	ddp_agreement *m = &s->agreement;
+	int member = 0;
+
+	s->offered = true;
+	ddp_status status = ddp_agreement_round(m, stage_of(s, OFFER), BUILT, true, blob, bytes);
+	for (int r = 0; r < m->comm->size && status == DDP_OK && blobs != NULL; r++) {
+		const ddp_proposal *n = m->proposals[r];
+		if (!s->members[r])
+			continue;
+		if (n == NULL || n->stage != stage_of(s, OFFER))
+			return ddp_fail(DDP_ERR_PEER, "%s has gone", ddp_rank_text(m->comm, r));
+		blobs[member] = malloc(n->bytes + 1);
+		if (blobs[member] == NULL)
+			return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		memcpy(blobs[member], ddp_proposal_data(n), n->bytes);
+		sizes[member++] = n->bytes;
+	}
+	return status;
+}
+
+static ddp_status confirm_by_agreement(void *argument, ddp_status mine)
+{
+	shrinking *s = argument;
+	ddp_agreement *m = &s->agreement;
+	char why[DDP_FAILURE_TEXT];
+	bool past;
+
+	/* All know already that it has failed. */
+	if (s->confirmed > 0 && s->verdict != BUILT)
+		return mine;
+	snprintf(why, sizeof(why), "%s", ddp_last_error());
+	s->verdict = mine == DDP_OK ? BUILT : mine == DDP_ERR_PEER ? TRY_AGAIN : GIVE_UP;
+	/* Others may have waited for a dead rank until its deadline. */
+	m->timeout_ms += m->comm->timeout_ms;
+	ddp_status status = agree(s, stage_of(s, CONFIRM + s->confirmed++), &s->verdict, &past);
+	if (status != DDP_OK) {
+		s->verdict = GIVE_UP;
+		return status;
+	}
+	if (past || memcmp(m->present, s->members, (size_t)m->comm->size) != 0)
+		s->verdict = TRY_AGAIN;
+	if (mine != DDP_OK)
+		return ddp_fail(mine, "%s", why);
+	if (s->verdict == BUILT)
+		return DDP_OK;
+	return ddp_fail(DDP_ERR_PEER, "another rank could not make its part of the communicator");
+}
+
+static ddp_status build_survivors(shrinking *s, ddp_comm **survivors)
+{
+	ddp_comm *comm = s->agreement.comm;
+	const ddp_opening opening = { .exchange = exchange_by_agreement, .argument = s,
+	                              .confirm = confirm_by_agreement, .confirms_all = true,
+	                              .control_fd = -1 };
+	int *world_ranks = malloc((size_t)comm->size * sizeof(*world_ranks));
+	int count = 0, rank = DDP_NOBODY;
+
+	if (world_ranks == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	for (int r = 0; r < comm->size; r++) {
+		if (!s->members[r])
+			continue;
+		if (r == comm->rank)
+			rank = count;
+		world_ranks[count++] = comm->topology.world_ranks[r];
+	}
+	ddp_status status = ddp_comm_build(comm->roster, world_ranks, count, rank, comm->timeout_ms,
+	                                   &opening, survivors);
+	free(world_ranks);
+	return status;
+}
+
+/* One attempt. A rank that fails takes part to the end, or others would wait. */
+static ddp_status attempt(shrinking *s, ddp_comm **survivors)
+{
+	ddp_agreement *m = &s->agreement;
+	verdict none = BUILT;
+	bool past;
+	ddp_status status = agree(s, stage_of(s, GATHER), &none, &past);
+
+	if (status != DDP_OK) {
+		s->verdict = GIVE_UP;
+		return status;
+	}
+	memcpy(s->members, m->present, (size_t)m->comm->size);
+	s->offered = past;
+	s->confirmed = 0;
+	status = past ? ddp_fail(DDP_ERR_PEER, "another rank has gone") : build_survivors(s, survivors);
+	if (!s->offered)
+		(void)ddp_agreement_round(m, stage_of(s, OFFER), GIVE_UP, true, NULL, 0);
+	return s->confirmed > 0 ? status : confirm_by_agreement(s, status);
+}
+
+static ddp_status shrink(ddp_comm *comm, ddp_comm **survivors)
+{
+	shrinking s = { .members = malloc((size_t)comm->size) };
+	ddp_status status = ddp_agreement_open(&s.agreement, comm);
+
+	if (s.members == NULL || status != DDP_OK) {
+		free(s.members);
+		if (status == DDP_OK)
+			ddp_agreement_close(&s.agreement);
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	}
+	do {
+		status = attempt(&s, survivors);
+		s.attempt++;
+	} while (status != DDP_OK && s.verdict == TRY_AGAIN && s.attempt < ATTEMPTS_MAX);
+	ddp_agreement_close(&s.agreement);
+	free(s.members);
+	return status;
+}
+
+ddp_status ddp_comm_shrink(ddp_comm *comm, ddp_comm **survivors)
+{
+	if (comm == NULL || survivors == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_shrink(): a NULL argument");
+	if (ddp_comm_check(comm) == DDP_OK)
+		return ddp_fail(DDP_ERR_STATE, "ddp_comm_shrink(): the communicator is not broken");
+	pthread_mutex_lock(&comm->run.lock);
+	if (comm->net != NULL)
+		ddp_net_revive(comm, true);
+	ddp_status status = shrink(comm, survivors);
+	/* The others on this node need not wait for its word. */
+	if (status != DDP_OK && comm->net != NULL && ddp_net_ended(comm))
+		atomic_store(&comm->node.shared->ranks[comm->node.self].left, 1);
+	if (comm->net != NULL)
+		ddp_net_revive(comm, false);
+	/* The rank goes on: a later end of it has other reasons. */
+	if (status == DDP_OK)
+		ddp_page_error(comm->roster->page, DDP_OK, DDP_NOBODY, "");
+	pthread_mutex_unlock(&comm->run.lock);
+	return status;
+}

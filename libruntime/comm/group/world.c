@@ -1,0 +1,243 @@
+#include "comm/group/world.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "comm/core/comm.h"
+#include "comm/core/liveness.h"
+#include "comm/group/build.h"
+#include "comm/group/locality.h"
+#include "comm/shm/segment.h"
+
+enum { IDENTITY_MAGIC = 0x63706464 };
+
+/* The first blob: who a rank is, and a segment to try. */
+typedef struct identity {
+	uint32_t magic;
+	int32_t fd;            /* of its control segment */
+	int64_t pid;
+	uint64_t pid_start;
+	unsigned char nonce[16]; /* at the segment's start */
+	char key[DDP_LOCALITY_TEXT];
+	char host[DDP_HOST_MAX];
+} identity;
+
+typedef struct world_exchange {
+	ddp_wireup *wireup;
+	uint64_t deadline_ns;
+} world_exchange;
+
+static ddp_status exchange(const world_exchange *e, const void *blob, size_t bytes, void **blobs,
+                           size_t *sizes)
+{
+	return e->wireup->ops->exchange(e->wireup, blob, bytes, e->deadline_ns, blobs, sizes);
+}
+
+/* For who does not want what comes. */
+static ddp_status exchange_and_drop(const world_exchange *e, const void *blob, size_t bytes)
+{
+	const int size = e->wireup->job->world_size;
+	void **blobs = calloc((size_t)size, sizeof(*blobs));
+	size_t *sizes = calloc((size_t)size, sizeof(*sizes));
+	ddp_status status = blobs != NULL && sizes != NULL
+		? exchange(e, blob, bytes, blobs, sizes) : ddp_fail(DDP_ERR_NOMEM, "out of memory");
+
+	if (blobs != NULL)
+		ddp_blobs_free(blobs, size);
+	free(blobs);
+	free(sizes);
+	return status;
+}
+
+static ddp_status exchange_by_wireup(void *argument, const void *blob, size_t bytes, void **blobs,
+                                     size_t *sizes)
+{
+	if (blobs == NULL)
+		return exchange_and_drop(argument, blob, bytes);
+	return exchange(argument, blob, bytes, blobs, sizes);
+}
+
+/* One that has failed does not come: it has told so with its offer, or ends the
+   wire-up. */
+static ddp_status confirm_by_wireup(void *argument, ddp_status mine)
+{
+	static const char here = 1;
+
+	return mine == DDP_OK ? exchange_and_drop(argument, &here, sizeof(here)) : mine;
+}
+
+static int create_control(unsigned char nonce[16])
+{
+	int fd = ddp_segment_create(DDP_SEGMENT_START_BYTES);
+
+	if (fd < 0)
+		return -1;
+	if (getrandom(nonce, 16, 0) != 16 || pwrite(fd, nonce, 16, 0) != 16) {
+		int error = errno;
+		close(fd);
+		errno = error;
+		return -1;
+	}
+	return fd;
+}
+
+/* Opens another rank's control segment and checks that it is the right one. */
+static int try_open(const identity *other)
+{
+	unsigned char nonce[16];
+	int fd = ddp_segment_open(other->pid, other->fd);
+
+	if (fd < 0)
+		return -1;
+	if (pread(fd, nonce, sizeof(nonce), 0) == sizeof(nonce) &&
+	    memcmp(nonce, other->nonce, sizeof(nonce)) == 0)
+		return fd;
+	close(fd);
+	return -1;
+}
+
+/* The lowest rank whose segment this one can open; *fd is the descriptor. */
+static int find_leader(int rank, void **blobs, int own_fd, int *fd)
+{
+	const identity *mine = blobs[rank];
+
+	for (int r = 0; r < rank; r++) {
+		const identity *other = blobs[r];
+		if (memcmp(mine->key, other->key, sizeof(mine->key)) != 0)
+			continue;
+		*fd = try_open(other);
+		if (*fd >= 0)
+			return r;
+		ddp_log(DDP_LOG_WARN, "rank %d cannot open the memory of rank %d on the same machine (%s): "
+		        "they will use the network", rank, r, strerror(errno));
+	}
+	*fd = own_fd;
+	return rank;
+}
+
+static ddp_status read_identities(ddp_roster *roster, void **blobs, const size_t *sizes)
+{
+	for (int r = 0; r < roster->size; r++) {
+		const identity *other = blobs[r];
+		if (sizes[r] != sizeof(*other) || other->magic != IDENTITY_MAGIC)
+			return ddp_fail(DDP_ERR_JOB, "rank %d runs another version of libddp", r);
+		ddp_peer *peer = &roster->peers[r];
+		peer->pid = other->pid;
+		peer->pid_start = other->pid_start;
+		snprintf(peer->host, sizeof(peer->host), "%.*s", DDP_HOST_MAX - 1, other->host);
+	}
+	return DDP_OK;
+}
+
+/* A leader that has a leader of its own is not one: its followers, who can
+   reach it but not that one, stay together under it. */
+static ddp_status read_leaders(ddp_roster *roster, void **blobs, const size_t *sizes)
+{
+	for (int r = 0; r < roster->size; r++) {
+		int32_t leader;
+		if (sizes[r] != sizeof(leader))
+			return ddp_fail(DDP_ERR_JOB, "rank %d runs another version of libddp", r);
+		memcpy(&leader, blobs[r], sizeof(leader));
+		if (leader < 0 || leader > r)
+			return ddp_fail(DDP_ERR_JOB, "rank %d names rank %d as its node's first", r, leader);
+		roster->peers[r].node = leader;
+	}
+	return DDP_OK;
+}
+
+/* One that has ended already may be through with its work: that matters only
+   to who waits for it. */
+static void watch_peers(ddp_roster *roster, int self)
+{
+	for (int r = 0; r < roster->size; r++) {
+		if (r != self && roster->peers[r].node == roster->peers[self].node)
+			ddp_peer_watch(&roster->peers[r]);
+	}
+}
+
+/* Exchanges identities and leaders; *fd becomes the node's control segment. */
+static ddp_status find_nodes(ddp_roster *roster, const world_exchange *e, identity *mine, int *fd)
+{
+	const int rank = roster->job->rank;
+	void **blobs = calloc((size_t)roster->size, sizeof(*blobs));
+	size_t *sizes = calloc((size_t)roster->size, sizeof(*sizes));
+	ddp_status status = DDP_ERR_NOMEM;
+
+	if (blobs == NULL || sizes == NULL) {
+		ddp_fail(status, "out of memory");
+		goto out;
+	}
+	if ((status = exchange(e, mine, sizeof(*mine), blobs, sizes)) != DDP_OK)
+		goto out;
+	if ((status = read_identities(roster, blobs, sizes)) != DDP_OK)
+		goto out;
+	int32_t leader = find_leader(rank, blobs, mine->fd, fd);
+	ddp_blobs_free(blobs, roster->size);
+	if ((status = exchange(e, &leader, sizeof(leader), blobs, sizes)) != DDP_OK)
+		goto out;
+	if ((status = read_leaders(roster, blobs, sizes)) == DDP_OK)
+		watch_peers(roster, rank);
+out:
+	if (blobs != NULL)
+		ddp_blobs_free(blobs, roster->size);
+	free(blobs);
+	free(sizes);
+	return status;
+}
+
+/* All ranks of the job, once their nodes are known. */
+static ddp_status build_world(ddp_roster *roster, world_exchange *exchanger, int control_fd, int timeout_ms,
+                              ddp_comm **comm)
+{
+	const ddp_opening opening = {
+		.argument = exchanger, .exchange = exchange_by_wireup, .confirm = confirm_by_wireup,
+		.confirms_parts = true, .control_fd = control_fd,
+	};
+	int *ranks = malloc((size_t)roster->size * sizeof(int));
+
+	if (ranks == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	for (int r = 0; r < roster->size; r++)
+		ranks[r] = r;
+	ddp_status status = ddp_comm_build(roster, ranks, roster->size, roster->job->rank, timeout_ms, &opening,
+	                                   comm);
+	free(ranks);
+	if (status == DDP_OK)
+		(*comm)->is_world = true;
+	return status;
+}
+
+ddp_status ddp_world_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms, ddp_comm **comm)
+{
+	world_exchange exchanger = { wireup, ddp_now_ns() + (uint64_t)timeout_ms * 1000000 };
+	identity mine = { .magic = IDENTITY_MAGIC, .pid = getpid(),
+	                  .pid_start = ddp_process_start(getpid()) };
+	ddp_roster *roster = NULL;
+	int fd = -1;
+	ddp_status status = ddp_roster_make(job, wireup->key, &roster);
+
+	if (status != DDP_OK)
+		return status;
+	ddp_locality_key(mine.key);
+	snprintf(mine.host, sizeof(mine.host), "%s", job->hostname);
+	mine.fd = create_control(mine.nonce);
+	if (mine.fd < 0)
+		status = ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a shared memory segment");
+	else
+		status = find_nodes(roster, &exchanger, &mine, &fd);
+	if (status == DDP_OK)
+		status = build_world(roster, &exchanger, fd, timeout_ms, comm);
+	if (fd >= 0 && fd != mine.fd)
+		close(fd);
+	if (mine.fd >= 0)
+		close(mine.fd);
+	ddp_roster_release(roster);
+	return status;
+}

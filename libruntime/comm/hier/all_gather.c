@@ -1,0 +1,169 @@
+#include "comm/hier/all_gather.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "comm/ops/blocks.h"
+#include "comm/shm/memory.h"
+#include "comm/shm/node.h"
+#include "comm/shm/stage.h"
+#include "comm/wait/await.h"
+#include "comm/wait/message.h"
+
+typedef struct gathering {
+	ddp_comm *comm;
+	const ddp_collective *c;
+	size_t element;
+	size_t width;      /* elements per window */
+} gathering;
+
+/* Does the node's i-th rank bring rank r's block to this node? */
+static bool brings(const gathering *g, int i, int r)
+{
+	const ddp_comm *comm = g->comm;
+
+	if (ddp_is_local(comm, r))
+		return comm->node.ranks[i] == r;
+	return comm->topology.local_of[r] % comm->node.size == i;
+}
+
+static ddp_range block(const gathering *g, int r)
+{
+	return (ddp_range){ ddp_block_offset(g->c, r), ddp_block_count(g->c, r) };
+}
+
+static ddp_status exchange(gathering *g, ddp_transfer *transfers, int *count)
+{
+	ddp_comm *comm = g->comm;
+	const ddp_range mine = block(g, comm->rank);
+	char *recv = g->c->recv;
+	int node = comm->topology.node_of[comm->rank];
+	ddp_status status = DDP_OK;
+
+	for (int r = 0; r < comm->size; r++) {
+		const ddp_range theirs = block(g, r);
+		if (!ddp_is_local(comm, r) && brings(g, comm->node.self, r))
+			ddp_message_recv(comm, r, ddp_message_tag(comm, 0), recv + theirs.begin * g->element,
+			                 theirs.count * g->element, &transfers[(*count)++]);
+	}
+	for (int n = 1; n < comm->topology.nodes && status == DDP_OK; n++) {
+		int other = (node + n) % comm->topology.nodes;
+		int to = ddp_channel_rank(comm, other, comm->node.self % ddp_node_size(comm, other));
+		status = ddp_message_send(comm, to, ddp_message_tag(comm, 0), recv + mine.begin * g->element,
+		                          mine.count * g->element, &transfers[(*count)++]);
+	}
+	return status == DDP_OK ? ddp_await_transfers(comm, transfers, *count) : status;
+}
+
+/* Elements that the node's i-th rank brings. */
+static size_t brought(const gathering *g, int i)
+{
+	size_t total = 0;
+
+	for (int r = 0; r < g->comm->size; r++)
+		total += brings(g, i, r) ? block(g, r).count : 0;
+	return total;
+}
+
+/* Copies, between the slot of window w and recv, the part of what the i-th
+   rank brings, block behind block, that is in the window. */
+static void copy_window(const gathering *g, int i, size_t w, bool into_slot)
+{
+	char *slot = ddp_stage_slot(g->comm, i, w), *recv = g->c->recv;
+	size_t begin = w * g->width, end = begin + g->width, at = 0;
+
+	for (int r = 0; r < g->comm->size && at < end; r++) {
+		const ddp_range b = block(g, r);
+		if (!brings(g, i, r))
+			continue;
+		size_t from = at > begin ? at : begin, to = at + b.count < end ? at + b.count : end;
+		if (from < to) {
+			char *place = recv + (b.begin + from - at) * g->element;
+			char *staged = slot + (from - begin) * g->element;
+			memcpy(into_slot ? staged : place, into_slot ? place : staged, (to - from) * g->element);
+		}
+		at += b.count;
+	}
+}
+
+static bool is_shared(const gathering *g, int i)
+{
+	return (ddp_node_header(g->comm, i)->flags & DDP_HEADER_RECV_SHARED) != 0;
+}
+
+/* Copies everything that ranks with shared memory bring. */
+static void copy_shared(const gathering *g)
+{
+	ddp_comm *comm = g->comm;
+	char *recv = g->c->recv;
+
+	for (int n = 1; n < comm->node.size; n++) {
+		int i = (comm->node.self + n) % comm->node.size;
+		if (!is_shared(g, i))
+			continue;
+		const char *theirs = ddp_memory_at(comm, i, &ddp_node_header(comm, i)->recv);
+		for (int r = 0; r < comm->size; r++) {
+			const ddp_range b = block(g, r);
+			if (brings(g, i, r) && b.count > 0)
+				memcpy(recv + b.begin * g->element, theirs + b.begin * g->element, b.count * g->element);
+		}
+	}
+}
+
+/* One step per window; slots are double, as in comm/node_copy. */
+static ddp_status spread(gathering *g)
+{
+	ddp_comm *comm = g->comm;
+	size_t windows = 1;
+	bool stages = !is_shared(g, comm->node.self);
+	ddp_status status;
+
+	for (int i = 0; i < comm->node.size; i++) {
+		size_t needed = is_shared(g, i) ? 0 : (brought(g, i) + g->width - 1) / g->width;
+		windows = needed > windows ? needed : windows;
+	}
+	if (stages)
+		copy_window(g, comm->node.self, 0, true);
+	ddp_node_post_step(comm);
+	for (size_t w = 0; w < windows; w++) {
+		if ((status = ddp_node_wait_steps(comm)) != DDP_OK)
+			return status;
+		if (stages && w + 1 < windows)
+			copy_window(g, comm->node.self, w + 1, true);
+		for (int i = 0; i < comm->node.size; i++) {
+			if (i != comm->node.self && !is_shared(g, i))
+				copy_window(g, i, w, false);
+		}
+		if (w == 0)
+			copy_shared(g);
+		ddp_node_post_step(comm);
+	}
+	return ddp_node_wait_steps(comm);
+}
+
+ddp_status ddp_inter_all_gather(ddp_comm *comm, const ddp_collective *c)
+{
+	gathering g = { .comm = comm, .c = c, .element = ddp_type_bytes(c->type) };
+	const ddp_range mine = block(&g, comm->rank);
+	size_t total = ddp_block_offset(c, comm->size);
+	const ddp_entry entry = { .recv = ddp_memory_find(comm, c->recv, total * g.element) };
+	ddp_transfer *transfers = calloc((size_t)comm->size + (size_t)comm->topology.nodes, sizeof(*transfers));
+	int count = 0;
+
+	if (transfers == NULL)
+		return ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "out of memory");
+	g.width = comm->node.stage_bytes / g.element;
+	char *place = (char *)c->recv + mine.begin * g.element;
+	if (mine.count > 0 && place != c->send)
+		memcpy(place, c->send, mine.count * g.element);
+	ddp_status status = ddp_node_enter(comm, c, &entry);
+	if (status == DDP_OK)
+		status = exchange(&g, transfers, &count);
+	if (status == DDP_OK)
+		status = spread(&g);
+	if (status != DDP_OK)
+		status = ddp_message_give_up(comm, status);
+	free(transfers);
+	return status;
+}

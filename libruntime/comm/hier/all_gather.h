@@ -1,0 +1,13 @@
+/*
+ * comm/hier/all_gather: each block goes once to each other node, to the rank there
+ * that has the same index (modulo the node's size), and is read by that node's
+ * other ranks from there.
+ */
+#ifndef DDP_COMM_HIER_ALL_GATHER_H
+#define DDP_COMM_HIER_ALL_GATHER_H
+
+#include "ddp.h"
+
+ddp_status ddp_inter_all_gather(ddp_comm *comm, const ddp_collective *c);
+
+#endif

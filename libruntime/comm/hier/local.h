@@ -1,0 +1,16 @@
+/* comm/hier/local: a reduction's inputs and outputs on this node. */
+#ifndef DDP_COMM_HIER_LOCAL_H
+#define DDP_COMM_HIER_LOCAL_H
+
+#include "comm/hier/reduction.h"
+
+/* Combines this node's inputs of a range of piece i. */
+void ddp_local_combine(ddp_reduction *x, int i, ddp_range range, char *partial);
+/* The places where the ranks of this node want a range of piece i; this rank's
+   own first. At most node.size; returns how many. */
+int ddp_local_places(const ddp_reduction *x, int i, ddp_range range, void **places);
+/* Before and after a window: what is not in shared memory passes through slots. */
+void ddp_local_stage(const ddp_reduction *x);
+void ddp_local_pull(const ddp_reduction *x);
+
+#endif

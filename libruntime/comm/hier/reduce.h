@@ -1,0 +1,9 @@
+/* comm/hier/reduce: all_reduce, reduce and reduce_scatter between nodes. */
+#ifndef DDP_COMM_HIER_REDUCE_H
+#define DDP_COMM_HIER_REDUCE_H
+
+#include "ddp.h"
+
+ddp_status ddp_inter_reduction(ddp_comm *comm, const ddp_collective *c);
+
+#endif

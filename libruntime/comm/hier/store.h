@@ -1,0 +1,30 @@
+/* comm/hier/store: what reductions between nodes need each time, kept with the
+   communicator: fresh memory would be given back and faulted in each time. */
+#ifndef DDP_COMM_HIER_STORE_H
+#define DDP_COMM_HIER_STORE_H
+
+#include "comm/hier/reduction.h"
+
+typedef struct ddp_inter_store {
+	ddp_piece *pieces;  /* [size]: no operation has more */
+	int *mine;          /* [size] */
+	void **parts;       /* [nodes] */
+	int *owned;         /* [nodes] */
+	void *scratch;      /* of comm/ops/merge */
+	char *buffers;
+	size_t buffer_bytes;
+	ddp_transfer *transfers;
+	size_t transfer_count;
+	uint64_t gather_ns; /* for how long messages may gather; learnt */
+} ddp_inter_store;
+
+/* Makes the store at its first use. */
+ddp_status ddp_inter_store_open(ddp_comm *comm);
+/* No transfer is under way: makes buffers and transfers large enough; their
+   contents are lost. */
+ddp_status ddp_inter_store_grow(ddp_comm *comm, size_t buffer_bytes, size_t transfers);
+
+/* Frees it. */
+void ddp_inter_close(ddp_comm *comm);
+
+#endif

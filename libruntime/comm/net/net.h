@@ -1,0 +1,129 @@
+/*
+ * comm/net: messages between ranks of different nodes, over UCX, which picks
+ * the transport. A message is known by its sender and a tag that both sides
+ * compute; it carries the fingerprint of the operation that it belongs to, which this
+ * floor compares and knows nothing else about.
+ *
+ * Calls are made, unless said otherwise, by the thread that holds run.lock.
+ */
+#ifndef DDP_COMM_NET_NET_H
+#define DDP_COMM_NET_NET_H
+
+#include "comm/core/comm.h"
+
+/* Travels before a message's data. */
+typedef struct ddp_envelope {
+	uint64_t tag;
+	ddp_fingerprint operation;
+	int32_t source;
+} ddp_envelope;
+
+/* Tags that hold this bit are those of send and recv: messages with the same tag
+   are taken in order. */
+#define DDP_NET_P2P_TAG (1ull << 63)
+/* Tags that hold these are comm/group/agreement's: only they are taken by a broken
+   communicator. */
+#define DDP_NET_AGREEMENT_TAG (DDP_NET_P2P_TAG | 1ull << 24)
+
+/* A transfer under way; the caller keeps it, and its buffer, in place until
+   it is done or the communicator is broken. */
+typedef struct ddp_transfer {
+	struct ddp_transfer *next; /* among those that wait for a message, or for the peer */
+	struct ddp_net *net;
+	int peer;
+	bool done;
+	ddp_envelope envelope;     /* sent, or expected */
+	void *buffer;              /* to receive into */
+	const void *data;          /* to send */
+	size_t bytes;
+} ddp_transfer;
+
+/* A message that nobody has asked for yet. */
+typedef struct ddp_unexpected {
+	ddp_envelope envelope;
+	size_t bytes;
+} ddp_unexpected;
+
+/* A message that was of another operation or size than its receiver. */
+typedef struct ddp_misfit {
+	ddp_unexpected came, wanted;
+} ddp_misfit;
+
+/* Opens a worker; *address is what peers need (freed by the caller). */
+ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes);
+/* Takes all ranks' addresses over; those of this node are not used. Once the
+   world has them, the job's hosts are let in. */
+ddp_status ddp_net_set_addresses(ddp_comm *comm, void **addresses, const size_t *sizes);
+void ddp_net_close(ddp_comm *comm);
+
+/* ---- the handshake ----------------------------------------------------------------- */
+
+/* Begins a connection to a rank of another node, if there is none yet. */
+ddp_status ddp_net_connect(ddp_comm *comm, int peer);
+/* Do both ends hear each other? And has the peer told that its connections are made? */
+bool ddp_net_settled(const ddp_comm *comm, int peer);
+bool ddp_net_ready(const ddp_comm *comm, int peer);
+/* Tells the peer that this rank's connections are made. */
+void ddp_net_say_ready(ddp_comm *comm, int peer);
+/* Waits until all connections that were begun are made: UCX may use more of them to
+   a peer than the one that messages took. They do not outlive exec(). */
+void ddp_net_await_connections(ddp_comm *comm);
+/* All ranks are connected with all: nobody is let in any more. */
+void ddp_net_shut_listeners(ddp_comm *comm);
+
+/* Is the connection to a peer lost, and why? */
+bool ddp_net_lost(const ddp_comm *comm, int peer);
+const char *ddp_net_lost_reason(const ddp_comm *comm, int peer);
+
+/* ---- messages ---------------------------------------------------------------------- */
+
+/* Start a transfer. A message of another size or operation than its receiver is a
+   misfit: it is not received, and comm/wait/message breaks the communicator. */
+ddp_status ddp_net_send(ddp_comm *comm, int peer, const ddp_envelope *envelope,
+                        const void *buffer, size_t bytes, ddp_transfer *transfer);
+void ddp_net_recv(ddp_comm *comm, int peer, const ddp_envelope *envelope, void *buffer,
+                  size_t bytes, ddp_transfer *transfer);
+/* Data of messages that this rank was asked to send so far. */
+uint64_t ddp_net_sent_bytes(const ddp_comm *comm);
+
+/* Lets messages move; true if some did. */
+bool ddp_net_progress(ddp_comm *comm);
+/* Breaks the communicator if a peer sent its failure; and if there was no memory
+   for what came. */
+ddp_status ddp_net_check_failure(ddp_comm *comm);
+ddp_status ddp_net_check_memory(ddp_comm *comm);
+/* The first misfit, or NULL. */
+const ddp_misfit *ddp_net_misfit(const ddp_comm *comm);
+/* The message that nobody has asked for yet behind `after` (NULL: the first), or
+   NULL; and takes one off. */
+const ddp_unexpected *ddp_net_unexpected(const ddp_comm *comm, const ddp_unexpected *after);
+void ddp_net_drop_unexpected(ddp_comm *comm, const ddp_unexpected *message);
+
+/* For comm/wait/verdict: asks a rank of another node what it waits for; what it last
+   answered, and when that came. */
+void ddp_net_inquire(ddp_comm *comm, int peer);
+ddp_answer ddp_net_answer_of(const ddp_comm *comm, int peer);
+
+/* Prepares to sleep: false if there is something to progress first. */
+bool ddp_net_arm(ddp_comm *comm);
+/* What has something to read when a message arrives; -1: nothing comes any more.
+   Needs no run.lock. */
+int ddp_net_fd(const ddp_comm *comm);
+
+/* The communicator is broken: tells the other nodes, unless they told us, and
+   ends all transfers. When it returns, their buffers are not touched any more:
+   a peer that does not take or give what is under way, within 0.8 s, loses its
+   connection. */
+void ddp_net_shut_down(ddp_comm *comm);
+
+/* For comm/group/shrink: lets transfers be started again on a broken communicator,
+   or not any more. */
+void ddp_net_revive(ddp_comm *comm, bool alive);
+/* Gives up all transfers, as ddp_net_shut_down() does. */
+void ddp_net_forget(ddp_comm *comm);
+/* UCX did not end what was given up, and all connections with it. */
+bool ddp_net_ended(const ddp_comm *comm);
+/* After ddp_net_shut_down(), unless revived: nothing is sent or received. */
+bool ddp_net_down(const ddp_comm *comm);
+
+#endif

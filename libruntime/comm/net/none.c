@@ -1,0 +1,184 @@
+/* comm/net in a build without UCX: it does not open, and nothing else is called. */
+#include "base/error.h"
+#include "comm/net/net.h"
+
+ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes)
+{
+	(void)comm;
+	(void)address;
+	(void)bytes;
+	return ddp_fail(DDP_ERR_UNSUPPORTED, "the ranks are on several nodes, but libddp was built "
+	                "without UCX: configure --with-ucx");
+}
+
+ddp_status ddp_net_set_addresses(ddp_comm *comm, void **addresses, const size_t *sizes)
+{
+	(void)addresses;
+	(void)sizes;
+	return ddp_net_open(comm, NULL, NULL);
+}
+
+void ddp_net_close(ddp_comm *comm)
+{
+	(void)comm;
+}
+
+ddp_status ddp_net_connect(ddp_comm *comm, int peer)
+{
+	(void)peer;
+	return ddp_net_open(comm, NULL, NULL);
+}
+
+bool ddp_net_settled(const ddp_comm *comm, int peer)
+{
+	(void)comm;
+	(void)peer;
+	return false;
+}
+
+bool ddp_net_ready(const ddp_comm *comm, int peer)
+{
+	return ddp_net_settled(comm, peer);
+}
+
+void ddp_net_say_ready(ddp_comm *comm, int peer)
+{
+	(void)comm;
+	(void)peer;
+}
+
+void ddp_net_await_connections(ddp_comm *comm)
+{
+	(void)comm;
+}
+
+void ddp_net_shut_listeners(ddp_comm *comm)
+{
+	(void)comm;
+}
+
+bool ddp_net_lost(const ddp_comm *comm, int peer)
+{
+	(void)comm;
+	(void)peer;
+	return true;
+}
+
+const char *ddp_net_lost_reason(const ddp_comm *comm, int peer)
+{
+	(void)comm;
+	(void)peer;
+	return "libddp was built without UCX";
+}
+
+ddp_status ddp_net_send(ddp_comm *comm, int peer, const ddp_envelope *envelope,
+                        const void *buffer, size_t bytes, ddp_transfer *transfer)
+{
+	(void)buffer;
+	*transfer = (ddp_transfer){ .peer = peer, .envelope = *envelope, .bytes = bytes };
+	return ddp_net_open(comm, NULL, NULL);
+}
+
+uint64_t ddp_net_sent_bytes(const ddp_comm *comm)
+{
+	(void)comm;
+	return 0;
+}
+
+void ddp_net_recv(ddp_comm *comm, int peer, const ddp_envelope *envelope, void *buffer,
+                  size_t bytes, ddp_transfer *transfer)
+{
+	(void)comm;
+	(void)buffer;
+	*transfer = (ddp_transfer){ .peer = peer, .envelope = *envelope, .bytes = bytes };
+}
+
+bool ddp_net_progress(ddp_comm *comm)
+{
+	(void)comm;
+	return false;
+}
+
+ddp_status ddp_net_check_failure(ddp_comm *comm)
+{
+	(void)comm;
+	return DDP_OK;
+}
+
+ddp_status ddp_net_check_memory(ddp_comm *comm)
+{
+	(void)comm;
+	return DDP_OK;
+}
+
+const ddp_misfit *ddp_net_misfit(const ddp_comm *comm)
+{
+	(void)comm;
+	return NULL;
+}
+
+const ddp_unexpected *ddp_net_unexpected(const ddp_comm *comm, const ddp_unexpected *after)
+{
+	(void)comm;
+	(void)after;
+	return NULL;
+}
+
+void ddp_net_drop_unexpected(ddp_comm *comm, const ddp_unexpected *message)
+{
+	(void)comm;
+	(void)message;
+}
+
+void ddp_net_inquire(ddp_comm *comm, int peer)
+{
+	(void)comm;
+	(void)peer;
+}
+
+ddp_answer ddp_net_answer_of(const ddp_comm *comm, int peer)
+{
+	(void)comm;
+	(void)peer;
+	return (ddp_answer){ .names = DDP_NOBODY };
+}
+
+bool ddp_net_arm(ddp_comm *comm)
+{
+	(void)comm;
+	return true;
+}
+
+int ddp_net_fd(const ddp_comm *comm)
+{
+	(void)comm;
+	return -1;
+}
+
+void ddp_net_shut_down(ddp_comm *comm)
+{
+	(void)comm;
+}
+
+void ddp_net_revive(ddp_comm *comm, bool alive)
+{
+	(void)comm;
+	(void)alive;
+}
+
+void ddp_net_forget(ddp_comm *comm)
+{
+	(void)comm;
+}
+
+bool ddp_net_ended(const ddp_comm *comm)
+{
+	(void)comm;
+	return true;
+}
+
+bool ddp_net_down(const ddp_comm *comm)
+{
+	(void)comm;
+	return true;
+}

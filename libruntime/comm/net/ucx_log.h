@@ -1,0 +1,27 @@
+/*
+ * comm/net/ucx_log: what UCX prints. UCX writes to stdout unless told otherwise, and
+ * a program may use UCX itself: libddp's share goes to the log, the program's
+ * comes out as if libddp were not there.
+ */
+#ifndef DDP_COMM_NET_UCX_LOG_H
+#define DDP_COMM_NET_UCX_LOG_H
+
+/* To the end of the block in which this stands, what UCX says in this thread is
+   libddp's. Blocks may nest, and more than one thread may be in one. */
+#define DDP_UCX_FOR_LIBDDP() \
+	__attribute__((cleanup(ddp_ucx_log_leave), unused)) const int ucx_for_libddp = ddp_ucx_log_enter()
+
+int ddp_ucx_log_enter(void);
+void ddp_ucx_log_leave(const int *ignored);
+
+/* Between these two, UCX may start the thread that serves all of the process. If it
+   does, it is for libddp that it does, and what it says there is libddp's. */
+typedef struct ddp_threads {
+	int count;
+	int *ids;
+} ddp_threads;
+
+void ddp_ucx_log_list_threads(ddp_threads *before);
+void ddp_ucx_log_claim_thread(ddp_threads *before);
+
+#endif

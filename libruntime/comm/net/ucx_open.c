@@ -1,0 +1,387 @@
+/* comm/net over UCX: opening a worker, and taking over the addresses of others. */
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "comm/net/ucx_connect.h"
+#include "comm/net/ucx_failure.h"
+#include "comm/net/ucx_inquiry.h"
+#include "comm/net/ucx_log.h"
+#include "comm/net/ucx_receive.h"
+#include "comm/net/ucx_window.h"
+
+/* What a rank tells the others: this, addresses of its host, its listeners, and
+   UCX's address. */
+typedef struct card {
+	ddp_share share;
+	uint32_t has_key;
+	uint32_t unfiltered; /* an errno: why the kernel does not guard its listeners; 0: it does */
+	uint32_t host_count, listener_count;
+} card;
+
+static ddp_status fail_ucx(ddp_status status, ucs_status_t reason, const char *what)
+{
+	return ddp_fail(status, "UCX cannot %s: %s", what, ucs_status_string(reason));
+}
+
+static bool has_rdma_device(void)
+{
+	DIR *devices = opendir("/sys/class/infiniband");
+	const struct dirent *entry;
+	bool found = false;
+
+	while (devices != NULL && !found && (entry = readdir(devices)) != NULL)
+		found = entry->d_name[0] != '.';
+	if (devices != NULL)
+		closedir(devices);
+	return found;
+}
+
+/* What the user has set in the environment stays. */
+static void prefer(ucp_config_t *config, const char *name, const char *value)
+{
+	char variable[64];
+
+	snprintf(variable, sizeof(variable), "UCX_%s", name);
+	if (getenv(variable) == NULL && ucp_config_modify(config, name, value) != UCS_OK)
+		ddp_log(DDP_LOG_DEBUG, "this UCX does not know %s", name);
+}
+
+/* A rendezvous saves a copy, but over sockets every segment then waits until
+   both processes get a core. Sent eagerly, it is in the kernel's hands. */
+static void prefer_eager(ucp_config_t *config)
+{
+	if (!has_rdma_device())
+		prefer(config, "RNDV_THRESH", "1m");
+}
+
+/* Did nobody choose, neither in the environment nor in a file of UCX's? */
+static bool may_use_any_transport(const ucp_config_t *config)
+{
+	char *text = NULL;
+	size_t length;
+	FILE *stream = getenv("UCX_TLS") == NULL ? open_memstream(&text, &length) : NULL;
+
+	if (stream == NULL)
+		return false;
+	ucp_config_print(config, stream, "", UCS_CONFIG_PRINT_CONFIG);
+	bool any = fclose(stream) == 0 && strstr(text, "\nUCX_TLS=all\n") != NULL;
+	free(text);
+	return any;
+}
+
+/* Ranks of one node do not talk through UCX. Its shared memory there would be of no
+   use, but in the way: a process that is killed while UCX makes it leaves it behind. */
+static ucs_status_t init_without_shared_memory(const ucp_params_t *params, ucp_config_t *config,
+                                               ucp_context_h *context)
+{
+	if (!may_use_any_transport(config))
+		return ucp_init(params, config, context);
+	if (ucp_config_modify(config, "TLS", "^sm") == UCS_OK && ucp_init(params, config, context) == UCS_OK)
+		return UCS_OK;
+	/* Perhaps this UCX is of before 1.12, and can only be told what to use. */
+	(void)ucp_config_modify(config, "TLS", "all");
+	return ucp_init(params, config, context);
+}
+
+static ucs_status_t init_context(ucp_context_h *context)
+{
+	static const struct {
+		const char *name, *value;
+	} settings[] = {
+		/* A node that falls silent is noticed by the kernel's keepalive, which
+		   a stopped process does not trip. */
+		{ "KEEPALIVE_INTERVAL", "1s" }, { "TCP_KEEPIDLE", "1s" }, { "TCP_KEEPINTVL", "1s" },
+	};
+	const ucp_params_t params = {
+		.field_mask = UCP_PARAM_FIELD_FEATURES,
+		.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+	};
+	ucp_config_t *config;
+	ucs_status_t status = ucp_config_read(NULL, NULL, &config);
+
+	if (status != UCS_OK)
+		return status;
+	for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++)
+		prefer(config, settings[i].name, settings[i].value);
+	prefer_eager(config);
+	status = init_without_shared_memory(&params, config, context);
+	ucp_config_release(config);
+	return status;
+}
+
+static ucs_status_t set_handler(ddp_net *net, unsigned int id, ucp_am_recv_callback_t fn)
+{
+	const ucp_am_handler_param_t param = {
+		.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
+			UCP_AM_HANDLER_PARAM_FIELD_ARG | UCP_AM_HANDLER_PARAM_FIELD_FLAGS,
+		.id = id, .flags = UCP_AM_FLAG_WHOLE_MSG, .cb = fn, .arg = net,
+	};
+
+	return ucp_worker_set_am_recv_handler(net->worker, &param);
+}
+
+static ucs_status_t ignore(void *argument, const void *header, size_t header_bytes, void *data,
+                           size_t bytes, const ucp_am_recv_param_t *param)
+{
+	(void)argument;
+	(void)header;
+	(void)header_bytes;
+	(void)data;
+	(void)bytes;
+	(void)param;
+	return UCS_OK;
+}
+
+/* The table of UCX 1.13 grows to an even size, and it calls whatever happens
+   to be in places that nobody has set: all are set, the last one first. */
+static ucs_status_t set_handlers(ddp_net *net)
+{
+	static const ucp_am_recv_callback_t handlers[(DDP_AM_IDS + 1) / 2 * 2] = {
+		[DDP_AM_DATA] = ddp_ucx_data_arrived, [DDP_AM_FAILURE] = ddp_ucx_failure_arrived,
+		[DDP_AM_HANDSHAKE] = ddp_ucx_handshake_arrived, [DDP_AM_INQUIRY] = ddp_ucx_inquiry_arrived,
+		[DDP_AM_CREDIT] = ddp_ucx_credit_arrived,
+	};
+	ucs_status_t status = UCS_OK;
+
+	for (size_t id = sizeof(handlers) / sizeof(handlers[0]); id-- > 0 && status == UCS_OK;)
+		status = set_handler(net, (unsigned int)id, handlers[id] != NULL ? handlers[id] : ignore);
+	return status;
+}
+
+/* The card, and what follows it. */
+static ddp_status write_card(ddp_net *net, const void *own, size_t length, void **address,
+                             size_t *bytes)
+{
+	ddp_place hosts[DDP_HOST_PLACES_MAX];
+	card c = { .share = net->share, .has_key = net->comm->roster->key.present,
+	           .unfiltered = (uint32_t)net->unfiltered,
+	           .host_count = (uint32_t)ddp_host_places(hosts),
+	           .listener_count = (uint32_t)net->listeners.count };
+	size_t host_bytes = c.host_count * sizeof(*hosts), listener_bytes = c.listener_count * sizeof(*hosts);
+	char *to = malloc(sizeof(c) + host_bytes + listener_bytes + length);
+
+	if (to == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	*address = to;
+	*bytes = sizeof(c) + host_bytes + listener_bytes + length;
+	memcpy(to, &c, sizeof(c));
+	memcpy(to += sizeof(c), hosts, host_bytes);
+	memcpy(to += host_bytes, net->listeners.places, listener_bytes);
+	memcpy(to + listener_bytes, own, length);
+	return DDP_OK;
+}
+
+/* Nobody has a reason to connect yet, unless the world is open already. */
+static int filter_listeners(ddp_net *net)
+{
+	const ddp_roster *roster = net->comm->roster;
+	int bits[2];
+
+	if (roster->hosts == NULL)
+		return ddp_listeners_shut(&net->listeners);
+	return ddp_listeners_admit(&net->listeners, roster->hosts, roster->host_count, bits);
+}
+
+/* The world knows its hosts. A filter that was there once is not given up. */
+static ddp_status let_hosts_in(ddp_net *net, const ddp_place *hosts, int count)
+{
+	int bits[2];
+
+	if (net->unfiltered != 0)
+		return DDP_OK;
+	int error = ddp_listeners_admit(&net->listeners, hosts, count, bits);
+	if (error != 0)
+		return ddp_fail_errno(DDP_ERR_IO, error, "the kernel does not take the filter of UCX's listening "
+		                      "sockets that lets the job's %d addresses in", count);
+	if (bits[0] < 32 || bits[1] < 128)
+		ddp_log(DDP_LOG_DEBUG, "%d addresses: UCX's listening sockets let in who has the first %d bits of "
+		        "one, of IPv6 the first %d", count, bits[0], bits[1]);
+	return DDP_OK;
+}
+
+/* Said once, by rank 0 for the world, as it is the same on most hosts of a job. */
+static void warn_unfiltered(const ddp_comm *comm, int count, int first, int error)
+{
+	if (comm->rank != 0 || count == 0)
+		return;
+	ddp_log(DDP_LOG_WARN, "UCX's listening sockets are open to any host on %d of %d ranks, %s first: the kernel "
+	        "takes no filter for them (%s)%s. Messages are checked nevertheless; see SECURITY in libddp(3)",
+	        count, comm->size, ddp_rank_text(comm, first), strerror(error),
+	        error == EPERM ? ", as it may for users without privileges" : "");
+}
+
+static ddp_status open_worker(ddp_net *net, void **address, size_t *bytes)
+{
+	/* One thread at a time, the one that holds run.lock. */
+	const ucp_worker_params_t params = {
+		.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+		.thread_mode = UCS_THREAD_MODE_SERIALIZED,
+	};
+	ucp_address_t *own;
+	ddp_listeners before;
+	size_t length;
+	ucs_status_t ucx = init_context(&net->context);
+
+	if (ucx != UCS_OK)
+		return fail_ucx(DDP_ERR_IO, ucx, "start");
+	ddp_listeners_list(&before);
+	ucx = ucp_worker_create(net->context, &params, &net->worker);
+	if (ucx == UCS_OK)
+		ddp_listeners_list(&net->listeners);
+	if (ucx == UCS_OK)
+		ucx = ucp_worker_get_address(net->worker, &own, &length);
+	if (ucx != UCS_OK)
+		return fail_ucx(DDP_ERR_IO, ucx, "make a worker");
+	ddp_listeners_narrow(&net->listeners, &before, own, length);
+	net->unfiltered = filter_listeners(net);
+	ddp_status status = write_card(net, own, length, address, bytes);
+	ucp_worker_release_address(net->worker, own);
+	ucx = ucp_worker_get_efd(net->worker, &net->event_fd);
+	atomic_store(&net->poll_fd, net->event_fd);
+	if (ucx == UCS_OK)
+		ucx = set_handlers(net);
+	if (ucx != UCS_OK)
+		return fail_ucx(DDP_ERR_IO, ucx, "make a worker");
+	return status;
+}
+
+ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes)
+{
+	DDP_UCX_FOR_LIBDDP();
+	ddp_net *net = calloc(1, sizeof(*net));
+	ddp_threads threads;
+
+	if (net == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	comm->net = net;
+	net->comm = comm;
+	net->unexpected_end = &net->unexpected;
+	net->flooding = DDP_NOBODY;
+	net->peers = calloc((size_t)comm->size, sizeof(*net->peers));
+	net->failures = calloc((size_t)comm->size, sizeof(*net->failures));
+	net->requests = calloc((size_t)comm->size, sizeof(*net->requests));
+	if (net->peers == NULL || net->failures == NULL || net->requests == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	for (int r = 0; r < comm->size; r++) {
+		net->peers[r].net = net;
+		net->peers[r].peer = r;
+	}
+	ddp_status status = ddp_share_make(&net->share);
+	if (status != DDP_OK)
+		return status;
+	ddp_ucx_log_list_threads(&threads);
+	status = open_worker(net, address, bytes);
+	ddp_ucx_log_claim_thread(&threads);
+	return status;
+}
+
+/* What all ranks told, taken together. */
+typedef struct cards {
+	ddp_share *shares;  /* [size] */
+	ddp_place *hosts;   /* of one rank of each other node */
+	size_t host_count, listener_count;
+	bool all_have_key;
+	int unfiltered, first_unfiltered, error; /* ranks whose listeners the kernel does not guard */
+} cards;
+
+static ddp_status read_card(ddp_comm *comm, int r, const void *blob, size_t bytes, card *c)
+{
+	const size_t place = sizeof(ddp_place);
+
+	if (bytes <= sizeof(*c))
+		return ddp_fail(DDP_ERR_PEER, "%s has no network", ddp_rank_text(comm, r));
+	memcpy(c, blob, sizeof(*c));
+	if (c->host_count > DDP_HOST_PLACES_MAX || c->listener_count > DDP_LISTENERS_MAX ||
+	    bytes - sizeof(*c) <= (c->host_count + c->listener_count) * place)
+		return ddp_fail(DDP_ERR_PEER, "%s runs another version of libddp", ddp_rank_text(comm, r));
+	return DDP_OK;
+}
+
+static ddp_status take_card(ddp_net *net, int r, const void *blob, size_t bytes, cards *a)
+{
+	ddp_comm *comm = net->comm;
+	connection *peer = &net->peers[r];
+	card c;
+	ddp_status status = read_card(comm, r, blob, bytes, &c);
+
+	if (status != DDP_OK)
+		return status;
+	const char *from = (const char *)blob + sizeof(c);
+	size_t host_bytes = c.host_count * sizeof(ddp_place), listener_bytes = c.listener_count * sizeof(ddp_place);
+	size_t length = bytes - sizeof(c) - host_bytes - listener_bytes;
+	a->shares[r] = c.share;
+	a->all_have_key = a->all_have_key && c.has_key != 0;
+	if (c.unfiltered != 0 && a->unfiltered++ == 0) {
+		a->first_unfiltered = r;
+		a->error = (int)c.unfiltered;
+	}
+	if (ddp_is_local(comm, r))
+		return DDP_OK;
+	if (comm->topology.local_of[r] == 0) {
+		memcpy(a->hosts + a->host_count, from, host_bytes);
+		a->host_count += c.host_count;
+	}
+	memcpy(net->peer_listeners + a->listener_count, from + host_bytes, listener_bytes);
+	a->listener_count += c.listener_count;
+	peer->address = malloc(length);
+	if (peer->address == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	memcpy(peer->address, from + host_bytes + listener_bytes, length);
+	return DDP_OK;
+}
+
+static ddp_status make_tokens(ddp_net *net, const cards *a)
+{
+	ddp_comm *comm = net->comm;
+	ddp_secret secret;
+	ddp_status status = ddp_secret_make(a->all_have_key ? &comm->roster->key : NULL, a->shares,
+	                                    comm->size, &secret);
+
+	for (int r = 0; r < comm->size && status == DDP_OK; r++) {
+		if (net->peers[r].address == NULL)
+			continue;
+		status = ddp_token_make(&secret, comm->rank, r, &net->peers[r].ours);
+		if (status == DDP_OK)
+			status = ddp_token_make(&secret, r, comm->rank, &net->peers[r].theirs);
+	}
+	explicit_bzero(&secret, sizeof(secret));
+	return status;
+}
+
+ddp_status ddp_net_set_addresses(ddp_comm *comm, void **addresses, const size_t *sizes)
+{
+	ddp_net *net = comm->net;
+	size_t size = (size_t)comm->size;
+	cards a = { .shares = calloc(size, sizeof(*a.shares)), .all_have_key = true,
+	            .hosts = calloc((size_t)comm->topology.nodes * DDP_HOST_PLACES_MAX, sizeof(*a.hosts)) };
+	ddp_status status = DDP_OK;
+
+	net->peer_listeners = calloc(size * DDP_LISTENERS_MAX, sizeof(*net->peer_listeners));
+	if (a.shares == NULL || a.hosts == NULL || net->peer_listeners == NULL)
+		status = ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	for (int r = 0; r < comm->size && status == DDP_OK; r++)
+		status = take_card(net, r, addresses[r], sizes[r], &a);
+	if (status == DDP_OK)
+		status = make_tokens(net, &a);
+	if (status == DDP_OK && comm->roster->hosts == NULL) {
+		status = let_hosts_in(net, a.hosts, (int)a.host_count);
+		warn_unfiltered(comm, a.unfiltered, a.first_unfiltered, a.error);
+		comm->roster->hosts = a.hosts;
+		comm->roster->host_count = (int)a.host_count;
+		a.hosts = NULL;
+	}
+	if (status == DDP_OK) {
+		net->own_sockets = (ddp_own_sockets){ .listeners = &net->listeners, .peers = net->peer_listeners,
+		                                      .peer_count = (int)a.listener_count };
+		ddp_fork_announce(&net->own_sockets);
+		net->announced = true;
+	}
+	free(a.shares);
+	free(a.hosts);
+	return status;
+}

@@ -1,0 +1,21 @@
+#include "comm/net/ucx_send.h"
+
+#include "base/error.h"
+#include "comm/net/ucx_ticket.h"
+#include "comm/net/ucx_window.h"
+
+ddp_status ddp_ucx_begin_send(ddp_net *net, ddp_transfer *transfer)
+{
+	ticket *t = ddp_ucx_ticket(net, transfer, transfer->peer);
+
+	if (t == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	bool whole = ddp_ucx_charge(net, transfer, &t->header.charge);
+	const ucp_request_param_t param = {
+		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+		.cb.send = ddp_ucx_sent, .user_data = t, .flags = whole ? 0 : UCP_AM_SEND_FLAG_RNDV,
+	};
+	ddp_ucx_begun(t, ucp_am_send_nbx(net->peers[transfer->peer].ep, DDP_AM_DATA, &t->header,
+	                                 sizeof(t->header), transfer->data, transfer->bytes, &param));
+	return DDP_OK;
+}

@@ -1,0 +1,25 @@
+/*
+ * comm/net/ucx_window: a window of bytes for each pair of ranks. What a rank sends
+ * goes out at once as long as its receiver has taken all but a window's bytes of
+ * what was sent before; so a rank keeps at most that of each other one's messages
+ * that it has not asked for yet, however late it is. Beyond, a message is only
+ * announced (a rendezvous of UCX's), and its data goes when it is asked for: in
+ * whatever order that is, nobody waits for what stands behind a full window.
+ */
+#ifndef DDP_COMM_NET_UCX_WINDOW_H
+#define DDP_COMM_NET_UCX_WINDOW_H
+
+#include "comm/net/ucx.h"
+
+/* Does a transfer's data fit in the window of its peer? If not, it is only to be
+   announced. *charge is what the receiver gives back with ddp_ucx_taken(). */
+bool ddp_ucx_charge(ddp_net *net, const ddp_transfer *transfer, uint64_t *charge);
+void ddp_ucx_taken(ddp_net *net, int source, uint64_t charge);
+
+/* Tells peers what was taken of what they sent. */
+void ddp_ucx_send_credits(ddp_net *net);
+/* For UCX: a peer has told so. */
+ucs_status_t ddp_ucx_credit_arrived(void *argument, const void *header, size_t header_bytes,
+                                    void *data, size_t bytes, const ucp_am_recv_param_t *param);
+
+#endif

@@ -1,0 +1,83 @@
+#include "comm/ops/names.h"
+
+#include <stdio.h>
+
+size_t ddp_type_bytes(ddp_type type)
+{
+	switch (type) {
+	case DDP_U8: return 1;
+	case DDP_F16:
+	case DDP_BF16: return 2;
+	case DDP_F32:
+	case DDP_I32: return 4;
+	case DDP_F64:
+	case DDP_I64: return 8;
+	}
+	return 0;
+}
+
+const char *ddp_type_name(ddp_type type)
+{
+	static const char *const names[] = { "f32", "f64", "f16", "bf16", "i32", "i64", "u8" };
+
+	return (unsigned int)type <= DDP_U8 ? names[type] : "unknown type";
+}
+
+const char *ddp_op_name(ddp_op op)
+{
+	static const char *const names[] = { "sum", "avg", "prod", "min", "max" };
+
+	return (unsigned int)op <= DDP_MAX ? names[op] : "unknown op";
+}
+
+const char *ddp_kind_name(ddp_kind kind)
+{
+	static const char *const names[] = {
+		"all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather", "gather",
+		"scatter", "all_to_all", "send", "recv", "barrier",
+	};
+
+	return (unsigned int)kind <= DDP_BARRIER ? names[kind] : "unknown collective";
+}
+
+bool ddp_kind_reduces(ddp_kind kind)
+{
+	return kind == DDP_ALL_REDUCE || kind == DDP_REDUCE || kind == DDP_REDUCE_SCATTER;
+}
+
+bool ddp_kind_has_root(ddp_kind kind)
+{
+	return kind == DDP_REDUCE || kind == DDP_BROADCAST || kind == DDP_GATHER ||
+	       kind == DDP_SCATTER;
+}
+
+void ddp_collective_describe(const ddp_collective *c, char *text, size_t bytes)
+{
+	char root[32] = "", count[32];
+
+	if (c->kind == DDP_BARRIER) {
+		snprintf(text, bytes, "barrier");
+		return;
+	}
+	if (c->counts != NULL)
+		snprintf(count, sizeof(count), "by counts");
+	else
+		snprintf(count, sizeof(count), "%zu", c->count);
+	if (c->kind == DDP_SEND || c->kind == DDP_RECV)
+		snprintf(root, sizeof(root), c->kind == DDP_SEND ? " to rank %d" : " from rank %d", c->root);
+	else if (ddp_kind_has_root(c->kind))
+		snprintf(root, sizeof(root), " root %d", c->root);
+	snprintf(text, bytes, "%s %s[%s]%s%s%s", ddp_kind_name(c->kind), ddp_type_name(c->type),
+	         count, ddp_kind_reduces(c->kind) ? " " : "",
+	         ddp_kind_reduces(c->kind) ? ddp_op_name(c->op) : "", root);
+}
+
+ddp_type ddp_accumulator(ddp_type type)
+{
+	switch (type) {
+	case DDP_F16:
+	case DDP_BF16: return DDP_F32;
+	case DDP_U8: return DDP_I32;
+	default: return type;
+	}
+}

@@ -1,0 +1,18 @@
+/* comm/ops/names: kinds of operations, types and ops: their names and properties. */
+#ifndef DDP_COMM_OPS_NAMES_H
+#define DDP_COMM_OPS_NAMES_H
+
+#include "ddp.h"
+
+size_t ddp_type_bytes(ddp_type type);
+/* The type in which `type` is combined: itself, or f32, or i32. */
+ddp_type ddp_accumulator(ddp_type type);
+const char *ddp_type_name(ddp_type type); /* "f32" */
+const char *ddp_op_name(ddp_op op);       /* "sum" */
+const char *ddp_kind_name(ddp_kind kind); /* "all_reduce" */
+bool ddp_kind_reduces(ddp_kind kind);     /* op and scale matter */
+bool ddp_kind_has_root(ddp_kind kind);
+/* "all_reduce f32[100] sum" */
+void ddp_collective_describe(const ddp_collective *c, char *text, size_t bytes);
+
+#endif

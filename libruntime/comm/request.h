@@ -1,0 +1,22 @@
+/* comm/request: the queue of operations, the progress thread, and waiting for
+   completion. */
+#ifndef DDP_COMM_REQUEST_H
+#define DDP_COMM_REQUEST_H
+
+#include "ddp.h"
+
+/* Starts the progress thread; with several nodes it also looks after the
+   network while no operation runs. */
+ddp_status ddp_comm_start(ddp_comm *comm);
+/* A barrier after what is queued, and nothing runs after it: a peer that closes
+   its communicator from then on breaks no send or receive that is still open. */
+ddp_status ddp_comm_last_barrier(ddp_comm *comm);
+/* Ends the progress thread, if there is one, after what is queued; sends and
+   receives that have not met their counterpart end with an error. */
+void ddp_comm_stop(ddp_comm *comm);
+
+/* ddp_wait() that also tells when the progress thread began and ended work
+   on the request, for the trace. The times are written on success only. */
+ddp_status ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns);
+
+#endif

@@ -1,0 +1,23 @@
+/* comm/shm/memory: buffers that the ranks of a node share. */
+#ifndef DDP_COMM_SHM_MEMORY_H
+#define DDP_COMM_SHM_MEMORY_H
+
+#include "comm/core/lines.h"
+
+/* Where [memory, memory + bytes) lies; .allocation 0 if it is not shared by
+   all ranks that `comm` has on this node. This and ddp_memory_at(): run.lock is
+   held. */
+ddp_memory_ref ddp_memory_find(ddp_comm *comm, const void *memory, size_t bytes);
+
+/* This process's address of what `ref` is to the node's i-th rank; NULL if it
+   has freed its part. */
+void *ddp_memory_at(ddp_comm *comm, int i, const ddp_memory_ref *ref);
+
+/*
+ * Where all ranks' copies of `memory`, which is of ddp_mem_alloc(), lie in
+ * this process: copies[size], by rank. DDP_ERR_UNSUPPORTED if the ranks are not on
+ * one node, DDP_ERR_INVALID if they do not share it. Needs no lock.
+ */
+ddp_status ddp_memory_copies(ddp_comm *comm, const void *memory, size_t bytes, void **copies);
+
+#endif

@@ -1,0 +1,220 @@
+#include "comm/shm/node.h"
+
+#include <string.h>
+
+#include "comm/core/comm.h"
+#include "comm/shm/memory.h"
+#include "comm/wait/await.h"
+
+/* ---- headers ------------------------------------------------------------------ */
+
+static char *payload_slot(const ddp_comm *comm, int i, uint64_t sequence)
+{
+	return comm->node.small + ((size_t)i * 2 + (sequence & 1)) * DDP_SMALL_BYTES;
+}
+
+static ddp_header *header_slot(const ddp_comm *comm, int i)
+{
+	return &comm->node.shared->ranks[i].header[comm->run.sequence & 1];
+}
+
+const ddp_header *ddp_node_header(const ddp_comm *comm, int i)
+{
+	return header_slot(comm, i);
+}
+
+const void *ddp_node_payload(const ddp_comm *comm, int i, size_t bytes)
+{
+	if (bytes <= DDP_INLINE_BYTES)
+		return header_slot(comm, i)->inlined;
+	return payload_slot(comm, i, comm->run.sequence);
+}
+
+bool ddp_node_all_have(const ddp_comm *comm, uint8_t flag)
+{
+	for (int i = 0; i < comm->node.size; i++) {
+		if ((header_slot(comm, i)->flags & flag) == 0)
+			return false;
+	}
+	return true;
+}
+
+/* Makes a word visible that the others wait for. Who sleeps for it is woken by
+   the last of them to come: see ddp_node_wake_late(). */
+static void publish(ddp_comm *comm, _Atomic uint64_t *word, uint64_t value, uint32_t event)
+{
+	if (comm->net == NULL) {
+		atomic_store_explicit(word, value, memory_order_release);
+		return;
+	}
+	/* Between nodes a rank may have much to do before it waits itself. */
+	atomic_store(word, value);
+	ddp_node_wake(comm, event);
+}
+
+static void set_memory(ddp_header *h, const ddp_entry *entry)
+{
+	if (entry->send.allocation != 0) {
+		h->flags |= DDP_HEADER_SEND_SHARED;
+		h->send = entry->send;
+	}
+	if (entry->recv.allocation != 0) {
+		h->flags |= DDP_HEADER_RECV_SHARED;
+		h->recv = entry->recv;
+	}
+}
+
+static void post_header(ddp_comm *comm, const ddp_collective *c, const ddp_entry *entry)
+{
+	ddp_header *h = header_slot(comm, comm->node.self);
+	ddp_fingerprint *past = &comm->run.past[comm->run.sequence % DDP_PAST];
+
+	*past = ddp_fingerprint_of(c, comm->size);
+	h->operation = *past;
+	h->flags = 0;
+	if (entry->payload_bytes > DDP_INLINE_BYTES)
+		memcpy(payload_slot(comm, comm->node.self, comm->run.sequence), entry->payload, entry->payload_bytes);
+	else if (entry->payload_bytes > 0)
+		memcpy(h->inlined, entry->payload, entry->payload_bytes);
+	else
+		set_memory(h, entry);
+	if (entry->largest_block != 0) {
+		h->flags |= DDP_HEADER_BLOCK;
+		h->largest_block = entry->largest_block;
+	}
+	if (ddp_kind_reduces(c->kind) && c->scale != 1) {
+		h->flags |= DDP_HEADER_SCALED;
+		h->scale = c->scale;
+	}
+	publish(comm, &h->sequence, comm->run.sequence, DDP_SLEEPS_FOR_HEADERS);
+}
+
+static int missing_headers(ddp_comm *comm, const void *argument)
+{
+	(void)argument;
+	return ddp_node_lagging(comm, DDP_SLEEPS_FOR_HEADERS, comm->run.sequence);
+}
+
+static ddp_status differ(ddp_comm *comm, int i)
+{
+	const ddp_header *mine = header_slot(comm, comm->node.self), *other = header_slot(comm, i);
+	char texts[2][128];
+
+	ddp_fingerprint_describe(&mine->operation, texts[0], sizeof(texts[0]));
+	ddp_fingerprint_describe(&other->operation, texts[1], sizeof(texts[1]));
+	return ddp_comm_break(comm, DDP_ERR_MISMATCH, comm->node.ranks[i],
+	                      "operation #%llu differs: %s issued %s, but %s issued %s%s",
+	                      (unsigned long long)comm->run.sequence, ddp_rank_text(comm, comm->rank),
+	                      texts[0], ddp_rank_text(comm, comm->node.ranks[i]), texts[1],
+	                      mine->operation.counts_hash != other->operation.counts_hash ? " (with other counts)" : "");
+}
+
+static ddp_status compare_headers(ddp_comm *comm)
+{
+	const ddp_header *mine = header_slot(comm, comm->node.self);
+
+	for (int i = 0; i < comm->node.size; i++) {
+		if (!ddp_fingerprint_same(&mine->operation, &header_slot(comm, i)->operation))
+			return differ(comm, i);
+	}
+	return DDP_OK;
+}
+
+/* Waits until all ranks have come. */
+static ddp_status await_all(ddp_comm *comm, const ddp_condition *all)
+{
+	ddp_status status = ddp_comm_await(comm, all);
+
+	if (status == DDP_OK && comm->net == NULL)
+		ddp_node_wake_late(comm, all->sleeps_for);
+	return status;
+}
+
+static inline void prefetch_to_write(char *line)
+{
+#ifdef __x86_64__ /* whose compilers give an ordinary prefetch unless told otherwise */
+	__asm__ volatile("prefetchw %0" : : "m"(*line));
+#else
+	__builtin_prefetch(line, 1);
+#endif
+}
+
+/* Programs repeat operations. The lines that the next payload of this size
+   would be written to come over while this one is worked on, instead of holding
+   up the next header, which is stored after them. Nobody reads them any more. */
+static void fetch_next_slot(const ddp_comm *comm, size_t bytes)
+{
+	char *slot = payload_slot(comm, comm->node.self, comm->run.sequence + 1);
+
+	if (bytes <= DDP_INLINE_BYTES || comm->node.oversubscribed)
+		return;
+	for (size_t i = 0; i < bytes; i += 64)
+		prefetch_to_write(slot + i);
+}
+
+/* Has this process all the shared memory that the headers of the running
+   operation name? */
+static ddp_status check_memory(ddp_comm *comm)
+{
+	for (int i = 0; i < comm->node.size; i++) {
+		const ddp_header *h = ddp_node_header(comm, i);
+		if (((h->flags & DDP_HEADER_SEND_SHARED) == 0 || ddp_memory_at(comm, i, &h->send) != NULL) &&
+		    ((h->flags & DDP_HEADER_RECV_SHARED) == 0 || ddp_memory_at(comm, i, &h->recv) != NULL))
+			continue;
+		char text[128];
+		ddp_collective_describe(comm->run.operation, text, sizeof(text));
+		return ddp_comm_break(comm, DDP_ERR_STATE, comm->rank,
+		                      "%s has freed memory of ddp_mem_alloc() that %s still uses, in %s #%llu: "
+		                      "free it on all ranks after the last operation on it",
+		                      ddp_rank_text(comm, comm->rank), ddp_rank_text(comm, comm->node.ranks[i]),
+		                      text, (unsigned long long)comm->run.sequence);
+	}
+	return DDP_OK;
+}
+
+ddp_status ddp_node_enter(ddp_comm *comm, const ddp_collective *c, const ddp_entry *entry)
+{
+	const ddp_condition all = { .missing = missing_headers, .until = comm->run.sequence,
+	                            .sleeps_for = DDP_SLEEPS_FOR_HEADERS };
+	ddp_status status;
+
+	post_header(comm, c, entry);
+	if ((status = await_all(comm, &all)) != DDP_OK ||
+	    (status = compare_headers(comm)) != DDP_OK)
+		return status;
+	/* Small operations carry their data with them. */
+	if (entry->payload == NULL)
+		return check_memory(comm);
+	fetch_next_slot(comm, entry->payload_bytes);
+	return DDP_OK;
+}
+
+/* ---- steps --------------------------------------------------------------------- */
+
+void ddp_node_post_step(ddp_comm *comm)
+{
+	ddp_node *node = &comm->node;
+
+	node->step++;
+	publish(comm, &node->shared->ranks[node->self].step, node->step, DDP_SLEEPS_FOR_STEPS);
+}
+
+static int missing_steps(ddp_comm *comm, const void *argument)
+{
+	(void)argument;
+	return ddp_node_lagging(comm, DDP_SLEEPS_FOR_STEPS, comm->node.step);
+}
+
+ddp_status ddp_node_wait_steps(ddp_comm *comm)
+{
+	const ddp_condition all = { .missing = missing_steps, .until = comm->node.step,
+	                            .sleeps_for = DDP_SLEEPS_FOR_STEPS };
+
+	return await_all(comm, &all);
+}
+
+ddp_status ddp_node_step(ddp_comm *comm)
+{
+	ddp_node_post_step(comm);
+	return ddp_node_wait_steps(comm);
+}

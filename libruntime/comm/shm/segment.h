@@ -1,0 +1,26 @@
+/*
+ * comm/shm/segment: memory that the ranks of a node share, above all the control
+ * segment: a memfd that one of them makes and the others open through
+ * /proc/PID/fd. It has no name, so nothing is left behind however a process ends.
+ * (UCX's posix transport does the same; done here, a job on one node needs no UCX.)
+ */
+#ifndef DDP_COMM_SHM_SEGMENT_H
+#define DDP_COMM_SHM_SEGMENT_H
+
+#include "ddp.h"
+
+/* A control segment's size before it is mapped. */
+enum { DDP_SEGMENT_START_BYTES = 4096 };
+
+/* A segment that other ranks of the node can open: returns its descriptor,
+   or -1 with errno. `bytes` may be sparse. */
+int ddp_segment_create(size_t bytes);
+/* Opens a peer's descriptor; -1 with errno. */
+int ddp_segment_open(int64_t pid, int fd);
+
+/* Maps the control segment, which any of its ranks makes large enough; fd
+   stays open. */
+ddp_status ddp_node_map(ddp_comm *comm, int fd);
+void ddp_node_unmap(ddp_comm *comm);
+
+#endif

@@ -1,0 +1,351 @@
+#include "comm/wait/await.h"
+
+#include <sched.h>
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "comm/core/futex.h"
+#include "comm/core/liveness.h"
+#include "comm/p2p/p2p.h"
+#include "comm/wait/message.h"
+#include "comm/wait/verdict.h"
+#include "watch/page.h"
+
+enum {
+	SPINS_ALONE = 200,         /* some 3 us, while every rank has a core */
+	SPINS_OVERSUBSCRIBED = 10, /* who is waited for is likely to wait for this core */
+	SPINS_BESIDE = 4,          /* while the program computes in other threads */
+	YIELDS = 20,               /* some 10 us; the rank that is waited for may want this core */
+	TURNS = 8,                 /* yields to a rank on this core before a sleep parts them */
+	LIVENESS_MS = 100,         /* how often a sleeper looks whether its peers live */
+	BUSY_TURNS = 16,           /* how often one that moves messages looks at the clock, */
+	BUSY_LOOK_MS = 5,          /* and after what else ends a wait */
+	LAST_TURNS = 1000          /* to take what one that is gone has left */
+};
+
+static const uint64_t ms_ns = 1000000;
+
+static const char *operation_text(const ddp_comm *comm, char *text, size_t bytes)
+{
+	char kind[128];
+
+	ddp_collective_describe(comm->run.operation, kind, sizeof(kind));
+	if (comm->run.operation->kind == DDP_SEND || comm->run.operation->kind == DDP_RECV)
+		snprintf(text, bytes, "%s", kind);
+	else if (comm->run.sequence == 0)
+		snprintf(text, bytes, "the opening of the communicator");
+	else
+		snprintf(text, bytes, "%s #%llu", kind, (unsigned long long)comm->run.sequence);
+	return text;
+}
+
+/* Once in an operation, which has lasted for some microseconds by now: what is
+   quicker is not worth a description. */
+static void tell_wait(ddp_comm *comm)
+{
+	struct ddp_progress *page = comm->roster->page;
+	bool message;
+	char text[160], whole[200];
+
+	/* While a communicator opens there is no operation. */
+	if (comm->run.told || page == NULL || comm->run.sequence == 0)
+		return;
+	message = comm->run.operation->kind == DDP_SEND || comm->run.operation->kind == DDP_RECV;
+	/* The progress thread waits for messages beside the program. */
+	if (message && comm->run.in_thread)
+		return;
+	comm->run.told = true;
+	ddp_collective_describe(comm->run.operation, text, sizeof(text));
+	if (message) {
+		ddp_page_wait(page, 0, ddp_now_ns(), text);
+	} else if (comm->is_world) {
+		ddp_page_wait(page, comm->run.sequence, 0, text);
+	} else {
+		snprintf(whole, sizeof(whole), "%s in a group of %d", text, comm->size);
+		ddp_page_wait(page, 0, ddp_now_ns(), whole);
+	}
+}
+
+void ddp_comm_tell_end(ddp_comm *comm)
+{
+	if (comm->run.told)
+		ddp_page_go_on(comm->roster->page);
+	comm->run.told = false;
+}
+
+static ddp_status fail_peer(ddp_comm *comm, int rank, const char *what)
+{
+	char text[160];
+
+	return ddp_comm_break(comm, DDP_ERR_PEER, rank, "%s %s (pid %lld), in %s",
+	                      ddp_rank_text(comm, rank), what,
+	                      (long long)comm->roster->peers[comm->topology.world_ranks[rank]].pid,
+	                      operation_text(comm, text, sizeof(text)));
+}
+
+static bool move_p2p(ddp_comm *comm)
+{
+	return ddp_p2p_pending(comm) && ddp_p2p_progress(comm);
+}
+
+/* Breaks the communicator if a peer of this node has died, or if the one that
+   is waited for has left. What it did before it went counts. */
+static ddp_status check_peers(ddp_comm *comm, const ddp_condition *wait)
+{
+	const ddp_node *node = &comm->node;
+
+	for (int i = 0; i < node->size; i++) {
+		int rank = node->ranks[i];
+		bool left = atomic_load(&node->shared->ranks[i].left) != 0;
+		if (i == node->self ||
+		    (!left && ddp_peer_alive(&comm->roster->peers[comm->topology.world_ranks[rank]])))
+			continue;
+		for (int turn = 0; turn < LAST_TURNS && move_p2p(comm); turn++)
+			continue;
+		/* It may have left between the two looks. */
+		left = left || atomic_load(&node->shared->ranks[i].left) != 0;
+		int missing = wait->missing(comm, wait->argument);
+		if (left ? missing == rank : missing != DDP_NOBODY)
+			return fail_peer(comm, rank, left ? "has closed its communicator" : "died");
+	}
+	return DDP_OK;
+}
+
+static uint64_t deadline_ns(ddp_comm *comm)
+{
+	if (comm->run.deadline_ns == 0)
+		comm->run.deadline_ns = ddp_now_ns() + (uint64_t)comm->timeout_ms * ms_ns;
+	return comm->run.deadline_ns;
+}
+
+static ddp_status fail_late(ddp_comm *comm, int rank)
+{
+	char text[160];
+
+	return ddp_comm_break(comm, DDP_ERR_TIMEOUT, rank,
+	                      "%s (pid %lld) did not come within %d ms for %s: is it stopped, or did it "
+	                      "take another path through the program?", ddp_rank_text(comm, rank),
+	                      (long long)comm->roster->peers[comm->topology.world_ranks[rank]].pid,
+	                      comm->timeout_ms, operation_text(comm, text, sizeof(text)));
+}
+
+/* Whoever is named at the deadline was sought before, or was found out when
+   another rank wanted to know it. */
+static ddp_status check_deadline(ddp_comm *comm, const ddp_condition *wait, uint64_t now)
+{
+	uint64_t deadline = deadline_ns(comm);
+
+	if (now + ddp_verdict_before_ns(comm) < deadline && !ddp_verdict_wanted(comm, now))
+		return DDP_OK;
+	int missing = wait->missing(comm, wait->argument);
+	if (missing == DDP_NOBODY)
+		return DDP_OK;
+	int late = ddp_verdict_seek(comm, missing, now);
+	if (now < deadline || (late == DDP_NOBODY && now < deadline + ddp_verdict_after_ns(comm)))
+		return DDP_OK;
+	return fail_late(comm, late != DDP_NOBODY ? late : missing);
+}
+
+/* Sleeps until a peer rings, or it is time to look after the peers. */
+static void sleep_for(ddp_comm *comm, const ddp_condition *wait)
+{
+	ddp_node_shared *shared = comm->node.shared;
+	ddp_node_rank *self = &shared->ranks[comm->node.self];
+	uint32_t bell = atomic_load(&self->bell);
+	uint64_t now = ddp_now_ns(), timeout_ns = LIVENESS_MS * ms_ns;
+
+	uint64_t end = deadline_ns(comm);
+	if (end > now && end < now + timeout_ns)
+		timeout_ns = end - now;
+	ddp_verdict_wait(comm, now);
+	atomic_store(&self->sleeps_until, wait->until);
+	atomic_store(&self->sleeps_for, wait->sleeps_for);
+	atomic_fetch_add(&shared->sleepers, 1);
+	bool moved = move_p2p(comm) || (comm->net != NULL && ddp_net_progress(comm));
+	/* Last, as UCX may have ended a transfer without saying that something moved. */
+	if (!moved && wait->missing(comm, wait->argument) != DDP_NOBODY &&
+	    atomic_load(&shared->failed_by) == 0) {
+		if (comm->net == NULL)
+			ddp_futex_wait(&self->bell, bell, timeout_ns);
+		else if (ddp_net_arm(comm))
+			ddp_doorbell_sleep(comm, ddp_net_fd(comm), (int)((timeout_ns + 999999) / 1000000));
+	}
+	if (comm->net != NULL)
+		ddp_doorbell_drain(comm);
+	atomic_fetch_sub(&shared->sleepers, 1);
+	atomic_store(&self->sleeps_for, DDP_AWAKE);
+}
+
+static inline void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
+static ddp_status check_failure(ddp_comm *comm, const ddp_condition *wait)
+{
+	ddp_status status = ddp_comm_check(comm);
+
+	if (status == DDP_OK && comm->net != NULL)
+		status = ddp_message_check(comm, wait->missing(comm, wait->argument));
+	return status;
+}
+
+/* Lets messages coalesce; a peer's notification ends it. */
+static ddp_status coalesce(ddp_comm *comm, const ddp_condition *wait)
+{
+	ddp_status status = check_failure(comm, wait);
+
+	if (status != DDP_OK)
+		return status;
+	ddp_doorbell_rest(comm, wait->coalesce_ns);
+	ddp_doorbell_drain(comm);
+	return DDP_OK;
+}
+
+/* When what ends a wait was last looked for. */
+typedef struct looks {
+	uint64_t failed_ns, peers_ns;
+} looks;
+
+/* Looks after the peers, not too often, and after the deadline. */
+static ddp_status check_others(ddp_comm *comm, const ddp_condition *wait, uint64_t now, looks *last)
+{
+	ddp_status status = DDP_OK;
+
+	if (now - last->peers_ns >= LIVENESS_MS * ms_ns / 2) {
+		last->peers_ns = now;
+		status = check_peers(comm, wait);
+	}
+	return status == DDP_OK ? check_deadline(comm, wait, now) : status;
+}
+
+/* Is the rank that is waited for on this core as well, and ready to run? */
+static bool shares_core(ddp_comm *comm, const ddp_condition *wait, uint32_t core)
+{
+	int rank = wait->missing(comm, wait->argument);
+
+	return rank != DDP_NOBODY &&
+	       atomic_load(&comm->node.shared->ranks[comm->topology.local_of[rank]].yields_on) == core;
+}
+
+/* Gives up the core. Two ranks that only ever yield to each other stay on one
+   core for long, though another is idle: the scheduler looks for an idle one
+   when a sleeper wakes. False if it is time to sleep for that. */
+static bool give_up_core(ddp_comm *comm, const ddp_condition *wait)
+{
+	_Atomic uint32_t *yields_on = &comm->node.shared->ranks[comm->node.self].yields_on;
+
+	if (comm->node.oversubscribed || comm->net != NULL) {
+		sched_yield();
+		return true;
+	}
+	uint32_t core = (uint32_t)sched_getcpu() + 1;
+	if (shares_core(comm, wait, core) && ++comm->run.turns % TURNS == 0)
+		return false;
+	atomic_store(yields_on, core);
+	sched_yield();
+	atomic_store(yields_on, 0);
+	return true;
+}
+
+/* One turn of waiting that has lasted. */
+static ddp_status pause_once(ddp_comm *comm, const ddp_condition *wait, bool sleep, looks *last)
+{
+	ddp_status status = check_failure(comm, wait);
+
+	if (status != DDP_OK)
+		return status;
+	if (!sleep && give_up_core(comm, wait))
+		return DDP_OK;
+	tell_wait(comm);
+	sleep_for(comm, wait);
+	return check_others(comm, wait, ddp_now_ns(), last);
+}
+
+/* Messages keep moving, which need not be those that are waited for. */
+static ddp_status look_up(ddp_comm *comm, const ddp_condition *wait, looks *last)
+{
+	uint64_t now = ddp_now_ns();
+
+	if (now - last->failed_ns < BUSY_LOOK_MS * ms_ns)
+		return DDP_OK;
+	last->failed_ns = now;
+	tell_wait(comm);
+	ddp_verdict_wait(comm, now);
+	ddp_status status = check_failure(comm, wait);
+	return status == DDP_OK ? check_others(comm, wait, now, last) : status;
+}
+
+static ddp_status give_up(ddp_comm *comm)
+{
+	if (comm->net != NULL)
+		ddp_net_shut_down(comm);
+	ddp_p2p_fail(comm);
+	return ddp_comm_check(comm);
+}
+
+ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
+{
+	/* Beside the progress thread the program computes: a message comes each
+	   half millisecond or so, and the cores are not ours meanwhile. */
+	const bool beside = comm->run.in_thread && wait->sleeps_for == DDP_SLEEPS_FOR_NET;
+	const uint64_t spins = beside ? SPINS_BESIDE : comm->node.oversubscribed ? SPINS_OVERSUBSCRIBED : SPINS_ALONE;
+	bool coalesces = beside && wait->coalesce_ns > 0;
+	ddp_status status = DDP_OK;
+	looks last = { 0, 0 };
+
+	for (uint64_t i = 0; wait->missing(comm, wait->argument) != DDP_NOBODY && status == DDP_OK; i++) {
+		if (move_p2p(comm) || (comm->net != NULL && ddp_net_progress(comm))) {
+			if (i % BUSY_TURNS == BUSY_TURNS - 1)
+				status = look_up(comm, wait, &last);
+		} else if (coalesces) {
+			/* Once: if nothing has come meanwhile, the next message wakes us. */
+			coalesces = false;
+			status = coalesce(comm, wait);
+		} else if (i < spins) {
+			relax();
+		} else {
+			status = pause_once(comm, wait, beside || i >= spins + YIELDS, &last);
+		}
+	}
+	ddp_verdict_end(comm);
+	return status == DDP_OK ? DDP_OK : give_up(comm);
+}
+
+/* ---- transfers between nodes ------------------------------------------------------------ */
+
+typedef struct transfers {
+	const ddp_transfer *list;
+	int count;
+} transfers;
+
+static int missing_transfer(ddp_comm *comm, const void *argument)
+{
+	const transfers *t = argument;
+
+	(void)comm;
+	for (int i = 0; i < t->count; i++) {
+		if (!t->list[i].done)
+			return t->list[i].peer;
+	}
+	return DDP_NOBODY;
+}
+
+ddp_status ddp_await_transfers_coalescing(ddp_comm *comm, const ddp_transfer *list, int count,
+                                          uint64_t coalesce_ns)
+{
+	const transfers t = { list, count };
+	const ddp_condition condition = { .missing = missing_transfer, .argument = &t,
+	                                  .sleeps_for = DDP_SLEEPS_FOR_NET, .coalesce_ns = coalesce_ns };
+
+	return ddp_comm_await(comm, &condition);
+}
+
+ddp_status ddp_await_transfers(ddp_comm *comm, const ddp_transfer *list, int count)
+{
+	return ddp_await_transfers_coalescing(comm, list, count, 0);
+}

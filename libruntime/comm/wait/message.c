@@ -1,0 +1,174 @@
+#include "comm/wait/message.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+
+enum { ASK_MS = 500 }; /* how long a wait lasts before the peer is asked */
+
+/* In the tag of that message: no operation's message has it, whatever its number. */
+static const uint64_t question_bit = 1ull << 62;
+
+/* ---- sending and receiving ------------------------------------------------------------ */
+
+/* What operation `sequence`, one of the last, was here. */
+static const ddp_fingerprint *past_operation(const ddp_comm *comm, uint64_t sequence)
+{
+	return &comm->run.past[sequence % DDP_PAST];
+}
+
+static ddp_envelope envelope_of(const ddp_comm *comm, uint64_t tag)
+{
+	return (ddp_envelope){ .tag = tag, .operation = *past_operation(comm, comm->run.sequence),
+	                       .source = comm->rank };
+}
+
+ddp_status ddp_message_send(ddp_comm *comm, int peer, uint64_t tag, const void *buffer,
+                            size_t bytes, ddp_transfer *transfer)
+{
+	const ddp_envelope envelope = envelope_of(comm, tag);
+
+	return ddp_net_send(comm, peer, &envelope, buffer, bytes, transfer);
+}
+
+void ddp_message_recv(ddp_comm *comm, int peer, uint64_t tag, void *buffer, size_t bytes,
+                      ddp_transfer *transfer)
+{
+	const ddp_envelope envelope = envelope_of(comm, tag);
+
+	ddp_net_recv(comm, peer, &envelope, buffer, bytes, transfer);
+}
+
+/* ---- what does not fit ------------------------------------------------------------------ */
+
+static uint64_t sequence_of(const ddp_envelope *e)
+{
+	return (e->tag & ~question_bit) >> 24;
+}
+
+static ddp_status break_misfit(ddp_comm *comm, const ddp_unexpected *came, const ddp_unexpected *wanted)
+{
+	const ddp_envelope *have = &came->envelope, *want = &wanted->envelope;
+	char texts[2][128], sizes[80] = "";
+
+	if (want->operation.kind == DDP_SEND)
+		return ddp_comm_break(comm, DDP_ERR_MISMATCH, have->source,
+		                      "%s sent %s[%llu] with tag %d, but %s expects %s[%llu]",
+		                      ddp_rank_text(comm, have->source),
+		                      ddp_type_name((ddp_type)have->operation.type),
+		                      (unsigned long long)have->operation.count, (int)(want->tag & 0xffff),
+		                      ddp_rank_text(comm, comm->rank),
+		                      ddp_type_name((ddp_type)want->operation.type),
+		                      (unsigned long long)want->operation.count);
+	ddp_fingerprint_describe(&want->operation, texts[0], sizeof(texts[0]));
+	ddp_fingerprint_describe(&have->operation, texts[1], sizeof(texts[1]));
+	if (ddp_fingerprint_same(&have->operation, &want->operation))
+		snprintf(sizes, sizeof(sizes), " (%zu bytes were expected, %zu came)", wanted->bytes, came->bytes);
+	return ddp_comm_break(comm, DDP_ERR_MISMATCH, have->source,
+	                      "operation #%llu differs: %s issued %s, but %s issued %s%s",
+	                      (unsigned long long)sequence_of(have), ddp_rank_text(comm, comm->rank),
+	                      texts[0], ddp_rank_text(comm, have->source), texts[1], sizes);
+}
+
+/* A wait for this peer has lasted. If it took the operation for another, it
+   may wait for us in turn, or be through: it is told what this rank is at, and
+   compares. */
+static void ask(ddp_comm *comm, int peer)
+{
+	ddp_running *run = &comm->run;
+	uint64_t now = ddp_now_ns();
+
+	if (run->sequence == 0 || run->operation->kind == DDP_SEND || run->operation->kind == DDP_RECV)
+		return;
+	if (run->question_sequence != run->sequence) {
+		run->question_sequence = run->sequence;
+		run->question_ns = now + (uint64_t)ASK_MS * 1000000;
+	}
+	if (now < run->question_ns || (run->question != NULL && run->question->net != NULL && !run->question->done))
+		return;
+	run->question_ns = now + (uint64_t)ASK_MS * 1000000;
+	if (run->question == NULL)
+		run->question = calloc(1, sizeof(*run->question));
+	/* A failure to send is seen by who waits. */
+	if (run->question != NULL)
+		(void)ddp_message_send(comm, peer, question_bit | ddp_message_tag(comm, 0), NULL, 0, run->question);
+}
+
+/* For an operation so long ago that what it was here is forgotten. */
+static ddp_status break_unasked(ddp_comm *comm, const ddp_envelope *have)
+{
+	char text[128];
+
+	ddp_fingerprint_describe(&have->operation, text, sizeof(text));
+	return ddp_comm_break(comm, DDP_ERR_MISMATCH, have->source,
+	                      "operation #%llu differs: %s issued %s, and sent what %s, now at operation "
+	                      "#%llu, did not wait for", (unsigned long long)sequence_of(have),
+	                      ddp_rank_text(comm, have->source), text, ddp_rank_text(comm, comm->rank),
+	                      (unsigned long long)comm->run.sequence);
+}
+
+/* A message of an operation that was another one here will never be asked for. */
+static ddp_status check_unexpected(ddp_comm *comm)
+{
+	const ddp_unexpected *next = ddp_net_unexpected(comm, NULL);
+
+	while (next != NULL) {
+		const ddp_unexpected *came = next;
+		const uint64_t sequence = sequence_of(&came->envelope);
+		next = ddp_net_unexpected(comm, came);
+		if ((came->envelope.tag & DDP_NET_P2P_TAG) != 0 || sequence > comm->run.sequence)
+			continue;
+		const bool known = comm->run.sequence - sequence < DDP_PAST;
+		const bool question = (came->envelope.tag & question_bit) != 0;
+		const ddp_unexpected mine = {
+			.envelope = { .tag = sequence << 24, .operation = *past_operation(comm, sequence),
+			              .source = comm->rank },
+		};
+		if (known && !ddp_fingerprint_same(&came->envelope.operation, &mine.envelope.operation))
+			return break_misfit(comm, came, &mine);
+		if (!known && !question)
+			return break_unasked(comm, &came->envelope);
+		if (question)
+			ddp_net_drop_unexpected(comm, came);
+	}
+	return DDP_OK;
+}
+
+static ddp_status break_lost(ddp_comm *comm, int peer)
+{
+	char operation[128];
+
+	ddp_collective_describe(comm->run.operation, operation, sizeof(operation));
+	return ddp_comm_break(comm, DDP_ERR_PEER, peer, "the connection to %s is lost (%s), in %s #%llu",
+	                      ddp_rank_text(comm, peer), ddp_net_lost_reason(comm, peer), operation,
+	                      (unsigned long long)comm->run.sequence);
+}
+
+ddp_status ddp_message_check(ddp_comm *comm, int missing)
+{
+	const ddp_misfit *misfit;
+	ddp_status status;
+
+	if (ddp_net_down(comm))
+		return DDP_OK;
+	if ((status = ddp_net_check_failure(comm)) != DDP_OK)
+		return status;
+	if ((misfit = ddp_net_misfit(comm)) != NULL)
+		return break_misfit(comm, &misfit->came, &misfit->wanted);
+	if ((status = ddp_net_check_memory(comm)) != DDP_OK)
+		return status;
+	if (missing != DDP_NOBODY && ddp_net_lost(comm, missing))
+		return break_lost(comm, missing);
+	if (missing != DDP_NOBODY && !ddp_is_local(comm, missing))
+		ask(comm, missing);
+	return check_unexpected(comm);
+}
+
+ddp_status ddp_message_give_up(ddp_comm *comm, ddp_status status)
+{
+	if (ddp_comm_check(comm) == DDP_OK)
+		ddp_comm_break(comm, status, comm->rank, "%s", ddp_last_error());
+	ddp_net_shut_down(comm);
+	return ddp_comm_check(comm);
+}

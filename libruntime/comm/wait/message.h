@@ -1,0 +1,33 @@
+/*
+ * comm/wait/message: messages between nodes that belong to the running operation.
+ * Each carries what the operation is on its sender, which has to be the same on
+ * its receiver: this is where it comes to light if ranks of different nodes have
+ * taken different paths through the program.
+ */
+#ifndef DDP_COMM_WAIT_MESSAGE_H
+#define DDP_COMM_WAIT_MESSAGE_H
+
+#include "comm/net/net.h"
+
+/* The tag of message `number` (0 .. 2^24 - 1) of the running operation. */
+static inline uint64_t ddp_message_tag(const ddp_comm *comm, uint32_t number)
+{
+	return comm->run.sequence << 24 | number;
+}
+
+/* Start a transfer that belongs to the running operation. A message of
+   another size or operation than the receiver's breaks the communicator. */
+ddp_status ddp_message_send(ddp_comm *comm, int peer, uint64_t tag, const void *buffer,
+                            size_t bytes, ddp_transfer *transfer);
+void ddp_message_recv(ddp_comm *comm, int peer, uint64_t tag, void *buffer, size_t bytes,
+                      ddp_transfer *transfer);
+
+/* Breaks the communicator if a message did not fit its receiver, a peer sent
+   its failure, or the connection to the rank `missing` (or DDP_NOBODY) is lost. */
+ddp_status ddp_message_check(ddp_comm *comm, int missing);
+
+/* After an error: the communicator is broken, if it was not yet, and no
+   transfer touches memory any more. Returns what broke it. */
+ddp_status ddp_message_give_up(ddp_comm *comm, ddp_status status);
+
+#endif
