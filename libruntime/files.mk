@@ -34,12 +34,12 @@ wireup_sources = \
 
 comm_sources = \
 	libruntime/comm/ops/blocks.h \
+	libruntime/comm/ops/combine_nodes.c libruntime/comm/ops/combine_nodes.h \
 	libruntime/comm/ops/kernels.c libruntime/comm/ops/kernels.h \
 	libruntime/comm/ops/kernels_avx2.c \
 	libruntime/comm/ops/kernels_narrow_template.h \
 	libruntime/comm/ops/kernels_table.h \
 	libruntime/comm/ops/kernels_template.h \
-	libruntime/comm/ops/merge.c libruntime/comm/ops/merge.h \
 	libruntime/comm/ops/names.c libruntime/comm/ops/names.h \
 	libruntime/comm/core/allocation.c libruntime/comm/core/allocation.h \
 	libruntime/comm/core/comm.h \
@@ -64,13 +64,13 @@ comm_sources = \
 	libruntime/comm/shm/segment.c libruntime/comm/shm/segment.h \
 	libruntime/comm/shm/stage.h \
 	libruntime/comm/hier/all_gather.c libruntime/comm/hier/all_gather.h \
+	libruntime/comm/hier/chunks.c libruntime/comm/hier/chunks.h \
 	libruntime/comm/hier/copy.c libruntime/comm/hier/copy.h \
-	libruntime/comm/hier/doubling.c libruntime/comm/hier/doubling.h \
 	libruntime/comm/hier/local.c libruntime/comm/hier/local.h \
-	libruntime/comm/hier/pieces.c libruntime/comm/hier/pieces.h \
+	libruntime/comm/hier/recursive_doubling.c libruntime/comm/hier/recursive_doubling.h \
 	libruntime/comm/hier/reduce.c libruntime/comm/hier/reduce.h \
 	libruntime/comm/hier/reduction.h \
-	libruntime/comm/hier/segments.c libruntime/comm/hier/segments.h \
+	libruntime/comm/hier/slices.c libruntime/comm/hier/slices.h \
 	libruntime/comm/hier/store.c libruntime/comm/hier/store.h \
 	libruntime/comm/hier/tune.c libruntime/comm/hier/tune.h \
 	libruntime/comm/agree.c libruntime/comm/agree.h \

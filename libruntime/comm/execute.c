@@ -79,10 +79,10 @@ static ddp_status run_on_node(ddp_comm *comm, const ddp_collective *c)
 static ddp_status run_between_nodes(ddp_comm *comm, const ddp_collective *c)
 {
 	if (c->kind == DDP_BARRIER)
-		return ddp_inter_barrier(comm, c);
+		return ddp_hier_barrier(comm, c);
 	if (c->kind == DDP_ALL_GATHER)
-		return ddp_inter_all_gather(comm, c);
-	return ddp_kind_reduces(c->kind) ? ddp_inter_reduction(comm, c) : ddp_inter_copy(comm, c);
+		return ddp_hier_all_gather(comm, c);
+	return ddp_kind_reduces(c->kind) ? ddp_hier_reduction(comm, c) : ddp_hier_copy(comm, c);
 }
 
 ddp_status ddp_execute(ddp_comm *comm, const ddp_collective *c)

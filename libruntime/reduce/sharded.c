@@ -167,13 +167,13 @@ typedef struct pass {
 
 static void sum_piece(const ddp_sharded *sharded, int64_t begin, int64_t end)
 {
-	const ddp_fold fold = {
+	const ddp_combination fold = {
 		.type = DDP_F32, .op = DDP_SUM, .nsrc = sharded->ranks,
 		.src = (const void *const *)sharded->grads,
 		.ndst = 1, .dst = &sharded->grads[sharded->rank],
 	};
 
-	ddp_fold_run(&fold, (size_t)begin, (size_t)(end - begin));
+	ddp_combine(&fold, (size_t)begin, (size_t)(end - begin));
 	for (int r = 0; r < sharded->ranks; r++) {
 		float *grads = sharded->grads[r];
 		if (r != sharded->rank)

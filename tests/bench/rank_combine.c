@@ -35,7 +35,7 @@ static void fill(ddp_type type, void *memory, size_t count)
 }
 
 /* GB/s of one source. */
-static double speed(ddp_fold *f, size_t bytes)
+static double speed(ddp_combination *f, size_t bytes)
 {
 	const size_t count = bytes / ddp_type_bytes(f->type);
 	uint64_t least = UINT64_MAX;
@@ -44,7 +44,7 @@ static double speed(ddp_fold *f, size_t bytes)
 		fill(f->type, (void *)(uintptr_t)f->src[s], count);
 	for (int round = 0; round < ROUNDS; round++) {
 		const uint64_t start = ddp_now_ns();
-		ddp_fold_run(f, 0, count);
+		ddp_combine(f, 0, count);
 		const uint64_t taken = ddp_now_ns() - start;
 		least = taken < least ? taken : least;
 	}
@@ -77,7 +77,7 @@ int main(int argc, char **argv)
 	printf("%-5s %-5s %8s %6s %8s %6s\n", "type", "op", "result", "f32 =1", "partial", "f32 =1");
 	for (int type = 0; type < TYPES; type++) {
 		for (int op = 0; op < OPS; op++) {
-			ddp_fold f = { .type = (ddp_type)type, .op = (ddp_op)op, .nsrc = sources, .src = src,
+			ddp_combination f = { .type = (ddp_type)type, .op = (ddp_op)op, .nsrc = sources, .src = src,
 			               .ndst = 1, .dst = dst, .divisor = op == DDP_AVG ? sources : 0 };
 			const double whole = speed(&f, bytes);
 			f.wide_dst = true;

@@ -92,7 +92,7 @@ static int reduce_over_slow_link(ddp_comm *comm, void *argument)
 
 	(void)argument;
 	CHECK(x != NULL);
-	comm->hier.link = (ddp_link){ .measured = true, .byte_seconds = 1e-8, .segment_bytes = 60 * 1024 };
+	comm->hier.link = (ddp_link){ .measured = true, .byte_seconds = 1e-8, .chunk_bytes = 60 * 1024 };
 	for (int round = 0; round < 5; round++) {
 		ddp_collective operation = c;
 		ddp_request *request;

@@ -20,13 +20,13 @@ static void a_window_holds_a_segment_of_each_of_many_pieces(void **state)
 	for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
 		const size_t element = types[t].element, wide = types[t].wide;
 		for (size_t pieces = 1; pieces <= WINDOW / element; pieces += 1 + pieces / 7) {
-			size_t count = ddp_segment_count(LIMIT, WINDOW / pieces, element, wide, LONGEST);
+			size_t count = ddp_chunk_count(LIMIT, WINDOW / pieces, element, wide, LONGEST);
 			assert_true(count > 0);
 			assert_true(count * element * pieces <= WINDOW);
 			assert_true(count * wide <= LIMIT || count == 64);
 			assert_true(count < 64 || count % 64 == 0);
 		}
-		assert_int_equal(ddp_segment_count(LIMIT, WINDOW / (WINDOW / element * 2), element, wide, LONGEST), 0);
+		assert_int_equal(ddp_chunk_count(LIMIT, WINDOW / (WINDOW / element * 2), element, wide, LONGEST), 0);
 	}
 }
 
@@ -38,7 +38,7 @@ static void a_segment_as_long_as_the_longest_piece_fits_in_its_share(void **stat
 	for (size_t pieces = 1; pieces <= WINDOW / 8 / 64; pieces += 1 + pieces / 7) {
 		const size_t share = WINDOW / pieces;
 		for (size_t longest = share / 4 > 200 ? share / 4 - 200 : 0; longest < share / 4 + 200; longest++) {
-			size_t count = ddp_segment_count(LIMIT, share, 4, 4, longest);
+			size_t count = ddp_chunk_count(LIMIT, share, 4, 4, longest);
 			assert_true(count > 0 && count * 4 <= share);
 			assert_true(count < longest + 64 || count == 64);
 		}
@@ -48,9 +48,9 @@ static void a_segment_as_long_as_the_longest_piece_fits_in_its_share(void **stat
 static void a_segment_is_not_much_longer_than_the_longest_piece(void **state)
 {
 	(void)state;
-	assert_int_equal(ddp_segment_count(LIMIT, WINDOW, 4, 4, LONGEST), LIMIT / 4);
-	assert_int_equal(ddp_segment_count(LIMIT, WINDOW, 4, 4, 65), 128);
-	assert_int_equal(ddp_segment_count(LIMIT, WINDOW, 4, 4, 0), 64);
+	assert_int_equal(ddp_chunk_count(LIMIT, WINDOW, 4, 4, LONGEST), LIMIT / 4);
+	assert_int_equal(ddp_chunk_count(LIMIT, WINDOW, 4, 4, 65), 128);
+	assert_int_equal(ddp_chunk_count(LIMIT, WINDOW, 4, 4, 0), 64);
 }
 
 static void parts_cover_everything_once(void **state)

@@ -111,13 +111,13 @@ static void expect_extreme(ddp_type type, ddp_op op, double a, double b, double 
 	for (int order = 0; order < 2; order++) {
 		const void *src[2] = { sources[order], sources[1 - order] };
 		void *dst[1] = { result };
-		const ddp_fold fold = { .type = type, .op = op, .nsrc = 2, .src = src, .ndst = 1, .dst = dst };
+		const ddp_combination fold = { .type = type, .op = op, .nsrc = 2, .src = src, .ndst = 1, .dst = dst };
 		for (size_t i = 0; i < LENGTH; i++) {
 			put(type, sources[0], i, a);
 			put(type, sources[1], i, b);
 		}
 		for (int set = 0; set < 2 && kernel_tables[set] != NULL; set++) {
-			kernel_tables[set]->fold(&fold, 0, LENGTH);
+			kernel_tables[set]->combine(&fold, 0, LENGTH);
 			for (size_t i = 0; i < LENGTH; i++) {
 				double have = get(type, result, i);
 				if (isnan(expected))
@@ -162,10 +162,10 @@ static int64_t scaled_i64(int64_t x, double scale)
 	const void *src[2] = { &x, &zero };
 	int64_t result;
 	void *dst[1] = { &result };
-	const ddp_fold fold = { .type = DDP_I64, .op = DDP_SUM, .nsrc = 2, .src = src, .scale = scales,
+	const ddp_combination fold = { .type = DDP_I64, .op = DDP_SUM, .nsrc = 2, .src = src, .scale = scales,
 	                        .ndst = 1, .dst = dst };
 
-	ddp_fold_run(&fold, 0, 1);
+	ddp_combine(&fold, 0, 1);
 	return result;
 }
 
@@ -174,10 +174,10 @@ static int32_t scaled_i32(int32_t x, double scale)
 	const void *src[1] = { &x };
 	int32_t result;
 	void *dst[1] = { &result };
-	const ddp_fold fold = { .type = DDP_I32, .op = DDP_MAX, .nsrc = 1, .src = src, .scale = &scale,
+	const ddp_combination fold = { .type = DDP_I32, .op = DDP_MAX, .nsrc = 1, .src = src, .scale = &scale,
 	                        .ndst = 1, .dst = dst };
 
-	ddp_fold_run(&fold, 0, 1);
+	ddp_combine(&fold, 0, 1);
 	return result;
 }
 
@@ -235,14 +235,14 @@ static void instruction_sets_agree(void **state)
 		}
 		for (int op = DDP_SUM; op <= DDP_MAX; op++) {
 			for (int variant = 0; variant < 4; variant++) {
-				ddp_fold fold = { .type = (ddp_type)type, .op = (ddp_op)op, .nsrc = SOURCES, .src = src,
+				ddp_combination fold = { .type = (ddp_type)type, .op = (ddp_op)op, .nsrc = SOURCES, .src = src,
 				                  .scale = (variant & 1) != 0 ? scales : NULL, .ndst = 1,
 				                  .wide_dst = (variant & 2) != 0, .divisor = op == DDP_AVG ? 3 : 0 };
 				for (int set = 0; set < 2; set++) {
 					void *dst[1] = { results[set] };
 					fold.dst = dst;
 					memset(results[set], 0, sizeof(results[set]));
-					(set == 0 ? &ddp_kernels_generic : &ddp_kernels_avx2)->fold(&fold, 1, COUNT - 2);
+					(set == 0 ? &ddp_kernels_generic : &ddp_kernels_avx2)->combine(&fold, 1, COUNT - 2);
 				}
 				assert_memory_equal(results[0], results[1], sizeof(results[0]));
 			}
@@ -261,7 +261,7 @@ static float f32_at(ddp_type type, const void *memory, size_t i)
 }
 
 /* Sources are combined from the first to the last, in f32; rounded at the end. */
-static float plain_float(const ddp_fold *f, size_t i)
+static float plain_float(const ddp_combination *f, size_t i)
 {
 	float acc = f32_at(f->type, f->src[0], i) * (f->scale != NULL ? (float)f->scale[0] : 1);
 
@@ -286,7 +286,7 @@ static int64_t int_at(ddp_type type, const void *memory, size_t i)
 		: type == DDP_I32 ? ((const int32_t *)memory)[i] : ((const int64_t *)memory)[i];
 }
 
-static int64_t plain_int(const ddp_fold *f, size_t i)
+static int64_t plain_int(const ddp_combination *f, size_t i)
 {
 	int64_t acc = int_at(f->type, f->src[0], i);
 
@@ -304,7 +304,7 @@ static int64_t plain_int(const ddp_fold *f, size_t i)
 	return f->divisor != 0 ? acc / (int64_t)f->divisor : acc;
 }
 
-static void expect_plain(const ddp_fold *f, const void *result, size_t i)
+static void expect_plain(const ddp_combination *f, const void *result, size_t i)
 {
 	char text[128];
 	bool same;
@@ -364,10 +364,10 @@ static void every_fold_gives_the_bits_of_a_plain_one(void **state)
 		dst[0] = results + shift;
 		for (size_t n = 0; n < sizeof(counts) / sizeof(counts[0]); n++) {
 			for (int op = DDP_SUM; op <= DDP_MAX; op++) {
-				const ddp_fold fold = { .type = types[t], .op = (ddp_op)op, .nsrc = counts[n], .src = src,
+				const ddp_combination fold = { .type = types[t], .op = (ddp_op)op, .nsrc = counts[n], .src = src,
 				                        .ndst = 1, .dst = dst, .divisor = op == DDP_AVG ? counts[n] : 0 };
 				for (int set = 0; set < 2 && kernel_tables[set] != NULL; set++) {
-					kernel_tables[set]->fold(&fold, 1, ODD_COUNT - 1);
+					kernel_tables[set]->combine(&fold, 1, ODD_COUNT - 1);
 					for (size_t i = 1; i < ODD_COUNT; i++)
 						expect_plain(&fold, dst[0], i);
 				}
@@ -399,13 +399,13 @@ static void pieces_give_the_bits_of_the_whole(void **state)
 		for (int s = 0; s < MANY; s++)
 			src[s] = memory + (size_t)s * bytes;
 		for (int op = DDP_SUM; op <= DDP_MAX; op++) {
-			ddp_fold fold = { .type = (ddp_type)type, .op = (ddp_op)op, .nsrc = MANY, .src = src,
+			ddp_combination fold = { .type = (ddp_type)type, .op = (ddp_op)op, .nsrc = MANY, .src = src,
 			                  .ndst = 1, .dst = dst, .divisor = op == DDP_AVG ? MANY : 0 };
 			dst[0] = whole;
-			ddp_fold_run(&fold, 0, ELEMENTS);
+			ddp_combine(&fold, 0, ELEMENTS);
 			dst[0] = pieces;
 			for (size_t i = 0; i < ELEMENTS; i += PIECE)
-				ddp_fold_run(&fold, i, ELEMENTS - i < PIECE ? ELEMENTS - i : PIECE);
+				ddp_combine(&fold, i, ELEMENTS - i < PIECE ? ELEMENTS - i : PIECE);
 			assert_memory_equal(whole, pieces, bytes);
 		}
 	}
@@ -424,7 +424,7 @@ static void scaled_elements_give_the_bits_of_the_whole_one_by_one(void **state)
 
 	(void)state;
 	for (int type = DDP_F32; type <= DDP_F64; type++) {
-		ddp_fold fold = { .type = (ddp_type)type, .op = DDP_SUM, .nsrc = MANY, .src = src,
+		ddp_combination fold = { .type = (ddp_type)type, .op = DDP_SUM, .nsrc = MANY, .src = src,
 		                  .scale = scales, .ndst = 1, .dst = dst };
 		for (size_t s = 0; s < MANY; s++) {
 			src[s] = sources[s];
@@ -437,10 +437,10 @@ static void scaled_elements_give_the_bits_of_the_whole_one_by_one(void **state)
 			}
 		}
 		dst[0] = whole;
-		ddp_fold_run(&fold, 0, ELEMENTS);
+		ddp_combine(&fold, 0, ELEMENTS);
 		dst[0] = one_by_one;
 		for (size_t i = 0; i < ELEMENTS; i++)
-			ddp_fold_run(&fold, i, 1);
+			ddp_combine(&fold, i, 1);
 		assert_memory_equal(whole, one_by_one, ELEMENTS * ddp_type_bytes((ddp_type)type));
 	}
 }

@@ -1,4 +1,4 @@
-/* comm/ops/merge: the order of nodes, and what it costs that partial results travel in
+/* comm/ops/combine_nodes: the order of nodes, and what it costs that partial results travel in
    16 bits. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,8 +12,8 @@
 #include <cmocka.h>
 
 #include "comm/api.h"
+#include "comm/ops/combine_nodes.h"
 #include "comm/ops/kernels_table.h"
-#include "comm/ops/merge.h"
 
 enum { NODES = 9, COUNT = 1500 }; /* several blocks, and a tail */
 
@@ -75,7 +75,7 @@ static double combined(ddp_op op, int nodes, size_t i)
 static void all_nodes_are_combined(void **state)
 {
 	static double memory[NODES][COUNT], copy[COUNT];
-	void *parts[NODES], *scratch = malloc(ddp_merge_scratch_bytes(NODES));
+	void *parts[NODES], *scratch = malloc(ddp_combine_scratch_bytes(NODES));
 
 	(void)state;
 	for (int type = DDP_F32; type <= DDP_U8; type++) {
@@ -83,7 +83,7 @@ static void all_nodes_are_combined(void **state)
 			const ddp_type travel = ddp_travel_type((ddp_type)type, (ddp_op)op);
 			for (int nodes = 2; nodes <= NODES; nodes++) {
 				void *dst[2] = { memory[nodes / 2], copy };
-				const ddp_fold last = { .type = (ddp_type)type, .op = (ddp_op)op, .ndst = 2, .dst = dst,
+				const ddp_combination last = { .type = (ddp_type)type, .op = (ddp_op)op, .ndst = 2, .dst = dst,
 				                        .divisor = op == DDP_AVG ? 4 : 0 };
 				for (int node = 0; node < nodes; node++) {
 					parts[node] = memory[node];
@@ -92,7 +92,7 @@ static void all_nodes_are_combined(void **state)
 				}
 				if (travel != last.type) /* it is narrower than a part */
 					dst[0] = copy + COUNT / 2;
-				ddp_merge(&last, travel, parts, nodes, COUNT, scratch);
+				ddp_combine_nodes(&last, travel, parts, nodes, COUNT, scratch);
 				for (size_t i = 0; i < COUNT; i++) {
 					const double want = combined(last.op, nodes, i), have = get(last.type, dst[0], i);
 					if (last.op == DDP_AVG && type != DDP_U8 && type != DDP_I32 && type != DDP_I64)
@@ -150,8 +150,8 @@ static double error_of(ddp_type type, ddp_type travel, int nodes, uint16_t (*inp
 {
 	static float partials[8][SAMPLES];
 	static uint16_t result[SAMPLES];
-	void *parts[8], *dst[1], *scratch = malloc(ddp_merge_scratch_bytes(nodes));
-	ddp_fold fold = { .type = type, .op = DDP_SUM, .wide_dst = travel != type, .nsrc = RANKS, .ndst = 1,
+	void *parts[8], *dst[1], *scratch = malloc(ddp_combine_scratch_bytes(nodes));
+	ddp_combination fold = { .type = type, .op = DDP_SUM, .wide_dst = travel != type, .nsrc = RANKS, .ndst = 1,
 	                  .dst = dst };
 	double errors = 0, sums = 0;
 
@@ -162,11 +162,11 @@ static double error_of(ddp_type type, ddp_type travel, int nodes, uint16_t (*inp
 			src[r] = inputs[node * RANKS + r];
 		fold.src = src;
 		dst[0] = parts[node] = partials[node];
-		ddp_fold_run(&fold, 0, SAMPLES);
+		ddp_combine(&fold, 0, SAMPLES);
 	}
 	dst[0] = result;
 	fold.wide_dst = false;
-	ddp_merge(&fold, travel, parts, nodes, SAMPLES, scratch);
+	ddp_combine_nodes(&fold, travel, parts, nodes, SAMPLES, scratch);
 	for (size_t i = 0; i < SAMPLES; i++) {
 		double exact = 0;
 		for (int r = 0; r < nodes * RANKS; r++)

@@ -99,13 +99,13 @@ typedef struct ddp_link {
 	double latency_seconds; /* of a small message */
 	double byte_seconds;    /* for each byte more */
 	double post_seconds;    /* of the sender's own time */
-	size_t segment_bytes;   /* of a large transfer's messages */
+	size_t chunk_bytes;   /* of a large transfer's messages */
 } ddp_link;
 
 /* What operations between nodes keep (comm/hier). */
 typedef struct ddp_hier {
 	ddp_link link;
-	struct ddp_inter_store *store; /* NULL before the first reduction */
+	struct ddp_hier_store *store; /* NULL before the first reduction */
 } ddp_hier;
 
 struct ddp_comm {

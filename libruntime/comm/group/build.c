@@ -24,7 +24,7 @@ static void destroy(ddp_comm *comm)
 	ddp_p2p_free(comm);
 	ddp_net_close(comm);
 	ddp_doorbell_close(comm);
-	ddp_inter_close(comm);
+	ddp_hier_store_close(comm);
 	ddp_node_unmap(comm);
 	free(comm->run.question);
 	free(comm->node.ranks);

@@ -142,7 +142,7 @@ static ddp_status spread(gathering *g)
 	return ddp_node_wait_steps(comm);
 }
 
-ddp_status ddp_inter_all_gather(ddp_comm *comm, const ddp_collective *c)
+ddp_status ddp_hier_all_gather(ddp_comm *comm, const ddp_collective *c)
 {
 	gathering g = { .comm = comm, .c = c, .element = ddp_type_bytes(c->type) };
 	const ddp_range mine = block(&g, comm->rank);

@@ -8,6 +8,6 @@
 
 #include "ddp.h"
 
-ddp_status ddp_inter_all_gather(ddp_comm *comm, const ddp_collective *c);
+ddp_status ddp_hier_all_gather(ddp_comm *comm, const ddp_collective *c);
 
 #endif

@@ -12,8 +12,8 @@
 #include "comm/wait/message.h"
 
 enum {
-	DEPTH = 4,                  /* segments of a broadcast under way */
-	SEGMENT_BYTES = 256 * 1024,
+	DEPTH = 4,                  /* chunks of a broadcast under way */
+	CHUNK_BYTES = 256 * 1024,
 	TREE_DEGREE = 32            /* at most, of a binomial tree of nodes */
 };
 
@@ -39,7 +39,7 @@ static ddp_status meet_nodes(ddp_comm *comm)
 	return DDP_OK;
 }
 
-ddp_status ddp_inter_barrier(ddp_comm *comm, const ddp_collective *c)
+ddp_status ddp_hier_barrier(ddp_comm *comm, const ddp_collective *c)
 {
 	const ddp_entry nothing = { .payload = NULL };
 	ddp_status status = ddp_node_enter(comm, c, &nothing);
@@ -66,7 +66,7 @@ typedef struct tree {
 } tree;
 
 /* A binomial tree sends each byte log2(nodes) times from its root, a chain
-   once, but takes a segment's time per node. */
+   once, but takes a chunk's time per node. */
 static void plant(const ddp_comm *comm, const ddp_collective *c, bool chain, tree *t)
 {
 	int nodes = comm->topology.nodes, root = comm->topology.node_of[c->root];
@@ -96,7 +96,7 @@ static void plant(const ddp_comm *comm, const ddp_collective *c, bool chain, tre
 static ddp_status pass_on(ddp_comm *comm, const tree *t, size_t s, const char *data, size_t bytes,
                           ddp_transfer *sends)
 {
-	/* The segment that used these before has long gone. */
+	/* The chunk that used these before has long gone. */
 	ddp_status status = s >= DEPTH ? ddp_await_transfers(comm, sends, t->count) : DDP_OK;
 
 	for (int i = 0; i < t->count && status == DDP_OK; i++)
@@ -109,13 +109,13 @@ static ddp_status flow(ddp_comm *comm, const tree *t, char *data, size_t bytes,
                        ddp_transfer (*sends)[TREE_DEGREE])
 {
 	ddp_transfer recvs[DEPTH];
-	size_t segments = (bytes + SEGMENT_BYTES - 1) / SEGMENT_BYTES, posted = 0;
+	size_t chunks = (bytes + CHUNK_BYTES - 1) / CHUNK_BYTES, posted = 0;
 	ddp_status status = DDP_OK;
 
-	for (size_t s = 0; s < segments && status == DDP_OK; s++) {
-		const ddp_range part = ddp_window((ddp_range){ 0, bytes }, SEGMENT_BYTES, s);
-		for (; t->parent != DDP_NOBODY && posted < segments && posted < s + DEPTH; posted++) {
-			const ddp_range ahead = ddp_window((ddp_range){ 0, bytes }, SEGMENT_BYTES, posted);
+	for (size_t s = 0; s < chunks && status == DDP_OK; s++) {
+		const ddp_range part = ddp_window((ddp_range){ 0, bytes }, CHUNK_BYTES, s);
+		for (; t->parent != DDP_NOBODY && posted < chunks && posted < s + DEPTH; posted++) {
+			const ddp_range ahead = ddp_window((ddp_range){ 0, bytes }, CHUNK_BYTES, posted);
 			ddp_message_recv(comm, t->parent, ddp_message_tag(comm, posted & 0xffffff), data + ahead.begin,
 			                 ahead.count, &recvs[posted % DEPTH]);
 		}
@@ -124,7 +124,7 @@ static ddp_status flow(ddp_comm *comm, const tree *t, char *data, size_t bytes,
 		if (status == DDP_OK)
 			status = pass_on(comm, t, s, data + part.begin, part.count, sends[s % DEPTH]);
 	}
-	for (size_t i = 0; i < DEPTH && i < segments && status == DDP_OK; i++)
+	for (size_t i = 0; i < DEPTH && i < chunks && status == DDP_OK; i++)
 		status = ddp_await_transfers(comm, sends[i], t->count);
 	return status;
 }
@@ -137,7 +137,7 @@ static ddp_status broadcast(ddp_comm *comm, const ddp_collective *c)
 
 	if (sends == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
-	plant(comm, c, comm->topology.nodes > 2 && bytes / SEGMENT_BYTES > (size_t)comm->topology.nodes, &t);
+	plant(comm, c, comm->topology.nodes > 2 && bytes / CHUNK_BYTES > (size_t)comm->topology.nodes, &t);
 	ddp_status status = flow(comm, &t, c->recv, bytes, sends);
 	if (status != DDP_OK)
 		status = ddp_message_give_up(comm, status);
@@ -238,7 +238,7 @@ static ddp_status end(void *argument, ddp_status status)
 	return status;
 }
 
-ddp_status ddp_inter_copy(ddp_comm *comm, const ddp_collective *c)
+ddp_status ddp_hier_copy(ddp_comm *comm, const ddp_collective *c)
 {
 	copying copy = { .comm = comm, .c = c };
 	const ddp_between between = {

@@ -8,8 +8,8 @@
 
 #include "ddp.h"
 
-ddp_status ddp_inter_barrier(ddp_comm *comm, const ddp_collective *c);
+ddp_status ddp_hier_barrier(ddp_comm *comm, const ddp_collective *c);
 /* broadcast, gather, scatter, all_to_all. */
-ddp_status ddp_inter_copy(ddp_comm *comm, const ddp_collective *c);
+ddp_status ddp_hier_copy(ddp_comm *comm, const ddp_collective *c);
 
 #endif

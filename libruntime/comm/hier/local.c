@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "comm/core/comm.h"
-#include "comm/hier/pieces.h"
+#include "comm/hier/slices.h"
 #include "comm/shm/memory.h"
 #include "comm/shm/node.h"
 #include "comm/shm/stage.h"
@@ -17,7 +17,7 @@ static void *rebase(const void *memory, size_t begin, size_t element)
 /* Piece i's place in a slot of the present window, addressed like the input. */
 static char *in_slot(const ddp_reduction *x, char *slot, int i)
 {
-	return rebase(slot + (size_t)i * x->width * x->element, ddp_window_of(x, &x->pieces[i]).begin,
+	return rebase(slot + (size_t)i * x->width * x->element, ddp_window_of(x, &x->slices[i]).begin,
 	              x->element);
 }
 
@@ -42,10 +42,10 @@ void ddp_local_combine(ddp_reduction *x, int i, ddp_range range, char *partial)
 
 	for (int local = 0; local < x->comm->node.size; local++)
 		src[local] = source_of(x, local, i);
-	x->fold.src = src;
-	x->fold.dst = dst;
-	x->fold.ndst = 1;
-	ddp_fold_run(&x->fold, range.begin, range.count);
+	x->combination.src = src;
+	x->combination.dst = dst;
+	x->combination.ndst = 1;
+	ddp_combine(&x->combination, range.begin, range.count);
 }
 
 static bool output_shared(const ddp_reduction *x, int local)
@@ -62,10 +62,10 @@ int ddp_local_places(const ddp_reduction *x, int i, ddp_range range, void **plac
 	bool slot = false;
 	int count = 0;
 
-	if (ddp_rank_wants(x, &x->pieces[i], comm->rank))
+	if (ddp_rank_wants(x, &x->slices[i], comm->rank))
 		places[count++] = (char *)((uintptr_t)x->output + offset);
 	for (int local = 0; local < comm->node.size; local++) {
-		if (local == comm->node.self || !ddp_rank_wants(x, &x->pieces[i], comm->node.ranks[local]))
+		if (local == comm->node.self || !ddp_rank_wants(x, &x->slices[i], comm->node.ranks[local]))
 			continue;
 		if (output_shared(x, local))
 			places[count++] = (char *)ddp_memory_at(comm, local,
@@ -84,8 +84,8 @@ void ddp_local_stage(const ddp_reduction *x)
 	char *slot = ddp_stage_slot(comm, comm->node.self, x->window);
 
 	for (int i = 0; i < x->count; i++) {
-		ddp_range range = ddp_window_of(x, &x->pieces[i]);
-		if (range.count > 0 && x->pieces[i].channel != comm->node.self)
+		ddp_range range = ddp_window_of(x, &x->slices[i]);
+		if (range.count > 0 && x->slices[i].channel != comm->node.self)
 			memcpy(slot + (size_t)i * x->width * x->element, x->input + range.begin * x->element,
 			       range.count * x->element);
 	}
@@ -98,7 +98,7 @@ void ddp_local_pull(const ddp_reduction *x)
 	if (output_shared(x, comm->node.self))
 		return;
 	for (int i = 0; i < x->count; i++) {
-		const ddp_piece *p = &x->pieces[i];
+		const ddp_slice *p = &x->slices[i];
 		ddp_range range = ddp_window_of(x, p);
 		if (range.count == 0 || p->channel == comm->node.self || !ddp_rank_wants(x, p, comm->rank))
 			continue;

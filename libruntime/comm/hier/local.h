@@ -4,9 +4,9 @@
 
 #include "comm/hier/reduction.h"
 
-/* Combines this node's inputs of a range of piece i. */
+/* Combines this node's inputs of a range of share i. */
 void ddp_local_combine(ddp_reduction *x, int i, ddp_range range, char *partial);
-/* The places where the ranks of this node want a range of piece i; this rank's
+/* The places where the ranks of this node want a range of share i; this rank's
    own first. At most node.size; returns how many. */
 int ddp_local_places(const ddp_reduction *x, int i, ddp_range range, void **places);
 /* Before and after a window: what is not in shared memory passes through slots. */

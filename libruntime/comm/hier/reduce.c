@@ -7,12 +7,12 @@
 
 #include "base/error.h"
 #include "comm/core/comm.h"
+#include "comm/hier/chunks.h"
 #include "comm/hier/local.h"
-#include "comm/hier/pieces.h"
-#include "comm/hier/segments.h"
+#include "comm/hier/slices.h"
 #include "comm/hier/store.h"
 #include "comm/hier/tune.h"
-#include "comm/ops/merge.h"
+#include "comm/ops/combine_nodes.h"
 #include "comm/shm/memory.h"
 #include "comm/shm/node.h"
 #include "comm/wait/message.h"
@@ -33,7 +33,7 @@ static ddp_status run_windows(ddp_reduction *x, size_t windows)
 			status = ddp_node_step(comm);
 		}
 		if (status == DDP_OK && x->mine_count > 0)
-			status = x->doubling ? ddp_segments_double(x) : ddp_segments_run(x);
+			status = x->doubling ? ddp_chunks_double(x) : ddp_chunks_run(x);
 		if (status == DDP_OK && comm->node.size > 1)
 			status = ddp_node_step(comm);
 		if (status == DDP_OK && !x->direct)
@@ -45,10 +45,10 @@ static ddp_status run_windows(ddp_reduction *x, size_t windows)
 static ddp_status run(ddp_reduction *x)
 {
 	size_t windows = 0;
-	ddp_status status = ddp_pieces_cut(x, &windows);
+	ddp_status status = ddp_slices_cut(x, &windows);
 
 	if (status == DDP_OK)
-		status = ddp_segments_prepare(x);
+		status = ddp_chunks_prepare(x);
 	return status == DDP_OK ? run_windows(x, windows) : status;
 }
 
@@ -87,7 +87,7 @@ static double divisor_on_node(const ddp_reduction *x)
 	return power > 1 ? power : 0;
 }
 
-static void set_up_fold(ddp_reduction *x)
+static void set_up_combination(ddp_reduction *x)
 {
 	ddp_comm *comm = x->comm;
 	bool scaled = false;
@@ -98,15 +98,15 @@ static void set_up_fold(ddp_reduction *x)
 		comm->node.scales[i] = own ? h->scale : 1;
 		scaled = scaled || own;
 	}
-	x->fold = (ddp_fold){
+	x->combination = (ddp_combination){
 		.type = x->c->type, .op = x->c->op, .wide_dst = x->travel != x->c->type,
 		.nsrc = comm->node.size, .scale = scaled ? comm->node.scales : NULL,
 		.divisor = divisor_on_node(x),
 	};
 	x->divisor = x->c->op == DDP_AVG ? comm->size : 0;
-	if (x->fold.divisor != 0)
-		x->divisor /= x->fold.divisor;
-	x->plain = comm->node.size == 1 && !scaled && !x->fold.wide_dst && x->fold.divisor == 0;
+	if (x->combination.divisor != 0)
+		x->divisor /= x->combination.divisor;
+	x->plain = comm->node.size == 1 && !scaled && !x->combination.wide_dst && x->combination.divisor == 0;
 }
 
 static ddp_status place_output(ddp_reduction *x)
@@ -145,7 +145,7 @@ static void set_up_entry(const ddp_reduction *x, ddp_entry *entry)
 		entry->recv = ddp_memory_find(x->comm, c->recv, bytes);
 }
 
-ddp_status ddp_inter_reduction(ddp_comm *comm, const ddp_collective *c)
+ddp_status ddp_hier_reduction(ddp_comm *comm, const ddp_collective *c)
 {
 	ddp_reduction x = { .comm = comm, .c = c, .element = ddp_type_bytes(c->type),
 	                    .travel = ddp_travel_type(c->type, c->op), .input = c->send,
@@ -157,7 +157,7 @@ ddp_status ddp_inter_reduction(ddp_comm *comm, const ddp_collective *c)
 	x.small = x.total * x.element <= DDP_SMALL_BYTES && c->kind != DDP_REDUCE_SCATTER;
 	ddp_status status = place_output(&x);
 	if (status == DDP_OK)
-		status = ddp_inter_store_open(comm);
+		status = ddp_hier_store_open(comm);
 	if (status != DDP_OK) {
 		free(x.spare);
 		return ddp_comm_break(comm, status, comm->rank, "%s", ddp_last_error());
@@ -165,13 +165,13 @@ ddp_status ddp_inter_reduction(ddp_comm *comm, const ddp_collective *c)
 	set_up_entry(&x, &entry);
 	status = ddp_node_enter(comm, c, &entry);
 	if (status == DDP_OK)
-		status = ddp_inter_tune(comm, x.total * x.element);
+		status = ddp_hier_tune(comm, x.total * x.element);
 	if (status == DDP_OK) {
 		x.direct = !x.small && all_direct(&x);
 		x.doubling = x.small && c->kind == DDP_ALL_REDUCE &&
-			ddp_inter_by_doubling(comm, x.total * x.travel_bytes,
-			                      x.total * ddp_type_bytes(ddp_accumulator(c->type)));
-		set_up_fold(&x);
+			ddp_hier_by_doubling(comm, x.total * x.travel_bytes,
+			                     x.total * ddp_type_bytes(ddp_accumulator(c->type)));
+		set_up_combination(&x);
 		status = run(&x);
 	}
 	if (status != DDP_OK)

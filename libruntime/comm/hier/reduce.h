@@ -4,6 +4,6 @@
 
 #include "ddp.h"
 
-ddp_status ddp_inter_reduction(ddp_comm *comm, const ddp_collective *c);
+ddp_status ddp_hier_reduction(ddp_comm *comm, const ddp_collective *c);
 
 #endif

@@ -1,11 +1,11 @@
 /*
  * comm/hier/reduction: the parts of a reduction between nodes. The input is cut
- * into pieces. A piece has a channel: on each node, the rank with that index
+ * into slices. A share has a channel: on each node, the rank with that index
  * combines the node's inputs and talks to the same rank of other nodes. And
  * it has an owner, the node that combines the nodes' partial results; or all
  * nodes do, which costs one exchange less.
  *
- * A piece is cut into segments, of which several are under way, so that the
+ * A share is cut into chunks, of which several are under way, so that the
  * network has always something to carry.
  */
 #ifndef DDP_COMM_HIER_REDUCTION_H
@@ -15,22 +15,22 @@
 #include "comm/ops/blocks.h"
 #include "comm/ops/kernels.h"
 
-enum { DDP_EVERY_NODE = -1, DDP_SEGMENTS_MAX = 16 };
+enum { DDP_EVERY_NODE = -1, DDP_CHUNKS_MAX = 16 };
 
-typedef struct ddp_piece {
+typedef struct ddp_slice {
 	ddp_range range;
 	int channel;
 	int owner;     /* a node, or DDP_EVERY_NODE */
 	int target;    /* the one rank that wants the result, or DDP_NOBODY */
-} ddp_piece;
+} ddp_slice;
 
-/* A segment of each of this channel's pieces, under way. */
-typedef struct ddp_segment {
+/* A chunk of each of this channel's slices, under way. */
+typedef struct ddp_chunk {
 	char *buffers;
 	ddp_transfer *sends, *recvs;  /* partial results */
 	ddp_transfer *result_sends, *result_recvs;
 	int send_count, recv_count, result_send_count, result_recv_count;
-} ddp_segment;
+} ddp_chunk;
 
 typedef struct ddp_reduction {
 	ddp_comm *comm;
@@ -43,7 +43,7 @@ typedef struct ddp_reduction {
 	char *output;          /* addressed like the input */
 	char *spare;           /* reduce_scatter over its own input */
 	int node, nodes;
-	ddp_piece *pieces;     /* all channels', the same list on all ranks */
+	ddp_slice *slices;     /* all channels', the same list on all ranks */
 	int count;
 	int *mine;             /* those of this rank's channel */
 	int mine_count, owned_count;
@@ -53,12 +53,12 @@ typedef struct ddp_reduction {
 	bool direct;           /* other ranks' inputs and outputs are in shared memory */
 	bool plain;            /* the input is the node's partial result, as it is */
 	double divisor;        /* of the result, before it is rounded; 0: it is not divided */
-	size_t width;          /* elements of a piece per window */
+	size_t width;          /* elements of a share per window */
 	size_t window;         /* number of the present one */
-	size_t segment_count;  /* elements of a segment */
-	size_t depth;          /* segments under way */
-	ddp_segment segments[DDP_SEGMENTS_MAX];
-	ddp_fold fold;         /* of this node's inputs */
+	size_t chunk_count;  /* elements of a chunk */
+	size_t depth;          /* chunks under way */
+	ddp_chunk chunks[DDP_CHUNKS_MAX];
+	ddp_combination combination;         /* of this node's inputs */
 	void **parts;          /* [nodes] */
 } ddp_reduction;
 

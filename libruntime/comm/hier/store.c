@@ -4,32 +4,32 @@
 
 #include "base/error.h"
 #include "comm/core/comm.h"
-#include "comm/ops/merge.h"
+#include "comm/ops/combine_nodes.h"
 
-ddp_status ddp_inter_store_open(ddp_comm *comm)
+ddp_status ddp_hier_store_open(ddp_comm *comm)
 {
 	size_t size = (size_t)comm->size, nodes = (size_t)comm->topology.nodes;
 
 	if (comm->hier.store != NULL)
 		return DDP_OK;
-	ddp_inter_store *store = comm->hier.store = calloc(1, sizeof(*store));
+	ddp_hier_store *store = comm->hier.store = calloc(1, sizeof(*store));
 	if (store == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
-	store->pieces = calloc(size, sizeof(*store->pieces));
+	store->slices = calloc(size, sizeof(*store->slices));
 	store->mine = calloc(size, sizeof(*store->mine));
 	store->parts = calloc(nodes, sizeof(*store->parts));
 	store->owned = calloc(nodes, sizeof(*store->owned));
-	store->scratch = malloc(ddp_merge_scratch_bytes(comm->topology.nodes));
-	if (store->pieces != NULL && store->mine != NULL && store->parts != NULL &&
+	store->scratch = malloc(ddp_combine_scratch_bytes(comm->topology.nodes));
+	if (store->slices != NULL && store->mine != NULL && store->parts != NULL &&
 	    store->owned != NULL && store->scratch != NULL)
 		return DDP_OK;
-	ddp_inter_close(comm);
+	ddp_hier_store_close(comm);
 	return ddp_fail(DDP_ERR_NOMEM, "out of memory");
 }
 
-ddp_status ddp_inter_store_grow(ddp_comm *comm, size_t buffer_bytes, size_t transfers)
+ddp_status ddp_hier_store_grow(ddp_comm *comm, size_t buffer_bytes, size_t transfers)
 {
-	ddp_inter_store *store = comm->hier.store;
+	ddp_hier_store *store = comm->hier.store;
 
 	if (buffer_bytes > store->buffer_bytes) {
 		free(store->buffers);
@@ -50,13 +50,13 @@ ddp_status ddp_inter_store_grow(ddp_comm *comm, size_t buffer_bytes, size_t tran
 	return DDP_OK;
 }
 
-void ddp_inter_close(ddp_comm *comm)
+void ddp_hier_store_close(ddp_comm *comm)
 {
-	ddp_inter_store *store = comm->hier.store;
+	ddp_hier_store *store = comm->hier.store;
 
 	if (store == NULL)
 		return;
-	free(store->pieces);
+	free(store->slices);
 	free(store->mine);
 	free(store->parts);
 	free(store->owned);

@@ -5,26 +5,26 @@
 
 #include "comm/hier/reduction.h"
 
-typedef struct ddp_inter_store {
-	ddp_piece *pieces;  /* [size]: no operation has more */
+typedef struct ddp_hier_store {
+	ddp_slice *slices;  /* [size]: no operation has more */
 	int *mine;          /* [size] */
 	void **parts;       /* [nodes] */
 	int *owned;         /* [nodes] */
-	void *scratch;      /* of comm/ops/merge */
+	void *scratch;      /* of comm/ops/combine_nodes */
 	char *buffers;
 	size_t buffer_bytes;
 	ddp_transfer *transfers;
 	size_t transfer_count;
-	uint64_t gather_ns; /* for how long messages may gather; learnt */
-} ddp_inter_store;
+	uint64_t coalesce_ns; /* for how long messages may coalesce; learnt */
+} ddp_hier_store;
 
 /* Makes the store at its first use. */
-ddp_status ddp_inter_store_open(ddp_comm *comm);
+ddp_status ddp_hier_store_open(ddp_comm *comm);
 /* No transfer is under way: makes buffers and transfers large enough; their
    contents are lost. */
-ddp_status ddp_inter_store_grow(ddp_comm *comm, size_t buffer_bytes, size_t transfers);
+ddp_status ddp_hier_store_grow(ddp_comm *comm, size_t buffer_bytes, size_t transfers);
 
 /* Frees it. */
-void ddp_inter_close(ddp_comm *comm);
+void ddp_hier_store_close(ddp_comm *comm);
 
 #endif

@@ -33,10 +33,10 @@ enum {
 	LARGE_BYTES = 1 << 20,
 	/* A message of the smaller size, with its envelope, is a single packet of
 	   UCX over sockets, which is received without being put together first. */
-	SEGMENT_BYTES = 60 * 1024,
-	LARGE_SEGMENT_BYTES = 256 * 1024,
-	MESSAGES = LARGE_BYTES / SEGMENT_BYTES + 1,
-	TAGS = 0xfff000         /* beyond those of any operation's first segments */
+	CHUNK_BYTES = 60 * 1024,
+	LARGE_CHUNK_BYTES = 256 * 1024,
+	MESSAGES = LARGE_BYTES / CHUNK_BYTES + 1,
+	TAGS = 0xfff000         /* beyond those of any operation's first chunks */
 };
 
 /* Messages between the first two nodes' first ranks. */
@@ -105,13 +105,13 @@ static ddp_status measure(ddp_comm *comm, ddp_link *link)
 	if (status == DDP_OK)
 		status = shortest(&t, PINGS, 8, 8, &round_trip, &link->post_seconds);
 	if (status == DDP_OK)
-		status = shortest(&t, 2, LARGE_BYTES, SEGMENT_BYTES, &fine, &unused);
+		status = shortest(&t, 2, LARGE_BYTES, CHUNK_BYTES, &fine, &unused);
 	if (status == DDP_OK)
-		status = shortest(&t, 2, LARGE_BYTES, LARGE_SEGMENT_BYTES, &coarse, &unused);
+		status = shortest(&t, 2, LARGE_BYTES, LARGE_CHUNK_BYTES, &coarse, &unused);
 	double large = coarse < fine ? coarse : fine;
 	link->latency_seconds = round_trip / 2;
 	link->byte_seconds = (large > round_trip ? large - round_trip : 0) / LARGE_BYTES;
-	link->segment_bytes = coarse < 0.9 * fine ? LARGE_SEGMENT_BYTES : SEGMENT_BYTES;
+	link->chunk_bytes = coarse < 0.9 * fine ? LARGE_CHUNK_BYTES : CHUNK_BYTES;
 	free(t.buffer);
 	return status;
 }
@@ -136,7 +136,7 @@ static ddp_status tell_nodes(ddp_comm *comm, ddp_link *link)
 	return status;
 }
 
-ddp_status ddp_inter_tune(ddp_comm *comm, size_t bytes)
+ddp_status ddp_hier_tune(ddp_comm *comm, size_t bytes)
 {
 	ddp_link link = { .measured = true };
 	char *slot = ddp_result_slot(comm, 0, 0);
@@ -145,7 +145,7 @@ ddp_status ddp_inter_tune(ddp_comm *comm, size_t bytes)
 	/* With two nodes, a small operation has nothing to choose. */
 	if (comm->hier.link.measured || (comm->topology.nodes == 2 && bytes <= DDP_SMALL_BYTES)) {
 		if (!comm->hier.link.measured)
-			comm->hier.link.segment_bytes = SEGMENT_BYTES;
+			comm->hier.link.chunk_bytes = CHUNK_BYTES;
 		return DDP_OK;
 	}
 	if (comm->node.self == 0) {
@@ -164,7 +164,7 @@ ddp_status ddp_inter_tune(ddp_comm *comm, size_t bytes)
 	ddp_log(DDP_LOG_INFO, "between nodes: %.1f us, %.2f GB/s, messages of %zu KiB",
 	        comm->hier.link.latency_seconds * 1e6,
 	        comm->hier.link.byte_seconds > 0 ? 1e-9 / comm->hier.link.byte_seconds : 0,
-	        comm->hier.link.segment_bytes / 1024);
+	        comm->hier.link.chunk_bytes / 1024);
 	/* The operation may use the slot now. */
 	return ddp_node_step(comm);
 }
@@ -212,7 +212,7 @@ static int overruled(const char *algorithm)
 	return wanted == NULL ? -1 : strcmp(wanted, algorithm) == 0;
 }
 
-bool ddp_inter_by_owner(const ddp_comm *comm, size_t bytes)
+bool ddp_hier_by_owner(const ddp_comm *comm, size_t bytes)
 {
 	int forced = overruled("owner");
 
@@ -221,7 +221,7 @@ bool ddp_inter_by_owner(const ddp_comm *comm, size_t bytes)
 	return owner_seconds(comm, (double)bytes) < every_seconds(comm, (double)bytes);
 }
 
-bool ddp_inter_by_doubling(const ddp_comm *comm, size_t bytes, size_t wide_bytes)
+bool ddp_hier_by_doubling(const ddp_comm *comm, size_t bytes, size_t wide_bytes)
 {
 	int forced = overruled("doubling");
 

@@ -36,9 +36,9 @@ static const ddp_kernel_table *kernels(void)
 	return table;
 }
 
-void ddp_fold_run(const ddp_fold *fold, size_t first, size_t count)
+void ddp_combine(const ddp_combination *c, size_t first, size_t count)
 {
-	kernels()->fold(fold, first, count);
+	kernels()->combine(c, first, count);
 }
 
 void ddp_take(void *dst, void *src, size_t bytes)

@@ -12,7 +12,7 @@
 
 #include "comm/ops/names.h"
 
-typedef struct ddp_fold {
+typedef struct ddp_combination {
 	ddp_type type;
 	ddp_op op;
 	bool wide_src, wide_dst; /* sources, results are in accumulator form */
@@ -22,10 +22,10 @@ typedef struct ddp_fold {
 	int ndst;
 	void *const *dst;     /* all get the result; may equal sources exactly */
 	double divisor;       /* the result is divided by it; 0: it is not */
-} ddp_fold;
+} ddp_combination;
 
 /* Combines `count` elements at `first` of every source. */
-void ddp_fold_run(const ddp_fold *fold, size_t first, size_t count);
+void ddp_combine(const ddp_combination *c, size_t first, size_t count);
 
 /*
  * Copies what another core has written, and writes to each line of `src`,

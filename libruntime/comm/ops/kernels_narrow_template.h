@@ -103,11 +103,11 @@ INLINE void narrow_f16(char *to, const v_f32 *a, const v_f32 *b)
 #endif
 }
 
-/* ---- folds that keep accumulators in registers ------------------------------------ */
+/* ---- combinations that keep accumulators in registers ------------------------------------ */
 
 /* Combines 32 elements at a time; returns the first that is left. */
-#define DEFINE_HALF_FOLD(NAME, OP) \
-KERNEL static size_t fold_##NAME##_##OP(const ddp_fold *f, size_t i, size_t end) \
+#define DEFINE_HALF_COMBINE(NAME, OP) \
+KERNEL static size_t combine_##NAME##_##OP(const ddp_combination *f, size_t i, size_t end) \
 { \
 	for (; i + 32 <= end; i += 32) { \
 		const char *x = (const char *)f->src[0] + 2 * i; \
@@ -144,17 +144,17 @@ KERNEL static size_t fold_##NAME##_##OP(const ddp_fold *f, size_t i, size_t end)
 	return i; \
 }
 
-#define DEFINE_HALF_FOLDS(NAME) \
-DEFINE_HALF_FOLD(NAME, SUM) \
-DEFINE_HALF_FOLD(NAME, PROD) \
-DEFINE_HALF_FOLD(NAME, MIN) \
-DEFINE_HALF_FOLD(NAME, MAX)
+#define DEFINE_HALF_COMBINES(NAME) \
+DEFINE_HALF_COMBINE(NAME, SUM) \
+DEFINE_HALF_COMBINE(NAME, PROD) \
+DEFINE_HALF_COMBINE(NAME, MIN) \
+DEFINE_HALF_COMBINE(NAME, MAX)
 
-DEFINE_HALF_FOLDS(bf16)
-DEFINE_HALF_FOLDS(f16)
+DEFINE_HALF_COMBINES(bf16)
+DEFINE_HALF_COMBINES(f16)
 
 /* Sums that are cut to 8 bits are sums of 8 bits; so are products and extremes. */
-DEFINE_FOLDS(uint8_t, uint8_t, v_u8, v_u8, v_i8, false)
+DEFINE_COMBINES(uint8_t, uint8_t, v_u8, v_u8, v_i8, false)
 
 enum { MEAN_SOURCES = 128, MEAN_DIVISOR = 1 << 15 };
 
@@ -168,7 +168,7 @@ enum { MEAN_SOURCES = 128, MEAN_DIVISOR = 1 << 15 };
 /* The mean of up to 128 sources: their sum n has 15 bits, and n / d, cut, is
    n * m >> 15 + l, with l = ceil(log2(d)) and m = floor(2^(15 + l) / d) + 1
    (Granlund and Montgomery, "Division by Invariant Integers", 1994). d > 1. */
-KERNEL static size_t mean_of_u8(const ddp_fold *f, size_t i, size_t end)
+KERNEL static size_t mean_of_u8(const ddp_combination *f, size_t i, size_t end)
 {
 	const uint32_t divisor = (uint32_t)f->divisor;
 	uint32_t shift = 15;

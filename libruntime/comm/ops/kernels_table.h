@@ -8,7 +8,7 @@
 #include "comm/ops/kernels.h"
 
 typedef struct ddp_kernel_table {
-	void (*fold)(const ddp_fold *fold, size_t first, size_t count);
+	void (*combine)(const ddp_combination *c, size_t first, size_t count);
 	void (*take)(void *dst, void *src, size_t bytes);
 } ddp_kernel_table;
 
@@ -17,7 +17,7 @@ extern const ddp_kernel_table ddp_kernels_generic;
 extern const ddp_kernel_table ddp_kernels_avx2;
 #endif
 
-typedef void (*fold_fn)(const ddp_fold *fold, size_t first, size_t count);
+typedef void (*combine_fn)(const ddp_combination *c, size_t first, size_t count);
 
 enum { NARROW_BLOCK = 512 };
 

@@ -133,7 +133,7 @@ KERNEL static inline void divide_int64_t(v_i64 *v, const divisor_int64_t *d)
 
 /* One element; also the tail and the scaled integers of the loops below. */
 #define DEFINE_ONE(T, UT, V, UV, MV, OP) \
-KERNEL static inline T one_##T##_##OP(const ddp_fold *f, size_t i) \
+KERNEL static inline T one_##T##_##OP(const ddp_combination *f, size_t i) \
 { \
 	T acc = ((const T *)f->src[0])[i]; \
 	if (f->scale != NULL) \
@@ -148,9 +148,9 @@ KERNEL static inline T one_##T##_##OP(const ddp_fold *f, size_t i) \
 	return f->divisor != 0 ? (T)(acc / (T)f->divisor) : acc; \
 }
 
-#define DEFINE_FOLD(T, UT, V, UV, MV, OP, SCALES) \
+#define DEFINE_COMBINE(T, UT, V, UV, MV, OP, SCALES) \
 DEFINE_ONE(T, UT, V, UV, MV, OP) \
-KERNEL static void fold_##T##_##OP(const ddp_fold *f, size_t first, size_t count) \
+KERNEL static void combine_##T##_##OP(const ddp_combination *f, size_t first, size_t count) \
 { \
 	enum { LANES = VECTOR_BYTES / sizeof(T) }; \
 	size_t i = first, end = first + count; \
@@ -197,8 +197,8 @@ KERNEL static void fold_##T##_##OP(const ddp_fold *f, size_t first, size_t count
 /* The same for many sources that are in no cache: a block of one source after
    the other, and of one destination after the other. Going through all at once
    takes up to twice as long, all the more if they are a power of two apart. */
-#define DEFINE_FAR_FOLD(T, UT, V, UV, MV, OP) \
-KERNEL static void fold_far_##T##_##OP(const ddp_fold *f, size_t first, size_t count) \
+#define DEFINE_FAR_COMBINE(T, UT, V, UV, MV, OP) \
+KERNEL static void combine_far_##T##_##OP(const ddp_combination *f, size_t first, size_t count) \
 { \
 	enum { VECTORS = 1024 / VECTOR_BYTES, BLOCK = 1024 / sizeof(T) }; \
 	const divisor_##T divisor = divisor_of_##T(f->divisor); \
@@ -221,30 +221,30 @@ KERNEL static void fold_far_##T##_##OP(const ddp_fold *f, size_t first, size_t c
 				y[v] = acc[v]; \
 		} \
 	} \
-	fold_##T##_##OP(f, i, end - i); \
+	combine_##T##_##OP(f, i, end - i); \
 }
 
-#define DEFINE_FOLDS(T, UT, V, UV, MV, SCALES) \
-DEFINE_FOLD(T, UT, V, UV, MV, SUM, SCALES) \
-DEFINE_FOLD(T, UT, V, UV, MV, PROD, SCALES) \
-DEFINE_FOLD(T, UT, V, UV, MV, MIN, SCALES) \
-DEFINE_FOLD(T, UT, V, UV, MV, MAX, SCALES) \
-DEFINE_FAR_FOLD(T, UT, V, UV, MV, SUM) \
-DEFINE_FAR_FOLD(T, UT, V, UV, MV, PROD) \
-DEFINE_FAR_FOLD(T, UT, V, UV, MV, MIN) \
-DEFINE_FAR_FOLD(T, UT, V, UV, MV, MAX)
+#define DEFINE_COMBINES(T, UT, V, UV, MV, SCALES) \
+DEFINE_COMBINE(T, UT, V, UV, MV, SUM, SCALES) \
+DEFINE_COMBINE(T, UT, V, UV, MV, PROD, SCALES) \
+DEFINE_COMBINE(T, UT, V, UV, MV, MIN, SCALES) \
+DEFINE_COMBINE(T, UT, V, UV, MV, MAX, SCALES) \
+DEFINE_FAR_COMBINE(T, UT, V, UV, MV, SUM) \
+DEFINE_FAR_COMBINE(T, UT, V, UV, MV, PROD) \
+DEFINE_FAR_COMBINE(T, UT, V, UV, MV, MIN) \
+DEFINE_FAR_COMBINE(T, UT, V, UV, MV, MAX)
 
-DEFINE_FOLDS(float, float, v_f32, v_f32, v_i32, true)
-DEFINE_FOLDS(double, double, v_f64, v_f64, v_i64, true)
-DEFINE_FOLDS(int32_t, uint32_t, v_i32, v_u32, v_i32, false)
-DEFINE_FOLDS(int64_t, uint64_t, v_i64, v_u64, v_i64, false)
+DEFINE_COMBINES(float, float, v_f32, v_f32, v_i32, true)
+DEFINE_COMBINES(double, double, v_f64, v_f64, v_i64, true)
+DEFINE_COMBINES(int32_t, uint32_t, v_i32, v_u32, v_i32, false)
+DEFINE_COMBINES(int64_t, uint64_t, v_i64, v_u64, v_i64, false)
 
 #include "comm/ops/kernels_narrow_template.h"
 
-/* ---- which fold ---------------------------------------------------------------------- */
+/* ---- which combination ---------------------------------------------------------------------- */
 
-/* The fold of a type that is its own accumulator, or of u8; AVG combines like SUM. */
-#define FOLDS_OF(PREFIX) { \
+/* The combination of a type that is its own accumulator, or of u8; AVG combines like SUM. */
+#define COMBINES_OF(PREFIX) { \
 	{ PREFIX##_float_SUM, PREFIX##_float_PROD, PREFIX##_float_MIN, PREFIX##_float_MAX }, \
 	{ PREFIX##_double_SUM, PREFIX##_double_PROD, PREFIX##_double_MIN, PREFIX##_double_MAX }, \
 	{ PREFIX##_int32_t_SUM, PREFIX##_int32_t_PROD, PREFIX##_int32_t_MIN, PREFIX##_int32_t_MAX }, \
@@ -256,28 +256,28 @@ static inline int column_of(ddp_op op)
 	return op == DDP_PROD ? 1 : op == DDP_MIN ? 2 : op == DDP_MAX ? 3 : 0;
 }
 
-KERNEL static fold_fn choose_fold(ddp_type type, ddp_op op, bool far)
+KERNEL static combine_fn choose_combine(ddp_type type, ddp_op op, bool far)
 {
-	static const fold_fn table[2][5][4] = { FOLDS_OF(fold), FOLDS_OF(fold_far) };
+	static const combine_fn table[2][5][4] = { COMBINES_OF(combine), COMBINES_OF(combine_far) };
 	int row = type == DDP_F32 ? 0 : type == DDP_F64 ? 1 : type == DDP_I32 ? 2 : type == DDP_I64 ? 3 : 4;
 
 	return table[far][row][column_of(op)];
 }
 
-KERNEL static fold_fn fold_wide(ddp_type type, ddp_op op)
+KERNEL static combine_fn combine_wide(ddp_type type, ddp_op op)
 {
-	return choose_fold(type, op, false);
+	return choose_combine(type, op, false);
 }
 
 KERNEL static void divide(ddp_type wide, double divisor, void *acc, size_t n)
 {
 	const void *src[1] = { acc };
 	void *dst[1] = { acc };
-	const ddp_fold f = { .type = wide, .op = DDP_SUM, .nsrc = 1, .src = src,
-	                     .ndst = 1, .dst = dst, .divisor = divisor };
+	const ddp_combination f = { .type = wide, .op = DDP_SUM, .nsrc = 1, .src = src,
+	                            .ndst = 1, .dst = dst, .divisor = divisor };
 
 	if (divisor != 0)
-		fold_wide(wide, DDP_SUM)(&f, 0, n);
+		combine_wide(wide, DDP_SUM)(&f, 0, n);
 }
 
 /* Element i of what `base` points to. */
@@ -306,7 +306,7 @@ KERNEL static void store_narrow(ddp_type type, void *dst, const narrow_block *ac
 		store_bf16(dst, acc->f32, n);
 }
 
-KERNEL static void load(const ddp_fold *f, int s, narrow_block *acc, size_t i, size_t n)
+KERNEL static void load(const ddp_combination *f, int s, narrow_block *acc, size_t i, size_t n)
 {
 	if (f->wide_src)
 		memcpy(acc, (const char *)f->src[s] + i * 4, n * 4);
@@ -315,16 +315,16 @@ KERNEL static void load(const ddp_fold *f, int s, narrow_block *acc, size_t i, s
 }
 
 /* Combines at most NARROW_BLOCK elements from element i into *acc. */
-KERNEL static void combine_narrow(const ddp_fold *f, ddp_type wide, size_t i, size_t n,
+KERNEL static void combine_narrow(const ddp_combination *f, ddp_type wide, size_t i, size_t n,
                                   narrow_block *acc)
 {
 	narrow_block next;
 	const void *pair[2] = { acc, &next };
 	void *result[1] = { acc };
 	double scales[2] = { 1, 1 };
-	ddp_fold step = { .type = wide, .op = f->op, .nsrc = 1, .src = pair,
-	                  .ndst = 1, .dst = result, .scale = f->scale };
-	const fold_fn combine = fold_wide(wide, f->op);
+	ddp_combination step = { .type = wide, .op = f->op, .nsrc = 1, .src = pair,
+	                         .ndst = 1, .dst = result, .scale = f->scale };
+	const combine_fn combine = combine_wide(wide, f->op);
 
 	load(f, 0, acc, i, n);
 	if (f->scale != NULL) {
@@ -340,23 +340,23 @@ KERNEL static void combine_narrow(const ddp_fold *f, ddp_type wide, size_t i, si
 	}
 }
 
-static inline bool is_far(const ddp_fold *f, size_t count)
+static inline bool is_far(const ddp_combination *f, size_t count)
 {
 	return f->nsrc >= FAR_SOURCES && f->scale == NULL && count >= FAR_BYTES / 4 / (size_t)f->nsrc;
 }
 
 /* Without blocks where that can be; returns the first element that is left. */
-KERNEL static size_t fold_in_registers(const ddp_fold *f, size_t first, size_t count, bool far)
+KERNEL static size_t combine_in_registers(const ddp_combination *f, size_t first, size_t count, bool far)
 {
-	static size_t (*const halves[2][4])(const ddp_fold *, size_t, size_t) = {
-		{ fold_bf16_SUM, fold_bf16_PROD, fold_bf16_MIN, fold_bf16_MAX },
-		{ fold_f16_SUM, fold_f16_PROD, fold_f16_MIN, fold_f16_MAX },
+	static size_t (*const halves[2][4])(const ddp_combination *, size_t, size_t) = {
+		{ combine_bf16_SUM, combine_bf16_PROD, combine_bf16_MIN, combine_bf16_MAX },
+		{ combine_f16_SUM, combine_f16_PROD, combine_f16_MIN, combine_f16_MAX },
 	};
 
 	if (f->type != DDP_U8)
 		return far ? first : halves[f->type == DDP_F16][column_of(f->op)](f, first, first + count);
 	if (f->scale == NULL && f->divisor == 0) {
-		choose_fold(f->type, f->op, far)(f, first, count);
+		choose_combine(f->type, f->op, far)(f, first, count);
 		return first + count;
 	}
 	if (f->scale == NULL && column_of(f->op) == 0 && f->nsrc <= MEAN_SOURCES && f->divisor >= 2 &&
@@ -365,13 +365,13 @@ KERNEL static size_t fold_in_registers(const ddp_fold *f, size_t first, size_t c
 	return first;
 }
 
-KERNEL static void fold_narrow(const ddp_fold *f, size_t first, size_t count)
+KERNEL static void reduce_narrow(const ddp_combination *f, size_t first, size_t count)
 {
 	const ddp_type wide = ddp_accumulator(f->type);
 	narrow_block acc;
 
 	if (!f->wide_src && !f->wide_dst) {
-		size_t left = fold_in_registers(f, first, count, is_far(f, count));
+		size_t left = combine_in_registers(f, first, count, is_far(f, count));
 		count -= left - first;
 		first = left;
 	}
@@ -391,12 +391,12 @@ KERNEL static void fold_narrow(const ddp_fold *f, size_t first, size_t count)
 	}
 }
 
-KERNEL static void run_fold(const ddp_fold *f, size_t first, size_t count)
+KERNEL static void run_combine(const ddp_combination *f, size_t first, size_t count)
 {
 	if (ddp_accumulator(f->type) != f->type)
-		fold_narrow(f, first, count);
+		reduce_narrow(f, first, count);
 	else
-		choose_fold(f->type, f->op, is_far(f, count))(f, first, count);
+		choose_combine(f->type, f->op, is_far(f, count))(f, first, count);
 }
 
 /* Compilers may drop a store of what was just loaded, but not a volatile one. */
@@ -419,4 +419,4 @@ KERNEL static void run_take(void *dst, void *src, size_t bytes)
 	*line = *((const unsigned char *)dst + i);
 }
 
-const ddp_kernel_table KERNEL_TABLE = { .fold = run_fold, .take = run_take };
+const ddp_kernel_table KERNEL_TABLE = { .combine = run_combine, .take = run_take };

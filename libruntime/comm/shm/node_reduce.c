@@ -25,7 +25,7 @@ typedef struct reduction {
 	size_t width;        /* elements of a slice per window */
 	const void **src;    /* [node size] */
 	void **dst;          /* [node size + 1] */
-	ddp_fold fold;
+	ddp_combination combination;
 } reduction;
 
 static ddp_range slice(const reduction *r, int owner)
@@ -51,11 +51,11 @@ static void *rebase(const void *memory, size_t begin, size_t element)
 }
 
 /* All but sources and destinations. */
-static void set_up_fold(ddp_comm *comm, const ddp_collective *c, ddp_fold *fold)
+static void set_up_combination(ddp_comm *comm, const ddp_collective *c, ddp_combination *combination)
 {
 	ddp_node *node = &comm->node;
 
-	*fold = (ddp_fold){
+	*combination = (ddp_combination){
 		.type = c->type, .op = c->op, .nsrc = node->size, .src = node->src, .dst = node->dst,
 		.divisor = c->op == DDP_AVG ? comm->size : 0,
 	};
@@ -64,7 +64,7 @@ static void set_up_fold(ddp_comm *comm, const ddp_collective *c, ddp_fold *fold)
 		bool scaled = (h->flags & DDP_HEADER_SCALED) != 0;
 		node->scales[i] = scaled ? h->scale : 1;
 		if (scaled)
-			fold->scale = node->scales;
+			combination->scale = node->scales;
 	}
 }
 
@@ -75,11 +75,11 @@ static ddp_status run_small(ddp_comm *comm, const ddp_collective *c, size_t byte
 	const ddp_entry entry = { .payload = c->send, .payload_bytes = bytes };
 	size_t first = 0, count = c->count, element = ddp_type_bytes(c->type);
 	ddp_status status = ddp_node_enter(comm, c, &entry);
-	ddp_fold fold;
+	ddp_combination combination;
 
 	if (status != DDP_OK || (c->kind == DDP_REDUCE && c->root != comm->rank))
 		return status;
-	set_up_fold(comm, c, &fold);
+	set_up_combination(comm, c, &combination);
 	for (int i = 0; i < node->size; i++)
 		node->src[i] = ddp_node_payload(comm, i, bytes);
 	if (c->kind == DDP_REDUCE_SCATTER) {
@@ -87,13 +87,13 @@ static ddp_status run_small(ddp_comm *comm, const ddp_collective *c, size_t byte
 		count = ddp_block_count(c, comm->rank);
 	}
 	node->dst[0] = rebase(c->recv, first, element);
-	fold.ndst = 1;
+	combination.ndst = 1;
 	/* The only reader of a slot writes to it: see ddp_take(). */
 	if (node->size == 2 && bytes > DDP_INLINE_BYTES && c->kind == DDP_ALL_REDUCE) {
 		node->src[node->self] = c->send;
-		node->dst[fold.ndst++] = (void *)(uintptr_t)node->src[1 - node->self];
+		node->dst[combination.ndst++] = (void *)(uintptr_t)node->src[1 - node->self];
 	}
-	ddp_fold_run(&fold, first, count);
+	ddp_combine(&combination, first, count);
 	return DDP_OK;
 }
 
@@ -141,10 +141,10 @@ static void set_destinations(reduction *r, size_t begin, size_t k)
 		else if (wants_all(r, i) || (h->flags & DDP_HEADER_SEND_SHARED) == 0)
 			r->dst[n++] = in_slot(r, i, begin, k);
 	}
-	r->fold.ndst = n;
+	r->combination.ndst = n;
 }
 
-static void fold_window(reduction *r, size_t k, size_t width)
+static void combine_window(reduction *r, size_t k, size_t width)
 {
 	ddp_range window = ddp_window(slice(r, r->comm->node.self), width, k);
 
@@ -152,7 +152,7 @@ static void fold_window(reduction *r, size_t k, size_t width)
 		return;
 	set_sources(r, window.begin, k);
 	set_destinations(r, window.begin, k);
-	ddp_fold_run(&r->fold, window.begin, window.count);
+	ddp_combine(&r->combination, window.begin, window.count);
 }
 
 /* Copies what the other owners need of window k into this rank's slot. */
@@ -210,7 +210,7 @@ static ddp_status run_staged(reduction *r)
 			return status;
 		if (k > 0)
 			pull_window(r, k - 1);
-		fold_window(r, k, r->width);
+		combine_window(r, k, r->width);
 		if (k + 1 < windows)
 			stage_window(r, k + 1);
 		ddp_node_post_step(comm);
@@ -234,7 +234,7 @@ static ddp_status run_large(reduction *r)
 	ddp_status status = ddp_node_enter(comm, r->c, &entry);
 	if (status != DDP_OK)
 		return status;
-	set_up_fold(comm, r->c, &r->fold);
+	set_up_combination(comm, r->c, &r->combination);
 
 	bool direct = ddp_node_all_have(comm, DDP_HEADER_SEND_SHARED);
 	for (int i = 0; i < comm->node.size && direct; i++)
@@ -242,7 +242,7 @@ static ddp_status run_large(reduction *r)
 			(ddp_node_header(comm, i)->flags & DDP_HEADER_RECV_SHARED) != 0;
 	if (!direct && comm->node.size > 1)
 		return run_staged(r);
-	fold_window(r, 0, SIZE_MAX);
+	combine_window(r, 0, SIZE_MAX);
 	return ddp_node_step(comm);
 }
 

@@ -1,21 +1,21 @@
-/* The segments of a reduction on their way between nodes. */
-#include "comm/hier/segments.h"
+/* The chunks of a reduction on their way between nodes. */
+#include "comm/hier/chunks.h"
 
 #include <string.h>
 
-#include "comm/hier/doubling.h"
 #include "comm/hier/local.h"
-#include "comm/hier/pieces.h"
+#include "comm/hier/recursive_doubling.h"
+#include "comm/hier/slices.h"
 #include "comm/hier/store.h"
-#include "comm/ops/merge.h"
+#include "comm/ops/combine_nodes.h"
 #include "comm/wait/await.h"
 #include "comm/wait/message.h"
 
 enum {
-	GATHER_PART = 2,
-	GATHER_LEAST_NS = 200 * 1000,  /* below, sleeping costs more than it saves */
-	GATHER_MOST_NS = 2000 * 1000,
-	GATHER_RISE_NS = 10 * 1000
+	COALESCE_PART = 2,
+	COALESCE_LEAST_NS = 200 * 1000,  /* below, sleeping costs more than it saves */
+	COALESCE_MOST_NS = 2000 * 1000,
+	COALESCE_RISE_NS = 10 * 1000
 };
 
 /* ---- buffers ------------------------------------------------------------------------------ */
@@ -24,39 +24,39 @@ static size_t buffer_bytes(const ddp_reduction *x)
 {
 	const ddp_type form = x->doubling ? ddp_accumulator(x->c->type) : x->travel;
 
-	return x->segment_count * ddp_type_bytes(form);
+	return x->chunk_count * ddp_type_bytes(form);
 }
 
-static char *partial_of(const ddp_reduction *x, const ddp_segment *g, int m)
+static char *partial_of(const ddp_reduction *x, const ddp_chunk *g, int m)
 {
 	return g->buffers + 2 * (size_t)m * buffer_bytes(x);
 }
 
-static char *result_of(const ddp_reduction *x, const ddp_segment *g, int m)
+static char *result_of(const ddp_reduction *x, const ddp_chunk *g, int m)
 {
 	return partial_of(x, g, m) + buffer_bytes(x);
 }
 
-/* `owned` counts owned pieces before this one. */
-static char *incoming_of(const ddp_reduction *x, const ddp_segment *g, int owned, int node)
+/* `owned` counts owned slices before this one. */
+static char *incoming_of(const ddp_reduction *x, const ddp_chunk *g, int owned, int node)
 {
 	size_t index = 2 * (size_t)x->mine_count + (size_t)owned * (size_t)x->nodes + (size_t)node;
 
 	return g->buffers + index * buffer_bytes(x);
 }
 
-ddp_status ddp_segments_prepare(ddp_reduction *x)
+ddp_status ddp_chunks_prepare(ddp_reduction *x)
 {
 	size_t owned = (size_t)x->owned_count * (size_t)x->nodes, mine = (size_t)x->mine_count;
 	size_t bytes = (2 * mine + owned) * buffer_bytes(x);
 	size_t transfers = mine + owned + (size_t)x->nodes;
-	const ddp_inter_store *store = x->comm->hier.store;
+	const ddp_hier_store *store = x->comm->hier.store;
 
 	if (mine == 0)
 		return DDP_OK;
-	ddp_status status = ddp_inter_store_grow(x->comm, x->depth * bytes, x->depth * 4 * transfers);
+	ddp_status status = ddp_hier_store_grow(x->comm, x->depth * bytes, x->depth * 4 * transfers);
 	for (size_t i = 0; i < x->depth && status == DDP_OK; i++) {
-		ddp_segment *g = &x->segments[i];
+		ddp_chunk *g = &x->chunks[i];
 		g->buffers = store->buffers + i * bytes;
 		g->sends = store->transfers + i * 4 * transfers;
 		g->recvs = g->sends + transfers;
@@ -68,14 +68,14 @@ ddp_status ddp_segments_prepare(ddp_reduction *x)
 
 /* ---- messages ----------------------------------------------------------------------------- */
 
-static ddp_range segment_range(const ddp_reduction *x, int m, size_t s)
+static ddp_range chunk_range(const ddp_reduction *x, int m, size_t s)
 {
-	return ddp_window(ddp_window_of(x, &x->pieces[x->mine[m]]), x->segment_count, s);
+	return ddp_window(ddp_window_of(x, &x->slices[x->mine[m]]), x->chunk_count, s);
 }
 
 static uint64_t tag_of(const ddp_reduction *x, int m, size_t s, int results)
 {
-	size_t index = x->window * (x->width / x->segment_count) + s;
+	size_t index = x->window * (x->width / x->chunk_count) + s;
 	size_t number = (index * (size_t)x->count + (size_t)x->mine[m]) * 2 + (size_t)results;
 
 	return ddp_message_tag(x->comm, number & 0xffffff);
@@ -84,21 +84,21 @@ static uint64_t tag_of(const ddp_reduction *x, int m, size_t s, int results)
 static ddp_status send_to(ddp_reduction *x, int node, int m, size_t s, bool results,
                           const void *buffer, size_t bytes, ddp_transfer *t)
 {
-	return ddp_message_send(x->comm, ddp_channel_rank(x->comm, node, x->pieces[x->mine[m]].channel),
+	return ddp_message_send(x->comm, ddp_channel_rank(x->comm, node, x->slices[x->mine[m]].channel),
 	                        tag_of(x, m, s, results), buffer, bytes, t);
 }
 
 static void receive_from(ddp_reduction *x, int node, int m, size_t s, bool results, void *buffer,
                          size_t bytes, ddp_transfer *t)
 {
-	ddp_message_recv(x->comm, ddp_channel_rank(x->comm, node, x->pieces[x->mine[m]].channel),
+	ddp_message_recv(x->comm, ddp_channel_rank(x->comm, node, x->slices[x->mine[m]].channel),
 	                 tag_of(x, m, s, results), buffer, bytes, t);
 }
 
 /* ---- partial results ------------------------------------------------------------------------ */
 
-/* This node's partial result of a segment: only to be read. */
-static const char *own_partial(const ddp_reduction *x, const ddp_segment *g, int m, ddp_range range)
+/* This node's partial result of a chunk: only to be read. */
+static const char *own_partial(const ddp_reduction *x, const ddp_chunk *g, int m, ddp_range range)
 {
 	return x->plain ? x->input + range.begin * x->element : partial_of(x, g, m);
 }
@@ -106,21 +106,21 @@ static const char *own_partial(const ddp_reduction *x, const ddp_segment *g, int
 /* Where a result that comes from, or goes to, other nodes is on this one: in
    this rank's output, if it is for it. In place, what was sent from there has
    come to the owner before the result can come back. */
-static void *result_place(const ddp_reduction *x, const ddp_segment *g, int m, ddp_range range)
+static void *result_place(const ddp_reduction *x, const ddp_chunk *g, int m, ddp_range range)
 {
-	if (ddp_rank_wants(x, &x->pieces[x->mine[m]], x->comm->rank))
+	if (ddp_rank_wants(x, &x->slices[x->mine[m]], x->comm->rank))
 		return (char *)((uintptr_t)x->output + range.begin * x->element);
 	return result_of(x, g, m);
 }
 
-/* Posts what is to come of segment s of all pieces. */
-static void post_receives(ddp_reduction *x, ddp_segment *g, size_t s)
+/* Posts what is to come of chunk s of all slices. */
+static void post_receives(ddp_reduction *x, ddp_chunk *g, size_t s)
 {
 	int owned = 0;
 
 	for (int m = 0; m < x->mine_count; m++) {
-		const ddp_piece *p = &x->pieces[x->mine[m]];
-		ddp_range range = segment_range(x, m, s);
+		const ddp_slice *p = &x->slices[x->mine[m]];
+		ddp_range range = chunk_range(x, m, s);
 		bool owner = ddp_owns(x, p);
 		for (int n = 1; owner && n < x->nodes && range.count > 0; n++) {
 			int node = (x->node + n) % x->nodes;
@@ -134,9 +134,9 @@ static void post_receives(ddp_reduction *x, ddp_segment *g, size_t s)
 	}
 }
 
-/* Combines segment s of each piece and sends it off; nodes start at different
-   pieces, so that they do not all send to the same. */
-static ddp_status start(ddp_reduction *x, ddp_segment *g, size_t s)
+/* Combines chunk s of each share and sends it off; nodes start at different
+   slices, so that they do not all send to the same. */
+static ddp_status start(ddp_reduction *x, ddp_chunk *g, size_t s)
 {
 	ddp_status status = DDP_OK;
 
@@ -144,8 +144,8 @@ static ddp_status start(ddp_reduction *x, ddp_segment *g, size_t s)
 	post_receives(x, g, s);
 	for (int k = 0; k < x->mine_count; k++) {
 		int m = (k + (x->node + 1) * x->mine_count / x->nodes) % x->mine_count;
-		const ddp_piece *p = &x->pieces[x->mine[m]];
-		ddp_range range = segment_range(x, m, s);
+		const ddp_slice *p = &x->slices[x->mine[m]];
+		ddp_range range = chunk_range(x, m, s);
 		if (range.count == 0)
 			continue;
 		if (!x->plain)
@@ -174,21 +174,21 @@ static void copy_to(void *const *places, int count, const void *from, size_t byt
 	}
 }
 
-/* Merges the nodes' parts into the places where they are wanted. */
-static void merge_piece(ddp_reduction *x, const ddp_segment *g, int m, ddp_range range)
+/* Combines the nodes' parts into the places where they are wanted. */
+static void combine_slice(ddp_reduction *x, const ddp_chunk *g, int m, ddp_range range)
 {
 	void **places = x->comm->node.dst, *result = result_place(x, g, m, range);
-	ddp_fold last = { .type = x->c->type, .op = x->c->op, .divisor = x->divisor,
-	                  .ndst = ddp_local_places(x, x->mine[m], range, places), .dst = places };
+	ddp_combination last = { .type = x->c->type, .op = x->c->op, .divisor = x->divisor,
+	                         .ndst = ddp_local_places(x, x->mine[m], range, places), .dst = places };
 
 	if (x->spread && result == result_of(x, g, m))
 		places[last.ndst++] = result;
-	ddp_merge(&last, x->travel, x->parts, x->nodes, range.count, x->comm->hier.store->scratch);
+	ddp_combine_nodes(&last, x->travel, x->parts, x->nodes, range.count, x->comm->hier.store->scratch);
 }
 
-static ddp_status send_result(ddp_reduction *x, ddp_segment *g, int m, size_t s, ddp_range range)
+static ddp_status send_result(ddp_reduction *x, ddp_chunk *g, int m, size_t s, ddp_range range)
 {
-	const ddp_piece *p = &x->pieces[x->mine[m]];
+	const ddp_slice *p = &x->slices[x->mine[m]];
 	const void *result = result_place(x, g, m, range);
 
 	for (int n = 1; n < x->nodes; n++) {
@@ -203,51 +203,51 @@ static ddp_status send_result(ddp_reduction *x, ddp_segment *g, int m, size_t s,
 	return DDP_OK;
 }
 
-/* For how long messages may gather while the program computes, lest each of
-   them interrupt it, if `behind` segments are under way behind the awaited one:
+/* For how long messages may coalesce while the program computes, lest each of
+   them interrupt it, if `behind` chunks are under way behind the awaited one:
    a part of the time that they take. */
-static uint64_t gather_ns(const ddp_reduction *x, size_t behind)
+static uint64_t coalesce_ns(const ddp_reduction *x, size_t behind)
 {
-	double bytes = (double)(behind * x->segment_count * x->travel_bytes) * x->owned_count * (x->nodes - 1);
-	uint64_t ns = (uint64_t)(bytes * x->comm->hier.link.byte_seconds * 1e9 / GATHER_PART);
+	double bytes = (double)(behind * x->chunk_count * x->travel_bytes) * x->owned_count * (x->nodes - 1);
+	uint64_t ns = (uint64_t)(bytes * x->comm->hier.link.byte_seconds * 1e9 / COALESCE_PART);
 
-	if (ns > x->comm->hier.store->gather_ns)
-		ns = x->comm->hier.store->gather_ns;
-	return ns < GATHER_LEAST_NS ? 0 : ns;
+	if (ns > x->comm->hier.store->coalesce_ns)
+		ns = x->comm->hier.store->coalesce_ns;
+	return ns < COALESCE_LEAST_NS ? 0 : ns;
 }
 
 /* What the link was measured to do may be wrong. It should still be busy when
-   the gathering ends: if nothing is under way any more, that was too long. */
-static void learn_gathering(const ddp_reduction *x, const ddp_segment *newest, bool gathered)
+   the coalescing ends: if nothing is under way any more, that was too long. */
+static void learn_coalescing(const ddp_reduction *x, const ddp_chunk *newest, bool coalesced)
 {
-	uint64_t *ns = &x->comm->hier.store->gather_ns;
+	uint64_t *ns = &x->comm->hier.store->coalesce_ns;
 	bool dry = true;
 
 	for (int i = 0; i < newest->recv_count; i++)
 		dry = dry && newest->recvs[i].done;
-	if (dry && gathered)
+	if (dry && coalesced)
 		*ns /= 2;
-	else if (!dry && *ns < GATHER_MOST_NS)
-		*ns += GATHER_RISE_NS;
+	else if (!dry && *ns < COALESCE_MOST_NS)
+		*ns += COALESCE_RISE_NS;
 }
 
-/* The own pieces of segment s, behind which those until `newest` are under way:
-   merges the nodes' parts, passes results on. */
-static ddp_status merge_owned(ddp_reduction *x, size_t s, size_t newest)
+/* The own slices of chunk s, behind which those until `newest` are under way:
+   combines the nodes' parts, passes results on. */
+static ddp_status combine_owned(ddp_reduction *x, size_t s, size_t newest)
 {
-	ddp_segment *g = &x->segments[s % x->depth];
-	uint64_t gather = gather_ns(x, newest - s);
+	ddp_chunk *g = &x->chunks[s % x->depth];
+	uint64_t gather = coalesce_ns(x, newest - s);
 	ddp_status status = ddp_await_transfers_coalescing(x->comm, g->recvs, g->recv_count, gather);
 	int owned = 0;
 
 	if (newest > s)
-		learn_gathering(x, &x->segments[newest % x->depth], gather > 0);
+		learn_coalescing(x, &x->chunks[newest % x->depth], gather > 0);
 	/* In place, the result goes where our part may still be sent from. */
 	if (status == DDP_OK && x->plain && x->input == x->output)
 		status = ddp_await_transfers(x->comm, g->sends, g->send_count);
 	for (int m = 0; status == DDP_OK && m < x->mine_count; m++) {
-		const ddp_piece *p = &x->pieces[x->mine[m]];
-		ddp_range range = segment_range(x, m, s);
+		const ddp_slice *p = &x->slices[x->mine[m]];
+		ddp_range range = chunk_range(x, m, s);
 		if (!ddp_owns(x, p))
 			continue;
 		for (int node = 0; node < x->nodes; node++)
@@ -256,22 +256,22 @@ static ddp_status merge_owned(ddp_reduction *x, size_t s, size_t newest)
 		owned++;
 		if (range.count == 0)
 			continue;
-		merge_piece(x, g, m, range);
+		combine_slice(x, g, m, range);
 		if (x->spread)
 			status = send_result(x, g, m, s, range);
 	}
 	return status;
 }
 
-/* The other pieces' results have come; everything of ours has gone. */
-static ddp_status finish(ddp_reduction *x, ddp_segment *g, size_t s)
+/* The other slices' results have come; everything of ours has gone. */
+static ddp_status finish(ddp_reduction *x, ddp_chunk *g, size_t s)
 {
 	ddp_status status = ddp_await_transfers(x->comm, g->result_recvs, g->result_recv_count);
 	void **places = x->comm->node.dst;
 
 	for (int m = 0; status == DDP_OK && x->spread && m < x->mine_count; m++) {
-		const ddp_piece *p = &x->pieces[x->mine[m]];
-		ddp_range range = segment_range(x, m, s);
+		const ddp_slice *p = &x->slices[x->mine[m]];
+		ddp_range range = chunk_range(x, m, s);
 		if (ddp_owns(x, p) || !ddp_node_wants(x, p, x->node) || range.count == 0)
 			continue;
 		int count = ddp_local_places(x, x->mine[m], range, places);
@@ -286,50 +286,50 @@ static ddp_status finish(ddp_reduction *x, ddp_segment *g, size_t s)
 
 /* ---- the whole ------------------------------------------------------------------------------- */
 
-ddp_status ddp_segments_run(ddp_reduction *x)
+ddp_status ddp_chunks_run(ddp_reduction *x)
 {
 	size_t longest = 0, depth = x->depth, lag = x->spread ? depth / 2 : depth - 1;
 	ddp_status status = DDP_OK;
 
 	for (int m = 0; m < x->mine_count; m++) {
-		size_t count = ddp_window_of(x, &x->pieces[x->mine[m]]).count;
+		size_t count = ddp_window_of(x, &x->slices[x->mine[m]]).count;
 		longest = count > longest ? count : longest;
 	}
-	size_t segments = longest == 0 ? 0 : (longest + x->segment_count - 1) / x->segment_count;
-	for (size_t s = 0; s < segments + depth - 1 && status == DDP_OK; s++) {
-		if (s < segments)
-			status = start(x, &x->segments[s % depth], s);
-		if (status == DDP_OK && s >= lag && s - lag < segments)
-			status = merge_owned(x, s - lag, s < segments ? s : segments - 1);
+	size_t chunks = longest == 0 ? 0 : (longest + x->chunk_count - 1) / x->chunk_count;
+	for (size_t s = 0; s < chunks + depth - 1 && status == DDP_OK; s++) {
+		if (s < chunks)
+			status = start(x, &x->chunks[s % depth], s);
+		if (status == DDP_OK && s >= lag && s - lag < chunks)
+			status = combine_owned(x, s - lag, s < chunks ? s : chunks - 1);
 		if (status == DDP_OK && s >= depth - 1)
-			status = finish(x, &x->segments[(s - depth + 1) % depth], s - depth + 1);
+			status = finish(x, &x->chunks[(s - depth + 1) % depth], s - depth + 1);
 	}
 	return status;
 }
 
 /* What is on its way there is combined already, and goes in accumulator form: it
    would else be rounded in each round. */
-ddp_status ddp_segments_double(ddp_reduction *x)
+ddp_status ddp_chunks_double(ddp_reduction *x)
 {
-	const ddp_range range = x->pieces[0].range;
+	const ddp_range range = x->slices[0].range;
 	const size_t bytes = range.count * ddp_type_bytes(ddp_accumulator(x->c->type));
-	char *travelled = partial_of(x, &x->segments[0], 0), *mine = result_of(x, &x->segments[0], 0);
+	char *travelled = partial_of(x, &x->chunks[0], 0), *mine = result_of(x, &x->chunks[0], 0);
 	const void *src[1] = { travelled };
 	void *dst[1] = { mine }, **places = x->comm->node.dst;
-	ddp_fold fold = { .type = x->travel, .op = x->c->op, .wide_dst = true, .nsrc = 1, .src = src,
-	                  .ndst = 1, .dst = dst };
+	ddp_combination one = { .type = x->travel, .op = x->c->op, .wide_dst = true, .nsrc = 1, .src = src,
+	                        .ndst = 1, .dst = dst };
 
 	/* As it would travel otherwise, so that the bits are the same. */
 	ddp_local_combine(x, 0, range, travelled);
-	ddp_fold_run(&fold, 0, range.count);
+	ddp_combine(&one, 0, range.count);
 
-	ddp_status status = ddp_inter_doubling(x->comm, x->c, mine, travelled, range.count, bytes);
+	ddp_status status = ddp_recursive_doubling(x->comm, x->c, mine, travelled, range.count, bytes);
 	if (status != DDP_OK)
 		return status;
 	src[0] = mine;
-	fold = (ddp_fold){ .type = x->c->type, .op = x->c->op, .wide_src = true, .nsrc = 1, .src = src,
-	                   .divisor = x->divisor, .ndst = ddp_local_places(x, 0, range, places),
-	                   .dst = places };
-	ddp_fold_run(&fold, 0, range.count);
+	one = (ddp_combination){ .type = x->c->type, .op = x->c->op, .wide_src = true, .nsrc = 1, .src = src,
+	                         .divisor = x->divisor, .ndst = ddp_local_places(x, 0, range, places),
+	                         .dst = places };
+	ddp_combine(&one, 0, range.count);
 	return DDP_OK;
 }

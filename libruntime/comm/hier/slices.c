@@ -1,5 +1,5 @@
-/* How a reduction between nodes is cut, and who wants which piece. */
-#include "comm/hier/pieces.h"
+/* How a reduction between nodes is cut, and who wants which share. */
+#include "comm/hier/slices.h"
 
 #include "base/error.h"
 #include "comm/core/comm.h"
@@ -12,7 +12,7 @@ enum {
 	DEPTH_MIN = 4
 };
 
-bool ddp_rank_wants(const ddp_reduction *x, const ddp_piece *p, int rank)
+bool ddp_rank_wants(const ddp_reduction *x, const ddp_slice *p, int rank)
 {
 	switch (x->c->kind) {
 	case DDP_ALL_REDUCE: return true;
@@ -21,7 +21,7 @@ bool ddp_rank_wants(const ddp_reduction *x, const ddp_piece *p, int rank)
 	}
 }
 
-bool ddp_node_wants(const ddp_reduction *x, const ddp_piece *p, int node)
+bool ddp_node_wants(const ddp_reduction *x, const ddp_slice *p, int node)
 {
 	switch (x->c->kind) {
 	case DDP_ALL_REDUCE: return true;
@@ -30,22 +30,22 @@ bool ddp_node_wants(const ddp_reduction *x, const ddp_piece *p, int node)
 	}
 }
 
-/* One piece per rank that gets a block. */
+/* One share per rank that gets a block. */
 static void cut_blocks(ddp_reduction *x)
 {
 	ddp_comm *comm = x->comm;
 
 	x->count = comm->size;
 	for (int r = 0; r < comm->size; r++)
-		x->pieces[r] = (ddp_piece){
+		x->slices[r] = (ddp_slice){
 			.range = { ddp_block_offset(x->c, r), ddp_block_count(x->c, r) },
 			.channel = comm->topology.local_of[r] % comm->topology.channels,
 			.owner = comm->topology.node_of[r], .target = r,
 		};
 }
 
-/* A slice per channel; if it is worth it, each cut into a part per node. */
-static void cut_slices(ddp_reduction *x, int channels, bool by_node)
+/* A share per channel; if it is worth it, each cut into a part per node. */
+static void cut_evenly(ddp_reduction *x, int channels, bool by_node)
 {
 	size_t align = 64 / x->element;
 	int parts = by_node ? x->nodes : 1;
@@ -53,9 +53,9 @@ static void cut_slices(ddp_reduction *x, int channels, bool by_node)
 
 	x->count = channels * parts;
 	for (int i = 0; i < x->count; i++) {
-		ddp_range slice = ddp_part(x->total, channels, i / parts, align);
-		ddp_range part = ddp_part(slice.count, parts, i % parts, align);
-		x->pieces[i] = (ddp_piece){ .range = { slice.begin + part.begin, part.count },
+		ddp_range share = ddp_part(x->total, channels, i / parts, align);
+		ddp_range part = ddp_part(share.count, parts, i % parts, align);
+		x->slices[i] = (ddp_slice){ .range = { share.begin + part.begin, part.count },
 		                            .channel = i / parts, .owner = by_node ? i % parts : owner,
 		                            .target = DDP_NOBODY };
 	}
@@ -65,85 +65,85 @@ static void cut_slices(ddp_reduction *x, int channels, bool by_node)
 static void find_mine(ddp_reduction *x)
 {
 	for (int i = 0; i < x->count; i++) {
-		if (x->pieces[i].channel != x->comm->node.self)
+		if (x->slices[i].channel != x->comm->node.self)
 			continue;
 		x->mine[x->mine_count++] = i;
-		x->owned_count += ddp_owns(x, &x->pieces[i]);
+		x->owned_count += ddp_owns(x, &x->slices[i]);
 	}
 }
 
-/* Buffers of a segment of each piece: this node's partial result and a place
-   for the finished one; of owned pieces also the other nodes' partial results.
+/* Buffers of a chunk of each share: this node's partial result and a place
+   for the finished one; of owned slices also the other nodes' partial results.
    Counted for the node that owns most, since all must cut alike; and for
-   channel 0, which has most pieces, since a node's ranks share windows. */
-static size_t buffers_per_segment(const ddp_reduction *x, size_t *pieces)
+   channel 0, which has most slices, since a node's ranks share windows. */
+static size_t buffers_per_chunk(const ddp_reduction *x, size_t *slices)
 {
 	int *owned = x->comm->hier.store->owned, every = 0, most = 0;
 
-	*pieces = 0;
+	*slices = 0;
 	for (int node = 0; node < x->nodes; node++)
 		owned[node] = 0;
 	for (int i = 0; i < x->count; i++) {
-		const ddp_piece *p = &x->pieces[i];
+		const ddp_slice *p = &x->slices[i];
 		if (p->channel != 0)
 			continue;
-		++*pieces;
+		++*slices;
 		int *counter = p->owner == DDP_EVERY_NODE ? &every : &owned[p->owner];
 		++*counter;
 	}
 	for (int node = 0; node < x->nodes; node++)
 		most = owned[node] > most ? owned[node] : most;
-	return 2 * *pieces + (size_t)(most + every) * (size_t)x->nodes;
+	return 2 * *slices + (size_t)(most + every) * (size_t)x->nodes;
 }
 
-/* Elements of a segment: the same on all nodes, whether they work on shared
+/* Elements of a chunk: the same on all nodes, whether they work on shared
    memory or through windows, which are whole multiples of it. */
-static void choose_segment(ddp_reduction *x, size_t longest)
+static void choose_chunk(ddp_reduction *x, size_t longest)
 {
-	size_t pieces, limit, best = x->comm->hier.link.segment_bytes;
+	size_t slices, limit, best = x->comm->hier.link.chunk_bytes;
 	size_t share = x->comm->node.stage_bytes / (size_t)x->count;
 
-	limit = BUDGET_BYTES / DEPTH_MIN / (buffers_per_segment(x, &pieces) + 1);
-	x->segment_count = ddp_segment_count(limit < best ? limit : best, share, x->element,
-	                                     x->travel_bytes, longest);
-	x->depth = UNDER_WAY_BYTES / (x->segment_count * x->travel_bytes * pieces + 1);
+	limit = BUDGET_BYTES / DEPTH_MIN / (buffers_per_chunk(x, &slices) + 1);
+	x->chunk_count = ddp_chunk_count(limit < best ? limit : best, share, x->element,
+	                                 x->travel_bytes, longest);
+	x->depth = UNDER_WAY_BYTES / (x->chunk_count * x->travel_bytes * slices + 1);
 	if (x->depth < DEPTH_MIN)
 		x->depth = DEPTH_MIN;
-	if (x->depth > DDP_SEGMENTS_MAX)
-		x->depth = DDP_SEGMENTS_MAX;
+	if (x->depth > DDP_CHUNKS_MAX)
+		x->depth = DDP_CHUNKS_MAX;
 }
 
-/* Direct operations have one window: the pieces are worked on whole. */
+/* Direct operations have one window: the slices are worked on whole. */
 static ddp_status choose_width(ddp_reduction *x, size_t *windows)
 {
 	size_t longest = 0;
 
 	for (int i = 0; i < x->count; i++)
-		longest = x->pieces[i].range.count > longest ? x->pieces[i].range.count : longest;
-	choose_segment(x, longest);
-	if (x->segment_count == 0)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "%s: %d pieces are more than a window of %zu bytes holds",
+		longest = x->slices[i].range.count > longest ? x->slices[i].range.count : longest;
+	choose_chunk(x, longest);
+	if (x->chunk_count == 0)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "%s: %d slices are more than a window of %zu bytes holds",
 		                ddp_kind_name(x->c->kind), x->count, x->comm->node.stage_bytes);
 	if (x->direct)
-		x->width = longest / x->segment_count * x->segment_count + x->segment_count;
+		x->width = longest / x->chunk_count * x->chunk_count + x->chunk_count;
 	else
 		x->width = x->comm->node.stage_bytes / (size_t)x->count / x->element /
-			x->segment_count * x->segment_count;
+			x->chunk_count * x->chunk_count;
 	*windows = (longest + x->width - 1) / x->width;
 	return DDP_OK;
 }
 
-ddp_status ddp_pieces_cut(ddp_reduction *x, size_t *windows)
+ddp_status ddp_slices_cut(ddp_reduction *x, size_t *windows)
 {
-	x->pieces = x->comm->hier.store->pieces;
+	x->slices = x->comm->hier.store->slices;
 	x->mine = x->comm->hier.store->mine;
 	x->parts = x->comm->hier.store->parts;
 	if (x->c->kind == DDP_REDUCE_SCATTER)
 		cut_blocks(x);
 	else if (x->small)
-		cut_slices(x, 1, false);
+		cut_evenly(x, 1, false);
 	else
-		cut_slices(x, x->comm->topology.channels, ddp_inter_by_owner(x->comm, x->total * x->travel_bytes));
+		cut_evenly(x, x->comm->topology.channels, ddp_hier_by_owner(x->comm, x->total * x->travel_bytes));
 	find_mine(x);
 	return choose_width(x, windows);
 }

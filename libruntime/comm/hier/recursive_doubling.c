@@ -1,8 +1,8 @@
-#include "comm/hier/doubling.h"
+#include "comm/hier/recursive_doubling.h"
 
 #include <string.h>
 
-#include "comm/ops/merge.h"
+#include "comm/ops/combine_nodes.h"
 #include "comm/wait/await.h"
 #include "comm/wait/message.h"
 
@@ -31,15 +31,15 @@ static ddp_status swap_with(doubling *d, int node, bool send, bool receive)
 /* `lower` says whether ours comes first. */
 static void combine(doubling *d, bool lower)
 {
-	ddp_merge_pair(d->c->type, d->c->op, lower ? d->mine : d->theirs, lower ? d->theirs : d->mine,
-	               d->mine, d->count);
+	ddp_combine_pair(d->c->type, d->c->op, lower ? d->mine : d->theirs, lower ? d->theirs : d->mine,
+	                 d->mine, d->count);
 }
 
-ddp_status ddp_inter_doubling(ddp_comm *comm, const ddp_collective *c, void *mine, void *theirs,
-                              size_t count, size_t bytes)
+ddp_status ddp_recursive_doubling(ddp_comm *comm, const ddp_collective *c, void *mine, void *theirs,
+                                  size_t count, size_t bytes)
 {
 	doubling d = { .comm = comm, .c = c, .mine = mine, .theirs = theirs, .count = count, .bytes = bytes };
-	int node = comm->topology.node_of[comm->rank], power = ddp_merge_power(comm->topology.nodes);
+	int node = comm->topology.node_of[comm->rank], power = ddp_nodes_power(comm->topology.nodes);
 	int extra = comm->topology.nodes - power;
 	bool paired = node < 2 * extra, idle = paired && node % 2 == 1;
 	ddp_status status = DDP_OK;

@@ -1,0 +1,23 @@
+/* comm/hier/slices: how a reduction between nodes is cut, and who wants which share. */
+#ifndef DDP_COMM_HIER_SLICES_H
+#define DDP_COMM_HIER_SLICES_H
+
+#include "comm/hier/reduction.h"
+
+/* Sets slices, mine, width and chunks; *windows to the number of windows. */
+ddp_status ddp_slices_cut(ddp_reduction *x, size_t *windows);
+bool ddp_rank_wants(const ddp_reduction *x, const ddp_slice *p, int rank);
+bool ddp_node_wants(const ddp_reduction *x, const ddp_slice *p, int node);
+
+static inline bool ddp_owns(const ddp_reduction *x, const ddp_slice *p)
+{
+	return p->owner == DDP_EVERY_NODE || p->owner == x->node;
+}
+
+/* The part of a share that is in the present window. */
+static inline ddp_range ddp_window_of(const ddp_reduction *x, const ddp_slice *p)
+{
+	return ddp_window(p->range, x->width, x->window);
+}
+
+#endif
