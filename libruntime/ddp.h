@@ -382,7 +382,8 @@ typedef struct ddp_model_options {
 	double bucket_mb;       /* cap of a gradient bucket, MiB; 0: DDP_BUCKET_MB of
 	                           the environment, else a 32nd of the model, from 1
 	                           to 25 */
-	double first_bucket_mb; /* 0: 1, or bucket_mb if that is less */
+	double first_bucket_mb; /* cap of the first; may be larger than the others'. 0: 1, or
+	                           bucket_mb if that is less */
 	ddp_optimizer optimizer;
 	double learning_rate;   /* 0: 1e-3 */
 	double beta1, beta2;    /* 0: 0.9, 0.999 */

@@ -35,9 +35,10 @@ ddp_status ddp_bucket_plan_make(const ddp_layout *layout, int64_t first_size,
 	first_size = round_size(first_size);
 	size = round_size(size);
 
-	int64_t rest = layout->elements > first_size ? layout->elements - first_size : 0;
-	/* The cut behind the first parameter may add one. */
-	int64_t count = 2 + rest / size + (rest % size != 0);
+	/* The first bucket, one that the cut behind the first parameter adds, and the
+	   others; that cut can leave nearly everything to these, however large the
+	   first bucket's cap is. */
+	int64_t count = 2 + layout->elements / size + (layout->elements % size != 0);
 	if (count > INT_MAX / 2)
 		return ddp_fail(DDP_ERR_INVALID,
 		                "buckets of %lld elements cut the gradients into %lld pieces; use larger ones",
