@@ -59,6 +59,10 @@ typedef struct dk_sgd_args {
    its content is not looked at); sets grad to zero. */
 void dk_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_args *args);
 
+/* The largest magnitude: an infinity if one is among them, NaN if a NaN is; of
+   nothing, 0. */
+float dk_largest(const float *x, int64_t n);
+
 /* Sum of squares, accumulated in double. */
 double dk_sum_squares(const float *x, int64_t n);
 

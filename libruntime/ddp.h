@@ -54,6 +54,7 @@ typedef enum ddp_status {
 	DDP_ERR_MISMATCH,    /* ranks issued different collectives */
 	DDP_ERR_ABORTED,     /* ddp_comm_abort() was called, here or on a peer */
 	DDP_ERR_UNSUPPORTED, /* not in this build or not for these arguments */
+	DDP_ERR_NOT_FINITE,  /* a loss, gradient or tensor holds an infinity or a NaN */
 	DDP_ERR_INTERNAL     /* a bug in the library */
 } ddp_status;
 
@@ -479,9 +480,15 @@ typedef struct ddp_step_stats {
  * and micro-batches. So backward computes the gradient of the loss *summed*
  * over its samples (or tokens), `weight` says how many those were on this
  * rank in this step, and `loss_sum` is that sum of losses. A rank without
- * samples gives weight 0. Collective. stats may be NULL. After an error, which
- * reaches all ranks, the model trains no more; its parameters can be saved
- * unless the update had begun (DDP_ERR_STATE then).
+ * samples gives weight 0. Collective. stats may be NULL.
+ *
+ * DDP_ERR_NOT_FINITE: a rank's loss or gradient holds an infinity or a NaN, or
+ * their sums would. All ranks get it, with the rank and the parameter; none has
+ * updated anything, the step's gradients are forgotten, and the next step may
+ * begin, or a checkpoint be loaded.
+ *
+ * After another error, which reaches all ranks, the model trains no more; its
+ * parameters can be saved unless the update had begun (DDP_ERR_STATE then).
  */
 DDP_API ddp_status ddp_step(ddp_model *model, double weight, double loss_sum,
                             ddp_step_stats *stats);
@@ -590,6 +597,7 @@ DDP_API void ddp_loader_free(ddp_loader *loader);
  * kept (sharded update) is read from its memory, which outlives it.
  * DDP_ERR_STATE if a rank was in the middle of an update, or a load failed:
  * what there is belongs to no step, the last checkpoint is where to go on.
+ * DDP_ERR_NOT_FINITE if a tensor holds an infinity or a NaN.
  */
 DDP_API ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader,
                                        const char *dir, int keep);
@@ -647,8 +655,9 @@ typedef struct ddp_train_options {
 /*
  * Runs the whole loop. Collective. summary may be NULL. A callback that fails
  * on one rank ends the loop on all, with its reason. A checkpoint that fails
- * ends it too, but leaves the model good: train on after making room. A loss
- * that is not finite ends it with DDP_ERR_STATE, before a checkpoint is written.
+ * ends it too, but leaves the model good: train on after making room. So does a
+ * loss or a gradient that is not finite (DDP_ERR_NOT_FINITE, see ddp_step()): load a
+ * checkpoint, and call it again with a lower learning rate, say.
  */
 DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
                              const ddp_train_options *options, ddp_summary *summary);

@@ -26,6 +26,8 @@ typedef void dk_adamw_fn(float *param, float *grad, float *m, float *v, int64_t 
 typedef void dk_sgd_fn(float *param, float *grad, float *buffer, int64_t n,
 		const dk_sgd_consts *c);
 typedef double dk_sum_squares_fn(const float *x, int64_t n);
+/* of the largest magnitude */
+typedef int32_t dk_largest_bits_fn(const float *x, int64_t n);
 /* out [rows, columns] = residual + bias; residual NULL: bias alone */
 typedef void dk_bias_rows_fn(float *out, const float *residual, const float *bias,
 		int64_t rows, int64_t columns);
@@ -63,6 +65,7 @@ struct dk_inner {
 	dk_adamw_fn *adamw;
 	dk_sgd_fn *sgd;
 	dk_sum_squares_fn *sum_squares;
+	dk_largest_bits_fn *largest_bits;
 	dk_bias_rows_fn *bias_rows;
 	dk_column_sums_fn *column_sums;
 	dk_add_fn *add;
@@ -96,6 +99,7 @@ extern const struct dk_inner dk_inner_avx2;
 dk_adamw_fn DK_NAME(adamw);
 dk_sgd_fn DK_NAME(sgd);
 dk_sum_squares_fn DK_NAME(sum_squares);
+dk_largest_bits_fn DK_NAME(largest_bits);
 dk_bias_rows_fn DK_NAME(bias_rows);
 dk_column_sums_fn DK_NAME(column_sums);
 dk_add_fn DK_NAME(add);

@@ -70,6 +70,28 @@ void DK_NAME(sgd)(float *param, float *grad, float *buffer, int64_t n,
 	}
 }
 
+/* Without its sign, a float's bits order as an integer: numbers, infinity, NaN. */
+int32_t DK_NAME(largest_bits)(const float *x, int64_t n)
+{
+	const vi magnitude = (vi){0} + INT32_MAX;
+	vi a = {0}, b = {0}, c = {0}, d = {0}; /* they do not wait for one another */
+	int32_t most = 0;
+	int64_t i = 0;
+
+	for (; i + 4 * VF <= n; i += 4 * VF) {
+		a = vi_max(a, (vi)vf_load(x + i) & magnitude);
+		b = vi_max(b, (vi)vf_load(x + i + VF) & magnitude);
+		c = vi_max(c, (vi)vf_load(x + i + 2 * VF) & magnitude);
+		d = vi_max(d, (vi)vf_load(x + i + 3 * VF) & magnitude);
+	}
+	for (; i < n; i += VF)
+		a = vi_max(a, (vi)vf_load_part(x + i, n - i < VF ? n - i : VF, 0) & magnitude);
+	a = vi_max(vi_max(a, b), vi_max(c, d));
+	for (int lane = 0; lane < VF; lane++)
+		most = a[lane] > most ? a[lane] : most;
+	return most;
+}
+
 /* Always eight running sums, however wide the vectors are. */
 double DK_NAME(sum_squares)(const float *x, int64_t n)
 {

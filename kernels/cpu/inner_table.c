@@ -4,6 +4,7 @@ const struct dk_inner DK_NAME(inner) = {
 	.adamw = DK_NAME(adamw),
 	.sgd = DK_NAME(sgd),
 	.sum_squares = DK_NAME(sum_squares),
+	.largest_bits = DK_NAME(largest_bits),
 	.bias_rows = DK_NAME(bias_rows),
 	.column_sums = DK_NAME(column_sums),
 	.add = DK_NAME(add),

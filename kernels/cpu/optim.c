@@ -1,11 +1,13 @@
 #include <math.h>
+#include <stdatomic.h>
 #include <stddef.h>
+#include <string.h>
 
 #include "cpu/inner.h"
 #include "kernels.h"
 
 /* Below this many elements, waking threads costs more than it saves. */
-enum { OPTIM_GRAIN = 32768 };
+enum { OPTIM_GRAIN = 32768, LARGEST_GRAIN = 131072 };
 
 struct update {
 	float *param, *grad, *first, *second;
@@ -67,6 +69,32 @@ void dk_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_ar
 	};
 
 	dk_parallel(n, OPTIM_GRAIN, sgd_span, &u);
+}
+
+struct largest {
+	const float *x;
+	atomic_int bits;
+};
+
+static void largest_span(void *arg, int64_t first, int64_t last)
+{
+	struct largest *l = arg;
+	int32_t bits = dk_inner()->largest_bits(l->x + first, last - first);
+	int before = atomic_load(&l->bits);
+
+	while (bits > before && !atomic_compare_exchange_weak(&l->bits, &before, bits))
+		continue;
+}
+
+float dk_largest(const float *x, int64_t n)
+{
+	struct largest l = {.x = x};
+	float largest;
+
+	dk_parallel(n, LARGEST_GRAIN, largest_span, &l);
+	int32_t bits = atomic_load(&l.bits);
+	memcpy(&largest, &bits, sizeof(largest));
+	return largest;
 }
 
 /* Sums are kept per piece, and the pieces do not hang on the threads. */

@@ -94,6 +94,17 @@ static inline vf vf_min(vf a, vf b)
 #endif
 }
 
+static inline vi vi_max(vi a, vi b)
+{
+#if DK_VECTOR_BYTES == 32
+	return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+	vi above = a > b;
+
+	return (a & above) | (b & ~above);
+#endif
+}
+
 /*
  * e^x within 2 ulp for -87 <= x <= 88; held at the ends beyond, so that there
  * is neither a denormal nor an infinity. x = n ln 2 + r, and a polynomial

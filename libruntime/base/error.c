@@ -77,6 +77,7 @@ const char *ddp_status_name(ddp_status status)
 	case DDP_ERR_MISMATCH: return "DDP_ERR_MISMATCH";
 	case DDP_ERR_ABORTED: return "DDP_ERR_ABORTED";
 	case DDP_ERR_UNSUPPORTED: return "DDP_ERR_UNSUPPORTED";
+	case DDP_ERR_NOT_FINITE: return "DDP_ERR_NOT_FINITE";
 	case DDP_ERR_INTERNAL: return "DDP_ERR_INTERNAL";
 	}
 	return "DDP_ERR_UNKNOWN";

@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 
+#include "reduce/consensus.h"
 #include "reduce/model.h"
 #include "reduce/options.h"
 #include "reduce/reducer.h"
@@ -24,8 +25,10 @@ struct ddp_model {
 	ddp_sharded sharded;    /* .ranks 0: the update is replicated */
 	double learning_rate;
 	int64_t steps;          /* done */
+	ddp_magnitude magnitude; /* of the step under way */
 	bool sync;
 	atomic_bool stop_requested; /* on this rank */
+	bool refused;           /* the last step, for what all ranks saw alike */
 	bool failed;            /* by a step that ended in an error */
 	bool torn;              /* a part of the parameters is changed, the rest is not yet */
 
@@ -44,6 +47,10 @@ ddp_status ddp_model_update(ddp_model *model, ddp_update *update, double weight,
 
 /* DDP_ERR_INVALID: NULL. DDP_ERR_STATE: a step failed before, or a load did halfway. */
 ddp_status ddp_model_check(const ddp_model *model);
+
+/* Ends what is left of the step under way, whose buckets all ranks have started, and
+   forgets its gradients. */
+ddp_status ddp_model_discard(ddp_model *model);
 
 /* Of the parameter that the program calls `param`; NULL if there is none. */
 const ddp_slot *ddp_model_slot(const ddp_model *model, int param);

@@ -17,7 +17,7 @@
 #include "watch/spans.h"
 #include "watch/watch.h"
 
-enum { DDP_TOTALS_MAX = 8 };
+enum { DDP_TOTALS_MAX = 16 };
 
 typedef struct ddp_reducer {
 	ddp_comm *comm;

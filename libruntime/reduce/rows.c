@@ -76,6 +76,12 @@ ddp_status ddp_rows_keep(ddp_rows *rows, const ddp_slot *slot, const int32_t *in
 	return DDP_OK;
 }
 
+void ddp_rows_discard(ddp_rows *rows)
+{
+	for (int i = 0; i < rows->count; i++)
+		rows->sets[i].used = 0;
+}
+
 static ddp_status gather(ddp_rows *rows, ddp_row_set *set, ddp_reducer *reducer, int64_t *total)
 {
 	size_t *row_counts = rows->counts, *value_counts = rows->counts + rows->ranks;

@@ -34,6 +34,9 @@ void ddp_rows_free(ddp_rows *rows);
 ddp_status ddp_rows_keep(ddp_rows *rows, const ddp_slot *slot, const int32_t *index,
                          const float *values, int64_t count);
 
+/* Forgets the rows of the step under way. */
+void ddp_rows_discard(ddp_rows *rows);
+
 /* Gathers all rows and adds them to `grads`, whose dense parts must be
    reduced, once per step. Collective. */
 ddp_status ddp_rows_exchange(ddp_rows *rows, ddp_reducer *reducer, float *grads);

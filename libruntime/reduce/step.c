@@ -1,25 +1,12 @@
 /* step: one training step, from the first gradient to the update. */
 #include "reduce/model_state.h"
 
-#include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "kernels.h"
-
-/* What all ranks tell each other at the end of a step; sums travel. */
-enum total {
-	TOTAL_WEIGHT,
-	TOTAL_LOSS,
-	TOTAL_RATE,         /* the learning rate and its square: do ranks agree? */
-	TOTAL_RATE_SQUARED,
-	TOTAL_BAD,          /* ranks that gave a wrong weight or learning rate */
-	TOTAL_BAD_RANK,     /* their ranks; one if there is one */
-	TOTAL_STOP,         /* ranks that were asked to stop */
-	TOTALS
-};
-_Static_assert((int)TOTALS <= (int)DDP_TOTALS_MAX, "the reducer carries them");
 
 ddp_status ddp_model_check(const ddp_model *model)
 {
@@ -83,6 +70,29 @@ static ddp_status no_such_parameter(const ddp_model *model, int param)
 	                model->layout.count);
 }
 
+/* Nothing is added to it after ddp_grad_ready(). */
+static bool is_final(const ddp_slot *slot)
+{
+	return slot->sparse_rows == 0 || slot->rows_travel;
+}
+
+static void look_at_gradient(ddp_model *model, int slot)
+{
+	const ddp_slot *looked_at = &model->layout.slots[slot];
+
+	ddp_magnitude_add(&model->magnitude, looked_at, model->grads + looked_at->offset,
+	                  looked_at->count);
+}
+
+/* Those that ddp_grad_ready() has not looked at. */
+static void look_at_the_rest(ddp_model *model)
+{
+	for (int i = 0; i < model->layout.count; i++) {
+		if (!model->reducer.ready.announced[i] || !is_final(&model->layout.slots[i]))
+			look_at_gradient(model, i);
+	}
+}
+
 ddp_status ddp_grad_ready(ddp_model *model, int param)
 {
 	ddp_status status = ddp_model_check(model);
@@ -96,6 +106,8 @@ ddp_status ddp_grad_ready(ddp_model *model, int param)
 	if (model->reducer.ready.announced[slot])
 		return ddp_reducer_announce(&model->reducer, slot); /* says what is wrong */
 	ddp_model_start_clock(model);
+	if (is_final(&model->layout.slots[slot]))
+		look_at_gradient(model, slot);
 	status = ddp_reducer_announce(&model->reducer, slot);
 	return status == DDP_OK ? DDP_OK : ddp_model_fail(model, status);
 }
@@ -132,54 +144,14 @@ ddp_status ddp_grad_rows(ddp_model *model, int param, const int32_t *index, cons
 	status = check_rows(slot, index, count);
 	if (status != DDP_OK || count == 0)
 		return status;
-	if (slot->rows_travel)
-		return ddp_rows_keep(&model->rows, slot, index, values, count);
+	if (slot->rows_travel) {
+		status = ddp_rows_keep(&model->rows, slot, index, values, count);
+		if (status == DDP_OK)
+			ddp_magnitude_add(&model->magnitude, slot, values,
+			                  count * (slot->count / slot->shape[0]));
+		return status;
+	}
 	dk_add_rows(model->grads + slot->offset, index, values, count, slot->count / slot->shape[0]);
-	return DDP_OK;
-}
-
-/* A rank with a wrong argument goes through the step with the others, so that
-   all of them end it with an error. */
-static void state_totals(ddp_model *model, double weight, double loss_sum,
-                         double *totals)
-{
-	double rate = model->learning_rate;
-	bool good = isfinite(weight) && weight >= 0 && isfinite(rate) && rate >= 0;
-
-	totals[TOTAL_WEIGHT] = good ? weight : 0;
-	totals[TOTAL_LOSS] = good ? loss_sum : 0;
-	totals[TOTAL_RATE] = good ? rate : 0;
-	totals[TOTAL_RATE_SQUARED] = good ? rate * rate : 0;
-	totals[TOTAL_BAD] = good ? 0 : 1;
-	totals[TOTAL_BAD_RANK] = good ? 0 : ddp_comm_rank(model->context->world);
-	totals[TOTAL_STOP] = atomic_load(&model->stop_requested) ? 1 : 0;
-}
-
-static ddp_status check_totals(const ddp_model *model, double weight, const double *totals)
-{
-	long long step = (long long)model->steps + 1;
-	int ranks = model->reducer.communicates ? ddp_comm_size(model->context->world) : 1;
-
-	if (totals[TOTAL_BAD] == 1)
-		return ddp_fail(DDP_ERR_INVALID,
-		                "step %lld: rank %d gave a weight or a learning rate that is negative or "
-		                "not finite (weight %g and learning rate %g on rank %d)",
-		                step, (int)totals[TOTAL_BAD_RANK], weight, model->learning_rate,
-		                ddp_comm_rank(model->context->world));
-	if (totals[TOTAL_BAD] != 0)
-		return ddp_fail(DDP_ERR_INVALID,
-		                "step %lld: %d ranks gave a weight or a learning rate that is negative or "
-		                "not finite", step, (int)totals[TOTAL_BAD]);
-	if (totals[TOTAL_WEIGHT] == 0)
-		return ddp_fail(DDP_ERR_INVALID,
-		                "step %lld: no rank had a sample (the sum of all weights is 0)", step);
-	double mean = totals[TOTAL_RATE] / ranks;
-	double variance = totals[TOTAL_RATE_SQUARED] / ranks - mean * mean;
-	if (variance > 1e-12 * mean * mean)
-		return ddp_fail(DDP_ERR_MISMATCH,
-		                "step %lld: ranks have different learning rates (%g on rank %d, %g on "
-		                "average); give all ranks the same", step, model->learning_rate,
-		                ddp_comm_rank(model->context->world), mean);
 	return DDP_OK;
 }
 
@@ -195,17 +167,57 @@ static ddp_status complete_rows(ddp_model *model)
 	                        : status;
 }
 
+/* Ready for the next step. */
+static void reset(ddp_model *model)
+{
+	ddp_reducer_reset(&model->reducer);
+	model->magnitude = (ddp_magnitude){ 0 };
+	model->sync = true;
+}
+
+ddp_status ddp_model_discard(ddp_model *model)
+{
+	ddp_status status = ddp_reducer_wait(&model->reducer, 0, model->plan.count);
+
+	if (status != DDP_OK)
+		return status;
+	memset(model->grads, 0, (size_t)model->layout.elements * sizeof(*model->grads));
+	ddp_rows_discard(&model->rows);
+	reset(model);
+	return DDP_OK;
+}
+
+/* For what the last error says, which all ranks saw alike: it leaves all as they were. */
+static ddp_status refuse(ddp_model *model, ddp_status refused)
+{
+	char reason[1024];
+
+	if (ddp_comm_broken(model->context->world))
+		return refused;
+	snprintf(reason, sizeof(reason), "%s", ddp_last_error());
+	ddp_status status = ddp_model_discard(model);
+	if (status != DDP_OK)
+		return status;
+	model->refused = true;
+	return ddp_fail(refused, "%s", reason);
+}
+
 static ddp_status reduce_and_update(ddp_model *model, double weight, double loss_sum,
                                     ddp_step_stats *stats)
 {
-	double totals[TOTALS];
+	ddp_consensus own, all;
 
-	state_totals(model, weight, loss_sum, totals);
-	ddp_status status = ddp_reducer_finish(&model->reducer, totals, TOTALS);
+	model->refused = false;
+	look_at_the_rest(model);
+	ddp_consensus_state(model, weight, loss_sum, &own);
+	ddp_status status = ddp_reducer_finish(&model->reducer, (const double *)&own,
+	                                         DDP_CONSENSUS_COUNT);
 	if (status == DDP_OK)
-		status = ddp_reducer_wait_totals(&model->reducer, totals);
+		status = ddp_reducer_wait_totals(&model->reducer, (double *)&all);
 	if (status == DDP_OK)
-		status = check_totals(model, weight, totals);
+		status = ddp_consensus_check(model, weight, &all);
+	if (status == DDP_OK && !ddp_consensus_finite(&all))
+		return refuse(model, ddp_consensus_name(model, loss_sum, &all));
 	/* They were issued before the totals, so they are complete, or nearly. */
 	if (status == DDP_OK)
 		status = ddp_reducer_wait(&model->reducer, 0, model->reducer.hold);
@@ -216,13 +228,13 @@ static ddp_status reduce_and_update(ddp_model *model, double weight, double loss
 
 	ddp_update update = {
 		.learning_rate = model->learning_rate,
-		.grad_scale = 1 / totals[TOTAL_WEIGHT],
+		.grad_scale = 1 / all.weight,
 		.step = model->steps + 1,
 	};
-	stats->weight = totals[TOTAL_WEIGHT];
-	stats->loss = totals[TOTAL_LOSS] / totals[TOTAL_WEIGHT];
+	stats->weight = all.weight;
+	stats->loss = all.loss_sum / all.weight;
 	stats->learning_rate = update.learning_rate;
-	stats->stop = totals[TOTAL_STOP] > 0;
+	stats->stop = all.stop > 0;
 	return ddp_model_update(model, &update, stats->weight, &stats->grad_norm);
 }
 
@@ -282,14 +294,16 @@ ddp_status ddp_step(ddp_model *model, double weight, double loss_sum, ddp_step_s
 	status = reduce_and_update(model, weight, loss_sum, &taken);
 	if (status != DDP_OK) {
 		ddp_fail_context(status, "step %lld", (long long)model->steps + 1);
-		return ddp_model_fail(model, status);
+		if (!model->refused)
+			return ddp_model_fail(model, status);
+		ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
+		return status;
 	}
 	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
 	model->steps++;
 	take_times(model, &taken);
 	add_to_summary(model, &taken);
-	ddp_reducer_reset(&model->reducer);
-	model->sync = true;
+	reset(model);
 	ddp_watch_end_step(model->context->watch, &taken);
 	ddp_watch_begin_step(model->context->watch, model->steps + 1, model->plan.count);
 	if (stats != NULL)

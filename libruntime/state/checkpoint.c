@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 #include "base/log.h"
 #include "context.h"
 #include "data/loader.h"
+#include "kernels.h"
 #include "reduce/model.h"
 #include "state/checkpoint.h"
 #include "state/leader.h"
@@ -116,6 +118,15 @@ static ddp_status read_position(const ddp_safetensors *file, struct position *po
 	return DDP_OK;
 }
 
+static int64_t element_count(const ddp_tensor *tensor)
+{
+	int64_t count = 1;
+
+	for (int d = 0; d < tensor->ndim; d++)
+		count *= tensor->shape[d];
+	return count;
+}
+
 /* ---- save ------------------------------------------------------------------------- */
 
 struct save {
@@ -147,6 +158,19 @@ static ddp_status write_tensors(const struct save *save, const ddp_tensors *tens
 	return status;
 }
 
+/* A resume would take the newest file, and train on from it in vain. */
+static ddp_status check_finite(const ddp_tensors *tensors)
+{
+	for (int i = 0; i < tensors->count; i++) {
+		const ddp_tensor *tensor = &tensors->list[i];
+		if (!isfinite(dk_largest(tensor->data, element_count(tensor))))
+			return ddp_fail(DDP_ERR_NOT_FINITE, "tensor %s holds an infinity or a NaN; the "
+			                "checkpoints before are kept: go back to one, with a lower learning "
+			                "rate", tensor->name);
+	}
+	return DDP_OK;
+}
+
 static ddp_status save_file(void *argument)
 {
 	const struct save *save = argument;
@@ -155,7 +179,9 @@ static ddp_status save_file(void *argument)
 	ddp_status status = ddp_model_tensors(save->model, &tensors);
 	if (status == DDP_OK) {
 		ddp_model_collect(save->model, &tensors);
-		status = write_tensors(save, &tensors);
+		status = check_finite(&tensors);
+		if (status == DDP_OK)
+			status = write_tensors(save, &tensors);
 	}
 	ddp_tensors_free(&tensors);
 	return status;
@@ -292,10 +318,8 @@ static ddp_status send_tensors(ddp_comm *comm, const struct load *load)
 {
 	for (int i = 0; i < load->tensors.count; i++) {
 		const ddp_tensor *tensor = &load->tensors.list[i];
-		size_t count = 1;
-		for (int d = 0; d < tensor->ndim; d++)
-			count *= (size_t)tensor->shape[d];
-		ddp_status status = ddp_broadcast(comm, tensor->data, count, DDP_F32, 0);
+		ddp_status status = ddp_broadcast(comm, tensor->data, (size_t)element_count(tensor),
+		                                  DDP_F32, 0);
 		if (status != DDP_OK)
 			return status;
 	}

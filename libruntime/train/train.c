@@ -4,7 +4,6 @@
  * names it, and none waits.
  */
 #include <errno.h>
-#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,7 +18,8 @@ typedef struct training {
 	ddp_loader *loader;
 	ddp_batch_fn compute;
 	const ddp_train_options *options;
-	bool stops; /* a rank was asked to: the same on all */
+	bool stops;   /* a rank was asked to: the same on all */
+	bool refused; /* the last step, for what all ranks saw alike */
 } training;
 
 /* Signals have no argument: the loops of a process share it. */
@@ -140,8 +140,10 @@ static ddp_status one_step(training *loop)
 	for (int i = 0; i < batches && status == DDP_OK; i++)
 		status = micro_batch(loop, i == batches - 1, &weight, &loss_sum);
 	pass_signal_on(loop);
-	if (status == DDP_OK)
+	if (status == DDP_OK) {
 		status = ddp_step(loop->model, weight, loss_sum, &stats);
+		loop->refused = status != DDP_OK && loop->model->refused;
+	}
 	loop->stops = status == DDP_OK && stats.stop;
 	if (status == DDP_OK && options->on_step != NULL) {
 		forget_error();
@@ -149,12 +151,6 @@ static ddp_status one_step(training *loop)
 		if (status != DDP_OK)
 			return name_failure(loop, status, "the step callback");
 	}
-	/* The loss is the same on all ranks, and so is this. Going on would replace
-	   good checkpoints by worthless ones. */
-	if (status == DDP_OK && !isfinite(stats.loss))
-		return ddp_fail(DDP_ERR_STATE, "step %lld: the loss is %f, the training has diverged; the "
-		                "checkpoints before are kept: resume from one with a lower learning rate",
-		                (long long)stats.step, stats.loss);
 	return status;
 }
 
@@ -188,8 +184,13 @@ static ddp_status run_steps(training *loop)
 	ddp_model_start_clock(model);
 	while (status == DDP_OK && model->steps < loop->options->steps && !loop->stops) {
 		status = one_step(loop);
+		/* All ranks saw this alike: they can go back to a checkpoint together. */
+		if (loop->refused)
+			ddp_watch_error(model->context->watch, status);
+		else if (status != DDP_OK && !model->failed)
+			ddp_model_fail(model, status);
 		if (status != DDP_OK)
-			return model->failed ? status : ddp_model_fail(model, status);
+			return status;
 		if (checkpoint_is_due(loop))
 			status = save(loop);
 	}

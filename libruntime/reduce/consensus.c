@@ -1,0 +1,132 @@
+#include "reduce/consensus.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "base/error.h"
+#include "kernels.h"
+#include "reduce/model_state.h"
+
+_Static_assert((int)DDP_CONSENSUS_COUNT <= (int)DDP_TOTALS_MAX, "the reducer carries it");
+
+void ddp_magnitude_add(ddp_magnitude *magnitude, const ddp_slot *slot, const float *values,
+                       int64_t count)
+{
+	double largest = dk_largest(values, count);
+
+	if (!isfinite(largest)) {
+		if (magnitude->bad == NULL)
+			magnitude->bad = slot;
+	} else if (largest > magnitude->largest) {
+		magnitude->largest = largest;
+	}
+}
+
+void ddp_consensus_state(const ddp_model *model, double weight, double loss_sum,
+                         ddp_consensus *own)
+{
+	double rate = model->learning_rate;
+	bool good = isfinite(weight) && weight >= 0 && isfinite(rate) && rate >= 0;
+	bool finite = isfinite(loss_sum) && model->magnitude.bad == NULL;
+
+	*own = (ddp_consensus){
+		.weight = good ? weight : 0,
+		.loss_sum = good && isfinite(loss_sum) ? loss_sum : 0,
+		.rate = good ? rate : 0,
+		.rate_squared = good ? rate * rate : 0,
+		.wrong = good ? 0 : 1,
+		.wrong_rank = good ? 0 : ddp_comm_rank(model->context->world),
+		.stop = atomic_load(&model->stop_requested) ? 1 : 0,
+		.not_finite = finite ? 0 : 1,
+		.largest = model->magnitude.largest,
+	};
+}
+
+ddp_status ddp_consensus_check(const ddp_model *model, double weight, const ddp_consensus *all)
+{
+	long long step = (long long)model->steps + 1;
+	int ranks = model->reducer.communicates ? ddp_comm_size(model->context->world) : 1;
+
+	if (all->wrong == 1)
+		return ddp_fail(DDP_ERR_INVALID,
+		                "step %lld: rank %d gave a weight or a learning rate that is negative or "
+		                "not finite (weight %g and learning rate %g on rank %d)",
+		                step, (int)all->wrong_rank, weight, model->learning_rate,
+		                ddp_comm_rank(model->context->world));
+	if (all->wrong != 0)
+		return ddp_fail(DDP_ERR_INVALID,
+		                "step %lld: %d ranks gave a weight or a learning rate that is negative or "
+		                "not finite", step, (int)all->wrong);
+	if (all->weight == 0)
+		return ddp_fail(DDP_ERR_INVALID,
+		                "step %lld: no rank had a sample (the sum of all weights is 0)", step);
+	double mean = all->rate / ranks;
+	double variance = all->rate_squared / ranks - mean * mean;
+	if (variance > 1e-12 * mean * mean)
+		return ddp_fail(DDP_ERR_MISMATCH,
+		                "step %lld: ranks have different learning rates (%g on rank %d, %g on "
+		                "average); give all ranks the same", step, model->learning_rate,
+		                ddp_comm_rank(model->context->world), mean);
+	return DDP_OK;
+}
+
+/* Sums, and their mean, are rounded to f32 at each addition; a thousandth is more
+   than that comes to. */
+static bool sums_overflow(const ddp_consensus *all)
+{
+	return all->largest * fmax(1, 1 / all->weight) > 0.999 * FLT_MAX;
+}
+
+bool ddp_consensus_finite(const ddp_consensus *all)
+{
+	return all->not_finite == 0 && isfinite(all->loss_sum) && !sums_overflow(all);
+}
+
+/* A rank and what it found in a number that a double holds exactly: the least of
+   all ranks' is the first rank's. */
+static const double RANK_FACTOR = (double)(1 << 30) * 2;
+
+static ddp_status first_of_all(ddp_model *model, double *first)
+{
+	const ddp_collective operation = {
+		.kind = DDP_ALL_REDUCE, .recv = first, .count = 1, .type = DDP_F64, .op = DDP_MIN,
+	};
+
+	return ddp_reducer_run(&model->reducer, "not finite", &operation);
+}
+
+static ddp_status name_first(const ddp_model *model, double first, const ddp_consensus *all)
+{
+	int rank = (int)(first / RANK_FACTOR);
+	int slot = (int)(first - rank * RANK_FACTOR);
+	char what[DDP_PARAM_NAME_MAX + 32], others[48] = "";
+
+	if (slot < model->layout.count)
+		snprintf(what, sizeof(what), "the gradient of \"%s\"", model->layout.slots[slot].name);
+	else
+		snprintf(what, sizeof(what), "the loss");
+	if (all->not_finite > 1)
+		snprintf(others, sizeof(others), ", which is the first of %.0f ranks", all->not_finite);
+	return ddp_fail(DDP_ERR_NOT_FINITE, "%s is not finite on rank %d%s; no rank has updated its "
+	                "parameters: go on with other samples, or from a checkpoint with a lower "
+	                "learning rate", what, rank, others);
+}
+
+ddp_status ddp_consensus_name(ddp_model *model, double loss_sum, const ddp_consensus *all)
+{
+	const ddp_slot *bad = model->magnitude.bad;
+	double first = INFINITY;
+
+	if (all->not_finite == 0)
+		return ddp_fail(DDP_ERR_NOT_FINITE, "the gradients of all ranks, up to %g together, or the "
+		                "loss overflow; no rank has updated its parameters: go on with other "
+		                "samples, or from a checkpoint with a lower learning rate", all->largest);
+	if (bad != NULL || !isfinite(loss_sum)) {
+		long slot = bad != NULL ? bad - model->layout.slots : model->layout.count;
+		int rank = model->reducer.communicates ? ddp_comm_rank(model->context->world) : 0;
+		first = rank * RANK_FACTOR + (double)slot;
+	}
+	ddp_status status = first_of_all(model, &first);
+	return status == DDP_OK ? name_first(model, first, all) : status;
+}

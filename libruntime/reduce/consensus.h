@@ -1,0 +1,50 @@
+/*
+ * consensus: what ranks must agree on at the end of a step. One sum over all
+ * ranks carries it, behind the buckets that are complete by then; so what it
+ * says is the same on all ranks.
+ */
+#ifndef DDP_REDUCE_CONSENSUS_H
+#define DDP_REDUCE_CONSENSUS_H
+
+#include "reduce/layout.h"
+
+/* All are summed. */
+typedef struct ddp_consensus {
+	double weight, loss_sum;
+	double rate, rate_squared; /* of learning: do ranks agree? */
+	double wrong, wrong_rank;  /* ranks that gave a wrong weight or learning rate, and
+	                              their ranks: one if there is one */
+	double stop;               /* ranks that were asked to stop */
+	double not_finite;         /* ranks whose loss or gradient is not finite */
+	double largest;            /* magnitude of a gradient: no sum of all ranks' is larger */
+} ddp_consensus;
+
+enum { DDP_CONSENSUS_COUNT = sizeof(ddp_consensus) / sizeof(double) };
+
+/* This rank's gradients of the step under way, as far as they are complete. */
+typedef struct ddp_magnitude {
+	double largest;      /* of those that are finite */
+	const ddp_slot *bad; /* the first that is not; NULL: none */
+} ddp_magnitude;
+
+struct ddp_model;
+
+/* Looks at a gradient that is complete on this rank, before it is reduced: what
+   it is made of is known only here. */
+void ddp_magnitude_add(ddp_magnitude *magnitude, const ddp_slot *slot, const float *values,
+                       int64_t count);
+
+/* What this rank says. A rank with a wrong argument goes through the step with
+   the others, so that all of them end it with an error. */
+void ddp_consensus_state(const struct ddp_model *model, double weight, double loss_sum,
+                         ddp_consensus *own);
+/* DDP_ERR_INVALID, DDP_ERR_MISMATCH: a rank made a mistake. `weight` is this rank's. */
+ddp_status ddp_consensus_check(const struct ddp_model *model, double weight,
+                               const ddp_consensus *all);
+/* Whether what the step would do to the parameters is finite. */
+bool ddp_consensus_finite(const ddp_consensus *all);
+/* DDP_ERR_NOT_FINITE, which names the first rank and what is not finite there; or
+   another status, if ranks could not tell each other. Collective. */
+ddp_status ddp_consensus_name(struct ddp_model *model, double loss_sum, const ddp_consensus *all);
+
+#endif
