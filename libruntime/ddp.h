@@ -415,7 +415,9 @@ DDP_API float *ddp_param_data(ddp_model *model, int param);
 DDP_API float *ddp_param_grad(ddp_model *model, int param);
 DDP_API int64_t ddp_param_count(const ddp_model *model, int param); /* elements */
 
-/* Sends rank 0's parameters to all. Collective; once, after initialisation. */
+/* Sends rank 0's parameters to all. Collective; once, after initialisation: the first
+   step, and each checkpoint, ends with DDP_ERR_MISMATCH if a rank's parameters are
+   not rank 0's (unless ranks do not communicate). */
 DDP_API ddp_status ddp_broadcast_params(ddp_model *model);
 
 /*
@@ -483,9 +485,10 @@ typedef struct ddp_step_stats {
  * samples gives weight 0. Collective. stats may be NULL.
  *
  * DDP_ERR_NOT_FINITE: a rank's loss or gradient holds an infinity or a NaN, or
- * their sums would. All ranks get it, with the rank and the parameter; none has
- * updated anything, the step's gradients are forgotten, and the next step may
- * begin, or a checkpoint be loaded.
+ * their sums would. All ranks get it, with the rank and the parameter. As after
+ * DDP_ERR_MISMATCH of parameters (ddp_broadcast_params()), none has updated
+ * anything, the step's gradients are forgotten, and the next step may begin, or a
+ * checkpoint be loaded.
  *
  * After another error, which reaches all ranks, the model trains no more; its
  * parameters can be saved unless the update had begun (DDP_ERR_STATE then).

@@ -6,6 +6,7 @@ pkgconfig_DATA = libruntime/libddp.pc
 base_sources = \
 	libruntime/base/clock.h libruntime/base/fence.h \
 	libruntime/base/hash.h libruntime/base/hex.h libruntime/base/thread.h \
+	libruntime/base/crc32c.c libruntime/base/crc32c.h \
 	libruntime/base/error.c libruntime/base/error.h \
 	libruntime/base/log.c libruntime/base/log.h \
 	libruntime/base/pages.h \
@@ -112,7 +113,6 @@ data_sources = \
 
 state_sources = \
 	libruntime/state/checkpoint.c libruntime/state/checkpoint.h \
-	libruntime/state/crc32c.c libruntime/state/crc32c.h \
 	libruntime/state/leader.c libruntime/state/leader.h \
 	libruntime/state/safetensors.h \
 	libruntime/state/safetensors_read.c libruntime/state/safetensors_write.c \

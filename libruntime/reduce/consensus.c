@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "base/crc32c.h"
 #include "base/error.h"
 #include "kernels.h"
 #include "reduce/model_state.h"
@@ -21,6 +22,63 @@ void ddp_magnitude_add(ddp_magnitude *magnitude, const ddp_slot *slot, const flo
 	} else if (largest > magnitude->largest) {
 		magnitude->largest = largest;
 	}
+}
+
+static uint32_t params_checksum(const ddp_model *model)
+{
+	uint32_t sum = 0;
+
+	for (int i = 0; i < model->layout.count; i++) {
+		const ddp_slot *slot = &model->layout.slots[i];
+		sum = ddp_crc32c(sum, model->params + slot->offset, (size_t)slot->count * sizeof(float));
+	}
+	return sum;
+}
+
+/* Halves, so that sums of their squares are exact over as many ranks as there are. */
+static void state_checksum(const ddp_model *model, ddp_consensus *own)
+{
+	uint32_t sum = params_checksum(model);
+
+	for (int half = 0; half < 2; half++) {
+		own->checksum[half] = sum >> 16 * half & 0xffff;
+		own->checksum_squared[half] = own->checksum[half] * own->checksum[half];
+	}
+}
+
+/* Only equal numbers have a mean whose square is the mean of their squares: so
+   either all ranks find their own to be the mean of both, or none does. */
+bool ddp_consensus_same_params(const ddp_model *model, const ddp_consensus *own,
+                               const ddp_consensus *all)
+{
+	int ranks = model->reducer.communicates ? ddp_comm_size(model->context->world) : 1;
+	bool same = true;
+
+	for (int half = 0; half < 2; half++)
+		same = same && all->checksum[half] == ranks * own->checksum[half] &&
+		       all->checksum_squared[half] == ranks * own->checksum_squared[half];
+	return same;
+}
+
+ddp_status ddp_params_compare(ddp_model *model)
+{
+	ddp_comm *comm = model->context->world;
+
+	if (!model->reducer.communicates)
+		return DDP_OK;
+	uint32_t own = params_checksum(model), first = own;
+	ddp_status status = ddp_broadcast(comm, &first, sizeof(first), DDP_U8, 0);
+	double odd = own != first ? ddp_comm_rank(comm) : INFINITY;
+	if (status == DDP_OK)
+		status = ddp_all_reduce(comm, NULL, &odd, 1, DDP_F64, DDP_MIN);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "while comparing parameters");
+	if (isinf(odd))
+		return DDP_OK;
+	return ddp_fail(DDP_ERR_MISMATCH,
+	                "rank %d has other parameters than rank 0: each step would train another model; "
+	                "call ddp_broadcast_params() once they are initialised, and change them on all "
+	                "ranks alike", (int)odd);
 }
 
 void ddp_consensus_state(const ddp_model *model, double weight, double loss_sum,
@@ -41,6 +99,8 @@ void ddp_consensus_state(const ddp_model *model, double weight, double loss_sum,
 		.not_finite = finite ? 0 : 1,
 		.largest = model->magnitude.largest,
 	};
+	if (!model->compared)
+		state_checksum(model, own);
 }
 
 ddp_status ddp_consensus_check(const ddp_model *model, double weight, const ddp_consensus *all)

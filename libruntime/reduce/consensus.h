@@ -17,6 +17,8 @@ typedef struct ddp_consensus {
 	double stop;               /* ranks that were asked to stop */
 	double not_finite;         /* ranks whose loss or gradient is not finite */
 	double largest;            /* magnitude of a gradient: no sum of all ranks' is larger */
+	double checksum[2], checksum_squared[2]; /* of the parameters, in halves, before the
+	                              first step: are they the same? */
 } ddp_consensus;
 
 enum { DDP_CONSENSUS_COUNT = sizeof(ddp_consensus) / sizeof(double) };
@@ -41,6 +43,12 @@ void ddp_consensus_state(const struct ddp_model *model, double weight, double lo
 /* DDP_ERR_INVALID, DDP_ERR_MISMATCH: a rank made a mistake. `weight` is this rank's. */
 ddp_status ddp_consensus_check(const struct ddp_model *model, double weight,
                                const ddp_consensus *all);
+/* Whether all ranks gave the same checksum. */
+bool ddp_consensus_same_params(const struct ddp_model *model, const ddp_consensus *own,
+                               const ddp_consensus *all);
+/* DDP_ERR_MISMATCH, on all ranks, if one has other parameters than rank 0, with its
+   rank. Collective; DDP_OK where ranks do not communicate. */
+ddp_status ddp_params_compare(struct ddp_model *model);
 /* Whether what the step would do to the parameters is finite. */
 bool ddp_consensus_finite(const ddp_consensus *all);
 /* DDP_ERR_NOT_FINITE, which names the first rank and what is not finite there; or

@@ -181,6 +181,11 @@ ddp_context *ddp_model_context(const ddp_model *model)
 	return model->context;
 }
 
+ddp_status ddp_model_compare(ddp_model *model)
+{
+	return ddp_params_compare(model);
+}
+
 int64_t ddp_model_step_count(const ddp_model *model)
 {
 	return model->steps;
@@ -189,6 +194,7 @@ int64_t ddp_model_step_count(const ddp_model *model)
 void ddp_model_set_step_count(ddp_model *model, int64_t steps)
 {
 	model->steps = steps;
+	model->compared = false;
 	if (model->sharded.ranks > 0)
 		ddp_sharded_set_steps(&model->sharded, steps);
 	ddp_watch_begin_step(model->context->watch, steps + 1, model->plan.count);

@@ -38,6 +38,9 @@ void ddp_model_spread(const ddp_model *model, const ddp_tensors *tensors);
 ddp_status ddp_model_check_whole(const ddp_model *model);
 void ddp_model_set_torn(ddp_model *model, bool torn);
 
+/* Whether all ranks have the same parameters; see reduce/consensus.h. Collective. */
+ddp_status ddp_model_compare(ddp_model *model);
+
 /* Steps done: the optimizer's count, too. */
 int64_t ddp_model_step_count(const ddp_model *model);
 void ddp_model_set_step_count(ddp_model *model, int64_t steps);

@@ -28,6 +28,7 @@ struct ddp_model {
 	ddp_magnitude magnitude; /* of the step under way */
 	bool sync;
 	atomic_bool stop_requested; /* on this rank */
+	bool compared;          /* all ranks had the same parameters before a step */
 	bool refused;           /* the last step, for what all ranks saw alike */
 	bool failed;            /* by a step that ended in an error */
 	bool torn;              /* a part of the parameters is changed, the rest is not yet */

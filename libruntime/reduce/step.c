@@ -218,6 +218,8 @@ static ddp_status reduce_and_update(ddp_model *model, double weight, double loss
 		status = ddp_consensus_check(model, weight, &all);
 	if (status == DDP_OK && !ddp_consensus_finite(&all))
 		return refuse(model, ddp_consensus_name(model, loss_sum, &all));
+	if (status == DDP_OK && !ddp_consensus_same_params(model, &own, &all))
+		return refuse(model, ddp_params_compare(model));
 	/* They were issued before the totals, so they are complete, or nearly. */
 	if (status == DDP_OK)
 		status = ddp_reducer_wait(&model->reducer, 0, model->reducer.hold);
@@ -226,6 +228,7 @@ static ddp_status reduce_and_update(ddp_model *model, double weight, double loss
 	if (status != DDP_OK)
 		return status;
 
+	model->compared = true;
 	ddp_update update = {
 		.learning_rate = model->learning_rate,
 		.grad_scale = 1 / all.weight,

@@ -219,8 +219,11 @@ ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char 
 	if (loader != NULL)
 		save.position.loader = ddp_loader_get_state(loader);
 	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
-	status = alone ? save_file(&save)
-	               : ddp_leader_run(context->world, context->timeout_ms, save_file, &save, NULL, 0);
+	status = alone ? DDP_OK : ddp_model_compare(model);
+	if (status == DDP_OK)
+		status = alone ? save_file(&save)
+		               : ddp_leader_run(context->world, context->timeout_ms, save_file, &save,
+		                                NULL, 0);
 	ddp_set_phase(model, DDP_PHASE_IDLE);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "checkpoint of step %" PRId64 " was not saved",

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "state/crc32c.h"
+#include "base/crc32c.h"
 #include "state/safetensors.h"
 
 static const char metadata_key[] = "__metadata__";

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "state/crc32c.h"
+#include "base/crc32c.h"
 #include "state/safetensors.h"
 
 #if __BYTE_ORDER != __LITTLE_ENDIAN

@@ -1,4 +1,4 @@
-#include "state/crc32c.h"
+#include "base/crc32c.h"
 
 #include <endian.h>
 #include <pthread.h>

@@ -3,8 +3,8 @@
  * against files that rotted or were cut and patched; not against forgery.
  * Start with crc 0 and feed the result back for the next piece.
  */
-#ifndef DDP_STATE_CRC32C_H
-#define DDP_STATE_CRC32C_H
+#ifndef DDP_BASE_CRC32C_H
+#define DDP_BASE_CRC32C_H
 
 #include <stddef.h>
 #include <stdint.h>
