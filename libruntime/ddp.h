@@ -611,7 +611,9 @@ DDP_API ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader,
  * stopped, also onto another world size if the global batch stays the same.
  * A file that does not fit the model or the loader, is damaged or cut short
  * is an error, and neither is changed. Rank 0 reads, the others get the
- * tensors by broadcast. Collective.
+ * tensors by broadcast. Collective. Between any two calls of the model: what the
+ * step under way has of gradients and announcements is forgotten, also if
+ * nothing is loaded.
  */
 DDP_API ddp_status ddp_checkpoint_load(ddp_model *model, ddp_loader *loader,
                                        const char *path, int64_t *step);

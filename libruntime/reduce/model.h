@@ -38,6 +38,10 @@ void ddp_model_spread(const ddp_model *model, const ddp_tensors *tensors);
 ddp_status ddp_model_check_whole(const ddp_model *model);
 void ddp_model_set_torn(ddp_model *model, bool torn);
 
+/* Forgets the step under way: its gradients, what was announced of it, and what is
+   being reduced, which may be another part on each rank. Collective. */
+ddp_status ddp_model_drop_step(ddp_model *model);
+
 /* Whether all ranks have the same parameters; see reduce/consensus.h. Collective. */
 ddp_status ddp_model_compare(ddp_model *model);
 

@@ -135,6 +135,18 @@ ddp_status ddp_reducer_finish(ddp_reducer *reducer, const double *totals, size_t
 	return status;
 }
 
+ddp_status ddp_reducer_catch_up(ddp_reducer *reducer)
+{
+	ddp_status status = DDP_OK;
+	int k;
+
+	if (!reducer->communicates || !reducer->buckets || !reducer->overlaps)
+		return DDP_OK;
+	while (status == DDP_OK && (k = ddp_ready_force(&reducer->ready, reducer->hold)) >= 0)
+		status = issue_bucket(reducer, k);
+	return status;
+}
+
 /* Ends *request, and notes when it ran. */
 static ddp_status wait_request(ddp_reducer *reducer, ddp_request **request, const char *name,
                                int64_t bytes)

@@ -49,6 +49,8 @@ void ddp_reducer_free(ddp_reducer *reducer);
 ddp_status ddp_reducer_announce(ddp_reducer *reducer, int param);
 /* Starts all that is left, and the sum of `totals` (at most DDP_TOTALS_MAX). */
 ddp_status ddp_reducer_finish(ddp_reducer *reducer, const double *totals, size_t count);
+/* Starts what other ranks may have started of this step's buckets. */
+ddp_status ddp_reducer_catch_up(ddp_reducer *reducer);
 /* Waits for the totals, and writes their sums. */
 ddp_status ddp_reducer_wait_totals(ddp_reducer *reducer, double *totals);
 /* Runs an operation at once; `name` is for the trace. */

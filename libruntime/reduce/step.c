@@ -187,6 +187,16 @@ ddp_status ddp_model_discard(ddp_model *model)
 	return DDP_OK;
 }
 
+ddp_status ddp_model_drop_step(ddp_model *model)
+{
+	if (model->failed)
+		return ddp_model_check(model);
+	ddp_status status = ddp_reducer_catch_up(&model->reducer);
+	if (status == DDP_OK)
+		status = ddp_model_discard(model);
+	return status == DDP_OK ? DDP_OK : ddp_model_fail(model, status);
+}
+
 /* For what the last error says, which all ranks saw alike: it leaves all as they were. */
 static ddp_status refuse(ddp_model *model, ddp_status refused)
 {

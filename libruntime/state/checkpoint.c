@@ -360,9 +360,11 @@ static ddp_status seek_together(ddp_comm *comm, ddp_loader *loader, const struct
 static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load *load)
 {
 	ddp_comm *comm = context->world;
-	ddp_status status = ddp_leader_run(comm, context->timeout_ms, open_file, load,
-	                                   &load->position, sizeof(load->position));
+	ddp_status status = ddp_model_drop_step(load->model);
 
+	if (status == DDP_OK)
+		status = ddp_leader_run(comm, context->timeout_ms, open_file, load, &load->position,
+		                        sizeof(load->position));
 	if (status != DDP_OK || !load->position.found)
 		return status;
 	status = seek_together(comm, loader, &load->position);
