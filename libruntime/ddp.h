@@ -574,7 +574,9 @@ typedef struct ddp_batch {
 
 /* The loader reads `dataset`, which must not be closed before it is freed.
    Every rank gets the same number of batches per epoch; epochs follow one
-   another without end. */
+   another without end. Collective: DDP_ERR_MISMATCH, on all ranks, names what they
+   gave differently, such as the size of a file that is still being copied to
+   one of the nodes. */
 DDP_API ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
                                      const ddp_loader_options *options,
                                      ddp_loader **loader);

@@ -92,6 +92,7 @@ reduce_sources = \
 	libruntime/reduce/agree.c libruntime/reduce/agree.h \
 	libruntime/reduce/bucket.c libruntime/reduce/bucket.h \
 	libruntime/reduce/consensus.c libruntime/reduce/consensus.h \
+	libruntime/reduce/facts.c libruntime/reduce/facts.h \
 	libruntime/reduce/layout.c libruntime/reduce/layout.h \
 	libruntime/reduce/model.c libruntime/reduce/model.h \
 	libruntime/reduce/model_state.h \

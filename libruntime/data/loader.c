@@ -19,6 +19,7 @@
 #include "base/thread.h"
 #include "context.h"
 #include "data/sampler.h"
+#include "reduce/facts.h"
 
 enum { PREFETCH_DEFAULT = 2, PREFETCH_MAX = 1024, ALIGNMENT = 64, MESSAGE_MAX = 1024 };
 
@@ -241,8 +242,8 @@ static ddp_status allocate_slots(ddp_loader *loader)
 	return DDP_OK;
 }
 
-ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
-                             const ddp_loader_options *options, ddp_loader **loader)
+ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
+                           const ddp_loader_options *options, ddp_loader **loader)
 {
 	ddp_status status = check_options(dataset, options);
 	if (status != DDP_OK)
@@ -255,8 +256,8 @@ ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
 	made->options = *options;
 	if (made->options.prefetch == 0)
 		made->options.prefetch = PREFETCH_DEFAULT;
-	made->rank = context->job.rank;
-	made->world_size = context->job.world_size;
+	made->rank = rank;
+	made->world_size = world_size;
 	pthread_mutex_init(&made->lock, NULL);
 	pthread_cond_init(&made->changed, NULL);
 
@@ -280,6 +281,46 @@ ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
 failed:
 	ddp_loader_free(made);
 	return status;
+}
+
+/* With other orders, ranks would train on samples twice, and on some never. */
+static ddp_status agree(ddp_comm *comm, ddp_status mine, const ddp_loader *loader)
+{
+	ddp_fact facts[] = {
+		{ "the number of samples in the dataset", 0 }, { "sample_bytes", 0 },
+		{ "batch_size", 0 }, { "seed", 0 }, { "the seed's upper half", 0 },
+		{ "sequential", 0 }, { "tail", 0 },
+	};
+	int differs;
+
+	if (mine == DDP_OK) {
+		const ddp_loader_options *options = &loader->options;
+		const double values[] = {
+			(double)loader->dataset.size, (double)loader->dataset.sample_bytes,
+			options->batch_size, (double)(options->seed & UINT32_MAX),
+			(double)(options->seed >> 32), options->sequential, options->tail,
+		};
+		for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++)
+			facts[i].value = values[i];
+	}
+	return ddp_facts_agree(comm, mine, "loader", facts, sizeof(facts) / sizeof(facts[0]),
+	                       &differs);
+}
+
+ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
+                             const ddp_loader_options *options, ddp_loader **loader)
+{
+	ddp_loader *made = NULL;
+
+	ddp_status status = ddp_loader_make(context->job.rank, context->job.world_size, dataset,
+	                                    options, &made);
+	status = agree(context->world, status, made);
+	if (status != DDP_OK) {
+		ddp_loader_free(made);
+		return status;
+	}
+	*loader = made;
+	return DDP_OK;
 }
 
 void ddp_loader_free(ddp_loader *loader)

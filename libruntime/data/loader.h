@@ -1,5 +1,5 @@
 /*
- * loader: what the checkpoint needs of a ddp_loader. The public part is in
+ * loader: what the checkpoint and the tests need of a ddp_loader. The public part is in
  * ddp.h.
  *
  * Batch b of an epoch takes the epoch's order from global_batch * b on, dealt
@@ -10,6 +10,10 @@
 #define DDP_DATA_LOADER_H
 
 #include "ddp.h"
+
+/* One rank's loader by itself. What the ranks of a job give must agree. */
+ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
+                           const ddp_loader_options *options, ddp_loader **loader);
 
 typedef struct ddp_loader_state {
 	int64_t epoch;

@@ -1,0 +1,48 @@
+#include "reduce/facts.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "base/error.h"
+
+ddp_status ddp_facts_range(ddp_comm *comm, double *values, size_t count)
+{
+	/* Each number travels with its negative: one MIN gives both ends. */
+	for (size_t i = 0; i < count; i++)
+		values[count + i] = -values[i];
+	return ddp_all_reduce(comm, NULL, values, 2 * count, DDP_F64, DDP_MIN);
+}
+
+ddp_status ddp_facts_agree(ddp_comm *comm, ddp_status mine, const char *what,
+                           const ddp_fact *facts, int count, int *differs)
+{
+	double range[2 * (DDP_FACTS_MAX + 1)] = { 0 };
+	const int failed = count; /* behind the facts: the first rank that failed */
+	char reason[512];
+
+	*differs = DDP_FACTS_MAX;
+	if (mine != DDP_OK)
+		snprintf(reason, sizeof(reason), "%s", ddp_last_error());
+	for (int i = 0; i < count && mine == DDP_OK; i++)
+		range[i] = facts[i].value;
+	range[failed] = mine != DDP_OK ? ddp_comm_rank(comm) : INFINITY;
+	ddp_status status = ddp_facts_range(comm, range, (size_t)count + 1);
+	if (mine != DDP_OK)
+		return ddp_fail(mine, "%s", reason);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "while comparing the %s with other ranks'", what);
+	if (isfinite(range[failed]))
+		return ddp_fail(DDP_ERR_MISMATCH, "rank %d could not make its %s; its own error says why",
+		                (int)range[failed], what);
+	for (int i = 0; i < count; i++) {
+		double least = range[i], most = -range[count + 1 + i];
+		if (least == most)
+			continue;
+		*differs = i;
+		return ddp_fail(DDP_ERR_MISMATCH,
+		                "ranks gave different %ss: %s is %.17g on rank %d, and %.17g to %.17g over "
+		                "all; give all ranks the same", what, facts[i].name, facts[i].value,
+		                ddp_comm_rank(comm), least, most);
+	}
+	return DDP_OK;
+}
