@@ -46,3 +46,24 @@ ddp_status ddp_facts_agree(ddp_comm *comm, ddp_status mine, const char *what,
 	}
 	return DDP_OK;
 }
+
+/* A rank and its status in one number: the least is the first rank's. */
+ddp_status ddp_status_agree(ddp_comm *comm, ddp_status mine, const char *what)
+{
+	enum { STATUSES = 64 };
+	int64_t first = INT64_MAX;
+	char reason[512];
+
+	if (mine != DDP_OK) {
+		snprintf(reason, sizeof(reason), "%s", ddp_last_error());
+		first = (int64_t)ddp_comm_rank(comm) * STATUSES + (int64_t)mine;
+	}
+	ddp_status status = ddp_all_reduce(comm, NULL, &first, 1, DDP_I64, DDP_MIN);
+	if (mine != DDP_OK)
+		return ddp_fail(mine, "%s", reason);
+	if (status != DDP_OK || first == INT64_MAX)
+		return status;
+	ddp_status worst = (ddp_status)(first % STATUSES);
+	return ddp_fail(worst, "rank %d cannot %s (%s); its own error says why",
+	                (int)(first / STATUSES), what, ddp_status_name(worst));
+}

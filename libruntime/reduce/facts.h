@@ -25,6 +25,13 @@ typedef struct ddp_fact {
 ddp_status ddp_facts_agree(ddp_comm *comm, ddp_status mine, const char *what,
                            const ddp_fact *facts, int count, int *differs);
 
+/*
+ * Collective. DDP_OK if all ranks give that; a rank that gives an error keeps it,
+ * with its message, and the others get the first such rank's status: that rank
+ * "cannot `what`".
+ */
+ddp_status ddp_status_agree(ddp_comm *comm, ddp_status mine, const char *what);
+
 /* values [count] becomes the least over all ranks, values[count ..] the negative of
    the greatest. Collective. */
 ddp_status ddp_facts_range(ddp_comm *comm, double *values, size_t count);

@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "reduce/agree.h"
@@ -212,16 +213,16 @@ static ddp_status fill_tensor(const ddp_slot *slot, const char *state, float *ar
 	}
 	tensor->ndim = slot->ndim;
 	tensor->shape = slot->shape;
-	tensor->data = arena + slot->offset;
+	tensor->data = arena != NULL ? arena + slot->offset : NULL;
 	return DDP_OK;
 }
 
-static ddp_status list_tensors(ddp_model *model, ddp_tensors *tensors)
+static ddp_status list_tensors(ddp_model *model, bool whole, ddp_tensors *tensors)
 {
 	const bool spread = model->sharded.ranks > 0;
 	int params = model->layout.count;
 
-	for (int i = 0; i < model->optim.state_count && spread; i++) {
+	for (int i = 0; i < model->optim.state_count && spread && whole; i++) {
 		tensors->whole[i] = calloc((size_t)model->layout.elements, sizeof(float));
 		if (tensors->whole[i] == NULL)
 			return ddp_fail(DDP_ERR_NOMEM, "no memory for the optimizer's whole state (%lld bytes)",
@@ -241,7 +242,7 @@ static ddp_status list_tensors(ddp_model *model, ddp_tensors *tensors)
 	return DDP_OK;
 }
 
-ddp_status ddp_model_tensors(ddp_model *model, ddp_tensors *tensors)
+ddp_status ddp_model_tensors(ddp_model *model, bool whole, ddp_tensors *tensors)
 {
 	int count = model->layout.count * (1 + model->optim.state_count);
 
@@ -249,7 +250,7 @@ ddp_status ddp_model_tensors(ddp_model *model, ddp_tensors *tensors)
 	if (tensors->list == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a list of %d tensors", count);
 	tensors->count = count;
-	return list_tensors(model, tensors);
+	return list_tensors(model, whole, tensors);
 }
 
 void ddp_tensors_free(ddp_tensors *tensors)
@@ -270,12 +271,17 @@ void ddp_model_collect(const ddp_model *model, const ddp_tensors *tensors)
 	}
 }
 
-void ddp_model_spread(const ddp_model *model, const ddp_tensors *tensors)
+void ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, int64_t first,
+                     const float *values, int64_t count)
 {
-	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++) {
-		if (tensors->whole[i] != NULL)
-			ddp_sharded_spread(&model->sharded, i, tensors->whole[i]);
-	}
+	int state = i / model->layout.count - 1;
+
+	if (state >= 0 && model->sharded.ranks > 0)
+		ddp_sharded_store(&model->sharded, state,
+		                  ddp_model_slot(model, i % model->layout.count)->offset + first, values,
+		                  count);
+	else
+		memcpy(tensors->list[i].data + first, values, (size_t)count * sizeof(*values));
 }
 
 ddp_status ddp_model_check_whole(const ddp_model *model)

@@ -244,8 +244,14 @@ void ddp_sharded_collect(const ddp_sharded *sharded, int i, float *whole)
 	}
 }
 
-void ddp_sharded_spread(const ddp_sharded *sharded, int i, const float *whole)
+void ddp_sharded_store(const ddp_sharded *sharded, int i, int64_t first, const float *values,
+                       int64_t count)
 {
-	memcpy(sharded->state[i][sharded->rank], whole + sharded->begin,
-	       (size_t)(sharded->end - sharded->begin) * sizeof(*whole));
+	float *own = sharded->state[i][sharded->rank];
+	int64_t from = first > sharded->begin ? first : sharded->begin;
+	int64_t to = first + count < sharded->end ? first + count : sharded->end;
+
+	if (from < to)
+		memcpy(own + (from - sharded->begin), values + (from - first),
+		       (size_t)(to - from) * sizeof(*own));
 }

@@ -55,10 +55,12 @@ double ddp_sharded_sum(ddp_sharded *sharded);
 double ddp_sharded_update(ddp_sharded *sharded, ddp_optim *optim, const ddp_update *update,
                           bool summed);
 
-/* Copies state i of all ranks' parts into an arena of the whole layout, and
-   this rank's part from one. */
+/* Copies state i of all ranks' parts into an arena of the whole layout. */
 void ddp_sharded_collect(const ddp_sharded *sharded, int i, float *whole);
-void ddp_sharded_spread(const ddp_sharded *sharded, int i, const float *whole);
+/* Copies of state i of the layout's elements [first, first + count) what is this
+   rank's. */
+void ddp_sharded_store(const ddp_sharded *sharded, int i, int64_t first, const float *values,
+                       int64_t count);
 
 /* The squares of gradients [begin, end) as the calls above sum them up. */
 double ddp_sum_squares(const float *grads, int64_t begin, int64_t end);

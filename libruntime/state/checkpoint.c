@@ -16,12 +16,16 @@
 #include "context.h"
 #include "data/loader.h"
 #include "kernels.h"
+#include "reduce/facts.h"
 #include "reduce/model.h"
 #include "state/checkpoint.h"
 #include "state/leader.h"
 #include "state/store.h"
 
 enum { KEEP_DEFAULT = 3, PAIRS_MAX = 16, NUMBER_MAX = 24 };
+
+/* 4 MiB: all that a load needs besides the model, on each rank. */
+enum { CHUNK_ELEMENTS = 1 << 20 };
 
 /* ---- metadata ------------------------------------------------------------------- */
 
@@ -176,7 +180,7 @@ static ddp_status save_file(void *argument)
 	const struct save *save = argument;
 	ddp_tensors tensors;
 
-	ddp_status status = ddp_model_tensors(save->model, &tensors);
+	ddp_status status = ddp_model_tensors(save->model, true, &tensors);
 	if (status == DDP_OK) {
 		ddp_model_collect(save->model, &tensors);
 		status = check_finite(&tensors);
@@ -233,11 +237,22 @@ ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char 
 
 /* ---- load ------------------------------------------------------------------------- */
 
+/* A place in the row of all tensors' elements. */
+struct place {
+	int tensor;
+	int64_t first; /* element of it */
+};
+
 struct load {
 	const char *path;
 	ddp_model *model;
 	ddp_tensors tensors;
+	int64_t elements;     /* of all tensors */
+	float *chunk;
+	struct place place;   /* where the chunk begins */
+	int64_t count;        /* elements in the chunk */
 	ddp_safetensors file; /* rank 0 */
+	uint32_t sum;         /* rank 0: of the tensor that is read */
 	struct position position;
 };
 
@@ -303,58 +318,100 @@ static ddp_status open_file(void *argument)
 	return status;
 }
 
-static ddp_status read_tensors(void *argument)
+/* What is left of the place's tensor, but at most `room` elements; moves behind it. */
+static int64_t pass(const ddp_tensors *tensors, struct place *place, int64_t room)
+{
+	int64_t left = element_count(&tensors->list[place->tensor]) - place->first;
+
+	if (left > room) {
+		place->first += room;
+		return room;
+	}
+	place->first = 0;
+	place->tensor++;
+	return left;
+}
+
+static ddp_status read_chunk(void *argument)
 {
 	struct load *load = argument;
+	struct place place = load->place;
 
-	for (int i = 0; i < load->tensors.count; i++) {
-		const ddp_tensor *into = &load->tensors.list[i];
-		const ddp_safetensor *tensor = ddp_safetensors_find(&load->file, into->name);
-		ddp_status status = ddp_safetensors_read(&load->file, tensor, into->data);
+	for (int64_t at = 0, count; at < load->count; at += count) {
+		const struct place from = place;
+		const ddp_safetensor *tensor =
+			ddp_safetensors_find(&load->file, load->tensors.list[from.tensor].name);
+		count = pass(&load->tensors, &place, load->count - at);
+		load->sum = from.first == 0 ? 0 : load->sum;
+		ddp_status status = ddp_safetensors_read_part(
+			&load->file, tensor, from.first * (int64_t)sizeof(float), (size_t)count * sizeof(float),
+			load->chunk + at, &load->sum);
 		if (status != DDP_OK)
 			return status;
 	}
 	return DDP_OK;
 }
 
-static ddp_status send_tensors(ddp_comm *comm, const struct load *load)
+static void store_chunk(struct load *load)
 {
-	for (int i = 0; i < load->tensors.count; i++) {
-		const ddp_tensor *tensor = &load->tensors.list[i];
-		ddp_status status = ddp_broadcast(comm, tensor->data, (size_t)element_count(tensor),
-		                                  DDP_F32, 0);
-		if (status != DDP_OK)
-			return status;
+	for (int64_t at = 0, count; at < load->count; at += count) {
+		const struct place from = load->place;
+		count = pass(&load->tensors, &load->place, load->count - at);
+		ddp_model_store(load->model, &load->tensors, from.tensor, from.first, load->chunk + at,
+		                count);
 	}
-	return DDP_OK;
 }
 
-/* Moves the loader on all ranks or on none. */
-static ddp_status seek_together(ddp_comm *comm, ddp_loader *loader, const struct position *position)
+static ddp_status move_tensors(ddp_context *context, struct load *load)
 {
-	int32_t worst;
 	ddp_status status = DDP_OK;
 
-	/* Each rank may have a loader or not: all take part. */
-	ddp_loader_state before = { 0 };
-	if (loader != NULL) {
-		before = ddp_loader_get_state(loader);
-		status = position->has_loader
-		             ? ddp_loader_seek(loader, &position->loader)
-		             : ddp_fail(DDP_ERR_INVALID, "the checkpoint holds no loader position; "
-		                        "load it with loader NULL");
+	for (int64_t done = 0; done < load->elements && status == DDP_OK; done += load->count) {
+		int64_t left = load->elements - done;
+		load->count = left < CHUNK_ELEMENTS ? left : CHUNK_ELEMENTS;
+		status = ddp_leader_run(context->world, context->timeout_ms, read_chunk, load, NULL, 0);
+		if (status == DDP_OK)
+			status = ddp_broadcast(context->world, load->chunk, (size_t)load->count, DDP_F32, 0);
+		if (status == DDP_OK)
+			store_chunk(load);
 	}
-	int32_t own = (int32_t)status;
-	ddp_status told = ddp_all_reduce(comm, &own, &worst, 1, DDP_I32, DDP_MAX);
+	return status;
+}
+
+/* What can fail on this rank alone. */
+static ddp_status prepare_load(struct load *load)
+{
+	ddp_status status = ddp_model_tensors(load->model, false, &load->tensors);
+
 	if (status != DDP_OK)
 		return status;
-	if (told == DDP_OK && worst == DDP_OK)
-		return DDP_OK;
-	if (loader != NULL)
+	for (int i = 0; i < load->tensors.count; i++)
+		load->elements += element_count(&load->tensors.list[i]);
+	size_t bytes = sizeof(float) *
+		(size_t)(load->elements < CHUNK_ELEMENTS ? load->elements : CHUNK_ELEMENTS);
+	load->chunk = malloc(bytes);
+	if (load->chunk == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for %zu bytes of a checkpoint", bytes);
+	return DDP_OK;
+}
+
+/* Moves the loader on all ranks or on none. Each rank may have one or not. */
+static ddp_status seek_together(ddp_comm *comm, ddp_loader *loader, const struct position *position)
+{
+	ddp_loader_state before = { 0 };
+	ddp_status own = DDP_OK;
+
+	if (loader != NULL) {
+		before = ddp_loader_get_state(loader);
+		own = position->has_loader
+		          ? ddp_loader_seek(loader, &position->loader)
+		          : ddp_fail(DDP_ERR_INVALID, "the checkpoint holds no loader position; "
+		                     "load it with loader NULL");
+	}
+	ddp_status status = ddp_status_agree(comm, own, "move its loader to the checkpoint's position");
+	if (status != DDP_OK && own == DDP_OK && loader != NULL)
 		ddp_loader_seek(loader, &before);
-	if (told != DDP_OK)
-		return told;
-	return ddp_fail((ddp_status)worst, "another rank's loader cannot go to the checkpoint's position");
+	return status;
 }
 
 static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load *load)
@@ -362,6 +419,8 @@ static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load
 	ddp_comm *comm = context->world;
 	ddp_status status = ddp_model_drop_step(load->model);
 
+	if (status == DDP_OK)
+		status = ddp_status_agree(comm, prepare_load(load), "load a checkpoint");
 	if (status == DDP_OK)
 		status = ddp_leader_run(comm, context->timeout_ms, open_file, load, &load->position,
 		                        sizeof(load->position));
@@ -371,12 +430,9 @@ static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load
 	if (status != DDP_OK)
 		return status;
 	ddp_model_set_torn(load->model, true);
-	status = ddp_leader_run(comm, context->timeout_ms, read_tensors, load, NULL, 0);
-	if (status == DDP_OK)
-		status = send_tensors(comm, load);
+	status = move_tensors(context, load);
 	if (status != DDP_OK)
 		return status;
-	ddp_model_spread(load->model, &load->tensors);
 	ddp_model_set_step_count(load->model, load->position.step);
 	/* From now on a rank may read what the others keep. */
 	status = ddp_barrier(comm);
@@ -391,16 +447,12 @@ ddp_status ddp_checkpoint_load(ddp_model *model, ddp_loader *loader, const char 
 
 	if (path == NULL || path[0] == '\0')
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a file or directory to load is needed");
-	ddp_status status = ddp_model_tensors(model, &load.tensors);
-	if (status != DDP_OK) {
-		ddp_tensors_free(&load.tensors);
-		return status;
-	}
 	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
-	status = load_all(ddp_model_context(model), loader, &load);
+	ddp_status status = load_all(ddp_model_context(model), loader, &load);
 	ddp_set_phase(model, DDP_PHASE_IDLE);
 	ddp_safetensors_close(&load.file);
 	ddp_tensors_free(&load.tensors);
+	free(load.chunk);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "checkpoint %s was not loaded", path);
 	*step = load.position.found ? load.position.step : 0;

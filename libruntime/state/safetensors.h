@@ -54,6 +54,10 @@ const char *ddp_safetensors_metadata(const ddp_safetensors *file, const char *ke
 /* Reads a whole tensor, end - begin bytes, and checks its checksum. */
 ddp_status ddp_safetensors_read(const ddp_safetensors *file, const ddp_safetensor *tensor,
                                 void *data);
+/* Reads `bytes` of a tensor from its byte `from` on, one part after the other: *sum
+   carries the checksum, 0 before the first, and is checked with the last. */
+ddp_status ddp_safetensors_read_part(const ddp_safetensors *file, const ddp_safetensor *tensor,
+                                     int64_t from, size_t bytes, void *data, uint32_t *sum);
 /* Reads everything, checks the checksums and keeps nothing. */
 ddp_status ddp_safetensors_verify(const ddp_safetensors *file);
 

@@ -313,16 +313,25 @@ static ddp_status check_sum(const ddp_safetensors *file, const ddp_safetensor *t
 	                ", should be %s", file->path, tensor->name, sum, said);
 }
 
-ddp_status ddp_safetensors_read(const ddp_safetensors *file, const ddp_safetensor *tensor,
-                                void *data)
+ddp_status ddp_safetensors_read_part(const ddp_safetensors *file, const ddp_safetensor *tensor,
+                                     int64_t from, size_t bytes, void *data, uint32_t *sum)
 {
-	size_t bytes = (size_t)(tensor->end - tensor->begin);
-	ddp_status status = read_fully(file->path, file->fd, data, bytes,
-	                               file->data_start + tensor->begin);
+	int64_t at = tensor->begin + from;
+	ddp_status status = read_fully(file->path, file->fd, data, bytes, file->data_start + at);
 
 	if (status != DDP_OK)
 		return status;
-	return check_sum(file, tensor, ddp_crc32c(0, data, bytes));
+	*sum = ddp_crc32c(*sum, data, bytes);
+	return at + (int64_t)bytes < tensor->end ? DDP_OK : check_sum(file, tensor, *sum);
+}
+
+ddp_status ddp_safetensors_read(const ddp_safetensors *file, const ddp_safetensor *tensor,
+                                void *data)
+{
+	uint32_t sum = 0;
+
+	return ddp_safetensors_read_part(file, tensor, 0, (size_t)(tensor->end - tensor->begin), data,
+	                                 &sum);
 }
 
 ddp_status ddp_safetensors_verify(const ddp_safetensors *file)
@@ -338,11 +347,8 @@ ddp_status ddp_safetensors_verify(const ddp_safetensors *file)
 		uint32_t sum = 0;
 		for (int64_t at = tensor->begin; at < tensor->end && status == DDP_OK; at += piece) {
 			size_t bytes = (size_t)(tensor->end - at < piece ? tensor->end - at : piece);
-			status = read_fully(file->path, file->fd, buffer, bytes, file->data_start + at);
-			sum = ddp_crc32c(sum, buffer, bytes);
+			status = ddp_safetensors_read_part(file, tensor, at - tensor->begin, bytes, buffer, &sum);
 		}
-		if (status == DDP_OK)
-			status = check_sum(file, tensor, sum);
 	}
 	free(buffer);
 	return status;
