@@ -610,7 +610,10 @@ DDP_API ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader,
  * Loads a file, or a directory's newest complete checkpoint, passing over
  * broken ones with a warning. *step is the number of steps done, 0 if the
  * directory is absent or has none. Exact: training goes on as if it had not
- * stopped, also onto another world size if the global batch stays the same.
+ * stopped, also with another batch and world, if a global batch of the loader
+ * begins where it had stopped. Model options that were others then are named in
+ * warnings, and stay; the learning rate that ddp_set_learning_rate() had set comes
+ * back, unless the model was made with another one than then.
  * A file that does not fit the model or the loader, is damaged or cut short
  * is an error, and neither is changed. Rank 0 reads, the others get the
  * tensors by broadcast. Collective. Between any two calls of the model: what the

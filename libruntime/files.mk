@@ -115,6 +115,7 @@ data_sources = \
 state_sources = \
 	libruntime/state/checkpoint.c libruntime/state/checkpoint.h \
 	libruntime/state/leader.c libruntime/state/leader.h \
+	libruntime/state/metadata.c libruntime/state/metadata.h \
 	libruntime/state/safetensors.h \
 	libruntime/state/safetensors_read.c libruntime/state/safetensors_write.c \
 	libruntime/state/store.c libruntime/state/store.h

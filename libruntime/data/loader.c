@@ -351,16 +351,14 @@ ddp_loader_state ddp_loader_get_state(const ddp_loader *loader)
 	};
 }
 
-ddp_status ddp_loader_seek(ddp_loader *loader, const ddp_loader_state *state)
+/* The order of samples; how many of them make a batch does not change it. */
+static ddp_status check_order(const ddp_loader_state *own, const ddp_loader_state *state)
 {
-	ddp_loader_state own = ddp_loader_get_state(loader);
 	const struct { const char *name; uint64_t theirs, ours; } order[] = {
-		{ "dataset size", (uint64_t)state->size, (uint64_t)own.size },
-		{ "seed", state->seed, own.seed },
-		{ "sequential", state->sequential, own.sequential },
-		{ "tail", (uint64_t)state->tail, (uint64_t)own.tail },
-		{ "global batch (batch_size x ranks)", (uint64_t)state->global_batch,
-		  (uint64_t)own.global_batch },
+		{ "dataset size", (uint64_t)state->size, (uint64_t)own->size },
+		{ "seed", state->seed, own->seed },
+		{ "sequential", state->sequential, own->sequential },
+		{ "tail", (uint64_t)state->tail, (uint64_t)own->tail },
 	};
 
 	for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
@@ -368,12 +366,33 @@ ddp_status ddp_loader_seek(ddp_loader *loader, const ddp_loader_state *state)
 			return ddp_fail(DDP_ERR_INVALID, "loader: %s is %" PRIu64 " here, but was %" PRIu64
 			                " where the position was saved: the sample order would be another; "
 			                "set it to that", order[i].name, order[i].ours, order[i].theirs);
-	if (state->epoch < 0 || state->samples < 0 || state->samples % own.global_batch != 0 ||
-	    state->samples / own.global_batch >= loader->batches)
-		return ddp_fail(DDP_ERR_INVALID, "loader: no batch begins at sample %" PRId64
-		                " of epoch %" PRId64, state->samples, state->epoch);
+	return DDP_OK;
+}
+
+ddp_status ddp_loader_seek(ddp_loader *loader, const ddp_loader_state *state)
+{
+	const ddp_loader_state own = ddp_loader_get_state(loader);
+	int64_t epoch = state->epoch;
+
+	ddp_status status = check_order(&own, state);
+	if (status != DDP_OK)
+		return status;
+	if (epoch < 0 || state->samples < 0 || state->samples >= own.size)
+		return ddp_fail(DDP_ERR_INVALID, "loader: epoch %" PRId64 " has no sample %" PRId64, epoch,
+		                state->samples);
+	if (state->samples % own.global_batch != 0)
+		return ddp_fail(DDP_ERR_INVALID, "loader: no batch begins at sample %" PRId64 ", where the "
+		                "position was saved: the global batch (batch_size x ranks) is %" PRId64
+		                " here and was %" PRId64 "; set it to a divisor of %" PRId64, state->samples,
+		                own.global_batch, state->global_batch, state->samples);
+	int64_t batch = state->samples / own.global_batch;
+	/* Larger batches may drop a longer tail. */
+	if (batch >= loader->batches) {
+		batch = 0;
+		epoch++;
+	}
 	stop(loader);
-	loader->epoch = state->epoch;
-	loader->batch = state->samples / own.global_batch;
+	loader->epoch = epoch;
+	loader->batch = batch;
 	return DDP_OK;
 }

@@ -4,7 +4,7 @@
  *
  * Batch b of an epoch takes the epoch's order from global_batch * b on, dealt
  * to the ranks like cards. So a position, counted in samples of all ranks,
- * means the same in every world whose global batch is the same.
+ * means the same whatever the batch and the world; but a batch must begin there.
  */
 #ifndef DDP_DATA_LOADER_H
 #define DDP_DATA_LOADER_H
@@ -18,7 +18,7 @@ ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
 typedef struct ddp_loader_state {
 	int64_t epoch;
 	int64_t samples;      /* of the epoch, delivered to all ranks together */
-	int64_t global_batch; /* batch_size * world_size */
+	int64_t global_batch; /* batch_size * world_size, for messages */
 	int64_t size;         /* samples in the dataset */
 	uint64_t seed;
 	bool sequential;
@@ -30,8 +30,8 @@ ddp_loader_state ddp_loader_get_state(const ddp_loader *loader);
 
 /*
  * Goes on where `state` was taken. DDP_ERR_INVALID, with nothing changed, if
- * the loader's order is another one (dataset size, seed, shuffling, tail or
- * global batch), naming both.
+ * the loader's order is another one (dataset size, seed, shuffling or tail),
+ * naming both, or if none of its batches begins there.
  */
 ddp_status ddp_loader_seek(ddp_loader *loader, const ddp_loader_state *state);
 

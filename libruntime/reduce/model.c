@@ -177,6 +177,34 @@ void ddp_set_learning_rate(ddp_model *model, double learning_rate)
 		model->learning_rate = learning_rate;
 }
 
+const char *ddp_hyper_name(ddp_hyper hyper)
+{
+	static const char *const names[DDP_HYPERS] = {
+		"optimizer", "learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "momentum",
+		"clip_norm", "current_learning_rate",
+	};
+
+	return names[hyper];
+}
+
+void ddp_model_get_hypers(const ddp_model *model, double *hypers)
+{
+	const ddp_optim_settings *optim = &model->settings.optim;
+	const double values[DDP_HYPERS] = {
+		[DDP_HYPER_OPTIMIZER] = optim->kind,
+		[DDP_HYPER_LEARNING_RATE] = model->settings.learning_rate,
+		[DDP_HYPER_BETA1] = optim->beta1,
+		[DDP_HYPER_BETA2] = optim->beta2,
+		[DDP_HYPER_EPSILON] = optim->epsilon,
+		[DDP_HYPER_WEIGHT_DECAY] = optim->weight_decay,
+		[DDP_HYPER_MOMENTUM] = optim->momentum,
+		[DDP_HYPER_CLIP_NORM] = model->settings.clip_norm,
+		[DDP_HYPER_CURRENT_RATE] = model->learning_rate,
+	};
+
+	memcpy(hypers, values, sizeof(values));
+}
+
 ddp_context *ddp_model_context(const ddp_model *model)
 {
 	return model->context;

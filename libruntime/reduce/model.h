@@ -45,6 +45,17 @@ void ddp_model_set_torn(ddp_model *model, bool torn);
    being reduced, which may be another part on each rank. Collective. */
 ddp_status ddp_model_drop_step(ddp_model *model);
 
+/* How a model is trained. Numbers, so that a file can hold them by name. */
+typedef enum ddp_hyper {
+	DDP_HYPER_OPTIMIZER, DDP_HYPER_LEARNING_RATE, /* as the model was made */
+	DDP_HYPER_BETA1, DDP_HYPER_BETA2, DDP_HYPER_EPSILON, DDP_HYPER_WEIGHT_DECAY,
+	DDP_HYPER_MOMENTUM, DDP_HYPER_CLIP_NORM,
+	DDP_HYPER_CURRENT_RATE, /* of learning: what ddp_set_learning_rate() set last */
+	DDP_HYPERS
+} ddp_hyper;
+const char *ddp_hyper_name(ddp_hyper hyper); /* "beta1" */
+void ddp_model_get_hypers(const ddp_model *model, double *hypers);
+
 /* Whether all ranks have the same parameters; see reduce/consensus.h. Collective. */
 ddp_status ddp_model_compare(ddp_model *model);
 

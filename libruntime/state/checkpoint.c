@@ -20,107 +20,13 @@
 #include "reduce/model.h"
 #include "state/checkpoint.h"
 #include "state/leader.h"
+#include "state/metadata.h"
 #include "state/store.h"
 
-enum { KEEP_DEFAULT = 3, PAIRS_MAX = 16, NUMBER_MAX = 24 };
+enum { KEEP_DEFAULT = 3 };
 
 /* 4 MiB: all that a load needs besides the model, on each rank. */
 enum { CHUNK_ELEMENTS = 1 << 20 };
-
-/* ---- metadata ------------------------------------------------------------------- */
-
-/* What a checkpoint holds besides tensors; sent to all ranks as it is. */
-struct position {
-	bool found;
-	int64_t step;
-	bool has_loader;
-	ddp_loader_state loader;
-};
-
-struct metadata {
-	ddp_safetensors_pair pairs[PAIRS_MAX];
-	char numbers[PAIRS_MAX][NUMBER_MAX];
-	int count;
-};
-
-static void add_text(struct metadata *metadata, const char *key, const char *value)
-{
-	metadata->pairs[metadata->count++] = (ddp_safetensors_pair){ key, value };
-}
-
-static void add_number(struct metadata *metadata, const char *key, int64_t value)
-{
-	char *text = metadata->numbers[metadata->count];
-
-	snprintf(text, NUMBER_MAX, "%" PRId64, value);
-	add_text(metadata, key, text);
-}
-
-static void describe(const struct position *position, int world_size, struct metadata *metadata)
-{
-	metadata->count = 0;
-	add_text(metadata, "format", "pt"); /* names and layout as PyTorch's users expect */
-	add_text(metadata, "ddp.version", ddp_version());
-	add_number(metadata, "ddp.step", position->step);
-	add_number(metadata, "ddp.world_size", world_size);
-	if (!position->has_loader)
-		return;
-	add_number(metadata, "ddp.loader.epoch", position->loader.epoch);
-	add_number(metadata, "ddp.loader.samples", position->loader.samples);
-	add_number(metadata, "ddp.loader.global_batch", position->loader.global_batch);
-	add_number(metadata, "ddp.loader.size", position->loader.size);
-	add_number(metadata, "ddp.loader.seed", (int64_t)position->loader.seed);
-	add_number(metadata, "ddp.loader.sequential", position->loader.sequential);
-	add_number(metadata, "ddp.loader.tail", position->loader.tail);
-}
-
-static ddp_status get_number(const ddp_safetensors *file, const char *key, int64_t *value)
-{
-	char *end;
-	const char *text = ddp_safetensors_metadata(file, key);
-
-	if (text == NULL)
-		return ddp_fail(DDP_ERR_FORMAT, "%s: metadata \"%s\" is missing: not a checkpoint of "
-		                "this library?", file->path, key);
-	errno = 0;
-	*value = strtoll(text, &end, 10);
-	if (end == text || *end != '\0' || errno != 0)
-		return ddp_fail(DDP_ERR_FORMAT, "%s: metadata \"%s\" is \"%s\", no number", file->path,
-		                key, text);
-	return DDP_OK;
-}
-
-static ddp_status read_position(const ddp_safetensors *file, struct position *position)
-{
-	int64_t seed = 0, sequential = 0, tail = 0;
-	ddp_loader_state *loader = &position->loader;
-	const struct { const char *key; int64_t *value; } fields[] = {
-		{ "ddp.loader.epoch", &loader->epoch },
-		{ "ddp.loader.samples", &loader->samples },
-		{ "ddp.loader.global_batch", &loader->global_batch },
-		{ "ddp.loader.size", &loader->size },
-		{ "ddp.loader.seed", &seed },
-		{ "ddp.loader.sequential", &sequential },
-		{ "ddp.loader.tail", &tail },
-	};
-
-	ddp_status status = get_number(file, "ddp.step", &position->step);
-	if (status == DDP_OK && position->step < 0)
-		status = ddp_fail(DDP_ERR_FORMAT, "%s: step %" PRId64 " is negative", file->path,
-		                  position->step);
-	if (status != DDP_OK)
-		return status;
-	position->has_loader = ddp_safetensors_metadata(file, fields[0].key) != NULL;
-	for (size_t i = 0; position->has_loader && i < sizeof(fields) / sizeof(fields[0]); i++) {
-		status = get_number(file, fields[i].key, fields[i].value);
-		if (status != DDP_OK)
-			return status;
-	}
-	loader->seed = (uint64_t)seed;
-	loader->sequential = sequential != 0;
-	loader->tail = (ddp_tail)tail;
-	return DDP_OK;
-}
 
 static int64_t element_count(const ddp_tensor *tensor)
 {
@@ -137,13 +43,13 @@ struct save {
 	const char *dir;
 	int keep;
 	int world_size;
-	struct position position;
+	ddp_position position;
 	ddp_model *model;
 };
 
 static ddp_status write_tensors(const struct save *save, const ddp_tensors *tensors)
 {
-	struct metadata metadata;
+	ddp_metadata metadata;
 
 	ddp_safetensors_tensor *all = calloc((size_t)tensors->count + 1, sizeof(*all));
 	if (all == NULL)
@@ -155,7 +61,7 @@ static ddp_status write_tensors(const struct save *save, const ddp_tensors *tens
 			.data = tensor->data,
 		};
 	}
-	describe(&save->position, save->world_size, &metadata);
+	ddp_metadata_write(&save->position, save->world_size, &metadata);
 	ddp_status status = ddp_store_write(save->dir, save->position.step, all, tensors->count,
 	                                    metadata.pairs, metadata.count, save->keep);
 	free(all);
@@ -222,6 +128,7 @@ ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char 
 		return status;
 	if (loader != NULL)
 		save.position.loader = ddp_loader_get_state(loader);
+	ddp_model_get_hypers(model, save.position.hypers);
 	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
 	status = alone ? DDP_OK : ddp_model_compare(model);
 	if (status == DDP_OK)
@@ -253,7 +160,7 @@ struct load {
 	int64_t count;        /* elements in the chunk */
 	ddp_safetensors file; /* rank 0 */
 	uint32_t sum;         /* rank 0: of the tensor that is read */
-	struct position position;
+	ddp_position position;
 };
 
 static void shape_text(int ndim, const int64_t *shape, char *text, size_t bytes)
@@ -314,7 +221,7 @@ static ddp_status open_file(void *argument)
 		return status;
 	status = check_tensors(load);
 	if (status == DDP_OK)
-		status = read_position(&load->file, &load->position);
+		status = ddp_metadata_read(&load->file, &load->position);
 	return status;
 }
 
@@ -396,7 +303,7 @@ static ddp_status prepare_load(struct load *load)
 }
 
 /* Moves the loader on all ranks or on none. Each rank may have one or not. */
-static ddp_status seek_together(ddp_comm *comm, ddp_loader *loader, const struct position *position)
+static ddp_status seek_together(ddp_comm *comm, ddp_loader *loader, const ddp_position *position)
 {
 	ddp_loader_state before = { 0 };
 	ddp_status own = DDP_OK;
@@ -412,6 +319,26 @@ static ddp_status seek_together(ddp_comm *comm, ddp_loader *loader, const struct
 	if (status != DDP_OK && own == DDP_OK && loader != NULL)
 		ddp_loader_seek(loader, &before);
 	return status;
+}
+
+/* The model goes on with its own; but a learning rate that was set by hand comes back
+   if the one that the model was made with is the same as then. */
+static void take_hypers(struct load *load)
+{
+	const double *saved = load->position.hypers;
+	double own[DDP_HYPERS];
+
+	if (!load->position.has_hypers)
+		return;
+	ddp_model_get_hypers(load->model, own);
+	for (int h = 0; h < DDP_HYPER_CURRENT_RATE; h++) {
+		if (saved[h] != own[h] && ddp_comm_rank(ddp_model_context(load->model)->world) == 0)
+			ddp_log(DDP_LOG_WARN, "%s: %s was %.9g where it was saved and is %.9g here; training "
+			        "goes on with that", load->file.path, ddp_hyper_name((ddp_hyper)h), saved[h],
+			        own[h]);
+	}
+	if (saved[DDP_HYPER_LEARNING_RATE] == own[DDP_HYPER_LEARNING_RATE])
+		ddp_set_learning_rate(load->model, saved[DDP_HYPER_CURRENT_RATE]);
 }
 
 static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load *load)
@@ -434,6 +361,7 @@ static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load
 	if (status != DDP_OK)
 		return status;
 	ddp_model_set_step_count(load->model, load->position.step);
+	take_hypers(load);
 	/* From now on a rank may read what the others keep. */
 	status = ddp_barrier(comm);
 	if (status == DDP_OK)
