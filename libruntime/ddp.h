@@ -592,7 +592,10 @@ DDP_API void ddp_loader_free(ddp_loader *loader);
  * Writes DIR/step-NNNNNNNN.safetensors: parameters under their names,
  * optimizer state under "optimizer.", step, loader position and seed as
  * metadata. Rank 0 writes, under a temporary name, fsynced, renamed,
- * directory fsynced; then all but the last `keep` (0: 3) are removed. Each
+ * directory fsynced; then all but the last `keep` (0: 3) are removed, and later
+ * steps than this one, which training has left by going back or by beginning
+ * anew, get names that end in ".aside". One run at a time writes to DIR: another
+ * one's gets DDP_ERR_STATE until the model that saved there last is freed. Each
  * tensor carries a CRC-32C. Only rank 0 touches DIR (made if absent), and the
  * others wait however long it takes; success or failure is the same on all
  * ranks. Collective; loader may be NULL.

@@ -116,6 +116,7 @@ void ddp_model_free(ddp_model *model)
 
 	if (model->reducer.requests != NULL)
 		ddp_reducer_abandon(&model->reducer, "a model was freed in the middle of a step");
+	ddp_model_attach(model, NULL, NULL);
 	ddp_reducer_free(&model->reducer);
 	ddp_sharded_free(&model->sharded, comm);
 	ddp_rows_free(&model->rows);
@@ -203,6 +204,19 @@ void ddp_model_get_hypers(const ddp_model *model, double *hypers)
 	};
 
 	memcpy(hypers, values, sizeof(values));
+}
+
+void ddp_model_attach(ddp_model *model, void *thing, void (*release)(void *thing))
+{
+	if (model->attached != NULL)
+		model->release(model->attached);
+	model->attached = thing;
+	model->release = release;
+}
+
+void *ddp_model_attached(const ddp_model *model)
+{
+	return model->attached;
 }
 
 ddp_context *ddp_model_context(const ddp_model *model)

@@ -59,6 +59,11 @@ void ddp_model_get_hypers(const ddp_model *model, double *hypers);
 /* Whether all ranks have the same parameters; see reduce/consensus.h. Collective. */
 ddp_status ddp_model_compare(ddp_model *model);
 
+/* Something that goes with the model and is released with it, in place of what was
+   attached before; ddp_model_attached() is NULL if nothing is. */
+void ddp_model_attach(ddp_model *model, void *thing, void (*release)(void *thing));
+void *ddp_model_attached(const ddp_model *model);
+
 /* Steps done: the optimizer's count, too. */
 int64_t ddp_model_step_count(const ddp_model *model);
 void ddp_model_set_step_count(ddp_model *model, int64_t steps);

@@ -27,6 +27,8 @@ struct ddp_model {
 	int64_t steps;          /* done */
 	ddp_magnitude magnitude; /* of the step under way */
 	bool sync;
+	void *attached;         /* see reduce/model.h */
+	void (*release)(void *attached);
 	atomic_bool stop_requested; /* on this rank */
 	bool compared;          /* all ranks had the same parameters before a step */
 	bool refused;           /* the last step, for what all ranks saw alike */

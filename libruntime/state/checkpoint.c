@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -37,11 +38,65 @@ static int64_t element_count(const ddp_tensor *tensor)
 	return count;
 }
 
+/* ---- the directory's owner --------------------------------------------------------- */
+
+/* Goes with the model of the rank that writes. */
+struct owner {
+	ddp_store_lock *lock;
+	char dir[];
+};
+
+static void let_go(void *attached)
+{
+	struct owner *owner = attached;
+
+	ddp_store_lock_release(owner->lock);
+	free(owner);
+}
+
+static ddp_status take_lock(ddp_model *model, const char *dir)
+{
+	const ddp_job *job = &ddp_model_context(model)->job;
+	char who[128 + DDP_HOST_MAX];
+
+	struct owner *owner = calloc(1, sizeof(*owner) + strlen(dir) + 1);
+	if (owner == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "checkpoint directory %s: out of memory", dir);
+	strcpy(owner->dir, dir);
+	snprintf(who, sizeof(who), "rank %d of job %" PRIu32 ".%" PRIu32 " on %s, process %ld\n",
+	         job->rank, job->job_id, job->step_id, job->hostname, (long)getpid());
+	ddp_status status = ddp_store_lock_take(dir, who, &owner->lock);
+	if (status != DDP_OK) {
+		free(owner);
+		return status;
+	}
+	ddp_model_attach(model, owner, let_go);
+	return DDP_OK;
+}
+
+/* Makes sure that this process owns `dir`, from now until the model is freed or saves
+   elsewhere. */
+static ddp_status own_directory(ddp_model *model, const char *dir)
+{
+	const struct owner *owner = ddp_model_attached(model);
+
+	if (owner != NULL && strcmp(owner->dir, dir) == 0) {
+		if (ddp_store_lock_holds(owner->lock, dir))
+			return DDP_OK;
+		ddp_log(DDP_LOG_WARN, "checkpoint directory %s is not the one any more that this run has "
+		        "written to: it was removed, replaced or unmounted, and with it the checkpoints "
+		        "before; it is made anew", dir);
+	}
+	return take_lock(model, dir);
+}
+
 /* ---- save ------------------------------------------------------------------------- */
 
 struct save {
 	const char *dir;
 	int keep;
+	bool alone; /* the world is broken */
+	bool owns;
 	int world_size;
 	ddp_position position;
 	ddp_model *model;
@@ -63,7 +118,7 @@ static ddp_status write_tensors(const struct save *save, const ddp_tensors *tens
 	}
 	ddp_metadata_write(&save->position, save->world_size, &metadata);
 	ddp_status status = ddp_store_write(save->dir, save->position.step, all, tensors->count,
-	                                    metadata.pairs, metadata.count, save->keep);
+	                                    metadata.pairs, metadata.count, save->keep, save->owns);
 	free(all);
 	return status;
 }
@@ -83,10 +138,20 @@ static ddp_status check_finite(const ddp_tensors *tensors)
 
 static ddp_status save_file(void *argument)
 {
-	const struct save *save = argument;
+	struct save *save = argument;
 	ddp_tensors tensors;
 
-	ddp_status status = ddp_model_tensors(save->model, true, &tensors);
+	ddp_status status = own_directory(save->model, save->dir);
+	save->owns = status == DDP_OK;
+	/* It may be rank 0 that owns it, and lives; what is saved comes first then. */
+	if (status == DDP_ERR_STATE && save->alone) {
+		ddp_log(DDP_LOG_WARN, "%s; this rank writes there, too, since the job has failed",
+		        ddp_last_error());
+		status = DDP_OK;
+	}
+	if (status != DDP_OK)
+		return status;
+	status = ddp_model_tensors(save->model, true, &tensors);
 	if (status == DDP_OK) {
 		ddp_model_collect(save->model, &tensors);
 		status = check_finite(&tensors);
@@ -99,16 +164,18 @@ static ddp_status save_file(void *argument)
 
 static ddp_status prepare_directory(void *argument)
 {
-	const char *const *dir = argument;
+	const struct save *save = argument;
 
-	return ddp_store_prepare(*dir);
+	ddp_status status = ddp_store_prepare(save->dir);
+	return status == DDP_OK ? own_directory(save->model, save->dir) : status;
 }
 
 ddp_status ddp_checkpoint_prepare(ddp_model *model, const char *dir)
 {
 	ddp_context *context = ddp_model_context(model);
+	struct save save = { .dir = dir, .model = model };
 
-	return ddp_leader_run(context->world, context->timeout_ms, prepare_directory, &dir, NULL, 0);
+	return ddp_leader_run(context->world, context->timeout_ms, prepare_directory, &save, NULL, 0);
 }
 
 ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char *dir, int keep)
@@ -122,7 +189,8 @@ ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char 
 		.position = { .step = ddp_model_step_count(model), .has_loader = loader != NULL },
 		.model = model,
 	};
-	bool alone = ddp_comm_broken(context->world); /* looked at before the model is */
+	/* Looked at before the model is. */
+	const bool alone = save.alone = ddp_comm_broken(context->world);
 	ddp_status status = ddp_model_check_whole(model);
 	if (status != DDP_OK)
 		return status;

@@ -5,6 +5,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +17,10 @@
 #include "base/error.h"
 #include "base/log.h"
 
+enum { ASIDE_MAX = 1000 };
+
 static const char suffix[] = ".safetensors";
-static const char temporary_suffix[] = ".safetensors.tmp";
+static const char temporary_suffix[] = ".tmp";
 
 /* ---- names ------------------------------------------------------------------- */
 
@@ -26,6 +31,29 @@ static char *file_path(const char *dir, int64_t step, const char *ending)
 	if (asprintf(&path, "%s/step-%08" PRId64 "%s", dir, step, ending) < 0)
 		return NULL;
 	return path;
+}
+
+/* A name that no other writer has, on this host or another. */
+static char *temporary_path(const char *dir, int64_t step)
+{
+	static atomic_uint count;
+	char host[HOST_NAME_MAX + 1] = "", *path;
+
+	if (gethostname(host, sizeof(host)) != 0)
+		host[0] = '\0';
+	host[sizeof(host) - 1] = '\0';
+	if (asprintf(&path, "%s/step-%08" PRId64 "%s.%s-%ld-%u%s", dir, step, suffix, host,
+	             (long)getpid(), atomic_fetch_add(&count, 1), temporary_suffix) < 0)
+		return NULL;
+	return path;
+}
+
+static bool is_temporary(const char *name)
+{
+	size_t length = strlen(name), end = strlen(temporary_suffix);
+
+	return strncmp(name, "step-", 5) == 0 && strstr(name, suffix) != NULL && length > end &&
+	       strcmp(name + length - end, temporary_suffix) == 0;
 }
 
 /* The step in "step-NNNNNNNN" + ending, or -1 if the name is another. */
@@ -149,7 +177,7 @@ ddp_status ddp_store_prepare(const char *dir)
 static ddp_status write_temporary(const char *path, const ddp_safetensors_tensor *tensors,
                                   int count, const ddp_safetensors_pair *metadata, int pairs)
 {
-	unlink(path);
+	unlink(path); /* of a process that had this number before, and died */
 	int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
 	if (fd < 0)
 		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot create %s", path);
@@ -161,17 +189,50 @@ static ddp_status write_temporary(const char *path, const ddp_safetensors_tensor
 	return status;
 }
 
-static void remove_file(const char *dir, int64_t step, const char *ending)
+static void remove_file(const char *dir, int64_t step)
 {
-	char *path = file_path(dir, step, ending);
+	char *path = file_path(dir, step, suffix);
 
 	if (path != NULL && unlink(path) != 0 && errno != ENOENT)
 		ddp_log(DDP_LOG_WARN, "cannot remove old checkpoint %s: %s", path, strerror(errno));
 	free(path);
 }
 
+/* A name for a file that is set aside which none has yet; NULL: no memory. */
+static char *aside_path(const char *path)
+{
+	char *aside = NULL;
+
+	for (int i = 1; i < ASIDE_MAX; i++) {
+		free(aside);
+		if ((i == 1 ? asprintf(&aside, "%s.aside", path)
+		            : asprintf(&aside, "%s.aside-%d", path, i)) < 0)
+			return NULL;
+		if (access(aside, F_OK) != 0)
+			return aside;
+	}
+	return aside;
+}
+
+static void set_aside(const char *dir, int64_t step)
+{
+	char *path = file_path(dir, step, suffix);
+	char *aside = path != NULL ? aside_path(path) : NULL;
+
+	if (aside == NULL)
+		ddp_log(DDP_LOG_WARN, "%s: no memory to set step %" PRId64 " aside", dir, step);
+	else if (rename(path, aside) != 0)
+		ddp_log(DDP_LOG_WARN, "cannot rename %s, which a resume would take: %s", path,
+		        strerror(errno));
+	else
+		ddp_log(DDP_LOG_WARN, "%s is of a later step than the one that was saved: training has "
+		        "left it, by going back or by beginning anew; it is set aside as %s", path, aside);
+	free(path);
+	free(aside);
+}
+
 /* What fails here costs room, not data: a warning. */
-static void prune(const char *dir, int64_t step, int keep)
+static void tidy(const char *dir, int64_t step, int keep)
 {
 	int64_t *steps = NULL;
 	int count = 0, kept = 0;
@@ -180,30 +241,24 @@ static void prune(const char *dir, int64_t step, int keep)
 		ddp_log(DDP_LOG_WARN, "old checkpoints stay: %s", ddp_last_error());
 		return;
 	}
-	if (count > 0 && steps[0] > step)
-		ddp_log(DDP_LOG_WARN, "%s holds checkpoints of later steps, up to %" PRId64
-		        ": of another run? A resume would take those", dir, steps[0]);
-	for (int i = 0; i < count; i++)
-		if (steps[i] <= step && ++kept > keep)
-			remove_file(dir, steps[i], suffix);
-	free(steps);
-
-	if (list_steps(dir, temporary_suffix, &steps, &count) != DDP_OK)
-		return;
-	for (int i = 0; i < count; i++)
-		remove_file(dir, steps[i], temporary_suffix);
+	for (int i = 0; i < count; i++) {
+		if (steps[i] > step)
+			set_aside(dir, steps[i]);
+		else if (++kept > keep)
+			remove_file(dir, steps[i]);
+	}
 	free(steps);
 }
 
 ddp_status ddp_store_write(const char *dir, int64_t step,
                            const ddp_safetensors_tensor *tensors, int count,
-                           const ddp_safetensors_pair *metadata, int pairs, int keep)
+                           const ddp_safetensors_pair *metadata, int pairs, int keep, bool owns)
 {
 	ddp_status status = make_directory(dir);
 	if (status != DDP_OK)
 		return status;
 
-	char *temporary = file_path(dir, step, temporary_suffix);
+	char *temporary = temporary_path(dir, step);
 	char *path = file_path(dir, step, suffix);
 	if (temporary == NULL || path == NULL) {
 		status = ddp_fail(DDP_ERR_NOMEM, "%s: out of memory", dir);
@@ -216,13 +271,169 @@ ddp_status ddp_store_write(const char *dir, int64_t step,
 		unlink(temporary);
 		goto end;
 	}
+	if (owns)
+		tidy(dir, step, keep);
 	status = sync_directory(dir);
-	if (status == DDP_OK)
-		prune(dir, step, keep);
 end:
 	free(temporary);
 	free(path);
 	return status;
+}
+
+/* ---- owning ------------------------------------------------------------------- */
+
+/*
+ * A POSIX record lock of a hidden file: it works on NFS too, the kernel lets go of it
+ * when the process dies, and children do not inherit it. A process lets go of all its
+ * locks of a file when it closes any descriptor of it: so it has one only.
+ */
+struct ddp_store_lock {
+	dev_t device; /* of the file */
+	ino_t inode;
+	int fd;
+	int users;
+	pid_t process; /* that took it: a child has the list, but no lock */
+	struct ddp_store_lock *next;
+};
+
+static pthread_mutex_t locks_mutex = PTHREAD_MUTEX_INITIALIZER;
+static ddp_store_lock *locks; /* of this process; under the mutex */
+
+static char *lock_path(const char *dir)
+{
+	char *path;
+
+	return asprintf(&path, "%s/.lock", dir) < 0 ? NULL : path;
+}
+
+static bool is_file_of(const ddp_store_lock *lock, const char *path)
+{
+	struct stat about;
+
+	return stat(path, &about) == 0 && about.st_dev == lock->device && about.st_ino == lock->inode;
+}
+
+static ddp_status owned_by_another(const char *dir, int fd)
+{
+	char owner[256];
+	ssize_t bytes = pread(fd, owner, sizeof(owner) - 1, 0);
+
+	owner[bytes > 0 ? bytes : 0] = '\0';
+	owner[strcspn(owner, "\n")] = '\0';
+	return ddp_fail(DDP_ERR_STATE, "checkpoint directory %s is written to by %s; give each run a "
+	                "directory of its own, or end that one", dir,
+	                owner[0] != '\0' ? owner : "another process");
+}
+
+static ddp_status lock_file(const char *dir, int fd, const char *who, bool *locked)
+{
+	struct flock range = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+
+	*locked = fcntl(fd, F_SETLK, &range) == 0;
+	if (!*locked && (errno == EACCES || errno == EAGAIN))
+		return owned_by_another(dir, fd);
+	if (!*locked)
+		ddp_log(DDP_LOG_WARN, "cannot lock checkpoint directory %s (%s): see to it that only one "
+		        "run writes to it", dir, strerror(errno));
+	/* For messages only. */
+	if (*locked && (ftruncate(fd, 0) != 0 || pwrite(fd, who, strlen(who), 0) < 0))
+		ddp_log(DDP_LOG_DEBUG, "%s/.lock: %s", dir, strerror(errno));
+	return DDP_OK;
+}
+
+/* Nobody else writes here: what is left is of writers that died. */
+static void remove_temporaries(const char *dir)
+{
+	const struct dirent *entry;
+	DIR *stream = opendir(dir);
+
+	if (stream == NULL)
+		return;
+	while ((entry = readdir(stream)) != NULL) {
+		if (is_temporary(entry->d_name) && unlinkat(dirfd(stream), entry->d_name, 0) != 0)
+			ddp_log(DDP_LOG_WARN, "cannot remove %s/%s, which a crash left: %s", dir, entry->d_name,
+			        strerror(errno));
+	}
+	closedir(stream);
+}
+
+static ddp_status open_lock(const char *dir, const char *path, const char *who,
+                            ddp_store_lock **lock)
+{
+	struct stat about;
+	bool locked;
+
+	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+	if (fd < 0)
+		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot create %s", path);
+	ddp_store_lock *made = calloc(1, sizeof(*made));
+	ddp_status status = made == NULL ? ddp_fail(DDP_ERR_NOMEM, "%s: out of memory", dir) : DDP_OK;
+	if (status == DDP_OK && fstat(fd, &about) != 0)
+		status = ddp_fail_errno(DDP_ERR_IO, errno, "cannot stat %s", path);
+	if (status == DDP_OK)
+		status = lock_file(dir, fd, who, &locked);
+	if (status != DDP_OK) {
+		close(fd);
+		free(made);
+		return status;
+	}
+	*made = (ddp_store_lock){ .device = about.st_dev, .inode = about.st_ino, .fd = fd,
+	                          .users = 1, .process = getpid(), .next = locks };
+	locks = made;
+	if (locked)
+		remove_temporaries(dir);
+	*lock = made;
+	return DDP_OK;
+}
+
+ddp_status ddp_store_lock_take(const char *dir, const char *who, ddp_store_lock **lock)
+{
+	ddp_status status = make_directory(dir);
+	if (status != DDP_OK)
+		return status;
+	char *path = lock_path(dir);
+	if (path == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "%s: out of memory", dir);
+
+	pthread_mutex_lock(&locks_mutex);
+	ddp_store_lock *held = locks;
+	while (held != NULL && (held->process != getpid() || !is_file_of(held, path)))
+		held = held->next;
+	if (held != NULL) {
+		held->users++;
+		*lock = held;
+	} else {
+		status = open_lock(dir, path, who, lock);
+	}
+	pthread_mutex_unlock(&locks_mutex);
+	free(path);
+	return status;
+}
+
+void ddp_store_lock_release(ddp_store_lock *lock)
+{
+	ddp_store_lock **at = &locks;
+
+	if (lock == NULL)
+		return;
+	pthread_mutex_lock(&locks_mutex);
+	if (--lock->users == 0) {
+		while (*at != lock)
+			at = &(*at)->next;
+		*at = lock->next;
+		close(lock->fd);
+		free(lock);
+	}
+	pthread_mutex_unlock(&locks_mutex);
+}
+
+bool ddp_store_lock_holds(const ddp_store_lock *lock, const char *dir)
+{
+	char *path = lock_path(dir);
+	bool holds = path == NULL || is_file_of(lock, path);
+
+	free(path);
+	return holds;
 }
 
 /* ---- reading ------------------------------------------------------------------ */

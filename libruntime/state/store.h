@@ -1,7 +1,9 @@
 /*
  * store: checkpoints as files of a directory, DIR/step-NNNNNNNN.safetensors.
  * A file is there whole or not at all: it is written under a temporary name,
- * synced, renamed, and the directory synced. Local to the calling process.
+ * which no other writer has, synced, renamed, and the directory synced. One process
+ * at a time owns a directory: it alone removes and renames what is there. Local to
+ * the calling process.
  */
 #ifndef DDP_STATE_STORE_H
 #define DDP_STATE_STORE_H
@@ -11,15 +13,33 @@
 /* Makes DIR if need be, and tries whether files can be made in it. */
 ddp_status ddp_store_prepare(const char *dir);
 
+/* That this process owns a directory, as long as it holds this and lives. */
+typedef struct ddp_store_lock ddp_store_lock;
+
 /*
- * Writes step's file, making DIR if need be, then removes all but the newest
- * `keep` of the steps up to `step`, and temporary files that a crash left.
- * On failure the old ones stay, and nothing is left of the new file, unless it
- * was only the directory that could not be brought to the disk.
+ * Makes DIR if need be, becomes its owner, and removes temporary files that a crash
+ * left. DDP_ERR_STATE tells who owns it; `who` is what other processes are told of
+ * this one. Where the file system knows no locks, that is a warning. Several calls
+ * of one process may own a directory together.
+ */
+ddp_status ddp_store_lock_take(const char *dir, const char *who, ddp_store_lock **lock);
+void ddp_store_lock_release(ddp_store_lock *lock);
+/* Whether DIR is still the directory that was locked: it may have been removed, or
+   unmounted. */
+bool ddp_store_lock_holds(const ddp_store_lock *lock, const char *dir);
+
+/*
+ * Writes step's file, making DIR if need be. If the caller `owns` DIR, all but the
+ * newest `keep` of the steps up to `step` are removed then, and files of later steps
+ * renamed to end in ".aside": training has left them, by going back or by beginning
+ * anew, so a resume shall not take them. On failure the old ones stay, and nothing
+ * is left of the new file, unless it was only the directory that could not be
+ * brought to the disk.
  */
 ddp_status ddp_store_write(const char *dir, int64_t step,
                            const ddp_safetensors_tensor *tensors, int count,
-                           const ddp_safetensors_pair *metadata, int pairs, int keep);
+                           const ddp_safetensors_pair *metadata, int pairs, int keep,
+                           bool owns);
 
 /*
  * Opens and verifies a file, or a directory's newest file that is whole;
