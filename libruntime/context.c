@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "job/environment.h"
 #include "job/pmix_client.h"
+#include "reduce/facts.h"
 #include "watch/page.h"
 #include "watch/watch.h"
 #include "wireup/agreement.h"
@@ -44,15 +45,22 @@ static ddp_status choose_timeout(const ddp_options *options, int *timeout_ms)
 
 /* As early as the local rank is known, so that the failure report can tell of
    a wire-up that went wrong. */
-static ddp_status open_watch(ddp_context *context, const ddp_options *options)
+static ddp_status open_watch(ddp_context *context)
+{
+	if (context->watch != NULL || context->job.local_rank == DDP_UNKNOWN)
+		return DDP_OK;
+	return ddp_watch_open(&context->job, &context->watch);
+}
+
+/* Once ranks can tell each other: a file may be wrong on one of them. */
+static ddp_status record(ddp_context *context, const ddp_options *options)
 {
 	const char *trace_dir = options != NULL ? options->trace_dir : NULL;
 
-	if (context->watch != NULL || context->job.local_rank == DDP_UNKNOWN)
-		return DDP_OK;
-	return ddp_watch_open(&context->job, options != NULL ? options->metrics_path : NULL,
-	                      trace_dir != NULL ? trace_dir : ddp_environment("DDP_TRACE_DIR"),
-	                      &context->watch);
+	ddp_status status = ddp_watch_record(
+		context->watch, &context->job, options != NULL ? options->metrics_path : NULL,
+		trace_dir != NULL ? trace_dir : ddp_environment("DDP_TRACE_DIR"));
+	return ddp_status_agree(context->world, status, "write its metrics or its trace");
 }
 
 static ddp_status open_context(ddp_context *context, const ddp_options *options)
@@ -61,7 +69,7 @@ static ddp_status open_context(ddp_context *context, const ddp_options *options)
 	uint64_t start_ns = ddp_now_ns();
 	uint64_t deadline_ns = start_ns + (uint64_t)context->timeout_ms * 1000000u;
 
-	ddp_status status = open_watch(context, options);
+	ddp_status status = open_watch(context);
 	ddp_page_wait(ddp_watch_page(context->watch), 0, start_ns, "the first exchange of all ranks");
 	if (status == DDP_OK)
 		status = ddp_wireup_open(job, &context->key, options != NULL ? options->wireup : NULL,
@@ -69,15 +77,17 @@ static ddp_status open_context(ddp_context *context, const ddp_options *options)
 	if (status == DDP_OK)
 		status = ddp_agree(context->wireup, &context->job, deadline_ns);
 	if (status == DDP_OK)
-		status = open_watch(context, options);
+		status = open_watch(context);
 	if (status != DDP_OK)
 		return status;
 	ddp_log(DDP_LOG_INFO, "rank %d of %d on %s: wired up by %s in %.3f s", job->rank,
 	        job->world_size, job->hostname, context->wireup->ops->name,
 	        ddp_seconds_since(start_ns));
 	status = ddp_comm_open(job, context->wireup, context->timeout_ms, &context->world);
-	if (status == DDP_OK)
+	if (status == DDP_OK) {
 		ddp_comm_set_page(context->world, ddp_watch_page(context->watch));
+		status = record(context, options);
+	}
 	ddp_page_go_on(ddp_watch_page(context->watch));
 	return status;
 }

@@ -37,24 +37,28 @@ const char *ddp_phase_name(ddp_phase phase)
 	return "unknown";
 }
 
-ddp_status ddp_watch_open(const ddp_job *job, const char *metrics_path,
-                          const char *trace_dir, ddp_watch **watch)
+ddp_status ddp_watch_record(ddp_watch *watch, const ddp_job *job, const char *metrics_path,
+                            const char *trace_dir)
 {
 	ddp_status status = DDP_OK;
+
+	if (metrics_path != NULL && job->rank == 0)
+		status = ddp_metrics_open(metrics_path, &watch->metrics);
+	if (status == DDP_OK && trace_dir != NULL)
+		status = ddp_trace_open(trace_dir, job, &watch->trace);
+	return status;
+}
+
+ddp_status ddp_watch_open(const ddp_job *job, ddp_watch **watch)
+{
 	ddp_watch *made = calloc(1, sizeof(*made));
 
 	if (made == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory to watch the training");
 	made->page = ddp_page_map(job);
-	if (made->page == NULL)
-		status = ddp_fail(DDP_ERR_NOMEM, "no memory for the progress page");
-	if (status == DDP_OK && metrics_path != NULL && job->rank == 0)
-		status = ddp_metrics_open(metrics_path, &made->metrics);
-	if (status == DDP_OK && trace_dir != NULL)
-		status = ddp_trace_open(trace_dir, job, &made->trace);
-	if (status != DDP_OK) {
+	if (made->page == NULL) {
 		ddp_watch_close(made);
-		return status;
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the progress page");
 	}
 	made->phase_start_ns = ddp_now_ns();
 	made->page->updated_ns = made->phase_start_ns;

@@ -11,9 +11,10 @@
 
 typedef struct ddp_watch ddp_watch;
 
-/* metrics_path is used on rank 0 only; both may be NULL. */
-ddp_status ddp_watch_open(const ddp_job *job, const char *metrics_path,
-                          const char *trace_dir, ddp_watch **watch);
+ddp_status ddp_watch_open(const ddp_job *job, ddp_watch **watch);
+/* Begins to record. metrics_path is used on rank 0 only; both may be NULL. */
+ddp_status ddp_watch_record(ddp_watch *watch, const ddp_job *job, const char *metrics_path,
+                            const char *trace_dir);
 void ddp_watch_close(ddp_watch *watch); /* NULL is allowed */
 
 /* NULL for NULL. */
