@@ -5,9 +5,14 @@
 #include "base/error.h"
 #include "kernels.h"
 
-/* The squares are summed just before the update reads the same gradients:
-   a piece of this many elements is still in the cache then. */
-enum { PIECE_ELEMENTS = 128 * 1024 };
+/* The squares are summed just before the update reads the same gradients: a piece of
+   this many elements is still in a core's own cache then. */
+enum { PIECE_ELEMENTS = 32 * 1024 };
+
+static int64_t piece_count(int64_t elements)
+{
+	return (elements + PIECE_ELEMENTS - 1) / PIECE_ELEMENTS;
+}
 
 static ddp_status add_state(ddp_optim *optim, const char *name)
 {
@@ -32,6 +37,9 @@ ddp_status ddp_optim_make(const ddp_optim_settings *settings, const ddp_layout *
 	ddp_optim made = { .settings = *settings, .layout = layout, .borrowed = borrows };
 	ddp_status status = DDP_OK;
 
+	made.squares = calloc((size_t)piece_count(layout->elements) + 1, sizeof(*made.squares));
+	if (made.squares == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the optimizer's sums");
 	if (settings->kind == DDP_ADAMW) {
 		status = add_state(&made, "m");
 		if (status == DDP_OK)
@@ -57,6 +65,7 @@ void ddp_optim_free(ddp_optim *optim)
 {
 	for (int i = 0; i < optim->state_count && !optim->borrowed; i++)
 		free(optim->state[i]);
+	free(optim->squares);
 	*optim = (ddp_optim){ 0 };
 }
 
@@ -116,24 +125,56 @@ static int param_at(const ddp_layout *layout, int64_t offset)
 	return low;
 }
 
-double ddp_optim_apply(ddp_optim *optim, const ddp_update *update, float *params,
-                       float *grads, int64_t begin, int64_t end)
+/* Elements [begin, end), of which all are in a core's cache at once. */
+static double apply_piece(ddp_optim *optim, const ddp_update *update, float *params,
+                          float *grads, int64_t begin, int64_t end)
 {
 	const ddp_layout *layout = optim->layout;
 	int param = param_at(layout, begin);
-	double squares = 0;
+	double squares = dk_sum_squares(grads + begin, end - begin);
 
 	while (begin < end) {
 		bool decay = !layout->slots[param].no_decay;
 		int64_t stop = run_end(layout, &param, end);
 
-		while (begin < stop) {
-			int64_t count = stop - begin < PIECE_ELEMENTS ? stop - begin : PIECE_ELEMENTS;
-			squares += dk_sum_squares(grads + begin, count);
-			apply_kernel(optim, update, params, grads, begin, count,
-			             decay ? optim->settings.weight_decay : 0);
-			begin += count;
-		}
+		apply_kernel(optim, update, params, grads, begin, stop - begin,
+		             decay ? optim->settings.weight_decay : 0);
+		begin = stop;
 	}
+	return squares;
+}
+
+/* What the threads of one call share. */
+typedef struct span {
+	ddp_optim *optim;
+	const ddp_update *update;
+	float *params, *grads;
+	int64_t begin, end;
+} span;
+
+static void apply_pieces(void *argument, int64_t first, int64_t last)
+{
+	const span *s = argument;
+
+	for (int64_t i = first; i < last; i++) {
+		int64_t begin = s->begin + i * PIECE_ELEMENTS;
+		int64_t end = s->end - begin < PIECE_ELEMENTS ? s->end : begin + PIECE_ELEMENTS;
+		s->optim->squares[i] = apply_piece(s->optim, s->update, s->params, s->grads, begin, end);
+	}
+}
+
+double ddp_optim_apply(ddp_optim *optim, const ddp_update *update, float *params,
+                       float *grads, int64_t begin, int64_t end)
+{
+	span all = { optim, update, params, grads, begin, end };
+	int64_t pieces = piece_count(end - begin);
+	double squares = 0;
+
+	/* From a thread of several, too: they do not share the sums then. */
+	if (pieces <= 1)
+		return begin < end ? apply_piece(optim, update, params, grads, begin, end) : 0;
+	dk_parallel(pieces, 1, apply_pieces, &all);
+	for (int64_t i = 0; i < pieces; i++)
+		squares += optim->squares[i];
 	return squares;
 }

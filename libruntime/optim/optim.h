@@ -25,6 +25,7 @@ typedef struct ddp_optim {
 	const char *state_name[DDP_OPTIM_STATES_MAX];
 	int64_t first;  /* the element of the layout that state[i][0] belongs to */
 	bool borrowed;  /* state is not its own */
+	double *squares; /* of the pieces that threads update */
 } ddp_optim;
 
 /* What one step's update needs to know. */
@@ -44,8 +45,9 @@ void ddp_optim_lend(ddp_optim *optim, int i, float *memory, int64_t first);
 void ddp_optim_free(ddp_optim *optim);
 
 /*
- * Updates elements [begin, end) of the arenas and sets their gradients to
- * zero. Returns the sum of the squares of the gradients before scaling.
+ * Updates elements [begin, end) of the arenas, with all threads, and sets their
+ * gradients to zero. Returns the sum of the squares of the gradients before scaling,
+ * whatever the number of threads the same.
  */
 double ddp_optim_apply(ddp_optim *optim, const ddp_update *update, float *params,
                        float *grads, int64_t begin, int64_t end);
