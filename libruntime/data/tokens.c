@@ -28,7 +28,6 @@ struct tokens {
 	int token_bytes;
 	int length;
 	int64_t first_byte; /* of sample 0 */
-	unsigned char raw[];
 };
 
 /* Fills `buffer` from the file's `offset`; says so if the file ends before. */
@@ -53,22 +52,20 @@ static ddp_status read_at(const char *path, int fd, void *buffer, size_t bytes, 
 
 static ddp_status read_sample(void *self, int64_t index, void *sample)
 {
-	struct tokens *tokens = self;
-	size_t count = (size_t)tokens->length + 1;
+	const struct tokens *tokens = self;
+	size_t count = (size_t)tokens->length + 1, bytes = count * (size_t)tokens->token_bytes;
 	int64_t offset = tokens->first_byte + index * tokens->length * tokens->token_bytes;
-	int32_t *out = sample;
+	/* At the sample's end: there each token lies behind its place, or in it. */
+	unsigned char *out = sample, *raw = out + count * sizeof(int32_t) - bytes;
 
-	ddp_status status = read_at(tokens->path, tokens->fd, tokens->raw,
-	                            count * (size_t)tokens->token_bytes, offset);
+	ddp_status status = read_at(tokens->path, tokens->fd, raw, bytes, offset);
 	if (status != DDP_OK)
 		return status;
-	if (tokens->token_bytes == 1) {
-		for (size_t i = 0; i < count; i++)
-			out[i] = tokens->raw[i];
-		return DDP_OK;
+	for (size_t i = 0; i < count; i++) {
+		const unsigned char *from = raw + i * (size_t)tokens->token_bytes;
+		int32_t token = tokens->token_bytes == 1 ? from[0] : from[0] | from[1] << 8;
+		memcpy(out + i * sizeof(token), &token, sizeof(token));
 	}
-	for (size_t i = 0; i < count; i++)
-		out[i] = tokens->raw[2 * i] | tokens->raw[2 * i + 1] << 8;
 	return DDP_OK;
 }
 
@@ -180,7 +177,7 @@ ddp_status ddp_tokens_open(const char *path, ddp_token_format format, int length
 		                  "%g, but one sample takes %d", path, end - begin, first, last, length + 1);
 		goto failed;
 	}
-	struct tokens *tokens = malloc(sizeof(*tokens) + ((size_t)length + 1) * (size_t)token_bytes);
+	struct tokens *tokens = malloc(sizeof(*tokens));
 	char *name = strdup(path);
 	if (tokens == NULL || name == NULL) {
 		free(tokens);
