@@ -45,18 +45,23 @@ static ddp_status set_handler(const training *loop, struct sigaction *before)
 	if (!catches(loop))
 		return DDP_OK;
 	sigemptyset(&action.sa_mask);
+	/* Before the handler is there: what comes then is heard. */
+	atomic_store(&signal_caught, false);
 	if (sigaction(loop->options->stop_signal, &action, before) != 0)
 		return ddp_fail_errno(DDP_ERR_INVALID, errno,
 		                      "training option stop_signal is %d, which cannot be caught",
 		                      loop->options->stop_signal);
-	atomic_store(&signal_caught, false);
 	return DDP_OK;
 }
 
 static void restore_handler(const training *loop, const struct sigaction *before)
 {
-	if (catches(loop))
-		sigaction(loop->options->stop_signal, before, NULL);
+	if (!catches(loop))
+		return;
+	sigaction(loop->options->stop_signal, before, NULL);
+	/* It came behind the last step's end; a loop of this model that follows stops. */
+	if (atomic_exchange(&signal_caught, false))
+		ddp_request_stop(loop->model);
 }
 
 static ddp_status check_arguments(const training *loop)
