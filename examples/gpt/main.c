@@ -1,7 +1,8 @@
 /*
  * gpt: trains a GPT-2 on a file, data-parallel, by libddp's public interface
  * and the kernels. Every rank that fails says why on stderr and ends with 1;
- * the others then end too, since the communicator is aborted.
+ * the others then end too, since the communicator is aborted. What all ranks see
+ * alike, rank 0 tells.
  */
 #include <sched.h>
 #include <signal.h>
@@ -26,6 +27,7 @@ struct trainer {
 	ddp_loader *loader;
 	report report;
 	bool told; /* why this rank fails */
+	bool stopped;
 };
 
 /* Says what is wrong, here and to the other ranks. Returns false. */
@@ -56,7 +58,9 @@ static bool fail(struct trainer *t, const char *format, ...)
    of its own. */
 static bool fail_library(struct trainer *t, ddp_status status)
 {
-	return t->told || status == DDP_ERR_ABORTED ? false : fail(t, "%s", ddp_last_error());
+	if (t->told || status == DDP_ERR_ABORTED || (status == DDP_ERR_NOT_FINITE && t->job->rank != 0))
+		return false;
+	return fail(t, "%s", ddp_last_error());
 }
 
 /* ---- set up ------------------------------------------------------------------------------ */
@@ -240,6 +244,7 @@ static bool train(struct trainer *t)
 	ddp_status status = ddp_train(t->params, t->loader, compute, &options, &summary);
 	if (status != DDP_OK)
 		return fail_library(t, status);
+	t->stopped = summary.stopped;
 	if (t->job->rank != 0)
 		return true;
 	report_end(&t->report, &summary, t->job);
@@ -286,5 +291,8 @@ int main(int argc, char **argv)
 			return spawned.exit_code;
 		}
 	}
-	return run_rank(&t) ? EXIT_SUCCESS : EXIT_FAILURE;
+	if (!run_rank(&t))
+		return EXIT_FAILURE;
+	/* Not 0: jobs that wait for this one's end would begin with half a model. */
+	return t.stopped ? t.options.stopped_exit : EXIT_SUCCESS;
 }

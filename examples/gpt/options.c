@@ -7,12 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* EX_TEMPFAIL of sysexits.h: it may be started again. */
+enum { EXIT_STOPPED = 75 };
+
 enum option_id {
 	OPT_DATA = 1, OPT_FORMAT, OPT_LAYERS, OPT_HEADS, OPT_WIDTH, OPT_VOCAB, OPT_LENGTH,
 	OPT_UNTIED, OPT_BATCH, OPT_ACCUMULATE, OPT_STEPS, OPT_LR, OPT_WARMUP,
 	OPT_WEIGHT_DECAY, OPT_CLIP, OPT_SEED, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY,
 	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_UPDATE, OPT_BUCKET_MB, OPT_NO_OVERLAP,
-	OPT_NO_COMMUNICATION, OPT_SPAWN, OPT_THREADS, OPT_GENERATE, OPT_JSON, OPT_VERBOSE,
+	OPT_NO_COMMUNICATION, OPT_SPAWN, OPT_THREADS, OPT_STOPPED_EXIT, OPT_GENERATE, OPT_JSON, OPT_VERBOSE,
 	OPT_VERSION, OPT_HELP
 };
 
@@ -43,6 +46,8 @@ static const struct described described[] = {
 	{"weight-decay", "X", OPT_WEIGHT_DECAY, "AdamW's weight decay (0.1)"},
 	{"clip", "X", OPT_CLIP, "limit of the gradient's norm, 0 for none (1)"},
 	{"seed", "N", OPT_SEED, "seed of parameters and sample order (1)"},
+	{"stopped-exit", "N", OPT_STOPPED_EXIT, "exit code if SIGTERM ends it before the last step, 0 to "
+	                                        "124 (75)"},
 	{NULL, NULL, 0, "Files"},
 	{"checkpoint", "DIR", OPT_CHECKPOINT, "write checkpoints there, at least at the end"},
 	{"checkpoint-every", "N", OPT_CHECKPOINT_EVERY, "steps between checkpoints"},
@@ -228,6 +233,7 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 	case OPT_BUCKET_MB: return read_real(id, text, &o->bucket_mb);
 	case OPT_NO_OVERLAP: o->no_overlap = true; return true;
 	case OPT_NO_COMMUNICATION: o->no_communication = true; return true;
+	case OPT_STOPPED_EXIT: return read_int(id, text, 0, 124, &o->stopped_exit);
 	case OPT_GENERATE: return read_int(id, text, 0, 1 << 24, &o->generate);
 	case OPT_JSON: o->json = true; return true;
 	case OPT_VERBOSE: o->verbose = true; return true;
@@ -279,7 +285,7 @@ gpt_parsed gpt_parse(int argc, char **argv, gpt_options *o)
 
 	*o = (gpt_options){.model = {.layers = 4, .heads = 4, .width = 128, .length = 128},
 		.batch = 8, .accumulate = 1, .steps = 200, .learning_rate = 1e-3,
-		.weight_decay = 0.1, .clip = 1, .warmup = -1, .seed = 1, .keep = 3};
+		.weight_decay = 0.1, .clip = 1, .warmup = -1, .seed = 1, .keep = 3, .stopped_exit = EXIT_STOPPED};
 	while ((id = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		if (id == OPT_HELP) {
 			print_help();

@@ -28,6 +28,7 @@ typedef struct gpt_options {
 	int threads;             /* 0: the node's processors over its ranks */
 	int generate;
 	bool json, verbose;
+	int stopped_exit;        /* code of a training that was stopped before its last step */
 } gpt_options;
 
 /* What main() does next. */

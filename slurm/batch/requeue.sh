@@ -19,6 +19,8 @@ checkpoints=checkpoints-$SLURM_JOB_ID
 
 echo "start ${SLURM_RESTART_COUNT:-0} of job $SLURM_JOB_ID"
 srun ./train --steps "$steps" --checkpoint "$checkpoints" --checkpoint-every 500 \
-	--resume "$@" || exit
-# Without its last checkpoint it was told to stop, and is to come again.
-[ -e "$checkpoints/$(printf 'step-%08d.safetensors' "$steps")" ] || scontrol requeue "$SLURM_JOB_ID"
+	--resume "$@"
+code=$?
+# It was told to stop before its last step, and is to come again.
+[ $code != 75 ] || exec scontrol requeue "$SLURM_JOB_ID"
+exit $code
