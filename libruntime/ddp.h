@@ -347,7 +347,7 @@ typedef struct ddp_model ddp_model;
 /* One tensor, f32, row-major. */
 typedef struct ddp_param {
 	const char *name;            /* unique, printable, at most 255 bytes */
-	int ndim;                    /* 1 .. DDP_MAX_DIMS */
+	int ndim;                    /* 0 (a single number, and no shape) .. DDP_MAX_DIMS */
 	int64_t shape[DDP_MAX_DIMS]; /* all > 0 */
 	bool no_decay;               /* excluded from weight decay */
 	int64_t sparse_rows;         /* of a matrix: most rows that ddp_grad_rows() adds
@@ -388,7 +388,7 @@ typedef struct ddp_model_options {
 	ddp_optimizer optimizer;
 	double learning_rate;   /* 0: 1e-3 */
 	double beta1, beta2;    /* 0: 0.9, 0.999 */
-	double epsilon;         /* 0: 1e-8 */
+	double epsilon;         /* 0: 1e-8; at least 1.2e-38, the least of f32 */
 	double weight_decay;    /* decoupled for AdamW, L2 for SGD; default 0 */
 	double momentum;        /* SGD */
 	double clip_norm;       /* 0: no clipping by the global 2-norm */
@@ -511,8 +511,9 @@ DDP_API double ddp_cosine_schedule(int64_t step, int64_t warmup, int64_t total,
 
 /* ---- data ------------------------------------------------------------------ */
 
-/* A source of equally large samples. read() may be called from a thread of
-   the loader, never from two at once. */
+/* A source of equally large samples. read() is called from a thread of the loader, and
+   by loaders that share a dataset at the same time: that of ddp_tokens_open() may
+   be, from any thread. */
 typedef struct ddp_dataset {
 	int64_t size;        /* samples */
 	size_t sample_bytes;
@@ -626,6 +627,18 @@ DDP_API ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader,
 DDP_API ddp_status ddp_checkpoint_load(ddp_model *model, ddp_loader *loader,
                                        const char *path, int64_t *step);
 
+/*
+ * State of the program's own that goes with the model's checkpoints, such as that of
+ * its random generator: each rank gives its own, which is copied. A checkpoint saves
+ * what each had given last, and ddp_checkpoint_load() puts in its place what the rank
+ * of the same number had given then: nothing, if there was none. Once the world is
+ * broken, the rank that saves alone saves its own only.
+ */
+enum { DDP_USER_STATE_MAX = 65536 }; /* bytes */
+DDP_API ddp_status ddp_set_user_state(ddp_model *model, const void *state, size_t bytes);
+/* NULL and 0 if there is none. Valid until the next ddp_set_user_state() or load. */
+DDP_API const void *ddp_get_user_state(const ddp_model *model, size_t *bytes);
+
 /* ---- the loop ---------------------------------------------------------------- */
 
 typedef struct ddp_summary {
@@ -635,7 +648,9 @@ typedef struct ddp_summary {
 	double first_loss, last_loss;
 	double data_seconds, forward_seconds, backward_seconds;
 	double exposed_seconds, communication_seconds, optimizer_seconds;
-	bool stopped;             /* before its last step, by ddp_request_stop() or the signal */
+	bool stopped;             /* before its last step, by ddp_request_stop() or the signal:
+	                             exit with a code of its own, or jobs that wait for this
+	                             one's success begin */
 	double overlap_ratio;     /* 1 - exposed / communication; 1 if there was none */
 	ddp_update_mode update;   /* the one in use: AUTO has become one of the others */
 } ddp_summary;

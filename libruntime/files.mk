@@ -118,7 +118,8 @@ state_sources = \
 	libruntime/state/metadata.c libruntime/state/metadata.h \
 	libruntime/state/safetensors.h \
 	libruntime/state/safetensors_read.c libruntime/state/safetensors_write.c \
-	libruntime/state/store.c libruntime/state/store.h
+	libruntime/state/store.c libruntime/state/store.h \
+	libruntime/state/user.c libruntime/state/user.h
 
 watch_sources = \
 	libruntime/watch/metrics.c libruntime/watch/metrics.h \

@@ -11,13 +11,13 @@
 
 void ddp_shape_text(int ndim, const int64_t *shape, char *text, size_t bytes)
 {
-	size_t used = 0;
+	size_t used = 1;
 
 	if (bytes == 0)
 		return;
-	text[0] = '\0';
+	snprintf(text, bytes, "[");
 	for (int d = 0; d < ndim && used < bytes; d++) {
-		int n = snprintf(text + used, bytes - used, "%s%lld", d == 0 ? "[" : ", ",
+		int n = snprintf(text + used, bytes - used, "%s%lld", d == 0 ? "" : ", ",
 		                 (long long)shape[d]);
 		used += n > 0 ? (size_t)n : 0;
 	}
@@ -55,6 +55,7 @@ static ddp_status check_name(const char *name, int index)
 	}
 	/* A checkpoint uses these for itself. */
 	if (strncmp(name, "optimizer.", strlen("optimizer.")) == 0 ||
+	    strncmp(name, "ddp.", strlen("ddp.")) == 0 ||
 	    strcmp(name, "__metadata__") == 0)
 		return ddp_fail(DDP_ERR_INVALID,
 		                "parameter %d: the name \"%s\" is reserved for the checkpoint; choose another",
@@ -66,9 +67,12 @@ static ddp_status count_elements(const ddp_param *param, int64_t *count)
 {
 	int64_t product = 1;
 
-	if (param->ndim < 1 || param->ndim > DDP_MAX_DIMS)
-		return ddp_fail(DDP_ERR_INVALID, "parameter \"%s\": ndim is %d, not 1 to %d",
+	if (param->ndim < 0 || param->ndim > DDP_MAX_DIMS)
+		return ddp_fail(DDP_ERR_INVALID, "parameter \"%s\": ndim is %d, not 0 to %d",
 		                param->name, param->ndim, DDP_MAX_DIMS);
+	if (param->ndim == 0 && param->shape[0] != 0)
+		return ddp_fail(DDP_ERR_INVALID, "parameter \"%s\": ndim is 0, of a single number, but its "
+		                "shape begins with %lld", param->name, (long long)param->shape[0]);
 	for (int d = 0; d < param->ndim; d++) {
 		if (param->shape[d] <= 0)
 			return ddp_fail(DDP_ERR_INVALID, "parameter \"%s\": dimension %d is %lld",

@@ -7,6 +7,10 @@
 #include "base/error.h"
 #include "reduce/agree.h"
 
+/* 64 MiB. Each broadcast has a deadline of its own, which a slow network must be able
+   to meet. */
+enum { BROADCAST_ELEMENTS = 1 << 24 };
+
 static bool communicates(const ddp_model *model)
 {
 	return ddp_comm_size(model->context->world) > 1 && !model->settings.no_communication;
@@ -127,6 +131,7 @@ void ddp_model_free(ddp_model *model)
 	ddp_optim_free(&model->optim);
 	ddp_bucket_plan_free(&model->plan);
 	ddp_layout_free(&model->layout);
+	free(model->user_state);
 	free(model);
 }
 
@@ -163,8 +168,12 @@ ddp_status ddp_broadcast_params(ddp_model *model)
 	ddp_status status = ddp_model_check(model);
 	if (status != DDP_OK)
 		return status;
-	status = ddp_broadcast(model->context->world, model->params,
-	                       (size_t)model->layout.elements, DDP_F32, 0);
+	for (int64_t at = 0; at < model->layout.elements && status == DDP_OK; at += BROADCAST_ELEMENTS) {
+		int64_t left = model->layout.elements - at;
+		status = ddp_broadcast(model->context->world, model->params + at,
+		                       (size_t)(left < BROADCAST_ELEMENTS ? left : BROADCAST_ELEMENTS),
+		                       DDP_F32, 0);
+	}
 	if (status != DDP_OK) {
 		ddp_fail_context(status, "broadcast of the parameters");
 		return ddp_model_fail(model, status);
@@ -204,6 +213,28 @@ void ddp_model_get_hypers(const ddp_model *model, double *hypers)
 	};
 
 	memcpy(hypers, values, sizeof(values));
+}
+
+ddp_status ddp_set_user_state(ddp_model *model, const void *state, size_t bytes)
+{
+	if (model == NULL || (state == NULL && bytes > 0) || bytes > DDP_USER_STATE_MAX)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_set_user_state() needs a model and at most %d bytes, "
+		                "not %zu", DDP_USER_STATE_MAX, bytes);
+	void *copy = malloc(bytes + 1);
+	if (copy == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for %zu bytes of the program's state", bytes);
+	if (bytes > 0)
+		memcpy(copy, state, bytes);
+	free(model->user_state);
+	model->user_state = copy;
+	model->user_bytes = bytes;
+	return DDP_OK;
+}
+
+const void *ddp_get_user_state(const ddp_model *model, size_t *bytes)
+{
+	*bytes = model->user_bytes;
+	return model->user_bytes > 0 ? model->user_state : NULL;
 }
 
 void ddp_model_attach(ddp_model *model, void *thing, void (*release)(void *thing))

@@ -27,6 +27,8 @@ struct ddp_model {
 	int64_t steps;          /* done */
 	ddp_magnitude magnitude; /* of the step under way */
 	bool sync;
+	void *user_state;       /* of the program, for checkpoints */
+	size_t user_bytes;
 	void *attached;         /* see reduce/model.h */
 	void (*release)(void *attached);
 	atomic_bool stop_requested; /* on this rank */

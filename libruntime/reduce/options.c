@@ -1,5 +1,6 @@
 #include "reduce/options.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -60,7 +61,9 @@ static ddp_status check_settings(const ddp_model_settings *settings)
 		  isfinite(settings->learning_rate) && settings->learning_rate > 0, "above 0" },
 		{ "beta1", optim->beta1, optim->beta1 > 0 && optim->beta1 < 1, "between 0 and 1" },
 		{ "beta2", optim->beta2, optim->beta2 > 0 && optim->beta2 < 1, "between 0 and 1" },
-		{ "epsilon", optim->epsilon, isfinite(optim->epsilon) && optim->epsilon > 0, "above 0" },
+		/* Less is 0 in f32: then an element whose gradients are all 0 would become NaN. */
+		{ "epsilon", optim->epsilon, optim->epsilon >= FLT_MIN && optim->epsilon <= FLT_MAX,
+		  "from 1.2e-38 to 3.4e38" },
 		{ "weight_decay", optim->weight_decay,
 		  isfinite(optim->weight_decay) && optim->weight_decay >= 0, "0 or more" },
 		{ "momentum", optim->momentum, isfinite(optim->momentum) && optim->momentum >= 0,

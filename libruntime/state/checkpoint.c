@@ -23,6 +23,7 @@
 #include "state/leader.h"
 #include "state/metadata.h"
 #include "state/store.h"
+#include "state/user.h"
 
 enum { KEEP_DEFAULT = 3 };
 
@@ -99,16 +100,17 @@ struct save {
 	bool owns;
 	int world_size;
 	ddp_position position;
+	ddp_users users; /* rank 0, and who saves alone */
 	ddp_model *model;
 };
 
-static ddp_status write_tensors(const struct save *save, const ddp_tensors *tensors)
+static ddp_status write_all(const struct save *save, const ddp_tensors *tensors,
+                            ddp_safetensors_tensor *all, char (*names)[DDP_USER_NAME_MAX],
+                            int64_t *shapes)
 {
 	ddp_metadata metadata;
+	int count = tensors->count;
 
-	ddp_safetensors_tensor *all = calloc((size_t)tensors->count + 1, sizeof(*all));
-	if (all == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "checkpoint %s: out of memory", save->dir);
 	for (int i = 0; i < tensors->count; i++) {
 		const ddp_tensor *tensor = &tensors->list[i];
 		all[i] = (ddp_safetensors_tensor){
@@ -116,10 +118,27 @@ static ddp_status write_tensors(const struct save *save, const ddp_tensors *tens
 			.data = tensor->data,
 		};
 	}
+	count += ddp_users_tensors(&save->users, names, shapes, all + count);
 	ddp_metadata_write(&save->position, save->world_size, &metadata);
-	ddp_status status = ddp_store_write(save->dir, save->position.step, all, tensors->count,
-	                                    metadata.pairs, metadata.count, save->keep, save->owns);
+	return ddp_store_write(save->dir, save->position.step, all, count, metadata.pairs,
+	                       metadata.count, save->keep, save->owns);
+}
+
+static ddp_status write_tensors(const struct save *save, const ddp_tensors *tensors)
+{
+	size_t users = (size_t)save->users.ranks;
+	ddp_status status = DDP_ERR_NOMEM;
+
+	ddp_safetensors_tensor *all = calloc((size_t)tensors->count + users + 1, sizeof(*all));
+	char (*names)[DDP_USER_NAME_MAX] = calloc(users + 1, sizeof(*names));
+	int64_t *shapes = calloc(users + 1, sizeof(*shapes));
+	if (all != NULL && names != NULL && shapes != NULL)
+		status = write_all(save, tensors, all, names, shapes);
+	else
+		ddp_fail(DDP_ERR_NOMEM, "checkpoint %s: out of memory", save->dir);
 	free(all);
+	free(names);
+	free(shapes);
 	return status;
 }
 
@@ -198,11 +217,14 @@ ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char 
 		save.position.loader = ddp_loader_get_state(loader);
 	ddp_model_get_hypers(model, save.position.hypers);
 	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
-	status = alone ? DDP_OK : ddp_model_compare(model);
+	status = alone ? ddp_users_own(context->job.rank, model, &save.users) : ddp_model_compare(model);
+	if (status == DDP_OK && !alone)
+		status = ddp_users_gather(context->world, model, &save.users);
 	if (status == DDP_OK)
 		status = alone ? save_file(&save)
 		               : ddp_leader_run(context->world, context->timeout_ms, save_file, &save,
 		                                NULL, 0);
+	ddp_users_free(&save.users);
 	ddp_set_phase(model, DDP_PHASE_IDLE);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "checkpoint of step %" PRId64 " was not saved",
@@ -228,6 +250,7 @@ struct load {
 	int64_t count;        /* elements in the chunk */
 	ddp_safetensors file; /* rank 0 */
 	uint32_t sum;         /* rank 0: of the tensor that is read */
+	ddp_users users;
 	ddp_position position;
 };
 
@@ -235,7 +258,7 @@ static void shape_text(int ndim, const int64_t *shape, char *text, size_t bytes)
 {
 	size_t used = 0;
 
-	text[0] = '\0';
+	snprintf(text, bytes, "%s", ndim == 0 ? "of a single number" : "");
 	for (int i = 0; i < ndim && used < bytes; i++)
 		used += (size_t)snprintf(text + used, bytes - used, "%s%" PRId64, i > 0 ? "x" : "", shape[i]);
 }
@@ -259,6 +282,11 @@ static ddp_status check_tensor(const ddp_safetensors *file, const ddp_tensor *wa
 	                want->name, has, wants);
 }
 
+static int compare_names(const void *a, const void *b)
+{
+	return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
 /* The file has just what the model has. */
 static ddp_status check_tensors(const struct load *load)
 {
@@ -269,15 +297,28 @@ static ddp_status check_tensors(const struct load *load)
 		if (status != DDP_OK)
 			return status;
 	}
-	for (int i = 0; i < load->file.count && load->file.count != tensors->count; i++) {
-		bool known = false;
-		for (int j = 0; j < tensors->count && !known; j++)
-			known = strcmp(load->file.tensors[i].name, tensors->list[j].name) == 0;
-		if (!known)
-			return ddp_fail(DDP_ERR_FORMAT, "%s: tensor %s is not of this model or optimizer",
-			                load->file.path, load->file.tensors[i].name);
+	int others = 0;
+	for (int i = 0; i < load->file.count; i++)
+		others += !ddp_users_is_name(load->file.tensors[i].name);
+	if (others == tensors->count)
+		return DDP_OK;
+	const char **names = calloc((size_t)tensors->count, sizeof(*names));
+	if (names == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "%s: no memory for %d names", load->file.path,
+		                tensors->count);
+	for (int i = 0; i < tensors->count; i++)
+		names[i] = tensors->list[i].name;
+	qsort(names, (size_t)tensors->count, sizeof(*names), compare_names);
+	const char *odd = NULL;
+	for (int i = 0; i < load->file.count && odd == NULL; i++) {
+		const char *name = load->file.tensors[i].name;
+		if (!ddp_users_is_name(name) &&
+		    bsearch(&name, names, (size_t)tensors->count, sizeof(*names), compare_names) == NULL)
+			odd = name;
 	}
-	return DDP_OK;
+	free(names);
+	return ddp_fail(DDP_ERR_FORMAT, "%s: tensor %s is not of this model or optimizer",
+	                load->file.path, odd);
 }
 
 static ddp_status open_file(void *argument)
@@ -337,6 +378,20 @@ static void store_chunk(struct load *load)
 	}
 }
 
+static ddp_status read_users(void *argument)
+{
+	struct load *load = argument;
+
+	return ddp_users_read(&load->file, &load->users);
+}
+
+static ddp_status move_users(ddp_context *context, struct load *load)
+{
+	ddp_status status = ddp_leader_run(context->world, context->timeout_ms, read_users, load, NULL, 0);
+
+	return status == DDP_OK ? ddp_users_scatter(context->world, &load->users) : status;
+}
+
 static ddp_status move_tensors(ddp_context *context, struct load *load)
 {
 	ddp_status status = DDP_OK;
@@ -367,7 +422,7 @@ static ddp_status prepare_load(struct load *load)
 	load->chunk = malloc(bytes);
 	if (load->chunk == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for %zu bytes of a checkpoint", bytes);
-	return DDP_OK;
+	return ddp_users_prepare(ddp_model_context(load->model)->job.world_size, &load->users);
 }
 
 /* Moves the loader on all ranks or on none. Each rank may have one or not. */
@@ -421,7 +476,9 @@ static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load
 		                        sizeof(load->position));
 	if (status != DDP_OK || !load->position.found)
 		return status;
-	status = seek_together(comm, loader, &load->position);
+	status = move_users(context, load);
+	if (status == DDP_OK)
+		status = seek_together(comm, loader, &load->position);
 	if (status != DDP_OK)
 		return status;
 	ddp_model_set_torn(load->model, true);
@@ -430,8 +487,10 @@ static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load
 		return status;
 	ddp_model_set_step_count(load->model, load->position.step);
 	take_hypers(load);
+	status = ddp_set_user_state(load->model, load->users.own,
+	                            load->users.bytes[context->job.rank]);
 	/* From now on a rank may read what the others keep. */
-	status = ddp_barrier(comm);
+	status = ddp_status_agree(comm, status, "keep the program's state");
 	if (status == DDP_OK)
 		ddp_model_set_torn(load->model, false);
 	return status;
@@ -448,6 +507,7 @@ ddp_status ddp_checkpoint_load(ddp_model *model, ddp_loader *loader, const char 
 	ddp_set_phase(model, DDP_PHASE_IDLE);
 	ddp_safetensors_close(&load.file);
 	ddp_tensors_free(&load.tensors);
+	ddp_users_free(&load.users);
 	free(load.chunk);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "checkpoint %s was not loaded", path);

@@ -35,6 +35,7 @@ typedef struct ddp_safetensors {
 	int64_t data_start;
 	json_t *header;
 	ddp_safetensor *tensors; /* in the order of the data */
+	ddp_safetensor **by_name;
 	int count;
 } ddp_safetensors;
 
@@ -61,12 +62,13 @@ ddp_status ddp_safetensors_read_part(const ddp_safetensors *file, const ddp_safe
 /* Reads everything, checks the checksums and keeps nothing. */
 ddp_status ddp_safetensors_verify(const ddp_safetensors *file);
 
-/* What to write: f32 tensors in this order, and metadata as pairs. */
+/* What to write: tensors in this order, and metadata as pairs. */
 typedef struct ddp_safetensors_tensor {
 	const char *name;
 	int ndim;
 	const int64_t *shape;
-	const float *data;
+	const void *data;
+	bool bytes; /* U8, else F32 */
 } ddp_safetensors_tensor;
 
 typedef struct ddp_safetensors_pair {

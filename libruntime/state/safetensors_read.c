@@ -94,6 +94,13 @@ static int by_offset(const void *a, const void *b)
 	return (x->end > y->end) - (x->end < y->end);
 }
 
+static int by_name(const void *a, const void *b)
+{
+	const ddp_safetensor *const *x = a, *const *y = b;
+
+	return strcmp((*x)->name, (*y)->name);
+}
+
 static ddp_status check_layout(const ddp_safetensors *file, int64_t data_bytes)
 {
 	int64_t at = 0;
@@ -184,7 +191,8 @@ static ddp_status parse_header(const char *header, size_t header_bytes, int64_t 
 		return status;
 
 	file->tensors = calloc(json_object_size(file->header) + 1, sizeof(*file->tensors));
-	if (file->tensors == NULL)
+	file->by_name = calloc(json_object_size(file->header) + 1, sizeof(*file->by_name));
+	if (file->tensors == NULL || file->by_name == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "%s: no memory for its header", file->path);
 	json_object_foreach (file->header, name, about) {
 		if (strcmp(name, metadata_key) == 0)
@@ -195,6 +203,9 @@ static ddp_status parse_header(const char *header, size_t header_bytes, int64_t 
 		file->count++;
 	}
 	qsort(file->tensors, (size_t)file->count, sizeof(*file->tensors), by_offset);
+	for (int i = 0; i < file->count; i++)
+		file->by_name[i] = &file->tensors[i];
+	qsort(file->by_name, (size_t)file->count, sizeof(*file->by_name), by_name);
 	return check_layout(file, data_bytes);
 }
 
@@ -284,16 +295,18 @@ void ddp_safetensors_close(ddp_safetensors *file)
 		close(file->fd);
 	json_decref(file->header);
 	free(file->tensors);
+	free(file->by_name);
 	free(file->path);
 	*file = (ddp_safetensors){ .fd = -1 };
 }
 
 const ddp_safetensor *ddp_safetensors_find(const ddp_safetensors *file, const char *name)
 {
-	for (int i = 0; i < file->count; i++)
-		if (strcmp(file->tensors[i].name, name) == 0)
-			return &file->tensors[i];
-	return NULL;
+	const ddp_safetensor wanted = { .name = name }, *key = &wanted;
+	ddp_safetensor *const *found = bsearch(&key, file->by_name, (size_t)file->count,
+	                                       sizeof(*file->by_name), by_name);
+
+	return found != NULL ? *found : NULL;
 }
 
 const char *ddp_safetensors_metadata(const ddp_safetensors *file, const char *key)

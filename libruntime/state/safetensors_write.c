@@ -22,7 +22,7 @@ static ddp_status no_memory(const char *path)
 
 static int64_t tensor_bytes(const ddp_safetensors_tensor *tensor)
 {
-	int64_t bytes = sizeof(float);
+	int64_t bytes = tensor->bytes ? 1 : sizeof(float);
 
 	for (int i = 0; i < tensor->ndim; i++)
 		bytes *= tensor->shape[i];
@@ -44,7 +44,7 @@ static int describe(json_t *header, json_t *metadata, const ddp_safetensors_tens
 
 	for (int i = 0; i < tensor->ndim; i++)
 		json_array_append_new(shape, json_integer(tensor->shape[i]));
-	json_t *about = json_pack("{s:s, s:o, s:[I,I]}", "dtype", "F32", "shape", shape,
+	json_t *about = json_pack("{s:s, s:o, s:[I,I]}", "dtype", tensor->bytes ? "U8" : "F32", "shape", shape,
 	                          "data_offsets", (json_int_t)*offset, (json_int_t)(*offset + bytes));
 	*offset += bytes;
 	snprintf(key, sizeof(key), "crc32c.%s", tensor->name);

@@ -464,11 +464,20 @@ static ddp_status open_newest(const char *dir, ddp_safetensors *file, bool *foun
 		status = path != NULL ? open_verified(path, file)
 		                      : ddp_fail(DDP_ERR_NOMEM, "%s: out of memory", dir);
 		*found = status == DDP_OK;
-		if (!*found)
-			ddp_log(DDP_LOG_WARN, "checkpoint passed over: %s", ddp_last_error());
+		bool gone = !*found && path != NULL && access(path, F_OK) != 0 && errno == ENOENT;
 		free(path);
+		if (*found)
+			break;
+		/* It may be good, and the disk, or this process, not: then an older one would
+		   cost steps without need. */
+		if (status != DDP_ERR_FORMAT && !gone)
+			break;
+		ddp_log(DDP_LOG_WARN, "checkpoint passed over: %s", ddp_last_error());
 	}
 	free(steps);
+	if (count > 0 && !*found && status != DDP_OK && status != DDP_ERR_FORMAT)
+		return ddp_fail_context(status, "%s: its newest checkpoint cannot be read, and may be good",
+		                        dir);
 	if (count > 0 && !*found)
 		return ddp_fail_context(status, "%s: none of its %d checkpoints can be used; the oldest",
 		                        dir, count);

@@ -44,8 +44,8 @@ ddp_status ddp_store_write(const char *dir, int64_t step,
 /*
  * Opens and verifies a file, or a directory's newest file that is whole;
  * broken ones are passed over with a warning. *found is false if the
- * directory is absent or holds none; if it holds only broken ones, that is
- * an error.
+ * directory is absent or holds none; if it holds only broken ones, or one that
+ * cannot be read, that is an error.
  */
 ddp_status ddp_store_open(const char *path, ddp_safetensors *file, bool *found);
 

@@ -1,0 +1,41 @@
+/*
+ * user: the program's own state of each rank, which goes with checkpoints as tensors
+ * of bytes, "ddp.user.RANK".
+ */
+#ifndef DDP_STATE_USER_H
+#define DDP_STATE_USER_H
+
+#include "state/safetensors.h"
+
+enum { DDP_USER_NAME_MAX = 24 };
+
+/* All ranks' states, one behind the other. */
+typedef struct ddp_users {
+	int ranks;
+	size_t *bytes;  /* [ranks] */
+	char *all;      /* rank 0 */
+	char *own;      /* [DDP_USER_STATE_MAX] of this rank, when loading */
+} ddp_users;
+
+/* Collective: rank 0 then has what all gave. Free with ddp_users_free(), also after
+   an error. */
+ddp_status ddp_users_gather(ddp_comm *comm, const ddp_model *model, ddp_users *users);
+/* This rank's alone. */
+ddp_status ddp_users_own(int rank, const ddp_model *model, ddp_users *users);
+/* The states as tensors of a file, [ranks] at most; `names` and `shapes` are [ranks],
+   for the tensors to point to. Returns how many there are. */
+int ddp_users_tensors(const ddp_users *users, char (*names)[DDP_USER_NAME_MAX], int64_t *shapes,
+                      ddp_safetensors_tensor *tensors);
+
+/* What can fail on this rank alone, before ddp_users_read(). */
+ddp_status ddp_users_prepare(int ranks, ddp_users *users);
+/* Rank 0: from a file. */
+ddp_status ddp_users_read(const ddp_safetensors *file, ddp_users *users);
+/* Collective: each rank then has its own in users->own. */
+ddp_status ddp_users_scatter(ddp_comm *comm, ddp_users *users);
+void ddp_users_free(ddp_users *users);
+
+/* Whether a tensor of a file is such a state. */
+bool ddp_users_is_name(const char *name);
+
+#endif
