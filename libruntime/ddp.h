@@ -352,6 +352,8 @@ typedef struct ddp_param {
 	bool no_decay;               /* excluded from weight decay */
 	int64_t sparse_rows;         /* of a matrix: most rows that ddp_grad_rows() adds
 	                                to it on a rank in a step; 0: it is not used */
+	bool rows_only;              /* its gradient has no other part, so that the rest, which
+	                                is 0, need not travel: an embedding by itself */
 } ddp_param;
 
 typedef enum ddp_optimizer { DDP_ADAMW = 0, DDP_SGD } ddp_optimizer;

@@ -48,6 +48,7 @@ static void list_params(gpt *g)
 
 	name_param(g, WTE, -1, "wte.weight", c->vocab, width);
 	g->params[WTE].sparse_rows = (int64_t)g->capacity * c->length * g->passes;
+	g->params[WTE].rows_only = c->untied;
 	name_param(g, WPE, -1, "wpe.weight", c->length, width);
 	for (int i = 0; i < c->layers; i++) {
 		int first = LAYER_0 + i * PER_LAYER;

@@ -19,12 +19,13 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
 
 static uint64_t hash_slot(uint64_t hash, const ddp_slot *slot)
 {
-	const unsigned char no_decay = slot->no_decay;
+	const unsigned char no_decay = slot->no_decay, rows_only = slot->rows_only;
 
 	hash = hash_bytes(hash, slot->name, strlen(slot->name) + 1);
 	hash = hash_bytes(hash, &slot->ndim, sizeof(slot->ndim));
 	hash = hash_bytes(hash, slot->shape, (size_t)slot->ndim * sizeof(*slot->shape));
 	hash = hash_bytes(hash, &slot->sparse_rows, sizeof(slot->sparse_rows));
+	hash = hash_bytes(hash, &rows_only, sizeof(rows_only));
 	return hash_bytes(hash, &no_decay, sizeof(no_decay));
 }
 

@@ -38,7 +38,7 @@ ddp_status ddp_bucket_plan_make(const ddp_layout *layout, int64_t first_size,
 	/* The first bucket, one that the cut behind the first parameter adds, and the
 	   others; that cut can leave nearly everything to these, however large the
 	   first bucket's cap is. */
-	int64_t count = 2 + layout->elements / size + (layout->elements % size != 0);
+	int64_t count = 2 + layout->dense / size + (layout->dense % size != 0);
 	if (count > INT_MAX / 2)
 		return ddp_fail(DDP_ERR_INVALID,
 		                "buckets of %lld elements cut the gradients into %lld pieces; use larger ones",
@@ -47,7 +47,7 @@ ddp_status ddp_bucket_plan_make(const ddp_layout *layout, int64_t first_size,
 	if (buckets == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for %lld buckets", (long long)count);
 
-	int64_t end = layout->elements;
+	int64_t end = layout->dense;
 	int param = layout->count - 1;
 	int made = 0;
 	for (; end > 0; made++) {
@@ -141,6 +141,8 @@ ddp_status ddp_ready_announce(ddp_ready *ready, int param)
 	if (layout->slots[param].sparse_rows > 0 && !layout->slots[param].rows_travel)
 		return DDP_OK;
 
+	if (layout->slots[param].offset >= layout->dense)
+		return DDP_OK;
 	int last = ddp_bucket_of(ready->plan, layout->slots[param].offset);
 	int first = ddp_bucket_of(ready->plan, slot_end(layout, param) - 1);
 	for (int k = first; k <= last; k++)

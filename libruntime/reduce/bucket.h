@@ -21,7 +21,7 @@ typedef struct ddp_bucket_plan {
 	ddp_bucket *buckets;
 } ddp_bucket_plan;
 
-/* Sizes are caps in elements; they are rounded down to a multiple of
+/* Covers the layout's dense elements. Sizes are caps in elements; they are rounded down to a multiple of
    DDP_ALIGN_ELEMENTS, and to at least one of it. */
 ddp_status ddp_bucket_plan_make(const ddp_layout *layout, int64_t first_size,
                                 int64_t size, ddp_bucket_plan *plan);

@@ -113,6 +113,9 @@ static ddp_status check_unique(const ddp_layout *layout)
 
 static ddp_status check_rows(const ddp_param *param)
 {
+	if (param->sparse_rows == 0 && param->rows_only)
+		return ddp_fail(DDP_ERR_INVALID, "parameter \"%s\": rows_only needs sparse_rows, the most "
+		                "rows of a step", param->name);
 	if (param->sparse_rows == 0)
 		return DDP_OK;
 	if (param->ndim != 2 || param->shape[0] > INT32_MAX)
@@ -152,6 +155,7 @@ static ddp_status fill_slot(const ddp_param *param, int index, ddp_layout *layou
 	memcpy(slot->shape, param->shape, (size_t)param->ndim * sizeof(*slot->shape));
 	slot->no_decay = param->no_decay;
 	slot->sparse_rows = param->sparse_rows;
+	slot->rows_only = param->rows_only;
 	layout->slot_of[index] = index;
 	place(layout, slot);
 	if (layout->elements > ELEMENTS_MAX)
@@ -182,15 +186,17 @@ ddp_status ddp_layout_make(const ddp_param *params, int count, ddp_layout *layou
 		ddp_layout_free(&made);
 		return status;
 	}
+	made.dense = made.elements;
 	*layout = made;
 	return DDP_OK;
 }
 
-/* Appends the slots that do, or do not, travel by rows to `moved`. */
-static void take_slots(ddp_layout *layout, bool travel, ddp_slot *moved, int *taken)
+/* Appends the slots that do, or do not, travel by rows, or by nothing else, to `moved`. */
+static void take_slots(ddp_layout *layout, bool travel, bool only, ddp_slot *moved, int *taken)
 {
 	for (int i = 0; i < layout->count; i++) {
-		if (layout->slots[i].rows_travel != travel)
+		const ddp_slot *slot = &layout->slots[i];
+		if (slot->rows_travel != travel || (travel && slot->rows_only) != only)
 			continue;
 		moved[*taken] = layout->slots[i];
 		place(layout, &moved[*taken]);
@@ -211,8 +217,10 @@ ddp_status ddp_layout_arrange(ddp_layout *layout, int ranks)
 		                    slot->sparse_rows < (slot->shape[0] + ranks - 1) / ranks;
 	}
 	layout->elements = 0;
-	take_slots(layout, false, moved, &taken);
-	take_slots(layout, true, moved, &taken);
+	take_slots(layout, false, false, moved, &taken);
+	take_slots(layout, true, false, moved, &taken);
+	layout->dense = layout->elements;
+	take_slots(layout, true, true, moved, &taken);
 	free(layout->slots);
 	layout->slots = moved;
 	return DDP_OK;

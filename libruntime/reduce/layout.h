@@ -17,6 +17,7 @@ typedef struct ddp_slot {
 	int64_t shape[DDP_MAX_DIMS];
 	bool no_decay;
 	int64_t sparse_rows;
+	bool rows_only;   /* its gradient has no dense part */
 	bool rows_travel; /* apart from the dense part of the gradient */
 	int64_t offset; /* in elements, a multiple of DDP_ALIGN_ELEMENTS */
 	int64_t count;  /* elements */
@@ -25,6 +26,8 @@ typedef struct ddp_slot {
 typedef struct ddp_layout {
 	int count;
 	int64_t elements; /* of an arena, gaps included */
+	int64_t dense;    /* of these, the first, which have gradients that travel in buckets;
+	                     the rest have rows that travel, and nothing else */
 	ddp_slot *slots;  /* in the order of the arenas */
 	int *slot_of;     /* [count]: a parameter's slot */
 } ddp_layout;
@@ -34,7 +37,8 @@ ddp_status ddp_layout_make(const ddp_param *params, int count, ddp_layout *layou
 /*
  * Decides whose rows travel among `ranks` (1: nobody's), and moves those
  * parameters to the end of the arenas: their dense parts are complete when
- * backward has begun, and buckets travel from the end to the beginning.
+ * backward has begun, and buckets travel from the end to the beginning. Behind
+ * them are those without a dense part.
  */
 ddp_status ddp_layout_arrange(ddp_layout *layout, int ranks);
 void ddp_layout_free(ddp_layout *layout);

@@ -15,7 +15,7 @@ ddp_status ddp_reducer_make(ddp_comm *comm, ddp_watch *watch, float *grads,
 	ddp_reducer made = {
 		.comm = comm, .watch = watch, .grads = grads, .plan = plan,
 		.hold = ddp_bucket_of(plan, layout->count > 1 ? layout->slots[1].offset - 1
-		                                              : layout->elements - 1),
+		                                              : layout->dense - 1),
 		.communicates = communicates, .buckets = buckets, .overlaps = overlaps,
 	};
 

@@ -80,8 +80,9 @@ static void look_at_gradient(ddp_model *model, int slot)
 {
 	const ddp_slot *looked_at = &model->layout.slots[slot];
 
-	ddp_magnitude_add(&model->magnitude, looked_at, model->grads + looked_at->offset,
-	                  looked_at->count);
+	if (looked_at->offset < model->layout.dense)
+		ddp_magnitude_add(&model->magnitude, looked_at, model->grads + looked_at->offset,
+		                  looked_at->count);
 }
 
 /* Those that ddp_grad_ready() has not looked at. */
@@ -160,9 +161,10 @@ static ddp_status complete_rows(ddp_model *model)
 {
 	if (model->rows.count == 0)
 		return DDP_OK;
-	/* They lie at the end of the arena, in its first buckets. */
-	int last = ddp_bucket_of(&model->plan, model->rows.sets[0].slot->offset);
-	ddp_status status = ddp_reducer_wait(&model->reducer, 0, last + 1);
+	/* Dense parts lie at the end of what travels in buckets, in the first ones. */
+	int64_t first = model->rows.sets[0].slot->offset;
+	int buckets = first < model->layout.dense ? ddp_bucket_of(&model->plan, first) + 1 : 0;
+	ddp_status status = ddp_reducer_wait(&model->reducer, 0, buckets);
 	return status == DDP_OK ? ddp_rows_exchange(&model->rows, &model->reducer, model->grads)
 	                        : status;
 }

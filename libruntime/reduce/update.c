@@ -63,6 +63,9 @@ static ddp_status update_by_bucket(ddp_model *model, const ddp_update *update, d
 		squares += ddp_optim_apply(&model->optim, update, model->params, model->grads,
 		                           bucket->begin, bucket->end);
 	}
+	/* What travels by rows alone is complete. */
+	squares += ddp_optim_apply(&model->optim, update, model->params, model->grads,
+	                           model->layout.dense, model->layout.elements);
 	model->torn = false;
 	*norm = sqrt(squares) / weight;
 	return DDP_OK;
