@@ -135,6 +135,11 @@ check_PROGRAMS += \
 	tests/unit/test_watch
 
 tests_ranks_test_comm_memory_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,--wrap=calloc
+tests_ranks_test_checkpoint_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,--wrap=calloc
+tests_ranks_test_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_broadcast
+tests_ranks_test_training_ends_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sigaction
+tests_unit_test_optim_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=dk_adamw
+tests_unit_test_store_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=pread
 tests_ranks_test_comm_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_net_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_shrink_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)

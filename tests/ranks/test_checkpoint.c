@@ -1,8 +1,10 @@
 /* state/checkpoint: saving and loading with all ranks of a job. */
 #include <dirent.h>
+#include <math.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,6 +25,7 @@
 #include "reduce/model_state.h"
 #include "state/leader.h"
 #include "state/safetensors.h"
+#include "state/store.h"
 
 enum { SAMPLES = 40, GLOBAL_BATCH = 8, WIDTH = 33 };
 
@@ -172,6 +175,58 @@ static void resumed_training_equals_uninterrupted_bit_for_bit(void **state)
 		on_ranks(ranks, 0, save_resume_and_compare);
 }
 
+/* Begins a step: gradients that a load has to forget, and, apart from rank 0,
+   announcements of which the first buckets are reduced already. */
+static void begin_a_step(ddp_context *context, struct job job)
+{
+	RANK_CHECK(ddp_set_sync(job.model, false) == DDP_OK);
+	for (int p = 0; p < 2; p++)
+		for (int64_t i = 0; i < ddp_param_count(job.model, p); i++)
+			ddp_param_grad(job.model, p)[i] += 100;
+	if (context->job.rank == 0)
+		return;
+	RANK_CHECK(ddp_set_sync(job.model, true) == DDP_OK);
+	RANK_CHECK(ddp_grad_ready(job.model, 1) == DDP_OK);
+	if (context->job.rank > 1)
+		RANK_CHECK(ddp_grad_ready(job.model, 0) == DDP_OK);
+}
+
+static void go_back_within_a_step(ddp_context *context)
+{
+	static const ddp_model_options ways[] = {
+		{ .update = DDP_REPLICATED, .bucket_mb = 64.0 / (1 << 20) },
+		{ .update = DDP_REPLICATED, .bucket_mb = 64.0 / (1 << 20), .no_overlap = true },
+		{ .update = DDP_SHARDED },
+	};
+	int64_t step;
+
+	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+		struct job straight = make_job_with(context, WIDTH, 3, &ways[w]);
+		struct job job = make_job_with(context, WIDTH, 3, &ways[w]);
+
+		train(straight, 5);
+		train(job, 2);
+		RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+		train(job, 1);
+		begin_a_step(context, job);
+		RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 2);
+		train(job, 1);
+		RANK_CHECK(ddp_grad_ready(job.model, 1) == DDP_OK);
+		RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 2);
+		train(job, 3);
+		RANK_CHECK(same_parameters(straight, job));
+		free_job(straight);
+		free_job(job);
+	}
+}
+
+static void going_back_forgets_the_step_under_way(void **state)
+{
+	(void)state;
+	for (int ranks = 1; ranks <= 4; ranks *= 2)
+		on_ranks(ranks, 0, go_back_within_a_step);
+}
+
 static void save_after_seven_steps(ddp_context *context)
 {
 	struct job job = make_job(context, WIDTH, 3);
@@ -235,6 +290,210 @@ static void full_disk_of_rank_0_is_an_error_on_all_ranks(void **state)
 	on_ranks(3, 0, save_on_a_full_disk);
 }
 
+static void save_what_is_not_finite(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	int64_t step;
+
+	train(job, 1);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	train(job, 1);
+	float *shift = ddp_param_data(job.model, 1);
+	shift[3] = INFINITY;
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_NOT_FINITE);
+	RANK_CHECK(says("tensor shift holds an infinity or a NaN"));
+	RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 1);
+	train(job, 1); /* the job can go on */
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	free_job(job);
+}
+
+static void nothing_that_is_not_finite_is_saved(void **state)
+{
+	(void)state;
+	on_ranks(1, 0, save_what_is_not_finite);
+	on_ranks(3, 0, save_what_is_not_finite);
+}
+
+/* A rank's memory has changed since the first step. */
+static void save_what_differs(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+
+	train(job, 1);
+	float *shift = ddp_param_data(job.model, 1);
+	const float kept = shift[1];
+	if (context->job.rank == 2)
+		shift[1] += 0.25f;
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_MISMATCH);
+	RANK_CHECK(says("rank 2 has other parameters than rank 0"));
+	shift[1] = kept;
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	free_job(job);
+}
+
+static void ranks_that_drifted_apart_save_nothing(void **state)
+{
+	(void)state;
+	on_ranks(4, 0, save_what_differs);
+}
+
+/* The first goes back and takes another way; the second may not write there. */
+static void leave_a_line(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	char path[sizeof(dir) + 64];
+	int64_t step;
+
+	for (int i = 0; i < 3; i++) {
+		train(job, 1);
+		RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	}
+	snprintf(path, sizeof(path), "%s/step-00000001.safetensors", dir);
+	RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_OK && step == 1);
+	ddp_set_learning_rate(job.model, 1e-4);
+	train(job, 1);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	struct job resumed = make_job(context, WIDTH, 3);
+	RANK_CHECK(ddp_checkpoint_load(resumed.model, resumed.loader, dir, &step) == DDP_OK);
+	RANK_CHECK(step == 2 && same_parameters(job, resumed));
+	free_job(resumed);
+	free_job(job);
+}
+
+static void steps_of_a_line_that_was_left_are_not_the_newest(void **state)
+{
+	(void)state;
+	on_ranks(2, 0, leave_a_line);
+}
+
+static void save_where_another_run_does(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+
+	train(job, 1);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_STATE);
+	RANK_CHECK(says("is written to by another run; give each run a directory of its own"));
+	train(job, 1);
+	free_job(job);
+}
+
+static void two_runs_do_not_write_to_one_directory(void **state)
+{
+	ddp_store_lock *lock;
+
+	(void)state;
+	assert_int_equal(ddp_store_lock_take(dir, "another run", &lock), DDP_OK);
+	on_ranks(2, 0, save_where_another_run_does);
+	ddp_store_lock_release(lock);
+	on_ranks(2, 0, save_after_seven_steps);
+}
+
+/* Each rank has its own, of another length; the second has none. */
+static size_t fill_state(int rank, unsigned char *state)
+{
+	for (int i = 0; i < 300 * rank + 10; i++)
+		state[i] = (unsigned char)(i * 7 + rank);
+	return rank == 1 ? 0 : (size_t)(300 * rank + 10);
+}
+
+static void save_own_state(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	unsigned char state[2000];
+	size_t bytes;
+
+	RANK_CHECK(ddp_get_user_state(job.model, &bytes) == NULL && bytes == 0);
+	RANK_CHECK(ddp_set_user_state(job.model, "before", 6) == DDP_OK);
+	RANK_CHECK(ddp_set_user_state(job.model, state, fill_state(context->job.rank, state)) == DDP_OK);
+	RANK_CHECK(ddp_set_user_state(job.model, state, DDP_USER_STATE_MAX + 1) == DDP_ERR_INVALID);
+	train(job, 1);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	free_job(job);
+}
+
+static void load_own_state(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	unsigned char state[2000];
+	size_t bytes, wanted = context->job.rank < 3 ? fill_state(context->job.rank, state) : 0;
+	int64_t step;
+
+	RANK_CHECK(ddp_set_user_state(job.model, "another", 7) == DDP_OK);
+	RANK_CHECK(ddp_checkpoint_load(job.model, NULL, dir, &step) == DDP_OK && step == 1);
+	const void *loaded = ddp_get_user_state(job.model, &bytes);
+	RANK_CHECK(bytes == wanted && (bytes == 0 || memcmp(loaded, state, bytes) == 0));
+	free_job(job);
+}
+
+static void state_of_the_program_comes_back_by_rank(void **state)
+{
+	(void)state;
+	on_ranks(3, 0, save_own_state);
+	for (int ranks = 1; ranks <= 4; ranks++)
+		on_ranks(ranks, 0, load_own_state);
+}
+
+static void save_and_load_a_number(ddp_context *context)
+{
+	const ddp_param params[] = { { .name = "temperature" }, { .name = "w", .ndim = 1, .shape = { 3 } } };
+	ddp_model *model;
+	int64_t step;
+
+	RANK_CHECK(ddp_model_create(context, params, 2, NULL, &model) == DDP_OK);
+	ddp_param_data(model, 0)[0] = 2.5f;
+	ddp_param_grad(model, 0)[0] = 1;
+	RANK_CHECK(ddp_step(model, 1, 0, NULL) == DDP_OK);
+	const float trained = ddp_param_data(model, 0)[0];
+	RANK_CHECK(trained < 2.5f && ddp_checkpoint_save(model, NULL, dir, 0) == DDP_OK);
+	ddp_param_data(model, 0)[0] = 0;
+	RANK_CHECK(ddp_checkpoint_load(model, NULL, dir, &step) == DDP_OK && step == 1);
+	RANK_CHECK(ddp_param_data(model, 0)[0] == trained);
+	ddp_model_free(model);
+}
+
+static void tensors_without_dimensions_are_saved(void **state)
+{
+	(void)state;
+	on_ranks(2, 0, save_and_load_a_number);
+}
+
+static char warnings[4096];
+
+static void collect(void *user, ddp_log_level level, const char *message)
+{
+	(void)user;
+	(void)level;
+	strncat(warnings, message, sizeof(warnings) - strlen(warnings) - 1);
+}
+
+static void lose_the_directory(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	char other[sizeof(dir) + 16];
+
+	ddp_set_log(collect, NULL, DDP_LOG_WARN);
+	snprintf(other, sizeof(other), "%s-moved", dir);
+	train(job, 1);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	train(job, 1);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	RANK_CHECK(warnings[0] == '\0' && ddp_barrier(context->world) == DDP_OK);
+	if (context->job.rank == 0)
+		RANK_CHECK(rename(dir, other) == 0);
+	train(job, 1);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	RANK_CHECK((strstr(warnings, "removed, replaced or unmounted") != NULL) == (context->job.rank == 0));
+	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
+	free_job(job);
+}
+
+static void directory_that_vanished_is_not_made_anew_without_a_word(void **state)
+{
+	(void)state;
+	on_ranks(2, 0, lose_the_directory);
+}
+
 static void load_what_does_not_fit(ddp_context *context)
 {
 	struct job wider = make_job(context, WIDTH + 1, 3);
@@ -266,11 +525,20 @@ static void checkpoint_that_does_not_fit_changes_nothing(void **state)
 /* Only one rank has another loader: none moves. */
 static void load_with_one_strange_loader(ddp_context *context)
 {
-	struct job job = make_job(context, WIDTH, context->job.rank == 1 ? 4 : 3);
+	struct job job = make_job(context, WIDTH, 3);
+	const ddp_dataset dataset = { .size = SAMPLES, .sample_bytes = sizeof(float),
+	                              .read = read_number };
+	const ddp_loader_options strange = { .batch_size = GLOBAL_BATCH / 2, .seed = 4,
+	                                     .tail = DDP_TAIL_UNEVEN };
 	int64_t step;
 
+	if (context->job.rank == 1) {
+		ddp_loader_free(job.loader);
+		RANK_CHECK(ddp_loader_make(1, 2, &dataset, &strange, &job.loader) == DDP_OK);
+	}
+
 	RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_ERR_INVALID);
-	RANK_CHECK(says(context->job.rank == 1 ? "seed is 4" : "another rank's loader"));
+	RANK_CHECK(says(context->job.rank == 1 ? "seed is 4" : "rank 1 cannot move its loader"));
 	RANK_CHECK(ddp_loader_get_state(job.loader).samples == 0);
 	free_job(job);
 }
@@ -280,6 +548,113 @@ static void loaders_move_together_or_not_at_all(void **state)
 	(void)state;
 	on_ranks(2, 0, save_after_seven_steps);
 	on_ranks(2, 0, load_with_one_strange_loader);
+}
+
+/* ---- memory ---- */
+
+static atomic_bool counts_memory;
+static atomic_size_t most_at_once, refused_from; /* bytes; 0: nothing is refused */
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+
+static bool admit(size_t bytes)
+{
+	if (!atomic_load(&counts_memory))
+		return true;
+	if (bytes > atomic_load(&most_at_once))
+		atomic_store(&most_at_once, bytes);
+	return atomic_load(&refused_from) == 0 || bytes < atomic_load(&refused_from);
+}
+
+void *__wrap_malloc(size_t bytes)
+{
+	return admit(bytes) ? __real_malloc(bytes) : NULL;
+}
+
+void *__wrap_calloc(size_t count, size_t bytes)
+{
+	return admit(count * bytes) ? __real_calloc(count, bytes) : NULL;
+}
+
+enum { LARGE_WIDTH = 360000, CHUNK_BYTES = 4 << 20 }; /* 4.3 MB of parameters */
+
+static void load_in_little_memory(ddp_context *context)
+{
+	static const ddp_model_options ways[] = {
+		{ .update = DDP_REPLICATED }, { .update = DDP_SHARDED },
+	};
+	int64_t step;
+
+	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+		struct job straight = make_job_with(context, LARGE_WIDTH, 3, &ways[w]);
+		struct job job = make_job_with(context, LARGE_WIDTH, 3, &ways[w]);
+
+		train(straight, 1);
+		RANK_CHECK(ddp_checkpoint_save(straight.model, straight.loader, dir, 0) == DDP_OK);
+		atomic_store(&counts_memory, true);
+		atomic_store(&refused_from, context->job.rank == 1 ? 1 << 20 : 0);
+		RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_ERR_NOMEM);
+		RANK_CHECK(says(context->job.rank == 1 ? "no memory for" : "rank 1 cannot load a checkpoint"));
+		atomic_store(&most_at_once, 0);
+		atomic_store(&refused_from, 0);
+		RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 1);
+		atomic_store(&counts_memory, false);
+		RANK_CHECK(atomic_load(&most_at_once) <= CHUNK_BYTES);
+		RANK_CHECK(same_parameters(straight, job));
+		train(straight, 1);
+		train(job, 1);
+		RANK_CHECK(same_parameters(straight, job));
+		free_job(straight);
+		free_job(job);
+	}
+}
+
+static void load_takes_little_memory_and_its_lack_is_an_error_on_all(void **state)
+{
+	(void)state;
+	on_ranks(3, 0, load_in_little_memory);
+}
+
+/* A learning rate set by hand counts as long as the model's own is the same. */
+static void load_other_hyperparameters(ddp_context *context)
+{
+	const ddp_model_options first = { .learning_rate = 0.01, .weight_decay = 0.1 };
+	const ddp_model_options other = { .learning_rate = 0.02, .weight_decay = 0.1, .beta2 = 0.95 };
+	struct job job = make_job_with(context, WIDTH, 3, &first);
+	struct job same = make_job_with(context, WIDTH, 3, &first);
+	struct job another = make_job_with(context, WIDTH, 3, &other);
+	int64_t step;
+
+	ddp_set_log(collect, NULL, DDP_LOG_WARN);
+	ddp_set_learning_rate(job.model, 0.003);
+	train(job, 2);
+	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	train(job, 2);
+
+	RANK_CHECK(ddp_checkpoint_load(same.model, same.loader, dir, &step) == DDP_OK);
+	RANK_CHECK(same.model->learning_rate == 0.003 && warnings[0] == '\0');
+	train(same, 2);
+	RANK_CHECK(same_parameters(job, same));
+
+	RANK_CHECK(ddp_checkpoint_load(another.model, another.loader, dir, &step) == DDP_OK);
+	RANK_CHECK(another.model->learning_rate == 0.02);
+	bool leads = context->job.rank == 0;
+	RANK_CHECK((strstr(warnings, "learning_rate was 0.01 where it was saved and is 0.02") != NULL) == leads);
+	RANK_CHECK((strstr(warnings, "beta2 was 0.999 where it was saved and is 0.95") != NULL) == leads);
+	RANK_CHECK(strstr(warnings, "weight_decay") == NULL);
+	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
+	free_job(job);
+	free_job(same);
+	free_job(another);
+}
+
+static void hyperparameters_are_saved_and_others_named(void **state)
+{
+	(void)state;
+	on_ranks(2, 0, load_other_hyperparameters);
 }
 
 static void load_broken_or_absent(ddp_context *context)
@@ -510,10 +885,20 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(resumed_training_equals_uninterrupted_bit_for_bit, folder_empty),
+		cmocka_unit_test_setup(going_back_forgets_the_step_under_way, folder_empty),
 		cmocka_unit_test_setup(resume_works_onto_another_world_size, folder_empty),
 		cmocka_unit_test_setup(full_disk_of_rank_0_is_an_error_on_all_ranks, folder_empty),
+		cmocka_unit_test_setup(nothing_that_is_not_finite_is_saved, folder_empty),
+		cmocka_unit_test_setup(ranks_that_drifted_apart_save_nothing, folder_empty),
+		cmocka_unit_test_setup(steps_of_a_line_that_was_left_are_not_the_newest, folder_empty),
+		cmocka_unit_test_setup(two_runs_do_not_write_to_one_directory, folder_empty),
+		cmocka_unit_test_setup(directory_that_vanished_is_not_made_anew_without_a_word, folder_empty),
 		cmocka_unit_test_setup(checkpoint_that_does_not_fit_changes_nothing, folder_empty),
 		cmocka_unit_test_setup(loaders_move_together_or_not_at_all, folder_empty),
+		cmocka_unit_test_setup(load_takes_little_memory_and_its_lack_is_an_error_on_all, folder_empty),
+		cmocka_unit_test_setup(hyperparameters_are_saved_and_others_named, folder_empty),
+		cmocka_unit_test_setup(tensors_without_dimensions_are_saved, folder_empty),
+		cmocka_unit_test_setup(state_of_the_program_comes_back_by_rank, folder_empty),
 		cmocka_unit_test_setup(broken_file_is_an_error_and_an_absent_directory_is_none, folder_empty),
 		cmocka_unit_test_setup(names_are_those_of_the_field, folder_empty),
 		cmocka_unit_test_setup(each_rank_can_save_after_the_world_broke, folder_empty),

@@ -1,5 +1,6 @@
 /* ddp_init() and ddp_finalize(): from nothing to a communicator, and back. */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -12,6 +13,7 @@
 
 #include "ddp.h"
 #include "job/spawn.h"
+#include "tests/support/context_ranks.h"
 
 static int clean_environment(void **state)
 {
@@ -134,6 +136,30 @@ static void rank_that_never_calls_init_is_named(void **state)
 	assert_int_equal(result.exit_code, 0);
 }
 
+/* Only rank 0 opens the metrics; the others hear of it. */
+static void wrong_metrics_path_is_an_error_on_all_ranks(void **state)
+{
+	const ddp_options options = { .metrics_path = "/nonexistent/metrics", .timeout_ms = 60000 };
+	bool *named = test_share(3 * sizeof(*named));
+	ddp_spawn_result result;
+	ddp_context *context;
+
+	(void)state;
+	assert_int_equal(ddp_spawn(3, &result), DDP_OK);
+	if (result.is_rank) {
+		/* ddp_spawn() ends the others when one has failed; they are to speak first. */
+		signal(SIGTERM, SIG_IGN);
+		ddp_status status = ddp_init(&options, &context);
+		int rank = ddp_spawned_get()->rank;
+		const char *part = rank == 0 ? "/nonexistent/metrics" : "rank 0 cannot write its metrics";
+		named[rank] = status == DDP_ERR_IO && strstr(ddp_last_error(), part) != NULL;
+		_exit(1);
+	}
+	for (int r = 0; r < 3; r++)
+		assert_true(named[r]);
+	test_unshare(named, 3 * sizeof(*named));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -143,6 +169,7 @@ int main(void)
 		cmocka_unit_test_setup(half_an_identity_is_an_error, clean_environment),
 		cmocka_unit_test_setup(finalize_takes_null, clean_environment),
 		cmocka_unit_test_setup(spawned_ranks_sum, clean_environment),
+		cmocka_unit_test_setup(wrong_metrics_path_is_an_error_on_all_ranks, clean_environment),
 		cmocka_unit_test_setup(rank_that_never_calls_init_is_named, clean_environment),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -215,12 +215,24 @@ terminated_run_writes_a_checkpoint_and_can_go_on() {
 	local run=$! steps
 	await_first_step $run || return
 	kill -TERM $run
-	wait $run || return
+	wait $run
+	[ $? -eq 75 ] || return
 	steps=$(sed -n 's/^stopped by a signal after step \([0-9]*\) of 1000000; --resume goes on.*/\1/p' "$work/out")
 	[ -n "$steps" ] && [ -s "$work/term/step-$(printf %08d "$steps").safetensors" ] &&
 		run --data "$work/text" --layers 1 --heads 2 --width 32 --length 32 --batch 4 --spawn 2 \
 			--steps $((steps + 1)) --checkpoint "$work/term" --resume --json &&
 		says '"steps": 1,' && says '"stopped": false'
+}
+
+stopped_run_exits_as_it_is_told() {
+	: >"$work/out"
+	"$gpt" --data "$work/text" --layers 1 --heads 2 --width 32 --length 32 --batch 4 --spawn 2 \
+		--steps 1000000 --stopped-exit "$1" >"$work/out" 2>"$work/err" &
+	local run=$!
+	await_first_step $run || return
+	kill -TERM $run
+	wait $run
+	[ $? -eq "$1" ] && says '^stopped by a signal'
 }
 
 check "a plain run succeeds" measure_a_plain_run
@@ -245,6 +257,7 @@ check "a bad checkpoint directory stops before training" bad_checkpoint_director
 check "a complete run resumes with nothing to do" complete_run_resumes_with_nothing_to_do
 check "a killed rank is named" killed_rank_is_named
 check "a terminated run writes a checkpoint and can go on" terminated_run_writes_a_checkpoint_and_can_go_on
+check "a stopped run's exit code can be chosen" stopped_run_exits_as_it_is_told 0
 check "an absent file is an error on all ranks" refuses "$work/absent" --data "$work/absent" --spawn 2
 check "too short a file is an error" refuses "$work/short" --data "$work/short" --spawn 2
 check "a file of another format is an error" refuses "$work/text" --data "$work/text" --format llmc

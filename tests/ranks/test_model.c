@@ -287,7 +287,7 @@ static int owners_body(ddp_context *context, void *user)
 		CHECK((model->params[i] < 0) == !gap);
 	}
 	CHECK_OK(ddp_model_check_whole(model));
-	CHECK_OK(ddp_model_tensors(model, &tensors));
+	CHECK_OK(ddp_model_tensors(model, true, &tensors));
 	ddp_model_collect(model, &tensors);
 	for (int p = 0; p < 3; p++) {
 		const float *m = tensors.list[3 + p].data;
@@ -375,10 +375,10 @@ static int mismatch_body(ddp_context *context, void *user)
 	CHECK(says("different models: update is"));
 
 	/* A rank with a wrong argument gets its own error, the others one too. */
-	list[0].ndim = odd ? 0 : 1;
+	list[0].ndim = odd ? -1 : 1;
 	CHECK(ddp_model_create(context, list, 3, &plain, &model) ==
 	       (odd ? DDP_ERR_INVALID : DDP_ERR_MISMATCH));
-	CHECK(says(odd ? "\"a\": ndim is 0" : "rank 1 could not make its model"));
+	CHECK(says(odd ? "\"a\": ndim is -1" : "rank 1 could not make its model"));
 	CHECK(model == NULL);
 
 	/* The communicator is as good as before. */
@@ -447,6 +447,167 @@ static void wrong_weights_and_rates_end_the_step_on_all_ranks(void **state)
 	}
 }
 
+/* What one rank's step holds that is not finite, and what all ranks are told. */
+static const struct poison {
+	int param;       /* whose gradient it is; -1: none's */
+	float gradient;
+	double loss;
+	bool announced, everywhere;
+	const char *part;
+} poisons[] = {
+	{ 1, NAN, 1, true, false, "step 2: the gradient of \"b\" is not finite on rank" },
+	{ 0, -INFINITY, 1, true, false, "the gradient of \"a\" is not finite on rank" },
+	{ 2, NAN, 1, false, false, "the gradient of \"c\" is not finite on rank" },
+	{ 2, NAN, 1, true, true, "the gradient of \"c\" is not finite on rank 0" },
+	{ -1, 0, NAN, true, false, "the loss is not finite on rank" },
+	{ -1, 0, INFINITY, true, true, "the loss is not finite on rank 0" },
+	{ 1, 3e38f, 1, true, true, "up to" },
+};
+
+struct poison_by {
+	const struct poison *test;
+	const ddp_model_options *way;
+	double clip_norm;
+};
+
+static void poisoned_step(ddp_context *context, ddp_model *model, const struct poison *test)
+{
+	const float before[] = { -1, -2, -3 };
+	int rank = rank_of(context), last = size_of(context) - 1;
+	bool odd = test->everywhere || rank == last;
+	char name[24];
+
+	add_grads(model, 1);
+	if (odd && test->param >= 0)
+		ddp_param_grad(model, test->param)[1] = test->gradient;
+	for (int p = 2; p >= 0 && test->announced; p--)
+		CHECK_OK(ddp_grad_ready(model, p));
+	CHECK(ddp_step(model, 1, odd ? test->loss : 1, NULL) == DDP_ERR_NOT_FINITE);
+	CHECK(says(test->part));
+	snprintf(name, sizeof(name), "on rank %d", test->everywhere ? 0 : last);
+	CHECK(says(name) || test->gradient == 3e38f);
+	CHECK(all_params_are(model, before));
+	CHECK(all_grads_are_zero(model));
+	CHECK(ddp_model_step_count(model) == 1);
+	CHECK_OK(ddp_model_check_whole(model));
+}
+
+static int poison_body(ddp_context *context, void *user)
+{
+	const struct poison_by *by = user;
+	const float first[] = { -1, -2, -3 }, then[] = { -2, -4, -6 };
+	ddp_model_options options = plain_by(by->way);
+	ddp_step_stats stats;
+	ddp_model *model;
+
+	options.clip_norm = by->clip_norm;
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
+	add_grads(model, 1);
+	CHECK_OK(ddp_step(model, 1, 1, &stats));
+	CHECK(all_params_are(model, first));
+	/* One rank's gradients alone cannot overflow. */
+	bool overflows = by->test->gradient != 3e38f || size_of(context) > 1;
+	if (overflows)
+		poisoned_step(context, model, by->test);
+	/* The world is whole, and the step comes again. */
+	add_grads(model, 1);
+	for (int p = 2; p >= 0; p--)
+		CHECK_OK(ddp_grad_ready(model, p));
+	CHECK_OK(ddp_step(model, 1, 1, &stats));
+	CHECK(stats.step == 2 && stats.loss == 1);
+	CHECK(all_params_are(model, then));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void what_is_not_finite_updates_nothing_and_is_named(void **state)
+{
+	(void)state;
+	for (int i = 0; i < (int)(sizeof(poisons) / sizeof(poisons[0])); i++) {
+		for (int w = 0; w < WAYS; w++) {
+			struct poison_by by = { &poisons[i], &ways[w], i % 2 == 0 ? 1e6 : 0 };
+			assert_int_equal(run_ranks(2, poison_body, &by), 0);
+			assert_int_equal(run_ranks((i + w) % 2 == 0 ? 1 : 3, poison_body, &by), 0);
+		}
+	}
+}
+
+/* ddp_broadcast_params() was forgotten, and one rank begins with another value. */
+static int odd_start_body(ddp_context *context, void *user)
+{
+	const float start[] = { 0, 0, 0 }, then[] = { -1, -2, -3 };
+	const ddp_model_options options = plain_by(user);
+	int rank = rank_of(context), last = size_of(context) - 1;
+	char name[64];
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
+	if (rank == last)
+		ddp_param_data(model, 1)[2] = 1e-6f;
+	for (int i = 0; i < 2; i++) {
+		add_grads(model, 1);
+		for (int p = 2; p >= 0; p--)
+			CHECK_OK(ddp_grad_ready(model, p));
+		CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_MISMATCH);
+		snprintf(name, sizeof(name), "rank %d has other parameters than rank 0", last);
+		CHECK(says(name) && says("ddp_broadcast_params()"));
+	}
+	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_MISMATCH);
+	CHECK_OK(ddp_broadcast_params(model));
+	CHECK(all_params_are(model, start));
+	add_grads(model, 1);
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK(all_params_are(model, then));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void ranks_that_begin_apart_do_not_train(void **state)
+{
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		ddp_model_options way = ways[w];
+		assert_int_equal(run_ranks(2 + w % 2, odd_start_body, &way), 0);
+	}
+}
+
+static size_t longest_broadcast;
+
+ddp_status __real_ddp_broadcast(ddp_comm *comm, void *buffer, size_t count, ddp_type type, int root);
+ddp_status __wrap_ddp_broadcast(ddp_comm *comm, void *buffer, size_t count, ddp_type type, int root);
+
+ddp_status __wrap_ddp_broadcast(ddp_comm *comm, void *buffer, size_t count, ddp_type type, int root)
+{
+	longest_broadcast = count > longest_broadcast ? count : longest_broadcast;
+	return __real_ddp_broadcast(comm, buffer, count, type, root);
+}
+
+/* A deadline is one for what a slow network can carry by then. */
+static int large_broadcast_body(ddp_context *context, void *user)
+{
+	const ddp_param large = { .name = "w", .ndim = 1, .shape = { (1 << 24) + 5 } };
+	const ddp_model_options options = { .optimizer = DDP_SGD };
+	ddp_model *model;
+
+	(void)user;
+	CHECK_OK(ddp_model_create(context, &large, 1, &options, &model));
+	float *data = ddp_param_data(model, 0);
+	for (int k = 0; k <= 4 && rank_of(context) == 0; k++)
+		data[k << 22] = (float)k + 1;
+	CHECK_OK(ddp_broadcast_params(model));
+	for (int k = 0; k <= 4; k++)
+		CHECK(data[k << 22] == (float)k + 1);
+	CHECK(longest_broadcast > 1 << 20 && longest_broadcast <= 1 << 24);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void large_models_are_broadcast_in_chunks(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(2, large_broadcast_body, NULL), 0);
+}
+
 static void default_buckets_are_a_32nd_of_the_model(void **state)
 {
 	static const struct { int64_t model_mb, bucket_mb; } cases[] = {
@@ -471,7 +632,7 @@ static int tensors_body(ddp_context *context, void *user)
 	(void)user;
 	CHECK_OK(ddp_model_create(context, three, 3, NULL, &model));
 	CHECK(ddp_model_context(model) == context);
-	CHECK_OK(ddp_model_tensors(model, &tensors));
+	CHECK_OK(ddp_model_tensors(model, true, &tensors));
 	CHECK(tensors.count == 9);
 	for (int i = 0; i < tensors.count; i++) {
 		const ddp_tensor *tensor = &tensors.list[i];
@@ -520,6 +681,9 @@ static void options_have_defaults_and_are_checked(void **state)
 		{ { .beta1 = 1 }, "beta1 is 1" },
 		{ { .beta2 = -0.5 }, "beta2 is -0.5" },
 		{ { .epsilon = INFINITY }, "epsilon is inf" },
+		{ { .epsilon = 1e-50 }, "epsilon is 1e-50" },
+		{ { .epsilon = 1e-40 }, "epsilon is 1e-40" },
+		{ { .epsilon = -1 }, "epsilon is -1" },
 		{ { .weight_decay = -1 }, "weight_decay is -1" },
 		{ { .momentum = NAN }, "momentum is " },
 		{ { .clip_norm = -2 }, "clip_norm is -2" },
@@ -567,6 +731,9 @@ int main(void)
 		cmocka_unit_test(ranks_drift_apart_without_communication),
 		cmocka_unit_test(different_models_are_named_on_all_ranks),
 		cmocka_unit_test(wrong_weights_and_rates_end_the_step_on_all_ranks),
+		cmocka_unit_test(ranks_that_begin_apart_do_not_train),
+		cmocka_unit_test(large_models_are_broadcast_in_chunks),
+		cmocka_unit_test(what_is_not_finite_updates_nothing_and_is_named),
 		cmocka_unit_test(checkpoint_sees_parameters_and_state_by_name),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -160,6 +160,101 @@ static void rows_add_up_whichever_way_they_travel(void **state)
 	}
 }
 
+/* ---- what is not finite -------------------------------------------------------------- */
+
+static int poisoned_rows_body(ddp_context *context, void *user)
+{
+	int rank = ddp_get_job(context)->rank, size = ddp_get_job(context)->world_size;
+	const int32_t index[] = { 4 };
+	float values[WIDTH] = { 1, 1, 1, 1, 1 };
+	char name[24];
+	ddp_model *model;
+
+	make(context, user, &model);
+	CHECK_OK(ddp_grad_ready(model, TABLE));
+	values[2] = rank == size - 1 ? NAN : 1;
+	CHECK_OK(ddp_grad_rows(model, TABLE, index, values, 1));
+	CHECK_OK(ddp_grad_ready(model, VECTOR));
+	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_NOT_FINITE);
+	snprintf(name, sizeof(name), "rank %d", size - 1);
+	CHECK(strstr(ddp_last_error(), "\"table\"") != NULL && strstr(ddp_last_error(), name) != NULL);
+	/* Nothing of them is left for the next step. */
+	values[2] = 1;
+	CHECK_OK(ddp_grad_rows(model, TABLE, index, values, 1));
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	for (int e = 0; e < ROWS * WIDTH; e++)
+		CHECK(ddp_param_data(model, TABLE)[e] == (e / WIDTH == 4 ? -1 : 0));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void rows_that_are_not_finite_update_nothing(void **state)
+{
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		way with = ways[w];
+		assert_int_equal(run_ranks(1 + w % 2, poisoned_rows_body, &with), 0);
+		assert_int_equal(run_ranks(3, poisoned_rows_body, &with), 0);
+	}
+}
+
+/* ---- rows and nothing else ------------------------------------------------------------- */
+
+static int rows_only_body(ddp_context *context, void *user)
+{
+	const way *w = user;
+	const ddp_param params[] = {
+		{ .name = "table", .ndim = 2, .shape = { ROWS, WIDTH }, .sparse_rows = w->sparse_rows,
+		  .rows_only = true },
+		{ .name = "vector", .ndim = 1, .shape = { REST } },
+	};
+	ddp_model_options options = {
+		.optimizer = DDP_SGD, .learning_rate = 1, .update = w->update,
+		.no_overlap = w->no_overlap, .bucket_mb = 128.0 / (1 << 20),
+	};
+	int rank = ddp_get_job(context)->rank, size = ddp_get_job(context)->world_size;
+	double table[ROWS * WIDTH] = { 0 };
+	int32_t index[4];
+	float values[4 * WIDTH];
+	ddp_model *model;
+
+	for (int clips = 0; clips < 2; clips++) {
+		options.clip_norm = clips * 1e9;
+		CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
+		/* Only the vector travels in buckets, 48 elements with its gap. */
+		CHECK(model->plan.buckets[0].end == (travels(w, size) ? 48 : model->layout.elements));
+		memset(table, 0, sizeof(table));
+		for (int step = 1; step <= 3; step++) {
+			CHECK_OK(ddp_grad_ready(model, VECTOR));
+			CHECK_OK(ddp_grad_ready(model, TABLE));
+			add_rows(model, rank, step);
+			CHECK_OK(ddp_step(model, rank == 0 ? 4 : 0, 0, NULL));
+			for (int r = 0; r < size; r++) {
+				int count = rows_of(r, step, index, values);
+				for (int i = 0; i < count * WIDTH; i++)
+					table[index[i / WIDTH] * WIDTH + i % WIDTH] -= (double)values[i] / 4;
+			}
+			for (int e = 0; e < ROWS * WIDTH; e++) {
+				CHECK(ddp_param_data(model, TABLE)[e] == table[e]);
+				CHECK(ddp_param_grad(model, TABLE)[e] == 0);
+			}
+		}
+		ddp_model_free(model);
+	}
+	return 0;
+}
+
+static void gradient_of_rows_alone_is_not_reduced(void **state)
+{
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		for (int ranks = 1; ranks <= 3; ranks++) {
+			way with = ways[w];
+			assert_int_equal(run_ranks(ranks, rows_only_body, &with), 0);
+		}
+	}
+}
+
 /* ---- the order of the sum ---------------------------------------------------------- */
 
 static float fraction(int rank, int what, int i)
@@ -295,6 +390,8 @@ static void sparse_rows_are_checked_and_the_same_on_all_ranks(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(gradient_of_rows_alone_is_not_reduced),
+		cmocka_unit_test(rows_that_are_not_finite_update_nothing),
 		cmocka_unit_test(rows_add_up_whichever_way_they_travel),
 		cmocka_unit_test(rows_are_added_in_the_order_of_ranks_then_of_calls),
 		cmocka_unit_test(wrong_rows_are_refused_and_leave_nothing),

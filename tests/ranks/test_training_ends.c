@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "base/error.h"
+#include "reduce/model.h"
 #include "tests/support/training.h"
 
 /* ---- stopping ------------------------------------------------------------------- */
@@ -88,6 +89,68 @@ static void signal_stops_all_ranks_in_one_step_with_a_checkpoint(void **state)
 		assert_int_equal(system(command), 0);
 	}
 	test_unshare(shared, sizeof(*shared));
+}
+
+/* The signal comes as soon as there is a handler. */
+static bool raise_at_once;
+
+int __real_sigaction(int number, const struct sigaction *action, struct sigaction *before);
+int __wrap_sigaction(int number, const struct sigaction *action, struct sigaction *before);
+
+int __wrap_sigaction(int number, const struct sigaction *action, struct sigaction *before)
+{
+	int result = __real_sigaction(number, action, before);
+
+	if (result == 0 && action != NULL && raise_at_once && number == SIGUSR1) {
+		raise_at_once = false;
+		raise(SIGUSR1);
+	}
+	return result;
+}
+
+static ddp_status signal_behind_the_last_step(void *user, const ddp_step_stats *stats)
+{
+	if (*(const bool *)user && stats->step == 4)
+		raise(SIGUSR1);
+	return DDP_OK;
+}
+
+static int odd_moments_body(ddp_context *context, void *user)
+{
+	const ddp_dataset dataset = mlp_dataset(SAMPLES);
+	const setup with = { .bucket_bytes = 512, .accumulate = 1 };
+	const ddp_job *job = ddp_get_job(context);
+	bool odd = job->rank == job->world_size - 1;
+	ddp_train_options options = {
+		.steps = 4, .stop_signal = SIGUSR1, .on_step = signal_behind_the_last_step, .user = &odd,
+	};
+	ddp_summary summary;
+	ddp_loader *loader;
+	ddp_model *model;
+
+	(void)user;
+	start(context, &dataset, &with, &model, &loader);
+	raise_at_once = odd;
+	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	CHECK(summary.stopped && summary.steps == 1);
+	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	CHECK(!summary.stopped && summary.steps == 4);
+	/* All was done when it came; a loop that goes on hears it. */
+	options.steps = 10;
+	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	CHECK(summary.stopped && summary.steps == 5);
+	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	CHECK(!summary.stopped && summary.steps == 10);
+	ddp_loader_free(loader);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void signal_is_heard_at_any_moment(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(1, odd_moments_body, NULL), 0);
+	assert_int_equal(run_ranks(2, odd_moments_body, NULL), 0);
 }
 
 static double schedule(void *user, int64_t step)
@@ -271,6 +334,86 @@ static void failed_checkpoint_ends_all_ranks_but_not_the_model(void **state)
 	assert_int_equal(run_ranks(2, no_place_body, NULL), 0);
 }
 
+/* ---- what is not finite ---------------------------------------------------------- */
+
+enum { POISONED_STEP = 6, SAVED_STEP = 4 };
+
+typedef struct poisoned {
+	float whole[MLP_ELEMENTS], again[MLP_ELEMENTS];
+	ddp_update_mode update;
+	bool in_loss;
+	char dir[64];
+} poisoned;
+
+static bool poison_loss, poison_gradient;
+
+/* One rank's gradient, or its loss. */
+static ddp_status poisoned_batch(void *user, ddp_model *model, const ddp_batch *batch,
+                                 double *weight, double *loss_sum)
+{
+	if (poison_gradient && ddp_model_step_count(model) + 1 == POISONED_STEP)
+		ddp_param_grad(model, 2)[3] = NAN;
+	ddp_status status = mlp_batch(user, model, batch, weight, loss_sum);
+	if (poison_loss && ddp_model_step_count(model) + 1 == POISONED_STEP)
+		*loss_sum = INFINITY;
+	return status;
+}
+
+/* The last rank diverges; all go back to the last checkpoint, in the same process. */
+static int poisoned_body(ddp_context *context, void *user)
+{
+	poisoned *shared = user;
+	const ddp_dataset dataset = mlp_dataset(SAMPLES);
+	const ddp_job *job = ddp_get_job(context);
+	const setup with = { .bucket_bytes = 512, .update = shared->update, .accumulate = 2,
+	                     .steps = STEPS };
+	const ddp_train_options options = {
+		.steps = STEPS, .accumulate = 2, .checkpoint_dir = shared->dir,
+		.checkpoint_every = SAVED_STEP,
+	};
+	float scratch[MLP_ELEMENTS];
+	bool odd = job->rank == job->world_size - 1;
+	ddp_loader *loader;
+	ddp_model *model;
+	int64_t step;
+
+	train(context, &with, job->rank == 0 ? shared->whole : scratch);
+	start(context, &dataset, &with, &model, &loader);
+	poison_loss = odd && shared->in_loss;
+	poison_gradient = odd && !shared->in_loss;
+	CHECK(ddp_train(model, loader, poisoned_batch, &options, NULL) == DDP_ERR_NOT_FINITE);
+	CHECK(strstr(ddp_last_error(), "step 6: ") != NULL);
+	CHECK(strstr(ddp_last_error(), shared->in_loss ? "the loss is not finite on rank"
+	                                                : "the gradient of \"") != NULL);
+	poison_loss = poison_gradient = false;
+	CHECK_OK(ddp_checkpoint_load(model, loader, shared->dir, &step));
+	CHECK(step == SAVED_STEP);
+	CHECK_OK(ddp_train(model, loader, poisoned_batch, &options, NULL));
+	mlp_pack(model, job->rank == 0 ? shared->again : scratch);
+	ddp_loader_free(loader);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void diverged_training_goes_back_in_the_same_process(void **state)
+{
+	poisoned *shared = test_share(sizeof(*shared));
+	char command[128];
+
+	(void)state;
+	for (int i = 0; i < 3 * UPDATES; i++) {
+		shared->update = updates[i / 3];
+		shared->in_loss = i % 2 == 0;
+		strcpy(shared->dir, "/tmp/ddp-diverged-XXXXXX");
+		assert_non_null(mkdtemp(shared->dir));
+		assert_int_equal(run_ranks(1 + i % 3, poisoned_body, shared), 0);
+		assert_memory_equal(shared->whole, shared->again, sizeof(shared->whole));
+		snprintf(command, sizeof(command), "rm -r %s", shared->dir);
+		assert_int_equal(system(command), 0);
+	}
+	test_unshare(shared, sizeof(*shared));
+}
+
 /* ---- arguments ------------------------------------------------------------------- */
 
 static int arguments_body(ddp_context *context, void *user)
@@ -315,10 +458,12 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(signal_stops_all_ranks_in_one_step_with_a_checkpoint),
+		cmocka_unit_test(signal_is_heard_at_any_moment),
 		cmocka_unit_test(failing_callback_ends_all_ranks_with_its_reason),
 		cmocka_unit_test(different_learning_rates_end_all_ranks),
 		cmocka_unit_test(lost_rank_is_an_error_on_the_others),
 		cmocka_unit_test(failed_checkpoint_ends_all_ranks_but_not_the_model),
+		cmocka_unit_test(diverged_training_goes_back_in_the_same_process),
 		cmocka_unit_test(wrong_training_options_are_named),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

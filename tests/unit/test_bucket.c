@@ -109,6 +109,24 @@ static void large_gradients_do_not_wait_for_the_first_parameter(void **state)
 	}
 }
 
+static void expect_whole_plan(const ddp_layout *layout, int64_t first_size, int64_t size)
+{
+	ddp_bucket_plan plan;
+	int64_t end = layout->elements;
+
+	assert_int_equal(ddp_bucket_plan_make(layout, first_size, size, &plan), DDP_OK);
+	for (int k = 0; k < plan.count; k++) {
+		assert_int_equal(plan.buckets[k].end, end);
+		assert_true(plan.buckets[k].begin < end);
+		assert_int_equal(plan.buckets[k].begin % DDP_ALIGN_ELEMENTS, 0);
+		for (int64_t e = plan.buckets[k].begin; e < end; e++)
+			assert_int_equal(ddp_bucket_of(&plan, e), k);
+		end = plan.buckets[k].begin;
+	}
+	assert_int_equal(end, 0);
+	ddp_bucket_plan_free(&plan);
+}
+
 static void every_element_is_in_one_bucket(void **state)
 {
 	static const int64_t counts[PARAMS_MAX] = { 1000, 3, 17, 16, 250, 1 };
@@ -116,21 +134,25 @@ static void every_element_is_in_one_bucket(void **state)
 
 	(void)state;
 	make_layout(counts, &layout);
-	for (int64_t size = 1; size < 400; size += 7) {
-		ddp_bucket_plan plan;
-		int64_t end = layout.elements;
+	for (int64_t size = 1; size < 400; size += 7)
+		expect_whole_plan(&layout, size / 3, size);
+	ddp_layout_free(&layout);
+}
 
-		assert_int_equal(ddp_bucket_plan_make(&layout, size / 3, size, &plan), DDP_OK);
-		for (int k = 0; k < plan.count; k++) {
-			assert_int_equal(plan.buckets[k].end, end);
-			assert_true(plan.buckets[k].begin < end);
-			assert_int_equal(plan.buckets[k].begin % DDP_ALIGN_ELEMENTS, 0);
-			for (int64_t e = plan.buckets[k].begin; e < end; e++)
-				assert_int_equal(ddp_bucket_of(&plan, e), k);
-			end = plan.buckets[k].begin;
-		}
-		assert_int_equal(end, 0);
-		ddp_bucket_plan_free(&plan);
+/* The cut behind the first parameter leaves to the others what a first bucket of
+   this size would have taken. */
+static void first_bucket_can_be_larger_than_the_others(void **state)
+{
+	static const int64_t counts[PARAMS_MAX] = { 70000, 70000 };
+	static const int64_t first_sizes[] = { 60000, 100000, 139000, 140000, 1 << 30 };
+	static const int64_t sizes[] = { 16, 128, 1024, 65536 };
+	ddp_layout layout;
+
+	(void)state;
+	make_layout(counts, &layout);
+	for (size_t f = 0; f < sizeof(first_sizes) / sizeof(first_sizes[0]); f++) {
+		for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++)
+			expect_whole_plan(&layout, first_sizes[f], sizes[s]);
 	}
 	ddp_layout_free(&layout);
 }
@@ -147,6 +169,18 @@ static void tensors_begin_at_64_bytes(void **state)
 	assert_int_equal(layout.slots[2].offset, 32);
 	assert_int_equal(layout.elements, 64);
 	assert_int_equal(layout.slots[2].count, 17);
+	ddp_layout_free(&layout);
+}
+
+static void number_without_dimensions_is_an_element(void **state)
+{
+	const ddp_param params[] = { { .name = "scale" }, vector(1, 4) };
+	ddp_layout layout;
+
+	(void)state;
+	assert_int_equal(ddp_layout_make(params, 2, &layout), DDP_OK);
+	assert_int_equal(layout.slots[0].count, 1);
+	assert_int_equal(layout.slots[1].offset, DDP_ALIGN_ELEMENTS);
 	ddp_layout_free(&layout);
 }
 
@@ -193,8 +227,10 @@ static void wrong_parameters_are_named(void **state)
 	two[1].name = long_name;
 	expect_bad_list(two, 2, "longer than 255");
 	long_name[255] = '\0';
-	two[1].ndim = 0;
-	expect_bad_list(two, 2, "ndim is 0");
+	two[1].ndim = -1;
+	expect_bad_list(two, 2, "ndim is -1");
+	two[1].ndim = 0; /* forgotten: it has a shape */
+	expect_bad_list(two, 2, "ndim is 0, of a single number, but its shape begins with 4");
 	two[1].name = "w";
 	two[1].ndim = DDP_MAX_DIMS + 1;
 	expect_bad_list(two, 2, "\"w\": ndim is 9");
@@ -216,6 +252,8 @@ static void shapes_print_and_are_cut(void **state)
 	(void)state;
 	ddp_shape_text(3, shape, text, sizeof(text));
 	assert_string_equal(text, "[2, 3, 400]");
+	ddp_shape_text(0, shape, text, sizeof(text));
+	assert_string_equal(text, "[]");
 	ddp_shape_text(3, shape, text, 6);
 	assert_string_equal(text, "[2, 3");
 }
@@ -313,7 +351,9 @@ int main(void)
 		cmocka_unit_test(buckets_are_cut_from_the_end),
 		cmocka_unit_test(large_gradients_do_not_wait_for_the_first_parameter),
 		cmocka_unit_test(every_element_is_in_one_bucket),
+		cmocka_unit_test(first_bucket_can_be_larger_than_the_others),
 		cmocka_unit_test(tensors_begin_at_64_bytes),
+		cmocka_unit_test(number_without_dimensions_is_an_element),
 		cmocka_unit_test(too_many_buckets_are_refused),
 		cmocka_unit_test(wrong_parameters_are_named),
 		cmocka_unit_test(shapes_print_and_are_cut),

@@ -120,6 +120,29 @@ static void sum_of_squares_is_exact_to_double(void **state)
 	}
 }
 
+static void largest_finds_what_is_not_finite_anywhere(void **state)
+{
+	static const int64_t lengths[] = {1, 3, 4, 7, 8, 9, 31, 1000, LONGEST};
+
+	(void)state;
+	assert_true(dk_largest(grad, 0) == 0);
+	for (size_t k = 0; k < sizeof(lengths) / sizeof(lengths[0]); k++) {
+		int64_t n = lengths[k], spots[] = {0, n / 3, n / 2, n - 1};
+		for (size_t s = 0; s < sizeof(spots) / sizeof(spots[0]); s++) {
+			fill(n);
+			grad[spots[s]] = -1e30f;
+			assert_true(dk_largest(grad, n) == 1e30f);
+			assert_true(dk_inner_base.largest_bits(grad, n) == dk_inner()->largest_bits(grad, n));
+			grad[spots[s]] = -INFINITY;
+			assert_true(dk_largest(grad, n) == INFINITY);
+			grad[(spots[s] + 1) % n] = -NAN;
+			assert_true(isnan(dk_largest(grad, n)));
+			grad[spots[s]] = NAN;
+			assert_true(isnan(dk_largest(grad, n)));
+		}
+	}
+}
+
 static void threads_do_not_change_a_bit(void **state)
 {
 	const dk_adamw_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95,
@@ -178,6 +201,7 @@ int main(void)
 		cmocka_unit_test(adamw_is_the_papers),
 		cmocka_unit_test(sgd_takes_momentum_from_the_second_step_on),
 		cmocka_unit_test(sum_of_squares_is_exact_to_double),
+		cmocka_unit_test(largest_finds_what_is_not_finite_anywhere),
 		cmocka_unit_test(threads_do_not_change_a_bit),
 		cmocka_unit_test(instruction_sets_give_the_same_bits),
 	};

@@ -11,9 +11,9 @@
 #include <cmocka.h>
 
 #include "base/error.h"
-#include "context.h"
 #include "data/loader.h"
 #include "data/sampler.h"
+#include "tests/support/context_ranks.h"
 
 /* A dataset whose sample i is the number i; sample `broken` cannot be read. */
 struct numbers {
@@ -39,13 +39,12 @@ static ddp_loader *make(struct numbers *numbers, int64_t size, int rank, int wor
                         ddp_loader_options options)
 {
 	ddp_loader *loader;
-	ddp_context context = { .job = { .rank = rank, .world_size = world_size } };
 	ddp_dataset dataset = { .size = size, .sample_bytes = sizeof(int64_t),
 	                        .read = read_number, .self = numbers };
 
 	if (options.batch_size == 0)
 		options.batch_size = 4;
-	assert_int_equal(ddp_loader_create(&context, &dataset, &options, &loader), DDP_OK);
+	assert_int_equal(ddp_loader_make(rank, world_size, &dataset, &options, &loader), DDP_OK);
 	return loader;
 }
 
@@ -184,13 +183,17 @@ static void seek_continues_as_if_nothing_had_happened(void **state)
 	ddp_loader_free(resumed);
 }
 
-static void position_fits_another_world_of_the_same_global_batch(void **state)
+static void position_fits_other_batches_and_worlds_that_begin_there(void **state)
 {
-	struct numbers numbers[3] = { { .broken = -1 }, { .broken = -1 }, { .broken = -1 } };
+	struct numbers numbers[4] = { { .broken = -1 }, { .broken = -1 }, { .broken = -1 },
+	                              { .broken = -1 } };
 	ddp_loader *one = make(&numbers[0], 64, 0, 1, (ddp_loader_options){ .batch_size = 16 });
 	ddp_loader *four = make(&numbers[1], 64, 2, 4, (ddp_loader_options){ .batch_size = 4 });
 	ddp_loader *other = make(&numbers[2], 64, 2, 4, (ddp_loader_options){ .batch_size = 2 });
+	ddp_loader *odd = make(&numbers[3], 64, 1, 2, (ddp_loader_options){ .batch_size = 5 });
+	ddp_sampler *sampler;
 	ddp_batch batch;
+	int64_t count;
 
 	(void)state;
 	ddp_loader_next(one, &batch);
@@ -199,11 +202,39 @@ static void position_fits_another_world_of_the_same_global_batch(void **state)
 	assert_int_equal(ddp_loader_seek(four, &at), DDP_OK);
 	assert_int_equal(ddp_loader_next(four, &batch), DDP_OK);
 	assert_int_equal(batch.batch, 2);
-	assert_int_equal(ddp_loader_seek(other, &at), DDP_ERR_INVALID);
-	assert_non_null(strstr(ddp_last_error(), "global batch (batch_size x ranks) is 8 here, but was 16"));
+	assert_int_equal(ddp_loader_seek(other, &at), DDP_OK);
+	assert_int_equal(ddp_loader_next(other, &batch), DDP_OK);
+	assert_int_equal(batch.batch, 4);
+	/* The next of the order's samples: 32 are done, eight of each rank. */
+	assert_int_equal(ddp_sampler_create(64, 4, 2, 0, true, DDP_TAIL_PAD, &sampler), DDP_OK);
+	const int64_t *indices = ddp_sampler_indices(sampler, &count);
+	assert_memory_equal(batch.data, indices + 8, 2 * sizeof(*indices));
+	ddp_sampler_free(sampler);
+	assert_int_equal(ddp_loader_seek(odd, &at), DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "no batch begins at sample 32"));
+	assert_non_null(strstr(ddp_last_error(), "is 10 here and was 16"));
 	ddp_loader_free(one);
 	ddp_loader_free(four);
 	ddp_loader_free(other);
+	ddp_loader_free(odd);
+}
+
+/* Of 30 samples, batches of 4 drop two, and batches of 12 drop six. */
+static void position_behind_what_larger_batches_drop_is_the_next_epoch(void **state)
+{
+	struct numbers numbers = { .broken = -1 };
+	const ddp_loader_state at = { .epoch = 2, .samples = 24, .global_batch = 4, .size = 30,
+	                              .tail = DDP_TAIL_DROP };
+	ddp_loader *loader = make(&numbers, 30, 0, 1, (ddp_loader_options){ .batch_size = 12,
+	                                                                    .tail = DDP_TAIL_DROP });
+	ddp_batch batch;
+
+	(void)state;
+	assert_int_equal(ddp_loader_seek(loader, &at), DDP_OK);
+	assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
+	assert_int_equal(batch.epoch, 3);
+	assert_int_equal(batch.batch, 0);
+	ddp_loader_free(loader);
 }
 
 static void position_of_another_order_is_refused(void **state)
@@ -264,7 +295,6 @@ static void slow_reader_and_slow_caller_agree(void **state)
 static void wrong_options_are_named(void **state)
 {
 	struct numbers numbers = { .broken = -1 };
-	ddp_context context = { .job = { .world_size = 2 } };
 	ddp_dataset dataset = { .size = 7, .sample_bytes = 8, .read = read_number, .self = &numbers };
 	ddp_loader *loader;
 	const struct { ddp_loader_options options; ddp_status status; const char *says; } bad[] = {
@@ -276,16 +306,65 @@ static void wrong_options_are_named(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-		assert_int_equal(ddp_loader_create(&context, &dataset, &bad[i].options, &loader),
+		assert_int_equal(ddp_loader_make(0, 2, &dataset, &bad[i].options, &loader),
 		                 bad[i].status);
 		assert_non_null(strstr(ddp_last_error(), bad[i].says));
 	}
 	dataset.sample_bytes = SIZE_MAX / 2;
-	assert_int_equal(ddp_loader_create(&context, &dataset, &(ddp_loader_options){ .batch_size = 3 },
-	                                   &loader), DDP_ERR_INVALID);
+	assert_int_equal(ddp_loader_make(0, 2, &dataset, &(ddp_loader_options){ .batch_size = 3 },
+	                                 &loader), DDP_ERR_INVALID);
 	dataset.size = 0;
-	assert_int_equal(ddp_loader_create(&context, &dataset, &(ddp_loader_options){ .batch_size = 3 },
-	                                   &loader), DDP_ERR_INVALID);
+	assert_int_equal(ddp_loader_make(0, 2, &dataset, &(ddp_loader_options){ .batch_size = 3 },
+	                                 &loader), DDP_ERR_INVALID);
+}
+
+/* What rank 1 gives instead, and what all ranks are told. */
+static const struct {
+	int64_t size;
+	size_t sample_bytes;
+	ddp_loader_options options;
+	const char *part;
+} odd_loaders[] = {
+	{ 41, 8, { .batch_size = 4, .seed = 3 }, "the number of samples in the dataset is 4" },
+	{ 40, 16, { .batch_size = 4, .seed = 3 }, "sample_bytes is" },
+	{ 40, 8, { .batch_size = 5, .seed = 3 }, "batch_size is" },
+	{ 40, 8, { .batch_size = 4, .seed = 2 }, "seed is" },
+	{ 40, 8, { .batch_size = 4, .seed = 3 + (1ull << 40) }, "the seed's upper half is" },
+	{ 40, 8, { .batch_size = 4, .seed = 3, .sequential = true }, "sequential is" },
+	{ 40, 8, { .batch_size = 4, .seed = 3, .tail = DDP_TAIL_UNEVEN }, "tail is" },
+};
+
+static int odd_loader_body(ddp_context *context, void *user)
+{
+	struct numbers numbers = { .broken = -1 };
+	const ddp_loader_options good = { .batch_size = 4, .seed = 3 };
+	bool odd = ddp_get_job(context)->rank == 1;
+	ddp_loader *loader = NULL;
+
+	(void)user;
+	for (size_t i = 0; i < sizeof(odd_loaders) / sizeof(odd_loaders[0]); i++) {
+		const ddp_dataset dataset = { .size = odd ? odd_loaders[i].size : 40,
+		                              .sample_bytes = odd ? odd_loaders[i].sample_bytes : 8,
+		                              .read = read_number, .self = &numbers };
+		CHECK(ddp_loader_create(context, &dataset, odd ? &odd_loaders[i].options : &good,
+		                         &loader) == DDP_ERR_MISMATCH);
+		CHECK(strstr(ddp_last_error(), "ranks gave different loaders: ") != NULL);
+		CHECK(strstr(ddp_last_error(), odd_loaders[i].part) != NULL);
+	}
+	/* A rank with a wrong argument gets its own error. */
+	const ddp_dataset dataset = { .size = odd ? 0 : 40, .sample_bytes = 8, .read = read_number,
+	                              .self = &numbers };
+	CHECK(ddp_loader_create(context, &dataset, &good, &loader) ==
+	       (odd ? DDP_ERR_INVALID : DDP_ERR_MISMATCH));
+	CHECK(strstr(ddp_last_error(), odd ? "no samples" : "rank 1 could not make its loader") != NULL);
+	CHECK(loader == NULL);
+	return 0;
+}
+
+static void ranks_agree_on_what_they_load(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(3, odd_loader_body, NULL), 0);
 }
 
 int main(void)
@@ -297,11 +376,13 @@ int main(void)
 		cmocka_unit_test(worlds_with_the_same_global_batch_see_the_same_samples),
 		cmocka_unit_test(read_error_comes_with_its_batch_and_stays),
 		cmocka_unit_test(seek_continues_as_if_nothing_had_happened),
-		cmocka_unit_test(position_fits_another_world_of_the_same_global_batch),
+		cmocka_unit_test(position_fits_other_batches_and_worlds_that_begin_there),
+		cmocka_unit_test(position_behind_what_larger_batches_drop_is_the_next_epoch),
 		cmocka_unit_test(position_of_another_order_is_refused),
 		cmocka_unit_test(free_does_not_wait_for_batches_nobody_asked_for),
 		cmocka_unit_test(slow_reader_and_slow_caller_agree),
 		cmocka_unit_test(wrong_options_are_named),
+		cmocka_unit_test(ranks_agree_on_what_they_load),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

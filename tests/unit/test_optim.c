@@ -1,5 +1,6 @@
 /* optim: ranges of the arenas are updated as PyTorch would, tensor by tensor. */
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "kernels.h"
 #include "optim/optim.h"
 
 enum { A = 5, B = 3, STEPS = 5, ELEMENTS = 32, B_OFFSET = 16 };
@@ -198,6 +200,74 @@ static void cosine_schedule_warms_up_and_falls(void **state)
 	}
 }
 
+enum { THREADS = 8 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_t seen[THREADS];
+static int seen_count;
+
+void __real_dk_adamw(float *param, float *grad, float *m, float *v, int64_t n,
+                     const dk_adamw_args *args);
+void __wrap_dk_adamw(float *param, float *grad, float *m, float *v, int64_t n,
+                     const dk_adamw_args *args);
+
+/* Notes which threads update. */
+void __wrap_dk_adamw(float *param, float *grad, float *m, float *v, int64_t n,
+                     const dk_adamw_args *args)
+{
+	int i = 0;
+
+	pthread_mutex_lock(&lock);
+	while (i < seen_count && !pthread_equal(seen[i], pthread_self()))
+		i++;
+	if (i == seen_count && seen_count < THREADS)
+		seen[seen_count++] = pthread_self();
+	pthread_mutex_unlock(&lock);
+	__real_dk_adamw(param, grad, m, v, n, args);
+}
+
+static void all_threads_update_and_change_no_bit(void **state)
+{
+	enum { LARGE = 1000000 };
+	const ddp_param large[] = { { .name = "a", .ndim = 1, .shape = { LARGE - 70000 } },
+	                            { .name = "b", .ndim = 1, .shape = { 70000 }, .no_decay = true } };
+	const ddp_update update = { .learning_rate = 0.01, .grad_scale = 1, .step = 1 };
+	float *param[2], *grad[2];
+	double squares[2];
+	int before = dk_threads();
+	ddp_layout layout;
+
+	(void)state;
+	assert_int_equal(ddp_layout_make(large, 2, &layout), DDP_OK);
+	for (int i = 0; i < 2; i++) {
+		ddp_optim optim;
+		assert_int_equal(ddp_optim_make(&recorded[0].settings, &layout, false, &optim), DDP_OK);
+		param[i] = calloc((size_t)layout.elements, sizeof(float));
+		grad[i] = calloc((size_t)layout.elements, sizeof(float));
+		assert_true(param[i] != NULL && grad[i] != NULL);
+		for (int64_t k = 0; k < layout.elements; k++) {
+			param[i][k] = (float)(k % 101) / 100;
+			grad[i][k] = (float)(k % 97 - 48) / 50;
+		}
+		dk_set_threads(i == 0 ? 1 : THREADS);
+		seen_count = 0;
+		squares[i] = ddp_optim_apply(&optim, &update, param[i], grad[i], 0, layout.elements);
+		ddp_optim_free(&optim);
+	}
+	/* None, where the kernels were built without threads; the sanitizer's build has one. */
+#ifndef __SANITIZE_THREAD__
+	assert_int_equal(seen_count, dk_threads());
+#endif
+	dk_set_threads(before);
+	assert_memory_equal(param[0], param[1], (size_t)layout.elements * sizeof(float));
+	assert_true(squares[0] == squares[1]);
+	for (int i = 0; i < 2; i++) {
+		free(param[i]);
+		free(grad[i]);
+	}
+	ddp_layout_free(&layout);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -207,6 +277,7 @@ int main(void)
 		cmocka_unit_test(large_arena_takes_decay_per_tensor),
 		cmocka_unit_test(plain_sgd_keeps_no_state),
 		cmocka_unit_test(cosine_schedule_warms_up_and_falls),
+		cmocka_unit_test(all_threads_update_and_change_no_bit),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,11 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
-#include "state/crc32c.h"
+#include "base/crc32c.h"
 #include "state/safetensors.h"
 
 static char dir[] = "/tmp/ddp-safetensors-XXXXXX";
@@ -40,8 +41,8 @@ static const float bias[2] = { 0.25f, -7 };
 static void write_sample(void)
 {
 	const ddp_safetensors_tensor tensors[] = {
-		{ "h.0.weight", 2, (int64_t[]){ 3, 2 }, weight },
-		{ "h.0.bias \"ä\"", 1, (int64_t[]){ 2 }, bias },
+		{ "h.0.weight", 2, (int64_t[]){ 3, 2 }, weight, false },
+		{ "h.0.bias \"ä\"", 1, (int64_t[]){ 2 }, bias, false },
 	};
 	const ddp_safetensors_pair metadata[] = { { "step", "12" }, { "odd", "\"crc32c\":\"" } };
 	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -254,6 +255,38 @@ static void deeply_nested_header_is_no_stack_overflow(void **state)
 	free(header);
 }
 
+/* Each by its name: in no more time than a few times that of reading the header. */
+static void many_tensors_are_found_fast(void **state)
+{
+	enum { MANY = 30000 };
+	const float value = 1;
+	ddp_safetensors_tensor *tensors = calloc(MANY, sizeof(*tensors));
+	char (*names)[16] = calloc(MANY, sizeof(*names));
+	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+	ddp_safetensors file;
+
+	(void)state;
+	assert_non_null(tensors);
+	assert_non_null(names);
+	for (int i = 0; i < MANY; i++) {
+		snprintf(names[i], sizeof(names[i]), "t%d", i);
+		tensors[i] = (ddp_safetensors_tensor){ names[i], 0, NULL, &value, false };
+	}
+	assert_int_equal(ddp_safetensors_write(path, fd, tensors, MANY, NULL, 0), DDP_OK);
+	assert_int_equal(close(fd), 0);
+	clock_t start = clock();
+	assert_int_equal(ddp_safetensors_open(path, &file), DDP_OK);
+	clock_t opened = clock();
+	for (int i = 0; i < MANY; i++)
+		assert_string_equal(ddp_safetensors_find(&file, names[i])->name, names[i]);
+	clock_t found = clock();
+	assert_null(ddp_safetensors_find(&file, "t"));
+	assert_true(found - opened < 3 * (opened - start));
+	ddp_safetensors_close(&file);
+	free(tensors);
+	free(names);
+}
+
 static void what_is_no_file_is_refused(void **state)
 {
 	(void)state;
@@ -274,6 +307,7 @@ int main(void)
 		cmocka_unit_test(files_of_others_need_no_checksums),
 		cmocka_unit_test(hostile_headers_are_told_apart),
 		cmocka_unit_test(deeply_nested_header_is_no_stack_overflow),
+		cmocka_unit_test(many_tensors_are_found_fast),
 		cmocka_unit_test(what_is_no_file_is_refused),
 	};
 	return cmocka_run_group_tests(tests, make_directory, remove_directory);

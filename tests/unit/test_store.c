@@ -1,5 +1,6 @@
 /* state/store: checkpoints come whole or not at all, the newest whole one counts. */
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -51,9 +53,9 @@ static int start_empty(void **state)
 static ddp_status write_step(int64_t step, int keep)
 {
 	const float numbers[3] = { (float)step, 2, 3 };
-	const ddp_safetensors_tensor tensor = { "w", 1, (int64_t[]){ 3 }, numbers };
+	const ddp_safetensors_tensor tensor = { "w", 1, (int64_t[]){ 3 }, numbers, false };
 
-	return ddp_store_write(dir, step, &tensor, 1, NULL, 0, keep);
+	return ddp_store_write(dir, step, &tensor, 1, NULL, 0, keep, true);
 }
 
 /* The directory's names, sorted, each followed by a blank. */
@@ -120,17 +122,102 @@ static void same_step_is_replaced(void **state)
 	assert_string_equal(listing(), "step-00000010.safetensors ");
 }
 
-static void other_files_and_later_steps_stay(void **state)
+static void other_files_stay_and_later_steps_are_set_aside(void **state)
 {
 	(void)state;
-	assert_int_equal(write_step(100, 1), DDP_OK);
-	touch("step-7.safetensors", "");
-	touch("notes", "");
-	touch("step-00000001.safetensors.tmp", "left by a crash");
-	assert_int_equal(write_step(20, 1), DDP_OK);
-	assert_string_equal(listing(), "notes step-00000020.safetensors step-00000100.safetensors "
+	for (int again = 0; again < 2; again++) {
+		assert_int_equal(write_step(100, 1), DDP_OK);
+		touch("step-7.safetensors", "");
+		touch("notes", "");
+		assert_int_equal(write_step(20, 1), DDP_OK);
+		assert_int_equal(taken(dir), 20);
+	}
+	assert_string_equal(listing(), "notes step-00000020.safetensors "
+	                    "step-00000100.safetensors.aside step-00000100.safetensors.aside-2 "
 	                    "step-7.safetensors ");
-	assert_non_null(strstr(warnings, "later steps, up to 100"));
+	assert_non_null(strstr(warnings, "step-00000100.safetensors is of a later step"));
+	char path[256];
+	path_in(path, sizeof(path), "step-00000100.safetensors.aside");
+	assert_int_equal(taken(path), 100);
+}
+
+static void who_does_not_own_the_directory_only_adds_to_it(void **state)
+{
+	const float numbers[1] = { 7 };
+	const ddp_safetensors_tensor tensor = { "w", 1, (int64_t[]){ 1 }, numbers, false };
+
+	(void)state;
+	assert_int_equal(write_step(10, 3), DDP_OK);
+	assert_int_equal(write_step(30, 3), DDP_OK);
+	assert_int_equal(ddp_store_write(dir, 20, &tensor, 1, NULL, 0, 1, false), DDP_OK);
+	assert_string_equal(listing(), "step-00000010.safetensors step-00000020.safetensors "
+	                    "step-00000030.safetensors ");
+}
+
+static void writers_do_not_touch_what_others_are_writing(void **state)
+{
+	static const char *const others = "step-00000030.safetensors.elsewhere-17-0.tmp";
+	ddp_store_lock *lock, *again;
+
+	(void)state;
+	assert_int_equal(write_step(10, 3), DDP_OK);
+	touch("step-00000001.safetensors.tmp", "left by a crash");
+	assert_int_equal(ddp_store_lock_take(dir, "this test", &lock), DDP_OK);
+	assert_string_equal(listing(), "step-00000010.safetensors ");
+	touch(others, "half");
+	assert_int_equal(write_step(20, 3), DDP_OK);
+	assert_int_equal(ddp_store_lock_take(dir, "this test", &again), DDP_OK);
+	assert_int_equal(write_step(30, 3), DDP_OK);
+	assert_non_null(strstr(listing(), others));
+	ddp_store_lock_release(again);
+	ddp_store_lock_release(lock);
+	ddp_store_lock_release(NULL);
+}
+
+/* Takes the lock in a child, which keeps it until its standard input ends. */
+static pid_t own_in_a_child(int *keep)
+{
+	int ready[2], until[2];
+	char byte;
+	ddp_store_lock *lock;
+
+	assert_int_equal(pipe(ready), 0);
+	assert_int_equal(pipe(until), 0);
+	pid_t child = fork();
+	if (child == 0) {
+		close(until[1]);
+		if (ddp_store_lock_take(dir, "rank 0 of job 7.1 on n3, process 5\n", &lock) != DDP_OK)
+			_exit(1);
+		if (write(ready[1], "", 1) != 1 || read(until[0], &byte, 1) < 0)
+			_exit(1);
+		_exit(0);
+	}
+	assert_true(child > 0);
+	assert_int_equal(read(ready[0], &byte, 1), 1);
+	close(ready[0]);
+	close(ready[1]);
+	close(until[0]);
+	*keep = until[1];
+	return child;
+}
+
+static void directory_has_one_owner(void **state)
+{
+	ddp_store_lock *lock;
+	int keep, status;
+
+	(void)state;
+	pid_t child = own_in_a_child(&keep);
+	assert_int_equal(ddp_store_lock_take(dir, "me", &lock), DDP_ERR_STATE);
+	assert_non_null(strstr(ddp_last_error(), "is written to by rank 0 of job 7.1 on n3, process 5; give"));
+	assert_int_equal(kill(child, SIGKILL), 0);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	close(keep);
+	assert_int_equal(ddp_store_lock_take(dir, "me", &lock), DDP_OK);
+	assert_true(ddp_store_lock_holds(lock, dir));
+	folder_empty(NULL);
+	assert_false(ddp_store_lock_holds(lock, dir));
+	ddp_store_lock_release(lock);
 }
 
 static void temporary_and_broken_files_are_passed_over(void **state)
@@ -141,6 +228,46 @@ static void temporary_and_broken_files_are_passed_over(void **state)
 	touch("step-00000030.safetensors.tmp", "half");
 	assert_int_equal(taken(dir), 10);
 	assert_non_null(strstr(warnings, "step-00000020.safetensors: cut short"));
+}
+
+/* Reads of this file fail: the disk is broken. */
+static dev_t bad_device;
+static ino_t bad_inode;
+
+ssize_t __real_pread(int fd, void *buffer, size_t bytes, off_t offset);
+ssize_t __wrap_pread(int fd, void *buffer, size_t bytes, off_t offset);
+
+ssize_t __wrap_pread(int fd, void *buffer, size_t bytes, off_t offset)
+{
+	struct stat about;
+
+	if (bad_inode != 0 && fstat(fd, &about) == 0 && about.st_dev == bad_device &&
+	    about.st_ino == bad_inode) {
+		errno = EIO;
+		return -1;
+	}
+	return __real_pread(fd, buffer, bytes, offset);
+}
+
+static void broken_disk_is_no_broken_file(void **state)
+{
+	struct stat about;
+	ddp_safetensors file;
+	char path[256];
+	bool found;
+
+	(void)state;
+	assert_int_equal(write_step(10, 3), DDP_OK);
+	assert_int_equal(write_step(20, 3), DDP_OK);
+	path_in(path, sizeof(path), "step-00000020.safetensors");
+	assert_int_equal(stat(path, &about), 0);
+	bad_device = about.st_dev;
+	bad_inode = about.st_ino;
+	ddp_status status = ddp_store_open(dir, &file, &found);
+	bad_inode = 0;
+	assert_int_equal(status, DDP_ERR_IO);
+	assert_non_null(strstr(ddp_last_error(), "step-00000020.safetensors: cannot read at byte"));
+	assert_int_equal(taken(dir), 20);
 }
 
 static void directory_of_broken_files_only_is_an_error(void **state)
@@ -195,10 +322,10 @@ static void path_through_a_file_is_an_error(void **state)
 	assert_int_equal(write_step(10, 1), DDP_OK);
 	touch("file", "");
 	path_in(path, sizeof(path), "file");
-	assert_int_equal(ddp_store_write(path, 1, NULL, 0, NULL, 0, 1), DDP_ERR_IO);
+	assert_int_equal(ddp_store_write(path, 1, NULL, 0, NULL, 0, 1, true), DDP_ERR_IO);
 	assert_non_null(strstr(ddp_last_error(), "is a file"));
 	path_in(path, sizeof(path), "file/sub");
-	assert_int_equal(ddp_store_write(path, 1, NULL, 0, NULL, 0, 1), DDP_ERR_IO);
+	assert_int_equal(ddp_store_write(path, 1, NULL, 0, NULL, 0, 1, true), DDP_ERR_IO);
 }
 
 int main(void)
@@ -206,8 +333,12 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(directory_is_made_and_the_last_ones_are_kept, start_empty),
 		cmocka_unit_test_setup(same_step_is_replaced, start_empty),
-		cmocka_unit_test_setup(other_files_and_later_steps_stay, start_empty),
+		cmocka_unit_test_setup(other_files_stay_and_later_steps_are_set_aside, start_empty),
+		cmocka_unit_test_setup(who_does_not_own_the_directory_only_adds_to_it, start_empty),
+		cmocka_unit_test_setup(writers_do_not_touch_what_others_are_writing, start_empty),
+		cmocka_unit_test_setup(directory_has_one_owner, start_empty),
 		cmocka_unit_test_setup(temporary_and_broken_files_are_passed_over, start_empty),
+		cmocka_unit_test_setup(broken_disk_is_no_broken_file, start_empty),
 		cmocka_unit_test_setup(directory_of_broken_files_only_is_an_error, start_empty),
 		cmocka_unit_test_setup(absent_directory_holds_none_but_an_absent_file_is_an_error, start_empty),
 		cmocka_unit_test_setup(full_disk_leaves_the_old_checkpoint_and_nothing_else, start_empty),

@@ -1,4 +1,5 @@
 /* data/tokens: token files, whole and broken. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -216,6 +217,49 @@ static void file_that_shrinks_in_use_is_an_error_of_the_read(void **state)
 	ddp_dataset_close(&dataset);
 }
 
+struct reader {
+	const ddp_dataset *dataset;
+	int64_t index, wrong;
+};
+
+static void *read_again_and_again(void *argument)
+{
+	struct reader *reader = argument;
+	int32_t sample[65];
+
+	for (int i = 0; i < 2000; i++) {
+		if (reader->dataset->read(reader->dataset->self, reader->index, sample) != DDP_OK)
+			reader->wrong++;
+		for (int k = 0; k < 65; k++)
+			reader->wrong += sample[k] != (reader->index * 64 + k) % 251;
+	}
+	return NULL;
+}
+
+/* As two loaders of one dataset do. */
+static void threads_read_one_dataset_at_once(void **state)
+{
+	unsigned char bytes[129];
+	ddp_dataset dataset;
+	pthread_t threads[2];
+	struct reader readers[2];
+
+	(void)state;
+	for (int i = 0; i < 129; i++)
+		bytes[i] = (unsigned char)(i % 251);
+	write_file(bytes, sizeof(bytes));
+	assert_int_equal(ddp_tokens_open(path, DDP_TOKENS_BYTES, 64, 0, 1, &dataset), DDP_OK);
+	for (int t = 0; t < 2; t++) {
+		readers[t] = (struct reader){ .dataset = &dataset, .index = t };
+		assert_int_equal(pthread_create(&threads[t], NULL, read_again_and_again, &readers[t]), 0);
+	}
+	for (int t = 0; t < 2; t++) {
+		assert_int_equal(pthread_join(threads[t], NULL), 0);
+		assert_int_equal(readers[t].wrong, 0);
+	}
+	ddp_dataset_close(&dataset);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -226,6 +270,7 @@ int main(void)
 		cmocka_unit_test(what_is_no_file_is_refused_without_blocking),
 		cmocka_unit_test(unreadable_file_is_an_error),
 		cmocka_unit_test(wrong_arguments_are_named),
+		cmocka_unit_test(threads_read_one_dataset_at_once),
 		cmocka_unit_test(file_that_shrinks_in_use_is_an_error_of_the_read),
 	};
 	return cmocka_run_group_tests(tests, make_directory, remove_directory);

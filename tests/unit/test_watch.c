@@ -325,7 +325,8 @@ static void page_of_the_plugin_tells_phase_bucket_and_error(void **state)
 	int fd = plugin_page(2);
 
 	(void)state;
-	assert_int_equal(ddp_watch_open(&job, "/nonexistent/only rank 0 writes", NULL, &watch), DDP_OK);
+	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
+	assert_int_equal(ddp_watch_record(watch, &job, "/nonexistent/only rank 0 writes", NULL), DDP_OK);
 	ddp_watch_begin_step(watch, 12, 5);
 	ddp_watch_phase(watch, DDP_PHASE_BACKWARD);
 	ddp_watch_bucket(watch, 3);
@@ -364,7 +365,7 @@ static void page_of_a_torchrun_is_not_its_ranks(void **state)
 
 	(void)state;
 	setenv("TORCHELASTIC_RUN_ID", "7", 1);
-	assert_int_equal(ddp_watch_open(&job, NULL, NULL, &watch), DDP_OK);
+	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
 	ddp_watch_phase(watch, DDP_PHASE_DATA);
 	ddp_watch_close(watch);
 	unsetenv("TORCHELASTIC_RUN_ID");
@@ -382,13 +383,13 @@ static void wrong_page_is_ignored_with_a_warning(void **state)
 	(void)state;
 	for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
 		setenv("DDP_PROGRESS_FD", values[i], 1);
-		assert_int_equal(ddp_watch_open(&job, NULL, NULL, &watch), DDP_OK);
+		assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
 		ddp_watch_phase(watch, DDP_PHASE_DATA);
 		ddp_watch_close(watch);
 		assert_int_equal(logged_count, i + 1);
 	}
 	int fd = plugin_page(1); /* none for local rank 1 */
-	assert_int_equal(ddp_watch_open(&job, NULL, NULL, &watch), DDP_OK);
+	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
 	ddp_watch_close(watch);
 	assert_int_equal(logged_count, 5);
 	close(fd);
@@ -403,7 +404,7 @@ static void spawned_ranks_leave_the_page_alone(void **state)
 
 	(void)state;
 	spawned.identity_source = DDP_SOURCE_SPAWN;
-	assert_int_equal(ddp_watch_open(&spawned, NULL, NULL, &watch), DDP_OK);
+	assert_int_equal(ddp_watch_open(&spawned, &watch), DDP_OK);
 	ddp_watch_close(watch);
 	assert_int_equal(pread(fd, &seen, sizeof(seen), DDP_PROGRESS_BYTES), sizeof(seen));
 	assert_int_equal(seen.magic, 0);
@@ -421,7 +422,8 @@ static void phases_are_timed_and_traced(void **state)
 	int forward = 0;
 
 	(void)state;
-	assert_int_equal(ddp_watch_open(&first, NULL, in_dir("t"), &watch), DDP_OK);
+	assert_int_equal(ddp_watch_open(&first, &watch), DDP_OK);
+	assert_int_equal(ddp_watch_record(watch, &first, NULL, in_dir("t")), DDP_OK);
 	ddp_watch_begin_step(watch, 1, 1);
 	ddp_watch_phase(watch, DDP_PHASE_FORWARD);
 	usleep(3000);
