@@ -63,7 +63,7 @@ build_tree()
 	if [ "$dir" = "$build" ] || [ -e "$dir/.built" ]; then return 0; fi
 	[ ! -e "$dir" ] || return 1 # it was tried, and the failure is told
 	case $suite in
-	clang) options=(CC=clang) ;;
+	clang) options=(CC=clang CFLAGS='-g -O1') ;;
 	bare) options=(--without-ucx --without-pmix --without-blas --without-slurm --without-openmpi CFLAGS=-O0)
 		mapfile -t targets < <(echo examples/allreduce; for name in "${bare_tests[@]}"; do path_of "$name"; done) ;;
 	asan) options=(--disable-werror '--enable-sanitizer=address,undefined' CFLAGS='-g -O1') ;;
