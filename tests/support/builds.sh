@@ -4,6 +4,8 @@
 # Enough to know that such a build links, trains on a node, and refuses several.
 readonly bare_tests=(test_comm_random test_comm_faults test_context test_job
 	test_kernel_product test_gpt_model test_training)
+# What these test is no compiler's or sanitizer's: once is enough.
+readonly uncompiled_tests=(test_harness test_run.sh test_floors.sh test_spank_docs.sh)
 
 child=''
 end_child() { [ -z "$child" ] || kill "$child" 2>/dev/null; }
@@ -87,12 +89,12 @@ build_tree()
 test_paths()
 {
 	sed -e ':join' -e '/\\$/{N;s/\\\n/ /;b join' -e '}' "$source"/tests/*.mk "$source"/tests/*/*.mk |
-		sed -n 's/^\(check_PROGRAMS\|TESTS\) *+= *//p' | tr -s '[:blank:]' '\n' | grep '^tests/' | sort -u
+		sed -n 's/^\(check_PROGRAMS\|TESTS\) *+= *//p' | tr -s '[:blank:]' '\n' | grep '^tests/' | awk '!seen[$0]++'
 }
 unit_tests() { test_paths | sed 's|.*/||'; }
 path_of() { test_paths | grep -E "/$1\$"; }
 
-# check_tree SUITE [NAME...]: make check in its build, of all tests or of these
+# check_tree SUITE NAME...: make check in its build, of these tests
 check_tree()
 {
 	local suite=$1 dir status=0 name paths=() before targets=(check)
@@ -100,14 +102,14 @@ check_tree()
 	# Not the programs that this suite does without.
 	[ "$suite" != bare ] || targets=(check-TESTS check_PROGRAMS=)
 	shift
-	for name; do paths+=("$(path_of "$name")"); done
-	say "make check ($suite)${*:+: $*}"
+	mapfile -t paths < <(test_paths | grep -E "/($(IFS='|' && echo "$*"))\$")
+	say "make check ($suite)$(whole "$suite" || echo ": $*")"
 	find "$dir/tests" -name '*.trs' -delete 2>/dev/null
 	before=$(count FAIL "$suite")
 	# The thread sanitizer cannot see how OpenMP's threads wait for each other.
 	[ "$suite" != tsan ] || export OMP_THREAD_LIMIT=1
 	# Most tests wait more than they compute.
-	limited 900 "$logs/check-$suite.log" make -C "$dir" -k -j $((2 * jobs)) "${targets[@]}" ${paths[0]:+"TESTS=${paths[*]}"} || status=$?
+	limited 900 "$logs/check-$suite.log" make -C "$dir" -k -j $((2 * jobs)) "${targets[@]}" "TESTS=${paths[*]}" || status=$?
 	unset OMP_THREAD_LIMIT
 	from_check "$suite" "$dir"
 	if [ "$(find "$dir/tests" -name '*.trs' | wc -l)" = 0 ]; then
