@@ -89,10 +89,6 @@ def skip(reason):
 
 
 def main():
-    try:
-        import torch
-    except ImportError:
-        skip("this Python has no torch (python3-torch)")
     if sys.argv[1:] == ["--header"]:
         return print_header()
     path = os.environ.get("DDP_LIBRARY", "libruntime/.libs/libddp.so")
@@ -100,6 +96,10 @@ def main():
         content = file.read()
     if b"__asan_init" in content or b"__tsan_init" in content:
         skip("Python cannot load a library built with a sanitizer")
+    try:
+        import torch
+    except ImportError:
+        skip("this Python has no torch (python3-torch)")
     library = ctypes.CDLL(path)
     library.ddp_last_error.restype = ctypes.c_char_p
     library.ddp_sampler_indices.restype = ctypes.POINTER(ctypes.c_int64)
