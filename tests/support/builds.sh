@@ -4,8 +4,6 @@
 # Enough to know that such a build links, trains on a node, and refuses several.
 readonly bare_tests=(test_comm_random test_comm_faults test_context test_job
 	test_kernel_product test_gpt_model test_training)
-# What these test is no compiler's or sanitizer's: once is enough.
-readonly uncompiled_tests=(test_harness test_run.sh test_floors.sh test_spank_docs.sh)
 
 child=''
 end_child() { [ -z "$child" ] || kill "$child" 2>/dev/null; }
