@@ -3,6 +3,7 @@
 
 prefix='' root=''
 running='' # "NODES OPTIONS" of the cluster that is up
+beside_clusters='' # a process that runs tests without one
 
 cluster_tests() { (cd "$source/tests/cluster" && printf '%s\n' *.sh | sed 's/\.sh$//' | grep -vx lib); }
 
@@ -55,6 +56,12 @@ stop_cluster()
 	[ ! -d "$cluster" ] || limited 60 "$logs/cluster-start.log" "$source/slurm/cluster" stop --dir "$cluster"
 }
 
+end_clusters()
+{
+	[ -z "$beside_clusters" ] || kill "$beside_clusters" 2>/dev/null
+	stop_cluster
+}
+
 # cluster_test NAME: on the cluster that it wants
 cluster_test()
 {
@@ -83,8 +90,8 @@ cluster_alone()
 	build_tree unit && install_tree && cluster_test "$1"
 }
 
-# run_clusters NAME...: tests that want the same cluster one after the other
-run_clusters()
+# one_after_the_other NAME...: tests that want the same cluster follow each other
+one_after_the_other()
 {
 	local name
 	while IFS=$'\t' read -r _ name; do
@@ -94,4 +101,25 @@ run_clusters()
 			"$(header "$source/tests/cluster/$name.sh" cluster '')" "$name"
 	done | sort)
 	stop_cluster
+}
+
+# run_clusters NAME...: tests that use no cluster of tests/run's, which wait little,
+# beside those that do, which wait much
+run_clusters()
+{
+	local name with=() without=()
+	for name; do
+		if [ "$(header "$source/tests/cluster/$name.sh" nodes 2)" = 0 ]; then without+=("$name"); else with+=("$name"); fi
+	done
+	if ! can_cluster || ! build_tree unit || ! install_tree; then with=("$@") without=(); fi
+	(
+		trap end_child EXIT
+		trap 'exit 143' TERM
+		cluster=$cluster-none
+		one_after_the_other "${without[@]}"
+	) &
+	beside_clusters=$!
+	one_after_the_other "${with[@]}"
+	wait "$beside_clusters"
+	beside_clusters=''
 }
