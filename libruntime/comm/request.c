@@ -244,7 +244,7 @@ static void take_over(ddp_comm *comm)
 	atomic_fetch_sub(&comm->queue.callers, 1);
 }
 
-/* Unlocks run.lock. While it was held, kicks for the progress thread may have
+/* Unlocks run.lock. While it was held, notifications of the progress thread may have
    been taken off the pipe before the thread saw them: for what it has to run,
    or to tell other nodes of a failure. */
 static void hand_back(ddp_comm *comm)

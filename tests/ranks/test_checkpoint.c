@@ -21,11 +21,12 @@
 #include "base/error.h"
 #include "context.h"
 #include "data/loader.h"
-#include "tests/support/folder.h"
 #include "reduce/model_state.h"
 #include "state/leader.h"
 #include "state/safetensors.h"
 #include "state/store.h"
+#include "tests/support/context_ranks.h"
+#include "tests/support/folder.h"
 
 enum { SAMPLES = 40, GLOBAL_BATCH = 8, WIDTH = 33 };
 
@@ -33,33 +34,19 @@ static char dir[TEST_FOLDER_BYTES + 16];
 
 /* ---- ranks --------------------------------------------------------------------- */
 
-/* In a rank: ends it with a message unless `truth` holds. */
-#define RANK_CHECK(truth) rank_check((truth), #truth, __LINE__)
-
-static void rank_check(bool truth, const char *text, int line)
+static int run_body(ddp_context *context, void *body)
 {
-	if (truth)
-		return;
-	fprintf(stderr, "# line %d: %s does not hold; last error: %s\n", line, text, ddp_last_error());
-	_exit(1);
+	(*(void (**)(ddp_context *))body)(context);
+	return 0;
 }
 
 /* Runs `body` on this many ranks, each a process; the first to fail ends so. */
 static void on_ranks_ending(int ranks, int timeout_ms, void (*body)(ddp_context *context),
                             int exit_code)
 {
-	ddp_spawn_result result;
-	ddp_options options = { .timeout_ms = timeout_ms };
-	ddp_context *context;
+	const ddp_options options = { .timeout_ms = timeout_ms };
 
-	assert_int_equal(ddp_spawn(ranks, &result), DDP_OK);
-	if (result.is_rank) {
-		RANK_CHECK(ddp_init(&options, &context) == DDP_OK);
-		body(context);
-		RANK_CHECK(ddp_finalize(context) == DDP_OK);
-		_exit(0);
-	}
-	assert_int_equal(result.exit_code, exit_code);
+	assert_int_equal(run_ranks_with(ranks, &options, run_body, &body), exit_code);
 }
 
 /* Expects all to end well. */
@@ -96,11 +83,11 @@ static struct job make_job_with(ddp_context *context, int width, uint64_t seed,
 	ddp_loader_options options = { .batch_size = GLOBAL_BATCH / context->job.world_size,
 	                               .seed = seed, .tail = DDP_TAIL_UNEVEN };
 
-	RANK_CHECK(ddp_model_create(context, params, 2, model, &job.model) == DDP_OK);
+	CHECK(ddp_model_create(context, params, 2, model, &job.model) == DDP_OK);
 	for (int p = 0; p < 2; p++)
 		for (int64_t i = 0; i < ddp_param_count(job.model, p); i++)
 			ddp_param_data(job.model, p)[i] = (float)(i % 7) / 7 - 0.5f;
-	RANK_CHECK(ddp_loader_create(context, &dataset, &options, &job.loader) == DDP_OK);
+	CHECK(ddp_loader_create(context, &dataset, &options, &job.loader) == DDP_OK);
 	return job;
 }
 
@@ -121,7 +108,7 @@ static void train(struct job job, int steps)
 	ddp_batch batch;
 
 	for (int s = 0; s < steps; s++) {
-		RANK_CHECK(ddp_loader_next(job.loader, &batch) == DDP_OK);
+		CHECK(ddp_loader_next(job.loader, &batch) == DDP_OK);
 		for (int64_t n = 0; n < batch.samples; n++)
 			for (int p = 0; p < 2; p++)
 				for (int64_t i = 0; i < ddp_param_count(job.model, p); i++) {
@@ -129,7 +116,7 @@ static void train(struct job job, int steps)
 					ddp_param_grad(job.model, p)[i] +=
 						(ddp_param_data(job.model, p)[i] - value) * (float)(i % 3 + 1);
 				}
-		RANK_CHECK(ddp_step(job.model, (double)batch.samples, 0, NULL) == DDP_OK);
+		CHECK(ddp_step(job.model, (double)batch.samples, 0, NULL) == DDP_OK);
 	}
 }
 
@@ -137,7 +124,7 @@ static bool same_parameters(struct job a, struct job b)
 {
 	for (int p = 0; p < 2; p++)
 		if (memcmp(ddp_param_data(a.model, p), ddp_param_data(b.model, p),
-		           (size_t)ddp_param_count(a.model, p) * sizeof(float)) != 0)
+		      (size_t)ddp_param_count(a.model, p) * sizeof(float)) != 0)
 			return false;
 	return true;
 }
@@ -156,14 +143,14 @@ static void save_resume_and_compare(ddp_context *context)
 	int64_t step = -1;
 
 	train(straight, 7); /* 5 steps per epoch: saved within the second */
-	RANK_CHECK(ddp_checkpoint_save(straight.model, straight.loader, dir, 0) == DDP_OK);
+	CHECK(ddp_checkpoint_save(straight.model, straight.loader, dir, 0) == DDP_OK);
 	train(straight, 6);
 	train(resumed, 2); /* it has a state of its own, to be replaced */
-	RANK_CHECK(ddp_checkpoint_load(resumed.model, resumed.loader, dir, &step) == DDP_OK);
-	RANK_CHECK(step == 7);
-	RANK_CHECK(!same_parameters(straight, resumed));
+	CHECK(ddp_checkpoint_load(resumed.model, resumed.loader, dir, &step) == DDP_OK);
+	CHECK(step == 7);
+	CHECK(!same_parameters(straight, resumed));
 	train(resumed, 6);
-	RANK_CHECK(same_parameters(straight, resumed));
+	CHECK(same_parameters(straight, resumed));
 	free_job(straight);
 	free_job(resumed);
 }
@@ -179,16 +166,16 @@ static void resumed_training_equals_uninterrupted_bit_for_bit(void **state)
    announcements of which the first buckets are reduced already. */
 static void begin_a_step(ddp_context *context, struct job job)
 {
-	RANK_CHECK(ddp_set_sync(job.model, false) == DDP_OK);
+	CHECK(ddp_set_sync(job.model, false) == DDP_OK);
 	for (int p = 0; p < 2; p++)
 		for (int64_t i = 0; i < ddp_param_count(job.model, p); i++)
 			ddp_param_grad(job.model, p)[i] += 100;
 	if (context->job.rank == 0)
 		return;
-	RANK_CHECK(ddp_set_sync(job.model, true) == DDP_OK);
-	RANK_CHECK(ddp_grad_ready(job.model, 1) == DDP_OK);
+	CHECK(ddp_set_sync(job.model, true) == DDP_OK);
+	CHECK(ddp_grad_ready(job.model, 1) == DDP_OK);
 	if (context->job.rank > 1)
-		RANK_CHECK(ddp_grad_ready(job.model, 0) == DDP_OK);
+		CHECK(ddp_grad_ready(job.model, 0) == DDP_OK);
 }
 
 static void go_back_within_a_step(ddp_context *context)
@@ -206,15 +193,15 @@ static void go_back_within_a_step(ddp_context *context)
 
 		train(straight, 5);
 		train(job, 2);
-		RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+		CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
 		train(job, 1);
 		begin_a_step(context, job);
-		RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 2);
+		CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 2);
 		train(job, 1);
-		RANK_CHECK(ddp_grad_ready(job.model, 1) == DDP_OK);
-		RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 2);
+		CHECK(ddp_grad_ready(job.model, 1) == DDP_OK);
+		CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 2);
 		train(job, 3);
-		RANK_CHECK(same_parameters(straight, job));
+		CHECK(same_parameters(straight, job));
 		free_job(straight);
 		free_job(job);
 	}
@@ -232,7 +219,7 @@ static void save_after_seven_steps(ddp_context *context)
 	struct job job = make_job(context, WIDTH, 3);
 
 	train(job, 7);
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
 	free_job(job);
 }
 
@@ -244,13 +231,13 @@ static void resume_and_compare_nearly(ddp_context *context)
 	int64_t step;
 
 	train(straight, 13);
-	RANK_CHECK(ddp_checkpoint_load(resumed.model, resumed.loader, dir, &step) == DDP_OK);
+	CHECK(ddp_checkpoint_load(resumed.model, resumed.loader, dir, &step) == DDP_OK);
 	train(resumed, 13 - (int)step);
 	for (int p = 0; p < 2; p++)
 		for (int64_t i = 0; i < ddp_param_count(straight.model, p); i++) {
 			float difference = ddp_param_data(straight.model, p)[i] -
 			                   ddp_param_data(resumed.model, p)[i];
-			RANK_CHECK(difference < 1e-5f && difference > -1e-5f);
+			CHECK(difference < 1e-5f && difference > -1e-5f);
 		}
 	free_job(straight);
 	free_job(resumed);
@@ -270,16 +257,16 @@ static void save_on_a_full_disk(ddp_context *context)
 	struct rlimit before, small;
 
 	train(job, 1);
-	RANK_CHECK(getrlimit(RLIMIT_FSIZE, &before) == 0);
+	CHECK(getrlimit(RLIMIT_FSIZE, &before) == 0);
 	if (context->job.rank == 0) {
 		small = (struct rlimit){ .rlim_cur = 1000, .rlim_max = before.rlim_max };
 		signal(SIGXFSZ, SIG_IGN);
-		RANK_CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
+		CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
 	}
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_IO);
-	RANK_CHECK(says("checkpoint of step 1 was not saved") && says("File too large"));
-	RANK_CHECK((context->job.rank > 0) == says("rank 0: "));
-	RANK_CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_IO);
+	CHECK(says("checkpoint of step 1 was not saved") && says("File too large"));
+	CHECK((context->job.rank > 0) == says("rank 0: "));
+	CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
 	train(job, 1); /* the job can go on */
 	free_job(job);
 }
@@ -296,15 +283,15 @@ static void save_what_is_not_finite(ddp_context *context)
 	int64_t step;
 
 	train(job, 1);
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
 	train(job, 1);
 	float *shift = ddp_param_data(job.model, 1);
 	shift[3] = INFINITY;
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_NOT_FINITE);
-	RANK_CHECK(says("tensor shift holds an infinity or a NaN"));
-	RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 1);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_NOT_FINITE);
+	CHECK(says("tensor shift holds an infinity or a NaN"));
+	CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 1);
 	train(job, 1); /* the job can go on */
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
 	free_job(job);
 }
 
@@ -325,10 +312,10 @@ static void save_what_differs(ddp_context *context)
 	const float kept = shift[1];
 	if (context->job.rank == 2)
 		shift[1] += 0.25f;
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_MISMATCH);
-	RANK_CHECK(says("rank 2 has other parameters than rank 0"));
+	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_MISMATCH);
+	CHECK(says("rank 2 has other parameters than rank 0"));
 	shift[1] = kept;
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
 	free_job(job);
 }
 
@@ -347,16 +334,16 @@ static void leave_a_line(ddp_context *context)
 
 	for (int i = 0; i < 3; i++) {
 		train(job, 1);
-		RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+		CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
 	}
 	snprintf(path, sizeof(path), "%s/step-00000001.safetensors", dir);
-	RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_OK && step == 1);
+	CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_OK && step == 1);
 	ddp_set_learning_rate(job.model, 1e-4);
 	train(job, 1);
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
 	struct job resumed = make_job(context, WIDTH, 3);
-	RANK_CHECK(ddp_checkpoint_load(resumed.model, resumed.loader, dir, &step) == DDP_OK);
-	RANK_CHECK(step == 2 && same_parameters(job, resumed));
+	CHECK(ddp_checkpoint_load(resumed.model, resumed.loader, dir, &step) == DDP_OK);
+	CHECK(step == 2 && same_parameters(job, resumed));
 	free_job(resumed);
 	free_job(job);
 }
@@ -372,8 +359,8 @@ static void save_where_another_run_does(ddp_context *context)
 	struct job job = make_job(context, WIDTH, 3);
 
 	train(job, 1);
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_STATE);
-	RANK_CHECK(says("is written to by another run; give each run a directory of its own"));
+	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_STATE);
+	CHECK(says("is written to by another run; give each run a directory of its own"));
 	train(job, 1);
 	free_job(job);
 }
@@ -403,12 +390,12 @@ static void save_own_state(ddp_context *context)
 	unsigned char state[2000];
 	size_t bytes;
 
-	RANK_CHECK(ddp_get_user_state(job.model, &bytes) == NULL && bytes == 0);
-	RANK_CHECK(ddp_set_user_state(job.model, "before", 6) == DDP_OK);
-	RANK_CHECK(ddp_set_user_state(job.model, state, fill_state(context->job.rank, state)) == DDP_OK);
-	RANK_CHECK(ddp_set_user_state(job.model, state, DDP_USER_STATE_MAX + 1) == DDP_ERR_INVALID);
+	CHECK(ddp_get_user_state(job.model, &bytes) == NULL && bytes == 0);
+	CHECK(ddp_set_user_state(job.model, "before", 6) == DDP_OK);
+	CHECK(ddp_set_user_state(job.model, state, fill_state(context->job.rank, state)) == DDP_OK);
+	CHECK(ddp_set_user_state(job.model, state, DDP_USER_STATE_MAX + 1) == DDP_ERR_INVALID);
 	train(job, 1);
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
 	free_job(job);
 }
 
@@ -419,10 +406,10 @@ static void load_own_state(ddp_context *context)
 	size_t bytes, wanted = context->job.rank < 3 ? fill_state(context->job.rank, state) : 0;
 	int64_t step;
 
-	RANK_CHECK(ddp_set_user_state(job.model, "another", 7) == DDP_OK);
-	RANK_CHECK(ddp_checkpoint_load(job.model, NULL, dir, &step) == DDP_OK && step == 1);
+	CHECK(ddp_set_user_state(job.model, "another", 7) == DDP_OK);
+	CHECK(ddp_checkpoint_load(job.model, NULL, dir, &step) == DDP_OK && step == 1);
 	const void *loaded = ddp_get_user_state(job.model, &bytes);
-	RANK_CHECK(bytes == wanted && (bytes == 0 || memcmp(loaded, state, bytes) == 0));
+	CHECK(bytes == wanted && (bytes == 0 || memcmp(loaded, state, bytes) == 0));
 	free_job(job);
 }
 
@@ -440,15 +427,15 @@ static void save_and_load_a_number(ddp_context *context)
 	ddp_model *model;
 	int64_t step;
 
-	RANK_CHECK(ddp_model_create(context, params, 2, NULL, &model) == DDP_OK);
+	CHECK(ddp_model_create(context, params, 2, NULL, &model) == DDP_OK);
 	ddp_param_data(model, 0)[0] = 2.5f;
 	ddp_param_grad(model, 0)[0] = 1;
-	RANK_CHECK(ddp_step(model, 1, 0, NULL) == DDP_OK);
+	CHECK(ddp_step(model, 1, 0, NULL) == DDP_OK);
 	const float trained = ddp_param_data(model, 0)[0];
-	RANK_CHECK(trained < 2.5f && ddp_checkpoint_save(model, NULL, dir, 0) == DDP_OK);
+	CHECK(trained < 2.5f && ddp_checkpoint_save(model, NULL, dir, 0) == DDP_OK);
 	ddp_param_data(model, 0)[0] = 0;
-	RANK_CHECK(ddp_checkpoint_load(model, NULL, dir, &step) == DDP_OK && step == 1);
-	RANK_CHECK(ddp_param_data(model, 0)[0] == trained);
+	CHECK(ddp_checkpoint_load(model, NULL, dir, &step) == DDP_OK && step == 1);
+	CHECK(ddp_param_data(model, 0)[0] == trained);
 	ddp_model_free(model);
 }
 
@@ -475,15 +462,15 @@ static void lose_the_directory(ddp_context *context)
 	ddp_set_log(collect, NULL, DDP_LOG_WARN);
 	snprintf(other, sizeof(other), "%s-moved", dir);
 	train(job, 1);
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
 	train(job, 1);
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
-	RANK_CHECK(warnings[0] == '\0' && ddp_barrier(context->world) == DDP_OK);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	CHECK(warnings[0] == '\0' && ddp_barrier(context->world) == DDP_OK);
 	if (context->job.rank == 0)
-		RANK_CHECK(rename(dir, other) == 0);
+		CHECK(rename(dir, other) == 0);
 	train(job, 1);
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
-	RANK_CHECK((strstr(warnings, "removed, replaced or unmounted") != NULL) == (context->job.rank == 0));
+	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	CHECK((strstr(warnings, "removed, replaced or unmounted") != NULL) == (context->job.rank == 0));
 	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
 	free_job(job);
 }
@@ -501,15 +488,15 @@ static void load_what_does_not_fit(ddp_context *context)
 	struct job other_seed = make_job(context, WIDTH, 4);
 	int64_t step = -1;
 
-	RANK_CHECK(ddp_checkpoint_load(wider.model, wider.loader, dir, &step) == DDP_ERR_FORMAT);
-	RANK_CHECK(says("step-00000007.safetensors: tensor scale has shape 33x3, the model has 34x3"));
-	RANK_CHECK(same_parameters(wider, untouched) && step == -1);
+	CHECK(ddp_checkpoint_load(wider.model, wider.loader, dir, &step) == DDP_ERR_FORMAT);
+	CHECK(says("step-00000007.safetensors: tensor scale has shape 33x3, the model has 34x3"));
+	CHECK(same_parameters(wider, untouched) && step == -1);
 
-	RANK_CHECK(ddp_checkpoint_load(other_seed.model, other_seed.loader, dir, &step) ==
-	           DDP_ERR_INVALID);
-	RANK_CHECK(says("seed is 4 here, but was 3"));
-	RANK_CHECK(ddp_loader_get_state(other_seed.loader).samples == 0);
-	RANK_CHECK(ddp_checkpoint_load(other_seed.model, NULL, dir, &step) == DDP_OK && step == 7);
+	CHECK(ddp_checkpoint_load(other_seed.model, other_seed.loader, dir, &step) ==
+	      DDP_ERR_INVALID);
+	CHECK(says("seed is 4 here, but was 3"));
+	CHECK(ddp_loader_get_state(other_seed.loader).samples == 0);
+	CHECK(ddp_checkpoint_load(other_seed.model, NULL, dir, &step) == DDP_OK && step == 7);
 	free_job(wider);
 	free_job(untouched);
 	free_job(other_seed);
@@ -534,12 +521,12 @@ static void load_with_one_strange_loader(ddp_context *context)
 
 	if (context->job.rank == 1) {
 		ddp_loader_free(job.loader);
-		RANK_CHECK(ddp_loader_make(1, 2, &dataset, &strange, &job.loader) == DDP_OK);
+		CHECK(ddp_loader_make(1, 2, &dataset, &strange, &job.loader) == DDP_OK);
 	}
 
-	RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_ERR_INVALID);
-	RANK_CHECK(says(context->job.rank == 1 ? "seed is 4" : "rank 1 cannot move its loader"));
-	RANK_CHECK(ddp_loader_get_state(job.loader).samples == 0);
+	CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_ERR_INVALID);
+	CHECK(says(context->job.rank == 1 ? "seed is 4" : "rank 1 cannot move its loader"));
+	CHECK(ddp_loader_get_state(job.loader).samples == 0);
 	free_job(job);
 }
 
@@ -593,20 +580,20 @@ static void load_in_little_memory(ddp_context *context)
 		struct job job = make_job_with(context, LARGE_WIDTH, 3, &ways[w]);
 
 		train(straight, 1);
-		RANK_CHECK(ddp_checkpoint_save(straight.model, straight.loader, dir, 0) == DDP_OK);
+		CHECK(ddp_checkpoint_save(straight.model, straight.loader, dir, 0) == DDP_OK);
 		atomic_store(&counts_memory, true);
 		atomic_store(&refused_from, context->job.rank == 1 ? 1 << 20 : 0);
-		RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_ERR_NOMEM);
-		RANK_CHECK(says(context->job.rank == 1 ? "no memory for" : "rank 1 cannot load a checkpoint"));
+		CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_ERR_NOMEM);
+		CHECK(says(context->job.rank == 1 ? "no memory for" : "rank 1 cannot load a checkpoint"));
 		atomic_store(&most_at_once, 0);
 		atomic_store(&refused_from, 0);
-		RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 1);
+		CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 1);
 		atomic_store(&counts_memory, false);
-		RANK_CHECK(atomic_load(&most_at_once) <= CHUNK_BYTES);
-		RANK_CHECK(same_parameters(straight, job));
+		CHECK(atomic_load(&most_at_once) <= CHUNK_BYTES);
+		CHECK(same_parameters(straight, job));
 		train(straight, 1);
 		train(job, 1);
-		RANK_CHECK(same_parameters(straight, job));
+		CHECK(same_parameters(straight, job));
 		free_job(straight);
 		free_job(job);
 	}
@@ -631,20 +618,20 @@ static void load_other_hyperparameters(ddp_context *context)
 	ddp_set_log(collect, NULL, DDP_LOG_WARN);
 	ddp_set_learning_rate(job.model, 0.003);
 	train(job, 2);
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
 	train(job, 2);
 
-	RANK_CHECK(ddp_checkpoint_load(same.model, same.loader, dir, &step) == DDP_OK);
-	RANK_CHECK(same.model->learning_rate == 0.003 && warnings[0] == '\0');
+	CHECK(ddp_checkpoint_load(same.model, same.loader, dir, &step) == DDP_OK);
+	CHECK(same.model->learning_rate == 0.003 && warnings[0] == '\0');
 	train(same, 2);
-	RANK_CHECK(same_parameters(job, same));
+	CHECK(same_parameters(job, same));
 
-	RANK_CHECK(ddp_checkpoint_load(another.model, another.loader, dir, &step) == DDP_OK);
-	RANK_CHECK(another.model->learning_rate == 0.02);
+	CHECK(ddp_checkpoint_load(another.model, another.loader, dir, &step) == DDP_OK);
+	CHECK(another.model->learning_rate == 0.02);
 	bool leads = context->job.rank == 0;
-	RANK_CHECK((strstr(warnings, "learning_rate was 0.01 where it was saved and is 0.02") != NULL) == leads);
-	RANK_CHECK((strstr(warnings, "beta2 was 0.999 where it was saved and is 0.95") != NULL) == leads);
-	RANK_CHECK(strstr(warnings, "weight_decay") == NULL);
+	CHECK((strstr(warnings, "learning_rate was 0.01 where it was saved and is 0.02") != NULL) == leads);
+	CHECK((strstr(warnings, "beta2 was 0.999 where it was saved and is 0.95") != NULL) == leads);
+	CHECK(strstr(warnings, "weight_decay") == NULL);
 	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
 	free_job(job);
 	free_job(same);
@@ -664,15 +651,15 @@ static void load_broken_or_absent(ddp_context *context)
 	int64_t step = -1;
 
 	snprintf(path, sizeof(path), "%s/step-00000007.safetensors", dir);
-	RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_ERR_FORMAT);
-	RANK_CHECK(says("cut short") && says(path));
+	CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_ERR_FORMAT);
+	CHECK(says("cut short") && says(path));
 	snprintf(path, sizeof(path), "%s/step-00000008.safetensors", dir);
-	RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_ERR_IO);
+	CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_ERR_IO);
 	snprintf(path, sizeof(path), "%s/none", dir);
-	RANK_CHECK(step == -1);
-	RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_OK && step == 0);
-	RANK_CHECK(ddp_checkpoint_load(job.model, job.loader, "", &step) == DDP_ERR_INVALID);
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, NULL, 0) == DDP_ERR_INVALID);
+	CHECK(step == -1);
+	CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_OK && step == 0);
+	CHECK(ddp_checkpoint_load(job.model, job.loader, "", &step) == DDP_ERR_INVALID);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, NULL, 0) == DDP_ERR_INVALID);
 	free_job(job);
 }
 
@@ -724,9 +711,9 @@ static ddp_status sleep_long(void *argument)
 
 static void wait_for_a_slow_leader(ddp_context *context)
 {
-	RANK_CHECK(ddp_leader_run(context->world, context->timeout_ms, sleep_long, context, NULL, 0) ==
-	           DDP_ERR_IO);
-	RANK_CHECK(says("slept well"));
+	CHECK(ddp_leader_run(context->world, context->timeout_ms, sleep_long, context, NULL, 0) ==
+	      DDP_ERR_IO);
+	CHECK(says("slept well"));
 }
 
 static void do_nothing(ddp_context *context)
@@ -750,9 +737,9 @@ static size_t read_checkpoint(const char *folder, char *bytes, size_t room)
 
 	snprintf(path, sizeof(path), "%s/step-00000002.safetensors", folder);
 	FILE *file = fopen(path, "rb");
-	RANK_CHECK(file != NULL);
+	CHECK(file != NULL);
 	size_t length = fread(bytes, 1, room, file);
-	RANK_CHECK(length > 0 && length < room);
+	CHECK(length > 0 && length < room);
 	fclose(file);
 	return length;
 }
@@ -763,8 +750,8 @@ static void expect_same_files(const char *folder, const char *other)
 	static char bytes[2][65536];
 	size_t length = read_checkpoint(folder, bytes[0], sizeof(bytes[0]));
 
-	RANK_CHECK(read_checkpoint(other, bytes[1], sizeof(bytes[1])) == length);
-	RANK_CHECK(memcmp(bytes[0], bytes[1], length) == 0);
+	CHECK(read_checkpoint(other, bytes[1], sizeof(bytes[1])) == length);
+	CHECK(memcmp(bytes[0], bytes[1], length) == 0);
 }
 
 /* Each saves what it has, in a place of its own. */
@@ -779,18 +766,18 @@ static void save_after_an_abort(ddp_context *context)
 	snprintf(other, sizeof(other), "%s/sharded", own);
 	train(job, 2);
 	train(part, 2);
-	RANK_CHECK(ddp_barrier(context->world) == DDP_OK);
+	CHECK(ddp_barrier(context->world) == DDP_OK);
 	if (context->job.rank == 1)
-		RANK_CHECK(ddp_comm_abort(context->world, "the test wants it") == DDP_OK);
+		CHECK(ddp_comm_abort(context->world, "the test wants it") == DDP_OK);
 	ddp_status status;
 	while ((status = ddp_barrier(context->world)) == DDP_OK)
 		continue;
-	RANK_CHECK(status == DDP_ERR_ABORTED);
-	RANK_CHECK(ddp_step(job.model, 1, 0, NULL) == DDP_ERR_ABORTED);
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_OK);
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, "/dev/null/x", 0) == DDP_ERR_IO);
-	RANK_CHECK(ddp_step(part.model, 1, 0, NULL) == DDP_ERR_ABORTED);
-	RANK_CHECK(ddp_checkpoint_save(part.model, part.loader, other, 0) == DDP_OK);
+	CHECK(status == DDP_ERR_ABORTED);
+	CHECK(ddp_step(job.model, 1, 0, NULL) == DDP_ERR_ABORTED);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_OK);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, "/dev/null/x", 0) == DDP_ERR_IO);
+	CHECK(ddp_step(part.model, 1, 0, NULL) == DDP_ERR_ABORTED);
+	CHECK(ddp_checkpoint_save(part.model, part.loader, other, 0) == DDP_OK);
 	expect_same_files(own, other);
 	free_job(job);
 	free_job(part);
@@ -805,10 +792,10 @@ static void load_both(ddp_context *context)
 		int64_t step = 0;
 		snprintf(own, sizeof(own), "%s/%d", dir, rank);
 		jobs[rank] = make_job(context, WIDTH, 3);
-		RANK_CHECK(ddp_checkpoint_load(jobs[rank].model, jobs[rank].loader, own, &step) == DDP_OK);
-		RANK_CHECK(step == 2);
+		CHECK(ddp_checkpoint_load(jobs[rank].model, jobs[rank].loader, own, &step) == DDP_OK);
+		CHECK(step == 2);
 	}
-	RANK_CHECK(same_parameters(jobs[0], jobs[1]));
+	CHECK(same_parameters(jobs[0], jobs[1]));
 	train(jobs[0], 1);
 	for (int rank = 0; rank < 2; rank++)
 		free_job(jobs[rank]);
@@ -831,11 +818,11 @@ static void lose_a_rank(ddp_context *context)
 	snprintf(own, sizeof(own), "%s/%d", dir, context->job.rank);
 	signal(SIGTERM, SIG_IGN); /* from the parent, since a rank has died */
 	train(job, 2);
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, whole, 0) == DDP_OK);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, whole, 0) == DDP_OK);
 	if (context->job.rank == 1)
 		raise(SIGKILL);
-	RANK_CHECK(ddp_step(job.model, 1, 0, NULL) == DDP_ERR_PEER);
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_OK);
+	CHECK(ddp_step(job.model, 1, 0, NULL) == DDP_ERR_PEER);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_OK);
 	expect_same_files(whole, own);
 	free_job(job);
 }
@@ -855,15 +842,15 @@ static void lose_a_rank_that_updates(ddp_context *context)
 	snprintf(own, sizeof(own), "%s/%d", dir, context->job.rank);
 	signal(SIGTERM, SIG_IGN);
 	train(job, 2);
-	RANK_CHECK(ddp_barrier(context->world) == DDP_OK);
+	CHECK(ddp_barrier(context->world) == DDP_OK);
 	if (context->job.rank == 1) {
-		RANK_CHECK(ddp_sharded_begin(&job.model->sharded, context->world, 3) == DDP_OK);
+		CHECK(ddp_sharded_begin(&job.model->sharded, context->world, 3) == DDP_OK);
 		raise(SIGKILL);
 	}
-	RANK_CHECK(ddp_step(job.model, 1, 0, NULL) == DDP_ERR_PEER);
-	RANK_CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_ERR_STATE);
-	RANK_CHECK(says("rank 1 began to update"));
-	RANK_CHECK(ddp_sharded_begin(&job.model->sharded, context->world, 3) == DDP_ERR_PEER);
+	CHECK(ddp_step(job.model, 1, 0, NULL) == DDP_ERR_PEER);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_ERR_STATE);
+	CHECK(says("rank 1 began to update"));
+	CHECK(ddp_sharded_begin(&job.model->sharded, context->world, 3) == DDP_ERR_PEER);
 	free_job(job);
 }
 
