@@ -51,6 +51,7 @@ comm_sources = \
 	libruntime/comm/core/futex.h \
 	libruntime/comm/core/lines.c libruntime/comm/core/lines.h \
 	libruntime/comm/core/liveness.c libruntime/comm/core/liveness.h \
+	libruntime/comm/core/offsets.c libruntime/comm/core/offsets.h \
 	libruntime/comm/core/roster.c libruntime/comm/core/roster.h \
 	libruntime/comm/core/topology.c libruntime/comm/core/topology.h \
 	libruntime/comm/net/net.h \
@@ -66,8 +67,10 @@ comm_sources = \
 	libruntime/comm/shm/stage.h \
 	libruntime/comm/hier/all_gather.c libruntime/comm/hier/all_gather.h \
 	libruntime/comm/hier/chunks.c libruntime/comm/hier/chunks.h \
-	libruntime/comm/hier/copy.c libruntime/comm/hier/copy.h \
+	libruntime/comm/hier/barrier.c libruntime/comm/hier/barrier.h \
+	libruntime/comm/hier/broadcast.c libruntime/comm/hier/broadcast.h \
 	libruntime/comm/hier/local.c libruntime/comm/hier/local.h \
+	libruntime/comm/hier/pairwise.c libruntime/comm/hier/pairwise.h \
 	libruntime/comm/hier/recursive_doubling.c libruntime/comm/hier/recursive_doubling.h \
 	libruntime/comm/hier/reduce.c libruntime/comm/hier/reduce.h \
 	libruntime/comm/hier/reduction.h \

@@ -75,6 +75,18 @@ static ddp_status check_shape(const ddp_comm *comm, const ddp_collective *c)
 	return DDP_OK;
 }
 
+/* Of the first `ranks` counts; without counts, all are `count`. */
+static size_t sum_of(const size_t *counts, size_t count, int ranks)
+{
+	size_t sum = 0;
+
+	if (counts == NULL)
+		return count * (size_t)ranks;
+	for (int r = 0; r < ranks; r++)
+		sum += counts[r];
+	return sum;
+}
+
 /* Where the input lies that `send` NULL leaves in `recv`. */
 static const void *input_of(const ddp_comm *comm, const ddp_collective *c)
 {
@@ -83,14 +95,14 @@ static const void *input_of(const ddp_comm *comm, const ddp_collective *c)
 	if (c->send != NULL || c->recv == NULL)
 		return c->send;
 	if (c->kind == DDP_ALL_GATHER || (c->kind == DDP_GATHER && c->root == comm->rank))
-		offset = ddp_block_offset(c, comm->rank) * ddp_type_bytes(c->type);
+		offset = sum_of(c->counts, c->count, comm->rank) * ddp_type_bytes(c->type);
 	return (const char *)c->recv + offset;
 }
 
 static ddp_status check_buffers(const ddp_comm *comm, const ddp_collective *c)
 {
 	bool root = c->root == comm->rank;
-	size_t mine = ddp_block_count(c, comm->rank), all = ddp_block_offset(c, comm->size);
+	size_t mine = ddp_block_count(c, comm->rank), all = sum_of(c->counts, c->count, comm->size);
 	size_t send = mine, recv = mine;
 
 	switch (c->kind) {
@@ -101,7 +113,7 @@ static ddp_status check_buffers(const ddp_comm *comm, const ddp_collective *c)
 	case DDP_ALL_GATHER: recv = all; break;
 	case DDP_GATHER: recv = root ? all : 0; break;
 	case DDP_SCATTER: send = root ? all : 0; recv = root ? 0 : mine; break;
-	case DDP_ALL_TO_ALL: send = all; recv = ddp_recv_offset(c, comm->size); break;
+	case DDP_ALL_TO_ALL: send = all; recv = sum_of(c->recv_counts, c->count, comm->size); break;
 	case DDP_SEND: recv = 0; break;
 	case DDP_RECV: send = 0; break;
 	default: break;

@@ -1,8 +1,11 @@
 #include "comm/execute.h"
 
 #include "base/clock.h"
+#include "comm/core/offsets.h"
 #include "comm/hier/all_gather.h"
-#include "comm/hier/copy.h"
+#include "comm/hier/barrier.h"
+#include "comm/hier/broadcast.h"
+#include "comm/hier/pairwise.h"
 #include "comm/hier/reduce.h"
 #include "comm/p2p/p2p.h"
 #include "comm/shm/node.h"
@@ -82,7 +85,9 @@ static ddp_status run_between_nodes(ddp_comm *comm, const ddp_collective *c)
 		return ddp_hier_barrier(comm, c);
 	if (c->kind == DDP_ALL_GATHER)
 		return ddp_hier_all_gather(comm, c);
-	return ddp_kind_reduces(c->kind) ? ddp_hier_reduction(comm, c) : ddp_hier_copy(comm, c);
+	if (c->kind == DDP_BROADCAST)
+		return ddp_hier_broadcast(comm, c);
+	return ddp_kind_reduces(c->kind) ? ddp_hier_reduction(comm, c) : ddp_hier_pairwise(comm, c);
 }
 
 ddp_status ddp_execute(ddp_comm *comm, const ddp_collective *c)
@@ -103,7 +108,11 @@ ddp_status ddp_execute(ddp_comm *comm, const ddp_collective *c)
 	comm->run.deadline_ns = 0;
 	if (comm->is_world)
 		ddp_page_collective(comm->roster->page, comm->run.sequence);
-	status = comm->topology.nodes == 1 ? run_on_node(comm, c) : run_between_nodes(comm, c);
+	status = ddp_offsets_make(comm);
+	if (status != DDP_OK)
+		status = ddp_comm_break(comm, status, comm->rank, "%s", ddp_last_error());
+	else
+		status = comm->topology.nodes == 1 ? run_on_node(comm, c) : run_between_nodes(comm, c);
 	ddp_comm_tell_end(comm);
 	return status;
 }

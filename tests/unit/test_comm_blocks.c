@@ -3,9 +3,11 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include <cmocka.h>
 
+#include "comm/core/offsets.h"
 #include "comm/ops/blocks.h"
 
 enum { LIMIT = 256 * 1024, WINDOW = 4 * 1024 * 1024, LONGEST = 1 << 30 };
@@ -69,6 +71,33 @@ static void parts_cover_everything_once(void **state)
 	}
 }
 
+static void offsets_of_blocks_are_sums_of_the_counts_before(void **state)
+{
+	const size_t counts[] = { 3, 0, 7, 1 }, recv_counts[] = { 0, 5, 2, 9 };
+	const size_t offsets[] = { 0, 3, 3, 10, 11 }, recv_offsets[] = { 0, 0, 5, 7, 16 };
+	const ddp_collective even = { .kind = DDP_ALL_TO_ALL, .count = 6 };
+	const ddp_collective vector = { .kind = DDP_ALL_TO_ALL, .counts = counts, .recv_counts = recv_counts };
+	ddp_comm *comm = calloc(1, sizeof(*comm));
+
+	(void)state;
+	assert_non_null(comm);
+	comm->size = 4;
+	for (int again = 0; again < 2; again++) {
+		comm->run.operation = &vector;
+		assert_int_equal(ddp_offsets_make(comm), DDP_OK);
+		for (int r = 0; r <= 4; r++) {
+			assert_int_equal(ddp_block_offset(comm, r), offsets[r]);
+			assert_int_equal(ddp_recv_offset(comm, r), recv_offsets[r]);
+		}
+		comm->run.operation = &even;
+		assert_int_equal(ddp_offsets_make(comm), DDP_OK);
+		assert_int_equal(ddp_block_offset(comm, 4), 24);
+		assert_int_equal(ddp_recv_offset(comm, 1), 6);
+	}
+	ddp_offsets_free(comm);
+	free(comm);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -76,6 +105,7 @@ int main(void)
 		cmocka_unit_test(a_segment_as_long_as_the_longest_piece_fits_in_its_share),
 		cmocka_unit_test(a_segment_is_not_much_longer_than_the_longest_piece),
 		cmocka_unit_test(parts_cover_everything_once),
+		cmocka_unit_test(offsets_of_blocks_are_sums_of_the_counts_before),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -58,6 +58,7 @@ typedef struct ddp_running {
 	uint64_t sequence;            /* of the last operation */
 	ddp_fingerprint past[DDP_PAST]; /* of the last ones, by sequence */
 	const ddp_collective *operation;
+	size_t *offsets, *recv_offsets; /* [size + 1] each, of its blocks (comm/core/offsets) */
 	const ddp_request *awaited;   /* the message for which it waits; may be gone: to compare */
 	uint64_t deadline_ns;         /* 0: it has not waited for long */
 	bool told;                    /* the progress page says that it waits */

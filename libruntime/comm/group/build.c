@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/wait.h"
-#include "comm/core/comm.h"
+#include "comm/core/offsets.h"
 #include "comm/group/handshake.h"
 #include "comm/hier/store.h"
 #include "comm/net/net.h"
@@ -27,6 +27,7 @@ static void destroy(ddp_comm *comm)
 	ddp_hier_store_close(comm);
 	ddp_node_unmap(comm);
 	free(comm->run.question);
+	ddp_offsets_free(comm);
 	free(comm->node.ranks);
 	free(comm->node.src);
 	free(comm->node.dst);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "comm/core/offsets.h"
 #include "comm/ops/blocks.h"
 #include "comm/shm/memory.h"
 #include "comm/shm/node.h"
@@ -30,7 +31,7 @@ static bool brings(const gathering *g, int i, int r)
 
 static ddp_range block(const gathering *g, int r)
 {
-	return (ddp_range){ ddp_block_offset(g->c, r), ddp_block_count(g->c, r) };
+	return (ddp_range){ ddp_block_offset(g->comm, r), ddp_block_count(g->c, r) };
 }
 
 static ddp_status exchange(gathering *g, ddp_transfer *transfers, int *count)
@@ -146,7 +147,7 @@ ddp_status ddp_hier_all_gather(ddp_comm *comm, const ddp_collective *c)
 {
 	gathering g = { .comm = comm, .c = c, .element = ddp_type_bytes(c->type) };
 	const ddp_range mine = block(&g, comm->rank);
-	size_t total = ddp_block_offset(c, comm->size);
+	size_t total = ddp_block_offset(comm, comm->size);
 	const ddp_entry entry = { .recv = ddp_memory_find(comm, c->recv, total * g.element) };
 	ddp_transfer *transfers = calloc((size_t)comm->size + (size_t)comm->topology.nodes, sizeof(*transfers));
 	int count = 0;

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "comm/core/comm.h"
+#include "comm/core/offsets.h"
 #include "comm/hier/chunks.h"
 #include "comm/hier/local.h"
 #include "comm/hier/slices.h"
@@ -117,7 +117,7 @@ static ddp_status place_output(ddp_reduction *x)
 	x->output = c->recv;
 	if (c->kind != DDP_REDUCE_SCATTER)
 		return DDP_OK;
-	size_t begin = ddp_block_offset(c, x->comm->rank);
+	size_t begin = ddp_block_offset(x->comm, x->comm->rank);
 	size_t bytes = ddp_block_count(c, x->comm->rank) * x->element;
 	if (bytes > 0 && place < x->input + x->total * x->element && x->input < place + bytes) {
 		place = x->spare = malloc(bytes);
@@ -153,7 +153,7 @@ ddp_status ddp_hier_reduction(ddp_comm *comm, const ddp_collective *c)
 	ddp_entry entry = { .payload = NULL };
 
 	x.travel_bytes = ddp_type_bytes(x.travel);
-	x.total = c->kind == DDP_REDUCE_SCATTER ? ddp_block_offset(c, comm->size) : c->count;
+	x.total = c->kind == DDP_REDUCE_SCATTER ? ddp_block_offset(comm, comm->size) : c->count;
 	x.small = x.total * x.element <= DDP_SMALL_BYTES && c->kind != DDP_REDUCE_SCATTER;
 	ddp_status status = place_output(&x);
 	if (status == DDP_OK)

@@ -2,7 +2,7 @@
 #include "comm/hier/slices.h"
 
 #include "base/error.h"
-#include "comm/core/comm.h"
+#include "comm/core/offsets.h"
 #include "comm/hier/store.h"
 #include "comm/hier/tune.h"
 
@@ -38,7 +38,7 @@ static void cut_blocks(ddp_reduction *x)
 	x->count = comm->size;
 	for (int r = 0; r < comm->size; r++)
 		x->slices[r] = (ddp_slice){
-			.range = { ddp_block_offset(x->c, r), ddp_block_count(x->c, r) },
+			.range = { ddp_block_offset(comm, r), ddp_block_count(x->c, r) },
 			.channel = comm->topology.local_of[r] % comm->topology.channels,
 			.owner = comm->topology.node_of[r], .target = r,
 		};

@@ -10,31 +10,10 @@ static inline size_t ddp_block_count(const ddp_collective *c, int r)
 	return c->counts != NULL ? c->counts[r] : c->count;
 }
 
-static inline size_t ddp_offset_by(const size_t *counts, size_t count, int r)
-{
-	size_t offset = 0;
-
-	if (counts == NULL)
-		return count * (size_t)r;
-	for (int i = 0; i < r; i++)
-		offset += counts[i];
-	return offset;
-}
-
-static inline size_t ddp_block_offset(const ddp_collective *c, int r)
-{
-	return ddp_offset_by(c->counts, c->count, r);
-}
-
 /* What all_to_all receives from rank r. */
 static inline size_t ddp_recv_count(const ddp_collective *c, int r)
 {
 	return c->recv_counts != NULL ? c->recv_counts[r] : c->count;
-}
-
-static inline size_t ddp_recv_offset(const ddp_collective *c, int r)
-{
-	return ddp_offset_by(c->recv_counts, c->count, r);
 }
 
 /* A part of a range, in elements. */

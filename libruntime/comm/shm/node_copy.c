@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "comm/core/offsets.h"
 #include "comm/ops/blocks.h"
 #include "comm/shm/memory.h"
 #include "comm/shm/node.h"
@@ -61,7 +62,7 @@ static ddp_range block_for(const copying *k, int i)
 	if (!k->per_reader)
 		return (ddp_range){ 0, k->exposed_count };
 	int rank = k->comm->node.ranks[i];
-	return (ddp_range){ ddp_block_offset(c, rank), ddp_block_count(c, rank) };
+	return (ddp_range){ ddp_block_offset(k->comm, rank), ddp_block_count(c, rank) };
 }
 
 /* Where in recv, and how many elements, this rank reads from the i-th. */
@@ -73,8 +74,8 @@ static ddp_range block_from(const copying *k, int i)
 	switch (c->kind) {
 	case DDP_BROADCAST: return (ddp_range){ 0, c->count };
 	case DDP_SCATTER: return (ddp_range){ 0, ddp_block_count(c, k->comm->rank) };
-	case DDP_ALL_TO_ALL: return (ddp_range){ ddp_recv_offset(c, rank), ddp_recv_count(c, rank) };
-	default: return (ddp_range){ ddp_block_offset(c, rank), ddp_block_count(c, rank) };
+	case DDP_ALL_TO_ALL: return (ddp_range){ ddp_recv_offset(k->comm, rank), ddp_recv_count(c, rank) };
+	default: return (ddp_range){ ddp_block_offset(k->comm, rank), ddp_block_count(c, rank) };
 	}
 }
 
@@ -82,7 +83,7 @@ static ddp_range block_from(const copying *k, int i)
 static size_t source_offset(const copying *k)
 {
 	if (k->c->kind == DDP_SCATTER || k->c->kind == DDP_ALL_TO_ALL)
-		return ddp_block_offset(k->c, k->comm->rank);
+		return ddp_block_offset(k->comm, k->comm->rank);
 	return 0;
 }
 
@@ -127,7 +128,7 @@ static ddp_status run_small(copying *k)
 		ddp_range to = block_from(k, i);
 		if (i == comm->node.self || !exposes(k, i) || to.count == 0)
 			continue;
-		size_t bytes = k->per_reader ? ddp_block_offset(k->c, comm->size) : to.count;
+		size_t bytes = k->per_reader ? ddp_block_offset(comm, comm->size) : to.count;
 		const char *from = ddp_node_payload(comm, i, bytes * k->element);
 		memcpy((char *)k->c->recv + to.begin * k->element, from + source_offset(k) * k->element,
 		       to.count * k->element);
@@ -299,7 +300,7 @@ static bool is_small(const copying *k)
 	if (c->kind == DDP_BROADCAST && k->between != NULL)
 		return false;
 	if (k->per_reader) {
-		count = ddp_block_offset(c, k->comm->size);
+		count = ddp_block_offset(k->comm, k->comm->size);
 	} else if (c->counts != NULL) {
 		for (int r = 0; r < k->comm->size; r++)
 			count = c->counts[r] > count ? c->counts[r] : count;
@@ -321,7 +322,7 @@ static void set_exposed(copying *k)
 	case DDP_SCATTER:
 	case DDP_ALL_TO_ALL:
 		k->exposed = c->send;
-		k->exposed_count = ddp_block_offset(c, k->comm->size);
+		k->exposed_count = ddp_block_offset(k->comm, k->comm->size);
 		break;
 	default:
 		k->exposed = c->send;

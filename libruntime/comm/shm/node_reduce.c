@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "comm/core/offsets.h"
 #include "comm/ops/blocks.h"
 #include "comm/ops/kernels.h"
 #include "comm/shm/memory.h"
@@ -32,7 +33,7 @@ static ddp_range slice(const reduction *r, int owner)
 {
 	if (r->c->kind == DDP_REDUCE_SCATTER) {
 		int rank = r->comm->node.ranks[owner];
-		return (ddp_range){ ddp_block_offset(r->c, rank), ddp_block_count(r->c, rank) };
+		return (ddp_range){ ddp_block_offset(r->comm, rank), ddp_block_count(r->c, rank) };
 	}
 	return ddp_part(r->total, r->comm->node.size, owner, 64 / r->element);
 }
@@ -83,7 +84,7 @@ static ddp_status run_small(ddp_comm *comm, const ddp_collective *c, size_t byte
 	for (int i = 0; i < node->size; i++)
 		node->src[i] = ddp_node_payload(comm, i, bytes);
 	if (c->kind == DDP_REDUCE_SCATTER) {
-		first = ddp_block_offset(c, comm->rank);
+		first = ddp_block_offset(comm, comm->rank);
 		count = ddp_block_count(c, comm->rank);
 	}
 	node->dst[0] = rebase(c->recv, first, element);
@@ -250,7 +251,7 @@ static ddp_status run_large(reduction *r)
 
 static size_t total_count(const ddp_comm *comm, const ddp_collective *c)
 {
-	return c->kind == DDP_REDUCE_SCATTER ? ddp_block_offset(c, comm->size) : c->count;
+	return c->kind == DDP_REDUCE_SCATTER ? ddp_block_offset(comm, comm->size) : c->count;
 }
 
 /* reduce_scatter's output may lie over its input: at this rank's own block
@@ -263,7 +264,7 @@ static ddp_status place_output(reduction *r)
 	r->output = c->recv;
 	if (c->kind != DDP_REDUCE_SCATTER)
 		return DDP_OK;
-	offset = ddp_block_offset(c, r->comm->rank) * r->element;
+	offset = ddp_block_offset(r->comm, r->comm->rank) * r->element;
 	bytes = ddp_block_count(c, r->comm->rank) * r->element;
 	char *place = c->recv;
 	if (bytes > 0 && place != r->input + offset && place < r->input + r->total * r->element &&

@@ -1,0 +1,32 @@
+/*
+ * comm/core/offsets: where the ranks' blocks begin in the buffers of the running
+ * operation, in elements. Those of a v-form are prefix sums of its counts, made once
+ * an operation: who looks at all blocks would else add up counts for each of them.
+ */
+#ifndef DDP_COMM_CORE_OFFSETS_H
+#define DDP_COMM_CORE_OFFSETS_H
+
+#include "comm/core/comm.h"
+
+/* Of comm->run.operation; the arrays stay with the communicator. */
+ddp_status ddp_offsets_make(ddp_comm *comm);
+void ddp_offsets_free(ddp_comm *comm);
+
+/* Where rank r's block begins in the buffer that holds a block for each rank; that of
+   rank `size` is the end of the last. */
+static inline size_t ddp_block_offset(const ddp_comm *comm, int r)
+{
+	const ddp_collective *c = comm->run.operation;
+
+	return c->counts != NULL ? comm->run.offsets[r] : c->count * (size_t)r;
+}
+
+/* The same of what all_to_all receives. */
+static inline size_t ddp_recv_offset(const ddp_comm *comm, int r)
+{
+	const ddp_collective *c = comm->run.operation;
+
+	return c->recv_counts != NULL ? comm->run.recv_offsets[r] : c->count * (size_t)r;
+}
+
+#endif

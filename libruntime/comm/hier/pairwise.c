@@ -1,0 +1,96 @@
+#include "comm/hier/pairwise.h"
+
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "comm/core/offsets.h"
+#include "comm/ops/blocks.h"
+#include "comm/shm/node_copy.h"
+#include "comm/wait/await.h"
+#include "comm/wait/message.h"
+
+typedef struct pair {
+	bool sends, receives;
+	ddp_range send, recv; /* elements of exposed, and of recv */
+} pair;
+
+static pair with_rank(const ddp_comm *comm, const ddp_collective *c, int r)
+{
+	bool root = c->root == comm->rank, theirs = c->root == r;
+	pair p = { .sends = false };
+
+	switch (c->kind) {
+	case DDP_GATHER:
+		p.sends = theirs;
+		p.receives = root;
+		p.send = (ddp_range){ 0, ddp_block_count(c, comm->rank) };
+		p.recv = (ddp_range){ ddp_block_offset(comm, r), ddp_block_count(c, r) };
+		break;
+	case DDP_SCATTER:
+		p.sends = root;
+		p.receives = theirs;
+		p.send = (ddp_range){ ddp_block_offset(comm, r), ddp_block_count(c, r) };
+		p.recv = (ddp_range){ 0, ddp_block_count(c, comm->rank) };
+		break;
+	default:
+		p.sends = p.receives = true;
+		p.send = (ddp_range){ ddp_block_offset(comm, r), ddp_block_count(c, r) };
+		p.recv = (ddp_range){ ddp_recv_offset(comm, r), ddp_recv_count(c, r) };
+		break;
+	}
+	return p;
+}
+
+/* What is under way between nodes while the ranks of each work together. */
+typedef struct copying {
+	ddp_comm *comm;
+	const ddp_collective *c;
+	ddp_transfer *transfers;
+	int count;
+} copying;
+
+static ddp_status begin(void *argument, const void *exposed)
+{
+	copying *copy = argument;
+	ddp_comm *comm = copy->comm;
+	const ddp_collective *c = copy->c;
+	size_t element = ddp_type_bytes(c->type);
+	ddp_status status = DDP_OK;
+
+	copy->transfers = calloc(2 * (size_t)comm->size, sizeof(*copy->transfers));
+	if (copy->transfers == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	/* Each rank begins with its successor, so that not all send to one. */
+	for (int n = 1; n < comm->size && status == DDP_OK; n++) {
+		int to = (comm->rank + n) % comm->size, from = (comm->rank + comm->size - n) % comm->size;
+		const pair out = with_rank(comm, c, to), in = with_rank(comm, c, from);
+		if (in.receives && !ddp_is_local(comm, from))
+			ddp_message_recv(comm, from, ddp_message_tag(comm, 0), (char *)c->recv + in.recv.begin * element,
+			                 in.recv.count * element, &copy->transfers[copy->count++]);
+		if (out.sends && !ddp_is_local(comm, to))
+			status = ddp_message_send(comm, to, ddp_message_tag(comm, 0),
+			                          (const char *)exposed + out.send.begin * element,
+			                          out.send.count * element, &copy->transfers[copy->count++]);
+	}
+	return status;
+}
+
+static ddp_status end(void *argument, ddp_status status)
+{
+	copying *copy = argument;
+
+	if (status == DDP_OK)
+		status = ddp_await_transfers(copy->comm, copy->transfers, copy->count);
+	if (status != DDP_OK)
+		status = ddp_message_give_up(copy->comm, status);
+	free(copy->transfers);
+	return status;
+}
+
+ddp_status ddp_hier_pairwise(ddp_comm *comm, const ddp_collective *c)
+{
+	copying copy = { .comm = comm, .c = c };
+	const ddp_between between = { .argument = &copy, .source = c->root, .begin = begin, .end = end };
+
+	return ddp_node_copy(comm, c, &between);
+}
