@@ -245,6 +245,19 @@ typedef struct ddp_collective {
 	                 and held within their type's range (u8: i32's); it is finite,
 	                 then. */
 	double scale; /* 0 unless `scaled` */
+	/*
+	 * Of ddp_issue(), may be NULL: called exactly once, when the operation is complete
+	 * or has failed; ddp_last_error() is then the reason. It is called on a thread of
+	 * the library, or on the one that closes the communicator, and has returned before
+	 * ddp_wait() does and before ddp_test() says done. It may issue further operations,
+	 * and should be short: operations behind this one wait for it. What waits (ddp_run(),
+	 * ddp_wait(), ...) is DDP_ERR_STATE in it, and so is ddp_issue() once the communicator
+	 * is being closed. The callback of a send or recv that is done while a collective
+	 * of its communicator runs may be called after that, so the collective must not
+	 * depend on it.
+	 */
+	void (*on_complete)(void *user, ddp_status status);
+	void *user;
 } ddp_collective;
 
 typedef struct ddp_request ddp_request;
@@ -266,7 +279,9 @@ DDP_API ddp_status ddp_mem_free(ddp_comm *comm, void *memory);
  * Starts an operation. It proceeds without further calls, beside the caller's
  * computation. Buffers and counts stay untouched until it is complete. Every
  * request must be ended by ddp_wait(), ddp_wait_for() or a ddp_test() that
- * says done; it is invalid afterwards.
+ * says done; it is invalid afterwards. With on_complete, `request` may be NULL:
+ * the library then ends it itself. An error of ddp_issue() started nothing, and
+ * calls nothing.
  */
 DDP_API ddp_status ddp_issue(ddp_comm *comm, const ddp_collective *operation,
                              ddp_request **request);

@@ -85,6 +85,7 @@ check_PROGRAMS += \
 	tests/ranks/comm_soak \
 	tests/ranks/test_checkpoint \
 	tests/ranks/test_comm_await \
+	tests/ranks/test_comm_callbacks \
 	tests/ranks/test_comm_memory \
 	tests/ranks/test_comm_progress \
 	tests/ranks/test_comm_threads \

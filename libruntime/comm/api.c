@@ -36,6 +36,8 @@ ddp_status ddp_comm_free(ddp_comm *comm)
 		return DDP_OK;
 	if (comm->is_world)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_free(): the world communicator belongs to its context");
+	if (ddp_request_may_wait("ddp_comm_free()") != DDP_OK)
+		return DDP_ERR_STATE;
 	ddp_comm_close(comm);
 	return DDP_OK;
 }

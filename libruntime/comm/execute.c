@@ -28,6 +28,9 @@ static int missing_p2p(ddp_comm *comm, const void *argument)
 		return DDP_NOBODY;
 	if (request != NULL)
 		return atomic_load(&request->done) != 0 ? DDP_NOBODY : request->operation.root;
+	/* What waits for a message may wait for one that a callback sends. */
+	if (ddp_requests_to_call_back(comm))
+		return DDP_NOBODY;
 	if (comm->p2p.requests == NULL)
 		return DDP_NOBODY;
 	/* The deadline belongs to the first request, and that is complete. */

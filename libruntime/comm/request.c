@@ -34,6 +34,13 @@ static ddp_request *pop(ddp_comm *comm)
 	return request;
 }
 
+/* Is there nothing for the thread but the network? queue.lock is held. */
+static bool is_idle(ddp_comm *comm)
+{
+	return comm->queue.head == NULL && !atomic_load(&comm->queue.stopping) && !ddp_p2p_pending(comm) &&
+	       !ddp_requests_to_call_back(comm);
+}
+
 /* A caller that runs one operation after the other looks after the network
    itself. Woken by each message, the thread would take its lock and its core;
    so it only comes by from time to time. True if it has dozed. */
@@ -54,7 +61,7 @@ static bool leave_to_callers(ddp_comm *comm, callers *others)
 		return false;
 	uint64_t until_ns = ddp_now_ns() + (uint64_t)others->doze_ms * 1000000;
 	pthread_mutex_lock(&comm->queue.lock);
-	if (comm->queue.head == NULL && !comm->queue.stopping && !ddp_p2p_pending(comm))
+	if (is_idle(comm))
 		(void)ddp_condition_wait(&comm->queue.filled, &comm->queue.lock, until_ns);
 	pthread_mutex_unlock(&comm->queue.lock);
 	return true;
@@ -74,7 +81,7 @@ static void look_after_network(ddp_comm *comm, callers *others)
 	pthread_mutex_unlock(&comm->run.lock);
 
 	pthread_mutex_lock(&comm->queue.lock);
-	sleep = sleep && comm->queue.head == NULL && !atomic_load(&comm->queue.stopping) && !ddp_p2p_pending(comm);
+	sleep = sleep && is_idle(comm);
 	pthread_mutex_unlock(&comm->queue.lock);
 	if (sleep)
 		ddp_doorbell_sleep(comm, ddp_net_fd(comm), -1);
@@ -98,7 +105,15 @@ static ddp_request *take(ddp_comm *comm, callers *others)
 	ddp_request *request;
 
 	pthread_mutex_lock(&comm->queue.lock);
-	while ((request = pop(comm)) == NULL && !atomic_load(&comm->queue.stopping)) {
+	while (true) {
+		if (ddp_requests_to_call_back(comm)) {
+			pthread_mutex_unlock(&comm->queue.lock);
+			ddp_requests_call_back(comm);
+			pthread_mutex_lock(&comm->queue.lock);
+			continue;
+		}
+		if ((request = pop(comm)) != NULL || atomic_load(&comm->queue.stopping))
+			break;
 		if (ddp_p2p_pending(comm)) {
 			pthread_mutex_unlock(&comm->queue.lock);
 			look_after_p2p(comm);
@@ -155,9 +170,9 @@ ddp_status ddp_comm_start(ddp_comm *comm)
 	int error = 0;
 
 	pthread_mutex_lock(&comm->queue.lock);
-	if (!comm->queue.thread_started)
+	if (!comm->queue.thread_started && !comm->queue.closing)
 		error = ddp_thread_start(&comm->queue.thread, progress, comm);
-	comm->queue.thread_started = error == 0;
+	comm->queue.thread_started |= error == 0 && !comm->queue.closing;
 	pthread_mutex_unlock(&comm->queue.lock);
 	return error == 0 ? DDP_OK
 	                  : ddp_fail_errno(DDP_ERR_NOMEM, error, "cannot start the progress thread");
@@ -167,6 +182,7 @@ void ddp_comm_stop(ddp_comm *comm)
 {
 	pthread_mutex_lock(&comm->queue.lock);
 	bool started = comm->queue.thread_started;
+	comm->queue.closing = true;
 	atomic_store(&comm->queue.stopping, true);
 	if (started)
 		notify(comm);
@@ -177,6 +193,7 @@ void ddp_comm_stop(ddp_comm *comm)
 	pthread_mutex_lock(&comm->run.lock);
 	ddp_p2p_abandon(comm);
 	pthread_mutex_unlock(&comm->run.lock);
+	ddp_requests_call_back(comm);
 }
 
 static bool is_p2p(const ddp_collective *c)
@@ -187,16 +204,29 @@ static bool is_p2p(const ddp_collective *c)
 static void append(ddp_comm *comm, ddp_request *request)
 {
 	atomic_fetch_add(&comm->queue.count, 1);
-	pthread_mutex_lock(&comm->queue.lock);
 	if (comm->queue.tail != NULL)
 		comm->queue.tail->next = request;
 	else
 		comm->queue.head = request;
 	comm->queue.tail = request;
-	notify(comm);
-	pthread_mutex_unlock(&comm->queue.lock);
 }
 
+/* False: the communicator is being closed. */
+static bool add(ddp_comm *comm, ddp_request *request)
+{
+	pthread_mutex_lock(&comm->queue.lock);
+	bool open = !comm->queue.closing || request->last;
+	if (open && is_p2p(&request->operation))
+		ddp_p2p_add(comm, request);
+	else if (open)
+		append(comm, request);
+	if (open)
+		notify(comm);
+	pthread_mutex_unlock(&comm->queue.lock);
+	return open;
+}
+
+/* `request` NULL: it is ended when it is complete. */
 static ddp_status enqueue(ddp_comm *comm, const ddp_collective *c, bool last, ddp_request **request)
 {
 	ddp_status status = ddp_comm_start(comm);
@@ -209,15 +239,14 @@ static ddp_status enqueue(ddp_comm *comm, const ddp_collective *c, bool last, dd
 	queued->comm = comm;
 	queued->operation = *c;
 	queued->last = last;
-	*request = queued;
-	if (!is_p2p(c)) {
-		append(comm, queued);
-		return DDP_OK;
+	queued->detached = request == NULL;
+	if (!add(comm, queued)) {
+		free(queued);
+		return ddp_fail(DDP_ERR_STATE, "%s was issued to a communicator that is being closed",
+		                ddp_kind_name(c->kind));
 	}
-	ddp_p2p_add(comm, queued);
-	pthread_mutex_lock(&comm->queue.lock);
-	notify(comm);
-	pthread_mutex_unlock(&comm->queue.lock);
+	if (request != NULL)
+		*request = queued;
 	return DDP_OK;
 }
 
@@ -225,8 +254,10 @@ ddp_status ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_reques
 {
 	ddp_collective c;
 
-	if (comm == NULL || operation == NULL || request == NULL)
+	if (comm == NULL || operation == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_issue(): a NULL argument");
+	if (request == NULL && operation->on_complete == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_issue(): without a request or on_complete nobody learns of the end");
 	ddp_status status = ddp_collective_complete(comm, operation, &c);
 	if (status != DDP_OK)
 		return status;
@@ -273,7 +304,9 @@ static ddp_status run_p2p(ddp_comm *comm, const ddp_collective *c)
 {
 	ddp_request request = { .comm = comm, .operation = *c, .awaited = true };
 
+	pthread_mutex_lock(&comm->queue.lock);
 	ddp_p2p_add(comm, &request);
+	pthread_mutex_unlock(&comm->queue.lock);
 	while (atomic_load(&request.done) == 0) {
 		if (pthread_mutex_trylock(&comm->run.lock) == 0) {
 			(void)ddp_execute_p2p(comm, &request);
@@ -315,6 +348,10 @@ ddp_status ddp_run(ddp_comm *comm, const ddp_collective *operation)
 
 	if (comm == NULL || operation == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_run(): a NULL argument");
+	if (operation->on_complete != NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_run(): on_complete is for ddp_issue()");
+	if ((status = ddp_request_may_wait("ddp_run()")) != DDP_OK)
+		return status;
 	if ((status = ddp_collective_complete(comm, operation, &c)) != DDP_OK)
 		return status;
 	if (is_p2p(&c))
@@ -326,6 +363,10 @@ ddp_status ddp_comm_last_barrier(ddp_comm *comm)
 {
 	static const ddp_collective barrier = { .kind = DDP_BARRIER };
 	ddp_collective c;
+
+	pthread_mutex_lock(&comm->queue.lock);
+	comm->queue.closing = true;
+	pthread_mutex_unlock(&comm->queue.lock);
 	ddp_status status = ddp_collective_complete(comm, &barrier, &c);
 
 	return status == DDP_OK ? run_collective(comm, &c, true) : status;
@@ -364,6 +405,8 @@ ddp_status ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *en
 {
 	if (request == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_wait(): request is NULL");
+	if (!is_done(request) && ddp_request_may_wait("ddp_wait()") != DDP_OK)
+		return DDP_ERR_STATE;
 	/* The communicator may go as soon as the request is complete. */
 	atomic_store(&request->awaited, true);
 	while (!is_done(request))
@@ -385,6 +428,8 @@ ddp_status ddp_wait_for(ddp_request *request, int timeout_ms)
 	if (request == NULL || timeout_ms < 0)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_wait_for(): %s",
 		                request == NULL ? "request is NULL" : "a negative timeout");
+	if (!is_done(request) && ddp_request_may_wait("ddp_wait_for()") != DDP_OK)
+		return DDP_ERR_STATE;
 	uint64_t now = ddp_now_ns(), end_ns = now + (uint64_t)timeout_ms * 1000000;
 	atomic_store(&request->awaited, true);
 	for (; !is_done(request) && now < end_ns; now = ddp_now_ns())

@@ -74,9 +74,12 @@ typedef struct ddp_queue {
 	pthread_mutex_t lock;
 	pthread_cond_t filled;
 	ddp_request *head, *tail;
+	ddp_request *ended, *ended_tail; /* those that are to call back */
+	atomic_bool to_call_back;   /* there are some */
 	atomic_int count;           /* in the queue or taken from it by the thread */
 	atomic_int callers;         /* threads that want run.lock for a blocking call */
 	bool thread_started;        /* under the lock */
+	bool closing;               /* nothing is issued any more; under the lock */
 	atomic_bool stopping;       /* set under the lock or run.lock */
 	pthread_t thread;
 } ddp_queue;

@@ -13,6 +13,7 @@ struct ddp_request {
 	_Atomic uint32_t done;      /* futex */
 	ddp_status status;
 	bool last;                  /* nothing runs after it */
+	bool detached;              /* the program has no pointer to it */
 	atomic_bool awaited;        /* by a thread of the program */
 	char *message;              /* of a failure; malloc'd */
 	uint64_t start_ns, end_ns;
@@ -24,8 +25,18 @@ struct ddp_request {
 	struct ddp_transfer *transfer; /* between nodes */
 };
 
-/* Ends an operation, and wakes who waits for it. */
+/* Ends an operation, and wakes who waits for it; if it calls back, leaves that to
+   ddp_requests_call_back(). */
 void ddp_request_complete(ddp_request *request, ddp_status status);
+
+/* Calls back for the operations that have ended, and ends their requests. By the
+   progress thread, or after its end; no lock is held. */
+void ddp_requests_call_back(ddp_comm *comm);
+/* Is there something to call back? */
+bool ddp_requests_to_call_back(const ddp_comm *comm);
+/* DDP_ERR_STATE if the calling thread is in a callback: `what` would wait there for
+   itself. */
+ddp_status ddp_request_may_wait(const char *what);
 
 /* Does a thread of the program wait for a message or for what is queued? run.lock
    is held. */

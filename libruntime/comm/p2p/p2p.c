@@ -40,13 +40,11 @@ ddp_status ddp_p2p_open(ddp_comm *comm)
 void ddp_p2p_add(ddp_comm *comm, ddp_request *request)
 {
 	request->deadline_ns = ddp_now_ns() + (uint64_t)comm->timeout_ms * 1000000;
-	pthread_mutex_lock(&comm->queue.lock);
 	ddp_request **end = &comm->p2p.added;
 	while (*end != NULL)
 		end = &(*end)->next;
 	*end = request;
 	atomic_fetch_add(&comm->p2p.count, 1);
-	pthread_mutex_unlock(&comm->queue.lock);
 }
 
 static bool is_send(const ddp_request *r)

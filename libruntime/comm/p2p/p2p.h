@@ -20,7 +20,7 @@ typedef struct ddp_ring {
 
 ddp_status ddp_p2p_open(ddp_comm *comm);
 
-/* Adds a send or recv; the run.lock need not be held. */
+/* Adds a send or recv. queue.lock is held; run.lock need not be. */
 void ddp_p2p_add(ddp_comm *comm, ddp_request *request);
 
 /* Is anything under way? Any thread. */

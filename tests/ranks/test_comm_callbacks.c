@@ -1,0 +1,336 @@
+/* Operations that call back when they end. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <semaphore.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "comm/core/comm.h"
+#include "tests/support/comm_ranks.h"
+
+static const int two_nodes[] = { 0, 1, 1 };
+
+static void run_both(int (*body)(ddp_comm *, void *))
+{
+	for (int layout = 0; layout < 2; layout++) {
+		const test_world world = { .ranks = 3, .node_of = layout == 0 ? NULL : two_nodes,
+		                           .timeout_ms = 20000, .body = body };
+		assert_int_equal(test_world_run(&world), 0);
+	}
+}
+
+/* What a callback knows, and tells. */
+typedef struct chain {
+	ddp_comm *comm;
+	pthread_t program;
+	int64_t values[2], sent[64];
+	int left;            /* operations that are to follow */
+	atomic_int calls;
+	ddp_status status;
+	char reason[256];
+	sem_t ended;
+} chain;
+
+static void chain_init(chain *c, ddp_comm *comm)
+{
+	*c = (chain){ .comm = comm, .program = pthread_self() };
+	CHECK(sem_init(&c->ended, 0, 0) == 0);
+}
+
+static void note_end(void *user, ddp_status status)
+{
+	chain *c = user;
+
+	CHECK(pthread_equal(pthread_self(), c->program) == 0);
+	c->status = status;
+	strncpy(c->reason, status == DDP_OK ? "" : ddp_last_error(), sizeof(c->reason) - 1);
+	atomic_fetch_add(&c->calls, 1);
+	CHECK(sem_post(&c->ended) == 0);
+}
+
+/* ---- one operation starts the next ------------------------------------------------------ */
+
+enum { LENGTH = 50 };
+
+static void sum_again(void *user, ddp_status status)
+{
+	chain *c = user;
+
+	CHECK_OK(status);
+	if (c->left-- == 0) {
+		note_end(user, status);
+		return;
+	}
+	c->values[0] = c->values[1] / ddp_comm_size(c->comm) + 1;
+	CHECK_OK(ddp_issue(c->comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .send = &c->values[0],
+	                                               .recv = &c->values[1], .count = 1, .type = DDP_I64,
+	                                               .on_complete = sum_again, .user = c }, NULL));
+}
+
+static int sum_in_a_chain(ddp_comm *comm, void *argument)
+{
+	chain c;
+
+	(void)argument;
+	chain_init(&c, comm);
+	c.left = LENGTH;
+	CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_BARRIER, .on_complete = sum_again,
+	                                            .user = &c }, NULL));
+	CHECK(sem_wait(&c.ended) == 0);
+	CHECK(c.values[1] == (int64_t)LENGTH * ddp_comm_size(comm));
+	return 0;
+}
+
+static void a_callback_issues_the_next_operation(void **state)
+{
+	(void)state;
+	run_both(sum_in_a_chain);
+}
+
+/* A ball goes round the ranks: each waits for it all the time, and the callback sends it
+   on and waits again. */
+static void pass_on(void *user, ddp_status status)
+{
+	chain *c = user;
+	int rank = ddp_comm_rank(c->comm), size = ddp_comm_size(c->comm);
+
+	CHECK_OK(status);
+	int64_t *ball = &c->sent[c->left];
+	*ball = c->values[0] + 1;
+	if (c->left-- > 0)
+		CHECK_OK(ddp_issue(c->comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &c->values[0], .count = 1,
+		                                               .type = DDP_I64, .root = (rank + size - 1) % size,
+		                                               .on_complete = pass_on, .user = c }, NULL));
+	if (rank != 0 || c->left >= 0)
+		CHECK_OK(ddp_issue(c->comm, &(ddp_collective){ .kind = DDP_SEND, .send = ball, .count = 1,
+		                                               .type = DDP_I64, .root = (rank + 1) % size,
+		                                               .on_complete = note_end, .user = c }, NULL));
+	else
+		note_end(user, status);
+}
+
+static int pass_a_ball(ddp_comm *comm, void *argument)
+{
+	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	int64_t first = 1;
+	chain c;
+
+	(void)argument;
+	chain_init(&c, comm);
+	c.left = LENGTH - 1;
+	CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &c.values[0], .count = 1,
+	                                            .type = DDP_I64, .root = (rank + size - 1) % size,
+	                                            .on_complete = pass_on, .user = &c }, NULL));
+	if (rank == 0)
+		CHECK_OK(ddp_send(comm, &first, 1, DDP_I64, 1, 0));
+	for (int i = 0; i < LENGTH; i++)
+		CHECK(sem_wait(&c.ended) == 0);
+	CHECK(c.values[0] == (int64_t)(LENGTH - 1) * size + (rank == 0 ? size : rank));
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+static void a_callback_sends_what_another_waits_for(void **state)
+{
+	(void)state;
+	run_both(pass_a_ball);
+}
+
+/* ---- when it is called --------------------------------------------------------------------- */
+
+static void take_long(void *user, ddp_status status)
+{
+	usleep(20000);
+	note_end(user, status);
+}
+
+static int wait_for_callbacks(ddp_comm *comm, void *argument)
+{
+	const ddp_collective ways[] = {
+		{ .kind = DDP_BARRIER, .on_complete = take_long },
+		{ .kind = DDP_SEND, .root = ddp_comm_rank(comm), .on_complete = take_long },
+		{ .kind = DDP_RECV, .root = ddp_comm_rank(comm), .on_complete = take_long },
+	};
+
+	(void)argument;
+	for (int by_test = 0; by_test < 2; by_test++) {
+		ddp_request *requests[3];
+		chain chains[3];
+		for (int i = 0; i < 3; i++) {
+			ddp_collective operation = ways[i];
+			chain_init(&chains[i], comm);
+			operation.user = &chains[i];
+			CHECK_OK(ddp_issue(comm, &operation, &requests[i]));
+		}
+		for (int i = 0; i < 3; i++) {
+			bool done = false;
+			while (by_test && !done)
+				CHECK_OK(ddp_test(requests[i], &done));
+			if (!by_test)
+				CHECK_OK(ddp_wait(requests[i]));
+			CHECK(atomic_load(&chains[i].calls) == 1 && chains[i].status == DDP_OK);
+		}
+	}
+	return 0;
+}
+
+static void the_callback_has_returned_when_the_wait_does(void **state)
+{
+	(void)state;
+	run_both(wait_for_callbacks);
+}
+
+/* ---- errors ------------------------------------------------------------------------------ */
+
+/* Behind an operation for which rank 0 does not come. */
+static int abort_operations(ddp_comm *comm, void *argument)
+{
+	static char never[2];
+	const ddp_collective ways[] = {
+		{ .kind = DDP_RECV, .recv = &never[0], .count = 1, .type = DDP_U8, .root = 0 },
+		{ .kind = DDP_BARRIER }, { .kind = DDP_BARRIER },
+		{ .kind = DDP_SEND, .send = &never[1], .count = 1, .type = DDP_U8, .root = 0, .tag = 1 },
+	};
+	enum { COUNT = sizeof(ways) / sizeof(ways[0]) };
+	chain chains[COUNT];
+	ddp_request *request = NULL;
+
+	(void)argument;
+	if (ddp_comm_rank(comm) == 0) {
+		CHECK_OK(ddp_recv(comm, &never[0], 1, DDP_U8, 2, 7));
+		CHECK_OK(ddp_comm_abort(comm, "enough"));
+		return 0;
+	}
+	for (int i = 0; i < COUNT; i++) {
+		ddp_collective operation = ways[i];
+		chain_init(&chains[i], comm);
+		operation.on_complete = note_end;
+		operation.user = &chains[i];
+		CHECK_OK(ddp_issue(comm, &operation, i == 1 ? &request : NULL));
+	}
+	if (ddp_comm_rank(comm) == 2)
+		CHECK_OK(ddp_send(comm, &never[0], 1, DDP_U8, 0, 7));
+	for (int i = 0; i < COUNT; i++) {
+		CHECK(sem_wait(&chains[i].ended) == 0);
+		/* A small message may have gone out before. */
+		CHECK(chains[i].status == DDP_ERR_ABORTED || (i == 3 && chains[i].status == DDP_OK));
+		CHECK(chains[i].status == DDP_OK || strstr(chains[i].reason, "enough") != NULL);
+	}
+	CHECK(ddp_wait(request) == DDP_ERR_ABORTED);
+	for (int i = 0; i < COUNT; i++)
+		CHECK(atomic_load(&chains[i].calls) == 1);
+	return 0;
+}
+
+static void each_operation_that_is_aborted_calls_back_once(void **state)
+{
+	(void)state;
+	run_both(abort_operations);
+}
+
+/* The one that closes may call back; nothing can be issued any more. */
+static void try_to_go_on(void *user, ddp_status status)
+{
+	chain *c = user;
+
+	c->status = status;
+	strncpy(c->reason, ddp_last_error(), sizeof(c->reason) - 1);
+	atomic_fetch_add(&c->calls, 1);
+	CHECK(ddp_issue(c->comm, &(ddp_collective){ .kind = DDP_BARRIER, .on_complete = try_to_go_on,
+	                                            .user = c }, NULL) == DDP_ERR_STATE);
+	CHECK(strstr(ddp_last_error(), "being closed") != NULL);
+	CHECK(ddp_issue(c->comm, &(ddp_collective){ .kind = DDP_SEND, .on_complete = try_to_go_on,
+	                                            .user = c }, NULL) == DDP_ERR_STATE);
+}
+
+static int close_under_a_receive(ddp_comm *comm, void *argument)
+{
+	static char never;
+	ddp_comm *part;
+	chain c;
+
+	(void)argument;
+	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
+	chain_init(&c, part);
+	CHECK_OK(ddp_issue(part, &(ddp_collective){ .kind = DDP_RECV, .recv = &never, .count = 1, .type = DDP_U8,
+	                                            .root = ddp_comm_rank(comm), .tag = 3,
+	                                            .on_complete = try_to_go_on, .user = &c }, NULL));
+	CHECK_OK(ddp_barrier(comm));
+	CHECK_OK(ddp_comm_free(part));
+	CHECK(atomic_load(&c.calls) == 1 && c.status == DDP_ERR_STATE);
+	CHECK(strstr(c.reason, "with tag 3") != NULL);
+	return 0;
+}
+
+static void closing_calls_back_for_what_is_open(void **state)
+{
+	(void)state;
+	run_both(close_under_a_receive);
+}
+
+/* ---- what a callback must not do ------------------------------------------------------------ */
+
+typedef struct refusal {
+	chain chain;
+	ddp_comm *part;
+	ddp_request *later;
+} refusal;
+
+static void wait_in_vain(void *user, ddp_status status)
+{
+	refusal *r = user;
+
+	CHECK_OK(status);
+	CHECK(ddp_barrier(r->chain.comm) == DDP_ERR_STATE);
+	CHECK(strstr(ddp_last_error(), "callback") != NULL);
+	CHECK(ddp_wait(r->later) == DDP_ERR_STATE);
+	CHECK(ddp_wait_for(r->later, 1) == DDP_ERR_STATE);
+	CHECK(ddp_comm_free(r->part) == DDP_ERR_STATE);
+	note_end(&r->chain, status);
+}
+
+static int wait_in_a_callback(ddp_comm *comm, void *argument)
+{
+	static char never;
+	const ddp_collective barrier = { .kind = DDP_BARRIER, .on_complete = note_end };
+	refusal r;
+
+	(void)argument;
+	chain_init(&r.chain, comm);
+	CHECK_OK(ddp_comm_split(comm, 0, 0, &r.part));
+	CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &never, .count = 1, .type = DDP_U8,
+	                                            .root = ddp_comm_rank(comm) }, &r.later));
+	CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_BARRIER, .on_complete = wait_in_vain,
+	                                            .user = &r }, NULL));
+	CHECK(sem_wait(&r.chain.ended) == 0);
+	CHECK_OK(ddp_send(comm, &never, 1, DDP_U8, ddp_comm_rank(comm), 0));
+	CHECK_OK(ddp_wait(r.later));
+	CHECK_OK(ddp_comm_free(r.part));
+	CHECK(ddp_run(comm, &barrier) == DDP_ERR_INVALID);
+	CHECK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_BARRIER }, NULL) == DDP_ERR_INVALID);
+	return 0;
+}
+
+static void a_callback_may_not_wait(void **state)
+{
+	(void)state;
+	run_both(wait_in_a_callback);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_callback_issues_the_next_operation),
+		cmocka_unit_test(a_callback_sends_what_another_waits_for),
+		cmocka_unit_test(the_callback_has_returned_when_the_wait_does),
+		cmocka_unit_test(each_operation_that_is_aborted_calls_back_once),
+		cmocka_unit_test(closing_calls_back_for_what_is_open),
+		cmocka_unit_test(a_callback_may_not_wait),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
