@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/options.h"
 #include "base/text.h"
 #include "job/environment.h"
 #include "job/pmix_client.h"
@@ -28,9 +29,9 @@ static ddp_status choose_timeout(const ddp_options *options, int *timeout_ms)
 	int64_t seconds;
 
 	*timeout_ms = DEFAULT_TIMEOUT_MS;
-	if (options != NULL && options->timeout_ms < 0)
+	if (options->timeout_ms < 0)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_init: timeout_ms is %d", options->timeout_ms);
-	if (options != NULL && options->timeout_ms > 0) {
+	if (options->timeout_ms > 0) {
 		*timeout_ms = options->timeout_ms;
 		return DDP_OK;
 	}
@@ -55,11 +56,9 @@ static ddp_status open_watch(ddp_context *context)
 /* Once ranks can tell each other: a file may be wrong on one of them. */
 static ddp_status record(ddp_context *context, const ddp_options *options)
 {
-	const char *trace_dir = options != NULL ? options->trace_dir : NULL;
-
 	ddp_status status = ddp_watch_record(
-		context->watch, &context->job, options != NULL ? options->metrics_path : NULL,
-		trace_dir != NULL ? trace_dir : ddp_environment("DDP_TRACE_DIR"));
+		context->watch, &context->job, options->metrics_path,
+		options->trace_dir != NULL ? options->trace_dir : ddp_environment("DDP_TRACE_DIR"));
 	return ddp_status_agree(context->world, status, "write its metrics or its trace");
 }
 
@@ -72,7 +71,7 @@ static ddp_status open_context(ddp_context *context, const ddp_options *options)
 	ddp_status status = open_watch(context);
 	ddp_page_wait(ddp_watch_page(context->watch), 0, start_ns, "the first exchange of all ranks");
 	if (status == DDP_OK)
-		status = ddp_wireup_open(job, &context->key, options != NULL ? options->wireup : NULL,
+		status = ddp_wireup_open(job, &context->key, options->wireup,
 		                         deadline_ns, &context->wireup);
 	if (status == DDP_OK)
 		status = ddp_agree(context->wireup, &context->job, deadline_ns);
@@ -105,17 +104,21 @@ static void release(ddp_context *context)
 	free(context);
 }
 
-ddp_status ddp_init(const ddp_options *options, ddp_context **context)
+ddp_status ddp_init(const ddp_options *given, ddp_context **context)
 {
-	ddp_context *opened = calloc(1, sizeof(*opened));
+	ddp_options options;
+	ddp_status status = ddp_options_copy("ddp_options", given, &options, sizeof(options));
 
+	if (status != DDP_OK)
+		return status;
+	ddp_context *opened = calloc(1, sizeof(*opened));
 	if (opened == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "ddp_init: no memory");
-	ddp_status status = choose_timeout(options, &opened->timeout_ms);
+	status = choose_timeout(&options, &opened->timeout_ms);
 	if (status == DDP_OK)
 		status = ddp_job_discover(&opened->job, &opened->key);
 	if (status == DDP_OK)
-		status = open_context(opened, options);
+		status = open_context(opened, &options);
 	if (status != DDP_OK) {
 		char reason[1024];
 

@@ -14,7 +14,10 @@
  *    DDP_OK, ddp_last_error() gives a full sentence for the calling thread.
  *  - The library never exits the process and never prints; messages go to
  *    the callback of ddp_set_log(), which is unset at first.
- *  - Zero in an options field means its default. Options structures are
+ *  - Options structures begin with their size: .size = sizeof(options). So programs
+ *    go on working with later releases, whose structures are longer; one that sets an
+ *    option which this release does not know gets DDP_ERR_INVALID, and so does one that
+ *    sets no size. Zero in any other field means its default. Options structures are
  *    copied; their strings need to live for the call only.
  *  - Output pointers are written on success only, unless said otherwise.
  *  - Times are in the unit that the name ends in (_ms, _ns, _seconds); sizes
@@ -146,6 +149,7 @@ typedef struct ddp_context ddp_context;
 typedef struct ddp_comm ddp_comm;
 
 typedef struct ddp_options {
+	size_t size;              /* sizeof(ddp_options) */
 	int timeout_ms;           /* for wire-up and each collective; 0: DDP_TIMEOUT
 	                             (seconds) of the environment, else 300000 */
 	const char *wireup;       /* "pmix", "tcp" or NULL: the best there is */
@@ -397,6 +401,7 @@ typedef enum ddp_update_mode {
 
 /* AdamW: Loshchilov and Hutter, ICLR 2019, in PyTorch's order of operations. */
 typedef struct ddp_model_options {
+	size_t size;            /* sizeof(ddp_model_options) */
 	double bucket_mb;       /* cap of a gradient bucket, MiB; 0: DDP_BUCKET_MB of
 	                           the environment, else a 32nd of the model, from 1
 	                           to 25 */
@@ -575,6 +580,7 @@ DDP_API const int64_t *ddp_sampler_indices(const ddp_sampler *sampler, int64_t *
 DDP_API void ddp_sampler_free(ddp_sampler *sampler);
 
 typedef struct ddp_loader_options {
+	size_t size;      /* sizeof(ddp_loader_options) */
 	int batch_size;   /* samples per rank and batch; required */
 	uint64_t seed;
 	bool sequential;  /* no shuffling */
@@ -681,6 +687,7 @@ typedef ddp_status (*ddp_batch_fn)(void *user, ddp_model *model, const ddp_batch
                                    double *weight, double *loss_sum);
 
 typedef struct ddp_train_options {
+	size_t size;                /* sizeof(ddp_train_options) */
 	int64_t steps;              /* total, also when resumed; required */
 	int accumulate;             /* micro-batches per step; 0: 1 */
 	const char *checkpoint_dir; /* NULL: none; tried before the first step */

@@ -9,6 +9,7 @@ base_sources = \
 	libruntime/base/crc32c.c libruntime/base/crc32c.h \
 	libruntime/base/error.c libruntime/base/error.h \
 	libruntime/base/log.c libruntime/base/log.h \
+	libruntime/base/options.c libruntime/base/options.h \
 	libruntime/base/pages.h \
 	libruntime/base/text.c libruntime/base/text.h \
 	libruntime/base/wait.h

@@ -109,6 +109,7 @@ check_PROGRAMS += \
 	tests/unit/test_kernel_product \
 	tests/unit/test_loader \
 	tests/unit/test_optim \
+	tests/unit/test_options \
 	tests/unit/test_safetensors \
 	tests/unit/test_sampler \
 	tests/unit/test_spank_blame \

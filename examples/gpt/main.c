@@ -86,7 +86,8 @@ static int choose_threads(const struct trainer *t)
 static bool start_library(struct trainer *t)
 {
 	const gpt_options *o = &t->options;
-	const ddp_options options = {.metrics_path = o->metrics, .trace_dir = o->trace};
+	const ddp_options options = {.size = sizeof(options), .metrics_path = o->metrics,
+	                             .trace_dir = o->trace};
 
 	ddp_set_log(ddp_log_stderr, NULL, o->verbose ? DDP_LOG_DEBUG : DDP_LOG_WARN);
 	ddp_status status = ddp_init(&options, &t->context);
@@ -101,7 +102,8 @@ static bool start_library(struct trainer *t)
 static bool open_data(struct trainer *t)
 {
 	const gpt_options *o = &t->options;
-	const ddp_loader_options options = {.batch_size = o->batch, .seed = o->seed};
+	const ddp_loader_options options = {.size = sizeof(options), .batch_size = o->batch,
+	                                    .seed = o->seed};
 
 	ddp_status status = ddp_tokens_open(o->data, o->format, o->model.length, 0, 1, &t->dataset);
 	if (status == DDP_OK)
@@ -130,7 +132,7 @@ static bool bind(struct trainer *t, int count)
 static bool make_model(struct trainer *t)
 {
 	const gpt_options *o = &t->options;
-	const ddp_model_options options = {.bucket_mb = o->bucket_mb,
+	const ddp_model_options options = {.size = sizeof(options), .bucket_mb = o->bucket_mb,
 		.learning_rate = o->learning_rate, .beta2 = 0.95, .weight_decay = o->weight_decay,
 		.clip_norm = o->clip, .update = o->update, .no_overlap = o->no_overlap,
 		.no_communication = o->no_communication};
@@ -233,7 +235,8 @@ static int64_t parameter_count(const struct trainer *t)
 static bool train(struct trainer *t)
 {
 	const gpt_options *o = &t->options;
-	const ddp_train_options options = {.steps = o->steps, .accumulate = o->accumulate,
+	const ddp_train_options options = {.size = sizeof(options), .steps = o->steps,
+	                                   .accumulate = o->accumulate,
 		.checkpoint_dir = o->checkpoint, .checkpoint_every = o->checkpoint_every,
 		.checkpoint_keep = o->keep, .resume = o->resume, .schedule = schedule,
 		.on_step = on_step, .user = t, .stop_signal = SIGTERM};

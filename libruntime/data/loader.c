@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/options.h"
 #include "base/thread.h"
 #include "context.h"
 #include "data/sampler.h"
@@ -211,9 +212,9 @@ static ddp_status check_options(const ddp_dataset *dataset, const ddp_loader_opt
 {
 	if (dataset == NULL || dataset->read == NULL || dataset->size < 1 || dataset->sample_bytes < 1)
 		return ddp_fail(DDP_ERR_INVALID, "loader: the dataset has no samples or no read()");
-	if (options == NULL || options->batch_size < 1)
+	if (options->batch_size < 1)
 		return ddp_fail(DDP_ERR_INVALID, "loader: batch_size is %d, must be at least 1",
-		                options != NULL ? options->batch_size : 0);
+		                options->batch_size);
 	if (options->prefetch < 0 || options->prefetch > PREFETCH_MAX)
 		return ddp_fail(DDP_ERR_INVALID, "loader: prefetch is %d, must be 0 .. %d",
 		                options->prefetch, PREFETCH_MAX);
@@ -243,9 +244,13 @@ static ddp_status allocate_slots(ddp_loader *loader)
 }
 
 ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
-                           const ddp_loader_options *options, ddp_loader **loader)
+                           const ddp_loader_options *given, ddp_loader **loader)
 {
-	ddp_status status = check_options(dataset, options);
+	ddp_loader_options options;
+
+	ddp_status status = ddp_options_copy("ddp_loader_options", given, &options, sizeof(options));
+	if (status == DDP_OK)
+		status = check_options(dataset, &options);
 	if (status != DDP_OK)
 		return status;
 
@@ -253,7 +258,7 @@ ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
 	if (made == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "loader: out of memory");
 	made->dataset = *dataset;
-	made->options = *options;
+	made->options = options;
 	if (made->options.prefetch == 0)
 		made->options.prefetch = PREFETCH_DEFAULT;
 	made->rank = rank;
@@ -268,8 +273,8 @@ ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
 		                  dataset->size, global_batch(made));
 		goto failed;
 	}
-	status = ddp_sampler_create(dataset->size, made->world_size, made->rank, options->seed,
-	                            !options->sequential, options->tail, &made->sampler);
+	status = ddp_sampler_create(dataset->size, made->world_size, made->rank, options.seed,
+	                            !options.sequential, options.tail, &made->sampler);
 	if (status != DDP_OK)
 		goto failed;
 	status = allocate_slots(made);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "base/options.h"
 
 static const double FIRST_BUCKET_MB = 1;
 static const double BUCKET_MB_MAX = 1 << 20;
@@ -81,19 +82,18 @@ static ddp_status check_settings(const ddp_model_settings *settings)
 	return status;
 }
 
-ddp_status ddp_model_settings_make(const ddp_model_options *options,
-                                   ddp_model_settings *settings)
+ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_settings *settings)
 {
-	static const ddp_model_options none;
+	ddp_model_options options;
 	double bucket_mb;
 
-	if (options == NULL)
-		options = &none;
-	ddp_status status = environment_bucket_mb(&bucket_mb);
+	ddp_status status = ddp_options_copy("ddp_model_options", given, &options, sizeof(options));
+	if (status == DDP_OK)
+		status = environment_bucket_mb(&bucket_mb);
 	if (status != DDP_OK)
 		return status;
-	bucket_mb = or_default(options->bucket_mb, bucket_mb);
-	double first_mb = or_default(options->first_bucket_mb,
+	bucket_mb = or_default(options.bucket_mb, bucket_mb);
+	double first_mb = or_default(options.first_bucket_mb,
 	                             fmin(or_default(bucket_mb, FIRST_BUCKET_MB), FIRST_BUCKET_MB));
 	status = check("bucket_mb", bucket_mb, bucket_mb >= 0 && bucket_mb <= BUCKET_MB_MAX,
 	               "above 0");
@@ -107,18 +107,18 @@ ddp_status ddp_model_settings_make(const ddp_model_options *options,
 		.bucket_elements = bucket_mb > 0 ? (int64_t)fmax(bucket_mb * ELEMENTS_PER_MB, 1) : 0,
 		.first_bucket_elements = (int64_t)(first_mb * ELEMENTS_PER_MB),
 		.optim = {
-			.kind = options->optimizer,
-			.beta1 = or_default(options->beta1, 0.9),
-			.beta2 = or_default(options->beta2, 0.999),
-			.epsilon = or_default(options->epsilon, 1e-8),
-			.weight_decay = options->weight_decay,
-			.momentum = options->momentum,
+			.kind = options.optimizer,
+			.beta1 = or_default(options.beta1, 0.9),
+			.beta2 = or_default(options.beta2, 0.999),
+			.epsilon = or_default(options.epsilon, 1e-8),
+			.weight_decay = options.weight_decay,
+			.momentum = options.momentum,
 		},
-		.learning_rate = or_default(options->learning_rate, 1e-3),
-		.clip_norm = options->clip_norm,
-		.update = options->update,
-		.no_overlap = options->no_overlap,
-		.no_communication = options->no_communication,
+		.learning_rate = or_default(options.learning_rate, 1e-3),
+		.clip_norm = options.clip_norm,
+		.update = options.update,
+		.no_overlap = options.no_overlap,
+		.no_communication = options.no_communication,
 	};
 	status = check_settings(&made);
 	if (status == DDP_OK)

@@ -14,10 +14,9 @@ typedef struct ddp_model_settings {
 	bool no_overlap, no_communication;
 } ddp_model_settings;
 
-/* Reads DDP_BUCKET_MB of the environment too. options may be NULL.
+/* Reads DDP_BUCKET_MB of the environment too. `given` may be NULL.
    DDP_ERR_INVALID names the wrong option. */
-ddp_status ddp_model_settings_make(const ddp_model_options *options,
-                                   ddp_model_settings *settings);
+ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_settings *settings);
 
 /*
  * The bucket size where none is given: a 32nd of the gradients, since the last

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/options.h"
 #include "reduce/model_state.h"
 #include "state/checkpoint.h"
 
@@ -68,8 +69,8 @@ static ddp_status check_arguments(const training *loop)
 {
 	const ddp_train_options *options = loop->options;
 
-	if (loop->loader == NULL || loop->compute == NULL || options == NULL)
-		return ddp_fail(DDP_ERR_INVALID, "ddp_train() needs a loader, a callback and options");
+	if (loop->loader == NULL || loop->compute == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_train() needs a loader and a callback");
 	if (options->steps <= 0)
 		return ddp_fail(DDP_ERR_INVALID, "training option steps is %lld; it must be above 0",
 		                (long long)options->steps);
@@ -206,13 +207,16 @@ static ddp_status run_steps(training *loop)
 }
 
 ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
-                     const ddp_train_options *options, ddp_summary *summary)
+                     const ddp_train_options *given, ddp_summary *summary)
 {
-	training loop = { .model = model, .loader = loader, .compute = compute, .options = options };
+	ddp_train_options options;
+	training loop = { .model = model, .loader = loader, .compute = compute, .options = &options };
 	struct sigaction before;
 	int64_t step;
 
 	ddp_status status = ddp_model_check(model);
+	if (status == DDP_OK)
+		status = ddp_options_copy("ddp_train_options", given, &options, sizeof(options));
 	if (status == DDP_OK)
 		status = check_arguments(&loop);
 	if (status == DDP_OK)
@@ -220,16 +224,16 @@ ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
 	if (status != DDP_OK)
 		return status;
 	/* A checkpoint that fails, fails on all ranks, and leaves the model good. */
-	if (options->resume)
-		status = ddp_checkpoint_load(model, loader, options->checkpoint_dir, &step);
-	if (status == DDP_OK && options->checkpoint_dir != NULL && model->steps < options->steps)
-		status = ddp_checkpoint_prepare(model, options->checkpoint_dir);
+	if (options.resume)
+		status = ddp_checkpoint_load(model, loader, options.checkpoint_dir, &step);
+	if (status == DDP_OK && options.checkpoint_dir != NULL && model->steps < options.steps)
+		status = ddp_checkpoint_prepare(model, options.checkpoint_dir);
 	if (status == DDP_OK)
 		status = run_steps(&loop);
 	restore_handler(&loop, &before);
 	if (status == DDP_OK && summary != NULL) {
 		ddp_get_summary(model, summary);
-		summary->stopped = loop.stops && model->steps < options->steps;
+		summary->stopped = loop.stops && model->steps < options.steps;
 	}
 	return status;
 }

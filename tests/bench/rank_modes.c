@@ -69,6 +69,7 @@ static ddp_status make_model(struct bench *b, enum mode mode)
 {
 	ddp_model_options options = modes[mode].options;
 
+	options.size = sizeof(options);
 	options.beta2 = 0.95;
 	options.weight_decay = 0.1;
 	options.clip_norm = 1;

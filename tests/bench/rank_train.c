@@ -52,6 +52,7 @@ static void compute(struct bench *bench, uint64_t blocks)
 static ddp_status make_model(struct bench *bench, enum mode mode)
 {
 	const ddp_model_options options = {
+		.size = sizeof(options),
 		.optimizer = DDP_SGD, .no_overlap = mode == SERIAL,
 		.no_communication = mode == COMPUTE_ONLY,
 	};

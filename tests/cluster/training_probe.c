@@ -73,7 +73,7 @@ static void act(const struct plan *plan, ddp_context *context, ddp_model *model)
 int main(int argc, char **argv)
 {
 	const ddp_param params[] = { { .name = "weight", .ndim = 1, .shape = { PARAMS } } };
-	const ddp_model_options options = { .optimizer = DDP_SGD, .learning_rate = 0.1 };
+	const ddp_model_options options = { .size = sizeof(options), .optimizer = DDP_SGD, .learning_rate = 0.1 };
 	ddp_context *context;
 	ddp_model *model;
 

@@ -44,7 +44,7 @@ static int run_body(ddp_context *context, void *body)
 static void on_ranks_ending(int ranks, int timeout_ms, void (*body)(ddp_context *context),
                             int exit_code)
 {
-	const ddp_options options = { .timeout_ms = timeout_ms };
+	const ddp_options options = { .size = sizeof(options), .timeout_ms = timeout_ms };
 
 	assert_int_equal(run_ranks_with(ranks, &options, run_body, &body), exit_code);
 }
@@ -80,7 +80,7 @@ static struct job make_job_with(ddp_context *context, int width, uint64_t seed,
 		{ .name = "shift", .ndim = 1, .shape = { 5 } },
 	};
 	ddp_dataset dataset = { .size = SAMPLES, .sample_bytes = sizeof(float), .read = read_number };
-	ddp_loader_options options = { .batch_size = GLOBAL_BATCH / context->job.world_size,
+	ddp_loader_options options = { .size = sizeof(options), .batch_size = GLOBAL_BATCH / context->job.world_size,
 	                               .seed = seed, .tail = DDP_TAIL_UNEVEN };
 
 	CHECK(ddp_model_create(context, params, 2, model, &job.model) == DDP_OK);
@@ -181,9 +181,9 @@ static void begin_a_step(ddp_context *context, struct job job)
 static void go_back_within_a_step(ddp_context *context)
 {
 	static const ddp_model_options ways[] = {
-		{ .update = DDP_REPLICATED, .bucket_mb = 64.0 / (1 << 20) },
-		{ .update = DDP_REPLICATED, .bucket_mb = 64.0 / (1 << 20), .no_overlap = true },
-		{ .update = DDP_SHARDED },
+		{ .size = sizeof(*ways), .update = DDP_REPLICATED, .bucket_mb = 64.0 / (1 << 20) },
+		{ .size = sizeof(*ways), .update = DDP_REPLICATED, .bucket_mb = 64.0 / (1 << 20), .no_overlap = true },
+		{ .size = sizeof(*ways), .update = DDP_SHARDED },
 	};
 	int64_t step;
 
@@ -515,7 +515,7 @@ static void load_with_one_strange_loader(ddp_context *context)
 	struct job job = make_job(context, WIDTH, 3);
 	const ddp_dataset dataset = { .size = SAMPLES, .sample_bytes = sizeof(float),
 	                              .read = read_number };
-	const ddp_loader_options strange = { .batch_size = GLOBAL_BATCH / 2, .seed = 4,
+	const ddp_loader_options strange = { .size = sizeof(strange), .batch_size = GLOBAL_BATCH / 2, .seed = 4,
 	                                     .tail = DDP_TAIL_UNEVEN };
 	int64_t step;
 
@@ -571,7 +571,7 @@ enum { LARGE_WIDTH = 360000, CHUNK_BYTES = 4 << 20 }; /* 4.3 MB of parameters */
 static void load_in_little_memory(ddp_context *context)
 {
 	static const ddp_model_options ways[] = {
-		{ .update = DDP_REPLICATED }, { .update = DDP_SHARDED },
+		{ .size = sizeof(*ways), .update = DDP_REPLICATED }, { .size = sizeof(*ways), .update = DDP_SHARDED },
 	};
 	int64_t step;
 
@@ -608,8 +608,8 @@ static void load_takes_little_memory_and_its_lack_is_an_error_on_all(void **stat
 /* A learning rate set by hand counts as long as the model's own is the same. */
 static void load_other_hyperparameters(ddp_context *context)
 {
-	const ddp_model_options first = { .learning_rate = 0.01, .weight_decay = 0.1 };
-	const ddp_model_options other = { .learning_rate = 0.02, .weight_decay = 0.1, .beta2 = 0.95 };
+	const ddp_model_options first = { .size = sizeof(first), .learning_rate = 0.01, .weight_decay = 0.1 };
+	const ddp_model_options other = { .size = sizeof(other), .learning_rate = 0.02, .weight_decay = 0.1, .beta2 = 0.95 };
 	struct job job = make_job_with(context, WIDTH, 3, &first);
 	struct job same = make_job_with(context, WIDTH, 3, &first);
 	struct job another = make_job_with(context, WIDTH, 3, &other);
@@ -757,7 +757,7 @@ static void expect_same_files(const char *folder, const char *other)
 /* Each saves what it has, in a place of its own. */
 static void save_after_an_abort(ddp_context *context)
 {
-	const ddp_model_options replicated = { .update = DDP_REPLICATED }, sharded = { .update = DDP_SHARDED };
+	const ddp_model_options replicated = { .size = sizeof(replicated), .update = DDP_REPLICATED }, sharded = { .size = sizeof(sharded), .update = DDP_SHARDED };
 	struct job job = make_job_with(context, WIDTH, 3, &replicated);
 	struct job part = make_job_with(context, WIDTH, 3, &sharded);
 	char own[sizeof(dir) + 16], other[sizeof(dir) + 32];

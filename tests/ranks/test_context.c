@@ -45,7 +45,7 @@ static void world_of_one_opens_and_closes_again_and_again(void **state)
 
 static void wrong_options_are_refused(void **state)
 {
-	ddp_options negative = { .timeout_ms = -1 }, unknown = { .wireup = "carrier pigeon" };
+	ddp_options negative = { .size = sizeof(negative), .timeout_ms = -1 }, unknown = { .size = sizeof(unknown), .wireup = "carrier pigeon" };
 	ddp_context *context;
 
 	(void)state;
@@ -99,7 +99,7 @@ static int sum_ranks(void)
 	if (ddp_finalize(context) != DDP_OK)
 		return 3;
 	/* Their meeting point is gone: a second world cannot come together. */
-	if (ddp_init(&(ddp_options){ .timeout_ms = 500 }, &context) == DDP_OK)
+	if (ddp_init(&(ddp_options){ .size = sizeof(ddp_options), .timeout_ms = 500 }, &context) == DDP_OK)
 		return 4;
 	return value == 6 ? 0 : 5;
 }
@@ -117,7 +117,7 @@ static void spawned_ranks_sum(void **state)
 
 static int wait_for_the_absent(void)
 {
-	const ddp_options options = { .timeout_ms = 1000 };
+	const ddp_options options = { .size = sizeof(options), .timeout_ms = 1000 };
 	ddp_context *context;
 
 	ddp_status status = ddp_init(&options, &context);
@@ -139,7 +139,7 @@ static void rank_that_never_calls_init_is_named(void **state)
 /* Only rank 0 opens the metrics; the others hear of it. */
 static void wrong_metrics_path_is_an_error_on_all_ranks(void **state)
 {
-	const ddp_options options = { .metrics_path = "/nonexistent/metrics", .timeout_ms = 60000 };
+	const ddp_options options = { .size = sizeof(options), .metrics_path = "/nonexistent/metrics", .timeout_ms = 60000 };
 	bool *named = test_share(3 * sizeof(*named));
 	ddp_spawn_result result;
 	ddp_context *context;

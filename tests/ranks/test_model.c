@@ -24,6 +24,7 @@ static const ddp_param three[] = {
 
 /* Buckets of 128 bytes: several tensors in one, and tensors over several. */
 static const ddp_model_options plain = {
+	.size = sizeof(plain),
 	.optimizer = DDP_SGD, .learning_rate = 1,
 	.bucket_mb = 128.0 / (1 << 20), .first_bucket_mb = 64.0 / (1 << 20),
 	.update = DDP_REPLICATED,
@@ -31,8 +32,9 @@ static const ddp_model_options plain = {
 
 /* What the tests of a step are run with. */
 static const ddp_model_options ways[] = {
-	{ .update = DDP_REPLICATED }, { .update = DDP_REPLICATED, .no_overlap = true },
-	{ .update = DDP_SHARDED },
+	{ .size = sizeof(*ways), .update = DDP_REPLICATED },
+	{ .size = sizeof(*ways), .update = DDP_REPLICATED, .no_overlap = true },
+	{ .size = sizeof(*ways), .update = DDP_SHARDED },
 };
 enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
 
@@ -267,7 +269,7 @@ static void long_gradients_are_clipped_to_the_global_norm(void **state)
 /* AdamW's state of a part is kept by its owner, and any rank can collect it. */
 static int owners_body(ddp_context *context, void *user)
 {
-	ddp_model_options options = { .clip_norm = *(const double *)user };
+	ddp_model_options options = { .size = sizeof(options), .clip_norm = *(const double *)user };
 	int rank = rank_of(context), size = size_of(context);
 	ddp_summary summary;
 	ddp_tensors tensors;
@@ -586,7 +588,7 @@ ddp_status __wrap_ddp_broadcast(ddp_comm *comm, void *buffer, size_t count, ddp_
 static int large_broadcast_body(ddp_context *context, void *user)
 {
 	const ddp_param large = { .name = "w", .ndim = 1, .shape = { (1 << 24) + 5 } };
-	const ddp_model_options options = { .optimizer = DDP_SGD };
+	const ddp_model_options options = { .size = sizeof(options), .optimizer = DDP_SGD };
 	ddp_model *model;
 
 	(void)user;
@@ -673,7 +675,7 @@ static void checkpoint_sees_parameters_and_state_by_name(void **state)
 
 static void options_have_defaults_and_are_checked(void **state)
 {
-	static const struct { ddp_model_options options; const char *part; } bad[] = {
+	static struct { ddp_model_options options; const char *part; } bad[] = {
 		{ { .bucket_mb = -1 }, "bucket_mb is -1" },
 		{ { .first_bucket_mb = NAN }, "first_bucket_mb is " },
 		{ { .optimizer = (ddp_optimizer)7 }, "optimizer is 7" },
@@ -689,7 +691,7 @@ static void options_have_defaults_and_are_checked(void **state)
 		{ { .clip_norm = -2 }, "clip_norm is -2" },
 		{ { .update = (ddp_update_mode)3 }, "update is 3" },
 	};
-	const ddp_model_options small = { .bucket_mb = 0.5 };
+	const ddp_model_options small = { .size = sizeof(small), .bucket_mb = 0.5 };
 	ddp_model_settings settings;
 
 	(void)state;
@@ -702,6 +704,7 @@ static void options_have_defaults_and_are_checked(void **state)
 	assert_int_equal(settings.bucket_elements, 131072);
 	assert_int_equal(settings.first_bucket_elements, 131072);
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		bad[i].options.size = sizeof(bad[i].options);
 		assert_int_equal(ddp_model_settings_make(&bad[i].options, &settings), DDP_ERR_INVALID);
 		assert_true(says(bad[i].part));
 	}

@@ -45,6 +45,7 @@ static void make(ddp_context *context, const way *w, ddp_model **model)
 		[VECTOR] = { .name = "vector", .ndim = 1, .shape = { REST } },
 	};
 	const ddp_model_options options = {
+		.size = sizeof(options),
 		.optimizer = DDP_SGD, .learning_rate = 1, .update = w->update,
 		.no_overlap = w->no_overlap, .bucket_mb = 256.0 / (1 << 20),
 		.first_bucket_mb = 64.0 / (1 << 20),
@@ -209,6 +210,7 @@ static int rows_only_body(ddp_context *context, void *user)
 		{ .name = "vector", .ndim = 1, .shape = { REST } },
 	};
 	ddp_model_options options = {
+		.size = sizeof(options),
 		.optimizer = DDP_SGD, .learning_rate = 1, .update = w->update,
 		.no_overlap = w->no_overlap, .bucket_mb = 128.0 / (1 << 20),
 	};

@@ -293,7 +293,7 @@ static void expect_metrics(const char *path)
 static void trace_and_metrics_tell_of_every_step(void **state)
 {
 	char dir[] = "/tmp/ddp-observed-XXXXXX", metrics[64], trace[64], command[64];
-	const ddp_options options = { .metrics_path = metrics, .trace_dir = trace };
+	const ddp_options options = { .size = sizeof(options), .metrics_path = metrics, .trace_dir = trace };
 
 	(void)state;
 	assert_non_null(mkdtemp(dir));

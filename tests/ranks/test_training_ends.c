@@ -48,6 +48,7 @@ static int stop_body(ddp_context *context, void *user)
 	setup with = { .bucket_bytes = 512, .update = shared->update, .accumulate = 2,
 	               .steps = STEPS };
 	const ddp_train_options options = {
+		.size = sizeof(options),
 		.steps = STEPS, .accumulate = 2, .checkpoint_dir = shared->dir, .stop_signal = SIGUSR1,
 	};
 	float scratch[MLP_ELEMENTS];
@@ -122,6 +123,7 @@ static int odd_moments_body(ddp_context *context, void *user)
 	const ddp_job *job = ddp_get_job(context);
 	bool odd = job->rank == job->world_size - 1;
 	ddp_train_options options = {
+		.size = sizeof(options),
 		.steps = 4, .stop_signal = SIGUSR1, .on_step = signal_behind_the_last_step, .user = &odd,
 	};
 	ddp_summary summary;
@@ -218,6 +220,7 @@ static int trouble_body(ddp_context *context, void *user)
 	const ddp_dataset dataset = mlp_dataset(SAMPLES);
 	const setup with = { .bucket_bytes = 64, .update = shared->update, .accumulate = 1 };
 	const ddp_train_options options = {
+		.size = sizeof(options),
 		.steps = STEPS, .schedule = troubled_schedule, .on_step = troubled_step,
 	};
 	ddp_model *model;
@@ -308,6 +311,7 @@ static int no_place_body(ddp_context *context, void *user)
 	const ddp_dataset dataset = mlp_dataset(SAMPLES);
 	const setup with = { .bucket_bytes = 512, .accumulate = 1 };
 	ddp_train_options options = {
+		.size = sizeof(options),
 		.steps = 6, .checkpoint_dir = "/dev/null/nowhere", .checkpoint_every = 2,
 	};
 	ddp_model *model;
@@ -368,6 +372,7 @@ static int poisoned_body(ddp_context *context, void *user)
 	const setup with = { .bucket_bytes = 512, .update = shared->update, .accumulate = 2,
 	                     .steps = STEPS };
 	const ddp_train_options options = {
+		.size = sizeof(options),
 		.steps = STEPS, .accumulate = 2, .checkpoint_dir = shared->dir,
 		.checkpoint_every = SAVED_STEP,
 	};
@@ -418,7 +423,7 @@ static void diverged_training_goes_back_in_the_same_process(void **state)
 
 static int arguments_body(ddp_context *context, void *user)
 {
-	static const struct { ddp_train_options options; const char *part; } bad[] = {
+	static struct { ddp_train_options options; const char *part; } bad[] = {
 		{ { .steps = 0 }, "steps is 0" },
 		{ { .steps = 1, .accumulate = -1 }, "must not be negative" },
 		{ { .steps = 1, .checkpoint_every = -1 }, "must not be negative" },
@@ -428,13 +433,14 @@ static int arguments_body(ddp_context *context, void *user)
 	};
 	const ddp_dataset dataset = mlp_dataset(SAMPLES);
 	const setup with = { .bucket_bytes = 512, .accumulate = 1 };
-	const ddp_train_options good = { .steps = 1 };
+	const ddp_train_options good = { .size = sizeof(good), .steps = 1 };
 	ddp_model *model;
 	ddp_loader *loader;
 
 	(void)user;
 	start(context, &dataset, &with, &model, &loader);
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		bad[i].options.size = sizeof(bad[i].options);
 		CHECK(ddp_train(model, loader, mlp_batch, &bad[i].options, NULL) == DDP_ERR_INVALID);
 		CHECK(strstr(ddp_last_error(), bad[i].part) != NULL);
 	}

@@ -6,10 +6,12 @@ void start(ddp_context *context, const ddp_dataset *dataset, const setup *with,
            ddp_model **model, ddp_loader **loader)
 {
 	const ddp_model_options model_options = {
+		.size = sizeof(model_options),
 		.learning_rate = 0.01, .weight_decay = 0.1, .clip_norm = with->clip_norm,
 		.bucket_mb = with->bucket_bytes / (1 << 20), .update = with->update,
 	};
 	const ddp_loader_options loader_options = {
+		.size = sizeof(loader_options),
 		.batch_size = GLOBAL_BATCH / ddp_get_job(context)->world_size / with->accumulate,
 		.seed = SEED, .tail = DDP_TAIL_UNEVEN,
 	};
@@ -26,6 +28,7 @@ void train(ddp_context *context, const setup *with, float *out)
 {
 	const ddp_dataset dataset = mlp_dataset(SAMPLES);
 	const ddp_train_options options = {
+		.size = sizeof(options),
 		.steps = with->steps, .accumulate = with->accumulate,
 		.checkpoint_dir = with->checkpoint_dir, .resume = with->resume,
 	};

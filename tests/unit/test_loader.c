@@ -42,6 +42,7 @@ static ddp_loader *make(struct numbers *numbers, int64_t size, int rank, int wor
 	ddp_dataset dataset = { .size = size, .sample_bytes = sizeof(int64_t),
 	                        .read = read_number, .self = numbers };
 
+	options.size = sizeof(options);
 	if (options.batch_size == 0)
 		options.batch_size = 4;
 	assert_int_equal(ddp_loader_make(rank, world_size, &dataset, &options, &loader), DDP_OK);
@@ -158,7 +159,7 @@ static void read_error_comes_with_its_batch_and_stays(void **state)
 static void seek_continues_as_if_nothing_had_happened(void **state)
 {
 	struct numbers numbers[2] = { { .broken = -1 }, { .broken = -1 } };
-	ddp_loader_options options = { .seed = 3, .tail = DDP_TAIL_UNEVEN };
+	ddp_loader_options options = { .size = sizeof(options), .seed = 3, .tail = DDP_TAIL_UNEVEN };
 	ddp_loader *straight = make(&numbers[0], 30, 0, 2, options);
 	ddp_loader *resumed = make(&numbers[1], 30, 0, 2, options);
 	ddp_batch a, b;
@@ -297,7 +298,7 @@ static void wrong_options_are_named(void **state)
 	struct numbers numbers = { .broken = -1 };
 	ddp_dataset dataset = { .size = 7, .sample_bytes = 8, .read = read_number, .self = &numbers };
 	ddp_loader *loader;
-	const struct { ddp_loader_options options; ddp_status status; const char *says; } bad[] = {
+	struct { ddp_loader_options options; ddp_status status; const char *says; } bad[] = {
 		{ { 0 }, DDP_ERR_INVALID, "batch_size is 0" },
 		{ { .batch_size = -1 }, DDP_ERR_INVALID, "batch_size is -1" },
 		{ { .batch_size = 1, .prefetch = -1 }, DDP_ERR_INVALID, "prefetch is -1" },
@@ -306,15 +307,16 @@ static void wrong_options_are_named(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		bad[i].options.size = sizeof(bad[i].options);
 		assert_int_equal(ddp_loader_make(0, 2, &dataset, &bad[i].options, &loader),
 		                 bad[i].status);
 		assert_non_null(strstr(ddp_last_error(), bad[i].says));
 	}
 	dataset.sample_bytes = SIZE_MAX / 2;
-	assert_int_equal(ddp_loader_make(0, 2, &dataset, &(ddp_loader_options){ .batch_size = 3 },
+	assert_int_equal(ddp_loader_make(0, 2, &dataset, &(ddp_loader_options){ .size = sizeof(ddp_loader_options), .batch_size = 3 },
 	                                 &loader), DDP_ERR_INVALID);
 	dataset.size = 0;
-	assert_int_equal(ddp_loader_make(0, 2, &dataset, &(ddp_loader_options){ .batch_size = 3 },
+	assert_int_equal(ddp_loader_make(0, 2, &dataset, &(ddp_loader_options){ .size = sizeof(ddp_loader_options), .batch_size = 3 },
 	                                 &loader), DDP_ERR_INVALID);
 }
 
@@ -337,7 +339,7 @@ static const struct {
 static int odd_loader_body(ddp_context *context, void *user)
 {
 	struct numbers numbers = { .broken = -1 };
-	const ddp_loader_options good = { .batch_size = 4, .seed = 3 };
+	const ddp_loader_options good = { .size = sizeof(good), .batch_size = 4, .seed = 3 };
 	bool odd = ddp_get_job(context)->rank == 1;
 	ddp_loader *loader = NULL;
 
@@ -346,8 +348,9 @@ static int odd_loader_body(ddp_context *context, void *user)
 		const ddp_dataset dataset = { .size = odd ? odd_loaders[i].size : 40,
 		                              .sample_bytes = odd ? odd_loaders[i].sample_bytes : 8,
 		                              .read = read_number, .self = &numbers };
-		CHECK(ddp_loader_create(context, &dataset, odd ? &odd_loaders[i].options : &good,
-		                         &loader) == DDP_ERR_MISMATCH);
+		ddp_loader_options options = odd ? odd_loaders[i].options : good;
+		options.size = sizeof(options);
+		CHECK(ddp_loader_create(context, &dataset, &options, &loader) == DDP_ERR_MISMATCH);
 		CHECK(strstr(ddp_last_error(), "ranks gave different loaders: ") != NULL);
 		CHECK(strstr(ddp_last_error(), odd_loaders[i].part) != NULL);
 	}

@@ -1,0 +1,29 @@
+#include "base/options.h"
+
+#include <string.h>
+
+#include "base/error.h"
+
+/* Of any release; a size that was never set is seldom one of these. */
+enum { BYTES_MAX = 4096 };
+
+ddp_status ddp_options_copy(const char *type, const void *given, void *options, size_t bytes)
+{
+	size_t size = bytes;
+
+	memset(options, 0, bytes);
+	memcpy(options, &size, sizeof(size));
+	if (given == NULL)
+		return DDP_OK;
+	memcpy(&size, given, sizeof(size));
+	if (size < sizeof(size) || size > BYTES_MAX || size % sizeof(size) != 0)
+		return ddp_fail(DDP_ERR_INVALID, "the size of a %s is %zu; set .size = sizeof(%s)", type, size, type);
+	for (size_t i = bytes; i < size; i++) {
+		if (((const char *)given)[i] != 0)
+			return ddp_fail(DDP_ERR_INVALID, "a %s of %zu bytes sets an option that libddp %s does not know: "
+			                "its own has %zu", type, size, PACKAGE_VERSION, bytes);
+	}
+	memcpy((char *)options + sizeof(size), (const char *)given + sizeof(size),
+	       (size < bytes ? size : bytes) - sizeof(size));
+	return DDP_OK;
+}
