@@ -34,6 +34,16 @@ wireup_sources = \
 	libruntime/wireup/star_door.c libruntime/wireup/star_links.c \
 	libruntime/wireup/tcp.c
 
+device_sources = \
+	libruntime/device/backend.h \
+	libruntime/device/cpu.c libruntime/device/cpu.h \
+	libruntime/device/device.c libruntime/device/device.h \
+	libruntime/device/module.c libruntime/device/module.h \
+	libruntime/device/test_device.c libruntime/device/test_device.h \
+	libruntime/device/test_memory.c libruntime/device/test_memory.h \
+	libruntime/device/test_order.c libruntime/device/test_order.h \
+	libruntime/device/test_queue.c libruntime/device/test_queue.h
+
 comm_sources = \
 	libruntime/comm/ops/blocks.h \
 	libruntime/comm/ops/combine_nodes.c libruntime/comm/ops/combine_nodes.h \
@@ -163,7 +173,7 @@ endif
 # A convenience library, so that unit tests reach the hidden functions too.
 noinst_LTLIBRARIES += libruntime/libddpcore.la
 libruntime_libddpcore_la_SOURCES = \
-	$(base_sources) $(job_sources) $(wireup_sources) $(comm_sources) \
+	$(base_sources) $(job_sources) $(wireup_sources) $(device_sources) $(comm_sources) \
 	$(reduce_sources) $(optim_sources) $(data_sources) $(state_sources) \
 	$(watch_sources) $(context_sources) $(train_sources)
 # Fused or not, a sum's bits would depend on how the compiler cut its loop.

@@ -58,6 +58,11 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/tcp_ranks.c tests/support/tcp_ranks.h \
 	tests/support/training.c tests/support/training.h
 
+# What test_device loads: -rpath makes libtool link it as a module.
+check_LTLIBRARIES += tests/support/module_of_another_version.la
+tests_support_module_of_another_version_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \
+	-rpath $(abs_builddir)
+
 # A program whose source is the one file of its name needs its line below, no more:
 # it is linked with these, and loads only what it uses of them.
 LDADD = tests/support/libsupport.la spank/status/libstatus.la \
@@ -102,6 +107,8 @@ check_PROGRAMS += \
 	tests/unit/test_comm_blocks \
 	tests/unit/test_comm_kernels \
 	tests/unit/test_comm_merge \
+	tests/unit/test_device \
+	tests/unit/test_device_async \
 	tests/unit/test_error \
 	tests/unit/test_gpt_model \
 	tests/unit/test_job \

@@ -1,0 +1,9 @@
+/* The host as a device: memory is the host's, and work is done when it is enqueued. */
+#ifndef DDP_DEVICE_CPU_H
+#define DDP_DEVICE_CPU_H
+
+#include "device/backend.h"
+
+const ddp_device_backend *ddp_device_cpu(void);
+
+#endif

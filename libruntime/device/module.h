@@ -1,0 +1,14 @@
+/* The kind of device that is loaded when it is first asked for. */
+#ifndef DDP_DEVICE_MODULE_H
+#define DDP_DEVICE_MODULE_H
+
+#include "device/backend.h"
+
+/*
+ * Loads libddp_cuda.so, once in a process: what DDP_CUDA_MODULE of the environment names,
+ * else the one in the folder slurm-ddp beside libddp, where it is installed.
+ * DDP_ERR_UNSUPPORTED: it is not there, does not load, or is of another version.
+ */
+ddp_status ddp_device_cuda(const ddp_device_backend **backend);
+
+#endif

@@ -1,0 +1,480 @@
+#include "device/test_device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/wait.h"
+#include "device/test_queue.h"
+
+static ddp_status broken_locked(ddp_test_device *device)
+{
+	if (device->broken == DDP_OK)
+		return DDP_OK;
+	return ddp_fail(device->broken, "device test is broken: %s", device->reason);
+}
+
+/* Locks, and tells whether the call may go on; if not, it is unlocked again. */
+static ddp_status enter(ddp_test_device *device)
+{
+	if (ddp_test_running_here() != NULL)
+		return ddp_fail(DDP_ERR_STATE, "a function that a queue runs must not call the device");
+	pthread_mutex_lock(&device->lock);
+	ddp_status status = broken_locked(device);
+	if (status != DDP_OK)
+		pthread_mutex_unlock(&device->lock);
+	return status;
+}
+
+static ddp_status leave(ddp_test_device *device, ddp_status status)
+{
+	pthread_mutex_unlock(&device->lock);
+	return status;
+}
+
+/* The same for calls with a queue, NULL being the default one. */
+static ddp_status enter_queue(ddp_test_device *device, ddp_device_queue **queue)
+{
+	if (*queue == NULL)
+		*queue = device->standard;
+	if ((*queue)->device != device)
+		return ddp_fail(DDP_ERR_INVALID, "this is a queue of another device");
+	return enter(device);
+}
+
+static ddp_status check_event(const ddp_test_device *device, const ddp_device_event *event)
+{
+	if (event->device != device)
+		return ddp_fail(DDP_ERR_INVALID, "this is an event of another device");
+	return DDP_OK;
+}
+
+/* ---- device ---- */
+
+static ddp_status test_open(const ddp_device_request *request, ddp_device_info *info, void **self)
+{
+	ddp_test_device *device = calloc(1, sizeof(*device));
+
+	if (device == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory for device test");
+	device->options = request->options;
+	device->options.seed += (uint64_t)request->index << 40;
+	ddp_status status = ddp_test_memory_open(&device->memory);
+	if (status != DDP_OK) {
+		free(device);
+		return status;
+	}
+	pthread_mutex_init(&device->lock, NULL);
+	pthread_cond_init(&device->changed, NULL);
+	status = ddp_test_queue_create(device, &device->standard);
+	if (status != DDP_OK) {
+		pthread_cond_destroy(&device->changed);
+		pthread_mutex_destroy(&device->lock);
+		ddp_test_memory_close(&device->memory);
+		free(device);
+		return status;
+	}
+	snprintf(info->name, sizeof(info->name), "asynchronous test device");
+	info->memory_bytes = device->memory.bytes;
+	info->is_host_memory = false;
+	*self = device;
+	return DDP_OK;
+}
+
+static void test_close(void *self)
+{
+	ddp_test_device *device = self;
+
+	while (device->queues != NULL)
+		ddp_test_queue_free(device->queues);
+	ddp_order_close(&device->order);
+	ddp_test_memory_close(&device->memory);
+	pthread_cond_destroy(&device->changed);
+	pthread_mutex_destroy(&device->lock);
+	free(device);
+}
+
+static ddp_status test_error(void *self)
+{
+	ddp_test_device *device = self;
+
+	pthread_mutex_lock(&device->lock);
+	return leave(device, broken_locked(device));
+}
+
+/* ---- memory ---- */
+
+static ddp_status test_alloc(void *self, size_t bytes, void **memory)
+{
+	ddp_test_device *device = self;
+	ddp_status status = enter(device);
+
+	if (status != DDP_OK)
+		return status;
+	return leave(device, ddp_test_memory_alloc(&device->memory, bytes, memory));
+}
+
+static bool overlap(const void *one, size_t one_bytes, const void *other, size_t other_bytes)
+{
+	return (uintptr_t)one < (uintptr_t)other + other_bytes &&
+	       (uintptr_t)other < (uintptr_t)one + one_bytes;
+}
+
+/* The queue that still has to copy or fill some of these bytes; NULL: none. */
+static const ddp_device_queue *user_of_locked(const ddp_test_device *device, const void *memory,
+                                              size_t bytes)
+{
+	for (const ddp_device_queue *queue = device->queues; queue != NULL; queue = queue->next) {
+		for (const ddp_test_work *work = queue->first; work != NULL; work = work->next) {
+			if (overlap(work->to, work->bytes, memory, bytes) ||
+			    overlap(work->from, work->bytes, memory, bytes))
+				return queue;
+		}
+	}
+	return NULL;
+}
+
+static ddp_status free_locked(ddp_test_device *device, void *memory)
+{
+	const size_t bytes = ddp_test_memory_size(&device->memory, memory);
+	const ddp_device_queue *user = user_of_locked(device, memory, bytes);
+
+	if (bytes == 0)
+		return ddp_fail(DDP_ERR_INVALID, "%p is no memory that device test gave", memory);
+	if (user != NULL && device->broken == DDP_OK)
+		return ddp_fail(DDP_ERR_STATE, "memory at %p is freed while queue %d has work that uses it",
+		                memory, user->number);
+	ddp_order_forget(&device->order, memory, bytes);
+	ddp_test_memory_free(&device->memory, memory);
+	return DDP_OK;
+}
+
+static ddp_status test_free(void *self, void *memory)
+{
+	ddp_test_device *device = self;
+
+	if (ddp_test_running_here() != NULL)
+		return enter(device);
+	pthread_mutex_lock(&device->lock); /* also where it is broken */
+	return leave(device, free_locked(device, memory));
+}
+
+static ddp_status test_host_alloc(void *self, size_t bytes, void **memory)
+{
+	void *got = NULL;
+
+	(void)self;
+	if (posix_memalign(&got, DDP_DEVICE_ALIGNMENT, bytes) != 0)
+		return ddp_fail(DDP_ERR_NOMEM, "the host is out of memory for %zu bytes", bytes);
+	memset(got, 0xff, bytes);
+	*memory = got;
+	return DDP_OK;
+}
+
+static ddp_status test_host_free(void *self, void *memory)
+{
+	ddp_test_device *device = self;
+
+	pthread_mutex_lock(&device->lock);
+	const ddp_device_queue *user = user_of_locked(device, memory, 1);
+	if (user != NULL && device->broken == DDP_OK)
+		return leave(device, ddp_fail(DDP_ERR_STATE, "memory of the host at %p is freed while queue "
+		                              "%d has work that uses it", memory, user->number));
+	free(memory);
+	return leave(device, DDP_OK);
+}
+
+static bool test_owns(void *self, const void *address)
+{
+	const ddp_test_device *device = self;
+
+	return ddp_test_memory_owns(&device->memory, address);
+}
+
+static ddp_status view_locked(ddp_test_device *device, const ddp_test_running *running,
+                              const void *address, size_t bytes, bool writes)
+{
+	if (!ddp_test_memory_owns(&device->memory, address))
+		return DDP_OK;
+	if (!ddp_test_memory_holds(&device->memory, address, bytes))
+		return ddp_test_break_locked(device, DDP_ERR_IO, "a function of queue %d uses %zu bytes at %p, "
+		                             "which are not all allocated", running->queue->number, bytes,
+		                             address);
+	return ddp_test_access_locked(running->queue, &running->work->clock, "function", address, bytes,
+	                              writes);
+}
+
+static ddp_status test_view(void *self, const void *address, size_t bytes,
+                            ddp_device_access access, void **view)
+{
+	ddp_test_device *device = self;
+	const ddp_test_running *running = ddp_test_running_here();
+
+	if (running == NULL || running->queue->device != device)
+		return ddp_fail(DDP_ERR_STATE, "a view of device test's memory is for functions that its "
+		                "queues run");
+	pthread_mutex_lock(&device->lock);
+	ddp_status status = view_locked(device, running, address, bytes, access == DDP_DEVICE_WRITES);
+	pthread_mutex_unlock(&device->lock);
+	if (status == DDP_OK)
+		*view = ddp_test_memory_view(&device->memory, address);
+	return status;
+}
+
+/* ---- queues ---- */
+
+static ddp_status test_queue_create(void *self, ddp_device_priority priority,
+                                    ddp_device_queue **queue)
+{
+	ddp_test_device *device = self;
+	ddp_status status = enter(device);
+
+	(void)priority; /* delays are what decides */
+	if (status != DDP_OK)
+		return status;
+	pthread_mutex_unlock(&device->lock);
+	return ddp_test_queue_create(device, queue);
+}
+
+static ddp_status test_queue_free(void *self, ddp_device_queue *queue)
+{
+	if (queue->device != self)
+		return ddp_fail(DDP_ERR_INVALID, "this is a queue of another device");
+	if (ddp_test_running_here() != NULL)
+		return enter(self);
+	ddp_test_queue_free(queue);
+	return DDP_OK;
+}
+
+static ddp_status test_queue_query(void *self, ddp_device_queue *queue, bool *done)
+{
+	ddp_test_device *device = self;
+	ddp_status status = enter_queue(device, &queue);
+
+	if (status != DDP_OK)
+		return status;
+	*done = queue->done == queue->given;
+	if (*done)
+		ddp_test_host_knows_locked(device, &device->order.queues[queue->number]);
+	return leave(device, DDP_OK);
+}
+
+static ddp_status test_queue_sync(void *self, ddp_device_queue *queue)
+{
+	ddp_test_device *device = self;
+	ddp_status status = enter_queue(device, &queue);
+
+	if (status != DDP_OK)
+		return status;
+	const ddp_order_clock clock = device->order.queues[queue->number];
+	ddp_test_queue_wait_locked(queue, queue->given);
+	status = broken_locked(device);
+	if (status == DDP_OK)
+		ddp_test_host_knows_locked(device, &clock);
+	return leave(device, status);
+}
+
+static ddp_status test_queue_wait(void *self, ddp_device_queue *queue, ddp_device_event *event)
+{
+	ddp_test_device *device = self;
+	ddp_status status = check_event(device, event);
+
+	if (status == DDP_OK)
+		status = enter_queue(device, &queue);
+	if (status != DDP_OK)
+		return status;
+	ddp_test_mark *mark = event->mark;
+	if (mark != NULL) {
+		const ddp_test_work work = { .kind = DDP_TEST_WAIT, .mark = mark };
+		status = ddp_test_queue_give_locked(queue, &work);
+		if (status == DDP_OK) {
+			mark->references++;
+			ddp_order_queue_waits(&device->order, queue->number, &mark->clock);
+		}
+	}
+	return leave(device, status);
+}
+
+/* One side of a copy or a fill. */
+static ddp_status check_side_locked(ddp_device_queue *queue, const ddp_test_work *work,
+                                    const char *what, const void *address, bool writes)
+{
+	const ddp_test_memory *memory = &queue->device->memory;
+
+	if (ddp_test_memory_owns(memory, address) &&
+	    !ddp_test_memory_holds(memory, address, work->bytes))
+		return ddp_fail(DDP_ERR_INVALID, "%s: %zu bytes at %p are not all allocated on device test",
+		                what, work->bytes, address);
+	return ddp_test_access_locked(queue, &work->clock, what, address, work->bytes, writes);
+}
+
+static ddp_status test_copy(void *self, ddp_device_queue *queue, void *to, const void *from,
+                            size_t bytes)
+{
+	ddp_test_device *device = self;
+	ddp_status status = enter_queue(device, &queue);
+
+	if (status != DDP_OK)
+		return status;
+	const ddp_test_work work = {
+		.kind = DDP_TEST_COPY, .to = to, .from = from, .bytes = bytes,
+		.clock = ddp_order_next(&device->order, queue->number),
+	};
+	status = check_side_locked(queue, &work, "copy", from, false);
+	if (status == DDP_OK)
+		status = check_side_locked(queue, &work, "copy", to, true);
+	if (status == DDP_OK)
+		status = ddp_test_queue_give_locked(queue, &work);
+	return leave(device, status);
+}
+
+static ddp_status test_fill(void *self, ddp_device_queue *queue, void *to, unsigned char value,
+                            size_t bytes)
+{
+	ddp_test_device *device = self;
+	ddp_status status = enter_queue(device, &queue);
+
+	if (status != DDP_OK)
+		return status;
+	const ddp_test_work work = {
+		.kind = DDP_TEST_FILL, .to = to, .value = value, .bytes = bytes,
+		.clock = ddp_order_next(&device->order, queue->number),
+	};
+	if (!ddp_test_memory_owns(&device->memory, to))
+		status = ddp_fail(DDP_ERR_INVALID, "fill: %p is not memory of device test", to);
+	else
+		status = check_side_locked(queue, &work, "fill", to, true);
+	if (status == DDP_OK)
+		status = ddp_test_queue_give_locked(queue, &work);
+	return leave(device, status);
+}
+
+static ddp_status test_launch(void *self, ddp_device_queue *queue, ddp_device_function function,
+                              void *argument)
+{
+	ddp_test_device *device = self;
+	ddp_status status = enter_queue(device, &queue);
+
+	if (status != DDP_OK)
+		return status;
+	const ddp_test_work work = {
+		.kind = DDP_TEST_LAUNCH, .function = function, .argument = argument,
+		.clock = ddp_order_next(&device->order, queue->number),
+	};
+	return leave(device, ddp_test_queue_give_locked(queue, &work));
+}
+
+/* ---- events ---- */
+
+static ddp_status test_event_create(void *self, ddp_device_event **created)
+{
+	ddp_test_device *device = self;
+	ddp_status status = enter(device);
+
+	if (status != DDP_OK)
+		return status;
+	ddp_device_event *event = calloc(1, sizeof(*event));
+	if (event == NULL)
+		return leave(device, ddp_fail(DDP_ERR_NOMEM, "out of memory for an event"));
+	event->device = device;
+	*created = event;
+	return leave(device, DDP_OK);
+}
+
+static ddp_status test_event_free(void *self, ddp_device_event *event)
+{
+	ddp_test_device *device = self;
+	ddp_status status = check_event(device, event);
+
+	if (status != DDP_OK)
+		return status;
+	if (ddp_test_running_here() != NULL)
+		return enter(device);
+	pthread_mutex_lock(&device->lock);
+	ddp_test_mark_release_locked(event->mark);
+	free(event);
+	return leave(device, DDP_OK);
+}
+
+static ddp_status test_event_record(void *self, ddp_device_event *event, ddp_device_queue *queue)
+{
+	ddp_test_device *device = self;
+	ddp_status status = check_event(device, event);
+
+	if (status == DDP_OK)
+		status = enter_queue(device, &queue);
+	if (status != DDP_OK)
+		return status;
+	ddp_test_mark *mark = calloc(1, sizeof(*mark));
+	if (mark == NULL)
+		return leave(device, ddp_fail(DDP_ERR_NOMEM, "out of memory for an event"));
+	*mark = (ddp_test_mark){
+		.references = 2, .clock = ddp_order_next(&device->order, queue->number),
+	};
+	const ddp_test_work work = { .kind = DDP_TEST_RECORD, .mark = mark, .clock = mark->clock };
+	status = ddp_test_queue_give_locked(queue, &work);
+	if (status != DDP_OK) {
+		free(mark);
+		return leave(device, status);
+	}
+	ddp_test_mark_release_locked(event->mark);
+	event->mark = mark;
+	return leave(device, DDP_OK);
+}
+
+static ddp_status test_event_query(void *self, ddp_device_event *event, bool *done)
+{
+	ddp_test_device *device = self;
+	ddp_status status = check_event(device, event);
+
+	if (status == DDP_OK)
+		status = enter(device);
+	if (status != DDP_OK)
+		return status;
+	*done = event->mark == NULL || event->mark->reached;
+	if (event->mark != NULL && *done)
+		ddp_test_host_knows_locked(device, &event->mark->clock);
+	return leave(device, DDP_OK);
+}
+
+static ddp_status test_event_sync(void *self, ddp_device_event *event)
+{
+	ddp_test_device *device = self;
+	ddp_status status = check_event(device, event);
+
+	if (status == DDP_OK)
+		status = enter(device);
+	if (status != DDP_OK)
+		return status;
+	ddp_test_mark *mark = event->mark;
+	if (mark == NULL)
+		return leave(device, DDP_OK);
+	mark->references++; /* the event may be recorded again, or freed, meanwhile */
+	while (!mark->reached && device->broken == DDP_OK)
+		pthread_cond_wait(&device->changed, &device->lock);
+	status = broken_locked(device);
+	if (status == DDP_OK)
+		ddp_test_host_knows_locked(device, &mark->clock);
+	ddp_test_mark_release_locked(mark);
+	return leave(device, status);
+}
+
+static const ddp_device_backend backend = {
+	.version = DDP_DEVICE_VERSION, .bytes = sizeof(backend), .kind = "test",
+	.open = test_open, .close = test_close, .error = test_error,
+	.alloc = test_alloc, .free = test_free,
+	.host_alloc = test_host_alloc, .host_free = test_host_free,
+	.owns = test_owns, .view = test_view,
+	.queue_create = test_queue_create, .queue_free = test_queue_free,
+	.queue_query = test_queue_query, .queue_sync = test_queue_sync, .queue_wait = test_queue_wait,
+	.copy = test_copy, .fill = test_fill, .launch = test_launch,
+	.event_create = test_event_create, .event_free = test_event_free,
+	.event_record = test_event_record, .event_query = test_event_query,
+	.event_sync = test_event_sync,
+};
+
+const ddp_device_backend *ddp_device_test(void)
+{
+	return &backend;
+}

@@ -1,0 +1,494 @@
+/*
+ * device/test: what the asynchronous test device is for. A host that touches its memory
+ * dies, work that nothing orders is told, and goes wrong.
+ */
+#include <semaphore.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "device/device.h"
+#include "device/test_order.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define THREAD_SANITIZER 1
+#elif defined(__has_feature)
+#define THREAD_SANITIZER __has_feature(thread_sanitizer)
+#else
+#define THREAD_SANITIZER 0
+#endif
+
+enum { BYTES = 40000 };
+
+#define OK(call) \
+	do { \
+		ddp_status ok_status = (call); \
+		if (ok_status != DDP_OK) \
+			fail_msg("%s: %s: %s", #call, ddp_status_name(ok_status), ddp_last_error()); \
+	} while (0)
+
+#define FAILS(call, status, text) \
+	do { \
+		assert_int_equal(call, status); \
+		if (strstr(ddp_last_error(), text) == NULL) \
+			fail_msg("%s: no '%s' in: %s", #call, text, ddp_last_error()); \
+	} while (0)
+
+/* A device with two queues, an event, and two pieces of memory. */
+struct fixture {
+	ddp_device *device;
+	ddp_device_queue *queues[2];
+	ddp_device_event *event;
+	unsigned char *memory[2];
+};
+
+static void set_up(struct fixture *f, const ddp_device_options *options)
+{
+	OK(ddp_device_open("test", options, &f->device));
+	for (int i = 0; i < 2; i++) {
+		OK(ddp_device_queue_create(f->device, DDP_DEVICE_NORMAL, &f->queues[i]));
+		OK(ddp_device_alloc(f->device, BYTES, (void **)&f->memory[i]));
+	}
+	OK(ddp_device_event_create(f->device, &f->event));
+}
+
+static void tear_down(struct fixture *f)
+{
+	for (int i = 0; i < 2; i++) {
+		OK(ddp_device_queue_free(f->device, f->queues[i]));
+		OK(ddp_device_free(f->device, f->memory[i]));
+	}
+	OK(ddp_device_event_free(f->device, f->event));
+	OK(ddp_device_close(f->device));
+}
+
+/* A queue's function that ends when the test says so. */
+struct gate {
+	sem_t entered, opened;
+};
+
+static void gate_init(struct gate *gate)
+{
+	sem_init(&gate->entered, 0, 0);
+	sem_init(&gate->opened, 0, 0);
+}
+
+static void pass_gate(void *argument)
+{
+	struct gate *gate = argument;
+
+	sem_post(&gate->entered);
+	while (sem_wait(&gate->opened) != 0)
+		;
+}
+
+/* ---- what the host must not do ---- */
+
+static int signal_of(void (*misdeed)(unsigned char *memory))
+{
+	int status = 0;
+	pid_t child = fork();
+
+	if (child == 0) {
+		struct fixture f;
+		signal(SIGSEGV, SIG_DFL); /* not the sanitizers' */
+		set_up(&f, NULL);
+		misdeed(f.memory[0]);
+		_exit(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+static void read_it(unsigned char *memory) { (void)*(volatile unsigned char *)memory; }
+static void write_it(unsigned char *memory) { *(volatile unsigned char *)memory = 1; }
+static void use_its_end(unsigned char *memory) { ((volatile unsigned char *)memory)[BYTES - 1] = 1; }
+static void do_nothing(unsigned char *memory) { (void)memory; }
+
+static void a_host_that_touches_the_memory_dies(void **state)
+{
+	(void)state;
+	assert_int_equal(signal_of(do_nothing), 0);
+	assert_int_equal(signal_of(read_it), SIGSEGV);
+	assert_int_equal(signal_of(write_it), SIGSEGV);
+	assert_int_equal(signal_of(use_its_end), SIGSEGV);
+}
+
+static void new_memory_is_no_number(void **state)
+{
+	struct fixture f;
+	unsigned char got[BYTES];
+
+	(void)state;
+	set_up(&f, NULL);
+	OK(ddp_device_copy(f.device, NULL, got, f.memory[0], BYTES));
+	OK(ddp_device_queue_sync(f.device, NULL));
+	for (int i = 0; i < BYTES; i++)
+		assert_int_equal(got[i], 0xff);
+	tear_down(&f);
+}
+
+static void work_with_what_is_not_allocated_is_refused(void **state)
+{
+	struct fixture f;
+	unsigned char host[BYTES] = { 0 };
+	void *freed;
+
+	(void)state;
+	set_up(&f, NULL);
+	OK(ddp_device_alloc(f.device, 100, &freed));
+	OK(ddp_device_free(f.device, freed));
+	FAILS(ddp_device_free(f.device, freed), DDP_ERR_INVALID, "no memory that device test gave");
+	FAILS(ddp_device_fill(f.device, NULL, freed, 0, 1), DDP_ERR_INVALID, "not all allocated");
+	FAILS(ddp_device_fill(f.device, NULL, f.memory[0] + 1, 0, BYTES), DDP_ERR_INVALID, "not all");
+	FAILS(ddp_device_copy(f.device, NULL, f.memory[0] + 1, host, BYTES), DDP_ERR_INVALID, "not all");
+	FAILS(ddp_device_copy(f.device, NULL, host, f.memory[0] - 1, 2), DDP_ERR_INVALID, "not all");
+	OK(ddp_device_error(f.device));
+	OK(ddp_device_copy(f.device, NULL, host, f.memory[0] + 1, BYTES - 1));
+	OK(ddp_device_queue_sync(f.device, NULL));
+	tear_down(&f);
+}
+
+static void memory_in_use_is_not_freed(void **state)
+{
+	struct fixture f;
+	struct gate gate;
+	void *pinned;
+
+	(void)state;
+	gate_init(&gate);
+	set_up(&f, NULL);
+	OK(ddp_device_host_alloc(f.device, BYTES, &pinned));
+	OK(ddp_device_launch(f.device, f.queues[0], pass_gate, &gate));
+	OK(ddp_device_copy(f.device, f.queues[0], pinned, f.memory[0], BYTES));
+	FAILS(ddp_device_free(f.device, f.memory[0]), DDP_ERR_STATE, "has work that uses it");
+	FAILS(ddp_device_host_free(f.device, pinned), DDP_ERR_STATE, "has work that uses it");
+	sem_post(&gate.opened);
+	OK(ddp_device_queue_sync(f.device, f.queues[0]));
+	OK(ddp_device_host_free(f.device, pinned));
+	tear_down(&f);
+}
+
+/* ---- queues ---- */
+
+static void queues_run_at_the_same_time(void **state)
+{
+	struct fixture f;
+	struct gate gates[2];
+	bool done = true;
+
+	(void)state;
+	set_up(&f, NULL);
+	for (int i = 0; i < 2; i++) {
+		gate_init(&gates[i]);
+		OK(ddp_device_launch(f.device, f.queues[i], pass_gate, &gates[i]));
+	}
+	OK(ddp_device_event_record(f.device, f.event, f.queues[0]));
+	for (int i = 0; i < 2; i++)
+		sem_wait(&gates[i].entered); /* both are in it */
+	OK(ddp_device_queue_query(f.device, f.queues[1], &done));
+	assert_false(done);
+	OK(ddp_device_event_query(f.device, f.event, &done));
+	assert_false(done);
+	for (int i = 0; i < 2; i++)
+		sem_post(&gates[i].opened);
+	OK(ddp_device_event_sync(f.device, f.event));
+	tear_down(&f);
+}
+
+struct caller {
+	ddp_device *device, *other;
+	void *memory;
+	ddp_status statuses[4];
+};
+
+static void call_the_device(void *argument)
+{
+	struct caller *caller = argument;
+	void *view;
+
+	caller->statuses[0] = ddp_device_queue_sync(caller->device, NULL);
+	caller->statuses[1] = ddp_device_alloc(caller->device, 1, &view);
+	caller->statuses[2] = ddp_device_free(caller->device, caller->memory);
+	caller->statuses[3] = ddp_device_view(caller->other, caller->memory, 1, DDP_DEVICE_READS, &view);
+}
+
+static void a_function_of_a_queue_must_not_call_the_device(void **state)
+{
+	struct fixture f;
+	ddp_device *other;
+	void *view;
+
+	(void)state;
+	set_up(&f, NULL);
+	OK(ddp_device_open("test:1", NULL, &other));
+	struct caller caller = { .device = f.device, .other = other, .memory = f.memory[0] };
+	OK(ddp_device_launch(f.device, NULL, call_the_device, &caller));
+	OK(ddp_device_queue_sync(f.device, NULL));
+	for (int i = 0; i < 4; i++)
+		assert_int_equal(caller.statuses[i], DDP_ERR_STATE);
+	FAILS(ddp_device_view(f.device, f.memory[0], 1, DDP_DEVICE_READS, &view), DDP_ERR_STATE,
+	      "functions that its queues run");
+	FAILS(ddp_device_queue_sync(other, f.queues[0]), DDP_ERR_INVALID, "another device");
+	FAILS(ddp_device_event_sync(other, f.event), DDP_ERR_INVALID, "another device");
+	FAILS(ddp_device_event_record(other, f.event, NULL), DDP_ERR_INVALID, "another device");
+	FAILS(ddp_device_queue_free(other, f.queues[0]), DDP_ERR_INVALID, "another device");
+	OK(ddp_device_close(other));
+	tear_down(&f);
+}
+
+static void queues_run_out(void **state)
+{
+	ddp_device *device;
+	ddp_device_queue *queues[DDP_ORDER_QUEUES] = { NULL };
+	int count = 0;
+
+	(void)state;
+	OK(ddp_device_open("test", NULL, &device));
+	while (count < DDP_ORDER_QUEUES &&
+	       ddp_device_queue_create(device, DDP_DEVICE_NORMAL, &queues[count]) == DDP_OK)
+		count++;
+	assert_int_equal(count, DDP_ORDER_QUEUES - 1); /* one is the default queue */
+	assert_non_null(strstr(ddp_last_error(), "no more"));
+	for (int i = 0; i < count; i++)
+		OK(ddp_device_queue_free(device, queues[i]));
+	OK(ddp_device_queue_create(device, DDP_DEVICE_NORMAL, &queues[0]));
+	OK(ddp_device_queue_free(device, queues[0]));
+	OK(ddp_device_close(device));
+}
+
+/* ---- order ---- */
+
+/* memory[0] goes to memory[1] on queue 0, and from there to the host on queue 1. */
+static ddp_status pass_on(struct fixture *f, const unsigned char *sent, unsigned char *got,
+                          bool with_event)
+{
+	OK(ddp_device_copy(f->device, f->queues[0], f->memory[0], sent, BYTES));
+	OK(ddp_device_copy(f->device, f->queues[0], f->memory[1], f->memory[0], BYTES));
+	OK(ddp_device_event_record(f->device, f->event, f->queues[0]));
+	if (with_event)
+		OK(ddp_device_queue_wait(f->device, f->queues[1], f->event));
+	return ddp_device_copy(f->device, f->queues[1], got, f->memory[1], BYTES);
+}
+
+static void a_missing_wait_is_told_at_once(void **state)
+{
+	struct fixture f;
+	unsigned char sent[BYTES] = { 1 }, got[BYTES];
+
+	(void)state;
+	set_up(&f, NULL);
+	OK(pass_on(&f, sent, got, true));
+	OK(ddp_device_queue_sync(f.device, f.queues[1]));
+	FAILS(pass_on(&f, sent, got, false), DDP_ERR_STATE, "no event puts one before the other");
+	/* It is broken, and can be cleaned up. */
+	FAILS(ddp_device_error(f.device), DDP_ERR_STATE, "queue 2's copy reads 40000 bytes");
+	FAILS(ddp_device_queue_sync(f.device, f.queues[0]), DDP_ERR_STATE, "queue 1's copy writes");
+	FAILS(ddp_device_event_sync(f.device, f.event), DDP_ERR_STATE, "broken");
+	FAILS(ddp_device_fill(f.device, NULL, f.memory[0], 0, 1), DDP_ERR_STATE, "broken");
+	tear_down(&f);
+}
+
+static void a_missing_wait_goes_wrong(void **state)
+{
+	ddp_device_options options = { .delay_us = 300 };
+	unsigned char sent[BYTES], got[BYTES];
+	int wrong[2] = { 0, 0 };
+
+	(void)state;
+	if (THREAD_SANITIZER)
+		skip(); /* it tells such work for what it is, a race */
+	memset(sent, 7, BYTES);
+	for (int with_event = 0; with_event < 2; with_event++) {
+		struct fixture f;
+		options.seed = 11;
+		set_up(&f, &options);
+		for (int trial = 0; trial < 40; trial++) {
+			memset(got, 0, BYTES);
+			OK(ddp_device_fill(f.device, f.queues[0], f.memory[1], 0, BYTES));
+			OK(pass_on(&f, sent, got, with_event));
+			OK(ddp_device_queue_sync(f.device, f.queues[1]));
+			OK(ddp_device_queue_sync(f.device, f.queues[0]));
+			wrong[with_event] += memcmp(sent, got, BYTES) != 0;
+		}
+		tear_down(&f);
+	}
+	printf("# without the wait, %d of 40 went wrong\n", wrong[0]);
+	assert_true(wrong[0] > 0);
+	assert_int_equal(wrong[1], 0);
+}
+
+struct reading {
+	struct fixture *f;
+	ddp_device_access access;
+	size_t bytes;
+	ddp_status status;
+	char text[512];
+	struct gate *gate;
+};
+
+static void look_at_memory(void *argument)
+{
+	struct reading *reading = argument;
+	void *view;
+
+	reading->status = ddp_device_view(reading->f->device, reading->f->memory[0], reading->bytes,
+	                                  reading->access, &view);
+	snprintf(reading->text, sizeof(reading->text), "%s", ddp_last_error());
+	if (reading->gate != NULL)
+		pass_gate(reading->gate);
+}
+
+static void functions_are_checked_where_they_ask_for_a_view(void **state)
+{
+	(void)state;
+	for (int second = DDP_DEVICE_READS; second <= DDP_DEVICE_WRITES; second++) {
+		struct fixture f;
+		struct gate gate;
+		gate_init(&gate);
+		set_up(&f, NULL);
+		struct reading readings[2] = {
+			{ .f = &f, .access = DDP_DEVICE_READS, .bytes = BYTES, .gate = &gate },
+			{ .f = &f, .access = (ddp_device_access)second, .bytes = 1 },
+		};
+		for (int i = 0; i < 2; i++)
+			OK(ddp_device_launch(f.device, f.queues[i], look_at_memory, &readings[i]));
+		sem_wait(&gate.entered);
+		sem_post(&gate.opened);
+		for (int i = 0; i < 2; i++)
+			ddp_device_queue_free(f.device, f.queues[i]);
+		f.queues[0] = f.queues[1] = NULL;
+		if (second == DDP_DEVICE_READS) {
+			OK(ddp_device_error(f.device));
+		} else {
+			/* Whichever came second. */
+			FAILS(ddp_device_error(f.device), DDP_ERR_STATE, "'s function");
+			assert_true(readings[0].status != DDP_OK || readings[1].status != DDP_OK);
+		}
+		tear_down(&f);
+	}
+}
+
+static void a_view_of_what_is_not_allocated_breaks_the_device(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	set_up(&f, NULL);
+	struct reading reading = { .f = &f, .access = DDP_DEVICE_READS, .bytes = BYTES + 1 };
+	OK(ddp_device_launch(f.device, f.queues[0], look_at_memory, &reading));
+	FAILS(ddp_device_queue_sync(f.device, f.queues[0]), DDP_ERR_IO, "not all allocated");
+	/* What waits for work that is not done any more ends, too. */
+	FAILS(ddp_device_event_record(f.device, f.event, f.queues[0]), DDP_ERR_IO, "broken");
+	tear_down(&f);
+}
+
+static void the_hosts_side_is_checked_too(void **state)
+{
+	struct fixture f;
+	unsigned char host[BYTES] = { 0 };
+
+	(void)state;
+	set_up(&f, NULL);
+	OK(ddp_device_copy(f.device, f.queues[0], host, f.memory[0], BYTES));
+	FAILS(ddp_device_copy(f.device, f.queues[1], f.memory[1], host + 1000, 10), DDP_ERR_STATE,
+	      "no event puts");
+	tear_down(&f);
+}
+
+/* Each way to order two queues' work is known as one. */
+static void what_is_ordered_is_not_refused(void **state)
+{
+	struct fixture f;
+	struct gate gate;
+	bool done = false;
+
+	(void)state;
+	gate_init(&gate);
+	set_up(&f, NULL);
+	unsigned char *memory = f.memory[0];
+	/* Both read; other bytes. */
+	OK(ddp_device_copy(f.device, f.queues[0], f.memory[1], memory, 100));
+	OK(ddp_device_copy(f.device, f.queues[1], f.memory[1] + 100, memory, 100));
+	/* The host waited. */
+	OK(ddp_device_queue_sync(f.device, f.queues[0]));
+	OK(ddp_device_queue_sync(f.device, f.queues[1]));
+	OK(ddp_device_fill(f.device, f.queues[1], memory, 1, BYTES));
+	/* The host asked until it was done. */
+	while (!done)
+		OK(ddp_device_queue_query(f.device, f.queues[1], &done));
+	OK(ddp_device_fill(f.device, f.queues[0], memory, 2, BYTES));
+	OK(ddp_device_event_record(f.device, f.event, f.queues[0]));
+	do
+		OK(ddp_device_event_query(f.device, f.event, &done));
+	while (!done);
+	OK(ddp_device_fill(f.device, f.queues[1], memory, 3, BYTES));
+	/* By way of a third queue. */
+	OK(ddp_device_event_record(f.device, f.event, f.queues[1]));
+	OK(ddp_device_queue_wait(f.device, NULL, f.event));
+	OK(ddp_device_event_record(f.device, f.event, NULL));
+	OK(ddp_device_queue_wait(f.device, f.queues[0], f.event));
+	OK(ddp_device_fill(f.device, f.queues[0], memory, 4, BYTES));
+	/* A function tells the host of what is before it. */
+	OK(ddp_device_launch(f.device, f.queues[0], pass_gate, &gate));
+	sem_wait(&gate.entered);
+	OK(ddp_device_fill(f.device, f.queues[1], memory, 5, BYTES));
+	sem_post(&gate.opened);
+	OK(ddp_device_queue_sync(f.device, f.queues[1]));
+	tear_down(&f);
+}
+
+/* An event that is recorded again does not let go of who waits for the record before. */
+static void who_waits_for_an_earlier_record_still_waits(void **state)
+{
+	struct fixture f;
+	struct gate gate;
+	unsigned char sent[BYTES], got[BYTES];
+
+	(void)state;
+	gate_init(&gate);
+	set_up(&f, NULL);
+	memset(sent, 9, BYTES);
+	OK(ddp_device_launch(f.device, f.queues[0], pass_gate, &gate));
+	OK(ddp_device_copy(f.device, f.queues[0], f.memory[0], sent, BYTES));
+	OK(ddp_device_event_record(f.device, f.event, f.queues[0]));
+	OK(ddp_device_queue_wait(f.device, f.queues[1], f.event));
+	OK(ddp_device_copy(f.device, f.queues[1], got, f.memory[0], BYTES));
+	OK(ddp_device_event_record(f.device, f.event, NULL));
+	OK(ddp_device_event_sync(f.device, f.event)); /* of the default queue, which had nothing to do */
+	sem_post(&gate.opened);
+	OK(ddp_device_queue_sync(f.device, f.queues[1]));
+	assert_memory_equal(sent, got, BYTES);
+	tear_down(&f);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_host_that_touches_the_memory_dies),
+		cmocka_unit_test(new_memory_is_no_number),
+		cmocka_unit_test(work_with_what_is_not_allocated_is_refused),
+		cmocka_unit_test(memory_in_use_is_not_freed),
+		cmocka_unit_test(queues_run_at_the_same_time),
+		cmocka_unit_test(a_function_of_a_queue_must_not_call_the_device),
+		cmocka_unit_test(queues_run_out),
+		cmocka_unit_test(a_missing_wait_is_told_at_once),
+		cmocka_unit_test(a_missing_wait_goes_wrong),
+		cmocka_unit_test(functions_are_checked_where_they_ask_for_a_view),
+		cmocka_unit_test(a_view_of_what_is_not_allocated_breaks_the_device),
+		cmocka_unit_test(the_hosts_side_is_checked_too),
+		cmocka_unit_test(what_is_ordered_is_not_refused),
+		cmocka_unit_test(who_waits_for_an_earlier_record_still_waits),
+	};
+	unsetenv("DDP_LOCAL_DEVICE");
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
