@@ -1,10 +1,12 @@
-# kernels: numeric kernels for hosts, linked into libddp and into the examples.
+# kernels: numeric kernels, linked into libddp and into the examples.
 kernels_cflags = $(AM_CFLAGS) $(OPENMP_CFLAGS) -ffp-contract=off
 
 noinst_LTLIBRARIES += kernels/libkernels.la
-kernels_libkernels_la_SOURCES = kernels/kernels.h \
+kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/kernels.h kernels/table.h \
 	kernels/cpu/attention.c \
 	kernels/cpu/classifier.c \
+	kernels/cpu/convert.c \
+	kernels/cpu/cpu.h \
 	kernels/cpu/gemm.c \
 	kernels/cpu/inner.c \
 	kernels/cpu/layers.c \

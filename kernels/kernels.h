@@ -1,9 +1,10 @@
 /*
- * kernels: the numeric work of training, f32 on hosts. Each function states
- * shapes; matrices are row-major and dense unless a leading dimension is
- * given. Functions use OpenMP threads; the same number of threads gives the
- * same bits, and but for matrix products so does any other number. Backward functions add to the gradients of parameters and set
- * those of activations, unless said.
+ * kernels: the numeric work of training, at once on the host in f32, or on a
+ * queue (dk_use()). Each function states shapes; matrices are row-major and
+ * dense unless a leading dimension is given. On the host, functions use OpenMP
+ * threads; the same number of threads gives the same bits, and but for matrix
+ * products so does any other number. Backward functions add to the gradients of
+ * parameters and set those of activations, unless said.
  */
 #ifndef DDP_KERNELS_H
 #define DDP_KERNELS_H
@@ -12,7 +13,36 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* How many threads the functions use: OpenMP's number (OMP_NUM_THREADS), or
+/* ---- where the work is done --------------------------------------------------- */
+
+/*
+ * A queue of a device, with what its kernels need beside it; a backend of the kernels
+ * makes it (table.h). While a thread uses one, the functions below enqueue there and
+ * return, in the order of the calls, and their pointers are the device's memory, but
+ * for those that are said to be the host's. Functions with a result wait for it.
+ */
+typedef struct dk_queue dk_queue;
+
+/*
+ * What tensors of a queue are made of. Where a comment says f32, they are f32 all the
+ * same: statistics, and what the optimizer keeps. An array of bf16 is given by its
+ * address, as a float *.
+ */
+typedef enum dk_type { DK_F32, DK_BF16 } dk_type;
+
+/* From now on the calling thread's functions work there; NULL: on the host, as at the
+   start. Returns what was used before. */
+dk_queue *dk_use(dk_queue *queue);
+
+/* Within the memory where the work is done, or between it and the host's; they do not
+   overlap. A queue may read the host's memory after the return: leave it alone until a
+   result of later work is there. */
+void dk_copy(void *to, const void *from, size_t bytes);
+
+/* Sets n elements to zero. */
+void dk_zero(float *x, int64_t n);
+
+/* How many threads the functions use on the host: OpenMP's number (OMP_NUM_THREADS), or
    what the calling thread has set. 1 without OpenMP. */
 int dk_threads(void);
 void dk_set_threads(int threads);
@@ -31,8 +61,8 @@ typedef void (*dk_span_fn)(void *arg, int64_t first, int64_t last);
  */
 void dk_parallel(int64_t n, int64_t grain, dk_span_fn fn, void *arg);
 
-/* Why a matrix product failed (the library behind it ran out of memory), or
-   NULL if none has. To be asked once a step. */
+/* Why earlier work failed (of the host: a matrix product whose library ran out of
+   memory), or NULL if none has. To be asked once a step. */
 const char *dk_failure(void);
 
 /* ---- optimizer: the same bits on every processor ---------------------------- */
@@ -42,10 +72,11 @@ typedef struct dk_adamw_args {
 	double beta1, beta2, epsilon, weight_decay;
 	int64_t step;      /* from 1, for the bias correction */
 	double grad_scale; /* gradients are multiplied by it first: mean and clip */
+	uint16_t *rounded; /* the new parameters in bf16, too, unless NULL */
 } dk_adamw_args;
 
 /* One AdamW update (PyTorch's order of operations) of n elements; sets grad
-   to zero on the way, while it is in the cache. */
+   to zero on the way, while it is in the cache. param, m, v: f32. */
 void dk_adamw(float *param, float *grad, float *m, float *v, int64_t n,
               const dk_adamw_args *args);
 
@@ -53,10 +84,11 @@ typedef struct dk_sgd_args {
 	double learning_rate, momentum, weight_decay;
 	int64_t step;
 	double grad_scale;
+	uint16_t *rounded; /* as above */
 } dk_sgd_args;
 
 /* SGD with momentum (PyTorch's; buffer may be NULL if momentum is 0; at step 1
-   its content is not looked at); sets grad to zero. */
+   its content is not looked at); sets grad to zero. param, buffer: f32. */
 void dk_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_args *args);
 
 /* The largest magnitude: an infinity if one is among them, NaN if a NaN is; of
@@ -65,6 +97,14 @@ float dk_largest(const float *x, int64_t n);
 
 /* Sum of squares, accumulated in double. */
 double dk_sum_squares(const float *x, int64_t n);
+
+/* x *= factor */
+void dk_scale(float *x, int64_t n, float factor);
+
+/* Between f32 and bf16, rounded to the nearest, to even where two are as near; a NaN
+   stays one. */
+void dk_to_bf16(uint16_t *out, const float *in, int64_t n);
+void dk_from_bf16(float *out, const uint16_t *in, int64_t n);
 
 /* ---- matrix product --------------------------------------------------------- */
 
@@ -113,7 +153,7 @@ void dk_embedding_backward(float *dwte, float *dwpe, const float *dout,
 void dk_add_rows(float *out, const int32_t *rows, const float *values, int64_t count,
                  int64_t width);
 
-/* Over the last dimension, epsilon 1e-5. mean, rstd [rows] are kept for
+/* Over the last dimension, epsilon 1e-5. mean, rstd [rows], f32, are kept for
    backward. */
 void dk_layernorm_forward(float *out, float *mean, float *rstd, const float *in,
                           const float *gain, const float *bias, int64_t rows,
@@ -130,7 +170,7 @@ void dk_gelu_backward(float *grad, const float *in, int64_t n);
 
 /*
  * Causal attention. qkv [batch, length, 3, heads, width / heads];
- * out [batch, length, width]; lse [batch, heads, length] is kept for backward:
+ * out [batch, length, width]; lse [batch, heads, length], f32, is kept for backward:
  * the logarithm of each row's sum of exponentials. A head is at most
  * DK_HEAD_MAX wide.
  */
@@ -145,7 +185,7 @@ void dk_attention_backward(float *dqkv, const float *dout, const float *qkv,
 /*
  * Classifier: logits = in [rows, width] weight^T, weight [vocab, width], and
  * the softmax cross-entropy against targets [rows]. Returns the sum of the
- * rows' losses. `work`, of dk_classifier_work() floats, carries what backward
+ * rows' losses. `work`, of dk_classifier_work() f32, carries what backward
  * needs.
  */
 size_t dk_classifier_work(int64_t rows, int64_t vocab);

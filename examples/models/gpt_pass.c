@@ -1,6 +1,4 @@
 /* gpt: forward and backward. */
-#include <string.h>
-
 #include "kernels.h"
 #include "models/gpt_inside.h"
 
@@ -67,8 +65,8 @@ double gpt_forward(gpt *g, const int32_t *samples, int batch, int length)
 
 	for (int i = 0; i < batch; i++) {
 		const int32_t *sample = samples + (int64_t)i * (length + 1);
-		memcpy(g->tokens + (int64_t)i * length, sample, bytes);
-		memcpy(g->targets + (int64_t)i * length, sample + 1, bytes);
+		dk_copy(g->tokens + (int64_t)i * length, sample, bytes);
+		dk_copy(g->targets + (int64_t)i * length, sample + 1, bytes);
 	}
 	forward_stream(g, batch, length);
 	return dk_classifier_forward(g->classifier, g->ln_f, g->data[classifier_param(g)],
@@ -80,7 +78,7 @@ void gpt_next_logits(gpt *g, const int32_t *tokens, int length, float *logits)
 {
 	int64_t width = g->config.width;
 
-	memcpy(g->tokens, tokens, (size_t)length * sizeof(int32_t));
+	dk_copy(g->tokens, tokens, (size_t)length * sizeof(int32_t));
 	forward_stream(g, 1, length);
 	dk_gemm(&(dk_gemm_args){.transpose_b = true, .m = 1, .n = g->config.vocab, .k = width,
 		.a = g->ln_f + (length - 1) * width, .lda = width,
@@ -183,7 +181,7 @@ ddp_status gpt_backward(gpt *g, gpt_ready_fn ready, gpt_rows_fn rows, void *user
 		tell(&t, head);
 	if (rows != NULL)
 		tell(&t, WTE);
-	memset(g->dstream, 0, (size_t)(count * width) * sizeof(float));
+	dk_zero(g->dstream, count * width);
 	dk_layernorm_backward(g->dstream, g->grad[norm], g->grad[norm + 1], g->dnorm,
 	                      layer_input(g, g->config.layers), g->ln_f_mean, g->ln_f_rstd,
 	                      g->data[norm], count, width);

@@ -9,8 +9,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "cpu/cpu.h"
 #include "cpu/inner.h"
-#include "kernels.h"
 
 /* KEYS is a multiple of QUERIES: a block of queries that begins at or behind a
    block of keys sees at least the first of them. */
@@ -55,7 +55,7 @@ static int64_t smaller(int64_t a, int64_t b)
 static void scores(const struct attention *a, const struct head *h, float *score,
                    int64_t query, int64_t queries, int64_t key, int64_t keys)
 {
-	dk_gemm(&(dk_gemm_args){.transpose_b = true, .m = queries, .n = keys,
+	dk_cpu_gemm(&(dk_gemm_args){.transpose_b = true, .m = queries, .n = keys,
 		.k = a->head, .a = a->qkv + h->q + query * a->stride, .lda = a->stride,
 		.b = a->qkv + h->k + key * a->stride, .ldb = a->stride, .c = score,
 		.ldc = KEYS});
@@ -101,7 +101,7 @@ static void forward_queries(const struct attention *a, const struct head *h, int
 		int64_t keys = smaller(KEYS, last - key);
 		scores(a, h, score, query, queries, key, keys);
 		forward_rows(a, score, &run, query, queries, key, keys);
-		dk_gemm(&(dk_gemm_args){.m = queries, .n = a->head, .k = keys, .a = score,
+		dk_cpu_gemm(&(dk_gemm_args){.m = queries, .n = a->head, .k = keys, .a = score,
 			.lda = KEYS, .b = a->qkv + h->v + key * a->stride, .ldb = a->stride,
 			.beta = key > 0, .c = run.out, .ldc = a->head});
 	}
@@ -124,8 +124,8 @@ static void forward_span(void *arg, int64_t first, int64_t last)
 	}
 }
 
-void dk_attention_forward(float *out, float *lse, const float *qkv, int64_t batch,
-                          int64_t length, int64_t heads, int64_t width)
+void dk_cpu_attention_forward(float *out, float *lse, const float *qkv, int64_t batch,
+                              int64_t length, int64_t heads, int64_t width)
 {
 	struct attention a = prepare(qkv, length, heads, width);
 
@@ -161,17 +161,17 @@ static void backward_block(const struct attention *a, const struct head *h, int6
 	int64_t v = h->v + key * a->stride;
 
 	scores(a, h, score, query, queries, key, keys);
-	dk_gemm(&(dk_gemm_args){.transpose_b = true, .m = queries, .n = keys,
+	dk_cpu_gemm(&(dk_gemm_args){.transpose_b = true, .m = queries, .n = keys,
 		.k = a->head, .a = dout, .lda = a->width, .b = a->qkv + v, .ldb = a->stride,
 		.c = dprob, .ldc = KEYS});
 	backward_rows(a, h, score, dprob, query, queries, key, keys);
-	dk_gemm(&(dk_gemm_args){.transpose_a = true, .m = keys, .n = a->head,
+	dk_cpu_gemm(&(dk_gemm_args){.transpose_a = true, .m = keys, .n = a->head,
 		.k = queries, .a = score, .lda = KEYS, .b = dout, .ldb = a->width, .beta = 1,
 		.c = a->dqkv + v, .ldc = a->stride});
-	dk_gemm(&(dk_gemm_args){.transpose_a = true, .m = keys, .n = a->head,
+	dk_cpu_gemm(&(dk_gemm_args){.transpose_a = true, .m = keys, .n = a->head,
 		.k = queries, .a = dprob, .lda = KEYS, .b = a->qkv + q, .ldb = a->stride,
 		.beta = 1, .c = a->dqkv + k, .ldc = a->stride});
-	dk_gemm(&(dk_gemm_args){.m = queries, .n = a->head, .k = keys, .a = dprob,
+	dk_cpu_gemm(&(dk_gemm_args){.m = queries, .n = a->head, .k = keys, .a = dprob,
 		.lda = KEYS, .b = a->qkv + k, .ldb = a->stride, .beta = key > 0,
 		.c = a->dqkv + q, .ldc = a->stride});
 }
@@ -203,9 +203,9 @@ static void backward_span(void *arg, int64_t first, int64_t last)
 	}
 }
 
-void dk_attention_backward(float *dqkv, const float *dout, const float *qkv,
-                           const float *out, const float *lse, int64_t batch,
-                           int64_t length, int64_t heads, int64_t width)
+void dk_cpu_attention_backward(float *dqkv, const float *dout, const float *qkv,
+                               const float *out, const float *lse, int64_t batch,
+                               int64_t length, int64_t heads, int64_t width)
 {
 	struct attention a = prepare(qkv, length, heads, width);
 

@@ -7,8 +7,8 @@
  */
 #include <math.h>
 
+#include "cpu/cpu.h"
 #include "cpu/inner.h"
-#include "kernels.h"
 
 enum { TILE = 1024, ROWS = 1024 };
 
@@ -61,7 +61,7 @@ static void forward_block(struct classifier *c, int64_t tile, int64_t first, int
 	int64_t words = tile_words(c, tile);
 	float *logits = tile_rows(c, tile, first);
 
-	dk_gemm(&(dk_gemm_args){.transpose_b = true, .m = last - first, .n = words,
+	dk_cpu_gemm(&(dk_gemm_args){.transpose_b = true, .m = last - first, .n = words,
 		.k = c->width, .a = c->in + first * c->width, .lda = c->width,
 		.b = c->weight + tile * TILE * c->width, .ldb = c->width, .c = logits,
 		.ldc = words});
@@ -103,9 +103,9 @@ static double finish_row(struct classifier *c, int64_t row)
 	return top + log(sum);
 }
 
-double dk_classifier_forward(float *work, const float *in, const float *weight,
-                             const int32_t *targets, int64_t rows, int64_t width,
-                             int64_t vocab)
+double dk_cpu_classifier_forward(float *work, const float *in, const float *weight,
+                                 const int32_t *targets, int64_t rows, int64_t width,
+                                 int64_t vocab)
 {
 	struct classifier c = carve(work, in, weight, targets, rows, width, vocab);
 	double loss = 0;
@@ -131,20 +131,20 @@ static void gradient_span(void *arg, int64_t first, int64_t last)
 	}
 }
 
-void dk_classifier_backward(float *din, float *dweight, float *work, const float *in,
-                            const float *weight, const int32_t *targets, int64_t rows,
-                            int64_t width, int64_t vocab)
+void dk_cpu_classifier_backward(float *din, float *dweight, float *work, const float *in,
+                                const float *weight, const int32_t *targets, int64_t rows,
+                                int64_t width, int64_t vocab)
 {
 	struct classifier c = carve(work, in, weight, targets, rows, width, vocab);
 
 	for (c.tile = 0; c.tile < c.tiles; c.tile++) {
 		int64_t words = tile_words(&c, c.tile);
 		dk_parallel(rows, 16, gradient_span, &c);
-		dk_gemm(&(dk_gemm_args){.m = rows, .n = width, .k = words,
+		dk_cpu_gemm(&(dk_gemm_args){.m = rows, .n = width, .k = words,
 			.a = tile_rows(&c, c.tile, 0), .lda = words,
 			.b = weight + c.tile * TILE * width, .ldb = width, .beta = c.tile > 0,
 			.c = din, .ldc = width});
-		dk_gemm(&(dk_gemm_args){.transpose_a = true, .m = words, .n = width, .k = rows,
+		dk_cpu_gemm(&(dk_gemm_args){.transpose_a = true, .m = words, .n = width, .k = rows,
 			.a = tile_rows(&c, c.tile, 0), .lda = words, .b = in, .ldb = width,
 			.beta = 1, .c = dweight + c.tile * TILE * width, .ldc = width});
 	}

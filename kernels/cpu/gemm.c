@@ -2,12 +2,12 @@
    into one piece of c per thread. */
 #include <stdatomic.h>
 
-#include "kernels.h"
+#include "cpu/cpu.h"
 #include "vec.h"
 
 static _Atomic(const char *) failure;
 
-const char *dk_failure(void)
+const char *dk_cpu_failure(void)
 {
 	return atomic_load(&failure);
 }
@@ -145,7 +145,7 @@ static void columns_span(void *arg, int64_t first, int64_t last)
 }
 
 /* The longer side is cut: each piece packs all of the other operand anew. */
-void dk_gemm(const dk_gemm_args *args)
+void dk_cpu_gemm(const dk_gemm_args *args)
 {
 	enum { GRAIN = 48 }; /* a multiple of the usual kernels' tiles */
 	dk_gemm_args g = *args;

@@ -1,6 +1,6 @@
 /* Linear, embedding, layernorm and GELU layers: cut over rows or columns. */
+#include "cpu/cpu.h"
 #include "cpu/inner.h"
-#include "kernels.h"
 
 /* Elements that are worth a thread of their own. */
 enum { GRAIN = 16384 };
@@ -28,13 +28,13 @@ static void bias_span(void *arg, int64_t first, int64_t last)
 	                      s->width);
 }
 
-void dk_linear_forward(float *out, const float *in, const float *weight, const float *bias,
-                       const float *residual, int64_t rows, int64_t inputs, int64_t outputs)
+void dk_cpu_linear_forward(float *out, const float *in, const float *weight, const float *bias,
+                           const float *residual, int64_t rows, int64_t inputs, int64_t outputs)
 {
 	struct span_args s = {.out = out, .in = residual, .bias = bias, .width = outputs};
 
 	dk_parallel(rows, row_grain(outputs), bias_span, &s);
-	dk_gemm(&(dk_gemm_args){.m = rows, .n = outputs, .k = inputs, .a = in, .lda = inputs,
+	dk_cpu_gemm(&(dk_gemm_args){.m = rows, .n = outputs, .k = inputs, .a = in, .lda = inputs,
 		.b = weight, .ldb = outputs, .beta = 1, .c = out, .ldc = outputs});
 }
 
@@ -45,22 +45,22 @@ static void column_sums_span(void *arg, int64_t first, int64_t last)
 	dk_inner()->column_sums(s->out, s->in, s->rows, s->width, first, last);
 }
 
-void dk_linear_backward_params(float *dweight, float *dbias, const float *dout,
-                               const float *in, int64_t rows, int64_t inputs,
-                               int64_t outputs)
+void dk_cpu_linear_backward_params(float *dweight, float *dbias, const float *dout,
+                                   const float *in, int64_t rows, int64_t inputs,
+                                   int64_t outputs)
 {
 	struct span_args s = {.out = dbias, .in = dout, .rows = rows, .width = outputs};
 
 	dk_parallel(outputs, 64, column_sums_span, &s);
-	dk_gemm(&(dk_gemm_args){.transpose_a = true, .m = inputs, .n = outputs, .k = rows,
+	dk_cpu_gemm(&(dk_gemm_args){.transpose_a = true, .m = inputs, .n = outputs, .k = rows,
 		.a = in, .lda = inputs, .b = dout, .ldb = outputs, .beta = 1, .c = dweight,
 		.ldc = outputs});
 }
 
-void dk_linear_backward_input(float *din, const float *dout, const float *weight,
-                              int64_t rows, int64_t inputs, int64_t outputs)
+void dk_cpu_linear_backward_input(float *din, const float *dout, const float *weight,
+                                  int64_t rows, int64_t inputs, int64_t outputs)
 {
-	dk_gemm(&(dk_gemm_args){.transpose_b = true, .m = rows, .n = inputs, .k = outputs,
+	dk_cpu_gemm(&(dk_gemm_args){.transpose_b = true, .m = rows, .n = inputs, .k = outputs,
 		.a = dout, .lda = outputs, .b = weight, .ldb = outputs, .c = din, .ldc = inputs});
 }
 
@@ -75,8 +75,8 @@ static void embed_span(void *arg, int64_t first, int64_t last)
 		                s->in2 + r % s->length * s->width, s->width);
 }
 
-void dk_embedding_forward(float *out, const int32_t *tokens, const float *wte,
-                          const float *wpe, int64_t batch, int64_t length, int64_t width)
+void dk_cpu_embedding_forward(float *out, const int32_t *tokens, const float *wte,
+                              const float *wpe, int64_t batch, int64_t length, int64_t width)
 {
 	struct span_args s = {.out = out, .tokens = tokens, .in = wte, .in2 = wpe,
 		.length = length, .width = width};
@@ -102,9 +102,9 @@ static void embed_backward_span(void *arg, int64_t first, int64_t last)
 	}
 }
 
-void dk_embedding_backward(float *dwte, float *dwpe, const float *dout,
-                           const int32_t *tokens, int64_t batch, int64_t length,
-                           int64_t width)
+void dk_cpu_embedding_backward(float *dwte, float *dwpe, const float *dout,
+                               const int32_t *tokens, int64_t batch, int64_t length,
+                               int64_t width)
 {
 	struct span_args s = {.out = dwte, .out2 = dwpe, .in = dout, .tokens = tokens,
 		.rows = batch * length, .length = length, .width = width};
@@ -112,8 +112,8 @@ void dk_embedding_backward(float *dwte, float *dwpe, const float *dout,
 	dk_parallel(width, 64, embed_backward_span, &s);
 }
 
-void dk_add_rows(float *out, const int32_t *rows, const float *values, int64_t count,
-                 int64_t width)
+void dk_cpu_add_rows(float *out, const int32_t *rows, const float *values, int64_t count,
+                     int64_t width)
 {
 	struct span_args s = {.out = out, .in = values, .tokens = rows, .rows = count,
 		.width = width, .length = 1};
@@ -132,9 +132,9 @@ static void layernorm_span(void *arg, int64_t first, int64_t last)
 	                      s->width);
 }
 
-void dk_layernorm_forward(float *out, float *mean, float *rstd, const float *in,
-                          const float *gain, const float *bias, int64_t rows,
-                          int64_t width)
+void dk_cpu_layernorm_forward(float *out, float *mean, float *rstd, const float *in,
+                              const float *gain, const float *bias, int64_t rows,
+                              int64_t width)
 {
 	struct span_args s = {.out = out, .out2 = mean, .out3 = rstd, .in = in, .gain = gain,
 		.bias = bias, .width = width};
@@ -159,9 +159,9 @@ static void layernorm_params_span(void *arg, int64_t first, int64_t last)
 	                             s->width, first, last);
 }
 
-void dk_layernorm_backward(float *din, float *dgain, float *dbias, const float *dout,
-                           const float *in, const float *mean, const float *rstd,
-                           const float *gain, int64_t rows, int64_t width)
+void dk_cpu_layernorm_backward(float *din, float *dgain, float *dbias, const float *dout,
+                               const float *in, const float *mean, const float *rstd,
+                               const float *gain, int64_t rows, int64_t width)
 {
 	struct span_args s = {.out = din, .out2 = dgain, .out3 = dbias, .in = dout, .in2 = in,
 		.mean = mean, .rstd = rstd, .gain = gain, .rows = rows, .width = width};
@@ -179,7 +179,7 @@ static void gelu_span(void *arg, int64_t first, int64_t last)
 	dk_inner()->gelu(s->out + first, s->in + first, last - first);
 }
 
-void dk_gelu_forward(float *out, const float *in, int64_t n)
+void dk_cpu_gelu_forward(float *out, const float *in, int64_t n)
 {
 	dk_parallel(n, GRAIN, gelu_span, &(struct span_args){.out = out, .in = in});
 }
@@ -191,7 +191,7 @@ static void gelu_backward_span(void *arg, int64_t first, int64_t last)
 	dk_inner()->gelu_grad(s->out + first, s->in + first, last - first);
 }
 
-void dk_gelu_backward(float *grad, const float *in, int64_t n)
+void dk_cpu_gelu_backward(float *grad, const float *in, int64_t n)
 {
 	dk_parallel(n, GRAIN, gelu_backward_span, &(struct span_args){.out = grad, .in = in});
 }

@@ -3,17 +3,24 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "cpu/cpu.h"
 #include "cpu/inner.h"
-#include "kernels.h"
 
 /* Below this many elements, waking threads costs more than it saves. */
 enum { OPTIM_GRAIN = 32768, LARGEST_GRAIN = 131072 };
 
 struct update {
 	float *param, *grad, *first, *second;
+	uint16_t *rounded; /* or NULL */
 	dk_adamw_consts adamw;
 	dk_sgd_consts sgd;
 };
+
+static void round_span(const struct update *u, int64_t first, int64_t last)
+{
+	if (u->rounded != NULL)
+		dk_cpu_to_bf16(u->rounded + first, u->param + first, last - first);
+}
 
 static void adamw_span(void *arg, int64_t first, int64_t last)
 {
@@ -21,16 +28,17 @@ static void adamw_span(void *arg, int64_t first, int64_t last)
 
 	dk_inner()->adamw(u->param + first, u->grad + first, u->first + first,
 	                  u->second + first, last - first, &u->adamw);
+	round_span(u, first, last);
 }
 
-void dk_adamw(float *param, float *grad, float *m, float *v, int64_t n,
-              const dk_adamw_args *args)
+void dk_cpu_adamw(float *param, float *grad, float *m, float *v, int64_t n,
+                  const dk_adamw_args *args)
 {
 	double step = (double)args->step;
 	double correction1 = 1 - pow(args->beta1, step);
 	double correction2 = 1 - pow(args->beta2, step);
 	struct update u = {
-		.param = param, .grad = grad, .first = m, .second = v,
+		.param = param, .grad = grad, .first = m, .second = v, .rounded = args->rounded,
 		.adamw = {
 			.grad_scale = (float)args->grad_scale,
 			.decay = (float)(1 - args->learning_rate * args->weight_decay),
@@ -53,12 +61,13 @@ static void sgd_span(void *arg, int64_t first, int64_t last)
 
 	dk_inner()->sgd(u->param + first, u->grad + first,
 	                u->first != NULL ? u->first + first : NULL, last - first, &u->sgd);
+	round_span(u, first, last);
 }
 
-void dk_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_args *args)
+void dk_cpu_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_args *args)
 {
 	struct update u = {
-		.param = param, .grad = grad, .first = buffer,
+		.param = param, .grad = grad, .first = buffer, .rounded = args->rounded,
 		.sgd = {
 			.grad_scale = (float)args->grad_scale,
 			.weight_decay = (float)args->weight_decay,
@@ -86,7 +95,7 @@ static void largest_span(void *arg, int64_t first, int64_t last)
 		continue;
 }
 
-float dk_largest(const float *x, int64_t n)
+float dk_cpu_largest(const float *x, int64_t n)
 {
 	struct largest l = {.x = x};
 	float largest;
@@ -117,7 +126,7 @@ static void squares_span(void *arg, int64_t first, int64_t last)
 	}
 }
 
-double dk_sum_squares(const float *x, int64_t n)
+double dk_cpu_sum_squares(const float *x, int64_t n)
 {
 	struct squares s = {.x = x, .n = n, .piece = OPTIM_GRAIN};
 	double total = 0;

@@ -143,6 +143,66 @@ static void largest_finds_what_is_not_finite_anywhere(void **state)
 	}
 }
 
+static uint32_t bits_of(float x)
+{
+	uint32_t bits;
+
+	memcpy(&bits, &x, sizeof(bits));
+	return bits;
+}
+
+static void bf16_is_the_nearest(void **state)
+{
+	const float in[] = {0, -0.0f, 1, 1 + 0x1p-8f, 1 + 0x1.8p-7f, 1 + 0x1.002p-8f, -1 - 0x1p-8f,
+		INFINITY, -INFINITY, 0x1.fffffep127f, 0x1p-149f, 3.14159265f};
+	const uint32_t nearest[] = {0, 0x8000, 0x3f80, 0x3f80, 0x3f82, 0x3f81, 0xbf80, 0x7f80, 0xff80,
+		0x7f80, 0, 0x4049};
+	enum { COUNT = sizeof(in) / sizeof(in[0]) };
+	static uint16_t narrow[LONGEST];
+	uint32_t quiet_only_below = 0x7f800001;
+	float nan, back[COUNT];
+
+	(void)state;
+	dk_to_bf16(narrow, in, COUNT);
+	dk_from_bf16(back, narrow, COUNT);
+	for (int i = 0; i < COUNT; i++) {
+		assert_int_equal(narrow[i], nearest[i]);
+		assert_true(bits_of(back[i]) == nearest[i] << 16);
+	}
+	memcpy(&nan, &quiet_only_below, sizeof(nan));
+	dk_to_bf16(narrow, &nan, 1);
+	dk_from_bf16(back, narrow, 1);
+	assert_true(isnan(back[0]));
+}
+
+static void updates_leave_what_they_made_in_bf16_too(void **state)
+{
+	static uint16_t rounded[LONGEST], want_rounded[LONGEST];
+	const dk_adamw_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95,
+		.epsilon = 1e-8, .step = 3, .grad_scale = 0.25, .rounded = rounded};
+	const dk_sgd_args s = {.learning_rate = 0.05, .grad_scale = 0.5, .rounded = rounded};
+
+	(void)state;
+	fill(LONGEST);
+	dk_adamw(param, grad, m, v, LONGEST, &a);
+	dk_to_bf16(want_rounded, param, LONGEST);
+	assert_memory_equal(rounded, want_rounded, sizeof(rounded));
+	fill(LONGEST);
+	dk_sgd(param, grad, NULL, LONGEST, &s);
+	dk_to_bf16(want_rounded, param, LONGEST);
+	assert_memory_equal(rounded, want_rounded, sizeof(rounded));
+}
+
+static void scale_is_a_product(void **state)
+{
+	(void)state;
+	fill(LONGEST);
+	memcpy(m, grad, sizeof(m));
+	dk_scale(grad, LONGEST - 1, 0.3f);
+	for (int64_t i = 0; i < LONGEST; i++)
+		assert_true(grad[i] == (i < LONGEST - 1 ? m[i] * 0.3f : m[i]));
+}
+
 static void threads_do_not_change_a_bit(void **state)
 {
 	const dk_adamw_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95,
@@ -202,6 +262,9 @@ int main(void)
 		cmocka_unit_test(sgd_takes_momentum_from_the_second_step_on),
 		cmocka_unit_test(sum_of_squares_is_exact_to_double),
 		cmocka_unit_test(largest_finds_what_is_not_finite_anywhere),
+		cmocka_unit_test(bf16_is_the_nearest),
+		cmocka_unit_test(updates_leave_what_they_made_in_bf16_too),
+		cmocka_unit_test(scale_is_a_product),
 		cmocka_unit_test(threads_do_not_change_a_bit),
 		cmocka_unit_test(instruction_sets_give_the_same_bits),
 	};

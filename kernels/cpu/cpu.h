@@ -1,0 +1,48 @@
+/* cpu: the functions of kernels.h on the host; what dk_x() does there is dk_cpu_x(). */
+#ifndef DK_CPU_H
+#define DK_CPU_H
+
+#include "kernels.h"
+
+void dk_cpu_copy(void *to, const void *from, size_t bytes);
+void dk_cpu_zero(float *x, int64_t n);
+void dk_cpu_adamw(float *param, float *grad, float *m, float *v, int64_t n,
+		const dk_adamw_args *args);
+void dk_cpu_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_args *args);
+float dk_cpu_largest(const float *x, int64_t n);
+double dk_cpu_sum_squares(const float *x, int64_t n);
+void dk_cpu_scale(float *x, int64_t n, float factor);
+void dk_cpu_to_bf16(uint16_t *out, const float *in, int64_t n);
+void dk_cpu_from_bf16(float *out, const uint16_t *in, int64_t n);
+void dk_cpu_gemm(const dk_gemm_args *args);
+void dk_cpu_linear_forward(float *out, const float *in, const float *weight, const float *bias,
+		const float *residual, int64_t rows, int64_t inputs, int64_t outputs);
+void dk_cpu_linear_backward_params(float *dweight, float *dbias, const float *dout, const float *in,
+		int64_t rows, int64_t inputs, int64_t outputs);
+void dk_cpu_linear_backward_input(float *din, const float *dout, const float *weight, int64_t rows,
+		int64_t inputs, int64_t outputs);
+void dk_cpu_embedding_forward(float *out, const int32_t *tokens, const float *wte, const float *wpe,
+		int64_t batch, int64_t length, int64_t width);
+void dk_cpu_embedding_backward(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
+		int64_t batch, int64_t length, int64_t width);
+void dk_cpu_add_rows(float *out, const int32_t *rows, const float *values, int64_t count,
+		int64_t width);
+void dk_cpu_layernorm_forward(float *out, float *mean, float *rstd, const float *in,
+		const float *gain, const float *bias, int64_t rows, int64_t width);
+void dk_cpu_layernorm_backward(float *din, float *dgain, float *dbias, const float *dout,
+		const float *in, const float *mean, const float *rstd, const float *gain,
+		int64_t rows, int64_t width);
+void dk_cpu_gelu_forward(float *out, const float *in, int64_t n);
+void dk_cpu_gelu_backward(float *grad, const float *in, int64_t n);
+void dk_cpu_attention_forward(float *out, float *lse, const float *qkv, int64_t batch,
+		int64_t length, int64_t heads, int64_t width);
+void dk_cpu_attention_backward(float *dqkv, const float *dout, const float *qkv, const float *out,
+		const float *lse, int64_t batch, int64_t length, int64_t heads, int64_t width);
+double dk_cpu_classifier_forward(float *work, const float *in, const float *weight,
+		const int32_t *targets, int64_t rows, int64_t width, int64_t vocab);
+void dk_cpu_classifier_backward(float *din, float *dweight, float *work, const float *in,
+		const float *weight, const int32_t *targets, int64_t rows, int64_t width,
+		int64_t vocab);
+const char *dk_cpu_failure(void);
+
+#endif

@@ -1,0 +1,157 @@
+/* The functions of kernels.h go to the host's, or to those of the queue in use. */
+#include "kernels.h"
+
+#include "cpu/cpu.h"
+#include "table.h"
+
+static _Thread_local dk_queue *in_use;
+
+dk_queue *dk_use(dk_queue *queue)
+{
+	dk_queue *before = in_use;
+
+	in_use = queue;
+	return before;
+}
+
+/* Of the function of this name, where the calling thread works. */
+#define CALL(name, ...) \
+	(in_use == NULL ? dk_cpu_##name(__VA_ARGS__) : in_use->table->name(in_use, __VA_ARGS__))
+
+void dk_copy(void *to, const void *from, size_t bytes)
+{
+	CALL(copy, to, from, bytes);
+}
+
+void dk_zero(float *x, int64_t n)
+{
+	CALL(zero, x, n);
+}
+
+void dk_adamw(float *param, float *grad, float *m, float *v, int64_t n, const dk_adamw_args *args)
+{
+	CALL(adamw, param, grad, m, v, n, args);
+}
+
+void dk_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_args *args)
+{
+	CALL(sgd, param, grad, buffer, n, args);
+}
+
+float dk_largest(const float *x, int64_t n)
+{
+	return CALL(largest, x, n);
+}
+
+double dk_sum_squares(const float *x, int64_t n)
+{
+	return CALL(sum_squares, x, n);
+}
+
+void dk_scale(float *x, int64_t n, float factor)
+{
+	CALL(scale, x, n, factor);
+}
+
+void dk_to_bf16(uint16_t *out, const float *in, int64_t n)
+{
+	CALL(to_bf16, out, in, n);
+}
+
+void dk_from_bf16(float *out, const uint16_t *in, int64_t n)
+{
+	CALL(from_bf16, out, in, n);
+}
+
+void dk_gemm(const dk_gemm_args *args)
+{
+	CALL(gemm, args);
+}
+
+void dk_linear_forward(float *out, const float *in, const float *weight, const float *bias,
+		const float *residual, int64_t rows, int64_t inputs, int64_t outputs)
+{
+	CALL(linear_forward, out, in, weight, bias, residual, rows, inputs, outputs);
+}
+
+void dk_linear_backward_params(float *dweight, float *dbias, const float *dout, const float *in,
+		int64_t rows, int64_t inputs, int64_t outputs)
+{
+	CALL(linear_backward_params, dweight, dbias, dout, in, rows, inputs, outputs);
+}
+
+void dk_linear_backward_input(float *din, const float *dout, const float *weight, int64_t rows,
+		int64_t inputs, int64_t outputs)
+{
+	CALL(linear_backward_input, din, dout, weight, rows, inputs, outputs);
+}
+
+void dk_embedding_forward(float *out, const int32_t *tokens, const float *wte, const float *wpe,
+		int64_t batch, int64_t length, int64_t width)
+{
+	CALL(embedding_forward, out, tokens, wte, wpe, batch, length, width);
+}
+
+void dk_embedding_backward(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
+		int64_t batch, int64_t length, int64_t width)
+{
+	CALL(embedding_backward, dwte, dwpe, dout, tokens, batch, length, width);
+}
+
+void dk_add_rows(float *out, const int32_t *rows, const float *values, int64_t count, int64_t width)
+{
+	CALL(add_rows, out, rows, values, count, width);
+}
+
+void dk_layernorm_forward(float *out, float *mean, float *rstd, const float *in, const float *gain,
+		const float *bias, int64_t rows, int64_t width)
+{
+	CALL(layernorm_forward, out, mean, rstd, in, gain, bias, rows, width);
+}
+
+void dk_layernorm_backward(float *din, float *dgain, float *dbias, const float *dout,
+		const float *in, const float *mean, const float *rstd, const float *gain,
+		int64_t rows, int64_t width)
+{
+	CALL(layernorm_backward, din, dgain, dbias, dout, in, mean, rstd, gain, rows, width);
+}
+
+void dk_gelu_forward(float *out, const float *in, int64_t n)
+{
+	CALL(gelu_forward, out, in, n);
+}
+
+void dk_gelu_backward(float *grad, const float *in, int64_t n)
+{
+	CALL(gelu_backward, grad, in, n);
+}
+
+void dk_attention_forward(float *out, float *lse, const float *qkv, int64_t batch, int64_t length,
+		int64_t heads, int64_t width)
+{
+	CALL(attention_forward, out, lse, qkv, batch, length, heads, width);
+}
+
+void dk_attention_backward(float *dqkv, const float *dout, const float *qkv, const float *out,
+		const float *lse, int64_t batch, int64_t length, int64_t heads, int64_t width)
+{
+	CALL(attention_backward, dqkv, dout, qkv, out, lse, batch, length, heads, width);
+}
+
+double dk_classifier_forward(float *work, const float *in, const float *weight,
+		const int32_t *targets, int64_t rows, int64_t width, int64_t vocab)
+{
+	return CALL(classifier_forward, work, in, weight, targets, rows, width, vocab);
+}
+
+void dk_classifier_backward(float *din, float *dweight, float *work, const float *in,
+		const float *weight, const int32_t *targets, int64_t rows, int64_t width,
+		int64_t vocab)
+{
+	CALL(classifier_backward, din, dweight, work, in, weight, targets, rows, width, vocab);
+}
+
+const char *dk_failure(void)
+{
+	return in_use == NULL ? dk_cpu_failure() : in_use->table->failure(in_use);
+}

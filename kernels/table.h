@@ -1,0 +1,79 @@
+/*
+ * table: what a backend of the kernels gives: the functions of kernels.h, each with the
+ * queue before its arguments. A module exports its table; it is compiled with this header
+ * of one release, and used by a program of maybe another: `version` and `bytes` stay first.
+ */
+#ifndef DK_TABLE_H
+#define DK_TABLE_H
+
+#include "kernels.h"
+
+/* Grows with each change of this header, or of a function of kernels.h. */
+enum { DK_TABLE_VERSION = 1 };
+
+typedef struct dk_table {
+	uint32_t version; /* DK_TABLE_VERSION */
+	uint32_t bytes;   /* of this table */
+
+	/* `stream` is the device's own handle of the queue (a cudaStream_t); what is made
+	   lives until `close`, which waits for its work. One thread at a time uses it.
+	   NULL: it could not be made, and *why, which stays, says why. */
+	dk_queue *(*open)(void *stream, dk_type type, const char **why);
+	void (*close)(dk_queue *queue);
+
+	void (*copy)(dk_queue *queue, void *to, const void *from, size_t bytes);
+	void (*zero)(dk_queue *queue, float *x, int64_t n);
+	void (*adamw)(dk_queue *queue, float *param, float *grad, float *m, float *v, int64_t n,
+			const dk_adamw_args *args);
+	void (*sgd)(dk_queue *queue, float *param, float *grad, float *buffer, int64_t n,
+			const dk_sgd_args *args);
+	float (*largest)(dk_queue *queue, const float *x, int64_t n);
+	double (*sum_squares)(dk_queue *queue, const float *x, int64_t n);
+	void (*scale)(dk_queue *queue, float *x, int64_t n, float factor);
+	void (*to_bf16)(dk_queue *queue, uint16_t *out, const float *in, int64_t n);
+	void (*from_bf16)(dk_queue *queue, float *out, const uint16_t *in, int64_t n);
+	void (*gemm)(dk_queue *queue, const dk_gemm_args *args);
+	void (*linear_forward)(dk_queue *queue, float *out, const float *in, const float *weight,
+			const float *bias, const float *residual, int64_t rows, int64_t inputs,
+			int64_t outputs);
+	void (*linear_backward_params)(dk_queue *queue, float *dweight, float *dbias,
+			const float *dout, const float *in, int64_t rows, int64_t inputs,
+			int64_t outputs);
+	void (*linear_backward_input)(dk_queue *queue, float *din, const float *dout,
+			const float *weight, int64_t rows, int64_t inputs, int64_t outputs);
+	void (*embedding_forward)(dk_queue *queue, float *out, const int32_t *tokens,
+			const float *wte, const float *wpe, int64_t batch, int64_t length,
+			int64_t width);
+	void (*embedding_backward)(dk_queue *queue, float *dwte, float *dwpe, const float *dout,
+			const int32_t *tokens, int64_t batch, int64_t length, int64_t width);
+	void (*add_rows)(dk_queue *queue, float *out, const int32_t *rows, const float *values,
+			int64_t count, int64_t width);
+	void (*layernorm_forward)(dk_queue *queue, float *out, float *mean, float *rstd,
+			const float *in, const float *gain, const float *bias, int64_t rows,
+			int64_t width);
+	void (*layernorm_backward)(dk_queue *queue, float *din, float *dgain, float *dbias,
+			const float *dout, const float *in, const float *mean, const float *rstd,
+			const float *gain, int64_t rows, int64_t width);
+	void (*gelu_forward)(dk_queue *queue, float *out, const float *in, int64_t n);
+	void (*gelu_backward)(dk_queue *queue, float *grad, const float *in, int64_t n);
+	void (*attention_forward)(dk_queue *queue, float *out, float *lse, const float *qkv,
+			int64_t batch, int64_t length, int64_t heads, int64_t width);
+	void (*attention_backward)(dk_queue *queue, float *dqkv, const float *dout,
+			const float *qkv, const float *out, const float *lse, int64_t batch,
+			int64_t length, int64_t heads, int64_t width);
+	double (*classifier_forward)(dk_queue *queue, float *work, const float *in,
+			const float *weight, const int32_t *targets, int64_t rows, int64_t width,
+			int64_t vocab);
+	void (*classifier_backward)(dk_queue *queue, float *din, float *dweight, float *work,
+			const float *in, const float *weight, const int32_t *targets, int64_t rows,
+			int64_t width, int64_t vocab);
+	const char *(*failure)(dk_queue *queue);
+} dk_table;
+
+/* What each backend's queue begins with. */
+struct dk_queue {
+	const dk_table *table;
+	dk_type type;
+};
+
+#endif
