@@ -188,6 +188,21 @@ static bool read_trace(struct settings *settings, struct value value)
 	return true;
 }
 
+static bool read_watch(struct settings *settings, struct value value)
+{
+	if (value.text == NULL || value.length == 0 || value.text[0] != '/')
+		return read_switch(&settings->watch, value);
+	if (value.length >= sizeof(settings->watch_path))
+		return false;
+	for (size_t i = 0; i < value.length; i++)
+		if (iscntrl((unsigned char)value.text[i]))
+			return false;
+	memcpy(settings->watch_path, value.text, value.length);
+	settings->watch_path[value.length] = '\0';
+	settings->watch = true;
+	return true;
+}
+
 static bool read_on_failure(struct settings *settings, struct value value)
 {
 	static const char *const words[] = { "continue", "kill" };
@@ -264,6 +279,7 @@ static const struct option_key keys[] = {
 	{ "bucket-mb", "a number of MiB, above 0 and at most 65536", read_bucket },
 	{ "timeout", "seconds from 1 to 604800", read_timeout },
 	{ "trace", "a directory of at most 1023 bytes", read_trace },
+	{ "watch", "no value, yes, no, or the path of libnccl-profiler-ddp.so, at most 254 bytes", read_watch },
 	{ "on-failure", "kill or continue", read_on_failure },
 	{ "grace", "seconds from 0 to 604800", read_grace },
 	{ "stall", "seconds from 1 to 604800, or 0 for never", read_stall },

@@ -13,6 +13,7 @@
 
 enum { GRACE_OF_SLURM = UINT32_MAX };
 enum { OPTION_COUNT_MAX = 32, PATH_TEXT_MAX = 1024, SUFFIX_MAX = 64 };
+enum { NCCL_PATH_MAX = 255 }; /* NCCL cuts longer names of plugins */
 
 enum address_mode { ADDRESS_NODENAME, ADDRESS_IP };
 enum omp_mode { OMP_KEEP, OMP_ONE, OMP_CPUS };
@@ -36,6 +37,8 @@ struct settings {
 	char bucket_mb[16];            /* "" : the library's default */
 	uint32_t timeout_seconds;      /* 0: the library's default */
 	char trace_dir[PATH_TEXT_MAX]; /* "" : no trace */
+	bool watch;                    /* NCCL programs, too */
+	char watch_path[NCCL_PATH_MAX]; /* of the plugin of NCCL's that does so; "": where it is installed */
 	uint32_t given;                /* bit i: key i of the table was given by the user */
 };
 

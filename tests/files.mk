@@ -115,6 +115,7 @@ check_PROGRAMS += \
 	tests/unit/test_kernel_optim \
 	tests/unit/test_kernel_product \
 	tests/unit/test_loader \
+	tests/unit/test_nccl_profiler \
 	tests/unit/test_optim \
 	tests/unit/test_options \
 	tests/unit/test_safetensors \

@@ -75,6 +75,21 @@ struct ddp_progress *ddp_page_map(const ddp_job *job)
 	return page;
 }
 
+struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job)
+{
+	void *memory = map_shared(job);
+
+	if (memory == MAP_FAILED)
+		return NULL;
+	struct ddp_progress *page = memory;
+	if (page->magic == DDP_PROGRESS_MAGIC && page->writer != DDP_WRITER_NCCL) {
+		ddp_page_unmap(page);
+		return NULL;
+	}
+	*page = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .writer = DDP_WRITER_NCCL };
+	return page;
+}
+
 void ddp_page_unmap(struct ddp_progress *page)
 {
 	size_t before = (uintptr_t)page % ddp_system_page_bytes();

@@ -11,6 +11,8 @@
  * the magic. NULL: no memory.
  */
 struct ddp_progress *ddp_page_map(const ddp_job *job);
+/* The same for watch/nccl_watch: NULL also if there is no memfd, or libddp keeps the page. */
+struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job);
 void ddp_page_unmap(struct ddp_progress *page);
 
 /*

@@ -35,6 +35,13 @@ struct ddp_progress {
 	uint64_t described;        /* the collective that collective_text is about; 0: none */
 	double step_seconds;       /* of the last step, */
 	double step_weight;        /* and its samples, of all ranks */
+	uint32_t writer;           /* enum ddp_writer */
+};
+
+/* Who keeps the page. Of a program that only uses NCCL, phases and steps are not known. */
+enum ddp_writer {
+	DDP_WRITER_LIBDDP,
+	DDP_WRITER_NCCL /* libnccl-profiler-ddp.so */
 };
 
 /* What lasts, and is described by collective_text. */

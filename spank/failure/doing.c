@@ -20,6 +20,8 @@ enum { PHASES = sizeof(phases) / sizeof(phases[0]) };
 
 const char *doing_phase_name(uint32_t phase)
 {
+	if (phase == DOING_NCCL)
+		return "nccl";
 	return phase < PHASES ? phases[phase].name : "unknown";
 }
 
@@ -57,7 +59,7 @@ void doing_read(const struct ddp_progress *page, uint64_t now_ns, struct doing *
 		return;
 	doing->known = true;
 	doing->closed = page->closed == 1;
-	doing->phase = page->phase;
+	doing->phase = page->writer == DDP_WRITER_NCCL ? DOING_NCCL : page->phase;
 	doing->step = page->step > 0 ? page->step : 0;
 	if (page->bucket >= 0 && page->buckets > 0 && page->bucket < page->buckets) {
 		doing->bucket = page->bucket + 1;
@@ -103,8 +105,11 @@ void doing_add(struct sink *sink, const struct doing *doing)
 {
 	if (!doing->known)
 		return;
-	sink_add(sink, "%s", doing->phase < PHASES ? phases[doing->phase].sentence
-	                                           : "in an unknown phase");
+	if (doing->phase == DOING_NCCL)
+		sink_add(sink, "%s", doing->wait == DOING_NO_WAIT ? "outside NCCL" : "in NCCL");
+	else
+		sink_add(sink, "%s", doing->phase < PHASES ? phases[doing->phase].sentence
+		                                           : "in an unknown phase");
 	if (doing->step > 0)
 		sink_add(sink, " of step %lld", (long long)doing->step);
 	if (doing->phase_seconds >= 0)

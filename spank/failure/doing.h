@@ -13,12 +13,15 @@
 
 enum { DOING_TEXT_MAX = 64, DOING_ERROR_MAX = 256 };
 
+/* As a phase: nothing is known but the program's NCCL operations. */
+enum { DOING_NCCL = 1000 };
+
 enum doing_wait { DOING_NO_WAIT, DOING_WAITS_IN_COLLECTIVE, DOING_WAITS_OTHERWISE };
 
 struct doing {
 	bool known;          /* there is a page of libddp; the rest is zero without one */
 	bool closed;         /* ddp_finalize() was called */
-	uint32_t phase;      /* enum ddp_phase, or more: unknown */
+	uint32_t phase;      /* enum ddp_phase, DOING_NCCL, or more: unknown */
 	int64_t step;        /* 0: none yet */
 	int32_t bucket, buckets; /* "3 of 9"; 0 of 0: not told */
 	double phase_seconds;    /* since the phase began; below 0: not told */
@@ -35,7 +38,7 @@ struct doing {
 /* `page` is a copy; now_ns is CLOCK_MONOTONIC. */
 void doing_read(const struct ddp_progress *page, uint64_t now_ns, struct doing *doing);
 
-/* "backward"; never NULL. */
+/* "backward", "nccl"; never NULL. */
 const char *doing_phase_name(uint32_t phase);
 
 /* A checkpoint or an evaluation, of which nobody knows how long it takes. */

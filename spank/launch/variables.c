@@ -156,6 +156,16 @@ static void put_torchrun(struct variables *v, const struct identity *id,
 		put(v, "PET_NPROC_PER_NODE", "the GPUs that the task sees", "%u", extras->gpu.visible);
 }
 
+/* By which NCCL tells on the page what the task waits for. The user's own plugin stays. */
+static void put_watch(struct variables *v, const struct settings *settings,
+                      const struct task_extras *extras)
+{
+	if (settings->watch && extras->progress_fd >= 0 &&
+	    environment_get(extras->environment, "NCCL_PROFILER_PLUGIN") == NULL)
+		put(v, "NCCL_PROFILER_PLUGIN", "watch", "%s",
+		    settings->watch_path[0] != '\0' ? settings->watch_path : extras->nccl_profiler);
+}
+
 static void put_own(struct variables *v, const struct identity *id,
                     const struct settings *settings, const struct task_extras *extras)
 {
@@ -171,6 +181,7 @@ static void put_own(struct variables *v, const struct identity *id,
 		put(v, "DDP_PROGRESS_FD", "the plugin", "%d", extras->progress_fd);
 	else
 		take_out(v, "DDP_PROGRESS_FD", "no memory file");
+	put_watch(v, settings, extras);
 	if (settings->timeout_seconds > 0)
 		put(v, "DDP_TIMEOUT", "timeout=", "%u", settings->timeout_seconds);
 	if (settings->bucket_mb[0] != '\0')

@@ -66,6 +66,15 @@ capture as_user srun --ddp=stall="$brief",stall-action=kill,on-failure=continue 
 status_is 137 "all components of a heterogeneous step end"
 prints 'the step stalls: .*; rank 0 of 2 on n[01] never came: .*; waiting: rank 1 in collective' "of which one stalls"
 
+# NCCL's programs know nothing of libddp.
+install -m 755 "$build/libruntime/.libs/libnccl-profiler-ddp.so" "$source/tests/cluster/nccl_probe.py" "$work"
+begin nccl --ddp="watch=$work/libnccl-profiler-ddp.so,stall=$((2 * brief))" -N2 --ntasks-per-node=2 \
+	python3 "$work/nccl_probe.py" 3
+says nccl "with watch, a rank that no longer calls NCCL makes its step stall"
+finish nccl
+prints 'the step stalls: .*; rank 3 of 4 on n1 never came: it is outside NCCL, last collective #2 NCCL all_reduce f32\[1000\] .*ago; waiting: ranks 0-2 in collective #3 NCCL all_reduce f32\[1000\] for' \
+	"with that rank, and the collective that the others wait in"
+
 # ---- steps that do not -----------------------------------------------------------------
 
 for action in busy save; do

@@ -219,6 +219,31 @@ static void trace_directory_has_a_longest_length(void **state)
 	assert_non_null(strstr(fault.text, "'trace'"));
 }
 
+static void watch_takes_a_switch_or_a_path(void **state)
+{
+	char list[600] = "watch=/";
+	struct settings settings = defaults();
+	struct fault fault;
+
+	(void)state;
+	assert_false(settings.watch);
+	assert_true(options_parse(&settings, "watch", 0, &fault));
+	assert_true(settings.watch);
+	assert_string_equal(settings.watch_path, "");
+	assert_true(options_parse(&settings, "watch=no", 0, &fault));
+	assert_false(settings.watch);
+	memset(list + 7, 'd', 253);
+	assert_true(options_parse(&settings, list, 0, &fault));
+	assert_true(settings.watch);
+	assert_int_equal(strlen(settings.watch_path), 254);
+	strcat(list, "d");
+	assert_false(options_parse(&settings, list, 0, &fault));
+	assert_non_null(strstr(fault.text, "'watch'"));
+	assert_false(options_parse(&settings, "watch=libx.so", 0, &fault));
+	assert_false(options_parse(&settings, "watch=/a\nb", 0, &fault));
+	assert_false(options_parse(&settings, "watch=", 0, &fault));
+}
+
 static void later_list_starts_from_the_defaults_it_is_given(void **state)
 {
 	struct settings first = defaults(), second = defaults();
@@ -301,6 +326,7 @@ int main(void)
 		cmocka_unit_test(wrong_words_are_refused_by_name),
 		cmocka_unit_test(unknown_key_comes_with_the_known_ones),
 		cmocka_unit_test(trace_directory_has_a_longest_length),
+		cmocka_unit_test(watch_takes_a_switch_or_a_path),
 		cmocka_unit_test(later_list_starts_from_the_defaults_it_is_given),
 		cmocka_unit_test(site_gives_defaults_and_locks_keys),
 		cmocka_unit_test(wrong_site_lines_are_refused_by_name),

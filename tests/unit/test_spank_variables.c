@@ -118,6 +118,26 @@ static void step_without_a_key_is_refused(void **state)
 	}
 }
 
+static void watch_names_nccls_plugin(void **state)
+{
+	static struct variables variables;
+	struct identity identity = task();
+	struct task_extras with = extras(ENVIRONMENT());
+
+	(void)state;
+	with.nccl_profiler = "/usr/lib/slurm-ddp/libnccl-profiler-ddp.so";
+	build(&variables, "watch", &identity, &with);
+	expect(&variables, "NCCL_PROFILER_PLUGIN", "/usr/lib/slurm-ddp/libnccl-profiler-ddp.so");
+	build(&variables, "watch=/opt/p.so", &identity, &with);
+	expect(&variables, "NCCL_PROFILER_PLUGIN", "/opt/p.so");
+	with.progress_fd = -1; /* no page to write to */
+	build(&variables, "watch", &identity, &with);
+	assert_null(find(&variables, "NCCL_PROFILER_PLUGIN"));
+	with = extras(ENVIRONMENT((char[]){ "NCCL_PROFILER_PLUGIN=mine" },));
+	build(&variables, "watch", &identity, &with);
+	assert_null(find(&variables, "NCCL_PROFILER_PLUGIN"));
+}
+
 static void nothing_of_the_transports_is_touched(void **state)
 {
 	static const char *const prefixes[] = { "UCX_", "NCCL_", "SLURM_PMIX", "PMIX_", "SLURM_PROCID",
@@ -413,6 +433,7 @@ int main(void)
 		cmocka_unit_test(stale_variables_are_taken_out),
 		cmocka_unit_test(absent_page_does_not_leave_a_stale_one),
 		cmocka_unit_test(step_without_a_key_is_refused),
+		cmocka_unit_test(watch_names_nccls_plugin),
 		cmocka_unit_test(nothing_of_the_transports_is_touched),
 		cmocka_unit_test(keys_of_the_library_pass_through),
 		cmocka_unit_test(threads_follow_omp),
