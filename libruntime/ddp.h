@@ -226,6 +226,19 @@ typedef enum ddp_kind {
 	DDP_BARRIER
 } ddp_kind;
 
+/* Where an operation's buffers lie: in the host's memory, or in that of the device
+   of ddp_options. */
+typedef enum ddp_memory { DDP_MEMORY_HOST = 0, DDP_MEMORY_DEVICE } ddp_memory;
+
+/*
+ * Operations of one communicator wait for each other only within a lane, so that a small
+ * one need not wait behind 25 MiB. All ranks issue a lane's collectives in the same order;
+ * a send and its recv give the same lane. The first operation of a lane (but 0) on a
+ * communicator opens it: that is an operation of lane 0, too, and of all ranks, it waits
+ * for them, and a callback must not be the one to issue it.
+ */
+enum { DDP_LANES = 4 };
+
 /*
  * One operation. `send` NULL, or equal to where this rank's input lies in
  * `recv`, means in place (the result of reduce_scatter and of scatter then lies
@@ -249,6 +262,11 @@ typedef struct ddp_collective {
 	                 and held within their type's range (u8: i32's); it is finite,
 	                 then. */
 	double scale; /* 0 unless `scaled` */
+	int lane;     /* 0 .. DDP_LANES - 1 */
+	ddp_memory memory; /* of `send` and `recv` */
+	void *stream; /* memory of a device: a queue of it, such as a cudaStream_t; NULL: its
+	                 default one. The operation begins when all is done that the queue holds
+	                 as it is issued; ddp_wait_on() has a queue wait for its end. */
 	/*
 	 * Of ddp_issue(), may be NULL: called exactly once, when the operation is complete
 	 * or has failed; ddp_last_error() is then the reason. It is called on a thread of
@@ -295,6 +313,13 @@ DDP_API ddp_status ddp_test(ddp_request *request, bool *done);
 DDP_API ddp_status ddp_wait(ddp_request *request);
 /* DDP_ERR_TIMEOUT after timeout_ms; the request is then still valid. */
 DDP_API ddp_status ddp_wait_for(ddp_request *request, int timeout_ms);
+
+/*
+ * What `stream` is given from now on waits until the operation is complete, which must be
+ * one on a device's memory; the host does not wait. The request is still to be ended. A
+ * queue also goes on after an error, which ddp_wait() tells. May be called for several queues.
+ */
+DDP_API ddp_status ddp_wait_on(ddp_request *request, void *stream);
 
 /* Issue and wait. The operation's own shape is as in ddp_kind above. */
 DDP_API ddp_status ddp_run(ddp_comm *comm, const ddp_collective *operation);

@@ -54,6 +54,7 @@ comm_sources = \
 	libruntime/comm/ops/kernels_template.h \
 	libruntime/comm/ops/names.c libruntime/comm/ops/names.h \
 	libruntime/comm/core/allocation.c libruntime/comm/core/allocation.h \
+	libruntime/comm/core/backend.h \
 	libruntime/comm/core/comm.h \
 	libruntime/comm/core/completion.c libruntime/comm/core/completion.h \
 	libruntime/comm/core/doorbell.c libruntime/comm/core/doorbell.h \
@@ -89,10 +90,12 @@ comm_sources = \
 	libruntime/comm/hier/store.c libruntime/comm/hier/store.h \
 	libruntime/comm/hier/tune.c libruntime/comm/hier/tune.h \
 	libruntime/comm/agree.c libruntime/comm/agree.h \
-	libruntime/comm/allocate.c \
+	libruntime/comm/allocate.c libruntime/comm/allocate.h \
 	libruntime/comm/api.c libruntime/comm/api.h \
 	libruntime/comm/check.c libruntime/comm/check.h \
 	libruntime/comm/execute.c libruntime/comm/execute.h \
+	libruntime/comm/front.c libruntime/comm/front.h \
+	libruntime/comm/host.c libruntime/comm/host.h \
 	libruntime/comm/request.c libruntime/comm/request.h \
 	libruntime/comm/group/agreement.c libruntime/comm/group/agreement.h \
 	libruntime/comm/group/build.c libruntime/comm/group/build.h \

@@ -1,4 +1,6 @@
-/* Memory that the ranks of a node share: made by all of them, freed by each. */
+/* Such memory is made by all ranks, and freed by each. */
+#include "comm/allocate.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -9,6 +11,7 @@
 #include "base/pages.h"
 #include "comm/agree.h"
 #include "comm/core/comm.h"
+#include "comm/request.h"
 #include "comm/shm/segment.h"
 
 /* What each rank tells of the allocation under way. */
@@ -100,9 +103,9 @@ static ddp_status allocate(ddp_comm *comm, ddp_allocation *a, int fd, int error,
 		.id = (uint64_t)getpid() << 32 | (atomic_fetch_add(&comm->roster->memory.count, 1) + 1),
 	};
 	const offer *leader = &offers[comm->node.ranks[0]];
-	ddp_status status = ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = &mine,
-	                                                     .recv = offers, .count = sizeof(mine),
-	                                                     .type = DDP_U8 });
+	ddp_status status = ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = &mine,
+	                                                          .recv = offers, .count = sizeof(mine),
+	                                                          .type = DDP_U8 });
 
 	if (status == DDP_OK)
 		status = check_offers(comm, offers);
@@ -116,7 +119,7 @@ static ddp_status allocate(ddp_comm *comm, ddp_allocation *a, int fd, int error,
 	return ddp_comm_agree(comm, status, "get its shared memory");
 }
 
-ddp_status ddp_mem_alloc(ddp_comm *comm, size_t bytes, void **memory)
+ddp_status ddp_host_alloc(ddp_comm *comm, size_t bytes, void **memory)
 {
 	if (comm == NULL || memory == NULL || bytes > SIZE_MAX / 2 / (size_t)comm->node.size)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_alloc(): %s",
@@ -150,7 +153,7 @@ out:
 	return DDP_OK;
 }
 
-ddp_status ddp_mem_free(ddp_comm *comm, void *memory)
+ddp_status ddp_host_free(ddp_comm *comm, void *memory)
 {
 	if (comm == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_free(): comm is NULL");

@@ -2,8 +2,9 @@
 
 #include "base/error.h"
 #include "comm/core/comm.h"
-#include "comm/group/build.h"
+#include "comm/front.h"
 #include "comm/group/world.h"
+#include "comm/host.h"
 #include "comm/shm/memory.h"
 
 /* ---- opening and closing ------------------------------------------------------------- */
@@ -20,14 +21,8 @@ void ddp_comm_close(ddp_comm *comm)
 {
 	if (comm == NULL)
 		return;
-	/* Between nodes, nobody closes connections that others still need. */
-	if (comm->topology.nodes > 1 && atomic_load(&comm->failure.status) == DDP_OK)
-		(void)ddp_comm_last_barrier(comm);
-	ddp_comm_stop(comm);
-	/* The page ends with the context; a group that is still open tells no more. */
-	if (comm->is_world)
-		comm->roster->page = NULL;
-	ddp_comm_leave(comm);
+	ddp_lanes_close(comm);
+	ddp_host_close(comm);
 }
 
 ddp_status ddp_comm_free(ddp_comm *comm)

@@ -44,6 +44,12 @@ static ddp_status check_shape(const ddp_comm *comm, const ddp_collective *c)
 
 	if ((unsigned int)c->kind > DDP_BARRIER)
 		return invalid(c, "no such kind");
+	if ((unsigned int)c->lane >= DDP_LANES)
+		return invalid(c, "no such lane");
+	if ((unsigned int)c->memory > DDP_MEMORY_DEVICE)
+		return invalid(c, "no such memory");
+	if (c->stream != NULL && c->memory == DDP_MEMORY_HOST)
+		return invalid(c, "a stream is given, but the memory is the host's");
 	if (c->kind == DDP_BARRIER)
 		return DDP_OK;
 	if (element == 0)

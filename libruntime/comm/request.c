@@ -226,42 +226,57 @@ static bool add(ddp_comm *comm, ddp_request *request)
 	return open;
 }
 
-/* `request` NULL: it is ended when it is complete. */
-static ddp_status enqueue(ddp_comm *comm, const ddp_collective *c, bool last, ddp_request **request)
+static ddp_request *new_request(ddp_comm *comm, const ddp_collective *complete)
 {
-	ddp_status status = ddp_comm_start(comm);
+	ddp_request *request = calloc(1, sizeof(*request));
 
-	if (status != DDP_OK)
-		return status;
-	ddp_request *queued = calloc(1, sizeof(*queued));
-	if (queued == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
-	queued->comm = comm;
-	queued->operation = *c;
-	queued->last = last;
-	queued->detached = request == NULL;
-	if (!add(comm, queued)) {
-		free(queued);
-		return ddp_fail(DDP_ERR_STATE, "%s was issued to a communicator that is being closed",
-		                ddp_kind_name(c->kind));
+	if (request != NULL) {
+		request->comm = comm;
+		request->operation = *complete;
 	}
-	if (request != NULL)
-		*request = queued;
-	return DDP_OK;
+	return request;
 }
 
-ddp_status ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_request **request)
+ddp_status ddp_request_make(ddp_comm *comm, const ddp_collective *operation, bool detached,
+                            ddp_request **request)
 {
 	ddp_collective c;
 
-	if (comm == NULL || operation == NULL)
-		return ddp_fail(DDP_ERR_INVALID, "ddp_issue(): a NULL argument");
-	if (request == NULL && operation->on_complete == NULL)
+	if (detached && operation->on_complete == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_issue(): without a request or on_complete nobody learns of the end");
 	ddp_status status = ddp_collective_complete(comm, operation, &c);
 	if (status != DDP_OK)
 		return status;
-	return enqueue(comm, &c, false, request);
+	*request = new_request(comm, &c);
+	if (*request == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	(*request)->detached = detached;
+	return DDP_OK;
+}
+
+ddp_status ddp_request_enqueue(ddp_comm *comm, ddp_request *request)
+{
+	ddp_status status = ddp_comm_start(comm);
+
+	request->comm = comm;
+	if (status == DDP_OK && !add(comm, request))
+		status = ddp_fail(DDP_ERR_STATE, "%s was issued to a communicator that is being closed",
+		                  ddp_kind_name(request->operation.kind));
+	return status;
+}
+
+ddp_status ddp_comm_issue(ddp_comm *comm, const ddp_collective *operation, ddp_request **request)
+{
+	ddp_request *made;
+
+	ddp_status status = ddp_request_make(comm, operation, request == NULL, &made);
+	if (status != DDP_OK)
+		return status;
+	if ((status = ddp_request_enqueue(comm, made)) != DDP_OK)
+		free(made);
+	else if (request != NULL)
+		*request = made;
+	return status;
 }
 
 /* Locks run.lock; the thread gives it up if it only looks after pairs. */
@@ -336,18 +351,20 @@ static ddp_status run_collective(ddp_comm *comm, const ddp_collective *c, bool l
 		hand_back(comm);
 		return status;
 	}
-	if ((status = enqueue(comm, c, last, &request)) != DDP_OK)
-		return status;
-	return ddp_wait(request);
+	if ((request = new_request(comm, c)) == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	request->last = last;
+	if ((status = ddp_request_enqueue(comm, request)) == DDP_OK)
+		return ddp_wait(request);
+	free(request);
+	return status;
 }
 
-ddp_status ddp_run(ddp_comm *comm, const ddp_collective *operation)
+ddp_status ddp_comm_run(ddp_comm *comm, const ddp_collective *operation)
 {
 	ddp_collective c;
 	ddp_status status;
 
-	if (comm == NULL || operation == NULL)
-		return ddp_fail(DDP_ERR_INVALID, "ddp_run(): a NULL argument");
 	if (operation->on_complete != NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_run(): on_complete is for ddp_issue()");
 	if ((status = ddp_request_may_wait("ddp_run()")) != DDP_OK)

@@ -5,6 +5,17 @@
 
 #include "ddp.h"
 
+/* A request for an operation on the host's or a device's memory, which has been checked.
+   `detached`: the program has no pointer to it. */
+ddp_status ddp_request_make(ddp_comm *comm, const ddp_collective *operation, bool detached,
+                            ddp_request **request);
+/* Queues it to run on this communicator. */
+ddp_status ddp_request_enqueue(ddp_comm *comm, ddp_request *request);
+/* ddp_issue() and ddp_run() of an operation on the host's memory, on this communicator
+   whatever its lane. */
+ddp_status ddp_comm_issue(ddp_comm *comm, const ddp_collective *operation, ddp_request **request);
+ddp_status ddp_comm_run(ddp_comm *comm, const ddp_collective *operation);
+
 /* Starts the progress thread; with several nodes it also looks after the
    network while no operation runs. */
 ddp_status ddp_comm_start(ddp_comm *comm);

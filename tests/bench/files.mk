@@ -3,7 +3,8 @@
 # is none to measure, and makes only the one that test_harness runs.
 bench_programs = tests/bench/rank_ddp tests/bench/rank_overlap \
 	tests/bench/rank_startup tests/bench/rank_train tests/bench/rank_wire \
-	tests/bench/rank_modes tests/bench/rank_sgemm tests/bench/rank_combine
+	tests/bench/rank_modes tests/bench/rank_sgemm tests/bench/rank_combine \
+	tests/bench/rank_lanes
 if HAVE_OPENMPI
 bench_programs += tests/bench/rank_mpi
 endif
@@ -46,6 +47,8 @@ tests_bench_rank_sgemm_SOURCES = tests/bench/rank_sgemm.c
 tests_bench_rank_sgemm_LDADD = kernels/libkernels.la
 tests_bench_rank_combine_SOURCES = tests/bench/rank_combine.c
 tests_bench_rank_combine_LDADD = libruntime/libddpcore.la
+tests_bench_rank_lanes_SOURCES = tests/bench/rank_lanes.c
+tests_bench_rank_lanes_LDADD = libruntime/libddpcore.la
 
 if HAVE_OPENMPI
 tests_bench_rank_mpi_SOURCES = tests/bench/rank_mpi.c $(bench_rank)
@@ -57,13 +60,15 @@ bench_environment = BENCH_PROGRAMS=$(abs_builddir)/tests/bench PYTHONDONTWRITEBY
 	DDP_PLUGIN=$$(ls $(abs_builddir)/spank/.libs/spank_ddp.so 2>/dev/null)
 bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt
 BENCH_ARGS =
-bench_names = allreduce combine startup overlap overlap-progress gpt-step ddp-overhead spank-cost
+bench_names = allreduce combine lanes startup overlap overlap-progress gpt-step ddp-overhead spank-cost
 
-.PHONY: bench-allreduce bench-combine bench-startup bench-overlap bench-overlap-progress
+.PHONY: bench-allreduce bench-combine bench-lanes bench-startup bench-overlap bench-overlap-progress
 bench-allreduce: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/allreduce $(BENCH_ARGS)
 bench-combine: tests/bench/rank_combine
 	tests/bench/rank_combine $(BENCH_ARGS)
+bench-lanes: tests/bench/rank_lanes
+	tests/bench/rank_lanes $(BENCH_ARGS)
 bench-startup: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/startup $(BENCH_ARGS)
 bench-overlap: tests/bench/rank_plain $(bench_programs)

@@ -40,6 +40,7 @@ typedef struct bench {
 	size_t arena_used;
 	unsigned int common, own; /* generators: the same on all ranks; this rank's */
 	size_t most;
+	int lanes; /* that operations are in */
 } bench;
 
 static unsigned int roll(unsigned int *state, unsigned int sides)
@@ -316,6 +317,7 @@ static void make_case(bench *b, test_case *t)
 	t->c.type = (ddp_type)roll(&b->common, 7);
 	t->c.op = (ddp_op)roll(&b->common, 5);
 	t->c.root = (int)roll(&b->common, (unsigned int)b->size);
+	t->c.lane = b->lanes > 1 ? (int)roll(&b->common, (unsigned int)b->lanes) : 0;
 	t->in_place = roll(&b->common, 3) == 0;
 	bool scaled = roll(&b->common, 3) == 0;
 	for (int r = 0; r < b->size; r++)
@@ -505,7 +507,8 @@ static void run_batch(bench *b)
 static bench new_bench(ddp_comm *comm, unsigned int seed, size_t most)
 {
 	return (bench){ .comm = comm, .rank = ddp_comm_rank(comm), .size = ddp_comm_size(comm),
-	                .common = seed, .own = seed + 77u * (unsigned int)ddp_comm_rank(comm), .most = most };
+	                .common = seed, .own = seed + 77u * (unsigned int)ddp_comm_rank(comm), .most = most,
+	                .lanes = 1 };
 }
 
 void test_run_batches(ddp_comm *comm, unsigned int seed, int batches, size_t most)
@@ -577,6 +580,7 @@ int test_run_cases(ddp_comm *comm, void *argument)
 
 	CHECK_OK(ddp_mem_alloc(comm, 2 * (size_t)ARENA_BYTES, &arena));
 	b.arena = arena;
+	b.lanes = 2;
 	for (int i = 0; i < cases->batches; i++) {
 		run_batch(&b);
 		if (i % 8 == 3)

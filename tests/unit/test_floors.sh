@@ -9,7 +9,7 @@ objects=libruntime/comm
 number=0
 
 # From the ground up; a floor is a folder, or a file beside them.
-floors=(ops core net p2p wait shm hier check execute request agree allocate group api)
+floors=(ops core net p2p wait shm hier check execute request agree allocate group host front api)
 
 # nothing TEXT NAME: the test passes if there is none
 nothing()

@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "comm/core/backend.h"
 #include "comm/core/completion.h"
 #include "comm/core/doorbell.h"
 #include "comm/core/failure.h"
@@ -49,7 +50,7 @@ typedef struct ddp_chain {
 	uint64_t certain_ns; /* when that counts, if it stays the same */
 } ddp_chain;
 
-enum { DDP_PAST = 256 };
+enum { DDP_PAST = 256, DDP_TWINS = 1 + 2 * DDP_LANES };
 
 /* What runs; for who holds the lock. */
 typedef struct ddp_running {
@@ -97,6 +98,15 @@ typedef struct ddp_memory_cache {
 	uint64_t changes;           /* the roster's memory.changes then */
 } ddp_memory_cache;
 
+/*
+ * Communicators of the same ranks that do a part of one's work (comm/host): they fail
+ * together. The one that they belong to is the first of the list.
+ */
+typedef struct ddp_twins {
+	pthread_mutex_t lock;
+	ddp_comm *list[DDP_TWINS];
+} ddp_twins;
+
 /* What the network between nodes was measured to do (comm/hier/tune). */
 typedef struct ddp_link {
 	bool measured;
@@ -128,6 +138,9 @@ struct ddp_comm {
 	ddp_p2p p2p;
 	ddp_failure_state failure;
 	uint64_t agreements;        /* calls of comm/group/shrink */
+	struct ddp_comm *twin_of;   /* NULL: none */
+	ddp_twins twins;            /* if twin_of is NULL */
+	ddp_lanes lanes;
 };
 
 /* The rank that on `node` has the index `channel`. */

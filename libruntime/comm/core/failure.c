@@ -10,38 +10,6 @@
 #include "comm/core/roster.h"
 #include "watch/page.h"
 
-/* Takes over the failure that a rank of this node has published. */
-static void adopt_shared_failure(ddp_comm *comm)
-{
-	ddp_node_shared *shared = comm->node.shared;
-	uint32_t by = atomic_load(&shared->failed_by);
-
-	/* Other processes write there. */
-	const ddp_failure *failure = &shared->ranks[(by - 1) % (uint32_t)comm->node.size].failure;
-	pthread_mutex_lock(&comm->failure.lock);
-	if (atomic_load(&comm->failure.status) == DDP_OK) {
-		memcpy(comm->failure.text, failure->text, sizeof(comm->failure.text));
-		comm->failure.text[sizeof(comm->failure.text) - 1] = '\0';
-		int culprit = failure->culprit;
-		comm->failure.culprit = culprit >= 0 && culprit < comm->size ? culprit : DDP_NOBODY;
-		ddp_page_error(comm->roster->page, (ddp_status)failure->status,
-		               comm->failure.culprit != DDP_NOBODY ? comm->topology.world_ranks[culprit] : DDP_NOBODY,
-		               comm->failure.text);
-		atomic_store(&comm->failure.status, failure->status);
-	}
-	pthread_mutex_unlock(&comm->failure.lock);
-}
-
-ddp_status ddp_comm_check(ddp_comm *comm)
-{
-	if (atomic_load_explicit(&comm->failure.status, memory_order_acquire) == DDP_OK) {
-		if (atomic_load_explicit(&comm->node.shared->failed_by, memory_order_acquire) == 0)
-			return DDP_OK;
-		adopt_shared_failure(comm);
-	}
-	return ddp_fail((ddp_status)atomic_load(&comm->failure.status), "%s", comm->failure.text);
-}
-
 /* Writes the failure into this rank's lines and publishes it, unless another
    was first. A rank that is killed or stopped on the way leaves nothing that
    is half written, and nobody waits for it. */
@@ -60,6 +28,97 @@ static void publish(ddp_comm *comm, ddp_status status, int culprit, const char *
 		atomic_compare_exchange_strong(&shared->failed_by, &nobody, (uint32_t)comm->node.self + 1);
 	}
 	pthread_mutex_unlock(&comm->failure.lock);
+}
+
+/* Takes over the failure that a rank of this node has published; false if one counts
+   already. */
+static bool take_over(ddp_comm *comm)
+{
+	ddp_node_shared *shared = comm->node.shared;
+	uint32_t by = atomic_load(&shared->failed_by);
+
+	/* Other processes write there. */
+	const ddp_failure *failure = &shared->ranks[(by - 1) % (uint32_t)comm->node.size].failure;
+	pthread_mutex_lock(&comm->failure.lock);
+	bool first = atomic_load(&comm->failure.status) == DDP_OK;
+	if (first) {
+		memcpy(comm->failure.text, failure->text, sizeof(comm->failure.text));
+		comm->failure.text[sizeof(comm->failure.text) - 1] = '\0';
+		int culprit = failure->culprit;
+		comm->failure.culprit = culprit >= 0 && culprit < comm->size ? culprit : DDP_NOBODY;
+		ddp_page_error(comm->roster->page, (ddp_status)failure->status,
+		               comm->failure.culprit != DDP_NOBODY ? comm->topology.world_ranks[culprit] : DDP_NOBODY,
+		               comm->failure.text);
+		atomic_store(&comm->failure.status, failure->status);
+	}
+	pthread_mutex_unlock(&comm->failure.lock);
+	return first;
+}
+
+/* Has another one fail as this one has. */
+static void fail_alike(const ddp_comm *comm, ddp_comm *other)
+{
+	publish(other, (ddp_status)atomic_load(&comm->failure.status), comm->failure.culprit, comm->failure.text);
+	(void)take_over(other);
+	ddp_node_wake_all(other);
+}
+
+static void adopt_shared_failure(ddp_comm *comm)
+{
+	ddp_twins *twins = comm->twin_of != NULL ? &comm->twin_of->twins : &comm->twins;
+
+	if (!take_over(comm))
+		return;
+	pthread_mutex_lock(&twins->lock);
+	for (int i = 0; i < DDP_TWINS; i++) {
+		if (twins->list[i] != NULL && twins->list[i] != comm)
+			fail_alike(comm, twins->list[i]);
+	}
+	pthread_mutex_unlock(&twins->lock);
+}
+
+ddp_status ddp_failure_share(ddp_comm *comm, ddp_comm *twin)
+{
+	int place = 1;
+
+	pthread_mutex_lock(&comm->twins.lock);
+	comm->twins.list[0] = comm;
+	while (place < DDP_TWINS && comm->twins.list[place] != NULL)
+		place++;
+	if (place < DDP_TWINS) {
+		comm->twins.list[place] = twin;
+		twin->twin_of = comm;
+	}
+	pthread_mutex_unlock(&comm->twins.lock);
+	if (place == DDP_TWINS)
+		return ddp_fail(DDP_ERR_INTERNAL, "a communicator cannot have %d twins", DDP_TWINS);
+	/* Either may have failed meanwhile. */
+	if (ddp_comm_check(twin) == DDP_OK && ddp_comm_check(comm) != DDP_OK)
+		fail_alike(comm, twin);
+	return ddp_comm_check(twin);
+}
+
+void ddp_failure_unshare(ddp_comm *twin)
+{
+	ddp_twins *twins = &twin->twin_of->twins;
+
+	pthread_mutex_lock(&twins->lock);
+	for (int i = 1; i < DDP_TWINS; i++) {
+		if (twins->list[i] == twin)
+			twins->list[i] = NULL;
+	}
+	twin->twin_of = NULL;
+	pthread_mutex_unlock(&twins->lock);
+}
+
+ddp_status ddp_comm_check(ddp_comm *comm)
+{
+	if (atomic_load_explicit(&comm->failure.status, memory_order_acquire) == DDP_OK) {
+		if (atomic_load_explicit(&comm->node.shared->failed_by, memory_order_acquire) == 0)
+			return DDP_OK;
+		adopt_shared_failure(comm);
+	}
+	return ddp_fail((ddp_status)atomic_load(&comm->failure.status), "%s", comm->failure.text);
 }
 
 ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,

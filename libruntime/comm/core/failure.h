@@ -38,6 +38,10 @@ typedef struct ddp_failure_state {
 ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,
                           const char *format, ...) __attribute__((format(printf, 4, 5)));
 
+/* From here on `twin` and `comm`, and its other twins, fail together; and not any more. */
+ddp_status ddp_failure_share(ddp_comm *comm, ddp_comm *twin);
+void ddp_failure_unshare(ddp_comm *twin);
+
 /* DDP_OK, or the failure that broke the communicator. */
 ddp_status ddp_comm_check(ddp_comm *comm);
 

@@ -36,6 +36,8 @@ static void destroy(ddp_comm *comm)
 	pthread_mutex_destroy(&comm->run.lock);
 	pthread_mutex_destroy(&comm->queue.lock);
 	pthread_mutex_destroy(&comm->failure.lock);
+	pthread_mutex_destroy(&comm->twins.lock);
+	pthread_mutex_destroy(&comm->lanes.lock);
 	pthread_cond_destroy(&comm->queue.filled);
 	ddp_roster_release(comm->roster);
 	free(comm);
@@ -58,6 +60,8 @@ static ddp_comm *create(ddp_roster *roster, const int *world_ranks, int size, in
 	pthread_mutex_init(&comm->run.lock, NULL);
 	pthread_mutex_init(&comm->queue.lock, NULL);
 	pthread_mutex_init(&comm->failure.lock, NULL);
+	pthread_mutex_init(&comm->twins.lock, NULL);
+	pthread_mutex_init(&comm->lanes.lock, NULL);
 	ddp_condition_init(&comm->queue.filled);
 	comm->node.ranks = malloc((size_t)size * sizeof(int));
 	ddp_status status = ddp_topology_make(&comm->topology, world_ranks, size);

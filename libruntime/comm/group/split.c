@@ -7,12 +7,13 @@
 #include "comm/agree.h"
 #include "comm/core/comm.h"
 #include "comm/group/build.h"
+#include "comm/request.h"
 
 /* `count` integers of each rank. */
 static ddp_status gather(ddp_comm *comm, const void *own, void *all, size_t count)
 {
-	return ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = own, .recv = all,
-	                                        .count = count, .type = DDP_I64 });
+	return ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = own, .recv = all,
+	                                             .count = count, .type = DDP_I64 });
 }
 
 typedef struct parent_exchange {
@@ -39,8 +40,8 @@ static ddp_status gather_blobs(parent_exchange *e, const void *blob, size_t byte
 	status = ddp_comm_agree(e->parent, status, "get the memory to make a communicator");
 	if (status != DDP_OK)
 		return status;
-	return ddp_run(e->parent, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = bytes > 0 ? blob : *all,
-	                                             .recv = *all, .counts = e->counts, .type = DDP_U8 });
+	return ddp_comm_run(e->parent, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = bytes > 0 ? blob : *all,
+	                                                  .recv = *all, .counts = e->counts, .type = DDP_U8 });
 }
 
 /* All ranks of the parent take part; the members' blobs are kept. */
@@ -163,8 +164,8 @@ static ddp_status compare_lists(ddp_comm *comm, const int *ranks, int count)
 	int64_t hash = (int64_t)(ddp_hash(ranks, (size_t)count * sizeof(*ranks)) >> 2);
 	int64_t extremes[2] = { hash, -hash };
 
-	ddp_status status = ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = extremes,
-	                                                     .count = 2, .type = DDP_I64, .op = DDP_MAX });
+	ddp_status status = ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = extremes,
+	                                                          .count = 2, .type = DDP_I64, .op = DDP_MAX });
 	if (status == DDP_OK && (extremes[0] != hash || extremes[1] != -hash))
 		status = ddp_fail(DDP_ERR_MISMATCH, "ddp_comm_group(): the ranks give different lists");
 	return status;

@@ -1,0 +1,11 @@
+/* comm/allocate: memory that the ranks of a node share. */
+#ifndef DDP_COMM_ALLOCATE_H
+#define DDP_COMM_ALLOCATE_H
+
+#include "ddp.h"
+
+/* ddp_mem_alloc() and ddp_mem_free() of the host's memory. */
+ddp_status ddp_host_alloc(ddp_comm *comm, size_t bytes, void **memory);
+ddp_status ddp_host_free(ddp_comm *comm, void *memory);
+
+#endif

@@ -1,0 +1,51 @@
+/*
+ * comm/core/backend: what runs the operations on one kind of memory. What is common to
+ * all is the front's (comm/front, comm/request): checking an operation, requests and
+ * callbacks, lanes, and that all of a communicator fails together.
+ */
+#ifndef DDP_COMM_CORE_BACKEND_H
+#define DDP_COMM_CORE_BACKEND_H
+
+#include <pthread.h>
+
+#include "ddp.h"
+
+typedef struct ddp_backend {
+	const char *name;
+
+	/* Makes what one lane of `comm` needs. Collective; what it makes fails with comm. */
+	ddp_status (*open)(ddp_comm *comm, void **self);
+	/* Begins the request's operation behind those that were issued before, and does not
+	   wait. The thread that calls ddp_issue(): what a queue holds now comes before it. */
+	ddp_status (*issue)(void *self, ddp_request *request);
+	/* Is it complete? Then nothing touches its buffers any more, and *done is true with
+	   the operation's status. One thread asks, in the order of issue. NULL: the backend
+	   itself calls ddp_request_complete(). */
+	ddp_status (*poll)(void *self, ddp_request *request, bool *done);
+	/* What `stream` is given from now on waits for a request that poll() has not called
+	   done. NULL: operations have no end that a queue could wait for. */
+	ddp_status (*wait_on)(void *self, ddp_request *request, void *stream);
+
+	/* Zeroed memory that the backend handles well; collective. */
+	ddp_status (*alloc)(void *self, size_t bytes, void **memory);
+	ddp_status (*free)(void *self, void *memory);
+
+	/* The communicator has failed: poll() must soon call all requests done. Once, by the
+	   thread that polls. NULL: it sees that for itself. */
+	void (*abort)(void *self);
+	/* No request is open. Collective unless the communicator has failed. */
+	void (*close)(void *self);
+} ddp_backend;
+
+typedef struct ddp_lane {
+	const ddp_backend *backend; /* NULL: not open yet */
+	void *self;
+} ddp_lane;
+
+/* Those of a communicator. Lane 0 for the host's memory is the communicator itself. */
+typedef struct ddp_lanes {
+	pthread_mutex_t lock; /* of opening */
+	ddp_lane of[DDP_MEMORY_DEVICE + 1][DDP_LANES];
+} ddp_lanes;
+
+#endif

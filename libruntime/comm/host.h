@@ -1,0 +1,18 @@
+/*
+ * comm/host: the backend for the host's memory: shared memory on a node, UCX between
+ * nodes. A lane is a communicator of the same ranks, a twin.
+ */
+#ifndef DDP_COMM_HOST_H
+#define DDP_COMM_HOST_H
+
+#include "comm/core/backend.h"
+
+extern const ddp_backend ddp_backend_host;
+
+/* A communicator of the same ranks as `comm`, with which it fails. Collective. */
+ddp_status ddp_twin_open(ddp_comm *comm, ddp_comm **twin);
+/* Closes a twin, or a communicator whose twins have been closed; collective unless it has
+   failed. */
+void ddp_host_close(ddp_comm *comm);
+
+#endif
