@@ -78,12 +78,15 @@ comm_sources = \
 	libruntime/comm/shm/segment.c libruntime/comm/shm/segment.h \
 	libruntime/comm/shm/stage.h \
 	libruntime/comm/hier/all_gather.c libruntime/comm/hier/all_gather.h \
-	libruntime/comm/hier/chunks.c libruntime/comm/hier/chunks.h \
+	libruntime/comm/hier/cost.c libruntime/comm/hier/cost.h \
+	libruntime/comm/hier/direct.c libruntime/comm/hier/direct.h \
 	libruntime/comm/hier/barrier.c libruntime/comm/hier/barrier.h \
 	libruntime/comm/hier/broadcast.c libruntime/comm/hier/broadcast.h \
 	libruntime/comm/hier/local.c libruntime/comm/hier/local.h \
 	libruntime/comm/hier/pairwise.c libruntime/comm/hier/pairwise.h \
+	libruntime/comm/hier/plan.c libruntime/comm/hier/plan.h \
 	libruntime/comm/hier/recursive_doubling.c libruntime/comm/hier/recursive_doubling.h \
+	libruntime/comm/hier/recursive_halving.c libruntime/comm/hier/recursive_halving.h \
 	libruntime/comm/hier/reduce.c libruntime/comm/hier/reduce.h \
 	libruntime/comm/hier/reduction.h \
 	libruntime/comm/hier/slices.c libruntime/comm/hier/slices.h \

@@ -108,6 +108,7 @@ check_PROGRAMS += \
 	tests/unit/test_comm_blocks \
 	tests/unit/test_comm_kernels \
 	tests/unit/test_comm_merge \
+	tests/unit/test_comm_plan \
 	tests/unit/test_device \
 	tests/unit/test_device_async \
 	tests/unit/test_error \
@@ -158,6 +159,7 @@ tests_ranks_test_comm_shrink_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_ucx_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_ucx_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_pages_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sysconf -Wl,--wrap=mmap
+tests_unit_test_comm_plan_SOURCES = tests/unit/test_comm_plan.c $(scale_simulation)
 tests_unit_test_gpt_model_SOURCES = tests/unit/test_gpt_model.c $(gpt_model_sources)
 tests_unit_test_gpt_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 TESTS += $(check_PROGRAMS)

@@ -4,7 +4,7 @@
 bench_programs = tests/bench/rank_ddp tests/bench/rank_overlap \
 	tests/bench/rank_startup tests/bench/rank_train tests/bench/rank_wire \
 	tests/bench/rank_modes tests/bench/rank_sgemm tests/bench/rank_combine \
-	tests/bench/rank_lanes
+	tests/bench/rank_lanes tests/bench/rank_cost tests/scale/scale
 if HAVE_OPENMPI
 bench_programs += tests/bench/rank_mpi
 endif
@@ -49,6 +49,12 @@ tests_bench_rank_combine_SOURCES = tests/bench/rank_combine.c
 tests_bench_rank_combine_LDADD = libruntime/libddpcore.la
 tests_bench_rank_lanes_SOURCES = tests/bench/rank_lanes.c
 tests_bench_rank_lanes_LDADD = libruntime/libddpcore.la
+tests_bench_rank_cost_SOURCES = tests/bench/rank_cost.c $(bench_rank)
+tests_bench_rank_cost_LDADD = libruntime/libddpcore.la
+
+scale_simulation = tests/scale/simulate.c tests/scale/simulate.h
+tests_scale_scale_SOURCES = tests/scale/scale.c tests/scale/plot.c tests/scale/plot.h $(scale_simulation)
+tests_scale_scale_LDADD = libruntime/libddpcore.la
 
 if HAVE_OPENMPI
 tests_bench_rank_mpi_SOURCES = tests/bench/rank_mpi.c $(bench_rank)
@@ -60,11 +66,16 @@ bench_environment = BENCH_PROGRAMS=$(abs_builddir)/tests/bench PYTHONDONTWRITEBY
 	DDP_PLUGIN=$$(ls $(abs_builddir)/spank/.libs/spank_ddp.so 2>/dev/null)
 bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt
 BENCH_ARGS =
-bench_names = allreduce combine lanes startup overlap overlap-progress gpt-step ddp-overhead spank-cost
+bench_names = allreduce algorithms combine lanes startup overlap overlap-progress scale gpt-step ddp-overhead spank-cost
 
 .PHONY: bench-allreduce bench-combine bench-lanes bench-startup bench-overlap bench-overlap-progress
 bench-allreduce: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/allreduce $(BENCH_ARGS)
+.PHONY: bench-algorithms bench-scale
+bench-algorithms: tests/bench/rank_cost
+	$(bench_environment) $(srcdir)/tests/bench/algorithms $(BENCH_ARGS)
+bench-scale: tests/scale/scale
+	tests/scale/scale $(BENCH_ARGS)
 bench-combine: tests/bench/rank_combine
 	tests/bench/rank_combine $(BENCH_ARGS)
 bench-lanes: tests/bench/rank_lanes
@@ -88,7 +99,7 @@ endif
 
 EXTRA_DIST += tests/bench/ddp_overhead tests/bench/gpt_step tests/bench/rank_gpt.py \
 	tests/bench/harness/gpt.py
-EXTRA_DIST += tests/bench/README.md tests/bench/allreduce \
+EXTRA_DIST += tests/bench/README.md tests/bench/allreduce tests/bench/algorithms \
 	tests/bench/overlap tests/bench/overlap_progress \
 	tests/bench/startup \
 	tests/bench/test_harness \

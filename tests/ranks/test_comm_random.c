@@ -69,6 +69,18 @@ static void ranks_of_several_nodes_agree_with_the_reference(void **state)
 		run(ranks[i], layouts[i]);
 }
 
+/* That would not be chosen for so few nodes. */
+static void recursive_halving_agrees_with_the_reference(void **state)
+{
+	static const int five_nodes[] = { 0, 1, 2, 3, 4, 0 }, four_nodes[] = { 0, 0, 1, 2, 1, 3, 2, 3 };
+
+	(void)state;
+	setenv("DDP_ALGORITHM", "recursive_halving", 1);
+	run(6, five_nodes);
+	run(8, four_nodes);
+	unsetenv("DDP_ALGORITHM");
+}
+
 /* ---- the same bits ----------------------------------------------------------------- */
 
 enum { BITS_COUNT = 30000 };
@@ -91,16 +103,21 @@ static int sum_inexactly(ddp_comm *comm, void *argument)
 	return 0;
 }
 
+/* Each is used where it is possible. */
+enum { ALGORITHMS = 4 };
+static const char *const algorithms[ALGORITHMS] = {
+	"direct", "scatter_gather", "recursive_doubling", "recursive_halving",
+};
+
 static void all_algorithms_give_the_same_bits(void **state)
 {
-	static const char *const algorithms[] = { "every", "owner", "doubling" };
 	static const int three_nodes[] = { 0, 1, 2, 0, 1 }, five_nodes[] = { 0, 1, 2, 3, 4 };
 	size_t bytes = 2 * BITS_COUNT * sizeof(float);
-	float *results[3];
+	float *results[ALGORITHMS];
 
 	(void)state;
 	for (int nodes = 3; nodes <= 5; nodes += 2) {
-		for (int i = 0; i < 3; i++) {
+		for (int i = 0; i < ALGORITHMS; i++) {
 			results[i] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 			assert_true(results[i] != MAP_FAILED);
 			const test_world world = { .ranks = 5, .node_of = nodes == 3 ? three_nodes : five_nodes,
@@ -111,7 +128,7 @@ static void all_algorithms_give_the_same_bits(void **state)
 			assert_int_equal(failures, 0);
 			assert_memory_equal(results[i], results[0], bytes);
 		}
-		for (int i = 0; i < 3; i++)
+		for (int i = 0; i < ALGORITHMS; i++)
 			munmap(results[i], bytes);
 	}
 }
@@ -176,6 +193,7 @@ int main(void)
 		cmocka_unit_test(one_rank_agrees_with_the_reference),
 		cmocka_unit_test(ranks_of_a_node_agree_with_the_reference),
 		cmocka_unit_test(ranks_of_several_nodes_agree_with_the_reference),
+		cmocka_unit_test(recursive_halving_agrees_with_the_reference),
 		cmocka_unit_test(all_algorithms_give_the_same_bits),
 		cmocka_unit_test(all_kinds_and_memories_give_the_same_bits),
 	};

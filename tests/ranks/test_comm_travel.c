@@ -65,7 +65,7 @@ static void narrow_types_travel_in_their_own_width(void **state)
 {
 	static const int layouts[][RANKS] = { { 0, 1 }, { 0, 0, 1, 1 }, { 0, 1, 2, 3 }, { 0, 0, 1, 1, 2, 2, 3, 3 } };
 	static const int ranks[] = { 2, 4, 4, 8 };
-	static const char *const algorithms[] = { "every", "owner" };
+	static const char *const algorithms[] = { "direct", "scatter_gather" };
 	traffic *t = test_share(sizeof(*t));
 
 	(void)state;
@@ -224,7 +224,8 @@ static void bits_follow_from_inputs_and_ranks(void **state)
 {
 	static const int layouts[][RANKS] = { { 0, 0, 1, 1 }, { 0, 1, 2, 0, 1 }, { 0, 1, 2, 3, 4 }, { 0, 0, 1, 2, 3, 3 } };
 	static const int ranks[] = { 4, 5, 5, 6 };
-	static const char *const algorithms[] = { "every", "owner", "doubling" };
+	static const char *const algorithms[] = { "direct", "scatter_gather", "recursive_doubling",
+	                                          "recursive_halving" };
 	outcome *outcomes = test_share(FORMS * sizeof(*outcomes));
 
 	(void)state;
@@ -232,12 +233,12 @@ static void bits_follow_from_inputs_and_ranks(void **state)
 		outcomes[form].type = form < 2 ? DDP_F16 : DDP_BF16;
 		outcomes[form].op = form % 2 == 0 ? DDP_SUM : DDP_AVG;
 	}
-	for (size_t i = 0; i < 4 * 3; i++) {
-		const test_world world = { .ranks = ranks[i / 3], .node_of = layouts[i / 3],
+	for (size_t i = 0; i < 4 * 4; i++) {
+		const test_world world = { .ranks = ranks[i / 4], .node_of = layouts[i / 4],
 		                           .body = reduce_all_forms, .argument = outcomes };
-		run_with(algorithms[i % 3], &world);
+		run_with(algorithms[i % 4], &world);
 		for (int form = 0; form < FORMS; form++)
-			expect_bits(&outcomes[form], &world, algorithms[i % 3]);
+			expect_bits(&outcomes[form], &world, algorithms[i % 4]);
 	}
 	test_unshare(outcomes, FORMS * sizeof(*outcomes));
 }

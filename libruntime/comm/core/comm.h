@@ -110,10 +110,10 @@ typedef struct ddp_twins {
 /* What the network between nodes was measured to do (comm/hier/tune). */
 typedef struct ddp_link {
 	bool measured;
-	double latency_seconds; /* of a small message */
-	double byte_seconds;    /* for each byte more */
-	double post_seconds;    /* of the sender's own time */
-	size_t chunk_bytes;   /* of a large transfer's messages */
+	double latency_seconds; /* from node to node, */
+	double message_seconds; /* a message's own time at its sender or receiver, */
+	double byte_seconds;    /* and for each byte that a node sends, as all do */
+	size_t chunk_bytes;     /* of a large transfer's messages */
 } ddp_link;
 
 /* What operations between nodes keep (comm/hier). */

@@ -48,6 +48,29 @@ void ddp_local_combine(ddp_reduction *x, int i, ddp_range range, char *partial)
 	ddp_combine(&x->combination, range.begin, range.count);
 }
 
+void ddp_local_combine_wide(ddp_reduction *x, int i, ddp_range range, char *scratch, char *partial)
+{
+	const bool wide = x->travel == ddp_accumulator(x->c->type);
+	const void *src[1] = { scratch };
+	void *dst[1] = { partial };
+	const ddp_combination widen = { .type = x->travel, .op = x->c->op, .wide_dst = true, .nsrc = 1,
+	                                .src = src, .ndst = 1, .dst = dst };
+
+	ddp_local_combine(x, i, range, wide ? partial : scratch);
+	if (!wide)
+		ddp_combine(&widen, 0, range.count);
+}
+
+void ddp_local_round(const ddp_reduction *x, const void *results, size_t count, void *const *places,
+                     int place_count)
+{
+	const void *src[1] = { results };
+	const ddp_combination last = { .type = x->c->type, .op = x->c->op, .wide_src = true, .nsrc = 1,
+	                               .src = src, .divisor = x->divisor, .ndst = place_count, .dst = places };
+
+	ddp_combine(&last, 0, count);
+}
+
 static bool output_shared(const ddp_reduction *x, int local)
 {
 	/* Only a block's reader knows where it goes. */

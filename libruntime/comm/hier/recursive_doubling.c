@@ -1,67 +1,54 @@
 #include "comm/hier/recursive_doubling.h"
 
-#include <string.h>
-
+#include "comm/hier/local.h"
+#include "comm/hier/plan.h"
+#include "comm/hier/store.h"
 #include "comm/ops/combine_nodes.h"
 #include "comm/wait/await.h"
 #include "comm/wait/message.h"
 
-typedef struct doubling {
-	ddp_comm *comm;
-	const ddp_collective *c;
-	void *mine, *theirs;
-	size_t count, bytes;
-	uint32_t round;
-} doubling;
-
-static ddp_status swap_with(doubling *d, int node, bool send, bool receive)
+ddp_status ddp_recursive_doubling_of(ddp_comm *comm, ddp_type type, ddp_op op, void *mine,
+                                     void *theirs, size_t count, uint32_t tag)
 {
-	ddp_transfer pair[2];
-	int peer = ddp_channel_rank(d->comm, node, 0), count = 0;
-	uint64_t tag = ddp_message_tag(d->comm, d->round);
+	const ddp_plan plan = ddp_plan_doubling(comm->topology.nodes);
+	const int node = comm->topology.node_of[comm->rank];
+	const size_t bytes = count * ddp_type_bytes(ddp_accumulator(type));
 	ddp_status status = DDP_OK;
 
-	if (receive)
-		ddp_message_recv(d->comm, peer, tag, d->theirs, d->bytes, &pair[count++]);
-	if (send)
-		status = ddp_message_send(d->comm, peer, tag, d->mine, d->bytes, &pair[count++]);
-	return status == DDP_OK ? ddp_await_transfers(d->comm, pair, count) : status;
-}
-
-/* `lower` says whether ours comes first. */
-static void combine(doubling *d, bool lower)
-{
-	ddp_combine_pair(d->c->type, d->c->op, lower ? d->mine : d->theirs, lower ? d->theirs : d->mine,
-	                 d->mine, d->count);
-}
-
-ddp_status ddp_recursive_doubling(ddp_comm *comm, const ddp_collective *c, void *mine, void *theirs,
-                                  size_t count, size_t bytes)
-{
-	doubling d = { .comm = comm, .c = c, .mine = mine, .theirs = theirs, .count = count, .bytes = bytes };
-	int node = comm->topology.node_of[comm->rank], power = ddp_nodes_power(comm->topology.nodes);
-	int extra = comm->topology.nodes - power;
-	bool paired = node < 2 * extra, idle = paired && node % 2 == 1;
-	ddp_status status = DDP_OK;
-
-	/* The nodes beyond a power of two go in with a neighbour. */
-	if (paired) {
-		status = swap_with(&d, node ^ 1, idle, !idle);
-		if (status == DDP_OK && !idle)
-			combine(&d, true);
-	}
-	int index = paired ? node / 2 : node - extra;
-	for (int bit = 1; bit < power && !idle && status == DDP_OK; bit *= 2) {
-		int other = index ^ bit;
-		d.round++;
-		status = swap_with(&d, other < extra ? 2 * other : other + extra, true, true);
+	for (int round = 0; round < plan.rounds && status == DDP_OK; round++) {
+		const ddp_exchange e = ddp_plan_round(&plan, node, 0, round);
+		const bool results = round >= plan.reductions;
+		const uint64_t number = ddp_message_tag(comm, tag + (uint32_t)round);
+		ddp_transfer pair[2];
+		int under_way = 0;
+		if (e.peer < 0)
+			continue;
+		const int peer = ddp_channel_rank(comm, e.peer, 0);
+		if (e.recv.count > 0)
+			ddp_message_recv(comm, peer, number, results ? mine : theirs, bytes, &pair[under_way++]);
+		if (e.send.count > 0)
+			status = ddp_message_send(comm, peer, number, mine, bytes, &pair[under_way++]);
 		if (status == DDP_OK)
-			combine(&d, other > index);
+			status = ddp_await_transfers(comm, pair, under_way);
+		if (status == DDP_OK && e.recv.count > 0 && !results)
+			ddp_combine_pair(type, op, e.below ? theirs : mine, e.below ? mine : theirs, mine, count);
 	}
-	d.round = 64;
-	if (paired && status == DDP_OK)
-		status = swap_with(&d, node ^ 1, !idle, idle);
-	if (idle && status == DDP_OK)
-		memcpy(mine, theirs, bytes);
+	return status;
+}
+
+ddp_status ddp_recursive_doubling(ddp_reduction *x)
+{
+	const ddp_range range = x->slices[0].range;
+	const size_t bytes = range.count * ddp_type_bytes(ddp_accumulator(x->c->type));
+	ddp_status status = ddp_hier_store_grow(x->comm, 2 * bytes, 0);
+	void **places = x->comm->node.dst;
+
+	if (status != DDP_OK)
+		return status;
+	char *mine = x->comm->hier.store->buffers, *theirs = mine + bytes;
+	ddp_local_combine_wide(x, 0, range, theirs, mine);
+	status = ddp_recursive_doubling_of(x->comm, x->c->type, x->c->op, mine, theirs, range.count, 0);
+	if (status == DDP_OK)
+		ddp_local_round(x, mine, range.count, places, ddp_local_places(x, 0, range, places));
 	return status;
 }

@@ -7,8 +7,10 @@
 
 #include "base/error.h"
 #include "comm/core/offsets.h"
-#include "comm/hier/chunks.h"
+#include "comm/hier/direct.h"
 #include "comm/hier/local.h"
+#include "comm/hier/recursive_doubling.h"
+#include "comm/hier/recursive_halving.h"
 #include "comm/hier/slices.h"
 #include "comm/hier/store.h"
 #include "comm/hier/tune.h"
@@ -18,6 +20,24 @@
 #include "comm/wait/message.h"
 
 /* ---- windows ----------------------------------------------------------------------------------- */
+
+static ddp_status prepare(ddp_reduction *x)
+{
+	switch (x->algorithm) {
+	case DDP_RECURSIVE_DOUBLING: return DDP_OK;
+	case DDP_RECURSIVE_HALVING: return ddp_recursive_halving_prepare(x);
+	default: return ddp_direct_prepare(x);
+	}
+}
+
+static ddp_status run_window(ddp_reduction *x)
+{
+	switch (x->algorithm) {
+	case DDP_RECURSIVE_DOUBLING: return ddp_recursive_doubling(x);
+	case DDP_RECURSIVE_HALVING: return ddp_recursive_halving_run(x);
+	default: return ddp_direct_run(x);
+	}
+}
 
 static ddp_status run_windows(ddp_reduction *x, size_t windows)
 {
@@ -33,7 +53,7 @@ static ddp_status run_windows(ddp_reduction *x, size_t windows)
 			status = ddp_node_step(comm);
 		}
 		if (status == DDP_OK && x->mine_count > 0)
-			status = x->doubling ? ddp_chunks_double(x) : ddp_chunks_run(x);
+			status = run_window(x);
 		if (status == DDP_OK && comm->node.size > 1)
 			status = ddp_node_step(comm);
 		if (status == DDP_OK && !x->direct)
@@ -48,7 +68,7 @@ static ddp_status run(ddp_reduction *x)
 	ddp_status status = ddp_slices_cut(x, &windows);
 
 	if (status == DDP_OK)
-		status = ddp_chunks_prepare(x);
+		status = prepare(x);
 	return status == DDP_OK ? run_windows(x, windows) : status;
 }
 
@@ -168,9 +188,7 @@ ddp_status ddp_hier_reduction(ddp_comm *comm, const ddp_collective *c)
 		status = ddp_hier_tune(comm, x.total * x.element);
 	if (status == DDP_OK) {
 		x.direct = !x.small && all_direct(&x);
-		x.doubling = x.small && c->kind == DDP_ALL_REDUCE &&
-			ddp_hier_by_doubling(comm, x.total * x.travel_bytes,
-			                     x.total * ddp_type_bytes(ddp_accumulator(c->type)));
+		x.algorithm = ddp_hier_choose(&x);
 		set_up_combination(&x);
 		status = run(&x);
 	}

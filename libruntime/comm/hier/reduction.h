@@ -1,21 +1,22 @@
 /*
  * comm/hier/reduction: the parts of a reduction between nodes. The input is cut
- * into slices. A share has a channel: on each node, the rank with that index
+ * into slices. A slice has a channel: on each node, the rank with that index
  * combines the node's inputs and talks to the same rank of other nodes. And
  * it has an owner, the node that combines the nodes' partial results; or all
  * nodes do, which costs one exchange less.
  *
- * A share is cut into chunks, of which several are under way, so that the
+ * A slice is cut into chunks, of which several are under way, so that the
  * network has always something to carry.
  */
 #ifndef DDP_COMM_HIER_REDUCTION_H
 #define DDP_COMM_HIER_REDUCTION_H
 
+#include "comm/hier/cost.h"
 #include "comm/net/net.h"
 #include "comm/ops/blocks.h"
 #include "comm/ops/kernels.h"
 
-enum { DDP_EVERY_NODE = -1, DDP_CHUNKS_MAX = 16 };
+enum { DDP_EVERY_NODE = -1 };
 
 typedef struct ddp_slice {
 	ddp_range range;
@@ -49,15 +50,15 @@ typedef struct ddp_reduction {
 	int mine_count, owned_count;
 	bool spread;           /* owners send results to nodes that want them */
 	bool small;            /* inputs came with the headers */
-	bool doubling;         /* and the nodes combine by recursive doubling */
+	ddp_algorithm algorithm;
 	bool direct;           /* other ranks' inputs and outputs are in shared memory */
 	bool plain;            /* the input is the node's partial result, as it is */
 	double divisor;        /* of the result, before it is rounded; 0: it is not divided */
-	size_t width;          /* elements of a share per window */
+	size_t width;          /* elements of a slice per window */
 	size_t window;         /* number of the present one */
 	size_t chunk_count;  /* elements of a chunk */
 	size_t depth;          /* chunks under way */
-	ddp_chunk chunks[DDP_CHUNKS_MAX];
+	ddp_chunk chunks[DDP_CHUNKS_MAX]; /* of direct exchange */
 	ddp_combination combination;         /* of this node's inputs */
 	void **parts;          /* [nodes] */
 } ddp_reduction;

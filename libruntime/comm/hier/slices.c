@@ -1,16 +1,16 @@
-/* How a reduction between nodes is cut, and who wants which share. */
 #include "comm/hier/slices.h"
 
 #include "base/error.h"
 #include "comm/core/offsets.h"
 #include "comm/hier/store.h"
-#include "comm/hier/tune.h"
 
-enum {
-	BUDGET_BYTES = 32 * 1024 * 1024, /* for buffers of one operation */
-	UNDER_WAY_BYTES = 1024 * 1024,   /* so much keeps links busy while a rank has no core */
-	DEPTH_MIN = 4
-};
+ddp_shape ddp_shape_of(const ddp_reduction *x)
+{
+	return (ddp_shape){ .nodes = x->nodes, .channels = x->comm->topology.channels, .count = x->total,
+	                    .element = x->element, .travel = x->travel_bytes,
+	                    .wide = ddp_type_bytes(ddp_accumulator(x->c->type)),
+	                    .stage_bytes = x->comm->node.stage_bytes };
+}
 
 bool ddp_rank_wants(const ddp_reduction *x, const ddp_slice *p, int rank)
 {
@@ -96,21 +96,20 @@ static size_t buffers_per_chunk(const ddp_reduction *x, size_t *slices)
 	return 2 * *slices + (size_t)(most + every) * (size_t)x->nodes;
 }
 
-/* Elements of a chunk: the same on all nodes, whether they work on shared
-   memory or through windows, which are whole multiples of it. */
 static void choose_chunk(ddp_reduction *x, size_t longest)
 {
-	size_t slices, limit, best = x->comm->hier.link.chunk_bytes;
-	size_t share = x->comm->node.stage_bytes / (size_t)x->count;
+	const ddp_link *link = &x->comm->hier.link;
+	const ddp_shape shape = ddp_shape_of(x);
+	size_t slices;
 
-	limit = BUDGET_BYTES / DEPTH_MIN / (buffers_per_chunk(x, &slices) + 1);
-	x->chunk_count = ddp_chunk_count(limit < best ? limit : best, share, x->element,
-	                                 x->travel_bytes, longest);
-	x->depth = UNDER_WAY_BYTES / (x->chunk_count * x->travel_bytes * slices + 1);
-	if (x->depth < DEPTH_MIN)
-		x->depth = DEPTH_MIN;
-	if (x->depth > DDP_CHUNKS_MAX)
-		x->depth = DDP_CHUNKS_MAX;
+	if (x->algorithm == DDP_RECURSIVE_HALVING) {
+		x->chunk_count = ddp_halving_chunk(link, &shape);
+		x->depth = ddp_halving_depth(&shape, x->chunk_count);
+		return;
+	}
+	const size_t buffers = buffers_per_chunk(x, &slices);
+	x->chunk_count = ddp_direct_chunk(link, &shape, (size_t)x->count, buffers, longest);
+	x->depth = ddp_direct_depth(&shape, x->chunk_count, slices);
 }
 
 /* Direct operations have one window: the slices are worked on whole. */
@@ -143,7 +142,7 @@ ddp_status ddp_slices_cut(ddp_reduction *x, size_t *windows)
 	else if (x->small)
 		cut_evenly(x, 1, false);
 	else
-		cut_evenly(x, x->comm->topology.channels, ddp_hier_by_owner(x->comm, x->total * x->travel_bytes));
+		cut_evenly(x, x->comm->topology.channels, x->algorithm == DDP_SCATTER_GATHER);
 	find_mine(x);
 	return choose_width(x, windows);
 }

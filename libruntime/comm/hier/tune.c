@@ -1,19 +1,3 @@
-/*
- * The choice among algorithms that give the same bits, and of the size of
- * messages, from what the network was measured to do. It is measured once,
- * between the first two nodes, and told to all ranks, so that they choose
- * alike. DDP_ALGORITHM=every, owner or doubling, the same in all ranks'
- * environment, overrules the choice where that algorithm can be used, for tests
- * and measurements.
- *
- * There is no ring. Owners' exchange moves the same 2 (nodes - 1) / nodes of
- * the data in and out of each node, which is the least that is possible, in 2
- * message times instead of 2 (nodes - 1); and a ring adds each of its blocks in
- * another order, so that the bits would depend on the algorithm. Nor is there
- * recursive halving: the same bytes again, in 2 log2(nodes) message times; it
- * posts fewer messages, which counts where a message's own cost times the
- * number of nodes exceeds the latency.
- */
 #include "comm/hier/tune.h"
 
 #include <stdlib.h>
@@ -22,15 +6,20 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "comm/core/comm.h"
+#include "comm/hier/recursive_doubling.h"
+#include "comm/hier/slices.h"
 #include "comm/shm/node.h"
 #include "comm/shm/stage.h"
 #include "comm/wait/await.h"
 #include "comm/wait/message.h"
 
 enum {
-	PINGS = 8,
-	LARGE_BYTES = 1 << 20,
+	BATCHES = 3,            /* the best counts; one more, before, does not: it warms up, and
+	                           empties the bucket of a limited link */
+	PINGS = 8,              /* exchanges in a batch */
+	BURST = 32,             /* small messages behind each other */
+	LARGE_BYTES = 1 << 20,  /* of a node, shared by its ranks, */
+	LEAST_BYTES = 512 * 1024, /* of each at least so much */
 	/* A message of the smaller size, with its envelope, is a single packet of
 	   UCX over sockets, which is received without being put together first. */
 	CHUNK_BYTES = 60 * 1024,
@@ -39,193 +28,180 @@ enum {
 	TAGS = 0xfff000         /* beyond those of any operation's first chunks */
 };
 
-/* Messages between the first two nodes' first ranks. */
+/* ---- measuring -------------------------------------------------------------------------------- */
+
+/* What it takes, on the slowest node. */
+enum { EXCHANGE, BURSTS, FINE, COARSE, FIGURES };
+
+/* Each node sends to the next one, and hears from the one before, all at once, as in the
+   collectives: what two nodes could do alone is not what all can. */
 typedef struct trial {
 	ddp_comm *comm;
-	int peer;
-	bool first;             /* sends, the other one answers */
-	char *buffer;           /* [LARGE_BYTES] */
+	int next, before;       /* ranks */
+	size_t bytes;           /* of large transfers, which the buffers hold */
+	char *out, *in;
+	ddp_transfer *transfers; /* [2 * MESSAGES or BURST] */
 	uint32_t tag;
 } trial;
 
-/* `bytes` there, in messages of `each` bytes, and nothing back. */
-static ddp_status ping(trial *t, size_t bytes, size_t each, double *seconds, double *post_seconds)
+/* `bytes` each way, in messages of `each` bytes. */
+static ddp_status exchange(trial *t, size_t bytes, size_t each)
 {
-	ddp_transfer transfers[MESSAGES + 1];
 	ddp_status status = DDP_OK;
 	int count = 0;
-	uint32_t answer = t->tag++;
-	uint64_t start = ddp_now_ns();
 
-	if (t->first)
-		ddp_message_recv(t->comm, t->peer, ddp_message_tag(t->comm, answer), NULL, 0, &transfers[count++]);
 	for (size_t at = 0; at < bytes && status == DDP_OK; at += each) {
-		size_t now = bytes - at < each ? bytes - at : each;
-		uint64_t tag = ddp_message_tag(t->comm, t->tag++);
-		if (t->first)
-			status = ddp_message_send(t->comm, t->peer, tag, t->buffer + at, now, &transfers[count++]);
-		else
-			ddp_message_recv(t->comm, t->peer, tag, t->buffer + at, now, &transfers[count++]);
+		const size_t now = bytes - at < each ? bytes - at : each;
+		const uint64_t tag = ddp_message_tag(t->comm, t->tag++);
+		ddp_message_recv(t->comm, t->before, tag, t->in + at, now, &t->transfers[count++]);
+		status = ddp_message_send(t->comm, t->next, tag, t->out + at, now, &t->transfers[count++]);
 	}
-	*post_seconds = ddp_seconds_since(start);
-	if (status == DDP_OK)
-		status = ddp_await_transfers(t->comm, transfers, count);
-	if (!t->first && status == DDP_OK) {
-		status = ddp_message_send(t->comm, t->peer, ddp_message_tag(t->comm, answer), NULL, 0, transfers);
-		if (status == DDP_OK)
-			status = ddp_await_transfers(t->comm, transfers, 1);
-	}
-	*seconds = ddp_seconds_since(start);
-	return status;
+	return status == DDP_OK ? ddp_await_transfers(t->comm, t->transfers, count) : status;
 }
 
-static ddp_status shortest(trial *t, int repeats, size_t bytes, size_t each, double *seconds,
-                           double *post_seconds)
+/* Of an exchange; on the average of a batch, since who is late finds its message there. */
+static ddp_status shortest(trial *t, int exchanges, size_t bytes, size_t each, double *seconds)
 {
-	double now, post;
 	ddp_status status = DDP_OK;
 
-	*seconds = *post_seconds = 1e9;
-	for (int i = 0; i < repeats && status == DDP_OK; i++) {
-		status = ping(t, bytes, each, &now, &post);
-		*seconds = now < *seconds ? now : *seconds;
-		*post_seconds = post < *post_seconds ? post : *post_seconds;
+	*seconds = 1e9;
+	for (int batch = 0; batch <= BATCHES && status == DDP_OK; batch++) {
+		const uint64_t start = ddp_now_ns();
+		for (int i = 0; i < exchanges && status == DDP_OK; i++)
+			status = exchange(t, bytes, each);
+		const double now = ddp_seconds_since(start) / exchanges;
+		if (batch > 0 && now < *seconds)
+			*seconds = now;
 	}
 	return status;
 }
 
-static ddp_status measure(ddp_comm *comm, ddp_link *link)
+static ddp_status measure(ddp_comm *comm, size_t bytes, double *figures)
 {
-	bool first = comm->topology.node_of[comm->rank] == 0;
-	trial t = { .comm = comm, .first = first, .peer = ddp_channel_rank(comm, first ? 1 : 0, 0),
-	            .buffer = calloc(1, LARGE_BYTES), .tag = TAGS };
-	double round_trip = 0, fine = 0, coarse = 0, unused;
-	ddp_status status = t.buffer != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "out of memory");
-
-	if (status == DDP_OK)
-		status = shortest(&t, PINGS, 8, 8, &round_trip, &link->post_seconds);
-	if (status == DDP_OK)
-		status = shortest(&t, 2, LARGE_BYTES, CHUNK_BYTES, &fine, &unused);
-	if (status == DDP_OK)
-		status = shortest(&t, 2, LARGE_BYTES, LARGE_CHUNK_BYTES, &coarse, &unused);
-	double large = coarse < fine ? coarse : fine;
-	link->latency_seconds = round_trip / 2;
-	link->byte_seconds = (large > round_trip ? large - round_trip : 0) / LARGE_BYTES;
-	link->chunk_bytes = coarse < 0.9 * fine ? LARGE_CHUNK_BYTES : CHUNK_BYTES;
-	free(t.buffer);
-	return status;
-}
-
-/* From the first node's first rank to all other nodes'. */
-static ddp_status tell_nodes(ddp_comm *comm, ddp_link *link)
-{
-	ddp_transfer transfer;
+	const int node = comm->topology.node_of[comm->rank], nodes = comm->topology.nodes;
+	const int self = comm->node.self;
+	const size_t transfers = 2 * (size_t)(MESSAGES > BURST ? MESSAGES : BURST);
+	trial t = { .comm = comm, .next = ddp_channel_rank(comm, (node + 1) % nodes, self),
+	            .before = ddp_channel_rank(comm, (node + nodes - 1) % nodes, self), .bytes = bytes,
+	            .out = calloc(2, bytes), .transfers = calloc(transfers, sizeof(ddp_transfer)), .tag = TAGS };
 	ddp_status status = DDP_OK;
-	uint64_t tag = ddp_message_tag(comm, TAGS - 1);
 
-	if (comm->topology.node_of[comm->rank] != 0) {
-		ddp_message_recv(comm, ddp_channel_rank(comm, 0, 0), tag, link, sizeof(*link), &transfer);
-		return ddp_await_transfers(comm, &transfer, 1);
-	}
-	for (int node = 1; node < comm->topology.nodes && status == DDP_OK; node++) {
-		status = ddp_message_send(comm, ddp_channel_rank(comm, node, 0), tag, link, sizeof(*link),
-		                      &transfer);
+	if (t.out == NULL || t.transfers == NULL) {
+		status = ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	} else {
+		t.in = t.out + bytes;
+		status = shortest(&t, PINGS, 8, 8, &figures[EXCHANGE]);
 		if (status == DDP_OK)
-			status = ddp_await_transfers(comm, &transfer, 1);
+			status = shortest(&t, 1, (size_t)8 * BURST, 8, &figures[BURSTS]);
+		if (status == DDP_OK)
+			status = shortest(&t, 1, bytes, CHUNK_BYTES, &figures[FINE]);
+		if (status == DDP_OK)
+			status = shortest(&t, 1, bytes, LARGE_CHUNK_BYTES, &figures[COARSE]);
 	}
+	/* Nothing is under way in them after an error, either. */
+	if (status != DDP_OK)
+		status = ddp_message_give_up(comm, status);
+	free(t.out);
+	free(t.transfers);
 	return status;
+}
+
+static double positive(double x)
+{
+	return x > 0 ? x : 0;
+}
+
+/* `bytes` were sent by each of the channels. */
+static void set_link(ddp_link *link, const double *figures, size_t bytes, int channels)
+{
+	const bool coarse = figures[COARSE] < 0.9 * figures[FINE];
+	const size_t chunk = coarse ? LARGE_CHUNK_BYTES : CHUNK_BYTES;
+	const double messages = (double)((bytes + chunk - 1) / chunk);
+
+	link->measured = true;
+	link->chunk_bytes = chunk;
+	link->message_seconds = positive(figures[BURSTS] - figures[EXCHANGE]) / (BURST - 1);
+	link->latency_seconds = positive(figures[EXCHANGE] - link->message_seconds);
+	link->byte_seconds = positive(figures[coarse ? COARSE : FINE] - link->latency_seconds -
+	                              messages * link->message_seconds) / ((double)bytes * channels);
+}
+
+/* The slowest of a node's ranks, then of all nodes. The figures of each rank pass
+   through its slot; those of all come in that of the first. */
+static ddp_status agree_on_figures(ddp_comm *comm, double *figures)
+{
+	const size_t bytes = FIGURES * sizeof(*figures);
+	char *first = ddp_result_slot(comm, 0, 0);
+	double theirs[FIGURES];
+	ddp_status status;
+
+	memcpy(ddp_result_slot(comm, comm->node.self, 0), figures, bytes);
+	if ((status = ddp_node_step(comm)) != DDP_OK)
+		return status;
+	if (comm->node.self == 0) {
+		for (int i = 1; i < comm->topology.channels; i++) {
+			memcpy(theirs, ddp_result_slot(comm, i, 0), bytes);
+			for (int f = 0; f < FIGURES; f++)
+				figures[f] = theirs[f] > figures[f] ? theirs[f] : figures[f];
+		}
+		status = ddp_recursive_doubling_of(comm, DDP_F64, DDP_MAX, figures, theirs, FIGURES, TAGS - 256);
+		if (status != DDP_OK)
+			return ddp_message_give_up(comm, status);
+		memcpy(first, figures, bytes);
+	}
+	if ((status = ddp_node_step(comm)) != DDP_OK)
+		return status;
+	memcpy(figures, first, bytes);
+	/* The operation may use the slots now. */
+	return ddp_node_step(comm);
 }
 
 ddp_status ddp_hier_tune(ddp_comm *comm, size_t bytes)
 {
-	ddp_link link = { .measured = true };
-	char *slot = ddp_result_slot(comm, 0, 0);
+	const int channels = comm->topology.channels;
+	const size_t share = LARGE_BYTES / (size_t)channels, each = share > LEAST_BYTES ? share : LEAST_BYTES;
+	ddp_link *link = &comm->hier.link;
+	double figures[FIGURES] = { 0 };
 	ddp_status status = DDP_OK;
 
 	/* With two nodes, a small operation has nothing to choose. */
-	if (comm->hier.link.measured || (comm->topology.nodes == 2 && bytes <= DDP_SMALL_BYTES)) {
-		if (!comm->hier.link.measured)
-			comm->hier.link.chunk_bytes = CHUNK_BYTES;
+	if (link->measured || (comm->topology.nodes == 2 && bytes <= DDP_SMALL_BYTES)) {
+		if (!link->measured)
+			link->chunk_bytes = CHUNK_BYTES;
 		return DDP_OK;
 	}
-	if (comm->node.self == 0) {
-		if (comm->topology.node_of[comm->rank] < 2)
-			status = measure(comm, &link);
-		if (status == DDP_OK)
-			status = tell_nodes(comm, &link);
-		if (status == DDP_OK)
-			memcpy(slot, &link, sizeof(link));
-	}
+	if (comm->node.self < channels)
+		status = measure(comm, each, figures);
 	if (status == DDP_OK)
-		status = ddp_node_step(comm);
+		status = agree_on_figures(comm, figures);
 	if (status != DDP_OK)
 		return status;
-	memcpy(&comm->hier.link, slot, sizeof(comm->hier.link));
-	ddp_log(DDP_LOG_INFO, "between nodes: %.1f us, %.2f GB/s, messages of %zu KiB",
-	        comm->hier.link.latency_seconds * 1e6,
-	        comm->hier.link.byte_seconds > 0 ? 1e-9 / comm->hier.link.byte_seconds : 0,
-	        comm->hier.link.chunk_bytes / 1024);
-	/* The operation may use the slot now. */
-	return ddp_node_step(comm);
+	set_link(link, figures, each, channels);
+	ddp_log(DDP_LOG_INFO, "between nodes: %.1f us, %.2f us a message, %.2f GB/s, messages of %zu KiB",
+	        link->latency_seconds * 1e6, link->message_seconds * 1e6,
+	        link->byte_seconds > 0 ? 1e-9 / link->byte_seconds : 0, link->chunk_bytes / 1024);
+	return DDP_OK;
 }
 
-static int rounds_of(int nodes)
+/* ---- choosing ---------------------------------------------------------------------------------- */
+
+/* Those that are possible. */
+static unsigned int candidates(const ddp_reduction *x)
 {
-	int rounds = 0;
-
-	for (int reached = 1; reached < nodes; reached *= 2)
-		rounds++;
-	return rounds;
+	if (x->c->kind == DDP_REDUCE_SCATTER)
+		return 1u << DDP_SCATTER_GATHER;
+	if (x->c->kind == DDP_REDUCE)
+		return 1u << DDP_DIRECT | (x->small ? 0 : 1u << DDP_SCATTER_GATHER);
+	return ddp_cost_candidates(x->small);
 }
 
-/* Everyone sends everything to everyone: one message time. */
-static double every_seconds(const ddp_comm *comm, double bytes)
-{
-	const ddp_link *link = &comm->hier.link;
-
-	return link->latency_seconds + (comm->topology.nodes - 1) * (link->post_seconds + bytes * link->byte_seconds);
-}
-
-static double doubling_seconds(const ddp_comm *comm, double bytes)
-{
-	/* A number of nodes that is no power of two costs two more messages. */
-	int rounds = rounds_of(comm->topology.nodes) + ((comm->topology.nodes & (comm->topology.nodes - 1)) != 0);
-
-	return rounds * (comm->hier.link.latency_seconds + bytes * comm->hier.link.byte_seconds);
-}
-
-/* Parts go to their owners, results come back. */
-static double owner_seconds(const ddp_comm *comm, double bytes)
-{
-	const ddp_link *link = &comm->hier.link;
-	double part = bytes / comm->topology.nodes;
-
-	return 2 * (link->latency_seconds +
-	            (comm->topology.nodes - 1) * (link->post_seconds + part * link->byte_seconds));
-}
-
-/* 1 or 0 if the environment names an algorithm, else -1. */
-static int overruled(const char *algorithm)
+ddp_algorithm ddp_hier_choose(const ddp_reduction *x)
 {
 	const char *wanted = getenv("DDP_ALGORITHM");
+	const unsigned int possible = candidates(x);
+	const ddp_shape shape = ddp_shape_of(x);
 
-	return wanted == NULL ? -1 : strcmp(wanted, algorithm) == 0;
-}
-
-bool ddp_hier_by_owner(const ddp_comm *comm, size_t bytes)
-{
-	int forced = overruled("owner");
-
-	if (comm->topology.nodes == 2 || forced >= 0)
-		return comm->topology.nodes > 2 && forced == 1;
-	return owner_seconds(comm, (double)bytes) < every_seconds(comm, (double)bytes);
-}
-
-bool ddp_hier_by_doubling(const ddp_comm *comm, size_t bytes, size_t wide_bytes)
-{
-	int forced = overruled("doubling");
-
-	if (comm->topology.nodes == 2 || forced >= 0)
-		return comm->topology.nodes > 2 && forced == 1;
-	return doubling_seconds(comm, (double)wide_bytes) < every_seconds(comm, (double)bytes);
+	if (wanted != NULL && x->nodes > 2 && (possible >> ddp_algorithm_named(wanted) & 1) != 0)
+		return ddp_algorithm_named(wanted);
+	return ddp_cost_cheapest(&x->comm->hier.link, &shape, possible);
 }

@@ -1,10 +1,8 @@
-/* The chunks of a reduction on their way between nodes. */
-#include "comm/hier/chunks.h"
+#include "comm/hier/direct.h"
 
 #include <string.h>
 
 #include "comm/hier/local.h"
-#include "comm/hier/recursive_doubling.h"
 #include "comm/hier/slices.h"
 #include "comm/hier/store.h"
 #include "comm/ops/combine_nodes.h"
@@ -22,9 +20,7 @@ enum {
 
 static size_t buffer_bytes(const ddp_reduction *x)
 {
-	const ddp_type form = x->doubling ? ddp_accumulator(x->c->type) : x->travel;
-
-	return x->chunk_count * ddp_type_bytes(form);
+	return x->chunk_count * x->travel_bytes;
 }
 
 static char *partial_of(const ddp_reduction *x, const ddp_chunk *g, int m)
@@ -45,7 +41,7 @@ static char *incoming_of(const ddp_reduction *x, const ddp_chunk *g, int owned, 
 	return g->buffers + index * buffer_bytes(x);
 }
 
-ddp_status ddp_chunks_prepare(ddp_reduction *x)
+ddp_status ddp_direct_prepare(ddp_reduction *x)
 {
 	size_t owned = (size_t)x->owned_count * (size_t)x->nodes, mine = (size_t)x->mine_count;
 	size_t bytes = (2 * mine + owned) * buffer_bytes(x);
@@ -286,7 +282,7 @@ static ddp_status finish(ddp_reduction *x, ddp_chunk *g, size_t s)
 
 /* ---- the whole ------------------------------------------------------------------------------- */
 
-ddp_status ddp_chunks_run(ddp_reduction *x)
+ddp_status ddp_direct_run(ddp_reduction *x)
 {
 	size_t longest = 0, depth = x->depth, lag = x->spread ? depth / 2 : depth - 1;
 	ddp_status status = DDP_OK;
@@ -305,31 +301,4 @@ ddp_status ddp_chunks_run(ddp_reduction *x)
 			status = finish(x, &x->chunks[(s - depth + 1) % depth], s - depth + 1);
 	}
 	return status;
-}
-
-/* What is on its way there is combined already, and goes in accumulator form: it
-   would else be rounded in each round. */
-ddp_status ddp_chunks_double(ddp_reduction *x)
-{
-	const ddp_range range = x->slices[0].range;
-	const size_t bytes = range.count * ddp_type_bytes(ddp_accumulator(x->c->type));
-	char *travelled = partial_of(x, &x->chunks[0], 0), *mine = result_of(x, &x->chunks[0], 0);
-	const void *src[1] = { travelled };
-	void *dst[1] = { mine }, **places = x->comm->node.dst;
-	ddp_combination one = { .type = x->travel, .op = x->c->op, .wide_dst = true, .nsrc = 1, .src = src,
-	                        .ndst = 1, .dst = dst };
-
-	/* As it would travel otherwise, so that the bits are the same. */
-	ddp_local_combine(x, 0, range, travelled);
-	ddp_combine(&one, 0, range.count);
-
-	ddp_status status = ddp_recursive_doubling(x->comm, x->c, mine, travelled, range.count, bytes);
-	if (status != DDP_OK)
-		return status;
-	src[0] = mine;
-	one = (ddp_combination){ .type = x->c->type, .op = x->c->op, .wide_src = true, .nsrc = 1, .src = src,
-	                         .divisor = x->divisor, .ndst = ddp_local_places(x, 0, range, places),
-	                         .dst = places };
-	ddp_combine(&one, 0, range.count);
-	return DDP_OK;
 }

@@ -1,0 +1,55 @@
+/*
+ * comm/hier/plan: who exchanges what with whom, round by round, in recursive doubling
+ * and in recursive halving. All ranks know it from the number of nodes alone.
+ *
+ * 2^k + e nodes are 2^k leaves of a tree: each of the first e is a pair of nodes, as in
+ * comm/ops/combine_nodes. One node of a pair acts for both: in a round more, at the
+ * beginning, it gets what the other one has; at the end it gives that one the result.
+ * Which of the two it is changes from chunk to chunk, so that both have as much to do.
+ *
+ * Recursive halving cuts data into a part per leaf. The leaves that exchange in round
+ * k differ in bit k of their number, and each keeps half of the parts it still has; so
+ * parts are numbered in the order of reversed bits, in which what is kept, and what is
+ * given away, lies together.
+ */
+#ifndef DDP_COMM_HIER_PLAN_H
+#define DDP_COMM_HIER_PLAN_H
+
+#include <stdbool.h>
+
+#include "comm/ops/blocks.h"
+
+typedef struct ddp_plan {
+	bool halves;     /* recursive halving; else doubling */
+	int nodes, leaves, pairs;
+	int rounds;      /* in all */
+	int reductions;  /* of these, the first ones, after which parts are complete */
+} ddp_plan;
+
+/* What a node does in a round. */
+typedef struct ddp_exchange {
+	int peer;             /* a node; -1: nothing */
+	bool below;           /* the peer's values come first in the order of combination */
+	ddp_range send, recv; /* parts; maybe none */
+} ddp_exchange;
+
+/* Of recursive halving, or of recursive doubling. */
+ddp_plan ddp_plan_halving(int nodes);
+ddp_plan ddp_plan_doubling(int nodes);
+
+ddp_exchange ddp_plan_round(const ddp_plan *plan, int node, size_t chunk, int round);
+
+/* The part that is complete on a node after the reductions: none on one that does not
+   act for its leaf, in this chunk. */
+ddp_range ddp_plan_own(const ddp_plan *plan, int node, size_t chunk);
+
+/* Parts as elements, of `count`. */
+static inline ddp_range ddp_plan_elements(const ddp_plan *plan, ddp_range parts, size_t count)
+{
+	const size_t leaves = (size_t)plan->leaves, end = parts.begin + parts.count;
+	const size_t begin = count * parts.begin / leaves;
+
+	return (ddp_range){ begin, count * end / leaves - begin };
+}
+
+#endif

@@ -1,0 +1,16 @@
+/*
+ * simulate: recursive doubling and recursive halving on all nodes of a world, message by
+ * message, by the library's own plans (comm/hier/plan) and in the order in which
+ * comm/hier/recursive_halving works: to see whether comm/hier/cost, which only adds up
+ * what one node does, is right about chunks that overlap.
+ */
+#ifndef TESTS_SCALE_SIMULATE_H
+#define TESTS_SCALE_SIMULATE_H
+
+#include "comm/hier/cost.h"
+
+/* Seconds until the last node is through, or -1 without memory. A node's link carries its
+   messages one by one, as its process makes them one by one. */
+double simulate(ddp_algorithm algorithm, const ddp_link *link, const ddp_shape *shape);
+
+#endif

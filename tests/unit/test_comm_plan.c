@@ -1,0 +1,258 @@
+/* comm/hier/plan: exchanges fit together, and combine in comm/ops/combine_nodes's order.
+   comm/hier/cost: messages and connections of large worlds. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "comm/hier/cost.h"
+#include "comm/hier/plan.h"
+#include "comm/ops/combine_nodes.h"
+#include "tests/scale/simulate.h"
+
+/* ---- exchanges ------------------------------------------------------------------------------ */
+
+static bool same(ddp_range a, ddp_range b)
+{
+	return a.count == b.count && (a.count == 0 || a.begin == b.begin);
+}
+
+static void check_pairs(const ddp_plan *plan, size_t chunk)
+{
+	for (int round = 0; round < plan->rounds; round++) {
+		for (int node = 0; node < plan->nodes; node++) {
+			const ddp_exchange mine = ddp_plan_round(plan, node, chunk, round);
+			if (mine.peer < 0)
+				continue;
+			assert_true(mine.peer < plan->nodes && mine.peer != node);
+			const ddp_exchange theirs = ddp_plan_round(plan, mine.peer, chunk, round);
+			assert_int_equal(theirs.peer, node);
+			assert_true(theirs.below != mine.below);
+			assert_true(same(mine.send, theirs.recv) && same(mine.recv, theirs.send));
+		}
+	}
+}
+
+static void what_one_node_sends_the_other_expects(void **state)
+{
+	static const int sizes[] = { 2, 3, 4, 5, 7, 8, 12, 31, 33, 100, 1000, 12500 };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		const ddp_plan halving = ddp_plan_halving(sizes[i]), doubling = ddp_plan_doubling(sizes[i]);
+		check_pairs(&halving, 0);
+		check_pairs(&halving, 1);
+		check_pairs(&doubling, 0);
+	}
+}
+
+/* ---- order ------------------------------------------------------------------------------------ */
+
+enum { NODES = 40, COUNT = 77 };
+
+/* All nodes' values, as if they exchanged them. */
+typedef struct cluster {
+	float have[NODES][COUNT], before[NODES][COUNT];
+} cluster;
+
+static void run_round(const ddp_plan *plan, cluster *c, size_t chunk, int round)
+{
+	memcpy(c->before, c->have, sizeof(c->have));
+	for (int node = 0; node < plan->nodes; node++) {
+		const ddp_exchange e = ddp_plan_round(plan, node, chunk, round);
+		const ddp_range in = ddp_plan_elements(plan, e.recv, COUNT);
+		if (e.peer < 0 || in.count == 0)
+			continue;
+		float *ours = &c->have[node][in.begin], *theirs = &c->before[e.peer][in.begin];
+		if (round >= plan->reductions)
+			memcpy(ours, theirs, in.count * sizeof(float));
+		else
+			ddp_combine_pair(DDP_F32, DDP_SUM, e.below ? theirs : ours, e.below ? ours : theirs, ours,
+			                 in.count);
+	}
+}
+
+static void check_order(const ddp_plan *plan, size_t chunk)
+{
+	static cluster c;
+	static float want[COUNT];
+	void *parts[NODES], *dst[1] = { want }, *scratch = malloc(ddp_combine_scratch_bytes(plan->nodes));
+	const ddp_combination last = { .type = DDP_F32, .op = DDP_SUM, .ndst = 1, .dst = dst };
+
+	assert_non_null(scratch);
+	for (int node = 0; node < plan->nodes; node++) {
+		for (size_t i = 0; i < COUNT; i++)
+			c.have[node][i] = 1.0f / (float)(1 + (i * 7 + (size_t)node * 13) % 1000);
+		parts[node] = c.have[node];
+	}
+	ddp_combine_nodes(&last, DDP_F32, parts, plan->nodes, COUNT, scratch);
+	for (int round = 0; round < plan->rounds; round++)
+		run_round(plan, &c, chunk, round);
+	for (int node = 0; node < plan->nodes; node++)
+		assert_memory_equal(c.have[node], want, sizeof(want));
+	free(scratch);
+}
+
+static void every_plan_combines_in_the_order_of_the_tree(void **state)
+{
+	(void)state;
+	for (int nodes = 2; nodes <= NODES; nodes++) {
+		const ddp_plan halving = ddp_plan_halving(nodes), doubling = ddp_plan_doubling(nodes);
+		check_order(&halving, 0);
+		check_order(&halving, 1);
+		check_order(&doubling, 0);
+	}
+}
+
+/* Each node has one part after the reductions, and each part is on one. */
+static void parts_are_complete_on_one_node_each(void **state)
+{
+	(void)state;
+	for (int nodes = 2; nodes <= 100; nodes++) {
+		const ddp_plan plan = ddp_plan_halving(nodes);
+		for (size_t chunk = 0; chunk < 2; chunk++) {
+			int owners[128] = { 0 };
+			for (int node = 0; node < nodes; node++) {
+				const ddp_range own = ddp_plan_own(&plan, node, chunk);
+				for (size_t p = own.begin; p < own.begin + own.count; p++)
+					owners[p]++;
+			}
+			for (int p = 0; p < plan.leaves; p++)
+				assert_int_equal(owners[p], 1);
+		}
+	}
+}
+
+/* ---- large worlds -------------------------------------------------------------------------------- */
+
+/* 10 Gbit/s over TCP; and 200 Gbit/s. */
+static const ddp_link links[] = {
+	{ .measured = true, .latency_seconds = 20e-6, .message_seconds = 3e-6, .byte_seconds = 0.8e-9,
+	  .chunk_bytes = 60 * 1024 },
+	{ .measured = true, .latency_seconds = 2e-6, .message_seconds = 0.3e-6, .byte_seconds = 0.04e-9,
+	  .chunk_bytes = 256 * 1024 },
+};
+
+static ddp_shape shape_of(int nodes, int channels, size_t bytes)
+{
+	return (ddp_shape){ .nodes = nodes, .channels = channels, .count = bytes / 4, .element = 4, .travel = 4,
+	                    .wide = 4, .stage_bytes = DDP_NET_STAGE_BYTES };
+}
+
+static void messages_do_not_shrink_with_the_world(void **state)
+{
+	const size_t bytes = (size_t)256 << 20;
+
+	(void)state;
+	for (size_t l = 0; l < 2; l++) {
+		for (int nodes = 2; nodes <= 16384; nodes *= 2) {
+			const ddp_shape shape = shape_of(nodes, 8, bytes);
+			const ddp_algorithm chosen = ddp_cost_cheapest(&links[l], &shape, ddp_cost_candidates(false));
+			const ddp_cost cost = ddp_cost_of(chosen, &links[l], &shape);
+			/* What is sent is twice a channel's data, less what stays where it is. */
+			const double sent = 2.0 * (double)bytes / 8 * (nodes - 1) / nodes;
+			if (nodes > 2)
+				assert_true(sent / cost.messages >= 16 * 1024);
+			assert_true(cost.message_bytes >= 32 * 1024);
+		}
+	}
+}
+
+static void chunks_of_recursive_halving_depend_on_channels_and_rounds_alone(void **state)
+{
+	(void)state;
+	for (int nodes = 3; nodes <= 100000; nodes = nodes * 3 + 1) {
+		for (int channels = 1; channels <= 64; channels *= 2) {
+			const ddp_shape shape = shape_of(nodes, channels, (size_t)1 << 30);
+			const size_t chunk = ddp_halving_chunk(&links[0], &shape);
+			const size_t depth = ddp_halving_depth(&shape, chunk);
+			assert_true(chunk >= 64 && chunk % 64 == 0);
+			assert_true(chunk * 4 * (size_t)channels <= DDP_NET_STAGE_BYTES);
+			assert_true(2 * chunk * 4 * depth <= 32 << 20);
+			assert_true(chunk * 4 >= 32 * 1024);
+		}
+	}
+}
+
+static void an_operation_has_a_chunk_however_small_it_is(void **state)
+{
+	(void)state;
+	for (size_t bytes = 4; bytes < 100000; bytes += 4 + bytes / 3) {
+		const ddp_shape shape = shape_of(5, 3, bytes);
+		const size_t chunk = ddp_halving_chunk(&links[0], &shape);
+		assert_true(chunk >= 64);
+		assert_true(ddp_halving_depth(&shape, chunk) >= 1);
+	}
+}
+
+/* Some fixed points of tests/scale. */
+static void connections_stay_few(void **state)
+{
+	(void)state;
+	for (int nodes = 4; nodes <= 16384; nodes *= 4) {
+		const ddp_shape large = shape_of(nodes, 8, (size_t)25 << 20), small = shape_of(nodes, 1, 1024);
+		int log2 = 0;
+		while (1 << log2 < nodes)
+			log2++;
+		assert_int_equal(ddp_cost_of(DDP_RECURSIVE_HALVING, &links[0], &large).connections, log2);
+		assert_int_equal(ddp_cost_of(DDP_RECURSIVE_DOUBLING, &links[0], &small).connections, log2);
+		assert_int_equal(ddp_cost_of(DDP_SCATTER_GATHER, &links[0], &large).connections, nodes - 1);
+	}
+	const ddp_shape large = shape_of(12500, 8, (size_t)25 << 20), small = shape_of(12500, 1, 1024);
+	const ddp_algorithm chosen = ddp_cost_cheapest(&links[0], &large, ddp_cost_candidates(false));
+	assert_int_equal(chosen, DDP_RECURSIVE_HALVING);
+	assert_true(ddp_cost_of(chosen, &links[0], &large).connections <= 2 * 14);
+	assert_int_equal(ddp_cost_cheapest(&links[0], &small, ddp_cost_candidates(true)), DDP_RECURSIVE_DOUBLING);
+}
+
+/* However many nodes there are, twice the data go in and out of each. */
+static void time_of_large_operations_hardly_grows(void **state)
+{
+	const size_t bytes = (size_t)1 << 30;
+
+	(void)state;
+	for (size_t l = 0; l < 2; l++) {
+		for (int nodes = 3; nodes <= 12500; nodes = nodes * 2 + 1) {
+			const ddp_shape shape = shape_of(nodes, 8, bytes);
+			const ddp_algorithm chosen = ddp_cost_cheapest(&links[l], &shape, ddp_cost_candidates(false));
+			const double least = 2.0 * (double)bytes * (nodes - 1) / nodes * links[l].byte_seconds;
+			assert_true(ddp_cost_of(chosen, &links[l], &shape).seconds < 1.3 * least);
+		}
+	}
+}
+
+/* Chunks that overlap take as long as messages that are followed one by one. */
+static void the_model_agrees_with_a_simulation(void **state)
+{
+	(void)state;
+	for (size_t l = 0; l < 2; l++) {
+		for (int nodes = 3; nodes <= 1300; nodes = nodes * 3 + nodes % 2) {
+			const ddp_shape large = shape_of(nodes, 8, (size_t)64 << 20), small = shape_of(nodes, 1, 4096);
+			const double halving = simulate(DDP_RECURSIVE_HALVING, &links[l], &large);
+			const double doubling = simulate(DDP_RECURSIVE_DOUBLING, &links[l], &small);
+			assert_true(halving > 0 && doubling > 0);
+			assert_float_equal(ddp_cost_of(DDP_RECURSIVE_HALVING, &links[l], &large).seconds / halving, 1, 0.15);
+			assert_float_equal(ddp_cost_of(DDP_RECURSIVE_DOUBLING, &links[l], &small).seconds / doubling, 1, 0.07);
+		}
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(what_one_node_sends_the_other_expects),
+		cmocka_unit_test(every_plan_combines_in_the_order_of_the_tree),
+		cmocka_unit_test(parts_are_complete_on_one_node_each),
+		cmocka_unit_test(messages_do_not_shrink_with_the_world),
+		cmocka_unit_test(chunks_of_recursive_halving_depend_on_channels_and_rounds_alone),
+		cmocka_unit_test(an_operation_has_a_chunk_however_small_it_is),
+		cmocka_unit_test(connections_stay_few),
+		cmocka_unit_test(time_of_large_operations_hardly_grows),
+		cmocka_unit_test(the_model_agrees_with_a_simulation),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
