@@ -2,7 +2,7 @@
 # each prints TAP. tests/run runs these in several builds, and the tests in cluster/ on
 # real clusters.
 EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh tests/support/check-ucx \
-	tests/support/clusters.sh tests/support/results.sh tests/support/slowness.sh
+	tests/support/clusters.sh tests/support/nothing.sh tests/support/results.sh tests/support/slowness.sh
 # A folder brings what was built in it, too.
 dist-hook:
 	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT)

@@ -6,22 +6,11 @@ set -u
 tests=${0%/*}
 library=$tests/../../libruntime
 objects=libruntime/comm
-number=0
+# shellcheck source=tests/support/nothing.sh
+. "$tests/../support/nothing.sh"
 
 # From the ground up; a floor is a folder, or a file beside them.
 floors=(ops core net p2p wait shm hier check execute request agree allocate group host front api)
-
-# nothing TEXT NAME: the test passes if there is none
-nothing()
-{
-	number=$((number + 1))
-	if [ -z "$1" ]; then
-		echo "ok $number - $2"
-	else
-		echo "not ok $number - $2"
-		printf '%s\n' "$1" | sed 's/^/# /'
-	fi
-}
 
 # All #include lines of comm, as "FILE INCLUDED"
 includes()
@@ -30,22 +19,19 @@ includes()
 		sed -n 's|^#include "\([^"]*\)".*|{} \1|p' {} \;) | sort -u
 }
 
-# nm_of OBJECT KINDS: its symbols of these kinds
-nm_of() { nm -P "$1" | awk -v kinds="$2" 'index(kinds, $2) > 0 { print $1 }'; }
-
-# What the objects define, as "SYMBOL FILE", and what they lack, as "FILE SYMBOL";
-# a file is comm/FOLDER/NAME.
-object_files()
+# The symbols of the objects, as "FILE SYMBOL KIND"; a file is comm/FOLDER/NAME, as its
+# source: an older build may have left objects that have none.
+symbols()
 {
-	local object name
-	find "$objects" -name '*.o' | sort | while read -r object; do
-		name=$(sed 's|^libruntime/||; s|\.libs/||; s|libddpcore_la-||; s|\.o$||' <<<"$object")
-		# An older build may have left some whose source is gone.
-		[ ! -f "$library/$name.c" ] || echo "$object $name"
-	done
+	awk 'NR == FNR { source[$1] = 1; next } $1 in source { print $1, $2, $3 }' \
+		<(cd "$library" && find comm -name '*.c' | sed 's|\.c$||') \
+		<(find "$objects" -name '*.o' -exec nm -A -P {} + |
+			sed 's|^libruntime/||; s|\.libs/||; s|libddpcore_la-||; s|\.o: | |') | sort -u
 }
-defined() { object_files | while read -r object name; do nm_of "$object" TDBRVWC | sed "s|\$| $name|"; done; }
-lacking() { object_files | while read -r object name; do nm_of "$object" U | sed "s|^|$name |"; done; }
+
+# What they define, as "SYMBOL FILE", and what they lack, as "FILE SYMBOL"
+defined() { awk 'index("TDBRVWC", $3) > 0 { print $2, $1 }' <<<"$symbols"; }
+lacking() { awk '$3 == "U" { print $1, $2 }' <<<"$symbols"; }
 
 # calls: "FILE FILE SYMBOL", of different files
 calls()
@@ -100,19 +86,24 @@ circles()
 # A header with functions of several files: what stands for two implementations.
 interfaces='comm/net/net.h'
 
+# Functions of headers, as "SYMBOL HEADER"
+declared()
+{
+	(cd "$library" && find comm -name '*.h' -exec \
+		sed -n 's|^[a-z][^=;(]*[ *]\([A-Za-z0-9_]*\)(.*|\1 {}|p' {} \;)
+}
+
 # misplaced: functions that a header declares and a file of another name defines
 misplaced()
 {
-	local symbol name header
-	defined | while read -r symbol name; do
-		header=$(cd "$library" && grep -lE "^[a-z][^=;(]*[ *]$symbol\(" -r comm --include='*.h' | head -n 1)
-		case " $interfaces " in *" $header "*) continue ;; esac
-		if [ -n "$header" ] && [ "${header%.h}" != "$name" ]; then
-			echo "$header declares $symbol() of $name.c"
-		fi
-	done
+	awk -v interfaces=" $interfaces " '
+		NR == FNR { header[$1] = $2; next }
+		$1 in header && index(interfaces, " " header[$1] " ") == 0 && header[$1] != $2 ".h" {
+			print header[$1] " declares " $1 "() of " $2 ".c"
+		}' <(declared) <(defined)
 }
 
+symbols=$(symbols)
 calls=$(calls)
 if [ -z "$calls" ]; then
 	echo "Bail out! no objects in $PWD/$objects"

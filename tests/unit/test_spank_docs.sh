@@ -3,7 +3,8 @@
 tests=${0%/*}
 manual=$tests/../../doc/ddp.7
 sample=$tests/../../slurm/plugstack.conf.d/spank_ddp.conf
-number=0
+# shellcheck source=tests/support/nothing.sh
+. "$tests/../support/nothing.sh"
 
 # missing FILE WORD...: the words that the file lacks
 missing()
@@ -11,20 +12,8 @@ missing()
 	file=$1
 	shift
 	for word; do
-		sed 's/\\//g' "$file" | grep -qw -e "$word" || printf '%s ' "$word"
+		sed 's/\\//g' "$file" | grep -qw -e "$word" || printf 'missing: %s\n' "$word"
 	done
-}
-
-# nothing TEXT NAME
-nothing()
-{
-	number=$((number + 1))
-	if [ -z "$1" ]; then
-		echo "ok $number - $2"
-	else
-		echo "not ok $number - $2"
-		echo "# missing: $1"
-	fi
 }
 
 keys=$(sed -n '/^static const struct option_key keys/,/^};/s/.*{ "\([a-z-]*\)".*/\1/p' "$tests/../../spank/options.c")
@@ -32,7 +21,7 @@ variables=$(sed -n 's/.*put(v, "\([A-Z_]*\)".*/\1/p' "$tests/../../spank/launch/
 if [ -n "$keys" ] && [ -n "$variables" ]; then
 	nothing "" "keys and variables are found in the source"
 else
-	nothing "the table of keys, or put()" "keys and variables are found in the source"
+	nothing "missing: the table of keys, or put()" "keys and variables are found in the source"
 fi
 # shellcheck disable=SC2086 # words
 {
