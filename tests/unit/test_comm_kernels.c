@@ -69,6 +69,50 @@ static void bf16_is_rounded_to_even_and_nan_stays(void **state)
 	assert_true(isnan(ddp_bf16_to_float(ddp_bf16_from_float(ddp_float_of_bits(0x7f800001)))));
 }
 
+/* Through the vectors of all levels: each half, and what is between it and the next. */
+static void expect_conversions(ddp_type type, float (*widened)(uint16_t), uint16_t (*rounded)(float))
+{
+	enum { HALVES = 0x10000 };
+	static uint16_t halves[HALVES], from_wide[HALVES];
+	static float middles[HALVES], wide[HALVES];
+	const void *src[1];
+	void *dst[1];
+	ddp_combination c = { .type = type, .nsrc = 1, .src = src, .ndst = 1, .dst = dst };
+
+	for (size_t i = 0; i < HALVES; i++) {
+		const float next = widened((uint16_t)(i + 1));
+		halves[i] = (uint16_t)i;
+		middles[i] = widened(halves[i]);
+		if (isfinite(middles[i]) && isfinite(next))
+			middles[i] = (middles[i] + next) / 2;
+	}
+	c.wide_dst = true;
+	src[0] = halves;
+	dst[0] = wide;
+	ddp_combine(&c, 0, HALVES);
+	c.wide_dst = false;
+	c.wide_src = true;
+	src[0] = middles;
+	dst[0] = from_wide;
+	ddp_combine(&c, 0, HALVES);
+	for (size_t i = 0; i < HALVES; i++) {
+		const float want = widened((uint16_t)i), back = widened(from_wide[i]);
+		assert_true(isnan(want) ? isnan(wide[i]) : memcmp(&want, &wide[i], sizeof(want)) == 0);
+		assert_true(isnan(middles[i]) ? isnan(back) : rounded(middles[i]) == from_wide[i]);
+	}
+}
+
+static void every_half_is_converted_alike_by_all_instruction_sets(void **state)
+{
+	(void)state;
+	for (int level = 0; level < DDP_KERNEL_LEVELS; level++) {
+		if (ddp_kernels_use(level) == NULL)
+			continue;
+		expect_conversions(DDP_F16, ddp_f16_to_float, ddp_f16_from_float);
+		expect_conversions(DDP_BF16, ddp_bf16_to_float, ddp_bf16_from_float);
+	}
+}
+
 /* ---- minimum and maximum of special values --------------------------------------------- */
 
 enum { LENGTH = 77 }; /* vectors and a tail */
@@ -93,16 +137,6 @@ static double get(ddp_type type, const void *memory, size_t i)
 	}
 }
 
-static const ddp_kernel_table *kernel_tables[2] = { &ddp_kernels_generic };
-
-static void find_kernels(void)
-{
-#ifdef __x86_64__
-	if (__builtin_cpu_supports("avx2"))
-		kernel_tables[1] = &ddp_kernels_avx2;
-#endif
-}
-
 /* Combines two values in every lane, in both orders, with all kernels. */
 static void expect_extreme(ddp_type type, ddp_op op, double a, double b, double expected)
 {
@@ -116,8 +150,10 @@ static void expect_extreme(ddp_type type, ddp_op op, double a, double b, double 
 			put(type, sources[0], i, a);
 			put(type, sources[1], i, b);
 		}
-		for (int set = 0; set < 2 && kernel_tables[set] != NULL; set++) {
-			kernel_tables[set]->combine(&fold, 0, LENGTH);
+		for (int level = 0; level < DDP_KERNEL_LEVELS; level++) {
+			if (ddp_kernels_use(level) == NULL)
+				continue;
+			ddp_combine(&fold, 0, LENGTH);
 			for (size_t i = 0; i < LENGTH; i++) {
 				double have = get(type, result, i);
 				if (isnan(expected))
@@ -134,7 +170,6 @@ static void minimum_and_maximum_are_those_of_ieee_754(void **state)
 	static const ddp_type types[] = { DDP_F32, DDP_F64, DDP_F16, DDP_BF16 };
 
 	(void)state;
-	find_kernels();
 	for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
 		for (ddp_op op = DDP_MIN; op <= DDP_MAX; op++) {
 			expect_extreme(types[t], op, NAN, 1, NAN);
@@ -198,13 +233,12 @@ static void scaled_integers_stay_in_range(void **state)
 	assert_true(scaled_i32(7, -0.5) == -3);
 }
 
-#ifdef __x86_64__
 enum { COUNT = 1003, SOURCES = 3 };
 
 /* Values that are ordinary in every type. */
-static void fill(ddp_type type, void *memory, unsigned int seed)
+static void fill(ddp_type type, void *memory, size_t count, unsigned int seed)
 {
-	for (size_t i = 0; i < COUNT; i++) {
+	for (size_t i = 0; i < count; i++) {
 		seed = seed * 1664525u + 1013904223u;
 		float x = (float)(int)(seed >> 8 & 0xffff) / 997.0f - 20;
 		switch (type) {
@@ -219,37 +253,56 @@ static void fill(ddp_type type, void *memory, unsigned int seed)
 	}
 }
 
+enum { SCALED = 1, WIDE_SRC = 2, WIDE_DST = 4, VARIANTS = 8 };
+
+static void expect_same_at_all_levels(ddp_combination *f)
+{
+	static double results[2][COUNT + 1];
+
+	for (int level = 0; level < DDP_KERNEL_LEVELS; level++) {
+		const char *name = ddp_kernels_use(level);
+		void *dst[1] = { results[level > 0] };
+		if (name == NULL)
+			continue;
+		f->dst = dst;
+		f->ndst = 1;
+		memset(dst[0], 0, sizeof(results[0]));
+		ddp_combine(f, 1, COUNT - 2);
+		if (memcmp(results[0], dst[0], sizeof(results[0])) != 0)
+			fail_msg("%s: %s %s, divided by %g%s%s%s: other bits", name, ddp_type_name(f->type),
+			         ddp_op_name(f->op), f->divisor, f->scale != NULL ? ", scaled" : "",
+			         f->wide_src ? ", from accumulators" : "", f->wide_dst ? ", to accumulators" : "");
+	}
+}
+
 static void instruction_sets_agree(void **state)
 {
-	static double sources[SOURCES][COUNT + 1], results[2][COUNT + 1];
+	static double sources[SOURCES][COUNT + 1];
+	static const double divisors[] = { 2, 3, 7, 1024 };
 	const double scales[SOURCES] = { 0.5, 2, 1.25 };
+	const void *src[SOURCES];
 
 	(void)state;
-	if (!__builtin_cpu_supports("avx2"))
-		skip();
 	for (int type = DDP_F32; type <= DDP_U8; type++) {
-		const void *src[SOURCES];
-		for (int s = 0; s < SOURCES; s++) {
-			src[s] = sources[s];
-			fill((ddp_type)type, sources[s], (unsigned int)(type * 10 + s));
-		}
-		for (int op = DDP_SUM; op <= DDP_MAX; op++) {
-			for (int variant = 0; variant < 4; variant++) {
-				ddp_combination fold = { .type = (ddp_type)type, .op = (ddp_op)op, .nsrc = SOURCES, .src = src,
-				                  .scale = (variant & 1) != 0 ? scales : NULL, .ndst = 1,
-				                  .wide_dst = (variant & 2) != 0, .divisor = op == DDP_AVG ? 3 : 0 };
-				for (int set = 0; set < 2; set++) {
-					void *dst[1] = { results[set] };
-					fold.dst = dst;
-					memset(results[set], 0, sizeof(results[set]));
-					(set == 0 ? &ddp_kernels_generic : &ddp_kernels_avx2)->combine(&fold, 1, COUNT - 2);
+		for (int variant = 0; variant < VARIANTS; variant++) {
+			ddp_combination f = { .type = (ddp_type)type, .nsrc = SOURCES, .src = src,
+			                      .wide_src = (variant & WIDE_SRC) != 0, .wide_dst = (variant & WIDE_DST) != 0,
+			                      .scale = (variant & SCALED) != 0 ? scales : NULL };
+			for (int s = 0; s < SOURCES; s++) {
+				src[s] = sources[s];
+				fill(f.wide_src ? ddp_accumulator(f.type) : f.type, sources[s], COUNT,
+				     (unsigned int)(type * 10 + s));
+			}
+			for (int op = DDP_SUM; op <= DDP_MAX; op++) {
+				f.op = (ddp_op)op;
+				for (size_t d = 0; d < (op == DDP_AVG ? sizeof(divisors) / sizeof(divisors[0]) : 1); d++) {
+					f.divisor = op == DDP_AVG ? divisors[d] : 0;
+					expect_same_at_all_levels(&f);
 				}
-				assert_memory_equal(results[0], results[1], sizeof(results[0]));
 			}
 		}
 	}
 }
-#endif
 
 /* ---- all types against one element at a time ------------------------------------------------ */
 
@@ -263,10 +316,11 @@ static float f32_at(ddp_type type, const void *memory, size_t i)
 /* Sources are combined from the first to the last, in f32; rounded at the end. */
 static float plain_float(const ddp_combination *f, size_t i)
 {
-	float acc = f32_at(f->type, f->src[0], i) * (f->scale != NULL ? (float)f->scale[0] : 1);
+	const ddp_type type = f->wide_src ? DDP_F32 : f->type;
+	float acc = f32_at(type, f->src[0], i) * (f->scale != NULL ? (float)f->scale[0] : 1);
 
 	for (int s = 1; s < f->nsrc; s++) {
-		const float x = f32_at(f->type, f->src[s], i) * (f->scale != NULL ? (float)f->scale[s] : 1);
+		const float x = f32_at(type, f->src[s], i) * (f->scale != NULL ? (float)f->scale[s] : 1);
 		const bool less = x < acc || (x == acc && signbit(x) != 0);
 		if (f->op == DDP_SUM || f->op == DDP_AVG)
 			acc += x;
@@ -288,10 +342,11 @@ static int64_t int_at(ddp_type type, const void *memory, size_t i)
 
 static int64_t plain_int(const ddp_combination *f, size_t i)
 {
-	int64_t acc = int_at(f->type, f->src[0], i);
+	const ddp_type type = f->wide_src ? ddp_accumulator(f->type) : f->type;
+	int64_t acc = int_at(type, f->src[0], i);
 
 	for (int s = 1; s < f->nsrc; s++) {
-		const int64_t x = int_at(f->type, f->src[s], i);
+		const int64_t x = int_at(type, f->src[s], i);
 		if (f->op == DDP_SUM || f->op == DDP_AVG)
 			acc = (int64_t)((uint64_t)acc + (uint64_t)x);
 		else if (f->op == DDP_PROD)
@@ -306,26 +361,28 @@ static int64_t plain_int(const ddp_combination *f, size_t i)
 
 static void expect_plain(const ddp_combination *f, const void *result, size_t i)
 {
+	const ddp_type type = f->wide_dst ? ddp_accumulator(f->type) : f->type;
 	char text[128];
 	bool same;
 
 	if (f->type == DDP_U8 || f->type == DDP_I32 || f->type == DDP_I64) {
-		const int64_t want = plain_int(f, i), have = int_at(f->type, result, i);
-		same = f->type == DDP_U8 ? (uint8_t)want == have : want == have;
+		const int64_t want = plain_int(f, i), have = int_at(type, result, i);
+		same = type == DDP_U8 ? (uint8_t)want == have : want == have;
 		snprintf(text, sizeof(text), "%lld, not %lld", (long long)have, (long long)want);
 	} else {
-		float want = plain_float(f, i), have = f32_at(f->type, result, i);
+		float want = plain_float(f, i), have = f32_at(type, result, i);
 		uint16_t half;
-		if (f->type != DDP_F32) {
-			put(f->type, &half, 0, want);
-			want = f32_at(f->type, &half, 0);
+		if (type != DDP_F32) {
+			put(type, &half, 0, want);
+			want = f32_at(type, &half, 0);
 		}
 		same = (isnan(want) && isnan(have)) || memcmp(&want, &have, sizeof(want)) == 0;
 		snprintf(text, sizeof(text), "%a, not %a", (double)have, (double)want);
 	}
 	if (!same)
-		fail_msg("%s %s of %d, divided by %g: element %zu is %s", ddp_type_name(f->type),
-		         ddp_op_name(f->op), f->nsrc, f->divisor, i, text);
+		fail_msg("%s %s of %d%s, divided by %g%s: element %zu is %s", ddp_type_name(f->type),
+		         ddp_op_name(f->op), f->nsrc, f->wide_src ? " accumulators" : "", f->divisor,
+		         f->wide_dst ? ", to an accumulator" : "", i, text);
 }
 
 /* Any bits: also infinities, NaN and subnormal numbers, and the ends of ranges. */
@@ -343,6 +400,17 @@ static void fill_with_any(ddp_type type, void *memory, unsigned int seed)
 	bytes[41 * element - 1] = 0x80;
 }
 
+static void expect_plain_at_all_levels(const ddp_combination *f)
+{
+	for (int level = 0; level < DDP_KERNEL_LEVELS; level++) {
+		if (ddp_kernels_use(level) == NULL)
+			continue;
+		ddp_combine(f, 1, ODD_COUNT - 1);
+		for (size_t i = 1; i < ODD_COUNT; i++)
+			expect_plain(f, f->dst[0], i);
+	}
+}
+
 static void every_fold_gives_the_bits_of_a_plain_one(void **state)
 {
 	static const ddp_type types[] = { DDP_F32, DDP_F16, DDP_BF16, DDP_I32, DDP_I64, DDP_U8 };
@@ -353,23 +421,28 @@ static void every_fold_gives_the_bits_of_a_plain_one(void **state)
 	void *dst[1];
 
 	(void)state;
-	find_kernels();
 	for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
-		/* Not aligned to more than an element. */
-		const size_t shift = ddp_type_bytes(types[t]);
-		for (int s = 0; s < MOST_SOURCES; s++) {
-			src[s] = memory[s] + shift;
-			fill_with_any(types[t], memory[s] + shift, (unsigned int)(t * 1000) + (unsigned int)s);
-		}
-		dst[0] = results + shift;
-		for (size_t n = 0; n < sizeof(counts) / sizeof(counts[0]); n++) {
-			for (int op = DDP_SUM; op <= DDP_MAX; op++) {
-				const ddp_combination fold = { .type = types[t], .op = (ddp_op)op, .nsrc = counts[n], .src = src,
-				                        .ndst = 1, .dst = dst, .divisor = op == DDP_AVG ? counts[n] : 0 };
-				for (int set = 0; set < 2 && kernel_tables[set] != NULL; set++) {
-					kernel_tables[set]->combine(&fold, 1, ODD_COUNT - 1);
-					for (size_t i = 1; i < ODD_COUNT; i++)
-						expect_plain(&fold, dst[0], i);
+		const ddp_type wide = ddp_accumulator(types[t]);
+		for (int form = 0; form < (wide != types[t] ? 8 : 2); form++) {
+			const bool ordinary = (form & 1) != 0;
+			const ddp_type from = (form & 2) != 0 ? wide : types[t], to = (form & 4) != 0 ? wide : types[t];
+			/* Not aligned to more than an element. */
+			for (int s = 0; s < MOST_SOURCES; s++) {
+				unsigned char *at = memory[s] + ddp_type_bytes(from);
+				const unsigned int seed = (unsigned int)(t * 1000) + (unsigned int)s;
+				src[s] = at;
+				if (ordinary)
+					fill(from, at, ODD_COUNT, seed);
+				else
+					fill_with_any(from, at, seed);
+			}
+			dst[0] = results + ddp_type_bytes(to);
+			for (size_t n = 0; n < sizeof(counts) / sizeof(counts[0]); n++) {
+				for (int op = DDP_SUM; op <= DDP_MAX; op++) {
+					const ddp_combination f = { .type = types[t], .op = (ddp_op)op, .nsrc = counts[n], .src = src,
+					                            .wide_src = from != types[t], .wide_dst = to != types[t],
+					                            .ndst = 1, .dst = dst, .divisor = op == DDP_AVG ? counts[n] : 0 };
+					expect_plain_at_all_levels(&f);
 				}
 			}
 		}
@@ -470,15 +543,14 @@ int main(void)
 		cmocka_unit_test(every_f16_is_decoded_and_encoded),
 		cmocka_unit_test(between_two_f16_the_nearest_is_taken),
 		cmocka_unit_test(bf16_is_rounded_to_even_and_nan_stays),
+		cmocka_unit_test(every_half_is_converted_alike_by_all_instruction_sets),
 		cmocka_unit_test(pieces_give_the_bits_of_the_whole),
 		cmocka_unit_test(every_fold_gives_the_bits_of_a_plain_one),
 		cmocka_unit_test(scaled_elements_give_the_bits_of_the_whole_one_by_one),
 		cmocka_unit_test(what_is_taken_stays_as_it_was),
 		cmocka_unit_test(minimum_and_maximum_are_those_of_ieee_754),
 		cmocka_unit_test(scaled_integers_stay_in_range),
-#ifdef __x86_64__
 		cmocka_unit_test(instruction_sets_agree),
-#endif
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

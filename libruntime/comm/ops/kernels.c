@@ -7,6 +7,8 @@
 
 #define KERNEL
 #define KERNEL_TABLE ddp_kernels_generic
+#define KERNEL_NAME "generic"
+#define VECTOR_BYTES 32
 #include "comm/ops/kernels_template.h"
 
 #ifdef __x86_64__
@@ -18,20 +20,49 @@ static bool has_avx2_and_f16c(void)
 	return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) &&
 	       (c & bit_F16C) != 0;
 }
+
+/* VBMI2, which is not used, came with the processors that keep their clock. */
+static bool has_fast_avx512(void)
+{
+	return has_avx2_and_f16c() && __builtin_cpu_supports("avx512bw") &&
+	       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+	       __builtin_cpu_supports("avx512vbmi2");
+}
 #endif
+
+static _Atomic(const ddp_kernel_table *) chosen;
+
+static const ddp_kernel_table *kernels_of(int level)
+{
+	if (level == 0)
+		return &ddp_kernels_generic;
+#ifdef __x86_64__
+	if (level == 1 && has_avx2_and_f16c())
+		return &ddp_kernels_avx2;
+	if (level == 2 && has_fast_avx512())
+		return &ddp_kernels_avx512;
+#endif
+	return NULL;
+}
+
+const char *ddp_kernels_use(int level)
+{
+	const ddp_kernel_table *table = kernels_of(level);
+
+	if (table == NULL)
+		return NULL;
+	atomic_store_explicit(&chosen, table, memory_order_relaxed);
+	return table->name;
+}
 
 static const ddp_kernel_table *kernels(void)
 {
-	static _Atomic(const ddp_kernel_table *) chosen;
 	const ddp_kernel_table *table = atomic_load_explicit(&chosen, memory_order_relaxed);
 
 	if (table != NULL)
 		return table;
-	table = &ddp_kernels_generic;
-#ifdef __x86_64__
-	if (has_avx2_and_f16c())
-		table = &ddp_kernels_avx2;
-#endif
+	for (int level = DDP_KERNEL_LEVELS - 1; table == NULL; level--)
+		table = kernels_of(level);
 	atomic_store_explicit(&chosen, table, memory_order_relaxed);
 	return table;
 }

@@ -36,4 +36,10 @@ void ddp_combine(const ddp_combination *c, size_t first, size_t count);
  */
 void ddp_take(void *dst, void *src, size_t bytes);
 
+/* Instruction sets, from what all processors have to what is used where it can be. All
+   give the same bits; so that this can be tested: uses one from now on, and returns its
+   name. NULL: this processor has not got it, or is not faster by it. */
+enum { DDP_KERNEL_LEVELS = 3 };
+const char *ddp_kernels_use(int level);
+
 #endif

@@ -8,24 +8,28 @@
 #include "comm/ops/kernels.h"
 
 typedef struct ddp_kernel_table {
+	const char *name;
 	void (*combine)(const ddp_combination *c, size_t first, size_t count);
 	void (*take)(void *dst, void *src, size_t bytes);
 } ddp_kernel_table;
 
 extern const ddp_kernel_table ddp_kernels_generic;
 #ifdef __x86_64__
-extern const ddp_kernel_table ddp_kernels_avx2;
+extern const ddp_kernel_table ddp_kernels_avx2, ddp_kernels_avx512;
 #endif
 
 typedef void (*combine_fn)(const ddp_combination *c, size_t first, size_t count);
 
-enum { NARROW_BLOCK = 512 };
+enum { BLOCK = 512 };
 
-/* A block of narrow elements in accumulator form. */
-typedef union narrow_block {
-	float f32[NARROW_BLOCK];
-	int32_t i32[NARROW_BLOCK];
-} __attribute__((aligned(64))) narrow_block;
+/* Of accumulators. */
+typedef union combine_block {
+	float f32[BLOCK];
+	double f64[BLOCK];
+	int32_t i32[BLOCK];
+	int64_t i64[BLOCK];
+	uint8_t u8[2 * BLOCK];
+} __attribute__((aligned(64))) combine_block;
 
 static inline float ddp_float_of_bits(uint32_t bits)
 {

@@ -1,15 +1,18 @@
 /*
  * The bodies of comm/ops/kernels, compiled once per instruction set: the includer
- * defines KERNEL (function attributes) and KERNEL_TABLE (the table's name).
- * Vectors are 32 bytes; a target with narrower ones gets several.
+ * defines KERNEL (function attributes), KERNEL_TABLE (the table), KERNEL_NAME (what users
+ * call the set) and VECTOR_BYTES, 32 or 64; a target with narrower vectors gets several. Without
+ * explicit vectors gcc's -O2 leaves such loops scalar. It may also define what the
+ * instruction set has for it: TRUNCATE cuts doubles, IS_ZERO looks at all bits, and
+ * TIMES_DOUBLE multiplies int32_t by a double and cuts the products; from memory, halves
+ * of a vector that were just written come back together only after a stall.
  */
 enum {
-	VECTOR_BYTES = 32,
 	FAR_SOURCES = 4,             /* from so many sources on, */
 	FAR_BYTES = 16 * 1024 * 1024 /* and so much memory of 4-byte elements */
 };
 
-#define VECTOR(type) type __attribute__((vector_size(32), aligned(sizeof(type)), may_alias))
+#define VECTOR(type) type __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(type)), may_alias))
 typedef VECTOR(float) v_f32;
 typedef VECTOR(double) v_f64;
 typedef VECTOR(int32_t) v_i32;
@@ -19,6 +22,7 @@ typedef VECTOR(uint64_t) v_u64;
 typedef VECTOR(uint8_t) v_u8; /* at any address */
 typedef VECTOR(int8_t) v_i8;
 typedef VECTOR(uint16_t) v_u16;
+typedef VECTOR(int16_t) v_i16;
 
 /* An integer is scaled in double, cut, and held in its type's range. The
    largest int64_t is no double: its successor is. */
@@ -61,21 +65,44 @@ KERNEL static inline uint8_t scaled_uint8_t(uint8_t x, double scale)
    with l = ceil(log2(d)) and m = floor(2^(63 + l) / d) + 1. */
 typedef struct divisor_int64_t {
 	int64_t divisor;
+	double inverse; /* of less than 2^50; a little more than that of divisor */
 	uint64_t factor;
 	int shift;
 } divisor_int64_t;
-typedef float divisor_float;
-typedef double divisor_double, divisor_int32_t;
+typedef double divisor_int32_t;
 typedef uint8_t divisor_uint8_t;
 
-#define divisor_of_float(d) ((float)(d))
-#define divisor_of_double(d) (d)
+/* Where 1 / d is exact, for powers of two, x / d is x times that. */
+typedef struct divisor_float {
+	float divisor, inverse; /* 0: it is not exact */
+} divisor_float;
+typedef struct divisor_double {
+	double divisor, inverse;
+} divisor_double;
+
 #define divisor_of_int32_t(d) (1.0 / (int32_t)(d) * (1 + 0x1p-50))
 #define divisor_of_uint8_t(d) ((uint8_t)(d))
+
+KERNEL static inline bool is_power_of_two(double d)
+{
+	return d >= 1 && d <= 0x1p31 && ((uint32_t)d & ((uint32_t)d - 1)) == 0 && d == (uint32_t)d;
+}
+
+KERNEL static inline divisor_float divisor_of_float(double d)
+{
+	return (divisor_float){ (float)d, is_power_of_two(d) ? 1 / (float)d : 0 };
+}
+
+KERNEL static inline divisor_double divisor_of_double(double d)
+{
+	return (divisor_double){ d, is_power_of_two(d) ? 1 / d : 0 };
+}
 
 KERNEL static inline divisor_int64_t divisor_of_int64_t(double given)
 {
 	divisor_int64_t d = { .divisor = (int64_t)given };
+
+	d.inverse = 1.0 / (double)d.divisor * (1 + 0x1p-51);
 
 	while (d.divisor > (int64_t)1 << d.shift)
 		d.shift++;
@@ -95,27 +122,53 @@ KERNEL static inline int64_t quotient(int64_t x, const divisor_int64_t *d)
 	return (int64_t)((q ^ (uint64_t)sign) - (uint64_t)sign);
 }
 
-#define divide_float(v, k) (*(v) /= *(k))
-#define divide_double(v, k) (*(v) /= *(k))
+#define divide_float(v, k) (*(v) = (k)->inverse != 0 ? *(v) * (k)->inverse : *(v) / (k)->divisor)
+#define divide_double(v, k) divide_float(v, k)
 #define divide_uint8_t(v, k) (*(v) /= *(k))
 
 KERNEL static inline void divide_int32_t(v_i32 *v, const double *inverse)
 {
-	typedef int32_t v_i32x4 __attribute__((vector_size(16)));
-	v_i32x4 half[2];
+#ifdef TIMES_DOUBLE
+	*v = (v_i32)TIMES_DOUBLE(*v, *inverse);
+#else
+	typedef int32_t v_half __attribute__((vector_size(VECTOR_BYTES / 2)));
+	v_half half[2];
 
 	memcpy(half, v, sizeof(half));
 	for (int i = 0; i < 2; i++)
-		half[i] = __builtin_convertvector(__builtin_convertvector(half[i], v_f64) * *inverse, v_i32x4);
+		half[i] = __builtin_convertvector(__builtin_convertvector(half[i], v_f64) * *inverse, v_half);
 	memcpy(v, half, sizeof(half));
+#endif
 }
+
+#ifdef TRUNCATE
+/* Of less than 2^50, an int64_t is exact in double, and the product of it with a little
+   more than 1 / d is, cut, the quotient, as in divide_int32_t(). Such a number n, added
+   to the bits of 1.5 * 2^52, gives those of 1.5 * 2^52 + n. */
+KERNEL static inline bool divide_int64_t_fast(v_i64 *v, const divisor_int64_t *d)
+{
+	const v_i64 bits = { 0 };
+	const v_f64 offset = { 0 };
+	const v_u64 above = (v_u64)(*v + ((int64_t)1 << 50)) >> 51;
+
+	if (!IS_ZERO(above))
+		return false;
+	const v_f64 x = (v_f64)(*v + (bits + 0x4338000000000000)) - (offset + 0x1.8p52);
+	*v = (v_i64)((v_f64)TRUNCATE(x * d->inverse) + (offset + 0x1.8p52)) - (bits + 0x4338000000000000);
+	return true;
+}
+#else
+#define divide_int64_t_fast(v, d) false
+#endif
 
 KERNEL static inline void divide_int64_t(v_i64 *v, const divisor_int64_t *d)
 {
-	int64_t x[4];
+	int64_t x[VECTOR_BYTES / 8];
 
+	if (divide_int64_t_fast(v, d))
+		return;
 	memcpy(x, v, sizeof(x));
-	for (int i = 0; i < 4; i++)
+	for (int i = 0; i < VECTOR_BYTES / 8; i++)
 		x[i] = quotient(x[i], d);
 	memcpy(v, x, sizeof(x));
 }
@@ -148,45 +201,66 @@ KERNEL static inline T one_##T##_##OP(const ddp_combination *f, size_t i) \
 	return f->divisor != 0 ? (T)(acc / (T)f->divisor) : acc; \
 }
 
-#define DEFINE_COMBINE(T, UT, V, UV, MV, OP, SCALES) \
-DEFINE_ONE(T, UT, V, UV, MV, OP) \
-KERNEL static void combine_##T##_##OP(const ddp_combination *f, size_t first, size_t count) \
+/* Four vectors of accumulators, from and to element i of a buffer. */
+#define LOAD_OWN(T, V, a) do { \
+	const V *x = (const V *)((const T *)from + i); \
+	a##0 = x[0]; a##1 = x[1]; a##2 = x[2]; a##3 = x[3]; \
+} while (0)
+#define STORE_OWN(T, V, a) do { \
+	V *y = (V *)((T *)to + i); \
+	y[0] = a##0; y[1] = a##1; y[2] = a##2; y[3] = a##3; \
+} while (0)
+
+/* Combines whole groups of four vectors; the first element that is left. NAME is of
+   the elements, T of their accumulators; SCALES: sources may have a scale. */
+#define DEFINE_GROUPS(NAME, T, UT, V, UV, MV, OP, SCALES, LOAD, STORE) \
+KERNEL static size_t groups_##NAME##_##OP(const ddp_combination *f, size_t i, size_t end) \
 { \
-	enum { LANES = VECTOR_BYTES / sizeof(T) }; \
-	size_t i = first, end = first + count; \
-	if (f->scale == NULL || (SCALES)) { \
-		const divisor_##T divisor = divisor_of_##T(f->divisor); \
-		for (; i + 4 * LANES <= end; i += 4 * LANES) { \
-			const V *x = (const V *)((const T *)f->src[0] + i); \
-			V a0 = x[0], a1 = x[1], a2 = x[2], a3 = x[3]; \
-			if (f->scale != NULL) { \
-				const T k = (T)f->scale[0]; \
-				a0 *= k; a1 *= k; a2 *= k; a3 *= k; \
+	enum { GROUP = 4 * VECTOR_BYTES / sizeof(T) }; \
+	const divisor_##T divisor = divisor_of_##T(f->divisor); \
+	for (; i + GROUP <= end; i += GROUP) { \
+		V a0, a1, a2, a3, b0, b1, b2, b3; \
+		const void *from = f->src[0]; \
+		LOAD(T, V, a); \
+		if ((SCALES) && f->scale != NULL) { \
+			const T k = (T)f->scale[0]; \
+			a0 *= k; a1 *= k; a2 *= k; a3 *= k; \
+		} \
+		for (int s = 1; s < f->nsrc; s++) { \
+			from = f->src[s]; \
+			LOAD(T, V, b); \
+			if ((SCALES) && f->scale != NULL) { \
+				const T k = (T)f->scale[s]; \
+				b0 *= k; b1 *= k; b2 *= k; b3 *= k; \
 			} \
-			for (int s = 1; s < f->nsrc; s++) { \
-				x = (const V *)((const T *)f->src[s] + i); \
-				V b0 = x[0], b1 = x[1], b2 = x[2], b3 = x[3]; \
-				if (f->scale != NULL) { \
-					const T k = (T)f->scale[s]; \
-					b0 *= k; b1 *= k; b2 *= k; b3 *= k; \
-				} \
-				a0 = OP_##OP(T, UT, V, UV, MV, a0, b0); \
-				a1 = OP_##OP(T, UT, V, UV, MV, a1, b1); \
-				a2 = OP_##OP(T, UT, V, UV, MV, a2, b2); \
-				a3 = OP_##OP(T, UT, V, UV, MV, a3, b3); \
-			} \
-			if (f->divisor != 0) { \
-				V a[4] = { a0, a1, a2, a3 }; \
-				for (int v = 0; v < 4; v++) \
-					divide_##T(&a[v], &divisor); \
-				a0 = a[0]; a1 = a[1]; a2 = a[2]; a3 = a[3]; \
-			} \
-			for (int d = 0; d < f->ndst; d++) { \
-				V *y = (V *)((T *)f->dst[d] + i); \
-				y[0] = a0; y[1] = a1; y[2] = a2; y[3] = a3; \
-			} \
+			a0 = OP_##OP(T, UT, V, UV, MV, a0, b0); \
+			a1 = OP_##OP(T, UT, V, UV, MV, a1, b1); \
+			a2 = OP_##OP(T, UT, V, UV, MV, a2, b2); \
+			a3 = OP_##OP(T, UT, V, UV, MV, a3, b3); \
+		} \
+		if (f->divisor != 0) { \
+			divide_##T(&a0, &divisor); \
+			divide_##T(&a1, &divisor); \
+			divide_##T(&a2, &divisor); \
+			divide_##T(&a3, &divisor); \
+		} \
+		for (int d = 0; d < f->ndst; d++) { \
+			void *to = f->dst[d]; \
+			STORE(T, V, a); \
 		} \
 	} \
+	return i; \
+}
+
+/* Of a type that is its own accumulator. */
+#define DEFINE_COMBINE(T, UT, V, UV, MV, OP, SCALES) \
+DEFINE_ONE(T, UT, V, UV, MV, OP) \
+DEFINE_GROUPS(T, T, UT, V, UV, MV, OP, SCALES, LOAD_OWN, STORE_OWN) \
+KERNEL static void combine_##T##_##OP(const ddp_combination *f, size_t first, size_t count) \
+{ \
+	size_t i = first, end = first + count; \
+	if (f->scale == NULL || (SCALES)) \
+		i = groups_##T##_##OP(f, i, end); \
 	for (; i < end; i++) { \
 		T acc = one_##T##_##OP(f, i); \
 		for (int d = 0; d < f->ndst; d++) \
@@ -194,45 +268,11 @@ KERNEL static void combine_##T##_##OP(const ddp_combination *f, size_t first, si
 	} \
 }
 
-/* The same for many sources that are in no cache: a block of one source after
-   the other, and of one destination after the other. Going through all at once
-   takes up to twice as long, all the more if they are a power of two apart. */
-#define DEFINE_FAR_COMBINE(T, UT, V, UV, MV, OP) \
-KERNEL static void combine_far_##T##_##OP(const ddp_combination *f, size_t first, size_t count) \
-{ \
-	enum { VECTORS = 1024 / VECTOR_BYTES, BLOCK = 1024 / sizeof(T) }; \
-	const divisor_##T divisor = divisor_of_##T(f->divisor); \
-	size_t i = first, end = first + count; \
-	V acc[VECTORS]; \
-	for (; i + BLOCK <= end; i += BLOCK) { \
-		const V *x = (const V *)((const T *)f->src[0] + i); \
-		for (int v = 0; v < VECTORS; v++) \
-			acc[v] = x[v]; \
-		for (int s = 1; s < f->nsrc; s++) { \
-			x = (const V *)((const T *)f->src[s] + i); \
-			for (int v = 0; v < VECTORS; v++) \
-				acc[v] = OP_##OP(T, UT, V, UV, MV, acc[v], x[v]); \
-		} \
-		for (int v = 0; v < VECTORS && f->divisor != 0; v++) \
-			divide_##T(&acc[v], &divisor); \
-		for (int d = 0; d < f->ndst; d++) { \
-			V *y = (V *)((T *)f->dst[d] + i); \
-			for (int v = 0; v < VECTORS; v++) \
-				y[v] = acc[v]; \
-		} \
-	} \
-	combine_##T##_##OP(f, i, end - i); \
-}
-
 #define DEFINE_COMBINES(T, UT, V, UV, MV, SCALES) \
 DEFINE_COMBINE(T, UT, V, UV, MV, SUM, SCALES) \
 DEFINE_COMBINE(T, UT, V, UV, MV, PROD, SCALES) \
 DEFINE_COMBINE(T, UT, V, UV, MV, MIN, SCALES) \
-DEFINE_COMBINE(T, UT, V, UV, MV, MAX, SCALES) \
-DEFINE_FAR_COMBINE(T, UT, V, UV, MV, SUM) \
-DEFINE_FAR_COMBINE(T, UT, V, UV, MV, PROD) \
-DEFINE_FAR_COMBINE(T, UT, V, UV, MV, MIN) \
-DEFINE_FAR_COMBINE(T, UT, V, UV, MV, MAX)
+DEFINE_COMBINE(T, UT, V, UV, MV, MAX, SCALES)
 
 DEFINE_COMBINES(float, float, v_f32, v_f32, v_i32, true)
 DEFINE_COMBINES(double, double, v_f64, v_f64, v_i64, true)
@@ -243,50 +283,26 @@ DEFINE_COMBINES(int64_t, uint64_t, v_i64, v_u64, v_i64, false)
 
 /* ---- which combination ---------------------------------------------------------------------- */
 
-/* The combination of a type that is its own accumulator, or of u8; AVG combines like SUM. */
-#define COMBINES_OF(PREFIX) { \
-	{ PREFIX##_float_SUM, PREFIX##_float_PROD, PREFIX##_float_MIN, PREFIX##_float_MAX }, \
-	{ PREFIX##_double_SUM, PREFIX##_double_PROD, PREFIX##_double_MIN, PREFIX##_double_MAX }, \
-	{ PREFIX##_int32_t_SUM, PREFIX##_int32_t_PROD, PREFIX##_int32_t_MIN, PREFIX##_int32_t_MAX }, \
-	{ PREFIX##_int64_t_SUM, PREFIX##_int64_t_PROD, PREFIX##_int64_t_MIN, PREFIX##_int64_t_MAX }, \
-	{ PREFIX##_uint8_t_SUM, PREFIX##_uint8_t_PROD, PREFIX##_uint8_t_MIN, PREFIX##_uint8_t_MAX } }
+/* Of a type that is its own accumulator, or of u8; AVG combines like SUM. */
+#define COMBINES_OF(T) { combine_##T##_SUM, combine_##T##_PROD, combine_##T##_MIN, combine_##T##_MAX }
 
 static inline int column_of(ddp_op op)
 {
 	return op == DDP_PROD ? 1 : op == DDP_MIN ? 2 : op == DDP_MAX ? 3 : 0;
 }
 
-KERNEL static combine_fn choose_combine(ddp_type type, ddp_op op, bool far)
+KERNEL static combine_fn choose_combine(ddp_type type, ddp_op op)
 {
-	static const combine_fn table[2][5][4] = { COMBINES_OF(combine), COMBINES_OF(combine_far) };
+	static const combine_fn table[5][4] = {
+		COMBINES_OF(float), COMBINES_OF(double), COMBINES_OF(int32_t), COMBINES_OF(int64_t),
+		{ combine_uint8_t_SUM, combine_uint8_t_PROD8, combine_uint8_t_MIN, combine_uint8_t_MAX },
+	};
 	int row = type == DDP_F32 ? 0 : type == DDP_F64 ? 1 : type == DDP_I32 ? 2 : type == DDP_I64 ? 3 : 4;
 
-	return table[far][row][column_of(op)];
+	return table[row][column_of(op)];
 }
 
-KERNEL static combine_fn combine_wide(ddp_type type, ddp_op op)
-{
-	return choose_combine(type, op, false);
-}
-
-KERNEL static void divide(ddp_type wide, double divisor, void *acc, size_t n)
-{
-	const void *src[1] = { acc };
-	void *dst[1] = { acc };
-	const ddp_combination f = { .type = wide, .op = DDP_SUM, .nsrc = 1, .src = src,
-	                            .ndst = 1, .dst = dst, .divisor = divisor };
-
-	if (divisor != 0)
-		combine_wide(wide, DDP_SUM)(&f, 0, n);
-}
-
-/* Element i of what `base` points to. */
-KERNEL static inline void *element(const void *base, ddp_type type, size_t i)
-{
-	return (char *)(uintptr_t)base + i * (type == DDP_U8 ? 1 : 2);
-}
-
-KERNEL static void load_narrow(ddp_type type, narrow_block *acc, const void *src, size_t n)
+KERNEL static void widen(ddp_type type, combine_block *acc, const void *src, size_t n)
 {
 	if (type == DDP_U8)
 		load_u8(acc->i32, src, n);
@@ -296,7 +312,7 @@ KERNEL static void load_narrow(ddp_type type, narrow_block *acc, const void *src
 		load_bf16(acc->f32, src, n);
 }
 
-KERNEL static void store_narrow(ddp_type type, void *dst, const narrow_block *acc, size_t n)
+KERNEL static void narrow(ddp_type type, void *dst, const combine_block *acc, size_t n)
 {
 	if (type == DDP_U8)
 		store_u8(dst, acc->i32, n);
@@ -306,111 +322,108 @@ KERNEL static void store_narrow(ddp_type type, void *dst, const narrow_block *ac
 		store_bf16(dst, acc->f32, n);
 }
 
-KERNEL static void load(const ddp_combination *f, int s, narrow_block *acc, size_t i, size_t n)
+/* Combines elements from element i, as many as a block holds, in type `wide`. */
+KERNEL static void combine_a_block(const ddp_combination *f, ddp_type wide, size_t i, size_t n)
 {
-	if (f->wide_src)
-		memcpy(acc, (const char *)f->src[s] + i * 4, n * 4);
-	else
-		load_narrow(f->type, acc, element(f->src[s], f->type, i), n);
-}
-
-/* Combines at most NARROW_BLOCK elements from element i into *acc. */
-KERNEL static void combine_narrow(const ddp_combination *f, ddp_type wide, size_t i, size_t n,
-                                  narrow_block *acc)
-{
-	narrow_block next;
-	const void *pair[2] = { acc, &next };
-	void *result[1] = { acc };
+	const combine_fn combine = choose_combine(wide, f->op);
+	const size_t element = ddp_type_bytes(f->type), accumulator = ddp_type_bytes(wide);
+	combine_block acc, next;
+	const void *pair[2] = { &acc };
+	void *result[1] = { &acc };
 	double scales[2] = { 1, 1 };
-	ddp_combination step = { .type = wide, .op = f->op, .nsrc = 1, .src = pair,
-	                         .ndst = 1, .dst = result, .scale = f->scale };
-	const combine_fn combine = combine_wide(wide, f->op);
+	ddp_combination step = { .type = wide, .op = f->op, .src = pair, .ndst = 1, .dst = result };
 
-	load(f, 0, acc, i, n);
-	if (f->scale != NULL) {
+	for (int s = 0; s < f->nsrc; s++) {
+		const void *source = (const char *)f->src[s] + i * (f->wide_src ? accumulator : element);
+		if (!f->wide_src && wide != f->type) {
+			widen(f->type, &next, source, n);
+			source = &next;
+		}
+		pair[s > 0] = source;
+		step.nsrc = s > 0 ? 2 : 1;
+		if (f->scale != NULL) {
+			scales[s > 0] = f->scale[s];
+			step.scale = scales;
+		}
+		step.divisor = s == f->nsrc - 1 ? f->divisor : 0;
 		combine(&step, 0, n);
-		step.scale = scales;
+		pair[0] = &acc;
+		scales[0] = 1;
 	}
-	step.nsrc = 2;
-	for (int s = 1; s < f->nsrc; s++) {
-		load(f, s, &next, i, n);
-		if (f->scale != NULL)
-			scales[1] = f->scale[s];
-		combine(&step, 0, n);
+	for (int d = 0; d < f->ndst; d++) {
+		if (f->wide_dst || wide == f->type)
+			memcpy((char *)f->dst[d] + i * accumulator, &acc, n * accumulator);
+		else
+			narrow(f->type, (char *)f->dst[d] + i * element, &acc, n);
 	}
 }
 
-static inline bool is_far(const ddp_combination *f, size_t count)
+/* Of a narrow type, without blocks where that can be; returns the first element that is left. */
+KERNEL static size_t combine_in_registers(const ddp_combination *f, size_t first, size_t end)
 {
-	return f->nsrc >= FAR_SOURCES && f->scale == NULL && count >= FAR_BYTES / 4 / (size_t)f->nsrc;
-}
-
-/* Without blocks where that can be; returns the first element that is left. */
-KERNEL static size_t combine_in_registers(const ddp_combination *f, size_t first, size_t count, bool far)
-{
-	static size_t (*const halves[2][4])(const ddp_combination *, size_t, size_t) = {
-		{ combine_bf16_SUM, combine_bf16_PROD, combine_bf16_MIN, combine_bf16_MAX },
-		{ combine_f16_SUM, combine_f16_PROD, combine_f16_MIN, combine_f16_MAX },
+	static size_t (*const groups[FORMS][3])(const ddp_combination *, size_t, size_t) = {
+		{ groups_bf16_SUM, groups_f16_SUM, NULL },
+		{ groups_bf16_in_SUM, groups_f16_in_SUM, groups_u8_in_SUM },
+		{ groups_bf16_out_SUM, groups_f16_out_SUM, groups_u8_out_SUM },
 	};
+	const int form = f->wide_src ? FORM_IN : f->wide_dst ? FORM_OUT : FORM_OWN;
+	const int row = f->type == DDP_BF16 ? 0 : f->type == DDP_F16 ? 1 : 2;
+	const int column = column_of(f->op);
 
-	if (f->type != DDP_U8)
-		return far ? first : halves[f->type == DDP_F16][column_of(f->op)](f, first, first + count);
-	if (f->scale == NULL && f->divisor == 0) {
-		choose_combine(f->type, f->op, far)(f, first, count);
-		return first + count;
-	}
-	if (f->scale == NULL && column_of(f->op) == 0 && f->nsrc <= MEAN_SOURCES && f->divisor >= 2 &&
-	    f->divisor <= MEAN_DIVISOR)
-		return mean_of_u8(f, first, first + count);
+	if (f->scale != NULL)
+		return first;
+	if (column == 0 && form == FORM_OWN && row == 2)
+		return can_be_mean(f) ? mean_of_u8(f, first, end) : first;
+	if (column == 0)
+		return groups[form][row](f, first, end);
+	if (column == 1 && form == FORM_OWN && row != 2)
+		return (row == 0 ? groups_bf16_PROD : groups_f16_PROD)(f, first, end);
+	if (column >= 2 && form == FORM_OWN && row != 2 && f->nsrc > 1 && f->divisor == 0)
+		return (column == 2 ? least_of_halves : most_of_halves)(f, first, end);
 	return first;
 }
 
-KERNEL static void reduce_narrow(const ddp_combination *f, size_t first, size_t count)
+/* Many sources that are in no cache are read a block after the other: going through all
+   at once takes up to twice as long, all the more if they are a power of two apart. */
+static inline bool is_far(const ddp_combination *f, size_t count)
 {
-	const ddp_type wide = ddp_accumulator(f->type);
-	narrow_block acc;
-
-	if (!f->wide_src && !f->wide_dst) {
-		size_t left = combine_in_registers(f, first, count, is_far(f, count));
-		count -= left - first;
-		first = left;
-	}
-
-	for (size_t done = 0; done < count; done += NARROW_BLOCK) {
-		size_t n = count - done < NARROW_BLOCK ? count - done : NARROW_BLOCK;
-		size_t i = first + done;
-
-		combine_narrow(f, wide, i, n, &acc);
-		divide(wide, f->divisor, &acc, n);
-		for (int d = 0; d < f->ndst; d++) {
-			if (f->wide_dst)
-				memcpy((char *)f->dst[d] + i * 4, &acc, n * 4);
-			else
-				store_narrow(f->type, element(f->dst[d], f->type, i), &acc, n);
-		}
-	}
+	return f->nsrc >= FAR_SOURCES && count >= FAR_BYTES / 4 / (size_t)f->nsrc;
 }
 
 KERNEL static void run_combine(const ddp_combination *f, size_t first, size_t count)
 {
-	if (ddp_accumulator(f->type) != f->type)
-		reduce_narrow(f, first, count);
-	else
-		choose_combine(f->type, f->op, is_far(f, count))(f, first, count);
+	const bool own_form = !f->wide_src && !f->wide_dst, far = is_far(f, count);
+	const size_t end = first + count;
+	ddp_type wide = ddp_accumulator(f->type);
+
+	/* Sums that are cut to 8 bits are sums of 8 bits; so are products and extremes. */
+	if (f->type == DDP_U8 && own_form && f->scale == NULL && f->divisor == 0)
+		wide = DDP_U8;
+	if (!far && (wide == f->type || (f->wide_src && f->wide_dst))) {
+		choose_combine(wide, f->op)(f, first, count);
+		return;
+	}
+	if (!far)
+		first = combine_in_registers(f, first, end);
+	/* What is not widened leaves L1 to the sources that are read ahead. */
+	const size_t most = wide == f->type ? 1024 / ddp_type_bytes(wide) : BLOCK;
+	for (; first < end; first += most)
+		combine_a_block(f, wide, first, end - first < most ? end - first : most);
 }
 
 /* Compilers may drop a store of what was just loaded, but not a volatile one. */
 KERNEL static void run_take(void *dst, void *src, size_t bytes)
 {
+	enum { VECTORS = 64 / VECTOR_BYTES };
 	const v_u8 *x = src;
 	v_u8 *y = dst;
 	size_t i = 0;
 
-	for (; i + 64 <= bytes; i += 64, x += 2, y += 2) {
-		v_u8 a = x[0], b = x[1];
-		y[0] = a;
-		y[1] = b;
-		*(volatile uint64_t *)(void *)((char *)src + i) = ((v_u64)a)[0];
+	for (; i + 64 <= bytes; i += 64, x += VECTORS, y += VECTORS) {
+		const v_u8 first = x[0], last = x[VECTORS - 1];
+		y[0] = first;
+		y[VECTORS - 1] = last;
+		*(volatile uint64_t *)(void *)((char *)src + i) = ((v_u64)first)[0];
 	}
 	if (i == bytes)
 		return;
@@ -419,4 +432,4 @@ KERNEL static void run_take(void *dst, void *src, size_t bytes)
 	*line = *((const unsigned char *)dst + i);
 }
 
-const ddp_kernel_table KERNEL_TABLE = { .combine = run_combine, .take = run_take };
+const ddp_kernel_table KERNEL_TABLE = { .name = KERNEL_NAME, .combine = run_combine, .take = run_take };
