@@ -32,4 +32,10 @@ else
 	not_ok "the loss falls by a third at least" "from $(loss 1) to $(loss 40)"
 fi
 
+awk '/^```python$/ { inside = 1; next } /^```$/ { inside = 0 } inside' "$source/README.md" >"$work/readme.py"
+chmod 755 "$work/readme.py"
+capture as_user env OMP_NUM_THREADS=1 srun --ddp --mpi=none -N2 --ntasks-per-node=2 "$python" "$work/readme.py"
+status_is 0 "README.md's program runs"
+prints_times 4 '^rank [0-3] of 4 on n[01]$' "on all ranks"
+
 done_testing
