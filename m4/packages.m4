@@ -95,7 +95,9 @@ AC_DEFUN([DDP_WITH_UCX], [
     AS_CASE([$with_ucx], [/usr|/usr/], [], [UCX_CFLAGS="-isystem $with_ucx/include"])])
   AS_VAR_IF([ddp_ucx], [yes], [
     UCX_LIBS="$UCX_LIBS -lucs"
-    AC_DEFINE([HAVE_UCX], [1], [UCX is there])])
+    ddp_netplugin_summary="yes, libnccl-net-ddpucx.so"
+    AC_DEFINE([HAVE_UCX], [1], [UCX is there])],
+    [ddp_netplugin_summary="left out: it needs UCX"])
   AM_CONDITIONAL([HAVE_UCX], [test "x$ddp_ucx" = xyes])
 ])
 

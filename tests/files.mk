@@ -84,7 +84,8 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_stalls \
 	tests/ranks/test_comm_travel \
 	tests/ranks/test_comm_ucx \
-	tests/ranks/test_comm_window
+	tests/ranks/test_comm_window \
+	tests/ranks/test_netplugin
 endif
 check_PROGRAMS += \
 	tests/ranks/comm_soak \
@@ -158,6 +159,9 @@ tests_ranks_test_comm_shrink_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_shrink_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_ucx_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_ucx_LDADD = $(LDADD) $(UCX_LIBS)
+tests_ranks_test_netplugin_SOURCES = tests/ranks/test_netplugin.c \
+	tests/support/nccl_driver.c tests/support/nccl_driver.h
+EXTRA_tests_ranks_test_netplugin_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
 tests_ranks_test_pages_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sysconf -Wl,--wrap=mmap
 tests_unit_test_comm_plan_SOURCES = tests/unit/test_comm_plan.c $(scale_simulation)
 tests_unit_test_gpt_model_SOURCES = tests/unit/test_gpt_model.c $(gpt_model_sources)
@@ -166,10 +170,10 @@ TESTS += $(check_PROGRAMS)
 endif
 
 TESTS += tests/ranks/test_gpt.sh tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_floors.sh \
-	tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh
+	tests/unit/test_netplugin_symbols.sh tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh
 EXTRA_DIST += README.md tests/ranks/test_gpt.sh tests/readme.sh tests/unit/read_safetensors.py \
 	tests/unit/sampler_torch.py tests/unit/sampler_vectors.h tests/unit/test_floors.sh \
-	tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh
+	tests/unit/test_netplugin_symbols.sh tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh
 
 # For tests on clusters: ranks that only wire up, and ranks that only train.
 noinst_PROGRAMS += tests/cluster/wireup_probe tests/cluster/training_probe

@@ -1,0 +1,589 @@
+#include "netplugin/connection.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <openssl/rand.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "comm/net/ucx_log.h"
+#include "netplugin/report.h"
+
+enum {
+	PROOF_MS = 10000,  /* for a peer to prove its key */
+	END_MS = 1000,     /* for a peer to take our last message */
+	NOTICE_MS = 1500,  /* for UCX to notice that a peer is gone */
+	FLUSH_MS = 1000,   /* for UCX to send what it was given */
+	FORCE_MS = 2000,   /* for UCX to end what it was told to */
+	LOOK_EVERY = 64,   /* tests in which nothing moved */
+	DRAIN_MAX = 100000
+};
+
+/* The text by which a listener is reached. */
+typedef struct handle {
+	char magic[8];
+	unsigned char nonce[DDP_NONCE_BYTES];
+	unsigned char address[16]; /* in network order, as the port */
+	uint32_t scope;
+	uint16_t family, port;
+	uint64_t attempt;          /* of the connecting process */
+} handle;
+
+_Static_assert(sizeof(handle) <= NET_HANDLE_BYTES, "NCCL carries no more");
+
+static const char magic[8] = "ddpucx1";
+
+/* ---- making one --------------------------------------------------------------------------- */
+
+/* Which message is for which connection. A stranger cannot guess it. */
+static ddp_status next_id(uint32_t *id)
+{
+	static atomic_uint last;
+	static atomic_bool drawn;
+	unsigned int first;
+
+	if (!atomic_load(&drawn)) {
+		if (RAND_bytes((unsigned char *)&first, sizeof(first)) != 1)
+			return ddp_fail(DDP_ERR_IO, "OpenSSL gives no random bytes");
+		if (!atomic_exchange(&drawn, true))
+			atomic_store(&last, first);
+	}
+	*id = atomic_fetch_add(&last, 1) + 1;
+	return DDP_OK;
+}
+
+static ddp_status make_requests(net_connection *c)
+{
+	const int groups = c->sends ? 1 : NET_RECEIVES_MAX;
+
+	/* Receivers flush what they have received. */
+	c->request_count = NET_REQUESTS_MAX * (c->sends ? NET_RECEIVES_MAX : 2);
+	c->requests = calloc((size_t)c->request_count, sizeof(*c->requests));
+	c->operations = calloc((size_t)(c->request_count * groups), sizeof(*c->operations));
+	if (c->requests == NULL || c->operations == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	for (int i = c->request_count; i-- > 0;) {
+		net_request *r = &c->requests[i];
+		r->connection = c;
+		r->operations = c->operations + i * groups;
+		r->next = c->free;
+		c->free = r;
+	}
+	return DDP_OK;
+}
+
+static void free_connection(void *connection)
+{
+	net_connection *c = connection;
+
+	net_handshake_end(&c->handshake);
+	free(c->requests);
+	free(c->operations);
+	free(c);
+}
+
+/* Takes over the socket, whatever comes. */
+static ddp_status make(bool sends, net_worker *worker, const ddp_key *key, int fd, net_connection **connection)
+{
+	net_connection *c = calloc(1, sizeof(*c));
+	net_card card;
+
+	if (c == NULL) {
+		net_control_close(fd);
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	}
+	*c = (net_connection){ .sends = sends, .worker = worker, .fd = fd, .peer = "a process of this job",
+	                       .deadline_ns = ddp_now_ns() + (uint64_t)PROOF_MS * 1000000 };
+	ddp_status status = next_id(&c->own_id);
+	if (status == DDP_OK)
+		status = make_requests(c);
+	if (status == DDP_OK) {
+		net_worker_card(worker, c->own_id, &card);
+		status = net_handshake_begin(&c->handshake, !sends, key, &card);
+	}
+	if (status == DDP_OK) {
+		*connection = c;
+		return DDP_OK;
+	}
+	net_control_close(fd);
+	free_connection(c);
+	return status;
+}
+
+/* Of UCX's requests. */
+static int count_active(const net_connection *c)
+{
+	int active = c->closing.active + c->hello_in.active + c->end_in.active + c->end_out.active;
+
+	for (int i = 0; i < c->request_count; i++) {
+		const net_request *r = &c->requests[i];
+		for (int k = 0; r->busy && k < r->count; k++)
+			active += r->operations[k].active;
+	}
+	return active;
+}
+
+/* ---- settling ----------------------------------------------------------------------------- */
+
+/* UCX calls it with the lock held, as it does everything. */
+static void failed(void *argument, ucp_ep_h ep, ucs_status_t status)
+{
+	net_connection *c = argument;
+
+	(void)ep;
+	if (c->lost == UCS_OK)
+		c->lost = status;
+}
+
+static ddp_status connect_ucx(net_connection *c)
+{
+	const ucp_ep_params_t params = {
+		.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+			UCP_EP_PARAM_FIELD_ERR_HANDLER,
+		.address = c->handshake.theirs.address, .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+		.err_handler = { .cb = failed, .arg = c },
+	};
+	ucs_status_t status = ucp_ep_create(c->worker->ucx, &params, &c->ep);
+
+	if (status != UCS_OK) {
+		c->ep = NULL;
+		return ddp_fail(DDP_ERR_PEER, "UCX finds no way to it from device %s: %s; is there one that both "
+		                "hosts have? UCX_LOG_LEVEL=info shows more", c->worker->device->name, ucs_status_string(status));
+	}
+	net_word_send_begin(&c->hello_out, c->ep, net_tag_of_word(c->peer_id, NET_HELLO));
+	return DDP_OK;
+}
+
+static void name_peer(net_connection *c)
+{
+	const net_handshake *h = &c->handshake;
+
+	if (h->theirs.rank >= 0)
+		snprintf(c->peer, sizeof(c->peer), "rank %d on %s", h->theirs.rank, h->peer_host);
+	else
+		snprintf(c->peer, sizeof(c->peer), "a process on %s", h->peer_host);
+}
+
+/* Only the sender has an endpoint. UCX makes the receiver's end of it; one of the
+   receiver's own could become another connection's, and end that by its close. */
+static ddp_status begin_settling(net_connection *c)
+{
+	static const net_slice nothing = { .type = UCS_MEMORY_TYPE_HOST };
+	ucp_worker_h ucx = c->worker->ucx;
+
+	c->peer_id = c->handshake.theirs.connection;
+	c->settling = true;
+	if (!c->sends) {
+		net_receive_begin(&c->hello_in, ucx, &nothing, net_tag_of_word(c->own_id, NET_HELLO));
+		net_receive_begin(&c->end_in, ucx, &nothing, net_tag_of_word(c->own_id, NET_END));
+		return DDP_OK;
+	}
+	ddp_status status = net_worker_admit(c->worker, &c->handshake.theirs);
+	return status == DDP_OK ? connect_ucx(c) : status;
+}
+
+static ddp_status talk(net_connection *c)
+{
+	net_handshake *h = &c->handshake;
+	const bool had_heard = net_handshake_heard(h);
+	ddp_status status = net_control_move(c->fd, h);
+
+	if (status != DDP_OK)
+		return status;
+	if (net_handshake_heard(h) && !had_heard) {
+		name_peer(c);
+		if (!c->sends) {
+			net_worker_lock(c->worker);
+			status = net_worker_admit(c->worker, &h->theirs);
+			net_worker_unlock(c->worker);
+			if (status == DDP_OK)
+				status = net_handshake_answer(h);
+			if (status == DDP_OK)
+				status = net_control_move(c->fd, h);
+		}
+	}
+	if (status != DDP_OK || !net_handshake_done(h))
+		return status;
+	net_worker_lock(c->worker);
+	status = begin_settling(c);
+	net_worker_unlock(c->worker);
+	return status;
+}
+
+static void drain(net_connection *c)
+{
+	for (int i = 0; i < DRAIN_MAX && net_worker_progress(c->worker); i++)
+		continue;
+}
+
+static ddp_status settle(net_connection *c)
+{
+	const net_operation *hello = c->sends ? &c->hello_out : &c->hello_in;
+	const char *why = NULL;
+	/* It may have got what it wanted, and closed; so UCX is asked after the socket. */
+	const bool alive = net_control_alive(c->fd, &why);
+
+	drain(c);
+	if (hello->active ? c->lost != UCS_OK : hello->status != UCS_OK)
+		why = ucs_status_string(hello->active ? c->lost : hello->status);
+	else if (alive || !hello->active) {
+		c->open = !hello->active;
+		return DDP_OK;
+	}
+	return ddp_fail(DDP_ERR_PEER, "%s: its own log, or that of its node, says more", why);
+}
+
+ddp_status net_connection_step(net_connection *c)
+{
+	DDP_UCX_FOR_LIBDDP();
+	ddp_status status = c->settling ? DDP_OK : talk(c);
+
+	if (status != DDP_OK || !c->settling)
+		return status;
+	net_worker_lock(c->worker);
+	status = settle(c);
+	net_worker_unlock(c->worker);
+	if (c->open)
+		net_handshake_end(&c->handshake);
+	return status;
+}
+
+void net_connection_abandon(net_connection *c)
+{
+	DDP_UCX_FOR_LIBDDP();
+	net_worker *worker = c->worker;
+
+	net_worker_lock(worker);
+	net_receive_cancel(&c->hello_in, worker->ucx);
+	net_receive_cancel(&c->end_in, worker->ucx);
+	if (c->ep != NULL && (c->lost != UCS_OK || c->open)) {
+		net_ep_close_begin(&c->closing, c->ep, true);
+		c->ep = NULL;
+		for (int i = 0; i < 1000 && (c->closing.active || c->hello_out.active); i++)
+			(void)net_worker_progress(worker);
+	}
+	/* UCX goes on with what it was given. */
+	const bool left = c->ep != NULL || c->hello_out.active || count_active(c) > 0;
+	if (left)
+		net_worker_leave_over(worker, c, NULL);
+	net_worker_unlock(worker);
+	net_control_close(c->fd);
+	if (!left)
+		free_connection(c);
+	net_worker_leave(worker);
+}
+
+/* ---- listeners ---------------------------------------------------------------------------- */
+
+static void write_handle(const unsigned char *nonce, const struct sockaddr_storage *address, void *text)
+{
+	handle h = { .family = address->ss_family };
+
+	memcpy(h.magic, magic, sizeof(magic));
+	memcpy(h.nonce, nonce, DDP_NONCE_BYTES);
+	if (address->ss_family == AF_INET) {
+		const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)address;
+		h.port = in->sin_port;
+		memcpy(h.address, &in->sin_addr, sizeof(in->sin_addr));
+	} else {
+		const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)(const void *)address;
+		h.port = in6->sin6_port;
+		h.scope = in6->sin6_scope_id;
+		memcpy(h.address, &in6->sin6_addr, sizeof(in6->sin6_addr));
+	}
+	memset(text, 0, NET_HANDLE_BYTES);
+	memcpy(text, &h, sizeof(h));
+}
+
+static ddp_status open_listener(net_listener *l, int device, const ddp_key *step, void *text)
+{
+	unsigned char nonce[DDP_NONCE_BYTES];
+	struct sockaddr_storage address;
+
+	if (RAND_bytes(nonce, sizeof(nonce)) != 1)
+		return ddp_fail(DDP_ERR_IO, "OpenSSL gives no random bytes");
+	ddp_status status = net_key_of_listener(step, nonce, &l->key);
+	if (status == DDP_OK)
+		status = net_control_address(&address);
+	if (status == DDP_OK)
+		status = net_worker_use(device, &l->worker);
+	if (status == DDP_OK)
+		status = net_control_listen(&address, &l->fd);
+	if (status == DDP_OK)
+		write_handle(nonce, &address, text);
+	return status;
+}
+
+ddp_status net_listener_open(int device, const ddp_key *step, void *text, net_listener **listener)
+{
+	net_listener *l = calloc(1, sizeof(*l));
+
+	if (l == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	l->fd = -1;
+	ddp_status status = open_listener(l, device, step, text);
+	if (status == DDP_OK)
+		*listener = l;
+	else
+		net_listener_close(l);
+	return status;
+}
+
+void net_listener_close(net_listener *l)
+{
+	for (int i = 0; i < NET_RECEIVERS_MAX; i++) {
+		if (l->receivers[i] != NULL)
+			net_connection_abandon(l->receivers[i]);
+	}
+	if (l->fd >= 0)
+		net_control_close(l->fd);
+	if (l->worker != NULL)
+		net_worker_leave(l->worker);
+	explicit_bzero(l, sizeof(*l));
+	free(l);
+}
+
+/* Those that have come, as long as there is room. */
+static ddp_status take_new(net_listener *l)
+{
+	for (int i = 0; i < NET_RECEIVERS_MAX; i++) {
+		int fd;
+		if (l->receivers[i] != NULL)
+			continue;
+		ddp_status status = net_control_accept(l->fd, &fd);
+		if (status != DDP_OK || fd < 0)
+			return status;
+		status = make(false, l->worker, &l->key, fd, &l->receivers[i]);
+		if (status != DDP_OK)
+			return status;
+		net_worker_share(l->worker);
+	}
+	return DDP_OK;
+}
+
+/* Who has not proved the key is turned away, and the listener goes on. */
+static void turn_away(net_listener *l, int i)
+{
+	const char *text = ddp_last_error();
+
+	if (!l->refused)
+		net_warn("NET/ddpucx: a connection was turned away: %s; others are waited for", text);
+	l->refused = true;
+	net_connection_abandon(l->receivers[i]);
+	l->receivers[i] = NULL;
+}
+
+ddp_status net_listener_accept(net_listener *l, net_connection **receiver)
+{
+	ddp_status status = take_new(l);
+
+	*receiver = NULL;
+	for (int i = 0; i < NET_RECEIVERS_MAX && status == DDP_OK && *receiver == NULL; i++) {
+		net_connection *c = l->receivers[i];
+		if (c == NULL)
+			continue;
+		status = net_connection_step(c);
+		const bool proved = c->settling || net_handshake_proved(&c->handshake);
+		if (status == DDP_OK && !proved && ddp_now_ns() > c->deadline_ns)
+			status = ddp_fail(DDP_ERR_TIMEOUT, "it did not prove the step's key within %d s", PROOF_MS / 1000);
+		if (status != DDP_OK && !proved) {
+			turn_away(l, i);
+			status = DDP_OK;
+		} else if (status != DDP_OK) {
+			status = ddp_fail_context(status, "connection from %s", c->peer);
+			net_connection_abandon(c);
+			l->receivers[i] = NULL;
+		} else if (c->open) {
+			*receiver = c;
+			l->receivers[i] = NULL;
+		}
+	}
+	return status;
+}
+
+/* ---- senders ------------------------------------------------------------------------------ */
+
+uint64_t *net_handle_attempt(void *text)
+{
+	return (uint64_t *)(void *)((char *)text + offsetof(handle, attempt));
+}
+
+static ddp_status read_handle(const void *text, struct sockaddr_storage *address, handle *h)
+{
+	memcpy(h, text, sizeof(*h));
+	memset(address, 0, sizeof(*address));
+	address->ss_family = h->family;
+	if (memcmp(h->magic, magic, sizeof(magic)) != 0 || (h->family != AF_INET && h->family != AF_INET6))
+		return ddp_fail(DDP_ERR_INVALID, "NCCL's handle of a peer is not of this version of slurm-ddp's "
+		                "plugin: let all nodes have the same one, and the same NCCL_NET_PLUGIN");
+	if (h->family == AF_INET) {
+		struct sockaddr_in *in = (struct sockaddr_in *)(void *)address;
+		in->sin_port = h->port;
+		memcpy(&in->sin_addr, h->address, sizeof(in->sin_addr));
+	} else {
+		struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)(void *)address;
+		in6->sin6_port = h->port;
+		in6->sin6_scope_id = h->scope;
+		memcpy(&in6->sin6_addr, h->address, sizeof(in6->sin6_addr));
+	}
+	return DDP_OK;
+}
+
+ddp_status net_sender_begin(int device, const ddp_key *step, const void *text, net_connection **sender)
+{
+	struct sockaddr_storage address;
+	net_worker *worker;
+	ddp_key key;
+	handle h;
+	int fd;
+	ddp_status status = read_handle(text, &address, &h);
+
+	if (status == DDP_OK)
+		status = net_key_of_listener(step, h.nonce, &key);
+	if (status != DDP_OK)
+		return status;
+	status = net_worker_use(device, &worker);
+	if (status != DDP_OK)
+		return status;
+	status = net_control_connect(&address, &fd);
+	if (status == DDP_OK)
+		status = make(true, worker, &key, fd, sender);
+	explicit_bzero(&key, sizeof(key));
+	if (status != DDP_OK)
+		net_worker_leave(worker);
+	return status;
+}
+
+/* ---- the end ------------------------------------------------------------------------------ */
+
+static void cancel_receives(net_connection *c)
+{
+	if (c->sends)
+		return;
+	for (int i = 0; i < c->request_count; i++) {
+		const net_request *r = &c->requests[i];
+		for (int k = 0; r->busy && !r->flushes && k < r->count; k++)
+			net_receive_cancel(&r->operations[k], c->worker->ucx);
+	}
+}
+
+static void close_ep(net_connection *c, bool forced)
+{
+	if (c->ep != NULL)
+		net_ep_close_begin(&c->closing, c->ep, forced);
+	c->ep = NULL;
+}
+
+void net_connection_look(net_connection *c)
+{
+	const bool ended = !c->sends && !c->end_in.active;
+	const char *why = "it closed the connection";
+
+	if (c->gone || (!ended && c->lost == UCS_OK && (++c->idle % LOOK_EVERY != 0 || net_control_alive(c->fd, &why))))
+		return;
+	/* What came before the end is taken. */
+	drain(c);
+	if (c->lost != UCS_OK && !ended)
+		(void)net_control_alive(c->fd, &why);
+	snprintf(c->why, sizeof(c->why), "%s%s%s", why, c->lost != UCS_OK && !ended ? "; UCX: " : "",
+	         c->lost != UCS_OK && !ended ? ucs_status_string(c->lost) : "");
+	c->gone = true;
+	c->gone_ns = ddp_now_ns();
+	cancel_receives(c);
+}
+
+/* Progress, until `over` says so or time is up; others get the worker between. */
+static bool progress_until(net_connection *c, bool (*over)(net_connection *), int timeout_ms)
+{
+	const uint64_t deadline_ns = ddp_now_ns() + (uint64_t)timeout_ms * 1000000;
+
+	while (!over(c)) {
+		if (ddp_now_ns() > deadline_ns)
+			return false;
+		if (net_worker_progress(c->worker))
+			continue;
+		net_worker_unlock(c->worker);
+		usleep(20);
+		net_worker_lock(c->worker);
+	}
+	return true;
+}
+
+static bool end_was_taken(net_connection *c)
+{
+	const char *why;
+
+	return !c->end_out.active || c->lost != UCS_OK || !net_control_alive(c->fd, &why);
+}
+
+static bool is_over(net_connection *c)
+{
+	return count_active(c) == 0;
+}
+
+static bool is_lost(net_connection *c)
+{
+	return c->lost != UCS_OK || count_active(c) == 0;
+}
+
+/* A peer that takes no message now (its GPU computes, or it is stopped) keeps the
+   first connection waiting, and no other. */
+static bool say_end(net_connection *c)
+{
+	static atomic_bool in_vain;
+
+	net_word_send_begin(&c->end_out, c->ep, net_tag_of_word(c->peer_id, NET_END));
+	if (!progress_until(c, end_was_taken, atomic_load(&in_vain) ? END_MS / 100 : END_MS))
+		atomic_store(&in_vain, true);
+	return !c->end_out.active && c->end_out.status == UCS_OK;
+}
+
+/* Whether UCX is to give up at once what it has still to do for a sender. */
+static bool end_sender(net_connection *c)
+{
+	const char *why;
+
+	if (c->ep == NULL || c->lost != UCS_OK)
+		return true;
+	if (!c->gone && count_active(c) == 0)
+		return say_end(c) || c->lost != UCS_OK || c->end_out.active;
+	/* UCX 1.13 does not end all sends to a process that has died, unless it has
+	   noticed that itself. */
+	if (!net_control_alive(c->fd, &why))
+		(void)progress_until(c, is_lost, NOTICE_MS);
+	return true;
+}
+
+void net_connection_close(net_connection *c)
+{
+	DDP_UCX_FOR_LIBDDP();
+	net_worker *worker = c->worker;
+
+	net_worker_lock(worker);
+	const bool forced = c->sends && end_sender(c);
+	close_ep(c, forced);
+	cancel_receives(c);
+	net_receive_cancel(&c->end_in, worker->ucx);
+	/* A sender that is still at it gives up when it sees the socket closed. */
+	const bool early = !c->sends && count_active(c) > 0;
+	if (early)
+		net_control_close(c->fd);
+	const bool over = progress_until(c, is_over, forced || early ? FORCE_MS : FLUSH_MS);
+	if (!over)
+		net_worker_leave_over(worker, c, free_connection);
+	net_info("NET/ddpucx: closed %s %s: %llu messages, %llu bytes, at most %d under way, %llu times no request free%s%s",
+	         c->sends ? "connection to" : "connection from", c->peer, (unsigned long long)c->counters.messages,
+	         (unsigned long long)c->counters.bytes, c->counters.under_way_max,
+	         (unsigned long long)c->counters.exhausted, c->gone ? "; gone: " : "", c->gone ? c->why : "");
+	net_worker_unlock(worker);
+	if (!early)
+		net_control_close(c->fd);
+	if (over)
+		free_connection(c);
+	net_worker_leave(worker);
+}

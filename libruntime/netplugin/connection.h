@@ -1,0 +1,99 @@
+/*
+ * netplugin/connection: one direction between two processes, from the first byte of the
+ * handshake to the end. A receiver is made by a listener, a sender by the text ("handle")
+ * that the listener's process gave it. No call waits, but net_connection_close().
+ *
+ *   talking    the handshake, over the control socket
+ *   settling   the sender has sent a message through UCX, and waits until it was received
+ *   open
+ *   gone       the peer, or what leads to it; what no message has come for fails
+ *
+ * User memory is given to UCX only when the way to the peer and back is known to work,
+ * as UCX 1.13 cannot give up a connection that is being made.
+ */
+#ifndef DDP_NETPLUGIN_CONNECTION_H
+#define DDP_NETPLUGIN_CONNECTION_H
+
+#include "netplugin/abi.h"
+#include "netplugin/control.h"
+#include "netplugin/message.h"
+#include "netplugin/worker.h"
+
+enum { NET_RECEIVERS_MAX = 16 }; /* that a listener makes at a time */
+
+typedef struct net_request {
+	struct net_connection *connection;
+	struct net_request *next; /* that is free, too */
+	net_operation *operations;
+	int count;
+	bool busy, flushes;
+} net_request;
+
+typedef struct net_counters {
+	uint64_t messages, bytes, exhausted;
+	int under_way, under_way_max;
+} net_counters;
+
+typedef struct net_connection {
+	bool sends;
+	net_worker *worker;
+	int fd;
+	bool settling, open;
+	net_handshake handshake;
+	uint64_t deadline_ns;      /* for the peer to prove its key */
+	char peer[96];             /* "rank 3 on node7" */
+	uint32_t own_id, peer_id;
+
+	/* the rest with the worker's lock */
+	ucp_ep_h ep;               /* a sender's */
+	ucs_status_t lost;         /* as UCX tells */
+	bool gone, told;           /* told: the user was */
+	uint64_t gone_ns;
+	char why[128];
+	net_operation hello_in, hello_out, end_in, end_out, closing;
+	unsigned int idle;         /* tests in which nothing moved */
+	net_request *requests, *free;
+	net_operation *operations;
+	int request_count;
+	unsigned char flushed;     /* what a flush reads */
+	net_counters counters;
+} net_connection;
+
+/* ---- listeners ---------------------------------------------------------------------------- */
+
+typedef struct net_listener {
+	ddp_key key;
+	net_worker *worker;
+	int fd;
+	bool refused;              /* a peer, and that was said */
+	net_connection *receivers[NET_RECEIVERS_MAX];
+} net_listener;
+
+/* `handle` is NET_HANDLE_BYTES long. */
+ddp_status net_listener_open(int device, const ddp_key *step, void *handle, net_listener **listener);
+/* NULL: none is ready yet. */
+ddp_status net_listener_accept(net_listener *l, net_connection **receiver);
+void net_listener_close(net_listener *l);
+
+/* ---- senders ------------------------------------------------------------------------------ */
+
+/* Begins one. `handle` is as net_listener_open() wrote it, up to its last part, which
+   net_handle_attempt() gives. */
+ddp_status net_sender_begin(int device, const ddp_key *step, const void *handle, net_connection **sender);
+/* A number for the caller, which is 0 as net_listener_open() writes it. */
+uint64_t *net_handle_attempt(void *handle);
+
+/* One step of the handshake; `open` tells when it is over. */
+ddp_status net_connection_step(net_connection *c);
+/* Gives up one that is not open yet. */
+void net_connection_abandon(net_connection *c);
+
+/* ---- open ones ---------------------------------------------------------------------------- */
+
+/* Ends what is under way, and lets the peer know. Waits for a second or two at most. */
+void net_connection_close(net_connection *c);
+
+/* With the lock: is the peer still there? Called when nothing moves. */
+void net_connection_look(net_connection *c);
+
+#endif

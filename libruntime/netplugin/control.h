@@ -1,0 +1,37 @@
+/*
+ * netplugin/control: the TCP socket that each connection has beside UCX. The handshake
+ * runs over it, and as long as it is open the peer lives: UCX alone would not notice
+ * the death of one that sends to us, or that shares memory with us.
+ */
+#ifndef DDP_NETPLUGIN_CONTROL_H
+#define DDP_NETPLUGIN_CONTROL_H
+
+#include <sys/socket.h>
+
+#include "netplugin/handshake.h"
+
+/* Where listeners of this host are reached by others: the interface that
+   NCCL_SOCKET_IFNAME names; else the one towards MASTER_ADDR; else the first that is
+   no loopback, container's or virtual machine's. The port is 0. */
+ddp_status net_control_address(struct sockaddr_storage *address);
+
+/* Does NCCL_SOCKET_IFNAME, if it is set, allow this interface? */
+bool net_control_allows(const char *interface);
+
+/* A socket that listens at `address`, whose port is set. */
+ddp_status net_control_listen(struct sockaddr_storage *address, int *fd);
+/* -1: nobody is there. */
+ddp_status net_control_accept(int listener, int *fd);
+/* Begins to connect. */
+ddp_status net_control_connect(const struct sockaddr_storage *address, int *fd);
+void net_control_close(int fd);
+
+/* Sends and receives what can be without waiting. */
+ddp_status net_control_move(int fd, net_handshake *h);
+
+/* After the handshake: is the peer there? `*why` tells why not. */
+bool net_control_alive(int fd, const char **why);
+
+socklen_t net_control_length(const struct sockaddr_storage *address);
+
+#endif
