@@ -205,4 +205,14 @@ libruntime_libddp_la_LIBADD = libruntime/libddpcore.la
 libruntime_libddp_la_LDFLAGS = $(AM_LDFLAGS) -version-info 0:0:0 \
 	-Wl,--version-script=$(top_srcdir)/libruntime/libddp.map
 libruntime_libddp_la_DEPENDENCIES = libruntime/libddpcore.la libruntime/libddp.map
+
+# What a node with GPUs needs besides; libddp loads it when a program asks for a GPU.
+if HAVE_CUDA
+pkglib_LTLIBRARIES += libruntime/device/cuda/libddp_cuda.la
+libruntime_device_cuda_libddp_cuda_la_SOURCES = libruntime/device/cuda/cuda.c
+libruntime_device_cuda_libddp_cuda_la_CFLAGS = $(AM_CFLAGS) $(CUDA_CFLAGS)
+libruntime_device_cuda_libddp_cuda_la_LIBADD = $(CUDA_LIBS)
+libruntime_device_cuda_libddp_cuda_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \
+	-export-symbols-regex '^ddp_device_module$$'
+endif
 EXTRA_DIST += libruntime/libddp.map libruntime/comm/README.md

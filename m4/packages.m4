@@ -131,11 +131,49 @@ AC_DEFUN([DDP_WITH_BLAS], [
   AC_SUBST([BLAS_LIBS])
 ])
 
+# The toolkit is for the module libddp_cuda.so alone. CUDA's runtime is linked into it,
+# so that a node needs no more than the driver.
 AC_DEFUN([DDP_WITH_CUDA], [
-  AC_ARG_WITH([cuda], [AS_HELP_STRING([--with-cuda=DIR], [look for the CUDA toolkit in DIR])],
+  AC_ARG_WITH([cuda], [AS_HELP_STRING([--with-cuda=DIR], [build the module for GPUs with the CUDA toolkit in DIR (/usr/local/cuda)])],
     [], [with_cuda=check])
-  AS_VAR_IF([with_cuda], [check], [AS_IF([test -d /usr/local/cuda/include], [with_cuda=/usr/local/cuda; ddp_cuda_guessed=yes])])
-  _DDP_PACKAGE([CUDA], [cuda], [cuda_runtime_api.h], [], [], [CUDA toolkit])
+  ddp_cuda=no
+  CUDA_CFLAGS=
+  CUDA_LIBS=
+  ddp_cuda_dir=$with_cuda
+  AS_CASE([$with_cuda], [no], [], [yes|check], [
+    ddp_cuda_dir=/usr
+    AS_IF([test -f /usr/local/cuda/include/cuda_runtime_api.h], [ddp_cuda_dir=/usr/local/cuda])])
+  AS_VAR_IF([with_cuda], [no], [ddp_cuda_summary="off (--without-cuda)"], [
+    # Its headers do not compile with our warnings, unless they are the system's.
+    AS_CASE([$ddp_cuda_dir], [/usr|/usr/], [],
+      [CUDA_CFLAGS="-isystem $ddp_cuda_dir/include"
+      CUDA_LIBS="-L$ddp_cuda_dir/lib64 -L$ddp_cuda_dir/lib"])
+    CUDA_LIBS="$CUDA_LIBS -lcudart_static -ldl -lrt -lpthread"
+    ddp_save_CPPFLAGS=$CPPFLAGS
+    ddp_save_LIBS=$LIBS
+    CPPFLAGS="$CPPFLAGS $CUDA_CFLAGS"
+    LIBS="$CUDA_LIBS $LIBS"
+    AC_MSG_CHECKING([for the CUDA toolkit in $ddp_cuda_dir])
+    AC_LINK_IFELSE([AC_LANG_PROGRAM([[#include <cuda_runtime_api.h>
+#if CUDART_VERSION < 11000
+#error CUDA is too old
+#endif]], [[return cudaFree(0) != cudaSuccess;]])], [ddp_cuda=yes])
+    AC_MSG_RESULT([$ddp_cuda])
+    AS_VAR_IF([ddp_cuda], [yes], [
+      AC_COMPUTE_INT([ddp_cuda_number], [CUDART_VERSION], [[#include <cuda_runtime_api.h>]])
+      ddp_cuda_summary="$(($ddp_cuda_number / 1000)).$(($ddp_cuda_number % 1000 / 10)) in $ddp_cuda_dir, as a module"])
+    CPPFLAGS=$ddp_save_CPPFLAGS
+    LIBS=$ddp_save_LIBS
+    AS_IF([test $ddp_cuda = no], [
+      CUDA_CFLAGS=
+      CUDA_LIBS=
+      AS_CASE([$with_cuda],
+        [check], [ddp_cuda_summary="no toolkit of 11.0 or later found (--with-cuda=DIR): libddp runs on hosts only"],
+        [AC_MSG_ERROR([--with-cuda was given, but there is no CUDA toolkit of 11.0 or later in $ddp_cuda_dir, with include/cuda_runtime_api.h and libcudart_static.a; config.log has the reason])])])
+  ])
+  AC_SUBST([CUDA_CFLAGS])
+  AC_SUBST([CUDA_LIBS])
+  AM_CONDITIONAL([HAVE_CUDA], [test $ddp_cuda = yes])
 ])
 
 AC_DEFUN([DDP_WITH_NCCL], [
@@ -145,8 +183,6 @@ AC_DEFUN([DDP_WITH_NCCL], [
   CPPFLAGS="$CPPFLAGS $CUDA_CFLAGS"
   _DDP_PACKAGE([NCCL], [nccl], [nccl.h], [], [], [libnccl-dev])
   CPPFLAGS=$ddp_save_nccl_CPPFLAGS
-  AS_IF([test "x$ddp_cuda" = xyes],
-    [ddp_cuda_summary="found; this version trains on hosts only"])
   AS_IF([test "x$ddp_nccl" = xyes],
     [ddp_nccl_summary="found; this version communicates through UCX only"])
 ])

@@ -2,7 +2,8 @@
 # each prints TAP. tests/run runs these in several builds, and the tests in cluster/ on
 # real clusters.
 EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh tests/support/check-ucx \
-	tests/support/clusters.sh tests/support/nothing.sh tests/support/results.sh tests/support/slowness.sh
+	tests/support/clusters.sh tests/support/nothing.sh tests/support/results.sh tests/support/slowness.sh \
+	tests/support/check-gpu
 # A folder brings what was built in it, too.
 dist-hook:
 	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT)
@@ -36,9 +37,15 @@ check-ucx:
 	@tests=; for program in $(check_PROGRAMS); do \
 		case $$program in tests/*/test_comm_*) tests="$$tests $$program" ;; esac; done; \
 	CC='$(CC)' $(top_srcdir)/tests/support/check-ucx $(top_srcdir) $$tests
+# All that needs a GPU, which make check skips without one; the output stays in gpu-results.
+gpu_tests = tests/unit/test_device
+check-gpu:
+	@$(top_srcdir)/tests/support/check-gpu --here
+	@$(MAKE) --no-print-directory all check TESTS=
+	@$(top_srcdir)/tests/support/check-gpu $(gpu_tests)
 mostlyclean-local:
-	rm -rf ucx-current
-.PHONY: print-prefix print-examples check-comm check-ucx
+	rm -rf ucx-current gpu-results
+.PHONY: print-prefix print-examples check-comm check-gpu check-ucx
 
 include $(top_srcdir)/tests/bench/files.mk
 
@@ -112,6 +119,7 @@ check_PROGRAMS += \
 	tests/unit/test_comm_plan \
 	tests/unit/test_device \
 	tests/unit/test_device_async \
+	tests/unit/test_device_cuda \
 	tests/unit/test_error \
 	tests/unit/test_gpt_model \
 	tests/unit/test_job \
@@ -164,6 +172,12 @@ tests_ranks_test_netplugin_SOURCES = tests/ranks/test_netplugin.c \
 EXTRA_tests_ranks_test_netplugin_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
 tests_ranks_test_pages_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sysconf -Wl,--wrap=mmap
 tests_unit_test_comm_plan_SOURCES = tests/unit/test_comm_plan.c $(scale_simulation)
+tests_unit_test_device_cuda_SOURCES = tests/unit/test_device_cuda.c
+tests_unit_test_device_cuda_CPPFLAGS = $(AM_CPPFLAGS)
+if HAVE_CUDA
+tests_unit_test_device_cuda_SOURCES += libruntime/device/cuda/cuda.c
+tests_unit_test_device_cuda_CPPFLAGS += $(CUDA_CFLAGS) -DHAVE_CUDA
+endif
 tests_unit_test_gpt_model_SOURCES = tests/unit/test_gpt_model.c $(gpt_model_sources)
 tests_unit_test_gpt_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 TESTS += $(check_PROGRAMS)

@@ -47,7 +47,7 @@ enum { DDP_DEVICE_ALIGNMENT = 256 }; /* bytes, of all memory that a device gives
 typedef struct ddp_device_info {
 	const char *kind;     /* "cpu", "cuda" or "test" */
 	int index;            /* which of its kind */
-	char name[128];       /* as its maker calls it */
+	char name[256];       /* as its maker calls it */
 	size_t memory_bytes;  /* what it has in all */
 	bool is_host_memory;  /* the host may read and write its memory */
 } ddp_device_info;

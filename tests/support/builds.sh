@@ -95,7 +95,7 @@ make_tree()
 	local suite=$1 dir=$2 name options=(CFLAGS='-g1 -O2') targets=(check TESTS=)
 	case $suite in
 	clang) options=(CC=clang CFLAGS='-g1 -O1') ;;
-	bare) options=(--without-ucx --without-pmix --without-blas --without-slurm --without-openmpi CFLAGS=-O0)
+	bare) options=(--without-ucx --without-pmix --without-blas --without-slurm --without-openmpi --without-cuda CFLAGS=-O0)
 		mapfile -t targets < <(echo examples/allreduce; for name in "${bare_tests[@]}"; do path_of "$name"; done) ;;
 	asan) options=(--disable-werror '--enable-sanitizer=address,undefined' CFLAGS='-g1 -O1') ;;
 	tsan) options=(--disable-werror --enable-sanitizer=thread CFLAGS='-g1 -O1') ;;

@@ -1,0 +1,401 @@
+/*
+ * cuda: a GPU as a device, the module libddp_cuda.so. A queue is a cudaStream_t, an event
+ * a cudaEvent_t, so that a program can give its own. CUDA's runtime is linked in; what a
+ * node needs is NVIDIA's driver.
+ *
+ * The GPU that a thread has chosen by cudaSetDevice() stays its choice: each call here
+ * changes to the device's own, and back.
+ */
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "device/backend.h"
+
+typedef struct cuda_device {
+	int index;
+	int highest_priority;
+	cudaEvent_t probe; /* never recorded: to ask for it is to ask whether the GPU is well */
+	ddp_status (*fail)(ddp_status status, const char *format, ...)
+		__attribute__((format(printf, 2, 3)));
+} cuda_device;
+
+/* ---- errors, and the thread's GPU ---- */
+
+static ddp_status status_of(cudaError_t error)
+{
+	switch (error) {
+	case cudaErrorMemoryAllocation: return DDP_ERR_NOMEM;
+	case cudaErrorInvalidValue:
+	case cudaErrorInvalidResourceHandle: return DDP_ERR_INVALID;
+	default: return DDP_ERR_IO;
+	}
+}
+
+static ddp_status result(const cuda_device *device, cudaError_t error, const char *call)
+{
+	if (error == cudaSuccess)
+		return DDP_OK;
+	cudaGetLastError(); /* the program's next call of CUDA is not to be blamed for ours */
+	return device->fail(status_of(error), "device cuda:%d: %s: %s (%s)", device->index, call,
+	                    cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+static int enter(const cuda_device *device)
+{
+	int before = device->index;
+
+	if (cudaGetDevice(&before) != cudaSuccess || before != device->index)
+		cudaSetDevice(device->index);
+	return before;
+}
+
+/* The end of a call: `error` is what `call` returned. */
+static ddp_status leave(const cuda_device *device, int before, cudaError_t error, const char *call)
+{
+	ddp_status status = result(device, error, call);
+
+	if (before != device->index)
+		cudaSetDevice(before);
+	return status;
+}
+
+/* The same for what frees: on a GPU that is broken, nothing is left to be freed. */
+static ddp_status leave_free(const cuda_device *device, int before, cudaError_t error,
+                             const char *call)
+{
+	if (error != cudaSuccess && cudaEventQuery(device->probe) != cudaSuccess) {
+		cudaGetLastError();
+		error = cudaSuccess;
+	}
+	return leave(device, before, error, call);
+}
+
+/* ---- device ---- */
+
+static ddp_status no_gpu(const ddp_device_request *request, cudaError_t error)
+{
+	const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+	int driver = 0;
+
+	cudaGetLastError();
+	if (error == cudaErrorInsufficientDriver) {
+		if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+			return request->fail(DDP_ERR_UNSUPPORTED, "device cuda: this node has no NVIDIA driver "
+			                     "(libcuda.so.1), so no GPU: use one that has, or device cpu");
+		return request->fail(DDP_ERR_UNSUPPORTED, "device cuda: the driver of this node's GPU is for "
+		                     "CUDA %d.%d, and libddp_cuda.so needs one for %d.%d: install a newer "
+		                     "driver, or a libddp built with an older CUDA", driver / 1000,
+		                     driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+	}
+	if (error != cudaSuccess && error != cudaErrorNoDevice)
+		return request->fail(DDP_ERR_UNSUPPORTED, "device cuda: no GPU can be used: "
+		                     "cudaGetDeviceCount: %s (%s)", cudaGetErrorString(error),
+		                     cudaGetErrorName(error));
+	if (visible != NULL)
+		return request->fail(DDP_ERR_UNSUPPORTED, "device cuda: this process sees no GPU, with "
+		                     "CUDA_VISIBLE_DEVICES='%s': ask srun for one (--gpus-per-node)", visible);
+	return request->fail(DDP_ERR_UNSUPPORTED, "device cuda: this process sees no GPU: use a node that "
+	                     "has one, and ask srun for it (--gpus-per-node)");
+}
+
+static ddp_status describe(const cuda_device *device, ddp_device_info *info)
+{
+	struct cudaDeviceProp properties;
+	cudaError_t error = cudaGetDeviceProperties(&properties, device->index);
+
+	if (error != cudaSuccess)
+		return result(device, error, "cudaGetDeviceProperties");
+	snprintf(info->name, sizeof(info->name), "%s", properties.name);
+	info->memory_bytes = properties.totalGlobalMem;
+	info->is_host_memory = false;
+	return DDP_OK;
+}
+
+/* The first call that needs the GPU itself makes CUDA's context there. */
+static ddp_status start(cuda_device *device)
+{
+	int lowest = 0;
+	cudaError_t error = cudaSetDevice(device->index);
+
+	if (error != cudaSuccess)
+		return result(device, error, "cudaSetDevice");
+	error = cudaDeviceGetStreamPriorityRange(&lowest, &device->highest_priority);
+	if (error != cudaSuccess)
+		return result(device, error, "cudaDeviceGetStreamPriorityRange");
+	error = cudaEventCreateWithFlags(&device->probe, cudaEventDisableTiming);
+	return result(device, error, "cudaEventCreateWithFlags");
+}
+
+static ddp_status cuda_open(const ddp_device_request *request, ddp_device_info *info, void **self)
+{
+	int count = 0, before = -1;
+	cudaError_t error = cudaGetDeviceCount(&count);
+
+	if (error != cudaSuccess || count == 0)
+		return no_gpu(request, error);
+	if (request->index >= count)
+		return request->fail(DDP_ERR_INVALID, "there is no device cuda:%d: this process sees %d "
+		                     "GPU%s, counted from 0", request->index, count, count == 1 ? "" : "s");
+	cuda_device *device = calloc(1, sizeof(*device));
+	if (device == NULL)
+		return request->fail(DDP_ERR_NOMEM, "out of memory for device cuda:%d", request->index);
+	device->index = request->index;
+	device->fail = request->fail;
+	if (cudaGetDevice(&before) != cudaSuccess)
+		before = -1;
+	ddp_status status = start(device);
+	if (status == DDP_OK)
+		status = describe(device, info);
+	if (status != DDP_OK) {
+		if (device->probe != NULL)
+			cudaEventDestroy(device->probe);
+		free(device);
+	} else {
+		*self = device;
+	}
+	if (before >= 0 && before != request->index)
+		cudaSetDevice(before);
+	return status;
+}
+
+static void cuda_close(void *self)
+{
+	cuda_device *device = self;
+	const int before = enter(device);
+
+	leave_free(device, before, cudaEventDestroy(device->probe), "cudaEventDestroy");
+	free(device);
+}
+
+static ddp_status cuda_error(void *self)
+{
+	const cuda_device *device = self;
+	const int before = enter(device);
+
+	return leave(device, before, cudaEventQuery(device->probe), "work enqueued earlier");
+}
+
+/* ---- memory ---- */
+
+static ddp_status cuda_alloc(void *self, size_t bytes, void **memory)
+{
+	const int before = enter(self);
+	void *got = NULL;
+	ddp_status status = leave(self, before, cudaMalloc(&got, bytes), "cudaMalloc");
+
+	if (status == DDP_OK)
+		*memory = got;
+	return status;
+}
+
+static ddp_status cuda_free(void *self, void *memory)
+{
+	const int before = enter(self);
+
+	return leave_free(self, before, cudaFree(memory), "cudaFree");
+}
+
+static ddp_status cuda_host_alloc(void *self, size_t bytes, void **memory)
+{
+	const int before = enter(self);
+	void *got = NULL;
+	ddp_status status = leave(self, before, cudaHostAlloc(&got, bytes, cudaHostAllocPortable),
+	                          "cudaHostAlloc");
+
+	if (status == DDP_OK)
+		*memory = got;
+	return status;
+}
+
+static ddp_status cuda_host_free(void *self, void *memory)
+{
+	const int before = enter(self);
+
+	return leave_free(self, before, cudaFreeHost(memory), "cudaFreeHost");
+}
+
+static bool cuda_owns(void *self, const void *address)
+{
+	const cuda_device *device = self;
+	struct cudaPointerAttributes attributes;
+
+	if (address == NULL)
+		return false;
+	if (cudaPointerGetAttributes(&attributes, address) != cudaSuccess) {
+		cudaGetLastError();
+		return false;
+	}
+	return attributes.type == cudaMemoryTypeDevice && attributes.device == device->index;
+}
+
+/* May be called by a function that CUDA runs, so it must not call CUDA. */
+static ddp_status cuda_view(void *self, const void *address, size_t bytes,
+                            ddp_device_access access, void **view)
+{
+	const cuda_device *device = self;
+
+	(void)address;
+	(void)bytes;
+	(void)access;
+	(void)view;
+	return device->fail(DDP_ERR_UNSUPPORTED, "device cuda:%d: only kernels reach its memory, no "
+	                    "function of the host", device->index);
+}
+
+/* ---- queues ---- */
+
+static ddp_status cuda_queue_create(void *self, ddp_device_priority priority,
+                                    ddp_device_queue **queue)
+{
+	const cuda_device *device = self;
+	const int before = enter(device);
+	const int chosen = priority == DDP_DEVICE_HIGH ? device->highest_priority : 0;
+	cudaStream_t stream = NULL;
+	ddp_status status = leave(device, before,
+	                          cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, chosen),
+	                          "cudaStreamCreateWithPriority");
+
+	if (status == DDP_OK)
+		*queue = (ddp_device_queue *)stream;
+	return status;
+}
+
+static ddp_status cuda_queue_free(void *self, ddp_device_queue *queue)
+{
+	const cudaStream_t stream = (cudaStream_t)queue;
+	const int before = enter(self);
+	cudaError_t error = cudaStreamSynchronize(stream);
+
+	if (error != cudaSuccess)
+		return leave_free(self, before, error, "cudaStreamSynchronize");
+	return leave_free(self, before, cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
+static ddp_status cuda_queue_query(void *self, ddp_device_queue *queue, bool *done)
+{
+	const int before = enter(self);
+	cudaError_t error = cudaStreamQuery((cudaStream_t)queue);
+
+	if (error == cudaSuccess || error == cudaErrorNotReady)
+		*done = error == cudaSuccess;
+	if (error == cudaErrorNotReady) {
+		cudaGetLastError();
+		error = cudaSuccess;
+	}
+	return leave(self, before, error, "cudaStreamQuery");
+}
+
+static ddp_status cuda_queue_sync(void *self, ddp_device_queue *queue)
+{
+	const int before = enter(self);
+
+	return leave(self, before, cudaStreamSynchronize((cudaStream_t)queue), "cudaStreamSynchronize");
+}
+
+static ddp_status cuda_queue_wait(void *self, ddp_device_queue *queue, ddp_device_event *event)
+{
+	const int before = enter(self);
+
+	return leave(self, before, cudaStreamWaitEvent((cudaStream_t)queue, (cudaEvent_t)event, 0),
+	             "cudaStreamWaitEvent");
+}
+
+static ddp_status cuda_copy(void *self, ddp_device_queue *queue, void *to, const void *from,
+                            size_t bytes)
+{
+	const int before = enter(self);
+
+	return leave(self, before,
+	             cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, (cudaStream_t)queue),
+	             "cudaMemcpyAsync");
+}
+
+static ddp_status cuda_fill(void *self, ddp_device_queue *queue, void *to, unsigned char value,
+                            size_t bytes)
+{
+	const cuda_device *device = self;
+
+	/* Some GPUs reach the host's memory, too, and would fill that. */
+	if (!cuda_owns(self, to))
+		return device->fail(DDP_ERR_INVALID, "fill: %p is not memory of device cuda:%d", to,
+		                    device->index);
+	const int before = enter(device);
+	return leave(device, before, cudaMemsetAsync(to, value, bytes, (cudaStream_t)queue),
+	             "cudaMemsetAsync");
+}
+
+static ddp_status cuda_launch(void *self, ddp_device_queue *queue, ddp_device_function function,
+                              void *argument)
+{
+	const int before = enter(self);
+
+	return leave(self, before, cudaLaunchHostFunc((cudaStream_t)queue, function, argument),
+	             "cudaLaunchHostFunc");
+}
+
+/* ---- events ---- */
+
+static ddp_status cuda_event_create(void *self, ddp_device_event **event)
+{
+	const int before = enter(self);
+	cudaEvent_t created = NULL;
+	ddp_status status = leave(self, before,
+	                          cudaEventCreateWithFlags(&created, cudaEventDisableTiming),
+	                          "cudaEventCreateWithFlags");
+
+	if (status == DDP_OK)
+		*event = (ddp_device_event *)created;
+	return status;
+}
+
+static ddp_status cuda_event_free(void *self, ddp_device_event *event)
+{
+	const int before = enter(self);
+
+	return leave_free(self, before, cudaEventDestroy((cudaEvent_t)event), "cudaEventDestroy");
+}
+
+static ddp_status cuda_event_record(void *self, ddp_device_event *event, ddp_device_queue *queue)
+{
+	const int before = enter(self);
+
+	return leave(self, before, cudaEventRecord((cudaEvent_t)event, (cudaStream_t)queue),
+	             "cudaEventRecord");
+}
+
+static ddp_status cuda_event_query(void *self, ddp_device_event *event, bool *done)
+{
+	const int before = enter(self);
+	cudaError_t error = cudaEventQuery((cudaEvent_t)event);
+
+	if (error == cudaSuccess || error == cudaErrorNotReady)
+		*done = error == cudaSuccess;
+	if (error == cudaErrorNotReady) {
+		cudaGetLastError();
+		error = cudaSuccess;
+	}
+	return leave(self, before, error, "cudaEventQuery");
+}
+
+static ddp_status cuda_event_sync(void *self, ddp_device_event *event)
+{
+	const int before = enter(self);
+
+	return leave(self, before, cudaEventSynchronize((cudaEvent_t)event), "cudaEventSynchronize");
+}
+
+DDP_API extern const ddp_device_backend ddp_device_module;
+const ddp_device_backend ddp_device_module = {
+	.version = DDP_DEVICE_VERSION, .bytes = sizeof(ddp_device_module), .kind = "cuda",
+	.open = cuda_open, .close = cuda_close, .error = cuda_error,
+	.alloc = cuda_alloc, .free = cuda_free,
+	.host_alloc = cuda_host_alloc, .host_free = cuda_host_free,
+	.owns = cuda_owns, .view = cuda_view,
+	.queue_create = cuda_queue_create, .queue_free = cuda_queue_free,
+	.queue_query = cuda_queue_query, .queue_sync = cuda_queue_sync, .queue_wait = cuda_queue_wait,
+	.copy = cuda_copy, .fill = cuda_fill, .launch = cuda_launch,
+	.event_create = cuda_event_create, .event_free = cuda_event_free,
+	.event_record = cuda_event_record, .event_query = cuda_event_query,
+	.event_sync = cuda_event_sync,
+};
