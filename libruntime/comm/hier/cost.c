@@ -9,7 +9,9 @@ enum {
 	BUDGET_BYTES = 32 * 1024 * 1024, /* for buffers of one operation */
 	UNDER_WAY_BYTES = 1024 * 1024,   /* so much keeps links busy while a rank has no core */
 	DEPTH_MIN = 4,
-	HALVING_LEAST = 1024             /* elements of a chunk, at least */
+	/* A chunk of recursive halving goes whole, or half, in one message: UCX 1.13 sends
+	   megabytes over sockets in one direction at a time (measured: half the rate). */
+	HALVING_BYTES = 512 * 1024
 };
 
 static const char *const names[DDP_ALGORITHMS] = {
@@ -163,18 +165,19 @@ static ddp_cost halving_cost(const ddp_link *link, const ddp_shape *shape, size_
 	return cost;
 }
 
-/* Of half the size, chunks overlap better; of twice the size, they have fewer messages. */
+/* Of half the size, chunks overlap better; of twice the size, they have fewer messages, and
+   wait less often for a process that has no core just then. */
 size_t ddp_halving_chunk(const ddp_link *link, const ddp_shape *shape)
 {
 	const size_t rounds = (size_t)ddp_plan_halving(shape->nodes).rounds;
 	const size_t channels = (size_t)shape->channels;
 	const size_t limit = least(BUDGET_BYTES / (2 * shape->wide * DDP_HALVING_LAG * rounds),
 	                           shape->stage_bytes / channels / shape->element);
-	const size_t all = quotient_up(shape->count, channels) + 63;
-	size_t chunk = least(limit, all) / 64 * 64, best = chunk;
+	const size_t most = least(HALVING_BYTES / shape->wide, quotient_up(shape->count, channels) + 63);
+	size_t chunk = least(limit, most) / 64 * 64, best = chunk;
 	double seconds = INFINITY;
 
-	for (; chunk >= HALVING_LEAST || chunk == best; chunk = chunk / 128 * 64) {
+	for (; chunk * shape->wide >= link->chunk_bytes || chunk == best; chunk = chunk / 128 * 64) {
 		const double now = chunk == 0 ? INFINITY : halving_cost(link, shape, chunk).seconds;
 		if (now >= seconds)
 			break;

@@ -24,6 +24,8 @@ enum {
 	   UCX over sockets, which is received without being put together first. */
 	CHUNK_BYTES = 60 * 1024,
 	LARGE_CHUNK_BYTES = 256 * 1024,
+	/* What goes with a message on the wire: its own time is at least that. */
+	HEADER_BYTES = 256,
 	MESSAGES = LARGE_BYTES / CHUNK_BYTES + 1,
 	TAGS = 0xfff000         /* beyond those of any operation's first chunks */
 };
@@ -124,6 +126,8 @@ static void set_link(ddp_link *link, const double *figures, size_t bytes, int ch
 	link->latency_seconds = positive(figures[EXCHANGE] - link->message_seconds);
 	link->byte_seconds = positive(figures[coarse ? COARSE : FINE] - link->latency_seconds -
 	                              messages * link->message_seconds) / ((double)bytes * channels);
+	if (link->message_seconds < HEADER_BYTES * link->byte_seconds)
+		link->message_seconds = HEADER_BYTES * link->byte_seconds;
 }
 
 /* The slowest of a node's ranks, then of all nodes. The figures of each rank pass
