@@ -225,8 +225,10 @@ ddp_status net_handshake_filled(net_handshake *h, size_t bytes)
 
 size_t net_handshake_output(const net_handshake *h, const void **from)
 {
-	*from = h->out + h->out_sent;
-	return h->out_bytes - h->out_sent;
+	const size_t bytes = h->out_bytes - h->out_sent;
+
+	*from = bytes > 0 ? h->out + h->out_sent : NULL;
+	return bytes;
 }
 
 void net_handshake_sent(net_handshake *h, size_t bytes)
