@@ -57,7 +57,8 @@ spank_spank_ddp_la_SOURCES = spank/plugin.c spank/plugin.h \
 	spank/task.c spank/task.h \
 	spank/failure/kill.c spank/failure/kill.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS) \
-	-DNCCL_PROFILER='"$(pkglibdir)/libnccl-profiler-ddp.so"'
+	-DNCCL_PROFILER='"$(pkglibdir)/libnccl-profiler-ddp.so"' \
+	-DNCCL_NET='"$(pkglibdir)/libnccl-net-ddpucx.so"'
 # libc only: Slurm looks symbols up in a plugin's libraries, too.
 spank_spank_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \
 	-Wl,--as-needed -Wl,-z,nodelete -Wl,--version-script=$(top_srcdir)/spank/spank_ddp.map
@@ -65,9 +66,11 @@ spank_spank_ddp_la_LIBADD = spank/libspankcore.la
 spank_spank_ddp_la_DEPENDENCIES = spank/libspankcore.la spank/spank_ddp.map
 
 install-data-hook:
-	rm -f $(DESTDIR)$(spankdir)/spank_ddp.la $(DESTDIR)$(pkglibdir)/libnccl-profiler-ddp.la
+	rm -f $(DESTDIR)$(spankdir)/spank_ddp.la $(DESTDIR)$(pkglibdir)/libnccl-profiler-ddp.la \
+		$(DESTDIR)$(pkglibdir)/libnccl-net-ddpucx.la
 # Without the .la, libtool does not know what to take away.
 uninstall-hook:
-	rm -f $(DESTDIR)$(spankdir)/spank_ddp.so $(DESTDIR)$(pkglibdir)/libnccl-profiler-ddp.so
+	rm -f $(DESTDIR)$(spankdir)/spank_ddp.so $(DESTDIR)$(pkglibdir)/libnccl-profiler-ddp.so \
+		$(DESTDIR)$(pkglibdir)/libnccl-net-ddpucx.so
 endif
 EXTRA_DIST += spank/spank_ddp.map

@@ -188,19 +188,32 @@ static bool read_trace(struct settings *settings, struct value value)
 	return true;
 }
 
-static bool read_watch(struct settings *settings, struct value value)
+/* Whether NCCL is to load a plugin, and perhaps from where. */
+static bool read_plugin(bool *wanted, char path[NCCL_PATH_MAX], struct value value)
 {
 	if (value.text == NULL || value.length == 0 || value.text[0] != '/')
-		return read_switch(&settings->watch, value);
-	if (value.length >= sizeof(settings->watch_path))
+		return read_switch(wanted, value);
+	if (value.length >= NCCL_PATH_MAX)
 		return false;
 	for (size_t i = 0; i < value.length; i++)
 		if (iscntrl((unsigned char)value.text[i]))
 			return false;
-	memcpy(settings->watch_path, value.text, value.length);
-	settings->watch_path[value.length] = '\0';
-	settings->watch = true;
+	memcpy(path, value.text, value.length);
+	path[value.length] = '\0';
+	*wanted = true;
 	return true;
+}
+
+static bool read_watch(struct settings *settings, struct value value)
+{
+	return read_plugin(&settings->watch, settings->watch_path, value);
+}
+
+/* NCCL takes a comma for the next plugin. */
+static bool read_nccl_net(struct settings *settings, struct value value)
+{
+	return (value.text == NULL || memchr(value.text, ',', value.length) == NULL) &&
+	       read_plugin(&settings->nccl_net, settings->nccl_net_path, value);
 }
 
 static bool read_on_failure(struct settings *settings, struct value value)
@@ -280,6 +293,7 @@ static const struct option_key keys[] = {
 	{ "timeout", "seconds from 1 to 604800", read_timeout },
 	{ "trace", "a directory of at most 1023 bytes", read_trace },
 	{ "watch", "no value, yes, no, or the path of libnccl-profiler-ddp.so, at most 254 bytes", read_watch },
+	{ "nccl-net", "no value, yes, no, or the path of libnccl-net-ddpucx.so, at most 254 bytes", read_nccl_net },
 	{ "on-failure", "kill or continue", read_on_failure },
 	{ "grace", "seconds from 0 to 604800", read_grace },
 	{ "stall", "seconds from 1 to 604800, or 0 for never", read_stall },

@@ -39,6 +39,8 @@ struct settings {
 	char trace_dir[PATH_TEXT_MAX]; /* "" : no trace */
 	bool watch;                    /* NCCL programs, too */
 	char watch_path[NCCL_PATH_MAX]; /* of the plugin of NCCL's that does so; "": where it is installed */
+	bool nccl_net;                 /* NCCL goes through UCX */
+	char nccl_net_path[NCCL_PATH_MAX]; /* of its plugin; "": where it is installed */
 	uint32_t given;                /* bit i: key i of the table was given by the user */
 };
 

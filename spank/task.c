@@ -150,6 +150,7 @@ static bool prepare_task(spank_t spank, const struct stepd *stepd, struct fault 
 		.version = PACKAGE_VERSION,
 		.key = environment_get(facts.environment, "SLURM_DDP_KEY"),
 		.progress_fd = settings->launcher ? -1 : stepd->node.supervise.progress_fd,
+		.nccl_net = NCCL_NET,
 		.nccl_profiler = NCCL_PROFILER,
 		.gpu = gpu_look(facts.environment, identity.local_rank, identity.local_world_size),
 		.cpus = task_cpus(spank, stepd, facts.environment, identity.local_world_size),

@@ -20,7 +20,7 @@ libruntime_netplugin_libnetplugin_la_CFLAGS = $(AM_CFLAGS) $(UCX_CFLAGS) $(CRYPT
 libruntime_netplugin_libnetplugin_la_LIBADD = $(UCX_LIBS) $(CRYPTO_LIBS)
 
 # UCX's thread, and its hooks in the C library, outlive what NCCL may unload.
-lib_LTLIBRARIES += libruntime/netplugin/libnccl-net-ddpucx.la
+pkglib_LTLIBRARIES += libruntime/netplugin/libnccl-net-ddpucx.la
 libruntime_netplugin_libnccl_net_ddpucx_la_SOURCES =
 libruntime_netplugin_libnccl_net_ddpucx_la_LIBADD = libruntime/netplugin/libnetplugin.la
 libruntime_netplugin_libnccl_net_ddpucx_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \

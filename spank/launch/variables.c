@@ -166,6 +166,15 @@ static void put_watch(struct variables *v, const struct settings *settings,
 		    settings->watch_path[0] != '\0' ? settings->watch_path : extras->nccl_profiler);
 }
 
+/* What NCCL's traffic between nodes goes through. The user's own choice stays. */
+static void put_nccl_net(struct variables *v, const struct settings *settings,
+                         const struct task_extras *extras)
+{
+	if (settings->nccl_net && environment_get(extras->environment, "NCCL_NET_PLUGIN") == NULL)
+		put(v, "NCCL_NET_PLUGIN", "nccl-net", "%s",
+		    settings->nccl_net_path[0] != '\0' ? settings->nccl_net_path : extras->nccl_net);
+}
+
 static void put_own(struct variables *v, const struct identity *id,
                     const struct settings *settings, const struct task_extras *extras)
 {
@@ -182,6 +191,7 @@ static void put_own(struct variables *v, const struct identity *id,
 	else
 		take_out(v, "DDP_PROGRESS_FD", "no memory file");
 	put_watch(v, settings, extras);
+	put_nccl_net(v, settings, extras);
 	if (settings->timeout_seconds > 0)
 		put(v, "DDP_TIMEOUT", "timeout=", "%u", settings->timeout_seconds);
 	if (settings->bucket_mb[0] != '\0')

@@ -54,6 +54,7 @@ struct task_extras {
 	const char *version;        /* of the plugin */
 	const char *key;            /* the step's secret; NULL, or no key, is an error */
 	int progress_fd;            /* -1: none */
+	const char *nccl_net;       /* where libnccl-net-ddpucx.so is installed */
 	const char *nccl_profiler;  /* where libnccl-profiler-ddp.so is installed */
 	struct gpu_view gpu;
 	uint32_t cpus;              /* cpus_of_task(), for omp=cpus */

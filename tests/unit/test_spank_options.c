@@ -244,6 +244,26 @@ static void watch_takes_a_switch_or_a_path(void **state)
 	assert_false(options_parse(&settings, "watch=", 0, &fault));
 }
 
+static void nccl_net_takes_a_switch_or_one_path(void **state)
+{
+	struct settings settings = defaults();
+	struct fault fault;
+
+	(void)state;
+	assert_false(settings.nccl_net);
+	assert_true(option_set(&settings, "nccl-net", 8, "/opt/a.so", 9, &fault));
+	assert_true(settings.nccl_net);
+	assert_string_equal(settings.nccl_net_path, "/opt/a.so");
+	assert_false(settings.watch);
+	assert_true(options_parse(&settings, "nccl-net=no", 0, &fault));
+	assert_false(settings.nccl_net);
+	/* NCCL would take what follows a comma for another plugin. */
+	assert_false(option_set(&settings, "nccl-net", 8, "/a,/b", 5, &fault));
+	assert_non_null(strstr(fault.text, "'nccl-net'"));
+	assert_false(options_parse(&settings, "nccl-net=ddpucx", 0, &fault));
+	assert_false(settings.nccl_net);
+}
+
 static void later_list_starts_from_the_defaults_it_is_given(void **state)
 {
 	struct settings first = defaults(), second = defaults();
@@ -327,6 +347,7 @@ int main(void)
 		cmocka_unit_test(unknown_key_comes_with_the_known_ones),
 		cmocka_unit_test(trace_directory_has_a_longest_length),
 		cmocka_unit_test(watch_takes_a_switch_or_a_path),
+		cmocka_unit_test(nccl_net_takes_a_switch_or_one_path),
 		cmocka_unit_test(later_list_starts_from_the_defaults_it_is_given),
 		cmocka_unit_test(site_gives_defaults_and_locks_keys),
 		cmocka_unit_test(wrong_site_lines_are_refused_by_name),

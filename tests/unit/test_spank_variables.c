@@ -138,6 +138,25 @@ static void watch_names_nccls_plugin(void **state)
 	assert_null(find(&variables, "NCCL_PROFILER_PLUGIN"));
 }
 
+static void nccl_net_names_nccls_network(void **state)
+{
+	static struct variables variables;
+	struct identity identity = task();
+	struct task_extras with = extras(ENVIRONMENT());
+
+	(void)state;
+	with.nccl_net = "/usr/lib/slurm-ddp/libnccl-net-ddpucx.so";
+	build(&variables, "", &identity, &with);
+	assert_null(find(&variables, "NCCL_NET_PLUGIN"));
+	build(&variables, "nccl-net", &identity, &with);
+	expect(&variables, "NCCL_NET_PLUGIN", "/usr/lib/slurm-ddp/libnccl-net-ddpucx.so");
+	build(&variables, "nccl-net=/opt/p.so", &identity, &with);
+	expect(&variables, "NCCL_NET_PLUGIN", "/opt/p.so");
+	with = extras(ENVIRONMENT((char[]){ "NCCL_NET_PLUGIN=none" },));
+	build(&variables, "nccl-net", &identity, &with);
+	assert_null(find(&variables, "NCCL_NET_PLUGIN"));
+}
+
 static void nothing_of_the_transports_is_touched(void **state)
 {
 	static const char *const prefixes[] = { "UCX_", "NCCL_", "SLURM_PMIX", "PMIX_", "SLURM_PROCID",
@@ -434,6 +453,7 @@ int main(void)
 		cmocka_unit_test(absent_page_does_not_leave_a_stale_one),
 		cmocka_unit_test(step_without_a_key_is_refused),
 		cmocka_unit_test(watch_names_nccls_plugin),
+		cmocka_unit_test(nccl_net_names_nccls_network),
 		cmocka_unit_test(nothing_of_the_transports_is_touched),
 		cmocka_unit_test(keys_of_the_library_pass_through),
 		cmocka_unit_test(threads_follow_omp),
