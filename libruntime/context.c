@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "base/text.h"
+#include "device/device.h"
 #include "job/environment.h"
 #include "job/pmix_client.h"
 #include "reduce/facts.h"
@@ -53,13 +54,25 @@ static ddp_status open_watch(ddp_context *context)
 	return ddp_watch_open(&context->job, &context->watch);
 }
 
-/* Once ranks can tell each other: a file may be wrong on one of them. */
+static ddp_status open_device(ddp_context *context, const char *name)
+{
+	ddp_status status = name != NULL ? ddp_device_open(name, NULL, &context->device) : DDP_OK;
+
+	if (status == DDP_OK)
+		ddp_comm_use_device(context->world, context->device);
+	return status;
+}
+
+/* Once ranks can tell each other: a device or a file may be wrong on one of them. */
 static ddp_status record(ddp_context *context, const ddp_options *options)
 {
-	ddp_status status = ddp_watch_record(
-		context->watch, &context->job, options->metrics_path,
-		options->trace_dir != NULL ? options->trace_dir : ddp_environment("DDP_TRACE_DIR"));
-	return ddp_status_agree(context->world, status, "write its metrics or its trace");
+	ddp_status status = open_device(context, options->device);
+
+	if (status == DDP_OK)
+		status = ddp_watch_record(
+			context->watch, &context->job, options->metrics_path,
+			options->trace_dir != NULL ? options->trace_dir : ddp_environment("DDP_TRACE_DIR"));
+	return ddp_status_agree(context->world, status, "open its device, or write its metrics or its trace");
 }
 
 static ddp_status open_context(ddp_context *context, const ddp_options *options)
@@ -96,6 +109,8 @@ static void release(ddp_context *context)
 {
 	if (context->world != NULL)
 		ddp_comm_close(context->world);
+	if (ddp_device_close(context->device) != DDP_OK)
+		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 	if (context->wireup != NULL)
 		context->wireup->ops->close(context->wireup);
 	ddp_pmix_detach();

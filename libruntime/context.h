@@ -15,6 +15,7 @@ struct ddp_context {
 	int timeout_ms;
 	ddp_wireup *wireup;
 	ddp_comm *world;
+	struct ddp_device *device; /* NULL: none */
 	struct ddp_watch *watch;
 };
 

@@ -156,6 +156,8 @@ typedef struct ddp_options {
 	const char *metrics_path; /* JSON lines, written by rank 0; NULL: none */
 	const char *trace_dir;    /* one Chrome trace per rank; NULL: DDP_TRACE_DIR
 	                             of the environment, else none */
+	const char *device;       /* of DDP_MEMORY_DEVICE: "cuda", "cuda:1" (without an index
+	                             DDP_LOCAL_DEVICE of the environment, else 0); NULL: none */
 } ddp_options;
 
 /*
@@ -296,6 +298,9 @@ DDP_API int ddp_comm_size(const ddp_comm *comm);
  */
 DDP_API ddp_status ddp_mem_alloc(ddp_comm *comm, size_t bytes, void **memory);
 DDP_API ddp_status ddp_mem_free(ddp_comm *comm, void *memory);
+/* The same of a chosen kind; that of a device is reached by its queues alone. Collective. */
+DDP_API ddp_status ddp_mem_alloc_on(ddp_comm *comm, ddp_memory kind, size_t bytes,
+                                    void **memory);
 
 /*
  * Starts an operation. It proceeds without further calls, beside the caller's

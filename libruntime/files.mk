@@ -97,9 +97,12 @@ comm_sources = \
 	libruntime/comm/api.c libruntime/comm/api.h \
 	libruntime/comm/check.c libruntime/comm/check.h \
 	libruntime/comm/execute.c libruntime/comm/execute.h \
+	libruntime/comm/follow.c libruntime/comm/follow.h \
 	libruntime/comm/front.c libruntime/comm/front.h \
 	libruntime/comm/host.c libruntime/comm/host.h \
 	libruntime/comm/request.c libruntime/comm/request.h \
+	libruntime/comm/staged/sides.c libruntime/comm/staged/sides.h \
+	libruntime/comm/staged/staged.c libruntime/comm/staged/staged.h \
 	libruntime/comm/group/agreement.c libruntime/comm/group/agreement.h \
 	libruntime/comm/group/build.c libruntime/comm/group/build.h \
 	libruntime/comm/group/handshake.c libruntime/comm/group/handshake.h \

@@ -155,8 +155,6 @@ out:
 
 ddp_status ddp_host_free(ddp_comm *comm, void *memory)
 {
-	if (comm == NULL)
-		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_free(): comm is NULL");
 	if (memory == NULL)
 		return DDP_OK;
 	ddp_allocation *found = ddp_allocations_take(&comm->roster->memory, memory);

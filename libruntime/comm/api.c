@@ -6,6 +6,7 @@
 #include "comm/group/world.h"
 #include "comm/host.h"
 #include "comm/shm/memory.h"
+#include "device/device.h"
 
 /* ---- opening and closing ------------------------------------------------------------- */
 
@@ -44,6 +45,12 @@ void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page)
 	pthread_mutex_lock(&comm->run.lock);
 	comm->roster->page = page;
 	pthread_mutex_unlock(&comm->run.lock);
+}
+
+void ddp_comm_use_device(ddp_comm *comm, struct ddp_device *device)
+{
+	if (device != NULL && !ddp_device_describe(device)->is_host_memory)
+		comm->roster->device = device;
 }
 
 int ddp_comm_rank(const ddp_comm *comm)

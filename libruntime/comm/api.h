@@ -12,12 +12,17 @@
 #include "watch/progress.h"
 #include "wireup/wireup.h"
 
+struct ddp_device; /* device/device.h */
+
 /* Opens the world communicator. Collective. timeout_ms is each operation's
    deadline and that of opening. `job` must outlive it. */
 ddp_status ddp_comm_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms,
                          ddp_comm **comm);
 /* From now on operations tell in the rank's progress page that they wait. */
 void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page);
+/* The device of DDP_MEMORY_DEVICE, on each of the job's communicators. It outlives them; and
+   is ignored if its memory is the host's. */
+void ddp_comm_use_device(ddp_comm *comm, struct ddp_device *device);
 /* Closes the world communicator; collective unless it has failed. */
 void ddp_comm_close(ddp_comm *comm);
 

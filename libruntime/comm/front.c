@@ -3,34 +3,54 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "comm/agree.h"
 #include "comm/allocate.h"
 #include "comm/core/comm.h"
+#include "comm/follow.h"
 #include "comm/host.h"
 #include "comm/request.h"
+#include "comm/staged/staged.h"
+#include "device/device.h"
 
 /* ---- lanes ------------------------------------------------------------------------------ */
 
-static ddp_status choose_backend(ddp_memory memory, const ddp_backend **backend)
+static ddp_status choose_backend(const ddp_comm *comm, ddp_memory memory, const ddp_backend **backend)
 {
-	if (memory == DDP_MEMORY_DEVICE)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "this libddp runs no operations on a device's memory");
-	*backend = &ddp_backend_host;
+	if (memory == DDP_MEMORY_DEVICE && comm->roster->device == NULL)
+		return ddp_fail(DDP_ERR_STATE, "an operation on a device's memory, but no device: name one in ddp_options");
+	*backend = memory == DDP_MEMORY_DEVICE ? &ddp_backend_staged : &ddp_backend_host;
 	return DDP_OK;
+}
+
+static void close_lane(const ddp_comm *comm, ddp_lane *lane)
+{
+	ddp_follower_close(lane->follower);
+	if (lane->backend != NULL && lane->self != comm)
+		lane->backend->close(lane->self);
+	*lane = (ddp_lane){ .backend = NULL };
 }
 
 static ddp_status open_lane(ddp_comm *comm, ddp_memory memory, int lane, ddp_lane *opened)
 {
-	const ddp_backend *backend;
+	const ddp_backend *backend = NULL;
 
-	ddp_status status = choose_backend(memory, &backend);
-	if (status == DDP_OK)
+	ddp_status status = choose_backend(comm, memory, &backend);
+	if (status == DDP_OK && (memory != DDP_MEMORY_HOST || lane != 0))
 		status = ddp_request_may_wait("the first operation of a lane");
-	if (status == DDP_OK && memory == DDP_MEMORY_HOST && lane == 0)
-		opened->self = comm;
-	else if (status == DDP_OK)
-		status = backend->open(comm, &opened->self);
-	if (status == DDP_OK)
-		opened->backend = backend;
+	if (status != DDP_OK)
+		return status;
+	if (memory == DDP_MEMORY_HOST && lane == 0) {
+		*opened = (ddp_lane){ .backend = backend, .self = comm };
+		return DDP_OK;
+	}
+	if ((status = backend->open(comm, &opened->self)) != DDP_OK)
+		return status;
+	opened->backend = backend;
+	if (backend->poll != NULL)
+		status = ddp_follower_open(comm, opened, &opened->follower);
+	status = ddp_comm_agree(comm, status, "open a lane");
+	if (status != DDP_OK)
+		close_lane(comm, opened);
 	return status;
 }
 
@@ -53,11 +73,8 @@ static ddp_status find_lane(ddp_comm *comm, ddp_memory memory, int lane, ddp_lan
 void ddp_lanes_close(ddp_comm *comm)
 {
 	for (int memory = 0; memory <= DDP_MEMORY_DEVICE; memory++) {
-		for (int lane = 0; lane < DDP_LANES; lane++) {
-			const ddp_lane *l = &comm->lanes.of[memory][lane];
-			if (l->backend != NULL && l->self != comm)
-				l->backend->close(l->self);
-		}
+		for (int lane = 0; lane < DDP_LANES; lane++)
+			close_lane(comm, &comm->lanes.of[memory][lane]);
 	}
 }
 
@@ -77,7 +94,8 @@ ddp_status ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_reques
 		return status;
 	status = find_lane(comm, operation->memory, operation->lane, &lane);
 	if (status == DDP_OK)
-		status = lane.backend->issue(lane.self, made);
+		status = lane.follower != NULL ? ddp_follower_issue(lane.follower, made)
+		                               : lane.backend->issue(lane.self, made);
 	if (status != DDP_OK)
 		free(made);
 	else if (request != NULL)
@@ -94,15 +112,25 @@ ddp_status ddp_run(ddp_comm *comm, const ddp_collective *operation)
 	if (operation->memory == DDP_MEMORY_HOST && operation->lane == 0)
 		return ddp_comm_run(comm, operation);
 	ddp_status status = find_lane(comm, operation->memory, operation->lane, &lane);
-	return status == DDP_OK ? ddp_comm_run(lane.self, operation) : status;
+	if (status != DDP_OK || lane.follower == NULL)
+		return status == DDP_OK ? ddp_comm_run(lane.self, operation) : status;
+	if (operation->on_complete != NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_run(): on_complete is for ddp_issue()");
+	ddp_request *request;
+	if ((status = ddp_request_may_wait("ddp_run()")) == DDP_OK)
+		status = ddp_issue(comm, operation, &request);
+	return status == DDP_OK ? ddp_wait(request) : status;
 }
 
 ddp_status ddp_wait_on(ddp_request *request, void *stream)
 {
-	(void)stream;
 	if (request == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_wait_on(): request is NULL");
-	return ddp_fail(DDP_ERR_UNSUPPORTED, "ddp_wait_on(): a queue waits only for operations on a device's memory");
+	const ddp_collective *c = &request->operation;
+	const ddp_lane *lane = &request->comm->lanes.of[c->memory][c->lane];
+	if (lane->follower == NULL || lane->backend->wait_on == NULL)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "ddp_wait_on(): a queue waits only for operations on a device's memory");
+	return ddp_follower_wait_on(lane->follower, request, stream);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -112,7 +140,23 @@ ddp_status ddp_mem_alloc(ddp_comm *comm, size_t bytes, void **memory)
 	return ddp_host_alloc(comm, bytes, memory);
 }
 
+ddp_status ddp_mem_alloc_on(ddp_comm *comm, ddp_memory kind, size_t bytes, void **memory)
+{
+	ddp_lane lane;
+
+	if (comm == NULL || memory == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_alloc_on(): a NULL argument");
+	ddp_status status = find_lane(comm, kind, 0, &lane);
+	return status == DDP_OK ? lane.backend->alloc(lane.self, bytes, memory) : status;
+}
+
 ddp_status ddp_mem_free(ddp_comm *comm, void *memory)
 {
-	return ddp_host_free(comm, memory);
+	ddp_lane lane;
+
+	if (comm == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_free(): comm is NULL");
+	const bool of_device = comm->roster->device != NULL && ddp_device_owns(comm->roster->device, memory);
+	ddp_status status = find_lane(comm, of_device ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST, 0, &lane);
+	return status == DDP_OK ? lane.backend->free(lane.self, memory) : status;
 }

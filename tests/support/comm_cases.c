@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "device/device.h"
 
 enum { IN_FLIGHT = 4, GUARD = 64, ARENA_BYTES = 24 << 20, TAGS = 3 };
 
@@ -23,6 +24,8 @@ typedef struct test_case {
 	unsigned char *send_block, *recv_block;       /* with guards */
 	bool send_heap, recv_heap;
 	size_t send_count, recv_count;
+	void *send_device, *recv_device;              /* copies of the blocks; NULL: on the host */
+	bool read_back;                               /* is enqueued */
 	ddp_request *request;
 } test_case;
 
@@ -30,6 +33,7 @@ typedef struct test_case {
 typedef struct message {
 	ddp_collective c;
 	unsigned char *data;
+	void *device_data; /* NULL: on the host */
 	ddp_request *request;
 } message;
 
@@ -41,6 +45,8 @@ typedef struct bench {
 	unsigned int common, own; /* generators: the same on all ranks; this rank's */
 	size_t most;
 	int lanes; /* that operations are in */
+	ddp_device *device;           /* NULL: none */
+	ddp_device_queue *streams[2]; /* of the program */
 } bench;
 
 static unsigned int roll(unsigned int *state, unsigned int sides)
@@ -401,6 +407,103 @@ static void free_case(test_case *t)
 		free(t->recv_block);
 }
 
+/* ---- on a device --------------------------------------------------------------------- */
+
+static ddp_device_queue *any_stream(bench *b)
+{
+	return b->streams[roll(&b->own, 2)];
+}
+
+/* A copy of memory of the host, which is made when the stream comes to it. */
+static char *copy_of(const bench *b, ddp_device_queue *stream, const void *memory, size_t bytes)
+{
+	void *copy;
+
+	CHECK_OK(ddp_device_alloc(b->device, bytes, &copy));
+	CHECK_OK(ddp_device_copy(b->device, stream, copy, memory, bytes));
+	return copy;
+}
+
+/* Bytes of a case's blocks, with their guards. */
+static size_t block_bytes(const test_case *t, bool send)
+{
+	size_t count = send ? t->send_count : t->recv_count;
+
+	if (t->send_block == NULL && t->send_count > count)
+		count = t->send_count;
+	return count * ddp_type_bytes(t->c.type) + 2 * GUARD;
+}
+
+/* The operation is to find its input on the device, where the stream brings it. */
+static void move_to_device(bench *b, test_case *t)
+{
+	ddp_device_queue *stream = any_stream(b);
+
+	t->c.memory = DDP_MEMORY_DEVICE;
+	t->c.stream = stream;
+	if (t->send_block != NULL) {
+		t->send_device = copy_of(b, stream, t->send_block, block_bytes(t, true));
+		t->c.send = (char *)t->send_device + GUARD;
+	}
+	if (t->recv_block != NULL) {
+		t->recv_device = copy_of(b, stream, t->recv_block, block_bytes(t, false));
+		t->c.recv = (char *)t->recv_device + GUARD;
+	}
+}
+
+static void read_back(const bench *b, test_case *t, ddp_device_queue *stream)
+{
+	t->read_back = true;
+	if (t->send_device != NULL)
+		CHECK_OK(ddp_device_copy(b->device, stream, t->send_block, t->send_device, block_bytes(t, true)));
+	if (t->recv_device != NULL)
+		CHECK_OK(ddp_device_copy(b->device, stream, t->recv_block, t->recv_device, block_bytes(t, false)));
+}
+
+/* A stream may read the result without the host's waiting for it. */
+static void read_back_behind(bench *b, test_case *t)
+{
+	ddp_device_queue *stream = any_stream(b);
+
+	if (t->c.memory == DDP_MEMORY_HOST || roll(&b->own, 2) == 0)
+		return;
+	CHECK_OK(ddp_wait_on(t->request, stream));
+	read_back(b, t, stream);
+}
+
+static void finish_on_device(bench *b, test_case *t)
+{
+	if (t->c.memory == DDP_MEMORY_HOST)
+		return;
+	if (!t->read_back)
+		read_back(b, t, any_stream(b));
+	for (int i = 0; i < 2; i++)
+		CHECK_OK(ddp_device_queue_sync(b->device, b->streams[i]));
+	CHECK_OK(ddp_device_free(b->device, t->send_device));
+	CHECK_OK(ddp_device_free(b->device, t->recv_device));
+}
+
+static void move_message_to_device(bench *b, message *m)
+{
+	ddp_device_queue *stream = any_stream(b);
+
+	m->device_data = copy_of(b, stream, m->data, m->c.count + 1);
+	m->c.memory = DDP_MEMORY_DEVICE;
+	m->c.stream = stream;
+	m->c.send = m->c.recv = m->device_data;
+}
+
+static void finish_message_on_device(bench *b, message *m)
+{
+	ddp_device_queue *stream = any_stream(b);
+
+	if (m->device_data == NULL)
+		return;
+	CHECK_OK(ddp_device_copy(b->device, stream, m->data, m->device_data, m->c.count + 1));
+	CHECK_OK(ddp_device_queue_sync(b->device, stream));
+	CHECK_OK(ddp_device_free(b->device, m->device_data));
+}
+
 /* ---- messages ----------------------------------------------------------------------- */
 
 static unsigned char byte_of(int from, int tag, size_t i)
@@ -413,9 +516,11 @@ static void issue_messages(bench *b, message *messages, int tag)
 {
 	int places = (int)roll(&b->common, (unsigned int)b->size);
 	size_t count = random_count(b);
+	bool on_device = b->device != NULL && roll(&b->common, 2) == 0;
 
 	for (int i = 0; i < 2; i++) {
 		message *m = &messages[i];
+		m->device_data = NULL;
 		m->data = malloc(count + 1);
 		CHECK(m->data != NULL);
 		m->c = (ddp_collective){ .kind = i == 0 ? DDP_SEND : DDP_RECV, .count = count, .type = DDP_U8,
@@ -423,6 +528,8 @@ static void issue_messages(bench *b, message *messages, int tag)
 		                         .tag = tag, .send = m->data, .recv = m->data };
 		for (size_t k = 0; k < count; k++)
 			m->data[k] = i == 0 ? byte_of(b->rank, tag, k) : 0;
+		if (on_device)
+			move_message_to_device(b, m);
 	}
 	/* In either order. */
 	int first = (int)roll(&b->own, 2);
@@ -430,12 +537,14 @@ static void issue_messages(bench *b, message *messages, int tag)
 		CHECK_OK(ddp_issue(b->comm, &messages[i ^ first].c, &messages[i ^ first].request));
 }
 
-static void finish_messages(message *messages)
+static void finish_messages(bench *b, message *messages)
 {
 	const message *got = &messages[1];
 
 	for (int i = 0; i < 2; i++)
 		CHECK_OK(ddp_wait(messages[i].request));
+	for (int i = 0; i < 2; i++)
+		finish_message_on_device(b, &messages[i]);
 	for (size_t k = 0; k < got->c.count; k++)
 		CHECK(got->data[k] == byte_of(got->c.root, got->c.tag, k));
 	for (int i = 0; i < 2; i++)
@@ -480,6 +589,10 @@ static void run_batch(bench *b)
 	b->arena_used = 0;
 	for (int i = 0; i < count; i++)
 		make_case(b, &cases[i]);
+	for (int i = 0; i < count && b->device != NULL; i++) {
+		if (roll(&b->common, 2) == 0)
+			move_to_device(b, &cases[i]);
+	}
 	for (int i = 0; i < count; i++) {
 		if (roll(&b->common, 6) == 0 && talks < TAGS) {
 			issue_messages(b, messages[talks], talks);
@@ -492,11 +605,16 @@ static void run_batch(bench *b)
 	}
 	for (int i = 0; i < count; i++) {
 		if (cases[i].request != NULL)
+			read_back_behind(b, &cases[i]);
+	}
+	for (int i = 0; i < count; i++) {
+		if (cases[i].request != NULL)
 			await_request(b, cases[i].request);
 	}
 	for (int i = 0; i < talks; i++)
-		finish_messages(messages[i]);
+		finish_messages(b, messages[i]);
 	for (int i = 0; i < count; i++) {
+		finish_on_device(b, &cases[i]);
 		check_case(b, &cases[i]);
 		free_case(&cases[i]);
 	}
@@ -572,6 +690,18 @@ static void run_group(bench *b)
 	CHECK_OK(ddp_barrier(b->comm));
 }
 
+/* It stays open: the communicator is closed behind the test. */
+static void open_device(bench *b, const test_cases *cases)
+{
+	const ddp_device_options options = { .seed = cases->seed + (unsigned int)b->rank, .delay_us = 30,
+	                                     .check_order = true };
+
+	CHECK_OK(ddp_device_open(cases->device, &options, &b->device));
+	ddp_comm_use_device(b->comm, b->device);
+	for (int i = 0; i < 2; i++)
+		CHECK_OK(ddp_device_queue_create(b->device, DDP_DEVICE_NORMAL, &b->streams[i]));
+}
+
 int test_run_cases(ddp_comm *comm, void *argument)
 {
 	const test_cases *cases = argument;
@@ -581,6 +711,8 @@ int test_run_cases(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_mem_alloc(comm, 2 * (size_t)ARENA_BYTES, &arena));
 	b.arena = arena;
 	b.lanes = 2;
+	if (cases->device != NULL)
+		open_device(&b, cases);
 	for (int i = 0; i < cases->batches; i++) {
 		run_batch(&b);
 		if (i % 8 == 3)

@@ -12,6 +12,7 @@ typedef struct test_cases {
 	unsigned int seed;
 	int batches;       /* each of 1 .. 4 operations in flight */
 	size_t most;       /* elements of the largest operations */
+	const char *device; /* in whose memory half of them are; NULL: none */
 } test_cases;
 
 /* A test_world body; the argument is a test_cases. */

@@ -40,6 +40,7 @@ typedef struct ddp_backend {
 typedef struct ddp_lane {
 	const ddp_backend *backend; /* NULL: not open yet */
 	void *self;
+	struct ddp_follower *follower; /* of a backend that is asked */
 } ddp_lane;
 
 /* Those of a communicator. Lane 0 for the host's memory is the communicator itself. */

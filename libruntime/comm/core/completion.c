@@ -36,12 +36,17 @@ static void leave_to_thread(ddp_comm *comm, ddp_request *request)
 		ddp_doorbell_notify_pipe(comm, comm->node.self);
 }
 
-void ddp_request_complete(ddp_request *request, ddp_status status)
+static void note_end(ddp_request *request, ddp_status status)
 {
 	request->status = status;
 	if (status != DDP_OK)
 		request->message = strdup(ddp_last_error());
 	request->end_ns = ddp_now_ns();
+}
+
+void ddp_request_complete(ddp_request *request, ddp_status status)
+{
+	note_end(request, status);
 	if (request->operation.on_complete != NULL)
 		leave_to_thread(request->comm, request);
 	else
@@ -61,6 +66,15 @@ static void call_back(ddp_request *request)
 	}
 	free(request->message);
 	free(request);
+}
+
+void ddp_request_finish(ddp_request *request, ddp_status status)
+{
+	note_end(request, status);
+	if (request->operation.on_complete != NULL)
+		call_back(request);
+	else
+		tell(request);
 }
 
 void ddp_requests_call_back(ddp_comm *comm)

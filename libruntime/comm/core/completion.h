@@ -17,6 +17,8 @@ struct ddp_request {
 	atomic_bool awaited;        /* by a thread of the program */
 	char *message;              /* of a failure; malloc'd */
 	uint64_t start_ns, end_ns;
+	const struct ddp_lane *lane; /* while comm/follow asks for its end */
+	void *work;                 /* of the lane's backend */
 	/* of send and recv: */
 	uint64_t deadline_ns;
 	size_t moved;        /* bytes of header and data written */
@@ -28,6 +30,9 @@ struct ddp_request {
 /* Ends an operation, and wakes who waits for it; if it calls back, leaves that to
    ddp_requests_call_back(). */
 void ddp_request_complete(ddp_request *request, ddp_status status);
+
+/* The same, but calls back itself; no lock is held. */
+void ddp_request_finish(ddp_request *request, ddp_status status);
 
 /* Calls back for the operations that have ended, and ends their requests. By the
    progress thread, or after its end; no lock is held. */

@@ -26,6 +26,7 @@ typedef struct ddp_roster {
 	int size;
 	ddp_peer *peers;    /* [size], by world rank */
 	ddp_allocations memory;
+	struct ddp_device *device; /* of DDP_MEMORY_DEVICE; NULL: none */
 	atomic_int users;   /* communicators, and who makes it */
 } ddp_roster;
 

@@ -1,0 +1,17 @@
+/* comm/follow: finds out when requests of a backend that is asked are complete, and ends
+   them: a thread for each lane. */
+#ifndef DDP_COMM_FOLLOW_H
+#define DDP_COMM_FOLLOW_H
+
+#include "comm/core/backend.h"
+
+/* `lane` is one of `comm`, and outlives the follower. */
+ddp_status ddp_follower_open(ddp_comm *comm, const ddp_lane *lane, struct ddp_follower **follower);
+/* Has the backend begin the request, and follows it. */
+ddp_status ddp_follower_issue(struct ddp_follower *follower, ddp_request *request);
+ddp_status ddp_follower_wait_on(struct ddp_follower *follower, ddp_request *request, void *stream);
+/* Returns when all requests are complete. If only sends and receives are left, it has the
+   backend abort them. NULL is allowed. */
+void ddp_follower_close(struct ddp_follower *follower);
+
+#endif

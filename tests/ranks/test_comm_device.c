@@ -1,0 +1,296 @@
+/* Operations on memory that the host cannot touch: that of the asynchronous test device. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "device/device.h"
+#include "tests/support/comm_cases.h"
+
+static const int two_nodes[] = { 0, 1, 1 };
+
+/* ---- against the reference ---------------------------------------------------------------- */
+
+enum { BATCHES = 6 };
+
+static void run_cases(int ranks, const int *node_of)
+{
+	test_cases cases = { .seed = 7000u + (unsigned int)ranks, .batches = BATCHES, .most = 200000,
+	                     .device = "test" };
+	const char *seed = getenv("DDP_TEST_SEED"), *batches = getenv("DDP_TEST_BATCHES");
+	const test_world world = { .ranks = ranks, .node_of = node_of, .body = test_run_cases,
+	                           .argument = &cases };
+
+	cases.seed += seed != NULL ? 1000u * (unsigned int)atoi(seed) : 0;
+	cases.batches = batches != NULL ? atoi(batches) : BATCHES;
+	if (test_world_run(&world) != 0)
+		fail_msg("seed %u, %d ranks", cases.seed, ranks);
+}
+
+static void operations_agree_with_the_reference(void **state)
+{
+	static const int nodes[] = { 0, 1, 0 };
+
+	(void)state;
+	for (int ranks = 1; ranks <= 4; ranks++)
+		run_cases(ranks, NULL);
+	run_cases(3, nodes);
+}
+
+/* ---- a rank with a device ------------------------------------------------------------------ */
+
+typedef struct on_device {
+	ddp_comm *comm;
+	ddp_device *device;
+	ddp_device_queue *stream, *other;
+	float *memory;
+	float host[4]; /* what was read back */
+} on_device;
+
+static void set_up(on_device *d, ddp_comm *comm)
+{
+	void *memory;
+
+	*d = (on_device){ .comm = comm };
+	CHECK_OK(ddp_device_open("test", NULL, &d->device));
+	ddp_comm_use_device(comm, d->device);
+	CHECK_OK(ddp_device_queue_create(d->device, DDP_DEVICE_NORMAL, &d->stream));
+	CHECK_OK(ddp_device_queue_create(d->device, DDP_DEVICE_NORMAL, &d->other));
+	CHECK_OK(ddp_mem_alloc_on(comm, DDP_MEMORY_DEVICE, sizeof(d->host), &memory));
+	d->memory = memory;
+}
+
+static void read_back(on_device *d)
+{
+	CHECK_OK(ddp_device_copy(d->device, d->other, d->host, d->memory, sizeof(d->host)));
+	CHECK_OK(ddp_device_queue_sync(d->device, d->other));
+}
+
+static ddp_collective sum(const on_device *d, size_t count)
+{
+	return (ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = d->memory, .count = count,
+	                         .memory = DDP_MEMORY_DEVICE, .stream = d->stream };
+}
+
+static void run_both(int (*body)(ddp_comm *, void *))
+{
+	for (int layout = 0; layout < 2; layout++) {
+		const test_world world = { .ranks = 3, .node_of = layout == 0 ? NULL : two_nodes,
+		                           .timeout_ms = 20000, .body = body };
+		assert_int_equal(test_world_run(&world), 0);
+	}
+}
+
+/* ---- the host waits for nothing ------------------------------------------------------------ */
+
+static void count_call(void *user, ddp_status status)
+{
+	CHECK_OK(status);
+	atomic_fetch_add((atomic_int *)user, 1);
+}
+
+/* Rank 1 comes when rank 0 has enqueued all that is to follow. */
+static int enqueue_ahead(ddp_comm *comm, void *argument)
+{
+	static const float ones[4] = { 1, 1, 1, 1 };
+	const int size = ddp_comm_size(comm);
+	atomic_int calls = 0;
+	on_device d;
+	ddp_request *requests[2];
+	char word = 'w';
+	bool done;
+
+	(void)argument;
+	set_up(&d, comm);
+	read_back(&d);
+	for (int i = 0; i < 4; i++)
+		CHECK(d.host[i] == 0);
+	if (ddp_comm_rank(comm) == 1)
+		CHECK_OK(ddp_recv(comm, &word, 1, DDP_U8, 0, 0));
+	CHECK_OK(ddp_device_copy(d.device, d.stream, d.memory, ones, sizeof(ones)));
+	for (int i = 0; i < 2; i++) {
+		ddp_collective c = sum(&d, 4);
+		c.on_complete = count_call;
+		c.user = &calls;
+		CHECK_OK(ddp_issue(comm, &c, &requests[i]));
+		CHECK_OK(ddp_wait_on(requests[i], d.stream));
+	}
+	CHECK_OK(ddp_wait_on(requests[1], d.other));
+	CHECK_OK(ddp_device_copy(d.device, d.other, d.host, d.memory, sizeof(d.host)));
+	if (ddp_comm_rank(comm) == 0) {
+		CHECK_OK(ddp_test(requests[0], &done));
+		CHECK(!done && atomic_load(&calls) == 0);
+		CHECK_OK(ddp_send(comm, &word, 1, DDP_U8, 1, 0));
+	}
+	CHECK_OK(ddp_device_queue_sync(d.device, d.other));
+	for (int i = 0; i < 4; i++)
+		CHECK(d.host[i] == (float)(size * size));
+	for (int i = 0; i < 2; i++)
+		CHECK_OK(ddp_wait(requests[i]));
+	CHECK(atomic_load(&calls) == 2);
+	CHECK_OK(ddp_mem_free(comm, d.memory));
+	return 0;
+}
+
+static void queues_wait_for_operations_and_the_host_for_nothing(void **state)
+{
+	(void)state;
+	run_both(enqueue_ahead);
+}
+
+/* An operation of many chunks, for which a rank comes late: what is staged for the first of
+   them stays until they have been combined. */
+enum { MANY = 12 << 17 };
+
+static int come_late(ddp_comm *comm, void *argument)
+{
+	const int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	float *values = malloc(MANY * sizeof(*values));
+	ddp_request *request;
+	char word = 'w';
+	void *memory;
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	CHECK(values != NULL);
+	for (size_t i = 0; i < MANY; i++)
+		values[i] = (float)(i >> 10);
+	CHECK_OK(ddp_device_alloc(d.device, MANY * sizeof(*values), &memory));
+	CHECK_OK(ddp_device_copy(d.device, d.stream, memory, values, MANY * sizeof(*values)));
+	ddp_collective c = sum(&d, MANY);
+	c.recv = memory;
+	if (rank == 1)
+		CHECK_OK(ddp_recv(comm, &word, 1, DDP_U8, 0, 0));
+	CHECK_OK(ddp_issue(comm, &c, &request));
+	if (rank == 0) {
+		/* Time enough for a queue that runs ahead to do harm; a right one needs none. */
+		usleep(30000);
+		CHECK_OK(ddp_send(comm, &word, 1, DDP_U8, 1, 0));
+	}
+	CHECK_OK(ddp_wait_on(request, d.other));
+	CHECK_OK(ddp_device_copy(d.device, d.other, values, memory, MANY * sizeof(*values)));
+	CHECK_OK(ddp_device_queue_sync(d.device, d.other));
+	for (size_t i = 0; i < MANY; i++)
+		CHECK(values[i] == (float)((int)(i >> 10) * size));
+	CHECK_OK(ddp_wait(request));
+	free(values);
+	return 0;
+}
+
+static void a_late_rank_finds_all_that_was_staged(void **state)
+{
+	(void)state;
+	run_both(come_late);
+}
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+static int abort_on_device(ddp_comm *comm, void *argument)
+{
+	on_device d;
+	ddp_request *request;
+	char word = 'w';
+
+	(void)argument;
+	set_up(&d, comm);
+	const ddp_collective c = sum(&d, 4);
+	CHECK_OK(ddp_run(comm, &c));
+	if (ddp_comm_rank(comm) == 0) {
+		CHECK_OK(ddp_recv(comm, &word, 1, DDP_U8, 1, 0));
+		CHECK_OK(ddp_comm_abort(comm, "enough"));
+		return 0;
+	}
+	CHECK_OK(ddp_issue(comm, &c, &request));
+	CHECK_OK(ddp_wait_on(request, d.stream));
+	if (ddp_comm_rank(comm) == 1)
+		CHECK_OK(ddp_send(comm, &word, 1, DDP_U8, 0, 0));
+	CHECK(ddp_wait(request) == DDP_ERR_ABORTED);
+	CHECK(strstr(ddp_last_error(), "enough") != NULL);
+	CHECK_OK(ddp_device_queue_sync(d.device, d.stream));
+	return 0;
+}
+
+static int differ_on_device(ddp_comm *comm, void *argument)
+{
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	const ddp_collective c = sum(&d, ddp_comm_rank(comm) == 0 ? 1 : 2);
+	CHECK(ddp_run(comm, &c) == DDP_ERR_MISMATCH);
+	CHECK(ddp_barrier(comm) == DDP_ERR_MISMATCH);
+	return 0;
+}
+
+/* A message that nobody sends ends with the communicator. */
+static int close_under_a_receive(ddp_comm *comm, void *argument)
+{
+	ddp_request *request;
+	ddp_comm *part;
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
+	ddp_collective c = sum(&d, 4);
+	CHECK_OK(ddp_run(part, &c));
+	c.kind = DDP_RECV;
+	c.root = ddp_comm_rank(comm);
+	c.tag = 3;
+	CHECK_OK(ddp_issue(part, &c, &request));
+	CHECK_OK(ddp_barrier(comm));
+	CHECK_OK(ddp_comm_free(part));
+	CHECK(ddp_wait(request) == DDP_ERR_STATE);
+	CHECK(strstr(ddp_last_error(), "recv") != NULL);
+	return 0;
+}
+
+static void operations_on_a_device_fail_as_others_do(void **state)
+{
+	(void)state;
+	run_both(abort_on_device);
+	run_both(differ_on_device);
+	run_both(close_under_a_receive);
+}
+
+static int give_wrong_memory(ddp_comm *comm, void *argument)
+{
+	float x = 1;
+	ddp_collective c = { .kind = DDP_ALL_REDUCE, .recv = &x, .count = 1, .memory = DDP_MEMORY_DEVICE };
+	on_device d;
+
+	(void)argument;
+	CHECK(ddp_run(comm, &c) == DDP_ERR_STATE);
+	CHECK(strstr(ddp_last_error(), "ddp_options") != NULL);
+	set_up(&d, comm);
+	CHECK(ddp_run(comm, &c) == DDP_ERR_INVALID);
+	CHECK(strstr(ddp_last_error(), "is not in the memory of the device test:0") != NULL);
+	CHECK_OK(ddp_mem_free(comm, d.memory));
+	return 0;
+}
+
+static void memory_of_the_host_is_refused(void **state)
+{
+	(void)state;
+	run_both(give_wrong_memory);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(operations_agree_with_the_reference),
+		cmocka_unit_test(queues_wait_for_operations_and_the_host_for_nothing),
+		cmocka_unit_test(a_late_rank_finds_all_that_was_staged),
+		cmocka_unit_test(operations_on_a_device_fail_as_others_do),
+		cmocka_unit_test(memory_of_the_host_is_refused),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
