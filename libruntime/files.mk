@@ -122,8 +122,11 @@ reduce_sources = \
 	libruntime/reduce/options.c libruntime/reduce/options.h \
 	libruntime/reduce/reducer.c libruntime/reduce/reducer.h \
 	libruntime/reduce/rows.c libruntime/reduce/rows.h \
-	libruntime/reduce/sharded.c libruntime/reduce/sharded.h \
-	libruntime/reduce/step.c libruntime/reduce/update.c
+	libruntime/reduce/step.c \
+	libruntime/reduce/strategy.c libruntime/reduce/strategy.h \
+	libruntime/reduce/strategy_all_reduce.c \
+	libruntime/reduce/strategy_node.c libruntime/reduce/strategy_node.h \
+	libruntime/reduce/unit.c libruntime/reduce/unit.h
 
 optim_sources = \
 	libruntime/optim/optim.c libruntime/optim/optim.h \

@@ -55,10 +55,16 @@ ddp_status ddp_optim_make(const ddp_optim_settings *settings, const ddp_layout *
 	return DDP_OK;
 }
 
-void ddp_optim_lend(ddp_optim *optim, int i, float *memory, int64_t first)
+void ddp_optim_lend(ddp_optim *optim, int i, float *memory)
 {
 	optim->state[i] = memory;
-	optim->first = first;
+}
+
+double ddp_clip_factor(double clip_norm, double norm)
+{
+	double factor = clip_norm / (norm + 1e-6);
+
+	return factor < 1 ? factor : 1;
 }
 
 void ddp_optim_free(ddp_optim *optim)
@@ -69,30 +75,39 @@ void ddp_optim_free(ddp_optim *optim)
 	*optim = (ddp_optim){ 0 };
 }
 
-static void apply_kernel(ddp_optim *optim, const ddp_update *update, float *params,
-                         float *grads, int64_t begin, int64_t count, double weight_decay)
+/* Of what one call updates: where the layout's element `begin` has its parameter,
+   gradient and state. */
+typedef struct range {
+	ddp_optim *optim;
+	const ddp_update *update;
+	float *params, *grads;
+	int64_t begin, end, at;
+} range;
+
+/* Elements [begin, begin + count). */
+static void apply_kernel(const range *r, int64_t begin, int64_t count, double weight_decay)
 {
+	const ddp_optim *optim = r->optim;
 	const ddp_optim_settings *settings = &optim->settings;
-	int64_t at = begin - optim->first;
+	const int64_t offset = begin - r->begin, at = r->at + offset;
+	float *params = r->params + offset, *grads = r->grads + offset;
 
 	if (settings->kind == DDP_ADAMW) {
 		const dk_adamw_args args = {
-			.learning_rate = update->learning_rate,
+			.learning_rate = r->update->learning_rate,
 			.beta1 = settings->beta1, .beta2 = settings->beta2,
 			.epsilon = settings->epsilon, .weight_decay = weight_decay,
-			.step = update->step, .grad_scale = update->grad_scale,
+			.step = r->update->step, .grad_scale = r->update->grad_scale,
 		};
-		dk_adamw(params + begin, grads + begin, optim->state[0] + at,
-		         optim->state[1] + at, count, &args);
+		dk_adamw(params, grads, optim->state[0] + at, optim->state[1] + at, count, &args);
 		return;
 	}
 	const dk_sgd_args args = {
-		.learning_rate = update->learning_rate,
+		.learning_rate = r->update->learning_rate,
 		.momentum = settings->momentum, .weight_decay = weight_decay,
-		.step = update->step, .grad_scale = update->grad_scale,
+		.step = r->update->step, .grad_scale = r->update->grad_scale,
 	};
-	dk_sgd(params + begin, grads + begin,
-	       optim->state_count > 0 ? optim->state[0] + at : NULL, count, &args);
+	dk_sgd(params, grads, optim->state_count > 0 ? optim->state[0] + at : NULL, count, &args);
 }
 
 /* The first element behind `begin` at which the decay changes, at most `end`.
@@ -126,53 +141,43 @@ static int param_at(const ddp_layout *layout, int64_t offset)
 }
 
 /* Elements [begin, end), of which all are in a core's cache at once. */
-static double apply_piece(ddp_optim *optim, const ddp_update *update, float *params,
-                          float *grads, int64_t begin, int64_t end)
+static double apply_piece(const range *r, int64_t begin, int64_t end)
 {
-	const ddp_layout *layout = optim->layout;
+	const ddp_layout *layout = r->optim->layout;
 	int param = param_at(layout, begin);
-	double squares = dk_sum_squares(grads + begin, end - begin);
+	double squares = dk_sum_squares(r->grads + (begin - r->begin), end - begin);
 
 	while (begin < end) {
 		bool decay = !layout->slots[param].no_decay;
 		int64_t stop = run_end(layout, &param, end);
 
-		apply_kernel(optim, update, params, grads, begin, stop - begin,
-		             decay ? optim->settings.weight_decay : 0);
+		apply_kernel(r, begin, stop - begin, decay ? r->optim->settings.weight_decay : 0);
 		begin = stop;
 	}
 	return squares;
 }
 
-/* What the threads of one call share. */
-typedef struct span {
-	ddp_optim *optim;
-	const ddp_update *update;
-	float *params, *grads;
-	int64_t begin, end;
-} span;
-
 static void apply_pieces(void *argument, int64_t first, int64_t last)
 {
-	const span *s = argument;
+	const range *r = argument;
 
 	for (int64_t i = first; i < last; i++) {
-		int64_t begin = s->begin + i * PIECE_ELEMENTS;
-		int64_t end = s->end - begin < PIECE_ELEMENTS ? s->end : begin + PIECE_ELEMENTS;
-		s->optim->squares[i] = apply_piece(s->optim, s->update, s->params, s->grads, begin, end);
+		int64_t begin = r->begin + i * PIECE_ELEMENTS;
+		int64_t end = r->end - begin < PIECE_ELEMENTS ? r->end : begin + PIECE_ELEMENTS;
+		r->optim->squares[i] = apply_piece(r, begin, end);
 	}
 }
 
 double ddp_optim_apply(ddp_optim *optim, const ddp_update *update, float *params,
-                       float *grads, int64_t begin, int64_t end)
+                       float *grads, int64_t begin, int64_t end, int64_t at)
 {
-	span all = { optim, update, params, grads, begin, end };
+	range all = { optim, update, params, grads, begin, end, at };
 	int64_t pieces = piece_count(end - begin);
 	double squares = 0;
 
 	/* From a thread of several, too: they do not share the sums then. */
 	if (pieces <= 1)
-		return begin < end ? apply_piece(optim, update, params, grads, begin, end) : 0;
+		return begin < end ? apply_piece(&all, begin, end) : 0;
 	dk_parallel(pieces, 1, apply_pieces, &all);
 	for (int64_t i = 0; i < pieces; i++)
 		squares += optim->squares[i];

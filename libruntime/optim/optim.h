@@ -23,8 +23,7 @@ typedef struct ddp_optim {
 	int state_count;
 	float *state[DDP_OPTIM_STATES_MAX]; /* AdamW: m, v; SGD: momentum, if not 0 */
 	const char *state_name[DDP_OPTIM_STATES_MAX];
-	int64_t first;  /* the element of the layout that state[i][0] belongs to */
-	bool borrowed;  /* state is not its own */
+	bool borrowed;   /* state is not its own */
 	double *squares; /* of the pieces that threads update */
 } ddp_optim;
 
@@ -40,16 +39,20 @@ typedef struct ddp_update {
 ddp_status ddp_optim_make(const ddp_optim_settings *settings, const ddp_layout *layout,
                           bool borrows, ddp_optim *optim);
 
-/* State i of the elements from `first` on, zeroed, which outlives the optimizer. */
-void ddp_optim_lend(ddp_optim *optim, int i, float *memory, int64_t first);
+/* State i, zeroed, which outlives the optimizer. */
+void ddp_optim_lend(ddp_optim *optim, int i, float *memory);
 void ddp_optim_free(ddp_optim *optim);
 
 /*
- * Updates elements [begin, end) of the arenas, with all threads, and sets their
- * gradients to zero. Returns the sum of the squares of the gradients before scaling,
- * whatever the number of threads the same.
+ * Updates elements [begin, end) of the layout, with all threads, and sets their
+ * gradients to zero: `params` and `grads` are those of the first, whose state is element
+ * `at` of what the optimizer keeps. Returns the sum of the squares of the gradients
+ * before scaling, whatever the number of threads the same.
  */
 double ddp_optim_apply(ddp_optim *optim, const ddp_update *update, float *params,
-                       float *grads, int64_t begin, int64_t end);
+                       float *grads, int64_t begin, int64_t end, int64_t at);
+
+/* torch.nn.utils.clip_grad_norm_: what gradients of norm `norm` are multiplied by. */
+double ddp_clip_factor(double clip_norm, double norm);
 
 #endif

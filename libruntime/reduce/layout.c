@@ -25,20 +25,6 @@ void ddp_shape_text(int ndim, const int64_t *shape, char *text, size_t bytes)
 		snprintf(text + used, bytes - used, "]");
 }
 
-static int64_t part_begin(const ddp_layout *layout, int ranks, int rank)
-{
-	int64_t units = layout->elements / DDP_ALIGN_ELEMENTS;
-
-	return (units / ranks * rank + units % ranks * rank / ranks) * DDP_ALIGN_ELEMENTS;
-}
-
-void ddp_layout_part(const ddp_layout *layout, int ranks, int rank, int64_t *begin,
-                     int64_t *end)
-{
-	*begin = part_begin(layout, ranks, rank);
-	*end = part_begin(layout, ranks, rank + 1);
-}
-
 static ddp_status check_name(const char *name, int index)
 {
 	if (name == NULL || name[0] == '\0')

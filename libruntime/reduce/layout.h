@@ -43,11 +43,6 @@ ddp_status ddp_layout_make(const ddp_param *params, int count, ddp_layout *layou
 ddp_status ddp_layout_arrange(ddp_layout *layout, int ranks);
 void ddp_layout_free(ddp_layout *layout);
 
-/* The part of the arenas that is rank's among `ranks`: [*begin, *end), as
-   equal as alignment allows. */
-void ddp_layout_part(const ddp_layout *layout, int ranks, int rank, int64_t *begin,
-                     int64_t *end);
-
 /* Writes "[2, 3]"; cut if `bytes` are too few. */
 void ddp_shape_text(int ndim, const int64_t *shape, char *text, size_t bytes);
 

@@ -16,39 +16,43 @@ static bool communicates(const ddp_model *model)
 	return ddp_comm_size(model->context->world) > 1 && !model->settings.no_communication;
 }
 
-static bool is_sharded(const ddp_model *model)
+static ddp_status make_plan(ddp_model *model)
 {
-	return communicates(model) && model->settings.update != DDP_REPLICATED &&
-	       ddp_comm_nodes(model->context->world) == 1;
-}
+	ddp_model_settings *settings = &model->settings;
 
-/* The ranks among which gradients travel in buckets. */
-static int travelling_ranks(const ddp_model *model)
-{
-	return communicates(model) && !is_sharded(model) ? ddp_comm_size(model->context->world) : 1;
+	if (settings->bucket_elements == 0)
+		settings->bucket_elements = ddp_default_bucket_elements(model->layout.elements);
+	return ddp_bucket_plan_make(&model->layout, settings->first_bucket_elements,
+	                            settings->bucket_elements, &model->plan);
 }
 
 /* What can fail on this rank alone. */
 static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
                           const ddp_model_options *options)
 {
+	ddp_comm *comm = model->context->world;
+
 	ddp_status status = ddp_model_settings_make(options, &model->settings);
+	if (status != DDP_OK)
+		return status;
+	const int ranks = communicates(model) ? ddp_comm_size(comm) : 1;
+	model->strategy = ddp_strategy_choose(model->settings.update, ranks, ddp_comm_nodes(comm));
+	const int rows_among = model->strategy->moves_rows ? ranks : 1;
+	status = ddp_layout_make(params, count, &model->layout);
 	if (status == DDP_OK)
-		status = ddp_layout_make(params, count, &model->layout);
+		status = ddp_layout_arrange(&model->layout, rows_among);
 	if (status == DDP_OK)
-		status = ddp_layout_arrange(&model->layout, travelling_ranks(model));
+		status = ddp_rows_make(&model->layout, rows_among, &model->rows);
 	if (status == DDP_OK)
-		status = ddp_rows_make(&model->layout, travelling_ranks(model), &model->rows);
-	if (status == DDP_OK && model->settings.bucket_elements == 0)
-		model->settings.bucket_elements = ddp_default_bucket_elements(model->layout.elements);
+		status = make_plan(model);
 	if (status == DDP_OK)
-		status = ddp_bucket_plan_make(&model->layout, model->settings.first_bucket_elements,
-		                              model->settings.bucket_elements, &model->plan);
+		status = ddp_units_make(&model->layout, &model->plan, ranks,
+		                        ranks > 1 ? ddp_comm_rank(comm) : 0, &model->units);
 	if (status == DDP_OK)
-		status = ddp_optim_make(&model->settings.optim, &model->layout, is_sharded(model),
+		status = ddp_optim_make(&model->settings.optim, &model->layout, model->strategy->spreads,
 		                        &model->optim);
-	if (status == DDP_OK && is_sharded(model))
-		status = ddp_sharded_make(model->context->world, &model->layout, &model->sharded);
+	if (status == DDP_OK && model->strategy->prepare != NULL)
+		status = model->strategy->prepare(model);
 	return status;
 }
 
@@ -57,7 +61,6 @@ static ddp_status join(ddp_model *model)
 {
 	ddp_comm *comm = model->context->world;
 	size_t bytes = (size_t)model->layout.elements * sizeof(float);
-	bool sharded = is_sharded(model);
 	void *memory;
 
 	if (model->settings.update == DDP_SHARDED && ddp_comm_nodes(comm) > 1)
@@ -72,14 +75,19 @@ static ddp_status join(ddp_model *model)
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "the model's gradients");
 	model->grads = memory;
-	if (sharded)
-		status = ddp_sharded_join(&model->sharded, comm, model->params, model->grads,
-		                          &model->optim);
+	if (model->strategy->open != NULL)
+		status = model->strategy->open(model);
 	if (status != DDP_OK)
 		return status;
-	return ddp_reducer_make(comm, model->context->watch, model->grads, &model->layout,
-	                        &model->plan, communicates(model), !sharded,
-	                        !model->settings.no_overlap, &model->reducer);
+	ddp_reducer reducer = {
+		.comm = comm, .watch = model->context->watch, .plan = &model->plan, .model = model,
+		.start = model->strategy->start, .communicates = communicates(model),
+		.overlaps = !model->settings.no_overlap,
+	};
+	status = ddp_reducer_make(&model->layout, model->plan.count, &reducer);
+	if (status == DDP_OK)
+		model->reducer = reducer;
+	return status;
 }
 
 ddp_status ddp_model_create(ddp_context *context, const ddp_param *params, int count,
@@ -122,13 +130,15 @@ void ddp_model_free(ddp_model *model)
 		ddp_reducer_abandon(&model->reducer, "a model was freed in the middle of a step");
 	ddp_model_attach(model, NULL, NULL);
 	ddp_reducer_free(&model->reducer);
-	ddp_sharded_free(&model->sharded, comm);
+	if (model->strategy != NULL && model->strategy->close != NULL)
+		model->strategy->close(model);
 	ddp_rows_free(&model->rows);
 	if (model->grads != NULL)
 		ddp_mem_free(comm, model->grads);
 	if (model->params != NULL)
 		ddp_mem_free(comm, model->params);
 	ddp_optim_free(&model->optim);
+	ddp_units_free(&model->units);
 	ddp_bucket_plan_free(&model->plan);
 	ddp_layout_free(&model->layout);
 	free(model->user_state);
@@ -269,8 +279,8 @@ void ddp_model_set_step_count(ddp_model *model, int64_t steps)
 {
 	model->steps = steps;
 	model->compared = false;
-	if (model->sharded.ranks > 0)
-		ddp_sharded_set_steps(&model->sharded, steps);
+	if (model->strategy->set_steps != NULL)
+		model->strategy->set_steps(model, steps);
 	ddp_watch_begin_step(model->context->watch, steps + 1, model->plan.count);
 }
 
@@ -292,7 +302,7 @@ static ddp_status fill_tensor(const ddp_slot *slot, const char *state, float *ar
 
 static ddp_status list_tensors(ddp_model *model, bool whole, ddp_tensors *tensors)
 {
-	const bool spread = model->sharded.ranks > 0;
+	const bool spread = model->strategy->spreads;
 	int params = model->layout.count;
 
 	for (int i = 0; i < model->optim.state_count && spread && whole; i++) {
@@ -340,7 +350,7 @@ void ddp_model_collect(const ddp_model *model, const ddp_tensors *tensors)
 {
 	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++) {
 		if (tensors->whole[i] != NULL)
-			ddp_sharded_collect(&model->sharded, i, tensors->whole[i]);
+			model->strategy->collect(model, i, tensors->whole[i]);
 	}
 }
 
@@ -349,10 +359,10 @@ void ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, int64_
 {
 	int state = i / model->layout.count - 1;
 
-	if (state >= 0 && model->sharded.ranks > 0)
-		ddp_sharded_store(&model->sharded, state,
-		                  ddp_model_slot(model, i % model->layout.count)->offset + first, values,
-		                  count);
+	if (state >= 0 && model->strategy->spreads)
+		ddp_units_store(&model->units, model->optim.state[state],
+		                ddp_model_slot(model, i % model->layout.count)->offset + first, values,
+		                count);
 	else
 		memcpy(tensors->list[i].data + first, values, (size_t)count * sizeof(*values));
 }
@@ -363,7 +373,7 @@ ddp_status ddp_model_check_whole(const ddp_model *model)
 		return ddp_fail(DDP_ERR_STATE,
 		                "only a part of what follows step %lld reached the parameters before it "
 		                "failed; go back to the last checkpoint", (long long)model->steps);
-	return model->sharded.ranks > 0 ? ddp_sharded_check(&model->sharded, model->steps) : DDP_OK;
+	return model->strategy->check != NULL ? model->strategy->check(model, model->steps) : DDP_OK;
 }
 
 void ddp_model_set_torn(ddp_model *model, bool torn)

@@ -9,7 +9,8 @@
 #include "reduce/options.h"
 #include "reduce/reducer.h"
 #include "reduce/rows.h"
-#include "reduce/sharded.h"
+#include "reduce/strategy.h"
+#include "reduce/unit.h"
 
 enum { DDP_PHASES = DDP_PHASE_EVAL + 1 };
 
@@ -18,11 +19,13 @@ struct ddp_model {
 	ddp_model_settings settings;
 	ddp_layout layout;
 	ddp_bucket_plan plan;
+	ddp_units units;
 	float *params, *grads;  /* arenas, of ddp_mem_alloc() */
 	ddp_optim optim;
 	ddp_reducer reducer;
 	ddp_rows rows;
-	ddp_sharded sharded;    /* .ranks 0: the update is replicated */
+	const ddp_strategy *strategy;
+	void *own;              /* what the strategy keeps */
 	double learning_rate;
 	int64_t steps;          /* done */
 	ddp_magnitude magnitude; /* of the step under way */
@@ -43,12 +46,8 @@ struct ddp_model {
 	double weight_sum;
 };
 
-/*
- * Updates the parameters; buckets before the reducer's `hold` are reduced, the
- * totals known. `weight` is that of all ranks. *norm is the mean gradient's.
- */
-ddp_status ddp_model_update(ddp_model *model, ddp_update *update, double weight,
-                            double *norm);
+/* Waits until buckets [first, end) are reduced, as far as they are started. */
+ddp_status ddp_model_wait(ddp_model *model, int first, int end);
 
 /* DDP_ERR_INVALID: NULL. DDP_ERR_STATE: a step failed before, or a load did halfway. */
 ddp_status ddp_model_check(const ddp_model *model);

@@ -1,34 +1,28 @@
 #include "reduce/reducer.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 
-ddp_status ddp_reducer_make(ddp_comm *comm, ddp_watch *watch, float *grads,
-                            const ddp_layout *layout, const ddp_bucket_plan *plan,
-                            bool communicates, bool buckets, bool overlaps,
-                            ddp_reducer *reducer)
+ddp_status ddp_reducer_make(const ddp_layout *layout, int requests, ddp_reducer *reducer)
 {
-	ddp_reducer made = {
-		.comm = comm, .watch = watch, .grads = grads, .plan = plan,
-		.hold = ddp_bucket_of(plan, layout->count > 1 ? layout->slots[1].offset - 1
-		                                              : layout->dense - 1),
-		.communicates = communicates, .buckets = buckets, .overlaps = overlaps,
-	};
+	ddp_reducer made = *reducer;
 
-	ddp_status status = ddp_ready_make(layout, plan, &made.ready);
+	made.hold = ddp_bucket_of(made.plan, layout->count > 1 ? layout->slots[1].offset - 1
+	                                                       : layout->dense - 1);
+	ddp_status status = ddp_ready_make(layout, made.plan, &made.ready);
 	if (status != DDP_OK)
 		return status;
-	made.requests = calloc((size_t)plan->count, sizeof(*made.requests));
+	made.request_count = requests;
+	made.requests = calloc((size_t)requests, sizeof(*made.requests));
 	/* Totals, norm and update; counts, indices and values of rows. */
-	made.spans_max = (size_t)plan->count + 3 + 3 * (size_t)layout->count;
+	made.spans_max = (size_t)requests + 3 + 3 * (size_t)layout->count;
 	made.spans = calloc(made.spans_max, sizeof(*made.spans));
 	if (made.requests == NULL || made.spans == NULL) {
 		ddp_reducer_free(&made);
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d requests", plan->count);
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d requests", requests);
 	}
 	*reducer = made;
 	return DDP_OK;
@@ -42,19 +36,23 @@ void ddp_reducer_free(ddp_reducer *reducer)
 	*reducer = (ddp_reducer){ 0 };
 }
 
-static ddp_status issue_bucket(ddp_reducer *reducer, int k)
+ddp_status ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_collective *operation)
 {
-	const ddp_bucket *bucket = &reducer->plan->buckets[k];
-	const ddp_collective operation = {
-		.kind = DDP_ALL_REDUCE, .recv = reducer->grads + bucket->begin,
-		.count = (size_t)(bucket->end - bucket->begin), .type = DDP_F32, .op = DDP_SUM,
-	};
+	return ddp_issue(reducer->comm, operation, &reducer->requests[request]);
+}
 
+static ddp_status start_bucket(ddp_reducer *reducer, int k)
+{
 	ddp_watch_bucket(reducer->watch, k);
-	ddp_status status = ddp_issue(reducer->comm, &operation, &reducer->requests[k]);
+	ddp_status status = reducer->start(reducer->model, k);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "gradient bucket %d of %d", k, reducer->plan->count);
 	return DDP_OK;
+}
+
+static bool starts_early(const ddp_reducer *reducer)
+{
+	return reducer->communicates && reducer->start != NULL && reducer->overlaps;
 }
 
 ddp_status ddp_reducer_announce(ddp_reducer *reducer, int param)
@@ -62,10 +60,10 @@ ddp_status ddp_reducer_announce(ddp_reducer *reducer, int param)
 	ddp_status status = ddp_ready_announce(&reducer->ready, param);
 	int k;
 
-	if (!reducer->communicates || !reducer->buckets || !reducer->overlaps)
+	if (!starts_early(reducer))
 		return status;
 	while (status == DDP_OK && (k = ddp_ready_take(&reducer->ready, reducer->hold)) >= 0)
-		status = issue_bucket(reducer, k);
+		status = start_bucket(reducer, k);
 	return status;
 }
 
@@ -123,15 +121,15 @@ ddp_status ddp_reducer_finish(ddp_reducer *reducer, const double *totals, size_t
 	reducer->totals_count = count;
 	if (!reducer->communicates)
 		return DDP_OK;
-	if (!reducer->buckets)
+	if (reducer->start == NULL)
 		return ddp_reducer_meet(reducer, "totals", reducer->totals, count);
 	while (status == DDP_OK && (k = ddp_ready_force(&reducer->ready, reducer->hold)) >= 0)
-		status = issue_bucket(reducer, k);
+		status = start_bucket(reducer, k);
 	if (status == DDP_OK)
 		status = issue_totals(reducer);
 	while (status == DDP_OK &&
 	       (k = ddp_ready_force(&reducer->ready, reducer->plan->count)) >= 0)
-		status = issue_bucket(reducer, k);
+		status = start_bucket(reducer, k);
 	return status;
 }
 
@@ -140,10 +138,10 @@ ddp_status ddp_reducer_catch_up(ddp_reducer *reducer)
 	ddp_status status = DDP_OK;
 	int k;
 
-	if (!reducer->communicates || !reducer->buckets || !reducer->overlaps)
+	if (!starts_early(reducer))
 		return DDP_OK;
 	while (status == DDP_OK && (k = ddp_ready_force(&reducer->ready, reducer->hold)) >= 0)
-		status = issue_bucket(reducer, k);
+		status = start_bucket(reducer, k);
 	return status;
 }
 
@@ -174,18 +172,9 @@ ddp_status ddp_reducer_wait_totals(ddp_reducer *reducer, double *totals)
 	return status;
 }
 
-ddp_status ddp_reducer_wait(ddp_reducer *reducer, int first, int end)
+ddp_status ddp_reducer_end(ddp_reducer *reducer, int request, const char *name, int64_t bytes)
 {
-	ddp_status status = DDP_OK;
-	char name[32];
-
-	for (int k = first; k < end && status == DDP_OK; k++) {
-		const ddp_bucket *bucket = &reducer->plan->buckets[k];
-		snprintf(name, sizeof(name), "bucket %d", k);
-		status = wait_request(reducer, &reducer->requests[k], name,
-		                      (bucket->end - bucket->begin) * (int64_t)sizeof(float));
-	}
-	return status;
+	return wait_request(reducer, &reducer->requests[request], name, bytes);
 }
 
 void ddp_reducer_reset(ddp_reducer *reducer)
@@ -198,7 +187,7 @@ bool ddp_reducer_busy(const ddp_reducer *reducer)
 {
 	if (reducer->totals_request != NULL)
 		return true;
-	for (int k = 0; k < reducer->plan->count; k++) {
+	for (int k = 0; k < reducer->request_count; k++) {
 		if (reducer->requests[k] != NULL)
 			return true;
 	}
@@ -210,7 +199,7 @@ void ddp_reducer_abandon(ddp_reducer *reducer, const char *reason)
 	if (!ddp_reducer_busy(reducer))
 		return;
 	ddp_comm_abort(reducer->comm, reason);
-	for (int k = 0; k < reducer->plan->count; k++) {
+	for (int k = 0; k < reducer->request_count; k++) {
 		if (reducer->requests[k] != NULL)
 			ddp_wait(reducer->requests[k]);
 		reducer->requests[k] = NULL;

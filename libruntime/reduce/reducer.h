@@ -7,7 +7,8 @@
  * is the last that backward finishes, so this costs no time, and the update
  * of everything before runs beside their reduction.
  *
- * Where the update is sharded, only the totals travel this way.
+ * What a bucket does when it starts is the strategy's business; where buckets do not
+ * travel, only the totals do.
  */
 #ifndef DDP_REDUCE_REDUCER_H
 #define DDP_REDUCE_REDUCER_H
@@ -19,17 +20,24 @@
 
 enum { DDP_TOTALS_MAX = 16 };
 
+struct ddp_model;
+
+/* Issues what sums bucket `k`. */
+typedef ddp_status ddp_start_fn(struct ddp_model *model, int k);
+
 typedef struct ddp_reducer {
 	ddp_comm *comm;
 	ddp_watch *watch;
-	float *grads;
 	const ddp_bucket_plan *plan;
+	struct ddp_model *model;  /* for `start` */
+	ddp_start_fn *start;      /* NULL: gradients take another way */
 	ddp_ready ready;
 	int hold;
 	bool communicates; /* false: only the announcements are checked */
-	bool buckets;      /* false: gradients take another way */
 	bool overlaps;     /* false: nothing is issued before the end of the step */
-	ddp_request **requests;   /* of each bucket; NULL: none under way */
+	ddp_request **requests;   /* [request_count], numbered by the strategy; NULL: none
+	                             under way */
+	int request_count;
 	ddp_request *totals_request;
 	double totals[DDP_TOTALS_MAX];
 	size_t totals_count;
@@ -37,11 +45,10 @@ typedef struct ddp_reducer {
 	size_t span_count, spans_max;
 } ddp_reducer;
 
-/* The plan, the layout, the gradients and the watch must outlive it. */
-ddp_status ddp_reducer_make(ddp_comm *comm, ddp_watch *watch, float *grads,
-                            const ddp_layout *layout, const ddp_bucket_plan *plan,
-                            bool communicates, bool buckets, bool overlaps,
-                            ddp_reducer *reducer);
+/* `reducer` has comm, watch, plan, model, start, communicates and overlaps, of which the
+   pointers must outlive it, as the layout must; the rest is filled in. `requests`: how
+   many operations are under way at most, besides the totals. */
+ddp_status ddp_reducer_make(const ddp_layout *layout, int requests, ddp_reducer *reducer);
 /* Nothing may be under way. */
 void ddp_reducer_free(ddp_reducer *reducer);
 
@@ -59,8 +66,10 @@ ddp_status ddp_reducer_run(ddp_reducer *reducer, const char *name,
 /* Sums `values` over all ranks at once; none: ranks only meet. */
 ddp_status ddp_reducer_meet(ddp_reducer *reducer, const char *name, double *values,
                             size_t count);
-/* Waits for buckets [first, end). */
-ddp_status ddp_reducer_wait(ddp_reducer *reducer, int first, int end);
+/* Issues operation number `request` of the step. */
+ddp_status ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_collective *operation);
+/* Waits for it, if it is under way; `name` and `bytes` are for the trace. */
+ddp_status ddp_reducer_end(ddp_reducer *reducer, int request, const char *name, int64_t bytes);
 /* Ready for the next step. */
 void ddp_reducer_reset(ddp_reducer *reducer);
 

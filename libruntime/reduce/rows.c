@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "kernels.h"
 
 static bool make_set(const ddp_slot *slot, int ranks, ddp_row_set *set)
 {
@@ -112,20 +111,13 @@ static ddp_status gather(ddp_rows *rows, ddp_row_set *set, ddp_reducer *reducer,
 	return status;
 }
 
-ddp_status ddp_rows_exchange(ddp_rows *rows, ddp_reducer *reducer, float *grads)
+ddp_status ddp_rows_gather(ddp_rows *rows, int i, ddp_reducer *reducer, int64_t *total)
 {
-	ddp_status status = DDP_OK;
-	int64_t total;
+	ddp_row_set *set = &rows->sets[i];
 
-	for (int i = 0; i < rows->count && status == DDP_OK; i++) {
-		ddp_row_set *set = &rows->sets[i];
-
-		status = gather(rows, set, reducer, &total);
-		if (status != DDP_OK)
-			return ddp_fail_context(status, "rows of the gradient of \"%s\"", set->slot->name);
-		dk_add_rows(grads + set->slot->offset, set->all_rows, set->all_values, total,
-		            set->width);
-		set->used = 0;
-	}
-	return status;
+	ddp_status status = gather(rows, set, reducer, total);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "rows of the gradient of \"%s\"", set->slot->name);
+	set->used = 0;
+	return DDP_OK;
 }

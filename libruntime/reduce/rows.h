@@ -37,8 +37,8 @@ ddp_status ddp_rows_keep(ddp_rows *rows, const ddp_slot *slot, const int32_t *in
 /* Forgets the rows of the step under way. */
 void ddp_rows_discard(ddp_rows *rows);
 
-/* Gathers all rows and adds them to `grads`, whose dense parts must be
-   reduced, once per step. Collective. */
-ddp_status ddp_rows_exchange(ddp_rows *rows, ddp_reducer *reducer, float *grads);
+/* Gathers all ranks' rows of set i, once per step: they are in all_rows and all_values
+   then, *total of them. Collective. */
+ddp_status ddp_rows_gather(ddp_rows *rows, int i, ddp_reducer *reducer, int64_t *total);
 
 #endif

@@ -1,6 +1,7 @@
 /* step: one training step, from the first gradient to the update. */
 #include "reduce/model_state.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -156,17 +157,34 @@ ddp_status ddp_grad_rows(ddp_model *model, int param, const int32_t *index, cons
 	return DDP_OK;
 }
 
+ddp_status ddp_model_wait(ddp_model *model, int first, int end)
+{
+	ddp_status status = DDP_OK;
+
+	for (int k = first; k < end && status == DDP_OK && model->strategy->wait != NULL; k++)
+		status = model->strategy->wait(model, k);
+	return status;
+}
+
 /* Adds the rows of all ranks to dense parts that are reduced. */
 static ddp_status complete_rows(ddp_model *model)
 {
-	if (model->rows.count == 0)
+	ddp_rows *rows = &model->rows;
+	int64_t total;
+
+	if (rows->count == 0)
 		return DDP_OK;
 	/* Dense parts lie at the end of what travels in buckets, in the first ones. */
-	int64_t first = model->rows.sets[0].slot->offset;
+	int64_t first = rows->sets[0].slot->offset;
 	int buckets = first < model->layout.dense ? ddp_bucket_of(&model->plan, first) + 1 : 0;
-	ddp_status status = ddp_reducer_wait(&model->reducer, 0, buckets);
-	return status == DDP_OK ? ddp_rows_exchange(&model->rows, &model->reducer, model->grads)
-	                        : status;
+	ddp_status status = ddp_model_wait(model, 0, buckets);
+	for (int i = 0; i < rows->count && status == DDP_OK; i++) {
+		const ddp_row_set *set = &rows->sets[i];
+		status = ddp_rows_gather(rows, i, &model->reducer, &total);
+		if (status == DDP_OK)
+			model->strategy->add_rows(model, set->slot, set->all_rows, set->all_values, total);
+	}
+	return status;
 }
 
 /* Ready for the next step. */
@@ -179,7 +197,7 @@ static void reset(ddp_model *model)
 
 ddp_status ddp_model_discard(ddp_model *model)
 {
-	ddp_status status = ddp_reducer_wait(&model->reducer, 0, model->plan.count);
+	ddp_status status = ddp_model_wait(model, 0, model->plan.count);
 
 	if (status != DDP_OK)
 		return status;
@@ -214,8 +232,8 @@ static ddp_status refuse(ddp_model *model, ddp_status refused)
 	return ddp_fail(refused, "%s", reason);
 }
 
-static ddp_status reduce_and_update(ddp_model *model, double weight, double loss_sum,
-                                    ddp_step_stats *stats)
+/* What all ranks say of the step: of its weight, loss and end. */
+static ddp_status agree(ddp_model *model, double weight, double loss_sum, ddp_step_stats *stats)
 {
 	ddp_consensus own, all;
 
@@ -232,25 +250,41 @@ static ddp_status reduce_and_update(ddp_model *model, double weight, double loss
 		return refuse(model, ddp_consensus_name(model, loss_sum, &all));
 	if (status == DDP_OK && !ddp_consensus_same_params(model, &own, &all))
 		return refuse(model, ddp_params_compare(model));
-	/* They were issued before the totals, so they are complete, or nearly. */
-	if (status == DDP_OK)
-		status = ddp_reducer_wait(&model->reducer, 0, model->reducer.hold);
-	if (status == DDP_OK)
-		status = complete_rows(model);
 	if (status != DDP_OK)
 		return status;
-
 	model->compared = true;
-	ddp_update update = {
-		.learning_rate = model->learning_rate,
-		.grad_scale = 1 / all.weight,
-		.step = model->steps + 1,
-	};
 	stats->weight = all.weight;
 	stats->loss = all.loss_sum / all.weight;
-	stats->learning_rate = update.learning_rate;
+	stats->learning_rate = model->learning_rate;
 	stats->stop = all.stop > 0;
-	return ddp_model_update(model, &update, stats->weight, &stats->grad_norm);
+	/* They were issued before the totals, so they are complete, or nearly. */
+	status = ddp_model_wait(model, 0, model->reducer.hold);
+	return status == DDP_OK ? complete_rows(model) : status;
+}
+
+/* Clipping needs the norm of all gradients first. */
+static ddp_status update(ddp_model *model, ddp_step_stats *stats)
+{
+	const bool clips = model->settings.clip_norm > 0;
+	ddp_update update = {
+		.learning_rate = stats->learning_rate,
+		.grad_scale = 1 / stats->weight,
+		.step = model->steps + 1,
+	};
+	ddp_status status = DDP_OK;
+	double squares;
+
+	if (clips) {
+		status = model->strategy->reduce(model, &squares);
+		if (status != DDP_OK)
+			return status;
+		update.grad_scale *= ddp_clip_factor(model->settings.clip_norm,
+		                                     sqrt(squares) / stats->weight);
+	}
+	status = model->strategy->update(model, &update, clips, &squares);
+	if (status == DDP_OK)
+		stats->grad_norm = sqrt(squares) / stats->weight;
+	return status;
 }
 
 static double phase_since(ddp_model *model, ddp_phase phase)
@@ -306,7 +340,9 @@ ddp_status ddp_step(ddp_model *model, double weight, double loss_sum, ddp_step_s
 	ddp_model_start_clock(model);
 	ddp_watch_phase(model->context->watch,
 	                model->reducer.communicates ? DDP_PHASE_WAIT : DDP_PHASE_OPTIMIZER);
-	status = reduce_and_update(model, weight, loss_sum, &taken);
+	status = agree(model, weight, loss_sum, &taken);
+	if (status == DDP_OK)
+		status = update(model, &taken);
 	if (status != DDP_OK) {
 		ddp_fail_context(status, "step %lld", (long long)model->steps + 1);
 		if (!model->refused)
@@ -335,7 +371,7 @@ void ddp_request_stop(ddp_model *model)
 void ddp_get_summary(const ddp_model *model, ddp_summary *summary)
 {
 	*summary = model->summary;
-	summary->update = model->sharded.ranks > 0 ? DDP_SHARDED : DDP_REPLICATED;
+	summary->update = model->strategy->mode;
 	summary->units_per_second =
 		summary->seconds > 0 ? model->weight_sum / summary->seconds : 0;
 	summary->overlap_ratio =

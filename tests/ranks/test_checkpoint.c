@@ -22,6 +22,7 @@
 #include "context.h"
 #include "data/loader.h"
 #include "reduce/model_state.h"
+#include "reduce/strategy_node.h"
 #include "state/leader.h"
 #include "state/safetensors.h"
 #include "state/store.h"
@@ -844,13 +845,13 @@ static void lose_a_rank_that_updates(ddp_context *context)
 	train(job, 2);
 	CHECK(ddp_barrier(context->world) == DDP_OK);
 	if (context->job.rank == 1) {
-		CHECK(ddp_sharded_begin(&job.model->sharded, context->world, 3) == DDP_OK);
+		CHECK(ddp_node_strategy_begin(job.model, 3) == DDP_OK);
 		raise(SIGKILL);
 	}
 	CHECK(ddp_step(job.model, 1, 0, NULL) == DDP_ERR_PEER);
 	CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_ERR_STATE);
 	CHECK(says("rank 1 began to update"));
-	CHECK(ddp_sharded_begin(&job.model->sharded, context->world, 3) == DDP_ERR_PEER);
+	CHECK(ddp_node_strategy_begin(job.model, 3) == DDP_ERR_PEER);
 	free_job(job);
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "reduce/bucket.h"
+#include "reduce/unit.h"
 
 enum { PARAMS_MAX = 8, BUCKETS_MAX = 16 };
 
@@ -136,6 +137,115 @@ static void every_element_is_in_one_bucket(void **state)
 	make_layout(counts, &layout);
 	for (int64_t size = 1; size < 400; size += 7)
 		expect_whole_plan(&layout, size / 3, size);
+	ddp_layout_free(&layout);
+}
+
+/* Each rank's pieces are what it owns, in order, with no gap where it keeps them. */
+static void expect_pieces(const ddp_layout *layout, const ddp_bucket_plan *plan, int ranks, int rank,
+                          int64_t *owned)
+{
+	int64_t begin, end, kept = 0;
+	ddp_units units;
+
+	assert_int_equal(ddp_units_make(layout, plan, ranks, rank, &units), DDP_OK);
+	for (int u = 0; u < units.count; u++) {
+		const ddp_unit *unit = &units.list[u];
+		ddp_unit_slice(&units, unit, rank, &begin, &end);
+		for (int i = unit->first_piece; i < unit->end_piece; i++) {
+			const ddp_piece *piece = &units.pieces[i];
+			assert_true(piece->begin == begin && piece->kept == kept);
+			assert_true(piece->begin < piece->end && piece->end - piece->begin <= DDP_PIECE_ELEMENTS);
+			kept += piece->end - piece->begin;
+			begin = piece->end;
+		}
+		assert_int_equal(begin, end);
+	}
+	assert_true(kept <= units.most);
+	*owned = kept;
+	ddp_units_free(&units);
+}
+
+static void expect_units(const ddp_layout *layout, int64_t bucket, int ranks)
+{
+	int64_t owned, all = 0, end = 0, begin, stop, most = 0;
+	ddp_bucket_plan plan;
+	ddp_units units;
+
+	assert_int_equal(ddp_bucket_plan_make(layout, bucket, bucket, &plan), DDP_OK);
+	assert_int_equal(ddp_units_make(layout, &plan, ranks, 0, &units), DDP_OK);
+	for (int u = 0; u < units.count; u++) {
+		const ddp_unit *unit = &units.list[u];
+		assert_true(unit->begin == end && unit->end > unit->begin);
+		assert_true(unit->end - unit->begin <= DDP_UNIT_ELEMENTS);
+		assert_int_equal(ddp_bucket_of(&plan, unit->begin), ddp_bucket_of(&plan, unit->end - 1));
+		assert_int_equal(ddp_unit_at(&units, unit->begin), u);
+		assert_int_equal(ddp_unit_at(&units, unit->end - 1), u);
+		for (int r = 0; r < ranks; r++) {
+			ddp_unit_slice(&units, unit, r, &begin, &stop);
+			assert_int_equal(begin, end);
+			assert_true(stop - begin <= (unit->end - unit->begin) / ranks + DDP_ALIGN_ELEMENTS);
+			end = stop;
+		}
+		assert_int_equal(end, unit->end);
+	}
+	assert_int_equal(end, layout->elements);
+	assert_int_equal(ddp_unit_at(&units, end), units.count);
+	for (int r = 0; r < ranks; r++) {
+		expect_pieces(layout, &plan, ranks, r, &owned);
+		all += owned;
+		most = owned > most ? owned : most;
+	}
+	assert_true(all == end && most == units.most);
+	ddp_units_free(&units);
+	ddp_bucket_plan_free(&plan);
+}
+
+static void every_element_has_one_owner(void **state)
+{
+	static const int64_t counts[PARAMS_MAX] = { 1000, 3 << 20, 17, 16, 2500000, 1 };
+	static const int64_t buckets[] = { 4 << 20, 1 << 18, 100000 };
+	ddp_layout layout;
+
+	(void)state;
+	make_layout(counts, &layout);
+	for (int ranks = 1; ranks <= 7; ranks += 2) {
+		for (size_t b = 0; b < sizeof(buckets) / sizeof(buckets[0]); b++)
+			expect_units(&layout, buckets[b], ranks);
+	}
+	ddp_layout_free(&layout);
+}
+
+/* Whatever pieces values come in, each rank keeps what it owns of them. */
+static void what_is_stored_is_kept_by_its_owner(void **state)
+{
+	enum { RANKS = 3, MOST = 4096 };
+	static const int64_t counts[PARAMS_MAX] = { 1000, 3, 17, 16, 250, 1 };
+	float values[MOST], kept[MOST];
+	ddp_bucket_plan plan;
+	ddp_layout layout;
+	ddp_units units;
+
+	(void)state;
+	for (int i = 0; i < MOST; i++)
+		values[i] = (float)(i + 1);
+	make_layout(counts, &layout);
+	assert_true(layout.elements <= MOST);
+	assert_int_equal(ddp_bucket_plan_make(&layout, 64, 160, &plan), DDP_OK);
+	for (int r = 0; r < RANKS; r++) {
+		memset(kept, 0, sizeof(kept));
+		assert_int_equal(ddp_units_make(&layout, &plan, RANKS, r, &units), DDP_OK);
+		for (int64_t first = 0; first < layout.elements; first += 37) {
+			int64_t left = layout.elements - first;
+			ddp_units_store(&units, kept, first, values + first, left < 37 ? left : 37);
+		}
+		for (int i = 0; i < units.piece_count; i++) {
+			const ddp_piece *piece = &units.pieces[i];
+			assert_memory_equal(kept + piece->kept, values + piece->begin,
+			                    (size_t)(piece->end - piece->begin) * sizeof(float));
+		}
+		ddp_units_free(&units);
+	}
+	ddp_bucket_plan_free(&plan);
 	ddp_layout_free(&layout);
 }
 
@@ -351,6 +461,8 @@ int main(void)
 		cmocka_unit_test(buckets_are_cut_from_the_end),
 		cmocka_unit_test(large_gradients_do_not_wait_for_the_first_parameter),
 		cmocka_unit_test(every_element_is_in_one_bucket),
+		cmocka_unit_test(every_element_has_one_owner),
+		cmocka_unit_test(what_is_stored_is_kept_by_its_owner),
 		cmocka_unit_test(first_bucket_can_be_larger_than_the_others),
 		cmocka_unit_test(tensors_begin_at_64_bytes),
 		cmocka_unit_test(number_without_dimensions_is_an_element),

@@ -87,7 +87,8 @@ static void train(const struct recorded *record, int64_t range, float *param)
 		double wanted = set_grads(grad, step), squares = 0;
 
 		for (int64_t begin = 0; begin < ELEMENTS; begin += range)
-			squares += ddp_optim_apply(&optim, &update, param, grad, begin, begin + range);
+			squares += ddp_optim_apply(&optim, &update, param + begin, grad + begin, begin,
+			                           begin + range, begin);
 		assert_true(fabs(squares - wanted) < 1e-9 * wanted);
 		for (int i = 0; i < ELEMENTS; i++)
 			assert_true(grad[i] == 0);
@@ -156,7 +157,7 @@ static void large_arena_takes_decay_per_tensor(void **state)
 	assert_non_null(grad);
 	for (int64_t e = 0; e < layout.elements; e++)
 		param[e] = 1;
-	ddp_optim_apply(&optim, &update, param, grad, 0, layout.elements);
+	ddp_optim_apply(&optim, &update, param, grad, 0, layout.elements, 0);
 	for (int t = 0; t < 3; t++) {
 		float wanted = large[t].no_decay ? 1 : 0.75f;
 		for (int64_t e = 0; e < layout.slots[t].count; e++)
@@ -251,7 +252,8 @@ static void all_threads_update_and_change_no_bit(void **state)
 		}
 		dk_set_threads(i == 0 ? 1 : THREADS);
 		seen_count = 0;
-		squares[i] = ddp_optim_apply(&optim, &update, param[i], grad[i], 0, layout.elements);
+		squares[i] = ddp_optim_apply(&optim, &update, param[i], grad[i], 0, layout.elements,
+		                             0);
 		ddp_optim_free(&optim);
 	}
 	/* None, where the kernels were built without threads; the sanitizer's build has one. */

@@ -1,0 +1,61 @@
+/*
+ * strategy: by which way the ranks' gradients become the same new parameters on all of
+ * them: what a bucket does when it is complete, who updates what, and who keeps which
+ * part of the optimizer's state. A model has one, chosen when it is made; nothing else
+ * asks which. A function that is NULL has nothing to do.
+ */
+#ifndef DDP_REDUCE_STRATEGY_H
+#define DDP_REDUCE_STRATEGY_H
+
+#include "optim/optim.h"
+#include "reduce/layout.h"
+
+struct ddp_model;
+
+typedef struct ddp_strategy {
+	const char *name;
+	ddp_update_mode mode; /* as the summary calls it */
+	bool spreads;         /* each rank keeps the optimizer's state of what it owns, no more */
+	bool moves_rows;      /* rows can travel by themselves, apart from the dense part */
+
+	/* Makes what can fail on this rank alone. */
+	ddp_status (*prepare)(struct ddp_model *model);
+	/* Collective; the arenas are there. It lends the optimizer its state, if it spreads. */
+	ddp_status (*open)(struct ddp_model *model);
+	void (*close)(struct ddp_model *model);
+
+	/* Bucket `k` is complete on this rank, and all before it are started. NULL: the
+	   gradients take another way than by buckets. */
+	ddp_status (*start)(struct ddp_model *model, int k);
+	/* Waits until bucket `k` is reduced, if it is started. */
+	ddp_status (*wait)(struct ddp_model *model, int k);
+	/* Adds rows to the reduced gradient of `slot`. Only if it moves rows. */
+	void (*add_rows)(struct ddp_model *model, const ddp_slot *slot, const int32_t *rows,
+	                 const float *values, int64_t count);
+
+	/*
+	 * The end of a step; all buckets are started, and rows are added. reduce() waits until
+	 * all gradients are reduced, and tells the sum of their squares over the whole model.
+	 * update() does the same if that was not called (`reduced` false), but may update what
+	 * is complete beside the rest; then all ranks have new parameters, and gradients of 0.
+	 * *squares is written unless `reduced`. Collective.
+	 */
+	ddp_status (*reduce)(struct ddp_model *model, double *squares);
+	ddp_status (*update)(struct ddp_model *model, const ddp_update *update, bool reduced,
+	                     double *squares);
+
+	/* If it spreads: copies state i of all ranks to an arena of the whole layout. */
+	void (*collect)(const struct ddp_model *model, int i, float *whole);
+	/* DDP_ERR_STATE if a rank has begun to change what is complete after `steps`. */
+	ddp_status (*check)(const struct ddp_model *model, int64_t steps);
+	/* This many steps are done, as a checkpoint says. */
+	void (*set_steps)(struct ddp_model *model, int64_t steps);
+} ddp_strategy;
+
+/* Each in the file of its name. */
+extern const ddp_strategy ddp_all_reduce_strategy, ddp_node_strategy;
+
+/* The one for a world of `ranks` that communicate (1 if they do not), on `nodes`. */
+const ddp_strategy *ddp_strategy_choose(ddp_update_mode mode, int ranks, int nodes);
+
+#endif

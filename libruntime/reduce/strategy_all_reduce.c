@@ -1,0 +1,98 @@
+/*
+ * all_reduce: gradients are summed in buckets while backward runs, and each rank updates
+ * all parameters with the same bits. Where ranks do not communicate there is nothing to
+ * sum, and each updates its own.
+ */
+#include <stdio.h>
+
+#include "base/error.h"
+#include "kernels.h"
+#include "reduce/model_state.h"
+
+static ddp_status start(ddp_model *model, int k)
+{
+	const ddp_bucket *bucket = &model->plan.buckets[k];
+	const ddp_collective operation = {
+		.kind = DDP_ALL_REDUCE, .recv = model->grads + bucket->begin,
+		.count = (size_t)(bucket->end - bucket->begin), .type = DDP_F32, .op = DDP_SUM,
+	};
+
+	return ddp_reducer_issue(&model->reducer, k, &operation);
+}
+
+static ddp_status wait(ddp_model *model, int k)
+{
+	const ddp_bucket *bucket = &model->plan.buckets[k];
+	char name[32];
+
+	snprintf(name, sizeof(name), "bucket %d", k);
+	return ddp_reducer_end(&model->reducer, k, name,
+	                       (bucket->end - bucket->begin) * (int64_t)sizeof(float));
+}
+
+static void add_rows(ddp_model *model, const ddp_slot *slot, const int32_t *rows,
+                     const float *values, int64_t count)
+{
+	dk_add_rows(model->grads + slot->offset, rows, values, count, slot->count / slot->shape[0]);
+}
+
+/* The same bits on all ranks: each sums the squares of what it owns, in pieces, and the
+   sums are all-reduced. */
+static ddp_status reduce(ddp_model *model, double *squares)
+{
+	ddp_status status = ddp_model_wait(model, 0, model->plan.count);
+
+	if (status != DDP_OK)
+		return status;
+	ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
+	*squares = 0;
+	for (int i = 0; i < model->units.piece_count; i++) {
+		const ddp_piece *piece = &model->units.pieces[i];
+		*squares += dk_sum_squares(model->grads + piece->begin, piece->end - piece->begin);
+	}
+	return ddp_reducer_meet(&model->reducer, "norm", squares, 1);
+}
+
+static double apply(ddp_model *model, const ddp_update *update, int64_t begin, int64_t end)
+{
+	return ddp_optim_apply(&model->optim, update, model->params + begin, model->grads + begin,
+	                       begin, end, begin);
+}
+
+/* Each bucket while those behind it are still under way. */
+static ddp_status update_by_bucket(ddp_model *model, const ddp_update *update, double *squares)
+{
+	ddp_watch *watch = model->context->watch;
+
+	*squares = 0;
+	for (int k = 0; k < model->plan.count; k++) {
+		const ddp_bucket *bucket = &model->plan.buckets[k];
+
+		if (model->reducer.communicates && k >= model->reducer.hold)
+			ddp_watch_phase(watch, DDP_PHASE_WAIT);
+		ddp_status status = ddp_model_wait(model, k, k + 1);
+		if (status != DDP_OK)
+			return status;
+		ddp_watch_phase(watch, DDP_PHASE_OPTIMIZER);
+		model->torn = true;
+		*squares += apply(model, update, bucket->begin, bucket->end);
+	}
+	/* What travels by rows alone is complete. */
+	*squares += apply(model, update, model->layout.dense, model->layout.elements);
+	model->torn = false;
+	return DDP_OK;
+}
+
+static ddp_status update(ddp_model *model, const ddp_update *update, bool reduced, double *squares)
+{
+	if (!reduced)
+		return update_by_bucket(model, update, squares);
+	ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
+	apply(model, update, 0, model->layout.elements);
+	return DDP_OK;
+}
+
+const ddp_strategy ddp_all_reduce_strategy = {
+	.name = "all_reduce", .mode = DDP_REPLICATED, .moves_rows = true,
+	.start = start, .wait = wait, .add_rows = add_rows, .reduce = reduce, .update = update,
+};

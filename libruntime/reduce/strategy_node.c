@@ -1,0 +1,259 @@
+#include "reduce/strategy_node.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/fence.h"
+#include "comm/core/failure.h"
+#include "comm/ops/kernels.h"
+#include "kernels.h"
+#include "reduce/model_state.h"
+
+/* Addresses are those in this process, of each rank's memory. */
+typedef struct node {
+	int ranks, rank;
+	void **params, **grads;  /* [ranks]: arenas */
+	void **state[DDP_OPTIM_STATES_MAX]; /* [ranks]: of what that rank owns */
+	void **begun;            /* [ranks]: _Atomic int64_t, the last step whose update
+	                            that rank has begun */
+	double *squares;         /* of each of this rank's pieces */
+} node;
+
+static node *node_of(const ddp_model *model)
+{
+	return model->own;
+}
+
+static ddp_status prepare(ddp_model *model)
+{
+	size_t ranks = (size_t)model->units.ranks;
+
+	node *made = calloc(1, sizeof(*made));
+	if (made == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the addresses of %zu ranks' parameters", ranks);
+	model->own = made;
+	made->ranks = model->units.ranks;
+	made->rank = model->units.rank;
+	made->params = calloc(ranks, sizeof(*made->params));
+	made->grads = calloc(ranks, sizeof(*made->grads));
+	made->begun = calloc(ranks, sizeof(*made->begun));
+	made->squares = calloc((size_t)model->units.piece_count + 1, sizeof(*made->squares));
+	bool complete = made->params != NULL && made->grads != NULL && made->begun != NULL &&
+	                made->squares != NULL;
+	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++) {
+		made->state[i] = calloc(ranks, sizeof(*made->state[i]));
+		complete = complete && made->state[i] != NULL;
+	}
+	return complete ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for the addresses of %zu ranks' "
+	                                    "parameters", ranks);
+}
+
+static ddp_status share(ddp_comm *comm, size_t bytes, void **copies)
+{
+	void *memory;
+
+	ddp_status status = ddp_mem_alloc(comm, bytes, &memory);
+	return status == DDP_OK ? ddp_comm_copies(comm, memory, bytes, copies) : status;
+}
+
+static ddp_status open_memory(ddp_model *model)
+{
+	node *n = node_of(model);
+	ddp_comm *comm = model->context->world;
+	size_t bytes = (size_t)model->layout.elements * sizeof(float);
+	/* Never nothing, and as much on all ranks. */
+	size_t kept = (size_t)(model->units.most + 1) * sizeof(float);
+
+	ddp_status status = ddp_comm_copies(comm, model->params, bytes, n->params);
+	if (status == DDP_OK)
+		status = ddp_comm_copies(comm, model->grads, bytes, n->grads);
+	if (status == DDP_OK)
+		status = share(comm, sizeof(_Atomic int64_t), n->begun);
+	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
+		status = share(comm, kept, n->state[i]);
+		if (status == DDP_OK)
+			ddp_optim_lend(&model->optim, i, n->state[i][n->rank]);
+	}
+	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "the optimizer's state");
+}
+
+static void release(ddp_comm *comm, int rank, void **copies)
+{
+	if (copies != NULL)
+		ddp_mem_free(comm, copies[rank]);
+	free(copies);
+}
+
+static void close_memory(ddp_model *model)
+{
+	node *n = node_of(model);
+	ddp_comm *comm = model->context->world;
+
+	if (n == NULL)
+		return;
+	free(n->params);
+	free(n->grads);
+	free(n->squares);
+	release(comm, n->rank, n->begun);
+	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
+		release(comm, n->rank, n->state[i]);
+	free(n);
+}
+
+static _Atomic int64_t *begun_of(const node *n, int rank)
+{
+	return n->begun[rank];
+}
+
+ddp_status ddp_node_strategy_begin(ddp_model *model, int64_t step)
+{
+	_Atomic int64_t *begun = begun_of(node_of(model), node_of(model)->rank);
+
+	/* Who saves does the reverse: it sees the communicator broken, then looks here. */
+	atomic_store(begun, step);
+	ddp_full_fence();
+	ddp_status status = ddp_comm_check(model->context->world);
+	if (status != DDP_OK)
+		atomic_store(begun, step - 1);
+	return status;
+}
+
+static void set_steps(ddp_model *model, int64_t steps)
+{
+	atomic_store(begun_of(node_of(model), node_of(model)->rank), steps);
+}
+
+static ddp_status check(const ddp_model *model, int64_t steps)
+{
+	const node *n = node_of(model);
+
+	ddp_full_fence();
+	for (int r = 0; r < n->ranks; r++) {
+		if (atomic_load(begun_of(n, r)) > steps)
+			return ddp_fail(DDP_ERR_STATE,
+			                "step %lld failed after rank %d began to update the parameters; go back "
+			                "to the last checkpoint", (long long)steps + 1, r);
+	}
+	return DDP_OK;
+}
+
+/* What the threads of one pass share. */
+typedef struct pass {
+	ddp_model *model;
+	node *node;
+	const ddp_update *update; /* NULL: sum only */
+	bool reduced;
+} pass;
+
+/* Into this rank's own gradients; those of the others become 0. */
+static void sum_piece(const node *n, const ddp_piece *piece)
+{
+	const size_t begin = (size_t)piece->begin, count = (size_t)(piece->end - piece->begin);
+	const ddp_combination sum = {
+		.type = DDP_F32, .op = DDP_SUM, .nsrc = n->ranks, .src = (const void *const *)n->grads,
+		.ndst = 1, .dst = &n->grads[n->rank],
+	};
+
+	ddp_combine(&sum, begin, count);
+	for (int r = 0; r < n->ranks; r++) {
+		float *grads = n->grads[r];
+		if (r != n->rank)
+			memset(grads + begin, 0, count * sizeof(float));
+	}
+}
+
+/* On all ranks. */
+static double update_piece(const pass *p, const ddp_piece *piece)
+{
+	const node *n = p->node;
+	float *own = p->model->params + piece->begin;
+
+	double squares = ddp_optim_apply(&p->model->optim, p->update, own,
+	                                 p->model->grads + piece->begin, piece->begin, piece->end,
+	                                 piece->kept);
+	for (int r = 0; r < n->ranks; r++) {
+		float *params = n->params[r];
+		if (r != n->rank)
+			memcpy(params + piece->begin, own, (size_t)(piece->end - piece->begin) * sizeof(float));
+	}
+	return squares;
+}
+
+static void run_pieces(void *argument, int64_t first, int64_t last)
+{
+	const pass *p = argument;
+
+	for (int64_t i = first; i < last; i++) {
+		const ddp_piece *piece = &p->model->units.pieces[i];
+
+		if (!p->reduced)
+			sum_piece(p->node, piece);
+		p->node->squares[i] = p->update != NULL
+			? update_piece(p, piece)
+			: dk_sum_squares(p->model->grads + piece->begin, piece->end - piece->begin);
+	}
+}
+
+static double run_pass(ddp_model *model, const ddp_update *update, bool reduced)
+{
+	pass p = { .model = model, .node = node_of(model), .update = update, .reduced = reduced };
+	double squares = 0;
+
+	dk_parallel(model->units.piece_count, 1, run_pieces, &p);
+	for (int i = 0; i < model->units.piece_count; i++)
+		squares += p.node->squares[i];
+	return squares;
+}
+
+static ddp_status reduce(ddp_model *model, double *squares)
+{
+	ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
+	*squares = run_pass(model, NULL, false);
+	ddp_watch_phase(model->context->watch, DDP_PHASE_WAIT);
+	return ddp_reducer_meet(&model->reducer, "norm", squares, 1);
+}
+
+/* The parameters are torn until all ranks have stored what they own. */
+static ddp_status update(ddp_model *model, const ddp_update *update, bool reduced, double *squares)
+{
+	ddp_watch *watch = model->context->watch;
+	double updated;
+
+	ddp_watch_phase(watch, DDP_PHASE_OPTIMIZER);
+	ddp_status status = ddp_node_strategy_begin(model, update->step);
+	if (status != DDP_OK)
+		return status;
+	model->torn = true;
+	updated = run_pass(model, update, reduced);
+	ddp_watch_phase(watch, DDP_PHASE_WAIT);
+	status = ddp_reducer_meet(&model->reducer, "updated", &updated, 1);
+	if (status != DDP_OK)
+		return status;
+	model->torn = false;
+	if (!reduced)
+		*squares = updated;
+	return DDP_OK;
+}
+
+static void collect(const ddp_model *model, int i, float *whole)
+{
+	const node *n = node_of(model);
+	int64_t begin, end;
+
+	for (int r = 0; r < n->ranks; r++) {
+		const float *kept = n->state[i][r];
+		for (int u = 0; u < model->units.count; u++) {
+			ddp_unit_slice(&model->units, &model->units.list[u], r, &begin, &end);
+			memcpy(whole + begin, kept, (size_t)(end - begin) * sizeof(*whole));
+			kept += end - begin;
+		}
+	}
+}
+
+const ddp_strategy ddp_node_strategy = {
+	.name = "node", .mode = DDP_SHARDED, .spreads = true,
+	.prepare = prepare, .open = open_memory, .close = close_memory,
+	.reduce = reduce, .update = update, .collect = collect, .check = check, .set_steps = set_steps,
+};

@@ -1,0 +1,56 @@
+/*
+ * unit: a slice of the arenas that is owned, updated and saved as one. Units are cut
+ * once, when the model is made, at the borders of its buckets and wherever one would be
+ * larger than 4 MiB. Each rank owns a slice of each unit, so that all have as much to
+ * do in each bucket. What it keeps of the slices it owns, such as the optimizer's
+ * state, lies one behind the other in the order of the arenas: an element has two
+ * offsets, one in the arenas and one in its owner's memory.
+ */
+#ifndef DDP_REDUCE_UNIT_H
+#define DDP_REDUCE_UNIT_H
+
+#include "reduce/bucket.h"
+
+enum {
+	DDP_UNIT_ELEMENTS = 1 << 20,
+	DDP_PIECE_ELEMENTS = 32 * 1024, /* 128 KiB of each arena stay in a core's own cache */
+};
+
+typedef struct ddp_unit {
+	int64_t begin, end;         /* elements of the arenas */
+	int first_piece, end_piece; /* of this rank's slice */
+} ddp_unit;
+
+/* What a thread works on at a time. */
+typedef struct ddp_piece {
+	int64_t begin, end;  /* elements of the arenas */
+	int64_t kept;        /* where the first is in what this rank keeps */
+} ddp_piece;
+
+typedef struct ddp_units {
+	int ranks, rank;
+	int count;
+	ddp_unit *list;      /* [count]: in the order of the arenas, without gaps */
+	int piece_count;
+	ddp_piece *pieces;   /* of this rank, in that order, too */
+	int64_t most;        /* elements that a rank owns */
+} ddp_units;
+
+/* DDP_ERR_NOMEM. */
+ddp_status ddp_units_make(const ddp_layout *layout, const ddp_bucket_plan *plan, int ranks,
+                          int rank, ddp_units *units);
+void ddp_units_free(ddp_units *units);
+
+/* Elements [*begin, *end) of the arenas: the rank's slice of a unit, which may be empty. */
+void ddp_unit_slice(const ddp_units *units, const ddp_unit *unit, int rank, int64_t *begin,
+                    int64_t *end);
+
+/* The unit that the arenas' element `offset` is of; the count if it is behind them. */
+int ddp_unit_at(const ddp_units *units, int64_t offset);
+
+/* Copies those of the arenas' elements [first, first + count) that this rank owns to where
+   it keeps them. */
+void ddp_units_store(const ddp_units *units, float *kept, int64_t first, const float *values,
+                     int64_t count);
+
+#endif
