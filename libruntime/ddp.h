@@ -549,6 +549,27 @@ DDP_API ddp_status ddp_step(ddp_model *model, double weight, double loss_sum,
                             ddp_step_stats *stats);
 
 /*
+ * ddp_step() in two halves, for programs that look at a step before it counts.
+ *
+ * ddp_reduce_grads() is all of it but the update: stats tell weight, loss, grad_norm,
+ * learning_rate, stop, and step as the number that the step will have. Its errors are
+ * those of ddp_step(). Where the update is replicated, ddp_param_grad() then holds the
+ * sums over all ranks, and may be changed, on all ranks alike; grad_norm, by which
+ * gradients are clipped, stays what it was. Where it is sharded, sums are with their
+ * owners, and what ddp_param_grad() holds is not defined.
+ *
+ * Then follows, on all ranks alike, either ddp_update_params(), which ends the step with
+ * the learning rate that the model had at ddp_reduce_grads(); or ddp_zero_grads(), which
+ * forgets its gradients, so that it did not happen: one with a norm far from the
+ * others', say. Before the first ddp_grad_ready() with sync on, ddp_zero_grads() is local,
+ * and forgets what has piled up. DDP_ERR_STATE: out of order.
+ */
+DDP_API ddp_status ddp_reduce_grads(ddp_model *model, double weight, double loss_sum,
+                                    ddp_step_stats *stats);
+DDP_API ddp_status ddp_update_params(ddp_model *model, ddp_step_stats *stats);
+DDP_API ddp_status ddp_zero_grads(ddp_model *model);
+
+/*
  * Asks all ranks to stop: a ddp_step() that they are about to end, or the next
  * one, says so in stats->stop, in the same step on all ranks, which then leave
  * their loops together; ddp_train() does. Any thread, and signal handlers.

@@ -30,6 +30,8 @@ struct ddp_model {
 	int64_t steps;          /* done */
 	ddp_magnitude magnitude; /* of the step under way */
 	bool sync;
+	bool reduced;           /* all gradients of the step under way, which is not updated */
+	ddp_step_stats stats;   /* of that step, as far as they are known */
 	void *user_state;       /* of the program, for checkpoints */
 	size_t user_bytes;
 	void *attached;         /* see reduce/model.h */

@@ -65,6 +65,12 @@ ddp_status ddp_set_sync(ddp_model *model, bool sync)
 	return DDP_OK;
 }
 
+static ddp_status not_updated(const ddp_model *model)
+{
+	return ddp_fail(DDP_ERR_STATE, "the gradients of step %lld are reduced: call ddp_update_params() "
+	                "or, to forget them on all ranks, ddp_zero_grads()", (long long)model->steps + 1);
+}
+
 static ddp_status no_such_parameter(const ddp_model *model, int param)
 {
 	return ddp_fail(DDP_ERR_INVALID, "no parameter has index %d; there are %d", param,
@@ -102,6 +108,8 @@ ddp_status ddp_grad_ready(ddp_model *model, int param)
 		return status;
 	if (param < 0 || param >= model->layout.count)
 		return no_such_parameter(model, param);
+	if (model->reduced)
+		return not_updated(model);
 	if (!model->sync)
 		return DDP_OK;
 	int slot = model->layout.slot_of[param];
@@ -141,6 +149,8 @@ ddp_status ddp_grad_rows(ddp_model *model, int param, const int32_t *index, cons
 	const ddp_slot *slot = ddp_model_slot(model, param);
 	if (slot == NULL)
 		return no_such_parameter(model, param);
+	if (model->reduced)
+		return not_updated(model);
 	if (count > 0 && (index == NULL || values == NULL))
 		return ddp_fail(DDP_ERR_INVALID, "ddp_grad_rows(): a NULL argument");
 	status = check_rows(slot, index, count);
@@ -193,6 +203,7 @@ static void reset(ddp_model *model)
 	ddp_reducer_reset(&model->reducer);
 	model->magnitude = (ddp_magnitude){ 0 };
 	model->sync = true;
+	model->reduced = false;
 }
 
 ddp_status ddp_model_discard(ddp_model *model)
@@ -262,27 +273,31 @@ static ddp_status agree(ddp_model *model, double weight, double loss_sum, ddp_st
 	return status == DDP_OK ? complete_rows(model) : status;
 }
 
-/* Clipping needs the norm of all gradients first. */
-static ddp_status update(ddp_model *model, ddp_step_stats *stats)
+/* Waits for all gradients, and tells the norm of their mean. */
+static ddp_status reduce(ddp_model *model, ddp_step_stats *stats)
 {
-	const bool clips = model->settings.clip_norm > 0;
-	ddp_update update = {
-		.learning_rate = stats->learning_rate,
-		.grad_scale = 1 / stats->weight,
-		.step = model->steps + 1,
-	};
-	ddp_status status = DDP_OK;
 	double squares;
 
-	if (clips) {
-		status = model->strategy->reduce(model, &squares);
-		if (status != DDP_OK)
-			return status;
-		update.grad_scale *= ddp_clip_factor(model->settings.clip_norm,
-		                                     sqrt(squares) / stats->weight);
-	}
-	status = model->strategy->update(model, &update, clips, &squares);
+	ddp_status status = model->strategy->reduce(model, &squares);
 	if (status == DDP_OK)
+		stats->grad_norm = sqrt(squares) / stats->weight;
+	return status;
+}
+
+/* `reduced`: with reduce(), which clipping needs. */
+static ddp_status update(ddp_model *model, bool reduced, ddp_step_stats *stats)
+{
+	const double clip_norm = model->settings.clip_norm;
+	const double clip = clip_norm > 0 ? ddp_clip_factor(clip_norm, stats->grad_norm) : 1;
+	const ddp_update update = {
+		.learning_rate = stats->learning_rate,
+		.grad_scale = 1 / stats->weight * clip,
+		.step = model->steps + 1,
+	};
+	double squares;
+
+	ddp_status status = model->strategy->update(model, &update, reduced, &squares);
+	if (status == DDP_OK && !reduced)
 		stats->grad_norm = sqrt(squares) / stats->weight;
 	return status;
 }
@@ -330,36 +345,107 @@ static void add_to_summary(ddp_model *model, const ddp_step_stats *stats)
 	model->weight_sum += stats->weight;
 }
 
-ddp_status ddp_step(ddp_model *model, double weight, double loss_sum, ddp_step_stats *stats)
+static ddp_status begin_end(ddp_model *model)
 {
-	ddp_step_stats taken = { 0 };
-
 	ddp_status status = ddp_model_check(model);
+
 	if (status != DDP_OK)
 		return status;
+	if (model->reduced)
+		return not_updated(model);
 	ddp_model_start_clock(model);
 	ddp_watch_phase(model->context->watch,
 	                model->reducer.communicates ? DDP_PHASE_WAIT : DDP_PHASE_OPTIMIZER);
-	status = agree(model, weight, loss_sum, &taken);
-	if (status == DDP_OK)
-		status = update(model, &taken);
-	if (status != DDP_OK) {
-		ddp_fail_context(status, "step %lld", (long long)model->steps + 1);
-		if (!model->refused)
-			return ddp_model_fail(model, status);
-		ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
-		return status;
-	}
+	model->stats = (ddp_step_stats){ .step = model->steps + 1 };
+	return DDP_OK;
+}
+
+/* An error of the step, unless all ranks saw it alike, is the model's last. */
+static ddp_status fail_step(ddp_model *model, ddp_status status)
+{
+	ddp_fail_context(status, "step %lld", (long long)model->steps + 1);
+	if (!model->refused)
+		return ddp_model_fail(model, status);
+	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
+	return status;
+}
+
+/* All ranks have new parameters. */
+static void end_step(ddp_model *model, ddp_step_stats *stats)
+{
 	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
 	model->steps++;
-	take_times(model, &taken);
-	add_to_summary(model, &taken);
+	take_times(model, &model->stats);
+	add_to_summary(model, &model->stats);
 	reset(model);
-	ddp_watch_end_step(model->context->watch, &taken);
+	ddp_watch_end_step(model->context->watch, &model->stats);
 	ddp_watch_begin_step(model->context->watch, model->steps + 1, model->plan.count);
 	if (stats != NULL)
-		*stats = taken;
+		*stats = model->stats;
+}
+
+ddp_status ddp_step(ddp_model *model, double weight, double loss_sum, ddp_step_stats *stats)
+{
+	ddp_status status = begin_end(model);
+	if (status != DDP_OK)
+		return status;
+	/* If nothing is to be clipped, updates need not wait for the last gradients. */
+	const bool clips = model->settings.clip_norm > 0;
+	status = agree(model, weight, loss_sum, &model->stats);
+	if (status == DDP_OK && clips)
+		status = reduce(model, &model->stats);
+	if (status == DDP_OK)
+		status = update(model, clips, &model->stats);
+	if (status != DDP_OK)
+		return fail_step(model, status);
+	end_step(model, stats);
 	return DDP_OK;
+}
+
+ddp_status ddp_reduce_grads(ddp_model *model, double weight, double loss_sum,
+                            ddp_step_stats *stats)
+{
+	ddp_status status = begin_end(model);
+	if (status != DDP_OK)
+		return status;
+	status = agree(model, weight, loss_sum, &model->stats);
+	if (status == DDP_OK)
+		status = reduce(model, &model->stats);
+	if (status != DDP_OK)
+		return fail_step(model, status);
+	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
+	model->reduced = true;
+	if (stats != NULL)
+		*stats = model->stats;
+	return DDP_OK;
+}
+
+ddp_status ddp_update_params(ddp_model *model, ddp_step_stats *stats)
+{
+	ddp_status status = ddp_model_check(model);
+	if (status != DDP_OK)
+		return status;
+	if (!model->reduced)
+		return ddp_fail(DDP_ERR_STATE, "ddp_update_params(): step %lld has no reduced gradients; call "
+		                "ddp_reduce_grads() first, or ddp_step() for both",
+		                (long long)model->steps + 1);
+	status = update(model, true, &model->stats);
+	if (status != DDP_OK)
+		return fail_step(model, status);
+	end_step(model, stats);
+	return DDP_OK;
+}
+
+ddp_status ddp_zero_grads(ddp_model *model)
+{
+	ddp_status status = ddp_model_check(model);
+	if (status != DDP_OK)
+		return status;
+	if (!model->reduced && model->reducer.ready.announced_count > 0)
+		return ddp_fail(DDP_ERR_STATE, "gradients of step %lld are announced, and may be under way to "
+		                "other ranks; forget them after ddp_reduce_grads()",
+		                (long long)model->steps + 1);
+	return ddp_model_discard(model);
 }
 
 void ddp_request_stop(ddp_model *model)

@@ -266,6 +266,137 @@ static void long_gradients_are_clipped_to_the_global_norm(void **state)
 	run_each_way(4, clip_body);
 }
 
+/* ---- a step in two halves ---------------------------------------------------------- */
+
+/* Numbers whose sums and squares are rounded, others on each rank and in each step. */
+static void add_odd_grads(ddp_model *model, int rank, int step)
+{
+	for (int p = 0; p < 3; p++) {
+		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+			ddp_param_grad(model, p)[i] += sinf((float)(i + 7 * p + 31 * rank + 101 * step));
+	}
+}
+
+static void expect_same_params(ddp_model *model, ddp_model *other)
+{
+	for (int p = 0; p < 3; p++)
+		CHECK(memcmp(ddp_param_data(model, p), ddp_param_data(other, p),
+		             (size_t)ddp_param_count(model, p) * sizeof(float)) == 0);
+}
+
+struct halves_by {
+	const ddp_model_options *way;
+	double clip_norm;
+};
+
+static int halves_body(ddp_context *context, void *user)
+{
+	const struct halves_by *by = user;
+	ddp_model_options options = plain_by(by->way);
+	int rank = rank_of(context);
+	ddp_step_stats stats, first, second;
+	ddp_model *whole, *halves;
+
+	options.optimizer = DDP_ADAMW;
+	options.clip_norm = by->clip_norm;
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &whole));
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &halves));
+	for (int step = 1; step <= 3; step++) {
+		add_odd_grads(whole, rank, step);
+		CHECK_OK(ddp_step(whole, rank + 1, step, &stats));
+		add_odd_grads(halves, rank, step);
+		for (int p = 2; p >= 0 && step > 1; p--)
+			CHECK_OK(ddp_grad_ready(halves, p));
+		CHECK_OK(ddp_reduce_grads(halves, rank + 1, step, &first));
+		/* The rate is that of the first half. */
+		ddp_set_learning_rate(halves, 17);
+		CHECK_OK(ddp_update_params(halves, &second));
+		ddp_set_learning_rate(halves, options.learning_rate);
+		expect_same_params(whole, halves);
+		CHECK(all_grads_are_zero(halves));
+		CHECK(first.step == step && second.step == step && first.loss == stats.loss);
+		CHECK(first.weight == stats.weight && first.learning_rate == options.learning_rate);
+		CHECK(fabs(first.grad_norm - stats.grad_norm) < 1e-12 * stats.grad_norm);
+		CHECK(second.grad_norm == first.grad_norm && second.seconds > 0);
+	}
+	ddp_model_free(whole);
+	ddp_model_free(halves);
+	return 0;
+}
+
+static void two_halves_are_a_step(void **state)
+{
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		for (int ranks = 1; ranks <= 3; ranks++) {
+			struct halves_by by = { &ways[w], (w + ranks) % 2 == 0 ? 0.5 : 0 };
+			assert_int_equal(run_ranks(ranks, halves_body, &by), 0);
+		}
+	}
+}
+
+static void expect_between_halves(ddp_model *model)
+{
+	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
+	CHECK(says("are reduced: call ddp_update_params()"));
+	CHECK(ddp_reduce_grads(model, 1, 0, NULL) == DDP_ERR_STATE);
+	CHECK(ddp_grad_ready(model, 0) == DDP_ERR_STATE);
+}
+
+static int forget_body(ddp_context *context, void *user)
+{
+	const ddp_model_options options = plain_by(user);
+	const float start[] = { 0, 0, 0 }, then[] = { -1, -2, -3 };
+	bool replicated = options.update == DDP_REPLICATED;
+	int size = size_of(context);
+	ddp_step_stats stats;
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
+	CHECK(ddp_update_params(model, NULL) == DDP_ERR_STATE);
+	CHECK(says("call ddp_reduce_grads() first"));
+
+	/* What has piled up is forgotten on this rank; what is announced cannot be. */
+	add_grads(model, 100);
+	CHECK_OK(ddp_zero_grads(model));
+	CHECK(all_grads_are_zero(model));
+	add_grads(model, 1);
+	CHECK_OK(ddp_grad_ready(model, 2));
+	CHECK(ddp_zero_grads(model) == DDP_ERR_STATE);
+	CHECK(says("forget them after ddp_reduce_grads()"));
+
+	/* A step that does not count. */
+	CHECK_OK(ddp_reduce_grads(model, 1, 1, &stats));
+	CHECK(stats.step == 1 && stats.loss == 1 && stats.grad_norm > 0);
+	expect_between_halves(model);
+	if (replicated)
+		CHECK(ddp_param_grad(model, 1)[0] == 2.0f * (float)size);
+	CHECK_OK(ddp_zero_grads(model));
+	CHECK(all_grads_are_zero(model) && all_params_are(model, start));
+	CHECK(ddp_model_step_count(model) == 0);
+
+	/* One whose gradients are changed in between, where each rank has them all. */
+	add_grads(model, replicated ? 2 : 1);
+	CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
+	for (int p = 0; p < 3 && replicated; p++) {
+		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+			ddp_param_grad(model, p)[i] /= 2;
+	}
+	CHECK_OK(ddp_update_params(model, &stats));
+	CHECK(stats.step == 1 && all_params_are(model, then) && all_grads_are_zero(model));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void reduced_gradients_can_be_looked_at_changed_and_forgotten(void **state)
+{
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		ddp_model_options way = ways[w];
+		assert_int_equal(run_ranks(1 + w, forget_body, &way), 0);
+	}
+}
+
 /* AdamW's state of a part is kept by its owner, and any rank can collect it. */
 static int owners_body(ddp_context *context, void *user)
 {
@@ -733,6 +864,8 @@ int main(void)
 		cmocka_unit_test(gradients_pile_up_without_sync_and_need_no_announcement),
 		cmocka_unit_test(buckets_are_reduced_before_backward_ends),
 		cmocka_unit_test(long_gradients_are_clipped_to_the_global_norm),
+		cmocka_unit_test(two_halves_are_a_step),
+		cmocka_unit_test(reduced_gradients_can_be_looked_at_changed_and_forgotten),
 		cmocka_unit_test(ranks_of_a_node_share_the_update),
 		cmocka_unit_test(ranks_drift_apart_without_communication),
 		cmocka_unit_test(different_models_are_named_on_all_ranks),
