@@ -408,26 +408,34 @@ typedef struct ddp_param {
 typedef enum ddp_optimizer { DDP_ADAMW = 0, DDP_SGD } ddp_optimizer;
 
 /*
- * How the ranks of a step come to the same parameters.
+ * What of a model is sharded: each rank keeps a part of it only, and updates that part for
+ * all ranks (ZeRO: Rajbhandari et al., SC 2020). Bytes of a rank per parameter, with AdamW
+ * on N ranks, besides 4 for the parameter itself:
  *
- * DDP_REPLICATED: gradients are all-reduced in buckets while backward runs,
- * and every rank updates all parameters. It hides a network.
+ * DDP_SHARD_NONE: 12. Gradients are all-reduced in buckets while backward runs, and every
+ * rank updates all parameters. It hides a network.
  *
- * DDP_SHARDED: after backward each rank sums and updates its part of the
- * parameters, in the memory of all ranks, which must be on one node; it alone
- * keeps that part of the optimizer's state (ZeRO stage 1: Rajbhandari et al.,
- * SC 2020). Sum and update are one pass over memory, by the threads that have
- * just computed the gradients, so it costs less than to reduce beside
- * backward on the same cores. ddp_grad_ready() then starts nothing, the sum
- * counts as optimizer_seconds, and exposed_seconds are those in which ranks
- * waited for slower ones. The parameters' bits are those of DDP_REPLICATED,
- * if no rows travel by themselves there (ddp_grad_rows()).
+ * DDP_SHARD_STATE: 4 + 8/N on one node: after backward each rank sums and updates what it
+ * owns in the memory of all ranks. Sum and update are one pass over memory, by the threads
+ * that have just computed the gradients, so it costs less than to reduce beside backward on
+ * the same cores. ddp_grad_ready() then starts nothing, the sum counts as
+ * optimizer_seconds, and exposed_seconds are those in which ranks waited for slower ones.
+ * Over several nodes 4 + 12/N: buckets are reduce-scattered while backward runs, and the
+ * new parameters are all-gathered, as many bytes as an all-reduce together.
+ *
+ * DDP_SHARD_GRADIENTS: 12/N, and the gradients that are not reduced yet; with sync off
+ * (ddp_set_sync()) that is all. What is reduced goes back to the system while backward
+ * runs, and comes as zero again when it is written, which costs page faults; ranks of a
+ * node do not share gradients, so that reducing takes a copy.
+ *
+ * In one world all give the same bits, if no rows travel by themselves (ddp_grad_rows()).
  */
-typedef enum ddp_update_mode {
-	DDP_UPDATE_AUTO = 0, /* sharded if all ranks are on one node, else replicated */
-	DDP_REPLICATED,
-	DDP_SHARDED          /* DDP_ERR_UNSUPPORTED over several nodes */
-} ddp_update_mode;
+typedef enum ddp_shard {
+	DDP_SHARD_AUTO = 0, /* STATE if all ranks are on one node, else NONE */
+	DDP_SHARD_NONE,
+	DDP_SHARD_STATE,
+	DDP_SHARD_GRADIENTS
+} ddp_shard;
 
 /* AdamW: Loshchilov and Hutter, ICLR 2019, in PyTorch's order of operations. */
 typedef struct ddp_model_options {
@@ -444,8 +452,8 @@ typedef struct ddp_model_options {
 	double weight_decay;    /* decoupled for AdamW, L2 for SGD; default 0 */
 	double momentum;        /* SGD */
 	double clip_norm;       /* 0: no clipping by the global 2-norm */
-	ddp_update_mode update;
-	bool no_overlap;        /* replicated: reduce after backward only, for measurements */
+	ddp_shard shard;
+	bool no_overlap;        /* reduce after backward only, for measurements */
 	bool no_communication;  /* reduce nothing: ranks drift apart, for measurements */
 } ddp_model_options;
 
@@ -553,10 +561,10 @@ DDP_API ddp_status ddp_step(ddp_model *model, double weight, double loss_sum,
  *
  * ddp_reduce_grads() is all of it but the update: stats tell weight, loss, grad_norm,
  * learning_rate, stop, and step as the number that the step will have. Its errors are
- * those of ddp_step(). Where the update is replicated, ddp_param_grad() then holds the
- * sums over all ranks, and may be changed, on all ranks alike; grad_norm, by which
- * gradients are clipped, stays what it was. Where it is sharded, sums are with their
- * owners, and what ddp_param_grad() holds is not defined.
+ * those of ddp_step(). With DDP_SHARD_NONE ddp_param_grad() then holds the sums over all
+ * ranks, and may be changed, on all ranks alike; grad_norm, by which gradients are
+ * clipped, stays what it was. Otherwise sums are with their owners, and what
+ * ddp_param_grad() holds is not defined.
  *
  * Then follows, on all ranks alike, either ddp_update_params(), which ends the step with
  * the learning rate that the model had at ddp_reduce_grads(); or ddp_zero_grads(), which
@@ -677,7 +685,8 @@ DDP_API void ddp_loader_free(ddp_loader *loader);
  * Once the world is broken, the calling rank writes alone, what it has: all
  * ranks have the same parameters after the same step, so let one of those left
  * call it, or give each a directory of its own. The state that a dead rank
- * kept (sharded update) is read from its memory, which outlives it.
+ * kept (DDP_SHARD_STATE on one node) is read from its memory, which outlives it; what is
+ * spread over nodes, or DDP_SHARD_GRADIENTS, cannot be saved any more: DDP_ERR_STATE.
  * DDP_ERR_STATE if a rank was in the middle of an update, or a load failed:
  * what there is belongs to no step, the last checkpoint is where to go on.
  * DDP_ERR_NOT_FINITE if a tensor holds an infinity or a NaN.
@@ -726,7 +735,8 @@ typedef struct ddp_summary {
 	                             exit with a code of its own, or jobs that wait for this
 	                             one's success begin */
 	double overlap_ratio;     /* 1 - exposed / communication; 1 if there was none */
-	ddp_update_mode update;   /* the one in use: AUTO has become one of the others */
+	ddp_shard shard;          /* the one in use: AUTO has become one of the others; NONE
+	                             where ranks do not communicate */
 } ddp_summary;
 
 /*

@@ -113,6 +113,7 @@ comm_sources = \
 
 reduce_sources = \
 	libruntime/reduce/agree.c libruntime/reduce/agree.h \
+	libruntime/reduce/arena.c libruntime/reduce/arena.h \
 	libruntime/reduce/bucket.c libruntime/reduce/bucket.h \
 	libruntime/reduce/consensus.c libruntime/reduce/consensus.h \
 	libruntime/reduce/facts.c libruntime/reduce/facts.h \
@@ -126,6 +127,7 @@ reduce_sources = \
 	libruntime/reduce/strategy.c libruntime/reduce/strategy.h \
 	libruntime/reduce/strategy_all_reduce.c \
 	libruntime/reduce/strategy_node.c libruntime/reduce/strategy_node.h \
+	libruntime/reduce/strategy_scatter.c \
 	libruntime/reduce/unit.c libruntime/reduce/unit.h
 
 optim_sources = \

@@ -32,6 +32,8 @@ check-comm: tests/ranks/comm_soak tests/ranks/test_comm_random tests/ranks/test_
 	DDP_TEST_BATCHES=400 tests/ranks/test_comm_random
 	DDP_TEST_STOPS=200 tests/ranks/test_comm_stalls
 	DDP_TEST_MIB=8192 tests/ranks/test_comm_window
+check-engine: tests/ranks/test_engine
+	DDP_TEST_CASES=200 tests/ranks/test_engine
 # The communicator's tests on a current UCX, which pip downloads: UCX_WHEEL='NAME==VERSION'.
 check-ucx:
 	@tests=; for program in $(check_PROGRAMS); do \
@@ -45,7 +47,7 @@ check-gpu:
 	@$(top_srcdir)/tests/support/check-gpu $(gpu_tests)
 mostlyclean-local:
 	rm -rf ucx-current gpu-results
-.PHONY: print-prefix print-examples check-comm check-gpu check-ucx
+.PHONY: print-prefix print-examples check-comm check-engine check-gpu check-ucx
 
 include $(top_srcdir)/tests/bench/files.mk
 
@@ -105,6 +107,7 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_progress \
 	tests/ranks/test_comm_threads \
 	tests/ranks/test_context \
+	tests/ranks/test_engine \
 	tests/ranks/test_model \
 	tests/ranks/test_pages \
 	tests/ranks/test_rows \

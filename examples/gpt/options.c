@@ -14,7 +14,7 @@ enum option_id {
 	OPT_DATA = 1, OPT_FORMAT, OPT_LAYERS, OPT_HEADS, OPT_WIDTH, OPT_VOCAB, OPT_LENGTH,
 	OPT_UNTIED, OPT_BATCH, OPT_ACCUMULATE, OPT_STEPS, OPT_LR, OPT_WARMUP,
 	OPT_WEIGHT_DECAY, OPT_CLIP, OPT_SEED, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY,
-	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_UPDATE, OPT_BUCKET_MB, OPT_NO_OVERLAP,
+	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_SHARD, OPT_BUCKET_MB, OPT_NO_OVERLAP,
 	OPT_NO_COMMUNICATION, OPT_SPAWN, OPT_THREADS, OPT_STOPPED_EXIT, OPT_GENERATE, OPT_JSON, OPT_VERBOSE,
 	OPT_VERSION, OPT_HELP
 };
@@ -59,8 +59,8 @@ static const struct described described[] = {
 	{"spawn", "N", OPT_SPAWN, "start N ranks on this host, without a launcher"},
 	{"threads", "N", OPT_THREADS, "threads per rank (OMP_NUM_THREADS, else the host's processors "
 	                              "over its ranks)"},
-	{"update", "NAME", OPT_UPDATE, "sharded: each rank sums and updates its part, all on one node; "
-	                               "replicated: gradients are reduced beside backward; auto"},
+	{"shard", "NAME", OPT_SHARD, "what a rank keeps a part of only: none; state, the optimizer's; "
+	                            "gradients, too; auto: state if all ranks are on one node"},
 	{"bucket-mb", "X", OPT_BUCKET_MB, "cap of a gradient bucket, MiB"},
 	{"no-overlap", NULL, OPT_NO_OVERLAP, "replicated: communicate after backward only, to measure"},
 	{"no-communication", NULL, OPT_NO_COMMUNICATION, "let ranks drift apart, to measure"},
@@ -168,14 +168,14 @@ static bool read_format(const char *text, ddp_token_format *format)
 	return true;
 }
 
-static bool read_update(const char *text, ddp_update_mode *update)
+static bool read_shard(const char *text, ddp_shard *shard)
 {
-	static const char *const names[] = {"auto", "replicated", "sharded"};
+	static const char *const names[] = {"auto", "none", "state", "gradients"};
 	int which = 0;
 
-	if (!read_name(OPT_UPDATE, text, names, 3, &which))
+	if (!read_name(OPT_SHARD, text, names, 4, &which))
 		return false;
-	*update = (ddp_update_mode)which;
+	*shard = (ddp_shard)which;
 	return true;
 }
 
@@ -229,7 +229,7 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 	case OPT_TRACE: o->trace = text; return true;
 	case OPT_SPAWN: return read_int(id, text, 1, 1024, &o->spawn);
 	case OPT_THREADS: return read_int(id, text, 1, 4096, &o->threads);
-	case OPT_UPDATE: return read_update(text, &o->update);
+	case OPT_SHARD: return read_shard(text, &o->shard);
 	case OPT_BUCKET_MB: return read_real(id, text, &o->bucket_mb);
 	case OPT_NO_OVERLAP: o->no_overlap = true; return true;
 	case OPT_NO_COMMUNICATION: o->no_communication = true; return true;

@@ -21,7 +21,7 @@ typedef struct gpt_options {
 	bool resume;
 	int keep;
 	const char *metrics, *trace; /* NULL: none */
-	ddp_update_mode update;
+	ddp_shard shard;
 	double bucket_mb;
 	bool no_overlap, no_communication;
 	int spawn;               /* 0: ranks come from the launcher */

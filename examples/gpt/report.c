@@ -94,7 +94,7 @@ void report_step(report *r, const ddp_step_stats *s)
 	}
 }
 
-static void summary_text(const report *r, const ddp_summary *s)
+static void summary_text(const report *r, const ddp_summary *s, int nnodes)
 {
 	double per_step = 1e3 / (double)s->steps;
 	char rate[32];
@@ -112,7 +112,7 @@ static void summary_text(const report *r, const ddp_summary *s)
 	        "optimizer %.2f ms\n", s->data_seconds * per_step, s->forward_seconds * per_step,
 	        s->backward_seconds * per_step, s->exposed_seconds * per_step,
 	        s->optimizer_seconds * per_step);
-	if (s->update == DDP_SHARDED)
+	if (s->shard == DDP_SHARD_STATE && nnodes == 1)
 		fprintf(r->out, "overlap  none needed: ranks share memory, each sums and updates a part\n");
 	else
 		fprintf(r->out, "overlap  %.0f%% of %.2f ms of communication\n", 100 * s->overlap_ratio,
@@ -135,12 +135,17 @@ static json_t *number(double value)
 	return isfinite(value) ? json_real(value) : json_null();
 }
 
+static const char *shard_name(ddp_shard shard)
+{
+	return shard == DDP_SHARD_NONE ? "none" : shard == DDP_SHARD_STATE ? "state" : "gradients";
+}
+
 static void summary_json(const ddp_summary *s, const ddp_job *job)
 {
 	json_t *object = json_pack(
 		"{s:I, s:i, s:b, s:s, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
 		"steps", (json_int_t)s->steps, "world_size", job->world_size, "stopped", s->stopped,
-		"update", s->update == DDP_SHARDED ? "sharded" : "replicated",
+		"shard", shard_name(s->shard),
 		"seconds", s->seconds, "tokens_per_second", s->units_per_second, "first_loss", number(s->first_loss),
 		"last_loss", number(s->last_loss), "data_seconds", s->data_seconds,
 		"forward_seconds", s->forward_seconds, "backward_seconds", s->backward_seconds,
@@ -161,5 +166,5 @@ void report_end(report *r, const ddp_summary *summary, const ddp_job *job)
 	if (r->options->json)
 		summary_json(summary, job);
 	else
-		summary_text(r, summary);
+		summary_text(r, summary, job->nnodes);
 }

@@ -401,7 +401,7 @@ static ddp_status end(ddp_request *request)
 	return status;
 }
 
-static bool is_done(const ddp_request *request)
+bool ddp_request_done(const ddp_request *request)
 {
 	return atomic_load_explicit(&request->done, memory_order_acquire) != 0;
 }
@@ -410,7 +410,7 @@ ddp_status ddp_test(ddp_request *request, bool *done)
 {
 	if (request == NULL || done == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_test(): a NULL argument");
-	if (!is_done(request)) {
+	if (!ddp_request_done(request)) {
 		*done = false;
 		return DDP_OK;
 	}
@@ -422,11 +422,11 @@ ddp_status ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *en
 {
 	if (request == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_wait(): request is NULL");
-	if (!is_done(request) && ddp_request_may_wait("ddp_wait()") != DDP_OK)
+	if (!ddp_request_done(request) && ddp_request_may_wait("ddp_wait()") != DDP_OK)
 		return DDP_ERR_STATE;
 	/* The communicator may go as soon as the request is complete. */
 	atomic_store(&request->awaited, true);
-	while (!is_done(request))
+	while (!ddp_request_done(request))
 		ddp_futex_wait(&request->done, 0, 1000000000);
 	if (request->status == DDP_OK && start_ns != NULL)
 		*start_ns = request->start_ns;
@@ -445,14 +445,14 @@ ddp_status ddp_wait_for(ddp_request *request, int timeout_ms)
 	if (request == NULL || timeout_ms < 0)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_wait_for(): %s",
 		                request == NULL ? "request is NULL" : "a negative timeout");
-	if (!is_done(request) && ddp_request_may_wait("ddp_wait_for()") != DDP_OK)
+	if (!ddp_request_done(request) && ddp_request_may_wait("ddp_wait_for()") != DDP_OK)
 		return DDP_ERR_STATE;
 	uint64_t now = ddp_now_ns(), end_ns = now + (uint64_t)timeout_ms * 1000000;
 	atomic_store(&request->awaited, true);
-	for (; !is_done(request) && now < end_ns; now = ddp_now_ns())
+	for (; !ddp_request_done(request) && now < end_ns; now = ddp_now_ns())
 		ddp_futex_wait(&request->done, 0, end_ns - now);
 	atomic_store(&request->awaited, false);
-	if (!is_done(request))
+	if (!ddp_request_done(request))
 		return ddp_fail(DDP_ERR_TIMEOUT, "the operation is not complete after %d ms", timeout_ms);
 	return end(request);
 }

@@ -26,6 +26,9 @@ ddp_status ddp_comm_last_barrier(ddp_comm *comm);
    receives that have not met their counterpart end with an error. */
 void ddp_comm_stop(ddp_comm *comm);
 
+/* Whether ddp_wait() would return at once. */
+bool ddp_request_done(const ddp_request *request);
+
 /* ddp_wait() that also tells when the progress thread began and ended work
    on the request, for the trace. The times are written on success only. */
 ddp_status ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns);

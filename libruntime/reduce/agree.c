@@ -61,7 +61,7 @@ static void state_facts(const ddp_layout *layout, const ddp_model_settings *sett
 		{ "weight_decay", optim->weight_decay },
 		{ "momentum", optim->momentum },
 		{ "clip_norm", settings->clip_norm },
-		{ "update", settings->update },
+		{ "shard", settings->shard },
 		{ "no_overlap", settings->no_overlap },
 		{ "no_communication", settings->no_communication },
 	};

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "reduce/agree.h"
+#include "reduce/facts.h"
 
 /* 64 MiB. Each broadcast has a deadline of its own, which a slow network must be able
    to meet. */
@@ -36,7 +37,7 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 	if (status != DDP_OK)
 		return status;
 	const int ranks = communicates(model) ? ddp_comm_size(comm) : 1;
-	model->strategy = ddp_strategy_choose(model->settings.update, ranks, ddp_comm_nodes(comm));
+	model->strategy = ddp_strategy_choose(model->settings.shard, ranks, ddp_comm_nodes(comm));
 	const int rows_among = model->strategy->moves_rows ? ranks : 1;
 	status = ddp_layout_make(params, count, &model->layout);
 	if (status == DDP_OK)
@@ -60,21 +61,16 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 static ddp_status join(ddp_model *model)
 {
 	ddp_comm *comm = model->context->world;
-	size_t bytes = (size_t)model->layout.elements * sizeof(float);
-	void *memory;
 
-	if (model->settings.update == DDP_SHARDED && ddp_comm_nodes(comm) > 1)
-		return ddp_fail(DDP_ERR_UNSUPPORTED,
-		                "a sharded update needs all ranks on one node, they are on %d; leave the "
-		                "model option update at DDP_UPDATE_AUTO", ddp_comm_nodes(comm));
-	ddp_status status = ddp_mem_alloc(comm, bytes, &memory);
+	ddp_status status = ddp_arena_open(comm, model->layout.elements, false, &model->params_memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "the model's parameters");
-	model->params = memory;
-	status = ddp_mem_alloc(comm, bytes, &memory);
+	model->params = model->params_memory.data;
+	status = ddp_arena_open(comm, model->layout.elements, model->strategy->gives_back,
+	                        &model->grads_memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "the model's gradients");
-	model->grads = memory;
+	model->grads = model->grads_memory.data;
 	if (model->strategy->open != NULL)
 		status = model->strategy->open(model);
 	if (status != DDP_OK)
@@ -84,7 +80,7 @@ static ddp_status join(ddp_model *model)
 		.start = model->strategy->start, .communicates = communicates(model),
 		.overlaps = !model->settings.no_overlap,
 	};
-	status = ddp_reducer_make(&model->layout, model->plan.count, &reducer);
+	status = ddp_reducer_make(&model->layout, model->units.count, &reducer);
 	if (status == DDP_OK)
 		model->reducer = reducer;
 	return status;
@@ -133,10 +129,8 @@ void ddp_model_free(ddp_model *model)
 	if (model->strategy != NULL && model->strategy->close != NULL)
 		model->strategy->close(model);
 	ddp_rows_free(&model->rows);
-	if (model->grads != NULL)
-		ddp_mem_free(comm, model->grads);
-	if (model->params != NULL)
-		ddp_mem_free(comm, model->params);
+	ddp_arena_close(comm, &model->grads_memory);
+	ddp_arena_close(comm, &model->params_memory);
 	ddp_optim_free(&model->optim);
 	ddp_units_free(&model->units);
 	ddp_bucket_plan_free(&model->plan);
@@ -346,12 +340,32 @@ void ddp_tensors_free(ddp_tensors *tensors)
 	*tensors = (ddp_tensors){ 0 };
 }
 
-void ddp_model_collect(const ddp_model *model, const ddp_tensors *tensors)
+ddp_status ddp_model_gather(ddp_model *model, ddp_tensors *tensors)
 {
+	ddp_comm *comm = model->context->world;
+	ddp_status status = DDP_OK;
+
+	*tensors = (ddp_tensors){ 0 };
+	if (model->strategy->gather == NULL)
+		return DDP_OK;
+	if (ddp_comm_rank(comm) == 0)
+		status = ddp_model_tensors(model, true, tensors);
+	status = ddp_status_agree(comm, status, "gather the optimizer's state");
+	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++)
+		status = model->strategy->gather(model, i, tensors->whole[i]);
+	return status;
+}
+
+ddp_status ddp_model_collect(const ddp_model *model, const ddp_tensors *tensors)
+{
+	if (model->strategy->spreads && model->strategy->collect == NULL)
+		return ddp_fail(DDP_ERR_STATE, "the optimizer's state is spread over ranks that can no longer "
+		                "be reached; go back to the last checkpoint");
 	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++) {
 		if (tensors->whole[i] != NULL)
 			model->strategy->collect(model, i, tensors->whole[i]);
 	}
+	return DDP_OK;
 }
 
 void ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, int64_t first,

@@ -28,9 +28,13 @@ typedef struct ddp_tensors {
 ddp_status ddp_model_tensors(ddp_model *model, bool whole, ddp_tensors *tensors);
 void ddp_tensors_free(ddp_tensors *tensors);
 
-/* Fills the list's own arenas from all ranks' memory. No rank may be in a step; that
-   needs no collective where all have ended the same one. */
-void ddp_model_collect(const ddp_model *model, const ddp_tensors *tensors);
+/* Makes the whole list on rank 0, and fills its own arenas, if that needs a collective;
+   leaves it empty otherwise, and on the other ranks. Free it in any case. Collective. */
+ddp_status ddp_model_gather(ddp_model *model, ddp_tensors *tensors);
+/* Fills the list's own arenas from memory that this rank reaches. No rank may be in a
+   step; that needs no collective where all have ended the same one. DDP_ERR_STATE:
+   it is what only ddp_model_gather() reaches. */
+ddp_status ddp_model_collect(const ddp_model *model, const ddp_tensors *tensors);
 /* Copies elements [first, first + count) of tensor i to where this rank keeps them, if
    it does. */
 void ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, int64_t first,

@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 
+#include "reduce/arena.h"
 #include "reduce/consensus.h"
 #include "reduce/model.h"
 #include "reduce/options.h"
@@ -20,7 +21,8 @@ struct ddp_model {
 	ddp_layout layout;
 	ddp_bucket_plan plan;
 	ddp_units units;
-	float *params, *grads;  /* arenas, of ddp_mem_alloc() */
+	ddp_arena params_memory, grads_memory;
+	float *params, *grads;  /* their elements */
 	ddp_optim optim;
 	ddp_reducer reducer;
 	ddp_rows rows;

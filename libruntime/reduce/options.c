@@ -69,9 +69,9 @@ static ddp_status check_settings(const ddp_model_settings *settings)
 		  isfinite(optim->weight_decay) && optim->weight_decay >= 0, "0 or more" },
 		{ "momentum", optim->momentum, isfinite(optim->momentum) && optim->momentum >= 0,
 		  "0 or more" },
-		{ "update", settings->update,
-		  settings->update == DDP_UPDATE_AUTO || settings->update == DDP_REPLICATED ||
-		  settings->update == DDP_SHARDED, "DDP_UPDATE_AUTO, DDP_REPLICATED or DDP_SHARDED" },
+		{ "shard", settings->shard,
+		  settings->shard >= DDP_SHARD_AUTO && settings->shard <= DDP_SHARD_GRADIENTS,
+		  "DDP_SHARD_AUTO, DDP_SHARD_NONE, DDP_SHARD_STATE or DDP_SHARD_GRADIENTS" },
 		{ "clip_norm", settings->clip_norm,
 		  isfinite(settings->clip_norm) && settings->clip_norm >= 0, "0 or more" },
 	};
@@ -116,7 +116,7 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		},
 		.learning_rate = or_default(options.learning_rate, 1e-3),
 		.clip_norm = options.clip_norm,
-		.update = options.update,
+		.shard = options.shard,
 		.no_overlap = options.no_overlap,
 		.no_communication = options.no_communication,
 	};

@@ -10,7 +10,7 @@ typedef struct ddp_model_settings {
 	ddp_optim_settings optim;
 	double learning_rate;
 	double clip_norm; /* 0: none */
-	ddp_update_mode update;
+	ddp_shard shard;
 	bool no_overlap, no_communication;
 } ddp_model_settings;
 

@@ -212,7 +212,9 @@ ddp_status ddp_model_discard(ddp_model *model)
 
 	if (status != DDP_OK)
 		return status;
-	memset(model->grads, 0, (size_t)model->layout.elements * sizeof(*model->grads));
+	ddp_arena_clear(&model->grads_memory, 0, model->layout.elements);
+	if (model->strategy->discard != NULL)
+		model->strategy->discard(model);
 	ddp_rows_discard(&model->rows);
 	reset(model);
 	return DDP_OK;
@@ -457,7 +459,7 @@ void ddp_request_stop(ddp_model *model)
 void ddp_get_summary(const ddp_model *model, ddp_summary *summary)
 {
 	*summary = model->summary;
-	summary->update = model->strategy->mode;
+	summary->shard = model->strategy->shard;
 	summary->units_per_second =
 		summary->seconds > 0 ? model->weight_sum / summary->seconds : 0;
 	summary->overlap_ratio =

@@ -14,9 +14,10 @@ struct ddp_model;
 
 typedef struct ddp_strategy {
 	const char *name;
-	ddp_update_mode mode; /* as the summary calls it */
+	ddp_shard shard;      /* what of the model is spread over ranks */
 	bool spreads;         /* each rank keeps the optimizer's state of what it owns, no more */
 	bool moves_rows;      /* rows can travel by themselves, apart from the dense part */
+	bool gives_back;      /* gradients that are reduced go back to the system */
 
 	/* Makes what can fail on this rank alone. */
 	ddp_status (*prepare)(struct ddp_model *model);
@@ -32,6 +33,8 @@ typedef struct ddp_strategy {
 	/* Adds rows to the reduced gradient of `slot`. Only if it moves rows. */
 	void (*add_rows)(struct ddp_model *model, const ddp_slot *slot, const int32_t *rows,
 	                 const float *values, int64_t count);
+	/* Forgets what it keeps of the step's gradients, all of whose buckets have ended. */
+	void (*discard)(struct ddp_model *model);
 
 	/*
 	 * The end of a step; all buckets are started, and rows are added. reduce() waits until
@@ -44,8 +47,11 @@ typedef struct ddp_strategy {
 	ddp_status (*update)(struct ddp_model *model, const ddp_update *update, bool reduced,
 	                     double *squares);
 
-	/* If it spreads: copies state i of all ranks to an arena of the whole layout. */
+	/* If it spreads, one of these copies state i of all ranks to an arena of the whole
+	   layout: collect() from memory that the calling rank reaches, gather() collectively,
+	   on rank 0; `whole` is NULL on the others. */
 	void (*collect)(const struct ddp_model *model, int i, float *whole);
+	ddp_status (*gather)(struct ddp_model *model, int i, float *whole);
 	/* DDP_ERR_STATE if a rank has begun to change what is complete after `steps`. */
 	ddp_status (*check)(const struct ddp_model *model, int64_t steps);
 	/* This many steps are done, as a checkpoint says. */
@@ -54,8 +60,9 @@ typedef struct ddp_strategy {
 
 /* Each in the file of its name. */
 extern const ddp_strategy ddp_all_reduce_strategy, ddp_node_strategy;
+extern const ddp_strategy ddp_scatter_strategy, ddp_scatter_gradients_strategy; /* _scatter.c */
 
 /* The one for a world of `ranks` that communicate (1 if they do not), on `nodes`. */
-const ddp_strategy *ddp_strategy_choose(ddp_update_mode mode, int ranks, int nodes);
+const ddp_strategy *ddp_strategy_choose(ddp_shard shard, int ranks, int nodes);
 
 #endif

@@ -93,6 +93,6 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 }
 
 const ddp_strategy ddp_all_reduce_strategy = {
-	.name = "all_reduce", .mode = DDP_REPLICATED, .moves_rows = true,
+	.name = "all_reduce", .shard = DDP_SHARD_NONE, .moves_rows = true,
 	.start = start, .wait = wait, .add_rows = add_rows, .reduce = reduce, .update = update,
 };

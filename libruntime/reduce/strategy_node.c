@@ -253,7 +253,7 @@ static void collect(const ddp_model *model, int i, float *whole)
 }
 
 const ddp_strategy ddp_node_strategy = {
-	.name = "node", .mode = DDP_SHARDED, .spreads = true,
+	.name = "node", .shard = DDP_SHARD_STATE, .spreads = true,
 	.prepare = prepare, .open = open_memory, .close = close_memory,
 	.reduce = reduce, .update = update, .collect = collect, .check = check, .set_steps = set_steps,
 };

@@ -101,13 +101,14 @@ struct save {
 	int world_size;
 	ddp_position position;
 	ddp_users users; /* rank 0, and who saves alone */
+	ddp_tensors tensors; /* empty: from memory that the writer reaches */
 	ddp_model *model;
 };
 
-static ddp_status write_all(const struct save *save, const ddp_tensors *tensors,
-                            ddp_safetensors_tensor *all, char (*names)[DDP_USER_NAME_MAX],
-                            int64_t *shapes)
+static ddp_status write_all(const struct save *save, ddp_safetensors_tensor *all,
+                            char (*names)[DDP_USER_NAME_MAX], int64_t *shapes)
 {
+	const ddp_tensors *tensors = &save->tensors;
 	ddp_metadata metadata;
 	int count = tensors->count;
 
@@ -124,16 +125,16 @@ static ddp_status write_all(const struct save *save, const ddp_tensors *tensors,
 	                       metadata.count, save->keep, save->owns);
 }
 
-static ddp_status write_tensors(const struct save *save, const ddp_tensors *tensors)
+static ddp_status write_tensors(const struct save *save)
 {
-	size_t users = (size_t)save->users.ranks;
+	size_t users = (size_t)save->users.ranks, count = (size_t)save->tensors.count;
 	ddp_status status = DDP_ERR_NOMEM;
 
-	ddp_safetensors_tensor *all = calloc((size_t)tensors->count + users + 1, sizeof(*all));
+	ddp_safetensors_tensor *all = calloc(count + users + 1, sizeof(*all));
 	char (*names)[DDP_USER_NAME_MAX] = calloc(users + 1, sizeof(*names));
 	int64_t *shapes = calloc(users + 1, sizeof(*shapes));
 	if (all != NULL && names != NULL && shapes != NULL)
-		status = write_all(save, tensors, all, names, shapes);
+		status = write_all(save, all, names, shapes);
 	else
 		ddp_fail(DDP_ERR_NOMEM, "checkpoint %s: out of memory", save->dir);
 	free(all);
@@ -158,7 +159,6 @@ static ddp_status check_finite(const ddp_tensors *tensors)
 static ddp_status save_file(void *argument)
 {
 	struct save *save = argument;
-	ddp_tensors tensors;
 
 	ddp_status status = own_directory(save->model, save->dir);
 	save->owns = status == DDP_OK;
@@ -170,15 +170,14 @@ static ddp_status save_file(void *argument)
 	}
 	if (status != DDP_OK)
 		return status;
-	status = ddp_model_tensors(save->model, true, &tensors);
-	if (status == DDP_OK) {
-		ddp_model_collect(save->model, &tensors);
-		status = check_finite(&tensors);
+	if (save->tensors.list == NULL) {
+		status = ddp_model_tensors(save->model, true, &save->tensors);
 		if (status == DDP_OK)
-			status = write_tensors(save, &tensors);
+			status = ddp_model_collect(save->model, &save->tensors);
 	}
-	ddp_tensors_free(&tensors);
-	return status;
+	if (status == DDP_OK)
+		status = check_finite(&save->tensors);
+	return status == DDP_OK ? write_tensors(save) : status;
 }
 
 static ddp_status prepare_directory(void *argument)
@@ -220,11 +219,14 @@ ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char 
 	status = alone ? ddp_users_own(context->job.rank, model, &save.users) : ddp_model_compare(model);
 	if (status == DDP_OK && !alone)
 		status = ddp_users_gather(context->world, model, &save.users);
+	if (status == DDP_OK && !alone)
+		status = ddp_model_gather(model, &save.tensors);
 	if (status == DDP_OK)
 		status = alone ? save_file(&save)
 		               : ddp_leader_run(context->world, context->timeout_ms, save_file, &save,
 		                                NULL, 0);
 	ddp_users_free(&save.users);
+	ddp_tensors_free(&save.tensors);
 	ddp_set_phase(model, DDP_PHASE_IDLE);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "checkpoint of step %" PRId64 " was not saved",

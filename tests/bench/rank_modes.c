@@ -29,9 +29,9 @@ static const struct {
 } modes[MODES] = {
 	[SINGLE] = { "single", { .no_communication = true } },
 	[SILENT] = { "silent", { .no_communication = true } },
-	[SERIAL] = { "serial", { .update = DDP_REPLICATED, .no_overlap = true } },
-	[OVERLAPPED] = { "overlapped", { .update = DDP_REPLICATED } },
-	[SHARDED] = { "sharded", { .update = DDP_SHARDED } },
+	[SERIAL] = { "serial", { .shard = DDP_SHARD_NONE, .no_overlap = true } },
+	[OVERLAPPED] = { "overlapped", { .shard = DDP_SHARD_NONE } },
+	[SHARDED] = { "sharded", { .shard = DDP_SHARD_STATE } },
 };
 
 struct bench {

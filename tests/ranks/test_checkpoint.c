@@ -182,9 +182,10 @@ static void begin_a_step(ddp_context *context, struct job job)
 static void go_back_within_a_step(ddp_context *context)
 {
 	static const ddp_model_options ways[] = {
-		{ .size = sizeof(*ways), .update = DDP_REPLICATED, .bucket_mb = 64.0 / (1 << 20) },
-		{ .size = sizeof(*ways), .update = DDP_REPLICATED, .bucket_mb = 64.0 / (1 << 20), .no_overlap = true },
-		{ .size = sizeof(*ways), .update = DDP_SHARDED },
+		{ .size = sizeof(*ways), .shard = DDP_SHARD_NONE, .bucket_mb = 64.0 / (1 << 20) },
+		{ .size = sizeof(*ways), .shard = DDP_SHARD_NONE, .bucket_mb = 64.0 / (1 << 20), .no_overlap = true },
+		{ .size = sizeof(*ways), .shard = DDP_SHARD_STATE },
+		{ .size = sizeof(*ways), .shard = DDP_SHARD_GRADIENTS, .bucket_mb = 64.0 / (1 << 20) },
 	};
 	int64_t step;
 
@@ -572,7 +573,8 @@ enum { LARGE_WIDTH = 360000, CHUNK_BYTES = 4 << 20 }; /* 4.3 MB of parameters */
 static void load_in_little_memory(ddp_context *context)
 {
 	static const ddp_model_options ways[] = {
-		{ .size = sizeof(*ways), .update = DDP_REPLICATED }, { .size = sizeof(*ways), .update = DDP_SHARDED },
+		{ .size = sizeof(*ways), .shard = DDP_SHARD_NONE }, { .size = sizeof(*ways), .shard = DDP_SHARD_STATE },
+		{ .size = sizeof(*ways), .shard = DDP_SHARD_GRADIENTS },
 	};
 	int64_t step;
 
@@ -758,7 +760,7 @@ static void expect_same_files(const char *folder, const char *other)
 /* Each saves what it has, in a place of its own. */
 static void save_after_an_abort(ddp_context *context)
 {
-	const ddp_model_options replicated = { .size = sizeof(replicated), .update = DDP_REPLICATED }, sharded = { .size = sizeof(sharded), .update = DDP_SHARDED };
+	const ddp_model_options replicated = { .size = sizeof(replicated), .shard = DDP_SHARD_NONE }, sharded = { .size = sizeof(sharded), .shard = DDP_SHARD_STATE };
 	struct job job = make_job_with(context, WIDTH, 3, &replicated);
 	struct job part = make_job_with(context, WIDTH, 3, &sharded);
 	char own[sizeof(dir) + 16], other[sizeof(dir) + 32];

@@ -68,7 +68,7 @@ every_option_is_in_help() {
 	local option
 	for option in data format layers heads width vocab length untied batch accumulate steps lr \
 		warmup weight-decay clip seed checkpoint checkpoint-every resume keep metrics trace \
-		update bucket-mb no-overlap no-communication spawn threads generate json verbose version; do
+		shard bucket-mb no-overlap no-communication spawn threads generate json verbose version; do
 		says "^  --$option\\b" || { echo "# --help does not tell of --$option"; return 1; }
 	done
 }
@@ -98,18 +98,20 @@ two_runs_of_many_threads_do_too() {
 		same "$work/d/step-00000008.safetensors" "$work/j/step-00000008.safetensors"
 }
 
-# The first run was sharded, being on one node.
+# The first run sharded its state, being on one node.
 the_way_of_gradients_does_not_change_a_byte() {
-	train --spawn 2 --steps 8 --checkpoint "$work/k" --update replicated --bucket-mb 0.01 &&
+	train --spawn 2 --steps 8 --checkpoint "$work/k" --shard none --bucket-mb 0.01 &&
 		same "$work/a/step-00000008.safetensors" "$work/k/step-00000008.safetensors" &&
-		train --spawn 2 --steps 8 --checkpoint "$work/e" --update replicated --no-overlap &&
-		same "$work/a/step-00000008.safetensors" "$work/e/step-00000008.safetensors"
+		train --spawn 2 --steps 8 --checkpoint "$work/e" --shard none --no-overlap &&
+		same "$work/a/step-00000008.safetensors" "$work/e/step-00000008.safetensors" &&
+		train --spawn 2 --steps 8 --checkpoint "$work/z" --shard gradients &&
+		same "$work/a/step-00000008.safetensors" "$work/z/step-00000008.safetensors"
 }
 
 summary_tells_of_the_update() {
-	train --spawn 2 --steps 2 --json && says '"update": "sharded"' &&
+	train --spawn 2 --steps 2 --json && says '"shard": "state"' &&
 		train --spawn 2 --steps 2 && says '^overlap  none needed' &&
-		train --spawn 2 --steps 2 --update replicated && says '^overlap  [0-9]*% of'
+		train --spawn 2 --steps 2 --shard none && says '^overlap  [0-9]*% of'
 }
 
 resumed_equals_uninterrupted() {
@@ -129,7 +131,7 @@ ranks_whose_rows_travel_train_like_one() {
 	local one loss ranks
 	one=$(final_loss 12) || return
 	for ranks in 2 3 4; do
-		loss=$(final_loss $((12 / ranks)) --spawn $ranks --update replicated) || return
+		loss=$(final_loss $((12 / ranks)) --spawn $ranks --shard none) || return
 		awk -v a="$one" -v b="$loss" 'BEGIN { d = (a - b) / a; exit !(a > 0 && d < 1e-5 && d > -1e-5) }' || {
 			echo "# one rank: $one, $ranks ranks: $loss"
 			return 1
@@ -138,7 +140,7 @@ ranks_whose_rows_travel_train_like_one() {
 }
 
 rows_that_travel_resume_bit_for_bit() {
-	local rows=(--spawn 3 --vocab 1000 --update replicated --accumulate 2)
+	local rows=(--spawn 3 --vocab 1000 --shard none --accumulate 2)
 	train "${rows[@]}" --steps 9 --checkpoint "$work/l" --checkpoint-every 4 &&
 		mkdir "$work/m" && cp "$work/l/step-00000004.safetensors" "$work/m" &&
 		train "${rows[@]}" --steps 9 --checkpoint "$work/m" --resume &&
@@ -269,8 +271,8 @@ check "numbers have a range" refuses '--batch 0: not a whole number from 1' --da
 check "reals are checked" refuses '--lr nan: not a number' --data "$work/text" --lr nan
 check "unknown options are refused" refuses 'unrecognized option' --data "$work/text" --frobnicate
 check "unknown formats are refused" refuses 'choose bytes, u16 or llmc' --data "$work/text" --format png
-check "unknown updates are refused" refuses 'choose auto, replicated or sharded' --data "$work/text" \
-	--update twice
+check "unknown shards are refused" refuses 'choose auto, none, state or gradients' --data "$work/text" \
+	--shard twice
 check "stray arguments are refused" refuses 'not an option' --data "$work/text" more
 check "resuming needs a directory" refuses 'needs --checkpoint DIR' --data "$work/text" --resume
 check "a checkpoint of another model is refused" refuses 'safetensors' --data "$work/text" \

@@ -27,14 +27,15 @@ static const ddp_model_options plain = {
 	.size = sizeof(plain),
 	.optimizer = DDP_SGD, .learning_rate = 1,
 	.bucket_mb = 128.0 / (1 << 20), .first_bucket_mb = 64.0 / (1 << 20),
-	.update = DDP_REPLICATED,
+	.shard = DDP_SHARD_NONE,
 };
 
 /* What the tests of a step are run with. */
 static const ddp_model_options ways[] = {
-	{ .size = sizeof(*ways), .update = DDP_REPLICATED },
-	{ .size = sizeof(*ways), .update = DDP_REPLICATED, .no_overlap = true },
-	{ .size = sizeof(*ways), .update = DDP_SHARDED },
+	{ .size = sizeof(*ways), .shard = DDP_SHARD_NONE },
+	{ .size = sizeof(*ways), .shard = DDP_SHARD_NONE, .no_overlap = true },
+	{ .size = sizeof(*ways), .shard = DDP_SHARD_STATE },
+	{ .size = sizeof(*ways), .shard = DDP_SHARD_GRADIENTS },
 };
 enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
 
@@ -53,7 +54,7 @@ static ddp_model_options plain_by(const ddp_model_options *way)
 {
 	ddp_model_options options = plain;
 
-	options.update = way->update;
+	options.shard = way->shard;
 	options.no_overlap = way->no_overlap;
 	return options;
 }
@@ -347,8 +348,8 @@ static int forget_body(ddp_context *context, void *user)
 {
 	const ddp_model_options options = plain_by(user);
 	const float start[] = { 0, 0, 0 }, then[] = { -1, -2, -3 };
-	bool replicated = options.update == DDP_REPLICATED;
 	int size = size_of(context);
+	bool replicated = options.shard == DDP_SHARD_NONE || size == 1;
 	ddp_step_stats stats;
 	ddp_model *model;
 
@@ -410,7 +411,7 @@ static int owners_body(ddp_context *context, void *user)
 
 	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
 	ddp_get_summary(model, &summary);
-	CHECK(summary.update == (size > 1 ? DDP_SHARDED : DDP_REPLICATED));
+	CHECK(summary.shard == (size > 1 ? DDP_SHARD_STATE : DDP_SHARD_NONE));
 	add_grads(model, (float)(rank + 1));
 	CHECK_OK(ddp_step(model, 1, 0, NULL));
 	CHECK(model->units.count == 1);
@@ -506,9 +507,9 @@ static int mismatch_body(ddp_context *context, void *user)
 	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
 	CHECK(says("weight_decay is 0."));
 	options = plain;
-	options.update = odd ? DDP_SHARDED : DDP_REPLICATED;
+	options.shard = odd ? DDP_SHARD_STATE : DDP_SHARD_NONE;
 	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
-	CHECK(says("different models: update is"));
+	CHECK(says("different models: shard is"));
 
 	/* A rank with a wrong argument gets its own error, the others one too. */
 	list[0].ndim = odd ? -1 : 1;
@@ -823,7 +824,7 @@ static void options_have_defaults_and_are_checked(void **state)
 		{ { .weight_decay = -1 }, "weight_decay is -1" },
 		{ { .momentum = NAN }, "momentum is " },
 		{ { .clip_norm = -2 }, "clip_norm is -2" },
-		{ { .update = (ddp_update_mode)3 }, "update is 3" },
+		{ { .shard = (ddp_shard)4 }, "shard is 4" },
 	};
 	const ddp_model_options small = { .size = sizeof(small), .bucket_mb = 0.5 };
 	ddp_model_settings settings;

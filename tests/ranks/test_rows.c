@@ -21,20 +21,21 @@ enum { ROWS = 50, WIDTH = 5, REST = 33, FEW = 9, MANY = 30, RANKS_MAX = 4 };
 enum { TABLE, VECTOR };
 
 typedef struct way {
-	ddp_update_mode update;
+	ddp_shard shard;
 	bool no_overlap;
 	int64_t sparse_rows;
 } way;
 
 static const way ways[] = {
-	{ DDP_REPLICATED, false, FEW }, { DDP_REPLICATED, true, FEW },
-	{ DDP_REPLICATED, false, MANY }, { DDP_SHARDED, false, FEW },
+	{ DDP_SHARD_NONE, false, FEW }, { DDP_SHARD_NONE, true, FEW },
+	{ DDP_SHARD_NONE, false, MANY }, { DDP_SHARD_STATE, false, FEW },
+	{ DDP_SHARD_GRADIENTS, false, FEW },
 };
 enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
 
 static bool travels(const way *w, int ranks)
 {
-	return ranks > 1 && w->update == DDP_REPLICATED && w->sparse_rows * ranks < ROWS;
+	return ranks > 1 && w->shard != DDP_SHARD_STATE && w->sparse_rows * ranks < ROWS;
 }
 
 static void make(ddp_context *context, const way *w, ddp_model **model)
@@ -46,7 +47,7 @@ static void make(ddp_context *context, const way *w, ddp_model **model)
 	};
 	const ddp_model_options options = {
 		.size = sizeof(options),
-		.optimizer = DDP_SGD, .learning_rate = 1, .update = w->update,
+		.optimizer = DDP_SGD, .learning_rate = 1, .shard = w->shard,
 		.no_overlap = w->no_overlap, .bucket_mb = 256.0 / (1 << 20),
 		.first_bucket_mb = 64.0 / (1 << 20),
 	};
@@ -211,7 +212,7 @@ static int rows_only_body(ddp_context *context, void *user)
 	};
 	ddp_model_options options = {
 		.size = sizeof(options),
-		.optimizer = DDP_SGD, .learning_rate = 1, .update = w->update,
+		.optimizer = DDP_SGD, .learning_rate = 1, .shard = w->shard,
 		.no_overlap = w->no_overlap, .bucket_mb = 128.0 / (1 << 20),
 	};
 	int rank = ddp_get_job(context)->rank, size = ddp_get_job(context)->world_size;

@@ -20,9 +20,9 @@
 #include "tests/support/training.h"
 
 /* How gradients travel. */
-static const struct { double bucket_bytes; ddp_update_mode update; } ways[] = {
-	{ 25 << 20, DDP_REPLICATED }, { 512, DDP_REPLICATED }, { 64, DDP_REPLICATED },
-	{ 512, DDP_SHARDED },
+static const struct { double bucket_bytes; ddp_shard shard; } ways[] = {
+	{ 25 << 20, DDP_SHARD_NONE }, { 512, DDP_SHARD_NONE }, { 64, DDP_SHARD_NONE },
+	{ 512, DDP_SHARD_STATE }, { 512, DDP_SHARD_GRADIENTS },
 };
 static const int accumulates[] = { 1, 2 };
 enum {
@@ -43,7 +43,7 @@ static int all_setups_body(ddp_context *context, void *user)
 	for (int w = 0; w < WAYS; w++) {
 		for (int a = 0; a < ACCUMULATES; a++) {
 			const setup with = { .bucket_bytes = ways[w].bucket_bytes,
-			                     .update = ways[w].update, .accumulate = accumulates[a],
+			                     .shard = ways[w].shard, .accumulate = accumulates[a],
 			                     .steps = STEPS };
 			train(context, &with, seen->params[rank][w][a]);
 		}
@@ -103,8 +103,8 @@ static int clipped_body(ddp_context *context, void *user)
 	setup with = { .bucket_bytes = 512, .accumulate = 1, .steps = STEPS, .clip_norm = 0.05 };
 	float (*seen)[RANKS_MAX][MLP_ELEMENTS] = user;
 
-	for (int u = 0; u < UPDATES; u++) {
-		with.update = updates[u];
+	for (int u = 0; u < SHARDS; u++) {
+		with.shard = shards[u];
 		train(context, &with, seen[u][ddp_get_job(context)->rank]);
 	}
 	return 0;
@@ -117,7 +117,7 @@ static void clipped_training_is_that_of_one_process_too(void **state)
 	                              .clip_norm = 0.05 };
 	double reference[MLP_ELEMENTS];
 	float wanted[MLP_ELEMENTS];
-	float (*seen)[RANKS_MAX][MLP_ELEMENTS] = test_share(UPDATES * sizeof(*seen));
+	float (*seen)[RANKS_MAX][MLP_ELEMENTS] = test_share(SHARDS * sizeof(*seen));
 
 	(void)state;
 	assert_int_equal(mlp_train_reference(&plain, reference), 0);
@@ -128,17 +128,17 @@ static void clipped_training_is_that_of_one_process_too(void **state)
 		for (int e = 0; e < MLP_ELEMENTS; e++)
 			assert_true(fabs((double)seen[0][0][e] - wanted[e]) <
 			            1e-4 * fmax(fabs(wanted[e]), 0.1));
-		for (int r = 0; r < ranks * UPDATES; r++)
+		for (int r = 0; r < ranks * SHARDS; r++)
 			assert_memory_equal(seen[r / ranks][r % ranks], seen[0][0], sizeof(wanted));
 	}
-	test_unshare(seen, UPDATES * sizeof(*seen));
+	test_unshare(seen, SHARDS * sizeof(*seen));
 }
 
 /* ---- the same bits --------------------------------------------------------------- */
 
 typedef struct stretches {
 	float whole[MLP_ELEMENTS], again[MLP_ELEMENTS], resumed[MLP_ELEMENTS];
-	ddp_update_mode first, second; /* of the stretches of a resumed run, in turn */
+	ddp_shard first, second; /* of the stretches of a resumed run, in turn */
 	char dir[64];
 } stretches;
 
@@ -147,7 +147,7 @@ static int stretches_body(ddp_context *context, void *user)
 	stretches *shared = user;
 	float scratch[MLP_ELEMENTS];
 	const bool first = ddp_get_job(context)->rank == 0;
-	setup with = { .bucket_bytes = 512, .update = shared->first, .accumulate = 2,
+	setup with = { .bucket_bytes = 512, .shard = shared->first, .accumulate = 2,
 	               .steps = STEPS };
 
 	train(context, &with, first ? shared->whole : scratch);
@@ -159,7 +159,7 @@ static int stretches_body(ddp_context *context, void *user)
 	with.resume = true;
 	for (size_t i = 0; i < sizeof(stops) / sizeof(stops[0]); i++) {
 		with.steps = stops[i];
-		with.update = i % 2 == 0 ? shared->first : shared->second;
+		with.shard = i % 2 == 0 ? shared->first : shared->second;
 		train(context, &with, first ? shared->resumed : scratch);
 	}
 	return 0;
@@ -174,8 +174,8 @@ static void runs_repeat_and_resume_bit_for_bit(void **state)
 	/* Each way alone, then one after the other. */
 	for (int i = 0; i < 9; i++) {
 		int ranks = 1 + i % 3;
-		shared->first = i < 3 ? DDP_REPLICATED : DDP_SHARDED;
-		shared->second = i < 6 ? shared->first : DDP_REPLICATED;
+		shared->first = i < 3 ? DDP_SHARD_NONE : DDP_SHARD_STATE;
+		shared->second = i < 6 ? shared->first : DDP_SHARD_NONE;
 		strcpy(shared->dir, "/tmp/ddp-resume-XXXXXX");
 		assert_non_null(mkdtemp(shared->dir));
 		assert_int_equal(run_ranks(ranks, stretches_body, shared), 0);
@@ -221,7 +221,7 @@ static void other_processes_give_the_same_bits(void **state)
 
 static int observed_body(ddp_context *context, void *user)
 {
-	const setup with = { .bucket_bytes = 512, .update = *(const ddp_update_mode *)user,
+	const setup with = { .bucket_bytes = 512, .shard = *(const ddp_shard *)user,
 	                     .accumulate = 2, .steps = STEPS };
 	float params[MLP_ELEMENTS];
 
@@ -247,14 +247,16 @@ static int count_ranges(const json_t *trace, const char *name)
 	return count;
 }
 
-static void expect_trace(const char *dir, int rank, bool sharded)
+static void expect_trace(const char *dir, int rank, ddp_shard shard)
 {
 	/* Two micro-batches a step; 2 KiB in buckets of 512 bytes. */
-	const int buckets = sharded ? 0 : STEPS;
+	const int buckets = shard == DDP_SHARD_STATE ? 0 : STEPS;
+	const int gathers = shard == DDP_SHARD_GRADIENTS ? STEPS : 0;
 	const struct { const char *name; int count; } ranges[] = {
 		{ "data", 2 * STEPS }, { "forward", 2 * STEPS }, { "backward", 2 * STEPS },
 		{ "bucket 0", buckets }, { "bucket 3", buckets }, { "bucket 4", 0 },
 		{ "totals", STEPS }, { "updated", STEPS - buckets },
+		{ "parameters 0", gathers }, { "parameters 3", gathers },
 	};
 	char path[128];
 
@@ -299,12 +301,12 @@ static void trace_and_metrics_tell_of_every_step(void **state)
 	assert_non_null(mkdtemp(dir));
 	snprintf(metrics, sizeof(metrics), "%s/metrics.jsonl", dir);
 	snprintf(trace, sizeof(trace), "%s/trace", dir);
-	for (int u = 0; u < UPDATES; u++) {
-		ddp_update_mode update = updates[u];
+	for (int u = 0; u < SHARDS; u++) {
+		ddp_shard shard = shards[u];
 		remove(metrics);
-		assert_int_equal(run_ranks_with(2, &options, observed_body, &update), 0);
-		expect_trace(dir, 0, update == DDP_SHARDED);
-		expect_trace(dir, 1, update == DDP_SHARDED);
+		assert_int_equal(run_ranks_with(2, &options, observed_body, &shard), 0);
+		expect_trace(dir, 0, shard);
+		expect_trace(dir, 1, shard);
 		expect_metrics(metrics);
 	}
 	snprintf(command, sizeof(command), "rm -r %s", dir);

@@ -25,7 +25,7 @@ enum { SIGNALLED_BATCH = 7 }; /* the second of step 4's two */
 
 typedef struct stops {
 	float whole[MLP_ELEMENTS], resumed[MLP_ELEMENTS];
-	ddp_update_mode update;
+	ddp_shard shard;
 	char dir[64];
 } stops;
 
@@ -45,7 +45,7 @@ static int stop_body(ddp_context *context, void *user)
 	stops *shared = user;
 	const ddp_dataset dataset = mlp_dataset(SAMPLES);
 	const ddp_job *job = ddp_get_job(context);
-	setup with = { .bucket_bytes = 512, .update = shared->update, .accumulate = 2,
+	setup with = { .bucket_bytes = 512, .shard = shared->shard, .accumulate = 2,
 	               .steps = STEPS };
 	const ddp_train_options options = {
 		.size = sizeof(options),
@@ -80,8 +80,8 @@ static void signal_stops_all_ranks_in_one_step_with_a_checkpoint(void **state)
 	char command[128];
 
 	(void)state;
-	for (int i = 0; i < 3 * UPDATES; i++) {
-		shared->update = updates[i / 3];
+	for (int i = 0; i < 3 * SHARDS; i++) {
+		shared->shard = shards[i / 3];
 		strcpy(shared->dir, "/tmp/ddp-stop-XXXXXX");
 		assert_non_null(mkdtemp(shared->dir));
 		assert_int_equal(run_ranks(1 + i % 3, stop_body, shared), 0);
@@ -169,7 +169,7 @@ typedef enum failure {
 
 typedef struct trouble {
 	failure what;
-	ddp_update_mode update;
+	ddp_shard shard;
 	int rank;               /* that makes it */
 	int own_rank;           /* of the process that reads this */
 	int batches;
@@ -218,7 +218,7 @@ static int trouble_body(ddp_context *context, void *user)
 {
 	trouble *shared = user;
 	const ddp_dataset dataset = mlp_dataset(SAMPLES);
-	const setup with = { .bucket_bytes = 64, .update = shared->update, .accumulate = 1 };
+	const setup with = { .bucket_bytes = 64, .shard = shared->shard, .accumulate = 1 };
 	const ddp_train_options options = {
 		.size = sizeof(options),
 		.steps = STEPS, .schedule = troubled_schedule, .on_step = troubled_step,
@@ -239,11 +239,11 @@ static int trouble_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void make_trouble(failure what, int ranks, ddp_update_mode update, trouble *shared)
+static void make_trouble(failure what, int ranks, ddp_shard shard, trouble *shared)
 {
 	memset(shared, 0, sizeof(*shared));
 	shared->what = what;
-	shared->update = update;
+	shared->shard = shard;
 	shared->rank = ranks - 1;
 	int code = run_ranks(ranks, trouble_body, shared);
 	assert_int_equal(code, what == RANK_IS_KILLED ? 128 + SIGKILL : 0);
@@ -261,16 +261,16 @@ static void failing_callback_ends_all_ranks_with_its_reason(void **state)
 	trouble *shared = test_share(sizeof(*shared));
 
 	(void)state;
-	for (int i = 0; i < 3 * UPDATES; i++) {
+	for (int i = 0; i < 3 * SHARDS; i++) {
 		int ranks = 1 + i % 3;
-		make_trouble(BATCH_CALLBACK_FAILS, ranks, updates[i / 3], shared);
+		make_trouble(BATCH_CALLBACK_FAILS, ranks, shards[i / 3], shared);
 		for (int r = 0; r < ranks; r++)
 			expect_message(shared, r, "the sensor is unplugged");
 		assert_int_equal(shared->status[ranks - 1], DDP_ERR_IO);
 		assert_non_null(strstr(shared->message[ranks - 1],
 		                       "step 6: the batch callback failed on rank"));
 
-		make_trouble(STEP_CALLBACK_FAILS, ranks, updates[i / 3], shared);
+		make_trouble(STEP_CALLBACK_FAILS, ranks, shards[i / 3], shared);
 		for (int r = 0; r < ranks; r++)
 			expect_message(shared, r, "the step callback failed on rank");
 		assert_non_null(strstr(shared->message[ranks - 1], "it gave no reason"));
@@ -283,8 +283,8 @@ static void different_learning_rates_end_all_ranks(void **state)
 	trouble *shared = test_share(sizeof(*shared));
 
 	(void)state;
-	for (int u = 0; u < UPDATES; u++) {
-		make_trouble(RATE_DIFFERS, 2, updates[u], shared);
+	for (int u = 0; u < SHARDS; u++) {
+		make_trouble(RATE_DIFFERS, 2, shards[u], shared);
 		for (int r = 0; r < 2; r++)
 			expect_message(shared, r, "step 6: ranks have different learning rates");
 	}
@@ -296,8 +296,8 @@ static void lost_rank_is_an_error_on_the_others(void **state)
 	trouble *shared = test_share(sizeof(*shared));
 
 	(void)state;
-	for (int i = 0; i < 2 * UPDATES; i++) {
-		make_trouble(i % 2 == 0 ? RANK_EXITS : RANK_IS_KILLED, 3, updates[i / 2], shared);
+	for (int i = 0; i < 2 * SHARDS; i++) {
+		make_trouble(i % 2 == 0 ? RANK_EXITS : RANK_IS_KILLED, 3, shards[i / 2], shared);
 		for (int r = 0; r < 2; r++) {
 			expect_message(shared, r, "rank 2");
 			assert_true(shared->status[r] == DDP_ERR_PEER || shared->status[r] == DDP_ERR_ABORTED);
@@ -344,7 +344,7 @@ enum { POISONED_STEP = 6, SAVED_STEP = 4 };
 
 typedef struct poisoned {
 	float whole[MLP_ELEMENTS], again[MLP_ELEMENTS];
-	ddp_update_mode update;
+	ddp_shard shard;
 	bool in_loss;
 	char dir[64];
 } poisoned;
@@ -369,7 +369,7 @@ static int poisoned_body(ddp_context *context, void *user)
 	poisoned *shared = user;
 	const ddp_dataset dataset = mlp_dataset(SAMPLES);
 	const ddp_job *job = ddp_get_job(context);
-	const setup with = { .bucket_bytes = 512, .update = shared->update, .accumulate = 2,
+	const setup with = { .bucket_bytes = 512, .shard = shared->shard, .accumulate = 2,
 	                     .steps = STEPS };
 	const ddp_train_options options = {
 		.size = sizeof(options),
@@ -406,8 +406,8 @@ static void diverged_training_goes_back_in_the_same_process(void **state)
 	char command[128];
 
 	(void)state;
-	for (int i = 0; i < 3 * UPDATES; i++) {
-		shared->update = updates[i / 3];
+	for (int i = 0; i < 3 * SHARDS; i++) {
+		shared->shard = shards[i / 3];
 		shared->in_loss = i % 2 == 0;
 		strcpy(shared->dir, "/tmp/ddp-diverged-XXXXXX");
 		assert_non_null(mkdtemp(shared->dir));

@@ -1,6 +1,6 @@
 #include "tests/support/training.h"
 
-const ddp_update_mode updates[UPDATES] = { DDP_REPLICATED, DDP_SHARDED };
+const ddp_shard shards[SHARDS] = { DDP_SHARD_NONE, DDP_SHARD_STATE, DDP_SHARD_GRADIENTS };
 
 void start(ddp_context *context, const ddp_dataset *dataset, const setup *with,
            ddp_model **model, ddp_loader **loader)
@@ -8,7 +8,7 @@ void start(ddp_context *context, const ddp_dataset *dataset, const setup *with,
 	const ddp_model_options model_options = {
 		.size = sizeof(model_options),
 		.learning_rate = 0.01, .weight_decay = 0.1, .clip_norm = with->clip_norm,
-		.bucket_mb = with->bucket_bytes / (1 << 20), .update = with->update,
+		.bucket_mb = with->bucket_bytes / (1 << 20), .shard = with->shard,
 	};
 	const ddp_loader_options loader_options = {
 		.size = sizeof(loader_options),

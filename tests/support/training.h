@@ -9,12 +9,12 @@
    micro-batches a step, some of the last are empty on some ranks. */
 enum { SAMPLES = 109, GLOBAL_BATCH = 24, STEPS = 20, RANKS_MAX = 4, SEED = 5 };
 
-enum { UPDATES = 2 };
-extern const ddp_update_mode updates[UPDATES];
+enum { SHARDS = 3 };
+extern const ddp_shard shards[SHARDS];
 
 typedef struct setup {
 	double bucket_bytes;
-	ddp_update_mode update;
+	ddp_shard shard;
 	int accumulate;
 	int64_t steps;
 	double clip_norm;

@@ -1,0 +1,67 @@
+#include "reduce/arena.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/error.h"
+#include "base/pages.h"
+#include "reduce/facts.h"
+
+static ddp_status map(size_t bytes, ddp_arena *arena)
+{
+	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+	                    -1, 0);
+
+	if (memory == MAP_FAILED)
+		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "no address space for %zu bytes", bytes);
+	arena->data = memory;
+	return DDP_OK;
+}
+
+ddp_status ddp_arena_open(ddp_comm *comm, int64_t elements, bool gives_back, ddp_arena *arena)
+{
+	ddp_arena made = { .bytes = ddp_whole_pages((size_t)elements * sizeof(float)),
+	                   .gives_back = gives_back };
+	void *memory = NULL;
+	ddp_status status;
+
+	if (gives_back)
+		status = ddp_status_agree(comm, map(made.bytes, &made), "map its memory");
+	else
+		status = ddp_mem_alloc(comm, made.bytes, &memory);
+	if (!gives_back && status == DDP_OK)
+		made.data = memory;
+	if (status != DDP_OK) {
+		ddp_arena_close(comm, &made);
+		return status;
+	}
+	*arena = made;
+	return DDP_OK;
+}
+
+void ddp_arena_close(ddp_comm *comm, ddp_arena *arena)
+{
+	if (arena->data != NULL && arena->gives_back)
+		munmap(arena->data, arena->bytes);
+	else if (arena->data != NULL)
+		ddp_mem_free(comm, arena->data);
+	*arena = (ddp_arena){ 0 };
+}
+
+void ddp_arena_clear(const ddp_arena *arena, int64_t begin, int64_t end)
+{
+	char *from = (char *)(arena->data + begin), *to = (char *)(arena->data + end);
+	const size_t page = ddp_system_page_bytes();
+	const size_t first = ((size_t)begin * sizeof(float) + page - 1) / page * page;
+	const size_t last = (size_t)end * sizeof(float) / page * page;
+	char *inner = (char *)arena->data + first;
+
+	/* Where there are no pages to give back, or the system does not take them. */
+	if (!arena->gives_back || first >= last || madvise(inner, last - first, MADV_DONTNEED) != 0) {
+		memset(from, 0, (size_t)(to - from));
+		return;
+	}
+	memset(from, 0, (size_t)(inner - from));
+	memset((char *)arena->data + last, 0, (size_t)(to - ((char *)arena->data + last)));
+}

@@ -1,0 +1,24 @@
+/*
+ * arena: memory of one role for all tensors of a model, f32. Either the ranks of a node
+ * share it, so that collectives on it take no copy; or it is this rank's own, and what is
+ * cleared goes back to the system, page by page, until it is written again.
+ */
+#ifndef DDP_REDUCE_ARENA_H
+#define DDP_REDUCE_ARENA_H
+
+#include "ddp.h"
+
+typedef struct ddp_arena {
+	float *data;
+	size_t bytes;
+	bool gives_back;
+} ddp_arena;
+
+/* Zeroed. Collective. */
+ddp_status ddp_arena_open(ddp_comm *comm, int64_t elements, bool gives_back, ddp_arena *arena);
+void ddp_arena_close(ddp_comm *comm, ddp_arena *arena);
+
+/* Sets elements [begin, end) to zero. */
+void ddp_arena_clear(const ddp_arena *arena, int64_t begin, int64_t end);
+
+#endif

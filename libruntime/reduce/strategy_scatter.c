@@ -1,0 +1,305 @@
+/*
+ * scatter: ZeRO stages 1 and 2 (Rajbhandari et al., SC 2020) over any nodes. A bucket's
+ * units are reduce-scattered while backward runs: each rank gets the sums of what it
+ * owns, updates it with the optimizer's state that it alone keeps, and the new parameters
+ * are all-gathered. In stage 2 a bucket's gradients are given back to the system as soon
+ * as they are reduced, so that a rank holds its own sums and what is under way.
+ *
+ * A unit's reduce-scatter combines in the order in which its all-reduce would, and squares
+ * are summed in the same pieces: the parameters' bits are those of all_reduce.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "comm/request.h"
+#include "kernels.h"
+#include "reduce/model_state.h"
+
+typedef struct scatter {
+	float *sums;     /* of the gradients of what this rank owns */
+	float *state[DDP_OPTIM_STATES_MAX];
+	size_t *counts;  /* [units][ranks]: elements of each rank's slice */
+	int ended;       /* buckets before it have given their gradients back */
+} scatter;
+
+static scatter *scatter_of(const ddp_model *model)
+{
+	return model->own;
+}
+
+static size_t *counts_of(const ddp_model *model, int u)
+{
+	return scatter_of(model)->counts + (size_t)u * (size_t)model->units.ranks;
+}
+
+static void fill_counts(const ddp_model *model)
+{
+	int64_t begin, end;
+
+	for (int u = 0; u < model->units.count; u++) {
+		for (int r = 0; r < model->units.ranks; r++) {
+			ddp_unit_slice(&model->units, &model->units.list[u], r, &begin, &end);
+			counts_of(model, u)[r] = (size_t)(end - begin);
+		}
+	}
+}
+
+static ddp_status prepare(ddp_model *model)
+{
+	const size_t kept = (size_t)model->units.most + 1; /* never nothing */
+
+	scatter *s = calloc(1, sizeof(*s));
+	if (s == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a shard of the model");
+	model->own = s;
+	s->sums = calloc(kept, sizeof(*s->sums));
+	s->counts = calloc((size_t)model->units.count * (size_t)model->units.ranks, sizeof(*s->counts));
+	bool complete = s->sums != NULL && s->counts != NULL;
+	for (int i = 0; i < model->optim.state_count; i++) {
+		s->state[i] = calloc(kept, sizeof(*s->state[i]));
+		complete = complete && s->state[i] != NULL;
+		ddp_optim_lend(&model->optim, i, s->state[i]);
+	}
+	if (!complete)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a shard of the model: %d arrays of %zu numbers",
+		                1 + model->optim.state_count, kept);
+	fill_counts(model);
+	return DDP_OK;
+}
+
+static void close_memory(ddp_model *model)
+{
+	scatter *s = scatter_of(model);
+
+	if (s == NULL)
+		return;
+	free(s->sums);
+	free(s->counts);
+	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
+		free(s->state[i]);
+	free(s);
+}
+
+/* Where this rank keeps its slice of a unit. */
+static int64_t kept_of(const ddp_model *model, const ddp_unit *unit)
+{
+	return unit->first_piece < unit->end_piece ? model->units.pieces[unit->first_piece].kept : 0;
+}
+
+/* The units of bucket k are [*first, *end). */
+static void units_of(const ddp_model *model, int k, int *first, int *end)
+{
+	const ddp_bucket *bucket = &model->plan.buckets[k];
+
+	*first = ddp_unit_at(&model->units, bucket->begin);
+	*end = ddp_unit_at(&model->units, bucket->end);
+}
+
+static bool is_reduced(const ddp_model *model, int k)
+{
+	int first, end;
+
+	units_of(model, k, &first, &end);
+	for (int u = first; u < end; u++) {
+		const ddp_request *request = model->reducer.requests[u];
+		if (request != NULL && !ddp_request_done(request))
+			return false;
+	}
+	return true;
+}
+
+static ddp_status wait(ddp_model *model, int k)
+{
+	ddp_status status = DDP_OK;
+	char name[32];
+	int first, end;
+
+	units_of(model, k, &first, &end);
+	for (int u = first; u < end && status == DDP_OK; u++) {
+		const ddp_unit *unit = &model->units.list[u];
+		if (model->reducer.requests[u] == NULL)
+			continue;
+		snprintf(name, sizeof(name), "bucket %d", k);
+		status = ddp_reducer_end(&model->reducer, u, name,
+		                         (unit->end - unit->begin) * (int64_t)sizeof(float));
+		if (status == DDP_OK)
+			ddp_arena_clear(&model->grads_memory, unit->begin, unit->end);
+	}
+	return status;
+}
+
+static ddp_status start(ddp_model *model, int k)
+{
+	scatter *s = scatter_of(model);
+	ddp_status status = DDP_OK;
+	int first, end;
+
+	/* Those that are reduced make room for the gradients to come. */
+	for (s->ended = k > 0 ? s->ended : 0; s->ended < k && is_reduced(model, s->ended); s->ended++) {
+		status = wait(model, s->ended);
+		if (status != DDP_OK)
+			return status;
+	}
+	units_of(model, k, &first, &end);
+	for (int u = first; u < end && status == DDP_OK; u++) {
+		const ddp_unit *unit = &model->units.list[u];
+		const ddp_collective operation = {
+			.kind = DDP_REDUCE_SCATTER, .send = model->grads + unit->begin,
+			.recv = s->sums + kept_of(model, unit), .counts = counts_of(model, u),
+			.type = DDP_F32, .op = DDP_SUM,
+		};
+		status = ddp_reducer_issue(&model->reducer, u, &operation);
+	}
+	return status;
+}
+
+/* A row may be of several owners. */
+static void add_row(const ddp_model *model, int64_t begin, const float *values, int64_t width)
+{
+	const ddp_units *units = &model->units;
+	float *sums = scatter_of(model)->sums;
+
+	for (int u = ddp_unit_at(units, begin);
+	     u < units->count && units->list[u].begin < begin + width; u++) {
+		for (int i = units->list[u].first_piece; i < units->list[u].end_piece; i++) {
+			const ddp_piece *piece = &units->pieces[i];
+			int64_t from = begin > piece->begin ? begin : piece->begin;
+			int64_t to = begin + width < piece->end ? begin + width : piece->end;
+			for (int64_t e = from; e < to; e++)
+				sums[piece->kept + e - piece->begin] += values[e - begin];
+		}
+	}
+}
+
+static void add_rows(ddp_model *model, const ddp_slot *slot, const int32_t *rows,
+                     const float *values, int64_t count)
+{
+	const int64_t width = slot->count / slot->shape[0];
+
+	for (int64_t i = 0; i < count; i++)
+		add_row(model, slot->offset + rows[i] * width, values + i * width, width);
+}
+
+static void discard(ddp_model *model)
+{
+	memset(scatter_of(model)->sums, 0, (size_t)model->units.most * sizeof(float));
+}
+
+static ddp_status reduce(ddp_model *model, double *squares)
+{
+	ddp_status status = ddp_model_wait(model, 0, model->plan.count);
+
+	if (status != DDP_OK)
+		return status;
+	ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
+	*squares = 0;
+	for (int i = 0; i < model->units.piece_count; i++) {
+		const ddp_piece *piece = &model->units.pieces[i];
+		*squares += dk_sum_squares(scatter_of(model)->sums + piece->kept, piece->end - piece->begin);
+	}
+	return ddp_reducer_meet(&model->reducer, "norm", squares, 1);
+}
+
+/* Updates what this rank owns of units [first, end), and starts to gather all of them. */
+static ddp_status update_units(ddp_model *model, const ddp_update *update, int first, int end,
+                               double *squares)
+{
+	ddp_status status = DDP_OK;
+	int64_t from, to;
+
+	model->torn = true;
+	for (int u = first; u < end && status == DDP_OK; u++) {
+		const ddp_unit *unit = &model->units.list[u];
+		const int64_t kept = kept_of(model, unit);
+		const ddp_collective operation = {
+			.kind = DDP_ALL_GATHER, .recv = model->params + unit->begin,
+			.counts = counts_of(model, u), .type = DDP_F32,
+		};
+
+		ddp_unit_slice(&model->units, unit, model->units.rank, &from, &to);
+		*squares += ddp_optim_apply(&model->optim, update, model->params + from,
+		                            scatter_of(model)->sums + kept, from, to, kept);
+		status = ddp_reducer_issue(&model->reducer, u, &operation);
+	}
+	return status;
+}
+
+static ddp_status end_gathers(ddp_model *model)
+{
+	ddp_status status = DDP_OK;
+	char name[32];
+
+	for (int u = 0; u < model->units.count && status == DDP_OK; u++) {
+		const ddp_unit *unit = &model->units.list[u];
+		snprintf(name, sizeof(name), "parameters %d", u);
+		status = ddp_reducer_end(&model->reducer, u, name,
+		                         (unit->end - unit->begin) * (int64_t)sizeof(float));
+	}
+	return status;
+}
+
+static ddp_status update(ddp_model *model, const ddp_update *update, bool reduced, double *squares)
+{
+	ddp_watch *watch = model->context->watch;
+	ddp_status status = DDP_OK;
+	double updated = 0;
+	int first, end;
+
+	for (int k = 0; k < model->plan.count && status == DDP_OK; k++) {
+		if (!reduced && k >= model->reducer.hold)
+			ddp_watch_phase(watch, DDP_PHASE_WAIT);
+		status = wait(model, k);
+		ddp_watch_phase(watch, DDP_PHASE_OPTIMIZER);
+		units_of(model, k, &first, &end);
+		if (status == DDP_OK)
+			status = update_units(model, update, first, end, &updated);
+	}
+	/* What travels by rows alone is complete. */
+	if (status == DDP_OK)
+		status = update_units(model, update, ddp_unit_at(&model->units, model->layout.dense),
+		                      model->units.count, &updated);
+	ddp_watch_phase(watch, DDP_PHASE_WAIT);
+	if (status == DDP_OK && !reduced)
+		status = ddp_reducer_meet(&model->reducer, "norm", &updated, 1);
+	if (status == DDP_OK)
+		status = end_gathers(model);
+	if (status != DDP_OK)
+		return status;
+	model->torn = false;
+	if (!reduced)
+		*squares = updated;
+	return DDP_OK;
+}
+
+static ddp_status gather(ddp_model *model, int i, float *whole)
+{
+	ddp_status status = DDP_OK;
+
+	for (int u = 0; u < model->units.count && status == DDP_OK; u++) {
+		const ddp_unit *unit = &model->units.list[u];
+		const ddp_collective operation = {
+			.kind = DDP_GATHER, .send = scatter_of(model)->state[i] + kept_of(model, unit),
+			.recv = whole != NULL ? whole + unit->begin : NULL, .counts = counts_of(model, u),
+			.type = DDP_F32,
+		};
+		status = ddp_run(model->context->world, &operation);
+	}
+	return status;
+}
+
+const ddp_strategy ddp_scatter_strategy = {
+	.name = "scatter", .shard = DDP_SHARD_STATE, .spreads = true, .moves_rows = true,
+	.prepare = prepare, .close = close_memory,
+	.start = start, .wait = wait, .add_rows = add_rows, .discard = discard,
+	.reduce = reduce, .update = update, .gather = gather,
+};
+
+const ddp_strategy ddp_scatter_gradients_strategy = {
+	.name = "scatter, gradients too", .shard = DDP_SHARD_GRADIENTS, .spreads = true,
+	.moves_rows = true, .gives_back = true,
+	.prepare = prepare, .close = close_memory,
+	.start = start, .wait = wait, .add_rows = add_rows, .discard = discard,
+	.reduce = reduce, .update = update, .gather = gather,
+};

@@ -1,0 +1,534 @@
+/*
+ * reduce: random models on random worlds, reduced in every way, in random order and with
+ * random parts unused, end each step where a plain loop does that gathers all ranks'
+ * gradients and averages them. Gradients are small whole numbers, of which all sums, and
+ * all sums of squares, are exact: so the plain loop's bits are wanted. Gradients that are
+ * not show that the ways agree to the bit among themselves.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "kernels.h"
+#include "reduce/model_state.h"
+#include "tests/support/comm_ranks.h"
+#include "tests/support/context_ranks.h"
+#include "tests/support/folder.h"
+
+enum { PARAMS_MAX = 6, RANKS_MAX = 4, STEPS = 3, ROWS_MAX = 5, ELEMENTS_MAX = 16384 };
+
+/* What a case is made of; all ranks draw the same. */
+typedef struct scenario {
+	unsigned int seed;
+	int ranks, node_of[RANKS_MAX];
+	int count;
+	char names[PARAMS_MAX][16];
+	ddp_param params[PARAMS_MAX];
+	ddp_model_options options;
+	int accumulate;
+	bool whole;                       /* numbers, so that sums are exact */
+	bool unused[STEPS + 1][PARAMS_MAX]; /* by step: no rank has a gradient of it */
+} scenario;
+
+static int draw(unsigned int *seed, int least, int most)
+{
+	return least + (int)((double)rand_r(seed) / ((double)RAND_MAX + 1) * (most - least + 1));
+}
+
+/* The same for all who ask the same. */
+static unsigned int mix(unsigned int a, unsigned int b)
+{
+	unsigned int x = a * 0x9e3779b1u ^ (b + 0x7f4a7c15u) * 0x85ebca6bu;
+
+	x ^= x >> 15;
+	x *= 0x2c1b3c6du;
+	return x ^ x >> 13;
+}
+
+static void draw_params(scenario *s, unsigned int *seed)
+{
+	s->count = draw(seed, 1, PARAMS_MAX);
+	for (int p = 0; p < s->count; p++) {
+		ddp_param *param = &s->params[p];
+		int kind = draw(seed, 0, 5);
+
+		snprintf(s->names[p], sizeof(s->names[p]), "p%d", p);
+		*param = (ddp_param){ .name = s->names[p], .ndim = 1, .shape = { draw(seed, 1, 40) },
+		                      .no_decay = draw(seed, 0, 1) == 1 };
+		if (kind == 0)
+			*param = (ddp_param){ .name = s->names[p] };
+		else if (kind <= 2)
+			param->shape[0] = draw(seed, 500, 2500);
+		else if (kind == 3) {
+			param->ndim = 2;
+			param->shape[0] = draw(seed, 20, 60);
+			param->shape[1] = draw(seed, 1, 30);
+			param->sparse_rows = ROWS_MAX;
+			param->rows_only = draw(seed, 0, 1) == 1;
+		}
+	}
+}
+
+static void draw_options(scenario *s, unsigned int *seed)
+{
+	s->options = (ddp_model_options){
+		.size = sizeof(s->options),
+		.optimizer = draw(seed, 0, 2) == 0 ? DDP_SGD : DDP_ADAMW,
+		.learning_rate = 0.01 * draw(seed, 1, 9), .weight_decay = 0.1 * draw(seed, 0, 2),
+		.momentum = draw(seed, 0, 1) * 0.9, .clip_norm = draw(seed, 0, 1) * 0.5,
+		.bucket_mb = draw(seed, 1, 200) * 64.0 / (1 << 20),
+		.first_bucket_mb = draw(seed, 1, 100) * 64.0 / (1 << 20),
+	};
+}
+
+static void draw_scenario(scenario *s, unsigned int number)
+{
+	unsigned int seed = s->seed = mix(number, 1);
+
+	s->whole = number % 3 != 0;
+	s->ranks = draw(&seed, 1, RANKS_MAX);
+	for (int r = 0; r < s->ranks; r++)
+		s->node_of[r] = draw(&seed, 0, r < 3 ? r : 2);
+	draw_params(s, &seed);
+	draw_options(s, &seed);
+	s->accumulate = draw(&seed, 1, 3);
+	for (int step = 1; step <= STEPS; step++) {
+		for (int p = 0; p < s->count; p++)
+			s->unused[step][p] = draw(&seed, 0, 4) == 0;
+	}
+}
+
+/* ---- gradients ------------------------------------------------------------------- */
+
+static bool has_dense(const scenario *s, int p)
+{
+	return !s->params[p].rows_only;
+}
+
+static float gradient(const scenario *s, int rank, int step, int batch, int p, int64_t i)
+{
+	unsigned int x = mix(mix(s->seed + (unsigned)rank, (unsigned)(step * 8 + batch)),
+	                     (unsigned)p * 65536 + (unsigned)i);
+
+	return s->whole ? (float)((int)(x % 17) - 8) : sinf((float)x);
+}
+
+static double weight(int rank, int step)
+{
+	return rank == 0 ? step : (rank + step) % 3; /* a rank may have no sample */
+}
+
+/* Rows of the step's last micro-batch. */
+static int rows(const scenario *s, int rank, int step, int p, int32_t *index)
+{
+	unsigned int x = mix(s->seed + 77 + (unsigned)rank, (unsigned)(step * 8 + p));
+	int count = s->params[p].sparse_rows == 0 ? 0 : (int)(x % (ROWS_MAX + 1));
+
+	for (int i = 0; i < count; i++)
+		index[i] = (int32_t)(mix(x, (unsigned)i) % (unsigned)s->params[p].shape[0]);
+	return count;
+}
+
+static int64_t elements(const ddp_param *param)
+{
+	int64_t count = 1;
+
+	for (int d = 0; d < param->ndim; d++)
+		count *= param->shape[d];
+	return count;
+}
+
+/* ---- the plain loop -------------------------------------------------------------- */
+
+typedef struct plain {
+	float params[PARAMS_MAX][ELEMENTS_MAX];
+	float m[PARAMS_MAX][ELEMENTS_MAX], v[PARAMS_MAX][ELEMENTS_MAX];
+	float sums[PARAMS_MAX][ELEMENTS_MAX];
+} plain;
+
+static void plain_sum(const scenario *s, int step, int p, float *sums)
+{
+	const int64_t count = elements(&s->params[p]);
+	int32_t index[ROWS_MAX];
+
+	memset(sums, 0, (size_t)count * sizeof(*sums));
+	for (int r = 0; r < s->ranks && !s->unused[step][p]; r++) {
+		for (int b = 0; b < s->accumulate && has_dense(s, p); b++) {
+			for (int64_t i = 0; i < count; i++)
+				sums[i] += gradient(s, r, step, b, p, i);
+		}
+		int n = rows(s, r, step, p, index);
+		int64_t width = n > 0 ? count / s->params[p].shape[0] : 0;
+		for (int64_t i = 0; i < n * width; i++)
+			sums[index[i / width] * width + i % width] += gradient(s, r, step, 7, p, i);
+	}
+}
+
+static void plain_update(const scenario *s, plain *x, int step, int p, double scale)
+{
+	const ddp_model_options *o = &s->options;
+	const double decay = s->params[p].no_decay ? 0 : o->weight_decay;
+	const int64_t count = elements(&s->params[p]);
+
+	if (o->optimizer == DDP_ADAMW)
+		dk_adamw(x->params[p], x->sums[p], x->m[p], x->v[p], count,
+		         &(dk_adamw_args){ .learning_rate = o->learning_rate, .beta1 = 0.9, .beta2 = 0.999,
+		                           .epsilon = 1e-8, .weight_decay = decay, .step = step,
+		                           .grad_scale = scale });
+	else
+		dk_sgd(x->params[p], x->sums[p], o->momentum != 0 ? x->m[p] : NULL, count,
+		       &(dk_sgd_args){ .learning_rate = o->learning_rate, .momentum = o->momentum,
+		                       .weight_decay = decay, .step = step, .grad_scale = scale });
+}
+
+static double plain_step(const scenario *s, plain *x, int step)
+{
+	double squares = 0, all = 0, scale;
+
+	for (int r = 0; r < s->ranks; r++)
+		all += weight(r, step);
+	for (int p = 0; p < s->count; p++) {
+		plain_sum(s, step, p, x->sums[p]);
+		squares += dk_sum_squares(x->sums[p], elements(&s->params[p]));
+	}
+	double norm = sqrt(squares) / all;
+	scale = 1 / all;
+	if (s->options.clip_norm > 0)
+		scale = scale * fmin(s->options.clip_norm / (norm + 1e-6), 1);
+	for (int p = 0; p < s->count; p++)
+		plain_update(s, x, step, p, scale);
+	return norm;
+}
+
+/* ---- the library ----------------------------------------------------------------- */
+
+static void add_gradients(const scenario *s, ddp_model *model, int rank, int step, int batch)
+{
+	for (int p = 0; p < s->count; p++) {
+		for (int64_t i = 0; i < ddp_param_count(model, p) && has_dense(s, p) && !s->unused[step][p]; i++)
+			ddp_param_grad(model, p)[i] += gradient(s, rank, step, batch, p, i);
+	}
+}
+
+static void add_the_rows(const scenario *s, ddp_model *model, int rank, int step, int p)
+{
+	static float values[ELEMENTS_MAX];
+	int32_t index[ROWS_MAX];
+	int count = s->unused[step][p] ? 0 : rows(s, rank, step, p, index);
+
+	if (count == 0)
+		return;
+	int64_t width = ddp_param_count(model, p) / s->params[p].shape[0];
+	for (int64_t i = 0; i < count * width; i++)
+		values[i] = gradient(s, rank, step, 7, p, i);
+	CHECK_OK(ddp_grad_rows(model, p, index, values, count));
+}
+
+/* In an order of its own on each rank; what is not used may be announced or not. */
+static void announce(const scenario *s, ddp_model *model, int rank, int step)
+{
+	unsigned int seed = mix(s->seed, (unsigned)(rank * 64 + step));
+	int order[PARAMS_MAX];
+
+	for (int p = 0; p < s->count; p++) {
+		int at = draw(&seed, 0, p);
+		order[p] = order[at];
+		order[at] = p;
+	}
+	for (int i = 0; i < s->count; i++) {
+		int p = order[i];
+		if (!s->unused[step][p] || draw(&seed, 0, 1) == 0)
+			CHECK_OK(ddp_grad_ready(model, p));
+		add_the_rows(s, model, rank, step, p);
+	}
+}
+
+static void train_step(const scenario *s, ddp_model *model, int rank, int step, ddp_step_stats *stats)
+{
+	for (int b = 0; b < s->accumulate; b++) {
+		CHECK_OK(ddp_set_sync(model, b == s->accumulate - 1));
+		add_gradients(s, model, rank, step, b);
+		if (b == s->accumulate - 1)
+			announce(s, model, rank, step);
+	}
+	if ((s->seed + (unsigned)step) % 2 == 0) {
+		CHECK_OK(ddp_step(model, weight(rank, step), 1, stats));
+		return;
+	}
+	CHECK_OK(ddp_reduce_grads(model, weight(rank, step), 1, NULL));
+	CHECK_OK(ddp_update_params(model, stats));
+}
+
+static void expect_params(const scenario *s, ddp_model *model, float (*wanted)[ELEMENTS_MAX])
+{
+	for (int p = 0; p < s->count; p++) {
+		const float *data = ddp_param_data(model, p), *grad = ddp_param_grad(model, p);
+		CHECK(memcmp(data, wanted[p], (size_t)ddp_param_count(model, p) * sizeof(float)) == 0);
+		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+			CHECK(grad[i] == 0);
+	}
+}
+
+static ddp_model *make(ddp_context *context, const scenario *s, const ddp_model_options *options)
+{
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, s->params, s->count, options, &model));
+	for (int p = 0; p < s->count; p++) {
+		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+			ddp_param_data(model, p)[i] = (float)p + (float)i / 64;
+	}
+	return model;
+}
+
+static void start(const scenario *s, plain *x)
+{
+	memset(x, 0, sizeof(*x));
+	for (int p = 0; p < s->count; p++) {
+		for (int64_t i = 0; i < elements(&s->params[p]); i++)
+			x->params[p][i] = (float)p + (float)i / 64;
+	}
+}
+
+/* Without travelling rows, all ways add in one order. */
+static bool rows_matter(const scenario *s)
+{
+	for (int p = 0; p < s->count; p++) {
+		if (s->params[p].sparse_rows > 0)
+			return true;
+	}
+	return false;
+}
+
+static void train_by(ddp_context *context, const scenario *s, const ddp_model_options *options,
+                     plain *x, bool first)
+{
+	ddp_model *model = make(context, s, options);
+	ddp_step_stats stats;
+
+	start(s, x);
+	for (int step = 1; step <= STEPS; step++) {
+		double norm = plain_step(s, x, step);
+		train_step(s, model, ddp_comm_rank(context->world), step, &stats);
+		CHECK(stats.step == step && fabs(stats.grad_norm - norm) <= 1e-6 * norm);
+		if (s->whole)
+			expect_params(s, model, x->params);
+	}
+	/* Of numbers that are not whole, the first way tells what the others are to come to. */
+	static float wanted[PARAMS_MAX][ELEMENTS_MAX];
+	for (int p = 0; p < s->count && first; p++)
+		memcpy(wanted[p], ddp_param_data(model, p), (size_t)ddp_param_count(model, p) * sizeof(float));
+	if (!rows_matter(s))
+		expect_params(s, model, wanted);
+	ddp_model_free(model);
+}
+
+static ddp_context context_of(ddp_comm *comm)
+{
+	ddp_context context = { .world = comm, .timeout_ms = 60000 };
+
+	context.job.rank = ddp_comm_rank(comm);
+	context.job.world_size = ddp_comm_size(comm);
+	CHECK_OK(ddp_watch_open(&context.job, &context.watch));
+	return context;
+}
+
+static int every_way(ddp_comm *comm, void *argument)
+{
+	static const struct { ddp_shard shard; bool no_overlap; } ways[] = {
+		{ DDP_SHARD_NONE, false }, { DDP_SHARD_NONE, true }, { DDP_SHARD_STATE, false },
+		{ DDP_SHARD_GRADIENTS, false }, { DDP_SHARD_GRADIENTS, true },
+	};
+	const scenario *s = argument;
+	ddp_context context = context_of(comm);
+	static plain x;
+
+	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+		ddp_model_options options = s->options;
+		options.shard = ways[w].shard;
+		options.no_overlap = ways[w].no_overlap;
+		train_by(&context, s, &options, &x, w == 0);
+	}
+	ddp_watch_close(context.watch);
+	return 0;
+}
+
+/* DDP_TEST_CASES: as many, and others each time. */
+static void random_models_train_like_a_plain_loop(void **state)
+{
+	const char *text = getenv("DDP_TEST_CASES");
+	const unsigned int cases = text != NULL ? (unsigned)atoi(text) : 12;
+	const unsigned int base = text != NULL ? (unsigned)getpid() * 1000 : 0;
+
+	(void)state;
+	for (unsigned int c = 0; c < cases; c++) {
+		static scenario s;
+		draw_scenario(&s, base + c);
+		const test_world world = { .ranks = s.ranks, .node_of = s.node_of, .body = every_way,
+		                           .argument = &s };
+		if (test_world_run(&world) != 0)
+			fail_msg("case %u", base + c);
+	}
+}
+
+/* ---- checkpoints of one world in another ------------------------------------------- */
+
+typedef struct resumption {
+	scenario before, after;
+	ddp_shard shard; /* before */
+} resumption;
+
+static int save_body(ddp_comm *comm, void *argument)
+{
+	const resumption *with = argument;
+	ddp_model_options options = with->before.options;
+	ddp_context context = context_of(comm);
+	ddp_step_stats stats;
+
+	options.shard = with->shard;
+	ddp_model *model = make(&context, &with->before, &options);
+	for (int step = 1; step < STEPS; step++)
+		train_step(&with->before, model, context.job.rank, step, &stats);
+	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
+	ddp_model_free(model);
+	ddp_watch_close(context.watch);
+	return 0;
+}
+
+static int resume_body(ddp_comm *comm, void *argument)
+{
+	static const ddp_shard shards[] = { DDP_SHARD_NONE, DDP_SHARD_STATE, DDP_SHARD_GRADIENTS };
+	const resumption *with = argument;
+	ddp_context context = context_of(comm);
+	ddp_step_stats stats;
+	static plain x;
+	int64_t step;
+
+	start(&with->before, &x);
+	for (int i = 1; i <= STEPS; i++)
+		plain_step(i < STEPS ? &with->before : &with->after, &x, i);
+	for (size_t i = 0; i < sizeof(shards) / sizeof(shards[0]); i++) {
+		ddp_model_options options = with->after.options;
+		options.shard = shards[i];
+		ddp_model *model = make(&context, &with->after, &options);
+		CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
+		CHECK(step == STEPS - 1);
+		train_step(&with->after, model, context.job.rank, STEPS, &stats);
+		expect_params(&with->after, model, x.params);
+		ddp_model_free(model);
+	}
+	ddp_watch_close(context.watch);
+	return 0;
+}
+
+static void shards_of_one_world_are_loaded_in_another(void **state)
+{
+	static const int two_nodes[] = { 0, 1, 1, 0 };
+	static resumption with;
+
+	(void)state;
+	for (unsigned int c = 0; c < 2; c++) {
+		draw_scenario(&with.before, 4 + 3 * c); /* of whole numbers */
+		with.before.options.optimizer = DDP_ADAMW;
+		with.after = with.before;
+		with.before.ranks = 4 - (int)c;
+		with.after.ranks = 2 + (int)c;
+		with.shard = c == 0 ? DDP_SHARD_STATE : DDP_SHARD_GRADIENTS;
+		const test_world before = { .ranks = with.before.ranks, .node_of = two_nodes,
+		                            .body = save_body, .argument = &with };
+		const test_world after = { .ranks = with.after.ranks, .body = resume_body, .argument = &with };
+#ifdef HAVE_UCX
+		assert_int_equal(test_world_run(&before), 0);
+		assert_int_equal(test_world_run(&after), 0);
+#else
+		(void)before;
+		(void)after;
+#endif
+	}
+}
+
+/* ---- memory ------------------------------------------------------------------------- */
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+enum { LARGE = 6 << 20 }; /* elements: 24 MiB */
+
+/* MiB of this process's own that are in memory. */
+static double own_mib(void)
+{
+	FILE *file = fopen("/proc/self/smaps_rollup", "re");
+	char line[256];
+	long kib = -1;
+
+	CHECK(file != NULL);
+	while (fgets(line, sizeof(line), file) != NULL && sscanf(line, "Anonymous: %ld kB", &kib) != 1)
+		continue;
+	fclose(file);
+	CHECK(kib >= 0);
+	return (double)kib / 1024;
+}
+
+static int memory_body(ddp_context *context, void *user)
+{
+	ddp_param params[4];
+	const ddp_model_options options = { .size = sizeof(options), .shard = *(ddp_shard *)user };
+	const double mib = (double)LARGE * sizeof(float) / (1 << 20);
+	int ranks = ddp_comm_size(context->world);
+	ddp_model *model;
+
+	for (int p = 0; p < 4; p++)
+		params[p] = (ddp_param){ .name = (const char *[]){ "a", "b", "c", "d" }[p], .ndim = 1,
+		                         .shape = { LARGE / 4 } };
+	double before = own_mib();
+	CHECK_OK(ddp_model_create(context, params, 4, &options, &model));
+	for (int p = 3; p >= 0; p--) {
+		for (int64_t i = 0; i < LARGE / 4; i++)
+			ddp_param_grad(model, p)[i] = 1;
+		CHECK_OK(ddp_grad_ready(model, p));
+	}
+	CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
+	double reduced = own_mib() - before;
+	CHECK_OK(ddp_update_params(model, NULL));
+	double updated = own_mib() - before;
+	/* The sums; then AdamW's two numbers, too. A little is the library's own. */
+	if (options.shard == DDP_SHARD_GRADIENTS) {
+		CHECK(reduced > mib / ranks - 1 && reduced < mib / ranks + 3);
+		CHECK(updated > 3 * mib / ranks - 1 && updated < 3 * mib / ranks + 3);
+	} else {
+		/* All of the gradients are in memory that ranks share. */
+		CHECK(updated > 2 * mib - 1);
+	}
+	ddp_model_free(model);
+	return 0;
+}
+
+static void shards_fall_with_the_number_of_ranks(void **state)
+{
+	ddp_shard none = DDP_SHARD_NONE, gradients = DDP_SHARD_GRADIENTS;
+
+	(void)state;
+	assert_int_equal(run_ranks(2, memory_body, &none), 0);
+	assert_int_equal(run_ranks(2, memory_body, &gradients), 0);
+	assert_int_equal(run_ranks(4, memory_body, &gradients), 0);
+}
+#endif
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(random_models_train_like_a_plain_loop),
+		cmocka_unit_test_setup_teardown(shards_of_one_world_are_loaded_in_another, folder_make,
+		                                folder_remove),
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+		cmocka_unit_test(shards_fall_with_the_number_of_ranks),
+#endif
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
