@@ -142,7 +142,9 @@ AC_DEFUN([DDP_WITH_CUDA], [
   ddp_cuda_dir=$with_cuda
   AS_CASE([$with_cuda], [no], [], [yes|check], [
     ddp_cuda_dir=/usr
-    AS_IF([test -f /usr/local/cuda/include/cuda_runtime_api.h], [ddp_cuda_dir=/usr/local/cuda])])
+    AS_IF([test -f /usr/local/cuda/include/cuda_runtime_api.h], [ddp_cuda_dir=/usr/local/cuda])],
+    [AS_IF([test -f "$with_cuda/include/cuda_runtime_api.h"], [],
+      [AC_MSG_ERROR([--with-cuda: there is no $with_cuda/include/cuda_runtime_api.h (CUDA toolkit)])])])
   AS_VAR_IF([with_cuda], [no], [ddp_cuda_summary="off (--without-cuda)"], [
     # Its headers do not compile with our warnings, unless they are the system's.
     AS_CASE([$ddp_cuda_dir], [/usr|/usr/], [],
