@@ -36,3 +36,30 @@ kernels_libinner_avx2_la_CPPFLAGS = $(AM_CPPFLAGS) -DDK_ISA=avx2
 kernels_libinner_avx2_la_CFLAGS = $(kernels_cflags) -mavx2 -mfma
 kernels_libkernels_la_LIBADD += kernels/libinner_avx2.la
 endif
+
+# Kernels for GPUs. Tests compile them for the host, too (tests/files.mk).
+cuda_kernel_sources = \
+	kernels/cuda/attention.cu \
+	kernels/cuda/attention_bf16.cu \
+	kernels/cuda/classifier.cu \
+	kernels/cuda/elements.cu \
+	kernels/cuda/layers.cu \
+	kernels/cuda/optim.cu \
+	kernels/cuda/queue.cu
+cuda_kernel_headers = kernels/cuda/attention.cuh kernels/cuda/device.cuh kernels/cuda/functions.cuh kernels/kernels.h kernels/table.h
+EXTRA_DIST += $(cuda_kernel_sources) $(cuda_kernel_headers)
+EXTRA_DIST += kernels/cuda/product.cu
+
+# A module of its own: it needs cuBLASLt, which is large; a GPU's memory, queues and
+# communication do not.
+if HAVE_CUDA_KERNELS
+cuda_kernelsdir = $(pkglibdir)
+cuda_kernels_DATA = kernels/libddp_kernels_cuda.so
+NVCCFLAGS = -O3
+NVCC_ARCHS = -gencode arch=compute_80,code=sm_80 -gencode 'arch=compute_90,code=[sm_90,compute_90]'
+kernels/libddp_kernels_cuda.so: $(cuda_kernel_sources) kernels/cuda/product.cu $(cuda_kernel_headers)
+	@$(MKDIR_P) kernels
+	$(AM_V_GEN)cd $(top_srcdir) && $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_ARCHS) -Xcompiler -fPIC,-fvisibility=hidden \
+		-Ikernels -shared -o $(abs_builddir)/$@ $(cuda_kernel_sources) kernels/cuda/product.cu -lcublasLt
+CLEANFILES += kernels/libddp_kernels_cuda.so
+endif

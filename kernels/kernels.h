@@ -26,9 +26,9 @@ typedef struct dk_queue dk_queue;
 /*
  * What tensors of a queue are made of. Where a comment says f32, they are f32 all the
  * same: statistics, and what the optimizer keeps. An array of bf16 is given by its
- * address, as a float *.
+ * address, as a float *. DK_TF32: of f32, which matrix products may round to TF32.
  */
-typedef enum dk_type { DK_F32, DK_BF16 } dk_type;
+typedef enum dk_type { DK_F32, DK_BF16, DK_TF32 } dk_type;
 
 /* From now on the calling thread's functions work there; NULL: on the host, as at the
    start. Returns what was used before. */

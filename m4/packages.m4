@@ -178,6 +178,31 @@ AC_DEFUN([DDP_WITH_CUDA], [
   AM_CONDITIONAL([HAVE_CUDA], [test $ddp_cuda = yes])
 ])
 
+# nvcc compiles kernels/cuda into a module, which needs cuBLASLt.
+AC_DEFUN([DDP_CUDA_KERNELS], [
+  AC_ARG_ENABLE([cuda-kernels],
+    [AS_HELP_STRING([--disable-cuda-kernels], [do not compile kernels/cuda, even where nvcc is])],
+    [], [AS_IF([test "x$enable_sanitizer" = xno], [enable_cuda_kernels=check], [enable_cuda_kernels=no])])
+  ddp_cuda_kernels=no
+  NVCC=no
+  AS_CASE([$enable_cuda_kernels/$with_cuda], [no/*|*/no], [ddp_cuda_kernels_summary=off],
+    [AS_CASE([$with_cuda], [/*], [AC_PATH_PROG([NVCC], [nvcc], [no], [$with_cuda/bin])],
+      [AC_PATH_PROG([NVCC], [nvcc], [no], [$PATH$PATH_SEPARATOR/usr/local/cuda/bin])])
+    AS_VAR_IF([NVCC], [no], [ddp_cuda_kernels_summary="none: nvcc was not found (--with-cuda=DIR)"], [
+      ddp_nvcc_dir=`AS_DIRNAME(["$NVCC"])`/..
+      AS_IF([test ! -f "$ddp_nvcc_dir/include/cublasLt.h" && test ! -f /usr/include/cublasLt.h],
+          [ddp_cuda_kernels_summary="none: there is no cublasLt.h beside $NVCC (libcublas-dev-VERSION or libcublas-devel-VERSION)"],
+        ["$NVCC" --list-gpu-arch 2>/dev/null | grep compute_90 >/dev/null],
+          [ddp_cuda_kernels=yes
+          ddp_cuda_kernels_summary="sm_80, sm_90 and later, by $NVCC"],
+        [ddp_cuda_kernels_summary="none: $NVCC does not know sm_90 (CUDA 11.8 or later is needed)"])
+      NVCC_LIBS="-L$ddp_nvcc_dir/lib64 -L$ddp_nvcc_dir/lib -lcudart_static -lstdc++ -lpthread -lrt -ldl"])
+    AS_IF([test "$enable_cuda_kernels/$ddp_cuda_kernels" = yes/no],
+      [AC_MSG_ERROR([--enable-cuda-kernels was given, but kernels for CUDA: $ddp_cuda_kernels_summary])])])
+  AC_SUBST([NVCC_LIBS])
+  AM_CONDITIONAL([HAVE_CUDA_KERNELS], [test $ddp_cuda_kernels = yes])
+])
+
 AC_DEFUN([DDP_WITH_NCCL], [
   AC_ARG_WITH([nccl], [AS_HELP_STRING([--with-nccl=DIR], [look for NCCL in DIR])],
     [], [with_nccl=check])

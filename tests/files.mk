@@ -41,6 +41,9 @@ check-ucx:
 	CC='$(CC)' $(top_srcdir)/tests/support/check-ucx $(top_srcdir) $$tests
 # All that needs a GPU, which make check skips without one; the output stays in gpu-results.
 gpu_tests = tests/unit/test_device
+if HAVE_CUDA_KERNELS
+gpu_tests += tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue
+endif
 check-gpu:
 	@$(top_srcdir)/tests/support/check-gpu --here
 	@$(MAKE) --no-print-directory all check TESTS=
@@ -60,6 +63,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/context_ranks.c tests/support/context_ranks.h \
 	tests/support/folder.c tests/support/folder.h \
 	tests/support/hung.c tests/support/hung.h \
+	tests/support/kernel_place.h \
 	tests/support/kernel_values.h \
 	tests/support/mlp.c tests/support/mlp.h \
 	tests/support/ranks.c tests/support/ranks.h \
@@ -127,8 +131,10 @@ check_PROGRAMS += \
 	tests/unit/test_error \
 	tests/unit/test_gpt_model \
 	tests/unit/test_job \
+	tests/unit/test_kernel_cuda \
 	tests/unit/test_kernel_optim \
 	tests/unit/test_kernel_product \
+	tests/unit/test_kernel_queue \
 	tests/unit/test_loader \
 	tests/unit/test_nccl_profiler \
 	tests/unit/test_optim \
@@ -184,8 +190,52 @@ tests_unit_test_device_cuda_CPPFLAGS += $(CUDA_CFLAGS) -DHAVE_CUDA
 endif
 tests_unit_test_gpt_model_SOURCES = tests/unit/test_gpt_model.c $(gpt_model_sources)
 tests_unit_test_gpt_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
-TESTS += $(check_PROGRAMS)
+
+tests_unit_test_kernel_layers_SOURCES = tests/unit/test_kernel_layers.c tests/support/kernel_place_host.c
+tests_unit_test_kernel_layers_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
+
+# kernels/cuda on the host: the same cases as on the host's kernels, and others.
+if CUDA_EMULATION
+tests_unit_test_kernel_cuda_SOURCES = tests/unit/test_kernel_layers.c
+tests_unit_test_kernel_queue_SOURCES = tests/unit/test_kernel_queue.c $(gpt_model_sources)
+tests_unit_test_kernel_queue_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+tests_unit_test_kernel_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
+tests_unit_test_kernel_queue_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
+else
+tests_unit_test_kernel_cuda_SOURCES = tests/support/no_emulation.c
+tests_unit_test_kernel_queue_SOURCES = tests/support/no_emulation.c
 endif
+TESTS += $(check_PROGRAMS)
+
+# The same on a GPU.
+if HAVE_CUDA_KERNELS
+noinst_PROGRAMS += tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue
+tests_gpu_test_kernel_layers_SOURCES = tests/unit/test_kernel_layers.c
+tests_gpu_test_kernel_layers_LDADD = tests/gpu/kernel_place.o kernels/libkernels.la $(CMOCKA_LIBS) $(NVCC_LIBS)
+tests_gpu_test_kernel_queue_SOURCES = tests/unit/test_kernel_queue.c $(gpt_model_sources)
+tests_gpu_test_kernel_queue_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+tests_gpu_test_kernel_queue_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
+tests/gpu/kernel_place.o: tests/gpu/kernel_place.cu tests/support/kernel_place.h kernels/kernels.h kernels/table.h
+	@$(MKDIR_P) tests/gpu
+	$(AM_V_GEN)$(NVCC) -std=c++17 -g -O1 -arch=sm_80 -I$(top_srcdir) -I$(top_srcdir)/kernels -c -o $@ \
+		$(top_srcdir)/tests/gpu/kernel_place.cu
+endif
+endif
+EXTRA_DIST += tests/gpu/kernel_place.cu
+
+emulation_sources = tests/support/cuda_emulation.cc tests/support/cuda_place.cc
+EXTRA_DIST += $(emulation_sources) tests/support/cuda_emulation.h
+EMULATION_CXXFLAGS = -std=gnu++17 -O1 -g1 -ffp-contract=off -Wall -Wextra -Wshadow $(SANITIZER_CFLAGS)
+tests/support/libcuda_emulated.a: $(cuda_kernel_sources) $(cuda_kernel_headers) $(emulation_sources) \
+		tests/support/cuda_emulation.h tests/support/kernel_place.h
+	@rm -f $@ && $(MKDIR_P) tests/support/emulated
+	$(AM_V_GEN)for source in $(cuda_kernel_sources) $(emulation_sources); do \
+		object=tests/support/emulated/`basename $$source`.o; \
+		$(EMULATION_CXX) $(AM_CPPFLAGS) $(EMULATION_CXXFLAGS) \
+			-include $(top_srcdir)/tests/support/cuda_emulation.h -x c++ -c -o $$object \
+			$(top_srcdir)/$$source && $(AR) cr $@ $$object || exit 1; \
+	done
+CLEANFILES += tests/support/libcuda_emulated.a tests/support/emulated/*.o
 
 TESTS += tests/ranks/test_gpt.sh tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_floors.sh \
 	tests/unit/test_netplugin_symbols.sh tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh

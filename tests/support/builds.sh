@@ -94,7 +94,7 @@ make_tree()
 	# Of what debuggers know, stacks take lines and names only, which compile faster.
 	local suite=$1 dir=$2 name options=(CFLAGS='-g1 -O2') targets=(check TESTS=)
 	case $suite in
-	clang) options=(CC=clang CFLAGS='-g1 -O1') ;;
+	clang) options=(CC=clang --disable-cuda-kernels CFLAGS='-g1 -O1') ;;
 	bare) options=(--without-ucx --without-pmix --without-blas --without-slurm --without-openmpi --without-cuda CFLAGS=-O0)
 		mapfile -t targets < <(echo examples/allreduce; for name in "${bare_tests[@]}"; do path_of "$name"; done) ;;
 	asan) options=(--disable-werror '--enable-sanitizer=address,undefined' CFLAGS='-g1 -O1') ;;

@@ -1,0 +1,106 @@
+/*
+ * Softmax cross-entropy over a large vocabulary. `work` holds the logits, whose rows begin
+ * on 16 bytes, so that matrix products are fast; forward turns them into their gradients
+ * at once, while a row is in the cache, and backward only multiplies.
+ */
+#include "cuda/functions.cuh"
+
+enum { THREADS = 256, WARPS = THREADS / WARP, ROW_BYTES = 16 };
+
+/* Elements from one row of logits to the next: within dk_classifier_work(). */
+template <typename T> static int64_t logits_stride(int64_t vocab)
+{
+	const int64_t unit = ROW_BYTES / sizeof(T);
+
+	return ceil_div(vocab, unit) * unit;
+}
+
+/* A row's loss; its logits become the loss's gradient. */
+template <typename T>
+__global__ void cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, int64_t vocab,
+                                     int64_t stride)
+{
+	float *shared = static_cast<float *>(launch_memory()); /* [WARPS] */
+	const int64_t row = blockIdx.x;
+	const int32_t target = targets[row];
+	float top = -INFINITY, sum = 0;
+
+	logits += row * stride;
+	for (int64_t i = threadIdx.x; i < vocab; i += THREADS) {
+		const float logit = wide(logits[i]);
+		/* A NaN is in the sum, whatever the maximum makes of it. */
+		if (logit > top) {
+			sum = sum * expf(top - logit) + 1;
+			top = logit;
+		} else {
+			sum += logit == top ? 1 : expf(logit - top);
+		}
+	}
+	const float highest = block_max(top, shared);
+	const float total = block_sum(sum == 0 ? 0 : sum * expf(top - highest), shared);
+	if (threadIdx.x == 0)
+		losses[row] = logf(total) + highest - wide(logits[target]);
+	__syncthreads(); /* the target's logit was read */
+	for (int64_t i = threadIdx.x; i < vocab; i += THREADS)
+		put(logits + i, expf(wide(logits[i]) - highest) / total - (i == target ? 1 : 0));
+}
+
+/* The losses' sum, in an order that hangs on their number alone. */
+__global__ void loss_total(const float *losses, int64_t rows, double *result)
+{
+	double *shared = static_cast<double *>(launch_memory()); /* [WARPS] */
+	double sum = 0;
+
+	for (int64_t i = threadIdx.x; i < rows; i += THREADS)
+		sum += losses[i];
+	sum = warp_sum(sum);
+	if (threadIdx.x % WARP == 0)
+		shared[threadIdx.x / WARP] = sum;
+	__syncthreads();
+	if (threadIdx.x > 0)
+		return;
+	sum = 0;
+	for (int w = 0; w < WARPS; w++)
+		sum += shared[w];
+	*result = sum;
+}
+
+template <typename T>
+static void forward(T *logits, dk_cuda_queue *q, void *work, const void *in, const void *weight,
+                    const int32_t *targets, int64_t rows, int64_t width, int64_t vocab)
+{
+	const int64_t stride = logits_stride<T>(vocab);
+	float *losses = dk_cuda_scratch(q, rows);
+
+	logits = static_cast<T *>(work);
+	if (losses == NULL)
+		return;
+	const dk_product_args p = {false, true, rows, vocab, width, in, width, weight, width, 0, logits,
+		logits, stride, NULL};
+	dk_cuda_product(q, &p);
+	launch(q, "cross-entropy", cross_entropy_kernel<T>, dim3((unsigned)rows), THREADS,
+	       WARPS * sizeof(float), losses, logits, targets, vocab, stride);
+	launch(q, "loss", loss_total, dim3(1), THREADS, WARPS * sizeof(double), losses, rows, q->result);
+}
+
+double dk_cuda_classifier_forward(dk_queue *queue, float *work, const float *in,
+                                  const float *weight, const int32_t *targets, int64_t rows,
+                                  int64_t width, int64_t vocab)
+{
+	FOR_TYPE(queue, forward, own(queue), work, in, weight, targets, rows, width, vocab);
+	return dk_cuda_fetch(own(queue));
+}
+
+void dk_cuda_classifier_backward(dk_queue *queue, float *din, float *dweight, float *work,
+                                 const float *in, const float *weight, const int32_t *,
+                                 int64_t rows, int64_t width, int64_t vocab)
+{
+	const int64_t stride = queue->type == DK_BF16 ? logits_stride<bf16>(vocab) : logits_stride<float>(vocab);
+	const dk_product_args to_input = {false, false, rows, width, vocab, work, stride, weight, width, 0,
+		din, din, width, NULL};
+	const dk_product_args to_weight = {true, false, vocab, width, rows, work, stride, in, width, 1,
+		dweight, dweight, width, NULL};
+
+	dk_cuda_product(own(queue), &to_input);
+	dk_cuda_product(own(queue), &to_weight);
+}

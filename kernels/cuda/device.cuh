@@ -1,0 +1,197 @@
+/*
+ * device: what the kernels of CUDA are written with. The same sources are compiled by
+ * nvcc, and by a plain C++ compiler over tests/support/cuda_emulation.h, which is then
+ * included before: blocks, threads, barriers and shuffles on the host. So shared memory
+ * is always that of the launch (shared_memory()), and launches go through launch().
+ */
+#ifndef DK_CUDA_DEVICE_CUH
+#define DK_CUDA_DEVICE_CUH
+
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+extern "C" {
+#include "table.h"
+}
+
+#ifdef __CUDACC__
+#include <cuda_runtime.h>
+
+extern __shared__ __align__(16) unsigned char dk_launch_memory[];
+
+__device__ inline void *launch_memory()
+{
+	return dk_launch_memory;
+}
+#endif
+
+#ifdef __CUDACC__
+#define UNROLL _Pragma("unroll") /* arrays that are to be registers need it */
+#else
+#define UNROLL
+#endif
+#define EVERY_LANE 0xffffffffu
+enum { WARP = 32 };
+
+/* ---- element types ---- */
+
+struct bf16 {
+	uint16_t bits;
+};
+
+__device__ inline float wide(float x)
+{
+	return x;
+}
+
+__device__ inline float wide(bf16 x)
+{
+	return __uint_as_float((uint32_t)x.bits << 16);
+}
+
+/* To the nearest, to even where two are as near; a NaN stays one. */
+__device__ inline bf16 to_bf16(float x)
+{
+	const uint32_t bits = __float_as_uint(x);
+	const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+	const bf16 narrow = {(uint16_t)(nan ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+
+	return narrow;
+}
+
+__device__ inline void put(float *to, float x)
+{
+	*to = x;
+}
+
+__device__ inline void put(bf16 *to, float x)
+{
+	*to = to_bf16(x);
+}
+
+/* So many elements that move at once, of memory aligned to them. */
+template <typename T, int N> struct alignas(N * sizeof(T)) pack {
+	T at[N];
+};
+
+/* ---- a warp's and a block's sums: the same order in each run ---- */
+
+__device__ inline float warp_sum(float x)
+{
+	for (int lane = WARP / 2; lane > 0; lane /= 2)
+		x += __shfl_xor_sync(EVERY_LANE, x, lane);
+	return x;
+}
+
+__device__ inline float warp_max(float x)
+{
+	for (int lane = WARP / 2; lane > 0; lane /= 2)
+		x = fmaxf(x, __shfl_xor_sync(EVERY_LANE, x, lane));
+	return x;
+}
+
+__device__ inline double warp_sum(double x)
+{
+	for (int lane = WARP / 2; lane > 0; lane /= 2)
+		x += __shfl_xor_sync(EVERY_LANE, x, lane);
+	return x;
+}
+
+/* Of all threads of a block, to each of them. `shared`: one for each warp. */
+__device__ inline float block_sum(float x, float *shared)
+{
+	const int warps = blockDim.x / WARP;
+
+	x = warp_sum(x);
+	if (threadIdx.x % WARP == 0)
+		shared[threadIdx.x / WARP] = x;
+	__syncthreads();
+	x = 0;
+	for (int w = 0; w < warps; w++)
+		x += shared[w];
+	__syncthreads();
+	return x;
+}
+
+__device__ inline float block_max(float x, float *shared)
+{
+	const int warps = blockDim.x / WARP;
+
+	x = warp_max(x);
+	if (threadIdx.x % WARP == 0)
+		shared[threadIdx.x / WARP] = x;
+	__syncthreads();
+	x = shared[0];
+	for (int w = 1; w < warps; w++)
+		x = fmaxf(x, shared[w]);
+	__syncthreads();
+	return x;
+}
+
+/* Which of the grid's threads this is, in one dimension. */
+__device__ inline int64_t grid_thread()
+{
+	return (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+}
+
+/* ---- queues and launches ---- */
+
+struct dk_product; /* what matrix products keep */
+
+/* Scratch, in f32, is for one function at a time: the queue keeps them in order. */
+struct dk_cuda_queue {
+	dk_queue base;
+	cudaStream_t stream;
+	float *scratch;
+	int64_t scratch_size;
+	double *result;      /* on the device, for functions that have one */
+	double *host_result; /* pinned, where it is fetched to */
+	dk_product *product;
+	char failure[256];   /* the first; empty: none */
+};
+
+static inline dk_cuda_queue *own(dk_queue *queue)
+{
+	return reinterpret_cast<dk_cuda_queue *>(queue);
+}
+
+/* Keeps the first error: `what` was tried. Whether all is well. */
+bool dk_cuda_check(dk_cuda_queue *queue, cudaError_t error, const char *what);
+/* As much scratch as that, or NULL, and the failure is kept. */
+float *dk_cuda_scratch(dk_cuda_queue *queue, int64_t size);
+/* Waits for *queue->result; NaN after a failure. */
+double dk_cuda_fetch(dk_cuda_queue *queue);
+
+static inline int64_t ceil_div(int64_t n, int64_t by)
+{
+	return (n + by - 1) / by;
+}
+
+/* A kernel of so many blocks and threads, with so much shared memory for each block. */
+template <typename... P, typename... A>
+static void launch(dk_cuda_queue *q, const char *name, void (*kernel)(P...), dim3 blocks,
+                   int threads, size_t shared, A... args)
+{
+	enum { ALWAYS_ALLOWED = 48 * 1024 };
+
+	if (q->failure[0] != '\0')
+		return;
+	if (shared > ALWAYS_ALLOWED &&
+	    !dk_cuda_check(q, cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel),
+	                                           cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), name))
+		return;
+#ifdef __CUDACC__
+	kernel<<<blocks, threads, shared, q->stream>>>(static_cast<P>(args)...);
+#else
+	emulate(blocks, threads, shared, [=] { kernel(static_cast<P>(args)...); });
+#endif
+	dk_cuda_check(q, cudaGetLastError(), name);
+}
+
+/* Calls `function` with a null pointer of the queue's type: its instance is chosen so. */
+#define FOR_TYPE(queue, function, ...) \
+	((queue)->type == DK_BF16 ? function((bf16 *)NULL, __VA_ARGS__) : function((float *)NULL, __VA_ARGS__))
+
+#endif

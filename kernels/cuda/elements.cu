@@ -1,0 +1,261 @@
+/* Work element by element, and of embeddings. */
+#include "cuda/functions.cuh"
+
+enum { THREADS = 256, VECTOR_BYTES = 16 };
+
+/* ---- one function of an element of x, and of another array where there is one ---- */
+
+struct gelu_gate {
+	float gate, slope; /* gelu(x) = x gate; slope: of the exponent */
+};
+
+/* The tanh form is x times a logistic function: 0.5 (1 + tanh u) = 1 / (1 + e^-2u). */
+__device__ inline gelu_gate gelu_at(float x)
+{
+	const float cube = 0.044715f, slope = 1.5957691216057308f; /* 2 sqrt(2 / pi) */
+	const float u = x * (x * x * (slope * cube) + slope);
+	const gelu_gate g = {1 / (1 + expf(-u)), x * x * (3 * slope * cube) + slope};
+
+	return g;
+}
+
+struct gelu_function {
+	__device__ float operator()(float, float in) const
+	{
+		return in * gelu_at(in).gate;
+	}
+};
+
+struct gelu_slope_function {
+	__device__ float operator()(float grad, float in) const
+	{
+		const gelu_gate g = gelu_at(in);
+		/* Far out, the slope is infinite where the gate is 0 or 1. */
+		const float inner = g.gate * (1 - g.gate);
+		return grad * (inner == 0 ? g.gate : in * inner * g.slope + g.gate);
+	}
+};
+
+struct scale_function {
+	float factor;
+	__device__ float operator()(float x, float) const
+	{
+		return x * factor;
+	}
+};
+
+struct copy_function {
+	__device__ float operator()(float, float in) const
+	{
+		return in;
+	}
+};
+
+/* x = f(x, in), N elements a thread; `whole` are the packs, and what is left is single.
+   READS: whether f wants x. */
+template <typename T, typename I, int N, bool READS, class F>
+__global__ void map_kernel(T *x, const I *in, int64_t n, F f)
+{
+	const int64_t first = grid_thread() * N;
+
+	if (first + N <= n) {
+		pack<T, N> p;
+		pack<I, N> q;
+		if (READS)
+			p = *reinterpret_cast<const pack<T, N> *>(x + first);
+		q = *reinterpret_cast<const pack<I, N> *>(in + first);
+		for (int k = 0; k < N; k++)
+			put(&p.at[k], f(READS ? wide(p.at[k]) : 0, wide(q.at[k])));
+		*reinterpret_cast<pack<T, N> *>(x + first) = p;
+		return;
+	}
+	for (int64_t i = first; i < n; i++)
+		put(x + i, f(READS ? wide(x[i]) : 0, wide(in[i])));
+}
+
+template <bool READS, typename T, typename I, class F>
+static void map(dk_cuda_queue *q, const char *name, T *x, const I *in, int64_t n, F f)
+{
+	enum { N = VECTOR_BYTES / (sizeof(T) > sizeof(I) ? sizeof(T) : sizeof(I)) };
+	const bool aligned = reinterpret_cast<uintptr_t>(x) % (N * sizeof(T)) == 0 &&
+	                     reinterpret_cast<uintptr_t>(in) % (N * sizeof(I)) == 0;
+
+	if (n == 0)
+		return;
+	if (aligned)
+		launch(q, name, map_kernel<T, I, N, READS, F>, dim3((unsigned)ceil_div(n, THREADS * N)), THREADS,
+		       0, x, in, n, f);
+	else
+		launch(q, name, map_kernel<T, I, 1, READS, F>, dim3((unsigned)ceil_div(n, THREADS)), THREADS, 0,
+		       x, in, n, f);
+}
+
+template <typename T>
+static void gelu(T *, dk_cuda_queue *q, void *out, const void *in, int64_t n)
+{
+	map<false>(q, "gelu", static_cast<T *>(out), static_cast<const T *>(in), n, gelu_function());
+}
+
+void dk_cuda_gelu_forward(dk_queue *queue, float *out, const float *in, int64_t n)
+{
+	FOR_TYPE(queue, gelu, own(queue), out, in, n);
+}
+
+template <typename T>
+static void gelu_slope(T *, dk_cuda_queue *q, void *grad, const void *in, int64_t n)
+{
+	map<true>(q, "gelu's gradient", static_cast<T *>(grad), static_cast<const T *>(in), n,
+	          gelu_slope_function());
+}
+
+void dk_cuda_gelu_backward(dk_queue *queue, float *grad, const float *in, int64_t n)
+{
+	FOR_TYPE(queue, gelu_slope, own(queue), grad, in, n);
+}
+
+template <typename T> static void scale(T *, dk_cuda_queue *q, void *x, int64_t n, float factor)
+{
+	const scale_function f = {factor};
+
+	map<true>(q, "scale", static_cast<T *>(x), static_cast<const T *>(x), n, f);
+}
+
+void dk_cuda_scale(dk_queue *queue, float *x, int64_t n, float factor)
+{
+	FOR_TYPE(queue, scale, own(queue), x, n, factor);
+}
+
+void dk_cuda_to_bf16(dk_queue *queue, uint16_t *out, const float *in, int64_t n)
+{
+	map<false>(own(queue), "f32 to bf16", reinterpret_cast<bf16 *>(out), in, n, copy_function());
+}
+
+void dk_cuda_from_bf16(dk_queue *queue, float *out, const uint16_t *in, int64_t n)
+{
+	map<false>(own(queue), "bf16 to f32", out, reinterpret_cast<const bf16 *>(in), n, copy_function());
+}
+
+/* ---- embedding ---- */
+
+template <typename T>
+__global__ void embed_kernel(T *out, const int32_t *tokens, const T *wte, const T *wpe, int64_t rows,
+                             int64_t length, int64_t width)
+{
+	const int64_t i = grid_thread(), row = i / width, column = i % width;
+
+	if (row < rows)
+		put(out + i, wide(wte[tokens[row] * width + column]) + wide(wpe[row % length * width + column]));
+}
+
+template <typename T>
+static void embed(T *, dk_cuda_queue *q, void *out, const int32_t *tokens, const void *wte,
+                  const void *wpe, int64_t rows, int64_t length, int64_t width)
+{
+	launch(q, "embedding", embed_kernel<T>, dim3((unsigned)ceil_div(rows * width, THREADS)), THREADS, 0,
+	       static_cast<T *>(out), tokens, static_cast<const T *>(wte), static_cast<const T *>(wpe), rows,
+	       length, width);
+}
+
+void dk_cuda_embedding_forward(dk_queue *queue, float *out, const int32_t *tokens, const float *wte,
+                               const float *wpe, int64_t batch, int64_t length, int64_t width)
+{
+	if (batch * length * width > 0)
+		FOR_TYPE(queue, embed, own(queue), out, tokens, wte, wpe, batch * length, length, width);
+}
+
+/* dwpe += the sum over the batch, in order. */
+template <typename T>
+__global__ void positions_kernel(T *dwpe, const T *dout, int64_t batch, int64_t size)
+{
+	const int64_t i = grid_thread();
+
+	if (i >= size)
+		return;
+	float sum = wide(dwpe[i]);
+	for (int64_t b = 0; b < batch; b++)
+		sum += wide(dout[b * size + i]);
+	put(dwpe + i, sum);
+}
+
+/*
+ * out row rows[i] += values row i, in order, without atomics: the block of i does it for
+ * all rows that go where row i goes, if i is the first of them. `shared`: a mask of
+ * lanes for each warp.
+ */
+template <typename T>
+__global__ void add_rows_kernel(T *out, const int32_t *rows, const T *values, int64_t count,
+                                int64_t width)
+{
+	enum { COLUMNS = 8 }; /* of a thread at a time */
+	unsigned *masks = static_cast<unsigned *>(launch_memory());
+	const int64_t mine = blockIdx.x;
+	const int32_t target = rows[mine];
+	int earlier = 0;
+
+	for (int64_t i = threadIdx.x; i < mine && !earlier; i += blockDim.x)
+		earlier = rows[i] == target;
+	if (__syncthreads_or(earlier))
+		return;
+	for (int64_t column = threadIdx.x; column - threadIdx.x < width; column += COLUMNS * blockDim.x) {
+		float sums[COLUMNS];
+		for (int k = 0; k < COLUMNS; k++) {
+			const int64_t at = column + (int64_t)k * blockDim.x;
+			sums[k] = at < width ? wide(out[target * width + at]) : 0;
+		}
+		for (int64_t first = mine; first < count; first += blockDim.x) {
+			const int64_t i = first + threadIdx.x;
+			const unsigned mask = __ballot_sync(EVERY_LANE, i < count && rows[i] == target);
+			if (threadIdx.x % WARP == 0)
+				masks[threadIdx.x / WARP] = mask;
+			__syncthreads();
+			for (int w = 0; w < (int)blockDim.x / WARP; w++)
+				for (unsigned left = masks[w]; left != 0; left &= left - 1) {
+					const T *value = values + (first + w * WARP + __ffs((int)left) - 1) * width;
+					for (int k = 0; k < COLUMNS; k++) {
+						const int64_t at = column + (int64_t)k * blockDim.x;
+						sums[k] += at < width ? wide(value[at]) : 0;
+					}
+				}
+			__syncthreads();
+		}
+		for (int k = 0; k < COLUMNS; k++) {
+			const int64_t at = column + (int64_t)k * blockDim.x;
+			if (at < width)
+				put(out + target * width + at, sums[k]);
+		}
+	}
+}
+
+template <typename T>
+static void add_rows(T *, dk_cuda_queue *q, void *out, const int32_t *rows, const void *values,
+                     int64_t count, int64_t width)
+{
+	launch(q, "rows' sums", add_rows_kernel<T>, dim3((unsigned)count), THREADS,
+	       THREADS / WARP * sizeof(unsigned), static_cast<T *>(out), rows,
+	       static_cast<const T *>(values), count, width);
+}
+
+void dk_cuda_add_rows(dk_queue *queue, float *out, const int32_t *rows, const float *values,
+                      int64_t count, int64_t width)
+{
+	if (count > 0)
+		FOR_TYPE(queue, add_rows, own(queue), out, rows, values, count, width);
+}
+
+template <typename T>
+static void positions(T *, dk_cuda_queue *q, void *dwpe, const void *dout, int64_t batch, int64_t size)
+{
+	launch(q, "positions' gradient", positions_kernel<T>, dim3((unsigned)ceil_div(size, THREADS)), THREADS,
+	       0, static_cast<T *>(dwpe), static_cast<const T *>(dout), batch, size);
+}
+
+void dk_cuda_embedding_backward(dk_queue *queue, float *dwte, float *dwpe, const float *dout,
+                                const int32_t *tokens, int64_t batch, int64_t length, int64_t width)
+{
+	if (batch * length * width == 0)
+		return;
+	if (dwte != NULL)
+		dk_cuda_add_rows(queue, dwte, tokens, dout, batch * length, width);
+	if (dwpe != NULL)
+		FOR_TYPE(queue, positions, own(queue), dwpe, dout, batch, length * width);
+}

@@ -1,0 +1,78 @@
+/* functions: those of table.h, on a queue of CUDA's, and the matrix product. */
+#ifndef DK_CUDA_FUNCTIONS_CUH
+#define DK_CUDA_FUNCTIONS_CUH
+
+#include "cuda/device.cuh"
+
+/*
+ * d [m, n] = a b + beta c + bias, row-major, of the queue's type; a, b and the leading
+ * dimensions as in kernels.h. c may be d, bias [n] may be NULL.
+ */
+struct dk_product_args {
+	bool transpose_a, transpose_b;
+	int64_t m, n, k;
+	const void *a;
+	int64_t lda;
+	const void *b;
+	int64_t ldb;
+	float beta;
+	const void *c;
+	void *d;
+	int64_t ldc;
+	const void *bias;
+};
+
+/* By cuBLASLt; in tests without a GPU, by the test. Failures are the queue's. */
+bool dk_cuda_product_open(dk_cuda_queue *queue);
+void dk_cuda_product_close(dk_cuda_queue *queue);
+void dk_cuda_product(dk_cuda_queue *queue, const dk_product_args *args);
+
+/* What the module exports. */
+extern "C" __attribute__((visibility("default"))) const dk_table dk_cuda_table;
+
+void dk_cuda_copy(dk_queue *queue, void *to, const void *from, size_t bytes);
+void dk_cuda_zero(dk_queue *queue, float *x, int64_t n);
+void dk_cuda_adamw(dk_queue *queue, float *param, float *grad, float *m, float *v, int64_t n,
+		const dk_adamw_args *args);
+void dk_cuda_sgd(dk_queue *queue, float *param, float *grad, float *buffer, int64_t n,
+		const dk_sgd_args *args);
+float dk_cuda_largest(dk_queue *queue, const float *x, int64_t n);
+double dk_cuda_sum_squares(dk_queue *queue, const float *x, int64_t n);
+void dk_cuda_scale(dk_queue *queue, float *x, int64_t n, float factor);
+void dk_cuda_to_bf16(dk_queue *queue, uint16_t *out, const float *in, int64_t n);
+void dk_cuda_from_bf16(dk_queue *queue, float *out, const uint16_t *in, int64_t n);
+void dk_cuda_gemm(dk_queue *queue, const dk_gemm_args *args);
+void dk_cuda_linear_forward(dk_queue *queue, float *out, const float *in, const float *weight,
+		const float *bias, const float *residual, int64_t rows, int64_t inputs,
+		int64_t outputs);
+void dk_cuda_linear_backward_params(dk_queue *queue, float *dweight, float *dbias,
+		const float *dout, const float *in, int64_t rows, int64_t inputs, int64_t outputs);
+void dk_cuda_linear_backward_input(dk_queue *queue, float *din, const float *dout,
+		const float *weight, int64_t rows, int64_t inputs, int64_t outputs);
+void dk_cuda_embedding_forward(dk_queue *queue, float *out, const int32_t *tokens, const float *wte,
+		const float *wpe, int64_t batch, int64_t length, int64_t width);
+void dk_cuda_embedding_backward(dk_queue *queue, float *dwte, float *dwpe, const float *dout,
+		const int32_t *tokens, int64_t batch, int64_t length, int64_t width);
+void dk_cuda_add_rows(dk_queue *queue, float *out, const int32_t *rows, const float *values,
+		int64_t count, int64_t width);
+void dk_cuda_layernorm_forward(dk_queue *queue, float *out, float *mean, float *rstd,
+		const float *in, const float *gain, const float *bias, int64_t rows, int64_t width);
+void dk_cuda_layernorm_backward(dk_queue *queue, float *din, float *dgain, float *dbias,
+		const float *dout, const float *in, const float *mean, const float *rstd,
+		const float *gain, int64_t rows, int64_t width);
+void dk_cuda_gelu_forward(dk_queue *queue, float *out, const float *in, int64_t n);
+void dk_cuda_gelu_backward(dk_queue *queue, float *grad, const float *in, int64_t n);
+void dk_cuda_attention_forward(dk_queue *queue, float *out, float *lse, const float *qkv,
+		int64_t batch, int64_t length, int64_t heads, int64_t width);
+void dk_cuda_attention_backward(dk_queue *queue, float *dqkv, const float *dout, const float *qkv,
+		const float *out, const float *lse, int64_t batch, int64_t length, int64_t heads,
+		int64_t width);
+double dk_cuda_classifier_forward(dk_queue *queue, float *work, const float *in,
+		const float *weight, const int32_t *targets, int64_t rows, int64_t width,
+		int64_t vocab);
+void dk_cuda_classifier_backward(dk_queue *queue, float *din, float *dweight, float *work,
+		const float *in, const float *weight, const int32_t *targets, int64_t rows,
+		int64_t width, int64_t vocab);
+const char *dk_cuda_failure(dk_queue *queue);
+
+#endif

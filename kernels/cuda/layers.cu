@@ -1,0 +1,257 @@
+/*
+ * Linear layers and layernorm. Sums over rows come in chunks of rows, whose partial sums
+ * are added in order: the same bits in each run.
+ */
+#include "cuda/functions.cuh"
+
+enum { THREADS = 128, WARPS = THREADS / WARP };
+
+/* ---- sums over rows, of two values for each element ---- */
+
+/* A block takes so many columns, and each of its threads one of them in every so many rows. */
+enum { TILE_COLUMNS = 32, TILE_ROWS = 8, MOST_CHUNKS = 128, FEWEST_ROWS = 64 };
+
+struct column_sums_of {
+	__device__ void operator()(float dout, int64_t, int64_t, float *first, float *second) const
+	{
+		*first = dout;
+		*second = 0;
+	}
+};
+
+template <typename T> struct layernorm_params_of {
+	const T *in;
+	const float *mean, *rstd;
+	int64_t width;
+	__device__ void operator()(float dout, int64_t row, int64_t column, float *first,
+	                           float *second) const
+	{
+		*first = dout * ((wide(in[row * width + column]) - mean[row]) * rstd[row]);
+		*second = dout;
+	}
+};
+
+/* partial [2, chunks, width] = sums of the values over each chunk of rows */
+template <typename T, class F>
+__global__ void chunk_sums(float *partial, const T *dout, int64_t rows, int64_t width,
+                           int64_t chunk_rows, F values)
+{
+	float *shared = static_cast<float *>(launch_memory()); /* [2, TILE_ROWS, TILE_COLUMNS] */
+	const int column_inside = (int)(threadIdx.x % TILE_COLUMNS);
+	const int row_inside = (int)(threadIdx.x / TILE_COLUMNS);
+	const int64_t column = (int64_t)blockIdx.x * TILE_COLUMNS + column_inside;
+	const int64_t end = (blockIdx.y + 1) * chunk_rows < rows ? (blockIdx.y + 1) * chunk_rows : rows;
+	float first = 0, second = 0;
+
+	for (int64_t row = blockIdx.y * chunk_rows + row_inside; column < width && row < end;
+	     row += TILE_ROWS) {
+		float one, two;
+		values(wide(dout[row * width + column]), row, column, &one, &two);
+		first += one;
+		second += two;
+	}
+	shared[threadIdx.x] = first;
+	shared[TILE_ROWS * TILE_COLUMNS + threadIdx.x] = second;
+	__syncthreads();
+	if (row_inside > 1 || column >= width)
+		return;
+	/* The first row of threads adds up the first values, the second the second. */
+	const float *mine = shared + row_inside * TILE_ROWS * TILE_COLUMNS + column_inside;
+	float sum = 0;
+	for (int r = 0; r < TILE_ROWS; r++)
+		sum += mine[r * TILE_COLUMNS];
+	partial[(row_inside * (int64_t)gridDim.y + blockIdx.y) * width + column] = sum;
+}
+
+template <typename T>
+__global__ void add_chunks(T *first, T *second, const float *partial, int64_t chunks, int64_t width)
+{
+	const int64_t column = grid_thread();
+	T *to = blockIdx.y == 0 ? first : second;
+
+	if (column >= width || to == NULL)
+		return;
+	partial += blockIdx.y * chunks * width;
+	float sum = wide(to[column]);
+	for (int64_t c = 0; c < chunks; c++)
+		sum += partial[c * width + column];
+	put(to + column, sum);
+}
+
+/* first, second [width] += the sums of the values */
+template <typename T, class F>
+static void add_sums(dk_cuda_queue *q, const char *name, T *first, T *second, const T *dout,
+                     int64_t rows, int64_t width, F values)
+{
+	int64_t chunks = ceil_div(rows, FEWEST_ROWS);
+	const int64_t room = q->scratch_size / (2 * width);
+
+	if (chunks > MOST_CHUNKS)
+		chunks = MOST_CHUNKS;
+	if (chunks > room && room > 0)
+		chunks = room;
+	const int64_t chunk_rows = ceil_div(rows, chunks);
+	chunks = ceil_div(rows, chunk_rows);
+	float *partial = dk_cuda_scratch(q, 2 * chunks * width);
+	if (partial == NULL)
+		return;
+	launch(q, name, chunk_sums<T, F>, dim3((unsigned)ceil_div(width, TILE_COLUMNS), (unsigned)chunks),
+	       TILE_COLUMNS * TILE_ROWS, 2 * TILE_COLUMNS * TILE_ROWS * sizeof(float), partial, dout, rows,
+	       width, chunk_rows, values);
+	launch(q, name, add_chunks<T>, dim3((unsigned)ceil_div(width, THREADS), 2), THREADS, 0, first, second,
+	       partial, chunks, width);
+}
+
+/* ---- linear ---- */
+
+void dk_cuda_gemm(dk_queue *queue, const dk_gemm_args *g)
+{
+	const dk_product_args p = {g->transpose_a, g->transpose_b, g->m, g->n, g->k, g->a, g->lda,
+		g->b, g->ldb, g->beta, g->c, g->c, g->ldc, NULL};
+
+	dk_cuda_product(own(queue), &p);
+}
+
+void dk_cuda_linear_forward(dk_queue *queue, float *out, const float *in, const float *weight,
+                            const float *bias, const float *residual, int64_t rows, int64_t inputs,
+                            int64_t outputs)
+{
+	const dk_product_args p = {false, false, rows, outputs, inputs, in, inputs, weight, outputs,
+		residual != NULL ? 1.0f : 0.0f, residual != NULL ? residual : out, out, outputs, bias};
+
+	dk_cuda_product(own(queue), &p);
+}
+
+template <typename T>
+static void bias_gradient(T *, dk_cuda_queue *q, void *dbias, const void *dout, int64_t rows,
+                          int64_t width)
+{
+	add_sums(q, "bias's gradient", static_cast<T *>(dbias), static_cast<T *>(NULL),
+	         static_cast<const T *>(dout), rows, width, column_sums_of());
+}
+
+void dk_cuda_linear_backward_params(dk_queue *queue, float *dweight, float *dbias,
+                                    const float *dout, const float *in, int64_t rows,
+                                    int64_t inputs, int64_t outputs)
+{
+	const dk_product_args p = {true, false, inputs, outputs, rows, in, inputs, dout, outputs, 1, dweight,
+		dweight, outputs, NULL};
+
+	FOR_TYPE(queue, bias_gradient, own(queue), dbias, dout, rows, outputs);
+	dk_cuda_product(own(queue), &p);
+}
+
+void dk_cuda_linear_backward_input(dk_queue *queue, float *din, const float *dout,
+                                   const float *weight, int64_t rows, int64_t inputs,
+                                   int64_t outputs)
+{
+	const dk_product_args p = {false, true, rows, inputs, outputs, dout, outputs, weight, outputs, 0, din,
+		din, inputs, NULL};
+
+	dk_cuda_product(own(queue), &p);
+}
+
+/* ---- layernorm: a row is a warp's ---- */
+
+/* The row of the calling warp, and whether there is one. */
+__device__ inline bool warp_row(int64_t rows, int64_t *row, int *lane)
+{
+	*row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+	*lane = (int)(threadIdx.x % WARP);
+	return *row < rows;
+}
+
+template <typename T>
+__global__ void layernorm_kernel(T *out, float *mean, float *rstd, const T *in, const T *gain,
+                                 const T *bias, int64_t rows, int64_t width)
+{
+	int64_t row;
+	int lane;
+
+	if (!warp_row(rows, &row, &lane))
+		return;
+	in += row * width;
+	out += row * width;
+	float sum = 0, square = 0;
+	for (int64_t i = lane; i < width; i += WARP)
+		sum += wide(in[i]);
+	const float m = warp_sum(sum) / (float)width;
+	for (int64_t i = lane; i < width; i += WARP) {
+		const float d = wide(in[i]) - m;
+		square += d * d;
+	}
+	const float s = 1 / sqrtf(warp_sum(square) / (float)width + 1e-5f);
+	for (int64_t i = lane; i < width; i += WARP)
+		put(out + i, (wide(in[i]) - m) * s * wide(gain[i]) + wide(bias[i]));
+	if (lane == 0) {
+		mean[row] = m;
+		rstd[row] = s;
+	}
+}
+
+template <typename T>
+static void layernorm(T *, dk_cuda_queue *q, void *out, float *mean, float *rstd, const void *in,
+                      const void *gain, const void *bias, int64_t rows, int64_t width)
+{
+	launch(q, "layernorm", layernorm_kernel<T>, dim3((unsigned)ceil_div(rows, WARPS)), THREADS, 0,
+	       static_cast<T *>(out), mean, rstd, static_cast<const T *>(in), static_cast<const T *>(gain),
+	       static_cast<const T *>(bias), rows, width);
+}
+
+void dk_cuda_layernorm_forward(dk_queue *queue, float *out, float *mean, float *rstd,
+                               const float *in, const float *gain, const float *bias, int64_t rows,
+                               int64_t width)
+{
+	FOR_TYPE(queue, layernorm, own(queue), out, mean, rstd, in, gain, bias, rows, width);
+}
+
+template <typename T>
+__global__ void layernorm_input_kernel(T *din, const T *dout, const T *in, const float *mean,
+                                       const float *rstd, const T *gain, int64_t rows,
+                                       int64_t width)
+{
+	int64_t row;
+	int lane;
+
+	if (!warp_row(rows, &row, &lane))
+		return;
+	din += row * width;
+	dout += row * width;
+	in += row * width;
+	const float m = mean[row], s = rstd[row];
+	float sum = 0, dot = 0;
+	for (int64_t i = lane; i < width; i += WARP) {
+		const float dnorm = wide(dout[i]) * wide(gain[i]);
+		sum += dnorm;
+		dot += dnorm * ((wide(in[i]) - m) * s);
+	}
+	const float dnorm_mean = warp_sum(sum) / (float)width;
+	const float dot_mean = warp_sum(dot) / (float)width;
+	for (int64_t i = lane; i < width; i += WARP) {
+		const float norm = (wide(in[i]) - m) * s;
+		const float d = (wide(dout[i]) * wide(gain[i]) - dnorm_mean - norm * dot_mean) * s;
+		put(din + i, wide(din[i]) + d);
+	}
+}
+
+template <typename T>
+static void layernorm_backward(T *, dk_cuda_queue *q, void *din, void *dgain, void *dbias,
+                               const void *dout, const void *in, const float *mean,
+                               const float *rstd, const void *gain, int64_t rows, int64_t width)
+{
+	const layernorm_params_of<T> params = {static_cast<const T *>(in), mean, rstd, width};
+
+	add_sums(q, "layernorm's parameters", static_cast<T *>(dgain), static_cast<T *>(dbias),
+	         static_cast<const T *>(dout), rows, width, params);
+	launch(q, "layernorm's gradient", layernorm_input_kernel<T>, dim3((unsigned)ceil_div(rows, WARPS)),
+	       THREADS, 0, static_cast<T *>(din), static_cast<const T *>(dout), static_cast<const T *>(in), mean,
+	       rstd, static_cast<const T *>(gain), rows, width);
+}
+
+void dk_cuda_layernorm_backward(dk_queue *queue, float *din, float *dgain, float *dbias,
+                                const float *dout, const float *in, const float *mean,
+                                const float *rstd, const float *gain, int64_t rows, int64_t width)
+{
+	FOR_TYPE(queue, layernorm_backward, own(queue), din, dgain, dbias, dout, in, mean, rstd, gain, rows,
+	         width);
+}

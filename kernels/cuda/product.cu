@@ -1,0 +1,187 @@
+/*
+ * Matrix products by cuBLASLt. It has columns where we have rows: a row-major product is
+ * its product of the transposed matrices in the other order, of the same memory.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cublasLt.h>
+
+#include "cuda/functions.cuh"
+
+enum { WORKSPACE_BYTES = 32 << 20, PLANS = 64 };
+
+/* What was found for a form of product, so that it is looked for once only. */
+struct plan {
+	dk_product_args form; /* without its addresses */
+	unsigned alignment;   /* of all of them, in bytes */
+	cublasLtMatmulDesc_t description;
+	cublasLtMatrixLayout_t first, second, result;
+	cublasLtMatmulAlgo_t algorithm;
+};
+
+struct dk_product {
+	cublasLtHandle_t handle;
+	void *workspace;
+	int plans; /* so many are made; the oldest makes room */
+	plan plan[PLANS];
+};
+
+static bool check(dk_cuda_queue *q, cublasStatus_t status, const char *what)
+{
+	if (status == CUBLAS_STATUS_SUCCESS)
+		return true;
+	if (q->failure[0] == '\0')
+		snprintf(q->failure, sizeof(q->failure), "cuBLASLt: %s: %s", what, cublasLtGetStatusString(status));
+	return false;
+}
+
+bool dk_cuda_product_open(dk_cuda_queue *q)
+{
+	q->product = static_cast<dk_product *>(calloc(1, sizeof(*q->product)));
+	if (q->product == NULL) {
+		snprintf(q->failure, sizeof(q->failure), "out of memory");
+		return false;
+	}
+	return check(q, cublasLtCreate(&q->product->handle), "start") &&
+	       dk_cuda_check(q, cudaMalloc(&q->product->workspace, WORKSPACE_BYTES), "memory for matrix products");
+}
+
+static void forget(plan *p)
+{
+	if (p->description != NULL)
+		cublasLtMatmulDescDestroy(p->description);
+	for (cublasLtMatrixLayout_t layout : {p->first, p->second, p->result})
+		if (layout != NULL)
+			cublasLtMatrixLayoutDestroy(layout);
+	memset(p, 0, sizeof(*p));
+}
+
+void dk_cuda_product_close(dk_cuda_queue *q)
+{
+	if (q->product == NULL)
+		return;
+	for (int i = 0; i < PLANS; i++)
+		forget(&q->product->plan[i]);
+	cudaFree(q->product->workspace);
+	if (q->product->handle != NULL)
+		cublasLtDestroy(q->product->handle);
+	free(q->product);
+}
+
+/* The bytes to which all matrices are aligned, 16 at most. */
+static unsigned alignment_of(const dk_product_args *p)
+{
+	const uintptr_t bits = reinterpret_cast<uintptr_t>(p->a) | reinterpret_cast<uintptr_t>(p->b) |
+	                       reinterpret_cast<uintptr_t>(p->c) | reinterpret_cast<uintptr_t>(p->d) | 16;
+
+	return (unsigned)(bits & -bits);
+}
+
+static bool same_form(const plan *made, const dk_product_args *p, unsigned alignment)
+{
+	const dk_product_args *f = &made->form;
+
+	return made->description != NULL && made->alignment == alignment &&
+	       f->transpose_a == p->transpose_a && f->transpose_b == p->transpose_b && f->m == p->m &&
+	       f->n == p->n && f->k == p->k && f->lda == p->lda && f->ldb == p->ldb && f->ldc == p->ldc &&
+	       (f->beta != 0) == (p->beta != 0) && (f->bias != NULL) == (p->bias != NULL);
+}
+
+template <typename V>
+static bool describe(dk_cuda_queue *q, plan *made, cublasLtMatmulDescAttributes_t what, V value)
+{
+	return check(q, cublasLtMatmulDescSetAttribute(made->description, what, &value, sizeof(value)),
+	             "description of a product");
+}
+
+/* A matrix of so many rows in memory, each of so many elements. */
+static bool lay_out(dk_cuda_queue *q, cublasLtMatrixLayout_t *layout, int64_t rows, int64_t columns,
+                    int64_t stride)
+{
+	const cudaDataType_t type = q->base.type == DK_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+
+	return check(q, cublasLtMatrixLayoutCreate(layout, type, (uint64_t)columns, (uint64_t)rows, stride),
+	             "layout of a matrix");
+}
+
+static bool choose_algorithm(dk_cuda_queue *q, plan *made)
+{
+	cublasLtMatmulPreference_t preference;
+	cublasLtMatmulHeuristicResult_t found;
+	const size_t workspace = WORKSPACE_BYTES;
+	const cublasLtMatmulPreferenceAttributes_t alignments[] = {
+		CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+		CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+	int count = 0;
+	const uint32_t alignment = made->alignment;
+
+	if (!check(q, cublasLtMatmulPreferenceCreate(&preference), "choice of an algorithm"))
+		return false;
+	bool good = check(q, cublasLtMatmulPreferenceSetAttribute(preference,
+	                  CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)), "workspace");
+	for (cublasLtMatmulPreferenceAttributes_t which : alignments)
+		good = good && check(q, cublasLtMatmulPreferenceSetAttribute(preference, which, &alignment,
+		                                                             sizeof(alignment)), "alignment");
+	good = good && check(q, cublasLtMatmulAlgoGetHeuristic(q->product->handle, made->description, made->first,
+	                     made->second, made->result, made->result, preference, 1, &found, &count),
+	                     "choice of an algorithm");
+	cublasLtMatmulPreferenceDestroy(preference);
+	if (good && count == 0)
+		good = check(q, CUBLAS_STATUS_NOT_SUPPORTED, "choice of an algorithm");
+	if (good)
+		made->algorithm = found.algo;
+	return good;
+}
+
+static bool make_plan(dk_cuda_queue *q, plan *made, const dk_product_args *p, unsigned alignment)
+{
+	const int32_t first = p->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+	const int32_t second = p->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+	const cublasComputeType_t by = q->base.type == DK_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+
+	made->form = *p;
+	made->alignment = alignment;
+	return check(q, cublasLtMatmulDescCreate(&made->description, by, CUDA_R_32F),
+	             "description of a product") &&
+	       describe(q, made, CUBLASLT_MATMUL_DESC_TRANSA, first) &&
+	       describe(q, made, CUBLASLT_MATMUL_DESC_TRANSB, second) &&
+	       (p->bias == NULL ||
+	        describe(q, made, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS)) &&
+	       lay_out(q, &made->first, p->transpose_b ? p->n : p->k, p->transpose_b ? p->k : p->n, p->ldb) &&
+	       lay_out(q, &made->second, p->transpose_a ? p->k : p->m, p->transpose_a ? p->m : p->k, p->lda) &&
+	       lay_out(q, &made->result, p->m, p->n, p->ldc) && choose_algorithm(q, made);
+}
+
+static plan *find_plan(dk_cuda_queue *q, const dk_product_args *p)
+{
+	dk_product *product = q->product;
+	const unsigned alignment = alignment_of(p);
+
+	for (int i = 0; i < PLANS; i++)
+		if (same_form(&product->plan[i], p, alignment))
+			return &product->plan[i];
+	plan *made = &product->plan[product->plans++ % PLANS];
+	forget(made);
+	if (make_plan(q, made, p, alignment))
+		return made;
+	forget(made);
+	return NULL;
+}
+
+void dk_cuda_product(dk_cuda_queue *q, const dk_product_args *p)
+{
+	const float one = 1;
+
+	if (q->failure[0] != '\0')
+		return;
+	plan *made = find_plan(q, p);
+	if (made == NULL ||
+	    (p->bias != NULL && !describe(q, made, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p->bias)))
+		return;
+	check(q, cublasLtMatmul(q->product->handle, made->description, &one, p->b, made->first, p->a,
+	                        made->second, &p->beta, p->c, made->result, p->d, made->result,
+	                        &made->algorithm, q->product->workspace, WORKSPACE_BYTES, q->stream),
+	      "matrix product");
+}

@@ -1,0 +1,133 @@
+/* A queue of CUDA's: what its kernels need beside it, copies, and the table. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/functions.cuh"
+
+/* Of each function's partial sums; functions cut their work so that it suffices. */
+enum { SCRATCH_BYTES = 32 << 20 };
+
+bool dk_cuda_check(dk_cuda_queue *q, cudaError_t error, const char *what)
+{
+	if (error == cudaSuccess)
+		return true;
+	if (q->failure[0] == '\0')
+		snprintf(q->failure, sizeof(q->failure), "CUDA: %s: %s", what, cudaGetErrorString(error));
+	return false;
+}
+
+float *dk_cuda_scratch(dk_cuda_queue *q, int64_t size)
+{
+	if (size <= q->scratch_size)
+		return q->scratch;
+	if (q->failure[0] == '\0')
+		snprintf(q->failure, sizeof(q->failure),
+		         "CUDA: a function needs %lld floats of scratch, and its queue has %lld", (long long)size,
+		         (long long)q->scratch_size);
+	return NULL;
+}
+
+double dk_cuda_fetch(dk_cuda_queue *q)
+{
+	if (q->failure[0] == '\0' &&
+	    dk_cuda_check(q, cudaMemcpyAsync(q->host_result, q->result, sizeof(double),
+	                                     cudaMemcpyDeviceToHost, q->stream), "copy of a result") &&
+	    dk_cuda_check(q, cudaStreamSynchronize(q->stream), "a kernel"))
+		return *q->host_result;
+	return NAN;
+}
+
+static void release(dk_cuda_queue *q)
+{
+	dk_cuda_product_close(q);
+	cudaFree(q->scratch);
+	cudaFree(q->result);
+	cudaFreeHost(q->host_result);
+	free(q);
+}
+
+static dk_queue *open_queue(void *stream, dk_type type, const char **why)
+{
+	static thread_local char reason[sizeof(dk_cuda_queue::failure)];
+	dk_cuda_queue *q = static_cast<dk_cuda_queue *>(calloc(1, sizeof(*q)));
+
+	*why = "out of memory";
+	if (q == NULL)
+		return NULL;
+	q->base.table = &dk_cuda_table;
+	q->base.type = type;
+	q->stream = static_cast<cudaStream_t>(stream);
+	q->scratch_size = SCRATCH_BYTES / sizeof(float);
+	if (dk_cuda_check(q, cudaMalloc(reinterpret_cast<void **>(&q->scratch), SCRATCH_BYTES), "memory") &&
+	    dk_cuda_check(q, cudaMalloc(reinterpret_cast<void **>(&q->result), sizeof(double)), "memory") &&
+	    dk_cuda_check(q, cudaMallocHost(reinterpret_cast<void **>(&q->host_result), sizeof(double)),
+	                  "pinned memory") &&
+	    dk_cuda_product_open(q))
+		return &q->base;
+	memcpy(reason, q->failure, sizeof(reason));
+	*why = reason;
+	release(q);
+	return NULL;
+}
+
+static void close_queue(dk_queue *queue)
+{
+	cudaStreamSynchronize(own(queue)->stream);
+	release(own(queue));
+}
+
+void dk_cuda_copy(dk_queue *queue, void *to, const void *from, size_t bytes)
+{
+	dk_cuda_queue *q = own(queue);
+
+	if (bytes > 0 && q->failure[0] == '\0')
+		dk_cuda_check(q, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, q->stream), "copy");
+}
+
+void dk_cuda_zero(dk_queue *queue, float *x, int64_t n)
+{
+	dk_cuda_queue *q = own(queue);
+	const size_t bytes = (size_t)n * (queue->type == DK_BF16 ? sizeof(bf16) : sizeof(float));
+
+	if (n > 0 && q->failure[0] == '\0')
+		dk_cuda_check(q, cudaMemsetAsync(x, 0, bytes, q->stream), "zero");
+}
+
+const char *dk_cuda_failure(dk_queue *queue)
+{
+	return own(queue)->failure[0] != '\0' ? own(queue)->failure : NULL;
+}
+
+/* In the order of table.h. */
+const dk_table dk_cuda_table = {
+	DK_TABLE_VERSION,
+	sizeof(dk_table),
+	open_queue,
+	close_queue,
+	dk_cuda_copy,
+	dk_cuda_zero,
+	dk_cuda_adamw,
+	dk_cuda_sgd,
+	dk_cuda_largest,
+	dk_cuda_sum_squares,
+	dk_cuda_scale,
+	dk_cuda_to_bf16,
+	dk_cuda_from_bf16,
+	dk_cuda_gemm,
+	dk_cuda_linear_forward,
+	dk_cuda_linear_backward_params,
+	dk_cuda_linear_backward_input,
+	dk_cuda_embedding_forward,
+	dk_cuda_embedding_backward,
+	dk_cuda_add_rows,
+	dk_cuda_layernorm_forward,
+	dk_cuda_layernorm_backward,
+	dk_cuda_gelu_forward,
+	dk_cuda_gelu_backward,
+	dk_cuda_attention_forward,
+	dk_cuda_attention_backward,
+	dk_cuda_classifier_forward,
+	dk_cuda_classifier_backward,
+	dk_cuda_failure,
+};

@@ -1,0 +1,114 @@
+/* A GPU as a place of kernels, by the module of this build. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <vector>
+
+#include <cuda_runtime.h>
+
+extern "C" {
+#include "table.h"
+}
+#include "tests/support/kernel_place.h"
+
+static void check(cudaError_t error, const char *what)
+{
+	if (error == cudaSuccess)
+		return;
+	fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+	abort();
+}
+
+static void close_queue(kernel_place *place)
+{
+	place->queue->table->close(place->queue);
+}
+
+static void *allocate(size_t bytes)
+{
+	void *memory;
+
+	check(cudaMalloc(&memory, bytes), "cudaMalloc");
+	check(cudaMemset(memory, 0xff, bytes), "cudaMemset");
+	check(cudaDeviceSynchronize(), "cudaMemset");
+	return memory;
+}
+
+static void release(void *memory)
+{
+	check(cudaFree(memory), "cudaFree");
+}
+
+static void shuffle(uint64_t)
+{
+}
+
+static void give(const kernel_place *place, float *to, const float *from, int64_t n)
+{
+	std::vector<uint16_t> narrow(n);
+
+	if (place->type == DK_BF16) {
+		dk_to_bf16(narrow.data(), from, n);
+		check(cudaMemcpy(to, narrow.data(), n * sizeof(uint16_t), cudaMemcpyDefault), "cudaMemcpy");
+	} else {
+		check(cudaMemcpy(to, from, n * sizeof(float), cudaMemcpyDefault), "cudaMemcpy");
+	}
+}
+
+/* Work of all queues is done before: the copy is the default queue's. */
+static void take(const kernel_place *place, float *to, const float *from, int64_t n)
+{
+	std::vector<uint16_t> narrow(n);
+
+	check(cudaDeviceSynchronize(), "a kernel");
+	if (place->type == DK_BF16) {
+		check(cudaMemcpy(narrow.data(), from, n * sizeof(uint16_t), cudaMemcpyDefault), "cudaMemcpy");
+		dk_from_bf16(to, narrow.data(), n);
+	} else {
+		check(cudaMemcpy(to, from, n * sizeof(float), cudaMemcpyDefault), "cudaMemcpy");
+	}
+}
+
+static const dk_table *load(const char **why)
+{
+	const char *path = getenv("DDP_CUDA_KERNELS");
+	static const dk_table *table;
+
+	if (table != NULL)
+		return table;
+	void *handle = dlopen(path != NULL ? path : "kernels/libddp_kernels_cuda.so", RTLD_NOW);
+	if (handle == NULL) {
+		*why = dlerror();
+		return NULL;
+	}
+	table = static_cast<const dk_table *>(dlsym(handle, "dk_cuda_table"));
+	*why = "the module's table is another version's";
+	if (table != NULL && (table->version != DK_TABLE_VERSION || table->bytes != sizeof(*table)))
+		table = NULL;
+	return table;
+}
+
+extern "C" bool kernel_place_open(int round, kernel_place *place, const char **why)
+{
+	static const dk_type types[] = {DK_F32, DK_BF16, DK_TF32};
+	static cudaStream_t stream;
+	const dk_table *table = load(why);
+
+	if (table == NULL || round > 2)
+		return false;
+	if (stream == NULL && cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) {
+		*why = cudaGetErrorString(cudaGetLastError());
+		return false;
+	}
+	place->type = types[round];
+	place->most = 0;
+	place->host_memory = false;
+	place->close = close_queue;
+	place->alloc = allocate;
+	place->free = release;
+	place->shuffle = shuffle;
+	place->give = give;
+	place->take = take;
+	place->queue = table->open(stream, place->type, why);
+	return place->queue != NULL;
+}

@@ -1,0 +1,171 @@
+/*
+ * cuda_emulation: stands for CUDA's runtime and its device side, in one thread of the
+ * host, so that kernels/cuda is compiled by a plain C++ compiler and tried without a GPU.
+ * A block's threads are fibers; one runs until it comes to a barrier or a shuffle. The
+ * order in which they run is drawn anew after each, so that a missing barrier shows as
+ * another result, and shared memory is an allocation of its own, filled with NaN, so
+ * that the sanitizers see who goes beyond it. A kernel that CUDA leaves undefined ends
+ * the program: threads at unlike barriers, or a barrier without all of a warp.
+ */
+#ifndef TESTS_CUDA_EMULATION_H
+#define TESTS_CUDA_EMULATION_H
+
+#include <functional>
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define __global__
+#define __device__
+#define __launch_bounds__(...)
+
+struct dim3 {
+	unsigned x, y, z;
+	dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+/* Of the thread that runs. */
+extern dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+/* Runs the function once for each thread; the seed of cuda_emulation_seed() decides the
+   order. */
+void emulate(dim3 blocks, int threads, size_t shared, const std::function<void()> &kernel);
+void cuda_emulation_seed(uint64_t seed);
+
+void *launch_memory();
+void __syncthreads();
+int __syncthreads_or(int predicate);
+void __syncwarp();
+unsigned __ballot_sync(unsigned lanes, bool predicate);
+
+/* Of 8 bytes at most, which the lane `from` gave. */
+uint64_t cuda_emulation_shuffle(uint64_t mine, int from);
+
+template <typename T> T __shfl_xor_sync(unsigned, T mine, int lane)
+{
+	uint64_t bits = 0;
+	memcpy(&bits, &mine, sizeof(mine));
+	bits = cuda_emulation_shuffle(bits, (int)(threadIdx.x % 32) ^ lane);
+	memcpy(&mine, &bits, sizeof(mine));
+	return mine;
+}
+
+template <typename T> T __shfl_sync(unsigned, T mine, int from)
+{
+	uint64_t bits = 0;
+	memcpy(&bits, &mine, sizeof(mine));
+	bits = cuda_emulation_shuffle(bits, from);
+	memcpy(&mine, &bits, sizeof(mine));
+	return mine;
+}
+
+/* Tensor cores: c [16, 8] += a [16, 16] b [16, 8] of bf16, as mma.m16n8k16 has it over the
+   lanes; and b from 16 rows of eight in shared memory, of which each lane names one. */
+void multiply_add(float c[4], const uint32_t a[4], const uint32_t b[2]);
+void cuda_emulation_load_columns(uint32_t b[2], const void *row);
+#define load_columns(b, row) cuda_emulation_load_columns(b, row)
+
+static inline int atomicMax(int *at, int value)
+{
+	const int before = *at;
+	*at = value > before ? value : before;
+	return before;
+}
+
+static inline float __fmul_rn(float a, float b)
+{
+	return a * b;
+}
+
+static inline float __fadd_rn(float a, float b)
+{
+	return a + b;
+}
+
+static inline float __fdiv_rn(float a, float b)
+{
+	return a / b;
+}
+
+static inline float __fsqrt_rn(float a)
+{
+	return sqrtf(a);
+}
+
+static inline int __ffs(int x)
+{
+	return __builtin_ffs(x);
+}
+
+static inline float __uint_as_float(uint32_t bits)
+{
+	float x;
+	memcpy(&x, &bits, sizeof(x));
+	return x;
+}
+
+static inline uint32_t __float_as_uint(float x)
+{
+	uint32_t bits;
+	memcpy(&bits, &x, sizeof(bits));
+	return bits;
+}
+
+/* ---- the runtime: all memory is the host's, all work is done at once ---- */
+
+typedef struct CUstream_st *cudaStream_t;
+typedef enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation = 2 } cudaError_t;
+enum cudaMemcpyKind { cudaMemcpyDeviceToHost = 2, cudaMemcpyDefault = 4 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+
+static inline cudaError_t cudaMalloc(void **memory, size_t bytes)
+{
+	*memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+	return *memory != NULL ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+static inline cudaError_t cudaMallocHost(void **memory, size_t bytes)
+{
+	return cudaMalloc(memory, bytes);
+}
+
+static inline cudaError_t cudaFree(void *memory)
+{
+	free(memory);
+	return cudaSuccess;
+}
+
+static inline cudaError_t cudaFreeHost(void *memory)
+{
+	return cudaFree(memory);
+}
+
+static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind,
+                                          cudaStream_t)
+{
+	memcpy(to, from, bytes);
+	return cudaSuccess;
+}
+
+static inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t)
+{
+	memset(to, value, bytes);
+	return cudaSuccess;
+}
+
+static inline cudaError_t cudaStreamSynchronize(cudaStream_t)
+{
+	return cudaSuccess;
+}
+
+static inline cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int)
+{
+	return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError();
+const char *cudaGetErrorString(cudaError_t error);
+
+#endif

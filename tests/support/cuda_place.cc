@@ -1,0 +1,96 @@
+/* kernels/cuda over the emulation, with a plain matrix product, as a place of kernels. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/functions.cuh"
+#include "tests/support/kernel_place.h"
+
+bool dk_cuda_product_open(dk_cuda_queue *)
+{
+	return true;
+}
+
+void dk_cuda_product_close(dk_cuda_queue *)
+{
+}
+
+template <typename T>
+static void product(T *d, const dk_product_args *p)
+{
+	const T *a = static_cast<const T *>(p->a), *b = static_cast<const T *>(p->b);
+	const T *c = static_cast<const T *>(p->c), *bias = static_cast<const T *>(p->bias);
+
+	for (int64_t i = 0; i < p->m; i++)
+		for (int64_t j = 0; j < p->n; j++) {
+			float sum = 0;
+			for (int64_t l = 0; l < p->k; l++)
+				sum += wide(p->transpose_a ? a[l * p->lda + i] : a[i * p->lda + l]) *
+				       wide(p->transpose_b ? b[j * p->ldb + l] : b[l * p->ldb + j]);
+			if (p->beta != 0)
+				sum += p->beta * wide(c[i * p->ldc + j]);
+			put(d + i * p->ldc + j, sum + (bias != NULL ? wide(bias[j]) : 0));
+		}
+}
+
+void dk_cuda_product(dk_cuda_queue *q, const dk_product_args *p)
+{
+	if (q->base.type == DK_BF16)
+		product(static_cast<bf16 *>(p->d), p);
+	else
+		product(static_cast<float *>(p->d), p);
+}
+
+/* ---- the place ---- */
+
+static void close_queue(kernel_place *place)
+{
+	dk_cuda_table.close(place->queue);
+}
+
+static void *allocate(size_t bytes)
+{
+	void *memory = malloc(bytes); /* of that size, so that the sanitizers see its end */
+
+	if (memory == NULL) {
+		fprintf(stderr, "out of memory\n");
+		abort();
+	}
+	memset(memory, 0xff, bytes);
+	return memory;
+}
+
+static void give(const kernel_place *place, float *to, const float *from, int64_t n)
+{
+	for (int64_t i = 0; i < n; i++)
+		if (place->type == DK_BF16)
+			put(reinterpret_cast<bf16 *>(to) + i, from[i]);
+		else
+			to[i] = from[i];
+}
+
+static void take(const kernel_place *place, float *to, const float *from, int64_t n)
+{
+	for (int64_t i = 0; i < n; i++)
+		to[i] = place->type == DK_BF16 ? wide(reinterpret_cast<const bf16 *>(from)[i]) : from[i];
+}
+
+bool kernel_place_open(int round, kernel_place *place, const char **why)
+{
+	enum { MOST = 8400 };
+
+	*why = NULL;
+	if (round > 1)
+		return false;
+	place->type = round == 0 ? DK_F32 : DK_BF16;
+	place->most = MOST;
+	place->host_memory = true;
+	place->close = close_queue;
+	place->alloc = allocate;
+	place->free = free;
+	place->shuffle = cuda_emulation_seed;
+	place->give = give;
+	place->take = take;
+	place->queue = dk_cuda_table.open(NULL, place->type, why);
+	return place->queue != NULL;
+}

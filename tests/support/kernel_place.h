@@ -1,0 +1,47 @@
+/*
+ * kernel_place: where kernels are tried: on the host (kernel_place_host.c), on CUDA's
+ * kernels over the emulation (cuda_place.cc), or on a GPU (tests/gpu/kernel_place.cu). A
+ * program is linked with one of them.
+ */
+#ifndef TESTS_KERNEL_PLACE_H
+#define TESTS_KERNEL_PLACE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#include "kernels.h"
+#ifdef __cplusplus
+}
+#endif
+
+typedef struct kernel_place kernel_place;
+
+struct kernel_place {
+	dk_queue *queue;  /* NULL: the host */
+	dk_type type;
+	int64_t most;     /* numbers in a case: more would take too long. 0: any */
+	bool host_memory; /* what is allocated anywhere on the host will do */
+
+	void (*close)(kernel_place *place);
+	/* Memory of the place. Ends the program if there is none. */
+	void *(*alloc)(size_t bytes);
+	void (*free)(void *memory);
+	/* Draws anew in which order threads run, where the test can. */
+	void (*shuffle)(uint64_t seed);
+	/* Numbers of the host to the place, in its type, and back; waits. */
+	void (*give)(const kernel_place *place, float *to, const float *from, int64_t n);
+	void (*take)(const kernel_place *place, float *to, const float *from, int64_t n);
+};
+
+/* Opens the next place: *place. False: there are no more, and *why, unless it is NULL,
+   says why there was none at all. `round` counts from 0. */
+#ifdef __cplusplus
+extern "C"
+#endif
+bool kernel_place_open(int round, kernel_place *place, const char **why);
+
+#endif

@@ -1,0 +1,341 @@
+/*
+ * kernels on a queue: what does not hang on the order of sums has the host's bits, and a
+ * whole model passes forward and backward there as on the host.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "models/gpt.h"
+#include "tests/support/kernel_place.h"
+#include "tests/support/kernel_values.h"
+
+enum { LONGEST = 70001 };
+
+static kernel_place place;
+
+/* Runs the test for each type, or skips it where there is no such place. */
+static void in_each_place(void (*test)(void))
+{
+	const char *why;
+	int rounds = 0;
+
+	for (; kernel_place_open(rounds, &place, &why); rounds++) {
+		place.shuffle(3);
+		test();
+		place.close(&place);
+	}
+	if (rounds == 0) {
+		print_message("%s\n", why);
+		skip();
+	}
+}
+
+/* Numbers that bf16 has, too. */
+static void fill(float *x, int64_t n)
+{
+	for (int64_t i = 0; i < n; i++)
+		x[i] = (float)(int)(uniform() * 128) * 0x1p-6f;
+}
+
+/* f32 of the host to the place as they are, and back. */
+static float *give_bits(const void *from, size_t bytes)
+{
+	const kernel_place plain = {.queue = place.queue, .type = DK_F32};
+	float *there = place.alloc(bytes);
+
+	place.give(&plain, there, from, (int64_t)(bytes / sizeof(float)));
+	return there;
+}
+
+static void assert_bits(float *there, const void *want, size_t bytes)
+{
+	const kernel_place plain = {.queue = place.queue, .type = DK_F32};
+	float *got = make(bytes / sizeof(float), sizeof(float));
+
+	place.take(&plain, got, there, (int64_t)(bytes / sizeof(float)));
+	assert_memory_equal(got, want, bytes);
+	free(got);
+	place.free(there);
+}
+
+static float *give(const float *from, int64_t n)
+{
+	float *there = place.alloc((size_t)n * sizeof(float));
+
+	place.give(&place, there, from, n);
+	return there;
+}
+
+static const int64_t lengths[] = {1, 31, 256, 1001, LONGEST};
+enum { LENGTHS = sizeof(lengths) / sizeof(lengths[0]) };
+
+static float param[LONGEST + 1], grad[LONGEST + 1], first[LONGEST + 1], second[LONGEST + 1];
+
+static void fill_all(int64_t n)
+{
+	random_state = 9;
+	fill(param, n);
+	fill(grad, n);
+	fill(first, n);
+	fill(second, n);
+	for (int64_t i = 0; i < n; i++)
+		second[i] = fabsf(second[i]);
+}
+
+static void update(int64_t n, bool adamw, bool momentum, int64_t step)
+{
+	const size_t bytes = (size_t)n * sizeof(float);
+	static uint16_t rounded[LONGEST + 1];
+	dk_adamw_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8,
+		.weight_decay = 0.1, .step = step, .grad_scale = 0.3};
+	dk_sgd_args s = {.learning_rate = 0.05, .momentum = 0.9, .weight_decay = 0.01, .step = step,
+		.grad_scale = 0.3};
+
+	fill_all(n);
+	float *param_there = give_bits(param, bytes), *first_there = give_bits(first, bytes);
+	float *second_there = give_bits(second, bytes), *grad_there = give(grad, n);
+	float *rounded_there = place.alloc(bytes);
+	a.rounded = s.rounded = (uint16_t *)rounded_there;
+	dk_use(place.queue);
+	if (adamw)
+		dk_adamw(param_there, grad_there, first_there, second_there, n, &a);
+	else
+		dk_sgd(param_there, grad_there, momentum ? first_there : NULL, n, &s);
+	assert_true(dk_largest(grad_there, n) == 0);
+	assert_null(dk_failure());
+	dk_use(NULL);
+	a.rounded = s.rounded = rounded;
+	if (adamw)
+		dk_adamw(param, grad, first, second, n, &a);
+	else
+		dk_sgd(param, grad, momentum ? first : NULL, n, &s);
+	assert_bits(param_there, param, bytes);
+	assert_bits(first_there, first, bytes);
+	assert_bits(second_there, second, bytes);
+	assert_bits(rounded_there, rounded, (size_t)(n / 2) * sizeof(float));
+	place.free(grad_there);
+}
+
+static void try_updates(void)
+{
+	for (int i = 0; i < LENGTHS; i++) {
+		update(lengths[i], true, false, 3);
+		update(lengths[i], false, true, 1);
+		update(lengths[i], false, true, 2);
+		update(lengths[i], false, false, 2);
+	}
+}
+
+static void updates_have_the_hosts_bits(void **state)
+{
+	(void)state;
+	in_each_place(try_updates);
+}
+
+static void try_norms(void)
+{
+	for (int i = 0; i < LENGTHS; i++) {
+		const int64_t n = lengths[i];
+		fill_all(n);
+		const double squares = dk_sum_squares(grad, n);
+		float *there = give(grad, n);
+		grad[n / 2] = -INFINITY;
+		float *infinite = give(grad, n);
+		grad[n - 1] = NAN;
+		float *nan = give(grad, n);
+		dk_use(place.queue);
+		for (uint64_t seed = 0; seed < 4; seed++) {
+			place.shuffle(seed);
+			const double squares_there = dk_sum_squares(there, n);
+			assert_memory_equal(&squares_there, &squares, sizeof(squares));
+		}
+		const float largest = dk_largest(infinite, n);
+		assert_true(dk_sum_squares(there, 0) == 0 && dk_largest(there, 0) == 0);
+		assert_true(isnan(dk_largest(nan, n)) && isnan(dk_sum_squares(nan, n)));
+		dk_use(NULL);
+		assert_true(largest == INFINITY);
+		place.free(there);
+		place.free(infinite);
+		place.free(nan);
+	}
+}
+
+static void norms_have_the_hosts_bits(void **state)
+{
+	(void)state;
+	in_each_place(try_norms);
+}
+
+/* From `from`, too, where nothing is aligned. */
+static void convert(int64_t from, int64_t n)
+{
+	static uint16_t narrow[LONGEST + 1];
+	float *there = give_bits(grad, (size_t)(from + n) * sizeof(float));
+	float *narrow_there = place.alloc((size_t)(from + n) * sizeof(float));
+	float *moved = place.alloc((size_t)n * sizeof(float));
+	float *back = place.alloc((size_t)(from + n) * sizeof(float));
+
+	dk_use(place.queue);
+	dk_to_bf16((uint16_t *)narrow_there + from, there + from, n);
+	dk_from_bf16(back, (uint16_t *)narrow_there + from, n);
+	dk_copy(moved, (uint16_t *)narrow_there + from, (size_t)n * sizeof(uint16_t));
+	dk_use(NULL);
+	dk_to_bf16(narrow, grad + from, n);
+	assert_bits(moved, narrow, (size_t)(n / 2) * sizeof(float));
+	dk_from_bf16(param, narrow, n);
+	assert_bits(back, param, (size_t)n * sizeof(float));
+	place.free(there);
+	place.free(narrow_there);
+}
+
+static void try_conversions(void)
+{
+	const float odd[] = {1 + 0x1p-8f, 1 + 0x1.8p-7f, -1 - 0x1.002p-8f, INFINITY, 0x1.fffffep127f,
+		0x1p-149f, -0.0f};
+
+	for (int i = 0; i < LENGTHS; i++) {
+		fill_all(lengths[i]);
+		for (int64_t k = 0; k < lengths[i]; k++)
+			grad[k] = k < 7 ? odd[k] : grad[k] * 1.01f;
+		convert(0, lengths[i]);
+		if (lengths[i] > 2)
+			convert(1, lengths[i] - 2);
+	}
+}
+
+static void conversions_have_the_hosts_bits(void **state)
+{
+	(void)state;
+	in_each_place(try_conversions);
+}
+
+/* Rows that come often, once, and never. */
+static void try_rows(void)
+{
+	enum { ROWS = 5, COUNT = 300, WIDTH = 270 };
+	int32_t rows[COUNT];
+
+	random_state = 4;
+	fill(param, ROWS * WIDTH);
+	for (int i = 0; i < COUNT; i++)
+		rows[i] = i == 137 ? 2 : i % 3 == 0 ? 4 : i % 2;
+	float *values = make(COUNT * WIDTH, sizeof(float));
+	fill(values, COUNT * WIDTH);
+	float *there = give(param, ROWS * WIDTH), *values_there = give(values, COUNT * WIDTH);
+	int32_t *rows_there = place.alloc(sizeof(rows));
+	dk_use(place.queue);
+	dk_copy(rows_there, rows, sizeof(rows));
+	dk_add_rows(there, rows_there, values_there, COUNT, WIDTH);
+	dk_scale(there, ROWS * WIDTH - 1, 0.25f);
+	dk_use(NULL);
+	dk_add_rows(param, rows, values, COUNT, WIDTH);
+	dk_scale(param, ROWS * WIDTH - 1, 0.25f);
+	place.take(&place, grad, there, ROWS * WIDTH);
+	for (int i = 0; i < ROWS * WIDTH; i++)
+		assert_true(place.type == DK_F32 ? grad[i] == param[i] :
+		            fabsf(grad[i] - param[i]) <= 0x1p-7f * fabsf(param[i]));
+	free(values);
+	place.free(there);
+	place.free(values_there);
+	place.free(rows_there);
+}
+
+static void rows_are_added_in_order(void **state)
+{
+	(void)state;
+	in_each_place(try_rows);
+}
+
+/* ---- a whole model, where its memory, which is the host's, is the place's, too ---- */
+
+static const gpt_config tiny = {.layers = 2, .heads = 3, .width = 24, .vocab = 61, .length = 9};
+enum { BATCH = 2, MOST_PARAMS = 64 };
+
+static ddp_status ready(void *user, int index)
+{
+	(void)user;
+	(void)index;
+	return DDP_OK;
+}
+
+static int64_t elements(const ddp_param *p)
+{
+	return p->ndim == 2 ? p->shape[0] * p->shape[1] : p->shape[0];
+}
+
+/* The loss; gradients, one after the other, in grad. */
+static double pass(dk_queue *queue, int64_t *total)
+{
+	gpt *model = gpt_create(&tiny, BATCH, 1);
+	float *data[MOST_PARAMS], *grads[MOST_PARAMS];
+	int32_t tokens[BATCH * 10];
+	int count;
+
+	assert_non_null(model);
+	const ddp_param *params = gpt_params(model, &count);
+	assert_true(count <= MOST_PARAMS);
+	for (int i = 0; i < count; i++) {
+		data[i] = make((size_t)elements(&params[i]), sizeof(float));
+		grads[i] = make((size_t)elements(&params[i]), sizeof(float));
+	}
+	gpt_bind(model, data, grads);
+	gpt_initialise(model, 5);
+	for (int i = 0; i < BATCH * 10; i++)
+		tokens[i] = (i * 7 + 3) % 61;
+	dk_use(queue);
+	const double loss = gpt_forward(model, tokens, BATCH, tiny.length);
+	assert_int_equal(gpt_backward(model, ready, NULL, NULL), DDP_OK);
+	assert_null(dk_failure());
+	dk_use(NULL);
+	*total = 0;
+	for (int i = 0; i < count; i++) {
+		memcpy(grad + *total, grads[i], (size_t)elements(&params[i]) * sizeof(float));
+		*total += elements(&params[i]);
+		free(data[i]);
+		free(grads[i]);
+	}
+	gpt_free(model);
+	return loss;
+}
+
+static void try_model(void)
+{
+	int64_t total;
+
+	if (place.type != DK_F32 || !place.host_memory)
+		return;
+	const double loss = pass(NULL, &total);
+	assert_true(total <= LONGEST);
+	memcpy(param, grad, (size_t)total * sizeof(float));
+	const double loss_there = pass(place.queue, &total);
+	assert_true(fabs(loss - loss_there) < 1e-4);
+	for (int64_t i = 0; i < total; i++)
+		if (!(fabsf(grad[i] - param[i]) <= 1e-4f * (fabsf(param[i]) + 1)))
+			fail_msg("gradient %ld is %.8g, on the host %.8g", (long)i, grad[i], param[i]);
+}
+
+static void a_model_passes_as_on_the_host(void **state)
+{
+	(void)state;
+	in_each_place(try_model);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(updates_have_the_hosts_bits),
+		cmocka_unit_test(norms_have_the_hosts_bits),
+		cmocka_unit_test(conversions_have_the_hosts_bits),
+		cmocka_unit_test(rows_are_added_in_order),
+		cmocka_unit_test(a_model_passes_as_on_the_host),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
