@@ -447,6 +447,28 @@ static void what_is_ordered_is_not_refused(void **state)
 	tear_down(&f);
 }
 
+/* Addresses come again after some GiB only, so this asks what keeps order itself. */
+static void what_was_freed_orders_nothing(void **state)
+{
+	static ddp_order order;
+	ddp_order_access other, access = { .address = &order, .bytes = 100, .writes = true, .what = "copy" };
+
+	(void)state;
+	const int first = ddp_order_add_queue(&order), second = ddp_order_add_queue(&order);
+	access.queue = first;
+	access.clock = ddp_order_next(&order, first);
+	assert_true(ddp_order_note(&order, &access, &other));
+	access.queue = second;
+	access.clock = ddp_order_next(&order, second);
+	assert_false(ddp_order_note(&order, &access, &other));
+	assert_int_equal(other.queue, first);
+	ddp_order_forget(&order, (char *)&order + 100, 10); /* only beside it */
+	assert_false(ddp_order_note(&order, &access, &other));
+	ddp_order_forget(&order, &order, 100);
+	assert_true(ddp_order_note(&order, &access, &other));
+	ddp_order_close(&order);
+}
+
 /* An event that is recorded again does not let go of who waits for the record before. */
 static void who_waits_for_an_earlier_record_still_waits(void **state)
 {
@@ -487,6 +509,7 @@ int main(void)
 		cmocka_unit_test(a_view_of_what_is_not_allocated_breaks_the_device),
 		cmocka_unit_test(the_hosts_side_is_checked_too),
 		cmocka_unit_test(what_is_ordered_is_not_refused),
+		cmocka_unit_test(what_was_freed_orders_nothing),
 		cmocka_unit_test(who_waits_for_an_earlier_record_still_waits),
 	};
 	unsetenv("DDP_LOCAL_DEVICE");
