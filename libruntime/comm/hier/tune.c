@@ -14,9 +14,11 @@
 #include "comm/wait/message.h"
 
 enum {
-	BATCHES = 3,            /* the best counts; one more, before, does not: it warms up, and
-	                           empties the bucket of a limited link */
-	PINGS = 8,              /* exchanges in a batch */
+	/* Of a batch, the slowest rank counts: one that comes late finds its messages there.
+	   Of batches the fastest: some find all ranks with a core. One more, before, does not
+	   count: it warms up, and empties the bucket of a limited link. */
+	BATCHES = 4, PING_BATCHES = 8, /* of large transfers, of small messages */
+	PINGS = 4,              /* exchanges in a batch */
 	BURST = 32,             /* small messages behind each other */
 	LARGE_BYTES = 1 << 20,  /* of a node, shared by its ranks, */
 	LEAST_BYTES = 512 * 1024, /* of each at least so much */
@@ -32,8 +34,9 @@ enum {
 
 /* ---- measuring -------------------------------------------------------------------------------- */
 
-/* What it takes, on the slowest node. */
-enum { EXCHANGE, BURSTS, FINE, COARSE, FIGURES };
+/* Seconds of each batch. */
+enum { EXCHANGE, BURSTS, FINE, COARSE, KINDS };
+typedef double figures[KINDS][PING_BATCHES];
 
 /* Each node sends to the next one, and hears from the one before, all at once, as in the
    collectives: what two nodes could do alone is not what all can. */
@@ -61,24 +64,22 @@ static ddp_status exchange(trial *t, size_t bytes, size_t each)
 	return status == DDP_OK ? ddp_await_transfers(t->comm, t->transfers, count) : status;
 }
 
-/* Of an exchange; on the average of a batch, since who is late finds its message there. */
-static ddp_status shortest(trial *t, int exchanges, size_t bytes, size_t each, double *seconds)
+/* An exchange, on the average of a batch; of each batch. */
+static ddp_status repeat(trial *t, int batches, int exchanges, size_t bytes, size_t each, double *seconds)
 {
 	ddp_status status = DDP_OK;
 
-	*seconds = 1e9;
-	for (int batch = 0; batch <= BATCHES && status == DDP_OK; batch++) {
+	for (int batch = 0; batch <= batches && status == DDP_OK; batch++) {
 		const uint64_t start = ddp_now_ns();
 		for (int i = 0; i < exchanges && status == DDP_OK; i++)
 			status = exchange(t, bytes, each);
-		const double now = ddp_seconds_since(start) / exchanges;
-		if (batch > 0 && now < *seconds)
-			*seconds = now;
+		if (batch > 0)
+			seconds[batch - 1] = ddp_seconds_since(start) / exchanges;
 	}
 	return status;
 }
 
-static ddp_status measure(ddp_comm *comm, size_t bytes, double *figures)
+static ddp_status measure(ddp_comm *comm, size_t bytes, figures seconds)
 {
 	const int node = comm->topology.node_of[comm->rank], nodes = comm->topology.nodes;
 	const int self = comm->node.self;
@@ -92,13 +93,13 @@ static ddp_status measure(ddp_comm *comm, size_t bytes, double *figures)
 		status = ddp_fail(DDP_ERR_NOMEM, "out of memory");
 	} else {
 		t.in = t.out + bytes;
-		status = shortest(&t, PINGS, 8, 8, &figures[EXCHANGE]);
+		status = repeat(&t, PING_BATCHES, PINGS, 8, 8, seconds[EXCHANGE]);
 		if (status == DDP_OK)
-			status = shortest(&t, 1, (size_t)8 * BURST, 8, &figures[BURSTS]);
+			status = repeat(&t, PING_BATCHES, 1, (size_t)8 * BURST, 8, seconds[BURSTS]);
 		if (status == DDP_OK)
-			status = shortest(&t, 1, bytes, CHUNK_BYTES, &figures[FINE]);
+			status = repeat(&t, BATCHES, 1, bytes, CHUNK_BYTES, seconds[FINE]);
 		if (status == DDP_OK)
-			status = shortest(&t, 1, bytes, LARGE_CHUNK_BYTES, &figures[COARSE]);
+			status = repeat(&t, BATCHES, 1, bytes, LARGE_CHUNK_BYTES, seconds[COARSE]);
 	}
 	/* Nothing is under way in them after an error, either. */
 	if (status != DDP_OK)
@@ -108,54 +109,69 @@ static ddp_status measure(ddp_comm *comm, size_t bytes, double *figures)
 	return status;
 }
 
-static double positive(double x)
+static double larger(double a, double b)
 {
-	return x > 0 ? x : 0;
+	return a > b ? a : b;
 }
 
-/* `bytes` were sent by each of the channels. */
-static void set_link(ddp_link *link, const double *figures, size_t bytes, int channels)
+static double shortest(const double *seconds, int batches)
 {
-	const bool coarse = figures[COARSE] < 0.9 * figures[FINE];
+	double least = seconds[0];
+
+	for (int i = 1; i < batches; i++)
+		least = seconds[i] < least ? seconds[i] : least;
+	return least;
+}
+
+/* `bytes` were sent by each of the channels. However late messages were where processes had
+   no core: a link without a rate would be one that takes everything from everybody. */
+static void set_link(ddp_link *link, figures seconds, size_t bytes, int channels)
+{
+	const double exchange = shortest(seconds[EXCHANGE], PING_BATCHES);
+	const double burst = shortest(seconds[BURSTS], PING_BATCHES), fine = shortest(seconds[FINE], BATCHES);
+	const bool coarse = shortest(seconds[COARSE], BATCHES) < 0.9 * fine;
 	const size_t chunk = coarse ? LARGE_CHUNK_BYTES : CHUNK_BYTES;
+	const double large = coarse ? shortest(seconds[COARSE], BATCHES) : fine;
 	const double messages = (double)((bytes + chunk - 1) / chunk);
+	const double message = larger(burst - exchange, 0) / (BURST - 1);
+	const double latency = larger(exchange - message, 0);
 
 	link->measured = true;
 	link->chunk_bytes = chunk;
-	link->message_seconds = positive(figures[BURSTS] - figures[EXCHANGE]) / (BURST - 1);
-	link->latency_seconds = positive(figures[EXCHANGE] - link->message_seconds);
-	link->byte_seconds = positive(figures[coarse ? COARSE : FINE] - link->latency_seconds -
-	                              messages * link->message_seconds) / ((double)bytes * channels);
-	if (link->message_seconds < HEADER_BYTES * link->byte_seconds)
-		link->message_seconds = HEADER_BYTES * link->byte_seconds;
+	link->latency_seconds = latency;
+	link->byte_seconds = larger(large - latency - messages * message, large / 4) / ((double)bytes * channels);
+	link->message_seconds = larger(message, HEADER_BYTES * link->byte_seconds);
 }
 
 /* The slowest of a node's ranks, then of all nodes. The figures of each rank pass
    through its slot; those of all come in that of the first. */
-static ddp_status agree_on_figures(ddp_comm *comm, double *figures)
+static ddp_status agree_on(ddp_comm *comm, figures mine)
 {
-	const size_t bytes = FIGURES * sizeof(*figures);
+	enum { COUNT = KINDS * PING_BATCHES };
+	const size_t bytes = sizeof(figures);
 	char *first = ddp_result_slot(comm, 0, 0);
-	double theirs[FIGURES];
+	figures theirs;
 	ddp_status status;
 
-	memcpy(ddp_result_slot(comm, comm->node.self, 0), figures, bytes);
+	memcpy(ddp_result_slot(comm, comm->node.self, 0), mine, bytes);
 	if ((status = ddp_node_step(comm)) != DDP_OK)
 		return status;
 	if (comm->node.self == 0) {
 		for (int i = 1; i < comm->topology.channels; i++) {
 			memcpy(theirs, ddp_result_slot(comm, i, 0), bytes);
-			for (int f = 0; f < FIGURES; f++)
-				figures[f] = theirs[f] > figures[f] ? theirs[f] : figures[f];
+			for (int f = 0; f < COUNT; f++) {
+				const int kind = f / PING_BATCHES, batch = f % PING_BATCHES;
+				mine[kind][batch] = larger(mine[kind][batch], theirs[kind][batch]);
+			}
 		}
-		status = ddp_recursive_doubling_of(comm, DDP_F64, DDP_MAX, figures, theirs, FIGURES, TAGS - 256);
+		status = ddp_recursive_doubling_of(comm, DDP_F64, DDP_MAX, mine, theirs, COUNT, TAGS - 256);
 		if (status != DDP_OK)
 			return ddp_message_give_up(comm, status);
-		memcpy(first, figures, bytes);
+		memcpy(first, mine, bytes);
 	}
 	if ((status = ddp_node_step(comm)) != DDP_OK)
 		return status;
-	memcpy(figures, first, bytes);
+	memcpy(mine, first, bytes);
 	/* The operation may use the slots now. */
 	return ddp_node_step(comm);
 }
@@ -165,7 +181,7 @@ ddp_status ddp_hier_tune(ddp_comm *comm, size_t bytes)
 	const int channels = comm->topology.channels;
 	const size_t share = LARGE_BYTES / (size_t)channels, each = share > LEAST_BYTES ? share : LEAST_BYTES;
 	ddp_link *link = &comm->hier.link;
-	double figures[FIGURES] = { 0 };
+	figures seconds = { { 0 } };
 	ddp_status status = DDP_OK;
 
 	/* With two nodes, a small operation has nothing to choose. */
@@ -175,12 +191,12 @@ ddp_status ddp_hier_tune(ddp_comm *comm, size_t bytes)
 		return DDP_OK;
 	}
 	if (comm->node.self < channels)
-		status = measure(comm, each, figures);
+		status = measure(comm, each, seconds);
 	if (status == DDP_OK)
-		status = agree_on_figures(comm, figures);
+		status = agree_on(comm, seconds);
 	if (status != DDP_OK)
 		return status;
-	set_link(link, figures, each, channels);
+	set_link(link, seconds, each, channels);
 	ddp_log(DDP_LOG_INFO, "between nodes: %.1f us, %.2f us a message, %.2f GB/s, messages of %zu KiB",
 	        link->latency_seconds * 1e6, link->message_seconds * 1e6,
 	        link->byte_seconds > 0 ? 1e-9 / link->byte_seconds : 0, link->chunk_bytes / 1024);
