@@ -8,6 +8,9 @@ bench_programs = tests/bench/rank_ddp tests/bench/rank_overlap \
 if HAVE_OPENMPI
 bench_programs += tests/bench/rank_mpi
 endif
+if HAVE_UCX
+bench_programs += tests/bench/rank_netplugin
+endif
 noinst_PROGRAMS += tests/bench/rank_plain
 if SANITIZED
 EXTRA_PROGRAMS += $(bench_programs)
@@ -66,7 +69,7 @@ bench_environment = BENCH_PROGRAMS=$(abs_builddir)/tests/bench PYTHONDONTWRITEBY
 	DDP_PLUGIN=$$(ls $(abs_builddir)/spank/.libs/spank_ddp.so 2>/dev/null)
 bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt
 BENCH_ARGS =
-bench_names = allreduce algorithms combine lanes startup overlap overlap-progress scale gpt-step ddp-overhead spank-cost
+bench_names = allreduce algorithms combine lanes startup overlap overlap-progress scale gpt-step ddp-overhead netplugin spank-cost
 
 .PHONY: bench-allreduce bench-combine bench-lanes bench-startup bench-overlap bench-overlap-progress
 bench-allreduce: tests/bench/rank_plain $(bench_programs)
@@ -108,6 +111,14 @@ EXTRA_DIST += tests/bench/README.md tests/bench/allreduce tests/bench/algorithms
 	tests/bench/harness/contenders.py tests/bench/harness/group.py \
 	tests/bench/harness/measure.py tests/bench/harness/plot.py \
 	tests/bench/harness/report.py tests/bench/harness/units.py
+
+tests_bench_rank_netplugin_SOURCES = tests/bench/rank_netplugin.c \
+	tests/support/nccl_driver.c tests/support/nccl_driver.h
+tests_bench_rank_netplugin_LDADD =
+EXTRA_DIST += tests/bench/netplugin
+.PHONY: bench-netplugin
+bench-netplugin: $(bench_programs) libruntime/netplugin/libnccl-net-ddpucx.la
+	$(bench_environment) $(srcdir)/tests/bench/netplugin $(BENCH_ARGS)
 
 EXTRA_DIST += tests/bench/spank_cost
 .PHONY: bench-spank-cost
