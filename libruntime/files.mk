@@ -64,6 +64,7 @@ comm_sources = \
 	libruntime/comm/core/lines.c libruntime/comm/core/lines.h \
 	libruntime/comm/core/liveness.c libruntime/comm/core/liveness.h \
 	libruntime/comm/core/offsets.c libruntime/comm/core/offsets.h \
+	libruntime/comm/core/pool.c libruntime/comm/core/pool.h \
 	libruntime/comm/core/roster.c libruntime/comm/core/roster.h \
 	libruntime/comm/core/topology.c libruntime/comm/core/topology.h \
 	libruntime/comm/net/net.h \
@@ -95,6 +96,7 @@ comm_sources = \
 	libruntime/comm/agree.c libruntime/comm/agree.h \
 	libruntime/comm/allocate.c libruntime/comm/allocate.h \
 	libruntime/comm/api.c libruntime/comm/api.h \
+	libruntime/comm/attend.c libruntime/comm/attend.h \
 	libruntime/comm/check.c libruntime/comm/check.h \
 	libruntime/comm/execute.c libruntime/comm/execute.h \
 	libruntime/comm/follow.c libruntime/comm/follow.h \
@@ -185,7 +187,9 @@ comm_sources += \
 	libruntime/comm/net/ucx_failure.c libruntime/comm/net/ucx_failure.h \
 	libruntime/comm/net/ucx_inquiry.c libruntime/comm/net/ucx_inquiry.h \
 	libruntime/comm/net/ucx_log.c libruntime/comm/net/ucx_log.h \
+	libruntime/comm/net/ucx_nets.c libruntime/comm/net/ucx_nets.h \
 	libruntime/comm/net/ucx_open.c \
+	libruntime/comm/net/ucx_progress.c libruntime/comm/net/ucx_progress.h \
 	libruntime/comm/net/ucx_receive.c libruntime/comm/net/ucx_receive.h \
 	libruntime/comm/net/ucx_seal.c libruntime/comm/net/ucx_seal.h \
 	libruntime/comm/net/ucx_send.c libruntime/comm/net/ucx_send.h \

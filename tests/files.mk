@@ -90,7 +90,8 @@ check_PROGRAMS += \
 	tests/ranks/test_tcp_wireup \
 	tests/ranks/test_comm_faults \
 	tests/ranks/test_spawn \
-	tests/ranks/test_comm_groups
+	tests/ranks/test_comm_groups \
+	tests/ranks/test_comm_share
 if HAVE_UCX
 check_PROGRAMS += \
 	tests/ranks/test_comm_net \

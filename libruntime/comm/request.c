@@ -5,22 +5,11 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/thread.h"
-#include "base/wait.h"
 #include "comm/check.h"
+#include "comm/core/doorbell.h"
 #include "comm/core/futex.h"
 #include "comm/execute.h"
-#include "comm/net/net.h"
 #include "comm/p2p/p2p.h"
-#include "comm/wait/message.h"
-
-enum { DOZE_MIN_MS = 10, DOZE_MAX_MS = 80 };
-
-/* What the progress thread knows of those who run operations themselves. */
-typedef struct callers {
-	uint64_t seen;   /* the last operation that the thread knows of */
-	int doze_ms;
-} callers;
 
 static ddp_request *pop(ddp_comm *comm)
 {
@@ -32,59 +21,6 @@ static ddp_request *pop(ddp_comm *comm)
 			comm->queue.tail = NULL;
 	}
 	return request;
-}
-
-/* Is there nothing for the thread but the network? queue.lock is held. */
-static bool is_idle(ddp_comm *comm)
-{
-	return comm->queue.head == NULL && !atomic_load(&comm->queue.stopping) && !ddp_p2p_pending(comm) &&
-	       !ddp_requests_to_call_back(comm);
-}
-
-/* A caller that runs one operation after the other looks after the network
-   itself. Woken by each message, the thread would take its lock and its core;
-   so it only comes by from time to time. True if it has dozed. */
-static bool leave_to_callers(ddp_comm *comm, callers *others)
-{
-	bool busy = pthread_mutex_trylock(&comm->run.lock) != 0;
-
-	if (busy) {
-		/* It may wait for long. */
-		others->doze_ms = others->doze_ms < DOZE_MAX_MS ? 2 * others->doze_ms : DOZE_MAX_MS;
-	} else {
-		others->doze_ms = DOZE_MIN_MS;
-		busy = comm->run.sequence != others->seen;
-		others->seen = comm->run.sequence;
-		pthread_mutex_unlock(&comm->run.lock);
-	}
-	if (!busy)
-		return false;
-	uint64_t until_ns = ddp_now_ns() + (uint64_t)others->doze_ms * 1000000;
-	pthread_mutex_lock(&comm->queue.lock);
-	if (is_idle(comm))
-		(void)ddp_condition_wait(&comm->queue.filled, &comm->queue.lock, until_ns);
-	pthread_mutex_unlock(&comm->queue.lock);
-	return true;
-}
-
-/* Nothing is queued: lets messages move, then sleeps until one comes. */
-static void look_after_network(ddp_comm *comm, callers *others)
-{
-	if (leave_to_callers(comm, others))
-		return;
-	pthread_mutex_lock(&comm->run.lock);
-	ddp_doorbell_drain(comm);
-	ddp_net_progress(comm);
-	if (ddp_message_check(comm, DDP_NOBODY) != DDP_OK || ddp_comm_check(comm) != DDP_OK)
-		ddp_net_shut_down(comm);
-	bool sleep = ddp_net_arm(comm);
-	pthread_mutex_unlock(&comm->run.lock);
-
-	pthread_mutex_lock(&comm->queue.lock);
-	sleep = sleep && is_idle(comm);
-	pthread_mutex_unlock(&comm->queue.lock);
-	if (sleep)
-		ddp_doorbell_sleep(comm, ddp_net_fd(comm), -1);
 }
 
 /* Sends and receives, as long as there is nothing else to run. */
@@ -100,96 +36,84 @@ static void look_after_p2p(ddp_comm *comm)
 	pthread_mutex_unlock(&comm->run.lock);
 }
 
-static ddp_request *take(ddp_comm *comm, callers *others)
+/* The next to run. NULL: there is nothing to do for the thread, which must not touch the
+   communicator any more. */
+static ddp_request *take(ddp_comm *comm)
 {
+	ddp_queue *queue = &comm->queue;
 	ddp_request *request;
 
-	pthread_mutex_lock(&comm->queue.lock);
+	pthread_mutex_lock(&queue->lock);
 	while (true) {
 		if (ddp_requests_to_call_back(comm)) {
-			pthread_mutex_unlock(&comm->queue.lock);
+			pthread_mutex_unlock(&queue->lock);
 			ddp_requests_call_back(comm);
-			pthread_mutex_lock(&comm->queue.lock);
+			pthread_mutex_lock(&queue->lock);
 			continue;
 		}
-		if ((request = pop(comm)) != NULL || atomic_load(&comm->queue.stopping))
+		if ((request = pop(comm)) != NULL || atomic_load(&queue->stopping) || !ddp_p2p_pending(comm))
 			break;
-		if (ddp_p2p_pending(comm)) {
-			pthread_mutex_unlock(&comm->queue.lock);
-			look_after_p2p(comm);
-			pthread_mutex_lock(&comm->queue.lock);
-			continue;
-		}
-		if (comm->net == NULL) {
-			pthread_cond_wait(&comm->queue.filled, &comm->queue.lock);
-			continue;
-		}
-		pthread_mutex_unlock(&comm->queue.lock);
-		look_after_network(comm, others);
-		pthread_mutex_lock(&comm->queue.lock);
+		pthread_mutex_unlock(&queue->lock);
+		look_after_p2p(comm);
+		pthread_mutex_lock(&queue->lock);
 	}
-	pthread_mutex_unlock(&comm->queue.lock);
+	if (request == NULL) {
+		queue->served = false;
+		pthread_cond_broadcast(&queue->unserved);
+	}
+	pthread_mutex_unlock(&queue->lock);
 	return request;
 }
 
-/* The queue has changed; queue.lock is held. The thread may be idle, or wait
-   for messages of pairs. */
-static void notify(ddp_comm *comm)
-{
-	if (comm->net != NULL)
-		ddp_doorbell_notify_pipe(comm, comm->node.self);
-	pthread_cond_signal(&comm->queue.filled);
-	if (ddp_p2p_pending(comm))
-		ddp_node_wake_rank(comm, comm->node.self);
-}
-
-static void *progress(void *argument)
+static void serve(void *argument)
 {
 	ddp_comm *comm = argument;
 	ddp_request *request;
-	callers others = { .doze_ms = DOZE_MIN_MS };
 
-	while ((request = take(comm, &others)) != NULL) {
+	while ((request = take(comm)) != NULL) {
 		request->start_ns = ddp_now_ns();
 		pthread_mutex_lock(&comm->run.lock);
 		comm->run.in_thread = true;
 		ddp_status status = ddp_execute(comm, &request->operation);
 		comm->run.in_thread = false;
-		others.seen = comm->run.sequence;
 		if (request->last)
 			atomic_store(&comm->queue.stopping, true);
 		pthread_mutex_unlock(&comm->run.lock);
 		atomic_fetch_sub(&comm->queue.count, 1);
 		ddp_request_complete(request, status);
 	}
-	return NULL;
 }
 
-ddp_status ddp_comm_start(ddp_comm *comm)
+/* Has a thread serve the communicator; queue.lock is held. */
+static ddp_status engage(ddp_comm *comm)
 {
-	int error = 0;
+	ddp_queue *queue = &comm->queue;
 
-	pthread_mutex_lock(&comm->queue.lock);
-	if (!comm->queue.thread_started && !comm->queue.closing)
-		error = ddp_thread_start(&comm->queue.thread, progress, comm);
-	comm->queue.thread_started |= error == 0 && !comm->queue.closing;
-	pthread_mutex_unlock(&comm->queue.lock);
-	return error == 0 ? DDP_OK
-	                  : ddp_fail_errno(DDP_ERR_NOMEM, error, "cannot start the progress thread");
+	if (queue->served)
+		return DDP_OK;
+	queue->task = (ddp_task){ .run = serve, .argument = comm };
+	ddp_status status = ddp_pool_submit(&comm->roster->pool, &queue->task);
+	queue->served = status == DDP_OK;
+	return status;
+}
+
+/* The thread has something else to do than to wait for messages of pairs, if it does.
+   queue.lock is held. */
+static void notify(ddp_comm *comm)
+{
+	if (ddp_p2p_pending(comm))
+		ddp_node_wake_rank(comm, comm->node.self);
 }
 
 void ddp_comm_stop(ddp_comm *comm)
 {
 	pthread_mutex_lock(&comm->queue.lock);
-	bool started = comm->queue.thread_started;
 	comm->queue.closing = true;
 	atomic_store(&comm->queue.stopping, true);
-	if (started)
-		notify(comm);
+	notify(comm);
+	while (comm->queue.served)
+		pthread_cond_wait(&comm->queue.unserved, &comm->queue.lock);
 	pthread_mutex_unlock(&comm->queue.lock);
-	if (started)
-		pthread_join(comm->queue.thread, NULL);
-	comm->queue.thread_started = false;
 	pthread_mutex_lock(&comm->run.lock);
 	ddp_p2p_abandon(comm);
 	pthread_mutex_unlock(&comm->run.lock);
@@ -211,19 +135,21 @@ static void append(ddp_comm *comm, ddp_request *request)
 	comm->queue.tail = request;
 }
 
-/* False: the communicator is being closed. */
-static bool add(ddp_comm *comm, ddp_request *request)
+/* queue.lock is held. */
+static ddp_status add(ddp_comm *comm, ddp_request *request)
 {
-	pthread_mutex_lock(&comm->queue.lock);
-	bool open = !comm->queue.closing || request->last;
-	if (open && is_p2p(&request->operation))
+	if (comm->queue.closing && !request->last)
+		return ddp_fail(DDP_ERR_STATE, "%s was issued to a communicator that is being closed",
+		                ddp_kind_name(request->operation.kind));
+	ddp_status status = engage(comm);
+	if (status != DDP_OK)
+		return status;
+	if (is_p2p(&request->operation))
 		ddp_p2p_add(comm, request);
-	else if (open)
+	else
 		append(comm, request);
-	if (open)
-		notify(comm);
-	pthread_mutex_unlock(&comm->queue.lock);
-	return open;
+	notify(comm);
+	return DDP_OK;
 }
 
 static ddp_request *new_request(ddp_comm *comm, const ddp_collective *complete)
@@ -256,12 +182,10 @@ ddp_status ddp_request_make(ddp_comm *comm, const ddp_collective *operation, boo
 
 ddp_status ddp_request_enqueue(ddp_comm *comm, ddp_request *request)
 {
-	ddp_status status = ddp_comm_start(comm);
-
 	request->comm = comm;
-	if (status == DDP_OK && !add(comm, request))
-		status = ddp_fail(DDP_ERR_STATE, "%s was issued to a communicator that is being closed",
-		                  ddp_kind_name(request->operation.kind));
+	pthread_mutex_lock(&comm->queue.lock);
+	ddp_status status = add(comm, request);
+	pthread_mutex_unlock(&comm->queue.lock);
 	return status;
 }
 
@@ -290,28 +214,16 @@ static void take_over(ddp_comm *comm)
 	atomic_fetch_sub(&comm->queue.callers, 1);
 }
 
-/* Unlocks run.lock. While it was held, notifications of the progress thread may have
-   been taken off the pipe before the thread saw them: for what it has to run,
-   or to tell other nodes of a failure. */
-static void hand_back(ddp_comm *comm)
-{
-	pthread_mutex_unlock(&comm->run.lock);
-	if (comm->net != NULL && (ddp_p2p_pending(comm) || atomic_load(&comm->queue.count) > 0 ||
-	                          atomic_load(&comm->node.shared->failed_by) != 0))
-		ddp_doorbell_notify_pipe(comm, comm->node.self);
-}
-
-/* Another operation runs or wants to: from its end on, the progress thread
-   looks after messages. Without one (none can be started), their senders and
+/* Another operation runs or wants to: from its end on, a thread of the
+   pool looks after messages. Without one (none can be started), their senders and
    receivers have to try again. */
 static uint64_t leave_to_thread(ddp_comm *comm)
 {
-	if (ddp_comm_start(comm) != DDP_OK)
-		return 1000000;
 	pthread_mutex_lock(&comm->queue.lock);
+	ddp_status status = comm->queue.closing ? DDP_OK : engage(comm);
 	notify(comm);
 	pthread_mutex_unlock(&comm->queue.lock);
-	return 1000000000;
+	return status == DDP_OK ? 1000000000 : 1000000;
 }
 
 /* A blocking send or recv moves its message itself while nothing else runs. */
@@ -325,7 +237,7 @@ static ddp_status run_p2p(ddp_comm *comm, const ddp_collective *c)
 	while (atomic_load(&request.done) == 0) {
 		if (pthread_mutex_trylock(&comm->run.lock) == 0) {
 			(void)ddp_execute_p2p(comm, &request);
-			hand_back(comm);
+			pthread_mutex_unlock(&comm->run.lock);
 		}
 		if (atomic_load(&request.done) == 0)
 			ddp_futex_wait(&request.done, 0, leave_to_thread(comm));
@@ -348,7 +260,7 @@ static ddp_status run_collective(ddp_comm *comm, const ddp_collective *c, bool l
 		status = ddp_execute(comm, c);
 		if (last)
 			atomic_store(&comm->queue.stopping, true);
-		hand_back(comm);
+		pthread_mutex_unlock(&comm->run.lock);
 		return status;
 	}
 	if ((request = new_request(comm, c)) == NULL)

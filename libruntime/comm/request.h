@@ -1,4 +1,4 @@
-/* comm/request: the queue of operations, the progress thread, and waiting for
+/* comm/request: the queue of operations, the thread that runs them, and waiting for
    completion. */
 #ifndef DDP_COMM_REQUEST_H
 #define DDP_COMM_REQUEST_H
@@ -16,20 +16,17 @@ ddp_status ddp_request_enqueue(ddp_comm *comm, ddp_request *request);
 ddp_status ddp_comm_issue(ddp_comm *comm, const ddp_collective *operation, ddp_request **request);
 ddp_status ddp_comm_run(ddp_comm *comm, const ddp_collective *operation);
 
-/* Starts the progress thread; with several nodes it also looks after the
-   network while no operation runs. */
-ddp_status ddp_comm_start(ddp_comm *comm);
 /* A barrier after what is queued, and nothing runs after it: a peer that closes
    its communicator from then on breaks no send or receive that is still open. */
 ddp_status ddp_comm_last_barrier(ddp_comm *comm);
-/* Ends the progress thread, if there is one, after what is queued; sends and
-   receives that have not met their counterpart end with an error. */
+/* Waits until what is queued has run; sends and receives that have not met their
+   counterpart end with an error. */
 void ddp_comm_stop(ddp_comm *comm);
 
 /* Whether ddp_wait() would return at once. */
 bool ddp_request_done(const ddp_request *request);
 
-/* ddp_wait() that also tells when the progress thread began and ended work
+/* ddp_wait() that also tells when its thread began and ended work
    on the request, for the trace. The times are written on success only. */
 ddp_status ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns);
 

@@ -117,6 +117,14 @@ static void memory_is_left_alone_after_an_error(void **state)
 		run(0, abandon_large, NULL);
 }
 
+static bool has_tickets(const ddp_comm *comm)
+{
+	pthread_mutex_lock(&comm->net->worker->lock);
+	bool some = comm->net->tickets != NULL;
+	pthread_mutex_unlock(&comm->net->worker->lock);
+	return some;
+}
+
 /* A message that its receiver never asks for. */
 static int abandon_unasked(ddp_comm *comm, void *argument)
 {
@@ -132,7 +140,7 @@ static int abandon_unasked(ddp_comm *comm, void *argument)
 		usleep(100000);
 		CHECK_OK(ddp_comm_abort(comm, "the test wants it"));
 		CHECK(ddp_wait(request) == DDP_ERR_ABORTED);
-		CHECK(comm->net->tickets == NULL);
+		CHECK(!has_tickets(comm));
 		munmap(memory, LARGE);
 		return 0;
 	}
@@ -173,8 +181,10 @@ static int receive_in_order(ddp_comm *comm, void *argument)
 			continue;
 		}
 		ddp_net_recv(comm, 1, &envelope, x[i], sizeof(x[i]), &transfers[i]);
-		for (int n = 0; i == 0 && n < 1000 && comm->net->unexpected == NULL && !transfers[0].done; n++) {
-			ucp_worker_progress(comm->net->worker);
+		for (int n = 0; i == 0 && n < 1000 && atomic_load(&comm->net->unexpected) == 0 && !transfers[0].done; n++) {
+			pthread_mutex_lock(&comm->net->worker->lock);
+			ucp_worker_progress(comm->net->worker->worker);
+			pthread_mutex_unlock(&comm->net->worker->lock);
 			usleep(1000);
 		}
 	}
@@ -200,9 +210,9 @@ static int send_unasked(ddp_comm *comm, void *argument)
 	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
 	if (ddp_comm_rank(comm) == 0) {
-		pthread_mutex_lock(&comm->run.lock);
-		comm->net->kept_bytes += ((size_t)1 << 30) + ((size_t)2 << 20) - sizeof(data);
-		pthread_mutex_unlock(&comm->run.lock);
+		pthread_mutex_lock(&comm->net->worker->lock);
+		comm->net->worker->kept_bytes += ((size_t)1 << 30) + ((size_t)2 << 20) - sizeof(data);
+		pthread_mutex_unlock(&comm->net->worker->lock);
 	}
 	ddp_status status = ddp_barrier(comm);
 	if (status == DDP_OK && ddp_comm_rank(comm) == 1)
@@ -228,7 +238,7 @@ static void take_in(ddp_comm *comm)
 	uint64_t start = ddp_now_ns();
 
 	pthread_mutex_lock(&comm->run.lock);
-	while (comm->net->unexpected == NULL && !ddp_comm_broken(comm) && ddp_seconds_since(start) < 10)
+	while (atomic_load(&comm->net->unexpected) == 0 && !ddp_comm_broken(comm) && ddp_seconds_since(start) < 10)
 		(void)ddp_net_progress(comm);
 	pthread_mutex_unlock(&comm->run.lock);
 }
@@ -279,7 +289,7 @@ static int send_a_high_number(ddp_comm *comm, void *argument)
 	if (ddp_comm_rank(comm) == 1) {
 		CHECK_OK(ddp_message_send(comm, 0, ddp_message_tag(comm, 0xfffffe), &byte, 1, &transfer));
 	} else {
-		while (comm->net->unexpected == NULL)
+		while (atomic_load(&comm->net->unexpected) == 0)
 			(void)ddp_net_progress(comm);
 		CHECK_OK(ddp_message_check(comm, DDP_NOBODY));
 		ddp_message_recv(comm, 1, ddp_message_tag(comm, 0xfffffe), &byte, 1, &transfer);
@@ -409,14 +419,14 @@ static void spread_address(ddp_comm *comm, rumour *r)
 	size_t bytes;
 
 	/* Let it in, for once. */
-	for (int i = 0; i < comm->net->listeners.count; i++)
-		CHECK(setsockopt(comm->net->listeners.fds[i], SOL_SOCKET, SO_DETACH_FILTER, &(int){ 0 },
+	for (int i = 0; i < comm->net->worker->listeners.count; i++)
+		CHECK(setsockopt(comm->net->worker->listeners.fds[i], SOL_SOCKET, SO_DETACH_FILTER, &(int){ 0 },
 		                 sizeof(int)) == 0);
-	CHECK(ucp_worker_get_address(comm->net->worker, &address, &bytes) == UCS_OK);
+	CHECK(ucp_worker_get_address(comm->net->worker->worker, &address, &bytes) == UCS_OK);
 	CHECK(bytes <= ADDRESS_MAX);
 	memcpy(r->address, address, bytes);
-	r->listeners = comm->net->listeners;
-	ucp_worker_release_address(comm->net->worker, address);
+	r->listeners = comm->net->worker->listeners;
+	ucp_worker_release_address(comm->net->worker->worker, address);
 	atomic_store(&r->bytes, bytes);
 }
 
@@ -439,7 +449,7 @@ static int work_in_spite_of_a_stranger(ddp_comm *comm, void *argument)
 	}
 	CHECK(atomic_load(&r->knocked) != 0);
 	if (ddp_comm_rank(comm) == 0)
-		CHECK(comm->net->unauthentic > 0);
+		CHECK(comm->net->worker->unauthentic > 0);
 	return 0;
 }
 

@@ -108,7 +108,7 @@ static bool lets_in(const ddp_place *to, const char *from)
 
 static int knock(ddp_comm *comm, void *argument)
 {
-	const ddp_listeners *listeners = &comm->net->listeners;
+	const ddp_listeners *listeners = &comm->net->worker->listeners;
 	ddp_comm *part;
 
 	(void)argument;
@@ -354,7 +354,7 @@ static void lines_of_the_programs_ucx_come_out(void **state)
 static int run_out_of_descriptors(ddp_comm *comm, void *argument)
 {
 	heard *h = argument;
-	const ddp_listeners *listeners = &comm->net->listeners;
+	const ddp_listeners *listeners = &comm->net->worker->listeners;
 	struct rlimit limit, none;
 
 	CHECK_OK(ddp_barrier(comm));
@@ -461,7 +461,7 @@ static int look_for_shared_memory(ddp_comm *comm, void *argument)
 
 	(void)argument;
 	CHECK(stream != NULL);
-	ucp_context_print_info(comm->net->context, stream);
+	ucp_context_print_info(comm->net->worker->context, stream);
 	CHECK(fclose(stream) == 0);
 	CHECK(strstr(text, "tcp/") != NULL);
 	CHECK(strstr(text, "posix/memory") == NULL);

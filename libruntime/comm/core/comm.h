@@ -2,8 +2,8 @@
  * comm/core/comm: a communicator, of the parts that the other files here describe.
  *
  * An operation is run by one thread at a time, the one that holds run.lock: a
- * blocking call runs it itself when nothing is queued, else the communicator's
- * progress thread takes it from the queue. The code of a collective is
+ * blocking call runs it itself when nothing is queued, else the a
+ * thread of the process's pool takes it from the queue. The code of a collective is
  * straight-line; whenever it has to wait it calls ddp_comm_await() of comm/wait,
  * which looks after deadlines, dead peers, aborts, messages between single ranks
  * and the network, and puts the thread to sleep.
@@ -16,7 +16,6 @@
 
 #include "comm/core/backend.h"
 #include "comm/core/completion.h"
-#include "comm/core/doorbell.h"
 #include "comm/core/failure.h"
 #include "comm/core/fingerprint.h"
 #include "comm/core/lines.h"
@@ -70,20 +69,28 @@ typedef struct ddp_running {
 	struct ddp_transfer *question; /* NULL before the first */
 } ddp_running;
 
-/* What was issued and has not run yet, and the thread that runs it. */
+/* What was issued and has not run yet, and the thread of the roster's pool that runs
+   it, if there is something to run. */
 typedef struct ddp_queue {
 	pthread_mutex_t lock;
-	pthread_cond_t filled;
+	pthread_cond_t unserved;
 	ddp_request *head, *tail;
 	ddp_request *ended, *ended_tail; /* those that are to call back */
 	atomic_bool to_call_back;   /* there are some */
 	atomic_int count;           /* in the queue or taken from it by the thread */
 	atomic_int callers;         /* threads that want run.lock for a blocking call */
-	bool thread_started;        /* under the lock */
-	bool closing;               /* nothing is issued any more; under the lock */
+	bool closing;               /* nothing is issued any more; under the lock, like these: */
+	ddp_task task;
+	bool served;                /* a thread has the task, or will have it */
 	atomic_bool stopping;       /* set under the lock or run.lock */
-	pthread_t thread;
 } ddp_queue;
+
+/* Of comm/attend: what it knows of this communicator. */
+typedef struct ddp_attended {
+	ddp_comm *next;
+	bool visited;               /* by its thread, just now */
+	uint64_t sequence;          /* of the last operation that it knows of */
+} ddp_attended;
 
 /* Sends and receives. */
 typedef struct ddp_p2p {
@@ -129,8 +136,9 @@ struct ddp_comm {
 	int timeout_ms;
 	ddp_topology topology;
 	ddp_node node;
-	ddp_doorbell doorbell;
+	uint64_t id;                /* the same on all its ranks, and on no other communicator */
 	struct ddp_net *net;        /* the network between nodes; NULL on one node */
+	ddp_attended attended;
 	ddp_hier hier;
 	ddp_memory_cache memory;
 	ddp_running run;

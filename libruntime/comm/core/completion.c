@@ -17,7 +17,8 @@ static void tell(ddp_request *request)
 	ddp_futex_wake_all(&request->done);
 }
 
-/* The thread that completes it may hold locks that a callback would wait for. */
+/* The thread that completes it may hold locks that a callback would wait for. The one
+   that serves the communicator stays until it is counted no more. */
 static void leave_to_thread(ddp_comm *comm, ddp_request *request)
 {
 	ddp_queue *queue = &comm->queue;
@@ -30,10 +31,7 @@ static void leave_to_thread(ddp_comm *comm, ddp_request *request)
 		queue->ended = request;
 	queue->ended_tail = request;
 	atomic_store(&queue->to_call_back, true);
-	pthread_cond_signal(&queue->filled);
 	pthread_mutex_unlock(&queue->lock);
-	if (comm->net != NULL)
-		ddp_doorbell_notify_pipe(comm, comm->node.self);
 }
 
 static void note_end(ddp_request *request, ddp_status status)

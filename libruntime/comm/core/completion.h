@@ -35,7 +35,7 @@ void ddp_request_complete(ddp_request *request, ddp_status status);
 void ddp_request_finish(ddp_request *request, ddp_status status);
 
 /* Calls back for the operations that have ended, and ends their requests. By the
-   progress thread, or after its end; no lock is held. */
+   thread that serves the communicator, or when none does any more; no lock is held. */
 void ddp_requests_call_back(ddp_comm *comm);
 /* Is there something to call back? */
 bool ddp_requests_to_call_back(const ddp_comm *comm);

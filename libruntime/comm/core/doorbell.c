@@ -3,8 +3,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
-#include <stdlib.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -16,18 +17,18 @@
 
 /* ---- the pipe ----------------------------------------------------------------------- */
 
-ddp_status ddp_doorbell_open(ddp_comm *comm)
+void ddp_doorbell_init(ddp_doorbell *bell)
 {
-	ddp_doorbell *bell = &comm->doorbell;
+	*bell = (ddp_doorbell){ .pipe = { -1, -1 }, .attention_fd = -1 };
+}
 
-	bell->peers = malloc((size_t)comm->node.size * sizeof(int));
-	if (bell->peers == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
-	for (int i = 0; i < comm->node.size; i++)
-		bell->peers[i] = -1;
-	if (pipe2(bell->pipe, O_CLOEXEC | O_NONBLOCK) != 0)
+ddp_status ddp_doorbell_open(ddp_doorbell *bell)
+{
+	if (bell->pipe[0] < 0 && pipe2(bell->pipe, O_CLOEXEC | O_NONBLOCK) != 0)
 		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a pipe");
-	return DDP_OK;
+	if (bell->attention_fd < 0)
+		bell->attention_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	return bell->attention_fd >= 0 ? DDP_OK : ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make an eventfd");
 }
 
 ddp_status ddp_doorbell_open_peers(ddp_comm *comm, const int *fds)
@@ -37,70 +38,143 @@ ddp_status ddp_doorbell_open_peers(ddp_comm *comm, const int *fds)
 	/* For reading too: so there is always a reader, and writing to one that
 	   has died is no SIGPIPE. */
 	for (int i = 0; i < comm->node.size; i++) {
-		int rank = comm->node.ranks[i];
-		snprintf(path, sizeof(path), "/proc/%lld/fd/%d",
-		         (long long)comm->roster->peers[comm->topology.world_ranks[rank]].pid, fds[rank]);
-		comm->doorbell.peers[i] = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
-		if (comm->doorbell.peers[i] < 0)
-			return ddp_fail_errno(DDP_ERR_IO, errno, "cannot open the doorbell of %s",
-			                      ddp_rank_text(comm, rank));
+		const int rank = comm->node.ranks[i];
+		ddp_peer *peer = &comm->roster->peers[comm->topology.world_ranks[rank]];
+		snprintf(path, sizeof(path), "/proc/%lld/fd/%d", (long long)peer->pid, fds[rank]);
+		peer->bell = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+		if (peer->bell < 0)
+			return ddp_fail_errno(DDP_ERR_IO, errno, "cannot open the doorbell of rank %d on %s", rank,
+			                      peer->host);
 	}
 	return DDP_OK;
 }
 
-int ddp_doorbell_fd(const ddp_comm *comm)
+static void close_fd(int *fd)
 {
-	return comm->doorbell.pipe[1];
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
 }
 
-void ddp_doorbell_close(ddp_comm *comm)
+void ddp_doorbell_close(ddp_doorbell *bell)
 {
-	ddp_doorbell *bell = &comm->doorbell;
-
-	for (int i = 0; i < comm->node.size && bell->peers != NULL; i++) {
-		if (bell->peers[i] >= 0)
-			close(bell->peers[i]);
-	}
-	free(bell->peers);
-	bell->peers = NULL;
-	for (int i = 0; i < 2; i++) {
-		if (bell->pipe[i] >= 0)
-			close(bell->pipe[i]);
-		bell->pipe[i] = -1;
-	}
+	close_fd(&bell->pipe[0]);
+	close_fd(&bell->pipe[1]);
+	close_fd(&bell->attention_fd);
 }
 
-void ddp_doorbell_notify_pipe(ddp_comm *comm, int i)
+/* If the pipe is full, it wakes the sleeper anyway. */
+static void write_to(int fd)
 {
-	/* If the pipe is full, it wakes the sleeper anyway. */
-	ssize_t ignored = write(comm->doorbell.peers[i], "", 1);
+	ssize_t ignored = write(fd, "", 1);
 
 	(void)ignored;
 }
 
-void ddp_doorbell_sleep(ddp_comm *comm, int fd, int timeout_ms)
+void ddp_doorbell_notify_own(ddp_doorbell *bell)
 {
-	struct pollfd events[2] = { { .fd = fd, .events = POLLIN },
-	                            { .fd = comm->doorbell.pipe[0], .events = POLLIN } };
-
-	(void)poll(events, 2, timeout_ms);
+	if (atomic_load(&bell->sleepers) > 0)
+		write_to(bell->pipe[1]);
 }
 
-void ddp_doorbell_rest(ddp_comm *comm, uint64_t ns)
+void ddp_doorbell_notify_attention(ddp_doorbell *bell)
 {
-	struct pollfd bell = { .fd = comm->doorbell.pipe[0], .events = POLLIN };
-	const struct timespec time = { .tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000) };
+	const uint64_t one = 1;
+	ssize_t ignored = write(bell->attention_fd, &one, sizeof(one));
 
-	(void)ppoll(&bell, 1, &time, NULL);
+	(void)ignored;
 }
 
-void ddp_doorbell_drain(ddp_comm *comm)
+/* True if there was something. */
+static bool drain(const ddp_doorbell *bell)
 {
 	char notifications[64];
+	ssize_t length = read(bell->pipe[0], notifications, sizeof(notifications));
+	bool some = length > 0;
 
-	while (read(comm->doorbell.pipe[0], notifications, sizeof(notifications)) ==
-	       (ssize_t)sizeof(notifications))
-		continue;
+	while (length == (ssize_t)sizeof(notifications))
+		length = read(bell->pipe[0], notifications, sizeof(notifications));
+	return some;
+}
+
+/* ---- sleeping -------------------------------------------------------------------------- */
+
+uint32_t ddp_doorbell_begin(ddp_doorbell *bell)
+{
+	atomic_fetch_add(&bell->sleepers, 1);
+	return atomic_load(&bell->turn);
+}
+
+/* Empties the pipe, as the one thread that polls it, and lets the others look. The
+   turn changes before another thread can be the one that polls: it sees that what it
+   was to be told may be gone. `own`: how many of the sleepers the caller is. */
+static void take_notifications(ddp_doorbell *bell, int own)
+{
+	bool some = drain(bell);
+
+	atomic_fetch_add(&bell->turn, 1);
+	atomic_store(&bell->polled, false);
+	if (atomic_load(&bell->sleepers) > own)
+		ddp_futex_wake_all(&bell->turn);
+	if (some && atomic_load(&bell->attended))
+		ddp_doorbell_notify_attention(bell);
+}
+
+void ddp_doorbell_sleep(ddp_doorbell *bell, uint32_t begun, int fd, uint64_t timeout_ns)
+{
+	struct pollfd events[2] = { { .fd = fd, .events = POLLIN }, { .fd = bell->pipe[0], .events = POLLIN } };
+	const struct timespec timeout = { .tv_sec = (time_t)(timeout_ns / 1000000000),
+	                                  .tv_nsec = (long)(timeout_ns % 1000000000) };
+
+	if (atomic_exchange(&bell->polled, true)) {
+		ddp_futex_wait(&bell->turn, begun, timeout_ns);
+		return;
+	}
+	if (atomic_load(&bell->turn) == begun)
+		(void)ppoll(events, 2, &timeout, NULL);
+	take_notifications(bell, 1);
+}
+
+void ddp_doorbell_end(ddp_doorbell *bell)
+{
+	atomic_fetch_sub(&bell->sleepers, 1);
+}
+
+/* Others may want to be woken by the network meanwhile: this thread does not poll in
+   their place. */
+void ddp_doorbell_rest(ddp_doorbell *bell, uint64_t ns)
+{
+	struct pollfd event = { .fd = bell->pipe[0], .events = POLLIN };
+	const struct timespec time = { .tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000) };
+
+	atomic_fetch_add(&bell->sleepers, 1);
+	(void)ppoll(&event, 1, &time, NULL);
+	if (event.revents != 0 && !atomic_exchange(&bell->polled, true))
+		take_notifications(bell, 1);
+	atomic_fetch_sub(&bell->sleepers, 1);
+}
+
+/* What is for a sleeper is left to him. */
+void ddp_doorbell_attend(ddp_doorbell *bell, int fd)
+{
+	struct pollfd events[3] = { { .fd = fd, .events = POLLIN }, { .fd = bell->pipe[0], .events = POLLIN },
+	                            { .fd = bell->attention_fd, .events = POLLIN } };
+	uint64_t count;
+
+	(void)poll(events, 3, -1);
+	ssize_t ignored = read(bell->attention_fd, &count, sizeof(count));
+	(void)ignored;
+	if (events[1].revents == 0)
+		return;
+	if (atomic_load(&bell->sleepers) > 0) {
+		sched_yield();
+		return;
+	}
+	if (atomic_exchange(&bell->polled, true))
+		return;
+	take_notifications(bell, 0);
+	/* It may have been for one that has begun meanwhile. */
+	ddp_doorbell_notify_own(bell);
 }
 
 /* ---- waking --------------------------------------------------------------------------- */
@@ -110,8 +184,8 @@ void ddp_doorbell_notify(ddp_comm *comm, int i)
 	ddp_node_rank *rank = &comm->node.shared->ranks[i];
 
 	atomic_fetch_add(&rank->bell, 1);
-	if (comm->doorbell.peers != NULL)
-		ddp_doorbell_notify_pipe(comm, i);
+	if (comm->topology.nodes > 1)
+		write_to(comm->roster->peers[comm->topology.world_ranks[comm->node.ranks[i]]].bell);
 	else
 		ddp_futex_wake_all(&rank->bell);
 }

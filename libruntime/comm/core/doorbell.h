@@ -1,38 +1,54 @@
 /*
- * comm/core/doorbell: sleeping, and waking ranks of this node. On one node a rank
- * sleeps on a futex in its lines of the control segment; where there are others,
- * on a pipe, which its peers open through /proc as they do the memory, so that it
- * can sleep on the network as well.
+ * comm/core/doorbell: sleeping, and waking ranks of this node. A communicator on one
+ * node sleeps on a futex in its lines of the control segment. Where there are other
+ * nodes, it sleeps on its process's pipe, which its peers open through /proc as they
+ * do the memory, so that it can sleep on the network as well.
+ *
+ * A process has one pipe for all its communicators and threads: one thread that
+ * sleeps polls it, and the network; others sleep on a futex, and look again
+ * whenever that one has taken notifications off the pipe, whomever they were for.
  */
 #ifndef DDP_COMM_CORE_DOORBELL_H
 #define DDP_COMM_CORE_DOORBELL_H
 
+#include <stdatomic.h>
+
 #include "ddp.h"
 
 typedef struct ddp_doorbell {
-	int pipe[2]; /* of this rank: read and write end; -1: none */
-	int *peers;  /* [node size]: write ends; NULL: there are no pipes */
+	int pipe[2];           /* of this process: read and write end; -1: none */
+	int attention_fd;      /* an eventfd, for the thread of comm/attend */
+	atomic_bool polled;    /* a thread polls the pipe */
+	_Atomic uint32_t turn; /* futex of the others: how often it was emptied */
+	atomic_int sleepers;   /* threads that sleep, or are about to */
+	atomic_bool attended;  /* the thread of comm/attend wants to know what comes */
 } ddp_doorbell;
 
-/* Makes this rank's pipe; and opens those of the node's ranks, fds[comm->size]. */
-ddp_status ddp_doorbell_open(ddp_comm *comm);
+void ddp_doorbell_init(ddp_doorbell *bell);
+/* Makes the process's pipe; and opens those of the node's ranks, fds[comm->size]. */
+ddp_status ddp_doorbell_open(ddp_doorbell *bell);
 ddp_status ddp_doorbell_open_peers(ddp_comm *comm, const int *fds);
-/* What peers need to open this rank's pipe; -1: there is none. */
-int ddp_doorbell_fd(const ddp_comm *comm);
-void ddp_doorbell_close(ddp_comm *comm);
+void ddp_doorbell_close(ddp_doorbell *bell);
 
 /* Wakes the node's i-th rank, whatever it sleeps for. Any thread. */
 void ddp_doorbell_notify(ddp_comm *comm, int i);
-/* The same with the pipe only: for this rank's progress thread. */
-void ddp_doorbell_notify_pipe(ddp_comm *comm, int i);
+/* Wakes the threads of this process that sleep; and that of comm/attend. */
+void ddp_doorbell_notify_own(ddp_doorbell *bell);
+void ddp_doorbell_notify_attention(ddp_doorbell *bell);
 
-/* Sleeps until a notification comes through the pipe, or `fd` (-1: none) has
-   something to read, or time is over (-1: never). Needs no run.lock. */
-void ddp_doorbell_sleep(ddp_comm *comm, int fd, int timeout_ms);
+/*
+ * A sleep: what is begun before the thread looks for the last time at what it waits
+ * for; then it sleeps, if at all, until a notification comes, or `fd` has something to
+ * read, or time is over; then it ends, whether it slept or not.
+ */
+uint32_t ddp_doorbell_begin(ddp_doorbell *bell);
+void ddp_doorbell_sleep(ddp_doorbell *bell, uint32_t begun, int fd, uint64_t timeout_ns);
+void ddp_doorbell_end(ddp_doorbell *bell);
 /* Sleeps for so long, or until a notification. */
-void ddp_doorbell_rest(ddp_comm *comm, uint64_t ns);
-/* Takes the notifications that have come off the pipe. */
-void ddp_doorbell_drain(ddp_comm *comm);
+void ddp_doorbell_rest(ddp_doorbell *bell, uint64_t ns);
+/* For the thread of comm/attend: sleeps until `fd` has something to read, or something
+   has come for anybody, or ddp_doorbell_notify_attention(). */
+void ddp_doorbell_attend(ddp_doorbell *bell, int fd);
 
 /* Wakes the node's ranks that sleep for `event` (or for ANY), if what they
    wait for is there; to be called after each store that others wait for, which

@@ -19,17 +19,25 @@ const char *ddp_rank_text(const ddp_comm *comm, int rank)
 	return text;
 }
 
+uint64_t ddp_roster_new_id(ddp_roster *roster)
+{
+	return (uint64_t)roster->job->rank << 32 | (atomic_fetch_add(&roster->opened, 1) + 1);
+}
+
 void ddp_roster_release(ddp_roster *roster)
 {
 	if (atomic_fetch_sub(&roster->users, 1) > 1)
 		return;
+	ddp_pool_destroy(&roster->pool);
 	ddp_allocations_free(&roster->memory);
+	ddp_doorbell_close(&roster->doorbell);
 	for (int r = 0; r < roster->size && roster->peers != NULL; r++) {
 		if (roster->peers[r].pidfd >= 0)
 			close(roster->peers[r].pidfd);
+		if (roster->peers[r].bell >= 0)
+			close(roster->peers[r].bell);
 	}
 	free(roster->peers);
-	free(roster->hosts);
 	explicit_bzero(&roster->key, sizeof(roster->key));
 	pthread_mutex_destroy(&roster->memory.lock);
 	free(roster);
@@ -42,6 +50,8 @@ ddp_status ddp_roster_make(const ddp_job *job, const ddp_key *key, ddp_roster **
 	if (roster == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
 	pthread_mutex_init(&roster->memory.lock, NULL);
+	ddp_pool_init(&roster->pool);
+	ddp_doorbell_init(&roster->doorbell);
 	atomic_store(&roster->users, 1);
 	roster->job = job;
 	if (key != NULL)
@@ -53,7 +63,7 @@ ddp_status ddp_roster_make(const ddp_job *job, const ddp_key *key, ddp_roster **
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
 	}
 	for (int r = 0; r < roster->size; r++)
-		roster->peers[r].pidfd = -1;
+		roster->peers[r].pidfd = roster->peers[r].bell = -1;
 	*created = roster;
 	return DDP_OK;
 }

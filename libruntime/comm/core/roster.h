@@ -5,6 +5,8 @@
 #include <stdatomic.h>
 
 #include "comm/core/allocation.h"
+#include "comm/core/doorbell.h"
+#include "comm/core/pool.h"
 #include "ddp.h"
 #include "job/job.h"
 
@@ -14,6 +16,7 @@ typedef struct ddp_peer {
 	int64_t pid;
 	uint64_t pid_start; /* of /proc/PID/stat, for peers of this node */
 	int pidfd;          /* for peers of this node; -1: none */
+	int bell;           /* write end of its doorbell, for peers of this node; -1: none */
 	int node;           /* a node is named by its lowest world rank */
 } ddp_peer;
 
@@ -21,12 +24,15 @@ typedef struct ddp_roster {
 	const ddp_job *job;
 	ddp_key key;        /* of the step, if there is one */
 	struct ddp_progress *page; /* of this rank; NULL: none */
-	struct ddp_place *hosts; /* addresses of the other nodes, once they are known */
-	int host_count;
 	int size;
 	ddp_peer *peers;    /* [size], by world rank */
 	ddp_allocations memory;
 	struct ddp_device *device; /* of DDP_MEMORY_DEVICE; NULL: none */
+	ddp_doorbell doorbell;
+	ddp_pool pool;      /* runs what communicators have queued */
+	struct ddp_worker *worker;       /* of comm/net; NULL on one node */
+	struct ddp_attention *attention; /* of comm/attend; the same */
+	atomic_uint opened; /* communicators that this process began to open */
 	atomic_int users;   /* communicators, and who makes it */
 } ddp_roster;
 
@@ -34,6 +40,10 @@ typedef struct ddp_roster {
 ddp_status ddp_roster_make(const ddp_job *job, const ddp_key *key, ddp_roster **roster);
 /* The last user's release frees it. */
 void ddp_roster_release(ddp_roster *roster);
+
+/* A number that no other communicator of the job has, if all its members take that of
+   their first. */
+uint64_t ddp_roster_new_id(ddp_roster *roster);
 
 /* "rank 3 on n1" in one of a few buffers of the thread. */
 const char *ddp_rank_text(const ddp_comm *comm, int rank);

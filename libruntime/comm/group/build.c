@@ -6,24 +6,22 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "base/wait.h"
+#include "comm/attend.h"
 #include "comm/core/offsets.h"
 #include "comm/group/handshake.h"
 #include "comm/hier/store.h"
 #include "comm/net/net.h"
 #include "comm/p2p/p2p.h"
-#include "comm/request.h"
 #include "comm/shm/segment.h"
 #include "wireup/wireup.h"
 
 /* ---- a communicator without shared parts ----------------------------------------------- */
 
-/* Releases its memory; the progress thread has been stopped. */
+/* Releases its memory; nothing runs any more. */
 static void destroy(ddp_comm *comm)
 {
 	ddp_p2p_free(comm);
 	ddp_net_close(comm);
-	ddp_doorbell_close(comm);
 	ddp_hier_store_close(comm);
 	ddp_node_unmap(comm);
 	free(comm->run.question);
@@ -38,7 +36,7 @@ static void destroy(ddp_comm *comm)
 	pthread_mutex_destroy(&comm->failure.lock);
 	pthread_mutex_destroy(&comm->twins.lock);
 	pthread_mutex_destroy(&comm->lanes.lock);
-	pthread_cond_destroy(&comm->queue.filled);
+	pthread_cond_destroy(&comm->queue.unserved);
 	ddp_roster_release(comm->roster);
 	free(comm);
 }
@@ -54,7 +52,6 @@ static ddp_comm *create(ddp_roster *roster, const int *world_ranks, int size, in
 	comm->rank = rank;
 	comm->size = size;
 	comm->timeout_ms = timeout_ms;
-	comm->doorbell.pipe[0] = comm->doorbell.pipe[1] = -1;
 	comm->failure.culprit = DDP_NOBODY;
 	comm->run.chain.missing = comm->run.chain.end = DDP_NOBODY;
 	pthread_mutex_init(&comm->run.lock, NULL);
@@ -62,7 +59,7 @@ static ddp_comm *create(ddp_roster *roster, const int *world_ranks, int size, in
 	pthread_mutex_init(&comm->failure.lock, NULL);
 	pthread_mutex_init(&comm->twins.lock, NULL);
 	pthread_mutex_init(&comm->lanes.lock, NULL);
-	ddp_condition_init(&comm->queue.filled);
+	pthread_cond_init(&comm->queue.unserved, NULL);
 	comm->node.ranks = malloc((size_t)size * sizeof(int));
 	ddp_status status = ddp_topology_make(&comm->topology, world_ranks, size);
 	if (status == DDP_OK && comm->node.ranks != NULL)
@@ -92,11 +89,13 @@ static ddp_status place(ddp_comm *comm)
 
 /* ---- its parts -------------------------------------------------------------------------- */
 
-/* What a member gives the others; the UCX address follows. */
+/* What a member gives the others; the UCX address follows, in the world. */
 typedef struct offer {
 	int32_t status;     /* a ddp_status: it could not make its part */
 	int32_t control_fd; /* of its node's segment, if it is the first there */
 	int32_t doorbell;
+	int32_t unused;
+	uint64_t id;        /* that of the first member counts */
 } offer;
 
 typedef struct building {
@@ -123,7 +122,7 @@ static ddp_status make_parts(building *b)
 			return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a shared memory segment");
 	}
 	if (comm->topology.nodes > 1)
-		status = ddp_doorbell_open(comm);
+		status = ddp_doorbell_open(&comm->roster->doorbell);
 	if (comm->topology.nodes > 1 && status == DDP_OK)
 		status = ddp_net_open(comm, &b->address, &b->address_bytes);
 	return status;
@@ -132,7 +131,8 @@ static ddp_status make_parts(building *b)
 /* Without memory for it, nothing is offered. */
 static ddp_status exchange_offers(building *b, ddp_status made)
 {
-	offer mine = { .status = made, .control_fd = b->control_fd, .doorbell = -1 };
+	offer mine = { .status = made, .control_fd = b->control_fd, .doorbell = b->comm->roster->doorbell.pipe[1],
+	               .id = ddp_roster_new_id(b->comm->roster) };
 	size_t bytes = sizeof(mine) + b->address_bytes;
 	char *blob = malloc(bytes);
 
@@ -140,7 +140,6 @@ static ddp_status exchange_offers(building *b, ddp_status made)
 		made = ddp_fail(DDP_ERR_NOMEM, "out of memory");
 		bytes = 0;
 	} else {
-		mine.doorbell = ddp_doorbell_fd(b->comm);
 		memcpy(blob, &mine, sizeof(mine));
 		if (b->address_bytes > 0)
 			memcpy(blob + sizeof(mine), b->address, b->address_bytes);
@@ -179,7 +178,8 @@ static ddp_status map_control(building *b)
 	return status;
 }
 
-static ddp_status connect_members(building *b)
+/* The world's members tell how they are reached; its parts use the same connections. */
+static ddp_status take_addresses(building *b)
 {
 	ddp_comm *comm = b->comm;
 	int *bells = malloc((size_t)comm->size * sizeof(int));
@@ -198,6 +198,16 @@ static ddp_status connect_members(building *b)
 		status = ddp_doorbell_open_peers(comm, bells);
 	free(bells);
 	return status;
+}
+
+static ddp_status connect_members(building *b)
+{
+	offer first;
+
+	memcpy(&first, b->blobs[0], sizeof(first));
+	b->comm->id = first.id;
+	ddp_net_join(b->comm);
+	return b->address != NULL ? take_addresses(b) : DDP_OK;
 }
 
 /* With one node whose control segment is open there is nothing to offer. */
@@ -230,7 +240,7 @@ static ddp_status build_member(building *b)
 	if (status == DDP_OK && comm->topology.nodes > 1)
 		status = ddp_handshake(comm);
 	if (status == DDP_OK && comm->topology.nodes > 1)
-		status = ddp_comm_start(comm);
+		status = ddp_attend(comm);
 	/* Segments and doorbells stay open until all have opened them. */
 	return confirm(o, o->confirms_all, status);
 }
@@ -272,7 +282,7 @@ ddp_status ddp_comm_build(ddp_roster *roster, const int *world_ranks, int size, 
 		b.comm = create(roster, world_ranks, size, rank, timeout_ms);
 	ddp_status status = b.comm != NULL ? build_member(&b) : exchange_only(opening, offers, DDP_ERR_NOMEM);
 	if (b.comm != NULL && status != DDP_OK) {
-		ddp_comm_stop(b.comm);
+		ddp_attend_end(b.comm);
 		destroy(b.comm);
 	} else if (b.comm != NULL) {
 		*part = b.comm;
@@ -289,6 +299,7 @@ ddp_status ddp_comm_build(ddp_roster *roster, const int *world_ranks, int size, 
 
 void ddp_comm_leave(ddp_comm *comm)
 {
+	ddp_attend_end(comm);
 	/* An abort may have come too late for the thread to tell of it. */
 	if (comm->net != NULL && ddp_comm_check(comm) != DDP_OK)
 		ddp_net_shut_down(comm);

@@ -31,8 +31,8 @@ typedef struct ddp_opening {
 ddp_status ddp_comm_build(ddp_roster *roster, const int *world_ranks, int size, int rank,
                           int timeout_ms, const ddp_opening *opening, ddp_comm **part);
 
-/* Tells the others that this rank closes its communicator, and releases it; the
-   progress thread has been stopped. */
+/* Tells the others that this rank closes its communicator, and releases it; nothing
+   that was queued runs any more. */
 void ddp_comm_leave(ddp_comm *comm);
 
 #endif

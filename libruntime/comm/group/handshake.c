@@ -54,22 +54,38 @@ static ddp_status settle(ddp_comm *comm)
 	return status == DDP_OK ? ddp_comm_await(comm, &settled) : status;
 }
 
+/* To each once. */
+static void say_ready(ddp_comm *comm)
+{
+	for (int peer = 0; peer < comm->size; peer++) {
+		if (connects(comm, peer))
+			ddp_net_say_ready(comm, peer);
+	}
+}
+
 /* All that this rank connects with are through with connecting. */
 static ddp_status meet_ready(ddp_comm *comm)
 {
 	const ddp_condition ready = { .missing = missing_ready, .sleeps_for = DDP_SLEEPS_FOR_NET };
 
-	for (int peer = 0; peer < comm->size; peer++) {
-		if (connects(comm, peer))
-			ddp_net_say_ready(comm, peer);
-	}
+	say_ready(comm);
 	return ddp_comm_await(comm, &ready);
+}
+
+/* All that a part of the world needs may have been made for another. */
+static bool is_connected(const ddp_comm *comm)
+{
+	return missing_peer(comm, ddp_net_settled) == DDP_NOBODY && missing_peer(comm, ddp_net_ready) == DDP_NOBODY;
 }
 
 ddp_status ddp_handshake(ddp_comm *comm)
 {
 	static const ddp_collective opening = { .kind = DDP_BARRIER };
 
+	if (is_connected(comm)) {
+		say_ready(comm);
+		return DDP_OK;
+	}
 	comm->run.operation = &opening;
 	comm->run.deadline_ns = ddp_now_ns() + (uint64_t)comm->timeout_ms * 1000000;
 	ddp_status status = settle(comm);
@@ -79,7 +95,7 @@ ddp_status ddp_handshake(ddp_comm *comm)
 	}
 	if (status != DDP_OK)
 		ddp_net_shut_down(comm);
-	else if (comm->size <= FEW_RANKS)
+	else if (comm->roster->size <= FEW_RANKS)
 		ddp_net_shut_listeners(comm);
 	return status;
 }

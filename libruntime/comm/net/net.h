@@ -1,10 +1,15 @@
 /*
  * comm/net: messages between ranks of different nodes, over UCX, which picks
- * the transport. A message is known by its sender and a tag that both sides
- * compute; it carries the fingerprint of the operation that it belongs to, which this
- * floor compares and knows nothing else about.
+ * the transport. A message is known by its communicator, its sender and a tag that
+ * both sides compute; it carries the fingerprint of the operation that it belongs to,
+ * which this floor compares and knows nothing else about.
  *
- * Calls are made, unless said otherwise, by the thread that holds run.lock.
+ * The process has one worker of UCX's, one connection to each peer, and one lock for
+ * them; a communicator's `struct ddp_net` is what it has under way there. Whoever
+ * lets messages move does so for all communicators of the process.
+ *
+ * Calls are made, unless said otherwise, by the thread that holds the communicator's
+ * run.lock.
  */
 #ifndef DDP_COMM_NET_NET_H
 #define DDP_COMM_NET_NET_H
@@ -31,7 +36,7 @@ typedef struct ddp_transfer {
 	struct ddp_transfer *next; /* among those that wait for a message, or for the peer */
 	struct ddp_net *net;
 	int peer;
-	bool done;
+	atomic_bool done;          /* from then on, neither it nor the buffer is touched */
 	ddp_envelope envelope;     /* sent, or expected */
 	void *buffer;              /* to receive into */
 	const void *data;          /* to send */
@@ -49,11 +54,15 @@ typedef struct ddp_misfit {
 	ddp_unexpected came, wanted;
 } ddp_misfit;
 
-/* Opens a worker; *address is what peers need (freed by the caller). */
+/* For a new communicator. The first of the process, the world, opens the worker;
+   *address is what peers need of it (freed by the caller), of no bytes else. */
 ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes);
-/* Takes all ranks' addresses over; those of this node are not used. Once the
-   world has them, the job's hosts are let in. */
+/* Of the world: takes all ranks' addresses over; those of this node are not used. Lets
+   the job's hosts in. */
 ddp_status ddp_net_set_addresses(ddp_comm *comm, void **addresses, const size_t *sizes);
+/* From here on, messages with the id of the communicator are its own. It is called on
+   all ranks before any of them sends one. */
+void ddp_net_join(ddp_comm *comm);
 void ddp_net_close(ddp_comm *comm);
 
 /* ---- the handshake ----------------------------------------------------------------- */
@@ -71,7 +80,8 @@ void ddp_net_await_connections(ddp_comm *comm);
 /* All ranks are connected with all: nobody is let in any more. */
 void ddp_net_shut_listeners(ddp_comm *comm);
 
-/* Is the connection to a peer lost, and why? */
+/* Is the connection to a peer lost, or has it closed the communicator, and why? What
+   came before that may have come meanwhile: the caller looks again. */
 bool ddp_net_lost(const ddp_comm *comm, int peer);
 const char *ddp_net_lost_reason(const ddp_comm *comm, int peer);
 
@@ -86,17 +96,20 @@ void ddp_net_recv(ddp_comm *comm, int peer, const ddp_envelope *envelope, void *
 /* Data of messages that this rank was asked to send so far. */
 uint64_t ddp_net_sent_bytes(const ddp_comm *comm);
 
-/* Lets messages move; true if some did. */
+/* Lets messages move; true if some did. False also if another thread is at it. */
 bool ddp_net_progress(ddp_comm *comm);
+/* The same for no communicator in particular. Any thread. */
+bool ddp_net_progress_all(const ddp_roster *roster);
 /* Breaks the communicator if a peer sent its failure; and if there was no memory
    for what came. */
 ddp_status ddp_net_check_failure(ddp_comm *comm);
 ddp_status ddp_net_check_memory(ddp_comm *comm);
-/* The first misfit, or NULL. */
-const ddp_misfit *ddp_net_misfit(const ddp_comm *comm);
-/* The message that nobody has asked for yet behind `after` (NULL: the first), or
-   NULL; and takes one off. */
-const ddp_unexpected *ddp_net_unexpected(const ddp_comm *comm, const ddp_unexpected *after);
+/* The first misfit, if there was one. */
+bool ddp_net_misfit(const ddp_comm *comm, ddp_misfit *misfit);
+/* The first message that nobody has asked for yet and that `wanted` wants; and takes
+   one off. */
+bool ddp_net_find_unexpected(const ddp_comm *comm, bool (*wanted)(const ddp_comm *, const ddp_unexpected *),
+                             ddp_unexpected *message);
 void ddp_net_drop_unexpected(ddp_comm *comm, const ddp_unexpected *message);
 
 /* For comm/wait/verdict: asks a rank of another node what it waits for; what it last
@@ -104,16 +117,16 @@ void ddp_net_drop_unexpected(ddp_comm *comm, const ddp_unexpected *message);
 void ddp_net_inquire(ddp_comm *comm, int peer);
 ddp_answer ddp_net_answer_of(const ddp_comm *comm, int peer);
 
-/* Prepares to sleep: false if there is something to progress first. */
-bool ddp_net_arm(ddp_comm *comm);
-/* What has something to read when a message arrives; -1: nothing comes any more.
-   Needs no run.lock. */
-int ddp_net_fd(const ddp_comm *comm);
+/* Prepares to sleep: false if there is something to progress first. Any thread. */
+bool ddp_net_arm(const ddp_roster *roster);
+/* What has something to read when a message arrives; -1: nothing comes any more. Any
+   thread. */
+int ddp_net_fd(const ddp_roster *roster);
 
 /* The communicator is broken: tells the other nodes, unless they told us, and
    ends all transfers. When it returns, their buffers are not touched any more:
-   a peer that does not take or give what is under way, within 0.8 s, loses its
-   connection. */
+   a peer that does not take or give what is under way, within 0.8 s (5 s while
+   another communicator of the process works), loses its connection, for all of them. */
 void ddp_net_shut_down(ddp_comm *comm);
 
 /* For comm/group/shrink: lets transfers be started again on a broken communicator,
@@ -121,7 +134,7 @@ void ddp_net_shut_down(ddp_comm *comm);
 void ddp_net_revive(ddp_comm *comm, bool alive);
 /* Gives up all transfers, as ddp_net_shut_down() does. */
 void ddp_net_forget(ddp_comm *comm);
-/* UCX did not end what was given up, and all connections with it. */
+/* UCX did not end what was given up on some communicator: all connections have ended. */
 bool ddp_net_ended(const ddp_comm *comm);
 /* After ddp_net_shut_down(), unless revived: nothing is sent or received. */
 bool ddp_net_down(const ddp_comm *comm);

@@ -23,6 +23,11 @@ void ddp_net_close(ddp_comm *comm)
 	(void)comm;
 }
 
+void ddp_net_join(ddp_comm *comm)
+{
+	(void)comm;
+}
+
 ddp_status ddp_net_connect(ddp_comm *comm, int peer)
 {
 	(void)peer;
@@ -99,6 +104,12 @@ bool ddp_net_progress(ddp_comm *comm)
 	return false;
 }
 
+bool ddp_net_progress_all(const ddp_roster *roster)
+{
+	(void)roster;
+	return false;
+}
+
 ddp_status ddp_net_check_failure(ddp_comm *comm)
 {
 	(void)comm;
@@ -111,17 +122,20 @@ ddp_status ddp_net_check_memory(ddp_comm *comm)
 	return DDP_OK;
 }
 
-const ddp_misfit *ddp_net_misfit(const ddp_comm *comm)
+bool ddp_net_misfit(const ddp_comm *comm, ddp_misfit *misfit)
 {
 	(void)comm;
-	return NULL;
+	(void)misfit;
+	return false;
 }
 
-const ddp_unexpected *ddp_net_unexpected(const ddp_comm *comm, const ddp_unexpected *after)
+bool ddp_net_find_unexpected(const ddp_comm *comm, bool (*wanted)(const ddp_comm *, const ddp_unexpected *),
+                             ddp_unexpected *message)
 {
 	(void)comm;
-	(void)after;
-	return NULL;
+	(void)wanted;
+	(void)message;
+	return false;
 }
 
 void ddp_net_drop_unexpected(ddp_comm *comm, const ddp_unexpected *message)
@@ -143,15 +157,15 @@ ddp_answer ddp_net_answer_of(const ddp_comm *comm, int peer)
 	return (ddp_answer){ .names = DDP_NOBODY };
 }
 
-bool ddp_net_arm(ddp_comm *comm)
+bool ddp_net_arm(const ddp_roster *roster)
 {
-	(void)comm;
+	(void)roster;
 	return true;
 }
 
-int ddp_net_fd(const ddp_comm *comm)
+int ddp_net_fd(const ddp_roster *roster)
 {
-	(void)comm;
+	(void)roster;
 	return -1;
 }
 

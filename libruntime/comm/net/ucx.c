@@ -1,94 +1,143 @@
-/* comm/net over UCX: messages, and what its progress brings. */
+/* comm/net over UCX: messages of a communicator. */
 #include "base/clock.h"
 #include "comm/net/ucx.h"
 #include "comm/net/ucx_connect.h"
 #include "comm/net/ucx_inquiry.h"
 #include "comm/net/ucx_log.h"
+#include "comm/net/ucx_progress.h"
 #include "comm/net/ucx_receive.h"
 #include "comm/net/ucx_send.h"
-#include "comm/net/ucx_window.h"
 
 enum {
-	TURNS_MAX = 64, /* of UCX's progress at a time, though there is more to move */
-	CONNECTING_MS = 1000
+	CONNECTING_MS = 1000,
+	/* After a rank has closed the communicator: data that it sent before may come by
+	   another of UCX's connections than this word. */
+	CLOSED_MS = 50
 };
 
+static void lock(const ddp_comm *comm)
+{
+	ddp_ucx_lock(comm->net->worker, comm->net);
+}
+
+static void unlock(const ddp_comm *comm)
+{
+	ddp_ucx_unlock(comm->net->worker);
+}
+
+static bool is_down(const ddp_net *net)
+{
+	return net->down || net->worker->ended;
+}
+
 /* ---- the handshake ------------------------------------------------------------------- */
+
+/* The lock is not held. */
+static ddp_status fail_connect(ddp_comm *comm, int peer)
+{
+	return ddp_comm_break(comm, DDP_ERR_PEER, peer, "cannot connect to %s: %s", ddp_rank_text(comm, peer),
+	                      ddp_net_lost_reason(comm, peer));
+}
 
 ddp_status ddp_net_connect(ddp_comm *comm, int peer)
 {
 	DDP_UCX_FOR_LIBDDP();
 
-	return ddp_ucx_connect(comm->net, peer);
+	lock(comm);
+	bool connected = !is_down(comm->net) && ddp_ucx_connect(ddp_ucx_connection(comm->net, peer));
+	unlock(comm);
+	return connected ? DDP_OK : fail_connect(comm, peer);
 }
 
 bool ddp_net_settled(const ddp_comm *comm, int peer)
 {
-	return comm->net->peers[peer].settled;
+	return ddp_ucx_connection(comm->net, peer)->settled;
 }
 
 bool ddp_net_ready(const ddp_comm *comm, int peer)
 {
-	return comm->net->peers[peer].ready;
+	return ddp_ucx_connection(comm->net, peer)->ready;
 }
 
 void ddp_net_say_ready(ddp_comm *comm, int peer)
 {
 	DDP_UCX_FOR_LIBDDP();
 
-	ddp_ucx_say_ready(comm->net, peer);
+	lock(comm);
+	if (!is_down(comm->net))
+		ddp_ucx_say_ready(ddp_ucx_connection(comm->net, peer));
+	unlock(comm);
 }
 
 /* UCX may use more connections to a peer than the one that messages took. */
 void ddp_net_await_connections(ddp_comm *comm)
 {
-	const ddp_net *net = comm->net;
+	const ddp_worker *worker = comm->net->worker;
 	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)CONNECTING_MS * 1000000;
 
 	while (ddp_sockets_connecting() && ddp_now_ns() < deadline_ns)
 		(void)ddp_net_progress(comm);
-	ddp_sockets_close_on_exec(&net->listeners, net->peer_listeners, net->own_sockets.peer_count);
+	ddp_sockets_close_on_exec(&worker->listeners, worker->peer_listeners, worker->own_sockets.peer_count);
 }
 
 void ddp_net_shut_listeners(ddp_comm *comm)
 {
-	if (comm->net->unfiltered == 0)
-		(void)ddp_listeners_shut(&comm->net->listeners); /* those of the job's hosts stay let in */
+	if (comm->net->worker->unfiltered == 0)
+		(void)ddp_listeners_shut(&comm->net->worker->listeners); /* those of the job's hosts stay let in */
+}
+
+static bool has_closed(const ddp_comm *comm, int peer)
+{
+	uint64_t closed_ns = atomic_load(&comm->net->members[peer].closed_ns);
+
+	return closed_ns != 0 && ddp_now_ns() > closed_ns + (uint64_t)CLOSED_MS * 1000000;
 }
 
 bool ddp_net_lost(const ddp_comm *comm, int peer)
 {
-	return comm->net->peers[peer].lost != UCS_OK;
+	return ddp_ucx_connection(comm->net, peer)->lost != UCS_OK || has_closed(comm, peer);
 }
 
 const char *ddp_net_lost_reason(const ddp_comm *comm, int peer)
 {
-	return ucs_status_string(comm->net->peers[peer].lost);
+	ucs_status_t lost = (ucs_status_t)atomic_load(&ddp_ucx_connection(comm->net, peer)->lost);
+
+	return lost == UCS_OK ? "it has closed its communicator" : ucs_status_string(lost);
 }
 
 /* ---- messages ------------------------------------------------------------------------ */
+
+/* The lock is held. */
+static ddp_status send_or_hold(ddp_net *net, ddp_transfer *transfer)
+{
+	ddp_transfer **end = &net->held;
+
+	if (atomic_load(&ddp_ucx_connection(net, transfer->peer)->settled))
+		return ddp_ucx_begin_send(net, transfer);
+	while (*end != NULL)
+		end = &(*end)->next;
+	*end = transfer;
+	return DDP_OK;
+}
 
 ddp_status ddp_net_send(ddp_comm *comm, int peer, const ddp_envelope *envelope,
                         const void *buffer, size_t bytes, ddp_transfer *transfer)
 {
 	DDP_UCX_FOR_LIBDDP();
 	ddp_net *net = comm->net;
-	ddp_transfer **end = &net->held;
+	ddp_status status = DDP_OK;
 
 	*transfer = (ddp_transfer){ .net = net, .peer = peer, .envelope = *envelope, .data = buffer,
 	                            .bytes = bytes };
-	if (net->down)
+	if (is_down(net))
 		return ddp_comm_check(comm);
 	net->sent_bytes += bytes;
-	ddp_status status = ddp_ucx_connect(net, peer);
-	if (status != DDP_OK)
-		return status;
-	if (net->peers[peer].settled)
-		return ddp_ucx_begin_send(net, transfer);
-	while (*end != NULL)
-		end = &(*end)->next;
-	*end = transfer;
-	return DDP_OK;
+	lock(comm);
+	bool connected = ddp_ucx_connect(ddp_ucx_connection(net, peer));
+	if (connected)
+		status = send_or_hold(net, transfer);
+	unlock(comm);
+	return connected ? status : fail_connect(comm, peer);
 }
 
 uint64_t ddp_net_sent_bytes(const ddp_comm *comm)
@@ -104,101 +153,155 @@ void ddp_net_recv(ddp_comm *comm, int peer, const ddp_envelope *envelope, void *
 
 	*transfer = (ddp_transfer){ .net = net, .peer = peer, .envelope = *envelope, .buffer = buffer,
 	                            .bytes = bytes };
-	if (net->down)
+	if (is_down(net))
 		return;
+	lock(comm);
 	/* Only an endpoint of one's own tells of the peer's death. A failure to
 	   connect is reported when the message is waited for. */
-	(void)ddp_ucx_connect(net, peer);
+	(void)ddp_ucx_connect(ddp_ucx_connection(net, peer));
 	ddp_ucx_receive(net, transfer);
+	unlock(comm);
 }
 
 bool ddp_net_progress(ddp_comm *comm)
 {
 	DDP_UCX_FOR_LIBDDP();
 	ddp_net *net = comm->net;
-	bool moved = false;
 
-	if (net->down)
+	/* Another thread that is at it does it for all. */
+	if (net->down || !ddp_ucx_try_lock(net->worker, net))
 		return false;
-	for (int i = 0; i < TURNS_MAX && ucp_worker_progress(net->worker) != 0; i++)
-		moved = true;
-	if (ddp_ucx_answer_handshakes(net))
-		moved = true;
-	if (ddp_ucx_receive_deferred(net))
-		moved = true;
-	ddp_ucx_answer_inquiries(net);
-	ddp_ucx_send_credits(net);
+	bool moved = ddp_ucx_progress(net->worker);
+	unlock(comm);
 	return moved;
 }
+
+bool ddp_net_progress_all(const ddp_roster *roster)
+{
+	DDP_UCX_FOR_LIBDDP();
+
+	if (atomic_load(&roster->worker->working) == 0 || !ddp_ucx_try_lock(roster->worker, NULL))
+		return false;
+	bool moved = ddp_ucx_progress(roster->worker);
+	ddp_ucx_unlock(roster->worker);
+	return moved;
+}
+
+/* ---- what went wrong -------------------------------------------------------------------- */
 
 ddp_status ddp_net_check_failure(ddp_comm *comm)
 {
 	const ddp_net *net = comm->net;
 
-	if (!net->failure_came)
+	if (!net->trouble)
 		return DDP_OK;
-	return ddp_comm_break(comm, (ddp_status)net->failure.status, net->failure.culprit, "%s",
-	                      net->failure.text);
+	lock(comm);
+	const bool came = net->failure_came;
+	const ddp_failure failure = net->failure;
+	unlock(comm);
+	if (!came)
+		return DDP_OK;
+	return ddp_comm_break(comm, (ddp_status)failure.status, failure.culprit, "%s", failure.text);
 }
 
 ddp_status ddp_net_check_memory(ddp_comm *comm)
 {
 	const ddp_net *net = comm->net;
 
-	if (net->out_of_memory)
+	if (!net->trouble)
+		return DDP_OK;
+	lock(comm);
+	const bool out_of_memory = net->out_of_memory;
+	const int flooding = net->flooding;
+	const size_t kept_bytes = net->worker->kept_bytes;
+	unlock(comm);
+	if (out_of_memory)
 		return ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "%s has no memory to receive what %s sends",
-		                      ddp_rank_text(comm, comm->rank), ddp_rank_text(comm, net->flooding));
-	if (net->flooding != DDP_NOBODY)
-		return ddp_comm_break(comm, DDP_ERR_NOMEM, net->flooding,
+		                      ddp_rank_text(comm, comm->rank), ddp_rank_text(comm, flooding));
+	if (flooding != DDP_NOBODY)
+		return ddp_comm_break(comm, DDP_ERR_NOMEM, flooding,
 		                      "%s has no memory for messages that it has not asked for yet: %zu MiB are "
 		                      "kept, and %s sent more", ddp_rank_text(comm, comm->rank),
-		                      net->kept_bytes >> 20, ddp_rank_text(comm, net->flooding));
+		                      kept_bytes >> 20, ddp_rank_text(comm, flooding));
 	return DDP_OK;
 }
 
-const ddp_misfit *ddp_net_misfit(const ddp_comm *comm)
+bool ddp_net_misfit(const ddp_comm *comm, ddp_misfit *misfit)
 {
-	return comm->net->misfits ? &comm->net->misfit : NULL;
+	const ddp_net *net = comm->net;
+
+	if (!net->trouble)
+		return false;
+	lock(comm);
+	const bool misfits = net->misfits;
+	*misfit = net->misfit;
+	unlock(comm);
+	return misfits;
 }
 
-/* A kept message begins with what the others know of it. */
-const ddp_unexpected *ddp_net_unexpected(const ddp_comm *comm, const ddp_unexpected *after)
+bool ddp_net_find_unexpected(const ddp_comm *comm, bool (*wanted)(const ddp_comm *, const ddp_unexpected *),
+                             ddp_unexpected *message)
 {
-	const kept_message *next = after == NULL ? comm->net->unexpected
-	                                         : ((const kept_message *)(const void *)after)->next;
+	const ddp_net *net = comm->net;
 
-	return next != NULL ? &next->message : NULL;
+	if (net->unexpected == 0)
+		return false;
+	lock(comm);
+	const kept_message *a = net->first;
+	while (a != NULL && !wanted(comm, &a->message))
+		a = a->after;
+	if (a != NULL)
+		*message = a->message;
+	unlock(comm);
+	return a != NULL;
 }
 
 void ddp_net_drop_unexpected(ddp_comm *comm, const ddp_unexpected *message)
 {
+	DDP_UCX_FOR_LIBDDP();
+
+	lock(comm);
 	ddp_ucx_drop(comm->net, message->envelope.source, message->envelope.tag);
+	unlock(comm);
 }
 
 void ddp_net_inquire(ddp_comm *comm, int peer)
 {
 	DDP_UCX_FOR_LIBDDP();
 
+	if (is_down(comm->net))
+		return;
+	lock(comm);
 	ddp_ucx_inquire(comm->net, peer);
+	unlock(comm);
 }
 
 ddp_answer ddp_net_answer_of(const ddp_comm *comm, int peer)
 {
-	return comm->net->peers[peer].answer;
+	lock(comm);
+	const ddp_answer answer = comm->net->members[peer].answer;
+	unlock(comm);
+	return answer;
 }
 
 /* ---- sleeping ------------------------------------------------------------------------ */
 
-bool ddp_net_arm(ddp_comm *comm)
+bool ddp_net_arm(const ddp_roster *roster)
 {
 	DDP_UCX_FOR_LIBDDP();
+	ddp_worker *worker = roster->worker;
 
-	return comm->net->down || ucp_worker_arm(comm->net->worker) != UCS_ERR_BUSY;
+	ddp_ucx_lock(worker, NULL);
+	bool armed = worker->ended || atomic_load(&worker->working) == 0 || ucp_worker_arm(worker->worker) != UCS_ERR_BUSY;
+	ddp_ucx_unlock(worker);
+	return armed;
 }
 
-int ddp_net_fd(const ddp_comm *comm)
+int ddp_net_fd(const ddp_roster *roster)
 {
-	return atomic_load(&comm->net->poll_fd);
+	const ddp_worker *worker = roster->worker;
+
+	return worker->ended || atomic_load(&worker->working) == 0 ? -1 : worker->event_fd;
 }
 
 bool ddp_net_down(const ddp_comm *comm)

@@ -10,24 +10,27 @@
 
 /* ---- what travels: headers of active messages ------------------------------------- */
 
-enum { DDP_AM_DATA, DDP_AM_FAILURE, DDP_AM_HANDSHAKE, DDP_AM_INQUIRY, DDP_AM_CREDIT, DDP_AM_IDS };
+enum { DDP_AM_DATA, DDP_AM_FAILURE, DDP_AM_HANDSHAKE, DDP_AM_INQUIRY, DDP_AM_CREDIT, DDP_AM_CLOSED,
+       DDP_AM_IDS };
 
 /* Begins each; nothing else of a message is read unless the token is that of
    its source. */
 typedef struct seal {
 	ddp_token token;
-	int32_t source;
+	int32_t source; /* rank in the world */
 	uint32_t unused;
 } seal;
 
 typedef struct data_header {
 	seal seal;
+	uint64_t id; /* of the communicator, as in those below */
 	ddp_envelope envelope;
 	uint64_t charge; /* of the window that it is sent in (comm/net/ucx_window); 0: none */
 } data_header;
 
 typedef struct failure_header {
 	seal seal;
+	uint64_t id;
 	ddp_failure failure;
 } failure_header;
 
@@ -43,10 +46,11 @@ typedef struct handshake_header {
 /* Of comm/wait/verdict: a question, or the answer. */
 typedef struct inquiry_header {
 	seal seal;
+	uint64_t id;
+	int32_t rank; /* the sender's */
 	uint32_t asks;
 	uint32_t waits;
 	int32_t names;
-	uint32_t unused;
 } inquiry_header;
 
 /* Of all that the receiver of this has sent: how much was taken. */
@@ -55,12 +59,79 @@ typedef struct credit_header {
 	uint64_t taken_bytes;
 } credit_header;
 
-/* ---- state ---------------------------------------------------------------------------- */
+/* The sender has closed the communicator, or never had it. */
+typedef struct closed_header {
+	seal seal;
+	uint64_t id;
+} closed_header;
+
+/* ---- state of the process, under worker.lock --------------------------------------- */
+
+/* A request of UCX's. It outlives the transfer if the communicator breaks. */
+typedef struct ticket {
+	struct ticket *next, **link;
+	ddp_transfer *transfer; /* NULL: nobody is interested any more */
+	struct connection *to;
+	bool of_data;           /* it may refer to memory of the program's */
+	alignas(8) unsigned char header[]; /* that is sent */
+} ticket;
+
+typedef struct connection {
+	struct ddp_worker *worker;
+	int peer;               /* rank in the world */
+	ucp_ep_h ep;
+	void *address;          /* NULL: it is on this node */
+	ddp_token ours, theirs; /* before messages to, and from the peer */
+	atomic_int lost;        /* a ucs_status_t; UCS_OK: it is not */
+	atomic_bool settled;    /* both hear each other */
+	atomic_bool ready;      /* so says the peer */
+	bool hears_us, handshake_sent, heard_sent, ready_said;
+	/* What is to be sent when the callbacks of UCX's are through: */
+	struct connection *next_due;
+	bool listed;            /* among worker.due */
+	bool handshake_due, credit_due;
+	uint64_t closed_due;    /* the id of a communicator that is not open here; 0: none */
+	uint64_t sent_bytes, credited_bytes; /* to the peer, in windows; and taken, as it tells */
+	uint64_t taken_bytes, told_bytes;    /* of the peer's; and as it was told */
+	handshake_header handshakes[3]; /* of requests that may be under way */
+} connection;
+
+enum { DDP_NET_BUCKETS = 64 };
+
+typedef struct ddp_worker {
+	pthread_mutex_t lock;
+	ddp_roster *roster;
+	int users;             /* communicators, */
+	atomic_int working;    /* and those among them that are not down */
+	ucp_context_h context;
+	ucp_worker_h worker;
+	atomic_bool ended;     /* there is no worker of UCX's any more */
+	bool broken;           /* some communicator was */
+	int event_fd;          /* of UCX */
+	ddp_listeners listeners;
+	int unfiltered;        /* an errno: why the kernel does not filter them; 0: it does */
+	ddp_place *peer_listeners; /* of the ranks of other nodes */
+	ddp_own_sockets own_sockets;
+	bool announced;
+	ddp_share share;
+	connection *peers;     /* [size of the world] */
+	connection *due;
+	ticket *tickets;       /* of no communicator, or of closed ones */
+	size_t kept_bytes;     /* of kept_message */
+	int unauthentic;       /* messages without a right token */
+	struct ddp_net *nets[DDP_NET_BUCKETS]; /* by id */
+	bool inquired, deferred; /* so is one of them */
+	const struct ddp_net *current; /* whose thread lets messages move; NULL: none's */
+	bool news, alarm;      /* something came, or went wrong, for another */
+} ddp_worker;
+
+/* ---- state of a communicator, under worker.lock unless it says otherwise ------------- */
 
 /* A message whose receiver has not asked for it yet. */
 typedef struct kept_message {
 	ddp_unexpected message;
-	struct kept_message *next;
+	struct kept_message *next;           /* of the same sender */
+	struct kept_message *before, *after; /* of all */
 	void *data;        /* of UCX, or a copy */
 	bool rendezvous;   /* data is a handle, to be received */
 	bool behind;       /* came while an earlier one with its tag was waiting */
@@ -74,70 +145,69 @@ static inline size_t ddp_unexpected_weight(const kept_message *a)
 	return sizeof(*a) + (a->rendezvous ? 0 : a->message.bytes);
 }
 
-/* A request of UCX's. It outlives the transfer if the communicator breaks. */
-typedef struct ticket {
-	struct ticket *next, **link;
-	ddp_transfer *transfer; /* NULL: nobody is interested any more */
-	int peer;
-	union {
-		data_header header;
-		inquiry_header inquiry;
-		credit_header credit;
-	};
-} ticket;
-
-typedef struct connection {
-	struct ddp_net *net;
-	int peer;
-	ucp_ep_h ep;
-	void *address;
-	ddp_token ours, theirs; /* before messages to, and from the peer */
-	ucs_status_t lost;      /* UCS_OK: it is not */
-	bool hears_us, settled; /* settled: both hear each other */
-	bool handshake_due, handshake_sent, heard_sent;
-	bool ready;             /* so says the peer */
-	bool inquired;          /* an inquiry of the peer's is to be answered */
-	ddp_answer answer;      /* of the peer's, to an inquiry of ours */
-	uint64_t sent_bytes, credited_bytes; /* to the peer, in windows; and taken, as it tells */
-	uint64_t taken_bytes, told_bytes;    /* of the peer's; and as it was told */
-	bool credit_due;        /* it is to be told */
-	handshake_header handshakes[3]; /* of requests that may be under way */
-} connection;
+/* A rank of the communicator. */
+typedef struct member {
+	ddp_transfer *posted, **posted_end;
+	kept_message *unexpected, **unexpected_end;
+	struct member *next_deferred;
+	bool deferred;         /* what is kept may have its receiver */
+	bool inquired;         /* an inquiry of this rank's is to be answered */
+	_Atomic uint64_t closed_ns; /* when it told that it has closed the communicator; 0: not */
+	ddp_answer answer;     /* to an inquiry of ours */
+} member;
 
 typedef struct ddp_net {
+	ddp_worker *worker;
 	ddp_comm *comm;
-	ucp_context_h context;
-	ucp_worker_h worker;
-	uint64_t sent_bytes;   /* of all transfers */
-	int event_fd;          /* of UCX */
-	atomic_int poll_fd;    /* the same; -1 once the communicator is broken */
-	ddp_listeners listeners;
-	int unfiltered;        /* an errno: why the kernel does not filter them; 0: it does */
-	ddp_place *peer_listeners; /* of the ranks of other nodes */
-	ddp_own_sockets own_sockets;
-	bool announced;
-	ddp_share share;
-	connection *peers;     /* [size] */
-	bool handshakes_due;
-	bool inquired;         /* by some peer */
-	bool credits_due;      /* to some peer */
-	ddp_transfer *posted;
+	uint64_t id;           /* 0: not joined */
+	struct ddp_net *next;  /* in its bucket */
+	uint64_t sent_bytes;   /* of all transfers; for who holds run.lock */
+	member *members;       /* [size] */
+	member *deferred;
+	bool inquired;         /* by some member */
 	ddp_transfer *held;    /* sends to peers that are not settled */
 	ticket *tickets;       /* of requests under way */
-	kept_message *unexpected;     /* in order */
-	kept_message **unexpected_end;
-	size_t kept_bytes;     /* of kept_message */
+	kept_message *first, *last;
+	atomic_int unexpected; /* number of kept messages */
+	atomic_bool trouble;   /* one of these is to be looked at: */
 	bool misfits;          /* a message did not fit: */
 	ddp_misfit misfit;
-	int flooding;          /* the peer whose message could not be kept, or DDP_NOBODY */
-	bool out_of_memory;    /* for a message of the peer `flooding` that was asked for */
-	int unauthentic;         /* messages without a right token */
-	bool refusing;         /* broken: only messages of comm/group/agreement are taken */
-	bool down;             /* after ddp_net_shut_down() */
+	int flooding;          /* the rank whose message could not be kept, or DDP_NOBODY */
+	bool out_of_memory;    /* for a message of the rank `flooding` that was asked for */
 	bool failure_came;
 	ddp_failure failure;   /* that came */
-	failure_header *failures; /* [size]: that are sent */
-	void **requests;       /* [size]: of UCX, while peers are told or connections are closed */
+	bool refusing;         /* broken: only messages of comm/group/agreement are taken */
+	atomic_bool down;      /* after ddp_net_shut_down() */
 } ddp_net;
+
+static inline connection *ddp_ucx_connection(const ddp_net *net, int rank)
+{
+	return &net->worker->peers[net->comm->topology.world_ranks[rank]];
+}
+
+/* Something is to be sent on it, after the callbacks. */
+static inline void ddp_ucx_due(connection *c)
+{
+	if (c->listed)
+		return;
+	c->listed = true;
+	c->next_due = c->worker->due;
+	c->worker->due = c;
+}
+
+/* Something has come for a communicator: threads that wait for it are woken when
+   the lock is given up. */
+static inline void ddp_ucx_news(const ddp_net *net)
+{
+	net->worker->news = net->worker->news || net != net->worker->current;
+}
+
+/* Something that breaks it, also if none of its ranks waits. */
+static inline void ddp_ucx_trouble(ddp_net *net)
+{
+	atomic_store(&net->trouble, true);
+	net->worker->alarm = net->worker->alarm || net != net->worker->current;
+	ddp_ucx_news(net);
+}
 
 #endif

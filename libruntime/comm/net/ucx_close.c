@@ -1,4 +1,5 @@
-/* The end of comm/net over UCX: after a failure, and closing. */
+/* The end of comm/net over UCX: of a communicator, after a failure and closing; and of
+   the process's worker, with the last of them. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -6,43 +7,68 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "comm/net/ucx_connect.h"
 #include "comm/net/ucx_failure.h"
 #include "comm/net/ucx_log.h"
+#include "comm/net/ucx_nets.h"
+#include "comm/net/ucx_progress.h"
 #include "comm/net/ucx_receive.h"
 
 enum {
-	TELL_MS = 300, /* to tell peers of a failure */
-	DRAIN_MS = 800,    /* for peers to end what is under way with them */
+	DRAIN_MS = 800,    /* for peers to be told, and to end what is under way with them */
+	SHARED_MS = 5000,  /* the same if their connections serve other communicators: a machine
+	                      that is only slow must not cost these their connections */
 	FORCE_MS = 2000,   /* for UCX to end what it was told to */
 	SETTLE_MS = 300,   /* for connections that are being made */
+	BROKEN_MS = 300,   /* for endpoints to close after a failure, and else */
 	CLOSE_MS = 2000
 };
 
-static void close_endpoints(ddp_net *net, uint64_t deadline_ns)
+static uint64_t ms_from_now(int ms)
+{
+	return ddp_now_ns() + (uint64_t)ms * 1000000;
+}
+
+/* ---- the process's worker -------------------------------------------------------------- */
+
+/* The lock is held, as in those below. */
+static void close_endpoints(ddp_worker *worker, uint64_t deadline_ns)
 {
 	const ucp_request_param_t forced = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
 	                                     .flags = UCP_EP_CLOSE_FLAG_FORCE };
 	const ucp_request_param_t flushed = { .op_attr_mask = 0 };
-	int size = net->comm->size;
+	int size = worker->roster->size;
+	void **requests = calloc((size_t)size, sizeof(*requests));
 
 	for (int r = 0; r < size; r++) {
-		connection *c = &net->peers[r];
-		net->requests[r] = NULL;
+		connection *c = &worker->peers[r];
+		void *request = NULL;
 		if (c->ep != NULL)
-			net->requests[r] = ucp_ep_close_nbx(c->ep, c->lost != UCS_OK ? &forced : &flushed);
+			request = ucp_ep_close_nbx(c->ep, atomic_load(&c->lost) != UCS_OK ? &forced : &flushed);
 		c->ep = NULL;
+		if (requests != NULL)
+			requests[r] = request;
+		else if (UCS_PTR_IS_PTR(request))
+			ucp_request_free(request);
 	}
-	ddp_ucx_finish_requests(net, net->requests, size, deadline_ns);
+	for (int r = 0; r < size && requests != NULL; r++) {
+		if (!UCS_PTR_IS_PTR(requests[r]))
+			continue;
+		while (ucp_request_check_status(requests[r]) == UCS_INPROGRESS && ddp_now_ns() < deadline_ns) {
+			if (ucp_worker_progress(worker->worker) == 0)
+				usleep(20);
+		}
+		ucp_request_free(requests[r]);
+	}
+	free(requests);
 }
 
 /* UCX 1.13 asserts if an endpoint is closed while its connection is being made;
    one that it has given up itself is made no longer. */
-static bool can_close(const ddp_net *net)
+static bool can_close(const ddp_worker *worker)
 {
-	for (int r = 0; r < net->comm->size; r++) {
-		const connection *c = &net->peers[r];
-		if (c->ep != NULL && !c->settled && c->lost == UCS_OK)
+	for (int r = 0; r < worker->roster->size; r++) {
+		const connection *c = &worker->peers[r];
+		if (c->ep != NULL && !atomic_load(&c->settled) && atomic_load(&c->lost) == UCS_OK)
 			return false;
 	}
 	return true;
@@ -51,59 +77,157 @@ static bool can_close(const ddp_net *net)
 /* Ranks that give up a new communicator close it at about the same time: what
    is being made between two of them is made to the end, and who has died or
    closed is lost. Only one that is stopped is neither by the deadline. */
-static void settle_connections(ddp_net *net, uint64_t deadline_ns)
+static void settle_connections(ddp_worker *worker, uint64_t deadline_ns)
 {
-	while (!can_close(net) && ddp_now_ns() < deadline_ns) {
-		if (ucp_worker_progress(net->worker) == 0 && !ddp_ucx_answer_handshakes(net))
+	while (!can_close(worker) && ddp_now_ns() < deadline_ns) {
+		if (!ddp_ucx_progress(worker))
 			usleep(20);
 	}
 }
 
-/* Endpoints end with their worker: from here on nothing is sent or received. */
-static void close_worker(ddp_net *net)
+static void free_tickets(ticket **list)
 {
-	ddp_ucx_drop_all(net, true);
-	net->posted = net->held = NULL;
-	net->down = true;
-	for (int r = 0; r < net->comm->size && net->peers != NULL; r++) {
-		net->peers[r].ep = NULL;
-		if (net->peers[r].lost == UCS_OK)
-			net->peers[r].lost = UCS_ERR_CANCELED;
-	}
-	if (net->worker != NULL)
-		ucp_worker_destroy(net->worker);
-	for (ticket *t = net->tickets, *next; t != NULL; t = next) {
-		next = t->next;
+	while (*list != NULL) {
+		ticket *t = *list;
+		*list = t->next;
 		free(t);
 	}
-	net->tickets = NULL;
-	if (net->context != NULL)
-		ucp_cleanup(net->context);
-	net->worker = NULL;
-	net->context = NULL;
-	atomic_store(&net->poll_fd, -1);
 }
-
-/* ---- giving up transfers -------------------------------------------------------------- */
 
 /* From here on no transfer is written to: who waited for it may be gone. */
 static void detach_transfers(ddp_net *net)
 {
-	net->posted = net->held = NULL;
+	for (int r = 0; r < net->comm->size; r++) {
+		net->members[r].posted = NULL;
+		net->members[r].posted_end = &net->members[r].posted;
+	}
+	net->held = NULL;
 	for (ticket *t = net->tickets; t != NULL; t = t->next)
 		t->transfer = NULL;
 }
 
-/* Lets what is under way end, at most for a time; true if all has. */
+static void end_net(ddp_net *net)
+{
+	ddp_ucx_drop_all(net, true);
+	detach_transfers(net);
+	ddp_ucx_news(net);
+}
+
+static void free_net_tickets(ddp_net *net)
+{
+	free_tickets(&net->tickets);
+}
+
+/* Endpoints end with their worker: from here on nothing is sent or received. */
+static void end_worker(ddp_worker *worker)
+{
+	ddp_ucx_for_each(worker, end_net);
+	atomic_store(&worker->ended, true);
+	for (int r = 0; r < worker->roster->size; r++) {
+		connection *c = &worker->peers[r];
+		int none = UCS_OK;
+		c->ep = NULL;
+		atomic_compare_exchange_strong(&c->lost, &none, UCS_ERR_CANCELED);
+	}
+	if (worker->worker != NULL)
+		ucp_worker_destroy(worker->worker);
+	ddp_ucx_for_each(worker, free_net_tickets);
+	free_tickets(&worker->tickets);
+	if (worker->context != NULL)
+		ucp_cleanup(worker->context);
+	worker->worker = NULL;
+	worker->context = NULL;
+}
+
+static void free_worker(ddp_worker *worker)
+{
+	for (int r = 0; r < worker->roster->size; r++)
+		free(worker->peers[r].address);
+	free(worker->peers);
+	free(worker->peer_listeners);
+	pthread_mutex_destroy(&worker->lock);
+	free(worker);
+}
+
+/* Nobody uses it any more. */
+static void close_worker(ddp_worker *worker)
+{
+	if (worker->unauthentic > 1)
+		ddp_log(DDP_LOG_WARN, "%d messages that no rank of the communicator sent were ignored",
+		        worker->unauthentic);
+	if (worker->announced)
+		ddp_fork_withdraw(&worker->own_sockets);
+	worker->roster->worker = NULL;
+	if (worker->worker != NULL && worker->broken)
+		settle_connections(worker, ms_from_now(SETTLE_MS));
+	if (worker->worker != NULL && worker->broken && !can_close(worker)) {
+		ddp_log(DDP_LOG_DEBUG, "UCX's part of a broken communicator is left to the process's end");
+		pthread_mutex_unlock(&worker->lock);
+		return;
+	}
+	if (worker->worker != NULL)
+		close_endpoints(worker, ms_from_now(worker->broken ? BROKEN_MS : CLOSE_MS));
+	end_worker(worker);
+	pthread_mutex_unlock(&worker->lock);
+	free_worker(worker);
+}
+
+/* ---- giving up transfers of a communicator ------------------------------------------------ */
+
+/* Does another communicator of the process need the connections? */
+static bool is_shared(const ddp_net *net)
+{
+	const ddp_worker *worker = net->worker;
+
+	for (int i = 0; i < DDP_NET_BUCKETS; i++) {
+		for (const ddp_net *other = worker->nets[i]; other != NULL; other = other->next) {
+			if (other != net && !other->refusing && atomic_load(&other->comm->failure.status) == DDP_OK)
+				return true;
+		}
+	}
+	return false;
+}
+
+/* Lets what is under way end, at most for a time; true if all has. The lock is taken
+   and given up again and again. */
 static bool drain(ddp_net *net, int timeout_ms)
 {
-	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)timeout_ms * 1000000;
+	uint64_t deadline_ns = ms_from_now(timeout_ms);
+	bool drained = false, late = false;
 
-	while (net->tickets != NULL && ddp_now_ns() < deadline_ns) {
-		if (ucp_worker_progress(net->worker) == 0)
+	while (!drained && !late) {
+		ddp_ucx_lock(net->worker, net);
+		bool moved = net->tickets != NULL && ddp_ucx_progress(net->worker);
+		drained = net->tickets == NULL;
+		ddp_ucx_unlock(net->worker);
+		late = ddp_now_ns() > deadline_ns;
+		if (!moved && !drained)
 			usleep(20);
 	}
-	return net->tickets == NULL;
+	return drained;
+}
+
+/* What is under way of no memory but its own, as all is that closes in peace, outlives
+   the communicator. */
+static void leave_tickets(ddp_net *net, bool of_data)
+{
+	ticket **list = &net->worker->tickets;
+
+	for (ticket **link = &net->tickets; *link != NULL;) {
+		ticket *t = *link;
+		if (t->of_data && !of_data) {
+			link = &t->next;
+			continue;
+		}
+		*link = t->next;
+		if (t->next != NULL)
+			t->next->link = link;
+		t->next = *list;
+		t->link = list;
+		if (t->next != NULL)
+			t->next->link = &t->next;
+		*list = t;
+	}
 }
 
 /* Ends the connections on which something is still under way, and that with
@@ -112,36 +236,51 @@ static void force_close(ddp_net *net)
 {
 	static const ucp_request_param_t forced = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
 	                                            .flags = UCP_EP_CLOSE_FLAG_FORCE };
+	ddp_worker *worker = net->worker;
+	int none = UCS_OK;
 
 	for (const ticket *t = net->tickets; t != NULL; t = t->next) {
-		connection *c = &net->peers[t->peer];
-		if (c->lost == UCS_OK)
-			c->lost = UCS_ERR_CANCELED;
+		none = UCS_OK;
+		atomic_compare_exchange_strong(&t->to->lost, &none, UCS_ERR_CANCELED);
 	}
-	for (int r = 0; r < net->comm->size; r++) {
-		connection *c = &net->peers[r];
-		if (c->lost == UCS_OK || c->ep == NULL || !c->settled)
+	for (int r = 0; r < worker->roster->size; r++) {
+		connection *c = &worker->peers[r];
+		if (atomic_load(&c->lost) == UCS_OK || c->ep == NULL || !atomic_load(&c->settled))
 			continue;
-		void *request = ucp_ep_close_nbx(c->ep, &forced);
+		ucp_ep_h ep = c->ep;
+		c->ep = NULL;
+		void *request = ucp_ep_close_nbx(ep, &forced);
 		if (UCS_PTR_IS_PTR(request))
 			ucp_request_free(request);
-		c->ep = NULL;
 	}
+	worker->news = true;
 }
 
 /* Peers are heard for a while, so that what is under way with them ends; then
-   UCX is made to end the rest. Without a worker, nothing is under way. */
+   UCX is made to end the rest. Without a worker, nothing is under way. The lock is
+   not held. */
 static void give_up_transfers(ddp_net *net)
 {
+	ddp_worker *worker = net->worker;
+
+	ddp_ucx_lock(worker, net);
 	detach_transfers(net);
-	if (net->worker == NULL || drain(net, DRAIN_MS))
+	const bool shared = is_shared(net);
+	ddp_ucx_unlock(worker);
+	if (drain(net, shared ? SHARED_MS : DRAIN_MS))
 		return;
-	force_close(net);
+	ddp_ucx_lock(worker, net);
+	leave_tickets(net, false);
+	if (!worker->ended)
+		force_close(net);
+	ddp_ucx_unlock(worker);
 	if (drain(net, FORCE_MS))
 		return;
 	ddp_log(DDP_LOG_WARN, "UCX does not end requests of connections that are closed");
-	if (can_close(net))
-		close_worker(net);
+	ddp_ucx_lock(worker, net);
+	if (!worker->ended && can_close(worker))
+		end_worker(worker);
+	ddp_ucx_unlock(worker);
 }
 
 void ddp_net_forget(ddp_comm *comm)
@@ -151,8 +290,18 @@ void ddp_net_forget(ddp_comm *comm)
 	give_up_transfers(comm->net);
 }
 
-/* Other connections stay as they are, so that peers get our message before
-   they see us go; but UCX is not called again until the end. */
+/* Only who works moves messages when nothing runs: after a failure UCX is better not
+   called again without need. */
+static void set_down(ddp_net *net, bool down)
+{
+	ddp_worker *worker = net->worker;
+
+	if (net->down != down && atomic_fetch_add(&worker->working, down ? -1 : 1) == 0)
+		ddp_doorbell_notify_attention(&worker->roster->doorbell);
+	net->down = down;
+}
+
+/* Connections stay as they are, so that peers get our message before they see us go. */
 void ddp_net_shut_down(ddp_comm *comm)
 {
 	DDP_UCX_FOR_LIBDDP();
@@ -160,40 +309,33 @@ void ddp_net_shut_down(ddp_comm *comm)
 
 	if (net->down)
 		return;
+	ddp_ucx_lock(net->worker, net);
 	net->refusing = true;
+	net->worker->broken = true;
 	detach_transfers(net);
-	ddp_ucx_drop_all(net, false);
-	if (!net->failure_came)
-		ddp_ucx_tell_failure(net, ddp_now_ns() + (uint64_t)TELL_MS * 1000000);
+	if (!net->worker->ended) {
+		ddp_ucx_drop_all(net, false);
+		if (!net->failure_came)
+			ddp_ucx_tell_failure(net);
+	}
+	ddp_ucx_unlock(net->worker);
 	give_up_transfers(net);
-	net->down = true;
-	atomic_store(&net->poll_fd, -1);
+	set_down(net, true);
 }
 
 void ddp_net_revive(ddp_comm *comm, bool alive)
 {
 	if (alive)
 		ddp_net_shut_down(comm); /* if nobody has done so yet */
-	comm->net->down = !alive || comm->net->worker == NULL;
+	set_down(comm->net, !alive);
 }
 
 bool ddp_net_ended(const ddp_comm *comm)
 {
-	return comm->net->worker == NULL;
+	return comm->net->worker->ended;
 }
 
 /* ---- closing --------------------------------------------------------------------------- */
-
-static void free_net(ddp_net *net)
-{
-	for (int r = 0; r < net->comm->size && net->peers != NULL; r++)
-		free(net->peers[r].address);
-	free(net->peers);
-	free(net->peer_listeners);
-	free(net->failures);
-	free(net->requests);
-	free(net);
-}
 
 void ddp_net_close(ddp_comm *comm)
 {
@@ -202,20 +344,24 @@ void ddp_net_close(ddp_comm *comm)
 
 	if (net == NULL)
 		return;
+	ddp_worker *worker = net->worker;
+	/* A question of comm/wait/message may be under way: it has no data. */
+	ddp_ucx_lock(worker, net);
+	detach_transfers(net);
+	if (!worker->ended)
+		ddp_ucx_drop_all(net, true);
+	set_down(net, true);
+	const bool last = --worker->users == 0;
+	if (net->id != 0 && !last && !worker->ended)
+		ddp_ucx_tell_closed(net);
+	if (net->id != 0)
+		ddp_ucx_remove(net);
+	leave_tickets(net, true);
 	comm->net = NULL;
-	if (net->unauthentic > 1)
-		ddp_log(DDP_LOG_WARN, "%d messages that no rank of this communicator sent were ignored",
-		        net->unauthentic);
-	if (net->announced)
-		ddp_fork_withdraw(&net->own_sockets);
-	if (net->worker != NULL && net->down)
-		settle_connections(net, ddp_now_ns() + (uint64_t)SETTLE_MS * 1000000);
-	if (net->worker != NULL && net->down && !can_close(net)) {
-		ddp_log(DDP_LOG_DEBUG, "UCX's part of a broken communicator is left to the process's end");
-		return;
-	}
-	if (net->worker != NULL)
-		close_endpoints(net, ddp_now_ns() + (uint64_t)(net->down ? TELL_MS : CLOSE_MS) * 1000000);
-	close_worker(net);
-	free_net(net);
+	free(net->members);
+	free(net);
+	if (last)
+		close_worker(worker);
+	else
+		ddp_ucx_unlock(worker);
 }

@@ -4,14 +4,13 @@
 
 #include "comm/net/ucx.h"
 
-/* Makes the endpoint to a peer at its first use; an error has broken the
-   communicator. */
-ddp_status ddp_ucx_connect(ddp_net *net, int peer);
-/* Sends the handshakes that are due, and what was held back for peers that have
-   settled; true if there were any. */
-bool ddp_ucx_answer_handshakes(ddp_net *net);
+/* Makes the endpoint to a peer at its first use; false if it cannot be: the
+   connection is lost. */
+bool ddp_ucx_connect(connection *c);
+/* Sends the handshake that is due, and what was held back for a peer that has settled. */
+void ddp_ucx_answer_handshake(connection *c);
 /* Tells the peer that this rank's connections are made. */
-void ddp_ucx_say_ready(ddp_net *net, int peer);
+void ddp_ucx_say_ready(connection *c);
 
 /* For UCX: a handshake of a peer's. */
 ucs_status_t ddp_ucx_handshake_arrived(void *argument, const void *header, size_t header_bytes,

@@ -1,36 +1,32 @@
 #include "comm/net/ucx_failure.h"
 
 #include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
+#include "comm/net/ucx_nets.h"
 #include "comm/net/ucx_seal.h"
-
-void ddp_ucx_finish_requests(ddp_net *net, void **requests, int count, uint64_t deadline_ns)
-{
-	for (int i = 0; i < count; i++) {
-		if (requests[i] == NULL || UCS_PTR_IS_ERR(requests[i]))
-			continue;
-		while (ucp_request_check_status(requests[i]) == UCS_INPROGRESS && ddp_now_ns() < deadline_ns) {
-			if (ucp_worker_progress(net->worker) == 0)
-				usleep(20);
-		}
-		ucp_request_free(requests[i]);
-	}
-}
+#include "comm/net/ucx_ticket.h"
 
 ucs_status_t ddp_ucx_failure_arrived(void *argument, const void *header, size_t header_bytes,
                                      void *data, size_t bytes, const ucp_am_recv_param_t *param)
 {
-	ddp_net *net = argument;
+	ddp_worker *worker = argument;
+	const connection *c = ddp_ucx_source(worker, header, header_bytes, sizeof(failure_header));
 	failure_header came;
 
 	(void)data;
 	(void)bytes;
 	(void)param;
-	if (ddp_ucx_source(net, header, header_bytes, sizeof(came)) == DDP_NOBODY || net->failure_came)
+	if (c == NULL)
 		return UCS_OK;
 	memcpy(&came, header, sizeof(came));
+	ddp_net *net = ddp_ucx_find(worker, came.id);
+	if (net == NULL || net->failure_came)
+		return UCS_OK;
+	if (ddp_ucx_rank_of(net, c) == DDP_NOBODY) {
+		ddp_ucx_unauthentic(worker);
+		return UCS_OK;
+	}
 	net->failure = came.failure;
 	net->failure.text[sizeof(net->failure.text) - 1] = '\0';
 	if (net->failure.status <= DDP_OK || net->failure.status > DDP_ERR_INTERNAL)
@@ -38,30 +34,62 @@ ucs_status_t ddp_ucx_failure_arrived(void *argument, const void *header, size_t 
 	if (net->failure.culprit < 0 || net->failure.culprit >= net->comm->size)
 		net->failure.culprit = DDP_NOBODY;
 	net->failure_came = true;
+	ddp_ucx_trouble(net);
 	return UCS_OK;
 }
 
 /* A new connection at this time
    is what UCX 1.13 asserts over; the node's first rank has one to each node,
    and learns of the failure, too. */
-void ddp_ucx_tell_failure(ddp_net *net, uint64_t deadline_ns)
+void ddp_ucx_tell_failure(ddp_net *net)
 {
-	ddp_comm *comm = net->comm;
-	const ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-	                                    .flags = UCP_AM_SEND_FLAG_EAGER };
+	const ddp_comm *comm = net->comm;
+	failure_header message = { .id = net->id };
 
-	for (int r = 0; r < comm->size; r++) {
-		const connection *c = &net->peers[r];
-		failure_header *message = &net->failures[r]; /* a request may outlive this call */
-		net->requests[r] = NULL;
-		if (c->ep == NULL || c->lost != UCS_OK || !c->settled)
-			continue;
-		message->seal = ddp_ucx_seal(net, r);
-		message->failure.status = atomic_load(&comm->failure.status);
-		message->failure.culprit = comm->failure.culprit;
-		memcpy(message->failure.text, comm->failure.text, sizeof(comm->failure.text));
-		net->requests[r] = ucp_am_send_nbx(c->ep, DDP_AM_FAILURE, message, sizeof(*message), NULL, 0,
-		                                   &param);
+	message.failure.status = atomic_load(&comm->failure.status);
+	message.failure.culprit = comm->failure.culprit;
+	memcpy(message.failure.text, comm->failure.text, sizeof(comm->failure.text));
+	for (int r = 0; r < comm->size; r++)
+		(void)ddp_ucx_notify(&net->tickets, ddp_ucx_connection(net, r), DDP_AM_FAILURE, &message,
+		                     sizeof(message));
+}
+
+void ddp_ucx_tell_closed(ddp_net *net)
+{
+	const closed_header message = { .id = net->id };
+
+	for (int r = 0; r < net->comm->size; r++)
+		(void)ddp_ucx_notify(&net->worker->tickets, ddp_ucx_connection(net, r), DDP_AM_CLOSED, &message,
+		                     sizeof(message));
+}
+
+/* If it cannot be sent now: who waits in vain asks again (comm/wait/message). */
+void ddp_ucx_answer_closed(connection *c)
+{
+	const closed_header message = { .id = c->closed_due };
+
+	c->closed_due = 0;
+	(void)ddp_ucx_notify(&c->worker->tickets, c, DDP_AM_CLOSED, &message, sizeof(message));
+}
+
+ucs_status_t ddp_ucx_closed_arrived(void *argument, const void *header, size_t header_bytes,
+                                    void *data, size_t bytes, const ucp_am_recv_param_t *param)
+{
+	ddp_worker *worker = argument;
+	const connection *c = ddp_ucx_source(worker, header, header_bytes, sizeof(closed_header));
+	closed_header came;
+
+	(void)data;
+	(void)bytes;
+	(void)param;
+	if (c == NULL)
+		return UCS_OK;
+	memcpy(&came, header, sizeof(came));
+	ddp_net *net = ddp_ucx_find(worker, came.id);
+	int rank = net != NULL ? ddp_ucx_rank_of(net, c) : DDP_NOBODY;
+	if (rank != DDP_NOBODY && atomic_load(&net->members[rank].closed_ns) == 0) {
+		atomic_store(&net->members[rank].closed_ns, ddp_now_ns());
+		ddp_ucx_news(net);
 	}
-	ddp_ucx_finish_requests(net, net->requests, comm->size, deadline_ns);
+	return UCS_OK;
 }

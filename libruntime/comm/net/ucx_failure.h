@@ -1,17 +1,23 @@
-/* comm/net/ucx_failure: what ranks of different nodes tell each other of a failure. */
+/*
+ * comm/net/ucx_failure: what ranks of different nodes tell each other of the end of a
+ * communicator: that it has failed; or that one of them has closed it, whose
+ * connections go on for others.
+ */
 #ifndef DDP_COMM_NET_UCX_FAILURE_H
 #define DDP_COMM_NET_UCX_FAILURE_H
 
 #include "comm/net/ucx.h"
 
-/* Tells all that this rank is connected with, at most until the deadline. */
-void ddp_ucx_tell_failure(ddp_net *net, uint64_t deadline_ns);
+/* Tells all that this rank is connected with. */
+void ddp_ucx_tell_failure(ddp_net *net);
+void ddp_ucx_tell_closed(ddp_net *net);
+/* Answers a message of a communicator that is not open here. */
+void ddp_ucx_answer_closed(connection *c);
 
-/* For UCX: a peer has told its failure. */
+/* For UCX: a peer has told so. */
 ucs_status_t ddp_ucx_failure_arrived(void *argument, const void *header, size_t header_bytes,
                                      void *data, size_t bytes, const ucp_am_recv_param_t *param);
-
-/* Lets requests end, at most until the deadline. */
-void ddp_ucx_finish_requests(ddp_net *net, void **requests, int count, uint64_t deadline_ns);
+ucs_status_t ddp_ucx_closed_arrived(void *argument, const void *header, size_t header_bytes,
+                                    void *data, size_t bytes, const ucp_am_recv_param_t *param);
 
 #endif

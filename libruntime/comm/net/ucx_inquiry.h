@@ -4,9 +4,9 @@
 
 #include "comm/net/ucx.h"
 
-/* Asks a peer what it waits for; and answers what has come. */
-void ddp_ucx_inquire(ddp_net *net, int peer);
-void ddp_ucx_answer_inquiries(ddp_net *net);
+/* Asks a rank what it waits for; and answers what has come. */
+void ddp_ucx_inquire(ddp_net *net, int rank);
+void ddp_ucx_answer_inquiries(ddp_worker *worker);
 
 /* For UCX: an inquiry, or an answer. */
 ucs_status_t ddp_ucx_inquiry_arrived(void *argument, const void *header, size_t header_bytes,

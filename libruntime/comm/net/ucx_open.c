@@ -11,6 +11,8 @@
 #include "comm/net/ucx_failure.h"
 #include "comm/net/ucx_inquiry.h"
 #include "comm/net/ucx_log.h"
+#include "comm/net/ucx_nets.h"
+#include "comm/net/ucx_progress.h"
 #include "comm/net/ucx_receive.h"
 #include "comm/net/ucx_window.h"
 
@@ -96,6 +98,9 @@ static ucs_status_t init_context(ucp_context_h *context)
 		/* A node that falls silent is noticed by the kernel's keepalive, which
 		   a stopped process does not trip. */
 		{ "KEEPALIVE_INTERVAL", "1s" }, { "TCP_KEEPIDLE", "1s" }, { "TCP_KEEPINTVL", "1s" },
+		/* A peer whose connection was ended by force may have UCX make another, in
+		   vain, and UCX 1.13 waits for that: 15 s, and not two minutes. */
+		{ "TCP_SYN_CNT", "3" },
 	};
 	const ucp_params_t params = {
 		.field_mask = UCP_PARAM_FIELD_FEATURES,
@@ -114,15 +119,15 @@ static ucs_status_t init_context(ucp_context_h *context)
 	return status;
 }
 
-static ucs_status_t set_handler(ddp_net *net, unsigned int id, ucp_am_recv_callback_t fn)
+static ucs_status_t set_handler(ddp_worker *worker, unsigned int id, ucp_am_recv_callback_t fn)
 {
 	const ucp_am_handler_param_t param = {
 		.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
 			UCP_AM_HANDLER_PARAM_FIELD_ARG | UCP_AM_HANDLER_PARAM_FIELD_FLAGS,
-		.id = id, .flags = UCP_AM_FLAG_WHOLE_MSG, .cb = fn, .arg = net,
+		.id = id, .flags = UCP_AM_FLAG_WHOLE_MSG, .cb = fn, .arg = worker,
 	};
 
-	return ucp_worker_set_am_recv_handler(net->worker, &param);
+	return ucp_worker_set_am_recv_handler(worker->worker, &param);
 }
 
 static ucs_status_t ignore(void *argument, const void *header, size_t header_bytes, void *data,
@@ -139,29 +144,29 @@ static ucs_status_t ignore(void *argument, const void *header, size_t header_byt
 
 /* The table of UCX 1.13 grows to an even size, and it calls whatever happens
    to be in places that nobody has set: all are set, the last one first. */
-static ucs_status_t set_handlers(ddp_net *net)
+static ucs_status_t set_handlers(ddp_worker *worker)
 {
 	static const ucp_am_recv_callback_t handlers[(DDP_AM_IDS + 1) / 2 * 2] = {
 		[DDP_AM_DATA] = ddp_ucx_data_arrived, [DDP_AM_FAILURE] = ddp_ucx_failure_arrived,
 		[DDP_AM_HANDSHAKE] = ddp_ucx_handshake_arrived, [DDP_AM_INQUIRY] = ddp_ucx_inquiry_arrived,
-		[DDP_AM_CREDIT] = ddp_ucx_credit_arrived,
+		[DDP_AM_CREDIT] = ddp_ucx_credit_arrived, [DDP_AM_CLOSED] = ddp_ucx_closed_arrived,
 	};
 	ucs_status_t status = UCS_OK;
 
 	for (size_t id = sizeof(handlers) / sizeof(handlers[0]); id-- > 0 && status == UCS_OK;)
-		status = set_handler(net, (unsigned int)id, handlers[id] != NULL ? handlers[id] : ignore);
+		status = set_handler(worker, (unsigned int)id, handlers[id] != NULL ? handlers[id] : ignore);
 	return status;
 }
 
 /* The card, and what follows it. */
-static ddp_status write_card(ddp_net *net, const void *own, size_t length, void **address,
+static ddp_status write_card(const ddp_worker *worker, const void *own, size_t length, void **address,
                              size_t *bytes)
 {
 	ddp_place hosts[DDP_HOST_PLACES_MAX];
-	card c = { .share = net->share, .has_key = net->comm->roster->key.present,
-	           .unfiltered = (uint32_t)net->unfiltered,
+	card c = { .share = worker->share, .has_key = worker->roster->key.present,
+	           .unfiltered = (uint32_t)worker->unfiltered,
 	           .host_count = (uint32_t)ddp_host_places(hosts),
-	           .listener_count = (uint32_t)net->listeners.count };
+	           .listener_count = (uint32_t)worker->listeners.count };
 	size_t host_bytes = c.host_count * sizeof(*hosts), listener_bytes = c.listener_count * sizeof(*hosts);
 	char *to = malloc(sizeof(c) + host_bytes + listener_bytes + length);
 
@@ -171,30 +176,19 @@ static ddp_status write_card(ddp_net *net, const void *own, size_t length, void 
 	*bytes = sizeof(c) + host_bytes + listener_bytes + length;
 	memcpy(to, &c, sizeof(c));
 	memcpy(to += sizeof(c), hosts, host_bytes);
-	memcpy(to += host_bytes, net->listeners.places, listener_bytes);
+	memcpy(to += host_bytes, worker->listeners.places, listener_bytes);
 	memcpy(to + listener_bytes, own, length);
 	return DDP_OK;
 }
 
-/* Nobody has a reason to connect yet, unless the world is open already. */
-static int filter_listeners(ddp_net *net)
-{
-	const ddp_roster *roster = net->comm->roster;
-	int bits[2];
-
-	if (roster->hosts == NULL)
-		return ddp_listeners_shut(&net->listeners);
-	return ddp_listeners_admit(&net->listeners, roster->hosts, roster->host_count, bits);
-}
-
 /* The world knows its hosts. A filter that was there once is not given up. */
-static ddp_status let_hosts_in(ddp_net *net, const ddp_place *hosts, int count)
+static ddp_status let_hosts_in(const ddp_worker *worker, const ddp_place *hosts, int count)
 {
 	int bits[2];
 
-	if (net->unfiltered != 0)
+	if (worker->unfiltered != 0)
 		return DDP_OK;
-	int error = ddp_listeners_admit(&net->listeners, hosts, count, bits);
+	int error = ddp_listeners_admit(&worker->listeners, hosts, count, bits);
 	if (error != 0)
 		return ddp_fail_errno(DDP_ERR_IO, error, "the kernel does not take the filter of UCX's listening "
 		                      "sockets that lets the job's %d addresses in", count);
@@ -215,9 +209,9 @@ static void warn_unfiltered(const ddp_comm *comm, int count, int first, int erro
 	        error == EPERM ? ", as it may for users without privileges" : "");
 }
 
-static ddp_status open_worker(ddp_net *net, void **address, size_t *bytes)
+static ddp_status start_worker(ddp_worker *worker, void **address, size_t *bytes)
 {
-	/* One thread at a time, the one that holds run.lock. */
+	/* One thread at a time, the one that holds the lock. */
 	const ucp_worker_params_t params = {
 		.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
 		.thread_mode = UCS_THREAD_MODE_SERIALIZED,
@@ -225,59 +219,121 @@ static ddp_status open_worker(ddp_net *net, void **address, size_t *bytes)
 	ucp_address_t *own;
 	ddp_listeners before;
 	size_t length;
-	ucs_status_t ucx = init_context(&net->context);
+	ucs_status_t ucx = init_context(&worker->context);
 
 	if (ucx != UCS_OK)
 		return fail_ucx(DDP_ERR_IO, ucx, "start");
 	ddp_listeners_list(&before);
-	ucx = ucp_worker_create(net->context, &params, &net->worker);
+	ucx = ucp_worker_create(worker->context, &params, &worker->worker);
 	if (ucx == UCS_OK)
-		ddp_listeners_list(&net->listeners);
+		ddp_listeners_list(&worker->listeners);
 	if (ucx == UCS_OK)
-		ucx = ucp_worker_get_address(net->worker, &own, &length);
+		ucx = ucp_worker_get_address(worker->worker, &own, &length);
 	if (ucx != UCS_OK)
 		return fail_ucx(DDP_ERR_IO, ucx, "make a worker");
-	ddp_listeners_narrow(&net->listeners, &before, own, length);
-	net->unfiltered = filter_listeners(net);
-	ddp_status status = write_card(net, own, length, address, bytes);
-	ucp_worker_release_address(net->worker, own);
-	ucx = ucp_worker_get_efd(net->worker, &net->event_fd);
-	atomic_store(&net->poll_fd, net->event_fd);
+	ddp_listeners_narrow(&worker->listeners, &before, own, length);
+	/* Nobody has a reason to connect yet. */
+	worker->unfiltered = ddp_listeners_shut(&worker->listeners);
+	ddp_status status = write_card(worker, own, length, address, bytes);
+	ucp_worker_release_address(worker->worker, own);
+	ucx = ucp_worker_get_efd(worker->worker, &worker->event_fd);
 	if (ucx == UCS_OK)
-		ucx = set_handlers(net);
+		ucx = set_handlers(worker);
 	if (ucx != UCS_OK)
 		return fail_ucx(DDP_ERR_IO, ucx, "make a worker");
 	return status;
 }
 
-ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes)
+static ddp_worker *make_worker(ddp_roster *roster)
 {
-	DDP_UCX_FOR_LIBDDP();
-	ddp_net *net = calloc(1, sizeof(*net));
+	ddp_worker *worker = calloc(1, sizeof(*worker));
+
+	if (worker == NULL)
+		return NULL;
+	worker->peers = calloc((size_t)roster->size, sizeof(*worker->peers));
+	if (worker->peers == NULL) {
+		free(worker);
+		return NULL;
+	}
+	pthread_mutex_init(&worker->lock, NULL);
+	worker->roster = roster;
+	worker->event_fd = -1;
+	for (int r = 0; r < roster->size; r++) {
+		worker->peers[r].worker = worker;
+		worker->peers[r].peer = r;
+	}
+	return worker;
+}
+
+static ddp_status open_worker(ddp_roster *roster, void **address, size_t *bytes)
+{
+	ddp_worker *worker = roster->worker = make_worker(roster);
 	ddp_threads threads;
 
-	if (net == NULL)
+	if (worker == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
-	comm->net = net;
-	net->comm = comm;
-	net->unexpected_end = &net->unexpected;
-	net->flooding = DDP_NOBODY;
-	net->peers = calloc((size_t)comm->size, sizeof(*net->peers));
-	net->failures = calloc((size_t)comm->size, sizeof(*net->failures));
-	net->requests = calloc((size_t)comm->size, sizeof(*net->requests));
-	if (net->peers == NULL || net->failures == NULL || net->requests == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
-	for (int r = 0; r < comm->size; r++) {
-		net->peers[r].net = net;
-		net->peers[r].peer = r;
-	}
-	ddp_status status = ddp_share_make(&net->share);
+	ddp_status status = ddp_share_make(&worker->share);
 	if (status != DDP_OK)
 		return status;
 	ddp_ucx_log_list_threads(&threads);
-	status = open_worker(net, address, bytes);
+	status = start_worker(worker, address, bytes);
 	ddp_ucx_log_claim_thread(&threads);
 	return status;
+}
+
+static ddp_net *make_net(ddp_comm *comm)
+{
+	ddp_net *net = calloc(1, sizeof(*net));
+
+	if (net == NULL)
+		return NULL;
+	net->members = calloc((size_t)comm->size, sizeof(*net->members));
+	if (net->members == NULL) {
+		free(net);
+		return NULL;
+	}
+	net->comm = comm;
+	net->flooding = DDP_NOBODY;
+	for (int r = 0; r < comm->size; r++) {
+		net->members[r].posted_end = &net->members[r].posted;
+		net->members[r].unexpected_end = &net->members[r].unexpected;
+	}
+	return net;
+}
+
+ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes)
+{
+	DDP_UCX_FOR_LIBDDP();
+	ddp_net *net = make_net(comm);
+	ddp_status status = DDP_OK;
+
+	if (net == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	/* Of the world there is one; further communicators come of one that has a worker. */
+	if (comm->roster->worker == NULL)
+		status = open_worker(comm->roster, address, bytes);
+	net->worker = comm->roster->worker;
+	if (net->worker == NULL) {
+		free(net->members);
+		free(net);
+		return status;
+	}
+	pthread_mutex_lock(&net->worker->lock);
+	net->worker->users++;
+	atomic_fetch_add(&net->worker->working, 1);
+	pthread_mutex_unlock(&net->worker->lock);
+	comm->net = net;
+	return status;
+}
+
+void ddp_net_join(ddp_comm *comm)
+{
+	ddp_net *net = comm->net;
+
+	ddp_ucx_lock(net->worker, net);
+	net->id = comm->id;
+	ddp_ucx_add(net);
+	ddp_ucx_unlock(net->worker);
 }
 
 /* What all ranks told, taken together. */
@@ -302,10 +358,10 @@ static ddp_status read_card(ddp_comm *comm, int r, const void *blob, size_t byte
 	return DDP_OK;
 }
 
-static ddp_status take_card(ddp_net *net, int r, const void *blob, size_t bytes, cards *a)
+static ddp_status take_card(ddp_comm *comm, int r, const void *blob, size_t bytes, cards *a)
 {
-	ddp_comm *comm = net->comm;
-	connection *peer = &net->peers[r];
+	ddp_worker *worker = comm->net->worker;
+	connection *peer = ddp_ucx_connection(comm->net, r);
 	card c;
 	ddp_status status = read_card(comm, r, blob, bytes, &c);
 
@@ -326,7 +382,7 @@ static ddp_status take_card(ddp_net *net, int r, const void *blob, size_t bytes,
 		memcpy(a->hosts + a->host_count, from, host_bytes);
 		a->host_count += c.host_count;
 	}
-	memcpy(net->peer_listeners + a->listener_count, from + host_bytes, listener_bytes);
+	memcpy(worker->peer_listeners + a->listener_count, from + host_bytes, listener_bytes);
 	a->listener_count += c.listener_count;
 	peer->address = malloc(length);
 	if (peer->address == NULL)
@@ -335,52 +391,59 @@ static ddp_status take_card(ddp_net *net, int r, const void *blob, size_t bytes,
 	return DDP_OK;
 }
 
-static ddp_status make_tokens(ddp_net *net, const cards *a)
+/* The world's ranks are numbered as its processes. */
+static ddp_status make_tokens(const ddp_worker *worker, const cards *a)
 {
-	ddp_comm *comm = net->comm;
+	const int self = worker->roster->job->rank;
 	ddp_secret secret;
-	ddp_status status = ddp_secret_make(a->all_have_key ? &comm->roster->key : NULL, a->shares,
-	                                    comm->size, &secret);
+	ddp_status status = ddp_secret_make(a->all_have_key ? &worker->roster->key : NULL, a->shares,
+	                                    worker->roster->size, &secret);
 
-	for (int r = 0; r < comm->size && status == DDP_OK; r++) {
-		if (net->peers[r].address == NULL)
+	for (int r = 0; r < worker->roster->size && status == DDP_OK; r++) {
+		if (worker->peers[r].address == NULL)
 			continue;
-		status = ddp_token_make(&secret, comm->rank, r, &net->peers[r].ours);
+		status = ddp_token_make(&secret, self, r, &worker->peers[r].ours);
 		if (status == DDP_OK)
-			status = ddp_token_make(&secret, r, comm->rank, &net->peers[r].theirs);
+			status = ddp_token_make(&secret, r, self, &worker->peers[r].theirs);
 	}
 	explicit_bzero(&secret, sizeof(secret));
 	return status;
 }
 
+static ddp_status take_cards(ddp_comm *comm, void **addresses, const size_t *sizes, cards *a)
+{
+	ddp_worker *worker = comm->net->worker;
+	ddp_status status = DDP_OK;
+
+	for (int r = 0; r < comm->size && status == DDP_OK; r++)
+		status = take_card(comm, r, addresses[r], sizes[r], a);
+	if (status == DDP_OK)
+		status = make_tokens(worker, a);
+	if (status == DDP_OK)
+		status = let_hosts_in(worker, a->hosts, (int)a->host_count);
+	if (status != DDP_OK)
+		return status;
+	warn_unfiltered(comm, a->unfiltered, a->first_unfiltered, a->error);
+	worker->own_sockets = (ddp_own_sockets){ .listeners = &worker->listeners, .peers = worker->peer_listeners,
+	                                         .peer_count = (int)a->listener_count };
+	ddp_fork_announce(&worker->own_sockets);
+	worker->announced = true;
+	return DDP_OK;
+}
+
 ddp_status ddp_net_set_addresses(ddp_comm *comm, void **addresses, const size_t *sizes)
 {
-	ddp_net *net = comm->net;
+	ddp_worker *worker = comm->net->worker;
 	size_t size = (size_t)comm->size;
 	cards a = { .shares = calloc(size, sizeof(*a.shares)), .all_have_key = true,
 	            .hosts = calloc((size_t)comm->topology.nodes * DDP_HOST_PLACES_MAX, sizeof(*a.hosts)) };
-	ddp_status status = DDP_OK;
+	ddp_status status;
 
-	net->peer_listeners = calloc(size * DDP_LISTENERS_MAX, sizeof(*net->peer_listeners));
-	if (a.shares == NULL || a.hosts == NULL || net->peer_listeners == NULL)
+	worker->peer_listeners = calloc(size * DDP_LISTENERS_MAX, sizeof(*worker->peer_listeners));
+	if (a.shares == NULL || a.hosts == NULL || worker->peer_listeners == NULL)
 		status = ddp_fail(DDP_ERR_NOMEM, "out of memory");
-	for (int r = 0; r < comm->size && status == DDP_OK; r++)
-		status = take_card(net, r, addresses[r], sizes[r], &a);
-	if (status == DDP_OK)
-		status = make_tokens(net, &a);
-	if (status == DDP_OK && comm->roster->hosts == NULL) {
-		status = let_hosts_in(net, a.hosts, (int)a.host_count);
-		warn_unfiltered(comm, a.unfiltered, a.first_unfiltered, a.error);
-		comm->roster->hosts = a.hosts;
-		comm->roster->host_count = (int)a.host_count;
-		a.hosts = NULL;
-	}
-	if (status == DDP_OK) {
-		net->own_sockets = (ddp_own_sockets){ .listeners = &net->listeners, .peers = net->peer_listeners,
-		                                      .peer_count = (int)a.listener_count };
-		ddp_fork_announce(&net->own_sockets);
-		net->announced = true;
-	}
+	else
+		status = take_cards(comm, addresses, sizes, &a);
 	free(a.shares);
 	free(a.hosts);
 	return status;

@@ -4,23 +4,28 @@
 
 #include "base/log.h"
 
-seal ddp_ucx_seal(const ddp_net *net, int peer)
+seal ddp_ucx_seal(const connection *c)
 {
-	return (seal){ .token = net->peers[peer].ours, .source = net->comm->rank };
+	return (seal){ .token = c->ours, .source = c->worker->roster->job->rank };
 }
 
-int ddp_ucx_source(ddp_net *net, const void *header, size_t header_bytes, size_t expected_bytes)
+void ddp_ucx_unauthentic(ddp_worker *worker)
+{
+	if (worker->unauthentic++ == 0)
+		ddp_log(DDP_LOG_WARN, "a message that no rank of the communicator sent was ignored");
+}
+
+connection *ddp_ucx_source(ddp_worker *worker, const void *header, size_t header_bytes, size_t expected_bytes)
 {
 	seal s;
 
 	if (header_bytes == expected_bytes) {
 		memcpy(&s, header, sizeof(s));
 		/* Ranks of this node have no token to send. */
-		if (s.source >= 0 && s.source < net->comm->size && net->peers[s.source].address != NULL &&
-		    ddp_token_same(&s.token, &net->peers[s.source].theirs))
-			return s.source;
+		if (s.source >= 0 && s.source < worker->roster->size && worker->peers[s.source].address != NULL &&
+		    ddp_token_same(&s.token, &worker->peers[s.source].theirs))
+			return &worker->peers[s.source];
 	}
-	if (net->unauthentic++ == 0)
-		ddp_log(DDP_LOG_WARN, "a message that no rank of this communicator sent was ignored");
-	return DDP_NOBODY;
+	ddp_ucx_unauthentic(worker);
+	return NULL;
 }

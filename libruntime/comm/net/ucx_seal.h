@@ -5,8 +5,10 @@
 #include "comm/net/ucx.h"
 
 /* Of a message of this rank's to a peer. */
-seal ddp_ucx_seal(const ddp_net *net, int peer);
-/* The source of an authentic message, or DDP_NOBODY. */
-int ddp_ucx_source(ddp_net *net, const void *header, size_t header_bytes, size_t expected_bytes);
+seal ddp_ucx_seal(const connection *c);
+/* The source of an authentic message, or NULL; and what to do with one whose content
+   cannot be its source's. */
+connection *ddp_ucx_source(ddp_worker *worker, const void *header, size_t header_bytes, size_t expected_bytes);
+void ddp_ucx_unauthentic(ddp_worker *worker);
 
 #endif

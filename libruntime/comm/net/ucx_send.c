@@ -1,21 +1,25 @@
 #include "comm/net/ucx_send.h"
 
 #include "base/error.h"
+#include "comm/net/ucx_seal.h"
 #include "comm/net/ucx_ticket.h"
 #include "comm/net/ucx_window.h"
 
 ddp_status ddp_ucx_begin_send(ddp_net *net, ddp_transfer *transfer)
 {
-	ticket *t = ddp_ucx_ticket(net, transfer, transfer->peer);
+	connection *c = ddp_ucx_connection(net, transfer->peer);
+	ticket *t = ddp_ucx_ticket(&net->tickets, c, transfer, sizeof(data_header));
 
 	if (t == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
-	bool whole = ddp_ucx_charge(net, transfer, &t->header.charge);
+	data_header *header = (data_header *)(void *)t->header;
+	*header = (data_header){ .seal = ddp_ucx_seal(c), .id = net->id, .envelope = transfer->envelope };
+	bool whole = ddp_ucx_charge(c, transfer, &header->charge);
 	const ucp_request_param_t param = {
 		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
 		.cb.send = ddp_ucx_sent, .user_data = t, .flags = whole ? 0 : UCP_AM_SEND_FLAG_RNDV,
 	};
-	ddp_ucx_begun(t, ucp_am_send_nbx(net->peers[transfer->peer].ep, DDP_AM_DATA, &t->header,
-	                                 sizeof(t->header), transfer->data, transfer->bytes, &param));
+	ddp_ucx_begun(t, ucp_am_send_nbx(c->ep, DDP_AM_DATA, header, sizeof(*header), transfer->data,
+	                                 transfer->bytes, &param));
 	return DDP_OK;
 }

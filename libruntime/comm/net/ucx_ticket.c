@@ -5,30 +5,36 @@
 
 #include "comm/net/ucx_seal.h"
 
-ticket *ddp_ucx_ticket(ddp_net *net, ddp_transfer *transfer, int peer)
+ticket *ddp_ucx_ticket(ticket **list, connection *c, ddp_transfer *transfer, size_t header_bytes)
 {
-	ticket *t = malloc(sizeof(*t));
+	ticket *t = malloc(sizeof(*t) + header_bytes);
 
 	if (t == NULL)
 		return NULL;
-	*t = (ticket){ .next = net->tickets, .link = &net->tickets, .transfer = transfer, .peer = peer };
-	if (net->tickets != NULL)
-		net->tickets->link = &t->next;
-	net->tickets = t;
-	if (transfer != NULL)
-		t->header = (data_header){ .seal = ddp_ucx_seal(net, peer), .envelope = transfer->envelope };
+	t->next = *list;
+	t->link = list;
+	t->transfer = transfer;
+	t->to = c;
+	t->of_data = transfer != NULL;
+	if (t->next != NULL)
+		t->next->link = &t->next;
+	*list = t;
 	return t;
 }
 
-/* The request has ended. */
+/* The request has ended. One that the receiver refused, whose communicator is broken
+   or closed, was cancelled: nothing is wrong with the connection. */
 static void redeem(ticket *t, ucs_status_t status)
 {
-	ddp_transfer *transfer = t->transfer;
+	int none = UCS_OK;
 
-	if (transfer != NULL && status == UCS_OK)
-		transfer->done = true;
-	else if (transfer != NULL && transfer->net->peers[transfer->peer].lost == UCS_OK)
-		transfer->net->peers[transfer->peer].lost = status;
+	if (t->transfer != NULL && status != UCS_OK && status != UCS_ERR_CANCELED)
+		atomic_compare_exchange_strong(&t->to->lost, &none, status);
+	if (t->transfer != NULL) {
+		ddp_ucx_news(t->transfer->net);
+		if (status == UCS_OK)
+			atomic_store(&t->transfer->done, true);
+	}
 	*t->link = t->next;
 	if (t->next != NULL)
 		t->next->link = t->link;
@@ -56,10 +62,10 @@ void ddp_ucx_sent(void *request, ucs_status_t status, void *user)
 	ucp_request_free(request);
 }
 
-bool ddp_ucx_notify(ddp_net *net, int peer, unsigned int id, const void *header, size_t bytes)
+bool ddp_ucx_notify(ticket **list, connection *c, unsigned int id, const void *header, size_t bytes)
 {
-	const connection *c = &net->peers[peer];
-	ticket *t = c->settled && c->lost == UCS_OK && c->ep != NULL ? ddp_ucx_ticket(net, NULL, peer) : NULL;
+	const bool able = atomic_load(&c->settled) && atomic_load(&c->lost) == UCS_OK && c->ep != NULL;
+	ticket *t = able ? ddp_ucx_ticket(list, c, NULL, bytes) : NULL;
 
 	if (t == NULL)
 		return false;
@@ -67,8 +73,9 @@ bool ddp_ucx_notify(ddp_net *net, int peer, unsigned int id, const void *header,
 		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
 		.cb.send = ddp_ucx_sent, .user_data = t, .flags = UCP_AM_SEND_FLAG_EAGER,
 	};
-	memcpy(&t->header, header, bytes);
-	t->header.seal = ddp_ucx_seal(net, peer);
-	ddp_ucx_begun(t, ucp_am_send_nbx(c->ep, id, &t->header, bytes, NULL, 0, &param));
+	const seal own = ddp_ucx_seal(c);
+	memcpy(t->header, header, bytes);
+	memcpy(t->header, &own, sizeof(own));
+	ddp_ucx_begun(t, ucp_am_send_nbx(c->ep, id, t->header, bytes, NULL, 0, &param));
 	return true;
 }

@@ -1,20 +1,21 @@
-/* comm/net/ucx_ticket: requests of UCX's that are under way. */
+/* comm/net/ucx_ticket: a request of UCX's, from its begin to its end. */
 #ifndef DDP_COMM_NET_UCX_TICKET_H
 #define DDP_COMM_NET_UCX_TICKET_H
 
 #include "comm/net/ucx.h"
 
-/* A ticket for a request that is about to begin: of a transfer, or of a message to
-   a peer that belongs to none; NULL without memory. */
-ticket *ddp_ucx_ticket(ddp_net *net, ddp_transfer *transfer, int peer);
-/* After UCX has begun the request: it may have ended at once. */
+/* In a list, for a request with the peer; `transfer` may be NULL. The header, of so
+   many bytes, is the caller's to write. NULL: no memory. */
+ticket *ddp_ucx_ticket(ticket **list, connection *c, ddp_transfer *transfer, size_t header_bytes);
+
+/* What UCX returned for it. */
 void ddp_ucx_begun(ticket *t, void *request);
 /* For UCX: the request has ended. */
-void ddp_ucx_sent(void *request, ucs_status_t status, void *ticket);
-void ddp_ucx_received(void *request, ucs_status_t status, size_t length, void *ticket);
+void ddp_ucx_received(void *request, ucs_status_t status, size_t length, void *user);
+void ddp_ucx_sent(void *request, ucs_status_t status, void *user);
 
-/* Sends a message without data, whose header begins with a seal that is filled in,
-   and holds no more than a ticket has room for; false if that is not possible now. */
-bool ddp_ucx_notify(ddp_net *net, int peer, unsigned int id, const void *header, size_t bytes);
+/* Sends a header alone, which begins with a seal, to a peer that has settled; false if
+   it cannot be sent now. */
+bool ddp_ucx_notify(ticket **list, connection *c, unsigned int id, const void *header, size_t bytes);
 
 #endif

@@ -6,24 +6,23 @@
 #include "comm/net/ucx_ticket.h"
 
 enum {
-	WINDOW_LEAST = 1 << 20, /* of many ranks, in all 1 GiB, or this of each */
+	WINDOW_LEAST = 1 << 20, /* of many processes, in all 1 GiB, or this of each */
 	WINDOW_MOST = 16 << 20,
 	MESSAGE_BYTES = 128,    /* that a message takes beside its data */
 	PARTS = 4               /* of a window: when a sender is told what was taken */
 };
 
-static size_t window_bytes(const ddp_net *net)
+static size_t window_bytes(const connection *c)
 {
-	size_t share = ((size_t)1 << 30) / (size_t)net->comm->size;
+	size_t share = ((size_t)1 << 30) / (size_t)c->worker->roster->size;
 
 	if (share < WINDOW_LEAST)
 		return WINDOW_LEAST;
 	return share < WINDOW_MOST ? share : WINDOW_MOST;
 }
 
-bool ddp_ucx_charge(ddp_net *net, const ddp_transfer *t, uint64_t *charge)
+bool ddp_ucx_charge(connection *c, const ddp_transfer *t, uint64_t *charge)
 {
-	connection *c = &net->peers[t->peer];
 	uint64_t whole = t->bytes + MESSAGE_BYTES;
 
 	*charge = 0;
@@ -31,56 +30,46 @@ bool ddp_ucx_charge(ddp_net *net, const ddp_transfer *t, uint64_t *charge)
 	   nobody takes any more. */
 	if ((t->envelope.tag & DDP_NET_AGREEMENT_TAG) == DDP_NET_AGREEMENT_TAG)
 		return true;
-	if (t->bytes > 0 && c->sent_bytes - c->credited_bytes + whole > window_bytes(net))
+	if (t->bytes > 0 && c->sent_bytes - c->credited_bytes + whole > window_bytes(c))
 		return false;
 	c->sent_bytes += whole;
 	*charge = whole;
 	return true;
 }
 
-void ddp_ucx_taken(ddp_net *net, int source, uint64_t charge)
+void ddp_ucx_taken(connection *c, uint64_t charge)
 {
-	connection *c = &net->peers[source];
-
 	c->taken_bytes += charge;
-	if (c->taken_bytes - c->told_bytes >= window_bytes(net) / PARTS)
-		c->credit_due = net->credits_due = true;
+	if (c->taken_bytes - c->told_bytes < window_bytes(c) / PARTS)
+		return;
+	c->credit_due = true;
+	ddp_ucx_due(c);
 }
 
-/* After callbacks, in ddp_net_progress(). */
-void ddp_ucx_send_credits(ddp_net *net)
+bool ddp_ucx_send_credit(connection *c)
 {
-	if (!net->credits_due)
-		return;
-	net->credits_due = false;
-	for (int r = 0; r < net->comm->size; r++) {
-		connection *c = &net->peers[r];
-		if (!c->credit_due)
-			continue;
-		credit_header credit = { .taken_bytes = c->taken_bytes };
-		if (c->lost == UCS_OK && !ddp_ucx_notify(net, r, DDP_AM_CREDIT, &credit, sizeof(credit))) {
-			net->credits_due = true;
-			continue;
-		}
-		c->credit_due = false;
-		c->told_bytes = c->taken_bytes;
-	}
+	credit_header credit = { .taken_bytes = c->taken_bytes };
+
+	if (atomic_load(&c->lost) == UCS_OK &&
+	    !ddp_ucx_notify(&c->worker->tickets, c, DDP_AM_CREDIT, &credit, sizeof(credit)))
+		return false;
+	c->credit_due = false;
+	c->told_bytes = c->taken_bytes;
+	return true;
 }
 
 ucs_status_t ddp_ucx_credit_arrived(void *argument, const void *header, size_t header_bytes,
                                     void *data, size_t bytes, const ucp_am_recv_param_t *param)
 {
-	ddp_net *net = argument;
-	int source = ddp_ucx_source(net, header, header_bytes, sizeof(credit_header));
+	connection *c = ddp_ucx_source(argument, header, header_bytes, sizeof(credit_header));
 	credit_header credit;
 
 	(void)data;
 	(void)bytes;
 	(void)param;
-	if (source == DDP_NOBODY)
+	if (c == NULL)
 		return UCS_OK;
 	memcpy(&credit, header, sizeof(credit));
-	connection *c = &net->peers[source];
 	if (credit.taken_bytes > c->credited_bytes && credit.taken_bytes <= c->sent_bytes)
 		c->credited_bytes = credit.taken_bytes;
 	return UCS_OK;

@@ -1,5 +1,5 @@
 /*
- * comm/net/ucx_window: a window of bytes for each pair of ranks. What a rank sends
+ * comm/net/ucx_window: a window of bytes for each pair of processes. What a rank sends
  * goes out at once as long as its receiver has taken all but a window's bytes of
  * what was sent before; so a rank keeps at most that of each other one's messages
  * that it has not asked for yet, however late it is. Beyond, a message is only
@@ -12,12 +12,13 @@
 #include "comm/net/ucx.h"
 
 /* Does a transfer's data fit in the window of its peer? If not, it is only to be
-   announced. *charge is what the receiver gives back with ddp_ucx_taken(). */
-bool ddp_ucx_charge(ddp_net *net, const ddp_transfer *transfer, uint64_t *charge);
-void ddp_ucx_taken(ddp_net *net, int source, uint64_t charge);
+   announced. *charge is what the receiver gives back with ddp_ucx_taken(), also of
+   what nobody will ever ask for. */
+bool ddp_ucx_charge(connection *c, const ddp_transfer *transfer, uint64_t *charge);
+void ddp_ucx_taken(connection *c, uint64_t charge);
 
-/* Tells peers what was taken of what they sent. */
-void ddp_ucx_send_credits(ddp_net *net);
+/* Tells the peer what was taken of what it sent; false if that cannot be sent now. */
+bool ddp_ucx_send_credit(connection *c);
 /* For UCX: a peer has told so. */
 ucs_status_t ddp_ucx_credit_arrived(void *argument, const void *header, size_t header_bytes,
                                     void *data, size_t bytes, const ucp_am_recv_param_t *param);

@@ -321,8 +321,8 @@ static void retire(ddp_comm *comm, ddp_request *r, ddp_status status)
 {
 	free(r->transfer);
 	r->transfer = NULL;
-	atomic_fetch_sub(&comm->p2p.count, 1);
 	ddp_request_complete(r, status);
+	atomic_fetch_sub(&comm->p2p.count, 1);
 }
 
 bool ddp_p2p_progress(ddp_comm *comm)

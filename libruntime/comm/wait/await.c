@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "comm/core/doorbell.h"
 #include "comm/core/futex.h"
 #include "comm/core/liveness.h"
 #include "comm/p2p/p2p.h"
@@ -161,17 +162,19 @@ static void sleep_for(ddp_comm *comm, const ddp_condition *wait)
 	atomic_store(&self->sleeps_until, wait->until);
 	atomic_store(&self->sleeps_for, wait->sleeps_for);
 	atomic_fetch_add(&shared->sleepers, 1);
+	ddp_doorbell *door = &comm->roster->doorbell;
+	const uint32_t begun = comm->net != NULL ? ddp_doorbell_begin(door) : 0;
 	bool moved = move_p2p(comm) || (comm->net != NULL && ddp_net_progress(comm));
 	/* Last, as UCX may have ended a transfer without saying that something moved. */
 	if (!moved && wait->missing(comm, wait->argument) != DDP_NOBODY &&
 	    atomic_load(&shared->failed_by) == 0) {
 		if (comm->net == NULL)
 			ddp_futex_wait(&self->bell, bell, timeout_ns);
-		else if (ddp_net_arm(comm))
-			ddp_doorbell_sleep(comm, ddp_net_fd(comm), (int)((timeout_ns + 999999) / 1000000));
+		else if (ddp_net_arm(comm->roster))
+			ddp_doorbell_sleep(door, begun, ddp_net_fd(comm->roster), timeout_ns);
 	}
 	if (comm->net != NULL)
-		ddp_doorbell_drain(comm);
+		ddp_doorbell_end(door);
 	atomic_fetch_sub(&shared->sleepers, 1);
 	atomic_store(&self->sleeps_for, DDP_AWAKE);
 }
@@ -189,9 +192,13 @@ static ddp_status check_failure(ddp_comm *comm, const ddp_condition *wait)
 {
 	ddp_status status = ddp_comm_check(comm);
 
-	if (status == DDP_OK && comm->net != NULL)
-		status = ddp_message_check(comm, wait->missing(comm, wait->argument));
-	return status;
+	if (status != DDP_OK || comm->net == NULL)
+		return status;
+	int missing = wait->missing(comm, wait->argument);
+	/* What it sent before counts, and may just have come. */
+	if (missing != DDP_NOBODY && ddp_net_lost(comm, missing))
+		missing = wait->missing(comm, wait->argument);
+	return ddp_message_check(comm, missing);
 }
 
 /* Lets messages coalesce; a peer's notification ends it. */
@@ -201,8 +208,7 @@ static ddp_status coalesce(ddp_comm *comm, const ddp_condition *wait)
 
 	if (status != DDP_OK)
 		return status;
-	ddp_doorbell_rest(comm, wait->coalesce_ns);
-	ddp_doorbell_drain(comm);
+	ddp_doorbell_rest(&comm->roster->doorbell, wait->coalesce_ns);
 	return DDP_OK;
 }
 

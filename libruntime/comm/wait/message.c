@@ -108,29 +108,54 @@ static ddp_status break_unasked(ddp_comm *comm, const ddp_envelope *have)
 	                      (unsigned long long)comm->run.sequence);
 }
 
-/* A message of an operation that was another one here will never be asked for. */
+/* What the operation that a message belongs to was here. */
+static ddp_unexpected own_of(const ddp_comm *comm, const ddp_unexpected *came)
+{
+	const uint64_t sequence = sequence_of(&came->envelope);
+
+	return (ddp_unexpected){
+		.envelope = { .tag = sequence << 24, .operation = *past_operation(comm, sequence),
+		              .source = comm->rank },
+	};
+}
+
+static bool is_known(const ddp_comm *comm, const ddp_unexpected *came)
+{
+	return comm->run.sequence - sequence_of(&came->envelope) < DDP_PAST;
+}
+
+static bool differs(const ddp_comm *comm, const ddp_unexpected *came)
+{
+	const ddp_unexpected mine = own_of(comm, came);
+
+	return is_known(comm, came) && !ddp_fingerprint_same(&came->envelope.operation, &mine.envelope.operation);
+}
+
+static bool is_question(const ddp_unexpected *came)
+{
+	return (came->envelope.tag & question_bit) != 0;
+}
+
+/* A question, or a message of an operation that was another one here and that will
+   never be asked for. */
+static bool concerns(const ddp_comm *comm, const ddp_unexpected *came)
+{
+	if ((came->envelope.tag & DDP_NET_P2P_TAG) != 0 || sequence_of(&came->envelope) > comm->run.sequence)
+		return false;
+	return is_question(came) || !is_known(comm, came) || differs(comm, came);
+}
+
 static ddp_status check_unexpected(ddp_comm *comm)
 {
-	const ddp_unexpected *next = ddp_net_unexpected(comm, NULL);
+	ddp_unexpected came;
 
-	while (next != NULL) {
-		const ddp_unexpected *came = next;
-		const uint64_t sequence = sequence_of(&came->envelope);
-		next = ddp_net_unexpected(comm, came);
-		if ((came->envelope.tag & DDP_NET_P2P_TAG) != 0 || sequence > comm->run.sequence)
-			continue;
-		const bool known = comm->run.sequence - sequence < DDP_PAST;
-		const bool question = (came->envelope.tag & question_bit) != 0;
-		const ddp_unexpected mine = {
-			.envelope = { .tag = sequence << 24, .operation = *past_operation(comm, sequence),
-			              .source = comm->rank },
-		};
-		if (known && !ddp_fingerprint_same(&came->envelope.operation, &mine.envelope.operation))
-			return break_misfit(comm, came, &mine);
-		if (!known && !question)
-			return break_unasked(comm, &came->envelope);
-		if (question)
-			ddp_net_drop_unexpected(comm, came);
+	while (ddp_net_find_unexpected(comm, concerns, &came)) {
+		const ddp_unexpected mine = own_of(comm, &came);
+		if (differs(comm, &came))
+			return break_misfit(comm, &came, &mine);
+		if (!is_question(&came))
+			return break_unasked(comm, &came.envelope);
+		ddp_net_drop_unexpected(comm, &came);
 	}
 	return DDP_OK;
 }
@@ -147,15 +172,15 @@ static ddp_status break_lost(ddp_comm *comm, int peer)
 
 ddp_status ddp_message_check(ddp_comm *comm, int missing)
 {
-	const ddp_misfit *misfit;
+	ddp_misfit misfit;
 	ddp_status status;
 
 	if (ddp_net_down(comm))
 		return DDP_OK;
 	if ((status = ddp_net_check_failure(comm)) != DDP_OK)
 		return status;
-	if ((misfit = ddp_net_misfit(comm)) != NULL)
-		return break_misfit(comm, &misfit->came, &misfit->wanted);
+	if (ddp_net_misfit(comm, &misfit))
+		return break_misfit(comm, &misfit.came, &misfit.wanted);
 	if ((status = ddp_net_check_memory(comm)) != DDP_OK)
 		return status;
 	if (missing != DDP_NOBODY && ddp_net_lost(comm, missing))
