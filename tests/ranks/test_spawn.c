@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,6 +18,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "job/job.h"
+#include "tests/support/ranks.h"
 #include "wireup/agreement.h"
 #include "wireup/wireup.h"
 
@@ -49,14 +49,15 @@ static struct board {
 static int set_up_board(void **state)
 {
 	(void)state;
-	board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	return board != MAP_FAILED ? 0 : -1;
+	board = test_share(sizeof(*board));
+	return 0;
 }
 
 static int take_board_down(void **state)
 {
 	(void)state;
-	return munmap(board, sizeof(*board));
+	test_unshare(board, sizeof(*board));
+	return 0;
 }
 
 /* Until so many ranks are ready; a test that waits in vain runs out of time. */
