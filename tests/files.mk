@@ -44,6 +44,10 @@ gpu_tests = tests/unit/test_device
 if HAVE_CUDA_KERNELS
 gpu_tests += tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue
 endif
+if HAVE_UCX
+gpu_tests += $(top_srcdir)/tests/gpu/netplugin.sh
+endif
+EXTRA_DIST += tests/gpu/netplugin.sh tests/gpu/nccl_sums.c
 check-gpu:
 	@$(top_srcdir)/tests/support/check-gpu --here
 	@$(MAKE) --no-print-directory all check TESTS=
