@@ -104,15 +104,21 @@ static int sum_ranks(void)
 	return value == 6 ? 0 : 5;
 }
 
-static void spawned_ranks_sum(void **state)
+/* Three ranks, without a context; the exit code of the first that fails, or 0. */
+static int spawn(int (*body)(void))
 {
 	ddp_spawn_result result;
 
-	(void)state;
 	assert_int_equal(ddp_spawn(3, &result), DDP_OK);
 	if (result.is_rank)
-		_exit(sum_ranks());
-	assert_int_equal(result.exit_code, 0);
+		_exit(body());
+	return result.exit_code;
+}
+
+static void spawned_ranks_sum(void **state)
+{
+	(void)state;
+	assert_int_equal(spawn(sum_ranks), 0);
 }
 
 static int wait_for_the_absent(void)
@@ -120,6 +126,8 @@ static int wait_for_the_absent(void)
 	const ddp_options options = { .size = sizeof(options), .timeout_ms = 1000 };
 	ddp_context *context;
 
+	if (ddp_spawned_get()->rank == 1)
+		return 0;
 	ddp_status status = ddp_init(&options, &context);
 	bool named = strstr(ddp_last_error(), "rank 1 did not come") != NULL;
 	return status == DDP_ERR_TIMEOUT && named ? 0 : 1;
@@ -127,34 +135,31 @@ static int wait_for_the_absent(void)
 
 static void rank_that_never_calls_init_is_named(void **state)
 {
-	ddp_spawn_result result;
-
 	(void)state;
-	assert_int_equal(ddp_spawn(3, &result), DDP_OK);
-	if (result.is_rank)
-		_exit(ddp_spawned_get()->rank == 1 ? 0 : wait_for_the_absent());
-	assert_int_equal(result.exit_code, 0);
+	assert_int_equal(spawn(wait_for_the_absent), 0);
+}
+
+static bool *named; /* [3], shared */
+
+static int give_a_wrong_metrics_path(void)
+{
+	const ddp_options options = { .size = sizeof(options), .metrics_path = "/nonexistent/metrics", .timeout_ms = 60000 };
+	const int rank = ddp_spawned_get()->rank;
+	const char *part = rank == 0 ? "/nonexistent/metrics" : "rank 0 cannot open its device, or write its metrics";
+	ddp_context *context;
+
+	/* ddp_spawn() ends the others when one has failed; they are to speak first. */
+	signal(SIGTERM, SIG_IGN);
+	named[rank] = ddp_init(&options, &context) == DDP_ERR_IO && strstr(ddp_last_error(), part) != NULL;
+	return 1;
 }
 
 /* Only rank 0 opens the metrics; the others hear of it. */
 static void wrong_metrics_path_is_an_error_on_all_ranks(void **state)
 {
-	const ddp_options options = { .size = sizeof(options), .metrics_path = "/nonexistent/metrics", .timeout_ms = 60000 };
-	bool *named = test_share(3 * sizeof(*named));
-	ddp_spawn_result result;
-	ddp_context *context;
-
 	(void)state;
-	assert_int_equal(ddp_spawn(3, &result), DDP_OK);
-	if (result.is_rank) {
-		/* ddp_spawn() ends the others when one has failed; they are to speak first. */
-		signal(SIGTERM, SIG_IGN);
-		ddp_status status = ddp_init(&options, &context);
-		int rank = ddp_spawned_get()->rank;
-		const char *part = rank == 0 ? "/nonexistent/metrics" : "rank 0 cannot open its device, or write its metrics";
-		named[rank] = status == DDP_ERR_IO && strstr(ddp_last_error(), part) != NULL;
-		_exit(1);
-	}
+	named = test_share(3 * sizeof(*named));
+	assert_int_equal(spawn(give_a_wrong_metrics_path), 1);
 	for (int r = 0; r < 3; r++)
 		assert_true(named[r]);
 	test_unshare(named, 3 * sizeof(*named));
