@@ -440,6 +440,42 @@ typedef enum ddp_shard {
 	DDP_SHARD_GRADIENTS
 } ddp_shard;
 
+/*
+ * In what form buckets of gradients travel, if nothing is sharded. In 16 bits they are
+ * half the bytes; what each rank sends is rounded once, and what is in ddp_type's comments
+ * on 16-bit types. bf16 keeps f32's range, and 8 bits; f16 keeps 11 bits of what is in its
+ * range, into which gradients are scaled by a power of two: by the largest of the step
+ * before, so that the first step, also after a checkpoint was loaded, goes by f32, as does
+ * one that would not fit. Rows (ddp_grad_rows()) travel in f32.
+ */
+typedef enum ddp_compression {
+	DDP_COMPRESS_NONE = 0,
+	DDP_COMPRESS_BF16,
+	DDP_COMPRESS_F16
+} ddp_compression;
+
+/* A bucket of gradients, for a program that sums them in its own way. */
+typedef struct ddp_grad_bucket {
+	int index, buckets;  /* 0 .. buckets - 1: the one that backward fills first is 0 */
+	float *grads;        /* [count]: this rank's; finish() leaves the sums over all ranks */
+	int64_t count;
+	ddp_comm *comm;      /* the world */
+} ddp_grad_bucket;
+
+/*
+ * The program's own way of summing gradients, if nothing is sharded. start() is called
+ * when a bucket is complete, from ddp_grad_ready() or at the end of the step, and should
+ * issue what it can and return; finish() waits for that, at the end of the step. Both are
+ * called for the buckets in their order, on all ranks alike, so that they may use
+ * collectives; on all ranks the sums must come out the same. An error is the model's last.
+ * After another error of the step, finish() is not called any more.
+ */
+typedef struct ddp_bucket_hook {
+	ddp_status (*start)(void *user, const ddp_grad_bucket *bucket);
+	ddp_status (*finish)(void *user, const ddp_grad_bucket *bucket);
+	void *user;
+} ddp_bucket_hook;
+
 /* AdamW: Loshchilov and Hutter, ICLR 2019, in PyTorch's order of operations. */
 typedef struct ddp_model_options {
 	size_t size;            /* sizeof(ddp_model_options) */
@@ -458,6 +494,8 @@ typedef struct ddp_model_options {
 	ddp_shard shard;
 	bool no_overlap;        /* reduce after backward only, for measurements */
 	bool no_communication;  /* reduce nothing: ranks drift apart, for measurements */
+	ddp_compression compress;
+	ddp_bucket_hook hook;   /* start NULL: none */
 } ddp_model_options;
 
 /*

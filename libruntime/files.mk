@@ -127,7 +127,8 @@ reduce_sources = \
 	libruntime/reduce/rows.c libruntime/reduce/rows.h \
 	libruntime/reduce/step.c \
 	libruntime/reduce/strategy.c libruntime/reduce/strategy.h \
-	libruntime/reduce/strategy_all_reduce.c \
+	libruntime/reduce/strategy_all_reduce.c libruntime/reduce/strategy_all_reduce.h \
+	libruntime/reduce/strategy_compress.c libruntime/reduce/strategy_hook.c \
 	libruntime/reduce/strategy_node.c libruntime/reduce/strategy_node.h \
 	libruntime/reduce/strategy_scatter.c \
 	libruntime/reduce/unit.c libruntime/reduce/unit.h

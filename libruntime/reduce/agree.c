@@ -36,7 +36,7 @@ static double hash_number(uint64_t hash)
 
 static const uint64_t HASH_START = 0xcbf29ce484222325u;
 
-enum { FACT_COUNT, FACT_HASH, FACTS = 15 };
+enum { FACT_COUNT, FACT_HASH, FACTS = 17 };
 
 static void state_facts(const ddp_layout *layout, const ddp_model_settings *settings,
                         ddp_fact *facts)
@@ -62,6 +62,8 @@ static void state_facts(const ddp_layout *layout, const ddp_model_settings *sett
 		{ "momentum", optim->momentum },
 		{ "clip_norm", settings->clip_norm },
 		{ "shard", settings->shard },
+		{ "compress", settings->compress },
+		{ "hook", settings->hook.start != NULL },
 		{ "no_overlap", settings->no_overlap },
 		{ "no_communication", settings->no_communication },
 	};

@@ -37,7 +37,7 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 	if (status != DDP_OK)
 		return status;
 	const int ranks = communicates(model) ? ddp_comm_size(comm) : 1;
-	model->strategy = ddp_strategy_choose(model->settings.shard, ranks, ddp_comm_nodes(comm));
+	model->strategy = ddp_strategy_choose(&model->settings, ranks, ddp_comm_nodes(comm));
 	const int rows_among = model->strategy->moves_rows ? ranks : 1;
 	status = ddp_layout_make(params, count, &model->layout);
 	if (status == DDP_OK)

@@ -31,6 +31,8 @@ struct ddp_model {
 	double learning_rate;
 	int64_t steps;          /* done */
 	ddp_magnitude magnitude; /* of the step under way */
+	double largest;         /* that sums of all ranks' gradients could be in the last step
+	                           that all have agreed on */
 	bool sync;
 	bool reduced;           /* all gradients of the step under way, which is not updated */
 	ddp_step_stats stats;   /* of that step, as far as they are known */

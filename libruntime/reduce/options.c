@@ -72,6 +72,9 @@ static ddp_status check_settings(const ddp_model_settings *settings)
 		{ "shard", settings->shard,
 		  settings->shard >= DDP_SHARD_AUTO && settings->shard <= DDP_SHARD_GRADIENTS,
 		  "DDP_SHARD_AUTO, DDP_SHARD_NONE, DDP_SHARD_STATE or DDP_SHARD_GRADIENTS" },
+		{ "compress", settings->compress,
+		  settings->compress >= DDP_COMPRESS_NONE && settings->compress <= DDP_COMPRESS_F16,
+		  "DDP_COMPRESS_NONE, DDP_COMPRESS_BF16 or DDP_COMPRESS_F16" },
 		{ "clip_norm", settings->clip_norm,
 		  isfinite(settings->clip_norm) && settings->clip_norm >= 0, "0 or more" },
 	};
@@ -80,6 +83,24 @@ static ddp_status check_settings(const ddp_model_settings *settings)
 	for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]) && status == DDP_OK; i++)
 		status = check(checks[i].name, checks[i].value, checks[i].good, checks[i].range);
 	return status;
+}
+
+/* What sums gradients in a way of its own has all of them on each rank. */
+static ddp_status check_reduction(const ddp_model_settings *settings)
+{
+	const ddp_bucket_hook *hook = &settings->hook;
+	const bool hooked = hook->start != NULL || hook->finish != NULL;
+	const bool compressed = settings->compress != DDP_COMPRESS_NONE;
+
+	if (hooked && (hook->start == NULL || hook->finish == NULL))
+		return ddp_fail(DDP_ERR_INVALID, "model option hook needs both start and finish");
+	if (hooked && compressed)
+		return ddp_fail(DDP_ERR_INVALID, "model options hook and compress are two ways of reducing; "
+		                "give one of them");
+	if ((hooked || compressed) && settings->shard > DDP_SHARD_NONE)
+		return ddp_fail(DDP_ERR_INVALID, "model option %s needs all gradients on each rank; leave "
+		                "shard at DDP_SHARD_AUTO or DDP_SHARD_NONE", hooked ? "hook" : "compress");
+	return DDP_OK;
 }
 
 ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_settings *settings)
@@ -117,10 +138,14 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		.learning_rate = or_default(options.learning_rate, 1e-3),
 		.clip_norm = options.clip_norm,
 		.shard = options.shard,
+		.compress = options.compress,
+		.hook = options.hook,
 		.no_overlap = options.no_overlap,
 		.no_communication = options.no_communication,
 	};
 	status = check_settings(&made);
+	if (status == DDP_OK)
+		status = check_reduction(&made);
 	if (status == DDP_OK)
 		*settings = made;
 	return status;

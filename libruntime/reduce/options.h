@@ -11,6 +11,8 @@ typedef struct ddp_model_settings {
 	double learning_rate;
 	double clip_norm; /* 0: none */
 	ddp_shard shard;
+	ddp_compression compress;
+	ddp_bucket_hook hook; /* start NULL: none */
 	bool no_overlap, no_communication;
 } ddp_model_settings;
 

@@ -266,6 +266,7 @@ static ddp_status agree(ddp_model *model, double weight, double loss_sum, ddp_st
 	if (status != DDP_OK)
 		return status;
 	model->compared = true;
+	model->largest = all.largest;
 	stats->weight = all.weight;
 	stats->loss = all.loss_sum / all.weight;
 	stats->learning_rate = model->learning_rate;

@@ -9,6 +9,7 @@
 
 #include "optim/optim.h"
 #include "reduce/layout.h"
+#include "reduce/options.h"
 
 struct ddp_model;
 
@@ -62,7 +63,9 @@ typedef struct ddp_strategy {
 extern const ddp_strategy ddp_all_reduce_strategy, ddp_node_strategy;
 extern const ddp_strategy ddp_scatter_strategy, ddp_scatter_gradients_strategy; /* _scatter.c */
 
+extern const ddp_strategy ddp_compress_strategy, ddp_hook_strategy;
+
 /* The one for a world of `ranks` that communicate (1 if they do not), on `nodes`. */
-const ddp_strategy *ddp_strategy_choose(ddp_shard shard, int ranks, int nodes);
+const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int ranks, int nodes);
 
 #endif

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "kernels.h"
 #include "reduce/model_state.h"
+#include "reduce/strategy_all_reduce.h"
 
 static ddp_status start(ddp_model *model, int k)
 {
@@ -30,15 +31,15 @@ static ddp_status wait(ddp_model *model, int k)
 	                       (bucket->end - bucket->begin) * (int64_t)sizeof(float));
 }
 
-static void add_rows(ddp_model *model, const ddp_slot *slot, const int32_t *rows,
-                     const float *values, int64_t count)
+void ddp_all_reduce_add_rows(ddp_model *model, const ddp_slot *slot, const int32_t *rows,
+                             const float *values, int64_t count)
 {
 	dk_add_rows(model->grads + slot->offset, rows, values, count, slot->count / slot->shape[0]);
 }
 
 /* The same bits on all ranks: each sums the squares of what it owns, in pieces, and the
    sums are all-reduced. */
-static ddp_status reduce(ddp_model *model, double *squares)
+ddp_status ddp_all_reduce_finish(ddp_model *model, double *squares)
 {
 	ddp_status status = ddp_model_wait(model, 0, model->plan.count);
 
@@ -83,7 +84,8 @@ static ddp_status update_by_bucket(ddp_model *model, const ddp_update *update, d
 	return DDP_OK;
 }
 
-static ddp_status update(ddp_model *model, const ddp_update *update, bool reduced, double *squares)
+ddp_status ddp_all_reduce_update(ddp_model *model, const ddp_update *update, bool reduced,
+                                 double *squares)
 {
 	if (!reduced)
 		return update_by_bucket(model, update, squares);
@@ -94,5 +96,6 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 
 const ddp_strategy ddp_all_reduce_strategy = {
 	.name = "all_reduce", .shard = DDP_SHARD_NONE, .moves_rows = true,
-	.start = start, .wait = wait, .add_rows = add_rows, .reduce = reduce, .update = update,
+	.start = start, .wait = wait, .add_rows = ddp_all_reduce_add_rows,
+	.reduce = ddp_all_reduce_finish, .update = ddp_all_reduce_update,
 };

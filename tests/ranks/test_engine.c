@@ -341,11 +341,34 @@ static ddp_context context_of(ddp_comm *comm)
 	return context;
 }
 
+static ddp_status all_reduce(void *user, const ddp_grad_bucket *bucket)
+{
+	(void)user;
+	return ddp_all_reduce(bucket->comm, NULL, bucket->grads, (size_t)bucket->count, DDP_F32, DDP_SUM);
+}
+
+static ddp_status nothing_left(void *user, const ddp_grad_bucket *bucket)
+{
+	(void)user;
+	return bucket->count > 0 ? DDP_OK : DDP_ERR_INTERNAL;
+}
+
 static int every_way(ddp_comm *comm, void *argument)
 {
-	static const struct { ddp_shard shard; bool no_overlap; } ways[] = {
-		{ DDP_SHARD_NONE, false }, { DDP_SHARD_NONE, true }, { DDP_SHARD_STATE, false },
-		{ DDP_SHARD_GRADIENTS, false }, { DDP_SHARD_GRADIENTS, true },
+	static const struct {
+		ddp_shard shard;
+		bool no_overlap;
+		ddp_compression compress;
+		ddp_bucket_hook hook;
+	} ways[] = {
+		{ DDP_SHARD_NONE, false, DDP_COMPRESS_NONE, { 0 } },
+		{ DDP_SHARD_NONE, true, DDP_COMPRESS_NONE, { 0 } },
+		{ DDP_SHARD_STATE, false, DDP_COMPRESS_NONE, { 0 } },
+		{ DDP_SHARD_GRADIENTS, false, DDP_COMPRESS_NONE, { 0 } },
+		{ DDP_SHARD_GRADIENTS, true, DDP_COMPRESS_NONE, { 0 } },
+		{ DDP_SHARD_NONE, false, DDP_COMPRESS_NONE, { .start = all_reduce, .finish = nothing_left } },
+		{ DDP_SHARD_NONE, false, DDP_COMPRESS_BF16, { 0 } },
+		{ DDP_SHARD_NONE, false, DDP_COMPRESS_F16, { 0 } },
 	};
 	const scenario *s = argument;
 	ddp_context context = context_of(comm);
@@ -355,6 +378,11 @@ static int every_way(ddp_comm *comm, void *argument)
 		ddp_model_options options = s->options;
 		options.shard = ways[w].shard;
 		options.no_overlap = ways[w].no_overlap;
+		options.compress = ways[w].compress;
+		options.hook = ways[w].hook;
+		/* Sums of whole numbers, up to 256, are exact in 16 bits, too. */
+		if (options.compress != DDP_COMPRESS_NONE && !s->whole)
+			continue;
 		train_by(&context, s, &options, &x, w == 0);
 	}
 	ddp_watch_close(context.watch);

@@ -1,0 +1,14 @@
+/* strategy_all_reduce: what strategies share whose reduced gradients are all on each rank. */
+#ifndef DDP_REDUCE_STRATEGY_ALL_REDUCE_H
+#define DDP_REDUCE_STRATEGY_ALL_REDUCE_H
+
+#include "reduce/strategy.h"
+
+/* As those of ddp_strategy. */
+void ddp_all_reduce_add_rows(struct ddp_model *model, const ddp_slot *slot, const int32_t *rows,
+                             const float *values, int64_t count);
+ddp_status ddp_all_reduce_finish(struct ddp_model *model, double *squares);
+ddp_status ddp_all_reduce_update(struct ddp_model *model, const ddp_update *update, bool reduced,
+                                 double *squares);
+
+#endif

@@ -1,0 +1,61 @@
+/* hook: the program itself sums a bucket's gradients over all ranks, in its own way. */
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "reduce/model_state.h"
+#include "reduce/strategy_all_reduce.h"
+
+typedef struct hook {
+	int started, ended; /* buckets before them are, in this step */
+} hook;
+
+static ddp_status prepare(ddp_model *model)
+{
+	model->own = calloc(1, sizeof(hook));
+	return model->own != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for the program's hook");
+}
+
+static void close_hook(ddp_model *model)
+{
+	free(model->own);
+}
+
+static ddp_grad_bucket view(const ddp_model *model, int k)
+{
+	const ddp_bucket *bucket = &model->plan.buckets[k];
+
+	return (ddp_grad_bucket){
+		.index = k, .buckets = model->plan.count, .grads = model->grads + bucket->begin,
+		.count = bucket->end - bucket->begin, .comm = model->context->world,
+	};
+}
+
+static ddp_status start(ddp_model *model, int k)
+{
+	const ddp_grad_bucket bucket = view(model, k);
+
+	hook *h = model->own;
+
+	*h = (hook){ .started = k + 1, .ended = k > 0 ? h->ended : 0 };
+	return model->settings.hook.start(model->settings.hook.user, &bucket);
+}
+
+static ddp_status wait(ddp_model *model, int k)
+{
+	const ddp_grad_bucket bucket = view(model, k);
+
+	hook *h = model->own;
+
+	if (k < h->ended || k >= h->started)
+		return DDP_OK;
+	h->ended = k + 1;
+	ddp_status status = model->settings.hook.finish(model->settings.hook.user, &bucket);
+	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "the program's hook, bucket %d", k);
+}
+
+const ddp_strategy ddp_hook_strategy = {
+	.name = "hook", .shard = DDP_SHARD_NONE, .moves_rows = true,
+	.prepare = prepare, .close = close_hook,
+	.start = start, .wait = wait, .add_rows = ddp_all_reduce_add_rows,
+	.reduce = ddp_all_reduce_finish, .update = ddp_all_reduce_update,
+};

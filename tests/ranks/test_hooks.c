@@ -1,0 +1,210 @@
+/* reduce: buckets that travel in 16 bits, or as the program's own hook has them. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/error.h"
+#include "reduce/model_state.h"
+#include "tests/support/context_ranks.h"
+
+enum { COUNT = 3000, RANKS = 3 };
+
+static const ddp_param one = { .name = "w", .ndim = 1, .shape = { COUNT } };
+
+/* Several buckets; the parameter becomes minus the sum of gradients. */
+static const ddp_model_options plain = {
+	.size = sizeof(plain), .optimizer = DDP_SGD, .learning_rate = 1, .bucket_mb = 4096.0 / (1 << 20),
+};
+
+static bool says(const char *part)
+{
+	return strstr(ddp_last_error(), part) != NULL;
+}
+
+/* From 2^-6 to 1, of either sign. */
+static float value(int rank, int i)
+{
+	unsigned int x = (unsigned int)(rank * COUNT + i + 1) * 0x9e3779b1u;
+
+	x = (x ^ x >> 15) * 0x2c1b3c6du;
+	x ^= x >> 13;
+	return ldexpf(0.5f + (float)(x >> 9) / (1 << 24), -(int)(x % 6)) * (x & 64 ? 1 : -1);
+}
+
+/* A step with gradients of `factor` times value(); how many sums are not those of f32, and
+   whether all are within `bits` of the sum of magnitudes and of the sum itself. */
+static int step_and_compare(ddp_context *context, ddp_model *model, float factor, int bits)
+{
+	float *grad = ddp_param_grad(model, 0);
+	int ranks = ddp_comm_size(context->world), rounded = 0;
+
+	for (int i = 0; i < COUNT; i++)
+		grad[i] = factor * value(ddp_comm_rank(context->world), i);
+	CHECK_OK(ddp_grad_ready(model, 0));
+	CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
+	for (int i = 0; i < COUNT; i++) {
+		double exact = 0, magnitudes = 0;
+		float single = 0;
+		for (int r = 0; r < ranks; r++) {
+			volatile float own = factor * value(r, i); /* rounded before it is added */
+			exact += own;
+			magnitudes += fabs((double)own);
+			single += own;
+		}
+		CHECK(fabs(grad[i] - exact) <= ldexp(magnitudes + fabs((double)grad[i]), -bits));
+		rounded += grad[i] != single;
+	}
+	CHECK_OK(ddp_update_params(model, NULL));
+	CHECK_OK(ddp_model_compare(model)); /* all ranks have the same bits */
+	return rounded;
+}
+
+static int bf16_body(ddp_context *context, void *user)
+{
+	ddp_model_options options = plain;
+	ddp_model *model;
+
+	(void)user;
+	options.compress = DDP_COMPRESS_BF16;
+	CHECK_OK(ddp_model_create(context, &one, 1, &options, &model));
+	/* 8 bits: half a unit in the last place is at most 2^-8. It does not know overflow. */
+	CHECK(step_and_compare(context, model, 1, 8) > COUNT / 2);
+	CHECK(step_and_compare(context, model, 1e30f, 8) > COUNT / 2);
+	ddp_model_free(model);
+	return 0;
+}
+
+static int f16_body(ddp_context *context, void *user)
+{
+	ddp_model_options options = plain;
+	ddp_model *model;
+
+	(void)user;
+	options.compress = DDP_COMPRESS_F16;
+	CHECK_OK(ddp_model_create(context, &one, 1, &options, &model));
+	CHECK(step_and_compare(context, model, 1e6f, 23) == 0); /* the first goes by f32 */
+	/* 11 bits, wherever the range is. */
+	CHECK(step_and_compare(context, model, 1e6f, 11) > COUNT / 2);
+	CHECK(step_and_compare(context, model, 1e7f, 11) > COUNT / 2);
+	/* Beyond what the step before let expect: again in f32, then in the new range. */
+	CHECK(step_and_compare(context, model, 1e12f, 23) == 0);
+	CHECK(step_and_compare(context, model, 1e12f, 11) > COUNT / 2);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void sums_of_16_bits_are_as_exact_as_they_can_be(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(RANKS, bf16_body, NULL), 0);
+	assert_int_equal(run_ranks(RANKS, f16_body, NULL), 0);
+}
+
+/* ---- the program's hook --------------------------------------------------------- */
+
+enum { BUCKETS_MAX = 64 };
+
+typedef struct hook {
+	ddp_request *requests[BUCKETS_MAX];
+	int started, finished, fails_at;
+} hook;
+
+static ddp_status start(void *user, const ddp_grad_bucket *bucket)
+{
+	hook *h = user;
+	const ddp_collective operation = {
+		.kind = DDP_ALL_REDUCE, .recv = bucket->grads, .count = (size_t)bucket->count,
+		.type = DDP_F32, .op = DDP_SUM,
+	};
+
+	CHECK(bucket->index == h->started && bucket->buckets <= BUCKETS_MAX);
+	if (h->fails_at == h->started)
+		return ddp_fail(DDP_ERR_IO, "the hook does not want to");
+	return ddp_issue(bucket->comm, &operation, &h->requests[h->started++]);
+}
+
+static ddp_status finish(void *user, const ddp_grad_bucket *bucket)
+{
+	hook *h = user;
+
+	CHECK(bucket->index == h->finished && h->finished < h->started);
+	return ddp_wait(h->requests[h->finished++]);
+}
+
+static int hook_body(ddp_context *context, void *user)
+{
+	hook h = { .fails_at = -1 };
+	ddp_model_options options = plain;
+	ddp_model *model;
+
+	(void)user;
+	options.hook = (ddp_bucket_hook){ start, finish, &h };
+	CHECK_OK(ddp_model_create(context, &one, 1, &options, &model));
+	const int buckets = model->plan.count;
+	for (int step = 0; step < 2; step++) {
+		h.started = h.finished = 0;
+		CHECK(step_and_compare(context, model, 1, 23) == 0);
+		CHECK(h.started == buckets && h.finished == buckets && buckets > 2);
+	}
+	/* What is not updated is waited for, too. */
+	h.started = h.finished = 0;
+	ddp_param_grad(model, 0)[7] = NAN;
+	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_NOT_FINITE);
+	CHECK(h.started == buckets && h.finished == buckets);
+
+	/* No rank may break the world while another is still in that step. */
+	CHECK_OK(ddp_barrier(context->world));
+	h.started = h.finished = 0;
+	h.fails_at = ddp_comm_rank(context->world) == 1 ? 0 : -1;
+	ddp_status status = ddp_step(model, 1, 0, NULL);
+	CHECK(status == (h.fails_at == 0 ? DDP_ERR_IO : DDP_ERR_ABORTED));
+	CHECK(says("the hook does not want to"));
+	while (h.finished < h.started)
+		ddp_wait(h.requests[h.finished++]);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void a_hook_gets_each_bucket_once_in_order(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(RANKS, hook_body, NULL), 0);
+}
+
+static void options_that_exclude_each_other_are_refused(void **state)
+{
+	const ddp_bucket_hook whole = { start, finish, NULL }, half = { start, NULL, NULL };
+	const struct { ddp_model_options options; const char *part; } bad[] = {
+		{ { .compress = (ddp_compression)3 }, "compress is 3" },
+		{ { .compress = DDP_COMPRESS_F16, .shard = DDP_SHARD_STATE }, "compress needs all gradients" },
+		{ { .hook = whole, .shard = DDP_SHARD_GRADIENTS }, "hook needs all gradients" },
+		{ { .hook = half }, "both start and finish" },
+		{ { .hook = whole, .compress = DDP_COMPRESS_BF16 }, "give one of them" },
+	};
+	ddp_model_settings settings;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		ddp_model_options options = bad[i].options;
+		options.size = sizeof(options);
+		assert_int_equal(ddp_model_settings_make(&options, &settings), DDP_ERR_INVALID);
+		assert_true(says(bad[i].part));
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(options_that_exclude_each_other_are_refused),
+		cmocka_unit_test(sums_of_16_bits_are_as_exact_as_they_can_be),
+		cmocka_unit_test(a_hook_gets_each_bucket_once_in_order),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
