@@ -3,9 +3,13 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
+#include "comm/agree.h"
 #include "comm/core/comm.h"
+#include "comm/host.h"
+#include "comm/request.h"
 
 /* Between two rounds of questions. */
 enum { PAUSE_MIN_US = 20, PAUSE_MAX_US = 500 };
@@ -18,11 +22,80 @@ struct ddp_follower {
 	pthread_cond_t changed;
 	ddp_request *head, *tail;
 	bool stopping, aborted;
+	ddp_comm *twin; /* for a backend that does not compare */
 };
 
 static bool is_p2p(const ddp_request *request)
 {
 	return request->operation.kind == DDP_SEND || request->operation.kind == DDP_RECV;
+}
+
+static ddp_request *first_collective(const struct ddp_follower *f)
+{
+	ddp_request *r = f->head;
+
+	while (r != NULL && is_p2p(r))
+		r = r->next;
+	return r;
+}
+
+/* What each rank has issued, which is gathered beside the operation. */
+typedef struct ddp_comparison {
+	ddp_request *request;
+	ddp_fingerprint own, issued[]; /* [size] */
+} comparison;
+
+static ddp_status begin_comparison(struct ddp_follower *f, ddp_request *r)
+{
+	const size_t bytes = (size_t)f->comm->size * sizeof(ddp_fingerprint);
+	comparison *made = malloc(sizeof(*made) + bytes);
+
+	if (made == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	made->own = ddp_fingerprint_of(&r->operation, f->comm->size);
+	ddp_status status = ddp_comm_issue(
+		f->twin, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = &made->own, .recv = made->issued,
+		                            .count = sizeof(made->own), .type = DDP_U8 }, &made->request);
+	if (status == DDP_OK)
+		r->comparison = made;
+	else
+		free(made);
+	return status;
+}
+
+/* Breaks the communicator if a rank has issued another operation. */
+static void compare(struct ddp_follower *f, const comparison *c)
+{
+	char mine[128], theirs[128];
+
+	for (int r = 0; r < f->comm->size; r++) {
+		if (ddp_fingerprint_same(&c->own, &c->issued[r]))
+			continue;
+		ddp_fingerprint_describe(&c->own, mine, sizeof(mine));
+		ddp_fingerprint_describe(&c->issued[r], theirs, sizeof(theirs));
+		(void)ddp_comm_break(f->comm, DDP_ERR_MISMATCH, r, "%s issued %s, but %s issued %s",
+		                     ddp_rank_text(f->comm, f->comm->rank), mine, ddp_rank_text(f->comm, r), theirs);
+		return;
+	}
+}
+
+/* Those that all ranks have issued meanwhile; the others stay as they are. */
+static void end_comparisons(struct ddp_follower *f)
+{
+	bool done = true;
+
+	for (ddp_request *r = f->head; r != NULL && done; r = r->next) {
+		if (r->comparison == NULL)
+			continue;
+		const ddp_status status = ddp_test(r->comparison->request, &done);
+		/* An error is one of the communicator, too. */
+		if (done && status == DDP_OK)
+			compare(f, r->comparison);
+		if (done) {
+			free(r->comparison);
+			r->comparison = NULL;
+		}
+	}
 }
 
 /* Takes the first request that is complete off the list. Sends and receives keep nothing
@@ -33,7 +106,8 @@ static ddp_request *take_complete(struct ddp_follower *f, ddp_status *status)
 	bool done = false;
 
 	for (ddp_request *r = f->head; r != NULL; before = r, r = r->next) {
-		*status = f->lane->backend->poll(f->lane->self, r, &done);
+		if (r->comparison == NULL)
+			*status = f->lane->backend->poll(f->lane->self, r, &done);
 		if (done) {
 			if (before == NULL)
 				f->head = r->next;
@@ -50,13 +124,22 @@ static ddp_request *take_complete(struct ddp_follower *f, ddp_status *status)
 	return NULL;
 }
 
-static bool has_collective(const struct ddp_follower *f)
+/* The first collective is late if it does not end though all ranks have issued it. */
+static void check_deadline(struct ddp_follower *f)
 {
-	const ddp_request *r = f->head;
+	ddp_request *r = first_collective(f);
+	char text[128];
 
-	while (r != NULL && is_p2p(r))
-		r = r->next;
-	return r != NULL;
+	if (f->twin == NULL || r == NULL || r->comparison != NULL || f->aborted)
+		return;
+	if (r->deadline_ns == 0)
+		r->deadline_ns = ddp_now_ns() + (uint64_t)f->comm->timeout_ms * 1000000;
+	if (ddp_now_ns() < r->deadline_ns)
+		return;
+	ddp_collective_describe(&r->operation, text, sizeof(text));
+	(void)ddp_comm_break(f->comm, DDP_ERR_TIMEOUT, DDP_NOBODY,
+	                     "%s: %s was issued by all ranks, but did not end within %d ms: see what its queue waits for",
+	                     ddp_rank_text(f->comm, f->comm->rank), text, f->comm->timeout_ms);
 }
 
 /* Nobody will ever come to end what is open. */
@@ -64,7 +147,7 @@ static void abort_if_useless(struct ddp_follower *f)
 {
 	if (f->aborted || f->lane->backend->abort == NULL)
 		return;
-	if (ddp_comm_check(f->comm) == DDP_OK && !(f->stopping && !has_collective(f)))
+	if (ddp_comm_check(f->comm) == DDP_OK && !(f->stopping && first_collective(f) == NULL))
 		return;
 	f->lane->backend->abort(f->lane->self);
 	f->aborted = true;
@@ -74,7 +157,7 @@ static void *follow(void *argument)
 {
 	struct ddp_follower *f = argument;
 	unsigned int pause_us = PAUSE_MIN_US;
-	ddp_status status;
+	ddp_status status = DDP_OK;
 
 	pthread_mutex_lock(&f->lock);
 	while (f->head != NULL || !f->stopping) {
@@ -82,11 +165,16 @@ static void *follow(void *argument)
 			pthread_cond_wait(&f->changed, &f->lock);
 			continue;
 		}
+		end_comparisons(f);
 		ddp_request *complete = take_complete(f, &status);
+		check_deadline(f);
 		if (complete == NULL)
 			abort_if_useless(f);
 		pthread_mutex_unlock(&f->lock);
 		if (complete != NULL) {
+			/* Why it was aborted is told better than that it was. */
+			if (status != DDP_OK && ddp_comm_check(f->comm) != DDP_OK)
+				status = ddp_comm_check(f->comm);
 			ddp_request_finish(complete, status);
 			pause_us = PAUSE_MIN_US;
 		} else {
@@ -99,32 +187,60 @@ static void *follow(void *argument)
 	return NULL;
 }
 
-ddp_status ddp_follower_open(ddp_comm *comm, const ddp_lane *lane, struct ddp_follower **follower)
+static void release(struct ddp_follower *f)
+{
+	if (f->twin != NULL)
+		ddp_host_close(f->twin);
+	pthread_cond_destroy(&f->changed);
+	pthread_mutex_destroy(&f->lock);
+	free(f);
+}
+
+static struct ddp_follower *make(ddp_comm *comm, const ddp_lane *lane)
 {
 	struct ddp_follower *f = calloc(1, sizeof(*f));
 
 	if (f == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return NULL;
 	f->comm = comm;
 	f->lane = lane;
 	pthread_mutex_init(&f->lock, NULL);
 	pthread_cond_init(&f->changed, NULL);
-	int error = ddp_thread_start(&f->thread, follow, f);
-	if (error != 0) {
-		free(f);
-		return ddp_fail_errno(DDP_ERR_NOMEM, error, "cannot start the thread that follows operations");
-	}
-	*follower = f;
-	return DDP_OK;
+	return f;
+}
+
+ddp_status ddp_follower_open(ddp_comm *comm, const ddp_lane *lane, struct ddp_follower **follower)
+{
+	struct ddp_follower *f = make(comm, lane);
+	ddp_status status = f != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "out of memory");
+
+	status = ddp_comm_agree(comm, status, "get the memory to follow operations");
+	if (status == DDP_OK && !lane->backend->compares)
+		status = ddp_twin_open(comm, &f->twin);
+	int error = status == DDP_OK ? ddp_thread_start(&f->thread, follow, f) : 0;
+	if (error != 0)
+		status = ddp_fail_errno(DDP_ERR_NOMEM, error, "cannot start the thread that follows operations");
+	if (status == DDP_OK)
+		*follower = f;
+	else if (f != NULL)
+		release(f);
+	return status;
 }
 
 ddp_status ddp_follower_issue(struct ddp_follower *f, ddp_request *request)
 {
+	ddp_status begun = DDP_OK;
+
 	pthread_mutex_lock(&f->lock);
 	ddp_status status = f->stopping
 		? ddp_fail(DDP_ERR_STATE, "%s was issued to a communicator that is being closed",
 		           ddp_kind_name(request->operation.kind))
 		: f->lane->backend->issue(f->lane->self, request);
+	if (status == DDP_OK && f->twin != NULL && !is_p2p(request))
+		begun = begin_comparison(f, request);
+	/* It has begun: it is followed, and ends with the communicator. */
+	if (begun != DDP_OK)
+		(void)ddp_comm_break(f->comm, begun, f->comm->rank, "%s", ddp_last_error());
 	if (status == DDP_OK) {
 		request->lane = f->lane;
 		request->next = NULL;
@@ -159,7 +275,5 @@ void ddp_follower_close(struct ddp_follower *f)
 	pthread_cond_signal(&f->changed);
 	pthread_mutex_unlock(&f->lock);
 	pthread_join(f->thread, NULL);
-	pthread_cond_destroy(&f->changed);
-	pthread_mutex_destroy(&f->lock);
-	free(f);
+	release(f);
 }

@@ -1,11 +1,16 @@
-/* comm/follow: finds out when requests of a backend that is asked are complete, and ends
-   them: a thread for each lane. */
+/*
+ * comm/follow: finds out when requests of a backend that is asked are complete, and ends
+ * them: a thread for each lane. For a backend that does not compare, it also sees that all
+ * ranks have issued the same collective, which they tell each other by the backend host
+ * meanwhile; and that it ends by its deadline, which counts from when all had issued it
+ * and those before it had ended.
+ */
 #ifndef DDP_COMM_FOLLOW_H
 #define DDP_COMM_FOLLOW_H
 
 #include "comm/core/backend.h"
 
-/* `lane` is one of `comm`, and outlives the follower. */
+/* `lane` is one of `comm`, and outlives the follower. Collective. */
 ddp_status ddp_follower_open(ddp_comm *comm, const ddp_lane *lane, struct ddp_follower **follower);
 /* Has the backend begin the request, and follows it. */
 ddp_status ddp_follower_issue(struct ddp_follower *follower, ddp_request *request);

@@ -27,7 +27,7 @@ void ddp_host_close(ddp_comm *comm)
 	if (comm->topology.nodes > 1 && atomic_load(&comm->failure.status) == DDP_OK)
 		(void)ddp_comm_last_barrier(comm);
 	ddp_comm_stop(comm);
-	if (comm->twin_of != NULL)
+	if (atomic_load(&comm->twin_of) != NULL)
 		ddp_failure_unshare(comm);
 	/* The page ends with the context; a group that is still open tells no more. */
 	if (comm->is_world)
@@ -67,6 +67,7 @@ static void close_lane(void *self)
 
 const ddp_backend ddp_backend_host = {
 	.name = "host",
+	.compares = true,
 	.open = open_lane,
 	.issue = issue,
 	.alloc = alloc,

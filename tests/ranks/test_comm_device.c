@@ -11,6 +11,10 @@
 
 #include <cmocka.h>
 
+#include "base/error.h"
+#include "comm/core/comm.h"
+#include "comm/follow.h"
+#include "comm/request.h"
 #include "device/device.h"
 #include "tests/support/comm_cases.h"
 
@@ -283,6 +287,83 @@ static void memory_of_the_host_is_refused(void **state)
 	run_both(give_wrong_memory);
 }
 
+/* ---- a backend that does not compare ------------------------------------------------------- */
+
+/* As a GPU's library is: its operations begin, and if ranks issue different ones they never
+   end, until they are aborted. */
+typedef struct endless {
+	int issued, aborted;
+	bool ends; /* or each ends at once */
+} endless;
+
+static ddp_status begin(void *self, ddp_request *request)
+{
+	(void)request;
+	((endless *)self)->issued++;
+	return DDP_OK;
+}
+
+static ddp_status ask(void *self, ddp_request *request, bool *done)
+{
+	const endless *e = self;
+
+	(void)request;
+	*done = e->aborted > 0 || e->ends;
+	return e->aborted > 0 ? ddp_fail(DDP_ERR_INTERNAL, "aborted") : DDP_OK;
+}
+
+static void end_all(void *self)
+{
+	((endless *)self)->aborted++;
+}
+
+static const ddp_backend endless_backend = { .name = "endless", .issue = begin, .poll = ask, .abort = end_all };
+
+/* Different operations are found out beside them, and what never ends is late. */
+static int follow_an_endless_backend(ddp_comm *comm, void *argument)
+{
+	const int *by_deadline = argument;
+	const int rank = ddp_comm_rank(comm);
+	endless e = { .ends = true };
+	const ddp_lane lane = { .backend = &endless_backend, .self = &e };
+	struct ddp_follower *follower;
+	ddp_request *requests[3];
+	float x[2];
+
+	CHECK_OK(ddp_follower_open(comm, &lane, &follower));
+	for (int i = 0; i < 3; i++) {
+		const ddp_collective c = { .kind = DDP_ALL_REDUCE, .recv = x,
+		                           .count = rank == 0 && i == 2 && !*by_deadline ? 2 : 1 };
+		CHECK_OK(ddp_request_make(comm, &c, false, &requests[i]));
+		CHECK_OK(ddp_follower_issue(follower, requests[i]));
+		if (i > 0)
+			continue;
+		CHECK_OK(ddp_wait(requests[i]));
+		e.ends = false;
+	}
+	CHECK(e.issued == 3);
+	const ddp_status expected = *by_deadline ? DDP_ERR_TIMEOUT : DDP_ERR_MISMATCH;
+	for (int i = 1; i < 3; i++) {
+		CHECK(ddp_wait(requests[i]) == expected);
+		CHECK(strstr(ddp_last_error(), *by_deadline ? "all_reduce f32[1] sum was issued by all ranks, but did not end"
+		                                            : "all_reduce f32[2] sum") != NULL);
+	}
+	ddp_follower_close(follower);
+	CHECK(e.aborted == 1);
+	CHECK(ddp_barrier(comm) == expected);
+	return 0;
+}
+
+static void operations_of_a_backend_that_does_not_compare_are_compared(void **state)
+{
+	(void)state;
+	for (int by_deadline = 0; by_deadline < 2; by_deadline++) {
+		const test_world world = { .ranks = 3, .timeout_ms = 1000, .body = follow_an_endless_backend,
+		                           .argument = &by_deadline };
+		assert_int_equal(test_world_run(&world), 0);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -291,6 +372,7 @@ int main(void)
 		cmocka_unit_test(a_late_rank_finds_all_that_was_staged),
 		cmocka_unit_test(operations_on_a_device_fail_as_others_do),
 		cmocka_unit_test(memory_of_the_host_is_refused),
+		cmocka_unit_test(operations_of_a_backend_that_does_not_compare_are_compared),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,7 +11,9 @@
 
 #include <cmocka.h>
 
+#include "context.h"
 #include "ddp.h"
+#include "device/device.h"
 #include "job/spawn.h"
 #include "tests/support/context_ranks.h"
 
@@ -52,6 +54,33 @@ static void wrong_options_are_refused(void **state)
 	assert_int_equal(ddp_init(&negative, &context), DDP_ERR_INVALID);
 	assert_int_equal(ddp_init(&unknown, &context), DDP_ERR_INVALID);
 	assert_non_null(strstr(ddp_last_error(), "\"carrier pigeon\" is not known"));
+	ddp_options nowhere = { .size = sizeof(nowhere), .device = "abacus" };
+	assert_int_equal(ddp_init(&nowhere, &context), DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "there is no device 'abacus'"));
+}
+
+/* The context's device, whose default queue orders what follows. */
+static void operations_use_the_device_of_the_options(void **state)
+{
+	const ddp_options options = { .size = sizeof(options), .device = "test" };
+	const float half[2] = { 0.5f, 1 };
+	float result[2] = { 0, 0 };
+	ddp_context *context;
+	void *memory;
+
+	(void)state;
+	assert_int_equal(ddp_init(&options, &context), DDP_OK);
+	ddp_comm *world = ddp_world(context);
+	assert_int_equal(ddp_mem_alloc_on(world, DDP_MEMORY_DEVICE, sizeof(half), &memory), DDP_OK);
+	assert_int_equal(ddp_device_copy(context->device, NULL, memory, half, sizeof(half)), DDP_OK);
+	assert_int_equal(ddp_run(world, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = memory, .count = 2,
+	                                                   .memory = DDP_MEMORY_DEVICE, .scaled = true,
+	                                                   .scale = 4 }), DDP_OK);
+	assert_int_equal(ddp_device_copy(context->device, NULL, result, memory, sizeof(result)), DDP_OK);
+	assert_int_equal(ddp_device_queue_sync(context->device, NULL), DDP_OK);
+	assert_true(result[0] == 2 && result[1] == 4);
+	assert_int_equal(ddp_mem_free(world, memory), DDP_OK);
+	assert_int_equal(ddp_finalize(context), DDP_OK);
 }
 
 static void timeout_of_the_environment_is_read_strictly(void **state)
@@ -170,6 +199,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(world_of_one_opens_and_closes_again_and_again, clean_environment),
 		cmocka_unit_test_setup(wrong_options_are_refused, clean_environment),
+		cmocka_unit_test_setup(operations_use_the_device_of_the_options, clean_environment),
 		cmocka_unit_test_setup(timeout_of_the_environment_is_read_strictly, clean_environment),
 		cmocka_unit_test_setup(half_an_identity_is_an_error, clean_environment),
 		cmocka_unit_test_setup(finalize_takes_null, clean_environment),

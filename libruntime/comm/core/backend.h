@@ -12,6 +12,9 @@
 
 typedef struct ddp_backend {
 	const char *name;
+	/* It finds out by itself if ranks issued different operations, or one does not come.
+	   For others comm/follow does, beside the operation. */
+	bool compares;
 
 	/* Makes what one lane of `comm` needs. Collective; what it makes fails with comm. */
 	ddp_status (*open)(ddp_comm *comm, void **self);

@@ -49,7 +49,7 @@ typedef struct ddp_chain {
 	uint64_t certain_ns; /* when that counts, if it stays the same */
 } ddp_chain;
 
-enum { DDP_PAST = 256, DDP_TWINS = 1 + 2 * DDP_LANES };
+enum { DDP_PAST = 256, DDP_TWINS = 1 + 3 * DDP_LANES };
 
 /* What runs; for who holds the lock. */
 typedef struct ddp_running {
@@ -146,7 +146,7 @@ struct ddp_comm {
 	ddp_p2p p2p;
 	ddp_failure_state failure;
 	uint64_t agreements;        /* calls of comm/group/shrink */
-	struct ddp_comm *twin_of;   /* NULL: none */
+	struct ddp_comm *_Atomic twin_of; /* NULL: none */
 	ddp_twins twins;            /* if twin_of is NULL */
 	ddp_lanes lanes;
 };

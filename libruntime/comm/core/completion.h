@@ -19,8 +19,9 @@ struct ddp_request {
 	uint64_t start_ns, end_ns;
 	const struct ddp_lane *lane; /* while comm/follow asks for its end */
 	void *work;                 /* of the lane's backend */
+	struct ddp_comparison *comparison; /* of comm/follow, until it is made */
+	uint64_t deadline_ns;       /* of send and recv, and of comm/follow */
 	/* of send and recv: */
-	uint64_t deadline_ns;
 	size_t moved;        /* bytes of header and data written */
 	bool claimed;        /* a message is being received into it */
 	bool arrived;

@@ -65,10 +65,10 @@ static void fail_alike(const ddp_comm *comm, ddp_comm *other)
 
 static void adopt_shared_failure(ddp_comm *comm)
 {
-	ddp_twins *twins = comm->twin_of != NULL ? &comm->twin_of->twins : &comm->twins;
-
 	if (!take_over(comm))
 		return;
+	ddp_comm *first = atomic_load(&comm->twin_of);
+	ddp_twins *twins = first != NULL ? &first->twins : &comm->twins;
 	pthread_mutex_lock(&twins->lock);
 	for (int i = 0; i < DDP_TWINS; i++) {
 		if (twins->list[i] != NULL && twins->list[i] != comm)
@@ -87,27 +87,29 @@ ddp_status ddp_failure_share(ddp_comm *comm, ddp_comm *twin)
 		place++;
 	if (place < DDP_TWINS) {
 		comm->twins.list[place] = twin;
-		twin->twin_of = comm;
+		atomic_store(&twin->twin_of, comm);
 	}
 	pthread_mutex_unlock(&comm->twins.lock);
 	if (place == DDP_TWINS)
 		return ddp_fail(DDP_ERR_INTERNAL, "a communicator cannot have %d twins", DDP_TWINS);
 	/* Either may have failed meanwhile. */
-	if (ddp_comm_check(twin) == DDP_OK && ddp_comm_check(comm) != DDP_OK)
+	if (ddp_comm_check(twin) != DDP_OK)
+		fail_alike(twin, comm);
+	else if (ddp_comm_check(comm) != DDP_OK)
 		fail_alike(comm, twin);
 	return ddp_comm_check(twin);
 }
 
 void ddp_failure_unshare(ddp_comm *twin)
 {
-	ddp_twins *twins = &twin->twin_of->twins;
+	ddp_twins *twins = &atomic_load(&twin->twin_of)->twins;
 
 	pthread_mutex_lock(&twins->lock);
 	for (int i = 1; i < DDP_TWINS; i++) {
 		if (twins->list[i] == twin)
 			twins->list[i] = NULL;
 	}
-	twin->twin_of = NULL;
+	atomic_store(&twin->twin_of, NULL);
 	pthread_mutex_unlock(&twins->lock);
 }
 

@@ -30,7 +30,7 @@ int ddp_sides_blocks(const ddp_comm *comm, ddp_kind kind);
 ddp_sides ddp_sides_of(const ddp_comm *comm, const ddp_collective *c);
 
 /* Elements first .. first + most - 1 of a block, as far as it goes. */
-static inline size_t ddp_chunk_count(size_t count, size_t first, size_t most)
+static inline size_t ddp_side_part(size_t count, size_t first, size_t most)
 {
 	const size_t left = count > first ? count - first : 0;
 

@@ -120,7 +120,7 @@ static ddp_status copy_side(const operation *o, ddp_device_queue *queue, const d
 
 	for (int b = 0; b < side->blocks && side->memory != NULL && status == DDP_OK; b++) {
 		const size_t count = side->counts != NULL ? side->counts[b] : side->count;
-		const size_t bytes = ddp_chunk_count(count, first, most) * element;
+		const size_t bytes = ddp_side_part(count, first, most) * element;
 		char *at = block + (bytes > 0 ? first : 0) * element;
 		status = ddp_device_copy(o->staged->device, queue, to_host ? area : at, to_host ? at : area, bytes);
 		area += bytes;
@@ -157,12 +157,12 @@ static void describe_chunk(operation *o, size_t number, size_t first, size_t mos
 	k->c.recv = output;
 	if (o->sides.whole)
 		return;
-	k->c.count = ddp_chunk_count(o->c.count, first, most);
+	k->c.count = ddp_side_part(o->c.count, first, most);
 	if (o->c.counts == NULL)
 		return;
 	size_t *counts = o->counts + number * (size_t)ranks;
 	for (int r = 0; r < ranks; r++)
-		counts[r] = ddp_chunk_count(o->c.counts[r], first, most);
+		counts[r] = ddp_side_part(o->c.counts[r], first, most);
 	k->c.counts = counts;
 }
 
@@ -464,6 +464,7 @@ static ddp_status open_lane(ddp_comm *comm, void **self)
 
 const ddp_backend ddp_backend_staged = {
 	.name = "staged",
+	.compares = true,
 	.open = open_lane,
 	.issue = issue,
 	.poll = poll,
