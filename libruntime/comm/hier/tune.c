@@ -133,7 +133,9 @@ static void set_link(ddp_link *link, figures seconds, size_t bytes, int channels
 	const size_t chunk = coarse ? LARGE_CHUNK_BYTES : CHUNK_BYTES;
 	const double large = coarse ? shortest(seconds[COARSE], BATCHES) : fine;
 	const double messages = (double)((bytes + chunk - 1) / chunk);
-	const double message = larger(burst - exchange, 0) / (BURST - 1);
+	/* An exchange holds that of its sender and of its receiver. */
+	const double own = larger(burst - exchange, 0) / (BURST - 1);
+	const double message = own < exchange / 2 ? own : exchange / 2;
 	const double latency = larger(exchange - message, 0);
 
 	link->measured = true;
