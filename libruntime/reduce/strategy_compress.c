@@ -1,11 +1,12 @@
 /*
  * compress: buckets are all-reduced in 16 bits, half the bytes of f32. Sums of bf16 have
- * the range of f32. For f16, gradients are scaled first, by a power of two that is the
+ * nearly the range of f32. For f16, gradients are scaled first, by a power of two that is the
  * same on all ranks: by it the step before would have come to a 16th of the range. What
  * all ranks' gradients come to at most is in the consensus, before any bucket is widened;
  * if that was too much, this step's buckets are reduced again in f32, as the first step's
  * are. The gradients themselves stay where they are until then.
  */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 #include "reduce/strategy_all_reduce.h"
 
 static const double F16_MAX = 65504;
+enum { EXPONENT_MAX = 126 }; /* of the scale: it and its inverse are normal numbers of f32 */
 
 typedef struct compress {
 	ddp_type type;
@@ -70,7 +72,7 @@ static double scale_of(const ddp_model *model, ddp_type type)
 	if (!(model->largest > 0))
 		return 0;
 	frexp(F16_MAX / 16 / model->largest, &exponent);
-	return ldexp(1, exponent - 1);
+	return ldexp(1, exponent - 1 < EXPONENT_MAX ? exponent - 1 : EXPONENT_MAX);
 }
 
 /* To 16 bits, or from them. */
@@ -104,6 +106,12 @@ static ddp_status start(ddp_model *model, int k)
 	return ddp_reducer_issue(&model->reducer, k, &operation);
 }
 
+/* Half of the range is left for what ranks and nodes round up. */
+static bool fits(const ddp_model *model, const compress *c)
+{
+	return model->largest * c->scale <= (c->type == DDP_F16 ? F16_MAX : FLT_MAX) / 2;
+}
+
 static ddp_status widen(ddp_model *model, const ddp_bucket *bucket)
 {
 	const compress *c = compress_of(model);
@@ -114,7 +122,7 @@ static ddp_status widen(ddp_model *model, const ddp_bucket *bucket)
 
 	if (c->scale == 0)
 		return DDP_OK;
-	if (c->type == DDP_F16 && model->largest * c->scale > F16_MAX)
+	if (!fits(model, c))
 		return ddp_reducer_run(&model->reducer, "bucket again", &again);
 	convert(c, c->narrow + bucket->begin, model->grads + bucket->begin,
 	        bucket->end - bucket->begin, false);

@@ -100,11 +100,69 @@ static int f16_body(ddp_context *context, void *user)
 	return 0;
 }
 
+/* Without a limit, the scale would be beyond f32. */
+static int tiny_body(ddp_context *context, void *user)
+{
+	ddp_model_options options = plain;
+	ddp_model *model;
+
+	(void)user;
+	options.compress = DDP_COMPRESS_F16;
+	CHECK_OK(ddp_model_create(context, &one, 1, &options, &model));
+	CHECK(step_and_compare(context, model, 1e-36f, 23) == 0);
+	CHECK(step_and_compare(context, model, 1e-36f, 11) > COUNT / 2);
+	ddp_model_free(model);
+	return 0;
+}
+
+/* A step in which all of this rank's gradients are `value`. */
+static void step_to(ddp_model *model, float value, double sum)
+{
+	float *grad = ddp_param_grad(model, 0);
+
+	for (int i = 0; i < COUNT; i++)
+		grad[i] = value;
+	CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
+	for (int i = 0; i < COUNT; i++)
+		CHECK(fabs(grad[i] - sum) <= ldexp(sum, -22));
+	CHECK_OK(ddp_update_params(model, NULL));
+}
+
+/* Sums that are in the range of 16 bits, but not those of what is rounded to 16 bits. */
+static int edge_body(ddp_context *context, void *user)
+{
+	ddp_model_options options = plain;
+	ddp_model *model;
+	/* Multiples of 2^119, of which bf16 has the whole ones; 512 are too many. */
+	const float parts[RANKS] = { 170.6f, 170.6f, 170.2f };
+
+	(void)user;
+	options.compress = DDP_COMPRESS_F16;
+	CHECK_OK(ddp_model_create(context, &one, 1, &options, &model));
+	step_to(model, 1, RANKS); /* the next step's scale is 1024 */
+	const float part = 21834.25f / 1024; /* scaled, it is rounded to 21840 */
+	step_to(model, part, RANKS * (double)part);
+	ddp_model_free(model);
+
+	options.compress = DDP_COMPRESS_BF16;
+	CHECK_OK(ddp_model_create(context, &one, 1, &options, &model));
+	step_to(model, ldexpf(parts[ddp_comm_rank(context->world)], 119), ldexp(511.4, 119));
+	ddp_model_free(model);
+	return 0;
+}
+
 static void sums_of_16_bits_are_as_exact_as_they_can_be(void **state)
 {
 	(void)state;
 	assert_int_equal(run_ranks(RANKS, bf16_body, NULL), 0);
 	assert_int_equal(run_ranks(RANKS, f16_body, NULL), 0);
+}
+
+static void sums_at_the_edges_of_the_range_stay_finite(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(RANKS, tiny_body, NULL), 0);
+	assert_int_equal(run_ranks(RANKS, edge_body, NULL), 0);
 }
 
 /* ---- the program's hook --------------------------------------------------------- */
@@ -204,6 +262,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(options_that_exclude_each_other_are_refused),
 		cmocka_unit_test(sums_of_16_bits_are_as_exact_as_they_can_be),
+		cmocka_unit_test(sums_at_the_edges_of_the_range_stay_finite),
 		cmocka_unit_test(a_hook_gets_each_bucket_once_in_order),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
