@@ -468,7 +468,9 @@ typedef struct ddp_grad_bucket {
  * issue what it can and return; finish() waits for that, at the end of the step. Both are
  * called for the buckets in their order, on all ranks alike, so that they may use
  * collectives; on all ranks the sums must come out the same. An error is the model's last.
- * After another error of the step, finish() is not called any more.
+ * After another error of the step, finish() is not called any more: the program itself
+ * ends what start() has begun before it calls ddp_model_free(). Freeing a model in the
+ * middle of a step without an error breaks the world, and calls finish().
  */
 typedef struct ddp_bucket_hook {
 	ddp_status (*start)(void *user, const ddp_grad_bucket *bucket);

@@ -15,11 +15,6 @@ static ddp_status prepare(ddp_model *model)
 	return model->own != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for the program's hook");
 }
 
-static void close_hook(ddp_model *model)
-{
-	free(model->own);
-}
-
 static ddp_grad_bucket view(const ddp_model *model, int k)
 {
 	const ddp_bucket *bucket = &model->plan.buckets[k];
@@ -30,6 +25,12 @@ static ddp_grad_bucket view(const ddp_model *model, int k)
 	};
 }
 
+/* Until a hook's function says why it fails. */
+static void give_no_reason(void)
+{
+	ddp_fail(DDP_OK, "the hook gave no reason");
+}
+
 static ddp_status start(ddp_model *model, int k)
 {
 	const ddp_grad_bucket bucket = view(model, k);
@@ -37,6 +38,7 @@ static ddp_status start(ddp_model *model, int k)
 	hook *h = model->own;
 
 	*h = (hook){ .started = k + 1, .ended = k > 0 ? h->ended : 0 };
+	give_no_reason();
 	return model->settings.hook.start(model->settings.hook.user, &bucket);
 }
 
@@ -49,8 +51,23 @@ static ddp_status wait(ddp_model *model, int k)
 	if (k < h->ended || k >= h->started)
 		return DDP_OK;
 	h->ended = k + 1;
+	give_no_reason();
 	ddp_status status = model->settings.hook.finish(model->settings.hook.user, &bucket);
 	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "the program's hook, bucket %d", k);
+}
+
+/* What the hook has started must end before its buckets' memory goes. After an error of the
+   model, the program has seen to that. */
+static void close_hook(ddp_model *model)
+{
+	const hook *h = model->own;
+
+	if (h != NULL && h->ended < h->started && !model->failed) {
+		ddp_comm_abort(model->context->world, "a model was freed in the middle of a step");
+		for (int k = h->ended; k < h->started; k++)
+			wait(model, k);
+	}
+	free(model->own);
 }
 
 const ddp_strategy ddp_hook_strategy = {

@@ -236,6 +236,70 @@ static void a_hook_gets_each_bucket_once_in_order(void **state)
 	assert_int_equal(run_ranks(RANKS, hook_body, NULL), 0);
 }
 
+static int freed_body(ddp_context *context, void *user)
+{
+	const ddp_param two[] = { one, { .name = "v", .ndim = 1, .shape = { COUNT } } };
+	hook h = { .fails_at = -1 };
+	ddp_model_options options = plain;
+	ddp_model *model;
+
+	(void)user;
+	options.hook = (ddp_bucket_hook){ start, finish, &h };
+	CHECK_OK(ddp_model_create(context, two, 2, &options, &model));
+	if (ddp_comm_rank(context->world) == 0) {
+		CHECK_OK(ddp_grad_ready(model, 1));
+		CHECK(h.started > 0);
+	}
+	ddp_model_free(model);
+	CHECK(h.finished == h.started);
+	return 0;
+}
+
+static void a_model_freed_in_a_step_finishes_what_hooks_have_started(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(RANKS, freed_body, NULL), 0);
+}
+
+static ddp_status do_nothing(void *user, const ddp_grad_bucket *bucket)
+{
+	(void)user;
+	(void)bucket;
+	return DDP_OK;
+}
+
+static ddp_status fail_silently(void *user, const ddp_grad_bucket *bucket)
+{
+	(void)user;
+	return ddp_comm_rank(bucket->comm) == 1 ? DDP_ERR_IO : DDP_OK;
+}
+
+static int silent_body(ddp_context *context, void *user)
+{
+	const bool *fails_at_start = user;
+	ddp_model_options options = plain;
+	ddp_model *model;
+
+	options.hook.start = *fails_at_start ? fail_silently : do_nothing;
+	options.hook.finish = *fails_at_start ? do_nothing : fail_silently;
+	CHECK_OK(ddp_model_create(context, &one, 1, &options, &model));
+	ddp_fail(DDP_ERR_STATE, "an older error");
+	ddp_status status = ddp_step(model, 1, 0, NULL);
+	if (ddp_comm_rank(context->world) == 1)
+		CHECK(status == DDP_ERR_IO && says("gave no reason") && !says("an older error"));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void a_hook_that_gives_no_reason_is_not_blamed_for_an_older_error(void **state)
+{
+	bool fails_at_start[] = { true, false };
+
+	(void)state;
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(run_ranks(RANKS, silent_body, &fails_at_start[i]), 0);
+}
+
 static void options_that_exclude_each_other_are_refused(void **state)
 {
 	const ddp_bucket_hook whole = { start, finish, NULL }, half = { start, NULL, NULL };
@@ -264,6 +328,8 @@ int main(void)
 		cmocka_unit_test(sums_of_16_bits_are_as_exact_as_they_can_be),
 		cmocka_unit_test(sums_at_the_edges_of_the_range_stay_finite),
 		cmocka_unit_test(a_hook_gets_each_bucket_once_in_order),
+		cmocka_unit_test(a_model_freed_in_a_step_finishes_what_hooks_have_started),
+		cmocka_unit_test(a_hook_that_gives_no_reason_is_not_blamed_for_an_older_error),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
