@@ -27,6 +27,20 @@ static ddp_status make_plan(ddp_model *model)
 	                            settings->bucket_elements, &model->plan);
 }
 
+static ddp_status make_reducer(ddp_model *model)
+{
+	ddp_reducer reducer = {
+		.comm = model->context->world, .watch = model->context->watch, .plan = &model->plan,
+		.model = model, .start = model->strategy->start, .communicates = communicates(model),
+		.overlaps = !model->settings.no_overlap,
+	};
+
+	ddp_status status = ddp_reducer_make(&model->layout, model->units.count, &reducer);
+	if (status == DDP_OK)
+		model->reducer = reducer;
+	return status;
+}
+
 /* What can fail on this rank alone. */
 static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
                           const ddp_model_options *options)
@@ -52,6 +66,8 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 	if (status == DDP_OK)
 		status = ddp_optim_make(&model->settings.optim, &model->layout, model->strategy->spreads,
 		                        &model->optim);
+	if (status == DDP_OK)
+		status = make_reducer(model);
 	if (status == DDP_OK && model->strategy->prepare != NULL)
 		status = model->strategy->prepare(model);
 	return status;
@@ -71,19 +87,7 @@ static ddp_status join(ddp_model *model)
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "the model's gradients");
 	model->grads = model->grads_memory.data;
-	if (model->strategy->open != NULL)
-		status = model->strategy->open(model);
-	if (status != DDP_OK)
-		return status;
-	ddp_reducer reducer = {
-		.comm = comm, .watch = model->context->watch, .plan = &model->plan, .model = model,
-		.start = model->strategy->start, .communicates = communicates(model),
-		.overlaps = !model->settings.no_overlap,
-	};
-	status = ddp_reducer_make(&model->layout, model->units.count, &reducer);
-	if (status == DDP_OK)
-		model->reducer = reducer;
-	return status;
+	return model->strategy->open != NULL ? model->strategy->open(model) : DDP_OK;
 }
 
 ddp_status ddp_model_create(ddp_context *context, const ddp_param *params, int count,
