@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <openssl/rand.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 
 enum {
 	PROOF_MS = 10000,  /* for a peer to prove its key */
+	FULL_MS = 1000,    /* the same, while others wait and no place is free */
 	END_MS = 1000,     /* for a peer to take our last message */
 	NOTICE_MS = 1500,  /* for UCX to notice that a peer is gone */
 	FLUSH_MS = 1000,   /* for UCX to send what it was given */
@@ -348,9 +350,48 @@ void net_listener_close(net_listener *l)
 	free(l);
 }
 
+/* Who has not proved the key is turned away, and the listener goes on. */
+static void turn_away(net_listener *l, int i)
+{
+	const char *text = ddp_last_error();
+
+	if (!l->refused)
+		net_warn("NET/ddpucx: a connection was turned away: %s; others are waited for", text);
+	l->refused = true;
+	net_connection_abandon(l->receivers[i]);
+	l->receivers[i] = NULL;
+}
+
+static bool has_proved(const net_connection *c)
+{
+	return c->settling || net_handshake_proved(&c->handshake);
+}
+
+/* If somebody waits and no place is free, of those that have not proved the key the
+   first to come is turned away. A peer has some time for it however many come after. */
+static void make_room(net_listener *l)
+{
+	struct pollfd waiting = { .fd = l->fd, .events = POLLIN };
+	int first = -1;
+
+	for (int i = 0; i < NET_RECEIVERS_MAX; i++) {
+		const net_connection *c = l->receivers[i];
+		if (c == NULL)
+			return;
+		if (!has_proved(c) && (first < 0 || c->deadline_ns < l->receivers[first]->deadline_ns))
+			first = i;
+	}
+	if (first < 0 || poll(&waiting, 1, 0) <= 0 ||
+	    ddp_now_ns() + (uint64_t)(PROOF_MS - FULL_MS) * 1000000 < l->receivers[first]->deadline_ns)
+		return;
+	(void)ddp_fail(DDP_ERR_TIMEOUT, "it did not prove the step's key within %d s, and others wait", FULL_MS / 1000);
+	turn_away(l, first);
+}
+
 /* Those that have come, as long as there is room. */
 static ddp_status take_new(net_listener *l)
 {
+	make_room(l);
 	for (int i = 0; i < NET_RECEIVERS_MAX; i++) {
 		int fd;
 		if (l->receivers[i] != NULL)
@@ -366,18 +407,6 @@ static ddp_status take_new(net_listener *l)
 	return DDP_OK;
 }
 
-/* Who has not proved the key is turned away, and the listener goes on. */
-static void turn_away(net_listener *l, int i)
-{
-	const char *text = ddp_last_error();
-
-	if (!l->refused)
-		net_warn("NET/ddpucx: a connection was turned away: %s; others are waited for", text);
-	l->refused = true;
-	net_connection_abandon(l->receivers[i]);
-	l->receivers[i] = NULL;
-}
-
 ddp_status net_listener_accept(net_listener *l, net_connection **receiver)
 {
 	ddp_status status = take_new(l);
@@ -388,7 +417,7 @@ ddp_status net_listener_accept(net_listener *l, net_connection **receiver)
 		if (c == NULL)
 			continue;
 		status = net_connection_step(c);
-		const bool proved = c->settling || net_handshake_proved(&c->handshake);
+		const bool proved = has_proved(c);
 		if (status == DDP_OK && !proved && ddp_now_ns() > c->deadline_ns)
 			status = ddp_fail(DDP_ERR_TIMEOUT, "it did not prove the step's key within %d s", PROOF_MS / 1000);
 		if (status != DDP_OK && !proved) {

@@ -160,8 +160,8 @@ static void watch_forks(void)
 	pthread_atfork(lock_sockets, unlock_sockets, drop_sockets);
 }
 
-/* Takes over the descriptor, or closes it. */
-static ddp_status keep(int fd)
+/* Takes over the descriptor, or closes it; it is -1 then. */
+static ddp_status keep(int *fd)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -172,13 +172,14 @@ static ddp_status keep(int fd)
 		int *fds = realloc(open_sockets.fds, room * sizeof(*fds));
 		if (fds == NULL) {
 			unlock_sockets();
-			close(fd);
+			close(*fd);
+			*fd = -1;
 			return ddp_fail(DDP_ERR_NOMEM, "out of memory");
 		}
 		open_sockets.fds = fds;
 		open_sockets.room = room;
 	}
-	open_sockets.fds[open_sockets.count++] = fd;
+	open_sockets.fds[open_sockets.count++] = *fd;
 	unlock_sockets();
 	return DDP_OK;
 }
@@ -216,9 +217,10 @@ ddp_status net_control_listen(struct sockaddr_storage *address, int *fd)
 	    getsockname(*fd, (struct sockaddr *)address, &length) != 0) {
 		int error = errno;
 		close(*fd);
+		*fd = -1;
 		return fail_socket(error, "cannot listen at");
 	}
-	return keep(*fd);
+	return keep(fd);
 }
 
 /* A host that falls silent is given up after some seconds. */
@@ -246,7 +248,7 @@ ddp_status net_control_accept(int listener, int *fd)
 		}
 	}
 	watch(*fd);
-	return keep(*fd);
+	return keep(fd);
 }
 
 ddp_status net_control_connect(const struct sockaddr_storage *address, int *fd)
@@ -259,9 +261,10 @@ ddp_status net_control_connect(const struct sockaddr_storage *address, int *fd)
 	    errno != EINPROGRESS) {
 		int error = errno;
 		close(*fd);
+		*fd = -1;
 		return fail_socket(error, "cannot connect");
 	}
-	return keep(*fd);
+	return keep(fd);
 }
 
 /* ---- bytes ------------------------------------------------------------------------------ */

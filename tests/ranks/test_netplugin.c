@@ -582,6 +582,27 @@ static int turn_away(int rank, void *argument)
 	return 0;
 }
 
+/* As many that say nothing as a listener has places for keep nobody out. */
+static int come_last(int rank, void *argument)
+{
+	enum { PLACES = 16 };
+	nccl_driver d;
+
+	set_up(&d, argument, rank);
+	if (rank == SENDER) {
+		while (atomic_load(&shared->ready[0]) == 0)
+			nap();
+		for (int i = 0; i < PLACES; i++)
+			(void)connect_raw(shared->handle[0]);
+	}
+	const uint64_t start_ns = ddp_now_ns();
+	void *connection = open_one(&d, rank);
+	CHECK(ddp_seconds_since(start_ns) < 5 * test_slowness());
+	close_one(&d, rank, connection);
+	CHECK(nccl_finalize(&d) == NET_SUCCESS);
+	return 0;
+}
+
 static int lack_key(int rank, void *argument)
 {
 	static const char *const keys[] = { "", "12", "step:zz" };
@@ -702,6 +723,13 @@ static void strangers_are_turned_away(void **state)
 	heard_once("DDP_KEY must be the same");
 }
 
+static void silent_strangers_make_room(void **state)
+{
+	(void)state;
+	assert_int_equal(run_board(come_last, 11, over_tcp), 0);
+	heard_once("and others wait");
+}
+
 static void nothing_starts_without_a_key(void **state)
 {
 	(void)state;
@@ -718,7 +746,8 @@ int main(void)
 		cmocka_unit_test(several_threads_open_use_and_close),
 		cmocka_unit_test(a_killed_peer_is_noticed), cmocka_unit_test(a_peer_that_closes_early_is_noticed),
 		cmocka_unit_test(what_does_not_fit_is_an_error),
-		cmocka_unit_test(strangers_are_turned_away), cmocka_unit_test(nothing_starts_without_a_key),
+		cmocka_unit_test(strangers_are_turned_away), cmocka_unit_test(silent_strangers_make_room),
+		cmocka_unit_test(nothing_starts_without_a_key),
 	};
 
 	shared = test_share(sizeof(*shared));
