@@ -35,15 +35,15 @@ static void destroy(net_worker *w)
 }
 
 /* Until a peer has proved the key, the kernel lets nobody connect to UCX. */
-static void shut(net_worker *w, const ddp_listeners *before)
+static void shut(net_worker *w, const ddp_listening *before)
 {
-	ddp_listeners_list(&w->listeners);
-	ddp_listeners_narrow(&w->listeners, before, w->address, w->address_bytes);
-	int error = ddp_listeners_shut(&w->listeners);
+	int error = ddp_listeners_find(&w->listeners, before, w->address, w->address_bytes);
+	if (error == 0)
+		error = ddp_listeners_shut(&w->listeners);
 	if (error == 0)
 		return;
 	w->listeners.count = 0;
-	net_info("NET/ddpucx: UCX's listening sockets are open to any host: the kernel takes no filter for them (%s)%s",
+	net_info("NET/ddpucx: UCX's listening sockets are open to any host: no filter could be set for them (%s)%s",
 	         strerror(error), error == EPERM ? ", as it may for users without privileges" : "");
 }
 
@@ -53,7 +53,7 @@ static ddp_status open_ucx(net_worker *w)
 	const ucp_worker_params_t params = {
 		.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE, .thread_mode = UCS_THREAD_MODE_SERIALIZED,
 	};
-	ddp_listeners before;
+	ddp_listening before;
 	ddp_threads threads;
 
 	ddp_ucx_log_list_threads(&threads);
@@ -64,10 +64,12 @@ static ddp_status open_ucx(net_worker *w)
 	if (status == UCS_OK)
 		status = ucp_worker_get_address(w->ucx, &w->address, &w->address_bytes);
 	ddp_ucx_log_claim_thread(&threads);
+	if (status == UCS_OK)
+		shut(w, &before);
+	free(before.places);
 	if (status != UCS_OK)
 		return ddp_fail(DDP_ERR_IO, "UCX cannot open device %s: %s; UCX_LOG_LEVEL=info shows more",
 		                w->device->name, ucs_status_string(status));
-	shut(w, &before);
 	return DDP_OK;
 }
 
@@ -190,10 +192,12 @@ ddp_status net_worker_admit(net_worker *w, const net_card *peer)
 	}
 	int error = w->host_count > before ?
 	            ddp_listeners_admit(&w->listeners, w->hosts, w->host_count, bits) : 0;
-	if (error != 0)
-		return ddp_fail_errno(DDP_ERR_IO, error, "the kernel does not take the filter of UCX's listening "
-		                      "sockets that lets the job's %d addresses in", w->host_count);
-	return DDP_OK;
+	if (error == 0)
+		return DDP_OK;
+	const int wanted = w->host_count;
+	w->host_count = before; /* the next connection from there asks the kernel again */
+	return ddp_fail_errno(DDP_ERR_IO, error, "the kernel does not take the filter of UCX's listening "
+	                      "sockets that lets the job's %d addresses in", wanted);
 }
 
 void net_worker_leave_over(net_worker *w, void *memory, void (*release)(void *memory))

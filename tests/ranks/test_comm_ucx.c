@@ -162,20 +162,29 @@ static void let_many_in(const ddp_listeners *listeners)
 static void door_opens_for_the_jobs_hosts_only(void **state)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	ddp_listeners before, listeners;
-	int bits[2];
+	enum { OTHERS = 2 * DDP_LISTENERS_MAX };
+	ddp_listening before;
+	ddp_listeners listeners;
+	socklen_t length = sizeof(any);
+	int bits[2], others[OTHERS];
 	ddp_place hosts[3] = { { .family = AF_INET6, .address = { [15] = 1 } },
 	                       { .family = AF_INET, .address = { 10, 1, 2, 3 } },
 	                       { .family = AF_INET, .address = { 127, 0, 0, 2 } } };
 
 	(void)state;
+	for (int i = 0; i < OTHERS; i++) {
+		others[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		assert_true(others[i] >= 0);
+		assert_int_equal(listen(others[i], 1), 0);
+	}
 	ddp_listeners_list(&before);
+	assert_true(before.error == 0 && before.count >= OTHERS);
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	assert_true(fd >= 0);
 	assert_int_equal(bind(fd, (struct sockaddr *)&any, sizeof(any)), 0);
 	assert_int_equal(listen(fd, 8), 0);
-	ddp_listeners_list(&listeners);
-	ddp_listeners_narrow(&listeners, &before, &listeners.places[listeners.count - 1].port, 2);
+	assert_int_equal(getsockname(fd, (struct sockaddr *)&any, &length), 0);
+	assert_int_equal(ddp_listeners_find(&listeners, &before, &any.sin_port, sizeof(any.sin_port)), 0);
 	assert_int_equal(listeners.count, 1);
 	assert_int_equal(listeners.fds[0], fd);
 	assert_true(lets_in(&listeners.places[0], "127.0.0.1"));
@@ -187,6 +196,9 @@ static void door_opens_for_the_jobs_hosts_only(void **state)
 	assert_false(lets_in(&listeners.places[0], "127.0.0.2"));
 	let_many_in(&listeners);
 	close(fd);
+	free(before.places);
+	for (int i = 0; i < OTHERS; i++)
+		close(others[i]);
 }
 
 /* A kernel before 6.8 gives a socket 20 KiB for its options, and a site may set less.

@@ -58,8 +58,8 @@ static bool socket_places(int fd, ddp_place *near, ddp_place *far)
 }
 
 /* Calls `visit` for each of the process's descriptors. For a child after
-   fork(), too: it takes no lock and no memory. */
-static void for_each_fd(void (*visit)(int fd, void *argument), void *argument)
+   fork(), too: it takes no lock and no memory. 0, or an errno. */
+static int for_each_fd(void (*visit)(int fd, void *argument), void *argument)
 {
 	struct entry { /* of getdents64 */
 		uint64_t inode;
@@ -73,7 +73,7 @@ static void for_each_fd(void (*visit)(int fd, void *argument), void *argument)
 	long filled;
 
 	if (folder < 0)
-		return;
+		return errno;
 	while ((filled = syscall(SYS_getdents64, folder, entries, sizeof(entries))) > 0) {
 		for (long at = 0; at < filled;) {
 			const struct entry *e = (const struct entry *)(const void *)(entries + at);
@@ -87,29 +87,49 @@ static void for_each_fd(void (*visit)(int fd, void *argument), void *argument)
 				visit(fd, argument);
 		}
 	}
+	int error = filled < 0 ? errno : 0;
 	close(folder);
+	return error;
 }
 
 /* ---- listeners ----------------------------------------------------------------------- */
 
-static void add_listener(int fd, void *argument)
+static bool is_listener(int fd, ddp_place *place)
 {
-	ddp_listeners *listeners = argument;
 	int listening = 0;
 	socklen_t length = sizeof(listening);
-	ddp_place near, far;
+	ddp_place far;
 
-	if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) != 0 || listening == 0 ||
-	    listeners->count == DDP_LISTENERS_MAX || !socket_places(fd, &near, &far))
-		return;
-	listeners->fds[listeners->count] = fd;
-	listeners->places[listeners->count++] = near;
+	return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) == 0 && listening != 0 &&
+	       socket_places(fd, place, &far);
 }
 
-void ddp_listeners_list(ddp_listeners *listeners)
+static void add_place(int fd, void *argument)
 {
-	listeners->count = 0;
-	for_each_fd(add_listener, listeners);
+	ddp_listening *all = argument;
+	ddp_place place;
+
+	if (!is_listener(fd, &place))
+		return;
+	if (all->count == all->room) {
+		const int room = 2 * all->room + 16;
+		ddp_place *places = realloc(all->places, (size_t)room * sizeof(*places));
+		if (places == NULL) {
+			all->error = ENOMEM;
+			return;
+		}
+		all->places = places;
+		all->room = room;
+	}
+	all->places[all->count++] = place;
+}
+
+void ddp_listeners_list(ddp_listening *all)
+{
+	*all = (ddp_listening){ .count = 0 };
+	int error = for_each_fd(add_place, all);
+	if (error != 0)
+		all->error = error;
 }
 
 static bool is_among(const ddp_place *place, const ddp_place *places, int count)
@@ -121,19 +141,40 @@ static bool is_among(const ddp_place *place, const ddp_place *places, int count)
 	return false;
 }
 
-void ddp_listeners_narrow(ddp_listeners *listeners, const ddp_listeners *before, const void *address,
-                          size_t bytes)
-{
-	int kept = 0;
+typedef struct search {
+	ddp_listeners *found;
+	const ddp_listening *before;
+	const void *address;
+	size_t bytes;
+	int error;
+} search;
 
-	for (int i = 0; i < listeners->count; i++) {
-		if (is_among(&listeners->places[i], before->places, before->count) ||
-		    memmem(address, bytes, &listeners->places[i].port, sizeof(listeners->places[i].port)) == NULL)
-			continue;
-		listeners->fds[kept] = listeners->fds[i];
-		listeners->places[kept++] = listeners->places[i];
+static void add_listener(int fd, void *argument)
+{
+	search *s = argument;
+	ddp_listeners *found = s->found;
+	ddp_place place;
+
+	if (!is_listener(fd, &place) || is_among(&place, s->before->places, s->before->count) ||
+	    memmem(s->address, s->bytes, &place.port, sizeof(place.port)) == NULL)
+		return;
+	if (found->count == DDP_LISTENERS_MAX) {
+		s->error = E2BIG;
+		return;
 	}
-	listeners->count = kept;
+	found->fds[found->count] = fd;
+	found->places[found->count++] = place;
+}
+
+int ddp_listeners_find(ddp_listeners *listeners, const ddp_listening *before, const void *address, size_t bytes)
+{
+	search s = { listeners, before, address, bytes, before->error };
+
+	listeners->count = 0;
+	if (s.error != 0)
+		return s.error;
+	int error = for_each_fd(add_listener, &s);
+	return error != 0 ? error : s.error;
 }
 
 /* 0, or why the kernel did not take the filter of some listener. What it had before
@@ -370,7 +411,7 @@ bool ddp_sockets_connecting(void)
 {
 	bool found = false;
 
-	for_each_fd(find_connecting, &found);
+	(void)for_each_fd(find_connecting, &found);
 	return found;
 }
 
@@ -393,7 +434,7 @@ void ddp_sockets_close_on_exec(const ddp_listeners *listeners, const ddp_place *
 {
 	ddp_own_sockets own_sockets = { NULL, listeners, peers, count };
 
-	for_each_fd(close_on_exec, &own_sockets);
+	(void)for_each_fd(close_on_exec, &own_sockets);
 }
 
 /* ---- children ------------------------------------------------------------------------- */
@@ -425,7 +466,7 @@ static void after_fork(void)
 static void in_child(void)
 {
 	if (announced != NULL)
-		for_each_fd(close_in_child, NULL);
+		(void)for_each_fd(close_in_child, NULL);
 	pthread_mutex_unlock(&announced_lock);
 }
 

@@ -28,11 +28,16 @@ typedef struct ddp_listeners {
 	ddp_place places[DDP_LISTENERS_MAX];
 } ddp_listeners;
 
-/* The process's listening sockets; those beyond the maximum are left out. */
-void ddp_listeners_list(ddp_listeners *listeners);
-/* Keeps those that are not among `before` and whose port `address` holds. */
-void ddp_listeners_narrow(ddp_listeners *listeners, const ddp_listeners *before, const void *address,
-                          size_t bytes);
+/* Where the process listens. */
+typedef struct ddp_listening {
+	int count, room, error; /* error: an errno; the list is not complete */
+	ddp_place *places;      /* the caller frees them */
+} ddp_listening;
+
+void ddp_listeners_list(ddp_listening *all);
+/* The process's listening sockets that are not among `before` and whose port `address`
+   holds. 0, or an errno: they are not known, or more than DDP_LISTENERS_MAX. */
+int ddp_listeners_find(ddp_listeners *listeners, const ddp_listening *before, const void *address, size_t bytes);
 
 /* Drops what comes to the listeners. Established connections are not touched. 0, or an
    errno: the kernel takes no filter, which some keep from ordinary users. */

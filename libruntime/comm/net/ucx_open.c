@@ -21,7 +21,7 @@
 typedef struct card {
 	ddp_share share;
 	uint32_t has_key;
-	uint32_t unfiltered; /* an errno: why the kernel does not guard its listeners; 0: it does */
+	uint32_t unfiltered; /* an errno: why no filter guards its listeners; 0: one does */
 	uint32_t host_count, listener_count;
 } card;
 
@@ -203,8 +203,8 @@ static void warn_unfiltered(const ddp_comm *comm, int count, int first, int erro
 {
 	if (comm->rank != 0 || count == 0)
 		return;
-	ddp_log(DDP_LOG_WARN, "UCX's listening sockets are open to any host on %d of %d ranks, %s first: the kernel "
-	        "takes no filter for them (%s)%s. Messages are checked nevertheless; see SECURITY in libddp(3)",
+	ddp_log(DDP_LOG_WARN, "UCX's listening sockets are open to any host on %d of %d ranks, %s first: no filter "
+	        "could be set for them (%s)%s. Messages are checked nevertheless; see SECURITY in libddp(3)",
 	        count, comm->size, ddp_rank_text(comm, first), strerror(error),
 	        error == EPERM ? ", as it may for users without privileges" : "");
 }
@@ -217,7 +217,7 @@ static ddp_status start_worker(ddp_worker *worker, void **address, size_t *bytes
 		.thread_mode = UCS_THREAD_MODE_SERIALIZED,
 	};
 	ucp_address_t *own;
-	ddp_listeners before;
+	ddp_listening before;
 	size_t length;
 	ucs_status_t ucx = init_context(&worker->context);
 
@@ -226,14 +226,15 @@ static ddp_status start_worker(ddp_worker *worker, void **address, size_t *bytes
 	ddp_listeners_list(&before);
 	ucx = ucp_worker_create(worker->context, &params, &worker->worker);
 	if (ucx == UCS_OK)
-		ddp_listeners_list(&worker->listeners);
-	if (ucx == UCS_OK)
 		ucx = ucp_worker_get_address(worker->worker, &own, &length);
+	if (ucx == UCS_OK)
+		worker->unfiltered = ddp_listeners_find(&worker->listeners, &before, own, length);
+	free(before.places);
 	if (ucx != UCS_OK)
 		return fail_ucx(DDP_ERR_IO, ucx, "make a worker");
-	ddp_listeners_narrow(&worker->listeners, &before, own, length);
 	/* Nobody has a reason to connect yet. */
-	worker->unfiltered = ddp_listeners_shut(&worker->listeners);
+	if (worker->unfiltered == 0)
+		worker->unfiltered = ddp_listeners_shut(&worker->listeners);
 	ddp_status status = write_card(worker, own, length, address, bytes);
 	ucp_worker_release_address(worker->worker, own);
 	ucx = ucp_worker_get_efd(worker->worker, &worker->event_fd);
