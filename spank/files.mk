@@ -56,9 +56,7 @@ spank_spank_ddp_la_SOURCES = spank/plugin.c spank/plugin.h \
 	spank/ask.c spank/ask.h spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h \
 	spank/task.c spank/task.h \
 	spank/failure/kill.c spank/failure/kill.h
-spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS) \
-	-DNCCL_PROFILER='"$(pkglibdir)/libnccl-profiler-ddp.so"' \
-	-DNCCL_NET='"$(pkglibdir)/libnccl-net-ddpucx.so"'
+spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)
 # libc only: Slurm looks symbols up in a plugin's libraries, too.
 spank_spank_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \
 	-Wl,--as-needed -Wl,-z,nodelete -Wl,--version-script=$(top_srcdir)/spank/spank_ddp.map
