@@ -26,11 +26,11 @@ static int missing_p2p(ddp_comm *comm, const void *argument)
 	   looked at among operations that follow each other closely. */
 	if (atomic_load(&comm->queue.stopping) || (wanted && ddp_now_ns() < comm->run.deadline_ns))
 		return DDP_NOBODY;
-	if (request != NULL)
-		return atomic_load(&request->done) != 0 ? DDP_NOBODY : request->operation.root;
 	/* What waits for a message may wait for one that a callback sends. */
 	if (ddp_requests_to_call_back(comm))
 		return DDP_NOBODY;
+	if (request != NULL)
+		return atomic_load(&request->done) != 0 ? DDP_NOBODY : request->operation.root;
 	if (comm->p2p.requests == NULL)
 		return DDP_NOBODY;
 	/* The deadline belongs to the first request, and that is complete. */

@@ -1,5 +1,6 @@
 #include "comm/front.h"
 
+#include <sched.h>
 #include <stdlib.h>
 
 #include "base/error.h"
@@ -18,6 +19,11 @@ static ddp_status choose_backend(const ddp_comm *comm, ddp_memory memory, const 
 {
 	if (memory == DDP_MEMORY_DEVICE && comm->roster->device == NULL)
 		return ddp_fail(DDP_ERR_STATE, "an operation on a device's memory, but no device: name one in ddp_options");
+	/* The staged backend waits for other ranks in functions on queues, of which a GPU
+	   may run one at a time, whatever their queues. */
+	if (memory == DDP_MEMORY_DEVICE && !ddp_device_describe(comm->roster->device)->functions_may_wait)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "this libddp runs no operations on the memory of %s yet: copy to the "
+		                "host's memory, and run them there", ddp_device_describe(comm->roster->device)->name);
 	*backend = memory == DDP_MEMORY_DEVICE ? &ddp_backend_staged : &ddp_backend_host;
 	return DDP_OK;
 }
@@ -27,26 +33,44 @@ static void close_lane(const ddp_comm *comm, ddp_lane *lane)
 	ddp_follower_close(lane->follower);
 	if (lane->backend != NULL && lane->self != comm)
 		lane->backend->close(lane->self);
-	*lane = (ddp_lane){ .backend = NULL };
+	lane->follower = NULL;
+	lane->backend = NULL;
+}
+
+/* A rank that opened another lane would meet this one in all its operations. */
+static ddp_status compare_places(ddp_comm *comm, ddp_memory memory, int lane)
+{
+	const int64_t place = (int64_t)memory * DDP_LANES + lane;
+	int64_t extremes[2] = { place, -place };
+
+	ddp_status status = ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = extremes,
+	                                                          .count = 2, .type = DDP_I64, .op = DDP_MAX });
+	if (status == DDP_OK && (extremes[0] != place || extremes[1] != -place))
+		status = ddp_fail(DDP_ERR_MISMATCH, "%s uses lane %d of memory kind %d for the first time, another rank "
+		                  "another one: all ranks begin to use lanes in the same order",
+		                  ddp_rank_text(comm, comm->rank), lane, (int)memory);
+	return status;
 }
 
 static ddp_status open_lane(ddp_comm *comm, ddp_memory memory, int lane, ddp_lane *opened)
 {
-	const ddp_backend *backend = NULL;
+	ddp_status status = choose_backend(comm, memory, &opened->backend);
 
-	ddp_status status = choose_backend(comm, memory, &backend);
-	if (status == DDP_OK && (memory != DDP_MEMORY_HOST || lane != 0))
-		status = ddp_request_may_wait("the first operation of a lane");
-	if (status != DDP_OK)
-		return status;
 	if (memory == DDP_MEMORY_HOST && lane == 0) {
-		*opened = (ddp_lane){ .backend = backend, .self = comm };
-		return DDP_OK;
-	}
-	if ((status = backend->open(comm, &opened->self)) != DDP_OK)
+		opened->self = comm;
 		return status;
-	opened->backend = backend;
-	if (backend->poll != NULL)
+	}
+	if (status == DDP_OK)
+		status = ddp_request_may_wait("the first operation of a lane");
+	if (status == DDP_OK)
+		status = compare_places(comm, memory, lane);
+	if (status == DDP_OK)
+		status = opened->backend->open(comm, &opened->self);
+	if (status != DDP_OK) {
+		opened->backend = NULL;
+		return status;
+	}
+	if (opened->backend->poll != NULL)
 		status = ddp_follower_open(comm, opened, &opened->follower);
 	status = ddp_comm_agree(comm, status, "open a lane");
 	if (status != DDP_OK)
@@ -54,24 +78,52 @@ static ddp_status open_lane(ddp_comm *comm, ddp_memory memory, int lane, ddp_lan
 	return status;
 }
 
-/* The lane of an operation, which is opened if it is its first. */
-static ddp_status find_lane(ddp_comm *comm, ddp_memory memory, int lane, ddp_lane *found)
+/* An open lane needs no lock: another one may be waiting for all ranks under it. */
+static ddp_status find_open_lane(ddp_comm *comm, ddp_memory memory, int lane, const ddp_lane **found)
+{
+	ddp_lane *place = &comm->lanes.of[memory][lane];
+	ddp_status status = DDP_OK;
+
+	if (!atomic_load_explicit(&place->open, memory_order_acquire)) {
+		pthread_mutex_lock(&comm->lanes.lock);
+		if (!atomic_load_explicit(&place->open, memory_order_relaxed))
+			status = open_lane(comm, memory, lane, place);
+		atomic_store_explicit(&place->open, status == DDP_OK, memory_order_release);
+		pthread_mutex_unlock(&comm->lanes.lock);
+	}
+	*found = place;
+	return status;
+}
+
+/* The lane of an operation, which is opened if it is its first. If it is DDP_OK, the lane
+   stays until leave_lanes(). */
+static ddp_status find_lane(ddp_comm *comm, ddp_memory memory, int lane, const ddp_lane **found)
 {
 	ddp_status status = DDP_OK;
 
 	if ((unsigned int)lane >= DDP_LANES || (unsigned int)memory > DDP_MEMORY_DEVICE)
 		return ddp_fail(DDP_ERR_INVALID, "there is no lane %d, or no memory %d", lane, (int)memory);
-	ddp_lane *place = &comm->lanes.of[memory][lane];
-	pthread_mutex_lock(&comm->lanes.lock);
-	if (place->backend == NULL)
-		status = open_lane(comm, memory, lane, place);
-	*found = *place;
-	pthread_mutex_unlock(&comm->lanes.lock);
+	atomic_fetch_add(&comm->lanes.users, 1);
+	if (atomic_load(&comm->lanes.closing))
+		status = ddp_fail(DDP_ERR_STATE, "the communicator is being closed: nothing is issued any more");
+	else
+		status = find_open_lane(comm, memory, lane, found);
+	if (status != DDP_OK)
+		atomic_fetch_sub(&comm->lanes.users, 1);
 	return status;
+}
+
+static void leave_lanes(ddp_comm *comm)
+{
+	atomic_fetch_sub(&comm->lanes.users, 1);
 }
 
 void ddp_lanes_close(ddp_comm *comm)
 {
+	/* A callback of one lane may be issuing on another. */
+	atomic_store(&comm->lanes.closing, true);
+	while (atomic_load(&comm->lanes.users) > 0)
+		sched_yield();
 	for (int memory = 0; memory <= DDP_MEMORY_DEVICE; memory++) {
 		for (int lane = 0; lane < DDP_LANES; lane++)
 			close_lane(comm, &comm->lanes.of[memory][lane]);
@@ -83,7 +135,7 @@ void ddp_lanes_close(ddp_comm *comm)
 ddp_status ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_request **request)
 {
 	ddp_request *made;
-	ddp_lane lane;
+	const ddp_lane *lane;
 
 	if (comm == NULL || operation == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_issue(): a NULL argument");
@@ -93,9 +145,11 @@ ddp_status ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_reques
 	if (status != DDP_OK)
 		return status;
 	status = find_lane(comm, operation->memory, operation->lane, &lane);
-	if (status == DDP_OK)
-		status = lane.follower != NULL ? ddp_follower_issue(lane.follower, made)
-		                               : lane.backend->issue(lane.self, made);
+	if (status == DDP_OK) {
+		status = lane->follower != NULL ? ddp_follower_issue(lane->follower, made)
+		                                : lane->backend->issue(lane->self, made);
+		leave_lanes(comm);
+	}
 	if (status != DDP_OK)
 		free(made);
 	else if (request != NULL)
@@ -105,15 +159,18 @@ ddp_status ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_reques
 
 ddp_status ddp_run(ddp_comm *comm, const ddp_collective *operation)
 {
-	ddp_lane lane;
+	const ddp_lane *lane;
 
 	if (comm == NULL || operation == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_run(): a NULL argument");
 	if (operation->memory == DDP_MEMORY_HOST && operation->lane == 0)
 		return ddp_comm_run(comm, operation);
 	ddp_status status = find_lane(comm, operation->memory, operation->lane, &lane);
-	if (status != DDP_OK || lane.follower == NULL)
-		return status == DDP_OK ? ddp_comm_run(lane.self, operation) : status;
+	if (status != DDP_OK)
+		return status;
+	leave_lanes(comm);
+	if (lane->follower == NULL)
+		return ddp_comm_run(lane->self, operation);
 	if (operation->on_complete != NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_run(): on_complete is for ddp_issue()");
 	ddp_request *request;
@@ -142,21 +199,27 @@ ddp_status ddp_mem_alloc(ddp_comm *comm, size_t bytes, void **memory)
 
 ddp_status ddp_mem_alloc_on(ddp_comm *comm, ddp_memory kind, size_t bytes, void **memory)
 {
-	ddp_lane lane;
+	const ddp_lane *lane;
 
 	if (comm == NULL || memory == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_alloc_on(): a NULL argument");
 	ddp_status status = find_lane(comm, kind, 0, &lane);
-	return status == DDP_OK ? lane.backend->alloc(lane.self, bytes, memory) : status;
+	if (status != DDP_OK)
+		return status;
+	leave_lanes(comm);
+	return lane->backend->alloc(lane->self, bytes, memory);
 }
 
 ddp_status ddp_mem_free(ddp_comm *comm, void *memory)
 {
-	ddp_lane lane;
+	const ddp_lane *lane;
 
 	if (comm == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_free(): comm is NULL");
 	const bool of_device = comm->roster->device != NULL && ddp_device_owns(comm->roster->device, memory);
 	ddp_status status = find_lane(comm, of_device ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST, 0, &lane);
-	return status == DDP_OK ? lane.backend->free(lane.self, memory) : status;
+	if (status != DDP_OK)
+		return status;
+	leave_lanes(comm);
+	return lane->backend->free(lane->self, memory);
 }

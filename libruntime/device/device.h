@@ -50,6 +50,7 @@ typedef struct ddp_device_info {
 	char name[256];       /* as its maker calls it */
 	size_t memory_bytes;  /* what it has in all */
 	bool is_host_memory;  /* the host may read and write its memory */
+	bool functions_may_wait; /* what ddp_device_launch() runs may wait for others */
 } ddp_device_info;
 
 /* For the test device; the others take no notice. */

@@ -78,6 +78,7 @@ static ddp_status test_open(const ddp_device_request *request, ddp_device_info *
 	snprintf(info->name, sizeof(info->name), "asynchronous test device");
 	info->memory_bytes = device->memory.bytes;
 	info->is_host_memory = false;
+	info->functions_may_wait = true;
 	*self = device;
 	return DDP_OK;
 }

@@ -7,6 +7,7 @@
 #define DDP_COMM_CORE_BACKEND_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "ddp.h"
 
@@ -41,7 +42,8 @@ typedef struct ddp_backend {
 } ddp_backend;
 
 typedef struct ddp_lane {
-	const ddp_backend *backend; /* NULL: not open yet */
+	atomic_bool open;           /* the rest stays as it is until the communicator is closed */
+	const ddp_backend *backend;
 	void *self;
 	struct ddp_follower *follower; /* of a backend that is asked */
 } ddp_lane;
@@ -49,6 +51,8 @@ typedef struct ddp_lane {
 /* Those of a communicator. Lane 0 for the host's memory is the communicator itself. */
 typedef struct ddp_lanes {
 	pthread_mutex_t lock; /* of opening */
+	atomic_bool closing;
+	atomic_int users;     /* threads that issue on one */
 	ddp_lane of[DDP_MEMORY_DEVICE + 1][DDP_LANES];
 } ddp_lanes;
 

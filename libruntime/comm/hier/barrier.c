@@ -17,8 +17,9 @@ static ddp_status disseminate(ddp_comm *comm)
 		                                     tag, NULL, 0, &pair[1]);
 		if (status == DDP_OK)
 			status = ddp_await_transfers(comm, pair, 2);
+		/* Other threads receive for this communicator, too: not into a frame that has ended. */
 		if (status != DDP_OK)
-			return status;
+			return ddp_message_give_up(comm, status);
 	}
 	return DDP_OK;
 }

@@ -85,7 +85,8 @@ static ddp_status flow(ddp_comm *comm, const tree *t, char *data, size_t bytes,
 	}
 	for (size_t i = 0; i < DEPTH && i < chunks && status == DDP_OK; i++)
 		status = ddp_await_transfers(comm, sends[i], t->count);
-	return status;
+	/* Before `recvs` is gone. */
+	return status == DDP_OK ? DDP_OK : ddp_message_give_up(comm, status);
 }
 
 typedef struct broadcasting {
@@ -111,8 +112,6 @@ static ddp_status begin(void *argument, const void *exposed)
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
 	plant(comm, c, comm->topology.nodes > 2 && bytes / CHUNK_BYTES > (size_t)comm->topology.nodes, &t);
 	ddp_status status = flow(comm, &t, c->recv, bytes, sends);
-	if (status != DDP_OK)
-		status = ddp_message_give_up(comm, status);
 	free(sends);
 	return status;
 }

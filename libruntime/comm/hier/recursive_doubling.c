@@ -15,7 +15,7 @@ ddp_status ddp_recursive_doubling_of(ddp_comm *comm, ddp_type type, ddp_op op, v
 	const size_t bytes = count * ddp_type_bytes(ddp_accumulator(type));
 	ddp_status status = DDP_OK;
 
-	for (int round = 0; round < plan.rounds && status == DDP_OK; round++) {
+	for (int round = 0; round < plan.rounds; round++) {
 		const ddp_exchange e = ddp_plan_round(&plan, node, 0, round);
 		const bool results = round >= plan.reductions;
 		const uint64_t number = ddp_message_tag(comm, tag + (uint32_t)round);
@@ -30,10 +30,13 @@ ddp_status ddp_recursive_doubling_of(ddp_comm *comm, ddp_type type, ddp_op op, v
 			status = ddp_message_send(comm, peer, number, mine, bytes, &pair[under_way++]);
 		if (status == DDP_OK)
 			status = ddp_await_transfers(comm, pair, under_way);
-		if (status == DDP_OK && e.recv.count > 0 && !results)
+		/* Before `pair` is gone. */
+		if (status != DDP_OK)
+			return ddp_message_give_up(comm, status);
+		if (e.recv.count > 0 && !results)
 			ddp_combine_pair(type, op, e.below ? theirs : mine, e.below ? mine : theirs, mine, count);
 	}
-	return status;
+	return DDP_OK;
 }
 
 ddp_status ddp_recursive_doubling(ddp_reduction *x)

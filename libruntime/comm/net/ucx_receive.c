@@ -220,6 +220,7 @@ ucs_status_t ddp_ucx_data_arrived(void *argument, const void *bytes_of_header, s
 	}
 	/* A rendezvous is begun after the callback, in ddp_ucx_receive_deferred(). */
 	if (!keep(net, &header, data, bytes, param->recv_attr)) {
+		ddp_ucx_taken(c, header.charge);
 		net->flooding = header.envelope.source;
 		ddp_ucx_trouble(net);
 		return UCS_OK;

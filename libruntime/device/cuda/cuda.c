@@ -109,6 +109,7 @@ static ddp_status describe(const cuda_device *device, ddp_device_info *info)
 	snprintf(info->name, sizeof(info->name), "%s", properties.name);
 	info->memory_bytes = properties.totalGlobalMem;
 	info->is_host_memory = false;
+	info->functions_may_wait = false;
 	return DDP_OK;
 }
 
