@@ -55,6 +55,16 @@ build_of()
 	esac
 }
 
+# The thread sanitizer has nothing to see in what is one thread from beginning to end
+# (strace -f -e trace=clone3 tells).
+without_threads=(test_agreement test_bucket test_comm_blocks test_comm_kernels test_comm_merge
+	test_comm_plan test_device_cuda test_job test_kernel_cuda test_kernel_queue test_options
+	test_safetensors test_sampler test_spank_blame test_spank_check test_spank_gpu
+	test_spank_identity test_spank_judge test_spank_nodelist test_spank_options test_spank_port
+	test_spank_prepare test_spank_report test_spank_srun_options test_spank_stall test_spank_step
+	test_spank_supervise test_spank_variables test_spank_witness test_status test_store test_watch)
+tsan_tests() { unit_tests | grep -vxF -f <(printf '%s\n' "${without_threads[@]}"); }
+
 # Makes the builds while tests run, which wait more than they compute; and what is
 # little but a build.
 build_ahead()
@@ -93,12 +103,15 @@ make_tree()
 {
 	# Of what debuggers know, stacks take lines and names only, which compile faster.
 	local suite=$1 dir=$2 name options=(CFLAGS='-g1 -O2') targets=(check TESTS=)
+	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU.
+	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80')
 	case $suite in
 	clang) options=(CC=clang --disable-cuda-kernels CFLAGS='-g1 -O1') ;;
 	bare) options=(--without-ucx --without-pmix --without-blas --without-slurm --without-openmpi --without-cuda CFLAGS=-O0)
 		mapfile -t targets < <(echo examples/allreduce; for name in "${bare_tests[@]}"; do path_of "$name"; done) ;;
 	asan) options=(--disable-werror '--enable-sanitizer=address,undefined' CFLAGS='-g1 -O1') ;;
-	tsan) options=(--disable-werror --enable-sanitizer=thread CFLAGS='-g1 -O1') ;;
+	tsan) options=(--disable-werror --enable-sanitizer=thread CFLAGS='-g1 -O1')
+		mapfile -t targets < <(tsan_tests | grep -vE '\.(sh|py)$' | while read -r name; do path_of "$name"; done) ;;
 	*) suite=unit ;;
 	esac
 	cd "$dir" || return 1
@@ -106,7 +119,7 @@ make_tree()
 	step "$suite" "configuring ($suite)" 180 "$logs/build-$suite.log" \
 		env CONFIG_SHELL="$(command -v dash || command -v bash)" "$source/configure" --prefix="$work/prefix" "${options[@]}" || return 1
 	if [ "$suite" != bare ]; then
-		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" all || return 1
+		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${one_arch[@]}" all || return 1
 	fi
 	step "$suite" "building the tests ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${targets[@]}"
 }
@@ -127,8 +140,8 @@ check_tree()
 {
 	local suite=$1 dir status=0 name paths=() before targets=(check)
 	dir=$(build_of "$suite")
-	# Not the programs that this suite does without.
-	[ "$suite" != bare ] || targets=(check-TESTS check_PROGRAMS=)
+	# Not the programs that these suites do without.
+	[[ $suite != @(bare|tsan) ]] || targets=(check-TESTS check_PROGRAMS=)
 	shift
 	mapfile -t paths < <(test_paths | grep -E "/($(IFS='|' && echo "$*"))\$")
 	say "make check ($suite)$(whole "$suite" || echo ": $*")"
