@@ -588,6 +588,51 @@ static bool end_sender(net_connection *c)
 	return true;
 }
 
+/* Marks what is under way with the memory, if there is any. */
+static bool mark_withdrawn(net_connection *c, const void *memory)
+{
+	bool found = false;
+
+	for (int i = 0; i < c->request_count; i++) {
+		const net_request *r = &c->requests[i];
+		for (int k = 0; r->busy && k < r->count; k++) {
+			net_operation *o = &r->operations[k];
+			if (!o->active || o->memory != memory)
+				continue;
+			found = o->withdrawn = true;
+			if (!c->sends && !r->flushes)
+				net_receive_cancel(o, c->worker->ucx);
+		}
+	}
+	return found;
+}
+
+static bool none_withdrawn(net_connection *c)
+{
+	for (int i = 0; i < c->request_count; i++) {
+		const net_request *r = &c->requests[i];
+		for (int k = 0; r->busy && k < r->count; k++) {
+			if (r->operations[k].active && r->operations[k].withdrawn)
+				return false;
+		}
+	}
+	return true;
+}
+
+bool net_connection_withdraw(net_connection *c, const void *memory)
+{
+	if (!mark_withdrawn(c, memory))
+		return true;
+	if (c->sends) { /* UCX cancels no send; it ends with its endpoint */
+		if (!c->gone)
+			snprintf(c->why, sizeof(c->why), "NCCL took back memory that was being sent");
+		c->gone = true;
+		(void)end_sender(c);
+		close_ep(c, true);
+	}
+	return progress_until(c, none_withdrawn, FORCE_MS);
+}
+
 void net_connection_close(net_connection *c)
 {
 	DDP_UCX_FOR_LIBDDP();

@@ -93,6 +93,10 @@ void net_connection_abandon(net_connection *c);
 /* Ends what is under way, and lets the peer know. Waits for a second or two at most. */
 void net_connection_close(net_connection *c);
 
+/* With the lock: ends what is under way with this memory. A sender that has such is gone
+   then. Waits for a second or two at most. False: UCX still uses the memory. */
+bool net_connection_withdraw(net_connection *c, const void *memory);
+
 /* With the lock: is the peer still there? Called when nothing moves. */
 void net_connection_look(net_connection *c);
 

@@ -27,9 +27,11 @@ static inline ucp_tag_t net_tag_of_word(uint32_t connection, enum net_word word)
 /* A send, a receive or a close. It stays where it is as long as it is under way. */
 typedef struct net_operation {
 	bool active;
+	bool withdrawn;     /* NCCL has taken the memory back */
 	void *ucx;
 	ucs_status_t status;
-	size_t bytes; /* that were sent or received */
+	size_t bytes;       /* that were sent or received */
+	const void *memory; /* as NCCL registered it; NULL: it did not */
 } net_operation;
 
 /* Memory that is moved; `handle` NULL: UCX does without. */

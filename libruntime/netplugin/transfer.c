@@ -60,12 +60,18 @@ void net_memory_deregister(net_connection *c, net_memory *m)
 	DDP_UCX_FOR_LIBDDP();
 
 	net_worker_lock(c->worker);
-	if (m->key != NULL)
+	/* NCCL frees the memory next, while others let UCX go on. */
+	const bool unused = net_connection_withdraw(c, m);
+	if (unused && m->key != NULL)
 		ucp_rkey_destroy(m->key);
-	if (m->handle != NULL)
+	if (unused && m->handle != NULL)
 		(void)ucp_mem_unmap(c->worker->context, m->handle);
 	net_worker_unlock(c->worker);
-	free(m);
+	if (!unused)
+		net_warn("NET/ddpucx: memory is taken back while it is moved %s %s, and UCX does not end that",
+		         c->sends ? "to" : "from", c->peer);
+	else
+		free(m);
 }
 
 ddp_status net_memory_register(net_connection *c, void *data, size_t bytes, int memory, net_memory **memory_handle)
@@ -151,8 +157,10 @@ ddp_status net_transfer_send(net_connection *c, void *data, size_t bytes, int ta
 		status = fail_gone(c);
 	else
 		*request = take_request(c, 1);
-	if (*request != NULL)
+	if (*request != NULL) {
 		net_send_begin((*request)->operations, c->ep, &slice, net_tag(c->peer_id, tag));
+		(*request)->operations->memory = m;
+	}
 	net_worker_unlock(c->worker);
 	return status;
 }
@@ -171,6 +179,7 @@ ddp_status net_transfer_receive(net_connection *c, int count, void *const *data,
 		const net_slice slice = slice_of(data[i], bytes[i], memories != NULL ? memories[i] : NULL);
 		net_operation *o = &r->operations[i];
 		net_receive_begin(o, c->worker->ucx, &slice, net_tag(c->own_id, tags[i]));
+		o->memory = memories != NULL ? memories[i] : NULL;
 		/* What the peer sent before it went is there to be taken. */
 		if (c->gone)
 			net_receive_cancel(o, c->worker->ucx);
@@ -198,6 +207,7 @@ ddp_status net_transfer_flush(net_connection *c, int count, void *const *data, c
 	if (r != NULL) {
 		r->flushes = true;
 		net_get_begin(r->operations, c->worker->self, &c->flushed, (uint64_t)(uintptr_t)data[last], m->key);
+		r->operations->memory = m;
 	}
 	net_worker_unlock(c->worker);
 	*request = r;

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -505,6 +506,45 @@ static int overflow(int rank, void *argument)
 	return 0;
 }
 
+/* The victim's memory is used by others before the message moves, and UCX goes on for
+   another connection. */
+static int take_back(int rank, void *argument)
+{
+	const size_t bytes = rank == RECEIVER ? 1000 : LONG;
+	unsigned char peers[LONG];
+	const bool victim = rank == shared->victim;
+	nccl_driver d;
+	void *memory;
+
+	set_up(&d, argument, rank);
+	void *connection = open_one(&d, rank);
+	void *other = rank == RECEIVER ? receive_from(&d, 1) : send_to(&d, 1);
+	if (victim) {
+		unsigned char *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		CHECK(data != MAP_FAILED);
+		CHECK(d.register_memory(connection, data, bytes, NET_HOST, &memory) == NET_SUCCESS);
+		CHECK((rank == RECEIVER ? begin_receive(&d, connection, data, bytes, 5, memory) :
+		       begin_send(&d, connection, data, bytes, 5, memory)) != NULL);
+		CHECK(d.deregister_memory(connection, memory) == NET_SUCCESS);
+		CHECK(mmap(data, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == data);
+		reach(1);
+	} else {
+		await(1);
+		if (rank == RECEIVER)
+			(void)begin_receive(&d, connection, peers, sizeof(peers), 5, NULL);
+		else
+			finish(&d, begin_send(&d, connection, peers, 1000, 5, NULL), NULL);
+	}
+	if (rank == RECEIVER)
+		stream_in(&d, other, 90);
+	else
+		stream_out(&d, other, 90);
+	close_one(&d, rank, connection);
+	close_one(&d, rank, other);
+	CHECK(nccl_finalize(&d) == NET_SUCCESS);
+	return 0;
+}
+
 /* ---- strangers -------------------------------------------------------------------------------- */
 
 static int connect_raw(const unsigned char *handle)
@@ -715,6 +755,15 @@ static void what_does_not_fit_is_an_error(void **state)
 	heard_once("is longer than what it is to be received into");
 }
 
+static void memory_that_is_taken_back_is_left_alone(void **state)
+{
+	(void)state;
+	assert_int_equal(run_with_victim(take_back, over_tcp, RECEIVER, false), 0);
+	assert_int_equal(run_with_victim(take_back, over_tcp, SENDER, false), 0);
+	assert_int_equal(run_with_victim(take_back, over_memory, RECEIVER, false), 0);
+	assert_int_equal(run_with_victim(take_back, over_memory, SENDER, false), 0);
+}
+
 static void strangers_are_turned_away(void **state)
 {
 	(void)state;
@@ -746,6 +795,7 @@ int main(void)
 		cmocka_unit_test(several_threads_open_use_and_close),
 		cmocka_unit_test(a_killed_peer_is_noticed), cmocka_unit_test(a_peer_that_closes_early_is_noticed),
 		cmocka_unit_test(what_does_not_fit_is_an_error),
+		cmocka_unit_test(memory_that_is_taken_back_is_left_alone),
 		cmocka_unit_test(strangers_are_turned_away), cmocka_unit_test(silent_strangers_make_room),
 		cmocka_unit_test(nothing_starts_without_a_key),
 	};
