@@ -65,6 +65,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/comm_cases.c tests/support/comm_cases.h \
 	tests/support/comm_ranks.c tests/support/comm_ranks.h \
 	tests/support/context_ranks.c tests/support/context_ranks.h \
+	tests/support/device_checks.h \
 	tests/support/folder.c tests/support/folder.h \
 	tests/support/hung.c tests/support/hung.h \
 	tests/support/kernel_place.h \

@@ -42,7 +42,7 @@ static const char magic[8] = "ddpucx1";
 
 /* ---- making one --------------------------------------------------------------------------- */
 
-/* Which message is for which connection. A stranger cannot guess it. */
+/* Which message is for which connection. Nobody else can guess it. */
 static ddp_status next_id(uint32_t *id)
 {
 	static atomic_uint last;

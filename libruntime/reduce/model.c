@@ -387,14 +387,14 @@ void ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, int64_
 
 ddp_status ddp_model_check_whole(const ddp_model *model)
 {
-	if (model->torn)
+	if (model->partly_updated)
 		return ddp_fail(DDP_ERR_STATE,
 		                "only a part of what follows step %lld reached the parameters before it "
 		                "failed; go back to the last checkpoint", (long long)model->steps);
 	return model->strategy->check != NULL ? model->strategy->check(model, model->steps) : DDP_OK;
 }
 
-void ddp_model_set_torn(ddp_model *model, bool torn)
+void ddp_model_set_partly_updated(ddp_model *model, bool partly_updated)
 {
-	model->torn = torn;
+	model->partly_updated = partly_updated;
 }

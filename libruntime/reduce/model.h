@@ -43,7 +43,7 @@ void ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, int64_
 /* DDP_ERR_STATE if a failed step or load has changed only a part of parameters
    and optimizer state: they are neither the old ones nor the new ones. */
 ddp_status ddp_model_check_whole(const ddp_model *model);
-void ddp_model_set_torn(ddp_model *model, bool torn);
+void ddp_model_set_partly_updated(ddp_model *model, bool partly_updated);
 
 /* Forgets the step under way: its gradients, what was announced of it, and what is
    being reduced, which may be another part on each rank. Collective. */

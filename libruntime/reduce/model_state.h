@@ -44,7 +44,7 @@ struct ddp_model {
 	bool compared;          /* all ranks had the same parameters before a step */
 	bool refused;           /* the last step, for what all ranks saw alike */
 	bool failed;            /* by a step that ended in an error */
-	bool torn;              /* a part of the parameters is changed, the rest is not yet */
+	bool partly_updated;    /* a part of the parameters is changed, the rest is not yet */
 
 	uint64_t step_start_ns; /* 0: before the first step's first phase */
 	double phase_seconds[DDP_PHASES]; /* of the watch, when the step began */

@@ -17,7 +17,7 @@ ddp_status ddp_model_check(const ddp_model *model)
 		return ddp_fail(DDP_ERR_STATE,
 		                "step %lld of this model has failed; it can train no more",
 		                (long long)model->steps + 1);
-	if (model->torn)
+	if (model->partly_updated)
 		return ddp_fail(DDP_ERR_STATE, "a checkpoint was loaded only in part: load one, whole, "
 		                "before the next step");
 	return DDP_OK;

@@ -75,12 +75,12 @@ static ddp_status update_by_bucket(ddp_model *model, const ddp_update *update, d
 		if (status != DDP_OK)
 			return status;
 		ddp_watch_phase(watch, DDP_PHASE_OPTIMIZER);
-		model->torn = true;
+		model->partly_updated = true;
 		*squares += apply(model, update, bucket->begin, bucket->end);
 	}
 	/* What travels by rows alone is complete. */
 	*squares += apply(model, update, model->layout.dense, model->layout.elements);
-	model->torn = false;
+	model->partly_updated = false;
 	return DDP_OK;
 }
 

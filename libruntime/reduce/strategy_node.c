@@ -215,7 +215,7 @@ static ddp_status reduce(ddp_model *model, double *squares)
 	return ddp_reducer_meet(&model->reducer, "norm", squares, 1);
 }
 
-/* The parameters are torn until all ranks have stored what they own. */
+/* The parameters are partly updated until all ranks have stored what they own. */
 static ddp_status update(ddp_model *model, const ddp_update *update, bool reduced, double *squares)
 {
 	ddp_watch *watch = model->context->watch;
@@ -225,13 +225,13 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 	ddp_status status = ddp_node_strategy_begin(model, update->step);
 	if (status != DDP_OK)
 		return status;
-	model->torn = true;
+	model->partly_updated = true;
 	updated = run_pass(model, update, reduced);
 	ddp_watch_phase(watch, DDP_PHASE_WAIT);
 	status = ddp_reducer_meet(&model->reducer, "updated", &updated, 1);
 	if (status != DDP_OK)
 		return status;
-	model->torn = false;
+	model->partly_updated = false;
 	if (!reduced)
 		*squares = updated;
 	return DDP_OK;

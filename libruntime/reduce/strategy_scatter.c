@@ -209,7 +209,7 @@ static ddp_status update_units(ddp_model *model, const ddp_update *update, int f
 	ddp_status status = DDP_OK;
 	int64_t from, to;
 
-	model->torn = true;
+	model->partly_updated = true;
 	for (int u = first; u < end && status == DDP_OK; u++) {
 		const ddp_unit *unit = &model->units.list[u];
 		const int64_t kept = kept_of(model, unit);
@@ -267,7 +267,7 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 		status = end_gathers(model);
 	if (status != DDP_OK)
 		return status;
-	model->torn = false;
+	model->partly_updated = false;
 	if (!reduced)
 		*squares = updated;
 	return DDP_OK;

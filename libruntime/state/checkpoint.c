@@ -483,7 +483,7 @@ static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load
 		status = seek_together(comm, loader, &load->position);
 	if (status != DDP_OK)
 		return status;
-	ddp_model_set_torn(load->model, true);
+	ddp_model_set_partly_updated(load->model, true);
 	status = move_tensors(context, load);
 	if (status != DDP_OK)
 		return status;
@@ -494,7 +494,7 @@ static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load
 	/* From now on a rank may read what the others keep. */
 	status = ddp_status_agree(comm, status, "keep the program's state");
 	if (status == DDP_OK)
-		ddp_model_set_torn(load->model, false);
+		ddp_model_set_partly_updated(load->model, false);
 	return status;
 }
 

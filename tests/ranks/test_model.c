@@ -791,7 +791,7 @@ static int tensors_body(ddp_context *context, void *user)
 	CHECK_OK(ddp_step(model, 1, 0, &stats));
 	CHECK(stats.step == 42 && ddp_model_step_count(model) == 42);
 
-	model->torn = true;
+	model->partly_updated = true;
 	CHECK(ddp_model_check_whole(model) == DDP_ERR_STATE);
 	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
 	CHECK(says("load one, whole"));

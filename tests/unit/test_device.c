@@ -17,22 +17,9 @@
 #include <cmocka.h>
 
 #include "device/device.h"
+#include "tests/support/device_checks.h"
 
 enum { MANY = 70001, TRIALS = 20 };
-
-#define OK(call) \
-	do { \
-		ddp_status ok_status = (call); \
-		if (ok_status != DDP_OK) \
-			fail_msg("%s: %s: %s", #call, ddp_status_name(ok_status), ddp_last_error()); \
-	} while (0)
-
-#define FAILS(call, status, text) \
-	do { \
-		assert_int_equal(call, status); \
-		if (strstr(ddp_last_error(), text) == NULL) \
-			fail_msg("%s: no '%s' in: %s", #call, text, ddp_last_error()); \
-	} while (0)
 
 #define BUILT_MODULE "libruntime/device/cuda/.libs/libddp_cuda.so"
 

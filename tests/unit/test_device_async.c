@@ -18,6 +18,7 @@
 
 #include "device/device.h"
 #include "device/test_order.h"
+#include "tests/support/device_checks.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define THREAD_SANITIZER 1
@@ -28,20 +29,6 @@
 #endif
 
 enum { BYTES = 40000 };
-
-#define OK(call) \
-	do { \
-		ddp_status ok_status = (call); \
-		if (ok_status != DDP_OK) \
-			fail_msg("%s: %s: %s", #call, ddp_status_name(ok_status), ddp_last_error()); \
-	} while (0)
-
-#define FAILS(call, status, text) \
-	do { \
-		assert_int_equal(call, status); \
-		if (strstr(ddp_last_error(), text) == NULL) \
-			fail_msg("%s: no '%s' in: %s", #call, text, ddp_last_error()); \
-	} while (0)
 
 /* A device with two queues, an event, and two pieces of memory. */
 struct fixture {

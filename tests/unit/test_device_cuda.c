@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "device/backend.h"
+#include "tests/support/device_checks.h"
 
 DDP_API extern const ddp_device_backend ddp_device_module;
 static const ddp_device_backend *cuda = &ddp_device_module;
@@ -265,13 +266,6 @@ static ddp_status open_index(int index, void **self)
 
 	return cuda->open(&request, &info, self);
 }
-
-#define FAILS(call, status, text) \
-	do { \
-		assert_int_equal(call, status); \
-		if (strstr(ddp_last_error(), text) == NULL) \
-			fail_msg("no '%s' in: %s", text, ddp_last_error()); \
-	} while (0)
 
 static void a_missing_gpu_is_told_with_what_is_missing(void **state)
 {

@@ -162,8 +162,8 @@ static void sleep_for(ddp_comm *comm, const ddp_condition *wait)
 	atomic_store(&self->sleeps_until, wait->until);
 	atomic_store(&self->sleeps_for, wait->sleeps_for);
 	atomic_fetch_add(&shared->sleepers, 1);
-	ddp_doorbell *door = &comm->roster->doorbell;
-	const uint32_t begun = comm->net != NULL ? ddp_doorbell_begin(door) : 0;
+	ddp_doorbell *doorbell = &comm->roster->doorbell;
+	const uint32_t begun = comm->net != NULL ? ddp_doorbell_begin(doorbell) : 0;
 	bool moved = move_p2p(comm) || (comm->net != NULL && ddp_net_progress(comm));
 	/* Last, as UCX may have ended a transfer without saying that something moved. */
 	if (!moved && wait->missing(comm, wait->argument) != DDP_NOBODY &&
@@ -171,10 +171,10 @@ static void sleep_for(ddp_comm *comm, const ddp_condition *wait)
 		if (comm->net == NULL)
 			ddp_futex_wait(&self->bell, bell, timeout_ns);
 		else if (ddp_net_arm(comm->roster))
-			ddp_doorbell_sleep(door, begun, ddp_net_fd(comm->roster), timeout_ns);
+			ddp_doorbell_sleep(doorbell, begun, ddp_net_fd(comm->roster), timeout_ns);
 	}
 	if (comm->net != NULL)
-		ddp_doorbell_end(door);
+		ddp_doorbell_end(doorbell);
 	atomic_fetch_sub(&shared->sleepers, 1);
 	atomic_store(&self->sleeps_for, DDP_AWAKE);
 }

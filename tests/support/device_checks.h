@@ -1,0 +1,24 @@
+/* What the tests of devices say of a call. */
+#ifndef TESTS_SUPPORT_DEVICE_CHECKS_H
+#define TESTS_SUPPORT_DEVICE_CHECKS_H
+
+#include <string.h>
+
+#include "ddp.h"
+
+#define OK(call) \
+	do { \
+		ddp_status ok_status = (call); \
+		if (ok_status != DDP_OK) \
+			fail_msg("%s: %s: %s", #call, ddp_status_name(ok_status), ddp_last_error()); \
+	} while (0)
+
+/* It ends with this status, and `text` is in the sentence about it. */
+#define FAILS(call, status, text) \
+	do { \
+		assert_int_equal(call, status); \
+		if (strstr(ddp_last_error(), text) == NULL) \
+			fail_msg("%s: no '%s' in: %s", #call, text, ddp_last_error()); \
+	} while (0)
+
+#endif
