@@ -102,24 +102,26 @@ build_tree()
 make_tree()
 {
 	# Of what debuggers know, stacks take lines and names only, which compile faster.
-	local suite=$1 dir=$2 name options=(CFLAGS='-g1 -O2') targets=(check TESTS=)
+	local suite=$1 dir=$2 name options=(CFLAGS='-g1 -O2') all=(all) targets=(check TESTS=)
 	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU.
 	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80')
 	case $suite in
 	clang) options=(CC=clang --disable-cuda-kernels CFLAGS='-g1 -O1') ;;
 	bare) options=(--without-ucx --without-pmix --without-blas --without-slurm --without-openmpi --without-cuda CFLAGS=-O0)
 		mapfile -t targets < <(echo examples/allreduce; for name in "${bare_tests[@]}"; do path_of "$name"; done) ;;
-	asan) options=(--disable-werror '--enable-sanitizer=address,undefined' CFLAGS='-g1 -O1') ;;
-	tsan) options=(--disable-werror --enable-sanitizer=thread CFLAGS='-g1 -O1')
+	asan) options=(--disable-werror --disable-cuda-kernels '--enable-sanitizer=address,undefined' CFLAGS='-g1 -O1') ;;
+	tsan) options=(--disable-werror --disable-cuda-kernels --enable-sanitizer=thread CFLAGS='-g1 -O1')
 		mapfile -t targets < <(tsan_tests | grep -vE '\.(sh|py)$' | while read -r name; do path_of "$name"; done) ;;
 	*) suite=unit ;;
 	esac
+	# No test runs the benchmarks and the programs of clusters in these builds.
+	[[ $suite != @(asan|tsan) ]] || all+=("noinst_PROGRAMS=examples/allreduce examples/gpt/gpt")
 	cd "$dir" || return 1
 	# libtool, a long script that runs for each file, takes dash half the time.
 	step "$suite" "configuring ($suite)" 180 "$logs/build-$suite.log" \
 		env CONFIG_SHELL="$(command -v dash || command -v bash)" "$source/configure" --prefix="$work/prefix" "${options[@]}" || return 1
 	if [ "$suite" != bare ]; then
-		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${one_arch[@]}" all || return 1
+		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${one_arch[@]}" "${all[@]}" || return 1
 	fi
 	step "$suite" "building the tests ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${targets[@]}"
 }
@@ -227,18 +229,29 @@ fuzz_targets()
 	! grep -q ^FAIL "$own" || keep_evidence fuzz "${1:-all}" "$log" "$(build_of fuzz)/tests/fuzz/bin"
 }
 
+# What git has and the archive in DIR has not, beside what only git reads
+not_in_archive()
+{
+	comm -23 <(cd "$source" && git ls-files 2>/dev/null | grep -vE '^(\.ci/|\.gitignore$|\.editorconfig$)' | sort) \
+		<(tar -tzf "$1"/slurm-ddp-*.tar.gz | sed 's|^[^/]*/||' | sort)
+}
+
 suite_distcheck()
 {
-	local dir log=$logs/distcheck.log status=0 tests=() suites=()
+	local dir log=$logs/distcheck.log status=0 tests=() suites=() missing
 	build_tree unit || return
 	dir=$(build_of distcheck)
 	say 'make distcheck'
-	# What the package may lack is a file that a build or a test reads: all programs
-	# are built of it, and the tests run that read the tree. `unit` has run the rest.
+	# What the package may lack is a file: all of git's are in it, what is installed
+	# builds from it, and the tests run that read the tree. `unit` has run the rest.
 	mapfile -t tests < <(test_paths | grep -E '\.(sh|py)$|/test_safetensors$')
-	limited 900 "$log" make -C "$dir" -j $((2 * jobs)) distcheck TESTS="${tests[*]}" || status=$?
-	if [ $status = 0 ]; then
+	limited 900 "$log" make -C "$dir" -j $((2 * jobs)) distcheck TESTS="${tests[*]}" \
+		check_PROGRAMS=tests/unit/test_safetensors noinst_PROGRAMS='examples/allreduce examples/gpt/gpt' || status=$?
+	missing=$(not_in_archive "$dir" 2>&1 | tr '\n' ' ')
+	if [ $status = 0 ] && [ -z "$missing" ]; then
 		record PASS distcheck distcheck '' "$log"
+	elif [ $status = 0 ]; then
+		record FAIL distcheck distcheck "not in the archive: $missing" "$log"
 	else
 		record FAIL distcheck distcheck "make distcheck ended with status $status" "$log"
 		mapfile -t suites < <(find "$dir" -path '*/_build/*' -name test-suite.log)
