@@ -447,11 +447,23 @@ typedef enum ddp_shard {
  * range, into which gradients are scaled by a power of two: by the largest of the step
  * before, so that the first step, also after a checkpoint was loaded, goes by f32, as does
  * one that would not fit. Rows (ddp_grad_rows()) travel in f32.
+ *
+ * PowerSGD (Vogels, Karimireddy and Jaggi, NeurIPS 2019) sends a parameter of two and more
+ * dimensions, as a matrix of the first and the others, [rows, columns], as two factors of
+ * powersgd_rank r: (rows + columns) r numbers instead of rows times columns, where that is
+ * fewer by powersgd_rate at least; the rest travels as it is. What that leaves out of its
+ * gradients, each rank keeps, and adds to those of the next step, in sums: as if their
+ * weight had been the next one's. The factors of a step start from the last step's. Bytes
+ * of a rank per parameter that is compressed: 8 more. Checkpoints hold the sum of what all
+ * ranks have kept, which saving moves to rank 0, so they can be resumed on another number
+ * of ranks, or with another compression, which leaves that out. It uses lane DDP_LANES - 1
+ * of the world while gradients are reduced.
  */
 typedef enum ddp_compression {
 	DDP_COMPRESS_NONE = 0,
 	DDP_COMPRESS_BF16,
-	DDP_COMPRESS_F16
+	DDP_COMPRESS_F16,
+	DDP_COMPRESS_POWERSGD
 } ddp_compression;
 
 /* A bucket of gradients, for a program that sums them in its own way. */
@@ -498,6 +510,15 @@ typedef struct ddp_model_options {
 	bool no_communication;  /* reduce nothing: ranks drift apart, for measurements */
 	ddp_compression compress;
 	ddp_bucket_hook hook;   /* start NULL: none */
+	/* Of DDP_COMPRESS_POWERSGD, with PyTorch's names for them: */
+	int powersgd_rank;      /* matrix_approximation_rank; 0: 1 */
+	uint32_t powersgd_seed; /* random_seed: of the first step's factors */
+	int64_t powersgd_start; /* start_powerSGD_iter: steps before, in which gradients are
+	                           all-reduced. 0: none, where PyTorch has 1000; at least those
+	                           of the warm-up, better a tenth of all */
+	double powersgd_rate;   /* min_compression_rate; 0: 2 */
+	bool powersgd_no_feedback;   /* use_error_feedback: forget what factors leave out */
+	bool powersgd_no_warm_start; /* warm_start: each step starts from random factors */
 } ddp_model_options;
 
 /*

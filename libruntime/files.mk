@@ -123,6 +123,7 @@ reduce_sources = \
 	libruntime/reduce/model.c libruntime/reduce/model.h \
 	libruntime/reduce/model_state.h \
 	libruntime/reduce/options.c libruntime/reduce/options.h \
+	libruntime/reduce/powersgd.c libruntime/reduce/powersgd.h \
 	libruntime/reduce/reducer.c libruntime/reduce/reducer.h \
 	libruntime/reduce/rows.c libruntime/reduce/rows.h \
 	libruntime/reduce/step.c \
@@ -130,6 +131,7 @@ reduce_sources = \
 	libruntime/reduce/strategy_all_reduce.c libruntime/reduce/strategy_all_reduce.h \
 	libruntime/reduce/strategy_compress.c libruntime/reduce/strategy_hook.c \
 	libruntime/reduce/strategy_node.c libruntime/reduce/strategy_node.h \
+	libruntime/reduce/strategy_powersgd.c \
 	libruntime/reduce/strategy_scatter.c \
 	libruntime/reduce/unit.c libruntime/reduce/unit.h
 

@@ -34,6 +34,11 @@ check-comm: tests/ranks/comm_soak tests/ranks/test_comm_random tests/ranks/test_
 	DDP_TEST_MIB=8192 tests/ranks/test_comm_window
 check-engine: tests/ranks/test_engine
 	DDP_TEST_CASES=200 tests/ranks/test_engine
+# PowerSGD beside PyTorch's; PYTHON is one that has torch.
+PYTHON = python3
+check-torch: libruntime/libddp.la
+	$(PYTHON) $(top_srcdir)/tests/ranks/powersgd_torch.py --figures
+EXTRA_DIST += tests/ranks/powersgd_torch.py
 # The communicator's tests on a current UCX, which pip downloads: UCX_WHEEL='NAME==VERSION'.
 check-ucx:
 	@tests=; for program in $(check_PROGRAMS); do \
@@ -54,7 +59,7 @@ check-gpu:
 	@$(top_srcdir)/tests/support/check-gpu $(gpu_tests)
 mostlyclean-local:
 	rm -rf ucx-current gpu-results
-.PHONY: print-prefix print-examples check-comm check-engine check-gpu check-ucx
+.PHONY: print-prefix print-examples check-comm check-engine check-gpu check-torch check-ucx
 
 include $(top_srcdir)/tests/bench/files.mk
 
@@ -121,6 +126,7 @@ check_PROGRAMS += \
 	tests/ranks/test_hooks \
 	tests/ranks/test_model \
 	tests/ranks/test_pages \
+	tests/ranks/test_powersgd \
 	tests/ranks/test_rows \
 	tests/ranks/test_tcp_strangers \
 	tests/ranks/test_tcp_threads \

@@ -14,7 +14,8 @@ enum option_id {
 	OPT_DATA = 1, OPT_FORMAT, OPT_LAYERS, OPT_HEADS, OPT_WIDTH, OPT_VOCAB, OPT_LENGTH,
 	OPT_UNTIED, OPT_BATCH, OPT_ACCUMULATE, OPT_STEPS, OPT_LR, OPT_WARMUP,
 	OPT_WEIGHT_DECAY, OPT_CLIP, OPT_SEED, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY,
-	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_SHARD, OPT_BUCKET_MB, OPT_NO_OVERLAP,
+	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_SHARD, OPT_COMPRESS, OPT_POWERSGD_RANK,
+	OPT_POWERSGD_START, OPT_BUCKET_MB, OPT_NO_OVERLAP,
 	OPT_NO_COMMUNICATION, OPT_SPAWN, OPT_THREADS, OPT_STOPPED_EXIT, OPT_GENERATE, OPT_JSON, OPT_VERBOSE,
 	OPT_VERSION, OPT_HELP
 };
@@ -61,6 +62,10 @@ static const struct described described[] = {
 	                              "over its ranks)"},
 	{"shard", "NAME", OPT_SHARD, "what a rank keeps a part of only: none; state, the optimizer's; "
 	                            "gradients, too; auto: state if all ranks are on one node"},
+	{"compress", "NAME", OPT_COMPRESS, "how gradients travel: none; bf16; f16; powersgd, in factors of "
+	                                  "low rank"},
+	{"powersgd-rank", "N", OPT_POWERSGD_RANK, "rank of these factors (4)"},
+	{"powersgd-start", "N", OPT_POWERSGD_START, "steps before which gradients travel whole (the warm-up's)"},
 	{"bucket-mb", "X", OPT_BUCKET_MB, "cap of a gradient bucket, MiB"},
 	{"no-overlap", NULL, OPT_NO_OVERLAP, "replicated: communicate after backward only, to measure"},
 	{"no-communication", NULL, OPT_NO_COMMUNICATION, "let ranks drift apart, to measure"},
@@ -179,6 +184,17 @@ static bool read_shard(const char *text, ddp_shard *shard)
 	return true;
 }
 
+static bool read_compression(const char *text, ddp_compression *compress)
+{
+	static const char *const names[] = {"none", "bf16", "f16", "powersgd"};
+	int which = 0;
+
+	if (!read_name(OPT_COMPRESS, text, names, 4, &which))
+		return false;
+	*compress = (ddp_compression)which;
+	return true;
+}
+
 /* ---- options -------------------------------------------------------------------------- */
 
 static bool take_model(gpt_options *o, enum option_id id, const char *text)
@@ -230,6 +246,9 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 	case OPT_SPAWN: return read_int(id, text, 1, 1024, &o->spawn);
 	case OPT_THREADS: return read_int(id, text, 1, 4096, &o->threads);
 	case OPT_SHARD: return read_shard(text, &o->shard);
+	case OPT_COMPRESS: return read_compression(text, &o->compress);
+	case OPT_POWERSGD_RANK: return read_int(id, text, 1, 1 << 16, &o->powersgd_rank);
+	case OPT_POWERSGD_START: return read_integer(id, text, 0, INT64_C(1) << 40, &o->powersgd_start);
 	case OPT_BUCKET_MB: return read_real(id, text, &o->bucket_mb);
 	case OPT_NO_OVERLAP: o->no_overlap = true; return true;
 	case OPT_NO_COMMUNICATION: o->no_communication = true; return true;
@@ -268,6 +287,8 @@ static bool check(gpt_options *o)
 	}
 	if (o->warmup < 0)
 		o->warmup = o->steps / 20;
+	if (o->powersgd_start < 0)
+		o->powersgd_start = o->warmup;
 	return true;
 }
 
@@ -285,7 +306,7 @@ gpt_parsed gpt_parse(int argc, char **argv, gpt_options *o)
 
 	*o = (gpt_options){.model = {.layers = 4, .heads = 4, .width = 128, .length = 128},
 		.batch = 8, .accumulate = 1, .steps = 200, .learning_rate = 1e-3,
-		.weight_decay = 0.1, .clip = 1, .warmup = -1, .seed = 1, .keep = 3, .stopped_exit = EXIT_STOPPED};
+		.weight_decay = 0.1, .clip = 1, .warmup = -1, .powersgd_rank = 4, .powersgd_start = -1, .seed = 1, .keep = 3, .stopped_exit = EXIT_STOPPED};
 	while ((id = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		if (id == OPT_HELP) {
 			print_help();

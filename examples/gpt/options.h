@@ -22,6 +22,9 @@ typedef struct gpt_options {
 	int keep;
 	const char *metrics, *trace; /* NULL: none */
 	ddp_shard shard;
+	ddp_compression compress;
+	int powersgd_rank;
+	int64_t powersgd_start; /* -1: with the end of the warm-up */
 	double bucket_mb;
 	bool no_overlap, no_communication;
 	int spawn;               /* 0: ranks come from the launcher */

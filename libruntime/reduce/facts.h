@@ -8,7 +8,7 @@
 
 #include "ddp.h"
 
-enum { DDP_FACTS_MAX = 24 };
+enum { DDP_FACTS_MAX = 40 };
 
 typedef struct ddp_fact {
 	const char *name;

@@ -263,6 +263,19 @@ ddp_context *ddp_model_context(const ddp_model *model)
 	return model->context;
 }
 
+ddp_status ddp_model_settle(ddp_model *model)
+{
+	return model->strategy->settle != NULL ? model->strategy->settle(model) : DDP_OK;
+}
+
+void ddp_model_forget_extras(ddp_model *model, ddp_tensors *tensors)
+{
+	for (; tensors->extras > 0; tensors->extras--)
+		free(tensors->list[--tensors->count].name);
+	if (model->strategy->forget != NULL)
+		model->strategy->forget(model);
+}
+
 ddp_status ddp_model_compare(ddp_model *model)
 {
 	return ddp_params_compare(model);
@@ -309,7 +322,7 @@ static ddp_status list_tensors(ddp_model *model, bool whole, ddp_tensors *tensor
 			return ddp_fail(DDP_ERR_NOMEM, "no memory for the optimizer's whole state (%lld bytes)",
 			                (long long)model->layout.elements * (long long)sizeof(float));
 	}
-	for (int i = 0; i < tensors->count; i++) {
+	for (int i = 0; i < tensors->count - tensors->extras; i++) {
 		int state = i / params - 1;
 		float *arena = state < 0 ? model->params
 		             : spread    ? tensors->whole[state]
@@ -320,17 +333,21 @@ static ddp_status list_tensors(ddp_model *model, bool whole, ddp_tensors *tensor
 		if (status != DDP_OK)
 			return status;
 	}
-	return DDP_OK;
+	return tensors->extras > 0
+	           ? model->strategy->fill_extras(model, tensors->list + tensors->count - tensors->extras)
+	           : DDP_OK;
 }
 
 ddp_status ddp_model_tensors(ddp_model *model, bool whole, ddp_tensors *tensors)
 {
-	int count = model->layout.count * (1 + model->optim.state_count);
+	int extras = model->strategy->extra_count != NULL ? model->strategy->extra_count(model) : 0;
+	int count = model->layout.count * (1 + model->optim.state_count) + extras;
 
 	*tensors = (ddp_tensors){ .list = calloc((size_t)count, sizeof(*tensors->list)) };
 	if (tensors->list == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a list of %d tensors", count);
 	tensors->count = count;
+	tensors->extras = extras;
 	return list_tensors(model, whole, tensors);
 }
 
@@ -377,7 +394,7 @@ void ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, int64_
 {
 	int state = i / model->layout.count - 1;
 
-	if (state >= 0 && model->strategy->spreads)
+	if (state >= 0 && i < tensors->count - tensors->extras && model->strategy->spreads)
 		ddp_units_store(&model->units, model->optim.state[state],
 		                ddp_model_slot(model, i % model->layout.count)->offset + first, values,
 		                count);

@@ -6,6 +6,9 @@
 #include "ddp.h"
 #include "optim/optim.h"
 
+/* Tensors that only one strategy has; a checkpoint without them is a whole one. */
+#define DDP_EXTRA_PREFIX "ddp.reduce."
+
 typedef struct ddp_tensor {
 	char *name;   /* "h.0.mlp.weight" or "optimizer.m.h.0.mlp.weight" */
 	int ndim;
@@ -20,6 +23,7 @@ ddp_context *ddp_model_context(const ddp_model *model);
 typedef struct ddp_tensors {
 	ddp_tensor *list;
 	int count;
+	int extras; /* of these, the last: the strategy's own */
 	float *whole[DDP_OPTIM_STATES_MAX];
 } ddp_tensors;
 
@@ -59,6 +63,11 @@ typedef enum ddp_hyper {
 } ddp_hyper;
 const char *ddp_hyper_name(ddp_hyper hyper); /* "beta1" */
 void ddp_model_get_hypers(const ddp_model *model, double *hypers);
+
+/* Before a save: see settle() of reduce/strategy.h. Collective. */
+ddp_status ddp_model_settle(ddp_model *model);
+/* A checkpoint without the strategy's own tensors is loaded: leaves them out of the list. */
+void ddp_model_forget_extras(ddp_model *model, ddp_tensors *tensors);
 
 /* Whether all ranks have the same parameters; see reduce/consensus.h. Collective. */
 ddp_status ddp_model_compare(ddp_model *model);

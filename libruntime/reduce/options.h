@@ -4,6 +4,15 @@
 
 #include "optim/optim.h"
 
+/* See ddp_model_options. */
+typedef struct ddp_powersgd_settings {
+	int rank;
+	uint32_t seed;
+	int64_t start_step;
+	double least_rate;
+	bool no_feedback, no_warm_start;
+} ddp_powersgd_settings;
+
 typedef struct ddp_model_settings {
 	int64_t bucket_elements; /* 0: by the size of the model */
 	int64_t first_bucket_elements;
@@ -13,6 +22,7 @@ typedef struct ddp_model_settings {
 	ddp_shard shard;
 	ddp_compression compress;
 	ddp_bucket_hook hook; /* start NULL: none */
+	ddp_powersgd_settings powersgd;
 	bool no_overlap, no_communication;
 } ddp_model_settings;
 

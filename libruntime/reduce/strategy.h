@@ -12,6 +12,7 @@
 #include "reduce/options.h"
 
 struct ddp_model;
+struct ddp_tensor;
 
 typedef struct ddp_strategy {
 	const char *name;
@@ -55,6 +56,15 @@ typedef struct ddp_strategy {
 	ddp_status (*gather)(struct ddp_model *model, int i, float *whole);
 	/* DDP_ERR_STATE if a rank has begun to change what is complete after `steps`. */
 	ddp_status (*check)(const struct ddp_model *model, int64_t steps);
+	/* Before a checkpoint is saved: what it can hold of what ranks keep each for itself, they
+	   now have in the form in which a load would give it to them. Collective. */
+	ddp_status (*settle)(struct ddp_model *model);
+	/* Tensors of its own for checkpoints, which begin with DDP_EXTRA_PREFIX: how many, and
+	   what they are. */
+	int (*extra_count)(const struct ddp_model *model);
+	ddp_status (*fill_extras)(const struct ddp_model *model, struct ddp_tensor *list);
+	/* A checkpoint is loaded that has none of them. */
+	void (*forget)(struct ddp_model *model);
 	/* This many steps are done, as a checkpoint says. */
 	void (*set_steps)(struct ddp_model *model, int64_t steps);
 } ddp_strategy;
@@ -63,7 +73,7 @@ typedef struct ddp_strategy {
 extern const ddp_strategy ddp_all_reduce_strategy, ddp_node_strategy;
 extern const ddp_strategy ddp_scatter_strategy, ddp_scatter_gradients_strategy; /* _scatter.c */
 
-extern const ddp_strategy ddp_compress_strategy, ddp_hook_strategy;
+extern const ddp_strategy ddp_compress_strategy, ddp_hook_strategy, ddp_powersgd_strategy;
 
 /* The one for a world of `ranks` that communicate (1 if they do not), on `nodes`. */
 const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int ranks, int nodes);

@@ -216,7 +216,9 @@ ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char 
 		save.position.loader = ddp_loader_get_state(loader);
 	ddp_model_get_hypers(model, save.position.hypers);
 	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
-	status = alone ? ddp_users_own(context->job.rank, model, &save.users) : ddp_model_compare(model);
+	status = alone ? ddp_users_own(context->job.rank, model, &save.users) : ddp_model_settle(model);
+	if (status == DDP_OK && !alone)
+		status = ddp_model_compare(model);
 	if (status == DDP_OK && !alone)
 		status = ddp_users_gather(context->world, model, &save.users);
 	if (status == DDP_OK && !alone)
@@ -289,33 +291,60 @@ static int compare_names(const void *a, const void *b)
 	return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
+static bool is_extra(const char *name)
+{
+	return strncmp(name, DDP_EXTRA_PREFIX, strlen(DDP_EXTRA_PREFIX)) == 0;
+}
+
+static bool is_of_model(const char *name)
+{
+	return !is_extra(name) && !ddp_users_is_name(name);
+}
+
+/* All of them, or it does without: they are of a way of reducing, not of the model. */
+static void look_for_extras(struct load *load)
+{
+	const ddp_tensors *tensors = &load->tensors;
+	int found = 0, in_file = 0;
+
+	for (int i = 0; i < load->file.count; i++)
+		in_file += is_extra(load->file.tensors[i].name);
+	for (int i = tensors->count - tensors->extras; i < tensors->count; i++)
+		found += check_tensor(&load->file, &tensors->list[i]) == DDP_OK;
+	load->position.has_extras = found == tensors->extras;
+	if (in_file != tensors->extras || !load->position.has_extras)
+		ddp_log(DDP_LOG_WARN, "%s: saved with another way of reducing (option compress, or those of "
+		        "powersgd): what gradients had been left out there is lost", load->file.path);
+}
+
 /* The file has just what the model has. */
 static ddp_status check_tensors(const struct load *load)
 {
 	const ddp_tensors *tensors = &load->tensors;
+	const int count = tensors->count - tensors->extras;
 
-	for (int i = 0; i < tensors->count; i++) {
+	for (int i = 0; i < count; i++) {
 		ddp_status status = check_tensor(&load->file, &tensors->list[i]);
 		if (status != DDP_OK)
 			return status;
 	}
 	int others = 0;
 	for (int i = 0; i < load->file.count; i++)
-		others += !ddp_users_is_name(load->file.tensors[i].name);
-	if (others == tensors->count)
+		others += is_of_model(load->file.tensors[i].name);
+	if (others == count)
 		return DDP_OK;
 	const char **names = calloc((size_t)tensors->count, sizeof(*names));
 	if (names == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "%s: no memory for %d names", load->file.path,
 		                tensors->count);
-	for (int i = 0; i < tensors->count; i++)
+	for (int i = 0; i < count; i++)
 		names[i] = tensors->list[i].name;
-	qsort(names, (size_t)tensors->count, sizeof(*names), compare_names);
+	qsort(names, (size_t)count, sizeof(*names), compare_names);
 	const char *odd = NULL;
 	for (int i = 0; i < load->file.count && odd == NULL; i++) {
 		const char *name = load->file.tensors[i].name;
-		if (!ddp_users_is_name(name) &&
-		    bsearch(&name, names, (size_t)tensors->count, sizeof(*names), compare_names) == NULL)
+		if (is_of_model(name) &&
+		    bsearch(&name, names, (size_t)count, sizeof(*names), compare_names) == NULL)
 			odd = name;
 	}
 	free(names);
@@ -331,6 +360,8 @@ static ddp_status open_file(void *argument)
 	if (status != DDP_OK || !load->position.found)
 		return status;
 	status = check_tensors(load);
+	if (status == DDP_OK)
+		look_for_extras(load);
 	if (status == DDP_OK)
 		status = ddp_metadata_read(&load->file, &load->position);
 	return status;
@@ -410,6 +441,15 @@ static ddp_status move_tensors(ddp_context *context, struct load *load)
 	return status;
 }
 
+static int64_t all_elements(const ddp_tensors *tensors)
+{
+	int64_t elements = 0;
+
+	for (int i = 0; i < tensors->count; i++)
+		elements += element_count(&tensors->list[i]);
+	return elements;
+}
+
 /* What can fail on this rank alone. */
 static ddp_status prepare_load(struct load *load)
 {
@@ -417,8 +457,7 @@ static ddp_status prepare_load(struct load *load)
 
 	if (status != DDP_OK)
 		return status;
-	for (int i = 0; i < load->tensors.count; i++)
-		load->elements += element_count(&load->tensors.list[i]);
+	load->elements = all_elements(&load->tensors);
 	size_t bytes = sizeof(float) *
 		(size_t)(load->elements < CHUNK_ELEMENTS ? load->elements : CHUNK_ELEMENTS);
 	load->chunk = malloc(bytes);
@@ -484,6 +523,10 @@ static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load
 	if (status != DDP_OK)
 		return status;
 	ddp_model_set_partly_updated(load->model, true);
+	if (!load->position.has_extras) {
+		ddp_model_forget_extras(load->model, &load->tensors);
+		load->elements = all_elements(&load->tensors);
+	}
 	status = move_tensors(context, load);
 	if (status != DDP_OK)
 		return status;

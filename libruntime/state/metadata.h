@@ -16,6 +16,7 @@ typedef struct ddp_position {
 	bool has_loader;
 	ddp_loader_state loader;
 	bool has_hypers;
+	bool has_extras; /* the tensors of the model's strategy */
 	double hypers[DDP_HYPERS];
 } ddp_position;
 

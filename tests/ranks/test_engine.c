@@ -369,6 +369,7 @@ static int every_way(ddp_comm *comm, void *argument)
 		{ DDP_SHARD_NONE, false, DDP_COMPRESS_NONE, { .start = all_reduce, .finish = nothing_left } },
 		{ DDP_SHARD_NONE, false, DDP_COMPRESS_BF16, { 0 } },
 		{ DDP_SHARD_NONE, false, DDP_COMPRESS_F16, { 0 } },
+		{ DDP_SHARD_NONE, false, DDP_COMPRESS_POWERSGD, { 0 } },
 	};
 	const scenario *s = argument;
 	ddp_context context = context_of(comm);
@@ -380,8 +381,9 @@ static int every_way(ddp_comm *comm, void *argument)
 		options.no_overlap = ways[w].no_overlap;
 		options.compress = ways[w].compress;
 		options.hook = ways[w].hook;
+		options.powersgd_rate = 1e9; /* nothing is worth it, so all travels as it is */
 		/* Sums of whole numbers, up to 256, are exact in 16 bits, too. */
-		if (options.compress != DDP_COMPRESS_NONE && !s->whole)
+		if (options.compress != DDP_COMPRESS_NONE && options.compress != DDP_COMPRESS_POWERSGD && !s->whole)
 			continue;
 		train_by(&context, s, &options, &x, w == 0);
 	}

@@ -68,7 +68,8 @@ every_option_is_in_help() {
 	local option
 	for option in data format layers heads width vocab length untied batch accumulate steps lr \
 		warmup weight-decay clip seed checkpoint checkpoint-every resume keep metrics trace \
-		shard bucket-mb no-overlap no-communication spawn threads generate json verbose version; do
+		shard compress powersgd-rank powersgd-start bucket-mb no-overlap no-communication spawn threads \
+		generate json verbose version; do
 		says "^  --$option\\b" || { echo "# --help does not tell of --$option"; return 1; }
 	done
 }
@@ -140,11 +141,14 @@ ranks_whose_rows_travel_train_like_one() {
 }
 
 rows_that_travel_resume_bit_for_bit() {
-	local rows=(--spawn 3 --vocab 1000 --shard none --accumulate 2)
-	train "${rows[@]}" --steps 9 --checkpoint "$work/l" --checkpoint-every 4 &&
-		mkdir "$work/m" && cp "$work/l/step-00000004.safetensors" "$work/m" &&
-		train "${rows[@]}" --steps 9 --checkpoint "$work/m" --resume &&
-		same "$work/l/step-00000009.safetensors" "$work/m/step-00000009.safetensors"
+	local rows=(--spawn 3 --vocab 1000 --shard none --accumulate 2 --powersgd-start 1 --steps 9) way
+	rows+=(--checkpoint-every 4) # with PowerSGD a save moves what ranks keep back
+	for way in none powersgd; do
+		train "${rows[@]}" --compress $way --checkpoint "$work/l-$way" &&
+			mkdir "$work/m-$way" && cp "$work/l-$way/step-00000004.safetensors" "$work/m-$way" &&
+			train "${rows[@]}" --compress $way --checkpoint "$work/m-$way" --resume &&
+			same "$work/l-$way/step-00000009.safetensors" "$work/m-$way/step-00000009.safetensors" || return
+	done
 }
 
 last_ones_are_kept() {

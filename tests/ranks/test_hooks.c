@@ -304,7 +304,7 @@ static void options_that_exclude_each_other_are_refused(void **state)
 {
 	const ddp_bucket_hook whole = { start, finish, NULL }, half = { start, NULL, NULL };
 	const struct { ddp_model_options options; const char *part; } bad[] = {
-		{ { .compress = (ddp_compression)3 }, "compress is 3" },
+		{ { .compress = (ddp_compression)4 }, "compress is 4" },
 		{ { .compress = DDP_COMPRESS_F16, .shard = DDP_SHARD_STATE }, "compress needs all gradients" },
 		{ { .hook = whole, .shard = DDP_SHARD_GRADIENTS }, "hook needs all gradients" },
 		{ { .hook = half }, "both start and finish" },

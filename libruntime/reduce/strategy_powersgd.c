@@ -1,0 +1,385 @@
+/*
+ * powersgd: a bucket's matrices travel as two factors of low rank (powersgd.h), and what
+ * that leaves out is kept on each rank and added to its gradients of the next step. The
+ * left factors go when the bucket is complete, with what is not compressed; the right
+ * ones, when these are back: in a lane of their own, as that is not at the same time on
+ * all ranks. What a step learns counts only once its gradients have updated parameters,
+ * so a step may be forgotten.
+ *
+ * Only the sum of what ranks keep matters to the steps to come. So a checkpoint, which
+ * may be resumed by another number of ranks, has that sum; and rank 0 then has it for all,
+ * after saving as after loading: so both go on to the same bits.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "comm/request.h"
+#include "kernels.h"
+#include "reduce/model_state.h"
+#include "reduce/powersgd.h"
+#include "reduce/strategy_all_reduce.h"
+
+enum {
+	RIGHT_LANE = DDP_LANES - 1,
+	SETTLE_ELEMENTS = 1 << 24, /* 64 MiB: a deadline for each */
+};
+
+typedef struct powersgd {
+	ddp_powersgd_plan plan;
+	float *travel;  /* of ddp_mem_alloc() */
+	float *kept;    /* what the steps before have left out; NULL without feedback */
+	float *next;    /* this rank's matrices of the step; then what it has left out */
+	float *starts;  /* right factors to start the next step from */
+	int started, advanced, ended; /* in this step: buckets before them have been sent, have
+	                                 sent their right factors, are reduced */
+} powersgd;
+
+static powersgd *powersgd_of(const ddp_model *model)
+{
+	return model->own;
+}
+
+static bool compresses(const ddp_model *model)
+{
+	return model->steps >= model->settings.powersgd.start_step;
+}
+
+static const float *values_of(const ddp_model *model, const ddp_matrix *matrix)
+{
+	const powersgd *p = powersgd_of(model);
+
+	return p->next != NULL ? p->next + matrix->kept : model->grads + matrix->slot->offset;
+}
+
+/* Names random numbers: of a matrix, and of a step if each begins anew. */
+static uint64_t stream_of(const ddp_model *model, const ddp_matrix *matrix)
+{
+	const uint64_t number = (uint64_t)(matrix - powersgd_of(model)->plan.matrices);
+	const uint64_t step = model->settings.powersgd.no_warm_start ? (uint64_t)model->steps + 1 : 0;
+
+	return ((uint64_t)model->settings.powersgd.seed << 32 | number) + (step << 20);
+}
+
+/* ---- memory --------------------------------------------------------------------------- */
+
+/* As if no step had been done. */
+static void forget(ddp_model *model)
+{
+	powersgd *p = powersgd_of(model);
+
+	for (int i = 0; i < p->plan.matrix_count; i++) {
+		const ddp_matrix *matrix = &p->plan.matrices[i];
+		for (int64_t r = 0; r < matrix->rank; r++)
+			ddp_powersgd_fill(p->starts + matrix->start + r * matrix->columns, matrix->columns,
+			                  stream_of(model, matrix), r);
+	}
+	if (p->kept != NULL)
+		memset(p->kept, 0, (size_t)p->plan.kept * sizeof(*p->kept));
+}
+
+static ddp_status prepare(ddp_model *model)
+{
+	const bool feedback = !model->settings.powersgd.no_feedback;
+
+	powersgd *p = calloc(1, sizeof(*p));
+	if (p == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to compress gradients");
+	model->own = p;
+	ddp_status status = ddp_powersgd_plan_make(&model->layout, &model->plan,
+	                                           &model->settings.powersgd, &p->plan);
+	if (status != DDP_OK)
+		return status;
+	const size_t kept = (size_t)p->plan.kept + 1; /* never nothing */
+	p->starts = calloc((size_t)p->plan.starts + 1, sizeof(*p->starts));
+	p->kept = feedback ? calloc(kept, sizeof(*p->kept)) : NULL;
+	p->next = feedback ? calloc(kept, sizeof(*p->next)) : NULL;
+	if (p->starts == NULL || (feedback && (p->kept == NULL || p->next == NULL)))
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for what PowerSGD keeps: two arrays of %zu numbers",
+		                kept);
+	forget(model);
+	return DDP_OK;
+}
+
+static ddp_status open_memory(ddp_model *model)
+{
+	const ddp_collective opening = { .kind = DDP_BARRIER, .lane = RIGHT_LANE };
+	powersgd *p = powersgd_of(model);
+	void *memory;
+
+	ddp_status status = ddp_mem_alloc(model->context->world,
+	                                  (size_t)(p->plan.travels + 1) * sizeof(float), &memory);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "factors of gradients");
+	p->travel = memory;
+	return ddp_run(model->context->world, &opening);
+}
+
+static void close_memory(ddp_model *model)
+{
+	powersgd *p = powersgd_of(model);
+
+	if (p == NULL)
+		return;
+	if (p->travel != NULL)
+		ddp_mem_free(model->context->world, p->travel);
+	ddp_powersgd_plan_free(&p->plan);
+	free(p->starts);
+	free(p->kept);
+	free(p->next);
+	free(p);
+}
+
+/* ---- a bucket --------------------------------------------------------------------------- */
+
+struct addition {
+	float *sum;
+	const float *a, *b;
+};
+
+static void add_span(void *argument, int64_t first, int64_t last)
+{
+	const struct addition *addition = argument;
+
+	for (int64_t i = first; i < last; i++)
+		addition->sum[i] = addition->a[i] + addition->b[i];
+}
+
+static void begin_matrix(ddp_model *model, const ddp_matrix *matrix)
+{
+	powersgd *p = powersgd_of(model);
+	float *right = p->travel + matrix->right; /* from which the left ones are made */
+
+	if (p->next != NULL) {
+		struct addition addition = { p->next + matrix->kept, model->grads + matrix->slot->offset,
+		                             p->kept + matrix->kept };
+		dk_parallel(matrix->rows * matrix->columns, 1 << 14, add_span, &addition);
+	}
+	if (model->settings.powersgd.no_warm_start)
+		for (int64_t r = 0; r < matrix->rank; r++)
+			ddp_powersgd_fill(right + r * matrix->columns, matrix->columns, stream_of(model, matrix), r);
+	else
+		memcpy(right, p->starts + matrix->start,
+		       (size_t)(matrix->rank * matrix->columns) * sizeof(*right));
+	ddp_powersgd_orthonormalize(right, matrix->rank, matrix->columns, true, stream_of(model, matrix));
+	ddp_powersgd_left(matrix, values_of(model, matrix), right, p->travel + matrix->left);
+}
+
+/* The bucket's plain ranges to what travels, or from it. */
+static void copy_ranges(ddp_model *model, const ddp_powersgd_bucket *bucket, bool back)
+{
+	const powersgd *p = powersgd_of(model);
+	float *at = p->travel + bucket->first;
+
+	for (int i = bucket->first_range; i < bucket->end_range; i++) {
+		const ddp_plain_range *range = &p->plan.ranges[i];
+		const size_t bytes = (size_t)(range->end - range->begin) * sizeof(*at);
+		memcpy(back ? model->grads + range->begin : at, back ? at : model->grads + range->begin, bytes);
+		at += range->end - range->begin;
+	}
+}
+
+static ddp_status send(ddp_model *model, int k, int64_t first, int64_t count, int lane)
+{
+	const ddp_collective operation = {
+		.kind = DDP_ALL_REDUCE, .recv = powersgd_of(model)->travel + first, .count = (size_t)count,
+		.type = DDP_F32, .op = DDP_SUM, .lane = lane,
+	};
+
+	return count > 0 ? ddp_reducer_issue(&model->reducer, k, &operation) : DDP_OK;
+}
+
+static ddp_status check_products(void)
+{
+	const char *failure = dk_failure();
+
+	return failure == NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "PowerSGD: %s", failure);
+}
+
+/* Waits for the left factors of bucket k, and sends the right ones. */
+static ddp_status advance(ddp_model *model, int k)
+{
+	powersgd *p = powersgd_of(model);
+	const ddp_powersgd_bucket *bucket = &p->plan.buckets[k];
+	char name[32];
+
+	snprintf(name, sizeof(name), "bucket %d", k);
+	ddp_status status = ddp_reducer_end(&model->reducer, k, name,
+	                                    bucket->first_count * (int64_t)sizeof(float));
+	if (status != DDP_OK)
+		return status;
+	p->advanced = k + 1;
+	copy_ranges(model, bucket, true);
+	for (int i = bucket->first_matrix; i < bucket->end_matrix; i++) {
+		const ddp_matrix *matrix = &p->plan.matrices[i];
+		float *left = p->travel + matrix->left;
+		ddp_powersgd_orthonormalize(left, matrix->rank, matrix->rows, false, 0);
+		ddp_powersgd_right(matrix, values_of(model, matrix), left, p->travel + matrix->right);
+	}
+	status = check_products();
+	return status == DDP_OK ? send(model, k, bucket->second, bucket->second_count, RIGHT_LANE)
+	                        : status;
+}
+
+static bool is_back(const ddp_model *model, int k)
+{
+	const ddp_request *request = model->reducer.requests[k];
+
+	return request == NULL || ddp_request_done(request);
+}
+
+static ddp_status start(ddp_model *model, int k)
+{
+	powersgd *p = powersgd_of(model);
+	const ddp_powersgd_bucket *bucket = &p->plan.buckets[k];
+	ddp_status status = DDP_OK;
+
+	if (!compresses(model))
+		return ddp_all_reduce_strategy.start(model, k);
+	if (k == 0)
+		p->advanced = p->ended = 0;
+	while (p->advanced < k && is_back(model, p->advanced) && status == DDP_OK)
+		status = advance(model, p->advanced);
+	p->started = k + 1;
+	if (status != DDP_OK)
+		return status;
+	copy_ranges(model, bucket, false);
+	for (int i = bucket->first_matrix; i < bucket->end_matrix; i++)
+		begin_matrix(model, &p->plan.matrices[i]);
+	status = check_products();
+	return status == DDP_OK ? send(model, k, bucket->first, bucket->first_count, 0) : status;
+}
+
+static ddp_status wait(ddp_model *model, int k)
+{
+	powersgd *p = powersgd_of(model);
+	const ddp_powersgd_bucket *bucket = &p->plan.buckets[k];
+	ddp_status status = DDP_OK;
+	char name[32];
+
+	if (!compresses(model))
+		return ddp_all_reduce_strategy.wait(model, k);
+	if (k < p->ended || k >= p->started)
+		return DDP_OK;
+	/* All that are sent, so that none waits for another's way there and back. */
+	while (p->advanced < p->started && status == DDP_OK)
+		status = advance(model, p->advanced);
+	snprintf(name, sizeof(name), "bucket %d, right", k);
+	if (status == DDP_OK)
+		status = ddp_reducer_end(&model->reducer, k, name,
+		                         bucket->second_count * (int64_t)sizeof(float));
+	if (status != DDP_OK)
+		return status;
+	p->ended = k + 1;
+	for (int i = bucket->first_matrix; i < bucket->end_matrix; i++) {
+		const ddp_matrix *matrix = &p->plan.matrices[i];
+		ddp_powersgd_restore(matrix, p->travel + matrix->left, p->travel + matrix->right,
+		                     ddp_comm_size(model->context->world),
+		                     model->grads + matrix->slot->offset,
+		                     p->next != NULL ? p->next + matrix->kept : NULL);
+	}
+	return DDP_OK;
+}
+
+/* ---- the end of a step -------------------------------------------------------------------- */
+
+/* What the step has learned counts from now on. */
+static void keep(ddp_model *model)
+{
+	powersgd *p = powersgd_of(model);
+	float *kept = p->kept;
+
+	p->kept = p->next;
+	p->next = kept;
+	for (int i = 0; i < p->plan.matrix_count; i++) {
+		const ddp_matrix *matrix = &p->plan.matrices[i];
+		memcpy(p->starts + matrix->start, p->travel + matrix->right,
+		       (size_t)(matrix->rank * matrix->columns) * sizeof(*p->starts));
+	}
+}
+
+static ddp_status update(ddp_model *model, const ddp_update *update, bool reduced, double *squares)
+{
+	ddp_status status = ddp_all_reduce_update(model, update, reduced, squares);
+
+	if (status == DDP_OK && compresses(model))
+		keep(model);
+	return status;
+}
+
+/* ---- checkpoints --------------------------------------------------------------------------- */
+
+static ddp_status settle(ddp_model *model)
+{
+	ddp_comm *comm = model->context->world;
+	powersgd *p = powersgd_of(model);
+
+	for (int64_t at = 0; p->kept != NULL && at < p->plan.kept; at += SETTLE_ELEMENTS) {
+		const int64_t left = p->plan.kept - at, count = left < SETTLE_ELEMENTS ? left : SETTLE_ELEMENTS;
+		const ddp_collective operation = {
+			.kind = DDP_REDUCE, .recv = p->kept + at, .count = (size_t)count,
+			.type = DDP_F32, .op = DDP_SUM,
+		};
+		ddp_status status = ddp_run(comm, &operation);
+		if (status != DDP_OK)
+			return ddp_fail_context(status, "what PowerSGD keeps");
+		if (ddp_comm_rank(comm) > 0)
+			memset(p->kept + at, 0, (size_t)count * sizeof(*p->kept));
+	}
+	return DDP_OK;
+}
+
+/* A checkpoint was loaded, with the sum of what all ranks had kept. */
+static void set_steps(ddp_model *model, int64_t steps)
+{
+	powersgd *p = powersgd_of(model);
+
+	(void)steps;
+	if (p->kept != NULL && ddp_comm_rank(model->context->world) > 0)
+		memset(p->kept, 0, (size_t)p->plan.kept * sizeof(*p->kept));
+}
+
+static int extra_count(const ddp_model *model)
+{
+	const powersgd *p = powersgd_of(model);
+
+	return p->plan.matrix_count * ((p->kept != NULL) + !model->settings.powersgd.no_warm_start);
+}
+
+static ddp_status fill_extra(const ddp_matrix *matrix, const char *kind, int64_t *shape, float *data,
+                             ddp_tensor *tensor)
+{
+	if (asprintf(&tensor->name, DDP_EXTRA_PREFIX "powersgd.%s.%s", kind, matrix->slot->name) < 0) {
+		tensor->name = NULL;
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the name of tensor \"%s\"", matrix->slot->name);
+	}
+	tensor->ndim = 2;
+	tensor->shape = shape;
+	tensor->data = data;
+	return DDP_OK;
+}
+
+static ddp_status fill_extras(const ddp_model *model, ddp_tensor *list)
+{
+	powersgd *p = powersgd_of(model);
+	ddp_status status = DDP_OK;
+
+	for (int i = 0; i < p->plan.matrix_count; i++) {
+		ddp_matrix *matrix = &p->plan.matrices[i];
+		if (p->kept != NULL && status == DDP_OK)
+			status = fill_extra(matrix, "kept", matrix->kept_shape, p->kept + matrix->kept, list++);
+		if (!model->settings.powersgd.no_warm_start && status == DDP_OK)
+			status = fill_extra(matrix, "right", matrix->right_shape, p->starts + matrix->start, list++);
+	}
+	return status;
+}
+
+const ddp_strategy ddp_powersgd_strategy = {
+	.name = "PowerSGD", .shard = DDP_SHARD_NONE, .moves_rows = true,
+	.prepare = prepare, .open = open_memory, .close = close_memory,
+	.start = start, .wait = wait, .add_rows = ddp_all_reduce_add_rows,
+	.reduce = ddp_all_reduce_finish, .update = update,
+	.settle = settle, .extra_count = extra_count, .fill_extras = fill_extras, .forget = forget,
+	.set_steps = set_steps,
+};

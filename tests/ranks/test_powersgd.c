@@ -1,0 +1,431 @@
+/* reduce: PowerSGD beside a plain one in double precision, and what it keeps from step to step. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "reduce/model_state.h"
+#include "reduce/powersgd.h"
+#include "tests/support/context_ranks.h"
+#include "tests/support/folder.h"
+
+enum { RANKS = 3, STEPS = 4, PARAMS = 4, ELEMENTS_MAX = 1200, FACTOR_MAX = 3 * 64 };
+
+/* The last is too small, the second is no matrix; buckets cut the first and the third. */
+static const ddp_param params[PARAMS] = {
+	{ .name = "a", .ndim = 2, .shape = { 40, 30 } }, { .name = "b", .ndim = 1, .shape = { 70 } },
+	{ .name = "c", .ndim = 3, .shape = { 12, 5, 9 } }, { .name = "d", .ndim = 2, .shape = { 3, 4 } },
+};
+static const bool compressed[PARAMS] = { true, false, true, false };
+
+static const ddp_model_options plain = {
+	.size = sizeof(plain), .optimizer = DDP_SGD, .learning_rate = 1, .bucket_mb = 1024.0 / (1 << 20),
+	.shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_POWERSGD, .powersgd_rank = 2, .powersgd_seed = 7,
+};
+
+static ddp_model *make(ddp_context *context, const ddp_model_options *options)
+{
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, params, PARAMS, options, &model));
+	return model;
+}
+
+static float gradient(int rank, int step, int p, int64_t i)
+{
+	unsigned int x = (unsigned)((rank * 64 + step) * 8 + p) * 0x9e3779b1u + (unsigned)i * 0x85ebca6bu;
+
+	x = (x ^ x >> 15) * 0x2c1b3c6du;
+	x ^= x >> 13;
+	return (float)(x >> 8) / (1 << 23) - 1;
+}
+
+static void add_gradients(ddp_model *model, int rank, int step)
+{
+	for (int p = PARAMS - 1; p >= 0; p--) {
+		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+			ddp_param_grad(model, p)[i] = gradient(rank, step, p, i);
+		CHECK_OK(ddp_grad_ready(model, p));
+	}
+}
+
+static void train(ddp_context *context, ddp_model *model, int step)
+{
+	add_gradients(model, ddp_get_job(context)->rank, step);
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+}
+
+static void expect_same(ddp_model *a, ddp_model *b)
+{
+	for (int p = 0; p < PARAMS; p++)
+		CHECK(memcmp(ddp_param_data(a, p), ddp_param_data(b, p),
+		             (size_t)ddp_param_count(a, p) * sizeof(float)) == 0);
+}
+
+/* ---- a plain one -------------------------------------------------------------------- */
+
+/* Of one parameter, for all ranks. */
+typedef struct reference {
+	int64_t rows, columns;
+	double kept[RANKS][ELEMENTS_MAX], start[FACTOR_MAX], sum[ELEMENTS_MAX], out[ELEMENTS_MAX];
+} reference;
+
+static void orthonormalize(double *factor, int rank, int64_t length)
+{
+	for (int r = 0; r < rank; r++) {
+		double *own = factor + r * length, norm = 0;
+		for (int c = 0; c < r; c++) {
+			double share = 0;
+			for (int64_t i = 0; i < length; i++)
+				share += own[i] * factor[c * length + i];
+			for (int64_t i = 0; i < length; i++)
+				own[i] -= share * factor[c * length + i];
+		}
+		for (int64_t i = 0; i < length; i++)
+			norm += own[i] * own[i];
+		for (int64_t i = 0; i < length; i++)
+			own[i] /= sqrt(norm);
+	}
+}
+
+static void begin_reference(const ddp_model *model, int p, reference *x)
+{
+	const ddp_slot *slot = ddp_model_slot(model, p);
+
+	memset(x, 0, sizeof(*x));
+	x->rows = slot->ndim == 0 ? 1 : slot->shape[0];
+	x->columns = slot->count / x->rows;
+}
+
+static void reference_step(reference *x, const ddp_model_options *options, int p, int step)
+{
+	const int rank = compressed[p] ? options->powersgd_rank : 0;
+	const int64_t n = x->rows, m = x->columns;
+	static double left[FACTOR_MAX], mine[RANKS][ELEMENTS_MAX];
+
+	memset(x->sum, 0, sizeof(x->sum));
+	memset(left, 0, sizeof(left));
+	for (int r = 0; r < RANKS; r++)
+		for (int64_t i = 0; i < n * m; i++) {
+			mine[r][i] = gradient(r, step, p, i) + x->kept[r][i];
+			x->sum[i] += mine[r][i];
+		}
+	memcpy(x->out, x->sum, sizeof(x->out));
+	if (rank == 0)
+		return;
+	orthonormalize(x->start, rank, m);
+	for (int64_t e = 0; e < rank * n * m; e++)
+		left[e / m] += x->start[e / (n * m) * m + e % m] * x->sum[e % (n * m)];
+	orthonormalize(left, rank, n);
+	memset(x->start, 0, sizeof(x->start));
+	memset(x->out, 0, sizeof(x->out));
+	for (int64_t e = 0; e < rank * n * m; e++)
+		x->start[e / (n * m) * m + e % m] += left[e / m] * x->sum[e % (n * m)];
+	for (int64_t e = 0; e < rank * n * m; e++)
+		x->out[e % (n * m)] += left[e / m] * x->start[e / (n * m) * m + e % m];
+	for (int r = 0; r < RANKS && !options->powersgd_no_feedback; r++)
+		for (int64_t i = 0; i < n * m; i++)
+			x->kept[r][i] = mine[r][i] - x->out[i] / RANKS;
+}
+
+/* The first step's right factors are the library's own. */
+static void take_start(ddp_model *model, int p, reference *x)
+{
+	ddp_tensors tensors;
+	char name[64];
+
+	snprintf(name, sizeof(name), DDP_EXTRA_PREFIX "powersgd.right.%s", params[p].name);
+	CHECK_OK(ddp_model_tensors(model, true, &tensors));
+	for (int t = 0; t < tensors.count; t++) {
+		const ddp_tensor *tensor = &tensors.list[t];
+		for (int64_t i = 0; strcmp(tensor->name, name) == 0 && i < tensor->shape[0] * tensor->shape[1]; i++)
+			x->start[i] = tensor->data[i];
+	}
+	ddp_tensors_free(&tensors);
+}
+
+static int reference_body(ddp_context *context, void *user)
+{
+	const ddp_model_options *options = user;
+	ddp_model *model = make(context, options);
+	static reference x[PARAMS];
+
+	for (int p = 0; p < PARAMS; p++) {
+		begin_reference(model, p, &x[p]);
+		take_start(model, p, &x[p]);
+	}
+	for (int step = 1; step <= STEPS; step++) {
+		add_gradients(model, ddp_get_job(context)->rank, step);
+		CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
+		for (int p = 0; p < PARAMS; p++) {
+			double differs = 0;
+			reference_step(&x[p], options, p, step);
+			for (int64_t i = 0; i < ddp_param_count(model, p); i++) {
+				CHECK(fabs(ddp_param_grad(model, p)[i] - x[p].out[i]) < 2e-5);
+				differs += fabs(x[p].out[i] - x[p].sum[i]);
+			}
+			CHECK((differs > 10) == compressed[p]); /* there is something to compare */
+		}
+		CHECK_OK(ddp_update_params(model, NULL));
+	}
+	CHECK_OK(ddp_model_compare(model));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void gradients_are_those_of_a_plain_powersgd(void **state)
+{
+	ddp_model_options ways[] = { plain, plain, plain };
+
+	(void)state;
+	ways[1].powersgd_no_feedback = true;
+	ways[1].no_overlap = true;
+	ways[2].powersgd_rank = 3;
+	ways[2].bucket_mb = 1;
+	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++)
+		assert_int_equal(run_ranks(RANKS, reference_body, &ways[w]), 0);
+}
+
+/* ---- arithmetic ---------------------------------------------------------------------- */
+
+static double product(const float *a, const float *b, int64_t count)
+{
+	double sum = 0;
+
+	for (int64_t i = 0; i < count; i++)
+		sum += (double)a[i] * b[i];
+	return sum;
+}
+
+static void dependent_rows_become_zero_or_random(void **state)
+{
+	enum { ROWS = 4, LENGTH = 50 };
+	float factor[ROWS * LENGTH];
+
+	(void)state;
+	for (int refill = 0; refill <= 1; refill++) {
+		ddp_powersgd_fill(factor, LENGTH, 1, 0);
+		for (int i = 0; i < LENGTH; i++) {
+			factor[LENGTH + i] = 0;
+			factor[2 * LENGTH + i] = 3 * factor[i];
+			/* Little but what the first has: rounding must not stay in it. */
+			factor[3 * LENGTH + i] = 1000 * factor[i] + (float)(i % 2);
+		}
+		ddp_powersgd_orthonormalize(factor, ROWS, LENGTH, refill, 5);
+		for (int a = 0; a < ROWS; a++)
+			for (int b = 0; b <= a; b++) {
+				const bool left = refill || a == 0 || a == 3;
+				double wanted = a == b && left ? 1 : 0;
+				assert_true(fabs(product(factor + a * LENGTH, factor + b * LENGTH, LENGTH) - wanted) < 1e-5);
+			}
+	}
+}
+
+/* ---- steps that do not count ----------------------------------------------------------- */
+
+static int forgotten_body(ddp_context *context, void *user)
+{
+	const int rank = ddp_get_job(context)->rank;
+	ddp_model *straight = make(context, &plain), *other = make(context, &plain);
+
+	(void)user;
+	for (int step = 1; step <= 3; step++) {
+		train(context, straight, step);
+		add_gradients(other, rank, 20 + step);
+		CHECK_OK(ddp_reduce_grads(other, 1, 0, NULL));
+		CHECK_OK(ddp_zero_grads(other));
+		add_gradients(other, rank, 30 + step);
+		CHECK(ddp_step(other, 1, rank == 1 ? INFINITY : 0, NULL) == DDP_ERR_NOT_FINITE);
+		ddp_param_grad(other, 0)[3] = NAN;
+		CHECK(ddp_step(other, 1, 0, NULL) == DDP_ERR_NOT_FINITE);
+		train(context, other, step);
+		expect_same(straight, other);
+	}
+	ddp_model_free(straight);
+	ddp_model_free(other);
+	return 0;
+}
+
+static void a_step_that_is_forgotten_leaves_nothing(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(RANKS, forgotten_body, NULL), 0);
+}
+
+/* A step without gradients leaves factors of 0: the next ones must not stay so. */
+static int zero_body(ddp_context *context, void *user)
+{
+	ddp_model_options options = plain;
+	double squares = 0;
+
+	(void)user;
+	options.powersgd_no_feedback = true;
+	ddp_model *model = make(context, &options);
+	for (int step = 1; step <= 2; step++)
+		CHECK_OK(ddp_step(model, 1, 0, NULL));
+	add_gradients(model, ddp_get_job(context)->rank, 1);
+	CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
+	for (int64_t i = 0; i < ddp_param_count(model, 0); i++)
+		squares += ddp_param_grad(model, 0)[i] * (double)ddp_param_grad(model, 0)[i];
+	CHECK(isfinite(squares) && squares > 50); /* of about 1200 */
+	ddp_model_free(model);
+	return 0;
+}
+
+/* Before they begin, gradients are reduced as without them. */
+static int start_body(ddp_context *context, void *user)
+{
+	ddp_model_options late = plain, none = plain, random = plain;
+
+	(void)user;
+	late.powersgd_start = 2;
+	none.compress = DDP_COMPRESS_NONE;
+	random.powersgd_no_warm_start = true;
+	ddp_model *models[] = { make(context, &late), make(context, &none), make(context, &plain),
+	                        make(context, &random) };
+	for (int step = 1; step <= 3; step++) {
+		for (int i = 0; i < 4; i++)
+			train(context, models[i], step);
+		const size_t bytes = (size_t)ddp_param_count(models[0], 0) * sizeof(float);
+		CHECK((memcmp(ddp_param_data(models[0], 0), ddp_param_data(models[1], 0), bytes) == 0) == (step <= 2));
+		CHECK(memcmp(ddp_param_data(models[2], 0), ddp_param_data(models[3], 0), bytes) != 0);
+	}
+	for (int i = 0; i < 4; i++)
+		ddp_model_free(models[i]);
+	return 0;
+}
+
+static void it_begins_late_and_survives_steps_without_gradients(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(RANKS, zero_body, NULL), 0);
+	assert_int_equal(run_ranks(RANKS, start_body, NULL), 0);
+}
+
+/* ---- checkpoints ------------------------------------------------------------------------- */
+
+static int resume_body(ddp_context *context, void *user)
+{
+	ddp_model *straight = make(context, &plain), *resumed = make(context, &plain);
+	int64_t step;
+
+	(void)user;
+	for (int i = 1; i <= 3; i++)
+		train(context, straight, i);
+	CHECK_OK(ddp_checkpoint_save(straight, NULL, test_folder, 0));
+	train(context, resumed, 40); /* it has kept something of its own, to be replaced */
+	CHECK_OK(ddp_checkpoint_load(resumed, NULL, test_folder, &step));
+	CHECK(step == 3);
+	for (int i = 4; i <= 6; i++) {
+		train(context, straight, i);
+		train(context, resumed, i);
+		expect_same(straight, resumed);
+	}
+	ddp_model_free(straight);
+	ddp_model_free(resumed);
+	return 0;
+}
+
+/* What all ranks keep of the first parameter, and how much that is. */
+static double kept_sum(ddp_context *context, ddp_model *model, double *magnitude)
+{
+	double sums[2] = { 0 };
+	ddp_tensors tensors;
+
+	CHECK_OK(ddp_model_tensors(model, true, &tensors));
+	for (int t = tensors.count - tensors.extras; t < tensors.count; t++) {
+		const ddp_tensor *tensor = &tensors.list[t];
+		for (int64_t i = 0; strcmp(tensor->name, DDP_EXTRA_PREFIX "powersgd.kept.a") == 0 && i < 40 * 30; i++) {
+			sums[0] += tensor->data[i] * (double)(i % 11);
+			sums[1] += fabs((double)tensor->data[i]);
+		}
+	}
+	ddp_tensors_free(&tensors);
+	CHECK_OK(ddp_all_reduce(ddp_world(context), NULL, sums, 2, DDP_F64, DDP_SUM));
+	*magnitude = sums[1];
+	return sums[0];
+}
+
+static double *saved_sum;
+
+static int save_body(ddp_context *context, void *user)
+{
+	ddp_model *model = make(context, &plain);
+	double magnitude;
+
+	(void)user;
+	train(context, model, 1);
+	const double before = kept_sum(context, model, &magnitude);
+	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
+	*saved_sum = kept_sum(context, model, &magnitude);
+	CHECK(magnitude > 100 && fabs(*saved_sum - before) < 1e-5 * magnitude);
+	ddp_model_free(model);
+	return 0;
+}
+
+/* Another number of ranks; another way of reducing; and back from that. */
+static int other_body(ddp_context *context, void *user)
+{
+	ddp_model_options none = plain, wide = plain;
+	double magnitude;
+	int64_t step;
+
+	(void)user;
+	none.compress = DDP_COMPRESS_NONE;
+	wide.powersgd_rank = 3;
+	ddp_model *same = make(context, &plain), *other = make(context, &none), *wider = make(context, &wide);
+	train(context, same, 1);
+	CHECK_OK(ddp_checkpoint_load(same, NULL, test_folder, &step));
+	CHECK(step == 1 && kept_sum(context, same, &magnitude) == *saved_sum);
+	CHECK_OK(ddp_checkpoint_load(other, NULL, test_folder, &step));
+	expect_same(same, other);
+	train(context, wider, 1);
+	CHECK_OK(ddp_checkpoint_load(wider, NULL, test_folder, &step));
+	expect_same(same, wider);
+	kept_sum(context, wider, &magnitude);
+	CHECK(magnitude == 0);
+	train(context, other, 2);
+	CHECK_OK(ddp_checkpoint_save(other, NULL, test_folder, 0));
+	CHECK_OK(ddp_checkpoint_load(same, NULL, test_folder, &step));
+	kept_sum(context, same, &magnitude);
+	CHECK(step == 2 && magnitude == 0);
+	train(context, same, 3);
+	ddp_model_free(same);
+	ddp_model_free(other);
+	ddp_model_free(wider);
+	return 0;
+}
+
+static void checkpoints_hold_what_is_kept_back(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(RANKS, resume_body, NULL), 0);
+}
+
+static void checkpoints_go_to_other_worlds_and_ways(void **state)
+{
+	(void)state;
+	saved_sum = test_share(sizeof(*saved_sum));
+	assert_int_equal(run_ranks(RANKS, save_body, NULL), 0);
+	assert_int_equal(run_ranks(2, other_body, NULL), 0);
+	test_unshare(saved_sum, sizeof(*saved_sum));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(dependent_rows_become_zero_or_random),
+		cmocka_unit_test(gradients_are_those_of_a_plain_powersgd),
+		cmocka_unit_test(a_step_that_is_forgotten_leaves_nothing),
+		cmocka_unit_test(it_begins_late_and_survives_steps_without_gradients),
+		cmocka_unit_test_setup_teardown(checkpoints_hold_what_is_kept_back, folder_make, folder_remove),
+		cmocka_unit_test_setup_teardown(checkpoints_go_to_other_worlds_and_ways, folder_make, folder_remove),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
