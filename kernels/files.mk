@@ -4,14 +4,18 @@ kernels_cflags = $(AM_CFLAGS) $(OPENMP_CFLAGS) -ffp-contract=off
 noinst_LTLIBRARIES += kernels/libkernels.la
 kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/kernels.h kernels/table.h \
 	kernels/cpu/attention.c \
+	kernels/cpu/batch_norm.c \
 	kernels/cpu/classifier.c \
 	kernels/cpu/convert.c \
+	kernels/cpu/convolution.c \
 	kernels/cpu/cpu.h \
+	kernels/cpu/elements.c \
 	kernels/cpu/gemm.c \
 	kernels/cpu/inner.c \
 	kernels/cpu/layers.c \
 	kernels/cpu/optim.c \
-	kernels/cpu/parallel.c
+	kernels/cpu/parallel.c \
+	kernels/cpu/pooling.c
 kernels_libkernels_la_CFLAGS = $(kernels_cflags) $(BLAS_CFLAGS)
 kernels_libkernels_la_LDFLAGS = $(AM_LDFLAGS) $(OPENMP_CFLAGS)
 kernels_libkernels_la_LIBADD = kernels/libinner_base.la $(BLAS_LIBS) $(MATH_LIBS)
@@ -19,6 +23,7 @@ kernels_libkernels_la_LIBADD = kernels/libinner_base.la $(BLAS_LIBS) $(MATH_LIBS
 # The inner loops once per instruction set.
 inner_sources = \
 	kernels/cpu/inner.h kernels/cpu/vec.h \
+	kernels/cpu/inner_images.c \
 	kernels/cpu/inner_optim.c \
 	kernels/cpu/inner_rows.c \
 	kernels/cpu/inner_softmax.c \

@@ -197,4 +197,90 @@ void dk_classifier_backward(float *din, float *dweight, float *work, const float
                             const float *weight, const int32_t *targets, int64_t rows,
                             int64_t width, int64_t vocab);
 
+/* ---- images: on the host, also while the thread uses a queue --------------------- */
+
+/*
+ * Images lie channels last, [batch, height, width, channels]. A square window goes over
+ * them in steps of `stride`, beginning `padding` outside; what lies outside is zero, and
+ * for a maximum nothing. size <= height + 2 padding and width + 2 padding, padding < size.
+ */
+typedef struct dk_window {
+	int64_t batch, height, width, channels; /* of what it goes over */
+	int64_t size, stride, padding;
+} dk_window;
+
+/* How many places it has along a side of `length`. */
+int64_t dk_window_places(const dk_window *window, int64_t length);
+
+/*
+ * Convolution: out [batch, places, places, outputs], weight [outputs, size, size, channels]
+ * (PyTorch's in the memory format channels_last), bias [outputs] or NULL. `work`, of
+ * dk_convolution_work() f32 with as many threads as when it is used, holds nothing between
+ * calls.
+ */
+size_t dk_convolution_work(const dk_window *window, int64_t outputs);
+void dk_convolution_forward(float *out, float *work, const float *in, const float *weight,
+                            const float *bias, const dk_window *window, int64_t outputs);
+/* dweight and dbias +=; dbias may be NULL. */
+void dk_convolution_backward_params(float *dweight, float *dbias, float *work,
+                                    const float *dout, const float *in,
+                                    const dk_window *window, int64_t outputs);
+/* din = */
+void dk_convolution_backward_input(float *din, float *work, const float *dout,
+                                   const float *weight, const dk_window *window,
+                                   int64_t outputs);
+
+/* The largest of each window, and which of its size * size numbers it was, in `which`, as
+   large as out: the first of equal ones, or the last that is not a number. */
+void dk_max_pool_forward(float *out, int32_t *which, const float *in, const dk_window *window);
+/* din = */
+void dk_max_pool_backward(float *din, const float *dout, const int32_t *which,
+                          const dk_window *window);
+/* The mean of each window, with the zeros outside. */
+void dk_average_pool_forward(float *out, const float *in, const dk_window *window);
+/* din = */
+void dk_average_pool_backward(float *din, const float *dout, const dk_window *window);
+
+/*
+ * Batch normalisation of in [rows, channels], epsilon 1e-5; the rows are those of all
+ * places of all images. mean, rstd [channels] are kept for backward. Unless they are NULL,
+ * running_mean and running_variance [channels] move to the batch's mean and unbiased
+ * variance by `momentum`, as PyTorch's do. `work`, of dk_batch_norm_work() f32, holds
+ * nothing between calls. out may be in for _eval().
+ */
+size_t dk_batch_norm_work(int64_t rows, int64_t channels);
+void dk_batch_norm_forward(float *out, float *mean, float *rstd, float *running_mean,
+                           float *running_variance, double momentum, float *work,
+                           const float *in, const float *gain, const float *bias,
+                           int64_t rows, int64_t channels);
+/* din =, dgain and dbias += */
+void dk_batch_norm_backward(float *din, float *dgain, float *dbias, float *work,
+                            const float *dout, const float *in, const float *mean,
+                            const float *rstd, const float *gain, int64_t rows,
+                            int64_t channels);
+/* By the running statistics. */
+void dk_batch_norm_eval(float *out, const float *in, const float *gain, const float *bias,
+                        const float *running_mean, const float *running_variance,
+                        int64_t rows, int64_t channels);
+
+/* out = a + b, out = max(in, 0); out may be one of those that are read. */
+void dk_add(float *out, const float *a, const float *b, int64_t n);
+void dk_relu_forward(float *out, const float *in, int64_t n);
+/* grad = 0 where out is: what forward has set. */
+void dk_relu_backward(float *grad, const float *out, int64_t n);
+
+/*
+ * Drops each element with `probability` (below 1) and scales the others, so that the mean
+ * stays. Forward, and backward of the gradient, with the same arguments: element i is
+ * dropped by number i % 4 of the four that Philox4x32-10 (Salmon et al., SC 2011) gives for
+ * the key `seed` and the counter `counter` + i / 4. So seed and counter are all there is to
+ * save; a use takes (n + 3) / 4 counters. out may be in.
+ */
+void dk_dropout(float *out, const float *in, int64_t n, double probability, uint64_t seed,
+                uint64_t counter);
+
+/* The sum of the rows' softmax cross-entropies of logits [rows, classes] against targets
+   [rows]; its gradient takes the place of the logits. */
+double dk_cross_entropy(float *logits, const int32_t *targets, int64_t rows, int64_t classes);
+
 #endif

@@ -145,6 +145,7 @@ check_PROGRAMS += \
 	tests/unit/test_gpt_model \
 	tests/unit/test_job \
 	tests/unit/test_kernel_cuda \
+	tests/unit/test_kernel_images \
 	tests/unit/test_kernel_optim \
 	tests/unit/test_kernel_product \
 	tests/unit/test_kernel_queue \
@@ -204,6 +205,7 @@ endif
 tests_unit_test_gpt_model_SOURCES = tests/unit/test_gpt_model.c $(gpt_model_sources)
 tests_unit_test_gpt_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 
+tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_layers_SOURCES = tests/unit/test_kernel_layers.c tests/support/kernel_place_host.c
 tests_unit_test_kernel_layers_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 

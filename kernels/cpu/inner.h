@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+#include "kernels.h"
+
 /* What an AdamW update needs, worked out once per call. */
 typedef struct dk_adamw_consts {
 	float grad_scale, decay;             /* decay: 1 - learning rate * weight decay */
@@ -61,6 +63,38 @@ typedef float dk_dot_fn(const float *a, const float *b, int64_t n);
 typedef void dk_softmax_grad_fn(float *dscore, const float *prob, int64_t n,
 		float shift, float factor);
 
+/* ---- images: rows are places, columns are channels ---- */
+typedef void dk_relu_fn(float *out, const float *in, int64_t n);
+/* grad = 0 where out is not above 0 */
+typedef void dk_relu_grad_fn(float *grad, const float *out, int64_t n);
+/* Philox; first is a multiple of 4; those below `threshold` are dropped */
+typedef void dk_dropout_fn(float *out, const float *in, int64_t first, int64_t last,
+		uint32_t threshold, float scale, uint64_t seed, uint64_t counter);
+/* Of images first .. last - 1. */
+typedef void dk_max_pool_fn(float *out, int32_t *which, const float *in, const dk_window *w,
+		int64_t first, int64_t last);
+/* din += */
+typedef void dk_max_pool_grad_fn(float *din, const float *dout, const int32_t *which,
+		const dk_window *w, int64_t first, int64_t last);
+typedef void dk_average_pool_fn(float *out, const float *in, const dk_window *w, int64_t first,
+		int64_t last);
+/* din += */
+typedef void dk_average_pool_grad_fn(float *din, const float *dout, const dk_window *w,
+		int64_t first, int64_t last);
+/* mean = the columns' means, squares = the sums of squared differences from them */
+typedef void dk_moments_fn(float *mean, float *squares, const float *x, int64_t rows,
+		int64_t columns);
+/* out = (in - mean) scale + bias */
+typedef void dk_norm_rows_fn(float *out, const float *in, const float *mean, const float *scale,
+		const float *bias, int64_t rows, int64_t columns);
+/* sum = the columns' sums of dout, dot = those of dout (in - mean) */
+typedef void dk_norm_sums_fn(float *sum, float *dot, const float *dout, const float *in,
+		const float *mean, int64_t rows, int64_t columns);
+/* din = (dout - dmean - (in - mean) slope) scale */
+typedef void dk_norm_input_fn(float *din, const float *dout, const float *in, const float *mean,
+		const float *dmean, const float *slope, const float *scale, int64_t rows,
+		int64_t columns);
+
 struct dk_inner {
 	dk_adamw_fn *adamw;
 	dk_sgd_fn *sgd;
@@ -80,6 +114,17 @@ struct dk_inner {
 	dk_highest_fn *highest;
 	dk_dot_fn *dot;
 	dk_softmax_grad_fn *softmax_grad;
+	dk_relu_fn *relu;
+	dk_relu_grad_fn *relu_grad;
+	dk_dropout_fn *dropout;
+	dk_max_pool_fn *max_pool;
+	dk_max_pool_grad_fn *max_pool_grad;
+	dk_average_pool_fn *average_pool;
+	dk_average_pool_grad_fn *average_pool_grad;
+	dk_moments_fn *moments;
+	dk_norm_rows_fn *norm_rows;
+	dk_norm_sums_fn *norm_sums;
+	dk_norm_input_fn *norm_input;
 };
 
 /* The best for this processor. */
@@ -114,6 +159,17 @@ dk_exp_row_fn DK_NAME(exp_row);
 dk_highest_fn DK_NAME(highest);
 dk_dot_fn DK_NAME(dot);
 dk_softmax_grad_fn DK_NAME(softmax_grad);
+dk_relu_fn DK_NAME(relu);
+dk_relu_grad_fn DK_NAME(relu_grad);
+dk_dropout_fn DK_NAME(dropout);
+dk_max_pool_fn DK_NAME(max_pool);
+dk_max_pool_grad_fn DK_NAME(max_pool_grad);
+dk_average_pool_fn DK_NAME(average_pool);
+dk_average_pool_grad_fn DK_NAME(average_pool_grad);
+dk_moments_fn DK_NAME(moments);
+dk_norm_rows_fn DK_NAME(norm_rows);
+dk_norm_sums_fn DK_NAME(norm_sums);
+dk_norm_input_fn DK_NAME(norm_input);
 #endif
 
 #endif

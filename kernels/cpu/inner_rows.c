@@ -4,27 +4,10 @@
 #include "cpu/inner.h"
 #include "cpu/vec.h"
 
-/* Runs BODY for each vector of 0 .. n - 1, `part` being VF or what is left. */
-#define FOR_VECTORS(i, part, n) \
-	for (int64_t i = 0, part; i < (n) && (part = (n) - i < VF ? (n) - i : VF); i += VF)
-
-static inline vf load(const float *p, int64_t part)
-{
-	return part == VF ? vf_load(p) : vf_load_part(p, part, 0);
-}
-
-static inline void store(float *p, int64_t part, vf x)
-{
-	if (part == VF)
-		vf_store(p, x);
-	else
-		vf_store_part(p, part, x);
-}
-
 void DK_NAME(add)(float *out, const float *a, const float *b, int64_t n)
 {
 	FOR_VECTORS(i, part, n)
-		store(out + i, part, load(a + i, part) + load(b + i, part));
+		vf_store_some(out + i, part, vf_load_some(a + i, part) + vf_load_some(b + i, part));
 }
 
 void DK_NAME(bias_rows)(float *out, const float *residual, const float *bias, int64_t rows,
@@ -50,13 +33,13 @@ void DK_NAME(column_sums)(float *sums, const float *x, int64_t rows, int64_t col
 	last -= first;
 	for (; r + AT_ONCE <= rows; r += AT_ONCE, x += AT_ONCE * columns)
 		FOR_VECTORS(i, part, last) {
-			vf sum = load(x + i, part) + load(x + columns + i, part);
-			sum = sum + (load(x + 2 * columns + i, part) + load(x + 3 * columns + i, part));
-			store(sums + i, part, load(sums + i, part) + sum);
+			vf sum = vf_load_some(x + i, part) + vf_load_some(x + columns + i, part);
+			sum = sum + (vf_load_some(x + 2 * columns + i, part) + vf_load_some(x + 3 * columns + i, part));
+			vf_store_some(sums + i, part, vf_load_some(sums + i, part) + sum);
 		}
 	for (; r < rows; r++, x += columns)
 		FOR_VECTORS(i, part, last)
-			store(sums + i, part, load(sums + i, part) + load(x + i, part));
+			vf_store_some(sums + i, part, vf_load_some(sums + i, part) + vf_load_some(x + i, part));
 }
 
 static float row_sum(const float *x, int64_t n)
@@ -64,7 +47,7 @@ static float row_sum(const float *x, int64_t n)
 	vf sum = vf_set(0);
 
 	FOR_VECTORS(i, part, n)
-		sum = sum + load(x + i, part);
+		sum = sum + vf_load_some(x + i, part);
 	return vf_sum(sum);
 }
 
@@ -86,8 +69,8 @@ void DK_NAME(layernorm)(float *out, float *mean, float *rstd, const float *in,
 		float m = row_sum(in, width) / (float)width;
 		float s = 1 / sqrtf(row_variance(in, width, m) + 1e-5f);
 		FOR_VECTORS(i, part, width) {
-			vf norm = (load(in + i, part) - m) * s;
-			store(out + i, part, vf_fma(norm, load(gain + i, part), load(bias + i, part)));
+			vf norm = (vf_load_some(in + i, part) - m) * s;
+			vf_store_some(out + i, part, vf_fma(norm, vf_load_some(gain + i, part), vf_load_some(bias + i, part)));
 		}
 		mean[r] = m;
 		rstd[r] = s;
@@ -101,18 +84,18 @@ void DK_NAME(layernorm_input)(float *din, const float *dout, const float *in,
 	for (int64_t r = 0; r < rows; r++, din += width, dout += width, in += width) {
 		vf sum = vf_set(0), dot = vf_set(0);
 		FOR_VECTORS(i, part, width) {
-			vf norm = (load(in + i, part) - mean[r]) * rstd[r];
-			vf dnorm = load(dout + i, part) * load(gain + i, part);
+			vf norm = (vf_load_some(in + i, part) - mean[r]) * rstd[r];
+			vf dnorm = vf_load_some(dout + i, part) * vf_load_some(gain + i, part);
 			sum = sum + dnorm;
 			dot = vf_fma(dnorm, norm, dot);
 		}
 		float dnorm_mean = vf_sum(sum) / (float)width;
 		float dot_mean = vf_sum(dot) / (float)width;
 		FOR_VECTORS(i, part, width) {
-			vf norm = (load(in + i, part) - mean[r]) * rstd[r];
-			vf dnorm = load(dout + i, part) * load(gain + i, part);
+			vf norm = (vf_load_some(in + i, part) - mean[r]) * rstd[r];
+			vf dnorm = vf_load_some(dout + i, part) * vf_load_some(gain + i, part);
 			vf d = (dnorm - dnorm_mean - norm * dot_mean) * rstd[r];
-			store(din + i, part, load(din + i, part) + d);
+			vf_store_some(din + i, part, vf_load_some(din + i, part) + d);
 		}
 	}
 }
@@ -127,10 +110,10 @@ void DK_NAME(layernorm_params)(float *dgain, float *dbias, const float *dout,
 	in += first;
 	for (int64_t r = 0; r < rows; r++, dout += width, in += width)
 		FOR_VECTORS(i, part, last - first) {
-			vf d = load(dout + i, part);
-			vf norm = (load(in + i, part) - mean[r]) * rstd[r];
-			store(dgain + i, part, vf_fma(d, norm, load(dgain + i, part)));
-			store(dbias + i, part, load(dbias + i, part) + d);
+			vf d = vf_load_some(dout + i, part);
+			vf norm = (vf_load_some(in + i, part) - mean[r]) * rstd[r];
+			vf_store_some(dgain + i, part, vf_fma(d, norm, vf_load_some(dgain + i, part)));
+			vf_store_some(dbias + i, part, vf_load_some(dbias + i, part) + d);
 		}
 }
 
@@ -148,18 +131,18 @@ static inline vf gelu_gate(vf x)
 void DK_NAME(gelu)(float *out, const float *in, int64_t n)
 {
 	FOR_VECTORS(i, part, n) {
-		vf x = load(in + i, part);
-		store(out + i, part, x * gelu_gate(x));
+		vf x = vf_load_some(in + i, part);
+		vf_store_some(out + i, part, x * gelu_gate(x));
 	}
 }
 
 void DK_NAME(gelu_grad)(float *grad, const float *in, int64_t n)
 {
 	FOR_VECTORS(i, part, n) {
-		vf x = load(in + i, part);
+		vf x = vf_load_some(in + i, part);
 		vf gate = gelu_gate(x);
 		vf slope = vf_fma(x * x, vf_set(3 * GELU_SLOPE * GELU_CUBE), vf_set(GELU_SLOPE));
 		vf d = vf_fma(x * gate * (1.0f - gate), slope, gate);
-		store(grad + i, part, load(grad + i, part) * d);
+		vf_store_some(grad + i, part, vf_load_some(grad + i, part) * d);
 	}
 }

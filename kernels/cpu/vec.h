@@ -162,4 +162,21 @@ static inline float vf_highest(vf x)
 	return highest;
 }
 
+/* For each vector of 0 .. n - 1 from i on, `part` being VF or what is left. */
+#define FOR_VECTORS(i, part, n) \
+	for (int64_t i = 0, part; i < (n) && (part = (n) - i < VF ? (n) - i : VF); i += VF)
+
+static inline vf vf_load_some(const float *p, int64_t part)
+{
+	return part == VF ? vf_load(p) : vf_load_part(p, part, 0);
+}
+
+static inline void vf_store_some(float *p, int64_t part, vf x)
+{
+	if (part == VF)
+		vf_store(p, x);
+	else
+		vf_store_part(p, part, x);
+}
+
 #endif

@@ -1,19 +1,12 @@
-/*
- * Token files as samples of length + 1 tokens. Read with pread() rather than
- * mapped: a file that shrinks or a file system that fails is then an error of
- * one read, not a SIGBUS.
- */
+/* Token files as samples of length + 1 tokens. */
 #include <endian.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/error.h"
+#include "data/file.h"
 
 enum {
 	LLMC_MAGIC = 20240520,
@@ -23,32 +16,11 @@ enum {
 };
 
 struct tokens {
-	char *path;
-	int fd;
+	ddp_file file;
 	int token_bytes;
 	int length;
 	int64_t first_byte; /* of sample 0 */
 };
-
-/* Fills `buffer` from the file's `offset`; says so if the file ends before. */
-static ddp_status read_at(const char *path, int fd, void *buffer, size_t bytes, int64_t offset)
-{
-	size_t done = 0;
-
-	while (done < bytes) {
-		ssize_t got = pread(fd, (char *)buffer + done, bytes - done, offset + (int64_t)done);
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got < 0)
-			return ddp_fail_errno(DDP_ERR_IO, errno, "token file %s: cannot read at byte %" PRId64,
-			                      path, offset + (int64_t)done);
-		if (got == 0)
-			return ddp_fail(DDP_ERR_FORMAT, "token file %s: ends at byte %" PRId64
-			                "; was it cut short while in use?", path, offset + (int64_t)done);
-		done += (size_t)got;
-	}
-	return DDP_OK;
-}
 
 static ddp_status read_sample(void *self, int64_t index, void *sample)
 {
@@ -58,7 +30,7 @@ static ddp_status read_sample(void *self, int64_t index, void *sample)
 	/* At the sample's end: there each token lies behind its place, or in it. */
 	unsigned char *out = sample, *raw = out + count * sizeof(int32_t) - bytes;
 
-	ddp_status status = read_at(tokens->path, tokens->fd, raw, bytes, offset);
+	ddp_status status = ddp_file_read(&tokens->file, raw, bytes, offset);
 	if (status != DDP_OK)
 		return status;
 	for (size_t i = 0; i < count; i++) {
@@ -73,42 +45,20 @@ static void close_tokens(void *self)
 {
 	struct tokens *tokens = self;
 
-	close(tokens->fd);
-	free(tokens->path);
+	ddp_file_close(&tokens->file);
 	free(tokens);
 }
 
-/* A FIFO would block open() for ever, hence O_NONBLOCK before we know. */
-static ddp_status open_regular(const char *path, int *fd, int64_t *bytes)
-{
-	struct stat about;
-
-	int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-	if (opened < 0)
-		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot open token file %s", path);
-	if (fstat(opened, &about) != 0) {
-		ddp_fail_errno(DDP_ERR_IO, errno, "token file %s: cannot stat", path);
-		close(opened);
-		return DDP_ERR_IO;
-	}
-	if (!S_ISREG(about.st_mode)) {
-		close(opened);
-		return ddp_fail(DDP_ERR_INVALID, "token file %s is %s, not a regular file", path,
-		                S_ISDIR(about.st_mode) ? "a directory" : "a device or pipe");
-	}
-	*fd = opened;
-	*bytes = about.st_size;
-	return DDP_OK;
-}
-
-static ddp_status llmc_count(const char *path, int fd, int64_t bytes, int64_t *count)
+static ddp_status llmc_count(const ddp_file *file, int64_t *count)
 {
 	uint32_t header[3]; /* magic, version, tokens */
+	const char *path = file->path;
+	const int64_t bytes = file->bytes;
 
 	if (bytes < LLMC_HEADER_BYTES)
 		return ddp_fail(DDP_ERR_FORMAT, "token file %s: cut short: %" PRId64 " bytes, its "
 		                "header alone takes %d", path, bytes, LLMC_HEADER_BYTES);
-	ddp_status status = read_at(path, fd, header, sizeof(header), 0);
+	ddp_status status = ddp_file_read(file, header, sizeof(header), 0);
 	if (status != DDP_OK)
 		return status;
 	if (le32toh(header[0]) != LLMC_MAGIC)
@@ -129,33 +79,33 @@ static ddp_status llmc_count(const char *path, int fd, int64_t bytes, int64_t *c
 }
 
 /* How many tokens the file has and where they begin. */
-static ddp_status measure(const char *path, int fd, int64_t bytes, ddp_token_format format,
-                          int *token_bytes, int64_t *start, int64_t *count)
+static ddp_status measure(const ddp_file *file, ddp_token_format format, int *token_bytes,
+                          int64_t *start, int64_t *count)
 {
 	*token_bytes = format == DDP_TOKENS_BYTES ? 1 : 2;
 	*start = 0;
-	*count = bytes / *token_bytes;
+	*count = file->bytes / *token_bytes;
 	switch (format) {
 	case DDP_TOKENS_BYTES:
 		return DDP_OK;
 	case DDP_TOKENS_U16:
-		if (bytes % 2 != 0)
+		if (file->bytes % 2 != 0)
 			return ddp_fail(DDP_ERR_FORMAT, "token file %s: %" PRId64 " bytes are no whole "
-			                "number of 16-bit tokens; was it cut short?", path, bytes);
+			                "number of 16-bit tokens; was it cut short?", file->path, file->bytes);
 		return DDP_OK;
 	case DDP_TOKENS_LLMC:
 		*start = LLMC_HEADER_BYTES;
-		return llmc_count(path, fd, bytes, count);
+		return llmc_count(file, count);
 	}
-	return ddp_fail(DDP_ERR_INVALID, "token file %s: %d is no ddp_token_format", path, (int)format);
+	return ddp_fail(DDP_ERR_INVALID, "token file %s: %d is no ddp_token_format", file->path, (int)format);
 }
 
 ddp_status ddp_tokens_open(const char *path, ddp_token_format format, int length,
                            double first, double last, ddp_dataset *dataset)
 {
-	int fd = -1;
+	ddp_file file;
 	int token_bytes;
-	int64_t bytes = 0, start, count;
+	int64_t start, count;
 
 	if (length < 1 || length > LENGTH_MAX)
 		return ddp_fail(DDP_ERR_INVALID, "token file %s: samples of %d tokens, must be 1 .. %d",
@@ -163,10 +113,10 @@ ddp_status ddp_tokens_open(const char *path, ddp_token_format format, int length
 	if (!(first >= 0 && first < last && last <= 1)) /* so put, NaN fails too */
 		return ddp_fail(DDP_ERR_INVALID, "token file %s: part %g to %g is not within 0 to 1",
 		                path, first, last);
-	ddp_status status = open_regular(path, &fd, &bytes);
+	ddp_status status = ddp_file_open("token file", path, &file);
 	if (status != DDP_OK)
 		return status;
-	status = measure(path, fd, bytes, format, &token_bytes, &start, &count);
+	status = measure(&file, format, &token_bytes, &start, &count);
 	if (status != DDP_OK)
 		goto failed;
 
@@ -178,15 +128,12 @@ ddp_status ddp_tokens_open(const char *path, ddp_token_format format, int length
 		goto failed;
 	}
 	struct tokens *tokens = malloc(sizeof(*tokens));
-	char *name = strdup(path);
-	if (tokens == NULL || name == NULL) {
-		free(tokens);
-		free(name);
+	if (tokens == NULL) {
 		status = ddp_fail(DDP_ERR_NOMEM, "token file %s: out of memory", path);
 		goto failed;
 	}
 	*tokens = (struct tokens){
-		.path = name, .fd = fd, .token_bytes = token_bytes, .length = length,
+		.file = file, .token_bytes = token_bytes, .length = length,
 		.first_byte = start + begin * token_bytes,
 	};
 	*dataset = (ddp_dataset){
@@ -197,7 +144,7 @@ ddp_status ddp_tokens_open(const char *path, ddp_token_format format, int length
 	return DDP_OK;
 
 failed:
-	close(fd);
+	ddp_file_close(&file);
 	return status;
 }
 

@@ -1,0 +1,186 @@
+/*
+ * Batch normalisation. Rows are cut into chunks whose length hangs on the number of
+ * channels alone; each chunk gives its sums, which are then taken together in the order of
+ * the chunks: the same bits with any number of threads.
+ */
+#include <math.h>
+
+#include "cpu/inner.h"
+
+enum { CHUNK = 16384 }; /* numbers: a chunk is read twice, the second time from the cache */
+
+static const double epsilon = 1e-5;
+
+struct norm {
+	float *out, *sums; /* sums [chunks, 2, channels] */
+	const float *in, *dout, *mean, *dmean, *slope, *scale, *bias;
+	int64_t rows, channels;
+	int64_t first, some; /* channels of a group */
+};
+
+static int64_t chunk_rows(int64_t channels)
+{
+	return channels < CHUNK ? CHUNK / channels : 1;
+}
+
+static int64_t chunks(int64_t rows, int64_t channels)
+{
+	return (rows + chunk_rows(channels) - 1) / chunk_rows(channels);
+}
+
+size_t dk_batch_norm_work(int64_t rows, int64_t channels)
+{
+	return (size_t)(2 * channels * chunks(rows, channels) + 2 * channels);
+}
+
+/* The chunk's first row; its rows in *count. */
+static int64_t chunk(const struct norm *n, int64_t number, int64_t *count)
+{
+	const int64_t first = number * chunk_rows(n->channels), rest = n->rows - first;
+
+	*count = rest < chunk_rows(n->channels) ? rest : chunk_rows(n->channels);
+	return first;
+}
+
+static void moments_span(void *arg, int64_t first, int64_t last)
+{
+	const struct norm *n = arg;
+	int64_t rows;
+
+	for (int64_t i = first; i < last; i++) {
+		float *mean = n->sums + 2 * i * n->channels;
+		const float *in = n->in + chunk(n, i, &rows) * n->channels;
+		dk_inner()->moments(mean, mean + n->channels, in, rows, n->channels);
+	}
+}
+
+/* A channel's mean and sum of squared differences from it, of all chunks (Chan et al.). */
+static void merge(const struct norm *n, int64_t channel, double *mean, double *squares)
+{
+	double count = 0;
+	int64_t rows;
+
+	*mean = *squares = 0;
+	for (int64_t i = 0; i < chunks(n->rows, n->channels); i++) {
+		const float *sums = n->sums + 2 * i * n->channels + channel;
+		chunk(n, i, &rows);
+		const double apart = sums[0] - *mean, all = count + (double)rows;
+		*mean += apart * (double)rows / all;
+		*squares += sums[n->channels] + apart * apart * count * (double)rows / all;
+		count = all;
+	}
+}
+
+static void rows_span(void *arg, int64_t first, int64_t last)
+{
+	const struct norm *n = arg;
+
+	dk_inner()->norm_rows(n->out + first * n->channels, n->in + first * n->channels, n->mean,
+	                      n->scale, n->bias, last - first, n->channels);
+}
+
+void dk_batch_norm_forward(float *out, float *mean, float *rstd, float *running_mean,
+                           float *running_variance, double momentum, float *work,
+                           const float *in, const float *gain, const float *bias,
+                           int64_t rows, int64_t channels)
+{
+	const int64_t count = chunks(rows, channels);
+	float *scale = work + 2 * channels * count;
+	struct norm n = {.out = out, .sums = work, .in = in, .mean = mean, .scale = scale,
+		.bias = bias, .rows = rows, .channels = channels};
+
+	dk_parallel(count, 1, moments_span, &n);
+	for (int64_t c = 0; c < channels; c++) {
+		double average, squares;
+		merge(&n, c, &average, &squares);
+		mean[c] = (float)average;
+		rstd[c] = (float)(1 / sqrt(squares / (double)rows + epsilon));
+		scale[c] = gain[c] * rstd[c];
+		if (running_mean != NULL)
+			running_mean[c] = (float)((1 - momentum) * running_mean[c] + momentum * average);
+		if (running_variance != NULL)
+			running_variance[c] = (float)((1 - momentum) * running_variance[c] +
+			                              momentum * squares / (double)(rows > 1 ? rows - 1 : 1));
+	}
+	dk_parallel(rows, chunk_rows(channels), rows_span, &n);
+}
+
+static void group_span(void *arg, int64_t first, int64_t last)
+{
+	const struct norm *n = arg;
+
+	for (int64_t r = first; r < last; r++) {
+		const int64_t at = r * n->channels + n->first;
+		dk_inner()->norm_rows(n->out + at, n->in + at, n->mean + n->first, n->scale,
+		                      n->bias + n->first, 1, n->some);
+	}
+}
+
+void dk_batch_norm_eval(float *out, const float *in, const float *gain, const float *bias,
+                        const float *running_mean, const float *running_variance,
+                        int64_t rows, int64_t channels)
+{
+	/* By groups of channels, which need no memory but this. */
+	enum { AT_ONCE = 256 };
+	float scale[AT_ONCE];
+
+	for (int64_t first = 0; first < channels; first += AT_ONCE) {
+		struct norm n = {.out = out, .in = in, .first = first, .mean = running_mean, .scale = scale,
+			.bias = bias, .channels = channels};
+		n.some = channels - first < AT_ONCE ? channels - first : AT_ONCE;
+		for (int64_t c = 0; c < n.some; c++)
+			scale[c] = (float)(gain[first + c] / sqrt(running_variance[first + c] + epsilon));
+		dk_parallel(rows, chunk_rows(n.some), group_span, &n);
+	}
+}
+
+/* ---- backward --------------------------------------------------------------------------- */
+
+static void sums_span(void *arg, int64_t first, int64_t last)
+{
+	const struct norm *n = arg;
+	int64_t rows;
+
+	for (int64_t i = first; i < last; i++) {
+		const int64_t at = chunk(n, i, &rows) * n->channels;
+		float *sum = n->sums + 2 * i * n->channels;
+		dk_inner()->norm_sums(sum, sum + n->channels, n->dout + at, n->in + at, n->mean, rows,
+		                      n->channels);
+	}
+}
+
+static void input_span(void *arg, int64_t first, int64_t last)
+{
+	const struct norm *n = arg;
+	const int64_t at = first * n->channels;
+
+	dk_inner()->norm_input(n->out + at, n->dout + at, n->in + at, n->mean, n->dmean, n->slope,
+	                       n->scale, last - first, n->channels);
+}
+
+void dk_batch_norm_backward(float *din, float *dgain, float *dbias, float *work,
+                            const float *dout, const float *in, const float *mean,
+                            const float *rstd, const float *gain, int64_t rows,
+                            int64_t channels)
+{
+	const int64_t count = chunks(rows, channels);
+	float *dmean = work, *slope = work + channels, *scale = work + 2 * channels * count;
+	struct norm n = {.out = din, .sums = work, .in = in, .dout = dout, .mean = mean, .dmean = dmean,
+		.slope = slope, .scale = scale, .rows = rows, .channels = channels};
+
+	dk_parallel(count, 1, sums_span, &n);
+	/* The first chunk's sums make room for what the input's gradient needs. */
+	for (int64_t c = 0; c < channels; c++) {
+		double sum = 0, dot = 0;
+		for (int64_t i = 0; i < count; i++) {
+			sum += work[2 * i * channels + c];
+			dot += work[(2 * i + 1) * channels + c];
+		}
+		dbias[c] += (float)sum;
+		dgain[c] += (float)(dot * rstd[c]);
+		dmean[c] = (float)(sum / (double)rows);
+		slope[c] = (float)(dot / (double)rows * rstd[c] * rstd[c]);
+		scale[c] = gain[c] * rstd[c];
+	}
+	dk_parallel(rows, chunk_rows(channels), input_span, &n);
+}

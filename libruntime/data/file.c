@@ -1,0 +1,71 @@
+/*
+ * Read with pread() rather than mapped: a file that shrinks or a file system that fails is
+ * then an error of one read, not a SIGBUS.
+ */
+#include "data/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+
+/* What of an open file is wrong, or DDP_OK. */
+static ddp_status examine(ddp_file *file, const char *path)
+{
+	struct stat about;
+
+	if (fstat(file->fd, &about) != 0)
+		return ddp_fail_errno(DDP_ERR_IO, errno, "%s %s: cannot stat", file->kind, path);
+	if (!S_ISREG(about.st_mode))
+		return ddp_fail(DDP_ERR_INVALID, "%s %s is %s, not a regular file", file->kind, path,
+		                S_ISDIR(about.st_mode) ? "a directory" : "a device or pipe");
+	file->bytes = about.st_size;
+	file->path = strdup(path);
+	return file->path != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "%s %s: out of memory", file->kind, path);
+}
+
+ddp_status ddp_file_open(const char *kind, const char *path, ddp_file *file)
+{
+	*file = (ddp_file){ .kind = kind };
+	/* A FIFO would block open() for ever, hence O_NONBLOCK before we know. */
+	file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	if (file->fd < 0)
+		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot open %s %s", kind, path);
+	ddp_status status = examine(file, path);
+	if (status != DDP_OK)
+		ddp_file_close(file);
+	return status;
+}
+
+void ddp_file_close(ddp_file *file)
+{
+	if (file->fd >= 0)
+		close(file->fd);
+	free(file->path);
+	*file = (ddp_file){ .fd = -1 };
+}
+
+ddp_status ddp_file_read(const ddp_file *file, void *buffer, size_t bytes, int64_t offset)
+{
+	size_t done = 0;
+
+	while (done < bytes) {
+		ssize_t got = pread(file->fd, (char *)buffer + done, bytes - done, offset + (int64_t)done);
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			return ddp_fail_errno(DDP_ERR_IO, errno, "%s %s: cannot read at byte %" PRId64,
+			                      file->kind, file->path, offset + (int64_t)done);
+		if (got == 0)
+			return ddp_fail(DDP_ERR_FORMAT, "%s %s: ends at byte %" PRId64
+			                "; was it cut short while in use?", file->kind, file->path,
+			                offset + (int64_t)done);
+		done += (size_t)got;
+	}
+	return DDP_OK;
+}
