@@ -657,8 +657,8 @@ DDP_API double ddp_cosine_schedule(int64_t step, int64_t warmup, int64_t total,
 /* ---- data ------------------------------------------------------------------ */
 
 /* A source of equally large samples. read() is called from a thread of the loader, and
-   by loaders that share a dataset at the same time: that of ddp_tokens_open() may
-   be, from any thread. */
+   by loaders that share a dataset at the same time: those that are opened below
+   may be, from any thread. */
 typedef struct ddp_dataset {
 	int64_t size;        /* samples */
 	size_t sample_bytes;
@@ -683,6 +683,46 @@ DDP_API ddp_status ddp_tokens_open(const char *path, ddp_token_format format,
                                    int length, double first, double last,
                                    ddp_dataset *dataset);
 DDP_API void ddp_dataset_close(ddp_dataset *dataset);
+
+/* Images of bytes, and their labels: a sample is a byte of label, then the image
+   [channels, height, width]. */
+typedef struct ddp_image_shape {
+	int channels, height, width;
+} ddp_image_shape;
+
+/*
+ * Opens a pair of IDX files, in which MNIST comes: images [count, height, width] of bytes, and
+ * labels [count]. DDP_ERR_FORMAT names the byte at which a file is damaged.
+ */
+DDP_API ddp_status ddp_idx_open(const char *images, const char *labels,
+                                ddp_image_shape *shape, ddp_dataset *dataset);
+/* Opens CIFAR-10's binary files as one dataset, in their order. A label above 9 is an
+   error of read(). */
+DDP_API ddp_status ddp_cifar10_open(const char *const *paths, int count,
+                                    ddp_image_shape *shape, ddp_dataset *dataset);
+
+enum { DDP_IMAGE_CHANNELS_MAX = 4 };
+
+/* What becomes of images on their way to a model. */
+typedef struct ddp_image_transform {
+	size_t size;                             /* sizeof(ddp_image_transform) */
+	float mean[DDP_IMAGE_CHANNELS_MAX];      /* of each channel, whose numbers are 0 to 1 */
+	float deviation[DDP_IMAGE_CHANNELS_MAX]; /* likewise; 0: 1 */
+	int crop_padding;  /* cut at random from the image with so many zero bytes around it */
+	bool flip;         /* mirror about every other image */
+	uint64_t seed;     /* of both */
+} ddp_image_transform;
+
+/*
+ * Gives `count` samples as images [count, height, width, channels], of (byte / 255 - mean) /
+ * deviation, and labels [count]. What is random hangs on the seed and the sample's number
+ * alone: `first`, first + 1, ... So give numbers that differ over ranks and batches, such as
+ * (epoch * batches + batch) * world size + rank, times the batch size. Local.
+ */
+DDP_API ddp_status ddp_transform_images(const ddp_image_shape *shape,
+                                        const ddp_image_transform *transform,
+                                        const void *samples, int64_t count, uint64_t first,
+                                        float *images, int32_t *labels);
 
 typedef enum ddp_tail {
 	DDP_TAIL_PAD = 0, /* repeat samples until ranks are even: PyTorch's default */

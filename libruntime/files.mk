@@ -140,10 +140,13 @@ optim_sources = \
 	libruntime/optim/schedule.c
 
 data_sources = \
+	libruntime/data/file.c libruntime/data/file.h \
+	libruntime/data/images.c \
 	libruntime/data/loader.c libruntime/data/loader.h \
 	libruntime/data/mt19937.c libruntime/data/mt19937.h \
 	libruntime/data/sampler.c libruntime/data/sampler.h \
-	libruntime/data/tokens.c
+	libruntime/data/tokens.c \
+	libruntime/data/transform.c
 
 state_sources = \
 	libruntime/state/checkpoint.c libruntime/state/checkpoint.h \

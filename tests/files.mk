@@ -143,6 +143,7 @@ check_PROGRAMS += \
 	tests/unit/test_device_cuda \
 	tests/unit/test_error \
 	tests/unit/test_gpt_model \
+	tests/unit/test_images \
 	tests/unit/test_job \
 	tests/unit/test_kernel_cuda \
 	tests/unit/test_kernel_images \
