@@ -519,6 +519,9 @@ typedef struct ddp_model_options {
 	double powersgd_rate;   /* min_compression_rate; 0: 2 */
 	bool powersgd_no_feedback;   /* use_error_feedback: forget what factors leave out */
 	bool powersgd_no_warm_start; /* warm_start: each step starts from random factors */
+	int64_t local_steps;    /* local SGD: each rank trains by itself, and after so many steps
+	                           parameters are averaged; 0: not. See ddp_average_params() */
+	int64_t local_start;    /* steps before, in which gradients are reduced (post-local SGD) */
 } ddp_model_options;
 
 /*
@@ -543,6 +546,21 @@ DDP_API int64_t ddp_param_count(const ddp_model *model, int param); /* elements 
    step, and each checkpoint, ends with DDP_ERR_MISMATCH if a rank's parameters are
    not rank 0's (unless ranks do not communicate). */
 DDP_API ddp_status ddp_broadcast_params(ddp_model *model);
+
+/*
+ * Averages the ranks' parameters, with local_steps (Lin, Stich, Patel and Jaggi, "Don't Use
+ * Large Mini-Batches, Use Local SGD", ICLR 2020). From step local_start + 1 on each rank
+ * updates its own parameters by its own gradients over its own weight, and its own state
+ * of the optimizer; stats->grad_norm, by which it clips, is of these. What ranks agree on
+ * in a step (loss, weight, stop) still travels, some numbers. After each local_steps steps
+ * of that kind the library averages parameters; with PyTorch's PostLocalSGDOptimizer, a
+ * PeriodicModelAverager of warmup_steps = local_start + local_steps - 1. In between they
+ * are another model on each rank: average them before one of them is tested or written.
+ * ddp_checkpoint_save() and the end of ddp_train() do that, and the former averages the
+ * state of the optimizer, too. Does nothing before and without local steps. Between
+ * steps. Collective.
+ */
+DDP_API ddp_status ddp_average_params(ddp_model *model);
 
 /*
  * What this rank does now. Feeds the trace, the metrics, the summary and the

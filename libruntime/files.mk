@@ -131,7 +131,7 @@ reduce_sources = \
 	libruntime/reduce/strategy_all_reduce.c libruntime/reduce/strategy_all_reduce.h \
 	libruntime/reduce/strategy_compress.c libruntime/reduce/strategy_hook.c \
 	libruntime/reduce/strategy_node.c libruntime/reduce/strategy_node.h \
-	libruntime/reduce/strategy_powersgd.c \
+	libruntime/reduce/strategy_local.c libruntime/reduce/strategy_powersgd.c \
 	libruntime/reduce/strategy_scatter.c \
 	libruntime/reduce/unit.c libruntime/reduce/unit.h
 

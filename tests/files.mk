@@ -124,6 +124,7 @@ check_PROGRAMS += \
 	tests/ranks/test_context \
 	tests/ranks/test_engine \
 	tests/ranks/test_hooks \
+	tests/ranks/test_local \
 	tests/ranks/test_model \
 	tests/ranks/test_pages \
 	tests/ranks/test_powersgd \

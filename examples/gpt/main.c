@@ -135,7 +135,8 @@ static bool make_model(struct trainer *t)
 	const ddp_model_options options = {.size = sizeof(options), .bucket_mb = o->bucket_mb,
 		.learning_rate = o->learning_rate, .beta2 = 0.95, .weight_decay = o->weight_decay,
 		.clip_norm = o->clip, .shard = o->shard, .compress = o->compress,
-		.powersgd_rank = o->powersgd_rank, .powersgd_start = o->powersgd_start, .no_overlap = o->no_overlap,
+		.powersgd_rank = o->powersgd_rank, .powersgd_start = o->powersgd_start, .local_steps = o->local_steps,
+		.local_start = o->local_start, .no_overlap = o->no_overlap,
 		.no_communication = o->no_communication};
 	int count;
 

@@ -15,7 +15,7 @@ enum option_id {
 	OPT_UNTIED, OPT_BATCH, OPT_ACCUMULATE, OPT_STEPS, OPT_LR, OPT_WARMUP,
 	OPT_WEIGHT_DECAY, OPT_CLIP, OPT_SEED, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY,
 	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_SHARD, OPT_COMPRESS, OPT_POWERSGD_RANK,
-	OPT_POWERSGD_START, OPT_BUCKET_MB, OPT_NO_OVERLAP,
+	OPT_POWERSGD_START, OPT_LOCAL_STEPS, OPT_LOCAL_START, OPT_BUCKET_MB, OPT_NO_OVERLAP,
 	OPT_NO_COMMUNICATION, OPT_SPAWN, OPT_THREADS, OPT_STOPPED_EXIT, OPT_GENERATE, OPT_JSON, OPT_VERBOSE,
 	OPT_VERSION, OPT_HELP
 };
@@ -66,6 +66,9 @@ static const struct described described[] = {
 	                                  "low rank"},
 	{"powersgd-rank", "N", OPT_POWERSGD_RANK, "rank of these factors (4)"},
 	{"powersgd-start", "N", OPT_POWERSGD_START, "steps before which gradients travel whole (the warm-up's)"},
+	{"local-steps", "N", OPT_LOCAL_STEPS, "let ranks train by themselves, and average them after so many "
+	                                      "steps"},
+	{"local-start", "N", OPT_LOCAL_START, "steps before, in which gradients are reduced (the warm-up's)"},
 	{"bucket-mb", "X", OPT_BUCKET_MB, "cap of a gradient bucket, MiB"},
 	{"no-overlap", NULL, OPT_NO_OVERLAP, "replicated: communicate after backward only, to measure"},
 	{"no-communication", NULL, OPT_NO_COMMUNICATION, "let ranks drift apart, to measure"},
@@ -249,6 +252,8 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 	case OPT_COMPRESS: return read_compression(text, &o->compress);
 	case OPT_POWERSGD_RANK: return read_int(id, text, 1, 1 << 16, &o->powersgd_rank);
 	case OPT_POWERSGD_START: return read_integer(id, text, 0, INT64_C(1) << 40, &o->powersgd_start);
+	case OPT_LOCAL_STEPS: return read_integer(id, text, 1, INT64_C(1) << 40, &o->local_steps);
+	case OPT_LOCAL_START: return read_integer(id, text, 0, INT64_C(1) << 40, &o->local_start);
 	case OPT_BUCKET_MB: return read_real(id, text, &o->bucket_mb);
 	case OPT_NO_OVERLAP: o->no_overlap = true; return true;
 	case OPT_NO_COMMUNICATION: o->no_communication = true; return true;
@@ -289,6 +294,8 @@ static bool check(gpt_options *o)
 		o->warmup = o->steps / 20;
 	if (o->powersgd_start < 0)
 		o->powersgd_start = o->warmup;
+	if (o->local_start < 0)
+		o->local_start = o->local_steps > 0 ? o->warmup : 0;
 	return true;
 }
 
@@ -306,7 +313,7 @@ gpt_parsed gpt_parse(int argc, char **argv, gpt_options *o)
 
 	*o = (gpt_options){.model = {.layers = 4, .heads = 4, .width = 128, .length = 128},
 		.batch = 8, .accumulate = 1, .steps = 200, .learning_rate = 1e-3,
-		.weight_decay = 0.1, .clip = 1, .warmup = -1, .powersgd_rank = 4, .powersgd_start = -1, .seed = 1, .keep = 3, .stopped_exit = EXIT_STOPPED};
+		.weight_decay = 0.1, .clip = 1, .warmup = -1, .powersgd_rank = 4, .powersgd_start = -1, .local_start = -1, .seed = 1, .keep = 3, .stopped_exit = EXIT_STOPPED};
 	while ((id = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		if (id == OPT_HELP) {
 			print_help();

@@ -24,6 +24,7 @@ typedef struct gpt_options {
 	ddp_shard shard;
 	ddp_compression compress;
 	int powersgd_rank;
+	int64_t local_steps, local_start; /* the latter -1: with the end of the warm-up */
 	int64_t powersgd_start; /* -1: with the end of the warm-up */
 	double bucket_mb;
 	bool no_overlap, no_communication;

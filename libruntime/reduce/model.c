@@ -263,6 +263,16 @@ ddp_context *ddp_model_context(const ddp_model *model)
 	return model->context;
 }
 
+ddp_status ddp_average_params(ddp_model *model)
+{
+	ddp_status status = ddp_model_check(model);
+
+	if (status != DDP_OK || model->strategy->average == NULL)
+		return status;
+	status = model->strategy->average(model);
+	return status == DDP_OK ? DDP_OK : ddp_model_fail(model, status);
+}
+
 ddp_status ddp_model_settle(ddp_model *model)
 {
 	return model->strategy->settle != NULL ? model->strategy->settle(model) : DDP_OK;

@@ -33,6 +33,7 @@ struct ddp_model {
 	ddp_magnitude magnitude; /* of the step under way */
 	double largest;         /* that sums of all ranks' gradients could be in the last step
 	                           that all have agreed on */
+	double divisor;         /* of the sums of the step under way, which makes them means */
 	bool sync;
 	bool reduced;           /* all gradients of the step under way, which is not updated */
 	ddp_step_stats stats;   /* of that step, as far as they are known */

@@ -76,6 +76,8 @@ static ddp_status check_settings(const ddp_model_settings *settings)
 		  settings->compress >= DDP_COMPRESS_NONE && settings->compress <= DDP_COMPRESS_POWERSGD,
 		  "DDP_COMPRESS_NONE, DDP_COMPRESS_BF16, DDP_COMPRESS_F16 or DDP_COMPRESS_POWERSGD" },
 		{ "powersgd_rank", settings->powersgd.rank, settings->powersgd.rank > 0, "1 or more" },
+		{ "local_steps", (double)settings->local_steps, settings->local_steps >= 0, "0 or more" },
+		{ "local_start", (double)settings->local_start, settings->local_start >= 0, "0 or more" },
 		{ "powersgd_start", (double)settings->powersgd.start_step, settings->powersgd.start_step >= 0,
 		  "0 or more" },
 		{ "powersgd_rate", settings->powersgd.least_rate,
@@ -96,12 +98,18 @@ static ddp_status check_reduction(const ddp_model_settings *settings)
 	const ddp_bucket_hook *hook = &settings->hook;
 	const bool hooked = hook->start != NULL || hook->finish != NULL;
 	const bool compressed = settings->compress != DDP_COMPRESS_NONE;
+	const bool local = settings->local_steps > 0;
 
 	if (hooked && (hook->start == NULL || hook->finish == NULL))
 		return ddp_fail(DDP_ERR_INVALID, "model option hook needs both start and finish");
 	if (hooked && compressed)
 		return ddp_fail(DDP_ERR_INVALID, "model options hook and compress are two ways of reducing; "
 		                "give one of them");
+	if (local && (hooked || compressed || settings->shard > DDP_SHARD_NONE))
+		return ddp_fail(DDP_ERR_INVALID, "model option local_steps leaves ranks to themselves; give it "
+		                "without %s", hooked ? "hook" : compressed ? "compress" : "shard");
+	if (!local && settings->local_start > 0)
+		return ddp_fail(DDP_ERR_INVALID, "model option local_start needs local_steps");
 	if ((hooked || compressed) && settings->shard > DDP_SHARD_NONE)
 		return ddp_fail(DDP_ERR_INVALID, "model option %s needs all gradients on each rank; leave "
 		                "shard at DDP_SHARD_AUTO or DDP_SHARD_NONE", hooked ? "hook" : "compress");
@@ -153,6 +161,8 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 			.no_feedback = options.powersgd_no_feedback,
 			.no_warm_start = options.powersgd_no_warm_start,
 		},
+		.local_steps = options.local_steps,
+		.local_start = options.local_start,
 		.no_overlap = options.no_overlap,
 		.no_communication = options.no_communication,
 	};

@@ -23,6 +23,8 @@ typedef struct ddp_model_settings {
 	ddp_compression compress;
 	ddp_bucket_hook hook; /* start NULL: none */
 	ddp_powersgd_settings powersgd;
+	int64_t local_steps; /* 0: gradients are reduced in each step */
+	int64_t local_start;
 	bool no_overlap, no_communication;
 } ddp_model_settings;
 

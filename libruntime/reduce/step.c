@@ -245,6 +245,15 @@ static ddp_status refuse(ddp_model *model, ddp_status refused)
 	return ddp_fail(refused, "%s", reason);
 }
 
+/* The weight of the gradients that this rank has in the end: all ranks', or its own, of
+   which there may be none. */
+static double divisor(const ddp_model *model, double own, double all)
+{
+	if (model->strategy->is_local == NULL || !model->strategy->is_local(model))
+		return all;
+	return own > 0 ? own : 1;
+}
+
 /* What all ranks say of the step: of its weight, loss and end. */
 static ddp_status agree(ddp_model *model, double weight, double loss_sum, ddp_step_stats *stats)
 {
@@ -268,6 +277,7 @@ static ddp_status agree(ddp_model *model, double weight, double loss_sum, ddp_st
 	model->compared = true;
 	model->largest = all.largest;
 	stats->weight = all.weight;
+	model->divisor = divisor(model, weight, all.weight);
 	stats->loss = all.loss_sum / all.weight;
 	stats->learning_rate = model->learning_rate;
 	stats->stop = all.stop > 0;
@@ -283,7 +293,7 @@ static ddp_status reduce(ddp_model *model, ddp_step_stats *stats)
 
 	ddp_status status = model->strategy->reduce(model, &squares);
 	if (status == DDP_OK)
-		stats->grad_norm = sqrt(squares) / stats->weight;
+		stats->grad_norm = sqrt(squares) / model->divisor;
 	return status;
 }
 
@@ -294,14 +304,14 @@ static ddp_status update(ddp_model *model, bool reduced, ddp_step_stats *stats)
 	const double clip = clip_norm > 0 ? ddp_clip_factor(clip_norm, stats->grad_norm) : 1;
 	const ddp_update update = {
 		.learning_rate = stats->learning_rate,
-		.grad_scale = 1 / stats->weight * clip,
+		.grad_scale = 1 / model->divisor * clip,
 		.step = model->steps + 1,
 	};
 	double squares;
 
 	ddp_status status = model->strategy->update(model, &update, reduced, &squares);
 	if (status == DDP_OK && !reduced)
-		stats->grad_norm = sqrt(squares) / stats->weight;
+		stats->grad_norm = sqrt(squares) / model->divisor;
 	return status;
 }
 

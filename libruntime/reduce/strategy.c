@@ -6,6 +6,8 @@ const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int 
 		return &ddp_all_reduce_strategy;
 	if (settings->hook.start != NULL)
 		return &ddp_hook_strategy;
+	if (settings->local_steps > 0)
+		return &ddp_local_strategy;
 	if (settings->compress == DDP_COMPRESS_POWERSGD)
 		return &ddp_powersgd_strategy;
 	if (settings->compress != DDP_COMPRESS_NONE)

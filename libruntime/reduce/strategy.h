@@ -56,6 +56,10 @@ typedef struct ddp_strategy {
 	ddp_status (*gather)(struct ddp_model *model, int i, float *whole);
 	/* DDP_ERR_STATE if a rank has begun to change what is complete after `steps`. */
 	ddp_status (*check)(const struct ddp_model *model, int64_t steps);
+	/* Whether the step under way leaves each rank's gradients to itself. NULL: none does. */
+	bool (*is_local)(const struct ddp_model *model);
+	/* Averages the ranks' parameters, if steps were local. Collective. NULL: none are. */
+	ddp_status (*average)(struct ddp_model *model);
 	/* Before a checkpoint is saved: what it can hold of what ranks keep each for itself, they
 	   now have in the form in which a load would give it to them. Collective. */
 	ddp_status (*settle)(struct ddp_model *model);
@@ -74,6 +78,7 @@ extern const ddp_strategy ddp_all_reduce_strategy, ddp_node_strategy;
 extern const ddp_strategy ddp_scatter_strategy, ddp_scatter_gradients_strategy; /* _scatter.c */
 
 extern const ddp_strategy ddp_compress_strategy, ddp_hook_strategy, ddp_powersgd_strategy;
+extern const ddp_strategy ddp_local_strategy;
 
 /* The one for a world of `ranks` that communicate (1 if they do not), on `nodes`. */
 const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int ranks, int nodes);

@@ -200,6 +200,8 @@ static ddp_status run_steps(training *loop)
 		if (checkpoint_is_due(loop))
 			status = save(loop);
 	}
+	if (status == DDP_OK)
+		status = ddp_average_params(model);
 	/* It was heard; a loop that comes after this one is not to stop. */
 	if (loop->stops)
 		atomic_store(&model->stop_requested, false);

@@ -68,7 +68,7 @@ every_option_is_in_help() {
 	local option
 	for option in data format layers heads width vocab length untied batch accumulate steps lr \
 		warmup weight-decay clip seed checkpoint checkpoint-every resume keep metrics trace \
-		shard compress powersgd-rank powersgd-start bucket-mb no-overlap no-communication spawn threads \
+		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb no-overlap no-communication spawn threads \
 		generate json verbose version; do
 		says "^  --$option\\b" || { echo "# --help does not tell of --$option"; return 1; }
 	done

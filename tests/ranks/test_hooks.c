@@ -307,6 +307,11 @@ static void options_that_exclude_each_other_are_refused(void **state)
 		{ { .compress = (ddp_compression)4 }, "compress is 4" },
 		{ { .compress = DDP_COMPRESS_F16, .shard = DDP_SHARD_STATE }, "compress needs all gradients" },
 		{ { .hook = whole, .shard = DDP_SHARD_GRADIENTS }, "hook needs all gradients" },
+		{ { .local_steps = 2, .compress = DDP_COMPRESS_BF16 }, "without compress" },
+		{ { .local_steps = 2, .shard = DDP_SHARD_STATE }, "without shard" },
+		{ { .local_steps = 2, .hook = whole }, "without hook" },
+		{ { .local_start = 2 }, "local_start needs local_steps" },
+		{ { .powersgd_rank = -1 }, "powersgd_rank is -1" },
 		{ { .hook = half }, "both start and finish" },
 		{ { .hook = whole, .compress = DDP_COMPRESS_BF16 }, "give one of them" },
 	};

@@ -12,6 +12,7 @@
 
 #include "reduce/model_state.h"
 #include "reduce/powersgd.h"
+#include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 
@@ -179,6 +180,21 @@ static int reference_body(ddp_context *context, void *user)
 	return 0;
 }
 
+#ifdef HAVE_UCX
+/* Between nodes, where a lane's messages may pass those of another. */
+static int nodes_body(ddp_comm *comm, void *options)
+{
+	ddp_context context = { .world = comm, .timeout_ms = 60000 };
+
+	context.job.rank = ddp_comm_rank(comm);
+	context.job.world_size = ddp_comm_size(comm);
+	CHECK_OK(ddp_watch_open(&context.job, &context.watch));
+	reference_body(&context, options);
+	ddp_watch_close(context.watch);
+	return 0;
+}
+#endif
+
 static void gradients_are_those_of_a_plain_powersgd(void **state)
 {
 	ddp_model_options ways[] = { plain, plain, plain };
@@ -190,6 +206,11 @@ static void gradients_are_those_of_a_plain_powersgd(void **state)
 	ways[2].bucket_mb = 1;
 	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++)
 		assert_int_equal(run_ranks(RANKS, reference_body, &ways[w]), 0);
+#ifdef HAVE_UCX
+	const test_world world = { .ranks = RANKS, .node_of = (const int[]){ 0, 1, 1 }, .body = nodes_body,
+	                           .argument = &ways[0] };
+	assert_int_equal(test_world_run(&world), 0);
+#endif
 }
 
 /* ---- arithmetic ---------------------------------------------------------------------- */

@@ -1,0 +1,112 @@
+/*
+ * local: post-local SGD (Lin, Stich, Patel and Jaggi, "Don't Use Large Mini-Batches, Use
+ * Local SGD", ICLR 2020). Up to a step, gradients are all-reduced; from then on each rank
+ * trains by itself, with its own gradients and weights, and every so many steps all
+ * parameters are averaged. In between, the consensus is all that travels.
+ *
+ * The optimizer's state is each rank's own, as in PyTorch. For a checkpoint parameters
+ * and state are averaged, on the ranks that go on, too: they and a run that is resumed
+ * from it have the same bits.
+ */
+#include <stdio.h>
+
+#include "base/error.h"
+#include "kernels.h"
+#include "reduce/model_state.h"
+#include "reduce/strategy_all_reduce.h"
+
+enum { AVERAGE_ELEMENTS = 1 << 24 }; /* 64 MiB: a deadline for each */
+
+/* The step under way. */
+static bool is_local(const ddp_model *model)
+{
+	return model->steps >= model->settings.local_start;
+}
+
+static ddp_status start(ddp_model *model, int k)
+{
+	return is_local(model) ? DDP_OK : ddp_all_reduce_strategy.start(model, k);
+}
+
+/* Nothing is under way in a local step. */
+static ddp_status wait(ddp_model *model, int k)
+{
+	return ddp_all_reduce_strategy.wait(model, k);
+}
+
+static ddp_status reduce(ddp_model *model, double *squares)
+{
+	if (!is_local(model))
+		return ddp_all_reduce_finish(model, squares);
+	ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
+	*squares = dk_sum_squares(model->grads, model->layout.elements);
+	return DDP_OK;
+}
+
+/* The same bits on all ranks. */
+static ddp_status average(ddp_model *model, const char *name, float *values)
+{
+	ddp_status status = DDP_OK;
+
+	for (int64_t at = 0; at < model->layout.elements && status == DDP_OK; at += AVERAGE_ELEMENTS) {
+		const int64_t left = model->layout.elements - at;
+		const ddp_collective operation = {
+			.kind = DDP_ALL_REDUCE, .recv = values + at, .type = DDP_F32, .op = DDP_AVG,
+			.count = (size_t)(left < AVERAGE_ELEMENTS ? left : AVERAGE_ELEMENTS),
+		};
+		status = ddp_reducer_run(&model->reducer, name, &operation);
+	}
+	return status;
+}
+
+static ddp_status average_params(ddp_model *model)
+{
+	model->partly_updated = true;
+	ddp_status status = average(model, "parameters", model->params);
+	if (status == DDP_OK)
+		model->partly_updated = false;
+	return status;
+}
+
+/* Whether ranks may have been on their own. */
+static bool were_apart(const ddp_model *model)
+{
+	return model->steps > model->settings.local_start;
+}
+
+static ddp_status average_apart(ddp_model *model)
+{
+	return were_apart(model) ? average_params(model) : DDP_OK;
+}
+
+static ddp_status update(ddp_model *model, const ddp_update *update, bool reduced, double *squares)
+{
+	const ddp_model_settings *settings = &model->settings;
+	const bool averages = is_local(model) && (update->step - settings->local_start) % settings->local_steps == 0;
+
+	ddp_status status = ddp_all_reduce_update(model, update, reduced, squares);
+	if (status != DDP_OK || !averages)
+		return status;
+	ddp_watch_phase(model->context->watch, DDP_PHASE_WAIT);
+	return average_params(model);
+}
+
+static ddp_status settle(ddp_model *model)
+{
+	ddp_status status = average_apart(model);
+
+	if (!were_apart(model) || status != DDP_OK)
+		return status;
+	model->partly_updated = true;
+	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++)
+		status = average(model, model->optim.state_name[i], model->optim.state[i]);
+	if (status == DDP_OK)
+		model->partly_updated = false;
+	return status;
+}
+
+const ddp_strategy ddp_local_strategy = {
+	.name = "local SGD", .shard = DDP_SHARD_NONE,
+	.start = start, .wait = wait, .is_local = is_local,
+	.reduce = reduce, .update = update, .average = average_apart, .settle = settle,
+};
