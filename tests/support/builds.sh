@@ -5,6 +5,10 @@
 readonly bare_tests=(test_comm_random test_comm_faults test_context test_job
 	test_kernel_product test_gpt_model test_training)
 
+# What another compiler may compute or order otherwise: arithmetic, vectors, layouts
+# and threads. It compiles all programs, with warnings as errors.
+readonly clang_tests='test_(kernel_.*|comm_(kernels|merge|blocks|random|threads|device|memory|callbacks)|optim|engine|model|gpt_model|gpt.sh|training|rows|safetensors|checkpoint|sampler|loader|images|tokens|device_async|context|job|netplugin|spank_(options|report|stall)|tcp_wireup)'
+
 child=''
 end_child() { [ -z "$child" ] || kill "$child" 2>/dev/null; }
 
@@ -64,7 +68,7 @@ without_threads=(test_agreement test_bucket test_comm_blocks test_comm_kernels t
 	test_spank_identity test_spank_judge test_spank_nodelist test_spank_options test_spank_port
 	test_spank_prepare test_spank_report test_spank_srun_options test_spank_stall test_spank_step
 	test_spank_supervise test_spank_variables test_spank_witness test_status test_store test_watch)
-tsan_tests() { unit_tests | grep -vxF -f <(printf '%s\n' "${without_threads[@]}"); }
+tsan_tests() { compiled_tests | grep -vxF -f <(printf '%s\n' "${without_threads[@]}"); }
 
 # Makes the builds while tests run, which wait more than they compute; and what is
 # little but a build.
@@ -75,6 +79,7 @@ build_ahead()
 	for suite in unit clang bare asan tsan; do
 		[ -z "$(wanted "$suite")" ] || build_tree "$suite"
 	done
+	run_suite fuzz
 	run_suite distcheck
 }
 
@@ -115,6 +120,8 @@ make_tree()
 		mapfile -t targets < <(tsan_tests | grep -vE '\.(sh|py)$' | while read -r name; do path_of "$name"; done) ;;
 	*) suite=unit ;;
 	esac
+	# The linker that takes least time, but where it is the product's.
+	[[ $suite != @(clang|asan|tsan) ]] || ! command -v ld.gold >/dev/null || options+=(LDFLAGS=-fuse-ld=gold)
 	# No test runs the benchmarks and the programs of clusters in these builds.
 	[[ $suite != @(asan|tsan) ]] || all+=("noinst_PROGRAMS=examples/allreduce examples/gpt/gpt")
 	cd "$dir" || return 1
@@ -136,6 +143,7 @@ test_paths()
 		sed -n 's/^\(check_PROGRAMS\|TESTS\) *+= *//p' | tr -s '[:blank:]' '\n' | grep '^tests/' | awk '!seen[$0]++'
 }
 unit_tests() { test_paths | sed 's|.*/||'; }
+compiled_tests() { unit_tests | grep -vxF "$(printf '%s\n' "${uncompiled_tests[@]}")"; }
 path_of() { test_paths | grep -E "/$1\$"; }
 
 # check_tree SUITE NAME...: make check in its build, of these tests
