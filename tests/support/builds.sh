@@ -7,7 +7,7 @@ readonly bare_tests=(test_comm_random test_comm_faults test_context test_job
 
 # What another compiler may compute or order otherwise: arithmetic, vectors, layouts
 # and threads. It compiles all programs, with warnings as errors.
-readonly clang_tests='test_(kernel_.*|comm_(kernels|merge|blocks|random|threads|device|memory|callbacks)|optim|engine|model|gpt_model|gpt.sh|training|rows|safetensors|checkpoint|sampler|loader|images|tokens|device_async|context|job|netplugin|spank_(options|report|stall)|tcp_wireup)'
+readonly compiler_tests='test_(kernel_.*|comm_(kernels|merge|blocks|random|threads|device|memory|callbacks)|optim|engine|model|gpt_model|gpt.sh|training|rows|safetensors|checkpoint|sampler|loader|images|tokens|device_async|context|job|netplugin|spank_(options|report|stall)|tcp_wireup)'
 
 child=''
 end_child() { [ -z "$child" ] || kill "$child" 2>/dev/null; }
@@ -143,6 +143,7 @@ test_paths()
 		sed -n 's/^\(check_PROGRAMS\|TESTS\) *+= *//p' | tr -s '[:blank:]' '\n' | grep '^tests/' | awk '!seen[$0]++'
 }
 unit_tests() { test_paths | sed 's|.*/||'; }
+clang_tests() { compiled_tests | grep -xE "$compiler_tests"; }
 compiled_tests() { unit_tests | grep -vxF "$(printf '%s\n' "${uncompiled_tests[@]}")"; }
 path_of() { test_paths | grep -E "/$1\$"; }
 
