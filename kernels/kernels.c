@@ -48,6 +48,16 @@ double dk_sum_squares(const float *x, int64_t n)
 	return CALL(sum_squares, x, n);
 }
 
+void dk_largest_at(float *largest, const float *x, int64_t n)
+{
+	CALL(largest_at, largest, x, n);
+}
+
+void dk_squares_at(double *sums, const float *x, int64_t n, int64_t piece)
+{
+	CALL(squares_at, sums, x, n, piece);
+}
+
 void dk_scale(float *x, int64_t n, float factor)
 {
 	CALL(scale, x, n, factor);
@@ -142,6 +152,12 @@ double dk_classifier_forward(float *work, const float *in, const float *weight,
 		const int32_t *targets, int64_t rows, int64_t width, int64_t vocab)
 {
 	return CALL(classifier_forward, work, in, weight, targets, rows, width, vocab);
+}
+
+void dk_classifier_loss(double *loss, float *work, const float *in, const float *weight,
+		const int32_t *targets, int64_t rows, int64_t width, int64_t vocab)
+{
+	CALL(classifier_loss, loss, work, in, weight, targets, rows, width, vocab);
 }
 
 void dk_classifier_backward(float *din, float *dweight, float *work, const float *in,

@@ -98,6 +98,14 @@ float dk_largest(const float *x, int64_t n);
 /* Sum of squares, accumulated in double. */
 double dk_sum_squares(const float *x, int64_t n);
 
+/* The same, but nobody waits: *largest is where the work is done. */
+void dk_largest_at(float *largest, const float *x, int64_t n);
+
+/* sums [ceil(n / piece)], where the work is done: of each piece of x what dk_sum_squares()
+   would return of it; pieces are at most DK_PIECE_MAX long. */
+enum { DK_PIECE_MAX = 32768 };
+void dk_squares_at(double *sums, const float *x, int64_t n, int64_t piece);
+
 /* x *= factor */
 void dk_scale(float *x, int64_t n, float factor);
 
@@ -192,6 +200,9 @@ size_t dk_classifier_work(int64_t rows, int64_t vocab);
 double dk_classifier_forward(float *work, const float *in, const float *weight,
                              const int32_t *targets, int64_t rows, int64_t width,
                              int64_t vocab);
+/* The same, but nobody waits: the losses are added to *loss, where the work is done. */
+void dk_classifier_loss(double *loss, float *work, const float *in, const float *weight,
+                        const int32_t *targets, int64_t rows, int64_t width, int64_t vocab);
 /* din =, dweight +=, of the summed loss. Uses `work` up. */
 void dk_classifier_backward(float *din, float *dweight, float *work, const float *in,
                             const float *weight, const int32_t *targets, int64_t rows,

@@ -9,7 +9,7 @@
 #include "kernels.h"
 
 /* Grows with each change of this header, or of a function of kernels.h. */
-enum { DK_TABLE_VERSION = 1 };
+enum { DK_TABLE_VERSION = 2 };
 
 typedef struct dk_table {
 	uint32_t version; /* DK_TABLE_VERSION */
@@ -29,6 +29,8 @@ typedef struct dk_table {
 			const dk_sgd_args *args);
 	float (*largest)(dk_queue *queue, const float *x, int64_t n);
 	double (*sum_squares)(dk_queue *queue, const float *x, int64_t n);
+	void (*largest_at)(dk_queue *queue, float *largest, const float *x, int64_t n);
+	void (*squares_at)(dk_queue *queue, double *sums, const float *x, int64_t n, int64_t piece);
 	void (*scale)(dk_queue *queue, float *x, int64_t n, float factor);
 	void (*to_bf16)(dk_queue *queue, uint16_t *out, const float *in, int64_t n);
 	void (*from_bf16)(dk_queue *queue, float *out, const uint16_t *in, int64_t n);
@@ -62,6 +64,9 @@ typedef struct dk_table {
 			const float *qkv, const float *out, const float *lse, int64_t batch,
 			int64_t length, int64_t heads, int64_t width);
 	double (*classifier_forward)(dk_queue *queue, float *work, const float *in,
+			const float *weight, const int32_t *targets, int64_t rows, int64_t width,
+			int64_t vocab);
+	void (*classifier_loss)(dk_queue *queue, double *loss, float *work, const float *in,
 			const float *weight, const int32_t *targets, int64_t rows, int64_t width,
 			int64_t vocab);
 	void (*classifier_backward)(dk_queue *queue, float *din, float *dweight, float *work,

@@ -10,9 +10,11 @@
 #include "base/options.h"
 #include "base/text.h"
 #include "device/device.h"
+#include "device/kernel_queue.h"
 #include "job/environment.h"
 #include "job/pmix_client.h"
 #include "reduce/facts.h"
+#include "table.h"
 #include "watch/page.h"
 #include "watch/watch.h"
 #include "wireup/agreement.h"
@@ -163,4 +165,20 @@ const ddp_job *ddp_get_job(const ddp_context *context)
 ddp_comm *ddp_world(ddp_context *context)
 {
 	return context->world;
+}
+
+ddp_status ddp_kernels_open(ddp_context *context, int version, void *stream, dk_queue **queue)
+{
+	if (context == NULL || queue == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_kernels_open(): a NULL argument");
+	if (version != DK_TABLE_VERSION)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "the program was compiled with version %d of the kernels, "
+		                "and this libddp has version %d: build both from one release", version,
+		                DK_TABLE_VERSION);
+	return ddp_kernel_queue_open(context->device, stream, DK_F32, queue);
+}
+
+void ddp_kernels_close(dk_queue *queue)
+{
+	ddp_kernel_queue_close(queue);
 }

@@ -329,6 +329,20 @@ DDP_API ddp_status ddp_wait_for(ddp_request *request, int timeout_ms);
  */
 DDP_API ddp_status ddp_wait_on(ddp_request *request, void *stream);
 
+/*
+ * For programs that compute with the kernels of slurm-ddp (kernels/kernels.h): a queue of
+ * theirs on `stream`, a queue of the context's device (NULL: its default one), for dk_use()
+ * of one thread at a time. What they enqueue is in order with the stream's other work.
+ * *queue is NULL, which means the host, if the context has no device with memory of its
+ * own. `version` is DK_TABLE_VERSION of the program's kernels/table.h. Close it before the
+ * context. DDP_ERR_UNSUPPORTED: what runs the kernels there is missing, or another version's.
+ */
+struct dk_queue;
+DDP_API ddp_status ddp_kernels_open(ddp_context *context, int version, void *stream,
+                                    struct dk_queue **queue);
+/* Waits for its work. NULL is allowed. */
+DDP_API void ddp_kernels_close(struct dk_queue *queue);
+
 /* Issue and wait. The operation's own shape is as in ddp_kind above. */
 DDP_API ddp_status ddp_run(ddp_comm *comm, const ddp_collective *operation);
 
@@ -522,7 +536,22 @@ typedef struct ddp_model_options {
 	int64_t local_steps;    /* local SGD: each rank trains by itself, and after so many steps
 	                           parameters are averaged; 0: not. See ddp_average_params() */
 	int64_t local_start;    /* steps before, in which gradients are reduced (post-local SGD) */
+	ddp_memory memory;      /* of parameters, gradients and the optimizer's state */
+	void *stream;           /* memory of a device: the queue of it on which the program computes;
+	                           NULL: its default one */
 } ddp_model_options;
+
+/*
+ * A model in the memory of the context's device (DDP_MEMORY_DEVICE) is trained as any other.
+ * What differs: the host cannot reach what ddp_param_data() and ddp_param_grad() return. The
+ * calls below work on `stream`, behind what it holds when they are called, and before what it
+ * is given afterwards: so ddp_grad_ready() means that the gradient is complete when the
+ * stream has come so far, and the host goes on. The end of a step waits for the backward
+ * pass, since ranks have to agree on it, and for its sums of squares. Nothing can be sharded,
+ * compressed, hooked or left to ranks themselves (local_steps). Indices of ddp_grad_rows() are not checked, and they and the values
+ * are the device's, too, and are left alone as long as the stream needs them.
+ * If the context's device has the host's memory, DDP_MEMORY_DEVICE is the same as the host's.
+ */
 
 /*
  * Makes a model of `count` parameters in the order in which forward uses
@@ -541,6 +570,11 @@ DDP_API void ddp_model_free(ddp_model *model);
 DDP_API float *ddp_param_data(ddp_model *model, int param);
 DDP_API float *ddp_param_grad(ddp_model *model, int param);
 DDP_API int64_t ddp_param_count(const ddp_model *model, int param); /* elements */
+
+/* Of a model on a device: a number in its memory, 0 at the start of each step, which ddp_step()
+   adds to loss_sum. A program's kernels add their losses to it, and nobody waits for each of
+   them. NULL on the host. */
+DDP_API double *ddp_device_loss(ddp_model *model);
 
 /* Sends rank 0's parameters to all. Collective; once, after initialisation: the first
    step, and each checkpoint, ends with DDP_ERR_MISMATCH if a rank's parameters are

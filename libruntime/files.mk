@@ -38,6 +38,8 @@ device_sources = \
 	libruntime/device/backend.h \
 	libruntime/device/cpu.c libruntime/device/cpu.h \
 	libruntime/device/device.c libruntime/device/device.h \
+	libruntime/device/host_kernels.c libruntime/device/host_kernels.h \
+	libruntime/device/kernel_queue.c libruntime/device/kernel_queue.h \
 	libruntime/device/module.c libruntime/device/module.h \
 	libruntime/device/test_device.c libruntime/device/test_device.h \
 	libruntime/device/test_memory.c libruntime/device/test_memory.h \
@@ -122,14 +124,17 @@ reduce_sources = \
 	libruntime/reduce/layout.c libruntime/reduce/layout.h \
 	libruntime/reduce/model.c libruntime/reduce/model.h \
 	libruntime/reduce/model_state.h \
+	libruntime/reduce/on_device.c libruntime/reduce/on_device.h \
 	libruntime/reduce/options.c libruntime/reduce/options.h \
+	libruntime/reduce/place.c libruntime/reduce/place.h \
 	libruntime/reduce/powersgd.c libruntime/reduce/powersgd.h \
 	libruntime/reduce/reducer.c libruntime/reduce/reducer.h \
 	libruntime/reduce/rows.c libruntime/reduce/rows.h \
 	libruntime/reduce/step.c \
 	libruntime/reduce/strategy.c libruntime/reduce/strategy.h \
 	libruntime/reduce/strategy_all_reduce.c libruntime/reduce/strategy_all_reduce.h \
-	libruntime/reduce/strategy_compress.c libruntime/reduce/strategy_hook.c \
+	libruntime/reduce/strategy_compress.c libruntime/reduce/strategy_device.c \
+	libruntime/reduce/strategy_hook.c \
 	libruntime/reduce/strategy_node.c libruntime/reduce/strategy_node.h \
 	libruntime/reduce/strategy_local.c libruntime/reduce/strategy_powersgd.c \
 	libruntime/reduce/strategy_scatter.c \

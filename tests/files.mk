@@ -3,7 +3,7 @@
 # real clusters.
 EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh tests/support/check-ucx \
 	tests/support/clusters.sh tests/support/nothing.sh tests/support/results.sh tests/support/slowness.sh \
-	tests/support/check-gpu
+	tests/support/check-gpu tests/support/check-waits
 # A folder brings what was built in it, too.
 dist-hook:
 	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT)
@@ -39,6 +39,9 @@ PYTHON = python3
 check-torch: libruntime/libddp.la
 	$(PYTHON) $(top_srcdir)/tests/ranks/powersgd_torch.py --figures
 EXTRA_DIST += tests/ranks/powersgd_torch.py
+# Takes each wait for an event out once, and wants a test to fail then.
+check-waits: tests/ranks/test_device_model tests/ranks/test_comm_device tests/unit/test_kernel_device
+	$(top_srcdir)/tests/support/check-waits $(top_srcdir)
 # The communicator's tests on a current UCX, which pip downloads: UCX_WHEEL='NAME==VERSION'.
 check-ucx:
 	@tests=; for program in $(check_PROGRAMS); do \
@@ -59,7 +62,7 @@ check-gpu:
 	@$(top_srcdir)/tests/support/check-gpu $(gpu_tests)
 mostlyclean-local:
 	rm -rf ucx-current gpu-results
-.PHONY: print-prefix print-examples check-comm check-engine check-gpu check-torch check-ucx
+.PHONY: print-prefix print-examples check-comm check-engine check-gpu check-torch check-ucx check-waits
 
 include $(top_srcdir)/tests/bench/files.mk
 
@@ -122,6 +125,7 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_progress \
 	tests/ranks/test_comm_threads \
 	tests/ranks/test_context \
+	tests/ranks/test_device_model \
 	tests/ranks/test_engine \
 	tests/ranks/test_hooks \
 	tests/ranks/test_local \
@@ -147,6 +151,7 @@ check_PROGRAMS += \
 	tests/unit/test_images \
 	tests/unit/test_job \
 	tests/unit/test_kernel_cuda \
+	tests/unit/test_kernel_device \
 	tests/unit/test_kernel_images \
 	tests/unit/test_kernel_optim \
 	tests/unit/test_kernel_product \
@@ -210,6 +215,10 @@ tests_unit_test_gpt_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_layers_SOURCES = tests/unit/test_kernel_layers.c tests/support/kernel_place_host.c
 tests_unit_test_kernel_layers_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
+
+# The host's kernels on the test device's queues: the same cases.
+tests_unit_test_kernel_device_SOURCES = tests/unit/test_kernel_layers.c tests/support/kernel_place_device.c
+tests_unit_test_kernel_device_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
 
 # kernels/cuda on the host: the same cases as on the host's kernels, and others.
 if CUDA_EMULATION

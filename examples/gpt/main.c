@@ -16,11 +16,13 @@
 #include "gpt/options.h"
 #include "gpt/report.h"
 #include "kernels.h"
+#include "table.h"
 
 struct trainer {
 	gpt_options options;
 	ddp_context *context;
 	const ddp_job *job;
+	dk_queue *kernels; /* NULL: the host's */
 	gpt *model;
 	ddp_model *params;
 	ddp_dataset dataset;
@@ -87,7 +89,7 @@ static bool start_library(struct trainer *t)
 {
 	const gpt_options *o = &t->options;
 	const ddp_options options = {.size = sizeof(options), .metrics_path = o->metrics,
-	                             .trace_dir = o->trace};
+	                             .trace_dir = o->trace, .device = o->device};
 
 	ddp_set_log(ddp_log_stderr, NULL, o->verbose ? DDP_LOG_DEBUG : DDP_LOG_WARN);
 	ddp_status status = ddp_init(&options, &t->context);
@@ -96,6 +98,10 @@ static bool start_library(struct trainer *t)
 	t->job = ddp_get_job(t->context);
 	dk_flush_denormals();
 	dk_set_threads(choose_threads(t));
+	status = ddp_kernels_open(t->context, DK_TABLE_VERSION, NULL, &t->kernels);
+	if (status != DDP_OK)
+		return fail_library(t, status);
+	dk_use(t->kernels);
 	return true;
 }
 
@@ -129,6 +135,38 @@ static bool bind(struct trainer *t, int count)
 	return possible ? true : fail(t, "out of memory");
 }
 
+static void *allocate(void *user, size_t bytes)
+{
+	struct trainer *t = user;
+	void *memory;
+
+	ddp_status status = ddp_mem_alloc_on(ddp_world(t->context), DDP_MEMORY_DEVICE, bytes, &memory);
+	if (status == DDP_OK)
+		return memory;
+	fail_library(t, status);
+	t->told = true; /* by this rank, or the one that failed */
+	return NULL;
+}
+
+static void release(void *user, void *memory)
+{
+	struct trainer *t = user;
+
+	ddp_mem_free(ddp_world(t->context), memory);
+}
+
+static bool create_model(struct trainer *t)
+{
+	const gpt_options *o = &t->options;
+	const gpt_memory memory = {.alloc = allocate, .release = release, .user = t};
+
+	t->model = gpt_create_on(t->kernels != NULL ? &memory : NULL, &o->model, o->batch, o->accumulate);
+	if (t->model != NULL || t->told)
+		return t->model != NULL;
+	return fail(t, "not enough memory for %d samples of %d tokens; give a smaller --batch "
+	            "or --length", o->batch, o->model.length);
+}
+
 static bool make_model(struct trainer *t)
 {
 	const gpt_options *o = &t->options;
@@ -137,20 +175,21 @@ static bool make_model(struct trainer *t)
 		.clip_norm = o->clip, .shard = o->shard, .compress = o->compress,
 		.powersgd_rank = o->powersgd_rank, .powersgd_start = o->powersgd_start, .local_steps = o->local_steps,
 		.local_start = o->local_start, .no_overlap = o->no_overlap,
-		.no_communication = o->no_communication};
+		.no_communication = o->no_communication,
+		.memory = t->kernels != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST};
 	int count;
 
-	t->model = gpt_create(&o->model, o->batch, o->accumulate);
-	if (t->model == NULL)
-		return fail(t, "not enough memory for %d samples of %d tokens; give a smaller --batch "
-		            "or --length", o->batch, o->model.length);
+	if (!create_model(t))
+		return false;
 	const ddp_param *params = gpt_params(t->model, &count);
 	ddp_status status = ddp_model_create(t->context, params, count, &options, &t->params);
 	if (status != DDP_OK)
 		return fail_library(t, status);
 	if (!bind(t, count))
 		return false;
-	gpt_initialise(t->model, o->seed);
+	gpt_bind_loss(t->model, ddp_device_loss(t->params));
+	if (!gpt_initialise(t->model, o->seed))
+		return fail(t, "out of memory");
 	status = ddp_broadcast_params(t->params);
 	return status == DDP_OK ? true : fail_library(t, status);
 }
@@ -267,6 +306,8 @@ static bool run_rank(struct trainer *t)
 	ddp_dataset_close(&t->dataset);
 	ddp_model_free(t->params);
 	gpt_free(t->model);
+	dk_use(NULL);
+	ddp_kernels_close(t->kernels);
 	if (ddp_finalize(t->context) != DDP_OK && fine) {
 		fprintf(stderr, "gpt: %s\n", ddp_last_error());
 		fine = false;

@@ -16,7 +16,7 @@ enum option_id {
 	OPT_WEIGHT_DECAY, OPT_CLIP, OPT_SEED, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY,
 	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_SHARD, OPT_COMPRESS, OPT_POWERSGD_RANK,
 	OPT_POWERSGD_START, OPT_LOCAL_STEPS, OPT_LOCAL_START, OPT_BUCKET_MB, OPT_NO_OVERLAP,
-	OPT_NO_COMMUNICATION, OPT_SPAWN, OPT_THREADS, OPT_STOPPED_EXIT, OPT_GENERATE, OPT_JSON, OPT_VERBOSE,
+	OPT_NO_COMMUNICATION, OPT_DEVICE, OPT_SPAWN, OPT_THREADS, OPT_STOPPED_EXIT, OPT_GENERATE, OPT_JSON, OPT_VERBOSE,
 	OPT_VERSION, OPT_HELP
 };
 
@@ -58,6 +58,8 @@ static const struct described described[] = {
 	{"trace", "DIR", OPT_TRACE, "a Chrome trace per rank"},
 	{NULL, NULL, 0, "Ranks"},
 	{"spawn", "N", OPT_SPAWN, "start N ranks on this host, without a launcher"},
+	{"device", "NAME", OPT_DEVICE, "what computes: cpu (default); cuda, a GPU, or cuda:1; test, which "
+	                               "is as asynchronous as a GPU, for tests"},
 	{"threads", "N", OPT_THREADS, "threads per rank (OMP_NUM_THREADS, else the host's processors "
 	                              "over its ranks)"},
 	{"shard", "NAME", OPT_SHARD, "what a rank keeps a part of only: none; state, the optimizer's; "
@@ -246,6 +248,7 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 	case OPT_KEEP: return read_int(id, text, 1, 1 << 20, &o->keep);
 	case OPT_METRICS: o->metrics = text; return true;
 	case OPT_TRACE: o->trace = text; return true;
+	case OPT_DEVICE: o->device = text; return true;
 	case OPT_SPAWN: return read_int(id, text, 1, 1024, &o->spawn);
 	case OPT_THREADS: return read_int(id, text, 1, 4096, &o->threads);
 	case OPT_SHARD: return read_shard(text, &o->shard);

@@ -28,6 +28,7 @@ typedef struct gpt_options {
 	int64_t powersgd_start; /* -1: with the end of the warm-up */
 	double bucket_mb;
 	bool no_overlap, no_communication;
+	const char *device;      /* NULL: the host */
 	int spawn;               /* 0: ranks come from the launcher */
 	int threads;             /* 0: the node's processors over its ranks */
 	int generate;

@@ -78,6 +78,11 @@ const ddp_param *gpt_params(const gpt *g, int *count)
 	return g->params;
 }
 
+void gpt_bind_loss(gpt *g, double *loss)
+{
+	g->loss = loss;
+}
+
 void gpt_bind(gpt *g, float *const *params, float *const *grads)
 {
 	memcpy(g->data, params, (size_t)g->count * sizeof(float *));
@@ -141,6 +146,11 @@ static bool map_arena(gpt *g)
 	    (c->layers + 2) > 0x1p48)
 		return false;
 	g->arena_bytes = lay_out(g);
+	if (g->memory.alloc != NULL) {
+		g->arena = g->memory.alloc(g->memory.user, g->arena_bytes);
+		lay_out(g);
+		return g->arena != NULL;
+	}
 	void *arena = mmap(NULL, g->arena_bytes, PROT_READ | PROT_WRITE,
 	                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (arena == MAP_FAILED)
@@ -154,10 +164,18 @@ static bool map_arena(gpt *g)
 
 gpt *gpt_create(const gpt_config *config, int batch, int passes)
 {
+	return gpt_create_on(NULL, config, batch, passes);
+}
+
+gpt *gpt_create_on(const gpt_memory *memory, const gpt_config *config, int batch, int passes)
+{
 	gpt *g = calloc(1, sizeof(*g));
 
 	if (g == NULL)
 		return NULL;
+	if (memory != NULL)
+		g->memory = *memory;
+	g->slots = memory != NULL ? passes : 1;
 	g->config = *config;
 	g->capacity = batch;
 	g->passes = passes;
@@ -167,8 +185,9 @@ gpt *gpt_create(const gpt_config *config, int batch, int passes)
 	g->data = calloc((size_t)g->count, sizeof(*g->data));
 	g->grad = calloc((size_t)g->count, sizeof(*g->grad));
 	g->layers = calloc((size_t)config->layers, sizeof(*g->layers));
+	g->staged = calloc((size_t)g->slots * 2 * (size_t)batch * (size_t)config->length, sizeof(*g->staged));
 	if (g->params == NULL || g->names == NULL || g->data == NULL || g->grad == NULL ||
-	    g->layers == NULL || !map_arena(g)) {
+	    g->layers == NULL || g->staged == NULL || !map_arena(g)) {
 		gpt_free(g);
 		return NULL;
 	}
@@ -180,8 +199,11 @@ void gpt_free(gpt *g)
 {
 	if (g == NULL)
 		return;
-	if (g->arena != NULL)
+	if (g->arena != NULL && g->memory.alloc != NULL)
+		g->memory.release(g->memory.user, g->arena);
+	else if (g->arena != NULL)
 		munmap(g->arena, g->arena_bytes);
+	free(g->staged);
 	free(g->params);
 	free(g->names);
 	free(g->data);
@@ -227,21 +249,35 @@ static bool ends_with(const char *name, const char *end)
 
 /* Layernorm's weights are one, biases zero, the rest normal; what is added to
    the residual stream is smaller, by the root of how often that happens. */
-void gpt_initialise(gpt *g, uint64_t seed)
+static void fill_param(const gpt *g, int i, float *x, int64_t n, uint64_t seed)
+{
+	const ddp_param *p = &g->params[i];
+	float deviation = 0.02f;
+
+	if (ends_with(p->name, "c_proj.weight"))
+		deviation /= sqrtf(2 * (float)g->config.layers);
+	uint64_t state = seed + (uint64_t)i;
+	if (p->ndim == 2)
+		fill_normal(x, n, deviation, next_random(&state));
+	else
+		for (int64_t k = 0; k < n; k++)
+			x[k] = ends_with(p->name, "weight") ? 1 : 0;
+}
+
+bool gpt_initialise(gpt *g, uint64_t seed)
 {
 	for (int i = 0; i < g->count; i++) {
 		const ddp_param *p = &g->params[i];
 		int64_t n = p->ndim == 2 ? p->shape[0] * p->shape[1] : p->shape[0];
-		float deviation = 0.02f;
-		if (ends_with(p->name, "c_proj.weight"))
-			deviation /= sqrtf(2 * (float)g->config.layers);
-		uint64_t state = seed + (uint64_t)i;
-		if (p->ndim == 2)
-			fill_normal(g->data[i], n, deviation, next_random(&state));
-		else
-			for (int64_t k = 0; k < n; k++)
-				g->data[i][k] = ends_with(p->name, "weight") ? 1 : 0;
+		float *x = malloc((size_t)n * sizeof(*x));
+		if (x == NULL)
+			return false;
+		fill_param(g, i, x, n, seed);
+		dk_copy(g->data[i], x, (size_t)n * sizeof(*x));
+		dk_largest(g->data[i], 1); /* waits until x is read */
+		free(x);
 	}
+	return true;
 }
 
 int64_t gpt_stray_token(const gpt *g, const int32_t *tokens, int64_t count)

@@ -1,6 +1,6 @@
 /*
  * gpt: the GPT-2 architecture (Radford et al., 2019), forward and backward on
- * one host, over parameters and gradients that the caller owns. Names and
+ * one host or device, over parameters and gradients that the caller owns. Names and
  * shapes are those of the published GPT-2 checkpoints.
  */
 #ifndef EXAMPLES_MODELS_GPT_H
@@ -27,6 +27,19 @@ typedef struct gpt gpt;
    to `passes` forward passes. NULL if there is not enough memory. The
    configuration must be valid. */
 gpt *gpt_create(const gpt_config *config, int batch, int passes);
+
+/* Memory of a device, zeroed; NULL if there is not enough. */
+typedef struct gpt_memory {
+	void *(*alloc)(void *user, size_t bytes);
+	void (*release)(void *user, void *memory);
+	void *user;
+} gpt_memory;
+
+/* The same on a device. All functions but this and gpt_free() are then called by a thread
+   that uses a queue of kernels there (dk_use()). They enqueue and return, but for
+   gpt_initialise() and gpt_next_logits(); before a pass, what `passes` passes ago was
+   enqueued must be done. */
+gpt *gpt_create_on(const gpt_memory *memory, const gpt_config *config, int batch, int passes);
 void gpt_free(gpt *model);
 
 /* The parameters, in the order in which forward uses them. */
@@ -46,8 +59,12 @@ typedef ddp_status (*gpt_rows_fn)(void *user, int param, const int32_t *index,
 /* Where parameter i and its gradient lie; the arrays are copied. */
 void gpt_bind(gpt *model, float *const *params, float *const *grads);
 
-/* GPT-2's initialisation, the same for the same seed. */
-void gpt_initialise(gpt *model, uint64_t seed);
+/* Forward passes add to *loss, which is where the model is, what they would return, and
+   return 0. */
+void gpt_bind_loss(gpt *model, double *loss);
+
+/* GPT-2's initialisation, the same for the same seed. False: out of memory. */
+bool gpt_initialise(gpt *model, uint64_t seed);
 
 /*
  * Takes `batch` samples of length + 1 tokens: inputs, and targets one ahead.

@@ -44,6 +44,11 @@ struct gpt {
 	float *dwide;            /* [rows, 4 width] */
 	int32_t *tokens, *targets; /* [rows] */
 	int batch, length;       /* of the forward pass at hand */
+	int32_t *staged;         /* [slots][2][rows], on the host: tokens, targets of passes
+	                            that may not have begun */
+	int slots, slot;         /* slot: of the pass at hand */
+	double *loss;            /* where the model is; NULL: it is returned */
+	gpt_memory memory;       /* alloc NULL: the host's */
 	void *arena;
 	size_t arena_bytes;
 };

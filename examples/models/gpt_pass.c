@@ -1,4 +1,6 @@
 /* gpt: forward and backward. */
+#include <string.h>
+
 #include "kernels.h"
 #include "models/gpt_inside.h"
 
@@ -59,16 +61,30 @@ static void forward_stream(gpt *g, int batch, int length)
 	                     g->data[final_param(g, LN_F_BIAS)], (int64_t)batch * length, width);
 }
 
+/* The samples are the caller's again, though a queue may not have come to them. */
+static void take_samples(gpt *g, const int32_t *samples, int batch, int length)
+{
+	const size_t rows = (size_t)g->capacity * (size_t)g->config.length, line = (size_t)length;
+	int32_t *tokens = g->staged + (size_t)g->slot * 2 * rows, *targets = tokens + rows;
+
+	for (size_t i = 0; i < (size_t)batch; i++) {
+		memcpy(tokens + i * line, samples + i * (line + 1), line * sizeof(*tokens));
+		memcpy(targets + i * line, samples + i * (line + 1) + 1, line * sizeof(*targets));
+	}
+	dk_copy(g->tokens, tokens, (size_t)batch * line * sizeof(*tokens));
+	dk_copy(g->targets, targets, (size_t)batch * line * sizeof(*targets));
+	g->slot = (g->slot + 1) % g->slots;
+}
+
 double gpt_forward(gpt *g, const int32_t *samples, int batch, int length)
 {
-	size_t bytes = (size_t)length * sizeof(int32_t);
-
-	for (int i = 0; i < batch; i++) {
-		const int32_t *sample = samples + (int64_t)i * (length + 1);
-		dk_copy(g->tokens + (int64_t)i * length, sample, bytes);
-		dk_copy(g->targets + (int64_t)i * length, sample + 1, bytes);
-	}
+	take_samples(g, samples, batch, length);
 	forward_stream(g, batch, length);
+	if (g->loss != NULL) {
+		dk_classifier_loss(g->loss, g->classifier, g->ln_f, g->data[classifier_param(g)], g->targets,
+		                   (int64_t)batch * length, g->config.width, g->config.vocab);
+		return 0;
+	}
 	return dk_classifier_forward(g->classifier, g->ln_f, g->data[classifier_param(g)],
 	                             g->targets, (int64_t)batch * length, g->config.width,
 	                             g->config.vocab);
@@ -82,8 +98,10 @@ void gpt_next_logits(gpt *g, const int32_t *tokens, int length, float *logits)
 	forward_stream(g, 1, length);
 	dk_gemm(&(dk_gemm_args){.transpose_b = true, .m = 1, .n = g->config.vocab, .k = width,
 		.a = g->ln_f + (length - 1) * width, .lda = width,
-		.b = g->data[classifier_param(g)], .ldb = width, .c = logits,
+		.b = g->data[classifier_param(g)], .ldb = width, .c = g->classifier,
 		.ldc = g->config.vocab});
+	dk_copy(logits, g->classifier, (size_t)g->config.vocab * sizeof(*logits));
+	dk_largest(g->classifier, 1); /* waits */
 }
 
 /* Tells of gradients that are complete; keeps the first error. */

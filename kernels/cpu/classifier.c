@@ -116,6 +116,12 @@ double dk_cpu_classifier_forward(float *work, const float *in, const float *weig
 	return loss;
 }
 
+void dk_cpu_classifier_loss(double *loss, float *work, const float *in, const float *weight,
+                            const int32_t *targets, int64_t rows, int64_t width, int64_t vocab)
+{
+	*loss += dk_cpu_classifier_forward(work, in, weight, targets, rows, width, vocab);
+}
+
 /* Exponentials -> gradient of the logits */
 static void gradient_span(void *arg, int64_t first, int64_t last)
 {

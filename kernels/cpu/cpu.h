@@ -11,6 +11,8 @@ void dk_cpu_adamw(float *param, float *grad, float *m, float *v, int64_t n,
 void dk_cpu_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_args *args);
 float dk_cpu_largest(const float *x, int64_t n);
 double dk_cpu_sum_squares(const float *x, int64_t n);
+void dk_cpu_largest_at(float *largest, const float *x, int64_t n);
+void dk_cpu_squares_at(double *sums, const float *x, int64_t n, int64_t piece);
 void dk_cpu_scale(float *x, int64_t n, float factor);
 void dk_cpu_to_bf16(uint16_t *out, const float *in, int64_t n);
 void dk_cpu_from_bf16(float *out, const uint16_t *in, int64_t n);
@@ -39,6 +41,8 @@ void dk_cpu_attention_forward(float *out, float *lse, const float *qkv, int64_t 
 void dk_cpu_attention_backward(float *dqkv, const float *dout, const float *qkv, const float *out,
 		const float *lse, int64_t batch, int64_t length, int64_t heads, int64_t width);
 double dk_cpu_classifier_forward(float *work, const float *in, const float *weight,
+		const int32_t *targets, int64_t rows, int64_t width, int64_t vocab);
+void dk_cpu_classifier_loss(double *loss, float *work, const float *in, const float *weight,
 		const int32_t *targets, int64_t rows, int64_t width, int64_t vocab);
 void dk_cpu_classifier_backward(float *din, float *dweight, float *work, const float *in,
 		const float *weight, const int32_t *targets, int64_t rows, int64_t width,

@@ -139,3 +139,32 @@ double dk_cpu_sum_squares(const float *x, int64_t n)
 		total += s.sums[i];
 	return total;
 }
+
+void dk_cpu_largest_at(float *largest, const float *x, int64_t n)
+{
+	*largest = dk_cpu_largest(x, n);
+}
+
+struct pieces {
+	const float *x;
+	int64_t n, piece;
+	double *sums;
+};
+
+static void pieces_span(void *arg, int64_t first, int64_t last)
+{
+	const struct pieces *p = arg;
+
+	for (int64_t i = first; i < last; i++) {
+		int64_t start = i * p->piece;
+		int64_t count = p->n - start < p->piece ? p->n - start : p->piece;
+		p->sums[i] = dk_inner()->sum_squares(p->x + start, count);
+	}
+}
+
+void dk_cpu_squares_at(double *sums, const float *x, int64_t n, int64_t piece)
+{
+	struct pieces p = {.x = x, .n = n, .piece = piece, .sums = sums};
+
+	dk_parallel((n + piece - 1) / piece, 1, pieces_span, &p);
+}

@@ -45,8 +45,8 @@ __global__ void cross_entropy_kernel(float *losses, T *logits, const int32_t *ta
 		put(logits + i, expf(wide(logits[i]) - highest) / total - (i == target ? 1 : 0));
 }
 
-/* The losses' sum, in an order that hangs on their number alone. */
-__global__ void loss_total(const float *losses, int64_t rows, double *result)
+/* The losses' sum, in an order that hangs on their number alone; or added to *result. */
+__global__ void loss_total(const float *losses, int64_t rows, bool adds, double *result)
 {
 	double *shared = static_cast<double *>(launch_memory()); /* [WARPS] */
 	double sum = 0;
@@ -62,12 +62,12 @@ __global__ void loss_total(const float *losses, int64_t rows, double *result)
 	sum = 0;
 	for (int w = 0; w < WARPS; w++)
 		sum += shared[w];
-	*result = sum;
+	*result = adds ? *result + sum : sum;
 }
 
 template <typename T>
 static void forward(T *logits, dk_cuda_queue *q, void *work, const void *in, const void *weight,
-                    const int32_t *targets, int64_t rows, int64_t width, int64_t vocab)
+                    const int32_t *targets, int64_t rows, int64_t width, int64_t vocab, double *loss)
 {
 	const int64_t stride = logits_stride<T>(vocab);
 	float *losses = dk_cuda_scratch(q, rows);
@@ -80,15 +80,25 @@ static void forward(T *logits, dk_cuda_queue *q, void *work, const void *in, con
 	dk_cuda_product(q, &p);
 	launch(q, "cross-entropy", cross_entropy_kernel<T>, dim3((unsigned)rows), THREADS,
 	       WARPS * sizeof(float), losses, logits, targets, vocab, stride);
-	launch(q, "loss", loss_total, dim3(1), THREADS, WARPS * sizeof(double), losses, rows, q->result);
+	launch(q, "loss", loss_total, dim3(1), THREADS, WARPS * sizeof(double), losses, rows, loss != NULL,
+	       loss != NULL ? loss : q->result);
 }
 
 double dk_cuda_classifier_forward(dk_queue *queue, float *work, const float *in,
                                   const float *weight, const int32_t *targets, int64_t rows,
                                   int64_t width, int64_t vocab)
 {
-	FOR_TYPE(queue, forward, own(queue), work, in, weight, targets, rows, width, vocab);
+	double *const fetched = NULL;
+
+	FOR_TYPE(queue, forward, own(queue), work, in, weight, targets, rows, width, vocab, fetched);
 	return dk_cuda_fetch(own(queue));
+}
+
+void dk_cuda_classifier_loss(dk_queue *queue, double *loss, float *work, const float *in,
+                             const float *weight, const int32_t *targets, int64_t rows,
+                             int64_t width, int64_t vocab)
+{
+	FOR_TYPE(queue, forward, own(queue), work, in, weight, targets, rows, width, vocab, loss);
 }
 
 void dk_cuda_classifier_backward(dk_queue *queue, float *din, float *dweight, float *work,

@@ -38,6 +38,8 @@ void dk_cuda_sgd(dk_queue *queue, float *param, float *grad, float *buffer, int6
 		const dk_sgd_args *args);
 float dk_cuda_largest(dk_queue *queue, const float *x, int64_t n);
 double dk_cuda_sum_squares(dk_queue *queue, const float *x, int64_t n);
+void dk_cuda_largest_at(dk_queue *queue, float *largest, const float *x, int64_t n);
+void dk_cuda_squares_at(dk_queue *queue, double *sums, const float *x, int64_t n, int64_t piece);
 void dk_cuda_scale(dk_queue *queue, float *x, int64_t n, float factor);
 void dk_cuda_to_bf16(dk_queue *queue, uint16_t *out, const float *in, int64_t n);
 void dk_cuda_from_bf16(dk_queue *queue, float *out, const uint16_t *in, int64_t n);
@@ -70,6 +72,8 @@ void dk_cuda_attention_backward(dk_queue *queue, float *dqkv, const float *dout,
 double dk_cuda_classifier_forward(dk_queue *queue, float *work, const float *in,
 		const float *weight, const int32_t *targets, int64_t rows, int64_t width,
 		int64_t vocab);
+void dk_cuda_classifier_loss(dk_queue *queue, double *loss, float *work, const float *in,
+		const float *weight, const int32_t *targets, int64_t rows, int64_t width, int64_t vocab);
 void dk_cuda_classifier_backward(dk_queue *queue, float *din, float *dweight, float *work,
 		const float *in, const float *weight, const int32_t *targets, int64_t rows,
 		int64_t width, int64_t vocab);

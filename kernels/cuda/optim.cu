@@ -139,6 +139,23 @@ template <typename T> __global__ void largest_kernel(const T *x, int64_t n, int 
 		atomicMax(largest, most);
 }
 
+template <typename T>
+static void largest_at(const T *, dk_cuda_queue *q, const void *x, int64_t n, void *bits)
+{
+	enum { MOST_BLOCKS = 1024 };
+	const int64_t blocks = ceil_div(n, 4 * THREADS);
+
+	if (q->failure[0] == '\0' &&
+	    dk_cuda_check(q, cudaMemsetAsync(bits, 0, sizeof(int), q->stream), "largest") && n > 0)
+		launch(q, "largest", largest_kernel<T>, dim3(blocks < MOST_BLOCKS ? (unsigned)blocks : (unsigned)MOST_BLOCKS),
+		       THREADS, 0, static_cast<const T *>(x), n, static_cast<int *>(bits));
+}
+
+void dk_cuda_largest_at(dk_queue *queue, float *largest, const float *x, int64_t n)
+{
+	FOR_TYPE(queue, largest_at, own(queue), x, n, largest);
+}
+
 /* The kernel's bits of a float, as the double that dk_cuda_fetch() brings. */
 __global__ void largest_result(const int *bits, double *result)
 {
@@ -147,15 +164,11 @@ __global__ void largest_result(const int *bits, double *result)
 
 template <typename T> static void largest(const T *, dk_cuda_queue *q, const void *x, int64_t n)
 {
-	enum { MOST_BLOCKS = 1024 };
 	float *bits = dk_cuda_scratch(q, 1);
-	const int64_t blocks = ceil_div(n, 4 * THREADS);
 
-	if (bits == NULL ||
-	    !dk_cuda_check(q, cudaMemsetAsync(bits, 0, sizeof(int), q->stream), "largest"))
+	if (bits == NULL)
 		return;
-	launch(q, "largest", largest_kernel<T>, dim3(blocks < MOST_BLOCKS ? (unsigned)blocks : (unsigned)MOST_BLOCKS),
-	       THREADS, 0, static_cast<const T *>(x), n, reinterpret_cast<int *>(bits));
+	largest_at(static_cast<const T *>(NULL), q, x, n, bits);
 	launch(q, "largest", largest_result, dim3(1), 1, 0, reinterpret_cast<int *>(bits), q->result);
 }
 
@@ -229,4 +242,19 @@ double dk_cuda_sum_squares(dk_queue *queue, const float *x, int64_t n)
 		return 0;
 	FOR_TYPE(queue, squares, own(queue), x, n);
 	return dk_cuda_fetch(own(queue));
+}
+
+template <typename T>
+static void squares_at(const T *, dk_cuda_queue *q, double *sums, const void *x, int64_t n, int64_t piece)
+{
+	const int64_t pieces = ceil_div(n, piece);
+
+	launch(q, "squares", squares_kernel<T>, dim3((unsigned)ceil_div(pieces * SUMS, WARP)), WARP, 0,
+	       static_cast<const T *>(x), n, piece, pieces, sums);
+}
+
+void dk_cuda_squares_at(dk_queue *queue, double *sums, const float *x, int64_t n, int64_t piece)
+{
+	if (n > 0)
+		FOR_TYPE(queue, squares_at, own(queue), sums, x, n, piece);
 }

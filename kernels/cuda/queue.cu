@@ -111,6 +111,8 @@ const dk_table dk_cuda_table = {
 	dk_cuda_sgd,
 	dk_cuda_largest,
 	dk_cuda_sum_squares,
+	dk_cuda_largest_at,
+	dk_cuda_squares_at,
 	dk_cuda_scale,
 	dk_cuda_to_bf16,
 	dk_cuda_from_bf16,
@@ -128,6 +130,7 @@ const dk_table dk_cuda_table = {
 	dk_cuda_attention_forward,
 	dk_cuda_attention_backward,
 	dk_cuda_classifier_forward,
+	dk_cuda_classifier_loss,
 	dk_cuda_classifier_backward,
 	dk_cuda_failure,
 };

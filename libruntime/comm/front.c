@@ -20,8 +20,8 @@ static ddp_status choose_backend(const ddp_comm *comm, ddp_memory memory, const 
 	if (memory == DDP_MEMORY_DEVICE && comm->roster->device == NULL)
 		return ddp_fail(DDP_ERR_STATE, "an operation on a device's memory, but no device: name one in ddp_options");
 	/* The staged backend waits for other ranks in functions on queues, of which a GPU
-	   may run one at a time, whatever their queues. */
-	if (memory == DDP_MEMORY_DEVICE && !ddp_device_describe(comm->roster->device)->functions_may_wait)
+	   may run one at a time, whatever their queues. One rank waits for nobody. */
+	if (memory == DDP_MEMORY_DEVICE && comm->size > 1 && !ddp_device_describe(comm->roster->device)->functions_may_wait)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "this libddp runs no operations on the memory of %s yet: copy to the "
 		                "host's memory, and run them there", ddp_device_describe(comm->roster->device)->name);
 	*backend = memory == DDP_MEMORY_DEVICE ? &ddp_backend_staged : &ddp_backend_host;

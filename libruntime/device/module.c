@@ -10,10 +10,21 @@
 
 #include "base/error.h"
 
+/* What is loaded: a file of the folder slurm-ddp beside libddp, or the one that a variable
+   of the environment names, for the table that it exports. */
+typedef struct module {
+	const char *file, *variable, *symbol;
+} module;
+
+/* What all tables begin with. */
+typedef struct table_head {
+	uint32_t version, bytes;
+} table_head;
+
 /* Into `path`, the file to load; false if it is not there. */
-static bool find_file(char *path, size_t bytes)
+static bool find_file(const module *m, char *path, size_t bytes)
 {
-	const char *given = secure_getenv("DDP_CUDA_MODULE");
+	const char *given = secure_getenv(m->variable);
 	Dl_info own; /* of libddp, or of a program that holds it */
 
 	if (given != NULL) {
@@ -22,57 +33,80 @@ static bool find_file(char *path, size_t bytes)
 	}
 	const bool known = dladdr((void *)ddp_device_cuda, &own) != 0 && own.dli_fname != NULL;
 	const char *slash = known ? strrchr(own.dli_fname, '/') : NULL;
-	snprintf(path, bytes, "%.*sslurm-ddp/libddp_cuda.so",
-	         slash != NULL ? (int)(slash + 1 - own.dli_fname) : 0, known ? own.dli_fname : "");
+	snprintf(path, bytes, "%.*sslurm-ddp/%s",
+	         slash != NULL ? (int)(slash + 1 - own.dli_fname) : 0, known ? own.dli_fname : "", m->file);
 	return slash != NULL && access(path, F_OK) == 0; /* never the present folder's */
 }
 
-static ddp_status check_table(const ddp_device_backend *table, const char *path)
+static ddp_status check_table(const module *m, const table_head *table, const table_head *want,
+                              const char *path)
 {
 	if (table == NULL)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda: %s is no module of libddp's, since it "
-		                "lacks the symbol %s", path, DDP_DEVICE_MODULE_SYMBOL);
-	if (table->version != DDP_DEVICE_VERSION || table->bytes != sizeof(*table))
+		                "lacks the symbol %s", path, m->symbol);
+	if (table->version != want->version || table->bytes != want->bytes)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda: %s was made for interface %u of libddp "
-		                "(%u bytes), and this libddp has %d (%zu bytes): install both from one "
-		                "release", path, table->version, table->bytes, DDP_DEVICE_VERSION,
-		                sizeof(*table));
+		                "(%u bytes), and this libddp has %u (%u bytes): install both from one "
+		                "release", path, table->version, table->bytes, want->version, want->bytes);
 	return DDP_OK;
 }
 
-static ddp_status load(const ddp_device_backend **backend)
+static ddp_status load(const module *m, const table_head *want, const void **loaded)
 {
 	char path[PATH_MAX];
 
-	if (!find_file(path, sizeof(path)))
+	if (!find_file(m, path, sizeof(path)))
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda needs a module of libddp, and there is no "
 		                "%s: install a libddp that was configured --with-cuda, or name its module "
-		                "in DDP_CUDA_MODULE", path);
+		                "in %s", path, m->variable);
 	void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (handle == NULL) {
 		const char *reason = dlerror();
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda: its module does not load: %s",
 		                reason != NULL ? reason : path);
 	}
-	const ddp_device_backend *table = dlsym(handle, DDP_DEVICE_MODULE_SYMBOL);
-	ddp_status status = check_table(table, path);
+	const void *table = dlsym(handle, m->symbol);
+	ddp_status status = check_table(m, table, want, path);
 	if (status == DDP_OK)
-		*backend = table; /* and it stays loaded: a GPU's library has threads without end */
+		*loaded = table; /* and it stays loaded: a GPU's library has threads without end */
 	else
 		dlclose(handle);
 	return status;
 }
 
-ddp_status ddp_device_cuda(const ddp_device_backend **backend)
+/* Once in a process: *loaded is NULL before. */
+static ddp_status load_once(const module *m, const table_head *want, const void **loaded)
 {
 	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-	static const ddp_device_backend *loaded;
 	ddp_status status = DDP_OK;
 
 	pthread_mutex_lock(&lock);
-	if (loaded == NULL)
-		status = load(&loaded);
-	*backend = loaded;
+	if (*loaded == NULL)
+		status = load(m, want, loaded);
 	pthread_mutex_unlock(&lock);
+	return status;
+}
+
+ddp_status ddp_device_cuda(const ddp_device_backend **backend)
+{
+	static const module m = { "libddp_cuda.so", "DDP_CUDA_MODULE", DDP_DEVICE_MODULE_SYMBOL };
+	static const table_head want = { DDP_DEVICE_VERSION, sizeof(ddp_device_backend) };
+	static const void *loaded;
+
+	ddp_status status = load_once(&m, &want, &loaded);
+	if (status == DDP_OK)
+		*backend = loaded;
+	return status;
+}
+
+ddp_status ddp_device_cuda_kernels(const dk_table **table)
+{
+	static const module m = { "libddp_kernels_cuda.so", "DDP_CUDA_KERNELS", "dk_cuda_table" };
+	static const table_head want = { DK_TABLE_VERSION, sizeof(dk_table) };
+	static const void *loaded;
+
+	ddp_status status = load_once(&m, &want, &loaded);
+	if (status == DDP_OK)
+		*table = loaded;
 	return status;
 }

@@ -1,8 +1,9 @@
-/* The kind of device that is loaded when it is first asked for. */
+/* What a GPU needs, and is loaded when it is first asked for. */
 #ifndef DDP_DEVICE_MODULE_H
 #define DDP_DEVICE_MODULE_H
 
 #include "device/backend.h"
+#include "table.h"
 
 /*
  * Loads libddp_cuda.so, once in a process: what DDP_CUDA_MODULE of the environment names,
@@ -10,5 +11,8 @@
  * DDP_ERR_UNSUPPORTED: it is not there, does not load, or is of another version.
  */
 ddp_status ddp_device_cuda(const ddp_device_backend **backend);
+
+/* The same of libddp_kernels_cuda.so, or of what DDP_CUDA_KERNELS names. */
+ddp_status ddp_device_cuda_kernels(const dk_table **table);
 
 #endif

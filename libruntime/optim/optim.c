@@ -140,12 +140,10 @@ static int param_at(const ddp_layout *layout, int64_t offset)
 	return low;
 }
 
-/* Elements [begin, end), of which all are in a core's cache at once. */
-static double apply_piece(const range *r, int64_t begin, int64_t end)
+static void apply_runs(const range *r, int64_t begin, int64_t end)
 {
 	const ddp_layout *layout = r->optim->layout;
 	int param = param_at(layout, begin);
-	double squares = dk_sum_squares(r->grads + (begin - r->begin), end - begin);
 
 	while (begin < end) {
 		bool decay = !layout->slots[param].no_decay;
@@ -154,6 +152,14 @@ static double apply_piece(const range *r, int64_t begin, int64_t end)
 		apply_kernel(r, begin, stop - begin, decay ? r->optim->settings.weight_decay : 0);
 		begin = stop;
 	}
+}
+
+/* Elements [begin, end), of which all are in a core's cache at once. */
+static double apply_piece(const range *r, int64_t begin, int64_t end)
+{
+	double squares = dk_sum_squares(r->grads + (begin - r->begin), end - begin);
+
+	apply_runs(r, begin, end);
 	return squares;
 }
 
@@ -182,4 +188,12 @@ double ddp_optim_apply(ddp_optim *optim, const ddp_update *update, float *params
 	for (int64_t i = 0; i < pieces; i++)
 		squares += optim->squares[i];
 	return squares;
+}
+
+void ddp_optim_enqueue(ddp_optim *optim, const ddp_update *update, float *params, float *grads,
+                       int64_t begin, int64_t end, int64_t at)
+{
+	const range all = { optim, update, params, grads, begin, end, at };
+
+	apply_runs(&all, begin, end);
 }

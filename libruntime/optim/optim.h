@@ -52,6 +52,11 @@ void ddp_optim_free(ddp_optim *optim);
 double ddp_optim_apply(ddp_optim *optim, const ddp_update *update, float *params,
                        float *grads, int64_t begin, int64_t end, int64_t at);
 
+/* The same without the sum, by the calling thread's queue of kernels (dk_use()), where all
+   these addresses are a device's. */
+void ddp_optim_enqueue(ddp_optim *optim, const ddp_update *update, float *params, float *grads,
+                       int64_t begin, int64_t end, int64_t at);
+
 /* torch.nn.utils.clip_grad_norm_: what gradients of norm `norm` are multiplied by. */
 double ddp_clip_factor(double clip_norm, double norm);
 

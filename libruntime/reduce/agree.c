@@ -36,7 +36,7 @@ static double hash_number(uint64_t hash)
 
 static const uint64_t HASH_START = 0xcbf29ce484222325u;
 
-enum { FACT_COUNT, FACT_HASH, FACTS = 25 };
+enum { FACT_COUNT, FACT_HASH, FACTS = 26 };
 
 static void state_facts(const ddp_layout *layout, const ddp_model_settings *settings,
                         ddp_fact *facts)
@@ -72,6 +72,7 @@ static void state_facts(const ddp_layout *layout, const ddp_model_settings *sett
 		{ "local_steps", (double)settings->local_steps },
 		{ "local_start", (double)settings->local_start },
 		{ "hook", settings->hook.start != NULL },
+		{ "memory", settings->memory },
 		{ "no_overlap", settings->no_overlap },
 		{ "no_communication", settings->no_communication },
 	};

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/pages.h"
+#include "device/device.h"
 #include "reduce/facts.h"
 
 static ddp_status map(size_t bytes, ddp_arena *arena)
@@ -19,17 +20,19 @@ static ddp_status map(size_t bytes, ddp_arena *arena)
 	return DDP_OK;
 }
 
-ddp_status ddp_arena_open(ddp_comm *comm, int64_t elements, bool gives_back, ddp_arena *arena)
+ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, int64_t elements, bool gives_back,
+                          ddp_arena *arena)
 {
 	ddp_arena made = { .bytes = ddp_whole_pages((size_t)elements * sizeof(float)),
-	                   .gives_back = gives_back };
+	                   .gives_back = gives_back, .place = place };
 	void *memory = NULL;
 	ddp_status status;
 
 	if (gives_back)
 		status = ddp_status_agree(comm, map(made.bytes, &made), "map its memory");
 	else
-		status = ddp_mem_alloc(comm, made.bytes, &memory);
+		status = ddp_mem_alloc_on(comm, place->device != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST,
+		                          made.bytes, &memory);
 	if (!gives_back && status == DDP_OK)
 		made.data = memory;
 	if (status != DDP_OK) {
@@ -49,7 +52,7 @@ void ddp_arena_close(ddp_comm *comm, ddp_arena *arena)
 	*arena = (ddp_arena){ 0 };
 }
 
-void ddp_arena_clear(const ddp_arena *arena, int64_t begin, int64_t end)
+ddp_status ddp_arena_clear(const ddp_arena *arena, int64_t begin, int64_t end)
 {
 	char *from = (char *)(arena->data + begin), *to = (char *)(arena->data + end);
 	const size_t page = ddp_system_page_bytes();
@@ -57,11 +60,15 @@ void ddp_arena_clear(const ddp_arena *arena, int64_t begin, int64_t end)
 	const size_t last = (size_t)end * sizeof(float) / page * page;
 	char *inner = (char *)arena->data + first;
 
+	if (arena->place->device != NULL)
+		return ddp_device_fill(arena->place->device, arena->place->stream, from, 0, (size_t)(to - from));
+
 	/* Where there are no pages to give back, or the system does not take them. */
 	if (!arena->gives_back || first >= last || madvise(inner, last - first, MADV_DONTNEED) != 0) {
 		memset(from, 0, (size_t)(to - from));
-		return;
+		return DDP_OK;
 	}
 	memset(from, 0, (size_t)(inner - from));
 	memset((char *)arena->data + last, 0, (size_t)(to - ((char *)arena->data + last)));
+	return DDP_OK;
 }

@@ -1,24 +1,27 @@
 /*
  * arena: memory of one role for all tensors of a model, f32. Either the ranks of a node
  * share it, so that collectives on it take no copy; or it is this rank's own, and what is
- * cleared goes back to the system, page by page, until it is written again.
+ * cleared goes back to the system, page by page, until it is written again; or it lies on
+ * a device.
  */
 #ifndef DDP_REDUCE_ARENA_H
 #define DDP_REDUCE_ARENA_H
 
-#include "ddp.h"
+#include "reduce/place.h"
 
 typedef struct ddp_arena {
 	float *data;
 	size_t bytes;
 	bool gives_back;
+	const ddp_place *place;
 } ddp_arena;
 
-/* Zeroed. Collective. */
-ddp_status ddp_arena_open(ddp_comm *comm, int64_t elements, bool gives_back, ddp_arena *arena);
+/* Zeroed. `place` outlives it; on a device nothing is given back. Collective. */
+ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, int64_t elements, bool gives_back,
+                          ddp_arena *arena);
 void ddp_arena_close(ddp_comm *comm, ddp_arena *arena);
 
-/* Sets elements [begin, end) to zero. */
-void ddp_arena_clear(const ddp_arena *arena, int64_t begin, int64_t end);
+/* Sets elements [begin, end) to zero; on a device, in the order of the place's queue. */
+ddp_status ddp_arena_clear(const ddp_arena *arena, int64_t begin, int64_t end);
 
 #endif

@@ -3,10 +3,12 @@
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "kernels.h"
+#include "reduce/facts.h"
 #include "reduce/model_state.h"
 
 _Static_assert((int)DDP_CONSENSUS_COUNT <= (int)DDP_TOTALS_MAX, "the reducer carries it");
@@ -14,8 +16,11 @@ _Static_assert((int)DDP_CONSENSUS_COUNT <= (int)DDP_TOTALS_MAX, "the reducer car
 void ddp_magnitude_add(ddp_magnitude *magnitude, const ddp_slot *slot, const float *values,
                        int64_t count)
 {
-	double largest = dk_largest(values, count);
+	ddp_magnitude_note(magnitude, slot, dk_largest(values, count));
+}
 
+void ddp_magnitude_note(ddp_magnitude *magnitude, const ddp_slot *slot, double largest)
+{
 	if (!isfinite(largest)) {
 		if (magnitude->bad == NULL)
 			magnitude->bad = slot;
@@ -24,22 +29,38 @@ void ddp_magnitude_add(ddp_magnitude *magnitude, const ddp_slot *slot, const flo
 	}
 }
 
-static uint32_t params_checksum(const ddp_model *model)
+static ddp_status slot_checksum(const ddp_model *model, const ddp_slot *slot, uint32_t *sum)
 {
-	uint32_t sum = 0;
+	const size_t bytes = (size_t)slot->count * sizeof(float);
+	const float *params = model->params + slot->offset;
+	ddp_status status = DDP_OK;
+	float *copy = NULL;
 
-	for (int i = 0; i < model->layout.count; i++) {
-		const ddp_slot *slot = &model->layout.slots[i];
-		sum = ddp_crc32c(sum, model->params + slot->offset, (size_t)slot->count * sizeof(float));
+	if (model->place.device != NULL) {
+		copy = malloc(bytes);
+		if (copy == NULL)
+			return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of \"%s\"", slot->name);
+		status = ddp_place_read(&model->place, copy, params, bytes);
 	}
-	return sum;
+	if (status == DDP_OK)
+		*sum = ddp_crc32c(*sum, copy != NULL ? copy : params, bytes);
+	free(copy);
+	return status;
+}
+
+static ddp_status params_checksum(const ddp_model *model, uint32_t *sum)
+{
+	ddp_status status = DDP_OK;
+
+	*sum = 0;
+	for (int i = 0; i < model->layout.count && status == DDP_OK; i++)
+		status = slot_checksum(model, &model->layout.slots[i], sum);
+	return status;
 }
 
 /* Halves, so that sums of their squares are exact over as many ranks as there are. */
-static void state_checksum(const ddp_model *model, ddp_consensus *own)
+static void state_checksum(uint32_t sum, ddp_consensus *own)
 {
-	uint32_t sum = params_checksum(model);
-
 	for (int half = 0; half < 2; half++) {
 		own->checksum[half] = sum >> 16 * half & 0xffff;
 		own->checksum_squared[half] = own->checksum[half] * own->checksum[half];
@@ -66,8 +87,11 @@ ddp_status ddp_params_compare(ddp_model *model)
 
 	if (!model->reducer.communicates)
 		return DDP_OK;
-	uint32_t own = params_checksum(model), first = own;
-	ddp_status status = ddp_broadcast(comm, &first, sizeof(first), DDP_U8, 0);
+	uint32_t own, first;
+	ddp_status status = ddp_status_agree(comm, params_checksum(model, &own), "read its parameters");
+	first = own;
+	if (status == DDP_OK)
+		status = ddp_broadcast(comm, &first, sizeof(first), DDP_U8, 0);
 	double odd = own != first ? ddp_comm_rank(comm) : INFINITY;
 	if (status == DDP_OK)
 		status = ddp_all_reduce(comm, NULL, &odd, 1, DDP_F64, DDP_MIN);
@@ -81,8 +105,8 @@ ddp_status ddp_params_compare(ddp_model *model)
 	                "ranks alike", (int)odd);
 }
 
-void ddp_consensus_state(const ddp_model *model, double weight, double loss_sum,
-                         ddp_consensus *own)
+ddp_status ddp_consensus_state(const ddp_model *model, double weight, double loss_sum,
+                               ddp_consensus *own)
 {
 	double rate = model->learning_rate;
 	bool good = isfinite(weight) && weight >= 0 && isfinite(rate) && rate >= 0;
@@ -99,8 +123,13 @@ void ddp_consensus_state(const ddp_model *model, double weight, double loss_sum,
 		.not_finite = finite ? 0 : 1,
 		.largest = model->magnitude.largest,
 	};
-	if (!model->compared)
-		state_checksum(model, own);
+	if (model->compared)
+		return DDP_OK;
+	uint32_t sum;
+	ddp_status status = params_checksum(model, &sum);
+	if (status == DDP_OK)
+		state_checksum(sum, own);
+	return status;
 }
 
 ddp_status ddp_consensus_check(const ddp_model *model, double weight, const ddp_consensus *all)

@@ -36,10 +36,13 @@ struct ddp_model;
 void ddp_magnitude_add(ddp_magnitude *magnitude, const ddp_slot *slot, const float *values,
                        int64_t count);
 
+/* The same of one whose largest magnitude is known. */
+void ddp_magnitude_note(ddp_magnitude *magnitude, const ddp_slot *slot, double largest);
+
 /* What this rank says. A rank with a wrong argument goes through the step with
-   the others, so that all of them end it with an error. */
-void ddp_consensus_state(const struct ddp_model *model, double weight, double loss_sum,
-                         ddp_consensus *own);
+   the others, so that all of them end it with an error. An error is this rank's alone. */
+ddp_status ddp_consensus_state(const struct ddp_model *model, double weight, double loss_sum,
+                               ddp_consensus *own);
 /* DDP_ERR_INVALID, DDP_ERR_MISMATCH: a rank made a mistake. `weight` is this rank's. */
 ddp_status ddp_consensus_check(const struct ddp_model *model, double weight,
                                const ddp_consensus *all);

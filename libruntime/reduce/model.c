@@ -41,6 +41,27 @@ static ddp_status make_reducer(ddp_model *model)
 	return status;
 }
 
+/* On a device, gradients are all-reduced and nothing else. */
+static ddp_status choose_strategy(ddp_model *model, int ranks)
+{
+	const ddp_model_settings *settings = &model->settings;
+	const char *other = settings->hook.start != NULL              ? "hook"
+	                    : settings->compress != DDP_COMPRESS_NONE ? "compress"
+	                    : settings->local_steps > 0               ? "local_steps"
+	                    : settings->shard > DDP_SHARD_NONE        ? "shard"
+	                                                              : NULL;
+
+	if (model->place.device == NULL) {
+		model->strategy = ddp_strategy_choose(settings, ranks, ddp_comm_nodes(model->context->world));
+		return DDP_OK;
+	}
+	if (other != NULL)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "model option %s: gradients on a device are all-reduced, and "
+		                "in no other way yet; leave it out, or train in the host's memory", other);
+	model->strategy = &ddp_device_strategy;
+	return DDP_OK;
+}
+
 /* What can fail on this rank alone. */
 static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
                           const ddp_model_options *options)
@@ -51,7 +72,12 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 	if (status != DDP_OK)
 		return status;
 	const int ranks = communicates(model) ? ddp_comm_size(comm) : 1;
-	model->strategy = ddp_strategy_choose(&model->settings, ranks, ddp_comm_nodes(comm));
+	status = ddp_place_open(model->context, model->settings.memory, model->settings.stream,
+	                        &model->place);
+	if (status == DDP_OK)
+		status = choose_strategy(model, ranks);
+	if (status != DDP_OK)
+		return status;
 	const int rows_among = model->strategy->moves_rows ? ranks : 1;
 	status = ddp_layout_make(params, count, &model->layout);
 	if (status == DDP_OK)
@@ -64,8 +90,8 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 		status = ddp_units_make(&model->layout, &model->plan, ranks,
 		                        ranks > 1 ? ddp_comm_rank(comm) : 0, &model->units);
 	if (status == DDP_OK)
-		status = ddp_optim_make(&model->settings.optim, &model->layout, model->strategy->spreads,
-		                        &model->optim);
+		status = ddp_optim_make(&model->settings.optim, &model->layout,
+		                        model->strategy->spreads || model->place.device != NULL, &model->optim);
 	if (status == DDP_OK)
 		status = make_reducer(model);
 	if (status == DDP_OK && model->strategy->prepare != NULL)
@@ -78,11 +104,12 @@ static ddp_status join(ddp_model *model)
 {
 	ddp_comm *comm = model->context->world;
 
-	ddp_status status = ddp_arena_open(comm, model->layout.elements, false, &model->params_memory);
+	ddp_status status = ddp_arena_open(comm, &model->place, model->layout.elements, false,
+	                                   &model->params_memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "the model's parameters");
 	model->params = model->params_memory.data;
-	status = ddp_arena_open(comm, model->layout.elements, model->strategy->gives_back,
+	status = ddp_arena_open(comm, &model->place, model->layout.elements, model->strategy->gives_back,
 	                        &model->grads_memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "the model's gradients");
@@ -129,6 +156,7 @@ void ddp_model_free(ddp_model *model)
 	if (model->reducer.requests != NULL)
 		ddp_reducer_abandon(&model->reducer, "a model was freed in the middle of a step");
 	ddp_model_attach(model, NULL, NULL);
+	(void)ddp_place_sync(&model->place); /* of a broken device, what frees still works */
 	ddp_reducer_free(&model->reducer);
 	if (model->strategy != NULL && model->strategy->close != NULL)
 		model->strategy->close(model);
@@ -136,6 +164,7 @@ void ddp_model_free(ddp_model *model)
 	ddp_arena_close(comm, &model->grads_memory);
 	ddp_arena_close(comm, &model->params_memory);
 	ddp_optim_free(&model->optim);
+	ddp_place_close(&model->place);
 	ddp_units_free(&model->units);
 	ddp_bucket_plan_free(&model->plan);
 	ddp_layout_free(&model->layout);
@@ -164,11 +193,28 @@ float *ddp_param_grad(ddp_model *model, int param)
 	return slot != NULL ? model->grads + slot->offset : NULL;
 }
 
+double *ddp_device_loss(ddp_model *model)
+{
+	return model != NULL && model->results != NULL ? model->results->loss : NULL;
+}
+
 int64_t ddp_param_count(const ddp_model *model, int param)
 {
 	const ddp_slot *slot = ddp_model_slot(model, param);
 
 	return slot != NULL ? slot->count : 0;
+}
+
+static ddp_status broadcast(const ddp_model *model, float *params, size_t count)
+{
+	const ddp_collective there = {
+		.kind = DDP_BROADCAST, .recv = params, .count = count, .type = DDP_F32,
+		.memory = DDP_MEMORY_DEVICE, .stream = model->place.stream,
+	};
+
+	if (model->place.device != NULL)
+		return ddp_run(model->context->world, &there);
+	return ddp_broadcast(model->context->world, params, count, DDP_F32, 0);
 }
 
 ddp_status ddp_broadcast_params(ddp_model *model)
@@ -178,9 +224,8 @@ ddp_status ddp_broadcast_params(ddp_model *model)
 		return status;
 	for (int64_t at = 0; at < model->layout.elements && status == DDP_OK; at += BROADCAST_ELEMENTS) {
 		int64_t left = model->layout.elements - at;
-		status = ddp_broadcast(model->context->world, model->params + at,
-		                       (size_t)(left < BROADCAST_ELEMENTS ? left : BROADCAST_ELEMENTS),
-		                       DDP_F32, 0);
+		status = broadcast(model, model->params + at,
+		                   (size_t)(left < BROADCAST_ELEMENTS ? left : BROADCAST_ELEMENTS));
 	}
 	if (status != DDP_OK) {
 		ddp_fail_context(status, "broadcast of the parameters");
@@ -321,31 +366,37 @@ static ddp_status fill_tensor(const ddp_slot *slot, const char *state, float *ar
 	return DDP_OK;
 }
 
+static ddp_status make_whole(const ddp_model *model, float **arena)
+{
+	*arena = calloc((size_t)model->layout.elements, sizeof(**arena));
+	return *arena != NULL ? DDP_OK
+	                      : ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of the whole model (%lld bytes)",
+	                                 (long long)model->layout.elements * (long long)sizeof(**arena));
+}
+
 static ddp_status list_tensors(ddp_model *model, bool whole, ddp_tensors *tensors)
 {
+	const bool copied = model->place.device != NULL && whole;
 	const bool spread = model->strategy->spreads;
 	int params = model->layout.count;
+	ddp_status status = DDP_OK;
 
-	for (int i = 0; i < model->optim.state_count && spread && whole; i++) {
-		tensors->whole[i] = calloc((size_t)model->layout.elements, sizeof(float));
-		if (tensors->whole[i] == NULL)
-			return ddp_fail(DDP_ERR_NOMEM, "no memory for the optimizer's whole state (%lld bytes)",
-			                (long long)model->layout.elements * (long long)sizeof(float));
-	}
-	for (int i = 0; i < tensors->count - tensors->extras; i++) {
+	if (copied)
+		status = make_whole(model, &tensors->params);
+	for (int i = 0; i < model->optim.state_count && (spread || copied) && whole && status == DDP_OK; i++)
+		status = make_whole(model, &tensors->whole[i]);
+	for (int i = 0; i < tensors->count - tensors->extras && status == DDP_OK; i++) {
 		int state = i / params - 1;
-		float *arena = state < 0 ? model->params
-		             : spread    ? tensors->whole[state]
-		                         : model->optim.state[state];
-		ddp_status status = fill_tensor(ddp_model_slot(model, i % params),
-		                                state < 0 ? NULL : model->optim.state_name[state], arena,
-		                                &tensors->list[i]);
-		if (status != DDP_OK)
-			return status;
+		float *arena = state < 0          ? (copied ? tensors->params : model->params)
+		             : spread || copied   ? tensors->whole[state]
+		                                  : model->optim.state[state];
+		status = fill_tensor(ddp_model_slot(model, i % params),
+		                     state < 0 ? NULL : model->optim.state_name[state], arena,
+		                     &tensors->list[i]);
 	}
-	return tensors->extras > 0
-	           ? model->strategy->fill_extras(model, tensors->list + tensors->count - tensors->extras)
-	           : DDP_OK;
+	if (status != DDP_OK || tensors->extras == 0)
+		return status;
+	return model->strategy->fill_extras(model, tensors->list + tensors->count - tensors->extras);
 }
 
 ddp_status ddp_model_tensors(ddp_model *model, bool whole, ddp_tensors *tensors)
@@ -366,6 +417,7 @@ void ddp_tensors_free(ddp_tensors *tensors)
 	for (int i = 0; i < tensors->count; i++)
 		free(tensors->list[i].name);
 	free(tensors->list);
+	free(tensors->params);
 	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
 		free(tensors->whole[i]);
 	*tensors = (ddp_tensors){ 0 };
@@ -387,11 +439,23 @@ ddp_status ddp_model_gather(ddp_model *model, ddp_tensors *tensors)
 	return status;
 }
 
+static ddp_status read_device(const ddp_model *model, const ddp_tensors *tensors)
+{
+	const size_t bytes = (size_t)model->layout.elements * sizeof(float);
+
+	ddp_status status = ddp_place_read(&model->place, tensors->params, model->params, bytes);
+	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++)
+		status = ddp_place_read(&model->place, tensors->whole[i], model->optim.state[i], bytes);
+	return status;
+}
+
 ddp_status ddp_model_collect(const ddp_model *model, const ddp_tensors *tensors)
 {
 	if (model->strategy->spreads && model->strategy->collect == NULL)
 		return ddp_fail(DDP_ERR_STATE, "the optimizer's state is spread over ranks that can no longer "
 		                "be reached; go back to the last checkpoint");
+	if (tensors->params != NULL)
+		return read_device(model, tensors);
 	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++) {
 		if (tensors->whole[i] != NULL)
 			model->strategy->collect(model, i, tensors->whole[i]);
@@ -399,17 +463,21 @@ ddp_status ddp_model_collect(const ddp_model *model, const ddp_tensors *tensors)
 	return DDP_OK;
 }
 
-void ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, int64_t first,
-                     const float *values, int64_t count)
+ddp_status ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, int64_t first,
+                           const float *values, int64_t count)
 {
 	int state = i / model->layout.count - 1;
 
+	if (model->place.device != NULL)
+		return ddp_place_write(&model->place, tensors->list[i].data + first, values,
+		                       (size_t)count * sizeof(*values));
 	if (state >= 0 && i < tensors->count - tensors->extras && model->strategy->spreads)
 		ddp_units_store(&model->units, model->optim.state[state],
 		                ddp_model_slot(model, i % model->layout.count)->offset + first, values,
 		                count);
 	else
 		memcpy(tensors->list[i].data + first, values, (size_t)count * sizeof(*values));
+	return DDP_OK;
 }
 
 ddp_status ddp_model_check_whole(const ddp_model *model)

@@ -19,16 +19,18 @@ typedef struct ddp_tensor {
 ddp_context *ddp_model_context(const ddp_model *model);
 
 /* A model's parameters, then its optimizer's state, where the model has them. State
-   that is spread over ranks is in arenas of this list, or nowhere (data is NULL). */
+   that is spread over ranks is in arenas of this list, or nowhere (data is NULL); and so
+   is all that is on a device, or data is an address of the device. */
 typedef struct ddp_tensors {
 	ddp_tensor *list;
 	int count;
 	int extras; /* of these, the last: the strategy's own */
+	float *params; /* of a device: a copy */
 	float *whole[DDP_OPTIM_STATES_MAX];
 } ddp_tensors;
 
 /* Free with ddp_tensors_free(), also after an error. `whole`: with arenas for what is
-   spread over ranks. */
+   spread over ranks, or on a device. */
 ddp_status ddp_model_tensors(ddp_model *model, bool whole, ddp_tensors *tensors);
 void ddp_tensors_free(ddp_tensors *tensors);
 
@@ -41,8 +43,8 @@ ddp_status ddp_model_gather(ddp_model *model, ddp_tensors *tensors);
 ddp_status ddp_model_collect(const ddp_model *model, const ddp_tensors *tensors);
 /* Copies elements [first, first + count) of tensor i to where this rank keeps them, if
    it does. */
-void ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, int64_t first,
-                     const float *values, int64_t count);
+ddp_status ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, int64_t first,
+                           const float *values, int64_t count);
 
 /* DDP_ERR_STATE if a failed step or load has changed only a part of parameters
    and optimizer state: they are neither the old ones nor the new ones. */

@@ -7,7 +7,9 @@
 #include "reduce/arena.h"
 #include "reduce/consensus.h"
 #include "reduce/model.h"
+#include "reduce/on_device.h"
 #include "reduce/options.h"
+#include "reduce/place.h"
 #include "reduce/reducer.h"
 #include "reduce/rows.h"
 #include "reduce/strategy.h"
@@ -21,6 +23,8 @@ struct ddp_model {
 	ddp_layout layout;
 	ddp_bucket_plan plan;
 	ddp_units units;
+	ddp_place place;
+	ddp_results *results;   /* of a device; NULL on the host */
 	ddp_arena params_memory, grads_memory;
 	float *params, *grads;  /* their elements */
 	ddp_optim optim;

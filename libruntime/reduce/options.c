@@ -82,6 +82,9 @@ static ddp_status check_settings(const ddp_model_settings *settings)
 		  "0 or more" },
 		{ "powersgd_rate", settings->powersgd.least_rate,
 		  isfinite(settings->powersgd.least_rate) && settings->powersgd.least_rate > 0, "above 0" },
+		{ "memory", settings->memory,
+		  settings->memory == DDP_MEMORY_HOST || settings->memory == DDP_MEMORY_DEVICE,
+		  "DDP_MEMORY_HOST or DDP_MEMORY_DEVICE" },
 		{ "clip_norm", settings->clip_norm,
 		  isfinite(settings->clip_norm) && settings->clip_norm >= 0, "0 or more" },
 	};
@@ -165,6 +168,8 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		.local_start = options.local_start,
 		.no_overlap = options.no_overlap,
 		.no_communication = options.no_communication,
+		.memory = options.memory,
+		.stream = options.stream,
 	};
 	status = check_settings(&made);
 	if (status == DDP_OK)

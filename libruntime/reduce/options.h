@@ -26,6 +26,8 @@ typedef struct ddp_model_settings {
 	int64_t local_steps; /* 0: gradients are reduced in each step */
 	int64_t local_start;
 	bool no_overlap, no_communication;
+	ddp_memory memory;
+	void *stream;
 } ddp_model_settings;
 
 /* Reads DDP_BUCKET_MB of the environment too. `given` may be NULL.

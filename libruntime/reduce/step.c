@@ -87,7 +87,9 @@ static void look_at_gradient(ddp_model *model, int slot)
 {
 	const ddp_slot *looked_at = &model->layout.slots[slot];
 
-	if (looked_at->offset < model->layout.dense)
+	if (model->place.device != NULL)
+		ddp_on_device_look(model, slot);
+	else if (looked_at->offset < model->layout.dense)
 		ddp_magnitude_add(&model->magnitude, looked_at, model->grads + looked_at->offset,
 		                  looked_at->count);
 }
@@ -122,12 +124,17 @@ ddp_status ddp_grad_ready(ddp_model *model, int param)
 	return status == DDP_OK ? DDP_OK : ddp_model_fail(model, status);
 }
 
+static ddp_status no_rows(const ddp_slot *slot)
+{
+	return ddp_fail(DDP_ERR_INVALID,
+	                "parameter \"%s\" was made without sparse_rows, so no rows can be added to "
+	                "its gradient", slot->name);
+}
+
 static ddp_status check_rows(const ddp_slot *slot, const int32_t *index, int64_t count)
 {
 	if (slot->sparse_rows == 0)
-		return ddp_fail(DDP_ERR_INVALID,
-		                "parameter \"%s\" was made without sparse_rows, so no rows can be added to "
-		                "its gradient", slot->name);
+		return no_rows(slot);
 	if (count < 0)
 		return ddp_fail(DDP_ERR_INVALID, "%lld rows for the gradient of \"%s\"",
 		                (long long)count, slot->name);
@@ -153,8 +160,11 @@ ddp_status ddp_grad_rows(ddp_model *model, int param, const int32_t *index, cons
 		return not_updated(model);
 	if (count > 0 && (index == NULL || values == NULL))
 		return ddp_fail(DDP_ERR_INVALID, "ddp_grad_rows(): a NULL argument");
-	status = check_rows(slot, index, count);
-	if (status != DDP_OK || count == 0)
+	if (model->place.device == NULL)
+		status = check_rows(slot, index, count);
+	else if (slot->sparse_rows == 0)
+		status = no_rows(slot);
+	if (status != DDP_OK || count <= 0)
 		return status;
 	if (slot->rows_travel) {
 		status = ddp_rows_keep(&model->rows, slot, index, values, count);
@@ -163,7 +173,9 @@ ddp_status ddp_grad_rows(ddp_model *model, int param, const int32_t *index, cons
 			                  count * (slot->count / slot->shape[0]));
 		return status;
 	}
+	dk_queue *before = dk_use(model->place.kernels);
 	dk_add_rows(model->grads + slot->offset, index, values, count, slot->count / slot->shape[0]);
+	dk_use(before);
 	return DDP_OK;
 }
 
@@ -210,9 +222,12 @@ ddp_status ddp_model_discard(ddp_model *model)
 {
 	ddp_status status = ddp_model_wait(model, 0, model->plan.count);
 
+	if (status == DDP_OK)
+		status = ddp_arena_clear(&model->grads_memory, 0, model->layout.elements);
+	if (status == DDP_OK && model->strategy->end_all != NULL)
+		status = model->strategy->end_all(model);
 	if (status != DDP_OK)
 		return status;
-	ddp_arena_clear(&model->grads_memory, 0, model->layout.elements);
 	if (model->strategy->discard != NULL)
 		model->strategy->discard(model);
 	ddp_rows_discard(&model->rows);
@@ -254,6 +269,21 @@ static double divisor(const ddp_model *model, double own, double all)
 	return own > 0 ? own : 1;
 }
 
+/* What a device found out in the backward pass. Buckets that need not wait go ahead. */
+static ddp_status fetch(ddp_model *model, double *loss_sum)
+{
+	double loss;
+
+	if (model->place.device == NULL)
+		return DDP_OK;
+	ddp_status status = ddp_reducer_catch_up(&model->reducer);
+	if (status == DDP_OK)
+		status = ddp_on_device_fetch(model, &loss);
+	if (status == DDP_OK)
+		*loss_sum += loss;
+	return status;
+}
+
 /* What all ranks say of the step: of its weight, loss and end. */
 static ddp_status agree(ddp_model *model, double weight, double loss_sum, ddp_step_stats *stats)
 {
@@ -261,9 +291,11 @@ static ddp_status agree(ddp_model *model, double weight, double loss_sum, ddp_st
 
 	model->refused = false;
 	look_at_the_rest(model);
-	ddp_consensus_state(model, weight, loss_sum, &own);
-	ddp_status status = ddp_reducer_finish(&model->reducer, (const double *)&own,
-	                                         DDP_CONSENSUS_COUNT);
+	ddp_status status = fetch(model, &loss_sum);
+	if (status == DDP_OK)
+		status = ddp_consensus_state(model, weight, loss_sum, &own);
+	if (status == DDP_OK)
+		status = ddp_reducer_finish(&model->reducer, (const double *)&own, DDP_CONSENSUS_COUNT);
 	if (status == DDP_OK)
 		status = ddp_reducer_wait_totals(&model->reducer, (double *)&all);
 	if (status == DDP_OK)

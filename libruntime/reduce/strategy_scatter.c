@@ -125,7 +125,7 @@ static ddp_status wait(ddp_model *model, int k)
 		status = ddp_reducer_end(&model->reducer, u, name,
 		                         (unit->end - unit->begin) * (int64_t)sizeof(float));
 		if (status == DDP_OK)
-			ddp_arena_clear(&model->grads_memory, unit->begin, unit->end);
+			status = ddp_arena_clear(&model->grads_memory, unit->begin, unit->end);
 	}
 	return status;
 }

@@ -48,7 +48,7 @@ static void cut(ddp_units *units, int64_t begin, int64_t end)
 	}
 }
 
-static int64_t pieces_in(int64_t elements)
+int64_t ddp_pieces_in(int64_t elements)
 {
 	return (elements + DDP_PIECE_ELEMENTS - 1) / DDP_PIECE_ELEMENTS;
 }
@@ -60,7 +60,7 @@ static ddp_status cut_pieces(ddp_units *units)
 
 	for (int u = 0; u < units->count; u++) {
 		ddp_unit_slice(units, &units->list[u], units->rank, &begin, &end);
-		count += pieces_in(end - begin);
+		count += ddp_pieces_in(end - begin);
 	}
 	units->pieces = malloc((size_t)(count + 1) * sizeof(*units->pieces));
 	if (units->pieces == NULL)

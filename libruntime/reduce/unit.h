@@ -45,6 +45,9 @@ void ddp_units_free(ddp_units *units);
 void ddp_unit_slice(const ddp_units *units, const ddp_unit *unit, int rank, int64_t *begin,
                     int64_t *end);
 
+/* Of how many pieces so many elements are. */
+int64_t ddp_pieces_in(int64_t elements);
+
 /* The unit that the arenas' element `offset` is of; the count if it is behind them. */
 int ddp_unit_at(const ddp_units *units, int64_t offset);
 

@@ -401,14 +401,17 @@ static ddp_status read_chunk(void *argument)
 	return DDP_OK;
 }
 
-static void store_chunk(struct load *load)
+static ddp_status store_chunk(struct load *load)
 {
-	for (int64_t at = 0, count; at < load->count; at += count) {
+	ddp_status status = DDP_OK;
+
+	for (int64_t at = 0, count; at < load->count && status == DDP_OK; at += count) {
 		const struct place from = load->place;
 		count = pass(&load->tensors, &load->place, load->count - at);
-		ddp_model_store(load->model, &load->tensors, from.tensor, from.first, load->chunk + at,
-		                count);
+		status = ddp_model_store(load->model, &load->tensors, from.tensor, from.first,
+		                         load->chunk + at, count);
 	}
+	return status;
 }
 
 static ddp_status read_users(void *argument)
@@ -436,7 +439,7 @@ static ddp_status move_tensors(ddp_context *context, struct load *load)
 		if (status == DDP_OK)
 			status = ddp_broadcast(context->world, load->chunk, (size_t)load->count, DDP_F32, 0);
 		if (status == DDP_OK)
-			store_chunk(load);
+			status = ddp_status_agree(context->world, store_chunk(load), "keep what it loaded");
 	}
 	return status;
 }

@@ -68,7 +68,7 @@ every_option_is_in_help() {
 	local option
 	for option in data format layers heads width vocab length untied batch accumulate steps lr \
 		warmup weight-decay clip seed checkpoint checkpoint-every resume keep metrics trace \
-		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb no-overlap no-communication spawn threads \
+		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb no-overlap no-communication device spawn threads \
 		generate json verbose version; do
 		says "^  --$option\\b" || { echo "# --help does not tell of --$option"; return 1; }
 	done
@@ -120,6 +120,26 @@ resumed_equals_uninterrupted() {
 		mkdir "$work/g" && cp "$work/f/step-00000005.safetensors" "$work/g" &&
 		train --spawn 2 --steps 12 --accumulate 2 --checkpoint "$work/g" --resume &&
 		same "$work/f/step-00000012.safetensors" "$work/g/step-00000012.safetensors"
+}
+
+# Gradient by gradient, on memory that only the device's queues reach; from the checkpoint
+# that the host's run left, to the bytes of the one at its end.
+a_device_trains_to_the_bytes_of_the_host() {
+	mkdir "$work/there" && cp "$work/f/step-00000005.safetensors" "$work/there" &&
+		train --device test --spawn 2 --steps 12 --accumulate 2 --bucket-mb 0.02 \
+			--checkpoint "$work/there" --resume &&
+		same "$work/f/step-00000012.safetensors" "$work/there/step-00000012.safetensors"
+}
+
+a_device_generates_what_the_host_does() {
+	train --steps 2 --generate 40 && sed '1,/^overlap/d' "$work/out" >"$work/here.txt" &&
+		train --device test --steps 2 --generate 40 && sed '1,/^overlap/d' "$work/out" >"$work/there.txt" &&
+		same "$work/here.txt" "$work/there.txt"
+}
+
+a_gpu_without_its_module_is_refused() {
+	DDP_CUDA_MODULE=/nowhere refuses 'there is no /nowhere: install a libddp' --data "$work/text" \
+		--device cuda --spawn 2
 }
 
 # final_loss BATCH ARGUMENT...: of a vocabulary so large that rows travel by themselves
@@ -251,6 +271,8 @@ check "so do two runs of several threads" two_runs_of_many_threads_do_too
 check "the way that gradients take does not change a byte" the_way_of_gradients_does_not_change_a_byte
 check "the summary tells of the update" summary_tells_of_the_update
 check "a resumed run equals an uninterrupted one" resumed_equals_uninterrupted
+check "a device trains to the bytes of the host" a_device_trains_to_the_bytes_of_the_host
+check "a device generates what the host does" a_device_generates_what_the_host_does
 check "ranks whose rows travel train like one" ranks_whose_rows_travel_train_like_one
 check "rows that travel resume bit for bit" rows_that_travel_resume_bit_for_bit
 check "only the last checkpoints are kept" last_ones_are_kept
@@ -277,6 +299,9 @@ check "unknown options are refused" refuses 'unrecognized option' --data "$work/
 check "unknown formats are refused" refuses 'choose bytes, u16 or llmc' --data "$work/text" --format png
 check "unknown shards are refused" refuses 'choose auto, none, state or gradients' --data "$work/text" \
 	--shard twice
+check "unknown devices are refused" refuses "there is no device 'tpu'; the kinds are cpu, cuda and test" \
+	--data "$work/text" --device tpu --spawn 2
+check "a GPU without libddp's module is refused" a_gpu_without_its_module_is_refused
 check "stray arguments are refused" refuses 'not an option' --data "$work/text" more
 check "resuming needs a directory" refuses 'needs --checkpoint DIR' --data "$work/text" --resume
 check "a checkpoint of another model is refused" refuses 'safetensors' --data "$work/text" \

@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "device/device.h"
+#include "device/module.h"
 #include "tests/support/device_checks.h"
 
 enum { MANY = 70001, TRIALS = 20 };
@@ -421,6 +422,7 @@ static void a_module_that_cannot_serve_is_named_with_the_reason(void **state)
 		{ "tests/support/.libs/module_of_another_version.so", "install both from one release" },
 	};
 	const char *before = getenv("DDP_CUDA_MODULE");
+	const dk_table *kernels;
 	ddp_device *device = NULL;
 	Dl_info cmocka;
 
@@ -429,7 +431,11 @@ static void a_module_that_cannot_serve_is_named_with_the_reason(void **state)
 	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
 		setenv("DDP_CUDA_MODULE", cases[i].module, 1);
 		FAILS(ddp_device_open("cuda", NULL, &device), DDP_ERR_UNSUPPORTED, cases[i].text);
+		setenv("DDP_CUDA_KERNELS", cases[i].module, 1);
+		FAILS(ddp_device_cuda_kernels(&kernels), DDP_ERR_UNSUPPORTED, cases[i].text);
 	}
+	unsetenv("DDP_CUDA_KERNELS"); /* nor is that beside a test */
+	FAILS(ddp_device_cuda_kernels(&kernels), DDP_ERR_UNSUPPORTED, "--with-cuda");
 	assert_true(dladdr((void *)_assert_true, &cmocka) != 0);
 	setenv("DDP_CUDA_MODULE", cmocka.dli_fname, 1);
 	FAILS(ddp_device_open("cuda", NULL, &device), DDP_ERR_UNSUPPORTED, "is no module");

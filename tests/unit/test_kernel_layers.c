@@ -696,9 +696,67 @@ static void a_number_that_is_none_stays_visible(void **state)
 	in_each_place(try_not_a_number);
 }
 
+/* What a place keeps to itself until it is asked: nothing else waits for the work. */
+static void try_results_that_stay(void)
+{
+	enum { N = 1001, PIECE = 300, PIECES = 4, ROWS = 3, WIDTH = 5, VOCAB = 7 };
+	const int32_t targets[ROWS] = {6, 0, 3};
+	float x[N], in[ROWS * WIDTH], weight[VOCAB * WIDTH];
+	double got[PIECES + 1];
+	float largest = 0;
+
+	for (int i = 0; i < N; i++)
+		x[i] = (float)uniform();
+	for (int i = 0; i < ROWS * WIDTH; i++)
+		in[i] = (float)uniform();
+	for (int i = 0; i < VOCAB * WIDTH; i++)
+		weight[i] = (float)uniform();
+	float *x_there = give(x, N), *in_there = give(in, ROWS * WIDTH);
+	float *weight_there = give(weight, VOCAB * WIDTH);
+	float *work = place.alloc(dk_classifier_work(ROWS, VOCAB) * sizeof(float));
+	double *sums = place.alloc(sizeof(got));
+	float *largest_there = place.alloc(sizeof(largest));
+	int32_t *targets_there = place.alloc(sizeof(targets));
+
+	memset(got, 0, sizeof(got));
+	dk_use(place.queue);
+	dk_copy(targets_there, targets, sizeof(targets));
+	dk_copy(sums, got, sizeof(got));
+	dk_largest_at(largest_there, x_there, N);
+	dk_squares_at(sums, x_there, N, PIECE);
+	for (int i = 0; i < 2; i++)
+		dk_classifier_loss(sums + PIECES, work, in_there, weight_there, targets_there, ROWS, WIDTH, VOCAB);
+	dk_copy(got, sums, sizeof(got));
+	dk_copy(&largest, largest_there, sizeof(largest));
+	assert_true(dk_largest(x_there, N) == largest);
+	assert_true(largest > 0);
+	const size_t piece = PIECE * element_bytes();
+	for (int i = 0; i < PIECES; i++) {
+		const float *begin = (const float *)(void *)((char *)x_there + (size_t)i * piece);
+		assert_true(got[i] == dk_sum_squares(begin, i < PIECES - 1 ? PIECE : N - i * PIECE));
+	}
+	const double loss = dk_classifier_forward(work, in_there, weight_there, targets_there, ROWS, WIDTH, VOCAB);
+	assert_true(loss > 0 && got[PIECES] == loss + loss);
+	dk_largest_at(largest_there, x_there, 0);
+	dk_copy(&largest, largest_there, sizeof(largest));
+	assert_true(dk_largest(x_there, 1) > 0 && largest == 0);
+	assert_null(dk_failure());
+	dk_use(NULL);
+	void *const used[] = {x_there, in_there, weight_there, work, sums, largest_there, targets_there};
+	for (int i = 0; i < 7; i++)
+		place.free(used[i]);
+}
+
+static void results_stay_where_the_work_is_done(void **state)
+{
+	(void)state;
+	in_each_place(try_results_that_stay);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(results_stay_where_the_work_is_done),
 		cmocka_unit_test(linear_layer),
 		cmocka_unit_test(embedding_layer),
 		cmocka_unit_test(layernorm_layer),

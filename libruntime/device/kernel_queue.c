@@ -1,0 +1,38 @@
+#include "device/kernel_queue.h"
+
+#include <string.h>
+
+#include "base/error.h"
+#include "device/host_kernels.h"
+#include "device/module.h"
+#include "table.h"
+
+static ddp_status open_cuda(ddp_device_queue *stream, dk_type type, dk_queue **queue)
+{
+	const dk_table *table;
+	const char *why;
+
+	ddp_status status = ddp_device_cuda_kernels(&table);
+	if (status != DDP_OK)
+		return status;
+	*queue = table->open(stream, type, &why);
+	return *queue != NULL ? DDP_OK
+	                      : ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda: its kernels have no queue: %s", why);
+}
+
+ddp_status ddp_kernel_queue_open(ddp_device *device, ddp_device_queue *stream, dk_type type,
+                                 dk_queue **queue)
+{
+	*queue = NULL;
+	if (device == NULL || ddp_device_describe(device)->is_host_memory)
+		return DDP_OK;
+	if (strcmp(ddp_device_describe(device)->kind, "cuda") == 0)
+		return open_cuda(stream, type, queue);
+	return ddp_host_kernels_open(device, stream, type, queue);
+}
+
+void ddp_kernel_queue_close(dk_queue *queue)
+{
+	if (queue != NULL)
+		queue->table->close(queue);
+}

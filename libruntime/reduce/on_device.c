@@ -1,0 +1,105 @@
+#include "reduce/on_device.h"
+
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "device/device.h"
+#include "kernels.h"
+#include "reduce/model_state.h"
+
+static ddp_status lend_state(ddp_model *model)
+{
+	const size_t bytes = (size_t)model->layout.elements * sizeof(float);
+	ddp_status status = DDP_OK;
+	void *memory;
+
+	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
+		status = ddp_place_alloc(&model->place, bytes, &memory);
+		if (status == DDP_OK)
+			ddp_optim_lend(&model->optim, i, memory);
+	}
+	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "the optimizer's state");
+}
+
+/* A bucket, and a unit, has at most one piece that is not a whole one. */
+static int64_t most_squares(const ddp_model *model)
+{
+	return model->layout.elements / DDP_PIECE_ELEMENTS + model->units.count + model->plan.count;
+}
+
+/* Of the loss, and the largest magnitude of each gradient. */
+static size_t step_bytes(const ddp_model *model)
+{
+	return sizeof(double) + (size_t)model->layout.count * sizeof(float);
+}
+
+ddp_status ddp_on_device_open(ddp_model *model)
+{
+	const int64_t squares = most_squares(model);
+	const size_t squares_bytes = (size_t)squares * sizeof(double);
+	ddp_results *made = calloc(1, sizeof(*made));
+	void *memory;
+
+	model->results = made;
+	if (made != NULL) {
+		made->squares_max = squares;
+		made->squares_here = malloc(squares_bytes);
+		made->loss_here = malloc(step_bytes(model));
+	}
+	if (made == NULL || made->squares_here == NULL || made->loss_here == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the results of a step");
+	made->largest_here = (float *)(made->loss_here + 1);
+	ddp_status status = ddp_place_alloc(&model->place, squares_bytes + step_bytes(model), &memory);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "the results of a step");
+	made->squares = memory;
+	made->loss = made->squares + squares;
+	made->largest = (float *)(made->loss + 1);
+	return lend_state(model);
+}
+
+void ddp_on_device_close(ddp_model *model)
+{
+	ddp_results *results = model->results;
+
+	for (int i = 0; i < model->optim.state_count; i++)
+		ddp_place_free(&model->place, model->optim.state[i]);
+	if (results == NULL)
+		return;
+	ddp_place_free(&model->place, results->squares);
+	free(results->squares_here);
+	free(results->loss_here);
+	free(results);
+	model->results = NULL;
+}
+
+void ddp_on_device_look(ddp_model *model, int slot)
+{
+	const ddp_slot *looked_at = &model->layout.slots[slot];
+	dk_queue *before = dk_use(model->place.kernels);
+
+	dk_largest_at(model->results->largest + slot, model->grads + looked_at->offset, looked_at->count);
+	dk_use(before);
+}
+
+ddp_status ddp_on_device_fetch(ddp_model *model, double *loss)
+{
+	const ddp_results *results = model->results;
+
+	ddp_status status = ddp_place_read(&model->place, results->loss_here, results->loss, step_bytes(model));
+	if (status == DDP_OK)
+		status = ddp_device_fill(model->place.device, model->place.stream, results->loss, 0,
+		                         sizeof(*results->loss));
+	if (status != DDP_OK)
+		return status;
+	*loss = *results->loss_here;
+	for (int i = 0; i < model->layout.count; i++)
+		ddp_magnitude_note(&model->magnitude, &model->layout.slots[i], results->largest_here[i]);
+	return DDP_OK;
+}
+
+ddp_status ddp_on_device_fetch_squares(ddp_model *model, int64_t count)
+{
+	return ddp_place_read(&model->place, model->results->squares_here, model->results->squares,
+	                      (size_t)count * sizeof(double));
+}

@@ -1,0 +1,36 @@
+/*
+ * on_device: what a model keeps in a device's memory besides its arenas: the optimizer's
+ * state, and what a step's kernels find out, which the host fetches once: the program's
+ * loss, the largest magnitude of each gradient, and sums of squares.
+ */
+#ifndef DDP_REDUCE_ON_DEVICE_H
+#define DDP_REDUCE_ON_DEVICE_H
+
+#include "reduce/layout.h"
+
+struct ddp_model;
+
+typedef struct ddp_results {
+	double *squares, *loss;  /* on the device, one behind the other: [squares_max], [1], */
+	float *largest;          /* [params] */
+	int64_t squares_max;
+	double *squares_here;    /* [squares_max]: as fetched */
+	double *loss_here;       /* [1]; behind it, [params]: */
+	float *largest_here;
+} ddp_results;
+
+/* What a model on a device needs of this rank alone; lends the optimizer its state.
+   DDP_ERR_NOMEM. */
+ddp_status ddp_on_device_open(struct ddp_model *model);
+/* No work of the queue may be under way. */
+void ddp_on_device_close(struct ddp_model *model);
+
+/* A gradient is complete when the queue has come here. */
+void ddp_on_device_look(struct ddp_model *model, int slot);
+/* Waits for backward: into the model's magnitude, what was looked at, and the program's loss,
+   which begins again at 0. */
+ddp_status ddp_on_device_fetch(struct ddp_model *model, double *loss);
+/* Waits for so many sums of squares: into squares_here. */
+ddp_status ddp_on_device_fetch_squares(struct ddp_model *model, int64_t count);
+
+#endif

@@ -1,0 +1,39 @@
+/*
+ * place: where a model's arenas lie, and what works on them: the host, at once, or a device
+ * (device/device.h), on the program's queue. All of a model's work goes to that one queue,
+ * so what the program enqueued before a call of the model comes before what the call
+ * enqueues; only communication has queues of its own.
+ */
+#ifndef DDP_REDUCE_PLACE_H
+#define DDP_REDUCE_PLACE_H
+
+#include "context.h"
+#include "ddp.h"
+#include "kernels.h"
+
+typedef struct ddp_place {
+	struct ddp_device *device; /* NULL: the host, and the rest is 0 */
+	void *stream;              /* the program's queue */
+	dk_queue *kernels;         /* on it */
+	void *staging;             /* of the host, for copies */
+} ddp_place;
+
+/* DDP_ERR_STATE: no device. DDP_ERR_UNSUPPORTED, DDP_ERR_NOMEM. */
+ddp_status ddp_place_open(const ddp_context *context, ddp_memory memory, void *stream,
+                          ddp_place *place);
+/* No work of the queue may be under way. */
+void ddp_place_close(ddp_place *place);
+
+/* Waits until the queue's work is done; then, how the work has failed, if it has. */
+ddp_status ddp_place_sync(const ddp_place *place);
+
+/* Between the place's memory and the host's; each waits for what the queue holds, then for
+   the copy. Any thread, one at a time. */
+ddp_status ddp_place_read(const ddp_place *place, void *to, const void *from, size_t bytes);
+ddp_status ddp_place_write(const ddp_place *place, void *to, const void *from, size_t bytes);
+
+/* Memory of a place that is a device, zeroed in the order of its queue. */
+ddp_status ddp_place_alloc(const ddp_place *place, size_t bytes, void **memory);
+void ddp_place_free(const ddp_place *place, void *memory);
+
+#endif

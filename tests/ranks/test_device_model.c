@@ -1,0 +1,378 @@
+/*
+ * A model in the memory of the asynchronous test device: it comes to the bits of one in the
+ * host's memory, and nothing in its backward pass waits. The device refuses work that no
+ * event orders, and nobody else can touch its memory; so a wait that is missing anywhere
+ * between gradients and checkpoint makes a test of these fail. `make check-waits` takes each
+ * of them out once, and shows that (tests/support/check-waits).
+ */
+#include <math.h>
+#include <semaphore.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "device/device.h"
+#include "reduce/model_state.h"
+#include "tests/support/context_ranks.h"
+#include "tests/support/folder.h"
+
+enum { PARAMS = 5, STEPS = 3, ELEMENTS = 60 * 700, ROWS = 4 };
+
+static const ddp_options on_test = { .size = sizeof(on_test), .device = "test" };
+
+/* Several pieces and buckets; rows come to the second, and the fourth is a number. */
+static const ddp_param params[PARAMS] = {
+	{ .name = "a", .ndim = 1, .shape = { 37 }, .no_decay = true },
+	{ .name = "rows", .ndim = 2, .shape = { 60, 20 }, .sparse_rows = ROWS },
+	{ .name = "b", .ndim = 2, .shape = { 60, 700 } },
+	{ .name = "number" },
+	{ .name = "c", .ndim = 1, .shape = { 2500 } },
+};
+
+/* ---- a model here or there ----------------------------------------------------------------- */
+
+typedef struct side {
+	ddp_context *context;
+	ddp_model *model;
+	ddp_device_queue *stream; /* NULL: the host */
+	float host[ELEMENTS];     /* what is copied */
+	int32_t index[ROWS];
+	float *values_there;      /* of rows, and behind them their indices */
+} side;
+
+static ddp_device *device_of(const side *s)
+{
+	return s->context->device;
+}
+
+static void wait_for(const side *s)
+{
+	CHECK_OK(ddp_device_queue_sync(device_of(s), s->stream));
+}
+
+static void copy(const side *s, void *to, const void *from, size_t bytes)
+{
+	if (s->stream == NULL) {
+		memcpy(to, from, bytes);
+		return;
+	}
+	CHECK_OK(ddp_device_copy(device_of(s), s->stream, to, from, bytes));
+	wait_for(s);
+}
+
+static void make(side *s, ddp_context *context, const ddp_model_options *given, bool there)
+{
+	ddp_model_options options = *given;
+	void *memory;
+
+	memset(s, 0, sizeof(*s));
+	s->context = context;
+	if (there) {
+		CHECK_OK(ddp_device_queue_create(context->device, DDP_DEVICE_NORMAL, &s->stream));
+		CHECK_OK(ddp_device_alloc(context->device, ROWS * 24 * sizeof(float), &memory));
+		s->values_there = memory;
+		options.memory = DDP_MEMORY_DEVICE;
+		options.stream = s->stream;
+	}
+	CHECK_OK(ddp_model_create(context, params, PARAMS, &options, &s->model));
+	CHECK((ddp_device_loss(s->model) != NULL) == there);
+	for (int p = 0; p < PARAMS; p++) {
+		for (int64_t i = 0; i < ddp_param_count(s->model, p); i++)
+			s->host[i] = sinf((float)(p * 1000 + i)) + (float)ddp_comm_rank(ddp_world(context));
+		copy(s, ddp_param_data(s->model, p), s->host, (size_t)ddp_param_count(s->model, p) * sizeof(float));
+	}
+	CHECK_OK(ddp_broadcast_params(s->model));
+}
+
+static void unmake(side *s)
+{
+	ddp_device *device = device_of(s);
+
+	ddp_model_free(s->model);
+	if (s->stream == NULL)
+		return;
+	CHECK_OK(ddp_device_free(device, s->values_there));
+	CHECK_OK(ddp_device_queue_free(device, s->stream));
+}
+
+static void set_gradient(side *s, int step, int p)
+{
+	const int rank = ddp_comm_rank(ddp_world(s->context));
+	const int64_t count = ddp_param_count(s->model, p);
+
+	for (int64_t i = 0; i < count; i++)
+		s->host[i] = cosf((float)(step * 77 + p * 1009 + rank * 31) + (float)i * 0.7f);
+	copy(s, ddp_param_grad(s->model, p), s->host, (size_t)count * sizeof(float));
+}
+
+/* On the host rows may travel by themselves, and be added in another order; so the rank of
+   this step alone has some, and they are added to gradients of 0. */
+static void add_rows(side *s, int step, int p)
+{
+	const int64_t width = params[p].shape[1];
+	float *values = s->host;
+
+	if (step % ddp_comm_size(ddp_world(s->context)) != ddp_comm_rank(ddp_world(s->context)))
+		return;
+	for (int i = 0; i < ROWS; i++)
+		s->index[i] = (step * 7 + i * 3) % (int)params[p].shape[0];
+	for (int64_t i = 0; i < ROWS * width; i++)
+		values[i] = (float)i - 30;
+	if (s->stream == NULL) {
+		CHECK_OK(ddp_grad_rows(s->model, p, s->index, values, ROWS));
+		return;
+	}
+	copy(s, s->values_there, values, (size_t)(ROWS * width) * sizeof(float));
+	copy(s, s->values_there + ROWS * width, s->index, sizeof(s->index));
+	CHECK_OK(ddp_grad_rows(s->model, p, (const int32_t *)(const void *)(s->values_there + ROWS * width),
+	                       s->values_there, ROWS));
+}
+
+static void backward(side *s, int step)
+{
+	for (int p = PARAMS - 1; p >= 0; p--) {
+		if (params[p].sparse_rows == 0)
+			set_gradient(s, step, p);
+		CHECK_OK(ddp_grad_ready(s->model, p));
+	}
+	add_rows(s, step, 1);
+}
+
+/* A loss that is the program's, and one that is in the device's memory. */
+static void train_step(side *s, int step, bool halves, ddp_step_stats *stats)
+{
+	const double loss = 2;
+
+	backward(s, step);
+	if (s->stream != NULL)
+		copy(s, ddp_device_loss(s->model), &loss, sizeof(loss));
+	if (halves) {
+		CHECK_OK(ddp_reduce_grads(s->model, 3, s->stream == NULL ? 3 : 1, stats));
+		CHECK_OK(ddp_update_params(s->model, stats));
+	} else {
+		CHECK_OK(ddp_step(s->model, 3, s->stream == NULL ? 3 : 1, stats));
+	}
+}
+
+static void expect_same(side *here, side *there)
+{
+	for (int p = 0; p < PARAMS; p++) {
+		const size_t bytes = (size_t)ddp_param_count(here->model, p) * sizeof(float);
+		copy(there, there->host, ddp_param_data(there->model, p), bytes);
+		CHECK(memcmp(there->host, ddp_param_data(here->model, p), bytes) == 0);
+		copy(there, there->host, ddp_param_grad(there->model, p), bytes);
+		CHECK(memcmp(there->host, ddp_param_grad(here->model, p), bytes) == 0);
+	}
+}
+
+/* ---- tests --------------------------------------------------------------------------------- */
+
+static int compare(ddp_context *context, void *user)
+{
+	const ddp_model_options *options = user;
+	ddp_step_stats stats[2];
+	static side here, there;
+
+	make(&here, context, options, false);
+	make(&there, context, options, true);
+	for (int step = 1; step <= STEPS; step++) {
+		train_step(&here, step, step == 2, &stats[0]);
+		train_step(&there, step, step == 2, &stats[1]);
+		CHECK(stats[0].loss == stats[1].loss && stats[0].loss == 1);
+		CHECK(stats[0].grad_norm > 0 && fabs(stats[0].grad_norm / stats[1].grad_norm - 1) < 1e-12);
+		expect_same(&here, &there);
+	}
+	unmake(&there);
+	unmake(&here);
+	return 0;
+}
+
+static void trains_to_the_bits_of_the_host(void **state)
+{
+	const ddp_model_options cases[] = {
+		{ .size = sizeof(ddp_model_options), .shard = DDP_SHARD_NONE, .bucket_mb = 0.02, .weight_decay = 0.1 },
+		{ .size = sizeof(ddp_model_options), .shard = DDP_SHARD_NONE, .optimizer = DDP_SGD, .momentum = 0.9,
+		  .clip_norm = 0.5, .bucket_mb = 0.05, .no_overlap = true },
+	};
+
+	(void)state;
+	for (int ranks = 1; ranks <= 3; ranks += 2) {
+		ddp_model_options options = cases[ranks / 2];
+		assert_int_equal(run_ranks_with(ranks, &on_test, compare, &options), 0);
+	}
+}
+
+static void hold_queue(void *argument)
+{
+	sem_wait(argument);
+}
+
+/* The queue stands still until all of backward is enqueued. */
+static int never_wait(ddp_context *context, void *user)
+{
+	static side s;
+	sem_t go;
+
+	make(&s, context, user, true);
+	CHECK(sem_init(&go, 0, 0) == 0);
+	CHECK_OK(ddp_device_launch(context->device, s.stream, hold_queue, &go));
+	for (int p = PARAMS - 1; p >= 0; p--)
+		CHECK_OK(ddp_grad_ready(s.model, p));
+	CHECK(sem_post(&go) == 0);
+	CHECK_OK(ddp_step(s.model, 1, 1, NULL));
+	sem_destroy(&go);
+	unmake(&s);
+	return 0;
+}
+
+static void nothing_in_backward_waits(void **state)
+{
+	ddp_model_options options = { .size = sizeof(options), .bucket_mb = 0.02 };
+
+	(void)state;
+	assert_int_equal(run_ranks_with(2, &on_test, never_wait, &options), 0);
+}
+
+/* One rank's gradient is not finite: all forget the step, and go on. */
+static int refuse(ddp_context *context, void *user)
+{
+	ddp_step_stats stats[2];
+	static side here, there;
+
+	make(&here, context, user, false);
+	make(&there, context, user, true);
+	copy(&there, ddp_device_loss(there.model), &(double){ 7 }, sizeof(double));
+	set_gradient(&there, 1, 0);
+	CHECK_OK(ddp_zero_grads(there.model));
+	backward(&there, 1);
+	copy(&there, ddp_device_loss(there.model), &(double){ 5 }, sizeof(double));
+	if (ddp_comm_rank(ddp_world(context)) == 1) {
+		there.host[0] = NAN;
+		copy(&there, ddp_param_grad(there.model, 1), there.host, sizeof(float));
+	}
+	CHECK(ddp_step(there.model, 1, 1, NULL) == DDP_ERR_NOT_FINITE);
+	CHECK(strstr(ddp_last_error(), "\"rows\" is not finite on rank 1") != NULL);
+	train_step(&here, 1, false, &stats[0]);
+	/* A loss that only ddp_zero_grads() has forgotten. */
+	backward(&there, 2);
+	copy(&there, ddp_device_loss(there.model), &(double){ 5 }, sizeof(double));
+	CHECK_OK(ddp_reduce_grads(there.model, 3, 1, NULL));
+	CHECK_OK(ddp_zero_grads(there.model));
+	train_step(&there, 1, false, &stats[1]);
+	CHECK(stats[1].loss == stats[0].loss);
+	expect_same(&here, &there);
+	unmake(&there);
+	unmake(&here);
+	return 0;
+}
+
+static void a_step_that_is_refused_leaves_no_trace(void **state)
+{
+	ddp_model_options options = { .size = sizeof(options), .shard = DDP_SHARD_NONE, .bucket_mb = 0.02,
+	                              .clip_norm = 0.1 };
+
+	(void)state;
+	assert_int_equal(run_ranks_with(2, &on_test, refuse, &options), 0);
+}
+
+/* Saved there, loaded here and there, trained on. */
+static int save_and_load(ddp_context *context, void *user)
+{
+	ddp_step_stats stats;
+	static side here, there, other;
+	int64_t step;
+
+	make(&there, context, user, true);
+	train_step(&there, 1, false, &stats);
+	CHECK_OK(ddp_checkpoint_save(there.model, NULL, test_folder, 0));
+	train_step(&there, 2, false, &stats);
+	make(&here, context, user, false);
+	make(&other, context, user, true);
+	CHECK_OK(ddp_checkpoint_load(here.model, NULL, test_folder, &step));
+	CHECK_OK(ddp_checkpoint_load(other.model, NULL, test_folder, &step));
+	CHECK(step == 1);
+	expect_same(&here, &other);
+	train_step(&here, 2, false, &stats);
+	train_step(&other, 2, false, &stats);
+	expect_same(&here, &other);
+	expect_same(&here, &there);
+	unmake(&other);
+	unmake(&here);
+	unmake(&there);
+	return 0;
+}
+
+static void checkpoints_are_those_of_the_host(void **state)
+{
+	ddp_model_options options = { .size = sizeof(options), .shard = DDP_SHARD_NONE, .bucket_mb = 0.03 };
+
+	(void)state;
+	assert_int_equal(run_ranks_with(2, &on_test, save_and_load, &options), 0);
+}
+
+/* The queue still has all of backward to do when the model is freed. */
+static int free_early(ddp_context *context, void *user)
+{
+	static side s;
+
+	make(&s, context, user, true);
+	for (int p = PARAMS - 1; p >= 0; p--)
+		CHECK_OK(ddp_grad_ready(s.model, p));
+	unmake(&s);
+	/* What is left is the communicator's. */
+	CHECK(ddp_device_close(context->device) == DDP_ERR_STATE);
+	CHECK(strstr(ddp_last_error(), "still in use: 0 pieces of memory") != NULL);
+	return 0;
+}
+
+static void memory_is_freed_behind_its_work(void **state)
+{
+	ddp_model_options options = { .size = sizeof(options), .bucket_mb = 0.02 };
+
+	(void)state;
+	assert_int_equal(run_ranks_with(1, &on_test, free_early, &options), 0);
+}
+
+static int cannot(ddp_context *context, void *user)
+{
+	ddp_model_options options = { .size = sizeof(options), .memory = DDP_MEMORY_DEVICE };
+	ddp_model *model = NULL;
+
+	(void)user;
+	options.shard = DDP_SHARD_GRADIENTS;
+	if (context->device == NULL) {
+		CHECK(ddp_model_create(context, params, PARAMS, &options, &model) == DDP_ERR_STATE);
+		CHECK(strstr(ddp_last_error(), "name one in ddp_options") != NULL);
+	} else {
+		CHECK(ddp_model_create(context, params, PARAMS, &options, &model) == DDP_ERR_UNSUPPORTED);
+		CHECK(strstr(ddp_last_error(), "model option shard") != NULL);
+	}
+	CHECK(model == NULL);
+	return 0;
+}
+
+static void what_a_device_cannot_do_is_refused(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks_with(1, &on_test, cannot, NULL), 0);
+	assert_int_equal(run_ranks(1, cannot, NULL), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(trains_to_the_bits_of_the_host),
+		cmocka_unit_test(nothing_in_backward_waits),
+		cmocka_unit_test(a_step_that_is_refused_leaves_no_trace),
+		cmocka_unit_test_setup_teardown(checkpoints_are_those_of_the_host, folder_make, folder_remove),
+		cmocka_unit_test(memory_is_freed_behind_its_work),
+		cmocka_unit_test(what_a_device_cannot_do_is_refused),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
