@@ -153,7 +153,9 @@ typedef struct ddp_options {
 	int timeout_ms;           /* for wire-up and each collective; 0: DDP_TIMEOUT
 	                             (seconds) of the environment, else 300000 */
 	const char *wireup;       /* "pmix", "tcp" or NULL: the best there is */
-	const char *metrics_path; /* JSON lines, written by rank 0; NULL: none */
+	const char *metrics_path; /* JSON lines, written by rank 0; NULL: none. A run that begins with
+	                           * step 1 renames what is there to PATH.1 and so on; a resumed
+	                           * one appends: of a step told twice, the later line counts */
 	const char *trace_dir;    /* one Chrome trace per rank; NULL: DDP_TRACE_DIR
 	                             of the environment, else none */
 	const char *device;       /* of DDP_MEMORY_DEVICE: "cuda", "cuda:1" (without an index

@@ -4,8 +4,10 @@
 #include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -15,9 +17,15 @@
 enum { LINE_BYTES_MAX = 2048 };
 
 struct ddp_metrics {
-	int fd; /* -1 after a failure */
+	int fd;     /* -1 after a failure */
+	bool begun; /* this run has written a line */
 	char *path;
 };
+
+static int open_file(const char *path)
+{
+	return open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+}
 
 ddp_status ddp_metrics_open(const char *path, ddp_metrics **metrics)
 {
@@ -30,7 +38,7 @@ ddp_status ddp_metrics_open(const char *path, ddp_metrics **metrics)
 		free(made);
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for the metrics' name");
 	}
-	made->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+	made->fd = open_file(path);
 	if (made->fd < 0) {
 		ddp_status status = ddp_fail_errno(DDP_ERR_IO, errno, "cannot open the metrics file \"%s\"",
 		                                   path);
@@ -82,12 +90,57 @@ static json_t *step_object(const ddp_step_stats *stats)
 	                 "optimizer_seconds", stats->optimizer_seconds);
 }
 
+/* Renames the file to the first free name of PATH.1, PATH.2, ...; false with errno */
+static bool rename_to_free_name(const char *path)
+{
+	struct stat found;
+	char *other = NULL;
+
+	for (unsigned n = 1; n != 0; n++) {
+		if (asprintf(&other, "%s.%u", path, n) < 0) {
+			errno = ENOMEM;
+			return false;
+		}
+		if (lstat(other, &found) != 0)
+			break;
+		free(other);
+		other = NULL;
+	}
+	bool renamed = other != NULL && errno == ENOENT && rename(path, other) == 0;
+	if (renamed)
+		ddp_log(DDP_LOG_INFO, "the metrics of an earlier run are now in \"%s\"", other);
+	int reason = errno;
+	free(other);
+	errno = reason;
+	return renamed;
+}
+
+/* Two runs in one file would be read as one. Pipes and devices hold no earlier run. */
+static void set_earlier_run_aside(ddp_metrics *metrics)
+{
+	struct stat file;
+	int fd;
+
+	if (fstat(metrics->fd, &file) != 0 || !S_ISREG(file.st_mode) || file.st_size == 0)
+		return;
+	if (!rename_to_free_name(metrics->path) || (fd = open_file(metrics->path)) < 0) {
+		ddp_log(DDP_LOG_WARN, "metrics of this run follow an earlier run's in \"%s\": "
+		        "no new file could be made (%s)", metrics->path, strerror(errno));
+		return;
+	}
+	close(metrics->fd);
+	metrics->fd = fd;
+}
+
 void ddp_metrics_step(ddp_metrics *metrics, const ddp_step_stats *stats)
 {
 	char line[LINE_BYTES_MAX];
 
 	if (metrics->fd < 0)
 		return;
+	if (!metrics->begun && stats->step == 1)
+		set_earlier_run_aside(metrics);
+	metrics->begun = true;
 	json_t *object = step_object(stats);
 	if (object == NULL) {
 		ddp_log(DDP_LOG_WARN, "no memory for the metrics of step %lld", (long long)stats->step);

@@ -1,6 +1,8 @@
 /*
  * metrics: JSON lines, one object per step, each flushed as it is written.
- * The file is appended to, so that a resumed run continues it.
+ * A run that begins with step 1 begins a new file: what an earlier run left under
+ * the name is kept as PATH.1, PATH.2, ... A resumed run goes on with the file; of a
+ * step that it repeats, the later line counts.
  */
 #ifndef DDP_WATCH_METRICS_H
 #define DDP_WATCH_METRICS_H

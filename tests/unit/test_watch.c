@@ -288,6 +288,40 @@ static void metrics_are_one_object_per_line(void **state)
 	unlink(path);
 }
 
+static char *line_of_run(const char *file, int step, double loss)
+{
+	const ddp_step_stats stats = { .step = step, .loss = loss };
+	ddp_metrics *metrics;
+
+	assert_int_equal(ddp_metrics_open(in_dir(file), &metrics), DDP_OK);
+	ddp_metrics_step(metrics, &stats);
+	ddp_metrics_close(metrics);
+	return read_file(path);
+}
+
+static void fresh_run_begins_a_new_metrics_file(void **state)
+{
+	const char *const losses[] = { "\"loss\":3", "\"loss\":1", "\"loss\":2" };
+	const char *const files[] = { "m.jsonl", "m.jsonl.1", "m.jsonl.2" };
+
+	(void)state;
+	for (int run = 1; run <= 3; run++)
+		free(line_of_run("m.jsonl", 1, run));
+	char *text = line_of_run("m.jsonl", 2, 4); /* a resumed run */
+	assert_non_null(strstr(text, "\"loss\":3"));
+	assert_non_null(strstr(text, "\"loss\":4"));
+	free(text);
+	for (int i = 0; i < 3; i++) {
+		in_dir(files[i]);
+		text = read_file(path);
+		assert_non_null(strstr(text, losses[i]));
+		if (i > 0)
+			assert_ptr_equal(strchr(text, '\n'), text + strlen(text) - 1);
+		free(text);
+		unlink(path);
+	}
+}
+
 static void lost_metrics_are_reported_once(void **state)
 {
 	ddp_metrics *metrics;
@@ -465,6 +499,7 @@ int main(void)
 		                                start_log, stop_log),
 		cmocka_unit_test(impossible_trace_directory_is_an_error),
 		cmocka_unit_test(metrics_are_one_object_per_line),
+		cmocka_unit_test(fresh_run_begins_a_new_metrics_file),
 		cmocka_unit_test_setup_teardown(lost_metrics_are_reported_once, start_log, stop_log),
 		cmocka_unit_test_setup_teardown(page_of_the_plugin_tells_phase_bucket_and_error,
 		                                start_log, stop_log),
