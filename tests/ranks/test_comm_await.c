@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -165,6 +166,69 @@ static void two_ranks_on_one_core_take_turns(void **state)
 	assert_int_equal(test_world_run(&world), 0);
 }
 
+/* ---- waking ------------------------------------------------------------------------- */
+
+enum { MANY = 16 };
+
+typedef struct meeting {
+	atomic_int through; /* ranks that have done the operation */
+	atomic_bool counted;
+} meeting;
+
+/* How often ranks of the node were woken so far. */
+static uint32_t count_wakeups(const ddp_comm *comm)
+{
+	uint32_t count = 0;
+
+	for (int i = 0; i < comm->node.size; i++)
+		count += atomic_load(&comm->node.shared->ranks[i].bell);
+	return count;
+}
+
+static bool all_others_sleep(const ddp_comm *comm)
+{
+	for (int i = 0; i < comm->node.size; i++) {
+		if (i != comm->node.self && atomic_load(&comm->node.shared->ranks[i].sleeps_for) == DDP_AWAKE)
+			return false;
+	}
+	return true;
+}
+
+/* Rank 0 comes last; all others sleep then. */
+static int come_last(ddp_comm *comm, void *argument)
+{
+	meeting *m = argument;
+	uint32_t before = 0;
+
+	CHECK_OK(ddp_barrier(comm));
+	while (comm->rank == 0 && !all_others_sleep(comm))
+		usleep(1000);
+	before = count_wakeups(comm);
+	CHECK_OK(ddp_barrier(comm));
+	atomic_fetch_add(&m->through, 1);
+	if (comm->rank == 0) {
+		while (atomic_load(&m->through) < MANY)
+			usleep(1000);
+		const uint32_t wakeups = count_wakeups(comm) - before;
+		printf("# %u wake-ups of %d sleepers\n", wakeups, MANY - 1);
+		CHECK(wakeups <= MANY - 1);
+		atomic_store(&m->counted, true);
+	}
+	while (!atomic_load(&m->counted))
+		usleep(1000);
+	return 0;
+}
+
+static void each_sleeper_is_woken_once(void **state)
+{
+	meeting *m = test_share(sizeof(*m));
+	const test_world world = { .ranks = MANY, .body = come_last, .argument = m };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+	test_unshare(m, sizeof(*m));
+}
+
 /* ---- a peer's life --------------------------------------------------------------- */
 
 static pid_t start_child(void)
@@ -227,6 +291,7 @@ int main(void)
 		cmocka_unit_test(deadline_holds_among_other_operations),
 		cmocka_unit_test(two_ranks_on_one_core_take_turns),
 		cmocka_unit_test(ranks_bound_to_one_core_are_too_many_for_it),
+		cmocka_unit_test(each_sleeper_is_woken_once),
 		cmocka_unit_test(no_free_descriptor_is_no_death),
 		cmocka_unit_test(zombie_is_dead),
 	};

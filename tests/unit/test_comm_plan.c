@@ -1,14 +1,18 @@
 /* comm/hier/plan: exchanges fit together, and combine in comm/ops/combine_nodes's order.
-   comm/hier/cost: messages and connections of large worlds. */
+   comm/hier/cost: messages and connections of large worlds. comm/core/topology: their
+   nodes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
+#include "base/clock.h"
+#include "comm/core/topology.h"
 #include "comm/hier/cost.h"
 #include "comm/hier/plan.h"
 #include "comm/ops/combine_nodes.h"
@@ -241,6 +245,62 @@ static void the_model_agrees_with_a_simulation(void **state)
 	}
 }
 
+/* ---- which rank is on which node ---------------------------------------------------------------- */
+
+/* The nodes are told from each other by their lowest world rank. */
+static void check_topology(const ddp_topology *t, int size, const ddp_roster *roster, int nodes)
+{
+	int come = 0, least = size;
+
+	assert_int_equal(t->nodes, nodes);
+	assert_int_equal(t->node_begin[0], 0);
+	assert_int_equal(t->node_begin[nodes], size);
+	for (int r = 0; r < size; r++) {
+		const int node = t->node_of[r], first = t->node_ranks[t->node_begin[node]];
+		assert_true(node <= come); /* by first rank */
+		come += node == come;
+		assert_int_equal(roster->peers[t->world_ranks[r]].node, roster->peers[t->world_ranks[first]].node);
+		assert_int_equal(t->node_ranks[t->node_begin[node] + t->local_of[r]], r);
+	}
+	for (int node = 0; node < nodes; node++) {
+		const int count = t->node_begin[node + 1] - t->node_begin[node];
+		least = count < least ? count : least;
+		for (int i = t->node_begin[node]; i < t->node_begin[node + 1]; i++)
+			assert_true(t->node_of[t->node_ranks[i]] == node && (i == t->node_begin[node] || t->node_ranks[i - 1] < t->node_ranks[i]));
+	}
+	assert_int_equal(t->channels, least);
+}
+
+/* Cyclic, and uneven: the last node of the world has one rank. */
+static void place(int world, int nodes)
+{
+	ddp_roster roster = { .size = world, .peers = calloc((size_t)world, sizeof(ddp_peer)) };
+	int *ranks = malloc((size_t)world * sizeof(int));
+	ddp_topology t;
+
+	assert_true(roster.peers != NULL && ranks != NULL);
+	for (int r = 0; r < world; r++) {
+		roster.peers[r].node = r == world - 1 ? r : r % (nodes - 1);
+		ranks[r] = world - 1 - r;
+	}
+	assert_int_equal(ddp_topology_make(&t, ranks, world), DDP_OK);
+	const uint64_t start = ddp_now_ns();
+	assert_int_equal(ddp_topology_place(&t, world, &roster), DDP_OK);
+	printf("# %d ranks on %d nodes are placed in %.3f ms\n", world, nodes, ddp_seconds_since(start) * 1e3);
+	check_topology(&t, world, &roster, nodes);
+	ddp_topology_free(&t);
+	free(ranks);
+	free(roster.peers);
+}
+
+static void ranks_of_large_worlds_are_placed(void **state)
+{
+	(void)state;
+	place(3, 2);
+	place(4096, 513);
+	place(100000, 12501);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -252,6 +312,7 @@ int main(void)
 		cmocka_unit_test(an_operation_has_a_chunk_however_small_it_is),
 		cmocka_unit_test(connections_stay_few),
 		cmocka_unit_test(time_of_large_operations_hardly_grows),
+		cmocka_unit_test(ranks_of_large_worlds_are_placed),
 		cmocka_unit_test(the_model_agrees_with_a_simulation),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

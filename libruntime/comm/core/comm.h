@@ -27,6 +27,7 @@ typedef struct ddp_node {
 	int size, self;             /* number of ranks, and which of them this is */
 	bool oversubscribed;        /* more ranks than cores */
 	int *ranks;                 /* [size]: rank in the communicator */
+	struct pollfd *watched;     /* [size]: their processes (comm/core/liveness) */
 	ddp_node_shared *shared;    /* their control segment, and places in it: */
 	size_t shared_bytes;
 	char *small, *stage, *result;

@@ -190,9 +190,18 @@ void ddp_doorbell_notify(ddp_comm *comm, int i)
 		ddp_futex_wake_all(&rank->bell);
 }
 
+/* Many may see that a sleeper can go on; one of them wakes it. It may have begun another
+   sleep since it was looked at: then it looks once more. */
+static bool claim(ddp_node_rank *rank, uint32_t sleeps_for)
+{
+	return atomic_compare_exchange_strong(&rank->sleeps_for, &sleeps_for, DDP_AWAKE);
+}
+
 void ddp_node_wake(ddp_comm *comm, uint32_t event)
 {
 	ddp_node_shared *shared = comm->node.shared;
+	uint64_t until = 0; /* what was looked for last: most sleep for the same */
+	bool there = true;
 
 	/* The caller's store came before, sequentially consistent like this look
 	   at who sleeps; a sleeper does the reverse. */
@@ -203,9 +212,12 @@ void ddp_node_wake(ddp_comm *comm, uint32_t event)
 		uint32_t sleeps_for = atomic_load(&rank->sleeps_for);
 		if (i == comm->node.self || sleeps_for == DDP_AWAKE)
 			continue;
-		if (sleeps_for == DDP_SLEEPS_FOR_ANY ||
-		    (sleeps_for == event &&
-		     ddp_node_lagging(comm, event, atomic_load(&rank->sleeps_until)) == DDP_NOBODY))
+		const uint64_t wants = atomic_load(&rank->sleeps_until);
+		if (sleeps_for == event && wants != until) {
+			until = wants;
+			there = ddp_node_lagging(comm, event, until) == DDP_NOBODY;
+		}
+		if ((sleeps_for == DDP_SLEEPS_FOR_ANY || (sleeps_for == event && there)) && claim(rank, sleeps_for))
 			ddp_doorbell_notify(comm, i);
 	}
 }
@@ -218,7 +230,10 @@ void ddp_node_wake_late(ddp_comm *comm, uint32_t event)
 
 void ddp_node_wake_rank(ddp_comm *comm, int i)
 {
-	if (atomic_load(&comm->node.shared->ranks[i].sleeps_for) != DDP_AWAKE)
+	ddp_node_rank *rank = &comm->node.shared->ranks[i];
+	const uint32_t sleeps_for = atomic_load(&rank->sleeps_for);
+
+	if (sleeps_for != DDP_AWAKE && claim(rank, sleeps_for))
 		ddp_doorbell_notify(comm, i);
 }
 

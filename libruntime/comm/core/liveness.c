@@ -10,6 +10,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/error.h"
+
 /* State and start time from /proc/PID/stat; false if there is no process, or
    this one lacks a descriptor to look. */
 static bool process_stat(int64_t pid, char *state, uint64_t *start)
@@ -78,4 +80,38 @@ bool ddp_peer_alive(const ddp_peer *peer)
 	if (peer->pidfd < 0)
 		return alive_by_stat(peer);
 	return poll(&poller, 1, 0) <= 0;
+}
+
+static const ddp_peer *local_peer(const ddp_comm *comm, int i)
+{
+	return &comm->roster->peers[comm->topology.world_ranks[comm->node.ranks[i]]];
+}
+
+ddp_status ddp_node_watch(ddp_comm *comm)
+{
+	ddp_node *node = &comm->node;
+
+	node->watched = calloc((size_t)node->size, sizeof(*node->watched));
+	if (node->watched == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	for (int i = 0; i < node->size; i++)
+		node->watched[i] = (struct pollfd){ .fd = local_peer(comm, i)->pidfd, .events = POLLIN };
+	return DDP_OK;
+}
+
+void ddp_node_look(ddp_comm *comm)
+{
+	ddp_node *node = &comm->node;
+
+	/* It fails where there are more ranks than a process may have descriptors. */
+	const bool all = poll(node->watched, (nfds_t)node->size, 0) >= 0;
+	for (int i = 0; i < node->size; i++) {
+		if ((!all || node->watched[i].fd < 0) && i != node->self)
+			node->watched[i].revents = ddp_peer_alive(local_peer(comm, i)) ? 0 : POLLIN;
+	}
+}
+
+bool ddp_node_ended(const ddp_comm *comm, int i)
+{
+	return comm->node.watched[i].revents != 0;
 }

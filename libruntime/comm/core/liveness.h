@@ -14,4 +14,10 @@ void ddp_peer_watch(ddp_peer *peer);
    stopped process is alive. */
 bool ddp_peer_alive(const ddp_peer *peer);
 
+/* Lists the watched processes of the communicator's ranks on this node, in comm->node. */
+ddp_status ddp_node_watch(ddp_comm *comm);
+/* Looks after all of them at once; and had the i-th ended by then? */
+void ddp_node_look(ddp_comm *comm);
+bool ddp_node_ended(const ddp_comm *comm, int i);
+
 #endif

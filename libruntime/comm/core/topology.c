@@ -19,29 +19,33 @@ ddp_status ddp_topology_make(ddp_topology *t, const int *world_ranks, int size)
 	return DDP_OK;
 }
 
-void ddp_topology_place(ddp_topology *t, int size, const ddp_peer *peers)
+ddp_status ddp_topology_place(ddp_topology *t, int size, const ddp_roster *roster)
 {
-	int filled = 0;
+	/* Numbers of nodes that have come, from 1, by their names. */
+	int *number = calloc((size_t)roster->size, sizeof(*number));
 
+	if (number == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
 	for (int r = 0; r < size; r++) {
-		int key = peers[t->world_ranks[r]].node, first = 0;
-		while (peers[t->world_ranks[first]].node != key)
-			first++;
-		t->node_of[r] = first < r ? t->node_of[first] : t->nodes++;
+		int *known = &number[roster->peers[t->world_ranks[r]].node];
+		if (*known == 0)
+			*known = ++t->nodes;
+		t->node_of[r] = *known - 1;
 	}
+	free(number);
+	/* How many each has, then where it begins; its ranks in their order. */
+	memset(t->node_begin, 0, ((size_t)t->nodes + 1) * sizeof(int));
+	for (int r = 0; r < size; r++)
+		t->local_of[r] = t->node_begin[t->node_of[r] + 1]++;
 	t->channels = size;
 	for (int node = 0; node < t->nodes; node++) {
-		int begin = t->node_begin[node] = filled;
-		for (int r = 0; r < size; r++) {
-			if (t->node_of[r] != node)
-				continue;
-			t->local_of[r] = filled - begin;
-			t->node_ranks[filled++] = r;
-		}
-		if (filled - begin < t->channels)
-			t->channels = filled - begin;
+		if (t->node_begin[node + 1] < t->channels)
+			t->channels = t->node_begin[node + 1];
+		t->node_begin[node + 1] += t->node_begin[node];
 	}
-	t->node_begin[t->nodes] = filled;
+	for (int r = 0; r < size; r++)
+		t->node_ranks[t->node_begin[t->node_of[r]] + t->local_of[r]] = r;
+	return DDP_OK;
 }
 
 void ddp_topology_free(ddp_topology *t)

@@ -16,8 +16,8 @@ typedef struct ddp_topology {
 
 /* Of `size` processes, given by world rank; the nodes are not known yet. */
 ddp_status ddp_topology_make(ddp_topology *t, const int *world_ranks, int size);
-/* Numbers the nodes by their first rank and lists their ranks. */
-void ddp_topology_place(ddp_topology *t, int size, const ddp_peer *peers);
+/* Numbers the nodes by their first rank and lists their ranks, by roster->peers. */
+ddp_status ddp_topology_place(ddp_topology *t, int size, const ddp_roster *roster);
 void ddp_topology_free(ddp_topology *t);
 
 #endif

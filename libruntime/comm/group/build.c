@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "comm/attend.h"
+#include "comm/core/liveness.h"
 #include "comm/core/offsets.h"
 #include "comm/group/handshake.h"
 #include "comm/hier/store.h"
@@ -27,6 +28,7 @@ static void destroy(ddp_comm *comm)
 	free(comm->run.question);
 	ddp_offsets_free(comm);
 	free(comm->node.ranks);
+	free(comm->node.watched);
 	free(comm->node.src);
 	free(comm->node.dst);
 	free(comm->node.scales);
@@ -74,7 +76,9 @@ static ddp_status place(ddp_comm *comm)
 	ddp_topology *t = &comm->topology;
 	ddp_node *node = &comm->node;
 
-	ddp_topology_place(t, comm->size, comm->roster->peers);
+	ddp_status status = ddp_topology_place(t, comm->size, comm->roster);
+	if (status != DDP_OK)
+		return status;
 	int own = t->node_of[comm->rank], begin = t->node_begin[own];
 	node->size = t->node_begin[own + 1] - begin;
 	node->self = t->local_of[comm->rank];
@@ -84,7 +88,7 @@ static ddp_status place(ddp_comm *comm)
 	node->scales = calloc((size_t)node->size, sizeof(*node->scales));
 	if (node->src == NULL || node->dst == NULL || node->scales == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
-	return DDP_OK;
+	return ddp_node_watch(comm);
 }
 
 /* ---- its parts -------------------------------------------------------------------------- */

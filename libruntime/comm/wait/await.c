@@ -95,11 +95,11 @@ static ddp_status check_peers(ddp_comm *comm, const ddp_condition *wait)
 {
 	const ddp_node *node = &comm->node;
 
+	ddp_node_look(comm);
 	for (int i = 0; i < node->size; i++) {
 		int rank = node->ranks[i];
 		bool left = atomic_load(&node->shared->ranks[i].left) != 0;
-		if (i == node->self ||
-		    (!left && ddp_peer_alive(&comm->roster->peers[comm->topology.world_ranks[rank]])))
+		if (i == node->self || (!left && !ddp_node_ended(comm, i)))
 			continue;
 		for (int turn = 0; turn < LAST_TURNS && move_p2p(comm); turn++)
 			continue;
@@ -159,11 +159,12 @@ static void sleep_for(ddp_comm *comm, const ddp_condition *wait)
 	if (end > now && end < now + timeout_ns)
 		timeout_ns = end - now;
 	ddp_verdict_wait(comm, now);
+	/* Before it is seen to sleep: who then takes it on himself to wake it is heard. */
+	ddp_doorbell *doorbell = &comm->roster->doorbell;
+	const uint32_t begun = comm->net != NULL ? ddp_doorbell_begin(doorbell) : 0;
 	atomic_store(&self->sleeps_until, wait->until);
 	atomic_store(&self->sleeps_for, wait->sleeps_for);
 	atomic_fetch_add(&shared->sleepers, 1);
-	ddp_doorbell *doorbell = &comm->roster->doorbell;
-	const uint32_t begun = comm->net != NULL ? ddp_doorbell_begin(doorbell) : 0;
 	bool moved = move_p2p(comm) || (comm->net != NULL && ddp_net_progress(comm));
 	/* Last, as UCX may have ended a transfer without saying that something moved. */
 	if (!moved && wait->missing(comm, wait->argument) != DDP_NOBODY &&
