@@ -449,6 +449,54 @@ static void settings_of_the_user_stay(void **state)
 	unsetenv("UCX_TLS");
 }
 
+static ucp_params_t given; /* to UCX's last context */
+
+/* Stands before UCX's. */
+__attribute__((visibility("default"))) ucs_status_t ucp_init_version(unsigned int major, unsigned int minor,
+                                                                     const ucp_params_t *params,
+                                                                     const ucp_config_t *config,
+                                                                     ucp_context_h *context)
+{
+	ucs_status_t (*init)(unsigned int, unsigned int, const ucp_params_t *, const ucp_config_t *, ucp_context_h *);
+
+	given = *params;
+	*(void **)&init = dlsym(RTLD_NEXT, "ucp_init_version");
+	return init == NULL ? UCS_ERR_UNSUPPORTED : init(major, minor, params, config, context);
+}
+
+static int look_at_estimates(ddp_comm *comm, void *argument)
+{
+	const uint64_t both = UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_ESTIMATED_NUM_PPN;
+
+	(void)argument;
+	CHECK((given.field_mask & both) == both);
+	CHECK(given.estimated_num_eps == (comm->node.size == 2 ? 1 : 2));
+	CHECK(given.estimated_num_ppn == (size_t)comm->node.size);
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+static void ucx_knows_how_many_peers_to_expect(void **state)
+{
+	static const int uneven[] = { 0, 1, 0 };
+	const test_world world = { .ranks = 3, .node_of = uneven, .body = look_at_estimates };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+/* UCX says of tcp that it is for 256. */
+static void world_that_expects_thousands_of_peers_opens_over_tcp(void **state)
+{
+	(void)state;
+	setenv("UCX_NUM_EPS", "10000", 1);
+	setenv("UCX_TLS", "tcp,self", 1);
+	run(reach_a_barrier, NULL);
+	unsetenv("UCX_TLS");
+	run(reach_a_barrier, NULL);
+	unsetenv("UCX_NUM_EPS");
+}
+
 static struct sigaction at_start; /* what became of SIGSEGV by loading UCX */
 
 static void crash_is_left_to_the_program(void **state)
@@ -500,6 +548,8 @@ int main(void)
 		cmocka_unit_test(lines_of_the_programs_ucx_come_out),
 		cmocka_unit_test(lines_of_ucx_own_thread_go_to_the_log),
 		cmocka_unit_test(settings_of_the_user_stay),
+		cmocka_unit_test(ucx_knows_how_many_peers_to_expect),
+		cmocka_unit_test(world_that_expects_thousands_of_peers_opens_over_tcp),
 		cmocka_unit_test(crash_is_left_to_the_program),
 		cmocka_unit_test(ucx_makes_no_shared_memory),
 	};

@@ -30,6 +30,9 @@ typedef struct ddp_envelope {
    communicator. */
 #define DDP_NET_AGREEMENT_TAG (DDP_NET_P2P_TAG | 1ull << 24)
 
+/* Up to which every rank connects with every other at the beginning. */
+enum { DDP_NET_FEW_RANKS = 32 };
+
 /* A transfer under way; the caller keeps it, and its buffer, in place until
    it is done or the communicator is broken. */
 typedef struct ddp_transfer {

@@ -90,7 +90,17 @@ static ucs_status_t init_without_shared_memory(const ucp_params_t *params, ucp_c
 	return ucp_init(params, config, context);
 }
 
-static ucs_status_t init_context(ucp_context_h *context)
+/* Connections that collectives use: with as many others as there are, connections with
+   the rest are rare. UCX chooses by it among transports that do well with few of them or
+   with many. One that is said to be for fewer, as tcp is for 256, is taken all the same
+   where there is none for so many: raising that would set tcp above others that are for
+   256 as well. */
+static size_t expected_connections(const ddp_comm *comm)
+{
+	return (size_t)(comm->size <= DDP_NET_FEW_RANKS ? comm->size - comm->node.size : comm->topology.nodes - 1);
+}
+
+static ucs_status_t init_context(const ddp_comm *comm, ucp_context_h *context)
 {
 	static const struct {
 		const char *name, *value;
@@ -103,8 +113,11 @@ static ucs_status_t init_context(ucp_context_h *context)
 		{ "TCP_SYN_CNT", "3" },
 	};
 	const ucp_params_t params = {
-		.field_mask = UCP_PARAM_FIELD_FEATURES,
+		.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS |
+			UCP_PARAM_FIELD_ESTIMATED_NUM_PPN,
 		.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+		.estimated_num_eps = expected_connections(comm),
+		.estimated_num_ppn = (size_t)comm->node.size,
 	};
 	ucp_config_t *config;
 	ucs_status_t status = ucp_config_read(NULL, NULL, &config);
@@ -209,7 +222,7 @@ static void warn_unfiltered(const ddp_comm *comm, int count, int first, int erro
 	        error == EPERM ? ", as it may for users without privileges" : "");
 }
 
-static ddp_status start_worker(ddp_worker *worker, void **address, size_t *bytes)
+static ddp_status start_worker(const ddp_comm *comm, ddp_worker *worker, void **address, size_t *bytes)
 {
 	/* One thread at a time, the one that holds the lock. */
 	const ucp_worker_params_t params = {
@@ -219,7 +232,7 @@ static ddp_status start_worker(ddp_worker *worker, void **address, size_t *bytes
 	ucp_address_t *own;
 	ddp_listening before;
 	size_t length;
-	ucs_status_t ucx = init_context(&worker->context);
+	ucs_status_t ucx = init_context(comm, &worker->context);
 
 	if (ucx != UCS_OK)
 		return fail_ucx(DDP_ERR_IO, ucx, "start");
@@ -266,9 +279,9 @@ static ddp_worker *make_worker(ddp_roster *roster)
 	return worker;
 }
 
-static ddp_status open_worker(ddp_roster *roster, void **address, size_t *bytes)
+static ddp_status open_worker(const ddp_comm *comm, void **address, size_t *bytes)
 {
-	ddp_worker *worker = roster->worker = make_worker(roster);
+	ddp_worker *worker = comm->roster->worker = make_worker(comm->roster);
 	ddp_threads threads;
 
 	if (worker == NULL)
@@ -277,7 +290,7 @@ static ddp_status open_worker(ddp_roster *roster, void **address, size_t *bytes)
 	if (status != DDP_OK)
 		return status;
 	ddp_ucx_log_list_threads(&threads);
-	status = start_worker(worker, address, bytes);
+	status = start_worker(comm, worker, address, bytes);
 	ddp_ucx_log_claim_thread(&threads);
 	return status;
 }
@@ -312,7 +325,7 @@ ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes)
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
 	/* Of the world there is one; further communicators come of one that has a worker. */
 	if (comm->roster->worker == NULL)
-		status = open_worker(comm->roster, address, bytes);
+		status = open_worker(comm, address, bytes);
 	net->worker = comm->roster->worker;
 	if (net->worker == NULL) {
 		free(net->members);
