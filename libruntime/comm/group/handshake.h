@@ -4,7 +4,8 @@
 
 #include "ddp.h"
 
-/* Makes them, so that an unreachable node is found before the first operation.
+/* Makes them, so that an unreachable node is found before the first operation: among few
+   ranks all, among many those of recursive doubling, others when they are first used.
    Collective; of the world, once all ranks have all addresses. */
 ddp_status ddp_handshake(ddp_comm *comm);
 
