@@ -6,7 +6,8 @@ EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh 
 	tests/support/check-gpu tests/support/check-waits
 # A folder brings what was built in it, too.
 dist-hook:
-	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT)
+	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT) \
+		scale_probe$(EXEEXT)
 
 # A test that hangs ends as a failure.
 TEST_SECONDS = 180
@@ -42,6 +43,10 @@ EXTRA_DIST += tests/ranks/powersgd_torch.py
 # Takes each wait for an event out once, and wants a test to fail then.
 check-waits: tests/ranks/test_device_model tests/ranks/test_comm_device tests/unit/test_kernel_device
 	$(top_srcdir)/tests/support/check-waits $(top_srcdir)
+# 256 ranks on 16 nodes of a throw-away cluster; needs root.
+check-scale: all tests/cluster/scale_probe
+	TEST_NODES=16 TEST_REPORT=$(abs_builddir)/scale.report $(top_srcdir)/tests/run --no-install --build . cluster/comm_scale
+	@cat scale.report
 # The communicator's tests on a current UCX, which pip downloads: UCX_WHEEL='NAME==VERSION'.
 check-ucx:
 	@tests=; for program in $(check_PROGRAMS); do \
@@ -61,8 +66,9 @@ check-gpu:
 	@$(MAKE) --no-print-directory all check TESTS=
 	@$(top_srcdir)/tests/support/check-gpu $(gpu_tests)
 mostlyclean-local:
-	rm -rf ucx-current gpu-results
-.PHONY: print-prefix print-examples check-comm check-engine check-gpu check-torch check-ucx check-waits
+	rm -rf ucx-current gpu-results scale.report
+.PHONY: print-prefix print-examples check-comm check-engine check-gpu check-scale check-torch check-ucx \
+	check-waits
 
 include $(top_srcdir)/tests/bench/files.mk
 
@@ -273,3 +279,4 @@ EXTRA_DIST += README.md tests/ranks/test_gpt.sh tests/readme.sh tests/unit/read_
 noinst_PROGRAMS += tests/cluster/wireup_probe tests/cluster/training_probe
 tests_cluster_wireup_probe_LDADD = libruntime/libddpcore.la
 tests_cluster_training_probe_LDADD = libruntime/libddpcore.la
+EXTRA_PROGRAMS += tests/cluster/scale_probe
