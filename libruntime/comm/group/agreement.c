@@ -10,195 +10,361 @@
 #include "comm/core/liveness.h"
 #include "comm/net/net.h"
 #include "comm/wait/await.h"
-#include "wireup/wireup.h"
 
-enum { LOOK_EVERY_US = 200, ROUND_BITS = 12 };
+enum {
+	ROUND_BITS = 12,
+	LOOK_MIN_US = 200, LOOK_MAX_US = 5000, /* between two looks */
+	LOOK_SHARE = 16 /* of the time that it has waited: many ranks may share a core */
+};
 
 ddp_status ddp_agreement_open(ddp_agreement *m, ddp_comm *comm)
 {
-	size_t size = (size_t)comm->size;
+	const size_t size = (size_t)comm->size;
 
 	*m = (ddp_agreement){ .comm = comm, .serial = ++comm->agreements << ROUND_BITS,
-	                      .timeout_ms = comm->timeout_ms };
+	                      .timeout_ms = comm->timeout_ms,
+	                      .record_bytes = (sizeof(ddp_proposal) + size / 8 + 1 + 7) / 8 * 8 };
 	m->present = malloc(size);
 	m->told = calloc(size, 1);
-	m->called = malloc(size);
+	m->gone = malloc(size);
+	m->called = calloc(size, 1);
+	m->telling = malloc(size);
+	m->coming = malloc(size);
 	m->proposals = calloc(size, sizeof(*m->proposals));
-	m->transfers = calloc(4 * size, sizeof(*m->transfers));
-	m->lengths = calloc(2 * size, sizeof(*m->lengths));
-	m->come = malloc(size);
-	m->plain = malloc(sizeof(*m->plain) + size);
-	if (m->present == NULL || m->told == NULL || m->called == NULL || m->proposals == NULL ||
-	    m->transfers == NULL || m->lengths == NULL || m->come == NULL || m->plain == NULL) {
+	m->receivers = malloc(2 * (size_t)comm->topology.nodes * sizeof(*m->receivers));
+	m->transfers = calloc(2 * size, sizeof(*m->transfers));
+	m->records = calloc(2 * size + 2, m->record_bytes);
+	m->seen = malloc((size_t)comm->node.size * sizeof(*m->seen));
+	if (m->present == NULL || m->told == NULL || m->gone == NULL || m->called == NULL || m->telling == NULL ||
+	    m->coming == NULL || m->proposals == NULL || m->receivers == NULL || m->transfers == NULL ||
+	    m->records == NULL || m->seen == NULL) {
 		ddp_agreement_close(m);
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
 	}
 	memset(m->present, true, size);
-	memset(m->called, false, size);
 	return DDP_OK;
-}
-
-static void forget_proposals(ddp_agreement *m)
-{
-	for (int r = 0; r < m->comm->size && m->proposals != NULL; r++) {
-		free(m->proposals[r]);
-		m->proposals[r] = NULL;
-	}
 }
 
 void ddp_agreement_close(ddp_agreement *m)
 {
-	forget_proposals(m);
 	free(m->present);
 	free(m->told);
+	free(m->gone);
 	free(m->called);
+	free(m->telling);
+	free(m->coming);
 	free(m->proposals);
+	free(m->receivers);
 	free(m->transfers);
-	free(m->lengths);
-	free(m->come);
-	free(m->plain);
+	free(m->records);
+	free(m->seen);
 }
 
 /* ---- proposals ------------------------------------------------------------------------ */
 
-static size_t proposal_bytes(const ddp_agreement *m, size_t bytes)
+static ddp_proposal *record(const ddp_agreement *m, size_t k)
 {
-	return sizeof(ddp_proposal) + (size_t)m->comm->size + bytes;
+	return (ddp_proposal *)(void *)(m->records + k * m->record_bytes);
 }
 
-static uint64_t hash_of(const ddp_proposal *n, size_t bytes)
+/* Where rank r's proposal is kept, and where it comes; this rank's, and what it reads. */
+static ddp_proposal *kept(const ddp_agreement *m, int r)
 {
-	return ddp_hash((const char *)n + sizeof(n->hash), bytes - sizeof(n->hash));
+	return record(m, (size_t)r);
 }
 
-/* Into `n`, which has room for it. */
-static void write_proposal(const ddp_agreement *m, ddp_proposal *n, uint32_t stage, int verdict, bool decided,
-                           const void *data, size_t bytes)
+static ddp_proposal *arriving(const ddp_agreement *m, int r)
 {
-	size_t whole = proposal_bytes(m, bytes), size = (size_t)m->comm->size;
+	return record(m, (size_t)m->comm->size + (size_t)r);
+}
 
-	memset(n, 0, sizeof(*n));
+static ddp_proposal *own(const ddp_agreement *m)
+{
+	return record(m, 2 * (size_t)m->comm->size);
+}
+
+static ddp_proposal *scratch(const ddp_agreement *m)
+{
+	return record(m, 2 * (size_t)m->comm->size + 1);
+}
+
+static uint64_t hash_of(const ddp_agreement *m, const ddp_proposal *n)
+{
+	return ddp_hash((const char *)n + sizeof(n->hash), m->record_bytes - sizeof(n->hash));
+}
+
+static void write_proposal(const ddp_agreement *m, uint32_t stage, int verdict, bool decided, const void *data,
+                           size_t bytes)
+{
+	ddp_proposal *n = own(m);
+
+	memset(n, 0, m->record_bytes);
 	n->serial = m->serial;
-	n->bytes = bytes;
+	n->source = m->comm->rank;
 	n->stage = stage;
 	n->verdict = verdict;
 	n->decided = decided;
-	n->size = (uint32_t)size;
-	for (size_t r = 0; r < size; r++)
-		n->present[r] = m->present[r];
+	n->size = (uint32_t)m->comm->size;
+	n->bytes = (uint32_t)bytes;
 	if (bytes > 0)
-		memcpy(n->present + size, data, bytes);
-	n->hash = hash_of(n, whole);
+		memcpy(n->data, data, bytes);
+	for (int r = 0; r < m->comm->size; r++)
+		n->present[r / 8] |= (unsigned char)(m->present[r] << r % 8);
+	n->hash = hash_of(m, n);
 }
 
-/* Is it whole, and of this round? It may have been overwritten while it was read. */
-static bool is_sound(const ddp_agreement *m, const ddp_proposal *n, size_t whole)
+/* Is it whole, and of that round? It may have been overwritten while it was read. */
+static bool is_sound(const ddp_agreement *m, const ddp_proposal *n, uint64_t serial)
 {
-	return whole >= proposal_bytes(m, 0) && n->hash == hash_of(n, whole) && n->serial == m->serial &&
-	       n->size == (uint32_t)m->comm->size && proposal_bytes(m, n->bytes) == whole;
+	return n->hash == hash_of(m, n) && n->serial == serial && n->size == (uint32_t)m->comm->size &&
+	       n->source >= 0 && n->source < m->comm->size && n->bytes <= DDP_AGREEMENT_DATA;
+}
+
+/* Whoever has come tells who has not: nobody waits for these. */
+static void exclude(ddp_agreement *m, const ddp_proposal *n)
+{
+	for (int r = 0; r < m->comm->size; r++) {
+		if (r != m->comm->rank && m->proposals[r] == NULL && !ddp_proposal_counts(n, r))
+			m->present[r] = false;
+	}
+}
+
+static void accept(ddp_agreement *m, const ddp_proposal *n)
+{
+	const int r = n->source;
+
+	if (!m->present[r] || m->proposals[r] != NULL)
+		return;
+	m->proposals[r] = kept(m, r);
+	memcpy(m->proposals[r], n, m->record_bytes);
+	exclude(m, n);
 }
 
 /* ---- on this node -------------------------------------------------------------------- */
 
-/* Where local rank i shows its proposal of round `serial`. A rank that has not seen
-   the failure yet may still read and write the windows of the operation. */
-static char *proposal_slot(const ddp_comm *comm, int i, uint64_t serial)
+/*
+ * Where local rank i shows its proposal of round `serial`, and behind it those of other
+ * nodes that were told to it. A rank that has not seen the failure yet may still read
+ * and write the windows of the operation.
+ */
+typedef struct board {
+	alignas(64) _Atomic uint64_t others;
+	alignas(64) unsigned char records[];
+} board;
+
+static board *board_of(const ddp_comm *comm, int i, uint64_t serial)
 {
-	return comm->node.proposals + ((size_t)i * 2 + (serial & 1)) * comm->node.stage_bytes;
+	return (board *)(void *)(comm->node.proposals + ((size_t)i * 2 + (serial & 1)) * comm->node.stage_bytes);
 }
 
-/* Local ranks read it from this rank's slot. */
-static ddp_status show(ddp_agreement *m, const ddp_proposal *n, size_t whole)
+/* How many others' there is room for. */
+static size_t room(const ddp_agreement *m)
+{
+	return (m->comm->node.stage_bytes - sizeof(board)) / m->record_bytes - 1;
+}
+
+static ddp_status show(ddp_agreement *m)
 {
 	ddp_comm *comm = m->comm;
-	char *slot = proposal_slot(comm, comm->node.self, m->serial);
-	const uint64_t length = whole;
+	board *b = board_of(comm, comm->node.self, m->serial);
 
-	if (whole + sizeof(length) > comm->node.stage_bytes)
-		return ddp_fail(DDP_ERR_INTERNAL, "a proposal of %zu bytes", whole);
-	memcpy(slot, &length, sizeof(length));
-	memcpy(slot + sizeof(length), n, whole);
+	if (m->record_bytes + sizeof(board) > comm->node.stage_bytes)
+		return ddp_fail(DDP_ERR_INTERNAL, "a proposal of %zu bytes", m->record_bytes);
+	atomic_store(&b->others, 0);
+	memcpy(b->records, own(m), m->record_bytes);
 	atomic_store(&ddp_lines_of(comm, comm->rank)->agreement, m->serial);
 	return DDP_OK;
 }
 
-/* Sets *ahead if the rank has gone on without this one: nobody is two rounds
-   ahead of who is present to him. */
-static bool look_local(ddp_agreement *m, int r, bool *ahead)
+/* What has come from another node, to the ranks of this one. */
+static ddp_status show_other(const ddp_agreement *m, const ddp_proposal *n)
 {
-	ddp_comm *comm = m->comm;
-	uint64_t length, at = atomic_load(&ddp_lines_of(comm, r)->agreement);
+	board *b = board_of(m->comm, m->comm->node.self, m->serial);
+	const uint64_t others = atomic_load(&b->others);
 
-	*ahead = at > m->serial + 1;
-	if (at < m->serial || *ahead)
-		return false;
-	const char *slot = proposal_slot(comm, comm->topology.local_of[r], m->serial);
-	memcpy(&length, slot, sizeof(length));
-	if (length > comm->node.stage_bytes - sizeof(length))
-		return false;
-	ddp_proposal *n = malloc(length + 1);
-	if (n == NULL)
-		return false;
-	memcpy(n, slot + sizeof(length), length);
-	if (!is_sound(m, n, length)) {
-		free(n);
-		return false;
+	if (others >= room(m))
+		return ddp_fail(DDP_ERR_INTERNAL, "%s has no room for what %llu ranks of other nodes tell",
+		                ddp_rank_text(m->comm, m->comm->rank), (unsigned long long)others + 1);
+	memcpy(b->records + (others + 1) * m->record_bytes, n, m->record_bytes);
+	atomic_store(&b->others, others + 1);
+	return DDP_OK;
+}
+
+/* The k-th on local rank i's board, if it is of that round. */
+static const ddp_proposal *read_board(const ddp_agreement *m, int i, size_t k, uint64_t serial)
+{
+	ddp_proposal *n = scratch(m);
+
+	memcpy(n, board_of(m->comm, i, serial)->records + k * m->record_bytes, m->record_bytes);
+	return is_sound(m, n, serial) ? n : NULL;
+}
+
+/* Reads what local rank i shows. False if it has gone on without this one: nobody is two
+   rounds ahead of who is present to him. One that was given up may have shown something
+   before. */
+static bool look_at(ddp_agreement *m, int i)
+{
+	const uint64_t at = atomic_load(&m->comm->node.shared->ranks[i].agreement);
+	const int rank = m->comm->node.ranks[i];
+	const ddp_proposal *n;
+
+	if (at > m->serial + 1)
+		return !m->present[rank];
+	if (at < m->serial)
+		return true;
+	if (m->proposals[rank] == NULL && (n = read_board(m, i, 0, m->serial)) != NULL)
+		accept(m, n);
+	uint64_t others = atomic_load(&board_of(m->comm, i, m->serial)->others);
+	for (others = others < room(m) ? others : room(m); m->seen[i] < others; m->seen[i]++) {
+		if ((n = read_board(m, i, m->seen[i] + 1, m->serial)) != NULL)
+			accept(m, n);
 	}
-	m->proposals[r] = n;
+	/* One that is ahead has missed those whom it does not count in any more. */
+	if (at == m->serial + 1 && m->present[rank] && (n = read_board(m, i, 0, at)) != NULL)
+		exclude(m, n);
 	return true;
 }
 
 /* ---- on other nodes -------------------------------------------------------------------- */
 
-static ddp_envelope envelope_of(const ddp_agreement *m, bool data)
+enum { SERIAL_SHIFT = 26 };
+
+static ddp_envelope envelope_of(uint64_t serial, int source)
 {
-	return (ddp_envelope){ .tag = DDP_NET_AGREEMENT_TAG | m->serial << 26 | (uint64_t)data << 25,
-	                       .source = m->comm->rank };
+	return (ddp_envelope){ .tag = DDP_NET_AGREEMENT_TAG | serial << SERIAL_SHIFT, .source = source };
 }
 
-static void call_remote(ddp_agreement *m, int r, const ddp_proposal *n, size_t whole)
+static uint64_t serial_of(const ddp_envelope *envelope)
 {
-	ddp_comm *comm = m->comm;
-	ddp_transfer *t = &m->transfers[4 * r];
-	const ddp_envelope length = envelope_of(m, false), data = envelope_of(m, true);
-
-	m->lengths[comm->size + r] = whole;
-	if (m->present[r])
-		ddp_net_recv(comm, r, &length, &m->lengths[r], sizeof(uint64_t), &t[0]);
-	if (ddp_net_send(comm, r, &length, &m->lengths[comm->size + r], sizeof(uint64_t), &t[1]) == DDP_OK)
-		(void)ddp_net_send(comm, r, &data, n, whole, &t[2]);
+	return (envelope->tag & ~DDP_NET_P2P_TAG) >> SERIAL_SHIFT;
 }
 
-/* The data is asked for once its length is known. */
-static bool look_remote(ddp_agreement *m, int r)
+static void tell(ddp_agreement *m, int r)
 {
-	ddp_transfer *t = &m->transfers[4 * r];
-	const ddp_envelope data = envelope_of(m, true);
+	const ddp_envelope envelope = envelope_of(m->serial, m->comm->rank);
 
-	if (!t[0].done || m->lengths[r] > DDP_BLOB_MAX)
-		return false;
-	if (m->proposals[r] == NULL) {
-		m->proposals[r] = malloc(m->lengths[r] + 1);
-		if (m->proposals[r] == NULL)
-			return false;
-		ddp_net_recv(m->comm, r, &data, m->proposals[r], m->lengths[r], &t[3]);
+	if (m->telling[r] || ddp_net_lost(m->comm, r))
+		return;
+	m->telling[r] = true;
+	/* One that cannot be reached is lost. */
+	(void)ddp_net_send(m->comm, r, &envelope, own(m), m->record_bytes, &m->transfers[r]);
+}
+
+static bool is_told(const ddp_agreement *m, int r)
+{
+	return !m->telling[r] || m->transfers[r].done || ddp_net_lost(m->comm, r);
+}
+
+/* The first two ranks of the node, from this one's index on, that are present. */
+static void choose_receivers(ddp_agreement *m, int node)
+{
+	const ddp_comm *comm = m->comm;
+	const int size = ddp_node_size(comm, node);
+	int found = 0;
+
+	m->receivers[2 * node] = m->receivers[2 * node + 1] = DDP_NOBODY;
+	for (int k = 0; k < size && found < 2; k++) {
+		const int r = ddp_channel_rank(comm, node, (comm->node.self + k) % size);
+		if (m->present[r] && !ddp_net_lost(comm, r))
+			m->receivers[2 * node + found++] = r;
 	}
-	return t[1].done && t[2].done && t[3].done && is_sound(m, m->proposals[r], m->lengths[r]);
 }
 
 /* Those that were given up in the last round are told so, if they can be. */
-static void call_all_remote(ddp_agreement *m, const ddp_proposal *n, size_t whole)
+static void tell_given_up(ddp_agreement *m)
+{
+	for (int r = 0; r < m->comm->size; r++) {
+		if (m->called[r] && !m->present[r] && !ddp_is_local(m->comm, r))
+			tell(m, r);
+		m->called[r] = m->present[r];
+	}
+}
+
+static void tell_nodes(ddp_agreement *m)
 {
 	ddp_comm *comm = m->comm;
 
-	memset(m->transfers, 0, 4 * (size_t)comm->size * sizeof(*m->transfers));
-	for (int r = 0; r < comm->size; r++) {
-		if (ddp_is_local(comm, r))
+	memset(m->transfers, 0, 2 * (size_t)comm->size * sizeof(*m->transfers));
+	for (int node = 0; node < comm->topology.nodes; node++) {
+		if (node == comm->topology.node_of[comm->rank])
 			continue;
-		if (m->present[r] || (m->called[r] && !ddp_net_lost(comm, r)))
-			call_remote(m, r, n, whole);
-		m->called[r] = m->present[r];
+		choose_receivers(m, node);
+		for (int k = 0; k < 2; k++) {
+			if (m->receivers[2 * node + k] != DDP_NOBODY)
+				tell(m, m->receivers[2 * node + k]);
+		}
 	}
+	tell_given_up(m);
+}
+
+/* How it is with those who are to show on a node what this rank tells. */
+typedef enum showing { LOST, COMING, ALL_HERE } showing;
+
+static showing look_at_receivers(const ddp_agreement *m, int node)
+{
+	showing found = LOST;
+
+	for (int k = 0; k < 2; k++) {
+		const int r = m->receivers[2 * node + k];
+		if (r == DDP_NOBODY || ddp_net_lost(m->comm, r))
+			continue;
+		if (m->proposals[r] == NULL)
+			return COMING;
+		found = ALL_HERE;
+	}
+	return found;
+}
+
+/* Tells those who may not hear of it otherwise. `long_since`: they have had time. */
+static void tell_more(ddp_agreement *m, bool long_since)
+{
+	const ddp_comm *comm = m->comm;
+
+	for (int node = 0; node < comm->topology.nodes; node++) {
+		if (node == comm->topology.node_of[comm->rank])
+			continue;
+		const showing found = look_at_receivers(m, node);
+		const bool all = found == LOST || (long_since && found == COMING);
+		for (int i = 0; (all || long_since) && i < ddp_node_size(comm, node); i++) {
+			const int r = ddp_channel_rank(comm, node, i);
+			if (m->present[r] && (all || m->proposals[r] == NULL))
+				tell(m, r);
+		}
+	}
+}
+
+/* A message of some round's, up to the one that this rank is at. */
+static bool is_message(const ddp_comm *comm, const ddp_unexpected *message)
+{
+	return (message->envelope.tag & DDP_NET_AGREEMENT_TAG) == DDP_NET_AGREEMENT_TAG &&
+	       serial_of(&message->envelope) <= atomic_load(&ddp_lines_own(comm)->agreement);
+}
+
+/* Takes what was told to this rank. */
+static ddp_status take_messages(ddp_agreement *m)
+{
+	ddp_comm *comm = m->comm;
+	ddp_unexpected message;
+	ddp_status status = DDP_OK;
+
+	while (ddp_net_find_unexpected(comm, is_message, &message)) {
+		const int r = message.envelope.source;
+		if (serial_of(&message.envelope) < m->serial || message.bytes != m->record_bytes || m->coming[r]) {
+			ddp_net_drop_unexpected(comm, &message);
+			continue;
+		}
+		m->coming[r] = true;
+		ddp_net_recv(comm, r, &message.envelope, arriving(m, r), m->record_bytes, &m->transfers[comm->size + r]);
+	}
+	for (int r = 0; r < comm->size && status == DDP_OK; r++) {
+		ddp_transfer *t = &m->transfers[comm->size + r];
+		if (!m->coming[r] || !t->done)
+			continue;
+		t->done = false; /* once */
+		if (is_sound(m, arriving(m, r), m->serial) && arriving(m, r)->source == r)
+			status = show_other(m, arriving(m, r));
+	}
+	return status;
 }
 
 /* ---- a round ------------------------------------------------------------------------------ */
@@ -206,8 +372,7 @@ static void call_all_remote(ddp_agreement *m, const ddp_proposal *n, size_t whol
 static bool is_gone(const ddp_comm *comm, int r)
 {
 	if (ddp_is_local(comm, r))
-		return atomic_load(&ddp_lines_of(comm, r)->left) != 0 ||
-		       !ddp_peer_alive(&comm->roster->peers[comm->topology.world_ranks[r]]);
+		return atomic_load(&ddp_lines_of(comm, r)->left) != 0 || ddp_node_ended(comm, comm->topology.local_of[r]);
 	return ddp_net_lost(comm, r);
 }
 
@@ -217,78 +382,100 @@ static ddp_status left_out(const ddp_comm *comm)
 	                ddp_rank_text(comm, comm->rank));
 }
 
-/* Looks once for rank r's proposal; true if it is still to come. */
-static bool look(ddp_agreement *m, int r, bool late, bool *come, bool *ahead)
+/* Of those that have not come, whom is nobody to wait for? What they left before they
+   went still counts. */
+static void mark_gone(ddp_agreement *m)
 {
-	/* Gone is asked first: what it left before it went counts. */
-	bool gone = is_gone(m->comm, r);
+	ddp_node_look(m->comm);
+	for (int r = 0; r < m->comm->size; r++)
+		m->gone[r] = m->present[r] && m->proposals[r] == NULL && is_gone(m->comm, r);
+}
 
-	*come = ddp_is_local(m->comm, r) ? look_local(m, r, ahead) : look_remote(m, r);
-	m->present[r] = *come || !(gone || late);
-	return m->present[r] && !*come;
+/* Looks once at all that may have come; DDP_ERR_PEER if the others go on without this
+   rank. */
+static ddp_status look(ddp_agreement *m, bool long_since)
+{
+	ddp_comm *comm = m->comm;
+	ddp_status status = DDP_OK;
+
+	if (comm->net != NULL) {
+		(void)ddp_net_progress(comm);
+		status = take_messages(m);
+		tell_more(m, long_since);
+	}
+	for (int i = 0; i < comm->node.size && status == DDP_OK; i++) {
+		if (!look_at(m, i))
+			status = left_out(comm);
+	}
+	for (int r = 0; r < comm->size && status == DDP_OK; r++) {
+		if (m->present[r] && m->proposals[r] != NULL && !ddp_proposal_counts(m->proposals[r], comm->rank))
+			status = left_out(comm);
+	}
+	return status;
+}
+
+/* Is there one to wait for? Who is gone, or late, is not present any more. */
+static bool is_waiting(ddp_agreement *m, bool late)
+{
+	bool waiting = false;
+
+	for (int r = 0; r < m->comm->size; r++) {
+		if (m->present[r] && m->proposals[r] == NULL && (m->gone[r] || late))
+			m->present[r] = false;
+		if (m->present[r] && m->proposals[r] == NULL)
+			waiting = true;
+		if (m->present[r] && !late && !ddp_is_local(m->comm, r) && !is_told(m, r))
+			waiting = true;
+	}
+	return waiting;
 }
 
 static ddp_status look_for_all(ddp_agreement *m)
 {
-	ddp_comm *comm = m->comm;
-	bool *come = m->come;
-	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)m->timeout_ms * 1000000;
-	bool waiting = true, ahead = false;
+	const uint64_t start_ns = ddp_now_ns(), timeout_ns = (uint64_t)m->timeout_ms * 1000000;
 
-	while (waiting) {
-		bool late = ddp_now_ns() > deadline_ns;
-		waiting = false;
-		if (comm->net != NULL)
-			(void)ddp_net_progress(comm);
-		for (int r = 0; r < comm->size; r++) {
-			if (m->present[r] && !come[r])
-				waiting = look(m, r, late, &come[r], &ahead) || waiting;
-			if (ahead || (come[r] && m->proposals[r]->present[comm->rank] == 0))
-				return left_out(comm);
-		}
-		if (waiting)
-			usleep(LOOK_EVERY_US);
+	for (;;) {
+		const uint64_t waited_ns = ddp_now_ns() - start_ns;
+		const bool late = waited_ns > timeout_ns;
+		mark_gone(m);
+		ddp_status status = look(m, waited_ns > timeout_ns / 4);
+		if (status != DDP_OK || !is_waiting(m, late))
+			return status;
+		uint64_t sleep_us = waited_ns / 1000 / LOOK_SHARE;
+		sleep_us = sleep_us < LOOK_MIN_US ? LOOK_MIN_US : sleep_us;
+		usleep((useconds_t)(sleep_us > LOOK_MAX_US ? LOOK_MAX_US : sleep_us));
 	}
-	return DDP_OK;
 }
 
 ddp_status ddp_agreement_round(ddp_agreement *m, uint32_t stage, int verdict, bool decided, const void *data,
                                size_t bytes)
 {
 	ddp_comm *comm = m->comm;
-	ddp_status lack = DDP_OK, status;
+	const size_t size = (size_t)comm->size;
 
 	if (comm->net != NULL && ddp_net_ended(comm))
 		return ddp_fail(DDP_ERR_PEER, "%s has no network any more: UCX did not end what was under way",
 		                ddp_rank_text(comm, comm->rank));
+	if (bytes > DDP_AGREEMENT_DATA)
+		return ddp_fail(DDP_ERR_INTERNAL, "a proposal with %zu bytes of data", bytes);
 	m->serial++;
-	forget_proposals(m);
-	ddp_proposal *own = bytes == 0 ? m->plain : malloc(proposal_bytes(m, bytes));
-	/* The others are not kept waiting for what this rank cannot tell. */
-	if (own == NULL) {
-		lack = DDP_ERR_NOMEM;
-		own = m->plain;
-		bytes = 0;
-	}
-	write_proposal(m, own, stage, verdict, decided, data, bytes);
-	memset(m->come, false, (size_t)comm->size);
-	status = show(m, own, proposal_bytes(m, bytes));
-	memcpy(m->told, m->present, (size_t)comm->size);
+	memset(m->proposals, 0, size * sizeof(*m->proposals));
+	memset(m->telling, false, size);
+	memset(m->coming, false, size);
+	memset(m->seen, 0, (size_t)comm->node.size * sizeof(*m->seen));
+	/* Ranks of other nodes need not find out who of this one is gone. */
+	mark_gone(m);
+	for (size_t r = 0; r < size && !decided; r++)
+		m->present[r] = m->present[r] && !(m->gone[r] && ddp_is_local(comm, (int)r));
+	write_proposal(m, stage, verdict, decided, data, bytes);
+	ddp_status status = show(m);
+	memcpy(m->told, m->present, size);
 	if (status == DDP_OK && comm->net != NULL)
-		call_all_remote(m, own, proposal_bytes(m, bytes));
+		tell_nodes(m);
 	if (status == DDP_OK)
 		status = look_for_all(m);
 	if (comm->net != NULL)
 		ddp_net_forget(comm);
-	/* What came in parts, or torn, did not come. */
-	for (int r = 0; r < comm->size; r++) {
-		if (!m->come[r]) {
-			free(m->proposals[r]);
-			m->proposals[r] = NULL;
-		}
-	}
 	m->timeout_ms += comm->timeout_ms / 8 + 100;
-	if (own != m->plain)
-		free(own);
-	return status == DDP_OK && lack != DDP_OK ? ddp_fail(lack, "out of memory") : status;
+	return status;
 }

@@ -3,6 +3,12 @@
  * communicator tell each other something, over what still works of it: its
  * shared memory and its connections.
  *
+ * On a node, ranks read in its shared memory what the others tell. Between nodes, a
+ * rank tells two of each node, which show it to all there: with one message to every
+ * rank of the world, a round would take as many as the square of their number. The
+ * second makes up for the first, if that one dies before it has shown it. Where both
+ * are lost, or do not come for long, all others there are told.
+ *
  * Each round has a deadline of its own, longer than the last one's: ranks that
  * waited in vain for the same silent rank may be as far apart as they waited.
  */
@@ -11,17 +17,21 @@
 
 #include "comm/core/comm.h"
 
+enum { DDP_AGREEMENT_DATA = 128 }; /* bytes that a rank can tell, at most */
+
 /* What a rank tells. `stage` says what it is at: what is told at one stage is
    never taken for what belongs to another. */
 typedef struct ddp_proposal {
 	uint64_t hash;    /* of all that follows it */
 	uint64_t serial;  /* of the round */
-	uint64_t bytes;   /* of data */
+	int32_t source;
 	uint32_t stage;   /* grows */
 	int32_t verdict;
 	uint32_t decided; /* 1: the verdict and who is present are final */
 	uint32_t size;    /* of the communicator */
-	unsigned char present[]; /* [size], then data */
+	uint32_t bytes;   /* of data */
+	unsigned char data[DDP_AGREEMENT_DATA];
+	unsigned char present[]; /* a bit for each rank */
 } ddp_proposal;
 
 typedef struct ddp_agreement {
@@ -31,11 +41,15 @@ typedef struct ddp_agreement {
 	ddp_proposal **proposals; /* [size]: what they tell; NULL: did not come */
 	uint64_t serial;
 	int64_t timeout_ms;  /* of the next round */
+	bool *gone;           /* [size]: who has ended, at the last look, and has not come */
 	bool *called;         /* [size]: who was present in the last round */
-	bool *come;           /* [size]: who has told in this round */
-	ddp_proposal *plain;    /* room for a proposal without data */
-	struct ddp_transfer *transfers; /* [4 * size]: length and data, both ways */
-	uint64_t *lengths;    /* [2 * size]: theirs, ours */
+	bool *telling;        /* [size]: who is told in this round, */
+	int *receivers;       /* [2 * nodes]: and who is to show it on each node, or DDP_NOBODY */
+	bool *coming;         /* [size]: whose message is being received */
+	struct ddp_transfer *transfers; /* [2 * size]: to, and from each rank */
+	size_t record_bytes;  /* of a proposal */
+	unsigned char *records; /* [2 * size + 2]: `proposals`, what comes, what is told, what is read */
+	size_t *seen;         /* [node size]: what others have shown of other nodes */
 } ddp_agreement;
 
 ddp_status ddp_agreement_open(ddp_agreement *m, ddp_comm *comm);
@@ -45,14 +59,15 @@ void ddp_agreement_close(ddp_agreement *m);
  * One round: tells `data` to all that are present, and waits for what they
  * tell. Who is gone, or silent until the deadline, is not present any more.
  * DDP_ERR_PEER if the others have gone on without this rank, or its network has
- * ended; DDP_ERR_NOMEM if only this rank's verdict could be told, not the data.
+ * ended.
  */
 ddp_status ddp_agreement_round(ddp_agreement *m, uint32_t stage, int verdict, bool decided, const void *data,
                                size_t bytes);
 
-static inline const void *ddp_proposal_data(const ddp_proposal *n)
+/* Does the rank that tells this count rank r in? */
+static inline bool ddp_proposal_counts(const ddp_proposal *n, int r)
 {
-	return n->present + n->size;
+	return (n->present[r / 8] >> r % 8 & 1) != 0;
 }
 
 #endif

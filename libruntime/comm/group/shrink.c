@@ -51,7 +51,7 @@ typedef enum answer { DIFFER, SAME, DECIDED, PAST } answer;
 static answer take_over(shrinking *s, uint32_t stage, verdict *all, const ddp_proposal *n)
 {
 	for (int r = 0; r < s->agreement.comm->size; r++)
-		s->agreement.present[r] = n->present[r] != 0;
+		s->agreement.present[r] = ddp_proposal_counts(n, r);
 	if (n->stage != stage)
 		return PAST;
 	*all = (verdict)n->verdict;
@@ -78,8 +78,8 @@ static answer compare(shrinking *s, uint32_t stage, verdict *all)
 		same = same && n->verdict == (int32_t)mine;
 		*all = n->verdict > (int32_t)*all ? (verdict)n->verdict : *all;
 		for (int k = 0; k < m->comm->size; k++) {
-			same = same && (n->present[k] != 0) == m->told[k];
-			m->present[k] = m->present[k] && n->present[k] != 0;
+			same = same && ddp_proposal_counts(n, k) == m->told[k];
+			m->present[k] = m->present[k] && ddp_proposal_counts(n, k);
 		}
 	}
 	return same ? SAME : DIFFER;
@@ -130,7 +130,7 @@ static ddp_status exchange_by_agreement(void *argument, const void *blob, size_t
 		blobs[member] = malloc(n->bytes + 1);
 		if (blobs[member] == NULL)
 			return ddp_fail(DDP_ERR_NOMEM, "out of memory");
-		memcpy(blobs[member], ddp_proposal_data(n), n->bytes);
+		memcpy(blobs[member], n->data, n->bytes);
 		sizes[member++] = n->bytes;
 	}
 	return status;
