@@ -70,6 +70,7 @@ comm_sources = \
 	libruntime/comm/core/roster.c libruntime/comm/core/roster.h \
 	libruntime/comm/core/topology.c libruntime/comm/core/topology.h \
 	libruntime/comm/net/net.h \
+	libruntime/comm/net/nics.c libruntime/comm/net/nics.h \
 	libruntime/comm/p2p/p2p.c libruntime/comm/p2p/p2p.h \
 	libruntime/comm/wait/await.c libruntime/comm/wait/await.h \
 	libruntime/comm/wait/message.c libruntime/comm/wait/message.h \

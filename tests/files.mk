@@ -148,6 +148,7 @@ check_PROGRAMS += \
 	tests/unit/test_comm_blocks \
 	tests/unit/test_comm_kernels \
 	tests/unit/test_comm_merge \
+	tests/unit/test_comm_nics \
 	tests/unit/test_comm_plan \
 	tests/unit/test_device \
 	tests/unit/test_device_async \

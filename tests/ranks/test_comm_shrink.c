@@ -228,6 +228,45 @@ static void live_rank_that_stays_away_is_left_out_by_all(void **state)
 	}
 }
 
+/* Ranks 4 and 5, who would show on their node what ranks 0, 3 and others of the other one
+   tell: their node's others hear of it nevertheless. */
+enum { AWAY = 4, AWAY_END = 6 };
+
+static int shrink_without_two_of_a_node(ddp_comm *comm, void *argument)
+{
+	atomic_int *done = argument;
+	const int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	ddp_comm *survivors;
+
+	fall_out(comm, DDP_ERR_ABORTED);
+	if (rank >= AWAY && rank < AWAY_END) {
+		while (atomic_load(done) < size - 2)
+			usleep(1000);
+		CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_PEER);
+		CHECK(strstr(ddp_last_error(), "went on without") != NULL);
+		atomic_fetch_add(done, 1);
+		return 0;
+	}
+	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	CHECK(ddp_comm_size(survivors) == size - 2);
+	expect_sum_of(survivors, rank, size * (size - 1) / 2 - 4 - 5);
+	atomic_fetch_add(done, 1);
+	while (atomic_load(done) < size)
+		usleep(1000);
+	CHECK_OK(ddp_comm_free(survivors));
+	return 0;
+}
+
+static void ranks_are_heard_though_those_who_would_show_it_stay_away(void **state)
+{
+	static const int nodes[] = { 0, 0, 0, 0, 1, 1, 1, 1 };
+	atomic_int *done = test_share(sizeof(*done));
+
+	(void)state;
+	run_with(8, nodes, 3000, shrink_without_two_of_a_node, done);
+	test_unshare(done, sizeof(*done));
+}
+
 /* ---- a rank that is slow to see the failure ------------------------------------------------ */
 
 enum { SLOW_COUNT = 90000, PAGE_ELEMENTS = 1024 };
@@ -338,6 +377,7 @@ static int shrink_while_one_dies(ddp_comm *comm, void *argument)
 
 static void ranks_agree_although_one_dies_while_they_do(void **state)
 {
+	static const int three_of_three[] = { 0, 0, 0, 1, 1, 1, 2, 2, 2 };
 	static useconds_t delays_us[] = { 0, 150, 300, 600, 1200, 2500, 5000, 12000, 30000 };
 
 	(void)state;
@@ -345,6 +385,8 @@ static void ranks_agree_although_one_dies_while_they_do(void **state)
 		run_with(4, NULL, 0, shrink_while_one_dies, &delays_us[i]);
 		run_with(4, two_nodes, 0, shrink_while_one_dies, &delays_us[i]);
 	}
+	run_with(9, three_of_three, 0, shrink_while_one_dies, &delays_us[3]);
+	run_with(9, three_of_three, 0, shrink_while_one_dies, &delays_us[7]);
 }
 
 /* ---- an attempt that fails ---------------------------------------------------------------- */
@@ -470,6 +512,7 @@ int main(void)
 		cmocka_unit_test(the_longest_deadline_does_not_pass_at_once),
 		cmocka_unit_test(who_has_left_does_not_count),
 		cmocka_unit_test(live_rank_that_stays_away_is_left_out_by_all),
+		cmocka_unit_test(ranks_are_heard_though_those_who_would_show_it_stay_away),
 		cmocka_unit_test(who_still_works_does_not_disturb_the_others),
 		cmocka_unit_test(ranks_agree_although_one_dies_while_they_do),
 #ifdef HAVE_UCX

@@ -1,12 +1,16 @@
 /* comm/net over UCX: opening a worker, and taking over the addresses of others. */
 #include <dirent.h>
 #include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/net/nics.h"
 #include "comm/net/ucx_connect.h"
 #include "comm/net/ucx_failure.h"
 #include "comm/net/ucx_inquiry.h"
@@ -59,6 +63,50 @@ static void prefer_eager(ucp_config_t *config)
 {
 	if (!has_rdma_device())
 		prefer(config, "RNDV_THRESH", "1m");
+}
+
+/* The host's interfaces, behind what is in `names`: hosts without InfiniBand are reached
+   by them. */
+static void add_interfaces(char *names, size_t bytes)
+{
+	struct ifaddrs *all = NULL;
+
+	if (getifaddrs(&all) != 0)
+		return;
+	for (const struct ifaddrs *a = all; a != NULL; a = a->ifa_next) {
+		const size_t length = strlen(names);
+		/* One with several addresses comes several times. */
+		if (a->ifa_addr == NULL || a->ifa_addr->sa_family != AF_INET || (a->ifa_flags & IFF_RUNNING) == 0 ||
+		    strstr(names, a->ifa_name) != NULL || length + strlen(a->ifa_name) + 2 > bytes)
+			continue;
+		snprintf(names + length, bytes - length, ",%s", a->ifa_name);
+	}
+	freeifaddrs(all);
+}
+
+/* Left to itself, UCX gives all ranks of a node the same one. */
+static void prefer_near_nics(const ddp_comm *comm, ucp_config_t *config)
+{
+	enum { SETS = 8 }; /* 8192 cores */
+	cpu_set_t (*allowed)[SETS] = calloc((size_t)comm->node.size, sizeof(*allowed));
+	char names[2048];
+
+	if (allowed == NULL)
+		return;
+	for (int i = 0; i < comm->node.size; i++) {
+		const int64_t pid = comm->roster->peers[comm->topology.world_ranks[comm->node.ranks[i]]].pid;
+		/* Of one that has just ended nothing is known; the others do without it. */
+		(void)sched_getaffinity((pid_t)pid, sizeof(*allowed), *(allowed + i));
+	}
+	const bool chosen = ddp_nics_choose("/sys", *allowed, sizeof(*allowed), comm->node.self, comm->node.size, names,
+	                                    sizeof(names));
+	free(allowed);
+	if (!chosen)
+		return;
+	ddp_log(DDP_LOG_INFO, "of the node's InfiniBand ports, %s uses %s (unless UCX_NET_DEVICES is set)",
+	        ddp_rank_text(comm, comm->rank), names);
+	add_interfaces(names, sizeof(names));
+	prefer(config, "NET_DEVICES", names);
 }
 
 /* Did nobody choose, neither in the environment nor in a file of UCX's? */
@@ -127,6 +175,7 @@ static ucs_status_t init_context(const ddp_comm *comm, ucp_context_h *context)
 	for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++)
 		prefer(config, settings[i].name, settings[i].value);
 	prefer_eager(config);
+	prefer_near_nics(comm, config);
 	status = init_without_shared_memory(&params, config, context);
 	ucp_config_release(config);
 	return status;
