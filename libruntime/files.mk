@@ -1,5 +1,6 @@
 # libruntime: libddp.so and its public header, floor by floor.
 include_HEADERS += libruntime/ddp.h
+dist_bin_SCRIPTS += libruntime/watch/ddp-report
 pkgconfigdir = $(libdir)/pkgconfig
 pkgconfig_DATA = libruntime/libddp.pc
 

@@ -1,0 +1,127 @@
+#!/usr/bin/python3
+"""ddp-report: the page and the merged trace of a training of four ranks on two nodes."""
+import html.parser
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parent.parent.parent
+count = failed = 0
+
+
+def check(name, passed, seen=""):
+    global count, failed
+    count += 1
+    failed += not passed
+    print(f"{'ok' if passed else 'not ok'} {count} - {name}")
+    if not passed:
+        print("".join(f"# {line}\n" for line in str(seen)[:2000].splitlines()), end="")
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, SOURCE / "libruntime/watch/ddp-report", *map(str, arguments)],
+                          capture_output=True, text=True, timeout=60, check=False)
+
+
+STEPS, CLOCK_OF_N1 = 10, 7000.0  # microseconds that n1's clock is ahead
+
+
+def write_trace(folder, rank, closed):
+    """Steps of 10 ms, which end together. Rank 3 computes 8 ms of them, the others 4."""
+    node, compute = f"n{rank // 2}", 8000.0 if rank == 3 else 4000.0
+    ahead = CLOCK_OF_N1 if rank >= 2 else 0.0
+    events = [{"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": {"name": f"rank {rank} on {node}"}}]
+    for step in range(1, STEPS + 1):
+        start = 1e15 + 1e4 * step + ahead
+        for name, tid, begin, duration in (("forward", 0, 0, compute / 2), ("backward", 0, compute / 2, compute / 2),
+                                           ("wait", 0, compute, 9000 - compute), ("totals", 1, compute, 9000 - compute)):
+            events.append({"name": name, "ph": "X", "pid": rank, "tid": tid, "ts": start + begin, "dur": duration,
+                           "args": {"step": step}})
+    text = "[\n" + ",\n".join(map(json.dumps, events)) + ("\n]\n" if closed else "")
+    (folder / f"rank-{rank}.json").write_text(text)
+
+
+def write_metrics(folder, steps, loss):
+    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as lines:
+        for step in steps:
+            print(json.dumps({"step": step, "loss": loss(step), "weight": 100, "units_per_second": 1e4, "seconds": .01,
+                              "forward_seconds": .002, "backward_seconds": .002, "exposed_seconds": .005,
+                              "grad_norm": None, "learning_rate": 1e-3}), file=lines)
+
+
+class Wellformed(html.parser.HTMLParser):
+    """That what opens closes, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.wrong, self.links = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        if tag != "meta":
+            self.open.append(tag)
+        self.links += [value for name, value in attributes if name in ("src", "href")]
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        pass
+
+
+with tempfile.TemporaryDirectory() as name:
+    work = Path(name)
+    run_of = work / "<run & of>"
+    run_of.mkdir()
+    for rank in range(4):
+        write_trace(run_of, rank, closed=rank != 1)
+    write_metrics(run_of, range(1, 8), lambda step: 9.0)
+    write_metrics(run_of, range(5, STEPS + 1), lambda step: 5.0 - step / 10)  # resumed at step 5
+    with open(run_of / "metrics.jsonl", "a", encoding="utf-8") as end:
+        end.write('{"step": 11, "lo')
+
+    done = run(run_of, "--merge", work / "all.json")
+    text = (run_of / "report.html").read_text(encoding="utf-8")
+    check("a page is made", done.returncode == 0, done.stderr)
+    check("its name is told", f"{run_of}/report.html" in done.stdout, done.stdout)
+    check("half a line of metrics is told", "1 lines of" in done.stderr, done.stderr)
+    page = Wellformed()
+    page.feed(text)
+    check("what the page opens it closes", not page.open and not page.wrong, (page.open, page.wrong))
+    check("it needs no other file", not page.links and "url(" not in text, page.links)
+    check("a folder's name is no markup", "&lt;run &amp; of&gt;" in text and "<run" not in text, text[:500])
+    check("the steps are told", "1 to 10" in text, text)
+    check("of a step told twice the later line counts", "9 → 4" in text, re.findall("<dd>.*?</dd>", text))
+    check("exposed communication is half of the time", "50.0 %" in text, re.findall("<dd>.*?</dd>", text))
+    check("ranks and nodes are counted", "4 on 2 nodes" in text, re.findall("<dd>.*?</dd>", text))
+    check("the slowest rank is named", "Slowest: rank 3 on n1" in text and "2.00 times" in text, text[-3000:])
+    check("in all steps", "slowest in 10 of 10 steps" in text, text[-3000:])
+    check("clocks are compared", "n1 +7 ms" in text, text[-3000:])
+    check("a quantity that was never finite has no chart", "Norm of the gradient" not in text, text)
+
+    merged = json.loads((work / "all.json").read_text())
+    ends = {}
+    for event in merged:
+        if event["name"] == "totals":
+            ends.setdefault(event["args"]["step"], []).append(event["ts"] + event["dur"])
+    check("the merged trace has all ranks' steps", len(ends) == STEPS and all(len(one) == 4 for one in ends.values()), ends)
+    check("and one clock", all(max(one) - min(one) < 1 for one in ends.values()), ends)
+
+    (work / "empty").mkdir()
+    done = run(work / "empty")
+    check("a folder without a run is refused", done.returncode == 1 and "has neither metrics" in done.stderr, done.stderr)
+    done = run(work / "nowhere")
+    check("so is none", done.returncode == 1 and "there is no folder" in done.stderr, done.stderr)
+    again = run_of / "again"
+    again.mkdir()
+    write_trace(again, 2, closed=True)
+    done = run(run_of)
+    check("two runs' traces are not one", done.returncode == 1 and "several traces of rank 2" in done.stderr, done.stderr)
+
+version = re.search(r"AC_INIT\(\[slurm-ddp\], \[(.*)\]\)", (SOURCE / "configure.ac").read_text())[1]
+check("it tells the package's version", run("--version").stdout == f"ddp-report {version}\n", run("--version").stdout)
+print(f"1..{count}")
+sys.exit(failed > 0)
