@@ -22,43 +22,52 @@ void DK_NAME(relu_grad)(float *grad, const float *out, int64_t n)
 
 enum { COUNTERS = 16 };
 
-/* words[k][i] = word k of what Philox4x32-10 gives for counter + i. In loops of a fixed
+/* words[4 i + k] = word k of what Philox4x32-10 gives for counter + i. In loops of a fixed
    length, which the compiler turns into vectors. */
-static inline void philox(uint64_t seed, uint64_t counter, uint32_t words[4][COUNTERS])
+static inline void philox(uint64_t seed, uint64_t counter, uint32_t words[4 * COUNTERS])
 {
-	uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
+	uint32_t c[4][COUNTERS], key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
 
 	for (int i = 0; i < COUNTERS; i++) {
-		words[0][i] = (uint32_t)(counter + (uint64_t)i);
-		words[1][i] = (uint32_t)((counter + (uint64_t)i) >> 32);
-		words[2][i] = words[3][i] = 0;
+		c[0][i] = (uint32_t)(counter + (uint64_t)i);
+		c[1][i] = (uint32_t)((counter + (uint64_t)i) >> 32);
+		c[2][i] = c[3][i] = 0;
 	}
 	for (int round = 0; round < 10; round++) {
 		for (int i = 0; i < COUNTERS; i++) {
-			uint64_t a = (uint64_t)words[0][i] * 0xd2511f53u;
-			uint64_t b = (uint64_t)words[2][i] * 0xcd9e8d57u;
-			uint32_t first = (uint32_t)(b >> 32) ^ words[1][i] ^ key0;
-			uint32_t third = (uint32_t)(a >> 32) ^ words[3][i] ^ key1;
-			words[0][i] = first;
-			words[1][i] = (uint32_t)b;
-			words[2][i] = third;
-			words[3][i] = (uint32_t)a;
+			uint64_t a = (uint64_t)c[0][i] * 0xd2511f53u;
+			uint64_t b = (uint64_t)c[2][i] * 0xcd9e8d57u;
+			uint32_t first = (uint32_t)(b >> 32) ^ c[1][i] ^ key0;
+			uint32_t third = (uint32_t)(a >> 32) ^ c[3][i] ^ key1;
+			c[0][i] = first;
+			c[1][i] = (uint32_t)b;
+			c[2][i] = third;
+			c[3][i] = (uint32_t)a;
 		}
 		key0 += 0x9e3779b9u;
 		key1 += 0xbb67ae85u;
 	}
+	for (int i = 0; i < COUNTERS; i++)
+		for (int k = 0; k < 4; k++)
+			words[4 * i + k] = c[k][i];
 }
 
 void DK_NAME(dropout)(float *out, const float *in, int64_t first, int64_t last,
                       uint32_t threshold, float scale, uint64_t seed, uint64_t counter)
 {
-	uint32_t words[4][COUNTERS];
+	/* Compared as signed numbers, which have vectors everywhere, moved by half their range. */
+	const vi limit = (int32_t)(threshold ^ 0x80000000u) - (vi){0}, half = INT32_MIN - (vi){0};
+	uint32_t words[4 * COUNTERS];
 
 	for (int64_t i = first; i < last; i += 4 * COUNTERS) {
 		const int64_t count = last - i < 4 * COUNTERS ? last - i : 4 * COUNTERS;
 		philox(seed, counter + (uint64_t)(i / 4), words);
-		for (int64_t k = 0; k < count; k++)
-			out[i + k] = words[k % 4][k / 4] < threshold ? 0 : in[i + k] * scale;
+		FOR_VECTORS(k, part, count) {
+			vi word;
+			memcpy(&word, words + k, sizeof(word));
+			const vf kept = vf_load_some(in + i + k, part) * scale;
+			vf_store_some(out + i + k, part, vf_select((word ^ half) < limit, vf_set(0), kept));
+		}
 	}
 }
 
