@@ -19,6 +19,38 @@ examples_gpt_gpt_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
 examples_gpt_gpt_LDFLAGS = $(AM_LDFLAGS) -no-install
 examples_gpt_gpt_LDADD = libruntime/libddp.la kernels/libkernels.la $(JANSSON_LIBS)
 
+noinst_PROGRAMS += examples/linear
+examples_linear_SOURCES = examples/linear.c
+examples_linear_LDADD = libruntime/libddp.la $(MATH_LIBS)
+
+# What the examples that train on images share.
+noinst_LTLIBRARIES += examples/vision/libvision.la
+examples_vision_libvision_la_SOURCES = \
+	examples/models/net.c examples/models/net.h \
+	examples/models/net_inside.h \
+	examples/models/net_pass.c \
+	examples/vision/data.c examples/vision/data.h \
+	examples/vision/options.c examples/vision/options.h \
+	examples/vision/vision.c examples/vision/vision.h
+examples_vision_libvision_la_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+
+vision_ldadd = examples/vision/libvision.la libruntime/libddp.la kernels/libkernels.la
+vision_programs = examples/vision/mnist_mlp examples/vision/mnist_cnn examples/vision/cifar_net \
+	examples/vision/synthetic
+noinst_PROGRAMS += $(vision_programs)
+examples_vision_mnist_mlp_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+examples_vision_mnist_mlp_LDFLAGS = $(AM_LDFLAGS) -no-install
+examples_vision_mnist_mlp_LDADD = $(vision_ldadd)
+examples_vision_mnist_cnn_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+examples_vision_mnist_cnn_LDFLAGS = $(AM_LDFLAGS) -no-install
+examples_vision_mnist_cnn_LDADD = $(vision_ldadd)
+examples_vision_cifar_net_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+examples_vision_cifar_net_LDFLAGS = $(AM_LDFLAGS) -no-install
+examples_vision_cifar_net_LDADD = $(vision_ldadd)
+examples_vision_synthetic_LDADD = $(MATH_LIBS)
+
 # Their sources go with the documentation, to start one's own program from.
 nobase_dist_doc_DATA = examples/allreduce.c examples/pytorch/train.py \
-	$(examples_gpt_gpt_SOURCES)
+	$(examples_gpt_gpt_SOURCES) examples/linear.c $(examples_vision_libvision_la_SOURCES) \
+	examples/vision/mnist_mlp.c examples/vision/mnist_cnn.c examples/vision/cifar_net.c \
+	examples/vision/synthetic.c

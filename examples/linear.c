@@ -1,0 +1,140 @@
+/*
+ * linear - the smallest training: fits y = 3 a - 2 b + 1 to samples that each rank draws for
+ * itself, and says what it found.
+ *
+ *   srun --ddp -N2 --ntasks-per-node=2 linear
+ *   linear --spawn 4
+ */
+#include <getopt.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <ddp.h>
+
+enum { SAMPLES = 16, EXIT_WRONG_RESULT = 1, EXIT_USAGE = 2, EXIT_LIBRARY = 3 };
+enum { WEIGHT, BIAS, PARAMS };
+
+struct options {
+	long spawn, steps;
+	double learning_rate;
+};
+
+static void print_help(void)
+{
+	printf("usage: linear [OPTION]...\n"
+	       "Fits y = 3 a - 2 b + 1 to random samples by gradient descent, %d samples a rank\n"
+	       "and step. Start it with srun --ddp, or with --spawn.\n"
+	       "\n"
+	       "  --spawn N   start N ranks on this host, without a launcher (1 to 1024)\n"
+	       "  --steps N   (400)\n"
+	       "  --lr X      learning rate (0.3)\n"
+	       "  --help      this text\n"
+	       "\n"
+	       "Exit status: 0 it found the numbers, 1 it did not, 2 usage, 3 the library\n"
+	       "reports an error.\n", SAMPLES);
+}
+
+static int parse(int argc, char **argv, struct options *o)
+{
+	static const struct option known[] = {{"spawn", required_argument, NULL, 's'},
+		{"steps", required_argument, NULL, 'n'}, {"lr", required_argument, NULL, 'l'},
+		{"help", no_argument, NULL, 'h'}, {0}};
+	int id;
+
+	while ((id = getopt_long(argc, argv, "", known, NULL)) != -1) {
+		char *end = NULL;
+		switch (id) {
+		case 's': o->spawn = strtol(optarg, &end, 10); break;
+		case 'n': o->steps = strtol(optarg, &end, 10); break;
+		case 'l': o->learning_rate = strtod(optarg, &end); break;
+		case 'h': print_help(); exit(EXIT_SUCCESS);
+		default: return EXIT_USAGE;
+		}
+		if (end == optarg || *end != '\0' || o->spawn < 0 || o->spawn > 1024 || o->steps < 1 ||
+		    !(o->learning_rate > 0)) {
+			fprintf(stderr, "linear: \"%s\" is not possible; see linear --help\n", optarg);
+			return EXIT_USAGE;
+		}
+	}
+	if (optind < argc) {
+		fprintf(stderr, "linear: %s: not an option; see linear --help\n", argv[optind]);
+		return EXIT_USAGE;
+	}
+	return EXIT_SUCCESS;
+}
+
+static void check(ddp_status status)
+{
+	if (status == DDP_OK)
+		return;
+	fprintf(stderr, "linear: %s: %s\n", ddp_status_name(status), ddp_last_error());
+	exit(EXIT_LIBRARY);
+}
+
+/* Adds the gradient of the summed loss of this rank's samples; returns that loss. */
+static double compute(ddp_model *model, unsigned *seed)
+{
+	const float *weight = ddp_param_data(model, WEIGHT), *bias = ddp_param_data(model, BIAS);
+	float *weight_grad = ddp_param_grad(model, WEIGHT), *bias_grad = ddp_param_grad(model, BIAS);
+	double loss = 0;
+
+	for (int i = 0; i < SAMPLES; i++) {
+		const float a = (float)rand_r(seed) / (float)RAND_MAX, b = (float)rand_r(seed) / (float)RAND_MAX;
+		const float error = weight[0] * a + weight[1] * b + bias[0] - (3 * a - 2 * b + 1);
+		loss += error * error;
+		weight_grad[0] += 2 * error * a;
+		weight_grad[1] += 2 * error * b;
+		bias_grad[0] += 2 * error;
+	}
+	return loss;
+}
+
+static int train(const struct options *o)
+{
+	const ddp_param params[PARAMS] = {[WEIGHT] = {.name = "weight", .ndim = 1, .shape = {2}},
+		[BIAS] = {.name = "bias", .ndim = 1, .shape = {1}}};
+	const ddp_model_options options = {.size = sizeof(options), .optimizer = DDP_SGD,
+		.learning_rate = o->learning_rate};
+	ddp_context *context;
+	ddp_model *model;
+	ddp_step_stats stats = {0};
+
+	check(ddp_init(NULL, &context));
+	const ddp_job *job = ddp_get_job(context);
+	check(ddp_model_create(context, params, PARAMS, &options, &model));
+	check(ddp_broadcast_params(model)); /* they start as zero here */
+	unsigned seed = 1 + (unsigned)job->rank; /* each rank draws its own samples */
+	for (long step = 0; step < o->steps; step++) {
+		const double loss = compute(model, &seed);
+		check(ddp_grad_ready(model, BIAS));
+		check(ddp_grad_ready(model, WEIGHT));
+		check(ddp_step(model, SAMPLES, loss, &stats));
+	}
+	const float *w = ddp_param_data(model, WEIGHT), b = *ddp_param_data(model, BIAS);
+	const bool found = fabsf(w[0] - 3) < 0.1f && fabsf(w[1] + 2) < 0.1f && fabsf(b - 1) < 0.1f;
+	if (job->rank == 0)
+		printf("%d ranks, %ld steps: loss %.6f, y = %.2f a %+.2f b %+.2f%s\n", job->world_size, o->steps,
+		       stats.loss, w[0], w[1], b, found ? "" : ": not y = 3 a - 2 b + 1");
+	ddp_model_free(model);
+	check(ddp_finalize(context));
+	return found ? EXIT_SUCCESS : EXIT_WRONG_RESULT;
+}
+
+int main(int argc, char **argv)
+{
+	struct options o = {.steps = 400, .learning_rate = 0.3};
+	ddp_spawn_result spawned;
+
+	const int parsed = parse(argc, argv, &o);
+	if (parsed != EXIT_SUCCESS)
+		return parsed;
+	if (o.spawn > 0) {
+		check(ddp_spawn((int)o.spawn, &spawned));
+		if (!spawned.is_rank)
+			return spawned.exit_code;
+	}
+	return train(&o);
+}

@@ -1,0 +1,287 @@
+/* net: layers, memory and initialisation. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "models/net_inside.h"
+
+net *net_create(int batch, const ddp_image_shape *shape)
+{
+	net *n = calloc(1, sizeof(*n));
+
+	if (n == NULL)
+		return NULL;
+	n->capacity = batch;
+	n->values_count = 1;
+	n->values[NET_IMAGES] = (struct net_value){.height = shape->height, .width = shape->width,
+		.channels = shape->channels};
+	return n;
+}
+
+void net_free(net *n)
+{
+	if (n == NULL)
+		return;
+	if (n->arena != NULL)
+		munmap(n->arena, n->arena_bytes);
+	free(n);
+}
+
+/* ---- layers -------------------------------------------------------------------------- */
+
+/* A layer whose value has this shape; in place, if that is 0. */
+static struct net_layer *add_layer(net *n, net_kind kind, int from, int64_t height, int64_t width,
+                                   int64_t channels)
+{
+	static struct net_layer none; /* of a network that is failed */
+	struct net_layer *l = &none;
+
+	if (n->layers_count == NET_LAYERS_MAX || from < 0 || from >= n->values_count) {
+		n->failed = true;
+		none = (struct net_layer){0};
+		return l;
+	}
+	l = &n->layers[n->layers_count++];
+	*l = (struct net_layer){.kind = kind, .from = from, .to = from};
+	if (height > 0) {
+		l->to = n->values_count++;
+		n->values[l->to] = (struct net_value){.height = height, .width = width, .channels = channels};
+	}
+	return l;
+}
+
+static int add_param(net *n, const char *name, const char *part, int ndim, const int64_t *shape)
+{
+	const int index = n->params_count++;
+	ddp_param *p = &n->params[index];
+
+	snprintf(n->names[index], sizeof(n->names[index]), "%s.%s", name, part);
+	*p = (ddp_param){.name = n->names[index], .ndim = ndim, .no_decay = ndim == 1};
+	memcpy(p->shape, shape, (size_t)ndim * sizeof(*shape));
+	return index;
+}
+
+static dk_window window_over(const net *n, int from, int size, int stride, int padding)
+{
+	const struct net_value *v = &n->values[from];
+
+	return (dk_window){.batch = n->capacity, .height = v->height, .width = v->width, .channels = v->channels,
+		.size = size, .stride = stride, .padding = padding};
+}
+
+int net_convolution(net *n, int from, const char *name, int outputs, int size, int stride, int padding, bool bias)
+{
+	const dk_window w = window_over(n, from, size, stride, padding);
+	struct net_layer *l = add_layer(n, NET_CONVOLUTION, from, dk_window_places(&w, w.height),
+	                                dk_window_places(&w, w.width), outputs);
+
+	l->window = w;
+	l->outputs = outputs;
+	l->bias = bias;
+	l->param = add_param(n, name, "weight", 4, (const int64_t[]){outputs, size, size, w.channels});
+	if (bias)
+		add_param(n, name, "bias", 1, (const int64_t[]){outputs});
+	return l->to;
+}
+
+int net_linear(net *n, int from, const char *name, int outputs)
+{
+	struct net_layer *l = add_layer(n, NET_LINEAR, from, 1, 1, outputs);
+
+	l->inputs = net_value_size(&n->values[from]);
+	l->outputs = outputs;
+	l->bias = true;
+	l->param = add_param(n, name, "weight", 2, (const int64_t[]){l->inputs, outputs});
+	add_param(n, name, "bias", 1, (const int64_t[]){outputs});
+	return l->to;
+}
+
+static int add_pool(net *n, net_kind kind, int from, int size, int stride, int padding)
+{
+	const dk_window w = window_over(n, from, size, stride, padding);
+	struct net_layer *l = add_layer(n, kind, from, dk_window_places(&w, w.height), dk_window_places(&w, w.width),
+	                                w.channels);
+
+	l->window = w;
+	return l->to;
+}
+
+int net_max_pool(net *n, int from, int size, int stride, int padding)
+{
+	return add_pool(n, NET_MAX_POOL, from, size, stride, padding);
+}
+
+int net_average_pool(net *n, int from)
+{
+	return add_pool(n, NET_AVERAGE_POOL, from, (int)n->values[from].height, 1, 0);
+}
+
+int net_batch_norm(net *n, int from, const char *name)
+{
+	const struct net_value v = n->values[from];
+	struct net_layer *l = add_layer(n, NET_BATCH_NORM, from, v.height, v.width, v.channels);
+
+	l->outputs = v.channels;
+	l->bias = true;
+	l->param = add_param(n, name, "weight", 1, (const int64_t[]){v.channels});
+	add_param(n, name, "bias", 1, (const int64_t[]){v.channels});
+	n->running_count += 2 * v.channels;
+	return l->to;
+}
+
+int net_relu(net *n, int from)
+{
+	return add_layer(n, NET_RELU, from, 0, 0, 0)->to;
+}
+
+int net_dropout(net *n, int from, double probability)
+{
+	struct net_layer *l = add_layer(n, NET_DROPOUT, from, 0, 0, 0);
+
+	l->probability = probability;
+	return l->to;
+}
+
+int net_add(net *n, int from, int other)
+{
+	struct net_layer *l = add_layer(n, NET_ADD, from, 0, 0, 0);
+
+	l->other = other;
+	return l->to;
+}
+
+void net_drop_nothing(net *n)
+{
+	for (int i = 0; i < n->layers_count; i++)
+		n->layers[i].probability = 0;
+}
+
+/* ---- memory ---------------------------------------------------------------------------- */
+
+/* Gives out the arena's next `floats`; with no arena, only counts. */
+static float *carve(net *n, size_t *used, int64_t floats)
+{
+	float *here = n->arena != NULL ? (float *)n->arena + *used : NULL;
+
+	*used += ((size_t)floats + 15) / 16 * 16;
+	return here;
+}
+
+static size_t lay_out(net *n)
+{
+	size_t used = 0, work = 0;
+	int64_t largest = 0;
+
+	n->running = carve(n, &used, n->running_count);
+	for (int i = 1; i < n->values_count; i++) {
+		const int64_t size = n->capacity * net_value_size(&n->values[i]);
+		n->values[i].data = carve(n, &used, size);
+		n->values[i].grad = carve(n, &used, size);
+		largest = size > largest ? size : largest;
+	}
+	float *running = n->running;
+	for (int i = 0; i < n->layers_count; i++) {
+		struct net_layer *l = &n->layers[i];
+		const struct net_value *to = &n->values[l->to];
+		size_t need = 0;
+		if (l->kind == NET_MAX_POOL)
+			l->which = (int32_t *)carve(n, &used, n->capacity * net_value_size(to));
+		if (l->kind == NET_CONVOLUTION)
+			need = dk_convolution_work(&l->window, l->outputs);
+		if (l->kind == NET_BATCH_NORM) {
+			need = dk_batch_norm_work(n->capacity * to->height * to->width, to->channels);
+			l->mean = carve(n, &used, to->channels);
+			l->rstd = carve(n, &used, to->channels);
+			l->running = running;
+			if (running != NULL)
+				running += 2 * to->channels;
+		}
+		work = need > work ? need : work;
+	}
+	n->work = carve(n, &used, (int64_t)work);
+	n->scratch = carve(n, &used, largest);
+	return used * sizeof(float);
+}
+
+/* One mapping, of huge pages where there are some, touched now: page faults would cost much
+   of every step's time if they came in between. */
+bool net_finish(net *n)
+{
+	if (n->failed)
+		return false;
+	n->arena_bytes = lay_out(n);
+	void *arena = mmap(NULL, n->arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (arena == MAP_FAILED)
+		return false;
+	madvise(arena, n->arena_bytes, MADV_HUGEPAGE);
+	memset(arena, 0, n->arena_bytes);
+	n->arena = arena;
+	lay_out(n);
+	return true;
+}
+
+/* ---- parameters ------------------------------------------------------------------------- */
+
+const ddp_param *net_params(const net *n, int *count)
+{
+	*count = n->params_count;
+	return n->params;
+}
+
+void net_bind(net *n, float *const *params, float *const *grads)
+{
+	memcpy(n->data, params, (size_t)n->params_count * sizeof(float *));
+	memcpy(n->grad, grads, (size_t)n->params_count * sizeof(float *));
+}
+
+float *net_buffers(net *n, int64_t *count)
+{
+	*count = n->running_count;
+	return n->running_count > 0 ? n->running : NULL;
+}
+
+/* SplitMix64 (Steele et al., OOPSLA 2014). */
+static uint64_t next_random(uint64_t *state)
+{
+	uint64_t z = *state += 0x9e3779b97f4a7c15u;
+
+	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+	return z ^ z >> 31;
+}
+
+static void fill_uniform(float *x, int64_t count, float bound, uint64_t *state)
+{
+	for (int64_t i = 0; i < count; i++)
+		x[i] = bound * ((float)(next_random(state) >> 40) * 0x1p-23f - 1);
+}
+
+static void fill_with(float *x, int64_t count, float value)
+{
+	for (int64_t i = 0; i < count; i++)
+		x[i] = value;
+}
+
+void net_initialise(net *n, uint64_t seed)
+{
+	uint64_t state = seed;
+
+	for (int i = 0; i < n->layers_count; i++) {
+		const struct net_layer *l = &n->layers[i];
+		if (l->kind == NET_BATCH_NORM) {
+			fill_with(n->data[l->param], l->outputs, 1);
+			fill_with(n->data[l->param + 1], l->outputs, 0);
+			fill_with(l->running, l->outputs, 0);
+			fill_with(l->running + l->outputs, l->outputs, 1);
+		} else if (l->kind == NET_CONVOLUTION || l->kind == NET_LINEAR) {
+			const int64_t inputs = l->kind == NET_LINEAR ? l->inputs
+				: l->window.size * l->window.size * l->window.channels;
+			const float bound = 1 / sqrtf((float)inputs);
+			fill_uniform(n->data[l->param], inputs * l->outputs, bound, &state);
+			if (l->bias)
+				fill_uniform(n->data[l->param + 1], l->outputs, bound, &state);
+		}
+	}
+}

@@ -1,0 +1,79 @@
+/*
+ * net: networks for images, put together layer by layer, over parameters and gradients that
+ * the caller owns. Images lie channels last.
+ */
+#ifndef EXAMPLES_MODELS_NET_H
+#define EXAMPLES_MODELS_NET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ddp.h"
+
+typedef struct net net;
+
+/* Layers give values, which are named by a number; 0 is the images. */
+enum { NET_IMAGES = 0 };
+
+/* For up to `batch` images. NULL if there is not enough memory. */
+net *net_create(int batch, const ddp_image_shape *shape);
+void net_free(net *n);
+
+/*
+ * Each adds a layer behind value `from` and returns the value that it gives. Parameters are
+ * NAME.weight and NAME.bias, of a convolution [outputs, size, size, channels] and [outputs],
+ * of a linear layer, which flattens its input, [inputs, outputs] and [outputs].
+ */
+int net_convolution(net *n, int from, const char *name, int outputs, int size, int stride,
+                    int padding, bool bias);
+int net_linear(net *n, int from, const char *name, int outputs);
+int net_max_pool(net *n, int from, int size, int stride, int padding);
+/* The mean of each channel over the whole image. */
+int net_average_pool(net *n, int from);
+/* NAME.weight and NAME.bias [channels]; see net_buffers(). */
+int net_batch_norm(net *n, int from, const char *name);
+/* These work in place: they return `from`, as which their result is known from now on. */
+int net_relu(net *n, int from);
+int net_dropout(net *n, int from, double probability);
+int net_add(net *n, int from, int other);
+
+/* Dropout drops nothing from now on. */
+void net_drop_nothing(net *n);
+
+/* The last layer added gives the logits. Allocates what the layers need. False if there is
+   not enough memory. */
+bool net_finish(net *n);
+
+/* The parameters, in the order in which forward uses them. */
+const ddp_param *net_params(const net *n, int *count);
+/* Where parameter i and its gradient lie; the arrays are copied. */
+void net_bind(net *n, float *const *params, float *const *grads);
+/* PyTorch's: uniform within the root of 1 / inputs; the same for the same seed. */
+void net_initialise(net *n, uint64_t seed);
+
+/* Running statistics of batch normalisation: all in one piece. NULL if there are none. */
+float *net_buffers(net *n, int64_t *count);
+
+/* What dropout draws from: a seed, and a counter that each forward pass moves on. */
+typedef struct net_random {
+	uint64_t seed, counter;
+} net_random;
+
+/* Sums over the images of a pass. */
+typedef struct net_result {
+	double loss; /* cross-entropy, in nats */
+	int64_t right;
+} net_result;
+
+/* `random` NULL: to evaluate; no dropout, and normalisation by running statistics. Labels
+   are below the number of logits. */
+net_result net_forward(net *n, const float *images, const int32_t *labels, int batch, net_random *random);
+
+/* Called when backward is done with a parameter's gradient. */
+typedef ddp_status (*net_ready_fn)(void *user, int param);
+
+/* Adds the gradient of the summed loss. Once after each net_forward() to train. */
+ddp_status net_backward(net *n, net_ready_fn ready, void *user);
+
+#endif

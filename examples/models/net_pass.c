@@ -1,0 +1,197 @@
+/* net: forward and backward. */
+#include <string.h>
+
+#include "models/net_inside.h"
+
+static const double momentum = 0.1; /* of running statistics */
+
+static int64_t rows_of(const net *n, const struct net_value *v)
+{
+	return n->batch * v->height * v->width;
+}
+
+static int64_t numbers_of(const net *n, const struct net_value *v)
+{
+	return n->batch * net_value_size(v);
+}
+
+/* ---- forward ------------------------------------------------------------------------- */
+
+static void normalise(net *n, struct net_layer *l, const float *in, bool train)
+{
+	const struct net_value *to = &n->values[l->to];
+	float *const *p = n->data + l->param;
+	float *variance = l->running + l->outputs;
+
+	if (train)
+		dk_batch_norm_forward(to->data, l->mean, l->rstd, l->running, variance, momentum, n->work, in, p[0],
+		                      p[1], rows_of(n, to), l->outputs);
+	else
+		dk_batch_norm_eval(to->data, in, p[0], p[1], l->running, variance, rows_of(n, to), l->outputs);
+}
+
+static void drop(net *n, struct net_layer *l, net_random *random)
+{
+	struct net_value *v = &n->values[l->to];
+	const int64_t count = numbers_of(n, v);
+
+	l->counter = random->counter;
+	random->counter += (uint64_t)(count + 3) / 4;
+	dk_dropout(v->data, v->data, count, l->probability, random->seed, l->counter);
+}
+
+static void forward_layer(net *n, struct net_layer *l, net_random *random)
+{
+	float *const *p = n->data + l->param;
+	const float *in = n->values[l->from].data;
+	struct net_value *to = &n->values[l->to];
+
+	l->window.batch = n->batch;
+	switch (l->kind) {
+	case NET_CONVOLUTION:
+		dk_convolution_forward(to->data, n->work, in, p[0], l->bias ? p[1] : NULL, &l->window, l->outputs);
+		break;
+	case NET_LINEAR:
+		dk_linear_forward(to->data, in, p[0], p[1], NULL, n->batch, l->inputs, l->outputs);
+		break;
+	case NET_MAX_POOL: dk_max_pool_forward(to->data, l->which, in, &l->window); break;
+	case NET_AVERAGE_POOL: dk_average_pool_forward(to->data, in, &l->window); break;
+	case NET_BATCH_NORM: normalise(n, l, in, random != NULL); break;
+	case NET_RELU: dk_relu_forward(to->data, in, numbers_of(n, to)); break;
+	case NET_DROPOUT:
+		if (random != NULL)
+			drop(n, l, random);
+		break;
+	case NET_ADD: dk_add(to->data, in, n->values[l->other].data, numbers_of(n, to)); break;
+	}
+}
+
+static int64_t count_right(const float *logits, const int32_t *labels, int64_t rows, int64_t classes)
+{
+	int64_t right = 0;
+
+	for (int64_t r = 0; r < rows; r++, logits += classes) {
+		int64_t best = 0;
+		for (int64_t i = 1; i < classes; i++)
+			best = logits[i] > logits[best] ? i : best;
+		right += best == labels[r];
+	}
+	return right;
+}
+
+net_result net_forward(net *n, const float *images, const int32_t *labels, int batch, net_random *random)
+{
+	const struct net_value *logits = &n->values[n->layers[n->layers_count - 1].to];
+	net_result result;
+
+	n->batch = batch;
+	n->seed = random != NULL ? random->seed : 0;
+	/* It is only read: no layer works in place on the images. */
+	n->values[NET_IMAGES].data = (float *)(uintptr_t)images;
+	for (int i = 0; i < n->layers_count; i++)
+		forward_layer(n, &n->layers[i], random);
+	result.right = count_right(logits->data, labels, batch, logits->channels);
+	result.loss = dk_cross_entropy(logits->data, labels, batch, logits->channels);
+	return result;
+}
+
+/* ---- backward ------------------------------------------------------------------------ */
+
+/* Where a layer shall leave the gradient of what it reads. */
+static float *place_of(net *n, int value)
+{
+	return n->values[value].has_grad ? n->scratch : n->values[value].grad;
+}
+
+/* It is there now. */
+static void has_come(net *n, int value)
+{
+	struct net_value *v = &n->values[value];
+
+	if (v->has_grad)
+		dk_add(v->grad, v->grad, n->scratch, numbers_of(n, v));
+	v->has_grad = true;
+}
+
+/* What needs no gradient of what it reads, or works in place. */
+static void backward_params(net *n, struct net_layer *l)
+{
+	float **g = n->grad + l->param;
+	const struct net_value *to = &n->values[l->to], *from = &n->values[l->from];
+
+	switch (l->kind) {
+	case NET_CONVOLUTION:
+		dk_convolution_backward_params(g[0], l->bias ? g[1] : NULL, n->work, to->grad, from->data, &l->window,
+		                               l->outputs);
+		break;
+	case NET_LINEAR:
+		dk_linear_backward_params(g[0], g[1], to->grad, from->data, n->batch, l->inputs, l->outputs);
+		break;
+	case NET_RELU: dk_relu_backward(to->grad, to->data, numbers_of(n, to)); break;
+	case NET_DROPOUT:
+		dk_dropout(to->grad, to->grad, numbers_of(n, to), l->probability, n->seed, l->counter);
+		break;
+	case NET_ADD:
+		dk_copy(place_of(n, l->other), to->grad, (size_t)numbers_of(n, to) * sizeof(float));
+		has_come(n, l->other);
+		break;
+	default: break;
+	}
+}
+
+static void backward_input(net *n, struct net_layer *l)
+{
+	float *const *p = n->data + l->param, **g = n->grad + l->param;
+	const struct net_value *to = &n->values[l->to], *from = &n->values[l->from];
+	float *din = place_of(n, l->from);
+
+	switch (l->kind) {
+	case NET_CONVOLUTION:
+		dk_convolution_backward_input(din, n->work, to->grad, p[0], &l->window, l->outputs);
+		break;
+	case NET_LINEAR: dk_linear_backward_input(din, to->grad, p[0], n->batch, l->inputs, l->outputs); break;
+	case NET_MAX_POOL: dk_max_pool_backward(din, to->grad, l->which, &l->window); break;
+	case NET_AVERAGE_POOL: dk_average_pool_backward(din, to->grad, &l->window); break;
+	case NET_BATCH_NORM:
+		dk_batch_norm_backward(din, g[0], g[1], n->work, to->grad, from->data, l->mean, l->rstd, p[0],
+		                       rows_of(n, to), l->outputs);
+		break;
+	default: return; /* in place */
+	}
+	has_come(n, l->from);
+}
+
+static bool has_params(const struct net_layer *l)
+{
+	return l->kind == NET_CONVOLUTION || l->kind == NET_LINEAR || l->kind == NET_BATCH_NORM;
+}
+
+ddp_status net_backward(net *n, net_ready_fn ready, void *user)
+{
+	struct net_value *logits = &n->values[n->layers[n->layers_count - 1].to];
+	float *const logits_grad = logits->grad;
+	ddp_status status = DDP_OK;
+
+	for (int i = 0; i < n->values_count; i++)
+		n->values[i].has_grad = false;
+	/* The cross-entropy has left it where the logits were. */
+	logits->grad = logits->data;
+	logits->has_grad = true;
+	for (int i = n->layers_count - 1; i >= 0 && status == DDP_OK; i--) {
+		struct net_layer *l = &n->layers[i];
+		backward_params(n, l);
+		/* Those of a normalisation come with its input's. */
+		if (has_params(l) && l->kind != NET_BATCH_NORM && l->bias)
+			status = ready(user, l->param + 1);
+		if (has_params(l) && l->kind != NET_BATCH_NORM && status == DDP_OK)
+			status = ready(user, l->param);
+		if (l->from != NET_IMAGES && status == DDP_OK)
+			backward_input(n, l);
+		if (l->kind == NET_BATCH_NORM)
+			status = ready(user, l->param + 1);
+		if (l->kind == NET_BATCH_NORM && status == DDP_OK)
+			status = ready(user, l->param);
+	}
+	logits->grad = logits_grad;
+	return status;
+}

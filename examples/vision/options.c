@@ -1,0 +1,146 @@
+#include "vision/options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void print_help(const vision_example *e)
+{
+	printf("usage: %s --data DIR [OPTION]...\n"
+	       "%s\n"
+	       "Start it with srun --ddp, or with --spawn.\n"
+	       "\n"
+	       "  --data DIR        folder of %s's files, unpacked (required);\n"
+	       "                    examples/vision/synthetic makes such data\n"
+	       "  --batch N         images per rank and step (%d)\n"
+	       "  --steps N         steps in all, also when resumed (200)\n"
+	       "  --lr X            learning rate (%g), to a tenth by a cosine\n"
+	       "  --constant        leave the learning rate as it is\n"
+	       "  --momentum X      (%g)\n"
+	       "  --weight-decay X  (%g)\n"
+	       "  --plain           neither dropout nor random cuts, to compare\n"
+	       "  --seed N          seed of parameters, order and all that is random (1)\n"
+	       "  --checkpoint DIR  write a checkpoint there at the end\n"
+	       "  --resume          go on from the newest one, if there is one\n"
+	       "  --metrics FILE    one line of JSON per step\n"
+	       "  --spawn N         start N ranks on this host, without a launcher\n"
+	       "  --threads N       threads per rank (OMP_NUM_THREADS, else the host's\n"
+	       "                    processors over its ranks)\n"
+	       "  --verbose         tell what the library does, on stderr\n"
+	       "  --version         tell the version and exit\n"
+	       "  --help            this text\n",
+	       e->name, e->about, e->data == VISION_MNIST ? "MNIST" : "CIFAR-10", e->batch, e->learning_rate,
+	       e->momentum, e->weight_decay);
+}
+
+enum { OPT_DATA = 1, OPT_BATCH, OPT_STEPS, OPT_LR, OPT_CONSTANT, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_PLAIN,
+       OPT_SEED, OPT_CHECKPOINT, OPT_RESUME, OPT_METRICS, OPT_SPAWN, OPT_THREADS, OPT_VERBOSE, OPT_VERSION, OPT_HELP };
+
+static const struct option known[] = {
+	{"data", required_argument, NULL, OPT_DATA}, {"batch", required_argument, NULL, OPT_BATCH},
+	{"steps", required_argument, NULL, OPT_STEPS}, {"lr", required_argument, NULL, OPT_LR},
+	{"constant", no_argument, NULL, OPT_CONSTANT}, {"momentum", required_argument, NULL, OPT_MOMENTUM},
+	{"weight-decay", required_argument, NULL, OPT_WEIGHT_DECAY}, {"plain", no_argument, NULL, OPT_PLAIN},
+	{"seed", required_argument, NULL, OPT_SEED}, {"checkpoint", required_argument, NULL, OPT_CHECKPOINT},
+	{"resume", no_argument, NULL, OPT_RESUME}, {"metrics", required_argument, NULL, OPT_METRICS},
+	{"spawn", required_argument, NULL, OPT_SPAWN}, {"threads", required_argument, NULL, OPT_THREADS},
+	{"verbose", no_argument, NULL, OPT_VERBOSE}, {"version", no_argument, NULL, OPT_VERSION},
+	{"help", no_argument, NULL, OPT_HELP}, {0},
+};
+
+static bool read_integer(const char *name, const char *text, int64_t least, int64_t most, int64_t *value)
+{
+	char *end;
+
+	errno = 0;
+	*value = strtoll(text, &end, 10);
+	if (errno == 0 && end != text && *end == '\0' && *value >= least && *value <= most)
+		return true;
+	fprintf(stderr, "%s: \"%s\" is not a whole number from %lld to %lld\n", name, text, (long long)least,
+	        (long long)most);
+	return false;
+}
+
+static bool read_int(const char *name, const char *text, int most, int *value)
+{
+	int64_t number;
+
+	if (!read_integer(name, text, 1, most, &number))
+		return false;
+	*value = (int)number;
+	return true;
+}
+
+static bool read_real(const char *name, const char *text, double *value)
+{
+	char *end;
+
+	*value = strtod(text, &end);
+	if (end != text && *end == '\0' && isfinite(*value) && *value >= 0)
+		return true;
+	fprintf(stderr, "%s: \"%s\" is not a number from 0 on\n", name, text);
+	return false;
+}
+
+static bool take(vision_options *o, int id, const char *name, const char *text)
+{
+	int64_t seed;
+
+	switch (id) {
+	case OPT_DATA: o->data = text; return true;
+	case OPT_BATCH: return read_int(name, text, 1 << 20, &o->batch);
+	case OPT_STEPS: return read_integer(name, text, 1, INT64_C(1) << 40, &o->steps);
+	case OPT_LR: return read_real(name, text, &o->learning_rate);
+	case OPT_CONSTANT: o->constant = true; return true;
+	case OPT_MOMENTUM: return read_real(name, text, &o->momentum);
+	case OPT_WEIGHT_DECAY: return read_real(name, text, &o->weight_decay);
+	case OPT_PLAIN: o->plain = true; return true;
+	case OPT_CHECKPOINT: o->checkpoint = text; return true;
+	case OPT_RESUME: o->resume = true; return true;
+	case OPT_METRICS: o->metrics = text; return true;
+	case OPT_SPAWN: return read_int(name, text, 1024, &o->spawn);
+	case OPT_THREADS: return read_int(name, text, 4096, &o->threads);
+	case OPT_VERBOSE: o->verbose = true; return true;
+	default:
+		if (!read_integer(name, text, 0, INT64_MAX, &seed))
+			return false;
+		o->seed = (uint64_t)seed;
+		return true;
+	}
+}
+
+vision_parsed vision_parse(int argc, char **argv, const vision_example *e, vision_options *o)
+{
+	int id, index = 0;
+
+	*o = (vision_options){.batch = e->batch, .steps = 200, .learning_rate = e->learning_rate,
+		.momentum = e->momentum, .weight_decay = e->weight_decay, .seed = 1};
+	while ((id = getopt_long(argc, argv, "", known, &index)) != -1) {
+		if (id == OPT_HELP) {
+			print_help(e);
+			return VISION_DONE;
+		}
+		if (id == OPT_VERSION) {
+			printf("%s (slurm-ddp) %s\n", e->name, ddp_version());
+			return VISION_DONE;
+		}
+		/* getopt has said what is wrong with '?' */
+		if (id == '?' || !take(o, id, known[index].name, optarg)) {
+			fprintf(stderr, "see %s --help\n", e->name);
+			return VISION_BAD;
+		}
+	}
+	if (optind < argc || o->data == NULL) {
+		fprintf(stderr, "%s: %s%s; see %s --help\n", e->name, optind < argc ? argv[optind] : "--data DIR",
+		        optind < argc ? ": not an option" : " is needed", e->name);
+		return VISION_BAD;
+	}
+	if (o->resume && o->checkpoint == NULL) {
+		fprintf(stderr, "%s: --resume needs --checkpoint DIR\n", e->name);
+		return VISION_BAD;
+	}
+	return VISION_RUN;
+}

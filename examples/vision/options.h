@@ -1,0 +1,22 @@
+/* options: the command line of the examples that train on images. */
+#ifndef EXAMPLES_VISION_OPTIONS_H
+#define EXAMPLES_VISION_OPTIONS_H
+
+#include "vision/vision.h"
+
+typedef struct vision_options {
+	const char *data;                /* a folder */
+	int batch, spawn, threads;       /* spawn 0: ranks come from the launcher */
+	int64_t steps;
+	double learning_rate, momentum, weight_decay;
+	uint64_t seed;
+	const char *checkpoint, *metrics; /* NULL: none */
+	bool resume, constant, plain, verbose;
+} vision_options;
+
+typedef enum vision_parsed { VISION_RUN, VISION_DONE, VISION_BAD } vision_parsed;
+
+/* VISION_DONE: --help or --version was answered. VISION_BAD: the error is on stderr. */
+vision_parsed vision_parse(int argc, char **argv, const vision_example *example, vision_options *options);
+
+#endif

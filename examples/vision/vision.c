@@ -1,0 +1,357 @@
+/*
+ * vision: data-parallel training on images, by libddp's public interface and the kernels.
+ * Every rank that fails says why on stderr and ends with 1; the others then end too, since
+ * the communicator is aborted.
+ */
+#include "vision/vision.h"
+
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels.h"
+#include "vision/data.h"
+#include "vision/options.h"
+
+enum { CLASSES = 10, LINES = 10, EXIT_STOPPED = 75 /* EX_TEMPFAIL: it may be started again */ };
+
+struct trainer {
+	const vision_example *example;
+	vision_options options;
+	ddp_context *context;
+	const ddp_job *job;
+	net *net;
+	ddp_model *params;
+	ddp_image_shape shape;
+	ddp_dataset dataset;
+	ddp_loader *loader;
+	ddp_image_transform transform;
+	float *images;   /* [batch, height, width, channels] */
+	int32_t *labels; /* [batch] */
+	bool synthetic;
+	bool told;       /* why this rank fails */
+	bool stopped;
+	int64_t every;   /* steps from one line to the next */
+};
+
+/* Says what is wrong, here and to the other ranks. Returns false. */
+static bool fail(struct trainer *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static bool fail(struct trainer *t, const char *format, ...)
+{
+	char message[1200];
+	va_list arguments;
+
+	t->told = true;
+	va_start(arguments, format);
+	vsnprintf(message, sizeof(message), format, arguments);
+	va_end(arguments);
+	if (t->job == NULL) {
+		fprintf(stderr, "%s: %s\n", t->example->name, message);
+		return false;
+	}
+	fprintf(stderr, "%s: rank %d on %s: %s\n", t->example->name, t->job->rank, t->job->hostname, message);
+	if (ddp_comm_abort(ddp_world(t->context), message) != DDP_OK)
+		fprintf(stderr, "%s: cannot tell the other ranks: %s\n", t->example->name, ddp_last_error());
+	return false;
+}
+
+/* The same with the library's sentence, unless another rank, or this one, has told. */
+static bool fine(struct trainer *t, ddp_status status)
+{
+	if (status == DDP_OK)
+		return true;
+	if (t->told || status == DDP_ERR_ABORTED || (status == DDP_ERR_NOT_FINITE && t->job->rank != 0))
+		return false;
+	return fail(t, "%s", ddp_last_error());
+}
+
+/* ---- set up ------------------------------------------------------------------------------ */
+
+/* A launcher that binds ranks to processors has divided them already. */
+static int choose_threads(const struct trainer *t)
+{
+	const char *omp = getenv("OMP_NUM_THREADS");
+	cpu_set_t cpus;
+
+	if (t->options.threads > 0)
+		return t->options.threads;
+	if (omp != NULL && omp[0] != '\0')
+		return dk_threads();
+	if (sched_getaffinity(0, sizeof(cpus), &cpus) != 0)
+		return 1;
+	int count = CPU_COUNT(&cpus);
+	if (count >= (int)sysconf(_SC_NPROCESSORS_ONLN))
+		count /= t->job->local_world_size;
+	return count > 0 ? count : 1;
+}
+
+static bool start_library(struct trainer *t)
+{
+	const ddp_options options = {.size = sizeof(options), .metrics_path = t->options.metrics};
+
+	ddp_set_log(ddp_log_stderr, NULL, t->options.verbose ? DDP_LOG_DEBUG : DDP_LOG_WARN);
+	if (!fine(t, ddp_init(&options, &t->context)))
+		return false;
+	t->job = ddp_get_job(t->context);
+	dk_flush_denormals();
+	dk_set_threads(choose_threads(t));
+	return true;
+}
+
+static bool open_data(struct trainer *t)
+{
+	const vision_options *o = &t->options;
+	const ddp_loader_options options = {.size = sizeof(options), .batch_size = o->batch, .seed = o->seed};
+
+	t->transform = vision_transform(t->example->data, t->example->augment && !o->plain, o->seed);
+	if (!fine(t, vision_open(t->example->data, o->data, false, &t->shape, &t->dataset, &t->synthetic)) ||
+	    !fine(t, ddp_loader_create(t->context, &t->dataset, &options, &t->loader)))
+		return false;
+	const size_t size = (size_t)t->shape.channels * (size_t)t->shape.height * (size_t)t->shape.width;
+	t->images = calloc((size_t)o->batch, size * sizeof(float));
+	t->labels = calloc((size_t)o->batch, sizeof(int32_t));
+	return t->images != NULL && t->labels != NULL ? true : fail(t, "out of memory");
+}
+
+/* Gives the network the library's arenas to work on. */
+static bool bind(struct trainer *t, int count)
+{
+	float **data = calloc((size_t)count, sizeof(*data)), **grad = calloc((size_t)count, sizeof(*grad));
+	const bool possible = data != NULL && grad != NULL;
+
+	for (int i = 0; possible && i < count; i++) {
+		data[i] = ddp_param_data(t->params, i);
+		grad[i] = ddp_param_grad(t->params, i);
+	}
+	if (possible)
+		net_bind(t->net, data, grad);
+	free(data);
+	free(grad);
+	return possible ? true : fail(t, "out of memory");
+}
+
+static bool make_model(struct trainer *t)
+{
+	const vision_options *o = &t->options;
+	const ddp_model_options options = {.size = sizeof(options), .optimizer = DDP_SGD,
+		.learning_rate = o->learning_rate, .momentum = o->momentum, .weight_decay = o->weight_decay};
+	int count;
+
+	t->net = net_create(o->batch, &t->shape);
+	if (t->net != NULL)
+		t->example->build(t->net);
+	if (t->net == NULL || !net_finish(t->net))
+		return fail(t, "not enough memory for %d images; give a smaller --batch", o->batch);
+	if (o->plain)
+		net_drop_nothing(t->net);
+	const ddp_param *params = net_params(t->net, &count);
+	if (!fine(t, ddp_model_create(t->context, params, count, &options, &t->params)) || !bind(t, count))
+		return false;
+	net_initialise(t->net, o->seed);
+	return fine(t, ddp_broadcast_params(t->params));
+}
+
+/* ---- training ---------------------------------------------------------------------------- */
+
+/* Fills t->images and t->labels. `batches` of an epoch come before this one. */
+static bool prepare(struct trainer *t, const ddp_loader *loader, const ddp_batch *batch,
+                    const ddp_image_transform *transform)
+{
+	const int64_t number = (batch->epoch * ddp_loader_batches_per_epoch(loader) + batch->batch) *
+	                       t->job->world_size + t->job->rank;
+
+	if (!fine(t, ddp_transform_images(&t->shape, transform, batch->data, batch->samples,
+	                                  (uint64_t)(number * t->options.batch), t->images, t->labels)))
+		return false;
+	for (int64_t i = 0; i < batch->samples; i++)
+		if (t->labels[i] >= CLASSES)
+			return fail(t, "%s holds an image of label %d, but there are %d classes", t->options.data,
+			            t->labels[i], CLASSES);
+	return true;
+}
+
+/* What dropout draws from goes with the checkpoint; each rank has a part of the counters. */
+static net_random random_of(const struct trainer *t)
+{
+	net_random random = {.seed = t->options.seed, .counter = (uint64_t)t->job->rank << 48};
+	size_t bytes;
+	const void *saved = ddp_get_user_state(t->params, &bytes);
+
+	if (bytes == sizeof(random))
+		memcpy(&random, saved, sizeof(random));
+	return random;
+}
+
+static ddp_status ready(void *user, int param)
+{
+	return ddp_grad_ready(user, param);
+}
+
+static ddp_status announce_all(struct trainer *t)
+{
+	ddp_status status = DDP_OK;
+	int count;
+
+	net_params(t->net, &count);
+	for (int i = count - 1; i >= 0 && status == DDP_OK; i--)
+		status = ddp_grad_ready(t->params, i);
+	return status;
+}
+
+static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch, double *weight, double *loss_sum)
+{
+	struct trainer *t = user;
+	net_random random = random_of(t);
+
+	if (batch->samples == 0)
+		return announce_all(t);
+	if (!prepare(t, t->loader, batch, &t->transform))
+		return DDP_ERR_FORMAT;
+	*loss_sum += net_forward(t->net, t->images, t->labels, (int)batch->samples, &random).loss;
+	*weight += (double)batch->samples;
+	ddp_set_phase(params, DDP_PHASE_BACKWARD);
+	ddp_status status = net_backward(t->net, ready, params);
+	if (dk_failure() != NULL) {
+		fail(t, "%s", dk_failure());
+		return DDP_ERR_NOMEM;
+	}
+	return status == DDP_OK ? ddp_set_user_state(params, &random, sizeof(random)) : status;
+}
+
+static double schedule(void *user, int64_t step)
+{
+	const vision_options *o = &((struct trainer *)user)->options;
+
+	return o->constant ? o->learning_rate
+	                   : ddp_cosine_schedule(step, 0, o->steps, o->learning_rate, o->learning_rate / 10);
+}
+
+static ddp_status on_step(void *user, const ddp_step_stats *stats)
+{
+	const struct trainer *t = user;
+
+	if (t->job->rank == 0 && (stats->step == 1 || stats->step % t->every == 0)) {
+		printf("step %" PRId64 "/%" PRId64 "  loss %.4f  lr %.2e  %.1f ms\n", stats->step, t->options.steps,
+		       stats->loss, stats->learning_rate, stats->seconds * 1e3);
+		fflush(stdout);
+	}
+	return DDP_OK;
+}
+
+static bool train(struct trainer *t)
+{
+	const vision_options *o = &t->options;
+	const ddp_train_options options = {.size = sizeof(options), .steps = o->steps, .checkpoint_dir = o->checkpoint,
+		.resume = o->resume, .schedule = schedule, .on_step = on_step, .user = t, .stop_signal = SIGTERM};
+	ddp_summary summary;
+
+	t->every = o->steps / LINES > 0 ? o->steps / LINES : 1;
+	if (t->job->rank == 0)
+		printf("%s: %" PRId64 " %simages of %d x %d x %d; %d ranks on %d nodes, %d images a step\n", t->example->name,
+		       t->dataset.size, t->synthetic ? "synthetic " : "", t->shape.channels, t->shape.height,
+		       t->shape.width, t->job->world_size, t->job->nnodes, o->batch * t->job->world_size);
+	if (!fine(t, ddp_train(t->params, t->loader, compute, &options, &summary)))
+		return false;
+	t->stopped = summary.stopped;
+	if (t->job->rank == 0 && summary.steps > 0)
+		printf("trained %" PRId64 " steps in %.1f s: %.0f images/s, loss %.4f -> %.4f\n", summary.steps,
+		       summary.seconds, summary.units_per_second, summary.first_loss, summary.last_loss);
+	return true;
+}
+
+/* ---- test -------------------------------------------------------------------------------- */
+
+/* Each image once, whatever the number of ranks; sums of all ranks. */
+static bool test_with(struct trainer *t, ddp_loader *loader)
+{
+	const ddp_image_transform plain = vision_transform(t->example->data, false, 0);
+	double sums[3] = {0}; /* images, right ones, loss */
+	ddp_batch batch;
+
+	ddp_set_phase(t->params, DDP_PHASE_EVAL);
+	for (int64_t i = 0; i < ddp_loader_batches_per_epoch(loader); i++) {
+		if (!fine(t, ddp_loader_next(loader, &batch)))
+			return false;
+		if (batch.samples == 0)
+			continue;
+		if (!prepare(t, loader, &batch, &plain))
+			return false;
+		const net_result r = net_forward(t->net, t->images, t->labels, (int)batch.samples, NULL);
+		sums[0] += (double)batch.samples;
+		sums[1] += (double)r.right;
+		sums[2] += r.loss;
+	}
+	if (!fine(t, ddp_all_reduce(ddp_world(t->context), sums, sums, 3, DDP_F64, DDP_SUM)))
+		return false;
+	if (t->job->rank == 0)
+		printf("test: %.2f%% of %.0f images are right, loss %.4f\n", 100 * sums[1] / sums[0], sums[0],
+		       sums[2] / sums[0]);
+	return true;
+}
+
+static bool test(struct trainer *t)
+{
+	const ddp_loader_options options = {.size = sizeof(options), .batch_size = t->options.batch, .sequential = true,
+		.tail = DDP_TAIL_UNEVEN};
+	ddp_dataset dataset = {0};
+	ddp_loader *loader = NULL;
+	ddp_image_shape shape;
+	bool synthetic;
+
+	bool passed = fine(t, vision_open(t->example->data, t->options.data, true, &shape, &dataset, &synthetic));
+	if (passed && (shape.height != t->shape.height || shape.width != t->shape.width))
+		passed = fail(t, "%s: images to test with are of another size", t->options.data);
+	passed = passed && fine(t, ddp_loader_create(t->context, &dataset, &options, &loader)) && test_with(t, loader);
+	ddp_loader_free(loader);
+	ddp_dataset_close(&dataset);
+	return passed;
+}
+
+/* ---- main -------------------------------------------------------------------------------- */
+
+static bool run_rank(struct trainer *t)
+{
+	bool passed = start_library(t) && open_data(t) && make_model(t) && train(t) && (t->stopped || test(t));
+
+	ddp_loader_free(t->loader);
+	ddp_dataset_close(&t->dataset);
+	ddp_model_free(t->params);
+	net_free(t->net);
+	free(t->images);
+	free(t->labels);
+	if (ddp_finalize(t->context) != DDP_OK && passed) {
+		fprintf(stderr, "%s: %s\n", t->example->name, ddp_last_error());
+		passed = false;
+	}
+	return passed;
+}
+
+int vision_main(int argc, char **argv, const vision_example *example)
+{
+	struct trainer t = {.example = example};
+	ddp_spawn_result spawned;
+
+	switch (vision_parse(argc, argv, example, &t.options)) {
+	case VISION_DONE: return EXIT_SUCCESS;
+	case VISION_BAD: return EXIT_FAILURE;
+	case VISION_RUN: break;
+	}
+	if (t.options.spawn > 0) {
+		if (ddp_spawn(t.options.spawn, &spawned) != DDP_OK) {
+			fail(&t, "%s", ddp_last_error());
+			return EXIT_FAILURE;
+		}
+		if (!spawned.is_rank)
+			return spawned.exit_code;
+	}
+	if (!run_rank(&t))
+		return EXIT_FAILURE;
+	/* Not 0: jobs that wait for this one's end would begin with half a model. */
+	return t.stopped ? EXIT_STOPPED : EXIT_SUCCESS;
+}

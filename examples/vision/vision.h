@@ -1,0 +1,24 @@
+/*
+ * vision: what the examples that train on images share: options, data, the loop, and the
+ * report. An example says what its network is, and what it is trained on.
+ */
+#ifndef EXAMPLES_VISION_VISION_H
+#define EXAMPLES_VISION_VISION_H
+
+#include "models/net.h"
+
+typedef enum vision_data { VISION_MNIST, VISION_CIFAR10 } vision_data;
+
+typedef struct vision_example {
+	const char *name, *about;      /* for --help */
+	vision_data data;
+	bool augment;                  /* cut and mirror images at random */
+	int batch;                     /* defaults of the options */
+	double learning_rate, momentum, weight_decay;
+	void (*build)(net *n);         /* adds the layers, up to ten logits */
+} vision_example;
+
+/* All of main(). */
+int vision_main(int argc, char **argv, const vision_example *example);
+
+#endif

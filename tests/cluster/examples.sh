@@ -1,0 +1,50 @@
+#!/bin/bash
+# nodes: 2
+# seconds: 120
+# Each example that is no GPT (training.sh has that) trains on two nodes, and learns.
+. "$source/tests/cluster/lib.sh"
+ddp() { as_user srun --ddp -N2 "$@"; }
+
+capture ddp --ntasks-per-node=2 "$prefix/bin/linear"
+status_is 0 "linear finds the numbers"
+prints '^4 ranks, 400 steps: loss 0\.0' "linear says which they are"
+
+data=$work/data
+mkdir "$data"
+capture "$prefix/bin/synthetic" mnist "$data" 800 200
+status_is 0 "synthetic images of MNIST's format are made"
+capture "$prefix/bin/synthetic" cifar10 "$data" 400 100
+status_is 0 "synthetic images of CIFAR-10's format are made"
+
+# learns EXAMPLE STEPS LEAST [OPTION...]: at least so many percent of the test's images are right
+learns()
+{
+	capture ddp -n2 "$prefix/bin/$1" --data "$data" --threads 1 --batch 16 --steps "$2" "${@:4}"
+	status_is 0 "$1 trains"
+	prints "^$1: [0-9]+ synthetic images of .* 2 ranks on 2 nodes" "$1 says what it trains on"
+	if awk -v least="$3" '$1 == "test:" { found = $2 + 0 >= least } END { exit !found }' <<<"$output"
+	then ok "$1 knows $3% of the images that it has not seen"
+	else not_ok "$1 knows $3% of the images that it has not seen"; fi
+}
+learns mnist_mlp 40 80
+learns mnist_cnn 40 70
+learns cifar_net 120 60 --plain --lr 0.03
+
+# What dropout draws goes on, too: two halves are the whole, bit for bit.
+half=(--data "$data" --threads 1 --batch 4 --constant)
+for parts in 6 '3 6'; do
+	for steps in $parts; do
+		capture ddp -n2 "$prefix/bin/mnist_cnn" "${half[@]}" --steps "$steps" --checkpoint "$work/${parts%% *}" --resume
+		status_is 0 "mnist_cnn trains until step $steps"
+	done
+done
+check "a training that went on ends with the same bits" \
+	cmp "$work/6/step-00000006.safetensors" "$work/3/step-00000006.safetensors"
+
+# A file that is damaged is named on whichever rank.
+truncate -s -5 "$data/synthetic-train-images-idx3-ubyte"
+capture ddp -n2 "$prefix/bin/mnist_mlp" --data "$data" --steps 2
+fails_without_hanging "a damaged file ends the run"
+prints 'synthetic-train-images-idx3-ubyte: ends at byte [0-9]+: its header says' "it is named, with the byte"
+
+done_testing
