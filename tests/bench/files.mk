@@ -67,9 +67,9 @@ endif
 
 bench_environment = BENCH_PROGRAMS=$(abs_builddir)/tests/bench PYTHONDONTWRITEBYTECODE=1 \
 	DDP_PLUGIN=$$(ls $(abs_builddir)/spank/.libs/spank_ddp.so 2>/dev/null)
-bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt
+bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt BENCH_VISION=$(abs_builddir)/examples/vision
 BENCH_ARGS =
-bench_names = allreduce algorithms combine lanes startup overlap overlap-progress scale gpt-step ddp-overhead netplugin spank-cost
+bench_names = allreduce algorithms combine lanes startup overlap overlap-progress scale gpt-step vision-step ddp-overhead netplugin spank-cost
 
 .PHONY: bench-allreduce bench-combine bench-lanes bench-startup bench-overlap bench-overlap-progress
 bench-allreduce: tests/bench/rank_plain $(bench_programs)
@@ -119,6 +119,11 @@ EXTRA_DIST += tests/bench/netplugin
 .PHONY: bench-netplugin
 bench-netplugin: $(bench_programs) libruntime/netplugin/libnccl-net-ddpucx.la
 	$(bench_environment) $(srcdir)/tests/bench/netplugin $(BENCH_ARGS)
+
+EXTRA_DIST += tests/bench/vision_step tests/bench/rank_vision.py
+.PHONY: bench-vision-step
+bench-vision-step: $(vision_programs)
+	$(bench_environment) $(srcdir)/tests/bench/vision_step $(BENCH_ARGS)
 
 EXTRA_DIST += tests/bench/spank_cost
 .PHONY: bench-spank-cost
