@@ -165,6 +165,7 @@ check_PROGRAMS += \
 	tests/unit/test_kernel_queue \
 	tests/unit/test_loader \
 	tests/unit/test_nccl_profiler \
+	tests/unit/test_net_model \
 	tests/unit/test_optim \
 	tests/unit/test_options \
 	tests/unit/test_safetensors \
@@ -219,6 +220,10 @@ endif
 tests_unit_test_gpt_model_SOURCES = tests/unit/test_gpt_model.c $(gpt_model_sources)
 tests_unit_test_gpt_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 
+tests_unit_test_net_model_SOURCES = tests/unit/test_net_model.c \
+	examples/models/net.c examples/models/net_inside.h examples/models/net.h examples/models/net_pass.c
+tests_unit_test_net_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+tests_unit_test_net_model_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_layers_SOURCES = tests/unit/test_kernel_layers.c tests/support/kernel_place_host.c
 tests_unit_test_kernel_layers_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
