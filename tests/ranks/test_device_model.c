@@ -190,6 +190,8 @@ static int compare(ddp_context *context, void *user)
 	}
 	unmake(&there);
 	unmake(&here);
+	/* A model with requests under way would have taken the world with it. */
+	CHECK_OK(ddp_barrier(ddp_world(context)));
 	return 0;
 }
 
