@@ -32,7 +32,7 @@ wireup_sources = \
 	libruntime/wireup/socket.c libruntime/wireup/socket.h \
 	libruntime/wireup/star.h libruntime/wireup/star_leaf.c \
 	libruntime/wireup/star_centre.c libruntime/wireup/star_centre.h \
-	libruntime/wireup/star_door.c libruntime/wireup/star_links.c \
+	libruntime/wireup/star_accept.c libruntime/wireup/star_links.c \
 	libruntime/wireup/tcp.c
 
 device_sources = \

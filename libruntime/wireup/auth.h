@@ -7,7 +7,7 @@
  *   rank r -> rank 0   hello:     nonce, rank, world size, host name, proof
  *   rank 0 -> rank r   verdict:   host name, proof; all zero: not accepted
  *
- * This keeps strangers out; it does not encrypt, and it does not protect what
+ * This keeps other processes out; it does not encrypt, and it does not protect what
  * follows against someone who can change packets on their way.
  */
 #ifndef DDP_WIREUP_AUTH_H

@@ -200,14 +200,14 @@ static int connect_within(int fd, const struct sockaddr_storage *address, sockle
 	return 0;
 }
 
-ddp_status ddp_meeting_connect(const ddp_meeting *meeting, uint64_t patience_ns,
+ddp_status ddp_meeting_connect(const ddp_meeting *meeting, uint64_t timeout_ns,
                                uint64_t deadline_ns, int *fd)
 {
 	int error = ECONNREFUSED;
 
 	for (int i = 0; i < meeting->count; i++) {
 		const struct sockaddr_storage *address = &meeting->addresses[i];
-		uint64_t until_ns = ddp_now_ns() + patience_ns;
+		uint64_t until_ns = ddp_now_ns() + timeout_ns;
 		int candidate = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 		if (candidate < 0)

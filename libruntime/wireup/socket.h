@@ -28,10 +28,10 @@ ddp_status ddp_meeting_resolve(const ddp_job *job, uint64_t deadline_ns, ddp_mee
 ddp_status ddp_meeting_listen(const ddp_job *job, const ddp_meeting *meeting, int *fd);
 
 /*
- * Tries each address once; `patience_ns` at most per address. On failure
+ * Tries each address once; `timeout_ns` at most per address. On failure
  * returns DDP_ERR_PEER where a later try may succeed (nobody listens yet).
  */
-ddp_status ddp_meeting_connect(const ddp_meeting *meeting, uint64_t patience_ns,
+ddp_status ddp_meeting_connect(const ddp_meeting *meeting, uint64_t timeout_ns,
                                uint64_t deadline_ns, int *fd);
 
 /* Milliseconds until the deadline, at most `cap_ms`, for poll(); 0 if over. */

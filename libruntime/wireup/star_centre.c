@@ -195,14 +195,14 @@ static ddp_status centre_exchange(ddp_wireup *wireup, const void *blob, size_t b
 /* Each rank takes a descriptor here; the usual soft limit is 1024. */
 static ddp_status raise_descriptor_limit(struct ddp_centre *centre)
 {
-	rlim_t needed = (rlim_t)centre->base.job->world_size + DDP_STRANGERS_SPARE + DESCRIPTORS_SPARE;
+	rlim_t needed = (rlim_t)centre->base.job->world_size + DDP_UNPROVEN_SPARE + DESCRIPTORS_SPARE;
 	struct rlimit limit;
 
 	if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
 		return ddp_fail_errno(DDP_ERR_IO, errno, "getrlimit");
 	if (limit.rlim_cur >= needed)
 		return DDP_OK;
-	if (limit.rlim_max < (rlim_t)centre->base.job->world_size + DDP_STRANGERS_SPARE)
+	if (limit.rlim_max < (rlim_t)centre->base.job->world_size + DDP_UNPROVEN_SPARE)
 		return ddp_fail(DDP_ERR_NOMEM, "rank 0 on %s needs %llu descriptors for %d ranks, %llu are "
 		                "allowed: raise ulimit -Hn or use PMIx (srun --mpi=pmix)",
 		                centre->base.job->hostname, (unsigned long long)needed,
@@ -226,7 +226,7 @@ static void centre_close(ddp_wireup *wireup)
 	struct ddp_centre *centre = (struct ddp_centre *)wireup;
 	struct rlimit limit;
 
-	ddp_door_drop_strangers(centre, "the wire-up is over");
+	ddp_drop_unproven(centre, "the wire-up is over");
 	if (centre->misfit != NULL)
 		ddp_link_free(centre->misfit);
 	for (int r = 1; centre->ranks != NULL && r < centre->base.job->world_size; r++)
@@ -258,7 +258,7 @@ static ddp_status open_centre(struct ddp_centre *centre, uint64_t deadline_ns)
 	if (centre->epoll < 0 ||
 	    epoll_ctl(centre->epoll, EPOLL_CTL_ADD, centre->listener, &event) < 0)
 		return ddp_fail_errno(DDP_ERR_IO, errno, "epoll");
-	status = ddp_door_wait(centre, deadline_ns);
+	status = ddp_accept_ranks(centre, deadline_ns);
 	return status == DDP_OK ? DDP_OK : ddp_centre_fail(centre, status);
 }
 
@@ -281,14 +281,14 @@ ddp_status ddp_star_centre_open(bool local, const ddp_job *job, const ddp_key *k
 	centre->key = *key;
 	centre->listener = listener;
 	centre->epoll = -1;
-	centre->strangers.next = centre->strangers.previous = &centre->strangers;
+	centre->unproven.next = centre->unproven.previous = &centre->unproven;
 	snprintf(centre->where, sizeof(centre->where), "%s", where);
 	ddp_status status = open_centre(centre, deadline_ns);
 	if (status != DDP_OK) {
 		centre_close(&centre->base);
 		return status;
 	}
-	ddp_door_drop_strangers(centre, "all ranks have come");
+	ddp_drop_unproven(centre, "all ranks have come");
 	close_listener(centre);
 	*wireup = &centre->base;
 	return DDP_OK;

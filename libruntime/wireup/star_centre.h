@@ -1,6 +1,6 @@
 /*
  * star_centre: rank 0's side of the star, shared by its three files:
- * star_door.c lets ranks in, star_links.c keeps their connections and spreads
+ * star_accept.c lets ranks in, star_links.c keeps their connections and spreads
  * the news of a failure, star_centre.c exchanges the blobs.
  */
 #ifndef DDP_WIREUP_STAR_CENTRE_H
@@ -15,14 +15,14 @@
 #include "wireup/wireup.h"
 
 /* How many connections beyond the world size may be trying to prove the key
-   at once: a stranger must not use descriptors up. */
-enum { DDP_STRANGERS_SPARE = 64, DDP_EVENTS = 64 };
+   at once: what does not hold it must not use descriptors up. */
+enum { DDP_UNPROVEN_SPARE = 64, DDP_EVENTS = 64 };
 
-/* One connection: a stranger until it has proven the key, then a rank. */
+/* One connection: unproven until it has proven the key, then a rank. */
 struct ddp_link {
-	struct ddp_link *next, *previous; /* strangers, oldest first */
+	struct ddp_link *next, *previous; /* those unproven, oldest first */
 	int fd;
-	int rank;        /* -1: a stranger */
+	int rank;        /* -1: unproven */
 	uint32_t events; /* watched by epoll; 0: not registered */
 	uint64_t since_ns;
 	ddp_challenge challenge;
@@ -40,8 +40,8 @@ struct ddp_centre {
 	char where[DDP_WHERE_MAX];
 	struct ddp_link **ranks;    /* [world_size]; NULL: has not come */
 	struct ddp_link *misfit;    /* holds the key, but its identity is wrong */
-	struct ddp_link strangers;  /* head of the ring */
-	int stranger_count, joined;
+	struct ddp_link unproven;   /* head of the ring */
+	int unproven_count, joined;
 	bool need_descriptors;
 	int refused, refusals_told;
 	uint64_t told_ns;
@@ -70,10 +70,10 @@ ddp_status ddp_centre_lost(const struct ddp_centre *centre, const struct ddp_lin
 /* Keeps `status` and this thread's message, and gives both to all ranks. */
 ddp_status ddp_centre_fail(struct ddp_centre *centre, ddp_status status);
 
-/* star_door.c */
+/* star_accept.c */
 
 /* Until all ranks have come. */
-ddp_status ddp_door_wait(struct ddp_centre *centre, uint64_t deadline_ns);
-void ddp_door_drop_strangers(struct ddp_centre *centre, const char *why);
+ddp_status ddp_accept_ranks(struct ddp_centre *centre, uint64_t deadline_ns);
+void ddp_drop_unproven(struct ddp_centre *centre, const char *why);
 
 #endif

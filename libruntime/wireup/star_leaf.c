@@ -12,7 +12,7 @@
 /* Rank 0 knows who is missing; a leaf waits a little longer for its word. */
 static const uint64_t grace_ns = 2000000000u;
 /* One address that swallows packets must not keep the next from being tried. */
-static const uint64_t connect_patience_ns = 5000000000u;
+static const uint64_t connect_timeout_ns = 5000000000u;
 static const uint64_t first_pause_ns = 5000000u, longest_pause_ns = 500000000u;
 
 struct leaf {
@@ -76,7 +76,7 @@ static ddp_status shake_hands(struct leaf *leaf, const ddp_key *key, const ddp_m
 static ddp_status try_to_join(struct leaf *leaf, const ddp_key *key, const ddp_meeting *meeting,
                               uint64_t deadline_ns)
 {
-	ddp_status status = ddp_meeting_connect(meeting, connect_patience_ns, deadline_ns, &leaf->fd);
+	ddp_status status = ddp_meeting_connect(meeting, connect_timeout_ns, deadline_ns, &leaf->fd);
 
 	if (status != DDP_OK)
 		return status;

@@ -9,7 +9,7 @@
 #include "base/text.h"
 
 /* How long the others are given to take the news of a failure. */
-static const uint64_t news_patience_ns = 1000000000u;
+static const uint64_t news_timeout_ns = 1000000000u;
 
 ddp_status ddp_link_watch(struct ddp_centre *centre, struct ddp_link *link, uint32_t events)
 {
@@ -88,7 +88,7 @@ static bool tell(struct ddp_centre *centre, struct ddp_link *link, const unsigne
    unread bytes resets a connection, and the news could be lost. */
 static void linger(struct ddp_centre *centre, int waiting)
 {
-	uint64_t deadline_ns = ddp_now_ns() + news_patience_ns;
+	uint64_t deadline_ns = ddp_now_ns() + news_timeout_ns;
 	struct epoll_event events[DDP_EVENTS];
 	char waste[4096];
 	int count;
@@ -116,7 +116,7 @@ ddp_status ddp_centre_fail(struct ddp_centre *centre, ddp_status status)
 	/* The listener's events have no link. */
 	if (centre->listener >= 0)
 		epoll_ctl(centre->epoll, EPOLL_CTL_DEL, centre->listener, NULL);
-	ddp_door_drop_strangers(centre, "the wire-up failed");
+	ddp_drop_unproven(centre, "the wire-up failed");
 	for (int r = 1; r < centre->base.job->world_size; r++)
 		if (centre->ranks[r] != NULL)
 			waiting += tell(centre, centre->ranks[r], news, bytes);

@@ -57,7 +57,7 @@ bool ddp_sockets_connecting(void);
  * Sockets that a child inherited would hide this process's death from its
  * peers. Those between `listeners` or from here to `peers` do not outlive exec()
  * from now on; and those of all nets that were announced are closed in
- * children that fork() makes. Doors and peers stay in place until withdrawn.
+ * children that fork() makes. `listeners` and `peers` stay in place until withdrawn.
  */
 void ddp_sockets_close_on_exec(const ddp_listeners *listeners, const ddp_place *peers, int count);
 

@@ -1,5 +1,5 @@
 /*
- * Rank 0's door: who comes gets a challenge; who proves the step's key becomes
+ * Rank 0 accepts connections: who comes gets a challenge; who proves the step's key becomes
  * a rank; who does not is sent away, and the waiting goes on.
  */
 #include "wireup/star_centre.h"
@@ -22,22 +22,22 @@ enum {
 };
 
 /* How long a connection may take to prove itself. */
-static const uint64_t proof_patience_ns = 10000000000u;
+static const uint64_t proof_timeout_ns = 10000000000u;
 
-static void unlink_stranger(struct ddp_centre *centre, struct ddp_link *link)
+static void unlink_unproven(struct ddp_centre *centre, struct ddp_link *link)
 {
 	link->previous->next = link->next;
 	link->next->previous = link->previous;
-	centre->stranger_count--;
+	centre->unproven_count--;
 }
 
-static void drop_stranger(struct ddp_centre *centre, struct ddp_link *link, const char *why)
+static void drop_unproven(struct ddp_centre *centre, struct ddp_link *link, const char *why)
 {
 	char peer[80];
 
 	ddp_log(DDP_LOG_DEBUG, "wire-up: a connection from %s was dropped: %s",
 	        ddp_socket_peer(link->fd, peer, sizeof(peer)), why);
-	unlink_stranger(centre, link);
+	unlink_unproven(centre, link);
 	ddp_link_free(link);
 }
 
@@ -56,11 +56,11 @@ static ddp_status welcome(struct ddp_centre *centre, int fd)
 	new->reader.world_size = centre->base.job->world_size;
 	/* Not there on local sockets, and no loss. */
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-	new->next = &centre->strangers;
-	new->previous = centre->strangers.previous;
+	new->next = &centre->unproven;
+	new->previous = centre->unproven.previous;
 	new->previous->next = new;
-	centre->strangers.previous = new;
-	centre->stranger_count++;
+	centre->unproven.previous = new;
+	centre->unproven_count++;
 	ddp_status status = ddp_challenge_make(&new->challenge);
 	if (status == DDP_OK)
 		status = ddp_link_watch(centre, new, EPOLLIN);
@@ -93,21 +93,21 @@ static ddp_status accept_some(struct ddp_centre *centre)
 }
 
 /* Not within a batch of events, which may still name a dropped link. */
-static ddp_status trim_strangers(struct ddp_centre *centre)
+static ddp_status trim_unproven(struct ddp_centre *centre)
 {
 	uint64_t now = ddp_now_ns();
 
-	if (centre->need_descriptors && centre->stranger_count == 0)
+	if (centre->need_descriptors && centre->unproven_count == 0)
 		return ddp_fail(DDP_ERR_NOMEM, "rank 0 on %s is out of descriptors after %d of %d ranks "
 		                "(see ulimit -Hn)", centre->base.job->hostname, centre->joined + 1,
 		                centre->base.job->world_size);
-	while (centre->stranger_count > 0) {
-		struct ddp_link *oldest = centre->strangers.next;
+	while (centre->unproven_count > 0) {
+		struct ddp_link *oldest = centre->unproven.next;
 		if (centre->need_descriptors ||
-		    centre->stranger_count > centre->base.job->world_size + DDP_STRANGERS_SPARE)
-			drop_stranger(centre, oldest, "too many at once");
-		else if (now - oldest->since_ns > proof_patience_ns)
-			drop_stranger(centre, oldest, "no proof of the step's key in time");
+		    centre->unproven_count > centre->base.job->world_size + DDP_UNPROVEN_SPARE)
+			drop_unproven(centre, oldest, "too many at once");
+		else if (now - oldest->since_ns > proof_timeout_ns)
+			drop_unproven(centre, oldest, "no proof of the step's key in time");
 		else
 			break;
 		centre->need_descriptors = false;
@@ -147,14 +147,14 @@ static void refuse(struct ddp_centre *centre, struct ddp_link *link)
 	ddp_socket_peer(link->fd, centre->last_refused, sizeof(centre->last_refused));
 	tell_refusal(centre);
 	ddp_link_say(link, &refusal, sizeof(refusal));
-	drop_stranger(centre, link, "wrong key");
+	drop_unproven(centre, link, "wrong key");
 }
 
 /* Holds the key, but its identity is wrong, so nothing can go on: it is told
    why together with the others. */
 static ddp_status reject(struct ddp_centre *centre, struct ddp_link *link)
 {
-	unlink_stranger(centre, link);
+	unlink_unproven(centre, link);
 	centre->misfit = link;
 	return DDP_ERR_JOB;
 }
@@ -178,14 +178,14 @@ static ddp_status take_rank(struct ddp_centre *centre, struct ddp_link *link)
 		         rank, other, link->hello.host, peer);
 		return reject(centre, link);
 	}
-	unlink_stranger(centre, link);
+	unlink_unproven(centre, link);
 	link->rank = (int)rank;
 	centre->ranks[rank] = link;
 	centre->joined++;
 	return ddp_link_watch(centre, link, EPOLLRDHUP);
 }
 
-static ddp_status hear_stranger(struct ddp_centre *centre, struct ddp_link *link)
+static ddp_status hear_unproven(struct ddp_centre *centre, struct ddp_link *link)
 {
 	ddp_verdict verdict;
 
@@ -195,7 +195,7 @@ static ddp_status hear_stranger(struct ddp_centre *centre, struct ddp_link *link
 		if (got < 0 && (errno == EAGAIN || errno == EINTR))
 			return DDP_OK;
 		if (got <= 0) {
-			drop_stranger(centre, link, got == 0 ? "it hung up" : strerror(errno));
+			drop_unproven(centre, link, got == 0 ? "it hung up" : strerror(errno));
 			return DDP_OK;
 		}
 		link->hello_used += (size_t)got;
@@ -229,12 +229,12 @@ static ddp_status too_late(const struct ddp_centre *centre, uint64_t start_ns)
 	                centre->where, ddp_seconds_since(start_ns));
 }
 
-static ddp_status answer_door(struct ddp_centre *centre, struct ddp_link *link)
+static ddp_status hear(struct ddp_centre *centre, struct ddp_link *link)
 {
 	if (link == NULL)
 		return accept_some(centre);
 	if (link->rank < 0)
-		return hear_stranger(centre, link);
+		return hear_unproven(centre, link);
 	return ddp_centre_lost(centre, link, false, "its connection was closed");
 }
 
@@ -247,9 +247,9 @@ static ddp_status wait_for_ranks(struct ddp_centre *centre, uint64_t deadline_ns
 	while (centre->joined < centre->base.job->world_size - 1) {
 		ddp_status status = ddp_centre_events(centre, deadline_ns, events, &count);
 		for (int i = 0; i < count && status == DDP_OK; i++)
-			status = answer_door(centre, events[i].data.ptr);
+			status = hear(centre, events[i].data.ptr);
 		if (status == DDP_OK)
-			status = trim_strangers(centre);
+			status = trim_unproven(centre);
 		if (status != DDP_OK)
 			return status;
 		if (ddp_now_ns() >= deadline_ns && centre->joined < centre->base.job->world_size - 1)
@@ -258,7 +258,7 @@ static ddp_status wait_for_ranks(struct ddp_centre *centre, uint64_t deadline_ns
 	return DDP_OK;
 }
 
-ddp_status ddp_door_wait(struct ddp_centre *centre, uint64_t deadline_ns)
+ddp_status ddp_accept_ranks(struct ddp_centre *centre, uint64_t deadline_ns)
 {
 	ddp_status status = wait_for_ranks(centre, deadline_ns);
 
@@ -266,8 +266,8 @@ ddp_status ddp_door_wait(struct ddp_centre *centre, uint64_t deadline_ns)
 	return status;
 }
 
-void ddp_door_drop_strangers(struct ddp_centre *centre, const char *why)
+void ddp_drop_unproven(struct ddp_centre *centre, const char *why)
 {
-	while (centre->stranger_count > 0)
-		drop_stranger(centre, centre->strangers.next, why);
+	while (centre->unproven_count > 0)
+		drop_unproven(centre, centre->unproven.next, why);
 }
