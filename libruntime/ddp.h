@@ -279,11 +279,10 @@ typedef struct ddp_collective {
 	 * or has failed; ddp_last_error() is then the reason. It is called on a thread of
 	 * the library, or on the one that closes the communicator, and has returned before
 	 * ddp_wait() does and before ddp_test() says done. It may issue further operations,
-	 * and should be short: operations behind this one wait for it. What waits (ddp_run(),
-	 * ddp_wait(), ...) is DDP_ERR_STATE in it, and so is ddp_issue() once the communicator
-	 * is being closed. The callback of a send or recv that is done while a collective
-	 * of its communicator runs may be called after that, so the collective must not
-	 * depend on it.
+	 * and should be short: operations behind this one may wait for it. What waits
+	 * (ddp_run(), ddp_wait(), ...) is DDP_ERR_STATE in it, and so is ddp_issue() once the
+	 * communicator is being closed. That of a send or recv is called also while a
+	 * collective of its communicator runs.
 	 */
 	void (*on_complete)(void *user, ddp_status status);
 	void *user;

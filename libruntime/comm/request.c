@@ -29,6 +29,8 @@ static void look_after_p2p(ddp_comm *comm)
 	if (atomic_load(&comm->queue.callers) > 0)
 		sched_yield();
 	pthread_mutex_lock(&comm->run.lock);
+	/* From here on, it gives way to what is to call back. */
+	atomic_store(&comm->queue.busy, false);
 	comm->run.in_thread = true;
 	if (ddp_execute_p2p(comm, NULL) != DDP_OK)
 		ddp_p2p_fail(comm);
@@ -53,10 +55,12 @@ static ddp_request *take(ddp_comm *comm)
 		}
 		if ((request = pop(comm)) != NULL || atomic_load(&queue->stopping) || !ddp_p2p_pending(comm))
 			break;
+		atomic_store(&queue->busy, true);
 		pthread_mutex_unlock(&queue->lock);
 		look_after_p2p(comm);
 		pthread_mutex_lock(&queue->lock);
 	}
+	atomic_store(&queue->busy, request != NULL);
 	if (request == NULL) {
 		queue->served = false;
 		pthread_cond_broadcast(&queue->unserved);
@@ -78,6 +82,7 @@ static void serve(void *argument)
 		comm->run.in_thread = false;
 		if (request->last)
 			atomic_store(&comm->queue.stopping, true);
+		atomic_store(&comm->queue.busy, false);
 		pthread_mutex_unlock(&comm->run.lock);
 		atomic_fetch_sub(&comm->queue.count, 1);
 		ddp_request_complete(request, status);
@@ -111,7 +116,7 @@ void ddp_comm_stop(ddp_comm *comm)
 	comm->queue.closing = true;
 	atomic_store(&comm->queue.stopping, true);
 	notify(comm);
-	while (comm->queue.served)
+	while (comm->queue.served || comm->queue.calling)
 		pthread_cond_wait(&comm->queue.unserved, &comm->queue.lock);
 	pthread_mutex_unlock(&comm->queue.lock);
 	pthread_mutex_lock(&comm->run.lock);

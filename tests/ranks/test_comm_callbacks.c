@@ -185,6 +185,58 @@ static void the_callback_has_returned_when_the_wait_does(void **state)
 	run_both(wait_for_callbacks);
 }
 
+/* A callback sends what rank 0 waits for before it comes to the collective that runs. */
+static void answer(void *user, ddp_status status)
+{
+	chain *c = user;
+
+	CHECK_OK(status);
+	c->sent[0] = c->values[0] + 1;
+	CHECK_OK(ddp_issue(c->comm, &(ddp_collective){ .kind = DDP_SEND, .send = &c->sent[0], .count = 1,
+	                                               .type = DDP_I64, .on_complete = note_end, .user = c }, NULL));
+}
+
+static int answer_during_a_collective(ddp_comm *comm, void *argument)
+{
+	const bool issues = *(const bool *)argument;
+	const ddp_collective barrier = { .kind = DDP_BARRIER };
+	int64_t word = 6;
+	ddp_request *request;
+	chain c;
+
+	chain_init(&c, comm);
+	if (ddp_comm_rank(comm) == 0) {
+		test_await_sleep((pid_t)comm->roster->peers[1].pid);
+		CHECK_OK(ddp_send(comm, &word, 1, DDP_I64, 1, 0));
+		CHECK_OK(ddp_recv(comm, &word, 1, DDP_I64, 1, 0));
+		CHECK(word == 7);
+	}
+	if (ddp_comm_rank(comm) == 1)
+		CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &c.values[0], .count = 1,
+		                                            .type = DDP_I64, .on_complete = answer, .user = &c }, NULL));
+	if (issues) {
+		CHECK_OK(ddp_issue(comm, &barrier, &request));
+		CHECK_OK(ddp_wait(request));
+	} else {
+		CHECK_OK(ddp_run(comm, &barrier));
+	}
+	if (ddp_comm_rank(comm) == 1)
+		CHECK(sem_wait(&c.ended) == 0);
+	return 0;
+}
+
+static void a_callback_does_not_wait_for_a_collective(void **state)
+{
+	static bool issues[] = { false, true };
+
+	(void)state;
+	for (int i = 0; i < 4; i++) {
+		const test_world world = { .ranks = 3, .node_of = i < 2 ? NULL : two_nodes, .timeout_ms = 20000,
+		                           .body = answer_during_a_collective, .argument = &issues[i % 2] };
+		assert_int_equal(test_world_run(&world), 0);
+	}
+}
+
 /* ---- errors ------------------------------------------------------------------------------ */
 
 /* Behind an operation for which rank 0 does not come. */
@@ -328,6 +380,7 @@ int main(void)
 		cmocka_unit_test(a_callback_issues_the_next_operation),
 		cmocka_unit_test(a_callback_sends_what_another_waits_for),
 		cmocka_unit_test(the_callback_has_returned_when_the_wait_does),
+		cmocka_unit_test(a_callback_does_not_wait_for_a_collective),
 		cmocka_unit_test(each_operation_that_is_aborted_calls_back_once),
 		cmocka_unit_test(closing_calls_back_for_what_is_open),
 		cmocka_unit_test(a_callback_may_not_wait),

@@ -77,7 +77,10 @@ typedef struct ddp_queue {
 	pthread_cond_t unserved;
 	ddp_request *head, *tail;
 	ddp_request *ended, *ended_tail; /* those that are to call back */
-	atomic_bool to_call_back;   /* there are some */
+	atomic_bool to_call_back;   /* there are some, and `caller` does not look after them */
+	atomic_bool busy;           /* the thread that serves cannot call back now; set under the lock */
+	bool calling;               /* a thread runs `caller`, which calls back */
+	ddp_task caller;
 	atomic_int count;           /* in the queue or taken from it by the thread */
 	atomic_int callers;         /* threads that want run.lock for a blocking call */
 	bool closing;               /* nothing is issued any more; under the lock, like these: */

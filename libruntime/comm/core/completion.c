@@ -17,38 +17,12 @@ static void tell(ddp_request *request)
 	ddp_futex_wake_all(&request->done);
 }
 
-/* The thread that completes it may hold locks that a callback would wait for. The one
-   that serves the communicator stays until it is counted no more. */
-static void leave_to_thread(ddp_comm *comm, ddp_request *request)
-{
-	ddp_queue *queue = &comm->queue;
-
-	pthread_mutex_lock(&queue->lock);
-	request->next = NULL;
-	if (queue->ended_tail != NULL)
-		queue->ended_tail->next = request;
-	else
-		queue->ended = request;
-	queue->ended_tail = request;
-	atomic_store(&queue->to_call_back, true);
-	pthread_mutex_unlock(&queue->lock);
-}
-
 static void note_end(ddp_request *request, ddp_status status)
 {
 	request->status = status;
 	if (status != DDP_OK)
 		request->message = strdup(ddp_last_error());
 	request->end_ns = ddp_now_ns();
-}
-
-void ddp_request_complete(ddp_request *request, ddp_status status)
-{
-	note_end(request, status);
-	if (request->operation.on_complete != NULL)
-		leave_to_thread(request->comm, request);
-	else
-		tell(request);
 }
 
 static void call_back(ddp_request *request)
@@ -75,18 +49,80 @@ void ddp_request_finish(ddp_request *request, ddp_status status)
 		tell(request);
 }
 
-void ddp_requests_call_back(ddp_comm *comm)
+/* queue.lock is held, but not while it calls back. */
+static void call_those_ended(ddp_comm *comm)
 {
-	pthread_mutex_lock(&comm->queue.lock);
-	ddp_request *request = comm->queue.ended;
-	comm->queue.ended = comm->queue.ended_tail = NULL;
-	atomic_store(&comm->queue.to_call_back, false);
-	pthread_mutex_unlock(&comm->queue.lock);
+	ddp_queue *queue = &comm->queue;
+
+	ddp_request *request = queue->ended;
+	queue->ended = queue->ended_tail = NULL;
+	atomic_store(&queue->to_call_back, false);
+	pthread_mutex_unlock(&queue->lock);
 	while (request != NULL) {
 		ddp_request *next = request->next;
 		call_back(request);
 		request = next;
 	}
+	pthread_mutex_lock(&queue->lock);
+}
+
+/* One thread calls back at a time. */
+static void call_all(void *argument)
+{
+	ddp_comm *comm = argument;
+	ddp_queue *queue = &comm->queue;
+
+	pthread_mutex_lock(&queue->lock);
+	while (queue->ended != NULL)
+		call_those_ended(comm);
+	queue->calling = false;
+	pthread_cond_broadcast(&queue->unserved);
+	pthread_mutex_unlock(&queue->lock);
+}
+
+void ddp_requests_call_back(ddp_comm *comm)
+{
+	pthread_mutex_lock(&comm->queue.lock);
+	call_those_ended(comm);
+	pthread_mutex_unlock(&comm->queue.lock);
+}
+
+/* Has a thread of its own call back, as the one that serves may wait for what a callback
+   does. Without one (none can be started) it comes to it later. queue.lock is held. */
+static void engage_caller(ddp_comm *comm)
+{
+	ddp_queue *queue = &comm->queue;
+
+	queue->caller = (ddp_task){ .run = call_all, .argument = comm };
+	queue->calling = ddp_pool_submit(&comm->roster->pool, &queue->caller) == DDP_OK;
+}
+
+/* The thread that completes it may hold locks that a callback would wait for. The one
+   that serves the communicator stays until it is counted no more. */
+static void leave_to_thread(ddp_comm *comm, ddp_request *request)
+{
+	ddp_queue *queue = &comm->queue;
+
+	pthread_mutex_lock(&queue->lock);
+	request->next = NULL;
+	if (queue->ended_tail != NULL)
+		queue->ended_tail->next = request;
+	else
+		queue->ended = request;
+	queue->ended_tail = request;
+	if (!queue->calling && atomic_load(&queue->busy))
+		engage_caller(comm);
+	atomic_store(&queue->to_call_back, !queue->calling);
+	pthread_mutex_unlock(&queue->lock);
+}
+
+void ddp_request_complete(ddp_request *request, ddp_status status)
+{
+	note_end(request, status);
+	if (request->operation.on_complete != NULL)
+		leave_to_thread(request->comm, request);
+	else
+		tell(request);
 }
 
 bool ddp_requests_to_call_back(const ddp_comm *comm)
