@@ -401,8 +401,8 @@ DDP_API ddp_status ddp_comm_abort(ddp_comm *comm, const char *reason);
 /* Frees a communicator made by split, group or shrink. NULL is allowed. Waits
    for collectives that were issued and, between nodes, for all its ranks to
    free it; a send or recv that has not met its counterpart ends with
-   DDP_ERR_STATE. On one node it ends with DDP_ERR_PEER if the rank that it is
-   waiting for frees the communicator before this one does. */
+   DDP_ERR_STATE, a send between nodes perhaps with DDP_OK; on one node with
+   DDP_ERR_PEER if the rank that it waits for frees the communicator before. */
 DDP_API ddp_status ddp_comm_free(ddp_comm *comm);
 
 /* ---- model: parameters, gradients, optimizer ------------------------------ */

@@ -98,15 +98,16 @@ static void end_comparisons(struct ddp_follower *f)
 	}
 }
 
-/* Takes the first request that is complete off the list. Sends and receives keep nothing
-   back; collectives are complete one after the other. */
+/* Takes the first request that is complete off the list. Collectives are complete one after
+   the other; they and sends and receives keep each other back in nothing. */
 static ddp_request *take_complete(struct ddp_follower *f, ddp_status *status)
 {
 	ddp_request *before = NULL;
-	bool done = false;
+	bool first = true;
 
 	for (ddp_request *r = f->head; r != NULL; before = r, r = r->next) {
-		if (r->comparison == NULL)
+		bool done = false;
+		if ((is_p2p(r) || first) && r->comparison == NULL)
 			*status = f->lane->backend->poll(f->lane->self, r, &done);
 		if (done) {
 			if (before == NULL)
@@ -118,8 +119,7 @@ static ddp_request *take_complete(struct ddp_follower *f, ddp_status *status)
 			r->lane = NULL;
 			return r;
 		}
-		if (!is_p2p(r))
-			break;
+		first = first && is_p2p(r);
 	}
 	return NULL;
 }
@@ -209,6 +209,29 @@ static struct ddp_follower *make(ddp_comm *comm, const ddp_lane *lane)
 	return f;
 }
 
+static void stop(struct ddp_follower *f)
+{
+	pthread_mutex_lock(&f->lock);
+	f->stopping = true;
+	pthread_cond_signal(&f->changed);
+	pthread_mutex_unlock(&f->lock);
+	pthread_join(f->thread, NULL);
+}
+
+/* On all ranks, or on none. */
+static ddp_status start(struct ddp_follower *f)
+{
+	int error = ddp_thread_start(&f->thread, follow, f);
+	ddp_status status = error == 0 ? DDP_OK
+		: ddp_fail_errno(DDP_ERR_NOMEM, error, "%s cannot start the thread that follows operations",
+		                 ddp_rank_text(f->comm, f->comm->rank));
+
+	status = ddp_comm_agree(f->comm, status, "start the thread that follows operations");
+	if (status != DDP_OK && error == 0)
+		stop(f);
+	return status;
+}
+
 ddp_status ddp_follower_open(ddp_comm *comm, const ddp_lane *lane, struct ddp_follower **follower)
 {
 	struct ddp_follower *f = make(comm, lane);
@@ -217,9 +240,8 @@ ddp_status ddp_follower_open(ddp_comm *comm, const ddp_lane *lane, struct ddp_fo
 	status = ddp_comm_agree(comm, status, "get the memory to follow operations");
 	if (status == DDP_OK && !lane->backend->compares)
 		status = ddp_twin_open(comm, &f->twin);
-	int error = status == DDP_OK ? ddp_thread_start(&f->thread, follow, f) : 0;
-	if (error != 0)
-		status = ddp_fail_errno(DDP_ERR_NOMEM, error, "cannot start the thread that follows operations");
+	if (status == DDP_OK)
+		status = start(f);
 	if (status == DDP_OK)
 		*follower = f;
 	else if (f != NULL)
@@ -270,10 +292,6 @@ void ddp_follower_close(struct ddp_follower *f)
 {
 	if (f == NULL)
 		return;
-	pthread_mutex_lock(&f->lock);
-	f->stopping = true;
-	pthread_cond_signal(&f->changed);
-	pthread_mutex_unlock(&f->lock);
-	pthread_join(f->thread, NULL);
+	stop(f);
 	release(f);
 }

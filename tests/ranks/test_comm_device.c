@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "comm/core/comm.h"
 #include "comm/follow.h"
+#include "comm/p2p/p2p.h"
 #include "comm/request.h"
 #include "device/device.h"
 #include "tests/support/comm_cases.h"
@@ -195,6 +196,93 @@ static void a_late_rank_finds_all_that_was_staged(void **state)
 	run_both(come_late);
 }
 
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static ddp_collective message(const on_device *d, ddp_kind kind, int peer, int tag)
+{
+	ddp_collective c = sum(d, 1);
+
+	c.kind = kind;
+	c.root = peer;
+	c.tag = tag;
+	if (kind == DDP_SEND)
+		c.send = c.recv;
+	else
+		c.recv = d->memory + tag;
+	return c;
+}
+
+static void send_from_device(on_device *d, int tag)
+{
+	const float value = (float)tag;
+	const ddp_collective c = message(d, DDP_SEND, 1, tag);
+
+	CHECK_OK(ddp_device_copy(d->device, d->stream, d->memory, &value, sizeof(value)));
+	CHECK_OK(ddp_device_queue_sync(d->device, d->stream));
+	CHECK_OK(ddp_run(d->comm, &c));
+}
+
+/* Rank 1 waits for the second of two messages, and only then is the first one sent, and does
+   rank 0 come to the collective that was issued before both. */
+static int receive_as_it_comes(ddp_comm *comm, void *argument)
+{
+	const bool by_queue = *(const bool *)argument;
+	const int rank = ddp_comm_rank(comm);
+	ddp_request *requests[3];
+	atomic_int calls = 0;
+	char word = 'w';
+	on_device d;
+
+	set_up(&d, comm);
+	const ddp_collective all = sum(&d, 1);
+	if (rank == 0) {
+		send_from_device(&d, 2);
+		CHECK_OK(ddp_recv(comm, &word, 1, DDP_U8, 1, 0));
+		send_from_device(&d, 1);
+	}
+	if (rank != 1) {
+		CHECK_OK(ddp_run(comm, &all));
+		return 0;
+	}
+	CHECK_OK(ddp_issue(comm, &all, &requests[0]));
+	for (int tag = 1; tag <= 2; tag++) {
+		ddp_collective c = message(&d, DDP_RECV, 0, tag);
+		c.on_complete = count_call;
+		c.user = &calls;
+		CHECK_OK(ddp_issue(comm, &c, &requests[tag]));
+	}
+	if (by_queue) {
+		CHECK_OK(ddp_wait_on(requests[1], d.stream));
+		CHECK_OK(ddp_wait_on(requests[2], d.other));
+		CHECK_OK(ddp_device_copy(d.device, d.other, d.host, d.memory + 2, sizeof(float)));
+		CHECK_OK(ddp_device_queue_sync(d.device, d.other));
+		CHECK(d.host[0] == 2);
+		CHECK_OK(ddp_send(comm, &word, 1, DDP_U8, 0, 0));
+	}
+	CHECK_OK(ddp_wait(requests[2]));
+	CHECK(by_queue || atomic_load(&calls) == 1);
+	if (!by_queue)
+		CHECK_OK(ddp_send(comm, &word, 1, DDP_U8, 0, 0));
+	CHECK_OK(ddp_wait(requests[1]));
+	CHECK_OK(ddp_wait(requests[0]));
+	CHECK_OK(ddp_device_queue_sync(d.device, d.stream));
+	read_back(&d);
+	CHECK(d.host[1] == 1 && d.host[2] == 2);
+	return 0;
+}
+
+static void receives_end_as_messages_come(void **state)
+{
+	static bool by_queue[] = { false, true };
+
+	(void)state;
+	for (int i = 0; i < 4; i++) {
+		const test_world world = { .ranks = 3, .node_of = i < 2 ? NULL : two_nodes, .timeout_ms = 20000,
+		                           .body = receive_as_it_comes, .argument = &by_queue[i % 2] };
+		assert_int_equal(test_world_run(&world), 0);
+	}
+}
+
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 static int abort_on_device(ddp_comm *comm, void *argument)
@@ -257,12 +345,153 @@ static int close_under_a_receive(ddp_comm *comm, void *argument)
 	return 0;
 }
 
+/* A function that holds its queue until it is let go. */
+static void hold(void *flag)
+{
+	while (!atomic_load((atomic_bool *)flag))
+		usleep(100);
+}
+
+/* Two queues write the same bytes, and no event orders them. */
+static void break_device(on_device *d)
+{
+	CHECK_OK(ddp_device_fill(d->device, d->stream, d->memory + 3, 1, sizeof(float)));
+	CHECK(ddp_device_fill(d->device, d->other, d->memory + 3, 2, sizeof(float)) == DDP_ERR_STATE);
+}
+
+/* Rank 1 has receives that nobody sends to, and a send that has not begun. */
+static int break_under_messages(ddp_comm *comm, void *argument)
+{
+	atomic_bool let_go = false;
+	ddp_request *requests[3];
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	ddp_collective c = sum(&d, 1);
+	CHECK_OK(ddp_run(comm, &c));
+	if (ddp_comm_rank(comm) != 1) {
+		CHECK(ddp_barrier(comm) == DDP_ERR_STATE);
+		CHECK(strstr(ddp_last_error(), "rank 1") != NULL && strstr(ddp_last_error(), "is broken") != NULL);
+		return 0;
+	}
+	for (int i = 0; i < 2; i++) {
+		c = message(&d, DDP_RECV, 0, 1 + i);
+		CHECK_OK(ddp_issue(comm, &c, &requests[i]));
+	}
+	CHECK_OK(ddp_wait_on(requests[1], d.other));
+	CHECK_OK(ddp_device_launch(d.device, d.stream, hold, &let_go));
+	c = message(&d, DDP_SEND, 0, 3);
+	CHECK_OK(ddp_issue(comm, &c, &requests[2]));
+	break_device(&d);
+	atomic_store(&let_go, true);
+	for (int i = 0; i < 3; i++) {
+		CHECK(ddp_wait(requests[i]) == DDP_ERR_STATE);
+		CHECK(strstr(ddp_last_error(), "is broken") != NULL);
+	}
+	CHECK_OK(ddp_device_queue_free(d.device, d.other));
+	return 0;
+}
+
+/* Its last chunk is beyond the memory. What was enqueued before that has ended when the
+   operation has. */
+static int issue_in_part(ddp_comm *comm, void *argument)
+{
+	enum { CHUNK = 1 << 17, CHUNKS = 3 };
+	atomic_bool let_go = false;
+	ddp_request *request;
+	void *memory;
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	CHECK_OK(ddp_device_alloc(d.device, CHUNKS * CHUNK * sizeof(float), &memory));
+	CHECK_OK(ddp_device_fill(d.device, d.stream, memory, 0, CHUNKS * CHUNK * sizeof(float)));
+	CHECK_OK(ddp_device_launch(d.device, d.stream, hold, &let_go));
+	ddp_collective c = sum(&d, (CHUNKS + 1) * CHUNK);
+	c.recv = memory;
+	ddp_status status = ddp_issue(comm, &c, &request);
+	if (status == DDP_OK) {
+		atomic_store(&let_go, true);
+		status = ddp_wait(request);
+	}
+	CHECK(status == DDP_ERR_INVALID);
+	CHECK(strstr(ddp_last_error(), "not all allocated") != NULL);
+	CHECK_OK(ddp_device_free(d.device, memory));
+	CHECK(ddp_barrier(comm) == DDP_ERR_INVALID);
+	atomic_store(&let_go, true);
+	return 0;
+}
+
 static void operations_on_a_device_fail_as_others_do(void **state)
 {
 	(void)state;
+	run_both(break_under_messages);
+	run_both(issue_in_part);
 	run_both(abort_on_device);
 	run_both(differ_on_device);
 	run_both(close_under_a_receive);
+}
+
+/* For longer than what is open may take to end where other communicators use its connection
+   (comm/net). */
+enum { LONG_MS = 6000, LARGE = 8 << 20 };
+
+static bool has_message(const ddp_comm *comm)
+{
+	bool found = false;
+
+	for (int i = 0; i < DDP_TWINS; i++)
+		found = found || (comm->twins.list[i] != NULL && ddp_p2p_pending(comm->twins.list[i]));
+	return found;
+}
+
+/* Rank 0 closes a communicator with a message under way that nobody takes, the others much
+   later. */
+static int close_under_a_send(ddp_comm *comm, void *argument)
+{
+	ddp_request *request;
+	ddp_comm *part;
+	void *memory;
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
+	ddp_collective c = sum(&d, 4);
+	CHECK_OK(ddp_run(part, &c));
+	CHECK_OK(ddp_device_alloc(d.device, LARGE, &memory));
+	if (ddp_comm_rank(comm) == 0) {
+		CHECK_OK(ddp_device_fill(d.device, d.stream, memory, 1, LARGE));
+		c = message(&d, DDP_SEND, 1, 0);
+		c.send = memory;
+		c.count = LARGE;
+		c.type = DDP_U8;
+		CHECK_OK(ddp_issue(part, &c, &request));
+		while (!has_message(part))
+			usleep(1000);
+	}
+	CHECK_OK(ddp_barrier(comm));
+	if (ddp_comm_rank(comm) != 0)
+		usleep(LONG_MS * 1000);
+	CHECK_OK(ddp_comm_free(part));
+	/* UCX calls a send complete whose receiver, which may be through with closing before
+	   this rank is, drops it. */
+	if (ddp_comm_rank(comm) == 0) {
+		const ddp_status status = ddp_wait(request);
+		CHECK(status == DDP_ERR_STATE || status == DDP_OK);
+	}
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+static void closing_leaves_connections_to_others(void **state)
+{
+	const test_world world = { .ranks = 3, .node_of = two_nodes, .timeout_ms = 20000,
+	                           .body = close_under_a_send };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
 }
 
 static int give_wrong_memory(ddp_comm *comm, void *argument)
@@ -364,15 +593,59 @@ static void operations_of_a_backend_that_does_not_compare_are_compared(void **st
 	}
 }
 
+/* No thread starts with a stack that is larger than the address space. */
+static void refuse_threads(bool refuse)
+{
+	static size_t usual;
+	pthread_attr_t attributes;
+
+	CHECK(pthread_getattr_default_np(&attributes) == 0);
+	if (refuse)
+		CHECK(pthread_attr_getstacksize(&attributes, &usual) == 0);
+	CHECK(pthread_attr_setstacksize(&attributes, refuse ? (size_t)1 << 50 : usual) == 0);
+	CHECK(pthread_setattr_default_np(&attributes) == 0);
+	CHECK(pthread_attr_destroy(&attributes) == 0);
+}
+
+/* If a rank cannot follow, none does; then all can. */
+static int follow_without_a_thread(ddp_comm *comm, void *argument)
+{
+	endless e = { .ends = true };
+	const ddp_lane lane = { .backend = &endless_backend, .self = &e };
+	const bool refused = ddp_comm_rank(comm) == 1;
+	struct ddp_follower *follower;
+
+	(void)argument;
+	if (refused)
+		refuse_threads(true);
+	CHECK(ddp_follower_open(comm, &lane, &follower) == DDP_ERR_NOMEM);
+	CHECK(strstr(ddp_last_error(), "rank 1") != NULL);
+	CHECK(strstr(ddp_last_error(), "start the thread that follows operations") != NULL);
+	if (refused)
+		refuse_threads(false);
+	CHECK_OK(ddp_follower_open(comm, &lane, &follower));
+	ddp_follower_close(follower);
+	return 0;
+}
+
+static void followers_start_on_all_ranks_or_on_none(void **state)
+{
+	(void)state;
+	run_both(follow_without_a_thread);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(operations_agree_with_the_reference),
 		cmocka_unit_test(queues_wait_for_operations_and_the_host_for_nothing),
 		cmocka_unit_test(a_late_rank_finds_all_that_was_staged),
+		cmocka_unit_test(receives_end_as_messages_come),
 		cmocka_unit_test(operations_on_a_device_fail_as_others_do),
+		cmocka_unit_test(closing_leaves_connections_to_others),
 		cmocka_unit_test(memory_of_the_host_is_refused),
 		cmocka_unit_test(operations_of_a_backend_that_does_not_compare_are_compared),
+		cmocka_unit_test(followers_start_on_all_ranks_or_on_none),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

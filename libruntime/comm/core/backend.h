@@ -23,8 +23,8 @@ typedef struct ddp_backend {
 	   wait. The thread that calls ddp_issue(): what a queue holds now comes before it. */
 	ddp_status (*issue)(void *self, ddp_request *request);
 	/* Is it complete? Then nothing touches its buffers any more, and *done is true with
-	   the operation's status. One thread asks, in the order of issue. NULL: the backend
-	   itself calls ddp_request_complete(). */
+	   the operation's status. One thread asks: of collectives the first that was issued, of
+	   sends and receives all. NULL: the backend itself calls ddp_request_complete(). */
 	ddp_status (*poll)(void *self, ddp_request *request, bool *done);
 	/* What `stream` is given from now on waits for a request that poll() has not called
 	   done. NULL: operations have no end that a queue could wait for. */
@@ -34,8 +34,9 @@ typedef struct ddp_backend {
 	ddp_status (*alloc)(void *self, size_t bytes, void **memory);
 	ddp_status (*free)(void *self, void *memory);
 
-	/* The communicator has failed: poll() must soon call all requests done. Once, by the
-	   thread that polls. NULL: it sees that for itself. */
+	/* The communicator has failed, or is to be closed, and only sends and receives are open:
+	   poll() must soon call all requests done. Once, by the thread that polls; in the second
+	   case it may wait until all ranks close. NULL: it sees that for itself. */
 	void (*abort)(void *self);
 	/* No request is open. Collective unless the communicator has failed. */
 	void (*close)(void *self);

@@ -31,6 +31,7 @@ typedef struct staged {
 	slot slots[SLOTS];
 	unsigned int next;          /* slot */
 	size_t slot_bytes;          /* of each of its two sides */
+	bool spoilt;                /* an operation was enqueued in part */
 } staged;
 
 /* An operation under way. */
@@ -38,12 +39,20 @@ typedef struct operation {
 	staged *staged;
 	ddp_collective c;
 	ddp_sides sides;
-	ddp_device_event *end;      /* behind all that the device does for it */
+	bool begun;                 /* something of it is enqueued, */
+	bool partial;               /* but not all: it has failed */
+	ddp_device_event *end;      /* behind all that the device does for it; until a receive's
+	                               copy is enqueued, what it has to come after */
 	struct chunk *chunks;
 	size_t *counts;             /* of all chunks */
 	char *buffers[2];           /* of one that is not cut; malloc'd */
+	bool issued;                /* issue_message() is enqueued; */
+	bool copied, on_stream;     /* the copy of a receive; on a queue of the program's: */
+	ddp_device_queue *stream;
+	struct operation *next;     /* of those left behind */
 	_Atomic uint32_t told;      /* futex: a send or receive is over on the host */
-	atomic_int status;
+	atomic_bool failed;         /* by the first error, */
+	atomic_int status;          /* which is here, with its sentence, when all has ended */
 	char message[DDP_FAILURE_TEXT];
 } operation;
 
@@ -57,12 +66,10 @@ typedef struct chunk {
 /* The first error counts. The calling thread's last error is its sentence. */
 static void note_error(operation *o, ddp_status status)
 {
-	int none = DDP_OK;
-
-	if (status == DDP_OK || atomic_load(&o->status) != DDP_OK)
+	if (status == DDP_OK || atomic_exchange(&o->failed, true))
 		return;
 	snprintf(o->message, sizeof(o->message), "%s", ddp_last_error());
-	atomic_compare_exchange_strong(&o->status, &none, status);
+	atomic_store(&o->status, status);
 }
 
 static void run_chunk(void *argument)
@@ -71,22 +78,25 @@ static void run_chunk(void *argument)
 	operation *o = k->operation;
 	ddp_comm *twin = o->staged->twin;
 
-	if (atomic_load(&o->status) != DDP_OK)
+	if (atomic_load(&o->failed))
 		return;
 	const ddp_status status = ddp_comm_run(twin, &k->c);
 	note_error(o, status);
 	/* The other ranks are not to wait for this one's next chunk. */
 	if (status != DDP_OK)
-		(void)ddp_comm_break(twin, status, twin->rank, "%s", o->message);
+		(void)ddp_comm_break(twin, status, twin->rank, "%s", ddp_last_error());
+}
+
+static void tell_end(operation *o)
+{
+	atomic_store(&o->told, 1);
+	ddp_futex_wake_all(&o->told);
 }
 
 static void end_message(void *user, ddp_status status)
 {
-	operation *o = user;
-
-	note_error(o, status);
-	atomic_store(&o->told, 1);
-	ddp_futex_wake_all(&o->told);
+	note_error(user, status);
+	tell_end(user);
 }
 
 static void issue_message(void *argument)
@@ -136,6 +146,48 @@ static ddp_status order(ddp_device *device, ddp_device_queue *queue, ddp_device_
 	ddp_status status = ddp_device_event_record(device, event, other);
 
 	return status == DDP_OK ? ddp_device_queue_wait(device, queue, event) : status;
+}
+
+/* ---- what fails ---------------------------------------------------------------------------------- */
+
+/* What a broken device may still work on, or begin to, whatever becomes of its queues. */
+static _Atomic(operation *) left_behind;
+
+static void leave_behind(operation *o)
+{
+	tell_end(o);
+	o->next = atomic_load(&left_behind);
+	while (!atomic_compare_exchange_weak(&left_behind, &o->next, o))
+		continue;
+}
+
+/* It could not be enqueued as a whole: it ends when the device is through with what was.
+   The last error says why. */
+static void fail_partial(operation *o, ddp_status status)
+{
+	o->partial = o->staged->spoilt = true;
+	note_error(o, status);
+	(void)ddp_comm_break(o->staged->comm, status, o->staged->comm->rank, "%s", ddp_last_error());
+	/* Nobody will tell of a message that is not issued. */
+	if (!o->issued)
+		tell_end(o);
+}
+
+/* Is the device through with all that it was given? */
+static ddp_status query_queues(const operation *o, bool *done)
+{
+	const staged *s = o->staged;
+	ddp_device_queue *const queues[QUEUES] = { s->down, s->work, s->up, s->messages, s->arrivals };
+	ddp_status status = DDP_OK;
+
+	*done = true;
+	for (int i = 0; i < QUEUES && status == DDP_OK && *done; i++) {
+		if (queues[i] != NULL)
+			status = ddp_device_queue_query(s->device, queues[i], done);
+	}
+	if (status == DDP_OK && *done && o->on_stream)
+		status = ddp_device_queue_query(s->device, o->stream, done);
+	return status;
 }
 
 /* ---- collectives --------------------------------------------------------------------------- */
@@ -206,6 +258,7 @@ static ddp_status enqueue_collective(operation *o, size_t chunks, size_t most)
 	staged *s = o->staged;
 	ddp_status status = order(s->device, s->down, s->begun, o->c.stream);
 
+	o->begun = status == DDP_OK;
 	for (size_t k = 0; k < chunks && status == DDP_OK; k++)
 		status = enqueue_chunk(o, k, chunks > 1 ? k * most : 0, most);
 	return status == DDP_OK ? ddp_device_event_record(s->device, o->end, s->up) : status;
@@ -224,7 +277,30 @@ static ddp_status make_message_queues(staged *s)
 	return status;
 }
 
-/* The end of a send is when its buffer has been copied. */
+/* Copies what a receive has got, or will get, to where it belongs. */
+static ddp_status enqueue_arrival(operation *o, ddp_device_queue *queue)
+{
+	staged *s = o->staged;
+	ddp_status status = DDP_OK;
+
+	if (atomic_load(&o->told) == 0) {
+		status = ddp_device_queue_wait(s->device, queue, o->end);
+		if (status == DDP_OK)
+			status = ddp_device_launch(s->device, queue, await_message, o);
+	}
+	if (status != DDP_OK)
+		return status;
+	o->copied = true;
+	status = copy_side(o, queue, &o->sides.output, 0, SIZE_MAX, o->buffers[1], false);
+	if (status == DDP_OK)
+		status = ddp_device_event_record(s->device, o->end, queue);
+	if (status != DDP_OK)
+		fail_partial(o, status);
+	return status;
+}
+
+/* The end of a send is when its buffer has been copied. A receive is copied when it has
+   come: until then it keeps no other one back. */
 static ddp_status enqueue_message(operation *o)
 {
 	staged *s = o->staged;
@@ -233,21 +309,16 @@ static ddp_status enqueue_message(operation *o)
 	ddp_status status = make_message_queues(s);
 	describe_chunk(o, 0, 0, SIZE_MAX, o->buffers[0], o->buffers[1]);
 	if (status == DDP_OK)
-		status = order(s->device, s->messages, s->begun, o->c.stream);
+		status = order(s->device, s->messages, o->end, o->c.stream);
+	o->begun = status == DDP_OK;
 	if (status == DDP_OK && send)
 		status = copy_side(o, s->messages, &o->sides.input, 0, SIZE_MAX, o->buffers[0], true);
 	if (status == DDP_OK && send)
 		status = ddp_device_event_record(s->device, o->end, s->messages);
 	if (status == DDP_OK)
 		status = ddp_device_launch(s->device, s->messages, issue_message, &o->chunks[0]);
-	if (status != DDP_OK || send)
-		return status;
-	status = ddp_device_queue_wait(s->device, s->arrivals, s->begun);
-	if (status == DDP_OK)
-		status = ddp_device_launch(s->device, s->arrivals, await_message, o);
-	if (status == DDP_OK)
-		status = copy_side(o, s->arrivals, &o->sides.output, 0, SIZE_MAX, o->buffers[1], false);
-	return status == DDP_OK ? ddp_device_event_record(s->device, o->end, s->arrivals) : status;
+	o->issued = status == DDP_OK;
+	return status;
 }
 
 /* ---- the backend ------------------------------------------------------------------------------- */
@@ -292,9 +363,11 @@ static ddp_status check_memory(const staged *s, const ddp_side *side, const ddp_
 static ddp_status issue(void *self, ddp_request *request)
 {
 	staged *s = self;
-	operation *o = calloc(1, sizeof(*o));
 	const bool message = request->operation.kind == DDP_SEND || request->operation.kind == DDP_RECV;
 
+	if (s->spoilt)
+		return ddp_comm_check(s->comm);
+	operation *o = calloc(1, sizeof(*o));
 	if (o == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
 	o->staged = s;
@@ -313,28 +386,46 @@ static ddp_status issue(void *self, ddp_request *request)
 		return status;
 	}
 	status = message ? enqueue_message(o) : enqueue_collective(o, chunks, most);
-	if (status == DDP_OK) {
-		request->work = o;
-		return DDP_OK;
+	if (status != DDP_OK && !o->begun) {
+		(void)ddp_comm_break(s->comm, status, s->comm->rank, "%s", ddp_last_error());
+		free_operation(o);
+		return status;
 	}
-	/* The device is broken, and may still work on what was enqueued: that stays. */
-	(void)ddp_comm_break(s->comm, status, s->comm->rank, "%s", ddp_last_error());
-	return status;
+	if (status != DDP_OK)
+		fail_partial(o, status);
+	request->work = o;
+	return DDP_OK;
+}
+
+/* Also where the device breaks before the host has a message. */
+static ddp_status query_message(operation *o, bool *done)
+{
+	staged *s = o->staged;
+	ddp_status status = ddp_device_error(s->device);
+
+	*done = false;
+	if (status != DDP_OK || atomic_load(&o->told) == 0)
+		return status;
+	if (o->c.kind == DDP_RECV && !o->copied && !o->partial)
+		(void)enqueue_arrival(o, s->arrivals);
+	return o->partial ? query_queues(o, done) : ddp_device_event_query(s->device, o->end, done);
 }
 
 static ddp_status poll(void *self, ddp_request *request, bool *done)
 {
-	staged *s = self;
+	const staged *s = self;
 	operation *o = request->work;
-	const bool message = o->c.kind == DDP_SEND || o->c.kind == DDP_RECV;
+	ddp_status status;
 
-	*done = false;
-	if (message && atomic_load(&o->told) == 0)
-		return DDP_OK;
-	ddp_status status = ddp_device_event_query(s->device, o->end, done);
+	if (o->c.kind == DDP_SEND || o->c.kind == DDP_RECV)
+		status = query_message(o, done);
+	else
+		status = o->partial ? query_queues(o, done) : ddp_device_event_query(s->device, o->end, done);
 	if (status != DDP_OK) {
+		status = ddp_comm_break(s->comm, status, s->comm->rank, "%s", ddp_last_error());
+		leave_behind(o);
 		*done = true;
-		return ddp_comm_break(s->comm, status, s->comm->rank, "%s", ddp_last_error());
+		return status;
 	}
 	if (!*done)
 		return DDP_OK;
@@ -345,11 +436,20 @@ static ddp_status poll(void *self, ddp_request *request, bool *done)
 	return status;
 }
 
+/* A queue that waits for what has not come copies it, and others wait for that. */
 static ddp_status wait_on(void *self, ddp_request *request, void *stream)
 {
 	const staged *s = self;
-	const operation *o = request->work;
+	operation *o = request->work;
 
+	if (o->partial)
+		return DDP_OK; /* it has failed, and has no end */
+	if (o->c.kind == DDP_RECV && !o->copied) {
+		const ddp_status status = enqueue_arrival(o, stream);
+		o->on_stream = o->copied;
+		o->stream = stream;
+		return status;
+	}
 	return ddp_device_queue_wait(s->device, stream, o->end);
 }
 
@@ -379,7 +479,7 @@ static ddp_status free_memory(void *self, void *memory)
 /* Messages that nobody will take or give any more. */
 static void abort_messages(void *self)
 {
-	ddp_comm_stop(((staged *)self)->twin);
+	ddp_host_end(((staged *)self)->twin);
 }
 
 /* Without the twin. */
