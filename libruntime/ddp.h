@@ -17,8 +17,9 @@
  *  - Options structures begin with their size: .size = sizeof(options). So programs
  *    go on working with later releases, whose structures are longer; one that sets an
  *    option which this release does not know gets DDP_ERR_INVALID, and so does one that
- *    sets no size. Zero in any other field means its default. Options structures are
- *    copied; their strings need to live for the call only.
+ *    sets no size. Zero in any other field means its default, and DDP_ZERO is 0 itself
+ *    where that is another number. Options structures are copied; their strings need to
+ *    live for the call only.
  *  - Output pointers are written on success only, unless said otherwise.
  *  - Times are in the unit that the name ends in (_ms, _ns, _seconds); sizes
  *    are in bytes where the name says bytes, else in elements.
@@ -40,6 +41,9 @@ extern "C" {
 #endif
 
 #define DDP_API __attribute__((visibility("default")))
+
+/* 0 in an option of floating point whose 0 means a default that is not 0. */
+#define DDP_ZERO 1e-300
 
 /* ---- status, errors, log ------------------------------------------------ */
 
@@ -411,6 +415,32 @@ DDP_API ddp_status ddp_comm_free(ddp_comm *comm);
 
 typedef struct ddp_model ddp_model;
 
+/*
+ * What a tensor is to training. Only what is trained has a gradient: the others cost no
+ * memory for gradients, no traffic of theirs and no optimizer's state, but all are broadcast by
+ * ddp_broadcast_params() and saved in checkpoints, as rank 0 has them.
+ *
+ * A buffer is what forward itself writes, such as the running statistics of a batch
+ * norm. PyTorch broadcasts those of rank 0 as the next step's first forward begins
+ * (broadcast_buffers); here the step before ends with it, and so they are also the same
+ * on all ranks between steps: ddp_step(), or ddp_reduce_grads(), broadcasts them, or
+ * averages them, over all ranks that take part. A step that is refused
+ * (DDP_ERR_NOT_FINITE) does not.
+ */
+typedef enum ddp_param_kind {
+	DDP_PARAM_TRAINED = 0,
+	DDP_PARAM_FROZEN,      /* does not change */
+	DDP_BUFFER_BROADCAST,  /* rank 0's counts */
+	DDP_BUFFER_MEAN,       /* the mean of all ranks' */
+	DDP_BUFFER_LOCAL       /* each rank has its own (broadcast_buffers=False) */
+} ddp_param_kind;
+
+/* How the optimizer treats some parameters; a 0 is a 0 here. */
+typedef struct ddp_param_group {
+	double learning_rate_factor; /* times the model's learning rate */
+	double weight_decay;         /* in place of the model's */
+} ddp_param_group;
+
 /* One tensor, f32, row-major. */
 typedef struct ddp_param {
 	const char *name;            /* unique, printable, at most 255 bytes */
@@ -421,6 +451,8 @@ typedef struct ddp_param {
 	                                to it on a rank in a step; 0: it is not used */
 	bool rows_only;              /* its gradient has no other part, so that the rest, which
 	                                is 0, need not travel: an embedding by itself */
+	ddp_param_kind kind;
+	const ddp_param_group *group; /* NULL: as the model's options are. Copied. */
 } ddp_param;
 
 typedef enum ddp_optimizer { DDP_ADAMW = 0, DDP_SGD } ddp_optimizer;
@@ -505,6 +537,53 @@ typedef struct ddp_bucket_hook {
 	void *user;
 } ddp_bucket_hook;
 
+/*
+ * Of what ddp_step() is given the gradients and the loss, and what their sum over all ranks
+ * and micro-batches is divided by. A weight is in samples, tokens, or what the program
+ * counts in; a loss in nats per unit of weight, say.
+ *
+ * DDP_LOSS_SUM: gradients of the loss *summed* over this rank's samples, `loss_sum` that
+ * sum, `weight` how many they were: divided by the sum of all weights. The mean is exact,
+ * whatever each rank's share. A rank without samples has weight 0.
+ *
+ * DDP_LOSS_MEAN: gradients of each rank's own mean, and `loss_sum` that mean, as in PyTorch DDP:
+ * divided by the number of ranks. Each rank counts as much as any other, one without
+ * samples, or that has joined, too (Join's divide_by_initial_world_size=True). Of
+ * several micro-batches in a step, divide each one's loss by their number. `weight`
+ * then counts in stats only.
+ *
+ * DDP_LOSS_MEAN_OF_ACTIVE: the same, divided by the number of ranks that have not joined
+ * (divide_by_initial_world_size=False).
+ */
+typedef enum ddp_loss {
+	DDP_LOSS_SUM = 0,
+	DDP_LOSS_MEAN,
+	DDP_LOSS_MEAN_OF_ACTIVE
+} ddp_loss;
+
+/*
+ * What a parameter is without which a step's backward went: one that no rank has
+ * announced by ddp_grad_ready() or given rows.
+ *
+ * DDP_UNUSED_ZERO: its gradient is what its memory holds, 0 if nobody has written it; decay
+ * and momentum move it on. Announcing only says when a gradient is complete.
+ *
+ * DDP_UNUSED_SKIP: it stays as it is, and so does its part of the optimizer's state (PyTorch's
+ * find_unused_parameters=True). If other ranks have announced it, this rank adds 0 to
+ * their gradients. What is used in any micro-batch of a step is announced in it, also
+ * with sync off. ddp_grad_unused() says early that a parameter will not come.
+ *
+ * DDP_UNUSED_STATIC: the same, and what each rank uses is learned in the first step in which
+ * all ranks take part, and stays (static_graph=True): nobody waits for what is unused, and it
+ * need not be said. A step that uses others gets DDP_ERR_STATE on all ranks, which names
+ * the rank and the parameter; as after DDP_ERR_NOT_FINITE, none has updated anything.
+ */
+typedef enum ddp_unused {
+	DDP_UNUSED_ZERO = 0,
+	DDP_UNUSED_SKIP,
+	DDP_UNUSED_STATIC
+} ddp_unused;
+
 /* AdamW: Loshchilov and Hutter, ICLR 2019, in PyTorch's order of operations. */
 typedef struct ddp_model_options {
 	size_t size;            /* sizeof(ddp_model_options) */
@@ -514,8 +593,8 @@ typedef struct ddp_model_options {
 	double first_bucket_mb; /* cap of the first; may be larger than the others'. 0: 1, or
 	                           bucket_mb if that is less */
 	ddp_optimizer optimizer;
-	double learning_rate;   /* 0: 1e-3 */
-	double beta1, beta2;    /* 0: 0.9, 0.999 */
+	double learning_rate;   /* 0: 1e-3. Also DDP_ZERO */
+	double beta1, beta2;    /* 0: 0.9, 0.999. Also DDP_ZERO */
 	double epsilon;         /* 0: 1e-8; at least 1.2e-38, the least of f32 */
 	double weight_decay;    /* decoupled for AdamW, L2 for SGD; default 0 */
 	double momentum;        /* SGD */
@@ -540,6 +619,8 @@ typedef struct ddp_model_options {
 	ddp_memory memory;      /* of parameters, gradients and the optimizer's state */
 	void *stream;           /* memory of a device: the queue of it on which the program computes;
 	                           NULL: its default one */
+	ddp_loss loss;
+	ddp_unused unused;
 } ddp_model_options;
 
 /*
@@ -565,8 +646,8 @@ DDP_API ddp_status ddp_model_create(ddp_context *context, const ddp_param *param
                                     ddp_model **model);
 DDP_API void ddp_model_free(ddp_model *model);
 
-/* Pointers into the arenas, valid for the model's life; NULL if out of range.
-   Aligned to 64 bytes. Gradients start as zero and are zero again after each
+/* Pointers into the arenas, valid for the model's life; NULL if out of range, and for the
+   gradient of what is not trained. Aligned to 64 bytes. Gradients start as zero and are zero again after each
    ddp_step(); backward adds to them. */
 DDP_API float *ddp_param_data(ddp_model *model, int param);
 DDP_API float *ddp_param_grad(ddp_model *model, int param);
@@ -577,7 +658,7 @@ DDP_API int64_t ddp_param_count(const ddp_model *model, int param); /* elements 
    them. NULL on the host. */
 DDP_API double *ddp_device_loss(ddp_model *model);
 
-/* Sends rank 0's parameters to all. Collective; once, after initialisation: the first
+/* Sends rank 0's tensors, of all kinds, to all. Collective; once, after initialisation: the first
    step, and each checkpoint, ends with DDP_ERR_MISMATCH if a rank's parameters are
    not rank 0's (unless ranks do not communicate). */
 DDP_API ddp_status ddp_broadcast_params(ddp_model *model);
@@ -622,6 +703,14 @@ DDP_API ddp_status ddp_set_sync(ddp_model *model, bool sync);
 DDP_API ddp_status ddp_grad_ready(ddp_model *model, int param);
 
 /*
+ * Says that this rank has no gradient of this parameter in this step, so that its bucket does
+ * not wait for it; in place of ddp_grad_ready(). Unless an earlier micro-batch of the step
+ * has announced it, this rank adds 0 (with DDP_UNUSED_ZERO: what its memory holds). Does
+ * nothing with sync off. What is not announced until ddp_step() counts as this at its end.
+ */
+DDP_API ddp_status ddp_grad_unused(ddp_model *model, int param);
+
+/*
  * Adds values [count, width] to rows index[count] of the gradient of a matrix
  * [rows, width] with sparse_rows > 0; a row may come several times. It is for
  * a gradient with a dense part and a sparse one, such as that of an embedding
@@ -641,7 +730,8 @@ DDP_API ddp_status ddp_grad_rows(ddp_model *model, int param, const int32_t *ind
 
 typedef struct ddp_step_stats {
 	int64_t step;            /* number of steps done, from 1 */
-	double loss;             /* global: sum of loss_sum over sum of weight */
+	double loss;             /* global: sum of loss_sum over sum of weight, or over the number
+	                            of active ranks (see ddp_loss) */
 	double weight;           /* global */
 	double grad_norm;        /* of the mean gradient, before clipping */
 	double learning_rate;
@@ -651,6 +741,7 @@ typedef struct ddp_step_stats {
 	double communication_seconds; /* from each bucket's start to its end, overlaps counted once */
 	double optimizer_seconds;
 	bool stop;               /* a rank asked for it: see ddp_request_stop() */
+	int active_ranks;        /* that took part in the step, and did not ddp_join() it */
 } ddp_step_stats;
 
 /*
@@ -659,7 +750,7 @@ typedef struct ddp_step_stats {
  * and micro-batches. So backward computes the gradient of the loss *summed*
  * over its samples (or tokens), `weight` says how many those were on this
  * rank in this step, and `loss_sum` is that sum of losses. A rank without
- * samples gives weight 0. Collective. stats may be NULL.
+ * samples gives weight 0. (Of means: see ddp_loss.) Collective. stats may be NULL.
  *
  * DDP_ERR_NOT_FINITE: a rank's loss or gradient holds an infinity or a NaN, or
  * their sums would. All ranks get it, with the rank and the parameter. As after
@@ -672,6 +763,19 @@ typedef struct ddp_step_stats {
  */
 DDP_API ddp_status ddp_step(ddp_model *model, double weight, double loss_sum,
                             ddp_step_stats *stats);
+
+/*
+ * For a rank that has no samples left, while others have (PyTorch's Join): takes part in one
+ * step, adds nothing to it, and updates as the others do, which call ddp_step(). Call it
+ * again until stats->active_ranks is 0: then all ranks have called it, in the same step,
+ * nothing was updated, no step is counted, and all may go on, with the next epoch, say. What
+ * has piled up on this rank with sync off is forgotten. Set the learning rate as the others
+ * do. What else the others do together, such as a checkpoint, this rank does, too.
+ * Buffers are those of the first rank that is active, or the mean of these. Errors are
+ * those of ddp_step(); DDP_ERR_STATE, on all ranks: others are in ddp_reduce_grads();
+ * DDP_ERR_UNSUPPORTED: the model is on a device, or has local_steps.
+ */
+DDP_API ddp_status ddp_join(ddp_model *model, ddp_step_stats *stats);
 
 /*
  * ddp_step() in two halves, for programs that look at a step before it counts.

@@ -120,6 +120,7 @@ comm_sources = \
 reduce_sources = \
 	libruntime/reduce/agree.c libruntime/reduce/agree.h \
 	libruntime/reduce/arena.c libruntime/reduce/arena.h \
+	libruntime/reduce/buffers.c libruntime/reduce/buffers.h \
 	libruntime/reduce/bucket.c libruntime/reduce/bucket.h \
 	libruntime/reduce/consensus.c libruntime/reduce/consensus.h \
 	libruntime/reduce/facts.c libruntime/reduce/facts.h \
@@ -140,7 +141,8 @@ reduce_sources = \
 	libruntime/reduce/strategy_node.c libruntime/reduce/strategy_node.h \
 	libruntime/reduce/strategy_local.c libruntime/reduce/strategy_powersgd.c \
 	libruntime/reduce/strategy_scatter.c \
-	libruntime/reduce/unit.c libruntime/reduce/unit.h
+	libruntime/reduce/unit.c libruntime/reduce/unit.h \
+	libruntime/reduce/uses.c libruntime/reduce/uses.h
 
 optim_sources = \
 	libruntime/optim/optim.c libruntime/optim/optim.h \

@@ -1,6 +1,7 @@
 #include "optim/optim.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "kernels.h"
@@ -84,43 +85,77 @@ typedef struct range {
 	int64_t begin, end, at;
 } range;
 
-/* Elements [begin, begin + count). */
-static void apply_kernel(const range *r, int64_t begin, int64_t count, double weight_decay)
+static double decay_of(const ddp_optim *optim, const ddp_slot *slot)
+{
+	if (slot->no_decay)
+		return 0;
+	return slot->grouped ? slot->group.weight_decay : optim->settings.weight_decay;
+}
+
+static bool is_unused(const ddp_update *update, const ddp_slot *slot)
+{
+	return update->unused != NULL && update->unused[slot->param];
+}
+
+/* The parameter's own count of steps, by which AdamW corrects its bias. */
+static int64_t step_of(const ddp_update *update, const ddp_slot *slot)
+{
+	return update->step - (update->missed != NULL ? (int64_t)update->missed[slot->param] : 0);
+}
+
+/* Elements [begin, begin + count), which are updated as `slot` is. */
+static void apply_kernel(const range *r, int64_t begin, int64_t count, const ddp_slot *slot)
 {
 	const ddp_optim *optim = r->optim;
 	const ddp_optim_settings *settings = &optim->settings;
+	const double learning_rate = r->update->learning_rate * slot->group.learning_rate_factor;
+	const double weight_decay = decay_of(optim, slot);
 	const int64_t offset = begin - r->begin, at = r->at + offset;
+	const int64_t step = step_of(r->update, slot);
 	float *params = r->params + offset, *grads = r->grads + offset;
 
+	if (is_unused(r->update, slot)) {
+		memset(grads, 0, (size_t)count * sizeof(*grads));
+		return;
+	}
 	if (settings->kind == DDP_ADAMW) {
 		const dk_adamw_args args = {
-			.learning_rate = r->update->learning_rate,
+			.learning_rate = learning_rate,
 			.beta1 = settings->beta1, .beta2 = settings->beta2,
 			.epsilon = settings->epsilon, .weight_decay = weight_decay,
-			.step = r->update->step, .grad_scale = r->update->grad_scale,
+			.step = step, .grad_scale = r->update->grad_scale,
 		};
 		dk_adamw(params, grads, optim->state[0] + at, optim->state[1] + at, count, &args);
 		return;
 	}
 	const dk_sgd_args args = {
-		.learning_rate = r->update->learning_rate,
+		.learning_rate = learning_rate,
 		.momentum = settings->momentum, .weight_decay = weight_decay,
-		.step = r->update->step, .grad_scale = r->update->grad_scale,
+		.step = step, .grad_scale = r->update->grad_scale,
 	};
 	dk_sgd(params, grads, optim->state_count > 0 ? optim->state[0] + at : NULL, count, &args);
 }
 
-/* The first element behind `begin` at which the decay changes, at most `end`.
-   *param is the tensor that `begin` lies in, and is moved on. */
-static int64_t run_end(const ddp_layout *layout, int *param, int64_t end)
+static bool updated_alike(const ddp_optim *optim, const ddp_update *update, const ddp_slot *a,
+                          const ddp_slot *b)
 {
-	bool no_decay = layout->slots[*param].no_decay;
+	return is_unused(update, a) == is_unused(update, b) && step_of(update, a) == step_of(update, b) &&
+	       decay_of(optim, a) == decay_of(optim, b) &&
+	       a->group.learning_rate_factor == b->group.learning_rate_factor;
+}
 
-	while (++*param < layout->count) {
+/* The first element behind those of slot *param that is updated in another way, at most
+   `end`; *param is moved on to the slot that it is of. */
+static int64_t run_end(const range *r, int *param, int64_t end)
+{
+	const ddp_layout *layout = r->optim->layout;
+	const ddp_slot *first = &layout->slots[*param];
+
+	while (++*param < layout->trained) {
 		const ddp_slot *slot = &layout->slots[*param];
 		if (slot->offset >= end)
 			return end;
-		if (slot->no_decay != no_decay)
+		if (!updated_alike(r->optim, r->update, first, slot))
 			return slot->offset;
 	}
 	return end;
@@ -128,7 +163,7 @@ static int64_t run_end(const ddp_layout *layout, int *param, int64_t end)
 
 static int param_at(const ddp_layout *layout, int64_t offset)
 {
-	int low = 0, high = layout->count - 1;
+	int low = 0, high = layout->trained - 1;
 
 	while (low < high) {
 		int middle = low + (high - low + 1) / 2;
@@ -146,10 +181,10 @@ static void apply_runs(const range *r, int64_t begin, int64_t end)
 	int param = param_at(layout, begin);
 
 	while (begin < end) {
-		bool decay = !layout->slots[param].no_decay;
-		int64_t stop = run_end(layout, &param, end);
+		const ddp_slot *slot = &layout->slots[param];
+		int64_t stop = run_end(r, &param, end);
 
-		apply_kernel(r, begin, stop - begin, decay ? r->optim->settings.weight_decay : 0);
+		apply_kernel(r, begin, stop - begin, slot);
 		begin = stop;
 	}
 }

@@ -32,6 +32,9 @@ typedef struct ddp_update {
 	double learning_rate;
 	double grad_scale; /* gradients are multiplied by it first */
 	int64_t step;      /* from 1 */
+	const bool *unused;  /* by parameter: it stays as it is, and so does its state. NULL: none */
+	const float *missed; /* by parameter: steps that left it as it was, which its count of
+	                        steps does not have. NULL: none */
 } ddp_update;
 
 /* The layout must outlive it. `borrows`: its state is memory that

@@ -20,12 +20,17 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
 static uint64_t hash_slot(uint64_t hash, const ddp_slot *slot)
 {
 	const unsigned char no_decay = slot->no_decay, rows_only = slot->rows_only;
+	const unsigned char kind = (unsigned char)slot->kind, grouped = slot->grouped;
 
 	hash = hash_bytes(hash, slot->name, strlen(slot->name) + 1);
 	hash = hash_bytes(hash, &slot->ndim, sizeof(slot->ndim));
 	hash = hash_bytes(hash, slot->shape, (size_t)slot->ndim * sizeof(*slot->shape));
 	hash = hash_bytes(hash, &slot->sparse_rows, sizeof(slot->sparse_rows));
 	hash = hash_bytes(hash, &rows_only, sizeof(rows_only));
+	hash = hash_bytes(hash, &kind, sizeof(kind));
+	hash = hash_bytes(hash, &slot->group.learning_rate_factor, sizeof(double));
+	hash = hash_bytes(hash, &slot->group.weight_decay, sizeof(double));
+	hash = hash_bytes(hash, &grouped, sizeof(grouped));
 	return hash_bytes(hash, &no_decay, sizeof(no_decay));
 }
 
@@ -36,7 +41,7 @@ static double hash_number(uint64_t hash)
 
 static const uint64_t HASH_START = 0xcbf29ce484222325u;
 
-enum { FACT_COUNT, FACT_HASH, FACTS = 26 };
+enum { FACT_COUNT, FACT_HASH, FACTS = 28 };
 
 static void state_facts(const ddp_layout *layout, const ddp_model_settings *settings,
                         ddp_fact *facts)
@@ -73,6 +78,8 @@ static void state_facts(const ddp_layout *layout, const ddp_model_settings *sett
 		{ "local_start", (double)settings->local_start },
 		{ "hook", settings->hook.start != NULL },
 		{ "memory", settings->memory },
+		{ "loss", settings->loss },
+		{ "unused", settings->unused },
 		{ "no_overlap", settings->no_overlap },
 		{ "no_communication", settings->no_communication },
 	};
@@ -102,8 +109,8 @@ static ddp_status name_parameter(ddp_comm *comm, const ddp_layout *layout)
 	return ddp_fail(DDP_ERR_MISMATCH,
 	                "ranks gave different models: parameter %zu is \"%s\" %s%s, %lld sparse rows, on "
 	                "rank %d and another on others; all ranks must register the same list in the "
-	                "same order", first, slot->name, shape, slot->no_decay ? " without decay" : "",
-	                (long long)slot->sparse_rows, ddp_comm_rank(comm));
+	                "same order, with the same kinds and groups", first, slot->name, shape,
+	                slot->no_decay ? " without decay" : "", (long long)slot->sparse_rows, ddp_comm_rank(comm));
 }
 
 ddp_status ddp_model_agree(ddp_comm *comm, ddp_status mine, const ddp_layout *layout,

@@ -112,6 +112,23 @@ void ddp_ready_free(ddp_ready *ready)
 	*ready = (ddp_ready){ 0 };
 }
 
+/* No bucket waits for it any more. */
+static void settle(ddp_ready *ready, int param)
+{
+	const ddp_layout *layout = ready->layout;
+
+	ready->announced[param] = true;
+	/* Rows may be added to it until the end of the step. */
+	if (layout->slots[param].sparse_rows > 0 && !layout->slots[param].rows_travel)
+		return;
+	if (layout->slots[param].offset >= layout->dense)
+		return;
+	int last = ddp_bucket_of(ready->plan, layout->slots[param].offset);
+	int first = ddp_bucket_of(ready->plan, slot_end(layout, param) - 1);
+	for (int k = first; k <= last; k++)
+		ready->pending[k]--;
+}
+
 void ddp_ready_reset(ddp_ready *ready)
 {
 	for (int k = 0; k < ready->plan->count; k++) {
@@ -121,6 +138,10 @@ void ddp_ready_reset(ddp_ready *ready)
 	memset(ready->announced, 0, (size_t)ready->layout->count * sizeof(*ready->announced));
 	ready->announced_count = 0;
 	ready->next = 0;
+	for (int i = 0; i < ready->layout->trained && ready->absent != NULL; i++) {
+		if (ready->absent[ready->layout->slots[i].param])
+			settle(ready, i);
+	}
 }
 
 ddp_status ddp_ready_announce(ddp_ready *ready, int param)
@@ -135,18 +156,8 @@ ddp_status ddp_ready_announce(ddp_ready *ready, int param)
 		                "the gradient of \"%s\" was announced twice in one step; with several "
 		                "micro-batches a step, turn sync off for all but the last",
 		                layout->slots[param].name);
-	ready->announced[param] = true;
 	ready->announced_count++;
-	/* Rows may be added to it until the end of the step. */
-	if (layout->slots[param].sparse_rows > 0 && !layout->slots[param].rows_travel)
-		return DDP_OK;
-
-	if (layout->slots[param].offset >= layout->dense)
-		return DDP_OK;
-	int last = ddp_bucket_of(ready->plan, layout->slots[param].offset);
-	int first = ddp_bucket_of(ready->plan, slot_end(layout, param) - 1);
-	for (int k = first; k <= last; k++)
-		ready->pending[k]--;
+	settle(ready, param);
 	return DDP_OK;
 }
 

@@ -35,6 +35,8 @@ typedef struct ddp_ready {
 	const ddp_bucket_plan *plan;
 	int *pending;    /* of each bucket: parameters not announced yet */
 	bool *announced; /* of each parameter */
+	const bool *absent; /* of each, as the program counts them: it is never announced, and not
+	                       waited for. NULL: all are */
 	int announced_count;
 	int next;        /* the first bucket not taken yet */
 } ddp_ready;

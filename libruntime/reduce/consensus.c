@@ -11,8 +11,6 @@
 #include "reduce/facts.h"
 #include "reduce/model_state.h"
 
-_Static_assert((int)DDP_CONSENSUS_COUNT <= (int)DDP_TOTALS_MAX, "the reducer carries it");
-
 void ddp_magnitude_add(ddp_magnitude *magnitude, const ddp_slot *slot, const float *values,
                        int64_t count)
 {
@@ -53,8 +51,11 @@ static ddp_status params_checksum(const ddp_model *model, uint32_t *sum)
 	ddp_status status = DDP_OK;
 
 	*sum = 0;
-	for (int i = 0; i < model->layout.count && status == DDP_OK; i++)
-		status = slot_checksum(model, &model->layout.slots[i], sum);
+	for (int i = 0; i < model->layout.count && status == DDP_OK; i++) {
+		/* Each rank's forward writes to its own buffers. */
+		if (model->layout.slots[i].kind <= DDP_PARAM_FROZEN)
+			status = slot_checksum(model, &model->layout.slots[i], sum);
+	}
 	return status;
 }
 
@@ -119,6 +120,7 @@ ddp_status ddp_consensus_state(const ddp_model *model, double weight, double los
 		.rate_squared = good ? rate * rate : 0,
 		.wrong = good ? 0 : 1,
 		.wrong_rank = good ? 0 : ddp_comm_rank(model->context->world),
+		.joined = model->joined ? 1 : 0,
 		.stop = atomic_load(&model->stop_requested) ? 1 : 0,
 		.not_finite = finite ? 0 : 1,
 		.largest = model->magnitude.largest,
@@ -147,7 +149,7 @@ ddp_status ddp_consensus_check(const ddp_model *model, double weight, const ddp_
 		return ddp_fail(DDP_ERR_INVALID,
 		                "step %lld: %d ranks gave a weight or a learning rate that is negative or "
 		                "not finite", step, (int)all->wrong);
-	if (all->weight == 0)
+	if (all->weight == 0 && model->settings.loss == DDP_LOSS_SUM && all->joined < ranks)
 		return ddp_fail(DDP_ERR_INVALID,
 		                "step %lld: no rank had a sample (the sum of all weights is 0)", step);
 	double mean = all->rate / ranks;
@@ -160,29 +162,46 @@ ddp_status ddp_consensus_check(const ddp_model *model, double weight, const ddp_
 	return DDP_OK;
 }
 
-/* Sums, and their mean, are rounded to f32 at each addition; a thousandth is more
-   than that comes to. */
-static bool sums_overflow(const ddp_consensus *all)
+int ddp_consensus_active(const ddp_model *model, const ddp_consensus *all)
 {
-	return all->largest * fmax(1, 1 / all->weight) > 0.999 * FLT_MAX;
+	int ranks = model->reducer.communicates ? ddp_comm_size(model->context->world) : 1;
+
+	return ranks - (int)all->joined;
 }
 
-bool ddp_consensus_finite(const ddp_consensus *all)
+double ddp_consensus_divisor(const ddp_model *model, const ddp_consensus *all)
 {
-	return all->not_finite == 0 && isfinite(all->loss_sum) && !sums_overflow(all);
+	switch (model->settings.loss) {
+	case DDP_LOSS_MEAN: return ddp_consensus_active(model, all) + all->joined;
+	case DDP_LOSS_MEAN_OF_ACTIVE: return ddp_consensus_active(model, all);
+	case DDP_LOSS_SUM: break;
+	}
+	return all->weight;
+}
+
+/* Sums, and their mean, are rounded to f32 at each addition; a thousandth is more
+   than that comes to. */
+static bool sums_overflow(const ddp_model *model, const ddp_consensus *all)
+{
+	return all->largest * fmax(1, 1 / ddp_consensus_divisor(model, all)) > 0.999 * FLT_MAX;
+}
+
+bool ddp_consensus_finite(const ddp_model *model, const ddp_consensus *all)
+{
+	return all->not_finite == 0 && isfinite(all->loss_sum) && !sums_overflow(model, all);
 }
 
 /* A rank and what it found in a number that a double holds exactly: the least of
    all ranks' is the first rank's. */
 static const double RANK_FACTOR = (double)(1 << 30) * 2;
 
-static ddp_status first_of_all(ddp_model *model, double *first)
+static ddp_status first_of_all(ddp_model *model, const char *name, double *first)
 {
 	const ddp_collective operation = {
 		.kind = DDP_ALL_REDUCE, .recv = first, .count = 1, .type = DDP_F64, .op = DDP_MIN,
 	};
 
-	return ddp_reducer_run(&model->reducer, "not finite", &operation);
+	return ddp_reducer_run(&model->reducer, name, &operation);
 }
 
 static ddp_status name_first(const ddp_model *model, double first, const ddp_consensus *all)
@@ -216,6 +235,28 @@ ddp_status ddp_consensus_name(ddp_model *model, double loss_sum, const ddp_conse
 		int rank = model->reducer.communicates ? ddp_comm_rank(model->context->world) : 0;
 		first = rank * RANK_FACTOR + (double)slot;
 	}
-	ddp_status status = first_of_all(model, &first);
+	ddp_status status = first_of_all(model, "not finite", &first);
 	return status == DDP_OK ? name_first(model, first, all) : status;
+}
+
+ddp_status ddp_consensus_name_changed(ddp_model *model)
+{
+	const ddp_uses *uses = &model->uses;
+	double first = INFINITY;
+
+	if (uses->changed >= 0) {
+		int rank = model->reducer.communicates ? ddp_comm_rank(model->context->world) : 0;
+		first = rank * RANK_FACTOR + 2 * (double)uses->changed + uses->used[uses->changed];
+	}
+	ddp_status status = first_of_all(model, "changed", &first);
+	if (status != DDP_OK)
+		return status;
+	int rank = (int)(first / RANK_FACTOR);
+	int64_t rest = (int64_t)(first - rank * RANK_FACTOR);
+	const char *name = ddp_model_slot(model, (int)(rest / 2))->name;
+	return ddp_fail(DDP_ERR_STATE, "the static graph has changed: rank %d %s \"%s\", which it %s in the "
+	                "first step; no rank has updated its parameters: use the same ones in each step, or "
+	                "make the model with DDP_UNUSED_SKIP", rank,
+	                rest % 2 != 0 ? "has a gradient of" : "has no gradient of", name,
+	                rest % 2 != 0 ? "had not used" : "had used");
 }

@@ -1,7 +1,8 @@
 /*
  * consensus: what ranks must agree on at the end of a step. One sum over all
  * ranks carries it, behind the buckets that are complete by then; so what it
- * says is the same on all ranks.
+ * says is the same on all ranks. Behind it the same sum carries what parameters the step
+ * has used (reduce/uses.h).
  */
 #ifndef DDP_REDUCE_CONSENSUS_H
 #define DDP_REDUCE_CONSENSUS_H
@@ -15,6 +16,9 @@ typedef struct ddp_consensus {
 	double wrong, wrong_rank;  /* ranks that gave a wrong weight or learning rate, and
 	                              their ranks: one if there is one */
 	double stop;               /* ranks that were asked to stop */
+	double joined;             /* ranks that have finished, and contribute nothing */
+	double halves;             /* ranks in ddp_reduce_grads() */
+	double changed;            /* ranks whose static graph has changed */
 	double not_finite;         /* ranks whose loss or gradient is not finite */
 	double largest;            /* magnitude of a gradient: no sum of all ranks' is larger */
 	double checksum[2], checksum_squared[2]; /* of the parameters, in halves, before the
@@ -39,8 +43,9 @@ void ddp_magnitude_add(ddp_magnitude *magnitude, const ddp_slot *slot, const flo
 /* The same of one whose largest magnitude is known. */
 void ddp_magnitude_note(ddp_magnitude *magnitude, const ddp_slot *slot, double largest);
 
-/* What this rank says. A rank with a wrong argument goes through the step with
-   the others, so that all of them end it with an error. An error is this rank's alone. */
+/* What this rank says, but for `halves` and `changed`. A rank with a wrong argument goes
+   through the step with the others, so that all of them end it with an error. An error is
+   this rank's alone. */
 ddp_status ddp_consensus_state(const struct ddp_model *model, double weight, double loss_sum,
                                ddp_consensus *own);
 /* DDP_ERR_INVALID, DDP_ERR_MISMATCH: a rank made a mistake. `weight` is this rank's. */
@@ -52,8 +57,15 @@ bool ddp_consensus_same_params(const struct ddp_model *model, const ddp_consensu
 /* DDP_ERR_MISMATCH, on all ranks, if one has other parameters than rank 0, with its
    rank. Collective; DDP_OK where ranks do not communicate. */
 ddp_status ddp_params_compare(struct ddp_model *model);
+/* What the sum of all ranks' gradients is divided by. */
+double ddp_consensus_divisor(const struct ddp_model *model, const ddp_consensus *all);
+/* Ranks that have not joined. */
+int ddp_consensus_active(const struct ddp_model *model, const ddp_consensus *all);
 /* Whether what the step would do to the parameters is finite. */
-bool ddp_consensus_finite(const ddp_consensus *all);
+bool ddp_consensus_finite(const struct ddp_model *model, const ddp_consensus *all);
+/* DDP_ERR_STATE, which names the first rank whose static graph has changed, and the
+   parameter; or another status, if ranks could not tell each other. Collective. */
+ddp_status ddp_consensus_name_changed(struct ddp_model *model);
 /* DDP_ERR_NOT_FINITE, which names the first rank and what is not finite there; or
    another status, if ranks could not tell each other. Collective. */
 ddp_status ddp_consensus_name(struct ddp_model *model, double loss_sum, const ddp_consensus *all);

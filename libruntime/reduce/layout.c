@@ -1,5 +1,6 @@
 #include "reduce/layout.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,6 +98,27 @@ static ddp_status check_unique(const ddp_layout *layout)
 	return status;
 }
 
+static ddp_status check_kind(const ddp_param *param)
+{
+	const ddp_param_group *group = param->group;
+
+	if (param->kind < DDP_PARAM_TRAINED || param->kind > DDP_BUFFER_LOCAL)
+		return ddp_fail(DDP_ERR_INVALID, "parameter \"%s\": %d is no ddp_param_kind", param->name,
+		                (int)param->kind);
+	if (param->kind != DDP_PARAM_TRAINED && (param->sparse_rows != 0 || param->rows_only))
+		return ddp_fail(DDP_ERR_INVALID, "parameter \"%s\" is not trained, so no rows are added to "
+		                "its gradient: leave sparse_rows and rows_only out", param->name);
+	if (group == NULL)
+		return DDP_OK;
+	if (!isfinite(group->learning_rate_factor) || group->learning_rate_factor < 0)
+		return ddp_fail(DDP_ERR_INVALID, "parameter \"%s\": its group's learning_rate_factor is %g; "
+		                "it must be 0 or more", param->name, group->learning_rate_factor);
+	if (!isfinite(group->weight_decay) || group->weight_decay < 0)
+		return ddp_fail(DDP_ERR_INVALID, "parameter \"%s\": its group's weight_decay is %g; it must "
+		                "be 0 or more", param->name, group->weight_decay);
+	return DDP_OK;
+}
+
 static ddp_status check_rows(const ddp_param *param)
 {
 	if (param->sparse_rows == 0 && param->rows_only)
@@ -115,12 +137,12 @@ static ddp_status check_rows(const ddp_param *param)
 	return DDP_OK;
 }
 
-/* At the end of the arenas, as far as they go. */
+/* At the end of the parameters' arena, as far as it goes. */
 static void place(ddp_layout *layout, ddp_slot *slot)
 {
-	slot->offset = layout->elements;
-	layout->elements += (slot->count + DDP_ALIGN_ELEMENTS - 1) / DDP_ALIGN_ELEMENTS *
-	                    DDP_ALIGN_ELEMENTS;
+	slot->offset = layout->all;
+	layout->all += (slot->count + DDP_ALIGN_ELEMENTS - 1) / DDP_ALIGN_ELEMENTS *
+	               DDP_ALIGN_ELEMENTS;
 }
 
 static ddp_status fill_slot(const ddp_param *param, int index, ddp_layout *layout)
@@ -131,21 +153,28 @@ static ddp_status fill_slot(const ddp_param *param, int index, ddp_layout *layou
 	if (status == DDP_OK)
 		status = count_elements(param, &slot->count);
 	if (status == DDP_OK)
+		status = check_kind(param);
+	if (status == DDP_OK)
 		status = check_rows(param);
 	if (status != DDP_OK)
 		return status;
 	slot->name = strdup(param->name);
 	if (slot->name == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a parameter's name");
+	slot->param = index;
 	slot->ndim = param->ndim;
 	memcpy(slot->shape, param->shape, (size_t)param->ndim * sizeof(*slot->shape));
+	slot->kind = param->kind;
 	slot->no_decay = param->no_decay;
+	slot->grouped = param->group != NULL;
+	slot->group = slot->grouped ? *param->group : (ddp_param_group){ .learning_rate_factor = 1 };
 	slot->sparse_rows = param->sparse_rows;
 	slot->rows_only = param->rows_only;
 	layout->slot_of[index] = index;
 	place(layout, slot);
-	if (layout->elements > ELEMENTS_MAX)
+	if (layout->all > ELEMENTS_MAX)
 		return ddp_fail(DDP_ERR_INVALID, "the parameters have too many elements together");
+	layout->trained += slot->kind == DDP_PARAM_TRAINED;
 	return DDP_OK;
 }
 
@@ -168,47 +197,77 @@ ddp_status ddp_layout_make(const ddp_param *params, int count, ddp_layout *layou
 		status = fill_slot(&params[i], i, &made);
 	if (status == DDP_OK)
 		status = check_unique(&made);
+	if (status == DDP_OK && made.trained == 0)
+		status = ddp_fail(DDP_ERR_INVALID, "none of the model's %d tensors is trained; a model needs "
+		                  "at least one that is", count);
+	if (status == DDP_OK)
+		status = ddp_layout_arrange(&made, 1);
 	if (status != DDP_OK) {
 		ddp_layout_free(&made);
 		return status;
 	}
-	made.dense = made.elements;
 	*layout = made;
 	return DDP_OK;
 }
 
-/* Appends the slots that do, or do not, travel by rows, or by nothing else, to `moved`. */
-static void take_slots(ddp_layout *layout, bool travel, bool only, ddp_slot *moved, int *taken)
+/* In this order tensors lie in the parameters' arena. */
+typedef enum part { DENSE, DENSE_AND_ROWS, ROWS, FROZEN, LOCAL, MEAN, BROADCAST, PARTS } part;
+
+static part part_of(const ddp_slot *slot)
+{
+	switch (slot->kind) {
+	case DDP_PARAM_FROZEN: return FROZEN;
+	case DDP_BUFFER_LOCAL: return LOCAL;
+	case DDP_BUFFER_MEAN: return MEAN;
+	case DDP_BUFFER_BROADCAST: return BROADCAST;
+	case DDP_PARAM_TRAINED: break;
+	}
+	return !slot->rows_travel ? DENSE : slot->rows_only ? ROWS : DENSE_AND_ROWS;
+}
+
+/* Appends the slots of `wanted`, in the program's order, to `moved`. */
+static void take_slots(ddp_layout *layout, part wanted, ddp_slot *moved, int *slot_of, int *taken)
 {
 	for (int i = 0; i < layout->count; i++) {
-		const ddp_slot *slot = &layout->slots[i];
-		if (slot->rows_travel != travel || (travel && slot->rows_only) != only)
+		const ddp_slot *slot = &layout->slots[layout->slot_of[i]];
+		if (part_of(slot) != wanted)
 			continue;
-		moved[*taken] = layout->slots[i];
+		moved[*taken] = *slot;
 		place(layout, &moved[*taken]);
-		layout->slot_of[i] = (*taken)++;
+		slot_of[i] = (*taken)++;
 	}
 }
 
 ddp_status ddp_layout_arrange(ddp_layout *layout, int ranks)
 {
 	ddp_slot *moved = malloc((size_t)layout->count * sizeof(*moved));
+	int *slot_of = malloc((size_t)layout->count * sizeof(*slot_of));
+	int64_t begin[PARTS];
 	int taken = 0;
 
-	if (moved == NULL)
+	if (moved == NULL || slot_of == NULL) {
+		free(moved);
+		free(slot_of);
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d parameters", layout->count);
+	}
 	for (int i = 0; i < layout->count; i++) {
 		ddp_slot *slot = &layout->slots[i];
 		slot->rows_travel = ranks > 1 && slot->sparse_rows > 0 &&
 		                    slot->sparse_rows < (slot->shape[0] + ranks - 1) / ranks;
 	}
-	layout->elements = 0;
-	take_slots(layout, false, false, moved, &taken);
-	take_slots(layout, true, false, moved, &taken);
-	layout->dense = layout->elements;
-	take_slots(layout, true, true, moved, &taken);
+	layout->all = 0;
+	for (int p = 0; p < PARTS; p++) {
+		begin[p] = layout->all;
+		take_slots(layout, (part)p, moved, slot_of, &taken);
+	}
+	layout->dense = begin[ROWS];
+	layout->elements = begin[FROZEN];
+	layout->mean = begin[MEAN];
+	layout->broadcast = begin[BROADCAST];
 	free(layout->slots);
+	free(layout->slot_of);
 	layout->slots = moved;
+	layout->slot_of = slot_of;
 	return DDP_OK;
 }
 

@@ -2,7 +2,8 @@
  * layout: a checked copy of a parameter list, and where each tensor lies in
  * the arenas. Tensors follow one another in the given order, but for those
  * that ddp_layout_arrange() moves; each begins at a multiple of 64 bytes, and
- * the gap behind a tensor stays zero.
+ * the gap behind a tensor stays zero. What is not trained is behind the rest, in the
+ * parameters' arena only.
  */
 #ifndef DDP_REDUCE_LAYOUT_H
 #define DDP_REDUCE_LAYOUT_H
@@ -13,9 +14,13 @@ enum { DDP_ALIGN_ELEMENTS = 16, DDP_PARAM_NAME_MAX = 255 };
 
 typedef struct ddp_slot {
 	char *name;
+	int param;        /* as the program counts them */
 	int ndim;
 	int64_t shape[DDP_MAX_DIMS];
+	ddp_param_kind kind;
 	bool no_decay;
+	bool grouped;     /* it has a decay of its own */
+	ddp_param_group group; /* a factor of 1 unless the program gave one */
 	int64_t sparse_rows;
 	bool rows_only;   /* its gradient has no dense part */
 	bool rows_travel; /* apart from the dense part of the gradient */
@@ -25,9 +30,13 @@ typedef struct ddp_slot {
 
 typedef struct ddp_layout {
 	int count;
-	int64_t elements; /* of an arena, gaps included */
+	int trained;      /* of these, the first in the order of the arenas */
+	int64_t all;      /* elements of the parameters' arena, gaps included */
+	int64_t elements; /* of these, the first, which are trained: those of any other arena */
 	int64_t dense;    /* of these, the first, which have gradients that travel in buckets;
 	                     the rest have rows that travel, and nothing else */
+	int64_t mean, broadcast; /* where buffers begin that are averaged, and those behind
+	                     them, which are broadcast */
 	ddp_slot *slots;  /* in the order of the arenas */
 	int *slot_of;     /* [count]: a parameter's slot */
 } ddp_layout;
@@ -38,7 +47,7 @@ ddp_status ddp_layout_make(const ddp_param *params, int count, ddp_layout *layou
  * Decides whose rows travel among `ranks` (1: nobody's), and moves those
  * parameters to the end of the arenas: their dense parts are complete when
  * backward has begun, and buckets travel from the end to the beginning. Behind
- * them are those without a dense part.
+ * them are those without a dense part, then what is not trained.
  */
 ddp_status ddp_layout_arrange(ddp_layout *layout, int ranks);
 void ddp_layout_free(ddp_layout *layout);

@@ -27,12 +27,25 @@ static ddp_status make_plan(ddp_model *model)
 	                            settings->bucket_elements, &model->plan);
 }
 
+static ddp_status make_uses(ddp_model *model, int ranks)
+{
+	ddp_status status = ddp_uses_make(model->settings.unused, &model->layout, ranks, &model->uses);
+
+	if (status != DDP_OK)
+		return status;
+	model->missed_shape = model->layout.count;
+	model->consensus = calloc(DDP_CONSENSUS_COUNT + (size_t)ddp_uses_words_max(&model->uses),
+	                          sizeof(*model->consensus));
+	return model->consensus != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for a consensus");
+}
+
 static ddp_status make_reducer(ddp_model *model)
 {
 	ddp_reducer reducer = {
 		.comm = model->context->world, .watch = model->context->watch, .plan = &model->plan,
 		.model = model, .start = model->strategy->start, .communicates = communicates(model),
 		.overlaps = !model->settings.no_overlap,
+		.totals_max = DDP_CONSENSUS_COUNT + (size_t)ddp_uses_words_max(&model->uses),
 	};
 
 	ddp_status status = ddp_reducer_make(&model->layout, model->units.count, &reducer);
@@ -49,6 +62,7 @@ static ddp_status choose_strategy(ddp_model *model, int ranks)
 	                    : settings->compress != DDP_COMPRESS_NONE ? "compress"
 	                    : settings->local_steps > 0               ? "local_steps"
 	                    : settings->shard > DDP_SHARD_NONE        ? "shard"
+	                    : settings->unused != DDP_UNUSED_ZERO     ? "unused"
 	                                                              : NULL;
 
 	if (model->place.device == NULL) {
@@ -60,6 +74,14 @@ static ddp_status choose_strategy(ddp_model *model, int ranks)
 		                "in no other way yet; leave it out, or train in the host's memory", other);
 	model->strategy = &ddp_device_strategy;
 	return DDP_OK;
+}
+
+static ddp_status check_buffers(const ddp_model *model)
+{
+	if (model->place.device == NULL || model->layout.mean == model->layout.all)
+		return DDP_OK;
+	return ddp_fail(DDP_ERR_UNSUPPORTED, "buffers in a device's memory can be neither broadcast nor "
+	                "averaged yet; make them DDP_BUFFER_LOCAL");
 }
 
 /* What can fail on this rank alone. */
@@ -83,6 +105,8 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 	if (status == DDP_OK)
 		status = ddp_layout_arrange(&model->layout, rows_among);
 	if (status == DDP_OK)
+		status = check_buffers(model);
+	if (status == DDP_OK)
 		status = ddp_rows_make(&model->layout, rows_among, &model->rows);
 	if (status == DDP_OK)
 		status = make_plan(model);
@@ -92,6 +116,8 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 	if (status == DDP_OK)
 		status = ddp_optim_make(&model->settings.optim, &model->layout,
 		                        model->strategy->spreads || model->place.device != NULL, &model->optim);
+	if (status == DDP_OK)
+		status = make_uses(model, ranks);
 	if (status == DDP_OK)
 		status = make_reducer(model);
 	if (status == DDP_OK && model->strategy->prepare != NULL)
@@ -104,7 +130,7 @@ static ddp_status join(ddp_model *model)
 {
 	ddp_comm *comm = model->context->world;
 
-	ddp_status status = ddp_arena_open(comm, &model->place, model->layout.elements, false,
+	ddp_status status = ddp_arena_open(comm, &model->place, model->layout.all, false,
 	                                   &model->params_memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "the model's parameters");
@@ -168,6 +194,8 @@ void ddp_model_free(ddp_model *model)
 	ddp_units_free(&model->units);
 	ddp_bucket_plan_free(&model->plan);
 	ddp_layout_free(&model->layout);
+	ddp_uses_free(&model->uses);
+	free(model->consensus);
 	free(model->user_state);
 	free(model);
 }
@@ -190,7 +218,7 @@ float *ddp_param_grad(ddp_model *model, int param)
 {
 	const ddp_slot *slot = ddp_model_slot(model, param);
 
-	return slot != NULL ? model->grads + slot->offset : NULL;
+	return slot != NULL && slot->kind == DDP_PARAM_TRAINED ? model->grads + slot->offset : NULL;
 }
 
 double *ddp_device_loss(ddp_model *model)
@@ -222,8 +250,8 @@ ddp_status ddp_broadcast_params(ddp_model *model)
 	ddp_status status = ddp_model_check(model);
 	if (status != DDP_OK)
 		return status;
-	for (int64_t at = 0; at < model->layout.elements && status == DDP_OK; at += BROADCAST_ELEMENTS) {
-		int64_t left = model->layout.elements - at;
+	for (int64_t at = 0; at < model->layout.all && status == DDP_OK; at += BROADCAST_ELEMENTS) {
+		int64_t left = model->layout.all - at;
 		status = broadcast(model, model->params + at,
 		                   (size_t)(left < BROADCAST_ELEMENTS ? left : BROADCAST_ELEMENTS));
 	}
@@ -350,64 +378,85 @@ void ddp_model_set_step_count(ddp_model *model, int64_t steps)
 	ddp_watch_begin_step(model->context->watch, steps + 1, model->plan.count);
 }
 
-static ddp_status fill_tensor(const ddp_slot *slot, const char *state, float *arena,
-                              ddp_tensor *tensor)
+/* Of parameter `param`, or of the optimizer's state `state` for it (-1: of itself). */
+static ddp_status add_tensor(ddp_model *model, int param, int state, float *arena,
+                             ddp_tensors *tensors)
 {
-	int n = state != NULL ? asprintf(&tensor->name, "optimizer.%s.%s", state, slot->name)
-	                      : asprintf(&tensor->name, "%s", slot->name);
+	const ddp_slot *slot = ddp_model_slot(model, param);
+	ddp_tensor *tensor = &tensors->list[tensors->count];
+	int n = state >= 0 ? asprintf(&tensor->name, "optimizer.%s.%s", model->optim.state_name[state],
+	                              slot->name)
+	                   : asprintf(&tensor->name, "%s", slot->name);
 
 	if (n < 0) {
 		tensor->name = NULL;
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for the name of tensor \"%s\"", slot->name);
 	}
+	tensor->param = param;
+	tensor->state = state;
 	tensor->ndim = slot->ndim;
 	tensor->shape = slot->shape;
 	tensor->data = arena != NULL ? arena + slot->offset : NULL;
+	tensors->count++;
 	return DDP_OK;
 }
 
-static ddp_status make_whole(const ddp_model *model, float **arena)
+/* The steps that unused parameters missed, if they were to stay as they are. */
+static ddp_status add_missed(ddp_model *model, ddp_tensors *tensors)
 {
-	*arena = calloc((size_t)model->layout.elements, sizeof(**arena));
+	ddp_tensor *missed = &tensors->list[tensors->count++];
+
+	*missed = (ddp_tensor){
+		.name = strdup("optimizer.missed_steps"), .param = -1, .state = -1, .ndim = 1,
+		.shape = &model->missed_shape, .data = model->uses.missed, .optional = true,
+	};
+	return missed->name != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for a tensor's name");
+}
+
+static ddp_status make_whole(int64_t elements, float **arena)
+{
+	*arena = calloc((size_t)elements, sizeof(**arena));
 	return *arena != NULL ? DDP_OK
 	                      : ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of the whole model (%lld bytes)",
-	                                 (long long)model->layout.elements * (long long)sizeof(**arena));
+	                                 (long long)elements * (long long)sizeof(**arena));
 }
 
 static ddp_status list_tensors(ddp_model *model, bool whole, ddp_tensors *tensors)
 {
 	const bool copied = model->place.device != NULL && whole;
 	const bool spread = model->strategy->spreads;
-	int params = model->layout.count;
 	ddp_status status = DDP_OK;
 
 	if (copied)
-		status = make_whole(model, &tensors->params);
+		status = make_whole(model->layout.all, &tensors->params);
 	for (int i = 0; i < model->optim.state_count && (spread || copied) && whole && status == DDP_OK; i++)
-		status = make_whole(model, &tensors->whole[i]);
-	for (int i = 0; i < tensors->count - tensors->extras && status == DDP_OK; i++) {
-		int state = i / params - 1;
-		float *arena = state < 0          ? (copied ? tensors->params : model->params)
-		             : spread || copied   ? tensors->whole[state]
-		                                  : model->optim.state[state];
-		status = fill_tensor(ddp_model_slot(model, i % params),
-		                     state < 0 ? NULL : model->optim.state_name[state], arena,
-		                     &tensors->list[i]);
+		status = make_whole(model->layout.elements, &tensors->whole[i]);
+	for (int state = -1; state < model->optim.state_count; state++) {
+		float *arena = state < 0        ? (copied ? tensors->params : model->params)
+		             : spread || copied ? tensors->whole[state]
+		                                : model->optim.state[state];
+		for (int p = 0; p < model->layout.count && status == DDP_OK; p++) {
+			if (state < 0 || ddp_model_slot(model, p)->kind == DDP_PARAM_TRAINED)
+				status = add_tensor(model, p, state, arena, tensors);
+		}
 	}
+	if (status == DDP_OK)
+		status = add_missed(model, tensors);
 	if (status != DDP_OK || tensors->extras == 0)
 		return status;
-	return model->strategy->fill_extras(model, tensors->list + tensors->count - tensors->extras);
+	ddp_tensor *extras = tensors->list + tensors->count;
+	tensors->count += tensors->extras;
+	return model->strategy->fill_extras(model, extras);
 }
 
 ddp_status ddp_model_tensors(ddp_model *model, bool whole, ddp_tensors *tensors)
 {
 	int extras = model->strategy->extra_count != NULL ? model->strategy->extra_count(model) : 0;
-	int count = model->layout.count * (1 + model->optim.state_count) + extras;
+	int most = model->layout.count * (1 + model->optim.state_count) + 1 + extras;
 
-	*tensors = (ddp_tensors){ .list = calloc((size_t)count, sizeof(*tensors->list)) };
+	*tensors = (ddp_tensors){ .list = calloc((size_t)most, sizeof(*tensors->list)) };
 	if (tensors->list == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for a list of %d tensors", count);
-	tensors->count = count;
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a list of %d tensors", most);
 	tensors->extras = extras;
 	return list_tensors(model, whole, tensors);
 }
@@ -443,7 +492,8 @@ static ddp_status read_device(const ddp_model *model, const ddp_tensors *tensors
 {
 	const size_t bytes = (size_t)model->layout.elements * sizeof(float);
 
-	ddp_status status = ddp_place_read(&model->place, tensors->params, model->params, bytes);
+	ddp_status status = ddp_place_read(&model->place, tensors->params, model->params,
+	                                   (size_t)model->layout.all * sizeof(float));
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++)
 		status = ddp_place_read(&model->place, tensors->whole[i], model->optim.state[i], bytes);
 	return status;
@@ -466,17 +516,16 @@ ddp_status ddp_model_collect(const ddp_model *model, const ddp_tensors *tensors)
 ddp_status ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, int64_t first,
                            const float *values, int64_t count)
 {
-	int state = i / model->layout.count - 1;
+	const ddp_tensor *tensor = &tensors->list[i];
 
-	if (model->place.device != NULL)
-		return ddp_place_write(&model->place, tensors->list[i].data + first, values,
+	if (model->place.device != NULL && !tensor->optional)
+		return ddp_place_write(&model->place, tensor->data + first, values,
 		                       (size_t)count * sizeof(*values));
-	if (state >= 0 && i < tensors->count - tensors->extras && model->strategy->spreads)
-		ddp_units_store(&model->units, model->optim.state[state],
-		                ddp_model_slot(model, i % model->layout.count)->offset + first, values,
-		                count);
+	if (tensor->state >= 0 && i < tensors->count - tensors->extras && model->strategy->spreads)
+		ddp_units_store(&model->units, model->optim.state[tensor->state],
+		                ddp_model_slot(model, tensor->param)->offset + first, values, count);
 	else
-		memcpy(tensors->list[i].data + first, values, (size_t)count * sizeof(*values));
+		memcpy(tensor->data + first, values, (size_t)count * sizeof(*values));
 	return DDP_OK;
 }
 

@@ -14,6 +14,7 @@
 #include "reduce/rows.h"
 #include "reduce/strategy.h"
 #include "reduce/unit.h"
+#include "reduce/uses.h"
 
 enum { DDP_PHASES = DDP_PHASE_EVAL + 1 };
 
@@ -37,7 +38,11 @@ struct ddp_model {
 	ddp_magnitude magnitude; /* of the step under way */
 	double largest;         /* that sums of all ranks' gradients could be in the last step
 	                           that all have agreed on */
+	ddp_uses uses;
+	int64_t missed_shape;   /* of uses.missed: how many parameters there are */
+	double *consensus;      /* what this rank says in a step; then what all do */
 	double divisor;         /* of the sums of the step under way, which makes them means */
+	bool joined;            /* this rank has finished, and adds nothing to the step under way */
 	bool sync;
 	bool reduced;           /* all gradients of the step under way, which is not updated */
 	ddp_step_stats stats;   /* of that step, as far as they are known */

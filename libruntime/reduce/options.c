@@ -24,6 +24,12 @@ static double or_default(double value, double otherwise)
 	return value != 0 ? value : otherwise;
 }
 
+/* Of an option of which 0 itself is a value, too. */
+static double or_zero(double value, double otherwise)
+{
+	return value == DDP_ZERO ? 0 : or_default(value, otherwise);
+}
+
 static ddp_status environment_bucket_mb(double *bucket_mb)
 {
 	const char *text = getenv("DDP_BUCKET_MB");
@@ -59,9 +65,9 @@ static ddp_status check_settings(const ddp_model_settings *settings)
 		{ "optimizer", optim->kind, optim->kind == DDP_ADAMW || optim->kind == DDP_SGD,
 		  "DDP_ADAMW or DDP_SGD" },
 		{ "learning_rate", settings->learning_rate,
-		  isfinite(settings->learning_rate) && settings->learning_rate > 0, "above 0" },
-		{ "beta1", optim->beta1, optim->beta1 > 0 && optim->beta1 < 1, "between 0 and 1" },
-		{ "beta2", optim->beta2, optim->beta2 > 0 && optim->beta2 < 1, "between 0 and 1" },
+		  isfinite(settings->learning_rate) && settings->learning_rate >= 0, "0 (DDP_ZERO) or more" },
+		{ "beta1", optim->beta1, optim->beta1 >= 0 && optim->beta1 < 1, "0 (DDP_ZERO) or more, and below 1" },
+		{ "beta2", optim->beta2, optim->beta2 >= 0 && optim->beta2 < 1, "0 (DDP_ZERO) or more, and below 1" },
 		/* Less is 0 in f32: then an element whose gradients are all 0 would become NaN. */
 		{ "epsilon", optim->epsilon, optim->epsilon >= FLT_MIN && optim->epsilon <= FLT_MAX,
 		  "from 1.2e-38 to 3.4e38" },
@@ -85,6 +91,12 @@ static ddp_status check_settings(const ddp_model_settings *settings)
 		{ "memory", settings->memory,
 		  settings->memory == DDP_MEMORY_HOST || settings->memory == DDP_MEMORY_DEVICE,
 		  "DDP_MEMORY_HOST or DDP_MEMORY_DEVICE" },
+		{ "loss", settings->loss,
+		  settings->loss >= DDP_LOSS_SUM && settings->loss <= DDP_LOSS_MEAN_OF_ACTIVE,
+		  "DDP_LOSS_SUM, DDP_LOSS_MEAN or DDP_LOSS_MEAN_OF_ACTIVE" },
+		{ "unused", settings->unused,
+		  settings->unused >= DDP_UNUSED_ZERO && settings->unused <= DDP_UNUSED_STATIC,
+		  "DDP_UNUSED_ZERO, DDP_UNUSED_SKIP or DDP_UNUSED_STATIC" },
 		{ "clip_norm", settings->clip_norm,
 		  isfinite(settings->clip_norm) && settings->clip_norm >= 0, "0 or more" },
 	};
@@ -145,13 +157,13 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		.first_bucket_elements = (int64_t)(first_mb * ELEMENTS_PER_MB),
 		.optim = {
 			.kind = options.optimizer,
-			.beta1 = or_default(options.beta1, 0.9),
-			.beta2 = or_default(options.beta2, 0.999),
+			.beta1 = or_zero(options.beta1, 0.9),
+			.beta2 = or_zero(options.beta2, 0.999),
 			.epsilon = or_default(options.epsilon, 1e-8),
 			.weight_decay = options.weight_decay,
 			.momentum = options.momentum,
 		},
-		.learning_rate = or_default(options.learning_rate, 1e-3),
+		.learning_rate = or_zero(options.learning_rate, 1e-3),
 		.clip_norm = options.clip_norm,
 		.shard = options.shard,
 		.compress = options.compress,
@@ -166,6 +178,8 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		},
 		.local_steps = options.local_steps,
 		.local_start = options.local_start,
+		.loss = options.loss,
+		.unused = options.unused,
 		.no_overlap = options.no_overlap,
 		.no_communication = options.no_communication,
 		.memory = options.memory,

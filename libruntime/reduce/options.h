@@ -25,6 +25,8 @@ typedef struct ddp_model_settings {
 	ddp_powersgd_settings powersgd;
 	int64_t local_steps; /* 0: gradients are reduced in each step */
 	int64_t local_start;
+	ddp_loss loss;
+	ddp_unused unused;
 	bool no_overlap, no_communication;
 	ddp_memory memory;
 	void *stream;

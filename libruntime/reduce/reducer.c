@@ -17,10 +17,11 @@ ddp_status ddp_reducer_make(const ddp_layout *layout, int requests, ddp_reducer 
 		return status;
 	made.request_count = requests;
 	made.requests = calloc((size_t)requests, sizeof(*made.requests));
-	/* Totals, norm and update; counts, indices and values of rows. */
-	made.spans_max = (size_t)requests + 3 + 3 * (size_t)layout->count;
+	/* Totals, norm, update, buffers (3); counts, indices and values of rows. */
+	made.spans_max = (size_t)requests + 6 + 3 * (size_t)layout->count;
 	made.spans = calloc(made.spans_max, sizeof(*made.spans));
-	if (made.requests == NULL || made.spans == NULL) {
+	made.totals = calloc(made.totals_max, sizeof(*made.totals));
+	if (made.requests == NULL || made.spans == NULL || made.totals == NULL) {
 		ddp_reducer_free(&made);
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d requests", requests);
 	}
@@ -33,6 +34,7 @@ void ddp_reducer_free(ddp_reducer *reducer)
 	ddp_ready_free(&reducer->ready);
 	free(reducer->requests);
 	free(reducer->spans);
+	free(reducer->totals);
 	*reducer = (ddp_reducer){ 0 };
 }
 

@@ -18,8 +18,6 @@
 #include "watch/spans.h"
 #include "watch/watch.h"
 
-enum { DDP_TOTALS_MAX = 16 };
-
 struct ddp_model;
 
 /* Issues what sums bucket `k`. */
@@ -39,13 +37,13 @@ typedef struct ddp_reducer {
 	                             under way */
 	int request_count;
 	ddp_request *totals_request;
-	double totals[DDP_TOTALS_MAX];
-	size_t totals_count;
+	double *totals;           /* [totals_max] */
+	size_t totals_count, totals_max;
 	ddp_span *spans;          /* of the step's completed collectives */
 	size_t span_count, spans_max;
 } ddp_reducer;
 
-/* `reducer` has comm, watch, plan, model, start, communicates and overlaps, of which the
+/* `reducer` has comm, watch, plan, model, start, communicates, overlaps and totals_max, of which the
    pointers must outlive it, as the layout must; the rest is filled in. `requests`: how
    many operations are under way at most, besides the totals. */
 ddp_status ddp_reducer_make(const ddp_layout *layout, int requests, ddp_reducer *reducer);
@@ -54,7 +52,7 @@ void ddp_reducer_free(ddp_reducer *reducer);
 
 /* A gradient is complete: starts what this completes. */
 ddp_status ddp_reducer_announce(ddp_reducer *reducer, int param);
-/* Starts all that is left, and the sum of `totals` (at most DDP_TOTALS_MAX). */
+/* Starts all that is left, and the sum of `totals` (at most totals_max). */
 ddp_status ddp_reducer_finish(ddp_reducer *reducer, const double *totals, size_t count);
 /* Starts what other ranks may have started of this step's buckets. */
 ddp_status ddp_reducer_catch_up(ddp_reducer *reducer);

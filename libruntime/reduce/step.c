@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "kernels.h"
+#include "reduce/buffers.h"
 
 ddp_status ddp_model_check(const ddp_model *model)
 {
@@ -71,6 +72,11 @@ static ddp_status not_updated(const ddp_model *model)
 	                "or, to forget them on all ranks, ddp_zero_grads()", (long long)model->steps + 1);
 }
 
+static ddp_status not_trained(const ddp_slot *slot)
+{
+	return ddp_fail(DDP_ERR_INVALID, "\"%s\" is frozen or a buffer, and has no gradient", slot->name);
+}
+
 static ddp_status no_such_parameter(const ddp_model *model, int param)
 {
 	return ddp_fail(DDP_ERR_INVALID, "no parameter has index %d; there are %d", param,
@@ -81,6 +87,14 @@ static ddp_status no_such_parameter(const ddp_model *model, int param)
 static bool is_final(const ddp_slot *slot)
 {
 	return slot->sparse_rows == 0 || slot->rows_travel;
+}
+
+/* What this rank has no gradient of counts as 0, whatever its memory holds. */
+static ddp_status clear_gradient(ddp_model *model, int slot)
+{
+	const ddp_slot *cleared = &model->layout.slots[slot];
+
+	return ddp_arena_clear(&model->grads_memory, cleared->offset, cleared->offset + cleared->count);
 }
 
 static void look_at_gradient(ddp_model *model, int slot)
@@ -95,33 +109,80 @@ static void look_at_gradient(ddp_model *model, int slot)
 }
 
 /* Those that ddp_grad_ready() has not looked at. */
-static void look_at_the_rest(ddp_model *model)
+static ddp_status look_at_the_rest(ddp_model *model)
 {
-	for (int i = 0; i < model->layout.count; i++) {
+	ddp_status status = DDP_OK;
+
+	for (int i = 0; i < model->layout.trained && status == DDP_OK; i++) {
+		const bool unused = ddp_uses_counts(&model->uses) &&
+		                    !model->uses.used[model->layout.slots[i].param];
+		if (unused && !model->reducer.ready.announced[i])
+			status = clear_gradient(model, i);
 		if (!model->reducer.ready.announced[i] || !is_final(&model->layout.slots[i]))
 			look_at_gradient(model, i);
 	}
+	return status;
 }
 
-ddp_status ddp_grad_ready(ddp_model *model, int param)
+/* Which slot a call about a gradient means. */
+static ddp_status find_slot(const ddp_model *model, int param, int *slot)
 {
 	ddp_status status = ddp_model_check(model);
+
 	if (status != DDP_OK)
 		return status;
 	if (param < 0 || param >= model->layout.count)
 		return no_such_parameter(model, param);
 	if (model->reduced)
 		return not_updated(model);
-	if (!model->sync)
+	*slot = model->layout.slot_of[param];
+	return *slot < model->layout.trained ? DDP_OK : not_trained(&model->layout.slots[*slot]);
+}
+
+static bool is_absent(const ddp_model *model, int param)
+{
+	return model->uses.learned && model->uses.absent[param];
+}
+
+static ddp_status announce(ddp_model *model, int slot)
+{
+	ddp_model_start_clock(model);
+	ddp_status status = ddp_reducer_announce(&model->reducer, slot);
+	return status == DDP_OK ? DDP_OK : ddp_model_fail(model, status);
+}
+
+ddp_status ddp_grad_ready(ddp_model *model, int param)
+{
+	int slot;
+
+	ddp_status status = find_slot(model, param, &slot);
+	if (status != DDP_OK)
+		return status;
+	ddp_uses_note(&model->uses, param);
+	/* What nobody expects to be used has begun to travel: the step's end tells all ranks. */
+	if (!model->sync || is_absent(model, param))
 		return DDP_OK;
-	int slot = model->layout.slot_of[param];
 	if (model->reducer.ready.announced[slot])
 		return ddp_reducer_announce(&model->reducer, slot); /* says what is wrong */
-	ddp_model_start_clock(model);
 	if (is_final(&model->layout.slots[slot]))
 		look_at_gradient(model, slot);
-	status = ddp_reducer_announce(&model->reducer, slot);
-	return status == DDP_OK ? DDP_OK : ddp_model_fail(model, status);
+	return announce(model, slot);
+}
+
+ddp_status ddp_grad_unused(ddp_model *model, int param)
+{
+	int slot;
+
+	ddp_status status = find_slot(model, param, &slot);
+	if (status != DDP_OK || !model->sync || is_absent(model, param))
+		return status;
+	if (model->reducer.ready.announced[slot])
+		return ddp_reducer_announce(&model->reducer, slot); /* says what is wrong */
+	if (ddp_uses_counts(&model->uses) && !model->uses.used[param])
+		status = clear_gradient(model, slot);
+	else if (is_final(&model->layout.slots[slot]))
+		look_at_gradient(model, slot);
+	return status == DDP_OK ? announce(model, slot) : ddp_model_fail(model, status);
 }
 
 static ddp_status no_rows(const ddp_slot *slot)
@@ -150,14 +211,12 @@ static ddp_status check_rows(const ddp_slot *slot, const int32_t *index, int64_t
 ddp_status ddp_grad_rows(ddp_model *model, int param, const int32_t *index, const float *values,
                          int64_t count)
 {
-	ddp_status status = ddp_model_check(model);
+	int number;
+
+	ddp_status status = find_slot(model, param, &number);
 	if (status != DDP_OK)
 		return status;
-	const ddp_slot *slot = ddp_model_slot(model, param);
-	if (slot == NULL)
-		return no_such_parameter(model, param);
-	if (model->reduced)
-		return not_updated(model);
+	const ddp_slot *slot = &model->layout.slots[number];
 	if (count > 0 && (index == NULL || values == NULL))
 		return ddp_fail(DDP_ERR_INVALID, "ddp_grad_rows(): a NULL argument");
 	if (model->place.device == NULL)
@@ -166,6 +225,7 @@ ddp_status ddp_grad_rows(ddp_model *model, int param, const int32_t *index, cons
 		status = no_rows(slot);
 	if (status != DDP_OK || count <= 0)
 		return status;
+	ddp_uses_note(&model->uses, param);
 	if (slot->rows_travel) {
 		status = ddp_rows_keep(&model->rows, slot, index, values, count);
 		if (status == DDP_OK)
@@ -212,7 +272,10 @@ static ddp_status complete_rows(ddp_model *model)
 /* Ready for the next step. */
 static void reset(ddp_model *model)
 {
+	ddp_uses_reset(&model->uses);
+	model->reducer.ready.absent = model->uses.learned ? model->uses.absent : NULL;
 	ddp_reducer_reset(&model->reducer);
+	model->joined = false;
 	model->magnitude = (ddp_magnitude){ 0 };
 	model->sync = true;
 	model->reduced = false;
@@ -266,7 +329,7 @@ static double divisor(const ddp_model *model, double own, double all)
 {
 	if (model->strategy->is_local == NULL || !model->strategy->is_local(model))
 		return all;
-	return own > 0 ? own : 1;
+	return own > 0 && model->settings.loss == DDP_LOSS_SUM ? own : 1;
 }
 
 /* What a device found out in the backward pass. Buckets that need not wait go ahead. */
@@ -284,35 +347,86 @@ static ddp_status fetch(ddp_model *model, double *loss_sum)
 	return status;
 }
 
+/* Exchanges what ranks say. `halves`: this is ddp_reduce_grads(). */
+static ddp_status confer(ddp_model *model, ddp_consensus *own, bool halves, ddp_consensus *all)
+{
+	double *words = model->consensus + DDP_CONSENSUS_COUNT;
+	const int count = ddp_uses_state(&model->uses, model->joined, words);
+
+	own->halves = halves ? 1 : 0;
+	own->changed = model->uses.changed >= 0 ? 1 : 0;
+	memcpy(model->consensus, own, sizeof(*own));
+	ddp_status status = ddp_reducer_finish(&model->reducer, model->consensus,
+	                                         DDP_CONSENSUS_COUNT + (size_t)count);
+	if (status == DDP_OK)
+		status = ddp_reducer_wait_totals(&model->reducer, model->consensus);
+	memcpy(all, model->consensus, sizeof(*all));
+	return status;
+}
+
+static ddp_status cannot_join(const ddp_consensus *all)
+{
+	return ddp_fail(DDP_ERR_STATE, "%.0f ranks are in ddp_reduce_grads(), while others have finished: "
+	                "ddp_join() takes part in ddp_step() only", all->halves);
+}
+
+/* For what all ranks see alike in what they said. */
+static ddp_status judge(ddp_model *model, double loss_sum, const ddp_consensus *own,
+                        const ddp_consensus *all)
+{
+	if (!ddp_consensus_finite(model, all) && ddp_consensus_active(model, all) > 0)
+		return refuse(model, ddp_consensus_name(model, loss_sum, all));
+	if (all->halves > 0 && all->joined > 0)
+		return refuse(model, cannot_join(all));
+	if (all->changed > 0)
+		return refuse(model, ddp_consensus_name_changed(model));
+	if (!ddp_consensus_same_params(model, own, all))
+		return refuse(model, ddp_params_compare(model));
+	return DDP_OK;
+}
+
+static void take_stats(ddp_model *model, double weight, const ddp_consensus *all,
+                       ddp_step_stats *stats)
+{
+	const int active = ddp_consensus_active(model, all);
+
+	model->divisor = divisor(model, weight, ddp_consensus_divisor(model, all));
+	stats->weight = all->weight;
+	stats->loss = all->loss_sum / (model->settings.loss == DDP_LOSS_SUM ? all->weight : active);
+	stats->learning_rate = model->learning_rate;
+	stats->stop = all->stop > 0;
+	stats->active_ranks = active;
+}
+
 /* What all ranks say of the step: of its weight, loss and end. */
-static ddp_status agree(ddp_model *model, double weight, double loss_sum, ddp_step_stats *stats)
+static ddp_status agree(ddp_model *model, double weight, double loss_sum, bool halves,
+                        ddp_step_stats *stats)
 {
 	ddp_consensus own, all;
 
 	model->refused = false;
-	look_at_the_rest(model);
-	ddp_status status = fetch(model, &loss_sum);
+	ddp_status status = look_at_the_rest(model);
+	if (status == DDP_OK)
+		status = fetch(model, &loss_sum);
 	if (status == DDP_OK)
 		status = ddp_consensus_state(model, weight, loss_sum, &own);
 	if (status == DDP_OK)
-		status = ddp_reducer_finish(&model->reducer, (const double *)&own, DDP_CONSENSUS_COUNT);
-	if (status == DDP_OK)
-		status = ddp_reducer_wait_totals(&model->reducer, (double *)&all);
+		status = confer(model, &own, halves, &all);
 	if (status == DDP_OK)
 		status = ddp_consensus_check(model, weight, &all);
-	if (status == DDP_OK && !ddp_consensus_finite(&all))
-		return refuse(model, ddp_consensus_name(model, loss_sum, &all));
-	if (status == DDP_OK && !ddp_consensus_same_params(model, &own, &all))
-		return refuse(model, ddp_params_compare(model));
+	if (status == DDP_OK)
+		status = judge(model, loss_sum, &own, &all);
 	if (status != DDP_OK)
 		return status;
 	model->compared = true;
 	model->largest = all.largest;
-	stats->weight = all.weight;
-	model->divisor = divisor(model, weight, all.weight);
-	stats->loss = all.loss_sum / all.weight;
-	stats->learning_rate = model->learning_rate;
-	stats->stop = all.stop > 0;
+	take_stats(model, weight, &all, stats);
+	if (stats->active_ranks == 0)
+		return DDP_OK;
+	ddp_uses_agree(&model->uses, model->consensus + DDP_CONSENSUS_COUNT, all.joined == 0);
+	status = ddp_buffers_sync(model, stats->active_ranks);
+	if (status != DDP_OK)
+		return status;
 	/* They were issued before the totals, so they are complete, or nearly. */
 	status = ddp_model_wait(model, 0, model->reducer.hold);
 	return status == DDP_OK ? complete_rows(model) : status;
@@ -338,6 +452,8 @@ static ddp_status update(ddp_model *model, bool reduced, ddp_step_stats *stats)
 		.learning_rate = stats->learning_rate,
 		.grad_scale = 1 / model->divisor * clip,
 		.step = model->steps + 1,
+		.unused = ddp_uses_counts(&model->uses) ? model->uses.unused : NULL,
+		.missed = model->uses.missed,
 	};
 	double squares;
 
@@ -420,6 +536,7 @@ static void end_step(ddp_model *model, ddp_step_stats *stats)
 {
 	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
 	model->steps++;
+	ddp_uses_end_step(&model->uses);
 	take_times(model, &model->stats);
 	add_to_summary(model, &model->stats);
 	reset(model);
@@ -429,21 +546,66 @@ static void end_step(ddp_model *model, ddp_step_stats *stats)
 		*stats = model->stats;
 }
 
+static ddp_status run_step(ddp_model *model, double weight, double loss_sum)
+{
+	/* If nothing is to be clipped, updates need not wait for the last gradients. */
+	const bool clips = model->settings.clip_norm > 0;
+
+	ddp_status status = agree(model, weight, loss_sum, false, &model->stats);
+	if (status == DDP_OK && model->stats.active_ranks == 0)
+		return ddp_model_discard(model);
+	if (status == DDP_OK && clips)
+		status = reduce(model, &model->stats);
+	return status == DDP_OK ? update(model, clips, &model->stats) : status;
+}
+
 ddp_status ddp_step(ddp_model *model, double weight, double loss_sum, ddp_step_stats *stats)
 {
 	ddp_status status = begin_end(model);
 	if (status != DDP_OK)
 		return status;
-	/* If nothing is to be clipped, updates need not wait for the last gradients. */
-	const bool clips = model->settings.clip_norm > 0;
-	status = agree(model, weight, loss_sum, &model->stats);
-	if (status == DDP_OK && clips)
-		status = reduce(model, &model->stats);
-	if (status == DDP_OK)
-		status = update(model, clips, &model->stats);
+	status = run_step(model, weight, loss_sum);
 	if (status != DDP_OK)
 		return fail_step(model, status);
 	end_step(model, stats);
+	return DDP_OK;
+}
+
+/* What has piled up on this rank is of a step that it does not end. */
+static ddp_status contribute_nothing(ddp_model *model)
+{
+	ddp_rows_discard(&model->rows);
+	ddp_uses_reset(&model->uses);
+	model->magnitude = (ddp_magnitude){ 0 };
+	model->joined = true;
+	return ddp_arena_clear(&model->grads_memory, 0, model->layout.elements);
+}
+
+ddp_status ddp_join(ddp_model *model, ddp_step_stats *stats)
+{
+	ddp_status status = begin_end(model);
+	if (status != DDP_OK)
+		return status;
+	if (model->reducer.ready.announced_count > 0)
+		return ddp_fail(DDP_ERR_STATE, "gradients of step %lld are announced: end it with ddp_step() "
+		                "before ddp_join()", (long long)model->steps + 1);
+	if (model->place.device != NULL || model->settings.local_steps > 0)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "ddp_join() is neither for a model in a device's memory yet, "
+		                "nor for one with local_steps");
+	status = contribute_nothing(model);
+	if (status == DDP_OK)
+		status = run_step(model, 0, 0);
+	if (status != DDP_OK)
+		return fail_step(model, status);
+	if (model->stats.active_ranks > 0) {
+		end_step(model, stats);
+		return DDP_OK;
+	}
+	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
+	model->stats.step = model->steps;
+	model->stats.loss = 0;
+	if (stats != NULL)
+		*stats = model->stats;
 	return DDP_OK;
 }
 
@@ -453,7 +615,7 @@ ddp_status ddp_reduce_grads(ddp_model *model, double weight, double loss_sum,
 	ddp_status status = begin_end(model);
 	if (status != DDP_OK)
 		return status;
-	status = agree(model, weight, loss_sum, &model->stats);
+	status = agree(model, weight, loss_sum, true, &model->stats);
 	if (status == DDP_OK)
 		status = reduce(model, &model->stats);
 	if (status != DDP_OK)

@@ -62,13 +62,14 @@ static ddp_status open_memory(ddp_model *model)
 {
 	node *n = node_of(model);
 	ddp_comm *comm = model->context->world;
-	size_t bytes = (size_t)model->layout.elements * sizeof(float);
+	const size_t params_bytes = (size_t)model->layout.all * sizeof(float);
+	const size_t grads_bytes = (size_t)model->layout.elements * sizeof(float);
 	/* Never nothing, and as much on all ranks. */
 	size_t kept = (size_t)(model->units.most + 1) * sizeof(float);
 
-	ddp_status status = ddp_comm_copies(comm, model->params, bytes, n->params);
+	ddp_status status = ddp_comm_copies(comm, model->params, params_bytes, n->params);
 	if (status == DDP_OK)
-		status = ddp_comm_copies(comm, model->grads, bytes, n->grads);
+		status = ddp_comm_copies(comm, model->grads, grads_bytes, n->grads);
 	if (status == DDP_OK)
 		status = share(comm, sizeof(_Atomic int64_t), n->begun);
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {

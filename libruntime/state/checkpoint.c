@@ -105,16 +105,24 @@ struct save {
 	ddp_model *model;
 };
 
+/* What a file may lack, it does. */
+static bool is_left_out(const ddp_tensor *tensor)
+{
+	return tensor->optional && dk_largest(tensor->data, element_count(tensor)) == 0;
+}
+
 static ddp_status write_all(const struct save *save, ddp_safetensors_tensor *all,
                             char (*names)[DDP_USER_NAME_MAX], int64_t *shapes)
 {
 	const ddp_tensors *tensors = &save->tensors;
 	ddp_metadata metadata;
-	int count = tensors->count;
+	int count = 0;
 
 	for (int i = 0; i < tensors->count; i++) {
 		const ddp_tensor *tensor = &tensors->list[i];
-		all[i] = (ddp_safetensors_tensor){
+		if (is_left_out(tensor))
+			continue;
+		all[count++] = (ddp_safetensors_tensor){
 			.name = tensor->name, .ndim = tensor->ndim, .shape = tensor->shape,
 			.data = tensor->data,
 		};
@@ -322,8 +330,14 @@ static ddp_status check_tensors(const struct load *load)
 {
 	const ddp_tensors *tensors = &load->tensors;
 	const int count = tensors->count - tensors->extras;
+	int lacks = 0;
 
 	for (int i = 0; i < count; i++) {
+		if (tensors->list[i].optional &&
+		    ddp_safetensors_find(&load->file, tensors->list[i].name) == NULL) {
+			lacks++;
+			continue;
+		}
 		ddp_status status = check_tensor(&load->file, &tensors->list[i]);
 		if (status != DDP_OK)
 			return status;
@@ -331,7 +345,7 @@ static ddp_status check_tensors(const struct load *load)
 	int others = 0;
 	for (int i = 0; i < load->file.count; i++)
 		others += is_of_model(load->file.tensors[i].name);
-	if (others == count)
+	if (others == count - lacks)
 		return DDP_OK;
 	const char **names = calloc((size_t)tensors->count, sizeof(*names));
 	if (names == NULL)
@@ -391,6 +405,10 @@ static ddp_status read_chunk(void *argument)
 		const ddp_safetensor *tensor =
 			ddp_safetensors_find(&load->file, load->tensors.list[from.tensor].name);
 		count = pass(&load->tensors, &place, load->count - at);
+		if (tensor == NULL) { /* an optional one */
+			memset(load->chunk + at, 0, (size_t)count * sizeof(float));
+			continue;
+		}
 		load->sum = from.first == 0 ? 0 : load->sum;
 		ddp_status status = ddp_safetensors_read_part(
 			&load->file, tensor, from.first * (int64_t)sizeof(float), (size_t)count * sizeof(float),

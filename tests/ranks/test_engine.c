@@ -1,6 +1,6 @@
 /*
- * reduce: random models on random worlds, reduced in every way, in random order and with
- * random parts unused, end each step where a plain loop does that gathers all ranks'
+ * reduce: random models on random worlds, reduced in every way, in random order, with random
+ * parts unused and ranks that finish early, end each step where a plain loop does that gathers all ranks'
  * gradients and averages them. Gradients are small whole numbers, of which all sums, and
  * all sums of squares, are exact: so the plain loop's bits are wanted. Gradients that are
  * not show that the ways agree to the bit among themselves.
@@ -35,7 +35,9 @@ typedef struct scenario {
 	ddp_model_options options;
 	int accumulate;
 	bool whole;                       /* numbers, so that sums are exact */
-	bool unused[STEPS + 1][PARAMS_MAX]; /* by step: no rank has a gradient of it */
+	unsigned int users[STEPS + 1][PARAMS_MAX]; /* by step: a bit for each rank with a gradient of it */
+	bool early[PARAMS_MAX];           /* it is used in a step's first micro-batch only */
+	int joins[RANKS_MAX];             /* the step from which on a rank has finished */
 } scenario;
 
 static int draw(unsigned int *seed, int least, int most)
@@ -51,6 +53,22 @@ static unsigned int mix(unsigned int a, unsigned int b)
 	x ^= x >> 15;
 	x *= 0x2c1b3c6du;
 	return x ^ x >> 13;
+}
+
+/* What is not trained, and what has a group of its own. At least one is trained. */
+static void draw_kinds(scenario *s, unsigned int *seed)
+{
+	static const ddp_param_group groups[] = { { 0.5, 0 }, { 0, 0.1 }, { 2, 0.3 } };
+	const int always = draw(seed, 0, s->count - 1);
+
+	for (int p = 0; p < s->count; p++) {
+		ddp_param *param = &s->params[p];
+		int drawn = draw(seed, 0, 9);
+		if (drawn < 4 && p != always && param->sparse_rows == 0)
+			param->kind = (ddp_param_kind)(DDP_PARAM_FROZEN + drawn);
+		if (drawn >= 6 && drawn < 9)
+			param->group = &groups[drawn - 6];
+	}
 }
 
 static void draw_params(scenario *s, unsigned int *seed)
@@ -89,6 +107,21 @@ static void draw_options(scenario *s, unsigned int *seed)
 	};
 }
 
+static void draw_uses(scenario *s, unsigned int *seed)
+{
+	s->options.unused = (ddp_unused)draw(seed, 0, 2);
+	s->options.loss = (ddp_loss)draw(seed, 0, 2);
+	for (int p = 0; p < s->count; p++) {
+		s->early[p] = s->params[p].sparse_rows == 0 && draw(seed, 0, 4) == 0;
+		for (int step = 1; step <= STEPS; step++) {
+			int kind = draw(seed, 0, 4);
+			s->users[step][p] = kind == 0 ? 0 : kind == 1 ? (unsigned)draw(seed, 0, 15) : 15;
+			if (s->options.unused == DDP_UNUSED_STATIC)
+				s->users[step][p] = s->users[1][p];
+		}
+	}
+}
+
 static void draw_scenario(scenario *s, unsigned int number)
 {
 	unsigned int seed = s->seed = mix(number, 1);
@@ -98,19 +131,35 @@ static void draw_scenario(scenario *s, unsigned int number)
 	for (int r = 0; r < s->ranks; r++)
 		s->node_of[r] = draw(&seed, 0, r < 3 ? r : 2);
 	draw_params(s, &seed);
+	draw_kinds(s, &seed);
 	draw_options(s, &seed);
 	s->accumulate = draw(&seed, 1, 3);
-	for (int step = 1; step <= STEPS; step++) {
-		for (int p = 0; p < s->count; p++)
-			s->unused[step][p] = draw(&seed, 0, 4) == 0;
-	}
+	draw_uses(s, &seed);
+	for (int r = 0; r < s->ranks; r++)
+		s->joins[r] = r > 0 && draw(&seed, 0, 4) == 0 ? draw(&seed, 1, STEPS) : STEPS + 1;
 }
 
 /* ---- gradients ------------------------------------------------------------------- */
 
+static bool is_trained(const scenario *s, int p)
+{
+	return s->params[p].kind == DDP_PARAM_TRAINED;
+}
+
 static bool has_dense(const scenario *s, int p)
 {
-	return !s->params[p].rows_only;
+	return is_trained(s, p) && !s->params[p].rows_only;
+}
+
+/* What a rank's forward writes to a buffer: the mean over ranks is a whole number. */
+static float buffer(const scenario *s, int rank, int step, int64_t i)
+{
+	return (float)(s->ranks * ((rank + 2) * step + (int)(i % 5)));
+}
+
+static bool is_buffer(const scenario *s, int p)
+{
+	return s->params[p].kind > DDP_PARAM_FROZEN;
 }
 
 static float gradient(const scenario *s, int rank, int step, int batch, int p, int64_t i)
@@ -119,6 +168,46 @@ static float gradient(const scenario *s, int rank, int step, int batch, int p, i
 	                     (unsigned)p * 65536 + (unsigned)i);
 
 	return s->whole ? (float)((int)(x % 17) - 8) : sinf((float)x);
+}
+
+static bool has_joined(const scenario *s, int rank, int step)
+{
+	return step >= s->joins[rank];
+}
+
+static int active_ranks(const scenario *s, int step)
+{
+	int count = 0;
+
+	for (int r = 0; r < s->ranks; r++)
+		count += !has_joined(s, r, step);
+	return count;
+}
+
+static bool is_used(const scenario *s, int rank, int step, int p)
+{
+	return is_trained(s, p) && s->users[step][p] >> rank % RANKS_MAX & 1;
+}
+
+/* What a micro-batch adds to a dense gradient. */
+static bool adds(const scenario *s, int rank, int step, int batch, int p)
+{
+	return has_dense(s, p) && is_used(s, rank, step, p) && (batch == 0 || !s->early[p]);
+}
+
+/* Whether a step is to leave it as it is: a static graph is that of the first step of all ranks. */
+static bool is_left(const scenario *s, int step, int p)
+{
+	unsigned int used = 0;
+	bool known = false;
+
+	if (s->options.unused == DDP_UNUSED_ZERO)
+		return false;
+	for (int i = 1; i <= step && s->options.unused == DDP_UNUSED_STATIC; i++)
+		known = known || active_ranks(s, i) == s->ranks;
+	for (int r = 0; r < s->ranks; r++)
+		used |= (known || !has_joined(s, r, step)) && is_used(s, r, step, p);
+	return used == 0;
 }
 
 static double weight(int rank, int step)
@@ -152,6 +241,7 @@ typedef struct plain {
 	float params[PARAMS_MAX][ELEMENTS_MAX];
 	float m[PARAMS_MAX][ELEMENTS_MAX], v[PARAMS_MAX][ELEMENTS_MAX];
 	float sums[PARAMS_MAX][ELEMENTS_MAX];
+	int missed[PARAMS_MAX]; /* steps */
 } plain;
 
 static void plain_sum(const scenario *s, int step, int p, float *sums)
@@ -160,9 +250,11 @@ static void plain_sum(const scenario *s, int step, int p, float *sums)
 	int32_t index[ROWS_MAX];
 
 	memset(sums, 0, (size_t)count * sizeof(*sums));
-	for (int r = 0; r < s->ranks && !s->unused[step][p]; r++) {
-		for (int b = 0; b < s->accumulate && has_dense(s, p); b++) {
-			for (int64_t i = 0; i < count; i++)
+	for (int r = 0; r < s->ranks; r++) {
+		if (has_joined(s, r, step) || !is_used(s, r, step, p))
+			continue;
+		for (int b = 0; b < s->accumulate; b++) {
+			for (int64_t i = 0; i < count && adds(s, r, step, b, p); i++)
 				sums[i] += gradient(s, r, step, b, p, i);
 		}
 		int n = rows(s, r, step, p, index);
@@ -175,26 +267,51 @@ static void plain_sum(const scenario *s, int step, int p, float *sums)
 static void plain_update(const scenario *s, plain *x, int step, int p, double scale)
 {
 	const ddp_model_options *o = &s->options;
-	const double decay = s->params[p].no_decay ? 0 : o->weight_decay;
+	const ddp_param_group *group = s->params[p].group;
+	const double decay = s->params[p].no_decay ? 0 : group != NULL ? group->weight_decay : o->weight_decay;
+	const double rate = o->learning_rate * (group != NULL ? group->learning_rate_factor : 1);
 	const int64_t count = elements(&s->params[p]);
+
+	if (!is_trained(s, p))
+		return;
+	if (is_left(s, step, p)) {
+		x->missed[p]++;
+		return;
+	}
+	step -= x->missed[p];
 
 	if (o->optimizer == DDP_ADAMW)
 		dk_adamw(x->params[p], x->sums[p], x->m[p], x->v[p], count,
-		         &(dk_adamw_args){ .learning_rate = o->learning_rate, .beta1 = 0.9, .beta2 = 0.999,
+		         &(dk_adamw_args){ .learning_rate = rate, .beta1 = 0.9, .beta2 = 0.999,
 		                           .epsilon = 1e-8, .weight_decay = decay, .step = step,
 		                           .grad_scale = scale });
 	else
 		dk_sgd(x->params[p], x->sums[p], o->momentum != 0 ? x->m[p] : NULL, count,
-		       &(dk_sgd_args){ .learning_rate = o->learning_rate, .momentum = o->momentum,
+		       &(dk_sgd_args){ .learning_rate = rate, .momentum = o->momentum,
 		                       .weight_decay = decay, .step = step, .grad_scale = scale });
 }
 
-static double plain_step(const scenario *s, plain *x, int step)
+static void plain_buffer(const scenario *s, plain *x, int rank, int step, int p)
+{
+	for (int64_t i = 0; i < elements(&s->params[p]); i++) {
+		float sum = 0;
+		for (int r = 0; r < s->ranks; r++)
+			sum += has_joined(s, r, step) ? 0 : buffer(s, r, step, i);
+		if (s->params[p].kind == DDP_BUFFER_LOCAL && has_joined(s, rank, step))
+			continue;
+		x->params[p][i] = s->params[p].kind == DDP_BUFFER_MEAN ? sum / (float)active_ranks(s, step)
+		                : buffer(s, s->params[p].kind == DDP_BUFFER_LOCAL ? rank : 0, step, i);
+	}
+}
+
+static double plain_step(const scenario *s, plain *x, int rank, int step)
 {
 	double squares = 0, all = 0, scale;
 
 	for (int r = 0; r < s->ranks; r++)
-		all += weight(r, step);
+		all += has_joined(s, r, step) ? 0 : weight(r, step);
+	if (s->options.loss != DDP_LOSS_SUM)
+		all = s->options.loss == DDP_LOSS_MEAN ? s->ranks : active_ranks(s, step);
 	for (int p = 0; p < s->count; p++) {
 		plain_sum(s, step, p, x->sums[p]);
 		squares += dk_sum_squares(x->sums[p], elements(&s->params[p]));
@@ -203,8 +320,11 @@ static double plain_step(const scenario *s, plain *x, int step)
 	scale = 1 / all;
 	if (s->options.clip_norm > 0)
 		scale = scale * fmin(s->options.clip_norm / (norm + 1e-6), 1);
-	for (int p = 0; p < s->count; p++)
+	for (int p = 0; p < s->count; p++) {
 		plain_update(s, x, step, p, scale);
+		if (is_buffer(s, p))
+			plain_buffer(s, x, rank, step, p);
+	}
 	return norm;
 }
 
@@ -213,8 +333,18 @@ static double plain_step(const scenario *s, plain *x, int step)
 static void add_gradients(const scenario *s, ddp_model *model, int rank, int step, int batch)
 {
 	for (int p = 0; p < s->count; p++) {
-		for (int64_t i = 0; i < ddp_param_count(model, p) && has_dense(s, p) && !s->unused[step][p]; i++)
+		for (int64_t i = 0; i < ddp_param_count(model, p) && adds(s, rank, step, batch, p); i++)
 			ddp_param_grad(model, p)[i] += gradient(s, rank, step, batch, p, i);
+		if (s->early[p] && adds(s, rank, step, batch, p) && batch < s->accumulate - 1)
+			CHECK_OK(ddp_grad_ready(model, p)); /* sync is off */
+	}
+}
+
+static void write_buffers(const scenario *s, ddp_model *model, int rank, int step)
+{
+	for (int p = 0; p < s->count; p++) {
+		for (int64_t i = 0; i < ddp_param_count(model, p) && is_buffer(s, p); i++)
+			ddp_param_data(model, p)[i] = buffer(s, rank, step, i);
 	}
 }
 
@@ -222,7 +352,7 @@ static void add_the_rows(const scenario *s, ddp_model *model, int rank, int step
 {
 	static float values[ELEMENTS_MAX];
 	int32_t index[ROWS_MAX];
-	int count = s->unused[step][p] ? 0 : rows(s, rank, step, p, index);
+	int count = !is_used(s, rank, step, p) ? 0 : rows(s, rank, step, p, index);
 
 	if (count == 0)
 		return;
@@ -245,7 +375,15 @@ static void announce(const scenario *s, ddp_model *model, int rank, int step)
 	}
 	for (int i = 0; i < s->count; i++) {
 		int p = order[i];
-		if (!s->unused[step][p] || draw(&seed, 0, 1) == 0)
+		if (!is_trained(s, p))
+			continue;
+		const bool late = s->accumulate == 1 || !s->early[p];
+		const int how = draw(&seed, 0, 2);
+		if (is_used(s, rank, step, p) && late)
+			CHECK_OK(ddp_grad_ready(model, p));
+		else if (how == 0)
+			CHECK_OK(ddp_grad_unused(model, p));
+		else if (how == 1 && s->options.unused == DDP_UNUSED_ZERO)
 			CHECK_OK(ddp_grad_ready(model, p));
 		add_the_rows(s, model, rank, step, p);
 	}
@@ -253,13 +391,18 @@ static void announce(const scenario *s, ddp_model *model, int rank, int step)
 
 static void train_step(const scenario *s, ddp_model *model, int rank, int step, ddp_step_stats *stats)
 {
+	if (has_joined(s, rank, step)) {
+		CHECK_OK(ddp_join(model, stats));
+		return;
+	}
+	write_buffers(s, model, rank, step);
 	for (int b = 0; b < s->accumulate; b++) {
 		CHECK_OK(ddp_set_sync(model, b == s->accumulate - 1));
 		add_gradients(s, model, rank, step, b);
 		if (b == s->accumulate - 1)
 			announce(s, model, rank, step);
 	}
-	if ((s->seed + (unsigned)step) % 2 == 0) {
+	if ((s->seed + (unsigned)step) % 2 == 0 || active_ranks(s, step) < s->ranks) {
 		CHECK_OK(ddp_step(model, weight(rank, step), 1, stats));
 		return;
 	}
@@ -272,7 +415,8 @@ static void expect_params(const scenario *s, ddp_model *model, float (*wanted)[E
 	for (int p = 0; p < s->count; p++) {
 		const float *data = ddp_param_data(model, p), *grad = ddp_param_grad(model, p);
 		CHECK(memcmp(data, wanted[p], (size_t)ddp_param_count(model, p) * sizeof(float)) == 0);
-		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+		CHECK((grad != NULL) == is_trained(s, p));
+		for (int64_t i = 0; i < ddp_param_count(model, p) && grad != NULL; i++)
 			CHECK(grad[i] == 0);
 	}
 }
@@ -316,8 +460,9 @@ static void train_by(ddp_context *context, const scenario *s, const ddp_model_op
 
 	start(s, x);
 	for (int step = 1; step <= STEPS; step++) {
-		double norm = plain_step(s, x, step);
+		double norm = plain_step(s, x, ddp_comm_rank(context->world), step);
 		train_step(s, model, ddp_comm_rank(context->world), step, &stats);
+		CHECK(stats.active_ranks == active_ranks(s, step));
 		CHECK(stats.step == step && fabs(stats.grad_norm - norm) <= 1e-6 * norm);
 		if (s->whole)
 			expect_params(s, model, x->params);
@@ -328,6 +473,11 @@ static void train_by(ddp_context *context, const scenario *s, const ddp_model_op
 		memcpy(wanted[p], ddp_param_data(model, p), (size_t)ddp_param_count(model, p) * sizeof(float));
 	if (!rows_matter(s))
 		expect_params(s, model, wanted);
+	/* All have finished: that is no step. */
+	CHECK_OK(ddp_join(model, &stats));
+	CHECK(stats.active_ranks == 0 && stats.step == STEPS);
+	if (s->whole)
+		expect_params(s, model, x->params);
 	ddp_model_free(model);
 }
 
@@ -444,7 +594,7 @@ static int resume_body(ddp_comm *comm, void *argument)
 
 	start(&with->before, &x);
 	for (int i = 1; i <= STEPS; i++)
-		plain_step(i < STEPS ? &with->before : &with->after, &x, i);
+		plain_step(i < STEPS ? &with->before : &with->after, &x, context.job.rank, i);
 	for (size_t i = 0; i < sizeof(shards) / sizeof(shards[0]); i++) {
 		ddp_model_options options = with->after.options;
 		options.shard = shards[i];
@@ -468,6 +618,9 @@ static void shards_of_one_world_are_loaded_in_another(void **state)
 	for (unsigned int c = 0; c < 2; c++) {
 		draw_scenario(&with.before, 4 + 3 * c); /* of whole numbers */
 		with.before.options.optimizer = DDP_ADAMW;
+		for (int r = 0; r < RANKS_MAX; r++)
+			with.before.joins[r] = STEPS + 1;
+		with.before.options.unused = DDP_UNUSED_SKIP;
 		with.after = with.before;
 		with.before.ranks = 4 - (int)c;
 		with.after.ranks = 2 + (int)c;

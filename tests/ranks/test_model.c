@@ -770,8 +770,9 @@ static int tensors_body(ddp_context *context, void *user)
 	CHECK_OK(ddp_model_create(context, three, 3, NULL, &model));
 	CHECK(ddp_model_context(model) == context);
 	CHECK_OK(ddp_model_tensors(model, true, &tensors));
-	CHECK(tensors.count == 9);
-	for (int i = 0; i < tensors.count; i++) {
+	CHECK(tensors.count == 10);
+	CHECK(tensors.list[9].optional && strcmp(tensors.list[9].name, "optimizer.missed_steps") == 0);
+	for (int i = 0; i < 9; i++) {
 		const ddp_tensor *tensor = &tensors.list[i];
 		CHECK(strcmp(tensor->name, names[i]) == 0);
 		CHECK(tensor->ndim == three[i % 3].ndim);

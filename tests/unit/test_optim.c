@@ -83,7 +83,8 @@ static void train(const struct recorded *record, int64_t range, float *param)
 	assert_int_equal(ddp_optim_make(&record->settings, &layout, false, &optim), DDP_OK);
 	set_params(param);
 	for (int step = 1; step <= STEPS; step++) {
-		const ddp_update update = { record->learning_rate, 1 / WEIGHT, step };
+		const ddp_update update = { .learning_rate = record->learning_rate,
+		                            .grad_scale = 1 / WEIGHT, .step = step };
 		double wanted = set_grads(grad, step), squares = 0;
 
 		for (int64_t begin = 0; begin < ELEMENTS; begin += range)
@@ -144,7 +145,7 @@ static void large_arena_takes_decay_per_tensor(void **state)
 		{ .name = "w2", .ndim = 1, .shape = { 200000 } },
 	};
 	const ddp_optim_settings settings = { .kind = DDP_SGD, .weight_decay = 0.5 };
-	const ddp_update update = { 0.5, 1, 1 };
+	const ddp_update update = { .learning_rate = 0.5, .grad_scale = 1, .step = 1 };
 	ddp_layout layout;
 	ddp_optim optim;
 

@@ -1,0 +1,294 @@
+#!/usr/bin/python3
+"""Trains with libddp and with PyTorch's DistributedDataParallel, and compares the parameters
+after each step: unused parameters, a static graph, buffers, ranks that finish early.
+
+Prints TAP. DDP_LIBRARY names the library; libruntime/.libs/libddp.so by default.
+"""
+import ctypes
+import json
+import os
+import random
+import sys
+import tempfile
+
+RANKS, STEPS = 3, 8
+BROADCAST, FROZEN = 2, 1                 # ddp_param_kind
+MEAN, MEAN_OF_ACTIVE = 1, 2              # ddp_loss
+ZERO, SKIP, STATIC = 0, 1, 2             # ddp_unused
+ADAMW, SGD = 0, 1
+
+
+class Spawned(ctypes.Structure):
+    _fields_ = [("is_rank", ctypes.c_bool), ("exit_code", ctypes.c_int), ("failed_rank", ctypes.c_int)]
+
+
+class Param(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("ndim", ctypes.c_int), ("shape", ctypes.c_int64 * 8),
+                ("no_decay", ctypes.c_bool), ("sparse_rows", ctypes.c_int64),
+                ("rows_only", ctypes.c_bool), ("kind", ctypes.c_int), ("group", ctypes.c_void_p)]
+
+
+class Options(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("bucket_mb", ctypes.c_double),
+                ("first_bucket_mb", ctypes.c_double), ("optimizer", ctypes.c_int),
+                ("learning_rate", ctypes.c_double), ("beta1", ctypes.c_double),
+                ("beta2", ctypes.c_double), ("epsilon", ctypes.c_double),
+                ("weight_decay", ctypes.c_double), ("momentum", ctypes.c_double),
+                ("clip_norm", ctypes.c_double), ("shard", ctypes.c_int),
+                ("no_overlap", ctypes.c_bool), ("no_communication", ctypes.c_bool),
+                ("compress", ctypes.c_int), ("hook", ctypes.c_void_p * 3),
+                ("powersgd_rank", ctypes.c_int), ("powersgd_seed", ctypes.c_uint32),
+                ("powersgd_start", ctypes.c_int64), ("powersgd_rate", ctypes.c_double),
+                ("powersgd_no_feedback", ctypes.c_bool), ("powersgd_no_warm_start", ctypes.c_bool),
+                ("local_steps", ctypes.c_int64), ("local_start", ctypes.c_int64),
+                ("memory", ctypes.c_int), ("stream", ctypes.c_void_p),
+                ("loss", ctypes.c_int), ("unused", ctypes.c_int)]
+
+
+class Stats(ctypes.Structure):
+    _fields_ = [("step", ctypes.c_int64), ("numbers", ctypes.c_double * 11),
+                ("stop", ctypes.c_bool), ("active_ranks", ctypes.c_int)]
+
+
+class Model:
+    """A module whose parameters are libddp's memory, without a copy."""
+
+    def __init__(self, library, context, module, **options):
+        import torch
+        self.library, self.module = library, module
+        self.tensors = list(module.named_parameters())
+        self.trained = len(self.tensors)
+        self.tensors += [(n, b) for n, b in module.named_buffers() if b.dtype == torch.float32]
+        params = (Param * len(self.tensors))()
+        for i, (name, tensor) in enumerate(self.tensors):
+            kind = BROADCAST if i >= self.trained else 0 if tensor.requires_grad else FROZEN
+            params[i] = Param(name=name.encode(), ndim=tensor.dim(), kind=kind,
+                              shape=(ctypes.c_int64 * 8)(*tensor.shape))
+        given = Options(size=ctypes.sizeof(Options), bucket_mb=256 / 2**20, **options)
+        self.handle = ctypes.c_void_p()
+        self.check(library.ddp_model_create(context, params, len(self.tensors), ctypes.byref(given),
+                                            ctypes.byref(self.handle)))
+        self.grads = []
+        for i, (_, tensor) in enumerate(self.tensors):
+            view = self.view(library.ddp_param_data(self.handle, i), tensor)
+            view.copy_(tensor.data)
+            tensor.data = view
+            self.grads.append(self.view(library.ddp_param_grad(self.handle, i), tensor))
+        self.check(library.ddp_broadcast_params(self.handle))
+
+    @staticmethod
+    def view(address, tensor):
+        import torch
+        if not address:
+            return None
+        array = (ctypes.c_float * tensor.numel()).from_address(address)
+        return torch.frombuffer(array, dtype=torch.float32).view(tensor.shape)
+
+    def check(self, status):
+        if status != 0:
+            raise RuntimeError(self.library.ddp_last_error().decode())
+
+    def step(self, loss, says_unused):
+        for i in reversed(range(self.trained)):
+            grad = self.tensors[i][1].grad
+            if grad is not None:
+                self.grads[i].add_(grad)
+                self.check(self.library.ddp_grad_ready(self.handle, i))
+            elif says_unused and self.grads[i] is not None:
+                self.check(self.library.ddp_grad_unused(self.handle, i))
+        self.check(self.library.ddp_step(self.handle, ctypes.c_double(1), ctypes.c_double(loss), None))
+        self.module.zero_grad()
+
+    def join(self):
+        stats = Stats()
+        while True:
+            self.check(self.library.ddp_join(self.handle, ctypes.byref(stats)))
+            if stats.active_ranks == 0:
+                return
+
+    def free(self):
+        self.library.ddp_model_free(self.handle)
+
+
+def make_modules():
+    import copy
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            # A bias here would have gradients that are nothing but rounding, which AdamW makes large.
+            self.first = nn.Linear(6, 8, bias=False)
+            self.norm, self.last = nn.BatchNorm1d(8), nn.Linear(8, 1)
+            self.branches = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+            self.frozen = nn.Linear(8, 8)
+            for p in self.frozen.parameters():
+                p.requires_grad = False
+
+        def forward(self, x, used):
+            h = self.norm(self.first(x)).tanh()
+            for branch in used:
+                h = h + self.branches[branch](self.frozen(h))
+            return self.last(h)
+
+    torch.manual_seed(1)
+    net = Net()
+    return net, copy.deepcopy(net)
+
+
+# What each case is: how a rank's steps use the branches, how many steps it has, what both are told.
+CASES = [
+    ("no parameter is unused, AdamW", dict(used="all", optimizer=ADAMW)),
+    ("unused parameters, AdamW", dict(used="random", optimizer=ADAMW, unused=SKIP)),
+    ("unused parameters, SGD with momentum", dict(used="random", optimizer=SGD, unused=SKIP)),
+    ("a static graph with unused parameters, AdamW", dict(used="static", optimizer=ADAMW, unused=STATIC)),
+    ("Join, divided by the world, SGD", dict(used="all", optimizer=SGD, joins=True)),
+    ("Join, divided by active ranks, SGD", dict(used="all", optimizer=SGD, joins=True,
+                                                 loss=MEAN_OF_ACTIVE)),
+]
+
+
+def branches(case, rank, step):
+    if case["used"] == "all":
+        return [0, 1, 2]
+    if case["used"] == "static":
+        return [rank % 2]
+    dice = random.Random(step * 100 + rank)
+    return [b for b in range(2 if step % 2 else 3) if dice.random() < 0.4]
+
+
+def difference(a, b):
+    import torch
+    with torch.no_grad():
+        return max(float((x - y).abs().max() / (1 + y.abs().max())) for x, y in
+                   zip(a.state_dict().values(), b.state_dict().values()))
+
+
+def run_case(library, context, rank, case):
+    import torch
+    from torch.distributed.algorithms.join import Join
+    from torch.nn.parallel import DistributedDataParallel
+
+    ours, theirs = make_modules()
+    unused = case.get("unused", ZERO)
+    wrapped = DistributedDataParallel(theirs, find_unused_parameters=unused == SKIP,
+                                      static_graph=unused == STATIC)
+    trained = [p for p in theirs.parameters() if p.requires_grad]
+    optimizer = (torch.optim.AdamW(trained, lr=0.01, weight_decay=0.1) if case["optimizer"] == ADAMW else
+                 torch.optim.SGD(trained, lr=0.05, momentum=0.9, weight_decay=0.1))
+    model = Model(library, context, ours, optimizer=case["optimizer"], weight_decay=0.1, momentum=0.9,
+                  learning_rate=0.01 if case["optimizer"] == ADAMW else 0.05,
+                  loss=case.get("loss", MEAN), unused=unused)
+    steps = STEPS - 2 * rank if case.get("joins") else STEPS
+    inputs = torch.Generator().manual_seed(100 + rank)
+    batches = [torch.randn(5, 6, generator=inputs) for _ in range(steps)]
+    worst = [0.0]
+
+    def train_theirs(step):
+        optimizer.zero_grad()
+        loss = wrapped(batches[step], branches(case, rank, step)).square().mean()
+        loss.backward()
+        optimizer.step()
+
+    def train_ours(step):
+        loss = ours(batches[step], branches(case, rank, step)).square().mean()
+        loss.backward()
+        model.step(float(loss), unused == SKIP)
+
+    def snapshot():
+        return {k: v.clone() for k, v in theirs.state_dict().items()}
+
+    history = []
+    with Join([wrapped], divide_by_initial_world_size=case.get("loss") != MEAN_OF_ACTIVE,
+              enable=bool(case.get("joins"))):
+        for step in range(steps):
+            train_theirs(step)
+            history.append(snapshot())
+    final = snapshot()
+    for step in range(steps):
+        train_ours(step)
+        # PyTorch's other ranks get rank 0's buffers as the next forward begins, and in Join
+        # all get those of the highest rank that is active.
+        same = rank == 0 and not case.get("joins")
+        theirs.load_state_dict({k: v if same or "running" not in k else ours.state_dict()[k]
+                                for k, v in history[step].items()})
+        worst[0] = max(worst[0], difference(ours, theirs))
+    model.join()
+    theirs.load_state_dict({k: ours.state_dict()[k] if "running" in k or "tracked" in k else v
+                            for k, v in final.items()})
+    worst[0] = max(worst[0], difference(ours, theirs))
+    model.free()
+    return worst[0]
+
+
+def run_rank(library, folder):
+    import torch
+    torch.set_num_threads(1)
+    context = ctypes.c_void_p()
+    if library.ddp_init(None, ctypes.byref(context)) != 0:
+        raise RuntimeError(library.ddp_last_error().decode())
+    rank = library.ddp_comm_rank(library.ddp_world(context))
+    torch.distributed.init_process_group("gloo", init_method="file://%s/store" % folder, rank=rank,
+                                         world_size=RANKS)
+    results = [run_case(library, context, rank, case) for _, case in CASES]
+    with open("%s/rank%d" % (folder, rank), "w", encoding="ascii") as file:
+        json.dump(results, file)
+    torch.distributed.destroy_process_group()
+    library.ddp_finalize(context)
+
+
+def skip(reason):
+    print("1..0 # SKIP " + reason)
+    sys.exit(0)
+
+
+def load(path):
+    library = ctypes.CDLL(path)
+    library.ddp_last_error.restype = ctypes.c_char_p
+    for name in ("ddp_world", "ddp_param_data", "ddp_param_grad"):
+        getattr(library, name).restype = ctypes.c_void_p
+    library.ddp_comm_rank.argtypes = [ctypes.c_void_p]
+    return library
+
+
+def main():
+    path = os.environ.get("DDP_LIBRARY", "libruntime/.libs/libddp.so")
+    with open(path, "rb") as file:
+        content = file.read()
+    if b"__asan_init" in content or b"__tsan_init" in content:
+        skip("Python cannot load a library built with a sanitizer")
+    library = load(path)
+    spawned = Spawned()
+    with tempfile.TemporaryDirectory() as folder:
+        # Before torch is there: it starts threads, and these do not survive a fork.
+        if library.ddp_spawn(RANKS, ctypes.byref(spawned)) != 0:
+            raise RuntimeError(library.ddp_last_error().decode())
+        if spawned.is_rank:
+            try:
+                run_rank(library, folder)
+            except BaseException as error:  # to the parent's exit code; nothing of it runs here
+                print("# %s: %s" % (type(error).__name__, error), file=sys.stderr)
+                os._exit(1)
+            os._exit(0)
+        if spawned.exit_code != 0:
+            print("1..1\nnot ok 1 - rank %d failed" % spawned.failed_rank)
+            return 1
+        results = []
+        for rank in range(RANKS):
+            with open("%s/rank%d" % (folder, rank), encoding="ascii") as file:
+                results.append(json.load(file))
+    print("1..%d" % len(CASES))
+    failed = False
+    for i, (name, _) in enumerate(CASES):
+        worst = max(result[i] for result in results)
+        failed = failed or not worst < 2e-6
+        print("%s %d - %s: largest difference after each of %d steps %.1e" %
+              ("ok" if worst < 2e-6 else "not ok", i + 1, name, STEPS, worst))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    if not any(os.path.exists(os.path.join(folder, "torch", "__init__.py")) for folder in sys.path):
+        skip("this Python has no torch (python3-torch)")
+    sys.exit(main())

@@ -1,0 +1,351 @@
+/*
+ * reduce: what takes part in a step: tensors that are trained, frozen, buffers or unused, and
+ * ranks that have not finished. Their values in random models are test_engine's matter.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "reduce/model_state.h"
+#include "tests/support/context_ranks.h"
+#include "tests/support/folder.h"
+
+enum { COUNT = 40 };
+
+static bool says(const char *part)
+{
+	return strstr(ddp_last_error(), part) != NULL;
+}
+
+static void fill(float *data, float value)
+{
+	for (int i = 0; i < COUNT; i++)
+		data[i] = value;
+}
+
+static bool is_all(const float *data, float value)
+{
+	for (int i = 0; i < COUNT; i++) {
+		if (data[i] != value)
+			return false;
+	}
+	return true;
+}
+
+/* ---- kinds ------------------------------------------------------------------------- */
+
+enum { FROZEN, TRAINED, LOCAL, MEAN, BROADCAST, KINDS };
+
+static const ddp_param kinds[KINDS] = {
+	[FROZEN] = { .name = "frozen", .ndim = 1, .shape = { COUNT }, .kind = DDP_PARAM_FROZEN },
+	[TRAINED] = { .name = "trained", .ndim = 1, .shape = { COUNT } },
+	[LOCAL] = { .name = "local", .ndim = 1, .shape = { COUNT }, .kind = DDP_BUFFER_LOCAL },
+	[MEAN] = { .name = "mean", .ndim = 1, .shape = { COUNT }, .kind = DDP_BUFFER_MEAN },
+	[BROADCAST] = { .name = "sent", .ndim = 1, .shape = { COUNT }, .kind = DDP_BUFFER_BROADCAST },
+};
+
+static void expect_kinds(ddp_model *model, float local)
+{
+	CHECK(is_all(ddp_param_data(model, FROZEN), 7));
+	CHECK(is_all(ddp_param_data(model, LOCAL), local));
+	CHECK(is_all(ddp_param_data(model, MEAN), 3));
+	CHECK(is_all(ddp_param_data(model, BROADCAST), 2));
+}
+
+static int kinds_body(ddp_context *context, void *user)
+{
+	const ddp_model_options options = { .size = sizeof(options), .shard = *(const ddp_shard *)user };
+	const int rank = ddp_get_job(context)->rank;
+	ddp_tensors tensors;
+	ddp_model *model;
+	int64_t step;
+
+	CHECK_OK(ddp_model_create(context, kinds, KINDS, &options, &model));
+	/* 48 numbers with the gap behind them: all others have no gradient, and no state. */
+	CHECK(model->layout.elements == 48 && model->layout.all == KINDS * (int64_t)48);
+	CHECK(ddp_param_grad(model, TRAINED) != NULL && ddp_param_grad(model, FROZEN) == NULL &&
+	      ddp_param_grad(model, MEAN) == NULL);
+	CHECK_OK(ddp_model_tensors(model, true, &tensors));
+	CHECK(tensors.count == KINDS + 2 + 1); /* AdamW's numbers are of one */
+	ddp_tensors_free(&tensors);
+	for (int p = 0; p < KINDS; p++)
+		fill(ddp_param_data(model, p), rank == 0 ? 7 : (float)p);
+	CHECK_OK(ddp_broadcast_params(model));
+	for (int p = 0; p < KINDS; p++)
+		CHECK(is_all(ddp_param_data(model, p), 7));
+
+	fill(ddp_param_grad(model, TRAINED), 1);
+	for (int p = LOCAL; p <= BROADCAST; p++)
+		fill(ddp_param_data(model, p), (float)(2 + 2 * rank));
+	CHECK(ddp_grad_ready(model, FROZEN) == DDP_ERR_INVALID && says("\"frozen\" is frozen"));
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	expect_kinds(model, (float)(2 + 2 * rank));
+	CHECK(ddp_param_data(model, TRAINED)[0] < 7);
+
+	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
+	for (int p = 0; p < KINDS; p++)
+		fill(ddp_param_data(model, p), -1);
+	CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
+	expect_kinds(model, 2);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void only_what_is_trained_costs_gradients_and_state(void **state)
+{
+	static const ddp_shard shards[] = { DDP_SHARD_NONE, DDP_SHARD_STATE, DDP_SHARD_GRADIENTS };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(shards) / sizeof(shards[0]); i++) {
+		ddp_shard shard = shards[i];
+		assert_int_equal(run_ranks(2, kinds_body, &shard), 0);
+	}
+}
+
+static int wrong_body(ddp_context *context, void *user)
+{
+	ddp_param_group group = { .learning_rate_factor = 1, .weight_decay = -1 };
+	ddp_param params[2] = { kinds[FROZEN], kinds[LOCAL] };
+	ddp_model *model;
+
+	(void)user;
+	CHECK(ddp_model_create(context, params, 2, NULL, &model) == DDP_ERR_INVALID);
+	CHECK(says("none of the model's 2 tensors is trained"));
+	params[0].kind = DDP_PARAM_TRAINED;
+	params[0].group = &group;
+	CHECK(ddp_model_create(context, params, 2, NULL, &model) == DDP_ERR_INVALID);
+	CHECK(says("\"frozen\": its group's weight_decay is -1"));
+	group = (ddp_param_group){ .learning_rate_factor = ddp_get_job(context)->rank };
+	CHECK(ddp_model_create(context, params, 2, NULL, &model) == DDP_ERR_MISMATCH);
+	CHECK(says("parameter 0 is \"frozen\""));
+	params[0].group = NULL;
+	params[1].kind = ddp_get_job(context)->rank == 0 ? DDP_BUFFER_MEAN : DDP_BUFFER_LOCAL;
+	CHECK(ddp_model_create(context, params, 2, NULL, &model) == DDP_ERR_MISMATCH);
+	CHECK(says("parameter 1 is \"local\"") && says("the same kinds and groups"));
+	params[1] = kinds[LOCAL];
+	params[1].sparse_rows = 1;
+	CHECK(ddp_model_create(context, params, 2, NULL, &model) == DDP_ERR_INVALID);
+	CHECK(says("\"local\" is not trained"));
+	return 0;
+}
+
+static void kinds_and_groups_are_checked_and_the_same_on_all_ranks(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(2, wrong_body, NULL), 0);
+}
+
+/* ---- what is unused ----------------------------------------------------------------- */
+
+static const ddp_param three[] = {
+	{ .name = "a", .ndim = 1, .shape = { COUNT } },
+	{ .name = "b", .ndim = 1, .shape = { COUNT } },
+	{ .name = "c", .ndim = 1, .shape = { COUNT } },
+};
+
+/* Each parameter has a bucket of its own; decay and momentum move what has no gradient. */
+static ddp_model_options by(ddp_unused unused)
+{
+	return (ddp_model_options){
+		.size = sizeof(ddp_model_options), .optimizer = DDP_SGD, .learning_rate = 0.5,
+		.weight_decay = 0.5, .momentum = 0.5, .shard = DDP_SHARD_NONE, .unused = unused,
+		.bucket_mb = 192.0 / (1 << 20), .first_bucket_mb = 192.0 / (1 << 20),
+	};
+}
+
+static ddp_model *make(ddp_context *context, const ddp_model_options *options)
+{
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, three, 3, options, &model));
+	for (int p = 0; p < 3; p++)
+		fill(ddp_param_data(model, p), 1);
+	return model;
+}
+
+static void use(ddp_model *model, int param)
+{
+	fill(ddp_param_grad(model, param), 1);
+	CHECK_OK(ddp_grad_ready(model, param));
+}
+
+/* What one step makes of 1 without a gradient. */
+static const float decayed = 1 - 0.5f * 0.5f;
+
+static int unused_body(ddp_context *context, void *user)
+{
+	const ddp_model_options zero = by(DDP_UNUSED_ZERO), skip = by(DDP_UNUSED_SKIP);
+
+	(void)user;
+	ddp_model *model = make(context, &zero);
+	use(model, 0);
+	use(model, 1);
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK(is_all(ddp_param_data(model, 2), decayed));
+	ddp_model_free(model);
+
+	model = make(context, &skip);
+	use(model, 1);
+	fill(ddp_param_grad(model, 2), 9); /* it is not announced, and does not count */
+	CHECK(model->reducer.ready.next == 0); /* c's bucket is the first */
+	CHECK_OK(ddp_grad_unused(model, 2));
+	CHECK(model->reducer.ready.next == (ddp_comm_size(context->world) > 1 ? 2 : 0));
+	CHECK(ddp_grad_unused(model, 2) == DDP_ERR_STATE);
+	use(model, 0);
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK(is_all(ddp_param_data(model, 1), ddp_param_data(model, 0)[0]));
+	CHECK(is_all(ddp_param_data(model, 2), 1) && is_all(ddp_param_grad(model, 2), 0));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void what_no_rank_uses_stays_and_holds_nothing_up(void **state)
+{
+	(void)state;
+	for (int ranks = 1; ranks <= 2; ranks++)
+		assert_int_equal(run_ranks(ranks, unused_body, NULL), 0);
+}
+
+/* Rank 0 uses a and b, rank 1 a and c; then rank 1 uses b in place of c. */
+static int static_body(ddp_context *context, void *user)
+{
+	const int rank = ddp_get_job(context)->rank;
+	const ddp_model_options options = by(DDP_UNUSED_STATIC);
+	ddp_model *model = make(context, &options);
+
+	(void)user;
+	for (int step = 1; step <= 2; step++) {
+		if (step > 1)
+			CHECK(model->uses.learned);
+		use(model, 1 + rank);
+		/* Rank 0 has c's bucket complete before b's, as nobody waits for it. */
+		CHECK(step == 1 || rank > 0 || model->reducer.ready.next == 2);
+		use(model, 0);
+		CHECK_OK(ddp_step(model, 2, 0, NULL));
+	}
+	const float a = ddp_param_data(model, 0)[0], b = ddp_param_data(model, 1)[0];
+	use(model, 0);
+	use(model, 1);
+	CHECK(ddp_step(model, 2, 0, NULL) == DDP_ERR_STATE);
+	CHECK(says("the static graph has changed: rank 1 has a gradient of \"b\", which it had not used"));
+	CHECK(is_all(ddp_param_data(model, 0), a) && is_all(ddp_param_grad(model, 1), 0));
+	use(model, 0);
+	if (rank == 0)
+		use(model, 1);
+	CHECK(ddp_step(model, 2, 0, NULL) == DDP_ERR_STATE);
+	CHECK(says("rank 1 has no gradient of \"c\", which it had used"));
+	use(model, 1 + rank);
+	use(model, 0);
+	CHECK_OK(ddp_step(model, 2, 0, NULL)); /* nothing is broken */
+	CHECK(ddp_param_data(model, 1)[0] != b);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void a_static_graph_may_not_change(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(2, static_body, NULL), 0);
+}
+
+/* ---- ranks that have finished --------------------------------------------------------- */
+
+/* Rank 0 has one step's samples, rank 1 two, rank 2 three. */
+static int join_body(ddp_context *context, void *user)
+{
+	const int rank = ddp_get_job(context)->rank, ranks = ddp_get_job(context)->world_size;
+	const ddp_loss loss = *(const ddp_loss *)user;
+	const ddp_param params[] = { three[0], kinds[MEAN], kinds[BROADCAST] };
+	const ddp_model_options options = { .size = sizeof(options), .optimizer = DDP_SGD,
+	                                    .learning_rate = 1, .loss = loss };
+	ddp_step_stats stats;
+	ddp_model *model;
+	float wanted = 0;
+
+	CHECK_OK(ddp_model_create(context, params, 3, &options, &model));
+	for (int step = 1; step <= ranks; step++) {
+		const int active = ranks - step + 1;
+		if (rank >= step - 1) {
+			fill(ddp_param_grad(model, 0), 6);
+			fill(ddp_param_data(model, 1), (float)(rank + 1));
+			fill(ddp_param_data(model, 2), (float)(rank + 1));
+			CHECK_OK(ddp_step(model, 2, 4, &stats));
+		} else {
+			fill(ddp_param_grad(model, 0), 100); /* of a step that it does not end */
+			CHECK_OK(ddp_join(model, &stats));
+		}
+		const int divisor = loss == DDP_LOSS_SUM ? 2 * active : loss == DDP_LOSS_MEAN ? ranks : active;
+		wanted -= 6.0f * (float)active / (float)divisor;
+		CHECK(is_all(ddp_param_data(model, 0), wanted) && is_all(ddp_param_grad(model, 0), 0));
+		CHECK(stats.active_ranks == active && stats.step == step && stats.weight == 2 * active);
+		CHECK(stats.loss == (loss == DDP_LOSS_SUM ? 2 : 4));
+		/* Those of the ranks that are active: step .. ranks, as they count from 1. */
+		CHECK(is_all(ddp_param_data(model, 1), (float)(step + ranks) / 2));
+		CHECK(is_all(ddp_param_data(model, 2), (float)step));
+	}
+	CHECK_OK(ddp_join(model, &stats));
+	CHECK(stats.active_ranks == 0 && stats.step == ranks && is_all(ddp_param_data(model, 0), wanted));
+
+	if (rank == 0)
+		CHECK(ddp_reduce_grads(model, 1, 0, NULL) == DDP_ERR_STATE);
+	else
+		CHECK(ddp_join(model, NULL) == DDP_ERR_STATE);
+	CHECK(says("takes part in ddp_step() only"));
+	CHECK_OK(ddp_grad_ready(model, 0));
+	CHECK(ddp_join(model, NULL) == DDP_ERR_STATE && says("are announced"));
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void ranks_that_have_finished_join_the_others_steps(void **state)
+{
+	(void)state;
+	for (ddp_loss loss = DDP_LOSS_SUM; loss <= DDP_LOSS_MEAN_OF_ACTIVE; loss++)
+		assert_int_equal(run_ranks(3, join_body, &loss), 0);
+}
+
+/* ---- options of which 0 is a value ----------------------------------------------------- */
+
+static int zero_body(ddp_context *context, void *user)
+{
+	ddp_model_options options = { .size = sizeof(options), .learning_rate = DDP_ZERO,
+	                              .beta1 = DDP_ZERO, .beta2 = DDP_ZERO };
+
+	(void)user;
+	ddp_model *model = make(context, &options);
+	fill(ddp_param_grad(model, 0), 3);
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK(is_all(ddp_param_data(model, 0), 1)); /* a learning rate of 0 */
+	ddp_set_learning_rate(model, 0.5);
+	fill(ddp_param_grad(model, 0), -5);
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK(is_all(ddp_param_data(model, 0), 1.5f)); /* what was before is forgotten */
+	ddp_model_free(model);
+	return 0;
+}
+
+static void zero_can_be_meant(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(1, zero_body, NULL), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(only_what_is_trained_costs_gradients_and_state, folder_make,
+		                                folder_remove),
+		cmocka_unit_test(kinds_and_groups_are_checked_and_the_same_on_all_ranks),
+		cmocka_unit_test(what_no_rank_uses_stays_and_holds_nothing_up),
+		cmocka_unit_test(a_static_graph_may_not_change),
+		cmocka_unit_test(ranks_that_have_finished_join_the_others_steps),
+		cmocka_unit_test(zero_can_be_meant),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
