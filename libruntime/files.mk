@@ -124,6 +124,7 @@ reduce_sources = \
 	libruntime/reduce/bucket.c libruntime/reduce/bucket.h \
 	libruntime/reduce/consensus.c libruntime/reduce/consensus.h \
 	libruntime/reduce/facts.c libruntime/reduce/facts.h \
+	libruntime/reduce/grads.c libruntime/reduce/grads.h \
 	libruntime/reduce/layout.c libruntime/reduce/layout.h \
 	libruntime/reduce/model.c libruntime/reduce/model.h \
 	libruntime/reduce/model_state.h \

@@ -68,6 +68,9 @@ ddp_status ddp_model_wait(ddp_model *model, int first, int end);
 /* DDP_ERR_INVALID: NULL. DDP_ERR_STATE: a step failed before, or a load did halfway. */
 ddp_status ddp_model_check(const ddp_model *model);
 
+/* Fails with DDP_ERR_STATE: the gradients of the step are reduced, and wait for the update. */
+ddp_status ddp_model_not_updated(const ddp_model *model);
+
 /* Ends what is left of the step under way, whose buckets all ranks have started, and
    forgets its gradients. */
 ddp_status ddp_model_discard(ddp_model *model);

@@ -7,8 +7,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "kernels.h"
 #include "reduce/buffers.h"
+#include "reduce/grads.h"
 
 ddp_status ddp_model_check(const ddp_model *model)
 {
@@ -66,177 +66,10 @@ ddp_status ddp_set_sync(ddp_model *model, bool sync)
 	return DDP_OK;
 }
 
-static ddp_status not_updated(const ddp_model *model)
+ddp_status ddp_model_not_updated(const ddp_model *model)
 {
 	return ddp_fail(DDP_ERR_STATE, "the gradients of step %lld are reduced: call ddp_update_params() "
 	                "or, to forget them on all ranks, ddp_zero_grads()", (long long)model->steps + 1);
-}
-
-static ddp_status not_trained(const ddp_slot *slot)
-{
-	return ddp_fail(DDP_ERR_INVALID, "\"%s\" is frozen or a buffer, and has no gradient", slot->name);
-}
-
-static ddp_status no_such_parameter(const ddp_model *model, int param)
-{
-	return ddp_fail(DDP_ERR_INVALID, "no parameter has index %d; there are %d", param,
-	                model->layout.count);
-}
-
-/* Nothing is added to it after ddp_grad_ready(). */
-static bool is_final(const ddp_slot *slot)
-{
-	return slot->sparse_rows == 0 || slot->rows_travel;
-}
-
-/* What this rank has no gradient of counts as 0, whatever its memory holds. */
-static ddp_status clear_gradient(ddp_model *model, int slot)
-{
-	const ddp_slot *cleared = &model->layout.slots[slot];
-
-	return ddp_arena_clear(&model->grads_memory, cleared->offset, cleared->offset + cleared->count);
-}
-
-static void look_at_gradient(ddp_model *model, int slot)
-{
-	const ddp_slot *looked_at = &model->layout.slots[slot];
-
-	if (model->place.device != NULL)
-		ddp_on_device_look(model, slot);
-	else if (looked_at->offset < model->layout.dense)
-		ddp_magnitude_add(&model->magnitude, looked_at, model->grads + looked_at->offset,
-		                  looked_at->count);
-}
-
-/* Those that ddp_grad_ready() has not looked at. */
-static ddp_status look_at_the_rest(ddp_model *model)
-{
-	ddp_status status = DDP_OK;
-
-	for (int i = 0; i < model->layout.trained && status == DDP_OK; i++) {
-		const bool unused = ddp_uses_counts(&model->uses) &&
-		                    !model->uses.used[model->layout.slots[i].param];
-		if (unused && !model->reducer.ready.announced[i])
-			status = clear_gradient(model, i);
-		if (!model->reducer.ready.announced[i] || !is_final(&model->layout.slots[i]))
-			look_at_gradient(model, i);
-	}
-	return status;
-}
-
-/* Which slot a call about a gradient means. */
-static ddp_status find_slot(const ddp_model *model, int param, int *slot)
-{
-	ddp_status status = ddp_model_check(model);
-
-	if (status != DDP_OK)
-		return status;
-	if (param < 0 || param >= model->layout.count)
-		return no_such_parameter(model, param);
-	if (model->reduced)
-		return not_updated(model);
-	*slot = model->layout.slot_of[param];
-	return *slot < model->layout.trained ? DDP_OK : not_trained(&model->layout.slots[*slot]);
-}
-
-static bool is_absent(const ddp_model *model, int param)
-{
-	return model->uses.learned && model->uses.absent[param];
-}
-
-static ddp_status announce(ddp_model *model, int slot)
-{
-	ddp_model_start_clock(model);
-	ddp_status status = ddp_reducer_announce(&model->reducer, slot);
-	return status == DDP_OK ? DDP_OK : ddp_model_fail(model, status);
-}
-
-ddp_status ddp_grad_ready(ddp_model *model, int param)
-{
-	int slot;
-
-	ddp_status status = find_slot(model, param, &slot);
-	if (status != DDP_OK)
-		return status;
-	ddp_uses_note(&model->uses, param);
-	/* What nobody expects to be used has begun to travel: the step's end tells all ranks. */
-	if (!model->sync || is_absent(model, param))
-		return DDP_OK;
-	if (model->reducer.ready.announced[slot])
-		return ddp_reducer_announce(&model->reducer, slot); /* says what is wrong */
-	if (is_final(&model->layout.slots[slot]))
-		look_at_gradient(model, slot);
-	return announce(model, slot);
-}
-
-ddp_status ddp_grad_unused(ddp_model *model, int param)
-{
-	int slot;
-
-	ddp_status status = find_slot(model, param, &slot);
-	if (status != DDP_OK || !model->sync || is_absent(model, param))
-		return status;
-	if (model->reducer.ready.announced[slot])
-		return ddp_reducer_announce(&model->reducer, slot); /* says what is wrong */
-	if (ddp_uses_counts(&model->uses) && !model->uses.used[param])
-		status = clear_gradient(model, slot);
-	else if (is_final(&model->layout.slots[slot]))
-		look_at_gradient(model, slot);
-	return status == DDP_OK ? announce(model, slot) : ddp_model_fail(model, status);
-}
-
-static ddp_status no_rows(const ddp_slot *slot)
-{
-	return ddp_fail(DDP_ERR_INVALID,
-	                "parameter \"%s\" was made without sparse_rows, so no rows can be added to "
-	                "its gradient", slot->name);
-}
-
-static ddp_status check_rows(const ddp_slot *slot, const int32_t *index, int64_t count)
-{
-	if (slot->sparse_rows == 0)
-		return no_rows(slot);
-	if (count < 0)
-		return ddp_fail(DDP_ERR_INVALID, "%lld rows for the gradient of \"%s\"",
-		                (long long)count, slot->name);
-	for (int64_t i = 0; i < count; i++) {
-		if (index[i] < 0 || index[i] >= slot->shape[0])
-			return ddp_fail(DDP_ERR_INVALID, "index %lld of rows for the gradient of \"%s\" is %d; "
-			                "it has %lld rows", (long long)i, slot->name, (int)index[i],
-			                (long long)slot->shape[0]);
-	}
-	return DDP_OK;
-}
-
-ddp_status ddp_grad_rows(ddp_model *model, int param, const int32_t *index, const float *values,
-                         int64_t count)
-{
-	int number;
-
-	ddp_status status = find_slot(model, param, &number);
-	if (status != DDP_OK)
-		return status;
-	const ddp_slot *slot = &model->layout.slots[number];
-	if (count > 0 && (index == NULL || values == NULL))
-		return ddp_fail(DDP_ERR_INVALID, "ddp_grad_rows(): a NULL argument");
-	if (model->place.device == NULL)
-		status = check_rows(slot, index, count);
-	else if (slot->sparse_rows == 0)
-		status = no_rows(slot);
-	if (status != DDP_OK || count <= 0)
-		return status;
-	ddp_uses_note(&model->uses, param);
-	if (slot->rows_travel) {
-		status = ddp_rows_keep(&model->rows, slot, index, values, count);
-		if (status == DDP_OK)
-			ddp_magnitude_add(&model->magnitude, slot, values,
-			                  count * (slot->count / slot->shape[0]));
-		return status;
-	}
-	dk_queue *before = dk_use(model->place.kernels);
-	dk_add_rows(model->grads + slot->offset, index, values, count, slot->count / slot->shape[0]);
-	dk_use(before);
-	return DDP_OK;
 }
 
 ddp_status ddp_model_wait(ddp_model *model, int first, int end)
@@ -405,7 +238,7 @@ static ddp_status agree(ddp_model *model, double weight, double loss_sum, bool h
 	ddp_consensus own, all;
 
 	model->refused = false;
-	ddp_status status = look_at_the_rest(model);
+	ddp_status status = ddp_grads_look_at_rest(model);
 	if (status == DDP_OK)
 		status = fetch(model, &loss_sum);
 	if (status == DDP_OK)
@@ -513,7 +346,7 @@ static ddp_status begin_end(ddp_model *model)
 	if (status != DDP_OK)
 		return status;
 	if (model->reduced)
-		return not_updated(model);
+		return ddp_model_not_updated(model);
 	ddp_model_start_clock(model);
 	ddp_watch_phase(model->context->watch,
 	                model->reducer.communicates ? DDP_PHASE_WAIT : DDP_PHASE_OPTIMIZER);
