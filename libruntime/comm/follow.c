@@ -253,6 +253,7 @@ ddp_status ddp_follower_issue(struct ddp_follower *f, ddp_request *request)
 {
 	ddp_status begun = DDP_OK;
 
+	request->start_ns = ddp_now_ns();
 	pthread_mutex_lock(&f->lock);
 	ddp_status status = f->stopping
 		? ddp_fail(DDP_ERR_STATE, "%s was issued to a communicator that is being closed",

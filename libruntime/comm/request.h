@@ -26,7 +26,7 @@ void ddp_comm_stop(ddp_comm *comm);
 /* Whether ddp_wait() would return at once. */
 bool ddp_request_done(const ddp_request *request);
 
-/* ddp_wait() that also tells when its thread began and ended work
+/* ddp_wait() that also tells when its thread, or its device, began and ended work
    on the request, for the trace. The times are written on success only. */
 ddp_status ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns);
 

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "comm/core/comm.h"
 #include "comm/follow.h"
@@ -281,6 +282,61 @@ static void receives_end_as_messages_come(void **state)
 		                           .body = receive_as_it_comes, .argument = &by_queue[i % 2] };
 		assert_int_equal(test_world_run(&world), 0);
 	}
+}
+
+/* ---- when an operation ran ----------------------------------------------------------------- */
+
+static void note_time(void *argument)
+{
+	*(uint64_t *)argument = ddp_now_ns();
+}
+
+/* It begins when the program's queue has come to it, not when it is issued. */
+static void check_times(on_device *d, const ddp_collective *c)
+{
+	uint64_t reached_ns = 0, start_ns = 0, end_ns = 0;
+	ddp_request *request;
+
+	CHECK_OK(ddp_device_launch(d->device, d->stream, note_time, &reached_ns));
+	CHECK_OK(ddp_issue(d->comm, c, &request));
+	CHECK_OK(ddp_wait_timed(request, &start_ns, &end_ns));
+	CHECK(reached_ns > 0 && start_ns >= reached_ns);
+	CHECK(end_ns >= start_ns && end_ns <= ddp_now_ns());
+}
+
+static int take_times(ddp_comm *comm, void *argument)
+{
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	ddp_collective c = sum(&d, 4);
+	check_times(&d, &c);
+	c.kind = DDP_BARRIER;
+	check_times(&d, &c);
+	/* From each rank to the next. */
+	if (ddp_comm_rank(comm) < 2) {
+		c.kind = DDP_SEND;
+		c.send = d.memory;
+		c.recv = NULL;
+		c.root = ddp_comm_rank(comm) + 1;
+		check_times(&d, &c);
+	}
+	if (ddp_comm_rank(comm) > 0) {
+		c.kind = DDP_RECV;
+		c.send = NULL;
+		c.recv = d.memory;
+		c.root = ddp_comm_rank(comm) - 1;
+		check_times(&d, &c);
+	}
+	CHECK_OK(ddp_mem_free(comm, d.memory));
+	return 0;
+}
+
+static void an_operation_begins_behind_its_queue(void **state)
+{
+	(void)state;
+	run_both(take_times);
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
@@ -574,6 +630,8 @@ static int follow_an_endless_backend(ddp_comm *comm, void *argument)
 	const ddp_lane lane = { .backend = &endless_backend, .self = &e };
 	struct ddp_follower *follower;
 	ddp_request *requests[3];
+	const uint64_t before_ns = ddp_now_ns();
+	uint64_t start_ns = 0, end_ns = 0;
 	float x[2];
 
 	CHECK_OK(ddp_follower_open(comm, &lane, &follower));
@@ -584,7 +642,8 @@ static int follow_an_endless_backend(ddp_comm *comm, void *argument)
 		CHECK_OK(ddp_follower_issue(follower, requests[i]));
 		if (i > 0)
 			continue;
-		CHECK_OK(ddp_wait(requests[i]));
+		CHECK_OK(ddp_wait_timed(requests[i], &start_ns, &end_ns));
+		CHECK(start_ns >= before_ns && end_ns >= start_ns);
 		e.ends = false;
 	}
 	CHECK(e.issued == 3);
@@ -658,6 +717,7 @@ int main(void)
 		cmocka_unit_test(queues_wait_for_operations_and_the_host_for_nothing),
 		cmocka_unit_test(a_late_rank_finds_all_that_was_staged),
 		cmocka_unit_test(receives_end_as_messages_come),
+		cmocka_unit_test(an_operation_begins_behind_its_queue),
 		cmocka_unit_test(operations_on_a_device_fail_as_others_do),
 		cmocka_unit_test(closing_leaves_connections_to_others),
 		cmocka_unit_test(memory_of_the_host_is_refused),

@@ -160,6 +160,15 @@ static void train_step(side *s, int step, bool halves, ddp_step_stats *stats)
 	}
 }
 
+/* The step's communication was in the step. */
+static void expect_times(const side *s, const ddp_step_stats *stats)
+{
+	const bool alone = ddp_comm_size(ddp_world(s->context)) == 1;
+
+	CHECK(alone || stats->communication_seconds > 0);
+	CHECK(stats->communication_seconds <= stats->seconds);
+}
+
 static void expect_same(side *here, side *there)
 {
 	for (int p = 0; p < PARAMS; p++) {
@@ -185,6 +194,8 @@ static int compare(ddp_context *context, void *user)
 		train_step(&here, step, step == 2, &stats[0]);
 		train_step(&there, step, step == 2, &stats[1]);
 		CHECK(stats[0].loss == stats[1].loss && stats[0].loss == 1);
+		expect_times(&here, &stats[0]);
+		expect_times(&there, &stats[1]);
 		CHECK(stats[0].grad_norm > 0 && fabs(stats[0].grad_norm / stats[1].grad_norm - 1) < 1e-12);
 		expect_same(&here, &there);
 	}

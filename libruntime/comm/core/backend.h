@@ -20,7 +20,8 @@ typedef struct ddp_backend {
 	/* Makes what one lane of `comm` needs. Collective; what it makes fails with comm. */
 	ddp_status (*open)(ddp_comm *comm, void **self);
 	/* Begins the request's operation behind those that were issued before, and does not
-	   wait. The thread that calls ddp_issue(): what a queue holds now comes before it. */
+	   wait. The thread that calls ddp_issue(): what a queue holds now comes before it.
+	   request->start_ns is now; a backend that learns when it really began writes that. */
 	ddp_status (*issue)(void *self, ddp_request *request);
 	/* Is it complete? Then nothing touches its buffers any more, and *done is true with
 	   the operation's status. One thread asks: of collectives the first that was issued, of

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "comm/agree.h"
 #include "comm/core/comm.h"
@@ -54,6 +55,7 @@ typedef struct operation {
 	atomic_bool failed;         /* by the first error, */
 	atomic_int status;          /* which is here, with its sentence, when all has ended */
 	char message[DDP_FAILURE_TEXT];
+	uint64_t start_ns;          /* when the host came to its first chunk */
 } operation;
 
 typedef struct chunk {
@@ -80,6 +82,8 @@ static void run_chunk(void *argument)
 
 	if (atomic_load(&o->failed))
 		return;
+	if (o->start_ns == 0)
+		o->start_ns = ddp_now_ns();
 	const ddp_status status = ddp_comm_run(twin, &k->c);
 	note_error(o, status);
 	/* The other ranks are not to wait for this one's next chunk. */
@@ -105,6 +109,7 @@ static void issue_message(void *argument)
 
 	k->c.on_complete = end_message;
 	k->c.user = k->operation;
+	k->operation->start_ns = ddp_now_ns();
 	const ddp_status status = ddp_comm_issue(k->operation->staged->twin, &k->c, NULL);
 	if (status != DDP_OK)
 		end_message(k->operation, status);
@@ -432,6 +437,8 @@ static ddp_status poll(void *self, ddp_request *request, bool *done)
 	status = (ddp_status)atomic_load(&o->status);
 	if (status != DDP_OK)
 		(void)ddp_fail(status, "%s", o->message);
+	else
+		request->start_ns = o->start_ns;
 	free_operation(o);
 	return status;
 }
