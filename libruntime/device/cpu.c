@@ -40,6 +40,12 @@ static ddp_status cpu_error(void *self)
 	return DDP_OK;
 }
 
+static void cpu_within(void *self, ddp_device_function function, void *argument)
+{
+	(void)self;
+	function(argument);
+}
+
 static ddp_status cpu_alloc(void *self, size_t bytes, void **memory)
 {
 	(void)self;
@@ -165,7 +171,7 @@ static ddp_status cpu_event_query(void *self, ddp_device_event *event, bool *don
 
 static const ddp_device_backend backend = {
 	.version = DDP_DEVICE_VERSION, .bytes = sizeof(backend), .kind = "cpu",
-	.open = cpu_open, .close = cpu_close, .error = cpu_error,
+	.open = cpu_open, .close = cpu_close, .error = cpu_error, .within = cpu_within,
 	.alloc = cpu_alloc, .free = cpu_free, .host_alloc = cpu_alloc, .host_free = cpu_free,
 	.owns = cpu_owns, .view = cpu_view,
 	.queue_create = cpu_queue_create, .queue_free = cpu_queue, .queue_query = cpu_queue_query,

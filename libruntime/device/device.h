@@ -80,6 +80,12 @@ const ddp_device_info *ddp_device_describe(const ddp_device *device);
 /* DDP_OK, or how work failed that was enqueued earlier, as far as is known now. */
 ddp_status ddp_device_error(ddp_device *device);
 
+typedef void (*ddp_device_function)(void *argument);
+
+/* Calls the function at once, in the calling thread, for which the device is meanwhile the
+   one that CUDA's own calls are for: to call libraries that have no word for a device. */
+void ddp_device_within(ddp_device *device, ddp_device_function function, void *argument);
+
 /* ---- memory ---- */
 
 /* Not initialised (the test device fills it with 0xff: floats are NaN). */
@@ -137,8 +143,6 @@ ddp_status ddp_device_copy(ddp_device *device, ddp_device_queue *queue, void *to
 /* Sets each byte of the device's memory. */
 ddp_status ddp_device_fill(ddp_device *device, ddp_device_queue *queue, void *to,
                            unsigned char value, size_t bytes);
-
-typedef void (*ddp_device_function)(void *argument);
 
 /* Runs a function of the host when all earlier work of the queue is done, and before
    any later. It may tell other threads so. If it asks for a view, it stands for a kernel,

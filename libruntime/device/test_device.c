@@ -104,6 +104,12 @@ static ddp_status test_error(void *self)
 	return leave(device, broken_locked(device));
 }
 
+static void test_within(void *self, ddp_device_function function, void *argument)
+{
+	(void)self;
+	function(argument);
+}
+
 /* ---- memory ---- */
 
 static ddp_status test_alloc(void *self, size_t bytes, void **memory)
@@ -463,7 +469,7 @@ static ddp_status test_event_sync(void *self, ddp_device_event *event)
 
 static const ddp_device_backend backend = {
 	.version = DDP_DEVICE_VERSION, .bytes = sizeof(backend), .kind = "test",
-	.open = test_open, .close = test_close, .error = test_error,
+	.open = test_open, .close = test_close, .error = test_error, .within = test_within,
 	.alloc = test_alloc, .free = test_free,
 	.host_alloc = test_host_alloc, .host_free = test_host_free,
 	.owns = test_owns, .view = test_view,

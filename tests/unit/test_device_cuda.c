@@ -316,6 +316,11 @@ static void do_nothing(void *argument)
 	(void)argument;
 }
 
+static void note_current(void *argument)
+{
+	*(int *)argument = runtime.current;
+}
+
 /* Does all there is to do; returns the first error. */
 static ddp_status go_through(void *self)
 {
@@ -351,6 +356,9 @@ static ddp_status go_through(void *self)
 	DO(cuda->event_query(self, event, &done));
 	DO(cuda->event_sync(self, event));
 	DO(cuda->error(self));
+	int current = -1;
+	cuda->within(self, note_current, &current);
+	assert_int_equal(current, 1);
 	if (event != NULL)
 		DO(cuda->event_free(self, event));
 	if (queue != NULL)

@@ -177,6 +177,16 @@ static ddp_status cuda_error(void *self)
 	return leave(device, before, cudaEventQuery(device->probe), "work enqueued earlier");
 }
 
+static void cuda_within(void *self, ddp_device_function function, void *argument)
+{
+	const cuda_device *device = self;
+	const int before = enter(device);
+
+	function(argument);
+	if (before != device->index)
+		cudaSetDevice(before);
+}
+
 /* ---- memory ---- */
 
 static ddp_status cuda_alloc(void *self, size_t bytes, void **memory)
@@ -390,6 +400,7 @@ DDP_API extern const ddp_device_backend ddp_device_module;
 const ddp_device_backend ddp_device_module = {
 	.version = DDP_DEVICE_VERSION, .bytes = sizeof(ddp_device_module), .kind = "cuda",
 	.open = cuda_open, .close = cuda_close, .error = cuda_error,
+	.within = cuda_within,
 	.alloc = cuda_alloc, .free = cuda_free,
 	.host_alloc = cuda_host_alloc, .host_free = cuda_host_free,
 	.owns = cuda_owns, .view = cuda_view,
