@@ -56,19 +56,24 @@ static ddp_status open_watch(ddp_context *context)
 	return ddp_watch_open(&context->job, &context->watch);
 }
 
-static ddp_status open_device(ddp_context *context, const char *name)
+static ddp_status open_device(ddp_context *context, const ddp_options *options)
 {
-	ddp_status status = name != NULL ? ddp_device_open(name, NULL, &context->device) : DDP_OK;
+	const char *name = options->device;
 
-	if (status == DDP_OK)
+	if (options->max_ctas < 0)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_init: max_ctas is %d", options->max_ctas);
+	ddp_status status = name != NULL ? ddp_device_open(name, NULL, &context->device) : DDP_OK;
+	if (status == DDP_OK) {
 		ddp_comm_use_device(context->world, context->device);
+		ddp_comm_limit_ctas(context->world, options->max_ctas);
+	}
 	return status;
 }
 
 /* Once ranks can tell each other: a device or a file may be wrong on one of them. */
 static ddp_status record(ddp_context *context, const ddp_options *options)
 {
-	ddp_status status = open_device(context, options->device);
+	ddp_status status = open_device(context, options);
 
 	if (status == DDP_OK)
 		status = ddp_watch_record(

@@ -107,6 +107,16 @@ comm_sources = \
 	libruntime/comm/front.c libruntime/comm/front.h \
 	libruntime/comm/host.c libruntime/comm/host.h \
 	libruntime/comm/request.c libruntime/comm/request.h \
+	libruntime/comm/nccl/abi.h \
+	libruntime/comm/nccl/collective.c libruntime/comm/nccl/collective.h \
+	libruntime/comm/nccl/handle.c libruntime/comm/nccl/handle.h \
+	libruntime/comm/nccl/lane.h \
+	libruntime/comm/nccl/load.c libruntime/comm/nccl/load.h \
+	libruntime/comm/nccl/memory.c libruntime/comm/nccl/memory.h \
+	libruntime/comm/nccl/message.c libruntime/comm/nccl/message.h \
+	libruntime/comm/nccl/nccl.c libruntime/comm/nccl/nccl.h \
+	libruntime/comm/nccl/reduction.c libruntime/comm/nccl/reduction.h \
+	libruntime/comm/nccl/scratch.c libruntime/comm/nccl/scratch.h \
 	libruntime/comm/staged/sides.c libruntime/comm/staged/sides.h \
 	libruntime/comm/staged/staged.c libruntime/comm/staged/staged.h \
 	libruntime/comm/group/agreement.c libruntime/comm/group/agreement.h \

@@ -211,7 +211,8 @@ AC_DEFUN([DDP_WITH_NCCL], [
   _DDP_PACKAGE([NCCL], [nccl], [nccl.h], [], [], [libnccl-dev])
   CPPFLAGS=$ddp_save_nccl_CPPFLAGS
   AS_IF([test "x$ddp_nccl" = xyes],
-    [ddp_nccl_summary="found; this version communicates through UCX only"])
+    [ddp_nccl_summary="found; libddp loads it where it runs"],
+    [ddp_nccl_summary="not needed to build; libddp loads it where it runs"])
 ])
 
 # Only the benchmarks: Open MPI is one of the things compared.

@@ -53,7 +53,7 @@ check-ucx:
 		case $$program in tests/*/test_comm_*) tests="$$tests $$program" ;; esac; done; \
 	CC='$(CC)' $(top_srcdir)/tests/support/check-ucx $(top_srcdir) $$tests
 # All that needs a GPU, which make check skips without one; the output stays in gpu-results.
-gpu_tests = tests/unit/test_device
+gpu_tests = tests/unit/test_device tests/ranks/test_comm_nccl
 if HAVE_CUDA_KERNELS
 gpu_tests += tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue
 endif
@@ -85,6 +85,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/kernel_place.h \
 	tests/support/kernel_values.h \
 	tests/support/mlp.c tests/support/mlp.h \
+	tests/support/nccl_load.c tests/support/nccl_standin.h \
 	tests/support/ranks.c tests/support/ranks.h \
 	tests/support/spank_task.c tests/support/spank_task.h \
 	tests/support/tcp_ranks.c tests/support/tcp_ranks.h \
@@ -94,6 +95,13 @@ tests_support_libsupport_la_SOURCES = \
 check_LTLIBRARIES += tests/support/module_of_another_version.la
 tests_support_module_of_another_version_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \
 	-rpath $(abs_builddir)
+
+# What test_comm_nccl and others take for NCCL.
+check_LTLIBRARIES += tests/support/nccl_standin.la
+tests_support_nccl_standin_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared -rpath $(abs_builddir)
+tests_support_nccl_standin_la_SOURCES = tests/support/nccl_standin.c \
+	tests/support/nccl_values.c tests/support/nccl_values.h
+tests_support_nccl_standin_la_LIBADD = $(MATH_LIBS)
 
 # A program whose source is the one file of its name needs its line below, no more:
 # it is linked with these, and loads only what it uses of them.
@@ -128,6 +136,7 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_device \
 	tests/ranks/test_comm_lanes \
 	tests/ranks/test_comm_memory \
+	tests/ranks/test_comm_nccl \
 	tests/ranks/test_comm_progress \
 	tests/ranks/test_comm_threads \
 	tests/ranks/test_context \
@@ -195,6 +204,7 @@ check_PROGRAMS += \
 	tests/unit/test_tokens \
 	tests/unit/test_watch
 
+tests_ranks_test_comm_nccl_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
 tests_ranks_test_comm_memory_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,--wrap=calloc
 tests_ranks_test_checkpoint_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,--wrap=calloc
 tests_ranks_test_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_broadcast

@@ -53,6 +53,11 @@ void ddp_comm_use_device(ddp_comm *comm, struct ddp_device *device)
 		comm->roster->device = device;
 }
 
+void ddp_comm_limit_ctas(ddp_comm *comm, int max_ctas)
+{
+	comm->roster->max_ctas = max_ctas;
+}
+
 int ddp_comm_rank(const ddp_comm *comm)
 {
 	return comm->rank;

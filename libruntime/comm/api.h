@@ -23,6 +23,8 @@ void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page);
 /* The device of DDP_MEMORY_DEVICE, on each of the job's communicators. It outlives them; and
    is ignored if its memory is the host's. */
 void ddp_comm_use_device(ddp_comm *comm, struct ddp_device *device);
+/* How many CTAs of a GPU its communication may take; 0: as NCCL likes. */
+void ddp_comm_limit_ctas(ddp_comm *comm, int max_ctas);
 /* Closes the world communicator; collective unless it has failed. */
 void ddp_comm_close(ddp_comm *comm);
 

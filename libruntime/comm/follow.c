@@ -283,6 +283,12 @@ ddp_status ddp_follower_wait_on(struct ddp_follower *f, ddp_request *request, vo
 	ddp_status status = DDP_OK;
 
 	pthread_mutex_lock(&f->lock);
+	while (request->lane != NULL && f->lane->backend->is_enqueued != NULL &&
+	       !f->lane->backend->is_enqueued(f->lane->self, request)) {
+		pthread_mutex_unlock(&f->lock);
+		usleep(PAUSE_MIN_US);
+		pthread_mutex_lock(&f->lock);
+	}
 	if (request->lane != NULL) /* else it is complete */
 		status = f->lane->backend->wait_on(f->lane->self, request, stream);
 	pthread_mutex_unlock(&f->lock);

@@ -4,27 +4,45 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "comm/agree.h"
 #include "comm/allocate.h"
 #include "comm/core/comm.h"
 #include "comm/follow.h"
 #include "comm/host.h"
+#include "comm/nccl/nccl.h"
 #include "comm/request.h"
 #include "comm/staged/staged.h"
 #include "device/device.h"
 
 /* ---- lanes ------------------------------------------------------------------------------ */
 
-static ddp_status choose_backend(const ddp_comm *comm, ddp_memory memory, const ddp_backend **backend)
+/* Collective. */
+static ddp_status choose_for_device(ddp_comm *comm, const ddp_backend **backend)
 {
-	if (memory == DDP_MEMORY_DEVICE && comm->roster->device == NULL)
-		return ddp_fail(DDP_ERR_STATE, "an operation on a device's memory, but no device: name one in ddp_options");
+	const ddp_device_info *device = ddp_device_describe(comm->roster->device);
+	bool is_nccl = false;
+	char reason[DDP_FAILURE_TEXT];
+
+	const ddp_status status = ddp_nccl_choose(comm, &is_nccl, reason, sizeof(reason));
+	if (status != DDP_OK)
+		return status;
 	/* The staged backend waits for other ranks in functions on queues, of which a GPU
 	   may run one at a time, whatever their queues. One rank waits for nobody. */
-	if (memory == DDP_MEMORY_DEVICE && comm->size > 1 && !ddp_device_describe(comm->roster->device)->functions_may_wait)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "this libddp runs no operations on the memory of %s yet: copy to the "
-		                "host's memory, and run them there", ddp_device_describe(comm->roster->device)->name);
-	*backend = memory == DDP_MEMORY_DEVICE ? &ddp_backend_staged : &ddp_backend_host;
+	if (!is_nccl && comm->size > 1 && !device->functions_may_wait)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "operations on the memory of %s (%s:%d) need NCCL: %s", device->name,
+		                device->kind, device->index, reason);
+	*backend = is_nccl ? &ddp_backend_nccl : &ddp_backend_staged;
+	ddp_log(DDP_LOG_INFO, "rank %d: operations on the memory of %s:%d run by %s: %s", comm->rank, device->kind,
+	        device->index, is_nccl ? "NCCL" : "way of the host's memory", reason);
+	return DDP_OK;
+}
+
+static ddp_status choose_backend(ddp_comm *comm, ddp_memory memory, const ddp_backend **backend)
+{
+	if (memory == DDP_MEMORY_DEVICE)
+		return choose_for_device(comm, backend);
+	*backend = &ddp_backend_host;
 	return DDP_OK;
 }
 
@@ -54,16 +72,17 @@ static ddp_status compare_places(ddp_comm *comm, ddp_memory memory, int lane)
 
 static ddp_status open_lane(ddp_comm *comm, ddp_memory memory, int lane, ddp_lane *opened)
 {
-	ddp_status status = choose_backend(comm, memory, &opened->backend);
-
 	if (memory == DDP_MEMORY_HOST && lane == 0) {
 		opened->self = comm;
-		return status;
+		return choose_backend(comm, memory, &opened->backend);
 	}
-	if (status == DDP_OK)
-		status = ddp_request_may_wait("the first operation of a lane");
+	if (memory == DDP_MEMORY_DEVICE && comm->roster->device == NULL)
+		return ddp_fail(DDP_ERR_STATE, "an operation on a device's memory, but no device: name one in ddp_options");
+	ddp_status status = ddp_request_may_wait("the first operation of a lane");
 	if (status == DDP_OK)
 		status = compare_places(comm, memory, lane);
+	if (status == DDP_OK)
+		status = choose_backend(comm, memory, &opened->backend);
 	if (status == DDP_OK)
 		status = opened->backend->open(comm, &opened->self);
 	if (status != DDP_OK) {

@@ -19,6 +19,7 @@
 #include "comm/request.h"
 #include "device/device.h"
 #include "tests/support/comm_cases.h"
+#include "tests/support/nccl_standin.h"
 
 static const int two_nodes[] = { 0, 1, 1 };
 
@@ -60,12 +61,16 @@ typedef struct on_device {
 	float host[4]; /* what was read back */
 } on_device;
 
+static bool by_nccl; /* its stand-in, not by way of the host's memory */
+
 static void set_up(on_device *d, ddp_comm *comm)
 {
 	void *memory;
 
 	*d = (on_device){ .comm = comm };
 	CHECK_OK(ddp_device_open("test", NULL, &d->device));
+	if (by_nccl)
+		test_nccl_standin(d->device)->polls = 1;
 	ddp_comm_use_device(comm, d->device);
 	CHECK_OK(ddp_device_queue_create(d->device, DDP_DEVICE_NORMAL, &d->stream));
 	CHECK_OK(ddp_device_queue_create(d->device, DDP_DEVICE_NORMAL, &d->other));
@@ -85,13 +90,26 @@ static ddp_collective sum(const on_device *d, size_t count)
 	                         .memory = DDP_MEMORY_DEVICE, .stream = d->stream };
 }
 
-static void run_both(int (*body)(ddp_comm *, void *))
+static void run_with(int (*body)(ddp_comm *, void *), bool nccl)
 {
-	for (int layout = 0; layout < 2; layout++) {
-		const test_world world = { .ranks = 3, .node_of = layout == 0 ? NULL : two_nodes,
+	for (int layout = 0; layout < (nccl ? 1 : 2); layout++) {
+		const test_world world = { .ranks = 3, .node_of = layout == 1 ? two_nodes : NULL,
 		                           .timeout_ms = 20000, .body = body };
+		by_nccl = nccl;
 		assert_int_equal(test_world_run(&world), 0);
 	}
+	by_nccl = false;
+}
+
+static void run_staged(int (*body)(ddp_comm *, void *))
+{
+	run_with(body, false);
+}
+
+static void run_both(int (*body)(ddp_comm *, void *))
+{
+	run_with(body, false);
+	run_with(body, true);
 }
 
 /* ---- the host waits for nothing ------------------------------------------------------------ */
@@ -284,6 +302,35 @@ static void receives_end_as_messages_come(void **state)
 	}
 }
 
+/* A message is not kept back by a collective that a rank begins only when it has come. */
+static int send_behind_a_collective(ddp_comm *comm, void *argument)
+{
+	const int rank = ddp_comm_rank(comm);
+	ddp_request *request;
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	const ddp_collective all = sum(&d, 1);
+	ddp_collective one = sum(&d, 1);
+	one.kind = rank == 0 ? DDP_SEND : DDP_RECV;
+	one.send = one.recv = d.memory + 1;
+	one.root = 1 - rank;
+	if (rank == 1)
+		CHECK_OK(ddp_run(comm, &one));
+	CHECK_OK(ddp_issue(comm, &all, &request));
+	if (rank == 0)
+		CHECK_OK(ddp_run(comm, &one));
+	CHECK_OK(ddp_wait(request));
+	return 0;
+}
+
+static void messages_pass_collectives(void **state)
+{
+	(void)state;
+	run_both(send_behind_a_collective);
+}
+
 /* ---- when an operation ran ----------------------------------------------------------------- */
 
 static void note_time(void *argument)
@@ -336,7 +383,7 @@ static int take_times(ddp_comm *comm, void *argument)
 static void an_operation_begins_behind_its_queue(void **state)
 {
 	(void)state;
-	run_both(take_times);
+	run_staged(take_times);
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
@@ -498,8 +545,8 @@ static void operations_on_a_device_fail_as_others_do(void **state)
 {
 	(void)state;
 	arrivals = test_share(sizeof(*arrivals));
-	run_both(break_under_messages);
-	run_both(issue_in_part);
+	run_staged(break_under_messages);
+	run_staged(issue_in_part);
 	run_both(abort_on_device);
 	run_both(differ_on_device);
 	run_both(close_under_a_receive);
@@ -718,6 +765,7 @@ int main(void)
 		cmocka_unit_test(a_late_rank_finds_all_that_was_staged),
 		cmocka_unit_test(receives_end_as_messages_come),
 		cmocka_unit_test(an_operation_begins_behind_its_queue),
+		cmocka_unit_test(messages_pass_collectives),
 		cmocka_unit_test(operations_on_a_device_fail_as_others_do),
 		cmocka_unit_test(closing_leaves_connections_to_others),
 		cmocka_unit_test(memory_of_the_host_is_refused),

@@ -10,7 +10,7 @@ objects=libruntime/comm
 . "$tests/../support/nothing.sh"
 
 # From the ground up; a floor is a folder, or a file beside them.
-floors=(ops core net p2p wait attend shm hier check execute request agree allocate group host staged follow front api)
+floors=(ops core net p2p wait attend shm hier check execute request agree allocate group host staged nccl follow front api)
 
 # All #include lines of comm, as "FILE INCLUDED"
 includes()

@@ -50,7 +50,7 @@ typedef struct ddp_chain {
 	uint64_t certain_ns; /* when that counts, if it stays the same */
 } ddp_chain;
 
-enum { DDP_PAST = 256, DDP_TWINS = 1 + 3 * DDP_LANES };
+enum { DDP_PAST = 256, DDP_TWINS = 1 + 4 * DDP_LANES };
 
 /* What runs; for who holds the lock. */
 typedef struct ddp_running {

@@ -28,6 +28,7 @@ typedef struct ddp_roster {
 	ddp_peer *peers;    /* [size], by world rank */
 	ddp_allocations memory;
 	struct ddp_device *device; /* of DDP_MEMORY_DEVICE; NULL: none */
+	int max_ctas;       /* of a GPU, for its communication; 0: as NCCL likes */
 	ddp_doorbell doorbell;
 	ddp_pool pool;      /* runs what communicators have queued */
 	struct ddp_worker *worker;       /* of comm/net; NULL on one node */

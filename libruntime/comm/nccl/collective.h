@@ -1,0 +1,12 @@
+/* comm/nccl/collective: an operation as calls of NCCL's, and copies of the device around. */
+#ifndef DDP_COMM_NCCL_COLLECTIVE_H
+#define DDP_COMM_NCCL_COLLECTIVE_H
+
+#include "comm/nccl/lane.h"
+
+/* What is enqueued before NCCL's part, and that. NCCL is ready. */
+ddp_status ddp_nccl_begin_collective(ddp_nccl_operation *operation);
+/* What comes behind NCCL's part, which is on the queue. */
+ddp_status ddp_nccl_finish_collective(ddp_nccl_operation *operation);
+
+#endif

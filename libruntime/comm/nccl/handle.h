@@ -1,0 +1,31 @@
+/* comm/nccl/handle: making and ending NCCL's communicators, and NCCL's errors as ours. */
+#ifndef DDP_COMM_NCCL_HANDLE_H
+#define DDP_COMM_NCCL_HANDLE_H
+
+#include "comm/nccl/load.h"
+#include "device/device.h"
+
+/* The status of a result of NCCL's; unless it is a success, with a sentence that names
+   `call` and has what NCCL tells. `handle` may be NULL. */
+ddp_status ddp_nccl_status(const ddp_nccl *nccl, ddp_nccl_handle *handle, int result, const char *call);
+
+/* Begins to make a communicator, by one id or several; *handle stays NULL if it cannot. */
+ddp_status ddp_nccl_begin(const ddp_nccl *nccl, ddp_device *device, int ranks, int rank, ddp_nccl_id *ids,
+                          int id_count, int max_ctas, ddp_nccl_handle **handle);
+/* Is it made, or has what was given it been put on its queue? */
+ddp_status ddp_nccl_ready(const ddp_nccl *nccl, ddp_nccl_handle *handle, bool *ready);
+/* Makes the one of all ranks of `comm`, with ids that go by the host. Collective; waits,
+   and tells by the communicator's deadline who has not come so far. */
+ddp_status ddp_nccl_connect(const ddp_nccl *nccl, ddp_device *device, ddp_comm *comm, int max_ctas,
+                            ddp_nccl_handle **handle);
+
+/* Ends it, in order: all its ranks do, and nothing is under way. The first call only begins
+   that, so that ranks may end several in any order; the second one gets what it returned,
+   and aborts what does not end by the deadline. */
+bool ddp_nccl_begin_end(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle, uint64_t deadline_ns);
+void ddp_nccl_end(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle, bool begun,
+                  uint64_t deadline_ns);
+/* Ends it, and what is under way. */
+void ddp_nccl_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle);
+
+#endif

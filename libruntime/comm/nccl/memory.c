@@ -1,0 +1,162 @@
+#include "comm/nccl/memory.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "comm/agree.h"
+#include "comm/nccl/handle.h"
+
+typedef struct ddp_nccl_buffer {
+	struct ddp_nccl_buffer *next;
+	void *memory;
+	void *registration; /* NULL: NCCL copies */
+	bool is_nccls;      /* of ncclMemAlloc() */
+} ddp_nccl_buffer;
+
+typedef struct allocation {
+	const ddp_nccl *nccl;
+	void *memory;
+	size_t bytes;
+	int result;
+} allocation;
+
+static void call_alloc(void *argument)
+{
+	allocation *a = argument;
+
+	a->result = a->nccl->mem_alloc(&a->memory, a->bytes);
+}
+
+static void call_free(void *argument)
+{
+	allocation *a = argument;
+
+	a->result = a->nccl->mem_free(a->memory);
+}
+
+/* NCCL's own is the best for it; else any. */
+static ddp_status get_memory(ddp_nccl_lane *lane, size_t bytes, ddp_nccl_buffer *b)
+{
+	allocation a = { .nccl = lane->nccl, .bytes = bytes };
+
+	if (lane->nccl->mem_alloc != NULL && lane->nccl->mem_free != NULL) {
+		ddp_device_within(lane->device, call_alloc, &a);
+		b->memory = a.memory;
+		b->is_nccls = ddp_nccl_status(lane->nccl, NULL, a.result, "ncclMemAlloc()") == DDP_OK;
+		if (b->is_nccls)
+			return DDP_OK;
+		ddp_log(DDP_LOG_DEBUG, "%s: memory is the device's instead", ddp_last_error());
+	}
+	return ddp_device_alloc(lane->device, bytes, &b->memory);
+}
+
+static ddp_status give_back(ddp_nccl_lane *lane, const ddp_nccl_buffer *b)
+{
+	allocation a = { .nccl = lane->nccl, .memory = b->memory };
+
+	if (!b->is_nccls)
+		return ddp_device_free(lane->device, b->memory);
+	ddp_device_within(lane->device, call_free, &a);
+	return ddp_nccl_status(lane->nccl, NULL, a.result, "ncclMemFree()");
+}
+
+static void add_to_nccl(ddp_nccl_lane *lane, ddp_nccl_buffer *b, size_t bytes)
+{
+	if (lane->handle == NULL || lane->nccl->add_buffer == NULL || lane->nccl->remove_buffer == NULL)
+		return;
+	if (ddp_nccl_status(lane->nccl, lane->handle, lane->nccl->add_buffer(lane->handle, b->memory, bytes, &b->registration),
+	                    "ncclCommRegister()") == DDP_OK)
+		return;
+	b->registration = NULL;
+	ddp_log(DDP_LOG_DEBUG, "%s: operations on this memory take a copy", ddp_last_error());
+}
+
+static void remove_from_nccl(const ddp_nccl_lane *lane, ddp_nccl_buffer *b)
+{
+	if (b->registration != NULL && lane->handle != NULL &&
+	    ddp_nccl_status(lane->nccl, lane->handle, lane->nccl->remove_buffer(lane->handle, b->registration),
+	                    "ncclCommDeregister()") != DDP_OK)
+		ddp_log(DDP_LOG_DEBUG, "%s", ddp_last_error());
+	b->registration = NULL;
+}
+
+/* NCCL wants nothing else while it puts an operation on its queue. */
+static void await_nccl(ddp_nccl_lane *lane)
+{
+	bool ready = false;
+
+	while (lane->handle != NULL && !ready && ddp_nccl_ready(lane->nccl, lane->handle, &ready) == DDP_OK && !ready &&
+	       ddp_comm_check(lane->comm) == DDP_OK)
+		usleep(50);
+}
+
+static ddp_status make(ddp_nccl_lane *lane, size_t bytes, ddp_nccl_buffer *b)
+{
+	ddp_status status = get_memory(lane, bytes, b);
+
+	if (status == DDP_OK)
+		status = ddp_device_fill(lane->device, lane->queue, b->memory, 0, bytes);
+	return status == DDP_OK ? ddp_device_queue_sync(lane->device, lane->queue) : status;
+}
+
+ddp_status ddp_nccl_memory_alloc(ddp_nccl_lane *lane, size_t bytes, void **memory)
+{
+	ddp_nccl_buffer *b = calloc(1, sizeof(*b));
+	const size_t least = bytes > 0 ? bytes : 1;
+
+	/* Zeros come behind what the queue has, which may be for all ranks: no lock is held. */
+	ddp_status status = b != NULL ? make(lane, least, b) : ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	status = ddp_comm_agree(lane->comm, status, "get its device's memory");
+	if (status != DDP_OK) {
+		if (b != NULL && b->memory != NULL)
+			(void)give_back(lane, b);
+		free(b);
+		return status;
+	}
+	pthread_mutex_lock(&lane->lock);
+	await_nccl(lane);
+	add_to_nccl(lane, b, least);
+	b->next = lane->buffers;
+	lane->buffers = b;
+	pthread_mutex_unlock(&lane->lock);
+	*memory = b->memory;
+	return DDP_OK;
+}
+
+ddp_status ddp_nccl_memory_free(ddp_nccl_lane *lane, void *memory)
+{
+	ddp_nccl_buffer **at, *b;
+
+	pthread_mutex_lock(&lane->lock);
+	for (at = &lane->buffers; *at != NULL && (*at)->memory != memory;)
+		at = &(*at)->next;
+	b = *at;
+	if (b != NULL) {
+		*at = b->next;
+		await_nccl(lane);
+		remove_from_nccl(lane, b);
+	}
+	pthread_mutex_unlock(&lane->lock);
+	if (b == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "%p is no memory of this communicator's ddp_mem_alloc_on()", memory);
+	const ddp_status status = give_back(lane, b);
+	free(b);
+	return status;
+}
+
+void ddp_nccl_memory_forget(ddp_nccl_lane *lane)
+{
+	for (ddp_nccl_buffer *b = lane->buffers; b != NULL; b = b->next)
+		remove_from_nccl(lane, b);
+}
+
+void ddp_nccl_memory_close(ddp_nccl_lane *lane)
+{
+	while (lane->buffers != NULL) {
+		ddp_nccl_buffer *b = lane->buffers;
+		lane->buffers = b->next;
+		free(b);
+	}
+}

@@ -1,0 +1,16 @@
+/* comm/nccl/memory: memory of the device that NCCL sends from without a copy. */
+#ifndef DDP_COMM_NCCL_MEMORY_H
+#define DDP_COMM_NCCL_MEMORY_H
+
+#include "comm/nccl/lane.h"
+
+/* As a backend's alloc and free. */
+ddp_status ddp_nccl_memory_alloc(ddp_nccl_lane *lane, size_t bytes, void **memory);
+ddp_status ddp_nccl_memory_free(ddp_nccl_lane *lane, void *memory);
+
+/* NCCL forgets what memory is left; before its communicator ends. */
+void ddp_nccl_memory_forget(ddp_nccl_lane *lane);
+/* What the program has not freed stays its own, but is not known here any more. */
+void ddp_nccl_memory_close(ddp_nccl_lane *lane);
+
+#endif

@@ -1,0 +1,381 @@
+#include "comm/nccl/message.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "comm/host.h"
+#include "comm/nccl/handle.h"
+#include "comm/nccl/reduction.h"
+#include "comm/request.h"
+
+/* What a sender tells of a message. */
+typedef struct announcement {
+	uint64_t number;     /* of the sender's messages */
+	uint64_t count;
+	uint64_t type;
+	ddp_nccl_id id;      /* of the link from the sender to the receiver */
+} announcement;
+
+/* What the receiver answers: the message's turn on their link, from 1. */
+typedef uint64_t answer;
+
+/* One direction between this rank and a peer. */
+typedef struct ddp_nccl_link {
+	struct ddp_nccl_link *next;
+	int peer;
+	bool sends;
+	ddp_nccl_id id;
+	ddp_nccl_handle *handle; /* NULL: it is not begun, or ends at this rank itself */
+	ddp_device_queue *queue;
+	uint64_t given, taken;   /* turns: of the receiver; that are on the queue, or nearly */
+	struct ddp_nccl_message *current; /* NCCL puts it on the queue */
+	bool ends;
+} ddp_nccl_link;
+
+typedef struct ddp_nccl_message {
+	ddp_nccl_operation *operation;
+	struct ddp_nccl_message *next;
+	ddp_nccl_link *link;
+	announcement told;
+	answer turn;             /* 0: none yet */
+	ddp_request *telling;    /* the announcement is sent, or awaited */
+	ddp_request *answering;  /* the answer is awaited, or sent */
+} ddp_nccl_message;
+
+static bool sends(const ddp_nccl_message *m)
+{
+	return m->operation->c.kind == DDP_SEND;
+}
+
+/* ---- links ------------------------------------------------------------------------------------- */
+
+static ddp_status find_link(ddp_nccl_lane *lane, int peer, bool sending, ddp_nccl_link **found)
+{
+	ddp_nccl_link *link = lane->links;
+	ddp_status status = DDP_OK;
+
+	while (link != NULL && (link->peer != peer || link->sends != sending))
+		link = link->next;
+	*found = link;
+	if (link != NULL)
+		return DDP_OK;
+	link = calloc(1, sizeof(*link));
+	if (link == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	link->peer = peer;
+	link->sends = sending;
+	if (sending && peer != lane->comm->rank)
+		status = ddp_nccl_status(lane->nccl, NULL, lane->nccl->get_id(&link->id), "ncclGetUniqueId()");
+	if (status == DDP_OK)
+		status = ddp_device_queue_create(lane->device, DDP_DEVICE_HIGH, &link->queue);
+	if (status != DDP_OK) {
+		free(link);
+		return status;
+	}
+	link->next = lane->links;
+	lane->links = link;
+	*found = link;
+	return DDP_OK;
+}
+
+/* Both ends begin when they know that the other one does. */
+static ddp_status begin_link(ddp_nccl_lane *lane, ddp_nccl_link *link)
+{
+	if (link->handle != NULL || link->peer == lane->comm->rank)
+		return DDP_OK;
+	return ddp_nccl_begin(lane->nccl, lane->device, 2, link->sends ? 0 : 1, &link->id, 1,
+	                      lane->comm->roster->max_ctas, &link->handle);
+}
+
+/* ---- matching, by the host ----------------------------------------------------------------------- */
+
+/* Answers are told apart by the message's number: more than that many are never open. */
+static int answer_tag(uint64_t number)
+{
+	return (int)(number % 65536);
+}
+
+static ddp_status issue_bytes(ddp_comm *twin, ddp_kind kind, void *bytes, size_t count, int peer, int tag,
+                              ddp_request **request)
+{
+	return ddp_comm_issue(twin, &(ddp_collective){ .kind = kind, .send = bytes, .recv = bytes, .count = count,
+	                                               .type = DDP_U8, .root = peer, .tag = tag }, request);
+}
+
+ddp_status ddp_nccl_message_begin(ddp_nccl_operation *o)
+{
+	ddp_nccl_lane *lane = o->lane;
+	const ddp_collective *c = &o->c;
+	ddp_nccl_message *m = calloc(1, sizeof(*m)), **end = &lane->messages;
+	ddp_status status;
+
+	if (m == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	m->operation = o;
+	status = find_link(lane, c->root, c->kind == DDP_SEND, &m->link);
+	if (status == DDP_OK && sends(m)) {
+		m->told = (announcement){ .number = lane->sent, .count = c->count, .type = (uint64_t)c->type, .id = m->link->id };
+		status = issue_bytes(lane->reply, DDP_RECV, &m->turn, sizeof(m->turn), c->root, answer_tag(lane->sent),
+		                     &m->answering);
+	}
+	if (status != DDP_OK) {
+		free(m);
+		return status;
+	}
+	o->message = m;
+	while (*end != NULL)
+		end = &(*end)->next;
+	*end = m;
+	lane->sent += sends(m);
+	/* Memory that a request under way may write cannot be freed: so it fails later. */
+	status = issue_bytes(lane->talk, sends(m) ? DDP_SEND : DDP_RECV, &m->told, sizeof(m->told), c->root, c->tag,
+	                     &m->telling);
+	if (status != DDP_OK)
+		(void)ddp_comm_break(lane->comm, status, lane->comm->rank, "%s", ddp_last_error());
+	return DDP_OK;
+}
+
+/* Is it over, and well? *request is NULL then. */
+static ddp_status check_request(ddp_request **request)
+{
+	bool done = false;
+	const ddp_status status = *request != NULL ? ddp_test(*request, &done) : DDP_OK;
+
+	if (done)
+		*request = NULL;
+	return status;
+}
+
+static ddp_status check_announcement(ddp_nccl_message *m)
+{
+	const ddp_collective *c = &m->operation->c;
+	ddp_comm *comm = m->operation->lane->comm;
+
+	if (m->told.count == c->count && m->told.type == (uint64_t)c->type)
+		return DDP_OK;
+	return ddp_comm_break(comm, DDP_ERR_MISMATCH, c->root, "%s sent %llu elements of %s by tag %d, but %s receives %zu of %s",
+	                      ddp_rank_text(comm, c->root), (unsigned long long)m->told.count,
+	                      ddp_type_name((ddp_type)m->told.type), c->tag, ddp_rank_text(comm, comm->rank), c->count,
+	                      ddp_type_name(c->type));
+}
+
+/* The receiver has been told of a message: it gets the next turn. */
+static ddp_status give_turn(ddp_nccl_message *m)
+{
+	ddp_nccl_lane *lane = m->operation->lane;
+	ddp_status status = check_announcement(m);
+
+	if (status != DDP_OK)
+		return status;
+	if (m->link->given == 0)
+		m->link->id = m->told.id;
+	m->turn = ++m->link->given;
+	return issue_bytes(lane->reply, DDP_SEND, &m->turn, sizeof(m->turn), m->operation->c.root,
+	                   answer_tag(m->told.number), &m->answering);
+}
+
+static ddp_status match(ddp_nccl_message *m)
+{
+	const bool told_before = m->telling == NULL;
+	ddp_status status = check_request(&m->telling);
+
+	if (status == DDP_OK && !sends(m) && !told_before && m->telling == NULL)
+		status = give_turn(m);
+	return status == DDP_OK ? check_request(&m->answering) : status;
+}
+
+/* ---- moving, by NCCL ----------------------------------------------------------------------------- */
+
+/* The turn is the host's to write, until its requests are over. */
+static bool is_matched(const ddp_nccl_message *m)
+{
+	return m->telling == NULL && m->answering == NULL && m->turn != 0;
+}
+
+/* A message to this rank itself: the copy is the receiver's, and the sender's end behind it. */
+static ddp_status copy_to_itself(ddp_nccl_message *to)
+{
+	ddp_nccl_lane *lane = to->operation->lane;
+	ddp_nccl_operation *r = to->operation, *s;
+	ddp_nccl_message *from = lane->messages;
+	ddp_device_queue *queue = to->link->queue;
+
+	while (from != NULL && !(sends(from) && from->operation->c.root == lane->comm->rank && from->told.number == to->told.number))
+		from = from->next;
+	if (from == NULL || !is_matched(from))
+		return DDP_OK;
+	s = from->operation;
+	ddp_status status = ddp_device_queue_wait(lane->device, queue, s->begun);
+	if (status == DDP_OK)
+		status = ddp_device_queue_wait(lane->device, queue, r->begun);
+	if (status == DDP_OK && r->c.recv != s->c.send)
+		status = ddp_device_copy(lane->device, queue, r->c.recv, s->c.send, r->c.count * ddp_type_bytes(r->c.type));
+	if (status == DDP_OK)
+		status = ddp_device_event_record(lane->device, s->end, queue);
+	if (status == DDP_OK)
+		status = ddp_device_event_record(lane->device, r->end, queue);
+	if (status == DDP_OK)
+		s->stage = r->stage = DDP_NCCL_ENQUEUED;
+	return status;
+}
+
+static ddp_status enqueue(ddp_nccl_message *m)
+{
+	ddp_nccl_link *link = m->link;
+	ddp_nccl_lane *lane = m->operation->lane;
+	const ddp_collective *c = &m->operation->c;
+	const int type = ddp_nccl_type_of(c->type), peer = link->sends ? 1 : 0;
+	int result = DDP_NCCL_SUCCESS;
+
+	ddp_status status = ddp_device_queue_wait(lane->device, link->queue, m->operation->begun);
+	if (status != DDP_OK)
+		return status;
+	if (c->count > 0 && link->sends)
+		result = lane->nccl->send(c->send, c->count, type, peer, link->handle, link->queue);
+	else if (c->count > 0)
+		result = lane->nccl->recv(c->recv, c->count, type, peer, link->handle, link->queue);
+	link->taken++;
+	link->current = m;
+	m->operation->stage = DDP_NCCL_BEGUN;
+	return ddp_nccl_status(lane->nccl, link->handle, result, link->sends ? "ncclSend()" : "ncclRecv()");
+}
+
+static ddp_status finish(ddp_nccl_link *link)
+{
+	ddp_nccl_operation *o = link->current->operation;
+
+	link->current = NULL;
+	o->stage = DDP_NCCL_ENQUEUED;
+	return ddp_device_event_record(o->lane->device, o->end, link->queue);
+}
+
+/* Puts a message that is matched on its link's queue, if it is its turn. */
+static ddp_status move(ddp_nccl_message *m)
+{
+	ddp_nccl_link *link = m->link;
+	ddp_nccl_lane *lane = m->operation->lane;
+	bool ready = false;
+
+	if (link->peer == lane->comm->rank)
+		return sends(m) ? DDP_OK : copy_to_itself(m);
+	ddp_status status = begin_link(lane, link);
+	if (status == DDP_OK)
+		status = ddp_nccl_ready(lane->nccl, link->handle, &ready);
+	if (status == DDP_OK && ready && link->current != NULL)
+		status = finish(link);
+	if (status == DDP_OK && ready && m->operation->stage == DDP_NCCL_WAITS && m->turn == link->taken + 1)
+		status = enqueue(m);
+	if (status == DDP_OK)
+		status = ddp_nccl_ready(lane->nccl, link->handle, &ready);
+	if (status == DDP_OK && ready && link->current == m)
+		status = finish(link);
+	return status;
+}
+
+/* The host's part ends with an error: nothing of it will be enqueued. */
+static void fail(ddp_nccl_message *m, ddp_status status)
+{
+	m->operation->status = status;
+	m->operation->text = strdup(ddp_last_error());
+	m->operation->stage = DDP_NCCL_FAILED;
+}
+
+ddp_status ddp_nccl_messages_advance(ddp_nccl_lane *lane)
+{
+	ddp_status status = DDP_OK;
+
+	for (ddp_nccl_message *m = lane->messages; m != NULL && status == DDP_OK; m = m->next) {
+		if (m->operation->stage == DDP_NCCL_WAITS) {
+			const ddp_status matched = match(m);
+			if (matched != DDP_OK)
+				fail(m, matched);
+		}
+		if (m->operation->stage < DDP_NCCL_ENQUEUED && is_matched(m))
+			status = move(m);
+	}
+	/* Off the list goes what needs no further step. */
+	for (ddp_nccl_message **m = &lane->messages; *m != NULL;) {
+		if ((*m)->operation->stage >= DDP_NCCL_ENQUEUED)
+			*m = (*m)->next;
+		else
+			m = &(*m)->next;
+	}
+	return status;
+}
+
+/* ---- begin and end --------------------------------------------------------------------------------- */
+
+void ddp_nccl_message_free(ddp_nccl_operation *o)
+{
+	ddp_nccl_message *m = o->message, **at = &o->lane->messages;
+
+	if (m == NULL)
+		return;
+	while (*at != NULL && *at != m)
+		at = &(*at)->next;
+	if (*at == m)
+		*at = m->next;
+	/* They end with the communicator, or with ddp_comm_stop() of theirs. */
+	if (m->telling != NULL)
+		(void)ddp_wait(m->telling);
+	if (m->answering != NULL)
+		(void)ddp_wait(m->answering);
+	free(m);
+	o->message = NULL;
+}
+
+void ddp_nccl_messages_stop(ddp_nccl_lane *lane)
+{
+	ddp_comm_stop(lane->talk);
+	ddp_comm_stop(lane->reply);
+}
+
+void ddp_nccl_messages_abort(ddp_nccl_lane *lane)
+{
+	for (ddp_nccl_link *link = lane->links; link != NULL; link = link->next) {
+		if (link->handle != NULL)
+			ddp_nccl_abort(lane->nccl, lane->device, link->handle);
+		link->handle = NULL;
+	}
+}
+
+bool ddp_nccl_messages_rest(ddp_nccl_lane *lane)
+{
+	bool rest = true;
+
+	for (const ddp_nccl_link *link = lane->links; link != NULL && rest; link = link->next) {
+		if (ddp_device_queue_query(lane->device, link->queue, &rest) != DDP_OK)
+			return true; /* the device is broken, and does nothing more */
+	}
+	return rest;
+}
+
+ddp_status ddp_nccl_messages_open(ddp_nccl_lane *lane)
+{
+	const ddp_status status = ddp_twin_open(lane->comm, &lane->talk);
+
+	return status == DDP_OK ? ddp_twin_open(lane->comm, &lane->reply) : status;
+}
+
+void ddp_nccl_messages_close(ddp_nccl_lane *lane)
+{
+	const uint64_t deadline_ns = ddp_now_ns() + (uint64_t)lane->comm->timeout_ms * 1000000;
+
+	for (ddp_nccl_link *link = lane->links; link != NULL; link = link->next)
+		link->ends = link->handle != NULL && ddp_nccl_begin_end(lane->nccl, lane->device, link->handle, deadline_ns);
+	while (lane->links != NULL) {
+		ddp_nccl_link *link = lane->links;
+		lane->links = link->next;
+		if (link->handle != NULL)
+			ddp_nccl_end(lane->nccl, lane->device, link->handle, link->ends, deadline_ns);
+		(void)ddp_device_queue_free(lane->device, link->queue);
+		free(link);
+	}
+	if (lane->reply != NULL)
+		ddp_host_close(lane->reply);
+	if (lane->talk != NULL)
+		ddp_host_close(lane->talk);
+}

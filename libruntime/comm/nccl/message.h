@@ -1,0 +1,33 @@
+/*
+ * comm/nccl/message: sends and receives. NCCL matches them by their order alone, and a
+ * kernel that waits for its counterpart keeps the queue, and maybe the GPU, for itself.
+ * So ranks match them by the host first, by peer and tag as ddp.h has it: the sender tells
+ * of its message, the receiver answers with the message's turn, and NCCL is given what is
+ * certain to come. Between two ranks, each direction has a communicator and a queue of its
+ * own, so that no message waits for one of other ranks.
+ */
+#ifndef DDP_COMM_NCCL_MESSAGE_H
+#define DDP_COMM_NCCL_MESSAGE_H
+
+#include "comm/nccl/lane.h"
+
+/* Opens what messages need, but for links, which are made when they are used. Collective. */
+ddp_status ddp_nccl_messages_open(ddp_nccl_lane *lane);
+
+/* Tells the peer of a message that is sent, or expects one. */
+ddp_status ddp_nccl_message_begin(ddp_nccl_operation *operation);
+/* Takes all messages as far as they go. */
+ddp_status ddp_nccl_messages_advance(ddp_nccl_lane *lane);
+/* Frees what the operation has for it: it is ENQUEUED or FAILED, or all are aborted. */
+void ddp_nccl_message_free(ddp_nccl_operation *operation);
+
+/* Messages that have no counterpart yet fail. */
+void ddp_nccl_messages_stop(ddp_nccl_lane *lane);
+/* So do all. */
+void ddp_nccl_messages_abort(ddp_nccl_lane *lane);
+/* Is all done that links' queues were given? */
+bool ddp_nccl_messages_rest(ddp_nccl_lane *lane);
+/* No message is under way. Collective unless the communicator has failed. */
+void ddp_nccl_messages_close(ddp_nccl_lane *lane);
+
+#endif

@@ -1,0 +1,37 @@
+#include "comm/nccl/scratch.h"
+
+#include <stdlib.h>
+
+#include "base/error.h"
+
+ddp_status ddp_nccl_scratch_get(ddp_nccl_lane *lane, size_t bytes, void **memory)
+{
+	const size_t before = lane->scratch != NULL ? lane->scratch->bytes : 0;
+
+	if (bytes > before) {
+		ddp_nccl_scratch *made = calloc(1, sizeof(*made));
+		if (made == NULL)
+			return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		/* At least doubled, so that all that were too small take no more than this one. */
+		made->bytes = bytes > 2 * before ? bytes : 2 * before;
+		const ddp_status status = ddp_device_alloc(lane->device, made->bytes, &made->memory);
+		if (status != DDP_OK) {
+			free(made);
+			return status;
+		}
+		made->older = lane->scratch;
+		lane->scratch = made;
+	}
+	*memory = lane->scratch->memory;
+	return DDP_OK;
+}
+
+void ddp_nccl_scratch_free(ddp_nccl_lane *lane)
+{
+	while (lane->scratch != NULL) {
+		ddp_nccl_scratch *last = lane->scratch;
+		lane->scratch = last->older;
+		(void)ddp_device_free(lane->device, last->memory);
+		free(last);
+	}
+}

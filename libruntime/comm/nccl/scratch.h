@@ -1,0 +1,12 @@
+/* comm/nccl/scratch: memory of the device for what cannot be done in place. */
+#ifndef DDP_COMM_NCCL_SCRATCH_H
+#define DDP_COMM_NCCL_SCRATCH_H
+
+#include "comm/nccl/lane.h"
+
+/* At least so many bytes, for work on the lane's queue: the next operation gets the same. */
+ddp_status ddp_nccl_scratch_get(ddp_nccl_lane *lane, size_t bytes, void **memory);
+/* The queue has done its work. */
+void ddp_nccl_scratch_free(ddp_nccl_lane *lane);
+
+#endif

@@ -1,0 +1,612 @@
+/* The backend for GPUs, over a stand-in for NCCL and the asynchronous test device. */
+#include <assert.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/error.h"
+#include "comm/nccl/abi.h"
+#include "tests/support/comm_cases.h"
+#include "tests/support/nccl_standin.h"
+
+/* ---- NCCL's own header, where it is ---------------------------------------------------------- */
+
+#if __has_include(<nccl.h>) && __has_include(<cuda_runtime.h>)
+#include <nccl.h>
+
+#define SAME(ours, nccls) static_assert((int)(ours) == (int)(nccls), #ours)
+#define SAME_PLACE(ours, nccls) SAME(offsetof(ddp_nccl_config, ours), offsetof(ncclConfig_t, nccls))
+SAME(sizeof(ddp_nccl_id), sizeof(ncclUniqueId));
+SAME_PLACE(magic, magic);
+SAME_PLACE(version, version);
+SAME_PLACE(blocking, blocking);
+SAME_PLACE(max_ctas, maxCTAs);
+SAME_PLACE(split_share, splitShare);
+SAME(DDP_NCCL_UNSET, NCCL_CONFIG_UNDEF_INT);
+SAME(DDP_NCCL_SYSTEM_ERROR, ncclSystemError);
+SAME(DDP_NCCL_INVALID_USAGE, ncclInvalidUsage);
+SAME(DDP_NCCL_REMOTE_ERROR, ncclRemoteError);
+SAME(DDP_NCCL_IN_PROGRESS, ncclInProgress);
+SAME(DDP_NCCL_PROD, ncclProd);
+SAME(DDP_NCCL_MAX, ncclMax);
+SAME(DDP_NCCL_MIN, ncclMin);
+SAME(DDP_NCCL_AVG, ncclAvg);
+SAME(DDP_NCCL_OPS, ncclNumOps);
+SAME(DDP_NCCL_UINT8, ncclUint8);
+SAME(DDP_NCCL_INT32, ncclInt32);
+SAME(DDP_NCCL_INT64, ncclInt64);
+SAME(DDP_NCCL_FLOAT16, ncclFloat16);
+SAME(DDP_NCCL_FLOAT32, ncclFloat32);
+SAME(DDP_NCCL_FLOAT64, ncclFloat64);
+SAME(DDP_NCCL_BFLOAT16, ncclBfloat16);
+SAME(DDP_NCCL_SCALAR_ON_HOST, ncclScalarHostImmediate);
+#endif
+
+/* ---- against the reference ---------------------------------------------------------------- */
+
+enum { BATCHES = 6, REAL = -1 };
+
+/* NCCL itself, by `make check-gpu`. Ranks that share a GPU are of different hosts for it. */
+static int run_on_gpu(ddp_comm *comm, void *argument)
+{
+	char host[32];
+
+	snprintf(host, sizeof(host), "rank%d", ddp_comm_rank(comm));
+	setenv("NCCL_HOSTID", host, 1);
+	ddp_comm_limit_ctas(comm, 2);
+	return test_run_cases(comm, argument);
+}
+
+static void run_cases(int ranks, const int *node_of, int polls)
+{
+	test_cases cases = { .seed = 9000u + (unsigned int)ranks, .batches = BATCHES, .most = 60000,
+	                     .device = polls == REAL ? "cuda" : "test", .nccl = true, .nccl_polls = polls };
+	const char *seed = getenv("DDP_TEST_SEED"), *batches = getenv("DDP_TEST_BATCHES");
+	const test_world world = { .ranks = ranks, .node_of = node_of, .argument = &cases,
+	                           .body = polls == REAL ? run_on_gpu : test_run_cases };
+
+	cases.seed += seed != NULL ? 1000u * (unsigned int)atoi(seed) : 0;
+	cases.batches = batches != NULL ? atoi(batches) : BATCHES;
+	if (test_world_run(&world) != 0)
+		fail_msg("seed %u, %d ranks", cases.seed, ranks);
+}
+
+static void operations_agree_with_the_reference(void **state)
+{
+	static const int nodes[] = { 0, 1, 0 };
+
+	(void)state;
+	for (int ranks = 1; ranks <= 4; ranks++)
+		run_cases(ranks, NULL, 0);
+	run_cases(3, nodes, 3);
+}
+
+static void operations_on_a_gpu_agree_with_the_reference(void **state)
+{
+	(void)state;
+	if (getenv("DDP_CUDA_MODULE") == NULL)
+		skip();
+	for (int ranks = 1; ranks <= 2; ranks++)
+		run_cases(ranks, NULL, REAL);
+}
+
+/* ---- a rank with a device ------------------------------------------------------------------ */
+
+typedef struct on_device {
+	ddp_comm *comm;
+	ddp_device *device;
+	ddp_device_queue *stream;
+	nccl_standin_switches *nccl;
+	float *memory;
+	int rank, size;
+} on_device;
+
+enum { COUNT = 4 };
+
+static void set_up(on_device *d, ddp_comm *comm)
+{
+	void *memory;
+
+	*d = (on_device){ .comm = comm, .rank = ddp_comm_rank(comm), .size = ddp_comm_size(comm) };
+	CHECK_OK(ddp_device_open("test", NULL, &d->device));
+	ddp_comm_use_device(comm, d->device);
+	d->nccl = test_nccl_standin(d->device);
+	CHECK_OK(ddp_device_queue_create(d->device, DDP_DEVICE_NORMAL, &d->stream));
+	CHECK_OK(ddp_device_alloc(d->device, COUNT * sizeof(float), &memory));
+	CHECK_OK(ddp_device_fill(d->device, d->stream, memory, 0, COUNT * sizeof(float)));
+	d->memory = memory;
+}
+
+static ddp_collective operation(const on_device *d, ddp_kind kind)
+{
+	return (ddp_collective){ .kind = kind, .recv = d->memory, .count = kind == DDP_BARRIER ? 0 : 1,
+	                         .memory = DDP_MEMORY_DEVICE, .stream = d->stream };
+}
+
+static ddp_status sum(const on_device *d)
+{
+	const ddp_collective c = operation(d, DDP_ALL_REDUCE);
+
+	return ddp_run(d->comm, &c);
+}
+
+/* One that works: when it returns, it has ended on all ranks. */
+static void sum_once(const on_device *d)
+{
+	CHECK_OK(sum(d));
+	CHECK_OK(ddp_barrier(d->comm));
+}
+
+static bool says(const char *words)
+{
+	const bool found = strstr(ddp_last_error(), words) != NULL;
+
+	if (!found)
+		fprintf(stderr, "# \"%s\" is not in: %s\n", words, ddp_last_error());
+	return found;
+}
+
+static void run(int ranks, int (*body)(ddp_comm *, void *), void *argument)
+{
+	const test_world world = { .ranks = ranks, .timeout_ms = 20000, .body = body, .argument = argument };
+
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+/* ---- which library -------------------------------------------------------------------------- */
+
+static _Thread_local char logged[4096];
+
+static void keep(void *user, ddp_log_level level, const char *message)
+{
+	(void)user;
+	(void)level;
+	if (strstr(message, "operations on the memory of") != NULL)
+		snprintf(logged, sizeof(logged), "%s", message);
+}
+
+/* The operation runs all the same, by way of the host's memory. */
+static int go_without(ddp_comm *comm, void *argument)
+{
+	const char *const *words = argument;
+	on_device d;
+
+	set_up(&d, comm);
+	ddp_set_log(keep, NULL, DDP_LOG_INFO);
+	if (words[0] != NULL)
+		setenv("DDP_NCCL", words[0], 1);
+	else if (d.rank == 1)
+		d.nccl->version = 21703;
+	CHECK_OK(sum(&d));
+	CHECK(strstr(logged, "by way of the host's memory") != NULL);
+	const char *expected = words[0] == NULL && d.rank == 0 ? "rank 1 on" : words[1];
+	if (strstr(logged, expected) == NULL)
+		fprintf(stderr, "# \"%s\" is not in: %s\n", expected, logged);
+	CHECK(strstr(logged, expected) != NULL);
+	CHECK(d.nccl->inits == 0);
+	return 0;
+}
+
+static void without_a_library_that_will_do_memory_is_staged(void **state)
+{
+	static const char *cases[][2] = {
+		{ "", "NCCL is for GPUs" },
+		{ "/nowhere/libnccl.so.2", "NCCL does not load: /nowhere/libnccl.so.2" },
+		{ "tests/support/.libs/module_of_another_version.so", "lacks ncclGetVersion" },
+		{ NULL, "is NCCL 2.17.3, and libddp needs 2.18.1 or later" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+		run(2, go_without, cases[i]);
+}
+
+static int compare_versions(ddp_comm *comm, void *argument)
+{
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	ddp_set_log(keep, NULL, DDP_LOG_INFO);
+	d.nccl->version = d.rank == 0 ? 22809 : 22703;
+	CHECK_OK(sum(&d));
+	CHECK(strstr(logged, "from 2.27.3 to 2.28.9") != NULL);
+	return 0;
+}
+
+static void ranks_with_different_libraries_do_not_use_them(void **state)
+{
+	(void)state;
+	run(2, compare_versions, NULL);
+}
+
+/* ---- making communicators -------------------------------------------------------------------- */
+
+static int be_late(ddp_comm *comm, void *argument)
+{
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	d.nccl->polls = d.rank == 1 ? 1000000 : 0;
+	CHECK(sum(&d) == DDP_ERR_TIMEOUT);
+	CHECK(says("NCCL made no communicator of 3 ranks within 700 ms: rank 1 on"));
+	CHECK(d.nccl->aborts == 1);
+	/* The communicator goes on, and the lane may be opened again. */
+	d.nccl->polls = 2;
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+static void a_deadline_names_who_is_missing(void **state)
+{
+	const test_world world = { .ranks = 3, .timeout_ms = 700, .body = be_late };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+static int limit_ctas(ddp_comm *comm, void *argument)
+{
+	ddp_comm *part;
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	CHECK_OK(sum(&d));
+	CHECK(d.nccl->max_ctas == DDP_NCCL_UNSET && d.nccl->inits == 1);
+	ddp_comm_limit_ctas(comm, 4);
+	CHECK_OK(ddp_comm_split(comm, d.rank % 2, 0, &part));
+	const ddp_collective c = operation(&d, DDP_ALL_REDUCE);
+	CHECK_OK(ddp_run(part, &c));
+	CHECK(d.nccl->max_ctas == 4 && d.nccl->inits == 2);
+	CHECK_OK(ddp_comm_free(part));
+	CHECK(d.nccl->ends == 1 && d.nccl->aborts == 0);
+	return 0;
+}
+
+static void groups_have_communicators_of_their_own(void **state)
+{
+	(void)state;
+	run(3, limit_ctas, NULL);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------ */
+
+static int use_memory(ddp_comm *comm, void *argument)
+{
+	static const char *const failing[] = { NULL, "ncclCommRegister", "ncclMemAlloc" };
+	float host[COUNT];
+	void *memory;
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	for (int i = 0; i < 3; i++) {
+		d.nccl->failing = d.rank == 0 ? failing[i] : NULL;
+		d.nccl->result = DDP_NCCL_SYSTEM_ERROR;
+		CHECK_OK(ddp_mem_alloc_on(comm, DDP_MEMORY_DEVICE, sizeof(host), &memory));
+		CHECK(d.nccl->registered == (d.rank == 0 && i == 1 ? 0 : 1));
+		CHECK(d.nccl->allocated == (d.rank == 0 && i == 2 ? 0 : 1));
+		ddp_collective c = operation(&d, DDP_ALL_REDUCE);
+		c.recv = memory;
+		CHECK_OK(ddp_run(comm, &c));
+		CHECK_OK(ddp_device_copy(d.device, d.stream, host, memory, sizeof(host)));
+		CHECK_OK(ddp_device_queue_sync(d.device, d.stream));
+		for (int k = 0; k < COUNT; k++)
+			CHECK(host[k] == 0);
+		CHECK_OK(ddp_mem_free(comm, memory));
+		CHECK(d.nccl->registered == 0 && d.nccl->allocated == 0);
+	}
+	return 0;
+}
+
+static void memory_is_registered_or_does_without(void **state)
+{
+	(void)state;
+	run(2, use_memory, NULL);
+}
+
+/* ---- what NCCL cannot do -------------------------------------------------------------------------- */
+
+static ddp_status reduce(const on_device *d, ddp_type type, ddp_op op, double scale)
+{
+	ddp_collective c = operation(d, DDP_ALL_REDUCE);
+
+	c.type = type;
+	c.op = op;
+	c.scaled = scale != 1;
+	c.scale = c.scaled ? scale : 0;
+	return ddp_run(d->comm, &c);
+}
+
+static int ask_too_much(ddp_comm *comm, void *argument)
+{
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	CHECK(reduce(&d, DDP_U8, DDP_AVG, 1) == DDP_ERR_UNSUPPORTED);
+	CHECK(reduce(&d, DDP_I32, DDP_AVG, 2) == DDP_ERR_UNSUPPORTED);
+	CHECK(reduce(&d, DDP_I32, DDP_SUM, 0.5) == DDP_ERR_UNSUPPORTED);
+	CHECK(reduce(&d, DDP_F32, DDP_MAX, 0.5) == DDP_ERR_UNSUPPORTED);
+	CHECK(reduce(&d, DDP_BF16, DDP_SUM, 1.0 / 3) == DDP_ERR_UNSUPPORTED);
+	CHECK(says("NCCL scales bf16 by numbers of that type only, and 0.333333 is none"));
+	CHECK(reduce(&d, DDP_F16, DDP_SUM, 1e-9) == DDP_ERR_UNSUPPORTED);
+	CHECK_OK(reduce(&d, DDP_BF16, DDP_SUM, -0.375));
+	CHECK_OK(reduce(&d, DDP_F32, DDP_SUM, 1.0 / 3));
+	return 0;
+}
+
+static void what_nccl_would_round_is_refused(void **state)
+{
+	(void)state;
+	run(1, ask_too_much, NULL);
+}
+
+/* ---- errors ------------------------------------------------------------------------------------------ */
+
+typedef struct failure {
+	const char *call;
+	ddp_kind kind;
+	bool by_counts, scaled, at_opening;
+} failure;
+
+/* Rank 1's call fails: all ranks get the error, with the call. */
+static int fail_a_call(ddp_comm *comm, void *argument)
+{
+	static const size_t counts[] = { 1, 1 };
+	const failure *f = argument;
+	on_device d;
+
+	set_up(&d, comm);
+	if (!f->at_opening)
+		sum_once(&d);
+	d.nccl->result = DDP_NCCL_INVALID_USAGE;
+	d.nccl->failing = d.rank == 1 ? f->call : NULL;
+	ddp_collective c = operation(&d, f->kind);
+	c.count = f->by_counts ? 0 : 1;
+	c.counts = f->by_counts ? counts : NULL;
+	c.scaled = f->scaled;
+	c.scale = f->scaled ? 2 : 0;
+	if (f->kind == DDP_SEND || f->kind == DDP_RECV) {
+		c.kind = d.rank == 1 ? f->kind : f->kind == DDP_SEND ? DDP_RECV : DDP_SEND;
+		c.send = d.memory;
+		c.root = 1 - d.rank;
+	}
+	if (f->kind == DDP_ALL_TO_ALL) {
+		c.send = d.memory + 2;
+		c.counts = NULL;
+		c.count = 1;
+	}
+	const ddp_status status = ddp_run(comm, &c);
+	/* Rank 0 may have done its part: what comes next fails, then. */
+	CHECK(status == DDP_ERR_INVALID || (d.rank == 0 && !f->at_opening && status == DDP_OK));
+	if (!f->at_opening)
+		CHECK(ddp_barrier(comm) == DDP_ERR_INVALID);
+	if (d.rank == 1 || !f->at_opening)
+		CHECK(says(f->call));
+	CHECK(says(d.rank == 1 && f->at_opening ? "NCCL_DEBUG" : "rank 1 on"));
+	if (d.rank == 1)
+		CHECK(says("what the stand-in says"));
+	if (f->at_opening)
+		CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+static void each_call_that_fails_is_named(void **state)
+{
+	static const failure cases[] = {
+		{ "ncclCommInitRankConfig", DDP_ALL_REDUCE, false, false, true },
+		{ "ncclAllReduce", DDP_ALL_REDUCE, false, false, false },
+		{ "ncclRedOpCreatePreMulSum", DDP_ALL_REDUCE, false, true, false },
+		{ "ncclReduce", DDP_REDUCE_SCATTER, true, false, false },
+		{ "ncclReduceScatter", DDP_REDUCE_SCATTER, false, false, false },
+		{ "ncclBroadcast", DDP_BROADCAST, false, false, false },
+		{ "ncclAllGather", DDP_ALL_GATHER, false, false, false },
+		{ "ncclGroupStart", DDP_ALL_GATHER, true, false, false },
+		{ "ncclGroupEnd", DDP_ALL_TO_ALL, false, false, false },
+		{ "ncclCommGetAsyncError", DDP_ALL_REDUCE, false, false, false },
+		{ "ncclSend", DDP_SEND, false, false, false },
+		{ "ncclRecv", DDP_RECV, false, false, false },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+		run(2, fail_a_call, (void *)(uintptr_t)&cases[i]);
+}
+
+/* NCCL sees only that somebody is gone; who it is, the communicator knows. */
+static int lose_a_rank(ddp_comm *comm, void *argument)
+{
+	ddp_comm *survivors;
+	ddp_request *request;
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	sum_once(&d);
+	if (d.rank == 1)
+		kill(getpid(), SIGKILL);
+	const ddp_collective c = operation(&d, DDP_ALL_REDUCE);
+	CHECK_OK(ddp_issue(comm, &c, &request));
+	atomic_store(&d.nccl->async, DDP_NCCL_REMOTE_ERROR);
+	CHECK(ddp_wait(request) == DDP_ERR_PEER);
+	CHECK(says("rank 1 on"));
+	atomic_store(&d.nccl->async, DDP_NCCL_SUCCESS);
+	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	CHECK_OK(ddp_run(survivors, &c));
+	CHECK_OK(ddp_comm_free(survivors));
+	return 0;
+}
+
+static void a_rank_that_died_is_named_and_left_out(void **state)
+{
+	const test_world world = { .ranks = 3, .timeout_ms = 20000, .body = lose_a_rank, .expect_deaths = true };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+static int lose_the_network(ddp_comm *comm, void *argument)
+{
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	sum_once(&d);
+	atomic_store(&d.nccl->stuck, true);
+	atomic_store(&d.nccl->async, DDP_NCCL_SYSTEM_ERROR);
+	CHECK(sum(&d) == DDP_ERR_IO);
+	CHECK(says("NCCL: its communicator has failed: unhandled system error"));
+	CHECK(d.nccl->aborts == 1);
+	return 0;
+}
+
+static void what_nccl_tells_later_is_told(void **state)
+{
+	(void)state;
+	run(2, lose_the_network, NULL);
+}
+
+static void *abort_soon(void *comm)
+{
+	CHECK_OK(ddp_comm_abort(comm, "enough"));
+	return NULL;
+}
+
+static int abort_what_hangs(ddp_comm *comm, void *argument)
+{
+	ddp_request *request;
+	pthread_t thread;
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	sum_once(&d);
+	atomic_store(&d.nccl->stuck, true);
+	const ddp_collective c = operation(&d, DDP_ALL_REDUCE);
+	CHECK_OK(ddp_issue(comm, &c, &request));
+	CHECK_OK(ddp_wait_on(request, d.stream));
+	CHECK_OK(ddp_barrier(comm));
+	if (d.rank == 0) {
+		CHECK(pthread_create(&thread, NULL, abort_soon, comm) == 0);
+		CHECK(pthread_join(thread, NULL) == 0);
+	}
+	CHECK(ddp_wait(request) == DDP_ERR_ABORTED);
+	CHECK(says("enough"));
+	CHECK_OK(ddp_device_queue_sync(d.device, d.stream));
+	CHECK(d.nccl->aborts == 1);
+	return 0;
+}
+
+static void what_hangs_ends_when_it_is_aborted(void **state)
+{
+	(void)state;
+	run(2, abort_what_hangs, NULL);
+}
+
+static int hang(ddp_comm *comm, void *argument)
+{
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	sum_once(&d);
+	atomic_store(&d.nccl->stuck, true);
+	CHECK(sum(&d) == DDP_ERR_TIMEOUT);
+	CHECK(says("was issued by all ranks, but did not end within"));
+	return 0;
+}
+
+static void what_hangs_is_late(void **state)
+{
+	const test_world world = { .ranks = 2, .timeout_ms = 1000, .body = hang };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+/* ---- messages ------------------------------------------------------------------------------------------- */
+
+/* Tags match in any order, as on the host, and queues wait for messages. */
+static int exchange_by_tags(ddp_comm *comm, void *argument)
+{
+	ddp_request *requests[2];
+	float host[COUNT] = { 1, 2, 3, 4 };
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	d.nccl->polls = 2;
+	if (d.rank == 0)
+		CHECK_OK(ddp_device_copy(d.device, d.stream, d.memory, host, sizeof(host)));
+	for (int i = 0; i < 2; i++) {
+		ddp_collective c = operation(&d, d.rank == 0 ? DDP_SEND : DDP_RECV);
+		c.send = c.recv = d.memory + i;
+		c.root = 1 - d.rank;
+		c.tag = d.rank == 0 ? i : 1 - i;
+		CHECK_OK(ddp_issue(comm, &c, &requests[i]));
+	}
+	CHECK_OK(ddp_wait_on(requests[1], d.stream));
+	CHECK_OK(ddp_wait_on(requests[0], d.stream));
+	CHECK_OK(ddp_device_copy(d.device, d.stream, host, d.memory, sizeof(host)));
+	CHECK_OK(ddp_device_queue_sync(d.device, d.stream));
+	CHECK(d.rank == 0 || (host[0] == 2 && host[1] == 1));
+	for (int i = 0; i < 2; i++)
+		CHECK_OK(ddp_wait(requests[i]));
+	return 0;
+}
+
+static int differ_in_a_message(ddp_comm *comm, void *argument)
+{
+	on_device d;
+
+	(void)argument;
+	set_up(&d, comm);
+	ddp_collective c = operation(&d, d.rank == 0 ? DDP_SEND : DDP_RECV);
+	c.send = d.memory;
+	c.root = 1 - d.rank;
+	c.count = 1 + (size_t)d.rank;
+	CHECK(ddp_run(comm, &c) == DDP_ERR_MISMATCH);
+	CHECK(says("rank 0 on"));
+	return 0;
+}
+
+static void messages_match_by_tag(void **state)
+{
+	(void)state;
+	run(2, exchange_by_tags, NULL);
+	run(2, differ_in_a_message, NULL);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(operations_agree_with_the_reference),
+		cmocka_unit_test(operations_on_a_gpu_agree_with_the_reference),
+		cmocka_unit_test(without_a_library_that_will_do_memory_is_staged),
+		cmocka_unit_test(ranks_with_different_libraries_do_not_use_them),
+		cmocka_unit_test(a_deadline_names_who_is_missing),
+		cmocka_unit_test(groups_have_communicators_of_their_own),
+		cmocka_unit_test(memory_is_registered_or_does_without),
+		cmocka_unit_test(what_nccl_would_round_is_refused),
+		cmocka_unit_test(each_call_that_fails_is_named),
+		cmocka_unit_test(a_rank_that_died_is_named_and_left_out),
+		cmocka_unit_test(what_nccl_tells_later_is_told),
+		cmocka_unit_test(what_hangs_ends_when_it_is_aborted),
+		cmocka_unit_test(what_hangs_is_late),
+		cmocka_unit_test(messages_match_by_tag),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
