@@ -944,7 +944,7 @@ DDP_API void ddp_loader_free(ddp_loader *loader);
 
 /*
  * Writes DIR/step-NNNNNNNN.safetensors: parameters under their names,
- * optimizer state under "optimizer.", step, loader position and seed as
+ * optimizer state under "optimizer.", what ways of reducing keep under "ddp.", step, loader position and seed as
  * metadata. Rank 0 writes, under a temporary name, fsynced, renamed,
  * directory fsynced; then all but the last `keep` (0: 3) are removed, and later
  * steps than this one, which training has left by going back or by beginning

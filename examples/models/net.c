@@ -54,6 +54,8 @@ static struct net_layer *add_layer(net *n, net_kind kind, int from, int64_t heig
 
 static int add_param(net *n, const char *name, const char *part, int ndim, const int64_t *shape)
 {
+	if (n->failed)
+		return 0;
 	const int index = n->params_count++;
 	ddp_param *p = &n->params[index];
 
@@ -71,9 +73,25 @@ static dk_window window_over(const net *n, int from, int size, int stride, int p
 		.size = size, .stride = stride, .padding = padding};
 }
 
+static bool fits(net *n, const dk_window *w)
+{
+	if (w->size <= w->height + 2 * w->padding && w->size <= w->width + 2 * w->padding)
+		return true;
+	n->failed = n->too_small = true;
+	return false;
+}
+
+bool net_is_too_small(const net *n)
+{
+	return n->too_small;
+}
+
 int net_convolution(net *n, int from, const char *name, int outputs, int size, int stride, int padding, bool bias)
 {
 	const dk_window w = window_over(n, from, size, stride, padding);
+
+	if (!fits(n, &w))
+		return from;
 	struct net_layer *l = add_layer(n, NET_CONVOLUTION, from, dk_window_places(&w, w.height),
 	                                dk_window_places(&w, w.width), outputs);
 
@@ -101,6 +119,9 @@ int net_linear(net *n, int from, const char *name, int outputs)
 static int add_pool(net *n, net_kind kind, int from, int size, int stride, int padding)
 {
 	const dk_window w = window_over(n, from, size, stride, padding);
+
+	if (!fits(n, &w))
+		return from;
 	struct net_layer *l = add_layer(n, kind, from, dk_window_places(&w, w.height), dk_window_places(&w, w.width),
 	                                w.channels);
 

@@ -38,6 +38,9 @@ int net_relu(net *n, int from);
 int net_dropout(net *n, int from, double probability);
 int net_add(net *n, int from, int other);
 
+/* A window is larger than what it is to see: net_finish() fails. */
+bool net_is_too_small(const net *n);
+
 /* Dropout drops nothing from now on. */
 void net_drop_nothing(net *n);
 

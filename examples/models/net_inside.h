@@ -35,7 +35,8 @@ struct net_layer {
 struct net {
 	int capacity, batch;
 	int layers_count, values_count, params_count;
-	bool failed;          /* memory was short, or layers too many */
+	bool failed;          /* memory was short, layers too many, or images too small */
+	bool too_small;       /* for a window */
 	struct net_layer layers[NET_LAYERS_MAX];
 	struct net_value values[NET_LAYERS_MAX + 1];
 	ddp_param params[2 * NET_LAYERS_MAX];

@@ -146,6 +146,8 @@ static bool make_model(struct trainer *t)
 	t->net = net_create(o->batch, &t->shape);
 	if (t->net != NULL)
 		t->example->build(t->net);
+	if (t->net != NULL && net_is_too_small(t->net))
+		return fail(t, "images of %d x %d are too small for this network", t->shape.height, t->shape.width);
 	if (t->net == NULL || !net_finish(t->net))
 		return fail(t, "not enough memory for %d images; give a smaller --batch", o->batch);
 	if (o->plain)
@@ -283,6 +285,8 @@ static bool test_with(struct trainer *t, ddp_loader *loader)
 		if (!prepare(t, loader, &batch, &plain))
 			return false;
 		const net_result r = net_forward(t->net, t->images, t->labels, (int)batch.samples, NULL);
+		if (dk_failure() != NULL)
+			return fail(t, "%s", dk_failure());
 		sums[0] += (double)batch.samples;
 		sums[1] += (double)r.right;
 		sums[2] += r.loss;

@@ -7,11 +7,15 @@
 #include "device/module.h"
 #include "table.h"
 
-static ddp_status open_cuda(ddp_device_queue *stream, dk_type type, dk_queue **queue)
+static ddp_status open_cuda(const ddp_device *device, ddp_device_queue *stream, dk_type type, dk_queue **queue)
 {
 	const dk_table *table;
+	const int index = ddp_device_describe(device)->index;
 	const char *why;
 
+	if (index != 0)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda:%d: kernels run on the process's first GPU only; "
+		                "let it see that one alone (CUDA_VISIBLE_DEVICES=%d)", index, index);
 	ddp_status status = ddp_device_cuda_kernels(&table);
 	if (status != DDP_OK)
 		return status;
@@ -27,7 +31,7 @@ ddp_status ddp_kernel_queue_open(ddp_device *device, ddp_device_queue *stream, d
 	if (device == NULL || ddp_device_describe(device)->is_host_memory)
 		return DDP_OK;
 	if (strcmp(ddp_device_describe(device)->kind, "cuda") == 0)
-		return open_cuda(stream, type, queue);
+		return open_cuda(device, stream, type, queue);
 	return ddp_host_kernels_open(device, stream, type, queue);
 }
 

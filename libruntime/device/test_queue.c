@@ -137,9 +137,11 @@ static void start_locked(ddp_device_queue *queue, const ddp_test_work *work)
 		earlier.at[queue->number]--;
 		ddp_test_host_knows_locked(device, &earlier);
 	}
+	queue->working = true;
 	pthread_mutex_unlock(&device->lock);
 	do_work(queue, work);
 	pthread_mutex_lock(&device->lock);
+	queue->working = false;
 }
 
 static void *serve(void *argument)
@@ -243,6 +245,6 @@ ddp_status ddp_test_queue_give_locked(ddp_device_queue *queue, const ddp_test_wo
 
 void ddp_test_queue_wait_locked(ddp_device_queue *queue, uint64_t given)
 {
-	while (queue->done < given && queue->device->broken == DDP_OK)
+	while (queue->done < given && (queue->device->broken == DDP_OK || queue->working))
 		pthread_cond_wait(&queue->device->changed, &queue->device->lock);
 }

@@ -53,6 +53,7 @@ struct ddp_device_queue {
 	ddp_test_work *first, **last; /* the first is being done */
 	uint64_t given, done;         /* pieces of work, so far */
 	bool closing;
+	bool working;                 /* outside the lock */
 	uint64_t random;
 	ddp_device_queue *next;
 };

@@ -371,7 +371,7 @@ int64_t ddp_model_step_count(const ddp_model *model)
 
 void ddp_model_set_step_count(ddp_model *model, int64_t steps)
 {
-	model->steps = steps;
+	model->steps = model->averaged = model->settled = steps;
 	model->compared = false;
 	if (model->strategy->set_steps != NULL)
 		model->strategy->set_steps(model, steps);

@@ -35,6 +35,8 @@ struct ddp_model {
 	void *own;              /* what the strategy keeps */
 	double learning_rate;
 	int64_t steps;          /* done */
+	int64_t averaged;       /* of local SGD: after this step all ranks' parameters are the same */
+	int64_t settled;        /* and their optimizers' state, too */
 	ddp_magnitude magnitude; /* of the step under way */
 	double largest;         /* that sums of all ranks' gradients could be in the last step
 	                           that all have agreed on */

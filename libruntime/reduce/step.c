@@ -19,8 +19,8 @@ ddp_status ddp_model_check(const ddp_model *model)
 		                "step %lld of this model has failed; it can train no more",
 		                (long long)model->steps + 1);
 	if (model->partly_updated)
-		return ddp_fail(DDP_ERR_STATE, "a checkpoint was loaded only in part: load one, whole, "
-		                "before the next step");
+		return ddp_fail(DDP_ERR_STATE, "the parameters are changed only in part, by a load or an average "
+		                "that failed: load a checkpoint, whole, before the next step");
 	return DDP_OK;
 }
 

@@ -74,9 +74,15 @@ static bool were_apart(const ddp_model *model)
 	return model->steps > model->settings.local_start;
 }
 
+/* Not again what is the same already: the mean of n equal numbers is rounded. */
 static ddp_status average_apart(ddp_model *model)
 {
-	return were_apart(model) ? average_params(model) : DDP_OK;
+	if (!were_apart(model) || model->averaged == model->steps)
+		return DDP_OK;
+	ddp_status status = average_params(model);
+	if (status == DDP_OK)
+		model->averaged = model->steps;
+	return status;
 }
 
 static ddp_status update(ddp_model *model, const ddp_update *update, bool reduced, double *squares)
@@ -84,24 +90,30 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 	const ddp_model_settings *settings = &model->settings;
 	const bool averages = is_local(model) && (update->step - settings->local_start) % settings->local_steps == 0;
 
+	model->averaged = model->settled = 0;
 	ddp_status status = ddp_all_reduce_update(model, update, reduced, squares);
 	if (status != DDP_OK || !averages)
 		return status;
 	ddp_watch_phase(model->context->watch, DDP_PHASE_WAIT);
-	return average_params(model);
+	status = average_params(model);
+	if (status == DDP_OK)
+		model->averaged = update->step;
+	return status;
 }
 
 static ddp_status settle(ddp_model *model)
 {
 	ddp_status status = average_apart(model);
 
-	if (!were_apart(model) || status != DDP_OK)
+	if (!were_apart(model) || model->settled == model->steps || status != DDP_OK)
 		return status;
 	model->partly_updated = true;
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++)
 		status = average(model, model->optim.state_name[i], model->optim.state[i]);
-	if (status == DDP_OK)
+	if (status == DDP_OK) {
 		model->partly_updated = false;
+		model->settled = model->steps;
+	}
 	return status;
 }
 

@@ -285,11 +285,18 @@ static ddp_status wait(ddp_model *model, int k)
 /* ---- the end of a step -------------------------------------------------------------------- */
 
 /* What the step has learned counts from now on. */
-static void keep(ddp_model *model)
+static void keep(ddp_model *model, const ddp_update *update)
 {
 	powersgd *p = powersgd_of(model);
 	float *kept = p->kept;
 
+	/* The update takes nothing of a parameter that no rank used: all stays kept back. */
+	for (int i = 0; i < p->plan.matrix_count && update->unused != NULL && kept != NULL; i++) {
+		const ddp_matrix *matrix = &p->plan.matrices[i];
+		if (update->unused[matrix->slot->param])
+			memcpy(p->next + matrix->kept, kept + matrix->kept,
+			       (size_t)(matrix->rows * matrix->columns) * sizeof(*kept));
+	}
 	p->kept = p->next;
 	p->next = kept;
 	for (int i = 0; i < p->plan.matrix_count; i++) {
@@ -304,7 +311,7 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 	ddp_status status = ddp_all_reduce_update(model, update, reduced, squares);
 
 	if (status == DDP_OK && compresses(model))
-		keep(model);
+		keep(model, update);
 	return status;
 }
 

@@ -180,6 +180,9 @@ static ddp_status save_file(void *argument)
 		return status;
 	if (save->tensors.list == NULL) {
 		status = ddp_model_tensors(save->model, true, &save->tensors);
+		/* What a strategy keeps is of all ranks; one alone knows its own part. */
+		for (; save->alone && save->tensors.extras > 0; save->tensors.extras--)
+			free(save->tensors.list[--save->tensors.count].name);
 		if (status == DDP_OK)
 			status = ddp_model_collect(save->model, &save->tensors);
 	}
@@ -320,9 +323,12 @@ static void look_for_extras(struct load *load)
 	for (int i = tensors->count - tensors->extras; i < tensors->count; i++)
 		found += check_tensor(&load->file, &tensors->list[i]) == DDP_OK;
 	load->position.has_extras = found == tensors->extras;
-	if (in_file != tensors->extras || !load->position.has_extras)
-		ddp_log(DDP_LOG_WARN, "%s: saved with another way of reducing (option compress, or those of "
-		        "powersgd): what gradients had been left out there is lost", load->file.path);
+	if (in_file == 0 && tensors->extras > 0)
+		ddp_log(DDP_LOG_WARN, "%s holds nothing that a way of reducing (option compress) kept back; "
+		        "it begins anew", load->file.path);
+	else if (in_file != tensors->extras || !load->position.has_extras)
+		ddp_log(DDP_LOG_WARN, "%s: what gradients had been kept back there is left out: it needs the same "
+		        "options compress and powersgd, and more than one rank", load->file.path);
 }
 
 /* The file has just what the model has. */

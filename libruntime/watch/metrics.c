@@ -118,10 +118,13 @@ static bool rename_to_free_name(const char *path)
 /* Two runs in one file would be read as one. Pipes and devices hold no earlier run. */
 static void set_earlier_run_aside(ddp_metrics *metrics)
 {
-	struct stat file;
+	struct stat file, named;
 	int fd;
 
 	if (fstat(metrics->fd, &file) != 0 || !S_ISREG(file.st_mode) || file.st_size == 0)
+		return;
+	/* Behind a symbolic link, as /dev/stdout is, the file's own name is not known. */
+	if (lstat(metrics->path, &named) != 0 || named.st_ino != file.st_ino || named.st_dev != file.st_dev)
 		return;
 	if (!rename_to_free_name(metrics->path) || (fd = open_file(metrics->path)) < 0) {
 		ddp_log(DDP_LOG_WARN, "metrics of this run follow an earlier run's in \"%s\": "

@@ -150,6 +150,7 @@ static void what_is_slow_or_down_does_not_count(void **state)
 	put_node(2);
 	slow.card = 2;
 	slow.rate = "25 Gb/sec (1X EDR)";
+	slow.link = "Ethernet";
 	put_port(&slow);
 	down.card = 3;
 	down.state = "1: DOWN";

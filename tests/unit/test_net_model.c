@@ -174,12 +174,28 @@ static void evaluation_changes_nothing(void **state)
 	free_rig(&r);
 }
 
+static void images_smaller_than_a_window_are_refused(void **state)
+{
+	(void)state;
+	for (int side = 1; side <= 6; side++) {
+		net *n = net_create(BATCH, &(ddp_image_shape){CHANNELS, side, side});
+		assert_non_null(n);
+		int x = net_max_pool(n, net_convolution(n, NET_IMAGES, "conv1", 4, 5, 1, 1, true), 2, 2, 0);
+		net_linear(n, x, "fc", CLASSES);
+		/* Of 4 x 4 the convolution leaves 2 x 2. */
+		assert_int_equal(net_is_too_small(n), side < 4);
+		assert_int_equal(net_finish(n), side >= 4);
+		net_free(n);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(gradients_are_those_of_the_loss),
 		cmocka_unit_test(dropout_hangs_on_its_counter),
 		cmocka_unit_test(evaluation_changes_nothing),
+		cmocka_unit_test(images_smaller_than_a_window_are_refused),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -81,13 +81,13 @@ with tempfile.TemporaryDirectory() as name:
     write_metrics(run_of, range(1, 8), lambda step: 9.0)
     write_metrics(run_of, range(5, STEPS + 1), lambda step: 5.0 - step / 10)  # resumed at step 5
     with open(run_of / "metrics.jsonl", "a", encoding="utf-8") as end:
-        end.write('{"step": 11, "lo')
+        end.write('{"step": Infinity}\n{"step": 11, "lo')
 
     done = run(run_of, "--merge", work / "all.json")
     text = (run_of / "report.html").read_text(encoding="utf-8")
     check("a page is made", done.returncode == 0, done.stderr)
     check("its name is told", f"{run_of}/report.html" in done.stdout, done.stdout)
-    check("half a line of metrics is told", "1 lines of" in done.stderr, done.stderr)
+    check("half a line of metrics is told", "2 lines of" in done.stderr, done.stderr)
     page = Wellformed()
     page.feed(text)
     check("what the page opens it closes", not page.open and not page.wrong, (page.open, page.wrong))
@@ -112,7 +112,7 @@ with tempfile.TemporaryDirectory() as name:
 
     (work / "empty").mkdir()
     done = run(work / "empty")
-    check("a folder without a run is refused", done.returncode == 1 and "has neither metrics" in done.stderr, done.stderr)
+    check("a folder without a run is refused", done.returncode == 1 and "has no step in metrics" in done.stderr, done.stderr)
     done = run(work / "nowhere")
     check("so is none", done.returncode == 1 and "there is no folder" in done.stderr, done.stderr)
     again = run_of / "again"

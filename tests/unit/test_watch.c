@@ -322,6 +322,22 @@ static void fresh_run_begins_a_new_metrics_file(void **state)
 	}
 }
 
+static void metrics_behind_a_link_are_appended_to(void **state)
+{
+	char link[128];
+
+	(void)state;
+	free(line_of_run("m.jsonl", 1, 1));
+	snprintf(link, sizeof(link), "%s/link.jsonl", dir);
+	assert_int_equal(symlink("m.jsonl", link), 0);
+	char *text = line_of_run("link.jsonl", 1, 2);
+	assert_non_null(strstr(text, "\"loss\":1"));
+	assert_non_null(strstr(text, "\"loss\":2"));
+	free(text);
+	unlink(link);
+	unlink(in_dir("m.jsonl"));
+}
+
 static void lost_metrics_are_reported_once(void **state)
 {
 	ddp_metrics *metrics;
@@ -500,6 +516,7 @@ int main(void)
 		cmocka_unit_test(impossible_trace_directory_is_an_error),
 		cmocka_unit_test(metrics_are_one_object_per_line),
 		cmocka_unit_test(fresh_run_begins_a_new_metrics_file),
+		cmocka_unit_test(metrics_behind_a_link_are_appended_to),
 		cmocka_unit_test_setup_teardown(lost_metrics_are_reported_once, start_log, stop_log),
 		cmocka_unit_test_setup_teardown(page_of_the_plugin_tells_phase_bucket_and_error,
 		                                start_log, stop_log),

@@ -55,7 +55,7 @@ typedef struct ddp_node_rank {
 	_Atomic uint32_t left;      /* closed its communicator */
 	_Atomic uint64_t agreement;   /* the last round of comm/group/agreement that it is at */
 	alignas(128) _Atomic uint32_t bell; /* futex: rung to wake the rank */
-	_Atomic uint32_t sleeps_for;
+	_Atomic uint32_t sleeps_for; /* who wakes the rank sets DDP_AWAKE */
 	_Atomic uint64_t sleeps_until;
 	_Atomic uint32_t yields_on; /* 1 + the core that it is giving up; 0: none */
 	/* of comm/wait/verdict: */

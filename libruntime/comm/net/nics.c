@@ -14,13 +14,13 @@ typedef struct nic {
 	char name[NAME_MAX_BYTES]; /* DEVICE:PORT */
 	char subnet[20];           /* the first half of its address */
 	double gbits;
+	bool infiniband;
 	int numa;                  /* memory node; -1: not known */
 } nic;
 
 typedef struct nics {
 	nic list[NICS_MAX];
 	int count;
-	bool infiniband; /* all of them */
 } nics;
 
 /* The first line of a file; false if there is none. */
@@ -103,7 +103,7 @@ static void add_port(const char *sys, const char *device, const char *port, nics
 	const int length = snprintf(n->name, sizeof(n->name), "%s:%s", device, port);
 	if (length < 0 || (size_t)length >= sizeof(n->name))
 		return;
-	all->infiniband = all->infiniband &&
+	n->infiniband =
 		read_line(line, sizeof(line), "%s/class/infiniband/%s/ports/%s/link_layer", sys, device, port) &&
 		strcmp(line, "InfiniBand") == 0;
 	n->gbits = read_line(line, sizeof(line), "%s/class/infiniband/%s/ports/%s/rate", sys, device, port)
@@ -142,7 +142,7 @@ static void list_nics(const char *sys, nics *all)
 	char path[512];
 	const struct dirent *entry;
 
-	*all = (nics){ .infiniband = true };
+	all->count = 0;
 	if (snprintf(path, sizeof(path), "%s/class/infiniband", sys) >= (int)sizeof(path))
 		return;
 	DIR *devices = opendir(path);
@@ -172,10 +172,10 @@ static void keep_fastest(nics *all)
 	all->count = kept;
 }
 
-static bool same_subnet(const nics *all)
+static bool same_infiniband(const nics *all)
 {
 	for (int i = 0; i < all->count; i++) {
-		if (all->list[i].subnet[0] == '\0' || strcmp(all->list[i].subnet, all->list[0].subnet) != 0)
+		if (!all->list[i].infiniband || all->list[i].subnet[0] == '\0' || strcmp(all->list[i].subnet, all->list[0].subnet) != 0)
 			return false;
 	}
 	return true;
@@ -219,7 +219,7 @@ bool ddp_nics_choose(const char *sys, const cpu_set_t *allowed, size_t allowed_b
 
 	list_nics(sys, &all);
 	keep_fastest(&all);
-	if (all.count < 2 || !all.infiniband || !same_subnet(&all))
+	if (all.count < 2 || !same_infiniband(&all))
 		return false;
 	const uint64_t near = find_near(sys, &all, allowed + (size_t)local * sets, allowed_bytes);
 	const int count = __builtin_popcountll(near);

@@ -65,6 +65,35 @@ static void prefer_eager(ucp_config_t *config)
 		prefer(config, "RNDV_THRESH", "1m");
 }
 
+/* Did nobody choose, neither in the environment nor in a file of UCX's? `line` is how UCX
+   prints what it has by default. */
+static bool is_default(const ucp_config_t *config, const char *variable, const char *line)
+{
+	char *text = NULL;
+	size_t length;
+	FILE *stream = getenv(variable) == NULL ? open_memstream(&text, &length) : NULL;
+
+	if (stream == NULL)
+		return false;
+	ucp_config_print(config, stream, "", UCS_CONFIG_PRINT_CONFIG);
+	bool same = fclose(stream) == 0 && strstr(text, line) != NULL;
+	free(text);
+	return same;
+}
+
+/* Is it one of "a,b,c"? */
+static bool is_listed(const char *names, const char *name)
+{
+	const size_t length = strlen(name);
+
+	for (const char *at = names; at != NULL; at = strchr(at, ',')) {
+		at += *at == ',';
+		if (strncmp(at, name, length) == 0 && (at[length] == ',' || at[length] == '\0'))
+			return true;
+	}
+	return false;
+}
+
 /* The host's interfaces, behind what is in `names`: hosts without InfiniBand are reached
    by them. */
 static void add_interfaces(char *names, size_t bytes)
@@ -75,9 +104,9 @@ static void add_interfaces(char *names, size_t bytes)
 		return;
 	for (const struct ifaddrs *a = all; a != NULL; a = a->ifa_next) {
 		const size_t length = strlen(names);
-		/* One with several addresses comes several times. */
+		/* One with several addresses comes several times, also as an alias "eth0:1". */
 		if (a->ifa_addr == NULL || a->ifa_addr->sa_family != AF_INET || (a->ifa_flags & IFF_RUNNING) == 0 ||
-		    strstr(names, a->ifa_name) != NULL || length + strlen(a->ifa_name) + 2 > bytes)
+		    strchr(a->ifa_name, ':') != NULL || is_listed(names, a->ifa_name) || length + strlen(a->ifa_name) + 2 > bytes)
 			continue;
 		snprintf(names + length, bytes - length, ",%s", a->ifa_name);
 	}
@@ -91,8 +120,10 @@ static void prefer_near_nics(const ddp_comm *comm, ucp_config_t *config)
 	cpu_set_t (*allowed)[SETS] = calloc((size_t)comm->node.size, sizeof(*allowed));
 	char names[2048];
 
-	if (allowed == NULL)
+	if (allowed == NULL || !is_default(config, "UCX_NET_DEVICES", "\nUCX_NET_DEVICES=all\n")) {
+		free(allowed);
 		return;
+	}
 	for (int i = 0; i < comm->node.size; i++) {
 		const int64_t pid = comm->roster->peers[comm->topology.world_ranks[comm->node.ranks[i]]].pid;
 		/* Of one that has just ended nothing is known; the others do without it. */
@@ -103,25 +134,10 @@ static void prefer_near_nics(const ddp_comm *comm, ucp_config_t *config)
 	free(allowed);
 	if (!chosen)
 		return;
-	ddp_log(DDP_LOG_INFO, "of the node's InfiniBand ports, %s uses %s (unless UCX_NET_DEVICES is set)",
+	ddp_log(DDP_LOG_INFO, "of the node's InfiniBand ports, %s uses %s (UCX_NET_DEVICES chooses others)",
 	        ddp_rank_text(comm, comm->rank), names);
 	add_interfaces(names, sizeof(names));
 	prefer(config, "NET_DEVICES", names);
-}
-
-/* Did nobody choose, neither in the environment nor in a file of UCX's? */
-static bool may_use_any_transport(const ucp_config_t *config)
-{
-	char *text = NULL;
-	size_t length;
-	FILE *stream = getenv("UCX_TLS") == NULL ? open_memstream(&text, &length) : NULL;
-
-	if (stream == NULL)
-		return false;
-	ucp_config_print(config, stream, "", UCS_CONFIG_PRINT_CONFIG);
-	bool any = fclose(stream) == 0 && strstr(text, "\nUCX_TLS=all\n") != NULL;
-	free(text);
-	return any;
 }
 
 /* Ranks of one node do not talk through UCX. Its shared memory there would be of no
@@ -129,7 +145,7 @@ static bool may_use_any_transport(const ucp_config_t *config)
 static ucs_status_t init_without_shared_memory(const ucp_params_t *params, ucp_config_t *config,
                                                ucp_context_h *context)
 {
-	if (!may_use_any_transport(config))
+	if (!is_default(config, "UCX_TLS", "\nUCX_TLS=all\n"))
 		return ucp_init(params, config, context);
 	if (ucp_config_modify(config, "TLS", "^sm") == UCS_OK && ucp_init(params, config, context) == UCS_OK)
 		return UCS_OK;
