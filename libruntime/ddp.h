@@ -699,7 +699,8 @@ typedef enum ddp_phase {
 DDP_API void ddp_set_phase(ddp_model *model, ddp_phase phase);
 
 /*
- * Gradient accumulation: with sync off, ddp_grad_ready() does nothing and
+ * Gradient accumulation: with sync off, ddp_grad_ready() only notes that the
+ * parameter is used (needed with DDP_UNUSED_SKIP and DDP_UNUSED_STATIC), and
  * gradients pile up locally (PyTorch's no_sync). Turn it on for the last
  * micro-batch of a step. On at the start of each step.
  */

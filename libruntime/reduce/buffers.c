@@ -57,7 +57,16 @@ static ddp_status broadcast(ddp_model *model, int active)
 
 ddp_status ddp_buffers_sync(ddp_model *model, int active)
 {
-	ddp_status status = average(model, active);
+	const bool before = model->partly_updated;
 
-	return status == DDP_OK ? broadcast(model, active) : status;
+	if (model->layout.mean == model->layout.all)
+		return DDP_OK;
+	/* Half of a sum is no state to save. */
+	model->partly_updated = true;
+	ddp_status status = average(model, active);
+	if (status == DDP_OK)
+		status = broadcast(model, active);
+	if (status == DDP_OK)
+		model->partly_updated = before;
+	return status;
 }
