@@ -203,7 +203,7 @@ static void without_a_library_that_will_do_memory_is_staged(void **state)
 		{ "", "NCCL is for GPUs" },
 		{ "/nowhere/libnccl.so.2", "NCCL does not load: /nowhere/libnccl.so.2" },
 		{ "tests/support/.libs/module_of_another_version.so", "lacks ncclGetVersion" },
-		{ NULL, "is NCCL 2.17.3, and libddp needs 2.18.1 or later" },
+		{ NULL, "is NCCL 2.17.3, and libddp needs 2.27.3 or later" },
 	};
 
 	(void)state;

@@ -1,5 +1,5 @@
 /*
- * comm/nccl/abi: what libddp calls of NCCL, as its library has it since 2.18: libddp is
+ * comm/nccl/abi: what libddp calls of NCCL, as its library has it since 2.27: libddp is
  * built without NCCL's headers, and loads the library when it is needed (load.h). The
  * numbers are NCCL's; a structure that has grown since then begins with its size.
  */

@@ -5,9 +5,10 @@
 #include "comm/nccl/abi.h"
 #include "ddp.h"
 
-/* The oldest that will do: what it lacks, such as communicators that do not block the host
-   or limits of CTAs, is needed always. */
-enum { DDP_NCCL_OLDEST = 21801 };
+/* The oldest that will do. Before, calls of one thread on a communicator that does not block
+   the host are kept by the thread, not by the communicator: those on a second one, such as
+   another lane, would write over them. */
+enum { DDP_NCCL_OLDEST = 22703 };
 
 typedef struct ddp_nccl {
 	int version; /* 22809: 2.28.9 */

@@ -7,9 +7,6 @@
 #include "base/log.h"
 #include "comm/nccl/handle.h"
 
-/* Older ones divide a negative sum of integers as if it had no sign. */
-enum { AVERAGES_INTEGERS = 22400 };
-
 int ddp_nccl_type_of(ddp_type type)
 {
 	static const int types[] = {
@@ -85,7 +82,7 @@ static bool is_integer(ddp_type type)
 	return type == DDP_I32 || type == DDP_I64 || type == DDP_U8;
 }
 
-static ddp_status check_average(const ddp_nccl_lane *lane, const ddp_collective *c)
+static ddp_status check_average(const ddp_collective *c)
 {
 	if (c->type == DDP_U8)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "%s: NCCL's sums of u8 wrap around before they could be divided: average "
@@ -93,9 +90,6 @@ static ddp_status check_average(const ddp_nccl_lane *lane, const ddp_collective 
 	if (is_integer(c->type) && c->scaled)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "%s: NCCL has no scaled averages of integers: sum them, and divide",
 		                ddp_kind_name(c->kind));
-	if (is_integer(c->type) && lane->nccl->version < AVERAGES_INTEGERS)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "%s: NCCL before 2.24 averages integers wrongly: use a newer one, or sum "
-		                "them, and divide", ddp_kind_name(c->kind));
 	return DDP_OK;
 }
 
@@ -104,7 +98,7 @@ ddp_status ddp_nccl_check_reduction(const ddp_nccl_lane *lane, const ddp_collect
 	scalar s;
 
 	if (c->op == DDP_AVG) {
-		const ddp_status status = check_average(lane, c);
+		const ddp_status status = check_average(c);
 		if (status != DDP_OK)
 			return status;
 	}
