@@ -795,7 +795,7 @@ static int tensors_body(ddp_context *context, void *user)
 	model->partly_updated = true;
 	CHECK(ddp_model_check_whole(model) == DDP_ERR_STATE);
 	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
-	CHECK(says("load one, whole"));
+	CHECK(says("load a checkpoint, whole"));
 	CHECK(ddp_model_check_whole(model) == DDP_ERR_STATE);
 	CHECK(says("go back to the last checkpoint"));
 	ddp_model_free(model);
