@@ -70,7 +70,7 @@ static long resident_kib(void)
 static int open_many(ddp_comm *comm, void *argument)
 {
 	ddp_comm *groups[GROUPS + 1];
-	double shortest = 1e9;
+	double shortest = 1e9, shortest_sum = 1e9;
 
 	(void)argument;
 	/* With it come the heap's first pages, and what the world's first use makes. */
@@ -83,16 +83,21 @@ static int open_many(ddp_comm *comm, void *argument)
 		CHECK_OK(ddp_comm_split(comm, 0, i % 2 == 0 ? ddp_comm_rank(comm) : -ddp_comm_rank(comm), &groups[i]));
 		const double seconds = ddp_seconds_since(start);
 		shortest = seconds < shortest ? seconds : shortest;
+		start = ddp_now_ns();
 		expect_sum(groups[i]);
+		const double sum_seconds = ddp_seconds_since(start);
+		shortest_sum = sum_seconds < shortest_sum ? sum_seconds : shortest_sum;
 	}
 	CHECK(count_entries("/proc/self/fd") == descriptors);
 	CHECK(count_entries("/proc/self/task") == threads);
 	const long each_kib = (resident_kib() - memory_kib) / GROUPS;
 	if (ddp_comm_rank(comm) == 0)
-		printf("# a further group: %ld KiB, %.1f ms\n", each_kib, shortest * 1e3);
+		printf("# a further group: %ld KiB, %.1f ms; a sum in one: %.3f ms\n", each_kib, shortest * 1e3,
+		       shortest_sum * 1e3);
 #ifndef __SANITIZE_THREAD__ /* it keeps several times what a program has */
 	CHECK(each_kib < 1024);
-	CHECK(shortest < 0.01);
+	/* 10 ms, and more where ranks wait for a core in each exchange, as in a sum. */
+	CHECK(shortest < 0.01 + 20 * shortest_sum);
 #endif
 	for (int i = 0; i <= GROUPS; i++)
 		CHECK_OK(ddp_comm_free(groups[i]));
