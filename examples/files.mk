@@ -6,14 +6,15 @@ examples_allreduce_LDADD = libruntime/libddp.la
 gpt_model_sources = \
 	examples/models/gpt.c examples/models/gpt.h \
 	examples/models/gpt_inside.h \
-	examples/models/gpt_pass.c
+	examples/models/gpt_pass.c \
+	examples/models/random.h
 
 noinst_PROGRAMS += examples/gpt/gpt
 examples_gpt_gpt_SOURCES = $(gpt_model_sources) \
 	examples/gpt/generate.c examples/gpt/generate.h \
 	examples/gpt/main.c \
 	examples/gpt/options.c examples/gpt/options.h \
-	examples/gpt/report.c examples/gpt/report.h
+	examples/gpt/report.c examples/gpt/report.h examples/threads.h
 examples_gpt_gpt_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 examples_gpt_gpt_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
 examples_gpt_gpt_LDFLAGS = $(AM_LDFLAGS) -no-install
@@ -29,6 +30,7 @@ examples_vision_libvision_la_SOURCES = \
 	examples/models/net.c examples/models/net.h \
 	examples/models/net_inside.h \
 	examples/models/net_pass.c \
+	examples/models/random.h examples/threads.h \
 	examples/vision/data.c examples/vision/data.h \
 	examples/vision/options.c examples/vision/options.h \
 	examples/vision/vision.c examples/vision/vision.h
@@ -47,6 +49,7 @@ examples_vision_mnist_cnn_LDADD = $(vision_ldadd)
 examples_vision_cifar_net_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 examples_vision_cifar_net_LDFLAGS = $(AM_LDFLAGS) -no-install
 examples_vision_cifar_net_LDADD = $(vision_ldadd)
+examples_vision_synthetic_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 examples_vision_synthetic_LDADD = $(MATH_LIBS)
 
 # Their sources go with the documentation, to start one's own program from.

@@ -6,7 +6,7 @@ pkgconfig_DATA = libruntime/libddp.pc
 
 base_sources = \
 	libruntime/base/clock.h libruntime/base/fence.h \
-	libruntime/base/hash.h libruntime/base/hex.h libruntime/base/thread.h \
+	libruntime/base/hash.h libruntime/base/hex.h libruntime/base/random.h libruntime/base/thread.h \
 	libruntime/base/crc32c.c libruntime/base/crc32c.h \
 	libruntime/base/error.c libruntime/base/error.h \
 	libruntime/base/log.c libruntime/base/log.h \

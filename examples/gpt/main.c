@@ -4,7 +4,6 @@
  * the others then end too, since the communicator is aborted. What all ranks see
  * alike, rank 0 tells.
  */
-#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -17,6 +16,7 @@
 #include "gpt/report.h"
 #include "kernels.h"
 #include "table.h"
+#include "threads.h"
 
 struct trainer {
 	gpt_options options;
@@ -67,24 +67,6 @@ static bool fail_library(struct trainer *t, ddp_status status)
 
 /* ---- set up ------------------------------------------------------------------------------ */
 
-static int choose_threads(const struct trainer *t)
-{
-	const char *omp = getenv("OMP_NUM_THREADS");
-	cpu_set_t cpus;
-
-	if (t->options.threads > 0)
-		return t->options.threads;
-	if (omp != NULL && omp[0] != '\0')
-		return dk_threads();
-	if (sched_getaffinity(0, sizeof(cpus), &cpus) != 0)
-		return 1;
-	/* A launcher that binds ranks to processors has divided them already. */
-	int count = CPU_COUNT(&cpus), online = (int)sysconf(_SC_NPROCESSORS_ONLN);
-	if (count >= online)
-		count /= t->job->local_world_size;
-	return count > 0 ? count : 1;
-}
-
 static bool start_library(struct trainer *t)
 {
 	const gpt_options *o = &t->options;
@@ -97,7 +79,7 @@ static bool start_library(struct trainer *t)
 		return fail_library(t, status);
 	t->job = ddp_get_job(t->context);
 	dk_flush_denormals();
-	dk_set_threads(choose_threads(t));
+	dk_set_threads(choose_threads(t->options.threads, t->job));
 	status = ddp_kernels_open(t->context, DK_TABLE_VERSION, NULL, &t->kernels);
 	if (status != DDP_OK)
 		return fail_library(t, status);

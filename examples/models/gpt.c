@@ -7,6 +7,7 @@
 
 #include "kernels.h"
 #include "models/gpt_inside.h"
+#include "models/random.h"
 
 bool gpt_config_valid(const gpt_config *c, char *why, size_t bytes)
 {
@@ -213,16 +214,6 @@ void gpt_free(gpt *g)
 }
 
 /* ---- initialisation ---------------------------------------------------------------- */
-
-/* SplitMix64 (Steele et al., OOPSLA 2014). */
-static uint64_t next_random(uint64_t *state)
-{
-	uint64_t z = *state += 0x9e3779b97f4a7c15u;
-
-	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-	return z ^ z >> 31;
-}
 
 /* Normal numbers in pairs, by Box and Muller's transformation. */
 static void fill_normal(float *x, int64_t n, float deviation, uint64_t seed)

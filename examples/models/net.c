@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "models/net_inside.h"
+#include "models/random.h"
 
 net *net_create(int batch, const ddp_image_shape *shape)
 {
@@ -261,16 +262,6 @@ float *net_buffers(net *n, int64_t *count)
 {
 	*count = n->running_count;
 	return n->running_count > 0 ? n->running : NULL;
-}
-
-/* SplitMix64 (Steele et al., OOPSLA 2014). */
-static uint64_t next_random(uint64_t *state)
-{
-	uint64_t z = *state += 0x9e3779b97f4a7c15u;
-
-	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-	return z ^ z >> 31;
 }
 
 static void fill_uniform(float *x, int64_t count, float bound, uint64_t *state)

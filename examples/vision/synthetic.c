@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "models/random.h"
+
 enum { CLASSES = 10, SPOTS = 5, CHANNELS_MAX = 3, SIDE_MAX = 32, SHIFT = 2 };
 
 struct kind {
@@ -27,14 +29,10 @@ static const struct kind kinds[] = {
 
 static uint64_t state;
 
-/* From 0 to 1; SplitMix64 (Steele et al., OOPSLA 2014). */
+/* From 0 to 1 */
 static double uniform(void)
 {
-	uint64_t z = state += 0x9e3779b97f4a7c15u;
-
-	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-	return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
+	return (double)(next_random(&state) >> 11) * 0x1p-53;
 }
 
 static double patterns[CLASSES][CHANNELS_MAX][SIDE_MAX][SIDE_MAX];

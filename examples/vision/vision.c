@@ -6,15 +6,14 @@
 #include "vision/vision.h"
 
 #include <inttypes.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "kernels.h"
+#include "threads.h"
 #include "vision/data.h"
 #include "vision/options.h"
 
@@ -73,24 +72,6 @@ static bool fine(struct trainer *t, ddp_status status)
 
 /* ---- set up ------------------------------------------------------------------------------ */
 
-/* A launcher that binds ranks to processors has divided them already. */
-static int choose_threads(const struct trainer *t)
-{
-	const char *omp = getenv("OMP_NUM_THREADS");
-	cpu_set_t cpus;
-
-	if (t->options.threads > 0)
-		return t->options.threads;
-	if (omp != NULL && omp[0] != '\0')
-		return dk_threads();
-	if (sched_getaffinity(0, sizeof(cpus), &cpus) != 0)
-		return 1;
-	int count = CPU_COUNT(&cpus);
-	if (count >= (int)sysconf(_SC_NPROCESSORS_ONLN))
-		count /= t->job->local_world_size;
-	return count > 0 ? count : 1;
-}
-
 static bool start_library(struct trainer *t)
 {
 	const ddp_options options = {.size = sizeof(options), .metrics_path = t->options.metrics};
@@ -100,7 +81,7 @@ static bool start_library(struct trainer *t)
 		return false;
 	t->job = ddp_get_job(t->context);
 	dk_flush_denormals();
-	dk_set_threads(choose_threads(t));
+	dk_set_threads(choose_threads(t->options.threads, t->job));
 	return true;
 }
 

@@ -1,6 +1,7 @@
 /* From bytes of images to a model's numbers. */
 #include "base/error.h"
 #include "base/options.h"
+#include "base/random.h"
 
 /* How one image is cut and mirrored. */
 struct view {
@@ -8,17 +9,9 @@ struct view {
 	bool mirrored;
 };
 
-/* SplitMix64's finaliser (Steele et al., OOPSLA 2014). */
-static uint64_t mixed(uint64_t z)
-{
-	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-	return z ^ z >> 31;
-}
-
 static struct view draw(const ddp_image_transform *t, uint64_t number)
 {
-	const uint64_t bits = mixed(mixed(t->seed + 0x9e3779b97f4a7c15u) + number * 0x9e3779b97f4a7c15u);
+	const uint64_t bits = ddp_random_of(ddp_random_of(t->seed + DDP_RANDOM_STEP) + number * DDP_RANDOM_STEP);
 	const uint64_t shifts = 2 * (uint64_t)t->crop_padding + 1;
 
 	return (struct view){

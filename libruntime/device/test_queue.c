@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "base/error.h"
+#include "base/random.h"
 #include "base/thread.h"
 
 static _Thread_local ddp_test_running running;
@@ -71,21 +72,11 @@ void ddp_test_host_knows_locked(ddp_test_device *device, const ddp_order_clock *
 
 /* ---- the queue's thread ---- */
 
-/* Steele, Lea and Flood's SplitMix64. */
-static uint64_t draw(uint64_t *random)
-{
-	uint64_t z = *random += 0x9e3779b97f4a7c15u;
-
-	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-	return z ^ z >> 31;
-}
-
 /* Half of the time none, so that queues get far ahead of each other. */
 static void delay(ddp_device_queue *queue)
 {
 	const uint64_t longest_ns = 1000u * (uint64_t)queue->device->options.delay_us;
-	const uint64_t drawn = draw(&queue->random);
+	const uint64_t drawn = ddp_random_next(&queue->random);
 
 	if (longest_ns == 0 || drawn % 2 == 0)
 		return;

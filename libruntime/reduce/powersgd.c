@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/random.h"
 #include "kernels.h"
 
 /* ---- what is compressed, and where it lies ------------------------------------------ */
@@ -139,13 +140,9 @@ void ddp_powersgd_plan_free(ddp_powersgd_plan *plan)
 
 /* ---- arithmetic ----------------------------------------------------------------------- */
 
-/* SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). */
 static uint64_t mix(uint64_t x)
 {
-	x += 0x9e3779b97f4a7c15u;
-	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-	x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-	return x ^ x >> 31;
+	return ddp_random_of(x + DDP_RANDOM_STEP);
 }
 
 /* Sums of four uniform numbers: no function of libm, whose bits may be another's. */

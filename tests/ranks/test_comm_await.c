@@ -170,10 +170,10 @@ static void two_ranks_on_one_core_take_turns(void **state)
 
 enum { MANY = 16 };
 
-typedef struct meeting {
+typedef struct sleepers {
 	atomic_int through; /* ranks that have done the operation */
 	atomic_bool counted;
-} meeting;
+} sleepers;
 
 /* How often ranks of the node were woken so far. */
 static uint32_t count_wakeups(const ddp_comm *comm)
@@ -197,7 +197,7 @@ static bool all_others_sleep(const ddp_comm *comm)
 /* Rank 0 comes last; all others sleep then. */
 static int come_last(ddp_comm *comm, void *argument)
 {
-	meeting *m = argument;
+	sleepers *m = argument;
 	uint32_t before = 0;
 
 	CHECK_OK(ddp_barrier(comm));
@@ -221,7 +221,7 @@ static int come_last(ddp_comm *comm, void *argument)
 
 static void each_sleeper_is_woken_once(void **state)
 {
-	meeting *m = test_share(sizeof(*m));
+	sleepers *m = test_share(sizeof(*m));
 	const test_world world = { .ranks = MANY, .body = come_last, .argument = m };
 
 	(void)state;
