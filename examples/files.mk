@@ -6,15 +6,14 @@ examples_allreduce_LDADD = libruntime/libddp.la
 gpt_model_sources = \
 	examples/models/gpt.c examples/models/gpt.h \
 	examples/models/gpt_inside.h \
-	examples/models/gpt_pass.c \
-	examples/models/random.h
+	examples/models/gpt_pass.c
 
 noinst_PROGRAMS += examples/gpt/gpt
 examples_gpt_gpt_SOURCES = $(gpt_model_sources) \
 	examples/gpt/generate.c examples/gpt/generate.h \
 	examples/gpt/main.c \
 	examples/gpt/options.c examples/gpt/options.h \
-	examples/gpt/report.c examples/gpt/report.h examples/threads.h
+	examples/gpt/report.c examples/gpt/report.h
 examples_gpt_gpt_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 examples_gpt_gpt_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
 examples_gpt_gpt_LDFLAGS = $(AM_LDFLAGS) -no-install
@@ -30,7 +29,6 @@ examples_vision_libvision_la_SOURCES = \
 	examples/models/net.c examples/models/net.h \
 	examples/models/net_inside.h \
 	examples/models/net_pass.c \
-	examples/models/random.h examples/threads.h \
 	examples/vision/data.c examples/vision/data.h \
 	examples/vision/options.c examples/vision/options.h \
 	examples/vision/vision.c examples/vision/vision.h
@@ -56,4 +54,4 @@ examples_vision_synthetic_LDADD = $(MATH_LIBS)
 nobase_dist_doc_DATA = examples/allreduce.c examples/pytorch/train.py \
 	$(examples_gpt_gpt_SOURCES) examples/linear.c $(examples_vision_libvision_la_SOURCES) \
 	examples/vision/mnist_mlp.c examples/vision/mnist_cnn.c examples/vision/cifar_net.c \
-	examples/vision/synthetic.c
+	examples/vision/synthetic.c examples/models/random.h examples/threads.h
