@@ -5,6 +5,8 @@ noinst_LTLIBRARIES += kernels/libkernels.la
 kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/kernels.h kernels/table.h \
 	kernels/cpu/attention.c \
 	kernels/cpu/batch_norm.c \
+	kernels/cpu/bf16.c \
+	kernels/cpu/bf16.h \
 	kernels/cpu/classifier.c \
 	kernels/cpu/convert.c \
 	kernels/cpu/convolution.c \
@@ -13,6 +15,11 @@ kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/kernels.h kernels/tabl
 	kernels/cpu/gemm.c \
 	kernels/cpu/inner.c \
 	kernels/cpu/layers.c \
+	kernels/cpu/mixed.c \
+	kernels/cpu/mixed.h \
+	kernels/cpu/mixed_attention.c \
+	kernels/cpu/mixed_classifier.c \
+	kernels/cpu/mixed_layers.c \
 	kernels/cpu/optim.c \
 	kernels/cpu/parallel.c \
 	kernels/cpu/pooling.c
@@ -20,9 +27,12 @@ kernels_libkernels_la_CFLAGS = $(kernels_cflags) $(BLAS_CFLAGS)
 kernels_libkernels_la_LDFLAGS = $(AM_LDFLAGS) $(OPENMP_CFLAGS)
 kernels_libkernels_la_LIBADD = kernels/libinner_base.la $(BLAS_LIBS) $(MATH_LIBS)
 
+avx512_bf16_cflags = -mavx512f -mavx512bw -mavx512vl -mavx512bf16
+
 # The inner loops once per instruction set.
 inner_sources = \
-	kernels/cpu/inner.h kernels/cpu/vec.h \
+	kernels/cpu/bf16.h kernels/cpu/inner.h kernels/cpu/vec.h \
+	kernels/cpu/inner_bf16.c \
 	kernels/cpu/inner_images.c \
 	kernels/cpu/inner_optim.c \
 	kernels/cpu/inner_rows.c \
@@ -40,6 +50,20 @@ kernels_libinner_avx2_la_SOURCES = $(inner_sources)
 kernels_libinner_avx2_la_CPPFLAGS = $(AM_CPPFLAGS) -DDK_ISA=avx2
 kernels_libinner_avx2_la_CFLAGS = $(kernels_cflags) -mavx2 -mfma
 kernels_libkernels_la_LIBADD += kernels/libinner_avx2.la
+endif
+
+if HAVE_AVX512_BF16_KERNELS
+noinst_LTLIBRARIES += kernels/libbf16_avx512.la
+kernels_libbf16_avx512_la_SOURCES = kernels/cpu/bf16_avx512.c kernels/cpu/bf16.h
+kernels_libbf16_avx512_la_CFLAGS = $(kernels_cflags) $(avx512_bf16_cflags)
+kernels_libkernels_la_LIBADD += kernels/libbf16_avx512.la
+endif
+
+if HAVE_AMX_KERNELS
+noinst_LTLIBRARIES += kernels/libbf16_amx.la
+kernels_libbf16_amx_la_SOURCES = kernels/cpu/bf16_amx.c kernels/cpu/bf16.h
+kernels_libbf16_amx_la_CFLAGS = $(kernels_cflags) -mamx-tile -mamx-bf16
+kernels_libkernels_la_LIBADD += kernels/libbf16_amx.la
 endif
 
 # Kernels for GPUs. Tests compile them for the host, too (tests/files.mk).

@@ -27,12 +27,22 @@ typedef struct dk_queue dk_queue;
  * What tensors of a queue are made of. Where a comment says f32, they are f32 all the
  * same: statistics, and what the optimizer keeps. An array of bf16 is given by its
  * address, as a float *. DK_TF32: of f32, which matrix products may round to TF32.
+ * DK_MIXED: of bf16, but gradients of parameters are f32: what backward functions and
+ * dk_add_rows() add to, what the latter adds, and what dk_adamw(), dk_sgd(), dk_largest(),
+ * dk_sum_squares() and dk_scale() take.
  */
-typedef enum dk_type { DK_F32, DK_BF16, DK_TF32 } dk_type;
+typedef enum dk_type { DK_F32, DK_BF16, DK_TF32, DK_MIXED } dk_type;
 
 /* From now on the calling thread's functions work there; NULL: on the host, as at the
    start. Returns what was used before. */
 dk_queue *dk_use(dk_queue *queue);
+
+/* A queue on the host of DK_MIXED, whose functions are done when they return, and use
+   OpenMP threads: matrix products by AMX or by AVX-512's dot products of bf16 where the
+   processor has them, and all sums in f32. NULL: no memory. */
+dk_queue *dk_open_mixed(void);
+/* Waits for its work. NULL is allowed. */
+void dk_close(dk_queue *queue);
 
 /* Within the memory where the work is done, or between it and the host's; they do not
    overlap. A queue may read the host's memory after the return: leave it alone until a

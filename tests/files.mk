@@ -167,6 +167,7 @@ check_PROGRAMS += \
 	tests/unit/test_gpt_model \
 	tests/unit/test_images \
 	tests/unit/test_job \
+	tests/unit/test_kernel_bf16 \
 	tests/unit/test_kernel_cuda \
 	tests/unit/test_kernel_device \
 	tests/unit/test_kernel_images \
@@ -236,6 +237,8 @@ tests_unit_test_net_model_SOURCES = tests/unit/test_net_model.c \
 tests_unit_test_net_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_unit_test_net_model_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
+tests_unit_test_kernel_bf16_SOURCES = tests/unit/test_kernel_bf16.c
+tests_unit_test_kernel_bf16_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_layers_SOURCES = tests/unit/test_kernel_layers.c tests/support/kernel_place_host.c
 tests_unit_test_kernel_layers_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 

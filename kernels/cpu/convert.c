@@ -39,22 +39,11 @@ void dk_cpu_scale(float *x, int64_t n, float factor)
 	dk_parallel(n, GRAIN, scale_span, &(struct conversion){.wide = x, .factor = factor});
 }
 
-/* A NaN whose payload is in the lower half only would become an infinity. */
-static inline uint16_t round_to_bf16(float x)
-{
-	uint32_t bits;
-
-	memcpy(&bits, &x, sizeof(bits));
-	const uint32_t nan = (bits & 0x7fffffffu) > 0x7f800000u;
-	return (uint16_t)(nan ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 static void to_bf16_span(void *arg, int64_t first, int64_t last)
 {
 	const struct conversion *c = arg;
 
-	for (int64_t i = first; i < last; i++)
-		c->narrow[i] = round_to_bf16(c->wide_in[i]);
+	dk_inner()->to_bf16(c->narrow + first, c->wide_in + first, last - first);
 }
 
 void dk_cpu_to_bf16(uint16_t *out, const float *in, int64_t n)
@@ -66,10 +55,7 @@ static void from_bf16_span(void *arg, int64_t first, int64_t last)
 {
 	const struct conversion *c = arg;
 
-	for (int64_t i = first; i < last; i++) {
-		const uint32_t bits = (uint32_t)c->narrow_in[i] << 16;
-		memcpy(c->wide + i, &bits, sizeof(bits));
-	}
+	dk_inner()->from_bf16(c->wide + first, c->narrow_in + first, last - first);
 }
 
 void dk_cpu_from_bf16(float *out, const uint16_t *in, int64_t n)

@@ -8,6 +8,7 @@
 
 #include <stdint.h>
 
+#include "cpu/bf16.h"
 #include "kernels.h"
 
 /* What an AdamW update needs, worked out once per call. */
@@ -94,6 +95,13 @@ typedef void dk_norm_sums_fn(float *sum, float *dot, const float *dout, const fl
 typedef void dk_norm_input_fn(float *din, const float *dout, const float *in, const float *mean,
 		const float *dmean, const float *slope, const float *scale, int64_t rows,
 		int64_t columns);
+typedef void dk_to_bf16_fn(uint16_t *out, const float *in, int64_t n);
+typedef void dk_from_bf16_fn(float *out, const uint16_t *in, int64_t n);
+/* x *= factor */
+typedef void dk_scale_bf16_fn(uint16_t *x, int64_t n, float factor);
+/* c [DK_STRIP, ldc], + if `adds`: a strip of a by one of b, `depth` tiles of each */
+typedef void dk_bf16_tile_fn(float *c, int64_t ldc, const uint16_t *a, const uint16_t *b,
+		int64_t depth, bool adds);
 
 struct dk_inner {
 	dk_adamw_fn *adamw;
@@ -125,6 +133,10 @@ struct dk_inner {
 	dk_norm_rows_fn *norm_rows;
 	dk_norm_sums_fn *norm_sums;
 	dk_norm_input_fn *norm_input;
+	dk_to_bf16_fn *to_bf16;
+	dk_from_bf16_fn *from_bf16;
+	dk_scale_bf16_fn *scale_bf16;
+	dk_bf16_tile_fn *bf16_tile;
 };
 
 /* The best for this processor. */
@@ -170,6 +182,10 @@ dk_moments_fn DK_NAME(moments);
 dk_norm_rows_fn DK_NAME(norm_rows);
 dk_norm_sums_fn DK_NAME(norm_sums);
 dk_norm_input_fn DK_NAME(norm_input);
+dk_to_bf16_fn DK_NAME(to_bf16);
+dk_from_bf16_fn DK_NAME(from_bf16);
+dk_scale_bf16_fn DK_NAME(scale_bf16);
+dk_bf16_tile_fn DK_NAME(bf16_tile);
 #endif
 
 #endif

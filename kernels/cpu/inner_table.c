@@ -30,4 +30,8 @@ const struct dk_inner DK_NAME(inner) = {
 	.norm_rows = DK_NAME(norm_rows),
 	.norm_sums = DK_NAME(norm_sums),
 	.norm_input = DK_NAME(norm_input),
+	.to_bf16 = DK_NAME(to_bf16),
+	.from_bf16 = DK_NAME(from_bf16),
+	.scale_bf16 = DK_NAME(scale_bf16),
+	.bf16_tile = DK_NAME(bf16_tile),
 };

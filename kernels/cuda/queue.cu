@@ -52,6 +52,11 @@ static dk_queue *open_queue(void *stream, dk_type type, const char **why)
 	static thread_local char reason[sizeof(dk_cuda_queue::failure)];
 	dk_cuda_queue *q = static_cast<dk_cuda_queue *>(calloc(1, sizeof(*q)));
 
+	*why = "kernels for GPUs have no DK_MIXED; choose DK_BF16";
+	if (type == DK_MIXED) {
+		free(q);
+		return NULL;
+	}
 	*why = "out of memory";
 	if (q == NULL)
 		return NULL;

@@ -594,7 +594,7 @@ static const dk_table host_table = {
 ddp_status ddp_host_kernels_open(ddp_device *device, ddp_device_queue *stream, dk_type type,
                                  dk_queue **queue)
 {
-	if (type == DK_BF16)
+	if (type == DK_BF16 || type == DK_MIXED)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "device %s: its kernels work in f32",
 		                ddp_device_describe(device)->kind);
 	host_queue *q = calloc(1, sizeof(*q));

@@ -25,6 +25,24 @@ static void shuffle(uint64_t seed)
 	(void)seed;
 }
 
+static void close_mixed(kernel_place *place)
+{
+	dk_close(place->queue);
+}
+
+/* Numbers that the test rounded before. */
+static void give_mixed(const kernel_place *place, float *to, const float *from, int64_t n)
+{
+	(void)place;
+	dk_to_bf16((uint16_t *)(void *)to, from, n);
+}
+
+static void take_mixed(const kernel_place *place, float *to, const float *from, int64_t n)
+{
+	(void)place;
+	dk_from_bf16(to, (const uint16_t *)(const void *)from, n);
+}
+
 static void copy(const kernel_place *place, float *to, const float *from, int64_t n)
 {
 	(void)place;
@@ -36,5 +54,13 @@ bool kernel_place_open(int round, kernel_place *place, const char **why)
 	*why = NULL;
 	*place = (kernel_place){.type = DK_F32, .host_memory = true, .close = close_host,
 		.alloc = allocate, .free = free, .shuffle = shuffle, .give = copy, .take = copy};
-	return round == 0;
+	if (round == 0)
+		return true;
+	place->type = DK_MIXED;
+	place->most = 200000; /* blocks of products are smaller than those of the host's f32 */
+	place->queue = round == 1 ? dk_open_mixed() : NULL;
+	place->close = close_mixed;
+	place->give = give_mixed;
+	place->take = take_mixed;
+	return place->queue != NULL;
 }

@@ -20,7 +20,7 @@
 #include "tests/support/kernel_values.h"
 #include "kernels.h"
 
-enum { INPUTS = 4, PROBES = 24 };
+enum { INPUTS = 4, PROBES = 24, MIXED_PROBES = 2 };
 
 /* The references take most of the time; under a sanitizer it would be minutes. */
 #define SLOW __attribute__((no_sanitize("address", "thread", "undefined")))
@@ -46,7 +46,7 @@ static void in_each_place(void (*test)(void))
 
 static size_t element_bytes(void)
 {
-	return place.type == DK_BF16 ? sizeof(uint16_t) : sizeof(float);
+	return place.type == DK_BF16 || place.type == DK_MIXED ? sizeof(uint16_t) : sizeof(float);
 }
 
 /* A shape means what its layer says. */
@@ -68,6 +68,7 @@ typedef struct layer {
 	size_t (*kept)(const shape *s);
 	bool product;      /* dk_gemm() at its heart: bits hang on the host's threads */
 	int64_t (*tokens)(const shape *s); /* how many the shape has, if any */
+	bool carries;      /* input 0 is of a path that bypasses it, so that its gradient, too, is added to */
 } layer;
 
 SLOW static double weighted_sum(const double *out, const float *weights, int64_t n)
@@ -96,7 +97,7 @@ static float rounded(float x)
 {
 	uint16_t narrow;
 
-	if (place.type == DK_BF16) {
+	if (place.type == DK_BF16 || place.type == DK_MIXED) {
 		dk_to_bf16(&narrow, &x, 1);
 		dk_from_bf16(&x, &narrow, 1);
 	}
@@ -150,6 +151,31 @@ static void take(float *to, float *there, int64_t n)
 	place.free(there);
 }
 
+/* Of DK_MIXED, gradients of parameters are f32, in the host's memory. */
+static float *give_gradient(const float *from, int64_t n, bool of_parameter)
+{
+	if (place.type != DK_MIXED || !of_parameter)
+		return give(from, n);
+	float *there = place.alloc((size_t)n * sizeof(float));
+	memcpy(there, from, (size_t)n * sizeof(float));
+	return there;
+}
+
+static void take_gradient(float *to, float *there, int64_t n, bool of_parameter)
+{
+	if (place.type != DK_MIXED || !of_parameter) {
+		take(to, there, n);
+		return;
+	}
+	memcpy(to, there, (size_t)n * sizeof(float));
+	place.free(there);
+}
+
+static bool is_parameter(const layer *l, int input)
+{
+	return l->adds[input] && !(l->carries && input == 0);
+}
+
 static void compute(struct run *r, const layer *l, const shape *s)
 {
 	float *in[INPUTS], *din[INPUTS];
@@ -162,7 +188,7 @@ static void compute(struct run *r, const layer *l, const shape *s)
 		for (int64_t i = 0; i < l->size(s, k); i++)
 			r->din[k][i] = start_of(l, k);
 		in[k] = give(r->in[k], l->size(s, k));
-		din[k] = give(r->din[k], l->size(s, k));
+		din[k] = give_gradient(r->din[k], l->size(s, k), is_parameter(l, k));
 	}
 	dk_use(place.queue);
 	if (s->tokens != NULL) {
@@ -179,7 +205,7 @@ static void compute(struct run *r, const layer *l, const shape *s)
 	take(r->dout, dout, r->out_size);
 	for (int k = 0; k < l->inputs; k++) {
 		take(r->in[k], in[k], l->size(s, k));
-		take(r->din[k], din[k], l->size(s, k));
+		take_gradient(r->din[k], din[k], l->size(s, k), is_parameter(l, k));
 	}
 	place.free(kept);
 	if (tokens != NULL)
@@ -214,9 +240,11 @@ static void check_gradient(struct run *r, const struct run *many, const layer *l
 {
 	const double h = 1e-4;
 	int64_t n = l->size(s, input);
-	int64_t stride = n > PROBES ? n / PROBES : 1;
+	/* The formulas are those of f32, which are probed at more places. */
+	const int64_t probes = place.type == DK_MIXED ? MIXED_PROBES : PROBES;
+	int64_t stride = n > probes ? n / probes : 1;
 
-	for (int64_t i = n > PROBES ? n % stride : 0; i < n; i += stride) {
+	for (int64_t i = n > probes ? n % stride : 0; i < n; i += stride) {
 		double *x = r->wide[input] + i, here = *x;
 		*x = here + h;
 		l->naive(s, r->wide, r->wide_out);
@@ -331,9 +359,9 @@ static void linear_backward(const shape *s, float *const in[], const float *out,
 static void linear_layer(void **state)
 {
 	const layer l = {"linear", 4, {false, true, true, false}, 1, linear_size, linear_naive,
-		linear_forward, linear_backward, NULL, true, NULL};
+		linear_forward, linear_backward, NULL, true, NULL, false};
 	const shape shapes[] = {{1, 1, 1, 0, NULL}, {3, 5, 7, 1, NULL}, {17, 31, 13, 0, NULL}, {70, 9, 35, 1, NULL},
-		{130, 65, 203, 1, NULL}, {601, 19, 517, 0, NULL}};
+		{130, 65, 203, 1, NULL}, {140, 3, 300, 1, NULL}, {601, 19, 517, 0, NULL}};
 
 	(void)state;
 	CHECK(l, shapes);
@@ -379,7 +407,7 @@ static void embedding_layer(void **state)
 {
 	static const int32_t tokens[] = {4, 0, 4, 2, 1, 1, 4, 3, 0, 4, 2, 2, 1, 0, 3};
 	const layer l = {"embedding", 2, {true, true}, 1, embedding_size, embedding_naive,
-		embedding_forward, embedding_backward, NULL, false, embedding_tokens};
+		embedding_forward, embedding_backward, NULL, false, embedding_tokens, false};
 	const shape shapes[] = {{1, 1, 1, 5, tokens}, {3, 5, 7, 5, tokens}, {5, 3, 130, 5, tokens}};
 
 	(void)state;
@@ -428,7 +456,7 @@ static void layernorm_backward(const shape *s, float *const in[], const float *o
 static void layernorm_layer(void **state)
 {
 	const layer l = {"layernorm", 3, {true, true, true}, 2, layernorm_size, layernorm_naive,
-		layernorm_forward, layernorm_backward, layernorm_kept, false, NULL};
+		layernorm_forward, layernorm_backward, layernorm_kept, false, NULL, true};
 	const shape shapes[] = {{1, 2, 0, 0, NULL}, {5, 7, 0, 0, NULL}, {9, 16, 0, 0, NULL},
 		{33, 129, 0, 0, NULL}, {70, 40, 0, 0, NULL}, {67, 512, 0, 0, NULL}};
 
@@ -469,7 +497,8 @@ static void gelu_backward(const shape *s, float *const in[], const float *out, f
 
 static void gelu_layer(void **state)
 {
-	const layer l = {"gelu", 1, {false}, 6, gelu_size, gelu_naive, gelu_forward, gelu_backward, NULL, false, NULL};
+	const layer l = {"gelu", 1, {false}, 6, gelu_size, gelu_naive, gelu_forward, gelu_backward,
+		NULL, false, NULL, false};
 	const shape shapes[] = {{1, 0, 0, 0, NULL}, {37, 0, 0, 0, NULL}, {1000, 0, 0, 0, NULL}, {50001, 0, 0, 0, NULL}};
 
 	(void)state;
@@ -558,7 +587,7 @@ static void attention_backward(const shape *s, float *const in[], const float *o
 static void attention_layer(void **state)
 {
 	const layer l = {"attention", 1, {false}, 2, attention_size, attention_naive,
-		attention_forward, attention_backward, attention_kept, false, NULL};
+		attention_forward, attention_backward, attention_kept, false, NULL, false};
 	const shape shapes[] = {{1, 1, 1, 1, NULL}, {2, 3, 1, 5, NULL}, {1, 63, 3, 51, NULL},
 		{2, 65, 2, 128, NULL}, {1, 256, 1, 8, NULL}, {1, 331, 2, 14, NULL}, {3, 40, 1, 256, NULL},
 		{1, 40, 1, 17, NULL}, {1, 18, 1, 97, NULL}, {1, 7, 1, 256, NULL},
@@ -623,9 +652,9 @@ static void classifier_layer(void **state)
 {
 	static int32_t tokens[600];
 	const layer l = {"classifier", 2, {false, true}, 1.5f, classifier_size, classifier_naive,
-		classifier_forward, classifier_backward, classifier_kept, true, classifier_tokens};
+		classifier_forward, classifier_backward, classifier_kept, true, classifier_tokens, false};
 	const shape shapes[] = {{1, 1, 1, 0, tokens}, {3, 5, 2, 0, tokens}, {7, 12, 257, 0, tokens},
-		{5, 9, 2050, 0, tokens}, {600, 6, 1025, 0, tokens}};
+		{5, 9, 2050, 0, tokens}, {130, 2, 1030, 0, tokens}, {600, 6, 1025, 0, tokens}};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
@@ -641,7 +670,7 @@ static void try_large_logits(void)
 	const int32_t targets[] = {2};
 	float dweight[6];
 	float *in_there = give(in, 2), *weight_there = give(weight, 6), *din = give(zeros, 2);
-	float *dweight_there = give(zeros, 6);
+	float *dweight_there = give_gradient(zeros, 6, true);
 	float *work = place.alloc(dk_classifier_work(1, 3) * sizeof(float));
 	int32_t *targets_there = place.alloc(sizeof(targets));
 
@@ -650,7 +679,7 @@ static void try_large_logits(void)
 	double loss = dk_classifier_forward(work, in_there, weight_there, targets_there, 1, 2, 3);
 	dk_classifier_backward(din, dweight_there, work, in_there, weight_there, targets_there, 1, 2, 3);
 	dk_use(NULL);
-	take(dweight, dweight_there, 6);
+	take_gradient(dweight, dweight_there, 6, true);
 	if (place.type == DK_F32) /* bf16 has no such large logits so near to each other */
 		assert_true(fabs(loss - (25 + log1p(exp(-25)))) < 1e-2);
 	assert_true(isfinite(loss));
@@ -711,7 +740,7 @@ static void try_results_that_stay(void)
 		in[i] = (float)uniform();
 	for (int i = 0; i < VOCAB * WIDTH; i++)
 		weight[i] = (float)uniform();
-	float *x_there = give(x, N), *in_there = give(in, ROWS * WIDTH);
+	float *x_there = give_gradient(x, N, true), *in_there = give(in, ROWS * WIDTH);
 	float *weight_there = give(weight, VOCAB * WIDTH);
 	float *work = place.alloc(dk_classifier_work(ROWS, VOCAB) * sizeof(float));
 	double *sums = place.alloc(sizeof(got));
@@ -730,7 +759,7 @@ static void try_results_that_stay(void)
 	dk_copy(&largest, largest_there, sizeof(largest));
 	assert_true(dk_largest(x_there, N) == largest);
 	assert_true(largest > 0);
-	const size_t piece = PIECE * element_bytes();
+	const size_t piece = PIECE * (place.type == DK_MIXED ? sizeof(float) : element_bytes());
 	for (int i = 0; i < PIECES; i++) {
 		const float *begin = (const float *)(void *)((char *)x_there + (size_t)i * piece);
 		assert_true(got[i] == dk_sum_squares(begin, i < PIECES - 1 ? PIECE : N - i * PIECE));

@@ -1,0 +1,136 @@
+/* Packing by AVX-512, and products by its dot products of bf16. */
+#include <immintrin.h>
+
+#include "cpu/bf16.h"
+
+/* Of 32-bit elements. */
+static inline void transpose(__m512i x[DK_STRIP])
+{
+	__m512i y[DK_STRIP];
+
+	DK_UNROLL
+	for (int i = 0; i < DK_STRIP; i += 2) {
+		y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+		y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+	}
+	DK_UNROLL
+	for (int i = 0; i < DK_STRIP; i += 4) {
+		x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+		x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+		x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
+		x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
+	}
+	DK_UNROLL
+	for (int i = 0; i < 4; i++) {
+		y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
+		y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
+		y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
+		y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
+	}
+	DK_UNROLL
+	for (int i = 0; i < 4; i++) {
+		x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
+		x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
+		x[i + 4] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0x88);
+		x[i + 12] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0xdd);
+	}
+}
+
+static inline int64_t smaller(int64_t a, int64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* Row by row: [rows][pairs]. */
+static inline void load_rows(__m512i x[DK_STRIP], const dk_side *side, int64_t row, int64_t k)
+{
+	const uint16_t *from = side->from + row * side->ld + k;
+	const int64_t rows = smaller(side->rows - row, DK_STRIP), depth = smaller(side->depth - k, DK_DEPTH);
+	const __mmask32 mask = depth == DK_DEPTH ? ~(__mmask32)0 : ((__mmask32)1 << depth) - 1;
+
+	DK_UNROLL
+	for (int i = 0; i < DK_STRIP; i++)
+		x[i] = i < rows ? _mm512_maskz_loadu_epi16(mask, from + i * side->ld) : _mm512_setzero_si512();
+}
+
+/* Two of the depth at a time: [pairs][rows]. */
+static inline void load_pairs(__m512i x[DK_STRIP], const dk_side *side, int64_t row, int64_t k)
+{
+	const uint16_t *from = side->from + k * side->ld + row;
+	const int64_t rows = smaller(side->rows - row, DK_STRIP), depth = smaller(side->depth - k, DK_DEPTH);
+	const __mmask16 mask = rows == DK_STRIP ? (__mmask16)~0 : (__mmask16)((1 << rows) - 1);
+
+	DK_UNROLL
+	for (int i = 0; i < DK_STRIP; i++) {
+		const uint16_t *pair = from + 2 * i * side->ld;
+		const __m256i low = 2 * i < depth ? _mm256_maskz_loadu_epi16(mask, pair) : _mm256_setzero_si256();
+		const __m256i high = 2 * i + 1 < depth ? _mm256_maskz_loadu_epi16(mask, pair + side->ld)
+		                                       : _mm256_setzero_si256();
+		x[i] = _mm512_or_si512(_mm512_cvtepu16_epi32(low),
+		                       _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+	}
+}
+
+void dk_pack_avx512(uint16_t *tile, const dk_side *side, int64_t row, int64_t k)
+{
+	__m512i x[DK_STRIP];
+
+	if (row >= side->rows) {
+		DK_UNROLL
+		for (int i = 0; i < DK_STRIP; i++)
+			x[i] = _mm512_setzero_si512();
+	} else if (side->across) {
+		load_pairs(x, side, row, k);
+	} else {
+		load_rows(x, side, row, k);
+	}
+	if (side->across != side->pairs)
+		transpose(x);
+	DK_UNROLL
+	for (int i = 0; i < DK_STRIP; i++)
+		_mm512_storeu_si512(tile + i * DK_DEPTH, x[i]);
+}
+
+enum { ROWS = 8 }; /* of c in registers */
+
+/* Rows of one strip, from `a` on, by two strips. */
+static inline void rows_block(float *c, int64_t ldc, const uint16_t *a, const uint16_t *b,
+                              int64_t b_next, int64_t depth, bool adds)
+{
+	__m512 sums[ROWS][2];
+
+	DK_UNROLL
+	for (int r = 0; r < ROWS; r++)
+		DK_UNROLL
+		for (int j = 0; j < 2; j++)
+			sums[r][j] = adds ? _mm512_loadu_ps(c + r * ldc + j * DK_STRIP) : _mm512_setzero_ps();
+	for (int64_t p = 0; p < depth * DK_STRIP; p++) {
+		const uint16_t *pair = b + p * 2 * DK_STRIP;
+		const uint16_t *row = a + p / DK_STRIP * DK_TILE + p % DK_STRIP * 2;
+		const __m512bh b0 = (__m512bh)_mm512_loadu_si512(pair);
+		const __m512bh b1 = (__m512bh)_mm512_loadu_si512(pair + b_next);
+		DK_UNROLL
+		for (int r = 0; r < ROWS; r++) {
+			int32_t both;
+			__builtin_memcpy(&both, row + r * DK_DEPTH, sizeof(both));
+			const __m512bh x = (__m512bh)_mm512_set1_epi32(both);
+			sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, b0);
+			sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, b1);
+		}
+	}
+	DK_UNROLL
+	for (int r = 0; r < ROWS; r++)
+		DK_UNROLL
+		for (int j = 0; j < 2; j++)
+			_mm512_storeu_ps(c + r * ldc + j * DK_STRIP, sums[r][j]);
+}
+
+static void block(float *c, int64_t ldc, const uint16_t *a, int64_t a_next, const uint16_t *b,
+                  int64_t b_next, int64_t depth, bool adds)
+{
+	for (int64_t r = 0; r < DK_BLOCK; r += ROWS)
+		rows_block(c + r * ldc, ldc, a + r / DK_STRIP * a_next + r % DK_STRIP * DK_DEPTH, b, b_next, depth,
+		           adds);
+}
+
+const dk_bf16_set dk_bf16_avx512 = {"avx512_bf16", NULL, NULL, dk_pack_avx512, block};

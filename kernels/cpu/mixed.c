@@ -1,0 +1,341 @@
+#include "cpu/mixed.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu/cpu.h"
+#include "cpu/inner.h"
+
+/* ---- memory ------------------------------------------------------------------------- */
+
+static void keep_failure(dk_mixed *q, const char *why)
+{
+	const char *none = NULL;
+
+	atomic_compare_exchange_strong(&q->failure, &none, why);
+}
+
+void *dk_mixed_alloc(dk_mixed *q, size_t bytes)
+{
+	enum { ALIGN = 64 };
+
+	void *memory = aligned_alloc(ALIGN, (bytes + ALIGN - 1) / ALIGN * ALIGN);
+	if (memory == NULL)
+		keep_failure(q, "the kernels ran out of memory for operands in bf16");
+	return memory;
+}
+
+void *dk_mixed_scratch(dk_mixed *q, int which, size_t bytes)
+{
+	if (bytes <= q->bytes[which])
+		return q->memory[which];
+	free(q->memory[which]);
+	q->bytes[which] = 0;
+	q->memory[which] = dk_mixed_alloc(q, bytes);
+	if (q->memory[which] != NULL)
+		q->bytes[which] = bytes;
+	return q->memory[which];
+}
+
+/* ---- products ----------------------------------------------------------------------- */
+
+/* Of c at a time: what a thread needs of a and b then stays in the second cache. */
+enum { ROWS = 128, COLUMNS = 256, LDC = COLUMNS + 16 };
+
+struct product {
+	const dk_bf16_set *set;
+	const dk_side *a, *b;
+	uint16_t *packed_a, *packed_b;
+	dk_finish_fn *finish;
+	void *arg;
+};
+
+struct packing {
+	const dk_bf16_set *set;
+	const dk_side *side;
+	uint16_t *packed;
+};
+
+static void pack_span(void *arg, int64_t first, int64_t last)
+{
+	const struct packing *p = arg;
+
+	dk_pack(p->set, p->packed, p->side, first, last);
+}
+
+void dk_mixed_pack(dk_mixed *q, uint16_t *packed, const dk_side *side)
+{
+	dk_parallel(dk_strips(side->rows), 2, pack_span,
+	            &(struct packing){.set = q->set, .side = side, .packed = packed});
+}
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+	return a < b ? a : b;
+}
+
+static void product_block(const struct product *p, int64_t row, int64_t column)
+{
+	_Alignas(64) float c[ROWS * LDC];
+	const int64_t rows = smaller(ROWS, p->a->rows - row), columns = smaller(COLUMNS, p->b->rows - column);
+	const int64_t depth = p->a->depth;
+
+	dk_multiply(p->set, c, LDC, dk_range(p->packed_a, depth, row / DK_STRIP, dk_strips(rows), 0),
+	            dk_range(p->packed_b, depth, column / DK_STRIP, dk_strips(columns), 0),
+	            dk_ceil_div(depth, DK_DEPTH), false);
+	p->finish(p->arg, c, LDC, row, rows, column, columns);
+}
+
+static void product_span(void *arg, int64_t first, int64_t last)
+{
+	const struct product *p = arg;
+	const int64_t down = dk_ceil_div(p->a->rows, ROWS);
+
+	if (p->set->begin != NULL)
+		p->set->begin();
+	for (int64_t i = first; i < last; i++)
+		product_block(p, i % down * ROWS, i / down * COLUMNS);
+	if (p->set->end != NULL)
+		p->set->end();
+}
+
+void dk_mixed_product(dk_mixed *q, const dk_side *a, const dk_side *b, dk_finish_fn *finish, void *arg)
+{
+	const int64_t size_a = dk_packed_size(a->rows, a->depth), size_b = dk_packed_size(b->rows, b->depth);
+
+	uint16_t *packed = dk_mixed_scratch(q, 0, (size_t)(size_a + size_b) * sizeof(*packed));
+	if (packed == NULL)
+		return;
+	struct product p = {.set = q->set, .a = a, .b = b, .packed_a = packed, .packed_b = packed + size_a,
+		.finish = finish, .arg = arg};
+	dk_mixed_pack(q, p.packed_a, a);
+	dk_mixed_pack(q, p.packed_b, b);
+	dk_parallel(dk_ceil_div(a->rows, ROWS) * dk_ceil_div(b->rows, COLUMNS), 1, product_span, &p);
+}
+
+/* Where the result goes. */
+struct result {
+	uint16_t *narrow;
+	float *wide;
+	int64_t ld;
+	const uint16_t *bias, *residual; /* or NULL */
+	float beta;                      /* of what was there */
+};
+
+static void finish_f32(void *arg, const float *c, int64_t ldc, int64_t row, int64_t rows, int64_t column,
+                       int64_t columns)
+{
+	const struct result *to = arg;
+
+	for (int64_t r = 0; r < rows; r++, c += ldc) {
+		float *out = to->wide + (row + r) * to->ld + column;
+		if (to->beta != 0)
+			dk_inner()->add(out, out, c, columns);
+		else
+			memcpy(out, c, (size_t)columns * sizeof(*c));
+	}
+}
+
+void dk_mixed_product_f32(dk_mixed *q, const dk_side *a, const dk_side *b, float *out, bool adds)
+{
+	dk_mixed_product(q, a, b, finish_f32, &(struct result){.wide = out, .ld = b->rows, .beta = adds});
+}
+
+static void finish_bf16(void *arg, const float *c, int64_t ldc, int64_t row, int64_t rows, int64_t column,
+                        int64_t columns)
+{
+	const struct result *to = arg;
+	float bias[COLUMNS], sum[COLUMNS], before[COLUMNS];
+
+	if (to->bias != NULL)
+		dk_inner()->from_bf16(bias, to->bias + column, columns);
+	for (int64_t r = 0; r < rows; r++, c += ldc) {
+		const int64_t at = (row + r) * to->ld + column;
+		const float *out = c;
+		if (to->bias != NULL) {
+			dk_inner()->add(sum, out, bias, columns);
+			out = sum;
+		}
+		if (to->residual != NULL || to->beta != 0) {
+			dk_inner()->from_bf16(before, (to->residual != NULL ? to->residual : to->narrow) + at, columns);
+			if (to->residual == NULL)
+				dk_inner()->scale(before, columns, to->beta);
+			dk_inner()->add(sum, out, before, columns);
+			out = sum;
+		}
+		dk_inner()->to_bf16(to->narrow + at, out, columns);
+	}
+}
+
+void dk_mixed_gemm(dk_queue *queue, const dk_gemm_args *g)
+{
+	const dk_side a = {dk_narrow_const(g->a), g->lda, g->transpose_a, false, g->m, g->k};
+	const dk_side b = {dk_narrow_const(g->b), g->ldb, !g->transpose_b, true, g->n, g->k};
+
+	dk_mixed_product(dk_mixed_of(queue), &a, &b, finish_bf16,
+	                 &(struct result){.narrow = dk_narrow(g->c), .ld = g->ldc, .beta = g->beta});
+}
+
+void dk_mixed_linear_forward(dk_queue *queue, float *out, const float *in, const float *weight,
+                             const float *bias, const float *residual, int64_t rows, int64_t inputs,
+                             int64_t outputs)
+{
+	const dk_side a = {dk_narrow_const(in), inputs, false, false, rows, inputs};
+	const dk_side b = {dk_narrow_const(weight), outputs, true, true, outputs, inputs};
+
+	dk_mixed_product(dk_mixed_of(queue), &a, &b, finish_bf16,
+	                 &(struct result){.narrow = dk_narrow(out), .ld = outputs,
+		.bias = dk_narrow_const(bias), .residual = dk_narrow_const(residual)});
+}
+
+void dk_mixed_linear_backward_input(dk_queue *queue, float *din, const float *dout, const float *weight,
+                                    int64_t rows, int64_t inputs, int64_t outputs)
+{
+	const dk_side a = {dk_narrow_const(dout), outputs, false, false, rows, outputs};
+	const dk_side b = {dk_narrow_const(weight), outputs, false, true, inputs, outputs};
+
+	dk_mixed_product(dk_mixed_of(queue), &a, &b, finish_bf16,
+	                 &(struct result){.narrow = dk_narrow(din), .ld = inputs});
+}
+
+/* ---- the queue ---------------------------------------------------------------------- */
+
+static void close_queue(dk_queue *queue)
+{
+	dk_mixed *q = dk_mixed_of(queue);
+
+	free(q->memory[0]);
+	free(q->memory[1]);
+	free(q);
+}
+
+static void copy(dk_queue *queue, void *to, const void *from, size_t bytes)
+{
+	(void)queue;
+	dk_cpu_copy(to, from, bytes);
+}
+
+static void zero(dk_queue *queue, float *x, int64_t n)
+{
+	(void)queue;
+	if (n > 0)
+		memset(x, 0, (size_t)n * sizeof(uint16_t));
+}
+
+/* What is f32 of this type, too, is as on the host. */
+static void adamw(dk_queue *queue, float *param, float *grad, float *m, float *v, int64_t n,
+                  const dk_adamw_args *args)
+{
+	(void)queue;
+	dk_cpu_adamw(param, grad, m, v, n, args);
+}
+
+static void sgd(dk_queue *queue, float *param, float *grad, float *buffer, int64_t n,
+                const dk_sgd_args *args)
+{
+	(void)queue;
+	dk_cpu_sgd(param, grad, buffer, n, args);
+}
+
+static float largest(dk_queue *queue, const float *x, int64_t n)
+{
+	(void)queue;
+	return dk_cpu_largest(x, n);
+}
+
+static double sum_squares(dk_queue *queue, const float *x, int64_t n)
+{
+	(void)queue;
+	return dk_cpu_sum_squares(x, n);
+}
+
+static void largest_at(dk_queue *queue, float *largest, const float *x, int64_t n)
+{
+	(void)queue;
+	dk_cpu_largest_at(largest, x, n);
+}
+
+static void squares_at(dk_queue *queue, double *sums, const float *x, int64_t n, int64_t piece)
+{
+	(void)queue;
+	dk_cpu_squares_at(sums, x, n, piece);
+}
+
+static void classifier_loss(dk_queue *queue, double *loss, float *work, const float *in,
+                            const float *weight, const int32_t *targets, int64_t rows, int64_t width,
+                            int64_t vocab)
+{
+	*loss += dk_mixed_classifier_forward(queue, work, in, weight, targets, rows, width, vocab);
+}
+
+static void scale(dk_queue *queue, float *x, int64_t n, float factor)
+{
+	(void)queue;
+	dk_cpu_scale(x, n, factor);
+}
+
+static void to_bf16(dk_queue *queue, uint16_t *out, const float *in, int64_t n)
+{
+	(void)queue;
+	dk_cpu_to_bf16(out, in, n);
+}
+
+static void from_bf16(dk_queue *queue, float *out, const uint16_t *in, int64_t n)
+{
+	(void)queue;
+	dk_cpu_from_bf16(out, in, n);
+}
+
+static void add_rows(dk_queue *queue, float *out, const int32_t *rows, const float *values,
+                     int64_t count, int64_t width)
+{
+	(void)queue;
+	dk_cpu_add_rows(out, rows, values, count, width);
+}
+
+static const char *failure(dk_queue *queue)
+{
+	return atomic_load(&dk_mixed_of(queue)->failure);
+}
+
+static const dk_table table = {
+	.version = DK_TABLE_VERSION, .bytes = sizeof(dk_table), .close = close_queue,
+	.copy = copy, .zero = zero, .adamw = adamw, .sgd = sgd, .largest = largest,
+	.largest_at = largest_at, .sum_squares = sum_squares, .squares_at = squares_at,
+	.scale = scale, .to_bf16 = to_bf16, .from_bf16 = from_bf16,
+	.gemm = dk_mixed_gemm,
+	.linear_forward = dk_mixed_linear_forward,
+	.linear_backward_params = dk_mixed_linear_backward_params,
+	.linear_backward_input = dk_mixed_linear_backward_input,
+	.embedding_forward = dk_mixed_embedding_forward,
+	.embedding_backward = dk_mixed_embedding_backward,
+	.add_rows = add_rows,
+	.layernorm_forward = dk_mixed_layernorm_forward,
+	.layernorm_backward = dk_mixed_layernorm_backward,
+	.gelu_forward = dk_mixed_gelu_forward,
+	.gelu_backward = dk_mixed_gelu_backward,
+	.attention_forward = dk_mixed_attention_forward,
+	.attention_backward = dk_mixed_attention_backward,
+	.classifier_forward = dk_mixed_classifier_forward,
+	.classifier_backward = dk_mixed_classifier_backward,
+	.classifier_loss = classifier_loss,
+	.failure = failure,
+};
+
+dk_queue *dk_open_mixed(void)
+{
+	dk_mixed *q = calloc(1, sizeof(*q));
+
+	if (q == NULL)
+		return NULL;
+	q->base = (dk_queue){.table = &table, .type = DK_MIXED};
+	q->set = dk_bf16();
+	return &q->base;
+}
+
+void dk_close(dk_queue *queue)
+{
+	if (queue != NULL)
+		queue->table->close(queue);
+}

@@ -1,0 +1,127 @@
+/*
+ * products of bf16: each set of instructions that this processor has gives what the same
+ * numbers give in double precision, at odd sizes and either orientation.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "cpu/bf16.h"
+#include "kernels.h"
+#include "tests/support/kernel_values.h"
+
+typedef struct matrix {
+	float *wide;
+	uint16_t *narrow;
+} matrix;
+
+static matrix make_matrix(int64_t n)
+{
+	matrix m = {make((size_t)n, sizeof(float)), make((size_t)n, sizeof(uint16_t))};
+
+	for (int64_t i = 0; i < n; i++)
+		m.wide[i] = (float)uniform();
+	dk_to_bf16(m.narrow, m.wide, n);
+	dk_from_bf16(m.wide, m.narrow, n);
+	return m;
+}
+
+static uint16_t *pack(const dk_bf16_set *set, const dk_side *side)
+{
+	uint16_t *packed = aligned_alloc(64, (size_t)dk_packed_size(side->rows, side->depth) * sizeof(uint16_t));
+
+	assert_non_null(packed);
+	dk_pack(set, packed, side, 0, dk_strips(side->rows));
+	return packed;
+}
+
+static double element(const matrix *m, const dk_side *side, int64_t row, int64_t k)
+{
+	return m->wide[side->across ? k * side->ld + row : row * side->ld + k];
+}
+
+static void check_product(const dk_bf16_set *set, int64_t rows, int64_t columns, int64_t depth, bool a_across,
+                          bool b_across, bool adds)
+{
+	matrix a = make_matrix(rows * depth), b = make_matrix(columns * depth);
+	const dk_side left = {a.narrow, a_across ? rows : depth, a_across, false, rows, depth};
+	const dk_side right = {b.narrow, b_across ? columns : depth, b_across, true, columns, depth};
+	const int64_t ldc = dk_strips(columns) * DK_STRIP;
+	uint16_t *packed_a = pack(set, &left), *packed_b = pack(set, &right);
+	float *c = make((size_t)(dk_strips(rows) * DK_STRIP * ldc), sizeof(float));
+
+	c[0] = adds ? 2 : NAN;
+	if (set->begin != NULL)
+		set->begin();
+	dk_multiply(set, c, ldc, dk_range(packed_a, depth, 0, dk_strips(rows), 0),
+	            dk_range(packed_b, depth, 0, dk_strips(columns), 0), dk_ceil_div(depth, DK_DEPTH), adds);
+	if (set->end != NULL)
+		set->end();
+	for (int64_t i = 0; i < rows; i++) {
+		for (int64_t j = 0; j < columns; j++) {
+			double want = adds && i == 0 && j == 0 ? 2 : 0, size = 1;
+			for (int64_t k = 0; k < depth; k++) {
+				const double term = element(&a, &left, i, k) * element(&b, &right, j, k);
+				want += term;
+				size += fabs(term);
+			}
+			/* Sums of f32, in any order. */
+			if (!(fabs(c[i * ldc + j] - want) <= 1e-6 * size))
+				fail_msg("%s %ld,%ld,%ld: c[%ld, %ld] is %.9g, not %.9g", set->name, (long)rows,
+				         (long)columns, (long)depth, (long)i, (long)j, c[i * ldc + j], want);
+		}
+	}
+	void *const used[] = {a.wide, a.narrow, b.wide, b.narrow, packed_a, packed_b, c};
+	for (size_t i = 0; i < sizeof(used) / sizeof(used[0]); i++)
+		free(used[i]);
+}
+
+static void products_are_those_of_double_precision(void **state)
+{
+	static const int64_t shapes[][3] = {{1, 1, 1}, {16, 16, 32}, {17, 33, 31}, {70, 5, 65}, {32, 32, 600}};
+	const dk_bf16_set *set;
+
+	(void)state;
+	for (int i = 0; (set = dk_bf16_set_at(i)) != NULL; i++) {
+		print_message("%s\n", set->name);
+		for (size_t s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
+			for (int way = 0; way < 8; way++)
+				check_product(set, shapes[s][0], shapes[s][1], shapes[s][2], way & 1, way & 2, way & 4);
+		}
+	}
+}
+
+static void numbers_are_rounded_to_the_nearest_and_even(void **state)
+{
+	const float in[] = {1, 1.00390625f, 1.01171875f, 1.00390637f, -0.0f, INFINITY, 3.4e38f, 0x1p-149f, 1.5f};
+	const uint16_t want[] = {0x3f80, 0x3f80, 0x3f82, 0x3f81, 0x8000, 0x7f80, 0x7f80, 0, 0x3fc0};
+	enum { COUNT = sizeof(in) / sizeof(in[0]) };
+	uint16_t out[COUNT];
+	uint32_t bits = 0x7f800001u; /* a NaN that would become an infinity */
+	float nan[11];
+
+	(void)state;
+	dk_to_bf16(out, in, COUNT);
+	assert_memory_equal(out, want, sizeof(want));
+	for (int i = 0; i < 11; i++)
+		memcpy(&nan[i], &bits, sizeof(bits));
+	dk_to_bf16(out, nan, COUNT);
+	for (int i = 0; i < COUNT; i++)
+		assert_int_equal(out[i], 0x7fc0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(products_are_those_of_double_precision),
+		cmocka_unit_test(numbers_are_rounded_to_the_nearest_and_even),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
