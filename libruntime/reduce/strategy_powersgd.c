@@ -255,6 +255,7 @@ static ddp_status wait(ddp_model *model, int k)
 {
 	powersgd *p = powersgd_of(model);
 	const ddp_powersgd_bucket *bucket = &p->plan.buckets[k];
+	const bool *unused = ddp_uses_counts(&model->uses) ? model->uses.unused : NULL;
 	ddp_status status = DDP_OK;
 	char name[32];
 
@@ -274,10 +275,14 @@ static ddp_status wait(ddp_model *model, int k)
 	p->ended = k + 1;
 	for (int i = bucket->first_matrix; i < bucket->end_matrix; i++) {
 		const ddp_matrix *matrix = &p->plan.matrices[i];
-		ddp_powersgd_restore(matrix, p->travel + matrix->left, p->travel + matrix->right,
-		                     ddp_comm_size(model->context->world),
-		                     model->grads + matrix->slot->offset,
-		                     p->next != NULL ? p->next + matrix->kept : NULL);
+		float *grads = model->grads + matrix->slot->offset;
+		/* What was kept back of it, and still is (see keep()), is no gradient of this step. */
+		if (unused != NULL && unused[matrix->slot->param])
+			memset(grads, 0, (size_t)matrix->slot->count * sizeof(*grads));
+		else
+			ddp_powersgd_restore(matrix, p->travel + matrix->left, p->travel + matrix->right,
+			                     ddp_comm_size(model->context->world), grads,
+			                     p->next != NULL ? p->next + matrix->kept : NULL);
 	}
 	return DDP_OK;
 }

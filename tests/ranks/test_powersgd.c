@@ -329,6 +329,43 @@ static void it_begins_late_and_survives_steps_without_gradients(void **state)
 	assert_int_equal(run_ranks(RANKS, start_body, NULL), 0);
 }
 
+/* What is kept back of a parameter that no rank uses is no gradient of the step. */
+static int unused_body(ddp_context *context, void *user)
+{
+	const int rank = ddp_get_job(context)->rank;
+	ddp_model_options options = plain;
+	ddp_step_stats stats;
+	double squares = 0;
+
+	(void)user;
+	options.unused = DDP_UNUSED_SKIP;
+	ddp_model *model = make(context, &options);
+	train(context, model, 1);
+	for (int p = 1; p < PARAMS; p++) {
+		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+			ddp_param_grad(model, p)[i] = gradient(rank, 2, p, i);
+		CHECK_OK(ddp_grad_ready(model, p));
+	}
+	CHECK_OK(ddp_grad_unused(model, 0));
+	CHECK_OK(ddp_reduce_grads(model, 1, 0, &stats));
+	for (int p = 0; p < PARAMS; p++)
+		for (int64_t i = 0; i < ddp_param_count(model, p); i++) {
+			const double value = ddp_param_grad(model, p)[i];
+			CHECK(p > 0 || value == 0);
+			squares += value * value;
+		}
+	CHECK(fabs(stats.grad_norm - sqrt(squares) / RANKS) < 1e-6 * stats.grad_norm);
+	CHECK_OK(ddp_update_params(model, NULL));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void the_norm_is_of_what_is_used(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(RANKS, unused_body, NULL), 0);
+}
+
 /* ---- checkpoints ------------------------------------------------------------------------- */
 
 static int resume_body(ddp_context *context, void *user)
@@ -445,6 +482,7 @@ int main(void)
 		cmocka_unit_test(gradients_are_those_of_a_plain_powersgd),
 		cmocka_unit_test(a_step_that_is_forgotten_leaves_nothing),
 		cmocka_unit_test(it_begins_late_and_survives_steps_without_gradients),
+		cmocka_unit_test(the_norm_is_of_what_is_used),
 		cmocka_unit_test_setup_teardown(checkpoints_hold_what_is_kept_back, folder_make, folder_remove),
 		cmocka_unit_test_setup_teardown(checkpoints_go_to_other_worlds_and_ways, folder_make, folder_remove),
 	};
