@@ -30,6 +30,27 @@ static ddp_status clear_gradient(ddp_model *model, int slot)
 	return ddp_arena_clear(&model->grads_memory, cleared->offset, cleared->offset + cleared->count);
 }
 
+static bool is_absent(const ddp_model *model, int param)
+{
+	return model->uses.learned && model->uses.absent[param];
+}
+
+ddp_status ddp_grads_start(ddp_model *model, int k)
+{
+	const ddp_bucket *bucket = &model->plan.buckets[k];
+	ddp_status status = DDP_OK;
+
+	for (int i = bucket->first_param; i <= bucket->last_param && status == DDP_OK; i++) {
+		const ddp_slot *slot = &model->layout.slots[i];
+		const int64_t end = slot->offset + slot->count;
+		if (is_absent(model, slot->param))
+			status = ddp_arena_clear(&model->grads_memory,
+			                         slot->offset > bucket->begin ? slot->offset : bucket->begin,
+			                         end < bucket->end ? end : bucket->end);
+	}
+	return status == DDP_OK ? model->strategy->start(model, k) : status;
+}
+
 static void look_at_gradient(ddp_model *model, int slot)
 {
 	const ddp_slot *looked_at = &model->layout.slots[slot];
@@ -43,12 +64,14 @@ static void look_at_gradient(ddp_model *model, int slot)
 
 ddp_status ddp_grads_look_at_rest(ddp_model *model)
 {
+	/* With its bucket, what is absent is cleared. */
+	const bool travels = model->reducer.communicates && model->reducer.start != NULL;
 	ddp_status status = DDP_OK;
 
 	for (int i = 0; i < model->layout.trained && status == DDP_OK; i++) {
-		const bool unused = ddp_uses_counts(&model->uses) &&
-		                    !model->uses.used[model->layout.slots[i].param];
-		if (unused && !model->reducer.ready.announced[i])
+		const int param = model->layout.slots[i].param;
+		const bool unused = ddp_uses_counts(&model->uses) && !model->uses.used[param];
+		if (unused && (!model->reducer.ready.announced[i] || (is_absent(model, param) && !travels)))
 			status = clear_gradient(model, i);
 		if (!model->reducer.ready.announced[i] || !is_final(&model->layout.slots[i]))
 			look_at_gradient(model, i);
@@ -69,11 +92,6 @@ static ddp_status find_slot(const ddp_model *model, int param, int *slot)
 		return ddp_model_not_updated(model);
 	*slot = model->layout.slot_of[param];
 	return *slot < model->layout.trained ? DDP_OK : not_trained(&model->layout.slots[*slot]);
-}
-
-static bool is_absent(const ddp_model *model, int param)
-{
-	return model->uses.learned && model->uses.absent[param];
 }
 
 static ddp_status announce(ddp_model *model, int slot)

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "reduce/agree.h"
 #include "reduce/facts.h"
+#include "reduce/grads.h"
 
 /* 64 MiB. Each broadcast has a deadline of its own, which a slow network must be able
    to meet. */
@@ -43,8 +44,8 @@ static ddp_status make_reducer(ddp_model *model)
 {
 	ddp_reducer reducer = {
 		.comm = model->context->world, .watch = model->context->watch, .plan = &model->plan,
-		.model = model, .start = model->strategy->start, .communicates = communicates(model),
-		.overlaps = !model->settings.no_overlap,
+		.model = model, .start = model->strategy->start != NULL ? ddp_grads_start : NULL,
+		.communicates = communicates(model), .overlaps = !model->settings.no_overlap,
 		.totals_max = DDP_CONSENSUS_COUNT + (size_t)ddp_uses_words_max(&model->uses),
 	};
 

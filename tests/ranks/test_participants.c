@@ -2,6 +2,7 @@
  * reduce: what takes part in a step: tensors that are trained, frozen, buffers or unused, and
  * ranks that have not finished. Their values in random models are test_engine's matter.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -253,6 +254,38 @@ static void a_static_graph_may_not_change(void **state)
 	assert_int_equal(run_ranks(2, static_body, NULL), 0);
 }
 
+/* Nobody announces c; its bucket is the first to travel, where buckets do. */
+static int static_memory_body(ddp_context *context, void *user)
+{
+	ddp_model_options options = by(DDP_UNUSED_STATIC);
+
+	options.shard = *(const ddp_shard *)user;
+	ddp_model *model = make(context, &options);
+	for (int step = 1; step <= 2; step++) {
+		ddp_step_stats stats;
+		fill(ddp_param_grad(model, 2), step == 1 ? 9 : NAN);
+		use(model, 1);
+		use(model, 0);
+		CHECK_OK(ddp_step(model, 1, 0, &stats));
+		CHECK(fabs(stats.grad_norm - sqrt(2 * COUNT)) < 1e-5);
+		CHECK(is_all(ddp_param_data(model, 2), 1) && is_all(ddp_param_grad(model, 2), 0));
+	}
+	ddp_model_free(model);
+	return 0;
+}
+
+static void what_a_static_graph_leaves_out_counts_as_0_whatever_its_memory_holds(void **state)
+{
+	static const ddp_shard shards[] = { DDP_SHARD_NONE, DDP_SHARD_STATE, DDP_SHARD_GRADIENTS };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(shards) / sizeof(shards[0]); i++) {
+		ddp_shard shard = shards[i];
+		for (int ranks = 1; ranks <= 2; ranks++)
+			assert_int_equal(run_ranks(ranks, static_memory_body, &shard), 0);
+	}
+}
+
 /* ---- ranks that have finished --------------------------------------------------------- */
 
 /* Rank 0 has one step's samples, rank 1 two, rank 2 three. */
@@ -344,6 +377,7 @@ int main(void)
 		cmocka_unit_test(kinds_and_groups_are_checked_and_the_same_on_all_ranks),
 		cmocka_unit_test(what_no_rank_uses_stays_and_holds_nothing_up),
 		cmocka_unit_test(a_static_graph_may_not_change),
+		cmocka_unit_test(what_a_static_graph_leaves_out_counts_as_0_whatever_its_memory_holds),
 		cmocka_unit_test(ranks_that_have_finished_join_the_others_steps),
 		cmocka_unit_test(zero_can_be_meant),
 	};
