@@ -34,7 +34,6 @@ static ddp_status make_uses(ddp_model *model, int ranks)
 
 	if (status != DDP_OK)
 		return status;
-	model->missed_shape = model->layout.count;
 	model->consensus = calloc(DDP_CONSENSUS_COUNT + (size_t)ddp_uses_words_max(&model->uses),
 	                          sizeof(*model->consensus));
 	return model->consensus != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for a consensus");
@@ -402,16 +401,20 @@ static ddp_status add_tensor(ddp_model *model, int param, int state, float *aren
 	return DDP_OK;
 }
 
-/* The steps that unused parameters missed, if they were to stay as they are. */
-static ddp_status add_missed(ddp_model *model, ddp_tensors *tensors)
+/* The steps that a parameter missed, if what is unused was to stay as it is. */
+static ddp_status add_missed(ddp_model *model, int param, ddp_tensors *tensors)
 {
+	const ddp_slot *slot = ddp_model_slot(model, param);
 	ddp_tensor *missed = &tensors->list[tensors->count++];
 
 	*missed = (ddp_tensor){
-		.name = strdup("optimizer.missed_steps"), .param = -1, .state = -1, .ndim = 1,
-		.shape = &model->missed_shape, .data = model->uses.missed, .optional = true,
+		.param = param, .state = -1, .shape = slot->shape, /* a number: of no dimension */
+		.data = &model->uses.missed[param], .optional = true,
 	};
-	return missed->name != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for a tensor's name");
+	if (asprintf(&missed->name, "optimizer.missed_steps.%s", slot->name) >= 0)
+		return DDP_OK;
+	missed->name = NULL;
+	return ddp_fail(DDP_ERR_NOMEM, "no memory for a tensor's name");
 }
 
 static ddp_status make_whole(int64_t elements, float **arena)
@@ -441,8 +444,10 @@ static ddp_status list_tensors(ddp_model *model, bool whole, ddp_tensors *tensor
 				status = add_tensor(model, p, state, arena, tensors);
 		}
 	}
-	if (status == DDP_OK)
-		status = add_missed(model, tensors);
+	for (int p = 0; p < model->layout.count && status == DDP_OK; p++) {
+		if (ddp_model_slot(model, p)->kind == DDP_PARAM_TRAINED)
+			status = add_missed(model, p, tensors);
+	}
 	if (status != DDP_OK || tensors->extras == 0)
 		return status;
 	ddp_tensor *extras = tensors->list + tensors->count;
@@ -453,7 +458,7 @@ static ddp_status list_tensors(ddp_model *model, bool whole, ddp_tensors *tensor
 ddp_status ddp_model_tensors(ddp_model *model, bool whole, ddp_tensors *tensors)
 {
 	int extras = model->strategy->extra_count != NULL ? model->strategy->extra_count(model) : 0;
-	int most = model->layout.count * (1 + model->optim.state_count) + 1 + extras;
+	int most = model->layout.count * (2 + model->optim.state_count) + extras;
 
 	*tensors = (ddp_tensors){ .list = calloc((size_t)most, sizeof(*tensors->list)) };
 	if (tensors->list == NULL)

@@ -12,8 +12,8 @@
 typedef struct ddp_tensor {
 	char *name;   /* "h.0.mlp.weight" or "optimizer.m.h.0.mlp.weight" */
 	int param;    /* which it is, or whose state */
-	int state;    /* of the optimizer; -1: the parameter itself */
-	bool optional; /* a file may lack it: then it is all 0 */
+	int state;    /* of the optimizer; -1: the parameter itself, or what is optional */
+	bool optional; /* steps that it missed. A file may lack it: then it is 0 */
 	int ndim;
 	const int64_t *shape;
 	float *data;

@@ -41,7 +41,6 @@ struct ddp_model {
 	double largest;         /* that sums of all ranks' gradients could be in the last step
 	                           that all have agreed on */
 	ddp_uses uses;
-	int64_t missed_shape;   /* of uses.missed: how many parameters there are */
 	double *consensus;      /* what this rank says in a step; then what all do */
 	double divisor;         /* of the sums of the step under way, which makes them means */
 	bool joined;            /* this rank has finished, and adds nothing to the step under way */

@@ -286,6 +286,48 @@ static void what_a_static_graph_leaves_out_counts_as_0_whatever_its_memory_holds
 	}
 }
 
+/* In a file it is of a parameter's name, as all else is, not of its place in the program's list. */
+static int order_body(ddp_context *context, void *user)
+{
+	static const int moved[] = { 1, 2, 0 };
+	ddp_model_options options = by(DDP_UNUSED_SKIP);
+	ddp_param params[3];
+	ddp_model *other;
+	int64_t step;
+
+	(void)user;
+	options.optimizer = DDP_ADAMW;
+	ddp_model *model = make(context, &options);
+	for (int p = 0; p < 3; p++)
+		params[moved[p]] = three[p];
+	CHECK_OK(ddp_model_create(context, params, 3, &options, &other));
+	for (int i = 1; i <= 3; i++) {
+		use(model, 0);
+		if (i == 2)
+			use(model, 1);
+		CHECK_OK(ddp_step(model, 1, 0, NULL));
+	}
+	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
+	CHECK_OK(ddp_checkpoint_load(other, NULL, test_folder, &step));
+	for (int p = 0; p < 3; p++) {
+		use(model, p);
+		use(other, moved[p]);
+	}
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_step(other, 1, 0, NULL));
+	for (int p = 0; p < 3; p++)
+		CHECK(is_all(ddp_param_data(other, moved[p]), ddp_param_data(model, p)[0]));
+	ddp_model_free(model);
+	ddp_model_free(other);
+	return 0;
+}
+
+static void steps_that_a_parameter_missed_are_saved_by_its_name(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(1, order_body, NULL), 0);
+}
+
 /* ---- ranks that have finished --------------------------------------------------------- */
 
 /* Rank 0 has one step's samples, rank 1 two, rank 2 three. */
@@ -378,6 +420,8 @@ int main(void)
 		cmocka_unit_test(what_no_rank_uses_stays_and_holds_nothing_up),
 		cmocka_unit_test(a_static_graph_may_not_change),
 		cmocka_unit_test(what_a_static_graph_leaves_out_counts_as_0_whatever_its_memory_holds),
+		cmocka_unit_test_setup_teardown(steps_that_a_parameter_missed_are_saved_by_its_name, folder_make,
+		                                folder_remove),
 		cmocka_unit_test(ranks_that_have_finished_join_the_others_steps),
 		cmocka_unit_test(zero_can_be_meant),
 	};
