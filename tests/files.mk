@@ -35,9 +35,10 @@ check-comm: tests/ranks/comm_soak tests/ranks/test_comm_random tests/ranks/test_
 	DDP_TEST_MIB=8192 tests/ranks/test_comm_window
 check-engine: tests/ranks/test_engine
 	DDP_TEST_CASES=200 tests/ranks/test_engine
-# PowerSGD beside PyTorch's; PYTHON is one that has torch.
+# Steps and PowerSGD beside PyTorch's; PYTHON is one that has torch.
 PYTHON = python3
 check-torch: libruntime/libddp.la
+	$(PYTHON) $(top_srcdir)/tests/ranks/ddp_torch.py
 	$(PYTHON) $(top_srcdir)/tests/ranks/powersgd_torch.py --figures
 EXTRA_DIST += tests/ranks/powersgd_torch.py
 # Takes each wait for an event out once, and wants a test to fail then.
