@@ -435,7 +435,9 @@ typedef struct ddp_model ddp_model;
  * (broadcast_buffers); here the step before ends with it, and so they are also the same
  * on all ranks between steps: ddp_step(), or ddp_reduce_grads(), broadcasts them, or
  * averages them, over all ranks that take part. A step that is refused
- * (DDP_ERR_NOT_FINITE) does not.
+ * (DDP_ERR_NOT_FINITE) does not, and leaves in them what its forward wrote, as PyTorch
+ * does: a running mean that became a NaN stays one. So, as long as other ranks' buffers are
+ * finite, a rank with one that is not does not count, and gets the others' in the next step.
  */
 typedef enum ddp_param_kind {
 	DDP_PARAM_TRAINED = 0,
@@ -961,7 +963,8 @@ DDP_API void ddp_loader_free(ddp_loader *loader);
  * spread over nodes, or DDP_SHARD_GRADIENTS, cannot be saved any more: DDP_ERR_STATE.
  * DDP_ERR_STATE if a rank was in the middle of an update, or a load failed:
  * what there is belongs to no step, the last checkpoint is where to go on.
- * DDP_ERR_NOT_FINITE if a tensor holds an infinity or a NaN.
+ * DDP_ERR_NOT_FINITE if a parameter that is trained, or the optimizer's state, holds an
+ * infinity or a NaN; what is frozen (a mask, say) and buffers are saved as they are.
  */
 DDP_API ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader,
                                        const char *dir, int keep);

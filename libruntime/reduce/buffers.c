@@ -1,6 +1,10 @@
 #include "reduce/buffers.h"
 
+#include <math.h>
+#include <string.h>
+
 #include "base/error.h"
+#include "kernels.h"
 #include "reduce/model_state.h"
 
 /* 64 MiB at a time, each with a deadline of its own. */
@@ -19,27 +23,26 @@ static ddp_status run(ddp_model *model, ddp_collective operation, int64_t begin,
 	return status;
 }
 
-/* Their sum: what has joined adds nothing. */
-static ddp_status average(ddp_model *model, int active)
+/* Their sum, to which a rank that does not count adds nothing. */
+static ddp_status average(ddp_model *model, bool counts, int counted)
 {
 	const ddp_layout *layout = &model->layout;
-	const bool some_joined = active < model->units.ranks;
-	const ddp_collective sum = {
-		.kind = DDP_ALL_REDUCE, .type = DDP_F32, .op = DDP_SUM, .scaled = some_joined,
-		.scale = some_joined && !model->joined ? 1 : 0,
-	};
+	const ddp_collective sum = { .kind = DDP_ALL_REDUCE, .type = DDP_F32, .op = DDP_SUM };
 
+	if (!counts)
+		memset(model->params + layout->mean, 0,
+		       (size_t)(layout->broadcast - layout->mean) * sizeof(*model->params));
 	ddp_status status = run(model, sum, layout->mean, layout->broadcast);
 	for (int64_t i = layout->mean; i < layout->broadcast && status == DDP_OK; i++)
-		model->params[i] /= (float)active;
+		model->params[i] /= (float)counted;
 	return status;
 }
 
-/* From rank 0, or the first rank that has not joined. */
-static ddp_status broadcast(ddp_model *model, int active)
+/* From rank 0, or the first rank that counts. */
+static ddp_status broadcast(ddp_model *model, bool counts, int counted)
 {
 	const ddp_layout *layout = &model->layout;
-	int32_t root = model->joined ? INT32_MAX : model->units.rank;
+	int32_t root = counts ? model->units.rank : INT32_MAX;
 	const ddp_collective first = {
 		.kind = DDP_ALL_REDUCE, .recv = &root, .count = 1, .type = DDP_I32, .op = DDP_MIN,
 	};
@@ -47,25 +50,35 @@ static ddp_status broadcast(ddp_model *model, int active)
 
 	if (layout->broadcast == layout->all)
 		return DDP_OK;
-	if (active < model->units.ranks)
-		status = ddp_reducer_run(&model->reducer, "first active rank", &first);
+	if (counted < model->units.ranks)
+		status = ddp_reducer_run(&model->reducer, "first rank that counts", &first);
 	else
 		root = 0;
 	const ddp_collective operation = { .kind = DDP_BROADCAST, .type = DDP_F32, .root = root };
 	return status == DDP_OK ? run(model, operation, layout->broadcast, layout->all) : status;
 }
 
-ddp_status ddp_buffers_sync(ddp_model *model, int active)
+bool ddp_buffers_finite(const ddp_model *model)
+{
+	const int64_t count = model->layout.all - model->layout.mean;
+
+	return count == 0 || isfinite(dk_largest(model->params + model->layout.mean, count));
+}
+
+ddp_status ddp_buffers_sync(ddp_model *model, const ddp_consensus *own, const ddp_consensus *all)
 {
 	const bool before = model->partly_updated;
+	const int active = ddp_consensus_active(model, all), finite = active - (int)all->bad_buffers;
+	const bool counts = !model->joined && (own->bad_buffers == 0 || finite == 0);
+	const int counted = finite > 0 ? finite : active;
 
 	if (model->layout.mean == model->layout.all)
 		return DDP_OK;
 	/* Half of a sum is no state to save. */
 	model->partly_updated = true;
-	ddp_status status = average(model, active);
+	ddp_status status = average(model, counts, counted);
 	if (status == DDP_OK)
-		status = broadcast(model, active);
+		status = broadcast(model, counts, counted);
 	if (status == DDP_OK)
 		model->partly_updated = before;
 	return status;

@@ -2,10 +2,13 @@
 #ifndef DDP_REDUCE_BUFFERS_H
 #define DDP_REDUCE_BUFFERS_H
 
-#include "ddp.h"
+#include "reduce/consensus.h"
 
-/* Averages and broadcasts them, as their kinds say, over the `active` ranks, which have not
-   joined. Collective. */
-ddp_status ddp_buffers_sync(ddp_model *model, int active);
+/* Whether this rank's are, of those that ranks make alike. */
+bool ddp_buffers_finite(const ddp_model *model);
+
+/* Averages and broadcasts them, as their kinds say, over the ranks that count: those that have
+   not joined, and, unless that is none, whose buffers are finite. Collective. */
+ddp_status ddp_buffers_sync(ddp_model *model, const ddp_consensus *own, const ddp_consensus *all);
 
 #endif

@@ -20,6 +20,7 @@ typedef struct ddp_consensus {
 	double halves;             /* ranks in ddp_reduce_grads() */
 	double changed;            /* ranks whose static graph has changed */
 	double not_finite;         /* ranks whose loss or gradient is not finite */
+	double bad_buffers;        /* ranks that have not joined and have a buffer that is not */
 	double largest;            /* magnitude of a gradient: no sum of all ranks' is larger */
 	double checksum[2], checksum_squared[2]; /* of the parameters, in halves, before the
 	                              first step: are they the same? */
@@ -43,7 +44,7 @@ void ddp_magnitude_add(ddp_magnitude *magnitude, const ddp_slot *slot, const flo
 /* The same of one whose largest magnitude is known. */
 void ddp_magnitude_note(ddp_magnitude *magnitude, const ddp_slot *slot, double largest);
 
-/* What this rank says, but for `halves` and `changed`. A rank with a wrong argument goes
+/* What this rank says, but for `halves`, `changed` and `bad_buffers`. A rank with a wrong argument goes
    through the step with the others, so that all of them end it with an error. An error is
    this rank's alone. */
 ddp_status ddp_consensus_state(const struct ddp_model *model, double weight, double loss_sum,

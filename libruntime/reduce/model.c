@@ -394,6 +394,7 @@ static ddp_status add_tensor(ddp_model *model, int param, int state, float *aren
 	}
 	tensor->param = param;
 	tensor->state = state;
+	tensor->untrained = slot->kind != DDP_PARAM_TRAINED;
 	tensor->ndim = slot->ndim;
 	tensor->shape = slot->shape;
 	tensor->data = arena != NULL ? arena + slot->offset : NULL;

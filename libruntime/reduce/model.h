@@ -13,6 +13,7 @@ typedef struct ddp_tensor {
 	char *name;   /* "h.0.mlp.weight" or "optimizer.m.h.0.mlp.weight" */
 	int param;    /* which it is, or whose state */
 	int state;    /* of the optimizer; -1: the parameter itself, or what is optional */
+	bool untrained; /* frozen or a buffer, so it may hold what is not finite */
 	bool optional; /* steps that it missed. A file may lack it: then it is 0 */
 	int ndim;
 	const int64_t *shape;

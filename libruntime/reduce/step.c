@@ -188,6 +188,7 @@ static ddp_status confer(ddp_model *model, ddp_consensus *own, bool halves, ddp_
 
 	own->halves = halves ? 1 : 0;
 	own->changed = model->uses.changed >= 0 ? 1 : 0;
+	own->bad_buffers = model->joined || ddp_buffers_finite(model) ? 0 : 1;
 	memcpy(model->consensus, own, sizeof(*own));
 	ddp_status status = ddp_reducer_finish(&model->reducer, model->consensus,
 	                                         DDP_CONSENSUS_COUNT + (size_t)count);
@@ -257,7 +258,7 @@ static ddp_status agree(ddp_model *model, double weight, double loss_sum, bool h
 	if (stats->active_ranks == 0)
 		return DDP_OK;
 	ddp_uses_agree(&model->uses, model->consensus + DDP_CONSENSUS_COUNT, all.joined == 0);
-	status = ddp_buffers_sync(model, stats->active_ranks);
+	status = ddp_buffers_sync(model, &own, &all);
 	if (status != DDP_OK)
 		return status;
 	/* They were issued before the totals, so they are complete, or nearly. */

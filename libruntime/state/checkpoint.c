@@ -156,7 +156,7 @@ static ddp_status check_finite(const ddp_tensors *tensors)
 {
 	for (int i = 0; i < tensors->count; i++) {
 		const ddp_tensor *tensor = &tensors->list[i];
-		if (!isfinite(dk_largest(tensor->data, element_count(tensor))))
+		if (!tensor->untrained && !isfinite(dk_largest(tensor->data, element_count(tensor))))
 			return ddp_fail(DDP_ERR_NOT_FINITE, "tensor %s holds an infinity or a NaN; the "
 			                "checkpoints before are kept: go back to one, with a lower learning "
 			                "rate", tensor->name);

@@ -141,6 +141,67 @@ static void kinds_and_groups_are_checked_and_the_same_on_all_ranks(void **state)
 	assert_int_equal(run_ranks(2, wrong_body, NULL), 0);
 }
 
+/* ---- buffers that are not finite ------------------------------------------------------- */
+
+/* Forward writes to all buffers; a NaN among them stays one in running statistics. */
+static void forward(ddp_model *model, float value, bool poisons)
+{
+	for (int p = LOCAL; p <= BROADCAST; p++) {
+		fill(ddp_param_data(model, p), value);
+		if (poisons)
+			ddp_param_data(model, p)[COUNT / 2] = NAN;
+	}
+}
+
+static int poisoned_body(ddp_context *context, void *user)
+{
+	const ddp_model_options options = { .size = sizeof(options), .optimizer = DDP_SGD };
+	const int rank = ddp_get_job(context)->rank;
+	ddp_model *model;
+	int64_t step;
+
+	(void)user;
+	CHECK_OK(ddp_model_create(context, kinds, KINDS, &options, &model));
+	forward(model, (float)rank, rank == 0);
+	CHECK(ddp_step(model, 1, rank == 0 ? NAN : 0, NULL) == DDP_ERR_NOT_FINITE);
+	CHECK(isnan(ddp_param_data(model, MEAN)[COUNT / 2]) == (rank == 0)); /* nothing was exchanged */
+
+	/* Rank 0's do not count, and it gets the others'. */
+	forward(model, (float)(2 * rank), rank == 0);
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK(is_all(ddp_param_data(model, MEAN), 3) && is_all(ddp_param_data(model, BROADCAST), 2));
+	CHECK(isnan(ddp_param_data(model, LOCAL)[COUNT / 2]) == (rank == 0));
+
+	/* Neither do those of a rank that has finished. */
+	forward(model, (float)rank, rank == 1);
+	if (rank == 0)
+		CHECK_OK(ddp_join(model, NULL));
+	else
+		CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK(is_all(ddp_param_data(model, MEAN), 2) && is_all(ddp_param_data(model, BROADCAST), 2));
+
+	/* If that is so on all ranks, it is what they have; and parameters can be saved. */
+	forward(model, (float)rank, true);
+	fill(ddp_param_data(model, FROZEN), -INFINITY); /* a mask, say */
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK(isnan(ddp_param_data(model, MEAN)[COUNT / 2]) && ddp_param_data(model, MEAN)[0] == 1);
+	CHECK(isnan(ddp_param_data(model, BROADCAST)[COUNT / 2]) && ddp_param_data(model, BROADCAST)[0] == 0);
+	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
+	fill(ddp_param_data(model, FROZEN), 0);
+	CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
+	CHECK(step == 3 && is_all(ddp_param_data(model, FROZEN), -INFINITY));
+	ddp_param_data(model, TRAINED)[1] = NAN;
+	CHECK(ddp_checkpoint_save(model, NULL, test_folder, 0) == DDP_ERR_NOT_FINITE);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void buffers_that_are_not_finite_on_a_rank_reach_no_other(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(3, poisoned_body, NULL), 0);
+}
+
 /* ---- what is unused ----------------------------------------------------------------- */
 
 static const ddp_param three[] = {
@@ -415,6 +476,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(only_what_is_trained_costs_gradients_and_state, folder_make,
+		                                folder_remove),
+		cmocka_unit_test_setup_teardown(buffers_that_are_not_finite_on_a_rank_reach_no_other, folder_make,
 		                                folder_remove),
 		cmocka_unit_test(kinds_and_groups_are_checked_and_the_same_on_all_ranks),
 		cmocka_unit_test(what_no_rank_uses_stays_and_holds_nothing_up),
