@@ -786,7 +786,9 @@ DDP_API ddp_status ddp_step(ddp_model *model, double weight, double loss_sum,
  * do. What else the others do together, such as a checkpoint, this rank does, too.
  * Buffers are those of the first rank that is active, or the mean of these. Errors are
  * those of ddp_step(); DDP_ERR_STATE, on all ranks: others are in ddp_reduce_grads();
- * DDP_ERR_UNSUPPORTED: the model is on a device, or has local_steps.
+ * DDP_ERR_UNSUPPORTED: the model is on a device, or has local_steps. That, and DDP_ERR_STATE
+ * of gradients that are announced, are of this rank alone and change nothing: the others wait
+ * for its ddp_step().
  */
 DDP_API ddp_status ddp_join(ddp_model *model, ddp_step_stats *stats);
 

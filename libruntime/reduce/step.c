@@ -415,17 +415,30 @@ static ddp_status contribute_nothing(ddp_model *model)
 	return ddp_arena_clear(&model->grads_memory, 0, model->layout.elements);
 }
 
-ddp_status ddp_join(ddp_model *model, ddp_step_stats *stats)
+/* What is this rank's own mistake changes nothing: it can still call ddp_step(). */
+static ddp_status check_join(const ddp_model *model)
 {
-	ddp_status status = begin_end(model);
+	ddp_status status = ddp_model_check(model);
+
 	if (status != DDP_OK)
 		return status;
-	if (model->reducer.ready.announced_count > 0)
+	if (model->reducer.ready.announced_count > 0 && !model->reduced)
 		return ddp_fail(DDP_ERR_STATE, "gradients of step %lld are announced: end it with ddp_step() "
 		                "before ddp_join()", (long long)model->steps + 1);
 	if (model->place.device != NULL || model->settings.local_steps > 0)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "ddp_join() is neither for a model in a device's memory yet, "
-		                "nor for one with local_steps");
+		                "nor for one with local_steps: a rank without samples calls ddp_step() with a "
+		                "weight of 0");
+	return DDP_OK;
+}
+
+ddp_status ddp_join(ddp_model *model, ddp_step_stats *stats)
+{
+	ddp_status status = check_join(model);
+	if (status == DDP_OK)
+		status = begin_end(model);
+	if (status != DDP_OK)
+		return status;
 	status = contribute_nothing(model);
 	if (status == DDP_OK)
 		status = run_step(model, 0, 0);

@@ -434,6 +434,7 @@ static int join_body(ddp_context *context, void *user)
 	CHECK(says("takes part in ddp_step() only"));
 	CHECK_OK(ddp_grad_ready(model, 0));
 	CHECK(ddp_join(model, NULL) == DDP_ERR_STATE && says("are announced"));
+	CHECK(ddp_watch_current_phase(context->watch) == DDP_PHASE_IDLE); /* it waits for nobody */
 	CHECK_OK(ddp_step(model, 1, 0, NULL));
 	ddp_model_free(model);
 	return 0;
