@@ -1,5 +1,5 @@
 /*
- * One rank of tests/bench/algorithms: measures an all_reduce by each algorithm between
+ * One rank of tests/bench/algorithms: measures a reduction by each algorithm between
  * nodes, beside what comm/hier/cost predicts from what libddp measured of the network.
  * Rank 0 prints a line for each size and algorithm.
  */
@@ -34,13 +34,13 @@ static int by_value(const void *a, const void *b)
 
 /* Seconds of an operation on the slowest rank, in several batches, sorted; the first batch
    does not count. */
-static void measure(ddp_comm *comm, float *data, size_t count, int repeats, double *seconds)
+static void measure(ddp_comm *comm, const ddp_collective *c, int repeats, double *seconds)
 {
 	for (int batch = -1; batch < BATCHES; batch++) {
 		must(ddp_barrier(comm));
 		const uint64_t start = ddp_now_ns();
 		for (int i = 0; i < repeats; i++)
-			must(ddp_all_reduce(comm, NULL, data, count, DDP_F32, DDP_SUM));
+			must(ddp_run(comm, c));
 		double now = ddp_seconds_since(start) / repeats;
 		must(ddp_all_reduce(comm, NULL, &now, 1, DDP_F64, DDP_MAX));
 		if (batch >= 0)
@@ -49,14 +49,20 @@ static void measure(ddp_comm *comm, float *data, size_t count, int repeats, doub
 	qsort(seconds, BATCHES, sizeof(*seconds), by_value);
 }
 
-static void compare(ddp_comm *comm, float *data, size_t bytes)
+/* `bytes` of each rank's input; results go to the memory's second half. */
+static void compare(ddp_comm *comm, ddp_kind kind, float *data, size_t bytes)
 {
-	const bool small = bytes <= DDP_SMALL_BYTES;
-	const ddp_shape shape = { .nodes = comm->topology.nodes, .channels = small ? 1 : comm->topology.channels,
-	                          .count = bytes / 4, .element = 4, .travel = 4, .wide = 4,
+	const bool small = bytes <= DDP_SMALL_BYTES && kind != DDP_REDUCE_SCATTER;
+	const size_t blocks = kind == DDP_REDUCE_SCATTER ? (size_t)comm->size : 1, count = bytes / 4 / blocks;
+	const ddp_collective c = { .kind = kind, .send = data, .recv = kind == DDP_ALL_REDUCE ? data : data + bytes / 4,
+	                           .count = count, .type = DDP_F32, .op = DDP_SUM };
+	const ddp_shape shape = { .kind = kind, .nodes = comm->topology.nodes,
+	                          .channels = small ? 1 : comm->topology.channels,
+	                          .blocks = (size_t)comm->topology.nodes, .count = count * blocks,
+	                          .element = 4, .travel = 4, .wide = 4,
 	                          .stage_bytes = comm->node.stage_bytes };
 	const ddp_link *link = &comm->hier.link;
-	const unsigned int candidates = ddp_cost_candidates(small);
+	const unsigned int candidates = ddp_cost_candidates(kind, small);
 	const ddp_algorithm chosen = ddp_cost_cheapest(link, &shape, candidates);
 
 	for (ddp_algorithm a = 0; a < DDP_ALGORITHMS; a++) {
@@ -66,18 +72,17 @@ static void compare(ddp_comm *comm, float *data, size_t bytes)
 		const double predicted = ddp_cost_of(a, link, &shape).seconds;
 		const double repeats = batch_seconds / predicted;
 		setenv("DDP_ALGORITHM", ddp_algorithm_name(a), 1);
-		measure(comm, data, bytes / 4,
-		        repeats > REPEATS_MOST ? REPEATS_MOST : repeats < 2 ? 2 : (int)repeats, measured);
+		measure(comm, &c, repeats > REPEATS_MOST ? REPEATS_MOST : repeats < 2 ? 2 : (int)repeats, measured);
 		unsetenv("DDP_ALGORITHM");
 		if (comm->rank == 0)
-			printf("%10zu %c%-20s %11.3f %11.3f %11.3f %11.3f %9.2f\n", bytes, a == chosen ? '*' : ' ',
+			printf("%-14s %10zu %c%-20s %11.3f %11.3f %11.3f %11.3f %9.2f\n", ddp_kind_name(kind), bytes, a == chosen ? '*' : ' ',
 			       ddp_algorithm_name(a), 1e3 * predicted, 1e3 * measured[BATCHES / 2],
 			       1e3 * measured[0], 1e3 * measured[BATCHES - 1], predicted / measured[BATCHES / 2]);
 	}
 	fflush(stdout);
 }
 
-static int run(int size_count, char **sizes)
+static int run(ddp_kind kind, int size_count, char **sizes)
 {
 	ddp_context *context;
 	size_t most = 0;
@@ -89,19 +94,19 @@ static int run(int size_count, char **sizes)
 		const size_t bytes = (size_t)rank_number("SIZE", sizes[i], 4, 1l << 30);
 		most = bytes > most ? bytes : most;
 	}
-	must(ddp_mem_alloc(comm, most, &memory));
-	memset(memory, 0, most);
+	must(ddp_mem_alloc(comm, 2 * most, &memory));
+	memset(memory, 0, 2 * most);
 	/* The network is measured at the first. */
 	must(ddp_all_reduce(comm, NULL, memory, most / 4, DDP_F32, DDP_SUM));
 	const ddp_link *link = &comm->hier.link;
 	if (comm->rank == 0)
 		printf("%d nodes x %d ranks: %.1f us from node to node, %.2f us a message, %.2f Mbit/s\n"
-		       "%10s  %-20s %11s %11s %11s %11s %9s\n", comm->topology.nodes, comm->topology.channels,
+		       "%-14s %10s  %-20s %11s %11s %11s %11s %9s\n", comm->topology.nodes, comm->topology.channels,
 		       1e6 * link->latency_seconds, 1e6 * link->message_seconds,
-		       link->byte_seconds > 0 ? 8e-6 / link->byte_seconds : 0, "bytes", "algorithm", "predicted ms",
+		       link->byte_seconds > 0 ? 8e-6 / link->byte_seconds : 0, "operation", "bytes", "algorithm", "predicted ms",
 		       "measured ms", "least", "most", "ratio");
 	for (int i = 0; i < size_count; i++)
-		compare(comm, memory, (size_t)rank_number("SIZE", sizes[i], 4, 1l << 30));
+		compare(comm, kind, memory, (size_t)rank_number("SIZE", sizes[i], 4, 1l << 30));
 	must(ddp_mem_free(comm, memory));
 	must(ddp_finalize(context));
 	return 0;
@@ -109,10 +114,16 @@ static int run(int size_count, char **sizes)
 
 int main(int argc, char **argv)
 {
-	if (argc < 2) {
-		fprintf(stderr, "usage: %s BYTES...\nits environment says which rank it is\n", argv[0]);
+	static const ddp_kind kinds[] = { DDP_ALL_REDUCE, DDP_REDUCE, DDP_REDUCE_SCATTER };
+	size_t kind = 0;
+
+	while (argc > 2 && kind < 3 && strcmp(argv[1], ddp_kind_name(kinds[kind])) != 0)
+		kind++;
+	if (argc < 3 || kind == 3) {
+		fprintf(stderr, "usage: %s all_reduce|reduce|reduce_scatter BYTES...\n"
+		        "its environment says which rank it is\n", argv[0]);
 		return 2;
 	}
 	ddp_set_log(ddp_log_stderr, NULL, DDP_LOG_WARN);
-	return run(argc - 1, argv + 1);
+	return run(kinds[kind], argc - 2, argv + 2);
 }

@@ -1,5 +1,5 @@
 /*
- * scale: what an all_reduce between the nodes of a large world takes, by each algorithm
+ * scale: what a reduction between the nodes of a large world takes, by each algorithm
  * of comm/hier, and which of them libddp would choose: time, messages and connections of
  * a rank, for 100 to 100,000 ranks. The figures are those of the library's own model
  * (comm/hier/cost), for a network that is described by the options; recursive doubling
@@ -23,8 +23,9 @@ static const struct {
 } sizes[SIZES] = { { "1 KiB", 1024 }, { "25 MiB", (size_t)25 << 20 }, { "1 GiB", (size_t)1 << 30 } };
 
 static const char usage[] =
-	"usage: scale [--ranks-per-node N] [--latency-us X] [--message-us X] [--gbit X]\n"
-	"             [--chunk-kib N] [--svg FILE]\n"
+	"usage: scale [--kind KIND] [--ranks-per-node N] [--latency-us X] [--message-us X]\n"
+	"             [--gbit X] [--chunk-kib N] [--svg FILE]\n"
+	"  --kind KIND         all_reduce, reduce or reduce_scatter (default: all_reduce)\n"
 	"  --ranks-per-node N  (default: 8)\n"
 	"  --latency-us X      from node to node (default: 5)\n"
 	"  --message-us X      a message's own time at its sender (default: 0.5)\n"
@@ -32,6 +33,19 @@ static const char usage[] =
 	"  --chunk-kib N       of direct exchange's messages, at most (default: 256)\n"
 	"  --svg FILE          where to draw it (default: scale.svg)\n"
 	"What a network really does, libddp tells with DDP_LOG=info, \"between nodes: ...\".\n";
+
+/* One of those that are modelled. */
+static ddp_kind kind_named(const char *name)
+{
+	static const ddp_kind kinds[] = { DDP_ALL_REDUCE, DDP_REDUCE, DDP_REDUCE_SCATTER };
+
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		if (strcmp(name, ddp_kind_name(kinds[i])) == 0)
+			return kinds[i];
+	}
+	fprintf(stderr, "scale: \"%s\" is no kind of reduction\n%s", name, usage);
+	exit(2);
+}
 
 static double number(const char *text)
 {
@@ -46,17 +60,17 @@ static double number(const char *text)
 }
 
 /* One size of operation in all worlds: its table, and its curves of the plot. */
-static bool tell(size_t size, int ranks_per_node, const ddp_link *link, plot_panel *seconds,
+static bool tell(ddp_kind kind, size_t size, int ranks_per_node, const ddp_link *link, plot_panel *seconds,
                  plot_panel *connections)
 {
-	const bool small = sizes[size].bytes <= DDP_SMALL_BYTES;
-	const unsigned int candidates = ddp_cost_candidates(small);
+	const bool small = sizes[size].bytes <= DDP_SMALL_BYTES && kind != DDP_REDUCE_SCATTER;
+	const unsigned int candidates = ddp_cost_candidates(kind, small);
 
-	printf("\nall_reduce of %s, f32\n%8s %7s  %-20s %12s %12s %12s %12s\n", sizes[size].name, "ranks", "nodes",
-	       "algorithm", "ms", "simulated", "messages", "connections");
+	printf("\n%s of %s, f32\n%8s %7s  %-20s %12s %12s %12s %12s\n", ddp_kind_name(kind), sizes[size].name,
+	       "ranks", "nodes", "algorithm", "ms", "simulated", "messages", "connections");
 	for (int w = 0; w < WORLDS; w++) {
 		const int nodes = (worlds[w] + ranks_per_node - 1) / ranks_per_node;
-		const ddp_shape shape = { .nodes = nodes, .channels = small ? 1 : ranks_per_node,
+		const ddp_shape shape = { .kind = kind, .nodes = nodes, .blocks = (size_t)nodes, .channels = small ? 1 : ranks_per_node,
 		                          .count = sizes[size].bytes / 4, .element = 4, .travel = 4, .wide = 4,
 		                          .stage_bytes = DDP_NET_STAGE_BYTES };
 		const ddp_algorithm chosen = ddp_cost_cheapest(link, &shape, candidates);
@@ -82,7 +96,7 @@ static bool tell(size_t size, int ranks_per_node, const ddp_link *link, plot_pan
 	return true;
 }
 
-static int run(int ranks_per_node, const ddp_link *link, const char *file)
+static int run(ddp_kind kind, int ranks_per_node, const ddp_link *link, const char *file)
 {
 	static plot_panel panels[2][SIZES];
 	char caption[160];
@@ -95,7 +109,7 @@ static int run(int ranks_per_node, const ddp_link *link, const char *file)
 		snprintf(panels[0][size].title, sizeof(panels[0][size].title), "seconds, %s", sizes[size].name);
 		snprintf(panels[1][size].title, sizeof(panels[1][size].title), "connections of a rank, %s",
 		         sizes[size].name);
-		if (!tell(size, ranks_per_node, link, &panels[0][size], &panels[1][size])) {
+		if (!tell(kind, size, ranks_per_node, link, &panels[0][size], &panels[1][size])) {
 			fprintf(stderr, "scale: out of memory\n");
 			return 1;
 		}
@@ -111,6 +125,7 @@ static int run(int ranks_per_node, const ddp_link *link, const char *file)
 int main(int argc, char **argv)
 {
 	static const struct option options[] = {
+		{ "kind", required_argument, NULL, 'k' },
 		{ "ranks-per-node", required_argument, NULL, 'r' }, { "latency-us", required_argument, NULL, 'l' },
 		{ "message-us", required_argument, NULL, 'm' },     { "gbit", required_argument, NULL, 'g' },
 		{ "chunk-kib", required_argument, NULL, 'c' },      { "svg", required_argument, NULL, 's' },
@@ -119,10 +134,12 @@ int main(int argc, char **argv)
 	ddp_link link = { .measured = true, .latency_seconds = 5e-6, .message_seconds = 0.5e-6,
 	                  .byte_seconds = 8e-9 / 100, .chunk_bytes = 256 * 1024 };
 	int ranks_per_node = 8, option;
+	ddp_kind kind = DDP_ALL_REDUCE;
 	const char *file = "scale.svg";
 
 	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		switch (option) {
+		case 'k': kind = kind_named(optarg); break;
 		case 'r': ranks_per_node = (int)number(optarg); break;
 		case 'l': link.latency_seconds = 1e-6 * number(optarg); break;
 		case 'm': link.message_seconds = 1e-6 * number(optarg); break;
@@ -137,5 +154,5 @@ int main(int argc, char **argv)
 		fputs(usage, stderr);
 		return 2;
 	}
-	return run(ranks_per_node, &link, file);
+	return run(kind, ranks_per_node, &link, file);
 }

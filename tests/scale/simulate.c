@@ -11,9 +11,14 @@ typedef struct simulation {
 	size_t count, chunk, chunks; /* elements of a channel, of a chunk; and how many chunks */
 	size_t depth, lag;
 	double *clock;   /* [nodes]: when a rank is through with what it did */
-	double *link_free; /* [nodes] */
+	double *out_free, *in_free; /* [nodes]: of links */
 	double *arrival; /* [nodes][depth]: of what was last sent for a chunk */
 } simulation;
+
+static double later(double a, double b)
+{
+	return a > b ? a : b;
+}
 
 static size_t elements_of(const simulation *m, size_t s)
 {
@@ -39,12 +44,14 @@ static void send(simulation *m, int node, size_t s, int round)
 
 	if (e.peer < 0 || e.send.count == 0)
 		return;
-	const double bytes = (double)(ddp_plan_elements(&m->plan, e.send, elements_of(m, s)).count * element);
+	const size_t sent = ddp_halving_elements(m->shape, &m->plan, e.send, e.share, elements_of(m, s));
+	const double bytes = (double)(sent * element);
+	const double seconds = bytes * m->shape->channels * m->link->byte_seconds;
 	m->clock[node] += m->link->message_seconds;
-	if (m->link_free[node] < m->clock[node])
-		m->link_free[node] = m->clock[node];
-	m->link_free[node] += bytes * m->shape->channels * m->link->byte_seconds;
-	m->arrival[(size_t)e.peer * m->depth + s % m->depth] = m->link_free[node] + m->link->latency_seconds;
+	const double start = later(m->out_free[node], m->clock[node]);
+	m->out_free[node] = start + seconds;
+	m->in_free[e.peer] = later(m->in_free[e.peer], start + m->link->latency_seconds) + seconds;
+	m->arrival[(size_t)e.peer * m->depth + s % m->depth] = m->in_free[e.peer];
 }
 
 /* All nodes take before any sends: what is sent now is taken in a later step. */
@@ -68,8 +75,7 @@ static double run(simulation *m)
 		}
 	}
 	for (int node = 0; node < m->plan.nodes; node++) {
-		const double end = m->clock[node] > m->link_free[node] ? m->clock[node] : m->link_free[node];
-		last = end > last ? end : last;
+		last = later(last, later(m->clock[node], m->out_free[node]));
 	}
 	return last;
 }
@@ -77,26 +83,29 @@ static double run(simulation *m)
 double simulate(ddp_algorithm algorithm, const ddp_link *link, const ddp_shape *shape)
 {
 	const size_t nodes = (size_t)shape->nodes, channels = (size_t)shape->channels;
+	const size_t slices = shape->kind == DDP_REDUCE_SCATTER ? channels * shape->blocks : channels;
 	simulation m = { .link = link, .shape = shape, .depth = 1, .lag = 1,
-	                 .count = (shape->count + channels - 1) / channels };
+	                 .count = (shape->count + slices - 1) / slices };
 
 	m.chunk = m.count;
 	if (algorithm == DDP_RECURSIVE_HALVING) {
-		m.plan = ddp_plan_halving(shape->nodes);
+		m.plan = ddp_halving_plan(shape, shape->nodes - 1);
 		m.chunk = ddp_halving_chunk(link, shape);
-		m.depth = ddp_halving_depth(shape, m.chunk);
+		m.depth = ddp_halving_depth(shape, m.chunk, m.count);
 		m.lag = DDP_HALVING_LAG;
 	} else {
 		m.plan = ddp_plan_doubling(shape->nodes);
 	}
 	m.chunks = (m.count + m.chunk - 1) / m.chunk;
 	m.clock = calloc(nodes, sizeof(*m.clock));
-	m.link_free = calloc(nodes, sizeof(*m.link_free));
+	m.out_free = calloc(nodes, sizeof(*m.out_free));
+	m.in_free = calloc(nodes, sizeof(*m.in_free));
 	m.arrival = calloc(nodes * m.depth, sizeof(*m.arrival));
-	const bool good = m.clock != NULL && m.link_free != NULL && m.arrival != NULL;
+	const bool good = m.clock != NULL && m.out_free != NULL && m.in_free != NULL && m.arrival != NULL;
 	const double seconds = good ? run(&m) : -1;
 	free(m.clock);
-	free(m.link_free);
+	free(m.out_free);
+	free(m.in_free);
 	free(m.arrival);
 	return seconds;
 }

@@ -10,7 +10,8 @@
 #include "comm/hier/cost.h"
 
 /* Seconds until the last node is through, or -1 without memory. A node's link carries its
-   messages one by one, as its process makes them one by one. */
+   messages one by one in either direction, as its process makes them one by one. A reduce's
+   root is the last node. */
 double simulate(ddp_algorithm algorithm, const ddp_link *link, const ddp_shape *shape);
 
 #endif

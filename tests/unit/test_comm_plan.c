@@ -47,10 +47,15 @@ static void what_one_node_sends_the_other_expects(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-		const ddp_plan halving = ddp_plan_halving(sizes[i]), doubling = ddp_plan_doubling(sizes[i]);
-		check_pairs(&halving, 0);
-		check_pairs(&halving, 1);
-		check_pairs(&doubling, 0);
+		const ddp_plan plans[] = {
+			ddp_plan_halving(sizes[i]), ddp_plan_doubling(sizes[i]), ddp_plan_halving_to_owners(sizes[i]),
+			ddp_plan_halving_to_root(sizes[i], 0), ddp_plan_halving_to_root(sizes[i], 1),
+			ddp_plan_halving_to_root(sizes[i], sizes[i] - 1),
+		};
+		for (size_t p = 0; p < sizeof(plans) / sizeof(plans[0]); p++) {
+			check_pairs(&plans[p], 0);
+			check_pairs(&plans[p], 1);
+		}
 	}
 }
 
@@ -80,6 +85,7 @@ static void run_round(const ddp_plan *plan, cluster *c, size_t chunk, int round)
 	}
 }
 
+/* On all nodes, or on the root. */
 static void check_order(const ddp_plan *plan, size_t chunk)
 {
 	static cluster c;
@@ -96,8 +102,10 @@ static void check_order(const ddp_plan *plan, size_t chunk)
 	ddp_combine_nodes(&last, DDP_F32, parts, plan->nodes, COUNT, scratch);
 	for (int round = 0; round < plan->rounds; round++)
 		run_round(plan, &c, chunk, round);
-	for (int node = 0; node < plan->nodes; node++)
-		assert_memory_equal(c.have[node], want, sizeof(want));
+	for (int node = 0; node < plan->nodes; node++) {
+		if (plan->wanted == DDP_WANTED_BY_ALL || node == plan->root)
+			assert_memory_equal(c.have[node], want, sizeof(want));
+	}
 	free(scratch);
 }
 
@@ -109,6 +117,42 @@ static void every_plan_combines_in_the_order_of_the_tree(void **state)
 		check_order(&halving, 0);
 		check_order(&halving, 1);
 		check_order(&doubling, 0);
+		for (int root = 0; root < nodes; root++) {
+			const ddp_plan to_root = ddp_plan_halving_to_root(nodes, root);
+			check_order(&to_root, (size_t)root / 2 % 2);
+		}
+	}
+}
+
+/* Parts that are exchanged together hold as many nodes as their leaves have. */
+static void check_nodes_of(const ddp_plan *plan, ddp_range parts)
+{
+	size_t count = 0;
+
+	for (size_t part = parts.begin; part < parts.begin + parts.count; part++)
+		count += ddp_plan_nodes_of(plan, part).count;
+	assert_int_equal(ddp_plan_node_count(plan, parts), count);
+}
+
+static void each_node_is_in_one_part(void **state)
+{
+	(void)state;
+	for (int nodes = 2; nodes <= 100; nodes++) {
+		const ddp_plan plan = ddp_plan_halving_to_owners(nodes);
+		int seen[100] = { 0 };
+		for (size_t part = 0; part < (size_t)plan.leaves; part++) {
+			const ddp_range of = ddp_plan_nodes_of(&plan, part);
+			for (size_t node = of.begin; node < of.begin + of.count; node++) {
+				seen[node]++;
+				const ddp_range own = ddp_plan_own(&plan, (int)node, 0);
+				assert_true(own.count == 0 || own.begin == part);
+			}
+		}
+		for (int node = 0; node < nodes; node++) {
+			assert_int_equal(seen[node], 1);
+			for (int round = 0; round < plan.rounds; round++)
+				check_nodes_of(&plan, ddp_plan_round(&plan, node, 0, round).send);
+		}
 	}
 }
 
@@ -141,10 +185,24 @@ static const ddp_link links[] = {
 	  .chunk_bytes = 256 * 1024 },
 };
 
+enum { KINDS = 3 };
+static const ddp_kind kinds[KINDS] = { DDP_ALL_REDUCE, DDP_REDUCE, DDP_REDUCE_SCATTER };
+
+static ddp_shape shape_of_kind(ddp_kind kind, int nodes, int channels, size_t bytes)
+{
+	return (ddp_shape){ .kind = kind, .nodes = nodes, .channels = channels, .blocks = (size_t)nodes,
+	                    .count = bytes / 4, .element = 4, .travel = 4, .wide = 4,
+	                    .stage_bytes = DDP_NET_STAGE_BYTES };
+}
+
+static size_t longest_of(const ddp_shape *shape)
+{
+	return (shape->count + (size_t)shape->channels - 1) / (size_t)shape->channels;
+}
+
 static ddp_shape shape_of(int nodes, int channels, size_t bytes)
 {
-	return (ddp_shape){ .nodes = nodes, .channels = channels, .count = bytes / 4, .element = 4, .travel = 4,
-	                    .wide = 4, .stage_bytes = DDP_NET_STAGE_BYTES };
+	return shape_of_kind(DDP_ALL_REDUCE, nodes, channels, bytes);
 }
 
 static void messages_do_not_shrink_with_the_world(void **state)
@@ -152,16 +210,20 @@ static void messages_do_not_shrink_with_the_world(void **state)
 	const size_t bytes = (size_t)256 << 20;
 
 	(void)state;
-	for (size_t l = 0; l < 2; l++) {
-		for (int nodes = 2; nodes <= 16384; nodes *= 2) {
-			const ddp_shape shape = shape_of(nodes, 8, bytes);
-			const ddp_algorithm chosen = ddp_cost_cheapest(&links[l], &shape, ddp_cost_candidates(false));
-			const ddp_cost cost = ddp_cost_of(chosen, &links[l], &shape);
-			/* What is sent is twice a channel's data, less what stays where it is. */
-			const double sent = 2.0 * (double)bytes / 8 * (nodes - 1) / nodes;
-			if (nodes > 2)
-				assert_true(sent / cost.messages >= 16 * 1024);
-			assert_true(cost.message_bytes >= 32 * 1024);
+	for (size_t k = 0; k < KINDS; k++) {
+		for (size_t l = 0; l < 2; l++) {
+			for (int nodes = 2; nodes <= 16384; nodes *= 2) {
+				const ddp_shape shape = shape_of_kind(kinds[k], nodes, 8, bytes);
+				const unsigned int candidates = ddp_cost_candidates(kinds[k], false);
+				const ddp_algorithm chosen = ddp_cost_cheapest(&links[l], &shape, candidates);
+				const ddp_cost cost = ddp_cost_of(chosen, &links[l], &shape);
+				/* What is sent is twice a channel's data, or once, less what stays where it is. */
+				const double times = kinds[k] == DDP_REDUCE_SCATTER ? 1 : 2;
+				const double sent = times * (double)bytes / 8 * (nodes - 1) / nodes;
+				if (nodes > 2)
+					assert_true(sent / cost.messages >= 16 * 1024);
+				assert_true(cost.message_bytes >= 32 * 1024);
+			}
 		}
 	}
 }
@@ -173,7 +235,7 @@ static void chunks_of_recursive_halving_depend_on_channels_and_rounds_alone(void
 		for (int channels = 1; channels <= 64; channels *= 2) {
 			const ddp_shape shape = shape_of(nodes, channels, (size_t)1 << 30);
 			const size_t chunk = ddp_halving_chunk(&links[0], &shape);
-			const size_t depth = ddp_halving_depth(&shape, chunk);
+			const size_t depth = ddp_halving_depth(&shape, chunk, longest_of(&shape));
 			assert_true(chunk >= 64 && chunk % 64 == 0);
 			assert_true(chunk * 4 * (size_t)channels <= DDP_NET_STAGE_BYTES);
 			assert_true(2 * chunk * 4 * depth <= 32 << 20);
@@ -189,7 +251,7 @@ static void an_operation_has_a_chunk_however_small_it_is(void **state)
 		const ddp_shape shape = shape_of(5, 3, bytes);
 		const size_t chunk = ddp_halving_chunk(&links[0], &shape);
 		assert_true(chunk >= 64);
-		assert_true(ddp_halving_depth(&shape, chunk) >= 1);
+		assert_true(ddp_halving_depth(&shape, chunk, longest_of(&shape)) >= 1);
 	}
 }
 
@@ -207,10 +269,11 @@ static void connections_stay_few(void **state)
 		assert_int_equal(ddp_cost_of(DDP_SCATTER_GATHER, &links[0], &large).connections, nodes - 1);
 	}
 	const ddp_shape large = shape_of(12500, 8, (size_t)25 << 20), small = shape_of(12500, 1, 1024);
-	const ddp_algorithm chosen = ddp_cost_cheapest(&links[0], &large, ddp_cost_candidates(false));
+	const ddp_algorithm chosen = ddp_cost_cheapest(&links[0], &large, ddp_cost_candidates(DDP_ALL_REDUCE, false));
 	assert_int_equal(chosen, DDP_RECURSIVE_HALVING);
 	assert_true(ddp_cost_of(chosen, &links[0], &large).connections <= 2 * 14);
-	assert_int_equal(ddp_cost_cheapest(&links[0], &small, ddp_cost_candidates(true)), DDP_RECURSIVE_DOUBLING);
+	assert_int_equal(ddp_cost_cheapest(&links[0], &small, ddp_cost_candidates(DDP_ALL_REDUCE, true)),
+	                 DDP_RECURSIVE_DOUBLING);
 }
 
 /* However many nodes there are, twice the data go in and out of each. */
@@ -222,7 +285,8 @@ static void time_of_large_operations_hardly_grows(void **state)
 	for (size_t l = 0; l < 2; l++) {
 		for (int nodes = 3; nodes <= 12500; nodes = nodes * 2 + 1) {
 			const ddp_shape shape = shape_of(nodes, 8, bytes);
-			const ddp_algorithm chosen = ddp_cost_cheapest(&links[l], &shape, ddp_cost_candidates(false));
+			const unsigned int candidates = ddp_cost_candidates(DDP_ALL_REDUCE, false);
+			const ddp_algorithm chosen = ddp_cost_cheapest(&links[l], &shape, candidates);
 			const double least = 2.0 * (double)bytes * (nodes - 1) / nodes * links[l].byte_seconds;
 			assert_true(ddp_cost_of(chosen, &links[l], &shape).seconds < 1.3 * least);
 		}
@@ -235,12 +299,16 @@ static void the_model_agrees_with_a_simulation(void **state)
 	(void)state;
 	for (size_t l = 0; l < 2; l++) {
 		for (int nodes = 3; nodes <= 1300; nodes = nodes * 3 + nodes % 2) {
-			const ddp_shape large = shape_of(nodes, 8, (size_t)64 << 20), small = shape_of(nodes, 1, 4096);
-			const double halving = simulate(DDP_RECURSIVE_HALVING, &links[l], &large);
+			const ddp_shape small = shape_of(nodes, 1, 4096);
 			const double doubling = simulate(DDP_RECURSIVE_DOUBLING, &links[l], &small);
-			assert_true(halving > 0 && doubling > 0);
-			assert_float_equal(ddp_cost_of(DDP_RECURSIVE_HALVING, &links[l], &large).seconds / halving, 1, 0.15);
+			assert_true(doubling > 0);
 			assert_float_equal(ddp_cost_of(DDP_RECURSIVE_DOUBLING, &links[l], &small).seconds / doubling, 1, 0.07);
+			for (size_t k = 0; k < KINDS; k++) {
+				const ddp_shape large = shape_of_kind(kinds[k], nodes, 8, (size_t)64 << 20);
+				const double halving = simulate(DDP_RECURSIVE_HALVING, &links[l], &large);
+				assert_true(halving > 0);
+				assert_float_equal(ddp_cost_of(DDP_RECURSIVE_HALVING, &links[l], &large).seconds / halving, 1, 0.15);
+			}
 		}
 	}
 }
@@ -307,6 +375,7 @@ int main(void)
 		cmocka_unit_test(what_one_node_sends_the_other_expects),
 		cmocka_unit_test(every_plan_combines_in_the_order_of_the_tree),
 		cmocka_unit_test(parts_are_complete_on_one_node_each),
+		cmocka_unit_test(each_node_is_in_one_part),
 		cmocka_unit_test(messages_do_not_shrink_with_the_world),
 		cmocka_unit_test(chunks_of_recursive_halving_depend_on_channels_and_rounds_alone),
 		cmocka_unit_test(an_operation_has_a_chunk_however_small_it_is),

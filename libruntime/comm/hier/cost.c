@@ -3,8 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "comm/hier/plan.h"
-
 enum {
 	BUDGET_BYTES = 32 * 1024 * 1024, /* for buffers of one operation */
 	UNDER_WAY_BYTES = 1024 * 1024,   /* so much keeps links busy while a rank has no core */
@@ -13,6 +11,10 @@ enum {
 	   megabytes over sockets in one direction at a time (measured: half the rate). */
 	HALVING_BYTES = 512 * 1024
 };
+
+/* A round waits for a process of another node, which may have no core just then; the model
+   knows links only, so an algorithm of rounds has to be cheaper by more than that. */
+static const double ROUNDS_MARGIN = 0.98;
 
 static const char *const names[DDP_ALGORITHMS] = {
 	[DDP_DIRECT] = "direct", [DDP_SCATTER_GATHER] = "scatter_gather",
@@ -65,12 +67,13 @@ static ddp_cost direct_cost(const ddp_link *link, const ddp_shape *shape, bool e
 	const size_t nodes = (size_t)shape->nodes, parts = every ? 1 : nodes;
 	const size_t slices = (size_t)shape->channels * parts, longest = quotient_up(shape->count, slices);
 	const size_t chunk = ddp_direct_chunk(link, shape, slices, every ? 2 + nodes : 3 * nodes, longest);
-	const double peers = shape->nodes - 1, exchanges = every ? 1 : 2;
+	const bool once = every || shape->kind == DDP_REDUCE_SCATTER;
+	const double peers = shape->nodes - 1, exchanges = once ? 1 : 2;
 
 	if (chunk == 0)
 		return (ddp_cost){ .seconds = INFINITY };
 	const double messages = exchanges * (double)quotient_up(longest, chunk);
-	const double bytes = (double)(longest * (shape->travel + (every ? 0 : shape->element))) * shape->channels;
+	const double bytes = (double)(longest * (shape->travel + (once ? 0 : shape->element))) * shape->channels;
 	return (ddp_cost){
 		.seconds = exchanges * link->latency_seconds +
 			peers * (messages * link->message_seconds + bytes * link->byte_seconds),
@@ -112,6 +115,34 @@ static double larger(double a, double b)
 	return a > b ? a : b;
 }
 
+ddp_plan ddp_halving_plan(const ddp_shape *shape, int root)
+{
+	switch (shape->kind) {
+	case DDP_REDUCE: return ddp_plan_halving_to_root(shape->nodes, root);
+	case DDP_REDUCE_SCATTER: return ddp_plan_halving_to_owners(shape->nodes);
+	default: return ddp_plan_halving(shape->nodes);
+	}
+}
+
+size_t ddp_halving_elements(const ddp_shape *shape, const ddp_plan *plan, ddp_range parts, bool share, size_t count)
+{
+	if (shape->kind != DDP_REDUCE_SCATTER)
+		return ddp_plan_elements(plan, parts, count).count;
+	const size_t owners = share ? parts.count : ddp_plan_node_count(plan, parts);
+	return quotient_up(owners * shape->blocks, (size_t)shape->nodes) * count;
+}
+
+/* Of a channel: as many slices as it has blocks, or one. */
+static size_t slices_of(const ddp_shape *shape)
+{
+	return shape->kind == DDP_REDUCE_SCATTER ? shape->blocks : 1;
+}
+
+static size_t longest_of(const ddp_shape *shape)
+{
+	return quotient_up(shape->count, (size_t)shape->channels * slices_of(shape));
+}
+
 static chunk_cost halving_chunk_cost(const ddp_link *link, const ddp_shape *shape, const ddp_plan *plan,
                                      int node, size_t number, size_t chunk)
 {
@@ -121,9 +152,9 @@ static chunk_cost halving_chunk_cost(const ddp_link *link, const ddp_shape *shap
 	for (int round = 0; round < plan->rounds; round++) {
 		const ddp_exchange e = ddp_plan_round(plan, node, number, round);
 		const size_t element = round < plan->reductions ? shape->wide : shape->element;
-		const size_t bytes = ddp_plan_elements(plan, e.send, chunk).count * element;
-		const double out = (double)bytes * byte_seconds;
-		const double in = (double)(ddp_plan_elements(plan, e.recv, chunk).count * element) * byte_seconds;
+		const size_t bytes = ddp_halving_elements(shape, plan, e.send, e.share, chunk) * element;
+		const size_t got = ddp_halving_elements(shape, plan, e.recv, e.share, chunk) * element;
+		const double out = (double)bytes * byte_seconds, in = (double)got * byte_seconds;
 		cost.through += link->latency_seconds + link->message_seconds + larger(out, in);
 		cost.out += out;
 		cost.in += in;
@@ -151,8 +182,9 @@ static void add_kind(const ddp_link *link, const ddp_shape *shape, const ddp_pla
 
 static ddp_cost halving_cost(const ddp_link *link, const ddp_shape *shape, size_t chunk)
 {
-	const ddp_plan plan = ddp_plan_halving(shape->nodes);
-	const size_t count = quotient_up(shape->count, (size_t)shape->channels);
+	/* The root has most to do, and the last node is looked at. */
+	const ddp_plan plan = ddp_halving_plan(shape, shape->nodes - 1);
+	const size_t count = longest_of(shape);
 	const double chunks = (double)quotient_up(count, chunk);
 	ddp_cost cost = { .connections = plan.reductions + (plan.pairs > 0 ? plan.reductions - 1 : 0) };
 	/* A chunk is through with a round in this time, or in that of others beside it. */
@@ -169,15 +201,15 @@ static ddp_cost halving_cost(const ddp_link *link, const ddp_shape *shape, size_
    wait less often for a process that has no core just then. */
 size_t ddp_halving_chunk(const ddp_link *link, const ddp_shape *shape)
 {
-	const size_t rounds = (size_t)ddp_plan_halving(shape->nodes).rounds;
-	const size_t channels = (size_t)shape->channels;
-	const size_t limit = least(BUDGET_BYTES / (2 * shape->wide * DDP_HALVING_LAG * rounds),
-	                           shape->stage_bytes / channels / shape->element);
-	const size_t most = least(HALVING_BYTES / shape->wide, quotient_up(shape->count, channels) + 63);
-	size_t chunk = least(limit, most) / 64 * 64, best = chunk;
+	const size_t rounds = (size_t)ddp_halving_plan(shape, 0).rounds, slices = slices_of(shape);
+	const size_t limit = least(BUDGET_BYTES / (2 * shape->wide * slices * DDP_HALVING_LAG * rounds),
+	                           shape->stage_bytes / ((size_t)shape->channels * slices) / shape->element);
+	const size_t most = least(HALVING_BYTES / (shape->wide * slices), longest_of(shape) + 63);
+	const size_t room = least(limit, most > 64 ? most : 64);
+	size_t chunk = room < 64 ? room : room / 64 * 64, best = chunk;
 	double seconds = INFINITY;
 
-	for (; chunk * shape->wide >= link->chunk_bytes || chunk == best; chunk = chunk / 128 * 64) {
+	for (; chunk * slices * shape->wide >= link->chunk_bytes || chunk == best; chunk = chunk / 128 * 64) {
 		const double now = chunk == 0 ? INFINITY : halving_cost(link, shape, chunk).seconds;
 		if (now >= seconds)
 			break;
@@ -187,13 +219,11 @@ size_t ddp_halving_chunk(const ddp_link *link, const ddp_shape *shape)
 	return best;
 }
 
-size_t ddp_halving_depth(const ddp_shape *shape, size_t chunk)
+size_t ddp_halving_depth(const ddp_shape *shape, size_t chunk, size_t longest)
 {
-	const size_t rounds = (size_t)ddp_plan_halving(shape->nodes).rounds;
+	const size_t rounds = (size_t)ddp_halving_plan(shape, 0).rounds;
 
-	/* A slice may be longer than others by less than a chunk. */
-	return least(DDP_HALVING_LAG * rounds,
-	             quotient_up(quotient_up(shape->count, (size_t)shape->channels), chunk) + 1);
+	return least(DDP_HALVING_LAG * rounds, quotient_up(longest, chunk) + 1);
 }
 
 /* ---- all of them ------------------------------------------------------------------------------- */
@@ -202,13 +232,18 @@ ddp_cost ddp_cost_of(ddp_algorithm algorithm, const ddp_link *link, const ddp_sh
 {
 	switch (algorithm) {
 	case DDP_RECURSIVE_DOUBLING: return doubling_cost(link, shape);
-	case DDP_RECURSIVE_HALVING: return halving_cost(link, shape, ddp_halving_chunk(link, shape));
+	case DDP_RECURSIVE_HALVING: {
+		const size_t chunk = ddp_halving_chunk(link, shape);
+		return chunk > 0 ? halving_cost(link, shape, chunk) : (ddp_cost){ .seconds = INFINITY };
+	}
 	default: return direct_cost(link, shape, algorithm == DDP_DIRECT);
 	}
 }
 
-unsigned int ddp_cost_candidates(bool small)
+unsigned int ddp_cost_candidates(ddp_kind kind, bool small)
 {
+	if (kind == DDP_REDUCE_SCATTER)
+		return 1u << DDP_SCATTER_GATHER | 1u << DDP_RECURSIVE_HALVING;
 	if (small)
 		return 1u << DDP_DIRECT | 1u << DDP_RECURSIVE_DOUBLING;
 	return 1u << DDP_DIRECT | 1u << DDP_SCATTER_GATHER | 1u << DDP_RECURSIVE_HALVING;
@@ -225,7 +260,8 @@ ddp_algorithm ddp_cost_cheapest(const ddp_link *link, const ddp_shape *shape, un
 		if (shape->nodes == 2)
 			return i;
 		const double now = ddp_cost_of(i, link, shape).seconds;
-		if (best == DDP_ALGORITHMS || now < seconds) {
+		const bool by_rounds = i == DDP_RECURSIVE_DOUBLING || i == DDP_RECURSIVE_HALVING;
+		if (best == DDP_ALGORITHMS || now < (by_rounds ? ROUNDS_MARGIN : 1) * seconds) {
 			best = i;
 			seconds = now;
 		}

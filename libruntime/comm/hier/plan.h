@@ -10,7 +10,8 @@
  * Recursive halving cuts data into a part per leaf. The leaves that exchange in round
  * k differ in bit k of their number, and each keeps half of the parts it still has; so
  * parts are numbered in the order of reversed bits, in which what is kept, and what is
- * given away, lies together.
+ * given away, lies together. Then results go the same way back, to all nodes or to one;
+ * or they stay, if each leaf's part is what its nodes want.
  */
 #ifndef DDP_COMM_HIER_PLAN_H
 #define DDP_COMM_HIER_PLAN_H
@@ -19,8 +20,16 @@
 
 #include "comm/ops/blocks.h"
 
+typedef enum ddp_wanted {
+	DDP_WANTED_BY_ALL,
+	DDP_WANTED_BY_ROOT,
+	DDP_WANTED_BY_OWNERS /* a node's own share of its leaf's part */
+} ddp_wanted;
+
 typedef struct ddp_plan {
 	bool halves;     /* recursive halving; else doubling */
+	ddp_wanted wanted;
+	int root;        /* a node */
 	int nodes, leaves, pairs;
 	int rounds;      /* in all */
 	int reductions;  /* of these, the first ones, after which parts are complete */
@@ -31,10 +40,14 @@ typedef struct ddp_exchange {
 	int peer;             /* a node; -1: nothing */
 	bool below;           /* the peer's values come first in the order of combination */
 	ddp_range send, recv; /* parts; maybe none */
+	bool share;           /* of these, the share of who gets them */
 } ddp_exchange;
 
-/* Of recursive halving, or of recursive doubling. */
+/* Of recursive halving, whose result all nodes want, or one, or each its own share of it;
+   or of recursive doubling. */
 ddp_plan ddp_plan_halving(int nodes);
+ddp_plan ddp_plan_halving_to_root(int nodes, int root);
+ddp_plan ddp_plan_halving_to_owners(int nodes);
 ddp_plan ddp_plan_doubling(int nodes);
 
 ddp_exchange ddp_plan_round(const ddp_plan *plan, int node, size_t chunk, int round);
@@ -42,6 +55,11 @@ ddp_exchange ddp_plan_round(const ddp_plan *plan, int node, size_t chunk, int ro
 /* The part that is complete on a node after the reductions: none on one that does not
    act for its leaf, in this chunk. */
 ddp_range ddp_plan_own(const ddp_plan *plan, int node, size_t chunk);
+
+/* The nodes of the leaf that has this part at the end: one or two. */
+ddp_range ddp_plan_nodes_of(const ddp_plan *plan, size_t part);
+/* How many nodes there are in parts that are exchanged, or complete, together. */
+size_t ddp_plan_node_count(const ddp_plan *plan, ddp_range parts);
 
 /* Parts as elements, of `count`. */
 static inline ddp_range ddp_plan_elements(const ddp_plan *plan, ddp_range parts, size_t count)

@@ -11,11 +11,13 @@
 #include "comm/wait/await.h"
 #include "comm/wait/message.h"
 
-/* The slice of this rank's channel, of whose chunks several are in different rounds. */
+/* The slices of this rank's channel: one; or, of reduce_scatter, a block of each rank of
+   the channel, of which a chunk has an equal piece each, in the order of parts. Several
+   chunks are in different rounds. */
 typedef struct halving {
 	ddp_reduction *x;
 	ddp_plan plan;
-	const ddp_slice *slice;
+	bool blocks;
 	size_t first;        /* the number of this window's first chunk */
 	size_t wide;         /* bytes of an element in accumulator form */
 } halving;
@@ -23,26 +25,73 @@ typedef struct halving {
 /* A chunk under way. */
 typedef struct flight {
 	char *work, *incoming;    /* partial results, in accumulator form */
-	char *output;             /* this rank's */
-	ddp_range range;
+	char *output;             /* results: this rank's output, or over `incoming` */
+	ddp_range range;          /* not of blocks */
+	size_t *at;               /* [mine_count + 1]: where pieces of blocks begin, in elements */
 	ddp_transfer *recvs, *sends; /* [rounds] */
 } flight;
 
+/* ---- where parts lie --------------------------------------------------------------------------- */
+
 static ddp_plan plan_of(const ddp_reduction *x)
 {
-	return ddp_plan_halving(x->nodes);
+	const ddp_shape shape = ddp_shape_of(x);
+
+	return ddp_halving_plan(&shape, x->c->kind == DDP_REDUCE ? x->comm->topology.node_of[x->c->root] : 0);
 }
 
+static bool has_blocks(const ddp_reduction *x)
+{
+	return x->c->kind == DDP_REDUCE_SCATTER;
+}
+
+/* Sorts this channel's slices by part, and by node. */
+static void put_in_order(ddp_reduction *x, const ddp_plan *plan)
+{
+	const ddp_hier_store *store = x->comm->hier.store;
+	int begin = 0;
+
+	memset(store->owned, 0, (size_t)x->nodes * sizeof(*store->owned));
+	for (int m = 0; m < x->mine_count; m++)
+		store->owned[x->slices[x->mine[m]].owner]++;
+	for (int part = 0; part < plan->leaves; part++) {
+		const ddp_range nodes = ddp_plan_nodes_of(plan, (size_t)part);
+		store->part_begin[part] = begin;
+		for (size_t node = nodes.begin; node < nodes.begin + nodes.count; node++) {
+			store->node_begin[node] = begin;
+			begin += store->owned[node];
+		}
+	}
+	store->part_begin[plan->leaves] = begin;
+	for (int m = 0; m < x->mine_count; m++)
+		store->order[store->node_begin[x->slices[x->mine[m]].owner]++] = x->mine[m];
+	for (int node = 0; node < x->nodes; node++)
+		store->node_begin[node] -= store->owned[node];
+}
+
+/* Of partial results of a chunk, and as much of results. */
 static size_t buffer_bytes(const ddp_reduction *x)
 {
-	return x->chunk_count * ddp_type_bytes(ddp_accumulator(x->c->type));
+	const size_t pieces = has_blocks(x) ? (size_t)x->mine_count : 1;
+	const size_t bytes = pieces * x->chunk_count * ddp_type_bytes(ddp_accumulator(x->c->type));
+
+	return (bytes + 63) / 64 * 64;
+}
+
+static size_t flight_bytes(const ddp_reduction *x)
+{
+	const size_t places = has_blocks(x) ? ((size_t)x->mine_count + 1) * sizeof(size_t) : 0;
+
+	return 2 * buffer_bytes(x) + (places + 63) / 64 * 64;
 }
 
 ddp_status ddp_recursive_halving_prepare(ddp_reduction *x)
 {
-	const size_t transfers = 2 * (size_t)plan_of(x).rounds;
+	const ddp_plan plan = plan_of(x);
 
-	return ddp_hier_store_grow(x->comm, x->depth * 2 * buffer_bytes(x), x->depth * transfers);
+	if (has_blocks(x))
+		put_in_order(x, &plan);
+	return ddp_hier_store_grow(x->comm, x->depth * flight_bytes(x), x->depth * 2 * (size_t)plan.rounds);
 }
 
 static flight flight_of(const halving *h, size_t s)
@@ -50,31 +99,96 @@ static flight flight_of(const halving *h, size_t s)
 	const ddp_reduction *x = h->x;
 	const ddp_hier_store *store = x->comm->hier.store;
 	const size_t rounds = (size_t)h->plan.rounds, at = s % x->depth;
-	const ddp_range range = ddp_window(ddp_window_of(x, h->slice), x->chunk_count, s);
-	char *work = store->buffers + at * 2 * buffer_bytes(x);
+	char *work = store->buffers + at * flight_bytes(x), *incoming = work + buffer_bytes(x);
 	ddp_transfer *transfers = store->transfers + at * 2 * rounds;
+	flight f = { .work = work, .incoming = incoming, .output = incoming,
+	             .at = (size_t *)(void *)(incoming + buffer_bytes(x)),
+	             .recvs = transfers, .sends = transfers + rounds };
 
-	return (flight){ .work = work, .incoming = work + buffer_bytes(x),
-	                 .output = (char *)((uintptr_t)x->output + range.begin * x->element),
-	                 .range = range, .recvs = transfers, .sends = transfers + rounds };
+	if (h->blocks)
+		return f;
+	const ddp_slice *slice = &x->slices[x->mine[0]];
+	f.range = ddp_window(ddp_window_of(x, slice), x->chunk_count, s);
+	if (ddp_rank_wants(x, slice, x->comm->rank))
+		f.output = (char *)((uintptr_t)x->output + f.range.begin * x->element);
+	return f;
 }
+
+/* Of this node's own pieces of blocks, or of another's: their place in `order`. */
+static ddp_range pieces_of(const halving *h, int node)
+{
+	const ddp_hier_store *store = h->x->comm->hier.store;
+
+	return (ddp_range){ (size_t)store->node_begin[node], (size_t)store->owned[node] };
+}
+
+/* Elements of pieces. */
+static ddp_range place_of(const flight *f, ddp_range pieces)
+{
+	const size_t begin = f->at[pieces.begin];
+
+	return (ddp_range){ begin, f->at[pieces.begin + pieces.count] - begin };
+}
+
+/* Elements of parts, or of what is `node`'s share of them. */
+static ddp_range elements(const halving *h, const flight *f, ddp_range parts, bool share, int node)
+{
+	const int *begin = h->x->comm->hier.store->part_begin;
+
+	if (!h->blocks)
+		return ddp_plan_elements(&h->plan, parts, f->range.count);
+	if (parts.count == 0)
+		return (ddp_range){ 0, 0 };
+	if (share)
+		return place_of(f, pieces_of(h, node));
+	const size_t first = (size_t)begin[parts.begin];
+	return place_of(f, (ddp_range){ first, (size_t)begin[parts.begin + parts.count] - first });
+}
+
+/* ---- rounds ------------------------------------------------------------------------------------ */
 
 static ddp_exchange exchange_of(const halving *h, size_t s, int round)
 {
 	return ddp_plan_round(&h->plan, h->x->node, h->first + s, round);
 }
 
+static ddp_range own_parts(const halving *h, size_t s)
+{
+	return ddp_plan_own(&h->plan, h->x->node, h->first + s);
+}
+
+static ddp_range piece_range(const halving *h, size_t s, size_t piece)
+{
+	const ddp_reduction *x = h->x;
+
+	return ddp_window(ddp_window_of(x, &x->slices[x->comm->hier.store->order[piece]]), x->chunk_count, s);
+}
+
 /* This node's partial result of chunk s. */
 static void begin(const halving *h, size_t s)
 {
+	const ddp_reduction *x = h->x;
 	const flight f = flight_of(h, s);
+	size_t at = 0;
 
 	for (int round = 0; round < h->plan.rounds; round++)
 		f.recvs[round].done = f.sends[round].done = true;
-	ddp_local_combine_wide(h->x, h->x->mine[0], f.range, f.incoming, f.work);
+	if (!h->blocks) {
+		ddp_local_combine_wide(h->x, x->mine[0], f.range, f.incoming, f.work);
+		return;
+	}
+	for (size_t piece = 0; piece < (size_t)x->mine_count; piece++) {
+		const ddp_range range = piece_range(h, s, piece);
+		f.at[piece] = at;
+		if (range.count > 0)
+			ddp_local_combine_wide(h->x, x->comm->hier.store->order[piece], range, f.incoming + at * h->wide,
+			                       f.work + at * h->wide);
+		at += range.count;
+	}
+	f.at[x->mine_count] = at;
 }
 
-/* Starts a round; results lie in this rank's output. */
+/* Starts a round. */
 static ddp_status exchange(const halving *h, size_t s, int round)
 {
 	ddp_comm *comm = h->x->comm;
@@ -87,9 +201,9 @@ static ddp_status exchange(const halving *h, size_t s, int round)
 
 	if (e.peer < 0)
 		return DDP_OK;
-	const ddp_range out = ddp_plan_elements(&h->plan, e.send, f.range.count);
-	const ddp_range in = ddp_plan_elements(&h->plan, e.recv, f.range.count);
-	const int peer = ddp_channel_rank(comm, e.peer, h->slice->channel);
+	const ddp_range out = elements(h, &f, e.send, e.share, e.peer);
+	const ddp_range in = elements(h, &f, e.recv, e.share, h->x->node);
+	const int peer = ddp_channel_rank(comm, e.peer, comm->node.self);
 	if (in.count > 0)
 		ddp_message_recv(comm, peer, tag, (results ? f.output : f.incoming) + in.begin * element,
 		                 in.count * element, &f.recvs[round]);
@@ -99,52 +213,104 @@ static ddp_status exchange(const halving *h, size_t s, int round)
 	                        out.count * element, &f.sends[round]);
 }
 
+/* What is complete on this node goes to `output`. */
+static void round_elements(const halving *h, const flight *f, ddp_range range)
+{
+	void *place[1] = { f->output + range.begin * h->x->element };
+
+	if (range.count > 0)
+		ddp_local_round(h->x, f->work + range.begin * h->wide, range.count, place, 1);
+}
+
+/* This node's blocks are complete, here or, as elements, on the other node of the pair. */
+static void place_blocks(const halving *h, size_t s, bool complete)
+{
+	ddp_reduction *x = h->x;
+	const flight f = flight_of(h, s);
+	const ddp_range own = pieces_of(h, x->node);
+	void **places = x->comm->node.dst;
+
+	for (size_t piece = own.begin; piece < own.begin + own.count; piece++) {
+		const ddp_range range = piece_range(h, s, piece);
+		if (range.count == 0)
+			continue;
+		const int count = ddp_local_places(x, x->comm->hier.store->order[piece], range, places);
+		if (complete)
+			ddp_local_round(x, f.work + f.at[piece] * h->wide, range.count, places, count);
+		for (int i = 0; i < count && !complete; i++)
+			memcpy(places[i], f.output + f.at[piece] * x->element, range.count * x->element);
+	}
+}
+
+/* The last reduction is done, on a node that acts for its leaf. */
+static void round_results(const halving *h, size_t s)
+{
+	const flight f = flight_of(h, s);
+	const ddp_range own = own_parts(h, s), nodes = ddp_plan_nodes_of(&h->plan, own.begin);
+
+	if (!h->blocks) {
+		round_elements(h, &f, elements(h, &f, own, false, 0));
+		return;
+	}
+	place_blocks(h, s, true);
+	if (nodes.count == 2)
+		round_elements(h, &f, place_of(&f, pieces_of(h, h->x->node ^ 1)));
+}
+
 /* What a round was to bring is there. */
 static ddp_status take(const halving *h, size_t s, int round)
 {
 	const ddp_collective *c = h->x->c;
 	const flight f = flight_of(h, s);
 	const ddp_exchange e = exchange_of(h, s, round);
-	const ddp_range in = ddp_plan_elements(&h->plan, e.recv, f.range.count);
 	ddp_status status = ddp_await_transfers(h->x->comm, &f.recvs[round], 1);
 
-	if (status == DDP_OK && round < h->plan.reductions && in.count > 0) {
+	if (status == DDP_OK && round < h->plan.reductions && e.peer >= 0) {
+		const ddp_range in = elements(h, &f, e.recv, e.share, h->x->node);
 		char *ours = f.work + in.begin * h->wide, *theirs = f.incoming + in.begin * h->wide;
-		ddp_combine_pair(c->type, c->op, e.below ? theirs : ours, e.below ? ours : theirs, ours, in.count);
+		if (in.count > 0)
+			ddp_combine_pair(c->type, c->op, e.below ? theirs : ours, e.below ? ours : theirs, ours, in.count);
 	}
-	if (status == DDP_OK && round == h->plan.reductions - 1) {
-		const ddp_range own = ddp_plan_elements(&h->plan, ddp_plan_own(&h->plan, h->x->node, h->first + s),
-		                                        f.range.count);
-		void *place[1] = { f.output + own.begin * h->x->element };
-		ddp_local_round(h->x, f.work + own.begin * h->wide, own.count, place, 1);
-	}
+	if (status == DDP_OK && round == h->plan.reductions - 1 && own_parts(h, s).count > 0)
+		round_results(h, s);
 	return status;
 }
 
-/* The result is in this rank's output: it goes to the node's other ranks. */
+/* Results are where this node has them: they go to its ranks. */
 static ddp_status finish(const halving *h, size_t s)
 {
 	ddp_comm *comm = h->x->comm;
 	const flight f = flight_of(h, s);
 	void **places = comm->node.dst;
-	const int count = ddp_local_places(h->x, h->x->mine[0], f.range, places);
 
-	for (int i = 1; i < count; i++)
-		memcpy(places[i], f.output, f.range.count * h->x->element);
+	if (h->blocks && own_parts(h, s).count == 0)
+		place_blocks(h, s, false);
+	const int count = h->blocks ? 0 : ddp_local_places(h->x, h->x->mine[0], f.range, places);
+	for (int i = 0; i < count; i++) {
+		if (places[i] != f.output)
+			memcpy(places[i], f.output, f.range.count * h->x->element);
+	}
 	return ddp_await_transfers(comm, f.sends, h->plan.rounds);
 }
+
+/* ---- the whole --------------------------------------------------------------------------------- */
 
 /* Chunk s is in round r while chunk s + DDP_HALVING_LAG is in round r - 1: between the two,
    messages of others keep the network busy. */
 ddp_status ddp_recursive_halving_run(ddp_reduction *x)
 {
-	halving h = { .x = x, .plan = plan_of(x), .slice = &x->slices[x->mine[0]],
+	halving h = { .x = x, .plan = plan_of(x), .blocks = has_blocks(x),
 	              .first = x->window * (x->width / x->chunk_count),
 	              .wide = ddp_type_bytes(ddp_accumulator(x->c->type)) };
-	const size_t count = ddp_window_of(x, h.slice).count, rounds = (size_t)h.plan.rounds;
-	const size_t chunks = (count + x->chunk_count - 1) / x->chunk_count;
+	const size_t rounds = (size_t)h.plan.rounds;
+	size_t longest = 0;
 	ddp_status status = DDP_OK;
 
+	for (int m = 0; m < x->mine_count; m++) {
+		const size_t count = ddp_window_of(x, &x->slices[x->mine[m]]).count;
+		longest = count > longest ? count : longest;
+	}
+	const size_t chunks = (longest + x->chunk_count - 1) / x->chunk_count;
 	for (size_t step = 0; chunks > 0 && step < chunks + DDP_HALVING_LAG * rounds; step++) {
 		for (size_t r = rounds + 1; r-- > 0 && status == DDP_OK;) {
 			const size_t s = step - DDP_HALVING_LAG * r;

@@ -3,7 +3,8 @@
  * recursive halving, with distances that double, then all-gather by recursive doubling
  * (Rabenseifner 2004; Thakur, Rabenseifner and Gropp 2005). As few bytes as by direct
  * exchange, with log2(nodes) peers instead of all, in messages whose size follows from
- * the chunk and not from the number of nodes.
+ * the chunk and not from the number of nodes. A reduce gathers the parts on the root's
+ * node instead; a reduce_scatter ends when each node has its ranks' blocks.
  */
 #ifndef DDP_COMM_HIER_RECURSIVE_HALVING_H
 #define DDP_COMM_HIER_RECURSIVE_HALVING_H

@@ -4,9 +4,21 @@
 #include "comm/core/offsets.h"
 #include "comm/hier/store.h"
 
+/* Of the first channel, which has the most. */
+static size_t blocks_of_channel(const ddp_reduction *x)
+{
+	const int channels = x->comm->topology.channels;
+	size_t blocks = 0;
+
+	for (int node = 0; node < x->nodes; node++)
+		blocks += (size_t)((ddp_node_size(x->comm, node) + channels - 1) / channels);
+	return blocks;
+}
+
 ddp_shape ddp_shape_of(const ddp_reduction *x)
 {
-	return (ddp_shape){ .nodes = x->nodes, .channels = x->comm->topology.channels, .count = x->total,
+	return (ddp_shape){ .kind = x->c->kind, .nodes = x->nodes, .channels = x->comm->topology.channels,
+	                    .blocks = blocks_of_channel(x), .count = x->total,
 	                    .element = x->element, .travel = x->travel_bytes,
 	                    .wide = ddp_type_bytes(ddp_accumulator(x->c->type)),
 	                    .stage_bytes = x->comm->node.stage_bytes };
@@ -104,7 +116,7 @@ static void choose_chunk(ddp_reduction *x, size_t longest)
 
 	if (x->algorithm == DDP_RECURSIVE_HALVING) {
 		x->chunk_count = ddp_halving_chunk(link, &shape);
-		x->depth = ddp_halving_depth(&shape, x->chunk_count);
+		x->depth = ddp_halving_depth(&shape, x->chunk_count, longest);
 		return;
 	}
 	const size_t buffers = buffers_per_chunk(x, &slices);

@@ -19,9 +19,13 @@ ddp_status ddp_hier_store_open(ddp_comm *comm)
 	store->mine = calloc(size, sizeof(*store->mine));
 	store->parts = calloc(nodes, sizeof(*store->parts));
 	store->owned = calloc(nodes, sizeof(*store->owned));
+	store->order = calloc(size, sizeof(*store->order));
+	store->part_begin = calloc(nodes + 1, sizeof(*store->part_begin));
+	store->node_begin = calloc(nodes, sizeof(*store->node_begin));
 	store->scratch = malloc(ddp_combine_scratch_bytes(comm->topology.nodes));
 	if (store->slices != NULL && store->mine != NULL && store->parts != NULL &&
-	    store->owned != NULL && store->scratch != NULL)
+	    store->owned != NULL && store->order != NULL && store->part_begin != NULL &&
+	    store->node_begin != NULL && store->scratch != NULL)
 		return DDP_OK;
 	ddp_hier_store_close(comm);
 	return ddp_fail(DDP_ERR_NOMEM, "out of memory");
@@ -60,6 +64,9 @@ void ddp_hier_store_close(ddp_comm *comm)
 	free(store->mine);
 	free(store->parts);
 	free(store->owned);
+	free(store->order);
+	free(store->part_begin);
+	free(store->node_begin);
 	free(store->scratch);
 	free(store->buffers);
 	free(store->transfers);

@@ -10,6 +10,9 @@ typedef struct ddp_hier_store {
 	int *mine;          /* [size] */
 	void **parts;       /* [nodes] */
 	int *owned;         /* [nodes] */
+	int *order;         /* [size]: of recursive halving, this channel's slices by part */
+	int *part_begin;    /* [nodes + 1]: where a part's begin there, */
+	int *node_begin;    /* [nodes]: and a node's */
 	void *scratch;      /* of comm/ops/combine_nodes */
 	char *buffers;
 	size_t buffer_bytes;

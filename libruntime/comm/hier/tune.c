@@ -207,20 +207,10 @@ ddp_status ddp_hier_tune(ddp_comm *comm, size_t bytes)
 
 /* ---- choosing ---------------------------------------------------------------------------------- */
 
-/* Those that are possible. */
-static unsigned int candidates(const ddp_reduction *x)
-{
-	if (x->c->kind == DDP_REDUCE_SCATTER)
-		return 1u << DDP_SCATTER_GATHER;
-	if (x->c->kind == DDP_REDUCE)
-		return 1u << DDP_DIRECT | (x->small ? 0 : 1u << DDP_SCATTER_GATHER);
-	return ddp_cost_candidates(x->small);
-}
-
 ddp_algorithm ddp_hier_choose(const ddp_reduction *x)
 {
 	const char *wanted = getenv("DDP_ALGORITHM");
-	const unsigned int possible = candidates(x);
+	const unsigned int possible = ddp_cost_candidates(x->c->kind, x->small);
 	const ddp_shape shape = ddp_shape_of(x);
 
 	if (wanted != NULL && x->nodes > 2 && (possible >> ddp_algorithm_named(wanted) & 1) != 0)
