@@ -339,8 +339,9 @@ DDP_API ddp_status ddp_wait_for(ddp_request *request, int timeout_ms);
 
 /*
  * What `stream` is given from now on waits until the operation is complete, which must be
- * one on a device's memory; the host does not wait. The request is still to be ended. A
- * queue also goes on after an error, which ddp_wait() tells. May be called for several queues.
+ * one on a device's memory; the host does not wait, but on a GPU for the counterpart of a send
+ * or receive to be issued. The request is still to be ended. A queue also goes on after an
+ * error, which ddp_wait() tells. May be called for several queues.
  */
 DDP_API ddp_status ddp_wait_on(ddp_request *request, void *stream);
 
@@ -416,7 +417,9 @@ DDP_API ddp_status ddp_comm_abort(ddp_comm *comm, const char *reason);
    for collectives that were issued and, between nodes, for all its ranks to
    free it; a send or recv that has not met its counterpart ends with
    DDP_ERR_STATE, a send between nodes perhaps with DDP_OK; on one node with
-   DDP_ERR_PEER if the rank that it waits for frees the communicator before. */
+   DDP_ERR_PEER if the rank that it waits for frees the communicator before.
+   Where NCCL has run operations, it always waits for all ranks, and messages
+   that have met theirs end first. */
 DDP_API ddp_status ddp_comm_free(ddp_comm *comm);
 
 /* ---- model: parameters, gradients, optimizer ------------------------------ */

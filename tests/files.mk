@@ -87,6 +87,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/kernel_values.h \
 	tests/support/mlp.c tests/support/mlp.h \
 	tests/support/nccl_load.c tests/support/nccl_standin.h \
+	tests/support/nccl_ranks.c tests/support/nccl_ranks.h \
 	tests/support/ranks.c tests/support/ranks.h \
 	tests/support/spank_task.c tests/support/spank_task.h \
 	tests/support/tcp_ranks.c tests/support/tcp_ranks.h \
@@ -101,6 +102,7 @@ tests_support_module_of_another_version_la_LDFLAGS = $(AM_LDFLAGS) -module -avoi
 check_LTLIBRARIES += tests/support/nccl_standin.la
 tests_support_nccl_standin_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared -rpath $(abs_builddir)
 tests_support_nccl_standin_la_SOURCES = tests/support/nccl_standin.c \
+	tests/support/nccl_standin_move.c tests/support/nccl_standin_move.h \
 	tests/support/nccl_values.c tests/support/nccl_values.h
 tests_support_nccl_standin_la_LIBADD = $(MATH_LIBS)
 
@@ -138,6 +140,7 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_lanes \
 	tests/ranks/test_comm_memory \
 	tests/ranks/test_comm_nccl \
+	tests/ranks/test_nccl_messages \
 	tests/ranks/test_comm_progress \
 	tests/ranks/test_comm_threads \
 	tests/ranks/test_context \

@@ -22,6 +22,7 @@ struct ddp_follower {
 	pthread_cond_t changed;
 	ddp_request *head, *tail;
 	bool stopping, aborted;
+	bool stopped;   /* there is no thread any more */
 	ddp_comm *twin; /* for a backend that does not compare */
 };
 
@@ -209,8 +210,11 @@ static struct ddp_follower *make(ddp_comm *comm, const ddp_lane *lane)
 	return f;
 }
 
-static void stop(struct ddp_follower *f)
+void ddp_follower_stop(struct ddp_follower *f)
 {
+	if (f == NULL || f->stopped)
+		return;
+	f->stopped = true;
 	pthread_mutex_lock(&f->lock);
 	f->stopping = true;
 	pthread_cond_signal(&f->changed);
@@ -228,7 +232,7 @@ static ddp_status start(struct ddp_follower *f)
 
 	status = ddp_comm_agree(f->comm, status, "start the thread that follows operations");
 	if (status != DDP_OK && error == 0)
-		stop(f);
+		ddp_follower_stop(f);
 	return status;
 }
 
@@ -299,6 +303,6 @@ void ddp_follower_close(struct ddp_follower *f)
 {
 	if (f == NULL)
 		return;
-	stop(f);
+	ddp_follower_stop(f);
 	release(f);
 }

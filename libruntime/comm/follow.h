@@ -17,6 +17,8 @@ ddp_status ddp_follower_issue(struct ddp_follower *follower, ddp_request *reques
 ddp_status ddp_follower_wait_on(struct ddp_follower *follower, ddp_request *request, void *stream);
 /* Returns when all requests are complete. If only sends and receives are left, it has the
    backend abort them. NULL is allowed. */
+void ddp_follower_stop(struct ddp_follower *follower);
+/* Stops it, if that was not done. Collective. NULL is allowed. */
 void ddp_follower_close(struct ddp_follower *follower);
 
 #endif

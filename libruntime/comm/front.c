@@ -48,9 +48,12 @@ static ddp_status choose_backend(ddp_comm *comm, ddp_memory memory, const ddp_ba
 
 static void close_lane(const ddp_comm *comm, ddp_lane *lane)
 {
-	ddp_follower_close(lane->follower);
+	/* The backend of a rank that has messages may have begun to close in the follower's
+	   thread: that comes before the follower's own twin on all ranks. */
+	ddp_follower_stop(lane->follower);
 	if (lane->backend != NULL && lane->self != comm)
 		lane->backend->close(lane->self);
+	ddp_follower_close(lane->follower);
 	lane->follower = NULL;
 	lane->backend = NULL;
 }

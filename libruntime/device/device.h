@@ -58,6 +58,7 @@ typedef struct ddp_device_options {
 	uint64_t seed;       /* of the delays */
 	unsigned delay_us;   /* at most so long before each piece of work, and amid a copy */
 	bool check_order;    /* refuse work that no event orders (test_device.h) */
+	bool one_function;   /* functions run one at a time, as a GPU's do */
 } ddp_device_options;
 
 /*

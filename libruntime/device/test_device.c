@@ -66,10 +66,12 @@ static ddp_status test_open(const ddp_device_request *request, ddp_device_info *
 		return status;
 	}
 	pthread_mutex_init(&device->lock, NULL);
+	pthread_mutex_init(&device->functions, NULL);
 	pthread_cond_init(&device->changed, NULL);
 	status = ddp_test_queue_create(device, &device->standard);
 	if (status != DDP_OK) {
 		pthread_cond_destroy(&device->changed);
+		pthread_mutex_destroy(&device->functions);
 		pthread_mutex_destroy(&device->lock);
 		ddp_test_memory_close(&device->memory);
 		free(device);
@@ -78,7 +80,7 @@ static ddp_status test_open(const ddp_device_request *request, ddp_device_info *
 	snprintf(info->name, sizeof(info->name), "asynchronous test device");
 	info->memory_bytes = device->memory.bytes;
 	info->is_host_memory = false;
-	info->functions_may_wait = true;
+	info->functions_may_wait = !device->options.one_function;
 	*self = device;
 	return DDP_OK;
 }
@@ -92,6 +94,7 @@ static void test_close(void *self)
 	ddp_order_close(&device->order);
 	ddp_test_memory_close(&device->memory);
 	pthread_cond_destroy(&device->changed);
+	pthread_mutex_destroy(&device->functions);
 	pthread_mutex_destroy(&device->lock);
 	free(device);
 }
@@ -104,10 +107,19 @@ static ddp_status test_error(void *self)
 	return leave(device, broken_locked(device));
 }
 
+static _Thread_local int within;
+
 static void test_within(void *self, ddp_device_function function, void *argument)
 {
 	(void)self;
+	within++;
 	function(argument);
+	within--;
+}
+
+bool ddp_test_device_within(void)
+{
+	return within > 0;
 }
 
 /* ---- memory ---- */

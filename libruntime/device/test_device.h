@@ -26,4 +26,7 @@
 
 const ddp_device_backend *ddp_device_test(void);
 
+/* Is the calling thread in a function of ddp_device_within() of such a device? */
+bool ddp_test_device_within(void);
+
 #endif

@@ -1,7 +1,9 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "device/test_device.h"
 #include "tests/support/nccl_standin.h"
 #include "tests/support/ranks.h"
 
@@ -29,5 +31,7 @@ nccl_standin_switches *test_nccl_standin(ddp_device *device)
 	switches->view = ddp_device_view;
 	switches->alloc = ddp_device_alloc;
 	switches->free = ddp_device_free;
+	if (strcmp(ddp_device_describe(device)->kind, "test") == 0)
+		switches->within = ddp_test_device_within;
 	return switches;
 }

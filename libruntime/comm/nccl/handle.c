@@ -8,12 +8,11 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "comm/core/comm.h"
 #include "comm/request.h"
 
-/* NCCL's ranks find each other through the one that made the id: more of them ask too much
-   of it. */
-enum { RANKS_PER_ID = 128 };
+int ddp_nccl_ranks_per_id = 128;
 
 /* Between two questions whether a communicator is made; and how long until ranks tell each
    other how far they are. */
@@ -101,18 +100,43 @@ typedef struct ending {
 
 static void call_abort(void *argument)
 {
-	ending *e = argument;
+	ddp_nccl_abortion *a = argument;
 
-	e->result = e->nccl->abort(e->handle);
+	a->result = a->nccl->abort(a->handle);
+}
+
+static void *abort_in_thread(void *argument)
+{
+	ddp_device_within(((ddp_nccl_abortion *)argument)->device, call_abort, argument);
+	return NULL;
+}
+
+void ddp_nccl_begin_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle, ddp_nccl_abortion *a)
+{
+	*a = (ddp_nccl_abortion){ .nccl = nccl, .device = device, .handle = handle };
+	if (handle == NULL)
+		return;
+	a->in_thread = ddp_thread_start(&a->thread, abort_in_thread, a) == 0;
+	/* Without threads, at least those end that wait for no other one. */
+	if (!a->in_thread)
+		abort_in_thread(a);
+}
+
+void ddp_nccl_await_abort(ddp_nccl_abortion *a)
+{
+	if (a->in_thread)
+		pthread_join(a->thread, NULL);
+	if (a->handle != NULL && ddp_nccl_status(a->nccl, NULL, a->result, "ncclCommAbort()") != DDP_OK)
+		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
+	a->handle = NULL;
 }
 
 void ddp_nccl_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle)
 {
-	ending e = { nccl, handle, DDP_NCCL_SUCCESS };
+	ddp_nccl_abortion a = { .nccl = nccl, .device = device, .handle = handle };
 
-	ddp_device_within(device, call_abort, &e);
-	if (ddp_nccl_status(nccl, NULL, e.result, "ncclCommAbort()") != DDP_OK)
-		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
+	abort_in_thread(&a);
+	ddp_nccl_await_abort(&a);
 }
 
 static void call_finalize(void *argument)
@@ -190,7 +214,7 @@ static ddp_status share_ids(const ddp_nccl *nccl, ddp_comm *comm, ddp_nccl_id **
 {
 	ddp_status status = DDP_OK;
 
-	*count = nccl->init_by_ids != NULL ? (comm->size - 1) / RANKS_PER_ID + 1 : 1;
+	*count = nccl->init_by_ids != NULL ? (comm->size - 1) / ddp_nccl_ranks_per_id + 1 : 1;
 	*ids = calloc((size_t)*count, sizeof(**ids));
 	if (*ids == NULL) /* the others find out by their deadline */
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");

@@ -2,12 +2,18 @@
 #ifndef DDP_COMM_NCCL_HANDLE_H
 #define DDP_COMM_NCCL_HANDLE_H
 
+#include <pthread.h>
+
 #include "comm/nccl/load.h"
 #include "device/device.h"
 
 /* The status of a result of NCCL's; unless it is a success, with a sentence that names
    `call` and has what NCCL tells. `handle` may be NULL. */
 ddp_status ddp_nccl_status(const ddp_nccl *nccl, ddp_nccl_handle *handle, int result, const char *call);
+
+/* NCCL's ranks find each other through the one that made the id: more of them ask too much
+   of it. 128; a test has fewer. */
+extern int ddp_nccl_ranks_per_id;
 
 /* Begins to make a communicator, by one id or several; *handle stays NULL if it cannot. */
 ddp_status ddp_nccl_begin(const ddp_nccl *nccl, ddp_device *device, int ranks, int rank, ddp_nccl_id *ids,
@@ -25,7 +31,23 @@ ddp_status ddp_nccl_connect(const ddp_nccl *nccl, ddp_device *device, ddp_comm *
 bool ddp_nccl_begin_end(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle, uint64_t deadline_ns);
 void ddp_nccl_end(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle, bool begun,
                   uint64_t deadline_ns);
-/* Ends it, and what is under way. */
+/*
+ * Ends one, and what is under way. NCCL may wait then for all that the GPU has been given,
+ * also for what another communicator waits for in vain: so the first call begins to end it,
+ * beside others, and the second one, which must follow, waits. `handle` may be NULL.
+ */
+typedef struct ddp_nccl_abortion {
+	const ddp_nccl *nccl;
+	ddp_device *device;
+	ddp_nccl_handle *handle;
+	int result;
+	bool in_thread;
+	pthread_t thread;
+} ddp_nccl_abortion;
+
+void ddp_nccl_begin_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle, ddp_nccl_abortion *a);
+void ddp_nccl_await_abort(ddp_nccl_abortion *a);
+/* The only one that has anything under way. */
 void ddp_nccl_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle);
 
 #endif

@@ -30,6 +30,7 @@ typedef struct ddp_nccl_operation {
 	int op;                         /* NCCL's, of a reduction; made for it, if it is */
 	bool op_made;                   /* by ncclRedOpCreatePreMulSum() */
 	struct ddp_nccl_message *message; /* NULL: a collective */
+	uint64_t start_ns;              /* 0: the program's queue has not come to it */
 	ddp_status status;
 	char *text;                     /* of an error; malloc'd */
 } ddp_nccl_operation;
@@ -62,7 +63,8 @@ typedef struct ddp_nccl_lane {
 	uint64_t error_ns;
 	char error_text[DDP_FAILURE_TEXT];
 	bool aborted;
-	uint64_t stopped_ns;         /* 0: messages go on */
+	bool messages_stopped;
+	uint64_t stopped_ns;         /* 0: messages go on; else those that are matched end */
 } ddp_nccl_lane;
 
 #endif

@@ -62,12 +62,35 @@ static ddp_status give_back(ddp_nccl_lane *lane, const ddp_nccl_buffer *b)
 	return ddp_nccl_status(lane->nccl, NULL, a.result, "ncclMemFree()");
 }
 
-static void add_to_nccl(ddp_nccl_lane *lane, ddp_nccl_buffer *b, size_t bytes)
+typedef struct registration {
+	const ddp_nccl_lane *lane;
+	ddp_nccl_buffer *buffer;
+	size_t bytes;
+	int result;
+} registration;
+
+static void call_add(void *argument)
 {
+	registration *r = argument;
+
+	r->result = r->lane->nccl->add_buffer(r->lane->handle, r->buffer->memory, r->bytes, &r->buffer->registration);
+}
+
+static void call_remove(void *argument)
+{
+	registration *r = argument;
+
+	r->result = r->lane->nccl->remove_buffer(r->lane->handle, r->buffer->registration);
+}
+
+static void add_to_nccl(const ddp_nccl_lane *lane, ddp_nccl_buffer *b, size_t bytes)
+{
+	registration r = { .lane = lane, .buffer = b, .bytes = bytes };
+
 	if (lane->handle == NULL || lane->nccl->add_buffer == NULL || lane->nccl->remove_buffer == NULL)
 		return;
-	if (ddp_nccl_status(lane->nccl, lane->handle, lane->nccl->add_buffer(lane->handle, b->memory, bytes, &b->registration),
-	                    "ncclCommRegister()") == DDP_OK)
+	ddp_device_within(lane->device, call_add, &r);
+	if (ddp_nccl_status(lane->nccl, lane->handle, r.result, "ncclCommRegister()") == DDP_OK)
 		return;
 	b->registration = NULL;
 	ddp_log(DDP_LOG_DEBUG, "%s: operations on this memory take a copy", ddp_last_error());
@@ -75,11 +98,14 @@ static void add_to_nccl(ddp_nccl_lane *lane, ddp_nccl_buffer *b, size_t bytes)
 
 static void remove_from_nccl(const ddp_nccl_lane *lane, ddp_nccl_buffer *b)
 {
-	if (b->registration != NULL && lane->handle != NULL &&
-	    ddp_nccl_status(lane->nccl, lane->handle, lane->nccl->remove_buffer(lane->handle, b->registration),
-	                    "ncclCommDeregister()") != DDP_OK)
-		ddp_log(DDP_LOG_DEBUG, "%s", ddp_last_error());
+	registration r = { .lane = lane, .buffer = b };
+
+	if (b->registration == NULL || lane->handle == NULL)
+		return;
+	ddp_device_within(lane->device, call_remove, &r);
 	b->registration = NULL;
+	if (ddp_nccl_status(lane->nccl, lane->handle, r.result, "ncclCommDeregister()") != DDP_OK)
+		ddp_log(DDP_LOG_DEBUG, "%s", ddp_last_error());
 }
 
 /* NCCL wants nothing else while it puts an operation on its queue. */

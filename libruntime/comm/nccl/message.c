@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -10,6 +11,8 @@
 #include "comm/nccl/handle.h"
 #include "comm/nccl/reduction.h"
 #include "comm/request.h"
+
+enum { PAUSE_US = 100 };
 
 /* What a sender tells of a message. */
 typedef struct announcement {
@@ -30,7 +33,10 @@ typedef struct ddp_nccl_link {
 	ddp_nccl_id id;
 	ddp_nccl_handle *handle; /* NULL: it is not begun, or ends at this rank itself */
 	ddp_device_queue *queue;
-	uint64_t given, taken;   /* turns: of the receiver; that are on the queue, or nearly */
+	uint64_t given, taken;   /* turns: that this rank has given, or got; that are on the queue,
+	                            or nearly */
+	uint64_t expected;       /* turns, of a sender that closes */
+	ddp_nccl_abortion abortion;
 	struct ddp_nccl_message *current; /* NCCL puts it on the queue */
 	bool ends;
 } ddp_nccl_link;
@@ -177,14 +183,25 @@ static ddp_status give_turn(ddp_nccl_message *m)
 	                   answer_tag(m->told.number), &m->answering);
 }
 
-static ddp_status match(ddp_nccl_message *m)
+static ddp_status match_receive(ddp_nccl_message *m)
 {
 	const bool told_before = m->telling == NULL;
 	ddp_status status = check_request(&m->telling);
 
-	if (status == DDP_OK && !sends(m) && !told_before && m->telling == NULL)
+	if (status == DDP_OK && !told_before && m->telling == NULL)
 		status = give_turn(m);
 	return status == DDP_OK ? check_request(&m->answering) : status;
+}
+
+/* Whether the receiver knows of the message, its answer says. */
+static ddp_status match_send(ddp_nccl_message *m)
+{
+	const bool got_before = m->answering == NULL;
+	(void)check_request(&m->telling);
+	const ddp_status status = check_request(&m->answering);
+
+	m->link->given += !got_before && m->answering == NULL && status == DDP_OK;
+	return status;
 }
 
 /* ---- moving, by NCCL ----------------------------------------------------------------------------- */
@@ -278,21 +295,44 @@ static ddp_status move(ddp_nccl_message *m)
 /* The host's part ends with an error: nothing of it will be enqueued. */
 static void fail(ddp_nccl_message *m, ddp_status status)
 {
+	if (status == DDP_ERR_STATE)
+		(void)ddp_fail(status, "%s had not met its counterpart when its communicator was closed",
+		               ddp_kind_name(m->operation->c.kind));
 	m->operation->status = status;
 	m->operation->text = strdup(ddp_last_error());
 	m->operation->stage = DDP_NCCL_FAILED;
 }
 
-ddp_status ddp_nccl_messages_advance(ddp_nccl_lane *lane)
+static void match_all(ddp_nccl_lane *lane)
+{
+	for (ddp_nccl_message *m = lane->messages; m != NULL; m = m->next) {
+		if (m->operation->stage != DDP_NCCL_WAITS)
+			continue;
+		const ddp_status status = sends(m) ? match_send(m) : match_receive(m);
+		if (status != DDP_OK)
+			fail(m, status);
+	}
+}
+
+/* Also of messages that are on their queues, and not over. */
+static ddp_status check_links(const ddp_nccl_lane *lane)
 {
 	ddp_status status = DDP_OK;
+	bool ready;
 
+	for (const ddp_nccl_link *link = lane->links; link != NULL && status == DDP_OK; link = link->next) {
+		if (link->handle != NULL)
+			status = ddp_nccl_ready(lane->nccl, link->handle, &ready);
+	}
+	return status;
+}
+
+ddp_status ddp_nccl_messages_advance(ddp_nccl_lane *lane)
+{
+	ddp_status status = check_links(lane);
+
+	match_all(lane);
 	for (ddp_nccl_message *m = lane->messages; m != NULL && status == DDP_OK; m = m->next) {
-		if (m->operation->stage == DDP_NCCL_WAITS) {
-			const ddp_status matched = match(m);
-			if (matched != DDP_OK)
-				fail(m, matched);
-		}
 		if (m->operation->stage < DDP_NCCL_ENQUEUED && is_matched(m))
 			status = move(m);
 	}
@@ -327,19 +367,75 @@ void ddp_nccl_message_free(ddp_nccl_operation *o)
 	o->message = NULL;
 }
 
-void ddp_nccl_messages_stop(ddp_nccl_lane *lane)
+/* Each receiver tells how many turns it has given; none is given any more. */
+static ddp_status compare_turns(ddp_nccl_lane *lane)
 {
-	ddp_comm_stop(lane->talk);
-	ddp_comm_stop(lane->reply);
+	const size_t size = (size_t)lane->comm->size;
+	int64_t *given = calloc(2 * size, sizeof(*given));
+
+	if (given == NULL)
+		return ddp_comm_break(lane->comm, DDP_ERR_NOMEM, lane->comm->rank, "out of memory");
+	for (const ddp_nccl_link *link = lane->links; link != NULL; link = link->next)
+		given[link->peer] += link->sends ? 0 : (int64_t)link->given;
+	const ddp_status status = ddp_comm_run(lane->reply, &(ddp_collective){
+		.kind = DDP_ALL_TO_ALL, .send = given, .recv = given + size, .count = 1, .type = DDP_I64 });
+	for (ddp_nccl_link *link = lane->links; link != NULL && status == DDP_OK; link = link->next)
+		link->expected = link->sends ? (uint64_t)given[size + (size_t)link->peer] : 0;
+	free(given);
+	return status;
 }
 
-void ddp_nccl_messages_abort(ddp_nccl_lane *lane)
+/* Have all answers come, and gone? Under the lock. */
+static bool is_settled(const ddp_nccl_lane *lane)
+{
+	for (const ddp_nccl_link *link = lane->links; link != NULL; link = link->next) {
+		if (link->sends && link->given < link->expected)
+			return false;
+	}
+	for (const ddp_nccl_message *m = lane->messages; m != NULL; m = m->next) {
+		if (!sends(m) && m->operation->stage == DDP_NCCL_WAITS && m->answering != NULL)
+			return false;
+	}
+	return true;
+}
+
+/* Takes what has come by now; false if answers are still under way. */
+static bool settle(ddp_nccl_lane *lane)
+{
+	pthread_mutex_lock(&lane->lock);
+	match_all(lane);
+	const bool settled = is_settled(lane);
+	pthread_mutex_unlock(&lane->lock);
+	return settled;
+}
+
+void ddp_nccl_messages_stop(ddp_nccl_lane *lane)
+{
+	if (lane->messages_stopped || lane->talk == NULL || lane->reply == NULL)
+		return;
+	lane->messages_stopped = true;
+	/* All ranks close: announcements that have not come never will. */
+	ddp_host_end(lane->talk);
+	(void)settle(lane);
+	if (ddp_comm_check(lane->comm) == DDP_OK && compare_turns(lane) == DDP_OK) {
+		while (!settle(lane) && ddp_comm_check(lane->comm) == DDP_OK)
+			usleep(PAUSE_US);
+	}
+	ddp_host_end(lane->reply);
+}
+
+void ddp_nccl_messages_begin_abort(ddp_nccl_lane *lane)
 {
 	for (ddp_nccl_link *link = lane->links; link != NULL; link = link->next) {
-		if (link->handle != NULL)
-			ddp_nccl_abort(lane->nccl, lane->device, link->handle);
+		ddp_nccl_begin_abort(lane->nccl, lane->device, link->handle, &link->abortion);
 		link->handle = NULL;
 	}
+}
+
+void ddp_nccl_messages_await_abort(ddp_nccl_lane *lane)
+{
+	for (ddp_nccl_link *link = lane->links; link != NULL; link = link->next)
+		ddp_nccl_await_abort(&link->abortion);
 }
 
 bool ddp_nccl_messages_rest(ddp_nccl_lane *lane)

@@ -21,10 +21,13 @@ ddp_status ddp_nccl_messages_advance(ddp_nccl_lane *lane);
 /* Frees what the operation has for it: it is ENQUEUED or FAILED, or all are aborted. */
 void ddp_nccl_message_free(ddp_nccl_operation *operation);
 
-/* Messages that have no counterpart yet fail. */
+/* The communicator is to be closed: messages fail that are not matched yet, on both ranks or
+   on none. Once; collective unless the communicator has failed: waits for all ranks. */
 void ddp_nccl_messages_stop(ddp_nccl_lane *lane);
-/* So do all. */
-void ddp_nccl_messages_abort(ddp_nccl_lane *lane);
+/* All fail; the first call begins that, so that other communicators of NCCL's may be ended
+   beside links', and the second one waits. */
+void ddp_nccl_messages_begin_abort(ddp_nccl_lane *lane);
+void ddp_nccl_messages_await_abort(ddp_nccl_lane *lane);
 /* Is all done that links' queues were given? */
 bool ddp_nccl_messages_rest(ddp_nccl_lane *lane);
 /* No message is under way. Collective unless the communicator has failed. */

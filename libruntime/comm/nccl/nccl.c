@@ -19,8 +19,6 @@
 
 /* NCCL may notice first that a rank has died, but not which: so long ours may tell. */
 enum { GRACE_MS = 2000 };
-/* Messages that both ends know of are over by then, after a communicator is closed. */
-enum { LAST_MESSAGES_MS = 1000 };
 
 /* ---- taking operations further ------------------------------------------------------------------ */
 
@@ -203,12 +201,40 @@ static void unlink_collective(ddp_nccl_lane *lane, const ddp_nccl_operation *o)
 		lane->last = at;
 }
 
+/* All at once: one may wait for what only another one ends. */
+static void abort_nccl(ddp_nccl_lane *lane)
+{
+	ddp_nccl_messages_begin_abort(lane);
+	if (lane->handle != NULL)
+		ddp_nccl_abort(lane->nccl, lane->device, lane->handle);
+	lane->handle = NULL;
+	ddp_nccl_messages_await_abort(lane);
+	lane->aborted = true;
+}
+
+/* A communicator that is being closed waits for messages that are matched, which may be held
+   up by the queues of the program, of this rank or their other one: by the deadline. */
 static void abort_messages_late(ddp_nccl_lane *lane)
 {
-	if (lane->stopped_ns == 0 || lane->aborted || ddp_now_ns() < lane->stopped_ns + (uint64_t)LAST_MESSAGES_MS * 1000000)
+	if (lane->stopped_ns == 0 || lane->aborted)
 		return;
-	ddp_nccl_messages_abort(lane);
-	lane->aborted = true;
+	if (ddp_comm_check(lane->comm) != DDP_OK) {
+		abort_nccl(lane);
+	} else if (ddp_now_ns() >= lane->stopped_ns + (uint64_t)lane->comm->timeout_ms * 1000000) {
+		ddp_nccl_messages_begin_abort(lane);
+		ddp_nccl_messages_await_abort(lane);
+		lane->aborted = true;
+	}
+}
+
+/* As soon as the queue has come to it; of collectives the first one only is asked about. */
+static void note_start(const ddp_nccl_lane *lane, ddp_nccl_operation *o)
+{
+	bool begun = false;
+
+	if (o->start_ns == 0 && o->stage == DDP_NCCL_ENQUEUED &&
+	    ddp_device_event_query(lane->device, o->begun, &begun) == DDP_OK && begun)
+		o->start_ns = ddp_now_ns();
 }
 
 static ddp_status poll(void *self, ddp_request *request, bool *done)
@@ -220,6 +246,7 @@ static ddp_status poll(void *self, ddp_request *request, bool *done)
 	advance(lane);
 	abort_messages_late(lane);
 	ddp_status status = is_over(lane, o, done);
+	note_start(lane, o);
 	if (status != DDP_OK) {
 		*done = true;
 		status = ddp_comm_break(lane->comm, status, lane->comm->rank, "%s", ddp_last_error());
@@ -228,10 +255,12 @@ static ddp_status poll(void *self, ddp_request *request, bool *done)
 		if (status == DDP_OK && o->stage == DDP_NCCL_FAILED)
 			status = ddp_fail(o->status, "%s", o->text != NULL ? o->text : "out of memory");
 		if (status == DDP_OK && lane->aborted)
-			status = ddp_fail(DDP_ERR_STATE, "%s had not met its counterpart when its communicator was closed",
-			                  ddp_kind_name(o->c.kind));
+			status = ddp_fail(DDP_ERR_STATE, "%s did not end within %d ms when its communicator was closed: see what "
+			                  "its queue waits for", ddp_kind_name(o->c.kind), lane->comm->timeout_ms);
 		if (lane->aborted && ddp_comm_check(lane->comm) != DDP_OK)
 			status = ddp_comm_check(lane->comm);
+		if (status == DDP_OK && o->start_ns != 0)
+			request->start_ns = o->start_ns;
 		unlink_collective(lane, o);
 		char text[DDP_FAILURE_TEXT] = "";
 		if (status != DDP_OK)
@@ -266,24 +295,14 @@ static ddp_status wait_on(void *self, ddp_request *request, void *stream)
 
 /* ---- the end ------------------------------------------------------------------------------------------ */
 
-static void abort_nccl(ddp_nccl_lane *lane)
-{
-	if (lane->handle != NULL)
-		ddp_nccl_abort(lane->nccl, lane->device, lane->handle);
-	lane->handle = NULL;
-	ddp_nccl_messages_abort(lane);
-	lane->aborted = true;
-}
-
 /* Without a failure, it is for messages without a counterpart. */
 static void abort_lane(void *self)
 {
 	ddp_nccl_lane *lane = self;
-	const bool failed = ddp_comm_check(lane->comm) != DDP_OK;
 
 	ddp_nccl_messages_stop(lane);
 	pthread_mutex_lock(&lane->lock);
-	if (failed)
+	if (ddp_comm_check(lane->comm) != DDP_OK)
 		abort_nccl(lane);
 	else
 		lane->stopped_ns = ddp_now_ns();
@@ -305,8 +324,9 @@ static void release(ddp_nccl_lane *lane)
 static void close_lane(void *self)
 {
 	ddp_nccl_lane *lane = self;
-	const uint64_t deadline_ns = ddp_now_ns() + (uint64_t)lane->comm->timeout_ms * 1000000;
 
+	ddp_nccl_messages_stop(lane);
+	const uint64_t deadline_ns = ddp_now_ns() + (uint64_t)lane->comm->timeout_ms * 1000000;
 	if (ddp_comm_check(lane->comm) != DDP_OK)
 		abort_nccl(lane);
 	if (lane->handle != NULL) {

@@ -443,6 +443,16 @@ static ddp_status poll(void *self, ddp_request *request, bool *done)
 	return status;
 }
 
+/* Where functions run one at a time, one that awaits a receive's message would keep that of
+   its send from running: the message comes first. */
+static bool is_enqueued(void *self, ddp_request *request)
+{
+	const staged *s = self;
+	operation *o = request->work;
+
+	return o->c.kind != DDP_RECV || ddp_device_describe(s->device)->functions_may_wait || atomic_load(&o->told) != 0;
+}
+
 /* A queue that waits for what has not come copies it, and others wait for that. */
 static ddp_status wait_on(void *self, ddp_request *request, void *stream)
 {
@@ -575,6 +585,7 @@ const ddp_backend ddp_backend_staged = {
 	.open = open_lane,
 	.issue = issue,
 	.poll = poll,
+	.is_enqueued = is_enqueued,
 	.wait_on = wait_on,
 	.alloc = alloc,
 	.free = free_memory,

@@ -1,0 +1,328 @@
+/* Messages on a GPU's memory, and how communicators of NCCL's end, over a stand-in for NCCL
+   and the asynchronous test device. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "comm/nccl/abi.h"
+#include "comm/nccl/handle.h"
+#include "tests/support/nccl_ranks.h"
+
+static const int two_nodes[] = { 0, 1 };
+
+static void run_with(int (*body)(ddp_comm *, void *), void *argument)
+{
+	for (int nodes = 1; nodes <= 2; nodes++) {
+		const test_world world = { .ranks = 2, .node_of = nodes == 2 ? two_nodes : NULL, .timeout_ms = 20000,
+		                           .body = body, .argument = argument };
+		assert_int_equal(test_world_run(&world), 0);
+	}
+}
+
+static void run_on_nodes(int (*body)(ddp_comm *, void *))
+{
+	run_with(body, NULL);
+}
+
+/* From rank 0 to rank 1. */
+static ddp_collective message(const on_device *d, int tag)
+{
+	ddp_collective c = test_nccl_operation(d, d->rank == 0 ? DDP_SEND : DDP_RECV);
+
+	c.send = c.recv;
+	c.root = 1 - d->rank;
+	c.tag = tag;
+	return c;
+}
+
+/* Tags match in any order, as on the host, and queues wait for messages. */
+static int exchange_by_tags(ddp_comm *comm, void *argument)
+{
+	ddp_request *requests[2];
+	float host[TEST_NCCL_COUNT] = { 1, 2, 3, 4 };
+	on_device d;
+
+	(void)argument;
+	test_nccl_set_up(&d, comm);
+	d.nccl->polls = 2;
+	if (d.rank == 0)
+		CHECK_OK(ddp_device_copy(d.device, d.stream, d.memory, host, sizeof(host)));
+	for (int i = 0; i < 2; i++) {
+		ddp_collective c = test_nccl_operation(&d, d.rank == 0 ? DDP_SEND : DDP_RECV);
+		c.send = c.recv = d.memory + i;
+		c.root = 1 - d.rank;
+		c.tag = d.rank == 0 ? i : 1 - i;
+		CHECK_OK(ddp_issue(comm, &c, &requests[i]));
+	}
+	CHECK_OK(ddp_wait_on(requests[1], d.stream));
+	CHECK_OK(ddp_wait_on(requests[0], d.stream));
+	CHECK_OK(ddp_device_copy(d.device, d.stream, host, d.memory, sizeof(host)));
+	CHECK_OK(ddp_device_queue_sync(d.device, d.stream));
+	CHECK(d.rank == 0 || (host[0] == 2 && host[1] == 1));
+	for (int i = 0; i < 2; i++)
+		CHECK_OK(ddp_wait(requests[i]));
+	return 0;
+}
+
+static int differ_in_a_message(ddp_comm *comm, void *argument)
+{
+	on_device d;
+
+	(void)argument;
+	test_nccl_set_up(&d, comm);
+	ddp_collective c = test_nccl_operation(&d, d.rank == 0 ? DDP_SEND : DDP_RECV);
+	c.send = d.memory;
+	c.root = 1 - d.rank;
+	c.count = 1 + (size_t)d.rank;
+	CHECK(ddp_run(comm, &c) == DDP_ERR_MISMATCH);
+	CHECK(test_nccl_says("rank 0 on"));
+	return 0;
+}
+
+static void messages_match_by_tag(void **state)
+{
+	(void)state;
+	run_on_nodes(exchange_by_tags);
+	run_on_nodes(differ_in_a_message);
+}
+
+/* ---- the end of a communicator ---------------------------------------------------------------- */
+
+/* A collective and a message are on queues of the GPU, and stay there. */
+static void hang_in_both(on_device *d, ddp_request *requests[static 2])
+{
+	const ddp_collective all = test_nccl_operation(d, DDP_ALL_REDUCE);
+	ddp_collective one = message(d, 0);
+
+	one.recv = d->memory + 1;
+	one.send = one.recv;
+	test_nccl_sum_once(d);
+	atomic_store(&d->nccl->stuck, true);
+	CHECK_OK(ddp_issue(d->comm, &all, &requests[0]));
+	CHECK_OK(ddp_issue(d->comm, &one, &requests[1]));
+	for (int i = 0; i < 2; i++)
+		CHECK_OK(ddp_wait_on(requests[i], d->stream));
+	CHECK_OK(ddp_barrier(d->comm));
+}
+
+static int abort_both(ddp_comm *comm, void *argument)
+{
+	ddp_request *requests[2];
+	on_device d;
+
+	(void)argument;
+	test_nccl_set_up(&d, comm);
+	hang_in_both(&d, requests);
+	if (d.rank == 0)
+		CHECK_OK(ddp_comm_abort(comm, "enough"));
+	for (int i = 0; i < 2; i++)
+		CHECK(ddp_wait(requests[i]) == DDP_ERR_ABORTED);
+	CHECK(d.nccl->aborts == 2);
+	CHECK_OK(ddp_device_queue_sync(d.device, d.stream));
+	return 0;
+}
+
+static void what_hangs_is_aborted_all_at_once(void **state)
+{
+	(void)state;
+	run_on_nodes(abort_both);
+}
+
+/* NCCL tells an error of the message's communicator alone, while it is on its queue. */
+static int fail_under_a_message(ddp_comm *comm, void *argument)
+{
+	ddp_request *requests[2];
+	on_device d;
+
+	(void)argument;
+	test_nccl_set_up(&d, comm);
+	hang_in_both(&d, requests);
+	CHECK(d.nccl->made == 2);
+	if (d.rank == 1) {
+		atomic_store(&d.nccl->async_of, 2);
+		atomic_store(&d.nccl->async, DDP_NCCL_INVALID_USAGE);
+	}
+	for (int i = 0; i < 2; i++) {
+		CHECK(ddp_wait(requests[i]) == DDP_ERR_INVALID);
+		CHECK(test_nccl_says("its communicator has failed"));
+	}
+	return 0;
+}
+
+static void an_error_during_a_message_is_told(void **state)
+{
+	(void)state;
+	run_on_nodes(fail_under_a_message);
+}
+
+static void *go_on_later(void *stuck)
+{
+	usleep(1300000);
+	atomic_store((atomic_bool *)stuck, false);
+	return NULL;
+}
+
+/* Closing waits for a message of which both ranks know, however long it takes. */
+static int close_under_a_slow_message(ddp_comm *comm, void *argument)
+{
+	const float seven = 7;
+	float host = 0;
+	ddp_request *request;
+	pthread_t thread;
+	ddp_comm *part;
+	on_device d;
+
+	(void)argument;
+	test_nccl_set_up(&d, comm);
+	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
+	const ddp_collective all = test_nccl_operation(&d, DDP_ALL_REDUCE), one = message(&d, 0);
+	CHECK_OK(ddp_run(part, &all));
+	if (d.rank == 0)
+		CHECK_OK(ddp_device_copy(d.device, d.stream, d.memory, &seven, sizeof(seven)));
+	atomic_store(&d.nccl->stuck, true);
+	CHECK_OK(ddp_issue(part, &one, &request));
+	CHECK_OK(ddp_wait_on(request, d.stream));
+	CHECK_OK(ddp_barrier(comm));
+	CHECK(pthread_create(&thread, NULL, go_on_later, &d.nccl->stuck) == 0);
+	CHECK_OK(ddp_comm_free(part));
+	CHECK_OK(ddp_wait(request));
+	CHECK(pthread_join(thread, NULL) == 0);
+	CHECK(d.nccl->aborts == 0);
+	CHECK_OK(ddp_device_copy(d.device, d.stream, &host, d.memory, sizeof(host)));
+	CHECK_OK(ddp_device_queue_sync(d.device, d.stream));
+	CHECK(host == 7);
+	return 0;
+}
+
+enum { MESSAGES = 12 };
+
+static ddp_status (*ends)[MESSAGES]; /* [2], shared */
+
+/* Ranks close while messages are matched, of which some never are. */
+static int close_amid_messages(ddp_comm *comm, void *argument)
+{
+	const int received = *(const int *)argument;
+	ddp_request *requests[MESSAGES];
+	ddp_comm *part;
+	on_device d;
+
+	test_nccl_set_up(&d, comm);
+	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
+	const ddp_collective all = test_nccl_operation(&d, DDP_ALL_REDUCE);
+	const int count = d.rank == 0 ? MESSAGES : received;
+	CHECK_OK(ddp_run(part, &all));
+	for (int i = 0; i < count; i++) {
+		ddp_collective c = message(&d, i);
+		c.recv = d.memory + i % TEST_NCCL_COUNT;
+		CHECK_OK(ddp_issue(part, &c, &requests[i]));
+	}
+	const uint64_t before_ns = ddp_now_ns();
+	CHECK_OK(ddp_comm_free(part));
+	CHECK(ddp_now_ns() - before_ns < 10000000000u); /* half the deadline */
+	for (int i = 0; i < count; i++) {
+		ends[d.rank][i] = ddp_wait(requests[i]);
+		CHECK(ends[d.rank][i] == DDP_OK || test_nccl_says("had not met its counterpart"));
+	}
+	CHECK(d.nccl->aborts == 0);
+	CHECK_OK(ddp_barrier(comm));
+	for (int i = 0; i < MESSAGES; i++)
+		CHECK(ends[0][i] == (i < received ? ends[1][i] : DDP_ERR_STATE));
+	return 0;
+}
+
+static void closing_ends_messages_alike_on_both_ranks(void **state)
+{
+	(void)state;
+	run_on_nodes(close_under_a_slow_message);
+	ends = test_share(2 * sizeof(*ends));
+	for (int received = 0; received <= MESSAGES; received += 4)
+		run_with(close_amid_messages, &received);
+	test_unshare(ends, 2 * sizeof(*ends));
+}
+
+/* Closing goes on if calls fail by which NCCL's communicators end. */
+static int fail_at_the_end(ddp_comm *comm, void *argument)
+{
+	static const char *const calls[] = { "ncclCommDeregister", "ncclRedOpDestroy", "ncclCommFinalize",
+	                                     "ncclCommDestroy", "ncclCommAbort" };
+	on_device d;
+
+	(void)argument;
+	test_nccl_set_up(&d, comm);
+	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+		void *memory;
+		ddp_comm *part;
+		CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
+		CHECK_OK(ddp_mem_alloc_on(part, DDP_MEMORY_DEVICE, sizeof(float), &memory));
+		const ddp_collective one = message(&d, 0);
+		CHECK_OK(ddp_run(part, &one));
+		ddp_collective all = test_nccl_operation(&d, DDP_ALL_REDUCE);
+		all.scaled = true;
+		all.scale = 2;
+		d.nccl->result = DDP_NCCL_SYSTEM_ERROR;
+		d.nccl->failing = calls[i];
+		CHECK_OK(ddp_run(part, &all));
+		CHECK_OK(ddp_mem_free(part, memory));
+		CHECK_OK(ddp_barrier(comm)); /* what follows ends what others are in */
+		const int aborts = d.nccl->aborts;
+		if (i + 1 == sizeof(calls) / sizeof(calls[0]))
+			CHECK_OK(ddp_comm_abort(part, "enough"));
+		CHECK_OK(ddp_comm_free(part));
+		d.nccl->failing = NULL;
+		CHECK(d.nccl->aborts - aborts == (i == 2 || i == 4 ? 2 : 0));
+	}
+	return 0;
+}
+
+static void calls_that_fail_at_the_end_keep_nothing_open(void **state)
+{
+	(void)state;
+	run_on_nodes(fail_at_the_end);
+}
+
+/* ---- many ranks --------------------------------------------------------------------------------- */
+
+/* Two ranks to an id: the third rank makes a second one. */
+static int use_several_ids(ddp_comm *comm, void *argument)
+{
+	on_device d;
+
+	(void)argument;
+	ddp_nccl_ranks_per_id = 2;
+	test_nccl_set_up(&d, comm);
+	CHECK_OK(test_nccl_sum(&d));
+	CHECK(d.nccl->inits_by_ids == 1 && d.nccl->inits == 0);
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+static void many_ranks_meet_by_several_ids(void **state)
+{
+	(void)state;
+	for (int ranks = 3; ranks <= 5; ranks++)
+		test_nccl_run(ranks, use_several_ids, NULL);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(messages_match_by_tag),
+		cmocka_unit_test(what_hangs_is_aborted_all_at_once),
+		cmocka_unit_test(an_error_during_a_message_is_told),
+		cmocka_unit_test(closing_ends_messages_alike_on_both_ranks),
+		cmocka_unit_test(calls_that_fail_at_the_end_keep_nothing_open),
+		cmocka_unit_test(many_ranks_meet_by_several_ids),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,61 @@
+#include "tests/support/nccl_ranks.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/error.h"
+
+void test_nccl_set_up(on_device *d, ddp_comm *comm)
+{
+	void *memory;
+
+	*d = (on_device){ .comm = comm, .rank = ddp_comm_rank(comm), .size = ddp_comm_size(comm) };
+	CHECK_OK(ddp_device_open("test", NULL, &d->device));
+	ddp_comm_use_device(comm, d->device);
+	d->nccl = test_nccl_standin(d->device);
+	CHECK_OK(ddp_device_queue_create(d->device, DDP_DEVICE_NORMAL, &d->stream));
+	CHECK_OK(ddp_device_alloc(d->device, TEST_NCCL_COUNT * sizeof(float), &memory));
+	CHECK_OK(ddp_device_fill(d->device, d->stream, memory, 0, TEST_NCCL_COUNT * sizeof(float)));
+	d->memory = memory;
+}
+
+ddp_collective test_nccl_operation(const on_device *d, ddp_kind kind)
+{
+	return (ddp_collective){ .kind = kind, .recv = d->memory, .count = kind == DDP_BARRIER ? 0 : 1,
+	                         .memory = DDP_MEMORY_DEVICE, .stream = d->stream };
+}
+
+ddp_status test_nccl_sum(const on_device *d)
+{
+	const ddp_collective c = test_nccl_operation(d, DDP_ALL_REDUCE);
+
+	return ddp_run(d->comm, &c);
+}
+
+void test_nccl_sum_once(const on_device *d)
+{
+	CHECK_OK(test_nccl_sum(d));
+	CHECK_OK(ddp_barrier(d->comm));
+}
+
+bool test_nccl_says(const char *words)
+{
+	const bool found = strstr(ddp_last_error(), words) != NULL;
+
+	if (!found)
+		fprintf(stderr, "# \"%s\" is not in: %s\n", words, ddp_last_error());
+	return found;
+}
+
+void test_nccl_run(int ranks, int (*body)(ddp_comm *, void *), void *argument)
+{
+	const test_world world = { .ranks = ranks, .timeout_ms = 20000, .body = body, .argument = argument };
+
+	assert_int_equal(test_world_run(&world), 0);
+}

@@ -1,0 +1,31 @@
+/* nccl_ranks: a test's ranks, each with the asynchronous test device and the stand-in for
+   NCCL. */
+#ifndef TESTS_NCCL_RANKS_H
+#define TESTS_NCCL_RANKS_H
+
+#include "tests/support/comm_ranks.h"
+#include "tests/support/nccl_standin.h"
+
+enum { TEST_NCCL_COUNT = 4 };
+
+typedef struct on_device {
+	ddp_comm *comm;
+	ddp_device *device;
+	ddp_device_queue *stream;
+	nccl_standin_switches *nccl;
+	float *memory; /* [TEST_NCCL_COUNT], zero */
+	int rank, size;
+} on_device;
+
+void test_nccl_set_up(on_device *d, ddp_comm *comm);
+/* Of one element of its memory. */
+ddp_collective test_nccl_operation(const on_device *d, ddp_kind kind);
+ddp_status test_nccl_sum(const on_device *d);
+/* One that works: when it returns, it has ended on all ranks. */
+void test_nccl_sum_once(const on_device *d);
+/* Are these words in the thread's last error? */
+bool test_nccl_says(const char *words);
+/* Ranks on one node. */
+void test_nccl_run(int ranks, int (*body)(ddp_comm *, void *), void *argument);
+
+#endif
