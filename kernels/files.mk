@@ -75,9 +75,12 @@ cuda_kernel_sources = \
 	kernels/cuda/layers.cu \
 	kernels/cuda/optim.cu \
 	kernels/cuda/queue.cu
-cuda_kernel_headers = kernels/cuda/attention.cuh kernels/cuda/device.cuh kernels/cuda/functions.cuh kernels/kernels.h kernels/table.h
+cuda_kernel_headers = kernels/cuda/attention.cuh kernels/cuda/device.cuh kernels/cuda/functions.cuh \
+	kernels/cuda/gpu.h kernels/kernels.h kernels/table.h
+# In tests without a GPU, tests have other ones.
+cuda_library_sources = kernels/cuda/gpu.cu kernels/cuda/product.cu
 EXTRA_DIST += $(cuda_kernel_sources) $(cuda_kernel_headers)
-EXTRA_DIST += kernels/cuda/product.cu
+EXTRA_DIST += $(cuda_library_sources)
 
 # A module of its own: it needs cuBLASLt, which is large; a GPU's memory, queues and
 # communication do not.
@@ -86,9 +89,9 @@ cuda_kernelsdir = $(pkglibdir)
 cuda_kernels_DATA = kernels/libddp_kernels_cuda.so
 NVCCFLAGS = -O3
 NVCC_ARCHS = -gencode arch=compute_80,code=sm_80 -gencode 'arch=compute_90,code=[sm_90,compute_90]'
-kernels/libddp_kernels_cuda.so: $(cuda_kernel_sources) kernels/cuda/product.cu $(cuda_kernel_headers)
+kernels/libddp_kernels_cuda.so: $(cuda_kernel_sources) $(cuda_library_sources) $(cuda_kernel_headers)
 	@$(MKDIR_P) kernels
 	$(AM_V_GEN)cd $(top_srcdir) && $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_ARCHS) -Xcompiler -fPIC,-fvisibility=hidden \
-		-Ikernels -shared -o $(abs_builddir)/$@ $(cuda_kernel_sources) kernels/cuda/product.cu -lcublasLt
+		-Ikernels -shared -o $(abs_builddir)/$@ $(cuda_kernel_sources) $(cuda_library_sources) -lcublasLt
 CLEANFILES += kernels/libddp_kernels_cuda.so
 endif

@@ -10,7 +10,13 @@ dk_queue *dk_use(dk_queue *queue)
 {
 	dk_queue *before = in_use;
 
+	if (before == queue)
+		return before;
+	if (before != NULL && before->table->leave != NULL)
+		before->table->leave(before);
 	in_use = queue;
+	if (queue != NULL && queue->table->enter != NULL)
+		queue->table->enter(queue);
 	return before;
 }
 

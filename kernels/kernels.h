@@ -34,7 +34,8 @@ typedef struct dk_queue dk_queue;
 typedef enum dk_type { DK_F32, DK_BF16, DK_TF32, DK_MIXED } dk_type;
 
 /* From now on the calling thread's functions work there; NULL: on the host, as at the
-   start. Returns what was used before. */
+   start. Returns what was used before. Until it uses another one, or NULL, the queue stays
+   open, and its GPU is the one that CUDA's own calls are for in this thread. */
 dk_queue *dk_use(dk_queue *queue);
 
 /* A queue on the host of DK_MIXED, whose functions are done when they return, and use

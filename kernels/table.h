@@ -15,11 +15,15 @@ typedef struct dk_table {
 	uint32_t version; /* DK_TABLE_VERSION */
 	uint32_t bytes;   /* of this table */
 
-	/* `stream` is the device's own handle of the queue (a cudaStream_t); what is made
-	   lives until `close`, which waits for its work. One thread at a time uses it.
-	   NULL: it could not be made, and *why, which stays, says why. */
-	dk_queue *(*open)(void *stream, dk_type type, const char **why);
+	/* `device` is the index of the device, and `stream` its own handle of the queue (a
+	   cudaStream_t); what is made lives until `close`, which waits for its work. One
+	   thread at a time uses it. NULL: it could not be made, and *why, which stays, says
+	   why. */
+	dk_queue *(*open)(int device, void *stream, dk_type type, const char **why);
 	void (*close)(dk_queue *queue);
+	/* The calling thread begins to use the queue, and ends. NULL: that takes nothing. */
+	void (*enter)(dk_queue *queue);
+	void (*leave)(dk_queue *queue);
 
 	void (*copy)(dk_queue *queue, void *to, const void *from, size_t bytes);
 	void (*zero)(dk_queue *queue, float *x, int64_t n);

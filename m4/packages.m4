@@ -156,8 +156,9 @@ AC_DEFUN([DDP_WITH_CUDA], [
     CPPFLAGS="$CPPFLAGS $CUDA_CFLAGS"
     LIBS="$CUDA_LIBS $LIBS"
     AC_MSG_CHECKING([for the CUDA toolkit in $ddp_cuda_dir])
-    AC_LINK_IFELSE([AC_LANG_PROGRAM([[#include <cuda_runtime_api.h>
-#if CUDART_VERSION < 11000
+    AC_LINK_IFELSE([AC_LANG_PROGRAM([[#include <cuda.h>
+#include <cuda_runtime_api.h>
+#if CUDART_VERSION < 11030
 #error CUDA is too old
 #endif]], [[return cudaFree(0) != cudaSuccess;]])], [ddp_cuda=yes])
     AC_MSG_RESULT([$ddp_cuda])
@@ -170,8 +171,8 @@ AC_DEFUN([DDP_WITH_CUDA], [
       CUDA_CFLAGS=
       CUDA_LIBS=
       AS_CASE([$with_cuda],
-        [check], [ddp_cuda_summary="no toolkit of 11.0 or later found (--with-cuda=DIR): libddp runs on hosts only"],
-        [AC_MSG_ERROR([--with-cuda was given, but there is no CUDA toolkit of 11.0 or later in $ddp_cuda_dir, with include/cuda_runtime_api.h and libcudart_static.a; config.log has the reason])])])
+        [check], [ddp_cuda_summary="no toolkit of 11.3 or later found (--with-cuda=DIR): libddp runs on hosts only"],
+        [AC_MSG_ERROR([--with-cuda was given, but there is no CUDA toolkit of 11.3 or later in $ddp_cuda_dir, with include/cuda.h, include/cuda_runtime_api.h and libcudart_static.a; config.log has the reason])])])
   ])
   AC_SUBST([CUDA_CFLAGS])
   AC_SUBST([CUDA_LIBS])

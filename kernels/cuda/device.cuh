@@ -149,6 +149,8 @@ struct dk_cuda_queue {
 	double *result;      /* on the device, for functions that have one */
 	double *host_result; /* pinned, where it is fetched to */
 	dk_product *product;
+	struct dk_gpu *gpu;
+	int entered;         /* how often it is the thread's GPU */
 	char failure[256];   /* the first; empty: none */
 };
 

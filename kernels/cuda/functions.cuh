@@ -27,6 +27,13 @@ bool dk_cuda_product_open(dk_cuda_queue *queue);
 void dk_cuda_product_close(dk_cuda_queue *queue);
 void dk_cuda_product(dk_cuda_queue *queue, const dk_product_args *args);
 
+/* Its GPU becomes the calling thread's, and the one before again; in tests without a GPU, by
+   the test. */
+bool dk_cuda_gpu_open(dk_cuda_queue *queue, int device);
+void dk_cuda_gpu_close(dk_cuda_queue *queue);
+void dk_cuda_enter(dk_queue *queue);
+void dk_cuda_leave(dk_queue *queue);
+
 /* What the module exports. */
 extern "C" __attribute__((visibility("default"))) const dk_table dk_cuda_table;
 

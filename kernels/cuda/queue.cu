@@ -44,10 +44,29 @@ static void release(dk_cuda_queue *q)
 	cudaFree(q->scratch);
 	cudaFree(q->result);
 	cudaFreeHost(q->host_result);
+}
+
+/* Also of one that is open in part. */
+static void let_go(dk_cuda_queue *q)
+{
+	dk_cuda_enter(&q->base);
+	if (q->entered > 0)
+		release(q);
+	dk_cuda_leave(&q->base);
+	dk_cuda_gpu_close(q);
 	free(q);
 }
 
-static dk_queue *open_queue(void *stream, dk_type type, const char **why)
+static bool make(dk_cuda_queue *q)
+{
+	return dk_cuda_check(q, cudaMalloc(reinterpret_cast<void **>(&q->scratch), SCRATCH_BYTES), "memory") &&
+	       dk_cuda_check(q, cudaMalloc(reinterpret_cast<void **>(&q->result), sizeof(double)), "memory") &&
+	       dk_cuda_check(q, cudaMallocHost(reinterpret_cast<void **>(&q->host_result), sizeof(double)),
+	                     "pinned memory") &&
+	       dk_cuda_product_open(q);
+}
+
+static dk_queue *open_queue(int device, void *stream, dk_type type, const char **why)
 {
 	static thread_local char reason[sizeof(dk_cuda_queue::failure)];
 	dk_cuda_queue *q = static_cast<dk_cuda_queue *>(calloc(1, sizeof(*q)));
@@ -64,22 +83,24 @@ static dk_queue *open_queue(void *stream, dk_type type, const char **why)
 	q->base.type = type;
 	q->stream = static_cast<cudaStream_t>(stream);
 	q->scratch_size = SCRATCH_BYTES / sizeof(float);
-	if (dk_cuda_check(q, cudaMalloc(reinterpret_cast<void **>(&q->scratch), SCRATCH_BYTES), "memory") &&
-	    dk_cuda_check(q, cudaMalloc(reinterpret_cast<void **>(&q->result), sizeof(double)), "memory") &&
-	    dk_cuda_check(q, cudaMallocHost(reinterpret_cast<void **>(&q->host_result), sizeof(double)),
-	                  "pinned memory") &&
-	    dk_cuda_product_open(q))
+	bool made = dk_cuda_gpu_open(q, device);
+	dk_cuda_enter(&q->base);
+	made = made && q->failure[0] == '\0' && make(q);
+	dk_cuda_leave(&q->base);
+	if (made)
 		return &q->base;
 	memcpy(reason, q->failure, sizeof(reason));
 	*why = reason;
-	release(q);
+	let_go(q);
 	return NULL;
 }
 
 static void close_queue(dk_queue *queue)
 {
+	dk_cuda_enter(queue);
 	cudaStreamSynchronize(own(queue)->stream);
-	release(own(queue));
+	dk_cuda_leave(queue);
+	let_go(own(queue));
 }
 
 void dk_cuda_copy(dk_queue *queue, void *to, const void *from, size_t bytes)
@@ -110,6 +131,8 @@ const dk_table dk_cuda_table = {
 	sizeof(dk_table),
 	open_queue,
 	close_queue,
+	dk_cuda_enter,
+	dk_cuda_leave,
 	dk_cuda_copy,
 	dk_cuda_zero,
 	dk_cuda_adamw,

@@ -13,15 +13,12 @@ static ddp_status open_cuda(const ddp_device *device, ddp_device_queue *stream, 
 	const int index = ddp_device_describe(device)->index;
 	const char *why;
 
-	if (index != 0)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda:%d: kernels run on the process's first GPU only; "
-		                "let it see that one alone (CUDA_VISIBLE_DEVICES=%d)", index, index);
 	ddp_status status = ddp_device_cuda_kernels(&table);
 	if (status != DDP_OK)
 		return status;
-	*queue = table->open(stream, type, &why);
+	*queue = table->open(index, stream, type, &why);
 	return *queue != NULL ? DDP_OK
-	                      : ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda: its kernels have no queue: %s", why);
+	                      : ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda:%d: its kernels have no queue: %s", index, why);
 }
 
 ddp_status ddp_kernel_queue_open(ddp_device *device, ddp_device_queue *stream, dk_type type,

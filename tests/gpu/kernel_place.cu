@@ -109,6 +109,6 @@ extern "C" bool kernel_place_open(int round, kernel_place *place, const char **w
 	place->shuffle = shuffle;
 	place->give = give;
 	place->take = take;
-	place->queue = table->open(stream, place->type, why);
+	place->queue = table->open(0, stream, place->type, why);
 	return place->queue != NULL;
 }

@@ -89,6 +89,8 @@ static const std::function<void()> *work;
 static char *shared_memory;
 static uint64_t random_bits = 1;
 
+int cuda_emulation_gpu;
+
 void cuda_emulation_seed(uint64_t seed)
 {
 	random_bits = seed * 2 + 1;
@@ -257,6 +259,8 @@ void emulate(dim3 blocks, int threads, size_t shared, const std::function<void()
 
 	if (threads < 1 || threads > MOST_THREADS)
 		undefined("no such number of threads");
+	if (cuda_emulation_gpu != CUDA_EMULATION_GPU)
+		undefined("the thread's GPU is not the queue's");
 	fibers.resize(MOST_THREADS);
 	for (int i = 0; i < MOST_THREADS; i++)
 		fibers[i].stack = stacks.data() + static_cast<size_t>(i) * STACK_BYTES;

@@ -120,8 +120,14 @@ typedef enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation = 2 } cudaErro
 enum cudaMemcpyKind { cudaMemcpyDeviceToHost = 2, cudaMemcpyDefault = 4 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
+/* The GPU that the thread's calls are for, and the only one on which they work. */
+enum { CUDA_EMULATION_GPU = 3 };
+extern int cuda_emulation_gpu;
+
 static inline cudaError_t cudaMalloc(void **memory, size_t bytes)
 {
+	if (cuda_emulation_gpu != CUDA_EMULATION_GPU)
+		return cudaErrorMemoryAllocation;
 	*memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
 	return *memory != NULL ? cudaSuccess : cudaErrorMemoryAllocation;
 }

@@ -41,6 +41,28 @@ void dk_cuda_product(dk_cuda_queue *q, const dk_product_args *p)
 		product(static_cast<float *>(p->d), p);
 }
 
+/* ---- its GPU ---- */
+
+bool dk_cuda_gpu_open(dk_cuda_queue *, int device)
+{
+	return device == CUDA_EMULATION_GPU;
+}
+
+void dk_cuda_gpu_close(dk_cuda_queue *)
+{
+}
+
+void dk_cuda_enter(dk_queue *queue)
+{
+	own(queue)->entered++;
+	cuda_emulation_gpu = CUDA_EMULATION_GPU;
+}
+
+void dk_cuda_leave(dk_queue *queue)
+{
+	cuda_emulation_gpu = --own(queue)->entered > 0 ? CUDA_EMULATION_GPU : 0;
+}
+
 /* ---- the place ---- */
 
 static void close_queue(kernel_place *place)
@@ -91,6 +113,6 @@ bool kernel_place_open(int round, kernel_place *place, const char **why)
 	place->shuffle = cuda_emulation_seed;
 	place->give = give;
 	place->take = take;
-	place->queue = dk_cuda_table.open(NULL, place->type, why);
+	place->queue = dk_cuda_table.open(CUDA_EMULATION_GPU, NULL, place->type, why);
 	return place->queue != NULL;
 }

@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "base/error.h"
+#include "cuda/gpu.h"
 #include "device/backend.h"
 #include "tests/support/device_checks.h"
 
@@ -24,9 +25,13 @@ static const ddp_device_backend *cuda = &ddp_device_module;
 
 /* ---- the runtime ---- */
 
+enum { NONE = -1 };
+
 static struct {
 	int count, driver;      /* GPUs, version */
-	int current;            /* the thread's GPU */
+	int current;            /* the GPU of the thread's context; NONE: it has no context */
+	int below[4], depth;    /* those pushed aside */
+	int contexts;           /* made by cudaSetDevice() */
 	const char *failing;    /* the call that fails, */
 	cudaError_t error;      /* in this way */
 	bool broken;            /* each call fails */
@@ -123,22 +128,100 @@ cudaError_t cudaDriverGetVersion(int *version)
 
 cudaError_t cudaGetDevice(int *device)
 {
-	*device = runtime.current;
+	*device = runtime.current == NONE ? 0 : runtime.current;
 	return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int device)
 {
 	runtime.current = device;
-	return device == 1 ? called("cudaSetDevice") : cudaSuccess;
+	runtime.contexts++;
+	return cudaSuccess;
 }
+
+/* What the driver has of it: a context is its GPU's index, after `contexts`. */
+static char contexts[4];
+
+static CUresult find_gpu(CUdevice *device, int index)
+{
+	*device = index;
+	return CUDA_SUCCESS;
+}
+
+static CUresult retain(CUcontext *context, CUdevice device)
+{
+	*context = (CUcontext)(void *)&contexts[device];
+	return runtime.failing != NULL && strcmp(runtime.failing, "cuDevicePrimaryCtxRetain") == 0
+		? CUDA_ERROR_DEVICE_UNAVAILABLE : CUDA_SUCCESS;
+}
+
+static CUresult push(CUcontext context)
+{
+	if (runtime.failing != NULL && strcmp(runtime.failing, "cuCtxPushCurrent") == 0)
+		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	runtime.below[runtime.depth++] = runtime.current;
+	runtime.current = (int)((char *)context - contexts);
+	return CUDA_SUCCESS;
+}
+
+static CUresult pop(CUcontext *context)
+{
+	assert_true(runtime.depth > 0);
+	*context = (CUcontext)(void *)&contexts[runtime.current];
+	runtime.current = runtime.below[--runtime.depth];
+	return CUDA_SUCCESS;
+}
+
+static cudaError_t entry_point(const char *symbol, void **function)
+{
+	static const struct { const char *name; void (*function)(void); } functions[] = {
+		{ "cuDeviceGet", (void (*)(void))find_gpu }, { "cuDevicePrimaryCtxRetain", (void (*)(void))retain },
+		{ "cuCtxPushCurrent", (void (*)(void))push }, { "cuCtxPopCurrent", (void (*)(void))pop },
+	};
+
+	for (size_t i = 0; i < sizeof(functions) / sizeof(*functions); i++) {
+		if (strcmp(functions[i].name, symbol) == 0)
+			memcpy(function, &functions[i].function, sizeof(*function));
+	}
+	return cudaSuccess;
+}
+
+#if CUDART_VERSION >= 12050
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned int version,
+                                             unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *found)
+{
+	(void)version;
+	(void)flags;
+	*found = cudaDriverEntryPointSuccess;
+	return entry_point(symbol, function);
+}
+#elif CUDART_VERSION >= 12000
+cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,
+                                    enum cudaDriverEntryPointQueryResult *found)
+{
+	(void)flags;
+	*found = cudaDriverEntryPointSuccess;
+	return entry_point(symbol, function);
+}
+#else
+cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags)
+{
+	(void)flags;
+	return entry_point(symbol, function);
+}
+#endif
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device)
 {
 	memset(properties, 0, sizeof(*properties));
 	snprintf(properties->name, sizeof(properties->name), "GPU number %d", device);
 	properties->totalGlobalMem = 1 << 30;
-	return called("cudaGetDeviceProperties");
+	/* Of whatever GPU is the thread's. */
+	const int on_other = runtime.on_other;
+	const cudaError_t error = called("cudaGetDeviceProperties");
+	runtime.on_other = on_other;
+	return error;
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
@@ -295,7 +378,7 @@ static void a_missing_gpu_is_told_with_what_is_missing(void **state)
 static void a_gpu_that_cannot_be_opened_leaves_nothing(void **state)
 {
 	static const char *const calls[] = {
-		"cudaSetDevice", "cudaDeviceGetStreamPriorityRange", "cudaEventCreateWithFlags",
+		"cuDevicePrimaryCtxRetain", "cudaDeviceGetStreamPriorityRange", "cudaEventCreateWithFlags",
 		"cudaGetDeviceProperties",
 	};
 	void *self = NULL;
@@ -405,6 +488,39 @@ static void each_call_that_fails_is_named(void **state)
 	cuda->close(self);
 }
 
+/* A thread without a context gets none, least of all on GPU 0. */
+static void a_thread_is_left_with_the_gpu_that_it_had(void **state)
+{
+	static const int before[] = { NONE, 0, 1, 2 };
+	void *self = NULL;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(before) / sizeof(*before); i++) {
+		runtime.current = before[i];
+		assert_int_equal(open_index(1, &self), DDP_OK);
+		assert_int_equal(runtime.current, before[i]);
+		assert_int_equal(go_through(self), DDP_OK);
+		assert_int_equal(runtime.current, before[i]);
+		cuda->close(self);
+		assert_int_equal(runtime.current, before[i]);
+	}
+	assert_int_equal(runtime.contexts, 0);
+	assert_int_equal(runtime.on_other, 0);
+}
+
+static void a_context_that_is_gone_is_told(void **state)
+{
+	void *self = NULL, *memory = NULL;
+
+	(void)state;
+	assert_int_equal(open_index(1, &self), DDP_OK);
+	runtime.failing = "cuCtxPushCurrent";
+	FAILS(cuda->alloc(self, 64, &memory), DDP_ERR_IO, "cudaMalloc: its context cannot be used any more");
+	assert_int_equal(runtime.current, 2);
+	runtime.failing = NULL;
+	cuda->close(self);
+}
+
 static void work_that_is_not_done_is_no_error(void **state)
 {
 	void *self = NULL;
@@ -456,6 +572,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_missing_gpu_is_told_with_what_is_missing, reset, clean),
 		cmocka_unit_test_setup_teardown(a_gpu_that_cannot_be_opened_leaves_nothing, reset, clean),
 		cmocka_unit_test_setup_teardown(each_call_that_fails_is_named, reset, clean),
+		cmocka_unit_test_setup_teardown(a_thread_is_left_with_the_gpu_that_it_had, reset, clean),
+		cmocka_unit_test_setup_teardown(a_context_that_is_gone_is_told, reset, clean),
 		cmocka_unit_test_setup_teardown(work_that_is_not_done_is_no_error, reset, clean),
 		cmocka_unit_test_setup_teardown(a_broken_gpu_says_so_and_can_be_let_go, reset, clean),
 	};

@@ -4,16 +4,18 @@
  * node needs is NVIDIA's driver.
  *
  * The GPU that a thread has chosen by cudaSetDevice() stays its choice: each call here
- * changes to the device's own, and back.
+ * changes to the device's own, and back (cuda/gpu.h).
  */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "cuda/gpu.h"
 #include "device/backend.h"
 
 typedef struct cuda_device {
 	int index;
+	dk_gpu gpu;
 	int highest_priority;
 	cudaEvent_t probe; /* never recorded: to ask for it is to ask whether the GPU is well */
 	ddp_status (*fail)(ddp_status status, const char *format, ...)
@@ -41,34 +43,32 @@ static ddp_status result(const cuda_device *device, cudaError_t error, const cha
 	                    cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-static int enter(const cuda_device *device)
+static bool enter(const cuda_device *device)
 {
-	int before = device->index;
-
-	if (cudaGetDevice(&before) != cudaSuccess || before != device->index)
-		cudaSetDevice(device->index);
-	return before;
+	return dk_gpu_enter(&device->gpu);
 }
 
 /* The end of a call: `error` is what `call` returned. */
-static ddp_status leave(const cuda_device *device, int before, cudaError_t error, const char *call)
+static ddp_status leave(const cuda_device *device, bool entered, cudaError_t error, const char *call)
 {
 	ddp_status status = result(device, error, call);
 
-	if (before != device->index)
-		cudaSetDevice(before);
+	if (entered)
+		dk_gpu_leave(&device->gpu);
+	else if (status == DDP_OK)
+		status = device->fail(DDP_ERR_IO, "device cuda:%d: %s: its context cannot be used any more", device->index, call);
 	return status;
 }
 
 /* The same for what frees: on a GPU that is broken, nothing is left to be freed. */
-static ddp_status leave_free(const cuda_device *device, int before, cudaError_t error,
+static ddp_status leave_free(const cuda_device *device, bool entered, cudaError_t error,
                              const char *call)
 {
 	if (error != cudaSuccess && cudaEventQuery(device->probe) != cudaSuccess) {
 		cudaGetLastError();
 		error = cudaSuccess;
 	}
-	return leave(device, before, error, call);
+	return leave(device, entered, error, call);
 }
 
 /* ---- device ---- */
@@ -113,24 +113,28 @@ static ddp_status describe(const cuda_device *device, ddp_device_info *info)
 	return DDP_OK;
 }
 
-/* The first call that needs the GPU itself makes CUDA's context there. */
 static ddp_status start(cuda_device *device)
 {
 	int lowest = 0;
-	cudaError_t error = cudaSetDevice(device->index);
+	const bool entered = enter(device);
+	cudaError_t error = cudaDeviceGetStreamPriorityRange(&lowest, &device->highest_priority);
 
 	if (error != cudaSuccess)
-		return result(device, error, "cudaSetDevice");
-	error = cudaDeviceGetStreamPriorityRange(&lowest, &device->highest_priority);
-	if (error != cudaSuccess)
-		return result(device, error, "cudaDeviceGetStreamPriorityRange");
+		return leave(device, entered, error, "cudaDeviceGetStreamPriorityRange");
 	error = cudaEventCreateWithFlags(&device->probe, cudaEventDisableTiming);
-	return result(device, error, "cudaEventCreateWithFlags");
+	return leave(device, entered, error, "cudaEventCreateWithFlags");
+}
+
+static void destroy_probe(const cuda_device *device)
+{
+	const bool entered = enter(device);
+
+	(void)leave_free(device, entered, cudaEventDestroy(device->probe), "cudaEventDestroy");
 }
 
 static ddp_status cuda_open(const ddp_device_request *request, ddp_device_info *info, void **self)
 {
-	int count = 0, before = -1;
+	int count = 0;
 	cudaError_t error = cudaGetDeviceCount(&count);
 
 	if (error != cudaSuccess || count == 0)
@@ -143,57 +147,52 @@ static ddp_status cuda_open(const ddp_device_request *request, ddp_device_info *
 		return request->fail(DDP_ERR_NOMEM, "out of memory for device cuda:%d", request->index);
 	device->index = request->index;
 	device->fail = request->fail;
-	if (cudaGetDevice(&before) != cudaSuccess)
-		before = -1;
-	ddp_status status = start(device);
+	ddp_status status = result(device, dk_gpu_open(&device->gpu, device->index), "cuDevicePrimaryCtxRetain");
+	if (status == DDP_OK)
+		status = start(device);
 	if (status == DDP_OK)
 		status = describe(device, info);
 	if (status != DDP_OK) {
 		if (device->probe != NULL)
-			cudaEventDestroy(device->probe);
+			destroy_probe(device);
 		free(device);
 	} else {
 		*self = device;
 	}
-	if (before >= 0 && before != request->index)
-		cudaSetDevice(before);
 	return status;
 }
 
 static void cuda_close(void *self)
 {
-	cuda_device *device = self;
-	const int before = enter(device);
-
-	leave_free(device, before, cudaEventDestroy(device->probe), "cudaEventDestroy");
-	free(device);
+	destroy_probe(self);
+	free(self);
 }
 
 static ddp_status cuda_error(void *self)
 {
 	const cuda_device *device = self;
-	const int before = enter(device);
+	const bool entered = enter(device);
 
-	return leave(device, before, cudaEventQuery(device->probe), "work enqueued earlier");
+	return leave(device, entered, cudaEventQuery(device->probe), "work enqueued earlier");
 }
 
 static void cuda_within(void *self, ddp_device_function function, void *argument)
 {
 	const cuda_device *device = self;
-	const int before = enter(device);
+	const bool entered = enter(device);
 
 	function(argument);
-	if (before != device->index)
-		cudaSetDevice(before);
+	if (entered)
+		dk_gpu_leave(&device->gpu);
 }
 
 /* ---- memory ---- */
 
 static ddp_status cuda_alloc(void *self, size_t bytes, void **memory)
 {
-	const int before = enter(self);
+	const bool entered = enter(self);
 	void *got = NULL;
-	ddp_status status = leave(self, before, cudaMalloc(&got, bytes), "cudaMalloc");
+	ddp_status status = leave(self, entered, cudaMalloc(&got, bytes), "cudaMalloc");
 
 	if (status == DDP_OK)
 		*memory = got;
@@ -202,16 +201,16 @@ static ddp_status cuda_alloc(void *self, size_t bytes, void **memory)
 
 static ddp_status cuda_free(void *self, void *memory)
 {
-	const int before = enter(self);
+	const bool entered = enter(self);
 
-	return leave_free(self, before, cudaFree(memory), "cudaFree");
+	return leave_free(self, entered, cudaFree(memory), "cudaFree");
 }
 
 static ddp_status cuda_host_alloc(void *self, size_t bytes, void **memory)
 {
-	const int before = enter(self);
+	const bool entered = enter(self);
 	void *got = NULL;
-	ddp_status status = leave(self, before, cudaHostAlloc(&got, bytes, cudaHostAllocPortable),
+	ddp_status status = leave(self, entered, cudaHostAlloc(&got, bytes, cudaHostAllocPortable),
 	                          "cudaHostAlloc");
 
 	if (status == DDP_OK)
@@ -221,9 +220,9 @@ static ddp_status cuda_host_alloc(void *self, size_t bytes, void **memory)
 
 static ddp_status cuda_host_free(void *self, void *memory)
 {
-	const int before = enter(self);
+	const bool entered = enter(self);
 
-	return leave_free(self, before, cudaFreeHost(memory), "cudaFreeHost");
+	return leave_free(self, entered, cudaFreeHost(memory), "cudaFreeHost");
 }
 
 static bool cuda_owns(void *self, const void *address)
@@ -260,10 +259,10 @@ static ddp_status cuda_queue_create(void *self, ddp_device_priority priority,
                                     ddp_device_queue **queue)
 {
 	const cuda_device *device = self;
-	const int before = enter(device);
+	const bool entered = enter(device);
 	const int chosen = priority == DDP_DEVICE_HIGH ? device->highest_priority : 0;
 	cudaStream_t stream = NULL;
-	ddp_status status = leave(device, before,
+	ddp_status status = leave(device, entered,
 	                          cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, chosen),
 	                          "cudaStreamCreateWithPriority");
 
@@ -275,17 +274,17 @@ static ddp_status cuda_queue_create(void *self, ddp_device_priority priority,
 static ddp_status cuda_queue_free(void *self, ddp_device_queue *queue)
 {
 	const cudaStream_t stream = (cudaStream_t)queue;
-	const int before = enter(self);
+	const bool entered = enter(self);
 	cudaError_t error = cudaStreamSynchronize(stream);
 
 	if (error != cudaSuccess)
-		return leave_free(self, before, error, "cudaStreamSynchronize");
-	return leave_free(self, before, cudaStreamDestroy(stream), "cudaStreamDestroy");
+		return leave_free(self, entered, error, "cudaStreamSynchronize");
+	return leave_free(self, entered, cudaStreamDestroy(stream), "cudaStreamDestroy");
 }
 
 static ddp_status cuda_queue_query(void *self, ddp_device_queue *queue, bool *done)
 {
-	const int before = enter(self);
+	const bool entered = enter(self);
 	cudaError_t error = cudaStreamQuery((cudaStream_t)queue);
 
 	if (error == cudaSuccess || error == cudaErrorNotReady)
@@ -294,30 +293,30 @@ static ddp_status cuda_queue_query(void *self, ddp_device_queue *queue, bool *do
 		cudaGetLastError();
 		error = cudaSuccess;
 	}
-	return leave(self, before, error, "cudaStreamQuery");
+	return leave(self, entered, error, "cudaStreamQuery");
 }
 
 static ddp_status cuda_queue_sync(void *self, ddp_device_queue *queue)
 {
-	const int before = enter(self);
+	const bool entered = enter(self);
 
-	return leave(self, before, cudaStreamSynchronize((cudaStream_t)queue), "cudaStreamSynchronize");
+	return leave(self, entered, cudaStreamSynchronize((cudaStream_t)queue), "cudaStreamSynchronize");
 }
 
 static ddp_status cuda_queue_wait(void *self, ddp_device_queue *queue, ddp_device_event *event)
 {
-	const int before = enter(self);
+	const bool entered = enter(self);
 
-	return leave(self, before, cudaStreamWaitEvent((cudaStream_t)queue, (cudaEvent_t)event, 0),
+	return leave(self, entered, cudaStreamWaitEvent((cudaStream_t)queue, (cudaEvent_t)event, 0),
 	             "cudaStreamWaitEvent");
 }
 
 static ddp_status cuda_copy(void *self, ddp_device_queue *queue, void *to, const void *from,
                             size_t bytes)
 {
-	const int before = enter(self);
+	const bool entered = enter(self);
 
-	return leave(self, before,
+	return leave(self, entered,
 	             cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, (cudaStream_t)queue),
 	             "cudaMemcpyAsync");
 }
@@ -331,17 +330,17 @@ static ddp_status cuda_fill(void *self, ddp_device_queue *queue, void *to, unsig
 	if (!cuda_owns(self, to))
 		return device->fail(DDP_ERR_INVALID, "fill: %p is not memory of device cuda:%d", to,
 		                    device->index);
-	const int before = enter(device);
-	return leave(device, before, cudaMemsetAsync(to, value, bytes, (cudaStream_t)queue),
+	const bool entered = enter(device);
+	return leave(device, entered, cudaMemsetAsync(to, value, bytes, (cudaStream_t)queue),
 	             "cudaMemsetAsync");
 }
 
 static ddp_status cuda_launch(void *self, ddp_device_queue *queue, ddp_device_function function,
                               void *argument)
 {
-	const int before = enter(self);
+	const bool entered = enter(self);
 
-	return leave(self, before, cudaLaunchHostFunc((cudaStream_t)queue, function, argument),
+	return leave(self, entered, cudaLaunchHostFunc((cudaStream_t)queue, function, argument),
 	             "cudaLaunchHostFunc");
 }
 
@@ -349,9 +348,9 @@ static ddp_status cuda_launch(void *self, ddp_device_queue *queue, ddp_device_fu
 
 static ddp_status cuda_event_create(void *self, ddp_device_event **event)
 {
-	const int before = enter(self);
+	const bool entered = enter(self);
 	cudaEvent_t created = NULL;
-	ddp_status status = leave(self, before,
+	ddp_status status = leave(self, entered,
 	                          cudaEventCreateWithFlags(&created, cudaEventDisableTiming),
 	                          "cudaEventCreateWithFlags");
 
@@ -362,22 +361,22 @@ static ddp_status cuda_event_create(void *self, ddp_device_event **event)
 
 static ddp_status cuda_event_free(void *self, ddp_device_event *event)
 {
-	const int before = enter(self);
+	const bool entered = enter(self);
 
-	return leave_free(self, before, cudaEventDestroy((cudaEvent_t)event), "cudaEventDestroy");
+	return leave_free(self, entered, cudaEventDestroy((cudaEvent_t)event), "cudaEventDestroy");
 }
 
 static ddp_status cuda_event_record(void *self, ddp_device_event *event, ddp_device_queue *queue)
 {
-	const int before = enter(self);
+	const bool entered = enter(self);
 
-	return leave(self, before, cudaEventRecord((cudaEvent_t)event, (cudaStream_t)queue),
+	return leave(self, entered, cudaEventRecord((cudaEvent_t)event, (cudaStream_t)queue),
 	             "cudaEventRecord");
 }
 
 static ddp_status cuda_event_query(void *self, ddp_device_event *event, bool *done)
 {
-	const int before = enter(self);
+	const bool entered = enter(self);
 	cudaError_t error = cudaEventQuery((cudaEvent_t)event);
 
 	if (error == cudaSuccess || error == cudaErrorNotReady)
@@ -386,14 +385,14 @@ static ddp_status cuda_event_query(void *self, ddp_device_event *event, bool *do
 		cudaGetLastError();
 		error = cudaSuccess;
 	}
-	return leave(self, before, error, "cudaEventQuery");
+	return leave(self, entered, error, "cudaEventQuery");
 }
 
 static ddp_status cuda_event_sync(void *self, ddp_device_event *event)
 {
-	const int before = enter(self);
+	const bool entered = enter(self);
 
-	return leave(self, before, cudaEventSynchronize((cudaEvent_t)event), "cudaEventSynchronize");
+	return leave(self, entered, cudaEventSynchronize((cudaEvent_t)event), "cudaEventSynchronize");
 }
 
 DDP_API extern const ddp_device_backend ddp_device_module;
