@@ -84,9 +84,10 @@ typedef struct dk_adamw_args {
 	int64_t step;      /* from 1, for the bias correction */
 	double grad_scale; /* gradients are multiplied by it first: mean and clip */
 	uint16_t *rounded; /* the new parameters in bf16, too, unless NULL */
+	bool coupled;      /* Adam: weight decay is a part of the gradient */
 } dk_adamw_args;
 
-/* One AdamW update (PyTorch's order of operations) of n elements; sets grad
+/* One AdamW or Adam update (PyTorch's order of operations) of n elements; sets grad
    to zero on the way, while it is in the cache. param, m, v: f32. */
 void dk_adamw(float *param, float *grad, float *m, float *v, int64_t n,
               const dk_adamw_args *args);
@@ -96,11 +97,29 @@ typedef struct dk_sgd_args {
 	int64_t step;
 	double grad_scale;
 	uint16_t *rounded; /* as above */
+	bool nesterov;
 } dk_sgd_args;
 
 /* SGD with momentum (PyTorch's; buffer may be NULL if momentum is 0; at step 1
    its content is not looked at); sets grad to zero. param, buffer: f32. */
 void dk_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_args *args);
+
+/* ---- of optimizers for whole tensors: on the host, also while the thread uses a queue --- */
+
+/* x = a x + b y */
+void dk_mix(float *x, const float *y, float a, float b, int64_t n);
+/* x = a x + b y y */
+void dk_mix_squares(float *x, const float *y, float a, float b, int64_t n);
+/* x /= sqrt(max(factor squares, least)); least > 0 */
+void dk_divide_by_roots(float *x, const float *squares, float factor, float least, int64_t n);
+/* sums [columns] = the sums of squares of the columns of x [rows, columns] */
+void dk_column_squares(double *sums, const float *x, int64_t rows, int64_t columns);
+/* grad becomes what AdamW would subtract from the parameter, decay included, at the
+   learning rate 1, which args->learning_rate has to be. */
+void dk_adamw_direction(const float *param, float *grad, float *m, float *v, int64_t n,
+                        const dk_adamw_args *args);
+
+/* ---- norms and the like ------------------------------------------------------------- */
 
 /* The largest magnitude: an infinity if one is among them, NaN if a NaN is; of
    nothing, 0. */

@@ -17,10 +17,12 @@ typedef struct dk_adamw_consts {
 	float beta1, one_beta1, beta2, one_beta2;
 	float root_correction2, epsilon;     /* root of 1 - beta2^step */
 	float minus_step_size;               /* - learning rate / (1 - beta1^step) */
+	float coupled;                       /* weight decay that is a part of the gradient */
 } dk_adamw_consts;
 
 typedef struct dk_sgd_consts {
 	float grad_scale, weight_decay, momentum, minus_learning_rate;
+	float nesterov; /* its momentum, or 0 */
 } dk_sgd_consts;
 
 typedef void dk_adamw_fn(float *param, float *grad, float *m, float *v, int64_t n,
@@ -28,6 +30,15 @@ typedef void dk_adamw_fn(float *param, float *grad, float *m, float *v, int64_t 
 /* buffer may be NULL: plain gradient descent */
 typedef void dk_sgd_fn(float *param, float *grad, float *buffer, int64_t n,
 		const dk_sgd_consts *c);
+/* grad = what AdamW subtracts; `coupled` is the weight decay */
+typedef void dk_adamw_direction_fn(const float *param, float *grad, float *m, float *v, int64_t n,
+		const dk_adamw_consts *c);
+/* x = a x + b y */
+typedef void dk_mix_fn(float *x, const float *y, float a, float b, int64_t n);
+/* x = a x + b y y */
+typedef void dk_mix_squares_fn(float *x, const float *y, float a, float b, int64_t n);
+typedef void dk_divide_by_roots_fn(float *x, const float *squares, float factor, float least,
+		int64_t n);
 typedef double dk_sum_squares_fn(const float *x, int64_t n);
 /* of the largest magnitude */
 typedef int32_t dk_largest_bits_fn(const float *x, int64_t n);
@@ -106,6 +117,10 @@ typedef void dk_bf16_tile_fn(float *c, int64_t ldc, const uint16_t *a, const uin
 struct dk_inner {
 	dk_adamw_fn *adamw;
 	dk_sgd_fn *sgd;
+	dk_adamw_direction_fn *adamw_direction;
+	dk_mix_fn *mix;
+	dk_mix_squares_fn *mix_squares;
+	dk_divide_by_roots_fn *divide_by_roots;
 	dk_sum_squares_fn *sum_squares;
 	dk_largest_bits_fn *largest_bits;
 	dk_bias_rows_fn *bias_rows;
@@ -155,6 +170,10 @@ extern const struct dk_inner dk_inner_avx2;
 
 dk_adamw_fn DK_NAME(adamw);
 dk_sgd_fn DK_NAME(sgd);
+dk_adamw_direction_fn DK_NAME(adamw_direction);
+dk_mix_fn DK_NAME(mix);
+dk_mix_squares_fn DK_NAME(mix_squares);
+dk_divide_by_roots_fn DK_NAME(divide_by_roots);
 dk_sum_squares_fn DK_NAME(sum_squares);
 dk_largest_bits_fn DK_NAME(largest_bits);
 dk_bias_rows_fn DK_NAME(bias_rows);

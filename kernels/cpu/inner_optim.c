@@ -8,6 +8,8 @@
 static inline void adamw_vector(vf *param, vf grad, vf *m, vf *v, const dk_adamw_consts *c)
 {
 	grad = grad * c->grad_scale;
+	if (c->coupled != 0)
+		grad = grad + *param * c->coupled;
 	*m = *m * c->beta1 + grad * c->one_beta1;
 	*v = *v * c->beta2 + grad * c->one_beta2 * grad;
 	vf denominator = vf_sqrt(*v) / c->root_correction2 + c->epsilon;
@@ -39,12 +41,27 @@ void DK_NAME(adamw)(float *param, float *grad, float *m, float *v, int64_t n,
 	}
 }
 
+void DK_NAME(adamw_direction)(const float *param, float *grad, float *m, float *v, int64_t n,
+                              const dk_adamw_consts *c)
+{
+	FOR_VECTORS(i, part, n) {
+		vf g = vf_load_some(grad + i, part) * c->grad_scale;
+		vf mi = vf_load_some(m + i, part) * c->beta1 + g * c->one_beta1;
+		vf vi_ = vf_load_some(v + i, part) * c->beta2 + g * c->one_beta2 * g;
+		vf denominator = vf_sqrt(vi_) / c->root_correction2 + c->epsilon;
+		vf step = mi * -c->minus_step_size / denominator;
+		vf_store_some(m + i, part, mi);
+		vf_store_some(v + i, part, vi_);
+		vf_store_some(grad + i, part, step + vf_load_some(param + i, part) * c->coupled);
+	}
+}
+
 static inline float sgd_one(float param, float grad, float *buffer, const dk_sgd_consts *c)
 {
 	grad = grad * c->grad_scale + param * c->weight_decay;
 	if (buffer != NULL) {
 		*buffer = *buffer * c->momentum + grad;
-		grad = *buffer;
+		grad = c->nesterov != 0 ? grad + *buffer * c->nesterov : *buffer;
 	}
 	return param + grad * c->minus_learning_rate;
 }
@@ -58,8 +75,9 @@ void DK_NAME(sgd)(float *param, float *grad, float *buffer, int64_t n,
 		vf p = vf_load(param + i);
 		vf g = vf_load(grad + i) * c->grad_scale + p * c->weight_decay;
 		if (buffer != NULL) {
-			g = vf_load(buffer + i) * c->momentum + g;
-			vf_store(buffer + i, g);
+			vf b = vf_load(buffer + i) * c->momentum + g;
+			vf_store(buffer + i, b);
+			g = c->nesterov != 0 ? g + b * c->nesterov : b;
 		}
 		vf_store(param + i, p + g * c->minus_learning_rate);
 		vf_store(grad + i, vf_set(0));
@@ -67,6 +85,28 @@ void DK_NAME(sgd)(float *param, float *grad, float *buffer, int64_t n,
 	for (; i < n; i++) {
 		param[i] = sgd_one(param[i], grad[i], buffer != NULL ? buffer + i : NULL, c);
 		grad[i] = 0;
+	}
+}
+
+void DK_NAME(mix)(float *x, const float *y, float a, float b, int64_t n)
+{
+	FOR_VECTORS(i, part, n)
+		vf_store_some(x + i, part, vf_load_some(x + i, part) * a + vf_load_some(y + i, part) * b);
+}
+
+void DK_NAME(mix_squares)(float *x, const float *y, float a, float b, int64_t n)
+{
+	FOR_VECTORS(i, part, n) {
+		vf yi = vf_load_some(y + i, part);
+		vf_store_some(x + i, part, vf_load_some(x + i, part) * a + yi * b * yi);
+	}
+}
+
+void DK_NAME(divide_by_roots)(float *x, const float *squares, float factor, float least, int64_t n)
+{
+	FOR_VECTORS(i, part, n) {
+		vf square = vf_max(vf_load_some(squares + i, part) * factor, vf_set(least));
+		vf_store_some(x + i, part, vf_load_some(x + i, part) / vf_sqrt(square));
 	}
 }
 

@@ -3,6 +3,10 @@
 const struct dk_inner DK_NAME(inner) = {
 	.adamw = DK_NAME(adamw),
 	.sgd = DK_NAME(sgd),
+	.adamw_direction = DK_NAME(adamw_direction),
+	.mix = DK_NAME(mix),
+	.mix_squares = DK_NAME(mix_squares),
+	.divide_by_roots = DK_NAME(divide_by_roots),
 	.sum_squares = DK_NAME(sum_squares),
 	.largest_bits = DK_NAME(largest_bits),
 	.bias_rows = DK_NAME(bias_rows),

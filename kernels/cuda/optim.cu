@@ -18,7 +18,7 @@ __device__ inline float plus(float a, float b)
 
 struct adamw_consts {
 	float grad_scale, decay, beta1, one_beta1, beta2, one_beta2;
-	float root_correction2, epsilon, minus_step_size;
+	float root_correction2, epsilon, minus_step_size, coupled;
 };
 
 template <typename T>
@@ -29,7 +29,9 @@ __global__ void adamw_kernel(float *param, T *grad, float *m, float *v, bf16 *ro
 
 	if (i >= n)
 		return;
-	const float g = times(wide(grad[i]), c.grad_scale);
+	float g = times(wide(grad[i]), c.grad_scale);
+	if (c.coupled != 0)
+		g = plus(g, times(param[i], c.coupled));
 	const float mi = plus(times(m[i], c.beta1), times(g, c.one_beta1));
 	const float vi = plus(times(v[i], c.beta2), times(times(g, c.one_beta2), g));
 	const float denominator = plus(__fdiv_rn(__fsqrt_rn(vi), c.root_correction2), c.epsilon);
@@ -59,7 +61,7 @@ void dk_cuda_adamw(dk_queue *queue, float *param, float *grad, float *m, float *
 	adamw_consts c;
 
 	c.grad_scale = (float)args->grad_scale;
-	c.decay = (float)(1 - args->learning_rate * args->weight_decay);
+	c.decay = args->coupled ? 1 : (float)(1 - args->learning_rate * args->weight_decay);
 	c.beta1 = (float)args->beta1;
 	c.one_beta1 = (float)(1 - args->beta1);
 	c.beta2 = (float)args->beta2;
@@ -67,13 +69,14 @@ void dk_cuda_adamw(dk_queue *queue, float *param, float *grad, float *m, float *
 	c.root_correction2 = (float)sqrt(correction2);
 	c.epsilon = (float)args->epsilon;
 	c.minus_step_size = (float)(-args->learning_rate / correction1);
+	c.coupled = args->coupled ? (float)args->weight_decay : 0;
 	if (n > 0)
 		FOR_TYPE(queue, adamw, own(queue), param, grad, m, v, reinterpret_cast<bf16 *>(args->rounded),
 		         n, &c);
 }
 
 struct sgd_consts {
-	float grad_scale, weight_decay, momentum, minus_learning_rate;
+	float grad_scale, weight_decay, momentum, minus_learning_rate, nesterov;
 };
 
 template <typename T>
@@ -86,8 +89,9 @@ __global__ void sgd_kernel(float *param, T *grad, float *buffer, bf16 *rounded, 
 		return;
 	float g = plus(times(wide(grad[i]), c.grad_scale), times(param[i], c.weight_decay));
 	if (buffer != NULL) {
-		g = plus(times(buffer[i], c.momentum), g);
-		buffer[i] = g;
+		const float b = plus(times(buffer[i], c.momentum), g);
+		buffer[i] = b;
+		g = c.nesterov != 0 ? plus(g, times(b, c.nesterov)) : b;
 	}
 	const float p = plus(param[i], times(g, c.minus_learning_rate));
 	param[i] = p;
@@ -115,6 +119,7 @@ void dk_cuda_sgd(dk_queue *queue, float *param, float *grad, float *buffer, int6
 	/* The first step takes the gradient as it is. */
 	c.momentum = args->step > 1 ? (float)args->momentum : 0;
 	c.minus_learning_rate = (float)-args->learning_rate;
+	c.nesterov = args->nesterov ? (float)args->momentum : 0;
 	if (n > 0)
 		FOR_TYPE(queue, sgd, own(queue), param, grad, buffer,
 		         reinterpret_cast<bf16 *>(args->rounded), n, &c);

@@ -38,24 +38,25 @@ static void assert_near(float got, double wanted)
 		fail_msg("got %.9g, wanted %.9g", got, wanted);
 }
 
-static void adamw_is_the_papers(void **state)
+static void adamw_case(bool coupled)
 {
 	const int64_t lengths[] = {1, 3, 7, 8, 9, 17, 1000, LONGEST};
 	const dk_adamw_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95,
-		.epsilon = 1e-8, .weight_decay = 0.1, .step = 3, .grad_scale = 0.25};
+		.epsilon = 1e-8, .weight_decay = 0.1, .step = 3, .grad_scale = 0.25, .coupled = coupled};
 
-	(void)state;
 	for (size_t k = 0; k < sizeof(lengths) / sizeof(lengths[0]); k++) {
 		int64_t n = lengths[k];
 		fill(n + 1 <= LONGEST ? n + 1 : n);
 		float guard = param[n < LONGEST ? n : 0];
 		for (int64_t i = 0; i < n; i++) {
-			double g = grad[i] * a.grad_scale;
+			/* In f32, since the two may nearly cancel. */
+			const float scaled = grad[i] * (float)a.grad_scale, own = param[i] * (float)a.weight_decay;
+			const double g = coupled ? scaled + own : scaled;
 			want_m[i] = a.beta1 * want_m[i] + (1 - a.beta1) * g;
 			want_v[i] = a.beta2 * want_v[i] + (1 - a.beta2) * g * g;
 			double m_hat = want_m[i] / (1 - pow(a.beta1, 3));
 			double v_hat = want_v[i] / (1 - pow(a.beta2, 3));
-			want[i] -= a.learning_rate * a.weight_decay * want[i];
+			want[i] -= coupled ? 0 : a.learning_rate * a.weight_decay * want[i];
 			want[i] -= a.learning_rate * m_hat / (sqrt(v_hat) + a.epsilon);
 		}
 		dk_adamw(param, grad, m, v, n, &a);
@@ -70,17 +71,24 @@ static void adamw_is_the_papers(void **state)
 	}
 }
 
-static void sgd_case(int64_t n, double momentum, int64_t step, bool with_buffer)
+static void adam_and_adamw_are_the_papers(void **state)
+{
+	(void)state;
+	adamw_case(false);
+	adamw_case(true);
+}
+
+static void sgd_case(int64_t n, double momentum, int64_t step, bool with_buffer, bool nesterov)
 {
 	const dk_sgd_args a = {.learning_rate = 0.05, .momentum = momentum,
-		.weight_decay = 0.01, .step = step, .grad_scale = 0.5};
+		.weight_decay = 0.01, .step = step, .grad_scale = 0.5, .nesterov = nesterov};
 
 	fill(n);
 	for (int64_t i = 0; i < n; i++) {
 		double g = grad[i] * a.grad_scale + a.weight_decay * want[i];
 		if (with_buffer) {
 			want_m[i] = (step > 1 ? momentum * want_m[i] : 0) + g;
-			g = want_m[i];
+			g = nesterov ? g + momentum * want_m[i] : want_m[i];
 		}
 		want[i] -= a.learning_rate * g;
 	}
@@ -98,9 +106,11 @@ static void sgd_takes_momentum_from_the_second_step_on(void **state)
 
 	(void)state;
 	for (size_t k = 0; k < sizeof(lengths) / sizeof(lengths[0]); k++) {
-		sgd_case(lengths[k], 0.9, 1, true);
-		sgd_case(lengths[k], 0.9, 2, true);
-		sgd_case(lengths[k], 0, 2, false);
+		for (int nesterov = 0; nesterov < 2; nesterov++) {
+			sgd_case(lengths[k], 0.9, 1, true, nesterov);
+			sgd_case(lengths[k], 0.9, 2, true, nesterov);
+		}
+		sgd_case(lengths[k], 0, 2, false, false);
 	}
 }
 
@@ -255,10 +265,59 @@ static void instruction_sets_give_the_same_bits(void **state)
 	assert_memory_equal(kept, param, sizeof(kept));
 }
 
+/* What the instruction sets leave in grad and m of the same numbers. */
+static void run_parts(const struct dk_inner *inner, float *results)
+{
+	const dk_adamw_consts c = {.grad_scale = 0.3f, .beta1 = 0.9f, .one_beta1 = 0.1f, .beta2 = 0.95f,
+		.one_beta2 = 0.05f, .root_correction2 = 0.4f, .epsilon = 1e-8f, .minus_step_size = -1.5f,
+		.coupled = 0.1f};
+
+	fill(LONGEST);
+	inner->adamw_direction(param, grad, m, v, LONGEST, &c);
+	inner->mix(m, grad, 0.9f, -0.3f, LONGEST - 2);
+	inner->mix_squares(v, m, 0.7f, 0.3f, LONGEST - 1);
+	inner->divide_by_roots(grad, v, 0.6f, 1e-4f, LONGEST - 3);
+	memcpy(results, grad, sizeof(grad));
+	memcpy(results + LONGEST, m, sizeof(m));
+	memcpy(results + 2 * LONGEST, v, sizeof(v));
+}
+
+static void parts_of_updates_are_what_they_say(void **state)
+{
+	static float base[3 * LONGEST], best[3 * LONGEST];
+	static double sums[LONGEST];
+	enum { ROWS = 301, COLUMNS = 332 };
+
+	(void)state;
+	run_parts(&dk_inner_base, base);
+	run_parts(dk_inner(), best);
+	assert_memory_equal(base, best, sizeof(base));
+	fill(LONGEST);
+	for (int64_t i = 0; i < LONGEST; i++) {
+		const double g = grad[i] * 0.3;
+		want_m[i] = 0.9 * want_m[i] + 0.1 * g;
+		want_v[i] = 0.95 * want_v[i] + 0.05 * g * g;
+		want[i] = 1.5 * want_m[i] / (sqrt(want_v[i]) / 0.4 + 1e-8) + 0.1 * want[i];
+		want_m[i] = i < LONGEST - 2 ? 0.9 * want_m[i] - 0.3 * want[i] : want_m[i];
+		want_v[i] = i < LONGEST - 1 ? 0.7 * want_v[i] + 0.3 * want_m[i] * want_m[i] : want_v[i];
+		want[i] /= i < LONGEST - 3 ? sqrt(fmax(0.6 * want_v[i], 1e-4)) : 1;
+		assert_near(base[i], want[i]);
+		assert_near(base[LONGEST + i], want_m[i]);
+		assert_near(base[2 * LONGEST + i], want_v[i]);
+	}
+	dk_column_squares(sums, grad, ROWS, COLUMNS);
+	for (int64_t j = 0; j < COLUMNS; j++) {
+		double sum = 0;
+		for (int64_t i = 0; i < ROWS; i++)
+			sum += (double)grad[i * COLUMNS + j] * grad[i * COLUMNS + j];
+		assert_true(sums[j] == sum);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(adamw_is_the_papers),
+		cmocka_unit_test(adam_and_adamw_are_the_papers),
 		cmocka_unit_test(sgd_takes_momentum_from_the_second_step_on),
 		cmocka_unit_test(sum_of_squares_is_exact_to_double),
 		cmocka_unit_test(largest_finds_what_is_not_finite_anywhere),
@@ -267,6 +326,7 @@ int main(void)
 		cmocka_unit_test(scale_is_a_product),
 		cmocka_unit_test(threads_do_not_change_a_bit),
 		cmocka_unit_test(instruction_sets_give_the_same_bits),
+		cmocka_unit_test(parts_of_updates_are_what_they_say),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

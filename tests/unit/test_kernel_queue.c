@@ -90,14 +90,15 @@ static void fill_all(int64_t n)
 		second[i] = fabsf(second[i]);
 }
 
-static void update(int64_t n, bool adamw, bool momentum, int64_t step)
+/* `other`: Adam's decay, Nesterov's momentum. */
+static void update(int64_t n, bool adamw, bool momentum, int64_t step, bool other)
 {
 	const size_t bytes = (size_t)n * sizeof(float);
 	static uint16_t rounded[LONGEST + 1];
 	dk_adamw_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8,
-		.weight_decay = 0.1, .step = step, .grad_scale = 0.3};
+		.weight_decay = 0.1, .step = step, .grad_scale = 0.3, .coupled = other};
 	dk_sgd_args s = {.learning_rate = 0.05, .momentum = 0.9, .weight_decay = 0.01, .step = step,
-		.grad_scale = 0.3};
+		.grad_scale = 0.3, .nesterov = other};
 
 	fill_all(n);
 	float *param_there = give_bits(param, bytes), *first_there = give_bits(first, bytes);
@@ -127,10 +128,12 @@ static void update(int64_t n, bool adamw, bool momentum, int64_t step)
 static void try_updates(void)
 {
 	for (int i = 0; i < LENGTHS; i++) {
-		update(lengths[i], true, false, 3);
-		update(lengths[i], false, true, 1);
-		update(lengths[i], false, true, 2);
-		update(lengths[i], false, false, 2);
+		for (int other = 0; other < 2; other++) {
+			update(lengths[i], true, false, 3, other);
+			update(lengths[i], false, true, 1, other);
+			update(lengths[i], false, true, 2, other);
+		}
+		update(lengths[i], false, false, 2, false);
 	}
 }
 
