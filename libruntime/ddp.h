@@ -454,6 +454,8 @@ typedef enum ddp_param_kind {
 typedef struct ddp_param_group {
 	double learning_rate_factor; /* times the model's learning rate */
 	double weight_decay;         /* in place of the model's */
+	bool adamw;                  /* with DDP_MUON: no matrix to make orthogonal, but updated by
+	                                AdamW, such as an embedding or a classifier's weight */
 } ddp_param_group;
 
 /* One tensor, f32, row-major. */
@@ -470,7 +472,42 @@ typedef struct ddp_param {
 	const ddp_param_group *group; /* NULL: as the model's options are. Copied. */
 } ddp_param;
 
-typedef enum ddp_optimizer { DDP_ADAMW = 0, DDP_SGD } ddp_optimizer;
+/*
+ * What makes new parameters of gradients. In the order of operations of PyTorch's optimizers
+ * of the same names, where it has them; t is the number of the step.
+ *
+ * DDP_ADAMW: Loshchilov and Hutter, ICLR 2019; decay is apart from the gradient.
+ * DDP_SGD: with `momentum`, and Nesterov's with `nesterov`; decay is a part of the gradient.
+ * DDP_ADAM: Kingma and Ba, ICLR 2015; decay is a part of the gradient.
+ *
+ * The others work on whole tensors, so nothing can be sharded (DDP_SHARD_AUTO is
+ * DDP_SHARD_NONE), and the model is in the host's memory:
+ *
+ * DDP_LAMB: You et al., ICLR 2020: AdamW's step, decay included, made as long as the
+ * tensor's norm; with no_decay, it is left as long as it is.
+ *
+ * DDP_ADAFACTOR: Shazeer and Stern, ICML 2018. Of a tensor of two and more dimensions it
+ * keeps the means of squares over rows and over columns of its last two only, which take
+ * next to no memory; no momentum. The rate is the least of learning_rate and 1 / sqrt(t),
+ * times the root mean square of the tensor, or adafactor_least_scale if that is more. Decay
+ * is apart, by the learning rate alone. Squares are estimated as epsilon^2 at least.
+ *
+ * DDP_MUON: Jordan et al., 2024 (https://kellerjordan.github.io/posts/muon/): the momentum
+ * (Nesterov's) of a matrix, made orthogonal by muon_iterations of Newton-Schulz. A matrix is
+ * a parameter of two dimensions, unless it has sparse_rows or a group with `adamw`; the
+ * others are updated by AdamW. The learning rate of a matrix [rows, columns] is
+ * multiplied by sqrt(max(1, rows / columns)). With several ranks, each makes some of
+ * the matrices orthogonal, and sends them to the others: 4 bytes more for each of their
+ * parameters and step.
+ */
+typedef enum ddp_optimizer {
+	DDP_ADAMW = 0,
+	DDP_SGD,
+	DDP_ADAM,
+	DDP_LAMB,
+	DDP_ADAFACTOR,
+	DDP_MUON
+} ddp_optimizer;
 
 /*
  * What of a model is sharded: each rank keeps a part of it only, and updates that part for
@@ -599,7 +636,6 @@ typedef enum ddp_unused {
 	DDP_UNUSED_STATIC
 } ddp_unused;
 
-/* AdamW: Loshchilov and Hutter, ICLR 2019, in PyTorch's order of operations. */
 typedef struct ddp_model_options {
 	size_t size;            /* sizeof(ddp_model_options) */
 	double bucket_mb;       /* cap of a gradient bucket, MiB; 0: DDP_BUCKET_MB of
@@ -610,9 +646,10 @@ typedef struct ddp_model_options {
 	ddp_optimizer optimizer;
 	double learning_rate;   /* 0: 1e-3. Also DDP_ZERO */
 	double beta1, beta2;    /* 0: 0.9, 0.999. Also DDP_ZERO */
-	double epsilon;         /* 0: 1e-8; at least 1.2e-38, the least of f32 */
-	double weight_decay;    /* decoupled for AdamW, L2 for SGD; default 0 */
-	double momentum;        /* SGD */
+	double epsilon;         /* 0: 1e-8, LAMB's 1e-6, Adafactor's 1.2e-7; at least 1.2e-38, the
+	                           least of f32 */
+	double weight_decay;    /* see ddp_optimizer; default 0 */
+	double momentum;        /* SGD's, default 0; Muon's: 0 is 0.95. Also DDP_ZERO */
 	double clip_norm;       /* 0: no clipping by the global 2-norm */
 	ddp_shard shard;
 	bool no_overlap;        /* reduce after backward only, for measurements */
@@ -636,6 +673,17 @@ typedef struct ddp_model_options {
 	                           NULL: its default one */
 	ddp_loss loss;
 	ddp_unused unused;
+	bool nesterov;          /* SGD's momentum; Muon always has it */
+	bool muon_match_rms;    /* multiply Muon's learning rate by 0.2 sqrt(max(rows, columns))
+	                           instead, so that elements of a matrix change as those that
+	                           AdamW updates (Liu et al., "Muon is Scalable for LLM Training",
+	                           2025), and both can have one learning rate */
+	int muon_iterations;    /* 0: 5; at most 99 */
+	/* Of DDP_ADAFACTOR, with PyTorch's names for them: */
+	double adafactor_decay; /* -beta2_decay: step t counts t to the power of minus this in the
+	                           means of squares; 0: 0.8 */
+	double adafactor_least_scale; /* eps[1]; 0: 1e-3 */
+	double adafactor_clip;  /* d: root mean square that updates have at most; 0: 1 */
 } ddp_model_options;
 
 /*

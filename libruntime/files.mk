@@ -156,7 +156,10 @@ reduce_sources = \
 	libruntime/reduce/uses.c libruntime/reduce/uses.h
 
 optim_sources = \
+	libruntime/optim/adafactor.c libruntime/optim/adam.c libruntime/optim/adam.h \
+	libruntime/optim/lamb.c libruntime/optim/muon.c \
 	libruntime/optim/optim.c libruntime/optim/optim.h \
+	libruntime/optim/rule.c libruntime/optim/rule.h libruntime/optim/sgd.c \
 	libruntime/optim/schedule.c
 
 data_sources = \

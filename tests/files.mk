@@ -35,12 +35,13 @@ check-comm: tests/ranks/comm_soak tests/ranks/test_comm_random tests/ranks/test_
 	DDP_TEST_MIB=8192 tests/ranks/test_comm_window
 check-engine: tests/ranks/test_engine
 	DDP_TEST_CASES=200 tests/ranks/test_engine
-# Steps and PowerSGD beside PyTorch's; PYTHON is one that has torch.
+# Steps, PowerSGD and the optimizers beside PyTorch's; PYTHON is one that has torch.
 PYTHON = python3
 check-torch: libruntime/libddp.la
 	$(PYTHON) $(top_srcdir)/tests/ranks/ddp_torch.py
+	$(PYTHON) $(top_srcdir)/tests/ranks/optim_torch.py --figures
 	$(PYTHON) $(top_srcdir)/tests/ranks/powersgd_torch.py --figures
-EXTRA_DIST += tests/ranks/powersgd_torch.py
+EXTRA_DIST += tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py
 # Takes each wait for an event out once, and wants a test to fail then.
 check-waits: tests/ranks/test_device_model tests/ranks/test_comm_device tests/unit/test_kernel_device
 	$(top_srcdir)/tests/support/check-waits $(top_srcdir)
@@ -149,6 +150,7 @@ check_PROGRAMS += \
 	tests/ranks/test_hooks \
 	tests/ranks/test_local \
 	tests/ranks/test_model \
+	tests/ranks/test_optimizers \
 	tests/ranks/test_pages \
 	tests/ranks/test_participants \
 	tests/ranks/test_powersgd \
@@ -182,6 +184,7 @@ check_PROGRAMS += \
 	tests/unit/test_nccl_profiler \
 	tests/unit/test_net_model \
 	tests/unit/test_optim \
+	tests/unit/test_optimizers \
 	tests/unit/test_options \
 	tests/unit/test_safetensors \
 	tests/unit/test_sampler \

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "kernels.h"
+#include "optim/rule.h"
 
 /* The squares are summed just before the update reads the same gradients: a piece of
    this many elements is still in a core's own cache then. */
@@ -15,45 +16,159 @@ static int64_t piece_count(int64_t elements)
 	return (elements + PIECE_ELEMENTS - 1) / PIECE_ELEMENTS;
 }
 
-static ddp_status add_state(ddp_optim *optim, const char *name)
+const char *ddp_optimizer_name(ddp_optimizer kind)
 {
-	float *state = NULL;
+	const ddp_optim_rule *rule = ddp_optim_rule_of(kind);
 
-	if (!optim->borrowed) {
-		/* Never empty, so that calloc's NULL means what it seems to. */
-		state = calloc((size_t)optim->layout->elements, sizeof(*state));
-		if (state == NULL)
-			return ddp_fail(DDP_ERR_NOMEM, "no memory for the optimizer's state \"%s\" (%lld bytes)",
-			                name, (long long)optim->layout->elements * (long long)sizeof(*state));
+	return rule != NULL ? rule->name : NULL;
+}
+
+bool ddp_optimizer_is_whole(ddp_optimizer kind)
+{
+	const ddp_optim_rule *rule = ddp_optim_rule_of(kind);
+
+	return rule != NULL && rule->whole;
+}
+
+static ddp_kept *kept_of(const ddp_optim *optim, int state, const ddp_slot *slot)
+{
+	return &optim->kept[(int64_t)state * optim->layout->trained + (slot - optim->layout->slots)];
+}
+
+const ddp_kept *ddp_optim_kept(const ddp_optim *optim, int state, const ddp_slot *slot)
+{
+	return kept_of(optim, state, slot);
+}
+
+/* Where state i of each tensor is; *elements of them in all. */
+static void place_state(const ddp_optim *optim, int i, int64_t *elements)
+{
+	const ddp_optim_rule *rule = optim->rule;
+	const ddp_layout *layout = optim->layout;
+
+	*elements = 0;
+	for (int t = 0; t < layout->trained; t++) {
+		const ddp_slot *slot = &layout->slots[t];
+		ddp_kept *kept = kept_of(optim, i, slot);
+
+		memcpy(kept->shape, slot->shape, sizeof(kept->shape));
+		kept->ndim = rule->shape != NULL ? rule->shape(&optim->settings, i, slot, kept->shape) : slot->ndim;
+		if (kept->ndim < 0)
+			continue;
+		kept->count = 1;
+		for (int d = 0; d < kept->ndim; d++)
+			kept->count *= kept->shape[d];
+		kept->offset = rule->whole ? *elements : slot->offset;
+		*elements = kept->offset + (kept->count + DDP_ALIGN_ELEMENTS - 1) / DDP_ALIGN_ELEMENTS * DDP_ALIGN_ELEMENTS;
 	}
-	optim->state[optim->state_count] = state;
-	optim->state_name[optim->state_count] = name;
-	optim->state_count++;
+	if (*elements > 0 && !rule->whole)
+		*elements = layout->elements;
+}
+
+static ddp_status make_states(ddp_optim *optim)
+{
+	const ddp_optim_rule *rule = optim->rule;
+
+	/* Never nothing, so that calloc's NULL means what it seems to. */
+	optim->kept = calloc((size_t)(rule->states * optim->layout->trained) + 1, sizeof(*optim->kept));
+	if (optim->kept == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the list of the optimizer's state");
+	for (int i = 0; i < rule->states; i++) {
+		int64_t *elements = &optim->state_elements[i];
+
+		optim->state_name[i] = rule->state_names[i];
+		place_state(optim, i, elements);
+		if (*elements > 0)
+			optim->state_count = i + 1;
+	}
+	for (int i = 0; i < optim->state_count && !optim->borrowed; i++) {
+		optim->state[i] = calloc((size_t)optim->state_elements[i] + 1, sizeof(float));
+		if (optim->state[i] == NULL)
+			return ddp_fail(DDP_ERR_NOMEM, "no memory for the optimizer's state \"%s\" (%lld bytes)",
+			                optim->state_name[i],
+			                (long long)optim->state_elements[i] * (long long)sizeof(float));
+	}
 	return DDP_OK;
+}
+
+static ddp_status make_work(ddp_optim *optim)
+{
+	int64_t most = 0;
+
+	optim->squares = calloc((size_t)piece_count(optim->layout->elements) + 1, sizeof(*optim->squares));
+	if (optim->squares == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the optimizer's sums");
+	for (int t = 0; t < optim->layout->trained && optim->rule->work != NULL; t++) {
+		int64_t work = optim->rule->work(&optim->layout->slots[t]);
+		most = work > most ? work : most;
+	}
+	optim->work = calloc((size_t)most + 1, sizeof(*optim->work));
+	return optim->work != NULL ? DDP_OK
+	                           : ddp_fail(DDP_ERR_NOMEM, "no memory for %s to work in (%lld bytes)",
+	                                      optim->rule->name, (long long)most * (long long)sizeof(float));
 }
 
 ddp_status ddp_optim_make(const ddp_optim_settings *settings, const ddp_layout *layout,
                           bool borrows, ddp_optim *optim)
 {
-	ddp_optim made = { .settings = *settings, .layout = layout, .borrowed = borrows };
-	ddp_status status = DDP_OK;
+	ddp_optim made = { .settings = *settings, .rule = ddp_optim_rule_of(settings->kind),
+	                   .layout = layout, .borrowed = borrows };
 
-	made.squares = calloc((size_t)piece_count(layout->elements) + 1, sizeof(*made.squares));
-	if (made.squares == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for the optimizer's sums");
-	if (settings->kind == DDP_ADAMW) {
-		status = add_state(&made, "m");
-		if (status == DDP_OK)
-			status = add_state(&made, "v");
-	} else if (settings->momentum != 0) {
-		status = add_state(&made, "momentum");
-	}
+	ddp_status status = make_states(&made);
+	if (status == DDP_OK)
+		status = make_work(&made);
 	if (status != DDP_OK) {
 		ddp_optim_free(&made);
 		return status;
 	}
 	*optim = made;
 	return DDP_OK;
+}
+
+/* The rank that has least to do so far. */
+static int least_of(const double *costs, int ranks)
+{
+	int least = 0;
+
+	for (int r = 1; r < ranks; r++)
+		least = costs[r] < costs[least] ? r : least;
+	return least;
+}
+
+ddp_status ddp_optim_share(ddp_optim *optim, int ranks, int rank)
+{
+	const ddp_layout *layout = optim->layout;
+
+	if (optim->rule->cost == NULL)
+		return DDP_OK;
+	double *costs = calloc((size_t)ranks, sizeof(*costs));
+	int *owners = calloc((size_t)layout->trained, sizeof(*owners));
+	if (costs == NULL || owners == NULL) {
+		free(costs);
+		free(owners);
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to share the optimizer's work among %d ranks", ranks);
+	}
+	for (int t = 0; t < layout->trained; t++) {
+		const double cost = optim->rule->cost(&layout->slots[t]);
+		owners[t] = cost > 0 ? least_of(costs, ranks) : -1;
+		if (cost > 0)
+			costs[owners[t]] += cost;
+	}
+	free(costs);
+	optim->owners = owners;
+	optim->rank = rank;
+	return DDP_OK;
+}
+
+int ddp_optim_owner(const ddp_optim *optim, const ddp_slot *slot)
+{
+	return optim->owners != NULL ? optim->owners[slot - optim->layout->slots] : -1;
+}
+
+void ddp_optim_round(const ddp_optim *optim, const ddp_slot *slot, const float *params)
+{
+	if (optim->rounded != NULL)
+		dk_to_bf16(optim->rounded + slot->offset, params, slot->count);
 }
 
 void ddp_optim_lend(ddp_optim *optim, int i, float *memory)
@@ -73,6 +188,9 @@ void ddp_optim_free(ddp_optim *optim)
 	for (int i = 0; i < optim->state_count && !optim->borrowed; i++)
 		free(optim->state[i]);
 	free(optim->squares);
+	free(optim->kept);
+	free(optim->owners);
+	free(optim->work);
 	*optim = (ddp_optim){ 0 };
 }
 
@@ -104,36 +222,55 @@ static int64_t step_of(const ddp_update *update, const ddp_slot *slot)
 }
 
 /* Elements [begin, begin + count), which are updated as `slot` is. */
-static void apply_kernel(const range *r, int64_t begin, int64_t count, const ddp_slot *slot)
+static ddp_optim_span span_of(const range *r, int64_t begin, int64_t count, const ddp_slot *slot)
 {
 	const ddp_optim *optim = r->optim;
-	const ddp_optim_settings *settings = &optim->settings;
-	const double learning_rate = r->update->learning_rate * slot->group.learning_rate_factor;
-	const double weight_decay = decay_of(optim, slot);
-	const int64_t offset = begin - r->begin, at = r->at + offset;
-	const int64_t step = step_of(r->update, slot);
-	float *params = r->params + offset, *grads = r->grads + offset;
+	const int64_t offset = begin - r->begin;
+
+	return (ddp_optim_span){
+		.settings = &optim->settings, .slot = slot,
+		.params = r->params + offset, .grads = r->grads + offset, .count = count,
+		.learning_rate = r->update->learning_rate * slot->group.learning_rate_factor,
+		.weight_decay = decay_of(optim, slot),
+		.grad_scale = r->update->grad_scale,
+		.step = step_of(r->update, slot),
+		.work = optim->work,
+	};
+}
+
+static void update_run(const range *r, int64_t begin, int64_t count, const ddp_slot *slot)
+{
+	const ddp_optim *optim = r->optim;
+	ddp_optim_span span = span_of(r, begin, count, slot);
 
 	if (is_unused(r->update, slot)) {
-		memset(grads, 0, (size_t)count * sizeof(*grads));
+		memset(span.grads, 0, (size_t)count * sizeof(*span.grads));
 		return;
 	}
-	if (settings->kind == DDP_ADAMW) {
-		const dk_adamw_args args = {
-			.learning_rate = learning_rate,
-			.beta1 = settings->beta1, .beta2 = settings->beta2,
-			.epsilon = settings->epsilon, .weight_decay = weight_decay,
-			.step = step, .grad_scale = r->update->grad_scale,
-		};
-		dk_adamw(params, grads, optim->state[0] + at, optim->state[1] + at, count, &args);
+	for (int i = 0; i < optim->state_count; i++)
+		span.state[i] = optim->state[i] + r->at + (begin - r->begin);
+	span.rounded = optim->rounded != NULL ? optim->rounded + begin : NULL;
+	optim->rule->update(&span);
+}
+
+static void update_tensor(const range *r, const ddp_slot *slot)
+{
+	const ddp_optim *optim = r->optim;
+	const int owner = r->update->alone ? -1 : ddp_optim_owner(optim, slot);
+	ddp_optim_span span = span_of(r, slot->offset, slot->count, slot);
+
+	if (is_unused(r->update, slot)) {
+		memset(span.grads, 0, (size_t)span.count * sizeof(*span.grads));
 		return;
 	}
-	const dk_sgd_args args = {
-		.learning_rate = learning_rate,
-		.momentum = settings->momentum, .weight_decay = weight_decay,
-		.step = step, .grad_scale = r->update->grad_scale,
-	};
-	dk_sgd(params, grads, optim->state_count > 0 ? optim->state[0] + at : NULL, count, &args);
+	for (int i = 0; i < optim->state_count; i++) {
+		const ddp_kept *kept = ddp_optim_kept(optim, i, slot);
+		span.state[i] = kept->count > 0 ? optim->state[i] + kept->offset : NULL;
+	}
+	span.elsewhere = owner >= 0 && owner != optim->rank;
+	optim->rule->update(&span);
+	if (!span.elsewhere)
+		ddp_optim_round(optim, slot, span.params);
 }
 
 static bool updated_alike(const ddp_optim *optim, const ddp_update *update, const ddp_slot *a,
@@ -184,8 +321,19 @@ static void apply_runs(const range *r, int64_t begin, int64_t end)
 		const ddp_slot *slot = &layout->slots[param];
 		int64_t stop = run_end(r, &param, end);
 
-		apply_kernel(r, begin, stop - begin, slot);
+		update_run(r, begin, stop - begin, slot);
 		begin = stop;
+	}
+}
+
+/* Those that begin there. */
+static void apply_tensors(const range *r, int64_t begin, int64_t end)
+{
+	const ddp_layout *layout = r->optim->layout;
+
+	for (int t = param_at(layout, begin); t < layout->trained && layout->slots[t].offset < end; t++) {
+		if (layout->slots[t].offset >= begin)
+			update_tensor(r, &layout->slots[t]);
 	}
 }
 
@@ -194,7 +342,8 @@ static double apply_piece(const range *r, int64_t begin, int64_t end)
 {
 	double squares = dk_sum_squares(r->grads + (begin - r->begin), end - begin);
 
-	apply_runs(r, begin, end);
+	if (!r->optim->rule->whole)
+		apply_runs(r, begin, end);
 	return squares;
 }
 
@@ -209,19 +358,28 @@ static void apply_pieces(void *argument, int64_t first, int64_t last)
 	}
 }
 
-double ddp_optim_apply(ddp_optim *optim, const ddp_update *update, float *params,
-                       float *grads, int64_t begin, int64_t end, int64_t at)
+static double apply_all(range *all)
 {
-	range all = { optim, update, params, grads, begin, end, at };
-	int64_t pieces = piece_count(end - begin);
+	const int64_t pieces = piece_count(all->end - all->begin);
 	double squares = 0;
 
 	/* From a thread of several, too: they do not share the sums then. */
 	if (pieces <= 1)
-		return begin < end ? apply_piece(&all, begin, end) : 0;
-	dk_parallel(pieces, 1, apply_pieces, &all);
+		return all->begin < all->end ? apply_piece(all, all->begin, all->end) : 0;
+	dk_parallel(pieces, 1, apply_pieces, all);
 	for (int64_t i = 0; i < pieces; i++)
-		squares += optim->squares[i];
+		squares += all->optim->squares[i];
+	return squares;
+}
+
+double ddp_optim_apply(ddp_optim *optim, const ddp_update *update, float *params,
+                       float *grads, int64_t begin, int64_t end, int64_t at)
+{
+	range all = { optim, update, params, grads, begin, end, at };
+	const double squares = apply_all(&all);
+
+	if (optim->rule->whole && begin < end)
+		apply_tensors(&all, begin, end);
 	return squares;
 }
 

@@ -1,30 +1,51 @@
 /*
- * optim: the optimizer of a model. Its state lies in arenas with the
- * parameters' layout, so that any range of the arena can be updated as soon
- * as its gradients are there.
+ * optim: the optimizer of a model. Most update element by element: their state lies in
+ * arenas with the parameters' layout, so that any range of the arena can be updated as soon
+ * as its gradients are there. Those that work on whole tensors (rule.h) update a tensor when
+ * the range has its first element, and have arenas with a layout of their own.
  */
 #ifndef DDP_OPTIM_OPTIM_H
 #define DDP_OPTIM_OPTIM_H
 
 #include "reduce/layout.h"
 
-enum { DDP_OPTIM_STATES_MAX = 2 };
+enum { DDP_OPTIM_STATES_MAX = 3 };
 
 typedef struct ddp_optim_settings {
 	ddp_optimizer kind;
-	double beta1, beta2, epsilon; /* AdamW */
-	double momentum;              /* SGD */
+	double beta1, beta2, epsilon;
+	double momentum;
 	double weight_decay;
+	bool nesterov;
+	double adafactor_decay, adafactor_least_scale, adafactor_clip;
+	int muon_iterations;
+	bool muon_match_rms;
 } ddp_optim_settings;
+
+/* Where one of the optimizer's states of a parameter is. */
+typedef struct ddp_kept {
+	int64_t offset, count; /* in the state's arena; count 0: there is none */
+	int ndim;
+	int64_t shape[DDP_MAX_DIMS];
+} ddp_kept;
+
+struct ddp_optim_rule;
 
 typedef struct ddp_optim {
 	ddp_optim_settings settings;
+	const struct ddp_optim_rule *rule;
 	const ddp_layout *layout;
 	int state_count;
-	float *state[DDP_OPTIM_STATES_MAX]; /* AdamW: m, v; SGD: momentum, if not 0 */
+	float *state[DDP_OPTIM_STATES_MAX];
 	const char *state_name[DDP_OPTIM_STATES_MAX];
-	bool borrowed;   /* state is not its own */
-	double *squares; /* of the pieces that threads update */
+	int64_t state_elements[DDP_OPTIM_STATES_MAX];
+	ddp_kept *kept;     /* [state_count][layout->trained]: see ddp_optim_kept() */
+	int *owners;        /* [layout->trained]: see ddp_optim_owner(); NULL: no other rank */
+	int rank;
+	float *work;        /* of one tensor's update */
+	uint16_t *rounded;  /* of the layout: new parameters are put there, too, in bf16; or NULL */
+	bool borrowed;      /* state is not its own */
+	double *squares;    /* of the pieces that threads update */
 } ddp_optim;
 
 /* What one step's update needs to know. */
@@ -35,10 +56,16 @@ typedef struct ddp_update {
 	const bool *unused;  /* by parameter: it stays as it is, and so does its state. NULL: none */
 	const float *missed; /* by parameter: steps that left it as it was, which its count of
 	                        steps does not have. NULL: none */
+	bool alone;          /* no other rank updates tensors for this one */
 } ddp_update;
 
+/* As messages name it; NULL: there is no such optimizer. */
+const char *ddp_optimizer_name(ddp_optimizer kind);
+/* Whether it updates whole tensors, so that a rank needs all of their gradients and state. */
+bool ddp_optimizer_is_whole(ddp_optimizer kind);
+
 /* The layout must outlive it. `borrows`: its state is memory that
-   ddp_optim_lend() gives it. */
+   ddp_optim_lend() gives it; only if it does not update whole tensors. */
 ddp_status ddp_optim_make(const ddp_optim_settings *settings, const ddp_layout *layout,
                           bool borrows, ddp_optim *optim);
 
@@ -46,17 +73,35 @@ ddp_status ddp_optim_make(const ddp_optim_settings *settings, const ddp_layout *
 void ddp_optim_lend(ddp_optim *optim, int i, float *memory);
 void ddp_optim_free(ddp_optim *optim);
 
+const ddp_kept *ddp_optim_kept(const ddp_optim *optim, int state, const ddp_slot *slot);
+
+/*
+ * Where all ranks have the same gradients, each of them updates some tensors for all: those
+ * whose update is dear, or does not have the same bits everywhere. The others keep the
+ * state of these up to date, and get the parameters from the owner, after which they call
+ * ddp_optim_round().
+ */
+ddp_status ddp_optim_share(ddp_optim *optim, int ranks, int rank);
+/* Which rank updates it for all; -1: each does. */
+int ddp_optim_owner(const ddp_optim *optim, const ddp_slot *slot);
+/* A tensor's parameters are new: in bf16, too, if that is wanted. */
+void ddp_optim_round(const ddp_optim *optim, const ddp_slot *slot, const float *params);
+
 /*
  * Updates elements [begin, end) of the layout, with all threads, and sets their
  * gradients to zero: `params` and `grads` are those of the first, whose state is element
  * `at` of what the optimizer keeps. Returns the sum of the squares of the gradients
  * before scaling, whatever the number of threads the same.
+ *
+ * Of whole tensors, those that begin there, whose gradients behind `end` are there, too; a
+ * tensor that reaches into the range is not touched, and neither are its gradients. So
+ * ranges are to come from the last to the first.
  */
 double ddp_optim_apply(ddp_optim *optim, const ddp_update *update, float *params,
                        float *grads, int64_t begin, int64_t end, int64_t at);
 
 /* The same without the sum, by the calling thread's queue of kernels (dk_use()), where all
-   these addresses are a device's. */
+   these addresses are a device's. Not for whole tensors. */
 void ddp_optim_enqueue(ddp_optim *optim, const ddp_update *update, float *params, float *grads,
                        int64_t begin, int64_t end, int64_t at);
 

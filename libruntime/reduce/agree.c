@@ -21,6 +21,7 @@ static uint64_t hash_slot(uint64_t hash, const ddp_slot *slot)
 {
 	const unsigned char no_decay = slot->no_decay, rows_only = slot->rows_only;
 	const unsigned char kind = (unsigned char)slot->kind, grouped = slot->grouped;
+	const unsigned char adamw = slot->group.adamw;
 
 	hash = hash_bytes(hash, slot->name, strlen(slot->name) + 1);
 	hash = hash_bytes(hash, &slot->ndim, sizeof(slot->ndim));
@@ -31,6 +32,7 @@ static uint64_t hash_slot(uint64_t hash, const ddp_slot *slot)
 	hash = hash_bytes(hash, &slot->group.learning_rate_factor, sizeof(double));
 	hash = hash_bytes(hash, &slot->group.weight_decay, sizeof(double));
 	hash = hash_bytes(hash, &grouped, sizeof(grouped));
+	hash = hash_bytes(hash, &adamw, sizeof(adamw));
 	return hash_bytes(hash, &no_decay, sizeof(no_decay));
 }
 
@@ -41,7 +43,7 @@ static double hash_number(uint64_t hash)
 
 static const uint64_t HASH_START = 0xcbf29ce484222325u;
 
-enum { FACT_COUNT, FACT_HASH, FACTS = 28 };
+enum { FACT_COUNT, FACT_HASH, FACTS = 34 };
 
 static void state_facts(const ddp_layout *layout, const ddp_model_settings *settings,
                         ddp_fact *facts)
@@ -65,6 +67,12 @@ static void state_facts(const ddp_layout *layout, const ddp_model_settings *sett
 		{ "epsilon", optim->epsilon },
 		{ "weight_decay", optim->weight_decay },
 		{ "momentum", optim->momentum },
+		{ "nesterov", optim->nesterov },
+		{ "adafactor_decay", optim->adafactor_decay },
+		{ "adafactor_least_scale", optim->adafactor_least_scale },
+		{ "adafactor_clip", optim->adafactor_clip },
+		{ "muon_iterations", optim->muon_iterations },
+		{ "muon_match_rms", optim->muon_match_rms },
 		{ "clip_norm", settings->clip_norm },
 		{ "shard", settings->shard },
 		{ "compress", settings->compress },

@@ -69,6 +69,10 @@ static ddp_status choose_strategy(ddp_model *model, int ranks)
 		model->strategy = ddp_strategy_choose(settings, ranks, ddp_comm_nodes(model->context->world));
 		return DDP_OK;
 	}
+	if (ddp_optimizer_is_whole(settings->optim.kind))
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "model option optimizer: %s updates whole tensors, and in the "
+		                "host's memory only yet; take another, or train there",
+		                ddp_optimizer_name(settings->optim.kind));
 	if (other != NULL)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "model option %s: gradients on a device are all-reduced, and "
 		                "in no other way yet; leave it out, or train in the host's memory", other);
@@ -116,6 +120,8 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 	if (status == DDP_OK)
 		status = ddp_optim_make(&model->settings.optim, &model->layout,
 		                        model->strategy->spreads || model->place.device != NULL, &model->optim);
+	if (status == DDP_OK && ranks > 1)
+		status = ddp_optim_share(&model->optim, ranks, ddp_comm_rank(comm));
 	if (status == DDP_OK)
 		status = make_uses(model, ranks);
 	if (status == DDP_OK)
@@ -272,7 +278,8 @@ const char *ddp_hyper_name(ddp_hyper hyper)
 {
 	static const char *const names[DDP_HYPERS] = {
 		"optimizer", "learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "momentum",
-		"clip_norm", "current_learning_rate",
+		"clip_norm", "nesterov", "adafactor_decay", "adafactor_least_scale", "adafactor_clip",
+		"muon_iterations", "muon_match_rms", "current_learning_rate",
 	};
 
 	return names[hyper];
@@ -290,6 +297,12 @@ void ddp_model_get_hypers(const ddp_model *model, double *hypers)
 		[DDP_HYPER_WEIGHT_DECAY] = optim->weight_decay,
 		[DDP_HYPER_MOMENTUM] = optim->momentum,
 		[DDP_HYPER_CLIP_NORM] = model->settings.clip_norm,
+		[DDP_HYPER_NESTEROV] = optim->nesterov,
+		[DDP_HYPER_ADAFACTOR_DECAY] = optim->adafactor_decay,
+		[DDP_HYPER_ADAFACTOR_LEAST_SCALE] = optim->adafactor_least_scale,
+		[DDP_HYPER_ADAFACTOR_CLIP] = optim->adafactor_clip,
+		[DDP_HYPER_MUON_ITERATIONS] = optim->muon_iterations,
+		[DDP_HYPER_MUON_MATCH_RMS] = optim->muon_match_rms,
 		[DDP_HYPER_CURRENT_RATE] = model->learning_rate,
 	};
 
@@ -383,7 +396,11 @@ static ddp_status add_tensor(ddp_model *model, int param, int state, float *aren
                              ddp_tensors *tensors)
 {
 	const ddp_slot *slot = ddp_model_slot(model, param);
+	const ddp_kept *kept = state >= 0 ? ddp_optim_kept(&model->optim, state, slot) : NULL;
 	ddp_tensor *tensor = &tensors->list[tensors->count];
+
+	if (kept != NULL && kept->count == 0)
+		return DDP_OK;
 	int n = state >= 0 ? asprintf(&tensor->name, "optimizer.%s.%s", model->optim.state_name[state],
 	                              slot->name)
 	                   : asprintf(&tensor->name, "%s", slot->name);
@@ -395,9 +412,9 @@ static ddp_status add_tensor(ddp_model *model, int param, int state, float *aren
 	tensor->param = param;
 	tensor->state = state;
 	tensor->untrained = slot->kind != DDP_PARAM_TRAINED;
-	tensor->ndim = slot->ndim;
-	tensor->shape = slot->shape;
-	tensor->data = arena != NULL ? arena + slot->offset : NULL;
+	tensor->ndim = kept != NULL ? kept->ndim : slot->ndim;
+	tensor->shape = kept != NULL ? kept->shape : slot->shape;
+	tensor->data = arena != NULL ? arena + (kept != NULL ? kept->offset : slot->offset) : NULL;
 	tensors->count++;
 	return DDP_OK;
 }

@@ -62,8 +62,8 @@ static ddp_status check_settings(const ddp_model_settings *settings)
 		bool good;
 		const char *range;
 	} checks[] = {
-		{ "optimizer", optim->kind, optim->kind == DDP_ADAMW || optim->kind == DDP_SGD,
-		  "DDP_ADAMW or DDP_SGD" },
+		{ "optimizer", optim->kind, ddp_optimizer_name(optim->kind) != NULL,
+		  "DDP_ADAMW, DDP_SGD, DDP_ADAM, DDP_LAMB, DDP_ADAFACTOR or DDP_MUON" },
 		{ "learning_rate", settings->learning_rate,
 		  isfinite(settings->learning_rate) && settings->learning_rate >= 0, "0 (DDP_ZERO) or more" },
 		{ "beta1", optim->beta1, optim->beta1 >= 0 && optim->beta1 < 1, "0 (DDP_ZERO) or more, and below 1" },
@@ -73,8 +73,17 @@ static ddp_status check_settings(const ddp_model_settings *settings)
 		  "from 1.2e-38 to 3.4e38" },
 		{ "weight_decay", optim->weight_decay,
 		  isfinite(optim->weight_decay) && optim->weight_decay >= 0, "0 or more" },
-		{ "momentum", optim->momentum, isfinite(optim->momentum) && optim->momentum >= 0,
-		  "0 or more" },
+		{ "momentum", optim->momentum, isfinite(optim->momentum) && optim->momentum >= 0 &&
+		  (optim->kind != DDP_MUON || optim->momentum < 1),
+		  optim->kind == DDP_MUON ? "0 (DDP_ZERO) or more, and below 1" : "0 or more" },
+		{ "muon_iterations", optim->muon_iterations,
+		  optim->muon_iterations > 0 && optim->muon_iterations < 100, "from 1 to 99" },
+		{ "adafactor_decay", optim->adafactor_decay,
+		  optim->adafactor_decay > 0 && optim->adafactor_decay <= 10, "above 0, and 10 at most" },
+		{ "adafactor_least_scale", optim->adafactor_least_scale,
+		  isfinite(optim->adafactor_least_scale) && optim->adafactor_least_scale > 0, "above 0" },
+		{ "adafactor_clip", optim->adafactor_clip,
+		  isfinite(optim->adafactor_clip) && optim->adafactor_clip > 0, "above 0" },
 		{ "shard", settings->shard,
 		  settings->shard >= DDP_SHARD_AUTO && settings->shard <= DDP_SHARD_GRADIENTS,
 		  "DDP_SHARD_AUTO, DDP_SHARD_NONE, DDP_SHARD_STATE or DDP_SHARD_GRADIENTS" },
@@ -107,6 +116,22 @@ static ddp_status check_settings(const ddp_model_settings *settings)
 	return status;
 }
 
+static ddp_status check_optimizer(const ddp_model_settings *settings)
+{
+	const ddp_optim_settings *optim = &settings->optim;
+
+	if (optim->nesterov && optim->kind != DDP_SGD && optim->kind != DDP_MUON)
+		return ddp_fail(DDP_ERR_INVALID, "model option nesterov is of DDP_SGD, not of %s",
+		                ddp_optimizer_name(optim->kind));
+	if (optim->nesterov && optim->momentum == 0)
+		return ddp_fail(DDP_ERR_INVALID, "model option nesterov needs a momentum above 0");
+	if (ddp_optimizer_is_whole(optim->kind) && settings->shard > DDP_SHARD_NONE)
+		return ddp_fail(DDP_ERR_INVALID, "model option shard leaves each rank slices of tensors, and %s "
+		                "updates whole tensors; leave shard at DDP_SHARD_AUTO or DDP_SHARD_NONE",
+		                ddp_optimizer_name(optim->kind));
+	return DDP_OK;
+}
+
 /* What sums gradients in a way of its own has all of them on each rank. */
 static ddp_status check_reduction(const ddp_model_settings *settings)
 {
@@ -129,6 +154,11 @@ static ddp_status check_reduction(const ddp_model_settings *settings)
 		return ddp_fail(DDP_ERR_INVALID, "model option %s needs all gradients on each rank; leave "
 		                "shard at DDP_SHARD_AUTO or DDP_SHARD_NONE", hooked ? "hook" : "compress");
 	return DDP_OK;
+}
+
+static double default_epsilon(ddp_optimizer kind)
+{
+	return kind == DDP_LAMB ? 1e-6 : kind == DDP_ADAFACTOR ? FLT_EPSILON : 1e-8;
 }
 
 ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_settings *settings)
@@ -159,13 +189,20 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 			.kind = options.optimizer,
 			.beta1 = or_zero(options.beta1, 0.9),
 			.beta2 = or_zero(options.beta2, 0.999),
-			.epsilon = or_default(options.epsilon, 1e-8),
+			.epsilon = or_default(options.epsilon, default_epsilon(options.optimizer)),
 			.weight_decay = options.weight_decay,
-			.momentum = options.momentum,
+			.momentum = or_zero(options.momentum, options.optimizer == DDP_MUON ? 0.95 : 0),
+			.nesterov = options.nesterov,
+			.adafactor_decay = or_default(options.adafactor_decay, 0.8),
+			.adafactor_least_scale = or_default(options.adafactor_least_scale, 1e-3),
+			.adafactor_clip = or_default(options.adafactor_clip, 1),
+			.muon_iterations = options.muon_iterations != 0 ? options.muon_iterations : 5,
+			.muon_match_rms = options.muon_match_rms,
 		},
 		.learning_rate = or_zero(options.learning_rate, 1e-3),
 		.clip_norm = options.clip_norm,
-		.shard = options.shard,
+		.shard = options.shard == DDP_SHARD_AUTO && ddp_optimizer_is_whole(options.optimizer)
+			? DDP_SHARD_NONE : options.shard,
 		.compress = options.compress,
 		.hook = options.hook,
 		.powersgd = {
@@ -186,6 +223,8 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		.stream = options.stream,
 	};
 	status = check_settings(&made);
+	if (status == DDP_OK)
+		status = check_optimizer(&made);
 	if (status == DDP_OK)
 		status = check_reduction(&made);
 	if (status == DDP_OK)

@@ -288,6 +288,7 @@ static ddp_status update(ddp_model *model, bool reduced, ddp_step_stats *stats)
 		.step = model->steps + 1,
 		.unused = ddp_uses_counts(&model->uses) ? model->uses.unused : NULL,
 		.missed = model->uses.missed,
+		.alone = model->strategy->is_local != NULL && model->strategy->is_local(model),
 	};
 	double squares;
 

@@ -60,6 +60,30 @@ static double apply(ddp_model *model, const ddp_update *update, int64_t begin, i
 	                       begin, end, begin);
 }
 
+/* The parameters that one rank has made for all. */
+static ddp_status exchange(ddp_model *model, const ddp_update *update)
+{
+	ddp_status status = DDP_OK;
+
+	if (dk_failure() != NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "the optimizer: %s", dk_failure());
+	for (int t = 0; t < model->layout.trained && status == DDP_OK && !update->alone; t++) {
+		const ddp_slot *slot = &model->layout.slots[t];
+		const int owner = ddp_optim_owner(&model->optim, slot);
+		const ddp_collective operation = {
+			.kind = DDP_BROADCAST, .recv = model->params + slot->offset,
+			.count = (size_t)slot->count, .type = DDP_F32, .root = owner,
+		};
+
+		if (owner < 0 || (update->unused != NULL && update->unused[slot->param]))
+			continue;
+		status = ddp_reducer_run(&model->reducer, slot->name, &operation);
+		if (status == DDP_OK)
+			ddp_optim_round(&model->optim, slot, model->params + slot->offset);
+	}
+	return status;
+}
+
 /* Each bucket while those behind it are still under way. */
 static ddp_status update_by_bucket(ddp_model *model, const ddp_update *update, double *squares)
 {
@@ -80,18 +104,26 @@ static ddp_status update_by_bucket(ddp_model *model, const ddp_update *update, d
 	}
 	/* What travels by rows alone is complete. */
 	*squares += apply(model, update, model->layout.dense, model->layout.elements);
-	model->partly_updated = false;
 	return DDP_OK;
 }
 
 ddp_status ddp_all_reduce_update(ddp_model *model, const ddp_update *update, bool reduced,
                                  double *squares)
 {
-	if (!reduced)
-		return update_by_bucket(model, update, squares);
-	ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
-	apply(model, update, 0, model->layout.elements);
-	return DDP_OK;
+	ddp_status status = DDP_OK;
+
+	if (!reduced) {
+		status = update_by_bucket(model, update, squares);
+	} else {
+		ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
+		model->partly_updated = true;
+		apply(model, update, 0, model->layout.elements);
+	}
+	if (status == DDP_OK)
+		status = exchange(model, update);
+	if (status == DDP_OK)
+		model->partly_updated = false;
+	return status;
 }
 
 const ddp_strategy ddp_all_reduce_strategy = {

@@ -44,12 +44,12 @@ static ddp_status reduce(ddp_model *model, double *squares)
 }
 
 /* The same bits on all ranks. */
-static ddp_status average(ddp_model *model, const char *name, float *values)
+static ddp_status average(ddp_model *model, const char *name, float *values, int64_t count)
 {
 	ddp_status status = DDP_OK;
 
-	for (int64_t at = 0; at < model->layout.elements && status == DDP_OK; at += AVERAGE_ELEMENTS) {
-		const int64_t left = model->layout.elements - at;
+	for (int64_t at = 0; at < count && status == DDP_OK; at += AVERAGE_ELEMENTS) {
+		const int64_t left = count - at;
 		const ddp_collective operation = {
 			.kind = DDP_ALL_REDUCE, .recv = values + at, .type = DDP_F32, .op = DDP_AVG,
 			.count = (size_t)(left < AVERAGE_ELEMENTS ? left : AVERAGE_ELEMENTS),
@@ -62,7 +62,7 @@ static ddp_status average(ddp_model *model, const char *name, float *values)
 static ddp_status average_params(ddp_model *model)
 {
 	model->partly_updated = true;
-	ddp_status status = average(model, "parameters", model->params);
+	ddp_status status = average(model, "parameters", model->params, model->layout.elements);
 	if (status == DDP_OK)
 		model->partly_updated = false;
 	return status;
@@ -109,7 +109,8 @@ static ddp_status settle(ddp_model *model)
 		return status;
 	model->partly_updated = true;
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++)
-		status = average(model, model->optim.state_name[i], model->optim.state[i]);
+		status = average(model, model->optim.state_name[i], model->optim.state[i],
+		                 model->optim.state_elements[i]);
 	if (status == DDP_OK) {
 		model->partly_updated = false;
 		model->settled = model->steps;

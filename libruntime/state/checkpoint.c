@@ -523,12 +523,12 @@ static void take_hypers(struct load *load)
 		return;
 	ddp_model_get_hypers(load->model, own);
 	for (int h = 0; h < DDP_HYPER_CURRENT_RATE; h++) {
-		if (saved[h] != own[h] && ddp_comm_rank(ddp_model_context(load->model)->world) == 0)
+		if (!isnan(saved[h]) && saved[h] != own[h] && ddp_comm_rank(ddp_model_context(load->model)->world) == 0)
 			ddp_log(DDP_LOG_WARN, "%s: %s was %.9g where it was saved and is %.9g here; training "
 			        "goes on with that", load->file.path, ddp_hyper_name((ddp_hyper)h), saved[h],
 			        own[h]);
 	}
-	if (saved[DDP_HYPER_LEARNING_RATE] == own[DDP_HYPER_LEARNING_RATE])
+	if (saved[DDP_HYPER_LEARNING_RATE] == own[DDP_HYPER_LEARNING_RATE] && !isnan(saved[DDP_HYPER_CURRENT_RATE]))
 		ddp_set_learning_rate(load->model, saved[DDP_HYPER_CURRENT_RATE]);
 }
 

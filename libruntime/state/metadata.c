@@ -94,9 +94,10 @@ static ddp_status read_hypers(const ddp_safetensors *file, ddp_position *positio
 	position->has_hypers = ddp_safetensors_metadata(file, key) != NULL;
 	for (int h = 0; h < DDP_HYPERS && position->has_hypers; h++) {
 		hyper_key((ddp_hyper)h, key);
-		ddp_status status = find_text(file, key, &text);
-		if (status != DDP_OK)
-			return status;
+		text = ddp_safetensors_metadata(file, key);
+		position->hypers[h] = NAN;
+		if (text == NULL) /* it was saved by a release that did not have it */
+			continue;
 		position->hypers[h] = strtod(text, &end);
 		if (end == text || *end != '\0' || !isfinite(position->hypers[h]))
 			return no_number(file, key, text);

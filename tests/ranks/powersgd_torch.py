@@ -19,7 +19,8 @@ CASES = [  # rank, feedback, warm start, first step
 
 class Param(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("ndim", ctypes.c_int), ("shape", ctypes.c_int64 * 8),
-                ("no_decay", ctypes.c_bool), ("sparse_rows", ctypes.c_int64), ("rows_only", ctypes.c_bool)]
+                ("no_decay", ctypes.c_bool), ("sparse_rows", ctypes.c_int64), ("rows_only", ctypes.c_bool),
+                ("kind", ctypes.c_int), ("group", ctypes.c_void_p)]
 
 
 class Hook(ctypes.Structure):

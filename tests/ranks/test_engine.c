@@ -59,7 +59,10 @@ static unsigned int mix(unsigned int a, unsigned int b)
 /* What is not trained, and what has a group of its own. At least one is trained. */
 static void draw_kinds(scenario *s, unsigned int *seed)
 {
-	static const ddp_param_group groups[] = { { 0.5, 0 }, { 0, 0.1 }, { 2, 0.3 } };
+	static const ddp_param_group groups[] = {
+		{ .learning_rate_factor = 0.5 }, { .weight_decay = 0.1 },
+		{ .learning_rate_factor = 2, .weight_decay = 0.3 },
+	};
 	const int always = draw(seed, 0, s->count - 1);
 
 	for (int p = 0; p < s->count; p++) {
@@ -134,6 +137,10 @@ static void draw_scenario(scenario *s, unsigned int number)
 	draw_params(s, &seed);
 	draw_kinds(s, &seed);
 	draw_options(s, &seed);
+	/* Their other forms. */
+	if (number % 2 == 1 && s->options.optimizer == DDP_ADAMW)
+		s->options.optimizer = DDP_ADAM;
+	s->options.nesterov = number % 2 == 1 && s->options.optimizer == DDP_SGD && s->options.momentum > 0;
 	s->accumulate = draw(&seed, 1, 3);
 	draw_uses(s, &seed);
 	s->last = draw(&seed, 0, s->ranks - 1);
@@ -282,15 +289,16 @@ static void plain_update(const scenario *s, plain *x, int step, int p, double sc
 	}
 	step -= x->missed[p];
 
-	if (o->optimizer == DDP_ADAMW)
+	if (o->optimizer != DDP_SGD)
 		dk_adamw(x->params[p], x->sums[p], x->m[p], x->v[p], count,
 		         &(dk_adamw_args){ .learning_rate = rate, .beta1 = 0.9, .beta2 = 0.999,
 		                           .epsilon = 1e-8, .weight_decay = decay, .step = step,
-		                           .grad_scale = scale });
+		                           .grad_scale = scale, .coupled = o->optimizer == DDP_ADAM });
 	else
 		dk_sgd(x->params[p], x->sums[p], o->momentum != 0 ? x->m[p] : NULL, count,
 		       &(dk_sgd_args){ .learning_rate = rate, .momentum = o->momentum,
-		                       .weight_decay = decay, .step = step, .grad_scale = scale });
+		                       .weight_decay = decay, .step = step, .grad_scale = scale,
+		                       .nesterov = o->nesterov });
 }
 
 static void plain_buffer(const scenario *s, plain *x, int rank, int step, int p)

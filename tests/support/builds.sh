@@ -63,7 +63,7 @@ build_of()
 # (strace -f -e trace=clone3 tells).
 without_threads=(test_agreement test_bucket test_comm_blocks test_comm_kernels test_comm_merge
 	test_comm_nics test_comm_plan test_device_cuda test_images test_job test_kernel_bf16
-	test_kernel_cuda test_kernel_images test_net_model test_kernel_queue test_options
+	test_kernel_cuda test_kernel_images test_net_model test_kernel_queue test_optimizers test_options
 	test_safetensors test_sampler test_spank_blame test_spank_check test_spank_gpu
 	test_spank_identity test_spank_judge test_spank_nodelist test_spank_options test_spank_port
 	test_spank_prepare test_spank_report test_spank_srun_options test_spank_stall test_spank_step

@@ -1,0 +1,43 @@
+/* rule: what an optimizer is, one file each. A new one is such a rule, and a line in rule.c. */
+#ifndef DDP_OPTIM_RULE_H
+#define DDP_OPTIM_RULE_H
+
+#include "optim/optim.h"
+
+/* What is updated at once: a whole tensor, or elements that are all updated alike. */
+typedef struct ddp_optim_span {
+	const ddp_optim_settings *settings;
+	const ddp_slot *slot;
+	float *params, *grads;
+	float *state[DDP_OPTIM_STATES_MAX]; /* NULL where there is none */
+	uint16_t *rounded;   /* new parameters go there, too, in bf16; NULL, and of whole tensors: no */
+	float *work;
+	int64_t count;
+	int64_t step;        /* of these parameters, from 1 */
+	double learning_rate, weight_decay, grad_scale;
+	bool elsewhere;      /* another rank makes the new parameters */
+} ddp_optim_span;
+
+typedef struct ddp_optim_rule {
+	const char *name;
+	bool whole;          /* it updates whole tensors */
+	int states;
+	const char *state_names[DDP_OPTIM_STATES_MAX];
+	/* Dimensions of state i of a tensor, and their number; -1: it has none. NULL: the
+	   tensor's own. What is not `whole` has those or none. */
+	int (*shape)(const ddp_optim_settings *settings, int i, const ddp_slot *slot, int64_t *shape);
+	/* Numbers of f32 that it works on. NULL: none. */
+	int64_t (*work)(const ddp_slot *slot);
+	/* What the tensor costs if one rank updates it for all; 0: each does. NULL: each does all. */
+	double (*cost)(const ddp_slot *slot);
+	/* Leaves gradients 0. */
+	void (*update)(const ddp_optim_span *span);
+} ddp_optim_rule;
+
+/* NULL: there is none. */
+const ddp_optim_rule *ddp_optim_rule_of(ddp_optimizer kind);
+
+extern const ddp_optim_rule ddp_adam_rule, ddp_adamw_rule; /* adam.c */
+extern const ddp_optim_rule ddp_sgd_rule, ddp_lamb_rule, ddp_adafactor_rule, ddp_muon_rule;
+
+#endif

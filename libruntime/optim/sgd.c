@@ -1,0 +1,28 @@
+/* Stochastic gradient descent, with the momentum of Polyak or Nesterov in PyTorch's form. */
+#include <string.h>
+
+#include "kernels.h"
+#include "optim/rule.h"
+
+static int shape(const ddp_optim_settings *settings, int i, const ddp_slot *slot, int64_t *dims)
+{
+	(void)i;
+	memcpy(dims, slot->shape, (size_t)slot->ndim * sizeof(*dims));
+	return settings->momentum != 0 ? slot->ndim : -1;
+}
+
+static void update(const ddp_optim_span *s)
+{
+	const dk_sgd_args args = {
+		.learning_rate = s->learning_rate,
+		.momentum = s->settings->momentum, .weight_decay = s->weight_decay,
+		.step = s->step, .grad_scale = s->grad_scale, .rounded = s->rounded,
+		.nesterov = s->settings->nesterov,
+	};
+
+	dk_sgd(s->params, s->grads, s->state[0], s->count, &args);
+}
+
+const ddp_optim_rule ddp_sgd_rule = {
+	.name = "SGD", .states = 1, .state_names = { "momentum" }, .shape = shape, .update = update,
+};

@@ -1,0 +1,345 @@
+/*
+ * reduce: optimizers of whole tensors train on several ranks, in each way of reducing, to
+ * the bits of one that has all gradients; their checkpoints go on in another world; and
+ * what would cut tensors is refused. Gradients are whole numbers, so sums are exact.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "reduce/model_state.h"
+#include "tests/support/context_ranks.h"
+#include "tests/support/folder.h"
+
+enum { PARAMS = 6, STEPS = 5, SAVED = 3, UNUSED = 1 };
+
+static const ddp_param params[PARAMS] = {
+	{ .name = "embedding", .ndim = 2, .shape = { 40, 6 }, .sparse_rows = 2, .rows_only = true },
+	{ .name = "wide", .ndim = 2, .shape = { 20, 30 } },
+	{ .name = "bias", .ndim = 1, .shape = { 30 }, .no_decay = true },
+	{ .name = "tall", .ndim = 2, .shape = { 25, 20 } },
+	{ .name = "cube", .ndim = 3, .shape = { 4, 5, 3 } },
+	{ .name = "square", .ndim = 2, .shape = { 18, 18 } },
+};
+
+/* Buckets of 256 bytes cut all of the tensors. */
+static ddp_model_options options_of(ddp_optimizer optimizer)
+{
+	return (ddp_model_options){
+		.size = sizeof(ddp_model_options), .optimizer = optimizer, .learning_rate = 0.05, .weight_decay = 0.1,
+		.bucket_mb = 256.0 / (1 << 20), .first_bucket_mb = 256.0 / (1 << 20), .unused = DDP_UNUSED_SKIP,
+	};
+}
+
+static const ddp_optimizer optimizers[] = { DDP_LAMB, DDP_ADAFACTOR, DDP_MUON };
+
+static float gradient(int rank, int step, int p, int i)
+{
+	const unsigned int x = (unsigned)((rank * 64 + step) * 8 + p) * 0x9e3779b1u + (unsigned)i * 0x85ebca6bu;
+
+	return (float)((int)((x ^ x >> 15) * 0x2c1b3c6du >> 20) % 16 - 8);
+}
+
+static bool is_unused(int step, int p)
+{
+	return p == UNUSED && step == 2;
+}
+
+static float first_value(int p, int i)
+{
+	return (float)((p * 31 + i * 17) % 41 - 20) / 32;
+}
+
+/* ---- one that has all gradients ---------------------------------------------------------- */
+
+typedef struct reference {
+	ddp_layout layout;
+	ddp_optim optim;
+	float *params, *grads;
+	float missed[PARAMS];
+} reference;
+
+static void begin(reference *x, const ddp_model *model)
+{
+	*x = (reference){ 0 };
+	CHECK_OK(ddp_layout_make(params, PARAMS, &x->layout));
+	CHECK_OK(ddp_optim_make(&model->settings.optim, &x->layout, false, &x->optim));
+	x->params = calloc((size_t)x->layout.elements, sizeof(float));
+	x->grads = calloc((size_t)x->layout.elements, sizeof(float));
+	CHECK(x->params != NULL && x->grads != NULL);
+	for (int p = 0; p < PARAMS; p++) {
+		const ddp_slot *slot = &x->layout.slots[x->layout.slot_of[p]];
+		for (int i = 0; i < slot->count; i++)
+			x->params[slot->offset + i] = first_value(p, i);
+	}
+}
+
+static void end(reference *x)
+{
+	ddp_optim_free(&x->optim);
+	ddp_layout_free(&x->layout);
+	free(x->params);
+	free(x->grads);
+}
+
+static bool has_row(int rank, int step, int row)
+{
+	return row == (rank * 7 + step) % 40 || row == (rank * 7 + step) % 40 / 2;
+}
+
+static void reference_step(reference *x, int ranks, int step, double clip_norm)
+{
+	bool unused[PARAMS] = { false };
+	double squares = 0;
+
+	for (int p = 0; p < PARAMS; p++) {
+		const ddp_slot *slot = &x->layout.slots[x->layout.slot_of[p]];
+		for (int i = 0; i < slot->count; i++) {
+			float sum = 0;
+			for (int r = 0; r < ranks; r++)
+				sum += is_unused(step, p) || (p == 0 && !has_row(r, step, i / 6)) ? 0 : gradient(r, step, p, i);
+			x->grads[slot->offset + i] = sum;
+			squares += (double)sum * sum;
+		}
+		unused[p] = is_unused(step, p);
+	}
+	const double clip = clip_norm > 0 ? ddp_clip_factor(clip_norm, sqrt(squares) / ranks) : 1;
+	const ddp_update update = { .learning_rate = 0.05, .grad_scale = 1.0 / ranks * clip, .step = step,
+	                            .unused = unused, .missed = x->missed };
+	ddp_optim_apply(&x->optim, &update, x->params, x->grads, 0, x->layout.elements, 0);
+	for (int p = 0; p < PARAMS; p++)
+		x->missed[p] += unused[p];
+}
+
+static void expect(ddp_model *model, const reference *x)
+{
+	for (int p = 0; p < PARAMS; p++) {
+		const ddp_slot *slot = &x->layout.slots[x->layout.slot_of[p]];
+		CHECK(memcmp(ddp_param_data(model, p), x->params + slot->offset,
+		             (size_t)slot->count * sizeof(float)) == 0);
+	}
+}
+
+/* ---- the library ------------------------------------------------------------------------- */
+
+static ddp_model *make(ddp_context *context, const ddp_model_options *options)
+{
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, params, PARAMS, options, &model));
+	for (int p = 0; p < PARAMS; p++)
+		for (int i = 0; i < ddp_param_count(model, p); i++)
+			ddp_param_data(model, p)[i] = first_value(p, i);
+	return model;
+}
+
+static void train(ddp_context *context, ddp_model *model, int step)
+{
+	const int rank = ddp_get_job(context)->rank;
+
+	for (int p = PARAMS - 1; p > 0; p--) {
+		for (int i = 0; i < ddp_param_count(model, p) && !is_unused(step, p); i++)
+			ddp_param_grad(model, p)[i] += gradient(rank, step, p, i);
+		CHECK_OK(is_unused(step, p) ? ddp_grad_unused(model, p) : ddp_grad_ready(model, p));
+	}
+	CHECK_OK(ddp_grad_ready(model, 0));
+	for (int32_t row = 0; row < 40; row++) {
+		float values[6];
+		for (int i = 0; i < 6; i++)
+			values[i] = gradient(rank, step, 0, row * 6 + i);
+		if (has_row(rank, step, row))
+			CHECK_OK(ddp_grad_rows(model, 0, &row, values, 1));
+	}
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+}
+
+static void train_by(ddp_context *context, const ddp_model_options *options)
+{
+	ddp_model *model = make(context, options);
+	reference x;
+
+	begin(&x, model);
+	for (int step = 1; step <= STEPS; step++) {
+		reference_step(&x, ddp_get_job(context)->world_size, step, options->clip_norm);
+		train(context, model, step);
+		expect(model, &x);
+	}
+	end(&x);
+	ddp_model_free(model);
+}
+
+static int every_way(ddp_context *context, void *user)
+{
+	(void)user;
+	for (size_t o = 0; o < sizeof(optimizers) / sizeof(optimizers[0]); o++) {
+		ddp_model_options options = options_of(optimizers[o]);
+		train_by(context, &options);
+		options.shard = DDP_SHARD_NONE;
+		options.no_overlap = true;
+		options.clip_norm = 0.5;
+		train_by(context, &options);
+		options.compress = DDP_COMPRESS_BF16; /* of so small numbers, it is exact */
+		train_by(context, &options);
+	}
+	return 0;
+}
+
+static void ranks_have_the_bits_of_one(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(3, every_way, NULL), 0);
+}
+
+/* Each rank by itself, without the others' help; then they have the mean. */
+static int local_body(ddp_context *context, void *user)
+{
+	ddp_model_options options = options_of(DDP_MUON);
+
+	(void)user;
+	options.local_steps = 4;
+	ddp_model *model = make(context, &options);
+	train(context, model, 1);
+	CHECK(ddp_model_compare(model) == DDP_ERR_MISMATCH);
+	for (int step = 2; step <= 4; step++)
+		train(context, model, step);
+	CHECK_OK(ddp_model_compare(model));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void ranks_train_apart(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(2, local_body, NULL), 0);
+}
+
+/* ---- checkpoints --------------------------------------------------------------------------- */
+
+static int save_body(ddp_context *context, void *user)
+{
+	const ddp_model_options options = options_of(*(const ddp_optimizer *)user);
+	ddp_model *model = make(context, &options);
+
+	for (int step = 1; step <= SAVED; step++)
+		train(context, model, step);
+	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
+	ddp_model_free(model);
+	return 0;
+}
+
+static int resume_body(ddp_context *context, void *user)
+{
+	const ddp_model_options options = options_of(*(const ddp_optimizer *)user);
+	ddp_model *model = make(context, &options);
+	reference x;
+	int64_t step;
+
+	begin(&x, model);
+	train(context, model, 1); /* what it has of state does not count */
+	CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
+	CHECK(step == SAVED);
+	for (int i = 1; i <= STEPS; i++) {
+		reference_step(&x, i <= SAVED ? 3 : 2, i, 0);
+		if (i > SAVED)
+			train(context, model, i);
+	}
+	expect(model, &x);
+	end(&x);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void checkpoints_go_on_in_another_world(void **state)
+{
+	(void)state;
+	for (size_t o = 0; o < sizeof(optimizers) / sizeof(optimizers[0]); o++) {
+		ddp_optimizer optimizer = optimizers[o];
+		assert_int_equal(folder_empty(NULL), 0);
+		assert_int_equal(run_ranks(3, save_body, &optimizer), 0);
+		assert_int_equal(run_ranks(2, resume_body, &optimizer), 0);
+	}
+}
+
+/* ---- what is refused ------------------------------------------------------------------------ */
+
+static void refuse(ddp_context *context, const ddp_model_options *options, ddp_status status, const char *why)
+{
+	ddp_model *model;
+
+	CHECK(ddp_model_create(context, params, PARAMS, options, &model) == status);
+	if (strstr(ddp_last_error(), why) == NULL)
+		fprintf(stderr, "%s\n", ddp_last_error());
+	CHECK(strstr(ddp_last_error(), why) != NULL);
+}
+
+static int refuse_body(ddp_context *context, void *user)
+{
+	(void)user;
+	ddp_model_options options = options_of(DDP_LAMB);
+	options.shard = DDP_SHARD_STATE;
+	refuse(context, &options, DDP_ERR_INVALID, "LAMB updates whole tensors");
+	options = options_of((ddp_optimizer)6);
+	refuse(context, &options, DDP_ERR_INVALID, "DDP_MUON");
+	options = options_of(DDP_ADAM);
+	options.nesterov = true;
+	refuse(context, &options, DDP_ERR_INVALID, "nesterov is of DDP_SGD, not of Adam");
+	options.optimizer = DDP_SGD;
+	refuse(context, &options, DDP_ERR_INVALID, "nesterov needs a momentum");
+	options = options_of(DDP_MUON);
+	options.momentum = 1;
+	refuse(context, &options, DDP_ERR_INVALID, "momentum is 1; it must be 0 (DDP_ZERO) or more, and below 1");
+	options.momentum = DDP_ZERO;
+	options.muon_iterations = 100;
+	refuse(context, &options, DDP_ERR_INVALID, "muon_iterations is 100");
+	options = options_of(DDP_ADAFACTOR);
+	options.adafactor_clip = -1;
+	refuse(context, &options, DDP_ERR_INVALID, "adafactor_clip is -1");
+	options = options_of(DDP_MUON);
+	options.muon_match_rms = ddp_get_job(context)->rank == 1;
+	refuse(context, &options, DDP_ERR_MISMATCH, "muon_match_rms");
+	return 0;
+}
+
+static void what_does_not_fit_is_refused(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(2, refuse_body, NULL), 0);
+}
+
+static int device_body(ddp_context *context, void *user)
+{
+	ddp_model_options options = options_of(DDP_LAMB);
+
+	(void)user;
+	options.memory = DDP_MEMORY_DEVICE;
+	options.unused = DDP_UNUSED_ZERO;
+	refuse(context, &options, DDP_ERR_UNSUPPORTED, "LAMB updates whole tensors, and in the host's memory only");
+	return 0;
+}
+
+static void a_device_is_refused(void **state)
+{
+	const ddp_options options = { .size = sizeof(options), .device = "test" };
+
+	(void)state;
+	assert_int_equal(run_ranks_with(2, &options, device_body, NULL), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(ranks_have_the_bits_of_one),
+		cmocka_unit_test(ranks_train_apart),
+		cmocka_unit_test(checkpoints_go_on_in_another_world),
+		cmocka_unit_test(what_does_not_fit_is_refused),
+		cmocka_unit_test(a_device_is_refused),
+	};
+	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+}
