@@ -54,4 +54,4 @@ examples_vision_synthetic_LDADD = $(MATH_LIBS)
 nobase_dist_doc_DATA = examples/allreduce.c examples/pytorch/train.py \
 	$(examples_gpt_gpt_SOURCES) examples/linear.c $(examples_vision_libvision_la_SOURCES) \
 	examples/vision/mnist_mlp.c examples/vision/mnist_cnn.c examples/vision/cifar_net.c \
-	examples/vision/synthetic.c examples/models/random.h examples/threads.h
+	examples/vision/synthetic.c examples/models/random.h examples/recipes.h examples/threads.h

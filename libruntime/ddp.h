@@ -877,6 +877,47 @@ DDP_API void ddp_set_learning_rate(ddp_model *model, double learning_rate);
 DDP_API double ddp_cosine_schedule(int64_t step, int64_t warmup, int64_t total,
                                    double peak, double floor);
 
+/*
+ * How a learning rate goes with the steps. In all kinds it first grows linearly, to `peak` at
+ * step `warmup`. Then it
+ */
+typedef enum ddp_schedule_kind {
+	DDP_SCHEDULE_CONSTANT = 0, /* stays */
+	DDP_SCHEDULE_LINEAR,       /* falls linearly, to `floor` at step `total` */
+	DDP_SCHEDULE_COSINE,       /* by half a wave of a cosine (Loshchilov and Hutter, ICLR 2017) */
+	DDP_SCHEDULE_WSD,          /* stays, and falls linearly in the last `decay` steps before
+	                              `total`: warm-up, stable, decay (Hu et al., "MiniCPM", 2024) */
+	DDP_SCHEDULE_INVERSE_ROOT  /* falls as 1 / sqrt(step) (Vaswani et al., NeurIPS 2017), not
+	                              below `floor`, without an end */
+} ddp_schedule_kind;
+
+typedef struct ddp_schedule {
+	size_t size;           /* sizeof(ddp_schedule) */
+	ddp_schedule_kind kind;
+	double peak, floor;    /* floor <= peak */
+	int64_t warmup, total; /* steps */
+	int64_t decay;         /* 0: a tenth of total */
+} ddp_schedule;
+
+/* DDP_ERR_INVALID says what is wrong with it. */
+DDP_API ddp_status ddp_schedule_check(const ddp_schedule *schedule);
+/* The learning rate of a step, from 1; NaN if the schedule is wrong. */
+DDP_API double ddp_schedule_rate(const ddp_schedule *schedule, int64_t step);
+
+/* The learning rate for updates of `batch` samples if `learning_rate` is good for those of
+   `base_batch`: as many times more, which wants a warm-up (Goyal et al., "Accurate, Large
+   Minibatch SGD", 2017). `batch` is that of all ranks and micro-batches of a step. */
+DDP_API double ddp_linear_scaling(double learning_rate, double batch, double base_batch);
+
+/*
+ * How many micro-batches a rank accumulates, so that an update is of `per_update` tokens (or
+ * samples) over all ranks, whatever their number: per_update / (per_batch * world_size),
+ * per_batch being the tokens of a rank's micro-batch. DDP_ERR_INVALID names the numbers if
+ * that is not whole, or less than 1.
+ */
+DDP_API ddp_status ddp_accumulation(int64_t per_update, int64_t per_batch, int world_size,
+                                    int *accumulate);
+
 /* ---- data ------------------------------------------------------------------ */
 
 /* A source of equally large samples. read() is called from a thread of the loader, and
@@ -1091,6 +1132,8 @@ typedef struct ddp_train_options {
 	                               in order and with a checkpoint, whichever rank gets
 	                               it; SIGTERM is what Slurm sends before it takes a
 	                               job's nodes away. Caught during the loop. 0: none */
+	const ddp_schedule *rates;  /* learning rates, in place of `schedule`; NULL: none. Must stay
+	                               until the loop's end */
 } ddp_train_options;
 
 /*

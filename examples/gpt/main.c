@@ -117,6 +117,22 @@ static bool bind(struct trainer *t, int count)
 	return possible ? true : fail(t, "out of memory");
 }
 
+/* All ranks see it alike, so the first tells, before the others end. */
+static bool choose_accumulation(struct trainer *t)
+{
+	gpt_options *o = &t->options;
+
+	if (o->tokens_per_update == 0 ||
+	    ddp_accumulation(o->tokens_per_update, (int64_t)o->batch * o->model.length, t->job->world_size,
+	                     &o->accumulate) == DDP_OK)
+		return true;
+	if (t->job->rank == 0)
+		fprintf(stderr, "gpt: --tokens-per-update: %s\n", ddp_last_error());
+	t->told = true;
+	ddp_barrier(ddp_world(t->context));
+	return false;
+}
+
 static void *allocate(void *user, size_t bytes)
 {
 	struct trainer *t = user;
@@ -149,10 +165,40 @@ static bool create_model(struct trainer *t)
 	            "or --length", o->batch, o->model.length);
 }
 
+/* Muon is for the layers' matrices; embeddings whose gradients have rows are none to it. */
+static ddp_status make_params(struct trainer *t, const ddp_model_options *options)
+{
+	const ddp_param_group by_adamw = {.learning_rate_factor = 1, .weight_decay = options->weight_decay, .adamw = true};
+	int count;
+	const ddp_param *params = gpt_params(t->model, &count);
+	ddp_param *own = calloc((size_t)count, sizeof(*own));
+
+	if (own == NULL) {
+		fail(t, "out of memory");
+		return DDP_ERR_NOMEM;
+	}
+	for (int i = 0; i < count; i++) {
+		own[i] = params[i];
+		if (strcmp(own[i].name, "wpe.weight") == 0 || strcmp(own[i].name, "lm_head.weight") == 0)
+			own[i].group = &by_adamw;
+	}
+	ddp_status status = ddp_model_create(t->context, own, count, options, &t->params);
+	free(own);
+	return status;
+}
+
+static double momentum_of(const gpt_options *o)
+{
+	if (o->momentum < 0)
+		return o->optimizer == DDP_SGD ? 0.9 : 0;
+	return o->momentum > 0 ? o->momentum : DDP_ZERO;
+}
+
 static bool make_model(struct trainer *t)
 {
 	const gpt_options *o = &t->options;
 	const ddp_model_options options = {.size = sizeof(options), .bucket_mb = o->bucket_mb,
+		.optimizer = o->optimizer, .momentum = momentum_of(o), .muon_match_rms = true,
 		.learning_rate = o->learning_rate, .beta2 = 0.95, .weight_decay = o->weight_decay,
 		.clip_norm = o->clip, .shard = o->shard, .compress = o->compress,
 		.powersgd_rank = o->powersgd_rank, .powersgd_start = o->powersgd_start, .local_steps = o->local_steps,
@@ -163,10 +209,10 @@ static bool make_model(struct trainer *t)
 
 	if (!create_model(t))
 		return false;
-	const ddp_param *params = gpt_params(t->model, &count);
-	ddp_status status = ddp_model_create(t->context, params, count, &options, &t->params);
+	ddp_status status = make_params(t, &options);
 	if (status != DDP_OK)
 		return fail_library(t, status);
+	gpt_params(t->model, &count);
 	if (!bind(t, count))
 		return false;
 	gpt_bind_loss(t->model, ddp_device_loss(t->params));
@@ -227,14 +273,6 @@ static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch,
 	return status;
 }
 
-static double schedule(void *user, int64_t step)
-{
-	const gpt_options *o = &((struct trainer *)user)->options;
-
-	return ddp_cosine_schedule(step, o->warmup, o->steps, o->learning_rate,
-	                           o->learning_rate / 10);
-}
-
 static ddp_status on_step(void *user, const ddp_step_stats *stats)
 {
 	struct trainer *t = user;
@@ -258,10 +296,12 @@ static int64_t parameter_count(const struct trainer *t)
 static bool train(struct trainer *t)
 {
 	const gpt_options *o = &t->options;
+	const ddp_schedule rates = {.size = sizeof(rates), .kind = o->schedule, .peak = o->learning_rate,
+		.floor = o->learning_rate / 10, .warmup = o->warmup, .total = o->steps, .decay = o->decay};
 	const ddp_train_options options = {.size = sizeof(options), .steps = o->steps,
 	                                   .accumulate = o->accumulate,
 		.checkpoint_dir = o->checkpoint, .checkpoint_every = o->checkpoint_every,
-		.checkpoint_keep = o->keep, .resume = o->resume, .schedule = schedule,
+		.checkpoint_keep = o->keep, .resume = o->resume, .rates = &rates,
 		.on_step = on_step, .user = t, .stop_signal = SIGTERM};
 	ddp_summary summary;
 
@@ -282,7 +322,7 @@ static bool train(struct trainer *t)
 
 static bool run_rank(struct trainer *t)
 {
-	bool fine = start_library(t) && open_data(t) && make_model(t) && train(t);
+	bool fine = start_library(t) && choose_accumulation(t) && open_data(t) && make_model(t) && train(t);
 
 	ddp_loader_free(t->loader);
 	ddp_dataset_close(&t->dataset);

@@ -7,13 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "recipes.h"
+
 /* EX_TEMPFAIL of sysexits.h: it may be started again. */
 enum { EXIT_STOPPED = 75 };
 
 enum option_id {
 	OPT_DATA = 1, OPT_FORMAT, OPT_LAYERS, OPT_HEADS, OPT_WIDTH, OPT_VOCAB, OPT_LENGTH,
-	OPT_UNTIED, OPT_BATCH, OPT_ACCUMULATE, OPT_STEPS, OPT_LR, OPT_WARMUP,
-	OPT_WEIGHT_DECAY, OPT_CLIP, OPT_SEED, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY,
+	OPT_UNTIED, OPT_BATCH, OPT_ACCUMULATE, OPT_TOKENS_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR,
+	OPT_SCHEDULE, OPT_WARMUP, OPT_DECAY, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_CLIP, OPT_SEED, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY,
 	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_SHARD, OPT_COMPRESS, OPT_POWERSGD_RANK,
 	OPT_POWERSGD_START, OPT_LOCAL_STEPS, OPT_LOCAL_START, OPT_BUCKET_MB, OPT_NO_OVERLAP,
 	OPT_NO_COMMUNICATION, OPT_DEVICE, OPT_SPAWN, OPT_THREADS, OPT_STOPPED_EXIT, OPT_GENERATE, OPT_JSON, OPT_VERBOSE,
@@ -41,10 +43,18 @@ static const struct described described[] = {
 	{NULL, NULL, 0, "Training"},
 	{"batch", "N", OPT_BATCH, "samples per rank and micro-batch (8)"},
 	{"accumulate", "N", OPT_ACCUMULATE, "micro-batches per step (1)"},
+	{"tokens-per-update", "N", OPT_TOKENS_PER_UPDATE, "of all ranks together: says how many micro-batches a "
+	                                                 "step has"},
 	{"steps", "N", OPT_STEPS, "steps in all, also when resumed (200)"},
-	{"lr", "X", OPT_LR, "peak learning rate (1e-3); it falls to a tenth by a cosine"},
+	{"optimizer", "NAME", OPT_OPTIMIZER, "adamw (default), sgd, adam, lamb, adafactor, or muon, with AdamW for "
+	                                     "what is no matrix of a layer"},
+	{"lr", "X", OPT_LR, "peak learning rate (1e-3)"},
+	{"schedule", "NAME", OPT_SCHEDULE, "how it goes after the warm-up: cosine, to a tenth (default); linear, to a "
+	                                   "tenth; wsd, at the end only; inverse-root; constant"},
 	{"warmup", "N", OPT_WARMUP, "steps of linear warm-up (a twentieth of the steps)"},
-	{"weight-decay", "X", OPT_WEIGHT_DECAY, "AdamW's weight decay (0.1)"},
+	{"decay", "N", OPT_DECAY, "steps in which wsd falls (a tenth of the steps)"},
+	{"momentum", "X", OPT_MOMENTUM, "of sgd (0.9) and muon (0.95)"},
+	{"weight-decay", "X", OPT_WEIGHT_DECAY, "weight decay of matrices (0.1)"},
 	{"clip", "X", OPT_CLIP, "limit of the gradient's norm, 0 for none (1)"},
 	{"seed", "N", OPT_SEED, "seed of parameters and sample order (1)"},
 	{"stopped-exit", "N", OPT_STOPPED_EXIT, "exit code if SIGTERM ends it before the last step, 0 to "
@@ -200,6 +210,26 @@ static bool read_compression(const char *text, ddp_compression *compress)
 	return true;
 }
 
+static bool read_optimizer(const char *text, ddp_optimizer *optimizer)
+{
+	int which = 0;
+
+	if (!read_name(OPT_OPTIMIZER, text, optimizer_names, OPTIMIZER_NAMES, &which))
+		return false;
+	*optimizer = (ddp_optimizer)which;
+	return true;
+}
+
+static bool read_schedule(const char *text, ddp_schedule_kind *schedule)
+{
+	int which = 0;
+
+	if (!read_name(OPT_SCHEDULE, text, schedule_names, SCHEDULE_NAMES, &which))
+		return false;
+	*schedule = (ddp_schedule_kind)which;
+	return true;
+}
+
 /* ---- options -------------------------------------------------------------------------- */
 
 static bool take_model(gpt_options *o, enum option_id id, const char *text)
@@ -223,8 +253,13 @@ static bool take_training(gpt_options *o, enum option_id id, const char *text)
 	switch (id) {
 	case OPT_BATCH: return read_int(id, text, 1, 1 << 20, &o->batch);
 	case OPT_ACCUMULATE: return read_int(id, text, 1, 1 << 20, &o->accumulate);
+	case OPT_TOKENS_PER_UPDATE: return read_integer(id, text, 1, INT64_C(1) << 40, &o->tokens_per_update);
 	case OPT_STEPS: return read_integer(id, text, 1, INT64_C(1) << 40, &o->steps);
+	case OPT_OPTIMIZER: return read_optimizer(text, &o->optimizer);
 	case OPT_LR: return read_real(id, text, &o->learning_rate);
+	case OPT_SCHEDULE: return read_schedule(text, &o->schedule);
+	case OPT_DECAY: return read_integer(id, text, 1, INT64_C(1) << 40, &o->decay);
+	case OPT_MOMENTUM: return read_real(id, text, &o->momentum);
 	case OPT_WARMUP: return read_integer(id, text, 0, INT64_C(1) << 40, &o->warmup);
 	case OPT_WEIGHT_DECAY: return read_real(id, text, &o->weight_decay);
 	case OPT_CLIP: return read_real(id, text, &o->clip);
@@ -293,6 +328,13 @@ static bool check(gpt_options *o)
 		fprintf(stderr, "gpt: --generate writes text for --format bytes only\n");
 		return false;
 	}
+	if (o->tokens_per_update > 0 && o->accumulate > 0) {
+		fprintf(stderr, "gpt: --tokens-per-update says how many micro-batches a step has; leave --accumulate "
+		        "out\n");
+		return false;
+	}
+	if (o->accumulate == 0)
+		o->accumulate = 1;
 	if (o->warmup < 0)
 		o->warmup = o->steps / 20;
 	if (o->powersgd_start < 0)
@@ -315,7 +357,7 @@ gpt_parsed gpt_parse(int argc, char **argv, gpt_options *o)
 	options[count] = (struct option){0};
 
 	*o = (gpt_options){.model = {.layers = 4, .heads = 4, .width = 128, .length = 128},
-		.batch = 8, .accumulate = 1, .steps = 200, .learning_rate = 1e-3,
+		.batch = 8, .schedule = DDP_SCHEDULE_COSINE, .momentum = -1, .steps = 200, .learning_rate = 1e-3,
 		.weight_decay = 0.1, .clip = 1, .warmup = -1, .powersgd_rank = 4, .powersgd_start = -1, .local_start = -1, .seed = 1, .keep = 3, .stopped_exit = EXIT_STOPPED};
 	while ((id = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		if (id == OPT_HELP) {

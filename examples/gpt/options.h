@@ -13,8 +13,11 @@ typedef struct gpt_options {
 	gpt_config model;
 	int batch, accumulate;
 	int64_t steps;
-	double learning_rate, weight_decay, clip;
-	int64_t warmup;
+	int64_t tokens_per_update; /* of all ranks; 0: accumulate says */
+	ddp_optimizer optimizer;
+	double learning_rate, momentum, weight_decay, clip; /* momentum -1: the optimizer's */
+	ddp_schedule_kind schedule;
+	int64_t warmup, decay;
 	uint64_t seed;
 	const char *checkpoint;  /* directory, or NULL */
 	int64_t checkpoint_every;

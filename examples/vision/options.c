@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "recipes.h"
+
 static void print_help(const vision_example *e)
 {
 	printf("usage: %s --data DIR [OPTION]...\n"
@@ -15,11 +17,18 @@ static void print_help(const vision_example *e)
 	       "\n"
 	       "  --data DIR        folder of %s's files, unpacked (required);\n"
 	       "                    examples/vision/synthetic makes such data\n"
-	       "  --batch N         images per rank and step (%d)\n"
+	       "  --batch N         images per rank and micro-batch (%d)\n"
+	       "  --images-per-update N  of all ranks together: says how many micro-batches a\n"
+	       "                    step has (1)\n"
 	       "  --steps N         steps in all, also when resumed (200)\n"
-	       "  --lr X            learning rate (%g), to a tenth by a cosine\n"
-	       "  --constant        leave the learning rate as it is\n"
-	       "  --momentum X      (%g)\n"
+	       "  --optimizer NAME  sgd (default), adamw, adam, lamb, adafactor or muon\n"
+	       "  --lr X            learning rate (%g)\n"
+	       "  --schedule NAME   cosine, to a tenth (default); linear, to a tenth; wsd, at\n"
+	       "                    the end only; inverse-root; constant\n"
+	       "  --warmup N        steps in which it grows first (0)\n"
+	       "  --decay N         steps in which wsd falls (a tenth of the steps)\n"
+	       "  --constant        the same as --schedule constant\n"
+	       "  --momentum X      of sgd and muon (%g)\n"
 	       "  --weight-decay X  (%g)\n"
 	       "  --plain           neither dropout nor random cuts, to compare\n"
 	       "  --seed N          seed of parameters, order and all that is random (1)\n"
@@ -36,11 +45,15 @@ static void print_help(const vision_example *e)
 	       e->momentum, e->weight_decay);
 }
 
-enum { OPT_DATA = 1, OPT_BATCH, OPT_STEPS, OPT_LR, OPT_CONSTANT, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_PLAIN,
+enum { OPT_DATA = 1, OPT_BATCH, OPT_IMAGES_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR, OPT_SCHEDULE, OPT_WARMUP,
+       OPT_DECAY, OPT_CONSTANT, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_PLAIN,
        OPT_SEED, OPT_CHECKPOINT, OPT_RESUME, OPT_METRICS, OPT_SPAWN, OPT_THREADS, OPT_VERBOSE, OPT_VERSION, OPT_HELP };
 
 static const struct option known[] = {
 	{"data", required_argument, NULL, OPT_DATA}, {"batch", required_argument, NULL, OPT_BATCH},
+	{"images-per-update", required_argument, NULL, OPT_IMAGES_PER_UPDATE},
+	{"optimizer", required_argument, NULL, OPT_OPTIMIZER}, {"schedule", required_argument, NULL, OPT_SCHEDULE},
+	{"warmup", required_argument, NULL, OPT_WARMUP}, {"decay", required_argument, NULL, OPT_DECAY},
 	{"steps", required_argument, NULL, OPT_STEPS}, {"lr", required_argument, NULL, OPT_LR},
 	{"constant", no_argument, NULL, OPT_CONSTANT}, {"momentum", required_argument, NULL, OPT_MOMENTUM},
 	{"weight-decay", required_argument, NULL, OPT_WEIGHT_DECAY}, {"plain", no_argument, NULL, OPT_PLAIN},
@@ -85,16 +98,44 @@ static bool read_real(const char *name, const char *text, double *value)
 	return false;
 }
 
+/* Which of `count` names `text` is. */
+static bool read_name(const char *name, const char *text, const char *const *names, int count, int *which)
+{
+	for (*which = 0; *which < count; ++*which)
+		if (strcmp(text, names[*which]) == 0)
+			return true;
+	fprintf(stderr, "%s: \"%s\" is none of", name, text);
+	for (int i = 0; i < count; i++)
+		fprintf(stderr, " %s", names[i]);
+	fprintf(stderr, "\n");
+	return false;
+}
+
 static bool take(vision_options *o, int id, const char *name, const char *text)
 {
+	const int64_t most = INT64_C(1) << 40;
 	int64_t seed;
+	int which;
 
 	switch (id) {
 	case OPT_DATA: o->data = text; return true;
 	case OPT_BATCH: return read_int(name, text, 1 << 20, &o->batch);
-	case OPT_STEPS: return read_integer(name, text, 1, INT64_C(1) << 40, &o->steps);
+	case OPT_IMAGES_PER_UPDATE: return read_integer(name, text, 1, most, &o->images_per_update);
+	case OPT_STEPS: return read_integer(name, text, 1, most, &o->steps);
 	case OPT_LR: return read_real(name, text, &o->learning_rate);
-	case OPT_CONSTANT: o->constant = true; return true;
+	case OPT_OPTIMIZER:
+		if (!read_name(name, text, optimizer_names, OPTIMIZER_NAMES, &which))
+			return false;
+		o->optimizer = (ddp_optimizer)which;
+		return true;
+	case OPT_SCHEDULE:
+		if (!read_name(name, text, schedule_names, SCHEDULE_NAMES, &which))
+			return false;
+		o->schedule = (ddp_schedule_kind)which;
+		return true;
+	case OPT_WARMUP: return read_integer(name, text, 0, most, &o->warmup);
+	case OPT_DECAY: return read_integer(name, text, 1, most, &o->decay);
+	case OPT_CONSTANT: o->schedule = DDP_SCHEDULE_CONSTANT; return true;
 	case OPT_MOMENTUM: return read_real(name, text, &o->momentum);
 	case OPT_WEIGHT_DECAY: return read_real(name, text, &o->weight_decay);
 	case OPT_PLAIN: o->plain = true; return true;
@@ -116,7 +157,8 @@ vision_parsed vision_parse(int argc, char **argv, const vision_example *e, visio
 {
 	int id, index = 0;
 
-	*o = (vision_options){.batch = e->batch, .steps = 200, .learning_rate = e->learning_rate,
+	*o = (vision_options){.batch = e->batch, .steps = 200, .optimizer = DDP_SGD,
+		.schedule = DDP_SCHEDULE_COSINE, .learning_rate = e->learning_rate,
 		.momentum = e->momentum, .weight_decay = e->weight_decay, .seed = 1};
 	while ((id = getopt_long(argc, argv, "", known, &index)) != -1) {
 		if (id == OPT_HELP) {

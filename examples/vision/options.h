@@ -7,11 +7,13 @@
 typedef struct vision_options {
 	const char *data;                /* a folder */
 	int batch, spawn, threads;       /* spawn 0: ranks come from the launcher */
-	int64_t steps;
+	int64_t steps, images_per_update, warmup, decay; /* images 0: those of one batch */
+	ddp_optimizer optimizer;
+	ddp_schedule_kind schedule;
 	double learning_rate, momentum, weight_decay;
 	uint64_t seed;
 	const char *checkpoint, *metrics; /* NULL: none */
-	bool resume, constant, plain, verbose;
+	bool resume, plain, verbose;
 } vision_options;
 
 typedef enum vision_parsed { VISION_RUN, VISION_DONE, VISION_BAD } vision_parsed;

@@ -33,6 +33,7 @@ struct trainer {
 	float *images;   /* [batch, height, width, channels] */
 	int32_t *labels; /* [batch] */
 	bool synthetic;
+	int accumulate;  /* micro-batches of a step */
 	bool told;       /* why this rank fails */
 	bool stopped;
 	int64_t every;   /* steps from one line to the next */
@@ -100,6 +101,21 @@ static bool open_data(struct trainer *t)
 	return t->images != NULL && t->labels != NULL ? true : fail(t, "out of memory");
 }
 
+/* All ranks see it alike, so the first tells, before the others end. */
+static bool choose_accumulation(struct trainer *t)
+{
+	const vision_options *o = &t->options;
+
+	t->accumulate = 1;
+	if (o->images_per_update == 0 ||
+	    ddp_accumulation(o->images_per_update, o->batch, t->job->world_size, &t->accumulate) == DDP_OK)
+		return true;
+	if (t->job->rank == 0)
+		fprintf(stderr, "%s: --images-per-update: %s\n", t->example->name, ddp_last_error());
+	ddp_barrier(ddp_world(t->context));
+	return false;
+}
+
 /* Gives the network the library's arenas to work on. */
 static bool bind(struct trainer *t, int count)
 {
@@ -120,8 +136,8 @@ static bool bind(struct trainer *t, int count)
 static bool make_model(struct trainer *t)
 {
 	const vision_options *o = &t->options;
-	const ddp_model_options options = {.size = sizeof(options), .optimizer = DDP_SGD,
-		.learning_rate = o->learning_rate, .momentum = o->momentum, .weight_decay = o->weight_decay};
+	const ddp_model_options options = {.size = sizeof(options), .optimizer = o->optimizer,
+		.learning_rate = o->learning_rate, .momentum = o->momentum, .muon_match_rms = true, .weight_decay = o->weight_decay};
 	int count;
 
 	t->net = net_create(o->batch, &t->shape);
@@ -207,14 +223,6 @@ static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch,
 	return status == DDP_OK ? ddp_set_user_state(params, &random, sizeof(random)) : status;
 }
 
-static double schedule(void *user, int64_t step)
-{
-	const vision_options *o = &((struct trainer *)user)->options;
-
-	return o->constant ? o->learning_rate
-	                   : ddp_cosine_schedule(step, 0, o->steps, o->learning_rate, o->learning_rate / 10);
-}
-
 static ddp_status on_step(void *user, const ddp_step_stats *stats)
 {
 	const struct trainer *t = user;
@@ -230,15 +238,18 @@ static ddp_status on_step(void *user, const ddp_step_stats *stats)
 static bool train(struct trainer *t)
 {
 	const vision_options *o = &t->options;
-	const ddp_train_options options = {.size = sizeof(options), .steps = o->steps, .checkpoint_dir = o->checkpoint,
-		.resume = o->resume, .schedule = schedule, .on_step = on_step, .user = t, .stop_signal = SIGTERM};
+	const ddp_schedule rates = {.size = sizeof(rates), .kind = o->schedule, .peak = o->learning_rate,
+		.floor = o->learning_rate / 10, .warmup = o->warmup, .total = o->steps, .decay = o->decay};
+	const ddp_train_options options = {.size = sizeof(options), .steps = o->steps, .accumulate = t->accumulate,
+		.checkpoint_dir = o->checkpoint,
+		.resume = o->resume, .rates = &rates, .on_step = on_step, .user = t, .stop_signal = SIGTERM};
 	ddp_summary summary;
 
 	t->every = o->steps / LINES > 0 ? o->steps / LINES : 1;
 	if (t->job->rank == 0)
 		printf("%s: %" PRId64 " %simages of %d x %d x %d; %d ranks on %d nodes, %d images a step\n", t->example->name,
 		       t->dataset.size, t->synthetic ? "synthetic " : "", t->shape.channels, t->shape.height,
-		       t->shape.width, t->job->world_size, t->job->nnodes, o->batch * t->job->world_size);
+		       t->shape.width, t->job->world_size, t->job->nnodes, o->batch * t->accumulate * t->job->world_size);
 	if (!fine(t, ddp_train(t->params, t->loader, compute, &options, &summary)))
 		return false;
 	t->stopped = summary.stopped;
@@ -302,7 +313,7 @@ static bool test(struct trainer *t)
 
 static bool run_rank(struct trainer *t)
 {
-	bool passed = start_library(t) && open_data(t) && make_model(t) && train(t) && (t->stopped || test(t));
+	bool passed = start_library(t) && choose_accumulation(t) && open_data(t) && make_model(t) && train(t) && (t->stopped || test(t));
 
 	ddp_loader_free(t->loader);
 	ddp_dataset_close(&t->dataset);

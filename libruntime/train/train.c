@@ -82,7 +82,10 @@ static ddp_status check_arguments(const training *loop)
 		return ddp_fail(DDP_ERR_INVALID,
 		                "training option %s needs checkpoint_dir",
 		                options->resume ? "resume" : "checkpoint_every");
-	return DDP_OK;
+	if (options->rates != NULL && options->schedule != NULL)
+		return ddp_fail(DDP_ERR_INVALID, "training options rates and schedule are two learning rates; give one "
+		                "of them");
+	return options->rates != NULL ? ddp_schedule_check(options->rates) : DDP_OK;
 }
 
 /* Says who failed at what; the callback may have left no message. */
@@ -143,6 +146,8 @@ static ddp_status one_step(training *loop)
 	if (options->schedule != NULL)
 		ddp_set_learning_rate(loop->model,
 		                      options->schedule(options->user, loop->model->steps + 1));
+	if (options->rates != NULL)
+		ddp_set_learning_rate(loop->model, ddp_schedule_rate(options->rates, loop->model->steps + 1));
 	for (int i = 0; i < batches && status == DDP_OK; i++)
 		status = micro_batch(loop, i == batches - 1, &weight, &loss_sum);
 	pass_signal_on(loop);

@@ -66,8 +66,8 @@ measure_a_plain_run() {
 every_option_is_in_help() {
 	run --help || return
 	local option
-	for option in data format layers heads width vocab length untied batch accumulate steps lr \
-		warmup weight-decay clip seed checkpoint checkpoint-every resume keep metrics trace \
+	for option in data format layers heads width vocab length untied batch accumulate \
+		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip seed checkpoint checkpoint-every resume keep metrics trace \
 		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb no-overlap no-communication device spawn threads \
 		generate json verbose version; do
 		says "^  --$option\\b" || { echo "# --help does not tell of --$option"; return 1; }
@@ -80,6 +80,25 @@ loss_falls() {
 		match($0, /"first_loss": [0-9.]+/) { first = substr($0, RSTART + 14, RLENGTH - 14) }
 		match($0, /"last_loss": [0-9.]+/) { last = substr($0, RSTART + 13, RLENGTH - 13) }
 		END { exit !(first > 5 && last > 0 && last < 2.6) }' "$work/out"
+}
+
+tokens_per_update_say_how_much_accumulates() {
+	train --spawn 2 --steps 3 --tokens-per-update 512 --checkpoint "$work/tokens_per_update" &&
+		train --spawn 2 --steps 3 --accumulate 2 --checkpoint "$work/accumulate" &&
+		same "$work/tokens_per_update/step-00000003.safetensors" "$work/accumulate/step-00000003.safetensors"
+}
+
+each_optimizer_learns() {
+	local optimizer schedules=(constant linear wsd inverse-root cosine) rates=(2e-2 2e-2 2e-2 1e-1 2e-2)
+	for optimizer in sgd adam lamb adafactor muon; do
+		train --spawn 2 --steps 25 --lr "${rates[0]}" --optimizer "$optimizer" --schedule "${schedules[0]}" --json ||
+			return
+		rates=("${rates[@]:1}")
+		schedules=("${schedules[@]:1}")
+		awk 'match($0, /"last_loss": [0-9.]+/) { last = substr($0, RSTART + 13, RLENGTH - 13) }
+			END { exit !(last > 0 && last < 5) }' "$work/out" ||
+			{ echo "# $optimizer does not learn"; return 1; }
+	done
 }
 
 two_runs_give_the_same_bytes() {
@@ -265,6 +284,8 @@ check "a plain run succeeds" measure_a_plain_run
 check "--help tells of every option" every_option_is_in_help
 check "--version tells the version" eval 'run --version && says "^gpt (slurm-ddp) [0-9]"'
 check "the loss falls on two ranks" loss_falls
+check "each optimizer learns, by each schedule" each_optimizer_learns
+check "tokens per update say how much accumulates" tokens_per_update_say_how_much_accumulates
 check "two runs give the same bytes" two_runs_give_the_same_bytes
 check "another seed gives others" another_seed_gives_others
 check "so do two runs of several threads" two_runs_of_many_threads_do_too
@@ -296,6 +317,14 @@ check "numbers are checked" refuses '--steps 1x: not a whole number' --data "$wo
 check "numbers have a range" refuses '--batch 0: not a whole number from 1' --data "$work/text" --batch 0
 check "reals are checked" refuses '--lr nan: not a number' --data "$work/text" --lr nan
 check "unknown options are refused" refuses 'unrecognized option' --data "$work/text" --frobnicate
+check "unknown optimizers are refused" refuses 'choose adamw, sgd, adam, lamb, adafactor or muon' --data "$work/text" \
+	--optimizer best
+check "unknown schedules are refused" refuses 'choose constant, linear, cosine, wsd or inverse-root' \
+	--data "$work/text" --schedule step
+check "tokens per update are divided" refuses '1000 tokens per update are no multiple of 512, which are 256 tokens' \
+	--data "$work/text" --length 32 --batch 8 --spawn 2 --tokens-per-update 1000
+check "tokens per update and accumulation are not both given" refuses 'leave --accumulate out' --data "$work/text" \
+	--tokens-per-update 1000 --accumulate 2
 check "unknown formats are refused" refuses 'choose bytes, u16 or llmc' --data "$work/text" --format png
 check "unknown shards are refused" refuses 'choose auto, none, state or gradients' --data "$work/text" \
 	--shard twice

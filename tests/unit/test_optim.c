@@ -202,6 +202,79 @@ static void cosine_schedule_warms_up_and_falls(void **state)
 	}
 }
 
+/* Numbers of a schedule of 10 steps of warm-up and 110 in all, from 1 to 0.2. */
+static void schedules_warm_up_and_fall(void **state)
+{
+	static const struct { ddp_schedule_kind kind; int64_t step; double rate; } cases[] = {
+		{ DDP_SCHEDULE_CONSTANT, 5, 0.5 },       { DDP_SCHEDULE_CONSTANT, 10, 1 },
+		{ DDP_SCHEDULE_CONSTANT, 1000, 1 },      { DDP_SCHEDULE_LINEAR, 1, 0.1 },
+		{ DDP_SCHEDULE_LINEAR, 10, 1 },          { DDP_SCHEDULE_LINEAR, 60, 0.6 },
+		{ DDP_SCHEDULE_LINEAR, 85, 0.4 },        { DDP_SCHEDULE_LINEAR, 110, 0.2 },
+		{ DDP_SCHEDULE_LINEAR, 111, 0.2 },       { DDP_SCHEDULE_COSINE, 5, 0.5 },
+		{ DDP_SCHEDULE_COSINE, 60, 0.6 },        { DDP_SCHEDULE_COSINE, 35, 0.2 + 0.4 * (1 + 0.70710678118654752) },
+		{ DDP_SCHEDULE_COSINE, 200, 0.2 },       { DDP_SCHEDULE_WSD, 0, 0 },
+		{ DDP_SCHEDULE_WSD, 90, 1 },             { DDP_SCHEDULE_WSD, 95, 0.8 },
+		{ DDP_SCHEDULE_WSD, 105, 0.4 },          { DDP_SCHEDULE_WSD, 110, 0.2 },
+		{ DDP_SCHEDULE_INVERSE_ROOT, 9, 0.9 },   { DDP_SCHEDULE_INVERSE_ROOT, 10, 1 },
+		{ DDP_SCHEDULE_INVERSE_ROOT, 40, 0.5 },  { DDP_SCHEDULE_INVERSE_ROOT, 1000, 0.2 },
+	};
+	ddp_schedule schedule = { .size = sizeof(schedule), .peak = 1, .floor = 0.2, .warmup = 10, .total = 110,
+	                          .decay = 20 };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		schedule.kind = cases[i].kind;
+		double rate = ddp_schedule_rate(&schedule, cases[i].step);
+		if (fabs(rate - cases[i].rate) > 1e-12)
+			fail_msg("kind %d, step %d: %g, not %g", (int)cases[i].kind, (int)cases[i].step, rate, cases[i].rate);
+	}
+	schedule.decay = 0; /* 11 steps */
+	schedule.kind = DDP_SCHEDULE_WSD;
+	assert_true(ddp_schedule_rate(&schedule, 99) == 1 && ddp_schedule_rate(&schedule, 100) < 1);
+	schedule.warmup = 0;
+	schedule.kind = DDP_SCHEDULE_INVERSE_ROOT;
+	assert_true(ddp_schedule_rate(&schedule, 1) == 1 && ddp_schedule_rate(&schedule, 4) == 0.5);
+}
+
+static void wrong_schedules_are_named(void **state)
+{
+	static const struct { ddp_schedule schedule; const char *why; } cases[] = {
+		{ { .peak = 1 }, "the size of a ddp_schedule is 0" },
+		{ { .size = sizeof(ddp_schedule), .peak = 1, .kind = (ddp_schedule_kind)5 }, "5 is no ddp_schedule_kind" },
+		{ { .size = sizeof(ddp_schedule), .peak = 1, .floor = 2 }, "peak is 1 and floor 2" },
+		{ { .size = sizeof(ddp_schedule), .peak = 1, .kind = DDP_SCHEDULE_LINEAR }, "total 0 steps" },
+		{ { .size = sizeof(ddp_schedule), .peak = 1, .warmup = -1 }, "warmup is -1" },
+		{ { .size = sizeof(ddp_schedule), .peak = 1, .kind = DDP_SCHEDULE_WSD, .warmup = 60, .decay = 50, .total = 100 },
+		  "a warmup of 60 and a decay of 50 steps are more than the total of 100" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		assert_int_equal(ddp_schedule_check(&cases[i].schedule), DDP_ERR_INVALID);
+		assert_non_null(strstr(ddp_last_error(), cases[i].why));
+		assert_true(isnan(ddp_schedule_rate(&cases[i].schedule, 1)));
+	}
+}
+
+static void updates_are_divided_among_ranks_and_micro_batches(void **state)
+{
+	int accumulate = -1;
+
+	(void)state;
+	assert_int_equal(ddp_accumulation(524288, 4 * 1024, 8, &accumulate), DDP_OK);
+	assert_int_equal(accumulate, 16);
+	assert_int_equal(ddp_accumulation(10000, 1024, 3, &accumulate), DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "10000 tokens per update are no multiple of 3072, which are 1024 tokens "
+	                       "of a micro-batch on each of 3 ranks; give 9216"));
+	assert_int_equal(ddp_accumulation(1000, 1024, 3, &accumulate), DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "give 3072"));
+	assert_int_equal(ddp_accumulation(0, 1024, 3, &accumulate), DDP_ERR_INVALID);
+	assert_int_equal(ddp_accumulation(INT64_MAX, INT64_MAX, 3, &accumulate), DDP_ERR_INVALID);
+	assert_int_equal(ddp_accumulation(INT64_MAX, 1, 1, &accumulate), DDP_ERR_INVALID);
+	assert_int_equal(accumulate, 16);
+	assert_true(ddp_linear_scaling(0.1, 8192, 256) == 3.2);
+}
+
 enum { THREADS = 8 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -280,6 +353,9 @@ int main(void)
 		cmocka_unit_test(large_arena_takes_decay_per_tensor),
 		cmocka_unit_test(plain_sgd_keeps_no_state),
 		cmocka_unit_test(cosine_schedule_warms_up_and_falls),
+		cmocka_unit_test(schedules_warm_up_and_fall),
+		cmocka_unit_test(wrong_schedules_are_named),
+		cmocka_unit_test(updates_are_divided_among_ranks_and_micro_batches),
 		cmocka_unit_test(all_threads_update_and_change_no_bit),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
