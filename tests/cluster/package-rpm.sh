@@ -14,8 +14,8 @@ spec=$source/slurm/packaging/rpm/slurm-ddp.spec
 nodeps=
 if command -v dpkg >/dev/null; then nodeps=--nodeps; fi
 
-# Not optimized: what is tested is what the packages hold.
-printf '%%optflags -g -O0\n' >"$work/.rpmmacros"
+# Neither optimized nor packed well: what is tested is what the packages hold.
+printf '%s\n' '%optflags -g1 -O0' '%_binary_payload w1.gzdio' >"$work/.rpmmacros"
 capture env HOME="$work" "$source/slurm/packaging/build-rpm" --output "$packages" $nodeps
 status_is 0 "rpmbuild builds the packages"
 [ "$status" = 0 ] || { done_testing; exit 1; }

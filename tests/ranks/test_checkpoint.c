@@ -85,9 +85,13 @@ static struct job make_job_with(ddp_context *context, int width, uint64_t seed,
 	                               .seed = seed, .tail = DDP_TAIL_UNEVEN };
 
 	CHECK(ddp_model_create(context, params, 2, model, &job.model) == DDP_OK);
-	for (int p = 0; p < 2; p++)
-		for (int64_t i = 0; i < ddp_param_count(job.model, p); i++)
-			ddp_param_data(job.model, p)[i] = (float)(i % 7) / 7 - 0.5f;
+	for (int p = 0; p < 2; p++) {
+		const int64_t count = ddp_param_count(job.model, p);
+		float *data = ddp_param_data(job.model, p);
+
+		for (int64_t i = 0; i < count; i++)
+			data[i] = (float)(i % 7) / 7 - 0.5f;
+	}
 	CHECK(ddp_loader_create(context, &dataset, &options, &job.loader) == DDP_OK);
 	return job;
 }
@@ -103,6 +107,18 @@ static void free_job(struct job job)
 	ddp_model_free(job.model);
 }
 
+static void add_gradients(ddp_model *model, int p, const float *samples, int64_t n)
+{
+	const int64_t count = ddp_param_count(model, p);
+	const float *data = ddp_param_data(model, p);
+	float *grad = ddp_param_grad(model, p), sum = 0;
+
+	for (int64_t s = 0; s < n; s++)
+		sum += samples[s];
+	for (int64_t i = 0; i < count; i++)
+		grad[i] += ((float)n * data[i] - sum) * (float)(i % 3 + 1);
+}
+
 /* A step whose gradient depends on the samples and the parameters. */
 static void train(struct job job, int steps)
 {
@@ -110,13 +126,8 @@ static void train(struct job job, int steps)
 
 	for (int s = 0; s < steps; s++) {
 		CHECK(ddp_loader_next(job.loader, &batch) == DDP_OK);
-		for (int64_t n = 0; n < batch.samples; n++)
-			for (int p = 0; p < 2; p++)
-				for (int64_t i = 0; i < ddp_param_count(job.model, p); i++) {
-					float value = ((const float *)batch.data)[n];
-					ddp_param_grad(job.model, p)[i] +=
-						(ddp_param_data(job.model, p)[i] - value) * (float)(i % 3 + 1);
-				}
+		for (int p = 0; p < 2; p++)
+			add_gradients(job.model, p, batch.data, batch.samples);
 		CHECK(ddp_step(job.model, (double)batch.samples, 0, NULL) == DDP_OK);
 	}
 }

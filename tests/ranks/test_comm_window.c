@@ -40,7 +40,7 @@ static size_t total_bytes(void)
 {
 	const char *text = getenv("DDP_TEST_MIB");
 
-	return (size_t)(text != NULL ? atoi(text) : 160) * MIB;
+	return (size_t)(text != NULL ? atoi(text) : 96) * MIB;
 }
 
 static size_t anonymous_mib(void)

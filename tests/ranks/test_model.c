@@ -72,16 +72,22 @@ static int size_of(ddp_context *context)
 static void add_grads(ddp_model *model, float value)
 {
 	for (int p = 0; p < 3; p++) {
-		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
-			ddp_param_grad(model, p)[i] += value * (float)(p + 1);
+		const int64_t count = ddp_param_count(model, p);
+		float *grad = ddp_param_grad(model, p);
+
+		for (int64_t i = 0; i < count; i++)
+			grad[i] += value * (float)(p + 1);
 	}
 }
 
 static bool all_params_are(ddp_model *model, const float *wanted)
 {
 	for (int p = 0; p < 3; p++) {
-		for (int64_t i = 0; i < ddp_param_count(model, p); i++) {
-			if (fabsf(ddp_param_data(model, p)[i] - wanted[p]) > 1e-6f * fabsf(wanted[p]))
+		const int64_t count = ddp_param_count(model, p);
+		const float *data = ddp_param_data(model, p);
+
+		for (int64_t i = 0; i < count; i++) {
+			if (fabsf(data[i] - wanted[p]) > 1e-6f * fabsf(wanted[p]))
 				return false;
 		}
 	}
@@ -91,8 +97,11 @@ static bool all_params_are(ddp_model *model, const float *wanted)
 static bool all_grads_are_zero(ddp_model *model)
 {
 	for (int p = 0; p < 3; p++) {
-		for (int64_t i = 0; i < ddp_param_count(model, p); i++) {
-			if (ddp_param_grad(model, p)[i] != 0)
+		const int64_t count = ddp_param_count(model, p);
+		const float *grad = ddp_param_grad(model, p);
+
+		for (int64_t i = 0; i < count; i++) {
+			if (grad[i] != 0)
 				return false;
 		}
 	}
@@ -273,8 +282,11 @@ static void long_gradients_are_clipped_to_the_global_norm(void **state)
 static void add_odd_grads(ddp_model *model, int rank, int step)
 {
 	for (int p = 0; p < 3; p++) {
-		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
-			ddp_param_grad(model, p)[i] += sinf((float)(i + 7 * p + 31 * rank + 101 * step));
+		const int64_t count = ddp_param_count(model, p);
+		float *grad = ddp_param_grad(model, p);
+
+		for (int64_t i = 0; i < count; i++)
+			grad[i] += sinf((float)(i + 7 * p + 31 * rank + 101 * step));
 	}
 }
 
