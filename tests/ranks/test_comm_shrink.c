@@ -463,6 +463,60 @@ static void rank_whose_network_ended_is_left_out(void **state)
 		run_with(3, two_nodes, 1500, shrink_with_one_mute, &before[i]);
 }
 
+/* ---- ranks that die with what they were to show ---------------------------------------------- */
+
+static ddp_comm *rounds_of;      /* of its rounds: */
+static atomic_bool *second_round; /* rank 0 has begun the second one; all ranks share it */
+static uint64_t first_round;
+
+/* Stands before UCX's. Ranks 1 and 2 hear nothing from their first round on, and die when
+   rank 0 is through with it. */
+__attribute__((visibility("default"))) unsigned int ucp_worker_progress(ucp_worker_h worker)
+{
+	unsigned int (*progress)(ucp_worker_h);
+	const uint64_t round = rounds_of != NULL ? atomic_load(&ddp_lines_own(rounds_of)->agreement) : 0;
+
+	if (round != 0 && ddp_comm_rank(rounds_of) == 0) {
+		first_round = first_round == 0 ? round : first_round;
+		if (round != first_round)
+			atomic_store(second_round, true);
+	} else if (round != 0) {
+		if (atomic_load(second_round))
+			kill(getpid(), SIGKILL);
+		return 0;
+	}
+	*(void **)&progress = dlsym(RTLD_NEXT, "ucp_worker_progress");
+	return progress(worker);
+}
+
+/* Ranks 1 to 3 are on one node. Of the first two, rank 0 has heard all that it waits for;
+   but rank 3 has not heard from rank 0. */
+static int shrink_without_those_who_show(ddp_comm *comm, void *argument)
+{
+	const int rank = ddp_comm_rank(comm);
+	ddp_comm *survivors;
+
+	second_round = argument;
+	fall_out(comm, DDP_ERR_ABORTED);
+	rounds_of = rank < 3 ? comm : NULL;
+	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	rounds_of = NULL;
+	CHECK(ddp_comm_size(survivors) == 2);
+	expect_sum_of(survivors, rank, 3);
+	CHECK_OK(ddp_comm_free(survivors));
+	return 0;
+}
+
+static void ranks_are_heard_though_those_who_would_show_it_die(void **state)
+{
+	static const int nodes[] = { 0, 1, 1, 1 };
+	atomic_bool *second = test_share(sizeof(*second));
+
+	(void)state;
+	run_with(4, nodes, 10000, shrink_without_those_who_show, second);
+	test_unshare(second, sizeof(*second));
+}
+
 static int count_descriptors(void)
 {
 	DIR *folder = opendir("/proc/self/fd");
@@ -518,6 +572,7 @@ int main(void)
 #ifdef HAVE_UCX
 		cmocka_unit_test(nothing_is_left_of_an_attempt_that_failed),
 		cmocka_unit_test(rank_whose_network_ended_is_left_out),
+		cmocka_unit_test(ranks_are_heard_though_those_who_would_show_it_die),
 #endif
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

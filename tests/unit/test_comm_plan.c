@@ -1,6 +1,6 @@
 /* comm/hier/plan: exchanges fit together, and combine in comm/ops/combine_nodes's order.
    comm/hier/cost: messages and connections of large worlds. comm/core/topology: their
-   nodes. */
+   nodes. comm/group/agreement: room for what their ranks tell. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,14 +8,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/clock.h"
 #include "comm/core/topology.h"
+#include "comm/group/agreement.h"
 #include "comm/hier/cost.h"
 #include "comm/hier/plan.h"
 #include "comm/ops/combine_nodes.h"
+#include "comm/shm/segment.h"
 #include "tests/scale/simulate.h"
 
 /* ---- exchanges ------------------------------------------------------------------------------ */
@@ -43,14 +46,12 @@ static void check_pairs(const ddp_plan *plan, size_t chunk)
 
 static void what_one_node_sends_the_other_expects(void **state)
 {
-	static const int sizes[] = { 2, 3, 4, 5, 7, 8, 12, 31, 33, 100, 1000, 12500 };
-
 	(void)state;
-	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+	for (int nodes = 2; nodes <= 12500; nodes = nodes < 130 ? nodes + 1 : nodes * 3 + nodes % 2) {
 		const ddp_plan plans[] = {
-			ddp_plan_halving(sizes[i]), ddp_plan_doubling(sizes[i]), ddp_plan_halving_to_owners(sizes[i]),
-			ddp_plan_halving_to_root(sizes[i], 0), ddp_plan_halving_to_root(sizes[i], 1),
-			ddp_plan_halving_to_root(sizes[i], sizes[i] - 1),
+			ddp_plan_halving(nodes), ddp_plan_doubling(nodes), ddp_plan_halving_to_owners(nodes),
+			ddp_plan_halving_to_root(nodes, 0), ddp_plan_halving_to_root(nodes, 1),
+			ddp_plan_halving_to_root(nodes, nodes - 1),
 		};
 		for (size_t p = 0; p < sizeof(plans) / sizeof(plans[0]); p++) {
 			check_pairs(&plans[p], 0);
@@ -369,6 +370,37 @@ static void ranks_of_large_worlds_are_placed(void **state)
 	place(100000, 12501);
 }
 
+/* ---- what ranks tell each other when they shrink --------------------------------------------------- */
+
+/* On a node of one rank, among as many nodes. */
+static void expect_room(int size)
+{
+	int rank = 0;
+	ddp_peer self = { .pid = getpid() };
+	ddp_roster roster = { .peers = &self };
+	ddp_comm comm = { .roster = &roster, .size = size, .node = { .size = 1, .ranks = &rank },
+	                  .topology = { .nodes = size, .world_ranks = &rank } };
+	ddp_agreement agreement;
+	const int fd = ddp_segment_create(DDP_SEGMENT_START_BYTES);
+
+	assert_true(fd >= 0);
+	assert_int_equal(ddp_node_map(&comm, fd), DDP_OK);
+	assert_int_equal(ddp_agreement_open(&agreement, &comm), DDP_OK);
+	assert_true((size_t)(comm.node.rings - comm.node.proposals) / 2 > ((size_t)size + 1) * agreement.record_bytes);
+	ddp_agreement_close(&agreement);
+	ddp_node_unmap(&comm);
+	close(fd);
+	free(comm.node.incoming);
+}
+
+static void rank_has_room_for_what_all_others_tell(void **state)
+{
+	(void)state;
+	expect_room(2);
+	expect_room(6000);
+	expect_room(50000);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -383,6 +415,7 @@ int main(void)
 		cmocka_unit_test(time_of_large_operations_hardly_grows),
 		cmocka_unit_test(ranks_of_large_worlds_are_placed),
 		cmocka_unit_test(the_model_agrees_with_a_simulation),
+		cmocka_unit_test(rank_has_room_for_what_all_others_tell),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

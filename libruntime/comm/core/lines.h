@@ -15,7 +15,8 @@ enum {
 	DDP_INLINE_BYTES = 32,
 	DDP_SMALL_BYTES = 8192,        /* payload that travels with the header */
 	DDP_STAGE_BYTES = 256 * 1024,  /* window of the staged path */
-	DDP_NET_STAGE_BYTES = 4096 * 1024 /* the same, with several nodes */
+	DDP_NET_STAGE_BYTES = 4096 * 1024, /* the same, with several nodes */
+	DDP_PROPOSAL_BYTES = 256       /* what a rank tells in comm/group/agreement, and a bit for each rank */
 };
 
 /* Where a buffer lies in memory that the node's ranks share. */

@@ -17,6 +17,27 @@ enum {
 	LOOK_SHARE = 16 /* of the time that it has waited: many ranks may share a core */
 };
 
+static ddp_proposal *record(const ddp_agreement *m, size_t k)
+{
+	return (ddp_proposal *)(void *)(m->records + k * m->record_bytes);
+}
+
+static bool open_tellings(ddp_agreement *m)
+{
+	const size_t size = (size_t)m->comm->size;
+
+	for (size_t i = 0; i < 2; i++) {
+		ddp_telling *t = &m->tellings[i];
+		t->record = record(m, 2 * size + i);
+		t->to = calloc(size, sizeof(*t->to));
+		t->receivers = malloc(2 * (size_t)m->comm->topology.nodes * sizeof(*t->receivers));
+		t->transfers = calloc(size, sizeof(*t->transfers));
+		if (t->to == NULL || t->receivers == NULL || t->transfers == NULL)
+			return false;
+	}
+	return true;
+}
+
 ddp_status ddp_agreement_open(ddp_agreement *m, ddp_comm *comm)
 {
 	const size_t size = (size_t)comm->size;
@@ -28,16 +49,13 @@ ddp_status ddp_agreement_open(ddp_agreement *m, ddp_comm *comm)
 	m->told = calloc(size, 1);
 	m->gone = malloc(size);
 	m->called = calloc(size, 1);
-	m->telling = malloc(size);
 	m->coming = malloc(size);
 	m->proposals = calloc(size, sizeof(*m->proposals));
-	m->receivers = malloc(2 * (size_t)comm->topology.nodes * sizeof(*m->receivers));
-	m->transfers = calloc(2 * size, sizeof(*m->transfers));
-	m->records = calloc(2 * size + 2, m->record_bytes);
+	m->transfers = calloc(size, sizeof(*m->transfers));
+	m->records = calloc(2 * size + 3, m->record_bytes);
 	m->seen = malloc((size_t)comm->node.size * sizeof(*m->seen));
-	if (m->present == NULL || m->told == NULL || m->gone == NULL || m->called == NULL || m->telling == NULL ||
-	    m->coming == NULL || m->proposals == NULL || m->receivers == NULL || m->transfers == NULL ||
-	    m->records == NULL || m->seen == NULL) {
+	if (m->present == NULL || m->told == NULL || m->gone == NULL || m->called == NULL || m->coming == NULL ||
+	    m->proposals == NULL || m->transfers == NULL || m->records == NULL || m->seen == NULL || !open_tellings(m)) {
 		ddp_agreement_close(m);
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
 	}
@@ -51,23 +69,21 @@ void ddp_agreement_close(ddp_agreement *m)
 	free(m->told);
 	free(m->gone);
 	free(m->called);
-	free(m->telling);
 	free(m->coming);
 	free(m->proposals);
-	free(m->receivers);
 	free(m->transfers);
 	free(m->records);
 	free(m->seen);
+	for (int i = 0; i < 2; i++) {
+		free(m->tellings[i].to);
+		free(m->tellings[i].receivers);
+		free(m->tellings[i].transfers);
+	}
 }
 
 /* ---- proposals ------------------------------------------------------------------------ */
 
-static ddp_proposal *record(const ddp_agreement *m, size_t k)
-{
-	return (ddp_proposal *)(void *)(m->records + k * m->record_bytes);
-}
-
-/* Where rank r's proposal is kept, and where it comes; this rank's, and what it reads. */
+/* Where rank r's proposal is kept, and where it comes; and what this rank reads. */
 static ddp_proposal *kept(const ddp_agreement *m, int r)
 {
 	return record(m, (size_t)r);
@@ -78,14 +94,14 @@ static ddp_proposal *arriving(const ddp_agreement *m, int r)
 	return record(m, (size_t)m->comm->size + (size_t)r);
 }
 
-static ddp_proposal *own(const ddp_agreement *m)
-{
-	return record(m, 2 * (size_t)m->comm->size);
-}
-
 static ddp_proposal *scratch(const ddp_agreement *m)
 {
-	return record(m, 2 * (size_t)m->comm->size + 1);
+	return record(m, 2 * (size_t)m->comm->size + 2);
+}
+
+static ddp_telling *telling_of(ddp_agreement *m, uint64_t serial)
+{
+	return &m->tellings[serial & 1];
 }
 
 static uint64_t hash_of(const ddp_agreement *m, const ddp_proposal *n)
@@ -93,10 +109,10 @@ static uint64_t hash_of(const ddp_agreement *m, const ddp_proposal *n)
 	return ddp_hash((const char *)n + sizeof(n->hash), m->record_bytes - sizeof(n->hash));
 }
 
-static void write_proposal(const ddp_agreement *m, uint32_t stage, int verdict, bool decided, const void *data,
+static void write_proposal(ddp_agreement *m, uint32_t stage, int verdict, bool decided, const void *data,
                            size_t bytes)
 {
-	ddp_proposal *n = own(m);
+	ddp_proposal *n = telling_of(m, m->serial)->record;
 
 	memset(n, 0, m->record_bytes);
 	n->serial = m->serial;
@@ -154,40 +170,29 @@ typedef struct board {
 
 static board *board_of(const ddp_comm *comm, int i, uint64_t serial)
 {
-	return (board *)(void *)(comm->node.proposals + ((size_t)i * 2 + (serial & 1)) * comm->node.stage_bytes);
+	return (board *)(void *)(comm->node.proposals + ((size_t)i * 2 + (serial & 1)) * comm->node.proposals_bytes);
 }
 
-/* How many others' there is room for. */
-static size_t room(const ddp_agreement *m)
-{
-	return (m->comm->node.stage_bytes - sizeof(board)) / m->record_bytes - 1;
-}
+_Static_assert(sizeof(board) + sizeof(ddp_proposal) + sizeof(uint64_t) <= DDP_PROPOSAL_BYTES, "of a window's share");
 
-static ddp_status show(ddp_agreement *m)
+static void show(ddp_agreement *m)
 {
 	ddp_comm *comm = m->comm;
 	board *b = board_of(comm, comm->node.self, m->serial);
 
-	if (m->record_bytes + sizeof(board) > comm->node.stage_bytes)
-		return ddp_fail(DDP_ERR_INTERNAL, "a proposal of %zu bytes", m->record_bytes);
 	atomic_store(&b->others, 0);
-	memcpy(b->records, own(m), m->record_bytes);
+	memcpy(b->records, telling_of(m, m->serial)->record, m->record_bytes);
 	atomic_store(&ddp_lines_of(comm, comm->rank)->agreement, m->serial);
-	return DDP_OK;
 }
 
-/* What has come from another node, to the ranks of this one. */
-static ddp_status show_other(const ddp_agreement *m, const ddp_proposal *n)
+/* What has come from a rank of another node, once in a round, to the ranks of this one. */
+static void show_other(const ddp_agreement *m, const ddp_proposal *n)
 {
 	board *b = board_of(m->comm, m->comm->node.self, m->serial);
 	const uint64_t others = atomic_load(&b->others);
 
-	if (others >= room(m))
-		return ddp_fail(DDP_ERR_INTERNAL, "%s has no room for what %llu ranks of other nodes tell",
-		                ddp_rank_text(m->comm, m->comm->rank), (unsigned long long)others + 1);
 	memcpy(b->records + (others + 1) * m->record_bytes, n, m->record_bytes);
 	atomic_store(&b->others, others + 1);
-	return DDP_OK;
 }
 
 /* The k-th on local rank i's board, if it is of that round. */
@@ -214,8 +219,8 @@ static bool look_at(ddp_agreement *m, int i)
 		return true;
 	if (m->proposals[rank] == NULL && (n = read_board(m, i, 0, m->serial)) != NULL)
 		accept(m, n);
-	uint64_t others = atomic_load(&board_of(m->comm, i, m->serial)->others);
-	for (others = others < room(m) ? others : room(m); m->seen[i] < others; m->seen[i]++) {
+	const uint64_t others = atomic_load(&board_of(m->comm, i, m->serial)->others);
+	for (; m->seen[i] < others && m->seen[i] < (size_t)m->comm->size; m->seen[i]++) {
 		if ((n = read_board(m, i, m->seen[i] + 1, m->serial)) != NULL)
 			accept(m, n);
 	}
@@ -239,34 +244,39 @@ static uint64_t serial_of(const ddp_envelope *envelope)
 	return (envelope->tag & ~DDP_NET_P2P_TAG) >> SERIAL_SHIFT;
 }
 
-static void tell(ddp_agreement *m, int r)
+static void tell(const ddp_agreement *m, ddp_telling *t, int r)
 {
-	const ddp_envelope envelope = envelope_of(m->serial, m->comm->rank);
+	const ddp_envelope envelope = envelope_of(t->serial, m->comm->rank);
 
-	if (m->telling[r] || ddp_net_lost(m->comm, r))
+	if (t->to[r] || ddp_net_lost(m->comm, r))
 		return;
-	m->telling[r] = true;
+	t->to[r] = true;
 	/* One that cannot be reached is lost. */
-	(void)ddp_net_send(m->comm, r, &envelope, own(m), m->record_bytes, &m->transfers[r]);
+	(void)ddp_net_send(m->comm, r, &envelope, t->record, m->record_bytes, &t->transfers[r]);
 }
 
 static bool is_told(const ddp_agreement *m, int r)
 {
-	return !m->telling[r] || m->transfers[r].done || ddp_net_lost(m->comm, r);
+	for (int i = 0; i < 2; i++) {
+		const ddp_telling *t = &m->tellings[i];
+		if (t->to[r] && !t->transfers[r].done && !ddp_net_lost(m->comm, r))
+			return false;
+	}
+	return true;
 }
 
 /* The first two ranks of the node, from this one's index on, that are present. */
-static void choose_receivers(ddp_agreement *m, int node)
+static void choose_receivers(const ddp_agreement *m, ddp_telling *t, int node)
 {
 	const ddp_comm *comm = m->comm;
 	const int size = ddp_node_size(comm, node);
 	int found = 0;
 
-	m->receivers[2 * node] = m->receivers[2 * node + 1] = DDP_NOBODY;
+	t->receivers[2 * node] = t->receivers[2 * node + 1] = DDP_NOBODY;
 	for (int k = 0; k < size && found < 2; k++) {
 		const int r = ddp_channel_rank(comm, node, (comm->node.self + k) % size);
 		if (m->present[r] && !ddp_net_lost(comm, r))
-			m->receivers[2 * node + found++] = r;
+			t->receivers[2 * node + found++] = r;
 	}
 }
 
@@ -275,23 +285,36 @@ static void tell_given_up(ddp_agreement *m)
 {
 	for (int r = 0; r < m->comm->size; r++) {
 		if (m->called[r] && !m->present[r] && !ddp_is_local(m->comm, r))
-			tell(m, r);
+			tell(m, telling_of(m, m->serial), r);
 		m->called[r] = m->present[r];
 	}
 }
 
+/* Nothing of the last round's is under way any more: whom it was told is not asked again. */
+static void begin_telling(ddp_agreement *m)
+{
+	const size_t size = (size_t)m->comm->size;
+
+	for (int i = 0; i < 2; i++) {
+		memset(m->tellings[i].to, 0, size * sizeof(*m->tellings[i].to));
+		memset(m->tellings[i].transfers, 0, size * sizeof(*m->tellings[i].transfers));
+	}
+	memset(m->transfers, 0, size * sizeof(*m->transfers));
+	telling_of(m, m->serial)->serial = m->serial;
+}
+
 static void tell_nodes(ddp_agreement *m)
 {
-	ddp_comm *comm = m->comm;
+	const ddp_comm *comm = m->comm;
+	ddp_telling *t = telling_of(m, m->serial);
 
-	memset(m->transfers, 0, 2 * (size_t)comm->size * sizeof(*m->transfers));
 	for (int node = 0; node < comm->topology.nodes; node++) {
 		if (node == comm->topology.node_of[comm->rank])
 			continue;
-		choose_receivers(m, node);
+		choose_receivers(m, t, node);
 		for (int k = 0; k < 2; k++) {
-			if (m->receivers[2 * node + k] != DDP_NOBODY)
-				tell(m, m->receivers[2 * node + k]);
+			if (t->receivers[2 * node + k] != DDP_NOBODY)
+				tell(m, t, t->receivers[2 * node + k]);
 		}
 	}
 	tell_given_up(m);
@@ -300,12 +323,12 @@ static void tell_nodes(ddp_agreement *m)
 /* How it is with those who are to show on a node what this rank tells. */
 typedef enum showing { LOST, COMING, ALL_HERE } showing;
 
-static showing look_at_receivers(const ddp_agreement *m, int node)
+static showing look_at_receivers(const ddp_agreement *m, const ddp_telling *t, int node)
 {
 	showing found = LOST;
 
 	for (int k = 0; k < 2; k++) {
-		const int r = m->receivers[2 * node + k];
+		const int r = t->receivers[2 * node + k];
 		if (r == DDP_NOBODY || ddp_net_lost(m->comm, r))
 			continue;
 		if (m->proposals[r] == NULL)
@@ -316,19 +339,19 @@ static showing look_at_receivers(const ddp_agreement *m, int node)
 }
 
 /* Tells those who may not hear of it otherwise. `long_since`: they have had time. */
-static void tell_more(ddp_agreement *m, bool long_since)
+static void tell_more(const ddp_agreement *m, ddp_telling *t, bool long_since)
 {
 	const ddp_comm *comm = m->comm;
 
 	for (int node = 0; node < comm->topology.nodes; node++) {
 		if (node == comm->topology.node_of[comm->rank])
 			continue;
-		const showing found = look_at_receivers(m, node);
+		const showing found = look_at_receivers(m, t, node);
 		const bool all = found == LOST || (long_since && found == COMING);
 		for (int i = 0; (all || long_since) && i < ddp_node_size(comm, node); i++) {
 			const int r = ddp_channel_rank(comm, node, i);
 			if (m->present[r] && (all || m->proposals[r] == NULL))
-				tell(m, r);
+				tell(m, t, r);
 		}
 	}
 }
@@ -341,11 +364,10 @@ static bool is_message(const ddp_comm *comm, const ddp_unexpected *message)
 }
 
 /* Takes what was told to this rank. */
-static ddp_status take_messages(ddp_agreement *m)
+static void take_messages(ddp_agreement *m)
 {
 	ddp_comm *comm = m->comm;
 	ddp_unexpected message;
-	ddp_status status = DDP_OK;
 
 	while (ddp_net_find_unexpected(comm, is_message, &message)) {
 		const int r = message.envelope.source;
@@ -354,17 +376,16 @@ static ddp_status take_messages(ddp_agreement *m)
 			continue;
 		}
 		m->coming[r] = true;
-		ddp_net_recv(comm, r, &message.envelope, arriving(m, r), m->record_bytes, &m->transfers[comm->size + r]);
+		ddp_net_recv(comm, r, &message.envelope, arriving(m, r), m->record_bytes, &m->transfers[r]);
 	}
-	for (int r = 0; r < comm->size && status == DDP_OK; r++) {
-		ddp_transfer *t = &m->transfers[comm->size + r];
+	for (int r = 0; r < comm->size; r++) {
+		ddp_transfer *t = &m->transfers[r];
 		if (!m->coming[r] || !t->done)
 			continue;
 		t->done = false; /* once */
 		if (is_sound(m, arriving(m, r), m->serial) && arriving(m, r)->source == r)
-			status = show_other(m, arriving(m, r));
+			show_other(m, arriving(m, r));
 	}
-	return status;
 }
 
 /* ---- a round ------------------------------------------------------------------------------ */
@@ -400,8 +421,10 @@ static ddp_status look(ddp_agreement *m, bool long_since)
 
 	if (comm->net != NULL) {
 		(void)ddp_net_progress(comm);
-		status = take_messages(m);
-		tell_more(m, long_since);
+		take_messages(m);
+		tell_more(m, telling_of(m, m->serial), long_since);
+		if (telling_of(m, m->serial - 1)->serial == m->serial - 1)
+			tell_more(m, telling_of(m, m->serial - 1), long_since);
 	}
 	for (int i = 0; i < comm->node.size && status == DDP_OK; i++) {
 		if (!look_at(m, i))
@@ -460,7 +483,7 @@ ddp_status ddp_agreement_round(ddp_agreement *m, uint32_t stage, int verdict, bo
 		return ddp_fail(DDP_ERR_INTERNAL, "a proposal with %zu bytes of data", bytes);
 	m->serial++;
 	memset(m->proposals, 0, size * sizeof(*m->proposals));
-	memset(m->telling, false, size);
+	begin_telling(m);
 	memset(m->coming, false, size);
 	memset(m->seen, 0, (size_t)comm->node.size * sizeof(*m->seen));
 	/* Ranks of other nodes need not find out who of this one is gone. */
@@ -468,12 +491,11 @@ ddp_status ddp_agreement_round(ddp_agreement *m, uint32_t stage, int verdict, bo
 	for (size_t r = 0; r < size && !decided; r++)
 		m->present[r] = m->present[r] && !(m->gone[r] && ddp_is_local(comm, (int)r));
 	write_proposal(m, stage, verdict, decided, data, bytes);
-	ddp_status status = show(m);
+	show(m);
 	memcpy(m->told, m->present, size);
-	if (status == DDP_OK && comm->net != NULL)
+	if (comm->net != NULL)
 		tell_nodes(m);
-	if (status == DDP_OK)
-		status = look_for_all(m);
+	ddp_status status = look_for_all(m);
 	if (comm->net != NULL)
 		ddp_net_forget(comm);
 	m->timeout_ms += comm->timeout_ms / 8 + 100;

@@ -7,7 +7,8 @@
  * rank tells two of each node, which show it to all there: with one message to every
  * rank of the world, a round would take as many as the square of their number. The
  * second makes up for the first, if that one dies before it has shown it. Where both
- * are lost, or do not come for long, all others there are told.
+ * are lost, or do not come for long, all others there are told; and they are told of
+ * the last round again, which both may have been through with before they showed it.
  *
  * Each round has a deadline of its own, longer than the last one's: ranks that
  * waited in vain for the same silent rank may be as far apart as they waited.
@@ -34,6 +35,15 @@ typedef struct ddp_proposal {
 	unsigned char present[]; /* a bit for each rank */
 } ddp_proposal;
 
+/* What this rank tells in a round, and to whom. */
+typedef struct ddp_telling {
+	uint64_t serial;
+	ddp_proposal *record;
+	bool *to;             /* [size] */
+	int *receivers;       /* [2 * nodes]: who is to show it on each node, or DDP_NOBODY */
+	struct ddp_transfer *transfers; /* [size] */
+} ddp_telling;
+
 typedef struct ddp_agreement {
 	ddp_comm *comm;
 	bool *present;        /* [size]: whom this rank counts in; never grows */
@@ -43,12 +53,11 @@ typedef struct ddp_agreement {
 	int64_t timeout_ms;  /* of the next round */
 	bool *gone;           /* [size]: who has ended, at the last look, and has not come */
 	bool *called;         /* [size]: who was present in the last round */
-	bool *telling;        /* [size]: who is told in this round, */
-	int *receivers;       /* [2 * nodes]: and who is to show it on each node, or DDP_NOBODY */
+	ddp_telling tellings[2]; /* by the round's parity: this round's, and the last one's */
 	bool *coming;         /* [size]: whose message is being received */
-	struct ddp_transfer *transfers; /* [2 * size]: to, and from each rank */
+	struct ddp_transfer *transfers; /* [size]: from each rank */
 	size_t record_bytes;  /* of a proposal */
-	unsigned char *records; /* [2 * size + 2]: `proposals`, what comes, what is told, what is read */
+	unsigned char *records; /* [2 * size + 3]: `proposals`, what comes, what is told, what is read */
 	size_t *seen;         /* [node size]: what others have shown of other nodes */
 } ddp_agreement;
 

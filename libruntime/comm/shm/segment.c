@@ -47,8 +47,8 @@ static size_t segment_bytes(const ddp_node *node)
 {
 	size_t ranks = (size_t)node->size;
 
-	return lines_bytes(node->size) + ranks * 2 * (DDP_SMALL_BYTES + 3 * node->stage_bytes) +
-	       ranks * ranks * sizeof(ddp_ring);
+	return lines_bytes(node->size) +
+	       ranks * 2 * (DDP_SMALL_BYTES + 2 * node->stage_bytes + node->proposals_bytes) + ranks * ranks * sizeof(ddp_ring);
 }
 
 /* The cores that the node's ranks, taken together, may run on; at least 1. */
@@ -84,6 +84,8 @@ ddp_status ddp_node_map(ddp_comm *comm, int fd)
 	ddp_node *node = &comm->node;
 
 	node->stage_bytes = comm->topology.nodes > 1 ? DDP_NET_STAGE_BYTES : DDP_STAGE_BYTES;
+	/* A rank may show what all others tell. */
+	node->proposals_bytes = page_up(((size_t)comm->size + 1) * (DDP_PROPOSAL_BYTES + (size_t)comm->size / 8));
 	size_t bytes = segment_bytes(node);
 	/* Whichever rank comes first makes it large enough. */
 	if (ftruncate(fd, (off_t)bytes) != 0)
@@ -98,7 +100,7 @@ ddp_status ddp_node_map(ddp_comm *comm, int fd)
 	node->stage = node->small + (size_t)node->size * 2 * DDP_SMALL_BYTES;
 	node->result = node->stage + (size_t)node->size * 2 * node->stage_bytes;
 	node->proposals = node->result + (size_t)node->size * 2 * node->stage_bytes;
-	node->rings = node->proposals + (size_t)node->size * 2 * node->stage_bytes;
+	node->rings = node->proposals + (size_t)node->size * 2 * node->proposals_bytes;
 	return ddp_p2p_open(comm);
 }
 
