@@ -6,13 +6,14 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "comm/net/nics.h"
 #include "tests/support/folder.h"
 
-/* ---- a sysfs ---------------------------------------------------------------------------- */
+/* ---- a sysfs, and its devices in dev ------------------------------------------------------ */
 
 static void put(const char *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -55,6 +56,8 @@ static void put_port(const port *p)
 	put(p->link, "class/infiniband/mlx5_%d/ports/1/link_layer", p->card);
 	put(p->gid, "class/infiniband/mlx5_%d/ports/1/gids/0", p->card);
 	put(numa, "class/infiniband/mlx5_%d/device/numa_node", p->card);
+	put("", "class/infiniband/mlx5_%d/device/infiniband_verbs/uverbs%d/dev", p->card, p->card + 1);
+	put("", "dev/uverbs%d", p->card + 1);
 }
 
 /* Cards of the usual kind, as many on each of two sockets of 16 cores. */
@@ -80,15 +83,16 @@ enum { RANKS_MAX = 16 };
 static void expect(int each, int stride, int local, int locals, const char *expected)
 {
 	cpu_set_t allowed[RANKS_MAX];
-	char names[256] = "";
+	char names[256] = "", dev[512];
 
 	for (int i = 0; i < locals; i++) {
 		CPU_ZERO(&allowed[i]);
 		for (int core = 0; core < each; core++)
 			CPU_SET((size_t)(i * stride + core) % 32, &allowed[i]);
 	}
-	assert_int_equal(ddp_nics_choose(test_folder, allowed, sizeof(allowed[0]), local, locals, names, sizeof(names)),
-	                 expected != NULL);
+	snprintf(dev, sizeof(dev), "%s/dev", test_folder);
+	assert_int_equal(ddp_nics_choose(test_folder, dev, allowed, sizeof(allowed[0]), local, locals, names,
+	                                 sizeof(names)), expected != NULL);
 	if (expected != NULL)
 		assert_string_equal(names, expected);
 }
@@ -160,6 +164,40 @@ static void what_is_slow_or_down_does_not_count(void **state)
 	expect(32, 0, 3, 4, "mlx5_1:1");
 }
 
+static void expect_any(bool expected)
+{
+	char dev[512];
+
+	snprintf(dev, sizeof(dev), "%s/dev", test_folder);
+	assert_int_equal(ddp_nics_any(test_folder, dev), expected);
+}
+
+static void remove_device(int card)
+{
+	char path[512];
+
+	snprintf(path, sizeof(path), "%s/dev/uverbs%d", test_folder, card + 1);
+	assert_int_equal(unlink(path), 0);
+}
+
+/* Opening it fails, as with a device that the job's cgroup forbids. */
+static void card_that_cannot_be_opened_does_not_count(void **state)
+{
+	(void)state;
+	put_node(4);
+	remove_device(0);
+	expect(32, 0, 0, 3, "mlx5_1:1");
+	expect(32, 0, 2, 3, "mlx5_3:1");
+	remove_device(2);
+	expect(4, 4, 0, 1, "mlx5_1:1");
+	remove_device(3);
+	expect(32, 0, 0, 2, NULL);
+	expect_any(true);
+	remove_device(1);
+	expect(32, 0, 0, 2, NULL);
+	expect_any(false);
+}
+
 static void memory_node_need_not_be_known(void **state)
 {
 	port p = usual;
@@ -196,14 +234,15 @@ static void what_may_not_reach_each_other_is_left_to_ucx(void **state)
 
 static void names_that_do_not_fit_are_none(void **state)
 {
-	char names[12];
+	char names[12], dev[512];
 	cpu_set_t allowed;
 
 	(void)state;
 	put_node(8);
 	CPU_ZERO(&allowed);
 	CPU_SET(0, &allowed);
-	assert_false(ddp_nics_choose(test_folder, &allowed, sizeof(allowed), 0, 1, names, sizeof(names)));
+	snprintf(dev, sizeof(dev), "%s/dev", test_folder);
+	assert_false(ddp_nics_choose(test_folder, dev, &allowed, sizeof(allowed), 0, 1, names, sizeof(names)));
 }
 
 int main(void)
@@ -215,6 +254,7 @@ int main(void)
 		cmocka_unit_test_setup(few_ranks_use_what_is_near, folder_empty),
 		cmocka_unit_test_setup(cards_are_counted_as_their_numbers_are, folder_empty),
 		cmocka_unit_test_setup(what_is_slow_or_down_does_not_count, folder_empty),
+		cmocka_unit_test_setup(card_that_cannot_be_opened_does_not_count, folder_empty),
 		cmocka_unit_test_setup(memory_node_need_not_be_known, folder_empty),
 		cmocka_unit_test_setup(what_may_not_reach_each_other_is_left_to_ucx, folder_empty),
 		cmocka_unit_test_setup(names_that_do_not_fit_are_none, folder_empty),

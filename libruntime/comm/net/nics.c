@@ -2,11 +2,16 @@
 
 #include <ctype.h>
 #include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
 
 enum { NICS_MAX = 64 /* bits of a set */, NUMA_MAX = 64, NAME_MAX_BYTES = 64, NEAREST = 10 };
 
@@ -116,6 +121,37 @@ static void add_port(const char *sys, const char *device, const char *port, nics
 	all->count++;
 }
 
+/* Permissions do not tell: a cgroup forbids the opening. */
+static bool can_open(const char *dev, const char *verbs)
+{
+	char path[512];
+
+	if (snprintf(path, sizeof(path), "%s/%s", dev, verbs) >= (int)sizeof(path))
+		return false;
+	const int fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		ddp_log(DDP_LOG_DEBUG, "cannot open %s: %s", path, strerror(errno));
+	else
+		close(fd);
+	return fd >= 0;
+}
+
+static bool is_usable(const char *sys, const char *dev, const char *device)
+{
+	char path[512];
+	const struct dirent *entry;
+	bool usable = false;
+
+	if (snprintf(path, sizeof(path), "%s/class/infiniband/%s/device/infiniband_verbs", sys, device) >= (int)sizeof(path))
+		return false;
+	DIR *verbs = opendir(path);
+	while (verbs != NULL && !usable && (entry = readdir(verbs)) != NULL)
+		usable = entry->d_name[0] != '.' && can_open(dev, entry->d_name);
+	if (verbs != NULL)
+		closedir(verbs);
+	return usable;
+}
+
 static void list_ports(const char *sys, const char *device, nics *all)
 {
 	char path[512];
@@ -137,17 +173,34 @@ static int by_name(const void *a, const void *b)
 	return strverscmp(((const nic *)a)->name, ((const nic *)b)->name);
 }
 
-static void list_nics(const char *sys, nics *all)
+static DIR *open_devices(const char *sys)
 {
 	char path[512];
+
+	return snprintf(path, sizeof(path), "%s/class/infiniband", sys) < (int)sizeof(path) ? opendir(path) : NULL;
+}
+
+bool ddp_nics_any(const char *sys, const char *dev)
+{
+	DIR *devices = open_devices(sys);
+	const struct dirent *entry;
+	bool found = false;
+
+	while (devices != NULL && !found && (entry = readdir(devices)) != NULL)
+		found = entry->d_name[0] != '.' && is_usable(sys, dev, entry->d_name);
+	if (devices != NULL)
+		closedir(devices);
+	return found;
+}
+
+static void list_nics(const char *sys, const char *dev, nics *all)
+{
+	DIR *devices = open_devices(sys);
 	const struct dirent *entry;
 
 	all->count = 0;
-	if (snprintf(path, sizeof(path), "%s/class/infiniband", sys) >= (int)sizeof(path))
-		return;
-	DIR *devices = opendir(path);
 	while (devices != NULL && (entry = readdir(devices)) != NULL) {
-		if (entry->d_name[0] != '.')
+		if (entry->d_name[0] != '.' && is_usable(sys, dev, entry->d_name))
 			list_ports(sys, entry->d_name, all);
 	}
 	if (devices != NULL)
@@ -209,15 +262,15 @@ static int member(uint64_t set, int k)
 	return __builtin_ctzll(set);
 }
 
-bool ddp_nics_choose(const char *sys, const cpu_set_t *allowed, size_t allowed_bytes, int local, int locals,
-                     char *names, size_t bytes)
+bool ddp_nics_choose(const char *sys, const char *dev, const cpu_set_t *allowed, size_t allowed_bytes, int local,
+                     int locals, char *names, size_t bytes)
 {
 	const size_t sets = allowed_bytes / sizeof(*allowed);
 	int before = 0, sharers = 1;
 	size_t length = 0;
 	nics all;
 
-	list_nics(sys, &all);
+	list_nics(sys, dev, &all);
 	keep_fastest(&all);
 	if (all.count < 2 || !same_infiniband(&all))
 		return false;

@@ -1,5 +1,4 @@
 /* comm/net over UCX: opening a worker, and taking over the addresses of others. */
-#include <dirent.h>
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -29,22 +28,11 @@ typedef struct card {
 	uint32_t host_count, listener_count;
 } card;
 
+static const char sysfs[] = "/sys", devices[] = "/dev/infiniband";
+
 static ddp_status fail_ucx(ddp_status status, ucs_status_t reason, const char *what)
 {
 	return ddp_fail(status, "UCX cannot %s: %s", what, ucs_status_string(reason));
-}
-
-static bool has_rdma_device(void)
-{
-	DIR *devices = opendir("/sys/class/infiniband");
-	const struct dirent *entry;
-	bool found = false;
-
-	while (devices != NULL && !found && (entry = readdir(devices)) != NULL)
-		found = entry->d_name[0] != '.';
-	if (devices != NULL)
-		closedir(devices);
-	return found;
 }
 
 /* What the user has set in the environment stays. */
@@ -61,7 +49,7 @@ static void prefer(ucp_config_t *config, const char *name, const char *value)
    both processes get a core. Sent eagerly, it is in the kernel's hands. */
 static void prefer_eager(ucp_config_t *config)
 {
-	if (!has_rdma_device())
+	if (!ddp_nics_any(sysfs, devices))
 		prefer(config, "RNDV_THRESH", "1m");
 }
 
@@ -129,8 +117,8 @@ static void prefer_near_nics(const ddp_comm *comm, ucp_config_t *config)
 		/* Of one that has just ended nothing is known; the others do without it. */
 		(void)sched_getaffinity((pid_t)pid, sizeof(*allowed), *(allowed + i));
 	}
-	const bool chosen = ddp_nics_choose("/sys", *allowed, sizeof(*allowed), comm->node.self, comm->node.size, names,
-	                                    sizeof(names));
+	const bool chosen = ddp_nics_choose(sysfs, devices, *allowed, sizeof(*allowed), comm->node.self,
+	                                    comm->node.size, names, sizeof(names));
 	free(allowed);
 	if (!chosen)
 		return;
