@@ -192,9 +192,10 @@ DDP_API ddp_comm *ddp_world(ddp_context *context);
  * _TIMEOUT, _ABORTED, _MISMATCH, ...) has let go of its buffers: neither the
  * library nor the network touches them any more when the call, or ddp_wait(),
  * returns. To that end a peer of another node that does not come to rest
- * within 0.8 s loses its connection; within 5 s, if other communicators of the
- * process work, which use the same connection and lose it, too (a rank that is
- * stopped in the middle of a message may be such a peer). Else, what ends one
+ * within 0.8 s loses its connection (a rank that is stopped in the middle of a
+ * message may be such a peer). If it belongs to other communicators of the process
+ * that work, which use the same connection and would lose it, too, it has as long as
+ * these would wait for it: their timeout. Else, what ends one
  * communicator leaves the others as they are. What a buffer then holds is not
  * defined; and memory of ddp_mem_alloc() may still be written by a rank of the same
  * node that has not seen the failure yet.

@@ -52,10 +52,9 @@ static unsigned char *map_large(void)
 	return memory;
 }
 
-static int send_large(ddp_comm *comm)
+static void send_large(ddp_comm *comm)
 {
 	unsigned char *memory = map_large();
-	ddp_comm *rest = NULL;
 
 	memset(memory, 1, LARGE);
 	ddp_status status = ddp_send(comm, memory, LARGE, DDP_U8, 0, 0);
@@ -63,9 +62,6 @@ static int send_large(ddp_comm *comm)
 	if (status == DDP_OK)
 		status = ddp_barrier(comm);
 	CHECK(status != DDP_OK);
-	if (ddp_comm_shrink(comm, &rest) == DDP_OK)
-		CHECK_OK(ddp_comm_free(rest));
-	return 0;
 }
 
 /* Looks into a buffer that a message comes into: a race, and meant to be one. */
@@ -88,8 +84,12 @@ static int abandon_large(ddp_comm *comm, void *argument)
 
 	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
-	if (ddp_comm_rank(comm) == 1)
-		return send_large(comm);
+	if (ddp_comm_rank(comm) == 1) {
+		send_large(comm);
+		if (ddp_comm_shrink(comm, &rest) == DDP_OK)
+			CHECK_OK(ddp_comm_free(rest));
+		return 0;
+	}
 	unsigned char *memory = map_large();
 	const ddp_collective receive = { .kind = DDP_RECV, .recv = memory, .count = LARGE,
 	                                 .type = DDP_U8, .root = 1 };
@@ -115,6 +115,53 @@ static void memory_is_left_alone_after_an_error(void **state)
 	(void)state;
 	for (int i = 0; i < 3; i++)
 		run(0, abandon_large, NULL);
+}
+
+enum { STOPPED_MS = 6000 };
+
+static void *go_on_later(void *pid)
+{
+	usleep(STOPPED_MS * 1000);
+	kill(*(pid_t *)pid, SIGCONT);
+	return NULL;
+}
+
+/* The same in a group, while the sender is stopped for a while: the world still waits for
+   it, and so does not lose it. */
+static int abandon_large_of_a_group(ddp_comm *comm, void *argument)
+{
+	ddp_comm *group;
+	ddp_request *request;
+	pthread_t thread;
+
+	(void)argument;
+	CHECK_OK(ddp_comm_split(comm, 0, ddp_comm_rank(comm), &group));
+	CHECK_OK(ddp_barrier(comm));
+	if (ddp_comm_rank(comm) == 1) {
+		send_large(group);
+	} else {
+		unsigned char *memory = map_large();
+		pid_t sender = pid_of(comm, 1);
+		const ddp_collective receive = { .kind = DDP_RECV, .recv = memory, .count = LARGE,
+		                                 .type = DDP_U8, .root = 1 };
+		CHECK_OK(ddp_issue(group, &receive, &request));
+		CHECK(wait_for_first_byte(memory, request));
+		kill(sender, SIGSTOP);
+		CHECK(pthread_create(&thread, NULL, go_on_later, &sender) == 0);
+		CHECK_OK(ddp_comm_abort(group, "the test wants it"));
+		(void)ddp_wait(request);
+		munmap(memory, LARGE);
+		CHECK(pthread_join(thread, NULL) == 0);
+	}
+	CHECK_OK(ddp_barrier(comm));
+	CHECK_OK(ddp_comm_free(group));
+	return 0;
+}
+
+static void rank_that_is_stopped_for_a_while_is_not_cut_off(void **state)
+{
+	(void)state;
+	run(0, abandon_large_of_a_group, NULL);
 }
 
 static bool has_tickets(const ddp_comm *comm)
@@ -525,6 +572,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(memory_is_left_alone_after_an_error),
+		cmocka_unit_test(rank_that_is_stopped_for_a_while_is_not_cut_off),
 		cmocka_unit_test(message_nobody_asked_for_ends_with_the_failure),
 		cmocka_unit_test(messages_nobody_asks_for_are_bounded),
 		cmocka_unit_test(messages_are_taken_in_the_order_of_their_receivers),

@@ -164,7 +164,7 @@ static void what_is_slow_or_down_does_not_count(void **state)
 	expect(32, 0, 3, 4, "mlx5_1:1");
 }
 
-static void expect_any(bool expected)
+static void expect_device(bool expected)
 {
 	char dev[512];
 
@@ -192,10 +192,10 @@ static void card_that_cannot_be_opened_does_not_count(void **state)
 	expect(4, 4, 0, 1, "mlx5_1:1");
 	remove_device(3);
 	expect(32, 0, 0, 2, NULL);
-	expect_any(true);
+	expect_device(true);
 	remove_device(1);
 	expect(32, 0, 0, 2, NULL);
-	expect_any(false);
+	expect_device(false);
 }
 
 static void memory_node_need_not_be_known(void **state)

@@ -128,8 +128,9 @@ int ddp_net_fd(const ddp_roster *roster);
 
 /* The communicator is broken: tells the other nodes, unless they told us, and
    ends all transfers. When it returns, their buffers are not touched any more:
-   a peer that does not take or give what is under way, within 0.8 s (5 s while
-   another communicator of the process works), loses its connection, for all of them. */
+   a peer that does not take or give what is under way, within 0.8 s, loses its
+   connection, for all communicators of the process; if others work with it, within the
+   time for which they would wait for it. */
 void ddp_net_shut_down(ddp_comm *comm);
 
 /* For comm/group/shrink: lets transfers be started again on a broken communicator,

@@ -15,8 +15,6 @@
 
 enum {
 	DRAIN_MS = 800,    /* for peers to be told, and to end what is under way with them */
-	SHARED_MS = 5000,  /* the same if their connections serve other communicators: a machine
-	                      that is only slow must not cost these their connections */
 	FORCE_MS = 2000,   /* for UCX to end what it was told to */
 	SETTLE_MS = 300,   /* for connections that are being made */
 	BROKEN_MS = 300,   /* for endpoints to close after a failure, and else */
@@ -174,33 +172,47 @@ static void close_worker(ddp_worker *worker)
 
 /* ---- giving up transfers of a communicator ------------------------------------------------ */
 
-/* Does another communicator of the process need the connections? */
-static bool is_shared(const ddp_net *net)
+static bool has_one_of(const ddp_net *net, const ticket *tickets)
 {
-	const ddp_worker *worker = net->worker;
-
-	for (int i = 0; i < DDP_NET_BUCKETS; i++) {
-		for (const ddp_net *other = worker->nets[i]; other != NULL; other = other->next) {
-			if (other != net && !other->refusing && atomic_load(&other->comm->failure.status) == DDP_OK)
-				return true;
-		}
+	for (const ticket *t = tickets; t != NULL; t = t->next) {
+		if (ddp_ucx_rank_of(net, t->to) != DDP_NOBODY)
+			return true;
 	}
 	return false;
 }
 
-/* Lets what is under way end, at most for a time; true if all has. The lock is taken
-   and given up again and again. */
-static bool drain(ddp_net *net, int timeout_ms)
+/* How long peers have for what is under way. Other communicators, which use the same
+   connections, are not to lose those of a peer for which they would still wait: it may
+   only be slow. The lock is held. */
+static int drain_ms(const ddp_net *net)
 {
-	uint64_t deadline_ns = ms_from_now(timeout_ms);
+	const ddp_worker *worker = net->worker;
+	int longest_ms = DRAIN_MS;
+
+	for (int i = 0; i < DDP_NET_BUCKETS; i++) {
+		for (const ddp_net *other = worker->nets[i]; other != NULL; other = other->next) {
+			if (other != net && !other->refusing && atomic_load(&other->comm->failure.status) == DDP_OK &&
+			    other->comm->timeout_ms > longest_ms && has_one_of(other, net->tickets))
+				longest_ms = other->comm->timeout_ms;
+		}
+	}
+	return longest_ms;
+}
+
+/* Lets what is under way end, at most for a time; true if all has. The lock is taken
+   and given up again and again: the others may break meanwhile. */
+static bool drain(ddp_net *net, bool forced)
+{
+	const uint64_t start_ns = ddp_now_ns();
 	bool drained = false, late = false;
 
 	while (!drained && !late) {
 		ddp_ucx_lock(net->worker, net);
 		bool moved = net->tickets != NULL && ddp_ucx_progress(net->worker);
 		drained = net->tickets == NULL;
+		if (!moved && !drained)
+			late = ddp_now_ns() - start_ns > (uint64_t)(forced ? FORCE_MS : drain_ms(net)) * 1000000;
 		ddp_ucx_unlock(net->worker);
-		late = ddp_now_ns() > deadline_ns;
 		if (!moved && !drained)
 			usleep(20);
 	}
@@ -265,16 +277,15 @@ static void give_up_transfers(ddp_net *net)
 
 	ddp_ucx_lock(worker, net);
 	detach_transfers(net);
-	const bool shared = is_shared(net);
 	ddp_ucx_unlock(worker);
-	if (drain(net, shared ? SHARED_MS : DRAIN_MS))
+	if (drain(net, false))
 		return;
 	ddp_ucx_lock(worker, net);
 	leave_tickets(net, false);
 	if (!worker->ended)
 		force_close(net);
 	ddp_ucx_unlock(worker);
-	if (drain(net, FORCE_MS))
+	if (drain(net, true))
 		return;
 	ddp_log(DDP_LOG_WARN, "UCX does not end requests of connections that are closed");
 	ddp_ucx_lock(worker, net);
