@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "comm/net/net.h"
 #include "tests/support/comm_cases.h"
 
 static const int two_nodes[] = { 0, 1, 0, 1, 1 };
@@ -374,6 +375,76 @@ static void ranks_of_many_uneven_nodes_cut_alike(void **state)
 	run(16, nodes, large_sum);
 }
 
+/* ---- more ranks than connect with each other at the beginning ------------------------------ */
+
+enum { MANY = 64, MANY_NODES = 8 };
+_Static_assert((int)MANY > (int)DDP_NET_FEW_RANKS, "these connect when they need it");
+
+/* Each hears from the one that is `apart` before it. */
+static void pass_on(ddp_comm *comm, int apart)
+{
+	const int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	int value = rank, got = -1;
+	ddp_request *request;
+
+	CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &got, .count = 1, .type = DDP_I32,
+	                                            .root = (rank + size - apart) % size }, &request));
+	CHECK_OK(ddp_send(comm, &value, 1, DDP_I32, (rank + apart) % size, 0));
+	CHECK_OK(ddp_wait(request));
+	CHECK(got == (rank + size - apart) % size);
+}
+
+static void expect_sum(ddp_comm *comm, size_t count)
+{
+	const int size = ddp_comm_size(comm);
+	float *data = malloc(count * sizeof(*data));
+
+	CHECK(data != NULL);
+	for (size_t i = 0; i < count; i++)
+		data[i] = (float)(i % 100 + (size_t)ddp_comm_rank(comm));
+	CHECK_OK(ddp_all_reduce(comm, NULL, data, count, DDP_F32, DDP_SUM));
+	for (size_t i = 0; i < count; i++)
+		CHECK(data[i] == (float)(size * (int)(i % 100) + size * (size - 1) / 2));
+	free(data);
+}
+
+static int use_many(ddp_comm *comm, void *argument)
+{
+	const int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	ddp_comm *part, *again;
+
+	(void)argument;
+	expect_sum(comm, 1);
+	expect_sum(comm, 100000);
+	pass_on(comm, 1);
+	pass_on(comm, 3 * size / MANY_NODES + 1); /* no partner in any collective */
+	CHECK_OK(ddp_comm_split(comm, rank % 3, rank, &part));
+	expect_sum(part, 1000);
+	CHECK_OK(ddp_comm_free(part));
+	if (rank == size - 1)
+		ddp_comm_abort(comm, "the test wants it");
+	while (ddp_barrier(comm) == DDP_OK)
+		continue;
+	CHECK_OK(ddp_comm_shrink(comm, &again));
+	CHECK(ddp_comm_size(again) == size);
+	expect_sum(again, 1000);
+	CHECK_OK(ddp_comm_free(again));
+	return 0;
+}
+
+static void many_ranks_work_and_shrink(void **state)
+{
+	int nodes[MANY];
+
+	(void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+	return; /* each process is dear */
+#endif
+	for (int r = 0; r < MANY; r++)
+		nodes[r] = r * MANY_NODES / MANY;
+	run(MANY, nodes, use_many);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -388,6 +459,7 @@ int main(void)
 		cmocka_unit_test(blocking_messages_alternate),
 		cmocka_unit_test(rank_sends_to_itself),
 		cmocka_unit_test(message_of_another_size_is_an_error),
+		cmocka_unit_test(many_ranks_work_and_shrink),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

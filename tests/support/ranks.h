@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-enum { TEST_RANKS_MAX = 16 };
+enum { TEST_RANKS_MAX = 64 };
 
 typedef struct test_ranks {
 	int count;
