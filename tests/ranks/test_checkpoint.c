@@ -35,19 +35,26 @@ static char dir[TEST_FOLDER_BYTES + 16];
 
 /* ---- ranks --------------------------------------------------------------------- */
 
+static _Atomic int *ended; /* ranks of which all was as wanted */
+
 static int run_body(ddp_context *context, void *body)
 {
 	(*(void (**)(ddp_context *))body)(context);
+	atomic_fetch_add(ended, 1);
 	return 0;
 }
 
-/* Runs `body` on this many ranks, each a process; the first to fail ends so. */
+/* Runs `body` on this many ranks, each a process; the first to fail ends so. If one is to, all
+   others end well. */
 static void on_ranks_ending(int ranks, int timeout_ms, void (*body)(ddp_context *context),
                             int exit_code)
 {
 	const ddp_options options = { .size = sizeof(options), .timeout_ms = timeout_ms };
 
+	ended = test_share(sizeof(*ended));
 	assert_int_equal(run_ranks_with(ranks, &options, run_body, &body), exit_code);
+	assert_int_equal(atomic_load(ended), ranks - (exit_code != 0));
+	test_unshare((void *)(uintptr_t)ended, sizeof(*ended));
 }
 
 /* Expects all to end well. */

@@ -1,19 +1,22 @@
 /* reduce: local SGD beside a plain one, whose numbers are exact, and its checkpoints. */
 #include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "reduce/model_state.h"
+#include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 
-enum { RANKS = 2, PARAMS = 2, COUNT = 500, LOCAL_STEPS = 3, LOCAL_START = 2, STEPS = 9 };
+enum { RANKS = 4, PARAMS = 2, COUNT = 500, LOCAL_STEPS = 3, LOCAL_START = 2, STEPS = 9 };
 
 static const ddp_param params[PARAMS] = {
 	{ .name = "a", .ndim = 1, .shape = { COUNT } },
@@ -38,7 +41,16 @@ static double weight_of(int rank, int step)
 {
 	if (step <= LOCAL_START)
 		return step;
-	return rank == 1 && step == 7 ? 0 : 1 << (rank + step % 2);
+	return rank == 1 && step == 7 ? 0 : 1 << (rank + step) % 3;
+}
+
+static double all_weights(int step)
+{
+	double all = 0;
+
+	for (int r = 0; r < RANKS; r++)
+		all += weight_of(r, step);
+	return all;
 }
 
 /* A whole number; a rank without samples has 0. */
@@ -92,17 +104,25 @@ typedef struct reference {
 static void average(double (*values)[PARAMS][COUNT])
 {
 	for (int p = 0; p < PARAMS; p++)
-		for (int i = 0; i < COUNT; i++)
-			values[0][p][i] = values[1][p][i] = (values[0][p][i] + values[1][p][i]) / 2;
+		for (int i = 0; i < COUNT; i++) {
+			double sum = 0;
+			for (int r = 0; r < RANKS; r++)
+				sum += values[r][p][i];
+			for (int r = 0; r < RANKS; r++)
+				values[r][p][i] = sum / RANKS;
+		}
 }
 
 static double mean_gradient(int rank, int step, int p, int i)
 {
-	const double all = weight_of(0, step) + weight_of(1, step), own = weight_of(rank, step);
+	const double own = weight_of(rank, step);
+	double sum = 0;
 
-	if (step <= LOCAL_START)
-		return ((double)gradient(0, step, p, i) + gradient(1, step, p, i)) / all;
-	return own > 0 ? gradient(rank, step, p, i) / own : 0;
+	if (step > LOCAL_START)
+		return own > 0 ? gradient(rank, step, p, i) / own : 0;
+	for (int r = 0; r < RANKS; r++)
+		sum += gradient(r, step, p, i);
+	return sum / all_weights(step);
 }
 
 /* Returns the norm of a rank's mean gradient. */
@@ -142,10 +162,10 @@ static int reference_body(ddp_context *context, void *user)
 		const double norm = reference_step(&x, step, rank);
 		train(context, model, step, &stats);
 		CHECK(fabs(stats.grad_norm - norm) <= 1e-6 * norm);
-		CHECK(stats.weight == weight_of(0, step) + weight_of(1, step));
+		CHECK(stats.weight == all_weights(step));
 		expect(model, x.params[rank]);
 	}
-	/* They are apart now; a rank's bad step leaves both where they were. */
+	/* They are apart now; a rank's bad step leaves all where they were. */
 	ddp_param_grad(model, 0)[1] = 1;
 	CHECK(ddp_step(model, 1, rank == 0 ? NAN : 0, NULL) == DDP_ERR_NOT_FINITE);
 	expect(model, x.params[rank]);
@@ -199,11 +219,77 @@ static void checkpoints_are_of_averaged_ranks(void **state)
 	assert_int_equal(run_ranks(RANKS, resume_body, NULL), 0);
 }
 
+/* ---- a rank that dies while parameters are averaged ------------------------------------- */
+
+enum { VICTIM = 1 };
+
+static const char *deadly; /* the collective at which this rank dies; NULL: none */
+
+ddp_status __real_ddp_reducer_run(ddp_reducer *reducer, const char *name, const ddp_collective *operation);
+ddp_status __wrap_ddp_reducer_run(ddp_reducer *reducer, const char *name, const ddp_collective *operation);
+
+ddp_status __wrap_ddp_reducer_run(ddp_reducer *reducer, const char *name, const ddp_collective *operation)
+{
+	if (deadly != NULL && strcmp(name, deadly) == 0)
+		kill(getpid(), SIGKILL);
+	return __real_ddp_reducer_run(reducer, name, operation);
+}
+
+typedef enum death { IN_A_STEP, BY_ITSELF, BEFORE_A_SAVE, AMID_THE_STATE } death;
+
+static ddp_status average_until(ddp_context *context, ddp_model *model, death when)
+{
+	const int rank = ddp_get_job(context)->rank;
+
+	if (rank == VICTIM)
+		deadly = when == AMID_THE_STATE ? "momentum" : "parameters";
+	switch (when) {
+	case IN_A_STEP:
+		add_gradients(model, rank, LOCAL_START + LOCAL_STEPS);
+		return ddp_step(model, 1, 0, NULL);
+	case BY_ITSELF: return ddp_average_params(model);
+	case BEFORE_A_SAVE:
+	case AMID_THE_STATE: break;
+	}
+	return ddp_checkpoint_save(model, NULL, test_folder, 0);
+}
+
+/* What the others have then is of no step: half of it may be averaged. */
+static int death_body(ddp_comm *comm, void *argument)
+{
+	ddp_context context = { .world = comm, .timeout_ms = 60000 };
+
+	context.job.rank = ddp_comm_rank(comm);
+	context.job.world_size = ddp_comm_size(comm);
+	CHECK_OK(ddp_watch_open(&context.job, &context.watch));
+	ddp_model *model = make_with(&context, &options);
+	for (int step = 1; step < LOCAL_START + LOCAL_STEPS; step++)
+		train(&context, model, step, NULL);
+	CHECK(average_until(&context, model, *(const death *)argument) == DDP_ERR_PEER);
+	CHECK(ddp_checkpoint_save(model, NULL, test_folder, 0) == DDP_ERR_STATE);
+	CHECK(strstr(ddp_last_error(), "go back to the last checkpoint") != NULL);
+	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
+	ddp_model_free(model);
+	ddp_watch_close(context.watch);
+	return 0;
+}
+
+static void nobody_saves_what_is_averaged_in_part(void **state)
+{
+	(void)state;
+	for (death when = IN_A_STEP; when <= AMID_THE_STATE; when++) {
+		const test_world world = { .ranks = 3, .body = death_body, .argument = &when,
+		                           .expect_deaths = true };
+		assert_int_equal(test_world_run(&world), 0);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(ranks_train_apart_and_are_averaged),
 		cmocka_unit_test_setup_teardown(checkpoints_are_of_averaged_ranks, folder_make, folder_remove),
+		cmocka_unit_test_setup_teardown(nobody_saves_what_is_averaged_in_part, folder_make, folder_remove),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
