@@ -165,7 +165,15 @@ static double divisor(const ddp_model *model, double own, double all)
 	return own > 0 && model->settings.loss == DDP_LOSS_SUM ? own : 1;
 }
 
-/* What a device found out in the backward pass. Buckets that need not wait go ahead. */
+/* What the rank waits for at the end of a step. */
+static void begin_waiting(ddp_model *model)
+{
+	ddp_watch_phase(model->context->watch,
+	                model->reducer.communicates ? DDP_PHASE_WAIT : DDP_PHASE_OPTIMIZER);
+}
+
+/* What a device found out in the backward pass, which it may still be in: that is no
+   communication. Buckets that need not wait go ahead. */
 static ddp_status fetch(ddp_model *model, double *loss_sum)
 {
 	double loss;
@@ -173,8 +181,10 @@ static ddp_status fetch(ddp_model *model, double *loss_sum)
 	if (model->place.device == NULL)
 		return DDP_OK;
 	ddp_status status = ddp_reducer_catch_up(&model->reducer);
+	ddp_watch_phase(model->context->watch, DDP_PHASE_BACKWARD);
 	if (status == DDP_OK)
 		status = ddp_on_device_fetch(model, &loss);
+	begin_waiting(model);
 	if (status == DDP_OK)
 		*loss_sum += loss;
 	return status;
@@ -350,8 +360,7 @@ static ddp_status begin_end(ddp_model *model)
 	if (model->reduced)
 		return ddp_model_not_updated(model);
 	ddp_model_start_clock(model);
-	ddp_watch_phase(model->context->watch,
-	                model->reducer.communicates ? DDP_PHASE_WAIT : DDP_PHASE_OPTIMIZER);
+	begin_waiting(model);
 	model->stats = (ddp_step_stats){ .step = model->steps + 1 };
 	return DDP_OK;
 }

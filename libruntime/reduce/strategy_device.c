@@ -2,8 +2,8 @@
  * device: what all_reduce is where the arenas are a device's. Nothing here waits while
  * backward is enqueued: a bucket's all-reduce begins when the program's queue has come to
  * where the bucket was complete, and the update of a bucket, on that queue, waits for the
- * bucket's all-reduce. The host waits once for what it has to know, the sums of squares,
- * and then ends the requests, which are complete.
+ * bucket's all-reduce. When all is enqueued, the host ends the requests, which is what of
+ * communication is exposed, and then waits for what it has to know, the sums of squares.
  */
 #include <stdio.h>
 
@@ -80,6 +80,15 @@ static void enqueue_squares(ddp_model *model)
 	dk_use(before);
 }
 
+/* The buckets' requests; then so many sums of squares, behind which is the rest of the queue. */
+static ddp_status end_and_fetch(ddp_model *model, int64_t squares)
+{
+	ddp_watch_phase(model->context->watch, DDP_PHASE_WAIT);
+	ddp_status status = end_all(model);
+	ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
+	return status == DDP_OK ? ddp_on_device_fetch_squares(model, squares) : status;
+}
+
 static ddp_status reduce(ddp_model *model, double *squares)
 {
 	ddp_status status = ddp_model_wait(model, 0, model->plan.count);
@@ -87,11 +96,10 @@ static ddp_status reduce(ddp_model *model, double *squares)
 	if (status != DDP_OK)
 		return status;
 	enqueue_squares(model);
-	status = ddp_on_device_fetch_squares(model, model->units.piece_count);
-	if (status == DDP_OK)
-		status = end_all(model);
+	status = end_and_fetch(model, model->units.piece_count);
 	if (status != DDP_OK)
 		return status;
+	ddp_watch_phase(model->context->watch, DDP_PHASE_WAIT);
 	*squares = 0;
 	for (int i = 0; i < model->units.piece_count; i++)
 		*squares += model->results->squares_here[i];
@@ -153,11 +161,8 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 	}
 	model->partly_updated = true;
 	ddp_status status = enqueue_updates(model, update, &pieces);
-	ddp_watch_phase(model->context->watch, DDP_PHASE_WAIT);
 	if (status == DDP_OK)
-		status = ddp_on_device_fetch_squares(model, pieces);
-	if (status == DDP_OK)
-		status = end_all(model);
+		status = end_and_fetch(model, pieces);
 	if (status != DDP_OK)
 		return status;
 	model->partly_updated = false;

@@ -252,6 +252,70 @@ static void nothing_in_backward_waits(void **state)
 	assert_int_equal(run_ranks_with(2, &on_test, never_wait, &options), 0);
 }
 
+/* ---- what the host waits for ---- */
+
+static ddp_model *looked_at; /* NULL: none */
+static int reads, ends;      /* of it */
+
+static bool in_phase(ddp_phase phase)
+{
+	return ddp_watch_current_phase(looked_at->context->watch) == phase;
+}
+
+ddp_status __real_ddp_place_read(const ddp_place *place, void *to, const void *from, size_t bytes);
+ddp_status __wrap_ddp_place_read(const ddp_place *place, void *to, const void *from, size_t bytes);
+ddp_status __real_ddp_reducer_end(ddp_reducer *reducer, int request, const char *name, int64_t bytes);
+ddp_status __wrap_ddp_reducer_end(ddp_reducer *reducer, int request, const char *name, int64_t bytes);
+
+ddp_status __wrap_ddp_place_read(const ddp_place *place, void *to, const void *from, size_t bytes)
+{
+	if (looked_at != NULL) {
+		CHECK(in_phase(from == looked_at->results->loss ? DDP_PHASE_BACKWARD : DDP_PHASE_OPTIMIZER));
+		reads++;
+	}
+	return __real_ddp_place_read(place, to, from, bytes);
+}
+
+ddp_status __wrap_ddp_reducer_end(ddp_reducer *reducer, int request, const char *name, int64_t bytes)
+{
+	if (looked_at != NULL) {
+		CHECK(in_phase(DDP_PHASE_WAIT));
+		ends++;
+	}
+	return __real_ddp_reducer_end(reducer, request, name, bytes);
+}
+
+/* While the queue goes through backward, and through updates, no communication is exposed. */
+static int wait_in_phases(ddp_context *context, void *user)
+{
+	ddp_step_stats stats;
+	static side s;
+
+	make(&s, context, user, true);
+	train_step(&s, 1, false, &stats); /* parameters are compared, too */
+	for (int step = 2; step <= 3; step++) {
+		backward(&s, step);
+		reads = ends = 0;
+		looked_at = s.model;
+		if (step == 2)
+			CHECK_OK(ddp_step(s.model, 1, 1, &stats));
+		else
+			CHECK_OK(ddp_reduce_grads(s.model, 1, 1, &stats));
+		looked_at = NULL;
+		CHECK(reads == 2 && ends == s.model->plan.count && ends > 1);
+	}
+	unmake(&s);
+	return 0;
+}
+
+static void the_hosts_waits_count_as_what_the_device_does_meanwhile(void **state)
+{
+	ddp_model_options options = { .size = sizeof(options), .bucket_mb = 0.02 };
+
+	(void)state;
+	assert_int_equal(run_ranks_with(2, &on_test, wait_in_phases, &options), 0);
+}
+
 /* One rank's gradient is not finite: all forget the step, and go on. */
 static int refuse(ddp_context *context, void *user)
 {
@@ -382,6 +446,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(trains_to_the_bits_of_the_host),
 		cmocka_unit_test(nothing_in_backward_waits),
+		cmocka_unit_test(the_hosts_waits_count_as_what_the_device_does_meanwhile),
 		cmocka_unit_test(a_step_that_is_refused_leaves_no_trace),
 		cmocka_unit_test_setup_teardown(checkpoints_are_those_of_the_host, folder_make, folder_remove),
 		cmocka_unit_test(memory_is_freed_behind_its_work),
