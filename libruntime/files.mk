@@ -52,6 +52,7 @@ comm_sources = \
 	libruntime/comm/ops/combine_nodes.c libruntime/comm/ops/combine_nodes.h \
 	libruntime/comm/ops/kernels.c libruntime/comm/ops/kernels.h \
 	libruntime/comm/ops/kernels_avx2.c libruntime/comm/ops/kernels_avx512.c \
+	libruntime/comm/ops/kernels_avx512fp16.c \
 	libruntime/comm/ops/kernels_narrow_template.h \
 	libruntime/comm/ops/kernels_table.h \
 	libruntime/comm/ops/kernels_template.h \

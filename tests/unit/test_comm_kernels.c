@@ -69,10 +69,11 @@ static void bf16_is_rounded_to_even_and_nan_stays(void **state)
 	assert_true(isnan(ddp_bf16_to_float(ddp_bf16_from_float(ddp_float_of_bits(0x7f800001)))));
 }
 
+enum { HALVES = 0x10000 };
+
 /* Through the vectors of all levels: each half, and what is between it and the next. */
 static void expect_conversions(ddp_type type, float (*widened)(uint16_t), uint16_t (*rounded)(float))
 {
-	enum { HALVES = 0x10000 };
 	static uint16_t halves[HALVES], from_wide[HALVES];
 	static float middles[HALVES], wide[HALVES];
 	const void *src[1];
@@ -185,6 +186,56 @@ static void minimum_and_maximum_are_those_of_ieee_754(void **state)
 		expect_extreme(types[t], DDP_MIN, -3, 2, -3);
 		expect_extreme(types[t], DDP_MAX, -3, -2, -2);
 		expect_extreme(types[t], DDP_MAX, -2, -2, -2);
+	}
+}
+
+/* ---- pairs of halves -------------------------------------------------------------------- */
+
+/* Each half with others: the next ones, those of the other sign, and scattered ones. */
+static void make_partners(uint16_t *partners, unsigned int round)
+{
+	static const uint16_t turned[] = { 0x0000, 0x8000, 0x0001, 0x8001, 0x8010, 0x0400, 0x8200, 0x7fff };
+
+	for (uint32_t i = 0; i < HALVES; i++)
+		partners[i] = (uint16_t)(round < 8 ? i ^ turned[round] : i * (2 * round + 40503u) + round * 977u);
+}
+
+static void expect_same_halves(const ddp_combination *f, const uint16_t *have, const uint16_t *want)
+{
+	for (size_t i = 0; i < HALVES; i++) {
+		if (have[i] != want[i] && !(isnan(get(f->type, have, i)) && isnan(get(f->type, want, i))))
+			fail_msg("%s %s, divided by %g, of %#x and %#x: %#x, not %#x", ddp_type_name(f->type),
+			         ddp_op_name(f->op), f->divisor, ((const uint16_t *)f->src[0])[i],
+			         ((const uint16_t *)f->src[1])[i], have[i], want[i]);
+	}
+}
+
+static void pairs_of_halves_are_combined_alike_by_all_instruction_sets(void **state)
+{
+	static const struct { ddp_op op; double divisor; } ways[] = {
+		{ DDP_SUM, 0 }, { DDP_PROD, 0 }, { DDP_AVG, 2 }, { DDP_AVG, 64 }, { DDP_MIN, 0 }, { DDP_MAX, 0 },
+	};
+	static uint16_t all[HALVES], partners[HALVES], want[HALVES], have[HALVES];
+	const void *src[2] = { all, partners };
+
+	(void)state;
+	for (uint32_t i = 0; i < HALVES; i++)
+		all[i] = (uint16_t)i;
+	for (unsigned int round = 0; round < 12; round++) {
+		make_partners(partners, round);
+		for (size_t w = 0; w < 2 * sizeof(ways) / sizeof(ways[0]); w++) {
+			ddp_combination f = { .type = w % 2 == 0 ? DDP_F16 : DDP_BF16, .op = ways[w / 2].op,
+			                      .divisor = ways[w / 2].divisor, .nsrc = 2, .src = src, .ndst = 1 };
+			for (int level = 0; level < DDP_KERNEL_LEVELS; level++) {
+				void *dst[1] = { level == 0 ? want : have };
+				f.dst = dst;
+				if (ddp_kernels_use(level) == NULL)
+					continue;
+				ddp_combine(&f, 0, HALVES);
+				if (level > 0)
+					expect_same_halves(&f, have, want);
+			}
+		}
 	}
 }
 
@@ -549,6 +600,7 @@ int main(void)
 		cmocka_unit_test(scaled_elements_give_the_bits_of_the_whole_one_by_one),
 		cmocka_unit_test(what_is_taken_stays_as_it_was),
 		cmocka_unit_test(minimum_and_maximum_are_those_of_ieee_754),
+		cmocka_unit_test(pairs_of_halves_are_combined_alike_by_all_instruction_sets),
 		cmocka_unit_test(scaled_integers_stay_in_range),
 		cmocka_unit_test(instruction_sets_agree),
 	};

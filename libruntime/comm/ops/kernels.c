@@ -21,13 +21,23 @@ static bool has_avx2_and_f16c(void)
 	       (c & bit_F16C) != 0;
 }
 
-/* VBMI2, which is not used, came with the processors that keep their clock. */
+/* VBMI2 came with the processors that keep their clock. */
 static bool has_fast_avx512(void)
 {
 	return has_avx2_and_f16c() && __builtin_cpu_supports("avx512bw") &&
 	       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
 	       __builtin_cpu_supports("avx512vbmi2");
 }
+
+#ifdef DDP_HAS_KERNELS_AVX512FP16
+static bool has_avx512fp16(void)
+{
+	enum { FP16_OF_EDX = 1 << 23 };
+	unsigned int a, b, c, d = 0;
+
+	return has_fast_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & FP16_OF_EDX) != 0;
+}
+#endif
 #endif
 
 static _Atomic(const ddp_kernel_table *) chosen;
@@ -41,6 +51,10 @@ static const ddp_kernel_table *kernels_of(int level)
 		return &ddp_kernels_avx2;
 	if (level == 2 && has_fast_avx512())
 		return &ddp_kernels_avx512;
+#ifdef DDP_HAS_KERNELS_AVX512FP16
+	if (level == 3 && has_avx512fp16())
+		return &ddp_kernels_avx512fp16;
+#endif
 #endif
 	return NULL;
 }

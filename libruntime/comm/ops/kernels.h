@@ -39,7 +39,7 @@ void ddp_take(void *dst, void *src, size_t bytes);
 /* Instruction sets, from what all processors have to what is used where it can be. All
    give the same bits; so that this can be tested: uses one from now on, and returns its
    name. NULL: this processor has not got it, or is not faster by it. */
-enum { DDP_KERNEL_LEVELS = 3 };
+enum { DDP_KERNEL_LEVELS = 4 };
 const char *ddp_kernels_use(int level);
 
 #endif

@@ -25,6 +25,7 @@
 #define NARROW_F16(x, a) \
 	_mm_storeu_si128((__m128i *)(void *)(x), _mm256_cvtps_ph((__m256)(a), _MM_FROUND_TO_NEAREST_INT))
 #define HALVES(low, high) _mm256_blend_epi16((__m256i)(low), (__m256i)(high), 0xaa)
+#define MIDDLE(a, b) ((a) >> 16 | (b) << 16)
 #define ROUND_UP(x, rest) \
 	_mm256_adds_epu16((__m256i)(x), _mm256_srli_epi16(_mm256_avg_epu16((__m256i)(rest), _mm256_set1_epi16(0x7ffe)), 15))
 #define UPPER_PRODUCT(x, factor) _mm256_mulhi_epu16((__m256i)(x), _mm256_set1_epi16((short)(factor)))

@@ -9,7 +9,7 @@
 #ifdef __x86_64__
 #include <immintrin.h>
 
-#define KERNEL __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#define KERNEL __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2")))
 #define KERNEL_TABLE ddp_kernels_avx512
 #define KERNEL_NAME "AVX-512"
 #define VECTOR_BYTES 64
@@ -23,6 +23,13 @@
 #define NARROW_F16(x, a) \
 	_mm256_storeu_si256((__m256i *)(void *)(x), _mm512_cvtps_ph((__m512)(a), _MM_FROUND_TO_NEAREST_INT))
 #define HALVES(low, high) _mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)(low), (__m512i)(high))
+#define MIDDLE(a, b) (v_u32)_mm512_shrdi_epi32((__m512i)(a), (__m512i)(b), 16)
+#define CUT_NAN(x) \
+	_mm512_mask_ternarylogic_epi32((__m512i)(x), _mm512_cmp_ps_mask((__m512)(x), (__m512)(x), _CMP_UNORD_Q), \
+	                               _mm512_set1_epi32((int)0xffff0000), _mm512_set1_epi32(0x400000), 0xea)
+#define UNWEAVE(x) \
+	_mm512_permutexvar_epi16(_mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, \
+	                                          30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0), (__m512i)(x))
 #define ROUND_UP(x, rest) \
 	_mm512_mask_adds_epu16((__m512i)(x), _mm512_cmpgt_epu16_mask((__m512i)(rest), _mm512_set1_epi16((short)0x8000)), \
 	                       (__m512i)(x), _mm512_set1_epi16(1))

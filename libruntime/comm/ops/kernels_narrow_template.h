@@ -4,9 +4,11 @@
  * An instruction set may have better than what is here: WIDEN_U16, WIDEN_U8 and
  * WIDEN_F16 bring as many elements as a vector has lanes of 32 bits from memory into
  * such, NARROW_U16, NARROW_U8 and NARROW_F16 bring them back; HALVES takes the lower 16
- * bits of each lane from one vector and the upper ones from the other; ROUND_UP adds 1 to
+ * bits of each lane from one vector and the upper ones from the other; MIDDLE the upper
+ * ones of the first, and above them the lower ones of the second; ROUND_UP adds 1 to
  * lanes of 16 bits for which `rest` exceeds 0x8000, but not to 0xffff; UPPER_PRODUCT,
- * LEAST and MOST are of such lanes, too.
+ * LEAST and MOST are of such lanes, too. UNWEAVE puts lanes of 16 bits with even numbers
+ * before the others; CUT_NAN makes a NaN of f32 a quiet one of bf16.
  */
 #define INLINE KERNEL __attribute__((always_inline)) static inline
 
@@ -22,6 +24,7 @@ typedef uint8_t v_u8_lanes __attribute__((vector_size(VECTOR_BYTES / 4), aligned
 #define NARROW_U16(to, x) (*(v_u16_lanes *)(void *)(to) = __builtin_convertvector(x, v_u16_lanes))
 #define NARROW_U8(to, x) (*(v_u8_lanes *)(void *)(to) = __builtin_convertvector(x, v_u8_lanes))
 #define HALVES(low, high) (((v_u32)(low) & 0xffff) | ((v_u32)(high) & 0xffff0000))
+#define MIDDLE(a, b) ((a) >> 16 | (b) << 16)
 #define ROUND_UP(x, rest) ((x) - (v_u16)((v_u16)((rest) > 0x8000) & (v_u16)((x) != 0xffff)))
 #define UPPER_PRODUCT(x, factor) \
 	((v_u16)(((v_u32)(x) & 0xffff) * (factor) >> 16 | (((v_u32)(x) >> 16) * (factor) & 0xffff0000)))
@@ -127,12 +130,26 @@ INLINE void widen_pair_bf16(const uint16_t *from, v_f32 *a, v_f32 *b)
    nothing is cut off; or all bits are set, and stay so. */
 INLINE void narrow_pair_bf16(uint16_t *to, const v_f32 *a, const v_f32 *b)
 {
-	const v_u16 upper = (v_u16)HALVES((v_u32)*a >> 16, (v_u32)*b);
-	const v_u16 lower = (v_u16)HALVES((v_u32)*a, (v_u32)*b << 16);
+	const v_u32 middle = MIDDLE((v_u32)*a, (v_u32)*b);
+	const v_u16 upper = (v_u16)HALVES(middle, (v_u32)*b);
+	const v_u16 lower = (v_u16)HALVES((v_u32)*a, middle);
 	const v_u16 rest = lower | (upper & 1);
 
 	*(v_u8 *)(void *)to = (v_u8)ROUND_UP(upper, rest);
 }
+
+#ifdef UNWEAVE
+/* As ddp_bf16_from_float(), of two vectors in the elements' order. */
+INLINE void narrow_two_bf16(uint16_t *to, v_f32 a, v_f32 b)
+{
+	v_u16 woven;
+
+	a = (v_f32)CUT_NAN(a);
+	b = (v_f32)CUT_NAN(b);
+	narrow_pair_bf16((uint16_t *)&woven, &a, &b);
+	*(v_u8 *)(void *)to = (v_u8)UNWEAVE(woven);
+}
+#endif
 
 #ifdef WIDEN_F16
 INLINE void widen_pair_f16(const uint16_t *from, v_f32 *a, v_f32 *b)
@@ -196,25 +213,44 @@ INLINE void narrow_pair_f16(uint16_t *to, const v_f32 *a, const v_f32 *b)
 #define LOAD_f16(T, V, a) LOAD_PAIRS(f16, uint16_t, a)
 #define STORE_f16(T, V, a) STORE_PAIRS(f16, uint16_t, a)
 #define LOAD_bf16_ordered(T, V, a) LOAD_ORDERED(bf16, uint16_t, a)
+#ifdef UNWEAVE
+#define STORE_bf16_ordered(T, V, a) do { \
+	narrow_two_bf16((uint16_t *)to + i, a##0, a##1); \
+	narrow_two_bf16((uint16_t *)to + i + 2 * LANES, a##2, a##3); \
+} while (0)
+#else
 #define STORE_bf16_ordered(T, V, a) STORE_ORDERED(bf16, uint16_t, a)
+#endif
 #define LOAD_f16_ordered(T, V, a) LOAD_ORDERED(f16, uint16_t, a)
 #define STORE_f16_ordered(T, V, a) STORE_ORDERED(f16, uint16_t, a)
-#define LOAD_u8(T, V, a) LOAD_ORDERED(u8, uint8_t, a)
-#define STORE_u8(T, V, a) STORE_ORDERED(u8, uint8_t, a)
+#define LOAD_u8_ordered(T, V, a) LOAD_ORDERED(u8, uint8_t, a)
+#define STORE_u8_ordered(T, V, a) STORE_ORDERED(u8, uint8_t, a)
 
-/* What takes long enough, often enough; the rest goes by blocks. */
-enum { FORM_OWN, FORM_IN, FORM_OUT, FORMS };
+/* What has scales goes by blocks. */
+enum { FORM_OWN, FORM_IN, FORM_OUT };
+
+#define DEFINE_GROUPS_OF(NAME, T, UT, V, UV, MV, OP) \
+DEFINE_GROUPS(NAME##_in, T, UT, V, UV, MV, OP, false, LOAD_OWN, STORE_##NAME##_ordered) \
+DEFINE_GROUPS(NAME##_out, T, UT, V, UV, MV, OP, false, LOAD_##NAME##_ordered, STORE_OWN)
+#ifdef WIDEN_F16
+#define DEFINE_ALL_GROUPS(NAME, T, UT, V, UV, MV) \
+DEFINE_GROUPS_OF(NAME, T, UT, V, UV, MV, SUM) \
+DEFINE_GROUPS_OF(NAME, T, UT, V, UV, MV, PROD) \
+DEFINE_GROUPS_OF(NAME, T, UT, V, UV, MV, MIN) \
+DEFINE_GROUPS_OF(NAME, T, UT, V, UV, MV, MAX)
+#define GROUPS_OF(NAME) { groups_##NAME##_SUM, groups_##NAME##_PROD, groups_##NAME##_MIN, groups_##NAME##_MAX }
+#else /* what is rare goes by blocks: compilers take long for it */
+#define DEFINE_ALL_GROUPS(NAME, T, UT, V, UV, MV) DEFINE_GROUPS_OF(NAME, T, UT, V, UV, MV, SUM)
+#define GROUPS_OF(NAME) { groups_##NAME##_SUM }
+#endif
 
 DEFINE_GROUPS(bf16, float, float, v_f32, v_f32, v_i32, SUM, false, LOAD_bf16, STORE_bf16)
 DEFINE_GROUPS(bf16, float, float, v_f32, v_f32, v_i32, PROD, false, LOAD_bf16, STORE_bf16)
-DEFINE_GROUPS(bf16_in, float, float, v_f32, v_f32, v_i32, SUM, false, LOAD_OWN, STORE_bf16_ordered)
-DEFINE_GROUPS(bf16_out, float, float, v_f32, v_f32, v_i32, SUM, false, LOAD_bf16_ordered, STORE_OWN)
 DEFINE_GROUPS(f16, float, float, v_f32, v_f32, v_i32, SUM, false, LOAD_f16, STORE_f16)
 DEFINE_GROUPS(f16, float, float, v_f32, v_f32, v_i32, PROD, false, LOAD_f16, STORE_f16)
-DEFINE_GROUPS(f16_in, float, float, v_f32, v_f32, v_i32, SUM, false, LOAD_OWN, STORE_f16_ordered)
-DEFINE_GROUPS(f16_out, float, float, v_f32, v_f32, v_i32, SUM, false, LOAD_f16_ordered, STORE_OWN)
-DEFINE_GROUPS(u8_in, int32_t, uint32_t, v_i32, v_u32, v_i32, SUM, false, LOAD_OWN, STORE_u8)
-DEFINE_GROUPS(u8_out, int32_t, uint32_t, v_i32, v_u32, v_i32, SUM, false, LOAD_u8, STORE_OWN)
+DEFINE_ALL_GROUPS(bf16, float, float, v_f32, v_f32, v_i32)
+DEFINE_ALL_GROUPS(f16, float, float, v_f32, v_f32, v_i32)
+DEFINE_ALL_GROUPS(u8, int32_t, uint32_t, v_i32, v_u32, v_i32)
 
 /* Halves in the order of their values, as integers without a sign: all bits turned over
    if that of the sign is set, else that one. Then `nans` is added or taken away, the

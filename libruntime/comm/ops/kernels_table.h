@@ -16,11 +16,27 @@ typedef struct ddp_kernel_table {
 extern const ddp_kernel_table ddp_kernels_generic;
 #ifdef __x86_64__
 extern const ddp_kernel_table ddp_kernels_avx2, ddp_kernels_avx512;
+/* What these compilers know. */
+#if defined(__clang__) ? __clang_major__ >= 14 : __GNUC__ >= 12
+#define DDP_HAS_KERNELS_AVX512FP16
+extern const ddp_kernel_table ddp_kernels_avx512fp16;
+#endif
 #endif
 
 typedef void (*combine_fn)(const ddp_combination *c, size_t first, size_t count);
 
-enum { BLOCK = 512 };
+enum {
+	BLOCK = 512,
+	FAR_SOURCES = 4,             /* from so many sources on, */
+	FAR_BYTES = 16 * 1024 * 1024 /* and so much memory of 4-byte elements */
+};
+
+/* Many sources that are in no cache are read a block after the other: going through all
+   at once takes up to twice as long, all the more if they are a power of two apart. */
+static inline bool ddp_is_far(const ddp_combination *f, size_t count)
+{
+	return f->nsrc >= FAR_SOURCES && count >= FAR_BYTES / 4 / (size_t)f->nsrc;
+}
 
 /* Of accumulators. */
 typedef union combine_block {

@@ -7,11 +7,6 @@
  * TIMES_DOUBLE multiplies int32_t by a double and cuts the products; from memory, halves
  * of a vector that were just written come back together only after a stall.
  */
-enum {
-	FAR_SOURCES = 4,             /* from so many sources on, */
-	FAR_BYTES = 16 * 1024 * 1024 /* and so much memory of 4-byte elements */
-};
-
 #define VECTOR(type) type __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(type)), may_alias))
 typedef VECTOR(float) v_f32;
 typedef VECTOR(double) v_f64;
@@ -361,10 +356,9 @@ KERNEL static void combine_a_block(const ddp_combination *f, ddp_type wide, size
 /* Of a narrow type, without blocks where that can be; returns the first element that is left. */
 KERNEL static size_t combine_in_registers(const ddp_combination *f, size_t first, size_t end)
 {
-	static size_t (*const groups[FORMS][3])(const ddp_combination *, size_t, size_t) = {
-		{ groups_bf16_SUM, groups_f16_SUM, NULL },
-		{ groups_bf16_in_SUM, groups_f16_in_SUM, groups_u8_in_SUM },
-		{ groups_bf16_out_SUM, groups_f16_out_SUM, groups_u8_out_SUM },
+	static size_t (*const groups[2][3][4])(const ddp_combination *, size_t, size_t) = {
+		{ GROUPS_OF(bf16_in), GROUPS_OF(f16_in), GROUPS_OF(u8_in) },
+		{ GROUPS_OF(bf16_out), GROUPS_OF(f16_out), GROUPS_OF(u8_out) },
 	};
 	const int form = f->wide_src ? FORM_IN : f->wide_dst ? FORM_OUT : FORM_OWN;
 	const int row = f->type == DDP_BF16 ? 0 : f->type == DDP_F16 ? 1 : 2;
@@ -372,27 +366,24 @@ KERNEL static size_t combine_in_registers(const ddp_combination *f, size_t first
 
 	if (f->scale != NULL)
 		return first;
-	if (column == 0 && form == FORM_OWN && row == 2)
-		return can_be_mean(f) ? mean_of_u8(f, first, end) : first;
+	if (form != FORM_OWN && groups[form == FORM_OUT][row][column] == NULL)
+		return first;
+	if (form != FORM_OWN)
+		return groups[form == FORM_OUT][row][column](f, first, end);
+	if (row == 2)
+		return column == 0 && can_be_mean(f) ? mean_of_u8(f, first, end) : first;
 	if (column == 0)
-		return groups[form][row](f, first, end);
-	if (column == 1 && form == FORM_OWN && row != 2)
+		return (row == 0 ? groups_bf16_SUM : groups_f16_SUM)(f, first, end);
+	if (column == 1)
 		return (row == 0 ? groups_bf16_PROD : groups_f16_PROD)(f, first, end);
-	if (column >= 2 && form == FORM_OWN && row != 2 && f->nsrc > 1 && f->divisor == 0)
+	if (f->nsrc > 1 && f->divisor == 0)
 		return (column == 2 ? least_of_halves : most_of_halves)(f, first, end);
 	return first;
 }
 
-/* Many sources that are in no cache are read a block after the other: going through all
-   at once takes up to twice as long, all the more if they are a power of two apart. */
-static inline bool is_far(const ddp_combination *f, size_t count)
-{
-	return f->nsrc >= FAR_SOURCES && count >= FAR_BYTES / 4 / (size_t)f->nsrc;
-}
-
 KERNEL static void run_combine(const ddp_combination *f, size_t first, size_t count)
 {
-	const bool own_form = !f->wide_src && !f->wide_dst, far = is_far(f, count);
+	const bool own_form = !f->wide_src && !f->wide_dst, far = ddp_is_far(f, count);
 	const size_t end = first + count;
 	ddp_type wide = ddp_accumulator(f->type);
 
