@@ -527,6 +527,17 @@ void net_connection_look(net_connection *c)
 }
 
 /* Progress, until `over` says so or time is up; others get the worker between. */
+void net_connection_cut(net_connection *c, const char *why)
+{
+	c->cut = true;
+	if (c->gone)
+		return;
+	snprintf(c->why, sizeof(c->why), "%s", why);
+	c->gone = true;
+	c->gone_ns = ddp_now_ns();
+	cancel_receives(c);
+}
+
 static bool progress_until(net_connection *c, bool (*over)(net_connection *), int timeout_ms)
 {
 	const uint64_t deadline_ns = ddp_now_ns() + (uint64_t)timeout_ms * 1000000;
@@ -591,7 +602,7 @@ static bool end_sender(net_connection *c)
 /* Marks what is under way with the memory, if there is any. */
 static bool mark_withdrawn(net_connection *c, const void *memory)
 {
-	bool found = false;
+	bool found = false, receives = false;
 
 	for (int i = 0; i < c->request_count; i++) {
 		const net_request *r = &c->requests[i];
@@ -600,10 +611,13 @@ static bool mark_withdrawn(net_connection *c, const void *memory)
 			if (!o->active || o->memory != memory)
 				continue;
 			found = o->withdrawn = true;
+			receives |= !c->sends && !r->flushes;
 			if (!c->sends && !r->flushes)
 				net_receive_cancel(o, c->worker->ucx);
 		}
 	}
+	if (receives)
+		net_connection_cut(c, "NCCL took back memory that was being received into");
 	return found;
 }
 

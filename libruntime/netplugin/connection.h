@@ -48,6 +48,7 @@ typedef struct net_connection {
 	ucp_ep_h ep;               /* a sender's */
 	ucs_status_t lost;         /* as UCX tells */
 	bool gone, told;           /* told: the user was */
+	bool cut;                  /* gone: a receive was given up, so what comes is for none */
 	uint64_t gone_ns;
 	char why[128];
 	net_operation hello_in, hello_out, end_in, end_out, closing;
@@ -99,5 +100,8 @@ bool net_connection_withdraw(net_connection *c, const void *memory);
 
 /* With the lock: is the peer still there? Called when nothing moves. */
 void net_connection_look(net_connection *c);
+
+/* With the lock: a receive has ended without the message that is its own, and is gone. */
+void net_connection_cut(net_connection *c, const char *why);
 
 #endif

@@ -174,6 +174,11 @@ ddp_status net_transfer_receive(net_connection *c, int count, void *const *data,
 	if (count < 1 || count > NET_RECEIVES_MAX)
 		return ddp_fail(DDP_ERR_INTERNAL, "NCCL asks for %d receives in a group, of at most %d", count, NET_RECEIVES_MAX);
 	net_worker_lock(c->worker);
+	if (c->cut) {
+		const ddp_status status = fail_gone(c);
+		net_worker_unlock(c->worker);
+		return status;
+	}
 	net_request *r = take_request(c, count);
 	for (int i = 0; r != NULL && i < count; i++) {
 		const net_slice slice = slice_of(data[i], bytes[i], memories != NULL ? memories[i] : NULL);
@@ -225,10 +230,12 @@ static int count_active(const net_request *r)
 	return active;
 }
 
-static ddp_status fail_operation(net_connection *c, const net_operation *o)
+static ddp_status fail_operation(net_connection *c, const net_operation *o, bool flushes)
 {
 	if (c->lost != UCS_OK && !c->gone)
 		net_connection_look(c);
+	if (!c->gone && !c->sends && !flushes && o->status != UCS_ERR_MESSAGE_TRUNCATED)
+		net_connection_cut(c, ucs_status_string(o->status));
 	if (c->gone)
 		return fail_gone(c);
 	if (o->status == UCS_ERR_MESSAGE_TRUNCATED)
@@ -245,7 +252,7 @@ static ddp_status finish(net_request *r, int *bytes)
 	for (int i = 0; i < r->count; i++) {
 		const net_operation *o = &r->operations[i];
 		if (o->status != UCS_OK)
-			return fail_operation(c, o);
+			return fail_operation(c, o, r->flushes);
 	}
 	for (int i = 0; i < r->count && !r->flushes; i++) {
 		const net_operation *o = &r->operations[i];

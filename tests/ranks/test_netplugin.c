@@ -506,6 +506,17 @@ static int overflow(int rank, void *argument)
 	return 0;
 }
 
+/* What was sent for a receive that has been given up is not taken for another one. */
+static void refuse_receive(const nccl_driver *d, void *connection)
+{
+	static unsigned char data[1000];
+	size_t bytes = sizeof(data);
+	void *to = data, *memory = NULL, *request;
+	int tag = 5;
+
+	CHECK(nccl_receive(d, connection, 1, &to, &bytes, &tag, &memory, &request) == NET_SYSTEM_ERROR);
+}
+
 /* The victim's memory is used by others before the message moves, and UCX goes on for
    another connection. */
 static int take_back(int rank, void *argument)
@@ -539,6 +550,8 @@ static int take_back(int rank, void *argument)
 		stream_in(&d, other, 90);
 	else
 		stream_out(&d, other, 90);
+	if (victim && rank == RECEIVER)
+		refuse_receive(&d, connection);
 	close_one(&d, rank, connection);
 	close_one(&d, rank, other);
 	CHECK(nccl_finalize(&d) == NET_SUCCESS);
