@@ -23,6 +23,10 @@ noinst_PROGRAMS += examples/linear
 examples_linear_SOURCES = examples/linear.c
 examples_linear_LDADD = libruntime/libddp.la $(MATH_LIBS)
 
+noinst_PROGRAMS += examples/broken
+examples_broken_SOURCES = examples/broken.c
+examples_broken_LDADD = libruntime/libddp.la $(MATH_LIBS)
+
 # What the examples that train on images share.
 noinst_LTLIBRARIES += examples/vision/libvision.la
 examples_vision_libvision_la_SOURCES = \
@@ -52,6 +56,6 @@ examples_vision_synthetic_LDADD = $(MATH_LIBS)
 
 # Their sources go with the documentation, to start one's own program from.
 nobase_dist_doc_DATA = examples/allreduce.c examples/pytorch/train.py \
-	$(examples_gpt_gpt_SOURCES) examples/linear.c $(examples_vision_libvision_la_SOURCES) \
+	$(examples_gpt_gpt_SOURCES) examples/broken.c examples/linear.c $(examples_vision_libvision_la_SOURCES) \
 	examples/vision/mnist_mlp.c examples/vision/mnist_cnn.c examples/vision/cifar_net.c \
 	examples/vision/synthetic.c examples/models/random.h examples/recipes.h examples/threads.h

@@ -41,6 +41,25 @@ done
 check "a training that went on ends with the same bits" \
 	cmp "$work/6/step-00000006.safetensors" "$work/3/step-00000006.safetensors"
 
+# says MISTAKE PATTERN: what the library answers to a program with one
+says()
+{
+	capture ddp -n3 "$prefix/bin/broken" "$1"
+	status_is 3 "$1 ends the program"
+	prints "^broken: DDP_ERR_[A-Z_]+: .*$2" "the library says to $1: $2"
+}
+says no-broadcast 'step 1: rank [0-2] has other parameters than rank 0: .*ddp_broadcast_params\(\)'
+says other-shapes 'ranks gave different models: parameter 0 is "weight" \[[89]\]'
+says other-data 'number of samples in the dataset is (64|32) on rank [0-2], and 32 to 64 over all'
+says other-world 'rank 2 lists other ranks than rank 0, or in another order'
+says skipped-collective 'operation #[0-9]+ differs: .* issued (all_reduce f32\[1\] sum|barrier)'
+says other-order 'operation #[0-9]+ differs: .* issued all_reduce f32\[[12]\] sum'
+says missing-rank 'step 2: .*rank 2 on n[01] (has closed its communicator|issued barrier)'
+says announced-too-often 'gradient of "weight" was announced twice in one step'
+says not-finite 'step 1: the gradient of "weight" is not finite on rank 2'
+# None is left out here.
+same 9 "$("$prefix/bin/broken" --list | wc -l)" "each mistake was made"
+
 # A file that is damaged is named on whichever rank.
 truncate -s -5 "$data/synthetic-train-images-idx3-ubyte"
 capture ddp -n2 "$prefix/bin/mnist_mlp" --data "$data" --steps 2

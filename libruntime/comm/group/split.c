@@ -158,6 +158,22 @@ static ddp_status check_list(const ddp_comm *comm, const int *ranks, int count)
 	return DDP_OK;
 }
 
+static ddp_status name_other_list(ddp_comm *comm, int64_t hash)
+{
+	int64_t first = hash, other;
+
+	ddp_status status = ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_BROADCAST, .recv = &first,
+	                                                          .count = 1, .type = DDP_I64 });
+	other = hash == first ? comm->size : comm->rank;
+	if (status == DDP_OK)
+		status = ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = &other, .count = 1,
+		                                               .type = DDP_I64, .op = DDP_MIN });
+	if (status != DDP_OK)
+		return status;
+	return ddp_fail(DDP_ERR_MISMATCH, "ddp_comm_group(): rank %d lists other ranks than rank 0, or in another order; "
+	                "all ranks must give one list", (int)other);
+}
+
 /* All ranks must give the same list, or they would wait for each other. */
 static ddp_status compare_lists(ddp_comm *comm, const int *ranks, int count)
 {
@@ -167,7 +183,7 @@ static ddp_status compare_lists(ddp_comm *comm, const int *ranks, int count)
 	ddp_status status = ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = extremes,
 	                                                          .count = 2, .type = DDP_I64, .op = DDP_MAX });
 	if (status == DDP_OK && (extremes[0] != hash || extremes[1] != -hash))
-		status = ddp_fail(DDP_ERR_MISMATCH, "ddp_comm_group(): the ranks give different lists");
+		status = name_other_list(comm, hash);
 	return status;
 }
 

@@ -1,0 +1,287 @@
+/*
+ * broken - programs with the classic mistakes of data-parallel training, and what the
+ * library says to each.
+ *
+ *   srun --ddp -n4 broken no-broadcast
+ *   broken --spawn 4 no-broadcast
+ *   broken --list
+ */
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <ddp.h>
+
+enum { SAMPLES = 64, BATCH = 4, WIDTH = 8, EXIT_UNNOTICED = 1, EXIT_USAGE = 2, EXIT_LIBRARY = 3, TIMEOUT_MS = 5000 };
+
+static ddp_context *context;
+static const ddp_job *job;
+
+/* The last rank makes the mistake, where not all do. */
+static bool last_rank(void)
+{
+	return job->rank == job->world_size - 1;
+}
+
+static void check(ddp_status status)
+{
+	if (status == DDP_OK)
+		return;
+	fprintf(stderr, "broken: %s: %s\n", ddp_status_name(status), ddp_last_error());
+	exit(EXIT_LIBRARY);
+}
+
+/* ---- a training that is right ---------------------------------------------------------- */
+
+struct training {
+	ddp_model *model;
+	ddp_loader *loader;
+};
+
+static ddp_status read_sample(void *self, int64_t index, void *sample)
+{
+	const float value = (float)index / SAMPLES;
+
+	(void)self;
+	memcpy(sample, &value, sizeof(value));
+	return DDP_OK;
+}
+
+static ddp_model *make_model(int width)
+{
+	const ddp_param params[] = {{.name = "weight", .ndim = 1, .shape = {width}}};
+	const ddp_model_options options = {.size = sizeof(options), .optimizer = DDP_SGD, .learning_rate = 0.1};
+	ddp_model *model;
+
+	check(ddp_model_create(context, params, 1, &options, &model));
+	return model;
+}
+
+static ddp_loader *make_loader(int64_t samples)
+{
+	const ddp_dataset dataset = {.size = samples, .sample_bytes = sizeof(float), .read = read_sample};
+	const ddp_loader_options options = {.size = sizeof(options), .batch_size = BATCH};
+	ddp_loader *loader;
+
+	check(ddp_loader_create(context, &dataset, &options, &loader));
+	return loader;
+}
+
+static struct training make_training(void)
+{
+	const struct training t = {.model = make_model(WIDTH), .loader = make_loader(SAMPLES)};
+
+	check(ddp_broadcast_params(t.model));
+	return t;
+}
+
+/* Adds this rank's gradients; returns how many samples they are of. */
+static int64_t backward(const struct training *t)
+{
+	const float *weight = ddp_param_data(t->model, 0);
+	float *grad = ddp_param_grad(t->model, 0);
+	ddp_batch batch;
+
+	check(ddp_loader_next(t->loader, &batch));
+	for (int64_t n = 0; n < batch.samples; n++) {
+		for (int i = 0; i < WIDTH; i++)
+			grad[i] += weight[i] - ((const float *)batch.data)[n];
+	}
+	return batch.samples;
+}
+
+static void step(const struct training *t)
+{
+	const int64_t samples = backward(t);
+
+	check(ddp_grad_ready(t->model, 0));
+	check(ddp_step(t->model, (double)samples, 0, NULL));
+}
+
+/* ---- mistakes ------------------------------------------------------------------------------ */
+
+static void no_broadcast(void)
+{
+	const struct training t = {.model = make_model(WIDTH), .loader = make_loader(SAMPLES)};
+
+	for (int i = 0; i < WIDTH; i++)
+		ddp_param_data(t.model, 0)[i] = (float)(job->rank + i);
+	step(&t);
+}
+
+static void other_shapes(void)
+{
+	(void)make_model(last_rank() ? WIDTH + 1 : WIDTH);
+}
+
+static void other_data(void)
+{
+	(void)make_loader(last_rank() ? SAMPLES / 2 : SAMPLES);
+}
+
+static void other_world(void)
+{
+	ddp_comm *part;
+	int ranks[2] = {0, 1};
+
+	if (last_rank())
+		ranks[0] = 1, ranks[1] = 0;
+	check(ddp_comm_group(ddp_world(context), ranks, 2, &part));
+}
+
+static void skipped_collective(void)
+{
+	float loss = 1;
+
+	if (!last_rank())
+		check(ddp_all_reduce(ddp_world(context), &loss, &loss, 1, DDP_F32, DDP_SUM));
+	check(ddp_barrier(ddp_world(context)));
+}
+
+static void missing_rank(void)
+{
+	const struct training t = make_training();
+
+	step(&t);
+	if (last_rank())
+		check(ddp_finalize(context)), exit(EXIT_SUCCESS);
+	step(&t);
+}
+
+static void other_order(void)
+{
+	float a = 1, b[2] = {1, 1};
+	ddp_comm *world = ddp_world(context);
+
+	if (last_rank())
+		check(ddp_all_reduce(world, b, b, 2, DDP_F32, DDP_SUM));
+	check(ddp_all_reduce(world, &a, &a, 1, DDP_F32, DDP_SUM));
+	if (!last_rank())
+		check(ddp_all_reduce(world, b, b, 2, DDP_F32, DDP_SUM));
+}
+
+static void announced_too_often(void)
+{
+	const struct training t = make_training();
+
+	(void)backward(&t);
+	check(ddp_grad_ready(t.model, 0));
+	check(ddp_grad_ready(t.model, 0));
+}
+
+static void not_finite(void)
+{
+	const struct training t = make_training();
+	const int64_t samples = backward(&t);
+
+	if (last_rank())
+		ddp_param_grad(t.model, 0)[3] = NAN;
+	check(ddp_grad_ready(t.model, 0));
+	check(ddp_step(t.model, (double)samples, 0, NULL));
+}
+
+/* ---- which ------------------------------------------------------------------------------------- */
+
+static const struct mistake {
+	const char *name, *what;
+	void (*make)(void);
+} mistakes[] = {
+	{"no-broadcast", "parameters start otherwise on each rank, and nobody calls ddp_broadcast_params()", no_broadcast},
+	{"other-shapes", "one rank's model has another shape", other_shapes},
+	{"other-data", "one rank sees half of the data set, as of a file still being copied", other_data},
+	{"other-world", "one rank lists the ranks of a group otherwise", other_world},
+	{"skipped-collective", "one rank skips an all-reduce that the others call", skipped_collective},
+	{"other-order", "one rank calls two all-reduces in the other order", other_order},
+	{"missing-rank", "one rank ends a step before the others", missing_rank},
+	{"announced-too-often", "a gradient is announced twice in a step", announced_too_often},
+	{"not-finite", "one rank's gradient has a NaN", not_finite},
+};
+
+static void list_mistakes(void)
+{
+	for (size_t i = 0; i < sizeof(mistakes) / sizeof(mistakes[0]); i++)
+		printf("  %-22s%s\n", mistakes[i].name, mistakes[i].what);
+}
+
+static void print_help(void)
+{
+	printf("usage: broken [--spawn N] MISTAKE\n"
+	       "Makes one of the classic mistakes of data-parallel training, to show what the library\n"
+	       "says to it. Start it with srun --ddp and two ranks or more, or with --spawn.\n"
+	       "\n"
+	       "  --spawn N   start N ranks on this host, without a launcher (2 to 1024)\n"
+	       "  --list      the mistakes alone\n"
+	       "  --help      this text\n"
+	       "\n");
+	list_mistakes();
+	printf("\n"
+	       "Others cannot be made with libddp: ddp_step() clears the gradients, so that none are\n"
+	       "left of the step before, and takes along those that were not announced; ddp_loader\n"
+	       "gives each rank its own part of the samples.\n"
+	       "\n"
+	       "Exit status: 3 the library reported an error, as it should; 1 it did not; 2 usage.\n");
+}
+
+static const struct mistake *find(const char *name)
+{
+	for (size_t i = 0; i < sizeof(mistakes) / sizeof(mistakes[0]); i++) {
+		if (strcmp(name, mistakes[i].name) == 0)
+			return &mistakes[i];
+	}
+	fprintf(stderr, "broken: \"%s\" is no mistake that it knows; see broken --list\n", name);
+	exit(EXIT_USAGE);
+}
+
+static int run(const struct mistake *mistake)
+{
+	const ddp_options options = {.size = sizeof(options), .timeout_ms = TIMEOUT_MS};
+
+	check(ddp_init(&options, &context));
+	job = ddp_get_job(context);
+	if (job->world_size < 2) {
+		fprintf(stderr, "broken: it takes two ranks; see broken --help\n");
+		return EXIT_USAGE;
+	}
+	if (job->rank == 0)
+		printf("The mistake: %s.\n", mistake->what), fflush(stdout);
+	mistake->make();
+	fprintf(stderr, "broken: rank %d: the library noticed nothing\n", job->rank);
+	check(ddp_finalize(context));
+	return EXIT_UNNOTICED;
+}
+
+int main(int argc, char **argv)
+{
+	static const struct option known[] = {{"spawn", required_argument, NULL, 's'},
+		{"list", no_argument, NULL, 'l'}, {"help", no_argument, NULL, 'h'}, {0}};
+	long ranks = 0;
+	int id;
+
+	while ((id = getopt_long(argc, argv, "", known, NULL)) != -1) {
+		char *end = "";
+		switch (id) {
+		case 's': ranks = strtol(optarg, &end, 10); break;
+		case 'l': list_mistakes(); return EXIT_SUCCESS;
+		case 'h': print_help(); return EXIT_SUCCESS;
+		default: return EXIT_USAGE;
+		}
+		if (*end != '\0' || ranks < 2 || ranks > 1024) {
+			fprintf(stderr, "broken: \"%s\" ranks are not possible; see broken --help\n", optarg);
+			return EXIT_USAGE;
+		}
+	}
+	if (optind != argc - 1) {
+		fprintf(stderr, "broken: name one mistake; see broken --list\n");
+		return EXIT_USAGE;
+	}
+	const struct mistake *mistake = find(argv[optind]);
+	if (ranks > 0) {
+		ddp_spawn_result spawned;
+		check(ddp_spawn((int)ranks, &spawned));
+		if (!spawned.is_rank)
+			return spawned.exit_code;
+	}
+	return run(mistake);
+}
