@@ -1139,9 +1139,10 @@ typedef struct ddp_train_options {
 
 /*
  * Runs the whole loop. Collective. summary may be NULL. A callback that fails
- * on one rank ends the loop on all, with its reason. A checkpoint that fails
- * ends it too, but leaves the model good: train on after making room. So does a
- * loss or a gradient that is not finite (DDP_ERR_NOT_FINITE, see ddp_step()): load a
+ * on one rank ends the loop on all, with its reason. A checkpoint that cannot be written
+ * (DDP_ERR_IO: the disk is full, say) is a warning, unless it is the last: that one, as any
+ * other error of a checkpoint, ends the loop, but leaves the model good: save it elsewhere,
+ * or train on after making room. So does a loss or a gradient that is not finite (DDP_ERR_NOT_FINITE, see ddp_step()): load a
  * checkpoint, and call it again with a lower learning rate, say.
  */
 DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,

@@ -209,6 +209,7 @@ check_PROGRAMS += \
 	tests/unit/test_spank_witness \
 	tests/unit/test_status \
 	tests/unit/test_store \
+	tests/unit/test_store_faults \
 	tests/unit/test_tokens \
 	tests/unit/test_watch
 
@@ -221,6 +222,8 @@ tests_ranks_test_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_broadcast
 tests_ranks_test_training_ends_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sigaction
 tests_unit_test_optim_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=dk_adamw
 tests_unit_test_store_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=pread
+tests_unit_test_store_faults_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=write -Wl,--wrap=fsync -Wl,--wrap=close \
+	-Wl,--wrap=rename -Wl,--wrap=unlink
 tests_ranks_test_comm_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_net_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_shrink_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)

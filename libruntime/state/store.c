@@ -248,6 +248,9 @@ static void tidy(const char *dir, int64_t step, int keep)
 			remove_file(dir, steps[i]);
 	}
 	free(steps);
+	/* A later step that is set aside shall not be the newest after a crash. */
+	if (sync_directory(dir) != DDP_OK)
+		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 }
 
 ddp_status ddp_store_write(const char *dir, int64_t step,
@@ -271,9 +274,10 @@ ddp_status ddp_store_write(const char *dir, int64_t step,
 		unlink(temporary);
 		goto end;
 	}
-	if (owns)
-		tidy(dir, step, keep);
+	/* The old ones go when the new one is on the disk, under its name. */
 	status = sync_directory(dir);
+	if (status == DDP_OK && owns)
+		tidy(dir, step, keep);
 end:
 	free(temporary);
 	free(path);

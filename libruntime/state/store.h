@@ -30,8 +30,8 @@ bool ddp_store_lock_holds(const ddp_store_lock *lock, const char *dir);
 
 /*
  * Writes step's file, making DIR if need be. If the caller `owns` DIR, all but the
- * newest `keep` of the steps up to `step` are removed then, and files of later steps
- * renamed to end in ".aside": training has left them, by going back or by beginning
+ * newest `keep` of the steps up to `step` are removed when it is on the disk, and files of
+ * later steps renamed to end in ".aside": training has left them, by going back or by beginning
  * anew, so a resume shall not take them. On failure the old ones stay, and nothing
  * is left of the new file, unless it was only the directory that could not be
  * brought to the disk.

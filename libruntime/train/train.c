@@ -176,14 +176,24 @@ static bool checkpoint_is_due(const training *loop)
 	       (options->checkpoint_every > 0 && steps % options->checkpoint_every == 0);
 }
 
+/* A disk that is full, or gone for a while, costs a checkpoint, and not the training, unless
+   there is none to come. All ranks see it alike. */
 static ddp_status save(const training *loop)
 {
-	ddp_status status = ddp_checkpoint_save(loop->model, loop->loader,
-	                                        loop->options->checkpoint_dir,
-	                                        loop->options->checkpoint_keep);
+	const ddp_train_options *options = loop->options;
+	ddp_model *model = loop->model;
 
+	ddp_status status = ddp_checkpoint_save(model, loop->loader, options->checkpoint_dir,
+	                                        options->checkpoint_keep);
+	if (status == DDP_ERR_IO && model->steps < options->steps && !loop->stops) {
+		const int64_t next = model->steps + options->checkpoint_every;
+		if (ddp_comm_rank(model->context->world) == 0)
+			ddp_log(DDP_LOG_WARN, "%s; training goes on, and tries again after step %lld: make room",
+			        ddp_last_error(), (long long)(next < options->steps ? next : options->steps));
+		return DDP_OK;
+	}
 	if (status != DDP_OK)
-		ddp_watch_error(loop->model->context->watch, status);
+		ddp_watch_error(model->context->watch, status);
 	return status;
 }
 

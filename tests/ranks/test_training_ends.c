@@ -11,12 +11,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/error.h"
 #include "reduce/model.h"
+#include "tests/support/folder.h"
 #include "tests/support/training.h"
 
 /* ---- stopping ------------------------------------------------------------------- */
@@ -338,6 +340,81 @@ static void failed_checkpoint_ends_all_ranks_but_not_the_model(void **state)
 	assert_int_equal(run_ranks(2, no_place_body, NULL), 0);
 }
 
+/* ---- a full disk ------------------------------------------------------------------- */
+
+enum { FULL_FROM = 3, FULL_UNTIL = 6 }; /* steps */
+
+static struct rlimit room;
+static char told[2048];
+
+static void keep_warnings(void *user, ddp_log_level level, const char *message)
+{
+	(void)user;
+	(void)level;
+	strncat(told, message, sizeof(told) - strlen(told) - 1);
+}
+
+/* From the end of one step to that of another, no file of this process can grow. */
+static ddp_status fill_the_disk(void *user, const ddp_step_stats *stats)
+{
+	const struct rlimit none = { .rlim_cur = 1000, .rlim_max = room.rlim_max };
+
+	(void)user;
+	if (stats->step == FULL_FROM)
+		CHECK(setrlimit(RLIMIT_FSIZE, &none) == 0);
+	if (stats->step == FULL_UNTIL)
+		CHECK(setrlimit(RLIMIT_FSIZE, &room) == 0);
+	return DDP_OK;
+}
+
+static int full_disk_body(ddp_context *context, void *user)
+{
+	const ddp_dataset dataset = mlp_dataset(SAMPLES);
+	const setup with = { .bucket_bytes = 512, .accumulate = 1 };
+	const bool leads = ddp_get_job(context)->rank == 0;
+	ddp_train_options options = {
+		.size = sizeof(options), .steps = 7, .checkpoint_dir = test_folder, .checkpoint_every = 2,
+		.on_step = fill_the_disk,
+	};
+	ddp_model *model;
+	ddp_loader *loader;
+	int64_t step;
+
+	(void)user;
+	signal(SIGXFSZ, SIG_IGN);
+	CHECK(getrlimit(RLIMIT_FSIZE, &room) == 0);
+	ddp_set_log(keep_warnings, NULL, DDP_LOG_WARN);
+	start(context, &dataset, &with, &model, &loader);
+	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, NULL));
+	CHECK((strstr(told, "checkpoint of step 4 was not saved") != NULL) == leads);
+	CHECK((strstr(told, "training goes on") != NULL) == leads);
+	CHECK(strstr(told, "step 2 ") == NULL && strstr(told, "step 6 ") == NULL);
+	CHECK_OK(ddp_checkpoint_load(model, loader, test_folder, &step));
+	CHECK(step == 7);
+	/* The last one is wanted; the one before is there. */
+	options.steps = 10;
+	options.checkpoint_every = 0;
+	options.on_step = NULL;
+	const struct rlimit none = { .rlim_cur = 1000, .rlim_max = room.rlim_max };
+	CHECK(setrlimit(RLIMIT_FSIZE, &none) == 0);
+	CHECK(ddp_train(model, loader, mlp_batch, &options, NULL) == DDP_ERR_IO);
+	CHECK(strstr(ddp_last_error(), "checkpoint of step 10 was not saved") != NULL);
+	CHECK(setrlimit(RLIMIT_FSIZE, &room) == 0);
+	CHECK_OK(ddp_checkpoint_load(model, loader, test_folder, &step));
+	CHECK(step == 7);
+	ddp_loader_free(loader);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void full_disk_costs_a_checkpoint_and_not_the_training(void **state)
+{
+	(void)state;
+	assert_int_equal(folder_make(NULL), 0);
+	assert_int_equal(run_ranks(2, full_disk_body, NULL), 0);
+	assert_int_equal(folder_remove(NULL), 0);
+}
+
 /* ---- what is not finite ---------------------------------------------------------- */
 
 enum { POISONED_STEP = 6, SAVED_STEP = 4 };
@@ -469,6 +546,7 @@ int main(void)
 		cmocka_unit_test(different_learning_rates_end_all_ranks),
 		cmocka_unit_test(lost_rank_is_an_error_on_the_others),
 		cmocka_unit_test(failed_checkpoint_ends_all_ranks_but_not_the_model),
+		cmocka_unit_test(full_disk_costs_a_checkpoint_and_not_the_training),
 		cmocka_unit_test(diverged_training_goes_back_in_the_same_process),
 		cmocka_unit_test(wrong_training_options_are_named),
 	};

@@ -68,7 +68,7 @@ without_threads=(test_agreement test_bucket test_comm_blocks test_comm_kernels t
 	test_options test_safetensors test_sampler test_spank_blame test_spank_check test_spank_gpu
 	test_spank_identity test_spank_judge test_spank_nodelist test_spank_options test_spank_port
 	test_spank_prepare test_spank_report test_spank_srun_options test_spank_stall test_spank_step
-	test_spank_supervise test_spank_variables test_spank_witness test_status test_store test_watch)
+	test_spank_supervise test_spank_variables test_spank_witness test_status test_store test_store_faults test_watch)
 tsan_tests() { compiled_tests | grep -vxF -f <(printf '%s\n' "${without_threads[@]}"); }
 
 # Makes the builds while tests run, which wait more than they compute; and what is
