@@ -1064,6 +1064,17 @@ DDP_API void ddp_loader_free(ddp_loader *loader);
 DDP_API ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader,
                                        const char *dir, int keep);
 /*
+ * The same, but rank 0 only copies what is to be written, and a thread of its own writes it
+ * while training goes on. It takes memory for the copy, of parameters and optimizer's state,
+ * until the model is freed. ddp_checkpoint_wait() waits until it is on the disk: an error of
+ * writing is its own, on all ranks. The next save, or load, also waits, but then that is a
+ * warning, as in ddp_model_free(). Both are collective. After an error the checkpoints
+ * before are kept, as ever. Once the world is broken, begin is ddp_checkpoint_save().
+ */
+DDP_API ddp_status ddp_checkpoint_begin(ddp_model *model, ddp_loader *loader,
+                                        const char *dir, int keep);
+DDP_API ddp_status ddp_checkpoint_wait(ddp_model *model);
+/*
  * Loads a file, or a directory's newest complete checkpoint, passing over
  * broken ones with a warning. *step is the number of steps done, 0 if the
  * directory is absent or has none. Exact: training goes on as if it had not
@@ -1135,6 +1146,8 @@ typedef struct ddp_train_options {
 	                               job's nodes away. Caught during the loop. 0: none */
 	const ddp_schedule *rates;  /* learning rates, in place of `schedule`; NULL: none. Must stay
 	                               until the loop's end */
+	bool checkpoint_beside;     /* write checkpoints, but for the last, while training goes on:
+	                               see ddp_checkpoint_begin() */
 } ddp_train_options;
 
 /*

@@ -173,11 +173,12 @@ data_sources = \
 	libruntime/data/transform.c
 
 state_sources = \
-	libruntime/state/checkpoint.c libruntime/state/checkpoint.h \
+	libruntime/state/checkpoint.c \
 	libruntime/state/leader.c libruntime/state/leader.h \
 	libruntime/state/metadata.c libruntime/state/metadata.h \
 	libruntime/state/safetensors.h \
 	libruntime/state/safetensors_read.c libruntime/state/safetensors_write.c \
+	libruntime/state/save.c libruntime/state/save.h \
 	libruntime/state/store.c libruntime/state/store.h \
 	libruntime/state/user.c libruntime/state/user.h
 

@@ -301,7 +301,7 @@ static bool train(struct trainer *t)
 	const ddp_train_options options = {.size = sizeof(options), .steps = o->steps,
 	                                   .accumulate = o->accumulate,
 		.checkpoint_dir = o->checkpoint, .checkpoint_every = o->checkpoint_every,
-		.checkpoint_keep = o->keep, .resume = o->resume, .rates = &rates,
+		.checkpoint_keep = o->keep, .checkpoint_beside = o->checkpoint_beside, .resume = o->resume, .rates = &rates,
 		.on_step = on_step, .user = t, .stop_signal = SIGTERM};
 	ddp_summary summary;
 

@@ -21,7 +21,7 @@ typedef struct gpt_options {
 	uint64_t seed;
 	const char *checkpoint;  /* directory, or NULL */
 	int64_t checkpoint_every;
-	bool resume;
+	bool checkpoint_beside, resume;
 	int keep;
 	const char *metrics, *trace; /* NULL: none */
 	ddp_shard shard;

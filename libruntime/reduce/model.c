@@ -496,6 +496,15 @@ void ddp_tensors_free(ddp_tensors *tensors)
 	*tensors = (ddp_tensors){ 0 };
 }
 
+int64_t ddp_tensor_elements(const ddp_tensor *tensor)
+{
+	int64_t count = 1;
+
+	for (int d = 0; d < tensor->ndim; d++)
+		count *= tensor->shape[d];
+	return count;
+}
+
 ddp_status ddp_model_gather(ddp_model *model, ddp_tensors *tensors)
 {
 	ddp_comm *comm = model->context->world;

@@ -20,6 +20,8 @@ typedef struct ddp_tensor {
 	float *data;
 } ddp_tensor;
 
+int64_t ddp_tensor_elements(const ddp_tensor *tensor);
+
 ddp_context *ddp_model_context(const ddp_model *model);
 
 /* A model's parameters, then its optimizer's state, where the model has them. State

@@ -1,8 +1,8 @@
 /*
- * Saving and loading a model with all its ranks. Only rank 0 touches the file
- * system, so a directory on its node's own disk serves as well as a shared
- * one, and thousands of ranks make one reader: the others get the tensors by
- * broadcast. A file is verified before the first byte of the model changes.
+ * Loading a model with all its ranks. Only rank 0 touches the file system, so a directory
+ * on its node's own disk serves as well as a shared one, and thousands of ranks make one
+ * reader: the others get the tensors by broadcast. A file is verified before the first
+ * byte of the model changes.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -10,244 +10,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "context.h"
 #include "data/loader.h"
-#include "kernels.h"
 #include "reduce/facts.h"
 #include "reduce/model.h"
-#include "state/checkpoint.h"
 #include "state/leader.h"
 #include "state/metadata.h"
+#include "state/save.h"
 #include "state/store.h"
 #include "state/user.h"
 
-enum { KEEP_DEFAULT = 3 };
-
 /* 4 MiB: all that a load needs besides the model, on each rank. */
 enum { CHUNK_ELEMENTS = 1 << 20 };
-
-static int64_t element_count(const ddp_tensor *tensor)
-{
-	int64_t count = 1;
-
-	for (int d = 0; d < tensor->ndim; d++)
-		count *= tensor->shape[d];
-	return count;
-}
-
-/* ---- the directory's owner --------------------------------------------------------- */
-
-/* Goes with the model of the rank that writes. */
-struct owner {
-	ddp_store_lock *lock;
-	char dir[];
-};
-
-static void let_go(void *attached)
-{
-	struct owner *owner = attached;
-
-	ddp_store_lock_release(owner->lock);
-	free(owner);
-}
-
-static ddp_status take_lock(ddp_model *model, const char *dir)
-{
-	const ddp_job *job = &ddp_model_context(model)->job;
-	char who[128 + DDP_HOST_MAX];
-
-	struct owner *owner = calloc(1, sizeof(*owner) + strlen(dir) + 1);
-	if (owner == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "checkpoint directory %s: out of memory", dir);
-	strcpy(owner->dir, dir);
-	snprintf(who, sizeof(who), "rank %d of job %" PRIu32 ".%" PRIu32 " on %s, process %ld\n",
-	         job->rank, job->job_id, job->step_id, job->hostname, (long)getpid());
-	ddp_status status = ddp_store_lock_take(dir, who, &owner->lock);
-	if (status != DDP_OK) {
-		free(owner);
-		return status;
-	}
-	ddp_model_attach(model, owner, let_go);
-	return DDP_OK;
-}
-
-/* Makes sure that this process owns `dir`, from now until the model is freed or saves
-   elsewhere. */
-static ddp_status own_directory(ddp_model *model, const char *dir)
-{
-	const struct owner *owner = ddp_model_attached(model);
-
-	if (owner != NULL && strcmp(owner->dir, dir) == 0) {
-		if (ddp_store_lock_holds(owner->lock, dir))
-			return DDP_OK;
-		ddp_log(DDP_LOG_WARN, "checkpoint directory %s is not the one any more that this run has "
-		        "written to: it was removed, replaced or unmounted, and with it the checkpoints "
-		        "before; it is made anew", dir);
-	}
-	return take_lock(model, dir);
-}
-
-/* ---- save ------------------------------------------------------------------------- */
-
-struct save {
-	const char *dir;
-	int keep;
-	bool alone; /* the world is broken */
-	bool owns;
-	int world_size;
-	ddp_position position;
-	ddp_users users; /* rank 0, and who saves alone */
-	ddp_tensors tensors; /* empty: from memory that the writer reaches */
-	ddp_model *model;
-};
-
-/* What a file may lack, it does. */
-static bool is_left_out(const ddp_tensor *tensor)
-{
-	return tensor->optional && dk_largest(tensor->data, element_count(tensor)) == 0;
-}
-
-static ddp_status write_all(const struct save *save, ddp_safetensors_tensor *all,
-                            char (*names)[DDP_USER_NAME_MAX], int64_t *shapes)
-{
-	const ddp_tensors *tensors = &save->tensors;
-	ddp_metadata metadata;
-	int count = 0;
-
-	for (int i = 0; i < tensors->count; i++) {
-		const ddp_tensor *tensor = &tensors->list[i];
-		if (is_left_out(tensor))
-			continue;
-		all[count++] = (ddp_safetensors_tensor){
-			.name = tensor->name, .ndim = tensor->ndim, .shape = tensor->shape,
-			.data = tensor->data,
-		};
-	}
-	count += ddp_users_tensors(&save->users, names, shapes, all + count);
-	ddp_metadata_write(&save->position, save->world_size, &metadata);
-	return ddp_store_write(save->dir, save->position.step, all, count, metadata.pairs,
-	                       metadata.count, save->keep, save->owns);
-}
-
-static ddp_status write_tensors(const struct save *save)
-{
-	size_t users = (size_t)save->users.ranks, count = (size_t)save->tensors.count;
-	ddp_status status = DDP_ERR_NOMEM;
-
-	ddp_safetensors_tensor *all = calloc(count + users + 1, sizeof(*all));
-	char (*names)[DDP_USER_NAME_MAX] = calloc(users + 1, sizeof(*names));
-	int64_t *shapes = calloc(users + 1, sizeof(*shapes));
-	if (all != NULL && names != NULL && shapes != NULL)
-		status = write_all(save, all, names, shapes);
-	else
-		ddp_fail(DDP_ERR_NOMEM, "checkpoint %s: out of memory", save->dir);
-	free(all);
-	free(names);
-	free(shapes);
-	return status;
-}
-
-/* A resume would take the newest file, and train on from it in vain. */
-static ddp_status check_finite(const ddp_tensors *tensors)
-{
-	for (int i = 0; i < tensors->count; i++) {
-		const ddp_tensor *tensor = &tensors->list[i];
-		if (!tensor->untrained && !isfinite(dk_largest(tensor->data, element_count(tensor))))
-			return ddp_fail(DDP_ERR_NOT_FINITE, "tensor %s holds an infinity or a NaN; the "
-			                "checkpoints before are kept: go back to one, with a lower learning "
-			                "rate", tensor->name);
-	}
-	return DDP_OK;
-}
-
-static ddp_status save_file(void *argument)
-{
-	struct save *save = argument;
-
-	ddp_status status = own_directory(save->model, save->dir);
-	save->owns = status == DDP_OK;
-	/* It may be rank 0 that owns it, and lives; what is saved comes first then. */
-	if (status == DDP_ERR_STATE && save->alone) {
-		ddp_log(DDP_LOG_WARN, "%s; this rank writes there, too, since the job has failed",
-		        ddp_last_error());
-		status = DDP_OK;
-	}
-	if (status != DDP_OK)
-		return status;
-	if (save->tensors.list == NULL) {
-		status = ddp_model_tensors(save->model, true, &save->tensors);
-		/* What a strategy keeps is of all ranks; one alone knows its own part. */
-		for (; save->alone && save->tensors.extras > 0; save->tensors.extras--)
-			free(save->tensors.list[--save->tensors.count].name);
-		if (status == DDP_OK)
-			status = ddp_model_collect(save->model, &save->tensors);
-	}
-	if (status == DDP_OK)
-		status = check_finite(&save->tensors);
-	return status == DDP_OK ? write_tensors(save) : status;
-}
-
-static ddp_status prepare_directory(void *argument)
-{
-	const struct save *save = argument;
-
-	ddp_status status = ddp_store_prepare(save->dir);
-	return status == DDP_OK ? own_directory(save->model, save->dir) : status;
-}
-
-ddp_status ddp_checkpoint_prepare(ddp_model *model, const char *dir)
-{
-	ddp_context *context = ddp_model_context(model);
-	struct save save = { .dir = dir, .model = model };
-
-	return ddp_leader_run(context->world, context->timeout_ms, prepare_directory, &save, NULL, 0);
-}
-
-ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char *dir, int keep)
-{
-	if (dir == NULL || dir[0] == '\0' || keep < 0)
-		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a directory and keep >= 0 are needed");
-	ddp_context *context = ddp_model_context(model);
-	struct save save = {
-		.dir = dir, .keep = keep > 0 ? keep : KEEP_DEFAULT,
-		.world_size = context->job.world_size,
-		.position = { .step = ddp_model_step_count(model), .has_loader = loader != NULL },
-		.model = model,
-	};
-	/* Looked at before the model is. */
-	const bool alone = save.alone = ddp_comm_broken(context->world);
-	ddp_status status = ddp_model_check_whole(model);
-	if (status != DDP_OK)
-		return status;
-	if (loader != NULL)
-		save.position.loader = ddp_loader_get_state(loader);
-	ddp_model_get_hypers(model, save.position.hypers);
-	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
-	status = alone ? ddp_users_own(context->job.rank, model, &save.users) : ddp_model_settle(model);
-	if (status == DDP_OK && !alone)
-		status = ddp_model_compare(model);
-	if (status == DDP_OK && !alone)
-		status = ddp_users_gather(context->world, model, &save.users);
-	if (status == DDP_OK && !alone)
-		status = ddp_model_gather(model, &save.tensors);
-	if (status == DDP_OK)
-		status = alone ? save_file(&save)
-		               : ddp_leader_run(context->world, context->timeout_ms, save_file, &save,
-		                                NULL, 0);
-	ddp_users_free(&save.users);
-	ddp_tensors_free(&save.tensors);
-	ddp_set_phase(model, DDP_PHASE_IDLE);
-	if (status != DDP_OK)
-		return ddp_fail_context(status, "checkpoint of step %" PRId64 " was not saved",
-		                        save.position.step);
-	return DDP_OK;
-}
-
-/* ---- load ------------------------------------------------------------------------- */
 
 /* A place in the row of all tensors' elements. */
 struct place {
@@ -390,7 +167,7 @@ static ddp_status open_file(void *argument)
 /* What is left of the place's tensor, but at most `room` elements; moves behind it. */
 static int64_t pass(const ddp_tensors *tensors, struct place *place, int64_t room)
 {
-	int64_t left = element_count(&tensors->list[place->tensor]) - place->first;
+	int64_t left = ddp_tensor_elements(&tensors->list[place->tensor]) - place->first;
 
 	if (left > room) {
 		place->first += room;
@@ -473,7 +250,7 @@ static int64_t all_elements(const ddp_tensors *tensors)
 	int64_t elements = 0;
 
 	for (int i = 0; i < tensors->count; i++)
-		elements += element_count(&tensors->list[i]);
+		elements += ddp_tensor_elements(&tensors->list[i]);
 	return elements;
 }
 
@@ -537,6 +314,8 @@ static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load
 	ddp_comm *comm = context->world;
 	ddp_status status = ddp_model_drop_step(load->model);
 
+	if (status == DDP_OK)
+		status = ddp_save_end(load->model);
 	if (status == DDP_OK)
 		status = ddp_status_agree(comm, prepare_load(load), "load a checkpoint");
 	if (status == DDP_OK)

@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "reduce/model_state.h"
-#include "state/checkpoint.h"
+#include "state/save.h"
 
 typedef struct training {
 	ddp_model *model;
@@ -176,22 +176,35 @@ static bool checkpoint_is_due(const training *loop)
 	       (options->checkpoint_every > 0 && steps % options->checkpoint_every == 0);
 }
 
-/* A disk that is full, or gone for a while, costs a checkpoint, and not the training, unless
-   there is none to come. All ranks see it alike. */
+/* A disk that is full, or gone for a while, costs a checkpoint, and not the training, as long
+   as there is one to come. All ranks see it alike. */
+static ddp_status forgive(const training *loop, ddp_status status)
+{
+	const ddp_train_options *options = loop->options;
+	ddp_model *model = loop->model;
+	const int64_t next = model->steps + options->checkpoint_every;
+
+	if (status != DDP_ERR_IO)
+		return status;
+	if (ddp_comm_rank(model->context->world) == 0)
+		ddp_log(DDP_LOG_WARN, "%s; training goes on, and tries again after step %lld: make room",
+		        ddp_last_error(), (long long)(next < options->steps ? next : options->steps));
+	return DDP_OK;
+}
+
 static ddp_status save(const training *loop)
 {
 	const ddp_train_options *options = loop->options;
 	ddp_model *model = loop->model;
+	const bool last = model->steps >= options->steps || loop->stops;
 
-	ddp_status status = ddp_checkpoint_save(model, loop->loader, options->checkpoint_dir,
-	                                        options->checkpoint_keep);
-	if (status == DDP_ERR_IO && model->steps < options->steps && !loop->stops) {
-		const int64_t next = model->steps + options->checkpoint_every;
-		if (ddp_comm_rank(model->context->world) == 0)
-			ddp_log(DDP_LOG_WARN, "%s; training goes on, and tries again after step %lld: make room",
-			        ddp_last_error(), (long long)(next < options->steps ? next : options->steps));
-		return DDP_OK;
-	}
+	/* Of the checkpoint before. */
+	ddp_status status = options->checkpoint_beside ? forgive(loop, ddp_checkpoint_wait(model)) : DDP_OK;
+	if (status == DDP_OK)
+		status = (options->checkpoint_beside && !last ? ddp_checkpoint_begin : ddp_checkpoint_save)(
+			model, loop->loader, options->checkpoint_dir, options->checkpoint_keep);
+	if (!last)
+		status = forgive(loop, status);
 	if (status != DDP_OK)
 		ddp_watch_error(model->context->watch, status);
 	return status;

@@ -67,7 +67,7 @@ every_option_is_in_help() {
 	run --help || return
 	local option
 	for option in data format layers heads width vocab length untied batch accumulate \
-		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip seed checkpoint checkpoint-every resume keep metrics trace \
+		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip seed checkpoint checkpoint-every checkpoint-beside resume keep metrics trace \
 		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb no-overlap no-communication device spawn threads \
 		generate json verbose version; do
 		says "^  --$option\\b" || { echo "# --help does not tell of --$option"; return 1; }

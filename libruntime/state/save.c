@@ -1,0 +1,453 @@
+/*
+ * Saving a model with all its ranks, of which rank 0 writes: at once, or, from a copy, in a
+ * thread of its own while training goes on.
+ */
+#include "state/save.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "context.h"
+#include "data/loader.h"
+#include "kernels.h"
+#include "reduce/model.h"
+#include "state/leader.h"
+#include "state/metadata.h"
+#include "state/store.h"
+#include "state/user.h"
+
+enum { KEEP_DEFAULT = 3 };
+
+/* ---- the directory's owner --------------------------------------------------------- */
+
+/* Goes with the model of the rank that writes. */
+struct owner {
+	ddp_store_lock *lock;
+	struct beside *beside; /* a save that another thread writes, or NULL */
+	float *copies;         /* [room]: what it writes */
+	int64_t room;
+	char dir[];
+};
+
+static ddp_status end_beside(struct owner *owner);
+
+static void let_go(void *attached)
+{
+	struct owner *owner = attached;
+
+	if (end_beside(owner) != DDP_OK)
+		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
+	ddp_store_lock_release(owner->lock);
+	free(owner->copies);
+	free(owner);
+}
+
+static ddp_status take_lock(ddp_model *model, const char *dir)
+{
+	const ddp_job *job = &ddp_model_context(model)->job;
+	char who[128 + DDP_HOST_MAX];
+
+	struct owner *owner = calloc(1, sizeof(*owner) + strlen(dir) + 1);
+	if (owner == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "checkpoint directory %s: out of memory", dir);
+	strcpy(owner->dir, dir);
+	snprintf(who, sizeof(who), "rank %d of job %" PRIu32 ".%" PRIu32 " on %s, process %ld\n",
+	         job->rank, job->job_id, job->step_id, job->hostname, (long)getpid());
+	ddp_status status = ddp_store_lock_take(dir, who, &owner->lock);
+	if (status != DDP_OK) {
+		free(owner);
+		return status;
+	}
+	ddp_model_attach(model, owner, let_go);
+	return DDP_OK;
+}
+
+/* Makes sure that this process owns `dir`, from now until the model is freed or saves
+   elsewhere. */
+static ddp_status own_directory(ddp_model *model, const char *dir)
+{
+	const struct owner *owner = ddp_model_attached(model);
+
+	if (owner != NULL && strcmp(owner->dir, dir) == 0) {
+		if (ddp_store_lock_holds(owner->lock, dir))
+			return DDP_OK;
+		ddp_log(DDP_LOG_WARN, "checkpoint directory %s is not the one any more that this run has "
+		        "written to: it was removed, replaced or unmounted, and with it the checkpoints "
+		        "before; it is made anew", dir);
+	}
+	return take_lock(model, dir);
+}
+
+/* ---- save ------------------------------------------------------------------------- */
+
+struct save {
+	const char *dir;
+	int keep;
+	bool alone; /* the world is broken */
+	bool owns;
+	int world_size;
+	ddp_position position;
+	ddp_users users; /* rank 0, and who saves alone */
+	ddp_tensors tensors; /* empty: from memory that the writer reaches */
+	ddp_model *model;
+};
+
+/* What a file may lack, it does. */
+static bool is_left_out(const ddp_tensor *tensor)
+{
+	return tensor->optional && dk_largest(tensor->data, ddp_tensor_elements(tensor)) == 0;
+}
+
+static ddp_status write_all(const struct save *save, ddp_safetensors_tensor *all,
+                            char (*names)[DDP_USER_NAME_MAX], int64_t *shapes)
+{
+	const ddp_tensors *tensors = &save->tensors;
+	ddp_metadata metadata;
+	int count = 0;
+
+	for (int i = 0; i < tensors->count; i++) {
+		const ddp_tensor *tensor = &tensors->list[i];
+		if (is_left_out(tensor))
+			continue;
+		all[count++] = (ddp_safetensors_tensor){
+			.name = tensor->name, .ndim = tensor->ndim, .shape = tensor->shape,
+			.data = tensor->data,
+		};
+	}
+	count += ddp_users_tensors(&save->users, names, shapes, all + count);
+	ddp_metadata_write(&save->position, save->world_size, &metadata);
+	return ddp_store_write(save->dir, save->position.step, all, count, metadata.pairs,
+	                       metadata.count, save->keep, save->owns);
+}
+
+static ddp_status write_tensors(const struct save *save)
+{
+	size_t users = (size_t)save->users.ranks, count = (size_t)save->tensors.count;
+	ddp_status status = DDP_ERR_NOMEM;
+
+	ddp_safetensors_tensor *all = calloc(count + users + 1, sizeof(*all));
+	char (*names)[DDP_USER_NAME_MAX] = calloc(users + 1, sizeof(*names));
+	int64_t *shapes = calloc(users + 1, sizeof(*shapes));
+	if (all != NULL && names != NULL && shapes != NULL)
+		status = write_all(save, all, names, shapes);
+	else
+		ddp_fail(DDP_ERR_NOMEM, "checkpoint %s: out of memory", save->dir);
+	free(all);
+	free(names);
+	free(shapes);
+	return status;
+}
+
+/* A resume would take the newest file, and train on from it in vain. */
+static ddp_status check_finite(const ddp_tensors *tensors)
+{
+	for (int i = 0; i < tensors->count; i++) {
+		const ddp_tensor *tensor = &tensors->list[i];
+		if (!tensor->untrained && !isfinite(dk_largest(tensor->data, ddp_tensor_elements(tensor))))
+			return ddp_fail(DDP_ERR_NOT_FINITE, "tensor %s holds an infinity or a NaN; the "
+			                "checkpoints before are kept: go back to one, with a lower learning "
+			                "rate", tensor->name);
+	}
+	return DDP_OK;
+}
+
+/* Becomes the directory's owner, and lists what is to be written. */
+static ddp_status collect(struct save *save)
+{
+	ddp_status status = own_directory(save->model, save->dir);
+	save->owns = status == DDP_OK;
+	/* It may be rank 0 that owns it, and lives; what is saved comes first then. */
+	if (status == DDP_ERR_STATE && save->alone) {
+		ddp_log(DDP_LOG_WARN, "%s; this rank writes there, too, since the job has failed",
+		        ddp_last_error());
+		status = DDP_OK;
+	}
+	if (status != DDP_OK)
+		return status;
+	if (save->tensors.list == NULL) {
+		status = ddp_model_tensors(save->model, true, &save->tensors);
+		/* What a strategy keeps is of all ranks; one alone knows its own part. */
+		for (; save->alone && save->tensors.extras > 0; save->tensors.extras--)
+			free(save->tensors.list[--save->tensors.count].name);
+		if (status == DDP_OK)
+			status = ddp_model_collect(save->model, &save->tensors);
+	}
+	return status;
+}
+
+static ddp_status write_file(const struct save *save)
+{
+	ddp_status status = check_finite(&save->tensors);
+
+	return status == DDP_OK ? write_tensors(save) : status;
+}
+
+static ddp_status save_file(void *argument)
+{
+	struct save *save = argument;
+	ddp_status status = collect(save);
+
+	return status == DDP_OK ? write_file(save) : status;
+}
+
+/* ---- beside training ---------------------------------------------------------------- */
+
+enum { COPY_GRAIN = 1 << 18, REASON_MAX = 1024 };
+
+/* A save whose tensors are all in memory of its own. */
+struct beside {
+	pthread_t thread;
+	struct save save;
+	ddp_status status;
+	char reason[REASON_MAX];
+};
+
+static void *write_beside(void *argument)
+{
+	struct beside *beside = argument;
+
+	dk_set_threads(1); /* the others compute */
+	beside->status = write_file(&beside->save);
+	if (beside->status != DDP_OK)
+		snprintf(beside->reason, sizeof(beside->reason), "%s", ddp_last_error());
+	return NULL;
+}
+
+static void free_beside(struct beside *beside)
+{
+	ddp_users_free(&beside->save.users);
+	ddp_tensors_free(&beside->save.tensors);
+	free(beside);
+}
+
+static ddp_status not_saved(ddp_status status, int64_t step)
+{
+	return ddp_fail_context(status, "checkpoint of step %" PRId64 " was not saved", step);
+}
+
+static ddp_status end_beside(struct owner *owner)
+{
+	struct beside *beside = owner->beside;
+
+	if (beside == NULL)
+		return DDP_OK;
+	owner->beside = NULL;
+	pthread_join(beside->thread, NULL);
+	ddp_status status = beside->status;
+	if (status != DDP_OK)
+		not_saved(ddp_fail(status, "%s", beside->reason), beside->save.position.step);
+	free_beside(beside);
+	return status;
+}
+
+/* What the list has in arenas of its own needs no copy. */
+static bool is_own(const ddp_tensors *tensors, int i)
+{
+	const ddp_tensor *tensor = &tensors->list[i];
+
+	if (tensor->param < 0 || tensor->optional || i >= tensors->count - tensors->extras)
+		return false;
+	return tensor->state < 0 ? tensors->params != NULL : tensors->whole[tensor->state] != NULL;
+}
+
+struct copy {
+	float *to;
+	const float *from;
+};
+
+static void copy_span(void *argument, int64_t first, int64_t last)
+{
+	const struct copy *copy = argument;
+
+	memcpy(copy->to + first, copy->from + first, (size_t)(last - first) * sizeof(float));
+}
+
+static ddp_status make_room(struct owner *owner, const ddp_tensors *tensors)
+{
+	int64_t elements = 0;
+
+	for (int i = 0; i < tensors->count; i++)
+		elements += is_own(tensors, i) ? 0 : ddp_tensor_elements(&tensors->list[i]);
+	if (elements <= owner->room)
+		return DDP_OK;
+	free(owner->copies);
+	owner->room = 0;
+	owner->copies = malloc((size_t)elements * sizeof(float));
+	if (owner->copies == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of the model (%" PRId64 " bytes), which is written "
+		                "while training goes on: save it with ddp_checkpoint_save()",
+		                elements * (int64_t)sizeof(float));
+	owner->room = elements;
+	return DDP_OK;
+}
+
+static ddp_status copy_tensors(struct owner *owner, ddp_tensors *tensors)
+{
+	ddp_status status = make_room(owner, tensors);
+	float *next = owner->copies;
+
+	for (int i = 0; i < tensors->count && status == DDP_OK; i++) {
+		const int64_t count = ddp_tensor_elements(&tensors->list[i]);
+		if (is_own(tensors, i))
+			continue;
+		dk_parallel(count, COPY_GRAIN, copy_span, &(struct copy){ .to = next, .from = tensors->list[i].data });
+		tensors->list[i].data = next;
+		next += count;
+	}
+	return status;
+}
+
+/* Leaves the save's memory to the thread that writes it. */
+static ddp_status begin_file(void *argument)
+{
+	struct save *save = argument;
+
+	ddp_status status = collect(save);
+	if (status != DDP_OK)
+		return status;
+	struct owner *owner = ddp_model_attached(save->model);
+	status = copy_tensors(owner, &save->tensors);
+	if (status != DDP_OK)
+		return status;
+	struct beside *beside = calloc(1, sizeof(*beside));
+	if (beside == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "checkpoint %s: out of memory", save->dir);
+	beside->save = *save;
+	beside->save.dir = owner->dir;
+	save->users = (ddp_users){ 0 };
+	save->tensors = (ddp_tensors){ 0 };
+	owner->beside = beside;
+	const int failed = ddp_thread_start(&beside->thread, write_beside, beside);
+	if (failed == 0)
+		return DDP_OK;
+	owner->beside = NULL;
+	free_beside(beside);
+	return ddp_fail_errno(DDP_ERR_NOMEM, failed, "checkpoint %s: cannot start the thread that writes it",
+	                      owner->dir);
+}
+
+/* On rank 0. */
+static ddp_status end_file(void *argument)
+{
+	struct owner *owner = ddp_model_attached(argument);
+
+	return owner != NULL ? end_beside(owner) : DDP_OK;
+}
+
+static ddp_status await_file(ddp_model *model)
+{
+	ddp_context *context = ddp_model_context(model);
+
+	if (ddp_comm_broken(context->world))
+		return end_file(model);
+	return ddp_leader_run(context->world, context->timeout_ms, end_file, model, NULL, 0);
+}
+
+ddp_status ddp_checkpoint_wait(ddp_model *model)
+{
+	if (model == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_checkpoint_wait(): the model is NULL");
+	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
+	ddp_status status = await_file(model);
+	ddp_set_phase(model, DDP_PHASE_IDLE);
+	return status;
+}
+
+ddp_status ddp_save_end(ddp_model *model)
+{
+	ddp_context *context = ddp_model_context(model);
+	ddp_status status = await_file(model);
+
+	if (status == DDP_OK || ddp_comm_broken(context->world))
+		return status;
+	if (ddp_comm_rank(context->world) == 0)
+		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
+	return DDP_OK;
+}
+
+/* ---- with all ranks ------------------------------------------------------------------ */
+
+static ddp_status prepare_directory(void *argument)
+{
+	const struct save *save = argument;
+
+	ddp_status status = ddp_store_prepare(save->dir);
+	return status == DDP_OK ? own_directory(save->model, save->dir) : status;
+}
+
+ddp_status ddp_checkpoint_prepare(ddp_model *model, const char *dir)
+{
+	ddp_context *context = ddp_model_context(model);
+	struct save save = { .dir = dir, .model = model };
+
+	return ddp_leader_run(context->world, context->timeout_ms, prepare_directory, &save, NULL, 0);
+}
+
+/* What another thread still writes, of a rank that is alone now. */
+static void write_before(ddp_model *model)
+{
+	if (end_file(model) != DDP_OK)
+		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
+}
+
+/* `write` is for rank 0. */
+static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir, int keep,
+                          ddp_status (*write)(void *save))
+{
+	if (dir == NULL || dir[0] == '\0' || keep < 0)
+		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a directory and keep >= 0 are needed");
+	ddp_context *context = ddp_model_context(model);
+	struct save save = {
+		.dir = dir, .keep = keep > 0 ? keep : KEEP_DEFAULT,
+		.world_size = context->job.world_size,
+		.position = { .step = ddp_model_step_count(model), .has_loader = loader != NULL },
+		.model = model,
+	};
+	/* Looked at before the model is. */
+	const bool alone = save.alone = ddp_comm_broken(context->world);
+	ddp_status status = ddp_model_check_whole(model);
+	if (status != DDP_OK)
+		return status;
+	if (loader != NULL)
+		save.position.loader = ddp_loader_get_state(loader);
+	ddp_model_get_hypers(model, save.position.hypers);
+	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
+	if (alone)
+		write_before(model);
+	else
+		status = ddp_save_end(model);
+	if (status == DDP_OK)
+		status = alone ? ddp_users_own(context->job.rank, model, &save.users) : ddp_model_settle(model);
+	if (status == DDP_OK && !alone)
+		status = ddp_model_compare(model);
+	if (status == DDP_OK && !alone)
+		status = ddp_users_gather(context->world, model, &save.users);
+	if (status == DDP_OK && !alone)
+		status = ddp_model_gather(model, &save.tensors);
+	if (status == DDP_OK)
+		status = alone ? save_file(&save)
+		               : ddp_leader_run(context->world, context->timeout_ms, write, &save, NULL, 0);
+	ddp_users_free(&save.users);
+	ddp_tensors_free(&save.tensors);
+	ddp_set_phase(model, DDP_PHASE_IDLE);
+	return status == DDP_OK ? DDP_OK : not_saved(status, save.position.step);
+}
+
+ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char *dir, int keep)
+{
+	return save_by(model, loader, dir, keep, save_file);
+}
+
+ddp_status ddp_checkpoint_begin(ddp_model *model, ddp_loader *loader, const char *dir, int keep)
+{
+	return save_by(model, loader, dir, keep, begin_file);
+}

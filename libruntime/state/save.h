@@ -1,0 +1,18 @@
+/* save: what the loop and loading need besides ddp.h. */
+#ifndef DDP_STATE_SAVE_H
+#define DDP_STATE_SAVE_H
+
+#include "ddp.h"
+
+/*
+ * Tries whether rank 0 can write checkpoints to `dir`, so that a wrong name
+ * is an error before the training and not behind it. Collective; the same
+ * result on all ranks.
+ */
+ddp_status ddp_checkpoint_prepare(ddp_model *model, const char *dir);
+
+/* Waits until a checkpoint that is written beside training is; that it was not is a warning
+   here. Collective. An error: the communicator is broken. */
+ddp_status ddp_save_end(ddp_model *model);
+
+#endif

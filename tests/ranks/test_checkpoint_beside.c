@@ -1,0 +1,226 @@
+/*
+ * state: a checkpoint that a thread writes while training goes on holds what the model was
+ * when it was begun, byte for byte; what goes wrong with it is told to all ranks.
+ */
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "reduce/model_state.h"
+#include "tests/support/context_ranks.h"
+#include "tests/support/folder.h"
+
+enum { COUNT = 700, BEGUN = 3 };
+
+static char at_once[64], beside[64];
+
+/* ---- holds the writing thread in its fsync() --------------------------------------------- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static bool holds, arrived; /* under lock */
+
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+
+int __wrap_fsync(int fd)
+{
+	pthread_mutex_lock(&lock);
+	arrived = true;
+	pthread_cond_broadcast(&changed);
+	while (holds)
+		pthread_cond_wait(&changed, &lock);
+	pthread_mutex_unlock(&lock);
+	return __real_fsync(fd);
+}
+
+static void hold(bool wanted)
+{
+	pthread_mutex_lock(&lock);
+	holds = wanted;
+	arrived = false;
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&lock);
+}
+
+static void await_writer(void)
+{
+	pthread_mutex_lock(&lock);
+	while (!arrived)
+		pthread_cond_wait(&changed, &lock);
+	pthread_mutex_unlock(&lock);
+}
+
+/* ---- training ------------------------------------------------------------------------------ */
+
+static const ddp_param params[] = {
+	{ .name = "a", .ndim = 2, .shape = { COUNT / 10, 10 } },
+	{ .name = "b", .ndim = 1, .shape = { 11 } },
+	{ .name = "mean", .ndim = 1, .shape = { 4 }, .kind = DDP_BUFFER_MEAN },
+};
+
+static ddp_model *make(ddp_context *context, ddp_shard shard, ddp_optimizer optimizer)
+{
+	const ddp_model_options options = { .size = sizeof(options), .bucket_mb = 1024.0 / (1 << 20),
+	                                    .optimizer = optimizer, .shard = shard, .unused = DDP_UNUSED_SKIP };
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, params, 3, &options, &model));
+	for (int i = 0; i < COUNT; i++)
+		ddp_param_data(model, 0)[i] = (float)(i % 17) / 16;
+	return model;
+}
+
+/* Every other step is without "b". */
+static void train(ddp_model *model, int steps)
+{
+	for (int s = 0; s < steps; s++) {
+		for (int p = 0; p < 2; p++) {
+			if (p == 1 && ddp_model_step_count(model) % 2 == 1)
+				continue;
+			for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+				ddp_param_grad(model, p)[i] = ddp_param_data(model, p)[i] - (float)i / COUNT;
+			CHECK_OK(ddp_grad_ready(model, p));
+		}
+		ddp_param_data(model, 2)[0] += 1;
+		CHECK_OK(ddp_step(model, 1, 0, NULL));
+	}
+}
+
+/* Of step BEGUN. */
+static bool same_files(void)
+{
+	char command[256];
+
+	snprintf(command, sizeof(command), "cmp %s/step-%08d.safetensors %s/step-%08d.safetensors", at_once, BEGUN,
+	         beside, BEGUN);
+	return system(command) == 0;
+}
+
+static const struct { ddp_shard shard; ddp_optimizer optimizer; } ways[] = {
+	{ DDP_SHARD_NONE, DDP_ADAMW }, { DDP_SHARD_STATE, DDP_ADAMW }, { DDP_SHARD_GRADIENTS, DDP_ADAMW },
+	{ DDP_SHARD_NONE, DDP_ADAFACTOR },
+};
+
+static int train_on_body(ddp_context *context, void *user)
+{
+	const bool writes = ddp_get_job(context)->rank == 0;
+
+	(void)user;
+	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+		ddp_model *model = make(context, ways[w].shard, ways[w].optimizer);
+
+		train(model, BEGUN);
+		CHECK_OK(ddp_set_user_state(model, "state", 5));
+		CHECK_OK(ddp_checkpoint_save(model, NULL, at_once, 0));
+		hold(true);
+		CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
+		if (writes)
+			await_writer();
+		CHECK_OK(ddp_set_user_state(model, "other", 5));
+		train(model, 2);
+		hold(false);
+		CHECK_OK(ddp_checkpoint_wait(model));
+		CHECK_OK(ddp_checkpoint_wait(model)); /* of none */
+		CHECK(!writes || same_files());
+		/* The same memory takes the next one, which need not be waited for. */
+		CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
+		ddp_model_free(model);
+		CHECK(!writes || access(beside, F_OK) == 0);
+		CHECK_OK(ddp_barrier(ddp_world(context)));
+		int64_t step;
+		model = make(context, ways[w].shard, ways[w].optimizer);
+		CHECK_OK(ddp_checkpoint_load(model, NULL, beside, &step));
+		CHECK(step == BEGUN + 2);
+		ddp_model_free(model);
+	}
+	return 0;
+}
+
+static void training_goes_on_while_it_is_written(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(2, train_on_body, NULL), 0);
+}
+
+static char told[1024];
+
+static void keep_warnings(void *user, ddp_log_level level, const char *message)
+{
+	(void)user;
+	(void)level;
+	snprintf(told, sizeof(told), "%s", message);
+}
+
+static int failing_body(ddp_context *context, void *user)
+{
+	const bool writes = ddp_get_job(context)->rank == 0;
+	ddp_model *model = make(context, DDP_SHARD_AUTO, DDP_ADAMW);
+	struct rlimit room;
+
+	(void)user;
+	ddp_set_log(keep_warnings, NULL, DDP_LOG_WARN);
+	signal(SIGXFSZ, SIG_IGN);
+	CHECK(getrlimit(RLIMIT_FSIZE, &room) == 0);
+	const struct rlimit none = { .rlim_cur = 1000, .rlim_max = room.rlim_max };
+	train(model, 1);
+	for (int i = 0; i < 2; i++) {
+		CHECK(!writes || setrlimit(RLIMIT_FSIZE, &none) == 0);
+		CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
+		train(model, 1);
+		if (i == 0) {
+			CHECK(ddp_checkpoint_wait(model) == DDP_ERR_IO);
+			CHECK(strstr(ddp_last_error(), "checkpoint of step 1 was not saved: ") != NULL);
+			CHECK(strstr(ddp_last_error(), "File too large") != NULL);
+			CHECK((strstr(ddp_last_error(), "rank 0: ") == NULL) == writes);
+		}
+		if (i == 0)
+			CHECK(!writes || setrlimit(RLIMIT_FSIZE, &room) == 0);
+	}
+	/* The next one tells of it, and fails itself, or is saved once there is room. */
+	CHECK(ddp_checkpoint_save(model, NULL, beside, 0) == DDP_ERR_IO);
+	CHECK((strstr(told, "checkpoint of step 2 was not saved") != NULL) == writes);
+	CHECK(strstr(ddp_last_error(), "checkpoint of step 3 was not saved") != NULL);
+	CHECK(!writes || setrlimit(RLIMIT_FSIZE, &room) == 0);
+	CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
+	CHECK_OK(ddp_checkpoint_wait(model));
+	/* What is not finite is found by the thread. */
+	ddp_param_data(model, 0)[3] = INFINITY;
+	CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
+	CHECK(ddp_checkpoint_wait(model) == DDP_ERR_NOT_FINITE);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void what_cannot_be_written_is_told(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(2, failing_body, NULL), 0);
+}
+
+static int start_empty(void **state)
+{
+	snprintf(at_once, sizeof(at_once), "%s/at-once", test_folder);
+	snprintf(beside, sizeof(beside), "%s/beside", test_folder);
+	return folder_empty(state);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup(training_goes_on_while_it_is_written, start_empty),
+		cmocka_unit_test_setup(what_cannot_be_written_is_told, start_empty),
+	};
+	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+}
