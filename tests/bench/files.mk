@@ -69,7 +69,7 @@ bench_environment = BENCH_PROGRAMS=$(abs_builddir)/tests/bench PYTHONDONTWRITEBY
 	DDP_PLUGIN=$$(ls $(abs_builddir)/spank/.libs/spank_ddp.so 2>/dev/null)
 bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt BENCH_VISION=$(abs_builddir)/examples/vision
 BENCH_ARGS =
-bench_names = allreduce algorithms combine lanes startup overlap overlap-progress scale gpt-step vision-step ddp-overhead netplugin spank-cost
+bench_names = allreduce algorithms combine lanes startup overlap overlap-progress scale gpt-step vision-step checkpoint-step ddp-overhead netplugin spank-cost
 
 .PHONY: bench-allreduce bench-combine bench-lanes bench-startup bench-overlap bench-overlap-progress
 bench-allreduce: tests/bench/rank_plain $(bench_programs)
@@ -93,6 +93,9 @@ bench-overlap-progress: tests/bench/rank_plain $(bench_programs)
 .PHONY: bench-gpt-step bench-ddp-overhead
 bench-gpt-step: tests/bench/rank_plain $(bench_programs) examples/gpt/gpt
 	$(bench_environment) $(srcdir)/tests/bench/gpt_step $(BENCH_ARGS)
+.PHONY: bench-checkpoint-step
+bench-checkpoint-step: examples/gpt/gpt
+	$(bench_environment) $(srcdir)/tests/bench/checkpoint_step $(BENCH_ARGS)
 bench-ddp-overhead: tests/bench/rank_plain $(bench_programs) examples/gpt/gpt
 	$(bench_environment) $(srcdir)/tests/bench/ddp_overhead $(BENCH_ARGS)
 
@@ -100,7 +103,7 @@ if HAVE_PYTHON
 TESTS += tests/bench/test_harness
 endif
 
-EXTRA_DIST += tests/bench/ddp_overhead tests/bench/gpt_step tests/bench/rank_gpt.py \
+EXTRA_DIST += tests/bench/checkpoint_step tests/bench/ddp_overhead tests/bench/gpt_step tests/bench/rank_gpt.py \
 	tests/bench/harness/gpt.py
 EXTRA_DIST += tests/bench/README.md tests/bench/allreduce tests/bench/algorithms \
 	tests/bench/overlap tests/bench/overlap_progress \
