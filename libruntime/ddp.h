@@ -685,6 +685,8 @@ typedef struct ddp_model_options {
 	                           means of squares; 0: 0.8 */
 	double adafactor_least_scale; /* eps[1]; 0: 1e-3 */
 	double adafactor_clip;  /* d: root mean square that updates have at most; 0: 1 */
+	bool bf16_params;       /* keep the parameters in bf16, too: see ddp_param_bf16(). In the
+	                           host's memory only */
 } ddp_model_options;
 
 /*
@@ -721,6 +723,16 @@ DDP_API int64_t ddp_param_count(const ddp_model *model, int param); /* elements 
    adds to loss_sum. A program's kernels add their losses to it, and nobody waits for each of
    them. NULL on the host. */
 DDP_API double *ddp_device_loss(ddp_model *model);
+/*
+ * The parameter, trained or frozen, in bf16, for forward and backward: what
+ * ddp_param_data() holds, in f32, is then the master copy, which updates change and
+ * checkpoints keep. It is rounded, to the nearest, by ddp_broadcast_params(), each step,
+ * and ddp_checkpoint_load(); a first step without one of these gets DDP_ERR_STATE. Valid
+ * for the model's life, aligned to 32 bytes; NULL if out of range, of a buffer, which stays
+ * f32, and without the option bf16_params. Gradients stay f32 (in what form they travel,
+ * ddp_compression says).
+ */
+DDP_API const uint16_t *ddp_param_bf16(const ddp_model *model, int param);
 
 /* Sends rank 0's tensors, of all kinds, to all. Collective; once, after initialisation: the first
    step, and each checkpoint, ends with DDP_ERR_MISMATCH if a rank's parameters are

@@ -134,6 +134,7 @@ check_PROGRAMS += \
 endif
 check_PROGRAMS += \
 	tests/ranks/comm_soak \
+	tests/ranks/test_bf16_params \
 	tests/ranks/test_checkpoint \
 	tests/ranks/test_checkpoint_beside \
 	tests/ranks/test_comm_await \

@@ -25,6 +25,7 @@ struct trainer {
 	dk_queue *kernels; /* NULL: the host's */
 	gpt *model;
 	ddp_model *params;
+	dk_queue *mixed; /* of a mixed model's passes, else NULL */
 	ddp_dataset dataset;
 	ddp_loader *loader;
 	report report;
@@ -84,7 +85,12 @@ static bool start_library(struct trainer *t)
 	if (status != DDP_OK)
 		return fail_library(t, status);
 	dk_use(t->kernels);
-	return true;
+	if (!o->model.mixed)
+		return true;
+	if (t->kernels != NULL)
+		return fail(t, "--dtype bf16 computes on the host only; leave out --dtype or --device");
+	t->mixed = dk_open_mixed();
+	return t->mixed != NULL ? true : fail(t, "out of memory");
 }
 
 static bool open_data(struct trainer *t)
@@ -99,7 +105,7 @@ static bool open_data(struct trainer *t)
 	return status == DDP_OK ? true : fail_library(t, status);
 }
 
-/* Gives the model the library's arenas to work on. */
+/* Gives the model the library's arenas to work on, and initialises the parameters. */
 static bool bind(struct trainer *t, int count)
 {
 	float **data = calloc((size_t)count, sizeof(*data));
@@ -110,8 +116,16 @@ static bool bind(struct trainer *t, int count)
 		data[i] = ddp_param_data(t->params, i);
 		grad[i] = ddp_param_grad(t->params, i);
 	}
-	if (possible)
+	if (possible) {
 		gpt_bind(t->model, data, grad);
+		gpt_bind_loss(t->model, ddp_device_loss(t->params));
+		possible = gpt_initialise(t->model, t->options.seed);
+	}
+	if (possible && t->mixed != NULL) {
+		for (int i = 0; i < count; i++)
+			data[i] = (float *)(uintptr_t)ddp_param_bf16(t->params, i);
+		gpt_bind(t->model, data, grad);
+	}
 	free(data);
 	free(grad);
 	return possible ? true : fail(t, "out of memory");
@@ -204,6 +218,7 @@ static bool make_model(struct trainer *t)
 		.powersgd_rank = o->powersgd_rank, .powersgd_start = o->powersgd_start, .local_steps = o->local_steps,
 		.local_start = o->local_start, .no_overlap = o->no_overlap,
 		.no_communication = o->no_communication,
+		.bf16_params = o->model.mixed,
 		.memory = t->kernels != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST};
 	int count;
 
@@ -215,9 +230,6 @@ static bool make_model(struct trainer *t)
 	gpt_params(t->model, &count);
 	if (!bind(t, count))
 		return false;
-	gpt_bind_loss(t->model, ddp_device_loss(t->params));
-	if (!gpt_initialise(t->model, o->seed))
-		return fail(t, "out of memory");
 	status = ddp_broadcast_params(t->params);
 	return status == DDP_OK ? true : fail_library(t, status);
 }
@@ -246,6 +258,28 @@ static ddp_status announce_all(ddp_model *params, gpt *model)
 	return status;
 }
 
+/* The model's passes go there; returns what was used before. */
+static dk_queue *use_model(const struct trainer *t)
+{
+	return dk_use(t->mixed != NULL ? t->mixed : t->kernels);
+}
+
+static ddp_status pass(struct trainer *t, const ddp_batch *batch, double *loss_sum)
+{
+	dk_queue *before = use_model(t);
+
+	*loss_sum += gpt_forward(t->model, batch->data, (int)batch->samples, t->options.model.length);
+	ddp_set_phase(t->params, DDP_PHASE_BACKWARD);
+	ddp_status status = gpt_backward(t->model, grad_ready, grad_rows, t->params);
+	const char *failure = dk_failure();
+	dk_use(before);
+	if (failure != NULL) {
+		fail(t, "%s", failure);
+		return DDP_ERR_NOMEM;
+	}
+	return status;
+}
+
 static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch,
                           double *weight, double *loss_sum)
 {
@@ -262,15 +296,8 @@ static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch,
 		     tokens[stray] + 1);
 		return DDP_ERR_FORMAT;
 	}
-	*loss_sum += gpt_forward(t->model, tokens, (int)batch->samples, length);
 	*weight += (double)batch->samples * length;
-	ddp_set_phase(params, DDP_PHASE_BACKWARD);
-	ddp_status status = gpt_backward(t->model, grad_ready, grad_rows, params);
-	if (dk_failure() != NULL) {
-		fail(t, "%s", dk_failure());
-		return DDP_ERR_NOMEM;
-	}
-	return status;
+	return pass(t, batch, loss_sum);
 }
 
 static ddp_status on_step(void *user, const ddp_step_stats *stats)
@@ -314,10 +341,12 @@ static bool train(struct trainer *t)
 	if (t->job->rank != 0)
 		return true;
 	report_end(&t->report, &summary, t->job);
-	if (o->generate > 0 &&
-	    !generate_text(t->model, &o->model, o->generate, o->seed, t->report.out))
-		return fail(t, "out of memory");
-	return true;
+	dk_queue *before = use_model(t);
+	const bool written = o->generate == 0 ||
+		(generate_text(t->model, &o->model, o->generate, o->seed, t->report.out) &&
+		 dk_failure() == NULL);
+	dk_use(before);
+	return written ? true : fail(t, "out of memory");
 }
 
 static bool run_rank(struct trainer *t)
@@ -330,6 +359,7 @@ static bool run_rank(struct trainer *t)
 	gpt_free(t->model);
 	dk_use(NULL);
 	ddp_kernels_close(t->kernels);
+	dk_close(t->mixed);
 	if (ddp_finalize(t->context) != DDP_OK && fine) {
 		fprintf(stderr, "gpt: %s\n", ddp_last_error());
 		fine = false;

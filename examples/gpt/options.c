@@ -15,7 +15,8 @@ enum { EXIT_STOPPED = 75 };
 enum option_id {
 	OPT_DATA = 1, OPT_FORMAT, OPT_LAYERS, OPT_HEADS, OPT_WIDTH, OPT_VOCAB, OPT_LENGTH,
 	OPT_UNTIED, OPT_BATCH, OPT_ACCUMULATE, OPT_TOKENS_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR,
-	OPT_SCHEDULE, OPT_WARMUP, OPT_DECAY, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_CLIP, OPT_SEED, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY, OPT_CHECKPOINT_BESIDE,
+	OPT_SCHEDULE, OPT_WARMUP, OPT_DECAY, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_CLIP, OPT_SEED,
+	OPT_DTYPE, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY, OPT_CHECKPOINT_BESIDE,
 	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_SHARD, OPT_COMPRESS, OPT_POWERSGD_RANK,
 	OPT_POWERSGD_START, OPT_LOCAL_STEPS, OPT_LOCAL_START, OPT_BUCKET_MB, OPT_NO_OVERLAP,
 	OPT_NO_COMMUNICATION, OPT_DEVICE, OPT_SPAWN, OPT_THREADS, OPT_STOPPED_EXIT, OPT_GENERATE, OPT_JSON, OPT_VERBOSE,
@@ -57,6 +58,8 @@ static const struct described described[] = {
 	{"weight-decay", "X", OPT_WEIGHT_DECAY, "weight decay of matrices (0.1)"},
 	{"clip", "X", OPT_CLIP, "limit of the gradient's norm, 0 for none (1)"},
 	{"seed", "N", OPT_SEED, "seed of parameters and sample order (1)"},
+	{"dtype", "NAME", OPT_DTYPE, "type of parameters and activations in forward and backward: f32 "
+	                             "(default), or bf16; gradients and what is updated are f32"},
 	{"stopped-exit", "N", OPT_STOPPED_EXIT, "exit code if SIGTERM ends it before the last step, 0 to "
 	                                        "124 (75)"},
 	{NULL, NULL, 0, "Files"},
@@ -231,6 +234,17 @@ static bool read_schedule(const char *text, ddp_schedule_kind *schedule)
 	return true;
 }
 
+static bool read_dtype(const char *text, bool *mixed)
+{
+	static const char *const names[] = {"f32", "bf16"};
+	int which = 0;
+
+	if (!read_name(OPT_DTYPE, text, names, 2, &which))
+		return false;
+	*mixed = which == 1;
+	return true;
+}
+
 /* ---- options -------------------------------------------------------------------------- */
 
 static bool take_model(gpt_options *o, enum option_id id, const char *text)
@@ -280,6 +294,7 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 	case OPT_CHECKPOINT: o->checkpoint = text; return true;
 	case OPT_CHECKPOINT_EVERY:
 		return read_integer(id, text, 1, INT64_C(1) << 40, &o->checkpoint_every);
+	case OPT_DTYPE: return read_dtype(text, &o->model.mixed);
 	case OPT_CHECKPOINT_BESIDE: o->checkpoint_beside = true; return true;
 	case OPT_RESUME: o->resume = true; return true;
 	case OPT_KEEP: return read_int(id, text, 1, 1 << 20, &o->keep);

@@ -101,36 +101,43 @@ static float *carve(gpt *g, size_t *used, size_t floats)
 	return here;
 }
 
+/* The same of what is bf16 in a mixed model. */
+static float *carve_tensor(gpt *g, size_t *used, size_t elements)
+{
+	return carve(g, used, g->config.mixed ? (elements + 1) / 2 : elements);
+}
+
 static size_t lay_out(gpt *g)
 {
 	size_t rows = (size_t)g->capacity * (size_t)g->config.length;
 	size_t stream = rows * (size_t)g->config.width, used = 0;
 
-	g->embedded = carve(g, &used, stream);
+	g->embedded = carve_tensor(g, &used, stream);
 	for (int i = 0; i < g->config.layers; i++)
 		g->layers[i] = (struct gpt_layer){
-			.ln_1 = carve(g, &used, stream),
+			.ln_1 = carve_tensor(g, &used, stream),
 			.ln_1_mean = carve(g, &used, rows),
 			.ln_1_rstd = carve(g, &used, rows),
-			.qkv = carve(g, &used, 3 * stream),
-			.attended = carve(g, &used, stream),
+			.qkv = carve_tensor(g, &used, 3 * stream),
+			.attended = carve_tensor(g, &used, stream),
 			.lse = carve(g, &used, rows * (size_t)g->config.heads),
-			.middle = carve(g, &used, stream),
-			.ln_2 = carve(g, &used, stream),
+			.middle = carve_tensor(g, &used, stream),
+			.ln_2 = carve_tensor(g, &used, stream),
 			.ln_2_mean = carve(g, &used, rows),
 			.ln_2_rstd = carve(g, &used, rows),
-			.fc = carve(g, &used, 4 * stream),
-			.fc_gelu = carve(g, &used, 4 * stream),
-			.out = carve(g, &used, stream),
+			.fc = carve_tensor(g, &used, 4 * stream),
+			.fc_gelu = carve_tensor(g, &used, 4 * stream),
+			.out = carve_tensor(g, &used, stream),
 		};
-	g->ln_f = carve(g, &used, stream);
+	g->ln_f = carve_tensor(g, &used, stream);
 	g->ln_f_mean = carve(g, &used, rows);
 	g->ln_f_rstd = carve(g, &used, rows);
 	g->classifier = carve(g, &used, dk_classifier_work((int64_t)rows, g->config.vocab));
-	g->dstream = carve(g, &used, stream);
-	g->dnorm = carve(g, &used, stream);
-	g->dattended = carve(g, &used, stream);
-	g->dwide = carve(g, &used, 4 * stream);
+	g->dstream = carve_tensor(g, &used, stream);
+	g->dnorm = carve_tensor(g, &used, stream);
+	g->dattended = carve_tensor(g, &used, stream);
+	g->dwide = carve_tensor(g, &used, 4 * stream);
+	g->row_grads = carve(g, &used, g->config.mixed ? stream : 0);
 	g->tokens = (int32_t *)carve(g, &used, rows);
 	g->targets = (int32_t *)carve(g, &used, rows);
 	return used * sizeof(float);

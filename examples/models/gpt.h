@@ -16,6 +16,7 @@ typedef struct gpt_config {
 	int layers, heads, width, vocab;
 	int length;  /* longest sequence */
 	bool untied; /* the classifier has a weight of its own, lm_head.weight */
+	bool mixed;  /* for a queue of DK_MIXED: parameters and activations are bf16 */
 } gpt_config;
 
 /* What is wrong with the sizes, in `why`; true if nothing is. */
@@ -56,14 +57,16 @@ typedef ddp_status (*gpt_ready_fn)(void *user, int param);
 typedef ddp_status (*gpt_rows_fn)(void *user, int param, const int32_t *index,
                                   const float *values, int64_t count);
 
-/* Where parameter i and its gradient lie; the arrays are copied. */
+/* Where parameter i and its gradient lie; the arrays are copied. If the model is mixed,
+   parameters are the addresses of bf16. */
 void gpt_bind(gpt *model, float *const *params, float *const *grads);
 
 /* Forward passes add to *loss, which is where the model is, what they would return, and
    return 0. */
 void gpt_bind_loss(gpt *model, double *loss);
 
-/* GPT-2's initialisation, the same for the same seed. False: out of memory. */
+/* GPT-2's initialisation, the same for the same seed, of bound parameters that
+   are f32. False: out of memory. */
 bool gpt_initialise(gpt *model, uint64_t seed);
 
 /*

@@ -92,14 +92,18 @@ double gpt_forward(gpt *g, const int32_t *samples, int batch, int length)
 
 void gpt_next_logits(gpt *g, const int32_t *tokens, int length, float *logits)
 {
-	int64_t width = g->config.width;
+	int64_t width = g->config.width, last = (length - 1) * width;
 
 	dk_copy(g->tokens, tokens, (size_t)length * sizeof(int32_t));
 	forward_stream(g, 1, length);
 	dk_gemm(&(dk_gemm_args){.transpose_b = true, .m = 1, .n = g->config.vocab, .k = width,
-		.a = g->ln_f + (length - 1) * width, .lda = width,
+		.a = g->config.mixed ? (float *)((uint16_t *)g->ln_f + last) : g->ln_f + last, .lda = width,
 		.b = g->data[classifier_param(g)], .ldb = width, .c = g->classifier,
 		.ldc = g->config.vocab});
+	if (g->config.mixed) {
+		dk_from_bf16(logits, (const uint16_t *)g->classifier, g->config.vocab);
+		return;
+	}
 	dk_copy(logits, g->classifier, (size_t)g->config.vocab * sizeof(*logits));
 	dk_largest(g->classifier, 1); /* waits */
 }
@@ -172,6 +176,15 @@ static const float *layer_input(const gpt *g, int layer)
 	return layer > 0 ? g->layers[layer - 1].out : g->embedded;
 }
 
+static const float *row_gradients(gpt *g)
+{
+	if (!g->config.mixed)
+		return g->dstream;
+	dk_from_bf16(g->row_grads, (const uint16_t *)g->dstream,
+	             (int64_t)g->batch * g->length * g->config.width);
+	return g->row_grads;
+}
+
 /* The embedding's gradient has but few rows. If the classifier shares its
    weight, that part of the gradient, which is dense, is complete at once. */
 static void backward_embedding(gpt *g, gpt_rows_fn rows, struct teller *t)
@@ -184,7 +197,7 @@ static void backward_embedding(gpt *g, gpt_rows_fn rows, struct teller *t)
 	if (rows == NULL)
 		tell(t, WTE);
 	else if (t->status == DDP_OK)
-		t->status = rows(t->user, WTE, g->tokens, g->dstream, count);
+		t->status = rows(t->user, WTE, g->tokens, row_gradients(g), count);
 }
 
 ddp_status gpt_backward(gpt *g, gpt_ready_fn ready, gpt_rows_fn rows, void *user)

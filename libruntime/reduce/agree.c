@@ -43,7 +43,7 @@ static double hash_number(uint64_t hash)
 
 static const uint64_t HASH_START = 0xcbf29ce484222325u;
 
-enum { FACT_COUNT, FACT_HASH, FACTS = 34 };
+enum { FACT_COUNT, FACT_HASH, FACTS = 35 };
 
 static void state_facts(const ddp_layout *layout, const ddp_model_settings *settings,
                         ddp_fact *facts)
@@ -90,6 +90,7 @@ static void state_facts(const ddp_layout *layout, const ddp_model_settings *sett
 		{ "unused", settings->unused },
 		{ "no_overlap", settings->no_overlap },
 		{ "no_communication", settings->no_communication },
+		{ "bf16_params", settings->bf16_params },
 	};
 	memcpy(facts, stated, sizeof(stated));
 }

@@ -48,7 +48,12 @@ ddp_status ddp_grads_start(ddp_model *model, int k)
 			                         slot->offset > bucket->begin ? slot->offset : bucket->begin,
 			                         end < bucket->end ? end : bucket->end);
 	}
-	return status == DDP_OK ? model->strategy->start(model, k) : status;
+	if (status != DDP_OK)
+		return status;
+	dk_queue *before = dk_use(model->place.kernels);
+	status = model->strategy->start(model, k);
+	dk_use(before);
+	return status;
 }
 
 static void look_at_gradient(ddp_model *model, int slot)

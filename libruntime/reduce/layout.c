@@ -262,6 +262,7 @@ ddp_status ddp_layout_arrange(ddp_layout *layout, int ranks)
 	}
 	layout->dense = begin[ROWS];
 	layout->elements = begin[FROZEN];
+	layout->buffers = begin[LOCAL];
 	layout->mean = begin[MEAN];
 	layout->broadcast = begin[BROADCAST];
 	free(layout->slots);

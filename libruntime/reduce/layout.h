@@ -35,8 +35,8 @@ typedef struct ddp_layout {
 	int64_t elements; /* of these, the first, which are trained: those of any other arena */
 	int64_t dense;    /* of these, the first, which have gradients that travel in buckets;
 	                     the rest have rows that travel, and nothing else */
-	int64_t mean, broadcast; /* where buffers begin that are averaged, and those behind
-	                     them, which are broadcast */
+	int64_t buffers, mean, broadcast; /* where buffers begin, behind what is frozen; those
+	                     that are averaged, and those behind them, which are broadcast */
 	ddp_slot *slots;  /* in the order of the arenas */
 	int *slot_of;     /* [count]: a parameter's slot */
 } ddp_layout;

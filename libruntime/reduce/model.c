@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "kernels.h"
 #include "reduce/agree.h"
 #include "reduce/facts.h"
 #include "reduce/grads.h"
@@ -63,6 +64,7 @@ static ddp_status choose_strategy(ddp_model *model, int ranks)
 	                    : settings->local_steps > 0               ? "local_steps"
 	                    : settings->shard > DDP_SHARD_NONE        ? "shard"
 	                    : settings->unused != DDP_UNUSED_ZERO     ? "unused"
+	                    : settings->bf16_params                   ? "bf16_params"
 	                                                              : NULL;
 
 	if (model->place.device == NULL) {
@@ -74,8 +76,8 @@ static ddp_status choose_strategy(ddp_model *model, int ranks)
 		                "host's memory only yet; take another, or train there",
 		                ddp_optimizer_name(settings->optim.kind));
 	if (other != NULL)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "model option %s: gradients on a device are all-reduced, and "
-		                "in no other way yet; leave it out, or train in the host's memory", other);
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "model option %s: gradients on a device are all-reduced in f32, "
+		                "and in no other way yet; leave it out, or train in the host's memory", other);
 	model->strategy = &ddp_device_strategy;
 	return DDP_OK;
 }
@@ -146,6 +148,14 @@ static ddp_status join(ddp_model *model)
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "the model's gradients");
 	model->grads = model->grads_memory.data;
+	if (model->settings.bf16_params) {
+		status = ddp_arena_open(comm, &model->place, model->layout.buffers / 2, true,
+		                        &model->rounded_memory);
+		if (status != DDP_OK)
+			return ddp_fail_context(status, "the model's parameters in bf16");
+		model->rounded = (uint16_t *)(void *)model->rounded_memory.data;
+		model->optim.rounded = model->rounded;
+	}
 	return model->strategy->open != NULL ? model->strategy->open(model) : DDP_OK;
 }
 
@@ -195,6 +205,7 @@ void ddp_model_free(ddp_model *model)
 	ddp_rows_free(&model->rows);
 	ddp_arena_close(comm, &model->grads_memory);
 	ddp_arena_close(comm, &model->params_memory);
+	ddp_arena_close(comm, &model->rounded_memory);
 	ddp_optim_free(&model->optim);
 	ddp_place_close(&model->place);
 	ddp_units_free(&model->units);
@@ -232,6 +243,25 @@ double *ddp_device_loss(ddp_model *model)
 	return model != NULL && model->results != NULL ? model->results->loss : NULL;
 }
 
+const uint16_t *ddp_param_bf16(const ddp_model *model, int param)
+{
+	const ddp_slot *slot = ddp_model_slot(model, param);
+
+	if (slot == NULL || model->rounded == NULL || slot->offset >= model->layout.buffers)
+		return NULL;
+	return model->rounded + slot->offset;
+}
+
+void ddp_model_round(ddp_model *model, int64_t begin, int64_t end)
+{
+	const int64_t stop = end < model->layout.buffers ? end : model->layout.buffers;
+
+	if (model->rounded == NULL || begin >= stop)
+		return;
+	dk_to_bf16(model->rounded + begin, model->params + begin, stop - begin);
+	model->was_rounded = true;
+}
+
 int64_t ddp_param_count(const ddp_model *model, int param)
 {
 	const ddp_slot *slot = ddp_model_slot(model, param);
@@ -265,6 +295,7 @@ ddp_status ddp_broadcast_params(ddp_model *model)
 		ddp_fail_context(status, "broadcast of the parameters");
 		return ddp_model_fail(model, status);
 	}
+	ddp_model_round(model, 0, model->layout.buffers);
 	return DDP_OK;
 }
 
@@ -559,6 +590,10 @@ ddp_status ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, 
 		                ddp_model_slot(model, tensor->param)->offset + first, values, count);
 	else
 		memcpy(tensor->data + first, values, (size_t)count * sizeof(*values));
+	if (i < model->layout.count) {
+		const int64_t begin = ddp_model_slot(model, i)->offset + first;
+		ddp_model_round(model, begin, begin + count);
+	}
 	return DDP_OK;
 }
 

@@ -28,6 +28,9 @@ struct ddp_model {
 	ddp_results *results;   /* of a device; NULL on the host */
 	ddp_arena params_memory, grads_memory;
 	float *params, *grads;  /* their elements */
+	ddp_arena rounded_memory;
+	uint16_t *rounded;      /* all parameters in bf16, or NULL */
+	bool was_rounded;       /* so that these are no longer 0 */
 	ddp_optim optim;
 	ddp_reducer reducer;
 	ddp_rows rows;
@@ -63,7 +66,8 @@ struct ddp_model {
 	double weight_sum;
 };
 
-/* Waits until buckets [first, end) are reduced, as far as they are started. */
+/* Waits until buckets [first, end) are reduced, as far as they are started. As all that a
+   strategy does, on the model's own kernels, whatever queue the program uses. */
 ddp_status ddp_model_wait(ddp_model *model, int first, int end);
 
 /* DDP_ERR_INVALID: NULL. DDP_ERR_STATE: a step failed before, or a load did halfway. */
@@ -75,6 +79,10 @@ ddp_status ddp_model_not_updated(const ddp_model *model);
 /* Ends what is left of the step under way, whose buckets all ranks have started, and
    forgets its gradients. */
 ddp_status ddp_model_discard(ddp_model *model);
+
+/* Elements [begin, end) of the parameters' arena are new: in bf16, too, as far as the model
+   has that. */
+void ddp_model_round(ddp_model *model, int64_t begin, int64_t end);
 
 /* Of the parameter that the program calls `param`; NULL if there is none. */
 const ddp_slot *ddp_model_slot(const ddp_model *model, int param);

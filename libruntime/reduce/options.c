@@ -221,6 +221,7 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		.no_communication = options.no_communication,
 		.memory = options.memory,
 		.stream = options.stream,
+		.bf16_params = options.bf16_params,
 	};
 	status = check_settings(&made);
 	if (status == DDP_OK)

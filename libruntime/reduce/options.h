@@ -27,7 +27,7 @@ typedef struct ddp_model_settings {
 	int64_t local_start;
 	ddp_loss loss;
 	ddp_unused unused;
-	bool no_overlap, no_communication;
+	bool no_overlap, no_communication, bf16_params;
 	ddp_memory memory;
 	void *stream;
 } ddp_model_settings;

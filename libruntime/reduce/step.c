@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "kernels.h"
 #include "reduce/buffers.h"
 #include "reduce/grads.h"
 
@@ -74,10 +75,12 @@ ddp_status ddp_model_not_updated(const ddp_model *model)
 
 ddp_status ddp_model_wait(ddp_model *model, int first, int end)
 {
+	dk_queue *before = dk_use(model->place.kernels);
 	ddp_status status = DDP_OK;
 
 	for (int k = first; k < end && status == DDP_OK && model->strategy->wait != NULL; k++)
 		status = model->strategy->wait(model, k);
+	dk_use(before);
 	return status;
 }
 
@@ -281,7 +284,9 @@ static ddp_status reduce(ddp_model *model, ddp_step_stats *stats)
 {
 	double squares;
 
+	dk_queue *before = dk_use(model->place.kernels);
 	ddp_status status = model->strategy->reduce(model, &squares);
+	dk_use(before);
 	if (status == DDP_OK)
 		stats->grad_norm = sqrt(squares) / model->divisor;
 	return status;
@@ -302,7 +307,9 @@ static ddp_status update(ddp_model *model, bool reduced, ddp_step_stats *stats)
 	};
 	double squares;
 
+	dk_queue *before = dk_use(model->place.kernels);
 	ddp_status status = model->strategy->update(model, &update, reduced, &squares);
+	dk_use(before);
 	if (status == DDP_OK && !reduced)
 		stats->grad_norm = sqrt(squares) / model->divisor;
 	return status;
@@ -359,6 +366,9 @@ static ddp_status begin_end(ddp_model *model)
 		return status;
 	if (model->reduced)
 		return ddp_model_not_updated(model);
+	if (model->rounded != NULL && !model->was_rounded)
+		return ddp_fail(DDP_ERR_STATE, "the parameters in bf16 are still 0: call ddp_broadcast_params() "
+		                "or load a checkpoint before the first step");
 	ddp_model_start_clock(model);
 	begin_waiting(model);
 	model->stats = (ddp_step_stats){ .step = model->steps + 1 };
@@ -378,6 +388,9 @@ static ddp_status fail_step(ddp_model *model, ddp_status status)
 /* All ranks have new parameters. */
 static void end_step(ddp_model *model, ddp_step_stats *stats)
 {
+	/* What other ranks have updated; its own, this rank rounded as it was in the cache. */
+	if (model->strategy->spreads)
+		ddp_model_round(model, 0, model->layout.elements);
 	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
 	model->steps++;
 	ddp_uses_end_step(&model->uses);

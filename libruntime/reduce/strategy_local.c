@@ -63,9 +63,11 @@ static ddp_status average_params(ddp_model *model)
 {
 	model->partly_updated = true;
 	ddp_status status = average(model, "parameters", model->params, model->layout.elements);
-	if (status == DDP_OK)
-		model->partly_updated = false;
-	return status;
+	if (status != DDP_OK)
+		return status;
+	ddp_model_round(model, 0, model->layout.elements);
+	model->partly_updated = false;
+	return DDP_OK;
 }
 
 /* Whether ranks may have been on their own. */

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The same GPT as PyTorch does it best on a host, step by step.
 
-usage: rank_gpt.py LAYERS HEADS WIDTH VOCAB LENGTH BATCH THREADS STEPS RANKS
+usage: rank_gpt.py LAYERS HEADS WIDTH VOCAB LENGTH BATCH THREADS STEPS RANKS [f32|bf16]
 
 Prints each step's seconds, the first one (warm-up) left out: forward,
-backward, clipping and AdamW. Several ranks are processes of this host, by
+backward, clipping and AdamW. bf16: by torch.compile, with autocast to it. Several ranks are processes of this host, by
 DistributedDataParallel and gloo; the first one prints."""
 
 import math
@@ -62,7 +62,7 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
 
 
-def train(rank, ranks, meeting, sizes):
+def train(rank, ranks, meeting, sizes, dtype):
     layers, heads, width, vocab, length, batch, threads, steps = sizes
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
@@ -71,13 +71,17 @@ def train(rank, ranks, meeting, sizes):
     if ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    if dtype == "bf16":
+        model = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     torch.manual_seed(2 + rank)
     tokens = torch.randint(vocab, (batch, length + 1))
     for step in range(steps + 1):
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=False)
-        model(tokens[:, :-1], tokens[:, 1:]).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
+            loss = model(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step > 0 and rank == 0:
@@ -87,13 +91,14 @@ def train(rank, ranks, meeting, sizes):
 
 
 def main():
-    *sizes, ranks = map(int, sys.argv[1:])
+    *sizes, ranks = map(int, sys.argv[1:10])
+    dtype = sys.argv[10] if len(sys.argv) > 10 else "f32"
     if ranks == 1:
-        train(0, 1, "", sizes)
+        train(0, 1, "", sizes, dtype)
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (ranks, os.path.join(folder, "meeting"), sizes)
+        arguments = (ranks, os.path.join(folder, "meeting"), sizes, dtype)
         torch.multiprocessing.spawn(train, args=arguments, nprocs=ranks)
 
 

@@ -108,6 +108,7 @@ static void draw_options(scenario *s, unsigned int *seed)
 		.momentum = draw(seed, 0, 1) * 0.9, .clip_norm = draw(seed, 0, 1) * 0.5,
 		.bucket_mb = draw(seed, 1, 200) * 64.0 / (1 << 20),
 		.first_bucket_mb = draw(seed, 1, 100) * 64.0 / (1 << 20),
+		.bf16_params = s->seed % 2 == 0,
 	};
 }
 
@@ -424,6 +425,20 @@ static void train_step(const scenario *s, ddp_model *model, int rank, int step, 
 	CHECK_OK(ddp_update_params(model, stats));
 }
 
+/* All but a buffer is in bf16, too, if the scenario says so. */
+static void expect_rounded(const scenario *s, ddp_model *model, int p)
+{
+	static uint16_t nearest[ELEMENTS_MAX];
+	const uint16_t *rounded = ddp_param_bf16(model, p);
+	const int64_t count = ddp_param_count(model, p);
+
+	CHECK((rounded != NULL) == (s->options.bf16_params && !is_buffer(s, p)));
+	if (rounded == NULL)
+		return;
+	dk_to_bf16(nearest, ddp_param_data(model, p), count);
+	CHECK(memcmp(rounded, nearest, (size_t)count * sizeof(*nearest)) == 0);
+}
+
 static void expect_params(const scenario *s, ddp_model *model, float (*wanted)[ELEMENTS_MAX])
 {
 	for (int p = 0; p < s->count; p++) {
@@ -432,6 +447,7 @@ static void expect_params(const scenario *s, ddp_model *model, float (*wanted)[E
 		CHECK((grad != NULL) == is_trained(s, p));
 		for (int64_t i = 0; i < ddp_param_count(model, p) && grad != NULL; i++)
 			CHECK(grad[i] == 0);
+		expect_rounded(s, model, p);
 	}
 }
 
@@ -444,6 +460,8 @@ static ddp_model *make(ddp_context *context, const scenario *s, const ddp_model_
 		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
 			ddp_param_data(model, p)[i] = (float)p + (float)i / 64;
 	}
+	if (options->bf16_params)
+		CHECK_OK(ddp_broadcast_params(model));
 	return model;
 }
 

@@ -67,7 +67,7 @@ every_option_is_in_help() {
 	run --help || return
 	local option
 	for option in data format layers heads width vocab length untied batch accumulate \
-		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip seed checkpoint checkpoint-every checkpoint-beside resume keep metrics trace \
+		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip seed dtype checkpoint checkpoint-every checkpoint-beside resume keep metrics trace \
 		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb no-overlap no-communication device spawn threads \
 		generate json verbose version; do
 		says "^  --$option\\b" || { echo "# --help does not tell of --$option"; return 1; }
@@ -75,7 +75,7 @@ every_option_is_in_help() {
 }
 
 loss_falls() {
-	train --spawn 2 --steps 60 --lr 1e-2 --json || return
+	train --spawn 2 --steps 60 --lr 1e-2 --json "$@" || return
 	awk -F'"first_loss": |"last_loss": |,' '
 		match($0, /"first_loss": [0-9.]+/) { first = substr($0, RSTART + 14, RLENGTH - 14) }
 		match($0, /"last_loss": [0-9.]+/) { last = substr($0, RSTART + 13, RLENGTH - 13) }
@@ -139,6 +139,41 @@ resumed_equals_uninterrupted() {
 		mkdir "$work/g" && cp "$work/f/step-00000005.safetensors" "$work/g" &&
 		train --spawn 2 --steps 12 --accumulate 2 --checkpoint "$work/g" --resume &&
 		same "$work/f/step-00000012.safetensors" "$work/g/step-00000012.safetensors"
+}
+
+# bf16 ARGUMENT...: a small model trained in bf16
+bf16() {
+	train --dtype bf16 --spawn 2 --accumulate 2 --steps 6 "$@"
+}
+
+# Masters are f32, of which bf16 would lose bits, and so a run that goes on from them.
+bf16_resumes_bit_for_bit() {
+	local way=$1
+	shift
+	bf16 "$@" --checkpoint "$work/n-$way" --checkpoint-every 3 &&
+		mkdir "$work/o-$way" && cp "$work/n-$way/step-00000003.safetensors" "$work/o-$way" &&
+		bf16 "$@" --checkpoint "$work/o-$way" --resume &&
+		same "$work/n-$way/step-00000006.safetensors" "$work/o-$way/step-00000006.safetensors"
+}
+
+# The first run sharded its state, being on one node.
+bf16_is_the_same_by_all_ways_of_whole_gradients() {
+	local way
+	for way in none gradients; do
+		bf16 --shard $way --threads 2 --checkpoint "$work/p-$way" &&
+			same "$work/n-plain/step-00000006.safetensors" "$work/p-$way/step-00000006.safetensors" || return
+	done
+}
+
+bf16_checkpoints_hold_f32_only() {
+	local file=$work/n-plain/step-00000006.safetensors
+	grep -aq '"dtype": *"F32"' "$file" && ! grep -aq '"dtype": *"BF16"' "$file" &&
+		mkdir "$work/q" && cp "$file" "$work/q" &&
+		train --spawn 2 --accumulate 2 --steps 8 --checkpoint "$work/q" --resume && says '^step 8/8  loss '
+}
+
+bf16_generates_text() {
+	bf16 --steps 2 --generate 40 && [ "$(sed '1,/^overlap/d' "$work/out" | wc -c)" -ge 40 ] && says ', in bf16$'
 }
 
 # Gradient by gradient, on memory that only the device's queues reach; from the checkpoint
@@ -292,6 +327,15 @@ check "so do two runs of several threads" two_runs_of_many_threads_do_too
 check "the way that gradients take does not change a byte" the_way_of_gradients_does_not_change_a_byte
 check "the summary tells of the update" summary_tells_of_the_update
 check "a resumed run equals an uninterrupted one" resumed_equals_uninterrupted
+check "the loss falls in bf16" loss_falls --dtype bf16
+check "bf16 resumes bit for bit" bf16_resumes_bit_for_bit plain
+check "so it does with gradients in bf16, by Muon" bf16_resumes_bit_for_bit compress --compress bf16 \
+	--shard none --optimizer muon
+check "and in factors" bf16_resumes_bit_for_bit powersgd --compress powersgd --powersgd-start 1
+check "and with local steps" bf16_resumes_bit_for_bit local --local-steps 2 --local-start 1
+check "bf16 is the same by all ways of whole gradients" bf16_is_the_same_by_all_ways_of_whole_gradients
+check "checkpoints of bf16 hold f32 only, and go on in f32" bf16_checkpoints_hold_f32_only
+check "bf16 generates text" bf16_generates_text
 check "a device trains to the bytes of the host" a_device_trains_to_the_bytes_of_the_host
 check "a device generates what the host does" a_device_generates_what_the_host_does
 check "ranks whose rows travel train like one" ranks_whose_rows_travel_train_like_one
@@ -326,6 +370,9 @@ check "tokens per update are divided" refuses '1000 tokens per update are no mul
 check "tokens per update and accumulation are not both given" refuses 'leave --accumulate out' --data "$work/text" \
 	--tokens-per-update 1000 --accumulate 2
 check "unknown formats are refused" refuses 'choose bytes, u16 or llmc' --data "$work/text" --format png
+check "unknown types are refused" refuses '--dtype f16: choose f32 or bf16' --data "$work/text" --dtype f16
+check "bf16 is refused on a device" refuses '--dtype bf16 computes on the host only; leave out --dtype or --device' \
+	--data "$work/text" --dtype bf16 --device test --spawn 2
 check "unknown shards are refused" refuses 'choose auto, none, state or gradients' --data "$work/text" \
 	--shard twice
 check "unknown devices are refused" refuses "there is no device 'tpu'; the kinds are cpu, cuda and test" \

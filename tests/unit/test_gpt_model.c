@@ -344,6 +344,81 @@ static void stray_tokens_are_found(void **state)
 	free_rig(&r);
 }
 
+/* Binds the model to bf16 of the parameters, in memory to be freed. */
+static uint16_t **narrow(struct rig *r)
+{
+	uint16_t **narrow = calloc((size_t)r->count, sizeof(*narrow));
+
+	assert_non_null(narrow);
+	for (int i = 0; i < r->count; i++) {
+		const int64_t n = elements(&r->params[i]);
+		narrow[i] = calloc((size_t)n, sizeof(**narrow));
+		assert_non_null(narrow[i]);
+		dk_to_bf16(narrow[i], r->data[i], n);
+	}
+	gpt_bind(r->model, (float **)(void *)narrow, r->grad);
+	return narrow;
+}
+
+static double apart(const float *a, const float *b, int64_t n)
+{
+	double squares = 0, difference = 0;
+
+	for (int64_t i = 0; i < n; i++) {
+		squares += (double)a[i] * a[i];
+		difference += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+	}
+	return sqrt(difference / squares);
+}
+
+static ddp_status add_rows(void *user, int param, const int32_t *index, const float *values, int64_t count)
+{
+	struct rig *r = user;
+
+	dk_add_rows(r->grad[param], index, values, count, r->params[param].shape[1]);
+	return DDP_OK;
+}
+
+/* What of bf16's 8 bits is left after two layers, forward and backward. */
+static void a_mixed_model_is_that_of_f32_within_rounding(void **state)
+{
+	gpt_config config = {.layers = 2, .heads = 3, .width = 48, .vocab = 61, .length = 17};
+	enum { BATCH = 2 };
+	int32_t tokens[BATCH * 18];
+	float logits[2][61];
+	double loss[2];
+
+	(void)state;
+	fill_tokens(tokens, BATCH * 18, config.vocab);
+	struct rig plain = make_rig(&config, BATCH);
+	config.mixed = true;
+	struct rig mixed = make_rig(&config, BATCH);
+	uint16_t **params = narrow(&mixed);
+	dk_queue *queue = dk_open_mixed();
+	assert_non_null(queue);
+	loss[0] = gpt_forward(plain.model, tokens, BATCH, config.length);
+	assert_int_equal(gpt_backward(plain.model, count_ready, add_rows, &plain), DDP_OK);
+	gpt_next_logits(plain.model, tokens, 9, logits[0]);
+	dk_use(queue);
+	loss[1] = gpt_forward(mixed.model, tokens, BATCH, config.length);
+	assert_int_equal(gpt_backward(mixed.model, count_ready, add_rows, &mixed), DDP_OK);
+	gpt_next_logits(mixed.model, tokens, 9, logits[1]);
+	assert_null(dk_failure());
+	dk_use(NULL);
+	assert_true(fabs(loss[1] - loss[0]) < 2e-3 * loss[0]);
+	assert_true(apart(logits[0], logits[1], config.vocab) < 0.03);
+	for (int i = 0; i < plain.count; i++) {
+		const double error = apart(plain.grad[i], mixed.grad[i], elements(&plain.params[i]));
+		if (!(error < 0.05))
+			fail_msg("the gradient of %s is off by %.3g", plain.params[i].name, error);
+		free(params[i]);
+	}
+	free(params);
+	dk_close(queue);
+	free_rig(&plain);
+	free_rig(&mixed);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -356,6 +431,7 @@ int main(void)
 		cmocka_unit_test(seed_decides_the_start),
 		cmocka_unit_test(sizes_that_do_not_divide_are_named),
 		cmocka_unit_test(stray_tokens_are_found),
+		cmocka_unit_test(a_mixed_model_is_that_of_f32_within_rounding),
 	};
 	dk_set_threads(1);
 	return cmocka_run_group_tests(tests, NULL, NULL);

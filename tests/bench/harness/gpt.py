@@ -88,10 +88,14 @@ def numbers(argv, environment):
     return [float(line) for line in done.stdout.split()]
 
 
-def pytorch(python, sizes, threads, count, ranks=1):
+def has_torch(python):
+    return subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0
+
+
+def pytorch(python, sizes, threads, count, ranks=1, dtype="f32"):
     """Seconds of `count` steps of the same GPT by PyTorch; several ranks: by its
-    DistributedDataParallel over gloo."""
+    DistributedDataParallel over gloo; bf16: by torch.compile, with autocast."""
     shape = (sizes.layers, sizes.heads, sizes.width, sizes.vocab, sizes.length, sizes.batch)
     words = [str(number) for number in (*shape, threads, count, ranks)]
-    argv = [python, os.path.join(BENCH, "rank_gpt.py"), *words]
+    argv = [python, os.path.join(BENCH, "rank_gpt.py"), *words, dtype]
     return numbers(argv, {**TUNED, "OMP_NUM_THREADS": str(threads)})
