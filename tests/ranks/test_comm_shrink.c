@@ -23,6 +23,7 @@
 
 #include "comm/core/comm.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/hung.h"
 
 enum { FALL_OUT_MS = 300 };
 
@@ -217,13 +218,15 @@ static void live_rank_that_stays_away_is_left_out_by_all(void **state)
 {
 	static const int apart[] = { 0, 0, 1 }, three[] = { 0, 1, 2 };
 	const int *const layouts[] = { NULL, two_nodes, apart, three };
+	/* Less, and a rank that a busy machine keeps waiting would be left out, and those
+	   that wait for it here would hang. */
+	const int timeout_ms = 1500 * test_slowness();
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
 		atomic_int *done = mmap(NULL, sizeof(*done), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 		assert_true(done != MAP_FAILED);
-		/* Less, and a rank that a busy machine keeps waiting would be left out. */
-		run_with(3, layouts[i], 1500, shrink_without_the_last, done);
+		run_with(3, layouts[i], timeout_ms, shrink_without_the_last, done);
 		munmap(done, sizeof(*done));
 	}
 }
@@ -534,9 +537,9 @@ static int count_descriptors(void)
 static int shrink_with_a_refusal(ddp_comm *comm, void *argument)
 {
 	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm), before = count_descriptors();
+	atomic_int *through = argument;
 	ddp_comm *again = NULL;
 
-	(void)argument;
 	fall_out(comm, DDP_ERR_ABORTED);
 	refuses = rank == 2;
 	CHECK(ddp_comm_shrink(comm, &again) != DDP_OK && again == NULL);
@@ -546,15 +549,21 @@ static int shrink_with_a_refusal(ddp_comm *comm, void *argument)
 	expect_sum_of(again, rank, size * (size - 1) / 2);
 	CHECK_OK(ddp_comm_free(again));
 	CHECK(count_descriptors() == before);
+	/* With a rank that has ended, the others have no connection any more. */
+	atomic_fetch_add(through, 1);
+	while (atomic_load(through) < size)
+		usleep(1000);
 	return 0;
 }
 
 static void nothing_is_left_of_an_attempt_that_failed(void **state)
 {
 	static const int three[] = { 0, 1, 2 };
+	atomic_int *through = test_share(sizeof(*through));
 
 	(void)state;
-	run_with(3, three, 0, shrink_with_a_refusal, NULL);
+	run_with(3, three, 0, shrink_with_a_refusal, through);
+	test_unshare(through, sizeof(*through));
 }
 #endif
 

@@ -265,7 +265,9 @@ static bool is_told(const ddp_agreement *m, int r)
 	return true;
 }
 
-/* The first two ranks of the node, from this one's index on, that are present. */
+/* Two ranks of the node that are present: that with this one's index, and the other of its
+   pair, or who is next to these. They tell this one, too: so ranks need one connection
+   less to each node than if everyone told the one behind. */
 static void choose_receivers(const ddp_agreement *m, ddp_telling *t, int node)
 {
 	const ddp_comm *comm = m->comm;
@@ -273,9 +275,10 @@ static void choose_receivers(const ddp_agreement *m, ddp_telling *t, int node)
 	int found = 0;
 
 	t->receivers[2 * node] = t->receivers[2 * node + 1] = DDP_NOBODY;
-	for (int k = 0; k < size && found < 2; k++) {
-		const int r = ddp_channel_rank(comm, node, (comm->node.self + k) % size);
-		if (m->present[r] && !ddp_net_lost(comm, r))
+	for (int k = 0; k <= (comm->node.self | (size - 1)) * 2 && found < 2; k++) {
+		const int i = comm->node.self ^ k;
+		const int r = i < size ? ddp_channel_rank(comm, node, i) : DDP_NOBODY;
+		if (r != DDP_NOBODY && m->present[r] && !ddp_net_lost(comm, r))
 			t->receivers[2 * node + found++] = r;
 	}
 }

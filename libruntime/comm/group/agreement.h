@@ -10,6 +10,10 @@
  * are lost, or do not come for long, all others there are told; and they are told of
  * the last round again, which both may have been through with before they showed it.
  *
+ * A round takes 2 (nodes - 1) messages of each rank, and the first as many connections,
+ * which over TCP are descriptors. By a tree each rank would need a few, but would hear
+ * later, and not at all from beyond an inner node that dies in a round.
+ *
  * Each round has a deadline of its own, longer than the last one's: ranks that
  * waited in vain for the same silent rank may be as far apart as they waited.
  */
