@@ -15,8 +15,8 @@ nodeps=
 if command -v dpkg >/dev/null; then nodeps=--nodeps; fi
 
 # Neither optimized nor packed well: what is tested is what the packages hold.
-printf '%s\n' '%optflags -g1 -O0' '%_binary_payload w1.gzdio' >"$work/.rpmmacros"
-capture env HOME="$work" "$source/slurm/packaging/build-rpm" --output "$packages" $nodeps
+printf '%s\n' '%_binary_payload w1.gzdio' >"$work/.rpmmacros"
+capture env HOME="$work" CFLAGS='-g1 -O0' "$source/slurm/packaging/build-rpm" --output "$packages" $nodeps
 status_is 0 "rpmbuild builds the packages"
 [ "$status" = 0 ] || { done_testing; exit 1; }
 same 'libddp libddp-devel slurm-ddp-doc slurm-ddp-plugin slurm-ddp-tools ' \

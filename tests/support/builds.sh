@@ -109,20 +109,23 @@ build_tree()
 make_tree()
 {
 	# Of what debuggers know, stacks take lines and names only, which compile faster.
-	local suite=$1 dir=$2 name options=(CFLAGS='-g1 -O2') all=(all) targets=(check TESTS=)
+	local suite=$1 dir=$2 name flags=(CFLAGS='-g1 -O2') options=() all=(all) targets=(check TESTS=)
 	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU.
 	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80')
 	case $suite in
-	clang) options=(CC=clang --disable-cuda-kernels CFLAGS=-O1) ;;
-	bare) options=(--without-ucx --without-pmix --without-blas --without-slurm --without-openmpi --without-cuda CFLAGS=-O0)
+	clang) options=(CC=clang --disable-cuda-kernels) flags=(CFLAGS=-O1)
+		mapfile -t targets < <(clang_tests | grep -vE '\.(sh|py)$' | while read -r name; do path_of "$name"; done) ;;
+	bare) options=(--without-ucx --without-pmix --without-blas --without-slurm --without-openmpi --without-cuda) flags=(CFLAGS=-O0)
 		mapfile -t targets < <(echo examples/allreduce; for name in "${bare_tests[@]}"; do path_of "$name"; done) ;;
-	asan) options=(--disable-werror --disable-cuda-kernels '--enable-sanitizer=address,undefined' CFLAGS='-g1 -O1') ;;
-	tsan) options=(--disable-werror --disable-cuda-kernels --enable-sanitizer=thread CFLAGS='-g1 -O1')
+	asan) options=(--disable-werror --disable-cuda-kernels '--enable-sanitizer=address,undefined') flags=(CFLAGS='-g1 -O1') ;;
+	tsan) options=(--disable-werror --disable-cuda-kernels --enable-sanitizer=thread) flags=(CFLAGS='-g1 -O1')
 		mapfile -t targets < <(tsan_tests | grep -vE '\.(sh|py)$' | while read -r name; do path_of "$name"; done) ;;
 	*) suite=unit ;;
 	esac
 	# The linker that takes least time, but where it is the product's.
-	[[ $suite != @(clang|asan|tsan) ]] || ! command -v ld.gold >/dev/null || options+=(LDFLAGS=-fuse-ld=gold)
+	[[ $suite != @(clang|asan|tsan) ]] || ! command -v ld.gold >/dev/null || flags+=(LDFLAGS=-fuse-ld=gold)
+	# gcc finds in the system what it found before; flags that make is told leave that as it is.
+	[[ $suite == @(clang|bare) ]] || options+=(--cache-file="$work/config.cache")
 	# No test runs the benchmarks and the programs of clusters in these builds.
 	[[ $suite != @(asan|tsan) ]] || all+=("noinst_PROGRAMS=examples/allreduce examples/gpt/gpt")
 	cd "$dir" || return 1
@@ -130,9 +133,12 @@ make_tree()
 	step "$suite" "configuring ($suite)" 180 "$logs/build-$suite.log" \
 		"$source/configure" --prefix="$work/prefix" --disable-dependency-tracking "${options[@]}" || return 1
 	if [ "$suite" != bare ]; then
-		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${one_arch[@]}" "${all[@]}" || return 1
+		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${one_arch[@]}" "${flags[@]}" "${all[@]}" || return 1
 	fi
-	step "$suite" "building the tests ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${targets[@]}"
+	step "$suite" "building the tests ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${flags[@]}" "${targets[@]}" || return 1
+	# What clang has to say of the other tests it says without linking them.
+	[ "$suite" != clang ] ||
+		step clang "compiling the other tests (clang)" 900 "$logs/build-clang.log" make -j "$jobs" check TESTS= CFLAGS=-O0 CCLD=:
 }
 
 # ---- make check ----------------------------------------------------------------------
@@ -154,7 +160,7 @@ check_tree()
 	local suite=$1 dir status=0 name paths=() before targets=(check)
 	dir=$(build_of "$suite")
 	# Not the programs that these suites do without.
-	[[ $suite != @(bare|tsan) ]] || targets=(check-TESTS check_PROGRAMS=)
+	[[ $suite != @(bare|clang|tsan) ]] || targets=(check-TESTS check_PROGRAMS=)
 	shift
 	mapfile -t paths < <(test_paths | grep -E "/($(IFS='|' && echo "$*"))\$")
 	say "make check ($suite)$(whole "$suite" || echo ": $*")"
