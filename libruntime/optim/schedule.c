@@ -51,9 +51,13 @@ static ddp_status take(const ddp_schedule *given, ddp_schedule *s)
 		return ddp_fail(DDP_ERR_INVALID, "schedule: warmup is %lld, decay %lld and total %lld steps; none may be "
 		                "negative, and total must be above 0 where the rate falls to its end",
 		                (long long)s->warmup, (long long)s->decay, (long long)s->total);
-	if (s->kind == DDP_SCHEDULE_WSD && s->warmup + decay_of(s) > s->total)
+	if (s->kind == DDP_SCHEDULE_WSD && (s->warmup > s->total || decay_of(s) > s->total - s->warmup))
 		return ddp_fail(DDP_ERR_INVALID, "schedule: a warmup of %lld and a decay of %lld steps are more than the "
 		                "total of %lld", (long long)s->warmup, (long long)decay_of(s), (long long)s->total);
+	if (ends(s->kind) && s->warmup >= s->total)
+		return ddp_fail(DDP_ERR_INVALID, "schedule: a warmup of %lld steps is not below the total of %lld, where the "
+		                "rate is at its floor, so it would not reach its peak", (long long)s->warmup,
+		                (long long)s->total);
 	return DDP_OK;
 }
 
@@ -95,10 +99,14 @@ ddp_status ddp_accumulation(int64_t per_update, int64_t per_batch, int world_siz
 {
 	int64_t each;
 
-	if (per_update <= 0 || per_batch <= 0 || world_size <= 0 || accumulate == NULL ||
-	    __builtin_mul_overflow(per_batch, (int64_t)world_size, &each))
+	if (accumulate == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "accumulate is NULL");
+	if (per_update <= 0 || per_batch <= 0 || world_size <= 0)
 		return ddp_fail(DDP_ERR_INVALID, "tokens per update (%lld), tokens per micro-batch of a rank (%lld) and ranks "
 		                "(%d) must be above 0", (long long)per_update, (long long)per_batch, world_size);
+	if (__builtin_mul_overflow(per_batch, (int64_t)world_size, &each))
+		return ddp_fail(DDP_ERR_INVALID, "%lld tokens of a micro-batch on each of %d ranks are too many",
+		                (long long)per_batch, world_size);
 	const int64_t count = per_update / each;
 	if (count > INT32_MAX)
 		return ddp_fail(DDP_ERR_INVALID, "%lld tokens per update are %lld micro-batches of %lld: too many",

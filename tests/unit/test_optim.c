@@ -246,6 +246,12 @@ static void wrong_schedules_are_named(void **state)
 		{ { .size = sizeof(ddp_schedule), .peak = 1, .warmup = -1 }, "warmup is -1" },
 		{ { .size = sizeof(ddp_schedule), .peak = 1, .kind = DDP_SCHEDULE_WSD, .warmup = 60, .decay = 50, .total = 100 },
 		  "a warmup of 60 and a decay of 50 steps are more than the total of 100" },
+		{ { .size = sizeof(ddp_schedule), .peak = 1, .kind = DDP_SCHEDULE_WSD, .warmup = 60, .decay = INT64_MAX,
+		    .total = INT64_MAX }, "a warmup of 60 and a decay of 9223372036854775807 steps are more" },
+		{ { .size = sizeof(ddp_schedule), .peak = 1, .kind = DDP_SCHEDULE_LINEAR, .warmup = 100, .total = 100 },
+		  "a warmup of 100 steps is not below the total of 100" },
+		{ { .size = sizeof(ddp_schedule), .peak = 1, .kind = DDP_SCHEDULE_COSINE, .warmup = 101, .total = 100 },
+		  "a warmup of 101 steps is not below the total of 100" },
 	};
 
 	(void)state;
@@ -269,7 +275,11 @@ static void updates_are_divided_among_ranks_and_micro_batches(void **state)
 	assert_int_equal(ddp_accumulation(1000, 1024, 3, &accumulate), DDP_ERR_INVALID);
 	assert_non_null(strstr(ddp_last_error(), "give 3072"));
 	assert_int_equal(ddp_accumulation(0, 1024, 3, &accumulate), DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "must be above 0"));
+	assert_int_equal(ddp_accumulation(1000, 1024, 3, NULL), DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "accumulate is NULL"));
 	assert_int_equal(ddp_accumulation(INT64_MAX, INT64_MAX, 3, &accumulate), DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "on each of 3 ranks are too many"));
 	assert_int_equal(ddp_accumulation(INT64_MAX, 1, 1, &accumulate), DDP_ERR_INVALID);
 	assert_int_equal(accumulate, 16);
 	assert_true(ddp_linear_scaling(0.1, 8192, 256) == 3.2);
