@@ -696,8 +696,9 @@ typedef struct ddp_model_options {
  * is given afterwards: so ddp_grad_ready() means that the gradient is complete when the
  * stream has come so far, and the host goes on. The end of a step waits for the backward
  * pass, since ranks have to agree on it, and for its sums of squares. Nothing can be sharded,
- * compressed, hooked or left to ranks themselves (local_steps). Indices of ddp_grad_rows() are not checked, and they and the values
- * are the device's, too, and are left alone as long as the stream needs them.
+ * compressed, hooked or left to ranks themselves (local_steps). Indices of ddp_grad_rows() are
+ * not checked, and they and the values are the device's, too, and are left alone as long as
+ * the stream needs them.
  * If the context's device has the host's memory, DDP_MEMORY_DEVICE is the same as the host's.
  */
 
@@ -908,7 +909,7 @@ typedef struct ddp_schedule {
 	size_t size;           /* sizeof(ddp_schedule) */
 	ddp_schedule_kind kind;
 	double peak, floor;    /* floor <= peak */
-	int64_t warmup, total; /* steps */
+	int64_t warmup, total; /* steps; warmup < total where the rate falls until `total` */
 	int64_t decay;         /* 0: a tenth of total */
 } ddp_schedule;
 
@@ -1054,8 +1055,8 @@ DDP_API void ddp_loader_free(ddp_loader *loader);
 
 /*
  * Writes DIR/step-NNNNNNNN.safetensors: parameters under their names,
- * optimizer state under "optimizer.", what ways of reducing keep under "ddp.", step, loader position and seed as
- * metadata. Rank 0 writes, under a temporary name, fsynced, renamed,
+ * optimizer state under "optimizer.", what ways of reducing keep under "ddp.", step,
+ * loader position and seed as metadata. Rank 0 writes, under a temporary name, fsynced, renamed,
  * directory fsynced; then all but the last `keep` (0: 3) are removed, and later
  * steps than this one, which training has left by going back or by beginning
  * anew, get names that end in ".aside". One run at a time writes to DIR: another
@@ -1156,8 +1157,9 @@ typedef struct ddp_train_options {
 	                               in order and with a checkpoint, whichever rank gets
 	                               it; SIGTERM is what Slurm sends before it takes a
 	                               job's nodes away. Caught during the loop. 0: none */
-	const ddp_schedule *rates;  /* learning rates, in place of `schedule`; NULL: none. Must stay
-	                               until the loop's end */
+	const ddp_schedule *rates;  /* learning rates, in place of `schedule`: to give
+	                               both is DDP_ERR_INVALID. NULL: none. Must stay until
+	                               the loop's end */
 	bool checkpoint_beside;     /* write checkpoints, but for the last, while training goes on:
 	                               see ddp_checkpoint_begin() */
 } ddp_train_options;
@@ -1167,8 +1169,9 @@ typedef struct ddp_train_options {
  * on one rank ends the loop on all, with its reason. A checkpoint that cannot be written
  * (DDP_ERR_IO: the disk is full, say) is a warning, unless it is the last: that one, as any
  * other error of a checkpoint, ends the loop, but leaves the model good: save it elsewhere,
- * or train on after making room. So does a loss or a gradient that is not finite (DDP_ERR_NOT_FINITE, see ddp_step()): load a
- * checkpoint, and call it again with a lower learning rate, say.
+ * or train on after making room. So does a loss or a gradient that is not finite
+ * (DDP_ERR_NOT_FINITE, see ddp_step()): load a checkpoint, and call it again with a lower
+ * learning rate, say.
  */
 DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
                              const ddp_train_options *options, ddp_summary *summary);
