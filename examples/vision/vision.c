@@ -137,7 +137,8 @@ static bool make_model(struct trainer *t)
 {
 	const vision_options *o = &t->options;
 	const ddp_model_options options = {.size = sizeof(options), .optimizer = o->optimizer,
-		.learning_rate = o->learning_rate, .momentum = o->momentum, .muon_match_rms = true, .weight_decay = o->weight_decay};
+		.learning_rate = o->learning_rate, .momentum = o->momentum > 0 ? o->momentum : DDP_ZERO,
+		.muon_match_rms = true, .weight_decay = o->weight_decay};
 	int count;
 
 	t->net = net_create(o->batch, &t->shape);
@@ -247,9 +248,10 @@ static bool train(struct trainer *t)
 
 	t->every = o->steps / LINES > 0 ? o->steps / LINES : 1;
 	if (t->job->rank == 0)
-		printf("%s: %" PRId64 " %simages of %d x %d x %d; %d ranks on %d nodes, %d images a step\n", t->example->name,
+		printf("%s: %" PRId64 " %simages of %d x %d x %d; %d ranks on %d nodes, %" PRId64 " images a step\n", t->example->name,
 		       t->dataset.size, t->synthetic ? "synthetic " : "", t->shape.channels, t->shape.height,
-		       t->shape.width, t->job->world_size, t->job->nnodes, o->batch * t->accumulate * t->job->world_size);
+		       t->shape.width, t->job->world_size, t->job->nnodes,
+		       (int64_t)o->batch * t->accumulate * t->job->world_size);
 	if (!fine(t, ddp_train(t->params, t->loader, compute, &options, &summary)))
 		return false;
 	t->stopped = summary.stopped;
