@@ -154,7 +154,9 @@ static ddp_status join(ddp_model *model)
 		if (status != DDP_OK)
 			return ddp_fail_context(status, "the model's parameters in bf16");
 		model->rounded = (uint16_t *)(void *)model->rounded_memory.data;
-		model->optim.rounded = model->rounded;
+		/* Where each rank updates only its own, end_step() rounds all. */
+		if (!model->strategy->spreads)
+			model->optim.rounded = model->rounded;
 	}
 	return model->strategy->open != NULL ? model->strategy->open(model) : DDP_OK;
 }

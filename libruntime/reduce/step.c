@@ -388,7 +388,7 @@ static ddp_status fail_step(ddp_model *model, ddp_status status)
 /* All ranks have new parameters. */
 static void end_step(ddp_model *model, ddp_step_stats *stats)
 {
-	/* What other ranks have updated; its own, this rank rounded as it was in the cache. */
+	/* Where each rank updates only its own, no update rounds. */
 	if (model->strategy->spreads)
 		ddp_model_round(model, 0, model->layout.elements);
 	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
