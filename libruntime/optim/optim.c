@@ -165,6 +165,12 @@ int ddp_optim_owner(const ddp_optim *optim, const ddp_slot *slot)
 	return optim->owners != NULL ? optim->owners[slot - optim->layout->slots] : -1;
 }
 
+const char *ddp_optim_failure(const ddp_optim *optim)
+{
+	/* Only products of matrices can, and only an optimizer with such products has a cost. */
+	return optim->rule->cost != NULL ? dk_failure() : NULL;
+}
+
 void ddp_optim_round(const ddp_optim *optim, const ddp_slot *slot, const float *params)
 {
 	if (optim->rounded != NULL)

@@ -84,6 +84,9 @@ const ddp_kept *ddp_optim_kept(const ddp_optim *optim, int state, const ddp_slot
 ddp_status ddp_optim_share(ddp_optim *optim, int ranks, int rank);
 /* Which rank updates it for all; -1: each does. */
 int ddp_optim_owner(const ddp_optim *optim, const ddp_slot *slot);
+/* Why kernels of the updates, or earlier ones of the host, failed. NULL: none did, or the
+   optimizer has none that can. */
+const char *ddp_optim_failure(const ddp_optim *optim);
 /* A tensor's parameters are new: in bf16, too, if that is wanted. */
 void ddp_optim_round(const ddp_optim *optim, const ddp_slot *slot, const float *params);
 

@@ -64,9 +64,12 @@ static double apply(ddp_model *model, const ddp_update *update, int64_t begin, i
 static ddp_status exchange(ddp_model *model, const ddp_update *update)
 {
 	ddp_status status = DDP_OK;
+	const char *failure = ddp_optim_failure(&model->optim);
 
-	if (dk_failure() != NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "the optimizer: %s", dk_failure());
+	if (failure != NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "the kernels (of the optimizer, or before it): %s", failure);
+	if (model->optim.owners == NULL)
+		return DDP_OK;
 	for (int t = 0; t < model->layout.trained && status == DDP_OK && !update->alone; t++) {
 		const ddp_slot *slot = &model->layout.slots[t];
 		const int owner = ddp_optim_owner(&model->optim, slot);
