@@ -1,12 +1,12 @@
-/* Layers in bf16, but for linear ones' products: by those of f32, a piece at a time. */
+/* Layers in bf16, but for linear ones' products: by those of f32, a chunk or a tile at a time. */
 #include <stdlib.h>
 
 #include "cpu/cpu.h"
 #include "cpu/inner.h"
 #include "cpu/mixed.h"
 
-/* GRAIN: elements that are worth a thread; PIECE: that are widened at once. */
-enum { GRAIN = 16384, PIECE = 2048, PIECE_ROWS = 16, PIECE_COLUMNS = 256 };
+/* GRAIN: elements that are worth a thread; CHUNK, or a tile: that are widened at once. */
+enum { GRAIN = 16384, CHUNK = 2048, TILE_ROWS = 16, TILE_COLUMNS = 256 };
 
 static int64_t row_grain(int64_t width)
 {
@@ -40,12 +40,12 @@ static void widen_rows(float *to, const uint16_t *from, int64_t rows, int64_t ld
 static void column_sums_span(void *arg, int64_t first, int64_t last)
 {
 	const struct span_args *s = arg;
-	float x[PIECE_ROWS * PIECE_COLUMNS];
+	float x[TILE_ROWS * TILE_COLUMNS];
 
-	for (int64_t column = first; column < last; column += PIECE_COLUMNS) {
-		const int64_t columns = smaller(PIECE_COLUMNS, last - column);
-		for (int64_t row = 0; row < s->rows; row += PIECE_ROWS) {
-			const int64_t rows = smaller(PIECE_ROWS, s->rows - row);
+	for (int64_t column = first; column < last; column += TILE_COLUMNS) {
+		const int64_t columns = smaller(TILE_COLUMNS, last - column);
+		for (int64_t row = 0; row < s->rows; row += TILE_ROWS) {
+			const int64_t rows = smaller(TILE_ROWS, s->rows - row);
 			widen_rows(x, s->in + row * s->width + column, rows, s->width, columns);
 			dk_inner()->column_sums(s->sum + column, x, rows, columns, 0, columns);
 		}
@@ -68,12 +68,12 @@ void dk_mixed_linear_backward_params(dk_queue *queue, float *dweight, float *dbi
 static void embed_span(void *arg, int64_t first, int64_t last)
 {
 	const struct span_args *s = arg;
-	float token[PIECE], position[PIECE];
+	float token[CHUNK], position[CHUNK];
 
 	for (int64_t r = first; r < last; r++) {
 		const uint16_t *a = s->in + s->tokens[r] * s->width, *b = s->in2 + r % s->length * s->width;
-		for (int64_t i = 0; i < s->width; i += PIECE) {
-			const int64_t n = smaller(PIECE, s->width - i);
+		for (int64_t i = 0; i < s->width; i += CHUNK) {
+			const int64_t n = smaller(CHUNK, s->width - i);
 			dk_inner()->from_bf16(token, a + i, n);
 			dk_inner()->from_bf16(position, b + i, n);
 			dk_inner()->add(token, token, position, n);
@@ -96,10 +96,10 @@ void dk_mixed_embedding_forward(dk_queue *queue, float *out, const int32_t *toke
 static void embed_backward_span(void *arg, int64_t first, int64_t last)
 {
 	const struct span_args *s = arg;
-	float d[PIECE_COLUMNS];
+	float d[TILE_COLUMNS];
 
-	for (int64_t column = first; column < last; column += PIECE_COLUMNS) {
-		const int64_t columns = smaller(PIECE_COLUMNS, last - column);
+	for (int64_t column = first; column < last; column += TILE_COLUMNS) {
+		const int64_t columns = smaller(TILE_COLUMNS, last - column);
 		for (int64_t r = 0; r < s->rows; r++) {
 			dk_inner()->from_bf16(d, s->in + r * s->width + column, columns);
 			if (s->sum != NULL) {
@@ -176,12 +176,12 @@ static void layernorm_input_span(void *arg, int64_t first, int64_t last)
 static void layernorm_params_span(void *arg, int64_t first, int64_t last)
 {
 	const struct span_args *s = arg;
-	float dout[PIECE_ROWS * PIECE_COLUMNS], in[PIECE_ROWS * PIECE_COLUMNS];
+	float dout[TILE_ROWS * TILE_COLUMNS], in[TILE_ROWS * TILE_COLUMNS];
 
-	for (int64_t column = first; column < last; column += PIECE_COLUMNS) {
-		const int64_t columns = smaller(PIECE_COLUMNS, last - column);
-		for (int64_t row = 0; row < s->rows; row += PIECE_ROWS) {
-			const int64_t rows = smaller(PIECE_ROWS, s->rows - row);
+	for (int64_t column = first; column < last; column += TILE_COLUMNS) {
+		const int64_t columns = smaller(TILE_COLUMNS, last - column);
+		for (int64_t row = 0; row < s->rows; row += TILE_ROWS) {
+			const int64_t rows = smaller(TILE_ROWS, s->rows - row);
 			widen_rows(dout, s->in + row * s->width + column, rows, s->width, columns);
 			widen_rows(in, s->in2 + row * s->width + column, rows, s->width, columns);
 			dk_inner()->layernorm_params(s->sum + column, s->sum2 + column, dout, in, s->mean + row,
@@ -207,10 +207,10 @@ void dk_mixed_layernorm_backward(dk_queue *queue, float *din, float *dgain, floa
 static void gelu_span(void *arg, int64_t first, int64_t last)
 {
 	const struct span_args *s = arg;
-	float x[PIECE];
+	float x[CHUNK];
 
-	for (int64_t i = first; i < last; i += PIECE) {
-		const int64_t n = smaller(PIECE, last - i);
+	for (int64_t i = first; i < last; i += CHUNK) {
+		const int64_t n = smaller(CHUNK, last - i);
 		dk_inner()->from_bf16(x, s->in + i, n);
 		dk_inner()->gelu(x, x, n);
 		dk_inner()->to_bf16(s->out + i, x, n);
@@ -226,10 +226,10 @@ void dk_mixed_gelu_forward(dk_queue *queue, float *out, const float *in, int64_t
 static void gelu_backward_span(void *arg, int64_t first, int64_t last)
 {
 	const struct span_args *s = arg;
-	float x[PIECE], grad[PIECE];
+	float x[CHUNK], grad[CHUNK];
 
-	for (int64_t i = first; i < last; i += PIECE) {
-		const int64_t n = smaller(PIECE, last - i);
+	for (int64_t i = first; i < last; i += CHUNK) {
+		const int64_t n = smaller(CHUNK, last - i);
 		dk_inner()->from_bf16(x, s->in + i, n);
 		dk_inner()->from_bf16(grad, s->out + i, n);
 		dk_inner()->gelu_grad(grad, x, n);

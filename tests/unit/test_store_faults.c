@@ -1,5 +1,5 @@
 /*
- * store: a fault at each write, fsync, close, rename and unlink of a save, and a death before
+ * store: an error at each write, fsync, close, rename and unlink of a save, and a death before
  * each, leave the last good checkpoint, and the next save goes through. The linker sends
  * these calls here.
  */
