@@ -69,16 +69,16 @@ static bool make(dk_cuda_queue *q)
 static dk_queue *open_queue(int device, void *stream, dk_type type, const char **why)
 {
 	static thread_local char reason[sizeof(dk_cuda_queue::failure)];
-	dk_cuda_queue *q = static_cast<dk_cuda_queue *>(calloc(1, sizeof(*q)));
 
-	*why = "kernels for GPUs have no DK_MIXED; choose DK_BF16";
 	if (type == DK_MIXED) {
-		free(q);
+		*why = "kernels for GPUs have no DK_MIXED; choose DK_BF16";
 		return NULL;
 	}
-	*why = "out of memory";
-	if (q == NULL)
+	dk_cuda_queue *q = static_cast<dk_cuda_queue *>(calloc(1, sizeof(*q)));
+	if (q == NULL) {
+		*why = "out of memory";
 		return NULL;
+	}
 	q->base.table = &dk_cuda_table;
 	q->base.type = type;
 	q->stream = static_cast<cudaStream_t>(stream);

@@ -526,7 +526,6 @@ void net_connection_look(net_connection *c)
 	cancel_receives(c);
 }
 
-/* Progress, until `over` says so or time is up; others get the worker between. */
 void net_connection_cut(net_connection *c, const char *why)
 {
 	c->cut = true;
@@ -538,6 +537,7 @@ void net_connection_cut(net_connection *c, const char *why)
 	cancel_receives(c);
 }
 
+/* Progress, until `over` says so or time is up; others get the worker between. */
 static bool progress_until(net_connection *c, bool (*over)(net_connection *), int timeout_ms)
 {
 	const uint64_t deadline_ns = ddp_now_ns() + (uint64_t)timeout_ms * 1000000;

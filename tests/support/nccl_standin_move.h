@@ -65,7 +65,7 @@ typedef struct work {
 	ddp_device_queue *queue;
 	int count;
 	call calls[64];
-	struct work *next;   /* of a group; then of all that are queued */
+	struct work *next;   /* of all that are queued */
 	uint64_t number;
 } work;
 

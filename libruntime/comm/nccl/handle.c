@@ -100,20 +100,20 @@ typedef struct ending {
 
 static void call_abort(void *argument)
 {
-	ddp_nccl_abortion *a = argument;
+	ddp_nccl_aborting *a = argument;
 
 	a->result = a->nccl->abort(a->handle);
 }
 
 static void *abort_in_thread(void *argument)
 {
-	ddp_device_within(((ddp_nccl_abortion *)argument)->device, call_abort, argument);
+	ddp_device_within(((ddp_nccl_aborting *)argument)->device, call_abort, argument);
 	return NULL;
 }
 
-void ddp_nccl_begin_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle, ddp_nccl_abortion *a)
+void ddp_nccl_begin_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle, ddp_nccl_aborting *a)
 {
-	*a = (ddp_nccl_abortion){ .nccl = nccl, .device = device, .handle = handle };
+	*a = (ddp_nccl_aborting){ .nccl = nccl, .device = device, .handle = handle };
 	if (handle == NULL)
 		return;
 	a->in_thread = ddp_thread_start(&a->thread, abort_in_thread, a) == 0;
@@ -122,7 +122,7 @@ void ddp_nccl_begin_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_han
 		abort_in_thread(a);
 }
 
-void ddp_nccl_await_abort(ddp_nccl_abortion *a)
+void ddp_nccl_await_abort(ddp_nccl_aborting *a)
 {
 	if (a->in_thread)
 		pthread_join(a->thread, NULL);
@@ -133,7 +133,7 @@ void ddp_nccl_await_abort(ddp_nccl_abortion *a)
 
 void ddp_nccl_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle)
 {
-	ddp_nccl_abortion a = { .nccl = nccl, .device = device, .handle = handle };
+	ddp_nccl_aborting a = { .nccl = nccl, .device = device, .handle = handle };
 
 	abort_in_thread(&a);
 	ddp_nccl_await_abort(&a);

@@ -36,17 +36,17 @@ void ddp_nccl_end(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *han
  * also for what another communicator waits for in vain: so the first call begins to end it,
  * beside others, and the second one, which must follow, waits. `handle` may be NULL.
  */
-typedef struct ddp_nccl_abortion {
+typedef struct ddp_nccl_aborting {
 	const ddp_nccl *nccl;
 	ddp_device *device;
 	ddp_nccl_handle *handle;
 	int result;
 	bool in_thread;
 	pthread_t thread;
-} ddp_nccl_abortion;
+} ddp_nccl_aborting;
 
-void ddp_nccl_begin_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle, ddp_nccl_abortion *a);
-void ddp_nccl_await_abort(ddp_nccl_abortion *a);
+void ddp_nccl_begin_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle, ddp_nccl_aborting *a);
+void ddp_nccl_await_abort(ddp_nccl_aborting *a);
 /* The only one that has anything under way. */
 void ddp_nccl_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle);
 

@@ -36,7 +36,7 @@ typedef struct ddp_nccl_link {
 	uint64_t given, taken;   /* turns: that this rank has given, or got; that are on the queue,
 	                            or nearly */
 	uint64_t expected;       /* turns, of a sender that closes */
-	ddp_nccl_abortion abortion;
+	ddp_nccl_aborting aborting;
 	struct ddp_nccl_message *current; /* NCCL puts it on the queue */
 	bool ends;
 } ddp_nccl_link;
@@ -358,7 +358,7 @@ void ddp_nccl_message_free(ddp_nccl_operation *o)
 		at = &(*at)->next;
 	if (*at == m)
 		*at = m->next;
-	/* They end with the communicator, or with ddp_comm_stop() of theirs. */
+	/* They end with the communicator, or with ddp_host_end() of their twins. */
 	if (m->telling != NULL)
 		(void)ddp_wait(m->telling);
 	if (m->answering != NULL)
@@ -427,7 +427,7 @@ void ddp_nccl_messages_stop(ddp_nccl_lane *lane)
 void ddp_nccl_messages_begin_abort(ddp_nccl_lane *lane)
 {
 	for (ddp_nccl_link *link = lane->links; link != NULL; link = link->next) {
-		ddp_nccl_begin_abort(lane->nccl, lane->device, link->handle, &link->abortion);
+		ddp_nccl_begin_abort(lane->nccl, lane->device, link->handle, &link->aborting);
 		link->handle = NULL;
 	}
 }
@@ -435,7 +435,7 @@ void ddp_nccl_messages_begin_abort(ddp_nccl_lane *lane)
 void ddp_nccl_messages_await_abort(ddp_nccl_lane *lane)
 {
 	for (ddp_nccl_link *link = lane->links; link != NULL; link = link->next)
-		ddp_nccl_await_abort(&link->abortion);
+		ddp_nccl_await_abort(&link->aborting);
 }
 
 bool ddp_nccl_messages_rest(ddp_nccl_lane *lane)
