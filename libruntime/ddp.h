@@ -1082,7 +1082,9 @@ DDP_API ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader,
  * until the model is freed. ddp_checkpoint_wait() waits until it is on the disk: an error of
  * writing is its own, on all ranks. The next save, or load, also waits, but then that is a
  * warning, as in ddp_model_free(). Both are collective. After an error the checkpoints
- * before are kept, as ever. Once the world is broken, begin is ddp_checkpoint_save().
+ * before are kept, as ever. Where there is no memory for the copy, that is a warning, and
+ * begin writes at once. Once the world is broken, begin is ddp_checkpoint_save(), and wait is
+ * of rank 0's own thread: on the others it is DDP_ERR_PEER, for they cannot know.
  */
 DDP_API ddp_status ddp_checkpoint_begin(ddp_model *model, ddp_loader *loader,
                                         const char *dir, int keep);

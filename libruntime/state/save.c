@@ -94,7 +94,9 @@ struct save {
 	int keep;
 	bool alone; /* the world is broken */
 	bool owns;
+	ddp_later later; /* files that were there before */
 	int world_size;
+	int threads; /* of the program's thread: OpenMP's number is each thread's own */
 	ddp_position position;
 	ddp_users users; /* rank 0, and who saves alone */
 	ddp_tensors tensors; /* empty: from memory that the writer reaches */
@@ -126,7 +128,7 @@ static ddp_status write_all(const struct save *save, ddp_safetensors_tensor *all
 	count += ddp_users_tensors(&save->users, names, shapes, all + count);
 	ddp_metadata_write(&save->position, save->world_size, &metadata);
 	return ddp_store_write(save->dir, save->position.step, all, count, metadata.pairs,
-	                       metadata.count, save->keep, save->owns);
+	                       metadata.count, save->keep, save->owns ? &save->later : NULL);
 }
 
 static ddp_status write_tensors(const struct save *save)
@@ -160,9 +162,10 @@ static ddp_status check_finite(const ddp_tensors *tensors)
 	return DDP_OK;
 }
 
-/* Becomes the directory's owner, and lists what is to be written. */
+/* Becomes the directory's owner, and lists what is there, and what is to be written. */
 static ddp_status collect(struct save *save)
 {
+	dk_set_threads(save->threads);
 	ddp_status status = own_directory(save->model, save->dir);
 	save->owns = status == DDP_OK;
 	/* It may be rank 0 that owns it, and lives; what is saved comes first then. */
@@ -173,6 +176,8 @@ static ddp_status collect(struct save *save)
 	}
 	if (status != DDP_OK)
 		return status;
+	if (save->owns)
+		ddp_store_list_later(save->dir, save->position.step, &save->later);
 	if (save->tensors.list == NULL) {
 		status = ddp_model_tensors(save->model, true, &save->tensors);
 		/* What a strategy keeps is of all ranks; one alone knows its own part. */
@@ -186,9 +191,14 @@ static ddp_status collect(struct save *save)
 
 static ddp_status write_file(const struct save *save)
 {
+	/* It is in the host's memory, where the program's own queue may not reach. */
+	dk_queue *before = dk_use(NULL);
 	ddp_status status = check_finite(&save->tensors);
 
-	return status == DDP_OK ? write_tensors(save) : status;
+	if (status == DDP_OK)
+		status = write_tensors(save);
+	dk_use(before);
+	return status;
 }
 
 static ddp_status save_file(void *argument)
@@ -222,11 +232,11 @@ static void *write_beside(void *argument)
 	return NULL;
 }
 
-static void free_beside(struct beside *beside)
+static void free_save(struct save *save)
 {
-	ddp_users_free(&beside->save.users);
-	ddp_tensors_free(&beside->save.tensors);
-	free(beside);
+	ddp_users_free(&save->users);
+	ddp_tensors_free(&save->tensors);
+	free(save->later.steps);
 }
 
 static ddp_status not_saved(ddp_status status, int64_t step)
@@ -245,7 +255,8 @@ static ddp_status end_beside(struct owner *owner)
 	ddp_status status = beside->status;
 	if (status != DDP_OK)
 		not_saved(ddp_fail(status, "%s", beside->reason), beside->save.position.step);
-	free_beside(beside);
+	free_save(&beside->save);
+	free(beside);
 	return status;
 }
 
@@ -283,8 +294,7 @@ static ddp_status make_room(struct owner *owner, const ddp_tensors *tensors)
 	owner->room = 0;
 	owner->copies = malloc((size_t)elements * sizeof(float));
 	if (owner->copies == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of the model (%" PRId64 " bytes), which is written "
-		                "while training goes on: save it with ddp_checkpoint_save()",
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of the model (%" PRId64 " bytes)",
 		                elements * (int64_t)sizeof(float));
 	owner->room = elements;
 	return DDP_OK;
@@ -306,33 +316,42 @@ static ddp_status copy_tensors(struct owner *owner, ddp_tensors *tensors)
 	return status;
 }
 
-/* Leaves the save's memory to the thread that writes it. */
-static ddp_status begin_file(void *argument)
+/* Leaves the save's memory to the thread that writes it. DDP_ERR_NOMEM: the save is as it
+   was, but for where its tensors are. */
+static ddp_status start_beside(struct save *save)
 {
-	struct save *save = argument;
-
-	ddp_status status = collect(save);
-	if (status != DDP_OK)
-		return status;
 	struct owner *owner = ddp_model_attached(save->model);
-	status = copy_tensors(owner, &save->tensors);
+	ddp_status status = copy_tensors(owner, &save->tensors);
+
 	if (status != DDP_OK)
 		return status;
 	struct beside *beside = calloc(1, sizeof(*beside));
 	if (beside == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "checkpoint %s: out of memory", save->dir);
+		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
 	beside->save = *save;
 	beside->save.dir = owner->dir;
+	const int failed = ddp_thread_start(&beside->thread, write_beside, beside);
+	if (failed != 0) {
+		free(beside);
+		return ddp_fail_errno(DDP_ERR_NOMEM, failed, "cannot start a thread that writes it");
+	}
+	owner->beside = beside;
 	save->users = (ddp_users){ 0 };
 	save->tensors = (ddp_tensors){ 0 };
-	owner->beside = beside;
-	const int failed = ddp_thread_start(&beside->thread, write_beside, beside);
-	if (failed == 0)
-		return DDP_OK;
-	owner->beside = NULL;
-	free_beside(beside);
-	return ddp_fail_errno(DDP_ERR_NOMEM, failed, "checkpoint %s: cannot start the thread that writes it",
-	                      owner->dir);
+	save->later = (ddp_later){ 0 };
+	return DDP_OK;
+}
+
+static ddp_status begin_file(void *argument)
+{
+	struct save *save = argument;
+	ddp_status status = collect(save);
+
+	if (status != DDP_OK || start_beside(save) == DDP_OK)
+		return status;
+	ddp_log(DDP_LOG_WARN, "checkpoint of step %" PRId64 ": %s; training waits until it is written",
+	        save->position.step, ddp_last_error());
+	return write_file(save);
 }
 
 /* On rank 0. */
@@ -356,6 +375,11 @@ ddp_status ddp_checkpoint_wait(ddp_model *model)
 {
 	if (model == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_checkpoint_wait(): the model is NULL");
+	ddp_comm *world = ddp_model_context(model)->world;
+	if (ddp_comm_rank(world) != 0 && ddp_comm_broken(world))
+		return ddp_fail(DDP_ERR_PEER, "whether rank 0 has written the checkpoint that was begun is not "
+		                "known here, since the job has failed: ddp_checkpoint_save() saves what this "
+		                "rank has");
 	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
 	ddp_status status = await_file(model);
 	ddp_set_phase(model, DDP_PHASE_IDLE);
@@ -389,6 +413,10 @@ ddp_status ddp_checkpoint_prepare(ddp_model *model, const char *dir)
 	ddp_context *context = ddp_model_context(model);
 	struct save save = { .dir = dir, .model = model };
 
+	/* What a thread of this process still writes is not what a crash left. */
+	ddp_status status = ddp_save_end(model);
+	if (status != DDP_OK)
+		return status;
 	return ddp_leader_run(context->world, context->timeout_ms, prepare_directory, &save, NULL, 0);
 }
 
@@ -408,7 +436,7 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 	ddp_context *context = ddp_model_context(model);
 	struct save save = {
 		.dir = dir, .keep = keep > 0 ? keep : KEEP_DEFAULT,
-		.world_size = context->job.world_size,
+		.world_size = context->job.world_size, .threads = dk_threads(),
 		.position = { .step = ddp_model_step_count(model), .has_loader = loader != NULL },
 		.model = model,
 	};
@@ -436,8 +464,7 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 	if (status == DDP_OK)
 		status = alone ? save_file(&save)
 		               : ddp_leader_run(context->world, context->timeout_ms, write, &save, NULL, 0);
-	ddp_users_free(&save.users);
-	ddp_tensors_free(&save.tensors);
+	free_save(&save);
 	ddp_set_phase(model, DDP_PHASE_IDLE);
 	return status == DDP_OK ? DDP_OK : not_saved(status, save.position.step);
 }

@@ -231,8 +231,30 @@ static void set_aside(const char *dir, int64_t step)
 	free(aside);
 }
 
+void ddp_store_list_later(const char *dir, int64_t step, ddp_later *later)
+{
+	int count;
+
+	*later = (ddp_later){ 0 };
+	if (list_steps(dir, suffix, &later->steps, &count) != DDP_OK) {
+		ddp_log(DDP_LOG_WARN, "files of later steps stay: %s", ddp_last_error());
+		return;
+	}
+	while (later->count < count && later->steps[later->count] > step)
+		later->count++;
+}
+
+static bool is_among(const ddp_later *later, int64_t step)
+{
+	for (int i = 0; i < later->count; i++) {
+		if (later->steps[i] == step)
+			return true;
+	}
+	return false;
+}
+
 /* What fails here costs room, not data: a warning. */
-static void tidy(const char *dir, int64_t step, int keep)
+static void tidy(const char *dir, int64_t step, int keep, const ddp_later *later)
 {
 	int64_t *steps = NULL;
 	int count = 0, kept = 0;
@@ -242,9 +264,9 @@ static void tidy(const char *dir, int64_t step, int keep)
 		return;
 	}
 	for (int i = 0; i < count; i++) {
-		if (steps[i] > step)
+		if (is_among(later, steps[i]))
 			set_aside(dir, steps[i]);
-		else if (++kept > keep)
+		else if (steps[i] <= step && ++kept > keep)
 			remove_file(dir, steps[i]);
 	}
 	free(steps);
@@ -255,7 +277,8 @@ static void tidy(const char *dir, int64_t step, int keep)
 
 ddp_status ddp_store_write(const char *dir, int64_t step,
                            const ddp_safetensors_tensor *tensors, int count,
-                           const ddp_safetensors_pair *metadata, int pairs, int keep, bool owns)
+                           const ddp_safetensors_pair *metadata, int pairs, int keep,
+                           const ddp_later *later)
 {
 	ddp_status status = make_directory(dir);
 	if (status != DDP_OK)
@@ -276,8 +299,8 @@ ddp_status ddp_store_write(const char *dir, int64_t step,
 	}
 	/* The old ones go when the new one is on the disk, under its name. */
 	status = sync_directory(dir);
-	if (status == DDP_OK && owns)
-		tidy(dir, step, keep);
+	if (status == DDP_OK && later != NULL)
+		tidy(dir, step, keep, later);
 end:
 	free(temporary);
 	free(path);

@@ -28,18 +28,29 @@ void ddp_store_lock_release(ddp_store_lock *lock);
    unmounted. */
 bool ddp_store_lock_holds(const ddp_store_lock *lock, const char *dir);
 
+/* The steps of DIR's files that are later than one. */
+typedef struct ddp_later {
+	int64_t *steps; /* malloc'd */
+	int count;
+} ddp_later;
+
+/* Where they cannot be listed, there are none, and a warning. */
+void ddp_store_list_later(const char *dir, int64_t step, ddp_later *later);
+
 /*
- * Writes step's file, making DIR if need be. If the caller `owns` DIR, all but the
+ * Writes step's file, making DIR if need be. If the caller owns DIR, all but the
  * newest `keep` of the steps up to `step` are removed when it is on the disk, and files of
- * later steps renamed to end in ".aside": training has left them, by going back or by beginning
- * anew, so a resume shall not take them. On failure the old ones stay, and nothing
+ * `later` steps, which were there when saving began, renamed to end in ".aside": training has
+ * left them, by going back or by beginning anew, so a resume shall not take them. What came
+ * there since is newer, of a rank that the job's failure left alone. `later` NULL: DIR is
+ * another's, and all its files stay. On failure the old ones stay, and nothing
  * is left of the new file, unless it was only the directory that could not be
  * brought to the disk.
  */
 ddp_status ddp_store_write(const char *dir, int64_t step,
                            const ddp_safetensors_tensor *tensors, int count,
                            const ddp_safetensors_pair *metadata, int pairs, int keep,
-                           bool owns);
+                           const ddp_later *later);
 
 /*
  * Opens and verifies a file, or a directory's newest file that is whole;

@@ -2,6 +2,7 @@
  * state: a checkpoint that a thread writes while training goes on holds what the model was
  * when it was begun, byte for byte; what goes wrong with it is told to all ranks.
  */
+#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -17,6 +18,7 @@
 
 #include <cmocka.h>
 
+#include "kernels/table.h"
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
@@ -108,6 +110,14 @@ static bool same_files(void)
 	return system(command) == 0;
 }
 
+static bool is_there(int step)
+{
+	char path[128];
+
+	snprintf(path, sizeof(path), "%s/step-%08d.safetensors", beside, step);
+	return access(path, F_OK) == 0;
+}
+
 static const struct { ddp_shard shard; ddp_optimizer optimizer; } ways[] = {
 	{ DDP_SHARD_NONE, DDP_ADAMW }, { DDP_SHARD_STATE, DDP_ADAMW }, { DDP_SHARD_GRADIENTS, DDP_ADAMW },
 	{ DDP_SHARD_NONE, DDP_ADAFACTOR },
@@ -137,7 +147,7 @@ static int train_on_body(ddp_context *context, void *user)
 		/* The same memory takes the next one, which need not be waited for. */
 		CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
 		ddp_model_free(model);
-		CHECK(!writes || access(beside, F_OK) == 0);
+		CHECK(!writes || is_there(BEGUN + 2));
 		CHECK_OK(ddp_barrier(ddp_world(context)));
 		int64_t step;
 		model = make(context, ways[w].shard, ways[w].optimizer);
@@ -209,6 +219,101 @@ static void what_cannot_be_written_is_told(void **state)
 	assert_int_equal(run_ranks(2, failing_body, NULL), 0);
 }
 
+/* ---- when the world is broken -------------------------------------------------------------- */
+
+/* Rank 0 still writes when rank 1, alone, saves a later step. */
+static int broken_body(ddp_context *context, void *user)
+{
+	const bool writes = ddp_get_job(context)->rank == 0;
+	ddp_model *model = make(context, DDP_SHARD_NONE, DDP_ADAMW);
+
+	(void)user;
+	train(model, BEGUN);
+	hold(writes);
+	CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
+	if (writes)
+		await_writer();
+	train(model, 2);
+	if (writes)
+		CHECK_OK(ddp_comm_abort(ddp_world(context), "the test wants it"));
+	while (ddp_barrier(ddp_world(context)) == DDP_OK)
+		continue;
+	if (!writes) {
+		CHECK(ddp_checkpoint_wait(model) == DDP_ERR_PEER);
+		CHECK(strstr(ddp_last_error(), "whether rank 0 has written") != NULL);
+		CHECK_OK(ddp_checkpoint_save(model, NULL, beside, 0));
+	}
+	while (!is_there(BEGUN + 2))
+		usleep(1000);
+	hold(false);
+	if (writes) {
+		CHECK_OK(ddp_checkpoint_wait(model));
+		CHECK(is_there(BEGUN) && is_there(BEGUN + 2));
+	}
+	ddp_model_free(model);
+	return 0;
+}
+
+static void a_later_checkpoint_of_another_rank_stays(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(2, broken_body, NULL), 0);
+}
+
+/* ---- one rank ------------------------------------------------------------------------------- */
+
+static int looked_at; /* by the queue of kernels below */
+static bool refuses_threads;
+
+static float look(dk_queue *queue, const float *x, int64_t n)
+{
+	(void)queue;
+	(void)x;
+	(void)n;
+	looked_at++;
+	return 1;
+}
+
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument);
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument)
+{
+	return refuses_threads ? EAGAIN : __real_pthread_create(thread, attributes, run, argument);
+}
+
+static int one_rank_body(ddp_context *context, void *user)
+{
+	const dk_table table = { .largest = look };
+	dk_queue queue = { .table = &table };
+	ddp_model *model = make(context, DDP_SHARD_NONE, DDP_ADAMW);
+
+	(void)user;
+	ddp_set_log(keep_warnings, NULL, DDP_LOG_WARN);
+	train(model, BEGUN);
+	/* The program's queue, of a device, say, is not for the host's memory. */
+	CHECK(dk_use(&queue) == NULL);
+	CHECK_OK(ddp_checkpoint_save(model, NULL, at_once, 0));
+	CHECK(looked_at == 0);
+	CHECK(dk_use(NULL) == &queue);
+	/* What no thread can write is written all the same. */
+	refuses_threads = true;
+	CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
+	refuses_threads = false;
+	CHECK(same_files());
+	CHECK(strstr(told, "step 3: cannot start a thread that writes it") != NULL);
+	CHECK(strstr(told, "training waits until it is written") != NULL);
+	CHECK_OK(ddp_checkpoint_wait(model));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void a_rank_by_itself_saves_on_the_host(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(1, one_rank_body, NULL), 0);
+}
+
 static int start_empty(void **state)
 {
 	snprintf(at_once, sizeof(at_once), "%s/at-once", test_folder);
@@ -221,6 +326,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(training_goes_on_while_it_is_written, start_empty),
 		cmocka_unit_test_setup(what_cannot_be_written_is_told, start_empty),
+		cmocka_unit_test_setup(a_later_checkpoint_of_another_rank_stays, start_empty),
+		cmocka_unit_test_setup(a_rank_by_itself_saves_on_the_host, start_empty),
 	};
 	return cmocka_run_group_tests(tests, folder_make, folder_remove);
 }

@@ -55,7 +55,13 @@ static ddp_status write_step(int64_t step, int keep)
 	const float numbers[3] = { (float)step, 2, 3 };
 	const ddp_safetensors_tensor tensor = { "w", 1, (int64_t[]){ 3 }, numbers, false };
 
-	return ddp_store_write(dir, step, &tensor, 1, NULL, 0, keep, true);
+	ddp_later later = { 0 };
+
+	if (access(dir, F_OK) == 0)
+		ddp_store_list_later(dir, step, &later);
+	ddp_status status = ddp_store_write(dir, step, &tensor, 1, NULL, 0, keep, &later);
+	free(later.steps);
+	return status;
 }
 
 /* The directory's names, sorted, each followed by a blank. */
@@ -149,9 +155,25 @@ static void who_does_not_own_the_directory_only_adds_to_it(void **state)
 	(void)state;
 	assert_int_equal(write_step(10, 3), DDP_OK);
 	assert_int_equal(write_step(30, 3), DDP_OK);
-	assert_int_equal(ddp_store_write(dir, 20, &tensor, 1, NULL, 0, 1, false), DDP_OK);
+	assert_int_equal(ddp_store_write(dir, 20, &tensor, 1, NULL, 0, 1, NULL), DDP_OK);
 	assert_string_equal(listing(), "step-00000010.safetensors step-00000020.safetensors "
 	                    "step-00000030.safetensors ");
+}
+
+static void what_came_since_a_save_began_stays(void **state)
+{
+	const float numbers[1] = { 7 };
+	const ddp_safetensors_tensor tensor = { "w", 1, (int64_t[]){ 1 }, numbers, false };
+	ddp_later later;
+
+	(void)state;
+	assert_int_equal(write_step(40, 3), DDP_OK);
+	ddp_store_list_later(dir, 20, &later);
+	assert_int_equal(write_step(30, 3), DDP_OK);
+	assert_int_equal(ddp_store_write(dir, 20, &tensor, 1, NULL, 0, 3, &later), DDP_OK);
+	free(later.steps);
+	assert_string_equal(listing(), "step-00000020.safetensors step-00000030.safetensors "
+	                    "step-00000040.safetensors.aside ");
 }
 
 static void writers_do_not_touch_what_others_are_writing(void **state)
@@ -322,10 +344,10 @@ static void path_through_a_file_is_an_error(void **state)
 	assert_int_equal(write_step(10, 1), DDP_OK);
 	touch("file", "");
 	path_in(path, sizeof(path), "file");
-	assert_int_equal(ddp_store_write(path, 1, NULL, 0, NULL, 0, 1, true), DDP_ERR_IO);
+	assert_int_equal(ddp_store_write(path, 1, NULL, 0, NULL, 0, 1, NULL), DDP_ERR_IO);
 	assert_non_null(strstr(ddp_last_error(), "is a file"));
 	path_in(path, sizeof(path), "file/sub");
-	assert_int_equal(ddp_store_write(path, 1, NULL, 0, NULL, 0, 1, true), DDP_ERR_IO);
+	assert_int_equal(ddp_store_write(path, 1, NULL, 0, NULL, 0, 1, NULL), DDP_ERR_IO);
 }
 
 int main(void)
@@ -335,6 +357,7 @@ int main(void)
 		cmocka_unit_test_setup(same_step_is_replaced, start_empty),
 		cmocka_unit_test_setup(other_files_stay_and_later_steps_are_set_aside, start_empty),
 		cmocka_unit_test_setup(who_does_not_own_the_directory_only_adds_to_it, start_empty),
+		cmocka_unit_test_setup(what_came_since_a_save_began_stays, start_empty),
 		cmocka_unit_test_setup(writers_do_not_touch_what_others_are_writing, start_empty),
 		cmocka_unit_test_setup(directory_has_one_owner, start_empty),
 		cmocka_unit_test_setup(temporary_and_broken_files_are_passed_over, start_empty),

@@ -94,7 +94,12 @@ static ddp_status write_step(int64_t step)
 	const float numbers[3] = { (float)step, 2, 3 };
 	const ddp_safetensors_tensor tensor = { "w", 1, (int64_t[]){ 3 }, numbers, false };
 
-	return ddp_store_write(test_folder, step, &tensor, 1, NULL, 0, 2, true);
+	ddp_later later;
+
+	ddp_store_list_later(test_folder, step, &later);
+	ddp_status status = ddp_store_write(test_folder, step, &tensor, 1, NULL, 0, 2, &later);
+	free(later.steps);
+	return status;
 }
 
 /* The step whose checkpoint a load takes. */
