@@ -165,7 +165,7 @@ chmod 755 "$work/again"
 capture as_user sbatch -D "$work/batch" -o "$work/batch/again" "$work/again" "$work"
 job=${output##* }
 wait_until 20 grep -q 'DUE TO JOB REQUEUE' "$work/batch/again"
-if runs_again "$job" "$work/batch/again" 'restart 1 1'; then
+if runs_again "$job" "$work/batch/again" 'restart 1 1' && wait_until 60 grep -q '^restart 1 0' "$work/batch/again"; then
 	output=$(<"$work/batch/again")
 	prints 'restart 0 0' "the restart count starts at 0"
 	prints 'restart 1 0' "and is 1 after a requeue"
