@@ -86,18 +86,18 @@ static void forward_span(void *arg, int64_t first, int64_t last)
 	}
 }
 
-/* The row's log-sum-exp; leaves in tops what makes its tiles probabilities. */
-static double finish_row(struct classifier *c, int64_t row)
+/* The row's log-sum-exp; leaves in tops [tiles, rows] what makes its tiles probabilities. */
+double dk_join_tiles(float *tops, const float *sums, int64_t tiles, int64_t rows, int64_t row)
 {
-	float top = c->tops[row];
+	float top = tops[row];
 	double sum = 0;
 
-	for (int64_t t = 1; t < c->tiles; t++)
-		top = fmaxf(top, c->tops[t * c->rows + row]);
-	for (int64_t t = 0; t < c->tiles; t++)
-		sum += c->sums[t * c->rows + row] * exp(c->tops[t * c->rows + row] - top);
-	for (int64_t t = 0; t < c->tiles; t++) {
-		float *factor = c->tops + t * c->rows + row;
+	for (int64_t t = 1; t < tiles; t++)
+		top = fmaxf(top, tops[t * rows + row]);
+	for (int64_t t = 0; t < tiles; t++)
+		sum += sums[t * rows + row] * exp(tops[t * rows + row] - top);
+	for (int64_t t = 0; t < tiles; t++) {
+		float *factor = tops + t * rows + row;
 		*factor = (float)(exp(*factor - top) / sum);
 	}
 	return top + log(sum);
@@ -112,7 +112,7 @@ double dk_cpu_classifier_forward(float *work, const float *in, const float *weig
 
 	dk_parallel(c.tiles * ((rows + ROWS - 1) / ROWS), 1, forward_span, &c);
 	for (int64_t r = 0; r < rows; r++)
-		loss += finish_row(&c, r) - c.picked[r];
+		loss += dk_join_tiles(c.tops, c.sums, c.tiles, c.rows, r) - c.picked[r];
 	return loss;
 }
 

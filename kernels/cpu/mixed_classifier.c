@@ -92,23 +92,6 @@ static void forward_span(void *arg, int64_t first, int64_t last)
 	free(logits);
 }
 
-/* The row's log-sum-exp; leaves in tops what makes its tiles probabilities. */
-static double finish_row(struct classifier *c, int64_t row)
-{
-	float top = c->tops[row];
-	double sum = 0;
-
-	for (int64_t t = 1; t < c->tiles; t++)
-		top = fmaxf(top, c->tops[t * c->rows + row]);
-	for (int64_t t = 0; t < c->tiles; t++)
-		sum += c->sums[t * c->rows + row] * exp(c->tops[t * c->rows + row] - top);
-	for (int64_t t = 0; t < c->tiles; t++) {
-		float *factor = c->tops + t * c->rows + row;
-		*factor = (float)(exp(*factor - top) / sum);
-	}
-	return top + log(sum);
-}
-
 double dk_mixed_classifier_forward(dk_queue *queue, float *work, const float *in, const float *weight,
                                    const int32_t *targets, int64_t rows, int64_t width, int64_t vocab)
 {
@@ -123,7 +106,7 @@ double dk_mixed_classifier_forward(dk_queue *queue, float *work, const float *in
 	c.packed = packed;
 	dk_parallel(c.tiles, 1, forward_span, &c);
 	for (int64_t r = 0; r < rows; r++)
-		loss += finish_row(&c, r) - c.picked[r];
+		loss += dk_join_tiles(c.tops, c.sums, c.tiles, c.rows, r) - c.picked[r];
 	return loss;
 }
 
