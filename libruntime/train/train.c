@@ -23,8 +23,9 @@ typedef struct training {
 	bool refused; /* the last step, for what all ranks saw alike */
 } training;
 
-/* Signals have no argument: the loops of a process share it. */
+/* Signals have no argument: the loops of a process share these. */
 static atomic_bool signal_caught;
+static struct sigaction before_loops;
 
 static void catch_signal(int number)
 {
@@ -39,27 +40,33 @@ static bool catches(const training *loop)
 	       (loop->model->reducer.communicates || ddp_comm_size(loop->model->context->world) == 1);
 }
 
-static ddp_status set_handler(const training *loop, struct sigaction *before)
+static ddp_status set_handler(const training *loop)
 {
-	struct sigaction action = { .sa_handler = catch_signal, .sa_flags = SA_RESTART };
+	struct sigaction action = { .sa_handler = catch_signal, .sa_flags = SA_RESTART }, before;
 
 	if (!catches(loop))
 		return DDP_OK;
 	sigemptyset(&action.sa_mask);
 	/* Before the handler is there: what comes then is heard. */
 	atomic_store(&signal_caught, false);
-	if (sigaction(loop->options->stop_signal, &action, before) != 0)
+	if (sigaction(loop->options->stop_signal, &action, &before) != 0)
 		return ddp_fail_errno(DDP_ERR_INVALID, errno,
 		                      "training option stop_signal is %d, which cannot be caught",
 		                      loop->options->stop_signal);
+	if (before.sa_handler != catch_signal)
+		before_loops = before;
 	return DDP_OK;
 }
 
-static void restore_handler(const training *loop, const struct sigaction *before)
+/*
+ * Not after a stop: the launcher signals one rank after another, and this one's may come
+ * only now, when another's has stopped all. It would kill a rank that is about to report.
+ */
+static void restore_handler(const training *loop)
 {
-	if (!catches(loop))
+	if (!catches(loop) || loop->stops)
 		return;
-	sigaction(loop->options->stop_signal, before, NULL);
+	sigaction(loop->options->stop_signal, &before_loops, NULL);
 	/* It came behind the last step's end; a loop of this model that follows stops. */
 	if (atomic_exchange(&signal_caught, false))
 		ddp_request_stop(loop->model);
@@ -241,7 +248,6 @@ ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
 {
 	ddp_train_options options;
 	training loop = { .model = model, .loader = loader, .compute = compute, .options = &options };
-	struct sigaction before;
 	int64_t step;
 
 	ddp_status status = ddp_model_check(model);
@@ -250,7 +256,7 @@ ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
 	if (status == DDP_OK)
 		status = check_arguments(&loop);
 	if (status == DDP_OK)
-		status = set_handler(&loop, &before);
+		status = set_handler(&loop);
 	if (status != DDP_OK)
 		return status;
 	/* A checkpoint that fails, fails on all ranks, and leaves the model good. */
@@ -260,7 +266,7 @@ ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
 		status = ddp_checkpoint_prepare(model, options.checkpoint_dir);
 	if (status == DDP_OK)
 		status = run_steps(&loop);
-	restore_handler(&loop, &before);
+	restore_handler(&loop);
 	if (status == DDP_OK && summary != NULL) {
 		ddp_get_summary(model, summary);
 		summary->stopped = loop.stops && model->steps < options.steps;
