@@ -89,6 +89,17 @@ static bool is_of_model(const char *name)
 	return !is_extra(name) && !ddp_users_is_name(name);
 }
 
+/* The file's tensor `name` is none of the model's. */
+static ddp_status refuse_tensor(const char *path, const char *name)
+{
+	if (strcmp(name, "optimizer.missed_steps") == 0)
+		return ddp_fail(DDP_ERR_FORMAT, "%s is of a development version before libddp 0.2: its tensor %s counts the steps that "
+		                "parameters missed by their places in the program's list, and libddp does so by their "
+		                "names now; finish that training with the libddp that began it, or begin anew",
+		                path, name);
+	return ddp_fail(DDP_ERR_FORMAT, "%s: tensor %s is not of this model or optimizer", path, name);
+}
+
 /* All of them, or it does without: they are of a way of reducing, not of the model. */
 static void look_for_extras(struct load *load)
 {
@@ -145,8 +156,7 @@ static ddp_status check_tensors(const struct load *load)
 			odd = name;
 	}
 	free(names);
-	return ddp_fail(DDP_ERR_FORMAT, "%s: tensor %s is not of this model or optimizer",
-	                load->file.path, odd);
+	return refuse_tensor(load->file.path, odd);
 }
 
 static ddp_status open_file(void *argument)

@@ -184,18 +184,16 @@ static bool checkpoint_is_due(const training *loop)
 }
 
 /* A disk that is full, or gone for a while, costs a checkpoint, and not the training, as long
-   as there is one to come. All ranks see it alike. */
-static ddp_status forgive(const training *loop, ddp_status status)
+   as there is one to come, after step `next`. All ranks see it alike. */
+static ddp_status forgive(const training *loop, ddp_status status, int64_t next)
 {
-	const ddp_train_options *options = loop->options;
-	ddp_model *model = loop->model;
-	const int64_t next = model->steps + options->checkpoint_every;
+	const int64_t steps = loop->options->steps;
 
 	if (status != DDP_ERR_IO)
 		return status;
-	if (ddp_comm_rank(model->context->world) == 0)
+	if (ddp_comm_rank(loop->model->context->world) == 0)
 		ddp_log(DDP_LOG_WARN, "%s; training goes on, and tries again after step %lld: make room",
-		        ddp_last_error(), (long long)(next < options->steps ? next : options->steps));
+		        ddp_last_error(), (long long)(next < steps ? next : steps));
 	return DDP_OK;
 }
 
@@ -203,15 +201,15 @@ static ddp_status save(const training *loop)
 {
 	const ddp_train_options *options = loop->options;
 	ddp_model *model = loop->model;
-	const bool last = model->steps >= options->steps || loop->stops;
+	const bool last = model->steps >= options->steps || loop->stops, beside = options->checkpoint_beside && !last;
 
-	/* Of the checkpoint before. */
-	ddp_status status = options->checkpoint_beside ? forgive(loop, ddp_checkpoint_wait(model)) : DDP_OK;
+	/* Of the checkpoint before. The last one waits for it, too, and is written whatever became of it. */
+	ddp_status status = beside ? forgive(loop, ddp_checkpoint_wait(model), model->steps) : DDP_OK;
 	if (status == DDP_OK)
-		status = (options->checkpoint_beside && !last ? ddp_checkpoint_begin : ddp_checkpoint_save)(
+		status = (beside ? ddp_checkpoint_begin : ddp_checkpoint_save)(
 			model, loop->loader, options->checkpoint_dir, options->checkpoint_keep);
 	if (!last)
-		status = forgive(loop, status);
+		status = forgive(loop, status, model->steps + options->checkpoint_every);
 	if (status != DDP_OK)
 		ddp_watch_error(model->context->watch, status);
 	return status;

@@ -529,6 +529,49 @@ static void checkpoint_that_does_not_fit_changes_nothing(void **state)
 	on_ranks(2, 0, load_what_does_not_fit);
 }
 
+enum { OLD_STEP = 8 };
+
+/* Writes what the model has, and one tensor more. */
+static void save_with(ddp_model *model, const char *name)
+{
+	const int64_t two = 2;
+	const float counts[] = { 1, 2 };
+	ddp_safetensors_tensor list[16];
+	ddp_tensors tensors;
+	int count = 0;
+
+	CHECK(ddp_model_tensors(model, true, &tensors) == DDP_OK);
+	for (int i = 0; i < tensors.count; i++) {
+		const ddp_tensor *t = &tensors.list[i];
+		if (!t->optional)
+			list[count++] = (ddp_safetensors_tensor){ .name = t->name, .ndim = t->ndim, .shape = t->shape,
+			                                          .data = t->data };
+	}
+	list[count++] = (ddp_safetensors_tensor){ .name = name, .ndim = 1, .shape = &two, .data = counts };
+	CHECK(ddp_store_write(dir, OLD_STEP, list, count, NULL, 0, 3, NULL) == DDP_OK);
+	ddp_tensors_free(&tensors);
+}
+
+static void load_tensors_of_others(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	int64_t step;
+
+	save_with(job.model, "strange");
+	CHECK(ddp_checkpoint_load(job.model, NULL, dir, &step) == DDP_ERR_FORMAT);
+	CHECK(says("tensor strange is not of this model or optimizer"));
+	save_with(job.model, "optimizer.missed_steps");
+	CHECK(ddp_checkpoint_load(job.model, NULL, dir, &step) == DDP_ERR_FORMAT);
+	CHECK(says("step-00000008.safetensors is of a development version before libddp 0.2: its tensor optimizer.missed_steps counts"));
+	free_job(job);
+}
+
+static void tensors_of_others_are_refused_by_name(void **state)
+{
+	(void)state;
+	on_ranks(1, 0, load_tensors_of_others);
+}
+
 /* Only one rank has another loader: none moves. */
 static void load_with_one_strange_loader(ddp_context *context)
 {
@@ -902,6 +945,7 @@ int main(void)
 		cmocka_unit_test_setup(two_runs_do_not_write_to_one_directory, folder_empty),
 		cmocka_unit_test_setup(directory_that_vanished_is_not_made_anew_without_a_word, folder_empty),
 		cmocka_unit_test_setup(checkpoint_that_does_not_fit_changes_nothing, folder_empty),
+		cmocka_unit_test_setup(tensors_of_others_are_refused_by_name, folder_empty),
 		cmocka_unit_test_setup(loaders_move_together_or_not_at_all, folder_empty),
 		cmocka_unit_test_setup(load_takes_little_memory_and_its_lack_is_an_error_on_all, folder_empty),
 		cmocka_unit_test_setup(hyperparameters_are_saved_and_others_named, folder_empty),

@@ -344,52 +344,53 @@ static void failed_checkpoint_ends_all_ranks_but_not_the_model(void **state)
 
 /* ---- a full disk ------------------------------------------------------------------- */
 
-enum { FULL_FROM = 3, FULL_UNTIL = 6 }; /* steps */
+enum { FULL_FROM = 3 }; /* step */
 
 static struct rlimit room;
 static char told[2048];
 
+/* Once rank 0 has said that it could not write, there is room again. */
 static void keep_warnings(void *user, ddp_log_level level, const char *message)
 {
 	(void)user;
 	(void)level;
 	strncat(told, message, sizeof(told) - strlen(told) - 1);
+	CHECK(setrlimit(RLIMIT_FSIZE, &room) == 0);
 }
 
-/* From the end of one step to that of another, no file of this process can grow. */
-static ddp_status fill_the_disk(void *user, const ddp_step_stats *stats)
+/* From the end of a step on, no file of this process can grow. */
+static ddp_status fill_the_disk(void *model, const ddp_step_stats *stats)
 {
 	const struct rlimit none = { .rlim_cur = 1000, .rlim_max = room.rlim_max };
 
-	(void)user;
-	if (stats->step == FULL_FROM)
+	if (stats->step == FULL_FROM) {
+		CHECK_OK(ddp_checkpoint_wait(model)); /* the one before is not to fail */
 		CHECK(setrlimit(RLIMIT_FSIZE, &none) == 0);
-	if (stats->step == FULL_UNTIL)
-		CHECK(setrlimit(RLIMIT_FSIZE, &room) == 0);
+	}
 	return DDP_OK;
 }
 
-static int full_disk_body(ddp_context *context, void *user)
+static int full_disk_body(ddp_context *context, void *beside)
 {
 	const ddp_dataset dataset = mlp_dataset(SAMPLES);
 	const setup with = { .bucket_bytes = 512, .accumulate = 1 };
 	const bool leads = ddp_get_job(context)->rank == 0;
 	ddp_train_options options = {
 		.size = sizeof(options), .steps = 7, .checkpoint_dir = test_folder, .checkpoint_every = 2,
-		.on_step = fill_the_disk,
+		.on_step = fill_the_disk, .checkpoint_beside = *(const bool *)beside,
 	};
 	ddp_model *model;
 	ddp_loader *loader;
 	int64_t step;
 
-	(void)user;
 	signal(SIGXFSZ, SIG_IGN);
 	CHECK(getrlimit(RLIMIT_FSIZE, &room) == 0);
 	ddp_set_log(keep_warnings, NULL, DDP_LOG_WARN);
 	start(context, &dataset, &with, &model, &loader);
+	options.user = model;
 	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, NULL));
 	CHECK((strstr(told, "checkpoint of step 4 was not saved") != NULL) == leads);
-	CHECK((strstr(told, "training goes on") != NULL) == leads);
+	CHECK((strstr(told, "training goes on, and tries again after step 6: ") != NULL) == leads);
 	CHECK(strstr(told, "step 2 ") == NULL && strstr(told, "step 6 ") == NULL);
 	CHECK_OK(ddp_checkpoint_load(model, loader, test_folder, &step));
 	CHECK(step == 7);
@@ -412,8 +413,65 @@ static int full_disk_body(ddp_context *context, void *user)
 static void full_disk_costs_a_checkpoint_and_not_the_training(void **state)
 {
 	(void)state;
+	for (int i = 0; i < 2; i++) {
+		bool beside = i == 1;
+		assert_int_equal(folder_make(NULL), 0);
+		assert_int_equal(run_ranks(2, full_disk_body, &beside), 0);
+		assert_int_equal(folder_remove(NULL), 0);
+	}
+}
+
+static float kept; /* of the parameter that poison_for_a_checkpoint() changes */
+
+static ddp_status poison_for_a_checkpoint(void *model, const ddp_step_stats *stats)
+{
+	if (stats->step == 1) {
+		kept = ddp_param_data(model, 1)[0];
+		ddp_param_data(model, 1)[0] = INFINITY;
+	}
+	return DDP_OK;
+}
+
+/* Before a step computes. */
+static double heal_behind_it(void *model, int64_t step)
+{
+	if (step == 2)
+		ddp_param_data(model, 1)[0] = kept;
+	return 0.01;
+}
+
+static int bad_checkpoint_before_the_last_body(ddp_context *context, void *user)
+{
+	const ddp_dataset dataset = mlp_dataset(SAMPLES);
+	const setup with = { .bucket_bytes = 512, .accumulate = 1, .shard = DDP_SHARD_NONE };
+	ddp_train_options options = {
+		.size = sizeof(options), .steps = 2, .checkpoint_dir = test_folder, .checkpoint_every = 1,
+		.on_step = poison_for_a_checkpoint, .schedule = heal_behind_it, .checkpoint_beside = true,
+	};
+	ddp_model *model;
+	ddp_loader *loader;
+	int64_t step;
+
+	(void)user;
+	CHECK(getrlimit(RLIMIT_FSIZE, &room) == 0);
+	ddp_set_log(keep_warnings, NULL, DDP_LOG_WARN);
+	start(context, &dataset, &with, &model, &loader);
+	options.user = model;
+	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, NULL));
+	CHECK((strstr(told, "checkpoint of step 1 was not saved: tensor fc1.bias holds an infinity") != NULL) ==
+	      (ddp_get_job(context)->rank == 0));
+	CHECK_OK(ddp_checkpoint_load(model, loader, test_folder, &step));
+	CHECK(step == 2);
+	ddp_loader_free(loader);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void last_checkpoint_is_written_whatever_became_of_the_one_before(void **state)
+{
+	(void)state;
 	assert_int_equal(folder_make(NULL), 0);
-	assert_int_equal(run_ranks(2, full_disk_body, NULL), 0);
+	assert_int_equal(run_ranks(2, bad_checkpoint_before_the_last_body, NULL), 0);
 	assert_int_equal(folder_remove(NULL), 0);
 }
 
@@ -549,6 +607,7 @@ int main(void)
 		cmocka_unit_test(lost_rank_is_an_error_on_the_others),
 		cmocka_unit_test(failed_checkpoint_ends_all_ranks_but_not_the_model),
 		cmocka_unit_test(full_disk_costs_a_checkpoint_and_not_the_training),
+		cmocka_unit_test(last_checkpoint_is_written_whatever_became_of_the_one_before),
 		cmocka_unit_test(diverged_training_goes_back_in_the_same_process),
 		cmocka_unit_test(wrong_training_options_are_named),
 	};
