@@ -305,6 +305,7 @@ typedef struct ddp_collective {
 
 typedef struct ddp_request ddp_request;
 
+/* Which of the communicator's ranks this process is, 0 .. size - 1, and how many they are. */
 DDP_API int ddp_comm_rank(const ddp_comm *comm);
 DDP_API int ddp_comm_size(const ddp_comm *comm);
 
@@ -363,6 +364,8 @@ DDP_API void ddp_kernels_close(struct dk_queue *queue);
 /* Issue and wait. The operation's own shape is as in ddp_kind above. */
 DDP_API ddp_status ddp_run(ddp_comm *comm, const ddp_collective *operation);
 
+/* Each is ddp_run() of the kind of its name, in the host's memory, on lane 0. `count` is as in
+   ddp_kind; `send` NULL means in place. Collective, but for send and recv. */
 DDP_API ddp_status ddp_all_reduce(ddp_comm *comm, const void *send, void *recv,
                                   size_t count, ddp_type type, ddp_op op);
 DDP_API ddp_status ddp_reduce(ddp_comm *comm, const void *send, void *recv,
@@ -885,6 +888,7 @@ DDP_API ddp_status ddp_zero_grads(ddp_model *model);
  */
 DDP_API void ddp_request_stop(ddp_model *model);
 
+/* Of the steps from now on. Local: all ranks set the same. */
 DDP_API void ddp_set_learning_rate(ddp_model *model, double learning_rate);
 /* Linear warm-up to peak over `warmup` steps, then cosine to `floor` at
    `total`. Steps count from 1, as in ddp_step_stats. */

@@ -1,0 +1,50 @@
+#!/bin/sh
+# The reference has every function of ddp.h, and what libddp.so exports, with their comments.
+tests=${0%/*}
+header=$tests/../../libruntime/ddp.h
+library=libruntime/.libs/libddp.so
+# shellcheck source=tests/support/nothing.sh
+. "$tests/../support/nothing.sh"
+
+if ! command -v python3 >/dev/null; then
+	echo "1..0 # SKIP there is no python3, with which the reference is made"
+	exit 0
+fi
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+page=$work/api.html
+
+# without_words: which of the names in standard input have no paragraph of words in their article
+without_words()
+{
+	awk -v page="$page" '
+		BEGIN {
+			RS = "<article>"
+			while ((getline article <page) > 0) {
+				sub(/<\/article>.*/, "", article)
+				while (match(article, /<span id="[a-zA-Z_0-9]+"/)) {
+					name = substr(article, RSTART + 10, RLENGTH - 11)
+					said[name] = article ~ /<p>./
+					article = substr(article, RSTART + RLENGTH)
+				}
+			}
+			RS = "\n"
+		}
+		!said[$1] { print "missing: " $1 }'
+}
+
+nothing "$("$tests/../../doc/api-reference" "$header" 2>&1 >"$page")" "the reference can be made"
+sed -n 's/^DDP_API [^(]*\(ddp_[a-z0-9_]*\)(.*/\1/p' "$header" >"$work/functions"
+nothing "$([ "$(wc -l <"$work/functions")" = "$(grep -c '^DDP_API ' "$header")" ] || cat "$work/functions")" \
+	"functions are found in ddp.h"
+nothing "$(without_words <"$work/functions")" "each is told of"
+if [ -f $library ]; then
+	nm -D --defined-only $library | sed -n 's/.* T \(ddp_[a-z0-9_]*\)$/\1/p' >"$work/exported"
+	nothing "$(without_words <"$work/exported")" "so is what libddp.so exports"
+fi
+links=$(grep -o 'href="#[^"]*"' "$page" | sed 's/href="#\(.*\)"/\1/' | sort -u)
+nothing "$(for link in $links; do grep -q "id=\"$link\"" "$page" || echo "$link"; done)" "each link leads somewhere"
+sed 's|^/\* Of the steps from now on.*||' "$header" >"$work/ddp.h"
+nothing "$("$tests/../../doc/api-reference" "$work/ddp.h" 2>&1 >/dev/null |
+	grep -v 'has no comment on ddp_set_learning_rate$')" "a function without a comment is named"
+echo "1..$number"
