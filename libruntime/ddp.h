@@ -958,8 +958,11 @@ typedef enum ddp_token_format {
 /*
  * Opens a token file as samples of length + 1 int32 tokens; sample i starts at
  * token i * length (inputs are the first `length`, targets are shifted by
- * one). DDP_ERR_FORMAT if the file is cut short, or has fewer than length + 1
- * tokens. [first, last) as fractions choose a part: 0, 0.9 to train on.
+ * one). If there is no file of that name, `path` may be a pattern of the shell's, such as
+ * "shard_*.bin" or "{a,b}.bin": the files that match are one dataset, in the order of their
+ * names, with shard_2 before shard_10, and samples do not go over from one to the next.
+ * DDP_ERR_FORMAT if a file is cut short, naming the byte, or has fewer than length + 1
+ * tokens. [first, last) as fractions of all tokens choose a part: 0, 0.9 to train on.
  */
 DDP_API ddp_status ddp_tokens_open(const char *path, ddp_token_format format,
                                    int length, double first, double last,

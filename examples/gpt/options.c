@@ -31,7 +31,8 @@ struct described {
 };
 
 static const struct described described[] = {
-	{"data", "FILE", OPT_DATA, "text or tokens to train on (required)"},
+	{"data", "FILE", OPT_DATA, "text or tokens to train on (required); a pattern in quotes, such as 'shard_*.bin', "
+	                           "is several files"},
 	{"format", "NAME", OPT_FORMAT, "bytes: each byte is a token (default); u16: raw little-endian "
 	                               "uint16; llmc: llm.c's .bin"},
 	{NULL, NULL, 0, "Model"},

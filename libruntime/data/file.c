@@ -35,7 +35,8 @@ ddp_status ddp_file_open(const char *kind, const char *path, ddp_file *file)
 	/* A FIFO would block open() for ever, hence O_NONBLOCK before we know. */
 	file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	if (file->fd < 0)
-		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot open %s %s", kind, path);
+		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot open %s %s%s", kind, path,
+		                      errno == EMFILE ? ", as a dataset keeps all its files open (raise ulimit -n)" : "");
 	ddp_status status = examine(file, path);
 	if (status != DDP_OK)
 		ddp_file_close(file);

@@ -1,9 +1,12 @@
-/* Token files as samples of length + 1 tokens. */
+/* Token files, one or several, as samples of length + 1 tokens. */
 #include <endian.h>
+#include <errno.h>
+#include <glob.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "data/file.h"
@@ -15,22 +18,45 @@ enum {
 	LENGTH_MAX = 1 << 24
 };
 
-struct tokens {
+struct shard {
 	ddp_file file;
-	int token_bytes;
-	int length;
-	int64_t first_byte; /* of sample 0 */
+	int64_t first_byte;   /* of its first sample */
+	int64_t first_sample; /* of the dataset */
+	int64_t tokens;       /* in the file; they begin at byte `start` */
+	int64_t start;
 };
+
+struct tokens {
+	int token_bytes, length;
+	int count;
+	struct shard shards[];
+};
+
+/* The file that has the sample; one without samples has the next one's first. */
+static const struct shard *shard_of(const struct tokens *tokens, int64_t index)
+{
+	int low = 0, high = tokens->count;
+
+	while (high - low > 1) {
+		int middle = low + (high - low) / 2;
+		if (tokens->shards[middle].first_sample <= index)
+			low = middle;
+		else
+			high = middle;
+	}
+	return &tokens->shards[low];
+}
 
 static ddp_status read_sample(void *self, int64_t index, void *sample)
 {
 	const struct tokens *tokens = self;
+	const struct shard *shard = shard_of(tokens, index);
 	size_t count = (size_t)tokens->length + 1, bytes = count * (size_t)tokens->token_bytes;
-	int64_t offset = tokens->first_byte + index * tokens->length * tokens->token_bytes;
+	int64_t offset = shard->first_byte + (index - shard->first_sample) * tokens->length * tokens->token_bytes;
 	/* At the sample's end: there each token lies behind its place, or in it. */
 	unsigned char *out = sample, *raw = out + count * sizeof(int32_t) - bytes;
 
-	ddp_status status = ddp_file_read(&tokens->file, raw, bytes, offset);
+	ddp_status status = ddp_file_read(&shard->file, raw, bytes, offset);
 	if (status != DDP_OK)
 		return status;
 	for (size_t i = 0; i < count; i++) {
@@ -45,7 +71,8 @@ static void close_tokens(void *self)
 {
 	struct tokens *tokens = self;
 
-	ddp_file_close(&tokens->file);
+	for (int i = 0; i < tokens->count; i++)
+		ddp_file_close(&tokens->shards[i].file);
 	free(tokens);
 }
 
@@ -62,16 +89,16 @@ static ddp_status llmc_count(const ddp_file *file, int64_t *count)
 	if (status != DDP_OK)
 		return status;
 	if (le32toh(header[0]) != LLMC_MAGIC)
-		return ddp_fail(DDP_ERR_FORMAT, "token file %s: magic number is %" PRIu32 ", not %d: "
+		return ddp_fail(DDP_ERR_FORMAT, "token file %s: magic number (bytes 0 to 3) is %" PRIu32 ", not %d: "
 		                "not an llm.c file of 16-bit tokens", path, le32toh(header[0]), LLMC_MAGIC);
 	if (le32toh(header[1]) != LLMC_VERSION)
-		return ddp_fail(DDP_ERR_FORMAT, "token file %s: version %" PRIu32 " is not known, "
+		return ddp_fail(DDP_ERR_FORMAT, "token file %s: version %" PRIu32 " (bytes 4 to 7) is not known, "
 		                "only %d is", path, le32toh(header[1]), LLMC_VERSION);
 
 	int64_t expected = LLMC_HEADER_BYTES + 2 * (int64_t)le32toh(header[2]);
 	if (bytes != expected)
-		return ddp_fail(DDP_ERR_FORMAT, "token file %s: %s: %" PRId64 " bytes, but its header "
-		                "says %" PRIu32 " tokens, that is %" PRId64 " bytes", path,
+		return ddp_fail(DDP_ERR_FORMAT, "token file %s: %s: it ends at byte %" PRId64 ", but its header "
+		                "(bytes 8 to 11) says %" PRIu32 " tokens, which end at byte %" PRId64, path,
 		                bytes < expected ? "cut short" : "too long", bytes,
 		                le32toh(header[2]), expected);
 	*count = le32toh(header[2]);
@@ -79,33 +106,123 @@ static ddp_status llmc_count(const ddp_file *file, int64_t *count)
 }
 
 /* How many tokens the file has and where they begin. */
-static ddp_status measure(const ddp_file *file, ddp_token_format format, int *token_bytes,
-                          int64_t *start, int64_t *count)
+static ddp_status measure(struct shard *shard, ddp_token_format format, int token_bytes)
 {
-	*token_bytes = format == DDP_TOKENS_BYTES ? 1 : 2;
-	*start = 0;
-	*count = file->bytes / *token_bytes;
+	const ddp_file *file = &shard->file;
+
+	shard->tokens = file->bytes / token_bytes;
 	switch (format) {
 	case DDP_TOKENS_BYTES:
 		return DDP_OK;
 	case DDP_TOKENS_U16:
 		if (file->bytes % 2 != 0)
-			return ddp_fail(DDP_ERR_FORMAT, "token file %s: %" PRId64 " bytes are no whole "
-			                "number of 16-bit tokens; was it cut short?", file->path, file->bytes);
+			return ddp_fail(DDP_ERR_FORMAT, "token file %s: it ends at byte %" PRId64 ", within a 16-bit "
+			                "token; was it cut short?", file->path, file->bytes);
 		return DDP_OK;
 	case DDP_TOKENS_LLMC:
-		*start = LLMC_HEADER_BYTES;
-		return llmc_count(file, count);
+		shard->start = LLMC_HEADER_BYTES;
+		return llmc_count(file, &shard->tokens);
 	}
 	return ddp_fail(DDP_ERR_INVALID, "token file %s: %d is no ddp_token_format", file->path, (int)format);
+}
+
+/* shard_2 comes before shard_10, in any locale. */
+static int compare_names(const void *a, const void *b)
+{
+	return strverscmp(*(char *const *)a, *(char *const *)b);
+}
+
+static bool is_pattern(const char *path)
+{
+	return strpbrk(path, "*?[{") != NULL && access(path, F_OK) != 0;
+}
+
+/* Those that match, in order; the pattern itself if none does. */
+static ddp_status find_files(const char *pattern, glob_t *found)
+{
+	int failed = glob(pattern, GLOB_BRACE | GLOB_ERR | GLOB_NOCHECK | GLOB_NOESCAPE | GLOB_NOSORT, NULL, found);
+
+	if (failed == GLOB_NOSPACE)
+		return ddp_fail(DDP_ERR_NOMEM, "token files %s: out of memory", pattern);
+	if (failed != 0)
+		return ddp_fail_errno(DDP_ERR_IO, errno, "token files %s: cannot read their folder", pattern);
+	qsort(found->gl_pathv, found->gl_pathc, sizeof(*found->gl_pathv), compare_names);
+	return DDP_OK;
+}
+
+/* Appends a file, of whose tokens at least one sample can be made. */
+static ddp_status add_shard(struct tokens *tokens, const char *path, ddp_token_format format)
+{
+	struct shard *shard = &tokens->shards[tokens->count];
+
+	ddp_status status = ddp_file_open("token file", path, &shard->file);
+	if (status != DDP_OK)
+		return status;
+	tokens->count++;
+	status = measure(shard, format, tokens->token_bytes);
+	if (status == DDP_OK && shard->tokens < tokens->length + 1)
+		return ddp_fail(DDP_ERR_FORMAT, "token file %s: %" PRId64 " tokens, but one sample takes %d", path,
+		                shard->tokens, tokens->length + 1);
+	return status;
+}
+
+/* Of the row of all files' tokens, those from `begin` to `end` become samples; none goes over
+   from one file to the next. Returns how many there are. */
+static int64_t choose_part(struct tokens *tokens, int64_t begin, int64_t end)
+{
+	int64_t samples = 0, before = 0;
+
+	for (int i = 0; i < tokens->count; i++) {
+		struct shard *shard = &tokens->shards[i];
+		int64_t from = begin > before ? begin - before : 0;
+		int64_t to = end - before < shard->tokens ? end - before : shard->tokens;
+
+		shard->first_sample = samples;
+		shard->first_byte = shard->start + from * tokens->token_bytes;
+		samples += to > from ? (to - from - 1) / tokens->length : 0;
+		before += shard->tokens;
+	}
+	return samples;
+}
+
+static ddp_status open_files(char *const *paths, size_t count, ddp_token_format format, int length,
+                             struct tokens **opened)
+{
+	struct tokens *tokens = calloc(1, sizeof(*tokens) + count * sizeof(tokens->shards[0]));
+	ddp_status status = DDP_OK;
+
+	if (tokens == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "token file %s: out of memory", paths[0]);
+	tokens->token_bytes = format == DDP_TOKENS_BYTES ? 1 : 2;
+	tokens->length = length;
+	for (size_t i = 0; i < count && status == DDP_OK; i++)
+		status = add_shard(tokens, paths[i], format);
+	if (status != DDP_OK)
+		close_tokens(tokens);
+	else
+		*opened = tokens;
+	return status;
+}
+
+static ddp_status open_all(const char *path, ddp_token_format format, int length, struct tokens **tokens)
+{
+	char *const one = (char *)(uintptr_t)path;
+	glob_t found = { 0 };
+
+	if (!is_pattern(path))
+		return open_files(&one, 1, format, length, tokens);
+	ddp_status status = find_files(path, &found);
+	if (status == DDP_OK)
+		status = open_files(found.gl_pathv, found.gl_pathc, format, length, tokens);
+	globfree(&found);
+	return status;
 }
 
 ddp_status ddp_tokens_open(const char *path, ddp_token_format format, int length,
                            double first, double last, ddp_dataset *dataset)
 {
-	ddp_file file;
-	int token_bytes;
-	int64_t start, count;
+	struct tokens *tokens;
+	int64_t count = 0;
 
 	if (length < 1 || length > LENGTH_MAX)
 		return ddp_fail(DDP_ERR_INVALID, "token file %s: samples of %d tokens, must be 1 .. %d",
@@ -113,39 +230,25 @@ ddp_status ddp_tokens_open(const char *path, ddp_token_format format, int length
 	if (!(first >= 0 && first < last && last <= 1)) /* so put, NaN fails too */
 		return ddp_fail(DDP_ERR_INVALID, "token file %s: part %g to %g is not within 0 to 1",
 		                path, first, last);
-	ddp_status status = ddp_file_open("token file", path, &file);
+	ddp_status status = open_all(path, format, length, &tokens);
 	if (status != DDP_OK)
 		return status;
-	status = measure(&file, format, &token_bytes, &start, &count);
-	if (status != DDP_OK)
-		goto failed;
-
+	for (int i = 0; i < tokens->count; i++)
+		count += tokens->shards[i].tokens;
 	int64_t begin = (int64_t)floor((double)count * first);
 	int64_t end = last < 1 ? (int64_t)floor((double)count * last) : count;
-	if (end - begin < length + 1) {
-		status = ddp_fail(DDP_ERR_FORMAT, "token file %s: %" PRId64 " tokens in the part %g to "
-		                  "%g, but one sample takes %d", path, end - begin, first, last, length + 1);
-		goto failed;
+	int64_t samples = choose_part(tokens, begin, end);
+	if (samples == 0) {
+		close_tokens(tokens);
+		return ddp_fail(DDP_ERR_FORMAT, "token file %s: %" PRId64 " tokens in the part %g to %g, but one "
+		                "sample takes %d, of one file", path, end - begin, first, last, length + 1);
 	}
-	struct tokens *tokens = malloc(sizeof(*tokens));
-	if (tokens == NULL) {
-		status = ddp_fail(DDP_ERR_NOMEM, "token file %s: out of memory", path);
-		goto failed;
-	}
-	*tokens = (struct tokens){
-		.file = file, .token_bytes = token_bytes, .length = length,
-		.first_byte = start + begin * token_bytes,
-	};
 	*dataset = (ddp_dataset){
-		.size = (end - begin - 1) / length,
+		.size = samples,
 		.sample_bytes = ((size_t)length + 1) * sizeof(int32_t),
 		.read = read_sample, .close = close_tokens, .self = tokens,
 	};
 	return DDP_OK;
-
-failed:
-	ddp_file_close(&file);
-	return status;
 }
 
 void ddp_dataset_close(ddp_dataset *dataset)

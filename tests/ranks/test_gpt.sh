@@ -235,6 +235,13 @@ writes_metrics_and_traces() {
 		[ "$(grep -c '"loss"' "$work/metrics")" -ge 5 ] && [ "$(find "$work/trace" -type f | wc -l)" -eq 2 ]
 }
 
+# 200 lines are 4 shards, of which samples do not go over from one to the next.
+a_pattern_is_several_files() {
+	split -l 50 -d "$work/text" "$work/shard_" &&
+		train --data "$work/shard_*" --spawn 2 --steps 2 &&
+		says "^$work/shard_\*: $(stat -c %s "$work"/shard_0? | awk '{ n += int(($1 - 1) / 32) } END { print n }') samples;"
+}
+
 untied_model_trains() {
 	train --spawn 2 --steps 4 --untied --checkpoint "$work/i" &&
 		grep -aq 'lm_head.weight' "$work/i/step-00000004.safetensors" &&
@@ -342,6 +349,7 @@ check "ranks whose rows travel train like one" ranks_whose_rows_travel_train_lik
 check "rows that travel resume bit for bit" rows_that_travel_resume_bit_for_bit
 check "only the last checkpoints are kept" last_ones_are_kept
 check "metrics and a trace per rank are written" writes_metrics_and_traces
+check "a pattern is several files" a_pattern_is_several_files
 check "an untied model trains" untied_model_trains
 check "text is generated" generates_text
 check "plain output has no escapes" plain_output_has_no_escapes

@@ -1,4 +1,5 @@
 /* data/tokens: token files, whole and broken. */
+#include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -7,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -217,6 +219,143 @@ static void file_that_shrinks_in_use_is_an_error_of_the_read(void **state)
 	ddp_dataset_close(&dataset);
 }
 
+/* ---- several files ---------------------------------------------------------------------- */
+
+static char pattern[sizeof(dir) + 16];
+
+/* Files of `tokens` bytes that count on from one to the next. */
+static void write_shard(const char *name, int first, int tokens)
+{
+	unsigned char bytes[100];
+
+	for (int i = 0; i < tokens; i++)
+		bytes[i] = (unsigned char)(first + i);
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	write_file(bytes, (size_t)tokens);
+}
+
+static int make_shards(void **state)
+{
+	(void)state;
+	write_shard("shard_10", 30, 8);
+	write_shard("shard_9", 20, 9);
+	write_shard("shard_1", 0, 20);
+	snprintf(pattern, sizeof(pattern), "%s/shard_*", dir);
+	return 0;
+}
+
+static int remove_shards(void **state)
+{
+	char command[sizeof(dir) + 16];
+
+	(void)state;
+	snprintf(command, sizeof(command), "rm -f %s/*", dir);
+	snprintf(path, sizeof(path), "%s/tokens", dir);
+	return system(command);
+}
+
+/* That samples of five tokens begin with these. */
+static void expect_samples(double first, double last, int count, const int *begins)
+{
+	ddp_dataset dataset;
+	int32_t sample[5];
+
+	assert_int_equal(ddp_tokens_open(pattern, DDP_TOKENS_BYTES, 4, first, last, &dataset), DDP_OK);
+	assert_int_equal(dataset.size, count);
+	for (int i = 0; i < count; i++) {
+		assert_int_equal(dataset.read(dataset.self, i, sample), DDP_OK);
+		for (int k = 0; k < 5; k++)
+			assert_int_equal(sample[k], begins[i] + k);
+	}
+	ddp_dataset_close(&dataset);
+}
+
+static void files_of_a_pattern_are_one_dataset_by_their_names(void **state)
+{
+	(void)state;
+	expect_samples(0, 1, 7, (int[]){ 0, 4, 8, 12, 20, 24, 30 });
+	/* Of 37 tokens 22 and 15: of the second file 2 and 7. */
+	expect_samples(0, 0.6, 4, (int[]){ 0, 4, 8, 12 });
+	expect_samples(0.6, 1, 2, (int[]){ 22, 30 });
+	snprintf(pattern, sizeof(pattern), "%s/shard_{10,1}", dir);
+	expect_samples(0, 1, 5, (int[]){ 0, 4, 8, 12, 30 });
+}
+
+static void a_file_is_taken_by_its_name_before_a_pattern_is(void **state)
+{
+	(void)state;
+	write_shard("shard_[1]", 50, 5);
+	strcpy(pattern, path);
+	expect_samples(0, 1, 1, (int[]){ 50 });
+}
+
+static void the_damaged_one_of_several_files_is_named(void **state)
+{
+	ddp_dataset dataset;
+
+	(void)state;
+	assert_int_equal(ddp_tokens_open(pattern, DDP_TOKENS_U16, 2, 0, 1, &dataset), DDP_ERR_FORMAT);
+	assert_non_null(strstr(ddp_last_error(), "shard_9: it ends at byte 9, within a 16-bit token"));
+	assert_int_equal(ddp_tokens_open(pattern, DDP_TOKENS_BYTES, 8, 0, 1, &dataset), DDP_ERR_FORMAT);
+	assert_non_null(strstr(ddp_last_error(), "shard_10: 8 tokens, but one sample takes 9"));
+	/* Each file has room for a sample, but no part of one. */
+	assert_int_equal(ddp_tokens_open(pattern, DDP_TOKENS_BYTES, 7, 0.5, 0.75, &dataset), DDP_ERR_FORMAT);
+	assert_non_null(strstr(ddp_last_error(), "9 tokens in the part 0.5 to 0.75, but one sample takes 8"));
+	snprintf(pattern, sizeof(pattern), "%s/none_*", dir);
+	assert_int_equal(ddp_tokens_open(pattern, DDP_TOKENS_BYTES, 4, 0, 1, &dataset), DDP_ERR_IO);
+	assert_non_null(strstr(ddp_last_error(), "none_*: No such file"));
+}
+
+static void too_many_files_are_an_error_that_says_what_to_do(void **state)
+{
+	struct rlimit before;
+	ddp_dataset dataset;
+
+	(void)state;
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	int next = dup(0); /* the lowest that is free, which the folder and the second file would take */
+	assert_true(next > 0);
+	close(next);
+	const struct rlimit few = { .rlim_cur = (rlim_t)next + 1, .rlim_max = before.rlim_max };
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+	ddp_status status = ddp_tokens_open(pattern, DDP_TOKENS_BYTES, 4, 0, 1, &dataset);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+	assert_int_equal(status, DDP_ERR_IO);
+	assert_non_null(strstr(ddp_last_error(), "shard_9, as a dataset keeps all its files open (raise ulimit -n)"));
+	int32_t sample[5];
+	assert_int_equal(ddp_tokens_open(pattern, DDP_TOKENS_BYTES, 4, 0, 1, &dataset), DDP_OK);
+	assert_int_equal(dataset.read(dataset.self, 6, sample), DDP_OK);
+	ddp_dataset_close(&dataset);
+}
+
+/* Sparse ones: the disk keeps next to nothing of them. */
+static void files_may_be_beyond_4_gib(void **state)
+{
+	const int64_t bytes = (INT64_C(9) << 30) + 2, length = 1024, index = (INT64_C(9) << 29) / length - 1;
+	const uint16_t last[3] = { 60000, 60001, 60002 };
+	int32_t sample[1025];
+	ddp_dataset dataset;
+
+	(void)state;
+	write_shard("shard_1", 0, 0);
+	assert_int_equal(truncate(path, bytes), 0);
+	write_shard("shard_2", 0, 0);
+	int fd = open(path, O_WRONLY);
+	assert_true(fd >= 0);
+	assert_int_equal(pwrite(fd, last, sizeof(last), bytes - (int64_t)sizeof(last)), sizeof(last));
+	assert_int_equal(close(fd), 0);
+	snprintf(pattern, sizeof(pattern), "%s/shard_[12]", dir);
+	assert_int_equal(ddp_tokens_open(pattern, DDP_TOKENS_U16, (int)length, 0, 1, &dataset), DDP_OK);
+	assert_int_equal(dataset.size, 2 * (index + 1));
+	assert_int_equal(dataset.read(dataset.self, index, sample), DDP_OK);
+	assert_int_equal(sample[1024], 0);
+	assert_int_equal(dataset.read(dataset.self, dataset.size - 1, sample), DDP_OK);
+	assert_int_equal(sample[1021], 0);
+	for (int i = 0; i < 3; i++)
+		assert_int_equal(sample[1022 + i], last[i]);
+	ddp_dataset_close(&dataset);
+}
+
 struct reader {
 	const ddp_dataset *dataset;
 	int64_t index, wrong;
@@ -272,6 +411,12 @@ int main(void)
 		cmocka_unit_test(wrong_arguments_are_named),
 		cmocka_unit_test(threads_read_one_dataset_at_once),
 		cmocka_unit_test(file_that_shrinks_in_use_is_an_error_of_the_read),
+		cmocka_unit_test_setup_teardown(files_of_a_pattern_are_one_dataset_by_their_names, make_shards,
+		                                remove_shards),
+		cmocka_unit_test_setup_teardown(a_file_is_taken_by_its_name_before_a_pattern_is, make_shards, remove_shards),
+		cmocka_unit_test_setup_teardown(the_damaged_one_of_several_files_is_named, make_shards, remove_shards),
+		cmocka_unit_test_setup_teardown(too_many_files_are_an_error_that_says_what_to_do, make_shards, remove_shards),
+		cmocka_unit_test_setup_teardown(files_may_be_beyond_4_gib, make_shards, remove_shards),
 	};
 	return cmocka_run_group_tests(tests, make_directory, remove_directory);
 }
