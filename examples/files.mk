@@ -33,6 +33,7 @@ examples_vision_libvision_la_SOURCES = \
 	examples/models/net.c examples/models/net.h \
 	examples/models/net_inside.h \
 	examples/models/net_pass.c \
+	examples/models/resnet.c examples/models/resnet.h \
 	examples/vision/data.c examples/vision/data.h \
 	examples/vision/options.c examples/vision/options.h \
 	examples/vision/vision.c examples/vision/vision.h
@@ -40,7 +41,7 @@ examples_vision_libvision_la_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 
 vision_ldadd = examples/vision/libvision.la libruntime/libddp.la kernels/libkernels.la
 vision_programs = examples/vision/mnist_mlp examples/vision/mnist_cnn examples/vision/cifar_net \
-	examples/vision/synthetic
+	examples/vision/resnet examples/vision/synthetic
 noinst_PROGRAMS += $(vision_programs)
 examples_vision_mnist_mlp_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 examples_vision_mnist_mlp_LDFLAGS = $(AM_LDFLAGS) -no-install
@@ -51,6 +52,9 @@ examples_vision_mnist_cnn_LDADD = $(vision_ldadd)
 examples_vision_cifar_net_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 examples_vision_cifar_net_LDFLAGS = $(AM_LDFLAGS) -no-install
 examples_vision_cifar_net_LDADD = $(vision_ldadd)
+examples_vision_resnet_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+examples_vision_resnet_LDFLAGS = $(AM_LDFLAGS) -no-install
+examples_vision_resnet_LDADD = $(vision_ldadd)
 examples_vision_synthetic_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 examples_vision_synthetic_LDADD = $(MATH_LIBS)
 
@@ -58,4 +62,4 @@ examples_vision_synthetic_LDADD = $(MATH_LIBS)
 nobase_dist_doc_DATA = examples/allreduce.c examples/pytorch/train.py \
 	$(examples_gpt_gpt_SOURCES) examples/broken.c examples/linear.c $(examples_vision_libvision_la_SOURCES) \
 	examples/vision/mnist_mlp.c examples/vision/mnist_cnn.c examples/vision/cifar_net.c \
-	examples/vision/synthetic.c examples/models/random.h examples/recipes.h examples/threads.h
+	examples/vision/resnet.c examples/vision/synthetic.c examples/models/random.h examples/recipes.h examples/threads.h

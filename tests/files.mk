@@ -248,7 +248,8 @@ tests_unit_test_gpt_model_SOURCES = tests/unit/test_gpt_model.c $(gpt_model_sour
 tests_unit_test_gpt_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 
 tests_unit_test_net_model_SOURCES = tests/unit/test_net_model.c \
-	examples/models/net.c examples/models/net_inside.h examples/models/net.h examples/models/net_pass.c
+	examples/models/net.c examples/models/net_inside.h examples/models/net.h examples/models/net_pass.c \
+	examples/models/resnet.c examples/models/resnet.h
 tests_unit_test_net_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_unit_test_net_model_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)

@@ -55,6 +55,7 @@ static struct net_layer *add_layer(net *n, net_kind kind, int from, int64_t heig
 
 static int add_param(net *n, const char *name, const char *part, int ndim, const int64_t *shape)
 {
+	n->failed |= n->params_count == NET_PARAMS_MAX;
 	if (n->failed)
 		return 0;
 	const int index = n->params_count++;
@@ -64,6 +65,14 @@ static int add_param(net *n, const char *name, const char *part, int ndim, const
 	*p = (ddp_param){.name = n->names[index], .ndim = ndim, .no_decay = ndim == 1};
 	memcpy(p->shape, shape, (size_t)ndim * sizeof(*shape));
 	return index;
+}
+
+static void add_buffer(net *n, const char *name, const char *part, int64_t count)
+{
+	const int index = add_param(n, name, part, 1, &count);
+
+	if (!n->failed)
+		n->params[index].kind = DDP_BUFFER_BROADCAST;
 }
 
 static dk_window window_over(const net *n, int from, int size, int stride, int padding)
@@ -149,7 +158,8 @@ int net_batch_norm(net *n, int from, const char *name)
 	l->bias = true;
 	l->param = add_param(n, name, "weight", 1, (const int64_t[]){v.channels});
 	add_param(n, name, "bias", 1, (const int64_t[]){v.channels});
-	n->running_count += 2 * v.channels;
+	add_buffer(n, name, "running_mean", v.channels);
+	add_buffer(n, name, "running_var", v.channels);
 	return l->to;
 }
 
@@ -196,14 +206,12 @@ static size_t lay_out(net *n)
 	size_t used = 0, work = 0;
 	int64_t largest = 0;
 
-	n->running = carve(n, &used, n->running_count);
 	for (int i = 1; i < n->values_count; i++) {
 		const int64_t size = n->capacity * net_value_size(&n->values[i]);
 		n->values[i].data = carve(n, &used, size);
 		n->values[i].grad = carve(n, &used, size);
 		largest = size > largest ? size : largest;
 	}
-	float *running = n->running;
 	for (int i = 0; i < n->layers_count; i++) {
 		struct net_layer *l = &n->layers[i];
 		const struct net_value *to = &n->values[l->to];
@@ -216,9 +224,6 @@ static size_t lay_out(net *n)
 			need = dk_batch_norm_work(n->capacity * to->height * to->width, to->channels);
 			l->mean = carve(n, &used, to->channels);
 			l->rstd = carve(n, &used, to->channels);
-			l->running = running;
-			if (running != NULL)
-				running += 2 * to->channels;
 		}
 		work = need > work ? need : work;
 	}
@@ -258,16 +263,25 @@ void net_bind(net *n, float *const *params, float *const *grads)
 	memcpy(n->grad, grads, (size_t)n->params_count * sizeof(float *));
 }
 
-float *net_buffers(net *n, int64_t *count)
+void net_start_normal(net *n)
 {
-	*count = n->running_count;
-	return n->running_count > 0 ? n->running : NULL;
+	n->normal = true;
 }
 
 static void fill_uniform(float *x, int64_t count, float bound, uint64_t *state)
 {
 	for (int64_t i = 0; i < count; i++)
 		x[i] = bound * ((float)(next_random(state) >> 40) * 0x1p-23f - 1);
+}
+
+/* Of the deviation, by Box and Muller. */
+static void fill_normal(float *x, int64_t count, double deviation, uint64_t *state)
+{
+	for (int64_t i = 0; i < count; i++) {
+		const double length = (double)((next_random(state) >> 11) + 1) * 0x1p-53;
+		const double angle = (double)(next_random(state) >> 11) * 0x1p-53;
+		x[i] = (float)(deviation * sqrt(-2 * log(length)) * cos(6.283185307179586 * angle));
+	}
 }
 
 static void fill_with(float *x, int64_t count, float value)
@@ -285,8 +299,12 @@ void net_initialise(net *n, uint64_t seed)
 		if (l->kind == NET_BATCH_NORM) {
 			fill_with(n->data[l->param], l->outputs, 1);
 			fill_with(n->data[l->param + 1], l->outputs, 0);
-			fill_with(l->running, l->outputs, 0);
-			fill_with(l->running + l->outputs, l->outputs, 1);
+			fill_with(n->data[l->param + 2], l->outputs, 0);
+			fill_with(n->data[l->param + 3], l->outputs, 1);
+		} else if (l->kind == NET_CONVOLUTION && n->normal) {
+			const int64_t area = l->window.size * l->window.size;
+			fill_normal(n->data[l->param], area * l->window.channels * l->outputs,
+			            sqrt(2 / (double)(area * l->outputs)), &state);
 		} else if (l->kind == NET_CONVOLUTION || l->kind == NET_LINEAR) {
 			const int64_t inputs = l->kind == NET_LINEAR ? l->inputs
 				: l->window.size * l->window.size * l->window.channels;

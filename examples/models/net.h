@@ -31,7 +31,8 @@ int net_linear(net *n, int from, const char *name, int outputs);
 int net_max_pool(net *n, int from, int size, int stride, int padding);
 /* The mean of each channel over the whole image. */
 int net_average_pool(net *n, int from);
-/* NAME.weight and NAME.bias [channels]; see net_buffers(). */
+/* NAME.weight, NAME.bias, and the buffers NAME.running_mean and NAME.running_var [channels],
+   which forward moves when it trains. */
 int net_batch_norm(net *n, int from, const char *name);
 /* These work in place: they return `from`, as which their result is known from now on. */
 int net_relu(net *n, int from);
@@ -44,19 +45,21 @@ bool net_is_too_small(const net *n);
 /* Dropout drops nothing from now on. */
 void net_drop_nothing(net *n);
 
+/* Weights of convolutions start normal, of variance 2 / (outputs * size * size): He et al.,
+   ICCV 2015, as torchvision's ResNets; otherwise as net_initialise() says. */
+void net_start_normal(net *n);
+
 /* The last layer added gives the logits. Allocates what the layers need. False if there is
    not enough memory. */
 bool net_finish(net *n);
 
-/* The parameters, in the order in which forward uses them. */
+/* The parameters, and buffers, which are of DDP_BUFFER_BROADCAST, in the order in which
+   forward uses them. */
 const ddp_param *net_params(const net *n, int *count);
-/* Where parameter i and its gradient lie; the arrays are copied. */
+/* Where parameter i and its gradient lie, a buffer's being NULL; the arrays are copied. */
 void net_bind(net *n, float *const *params, float *const *grads);
 /* PyTorch's: uniform within the root of 1 / inputs; the same for the same seed. */
 void net_initialise(net *n, uint64_t seed);
-
-/* Running statistics of batch normalisation: all in one piece. NULL if there are none. */
-float *net_buffers(net *n, int64_t *count);
 
 /* What dropout draws from: a seed, and a counter that each forward pass moves on. */
 typedef struct net_random {
@@ -73,7 +76,7 @@ typedef struct net_result {
    are below the number of logits. */
 net_result net_forward(net *n, const float *images, const int32_t *labels, int batch, net_random *random);
 
-/* Called when backward is done with a parameter's gradient. */
+/* Called when backward is done with a parameter's gradient; never for a buffer. */
 typedef ddp_status (*net_ready_fn)(void *user, int param);
 
 /* Adds the gradient of the summed loss. Once after each net_forward() to train. */

@@ -5,7 +5,8 @@
 #include "kernels.h"
 #include "models/net.h"
 
-enum { NET_LAYERS_MAX = 128, NET_NAME_MAX = 48 };
+/* A ResNet-50 has 174 layers, 161 parameters and 106 buffers. */
+enum { NET_LAYERS_MAX = 192, NET_PARAMS_MAX = 320, NET_NAME_MAX = 48 };
 
 typedef enum net_kind {
 	NET_CONVOLUTION, NET_LINEAR, NET_MAX_POOL, NET_AVERAGE_POOL, NET_BATCH_NORM, NET_RELU,
@@ -21,14 +22,13 @@ struct net_value {
 struct net_layer {
 	net_kind kind;
 	int from, other, to;  /* values */
-	int param;            /* the weight; a bias is behind it */
+	int param;            /* the weight; a bias is behind it, and running statistics behind that */
 	bool bias;
 	dk_window window;     /* its batch is set by each pass */
 	int64_t inputs, outputs;
 	double probability;
 	int32_t *which;       /* of a maximum */
 	float *mean, *rstd;   /* [channels] */
-	float *running;       /* [2, channels] */
 	uint64_t counter;     /* of dropout in this pass */
 };
 
@@ -37,15 +37,14 @@ struct net {
 	int layers_count, values_count, params_count;
 	bool failed;          /* memory was short, layers too many, or images too small */
 	bool too_small;       /* for a window */
+	bool normal;          /* convolutions start so */
 	struct net_layer layers[NET_LAYERS_MAX];
 	struct net_value values[NET_LAYERS_MAX + 1];
-	ddp_param params[2 * NET_LAYERS_MAX];
-	char names[2 * NET_LAYERS_MAX][NET_NAME_MAX];
-	float *data[2 * NET_LAYERS_MAX], *grad[2 * NET_LAYERS_MAX];
+	ddp_param params[NET_PARAMS_MAX];
+	char names[NET_PARAMS_MAX][NET_NAME_MAX];
+	float *data[NET_PARAMS_MAX], *grad[NET_PARAMS_MAX];
 	float *work;          /* of the layer at hand */
 	float *scratch;       /* a second gradient of a value, before it is added */
-	float *running;       /* of all layers */
-	int64_t running_count;
 	uint64_t seed;        /* of dropout in this pass */
 	void *arena;
 	size_t arena_bytes;

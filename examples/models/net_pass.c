@@ -21,13 +21,12 @@ static void normalise(net *n, struct net_layer *l, const float *in, bool train)
 {
 	const struct net_value *to = &n->values[l->to];
 	float *const *p = n->data + l->param;
-	float *variance = l->running + l->outputs;
 
 	if (train)
-		dk_batch_norm_forward(to->data, l->mean, l->rstd, l->running, variance, momentum, n->work, in, p[0],
-		                      p[1], rows_of(n, to), l->outputs);
+		dk_batch_norm_forward(to->data, l->mean, l->rstd, p[2], p[3], momentum, n->work, in, p[0], p[1],
+		                      rows_of(n, to), l->outputs);
 	else
-		dk_batch_norm_eval(to->data, in, p[0], p[1], l->running, variance, rows_of(n, to), l->outputs);
+		dk_batch_norm_eval(to->data, in, p[0], p[1], p[2], p[3], rows_of(n, to), l->outputs);
 }
 
 static void drop(net *n, struct net_layer *l, net_random *random)

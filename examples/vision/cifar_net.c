@@ -1,8 +1,9 @@
 /* cifar_net: the network of PyTorch's first tutorial, a LeNet for CIFAR-10. */
 #include "vision/vision.h"
 
-static void build(net *n)
+static void build(net *n, const vision_options *options)
 {
+	(void)options;
 	int x = net_relu(n, net_convolution(n, NET_IMAGES, "conv1", 6, 5, 1, 0, true));
 
 	x = net_max_pool(n, x, 2, 2, 0);

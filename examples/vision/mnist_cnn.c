@@ -1,8 +1,9 @@
 /* mnist_cnn: the network of PyTorch's example for MNIST. */
 #include "vision/vision.h"
 
-static void build(net *n)
+static void build(net *n, const vision_options *options)
 {
+	(void)options;
 	int x = net_relu(n, net_convolution(n, NET_IMAGES, "conv1", 32, 3, 1, 0, true));
 
 	x = net_relu(n, net_convolution(n, x, "conv2", 64, 3, 1, 0, true));

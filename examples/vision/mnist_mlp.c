@@ -1,8 +1,9 @@
 /* mnist_mlp: a perceptron of two hidden layers on MNIST. */
 #include "vision/vision.h"
 
-static void build(net *n)
+static void build(net *n, const vision_options *options)
 {
+	(void)options;
 	int x = net_relu(n, net_linear(n, NET_IMAGES, "fc1", 128));
 
 	x = net_relu(n, net_linear(n, x, "fc2", 64));

@@ -9,6 +9,13 @@
 
 #include "recipes.h"
 
+static const char resnet_help[] =
+	"\n"
+	"  --depth N         18 (default), or 50, of bottlenecks\n"
+	"  --width N         channels of the first stage (64)\n"
+	"  --imagenet-stem   begin with a window of 7 and a pool, each of stride 2, as for\n"
+	"                    large images\n";
+
 static void print_help(const vision_example *e)
 {
 	printf("usage: %s --data DIR [OPTION]...\n"
@@ -40,14 +47,16 @@ static void print_help(const vision_example *e)
 	       "                    processors over its ranks)\n"
 	       "  --verbose         tell what the library does, on stderr\n"
 	       "  --version         tell the version and exit\n"
-	       "  --help            this text\n",
+	       "  --help            this text\n"
+	       "%s",
 	       e->name, e->about, e->data == VISION_MNIST ? "MNIST" : "CIFAR-10", e->batch, e->learning_rate,
-	       e->momentum, e->weight_decay);
+	       e->momentum, e->weight_decay, e->resnet ? resnet_help : "");
 }
 
 enum { OPT_DATA = 1, OPT_BATCH, OPT_IMAGES_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR, OPT_SCHEDULE, OPT_WARMUP,
        OPT_DECAY, OPT_CONSTANT, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_PLAIN,
-       OPT_SEED, OPT_CHECKPOINT, OPT_RESUME, OPT_METRICS, OPT_SPAWN, OPT_THREADS, OPT_VERBOSE, OPT_VERSION, OPT_HELP };
+       OPT_SEED, OPT_CHECKPOINT, OPT_RESUME, OPT_METRICS, OPT_SPAWN, OPT_THREADS, OPT_VERBOSE, OPT_VERSION, OPT_HELP,
+       OPT_DEPTH, OPT_WIDTH, OPT_IMAGENET_STEM };
 
 static const struct option known[] = {
 	{"data", required_argument, NULL, OPT_DATA}, {"batch", required_argument, NULL, OPT_BATCH},
@@ -61,7 +70,9 @@ static const struct option known[] = {
 	{"resume", no_argument, NULL, OPT_RESUME}, {"metrics", required_argument, NULL, OPT_METRICS},
 	{"spawn", required_argument, NULL, OPT_SPAWN}, {"threads", required_argument, NULL, OPT_THREADS},
 	{"verbose", no_argument, NULL, OPT_VERBOSE}, {"version", no_argument, NULL, OPT_VERSION},
-	{"help", no_argument, NULL, OPT_HELP}, {0},
+	{"help", no_argument, NULL, OPT_HELP},
+	{"depth", required_argument, NULL, OPT_DEPTH}, {"width", required_argument, NULL, OPT_WIDTH},
+	{"imagenet-stem", no_argument, NULL, OPT_IMAGENET_STEM}, {0},
 };
 
 static bool read_integer(const char *name, const char *text, int64_t least, int64_t most, int64_t *value)
@@ -145,6 +156,13 @@ static bool take(vision_options *o, int id, const char *name, const char *text)
 	case OPT_SPAWN: return read_int(name, text, 1024, &o->spawn);
 	case OPT_THREADS: return read_int(name, text, 4096, &o->threads);
 	case OPT_VERBOSE: o->verbose = true; return true;
+	case OPT_DEPTH:
+		if (!read_name(name, text, (const char *const[]){"18", "50"}, 2, &which))
+			return false;
+		o->resnet.depth = which == 0 ? 18 : 50;
+		return true;
+	case OPT_WIDTH: return read_int(name, text, 1024, &o->resnet.width);
+	case OPT_IMAGENET_STEM: o->resnet.imagenet_stem = true; return true;
 	default:
 		if (!read_integer(name, text, 0, INT64_MAX, &seed))
 			return false;
@@ -155,12 +173,19 @@ static bool take(vision_options *o, int id, const char *name, const char *text)
 
 vision_parsed vision_parse(int argc, char **argv, const vision_example *e, vision_options *o)
 {
+	struct option taken[sizeof(known) / sizeof(known[0])];
 	int id, index = 0;
 
 	*o = (vision_options){.batch = e->batch, .steps = 200, .optimizer = DDP_SGD,
 		.schedule = DDP_SCHEDULE_COSINE, .learning_rate = e->learning_rate,
-		.momentum = e->momentum, .weight_decay = e->weight_decay, .seed = 1};
-	while ((id = getopt_long(argc, argv, "", known, &index)) != -1) {
+		.momentum = e->momentum, .weight_decay = e->weight_decay, .seed = 1,
+		.resnet = {.depth = 18, .width = 64, .classes = VISION_CLASSES}};
+	/* Those of a ResNet are the last ones. */
+	memcpy(taken, known, sizeof(known));
+	for (int i = 0; taken[i].name != NULL; i++)
+		if (taken[i].val == OPT_DEPTH && !e->resnet)
+			taken[i] = (struct option){0};
+	while ((id = getopt_long(argc, argv, "", taken, &index)) != -1) {
 		if (id == OPT_HELP) {
 			print_help(e);
 			return VISION_DONE;

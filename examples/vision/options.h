@@ -2,9 +2,10 @@
 #ifndef EXAMPLES_VISION_OPTIONS_H
 #define EXAMPLES_VISION_OPTIONS_H
 
+#include "models/resnet.h"
 #include "vision/vision.h"
 
-typedef struct vision_options {
+struct vision_options {
 	const char *data;                /* a folder */
 	int batch, spawn, threads;       /* spawn 0: ranks come from the launcher */
 	int64_t steps, images_per_update, warmup, decay; /* images 0: those of one batch */
@@ -14,7 +15,8 @@ typedef struct vision_options {
 	uint64_t seed;
 	const char *checkpoint, *metrics; /* NULL: none */
 	bool resume, plain, verbose;
-} vision_options;
+	net_resnet_shape resnet;
+};
 
 typedef enum vision_parsed { VISION_RUN, VISION_DONE, VISION_BAD } vision_parsed;
 

@@ -17,7 +17,7 @@
 #include "vision/data.h"
 #include "vision/options.h"
 
-enum { CLASSES = 10, LINES = 10, EXIT_STOPPED = 75 /* EX_TEMPFAIL: it may be started again */ };
+enum { LINES = 10, EXIT_STOPPED = 75 /* EX_TEMPFAIL: it may be started again */ };
 
 struct trainer {
 	const vision_example *example;
@@ -143,7 +143,7 @@ static bool make_model(struct trainer *t)
 
 	t->net = net_create(o->batch, &t->shape);
 	if (t->net != NULL)
-		t->example->build(t->net);
+		t->example->build(t->net, o);
 	if (t->net != NULL && net_is_too_small(t->net))
 		return fail(t, "images of %d x %d are too small for this network", t->shape.height, t->shape.width);
 	if (t->net == NULL || !net_finish(t->net))
@@ -170,9 +170,9 @@ static bool prepare(struct trainer *t, const ddp_loader *loader, const ddp_batch
 	                                  (uint64_t)(number * t->options.batch), t->images, t->labels)))
 		return false;
 	for (int64_t i = 0; i < batch->samples; i++)
-		if (t->labels[i] >= CLASSES)
+		if (t->labels[i] >= VISION_CLASSES)
 			return fail(t, "%s holds an image of label %d, but there are %d classes", t->options.data,
-			            t->labels[i], CLASSES);
+			            t->labels[i], VISION_CLASSES);
 	return true;
 }
 
@@ -197,10 +197,11 @@ static ddp_status announce_all(struct trainer *t)
 {
 	ddp_status status = DDP_OK;
 	int count;
+	const ddp_param *params = net_params(t->net, &count);
 
-	net_params(t->net, &count);
 	for (int i = count - 1; i >= 0 && status == DDP_OK; i--)
-		status = ddp_grad_ready(t->params, i);
+		if (params[i].kind == DDP_PARAM_TRAINED)
+			status = ddp_grad_ready(t->params, i);
 	return status;
 }
 

@@ -7,7 +7,11 @@
 
 #include "models/net.h"
 
+enum { VISION_CLASSES = 10 };
+
 typedef enum vision_data { VISION_MNIST, VISION_CIFAR10 } vision_data;
+
+typedef struct vision_options vision_options;
 
 typedef struct vision_example {
 	const char *name, *about;      /* for --help */
@@ -15,7 +19,8 @@ typedef struct vision_example {
 	bool augment;                  /* cut and mirror images at random */
 	int batch;                     /* defaults of the options */
 	double learning_rate, momentum, weight_decay;
-	void (*build)(net *n);         /* adds the layers, up to ten logits */
+	bool resnet;                   /* takes the options of a ResNet's shape */
+	void (*build)(net *n, const vision_options *options); /* adds the layers, up to ten logits */
 } vision_example;
 
 /* All of main(). */

@@ -3,7 +3,7 @@
 
 usage: rank_vision.py MODEL DATA BATCH THREADS STEPS FORMAT [CHECKPOINT]
 
-MODEL is mnist_cnn, cifar_net or resnet18; DATA a folder of examples/vision/synthetic; FORMAT
+MODEL is mnist_cnn, cifar_net, resnet18 or resnet50; DATA a folder of examples/vision/synthetic; FORMAT
 contiguous or channels_last. Prints each step's seconds and loss. With a CHECKPOINT of the
 example, made with --plain --constant, goes on from there with the samples that the example
 would take, without dropout. Otherwise the first step, a warm-up, is left out."""
@@ -51,37 +51,59 @@ class CifarNet(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, inputs, outputs, stride):
+    """Of a ResNet, with torchvision's names."""
+
+    def __init__(self, inputs, width, outputs, stride):
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.shortcut = nn.Identity()
+        bottleneck = outputs != width
+        sizes = [(inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1)]
+        if not bottleneck:
+            sizes = [(inputs, width, 3, stride), (width, outputs, 3, 1)]
+        for i, (of, to, size, by) in enumerate(sizes, 1):
+            setattr(self, f"conv{i}", nn.Conv2d(of, to, size, by, size // 2, bias=False))
+            setattr(self, f"bn{i}", nn.BatchNorm2d(to))
+        self.count, self.downsample = len(sizes), nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x):
-        return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))) + self.shortcut(x))
+        shortcut = self.downsample(x)
+        for i in range(1, self.count + 1):
+            x = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(x))
+            x = F.relu(x) if i < self.count else x
+        return F.relu(x + shortcut)
 
 
-class ResNet18(nn.Module):
-    def __init__(self, _):
+class ResNet(nn.Module):
+    """For small images: its first window is of 3."""
+
+    def __init__(self, blocks, expansion):
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64)
-        layers, inputs = [], 64
-        for stage, outputs in enumerate((64, 128, 256, 512)):
-            for block in range(2):
-                layers.append(Block(inputs, outputs, 2 if stage > 0 and block == 0 else 1))
-                inputs = outputs
-        self.layers, self.fc = nn.Sequential(*layers), nn.Linear(512, 10)
+        inputs = 64
+        for stage, count in enumerate(blocks):
+            width, layers = 64 << stage, []
+            for block in range(count):
+                layers.append(Block(inputs, width, width * expansion, 2 if stage > 0 and block == 0 else 1))
+                inputs = width * expansion
+            setattr(self, f"layer{stage + 1}", nn.Sequential(*layers))
+        self.fc = nn.Linear(inputs, 10)
 
     def forward(self, x):
-        x = self.layers(F.relu(self.bn1(self.conv1(x))))
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
 
 
-MODELS = {"mnist_cnn": MnistCnn, "cifar_net": CifarNet, "resnet18": ResNet18}
+def resnet18(_):
+    return ResNet((2, 2, 2, 2), 1)
+
+
+def resnet50(_):
+    return ResNet((3, 4, 6, 3), 4)
+
+
+MODELS = {"mnist_cnn": MnistCnn, "cifar_net": CifarNet, "resnet18": resnet18, "resnet50": resnet50}
 
 
 def read_images(model, folder):
