@@ -342,8 +342,9 @@ DDP_API ddp_status ddp_wait_for(ddp_request *request, int timeout_ms);
 /*
  * What `stream` is given from now on waits until the operation is complete, which must be
  * one on a device's memory; the host does not wait, but on a GPU for the counterpart of a send
- * or receive to be issued. The request is still to be ended. A queue also goes on after an
- * error, which ddp_wait() tells. May be called for several queues.
+ * or receive to be issued: issue your sends before it, or ranks wait for each other. The
+ * request is still to be ended. A queue also goes on after an error, which ddp_wait() tells.
+ * May be called for several queues.
  */
 DDP_API ddp_status ddp_wait_on(ddp_request *request, void *stream);
 
