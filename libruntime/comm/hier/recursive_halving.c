@@ -12,8 +12,8 @@
 #include "comm/wait/message.h"
 
 /* The slices of this rank's channel: one; or, of reduce_scatter, a block of each rank of
-   the channel, of which a chunk has an equal piece each, in the order of parts. Several
-   chunks are in different rounds. */
+   the channel, in the order of parts: a chunk has as much of each of them. Several chunks
+   are in different rounds. */
 typedef struct halving {
 	ddp_reduction *x;
 	ddp_plan plan;
@@ -27,7 +27,7 @@ typedef struct flight {
 	char *work, *incoming;    /* partial results, in accumulator form */
 	char *output;             /* results: this rank's output, or over `incoming` */
 	ddp_range range;          /* not of blocks */
-	size_t *at;               /* [mine_count + 1]: where pieces of blocks begin, in elements */
+	size_t *at;               /* [mine_count + 1]: where slices begin, in elements */
 	ddp_transfer *recvs, *sends; /* [rounds] */
 } flight;
 
@@ -72,8 +72,8 @@ static void put_in_order(ddp_reduction *x, const ddp_plan *plan)
 /* Of partial results of a chunk, and as much of results. */
 static size_t buffer_bytes(const ddp_reduction *x)
 {
-	const size_t pieces = has_blocks(x) ? (size_t)x->mine_count : 1;
-	const size_t bytes = pieces * x->chunk_count * ddp_type_bytes(ddp_accumulator(x->c->type));
+	const size_t slices = has_blocks(x) ? (size_t)x->mine_count : 1;
+	const size_t bytes = slices * x->chunk_count * ddp_type_bytes(ddp_accumulator(x->c->type));
 
 	return (bytes + 63) / 64 * 64;
 }
@@ -114,20 +114,20 @@ static flight flight_of(const halving *h, size_t s)
 	return f;
 }
 
-/* Of this node's own pieces of blocks, or of another's: their place in `order`. */
-static ddp_range pieces_of(const halving *h, int node)
+/* This node's own slices, or another's: their place in `order`. */
+static ddp_range slices_of(const halving *h, int node)
 {
 	const ddp_hier_store *store = h->x->comm->hier.store;
 
 	return (ddp_range){ (size_t)store->node_begin[node], (size_t)store->owned[node] };
 }
 
-/* Elements of pieces. */
-static ddp_range place_of(const flight *f, ddp_range pieces)
+/* Elements of slices. */
+static ddp_range place_of(const flight *f, ddp_range slices)
 {
-	const size_t begin = f->at[pieces.begin];
+	const size_t begin = f->at[slices.begin];
 
-	return (ddp_range){ begin, f->at[pieces.begin + pieces.count] - begin };
+	return (ddp_range){ begin, f->at[slices.begin + slices.count] - begin };
 }
 
 /* Elements of parts, or of what is `node`'s share of them. */
@@ -140,7 +140,7 @@ static ddp_range elements(const halving *h, const flight *f, ddp_range parts, bo
 	if (parts.count == 0)
 		return (ddp_range){ 0, 0 };
 	if (share)
-		return place_of(f, pieces_of(h, node));
+		return place_of(f, slices_of(h, node));
 	const size_t first = (size_t)begin[parts.begin];
 	return place_of(f, (ddp_range){ first, (size_t)begin[parts.begin + parts.count] - first });
 }
@@ -157,11 +157,11 @@ static ddp_range own_parts(const halving *h, size_t s)
 	return ddp_plan_own(&h->plan, h->x->node, h->first + s);
 }
 
-static ddp_range piece_range(const halving *h, size_t s, size_t piece)
+static ddp_range slice_range(const halving *h, size_t s, size_t slice)
 {
 	const ddp_reduction *x = h->x;
 
-	return ddp_window(ddp_window_of(x, &x->slices[x->comm->hier.store->order[piece]]), x->chunk_count, s);
+	return ddp_window(ddp_window_of(x, &x->slices[x->comm->hier.store->order[slice]]), x->chunk_count, s);
 }
 
 /* This node's partial result of chunk s. */
@@ -177,11 +177,11 @@ static void begin(const halving *h, size_t s)
 		ddp_local_combine_wide(h->x, x->mine[0], f.range, f.incoming, f.work);
 		return;
 	}
-	for (size_t piece = 0; piece < (size_t)x->mine_count; piece++) {
-		const ddp_range range = piece_range(h, s, piece);
-		f.at[piece] = at;
+	for (size_t slice = 0; slice < (size_t)x->mine_count; slice++) {
+		const ddp_range range = slice_range(h, s, slice);
+		f.at[slice] = at;
 		if (range.count > 0)
-			ddp_local_combine_wide(h->x, x->comm->hier.store->order[piece], range, f.incoming + at * h->wide,
+			ddp_local_combine_wide(h->x, x->comm->hier.store->order[slice], range, f.incoming + at * h->wide,
 			                       f.work + at * h->wide);
 		at += range.count;
 	}
@@ -227,18 +227,18 @@ static void place_blocks(const halving *h, size_t s, bool complete)
 {
 	ddp_reduction *x = h->x;
 	const flight f = flight_of(h, s);
-	const ddp_range own = pieces_of(h, x->node);
+	const ddp_range own = slices_of(h, x->node);
 	void **places = x->comm->node.dst;
 
-	for (size_t piece = own.begin; piece < own.begin + own.count; piece++) {
-		const ddp_range range = piece_range(h, s, piece);
+	for (size_t slice = own.begin; slice < own.begin + own.count; slice++) {
+		const ddp_range range = slice_range(h, s, slice);
 		if (range.count == 0)
 			continue;
-		const int count = ddp_local_places(x, x->comm->hier.store->order[piece], range, places);
+		const int count = ddp_local_places(x, x->comm->hier.store->order[slice], range, places);
 		if (complete)
-			ddp_local_round(x, f.work + f.at[piece] * h->wide, range.count, places, count);
+			ddp_local_round(x, f.work + f.at[slice] * h->wide, range.count, places, count);
 		for (int i = 0; i < count && !complete; i++)
-			memcpy(places[i], f.output + f.at[piece] * x->element, range.count * x->element);
+			memcpy(places[i], f.output + f.at[slice] * x->element, range.count * x->element);
 	}
 }
 
@@ -254,7 +254,7 @@ static void round_results(const halving *h, size_t s)
 	}
 	place_blocks(h, s, true);
 	if (nodes.count == 2)
-		round_elements(h, &f, place_of(&f, pieces_of(h, h->x->node ^ 1)));
+		round_elements(h, &f, place_of(&f, slices_of(h, h->x->node ^ 1)));
 }
 
 /* What a round was to bring is there. */
