@@ -170,8 +170,8 @@ static ddp_status name_other_list(ddp_comm *comm, int64_t hash)
 		                                               .type = DDP_I64, .op = DDP_MIN });
 	if (status != DDP_OK)
 		return status;
-	return ddp_fail(DDP_ERR_MISMATCH, "ddp_comm_group(): rank %d lists other ranks than rank 0, or in another order; "
-	                "all ranks must give one list", (int)other);
+	return ddp_fail(DDP_ERR_MISMATCH, "ddp_comm_group(): %s lists other ranks than %s, or in another order; "
+	                "all ranks must give one list", ddp_rank_text(comm, (int)other), ddp_rank_text(comm, 0));
 }
 
 /* All ranks must give the same list, or they would wait for each other. */
