@@ -46,6 +46,15 @@ typedef struct port {
 static const port usual = { .state = "4: ACTIVE", .rate = "200 Gb/sec (4X HDR)", .link = "InfiniBand",
                             .gid = "fe80:0000:0000:0000:0c42:a103:0010:9f16" };
 
+static void put_verbs(const char *kind, int card, int number)
+{
+	char name[16];
+
+	snprintf(name, sizeof(name), "%s_%d", kind, card);
+	put(name, "class/infiniband_verbs/uverbs%d/ibdev", number);
+	put("", "dev/uverbs%d", number);
+}
+
 static void put_port(const port *p)
 {
 	char numa[16];
@@ -56,8 +65,7 @@ static void put_port(const port *p)
 	put(p->link, "class/infiniband/mlx5_%d/ports/1/link_layer", p->card);
 	put(p->gid, "class/infiniband/mlx5_%d/ports/1/gids/0", p->card);
 	put(numa, "class/infiniband/mlx5_%d/device/numa_node", p->card);
-	put("", "class/infiniband/mlx5_%d/device/infiniband_verbs/uverbs%d/dev", p->card, p->card + 1);
-	put("", "dev/uverbs%d", p->card + 1);
+	put_verbs("mlx5", p->card, p->card + 1);
 }
 
 /* Cards of the usual kind, as many on each of two sockets of 16 cores. */
@@ -198,6 +206,20 @@ static void card_that_cannot_be_opened_does_not_count(void **state)
 	expect_device(false);
 }
 
+/* Soft-RoCE and siw: there is no folder "device" of theirs. */
+static void software_that_can_be_opened_counts(void **state)
+{
+	(void)state;
+	put("6", "class/infiniband_verbs/abi_version");
+	put("4: ACTIVE", "class/infiniband/rxe_0/ports/1/state");
+	put("Ethernet", "class/infiniband/rxe_0/ports/1/link_layer");
+	expect_device(false);
+	put_verbs("rxe", 0, 1);
+	expect_device(true);
+	remove_device(0);
+	expect_device(false);
+}
+
 static void memory_node_need_not_be_known(void **state)
 {
 	port p = usual;
@@ -255,6 +277,7 @@ int main(void)
 		cmocka_unit_test_setup(cards_are_counted_as_their_numbers_are, folder_empty),
 		cmocka_unit_test_setup(what_is_slow_or_down_does_not_count, folder_empty),
 		cmocka_unit_test_setup(card_that_cannot_be_opened_does_not_count, folder_empty),
+		cmocka_unit_test_setup(software_that_can_be_opened_counts, folder_empty),
 		cmocka_unit_test_setup(memory_node_need_not_be_known, folder_empty),
 		cmocka_unit_test_setup(what_may_not_reach_each_other_is_left_to_ucx, folder_empty),
 		cmocka_unit_test_setup(names_that_do_not_fit_are_none, folder_empty),

@@ -136,17 +136,19 @@ static bool can_open(const char *dev, const char *verbs)
 	return fd >= 0;
 }
 
+/* Not by the folder "device", which Soft-RoCE and siw lack: their verbs tell whose they are. */
 static bool is_usable(const char *sys, const char *dev, const char *device)
 {
-	char path[512];
+	char path[512], owner[NAME_MAX_BYTES];
 	const struct dirent *entry;
 	bool usable = false;
 
-	if (snprintf(path, sizeof(path), "%s/class/infiniband/%s/device/infiniband_verbs", sys, device) >= (int)sizeof(path))
+	if (snprintf(path, sizeof(path), "%s/class/infiniband_verbs", sys) >= (int)sizeof(path))
 		return false;
 	DIR *verbs = opendir(path);
 	while (verbs != NULL && !usable && (entry = readdir(verbs)) != NULL)
-		usable = entry->d_name[0] != '.' && can_open(dev, entry->d_name);
+		usable = entry->d_name[0] != '.' && read_line(owner, sizeof(owner), "%s/%s/ibdev", path, entry->d_name) &&
+			strcmp(owner, device) == 0 && can_open(dev, entry->d_name);
 	if (verbs != NULL)
 		closedir(verbs);
 	return usable;
