@@ -402,7 +402,9 @@ DDP_API ddp_status ddp_comm_group(ddp_comm *comm, const int *ranks, int count,
  * After any error that broke `comm`: a communicator of the ranks that are left,
  * in the old order. Collective over them. Ranks that have died or closed the
  * communicator do not count; others are waited for as long as a collective is,
- * and are left out then: if they come later, they get DDP_ERR_PEER.
+ * and are left out then: if they come later, they get DDP_ERR_PEER. A rank takes up
+ * to half that time to come if a message between it and one that does not answer was
+ * under way: other communicators are not to lose that one.
  *
  * All ranks that succeed have the same members, also if one dies during the
  * call: then they begin again without it, or it is still a member, and the

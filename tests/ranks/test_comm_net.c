@@ -164,6 +164,58 @@ static void rank_that_is_stopped_for_a_while_is_not_cut_off(void **state)
 	run(0, abandon_large_of_a_group, NULL);
 }
 
+/* Rank 1 is stopped amid a message to rank 0, which waits for it on behalf of the group of
+   both. Rank 2 waits for neither in the meantime. */
+static int shrink_with_one_stopped(ddp_comm *comm, void *argument)
+{
+	ddp_comm *group, *rest;
+	ddp_request *request;
+	char byte = 0;
+	const int rank = ddp_comm_rank(comm);
+
+	(void)argument;
+	CHECK_OK(ddp_comm_split(comm, rank == 2, rank, &group));
+	CHECK_OK(ddp_barrier(comm));
+	if (rank == 1) {
+		send_large(comm);
+		(void)ddp_comm_free(group);
+		return 0;
+	}
+	unsigned char *memory = map_large();
+	const pid_t stopped = pid_of(comm, 1);
+	if (rank == 0) {
+		const ddp_collective receive = { .kind = DDP_RECV, .recv = memory, .count = LARGE,
+		                                 .type = DDP_U8, .root = 1 };
+		CHECK_OK(ddp_issue(comm, &receive, &request));
+		CHECK(wait_for_first_byte(memory, request));
+		kill(stopped, SIGSTOP);
+		CHECK_OK(ddp_send(comm, &byte, 1, DDP_U8, 2, 0));
+		CHECK(ddp_wait(request) == DDP_ERR_ABORTED);
+	} else {
+		CHECK_OK(ddp_recv(comm, &byte, 1, DDP_U8, 0, 0));
+		CHECK_OK(ddp_comm_abort(comm, "the test wants it"));
+	}
+	CHECK_OK(ddp_comm_shrink(comm, &rest));
+	CHECK(ddp_comm_size(rest) == 2);
+	CHECK_OK(ddp_barrier(rest));
+	if (rank == 0)
+		kill(stopped, SIGCONT);
+	CHECK_OK(ddp_comm_free(rest));
+	(void)ddp_comm_free(group);
+	munmap(memory, LARGE);
+	return 0;
+}
+
+static void rank_that_waits_for_a_stopped_one_is_not_left_out(void **state)
+{
+	static const int three_nodes[] = { 0, 1, 2 };
+	const test_world world = { .ranks = 3, .node_of = three_nodes, .timeout_ms = 5000,
+	                           .body = shrink_with_one_stopped, .expect_deaths = true };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
 static bool has_tickets(const ddp_comm *comm)
 {
 	pthread_mutex_lock(&comm->net->worker->lock);
@@ -573,6 +625,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(memory_is_left_alone_after_an_error),
 		cmocka_unit_test(rank_that_is_stopped_for_a_while_is_not_cut_off),
+		cmocka_unit_test(rank_that_waits_for_a_stopped_one_is_not_left_out),
 		cmocka_unit_test(message_nobody_asked_for_ends_with_the_failure),
 		cmocka_unit_test(messages_nobody_asks_for_are_bounded),
 		cmocka_unit_test(messages_are_taken_in_the_order_of_their_receivers),

@@ -130,7 +130,7 @@ int ddp_net_fd(const ddp_roster *roster);
    ends all transfers. When it returns, their buffers are not touched any more:
    a peer that does not take or give what is under way, within 0.8 s, loses its
    connection, for all communicators of the process; if others work with it, within the
-   time for which they would wait for it. */
+   time for which they would wait for it, or half of this communicator's timeout. */
 void ddp_net_shut_down(ddp_comm *comm);
 
 /* For comm/group/shrink: lets transfers be started again on a broken communicator,

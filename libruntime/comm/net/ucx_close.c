@@ -181,9 +181,18 @@ static bool has_one_of(const ddp_net *net, const ticket *tickets)
 	return false;
 }
 
-/* How long peers have for what is under way. Other communicators, which use the same
-   connections, are not to lose those of a peer for which they would still wait: it may
-   only be slow. The lock is held. */
+/* Ranks that shrink the communicator wait a timeout for this one, which comes only when
+   it is through: half of that is the most that peers get. */
+static int most_ms(const ddp_net *net)
+{
+	const int half_ms = net->comm->timeout_ms / 2;
+
+	return half_ms > DRAIN_MS ? half_ms : DRAIN_MS;
+}
+
+/* How long peers have for what is under way and does not move. Other communicators,
+   which use the same connections, are not to lose those of a peer for which they would
+   still wait: it may only be slow. The lock is held. */
 static int drain_ms(const ddp_net *net)
 {
 	const ddp_worker *worker = net->worker;
@@ -203,15 +212,17 @@ static int drain_ms(const ddp_net *net)
    and given up again and again: the others may break meanwhile. */
 static bool drain(ddp_net *net, bool forced)
 {
-	const uint64_t start_ns = ddp_now_ns();
+	const uint64_t start_ns = ddp_now_ns(), ms_ns = 1000000;
 	bool drained = false, late = false;
 
 	while (!drained && !late) {
 		ddp_ucx_lock(net->worker, net);
 		bool moved = net->tickets != NULL && ddp_ucx_progress(net->worker);
 		drained = net->tickets == NULL;
-		if (!moved && !drained)
-			late = ddp_now_ns() - start_ns > (uint64_t)(forced ? FORCE_MS : drain_ms(net)) * 1000000;
+		const uint64_t waited_ms = (ddp_now_ns() - start_ns) / ms_ns;
+		if (!drained)
+			late = waited_ms > (uint64_t)(forced ? FORCE_MS : most_ms(net)) ||
+				(!moved && !forced && waited_ms > (uint64_t)drain_ms(net));
 		ddp_ucx_unlock(net->worker);
 		if (!moved && !drained)
 			usleep(20);
