@@ -693,6 +693,8 @@ typedef struct ddp_model_options {
 	double adafactor_clip;  /* d: root mean square that updates have at most; 0: 1 */
 	bool bf16_params;       /* keep the parameters in bf16, too: see ddp_param_bf16(). In the
 	                           host's memory only */
+	bool late_gather;       /* return from a step before the new parameters of other ranks' shards
+	                           have come: see ddp_param_wait() */
 } ddp_model_options;
 
 /*
@@ -725,6 +727,20 @@ DDP_API void ddp_model_free(ddp_model *model);
 DDP_API float *ddp_param_data(ddp_model *model, int param);
 DDP_API float *ddp_param_grad(ddp_model *model, int param);
 DDP_API int64_t ddp_param_count(const ddp_model *model, int param); /* elements */
+
+/*
+ * With late_gather, what a rank does not own of the new parameters (DDP_SHARD_GRADIENTS, and
+ * DDP_SHARD_STATE over several nodes) comes while the next forward runs already, what is first
+ * in the list first. Until this call returns DDP_OK for it after each step, what a parameter
+ * that is trained holds is not defined: forward calls it for each as it comes to it, which
+ * costs nothing if the parameter is there; DDP_ALL_PARAMS waits for all. Checkpoints, broadcasts
+ * and the first gradient bucket to travel wait by themselves, and so does the end of ddp_train().
+ *
+ * Not collective. Without late_gather, nothing is waited for. DDP_ERR_PEER and others of a
+ * collective: the model trains no more, and cannot be saved.
+ */
+enum { DDP_ALL_PARAMS = -1 };
+DDP_API ddp_status ddp_param_wait(ddp_model *model, int param);
 
 /* Of a model on a device: a number in its memory, 0 at the start of each step, which ddp_step()
    adds to loss_sum. A program's kernels add their losses to it, and nobody waits for each of

@@ -157,6 +157,7 @@ check_PROGRAMS += \
 	tests/ranks/test_participants \
 	tests/ranks/test_powersgd \
 	tests/ranks/test_rows \
+	tests/ranks/test_shards \
 	tests/ranks/test_tcp_strangers \
 	tests/ranks/test_tcp_threads \
 	tests/ranks/test_training \
@@ -222,6 +223,7 @@ tests_ranks_test_checkpoint_beside_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=fsync -Wl,
 tests_ranks_test_device_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_place_read -Wl,--wrap=ddp_reducer_end
 tests_ranks_test_local_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_reducer_run
 tests_ranks_test_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_broadcast
+tests_ranks_test_shards_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_reducer_issue
 tests_ranks_test_training_ends_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sigaction
 tests_unit_test_optim_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=dk_adamw
 tests_unit_test_store_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=pread

@@ -29,6 +29,7 @@ struct trainer {
 	ddp_dataset dataset;
 	ddp_loader *loader;
 	report report;
+	ddp_status arrived; /* of parameters that come while forward runs: the first error */
 	bool told; /* why this rank fails */
 	bool stopped;
 };
@@ -214,7 +215,7 @@ static bool make_model(struct trainer *t)
 	const ddp_model_options options = {.size = sizeof(options), .bucket_mb = o->bucket_mb,
 		.optimizer = o->optimizer, .momentum = momentum_of(o), .muon_match_rms = true,
 		.learning_rate = o->learning_rate, .beta2 = 0.95, .weight_decay = o->weight_decay,
-		.clip_norm = o->clip, .shard = o->shard, .compress = o->compress,
+		.clip_norm = o->clip, .shard = o->shard, .late_gather = true, .compress = o->compress,
 		.powersgd_rank = o->powersgd_rank, .powersgd_start = o->powersgd_start, .local_steps = o->local_steps,
 		.local_start = o->local_start, .no_overlap = o->no_overlap,
 		.no_communication = o->no_communication,
@@ -258,6 +259,15 @@ static ddp_status announce_all(ddp_model *params, gpt *model)
 	return status;
 }
 
+/* With shards, the parameters of later layers come while earlier ones compute. */
+static void await_param(void *user, int param)
+{
+	struct trainer *t = user;
+
+	if (t->arrived == DDP_OK)
+		t->arrived = ddp_param_wait(t->params, param);
+}
+
 /* The model's passes go there; returns what was used before. */
 static dk_queue *use_model(const struct trainer *t)
 {
@@ -270,7 +280,9 @@ static ddp_status pass(struct trainer *t, const ddp_batch *batch, double *loss_s
 
 	*loss_sum += gpt_forward(t->model, batch->data, (int)batch->samples, t->options.model.length);
 	ddp_set_phase(t->params, DDP_PHASE_BACKWARD);
-	ddp_status status = gpt_backward(t->model, grad_ready, grad_rows, t->params);
+	ddp_status status = t->arrived;
+	if (status == DDP_OK)
+		status = gpt_backward(t->model, grad_ready, grad_rows, t->params);
 	const char *failure = dk_failure();
 	dk_use(before);
 	if (failure != NULL) {
@@ -332,6 +344,7 @@ static bool train(struct trainer *t)
 		.on_step = on_step, .user = t, .stop_signal = SIGTERM};
 	ddp_summary summary;
 
+	gpt_bind_reads(t->model, await_param, t);
 	if (t->job->rank == 0)
 		report_start(&t->report, o, t->job, parameter_count(t), t->dataset.size);
 	ddp_status status = ddp_train(t->params, t->loader, compute, &options, &summary);

@@ -84,6 +84,12 @@ void gpt_bind_loss(gpt *g, double *loss)
 	g->loss = loss;
 }
 
+void gpt_bind_reads(gpt *g, gpt_reads_fn reads, void *user)
+{
+	g->reads = reads;
+	g->reads_user = user;
+}
+
 void gpt_bind(gpt *g, float *const *params, float *const *grads)
 {
 	memcpy(g->data, params, (size_t)g->count * sizeof(float *));

@@ -65,6 +65,10 @@ void gpt_bind(gpt *model, float *const *params, float *const *grads);
    return 0. */
 void gpt_bind_loss(gpt *model, double *loss);
 
+/* Forward passes call it before they read a parameter for the first time, in order. */
+typedef void (*gpt_reads_fn)(void *user, int param);
+void gpt_bind_reads(gpt *model, gpt_reads_fn reads, void *user);
+
 /* GPT-2's initialisation, the same for the same seed, of bound parameters that
    are f32. False: out of memory. */
 bool gpt_initialise(gpt *model, uint64_t seed);

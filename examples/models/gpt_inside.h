@@ -49,6 +49,8 @@ struct gpt {
 	                            that may not have begun */
 	int slots, slot;         /* slot: of the pass at hand */
 	double *loss;            /* where the model is; NULL: it is returned */
+	gpt_reads_fn reads;      /* NULL: nobody wants to know */
+	void *reads_user;
 	gpt_memory memory;       /* alloc NULL: the host's */
 	void *arena;
 	size_t arena_bytes;

@@ -19,12 +19,20 @@ static int classifier_param(const gpt *g)
 	return g->config.untied ? final_param(g, LM_HEAD) : WTE;
 }
 
+/* Parameters [first, end) are read next. */
+static void read_params(const gpt *g, int first, int end)
+{
+	for (int i = first; i < end && g->reads != NULL; i++)
+		g->reads(g->reads_user, i);
+}
+
 static void forward_layer(gpt *g, int layer, const float *in)
 {
 	float *const *p = g->data + layer_param(layer, 0);
 	struct gpt_layer *l = &g->layers[layer];
 	int64_t width = g->config.width, rows = (int64_t)g->batch * g->length;
 
+	read_params(g, layer_param(layer, 0), layer_param(layer + 1, 0));
 	dk_layernorm_forward(l->ln_1, l->ln_1_mean, l->ln_1_rstd, in, p[LN_1_WEIGHT],
 	                     p[LN_1_BIAS], rows, width);
 	dk_linear_forward(l->qkv, l->ln_1, p[ATTN_WEIGHT], p[ATTN_BIAS], NULL, rows, width,
@@ -50,12 +58,14 @@ static void forward_stream(gpt *g, int batch, int length)
 
 	g->batch = batch;
 	g->length = length;
+	read_params(g, WTE, LAYER_0);
 	dk_embedding_forward(g->embedded, g->tokens, g->data[WTE], g->data[WPE], batch, length,
 	                     width);
 	for (int i = 0; i < g->config.layers; i++) {
 		forward_layer(g, i, stream);
 		stream = g->layers[i].out;
 	}
+	read_params(g, final_param(g, LN_F_WEIGHT), g->count);
 	dk_layernorm_forward(g->ln_f, g->ln_f_mean, g->ln_f_rstd, stream,
 	                     g->data[final_param(g, LN_F_WEIGHT)],
 	                     g->data[final_param(g, LN_F_BIAS)], (int64_t)batch * length, width);

@@ -43,7 +43,7 @@ static double hash_number(uint64_t hash)
 
 static const uint64_t HASH_START = 0xcbf29ce484222325u;
 
-enum { FACT_COUNT, FACT_HASH, FACTS = 35 };
+enum { FACT_COUNT, FACT_HASH, FACTS = 36 };
 
 static void state_facts(const ddp_layout *layout, const ddp_model_settings *settings,
                         ddp_fact *facts)
@@ -75,6 +75,7 @@ static void state_facts(const ddp_layout *layout, const ddp_model_settings *sett
 		{ "muon_match_rms", optim->muon_match_rms },
 		{ "clip_norm", settings->clip_norm },
 		{ "shard", settings->shard },
+		{ "late_gather", settings->late_gather },
 		{ "compress", settings->compress },
 		{ "powersgd_rank", settings->powersgd.rank },
 		{ "powersgd_seed", settings->powersgd.seed },

@@ -197,6 +197,8 @@ void ddp_model_free(ddp_model *model)
 		return;
 	ddp_comm *comm = model->context->world;
 
+	if (model->strategy != NULL && model->own != NULL)
+		(void)ddp_model_arrive(model); /* what is on its way is no step that is left */
 	if (model->reducer.requests != NULL)
 		ddp_reducer_abandon(&model->reducer, "a model was freed in the middle of a step");
 	ddp_model_attach(model, NULL, NULL);
@@ -238,6 +240,42 @@ float *ddp_param_grad(ddp_model *model, int param)
 	const ddp_slot *slot = ddp_model_slot(model, param);
 
 	return slot != NULL && slot->kind == DDP_PARAM_TRAINED ? model->grads + slot->offset : NULL;
+}
+
+static ddp_status arrive(ddp_model *model, int64_t begin, int64_t end)
+{
+	if (model->strategy->arrive == NULL)
+		return DDP_OK;
+	dk_queue *before = dk_use(model->place.kernels);
+	ddp_status status = model->strategy->arrive(model, begin, end);
+	dk_use(before);
+	if (status != DDP_OK)
+		model->partly_updated = true;
+	return status;
+}
+
+ddp_status ddp_model_arrive(ddp_model *model)
+{
+	return arrive(model, 0, model->layout.elements);
+}
+
+ddp_status ddp_param_wait(ddp_model *model, int param)
+{
+	ddp_status status = ddp_model_check(model);
+
+	if (status != DDP_OK)
+		return status;
+	const ddp_slot *slot = ddp_model_slot(model, param);
+	if (slot == NULL && param != DDP_ALL_PARAMS)
+		return ddp_fail(DDP_ERR_INVALID, "no parameter has index %d; there are %d", param,
+		                model->layout.count);
+	/* Of what is not trained, nothing is on its way. */
+	status = slot != NULL ? arrive(model, slot->offset, slot->offset + slot->count)
+	                      : ddp_model_arrive(model);
+	if (status == DDP_OK)
+		return DDP_OK;
+	ddp_fail_context(status, "parameters of step %lld", (long long)model->steps);
+	return ddp_model_fail(model, status);
 }
 
 double *ddp_device_loss(ddp_model *model)
@@ -288,6 +326,7 @@ ddp_status ddp_broadcast_params(ddp_model *model)
 	ddp_status status = ddp_model_check(model);
 	if (status != DDP_OK)
 		return status;
+	status = ddp_model_arrive(model);
 	for (int64_t at = 0; at < model->layout.all && status == DDP_OK; at += BROADCAST_ELEMENTS) {
 		int64_t left = model->layout.all - at;
 		status = broadcast(model, model->params + at,

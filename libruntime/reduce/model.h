@@ -79,6 +79,10 @@ ddp_status ddp_model_settle(ddp_model *model);
 /* A checkpoint without the strategy's own tensors is loaded: leaves them out of the list. */
 void ddp_model_forget_extras(ddp_model *model, ddp_tensors *tensors);
 
+/* Waits until all parameters are there (see ddp_param_wait()); an error leaves the model partly
+   updated. */
+ddp_status ddp_model_arrive(ddp_model *model);
+
 /* Whether all ranks have the same parameters; see reduce/consensus.h. Collective. */
 ddp_status ddp_model_compare(ddp_model *model);
 

@@ -203,6 +203,7 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		.clip_norm = options.clip_norm,
 		.shard = options.shard == DDP_SHARD_AUTO && ddp_optimizer_is_whole(options.optimizer)
 			? DDP_SHARD_NONE : options.shard,
+		.late_gather = options.late_gather,
 		.compress = options.compress,
 		.hook = options.hook,
 		.powersgd = {

@@ -20,6 +20,7 @@ typedef struct ddp_model_settings {
 	double learning_rate;
 	double clip_norm; /* 0: none */
 	ddp_shard shard;
+	bool late_gather;
 	ddp_compression compress;
 	ddp_bucket_hook hook; /* start NULL: none */
 	ddp_powersgd_settings powersgd;

@@ -17,8 +17,9 @@ ddp_status ddp_reducer_make(const ddp_layout *layout, int requests, ddp_reducer 
 		return status;
 	made.request_count = requests;
 	made.requests = calloc((size_t)requests, sizeof(*made.requests));
-	/* Totals, norm, update, buffers (3); counts, indices and values of rows. */
-	made.spans_max = (size_t)requests + 6 + 3 * (size_t)layout->count;
+	/* Gradients and parameters; totals, norm, update, buffers (3); counts, indices and values of
+	   rows. */
+	made.spans_max = 2 * (size_t)requests + 6 + 3 * (size_t)layout->count;
 	made.spans = calloc(made.spans_max, sizeof(*made.spans));
 	made.totals = calloc(made.totals_max, sizeof(*made.totals));
 	if (made.requests == NULL || made.spans == NULL || made.totals == NULL) {

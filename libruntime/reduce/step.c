@@ -119,8 +119,10 @@ static void reset(ddp_model *model)
 
 ddp_status ddp_model_discard(ddp_model *model)
 {
-	ddp_status status = ddp_model_wait(model, 0, model->plan.count);
+	ddp_status status = ddp_model_arrive(model);
 
+	if (status == DDP_OK)
+		status = ddp_model_wait(model, 0, model->plan.count);
 	if (status == DDP_OK)
 		status = ddp_arena_clear(&model->grads_memory, 0, model->layout.elements);
 	if (status == DDP_OK && model->strategy->end_all != NULL)
@@ -252,7 +254,10 @@ static ddp_status agree(ddp_model *model, double weight, double loss_sum, bool h
 	ddp_consensus own, all;
 
 	model->refused = false;
-	ddp_status status = ddp_grads_look_at_rest(model);
+	/* A step without buckets has not waited for them yet. */
+	ddp_status status = ddp_model_arrive(model);
+	if (status == DDP_OK)
+		status = ddp_grads_look_at_rest(model);
 	if (status == DDP_OK)
 		status = fetch(model, &loss_sum);
 	if (status == DDP_OK)
@@ -388,8 +393,8 @@ static ddp_status fail_step(ddp_model *model, ddp_status status)
 /* All ranks have new parameters. */
 static void end_step(ddp_model *model, ddp_step_stats *stats)
 {
-	/* Where each rank updates only its own, no update rounds. */
-	if (model->strategy->spreads)
+	/* Where each rank updates only its own, no update rounds; what arrives is rounded then. */
+	if (model->strategy->spreads && model->strategy->arrive == NULL)
 		ddp_model_round(model, 0, model->layout.elements);
 	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
 	model->steps++;

@@ -51,6 +51,10 @@ typedef struct ddp_strategy {
 	ddp_status (*update)(struct ddp_model *model, const ddp_update *update, bool reduced,
 	                     double *squares);
 
+	/* Waits until the new parameters in elements [begin, end) are there, if update() left them
+	   on their way. */
+	ddp_status (*arrive)(struct ddp_model *model, int64_t begin, int64_t end);
+
 	/* If it spreads, one of these copies state i of all ranks to an arena of the whole
 	   layout: collect() from memory that the calling rank reaches, gather() collectively,
 	   on rank 0; `whole` is NULL on the others. */

@@ -2,8 +2,10 @@
  * scatter: ZeRO stages 1 and 2 (Rajbhandari et al., SC 2020) over any nodes. A bucket's
  * units are reduce-scattered while backward runs: each rank gets the sums of what it
  * owns, updates it with the optimizer's state that it alone keeps, and the new parameters
- * are all-gathered. In stage 2 a bucket's gradients are given back to the system as soon
- * as they are reduced, so that a rank holds its own sums and what is under way.
+ * are all-gathered: at the end of the step or, with late_gather, while the next forward
+ * runs, in the order in which that uses them. In stage 2 a bucket's gradients are given back
+ * to the system as soon as they are reduced, so that a rank holds its own sums and what is
+ * under way.
  *
  * A unit's reduce-scatter combines in the order in which its all-reduce would, and squares
  * are summed in the same pieces: the parameters' bits are those of all_reduce.
@@ -22,6 +24,9 @@ typedef struct scatter {
 	float *state[DDP_OPTIM_STATES_MAX];
 	size_t *counts;  /* [units][ranks]: elements of each rank's slice */
 	int ended;       /* buckets before it have given their gradients back */
+	int *order;      /* [units]: by the first parameter of each, as the program counts them */
+	int arrived, gathered; /* of that order, units from `arrived` to `gathered` are on their way
+	                    to all ranks */
 } scatter;
 
 static scatter *scatter_of(const ddp_model *model)
@@ -46,6 +51,27 @@ static void fill_counts(const ddp_model *model)
 	}
 }
 
+static bool overlaps(const ddp_unit *unit, int64_t begin, int64_t end)
+{
+	return unit->begin < end && unit->end > begin;
+}
+
+/* `placed` is all false. */
+static void fill_order(const ddp_model *model, bool *placed)
+{
+	int count = 0;
+
+	for (int p = 0; p < model->layout.count; p++) {
+		const ddp_slot *slot = ddp_model_slot(model, p);
+		for (int u = 0; u < model->units.count; u++) {
+			if (placed[u] || !overlaps(&model->units.list[u], slot->offset, slot->offset + slot->count))
+				continue;
+			placed[u] = true;
+			scatter_of(model)->order[count++] = u;
+		}
+	}
+}
+
 static ddp_status prepare(ddp_model *model)
 {
 	const size_t kept = (size_t)model->units.most + 1; /* never nothing */
@@ -56,12 +82,17 @@ static ddp_status prepare(ddp_model *model)
 	model->own = s;
 	s->sums = calloc(kept, sizeof(*s->sums));
 	s->counts = calloc((size_t)model->units.count * (size_t)model->units.ranks, sizeof(*s->counts));
-	bool complete = s->sums != NULL && s->counts != NULL;
+	s->order = calloc((size_t)model->units.count, sizeof(*s->order));
+	bool *placed = calloc((size_t)model->units.count, sizeof(*placed));
+	bool complete = s->sums != NULL && s->counts != NULL && s->order != NULL && placed != NULL;
 	for (int i = 0; i < model->optim.state_count; i++) {
 		s->state[i] = calloc(kept, sizeof(*s->state[i]));
 		complete = complete && s->state[i] != NULL;
 		ddp_optim_lend(&model->optim, i, s->state[i]);
 	}
+	if (complete)
+		fill_order(model, placed);
+	free(placed);
 	if (!complete)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a shard of the model: %d arrays of %zu numbers",
 		                1 + model->optim.state_count, kept);
@@ -77,6 +108,7 @@ static void close_memory(ddp_model *model)
 		return;
 	free(s->sums);
 	free(s->counts);
+	free(s->order);
 	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
 		free(s->state[i]);
 	free(s);
@@ -130,12 +162,39 @@ static ddp_status wait(ddp_model *model, int k)
 	return status;
 }
 
+static ddp_status arrive(ddp_model *model, int64_t begin, int64_t end)
+{
+	scatter *s = scatter_of(model);
+	ddp_watch *watch = model->context->watch;
+	const ddp_phase before = ddp_watch_current_phase(watch);
+	ddp_status status = DDP_OK;
+	int last = s->gathered;
+	char name[32];
+
+	while (last > s->arrived && !overlaps(&model->units.list[s->order[last - 1]], begin, end))
+		last--;
+	while (s->arrived < last && status == DDP_OK) {
+		const int u = s->order[s->arrived++];
+		const ddp_unit *unit = &model->units.list[u];
+		ddp_watch_phase(watch, DDP_PHASE_WAIT);
+		snprintf(name, sizeof(name), "parameters %d", u);
+		status = ddp_reducer_end(&model->reducer, u, name,
+		                         (unit->end - unit->begin) * (int64_t)sizeof(float));
+		if (status == DDP_OK)
+			ddp_model_round(model, unit->begin, unit->end);
+	}
+	ddp_watch_phase(watch, before);
+	return status;
+}
+
 static ddp_status start(ddp_model *model, int k)
 {
 	scatter *s = scatter_of(model);
-	ddp_status status = DDP_OK;
+	ddp_status status = k == 0 ? arrive(model, 0, model->layout.elements) : DDP_OK;
 	int first, end;
 
+	if (status != DDP_OK)
+		return status;
 	/* Those that are reduced make room for the gradients to come. */
 	for (s->ended = k > 0 ? s->ended : 0; s->ended < k && is_reduced(model, s->ended); s->ended++) {
 		status = wait(model, s->ended);
@@ -202,7 +261,19 @@ static ddp_status reduce(ddp_model *model, double *squares)
 	return ddp_reducer_meet(&model->reducer, "norm", squares, 1);
 }
 
-/* Updates what this rank owns of units [first, end), and starts to gather all of them. */
+/* Under the number of the unit's reduce-scatter, which has ended. */
+static ddp_status gather_unit(ddp_model *model, int u)
+{
+	const ddp_collective operation = {
+		.kind = DDP_ALL_GATHER, .recv = model->params + model->units.list[u].begin,
+		.counts = counts_of(model, u), .type = DDP_F32,
+	};
+
+	return ddp_reducer_issue(&model->reducer, u, &operation);
+}
+
+/* Updates what this rank owns of units [first, end), and starts to gather all of them unless
+   that is to be later. */
 static ddp_status update_units(ddp_model *model, const ddp_update *update, int first, int end,
                                double *squares)
 {
@@ -213,31 +284,28 @@ static ddp_status update_units(ddp_model *model, const ddp_update *update, int f
 	for (int u = first; u < end && status == DDP_OK; u++) {
 		const ddp_unit *unit = &model->units.list[u];
 		const int64_t kept = kept_of(model, unit);
-		const ddp_collective operation = {
-			.kind = DDP_ALL_GATHER, .recv = model->params + unit->begin,
-			.counts = counts_of(model, u), .type = DDP_F32,
-		};
 
 		ddp_unit_slice(&model->units, unit, model->units.rank, &from, &to);
 		*squares += ddp_optim_apply(&model->optim, update, model->params + from,
 		                            scatter_of(model)->sums + kept, from, to, kept);
-		status = ddp_reducer_issue(&model->reducer, u, &operation);
+		if (!model->settings.late_gather)
+			status = gather_unit(model, u);
 	}
 	return status;
 }
 
-static ddp_status end_gathers(ddp_model *model)
+/* Issues what is gathered late; or waits for what is not. */
+static ddp_status hand_out(ddp_model *model)
 {
+	const bool late = model->settings.late_gather;
+	scatter *s = scatter_of(model);
 	ddp_status status = DDP_OK;
-	char name[32];
 
-	for (int u = 0; u < model->units.count && status == DDP_OK; u++) {
-		const ddp_unit *unit = &model->units.list[u];
-		snprintf(name, sizeof(name), "parameters %d", u);
-		status = ddp_reducer_end(&model->reducer, u, name,
-		                         (unit->end - unit->begin) * (int64_t)sizeof(float));
-	}
-	return status;
+	for (int i = 0; i < model->units.count && late && status == DDP_OK; i++)
+		status = gather_unit(model, s->order[i]);
+	s->arrived = 0;
+	s->gathered = model->units.count;
+	return status == DDP_OK && !late ? arrive(model, 0, model->layout.elements) : status;
 }
 
 static ddp_status update(ddp_model *model, const ddp_update *update, bool reduced, double *squares)
@@ -264,7 +332,7 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 	if (status == DDP_OK && !reduced)
 		status = ddp_reducer_meet(&model->reducer, "norm", &updated, 1);
 	if (status == DDP_OK)
-		status = end_gathers(model);
+		status = hand_out(model);
 	if (status != DDP_OK)
 		return status;
 	model->partly_updated = false;
@@ -292,7 +360,7 @@ static ddp_status gather(ddp_model *model, int i, float *whole)
 const ddp_strategy ddp_scatter_strategy = {
 	.name = "scatter", .shard = DDP_SHARD_STATE, .spreads = true, .moves_rows = true,
 	.prepare = prepare, .close = close_memory,
-	.start = start, .wait = wait, .add_rows = add_rows, .discard = discard,
+	.start = start, .wait = wait, .add_rows = add_rows, .discard = discard, .arrive = arrive,
 	.reduce = reduce, .update = update, .gather = gather,
 };
 
@@ -300,6 +368,6 @@ const ddp_strategy ddp_scatter_gradients_strategy = {
 	.name = "scatter, gradients too", .shard = DDP_SHARD_GRADIENTS, .spreads = true,
 	.moves_rows = true, .gives_back = true,
 	.prepare = prepare, .close = close_memory,
-	.start = start, .wait = wait, .add_rows = add_rows, .discard = discard,
+	.start = start, .wait = wait, .add_rows = add_rows, .discard = discard, .arrive = arrive,
 	.reduce = reduce, .update = update, .gather = gather,
 };

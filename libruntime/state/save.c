@@ -442,6 +442,7 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 	};
 	/* Looked at before the model is. */
 	const bool alone = save.alone = ddp_comm_broken(context->world);
+	(void)ddp_model_arrive(model); /* what does not come is told by this: */
 	ddp_status status = ddp_model_check_whole(model);
 	if (status != DDP_OK)
 		return status;

@@ -235,6 +235,8 @@ static ddp_status run_steps(training *loop)
 	}
 	if (status == DDP_OK)
 		status = ddp_average_params(model);
+	if (status == DDP_OK)
+		status = ddp_param_wait(model, DDP_ALL_PARAMS);
 	/* It was heard; a loop that comes after this one is not to stop. */
 	if (loop->stops)
 		atomic_store(&model->stop_requested, false);

@@ -1,6 +1,7 @@
 /*
  * One rank of the overlap benchmark: what a training step costs with its
- * communication hidden, with it in the open, and without it.
+ * communication hidden, with it in the open, and without it; and, of gradients and
+ * parameters that are sharded, with new parameters in the open or hidden in the next forward.
  *
  *   rank_train MIB SHARE ROUNDS
  *
@@ -21,8 +22,8 @@
 
 enum { LAYERS = 16, BLOCK = 2048, BLOCK_ROUNDS = 20, WARM_UP_ROUNDS = 3, GUESS_BLOCKS = 4000 };
 
-enum mode { COMPUTE_ONLY, SERIAL, OVERLAPPED, MODES };
-static const char *const mode_names[MODES] = { "compute_only", "serial", "overlapped" };
+enum mode { COMPUTE_ONLY, SERIAL, OVERLAPPED, SHARDED, LATE, MODES };
+static const char *const mode_names[MODES] = { "compute_only", "serial", "overlapped", "sharded", "late" };
 
 enum figure { STEP, BACKWARD, TAIL, COMMUNICATION, CPU, FIGURES };
 static const char *const figure_names[FIGURES] = {
@@ -55,6 +56,7 @@ static ddp_status make_model(struct bench *bench, enum mode mode)
 		.size = sizeof(options),
 		.optimizer = DDP_SGD, .no_overlap = mode == SERIAL,
 		.no_communication = mode == COMPUTE_ONLY,
+		.shard = mode >= SHARDED ? DDP_SHARD_GRADIENTS : DDP_SHARD_NONE, .late_gather = mode == LATE,
 	};
 	char names[LAYERS][16];
 	ddp_param params[LAYERS];
@@ -80,12 +82,15 @@ static double cpu_seconds(void)
 static ddp_status train_step(struct bench *bench, enum mode mode, double *figures)
 {
 	ddp_model *model = bench->models[mode];
-	ddp_status status = ddp_barrier(ddp_world(bench->context));
+	ddp_status status = DDP_OK;
 	ddp_step_stats stats;
 	double cpu_before = cpu_seconds();
 	uint64_t start_ns = ddp_now_ns();
 
-	compute(bench, LAYERS * bench->layer_blocks / 2);
+	for (int l = 0; l < LAYERS && status == DDP_OK; l++) {
+		status = ddp_param_wait(model, l);
+		compute(bench, bench->layer_blocks / 2);
+	}
 	double forward = ddp_seconds_since(start_ns);
 	for (int l = LAYERS - 1; l >= 0 && status == DDP_OK; l--) {
 		compute(bench, bench->layer_blocks);
@@ -101,7 +106,21 @@ static ddp_status train_step(struct bench *bench, enum mode mode, double *figure
 	figures[TAIL] = figures[STEP] - computed;
 	figures[COMMUNICATION] = stats.communication_seconds;
 	figures[CPU] = cpu_seconds() - cpu_before;
-	return ddp_all_reduce(ddp_world(bench->context), NULL, figures, FIGURES, DDP_F64, DDP_MAX);
+	return DDP_OK;
+}
+
+/* A step whose forward begins with what the step before has left to it. */
+static ddp_status measure_step(struct bench *bench, enum mode mode, double *figures)
+{
+	ddp_status status = ddp_barrier(ddp_world(bench->context));
+
+	if (status == DDP_OK && mode >= SHARDED)
+		status = train_step(bench, mode, figures);
+	if (status == DDP_OK)
+		status = train_step(bench, mode, figures);
+	if (status == DDP_OK)
+		status = ddp_param_wait(bench->models[mode], DDP_ALL_PARAMS);
+	return status != DDP_OK ? status : ddp_all_reduce(ddp_world(bench->context), NULL, figures, FIGURES, DDP_F64, DDP_MAX);
 }
 
 static void report(int round, enum mode mode, const double *figures)
@@ -126,7 +145,7 @@ static ddp_status run_round(struct bench *bench, int round)
 	double figures[MODES][FIGURES];
 
 	for (int m = 0; m < MODES; m++) {
-		ddp_status status = train_step(bench, (enum mode)m, figures[m]);
+		ddp_status status = measure_step(bench, (enum mode)m, figures[m]);
 		if (status != DDP_OK)
 			return status;
 		if (round >= 0 && ddp_get_job(bench->context)->rank == 0)

@@ -1,0 +1,265 @@
+/* reduce: what is spread over ranks: what memory that takes, and how it comes together again. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "reduce/model_state.h"
+#include "tests/support/comm_ranks.h"
+#include "tests/support/context_ranks.h"
+#include "tests/support/folder.h"
+
+/* ---- parameters that come late ----------------------------------------------------------- */
+
+enum { PARAMS = 3, COUNT = 640 };
+
+/* Each has a bucket, and a unit, of its own; the first, whose rows travel, lies behind the others. */
+static const ddp_param three[PARAMS] = {
+	{ .name = "a", .ndim = 2, .shape = { COUNT / 10, 10 }, .sparse_rows = 1 },
+	{ .name = "b", .ndim = 1, .shape = { COUNT } },
+	{ .name = "c", .ndim = 1, .shape = { COUNT } },
+};
+static const ddp_model_options late = {
+	.size = sizeof(late), .optimizer = DDP_SGD, .learning_rate = 1, .shard = DDP_SHARD_GRADIENTS,
+	.bucket_mb = COUNT * 4.0 / (1 << 20), .first_bucket_mb = COUNT * 4.0 / (1 << 20), .late_gather = true,
+};
+
+static void add_gradients(ddp_model *model, int rank)
+{
+	for (int p = PARAMS - 1; p >= 0; p--) {
+		for (int i = 0; i < COUNT; i++)
+			ddp_param_grad(model, p)[i] = (float)(1 + rank + p);
+		CHECK_OK(ddp_grad_ready(model, p));
+	}
+}
+
+/* After so many steps of two ranks. */
+static void expect_param(ddp_model *model, int p, int steps)
+{
+	for (int i = 0; i < COUNT; i++)
+		CHECK(ddp_param_data(model, p)[i] == -(1.5f + (float)p) * (float)steps);
+}
+
+/* What a rank does before it gives its part of unit `u`. */
+static void (*before_gather)(int u);
+
+ddp_status __real_ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_collective *operation);
+ddp_status __wrap_ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_collective *operation);
+
+ddp_status __wrap_ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_collective *operation)
+{
+	CHECK(reducer->requests[request] == NULL); /* what was under way by this number has ended */
+	if (before_gather != NULL && operation->kind == DDP_ALL_GATHER)
+		before_gather(request);
+	return __real_ddp_reducer_issue(reducer, request, operation);
+}
+
+static _Atomic int *seen; /* how far rank 0 is: behind ddp_step(); behind the first parameter */
+
+static void give_as_it_is_wanted(int u)
+{
+	const int of_first = PARAMS - 1;
+
+	while (atomic_load(seen) < (u == of_first ? 1 : 2))
+		usleep(1000);
+}
+
+/* Rank 1 gives nothing until rank 0 is through with the step, and nothing but the first
+   parameter until that has come to rank 0. */
+static int late_body(ddp_context *context, void *user)
+{
+	const int rank = ddp_get_job(context)->rank;
+	ddp_model *model;
+	int64_t step;
+
+	(void)user;
+	CHECK_OK(ddp_model_create(context, three, PARAMS, &late, &model));
+	CHECK_OK(ddp_param_wait(model, DDP_ALL_PARAMS)); /* they are there */
+	before_gather = rank == 1 ? give_as_it_is_wanted : NULL;
+	add_gradients(model, rank);
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	if (rank == 0)
+		atomic_store(seen, 1);
+	CHECK_OK(ddp_param_wait(model, 0));
+	expect_param(model, 0, 1);
+	if (rank == 0)
+		atomic_store(seen, 2);
+	CHECK(ddp_watch_current_phase(context->watch) == DDP_PHASE_IDLE);
+	CHECK(ddp_param_wait(model, PARAMS) == DDP_ERR_INVALID);
+	CHECK_OK(ddp_param_wait(model, DDP_ALL_PARAMS));
+	for (int p = 0; p < PARAMS; p++)
+		expect_param(model, p, 1);
+
+	/* What needs them waits by itself. */
+	add_gradients(model, rank);
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
+	add_gradients(model, rank);
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_zero_grads(model));
+	add_gradients(model, rank);
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
+	for (int p = 0; p < PARAMS; p++)
+		expect_param(model, p, 2);
+	add_gradients(model, rank);
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	ddp_model_free(model);
+	CHECK_OK(ddp_barrier(ddp_world(context))); /* nothing is broken */
+	return 0;
+}
+
+/* No bucket waits for parameters of which only rows have gradients. */
+static int rows_body(ddp_context *context, void *user)
+{
+	static const ddp_param rows = {
+		.name = "rows", .ndim = 2, .shape = { COUNT / 10, 10 }, .sparse_rows = 1, .rows_only = true,
+	};
+	const int32_t index = ddp_get_job(context)->rank;
+	const float ones[10] = { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 };
+	ddp_model *model;
+
+	(void)user;
+	CHECK_OK(ddp_model_create(context, &rows, 1, &late, &model));
+	for (int step = 0; step < 3; step++) {
+		CHECK_OK(ddp_grad_rows(model, 0, &index, ones, 1));
+		CHECK_OK(ddp_step(model, 1, 0, NULL));
+	}
+	CHECK_OK(ddp_param_wait(model, 0));
+	for (int i = 0; i < COUNT; i++)
+		CHECK(ddp_param_data(model, 0)[i] == (i < 20 ? -1.5f : 0));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void parameters_come_while_forward_runs(void **state)
+{
+	(void)state;
+	seen = test_share(sizeof(*seen));
+	assert_int_equal(run_ranks(2, late_body, NULL), 0);
+	assert_int_equal(run_ranks(2, rows_body, NULL), 0);
+	test_unshare((void *)(uintptr_t)seen, sizeof(*seen));
+}
+
+static void die_at_the_second(int u)
+{
+	if (u == 1)
+		kill(getpid(), SIGKILL);
+}
+
+/* Rank 0 waits for parameters that do not come; rank 2 only saves. */
+static int death_body(ddp_comm *comm, void *argument)
+{
+	ddp_context context = { .world = comm, .timeout_ms = 60000 };
+	const int rank = context.job.rank = ddp_comm_rank(comm);
+	ddp_model *model;
+
+	(void)argument;
+	context.job.world_size = ddp_comm_size(comm);
+	CHECK_OK(ddp_watch_open(&context.job, &context.watch));
+	CHECK_OK(ddp_model_create(&context, three, PARAMS, &late, &model));
+	before_gather = rank == 1 ? die_at_the_second : NULL;
+	add_gradients(model, rank);
+	const ddp_status status = ddp_step(model, 1, 0, NULL);
+	CHECK(status == DDP_OK || status == DDP_ERR_PEER); /* it may be known already */
+	if (rank == 0 && status == DDP_OK)
+		CHECK(ddp_param_wait(model, DDP_ALL_PARAMS) == DDP_ERR_PEER);
+	CHECK(ddp_checkpoint_save(model, NULL, test_folder, 0) == DDP_ERR_STATE);
+	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
+	ddp_model_free(model);
+	ddp_watch_close(context.watch);
+	return 0;
+}
+
+static void nobody_saves_parameters_that_did_not_come(void **state)
+{
+	const test_world world = { .ranks = 3, .body = death_body, .expect_deaths = true };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+/* ---- memory ------------------------------------------------------------------------------ */
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+enum { LARGE = 6 << 20 }; /* elements: 24 MiB */
+
+/* MiB of this process's own that are in memory. */
+static double own_mib(void)
+{
+	FILE *file = fopen("/proc/self/smaps_rollup", "re");
+	char line[256];
+	long kib = -1;
+
+	CHECK(file != NULL);
+	while (fgets(line, sizeof(line), file) != NULL && sscanf(line, "Anonymous: %ld kB", &kib) != 1)
+		continue;
+	fclose(file);
+	CHECK(kib >= 0);
+	return (double)kib / 1024;
+}
+
+static int memory_body(ddp_context *context, void *user)
+{
+	ddp_param params[4];
+	const ddp_model_options options = { .size = sizeof(options), .shard = *(ddp_shard *)user };
+	const double mib = (double)LARGE * sizeof(float) / (1 << 20);
+	int ranks = ddp_comm_size(context->world);
+	ddp_model *model;
+
+	for (int p = 0; p < 4; p++)
+		params[p] = (ddp_param){ .name = (const char *[]){ "a", "b", "c", "d" }[p], .ndim = 1,
+		                         .shape = { LARGE / 4 } };
+	double before = own_mib();
+	CHECK_OK(ddp_model_create(context, params, 4, &options, &model));
+	for (int p = 3; p >= 0; p--) {
+		for (int64_t i = 0; i < LARGE / 4; i++)
+			ddp_param_grad(model, p)[i] = 1;
+		CHECK_OK(ddp_grad_ready(model, p));
+	}
+	CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
+	double reduced = own_mib() - before;
+	CHECK_OK(ddp_update_params(model, NULL));
+	double updated = own_mib() - before;
+	/* The sums; then AdamW's two numbers, too. A little is the library's own. */
+	if (options.shard == DDP_SHARD_GRADIENTS) {
+		CHECK(reduced > mib / ranks - 1 && reduced < mib / ranks + 3);
+		CHECK(updated > 3 * mib / ranks - 1 && updated < 3 * mib / ranks + 3);
+	} else {
+		/* All of the gradients are in memory that ranks share. */
+		CHECK(updated > 2 * mib - 1);
+	}
+	ddp_model_free(model);
+	return 0;
+}
+
+static void shards_fall_with_the_number_of_ranks(void **state)
+{
+	ddp_shard none = DDP_SHARD_NONE, gradients = DDP_SHARD_GRADIENTS;
+
+	(void)state;
+	assert_int_equal(run_ranks(2, memory_body, &none), 0);
+	assert_int_equal(run_ranks(2, memory_body, &gradients), 0);
+	assert_int_equal(run_ranks(4, memory_body, &gradients), 0);
+}
+#endif
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(parameters_come_while_forward_runs, folder_make, folder_remove),
+		cmocka_unit_test_setup_teardown(nobody_saves_parameters_that_did_not_come, folder_make, folder_remove),
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+		cmocka_unit_test(shards_fall_with_the_number_of_ranks),
+#endif
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
