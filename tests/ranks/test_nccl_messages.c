@@ -241,10 +241,47 @@ static int close_amid_messages(ddp_comm *comm, void *argument)
 	return 0;
 }
 
+static void note_end(void *argument, ddp_status status)
+{
+	*(ddp_status *)argument = status;
+}
+
+/* Rank 0 closes at once, and rank 1 when it has received all: of messages that rank 0 need
+   not wait for, one has met its counterpart, and nobody looks after the other one but the
+   closing. */
+static int receive_from_a_rank_that_closes(ddp_comm *comm, void *argument)
+{
+	ddp_status status[2] = { DDP_ERR_STATE, DDP_OK };
+	ddp_comm *part;
+	on_device d;
+
+	(void)argument;
+	test_nccl_set_up(&d, comm);
+	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
+	const ddp_collective all = test_nccl_operation(&d, DDP_ALL_REDUCE);
+	CHECK_OK(ddp_run(part, &all));
+	for (int i = 0; i < 2 - d.rank; i++) {
+		ddp_collective c = message(&d, i);
+		c.on_complete = d.rank == 0 ? note_end : NULL;
+		c.user = &status[i];
+		if (d.rank == 0)
+			CHECK_OK(ddp_issue(part, &c, NULL));
+		else if (usleep(100000) == 0) /* rank 0 is most likely closing by then */
+			CHECK_OK(ddp_run(part, &c));
+	}
+	const uint64_t before_ns = ddp_now_ns();
+	CHECK_OK(ddp_comm_free(part));
+	CHECK(ddp_now_ns() - before_ns < 10000000000u); /* half the deadline */
+	CHECK(d.rank == 1 || (status[0] == DDP_OK && status[1] == DDP_ERR_STATE));
+	CHECK(d.nccl->aborts == 0);
+	return 0;
+}
+
 static void closing_ends_messages_alike_on_both_ranks(void **state)
 {
 	(void)state;
 	run_on_nodes(close_under_a_slow_message);
+	run_on_nodes(receive_from_a_rank_that_closes);
 	ends = test_share(2 * sizeof(*ends));
 	for (int received = 0; received <= MESSAGES; received += 4)
 		run_with(close_amid_messages, &received);

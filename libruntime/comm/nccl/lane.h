@@ -41,6 +41,15 @@ typedef struct ddp_nccl_scratch {
 	struct ddp_nccl_scratch *older; /* too small; work under way may use it */
 } ddp_nccl_scratch;
 
+/* How far the end of messages is; they go on meanwhile. */
+typedef enum ddp_nccl_closing {
+	DDP_NCCL_OPEN,
+	DDP_NCCL_AWAITS_CLOSING, /* of all ranks */
+	DDP_NCCL_COMPARES,       /* with all ranks, which messages are matched */
+	DDP_NCCL_SETTLES,        /* answers that are under way come */
+	DDP_NCCL_CLOSED,         /* nothing more is matched */
+} ddp_nccl_closing;
+
 typedef struct ddp_nccl_lane {
 	ddp_comm *comm;
 	ddp_device *device;
@@ -56,6 +65,9 @@ typedef struct ddp_nccl_lane {
 	struct ddp_nccl_link *links;
 	struct ddp_nccl_message *messages; /* that are not on a queue yet, in order of issue */
 	uint64_t sent;               /* messages */
+	ddp_nccl_closing closing;
+	ddp_request *together;       /* what all ranks do to close; NULL: this rank is to go on */
+	int64_t *given;              /* [2][size] turns, to each rank and by each */
 	/* of comm/nccl/memory: */
 	struct ddp_nccl_buffer *buffers;
 	/* An error that NCCL told, and when: */
@@ -63,7 +75,6 @@ typedef struct ddp_nccl_lane {
 	uint64_t error_ns;
 	char error_text[DDP_FAILURE_TEXT];
 	bool aborted;
-	bool messages_stopped;
 	uint64_t stopped_ns;         /* 0: messages go on; else those that are matched end */
 } ddp_nccl_lane;
 

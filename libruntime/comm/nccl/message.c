@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -11,8 +10,6 @@
 #include "comm/nccl/handle.h"
 #include "comm/nccl/reduction.h"
 #include "comm/request.h"
-
-enum { PAUSE_US = 100 };
 
 /* What a sender tells of a message. */
 typedef struct announcement {
@@ -367,25 +364,45 @@ void ddp_nccl_message_free(ddp_nccl_operation *o)
 	o->message = NULL;
 }
 
-/* Each receiver tells how many turns it has given; none is given any more. */
-static ddp_status compare_turns(ddp_nccl_lane *lane)
-{
-	const size_t size = (size_t)lane->comm->size;
-	int64_t *given = calloc(2 * size, sizeof(*given));
+/* ---- closing --------------------------------------------------------------------------------------- */
 
-	if (given == NULL)
-		return ddp_comm_break(lane->comm, DDP_ERR_NOMEM, lane->comm->rank, "out of memory");
-	for (const ddp_nccl_link *link = lane->links; link != NULL; link = link->next)
-		given[link->peer] += link->sends ? 0 : (int64_t)link->given;
-	const ddp_status status = ddp_comm_run(lane->reply, &(ddp_collective){
-		.kind = DDP_ALL_TO_ALL, .send = given, .recv = given + size, .count = 1, .type = DDP_I64 });
-	for (ddp_nccl_link *link = lane->links; link != NULL && status == DDP_OK; link = link->next)
-		link->expected = link->sends ? (uint64_t)given[size + (size_t)link->peer] : 0;
-	free(given);
-	return status;
+/* What all ranks do, while messages are taken further. */
+static void begin_together(ddp_nccl_lane *lane, const ddp_collective *c)
+{
+	const ddp_status status = ddp_comm_issue(lane->reply, c, &lane->together);
+
+	if (status != DDP_OK)
+		(void)ddp_comm_break(lane->comm, status, lane->comm->rank, "%s", ddp_last_error());
 }
 
-/* Have all answers come, and gone? Under the lock. */
+/* All ranks close: announcements that have not come never will, and no turn is given any
+   more. Each receiver tells how many it has given. */
+static void begin_comparison(ddp_nccl_lane *lane)
+{
+	const size_t size = (size_t)lane->comm->size;
+
+	ddp_host_end(lane->talk);
+	match_all(lane);
+	lane->given = calloc(2 * size, sizeof(*lane->given));
+	if (lane->given == NULL) {
+		(void)ddp_comm_break(lane->comm, DDP_ERR_NOMEM, lane->comm->rank, "out of memory");
+		return;
+	}
+	for (const ddp_nccl_link *link = lane->links; link != NULL; link = link->next)
+		lane->given[link->peer] += link->sends ? 0 : (int64_t)link->given;
+	begin_together(lane, &(ddp_collective){ .kind = DDP_ALL_TO_ALL, .send = lane->given, .recv = lane->given + size,
+	                                        .count = 1, .type = DDP_I64 });
+}
+
+static void end_comparison(ddp_nccl_lane *lane)
+{
+	const int64_t *given = lane->given + lane->comm->size;
+
+	for (ddp_nccl_link *link = lane->links; link != NULL; link = link->next)
+		link->expected = link->sends ? (uint64_t)given[link->peer] : 0;
+}
+
+/* Have all answers come, and gone? */
 static bool is_settled(const ddp_nccl_lane *lane)
 {
 	for (const ddp_nccl_link *link = lane->links; link != NULL; link = link->next) {
@@ -399,29 +416,57 @@ static bool is_settled(const ddp_nccl_lane *lane)
 	return true;
 }
 
-/* Takes what has come by now; false if answers are still under way. */
-static bool settle(ddp_nccl_lane *lane)
+/* What is not matched now fails: on all ranks before one of them leaves its twins, or
+   receives of answers that never come would break those of the others. So all meet here,
+   also those of one node. None waits for NCCL until it is here, so nobody waits long. */
+static void end_matching(ddp_nccl_lane *lane)
 {
-	pthread_mutex_lock(&lane->lock);
-	match_all(lane);
-	const bool settled = is_settled(lane);
-	pthread_mutex_unlock(&lane->lock);
-	return settled;
+	if (lane->closing == DDP_NCCL_SETTLES && ddp_comm_check(lane->comm) == DDP_OK)
+		(void)ddp_comm_last_barrier(lane->reply);
+	ddp_host_end(lane->talk);
+	ddp_host_end(lane->reply);
+	if (lane->together != NULL)
+		(void)ddp_wait(lane->together);
+	lane->together = NULL;
+	free(lane->given);
+	lane->given = NULL;
+	lane->closing = DDP_NCCL_CLOSED;
 }
 
-void ddp_nccl_messages_stop(ddp_nccl_lane *lane)
+/* Takes closing to its next step, if this rank can. */
+static void close_further(ddp_nccl_lane *lane)
 {
-	if (lane->messages_stopped || lane->talk == NULL || lane->reply == NULL)
-		return;
-	lane->messages_stopped = true;
-	/* All ranks close: announcements that have not come never will. */
-	ddp_host_end(lane->talk);
-	(void)settle(lane);
-	if (ddp_comm_check(lane->comm) == DDP_OK && compare_turns(lane) == DDP_OK) {
-		while (!settle(lane) && ddp_comm_check(lane->comm) == DDP_OK)
-			usleep(PAUSE_US);
+	switch (lane->closing) {
+	case DDP_NCCL_OPEN:
+		begin_together(lane, &(ddp_collective){ .kind = DDP_BARRIER });
+		lane->closing = DDP_NCCL_AWAITS_CLOSING;
+		break;
+	case DDP_NCCL_AWAITS_CLOSING:
+		begin_comparison(lane);
+		lane->closing = DDP_NCCL_COMPARES;
+		break;
+	case DDP_NCCL_COMPARES:
+		end_comparison(lane);
+		lane->closing = DDP_NCCL_SETTLES;
+		break;
+	case DDP_NCCL_SETTLES:
+		if (is_settled(lane))
+			end_matching(lane);
+		break;
+	case DDP_NCCL_CLOSED:
+		break;
 	}
-	ddp_host_end(lane->reply);
+}
+
+bool ddp_nccl_messages_stop(ddp_nccl_lane *lane)
+{
+	if (lane->closing == DDP_NCCL_CLOSED || lane->talk == NULL || lane->reply == NULL)
+		return true;
+	if (check_request(&lane->together) != DDP_OK || ddp_comm_check(lane->comm) != DDP_OK)
+		end_matching(lane);
+	else if (lane->together == NULL)
+		close_further(lane);
+	return lane->closing == DDP_NCCL_CLOSED;
 }
 
 void ddp_nccl_messages_begin_abort(ddp_nccl_lane *lane)

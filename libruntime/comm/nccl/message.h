@@ -21,9 +21,10 @@ ddp_status ddp_nccl_messages_advance(ddp_nccl_lane *lane);
 /* Frees what the operation has for it: it is ENQUEUED or FAILED, or all are aborted. */
 void ddp_nccl_message_free(ddp_nccl_operation *operation);
 
-/* The communicator is to be closed: messages fail that are not matched yet, on both ranks or
-   on none. Once; collective unless the communicator has failed: waits for all ranks. */
-void ddp_nccl_messages_stop(ddp_nccl_lane *lane);
+/* The communicator is to be closed: when all ranks close theirs, or it has failed, messages
+   fail that are not matched, on both ranks or on none. To be called until true, and messages
+   to be advanced between, which others may wait for before they close. */
+bool ddp_nccl_messages_stop(ddp_nccl_lane *lane);
 /* All fail; the first call begins that, so that other communicators of NCCL's may be ended
    beside links', and the second one waits. */
 void ddp_nccl_messages_begin_abort(ddp_nccl_lane *lane);

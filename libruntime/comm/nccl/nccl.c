@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -19,6 +20,7 @@
 
 /* NCCL may notice first that a rank has died, but not which: so long ours may tell. */
 enum { GRACE_MS = 2000 };
+enum { PAUSE_US = 100 };
 
 /* ---- taking operations further ------------------------------------------------------------------ */
 
@@ -213,11 +215,14 @@ static void abort_nccl(ddp_nccl_lane *lane)
 }
 
 /* A communicator that is being closed waits for messages that are matched, which may be held
-   up by the queues of the program, of this rank or their other one: by the deadline. */
-static void abort_messages_late(ddp_nccl_lane *lane)
+   up by the queues of the program, of this rank or their other one: by the deadline. Under
+   the lock. */
+static void stop_messages(ddp_nccl_lane *lane)
 {
-	if (lane->stopped_ns == 0 || lane->aborted)
+	if (!ddp_nccl_messages_stop(lane) || lane->aborted)
 		return;
+	if (lane->stopped_ns == 0)
+		lane->stopped_ns = ddp_now_ns();
 	if (ddp_comm_check(lane->comm) != DDP_OK) {
 		abort_nccl(lane);
 	} else if (ddp_now_ns() >= lane->stopped_ns + (uint64_t)lane->comm->timeout_ms * 1000000) {
@@ -244,7 +249,8 @@ static ddp_status poll(void *self, ddp_request *request, bool *done)
 
 	pthread_mutex_lock(&lane->lock);
 	advance(lane);
-	abort_messages_late(lane);
+	if (lane->closing != DDP_NCCL_OPEN)
+		stop_messages(lane);
 	ddp_status status = is_over(lane, o, done);
 	note_start(lane, o);
 	if (status != DDP_OK) {
@@ -300,13 +306,23 @@ static void abort_lane(void *self)
 {
 	ddp_nccl_lane *lane = self;
 
-	ddp_nccl_messages_stop(lane);
 	pthread_mutex_lock(&lane->lock);
-	if (ddp_comm_check(lane->comm) != DDP_OK)
-		abort_nccl(lane);
-	else
-		lane->stopped_ns = ddp_now_ns();
+	stop_messages(lane);
 	pthread_mutex_unlock(&lane->lock);
+}
+
+/* Nothing is open at this rank, but may be at others. */
+static void await_stop(ddp_nccl_lane *lane)
+{
+	bool stopped = false;
+
+	while (!stopped) {
+		pthread_mutex_lock(&lane->lock);
+		stopped = ddp_nccl_messages_stop(lane);
+		pthread_mutex_unlock(&lane->lock);
+		if (!stopped)
+			usleep(PAUSE_US);
+	}
 }
 
 /* What is left of a lane, on which nothing runs. */
@@ -325,7 +341,7 @@ static void close_lane(void *self)
 {
 	ddp_nccl_lane *lane = self;
 
-	ddp_nccl_messages_stop(lane);
+	await_stop(lane);
 	const uint64_t deadline_ns = ddp_now_ns() + (uint64_t)lane->comm->timeout_ms * 1000000;
 	if (ddp_comm_check(lane->comm) != DDP_OK)
 		abort_nccl(lane);
