@@ -19,6 +19,12 @@ examples_gpt_gpt_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
 examples_gpt_gpt_LDFLAGS = $(AM_LDFLAGS) -no-install
 examples_gpt_gpt_LDADD = libruntime/libddp.la kernels/libkernels.la $(JANSSON_LIBS)
 
+noinst_PROGRAMS += examples/scaling
+examples_scaling_SOURCES = examples/scaling.c $(gpt_model_sources)
+examples_scaling_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+examples_scaling_LDFLAGS = $(AM_LDFLAGS) -no-install
+examples_scaling_LDADD = libruntime/libddp.la kernels/libkernels.la
+
 noinst_PROGRAMS += examples/linear
 examples_linear_SOURCES = examples/linear.c
 examples_linear_LDADD = libruntime/libddp.la $(MATH_LIBS)
@@ -60,6 +66,6 @@ examples_vision_synthetic_LDADD = $(MATH_LIBS)
 
 # Their sources go with the documentation, to start one's own program from.
 nobase_dist_doc_DATA = examples/allreduce.c examples/pytorch/train.py \
-	$(examples_gpt_gpt_SOURCES) examples/broken.c examples/linear.c $(examples_vision_libvision_la_SOURCES) \
+	$(examples_gpt_gpt_SOURCES) examples/broken.c examples/linear.c examples/scaling.c $(examples_vision_libvision_la_SOURCES) \
 	examples/vision/mnist_mlp.c examples/vision/mnist_cnn.c examples/vision/cifar_net.c \
 	examples/vision/resnet.c examples/vision/synthetic.c examples/models/random.h examples/recipes.h examples/threads.h

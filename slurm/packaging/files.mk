@@ -27,4 +27,4 @@ batchdir = $(docdir)/batch
 dist_batch_SCRIPTS = \
 	slurm/batch/array.sh slurm/batch/container.sh slurm/batch/jax.sh \
 	slurm/batch/libddp.sh slurm/batch/lightning.sh slurm/batch/pytorch.sh \
-	slurm/batch/requeue.sh slurm/batch/torchrun.sh
+	slurm/batch/requeue.sh slurm/batch/scaling.sh slurm/batch/torchrun.sh

@@ -42,6 +42,17 @@ done
 check "a training that went on ends with the same bits" \
 	cmp "$work/6/step-00000006.safetensors" "$work/3/step-00000006.safetensors"
 
+ln -s "$prefix/bin/scaling" "$work/scaling"
+small=(--heads 2 --width 32 --vocab 64 --length 32 --batch 2 --rounds 3)
+submit scaling --nodes=2 --ntasks-per-node=1 -- --layers 1 "${small[@]}"
+status_is 0 "scaling.sh: the job succeeds"
+prints_times 2 '^ +1 +1 +[0-9]+ +100\.0% ' "scaling.sh: one node is what others are measured by"
+prints_times 1 '^ +2 +2 +[0-9]+ +[0-9.]+% +[0-9.]+ +[0-9.]+ +-?[0-9.]+% +[0-9.]+ +[0-9]+%$' \
+	"scaling.sh: two nodes are a row of the same table"
+capture "$prefix/bin/scaling" --layers 2 "${small[@]}" --table "$work"/scaling-[0-9]*.txt
+status_is 3 "scaling: a table is of one workload"
+prints 'is of another workload \(# GPT of 1 layers, .*\); give another --table$' "scaling: it says of which"
+
 # says MISTAKE PATTERN: what the library answers to a program with one
 says()
 {

@@ -1,0 +1,383 @@
+/*
+ * scaling - how a GPT's training scales: a step that reduces gradients and one that does not
+ * take turns, so that a machine whose speed varies slows both, and the medians of both make a
+ * row of a table. Run on 1, 2, 4, ... nodes with one --table, it ends with all rows
+ * (slurm/batch/scaling.sh).
+ *
+ *   srun --ddp -N2 --ntasks-per-node=2 scaling --table scaling.txt
+ *   scaling --spawn 2
+ */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <ddp.h>
+
+#include "kernels.h"
+#include "models/gpt.h"
+#include "threads.h"
+
+enum { EXIT_USAGE = 2, EXIT_LIBRARY = 3 };
+enum { ROUNDS_MAX = 10000, LINE_MAX_BYTES = 256, BATCHES = 4 };
+
+/* Models with the same parameters: one is trained, the other's ranks say nothing to each other. */
+enum mode { TRAINED, SILENT, MODES };
+
+struct options {
+	gpt_config config;
+	int batch, rounds, spawn, threads;
+	const char *table;
+};
+
+/* What a round measured: of a step, seconds of the slowest rank, and the mean over ranks. */
+struct round {
+	double seconds[MODES], ratio, exposed, communication;
+};
+
+struct bench {
+	struct options options;
+	ddp_context *context;
+	gpt *net;
+	int params;
+	float **data, **grad; /* [params] */
+	ddp_model *models[MODES];
+	int32_t *tokens;      /* [BATCHES][batch][length + 1] */
+	struct round *rounds; /* [options.rounds] */
+};
+
+/* A line of the table; times in ms; ratio of step to silent, round by round. */
+struct row {
+	int nodes, ranks;
+	double tokens_per_second, step, silent, ratio, exposed, communication;
+};
+
+static void print_help(void)
+{
+	printf("usage: scaling [OPTION]...\n"
+	       "Measures how a GPT's training step scales, and what communication adds to it. Start it\n"
+	       "with srun --ddp on 1, 2, 4, ... nodes and the same --table, or with --spawn.\n"
+	       "\n"
+	       "  --table FILE   add the row to those of earlier runs there, and print all\n"
+	       "  --rounds N     steps of each kind (12)\n"
+	       "  --layers N     (6)\n"
+	       "  --heads N      (8)\n"
+	       "  --width N      (512)\n"
+	       "  --vocab N      (50257)\n"
+	       "  --length N     tokens in a sample (256)\n"
+	       "  --batch N      samples of a rank in a step, whatever the number of ranks (4)\n"
+	       "  --threads N    threads per rank (OMP_NUM_THREADS, else the host's processors over\n"
+	       "                 its ranks)\n"
+	       "  --spawn N      start N ranks on this host, without a launcher\n"
+	       "  --help         this text\n"
+	       "\n"
+	       "The table, in ms of medians over rounds:\n"
+	       "  efficiency     tokens per second and rank, beside the table's first row\n"
+	       "  step           a training step, of the slowest rank\n"
+	       "  silent         the same without communication: what computing takes\n"
+	       "  overhead       what step is longer than silent, by rounds\n"
+	       "  exposed        in which a rank waited for communication, or for slower ranks\n"
+	       "  overlap        part of communication that was hidden behind backward; -: none was\n"
+	       "                 needed, as ranks share memory\n"
+	       "It needs the memory of two models.\n"
+	       "\n"
+	       "Exit status: 2 usage, 3 the library reports an error.\n");
+}
+
+static bool parse(int argc, char **argv, struct options *o)
+{
+	enum { TABLE = 1, ROUNDS, LAYERS, HEADS, WIDTH, VOCAB, LENGTH, BATCH, THREADS, SPAWN, HELP, KNOWN };
+	static const struct option known[] = {{"table", required_argument, NULL, TABLE},
+		{"rounds", required_argument, NULL, ROUNDS}, {"layers", required_argument, NULL, LAYERS},
+		{"heads", required_argument, NULL, HEADS}, {"width", required_argument, NULL, WIDTH},
+		{"vocab", required_argument, NULL, VOCAB}, {"length", required_argument, NULL, LENGTH},
+		{"batch", required_argument, NULL, BATCH}, {"threads", required_argument, NULL, THREADS},
+		{"spawn", required_argument, NULL, SPAWN}, {"help", no_argument, NULL, HELP}, {0}};
+	int *const numbers[KNOWN] = {[ROUNDS] = &o->rounds, [LAYERS] = &o->config.layers,
+		[HEADS] = &o->config.heads, [WIDTH] = &o->config.width, [VOCAB] = &o->config.vocab,
+		[LENGTH] = &o->config.length, [BATCH] = &o->batch, [THREADS] = &o->threads, [SPAWN] = &o->spawn};
+	char why[160], *end;
+	int id;
+
+	while ((id = getopt_long(argc, argv, "", known, NULL)) != -1) {
+		if (id == HELP) {
+			print_help();
+			exit(EXIT_SUCCESS);
+		}
+		if (id == TABLE) {
+			o->table = optarg;
+			continue;
+		}
+		if (id == '?')
+			return false;
+		const long number = strtol(optarg, &end, 10), most = id == ROUNDS ? ROUNDS_MAX : 1 << 20;
+		if (end == optarg || *end != '\0' || number < 1 || number > most) {
+			fprintf(stderr, "scaling: \"%s\" is not a whole number from 1 to %ld; see scaling --help\n",
+			        optarg, most);
+			return false;
+		}
+		*numbers[id] = (int)number;
+	}
+	if (optind < argc) {
+		fprintf(stderr, "scaling: %s: not an option; see scaling --help\n", argv[optind]);
+		return false;
+	}
+	if (gpt_config_valid(&o->config, why, sizeof(why)))
+		return true;
+	fprintf(stderr, "scaling: %s\n", why);
+	return false;
+}
+
+/* ---- steps ------------------------------------------------------------------------------- */
+
+static double now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static void check(ddp_status status)
+{
+	if (status == DDP_OK)
+		return;
+	fprintf(stderr, "scaling: %s: %s\n", ddp_status_name(status), ddp_last_error());
+	exit(EXIT_LIBRARY);
+}
+
+/* Exits, and so ends the other ranks. */
+static void must(bool possible, const char *what)
+{
+	if (possible)
+		return;
+	fprintf(stderr, "scaling: %s\n", what);
+	exit(EXIT_LIBRARY);
+}
+
+static ddp_status ready(void *model, int param)
+{
+	return ddp_grad_ready(model, param);
+}
+
+static ddp_status rows(void *model, int param, const int32_t *index, const float *values, int64_t count)
+{
+	return ddp_grad_rows(model, param, index, values, count);
+}
+
+static void bind(struct bench *b, ddp_model *model)
+{
+	for (int i = 0; i < b->params; i++) {
+		b->data[i] = ddp_param_data(model, i);
+		b->grad[i] = ddp_param_grad(model, i);
+	}
+	gpt_bind(b->net, b->data, b->grad);
+}
+
+static void make_model(struct bench *b, enum mode mode)
+{
+	const ddp_model_options options = {.size = sizeof(options), .beta2 = 0.95, .weight_decay = 0.1,
+		.clip_norm = 1, .no_communication = mode == SILENT};
+
+	check(ddp_model_create(b->context, gpt_params(b->net, &b->params), b->params, &options, &b->models[mode]));
+	bind(b, b->models[mode]);
+	must(gpt_initialise(b->net, 1), "out of memory");
+	check(ddp_broadcast_params(b->models[mode]));
+}
+
+static void allocate(struct bench *b)
+{
+	const struct options *o = &b->options;
+	const size_t tokens = (size_t)BATCHES * (size_t)o->batch * (size_t)(o->config.length + 1);
+	unsigned seed = 1 + (unsigned)ddp_get_job(b->context)->rank;
+
+	b->net = gpt_create(&o->config, o->batch, 1);
+	must(b->net != NULL, "out of memory");
+	gpt_params(b->net, &b->params);
+	b->tokens = malloc(tokens * sizeof(*b->tokens));
+	b->data = calloc((size_t)b->params, sizeof(*b->data));
+	b->grad = calloc((size_t)b->params, sizeof(*b->grad));
+	b->rounds = calloc((size_t)o->rounds, sizeof(*b->rounds));
+	must(b->tokens != NULL && b->data != NULL && b->grad != NULL && b->rounds != NULL, "out of memory");
+	for (size_t i = 0; i < tokens; i++)
+		b->tokens[i] = rand_r(&seed) % o->config.vocab;
+}
+
+static double over_ranks(struct bench *b, double value, ddp_op op)
+{
+	check(ddp_all_reduce(ddp_world(b->context), NULL, &value, 1, DDP_F64, op));
+	return value;
+}
+
+static void one_step(struct bench *b, enum mode mode, int number, struct round *round)
+{
+	const struct options *o = &b->options;
+	const int64_t tokens = (int64_t)o->batch * o->config.length;
+	ddp_model *model = b->models[mode];
+	ddp_step_stats stats;
+
+	bind(b, model);
+	check(ddp_barrier(ddp_world(b->context)));
+	const double start = now();
+	ddp_set_phase(model, DDP_PHASE_FORWARD);
+	const double loss = gpt_forward(b->net, b->tokens + number % BATCHES * (tokens + o->batch), o->batch,
+	                                o->config.length);
+	ddp_set_phase(model, DDP_PHASE_BACKWARD);
+	check(gpt_backward(b->net, ready, rows, model));
+	check(ddp_step(model, (double)tokens, loss, &stats));
+	round->seconds[mode] = over_ranks(b, now() - start, DDP_MAX);
+	if (mode == SILENT)
+		return;
+	round->exposed = over_ranks(b, stats.exposed_seconds, DDP_AVG);
+	round->communication = over_ranks(b, stats.communication_seconds, DDP_AVG);
+}
+
+static int compare_numbers(const void *a, const void *b)
+{
+	const double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* `member` is the number's place in a round. */
+static double median(const struct bench *b, size_t member)
+{
+	const int count = b->options.rounds;
+	double *sorted = malloc((size_t)count * sizeof(*sorted));
+
+	must(sorted != NULL, "out of memory");
+	for (int i = 0; i < count; i++)
+		memcpy(&sorted[i], (const char *)&b->rounds[i] + member, sizeof(sorted[i]));
+	qsort(sorted, (size_t)count, sizeof(*sorted), compare_numbers);
+	const double middle = (sorted[(count - 1) / 2] + sorted[count / 2]) / 2;
+	free(sorted);
+	return middle;
+}
+
+static struct row measure(struct bench *b)
+{
+	const struct options *o = &b->options;
+	const ddp_job *job = ddp_get_job(b->context);
+	struct round warm_up;
+
+	dk_flush_denormals();
+	dk_set_threads(choose_threads(o->threads, job));
+	allocate(b);
+	for (int mode = 0; mode < MODES; mode++)
+		make_model(b, (enum mode)mode);
+	for (int r = -1; r < o->rounds; r++) {
+		struct round *round = r < 0 ? &warm_up : &b->rounds[r];
+		for (int mode = 0; mode < MODES; mode++)
+			one_step(b, (enum mode)((mode + r + 1) % MODES), r + 1, round);
+		round->ratio = round->seconds[TRAINED] / round->seconds[SILENT];
+	}
+	struct row row = {.nodes = job->nnodes, .ranks = job->world_size,
+		.step = 1e3 * median(b, offsetof(struct round, seconds[TRAINED])),
+		.silent = 1e3 * median(b, offsetof(struct round, seconds[SILENT])),
+		.ratio = median(b, offsetof(struct round, ratio)),
+		.exposed = 1e3 * median(b, offsetof(struct round, exposed)),
+		.communication = 1e3 * median(b, offsetof(struct round, communication))};
+	row.tokens_per_second = 1e3 * row.ranks * o->batch * o->config.length / row.step;
+	return row;
+}
+
+/* ---- the table --------------------------------------------------------------------------- */
+
+static void workload(const struct options *o, char *text, size_t bytes)
+{
+	snprintf(text, bytes, "# GPT of %d layers, %d heads, width %d, vocabulary %d; %d samples of %d tokens a rank\n",
+	         o->config.layers, o->config.heads, o->config.width, o->config.vocab, o->batch, o->config.length);
+}
+
+static void print_row(const struct row *row, const struct row *first)
+{
+	const double hidden = 1 - row->exposed / row->communication;
+
+	printf("%5d %5d %10.0f %9.1f%% %9.2f %9.2f %8.1f%% %8.2f", row->nodes, row->ranks, row->tokens_per_second,
+	       100 * row->tokens_per_second / row->ranks * first->ranks / first->tokens_per_second, row->step, row->silent,
+	       100 * (row->ratio - 1), row->exposed);
+	if (row->communication > 0)
+		printf(" %6.0f%%\n", 100 * (hidden > 0 ? hidden : 0));
+	else
+		printf("       -\n");
+}
+
+/* Prints the rows that follow in `file`; the first one is what others are measured by. */
+static void print_rows(FILE *file)
+{
+	char line[LINE_MAX_BYTES];
+	struct row row, first = {0};
+
+	while (fgets(line, sizeof(line), file) != NULL) {
+		if (sscanf(line, "%d %d %lf %lf %lf %lf %lf %lf", &row.nodes, &row.ranks, &row.tokens_per_second, &row.step,
+		           &row.silent, &row.ratio, &row.exposed, &row.communication) != 8 || row.ranks < 1 ||
+		    !(row.tokens_per_second > 0))
+			continue;
+		if (first.ranks == 0)
+			first = row;
+		print_row(&row, &first);
+	}
+}
+
+/* Adds the row to the file, or to one that goes away, and prints what is there. */
+static bool show(const struct options *o, const struct row *row)
+{
+	FILE *file = o->table != NULL ? fopen(o->table, "a+") : tmpfile();
+	const char *name = o->table != NULL ? o->table : "a temporary file";
+	char line[LINE_MAX_BYTES], own[LINE_MAX_BYTES];
+
+	if (file == NULL) {
+		fprintf(stderr, "scaling: cannot open %s: %m\n", name);
+		return false;
+	}
+	workload(o, own, sizeof(own));
+	rewind(file);
+	if (fgets(line, sizeof(line), file) == NULL) {
+		fputs(own, file);
+	} else if (strcmp(line, own) != 0) {
+		fprintf(stderr, "scaling: %s is of another workload (%.*s); give another --table\n", name,
+		        (int)strcspn(line, "\n"), line);
+		fclose(file);
+		return false;
+	}
+	fseek(file, 0, SEEK_END);
+	fprintf(file, "%d %d %.1f %.4f %.4f %.4f %.4f %.4f\n", row->nodes, row->ranks, row->tokens_per_second, row->step,
+	        row->silent, row->ratio, row->exposed, row->communication);
+	const bool written = fflush(file) == 0;
+	if (!written)
+		fprintf(stderr, "scaling: cannot write to %s: %m\n", name);
+	printf("%snodes ranks   tokens/s efficiency      step    silent  overhead  exposed overlap\n", own);
+	rewind(file);
+	print_rows(file);
+	fclose(file);
+	return written;
+}
+
+int main(int argc, char **argv)
+{
+	struct bench b = {.options = {.config = {.layers = 6, .heads = 8, .width = 512, .vocab = 50257, .length = 256},
+		.batch = 4, .rounds = 12}};
+	ddp_spawn_result spawned;
+
+	if (!parse(argc, argv, &b.options))
+		return EXIT_USAGE;
+	if (b.options.spawn > 0) {
+		check(ddp_spawn(b.options.spawn, &spawned));
+		if (!spawned.is_rank)
+			return spawned.exit_code;
+	}
+	ddp_set_log(ddp_log_stderr, NULL, DDP_LOG_WARN);
+	check(ddp_init(NULL, &b.context));
+	const struct row row = measure(&b);
+	const bool shown = ddp_get_job(b.context)->rank != 0 || show(&b.options, &row);
+	for (int mode = 0; mode < MODES; mode++)
+		ddp_model_free(b.models[mode]);
+	gpt_free(b.net);
+	free(b.tokens);
+	free(b.data);
+	free(b.grad);
+	free(b.rounds);
+	check(ddp_finalize(b.context));
+	return shown ? EXIT_SUCCESS : EXIT_LIBRARY;
+}
