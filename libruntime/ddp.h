@@ -643,6 +643,28 @@ typedef enum ddp_unused {
 	DDP_UNUSED_STATIC
 } ddp_unused;
 
+/*
+ * What the program multiplies its loss by before backward (ddp_loss_scale()), so that gradients
+ * that it computes in fp16 do not vanish; the update divides by it (Micikevicius et al., "Mixed
+ * Precision Training", ICLR 2018). A scale is a power of two, so that results are those without
+ * it, to the bit, as long as no gradient vanishes or overflows.
+ *
+ * DDP_SCALING_DYNAMIC: as PyTorch's GradScaler. A step whose loss or gradients are not finite is
+ * skipped on all ranks: ddp_step() returns DDP_OK and says so in stats->skipped, has updated
+ * nothing and counted no step, and the scale is halved; stats->loss leaves out ranks whose loss
+ * is not finite. With a scale of 1, which could not be lowered any more, it is
+ * DDP_ERR_NOT_FINITE. After loss_scale_interval steps that were not skipped the scale is
+ * doubled. Checkpoints hold it. Buffers are those of a step that is refused (see
+ * ddp_param_kind).
+ *
+ * DDP_SCALING_FIXED: the scale stays.
+ */
+typedef enum ddp_scaling {
+	DDP_SCALING_NONE = 0,
+	DDP_SCALING_DYNAMIC,
+	DDP_SCALING_FIXED
+} ddp_scaling;
+
 typedef struct ddp_model_options {
 	size_t size;            /* sizeof(ddp_model_options) */
 	double bucket_mb;       /* cap of a gradient bucket, MiB; 0: DDP_BUCKET_MB of
@@ -695,6 +717,11 @@ typedef struct ddp_model_options {
 	                           host's memory only */
 	bool late_gather;       /* return from a step before the new parameters of other ranks' shards
 	                           have come: see ddp_param_wait() */
+	double loss_scale;      /* the first one, with loss_scaling: a power of two from 1 to 2^64;
+	                           0: 65536 */
+	int64_t loss_scale_interval; /* of DDP_SCALING_DYNAMIC; 0: 2000 */
+	ddp_scaling loss_scaling; /* not with DDP_COMPRESS_POWERSGD, which adds gradients of one
+	                           step to those of the next, of another scale */
 } ddp_model_options;
 
 /*
@@ -841,6 +868,7 @@ typedef struct ddp_step_stats {
 	double communication_seconds; /* from each bucket's start to its end, overlaps counted once */
 	double optimizer_seconds;
 	bool stop;               /* a rank asked for it: see ddp_request_stop() */
+	bool skipped;            /* nothing was updated, and no step counted: see ddp_scaling */
 	int active_ranks;        /* that took part in the step, and did not ddp_join() it */
 } ddp_step_stats;
 
@@ -853,7 +881,7 @@ typedef struct ddp_step_stats {
  * samples gives weight 0. (Of means: see ddp_loss.) Collective. stats may be NULL.
  *
  * DDP_ERR_NOT_FINITE: a rank's loss or gradient holds an infinity or a NaN, or
- * their sums would. All ranks get it, with the rank and the parameter. As after
+ * their sums would, and no lower loss scale could help (ddp_scaling). All ranks get it, with the rank and the parameter. As after
  * DDP_ERR_MISMATCH of parameters (ddp_broadcast_params()), none has updated
  * anything, the step's gradients are forgotten, and the next step may begin, or a
  * checkpoint be loaded.
@@ -863,6 +891,11 @@ typedef struct ddp_step_stats {
  */
 DDP_API ddp_status ddp_step(ddp_model *model, double weight, double loss_sum,
                             ddp_step_stats *stats);
+
+/* What the loss is to be multiplied by before backward: the same on all ranks, until the step's
+   end. The loss_sum of ddp_step() is not multiplied, and stats->grad_norm is of the mean
+   gradient of that. 1 without loss_scaling. */
+DDP_API double ddp_loss_scale(const ddp_model *model);
 
 /*
  * For a rank that has no samples left, while others have (PyTorch's Join): takes part in one
@@ -887,7 +920,8 @@ DDP_API ddp_status ddp_join(ddp_model *model, ddp_step_stats *stats);
  * those of ddp_step(). With DDP_SHARD_NONE ddp_param_grad() then holds the sums over all
  * ranks, and may be changed, on all ranks alike; grad_norm, by which gradients are
  * clipped, stays what it was. Otherwise sums are with their owners, and what
- * ddp_param_grad() holds is not defined.
+ * ddp_param_grad() holds is not defined. Sums are multiplied by the loss scale. If
+ * stats->skipped, gradients are 0, and ddp_update_params() only ends the step.
  *
  * Then follows, on all ranks alike, either ddp_update_params(), which ends the step with
  * the learning rate that the model had at ddp_reduce_grads(); or ddp_zero_grads(), which
@@ -1156,6 +1190,7 @@ typedef struct ddp_summary {
 	bool stopped;             /* before its last step, by ddp_request_stop() or the signal:
 	                             exit with a code of its own, or jobs that wait for this
 	                             one's success begin */
+	int skipped;              /* steps, which are not in the other numbers: see ddp_scaling */
 	double overlap_ratio;     /* 1 - exposed / communication; 1 if there was none */
 	ddp_shard shard;          /* the one in use: AUTO has become one of the others; NONE
 	                             where ranks do not communicate */

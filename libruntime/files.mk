@@ -161,7 +161,7 @@ optim_sources = \
 	libruntime/optim/lamb.c libruntime/optim/muon.c \
 	libruntime/optim/optim.c libruntime/optim/optim.h \
 	libruntime/optim/rule.c libruntime/optim/rule.h libruntime/optim/sgd.c \
-	libruntime/optim/schedule.c
+	libruntime/optim/scaler.c libruntime/optim/scaler.h libruntime/optim/schedule.c
 
 data_sources = \
 	libruntime/data/file.c libruntime/data/file.h \

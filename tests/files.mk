@@ -151,6 +151,7 @@ check_PROGRAMS += \
 	tests/ranks/test_engine \
 	tests/ranks/test_hooks \
 	tests/ranks/test_local \
+	tests/ranks/test_loss_scale \
 	tests/ranks/test_model \
 	tests/ranks/test_optimizers \
 	tests/ranks/test_pages \

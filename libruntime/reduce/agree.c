@@ -43,7 +43,7 @@ static double hash_number(uint64_t hash)
 
 static const uint64_t HASH_START = 0xcbf29ce484222325u;
 
-enum { FACT_COUNT, FACT_HASH, FACTS = 36 };
+enum { FACT_COUNT, FACT_HASH, FACTS = 39 };
 
 static void state_facts(const ddp_layout *layout, const ddp_model_settings *settings,
                         ddp_fact *facts)
@@ -92,6 +92,9 @@ static void state_facts(const ddp_layout *layout, const ddp_model_settings *sett
 		{ "no_overlap", settings->no_overlap },
 		{ "no_communication", settings->no_communication },
 		{ "bf16_params", settings->bf16_params },
+		{ "loss_scaling", settings->loss_scaling },
+		{ "loss_scale", settings->loss_scale },
+		{ "loss_scale_interval", (double)settings->loss_scale_interval },
 	};
 	memcpy(facts, stated, sizeof(stated));
 }

@@ -183,7 +183,9 @@ double ddp_consensus_divisor(const ddp_model *model, const ddp_consensus *all)
    than that comes to. */
 static bool sums_overflow(const ddp_model *model, const ddp_consensus *all)
 {
-	return all->largest * fmax(1, 1 / ddp_consensus_divisor(model, all)) > 0.999 * FLT_MAX;
+	const double divisor = ddp_consensus_divisor(model, all) * model->scaler.scale;
+
+	return all->largest * fmax(1, 1 / divisor) > 0.999 * FLT_MAX;
 }
 
 bool ddp_consensus_finite(const ddp_model *model, const ddp_consensus *all)

@@ -184,6 +184,10 @@ ddp_status ddp_model_create(ddp_context *context, const ddp_param *params, int c
 		return status;
 	}
 	made->learning_rate = made->settings.learning_rate;
+	made->scaler = (ddp_scaler){
+		.kind = made->settings.loss_scaling, .scale = made->settings.loss_scale,
+		.interval = made->settings.loss_scale_interval,
+	};
 	for (int phase = 0; phase < DDP_PHASES; phase++)
 		made->phase_seconds[phase] = ddp_watch_phase_seconds(context->watch, (ddp_phase)phase);
 	ddp_watch_begin_step(context->watch, 1, made->plan.count);
@@ -351,7 +355,8 @@ const char *ddp_hyper_name(ddp_hyper hyper)
 	static const char *const names[DDP_HYPERS] = {
 		"optimizer", "learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "momentum",
 		"clip_norm", "nesterov", "adafactor_decay", "adafactor_least_scale", "adafactor_clip",
-		"muon_iterations", "muon_match_rms", "current_learning_rate",
+		"muon_iterations", "muon_match_rms", "current_learning_rate", "loss_scale",
+		"loss_scale_good_steps",
 	};
 
 	return names[hyper];
@@ -376,9 +381,21 @@ void ddp_model_get_hypers(const ddp_model *model, double *hypers)
 		[DDP_HYPER_MUON_ITERATIONS] = optim->muon_iterations,
 		[DDP_HYPER_MUON_MATCH_RMS] = optim->muon_match_rms,
 		[DDP_HYPER_CURRENT_RATE] = model->learning_rate,
+		[DDP_HYPER_LOSS_SCALE] = model->scaler.scale,
+		[DDP_HYPER_GOOD_STEPS] = (double)model->scaler.good,
 	};
 
 	memcpy(hypers, values, sizeof(values));
+}
+
+void ddp_model_resume_scale(ddp_model *model, const double *hypers)
+{
+	ddp_scaler_resume(&model->scaler, hypers[DDP_HYPER_LOSS_SCALE], hypers[DDP_HYPER_GOOD_STEPS]);
+}
+
+double ddp_loss_scale(const ddp_model *model)
+{
+	return model != NULL ? model->scaler.scale : 1;
 }
 
 ddp_status ddp_set_user_state(ddp_model *model, const void *state, size_t bytes)

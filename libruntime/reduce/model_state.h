@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 
+#include "optim/scaler.h"
 #include "reduce/arena.h"
 #include "reduce/consensus.h"
 #include "reduce/model.h"
@@ -45,7 +46,9 @@ struct ddp_model {
 	                           that all have agreed on */
 	ddp_uses uses;
 	double *consensus;      /* what this rank says in a step; then what all do */
-	double divisor;         /* of the sums of the step under way, which makes them means */
+	ddp_scaler scaler;      /* of the loss: the same on all ranks */
+	double divisor;         /* of the sums of the step under way, which makes them means: with
+	                           the loss's scale */
 	bool joined;            /* this rank has finished, and adds nothing to the step under way */
 	bool sync;
 	bool reduced;           /* all gradients of the step under way, which is not updated */

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/options.h"
+#include "optim/scaler.h"
 
 static const double FIRST_BUCKET_MB = 1;
 static const double BUCKET_MB_MAX = 1 << 20;
@@ -106,6 +107,13 @@ static ddp_status check_settings(const ddp_model_settings *settings)
 		{ "unused", settings->unused,
 		  settings->unused >= DDP_UNUSED_ZERO && settings->unused <= DDP_UNUSED_STATIC,
 		  "DDP_UNUSED_ZERO, DDP_UNUSED_SKIP or DDP_UNUSED_STATIC" },
+		{ "loss_scaling", settings->loss_scaling,
+		  settings->loss_scaling >= DDP_SCALING_NONE && settings->loss_scaling <= DDP_SCALING_FIXED,
+		  "DDP_SCALING_NONE, DDP_SCALING_DYNAMIC or DDP_SCALING_FIXED" },
+		{ "loss_scale", settings->loss_scale, ddp_scale_is_good(settings->loss_scale),
+		  "a power of two from 1 to 2^64" },
+		{ "loss_scale_interval", (double)settings->loss_scale_interval,
+		  settings->loss_scale_interval > 0, "above 0" },
 		{ "clip_norm", settings->clip_norm,
 		  isfinite(settings->clip_norm) && settings->clip_norm >= 0, "0 or more" },
 	};
@@ -153,6 +161,17 @@ static ddp_status check_reduction(const ddp_model_settings *settings)
 	if ((hooked || compressed) && settings->shard > DDP_SHARD_NONE)
 		return ddp_fail(DDP_ERR_INVALID, "model option %s needs all gradients on each rank; leave "
 		                "shard at DDP_SHARD_AUTO or DDP_SHARD_NONE", hooked ? "hook" : "compress");
+	return DDP_OK;
+}
+
+static ddp_status check_scaling(const ddp_model_options *given)
+{
+	if (given->loss_scaling == DDP_SCALING_NONE && (given->loss_scale != 0 || given->loss_scale_interval != 0))
+		return ddp_fail(DDP_ERR_INVALID, "model option %s needs loss_scaling",
+		                given->loss_scale != 0 ? "loss_scale" : "loss_scale_interval");
+	if (given->loss_scaling != DDP_SCALING_NONE && given->compress == DDP_COMPRESS_POWERSGD)
+		return ddp_fail(DDP_ERR_INVALID, "model option loss_scaling: DDP_COMPRESS_POWERSGD adds gradients of one "
+		                "step to those of the next, whose scale may be another; give one of them");
 	return DDP_OK;
 }
 
@@ -223,12 +242,17 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		.memory = options.memory,
 		.stream = options.stream,
 		.bf16_params = options.bf16_params,
+		.loss_scaling = options.loss_scaling,
+		.loss_scale = or_default(options.loss_scale, options.loss_scaling != DDP_SCALING_NONE ? 65536 : 1),
+		.loss_scale_interval = options.loss_scale_interval != 0 ? options.loss_scale_interval : 2000,
 	};
 	status = check_settings(&made);
 	if (status == DDP_OK)
 		status = check_optimizer(&made);
 	if (status == DDP_OK)
 		status = check_reduction(&made);
+	if (status == DDP_OK)
+		status = check_scaling(&options);
 	if (status == DDP_OK)
 		*settings = made;
 	return status;

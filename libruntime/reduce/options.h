@@ -29,6 +29,9 @@ typedef struct ddp_model_settings {
 	ddp_loss loss;
 	ddp_unused unused;
 	bool no_overlap, no_communication, bf16_params;
+	ddp_scaling loss_scaling;
+	double loss_scale; /* 1 without loss_scaling */
+	int64_t loss_scale_interval;
 	ddp_memory memory;
 	void *stream;
 } ddp_model_settings;

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "kernels.h"
 #include "reduce/buffers.h"
 #include "reduce/grads.h"
@@ -239,12 +240,27 @@ static void take_stats(ddp_model *model, double weight, const ddp_consensus *all
 {
 	const int active = ddp_consensus_active(model, all);
 
-	model->divisor = divisor(model, weight, ddp_consensus_divisor(model, all));
+	model->divisor = divisor(model, weight, ddp_consensus_divisor(model, all)) * model->scaler.scale;
 	stats->weight = all->weight;
 	stats->loss = all->loss_sum / (model->settings.loss == DDP_LOSS_SUM ? all->weight : active);
 	stats->learning_rate = model->learning_rate;
 	stats->stop = all->stop > 0;
 	stats->active_ranks = active;
+}
+
+/* Of what all ranks see alike as not finite, if a lower scale of the loss may help. */
+static bool skips(ddp_model *model, const ddp_consensus *all)
+{
+	const double scale = model->scaler.scale;
+
+	if (ddp_consensus_finite(model, all) || ddp_consensus_active(model, all) == 0 ||
+	    !ddp_scaler_overflow(&model->scaler))
+		return false;
+	if (ddp_comm_rank(model->context->world) == 0)
+		ddp_log(DDP_LOG_INFO, "step %lld is skipped: with a loss scale of %g gradients, or their sums, are not "
+		        "finite (on %.0f ranks before they are summed); the scale is now %g",
+		        (long long)model->steps + 1, scale, all->not_finite, model->scaler.scale);
+	return true;
 }
 
 /* What all ranks say of the step: of its weight, loss and end. */
@@ -266,6 +282,12 @@ static ddp_status agree(ddp_model *model, double weight, double loss_sum, bool h
 		status = confer(model, &own, halves, &all);
 	if (status == DDP_OK)
 		status = ddp_consensus_check(model, weight, &all);
+	if (status == DDP_OK && skips(model, &all)) {
+		take_stats(model, weight, &all, stats);
+		stats->grad_norm = NAN;
+		stats->skipped = true;
+		return ddp_model_discard(model);
+	}
 	if (status == DDP_OK)
 		status = judge(model, loss_sum, &own, &all);
 	if (status != DDP_OK)
@@ -391,18 +413,30 @@ static ddp_status fail_step(ddp_model *model, ddp_status status)
 }
 
 /* All ranks have new parameters. */
-static void end_step(ddp_model *model, ddp_step_stats *stats)
+static void count_step(ddp_model *model)
 {
 	/* Where each rank updates only its own, no update rounds; what arrives is rounded then. */
 	if (model->strategy->spreads && model->strategy->arrive == NULL)
 		ddp_model_round(model, 0, model->layout.elements);
 	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
 	model->steps++;
+	ddp_scaler_good(&model->scaler);
 	ddp_uses_end_step(&model->uses);
 	take_times(model, &model->stats);
 	add_to_summary(model, &model->stats);
 	reset(model);
 	ddp_watch_end_step(model->context->watch, &model->stats);
+}
+
+static void end_step(ddp_model *model, ddp_step_stats *stats)
+{
+	if (model->stats.skipped) {
+		ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
+		take_times(model, &model->stats);
+		model->reduced = false;
+	} else {
+		count_step(model);
+	}
 	ddp_watch_begin_step(model->context->watch, model->steps + 1, model->plan.count);
 	if (stats != NULL)
 		*stats = model->stats;
@@ -416,6 +450,8 @@ static ddp_status run_step(ddp_model *model, double weight, double loss_sum)
 	ddp_status status = agree(model, weight, loss_sum, false, &model->stats);
 	if (status == DDP_OK && model->stats.active_ranks == 0)
 		return ddp_model_discard(model);
+	if (status == DDP_OK && model->stats.skipped)
+		return DDP_OK;
 	if (status == DDP_OK && clips)
 		status = reduce(model, &model->stats);
 	return status == DDP_OK ? update(model, clips, &model->stats) : status;
@@ -491,7 +527,7 @@ ddp_status ddp_reduce_grads(ddp_model *model, double weight, double loss_sum,
 	if (status != DDP_OK)
 		return status;
 	status = agree(model, weight, loss_sum, true, &model->stats);
-	if (status == DDP_OK)
+	if (status == DDP_OK && !model->stats.skipped)
 		status = reduce(model, &model->stats);
 	if (status != DDP_OK)
 		return fail_step(model, status);
@@ -511,7 +547,8 @@ ddp_status ddp_update_params(ddp_model *model, ddp_step_stats *stats)
 		return ddp_fail(DDP_ERR_STATE, "ddp_update_params(): step %lld has no reduced gradients; call "
 		                "ddp_reduce_grads() first, or ddp_step() for both",
 		                (long long)model->steps + 1);
-	status = update(model, true, &model->stats);
+	if (!model->stats.skipped)
+		status = update(model, true, &model->stats);
 	if (status != DDP_OK)
 		return fail_step(model, status);
 	end_step(model, stats);
@@ -540,6 +577,7 @@ void ddp_get_summary(const ddp_model *model, ddp_summary *summary)
 {
 	*summary = model->summary;
 	summary->shard = model->strategy->shard;
+	summary->skipped = (int)model->scaler.skipped;
 	summary->units_per_second =
 		summary->seconds > 0 ? model->weight_sum / summary->seconds : 0;
 	summary->overlap_ratio =

@@ -317,6 +317,7 @@ static void take_hypers(struct load *load)
 	}
 	if (saved[DDP_HYPER_LEARNING_RATE] == own[DDP_HYPER_LEARNING_RATE] && !isnan(saved[DDP_HYPER_CURRENT_RATE]))
 		ddp_set_learning_rate(load->model, saved[DDP_HYPER_CURRENT_RATE]);
+	ddp_model_resume_scale(load->model, saved);
 }
 
 static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load *load)

@@ -1,0 +1,331 @@
+/* reduce: gradients of a loss that is multiplied by a scale. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "optim/scaler.h"
+#include "tests/support/context_ranks.h"
+#include "tests/support/folder.h"
+
+enum { RANKS = 2, A = 40, B = 300, ELEMENTS = A + B };
+
+static const ddp_param params[] = {
+	{ .name = "a", .ndim = 1, .shape = { A } },
+	{ .name = "b", .ndim = 2, .shape = { 3, B / 3 } },
+};
+
+static bool says(const char *part)
+{
+	return strstr(ddp_last_error(), part) != NULL;
+}
+
+/* Adds a micro-batch's gradients of the scaled loss; all but `bad` are finite. */
+static void add_grads(ddp_model *model, int rank, int step, float bad)
+{
+	const float scale = (float)ddp_loss_scale(model);
+
+	for (int p = 0; p < 2; p++) {
+		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+			ddp_param_grad(model, p)[i] += scale * sinf((float)(i + 7 * rank + 31 * step + p));
+	}
+	ddp_param_grad(model, 1)[5] += bad;
+}
+
+static ddp_status train_step(ddp_model *model, int rank, int step, float bad, ddp_step_stats *stats)
+{
+	add_grads(model, rank, step, bad);
+	for (int p = 1; p >= 0; p--) {
+		ddp_status status = ddp_grad_ready(model, p);
+		if (status != DDP_OK)
+			return status;
+	}
+	return ddp_step(model, rank + 1, 0.5, stats);
+}
+
+static void copy_params(ddp_model *model, float *copy)
+{
+	memcpy(copy, ddp_param_data(model, 0), A * sizeof(*copy));
+	memcpy(copy + A, ddp_param_data(model, 1), B * sizeof(*copy));
+}
+
+/* ---- without an overflow ------------------------------------------------------------ */
+
+static int train_by(ddp_context *context, const ddp_model_options *options, float *ended, double *norms)
+{
+	ddp_step_stats stats;
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, params, 2, options, &model));
+	CHECK(ddp_loss_scale(model) == (options->loss_scaling == DDP_SCALING_NONE ? 1 : 0x1p20));
+	for (int step = 1; step <= 3; step++) {
+		CHECK_OK(train_step(model, ddp_get_job(context)->rank, step, 0, &stats));
+		CHECK(!stats.skipped && stats.step == step);
+		norms[step - 1] = stats.grad_norm;
+	}
+	copy_params(model, ended);
+	ddp_model_free(model);
+	return 0;
+}
+
+static int bits_body(ddp_context *context, void *user)
+{
+	static const ddp_model_options ways[] = {
+		{ .shard = DDP_SHARD_NONE, .clip_norm = 0.3 },
+		{ .shard = DDP_SHARD_NONE, .optimizer = DDP_LAMB },
+		{ .shard = DDP_SHARD_STATE, .optimizer = DDP_SGD, .momentum = 0.9 },
+		{ .shard = DDP_SHARD_GRADIENTS, .loss = DDP_LOSS_MEAN, .clip_norm = 0.3 },
+		{ .compress = DDP_COMPRESS_BF16 },
+		{ .compress = DDP_COMPRESS_F16 },
+		{ .optimizer = DDP_SGD, .local_steps = 2 },
+		{ .optimizer = DDP_MUON },
+		{ .optimizer = DDP_ADAFACTOR },
+	};
+	float plain[ELEMENTS], scaled[ELEMENTS];
+	double norms[2][3];
+
+	(void)user;
+	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+		ddp_model_options options = ways[w];
+		options.size = sizeof(options);
+		options.bucket_mb = options.first_bucket_mb = 512.0 / (1 << 20);
+		CHECK(train_by(context, &options, plain, norms[0]) == 0);
+		options.loss_scaling = w % 2 == 0 ? DDP_SCALING_DYNAMIC : DDP_SCALING_FIXED;
+		options.loss_scale = 0x1p20;
+		CHECK(train_by(context, &options, scaled, norms[1]) == 0);
+		CHECK(memcmp(plain, scaled, sizeof(plain)) == 0);
+		CHECK(memcmp(norms[0], norms[1], sizeof(norms[0])) == 0);
+	}
+	return 0;
+}
+
+static void a_scale_changes_no_bit(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(RANKS, bits_body, NULL), 0);
+}
+
+/* ---- overflows ---------------------------------------------------------------------- */
+
+/* A step whose gradient is `bad` on rank 1 is skipped on all. */
+static int skip_step(ddp_context *context, ddp_model *model, float bad, bool halves)
+{
+	const int rank = ddp_get_job(context)->rank;
+	const double scale = ddp_loss_scale(model);
+	float before[ELEMENTS], after[ELEMENTS];
+	ddp_step_stats stats;
+	ddp_summary summary;
+
+	ddp_get_summary(model, &summary);
+	const int skipped = summary.skipped;
+	const int64_t steps = summary.steps;
+	copy_params(model, before);
+	if (halves) {
+		add_grads(model, rank, 9, rank == 1 ? bad : 0);
+		CHECK_OK(ddp_reduce_grads(model, 1, 1, &stats));
+		CHECK(stats.skipped && ddp_param_grad(model, 1)[5] == 0);
+		CHECK_OK(ddp_update_params(model, &stats));
+	} else {
+		CHECK_OK(train_step(model, rank, 9, rank == 1 ? bad : 0, &stats));
+	}
+	copy_params(model, after);
+	CHECK(stats.skipped && isnan(stats.grad_norm) && stats.step == steps);
+	CHECK(memcmp(before, after, sizeof(before)) == 0);
+	CHECK(ddp_loss_scale(model) == scale / 2);
+	ddp_get_summary(model, &summary);
+	CHECK(summary.skipped == skipped + 1 && summary.steps == steps);
+	return 0;
+}
+
+/* That went by without a trace: the next step is what it is without it. */
+static int overflow_body(ddp_context *context, void *user)
+{
+	const ddp_model_options *given = user;
+	const int rank = ddp_get_job(context)->rank;
+	ddp_model_options options = *given;
+	float plain[ELEMENTS], skipping[ELEMENTS];
+	ddp_step_stats stats;
+	ddp_model *model;
+	double norm;
+
+	options.size = sizeof(options);
+	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
+	CHECK_OK(train_step(model, rank, 1, 0, NULL));
+	CHECK_OK(train_step(model, rank, 2, 0, &stats));
+	copy_params(model, plain);
+	norm = stats.grad_norm;
+	ddp_model_free(model);
+	options.loss_scaling = DDP_SCALING_DYNAMIC;
+	options.loss_scale = 8;
+	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
+	CHECK(skip_step(context, model, INFINITY, false) == 0);
+	CHECK_OK(train_step(model, rank, 1, 0, NULL));
+	CHECK(skip_step(context, model, NAN, true) == 0);
+	/* A sum that overflows. */
+	CHECK(skip_step(context, model, 0x1.ffffp127f, false) == 0);
+	CHECK(ddp_loss_scale(model) == 1);
+	CHECK(train_step(model, rank, 2, rank == 0 ? NAN : 0, &stats) == DDP_ERR_NOT_FINITE);
+	CHECK(says("the gradient of \"b\" is not finite on rank 0"));
+	CHECK_OK(train_step(model, rank, 2, 0, &stats));
+	CHECK(stats.step == 2 && stats.grad_norm == norm && !stats.skipped);
+	copy_params(model, skipping);
+	CHECK(memcmp(plain, skipping, sizeof(plain)) == 0);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void a_step_that_overflows_is_skipped_on_all_ranks(void **state)
+{
+	static ddp_model_options ways[] = {
+		{ .shard = DDP_SHARD_NONE }, { .shard = DDP_SHARD_STATE }, { .shard = DDP_SHARD_GRADIENTS },
+		{ .compress = DDP_COMPRESS_BF16 },
+	};
+
+	(void)state;
+	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++)
+		assert_int_equal(run_ranks(RANKS, overflow_body, &ways[w]), 0);
+}
+
+static int fixed_body(ddp_context *context, void *user)
+{
+	const ddp_model_options options = { .size = sizeof(options), .loss_scaling = DDP_SCALING_FIXED,
+	                                    .loss_scale = 1024, .loss_scale_interval = 1 };
+	const int rank = ddp_get_job(context)->rank;
+	ddp_model *model;
+
+	(void)user;
+	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
+	CHECK(train_step(model, rank, 1, INFINITY, NULL) == DDP_ERR_NOT_FINITE);
+	CHECK_OK(train_step(model, rank, 1, 0, NULL));
+	CHECK(ddp_loss_scale(model) == 1024);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void a_fixed_scale_stays(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(RANKS, fixed_body, NULL), 0);
+}
+
+/* ---- checkpoints -------------------------------------------------------------------- */
+
+/* Steps 1 .. 6, of which the scale grows behind every third; `stop`: a checkpoint after 4. */
+static int grow(ddp_context *context, bool stop, float *ended)
+{
+	const ddp_model_options options = {
+		.size = sizeof(options), .loss_scaling = DDP_SCALING_DYNAMIC, .loss_scale_interval = 3,
+	};
+	const int rank = ddp_get_job(context)->rank;
+	ddp_model *model;
+	int64_t step;
+
+	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
+	CHECK(skip_step(context, model, INFINITY, false) == 0);
+	for (int s = 1; s <= 4; s++)
+		CHECK_OK(train_step(model, rank, s, 0, NULL));
+	CHECK(ddp_loss_scale(model) == 65536);
+	if (stop) {
+		CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
+		ddp_model_free(model);
+		CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
+		CHECK(skip_step(context, model, INFINITY, false) == 0);
+		CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
+		CHECK(step == 4 && ddp_loss_scale(model) == 65536);
+	}
+	CHECK_OK(train_step(model, rank, 5, 0, NULL));
+	CHECK(ddp_loss_scale(model) == 65536);
+	CHECK_OK(train_step(model, rank, 6, 0, NULL));
+	CHECK(ddp_loss_scale(model) == 131072);
+	copy_params(model, ended);
+	ddp_model_free(model);
+	return 0;
+}
+
+static int resume_body(ddp_context *context, void *user)
+{
+	float through[ELEMENTS], resumed[ELEMENTS];
+
+	(void)user;
+	CHECK(grow(context, false, through) == 0);
+	CHECK(grow(context, true, resumed) == 0);
+	CHECK(memcmp(through, resumed, sizeof(through)) == 0);
+	return 0;
+}
+
+static void checkpoints_hold_the_scale(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(RANKS, resume_body, NULL), 0);
+}
+
+/* ---- options, and the scale by itself ----------------------------------------------- */
+
+static int options_body(ddp_context *context, void *user)
+{
+	static const struct {
+		ddp_model_options options;
+		const char *says;
+	} wrong[] = {
+		{ { .loss_scale = 2 }, "loss_scale needs loss_scaling" },
+		{ { .loss_scale_interval = 2 }, "loss_scale_interval needs loss_scaling" },
+		{ { .loss_scaling = DDP_SCALING_FIXED, .loss_scale = 3 }, "loss_scale is 3; it must be a power of two" },
+		{ { .loss_scaling = DDP_SCALING_FIXED, .loss_scale = 0.5 }, "loss_scale is 0.5" },
+		{ { .loss_scaling = DDP_SCALING_FIXED, .loss_scale = NAN }, "loss_scale is " },
+		{ { .loss_scaling = DDP_SCALING_DYNAMIC, .loss_scale_interval = -1 }, "loss_scale_interval is -1" },
+		{ { .loss_scaling = (ddp_scaling)3 }, "loss_scaling is 3" },
+		{ { .loss_scaling = DDP_SCALING_DYNAMIC, .compress = DDP_COMPRESS_POWERSGD }, "DDP_COMPRESS_POWERSGD" },
+	};
+	ddp_model *model;
+
+	(void)user;
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		ddp_model_options options = wrong[i].options;
+		options.size = sizeof(options);
+		CHECK(ddp_model_create(context, params, 2, &options, &model) == DDP_ERR_INVALID);
+		CHECK(says(wrong[i].says));
+	}
+	return 0;
+}
+
+static void wrong_options_are_named(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(1, options_body, NULL), 0);
+}
+
+static void a_scale_stays_within_its_range(void **state)
+{
+	ddp_scaler scaler = { .kind = DDP_SCALING_DYNAMIC, .scale = 0x1p63, .interval = 1 };
+
+	(void)state;
+	for (int i = 0; i < 3; i++)
+		ddp_scaler_good(&scaler);
+	assert_true(scaler.scale == 0x1p64);
+	for (int i = 0; i < 64; i++)
+		assert_true(ddp_scaler_overflow(&scaler));
+	assert_true(scaler.scale == 1 && scaler.skipped == 64);
+	assert_false(ddp_scaler_overflow(&scaler));
+	ddp_scaler_resume(&scaler, NAN, NAN);
+	ddp_scaler_resume(&scaler, 3, 0);
+	assert_true(scaler.scale == 1);
+	ddp_scaler_resume(&scaler, 4, 7); /* the interval was another */
+	assert_true(scaler.scale == 4 && scaler.good == 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_scale_changes_no_bit),
+		cmocka_unit_test(a_step_that_overflows_is_skipped_on_all_ranks),
+		cmocka_unit_test(a_fixed_scale_stays),
+		cmocka_unit_test(checkpoints_hold_the_scale),
+		cmocka_unit_test(wrong_options_are_named),
+		cmocka_unit_test(a_scale_stays_within_its_range),
+	};
+	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+}
