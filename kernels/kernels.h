@@ -286,8 +286,8 @@ void dk_average_pool_backward(float *din, const float *dout, const dk_window *wi
  * Batch normalisation of in [rows, channels], epsilon 1e-5; the rows are those of all
  * places of all images. mean, rstd [channels] are kept for backward. Unless they are NULL,
  * running_mean and running_variance [channels] move to the batch's mean and unbiased
- * variance by `momentum`, as PyTorch's do. `work`, of dk_batch_norm_work() f32, holds
- * nothing between calls. out may be in for _eval().
+ * variance by `momentum`, as PyTorch's do. `work`, of dk_batch_norm_work() f32 and aligned
+ * to 8 bytes, holds nothing between calls. out may be in for _eval().
  */
 size_t dk_batch_norm_work(int64_t rows, int64_t channels);
 void dk_batch_norm_forward(float *out, float *mean, float *rstd, float *running_mean,
@@ -299,6 +299,28 @@ void dk_batch_norm_backward(float *din, float *dgain, float *dbias, float *work,
                             const float *dout, const float *in, const float *mean,
                             const float *rstd, const float *gain, int64_t rows,
                             int64_t channels);
+/*
+ * The same in parts, to normalise over more rows than these, such as those of other
+ * processes: what _moments() and _sums() leave in [2, channels] f64 is to be added up over
+ * all, before _statistics() and _input() take it, with the number of all rows. That of these
+ * may be 0.
+ */
+void dk_batch_norm_moments(double *moments, float *work, const float *in, int64_t rows,
+                           int64_t channels);
+void dk_batch_norm_statistics(float *mean, float *rstd, float *running_mean,
+                              float *running_variance, double momentum, const double *moments,
+                              int64_t all_rows, int64_t channels);
+void dk_batch_norm_apply(float *out, float *work, const float *in, const float *mean,
+                         const float *rstd, const float *gain, const float *bias, int64_t rows,
+                         int64_t channels);
+/* dgain and dbias += what these rows give. */
+void dk_batch_norm_sums(double *sums, float *dgain, float *dbias, float *work, const float *dout,
+                        const float *in, const float *mean, const float *rstd, int64_t rows,
+                        int64_t channels);
+/* din = */
+void dk_batch_norm_input(float *din, float *work, const float *dout, const float *in,
+                         const float *mean, const float *rstd, const float *gain,
+                         const double *sums, int64_t all_rows, int64_t rows, int64_t channels);
 /* By the running statistics. */
 void dk_batch_norm_eval(float *out, const float *in, const float *gain, const float *bias,
                         const float *running_mean, const float *running_variance,

@@ -159,6 +159,7 @@ check_PROGRAMS += \
 	tests/ranks/test_powersgd \
 	tests/ranks/test_rows \
 	tests/ranks/test_shards \
+	tests/ranks/test_sync_batch_norm \
 	tests/ranks/test_tcp_strangers \
 	tests/ranks/test_tcp_threads \
 	tests/ranks/test_training \
@@ -250,11 +251,13 @@ endif
 tests_unit_test_gpt_model_SOURCES = tests/unit/test_gpt_model.c $(gpt_model_sources)
 tests_unit_test_gpt_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 
-tests_unit_test_net_model_SOURCES = tests/unit/test_net_model.c \
-	examples/models/net.c examples/models/net_inside.h examples/models/net.h examples/models/net_pass.c \
-	examples/models/resnet.c examples/models/resnet.h
+net_model_sources = examples/models/net.c examples/models/net.h examples/models/net_inside.h \
+	examples/models/net_pass.c examples/models/resnet.c examples/models/resnet.h
+tests_unit_test_net_model_SOURCES = tests/unit/test_net_model.c $(net_model_sources)
 tests_unit_test_net_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_unit_test_net_model_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
+tests_ranks_test_sync_batch_norm_SOURCES = tests/ranks/test_sync_batch_norm.c $(net_model_sources)
+tests_ranks_test_sync_batch_norm_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_bf16_SOURCES = tests/unit/test_kernel_bf16.c
 tests_unit_test_kernel_bf16_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)

@@ -184,6 +184,12 @@ int net_add(net *n, int from, int other)
 	return l->to;
 }
 
+void net_sync_batch_norm(net *n, net_sum_fn sum, void *user)
+{
+	n->sum = sum;
+	n->sum_user = user;
+}
+
 void net_drop_nothing(net *n)
 {
 	for (int i = 0; i < n->layers_count; i++)
@@ -204,7 +210,7 @@ static float *carve(net *n, size_t *used, int64_t floats)
 static size_t lay_out(net *n)
 {
 	size_t used = 0, work = 0;
-	int64_t largest = 0;
+	int64_t largest = 0, channels = 0;
 
 	for (int i = 1; i < n->values_count; i++) {
 		const int64_t size = n->capacity * net_value_size(&n->values[i]);
@@ -224,11 +230,14 @@ static size_t lay_out(net *n)
 			need = dk_batch_norm_work(n->capacity * to->height * to->width, to->channels);
 			l->mean = carve(n, &used, to->channels);
 			l->rstd = carve(n, &used, to->channels);
+			channels = to->channels > channels ? to->channels : channels;
 		}
 		work = need > work ? need : work;
 	}
 	n->work = carve(n, &used, (int64_t)work);
 	n->scratch = carve(n, &used, largest);
+	/* f64 */
+	n->sums = (double *)(void *)carve(n, &used, 2 * (1 + 2 * channels));
 	return used * sizeof(float);
 }
 

@@ -42,6 +42,16 @@ int net_add(net *n, int from, int other);
 /* A window is larger than what it is to see: net_finish() fails. */
 bool net_is_too_small(const net *n);
 
+/* Adds up `sums` [count] over all ranks, in place. */
+typedef ddp_status (*net_sum_fn)(void *user, double *sums, int64_t count);
+
+/*
+ * Batches are normalised by the statistics of all ranks' images from now on: of each
+ * normalisation, each pass forward to train and each pass backward calls `sum` once, on all
+ * ranks, so a rank that has no images makes its passes with a batch of 0.
+ */
+void net_sync_batch_norm(net *n, net_sum_fn sum, void *user);
+
 /* Dropout drops nothing from now on. */
 void net_drop_nothing(net *n);
 
@@ -70,6 +80,7 @@ typedef struct net_random {
 typedef struct net_result {
 	double loss; /* cross-entropy, in nats */
 	int64_t right;
+	ddp_status status; /* of net_sync_batch_norm()'s `sum` */
 } net_result;
 
 /* `random` NULL: to evaluate; no dropout, and normalisation by running statistics. Labels

@@ -29,6 +29,7 @@ struct net_layer {
 	double probability;
 	int32_t *which;       /* of a maximum */
 	float *mean, *rstd;   /* [channels] */
+	int64_t all_rows;     /* that these are of, over all ranks */
 	uint64_t counter;     /* of dropout in this pass */
 };
 
@@ -44,6 +45,9 @@ struct net {
 	char names[NET_PARAMS_MAX][NET_NAME_MAX];
 	float *data[NET_PARAMS_MAX], *grad[NET_PARAMS_MAX];
 	float *work;          /* of the layer at hand */
+	net_sum_fn sum;       /* over all ranks; NULL: each normalises by its own images */
+	void *sum_user;
+	double *sums;         /* [1 + 2 * channels]: what is summed, behind the number of rows */
 	float *scratch;       /* a second gradient of a value, before it is added */
 	uint64_t seed;        /* of dropout in this pass */
 	void *arena;

@@ -17,16 +17,37 @@ static int64_t numbers_of(const net *n, const struct net_value *v)
 
 /* ---- forward ------------------------------------------------------------------------- */
 
-static void normalise(net *n, struct net_layer *l, const float *in, bool train)
+/* By the statistics of all ranks' images. */
+static ddp_status normalise_together(net *n, struct net_layer *l, const float *in)
+{
+	const struct net_value *to = &n->values[l->to];
+	const int64_t rows = rows_of(n, to), channels = l->outputs;
+	float *const *p = n->data + l->param;
+
+	n->sums[0] = (double)rows;
+	dk_batch_norm_moments(n->sums + 1, n->work, in, rows, channels);
+	const ddp_status status = n->sum(n->sum_user, n->sums, 1 + 2 * channels);
+	l->all_rows = (int64_t)n->sums[0];
+	if (status != DDP_OK || l->all_rows == 0)
+		return status;
+	dk_batch_norm_statistics(l->mean, l->rstd, p[2], p[3], momentum, n->sums + 1, l->all_rows, channels);
+	dk_batch_norm_apply(to->data, n->work, in, l->mean, l->rstd, p[0], p[1], rows, channels);
+	return DDP_OK;
+}
+
+static ddp_status normalise(net *n, struct net_layer *l, const float *in, bool train)
 {
 	const struct net_value *to = &n->values[l->to];
 	float *const *p = n->data + l->param;
 
+	if (train && n->sum != NULL)
+		return normalise_together(n, l, in);
 	if (train)
 		dk_batch_norm_forward(to->data, l->mean, l->rstd, p[2], p[3], momentum, n->work, in, p[0], p[1],
 		                      rows_of(n, to), l->outputs);
 	else
 		dk_batch_norm_eval(to->data, in, p[0], p[1], p[2], p[3], rows_of(n, to), l->outputs);
+	return DDP_OK;
 }
 
 static void drop(net *n, struct net_layer *l, net_random *random)
@@ -39,13 +60,17 @@ static void drop(net *n, struct net_layer *l, net_random *random)
 	dk_dropout(v->data, v->data, count, l->probability, random->seed, l->counter);
 }
 
-static void forward_layer(net *n, struct net_layer *l, net_random *random)
+static ddp_status forward_layer(net *n, struct net_layer *l, net_random *random)
 {
 	float *const *p = n->data + l->param;
 	const float *in = n->values[l->from].data;
 	struct net_value *to = &n->values[l->to];
 
 	l->window.batch = n->batch;
+	if (l->kind == NET_BATCH_NORM)
+		return normalise(n, l, in, random != NULL);
+	if (n->batch == 0)
+		return DDP_OK;
 	switch (l->kind) {
 	case NET_CONVOLUTION:
 		dk_convolution_forward(to->data, n->work, in, p[0], l->bias ? p[1] : NULL, &l->window, l->outputs);
@@ -55,14 +80,15 @@ static void forward_layer(net *n, struct net_layer *l, net_random *random)
 		break;
 	case NET_MAX_POOL: dk_max_pool_forward(to->data, l->which, in, &l->window); break;
 	case NET_AVERAGE_POOL: dk_average_pool_forward(to->data, in, &l->window); break;
-	case NET_BATCH_NORM: normalise(n, l, in, random != NULL); break;
 	case NET_RELU: dk_relu_forward(to->data, in, numbers_of(n, to)); break;
 	case NET_DROPOUT:
 		if (random != NULL)
 			drop(n, l, random);
 		break;
 	case NET_ADD: dk_add(to->data, in, n->values[l->other].data, numbers_of(n, to)); break;
+	default: break;
 	}
+	return DDP_OK;
 }
 
 static int64_t count_right(const float *logits, const int32_t *labels, int64_t rows, int64_t classes)
@@ -81,14 +107,16 @@ static int64_t count_right(const float *logits, const int32_t *labels, int64_t r
 net_result net_forward(net *n, const float *images, const int32_t *labels, int batch, net_random *random)
 {
 	const struct net_value *logits = &n->values[n->layers[n->layers_count - 1].to];
-	net_result result;
+	net_result result = {.status = DDP_OK};
 
 	n->batch = batch;
 	n->seed = random != NULL ? random->seed : 0;
 	/* It is only read: no layer works in place on the images. */
 	n->values[NET_IMAGES].data = (float *)(uintptr_t)images;
-	for (int i = 0; i < n->layers_count; i++)
-		forward_layer(n, &n->layers[i], random);
+	for (int i = 0; i < n->layers_count && result.status == DDP_OK; i++)
+		result.status = forward_layer(n, &n->layers[i], random);
+	if (result.status != DDP_OK || batch == 0)
+		return result;
 	result.right = count_right(logits->data, labels, batch, logits->channels);
 	result.loss = dk_cross_entropy(logits->data, labels, batch, logits->channels);
 	return result;
@@ -138,10 +166,29 @@ static void backward_params(net *n, struct net_layer *l)
 	}
 }
 
-static void backward_input(net *n, struct net_layer *l)
+/* The gradient of what is normalised, and of gain and bias. */
+static ddp_status backward_norm(net *n, struct net_layer *l, float *din)
 {
 	float *const *p = n->data + l->param, **g = n->grad + l->param;
-	const struct net_value *to = &n->values[l->to], *from = &n->values[l->from];
+	const float *dout = n->values[l->to].grad, *in = n->values[l->from].data;
+	const int64_t rows = rows_of(n, &n->values[l->to]), channels = l->outputs;
+
+	if (n->sum == NULL) {
+		dk_batch_norm_backward(din, g[0], g[1], n->work, dout, in, l->mean, l->rstd, p[0], rows, channels);
+		return DDP_OK;
+	}
+	dk_batch_norm_sums(n->sums, g[0], g[1], n->work, dout, in, l->mean, l->rstd, rows, channels);
+	const ddp_status status = n->sum(n->sum_user, n->sums, 2 * channels);
+	if (status == DDP_OK)
+		dk_batch_norm_input(din, n->work, dout, in, l->mean, l->rstd, p[0], n->sums, l->all_rows, rows, channels);
+	return status;
+}
+
+static ddp_status backward_input(net *n, struct net_layer *l)
+{
+	float *const *p = n->data + l->param;
+	const struct net_value *to = &n->values[l->to];
+	ddp_status status = DDP_OK;
 	float *din = place_of(n, l->from);
 
 	switch (l->kind) {
@@ -151,13 +198,11 @@ static void backward_input(net *n, struct net_layer *l)
 	case NET_LINEAR: dk_linear_backward_input(din, to->grad, p[0], n->batch, l->inputs, l->outputs); break;
 	case NET_MAX_POOL: dk_max_pool_backward(din, to->grad, l->which, &l->window); break;
 	case NET_AVERAGE_POOL: dk_average_pool_backward(din, to->grad, &l->window); break;
-	case NET_BATCH_NORM:
-		dk_batch_norm_backward(din, g[0], g[1], n->work, to->grad, from->data, l->mean, l->rstd, p[0],
-		                       rows_of(n, to), l->outputs);
-		break;
-	default: return; /* in place */
+	case NET_BATCH_NORM: status = backward_norm(n, l, din); break;
+	default: return DDP_OK; /* in place */
 	}
 	has_come(n, l->from);
+	return status;
 }
 
 static bool has_params(const struct net_layer *l)
@@ -178,15 +223,16 @@ ddp_status net_backward(net *n, net_ready_fn ready, void *user)
 	logits->has_grad = true;
 	for (int i = n->layers_count - 1; i >= 0 && status == DDP_OK; i--) {
 		struct net_layer *l = &n->layers[i];
-		backward_params(n, l);
+		if (n->batch > 0)
+			backward_params(n, l);
 		/* Those of a normalisation come with its input's. */
 		if (has_params(l) && l->kind != NET_BATCH_NORM && l->bias)
 			status = ready(user, l->param + 1);
 		if (has_params(l) && l->kind != NET_BATCH_NORM && status == DDP_OK)
 			status = ready(user, l->param);
-		if (l->from != NET_IMAGES && status == DDP_OK)
-			backward_input(n, l);
-		if (l->kind == NET_BATCH_NORM)
+		if (l->from != NET_IMAGES && status == DDP_OK && (n->batch > 0 || l->kind == NET_BATCH_NORM))
+			status = backward_input(n, l);
+		if (l->kind == NET_BATCH_NORM && status == DDP_OK)
 			status = ready(user, l->param + 1);
 		if (l->kind == NET_BATCH_NORM && status == DDP_OK)
 			status = ready(user, l->param);

@@ -14,7 +14,8 @@ static const char resnet_help[] =
 	"  --depth N         18 (default), or 50, of bottlenecks\n"
 	"  --width N         channels of the first stage (64)\n"
 	"  --imagenet-stem   begin with a window of 7 and a pool, each of stride 2, as for\n"
-	"                    large images\n";
+	"                    large images\n"
+	"  --sync-batch-norm  normalise by the images of all ranks, not by each one's own\n";
 
 static void print_help(const vision_example *e)
 {
@@ -56,7 +57,7 @@ static void print_help(const vision_example *e)
 enum { OPT_DATA = 1, OPT_BATCH, OPT_IMAGES_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR, OPT_SCHEDULE, OPT_WARMUP,
        OPT_DECAY, OPT_CONSTANT, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_PLAIN,
        OPT_SEED, OPT_CHECKPOINT, OPT_RESUME, OPT_METRICS, OPT_SPAWN, OPT_THREADS, OPT_VERBOSE, OPT_VERSION, OPT_HELP,
-       OPT_DEPTH, OPT_WIDTH, OPT_IMAGENET_STEM };
+       OPT_DEPTH, OPT_WIDTH, OPT_IMAGENET_STEM, OPT_SYNC_BATCH_NORM };
 
 static const struct option known[] = {
 	{"data", required_argument, NULL, OPT_DATA}, {"batch", required_argument, NULL, OPT_BATCH},
@@ -72,7 +73,8 @@ static const struct option known[] = {
 	{"verbose", no_argument, NULL, OPT_VERBOSE}, {"version", no_argument, NULL, OPT_VERSION},
 	{"help", no_argument, NULL, OPT_HELP},
 	{"depth", required_argument, NULL, OPT_DEPTH}, {"width", required_argument, NULL, OPT_WIDTH},
-	{"imagenet-stem", no_argument, NULL, OPT_IMAGENET_STEM}, {0},
+	{"imagenet-stem", no_argument, NULL, OPT_IMAGENET_STEM},
+	{"sync-batch-norm", no_argument, NULL, OPT_SYNC_BATCH_NORM}, {0},
 };
 
 static bool read_integer(const char *name, const char *text, int64_t least, int64_t most, int64_t *value)
@@ -163,6 +165,7 @@ static bool take(vision_options *o, int id, const char *name, const char *text)
 		return true;
 	case OPT_WIDTH: return read_int(name, text, 1024, &o->resnet.width);
 	case OPT_IMAGENET_STEM: o->resnet.imagenet_stem = true; return true;
+	case OPT_SYNC_BATCH_NORM: o->sync_batch_norm = true; return true;
 	default:
 		if (!read_integer(name, text, 0, INT64_MAX, &seed))
 			return false;

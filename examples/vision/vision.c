@@ -17,7 +17,7 @@
 #include "vision/data.h"
 #include "vision/options.h"
 
-enum { LINES = 10, EXIT_STOPPED = 75 /* EX_TEMPFAIL: it may be started again */ };
+enum { NORM_LANE = 1 /* of sums that must not wait behind gradients */, LINES = 10, EXIT_STOPPED = 75 /* EX_TEMPFAIL: it may be started again */ };
 
 struct trainer {
 	const vision_example *example;
@@ -133,6 +133,14 @@ static bool bind(struct trainer *t, int count)
 	return possible ? true : fail(t, "out of memory");
 }
 
+static ddp_status sum_over_ranks(void *user, double *sums, int64_t count)
+{
+	const struct trainer *t = user;
+
+	return ddp_run(ddp_world(t->context), &(ddp_collective){.kind = DDP_ALL_REDUCE, .recv = sums,
+		.count = (size_t)count, .type = DDP_F64, .op = DDP_SUM, .lane = NORM_LANE});
+}
+
 static bool make_model(struct trainer *t)
 {
 	const vision_options *o = &t->options;
@@ -150,6 +158,8 @@ static bool make_model(struct trainer *t)
 		return fail(t, "not enough memory for %d images; give a smaller --batch", o->batch);
 	if (o->plain)
 		net_drop_nothing(t->net);
+	if (o->sync_batch_norm)
+		net_sync_batch_norm(t->net, sum_over_ranks, t);
 	const ddp_param *params = net_params(t->net, &count);
 	if (!fine(t, ddp_model_create(t->context, params, count, &options, &t->params)) || !bind(t, count))
 		return false;
@@ -210,11 +220,14 @@ static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch,
 	struct trainer *t = user;
 	net_random random = random_of(t);
 
-	if (batch->samples == 0)
+	if (batch->samples == 0 && !t->options.sync_batch_norm)
 		return announce_all(t);
-	if (!prepare(t, t->loader, batch, &t->transform))
+	if (batch->samples > 0 && !prepare(t, t->loader, batch, &t->transform))
 		return DDP_ERR_FORMAT;
-	*loss_sum += net_forward(t->net, t->images, t->labels, (int)batch->samples, &random).loss;
+	const net_result result = net_forward(t->net, t->images, t->labels, (int)batch->samples, &random);
+	if (result.status != DDP_OK)
+		return result.status;
+	*loss_sum += result.loss;
 	*weight += (double)batch->samples;
 	ddp_set_phase(params, DDP_PHASE_BACKWARD);
 	ddp_status status = net_backward(t->net, ready, params);

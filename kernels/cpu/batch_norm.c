@@ -30,7 +30,16 @@ static int64_t chunks(int64_t rows, int64_t channels)
 
 size_t dk_batch_norm_work(int64_t rows, int64_t channels)
 {
-	return (size_t)(2 * channels * chunks(rows, channels) + 2 * channels);
+	return (size_t)(2 * channels * chunks(rows, channels) + 7 * channels + 1);
+}
+
+/* Behind what _moments() and the like use of `work`: [2, channels] f64 of a call that does
+   without other processes. */
+static double *own_sums(float *work, int64_t rows, int64_t channels)
+{
+	const int64_t used = 2 * channels * chunks(rows, channels) + 3 * channels;
+
+	return (double *)(void *)(work + used + used % 2);
 }
 
 /* The chunk's first row; its rows in *count. */
@@ -54,20 +63,44 @@ static void moments_span(void *arg, int64_t first, int64_t last)
 	}
 }
 
-/* A channel's mean and sum of squared differences from it, of all chunks (Chan et al.). */
-static void merge(const struct norm *n, int64_t channel, double *mean, double *squares)
+void dk_batch_norm_moments(double *moments, float *work, const float *in, int64_t rows,
+                           int64_t channels)
 {
-	double count = 0;
-	int64_t rows;
+	const int64_t count = chunks(rows, channels);
+	struct norm n = {.sums = work, .in = in, .rows = rows, .channels = channels};
 
-	*mean = *squares = 0;
-	for (int64_t i = 0; i < chunks(n->rows, n->channels); i++) {
-		const float *sums = n->sums + 2 * i * n->channels + channel;
-		chunk(n, i, &rows);
-		const double apart = sums[0] - *mean, all = count + (double)rows;
-		*mean += apart * (double)rows / all;
-		*squares += sums[n->channels] + apart * apart * count * (double)rows / all;
-		count = all;
+	dk_parallel(count, 1, moments_span, &n);
+	for (int64_t c = 0; c < channels; c++) {
+		double sum = 0, squares = 0;
+		int64_t some;
+		for (int64_t i = 0; i < count; i++) {
+			const float *sums = work + 2 * i * channels + c;
+			const double mean = sums[0];
+			chunk(&n, i, &some);
+			sum += mean * (double)some;
+			squares += sums[channels] + mean * mean * (double)some;
+		}
+		moments[c] = sum;
+		moments[channels + c] = squares;
+	}
+}
+
+void dk_batch_norm_statistics(float *mean, float *rstd, float *running_mean,
+                              float *running_variance, double momentum, const double *moments,
+                              int64_t all_rows, int64_t channels)
+{
+	const double rows = (double)all_rows;
+
+	for (int64_t c = 0; c < channels; c++) {
+		const double average = moments[c] / rows, squares = moments[channels + c] - average * moments[c];
+		const double variance = squares < 0 ? 0 : squares / rows; /* rounding may leave less than 0 */
+		mean[c] = (float)average;
+		rstd[c] = (float)(1 / sqrt(variance + epsilon));
+		if (running_mean != NULL)
+			running_mean[c] = (float)((1 - momentum) * running_mean[c] + momentum * average);
+		if (running_variance != NULL)
+			running_variance[c] = (float)((1 - momentum) * running_variance[c] +
+			                              momentum * variance * (rows > 1 ? rows / (rows - 1) : 1));
 	}
 }
 
@@ -79,30 +112,29 @@ static void rows_span(void *arg, int64_t first, int64_t last)
 	                      n->scale, n->bias, last - first, n->channels);
 }
 
+void dk_batch_norm_apply(float *out, float *work, const float *in, const float *mean,
+                         const float *rstd, const float *gain, const float *bias, int64_t rows,
+                         int64_t channels)
+{
+	struct norm n = {.out = out, .in = in, .mean = mean, .scale = work, .bias = bias,
+		.channels = channels};
+
+	for (int64_t c = 0; c < channels; c++)
+		work[c] = gain[c] * rstd[c];
+	dk_parallel(rows, chunk_rows(channels), rows_span, &n);
+}
+
 void dk_batch_norm_forward(float *out, float *mean, float *rstd, float *running_mean,
                            float *running_variance, double momentum, float *work,
                            const float *in, const float *gain, const float *bias,
                            int64_t rows, int64_t channels)
 {
-	const int64_t count = chunks(rows, channels);
-	float *scale = work + 2 * channels * count;
-	struct norm n = {.out = out, .sums = work, .in = in, .mean = mean, .scale = scale,
-		.bias = bias, .rows = rows, .channels = channels};
+	double *moments = own_sums(work, rows, channels);
 
-	dk_parallel(count, 1, moments_span, &n);
-	for (int64_t c = 0; c < channels; c++) {
-		double average, squares;
-		merge(&n, c, &average, &squares);
-		mean[c] = (float)average;
-		rstd[c] = (float)(1 / sqrt(squares / (double)rows + epsilon));
-		scale[c] = gain[c] * rstd[c];
-		if (running_mean != NULL)
-			running_mean[c] = (float)((1 - momentum) * running_mean[c] + momentum * average);
-		if (running_variance != NULL)
-			running_variance[c] = (float)((1 - momentum) * running_variance[c] +
-			                              momentum * squares / (double)(rows > 1 ? rows - 1 : 1));
-	}
-	dk_parallel(rows, chunk_rows(channels), rows_span, &n);
+	dk_batch_norm_moments(moments, work, in, rows, channels);
+	dk_batch_norm_statistics(mean, rstd, running_mean, running_variance, momentum, moments, rows,
+	                         channels);
+	dk_batch_norm_apply(out, work, in, mean, rstd, gain, bias, rows, channels);
 }
 
 static void group_span(void *arg, int64_t first, int64_t last)
@@ -158,18 +190,15 @@ static void input_span(void *arg, int64_t first, int64_t last)
 	                       n->scale, last - first, n->channels);
 }
 
-void dk_batch_norm_backward(float *din, float *dgain, float *dbias, float *work,
-                            const float *dout, const float *in, const float *mean,
-                            const float *rstd, const float *gain, int64_t rows,
-                            int64_t channels)
+void dk_batch_norm_sums(double *sums, float *dgain, float *dbias, float *work, const float *dout,
+                        const float *in, const float *mean, const float *rstd, int64_t rows,
+                        int64_t channels)
 {
 	const int64_t count = chunks(rows, channels);
-	float *dmean = work, *slope = work + channels, *scale = work + 2 * channels * count;
-	struct norm n = {.out = din, .sums = work, .in = in, .dout = dout, .mean = mean, .dmean = dmean,
-		.slope = slope, .scale = scale, .rows = rows, .channels = channels};
+	struct norm n = {.sums = work, .in = in, .dout = dout, .mean = mean, .rows = rows,
+		.channels = channels};
 
 	dk_parallel(count, 1, sums_span, &n);
-	/* The first chunk's sums make room for what the input's gradient needs. */
 	for (int64_t c = 0; c < channels; c++) {
 		double sum = 0, dot = 0;
 		for (int64_t i = 0; i < count; i++) {
@@ -178,9 +207,34 @@ void dk_batch_norm_backward(float *din, float *dgain, float *dbias, float *work,
 		}
 		dbias[c] += (float)sum;
 		dgain[c] += (float)(dot * rstd[c]);
-		dmean[c] = (float)(sum / (double)rows);
-		slope[c] = (float)(dot / (double)rows * rstd[c] * rstd[c]);
+		sums[c] = sum;
+		sums[channels + c] = dot;
+	}
+}
+
+void dk_batch_norm_input(float *din, float *work, const float *dout, const float *in,
+                         const float *mean, const float *rstd, const float *gain,
+                         const double *sums, int64_t all_rows, int64_t rows, int64_t channels)
+{
+	float *dmean = work, *slope = work + channels, *scale = work + 2 * channels;
+	struct norm n = {.out = din, .in = in, .dout = dout, .mean = mean, .dmean = dmean,
+		.slope = slope, .scale = scale, .channels = channels};
+
+	for (int64_t c = 0; c < channels; c++) {
+		dmean[c] = (float)(sums[c] / (double)all_rows);
+		slope[c] = (float)(sums[channels + c] / (double)all_rows * rstd[c] * rstd[c]);
 		scale[c] = gain[c] * rstd[c];
 	}
 	dk_parallel(rows, chunk_rows(channels), input_span, &n);
+}
+
+void dk_batch_norm_backward(float *din, float *dgain, float *dbias, float *work,
+                            const float *dout, const float *in, const float *mean,
+                            const float *rstd, const float *gain, int64_t rows,
+                            int64_t channels)
+{
+	double *sums = own_sums(work, rows, channels);
+
+	dk_batch_norm_sums(sums, dgain, dbias, work, dout, in, mean, rstd, rows, channels);
+	dk_batch_norm_input(din, work, dout, in, mean, rstd, gain, sums, rows, rows, channels);
 }

@@ -29,7 +29,7 @@ learns()
 learns mnist_mlp 40 80
 learns mnist_cnn 40 70
 learns cifar_net 120 60 --plain --lr 0.03
-learns resnet 50 80 --plain --width 8
+learns resnet 50 80 --plain --width 8 --sync-batch-norm
 
 # What dropout draws goes on, too: two halves are the whole, bit for bit.
 half=(--data "$data" --threads 1 --batch 4 --constant)
