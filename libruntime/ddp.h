@@ -405,6 +405,9 @@ DDP_API ddp_status ddp_comm_group(ddp_comm *comm, const int *ranks, int count,
  * and are left out then: if they come later, they get DDP_ERR_PEER. A rank takes up
  * to half that time to come if a message between it and one that does not answer was
  * under way: other communicators are not to lose that one.
+ * One without descriptors for the connections that it needs raises its soft limit of them
+ * (RLIMIT_NOFILE); where the hard limit forbids that, it gets DDP_ERR_NOMEM, and the others
+ * go on without it.
  *
  * All ranks that succeed have the same members, also if one dies during the
  * call: then they begin again without it, or it is still a member, and the

@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -22,6 +23,7 @@
 #endif
 
 #include "comm/core/comm.h"
+#include "comm/net/net.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/hung.h"
 
@@ -466,6 +468,49 @@ static void rank_whose_network_ended_is_left_out(void **state)
 		run_with(3, two_nodes, 1500, shrink_with_one_mute, &before[i]);
 }
 
+/* ---- a rank that cannot connect -------------------------------------------------------------- */
+
+enum { CONNECTED_LATE = DDP_NET_FEW_RANKS + 2 }; /* ranks: as they need it */
+
+/* Rank 0 has no descriptor for a connection with rank 3, which it needs to shrink, too. */
+static int shrink_without_descriptors(ddp_comm *comm, void *argument)
+{
+	const int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	struct rlimit limit;
+	ddp_comm *survivors;
+	char byte = 0;
+
+	(void)argument;
+	CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	limit.rlim_cur = 3;
+	if (rank == 0) {
+		CHECK_OK(ddp_barrier(comm));
+		CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+		CHECK(ddp_send(comm, &byte, 1, DDP_U8, 3, 0) == DDP_ERR_PEER);
+		CHECK(strstr(ddp_last_error(), "rank 0 on n0 has no descriptor left") != NULL);
+	}
+	while (ddp_barrier(comm) == DDP_OK)
+		continue;
+	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	CHECK(ddp_comm_size(survivors) == size);
+	expect_sum_of(survivors, rank, size * (size - 1) / 2);
+	CHECK_OK(ddp_comm_free(survivors));
+	return 0;
+}
+
+static void rank_without_descriptors_gets_some_to_shrink(void **state)
+{
+	int nodes[CONNECTED_LATE];
+
+	(void)state;
+#ifdef __SANITIZE_THREAD__
+	return; /* each process is dear */
+#endif
+	for (int r = 0; r < CONNECTED_LATE; r++)
+		nodes[r] = r % 2;
+	run_with(CONNECTED_LATE, nodes, 0, shrink_without_descriptors, NULL);
+}
+
 /* ---- ranks that die with what they were to show ---------------------------------------------- */
 
 static ddp_comm *rounds_of;      /* of its rounds: */
@@ -581,6 +626,7 @@ int main(void)
 #ifdef HAVE_UCX
 		cmocka_unit_test(nothing_is_left_of_an_attempt_that_failed),
 		cmocka_unit_test(rank_whose_network_ended_is_left_out),
+		cmocka_unit_test(rank_without_descriptors_gets_some_to_shrink),
 		cmocka_unit_test(ranks_are_heard_though_those_who_would_show_it_die),
 #endif
 	};

@@ -406,6 +406,16 @@ static ddp_status left_out(const ddp_comm *comm)
 	                ddp_rank_text(comm, comm->rank));
 }
 
+/* Who cannot connect with others does not know how it is with them: that it does not count
+   them in must not be told. */
+static ddp_status check_descriptors(const ddp_comm *comm)
+{
+	if (comm->net == NULL || !ddp_net_lacks_descriptors(comm))
+		return DDP_OK;
+	return ddp_fail(DDP_ERR_NOMEM, "%s has no descriptor left for connections with other ranks: raise its limit "
+	                "(ulimit -n)", ddp_rank_text(comm, comm->rank));
+}
+
 /* Of those that have not come, whom is nobody to wait for? What they left before they
    went still counts. */
 static void mark_gone(ddp_agreement *m)
@@ -437,7 +447,7 @@ static ddp_status look(ddp_agreement *m, bool long_since)
 		if (m->present[r] && m->proposals[r] != NULL && !ddp_proposal_counts(m->proposals[r], comm->rank))
 			status = left_out(comm);
 	}
-	return status;
+	return status == DDP_OK ? check_descriptors(comm) : status;
 }
 
 /* Is there one to wait for? Who is gone, or late, is not present any more. */

@@ -240,7 +240,7 @@ ddp_status ddp_comm_shrink(ddp_comm *comm, ddp_comm **survivors)
 		ddp_net_revive(comm, true);
 	ddp_status status = shrink(comm, survivors);
 	/* The others on this node need not wait for its word. */
-	if (status != DDP_OK && comm->net != NULL && ddp_net_ended(comm))
+	if (status != DDP_OK && comm->net != NULL && (ddp_net_ended(comm) || ddp_net_lacks_descriptors(comm)))
 		atomic_store(&comm->node.shared->ranks[comm->node.self].left, 1);
 	if (comm->net != NULL)
 		ddp_net_revive(comm, false);

@@ -87,6 +87,8 @@ void ddp_net_shut_listeners(ddp_comm *comm);
    came before that may have come meanwhile: the caller looks again. */
 bool ddp_net_lost(const ddp_comm *comm, int peer);
 const char *ddp_net_lost_reason(const ddp_comm *comm, int peer);
+/* Is one lost because this process had no descriptor left to connect with it? */
+bool ddp_net_lacks_descriptors(const ddp_comm *comm);
 
 /* ---- messages ---------------------------------------------------------------------- */
 

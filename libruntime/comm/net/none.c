@@ -76,6 +76,12 @@ const char *ddp_net_lost_reason(const ddp_comm *comm, int peer)
 	return "libddp was built without UCX";
 }
 
+bool ddp_net_lacks_descriptors(const ddp_comm *comm)
+{
+	(void)comm;
+	return false;
+}
+
 ddp_status ddp_net_send(ddp_comm *comm, int peer, const ddp_envelope *envelope,
                         const void *buffer, size_t bytes, ddp_transfer *transfer)
 {

@@ -1,4 +1,6 @@
 /* comm/net over UCX: messages of a communicator. */
+#include <stdio.h>
+
 #include "base/clock.h"
 #include "comm/net/ucx.h"
 #include "comm/net/ucx_connect.h"
@@ -100,9 +102,24 @@ bool ddp_net_lost(const ddp_comm *comm, int peer)
 
 const char *ddp_net_lost_reason(const ddp_comm *comm, int peer)
 {
+	static _Thread_local char text[256];
 	ucs_status_t lost = (ucs_status_t)atomic_load(&ddp_ucx_connection(comm->net, peer)->lost);
 
+	if (lost == DDP_UCX_NO_DESCRIPTOR) {
+		snprintf(text, sizeof(text), "%s has no descriptor left: raise its limit, ulimit -n",
+		         ddp_rank_text(comm, comm->rank));
+		return text;
+	}
 	return lost == UCS_OK ? "it has closed its communicator" : ucs_status_string(lost);
+}
+
+bool ddp_net_lacks_descriptors(const ddp_comm *comm)
+{
+	bool lacks = false;
+
+	for (int r = 0; r < comm->size && !lacks; r++)
+		lacks = (ucs_status_t)atomic_load(&ddp_ucx_connection(comm->net, r)->lost) == DDP_UCX_NO_DESCRIPTOR;
+	return lacks;
 }
 
 /* ---- messages ------------------------------------------------------------------------ */

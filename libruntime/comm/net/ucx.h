@@ -76,6 +76,9 @@ typedef struct ticket {
 	alignas(8) unsigned char header[]; /* that is sent */
 } ticket;
 
+/* Why a connection is lost that was not begun: there was no descriptor for it here. */
+#define DDP_UCX_NO_DESCRIPTOR UCS_ERR_EXCEEDS_LIMIT
+
 typedef struct connection {
 	struct ddp_worker *worker;
 	int peer;               /* rank in the world */

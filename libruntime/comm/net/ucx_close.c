@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/net/ucx_connect.h"
 #include "comm/net/ucx_failure.h"
 #include "comm/net/ucx_log.h"
 #include "comm/net/ucx_nets.h"
@@ -347,8 +348,12 @@ void ddp_net_shut_down(ddp_comm *comm)
 
 void ddp_net_revive(ddp_comm *comm, bool alive)
 {
-	if (alive)
+	if (alive) {
 		ddp_net_shut_down(comm); /* if nobody has done so yet */
+		ddp_ucx_lock(comm->net->worker, comm->net);
+		ddp_ucx_make_room(comm->net);
+		ddp_ucx_unlock(comm->net->worker);
+	}
 	set_down(comm->net, !alive);
 }
 

@@ -1,13 +1,23 @@
 #include "comm/net/ucx_connect.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "comm/net/ucx_nets.h"
 #include "comm/net/ucx_seal.h"
 #include "comm/net/ucx_send.h"
 
-enum { SETTLE_MS = 100 }; /* for what is under way, before a connection is begun */
+enum {
+	SETTLE_MS = 100,       /* for what is under way, before a connection is begun */
+	CONNECTION_SOCKETS = 4, /* at most, over TCP */
+	SPARE_DESCRIPTORS = 32 /* for shared memory, and for others */
+};
 
 static void connection_lost(void *argument, ucp_ep_h ep, ucs_status_t status)
 {
@@ -99,8 +109,51 @@ void ddp_ucx_answer_handshake(connection *c)
 	}
 }
 
+/* ---- descriptors ------------------------------------------------------------------------- */
+
+static void raise_limit(rlim_t needed)
+{
+	rlim_t fd = 0;
+	struct rlimit limit;
+
+	for (rlim_t spare = 0; spare < needed; fd++)
+		spare += fcntl((int)fd, F_GETFD) < 0;
+	if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= fd)
+		return;
+	limit.rlim_cur = fd < limit.rlim_max ? fd : limit.rlim_max;
+	if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
+		ddp_log(DDP_LOG_DEBUG, "cannot raise the limit of descriptors: %s", strerror(errno));
+}
+
+void ddp_ucx_make_room(ddp_net *net)
+{
+	raise_limit((rlim_t)(SPARE_DESCRIPTORS + 2 * CONNECTION_SOCKETS * (net->comm->topology.nodes - 1)));
+	for (int r = 0; r < net->comm->size; r++) {
+		int lacking = DDP_UCX_NO_DESCRIPTOR;
+		atomic_compare_exchange_strong(&ddp_ucx_connection(net, r)->lost, &lacking, UCS_OK);
+	}
+}
+
+/* Is there one for each socket of a connection? */
+static bool has_descriptors(void)
+{
+	int fds[CONNECTION_SOCKETS], count = 0, error = 0;
+
+	while (count < CONNECTION_SOCKETS && error == 0) {
+		fds[count] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		if (fds[count] < 0)
+			error = errno;
+		else
+			count++;
+	}
+	while (count > 0)
+		close(fds[--count]);
+	return error != EMFILE && error != ENFILE;
+}
+
 /* ---- connections ------------------------------------------------------------------------- */
 
+/* UCX 1.13 may end the process if it has no descriptor for a connection. */
 static void create_endpoint(connection *c)
 {
 	const ucp_ep_params_t params = {
@@ -110,6 +163,10 @@ static void create_endpoint(connection *c)
 		.err_handler = { .cb = connection_lost, .arg = c },
 	};
 
+	if (!has_descriptors()) {
+		connection_lost(c, NULL, DDP_UCX_NO_DESCRIPTOR);
+		return;
+	}
 	/* UCX 1.13 asserts if a connection of the peer's that has just failed, and
 	   waits for its end, is taken for the new endpoint. */
 	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)SETTLE_MS * 1000000;
