@@ -274,10 +274,20 @@ static dk_queue *use_model(const struct trainer *t)
 	return dk_use(t->mixed != NULL ? t->mixed : t->kernels);
 }
 
+/* What a batch drops hangs on its place in the data, which a checkpoint has: a training that
+   goes on drops what it would have. */
+static uint64_t pass_number(const struct trainer *t, const ddp_batch *batch)
+{
+	const int64_t number = batch->epoch * ddp_loader_batches_per_epoch(t->loader) + batch->batch;
+
+	return (uint64_t)number * (uint64_t)t->job->world_size + (uint64_t)t->job->rank;
+}
+
 static ddp_status pass(struct trainer *t, const ddp_batch *batch, double *loss_sum)
 {
 	dk_queue *before = use_model(t);
 
+	gpt_set_dropout(t->model, t->options.dropout, t->options.seed, pass_number(t, batch));
 	*loss_sum += gpt_forward(t->model, batch->data, (int)batch->samples, t->options.model.length);
 	ddp_set_phase(t->params, DDP_PHASE_BACKWARD);
 	ddp_status status = t->arrived;

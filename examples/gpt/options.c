@@ -15,7 +15,7 @@ enum { EXIT_STOPPED = 75 };
 enum option_id {
 	OPT_DATA = 1, OPT_FORMAT, OPT_LAYERS, OPT_HEADS, OPT_WIDTH, OPT_VOCAB, OPT_LENGTH,
 	OPT_UNTIED, OPT_BATCH, OPT_ACCUMULATE, OPT_TOKENS_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR,
-	OPT_SCHEDULE, OPT_WARMUP, OPT_DECAY, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_CLIP, OPT_SEED,
+	OPT_SCHEDULE, OPT_WARMUP, OPT_DECAY, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_CLIP, OPT_DROPOUT, OPT_SEED,
 	OPT_DTYPE, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY, OPT_CHECKPOINT_BESIDE,
 	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_SHARD, OPT_COMPRESS, OPT_POWERSGD_RANK,
 	OPT_POWERSGD_START, OPT_LOCAL_STEPS, OPT_LOCAL_START, OPT_BUCKET_MB, OPT_NO_OVERLAP,
@@ -58,7 +58,9 @@ static const struct described described[] = {
 	{"momentum", "X", OPT_MOMENTUM, "of sgd (0.9) and muon (0.95)"},
 	{"weight-decay", "X", OPT_WEIGHT_DECAY, "weight decay of matrices (0.1)"},
 	{"clip", "X", OPT_CLIP, "limit of the gradient's norm, 0 for none (1)"},
-	{"seed", "N", OPT_SEED, "seed of parameters and sample order (1)"},
+	{"dropout", "X", OPT_DROPOUT, "probability of dropping elements of the embedding and of what layers add to "
+	                              "it (0)"},
+	{"seed", "N", OPT_SEED, "seed of parameters, sample order and dropout (1)"},
 	{"dtype", "NAME", OPT_DTYPE, "type of parameters and activations in forward and backward: f32 "
 	                             "(default), or bf16; gradients and what is updated are f32"},
 	{"stopped-exit", "N", OPT_STOPPED_EXIT, "exit code if SIGTERM ends it before the last step, 0 to "
@@ -279,6 +281,7 @@ static bool take_training(gpt_options *o, enum option_id id, const char *text)
 	case OPT_WARMUP: return read_integer(id, text, 0, INT64_C(1) << 40, &o->warmup);
 	case OPT_WEIGHT_DECAY: return read_real(id, text, &o->weight_decay);
 	case OPT_CLIP: return read_real(id, text, &o->clip);
+	case OPT_DROPOUT: return read_real(id, text, &o->dropout);
 	default:
 		if (!read_integer(id, text, 0, INT64_MAX, &seed))
 			return false;
@@ -344,6 +347,14 @@ static bool check(gpt_options *o)
 	}
 	if (o->generate > 0 && o->format != DDP_TOKENS_BYTES) {
 		fprintf(stderr, "gpt: --generate writes text for --format bytes only\n");
+		return false;
+	}
+	if (o->dropout >= 1) {
+		fprintf(stderr, "gpt: --dropout %g: must be below 1\n", o->dropout);
+		return false;
+	}
+	if (o->dropout > 0 && (o->model.mixed || (o->device != NULL && strcmp(o->device, "cpu") != 0))) {
+		fprintf(stderr, "gpt: --dropout computes in f32 on the host only; leave out --dtype and --device\n");
 		return false;
 	}
 	if (o->tokens_per_update > 0 && o->accumulate > 0) {

@@ -15,6 +15,7 @@ typedef struct gpt_options {
 	int64_t steps;
 	int64_t tokens_per_update; /* of all ranks; 0: accumulate says */
 	ddp_optimizer optimizer;
+	double dropout;
 	double learning_rate, momentum, weight_decay, clip; /* momentum -1: the optimizer's */
 	ddp_schedule_kind schedule;
 	int64_t warmup, decay;

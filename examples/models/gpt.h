@@ -65,6 +65,14 @@ void gpt_bind(gpt *model, float *const *params, float *const *grads);
    return 0. */
 void gpt_bind_loss(gpt *model, double *loss);
 
+/*
+ * gpt_forward() drops elements of the embedding, and of what each layer's two halves add to
+ * the stream, with a probability below 1, and scales the others. Which ones hangs on the seed and
+ * the pass's number alone: give passes numbers that differ over ranks and micro-batches. For
+ * models of f32 on the host. Before each pass; 0 ends it.
+ */
+void gpt_set_dropout(gpt *model, double probability, uint64_t seed, uint64_t pass);
+
 /* Forward passes call it before they read a parameter for the first time, in order. */
 typedef void (*gpt_reads_fn)(void *user, int param);
 void gpt_bind_reads(gpt *model, gpt_reads_fn reads, void *user);

@@ -51,6 +51,8 @@ struct gpt {
 	double *loss;            /* where the model is; NULL: it is returned */
 	gpt_reads_fn reads;      /* NULL: nobody wants to know */
 	void *reads_user;
+	double dropout;          /* probability; 0: none */
+	uint64_t seed, counter;  /* what dropout draws from in the pass at hand */
 	gpt_memory memory;       /* alloc NULL: the host's */
 	void *arena;
 	size_t arena_bytes;

@@ -26,6 +26,62 @@ static void read_params(const gpt *g, int first, int end)
 		g->reads(g->reads_user, i);
 }
 
+/* ---- dropout: of the embedding, then of each layer's two halves ------------------------- */
+
+enum { EMBEDDING_DROP, LAYER_DROPS };
+
+static int64_t stream_elements(const gpt *g)
+{
+	return (int64_t)g->batch * g->length * g->config.width;
+}
+
+static int drop_of(int layer, int half)
+{
+	return LAYER_DROPS + 2 * layer + half;
+}
+
+/* How many counters one use takes at most. */
+static uint64_t drop_counters(const gpt *g)
+{
+	return ((uint64_t)g->capacity * (uint64_t)g->config.length * (uint64_t)g->config.width + 3) / 4;
+}
+
+void gpt_set_dropout(gpt *g, double probability, uint64_t seed, uint64_t pass)
+{
+	g->dropout = probability;
+	g->seed = seed;
+	g->counter = pass * drop_counters(g) * (uint64_t)drop_of(g->config.layers, 0);
+}
+
+static void drop(const gpt *g, int which, float *out, const float *in)
+{
+	dk_dropout(out, in, stream_elements(g), g->dropout, g->seed, g->counter + (uint64_t)which * drop_counters(g));
+}
+
+/* out [rows, width] = in [rows, inputs] times the weight, plus the stream. */
+static void add_to_stream(const gpt *g, int which, float *out, const float *in, const float *weight,
+                          const float *bias, const float *stream, int64_t inputs)
+{
+	const int64_t rows = (int64_t)g->batch * g->length;
+
+	dk_linear_forward(out, in, weight, bias, g->dropout > 0 ? NULL : stream, rows, inputs, g->config.width);
+	if (g->dropout == 0)
+		return;
+	drop(g, which, out, out);
+	dk_add(out, out, stream, stream_elements(g));
+}
+
+/* The gradient of what was added to the stream; in dnorm, which is free then. */
+static const float *added_gradient(const gpt *g, int which)
+{
+	if (g->dropout == 0)
+		return g->dstream;
+	drop(g, which, g->dnorm, g->dstream);
+	return g->dnorm;
+}
+
+/* ---- forward ------------------------------------------------------------------------------ */
+
 static void forward_layer(gpt *g, int layer, const float *in)
 {
 	float *const *p = g->data + layer_param(layer, 0);
@@ -39,15 +95,15 @@ static void forward_layer(gpt *g, int layer, const float *in)
 	                  3 * width);
 	dk_attention_forward(l->attended, l->lse, l->qkv, g->batch, g->length, g->config.heads,
 	                     width);
-	dk_linear_forward(l->middle, l->attended, p[ATTN_PROJ_WEIGHT], p[ATTN_PROJ_BIAS], in,
-	                  rows, width, width);
+	add_to_stream(g, drop_of(layer, 0), l->middle, l->attended, p[ATTN_PROJ_WEIGHT], p[ATTN_PROJ_BIAS], in,
+	              width);
 	dk_layernorm_forward(l->ln_2, l->ln_2_mean, l->ln_2_rstd, l->middle, p[LN_2_WEIGHT],
 	                     p[LN_2_BIAS], rows, width);
 	dk_linear_forward(l->fc, l->ln_2, p[FC_WEIGHT], p[FC_BIAS], NULL, rows, width,
 	                  4 * width);
 	dk_gelu_forward(l->fc_gelu, l->fc, rows * 4 * width);
-	dk_linear_forward(l->out, l->fc_gelu, p[FC_PROJ_WEIGHT], p[FC_PROJ_BIAS], l->middle,
-	                  rows, 4 * width, width);
+	add_to_stream(g, drop_of(layer, 1), l->out, l->fc_gelu, p[FC_PROJ_WEIGHT], p[FC_PROJ_BIAS], l->middle,
+	              4 * width);
 }
 
 /* Up to the final layernorm, which is left in g->ln_f. */
@@ -61,6 +117,8 @@ static void forward_stream(gpt *g, int batch, int length)
 	read_params(g, WTE, LAYER_0);
 	dk_embedding_forward(g->embedded, g->tokens, g->data[WTE], g->data[WPE], batch, length,
 	                     width);
+	if (g->dropout > 0)
+		drop(g, EMBEDDING_DROP, g->embedded, g->embedded);
 	for (int i = 0; i < g->config.layers; i++) {
 		forward_layer(g, i, stream);
 		stream = g->layers[i].out;
@@ -104,6 +162,7 @@ void gpt_next_logits(gpt *g, const int32_t *tokens, int length, float *logits)
 {
 	int64_t width = g->config.width, last = (length - 1) * width;
 
+	g->dropout = 0;
 	dk_copy(g->tokens, tokens, (size_t)length * sizeof(int32_t));
 	forward_stream(g, 1, length);
 	dk_gemm(&(dk_gemm_args){.transpose_b = true, .m = 1, .n = g->config.vocab, .k = width,
@@ -138,11 +197,12 @@ static void backward_mlp(gpt *g, int layer, struct teller *t)
 	struct gpt_layer *l = &g->layers[layer];
 	int64_t width = g->config.width, rows = (int64_t)g->batch * g->length;
 
-	dk_linear_backward_params(d[FC_PROJ_WEIGHT], d[FC_PROJ_BIAS], g->dstream, l->fc_gelu,
+	const float *added = added_gradient(g, drop_of(layer, 1));
+	dk_linear_backward_params(d[FC_PROJ_WEIGHT], d[FC_PROJ_BIAS], added, l->fc_gelu,
 	                          rows, 4 * width, width);
 	tell(t, first + FC_PROJ_BIAS);
 	tell(t, first + FC_PROJ_WEIGHT);
-	dk_linear_backward_input(g->dwide, g->dstream, p[FC_PROJ_WEIGHT], rows, 4 * width, width);
+	dk_linear_backward_input(g->dwide, added, p[FC_PROJ_WEIGHT], rows, 4 * width, width);
 	dk_gelu_backward(g->dwide, l->fc, rows * 4 * width);
 	dk_linear_backward_params(d[FC_WEIGHT], d[FC_BIAS], g->dwide, l->ln_2, rows, width,
 	                          4 * width);
@@ -162,11 +222,12 @@ static void backward_attention(gpt *g, int layer, const float *in, struct teller
 	struct gpt_layer *l = &g->layers[layer];
 	int64_t width = g->config.width, rows = (int64_t)g->batch * g->length;
 
-	dk_linear_backward_params(d[ATTN_PROJ_WEIGHT], d[ATTN_PROJ_BIAS], g->dstream,
+	const float *added = added_gradient(g, drop_of(layer, 0));
+	dk_linear_backward_params(d[ATTN_PROJ_WEIGHT], d[ATTN_PROJ_BIAS], added,
 	                          l->attended, rows, width, width);
 	tell(t, first + ATTN_PROJ_BIAS);
 	tell(t, first + ATTN_PROJ_WEIGHT);
-	dk_linear_backward_input(g->dattended, g->dstream, p[ATTN_PROJ_WEIGHT], rows, width,
+	dk_linear_backward_input(g->dattended, added, p[ATTN_PROJ_WEIGHT], rows, width,
 	                         width);
 	dk_attention_backward(g->dwide, g->dattended, l->qkv, l->attended, l->lse, g->batch,
 	                      g->length, g->config.heads, width);
@@ -201,6 +262,8 @@ static void backward_embedding(gpt *g, gpt_rows_fn rows, struct teller *t)
 {
 	int64_t width = g->config.width, count = (int64_t)g->batch * g->length;
 
+	if (g->dropout > 0)
+		drop(g, EMBEDDING_DROP, g->dstream, g->dstream);
 	dk_embedding_backward(rows != NULL ? NULL : g->grad[WTE], g->grad[WPE], g->dstream,
 	                      g->tokens, g->batch, g->length, width);
 	tell(t, WPE);

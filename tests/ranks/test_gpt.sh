@@ -67,7 +67,7 @@ every_option_is_in_help() {
 	run --help || return
 	local option
 	for option in data format layers heads width vocab length untied batch accumulate \
-		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip seed dtype checkpoint checkpoint-every checkpoint-beside resume keep metrics trace \
+		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip dropout seed dtype checkpoint checkpoint-every checkpoint-beside resume keep metrics trace \
 		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb no-overlap no-communication device spawn threads \
 		generate json verbose version; do
 		says "^  --$option\\b" || { echo "# --help does not tell of --$option"; return 1; }
@@ -139,6 +139,17 @@ resumed_equals_uninterrupted() {
 		mkdir "$work/g" && cp "$work/f/step-00000005.safetensors" "$work/g" &&
 		train --spawn 2 --steps 12 --accumulate 2 --checkpoint "$work/g" --resume &&
 		same "$work/f/step-00000012.safetensors" "$work/g/step-00000012.safetensors"
+}
+
+dropped=(--spawn 2 --steps 6 --accumulate 2 --dropout 0.2)
+
+dropout_goes_on_where_it_was() {
+	train "${dropped[@]}" --checkpoint "$work/drop" --checkpoint-every 2 &&
+		mkdir "$work/drop_on" && cp "$work/drop/step-00000002.safetensors" "$work/drop_on" &&
+		train "${dropped[@]}" --checkpoint "$work/drop_on" --resume &&
+		same "$work/drop/step-00000006.safetensors" "$work/drop_on/step-00000006.safetensors" &&
+		train "${dropped[@]}" --dropout 0 --checkpoint "$work/drop_none" &&
+		! cmp -s "$work/drop/step-00000006.safetensors" "$work/drop_none/step-00000006.safetensors"
 }
 
 # bf16 ARGUMENT...: a small model trained in bf16
@@ -334,6 +345,7 @@ check "so do two runs of several threads" two_runs_of_many_threads_do_too
 check "the way that gradients take does not change a byte" the_way_of_gradients_does_not_change_a_byte
 check "the summary tells of the update" summary_tells_of_the_update
 check "a resumed run equals an uninterrupted one" resumed_equals_uninterrupted
+check "dropout goes on where it was" dropout_goes_on_where_it_was
 check "the loss falls in bf16" loss_falls --dtype bf16
 check "bf16 resumes bit for bit" bf16_resumes_bit_for_bit plain
 check "so it does with gradients in bf16, by Muon" bf16_resumes_bit_for_bit compress --compress bf16 \
@@ -368,6 +380,9 @@ check "heads must divide the width" refuses 'width 100 is not a multiple of the 
 check "numbers are checked" refuses '--steps 1x: not a whole number' --data "$work/text" --steps 1x
 check "numbers have a range" refuses '--batch 0: not a whole number from 1' --data "$work/text" --batch 0
 check "reals are checked" refuses '--lr nan: not a number' --data "$work/text" --lr nan
+check "not all can be dropped" refuses '--dropout 1: must be below 1' --data "$work/text" --dropout 1
+check "dropout is refused in bf16" refuses '--dropout computes in f32 on the host only' --data "$work/text" \
+	--dropout 0.1 --dtype bf16
 check "unknown options are refused" refuses 'unrecognized option' --data "$work/text" --frobnicate
 check "unknown optimizers are refused" refuses 'choose adamw, sgd, adam, lamb, adafactor or muon' --data "$work/text" \
 	--optimizer best

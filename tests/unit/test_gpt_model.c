@@ -119,7 +119,7 @@ static void check_tensor(struct rig *r, int param, const int32_t *tokens, int ba
 		fail_msg("%s: gradient %.6g, by differences %.6g", r->params[param].name, norm, slope);
 }
 
-static void check_gradients(const gpt_config *config, int batch, int length)
+static void check_gradients(const gpt_config *config, int batch, int length, double dropout)
 {
 	struct rig r = make_rig(config, batch);
 	int32_t tokens[64];
@@ -127,6 +127,7 @@ static void check_gradients(const gpt_config *config, int batch, int length)
 	assert_true(batch * (length + 1) <= 64);
 	fill_tokens(tokens, batch * (length + 1), config->vocab);
 	roughen(&r);
+	gpt_set_dropout(r.model, dropout, 5, 3);
 	gpt_forward(r.model, tokens, batch, length);
 	assert_int_equal(gpt_backward(r.model, count_ready, NULL, &r), DDP_OK);
 	assert_int_equal(r.last, 0);
@@ -144,9 +145,10 @@ static void gradients_are_those_of_the_loss(void **state)
 		.untied = true};
 
 	(void)state;
-	check_gradients(&tied, 3, 9);
-	check_gradients(&tied, 2, 4);
-	check_gradients(&untied, 4, 5);
+	check_gradients(&tied, 3, 9, 0);
+	check_gradients(&tied, 2, 4, 0);
+	check_gradients(&untied, 4, 5, 0);
+	check_gradients(&untied, 4, 5, 0.3);
 }
 
 /* Keeps the dense part as it is when it is told ready, to see that it stays. */
@@ -419,10 +421,42 @@ static void a_mixed_model_is_that_of_f32_within_rounding(void **state)
 	free_rig(&mixed);
 }
 
+static void dropout_hangs_on_its_seed_and_the_pass_alone(void **state)
+{
+	const gpt_config config = {.layers = 2, .heads = 2, .width = 32, .vocab = 30, .length = 8};
+	static const struct { double probability; uint64_t seed, pass; } passes[] = {
+		{0, 0, 0}, {0.2, 1, 0}, {0.2, 1, 1}, {0.2, 2, 0}, {0.3, 1, 0}, {0.2, 1, 0},
+	};
+	enum { PASSES = sizeof(passes) / sizeof(passes[0]) };
+	struct rig r = make_rig(&config, 4);
+	float with[30], without[30];
+	double loss[PASSES];
+	int32_t tokens[36];
+
+	(void)state;
+	fill_tokens(tokens, 36, config.vocab);
+	roughen(&r);
+	for (int i = 0; i < PASSES; i++) {
+		gpt_set_dropout(r.model, passes[i].probability, passes[i].seed, passes[i].pass);
+		loss[i] = gpt_forward(r.model, tokens, 4, 8);
+	}
+	for (int i = 1; i < PASSES - 1; i++)
+		for (int k = 0; k < i; k++)
+			assert_true(loss[i] != loss[k]);
+	assert_true(loss[PASSES - 1] == loss[1]);
+	/* What comes next is asked without. */
+	gpt_next_logits(r.model, tokens, 8, with);
+	gpt_set_dropout(r.model, 0, 0, 0);
+	gpt_next_logits(r.model, tokens, 8, without);
+	assert_memory_equal(with, without, sizeof(with));
+	free_rig(&r);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(gradients_are_those_of_the_loss),
+		cmocka_unit_test(dropout_hangs_on_its_seed_and_the_pass_alone),
 		cmocka_unit_test(embedding_comes_as_rows_after_the_dense_part),
 		cmocka_unit_test(two_micro_batches_add_up),
 		cmocka_unit_test(loss_falls_far_below_chance),
