@@ -20,10 +20,12 @@ void dk_cuda_enter(dk_queue *queue)
 {
 	dk_cuda_queue *q = own(queue);
 
-	if (q->gpu != NULL && q->gpu->context != NULL && dk_gpu_enter(q->gpu))
+	const cudaError_t error = q->gpu != NULL && q->gpu->context != NULL ? dk_gpu_enter(q->gpu)
+	                                                                     : cudaErrorDeviceUninitialized;
+	if (error == cudaSuccess)
 		q->entered++;
 	else
-		dk_cuda_check(q, cudaErrorDeviceUninitialized, "its GPU");
+		dk_cuda_check(q, error, "cuCtxPushCurrent");
 }
 
 void dk_cuda_leave(dk_queue *queue)

@@ -8,7 +8,6 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
-#include <stdbool.h>
 #include <stddef.h>
 
 typedef struct dk_gpu {
@@ -56,10 +55,10 @@ static inline cudaError_t dk_gpu_open(dk_gpu *gpu, int index)
 	return (cudaError_t)result; /* the same numbers */
 }
 
-/* False: it could not, and there is nothing to leave. */
-static inline bool dk_gpu_enter(const dk_gpu *gpu)
+/* Unless it could, there is nothing to leave. */
+static inline cudaError_t dk_gpu_enter(const dk_gpu *gpu)
 {
-	return gpu->push(gpu->context) == CUDA_SUCCESS;
+	return (cudaError_t)gpu->push(gpu->context); /* the same numbers */
 }
 
 static inline void dk_gpu_leave(const dk_gpu *gpu)

@@ -13,7 +13,7 @@
 #include "device/device.h"
 
 /* Grows with each change of this header, or of the types of device.h. */
-enum { DDP_DEVICE_VERSION = 3 };
+enum { DDP_DEVICE_VERSION = 4 };
 
 #define DDP_DEVICE_MODULE_SYMBOL "ddp_device_module"
 
@@ -34,7 +34,7 @@ typedef struct ddp_device_backend {
 	ddp_status (*open)(const ddp_device_request *request, ddp_device_info *info, void **self);
 	void (*close)(void *self);
 	ddp_status (*error)(void *self);
-	void (*within)(void *self, ddp_device_function function, void *argument);
+	ddp_status (*within)(void *self, ddp_device_function function, void *argument);
 
 	ddp_status (*alloc)(void *self, size_t bytes, void **memory);
 	ddp_status (*free)(void *self, void *memory);

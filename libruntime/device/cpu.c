@@ -40,10 +40,11 @@ static ddp_status cpu_error(void *self)
 	return DDP_OK;
 }
 
-static void cpu_within(void *self, ddp_device_function function, void *argument)
+static ddp_status cpu_within(void *self, ddp_device_function function, void *argument)
 {
 	(void)self;
 	function(argument);
+	return DDP_OK;
 }
 
 static ddp_status cpu_alloc(void *self, size_t bytes, void **memory)

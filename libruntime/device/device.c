@@ -132,9 +132,9 @@ ddp_status ddp_device_error(ddp_device *device)
 	return device->backend->error(device->self);
 }
 
-void ddp_device_within(ddp_device *device, ddp_device_function function, void *argument)
+ddp_status ddp_device_within(ddp_device *device, ddp_device_function function, void *argument)
 {
-	device->backend->within(device->self, function, argument);
+	return device->backend->within(device->self, function, argument);
 }
 
 /* ---- memory ---- */

@@ -84,8 +84,9 @@ ddp_status ddp_device_error(ddp_device *device);
 typedef void (*ddp_device_function)(void *argument);
 
 /* Calls the function at once, in the calling thread, for which the device is meanwhile the
-   one that CUDA's own calls are for: to call libraries that have no word for a device. */
-void ddp_device_within(ddp_device *device, ddp_device_function function, void *argument);
+   one that CUDA's own calls are for: to call libraries that have no word for a device.
+   Unless it is DDP_OK, the device cannot be used any more, and nothing was called. */
+ddp_status ddp_device_within(ddp_device *device, ddp_device_function function, void *argument);
 
 /* ---- memory ---- */
 

@@ -109,12 +109,16 @@ static ddp_status test_error(void *self)
 
 static _Thread_local int within;
 
-static void test_within(void *self, ddp_device_function function, void *argument)
+static ddp_status test_within(void *self, ddp_device_function function, void *argument)
 {
-	(void)self;
+	const ddp_status status = test_error(self);
+
+	if (status != DDP_OK)
+		return status;
 	within++;
 	function(argument);
 	within--;
+	return DDP_OK;
 }
 
 bool ddp_test_device_within(void)

@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "comm/nccl/abi.h"
+#include "comm/nccl/lane.h"
 #include "tests/support/comm_cases.h"
 #include "tests/support/nccl_ranks.h"
 
@@ -474,6 +475,49 @@ static void what_hangs_is_late(void **state)
 	assert_int_equal(test_world_run(&world), 0);
 }
 
+/* ---- a device that is gone -------------------------------------------------------------------- */
+
+/* As after a cudaDeviceReset(): NCCL is asked for nothing any more, also not to free. */
+static int lose_its_device(ddp_comm *comm, void *argument)
+{
+	void *memory, *none = NULL;
+	ddp_device_queue *other;
+	ddp_comm *part;
+	on_device d;
+
+	(void)argument;
+	test_nccl_set_up(&d, comm);
+	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
+	const ddp_collective all = test_nccl_operation(&d, DDP_ALL_REDUCE);
+	CHECK_OK(ddp_run(part, &all));
+	CHECK_OK(ddp_mem_alloc_on(part, DDP_MEMORY_DEVICE, sizeof(float), &memory));
+	const int allocated = d.nccl->allocated;
+	const ddp_nccl_lane *lane = part->lanes.of[DDP_MEMORY_DEVICE][0].self;
+	const ddp_nccl *nccl = lane->nccl;
+	ddp_nccl_handle *handle = lane->handle;
+	/* Two queues write the same bytes, and no event orders them. */
+	CHECK_OK(ddp_device_queue_create(d.device, DDP_DEVICE_NORMAL, &other));
+	CHECK_OK(ddp_device_fill(d.device, d.stream, d.memory, 1, sizeof(float)));
+	CHECK(ddp_device_fill(d.device, other, d.memory, 2, sizeof(float)) == DDP_ERR_STATE);
+	CHECK(ddp_mem_alloc_on(part, DDP_MEMORY_DEVICE, sizeof(float), &none) == DDP_ERR_STATE);
+	CHECK(test_nccl_says("device test is broken"));
+	CHECK(ddp_run(part, &all) == DDP_ERR_STATE);
+	CHECK(test_nccl_says("device test is broken"));
+	CHECK(ddp_mem_free(part, memory) == DDP_ERR_STATE);
+	CHECK(test_nccl_says("device test is broken"));
+	CHECK(none == NULL && d.nccl->allocated == allocated && d.nccl->registered == 1);
+	CHECK_OK(ddp_comm_free(part));
+	CHECK(d.nccl->ends == 0 && d.nccl->aborts == 0);
+	(void)nccl->abort(handle); /* a reset takes it along; the stand-in's has to be freed */
+	return 0;
+}
+
+static void nccl_is_not_called_for_a_device_that_is_gone(void **state)
+{
+	(void)state;
+	test_nccl_run(1, lose_its_device, NULL);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -490,6 +534,7 @@ int main(void)
 		cmocka_unit_test(what_nccl_tells_later_is_told),
 		cmocka_unit_test(what_hangs_ends_when_it_is_aborted),
 		cmocka_unit_test(what_hangs_is_late),
+		cmocka_unit_test(nccl_is_not_called_for_a_device_that_is_gone),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -440,8 +440,8 @@ static ddp_status go_through(void *self)
 	DO(cuda->event_sync(self, event));
 	DO(cuda->error(self));
 	int current = -1;
-	cuda->within(self, note_current, &current);
-	assert_int_equal(current, 1);
+	DO(cuda->within(self, note_current, &current));
+	assert_int_equal(current, status == DDP_OK ? 1 : -1);
 	if (event != NULL)
 		DO(cuda->event_free(self, event));
 	if (queue != NULL)
@@ -510,15 +510,32 @@ static void a_thread_is_left_with_the_gpu_that_it_had(void **state)
 
 static void a_context_that_is_gone_is_told(void **state)
 {
-	void *self = NULL, *memory = NULL;
+	void *self = NULL, *memory = NULL, *pinned = NULL, *none = NULL;
+	ddp_device_queue *queue = NULL;
+	ddp_device_event *event = NULL;
+	int current = -1;
 
 	(void)state;
 	assert_int_equal(open_index(1, &self), DDP_OK);
+	assert_int_equal(cuda->alloc(self, 64, &memory), DDP_OK);
+	assert_int_equal(cuda->host_alloc(self, 64, &pinned), DDP_OK);
+	assert_int_equal(cuda->queue_create(self, DDP_DEVICE_NORMAL, &queue), DDP_OK);
+	assert_int_equal(cuda->event_create(self, &event), DDP_OK);
 	runtime.failing = "cuCtxPushCurrent";
-	FAILS(cuda->alloc(self, 64, &memory), DDP_ERR_IO, "cudaMalloc: its context cannot be used any more");
-	assert_int_equal(runtime.current, 2);
-	runtime.failing = NULL;
+	FAILS(go_through(self), DDP_ERR_IO, "device cuda:1: cuCtxPushCurrent: something else");
+	FAILS(cuda->alloc(self, 64, &none), DDP_ERR_IO, "its context is gone");
+	FAILS(cuda->fill(self, queue, memory, 0, 64), DDP_ERR_IO, "as after a cudaDeviceReset()");
+	FAILS(cuda->error(self), DDP_ERR_IO, "call it after ddp_finalize()");
+	FAILS(cuda->within(self, note_current, &current), DDP_ERR_IO, "cuCtxPushCurrent");
+	assert_int_equal(current, -1);
+	assert_null(none);
+	assert_int_equal(cuda->event_free(self, event), DDP_OK);
+	assert_int_equal(cuda->queue_free(self, queue), DDP_OK);
+	assert_int_equal(cuda->free(self, memory), DDP_OK);
+	assert_int_equal(cuda->host_free(self, pinned), DDP_OK);
 	cuda->close(self);
+	assert_int_equal(runtime.on_other, 0);
+	assert_int_equal(runtime.current, 2);
 }
 
 static void work_that_is_not_done_is_no_error(void **state)

@@ -72,8 +72,9 @@ ddp_status ddp_nccl_begin(const ddp_nccl *nccl, ddp_device *device, int ranks, i
 	};
 
 	*handle = NULL;
-	ddp_device_within(device, begin, &b);
-	const ddp_status status = ddp_nccl_status(nccl, *handle, b.result, "ncclCommInitRankConfig()");
+	ddp_status status = ddp_device_within(device, begin, &b);
+	if (status == DDP_OK)
+		status = ddp_nccl_status(nccl, *handle, b.result, "ncclCommInitRankConfig()");
 	if (status != DDP_OK && *handle != NULL) {
 		ddp_nccl_abort(nccl, device, *handle);
 		*handle = NULL;
@@ -107,7 +108,11 @@ static void call_abort(void *argument)
 
 static void *abort_in_thread(void *argument)
 {
-	ddp_device_within(((ddp_nccl_aborting *)argument)->device, call_abort, argument);
+	ddp_nccl_aborting *a = argument;
+
+	if (ddp_device_within(a->device, call_abort, a) != DDP_OK ||
+	    ddp_nccl_status(a->nccl, NULL, a->result, "ncclCommAbort()") != DDP_OK)
+		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 	return NULL;
 }
 
@@ -126,9 +131,7 @@ void ddp_nccl_await_abort(ddp_nccl_aborting *a)
 {
 	if (a->in_thread)
 		pthread_join(a->thread, NULL);
-	if (a->handle != NULL && ddp_nccl_status(a->nccl, NULL, a->result, "ncclCommAbort()") != DDP_OK)
-		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
-	a->handle = NULL;
+	a->in_thread = false;
 }
 
 void ddp_nccl_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle)
@@ -136,7 +139,6 @@ void ddp_nccl_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *h
 	ddp_nccl_aborting a = { .nccl = nccl, .device = device, .handle = handle };
 
 	abort_in_thread(&a);
-	ddp_nccl_await_abort(&a);
 }
 
 static void call_finalize(void *argument)
@@ -169,8 +171,8 @@ bool ddp_nccl_begin_end(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handl
 
 	if (!await_ready(nccl, handle, deadline_ns))
 		return false;
-	ddp_device_within(device, call_finalize, &e);
-	return ddp_nccl_status(nccl, handle, e.result, "ncclCommFinalize()") == DDP_OK;
+	return ddp_device_within(device, call_finalize, &e) == DDP_OK &&
+	       ddp_nccl_status(nccl, handle, e.result, "ncclCommFinalize()") == DDP_OK;
 }
 
 void ddp_nccl_end(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle, bool begun,
@@ -182,8 +184,8 @@ void ddp_nccl_end(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *han
 		ddp_nccl_abort(nccl, device, handle);
 		return;
 	}
-	ddp_device_within(device, call_destroy, &e);
-	if (ddp_nccl_status(nccl, NULL, e.result, "ncclCommDestroy()") != DDP_OK)
+	if (ddp_device_within(device, call_destroy, &e) != DDP_OK ||
+	    ddp_nccl_status(nccl, NULL, e.result, "ncclCommDestroy()") != DDP_OK)
 		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 }
 

@@ -42,7 +42,9 @@ static ddp_status get_memory(ddp_nccl_lane *lane, size_t bytes, ddp_nccl_buffer 
 	allocation a = { .nccl = lane->nccl, .bytes = bytes };
 
 	if (lane->nccl->mem_alloc != NULL && lane->nccl->mem_free != NULL) {
-		ddp_device_within(lane->device, call_alloc, &a);
+		const ddp_status status = ddp_device_within(lane->device, call_alloc, &a);
+		if (status != DDP_OK)
+			return status;
 		b->memory = a.memory;
 		b->is_nccls = ddp_nccl_status(lane->nccl, NULL, a.result, "ncclMemAlloc()") == DDP_OK;
 		if (b->is_nccls)
@@ -58,8 +60,8 @@ static ddp_status give_back(ddp_nccl_lane *lane, const ddp_nccl_buffer *b)
 
 	if (!b->is_nccls)
 		return ddp_device_free(lane->device, b->memory);
-	ddp_device_within(lane->device, call_free, &a);
-	return ddp_nccl_status(lane->nccl, NULL, a.result, "ncclMemFree()");
+	const ddp_status status = ddp_device_within(lane->device, call_free, &a);
+	return status == DDP_OK ? ddp_nccl_status(lane->nccl, NULL, a.result, "ncclMemFree()") : status;
 }
 
 typedef struct registration {
@@ -89,8 +91,8 @@ static void add_to_nccl(const ddp_nccl_lane *lane, ddp_nccl_buffer *b, size_t by
 
 	if (lane->handle == NULL || lane->nccl->add_buffer == NULL || lane->nccl->remove_buffer == NULL)
 		return;
-	ddp_device_within(lane->device, call_add, &r);
-	if (ddp_nccl_status(lane->nccl, lane->handle, r.result, "ncclCommRegister()") == DDP_OK)
+	if (ddp_device_within(lane->device, call_add, &r) == DDP_OK &&
+	    ddp_nccl_status(lane->nccl, lane->handle, r.result, "ncclCommRegister()") == DDP_OK)
 		return;
 	b->registration = NULL;
 	ddp_log(DDP_LOG_DEBUG, "%s: operations on this memory take a copy", ddp_last_error());
@@ -102,9 +104,9 @@ static void remove_from_nccl(const ddp_nccl_lane *lane, ddp_nccl_buffer *b)
 
 	if (b->registration == NULL || lane->handle == NULL)
 		return;
-	ddp_device_within(lane->device, call_remove, &r);
+	const ddp_status status = ddp_device_within(lane->device, call_remove, &r);
 	b->registration = NULL;
-	if (ddp_nccl_status(lane->nccl, lane->handle, r.result, "ncclCommDeregister()") != DDP_OK)
+	if (status != DDP_OK || ddp_nccl_status(lane->nccl, lane->handle, r.result, "ncclCommDeregister()") != DDP_OK)
 		ddp_log(DDP_LOG_DEBUG, "%s", ddp_last_error());
 }
 

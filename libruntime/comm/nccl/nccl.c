@@ -92,7 +92,7 @@ static void advance_within(void *argument)
 static void advance(ddp_nccl_lane *lane)
 {
 	if (!lane->aborted && lane->error == DDP_OK)
-		ddp_device_within(lane->device, advance_within, lane);
+		note_error(lane, ddp_device_within(lane->device, advance_within, lane));
 	tell_error(lane);
 }
 

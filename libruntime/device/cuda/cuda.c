@@ -43,32 +43,36 @@ static ddp_status result(const cuda_device *device, cudaError_t error, const cha
 	                    cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-static bool enter(const cuda_device *device)
+/* For one call, which leave() ends: no other GPU is asked for what is meant for this one. */
+static ddp_status enter(const cuda_device *device)
 {
-	return dk_gpu_enter(&device->gpu);
+	const cudaError_t error = dk_gpu_enter(&device->gpu);
+
+	if (error == cudaSuccess)
+		return DDP_OK;
+	return device->fail(DDP_ERR_IO, "device cuda:%d: cuCtxPushCurrent: %s (%s): its context is gone, with all that "
+	                    "libddp has on this GPU, as after a cudaDeviceReset() in this process: leave that out, or call "
+	                    "it after ddp_finalize()", device->index, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-/* The end of a call: `error` is what `call` returned. */
-static ddp_status leave(const cuda_device *device, bool entered, cudaError_t error, const char *call)
+/* `error` is what `call` returned. */
+static ddp_status leave(const cuda_device *device, cudaError_t error, const char *call)
 {
-	ddp_status status = result(device, error, call);
+	const ddp_status status = result(device, error, call);
 
-	if (entered)
-		dk_gpu_leave(&device->gpu);
-	else if (status == DDP_OK)
-		status = device->fail(DDP_ERR_IO, "device cuda:%d: %s: its context cannot be used any more", device->index, call);
+	dk_gpu_leave(&device->gpu);
 	return status;
 }
 
-/* The same for what frees: on a GPU that is broken, nothing is left to be freed. */
-static ddp_status leave_free(const cuda_device *device, bool entered, cudaError_t error,
-                             const char *call)
+/* The same for what frees: on a GPU that is broken, or whose context is gone, nothing is left
+   to be freed. */
+static ddp_status leave_free(const cuda_device *device, cudaError_t error, const char *call)
 {
 	if (error != cudaSuccess && cudaEventQuery(device->probe) != cudaSuccess) {
 		cudaGetLastError();
 		error = cudaSuccess;
 	}
-	return leave(device, entered, error, call);
+	return leave(device, error, call);
 }
 
 /* ---- device ---- */
@@ -116,20 +120,20 @@ static ddp_status describe(const cuda_device *device, ddp_device_info *info)
 static ddp_status start(cuda_device *device)
 {
 	int lowest = 0;
-	const bool entered = enter(device);
-	cudaError_t error = cudaDeviceGetStreamPriorityRange(&lowest, &device->highest_priority);
+	const ddp_status status = enter(device);
 
+	if (status != DDP_OK)
+		return status;
+	const cudaError_t error = cudaDeviceGetStreamPriorityRange(&lowest, &device->highest_priority);
 	if (error != cudaSuccess)
-		return leave(device, entered, error, "cudaDeviceGetStreamPriorityRange");
-	error = cudaEventCreateWithFlags(&device->probe, cudaEventDisableTiming);
-	return leave(device, entered, error, "cudaEventCreateWithFlags");
+		return leave(device, error, "cudaDeviceGetStreamPriorityRange");
+	return leave(device, cudaEventCreateWithFlags(&device->probe, cudaEventDisableTiming), "cudaEventCreateWithFlags");
 }
 
 static void destroy_probe(const cuda_device *device)
 {
-	const bool entered = enter(device);
-
-	(void)leave_free(device, entered, cudaEventDestroy(device->probe), "cudaEventDestroy");
+	if (enter(device) == DDP_OK)
+		(void)leave_free(device, cudaEventDestroy(device->probe), "cudaEventDestroy");
 }
 
 static ddp_status cuda_open(const ddp_device_request *request, ddp_device_info *info, void **self)
@@ -171,29 +175,33 @@ static void cuda_close(void *self)
 static ddp_status cuda_error(void *self)
 {
 	const cuda_device *device = self;
-	const bool entered = enter(device);
+	const ddp_status status = enter(device);
 
-	return leave(device, entered, cudaEventQuery(device->probe), "work enqueued earlier");
+	return status == DDP_OK
+		? leave(device, cudaEventQuery(device->probe), "work enqueued earlier") : status;
 }
 
-static void cuda_within(void *self, ddp_device_function function, void *argument)
+static ddp_status cuda_within(void *self, ddp_device_function function, void *argument)
 {
 	const cuda_device *device = self;
-	const bool entered = enter(device);
+	const ddp_status status = enter(device);
 
+	if (status != DDP_OK)
+		return status;
 	function(argument);
-	if (entered)
-		dk_gpu_leave(&device->gpu);
+	dk_gpu_leave(&device->gpu);
+	return DDP_OK;
 }
 
 /* ---- memory ---- */
 
 static ddp_status cuda_alloc(void *self, size_t bytes, void **memory)
 {
-	const bool entered = enter(self);
+	ddp_status status = enter(self);
 	void *got = NULL;
-	ddp_status status = leave(self, entered, cudaMalloc(&got, bytes), "cudaMalloc");
 
+	if (status == DDP_OK)
+		status = leave(self, cudaMalloc(&got, bytes), "cudaMalloc");
 	if (status == DDP_OK)
 		*memory = got;
 	return status;
@@ -201,18 +209,16 @@ static ddp_status cuda_alloc(void *self, size_t bytes, void **memory)
 
 static ddp_status cuda_free(void *self, void *memory)
 {
-	const bool entered = enter(self);
-
-	return leave_free(self, entered, cudaFree(memory), "cudaFree");
+	return enter(self) == DDP_OK ? leave_free(self, cudaFree(memory), "cudaFree") : DDP_OK;
 }
 
 static ddp_status cuda_host_alloc(void *self, size_t bytes, void **memory)
 {
-	const bool entered = enter(self);
+	ddp_status status = enter(self);
 	void *got = NULL;
-	ddp_status status = leave(self, entered, cudaHostAlloc(&got, bytes, cudaHostAllocPortable),
-	                          "cudaHostAlloc");
 
+	if (status == DDP_OK)
+		status = leave(self, cudaHostAlloc(&got, bytes, cudaHostAllocPortable), "cudaHostAlloc");
 	if (status == DDP_OK)
 		*memory = got;
 	return status;
@@ -220,9 +226,7 @@ static ddp_status cuda_host_alloc(void *self, size_t bytes, void **memory)
 
 static ddp_status cuda_host_free(void *self, void *memory)
 {
-	const bool entered = enter(self);
-
-	return leave_free(self, entered, cudaFreeHost(memory), "cudaFreeHost");
+	return enter(self) == DDP_OK ? leave_free(self, cudaFreeHost(memory), "cudaFreeHost") : DDP_OK;
 }
 
 static bool cuda_owns(void *self, const void *address)
@@ -259,13 +263,13 @@ static ddp_status cuda_queue_create(void *self, ddp_device_priority priority,
                                     ddp_device_queue **queue)
 {
 	const cuda_device *device = self;
-	const bool entered = enter(device);
+	ddp_status status = enter(device);
 	const int chosen = priority == DDP_DEVICE_HIGH ? device->highest_priority : 0;
 	cudaStream_t stream = NULL;
-	ddp_status status = leave(device, entered,
-	                          cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, chosen),
-	                          "cudaStreamCreateWithPriority");
 
+	if (status == DDP_OK)
+		status = leave(device, cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, chosen),
+		               "cudaStreamCreateWithPriority");
 	if (status == DDP_OK)
 		*queue = (ddp_device_queue *)stream;
 	return status;
@@ -274,86 +278,94 @@ static ddp_status cuda_queue_create(void *self, ddp_device_priority priority,
 static ddp_status cuda_queue_free(void *self, ddp_device_queue *queue)
 {
 	const cudaStream_t stream = (cudaStream_t)queue;
-	const bool entered = enter(self);
-	cudaError_t error = cudaStreamSynchronize(stream);
 
+	if (enter(self) != DDP_OK)
+		return DDP_OK;
+	const cudaError_t error = cudaStreamSynchronize(stream);
 	if (error != cudaSuccess)
-		return leave_free(self, entered, error, "cudaStreamSynchronize");
-	return leave_free(self, entered, cudaStreamDestroy(stream), "cudaStreamDestroy");
+		return leave_free(self, error, "cudaStreamSynchronize");
+	return leave_free(self, cudaStreamDestroy(stream), "cudaStreamDestroy");
 }
 
 static ddp_status cuda_queue_query(void *self, ddp_device_queue *queue, bool *done)
 {
-	const bool entered = enter(self);
-	cudaError_t error = cudaStreamQuery((cudaStream_t)queue);
+	const ddp_status status = enter(self);
 
+	if (status != DDP_OK)
+		return status;
+	cudaError_t error = cudaStreamQuery((cudaStream_t)queue);
 	if (error == cudaSuccess || error == cudaErrorNotReady)
 		*done = error == cudaSuccess;
 	if (error == cudaErrorNotReady) {
 		cudaGetLastError();
 		error = cudaSuccess;
 	}
-	return leave(self, entered, error, "cudaStreamQuery");
+	return leave(self, error, "cudaStreamQuery");
 }
 
 static ddp_status cuda_queue_sync(void *self, ddp_device_queue *queue)
 {
-	const bool entered = enter(self);
+	const ddp_status status = enter(self);
 
-	return leave(self, entered, cudaStreamSynchronize((cudaStream_t)queue), "cudaStreamSynchronize");
+	return status == DDP_OK
+		? leave(self, cudaStreamSynchronize((cudaStream_t)queue), "cudaStreamSynchronize")
+		: status;
 }
 
 static ddp_status cuda_queue_wait(void *self, ddp_device_queue *queue, ddp_device_event *event)
 {
-	const bool entered = enter(self);
+	const ddp_status status = enter(self);
 
-	return leave(self, entered, cudaStreamWaitEvent((cudaStream_t)queue, (cudaEvent_t)event, 0),
-	             "cudaStreamWaitEvent");
+	return status == DDP_OK
+		? leave(self, cudaStreamWaitEvent((cudaStream_t)queue, (cudaEvent_t)event, 0), "cudaStreamWaitEvent")
+		: status;
 }
 
 static ddp_status cuda_copy(void *self, ddp_device_queue *queue, void *to, const void *from,
                             size_t bytes)
 {
-	const bool entered = enter(self);
+	const ddp_status status = enter(self);
 
-	return leave(self, entered,
-	             cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, (cudaStream_t)queue),
-	             "cudaMemcpyAsync");
+	return status == DDP_OK
+		? leave(self, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, (cudaStream_t)queue), "cudaMemcpyAsync")
+		: status;
 }
 
 static ddp_status cuda_fill(void *self, ddp_device_queue *queue, void *to, unsigned char value,
                             size_t bytes)
 {
 	const cuda_device *device = self;
+	const ddp_status status = enter(device);
 
+	if (status != DDP_OK)
+		return status;
 	/* Some GPUs reach the host's memory, too, and would fill that. */
-	if (!cuda_owns(self, to))
-		return device->fail(DDP_ERR_INVALID, "fill: %p is not memory of device cuda:%d", to,
-		                    device->index);
-	const bool entered = enter(device);
-	return leave(device, entered, cudaMemsetAsync(to, value, bytes, (cudaStream_t)queue),
-	             "cudaMemsetAsync");
+	if (cuda_owns(self, to))
+		return leave(device, cudaMemsetAsync(to, value, bytes, (cudaStream_t)queue), "cudaMemsetAsync");
+	dk_gpu_leave(&device->gpu);
+	return device->fail(DDP_ERR_INVALID, "fill: %p is not memory of device cuda:%d", to, device->index);
 }
 
 static ddp_status cuda_launch(void *self, ddp_device_queue *queue, ddp_device_function function,
                               void *argument)
 {
-	const bool entered = enter(self);
+	const ddp_status status = enter(self);
 
-	return leave(self, entered, cudaLaunchHostFunc((cudaStream_t)queue, function, argument),
-	             "cudaLaunchHostFunc");
+	return status == DDP_OK
+		? leave(self, cudaLaunchHostFunc((cudaStream_t)queue, function, argument), "cudaLaunchHostFunc")
+		: status;
 }
 
 /* ---- events ---- */
 
 static ddp_status cuda_event_create(void *self, ddp_device_event **event)
 {
-	const bool entered = enter(self);
+	ddp_status status = enter(self);
 	cudaEvent_t created = NULL;
-	ddp_status status = leave(self, entered,
-	                          cudaEventCreateWithFlags(&created, cudaEventDisableTiming),
-	                          "cudaEventCreateWithFlags");
 
+	if (status == DDP_OK)
+		status = leave(self, cudaEventCreateWithFlags(&created, cudaEventDisableTiming),
+		               "cudaEventCreateWithFlags");
 	if (status == DDP_OK)
 		*event = (ddp_device_event *)created;
 	return status;
@@ -361,38 +373,42 @@ static ddp_status cuda_event_create(void *self, ddp_device_event **event)
 
 static ddp_status cuda_event_free(void *self, ddp_device_event *event)
 {
-	const bool entered = enter(self);
-
-	return leave_free(self, entered, cudaEventDestroy((cudaEvent_t)event), "cudaEventDestroy");
+	return enter(self) == DDP_OK
+		? leave_free(self, cudaEventDestroy((cudaEvent_t)event), "cudaEventDestroy") : DDP_OK;
 }
 
 static ddp_status cuda_event_record(void *self, ddp_device_event *event, ddp_device_queue *queue)
 {
-	const bool entered = enter(self);
+	const ddp_status status = enter(self);
 
-	return leave(self, entered, cudaEventRecord((cudaEvent_t)event, (cudaStream_t)queue),
-	             "cudaEventRecord");
+	return status == DDP_OK
+		? leave(self, cudaEventRecord((cudaEvent_t)event, (cudaStream_t)queue), "cudaEventRecord")
+		: status;
 }
 
 static ddp_status cuda_event_query(void *self, ddp_device_event *event, bool *done)
 {
-	const bool entered = enter(self);
-	cudaError_t error = cudaEventQuery((cudaEvent_t)event);
+	const ddp_status status = enter(self);
 
+	if (status != DDP_OK)
+		return status;
+	cudaError_t error = cudaEventQuery((cudaEvent_t)event);
 	if (error == cudaSuccess || error == cudaErrorNotReady)
 		*done = error == cudaSuccess;
 	if (error == cudaErrorNotReady) {
 		cudaGetLastError();
 		error = cudaSuccess;
 	}
-	return leave(self, entered, error, "cudaEventQuery");
+	return leave(self, error, "cudaEventQuery");
 }
 
 static ddp_status cuda_event_sync(void *self, ddp_device_event *event)
 {
-	const bool entered = enter(self);
+	const ddp_status status = enter(self);
 
-	return leave(self, entered, cudaEventSynchronize((cudaEvent_t)event), "cudaEventSynchronize");
+	return status == DDP_OK
+		? leave(self, cudaEventSynchronize((cudaEvent_t)event), "cudaEventSynchronize")
+		: status;
 }
 
 DDP_API extern const ddp_device_backend ddp_device_module;
