@@ -69,7 +69,7 @@ bench_environment = BENCH_PROGRAMS=$(abs_builddir)/tests/bench PYTHONDONTWRITEBY
 	DDP_PLUGIN=$$(ls $(abs_builddir)/spank/.libs/spank_ddp.so 2>/dev/null)
 bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt BENCH_VISION=$(abs_builddir)/examples/vision
 BENCH_ARGS =
-bench_names = allreduce algorithms combine lanes startup overlap overlap-progress scale gpt-step vision-step checkpoint-step ddp-overhead netplugin spank-cost
+bench_names = allreduce algorithms combine lanes startup overlap overlap-progress scale gpt-step gpu vision-step checkpoint-step ddp-overhead netplugin spank-cost
 
 .PHONY: bench-allreduce bench-combine bench-lanes bench-startup bench-overlap bench-overlap-progress
 bench-allreduce: tests/bench/rank_plain $(bench_programs)
@@ -93,6 +93,15 @@ bench-overlap-progress: tests/bench/rank_plain $(bench_programs)
 .PHONY: bench-gpt-step bench-ddp-overhead
 bench-gpt-step: tests/bench/rank_plain $(bench_programs) examples/gpt/gpt
 	$(bench_environment) $(srcdir)/tests/bench/gpt_step $(BENCH_ARGS)
+# On a GPU; the modules are those of this build.
+EXTRA_DIST += tests/bench/gpu tests/bench/harness/gpu.py
+.PHONY: bench-gpu
+bench-gpu:
+	@$(srcdir)/tests/support/check-gpu --here
+	@$(MAKE) --no-print-directory all
+	DDP_CUDA_MODULE=$(abs_builddir)/libruntime/device/cuda/.libs/libddp_cuda.so \
+	DDP_CUDA_KERNELS=$(abs_builddir)/kernels/libddp_kernels_cuda.so \
+		$(bench_environment) $(srcdir)/tests/bench/gpu $(BENCH_ARGS)
 .PHONY: bench-checkpoint-step
 bench-checkpoint-step: examples/gpt/gpt
 	$(bench_environment) $(srcdir)/tests/bench/checkpoint_step $(BENCH_ARGS)

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""The same GPT as PyTorch does it best on a host, step by step.
+"""The same GPT as PyTorch does it best, step by step.
 
-usage: rank_gpt.py LAYERS HEADS WIDTH VOCAB LENGTH BATCH THREADS STEPS RANKS [f32|bf16]
+usage: rank_gpt.py LAYERS HEADS WIDTH VOCAB LENGTH BATCH THREADS STEPS RANKS [f32|tf32|bf16 [DEVICE eager|compile]]
 
-Prints each step's seconds, the first one (warm-up) left out: forward,
-backward, clipping and AdamW. bf16: by torch.compile, with autocast to it. Several ranks are processes of this host, by
-DistributedDataParallel and gloo; the first one prints."""
+Prints each step's seconds, the first ones (warm-up) left out: forward,
+backward, clipping and AdamW. bf16: with autocast to it, and on the host by torch.compile.
+Several ranks are processes of this host, by DistributedDataParallel and gloo; the first
+one prints."""
 
 import math
 import os
@@ -62,29 +63,41 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
 
 
-def train(rank, ranks, meeting, sizes, dtype):
+WARM_UP = {"cpu": 1, "cuda": 5}
+
+
+def make_optimizer(model, on_host):
+    options = {} if on_host else {"fused": True}
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, **options)
+
+
+def train(rank, ranks, meeting, sizes, dtype, device, compiled):
     layers, heads, width, vocab, length, batch, threads, steps = sizes
+    on_host = device == "cpu"
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     torch.manual_seed(1)
-    model = GPT(layers, heads, width, vocab, length)
+    model = GPT(layers, heads, width, vocab, length).to(device)
     if ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    if dtype == "bf16":
+    if compiled:
         model = torch.compile(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = make_optimizer(model, on_host)
     torch.manual_seed(2 + rank)
-    tokens = torch.randint(vocab, (batch, length + 1))
-    for step in range(steps + 1):
+    tokens = torch.randint(vocab, (batch, length + 1)).to(device)
+    for step in range(steps + WARM_UP[device]):
         start = time.perf_counter()
-        optimizer.zero_grad(set_to_none=False)
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
+        optimizer.zero_grad(set_to_none=not on_host)
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bf16"):
             loss = model(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step > 0 and rank == 0:
+        if not on_host:
+            torch.cuda.synchronize()
+        if step >= WARM_UP[device] and rank == 0:
             print(time.perf_counter() - start, flush=True)
     if ranks > 1:
         dist.destroy_process_group()
@@ -93,12 +106,13 @@ def train(rank, ranks, meeting, sizes, dtype):
 def main():
     *sizes, ranks = map(int, sys.argv[1:10])
     dtype = sys.argv[10] if len(sys.argv) > 10 else "f32"
+    device, way = sys.argv[11:13] if len(sys.argv) > 12 else ("cpu", "compile" if dtype == "bf16" else "eager")
     if ranks == 1:
-        train(0, 1, "", sizes, dtype)
+        train(0, 1, "", sizes, dtype, device, way == "compile")
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (ranks, os.path.join(folder, "meeting"), sizes, dtype)
+        arguments = (ranks, os.path.join(folder, "meeting"), sizes, dtype, device, way == "compile")
         torch.multiprocessing.spawn(train, args=arguments, nprocs=ranks)
 
 

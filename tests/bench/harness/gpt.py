@@ -26,12 +26,16 @@ class Sizes:
     batch: int = 4
 
     @property
+    def tokens(self):
+        """Of a step."""
+        return self.batch * self.length
+
+    @property
     def flops(self):
         """Of a step: the products of forward, and twice that for backward;
         attention counted in full, causal or not."""
         layer = 12 * self.width**2 + 2 * self.length * self.width
-        tokens = self.batch * self.length
-        return 6 * tokens * (self.layers * layer + self.vocab * self.width)
+        return 6 * self.tokens * (self.layers * layer + self.vocab * self.width)
 
     def __str__(self):
         return (f"{self.layers} layers, {self.heads} heads, width {self.width}, vocabulary "
@@ -59,8 +63,8 @@ def write_tokens(sizes, path):
         tokens.tofile(file)
 
 
-def steps(program, sizes, folder, count, threads, ranks=1, extra=()):
-    """Runs examples/gpt for count + 1 steps; the last `count` as its metrics tell them."""
+def steps(program, sizes, folder, count, threads, ranks=1, extra=(), warm_up=1):
+    """Runs examples/gpt; the last `count` steps as its metrics tell them."""
     tokens, metrics = os.path.join(folder, "tokens"), os.path.join(folder, "metrics")
     if not os.path.exists(tokens):
         write_tokens(sizes, tokens)
@@ -69,14 +73,17 @@ def steps(program, sizes, folder, count, threads, ranks=1, extra=()):
     done = subprocess.run(
         [program, "--data", tokens, "--format", "u16", "--layers", str(sizes.layers),
          "--heads", str(sizes.heads), "--width", str(sizes.width), "--vocab", str(sizes.vocab),
-         "--length", str(sizes.length), "--batch", str(sizes.batch), "--steps", str(count + 1),
+         "--length", str(sizes.length), "--batch", str(sizes.batch), "--steps", str(count + warm_up),
          "--threads", str(threads), "--spawn", str(ranks), "--metrics", metrics, *extra],
         capture_output=True, text=True, check=False, timeout=900)
     if done.returncode:
         raise ContenderFailed(f"{program}: {done.stderr.strip()[-800:]}")
     with open(metrics) as file:
         lines = [json.loads(line) for line in file]
-    return [line for line in lines if "step" in line][1:]
+    told = [line for line in lines if "step" in line][warm_up:]
+    if len(told) != count:
+        raise ContenderFailed(f"{program} told of {len(told)} steps instead of {count}")
+    return told
 
 
 def numbers(argv, environment):
@@ -85,17 +92,21 @@ def numbers(argv, environment):
                           check=False, timeout=900)
     if done.returncode:
         raise ContenderFailed(f"{argv[0]}: {done.stderr.strip()[-800:]}")
-    return [float(line) for line in done.stdout.split()]
+    try:
+        return [float(line) for line in done.stdout.split()]
+    except ValueError:
+        raise ContenderFailed(f"{argv[0]} should print numbers only: {done.stdout.strip()[-200:]}") from None
 
 
 def has_torch(python):
     return subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0
 
 
-def pytorch(python, sizes, threads, count, ranks=1, dtype="f32"):
+def pytorch(python, sizes, threads, count, ranks=1, dtype="f32", way=()):
     """Seconds of `count` steps of the same GPT by PyTorch; several ranks: by its
-    DistributedDataParallel over gloo; bf16: by torch.compile, with autocast."""
+    DistributedDataParallel over gloo; bf16: with autocast. `way`: the device, and "eager" or
+    "compile"; left out, the host, and for bf16 torch.compile."""
     shape = (sizes.layers, sizes.heads, sizes.width, sizes.vocab, sizes.length, sizes.batch)
     words = [str(number) for number in (*shape, threads, count, ranks)]
-    argv = [python, os.path.join(BENCH, "rank_gpt.py"), *words, dtype]
+    argv = [python, os.path.join(BENCH, "rank_gpt.py"), *words, dtype, *way]
     return numbers(argv, {**TUNED, "OMP_NUM_THREADS": str(threads)})
