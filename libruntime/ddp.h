@@ -841,6 +841,27 @@ DDP_API ddp_status ddp_grad_ready(ddp_model *model, int param);
 DDP_API ddp_status ddp_grad_unused(ddp_model *model, int param);
 
 /*
+ * Has `hook` called with this rank's gradient of a parameter once it is complete, before it is
+ * looked at (DDP_ERR_NOT_FINITE) and reduced (PyTorch's register_post_accumulate_grad_hook):
+ * to clip its values, add noise, or log it. It may change grad[count], and nothing else of the
+ * model, of which it calls no function that changes it. What it gets is the sum over the
+ * step's micro-batches on this rank: of summed losses, if the loss is DDP_LOSS_SUM, and times
+ * ddp_loss_scale(), by both of which only the step's end divides.
+ *
+ * Called once a step, by the thread that calls ddp_grad_ready() with sync on, in there; what
+ * is not announced until the step's end has it called there, by the thread that ends the step,
+ * in any order. Not called for what this rank does not use (DDP_UNUSED_SKIP, _STATIC), nor by
+ * ddp_join(). An error ends the step as the model's last, on all ranks; the hook says why by
+ * returning the status of a call of libddp, if it has one.
+ *
+ * Local: each rank may have others, which last until they are replaced; NULL: none any more.
+ * DDP_ERR_UNSUPPORTED: the model is on a device, or the parameter has sparse_rows, so that its
+ * gradient is in two parts. To change gradients that are reduced: see ddp_reduce_grads().
+ */
+typedef ddp_status (*ddp_grad_hook_fn)(void *user, int param, float *grad, int64_t count);
+DDP_API ddp_status ddp_grad_hook(ddp_model *model, int param, ddp_grad_hook_fn hook, void *user);
+
+/*
  * Adds values [count, width] to rows index[count] of the gradient of a matrix
  * [rows, width] with sparse_rows > 0; a row may come several times. It is for
  * a gradient with a dense part and a sparse one, such as that of an embedding

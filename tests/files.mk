@@ -149,6 +149,7 @@ check_PROGRAMS += \
 	tests/ranks/test_context \
 	tests/ranks/test_device_model \
 	tests/ranks/test_engine \
+	tests/ranks/test_grad_hooks \
 	tests/ranks/test_hooks \
 	tests/ranks/test_local \
 	tests/ranks/test_loss_scale \

@@ -1,6 +1,8 @@
 /* grads: what a step's gradients are, and when they are final, as the program tells. */
 #include "reduce/grads.h"
 
+#include <stdlib.h>
+
 #include "base/error.h"
 #include "kernels.h"
 #include "reduce/model_state.h"
@@ -67,6 +69,31 @@ static void look_at_gradient(ddp_model *model, int slot)
 		                  looked_at->count);
 }
 
+static ddp_status call_hook(const ddp_model *model, int slot)
+{
+	const ddp_slot_hook *hook = &model->hooks[slot];
+	const ddp_slot *of = &model->layout.slots[slot];
+
+	if (hook->call == NULL)
+		return DDP_OK;
+	ddp_fail(DDP_OK, "it gave no reason");
+	ddp_status status = hook->call(hook->user, of->param, model->grads + of->offset, of->count);
+	if (status == DDP_OK)
+		return DDP_OK;
+	return ddp_fail_context(status, "the gradient hook of \"%s\" failed on rank %d with %s", of->name,
+	                        ddp_comm_rank(model->context->world), ddp_status_name(status));
+}
+
+/* This rank adds nothing to it any more in this step. */
+static ddp_status complete(ddp_model *model, int slot)
+{
+	ddp_status status = model->hooks != NULL ? call_hook(model, slot) : DDP_OK;
+
+	if (status == DDP_OK)
+		look_at_gradient(model, slot);
+	return status;
+}
+
 ddp_status ddp_grads_look_at_rest(ddp_model *model)
 {
 	/* With its bucket, what is absent is cleared. */
@@ -78,7 +105,11 @@ ddp_status ddp_grads_look_at_rest(ddp_model *model)
 		const bool unused = ddp_uses_counts(&model->uses) && !model->uses.used[param];
 		if (unused && (!model->reducer.ready.announced[i] || (is_absent(model, param) && !travels)))
 			status = clear_gradient(model, i);
-		if (!model->reducer.ready.announced[i] || !is_final(&model->layout.slots[i]))
+		if (status != DDP_OK)
+			break;
+		if (!model->reducer.ready.announced[i] && !unused && !model->joined)
+			status = complete(model, i);
+		else if (!model->reducer.ready.announced[i] || !is_final(&model->layout.slots[i]))
 			look_at_gradient(model, i);
 	}
 	return status;
@@ -120,8 +151,8 @@ ddp_status ddp_grad_ready(ddp_model *model, int param)
 	if (model->reducer.ready.announced[slot])
 		return ddp_reducer_announce(&model->reducer, slot); /* says what is wrong */
 	if (is_final(&model->layout.slots[slot]))
-		look_at_gradient(model, slot);
-	return announce(model, slot);
+		status = complete(model, slot);
+	return status == DDP_OK ? announce(model, slot) : ddp_model_fail(model, status);
 }
 
 ddp_status ddp_grad_unused(ddp_model *model, int param)
@@ -136,8 +167,30 @@ ddp_status ddp_grad_unused(ddp_model *model, int param)
 	if (ddp_uses_counts(&model->uses) && !model->uses.used[param])
 		status = clear_gradient(model, slot);
 	else if (is_final(&model->layout.slots[slot]))
-		look_at_gradient(model, slot);
+		status = complete(model, slot);
 	return status == DDP_OK ? announce(model, slot) : ddp_model_fail(model, status);
+}
+
+ddp_status ddp_grad_hook(ddp_model *model, int param, ddp_grad_hook_fn hook, void *user)
+{
+	int slot;
+
+	ddp_status status = find_slot(model, param, &slot);
+	if (status != DDP_OK)
+		return status;
+	const ddp_slot *of = &model->layout.slots[slot];
+	if (model->place.device != NULL)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "a gradient hook for \"%s\", whose gradient is in a device's "
+		                "memory: hooks are for models in the host's", of->name);
+	if (of->sparse_rows > 0)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "a gradient hook for \"%s\", which has sparse_rows: its "
+		                "gradient is never whole before it is reduced", of->name);
+	if (model->hooks == NULL)
+		model->hooks = calloc((size_t)model->layout.trained, sizeof(*model->hooks));
+	if (model->hooks == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for gradient hooks");
+	model->hooks[slot] = (ddp_slot_hook){ hook, user };
+	return DDP_OK;
 }
 
 static ddp_status no_rows(const ddp_slot *slot)

@@ -221,6 +221,7 @@ void ddp_model_free(ddp_model *model)
 	ddp_layout_free(&model->layout);
 	ddp_uses_free(&model->uses);
 	free(model->consensus);
+	free(model->hooks);
 	free(model->user_state);
 	free(model);
 }

@@ -19,6 +19,11 @@
 
 enum { DDP_PHASES = DDP_PHASE_EVAL + 1 };
 
+typedef struct ddp_slot_hook {
+	ddp_grad_hook_fn call; /* NULL: none */
+	void *user;
+} ddp_slot_hook;
+
 struct ddp_model {
 	ddp_context *context;
 	ddp_model_settings settings;
@@ -45,6 +50,7 @@ struct ddp_model {
 	double largest;         /* that sums of all ranks' gradients could be in the last step
 	                           that all have agreed on */
 	ddp_uses uses;
+	ddp_slot_hook *hooks;   /* [layout.trained]; NULL: none yet */
 	double *consensus;      /* what this rank says in a step; then what all do */
 	ddp_scaler scaler;      /* of the loss: the same on all ranks */
 	double divisor;         /* of the sums of the step under way, which makes them means: with
