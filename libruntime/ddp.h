@@ -725,6 +725,9 @@ typedef struct ddp_model_options {
 	int64_t loss_scale_interval; /* of DDP_SCALING_DYNAMIC; 0: 2000 */
 	ddp_scaling loss_scaling; /* not with DDP_COMPRESS_POWERSGD, which adds gradients of one
 	                           step to those of the next, of another scale */
+	float *params_memory;   /* the program's own, in which parameters lie; NULL: the library's.
+	                           See ddp_model_bytes() */
+	float *grads_memory;    /* the same of gradients */
 } ddp_model_options;
 
 /*
@@ -750,6 +753,20 @@ DDP_API ddp_status ddp_model_create(ddp_context *context, const ddp_param *param
                                     int count, const ddp_model_options *options,
                                     ddp_model **model);
 DDP_API void ddp_model_free(ddp_model *model);
+
+/*
+ * How many bytes the options params_memory and grads_memory have to point to for such a list. In
+ * them lies then what ddp_param_data() and ddp_param_grad() return: parameters may be views of
+ * one flat tensor of PyTorch, say, and nothing is copied between the two. Aligned to 64 bytes;
+ * the model sets it to 0 when it is made, and has it until ddp_model_free().
+ *
+ * Each may be given alone, by all ranks or by none (DDP_ERR_MISMATCH), in the host's memory
+ * only. Ranks of a node do not reach such memory of each other, so collectives copy it there;
+ * DDP_SHARD_AUTO is DDP_SHARD_NONE, DDP_SHARD_STATE goes the way that it has over several nodes,
+ * and with DDP_SHARD_GRADIENTS, nothing of grads_memory goes back to the system.
+ */
+DDP_API ddp_status ddp_model_bytes(const ddp_param *params, int count, size_t *params_bytes,
+                                   size_t *grads_bytes);
 
 /* Pointers into the arenas, valid for the model's life; NULL if out of range, and for the
    gradient of what is not trained. Aligned to 64 bytes. Gradients start as zero and are zero again after each

@@ -43,7 +43,7 @@ static double hash_number(uint64_t hash)
 
 static const uint64_t HASH_START = 0xcbf29ce484222325u;
 
-enum { FACT_COUNT, FACT_HASH, FACTS = 39 };
+enum { FACT_COUNT, FACT_HASH, FACTS = 41 };
 
 static void state_facts(const ddp_layout *layout, const ddp_model_settings *settings,
                         ddp_fact *facts)
@@ -87,6 +87,8 @@ static void state_facts(const ddp_layout *layout, const ddp_model_settings *sett
 		{ "local_start", (double)settings->local_start },
 		{ "hook", settings->hook.start != NULL },
 		{ "memory", settings->memory },
+		{ "params_memory", settings->params_memory != NULL },
+		{ "grads_memory", settings->grads_memory != NULL },
 		{ "loss", settings->loss },
 		{ "unused", settings->unused },
 		{ "no_overlap", settings->no_overlap },

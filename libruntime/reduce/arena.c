@@ -20,14 +20,18 @@ static ddp_status map(size_t bytes, ddp_arena *arena)
 	return DDP_OK;
 }
 
-ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, int64_t elements, bool gives_back,
-                          ddp_arena *arena)
+ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, float *lent, int64_t elements,
+                          bool gives_back, ddp_arena *arena)
 {
 	ddp_arena made = { .bytes = ddp_whole_pages((size_t)elements * sizeof(float)),
 	                   .gives_back = gives_back, .place = place };
 	void *memory = NULL;
 	ddp_status status;
 
+	if (lent != NULL) {
+		*arena = (ddp_arena){ .data = lent, .lent = true, .place = place };
+		return ddp_arena_clear(arena, 0, elements);
+	}
 	if (gives_back)
 		status = ddp_status_agree(comm, map(made.bytes, &made), "map its memory");
 	else
@@ -47,7 +51,7 @@ void ddp_arena_close(ddp_comm *comm, ddp_arena *arena)
 {
 	if (arena->data != NULL && arena->gives_back)
 		munmap(arena->data, arena->bytes);
-	else if (arena->data != NULL)
+	else if (arena->data != NULL && !arena->lent)
 		ddp_mem_free(comm, arena->data);
 	*arena = (ddp_arena){ 0 };
 }

@@ -280,3 +280,18 @@ void ddp_layout_free(ddp_layout *layout)
 	free(layout->slot_of);
 	*layout = (ddp_layout){ 0 };
 }
+
+ddp_status ddp_model_bytes(const ddp_param *params, int count, size_t *params_bytes, size_t *grads_bytes)
+{
+	ddp_layout layout;
+
+	if (params_bytes == NULL || grads_bytes == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_model_bytes() needs places for two numbers of bytes");
+	ddp_status status = ddp_layout_make(params, count, &layout);
+	if (status != DDP_OK)
+		return status;
+	*params_bytes = (size_t)layout.all * sizeof(float);
+	*grads_bytes = (size_t)layout.elements * sizeof(float);
+	ddp_layout_free(&layout);
+	return DDP_OK;
+}

@@ -138,18 +138,18 @@ static ddp_status join(ddp_model *model)
 {
 	ddp_comm *comm = model->context->world;
 
-	ddp_status status = ddp_arena_open(comm, &model->place, model->layout.all, false,
-	                                   &model->params_memory);
+	ddp_status status = ddp_arena_open(comm, &model->place, model->settings.params_memory, model->layout.all,
+	                                   false, &model->params_memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "the model's parameters");
 	model->params = model->params_memory.data;
-	status = ddp_arena_open(comm, &model->place, model->layout.elements, model->strategy->gives_back,
-	                        &model->grads_memory);
+	status = ddp_arena_open(comm, &model->place, model->settings.grads_memory, model->layout.elements,
+	                        model->strategy->gives_back, &model->grads_memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "the model's gradients");
 	model->grads = model->grads_memory.data;
 	if (model->settings.bf16_params) {
-		status = ddp_arena_open(comm, &model->place, model->layout.buffers / 2, true,
+		status = ddp_arena_open(comm, &model->place, NULL, model->layout.buffers / 2, true,
 		                        &model->rounded_memory);
 		if (status != DDP_OK)
 			return ddp_fail_context(status, "the model's parameters in bf16");

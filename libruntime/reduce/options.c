@@ -175,6 +175,17 @@ static ddp_status check_scaling(const ddp_model_options *given)
 	return DDP_OK;
 }
 
+static ddp_status check_memory(const char *name, const float *memory, const ddp_model_settings *settings)
+{
+	if ((uintptr_t)memory % (DDP_ALIGN_ELEMENTS * sizeof(float)) != 0)
+		return ddp_fail(DDP_ERR_INVALID, "model option %s is %p; it must be a multiple of %zu bytes", name,
+		                (const void *)memory, DDP_ALIGN_ELEMENTS * sizeof(float));
+	if (memory != NULL && settings->memory == DDP_MEMORY_DEVICE)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "model option %s: of a model in a device's memory, the library "
+		                "allocates all yet; leave it out, or train in the host's memory", name);
+	return DDP_OK;
+}
+
 static double default_epsilon(ddp_optimizer kind)
 {
 	return kind == DDP_LAMB ? 1e-6 : kind == DDP_ADAFACTOR ? FLT_EPSILON : 1e-8;
@@ -223,6 +234,8 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		.shard = options.shard == DDP_SHARD_AUTO && ddp_optimizer_is_whole(options.optimizer)
 			? DDP_SHARD_NONE : options.shard,
 		.late_gather = options.late_gather,
+		.params_memory = options.params_memory,
+		.grads_memory = options.grads_memory,
 		.compress = options.compress,
 		.hook = options.hook,
 		.powersgd = {
@@ -253,6 +266,10 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		status = check_reduction(&made);
 	if (status == DDP_OK)
 		status = check_scaling(&options);
+	if (status == DDP_OK)
+		status = check_memory("params_memory", made.params_memory, &made);
+	if (status == DDP_OK)
+		status = check_memory("grads_memory", made.grads_memory, &made);
 	if (status == DDP_OK)
 		*settings = made;
 	return status;

@@ -21,6 +21,7 @@ typedef struct ddp_model_settings {
 	double clip_norm; /* 0: none */
 	ddp_shard shard;
 	bool late_gather;
+	float *params_memory, *grads_memory; /* of the program; NULL: none */
 	ddp_compression compress;
 	ddp_bucket_hook hook; /* start NULL: none */
 	ddp_powersgd_settings powersgd;

@@ -17,7 +17,7 @@ const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int 
 	if (settings->shard == DDP_SHARD_GRADIENTS)
 		return &ddp_scatter_gradients_strategy;
 	/* In shared memory, sum, update and publication are one pass. */
-	if (nodes == 1)
+	if (nodes == 1 && settings->params_memory == NULL && settings->grads_memory == NULL)
 		return &ddp_node_strategy;
 	return settings->shard == DDP_SHARD_STATE ? &ddp_scatter_strategy : &ddp_all_reduce_strategy;
 }

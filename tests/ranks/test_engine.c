@@ -33,6 +33,7 @@ typedef struct scenario {
 	ddp_param params[PARAMS_MAX];
 	ddp_model_options options;
 	int accumulate;
+	bool own_params, own_grads;       /* in memory of the program */
 	bool whole;                       /* numbers, so that sums are exact */
 	unsigned int users[STEPS + 1][PARAMS_MAX]; /* by step: a bit for each rank with a gradient of it */
 	bool early[PARAMS_MAX];           /* it is used in a step's first micro-batch only */
@@ -131,6 +132,8 @@ static void draw_scenario(scenario *s, unsigned int number)
 	unsigned int seed = s->seed = mix(number, 1);
 
 	s->whole = number % 3 != 0;
+	s->own_params = number % 2 == 0;
+	s->own_grads = number % 4 != 1;
 	s->ranks = draw(&seed, 1, RANKS_MAX);
 	for (int r = 0; r < s->ranks; r++)
 		s->node_of[r] = draw(&seed, 0, r < 3 ? r : 2);
@@ -452,9 +455,17 @@ static void expect_params(const scenario *s, ddp_model *model, float (*wanted)[E
 
 static ddp_model *make(ddp_context *context, const scenario *s, const ddp_model_options *options)
 {
+	static float own[2][PARAMS_MAX * ELEMENTS_MAX] __attribute__((aligned(64)));
+	ddp_model_options given = *options;
+	size_t bytes[2];
 	ddp_model *model;
 
-	CHECK_OK(ddp_model_create(context, s->params, s->count, options, &model));
+	CHECK_OK(ddp_model_bytes(s->params, s->count, &bytes[0], &bytes[1]));
+	CHECK(bytes[1] <= bytes[0] && bytes[0] <= sizeof(own[0]));
+	memset(own, 0xff, sizeof(own)); /* NaN: nobody may use what was there, or is behind */
+	given.params_memory = s->own_params ? own[0] : NULL;
+	given.grads_memory = s->own_grads ? own[1] : NULL;
+	CHECK_OK(ddp_model_create(context, s->params, s->count, &given, &model));
 	for (int p = 0; p < s->count; p++) {
 		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
 			ddp_param_data(model, p)[i] = (float)p + (float)i / 64;

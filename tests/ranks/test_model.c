@@ -448,6 +448,83 @@ static int owners_body(ddp_context *context, void *user)
 	return 0;
 }
 
+/* The same steps in the library's memory and in the program's, which holds anything before. */
+static int own_memory_body(ddp_context *context, void *user)
+{
+	ddp_model_options options = plain_by(user);
+	ddp_model *models[2];
+	size_t bytes[2];
+	char *own[2];
+
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &models[0]));
+	CHECK_OK(ddp_model_bytes(three, 3, &bytes[0], &bytes[1]));
+	for (int i = 0; i < 2; i++) {
+		CHECK(bytes[i] % 64 == 0 && (own[i] = aligned_alloc(64, bytes[i])) != NULL);
+		memset(own[i], 0xff, bytes[i]);
+	}
+	options.params_memory = (float *)(void *)own[0];
+	options.grads_memory = (float *)(void *)own[1];
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &models[1]));
+	CHECK(models[1]->strategy != &ddp_node_strategy);
+	CHECK(models[1]->strategy->spreads == (options.shard > DDP_SHARD_NONE && size_of(context) > 1));
+	for (int step = 0; step < 2; step++) {
+		for (int m = 0; m < 2; m++) {
+			add_grads(models[m], (float)(1 + rank_of(context)));
+			CHECK_OK(ddp_step(models[m], 1, 0, NULL));
+		}
+	}
+	for (int p = 0; p < 3; p++) {
+		const size_t count = (size_t)ddp_param_count(models[1], p) * sizeof(float);
+		const char *data = (const char *)ddp_param_data(models[1], p);
+		const char *grad = (const char *)ddp_param_grad(models[1], p);
+		CHECK(data >= own[0] && data + count <= own[0] + bytes[0]);
+		CHECK(grad >= own[1] && grad + count <= own[1] + bytes[1]);
+		CHECK(memcmp(data, ddp_param_data(models[0], p), count) == 0);
+		CHECK(*(const float *)(const void *)data < 0);
+	}
+	for (int m = 0; m < 2; m++)
+		ddp_model_free(models[m]);
+	for (int i = 0; i < 2; i++)
+		free(own[i]);
+	return 0;
+}
+
+static void a_model_trains_in_memory_of_the_program(void **state)
+{
+	(void)state;
+	run_each_way(2, own_memory_body);
+}
+
+/* Refused on this rank alone, or since only one rank has it. */
+static int odd_memory_body(ddp_context *context, void *user)
+{
+	static float own[512] __attribute__((aligned(64)));
+	ddp_model_options options = plain;
+	ddp_model_settings settings;
+	ddp_model *model;
+
+	(void)user;
+	options.grads_memory = own + 1;
+	CHECK(ddp_model_settings_make(&options, &settings) == DDP_ERR_INVALID);
+	CHECK(strstr(ddp_last_error(), "grads_memory is 0x") != NULL);
+	options.grads_memory = own;
+	options.memory = DDP_MEMORY_DEVICE;
+	CHECK(ddp_model_settings_make(&options, &settings) == DDP_ERR_UNSUPPORTED);
+	options = plain;
+	options.params_memory = rank_of(context) == 1 ? own : NULL;
+	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
+	CHECK(strstr(ddp_last_error(), "params_memory") != NULL);
+	CHECK(ddp_model_bytes(three, 0, &(size_t){ 0 }, &(size_t){ 0 }) == DDP_ERR_INVALID);
+	CHECK(ddp_model_bytes(three, 3, NULL, NULL) == DDP_ERR_INVALID);
+	return 0;
+}
+
+static void memory_that_cannot_be_used_is_refused(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(2, odd_memory_body, NULL), 0);
+}
+
 static void ranks_of_a_node_share_the_update(void **state)
 {
 	double clips[] = { 0, 0.5 };
@@ -883,6 +960,8 @@ int main(void)
 		cmocka_unit_test(long_gradients_are_clipped_to_the_global_norm),
 		cmocka_unit_test(two_halves_are_a_step),
 		cmocka_unit_test(reduced_gradients_can_be_looked_at_changed_and_forgotten),
+		cmocka_unit_test(a_model_trains_in_memory_of_the_program),
+		cmocka_unit_test(memory_that_cannot_be_used_is_refused),
 		cmocka_unit_test(ranks_of_a_node_share_the_update),
 		cmocka_unit_test(ranks_drift_apart_without_communication),
 		cmocka_unit_test(different_models_are_named_on_all_ranks),
