@@ -470,9 +470,13 @@ static void rank_whose_network_ended_is_left_out(void **state)
 
 /* ---- a rank that cannot connect -------------------------------------------------------------- */
 
-enum { CONNECTED_LATE = DDP_NET_FEW_RANKS + 2 }; /* ranks: as they need it */
+enum {
+	CONNECTED_LATE = DDP_NET_FEW_RANKS + 2, /* ranks: as they need it */
+	FAR = 21                                /* one that rank 0 is not connected with */
+};
 
-/* Rank 0 has no descriptor for a connection with rank 3, which it needs to shrink, too. */
+/* Rank 0 has no descriptor for a connection, and needs more to shrink. The others hear of
+   it, though most are not connected with it, and nobody's time is up. */
 static int shrink_without_descriptors(ddp_comm *comm, void *argument)
 {
 	const int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
@@ -486,7 +490,7 @@ static int shrink_without_descriptors(ddp_comm *comm, void *argument)
 	if (rank == 0) {
 		CHECK_OK(ddp_barrier(comm));
 		CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-		CHECK(ddp_send(comm, &byte, 1, DDP_U8, 3, 0) == DDP_ERR_PEER);
+		CHECK(ddp_send(comm, &byte, 1, DDP_U8, FAR, 0) == DDP_ERR_PEER);
 		CHECK(strstr(ddp_last_error(), "rank 0 on n0 has no descriptor left") != NULL);
 	}
 	while (ddp_barrier(comm) == DDP_OK)
@@ -507,8 +511,8 @@ static void rank_without_descriptors_gets_some_to_shrink(void **state)
 	return; /* each process is dear */
 #endif
 	for (int r = 0; r < CONNECTED_LATE; r++)
-		nodes[r] = r % 2;
-	run_with(CONNECTED_LATE, nodes, 0, shrink_without_descriptors, NULL);
+		nodes[r] = r;
+	run_with(CONNECTED_LATE, nodes, INT_MAX, shrink_without_descriptors, NULL);
 }
 
 /* ---- ranks that die with what they were to show ---------------------------------------------- */

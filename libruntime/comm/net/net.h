@@ -128,8 +128,8 @@ bool ddp_net_arm(const ddp_roster *roster);
    thread. */
 int ddp_net_fd(const ddp_roster *roster);
 
-/* The communicator is broken: tells the other nodes, unless they told us, and
-   ends all transfers. When it returns, their buffers are not touched any more:
+/* The communicator is broken: tells the ranks that this one is connected with, unless one
+   of few told us, and ends all transfers. When it returns, their buffers are not touched any more:
    a peer that does not take or give what is under way, within 0.8 s, loses its
    connection, for all communicators of the process; if others work with it, within the
    time for which they would wait for it, or half of this communicator's timeout. */

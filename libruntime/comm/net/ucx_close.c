@@ -338,7 +338,8 @@ void ddp_net_shut_down(ddp_comm *comm)
 	detach_transfers(net);
 	if (!net->worker->ended) {
 		ddp_ucx_drop_all(net, false);
-		if (!net->failure_came)
+		/* Where not all are connected with all, it reaches all only if it is told on. */
+		if (!net->failure_came || net->comm->size > DDP_NET_FEW_RANKS)
 			ddp_ucx_tell_failure(net);
 	}
 	ddp_ucx_unlock(net->worker);

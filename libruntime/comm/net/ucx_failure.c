@@ -38,9 +38,7 @@ ucs_status_t ddp_ucx_failure_arrived(void *argument, const void *header, size_t 
 	return UCS_OK;
 }
 
-/* A new connection at this time
-   is what UCX 1.13 asserts over; the node's first rank has one to each node,
-   and learns of the failure, too. */
+/* A new connection at this time is what UCX 1.13 asserts over. */
 void ddp_ucx_tell_failure(ddp_net *net)
 {
 	const ddp_comm *comm = net->comm;
