@@ -72,6 +72,8 @@ prints_times 2 '^gpu 0,1,2,3 3 3$' "each task has its own among those it sees"
 capture as_user srun --ddp -N2 --ntasks-per-node=4 --gpus-per-task=1 sh -c 'echo "gpu $CUDA_VISIBLE_DEVICES $LOCAL_RANK $DDP_LOCAL_DEVICE"'
 prints_times 2 '^gpu [0-3] 3 0$' "--gpus-per-task: local device 0, though the local rank is 3"
 prints_times 1 'ddp: n0: each task sees GPUs of its own.*DDP_LOCAL_DEVICE, not LOCAL_RANK' "is noted once"
+capture as_user srun --ddp -N1 -n2 --gres=gpu:2 sh -c 'echo "gpu $CUDA_VISIBLE_DEVICES $LOCAL_RANK $DDP_LOCAL_DEVICE"'
+same "$(printf 'gpu 0,1 %d %d\n' 0 0 1 1)" "$(sort <<<"$output")" "--gres: the local rank's"
 capture as_user srun --ddp -N1 -n2 --gpus-per-node=2 --gpu-bind=single:1 sh -c 'echo "gpu $CUDA_VISIBLE_DEVICES $LOCAL_RANK $DDP_LOCAL_DEVICE"'
 prints_times 1 '^gpu [01] 1 0$' "--gpu-bind: local device 0"
 capture as_user srun --ddp -N1 -n4 --gpus-per-node=4 --gpu-bind=closest sh -c 'echo "gpu $LOCAL_RANK $DDP_LOCAL_DEVICE"'
