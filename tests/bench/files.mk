@@ -118,7 +118,7 @@ EXTRA_DIST += tests/bench/README.md tests/bench/allreduce tests/bench/algorithms
 	tests/bench/overlap tests/bench/overlap_progress \
 	tests/bench/startup \
 	tests/bench/test_harness \
-	tests/bench/rank_gloo.py tests/bench/rank_startup.py \
+	tests/bench/rank_gloo.py tests/bench/rank_startup.py tests/bench/rank_train.py \
 	tests/bench/harness/__init__.py tests/bench/harness/bars.py \
 	tests/bench/harness/contenders.py tests/bench/harness/group.py \
 	tests/bench/harness/measure.py tests/bench/harness/plot.py \

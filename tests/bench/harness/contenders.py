@@ -31,6 +31,10 @@ class Programs:
     def gloo(self):
         return [self.python, os.path.join(HERE, "rank_gloo.py")]
 
+    def torch_train(self, numbers, folder):
+        """Rank's command for rank_train.py, whose ranks meet in a file there."""
+        return [self.python, os.path.join(HERE, "rank_train.py"), *numbers, os.path.join(folder, "rendezvous")]
+
 
 def start_on_node(name, ranks, most_bytes, programs, folder):
     """A Group of `ranks` ranks of a contender on this machine."""
