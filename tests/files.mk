@@ -36,7 +36,6 @@ check-comm: tests/ranks/comm_soak tests/ranks/test_comm_random tests/ranks/test_
 check-engine: tests/ranks/test_engine
 	DDP_TEST_CASES=200 tests/ranks/test_engine
 # Steps, PowerSGD and the optimizers beside PyTorch's; PYTHON is one that has torch.
-PYTHON = python3
 check-torch: libruntime/libddp.la
 	$(PYTHON) $(top_srcdir)/tests/ranks/ddp_torch.py
 	$(PYTHON) $(top_srcdir)/tests/ranks/optim_torch.py --figures
