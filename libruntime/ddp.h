@@ -1053,8 +1053,9 @@ typedef enum ddp_token_format {
  * Opens a token file as samples of length + 1 int32 tokens; sample i starts at
  * token i * length (inputs are the first `length`, targets are shifted by
  * one). If there is no file of that name, `path` may be a pattern of the shell's, such as
- * "shard_*.bin" or "{a,b}.bin": the files that match are one dataset, in the order of their
- * names, with shard_2 before shard_10, and samples do not go over from one to the next.
+ * "shard_*.bin" or "{a,b}.bin": the files that match, each once, are one dataset, in the order
+ * of their names, with shard_2 before shard_10, and samples do not go over from one to the next.
+ * Each alternative in braces must match.
  * DDP_ERR_FORMAT if a file is cut short, naming the byte, or has fewer than length + 1
  * tokens. [first, last) as fractions of all tokens choose a part: 0, 0.9 to train on.
  */

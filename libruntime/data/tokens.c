@@ -4,6 +4,7 @@
 #include <glob.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -137,16 +138,69 @@ static bool is_pattern(const char *path)
 	return strpbrk(path, "*?[{") != NULL && access(path, F_OK) != 0;
 }
 
-/* Those that match, in order; the pattern itself if none does. */
-static ddp_status find_files(const char *pattern, glob_t *found)
+/* Appends the files that match a pattern without braces; the pattern itself if none does, so
+   that opening it says so. */
+static ddp_status match(const char *pattern, glob_t *found)
 {
-	int failed = glob(pattern, GLOB_BRACE | GLOB_ERR | GLOB_NOCHECK | GLOB_NOESCAPE | GLOB_NOSORT, NULL, found);
+	const int append = found->gl_pathc > 0 ? GLOB_APPEND : 0;
+	int failed = glob(pattern, append | GLOB_ERR | GLOB_NOCHECK | GLOB_NOESCAPE | GLOB_NOSORT, NULL, found);
 
 	if (failed == GLOB_NOSPACE)
 		return ddp_fail(DDP_ERR_NOMEM, "token files %s: out of memory", pattern);
 	if (failed != 0)
 		return ddp_fail_errno(DDP_ERR_IO, errno, "token files %s: cannot read their folder", pattern);
-	qsort(found->gl_pathv, found->gl_pathc, sizeof(*found->gl_pathv), compare_names);
+	return DDP_OK;
+}
+
+/* The comma or brace that ends the alternative which begins at `text`; NULL without one. */
+static const char *alternative_end(const char *text)
+{
+	for (int depth = 0; *text != '\0'; text++) {
+		if (depth == 0 && (*text == ',' || *text == '}'))
+			return text;
+		depth += (*text == '{') - (*text == '}');
+	}
+	return NULL;
+}
+
+/* Braces are not left to glob(), which says nothing of an alternative that no file matches. */
+static ddp_status match_alternatives(const char *pattern, glob_t *found)
+{
+	const char *open = strchr(pattern, '{');
+	const char *close = open != NULL ? alternative_end(open + 1) : NULL;
+	ddp_status status = DDP_OK;
+
+	while (close != NULL && *close == ',')
+		close = alternative_end(close + 1);
+	if (close == NULL)
+		return match(pattern, found);
+	for (const char *begin = open + 1, *end; begin <= close && status == DDP_OK; begin = end + 1) {
+		char *one;
+		end = alternative_end(begin);
+		if (asprintf(&one, "%.*s%.*s%s", (int)(open - pattern), pattern, (int)(end - begin), begin, close + 1) < 0)
+			return ddp_fail(DDP_ERR_NOMEM, "token files %s: out of memory", pattern);
+		status = match_alternatives(one, found);
+		free(one);
+	}
+	return status;
+}
+
+/* Those that match, in order, each once. */
+static ddp_status find_files(const char *pattern, glob_t *found)
+{
+	ddp_status status = match_alternatives(pattern, found);
+	if (status != DDP_OK)
+		return status;
+	char **paths = found->gl_pathv;
+	size_t kept = 0;
+	qsort(paths, found->gl_pathc, sizeof(*paths), compare_names);
+	for (size_t i = 0; i < found->gl_pathc; i++) {
+		if (kept > 0 && strcmp(paths[i], paths[kept - 1]) == 0)
+			free(paths[i]);
+		else
+			paths[kept++] = paths[i];
+	}
+	found->gl_pathc = kept;
 	return DDP_OK;
 }
 

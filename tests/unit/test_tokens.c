@@ -221,7 +221,7 @@ static void file_that_shrinks_in_use_is_an_error_of_the_read(void **state)
 
 /* ---- several files ---------------------------------------------------------------------- */
 
-static char pattern[sizeof(dir) + 16];
+static char pattern[sizeof(dir) + 24];
 
 /* Files of `tokens` bytes that count on from one to the next. */
 static void write_shard(const char *name, int first, int tokens)
@@ -279,6 +279,26 @@ static void files_of_a_pattern_are_one_dataset_by_their_names(void **state)
 	expect_samples(0.6, 1, 2, (int[]){ 22, 30 });
 	snprintf(pattern, sizeof(pattern), "%s/shard_{10,1}", dir);
 	expect_samples(0, 1, 5, (int[]){ 0, 4, 8, 12, 30 });
+}
+
+static void each_alternative_matches_and_each_file_counts_once(void **state)
+{
+	ddp_dataset dataset;
+
+	(void)state;
+	snprintf(pattern, sizeof(pattern), "%s/shard_{1*,1,9}", dir);
+	expect_samples(0, 1, 7, (int[]){ 0, 4, 8, 12, 20, 24, 30 });
+	snprintf(pattern, sizeof(pattern), "%s/{shard_{1{0,},9}}", dir);
+	expect_samples(0, 1, 7, (int[]){ 0, 4, 8, 12, 20, 24, 30 });
+	snprintf(pattern, sizeof(pattern), "%s/shard_{1,2}", dir);
+	assert_int_equal(ddp_tokens_open(pattern, DDP_TOKENS_BYTES, 4, 0, 1, &dataset), DDP_ERR_IO);
+	assert_non_null(strstr(ddp_last_error(), "shard_2: No such file"));
+	snprintf(pattern, sizeof(pattern), "%s/shard_{1,2*}", dir);
+	assert_int_equal(ddp_tokens_open(pattern, DDP_TOKENS_BYTES, 4, 0, 1, &dataset), DDP_ERR_IO);
+	assert_non_null(strstr(ddp_last_error(), "shard_2*: No such file"));
+	snprintf(pattern, sizeof(pattern), "%s/shard_{1,*", dir);
+	assert_int_equal(ddp_tokens_open(pattern, DDP_TOKENS_BYTES, 4, 0, 1, &dataset), DDP_ERR_IO);
+	assert_non_null(strstr(ddp_last_error(), "shard_{1,*: No such file"));
 }
 
 static void a_file_is_taken_by_its_name_before_a_pattern_is(void **state)
@@ -413,6 +433,7 @@ int main(void)
 		cmocka_unit_test(file_that_shrinks_in_use_is_an_error_of_the_read),
 		cmocka_unit_test_setup_teardown(files_of_a_pattern_are_one_dataset_by_their_names, make_shards,
 		                                remove_shards),
+		cmocka_unit_test_setup_teardown(each_alternative_matches_and_each_file_counts_once, make_shards, remove_shards),
 		cmocka_unit_test_setup_teardown(a_file_is_taken_by_its_name_before_a_pattern_is, make_shards, remove_shards),
 		cmocka_unit_test_setup_teardown(the_damaged_one_of_several_files_is_named, make_shards, remove_shards),
 		cmocka_unit_test_setup_teardown(too_many_files_are_an_error_that_says_what_to_do, make_shards, remove_shards),
