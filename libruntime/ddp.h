@@ -1263,7 +1263,7 @@ typedef struct ddp_train_options {
 	                               it; SIGTERM is what Slurm sends before it takes a
 	                               job's nodes away. Caught during the loop, and, as ranks get
 	                               it at different times, after one that was stopped, until
-	                               another ends by itself. 0: none */
+	                               the next loop. 0: none */
 	const ddp_schedule *rates;  /* learning rates, in place of `schedule`: to give
 	                               both is DDP_ERR_INVALID. NULL: none. Must stay until
 	                               the loop's end */

@@ -21,11 +21,13 @@ typedef struct training {
 	const ddp_train_options *options;
 	bool stops;   /* a rank was asked to: the same on all */
 	bool refused; /* the last step, for what all ranks saw alike */
+	bool skipped; /* the last step, which was none then */
 } training;
 
 /* Signals have no argument: the loops of a process share these. */
 static atomic_bool signal_caught;
-static struct sigaction before_loops;
+static int caught_signal;              /* 0: no handler of a loop is set */
+static struct sigaction before_caught; /* what that signal did otherwise */
 
 static void catch_signal(int number)
 {
@@ -42,19 +44,24 @@ static bool catches(const training *loop)
 
 static ddp_status set_handler(const training *loop)
 {
-	struct sigaction action = { .sa_handler = catch_signal, .sa_flags = SA_RESTART }, before;
+	struct sigaction action = { .sa_handler = catch_signal, .sa_flags = SA_RESTART };
 
 	if (!catches(loop))
 		return DDP_OK;
-	sigemptyset(&action.sa_mask);
 	/* Before the handler is there: what comes then is heard. */
 	atomic_store(&signal_caught, false);
-	if (sigaction(loop->options->stop_signal, &action, &before) != 0)
+	/* A loop that was stopped has left its own. */
+	if (caught_signal == loop->options->stop_signal)
+		return DDP_OK;
+	if (caught_signal != 0)
+		sigaction(caught_signal, &before_caught, NULL);
+	caught_signal = 0;
+	sigemptyset(&action.sa_mask);
+	if (sigaction(loop->options->stop_signal, &action, &before_caught) != 0)
 		return ddp_fail_errno(DDP_ERR_INVALID, errno,
 		                      "training option stop_signal is %d, which cannot be caught",
 		                      loop->options->stop_signal);
-	if (before.sa_handler != catch_signal)
-		before_loops = before;
+	caught_signal = loop->options->stop_signal;
 	return DDP_OK;
 }
 
@@ -66,7 +73,8 @@ static void restore_handler(const training *loop)
 {
 	if (!catches(loop) || loop->stops)
 		return;
-	sigaction(loop->options->stop_signal, &before_loops, NULL);
+	sigaction(caught_signal, &before_caught, NULL);
+	caught_signal = 0;
 	/* It came behind the last step's end; a loop of this model that follows stops. */
 	if (atomic_exchange(&signal_caught, false))
 		ddp_request_stop(loop->model);
@@ -163,6 +171,7 @@ static ddp_status one_step(training *loop)
 		loop->refused = status != DDP_OK && loop->model->refused;
 	}
 	loop->stops = status == DDP_OK && stats.stop;
+	loop->skipped = status == DDP_OK && stats.skipped;
 	if (status == DDP_OK && options->on_step != NULL) {
 		forget_error();
 		status = options->on_step(options->user, &stats);
@@ -180,7 +189,7 @@ static bool checkpoint_is_due(const training *loop)
 	if (options->checkpoint_dir == NULL)
 		return false;
 	return steps == options->steps || loop->stops ||
-	       (options->checkpoint_every > 0 && steps % options->checkpoint_every == 0);
+	       (options->checkpoint_every > 0 && steps % options->checkpoint_every == 0 && !loop->skipped);
 }
 
 /* A disk that is full, or gone for a while, costs a checkpoint, and not the training, as long

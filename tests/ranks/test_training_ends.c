@@ -159,6 +159,95 @@ static void signal_is_heard_at_any_moment(void **state)
 	assert_int_equal(run_ranks(2, odd_moments_body, NULL), 0);
 }
 
+static ddp_status stop_at_once(void *user, const ddp_step_stats *stats)
+{
+	(void)stats;
+	ddp_request_stop(user);
+	return DDP_OK;
+}
+
+static bool is_left_alone(int number)
+{
+	struct sigaction now;
+
+	return sigaction(number, NULL, &now) == 0 && now.sa_handler == SIG_DFL;
+}
+
+static int two_signals_body(ddp_context *context, void *user)
+{
+	const ddp_dataset dataset = mlp_dataset(SAMPLES);
+	const setup with = { .bucket_bytes = 512, .accumulate = 1 };
+	ddp_train_options options = { .size = sizeof(options), .steps = 4, .stop_signal = SIGUSR1,
+	                              .on_step = stop_at_once };
+	ddp_summary summary;
+	ddp_loader *loader;
+	ddp_model *model;
+
+	(void)user;
+	start(context, &dataset, &with, &model, &loader);
+	options.user = model;
+	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	CHECK(summary.stopped && !is_left_alone(SIGUSR1));
+	options.stop_signal = SIGUSR2;
+	options.on_step = NULL;
+	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	CHECK(!summary.stopped && is_left_alone(SIGUSR1) && is_left_alone(SIGUSR2));
+	ddp_loader_free(loader);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void a_stopped_loops_signal_is_given_back_by_the_next(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(1, two_signals_body, NULL), 0);
+}
+
+static int infinite_batches;
+
+static ddp_status infinite_batch(void *user, ddp_model *model, const ddp_batch *batch,
+                                 double *weight, double *loss_sum)
+{
+	const ddp_status status = mlp_batch(user, model, batch, weight, loss_sum);
+
+	if (infinite_batches-- > 0)
+		*loss_sum = INFINITY;
+	return status;
+}
+
+static int skipping_body(ddp_context *context, void *user)
+{
+	const ddp_dataset dataset = mlp_dataset(SAMPLES);
+	const setup with = { .bucket_bytes = 512, .accumulate = 1, .scaled = true };
+	const ddp_train_options options = { .size = sizeof(options), .steps = 4, .checkpoint_every = 2,
+	                                    .checkpoint_dir = user };
+	char path[128];
+	ddp_loader *loader;
+	ddp_model *model;
+
+	start(context, &dataset, &with, &model, &loader);
+	infinite_batches = 3;
+	CHECK_OK(ddp_train(model, loader, infinite_batch, &options, NULL));
+	snprintf(path, sizeof(path), "%s/step-00000004.safetensors", (const char *)user);
+	CHECK(access(path, F_OK) == 0);
+	snprintf(path, sizeof(path), "%s/step-00000000.safetensors", (const char *)user);
+	CHECK(access(path, F_OK) != 0);
+	ddp_loader_free(loader);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void skipped_step_makes_no_checkpoint_due(void **state)
+{
+	char dir[] = "/tmp/ddp-skip-XXXXXX", command[64];
+
+	(void)state;
+	assert_non_null(mkdtemp(dir));
+	assert_int_equal(run_ranks(2, skipping_body, dir), 0);
+	snprintf(command, sizeof(command), "rm -r %s", dir);
+	assert_int_equal(system(command), 0);
+}
+
 static double schedule(void *user, int64_t step)
 {
 	(void)user;
@@ -602,6 +691,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(signal_stops_all_ranks_in_one_step_with_a_checkpoint),
 		cmocka_unit_test(signal_is_heard_at_any_moment),
+		cmocka_unit_test(a_stopped_loops_signal_is_given_back_by_the_next),
+		cmocka_unit_test(skipped_step_makes_no_checkpoint_due),
 		cmocka_unit_test(failing_callback_ends_all_ranks_with_its_reason),
 		cmocka_unit_test(different_learning_rates_end_all_ranks),
 		cmocka_unit_test(lost_rank_is_an_error_on_the_others),

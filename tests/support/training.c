@@ -9,6 +9,7 @@ void start(ddp_context *context, const ddp_dataset *dataset, const setup *with,
 		.size = sizeof(model_options),
 		.learning_rate = 0.01, .weight_decay = 0.1, .clip_norm = with->clip_norm,
 		.bucket_mb = with->bucket_bytes / (1 << 20), .shard = with->shard,
+		.loss_scaling = with->scaled ? DDP_SCALING_DYNAMIC : DDP_SCALING_NONE,
 	};
 	const ddp_loader_options loader_options = {
 		.size = sizeof(loader_options),

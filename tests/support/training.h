@@ -20,6 +20,7 @@ typedef struct setup {
 	double clip_norm;
 	const char *checkpoint_dir;
 	bool resume;
+	bool scaled; /* losses, for fp16 */
 } setup;
 
 /* A model at its start and a loader of `dataset`. */
