@@ -44,6 +44,7 @@ static double hash_number(uint64_t hash)
 static const uint64_t HASH_START = 0xcbf29ce484222325u;
 
 enum { FACT_COUNT, FACT_HASH, FACTS = 41 };
+_Static_assert((int)FACTS <= (int)DDP_FACTS_MAX, "ddp_facts_agree() keeps no more");
 
 static void state_facts(const ddp_layout *layout, const ddp_model_settings *settings,
                         ddp_fact *facts)

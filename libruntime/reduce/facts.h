@@ -8,7 +8,7 @@
 
 #include "ddp.h"
 
-enum { DDP_FACTS_MAX = 40 };
+enum { DDP_FACTS_MAX = 64 };
 
 typedef struct ddp_fact {
 	const char *name;
