@@ -97,7 +97,6 @@ bench-gpt-step: tests/bench/rank_plain $(bench_programs) examples/gpt/gpt
 EXTRA_DIST += tests/bench/gpu tests/bench/harness/gpu.py
 .PHONY: bench-gpu
 bench-gpu:
-	@$(srcdir)/tests/support/check-gpu --here
 	@$(MAKE) --no-print-directory all
 	DDP_CUDA_MODULE=$(abs_builddir)/libruntime/device/cuda/.libs/libddp_cuda.so \
 	DDP_CUDA_KERNELS=$(abs_builddir)/kernels/libddp_kernels_cuda.so \
