@@ -22,7 +22,9 @@
 enum { EXIT_USAGE = 2, EXIT_LIBRARY = 3 };
 enum { ROUNDS_MAX = 10000, LINE_MAX_BYTES = 256, BATCHES = 4 };
 
-/* Models with the same parameters: one is trained, the other's ranks say nothing to each other. */
+/* Models with the same parameters: one is trained, the other's ranks say nothing to each other.
+   Each rank updates all parameters of both (DDP_SHARD_NONE): were the trained one's update split
+   among ranks, its step would save what communication adds. */
 enum mode { TRAINED, SILENT, MODES };
 
 struct options {
@@ -59,7 +61,8 @@ static void print_help(void)
 	       "Measures how a GPT's training step scales, and what communication adds to it. Start it\n"
 	       "with srun --ddp on 1, 2, 4, ... nodes and the same --table, or with --spawn.\n"
 	       "\n"
-	       "  --table FILE   add the row to those of earlier runs there, and print all\n"
+	       "  --table FILE   add the row to those of earlier runs there, and print all; they have the\n"
+	       "                 same model, batch, ranks on a node and threads\n"
 	       "  --rounds N     steps of each kind (12)\n"
 	       "  --layers N     (6)\n"
 	       "  --heads N      (8)\n"
@@ -78,9 +81,9 @@ static void print_help(void)
 	       "  silent         the same without communication: what computing takes\n"
 	       "  overhead       what step is longer than silent, by rounds\n"
 	       "  exposed        in which a rank waited for communication, or for slower ranks\n"
-	       "  overlap        part of communication that was hidden behind backward; -: none was\n"
-	       "                 needed, as ranks share memory\n"
-	       "It needs the memory of two models.\n"
+	       "  overlap        part of communication that was hidden behind backward; -: there was none\n"
+	       "Each rank updates all parameters, with communication and without (DDP_SHARD_NONE, also\n"
+	       "where ranks share memory). It needs the memory of two models.\n"
 	       "\n"
 	       "Exit status: 2 usage, 3 the library reports an error.\n");
 }
@@ -178,7 +181,7 @@ static void bind(struct bench *b, ddp_model *model)
 static void make_model(struct bench *b, enum mode mode)
 {
 	const ddp_model_options options = {.size = sizeof(options), .beta2 = 0.95, .weight_decay = 0.1,
-		.clip_norm = 1, .no_communication = mode == SILENT};
+		.clip_norm = 1, .shard = DDP_SHARD_NONE, .no_communication = mode == SILENT};
 
 	check(ddp_model_create(b->context, gpt_params(b->net, &b->params), b->params, &options, &b->models[mode]));
 	bind(b, b->models[mode]);
@@ -262,7 +265,7 @@ static struct row measure(struct bench *b)
 	struct round warm_up;
 
 	dk_flush_denormals();
-	dk_set_threads(choose_threads(o->threads, job));
+	dk_set_threads(o->threads);
 	allocate(b);
 	for (int mode = 0; mode < MODES; mode++)
 		make_model(b, (enum mode)mode);
@@ -284,10 +287,12 @@ static struct row measure(struct bench *b)
 
 /* ---- the table --------------------------------------------------------------------------- */
 
-static void workload(const struct options *o, char *text, size_t bytes)
+/* The table's first line: what all its rows have in common. */
+static void workload(const struct options *o, const ddp_job *job, char *text, size_t bytes)
 {
-	snprintf(text, bytes, "# GPT of %d layers, %d heads, width %d, vocabulary %d; %d samples of %d tokens a rank\n",
-	         o->config.layers, o->config.heads, o->config.width, o->config.vocab, o->batch, o->config.length);
+	snprintf(text, bytes, "# GPT of %d layers, %d heads, width %d, vocabulary %d; %d samples of %d tokens a rank; "
+	         "ranks on a node: %d, threads of a rank: %d\n", o->config.layers, o->config.heads, o->config.width,
+	         o->config.vocab, o->batch, o->config.length, job->local_world_size, o->threads);
 }
 
 static void print_row(const struct row *row, const struct row *first)
@@ -320,33 +325,42 @@ static void print_rows(FILE *file)
 	}
 }
 
-/* Adds the row to the file, or to one that goes away, and prints what is there. */
-static bool show(const struct options *o, const struct row *row)
+/* The file of the table, or one that goes away, with its first line; NULL if it cannot be had, or
+   is of another workload. */
+static FILE *open_table(const struct options *o, const char *own)
 {
 	FILE *file = o->table != NULL ? fopen(o->table, "a+") : tmpfile();
 	const char *name = o->table != NULL ? o->table : "a temporary file";
-	char line[LINE_MAX_BYTES], own[LINE_MAX_BYTES];
+	char line[LINE_MAX_BYTES];
 
 	if (file == NULL) {
 		fprintf(stderr, "scaling: cannot open %s: %m\n", name);
-		return false;
+		return NULL;
 	}
-	workload(o, own, sizeof(own));
 	rewind(file);
 	if (fgets(line, sizeof(line), file) == NULL) {
-		fputs(own, file);
-	} else if (strcmp(line, own) != 0) {
+		if (fputs(own, file) >= 0 && fflush(file) == 0)
+			return file;
+		fprintf(stderr, "scaling: cannot write to %s: %m\n", name);
+	} else {
+		if (strcmp(line, own) == 0)
+			return file;
 		fprintf(stderr, "scaling: %s is of another workload (%.*s); give another --table\n", name,
 		        (int)strcspn(line, "\n"), line);
-		fclose(file);
-		return false;
 	}
+	fclose(file);
+	return NULL;
+}
+
+/* Adds the row to the file, prints what is there, and closes it. */
+static bool show(FILE *file, const char *own, const struct row *row)
+{
 	fseek(file, 0, SEEK_END);
 	fprintf(file, "%d %d %.1f %.4f %.4f %.4f %.4f %.4f\n", row->nodes, row->ranks, row->tokens_per_second, row->step,
 	        row->silent, row->ratio, row->exposed, row->communication);
 	const bool written = fflush(file) == 0;
 	if (!written)
-		fprintf(stderr, "scaling: cannot write to %s: %m\n", name);
+		fprintf(stderr, "scaling: cannot write to the table: %m\n");
 	printf("%snodes ranks   tokens/s efficiency      step    silent  overhead  exposed overlap\n", own);
 	rewind(file);
 	print_rows(file);
@@ -359,6 +373,8 @@ int main(int argc, char **argv)
 	struct bench b = {.options = {.config = {.layers = 6, .heads = 8, .width = 512, .vocab = 50257, .length = 256},
 		.batch = 4, .rounds = 12}};
 	ddp_spawn_result spawned;
+	char own[LINE_MAX_BYTES];
+	FILE *table = NULL;
 
 	if (!parse(argc, argv, &b.options))
 		return EXIT_USAGE;
@@ -369,8 +385,13 @@ int main(int argc, char **argv)
 	}
 	ddp_set_log(ddp_log_stderr, NULL, DDP_LOG_WARN);
 	check(ddp_init(NULL, &b.context));
+	const ddp_job *job = ddp_get_job(b.context);
+	b.options.threads = choose_threads(b.options.threads, job);
+	workload(&b.options, job, own, sizeof(own));
+	if (job->rank == 0 && (table = open_table(&b.options, own)) == NULL)
+		return EXIT_LIBRARY; /* and so ends the other ranks */
 	const struct row row = measure(&b);
-	const bool shown = ddp_get_job(b.context)->rank != 0 || show(&b.options, &row);
+	const bool shown = table == NULL || show(table, own, &row);
 	for (int mode = 0; mode < MODES; mode++)
 		ddp_model_free(b.models[mode]);
 	gpt_free(b.net);

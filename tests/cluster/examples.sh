@@ -51,6 +51,8 @@ prints_times 1 '^ +2 +2 +[0-9]+ +[0-9.]+% +[0-9.]+ +[0-9.]+ +-?[0-9.]+% +[0-9.]+
 	"scaling.sh: two nodes are a row of the same table"
 capture "$prefix/bin/scaling" --layers 2 "${small[@]}" --table "$work"/scaling-[0-9]*.txt
 status_is 3 "scaling: a table is of one workload"
+capture "$prefix/bin/scaling" --layers 1 "${small[@]}" --threads 999 --table "$work"/scaling-[0-9]*.txt
+status_is 3 "scaling: a table is of one number of threads"
 prints 'is of another workload \(# GPT of 1 layers, .*\); give another --table$' "scaling: it says of which"
 
 # says MISTAKE PATTERN: what the library answers to a program with one
