@@ -389,7 +389,7 @@ int main(int argc, char **argv)
 	b.options.threads = choose_threads(b.options.threads, job);
 	workload(&b.options, job, own, sizeof(own));
 	if (job->rank == 0 && (table = open_table(&b.options, own)) == NULL)
-		return EXIT_LIBRARY; /* and so ends the other ranks */
+		exit(EXIT_LIBRARY); /* and so ends the other ranks */
 	const struct row row = measure(&b);
 	const bool shown = table == NULL || show(table, own, &row);
 	for (int mode = 0; mode < MODES; mode++)
