@@ -404,7 +404,9 @@ DDP_API ddp_status ddp_comm_group(ddp_comm *comm, const int *ranks, int count,
  * communicator do not count; others are waited for as long as a collective is,
  * and are left out then: if they come later, they get DDP_ERR_PEER. A rank takes up
  * to half that time to come if a message between it and one that does not answer was
- * under way: other communicators are not to lose that one.
+ * under way: other communicators are not to lose that one. A message that moves, but slowly,
+ * is cut off after half that time, too: then the rank at its other end, though alive, is lost
+ * to all communicators.
  * One without descriptors for the connections that it needs raises its soft limit of them
  * (RLIMIT_NOFILE); where the hard limit forbids that, it gets DDP_ERR_NOMEM, and the others
  * go on without it.

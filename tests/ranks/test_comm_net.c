@@ -164,6 +164,56 @@ static void rank_that_is_stopped_for_a_while_is_not_cut_off(void **state)
 	run(0, abandon_large_of_a_group, NULL);
 }
 
+enum { PAUSED_TIMEOUT_MS = 8000 };
+
+/* Rank 0 waits for the end of a message that was under way, and is stopped itself for longer
+   than it may wait: as long as it did not run, it did not wait. */
+static int drain_with_a_pause(ddp_comm *comm, void *argument)
+{
+	ddp_comm *group;
+	ddp_request *request;
+	char byte = 0;
+	const int rank = ddp_comm_rank(comm);
+
+	(void)argument;
+	CHECK_OK(ddp_comm_split(comm, rank == 2, rank, &group));
+	CHECK_OK(ddp_barrier(comm));
+	if (rank == 0) {
+		unsigned char *memory = map_large();
+		const ddp_collective receive = { .kind = DDP_RECV, .recv = memory, .count = LARGE,
+		                                 .type = DDP_U8, .root = 1 };
+		CHECK_OK(ddp_issue(group, &receive, &request));
+		CHECK(wait_for_first_byte(memory, request));
+		kill(pid_of(comm, 1), SIGSTOP);
+		CHECK_OK(ddp_comm_abort(group, "the test wants it"));
+		CHECK_OK(ddp_send(comm, &byte, 1, DDP_U8, 2, 0));
+		(void)ddp_wait(request);
+		munmap(memory, LARGE);
+	} else if (rank == 1) {
+		send_large(group);
+	} else {
+		CHECK_OK(ddp_recv(comm, &byte, 1, DDP_U8, 0, 0));
+		usleep(200 * 1000); /* so that it waits by now */
+		kill(pid_of(comm, 0), SIGSTOP);
+		usleep((PAUSED_TIMEOUT_MS / 2 + 500) * 1000);
+		kill(pid_of(comm, 0), SIGCONT);
+		kill(pid_of(comm, 1), SIGCONT);
+	}
+	CHECK_OK(ddp_barrier(comm));
+	CHECK_OK(ddp_comm_free(group));
+	return 0;
+}
+
+static void rank_does_not_wait_while_it_is_stopped(void **state)
+{
+	static const int three_nodes[] = { 0, 1, 2 };
+	const test_world world = { .ranks = 3, .node_of = three_nodes, .timeout_ms = PAUSED_TIMEOUT_MS,
+	                           .body = drain_with_a_pause };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
 /* Rank 1 is stopped amid a message to rank 0, which waits for it on behalf of the group of
    both. Rank 2 waits for neither in the meantime. */
 static int shrink_with_one_stopped(ddp_comm *comm, void *argument)
@@ -625,6 +675,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(memory_is_left_alone_after_an_error),
 		cmocka_unit_test(rank_that_is_stopped_for_a_while_is_not_cut_off),
+		cmocka_unit_test(rank_does_not_wait_while_it_is_stopped),
 		cmocka_unit_test(rank_that_waits_for_a_stopped_one_is_not_left_out),
 		cmocka_unit_test(message_nobody_asked_for_ends_with_the_failure),
 		cmocka_unit_test(messages_nobody_asks_for_are_bounded),

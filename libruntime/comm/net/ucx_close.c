@@ -17,6 +17,7 @@
 enum {
 	DRAIN_MS = 800,    /* for peers to be told, and to end what is under way with them */
 	FORCE_MS = 2000,   /* for UCX to end what it was told to */
+	TURN_MS = 100,     /* of waiting: who was stopped did not wait meanwhile */
 	SETTLE_MS = 300,   /* for connections that are being made */
 	BROKEN_MS = 300,   /* for endpoints to close after a failure, and else */
 	CLOSE_MS = 2000
@@ -191,6 +192,13 @@ static int most_ms(const ddp_net *net)
 	return half_ms > DRAIN_MS ? half_ms : DRAIN_MS;
 }
 
+static int force_ms(const ddp_net *net)
+{
+	const int quarter_ms = net->comm->timeout_ms / 4;
+
+	return quarter_ms < FORCE_MS ? quarter_ms : FORCE_MS;
+}
+
 /* How long peers have for what is under way and does not move. Other communicators,
    which use the same connections, are not to lose those of a peer for which they would
    still wait: it may only be slow. The lock is held. */
@@ -213,16 +221,20 @@ static int drain_ms(const ddp_net *net)
    and given up again and again: the others may break meanwhile. */
 static bool drain(ddp_net *net, bool forced)
 {
-	const uint64_t start_ns = ddp_now_ns(), ms_ns = 1000000;
+	const uint64_t ms_ns = 1000000, turn_ns = TURN_MS * ms_ns;
+	uint64_t seen_ns = ddp_now_ns(), waited_ns = 0;
 	bool drained = false, late = false;
 
 	while (!drained && !late) {
 		ddp_ucx_lock(net->worker, net);
 		bool moved = net->tickets != NULL && ddp_ucx_progress(net->worker);
 		drained = net->tickets == NULL;
-		const uint64_t waited_ms = (ddp_now_ns() - start_ns) / ms_ns;
+		const uint64_t now_ns = ddp_now_ns();
+		waited_ns += now_ns - seen_ns < turn_ns ? now_ns - seen_ns : turn_ns;
+		seen_ns = now_ns;
+		const uint64_t waited_ms = waited_ns / ms_ns;
 		if (!drained)
-			late = waited_ms > (uint64_t)(forced ? FORCE_MS : most_ms(net)) ||
+			late = waited_ms > (uint64_t)(forced ? force_ms(net) : most_ms(net)) ||
 				(!moved && !forced && waited_ms > (uint64_t)drain_ms(net));
 		ddp_ucx_unlock(net->worker);
 		if (!moved && !drained)
