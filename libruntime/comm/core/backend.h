@@ -37,9 +37,9 @@ typedef struct ddp_backend {
 	ddp_status (*alloc)(void *self, size_t bytes, void **memory);
 	ddp_status (*free)(void *self, void *memory);
 
-	/* The communicator has failed, or is to be closed, and only sends and receives are open:
-	   poll() must soon call all requests done. Once, by the thread that polls; in the second
-	   case it may wait until all ranks close. NULL: it sees that for itself. */
+	/* The communicator has failed: poll() must soon call all requests done. Or it is to be closed,
+	   and only sends and receives are open: at the latest by the deadline; a failure after that
+	   poll() sees for itself. Once, by the thread that polls. NULL: it sees both for itself. */
 	void (*abort)(void *self);
 	/* No request is open. Collective unless the communicator has failed. */
 	void (*close)(void *self);

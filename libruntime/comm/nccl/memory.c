@@ -60,8 +60,9 @@ static ddp_status give_back(ddp_nccl_lane *lane, const ddp_nccl_buffer *b)
 
 	if (!b->is_nccls)
 		return ddp_device_free(lane->device, b->memory);
-	const ddp_status status = ddp_device_within(lane->device, call_free, &a);
-	return status == DDP_OK ? ddp_nccl_status(lane->nccl, NULL, a.result, "ncclMemFree()") : status;
+	if (ddp_device_within(lane->device, call_free, &a) != DDP_OK)
+		return DDP_OK; /* it went with the device's context */
+	return ddp_nccl_status(lane->nccl, NULL, a.result, "ncclMemFree()");
 }
 
 typedef struct registration {
