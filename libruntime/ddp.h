@@ -656,9 +656,8 @@ typedef enum ddp_unused {
  *
  * DDP_SCALING_DYNAMIC: as PyTorch's GradScaler. A step whose loss or gradients are not finite is
  * skipped on all ranks: ddp_step() returns DDP_OK and says so in stats->skipped, has updated
- * nothing and counted no step, and the scale is halved; stats->loss leaves out ranks whose loss
- * is not finite. With a scale of 1, which could not be lowered any more, it is
- * DDP_ERR_NOT_FINITE. After loss_scale_interval steps that were not skipped the scale is
+ * nothing and counted no step, and the scale is halved; stats->loss and grad_norm are NaN. With
+ * a scale of 1, which could not be lowered any more, it is DDP_ERR_NOT_FINITE. After loss_scale_interval steps that were not skipped the scale is
  * doubled. Checkpoints hold it. Buffers are those of a step that is refused (see
  * ddp_param_kind).
  *
@@ -899,9 +898,10 @@ DDP_API ddp_status ddp_grad_rows(ddp_model *model, int param, const int32_t *ind
                                  const float *values, int64_t count);
 
 typedef struct ddp_step_stats {
-	int64_t step;            /* number of steps done, from 1 */
+	int64_t step;            /* number of steps done, from 1; of a step that is skipped, that of
+	                            the last that was not, 0 if there was none */
 	double loss;             /* global: sum of loss_sum over sum of weight, or over the number
-	                            of active ranks (see ddp_loss) */
+	                            of active ranks (see ddp_loss); NaN if skipped */
 	double weight;           /* global */
 	double grad_norm;        /* of the mean gradient, before clipping */
 	double learning_rate;
@@ -964,7 +964,8 @@ DDP_API ddp_status ddp_join(ddp_model *model, ddp_step_stats *stats);
  * ranks, and may be changed, on all ranks alike; grad_norm, by which gradients are
  * clipped, stays what it was. Otherwise sums are with their owners, and what
  * ddp_param_grad() holds is not defined. Sums are multiplied by the loss scale. If
- * stats->skipped, gradients are 0, and ddp_update_params() only ends the step.
+ * stats->skipped, gradients are 0, step is as ddp_step_stats says, and ddp_update_params() only
+ * ends the step and forgets what was added to the gradients meanwhile.
  *
  * Then follows, on all ranks alike, either ddp_update_params(), which ends the step with
  * the learning rate that the model had at ddp_reduce_grads(); or ddp_zero_grads(), which

@@ -220,12 +220,9 @@ static ddp_status cannot_join(const ddp_consensus *all)
 	                "ddp_join() takes part in ddp_step() only", all->halves);
 }
 
-/* For what all ranks see alike in what they said. */
-static ddp_status judge(ddp_model *model, double loss_sum, const ddp_consensus *own,
-                        const ddp_consensus *all)
+/* For what all ranks see alike in what they said, of numbers that are not finite apart. */
+static ddp_status judge(ddp_model *model, const ddp_consensus *own, const ddp_consensus *all)
 {
-	if (!ddp_consensus_finite(model, all) && ddp_consensus_active(model, all) > 0)
-		return refuse(model, ddp_consensus_name(model, loss_sum, all));
 	if (all->halves > 0 && all->joined > 0)
 		return refuse(model, cannot_join(all));
 	if (all->changed > 0)
@@ -248,19 +245,24 @@ static void take_stats(ddp_model *model, double weight, const ddp_consensus *all
 	stats->active_ranks = active;
 }
 
-/* Of what all ranks see alike as not finite, if a lower scale of the loss may help. */
-static bool skips(ddp_model *model, const ddp_consensus *all)
+static double communication_seconds(ddp_model *model)
 {
-	const double scale = model->scaler.scale;
+	return ddp_spans_union(model->reducer.spans, model->reducer.span_count);
+}
 
-	if (ddp_consensus_finite(model, all) || ddp_consensus_active(model, all) == 0 ||
-	    !ddp_scaler_overflow(&model->scaler))
-		return false;
+/* A lower scale of the loss may help: the step leaves all but that as it was. */
+static ddp_status skip(ddp_model *model, double scale, const ddp_consensus *all, ddp_step_stats *stats)
+{
 	if (ddp_comm_rank(model->context->world) == 0)
-		ddp_log(DDP_LOG_INFO, "step %lld is skipped: with a loss scale of %g gradients, or their sums, are not "
-		        "finite (on %.0f ranks before they are summed); the scale is now %g",
+		ddp_log(DDP_LOG_INFO, "step %lld is skipped: with a loss scale of %g the loss, gradients or their sums "
+		        "are not finite (on %.0f ranks before they are summed); the scale is now %g",
 		        (long long)model->steps + 1, scale, all->not_finite, model->scaler.scale);
-	return true;
+	stats->step = model->steps;
+	stats->loss = stats->grad_norm = NAN;
+	stats->skipped = true;
+	ddp_status status = ddp_model_wait(model, 0, model->plan.count);
+	stats->communication_seconds = communication_seconds(model); /* before they are forgotten */
+	return status == DDP_OK ? ddp_model_discard(model) : status;
 }
 
 /* What all ranks say of the step: of its weight, loss and end. */
@@ -282,19 +284,18 @@ static ddp_status agree(ddp_model *model, double weight, double loss_sum, bool h
 		status = confer(model, &own, halves, &all);
 	if (status == DDP_OK)
 		status = ddp_consensus_check(model, weight, &all);
-	if (status == DDP_OK && skips(model, &all)) {
-		take_stats(model, weight, &all, stats);
-		stats->grad_norm = NAN;
-		stats->skipped = true;
-		return ddp_model_discard(model);
-	}
 	if (status == DDP_OK)
-		status = judge(model, loss_sum, &own, &all);
+		status = judge(model, &own, &all);
 	if (status != DDP_OK)
 		return status;
+	take_stats(model, weight, &all, stats);
+	if (!ddp_consensus_finite(model, &all) && stats->active_ranks > 0) {
+		const double scale = model->scaler.scale;
+		return ddp_scaler_overflow(&model->scaler) ? skip(model, scale, &all, stats)
+		                                           : refuse(model, ddp_consensus_name(model, loss_sum, &all));
+	}
 	model->compared = true;
 	model->largest = all.largest;
-	take_stats(model, weight, &all, stats);
 	if (stats->active_ranks == 0)
 		return DDP_OK;
 	ddp_uses_agree(&model->uses, model->consensus + DDP_CONSENSUS_COUNT, all.joined == 0);
@@ -362,8 +363,8 @@ static void take_times(ddp_model *model, ddp_step_stats *stats)
 	stats->backward_seconds = phase_since(model, DDP_PHASE_BACKWARD);
 	stats->exposed_seconds = phase_since(model, DDP_PHASE_WAIT);
 	stats->optimizer_seconds = phase_since(model, DDP_PHASE_OPTIMIZER);
-	stats->communication_seconds =
-		ddp_spans_union(model->reducer.spans, model->reducer.span_count);
+	if (!stats->skipped)
+		stats->communication_seconds = communication_seconds(model);
 	model->step_start_ns = now_ns;
 }
 
@@ -433,7 +434,6 @@ static void end_step(ddp_model *model, ddp_step_stats *stats)
 	if (model->stats.skipped) {
 		ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
 		take_times(model, &model->stats);
-		model->reduced = false;
 	} else {
 		count_step(model);
 	}
@@ -547,8 +547,8 @@ ddp_status ddp_update_params(ddp_model *model, ddp_step_stats *stats)
 		return ddp_fail(DDP_ERR_STATE, "ddp_update_params(): step %lld has no reduced gradients; call "
 		                "ddp_reduce_grads() first, or ddp_step() for both",
 		                (long long)model->steps + 1);
-	if (!model->stats.skipped)
-		status = update(model, true, &model->stats);
+	/* Of a step that is skipped, what the program did to the gradients is no part of the next. */
+	status = model->stats.skipped ? ddp_model_discard(model) : update(model, true, &model->stats);
 	if (status != DDP_OK)
 		return fail_step(model, status);
 	end_step(model, stats);

@@ -128,12 +128,16 @@ static int skip_step(ddp_context *context, ddp_model *model, float bad, bool hal
 		add_grads(model, rank, 9, rank == 1 ? bad : 0);
 		CHECK_OK(ddp_reduce_grads(model, 1, 1, &stats));
 		CHECK(stats.skipped && ddp_param_grad(model, 1)[5] == 0);
+		CHECK(stats.step == steps && isnan(stats.loss));
+		add_grads(model, rank, 9, 0); /* a regulariser's, of a program that looks at no stats */
 		CHECK_OK(ddp_update_params(model, &stats));
+		CHECK(ddp_param_grad(model, 1)[5] == 0);
 	} else {
 		CHECK_OK(train_step(model, rank, 9, rank == 1 ? bad : 0, &stats));
 	}
 	copy_params(model, after);
-	CHECK(stats.skipped && isnan(stats.grad_norm) && stats.step == steps);
+	CHECK(stats.skipped && isnan(stats.grad_norm) && isnan(stats.loss) && stats.step == steps);
+	CHECK(stats.communication_seconds > 0);
 	CHECK(memcmp(before, after, sizeof(before)) == 0);
 	CHECK(ddp_loss_scale(model) == scale / 2);
 	ddp_get_summary(model, &summary);
@@ -210,6 +214,39 @@ static void a_fixed_scale_stays(void **state)
 {
 	(void)state;
 	assert_int_equal(run_ranks(RANKS, fixed_body, NULL), 0);
+}
+
+/* What ranks do differently is an error, also where gradients overflow. */
+static int judged_body(ddp_context *context, void *user)
+{
+	const ddp_model_options options = { .size = sizeof(options), .loss_scaling = DDP_SCALING_DYNAMIC,
+	                                    .unused = DDP_UNUSED_STATIC };
+	const int rank = ddp_get_job(context)->rank;
+	ddp_model *model;
+
+	(void)user;
+	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
+	CHECK_OK(ddp_grad_ready(model, 1));
+	CHECK_OK(ddp_step(model, 1, 1, NULL));
+	CHECK(train_step(model, rank, 2, INFINITY, NULL) == DDP_ERR_STATE);
+	CHECK(says("the static graph has changed"));
+	if (rank == 0) {
+		add_grads(model, rank, 2, INFINITY);
+		CHECK_OK(ddp_grad_ready(model, 1));
+		CHECK(ddp_reduce_grads(model, 1, 1, NULL) == DDP_ERR_STATE);
+	} else {
+		CHECK(ddp_join(model, NULL) == DDP_ERR_STATE);
+	}
+	CHECK(says("ddp_join() takes part in ddp_step() only"));
+	CHECK(ddp_loss_scale(model) == 65536);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void a_step_that_overflows_is_judged(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(RANKS, judged_body, NULL), 0);
 }
 
 /* ---- checkpoints -------------------------------------------------------------------- */
@@ -323,6 +360,7 @@ int main(void)
 		cmocka_unit_test(a_scale_changes_no_bit),
 		cmocka_unit_test(a_step_that_overflows_is_skipped_on_all_ranks),
 		cmocka_unit_test(a_fixed_scale_stays),
+		cmocka_unit_test(a_step_that_overflows_is_judged),
 		cmocka_unit_test(checkpoints_hold_the_scale),
 		cmocka_unit_test(wrong_options_are_named),
 		cmocka_unit_test(a_scale_stays_within_its_range),
