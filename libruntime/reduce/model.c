@@ -382,7 +382,8 @@ void ddp_model_get_hypers(const ddp_model *model, double *hypers)
 		[DDP_HYPER_MUON_ITERATIONS] = optim->muon_iterations,
 		[DDP_HYPER_MUON_MATCH_RMS] = optim->muon_match_rms,
 		[DDP_HYPER_CURRENT_RATE] = model->learning_rate,
-		[DDP_HYPER_LOSS_SCALE] = model->scaler.scale,
+		/* None, for a model that scales and goes on from there. */
+		[DDP_HYPER_LOSS_SCALE] = model->scaler.kind != DDP_SCALING_NONE ? model->scaler.scale : 0,
 		[DDP_HYPER_GOOD_STEPS] = (double)model->scaler.good,
 	};
 

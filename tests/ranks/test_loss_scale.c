@@ -294,6 +294,34 @@ static int resume_body(ddp_context *context, void *user)
 	return 0;
 }
 
+/* From a model that does not scale. */
+static int begin_body(ddp_context *context, void *user)
+{
+	ddp_model_options options = { .size = sizeof(options) };
+	ddp_model *model;
+	int64_t step;
+
+	(void)user;
+	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
+	CHECK_OK(train_step(model, ddp_get_job(context)->rank, 1, 0, NULL));
+	CHECK(ddp_loss_scale(model) == 1);
+	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
+	ddp_model_free(model);
+	options.loss_scaling = DDP_SCALING_DYNAMIC;
+	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
+	CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
+	CHECK(step == 1 && ddp_loss_scale(model) == 65536);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void a_checkpoint_without_a_scale_leaves_the_first(void **state)
+{
+	(void)state;
+	assert_int_equal(folder_empty(NULL), 0);
+	assert_int_equal(run_ranks(RANKS, begin_body, NULL), 0);
+}
+
 static void checkpoints_hold_the_scale(void **state)
 {
 	(void)state;
@@ -362,6 +390,7 @@ int main(void)
 		cmocka_unit_test(a_fixed_scale_stays),
 		cmocka_unit_test(a_step_that_overflows_is_judged),
 		cmocka_unit_test(checkpoints_hold_the_scale),
+		cmocka_unit_test(a_checkpoint_without_a_scale_leaves_the_first),
 		cmocka_unit_test(wrong_options_are_named),
 		cmocka_unit_test(a_scale_stays_within_its_range),
 	};
