@@ -90,6 +90,21 @@ static ddp_status check_buffers(const ddp_model *model)
 	                "averaged yet; make them DDP_BUFFER_LOCAL");
 }
 
+/* That the program's own arenas are apart. */
+static ddp_status check_memories(const ddp_model *model)
+{
+	const uintptr_t params = (uintptr_t)model->settings.params_memory;
+	const uintptr_t grads = (uintptr_t)model->settings.grads_memory;
+	const size_t params_bytes = (size_t)model->layout.all * sizeof(float);
+	const size_t grads_bytes = (size_t)model->layout.elements * sizeof(float);
+
+	if (params == 0 || grads == 0 || params + params_bytes <= grads || grads + grads_bytes <= params)
+		return DDP_OK;
+	return ddp_fail(DDP_ERR_INVALID, "model options params_memory (%p, %zu bytes) and grads_memory (%p, %zu bytes) "
+	                "overlap; give each memory of its own", (const void *)model->settings.params_memory,
+	                params_bytes, (const void *)model->settings.grads_memory, grads_bytes);
+}
+
 /* What can fail on this rank alone. */
 static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
                           const ddp_model_options *options)
@@ -112,6 +127,8 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 		status = ddp_layout_arrange(&model->layout, rows_among);
 	if (status == DDP_OK)
 		status = check_buffers(model);
+	if (status == DDP_OK)
+		status = check_memories(model);
 	if (status == DDP_OK)
 		status = ddp_rows_make(&model->layout, rows_among, &model->rows);
 	if (status == DDP_OK)

@@ -514,6 +514,15 @@ static int odd_memory_body(ddp_context *context, void *user)
 	options.params_memory = rank_of(context) == 1 ? own : NULL;
 	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
 	CHECK(strstr(ddp_last_error(), "params_memory") != NULL);
+	for (int apart = 0; apart <= 16; apart += 16) {
+		options.params_memory = own + apart;
+		options.grads_memory = own + 16 - apart;
+		CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_INVALID);
+		CHECK(strstr(ddp_last_error(), "params_memory (") != NULL);
+		CHECK(strstr(ddp_last_error(), "overlap") != NULL);
+	}
+	options.params_memory = options.grads_memory = own;
+	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_INVALID);
 	CHECK(ddp_model_bytes(three, 0, &(size_t){ 0 }, &(size_t){ 0 }) == DDP_ERR_INVALID);
 	CHECK(ddp_model_bytes(three, 3, NULL, NULL) == DDP_ERR_INVALID);
 	return 0;
