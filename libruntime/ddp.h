@@ -590,7 +590,9 @@ typedef struct ddp_grad_bucket {
  * when a bucket is complete, from ddp_grad_ready() or at the end of the step, and should
  * issue what it can and return; finish() waits for that, at the end of the step. Both are
  * called for the buckets in their order, on all ranks alike, so that they may use
- * collectives; on all ranks the sums must come out the same. An error is the model's last.
+ * collectives; on all ranks the sums must come out the same. Gradients are multiplied by
+ * ddp_loss_scale(), which may change from step to step: what a hook keeps for a later step,
+ * it divides by that. An error is the model's last.
  * After another error of the step, finish() is not called any more: the program itself
  * ends what start() has begun before it calls ddp_model_free(). Freeing a model in the
  * middle of a step without an error breaks the world, and calls finish().
@@ -720,7 +722,9 @@ typedef struct ddp_model_options {
 	bool bf16_params;       /* keep the parameters in bf16, too: see ddp_param_bf16(). In the
 	                           host's memory only */
 	bool late_gather;       /* return from a step before the new parameters of other ranks' shards
-	                           have come: see ddp_param_wait() */
+	                           have come: see ddp_param_wait(). No effect where each rank
+	                           updates all, nor with DDP_SHARD_STATE in the memory that ranks
+	                           of one node share */
 	double loss_scale;      /* the first one, with loss_scaling: a power of two from 1 to 2^64;
 	                           0: 65536 */
 	int64_t loss_scale_interval; /* of DDP_SCALING_DYNAMIC; 0: 2000 */
@@ -759,7 +763,8 @@ DDP_API void ddp_model_free(ddp_model *model);
  * How many bytes the options params_memory and grads_memory have to point to for such a list. In
  * them lies then what ddp_param_data() and ddp_param_grad() return: parameters may be views of
  * one flat tensor of PyTorch, say, and nothing is copied between the two. Aligned to 64 bytes;
- * the model sets it to 0 when it is made, and has it until ddp_model_free().
+ * the model sets it to 0 when it is made, and has it until ddp_model_free(). The two must not
+ * overlap.
  *
  * Each may be given alone, by all ranks or by none (DDP_ERR_MISMATCH), in the host's memory
  * only. Ranks of a node do not reach such memory of each other, so collectives copy it there;
@@ -778,7 +783,7 @@ DDP_API int64_t ddp_param_count(const ddp_model *model, int param); /* elements 
 
 /*
  * With late_gather, what a rank does not own of the new parameters (DDP_SHARD_GRADIENTS, and
- * DDP_SHARD_STATE over several nodes) comes while the next forward runs already, what is first
+ * DDP_SHARD_STATE over several nodes or in the program's own memory) comes while the next forward runs already, what is first
  * in the list first. Until this call returns DDP_OK for it after each step, what a parameter
  * that is trained holds is not defined: forward calls it for each as it comes to it, which
  * costs nothing if the parameter is there; DDP_ALL_PARAMS waits for all. Checkpoints, broadcasts
