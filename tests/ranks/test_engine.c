@@ -562,6 +562,8 @@ static int every_way(ddp_comm *comm, void *argument)
 		{ DDP_SHARD_NONE, true, DDP_COMPRESS_NONE, { 0 }, false },
 		{ DDP_SHARD_STATE, false, DDP_COMPRESS_NONE, { 0 }, false },
 		{ DDP_SHARD_GRADIENTS, false, DDP_COMPRESS_NONE, { 0 }, false },
+		{ DDP_SHARD_GRADIENTS, true, DDP_COMPRESS_NONE, { 0 }, false },
+		{ DDP_SHARD_GRADIENTS, false, DDP_COMPRESS_NONE, { 0 }, true },
 		{ DDP_SHARD_GRADIENTS, true, DDP_COMPRESS_NONE, { 0 }, true },
 		{ DDP_SHARD_STATE, false, DDP_COMPRESS_NONE, { 0 }, true },
 		{ DDP_SHARD_NONE, false, DDP_COMPRESS_NONE, { .start = all_reduce, .finish = nothing_left }, false },
