@@ -25,7 +25,7 @@ void ddp_scaler_good(ddp_scaler *scaler);
 /* A step's gradients are not finite. Whether a lower scale may be the cure: then it is
    lowered, and the step is to be skipped. */
 bool ddp_scaler_overflow(ddp_scaler *scaler);
-/* Goes on from a checkpoint, which holds what another one had; NaN: it did not hold that. */
+/* Goes on from a checkpoint, which holds what another one had; 0 or NaN: it did not hold that. */
 void ddp_scaler_resume(ddp_scaler *scaler, double scale, double good);
 
 #endif

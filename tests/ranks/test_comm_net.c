@@ -75,6 +75,18 @@ __attribute__((no_sanitize("thread"))) static bool wait_for_first_byte(const vol
 	return !done;
 }
 
+/* Rank 1's large message, of which the first byte is there. */
+static ddp_request *receive_large(ddp_comm *comm, unsigned char *memory)
+{
+	const ddp_collective receive = { .kind = DDP_RECV, .recv = memory, .count = LARGE,
+	                                 .type = DDP_U8, .root = 1 };
+	ddp_request *request;
+
+	CHECK_OK(ddp_issue(comm, &receive, &request));
+	CHECK(wait_for_first_byte(memory, request));
+	return request;
+}
+
 /* Aborts in the middle of a message whose sender is stopped; what that sends
    when it goes on must not come to the buffer any more. */
 static int abandon_large(ddp_comm *comm, void *argument)
@@ -91,10 +103,7 @@ static int abandon_large(ddp_comm *comm, void *argument)
 		return 0;
 	}
 	unsigned char *memory = map_large();
-	const ddp_collective receive = { .kind = DDP_RECV, .recv = memory, .count = LARGE,
-	                                 .type = DDP_U8, .root = 1 };
-	CHECK_OK(ddp_issue(comm, &receive, &request));
-	CHECK(wait_for_first_byte(memory, request));
+	request = receive_large(comm, memory);
 	kill(pid_of(comm, 1), SIGSTOP);
 	CHECK_OK(ddp_comm_abort(comm, "the test wants it"));
 	uint64_t start = ddp_now_ns();
@@ -142,10 +151,7 @@ static int abandon_large_of_a_group(ddp_comm *comm, void *argument)
 	} else {
 		unsigned char *memory = map_large();
 		pid_t sender = pid_of(comm, 1);
-		const ddp_collective receive = { .kind = DDP_RECV, .recv = memory, .count = LARGE,
-		                                 .type = DDP_U8, .root = 1 };
-		CHECK_OK(ddp_issue(group, &receive, &request));
-		CHECK(wait_for_first_byte(memory, request));
+		request = receive_large(group, memory);
 		kill(sender, SIGSTOP);
 		CHECK(pthread_create(&thread, NULL, go_on_later, &sender) == 0);
 		CHECK_OK(ddp_comm_abort(group, "the test wants it"));
@@ -180,10 +186,7 @@ static int drain_with_a_pause(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_barrier(comm));
 	if (rank == 0) {
 		unsigned char *memory = map_large();
-		const ddp_collective receive = { .kind = DDP_RECV, .recv = memory, .count = LARGE,
-		                                 .type = DDP_U8, .root = 1 };
-		CHECK_OK(ddp_issue(group, &receive, &request));
-		CHECK(wait_for_first_byte(memory, request));
+		request = receive_large(group, memory);
 		kill(pid_of(comm, 1), SIGSTOP);
 		CHECK_OK(ddp_comm_abort(group, "the test wants it"));
 		CHECK_OK(ddp_send(comm, &byte, 1, DDP_U8, 2, 0));
@@ -234,10 +237,7 @@ static int shrink_with_one_stopped(ddp_comm *comm, void *argument)
 	unsigned char *memory = map_large();
 	const pid_t stopped = pid_of(comm, 1);
 	if (rank == 0) {
-		const ddp_collective receive = { .kind = DDP_RECV, .recv = memory, .count = LARGE,
-		                                 .type = DDP_U8, .root = 1 };
-		CHECK_OK(ddp_issue(comm, &receive, &request));
-		CHECK(wait_for_first_byte(memory, request));
+		request = receive_large(comm, memory);
 		kill(stopped, SIGSTOP);
 		CHECK_OK(ddp_send(comm, &byte, 1, DDP_U8, 2, 0));
 		CHECK(ddp_wait(request) == DDP_ERR_ABORTED);
