@@ -1,185 +1,17 @@
 #include "device/host_kernels.h"
 
-#include <fenv.h>
-#include <math.h>
-#include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/error.h"
 #include "cpu/cpu.h"
-#include "table.h"
-
-enum { OPERANDS = 8, NUMBERS = 5 };
-
-/* Memory that a kernel uses; its address is NULL where it has none. */
-typedef struct operand {
-	const void *address;
-	size_t bytes;
-	ddp_device_access access;
-} operand;
-
-typedef struct host_queue {
-	dk_queue base;
-	ddp_device *device;
-	ddp_device_queue *stream;
-	pthread_mutex_t lock; /* of what follows */
-	struct task *tasks;   /* that have not run */
-	double result;        /* of the last function that has one */
-	char failure[512];    /* the first; empty: none */
-} host_queue;
-
-typedef struct task {
-	void (*run)(struct task *task, void **at); /* at [OPERANDS]: where the operands are */
-	operand operands[OPERANDS];
-	operand table;        /* of which only what the indices say is used */
-	int64_t n[NUMBERS];
-	union {
-		dk_adamw_args adamw;
-		dk_sgd_args sgd;
-		dk_gemm_args gemm;
-		float factor;
-	};
-	host_queue *queue;
-	struct task *next, **link;
-	int threads;
-	fenv_t environment;
-} task;
-
-static host_queue *own(dk_queue *queue)
-{
-	return (host_queue *)queue;
-}
-
-/* ---- tasks ------------------------------------------------------------------------------ */
-
-/* Keeps the calling thread's last error, if it is the first. */
-static void note_failure(host_queue *q)
-{
-	pthread_mutex_lock(&q->lock);
-	if (q->failure[0] == '\0')
-		snprintf(q->failure, sizeof(q->failure), "%s", ddp_last_error());
-	pthread_mutex_unlock(&q->lock);
-}
-
-static void forget(task *t)
-{
-	pthread_mutex_lock(&t->queue->lock);
-	*t->link = t->next;
-	if (t->next != NULL)
-		t->next->link = t->link;
-	pthread_mutex_unlock(&t->queue->lock);
-	free(t);
-}
-
-static bool look(const task *t, const operand *o, void **at)
-{
-	*at = (void *)(uintptr_t)o->address;
-	if (o->address == NULL || o->bytes == 0 ||
-	    ddp_device_view(t->queue->device, o->address, o->bytes, o->access, at) == DDP_OK)
-		return true;
-	note_failure(t->queue);
-	return false;
-}
-
-/* In a thread of the device's queue. */
-static void run_task(void *argument)
-{
-	task *t = argument;
-	void *at[OPERANDS];
-	bool seen = true;
-
-	for (int i = 0; i < OPERANDS && seen; i++)
-		seen = look(t, &t->operands[i], &at[i]);
-	if (seen) {
-		fesetenv(&t->environment);
-		dk_set_threads(t->threads);
-		t->run(t, at);
-	}
-	forget(t);
-}
-
-static void enqueue(dk_queue *queue, const task *what)
-{
-	host_queue *q = own(queue);
-	task *t = malloc(sizeof(*t));
-
-	if (t == NULL) {
-		ddp_fail(DDP_ERR_NOMEM, "out of memory for a kernel");
-		note_failure(q);
-		return;
-	}
-	*t = *what;
-	t->queue = q;
-	t->threads = dk_threads();
-	fegetenv(&t->environment);
-	pthread_mutex_lock(&q->lock);
-	t->next = q->tasks;
-	t->link = &q->tasks;
-	if (t->next != NULL)
-		t->next->link = &t->next;
-	q->tasks = t;
-	pthread_mutex_unlock(&q->lock);
-	if (ddp_device_launch(q->device, q->stream, run_task, t) == DDP_OK)
-		return;
-	note_failure(q);
-	forget(t);
-}
-
-/* The same, and waits for the result; NaN after a failure. */
-static double fetch(dk_queue *queue, const task *what)
-{
-	host_queue *q = own(queue);
-
-	q->result = NAN;
-	enqueue(queue, what);
-	if (ddp_device_queue_sync(q->device, q->stream) != DDP_OK)
-		note_failure(q);
-	return q->result;
-}
-
-static operand reads(const float *address, int64_t n)
-{
-	return (operand){ address, (size_t)n * sizeof(float), DDP_DEVICE_READS };
-}
-
-static operand writes(const float *address, int64_t n)
-{
-	return (operand){ address, (size_t)n * sizeof(float), DDP_DEVICE_WRITES };
-}
-
-static operand reads_indices(const int32_t *address, int64_t n)
-{
-	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_READS };
-}
-
-static operand writes_short(const uint16_t *address, int64_t n)
-{
-	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_WRITES };
-}
-
-static operand writes_double(const double *address, int64_t n)
-{
-	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_WRITES };
-}
-
-/* Up to the last row that one of the indices names; false: it cannot be seen. */
-static bool look_at_rows(task *t, const int32_t *index, int64_t count, int64_t width, void **at)
-{
-	int64_t rows = 0;
-
-	for (int64_t i = 0; i < count; i++)
-		rows = index[i] >= rows ? index[i] + 1 : rows;
-	t->table.bytes = (size_t)(rows * width) * sizeof(float);
-	return look(t, &t->table, at);
-}
+#include "device/host_task.h"
 
 /* ---- elements --------------------------------------------------------------------------- */
 
 static void host_copy(dk_queue *queue, void *to, const void *from, size_t bytes)
 {
-	if (ddp_device_copy(own(queue)->device, own(queue)->stream, to, from, bytes) != DDP_OK)
-		note_failure(own(queue));
+	if (ddp_device_copy(ddp_host_own(queue)->device, ddp_host_own(queue)->stream, to, from, bytes) != DDP_OK)
+		ddp_host_note_failure(ddp_host_own(queue));
 }
 
 static void run_zero(task *t, void **at)
@@ -189,7 +21,7 @@ static void run_zero(task *t, void **at)
 
 static void host_zero(dk_queue *queue, float *x, int64_t n)
 {
-	enqueue(queue, &(task){ .run = run_zero, .n = { n }, .operands = { writes(x, n) } });
+	ddp_host_enqueue(queue, &(task){ .run = run_zero, .n = { n }, .operands = { writes(x, n) } });
 }
 
 static void run_adamw(task *t, void **at)
@@ -201,7 +33,7 @@ static void run_adamw(task *t, void **at)
 static void host_adamw(dk_queue *queue, float *param, float *grad, float *m, float *v, int64_t n,
                        const dk_adamw_args *args)
 {
-	enqueue(queue, &(task){ .run = run_adamw, .n = { n }, .adamw = *args, .operands = {
+	ddp_host_enqueue(queue, &(task){ .run = run_adamw, .n = { n }, .adamw = *args, .operands = {
 		writes(param, n), writes(grad, n), writes(m, n), writes(v, n), writes_short(args->rounded, n) } });
 }
 
@@ -214,7 +46,7 @@ static void run_sgd(task *t, void **at)
 static void host_sgd(dk_queue *queue, float *param, float *grad, float *buffer, int64_t n,
                      const dk_sgd_args *args)
 {
-	enqueue(queue, &(task){ .run = run_sgd, .n = { n }, .sgd = *args, .operands = {
+	ddp_host_enqueue(queue, &(task){ .run = run_sgd, .n = { n }, .sgd = *args, .operands = {
 		writes(param, n), writes(grad, n), writes(buffer, n), writes_short(args->rounded, n) } });
 }
 
@@ -225,7 +57,7 @@ static void run_largest(task *t, void **at)
 
 static float host_largest(dk_queue *queue, const float *x, int64_t n)
 {
-	return (float)fetch(queue, &(task){ .run = run_largest, .n = { n }, .operands = { reads(x, n) } });
+	return (float)ddp_host_fetch(queue, &(task){ .run = run_largest, .n = { n }, .operands = { reads(x, n) } });
 }
 
 static void run_sum_squares(task *t, void **at)
@@ -235,7 +67,7 @@ static void run_sum_squares(task *t, void **at)
 
 static double host_sum_squares(dk_queue *queue, const float *x, int64_t n)
 {
-	return fetch(queue, &(task){ .run = run_sum_squares, .n = { n }, .operands = { reads(x, n) } });
+	return ddp_host_fetch(queue, &(task){ .run = run_sum_squares, .n = { n }, .operands = { reads(x, n) } });
 }
 
 static void run_largest_at(task *t, void **at)
@@ -245,7 +77,7 @@ static void run_largest_at(task *t, void **at)
 
 static void host_largest_at(dk_queue *queue, float *largest, const float *x, int64_t n)
 {
-	enqueue(queue, &(task){ .run = run_largest_at, .n = { n },
+	ddp_host_enqueue(queue, &(task){ .run = run_largest_at, .n = { n },
 	                        .operands = { writes(largest, 1), reads(x, n) } });
 }
 
@@ -256,7 +88,7 @@ static void run_squares_at(task *t, void **at)
 
 static void host_squares_at(dk_queue *queue, double *sums, const float *x, int64_t n, int64_t piece)
 {
-	enqueue(queue, &(task){ .run = run_squares_at, .n = { n, piece },
+	ddp_host_enqueue(queue, &(task){ .run = run_squares_at, .n = { n, piece },
 	                        .operands = { writes_double(sums, (n + piece - 1) / piece), reads(x, n) } });
 }
 
@@ -267,7 +99,7 @@ static void run_scale(task *t, void **at)
 
 static void host_scale(dk_queue *queue, float *x, int64_t n, float factor)
 {
-	enqueue(queue, &(task){ .run = run_scale, .n = { n }, .factor = factor, .operands = { writes(x, n) } });
+	ddp_host_enqueue(queue, &(task){ .run = run_scale, .n = { n }, .factor = factor, .operands = { writes(x, n) } });
 }
 
 static void run_to_bf16(task *t, void **at)
@@ -277,7 +109,7 @@ static void run_to_bf16(task *t, void **at)
 
 static void host_to_bf16(dk_queue *queue, uint16_t *out, const float *in, int64_t n)
 {
-	enqueue(queue, &(task){ .run = run_to_bf16, .n = { n },
+	ddp_host_enqueue(queue, &(task){ .run = run_to_bf16, .n = { n },
 	                        .operands = { writes_short(out, n), reads(in, n) } });
 }
 
@@ -290,7 +122,7 @@ static void host_from_bf16(dk_queue *queue, float *out, const uint16_t *in, int6
 {
 	const operand narrow = { in, (size_t)n * sizeof(*in), DDP_DEVICE_READS };
 
-	enqueue(queue, &(task){ .run = run_from_bf16, .n = { n }, .operands = { writes(out, n), narrow } });
+	ddp_host_enqueue(queue, &(task){ .run = run_from_bf16, .n = { n }, .operands = { writes(out, n), narrow } });
 }
 
 /* ---- matrix products --------------------------------------------------------------------- */
@@ -314,7 +146,7 @@ static void host_gemm(dk_queue *queue, const dk_gemm_args *g)
 	const int64_t a = g->transpose_a ? extent(g->k, g->m, g->lda) : extent(g->m, g->k, g->lda);
 	const int64_t b = g->transpose_b ? extent(g->n, g->k, g->ldb) : extent(g->k, g->n, g->ldb);
 
-	enqueue(queue, &(task){ .run = run_gemm, .gemm = *g, .operands = {
+	ddp_host_enqueue(queue, &(task){ .run = run_gemm, .gemm = *g, .operands = {
 		reads(g->a, a), reads(g->b, b), writes(g->c, extent(g->m, g->n, g->ldc)) } });
 }
 
@@ -327,7 +159,7 @@ static void host_linear_forward(dk_queue *queue, float *out, const float *in, co
                                 const float *bias, const float *residual, int64_t rows,
                                 int64_t inputs, int64_t outputs)
 {
-	enqueue(queue, &(task){ .run = run_linear_forward, .n = { rows, inputs, outputs }, .operands = {
+	ddp_host_enqueue(queue, &(task){ .run = run_linear_forward, .n = { rows, inputs, outputs }, .operands = {
 		writes(out, rows * outputs), reads(in, rows * inputs), reads(weight, inputs * outputs),
 		reads(bias, outputs), reads(residual, rows * outputs) } });
 }
@@ -341,7 +173,7 @@ static void host_linear_backward_params(dk_queue *queue, float *dweight, float *
                                         const float *dout, const float *in, int64_t rows,
                                         int64_t inputs, int64_t outputs)
 {
-	enqueue(queue, &(task){ .run = run_linear_backward_params, .n = { rows, inputs, outputs },
+	ddp_host_enqueue(queue, &(task){ .run = run_linear_backward_params, .n = { rows, inputs, outputs },
 	                        .operands = { writes(dweight, inputs * outputs), writes(dbias, outputs),
 	                                      reads(dout, rows * outputs), reads(in, rows * inputs) } });
 }
@@ -355,12 +187,23 @@ static void host_linear_backward_input(dk_queue *queue, float *din, const float 
                                        const float *weight, int64_t rows, int64_t inputs,
                                        int64_t outputs)
 {
-	enqueue(queue, &(task){ .run = run_linear_backward_input, .n = { rows, inputs, outputs },
+	ddp_host_enqueue(queue, &(task){ .run = run_linear_backward_input, .n = { rows, inputs, outputs },
 	                        .operands = { writes(din, rows * inputs), reads(dout, rows * outputs),
 	                                      reads(weight, inputs * outputs) } });
 }
 
 /* ---- layers ------------------------------------------------------------------------------ */
+
+/* Up to the last row that one of the indices names; false: it cannot be seen. */
+static bool look_at_rows(task *t, const int32_t *index, int64_t count, int64_t width, void **at)
+{
+	int64_t rows = 0;
+
+	for (int64_t i = 0; i < count; i++)
+		rows = index[i] >= rows ? index[i] + 1 : rows;
+	t->table.bytes = (size_t)(rows * width) * sizeof(float);
+	return ddp_host_look(t, &t->table, at);
+}
 
 static void run_embedding_forward(task *t, void **at)
 {
@@ -374,7 +217,7 @@ static void host_embedding_forward(dk_queue *queue, float *out, const int32_t *t
                                    const float *wte, const float *wpe, int64_t batch, int64_t length,
                                    int64_t width)
 {
-	enqueue(queue, &(task){ .run = run_embedding_forward, .n = { batch, length, width },
+	ddp_host_enqueue(queue, &(task){ .run = run_embedding_forward, .n = { batch, length, width },
 	                        .table = reads(wte, 0),
 	                        .operands = { writes(out, batch * length * width),
 	                                      reads_indices(tokens, batch * length),
@@ -393,7 +236,7 @@ static void host_embedding_backward(dk_queue *queue, float *dwte, float *dwpe, c
                                     const int32_t *tokens, int64_t batch, int64_t length,
                                     int64_t width)
 {
-	enqueue(queue, &(task){ .run = run_embedding_backward, .n = { batch, length, width },
+	ddp_host_enqueue(queue, &(task){ .run = run_embedding_backward, .n = { batch, length, width },
 	                        .table = writes(dwte, 0),
 	                        .operands = { writes(dwpe, length * width),
 	                                      reads(dout, batch * length * width),
@@ -411,7 +254,7 @@ static void run_add_rows(task *t, void **at)
 static void host_add_rows(dk_queue *queue, float *out, const int32_t *rows, const float *values,
                           int64_t count, int64_t width)
 {
-	enqueue(queue, &(task){ .run = run_add_rows, .n = { count, width }, .table = writes(out, 0),
+	ddp_host_enqueue(queue, &(task){ .run = run_add_rows, .n = { count, width }, .table = writes(out, 0),
 	                        .operands = { reads_indices(rows, count), reads(values, count * width) } });
 }
 
@@ -424,7 +267,7 @@ static void host_layernorm_forward(dk_queue *queue, float *out, float *mean, flo
                                    const float *in, const float *gain, const float *bias,
                                    int64_t rows, int64_t width)
 {
-	enqueue(queue, &(task){ .run = run_layernorm_forward, .n = { rows, width }, .operands = {
+	ddp_host_enqueue(queue, &(task){ .run = run_layernorm_forward, .n = { rows, width }, .operands = {
 		writes(out, rows * width), writes(mean, rows), writes(rstd, rows), reads(in, rows * width),
 		reads(gain, width), reads(bias, width) } });
 }
@@ -438,7 +281,7 @@ static void host_layernorm_backward(dk_queue *queue, float *din, float *dgain, f
                                     const float *dout, const float *in, const float *mean,
                                     const float *rstd, const float *gain, int64_t rows, int64_t width)
 {
-	enqueue(queue, &(task){ .run = run_layernorm_backward, .n = { rows, width }, .operands = {
+	ddp_host_enqueue(queue, &(task){ .run = run_layernorm_backward, .n = { rows, width }, .operands = {
 		writes(din, rows * width), writes(dgain, width), writes(dbias, width), reads(dout, rows * width),
 		reads(in, rows * width), reads(mean, rows), reads(rstd, rows), reads(gain, width) } });
 }
@@ -450,7 +293,7 @@ static void run_gelu_forward(task *t, void **at)
 
 static void host_gelu_forward(dk_queue *queue, float *out, const float *in, int64_t n)
 {
-	enqueue(queue, &(task){ .run = run_gelu_forward, .n = { n }, .operands = { writes(out, n), reads(in, n) } });
+	ddp_host_enqueue(queue, &(task){ .run = run_gelu_forward, .n = { n }, .operands = { writes(out, n), reads(in, n) } });
 }
 
 static void run_gelu_backward(task *t, void **at)
@@ -460,7 +303,7 @@ static void run_gelu_backward(task *t, void **at)
 
 static void host_gelu_backward(dk_queue *queue, float *grad, const float *in, int64_t n)
 {
-	enqueue(queue, &(task){ .run = run_gelu_backward, .n = { n },
+	ddp_host_enqueue(queue, &(task){ .run = run_gelu_backward, .n = { n },
 	                        .operands = { writes(grad, n), reads(in, n) } });
 }
 
@@ -474,7 +317,7 @@ static void host_attention_forward(dk_queue *queue, float *out, float *lse, cons
 {
 	const int64_t rows = batch * length;
 
-	enqueue(queue, &(task){ .run = run_attention_forward, .n = { batch, length, heads, width },
+	ddp_host_enqueue(queue, &(task){ .run = run_attention_forward, .n = { batch, length, heads, width },
 	                        .operands = { writes(out, rows * width), writes(lse, rows * heads),
 	                                      reads(qkv, 3 * rows * width) } });
 }
@@ -490,7 +333,7 @@ static void host_attention_backward(dk_queue *queue, float *dqkv, const float *d
 {
 	const int64_t rows = batch * length;
 
-	enqueue(queue, &(task){ .run = run_attention_backward, .n = { batch, length, heads, width },
+	ddp_host_enqueue(queue, &(task){ .run = run_attention_backward, .n = { batch, length, heads, width },
 	                        .operands = { writes(dqkv, 3 * rows * width), reads(dout, rows * width),
 	                                      reads(qkv, 3 * rows * width), reads(out, rows * width),
 	                                      reads(lse, rows * heads) } });
@@ -521,7 +364,7 @@ static double host_classifier_forward(dk_queue *queue, float *work, const float 
 {
 	const task t = classifier_task(NULL, work, in, weight, targets, rows, width, vocab);
 
-	return fetch(queue, &t);
+	return ddp_host_fetch(queue, &t);
 }
 
 static void host_classifier_loss(dk_queue *queue, double *loss, float *work, const float *in,
@@ -530,7 +373,7 @@ static void host_classifier_loss(dk_queue *queue, double *loss, float *work, con
 {
 	const task t = classifier_task(loss, work, in, weight, targets, rows, width, vocab);
 
-	enqueue(queue, &t);
+	ddp_host_enqueue(queue, &t);
 }
 
 static void run_classifier_backward(task *t, void **at)
@@ -542,7 +385,7 @@ static void host_classifier_backward(dk_queue *queue, float *din, float *dweight
                                      const float *in, const float *weight, const int32_t *targets,
                                      int64_t rows, int64_t width, int64_t vocab)
 {
-	enqueue(queue, &(task){ .run = run_classifier_backward, .n = { rows, width, vocab }, .operands = {
+	ddp_host_enqueue(queue, &(task){ .run = run_classifier_backward, .n = { rows, width, vocab }, .operands = {
 		writes(din, rows * width), writes(dweight, vocab * width),
 		writes(work, (int64_t)dk_classifier_work(rows, vocab)), reads(in, rows * width),
 		reads(weight, vocab * width), reads_indices(targets, rows) } });
@@ -552,10 +395,10 @@ static void host_classifier_backward(dk_queue *queue, float *din, float *dweight
 
 static const char *host_failure(dk_queue *queue)
 {
-	host_queue *q = own(queue);
+	host_queue *q = ddp_host_own(queue);
 
 	if (ddp_device_error(q->device) != DDP_OK)
-		note_failure(q);
+		ddp_host_note_failure(q);
 	pthread_mutex_lock(&q->lock);
 	const bool failed = q->failure[0] != '\0';
 	pthread_mutex_unlock(&q->lock);
@@ -564,12 +407,12 @@ static const char *host_failure(dk_queue *queue)
 
 static void host_close(dk_queue *queue)
 {
-	host_queue *q = own(queue);
+	host_queue *q = ddp_host_own(queue);
 
 	/* A broken device leaves work undone, and does not begin it any more. */
 	(void)ddp_device_queue_sync(q->device, q->stream);
 	while (q->tasks != NULL)
-		forget(q->tasks);
+		ddp_host_forget(q->tasks);
 	pthread_mutex_destroy(&q->lock);
 	free(q);
 }

@@ -1,0 +1,90 @@
+#include "device/host_task.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/error.h"
+
+void ddp_host_note_failure(host_queue *q)
+{
+	pthread_mutex_lock(&q->lock);
+	if (q->failure[0] == '\0')
+		snprintf(q->failure, sizeof(q->failure), "%s", ddp_last_error());
+	pthread_mutex_unlock(&q->lock);
+}
+
+void ddp_host_forget(task *t)
+{
+	pthread_mutex_lock(&t->queue->lock);
+	*t->link = t->next;
+	if (t->next != NULL)
+		t->next->link = t->link;
+	pthread_mutex_unlock(&t->queue->lock);
+	free(t);
+}
+
+bool ddp_host_look(const task *t, const operand *o, void **at)
+{
+	*at = (void *)(uintptr_t)o->address;
+	if (o->address == NULL || o->bytes == 0 ||
+	    ddp_device_view(t->queue->device, o->address, o->bytes, o->access, at) == DDP_OK)
+		return true;
+	ddp_host_note_failure(t->queue);
+	return false;
+}
+
+/* In a thread of the device's queue. */
+static void run_task(void *argument)
+{
+	task *t = argument;
+	void *at[OPERANDS];
+	bool seen = true;
+
+	for (int i = 0; i < OPERANDS && seen; i++)
+		seen = ddp_host_look(t, &t->operands[i], &at[i]);
+	if (seen) {
+		fesetenv(&t->environment);
+		dk_set_threads(t->threads);
+		t->run(t, at);
+	}
+	ddp_host_forget(t);
+}
+
+void ddp_host_enqueue(dk_queue *queue, const task *what)
+{
+	host_queue *q = ddp_host_own(queue);
+	task *t = malloc(sizeof(*t));
+
+	if (t == NULL) {
+		ddp_fail(DDP_ERR_NOMEM, "out of memory for a kernel");
+		ddp_host_note_failure(q);
+		return;
+	}
+	*t = *what;
+	t->queue = q;
+	t->threads = dk_threads();
+	fegetenv(&t->environment);
+	pthread_mutex_lock(&q->lock);
+	t->next = q->tasks;
+	t->link = &q->tasks;
+	if (t->next != NULL)
+		t->next->link = &t->next;
+	q->tasks = t;
+	pthread_mutex_unlock(&q->lock);
+	if (ddp_device_launch(q->device, q->stream, run_task, t) == DDP_OK)
+		return;
+	ddp_host_note_failure(q);
+	ddp_host_forget(t);
+}
+
+double ddp_host_fetch(dk_queue *queue, const task *what)
+{
+	host_queue *q = ddp_host_own(queue);
+
+	q->result = NAN;
+	ddp_host_enqueue(queue, what);
+	if (ddp_device_queue_sync(q->device, q->stream) != DDP_OK)
+		ddp_host_note_failure(q);
+	return q->result;
+}

@@ -1,0 +1,91 @@
+/*
+ * host_task: a function of kernels.h as work for a queue of a device that runs functions of
+ * the host: what it does, and what memory it reads and writes. Kept by value until it runs.
+ */
+#ifndef DDP_DEVICE_HOST_TASK_H
+#define DDP_DEVICE_HOST_TASK_H
+
+#include <fenv.h>
+#include <pthread.h>
+
+#include "device/device.h"
+#include "table.h"
+
+enum { OPERANDS = 8, NUMBERS = 5 };
+
+/* Memory that a kernel uses; its address is NULL where it has none. */
+typedef struct operand {
+	const void *address;
+	size_t bytes;
+	ddp_device_access access;
+} operand;
+
+typedef struct host_queue {
+	dk_queue base;
+	ddp_device *device;
+	ddp_device_queue *stream;
+	pthread_mutex_t lock; /* of what follows */
+	struct task *tasks;   /* that have not run */
+	double result;        /* of the last function that has one */
+	char failure[512];    /* the first; empty: none */
+} host_queue;
+
+typedef struct task {
+	void (*run)(struct task *task, void **at); /* at [OPERANDS]: where the operands are */
+	operand operands[OPERANDS];
+	operand table;        /* of which only what the indices say is used */
+	int64_t n[NUMBERS];
+	union {
+		dk_adamw_args adamw;
+		dk_sgd_args sgd;
+		dk_gemm_args gemm;
+		float factor;
+	};
+	host_queue *queue;
+	struct task *next, **link;
+	int threads;
+	fenv_t environment;
+} task;
+
+static inline host_queue *ddp_host_own(dk_queue *queue)
+{
+	return (host_queue *)queue;
+}
+
+void ddp_host_enqueue(dk_queue *queue, const task *what);
+/* The same, and waits for the result; NaN after a failure. */
+double ddp_host_fetch(dk_queue *queue, const task *what);
+
+/* For a task that runs: where the operand is; false: it cannot be seen. */
+bool ddp_host_look(const task *t, const operand *o, void **at);
+/* Takes a task off its queue. */
+void ddp_host_forget(task *t);
+/* Keeps the calling thread's last error, if it is the first. */
+void ddp_host_note_failure(host_queue *q);
+
+static inline operand reads(const float *address, int64_t n)
+{
+	return (operand){ address, (size_t)n * sizeof(float), DDP_DEVICE_READS };
+}
+
+static inline operand writes(const float *address, int64_t n)
+{
+	return (operand){ address, (size_t)n * sizeof(float), DDP_DEVICE_WRITES };
+}
+
+static inline operand reads_indices(const int32_t *address, int64_t n)
+{
+	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_READS };
+}
+
+static inline operand writes_short(const uint16_t *address, int64_t n)
+{
+	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_WRITES };
+}
+
+static inline operand writes_double(const double *address, int64_t n)
+{
+	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_WRITES };
+}
+
+#endif
