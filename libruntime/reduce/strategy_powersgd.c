@@ -20,6 +20,7 @@
 #include "reduce/model_state.h"
 #include "reduce/powersgd.h"
 #include "reduce/strategy_all_reduce.h"
+#include "reduce/tensors.h"
 
 enum {
 	RIGHT_LANE = DDP_LANES - 1,

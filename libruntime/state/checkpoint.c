@@ -17,6 +17,7 @@
 #include "data/loader.h"
 #include "reduce/facts.h"
 #include "reduce/model.h"
+#include "reduce/tensors.h"
 #include "state/leader.h"
 #include "state/metadata.h"
 #include "state/save.h"

@@ -20,6 +20,7 @@
 #include "data/loader.h"
 #include "kernels.h"
 #include "reduce/model.h"
+#include "reduce/tensors.h"
 #include "state/leader.h"
 #include "state/metadata.h"
 #include "state/store.h"

@@ -23,6 +23,7 @@
 #include "data/loader.h"
 #include "reduce/model_state.h"
 #include "reduce/strategy_node.h"
+#include "reduce/tensors.h"
 #include "state/leader.h"
 #include "state/safetensors.h"
 #include "state/store.h"

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "reduce/model_state.h"
+#include "reduce/tensors.h"
 #include "tests/support/context_ranks.h"
 
 enum { A = 40, B = 3, C = 200 };

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "reduce/model_state.h"
+#include "reduce/tensors.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 

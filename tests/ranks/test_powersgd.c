@@ -12,6 +12,7 @@
 
 #include "reduce/model_state.h"
 #include "reduce/powersgd.h"
+#include "reduce/tensors.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
