@@ -70,13 +70,17 @@ endif
 cuda_kernel_sources = \
 	kernels/cuda/attention.cu \
 	kernels/cuda/attention_bf16.cu \
+	kernels/cuda/batch_norm.cu \
 	kernels/cuda/classifier.cu \
+	kernels/cuda/convolution.cu \
 	kernels/cuda/elements.cu \
+	kernels/cuda/images.cu \
 	kernels/cuda/layers.cu \
 	kernels/cuda/optim.cu \
+	kernels/cuda/pooling.cu \
 	kernels/cuda/queue.cu
 cuda_kernel_headers = kernels/cuda/attention.cuh kernels/cuda/device.cuh kernels/cuda/functions.cuh \
-	kernels/cuda/gpu.h kernels/kernels.h kernels/table.h
+	kernels/cuda/gpu.h kernels/cuda/window.cuh kernels/kernels.h kernels/table.h
 # In tests without a GPU, tests have other ones.
 cuda_library_sources = kernels/cuda/gpu.cu kernels/cuda/product.cu
 EXTRA_DIST += $(cuda_kernel_sources) $(cuda_kernel_headers)

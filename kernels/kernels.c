@@ -173,6 +173,128 @@ void dk_classifier_backward(float *din, float *dweight, float *work, const float
 	CALL(classifier_backward, din, dweight, work, in, weight, targets, rows, width, vocab);
 }
 
+/* ---- images ---- */
+
+#define CALL_IMAGES(name, ...) \
+	(in_use == NULL || in_use->table->images == NULL ? dk_cpu_##name(__VA_ARGS__) \
+	                                                 : in_use->table->images->name(in_use, __VA_ARGS__))
+
+void dk_convolution_forward(float *out, float *work, const float *in, const float *weight,
+		const float *bias, const dk_window *window, int64_t outputs)
+{
+	CALL_IMAGES(convolution_forward, out, work, in, weight, bias, window, outputs);
+}
+
+void dk_convolution_backward_params(float *dweight, float *dbias, float *work, const float *dout,
+		const float *in, const dk_window *window, int64_t outputs)
+{
+	CALL_IMAGES(convolution_backward_params, dweight, dbias, work, dout, in, window, outputs);
+}
+
+void dk_convolution_backward_input(float *din, float *work, const float *dout, const float *weight,
+		const dk_window *window, int64_t outputs)
+{
+	CALL_IMAGES(convolution_backward_input, din, work, dout, weight, window, outputs);
+}
+
+void dk_max_pool_forward(float *out, int32_t *which, const float *in, const dk_window *window)
+{
+	CALL_IMAGES(max_pool_forward, out, which, in, window);
+}
+
+void dk_max_pool_backward(float *din, const float *dout, const int32_t *which,
+		const dk_window *window)
+{
+	CALL_IMAGES(max_pool_backward, din, dout, which, window);
+}
+
+void dk_average_pool_forward(float *out, const float *in, const dk_window *window)
+{
+	CALL_IMAGES(average_pool_forward, out, in, window);
+}
+
+void dk_average_pool_backward(float *din, const float *dout, const dk_window *window)
+{
+	CALL_IMAGES(average_pool_backward, din, dout, window);
+}
+
+void dk_batch_norm_moments(double *moments, float *work, const float *in, int64_t rows,
+		int64_t channels)
+{
+	CALL_IMAGES(batch_norm_moments, moments, work, in, rows, channels);
+}
+
+void dk_batch_norm_statistics(float *mean, float *rstd, float *running_mean,
+		float *running_variance, double momentum, const double *moments, int64_t all_rows,
+		int64_t channels)
+{
+	CALL_IMAGES(batch_norm_statistics, mean, rstd, running_mean, running_variance, momentum,
+		moments, all_rows, channels);
+}
+
+void dk_batch_norm_apply(float *out, float *work, const float *in, const float *mean,
+		const float *rstd, const float *gain, const float *bias, int64_t rows,
+		int64_t channels)
+{
+	CALL_IMAGES(batch_norm_apply, out, work, in, mean, rstd, gain, bias, rows, channels);
+}
+
+void dk_batch_norm_sums(double *sums, float *dgain, float *dbias, float *work, const float *dout,
+		const float *in, const float *mean, const float *rstd, int64_t rows,
+		int64_t channels)
+{
+	CALL_IMAGES(batch_norm_sums, sums, dgain, dbias, work, dout, in, mean, rstd, rows,
+		channels);
+}
+
+void dk_batch_norm_input(float *din, float *work, const float *dout, const float *in,
+		const float *mean, const float *rstd, const float *gain, const double *sums,
+		int64_t all_rows, int64_t rows, int64_t channels)
+{
+	CALL_IMAGES(batch_norm_input, din, work, dout, in, mean, rstd, gain, sums, all_rows, rows,
+		channels);
+}
+
+void dk_batch_norm_eval(float *out, const float *in, const float *gain, const float *bias,
+		const float *running_mean, const float *running_variance, int64_t rows,
+		int64_t channels)
+{
+	CALL_IMAGES(batch_norm_eval, out, in, gain, bias, running_mean, running_variance, rows,
+		channels);
+}
+
+void dk_add(float *out, const float *a, const float *b, int64_t n)
+{
+	CALL_IMAGES(add, out, a, b, n);
+}
+
+void dk_relu_forward(float *out, const float *in, int64_t n)
+{
+	CALL_IMAGES(relu_forward, out, in, n);
+}
+
+void dk_relu_backward(float *grad, const float *out, int64_t n)
+{
+	CALL_IMAGES(relu_backward, grad, out, n);
+}
+
+void dk_dropout(float *out, const float *in, int64_t n, double probability, uint64_t seed,
+		uint64_t counter)
+{
+	CALL_IMAGES(dropout, out, in, n, probability, seed, counter);
+}
+
+double dk_cross_entropy(float *logits, const int32_t *targets, int64_t rows, int64_t classes)
+{
+	return CALL_IMAGES(cross_entropy, logits, targets, rows, classes);
+}
+
+void dk_cross_entropy_loss(double *loss, float *logits, const int32_t *targets, int64_t rows,
+		int64_t classes)
+{
+	CALL_IMAGES(cross_entropy_loss, loss, logits, targets, rows, classes);
+}
+
 const char *dk_failure(void)
 {
 	return in_use == NULL ? dk_cpu_failure() : in_use->table->failure(in_use);

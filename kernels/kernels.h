@@ -238,7 +238,7 @@ void dk_classifier_backward(float *din, float *dweight, float *work, const float
                             const float *weight, const int32_t *targets, int64_t rows,
                             int64_t width, int64_t vocab);
 
-/* ---- images: on the host, also while the thread uses a queue --------------------- */
+/* ---- images: f32, on queues of DK_F32 and DK_TF32; those of DK_MIXED leave it to the host --- */
 
 /*
  * Images lie channels last, [batch, height, width, channels]. A square window goes over
@@ -345,5 +345,8 @@ void dk_dropout(float *out, const float *in, int64_t n, double probability, uint
 /* The sum of the rows' softmax cross-entropies of logits [rows, classes] against targets
    [rows]; its gradient takes the place of the logits. */
 double dk_cross_entropy(float *logits, const int32_t *targets, int64_t rows, int64_t classes);
+/* The same, but nobody waits: the sum is added to *loss, where the work is done. */
+void dk_cross_entropy_loss(double *loss, float *logits, const int32_t *targets, int64_t rows,
+                           int64_t classes);
 
 #endif

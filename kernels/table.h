@@ -9,7 +9,54 @@
 #include "kernels.h"
 
 /* Grows with each change of this header, or of a function of kernels.h. */
-enum { DK_TABLE_VERSION = 4 };
+enum { DK_TABLE_VERSION = 5 };
+
+/* Those of images. A queue of DK_BF16 fails. */
+typedef struct dk_image_table {
+	void (*convolution_forward)(dk_queue *queue, float *out, float *work, const float *in,
+			const float *weight, const float *bias, const dk_window *window,
+			int64_t outputs);
+	void (*convolution_backward_params)(dk_queue *queue, float *dweight, float *dbias,
+			float *work, const float *dout, const float *in, const dk_window *window,
+			int64_t outputs);
+	void (*convolution_backward_input)(dk_queue *queue, float *din, float *work,
+			const float *dout, const float *weight, const dk_window *window,
+			int64_t outputs);
+	void (*max_pool_forward)(dk_queue *queue, float *out, int32_t *which, const float *in,
+			const dk_window *window);
+	void (*max_pool_backward)(dk_queue *queue, float *din, const float *dout,
+			const int32_t *which, const dk_window *window);
+	void (*average_pool_forward)(dk_queue *queue, float *out, const float *in,
+			const dk_window *window);
+	void (*average_pool_backward)(dk_queue *queue, float *din, const float *dout,
+			const dk_window *window);
+	void (*batch_norm_moments)(dk_queue *queue, double *moments, float *work, const float *in,
+			int64_t rows, int64_t channels);
+	void (*batch_norm_statistics)(dk_queue *queue, float *mean, float *rstd,
+			float *running_mean, float *running_variance, double momentum,
+			const double *moments, int64_t all_rows, int64_t channels);
+	void (*batch_norm_apply)(dk_queue *queue, float *out, float *work, const float *in,
+			const float *mean, const float *rstd, const float *gain, const float *bias,
+			int64_t rows, int64_t channels);
+	void (*batch_norm_sums)(dk_queue *queue, double *sums, float *dgain, float *dbias,
+			float *work, const float *dout, const float *in, const float *mean,
+			const float *rstd, int64_t rows, int64_t channels);
+	void (*batch_norm_input)(dk_queue *queue, float *din, float *work, const float *dout,
+			const float *in, const float *mean, const float *rstd, const float *gain,
+			const double *sums, int64_t all_rows, int64_t rows, int64_t channels);
+	void (*batch_norm_eval)(dk_queue *queue, float *out, const float *in, const float *gain,
+			const float *bias, const float *running_mean, const float *running_variance,
+			int64_t rows, int64_t channels);
+	void (*add)(dk_queue *queue, float *out, const float *a, const float *b, int64_t n);
+	void (*relu_forward)(dk_queue *queue, float *out, const float *in, int64_t n);
+	void (*relu_backward)(dk_queue *queue, float *grad, const float *out, int64_t n);
+	void (*dropout)(dk_queue *queue, float *out, const float *in, int64_t n, double probability,
+			uint64_t seed, uint64_t counter);
+	double (*cross_entropy)(dk_queue *queue, float *logits, const int32_t *targets,
+			int64_t rows, int64_t classes);
+	void (*cross_entropy_loss)(dk_queue *queue, double *loss, float *logits,
+			const int32_t *targets, int64_t rows, int64_t classes);
+} dk_image_table;
 
 typedef struct dk_table {
 	uint32_t version; /* DK_TABLE_VERSION */
@@ -76,6 +123,7 @@ typedef struct dk_table {
 	void (*classifier_backward)(dk_queue *queue, float *din, float *dweight, float *work,
 			const float *in, const float *weight, const int32_t *targets, int64_t rows,
 			int64_t width, int64_t vocab);
+	const dk_image_table *images; /* NULL: they are the host's, done at once */
 	const char *(*failure)(dk_queue *queue);
 } dk_table;
 

@@ -5,6 +5,7 @@
  */
 #include <math.h>
 
+#include "cpu/cpu.h"
 #include "cpu/inner.h"
 
 enum { CHUNK = 16384 }; /* numbers: a chunk is read twice, the second time from the cache */
@@ -63,8 +64,8 @@ static void moments_span(void *arg, int64_t first, int64_t last)
 	}
 }
 
-void dk_batch_norm_moments(double *moments, float *work, const float *in, int64_t rows,
-                           int64_t channels)
+void dk_cpu_batch_norm_moments(double *moments, float *work, const float *in, int64_t rows,
+                               int64_t channels)
 {
 	const int64_t count = chunks(rows, channels);
 	struct norm n = {.sums = work, .in = in, .rows = rows, .channels = channels};
@@ -85,9 +86,9 @@ void dk_batch_norm_moments(double *moments, float *work, const float *in, int64_
 	}
 }
 
-void dk_batch_norm_statistics(float *mean, float *rstd, float *running_mean,
-                              float *running_variance, double momentum, const double *moments,
-                              int64_t all_rows, int64_t channels)
+void dk_cpu_batch_norm_statistics(float *mean, float *rstd, float *running_mean,
+                                  float *running_variance, double momentum, const double *moments,
+                                  int64_t all_rows, int64_t channels)
 {
 	const double rows = (double)all_rows;
 
@@ -112,9 +113,9 @@ static void rows_span(void *arg, int64_t first, int64_t last)
 	                      n->scale, n->bias, last - first, n->channels);
 }
 
-void dk_batch_norm_apply(float *out, float *work, const float *in, const float *mean,
-                         const float *rstd, const float *gain, const float *bias, int64_t rows,
-                         int64_t channels)
+void dk_cpu_batch_norm_apply(float *out, float *work, const float *in, const float *mean,
+                             const float *rstd, const float *gain, const float *bias, int64_t rows,
+                             int64_t channels)
 {
 	struct norm n = {.out = out, .in = in, .mean = mean, .scale = work, .bias = bias,
 		.channels = channels};
@@ -148,9 +149,9 @@ static void group_span(void *arg, int64_t first, int64_t last)
 	}
 }
 
-void dk_batch_norm_eval(float *out, const float *in, const float *gain, const float *bias,
-                        const float *running_mean, const float *running_variance,
-                        int64_t rows, int64_t channels)
+void dk_cpu_batch_norm_eval(float *out, const float *in, const float *gain, const float *bias,
+                            const float *running_mean, const float *running_variance,
+                            int64_t rows, int64_t channels)
 {
 	/* By groups of channels, which need no memory but this. */
 	enum { AT_ONCE = 256 };
@@ -190,9 +191,9 @@ static void input_span(void *arg, int64_t first, int64_t last)
 	                       n->scale, last - first, n->channels);
 }
 
-void dk_batch_norm_sums(double *sums, float *dgain, float *dbias, float *work, const float *dout,
-                        const float *in, const float *mean, const float *rstd, int64_t rows,
-                        int64_t channels)
+void dk_cpu_batch_norm_sums(double *sums, float *dgain, float *dbias, float *work, const float *dout,
+                            const float *in, const float *mean, const float *rstd, int64_t rows,
+                            int64_t channels)
 {
 	const int64_t count = chunks(rows, channels);
 	struct norm n = {.sums = work, .in = in, .dout = dout, .mean = mean, .rows = rows,
@@ -212,9 +213,9 @@ void dk_batch_norm_sums(double *sums, float *dgain, float *dbias, float *work, c
 	}
 }
 
-void dk_batch_norm_input(float *din, float *work, const float *dout, const float *in,
-                         const float *mean, const float *rstd, const float *gain,
-                         const double *sums, int64_t all_rows, int64_t rows, int64_t channels)
+void dk_cpu_batch_norm_input(float *din, float *work, const float *dout, const float *in,
+                             const float *mean, const float *rstd, const float *gain,
+                             const double *sums, int64_t all_rows, int64_t rows, int64_t channels)
 {
 	float *dmean = work, *slope = work + channels, *scale = work + 2 * channels;
 	struct norm n = {.out = din, .in = in, .dout = dout, .mean = mean, .dmean = dmean,

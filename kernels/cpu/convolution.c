@@ -272,8 +272,8 @@ static void sum_span(void *arg, int64_t first, int64_t last)
 	}
 }
 
-void dk_convolution_forward(float *out, float *work, const float *in, const float *weight,
-                            const float *bias, const dk_window *w, int64_t outputs)
+void dk_cpu_convolution_forward(float *out, float *work, const float *in, const float *weight,
+                                const float *bias, const dk_window *w, int64_t outputs)
 {
 	struct convolution c = describe(w, outputs, work);
 
@@ -284,9 +284,9 @@ void dk_convolution_forward(float *out, float *work, const float *in, const floa
 	dk_parallel(c.pieces, 1, forward_span, &c);
 }
 
-void dk_convolution_backward_params(float *dweight, float *dbias, float *work,
-                                    const float *dout, const float *in,
-                                    const dk_window *w, int64_t outputs)
+void dk_cpu_convolution_backward_params(float *dweight, float *dbias, float *work,
+                                        const float *dout, const float *in,
+                                        const dk_window *w, int64_t outputs)
 {
 	struct convolution c = describe(w, outputs, work);
 
@@ -299,8 +299,8 @@ void dk_convolution_backward_params(float *dweight, float *dbias, float *work,
 		dk_parallel(c.outputs * c.row, 4096, sum_span, &c);
 }
 
-void dk_convolution_backward_input(float *din, float *work, const float *dout,
-                                   const float *weight, const dk_window *w, int64_t outputs)
+void dk_cpu_convolution_backward_input(float *din, float *work, const float *dout,
+                                       const float *weight, const dk_window *w, int64_t outputs)
 {
 	struct convolution c = describe(w, outputs, work);
 

@@ -49,6 +49,42 @@ void dk_cpu_classifier_loss(double *loss, float *work, const float *in, const fl
 void dk_cpu_classifier_backward(float *din, float *dweight, float *work, const float *in,
 		const float *weight, const int32_t *targets, int64_t rows, int64_t width,
 		int64_t vocab);
+void dk_cpu_convolution_forward(float *out, float *work, const float *in, const float *weight,
+		const float *bias, const dk_window *window, int64_t outputs);
+void dk_cpu_convolution_backward_params(float *dweight, float *dbias, float *work,
+		const float *dout, const float *in, const dk_window *window, int64_t outputs);
+void dk_cpu_convolution_backward_input(float *din, float *work, const float *dout,
+		const float *weight, const dk_window *window, int64_t outputs);
+void dk_cpu_max_pool_forward(float *out, int32_t *which, const float *in, const dk_window *window);
+void dk_cpu_max_pool_backward(float *din, const float *dout, const int32_t *which,
+		const dk_window *window);
+void dk_cpu_average_pool_forward(float *out, const float *in, const dk_window *window);
+void dk_cpu_average_pool_backward(float *din, const float *dout, const dk_window *window);
+void dk_cpu_batch_norm_moments(double *moments, float *work, const float *in, int64_t rows,
+		int64_t channels);
+void dk_cpu_batch_norm_statistics(float *mean, float *rstd, float *running_mean,
+		float *running_variance, double momentum, const double *moments, int64_t all_rows,
+		int64_t channels);
+void dk_cpu_batch_norm_apply(float *out, float *work, const float *in, const float *mean,
+		const float *rstd, const float *gain, const float *bias, int64_t rows,
+		int64_t channels);
+void dk_cpu_batch_norm_sums(double *sums, float *dgain, float *dbias, float *work,
+		const float *dout, const float *in, const float *mean, const float *rstd,
+		int64_t rows, int64_t channels);
+void dk_cpu_batch_norm_input(float *din, float *work, const float *dout, const float *in,
+		const float *mean, const float *rstd, const float *gain, const double *sums,
+		int64_t all_rows, int64_t rows, int64_t channels);
+void dk_cpu_batch_norm_eval(float *out, const float *in, const float *gain, const float *bias,
+		const float *running_mean, const float *running_variance, int64_t rows,
+		int64_t channels);
+void dk_cpu_add(float *out, const float *a, const float *b, int64_t n);
+void dk_cpu_relu_forward(float *out, const float *in, int64_t n);
+void dk_cpu_relu_backward(float *grad, const float *out, int64_t n);
+void dk_cpu_dropout(float *out, const float *in, int64_t n, double probability, uint64_t seed,
+		uint64_t counter);
+double dk_cpu_cross_entropy(float *logits, const int32_t *targets, int64_t rows, int64_t classes);
+void dk_cpu_cross_entropy_loss(double *loss, float *logits, const int32_t *targets, int64_t rows,
+		int64_t classes);
 const char *dk_cpu_failure(void);
 
 #endif

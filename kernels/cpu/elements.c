@@ -1,6 +1,7 @@
 /* Sums, ReLU, dropout: element by element; cross-entropy: row by row. */
 #include <math.h>
 
+#include "cpu/cpu.h"
 #include "cpu/inner.h"
 
 /* Elements that are worth a thread of their own; a multiple of what dropout draws at once. */
@@ -21,7 +22,7 @@ static void add_span(void *arg, int64_t first, int64_t last)
 	dk_inner()->add(e->out + first, e->a + first, e->b + first, last - first);
 }
 
-void dk_add(float *out, const float *a, const float *b, int64_t n)
+void dk_cpu_add(float *out, const float *a, const float *b, int64_t n)
 {
 	dk_parallel(n, GRAIN, add_span, &(struct elements){.out = out, .a = a, .b = b});
 }
@@ -33,7 +34,7 @@ static void relu_span(void *arg, int64_t first, int64_t last)
 	dk_inner()->relu(e->out + first, e->a + first, last - first);
 }
 
-void dk_relu_forward(float *out, const float *in, int64_t n)
+void dk_cpu_relu_forward(float *out, const float *in, int64_t n)
 {
 	dk_parallel(n, GRAIN, relu_span, &(struct elements){.out = out, .a = in});
 }
@@ -45,7 +46,7 @@ static void relu_backward_span(void *arg, int64_t first, int64_t last)
 	dk_inner()->relu_grad(e->out + first, e->a + first, last - first);
 }
 
-void dk_relu_backward(float *grad, const float *out, int64_t n)
+void dk_cpu_relu_backward(float *grad, const float *out, int64_t n)
 {
 	dk_parallel(n, GRAIN, relu_backward_span, &(struct elements){.out = grad, .a = out});
 }
@@ -57,8 +58,8 @@ static void dropout_span(void *arg, int64_t first, int64_t last)
 	dk_inner()->dropout(e->out, e->a, first, last, e->threshold, e->scale, e->seed, e->counter);
 }
 
-void dk_dropout(float *out, const float *in, int64_t n, double probability, uint64_t seed,
-                uint64_t counter)
+void dk_cpu_dropout(float *out, const float *in, int64_t n, double probability, uint64_t seed,
+                    uint64_t counter)
 {
 	dk_parallel(n, GRAIN, dropout_span,
 	            &(struct elements){.out = out, .a = in, .threshold = (uint32_t)(probability * 0x1p32),
@@ -78,11 +79,17 @@ static double row_entropy(float *logits, int32_t target, int64_t classes)
 	return (double)highest - picked + log(sum);
 }
 
-double dk_cross_entropy(float *logits, const int32_t *targets, int64_t rows, int64_t classes)
+double dk_cpu_cross_entropy(float *logits, const int32_t *targets, int64_t rows, int64_t classes)
 {
 	double loss = 0;
 
 	for (int64_t r = 0; r < rows; r++)
 		loss += row_entropy(logits + r * classes, targets[r], classes);
 	return loss;
+}
+
+void dk_cpu_cross_entropy_loss(double *loss, float *logits, const int32_t *targets, int64_t rows,
+                               int64_t classes)
+{
+	*loss += dk_cpu_cross_entropy(logits, targets, rows, classes);
 }

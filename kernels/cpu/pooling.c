@@ -1,6 +1,7 @@
 /* Pooling: threads work on whole images, since windows may overlap. */
 #include <string.h>
 
+#include "cpu/cpu.h"
 #include "cpu/inner.h"
 
 struct pooling {
@@ -31,7 +32,7 @@ static void max_span(void *arg, int64_t first, int64_t last)
 	dk_inner()->max_pool(p->out, p->which, p->in, p->w, first, last);
 }
 
-void dk_max_pool_forward(float *out, int32_t *which, const float *in, const dk_window *w)
+void dk_cpu_max_pool_forward(float *out, int32_t *which, const float *in, const dk_window *w)
 {
 	dk_parallel(w->batch, image_grain(w), max_span,
 	            &(struct pooling){.w = w, .out = out, .which = which, .in = in});
@@ -45,7 +46,7 @@ static void max_backward_span(void *arg, int64_t first, int64_t last)
 	dk_inner()->max_pool_grad(p->din, p->dout, p->chosen, p->w, first, last);
 }
 
-void dk_max_pool_backward(float *din, const float *dout, const int32_t *which, const dk_window *w)
+void dk_cpu_max_pool_backward(float *din, const float *dout, const int32_t *which, const dk_window *w)
 {
 	dk_parallel(w->batch, image_grain(w), max_backward_span,
 	            &(struct pooling){.w = w, .din = din, .chosen = which, .dout = dout});
@@ -58,7 +59,7 @@ static void average_span(void *arg, int64_t first, int64_t last)
 	dk_inner()->average_pool(p->out, p->in, p->w, first, last);
 }
 
-void dk_average_pool_forward(float *out, const float *in, const dk_window *w)
+void dk_cpu_average_pool_forward(float *out, const float *in, const dk_window *w)
 {
 	dk_parallel(w->batch, image_grain(w), average_span,
 	            &(struct pooling){.w = w, .out = out, .in = in});
@@ -72,7 +73,7 @@ static void average_backward_span(void *arg, int64_t first, int64_t last)
 	dk_inner()->average_pool_grad(p->din, p->dout, p->w, first, last);
 }
 
-void dk_average_pool_backward(float *din, const float *dout, const dk_window *w)
+void dk_cpu_average_pool_backward(float *din, const float *dout, const dk_window *w)
 {
 	dk_parallel(w->batch, image_grain(w), average_backward_span,
 	            &(struct pooling){.w = w, .din = din, .dout = dout});

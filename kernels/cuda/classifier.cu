@@ -65,23 +65,44 @@ __global__ void loss_total(const float *losses, int64_t rows, bool adds, double 
 	*result = adds ? *result + sum : sum;
 }
 
+/* The rows' losses, added to *loss, or, if that is NULL, the queue's result. */
+template <typename T>
+static void entropy(dk_cuda_queue *q, T *logits, const int32_t *targets, int64_t rows, int64_t classes,
+                    int64_t stride, double *loss)
+{
+	float *losses = dk_cuda_scratch(q, rows);
+
+	if (losses == NULL)
+		return;
+	launch(q, "cross-entropy", cross_entropy_kernel<T>, dim3((unsigned)rows), THREADS,
+	       WARPS * sizeof(float), losses, logits, targets, classes, stride);
+	launch(q, "loss", loss_total, dim3(1), THREADS, WARPS * sizeof(double), losses, rows, loss != NULL,
+	       loss != NULL ? loss : q->result);
+}
+
+double dk_cuda_cross_entropy(dk_queue *queue, float *logits, const int32_t *targets, int64_t rows, int64_t classes)
+{
+	entropy(dk_cuda_of_images(queue), logits, targets, rows, classes, classes, NULL);
+	return dk_cuda_fetch(own(queue));
+}
+
+void dk_cuda_cross_entropy_loss(dk_queue *queue, double *loss, float *logits, const int32_t *targets, int64_t rows,
+                                int64_t classes)
+{
+	entropy(dk_cuda_of_images(queue), logits, targets, rows, classes, classes, loss);
+}
+
 template <typename T>
 static void forward(T *logits, dk_cuda_queue *q, void *work, const void *in, const void *weight,
                     const int32_t *targets, int64_t rows, int64_t width, int64_t vocab, double *loss)
 {
 	const int64_t stride = logits_stride<T>(vocab);
-	float *losses = dk_cuda_scratch(q, rows);
 
 	logits = static_cast<T *>(work);
-	if (losses == NULL)
-		return;
 	const dk_product_args p = {false, true, rows, vocab, width, in, width, weight, width, 0, logits,
 		logits, stride, NULL};
 	dk_cuda_product(q, &p);
-	launch(q, "cross-entropy", cross_entropy_kernel<T>, dim3((unsigned)rows), THREADS,
-	       WARPS * sizeof(float), losses, logits, targets, vocab, stride);
-	launch(q, "loss", loss_total, dim3(1), THREADS, WARPS * sizeof(double), losses, rows, loss != NULL,
-	       loss != NULL ? loss : q->result);
+	entropy(q, logits, targets, rows, vocab, stride, loss);
 }
 
 double dk_cuda_classifier_forward(dk_queue *queue, float *work, const float *in,

@@ -84,6 +84,52 @@ void dk_cuda_classifier_loss(dk_queue *queue, double *loss, float *work, const f
 void dk_cuda_classifier_backward(dk_queue *queue, float *din, float *dweight, float *work,
 		const float *in, const float *weight, const int32_t *targets, int64_t rows,
 		int64_t width, int64_t vocab);
+
+/* Of images. dk_cuda_of_images(): the queue of one of these; of DK_BF16 it fails, and starts
+   nothing. dk_cuda_add_columns(): to [width] += the columns' sums of x [rows, width]. */
+dk_cuda_queue *dk_cuda_of_images(dk_queue *queue);
+void dk_cuda_add_columns(dk_cuda_queue *queue, float *to, const float *x, int64_t rows, int64_t width);
+void dk_cuda_convolution_forward(dk_queue *queue, float *out, float *work, const float *in,
+		const float *weight, const float *bias, const dk_window *window, int64_t outputs);
+void dk_cuda_convolution_backward_params(dk_queue *queue, float *dweight, float *dbias, float *work,
+		const float *dout, const float *in, const dk_window *window, int64_t outputs);
+void dk_cuda_convolution_backward_input(dk_queue *queue, float *din, float *work, const float *dout,
+		const float *weight, const dk_window *window, int64_t outputs);
+void dk_cuda_max_pool_forward(dk_queue *queue, float *out, int32_t *which, const float *in,
+		const dk_window *window);
+void dk_cuda_max_pool_backward(dk_queue *queue, float *din, const float *dout, const int32_t *which,
+		const dk_window *window);
+void dk_cuda_average_pool_forward(dk_queue *queue, float *out, const float *in,
+		const dk_window *window);
+void dk_cuda_average_pool_backward(dk_queue *queue, float *din, const float *dout,
+		const dk_window *window);
+void dk_cuda_batch_norm_moments(dk_queue *queue, double *moments, float *work, const float *in,
+		int64_t rows, int64_t channels);
+void dk_cuda_batch_norm_statistics(dk_queue *queue, float *mean, float *rstd, float *running_mean,
+		float *running_variance, double momentum, const double *moments, int64_t all_rows,
+		int64_t channels);
+void dk_cuda_batch_norm_apply(dk_queue *queue, float *out, float *work, const float *in,
+		const float *mean, const float *rstd, const float *gain, const float *bias,
+		int64_t rows, int64_t channels);
+void dk_cuda_batch_norm_sums(dk_queue *queue, double *sums, float *dgain, float *dbias, float *work,
+		const float *dout, const float *in, const float *mean, const float *rstd,
+		int64_t rows, int64_t channels);
+void dk_cuda_batch_norm_input(dk_queue *queue, float *din, float *work, const float *dout,
+		const float *in, const float *mean, const float *rstd, const float *gain,
+		const double *sums, int64_t all_rows, int64_t rows, int64_t channels);
+void dk_cuda_batch_norm_eval(dk_queue *queue, float *out, const float *in, const float *gain,
+		const float *bias, const float *running_mean, const float *running_variance,
+		int64_t rows, int64_t channels);
+void dk_cuda_add(dk_queue *queue, float *out, const float *a, const float *b, int64_t n);
+void dk_cuda_relu_forward(dk_queue *queue, float *out, const float *in, int64_t n);
+void dk_cuda_relu_backward(dk_queue *queue, float *grad, const float *out, int64_t n);
+void dk_cuda_dropout(dk_queue *queue, float *out, const float *in, int64_t n, double probability,
+		uint64_t seed, uint64_t counter);
+double dk_cuda_cross_entropy(dk_queue *queue, float *logits, const int32_t *targets, int64_t rows,
+		int64_t classes);
+void dk_cuda_cross_entropy_loss(dk_queue *queue, double *loss, float *logits,
+		const int32_t *targets, int64_t rows, int64_t classes);
+
 const char *dk_cuda_failure(dk_queue *queue);
 
 #endif

@@ -130,6 +130,12 @@ static void bias_gradient(T *, dk_cuda_queue *q, void *dbias, const void *dout, 
 	         static_cast<const T *>(dout), rows, width, column_sums_of());
 }
 
+void dk_cuda_add_columns(dk_cuda_queue *q, float *to, const float *x, int64_t rows, int64_t width)
+{
+	if (rows > 0)
+		add_sums(q, "columns' sums", to, static_cast<float *>(NULL), x, rows, width, column_sums_of());
+}
+
 void dk_cuda_linear_backward_params(dk_queue *queue, float *dweight, float *dbias,
                                     const float *dout, const float *in, int64_t rows,
                                     int64_t inputs, int64_t outputs)

@@ -10,7 +10,7 @@
 
 #include "cuda/functions.cuh"
 
-enum { WORKSPACE_BYTES = 32 << 20, PLANS = 64 };
+enum { WORKSPACE_BYTES = 32 << 20, PLANS = 512 /* more than a ResNet-50 has forms */ };
 
 /* What was found for a form of product, so that it is looked for once only. */
 struct plan {

@@ -126,6 +126,28 @@ const char *dk_cuda_failure(dk_queue *queue)
 }
 
 /* In the order of table.h. */
+static const dk_image_table images = {
+	dk_cuda_convolution_forward,
+	dk_cuda_convolution_backward_params,
+	dk_cuda_convolution_backward_input,
+	dk_cuda_max_pool_forward,
+	dk_cuda_max_pool_backward,
+	dk_cuda_average_pool_forward,
+	dk_cuda_average_pool_backward,
+	dk_cuda_batch_norm_moments,
+	dk_cuda_batch_norm_statistics,
+	dk_cuda_batch_norm_apply,
+	dk_cuda_batch_norm_sums,
+	dk_cuda_batch_norm_input,
+	dk_cuda_batch_norm_eval,
+	dk_cuda_add,
+	dk_cuda_relu_forward,
+	dk_cuda_relu_backward,
+	dk_cuda_dropout,
+	dk_cuda_cross_entropy,
+	dk_cuda_cross_entropy_loss,
+};
+
 const dk_table dk_cuda_table = {
 	DK_TABLE_VERSION,
 	sizeof(dk_table),
@@ -160,5 +182,6 @@ const dk_table dk_cuda_table = {
 	dk_cuda_classifier_forward,
 	dk_cuda_classifier_loss,
 	dk_cuda_classifier_backward,
+	&images,
 	dk_cuda_failure,
 };

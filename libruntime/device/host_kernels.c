@@ -431,7 +431,7 @@ static const dk_table host_table = {
 	.gelu_backward = host_gelu_backward, .attention_forward = host_attention_forward,
 	.attention_backward = host_attention_backward, .classifier_forward = host_classifier_forward,
 	.classifier_loss = host_classifier_loss, .classifier_backward = host_classifier_backward,
-	.failure = host_failure,
+	.images = &ddp_host_image_kernels, .failure = host_failure,
 };
 
 ddp_status ddp_host_kernels_open(ddp_device *device, ddp_device_queue *stream, dk_type type,

@@ -8,11 +8,14 @@
 #define DDP_DEVICE_HOST_KERNELS_H
 
 #include "device/device.h"
-#include "kernels.h"
+#include "table.h"
 
 /* As open() of kernels/table.h. The work has the threads and the floating-point control
    of the thread that enqueues it. DDP_ERR_NOMEM, DDP_ERR_UNSUPPORTED: of the type. */
 ddp_status ddp_host_kernels_open(ddp_device *device, ddp_device_queue *stream, dk_type type,
                                  dk_queue **queue);
+
+/* What its table has for images. */
+extern const dk_image_table ddp_host_image_kernels;
 
 #endif

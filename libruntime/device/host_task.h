@@ -40,6 +40,12 @@ typedef struct task {
 		dk_sgd_args sgd;
 		dk_gemm_args gemm;
 		float factor;
+		dk_window window;
+		double momentum;
+		struct {
+			double probability;
+			uint64_t seed, counter;
+		} dropout;
 	};
 	host_queue *queue;
 	struct task *next, **link;

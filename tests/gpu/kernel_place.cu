@@ -109,6 +109,7 @@ extern "C" bool kernel_place_open(int round, kernel_place *place, const char **w
 	place->shuffle = shuffle;
 	place->give = give;
 	place->take = take;
+	place->leave_scratch = NULL;
 	place->queue = table->open(0, stream, place->type, why);
 	return place->queue != NULL;
 }

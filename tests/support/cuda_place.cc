@@ -97,6 +97,15 @@ static void take(const kernel_place *place, float *to, const float *from, int64_
 		to[i] = place->type == DK_BF16 ? wide(reinterpret_cast<const bf16 *>(from)[i]) : from[i];
 }
 
+static void leave_scratch(kernel_place *place, int64_t numbers)
+{
+	static int64_t all;
+
+	if (all == 0)
+		all = own(place->queue)->scratch_size;
+	own(place->queue)->scratch_size = numbers > 0 ? numbers : all;
+}
+
 bool kernel_place_open(int round, kernel_place *place, const char **why)
 {
 	enum { MOST = 8400 };
@@ -113,6 +122,7 @@ bool kernel_place_open(int round, kernel_place *place, const char **why)
 	place->shuffle = cuda_emulation_seed;
 	place->give = give;
 	place->take = take;
+	place->leave_scratch = leave_scratch;
 	place->queue = dk_cuda_table.open(CUDA_EMULATION_GPU, NULL, place->type, why);
 	return place->queue != NULL;
 }

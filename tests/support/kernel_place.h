@@ -35,6 +35,9 @@ struct kernel_place {
 	/* Numbers of the host to the place, in its type, and back; waits. */
 	void (*give)(const kernel_place *place, float *to, const float *from, int64_t n);
 	void (*take)(const kernel_place *place, float *to, const float *from, int64_t n);
+	/* Leaves kernels so many numbers of memory for sums and panels, or, of 0, as many as there
+	   are. NULL: a test cannot. */
+	void (*leave_scratch)(kernel_place *place, int64_t numbers);
 };
 
 /* Opens the next place: *place. False: there are no more, and *why, unless it is NULL,

@@ -1,7 +1,8 @@
 /*
  * kernels for images: each against a plain version in double precision, at odd sizes, and
- * one thread against three. Gradients of what is linear are compared with plain loops,
- * others with differences.
+ * one thread against three, or one order of threads against another; in each place that the
+ * program is linked with. Gradients of what is linear are compared with plain loops, others
+ * with differences.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -14,10 +15,57 @@
 #include <cmocka.h>
 
 #include "kernels.h"
+#include "tests/support/kernel_place.h"
 #include "tests/support/kernel_values.h"
 
 /* The plain versions would take most of the time. */
 #define SLOW __attribute__((no_sanitize("address", "thread", "undefined")))
+
+/* Where the case at hand is tried. */
+static kernel_place place;
+
+/* Runs the test for each type that images are of, or skips it where there is no such place. */
+static void in_each_place(void (*test)(void))
+{
+	const char *why;
+	int rounds = 0;
+
+	for (; kernel_place_open(rounds, &place, &why); rounds++) {
+		if (place.type == DK_F32 || place.type == DK_TF32)
+			test();
+		place.close(&place);
+	}
+	if (rounds == 0) {
+		print_message("%s\n", why);
+		skip();
+	}
+}
+
+static bool fits(int64_t n)
+{
+	return place.most == 0 || n <= place.most;
+}
+
+/* A copy there of the host's numbers, which the caller frees; and back. */
+static void *give(const void *from, int64_t n)
+{
+	float *there = place.alloc((size_t)n * sizeof(float));
+
+	place.give(&place, there, from, n);
+	return there;
+}
+
+static void take(void *to, void *there, int64_t n)
+{
+	place.take(&place, to, there, n);
+	place.free(there);
+}
+
+/* Products of TF32 are as good as this. */
+static double tolerated(double tolerance)
+{
+	return place.type == DK_TF32 ? 3e-2 : tolerance;
+}
 
 static float *numbers(int64_t n)
 {
@@ -57,15 +105,15 @@ static int64_t places(const dk_window *w)
 }
 
 /* Where number k of the window at a place lies in the images, or -1: outside. */
-SLOW static int64_t seen_at(const dk_window *w, int64_t place, int64_t k)
+SLOW static int64_t seen_at(const dk_window *w, int64_t spot, int64_t k)
 {
 	const int64_t down = dk_window_places(w, w->height), across = dk_window_places(w, w->width);
-	const int64_t y = place / across % down * w->stride - w->padding + k / w->size;
-	const int64_t x = place % across * w->stride - w->padding + k % w->size;
+	const int64_t y = spot / across % down * w->stride - w->padding + k / w->size;
+	const int64_t x = spot % across * w->stride - w->padding + k % w->size;
 
 	if (y < 0 || y >= w->height || x < 0 || x >= w->width)
 		return -1;
-	return ((place / (down * across) * w->height + y) * w->width + x) * w->channels;
+	return ((spot / (down * across) * w->height + y) * w->width + x) * w->channels;
 }
 
 /* ---- convolution -------------------------------------------------------------------------- */
@@ -114,40 +162,75 @@ static void fill(float *x, int64_t n, float value)
 		x[i] = value;
 }
 
-static void check_convolution(const struct convolution *c, int threads)
+struct gradients {
+	float *out, *dweight, *dbias, *din;
+};
+
+/* With so many threads, or so much memory for panels. */
+static void run_convolution(const struct convolution *c, const float *in, const float *weight, const float *bias,
+                            const float *dout, struct gradients *g, int threads, int64_t scratch)
+{
+	const dk_window *w = &c->w;
+	const int64_t outs = places(w) * c->outputs, weights = c->outputs * w->size * w->size * w->channels;
+
+	dk_set_threads(threads);
+	place.shuffle((uint64_t)threads);
+	if (place.leave_scratch != NULL)
+		place.leave_scratch(&place, scratch);
+	float *work = place.alloc(dk_convolution_work(w, c->outputs) * sizeof(float));
+	fill(g->out, outs, 1e30f);
+	fill(g->din, in_size(w), 1e30f);
+	fill(g->dweight, weights, 0.5f);
+	fill(g->dbias, c->outputs, 0.5f);
+	float *in_there = give(in, in_size(w)), *weight_there = give(weight, weights), *bias_there = give(bias, c->outputs);
+	float *dout_there = give(dout, outs), *out = give(g->out, outs), *din = give(g->din, in_size(w));
+	float *dweight = give(g->dweight, weights), *dbias = give(g->dbias, c->outputs);
+	dk_use(place.queue);
+	dk_convolution_forward(out, work, in_there, weight_there, c->bias ? bias_there : NULL, w, c->outputs);
+	dk_convolution_backward_params(dweight, c->bias ? dbias : NULL, work, dout_there, in_there, w, c->outputs);
+	dk_convolution_backward_input(din, work, dout_there, weight_there, w, c->outputs);
+	assert_null(dk_failure());
+	dk_use(NULL);
+	if (place.leave_scratch != NULL)
+		place.leave_scratch(&place, 0);
+	take(g->out, out, outs);
+	take(g->din, din, in_size(w));
+	take(g->dweight, dweight, weights);
+	take(g->dbias, dbias, c->outputs);
+	void *all[] = {work, in_there, weight_there, bias_there, dout_there};
+	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+		place.free(all[i]);
+}
+
+static void check_convolution(const struct convolution *c)
 {
 	const dk_window *w = &c->w;
 	const int64_t outs = places(w) * c->outputs, weights = c->outputs * w->size * w->size * w->channels;
 	random_state = 7;
-	dk_set_threads(threads);
 	float *in = numbers(in_size(w)), *weight = numbers(weights), *bias = numbers(c->outputs), *dout = numbers(outs);
-	float *work = make(dk_convolution_work(w, c->outputs), sizeof(float));
-	float *out = make((size_t)outs, sizeof(float)), *din = make((size_t)in_size(w), sizeof(float));
-	float *dweight = make((size_t)weights, sizeof(float)), *dbias = make((size_t)c->outputs, sizeof(float));
+	struct gradients g = {make((size_t)outs, sizeof(float)), make((size_t)weights, sizeof(float)),
+		make((size_t)c->outputs, sizeof(float)), make((size_t)in_size(w), sizeof(float))};
 	struct plain p = {make((size_t)outs, sizeof(double)), make((size_t)weights, sizeof(double)),
 		make((size_t)c->outputs, sizeof(double)), make((size_t)in_size(w), sizeof(double))};
 
 	convolve(c, in, weight, bias, dout, &p);
-	fill(out, outs, 1e30f);
-	fill(din, in_size(w), 1e30f);
-	fill(dweight, weights, 0.5f);
-	fill(dbias, c->outputs, 0.5f);
-	dk_convolution_forward(out, work, in, weight, c->bias ? bias : NULL, w, c->outputs);
-	dk_convolution_backward_params(dweight, c->bias ? dbias : NULL, work, dout, in, w, c->outputs);
-	dk_convolution_backward_input(din, work, dout, weight, w, c->outputs);
-	assert_null(dk_failure());
-	near("out", w, out, p.out, outs, 3e-5);
-	near("weight's gradient", w, dweight, p.dweight, weights, 2e-4);
-	near("input's gradient", w, din, p.din, in_size(w), 3e-5);
-	if (c->bias)
-		near("bias' gradient", w, dbias, p.dbias, c->outputs, 2e-4);
+	for (int round = 0; round < 2; round++) {
+		/* The second time, panels of few places, which begin and end amid images. */
+		const int64_t row = w->size * w->size * w->channels, few = 5 * row > 2 * c->outputs ? 5 * row : 2 * c->outputs;
+		run_convolution(c, in, weight, bias, dout, &g, round == 0 ? 1 : MANY_THREADS, round == 0 ? 0 : few);
+		near("out", w, g.out, p.out, outs, tolerated(3e-5));
+		near("weight's gradient", w, g.dweight, p.dweight, weights, tolerated(2e-4));
+		near("input's gradient", w, g.din, p.din, in_size(w), tolerated(3e-5));
+		if (c->bias)
+			near("bias' gradient", w, g.dbias, p.dbias, c->outputs, 2e-4);
+	}
 
-	void *all[] = {in, weight, bias, dout, work, out, din, dweight, dbias, p.out, p.dweight, p.dbias, p.din};
+	void *all[] = {in, weight, bias, dout, g.out, g.din, g.dweight, g.dbias, p.out, p.dweight, p.dbias, p.din};
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
 		free(all[i]);
 }
 
-static void convolutions(void **state)
+static void try_convolutions(void)
 {
 	const struct convolution cases[] = {
 		{{1, 1, 1, 1, 1, 1, 0}, 1, true},  {{3, 5, 4, 2, 1, 1, 0}, 7, false}, {{2, 7, 5, 3, 1, 2, 0}, 4, true},
@@ -157,11 +240,15 @@ static void convolutions(void **state)
 		{{9, 20, 20, 3, 5, 1, 2}, 2, false}, /* more than one panel */
 	};
 
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+		if (fits(in_size(&cases[i].w)))
+			check_convolution(&cases[i]);
+}
+
+static void convolutions(void **state)
+{
 	(void)state;
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		check_convolution(&cases[i], 1);
-		check_convolution(&cases[i], MANY_THREADS);
-	}
+	in_each_place(try_convolutions);
 }
 
 /* ---- pooling -------------------------------------------------------------------------------- */
@@ -199,56 +286,92 @@ static void check_pool(const dk_window *w, int threads)
 	random_state = 11;
 	dk_set_threads(threads);
 	float *in = numbers(ins), *dout = numbers(outs);
-	float *out = make((size_t)outs, sizeof(float)), *din = make((size_t)ins, sizeof(float));
-	int32_t *which = make((size_t)outs, sizeof(int32_t));
+	float *out[] = {make((size_t)outs, sizeof(float)), make((size_t)outs, sizeof(float))};
+	float *din[] = {make((size_t)ins, sizeof(float)), make((size_t)ins, sizeof(float))};
 	double *wanted[] = {make((size_t)outs, sizeof(double)), make((size_t)ins, sizeof(double)),
 		make((size_t)outs, sizeof(double)), make((size_t)ins, sizeof(double))};
 
 	for (int64_t i = 0; i < ins; i++) /* many are equal: of those the first is chosen */
 		in[i] = roundf(in[i] * 3);
 	pool_plainly(w, in, dout, wanted[0], wanted[1], wanted[2], wanted[3]);
-	fill(out, outs, 1e30f);
-	fill(din, ins, 1e30f);
-	dk_max_pool_forward(out, which, in, w);
-	dk_max_pool_backward(din, dout, which, w);
-	near("maximum", w, out, wanted[0], outs, 0);
-	near("maximum's gradient", w, din, wanted[1], ins, 1e-6);
-	fill(out, outs, 1e30f);
-	fill(din, ins, 1e30f);
-	dk_average_pool_forward(out, in, w);
-	dk_average_pool_backward(din, dout, w);
-	near("mean", w, out, wanted[2], outs, 1e-6);
-	near("mean's gradient", w, din, wanted[3], ins, 1e-6);
+	for (int average = 0; average < 2; average++) {
+		fill(out[average], outs, 1e30f);
+		fill(din[average], ins, 1e30f);
+	}
+	float *in_there = give(in, ins), *dout_there = give(dout, outs), *out_there = give(out[0], outs);
+	float *din_there = give(din[0], ins), *mean_there = give(out[1], outs), *dmean_there = give(din[1], ins);
+	int32_t *which = place.alloc((size_t)outs * sizeof(*which));
+	dk_use(place.queue);
+	dk_max_pool_forward(out_there, which, in_there, w);
+	dk_max_pool_backward(din_there, dout_there, which, w);
+	dk_average_pool_forward(mean_there, in_there, w);
+	dk_average_pool_backward(dmean_there, dout_there, w);
+	assert_null(dk_failure());
+	dk_use(NULL);
+	take(out[0], out_there, outs);
+	take(din[0], din_there, ins);
+	take(out[1], mean_there, outs);
+	take(din[1], dmean_there, ins);
+	near("maximum", w, out[0], wanted[0], outs, 0);
+	near("maximum's gradient", w, din[0], wanted[1], ins, 1e-6);
+	near("mean", w, out[1], wanted[2], outs, 1e-6);
+	near("mean's gradient", w, din[1], wanted[3], ins, 1e-6);
 	for (int i = 0; i < 4; i++)
 		free(wanted[i]);
+	for (int i = 0; i < 2; i++) {
+		free(out[i]);
+		free(din[i]);
+	}
 	free(in);
 	free(dout);
-	free(out);
-	free(din);
-	free(which);
+	place.free(in_there);
+	place.free(dout_there);
+	place.free(which);
+}
+
+static void try_pooling(void)
+{
+	for (size_t i = 0; i < sizeof(pools) / sizeof(pools[0]); i++) {
+		if (!fits(in_size(&pools[i])))
+			continue;
+		check_pool(&pools[i], 1);
+		if (place.queue == NULL)
+			check_pool(&pools[i], MANY_THREADS);
+	}
 }
 
 static void pooling(void **state)
 {
 	(void)state;
-	for (size_t i = 0; i < sizeof(pools) / sizeof(pools[0]); i++) {
-		check_pool(&pools[i], 1);
-		check_pool(&pools[i], MANY_THREADS);
-	}
+	in_each_place(try_pooling);
+}
+
+static void try_a_number_that_is_none(void)
+{
+	const dk_window w = {.batch = 1, .height = 2, .width = 2, .channels = 1, .size = 2, .stride = 1};
+	const float in[] = {3, NAN, 5, 4}, dout = 2;
+	float out = 0, din[4] = {9, 9, 9, 9};
+	int32_t which = -1;
+	float *in_there = give(in, 4), *dout_there = give(&dout, 1), *out_there = give(&out, 1), *din_there = give(din, 4);
+	int32_t *which_there = give(&which, 1);
+
+	dk_use(place.queue);
+	dk_max_pool_forward(out_there, which_there, in_there, &w);
+	dk_max_pool_backward(din_there, dout_there, which_there, &w);
+	dk_use(NULL);
+	take(&out, out_there, 1);
+	take(din, din_there, 4);
+	take(&which, which_there, 1);
+	place.free(in_there);
+	place.free(dout_there);
+	assert_true(isnan(out) && which == 1);
+	assert_true(din[0] == 0 && din[1] == 2 && din[2] == 0 && din[3] == 0);
 }
 
 static void a_number_that_is_none_is_the_largest(void **state)
 {
-	const dk_window w = {.batch = 1, .height = 2, .width = 2, .channels = 1, .size = 2, .stride = 1};
-	const float in[] = {3, NAN, 5, 4}, dout = 2;
-	float out, din[4];
-	int32_t which;
-
 	(void)state;
-	dk_max_pool_forward(&out, &which, in, &w);
-	assert_true(isnan(out) && which == 1);
-	dk_max_pool_backward(din, &dout, &which, &w);
-	assert_true(din[0] == 0 && din[1] == 2 && din[2] == 0 && din[3] == 0);
+	in_each_place(try_a_number_that_is_none);
 }
 
 /* ---- batch normalisation ------------------------------------------------------------------- */
@@ -293,17 +416,47 @@ static struct norm run_norm(const float *in, const float *gain, const float *bia
 	const size_t n = (size_t)(rows * channels), c = (size_t)channels, size = sizeof(float);
 	struct norm r = {make(n, size), make(n, size), make(c, size), make(c, size), make(c, size), make(c, size),
 		make(c, size), make(c, size)};
-	float *work = make(dk_batch_norm_work(rows, channels), size);
+	float *all[] = {r.out, r.din, r.mean, r.rstd, r.running_mean, r.running_variance, r.dgain, r.dbias}, *there[8];
+	const int64_t sizes[] = {rows * channels, rows * channels, channels, channels, channels, channels, channels,
+		channels};
 
 	dk_set_threads(threads);
+	place.shuffle((uint64_t)threads);
 	fill(r.running_variance, channels, 1);
 	fill(r.dgain, channels, 0.5f);
 	fill(r.dbias, channels, 0.5f);
-	dk_batch_norm_forward(r.out, r.mean, r.rstd, r.running_mean, r.running_variance, 0.1, work, in, gain, bias, rows,
-	                      channels);
-	dk_batch_norm_backward(r.din, r.dgain, r.dbias, work, dout, in, r.mean, r.rstd, gain, rows, channels);
-	free(work);
+	for (int i = 0; i < 8; i++)
+		there[i] = give(all[i], sizes[i]);
+	float *work = place.alloc(dk_batch_norm_work(rows, channels) * size), *in_there = give(in, rows * channels);
+	float *gain_there = give(gain, channels), *bias_there = give(bias, channels), *dout_there = give(dout, rows * channels);
+	dk_use(place.queue);
+	dk_batch_norm_forward(there[0], there[2], there[3], there[4], there[5], 0.1, work, in_there, gain_there,
+	                      bias_there, rows, channels);
+	dk_batch_norm_backward(there[1], there[6], there[7], work, dout_there, in_there, there[2], there[3], gain_there,
+	                       rows, channels);
+	assert_null(dk_failure());
+	dk_use(NULL);
+	for (int i = 0; i < 8; i++)
+		take(all[i], there[i], sizes[i]);
+	float *const used[] = {work, in_there, gain_there, bias_there, dout_there};
+	for (int i = 0; i < 5; i++)
+		place.free(used[i]);
 	return r;
+}
+
+/* By running statistics; in place. */
+static void run_eval(float *in, const float *gain, const float *bias, const struct norm *n, int64_t rows, int64_t channels)
+{
+	float *in_there = give(in, rows * channels), *gain_there = give(gain, channels), *bias_there = give(bias, channels);
+	float *mean_there = give(n->running_mean, channels), *variance_there = give(n->running_variance, channels);
+
+	dk_use(place.queue);
+	dk_batch_norm_eval(in_there, in_there, gain_there, bias_there, mean_there, variance_there, rows, channels);
+	dk_use(NULL);
+	take(in, in_there, rows * channels);
+	float *const used[] = {gain_there, bias_there, mean_there, variance_there};
+	for (int i = 0; i < 4; i++)
+		place.free(used[i]);
 }
 
 static void free_norm(struct norm *r)
@@ -366,7 +519,7 @@ static void check_norm(int64_t rows, int64_t channels)
 			out[r * channels + c] = (in[r * channels + c] - (double)one.running_mean[c]) /
 			                        sqrt(one.running_variance[c] + 1e-5) * gain[c] + bias[c];
 	}
-	dk_batch_norm_eval(in, in, gain, bias, one.running_mean, one.running_variance, rows, channels);
+	run_eval(in, gain, bias, &one, rows, channels);
 	near("norm by running statistics", &shape, in, out, n, 1e-5);
 	float *all[] = {in, gain, bias, dout};
 	for (int i = 0; i < 4; i++)
@@ -378,32 +531,49 @@ static void check_norm(int64_t rows, int64_t channels)
 	free_norm(&many);
 }
 
+static void try_batch_norm(void)
+{
+	check_norm(2, 1);
+	check_norm(5, 19);
+	if (place.queue != NULL)
+		check_norm(150, 33); /* several chunks on a device, the last one shorter */
+	if (!fits(1700 * 32))
+		return;
+	check_norm(1700, 32); /* the same on the host */
+	check_norm(70, 300);  /* more channels than are evaluated at once */
+}
+
 static void batch_norm(void **state)
 {
 	(void)state;
-	check_norm(2, 1);
-	check_norm(5, 19);
-	check_norm(1700, 32); /* several chunks, the last one shorter */
-	check_norm(70, 300);  /* more channels than are evaluated at once */
+	in_each_place(try_batch_norm);
 }
 
 /* ---- elements ---------------------------------------------------------------------------------- */
 
-static void relu_and_sum(void **state)
+static void try_relu_and_sum(void)
 {
-	enum { N = 40007 };
+	enum { MOST = 40007, FEWER = 1003 };
+	const int64_t n = fits(MOST) ? MOST : FEWER;
 	random_state = 17;
-	float *x = numbers(N), *grad = numbers(N), *y = make(N, sizeof(float)), *sum = make(N, sizeof(float));
-	float *before = copy_of(grad, N);
+	float *x = numbers(n), *grad = numbers(n), *y = make((size_t)n, sizeof(float)), *sum = make((size_t)n, sizeof(float));
+	float *before = copy_of(grad, n);
 
-	(void)state;
 	dk_set_threads(MANY_THREADS);
 	x[5] = 0;
 	x[6] = NAN;
-	dk_relu_forward(y, x, N);
-	dk_relu_backward(grad, y, N);
-	dk_add(sum, x, before, N);
-	for (int i = 0; i < N; i++) {
+	float *x_there = give(x, n), *grad_there = give(grad, n), *y_there = give(y, n), *sum_there = give(before, n);
+	dk_use(place.queue);
+	dk_relu_forward(y_there, x_there, n);
+	dk_relu_backward(grad_there, y_there, n);
+	dk_add(sum_there, x_there, sum_there, n);
+	assert_null(dk_failure());
+	dk_use(NULL);
+	take(y, y_there, n);
+	take(grad, grad_there, n);
+	take(sum, sum_there, n);
+	place.free(x_there);
+	for (int64_t i = 0; i < n; i++) {
 		if (i == 6)
 			continue;
 		assert_true(y[i] == (x[i] > 0 ? x[i] : 0) && grad[i] == (x[i] > 0 ? before[i] : 0));
@@ -415,6 +585,12 @@ static void relu_and_sum(void **state)
 	free(y);
 	free(sum);
 	free(before);
+}
+
+static void relu_and_sum(void **state)
+{
+	(void)state;
+	in_each_place(try_relu_and_sum);
 }
 
 static void philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
@@ -450,18 +626,35 @@ static void plain_philox_gives_the_known_answers(void **state)
 	}
 }
 
-static void dropout_is_by_philox(void **state)
+/* Of one number. */
+static float drop_one(float x, double probability)
 {
-	enum { N = 33003 };
+	float *there = give(&x, 1);
+
+	dk_use(place.queue);
+	dk_dropout(there, there, 1, probability, 0, 0);
+	dk_use(NULL);
+	take(&x, there, 1);
+	return x;
+}
+
+static void try_dropout(void)
+{
+	enum { MOST = 33003, FEWER = 2003 };
+	const int64_t n = fits(MOST) ? MOST : FEWER;
 	const uint64_t seed = 0x123456789abcdef0, counter = 0xfffffff8; /* carries into its upper half */
 	random_state = 19;
-	float *x = numbers(N), *y = make(N, sizeof(float)), one = 1, got;
+	float *x = numbers(n), *y = make((size_t)n, sizeof(float));
 	int dropped = 0;
 
-	(void)state;
 	dk_set_threads(MANY_THREADS);
-	dk_dropout(y, x, N, 0.25, seed, counter);
-	for (int i = 0; i < N; i++) {
+	float *x_there = give(x, n), *y_there = give(y, n);
+	dk_use(place.queue);
+	dk_dropout(y_there, x_there, n, 0.25, seed, counter);
+	dk_use(NULL);
+	take(y, y_there, n);
+	place.free(x_there);
+	for (int64_t i = 0; i < n; i++) {
 		const uint64_t at = counter + (uint64_t)(i / 4);
 		uint32_t words[4];
 		philox((const uint32_t[]){(uint32_t)at, (uint32_t)(at >> 32), 0, 0},
@@ -469,27 +662,42 @@ static void dropout_is_by_philox(void **state)
 		dropped += words[i % 4] < 0x40000000;
 		assert_true(y[i] == (words[i % 4] < 0x40000000 ? 0 : x[i] * (1 / 0.75f)));
 	}
-	assert_true(abs(dropped - N / 4) < 500);
+	assert_true(labs(dropped - n / 4) < 500);
 	/* The first number for seed and counter 0 is 0x6627e8d5: the border is exact. */
-	dk_dropout(&got, &one, 1, 0x6627e8d5 * 0x1p-32, 0, 0);
-	assert_true(got > 1);
-	dk_dropout(&got, &one, 1, 0x6627e8d6 * 0x1p-32, 0, 0);
-	assert_true(got == 0);
+	assert_true(drop_one(1, 0x6627e8d5 * 0x1p-32) > 1);
+	assert_true(drop_one(1, 0x6627e8d6 * 0x1p-32) == 0);
 	free(x);
 	free(y);
 }
 
-static void cross_entropy(void **state)
+static void dropout_is_by_philox(void **state)
+{
+	(void)state;
+	in_each_place(try_dropout);
+}
+
+static void try_cross_entropy(void)
 {
 	enum { ROWS = 5, CLASSES = 11 };
 	const int32_t targets[ROWS] = {0, 10, 3, 3, 7};
+	double wanted = 0, losses = 1;
 	random_state = 23;
-	float *logits = numbers(ROWS * CLASSES), *grad = copy_of(logits, ROWS * CLASSES);
-	double wanted = 0;
+	float *logits = numbers(ROWS * CLASSES), grad[2][ROWS * CLASSES], *there[2];
 
-	(void)state;
-	logits[4] = grad[4] = 90; /* its exponential is no float */
-	const double loss = dk_cross_entropy(grad, targets, ROWS, CLASSES);
+	logits[4] = 90; /* its exponential is no float */
+	for (int i = 0; i < 2; i++)
+		there[i] = give(logits, ROWS * CLASSES);
+	int32_t *targets_there = give(targets, ROWS);
+	double *losses_there = give(&losses, sizeof(losses) / sizeof(float));
+	dk_use(place.queue);
+	const double loss = dk_cross_entropy(there[0], targets_there, ROWS, CLASSES);
+	dk_cross_entropy_loss(losses_there, there[1], targets_there, ROWS, CLASSES);
+	assert_null(dk_failure());
+	dk_use(NULL);
+	for (int i = 0; i < 2; i++)
+		take(grad[i], there[i], ROWS * CLASSES);
+	take(&losses, losses_there, sizeof(losses) / sizeof(float));
+	place.free(targets_there);
 	for (int r = 0; r < ROWS; r++) {
 		const float *row = logits + r * CLASSES;
 		double total = 0;
@@ -497,11 +705,37 @@ static void cross_entropy(void **state)
 			total += exp(row[i]);
 		wanted += log(total) - row[targets[r]];
 		for (int i = 0; i < CLASSES; i++)
-			assert_true(fabs(grad[r * CLASSES + i] - (exp(row[i]) / total - (i == targets[r]))) < 1e-6);
+			assert_true(fabs(grad[0][r * CLASSES + i] - (exp(row[i]) / total - (i == targets[r]))) < 1e-6);
 	}
 	assert_true(fabs(loss - wanted) < 1e-4);
+	assert_true(losses == 1 + loss);
+	assert_memory_equal(grad[0], grad[1], sizeof(grad[0]));
 	free(logits);
-	free(grad);
+}
+
+static void cross_entropy(void **state)
+{
+	(void)state;
+	in_each_place(try_cross_entropy);
+}
+
+static void queues_of_bf16_say_that_images_are_f32(void **state)
+{
+	const char *why;
+
+	(void)state;
+	for (int round = 0; kernel_place_open(round, &place, &why); round++) {
+		if (place.type == DK_BF16) {
+			float *x = place.alloc(sizeof(float));
+			dk_use(place.queue);
+			dk_relu_forward(x, x, 1);
+			assert_non_null(dk_failure());
+			assert_non_null(strstr(dk_failure(), "work in f32"));
+			dk_use(NULL);
+			place.free(x);
+		}
+		place.close(&place);
+	}
 }
 
 int main(void)
@@ -515,6 +749,7 @@ int main(void)
 		cmocka_unit_test(plain_philox_gives_the_known_answers),
 		cmocka_unit_test(dropout_is_by_philox),
 		cmocka_unit_test(cross_entropy),
+		cmocka_unit_test(queues_of_bf16_say_that_images_are_f32),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
