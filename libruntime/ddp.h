@@ -796,8 +796,8 @@ enum { DDP_ALL_PARAMS = -1 };
 DDP_API ddp_status ddp_param_wait(ddp_model *model, int param);
 
 /* Of a model on a device: a number in its memory, 0 at the start of each step, which ddp_step()
-   adds to loss_sum. A program's kernels add their losses to it, and nobody waits for each of
-   them. NULL on the host. */
+   adds to loss_sum. A program's kernels add their losses to it, not multiplied by
+   ddp_loss_scale(), and nobody waits for each of them. NULL on the host. */
 DDP_API double *ddp_device_loss(ddp_model *model);
 /*
  * The parameter, trained or frozen, in bf16, for forward and backward: what

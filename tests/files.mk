@@ -147,6 +147,7 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_threads \
 	tests/ranks/test_context \
 	tests/ranks/test_device_model \
+	tests/ranks/test_device_ways \
 	tests/ranks/test_engine \
 	tests/ranks/test_grad_hooks \
 	tests/ranks/test_hooks \

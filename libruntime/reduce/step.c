@@ -118,6 +118,12 @@ static void reset(ddp_model *model)
 	model->reduced = false;
 }
 
+/* The host waits for buckets, too, where only the device's queue has done so. */
+static ddp_status end_buckets(ddp_model *model)
+{
+	return model->strategy->end_all != NULL ? model->strategy->end_all(model) : DDP_OK;
+}
+
 ddp_status ddp_model_discard(ddp_model *model)
 {
 	ddp_status status = ddp_model_arrive(model);
@@ -126,8 +132,8 @@ ddp_status ddp_model_discard(ddp_model *model)
 		status = ddp_model_wait(model, 0, model->plan.count);
 	if (status == DDP_OK)
 		status = ddp_arena_clear(&model->grads_memory, 0, model->layout.elements);
-	if (status == DDP_OK && model->strategy->end_all != NULL)
-		status = model->strategy->end_all(model);
+	if (status == DDP_OK)
+		status = end_buckets(model);
 	if (status != DDP_OK)
 		return status;
 	if (model->strategy->discard != NULL)
@@ -261,6 +267,8 @@ static ddp_status skip(ddp_model *model, double scale, const ddp_consensus *all,
 	stats->loss = stats->grad_norm = NAN;
 	stats->skipped = true;
 	ddp_status status = ddp_model_wait(model, 0, model->plan.count);
+	if (status == DDP_OK)
+		status = end_buckets(model);
 	stats->communication_seconds = communication_seconds(model); /* before they are forgotten */
 	return status == DDP_OK ? ddp_model_discard(model) : status;
 }

@@ -1,0 +1,187 @@
+/*
+ * Ways of training a model in the memory of the asynchronous test device, each beside the same
+ * in the host's memory: parameters, gradients and norms have the same bits after each step.
+ */
+#include <math.h>
+#include <semaphore.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "device/device.h"
+#include "kernels.h"
+#include "reduce/model_state.h"
+#include "table.h"
+#include "tests/support/context_ranks.h"
+
+enum { RANKS = 2, PARAMS = 3, ELEMENTS = 60 * 70 };
+
+static const ddp_options on_test = { .size = sizeof(on_test), .device = "test" };
+
+static const ddp_param params[PARAMS] = {
+	{ .name = "a", .ndim = 1, .shape = { 37 } },
+	{ .name = "b", .ndim = 2, .shape = { 60, 70 } },
+	{ .name = "c", .ndim = 1, .shape = { 2500 } },
+};
+
+/* Several buckets. */
+static const ddp_model_options plain = {
+	.size = sizeof(plain), .shard = DDP_SHARD_NONE, .bucket_mb = 0.01, .weight_decay = 0.1,
+};
+
+static bool says(const char *part)
+{
+	return strstr(ddp_last_error(), part) != NULL;
+}
+
+/* ---- a model here or there ----------------------------------------------------------------- */
+
+typedef struct side {
+	ddp_context *context;
+	ddp_model *model;
+	ddp_device_queue *stream; /* NULL: the host */
+	dk_queue *kernels;        /* on it */
+	float host[ELEMENTS];     /* what is copied */
+} side;
+
+static int rank_of(const side *s)
+{
+	return ddp_comm_rank(ddp_world(s->context));
+}
+
+static void copy(const side *s, void *to, const void *from, size_t bytes)
+{
+	if (s->stream == NULL) {
+		memcpy(to, from, bytes);
+		return;
+	}
+	CHECK_OK(ddp_device_copy(s->context->device, s->stream, to, from, bytes));
+	CHECK_OK(ddp_device_queue_sync(s->context->device, s->stream));
+}
+
+static void open_side(side *s, ddp_context *context, bool there)
+{
+	*s = (side){ .context = context };
+	if (!there)
+		return;
+	CHECK_OK(ddp_device_queue_create(context->device, DDP_DEVICE_NORMAL, &s->stream));
+	CHECK_OK(ddp_kernels_open(context, DK_TABLE_VERSION, s->stream, &s->kernels));
+}
+
+static void make(side *s, const ddp_model_options *given)
+{
+	ddp_model_options options = *given;
+
+	options.memory = s->stream != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST;
+	options.stream = s->stream;
+	CHECK_OK(ddp_model_create(s->context, params, PARAMS, &options, &s->model));
+	for (int p = 0; p < PARAMS; p++) {
+		for (int64_t i = 0; i < ddp_param_count(s->model, p); i++)
+			s->host[i] = sinf((float)(p * 1000 + i));
+		copy(s, ddp_param_data(s->model, p), s->host, (size_t)ddp_param_count(s->model, p) * sizeof(float));
+	}
+}
+
+static void close_side(side *s)
+{
+	ddp_model_free(s->model);
+	ddp_kernels_close(s->kernels);
+	if (s->stream != NULL)
+		CHECK_OK(ddp_device_queue_free(s->context->device, s->stream));
+}
+
+/* Of the scaled loss, all of them announced; one of them is `bad` on rank 1. */
+static void backward(side *s, int step, float bad)
+{
+	const float scale = (float)ddp_loss_scale(s->model);
+
+	for (int p = PARAMS - 1; p >= 0; p--) {
+		const int64_t count = ddp_param_count(s->model, p);
+		for (int64_t i = 0; i < count; i++)
+			s->host[i] = scale * cosf((float)(step * 77 + p * 1009 + rank_of(s) * 31) + (float)i * 0.7f);
+		if (p == 1 && rank_of(s) == 1)
+			s->host[5] += bad;
+		copy(s, ddp_param_grad(s->model, p), s->host, (size_t)count * sizeof(float));
+		CHECK_OK(ddp_grad_ready(s->model, p));
+	}
+}
+
+static void train_step(side *s, int step, float bad, bool halves, ddp_step_stats *stats)
+{
+	backward(s, step, bad);
+	if (halves) {
+		CHECK_OK(ddp_reduce_grads(s->model, 3, 3, stats));
+		CHECK_OK(ddp_update_params(s->model, stats));
+	} else {
+		CHECK_OK(ddp_step(s->model, 3, 3, stats));
+	}
+}
+
+static void expect_same(side *here, side *there)
+{
+	for (int p = 0; p < PARAMS; p++) {
+		const size_t bytes = (size_t)ddp_param_count(here->model, p) * sizeof(float);
+		copy(there, there->host, ddp_param_data(there->model, p), bytes);
+		CHECK(memcmp(there->host, ddp_param_data(here->model, p), bytes) == 0);
+		copy(there, there->host, ddp_param_grad(there->model, p), bytes);
+		CHECK(memcmp(there->host, ddp_param_grad(here->model, p), bytes) == 0);
+	}
+}
+
+/* The same step on both sides. */
+static void step_both(side *here, side *there, int step, float bad, bool halves)
+{
+	ddp_step_stats stats[2];
+
+	train_step(here, step, bad, halves, &stats[0]);
+	train_step(there, step, bad, halves, &stats[1]);
+	CHECK(stats[0].skipped == (bad != 0) && stats[1].skipped == (bad != 0));
+	CHECK(bad != 0 || fabs(stats[0].grad_norm / stats[1].grad_norm - 1) < 1e-12);
+	CHECK(stats[0].communication_seconds > 0 && stats[1].communication_seconds > 0);
+	CHECK(ddp_loss_scale(here->model) == ddp_loss_scale(there->model));
+	expect_same(here, there);
+}
+
+/* ---- a scaled loss -------------------------------------------------------------------------- */
+
+/* Steps that overflow are skipped, and leave no trace in the next ones. */
+static int scale_body(ddp_context *context, void *user)
+{
+	static side here, there;
+
+	open_side(&here, context, false);
+	open_side(&there, context, true);
+	make(&here, user);
+	make(&there, user);
+	for (int step = 1; step <= 4; step++) {
+		step_both(&here, &there, step, 0, step % 2 == 0);
+		step_both(&here, &there, step + 10, step < 3 ? INFINITY : 0, step % 2 == 0);
+	}
+	CHECK(ddp_loss_scale(there.model) == 0x1p19); /* halved twice, doubled once */
+	close_side(&there);
+	close_side(&here);
+	return 0;
+}
+
+static void a_scaled_loss_is_skipped_and_grows_as_on_the_host(void **state)
+{
+	ddp_model_options options = plain;
+
+	(void)state;
+	options.loss_scaling = DDP_SCALING_DYNAMIC;
+	options.loss_scale = 0x1p20;
+	options.loss_scale_interval = 4;
+	assert_int_equal(run_ranks_with(RANKS, &on_test, scale_body, &options), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_scaled_loss_is_skipped_and_grows_as_on_the_host),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
