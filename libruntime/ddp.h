@@ -766,10 +766,14 @@ DDP_API void ddp_model_free(ddp_model *model);
  * the model sets it to 0 when it is made, and has it until ddp_model_free(). The two must not
  * overlap.
  *
- * Each may be given alone, by all ranks or by none (DDP_ERR_MISMATCH), in the host's memory
- * only. Ranks of a node do not reach such memory of each other, so collectives copy it there;
- * DDP_SHARD_AUTO is DDP_SHARD_NONE, DDP_SHARD_STATE goes the way that it has over several nodes,
- * and with DDP_SHARD_GRADIENTS, nothing of grads_memory goes back to the system.
+ * Each may be given alone, by all ranks or by none (DDP_ERR_MISMATCH). That of a model on a device
+ * is memory of the context's device, such as what cudaMalloc() or a CUDA tensor of PyTorch has;
+ * it is set to 0 in the order of the model's stream, and ddp_model_free() waits until the stream
+ * needs it no more.
+ *
+ * On the host, ranks of a node do not reach such memory of each other, so collectives copy it
+ * there; DDP_SHARD_AUTO is DDP_SHARD_NONE, DDP_SHARD_STATE goes the way that it has over several
+ * nodes, and with DDP_SHARD_GRADIENTS, nothing of grads_memory goes back to the system.
  */
 DDP_API ddp_status ddp_model_bytes(const ddp_param *params, int count, size_t *params_bytes,
                                    size_t *grads_bytes);

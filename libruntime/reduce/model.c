@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "device/device.h"
 #include "kernels.h"
 #include "reduce/agree.h"
 #include "reduce/grads.h"
@@ -88,7 +89,27 @@ static ddp_status check_buffers(const ddp_model *model)
 	                "averaged yet; make them DDP_BUFFER_LOCAL");
 }
 
-/* That the program's own arenas are apart. */
+/* That memory of the program's, if there is some, is where the model is. */
+static ddp_status check_where(const ddp_model *model, const char *name, const float *memory, size_t bytes)
+{
+	ddp_device *device = model->place.device;
+
+	if (memory == NULL)
+		return DDP_OK;
+	if (device == NULL && ddp_device_of(memory) != NULL)
+		return ddp_fail(DDP_ERR_INVALID, "model option %s is %p, which is a device's memory, and the model "
+		                "is in the host's; give the option memory, DDP_MEMORY_DEVICE, too", name,
+		                (const void *)memory);
+	if (device == NULL || (ddp_device_owns(device, memory) &&
+	                       ddp_device_owns(device, (const char *)memory + bytes - 1)))
+		return DDP_OK;
+	return ddp_fail(DDP_ERR_INVALID, "model option %s is %p, of which %zu bytes are not all memory of device "
+	                "%s:%d, where the model is; allocate them there, or leave the option out", name,
+	                (const void *)memory, bytes, ddp_device_describe(device)->kind,
+	                ddp_device_describe(device)->index);
+}
+
+/* That the program's own arenas are where the model is, and apart. */
 static ddp_status check_memories(const ddp_model *model)
 {
 	const uintptr_t params = (uintptr_t)model->settings.params_memory;
@@ -96,8 +117,12 @@ static ddp_status check_memories(const ddp_model *model)
 	const size_t params_bytes = (size_t)model->layout.all * sizeof(float);
 	const size_t grads_bytes = (size_t)model->layout.elements * sizeof(float);
 
-	if (params == 0 || grads == 0 || params + params_bytes <= grads || grads + grads_bytes <= params)
-		return DDP_OK;
+	ddp_status status = check_where(model, "params_memory", model->settings.params_memory, params_bytes);
+	if (status == DDP_OK)
+		status = check_where(model, "grads_memory", model->settings.grads_memory, grads_bytes);
+	if (status != DDP_OK || params == 0 || grads == 0 || params + params_bytes <= grads ||
+	    grads + grads_bytes <= params)
+		return status;
 	return ddp_fail(DDP_ERR_INVALID, "model options params_memory (%p, %zu bytes) and grads_memory (%p, %zu bytes) "
 	                "overlap; give each memory of its own", (const void *)model->settings.params_memory,
 	                params_bytes, (const void *)model->settings.grads_memory, grads_bytes);

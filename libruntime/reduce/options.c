@@ -175,14 +175,11 @@ static ddp_status check_scaling(const ddp_model_options *given)
 	return DDP_OK;
 }
 
-static ddp_status check_memory(const char *name, const float *memory, const ddp_model_settings *settings)
+static ddp_status check_memory(const char *name, const float *memory)
 {
 	if ((uintptr_t)memory % (DDP_ALIGN_ELEMENTS * sizeof(float)) != 0)
 		return ddp_fail(DDP_ERR_INVALID, "model option %s is %p; it must be a multiple of %zu bytes", name,
 		                (const void *)memory, DDP_ALIGN_ELEMENTS * sizeof(float));
-	if (memory != NULL && settings->memory == DDP_MEMORY_DEVICE)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "model option %s: of a model in a device's memory, the library "
-		                "allocates all yet; leave it out, or train in the host's memory", name);
 	return DDP_OK;
 }
 
@@ -267,9 +264,9 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 	if (status == DDP_OK)
 		status = check_scaling(&options);
 	if (status == DDP_OK)
-		status = check_memory("params_memory", made.params_memory, &made);
+		status = check_memory("params_memory", made.params_memory);
 	if (status == DDP_OK)
-		status = check_memory("grads_memory", made.grads_memory, &made);
+		status = check_memory("grads_memory", made.grads_memory);
 	if (status == DDP_OK)
 		*settings = made;
 	return status;

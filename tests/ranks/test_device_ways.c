@@ -45,6 +45,7 @@ typedef struct side {
 	ddp_model *model;
 	ddp_device_queue *stream; /* NULL: the host */
 	dk_queue *kernels;        /* on it */
+	void *own[2];             /* the program's memory for parameters and gradients; NULL: none */
 	float host[ELEMENTS];     /* what is copied */
 } side;
 
@@ -78,6 +79,8 @@ static void make(side *s, const ddp_model_options *given)
 
 	options.memory = s->stream != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST;
 	options.stream = s->stream;
+	options.params_memory = s->own[0];
+	options.grads_memory = s->own[1];
 	CHECK_OK(ddp_model_create(s->context, params, PARAMS, &options, &s->model));
 	for (int p = 0; p < PARAMS; p++) {
 		for (int64_t i = 0; i < ddp_param_count(s->model, p); i++)
@@ -178,10 +181,92 @@ static void a_scaled_loss_is_skipped_and_grows_as_on_the_host(void **state)
 	assert_int_equal(run_ranks_with(RANKS, &on_test, scale_body, &options), 0);
 }
 
+/* ---- memory of the program ------------------------------------------------------------------- */
+
+/* It holds NaN before, and is freed while the queue is still in backward, if nobody waits. */
+static int own_memory_body(ddp_context *context, void *user)
+{
+	static side here, there;
+	size_t bytes[2];
+
+	open_side(&here, context, false);
+	open_side(&there, context, true);
+	CHECK_OK(ddp_model_bytes(params, PARAMS, &bytes[0], &bytes[1]));
+	for (int i = 0; i < 2; i++) {
+		CHECK_OK(ddp_device_alloc(context->device, bytes[i], &there.own[i]));
+		CHECK_OK(ddp_device_fill(context->device, there.stream, there.own[i], 0xff, bytes[i]));
+	}
+	make(&here, user);
+	make(&there, user);
+	for (int p = 0; p < PARAMS; p++) {
+		const float *data = ddp_param_data(there.model, p), *grad = ddp_param_grad(there.model, p);
+		const int64_t count = ddp_param_count(there.model, p);
+		CHECK(data >= (float *)there.own[0] && data + count <= (float *)there.own[0] + bytes[0] / sizeof(float));
+		CHECK(grad >= (float *)there.own[1] && grad + count <= (float *)there.own[1] + bytes[1] / sizeof(float));
+	}
+	expect_same(&here, &there);
+	for (int step = 1; step <= 2; step++)
+		step_both(&here, &there, step, 0, step == 2);
+	for (int p = 0; p < PARAMS; p++) {
+		CHECK_OK(ddp_device_copy(context->device, there.stream, ddp_param_grad(there.model, p), there.host,
+		                         (size_t)ddp_param_count(there.model, p) * sizeof(float)));
+	}
+	ddp_model_free(there.model);
+	there.model = NULL;
+	for (int i = 0; i < 2; i++)
+		CHECK_OK(ddp_device_free(context->device, there.own[i]));
+	close_side(&there);
+	close_side(&here);
+	return 0;
+}
+
+static void a_model_trains_in_memory_of_the_program(void **state)
+{
+	ddp_model_options options = plain;
+
+	(void)state;
+	assert_int_equal(run_ranks_with(RANKS, &on_test, own_memory_body, &options), 0);
+}
+
+static void expect_refused(ddp_context *context, ddp_memory memory, float *grads, const char *why)
+{
+	ddp_model_options options = plain;
+	ddp_model *model;
+
+	options.memory = memory;
+	options.grads_memory = grads;
+	CHECK(ddp_model_create(context, params, PARAMS, &options, &model) == DDP_ERR_INVALID);
+	CHECK(says("grads_memory") && says(why));
+}
+
+static int elsewhere_body(ddp_context *context, void *user)
+{
+	static float here[2 * ELEMENTS] __attribute__((aligned(64)));
+	size_t params_bytes, grads_bytes;
+	void *there;
+
+	(void)user;
+	CHECK_OK(ddp_model_bytes(params, PARAMS, &params_bytes, &grads_bytes));
+	CHECK_OK(ddp_device_alloc(context->device, grads_bytes, &there));
+	expect_refused(context, DDP_MEMORY_DEVICE, here, "not all memory of device test:0");
+	expect_refused(context, DDP_MEMORY_DEVICE, (float *)there + 1, "multiple of 64 bytes");
+	expect_refused(context, DDP_MEMORY_HOST, there, "is in the host's");
+	CHECK_OK(ddp_device_free(context->device, there));
+	return 0;
+}
+
+static void memory_that_is_elsewhere_is_refused(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks_with(1, &on_test, elsewhere_body, NULL), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_scaled_loss_is_skipped_and_grows_as_on_the_host),
+		cmocka_unit_test(a_model_trains_in_memory_of_the_program),
+		cmocka_unit_test(memory_that_is_elsewhere_is_refused),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -508,9 +508,6 @@ static int odd_memory_body(ddp_context *context, void *user)
 	options.grads_memory = own + 1;
 	CHECK(ddp_model_settings_make(&options, &settings) == DDP_ERR_INVALID);
 	CHECK(strstr(ddp_last_error(), "grads_memory is 0x") != NULL);
-	options.grads_memory = own;
-	options.memory = DDP_MEMORY_DEVICE;
-	CHECK(ddp_model_settings_make(&options, &settings) == DDP_ERR_UNSUPPORTED);
 	options = plain;
 	options.params_memory = rank_of(context) == 1 ? own : NULL;
 	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
