@@ -881,9 +881,13 @@ DDP_API ddp_status ddp_grad_unused(ddp_model *model, int param);
  * ddp_join(). An error ends the step as the model's last, on all ranks; the hook says why by
  * returning the status of a call of libddp, if it has one.
  *
+ * Of a model on a device, grad is the device's, and complete when the model's stream has come to
+ * what it is given in the call: the hook enqueues there what it does, or has the stream wait for
+ * it, and does not wait itself. Kernels that fail there are no error of the hook.
+ *
  * Local: each rank may have others, which last until they are replaced; NULL: none any more.
- * DDP_ERR_UNSUPPORTED: the model is on a device, or the parameter has sparse_rows, so that its
- * gradient is in two parts. To change gradients that are reduced: see ddp_reduce_grads().
+ * DDP_ERR_UNSUPPORTED: the parameter has sparse_rows, so that its gradient is in two parts. To
+ * change gradients that are reduced: see ddp_reduce_grads().
  */
 typedef ddp_status (*ddp_grad_hook_fn)(void *user, int param, float *grad, int64_t count);
 DDP_API ddp_status ddp_grad_hook(ddp_model *model, int param, ddp_grad_hook_fn hook, void *user);

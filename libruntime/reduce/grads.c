@@ -179,9 +179,6 @@ ddp_status ddp_grad_hook(ddp_model *model, int param, ddp_grad_hook_fn hook, voi
 	if (status != DDP_OK)
 		return status;
 	const ddp_slot *of = &model->layout.slots[slot];
-	if (model->place.device != NULL)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "a gradient hook for \"%s\", whose gradient is in a device's "
-		                "memory: hooks are for models in the host's", of->name);
 	if (of->sparse_rows > 0)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "a gradient hook for \"%s\", which has sparse_rows: its "
 		                "gradient is never whole before it is reduced", of->name);

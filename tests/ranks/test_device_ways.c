@@ -181,6 +181,83 @@ static void a_scaled_loss_is_skipped_and_grows_as_on_the_host(void **state)
 	assert_int_equal(run_ranks_with(RANKS, &on_test, scale_body, &options), 0);
 }
 
+/* ---- gradient hooks -------------------------------------------------------------------------- */
+
+typedef struct scaling {
+	side *of;
+	float factor;
+	int calls;
+} scaling;
+
+static ddp_status scale_gradient(void *user, int param, float *grad, int64_t count)
+{
+	scaling *s = user;
+	dk_queue *before = dk_use(s->of->kernels);
+
+	CHECK(grad == ddp_param_grad(s->of->model, param) && count == ddp_param_count(s->of->model, param));
+	dk_scale(grad, count, s->factor);
+	dk_use(before);
+	s->calls++;
+	return DDP_OK;
+}
+
+static void hold_queue(void *argument)
+{
+	sem_wait(argument);
+}
+
+/* Hooks are called while the queue stands still. */
+static void announce_to_a_queue_that_is_held(side *s, const scaling *hook)
+{
+	const int before = hook->calls;
+	sem_t go;
+
+	CHECK(sem_init(&go, 0, 0) == 0);
+	CHECK_OK(ddp_device_launch(s->context->device, s->stream, hold_queue, &go));
+	for (int p = PARAMS - 1; p >= 0; p--)
+		CHECK_OK(ddp_grad_ready(s->model, p));
+	CHECK(hook->calls == before + PARAMS);
+	CHECK(sem_post(&go) == 0);
+	CHECK_OK(ddp_step(s->model, 1, 1, NULL));
+	sem_destroy(&go);
+}
+
+static int hooks_body(ddp_context *context, void *user)
+{
+	static side here, there;
+	scaling hooks[2] = { { &here, 0.3f, 0 }, { &there, 0.3f, 0 } };
+
+	open_side(&here, context, false);
+	open_side(&there, context, true);
+	make(&here, user);
+	make(&there, user);
+	for (int p = 0; p < PARAMS; p++) {
+		CHECK_OK(ddp_grad_hook(here.model, p, scale_gradient, &hooks[0]));
+		CHECK_OK(ddp_grad_hook(there.model, p, scale_gradient, &hooks[1]));
+	}
+	for (int step = 1; step <= 2; step++)
+		step_both(&here, &there, step, 0, step == 2);
+	CHECK(hooks[0].calls == 2 * PARAMS && hooks[1].calls == 2 * PARAMS);
+	announce_to_a_queue_that_is_held(&there, &hooks[1]);
+	/* What a hook leaves is what is looked at. */
+	hooks[1].factor = rank_of(&there) == 1 ? INFINITY : 1;
+	backward(&there, 3, 0);
+	CHECK(ddp_step(there.model, 1, 1, NULL) == DDP_ERR_NOT_FINITE);
+	CHECK(says("is not finite on rank 1"));
+	close_side(&there);
+	close_side(&here);
+	return 0;
+}
+
+static void gradient_hooks_work_on_the_queue(void **state)
+{
+	ddp_model_options options = plain;
+
+	(void)state;
+	options.clip_norm = 0.5;
+	assert_int_equal(run_ranks_with(RANKS, &on_test, hooks_body, &options), 0);
+}
+
 /* ---- memory of the program ------------------------------------------------------------------- */
 
 /* It holds NaN before, and is freed while the queue is still in backward, if nobody waits. */
@@ -265,6 +342,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_scaled_loss_is_skipped_and_grows_as_on_the_host),
+		cmocka_unit_test(gradient_hooks_work_on_the_queue),
 		cmocka_unit_test(a_model_trains_in_memory_of_the_program),
 		cmocka_unit_test(memory_that_is_elsewhere_is_refused),
 	};
