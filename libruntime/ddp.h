@@ -583,6 +583,8 @@ typedef struct ddp_grad_bucket {
 	float *grads;        /* [count]: this rank's; finish() leaves the sums over all ranks */
 	int64_t count;
 	ddp_comm *comm;      /* the world */
+	ddp_memory memory;   /* where grads is; of a device: */
+	void *stream;        /* the model's, or NULL */
 } ddp_grad_bucket;
 
 /*
@@ -593,6 +595,10 @@ typedef struct ddp_grad_bucket {
  * collectives; on all ranks the sums must come out the same. Gradients are multiplied by
  * ddp_loss_scale(), which may change from step to step: what a hook keeps for a later step,
  * it divides by that. An error is the model's last.
+ * Of a model on a device, the bucket is complete when its stream has come to start(), which
+ * issues its operations with that stream, and does not wait; finish() has the stream wait for
+ * them (ddp_wait_on()), so that the sums are there when it comes so far, and may then wait itself,
+ * to end its requests.
  * After another error of the step, finish() is not called any more: the program itself
  * ends what start() has begun before it calls ddp_model_free(). Freeing a model in the
  * middle of a step without an error breaks the world, and calls finish().
@@ -742,7 +748,7 @@ typedef struct ddp_model_options {
  * is given afterwards: so ddp_grad_ready() means that the gradient is complete when the
  * stream has come so far, and the host goes on. The end of a step waits for the backward
  * pass, since ranks have to agree on it, and for its sums of squares. Nothing can be sharded,
- * compressed, hooked or left to ranks themselves (local_steps). Indices of ddp_grad_rows() are
+ * compressed or left to ranks themselves (local_steps). Indices of ddp_grad_rows() are
  * not checked, and they and the values are the device's, too, and are left alone as long as
  * the stream needs them.
  * If the context's device has the host's memory, DDP_MEMORY_DEVICE is the same as the host's.

@@ -150,7 +150,8 @@ reduce_sources = \
 	libruntime/reduce/step.c \
 	libruntime/reduce/strategy.c libruntime/reduce/strategy.h \
 	libruntime/reduce/strategy_all_reduce.c libruntime/reduce/strategy_all_reduce.h \
-	libruntime/reduce/strategy_compress.c libruntime/reduce/strategy_device.c \
+	libruntime/reduce/strategy_compress.c \
+	libruntime/reduce/strategy_device.c libruntime/reduce/strategy_device.h \
 	libruntime/reduce/strategy_hook.c \
 	libruntime/reduce/strategy_node.c libruntime/reduce/strategy_node.h \
 	libruntime/reduce/strategy_local.c libruntime/reduce/strategy_powersgd.c \

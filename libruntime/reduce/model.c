@@ -54,12 +54,10 @@ static ddp_status make_reducer(ddp_model *model)
 	return status;
 }
 
-/* On a device, gradients are all-reduced and nothing else. */
 static ddp_status choose_strategy(ddp_model *model, int ranks)
 {
 	const ddp_model_settings *settings = &model->settings;
-	const char *other = settings->hook.start != NULL              ? "hook"
-	                    : settings->compress != DDP_COMPRESS_NONE ? "compress"
+	const char *other = settings->compress != DDP_COMPRESS_NONE ? "compress"
 	                    : settings->local_steps > 0               ? "local_steps"
 	                    : settings->shard > DDP_SHARD_NONE        ? "shard"
 	                    : settings->unused != DDP_UNUSED_ZERO     ? "unused"
@@ -77,7 +75,7 @@ static ddp_status choose_strategy(ddp_model *model, int ranks)
 	if (other != NULL)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "model option %s: gradients on a device are all-reduced in f32, "
 		                "and in no other way yet; leave it out, or train in the host's memory", other);
-	model->strategy = &ddp_device_strategy;
+	model->strategy = ddp_strategy_choose_on_device(settings, ranks);
 	return DDP_OK;
 }
 

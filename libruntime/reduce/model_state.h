@@ -79,6 +79,9 @@ struct ddp_model {
    strategy does, on the model's own kernels, whatever queue the program uses. */
 ddp_status ddp_model_wait(ddp_model *model, int first, int end);
 
+/* The host waits for the buckets, too, where only a device's queue has done so. */
+ddp_status ddp_model_end_buckets(ddp_model *model);
+
 /* DDP_ERR_INVALID: NULL. DDP_ERR_STATE: a step failed before, or a load did halfway. */
 ddp_status ddp_model_check(const ddp_model *model);
 

@@ -118,8 +118,7 @@ static void reset(ddp_model *model)
 	model->reduced = false;
 }
 
-/* The host waits for buckets, too, where only the device's queue has done so. */
-static ddp_status end_buckets(ddp_model *model)
+ddp_status ddp_model_end_buckets(ddp_model *model)
 {
 	return model->strategy->end_all != NULL ? model->strategy->end_all(model) : DDP_OK;
 }
@@ -133,7 +132,7 @@ ddp_status ddp_model_discard(ddp_model *model)
 	if (status == DDP_OK)
 		status = ddp_arena_clear(&model->grads_memory, 0, model->layout.elements);
 	if (status == DDP_OK)
-		status = end_buckets(model);
+		status = ddp_model_end_buckets(model);
 	if (status != DDP_OK)
 		return status;
 	if (model->strategy->discard != NULL)
@@ -268,7 +267,7 @@ static ddp_status skip(ddp_model *model, double scale, const ddp_consensus *all,
 	stats->skipped = true;
 	ddp_status status = ddp_model_wait(model, 0, model->plan.count);
 	if (status == DDP_OK)
-		status = end_buckets(model);
+		status = ddp_model_end_buckets(model);
 	stats->communication_seconds = communication_seconds(model); /* before they are forgotten */
 	return status == DDP_OK ? ddp_model_discard(model) : status;
 }

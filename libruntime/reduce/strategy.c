@@ -21,3 +21,8 @@ const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int 
 		return &ddp_node_strategy;
 	return settings->shard == DDP_SHARD_STATE ? &ddp_scatter_strategy : &ddp_all_reduce_strategy;
 }
+
+const ddp_strategy *ddp_strategy_choose_on_device(const ddp_model_settings *settings, int ranks)
+{
+	return ranks > 1 && settings->hook.start != NULL ? &ddp_device_hook_strategy : &ddp_device_strategy;
+}

@@ -87,10 +87,12 @@ extern const ddp_strategy ddp_compress_strategy, ddp_hook_strategy, ddp_powersgd
 extern const ddp_strategy ddp_local_strategy;
 
 /* For arenas that are a device's. */
-extern const ddp_strategy ddp_device_strategy;
+extern const ddp_strategy ddp_device_strategy, ddp_device_hook_strategy;
 
 /* The one for a world of `ranks` that communicate (1 if they do not), on `nodes`, in the
    host's memory. */
 const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int ranks, int nodes);
+/* The same in a device's. */
+const ddp_strategy *ddp_strategy_choose_on_device(const ddp_model_settings *settings, int ranks);
 
 #endif

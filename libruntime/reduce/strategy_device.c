@@ -11,6 +11,7 @@
 #include "kernels.h"
 #include "reduce/model_state.h"
 #include "reduce/on_device.h"
+#include "reduce/strategy_device.h"
 
 static ddp_status prepare(ddp_model *model)
 {
@@ -57,7 +58,7 @@ static ddp_status end_all(ddp_model *model)
 }
 
 /* A failure is the device's, and known to the next who uses it. */
-static void discard(ddp_model *model)
+void ddp_device_discard_step(ddp_model *model)
 {
 	double *loss = model->results->loss;
 
@@ -84,12 +85,12 @@ static void enqueue_squares(ddp_model *model)
 static ddp_status end_and_fetch(ddp_model *model, int64_t squares)
 {
 	ddp_watch_phase(model->context->watch, DDP_PHASE_WAIT);
-	ddp_status status = end_all(model);
+	ddp_status status = ddp_model_end_buckets(model);
 	ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
 	return status == DDP_OK ? ddp_on_device_fetch_squares(model, squares) : status;
 }
 
-static ddp_status reduce(ddp_model *model, double *squares)
+ddp_status ddp_device_finish(ddp_model *model, double *squares)
 {
 	ddp_status status = ddp_model_wait(model, 0, model->plan.count);
 
@@ -150,7 +151,8 @@ static double sum_by_bucket(const ddp_model *model)
 	return squares;
 }
 
-static ddp_status update(ddp_model *model, const ddp_update *update, bool reduced, double *squares)
+ddp_status ddp_device_update(ddp_model *model, const ddp_update *update, bool reduced,
+                             double *squares)
 {
 	int64_t pieces = 0;
 
@@ -173,6 +175,6 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 const ddp_strategy ddp_device_strategy = {
 	.name = "all_reduce", .shard = DDP_SHARD_NONE,
 	.prepare = prepare, .close = close_memory,
-	.start = start, .wait = wait, .end_all = end_all, .discard = discard, .reduce = reduce,
-	.update = update,
+	.start = start, .wait = wait, .end_all = end_all,
+	.discard = ddp_device_discard_step, .reduce = ddp_device_finish, .update = ddp_device_update,
 };

@@ -258,6 +258,84 @@ static void gradient_hooks_work_on_the_queue(void **state)
 	assert_int_equal(run_ranks_with(RANKS, &on_test, hooks_body, &options), 0);
 }
 
+/* ---- the program's own way of summing ---------------------------------------------------------- */
+
+enum { BUCKETS_MAX = 16 };
+
+typedef struct summing {
+	side *of;
+	ddp_request *requests[BUCKETS_MAX];
+	int started, finished;
+} summing;
+
+static ddp_status start(void *user, const ddp_grad_bucket *bucket)
+{
+	summing *s = user;
+	const ddp_collective operation = {
+		.kind = DDP_ALL_REDUCE, .recv = bucket->grads, .count = (size_t)bucket->count,
+		.type = DDP_F32, .op = DDP_SUM, .memory = bucket->memory, .stream = bucket->stream,
+	};
+
+	CHECK(bucket->stream == s->of->stream && bucket->index < BUCKETS_MAX);
+	s->started++;
+	return ddp_issue(bucket->comm, &operation, &s->requests[bucket->index]);
+}
+
+/* Sums are halved where they are. */
+static ddp_status finish(void *user, const ddp_grad_bucket *bucket)
+{
+	summing *s = user;
+	ddp_request *request = s->requests[bucket->index];
+	ddp_status status = s->of->stream != NULL ? ddp_wait_on(request, bucket->stream) : ddp_wait(request);
+	dk_queue *before = dk_use(s->of->kernels);
+
+	CHECK(s->of->stream == NULL || ddp_watch_current_phase(s->of->context->watch) == DDP_PHASE_WAIT);
+	dk_scale(bucket->grads, bucket->count, 0.5f);
+	dk_use(before);
+	s->finished++;
+	return status == DDP_OK && s->of->stream != NULL ? ddp_wait(request) : status;
+}
+
+static int summing_body(ddp_context *context, void *user)
+{
+	static side here, there;
+	summing sums[2] = { { .of = &here }, { .of = &there } };
+	ddp_model_options options = *(const ddp_model_options *)user;
+
+	open_side(&here, context, false);
+	open_side(&there, context, true);
+	options.hook = (ddp_bucket_hook){ start, finish, &sums[0] };
+	make(&here, &options);
+	options.hook.user = &sums[1];
+	make(&there, &options);
+	const int buckets = there.model->plan.count;
+	for (int step = 1; step <= 3; step++)
+		step_both(&here, &there, step, 0, step == 2);
+	CHECK(buckets > 2 && sums[1].started == 3 * buckets && sums[1].finished == 3 * buckets);
+	/* Of a step that is not updated, too. */
+	backward(&there, 4, NAN);
+	CHECK(ddp_step(there.model, 1, 1, NULL) == DDP_ERR_NOT_FINITE);
+	CHECK(sums[1].finished == 4 * buckets);
+	close_side(&here);
+	/* And of one that nobody ends. */
+	CHECK_OK(ddp_barrier(ddp_world(context)));
+	if (rank_of(&there) == 0) {
+		backward(&there, 5, 0);
+		CHECK(sums[1].started > 4 * buckets);
+	}
+	close_side(&there);
+	CHECK(sums[1].finished == sums[1].started);
+	return 0;
+}
+
+static void the_programs_own_sums_are_made_on_the_queue(void **state)
+{
+	ddp_model_options options = plain;
+
+	(void)state;
+	assert_int_equal(run_ranks_with(RANKS, &on_test, summing_body, &options), 0);
+}
+
 /* ---- memory of the program ------------------------------------------------------------------- */
 
 /* It holds NaN before, and is freed while the queue is still in backward, if nobody waits. */
@@ -343,6 +421,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_scaled_loss_is_skipped_and_grows_as_on_the_host),
 		cmocka_unit_test(gradient_hooks_work_on_the_queue),
+		cmocka_unit_test(the_programs_own_sums_are_made_on_the_queue),
 		cmocka_unit_test(a_model_trains_in_memory_of_the_program),
 		cmocka_unit_test(memory_that_is_elsewhere_is_refused),
 	};
