@@ -24,5 +24,9 @@ const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int 
 
 const ddp_strategy *ddp_strategy_choose_on_device(const ddp_model_settings *settings, int ranks)
 {
-	return ranks > 1 && settings->hook.start != NULL ? &ddp_device_hook_strategy : &ddp_device_strategy;
+	if (ranks == 1)
+		return &ddp_device_strategy;
+	if (settings->hook.start != NULL)
+		return &ddp_device_hook_strategy;
+	return settings->compress != DDP_COMPRESS_NONE ? &ddp_device_compress_strategy : &ddp_device_strategy;
 }

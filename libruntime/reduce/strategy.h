@@ -87,7 +87,7 @@ extern const ddp_strategy ddp_compress_strategy, ddp_hook_strategy, ddp_powersgd
 extern const ddp_strategy ddp_local_strategy;
 
 /* For arenas that are a device's. */
-extern const ddp_strategy ddp_device_strategy, ddp_device_hook_strategy;
+extern const ddp_strategy ddp_device_strategy, ddp_device_hook_strategy, ddp_device_compress_strategy;
 
 /* The one for a world of `ranks` that communicate (1 if they do not), on `nodes`, in the
    host's memory. */

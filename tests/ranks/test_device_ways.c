@@ -46,6 +46,7 @@ typedef struct side {
 	ddp_device_queue *stream; /* NULL: the host */
 	dk_queue *kernels;        /* on it */
 	void *own[2];             /* the program's memory for parameters and gradients; NULL: none */
+	float factor;             /* of gradients */
 	float host[ELEMENTS];     /* what is copied */
 } side;
 
@@ -66,7 +67,7 @@ static void copy(const side *s, void *to, const void *from, size_t bytes)
 
 static void open_side(side *s, ddp_context *context, bool there)
 {
-	*s = (side){ .context = context };
+	*s = (side){ .context = context, .factor = 1 };
 	if (!there)
 		return;
 	CHECK_OK(ddp_device_queue_create(context->device, DDP_DEVICE_NORMAL, &s->stream));
@@ -100,7 +101,7 @@ static void close_side(side *s)
 /* Of the scaled loss, all of them announced; one of them is `bad` on rank 1. */
 static void backward(side *s, int step, float bad)
 {
-	const float scale = (float)ddp_loss_scale(s->model);
+	const float scale = s->factor * (float)ddp_loss_scale(s->model);
 
 	for (int p = PARAMS - 1; p >= 0; p--) {
 		const int64_t count = ddp_param_count(s->model, p);
@@ -336,6 +337,36 @@ static void the_programs_own_sums_are_made_on_the_queue(void **state)
 	assert_int_equal(run_ranks_with(RANKS, &on_test, summing_body, &options), 0);
 }
 
+/* ---- 16 bits ----------------------------------------------------------------------------------- */
+
+/* The last step's sums would overflow in 16 bits, and go by f32. */
+static int narrow_body(ddp_context *context, void *user)
+{
+	static side here, there;
+
+	open_side(&here, context, false);
+	open_side(&there, context, true);
+	make(&here, user);
+	make(&there, user);
+	for (int step = 1; step <= 4; step++) {
+		here.factor = there.factor = step < 4 ? 1 : 0x0.66p128f;
+		step_both(&here, &there, step, 0, step == 2);
+	}
+	close_side(&there);
+	close_side(&here);
+	return 0;
+}
+
+static void gradients_travel_in_16_bits_of_the_host(void **state)
+{
+	ddp_model_options options = plain;
+
+	(void)state;
+	options.optimizer = DDP_SGD;
+	options.compress = DDP_COMPRESS_BF16;
+	assert_int_equal(run_ranks_with(RANKS, &on_test, narrow_body, &options), 0);
+}
+
 /* ---- memory of the program ------------------------------------------------------------------- */
 
 /* It holds NaN before, and is freed while the queue is still in backward, if nobody waits. */
@@ -422,6 +453,7 @@ int main(void)
 		cmocka_unit_test(a_scaled_loss_is_skipped_and_grows_as_on_the_host),
 		cmocka_unit_test(gradient_hooks_work_on_the_queue),
 		cmocka_unit_test(the_programs_own_sums_are_made_on_the_queue),
+		cmocka_unit_test(gradients_travel_in_16_bits_of_the_host),
 		cmocka_unit_test(a_model_trains_in_memory_of_the_program),
 		cmocka_unit_test(memory_that_is_elsewhere_is_refused),
 	};
