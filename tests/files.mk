@@ -226,6 +226,7 @@ tests_ranks_test_comm_memory_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,--wra
 tests_ranks_test_checkpoint_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,--wrap=calloc
 tests_ranks_test_checkpoint_beside_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=fsync -Wl,--wrap=pthread_create
 tests_ranks_test_device_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_place_read -Wl,--wrap=ddp_reducer_end
+tests_ranks_test_device_ways_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_spans_union
 tests_ranks_test_local_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_reducer_run
 tests_ranks_test_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_broadcast
 tests_ranks_test_shards_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_reducer_issue
