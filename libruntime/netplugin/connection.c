@@ -228,7 +228,7 @@ static ddp_status settle(net_connection *c)
 	const net_operation *hello = c->sends ? &c->hello_out : &c->hello_in;
 	const char *why = NULL;
 	/* It may have got what it wanted, and closed; so UCX is asked after the socket. */
-	const bool alive = net_control_alive(c->fd, &why);
+	const bool alive = net_control_alive(c->fd, &c->notice, &why);
 
 	drain(c);
 	if (hello->active ? c->lost != UCS_OK : hello->status != UCS_OK)
@@ -513,16 +513,18 @@ void net_connection_look(net_connection *c)
 	const bool ended = !c->sends && !c->end_in.active;
 	const char *why = "it closed the connection";
 
-	if (c->gone || (!ended && c->lost == UCS_OK && (++c->idle % LOOK_EVERY != 0 || net_control_alive(c->fd, &why))))
+	if (c->gone || (!ended && c->lost == UCS_OK && (++c->idle % LOOK_EVERY != 0 || net_control_alive(c->fd, &c->notice, &why))))
 		return;
 	/* What came before the end is taken. */
 	drain(c);
 	if (c->lost != UCS_OK && !ended)
-		(void)net_control_alive(c->fd, &why);
+		(void)net_control_alive(c->fd, &c->notice, &why);
 	snprintf(c->why, sizeof(c->why), "%s%s%s", why, c->lost != UCS_OK && !ended ? "; UCX: " : "",
 	         c->lost != UCS_OK && !ended ? ucs_status_string(c->lost) : "");
 	c->gone = true;
 	c->gone_ns = ddp_now_ns();
+	c->delivered = c->sends && net_close_notice_tells(&c->notice, c->counters.messages +
+	                                                  (uint64_t)c->counters.under_way);
 	cancel_receives(c);
 }
 
@@ -558,7 +560,7 @@ static bool end_was_taken(net_connection *c)
 {
 	const char *why;
 
-	return !c->end_out.active || c->lost != UCS_OK || !net_control_alive(c->fd, &why);
+	return !c->end_out.active || c->lost != UCS_OK || !net_control_alive(c->fd, &c->notice, &why);
 }
 
 static bool is_over(net_connection *c)
@@ -594,7 +596,7 @@ static bool end_sender(net_connection *c)
 		return say_end(c) || c->lost != UCS_OK || c->end_out.active;
 	/* UCX 1.13 does not end all sends to a process that has died, unless it has
 	   noticed that itself. */
-	if (!net_control_alive(c->fd, &why))
+	if (!c->delivered && !net_control_alive(c->fd, &c->notice, &why))
 		(void)progress_until(c, is_lost, NOTICE_MS);
 	return true;
 }
@@ -657,6 +659,8 @@ void net_connection_close(net_connection *c)
 	close_ep(c, forced);
 	cancel_receives(c);
 	net_receive_cancel(&c->end_in, worker->ucx);
+	if (!c->sends)
+		net_control_notify_close(c->fd, c->counters.messages);
 	/* A sender that is still at it gives up when it sees the socket closed. */
 	const bool early = !c->sends && count_active(c) > 0;
 	if (early)

@@ -8,6 +8,10 @@
  *   open
  *   gone       the peer, or what leads to it; what no message has come for fails
  *
+ * A receiver that closes tells, over the control socket, how many messages it has had: what
+ * has been sent by then and is among them needs no acknowledgement of UCX's any more, which
+ * may be lost with the receiver's worker.
+ *
  * User memory is given to UCX only when the way to the peer and back is known to work,
  * as UCX 1.13 cannot give up a connection that is being made.
  */
@@ -49,6 +53,8 @@ typedef struct net_connection {
 	ucs_status_t lost;         /* as UCX tells */
 	bool gone, told;           /* told: the user was */
 	bool cut;                  /* gone: a receive was given up, so what comes is for none */
+	bool delivered;            /* gone: a receiver that had got all that was sent to it by then */
+	net_close_notice notice;   /* of a receiver */
 	uint64_t gone_ns;
 	char why[128];
 	net_operation hello_in, hello_out, end_in, end_out, closing;

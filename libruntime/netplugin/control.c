@@ -1,5 +1,6 @@
 #include "netplugin/control.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -324,14 +325,32 @@ ddp_status net_control_move(int fd, net_handshake *h)
 	return status != DDP_OK ? status : sent;
 }
 
-bool net_control_alive(int fd, const char **why)
+void net_control_notify_close(int fd, uint64_t received)
 {
-	char byte;
-	ssize_t had = recv(fd, &byte, 1, MSG_DONTWAIT);
+	const uint64_t bytes = htole64(received);
 
-	if (had < 0 && would_wait(errno))
-		return true;
-	*why = had == 0 ? "its process ended or closed the connection" :
-	       had > 0 ? "it sent what it should not" : strerror(errno);
+	(void)send(fd, &bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+bool net_close_notice_tells(const net_close_notice *notice, uint64_t received)
+{
+	const uint64_t bytes = htole64(received);
+
+	return notice->had == sizeof(bytes) && memcmp(notice->bytes, &bytes, sizeof(bytes)) == 0;
+}
+
+bool net_control_alive(int fd, net_close_notice *notice, const char **why)
+{
+	*why = "it closed the connection";
+	while (notice->had < sizeof(notice->bytes)) {
+		ssize_t had = recv(fd, notice->bytes + notice->had, sizeof(notice->bytes) - notice->had, MSG_DONTWAIT);
+		if (had < 0 && would_wait(errno))
+			return true;
+		if (had <= 0) {
+			*why = had == 0 ? "its process ended or closed the connection" : strerror(errno);
+			return false;
+		}
+		notice->had += (size_t)had;
+	}
 	return false;
 }

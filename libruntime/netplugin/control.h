@@ -29,8 +29,20 @@ void net_control_close(int fd);
 /* Sends and receives what can be without waiting. */
 ddp_status net_control_move(int fd, net_handshake *h);
 
-/* After the handshake: is the peer there? `*why` tells why not. */
-bool net_control_alive(int fd, const char **why);
+/* The last that a receiver says: how many messages it has had. */
+typedef struct net_close_notice {
+	unsigned char bytes[sizeof(uint64_t)]; /* little-endian */
+	size_t had;                            /* of these */
+} net_close_notice;
+
+/* After the handshake: tells the peer, if it is there. */
+void net_control_notify_close(int fd, uint64_t received);
+/* Has the peer told that it received so many? */
+bool net_close_notice_tells(const net_close_notice *notice, uint64_t received);
+
+/* After the handshake: is the peer there? `*why` tells why not; `notice` takes what the peer
+   said before. */
+bool net_control_alive(int fd, net_close_notice *notice, const char **why);
 
 socklen_t net_control_length(const struct sockaddr_storage *address);
 
