@@ -1,9 +1,6 @@
 #include "netplugin/connection.h"
 
-#include <errno.h>
-#include <netinet/in.h>
 #include <openssl/rand.h>
-#include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,11 +10,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/net/ucx_log.h"
+#include "netplugin/handle.h"
 #include "netplugin/report.h"
 
 enum {
-	PROOF_MS = 10000,  /* for a peer to prove its key */
-	FULL_MS = 1000,    /* the same, while others wait and no place is free */
 	END_MS = 1000,     /* for a peer to take our last message */
 	NOTICE_MS = 1500,  /* for UCX to notice that a peer is gone */
 	FLUSH_MS = 1000,   /* for UCX to send what it was given */
@@ -25,20 +21,6 @@ enum {
 	LOOK_EVERY = 64,   /* tests in which nothing moved */
 	DRAIN_MAX = 100000
 };
-
-/* The text by which a listener is reached. */
-typedef struct handle {
-	char magic[8];
-	unsigned char nonce[DDP_NONCE_BYTES];
-	unsigned char address[16]; /* in network order, as the port */
-	uint32_t scope;
-	uint16_t family, port;
-	uint64_t attempt;          /* of the connecting process */
-} handle;
-
-_Static_assert(sizeof(handle) <= NET_HANDLE_BYTES, "NCCL carries no more");
-
-static const char magic[8] = "ddpucx1";
 
 /* ---- making one --------------------------------------------------------------------------- */
 
@@ -89,8 +71,8 @@ static void free_connection(void *connection)
 	free(c);
 }
 
-/* Takes over the socket, whatever comes. */
-static ddp_status make(bool sends, net_worker *worker, const ddp_key *key, int fd, net_connection **connection)
+ddp_status net_connection_make(bool sends, net_worker *worker, const ddp_key *key, int fd,
+                               net_connection **connection)
 {
 	net_connection *c = calloc(1, sizeof(*c));
 	net_card card;
@@ -99,8 +81,7 @@ static ddp_status make(bool sends, net_worker *worker, const ddp_key *key, int f
 		net_control_close(fd);
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
 	}
-	*c = (net_connection){ .sends = sends, .worker = worker, .fd = fd, .peer = "a process of this job",
-	                       .deadline_ns = ddp_now_ns() + (uint64_t)PROOF_MS * 1000000 };
+	*c = (net_connection){ .sends = sends, .worker = worker, .fd = fd, .peer = "a process of this job" };
 	ddp_status status = next_id(&c->own_id);
 	if (status == DDP_OK)
 		status = make_requests(c);
@@ -280,200 +261,19 @@ void net_connection_abandon(net_connection *c)
 	net_worker_leave(worker);
 }
 
-/* ---- listeners ---------------------------------------------------------------------------- */
-
-static void write_handle(const unsigned char *nonce, const struct sockaddr_storage *address, void *text)
-{
-	handle h = { .family = address->ss_family };
-
-	memcpy(h.magic, magic, sizeof(magic));
-	memcpy(h.nonce, nonce, DDP_NONCE_BYTES);
-	if (address->ss_family == AF_INET) {
-		const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)address;
-		h.port = in->sin_port;
-		memcpy(h.address, &in->sin_addr, sizeof(in->sin_addr));
-	} else {
-		const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)(const void *)address;
-		h.port = in6->sin6_port;
-		h.scope = in6->sin6_scope_id;
-		memcpy(h.address, &in6->sin6_addr, sizeof(in6->sin6_addr));
-	}
-	memset(text, 0, NET_HANDLE_BYTES);
-	memcpy(text, &h, sizeof(h));
-}
-
-static ddp_status open_listener(net_listener *l, int device, const ddp_key *step, void *text)
-{
-	unsigned char nonce[DDP_NONCE_BYTES];
-	struct sockaddr_storage address;
-
-	if (RAND_bytes(nonce, sizeof(nonce)) != 1)
-		return ddp_fail(DDP_ERR_IO, "OpenSSL gives no random bytes");
-	ddp_status status = net_key_of_listener(step, nonce, &l->key);
-	if (status == DDP_OK)
-		status = net_control_address(&address);
-	if (status == DDP_OK)
-		status = net_worker_use(device, &l->worker);
-	if (status == DDP_OK)
-		status = net_control_listen(&address, &l->fd);
-	if (status == DDP_OK)
-		write_handle(nonce, &address, text);
-	return status;
-}
-
-ddp_status net_listener_open(int device, const ddp_key *step, void *text, net_listener **listener)
-{
-	net_listener *l = calloc(1, sizeof(*l));
-
-	if (l == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
-	l->fd = -1;
-	ddp_status status = open_listener(l, device, step, text);
-	if (status == DDP_OK)
-		*listener = l;
-	else
-		net_listener_close(l);
-	return status;
-}
-
-void net_listener_close(net_listener *l)
-{
-	for (int i = 0; i < NET_RECEIVERS_MAX; i++) {
-		if (l->receivers[i] != NULL)
-			net_connection_abandon(l->receivers[i]);
-	}
-	if (l->fd >= 0)
-		net_control_close(l->fd);
-	if (l->worker != NULL)
-		net_worker_leave(l->worker);
-	explicit_bzero(l, sizeof(*l));
-	free(l);
-}
-
-/* Who has not proved the key is turned away, and the listener goes on. */
-static void turn_away(net_listener *l, int i)
-{
-	const char *text = ddp_last_error();
-
-	if (!l->refused)
-		net_warn("NET/ddpucx: a connection was turned away: %s; others are waited for", text);
-	l->refused = true;
-	net_connection_abandon(l->receivers[i]);
-	l->receivers[i] = NULL;
-}
-
-static bool has_proved(const net_connection *c)
-{
-	return c->settling || net_handshake_proved(&c->handshake);
-}
-
-/* If somebody waits and no place is free, of those that have not proved the key the
-   first to come is turned away. A peer has some time for it however many come after. */
-static void make_room(net_listener *l)
-{
-	struct pollfd waiting = { .fd = l->fd, .events = POLLIN };
-	int first = -1;
-
-	for (int i = 0; i < NET_RECEIVERS_MAX; i++) {
-		const net_connection *c = l->receivers[i];
-		if (c == NULL)
-			return;
-		if (!has_proved(c) && (first < 0 || c->deadline_ns < l->receivers[first]->deadline_ns))
-			first = i;
-	}
-	if (first < 0 || poll(&waiting, 1, 0) <= 0 ||
-	    ddp_now_ns() + (uint64_t)(PROOF_MS - FULL_MS) * 1000000 < l->receivers[first]->deadline_ns)
-		return;
-	(void)ddp_fail(DDP_ERR_TIMEOUT, "it did not prove the step's key within %d s, and others wait", FULL_MS / 1000);
-	turn_away(l, first);
-}
-
-/* Those that have come, as long as there is room. */
-static ddp_status take_new(net_listener *l)
-{
-	make_room(l);
-	for (int i = 0; i < NET_RECEIVERS_MAX; i++) {
-		int fd;
-		if (l->receivers[i] != NULL)
-			continue;
-		ddp_status status = net_control_accept(l->fd, &fd);
-		if (status != DDP_OK || fd < 0)
-			return status;
-		status = make(false, l->worker, &l->key, fd, &l->receivers[i]);
-		if (status != DDP_OK)
-			return status;
-		net_worker_share(l->worker);
-	}
-	return DDP_OK;
-}
-
-ddp_status net_listener_accept(net_listener *l, net_connection **receiver)
-{
-	ddp_status status = take_new(l);
-
-	*receiver = NULL;
-	for (int i = 0; i < NET_RECEIVERS_MAX && status == DDP_OK && *receiver == NULL; i++) {
-		net_connection *c = l->receivers[i];
-		if (c == NULL)
-			continue;
-		status = net_connection_step(c);
-		const bool proved = has_proved(c);
-		if (status == DDP_OK && !proved && ddp_now_ns() > c->deadline_ns)
-			status = ddp_fail(DDP_ERR_TIMEOUT, "it did not prove the step's key within %d s", PROOF_MS / 1000);
-		if (status != DDP_OK && !proved) {
-			turn_away(l, i);
-			status = DDP_OK;
-		} else if (status != DDP_OK) {
-			status = ddp_fail_context(status, "connection from %s", c->peer);
-			net_connection_abandon(c);
-			l->receivers[i] = NULL;
-		} else if (c->open) {
-			*receiver = c;
-			l->receivers[i] = NULL;
-		}
-	}
-	return status;
-}
-
 /* ---- senders ------------------------------------------------------------------------------ */
-
-uint64_t *net_handle_attempt(void *text)
-{
-	return (uint64_t *)(void *)((char *)text + offsetof(handle, attempt));
-}
-
-static ddp_status read_handle(const void *text, struct sockaddr_storage *address, handle *h)
-{
-	memcpy(h, text, sizeof(*h));
-	memset(address, 0, sizeof(*address));
-	address->ss_family = h->family;
-	if (memcmp(h->magic, magic, sizeof(magic)) != 0 || (h->family != AF_INET && h->family != AF_INET6))
-		return ddp_fail(DDP_ERR_INVALID, "NCCL's handle of a peer is not of this version of slurm-ddp's "
-		                "plugin: let all nodes have the same one, and the same NCCL_NET_PLUGIN");
-	if (h->family == AF_INET) {
-		struct sockaddr_in *in = (struct sockaddr_in *)(void *)address;
-		in->sin_port = h->port;
-		memcpy(&in->sin_addr, h->address, sizeof(in->sin_addr));
-	} else {
-		struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)(void *)address;
-		in6->sin6_port = h->port;
-		in6->sin6_scope_id = h->scope;
-		memcpy(&in6->sin6_addr, h->address, sizeof(in6->sin6_addr));
-	}
-	return DDP_OK;
-}
 
 ddp_status net_sender_begin(int device, const ddp_key *step, const void *text, net_connection **sender)
 {
+	unsigned char nonce[DDP_NONCE_BYTES];
 	struct sockaddr_storage address;
 	net_worker *worker;
 	ddp_key key;
-	handle h;
 	int fd;
-	ddp_status status = read_handle(text, &address, &h);
+	ddp_status status = net_handle_read(text, &address, nonce);
 
 	if (status == DDP_OK)
-		status = net_key_of_listener(step, h.nonce, &key);
+		status = net_key_of_listener(step, nonce, &key);
 	if (status != DDP_OK)
 		return status;
 	status = net_worker_use(device, &worker);
@@ -481,7 +281,7 @@ ddp_status net_sender_begin(int device, const ddp_key *step, const void *text, n
 		return status;
 	status = net_control_connect(&address, &fd);
 	if (status == DDP_OK)
-		status = make(true, worker, &key, fd, sender);
+		status = net_connection_make(true, worker, &key, fd, sender);
 	explicit_bzero(&key, sizeof(key));
 	if (status != DDP_OK)
 		net_worker_leave(worker);

@@ -23,8 +23,6 @@
 #include "netplugin/message.h"
 #include "netplugin/worker.h"
 
-enum { NET_RECEIVERS_MAX = 16 }; /* that a listener makes at a time */
-
 typedef struct net_request {
 	struct net_connection *connection;
 	struct net_request *next; /* that is free, too */
@@ -44,7 +42,7 @@ typedef struct net_connection {
 	int fd;
 	bool settling, open;
 	net_handshake handshake;
-	uint64_t deadline_ns;      /* for the peer to prove its key */
+	uint64_t deadline_ns;      /* of a listener, for the peer to prove its key */
 	char peer[96];             /* "rank 3 on node7" */
 	uint32_t own_id, peer_id;
 
@@ -66,29 +64,15 @@ typedef struct net_connection {
 	net_counters counters;
 } net_connection;
 
-/* ---- listeners ---------------------------------------------------------------------------- */
+/* ---- making one --------------------------------------------------------------------------- */
 
-typedef struct net_listener {
-	ddp_key key;
-	net_worker *worker;
-	int fd;
-	bool refused;              /* a peer, and that was said */
-	net_connection *receivers[NET_RECEIVERS_MAX];
-} net_listener;
-
-/* `handle` is NET_HANDLE_BYTES long. */
-ddp_status net_listener_open(int device, const ddp_key *step, void *handle, net_listener **listener);
-/* NULL: none is ready yet. */
-ddp_status net_listener_accept(net_listener *l, net_connection **receiver);
-void net_listener_close(net_listener *l);
-
-/* ---- senders ------------------------------------------------------------------------------ */
-
-/* Begins one. `handle` is as net_listener_open() wrote it, up to its last part, which
+/* Begins a sender. `handle` is as net_listener_open() wrote it, up to its last part, which
    net_handle_attempt() gives. */
 ddp_status net_sender_begin(int device, const ddp_key *step, const void *handle, net_connection **sender);
-/* A number for the caller, which is 0 as net_listener_open() writes it. */
-uint64_t *net_handle_attempt(void *handle);
+/* Begins a sender or a receiver with a user of the worker, by a control socket, which it takes over,
+   whatever comes. */
+ddp_status net_connection_make(bool sends, net_worker *worker, const ddp_key *key, int fd,
+                               net_connection **connection);
 
 /* One step of the handshake; `open` tells when it is over. */
 ddp_status net_connection_step(net_connection *c);

@@ -6,6 +6,8 @@
 
 #include "base/error.h"
 #include "job/environment.h"
+#include "netplugin/handle.h"
+#include "netplugin/listener.h"
 #include "netplugin/report.h"
 #include "netplugin/transfer.h"
 
