@@ -542,10 +542,15 @@ typedef enum ddp_optimizer {
  * runs, and comes as zero again when it is written, which costs page faults; ranks of a
  * node do not share gradients, so that reducing takes a copy.
  *
+ * DDP_SHARD_AUTO is DDP_SHARD_STATE on one node. Over several nodes of which one at least has
+ * several ranks, buckets are all-reduced as with NONE, and the ranks of each node, L of them,
+ * share out the update and the optimizer's state: 4 + 8/L. Each node has all of that state.
+ * With one rank a node it is DDP_SHARD_NONE.
+ *
  * In one world all give the same bits, if no rows travel by themselves (ddp_grad_rows()).
  */
 typedef enum ddp_shard {
-	DDP_SHARD_AUTO = 0, /* STATE if all ranks are on one node, else NONE */
+	DDP_SHARD_AUTO = 0,
 	DDP_SHARD_NONE,
 	DDP_SHARD_STATE,
 	DDP_SHARD_GRADIENTS
@@ -729,8 +734,8 @@ typedef struct ddp_model_options {
 	                           host's memory only */
 	bool late_gather;       /* return from a step before the new parameters of other ranks' shards
 	                           have come: see ddp_param_wait(). No effect where each rank
-	                           updates all, nor with DDP_SHARD_STATE in the memory that ranks
-	                           of one node share */
+	                           updates all, nor where they update for all in the memory that
+	                           ranks of a node share (DDP_SHARD_AUTO, STATE on one node) */
 	double loss_scale;      /* the first one, with loss_scaling: a power of two from 1 to 2^64;
 	                           0: 65536 */
 	int64_t loss_scale_interval; /* of DDP_SCALING_DYNAMIC; 0: 2000 */
@@ -982,7 +987,8 @@ DDP_API ddp_status ddp_join(ddp_model *model, ddp_step_stats *stats);
  * those of ddp_step(). With DDP_SHARD_NONE ddp_param_grad() then holds the sums over all
  * ranks, and may be changed, on all ranks alike; grad_norm, by which gradients are
  * clipped, stays what it was. Otherwise sums are with their owners, and what
- * ddp_param_grad() holds is not defined. Sums are multiplied by the loss scale. If
+ * ddp_param_grad() holds is not defined; parameters may change from when another rank
+ * calls ddp_update_params(). Sums are multiplied by the loss scale. If
  * stats->skipped, gradients are 0, step is as ddp_step_stats says, and ddp_update_params() only
  * ends the step and forgets what was added to the gradients meanwhile.
  *
@@ -1191,8 +1197,9 @@ DDP_API void ddp_loader_free(ddp_loader *loader);
  * Once the world is broken, the calling rank writes alone, what it has: all
  * ranks have the same parameters after the same step, so let one of those left
  * call it, or give each a directory of its own. The state that a dead rank
- * kept (DDP_SHARD_STATE on one node) is read from its memory, which outlives it; what is
- * spread over nodes, or DDP_SHARD_GRADIENTS, cannot be saved any more: DDP_ERR_STATE.
+ * kept (DDP_SHARD_AUTO, or DDP_SHARD_STATE on one node) is read from its memory by a rank of its
+ * node, which outlives it; what is spread over nodes, or DDP_SHARD_GRADIENTS, cannot be saved
+ * any more: DDP_ERR_STATE.
  * DDP_ERR_STATE if a rank was in the middle of an update, or a load failed:
  * what there is belongs to no step, the last checkpoint is where to go on.
  * DDP_ERR_NOT_FINITE if a parameter that is trained, or the optimizer's state, holds an
@@ -1256,8 +1263,9 @@ typedef struct ddp_summary {
 	                             one's success begin */
 	int skipped;              /* steps, which are not in the other numbers: see ddp_scaling */
 	double overlap_ratio;     /* 1 - exposed / communication; 1 if there was none */
-	ddp_shard shard;          /* the one in use: AUTO has become one of the others; NONE
-	                             where ranks do not communicate */
+	ddp_shard shard;          /* the one in use: AUTO has become one of the others, STATE where
+	                             ranks of a node share the update; NONE where they do not
+	                             communicate */
 } ddp_summary;
 
 /*

@@ -154,6 +154,7 @@ reduce_sources = \
 	libruntime/reduce/strategy_device.c libruntime/reduce/strategy_device.h \
 	libruntime/reduce/strategy_hook.c \
 	libruntime/reduce/strategy_node.c libruntime/reduce/strategy_node.h \
+	libruntime/reduce/strategy_nodes.c \
 	libruntime/reduce/strategy_local.c libruntime/reduce/strategy_powersgd.c \
 	libruntime/reduce/strategy_scatter.c \
 	libruntime/reduce/tensors.c libruntime/reduce/tensors.h \

@@ -80,7 +80,7 @@ static const struct described described[] = {
 	{"threads", "N", OPT_THREADS, "threads per rank (OMP_NUM_THREADS, else the host's processors "
 	                              "over its ranks)"},
 	{"shard", "NAME", OPT_SHARD, "what a rank keeps a part of only: none; state, the optimizer's; "
-	                            "gradients, too; auto: state if all ranks are on one node"},
+	                            "gradients, too; auto: state, among the ranks of each node"},
 	{"compress", "NAME", OPT_COMPRESS, "how gradients travel: none; bf16; f16; powersgd, in factors of "
 	                                  "low rank"},
 	{"powersgd-rank", "N", OPT_POWERSGD_RANK, "rank of these factors (4)"},

@@ -73,6 +73,31 @@ int ddp_comm_nodes(const ddp_comm *comm)
 	return comm->topology.nodes;
 }
 
+int ddp_comm_node(const ddp_comm *comm)
+{
+	return comm->topology.node_of[comm->rank];
+}
+
+int ddp_comm_local_size(const ddp_comm *comm)
+{
+	return comm->node.size;
+}
+
+int ddp_comm_local_rank(const ddp_comm *comm)
+{
+	return comm->node.self;
+}
+
+int ddp_comm_rank_at(const ddp_comm *comm, int i)
+{
+	return comm->node.ranks[i];
+}
+
+int ddp_comm_least_local_size(const ddp_comm *comm)
+{
+	return comm->topology.channels;
+}
+
 ddp_status ddp_comm_copies(ddp_comm *comm, const void *memory, size_t bytes, void **copies)
 {
 	return ddp_memory_copies(comm, memory, bytes, copies);

@@ -33,12 +33,20 @@ bool ddp_comm_broken(ddp_comm *comm);
 
 /* The number of nodes that the ranks are on. */
 int ddp_comm_nodes(const ddp_comm *comm);
+/* Which of them this rank is on: 0 .. nodes - 1, that of rank 0 first. */
+int ddp_comm_node(const ddp_comm *comm);
+/* The ranks on this node: how many there are, and which of them, in the order of ranks, this
+   one is; and how many there are on the node that has the fewest. */
+int ddp_comm_local_size(const ddp_comm *comm);
+int ddp_comm_local_rank(const ddp_comm *comm);
+int ddp_comm_rank_at(const ddp_comm *comm, int i); /* the rank of the i-th of them */
+int ddp_comm_least_local_size(const ddp_comm *comm);
 
 /*
- * Where all ranks' copies of `memory`, which is of ddp_mem_alloc(), lie in
- * this process: copies[ddp_comm_size()], by rank. DDP_ERR_UNSUPPORTED if the
- * ranks are not on one node, DDP_ERR_INVALID if they do not share it. What
- * others read and write there is for the callers to order, by collectives.
+ * Where the copies of `memory`, which is of ddp_mem_alloc(), that the ranks of this node
+ * have lie in this process: copies[ddp_comm_local_size()], in the order of ranks.
+ * DDP_ERR_INVALID if they do not share it. What others read and write there is for the
+ * callers to order, by collectives.
  */
 ddp_status ddp_comm_copies(ddp_comm *comm, const void *memory, size_t bytes, void **copies);
 

@@ -42,7 +42,8 @@ static ddp_status average(ddp_model *model, bool counts, int counted)
 static ddp_status broadcast(ddp_model *model, bool counts, int counted)
 {
 	const ddp_layout *layout = &model->layout;
-	int32_t root = counts ? model->units.rank : INT32_MAX;
+	const ddp_comm *comm = model->context->world;
+	int32_t root = counts ? ddp_comm_rank(comm) : INT32_MAX;
 	const ddp_collective first = {
 		.kind = DDP_ALL_REDUCE, .recv = &root, .count = 1, .type = DDP_I32, .op = DDP_MIN,
 	};
@@ -50,7 +51,7 @@ static ddp_status broadcast(ddp_model *model, bool counts, int counted)
 
 	if (layout->broadcast == layout->all)
 		return DDP_OK;
-	if (counted < model->units.ranks)
+	if (counted < ddp_comm_size(comm))
 		status = ddp_reducer_run(&model->reducer, "first rank that counts", &first);
 	else
 		root = 0;

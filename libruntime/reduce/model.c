@@ -28,6 +28,16 @@ static ddp_status make_plan(ddp_model *model)
 	                            settings->bucket_elements, &model->plan);
 }
 
+/* `ranks`: those that communicate. */
+static ddp_status make_units(ddp_model *model, int ranks)
+{
+	const ddp_comm *comm = model->context->world;
+	const int owners = model->strategy->per_node ? ddp_comm_local_size(comm) : ranks;
+	const int rank = model->strategy->per_node ? ddp_comm_local_rank(comm) : ddp_comm_rank(comm);
+
+	return ddp_units_make(&model->layout, &model->plan, owners, owners > 1 ? rank : 0, &model->units);
+}
+
 static ddp_status make_uses(ddp_model *model, int ranks)
 {
 	ddp_status status = ddp_uses_make(model->settings.unused, &model->layout, ranks, &model->uses);
@@ -155,8 +165,7 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 	if (status == DDP_OK)
 		status = make_plan(model);
 	if (status == DDP_OK)
-		status = ddp_units_make(&model->layout, &model->plan, ranks,
-		                        ranks > 1 ? ddp_comm_rank(comm) : 0, &model->units);
+		status = make_units(model, ranks);
 	if (status == DDP_OK)
 		status = ddp_optim_make(&model->settings.optim, &model->layout,
 		                        model->strategy->spreads || model->place.device != NULL, &model->optim);

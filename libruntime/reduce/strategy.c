@@ -16,9 +16,12 @@ const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int 
 		return &ddp_all_reduce_strategy;
 	if (settings->shard == DDP_SHARD_GRADIENTS)
 		return &ddp_scatter_gradients_strategy;
+	const bool shared = settings->params_memory == NULL && settings->grads_memory == NULL;
 	/* In shared memory, sum, update and publication are one pass. */
-	if (nodes == 1 && settings->params_memory == NULL && settings->grads_memory == NULL)
+	if (nodes == 1 && shared)
 		return &ddp_node_strategy;
+	if (ranks > nodes && shared && settings->shard == DDP_SHARD_AUTO)
+		return &ddp_nodes_strategy;
 	return settings->shard == DDP_SHARD_STATE ? &ddp_scatter_strategy : &ddp_all_reduce_strategy;
 }
 

@@ -20,6 +20,7 @@ typedef struct ddp_strategy {
 	bool spreads;         /* each rank keeps the optimizer's state of what it owns, no more */
 	bool moves_rows;      /* rows can travel by themselves, apart from the dense part */
 	bool gives_back;      /* gradients that are reduced go back to the system */
+	bool per_node;        /* units are owned by the ranks of each node, not by those of the world */
 
 	/* Makes what can fail on this rank alone. */
 	ddp_status (*prepare)(struct ddp_model *model);
@@ -80,7 +81,7 @@ typedef struct ddp_strategy {
 } ddp_strategy;
 
 /* Each in the file of its name. */
-extern const ddp_strategy ddp_all_reduce_strategy, ddp_node_strategy;
+extern const ddp_strategy ddp_all_reduce_strategy, ddp_node_strategy, ddp_nodes_strategy;
 extern const ddp_strategy ddp_scatter_strategy, ddp_scatter_gradients_strategy; /* _scatter.c */
 
 extern const ddp_strategy ddp_compress_strategy, ddp_hook_strategy, ddp_powersgd_strategy;

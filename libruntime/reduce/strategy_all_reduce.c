@@ -39,7 +39,7 @@ void ddp_all_reduce_add_rows(ddp_model *model, const ddp_slot *slot, const int32
 
 /* The same bits on all ranks: each sums the squares of what it owns, in pieces, and the
    sums are all-reduced. */
-ddp_status ddp_all_reduce_finish(ddp_model *model, double *squares)
+ddp_status ddp_all_reduce_finish_by(ddp_model *model, const ddp_units *units, double *squares)
 {
 	ddp_status status = ddp_model_wait(model, 0, model->plan.count);
 
@@ -47,11 +47,16 @@ ddp_status ddp_all_reduce_finish(ddp_model *model, double *squares)
 		return status;
 	ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
 	*squares = 0;
-	for (int i = 0; i < model->units.piece_count; i++) {
-		const ddp_piece *piece = &model->units.pieces[i];
+	for (int i = 0; i < units->piece_count; i++) {
+		const ddp_piece *piece = &units->pieces[i];
 		*squares += dk_sum_squares(model->grads + piece->begin, piece->end - piece->begin);
 	}
 	return ddp_reducer_meet(&model->reducer, "norm", squares, 1);
+}
+
+ddp_status ddp_all_reduce_finish(ddp_model *model, double *squares)
+{
+	return ddp_all_reduce_finish_by(model, &model->units, squares);
 }
 
 static double apply(ddp_model *model, const ddp_update *update, int64_t begin, int64_t end)

@@ -3,11 +3,14 @@
 #define DDP_REDUCE_STRATEGY_ALL_REDUCE_H
 
 #include "reduce/strategy.h"
+#include "reduce/unit.h"
 
 /* As those of ddp_strategy. */
 void ddp_all_reduce_add_rows(struct ddp_model *model, const ddp_slot *slot, const int32_t *rows,
                              const float *values, int64_t count);
 ddp_status ddp_all_reduce_finish(struct ddp_model *model, double *squares);
+/* The same by `units`, of which each rank of the world owns a part. */
+ddp_status ddp_all_reduce_finish_by(struct ddp_model *model, const ddp_units *units, double *squares);
 ddp_status ddp_all_reduce_update(struct ddp_model *model, const ddp_update *update, bool reduced,
                                  double *squares);
 

@@ -11,9 +11,10 @@
 #include "kernels.h"
 #include "reduce/model_state.h"
 
-/* Addresses are those in this process, of each rank's memory. */
+/* Addresses are those in this process, of the memory of each of the node's ranks. */
 typedef struct node {
-	int ranks, rank;
+	int ranks, rank;         /* of this node, as in the model's units */
+	ddp_units world;         /* over several nodes: see ddp_node_strategy_world() */
 	void **params, **grads;  /* [ranks]: arenas */
 	void **state[DDP_OPTIM_STATES_MAX]; /* [ranks]: of what that rank owns */
 	void **begun;            /* [ranks]: _Atomic int64_t, the last step whose update
@@ -26,8 +27,9 @@ static node *node_of(const ddp_model *model)
 	return model->own;
 }
 
-static ddp_status prepare(ddp_model *model)
+ddp_status ddp_node_strategy_prepare(ddp_model *model)
 {
+	ddp_comm *comm = model->context->world;
 	size_t ranks = (size_t)model->units.ranks;
 
 	node *made = calloc(1, sizeof(*made));
@@ -40,6 +42,12 @@ static ddp_status prepare(ddp_model *model)
 	made->grads = calloc(ranks, sizeof(*made->grads));
 	made->begun = calloc(ranks, sizeof(*made->begun));
 	made->squares = calloc((size_t)model->units.piece_count + 1, sizeof(*made->squares));
+	if (ddp_comm_nodes(comm) > 1) {
+		ddp_status status = ddp_units_make(&model->layout, &model->plan, ddp_comm_size(comm),
+		                                   ddp_comm_rank(comm), &made->world);
+		if (status != DDP_OK)
+			return status;
+	}
 	bool complete = made->params != NULL && made->grads != NULL && made->begun != NULL &&
 	                made->squares != NULL;
 	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++) {
@@ -58,14 +66,21 @@ static ddp_status share(ddp_comm *comm, size_t bytes, void **copies)
 	return status == DDP_OK ? ddp_comm_copies(comm, memory, bytes, copies) : status;
 }
 
-static ddp_status open_memory(ddp_model *model)
+/* Bytes for what any rank owns, never none: as many on all ranks, however many a node has. */
+static size_t kept_bytes(const ddp_model *model)
+{
+	const int64_t rounding = (int64_t)(model->units.count + 1) * DDP_ALIGN_ELEMENTS;
+	const int ranks = ddp_comm_least_local_size(model->context->world);
+
+	return (size_t)(model->layout.elements / ranks + rounding) * sizeof(float);
+}
+
+ddp_status ddp_node_strategy_open(ddp_model *model)
 {
 	node *n = node_of(model);
 	ddp_comm *comm = model->context->world;
 	const size_t params_bytes = (size_t)model->layout.all * sizeof(float);
 	const size_t grads_bytes = (size_t)model->layout.elements * sizeof(float);
-	/* Never nothing, and as much on all ranks. */
-	size_t kept = (size_t)(model->units.most + 1) * sizeof(float);
 
 	ddp_status status = ddp_comm_copies(comm, model->params, params_bytes, n->params);
 	if (status == DDP_OK)
@@ -73,7 +88,7 @@ static ddp_status open_memory(ddp_model *model)
 	if (status == DDP_OK)
 		status = share(comm, sizeof(_Atomic int64_t), n->begun);
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
-		status = share(comm, kept, n->state[i]);
+		status = share(comm, kept_bytes(model), n->state[i]);
 		if (status == DDP_OK)
 			ddp_optim_lend(&model->optim, i, n->state[i][n->rank]);
 	}
@@ -87,7 +102,7 @@ static void release(ddp_comm *comm, int rank, void **copies)
 	free(copies);
 }
 
-static void close_memory(ddp_model *model)
+void ddp_node_strategy_close(ddp_model *model)
 {
 	node *n = node_of(model);
 	ddp_comm *comm = model->context->world;
@@ -97,6 +112,7 @@ static void close_memory(ddp_model *model)
 	free(n->params);
 	free(n->grads);
 	free(n->squares);
+	ddp_units_free(&n->world);
 	release(comm, n->rank, n->begun);
 	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
 		release(comm, n->rank, n->state[i]);
@@ -121,12 +137,12 @@ ddp_status ddp_node_strategy_begin(ddp_model *model, int64_t step)
 	return status;
 }
 
-static void set_steps(ddp_model *model, int64_t steps)
+void ddp_node_strategy_set_steps(ddp_model *model, int64_t steps)
 {
 	atomic_store(begun_of(node_of(model), node_of(model)->rank), steps);
 }
 
-static ddp_status check(const ddp_model *model, int64_t steps)
+ddp_status ddp_node_strategy_check(const ddp_model *model, int64_t steps)
 {
 	const node *n = node_of(model);
 
@@ -135,7 +151,8 @@ static ddp_status check(const ddp_model *model, int64_t steps)
 		if (atomic_load(begun_of(n, r)) > steps)
 			return ddp_fail(DDP_ERR_STATE,
 			                "step %lld failed after rank %d began to update the parameters; go back "
-			                "to the last checkpoint", (long long)steps + 1, r);
+			                "to the last checkpoint", (long long)steps + 1,
+			                ddp_comm_rank_at(model->context->world, r));
 	}
 	return DDP_OK;
 }
@@ -146,6 +163,7 @@ typedef struct pass {
 	node *node;
 	const ddp_update *update; /* NULL: sum only */
 	bool reduced;
+	int first;                /* piece */
 } pass;
 
 /* Into this rank's own gradients; those of the others become 0. */
@@ -186,7 +204,7 @@ static void run_pieces(void *argument, int64_t first, int64_t last)
 {
 	const pass *p = argument;
 
-	for (int64_t i = first; i < last; i++) {
+	for (int64_t i = p->first + first; i < p->first + last; i++) {
 		const ddp_piece *piece = &p->model->units.pieces[i];
 
 		if (!p->reduced)
@@ -197,21 +215,35 @@ static void run_pieces(void *argument, int64_t first, int64_t last)
 	}
 }
 
-static double run_pass(ddp_model *model, const ddp_update *update, bool reduced)
+/* Over pieces [first, end). */
+static double run_pass(ddp_model *model, const ddp_update *update, bool reduced, int first, int end)
 {
-	pass p = { .model = model, .node = node_of(model), .update = update, .reduced = reduced };
+	pass p = { .model = model, .node = node_of(model), .update = update, .reduced = reduced,
+	           .first = first };
 	double squares = 0;
 
-	dk_parallel(model->units.piece_count, 1, run_pieces, &p);
-	for (int i = 0; i < model->units.piece_count; i++)
+	dk_parallel(end - first, 1, run_pieces, &p);
+	for (int i = first; i < end; i++)
 		squares += p.node->squares[i];
 	return squares;
+}
+
+double ddp_node_strategy_update(ddp_model *model, const ddp_update *update, int first, int end)
+{
+	const ddp_unit *list = model->units.list;
+
+	return first < end ? run_pass(model, update, true, list[first].first_piece, list[end - 1].end_piece) : 0;
+}
+
+const ddp_units *ddp_node_strategy_world(const ddp_model *model)
+{
+	return &node_of(model)->world;
 }
 
 static ddp_status reduce(ddp_model *model, double *squares)
 {
 	ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
-	*squares = run_pass(model, NULL, false);
+	*squares = run_pass(model, NULL, false, 0, model->units.piece_count);
 	ddp_watch_phase(model->context->watch, DDP_PHASE_WAIT);
 	return ddp_reducer_meet(&model->reducer, "norm", squares, 1);
 }
@@ -227,7 +259,7 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 	if (status != DDP_OK)
 		return status;
 	model->partly_updated = true;
-	updated = run_pass(model, update, reduced);
+	updated = run_pass(model, update, reduced, 0, model->units.piece_count);
 	ddp_watch_phase(watch, DDP_PHASE_WAIT);
 	status = ddp_reducer_meet(&model->reducer, "updated", &updated, 1);
 	if (status != DDP_OK)
@@ -238,7 +270,7 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 	return DDP_OK;
 }
 
-static void collect(const ddp_model *model, int i, float *whole)
+void ddp_node_strategy_collect(const ddp_model *model, int i, float *whole)
 {
 	const node *n = node_of(model);
 	int64_t begin, end;
@@ -255,6 +287,9 @@ static void collect(const ddp_model *model, int i, float *whole)
 
 const ddp_strategy ddp_node_strategy = {
 	.name = "node", .shard = DDP_SHARD_STATE, .spreads = true,
-	.prepare = prepare, .open = open_memory, .close = close_memory,
-	.reduce = reduce, .update = update, .collect = collect, .check = check, .set_steps = set_steps,
+	.per_node = true,
+	.prepare = ddp_node_strategy_prepare, .open = ddp_node_strategy_open,
+	.close = ddp_node_strategy_close, .reduce = reduce, .update = update,
+	.collect = ddp_node_strategy_collect, .check = ddp_node_strategy_check,
+	.set_steps = ddp_node_strategy_set_steps,
 };

@@ -463,9 +463,13 @@ static ddp_model *make(ddp_context *context, const scenario *s, const ddp_model_
 	CHECK_OK(ddp_model_bytes(s->params, s->count, &bytes[0], &bytes[1]));
 	CHECK(bytes[1] <= bytes[0] && bytes[0] <= sizeof(own[0]));
 	memset(own, 0xff, sizeof(own)); /* NaN: nobody may use what was there, or is behind */
-	given.params_memory = s->own_params ? own[0] : NULL;
-	given.grads_memory = s->own_grads ? own[1] : NULL;
+	/* In the ranks' shared memory, the default is a way of its own. */
+	given.params_memory = s->own_params && options->shard != DDP_SHARD_AUTO ? own[0] : NULL;
+	given.grads_memory = s->own_grads && options->shard != DDP_SHARD_AUTO ? own[1] : NULL;
 	CHECK_OK(ddp_model_create(context, s->params, s->count, &given, &model));
+	const int nodes = ddp_comm_nodes(context->world);
+	CHECK((model->strategy == &ddp_nodes_strategy) ==
+	      (options->shard == DDP_SHARD_AUTO && nodes > 1 && s->ranks > nodes));
 	for (int p = 0; p < s->count; p++) {
 		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
 			ddp_param_data(model, p)[i] = (float)p + (float)i / 64;
@@ -561,6 +565,7 @@ static int every_way(ddp_comm *comm, void *argument)
 	} ways[] = {
 		{ DDP_SHARD_NONE, false, DDP_COMPRESS_NONE, { 0 }, false },
 		{ DDP_SHARD_NONE, true, DDP_COMPRESS_NONE, { 0 }, false },
+		{ DDP_SHARD_AUTO, false, DDP_COMPRESS_NONE, { 0 }, false },
 		{ DDP_SHARD_STATE, false, DDP_COMPRESS_NONE, { 0 }, false },
 		{ DDP_SHARD_GRADIENTS, false, DDP_COMPRESS_NONE, { 0 }, false },
 		{ DDP_SHARD_GRADIENTS, true, DDP_COMPRESS_NONE, { 0 }, false },
@@ -637,7 +642,9 @@ static int save_body(ddp_comm *comm, void *argument)
 
 static int resume_body(ddp_comm *comm, void *argument)
 {
-	static const ddp_shard shards[] = { DDP_SHARD_NONE, DDP_SHARD_STATE, DDP_SHARD_GRADIENTS };
+	static const ddp_shard shards[] = {
+		DDP_SHARD_NONE, DDP_SHARD_AUTO, DDP_SHARD_STATE, DDP_SHARD_GRADIENTS,
+	};
 	const resumption *with = argument;
 	ddp_context context = context_of(comm);
 	ddp_step_stats stats;
@@ -663,11 +670,12 @@ static int resume_body(ddp_comm *comm, void *argument)
 
 static void shards_of_one_world_are_loaded_in_another(void **state)
 {
+	static const ddp_shard shards[] = { DDP_SHARD_STATE, DDP_SHARD_GRADIENTS, DDP_SHARD_AUTO };
 	static const int two_nodes[] = { 0, 1, 1, 0 };
 	static resumption with;
 
 	(void)state;
-	for (unsigned int c = 0; c < 2; c++) {
+	for (unsigned int c = 0; c < 3; c++) {
 		draw_scenario(&with.before, 4 + 3 * c); /* of whole numbers */
 		with.before.options.optimizer = DDP_ADAMW;
 		with.before.last = 0;
@@ -675,12 +683,13 @@ static void shards_of_one_world_are_loaded_in_another(void **state)
 			with.before.joins[r] = STEPS + 1;
 		with.before.options.unused = DDP_UNUSED_SKIP;
 		with.after = with.before;
-		with.before.ranks = 4 - (int)c;
+		with.before.ranks = c == 2 ? 3 : 4 - (int)c;
 		with.after.ranks = 2 + (int)c;
-		with.shard = c == 0 ? DDP_SHARD_STATE : DDP_SHARD_GRADIENTS;
+		with.shard = shards[c];
 		const test_world before = { .ranks = with.before.ranks, .node_of = two_nodes,
 		                            .body = save_body, .argument = &with };
-		const test_world after = { .ranks = with.after.ranks, .body = resume_body, .argument = &with };
+		const test_world after = { .ranks = with.after.ranks, .node_of = c == 2 ? two_nodes : NULL,
+		                           .body = resume_body, .argument = &with };
 #ifdef HAVE_UCX
 		assert_int_equal(test_world_run(&before), 0);
 		assert_int_equal(test_world_run(&after), 0);

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "reduce/model_state.h"
+#include "reduce/strategy_node.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
@@ -187,6 +188,78 @@ static void nobody_saves_parameters_that_did_not_come(void **state)
 	assert_int_equal(test_world_run(&world), 0);
 }
 
+/* ---- state of which each node has all ---------------------------------------------------- */
+
+static void expect_same_checkpoint(const char *one, const char *other)
+{
+	enum { BYTES = 65536 };
+	static char content[2][BYTES];
+	const char *const folders[] = { one, other };
+	size_t bytes[2];
+
+	for (int i = 0; i < 2; i++) {
+		char path[4096];
+		snprintf(path, sizeof(path), "%s/step-00000002.safetensors", folders[i]);
+		FILE *file = fopen(path, "re");
+		CHECK(file != NULL);
+		bytes[i] = fread(content[i], 1, BYTES, file);
+		fclose(file);
+	}
+	CHECK(bytes[0] > 0 && bytes[0] < BYTES && bytes[0] == bytes[1]);
+	CHECK(memcmp(content[0], content[1], bytes[0]) == 0);
+}
+
+/* Rank 3, of rank 0's node, dies when all have saved; rank 1 began to update before it knew. */
+static int node_death_body(ddp_comm *comm, void *argument)
+{
+	const ddp_model_options options = { .size = sizeof(options) };
+	ddp_context context = { .world = comm, .timeout_ms = 60000 };
+	const int rank = context.job.rank = ddp_comm_rank(comm);
+	char whole[2048], own[2048];
+	ddp_model *model;
+
+	(void)argument;
+	snprintf(whole, sizeof(whole), "%s/whole", test_folder);
+	snprintf(own, sizeof(own), "%s/%d", test_folder, rank);
+	context.job.world_size = ddp_comm_size(comm);
+	CHECK_OK(ddp_watch_open(&context.job, &context.watch));
+	CHECK_OK(ddp_model_create(&context, three, PARAMS, &options, &model));
+	CHECK(model->strategy == &ddp_nodes_strategy);
+	for (int step = 0; step < 2; step++) {
+		add_gradients(model, rank);
+		CHECK_OK(ddp_step(model, 1, 0, NULL));
+	}
+	CHECK_OK(ddp_checkpoint_save(model, NULL, whole, 0));
+	if (rank == 1)
+		CHECK_OK(ddp_node_strategy_begin(model, 3));
+	CHECK_OK(ddp_barrier(comm));
+	if (rank == 3)
+		raise(SIGKILL);
+	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_PEER);
+	if (rank == 0) {
+		CHECK_OK(ddp_checkpoint_save(model, NULL, own, 0));
+		expect_same_checkpoint(whole, own);
+	} else {
+		CHECK(ddp_checkpoint_save(model, NULL, own, 0) == DDP_ERR_STATE);
+		CHECK(strstr(ddp_last_error(), "rank 1 began to update") != NULL);
+	}
+	ddp_model_free(model);
+	ddp_watch_close(context.watch);
+	return 0;
+}
+
+static void node_saves_what_its_dead_rank_kept(void **state)
+{
+#ifdef HAVE_UCX
+	static const int two_nodes[] = { 0, 1, 1, 0 };
+	const test_world world = { .ranks = 4, .node_of = two_nodes, .body = node_death_body,
+	                           .expect_deaths = true };
+
+	assert_int_equal(test_world_run(&world), 0);
+#endif
+	(void)state;
+}
+
 /* ---- memory ------------------------------------------------------------------------------ */
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -257,6 +330,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(parameters_come_while_forward_runs, folder_make, folder_remove),
 		cmocka_unit_test_setup_teardown(nobody_saves_parameters_that_did_not_come, folder_make, folder_remove),
+		cmocka_unit_test_setup_teardown(node_saves_what_its_dead_rank_kept, folder_make, folder_remove),
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 		cmocka_unit_test(shards_fall_with_the_number_of_ranks),
 #endif

@@ -88,13 +88,11 @@ void *ddp_memory_at(ddp_comm *comm, int i, const ddp_memory_ref *ref)
 
 ddp_status ddp_memory_copies(ddp_comm *comm, const void *memory, size_t bytes, void **copies)
 {
-	if (comm->topology.nodes > 1)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "ranks on %d nodes share no memory", comm->topology.nodes);
 	uint64_t changes;
 	const ddp_allocation *a = find_by_address(comm, memory, bytes, &changes);
 	if (a == NULL)
-		return ddp_fail(DDP_ERR_INVALID, "%p is not in memory that all ranks share", memory);
+		return ddp_fail(DDP_ERR_INVALID, "%p is not in memory that the node's ranks share", memory);
 	for (int i = 0; i < comm->node.size; i++)
-		copies[comm->node.ranks[i]] = part_at(comm, a, i, (uint64_t)((const char *)memory - a->own));
+		copies[i] = part_at(comm, a, i, (uint64_t)((const char *)memory - a->own));
 	return DDP_OK;
 }

@@ -14,9 +14,8 @@ ddp_memory_ref ddp_memory_find(ddp_comm *comm, const void *memory, size_t bytes)
 void *ddp_memory_at(ddp_comm *comm, int i, const ddp_memory_ref *ref);
 
 /*
- * Where all ranks' copies of `memory`, which is of ddp_mem_alloc(), lie in
- * this process: copies[size], by rank. DDP_ERR_UNSUPPORTED if the ranks are not on
- * one node, DDP_ERR_INVALID if they do not share it. Needs no lock.
+ * Where the copies of `memory`, which is of ddp_mem_alloc(), that this node's ranks have lie
+ * in this process: copies[node.size]. DDP_ERR_INVALID if they do not share it. Needs no lock.
  */
 ddp_status ddp_memory_copies(ddp_comm *comm, const void *memory, size_t bytes, void **copies);
 
