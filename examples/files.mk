@@ -45,7 +45,7 @@ examples_vision_libvision_la_SOURCES = \
 	examples/vision/vision.c examples/vision/vision.h
 examples_vision_libvision_la_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 
-vision_ldadd = examples/vision/libvision.la libruntime/libddp.la kernels/libkernels.la
+vision_ldadd = examples/vision/libvision.la libruntime/libddp.la kernels/libconvolution.la kernels/libkernels.la
 vision_programs = examples/vision/mnist_mlp examples/vision/mnist_cnn examples/vision/cifar_net \
 	examples/vision/resnet examples/vision/synthetic
 noinst_PROGRAMS += $(vision_programs)

@@ -27,6 +27,13 @@ kernels_libkernels_la_CFLAGS = $(kernels_cflags) $(BLAS_CFLAGS)
 kernels_libkernels_la_LDFLAGS = $(AM_LDFLAGS) $(OPENMP_CFLAGS)
 kernels_libkernels_la_LIBADD = kernels/libinner_base.la $(BLAS_LIBS) $(MATH_LIBS)
 
+# Of programs alone, so that libddp does not load oneDNN; linked before libkernels.la.
+noinst_LTLIBRARIES += kernels/libconvolution.la
+kernels_libconvolution_la_SOURCES = kernels/cpu/convolution_onednn.c kernels/cpu/convolution_onednn.h
+kernels_libconvolution_la_CFLAGS = $(kernels_cflags)
+kernels_libconvolution_la_LDFLAGS = $(AM_LDFLAGS) $(OPENMP_CFLAGS)
+kernels_libconvolution_la_LIBADD = $(ONEDNN_LIBS)
+
 avx512_bf16_cflags = -mavx512f -mavx512bw -mavx512vl -mavx512bf16
 
 # The inner loops once per instruction set.

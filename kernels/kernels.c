@@ -20,6 +20,11 @@ dk_queue *dk_use(dk_queue *queue)
 	return before;
 }
 
+dk_queue *dk_in_use(void)
+{
+	return in_use;
+}
+
 /* Of the function of this name, where the calling thread works. */
 #define CALL(name, ...) \
 	(in_use == NULL ? dk_cpu_##name(__VA_ARGS__) : in_use->table->name(in_use, __VA_ARGS__))

@@ -37,6 +37,8 @@ typedef enum dk_type { DK_F32, DK_BF16, DK_TF32, DK_MIXED } dk_type;
    start. Returns what was used before. Until it uses another one, or NULL, the queue stays
    open, and its GPU is the one that CUDA's own calls are for in this thread. */
 dk_queue *dk_use(dk_queue *queue);
+/* What it uses. */
+dk_queue *dk_in_use(void);
 
 /* A queue on the host of DK_MIXED, whose functions are done when they return, and use
    OpenMP threads: matrix products by AMX or by AVX-512's dot products of bf16 where the
@@ -72,8 +74,8 @@ typedef void (*dk_span_fn)(void *arg, int64_t first, int64_t last);
  */
 void dk_parallel(int64_t n, int64_t grain, dk_span_fn fn, void *arg);
 
-/* Why earlier work failed (of the host: a matrix product whose library ran out of
-   memory), or NULL if none has. To be asked once a step. */
+/* Why earlier work failed (of the host: a library for matrix products or convolutions that
+   ran out of memory), or NULL if none has. To be asked once a step. */
 const char *dk_failure(void);
 
 /* ---- optimizer: the same bits on every processor ---------------------------- */

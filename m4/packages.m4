@@ -131,6 +131,38 @@ AC_DEFUN([DDP_WITH_BLAS], [
   AC_SUBST([BLAS_LIBS])
 ])
 
+# For convolutions, whatever gives matrix products. Its threads have to be OpenMP's, as ours
+# are. After AC_OPENMP.
+AC_DEFUN([DDP_WITH_ONEDNN], [
+  AC_ARG_WITH([onednn], [AS_HELP_STRING([--without-onednn], [do convolutions without oneDNN])],
+    [], [with_onednn=check])
+  ONEDNN_LIBS=
+  ddp_onednn_summary="built in (--without-onednn)"
+  AS_VAR_IF([with_onednn], [no], [], [
+    AC_CACHE_CHECK([for oneDNN 2 or 3 on OpenMP], [ddp_cv_onednn], [
+      ddp_save_LIBS=$LIBS
+      ddp_save_CFLAGS=$CFLAGS
+      LIBS="-ldnnl $LIBS"
+      CFLAGS="$CFLAGS $OPENMP_CFLAGS"
+      AC_LINK_IFELSE([AC_LANG_PROGRAM([[#include <oneapi/dnnl/dnnl.h>
+        #if (DNNL_VERSION_MAJOR != 2 && DNNL_VERSION_MAJOR != 3) || \
+        	DNNL_CPU_THREADING_RUNTIME != DNNL_RUNTIME_OMP || !defined(_OPENMP)
+        #error not this one
+        #endif]], [[dnnl_engine_t engine;
+        return dnnl_engine_create(&engine, dnnl_cpu, 0) + (int)dnnl_memory_desc_get_size(NULL);]])],
+        [ddp_cv_onednn=yes], [ddp_cv_onednn=no])
+      LIBS=$ddp_save_LIBS
+      CFLAGS=$ddp_save_CFLAGS])
+    AS_IF([test $ddp_cv_onednn = yes], [
+      ddp_onednn_summary=oneDNN
+      ONEDNN_LIBS=-ldnnl
+      AC_DEFINE([HAVE_ONEDNN_CONVOLUTION], [1], [oneDNN gives convolutions])],
+      [test "x$with_onednn" = xcheck],
+      [ddp_onednn_summary="built in (oneDNN 2 or 3 on OpenMP not found: libdnnl-dev)"],
+      [AC_MSG_ERROR([--with-onednn was given, but oneDNN 2 or 3 on OpenMP was not found (libdnnl-dev)])])])
+  AC_SUBST([ONEDNN_LIBS])
+])
+
 # The toolkit is for the module libddp_cuda.so alone. CUDA's runtime is linked into it,
 # so that a node needs no more than the driver.
 AC_DEFUN([DDP_WITH_CUDA], [

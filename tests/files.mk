@@ -172,6 +172,7 @@ check_PROGRAMS += \
 	tests/unit/test_comm_merge \
 	tests/unit/test_comm_nics \
 	tests/unit/test_comm_plan \
+	tests/unit/test_convolution_onednn \
 	tests/unit/test_device \
 	tests/unit/test_device_async \
 	tests/unit/test_device_cuda \
@@ -259,9 +260,11 @@ net_model_sources = examples/models/net.c examples/models/net.h examples/models/
 	examples/models/net_pass.c examples/models/resnet.c examples/models/resnet.h
 tests_unit_test_net_model_SOURCES = tests/unit/test_net_model.c $(net_model_sources)
 tests_unit_test_net_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
-tests_unit_test_net_model_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
+tests_unit_test_net_model_LDADD = kernels/libconvolution.la kernels/libkernels.la $(CMOCKA_LIBS)
 tests_ranks_test_sync_batch_norm_SOURCES = tests/ranks/test_sync_batch_norm.c $(net_model_sources)
 tests_ranks_test_sync_batch_norm_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+tests_ranks_test_sync_batch_norm_LDADD = kernels/libconvolution.la $(LDADD)
+tests_unit_test_convolution_onednn_LDADD = kernels/libconvolution.la kernels/libkernels.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_images_SOURCES = tests/unit/test_kernel_images.c tests/support/kernel_place_host.c
 tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_bf16_SOURCES = tests/unit/test_kernel_bf16.c

@@ -14,6 +14,7 @@ net *net_create(int batch, const ddp_image_shape *shape)
 
 	if (n == NULL)
 		return NULL;
+	n->onednn = dk_onednn_create();
 	n->capacity = batch;
 	n->values_count = 1;
 	n->values[NET_IMAGES] = (struct net_value){.height = shape->height, .width = shape->width,
@@ -27,6 +28,7 @@ void net_free(net *n)
 		return;
 	if (n->arena != NULL)
 		munmap(n->arena, n->arena_bytes);
+	dk_onednn_free(n->onednn);
 	free(n);
 }
 

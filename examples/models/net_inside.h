@@ -2,6 +2,7 @@
 #ifndef EXAMPLES_MODELS_NET_INSIDE_H
 #define EXAMPLES_MODELS_NET_INSIDE_H
 
+#include "cpu/convolution_onednn.h"
 #include "kernels.h"
 #include "models/net.h"
 
@@ -44,6 +45,7 @@ struct net {
 	ddp_param params[NET_PARAMS_MAX];
 	char names[NET_PARAMS_MAX][NET_NAME_MAX];
 	float *data[NET_PARAMS_MAX], *grad[NET_PARAMS_MAX];
+	struct dk_onednn *onednn; /* NULL: convolutions do without */
 	float *work;          /* of the layer at hand */
 	net_sum_fn sum;       /* over all ranks; NULL: each normalises by its own images */
 	void *sum_user;

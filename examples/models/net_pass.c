@@ -73,7 +73,7 @@ static ddp_status forward_layer(net *n, struct net_layer *l, net_random *random)
 		return DDP_OK;
 	switch (l->kind) {
 	case NET_CONVOLUTION:
-		dk_convolution_forward(to->data, n->work, in, p[0], l->bias ? p[1] : NULL, &l->window, l->outputs);
+		dk_onednn_forward(n->onednn, to->data, n->work, in, p[0], l->bias ? p[1] : NULL, &l->window, l->outputs);
 		break;
 	case NET_LINEAR:
 		dk_linear_forward(to->data, in, p[0], p[1], NULL, n->batch, l->inputs, l->outputs);
@@ -148,8 +148,8 @@ static void backward_params(net *n, struct net_layer *l)
 
 	switch (l->kind) {
 	case NET_CONVOLUTION:
-		dk_convolution_backward_params(g[0], l->bias ? g[1] : NULL, n->work, to->grad, from->data, &l->window,
-		                               l->outputs);
+		dk_onednn_backward_params(n->onednn, g[0], l->bias ? g[1] : NULL, n->work, to->grad, from->data,
+		                          &l->window, l->outputs);
 		break;
 	case NET_LINEAR:
 		dk_linear_backward_params(g[0], g[1], to->grad, from->data, n->batch, l->inputs, l->outputs);
@@ -193,7 +193,7 @@ static ddp_status backward_input(net *n, struct net_layer *l)
 
 	switch (l->kind) {
 	case NET_CONVOLUTION:
-		dk_convolution_backward_input(din, n->work, to->grad, p[0], &l->window, l->outputs);
+		dk_onednn_backward_input(n->onednn, din, n->work, to->grad, p[0], &l->window, l->outputs);
 		break;
 	case NET_LINEAR: dk_linear_backward_input(din, to->grad, p[0], n->batch, l->inputs, l->outputs); break;
 	case NET_MAX_POOL: dk_max_pool_backward(din, to->grad, l->which, &l->window); break;

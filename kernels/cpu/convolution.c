@@ -49,7 +49,7 @@ static struct convolution describe(const dk_window *w, int64_t outputs, float *w
 	const int64_t rows = larger(PANEL_ROWS, PANEL_FLOATS / c.row);
 
 	c.lines = smaller((rows + c.across - 1) / c.across, w->batch * c.down);
-	c.partial = work + c.pieces * c.lines * c.across * c.row;
+	c.partial = work != NULL ? work + c.pieces * c.lines * c.across * c.row : NULL;
 	return c;
 }
 

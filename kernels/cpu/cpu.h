@@ -86,5 +86,7 @@ double dk_cpu_cross_entropy(float *logits, const int32_t *targets, int64_t rows,
 void dk_cpu_cross_entropy_loss(double *loss, float *logits, const int32_t *targets, int64_t rows,
 		int64_t classes);
 const char *dk_cpu_failure(void);
+/* From now on dk_cpu_failure() says this. */
+void dk_cpu_fail(const char *why);
 
 #endif

@@ -12,6 +12,11 @@ const char *dk_cpu_failure(void)
 	return atomic_load(&failure);
 }
 
+void dk_cpu_fail(const char *why)
+{
+	atomic_store(&failure, why);
+}
+
 #ifdef HAVE_OPENBLAS
 #include <cblas.h>
 #include <pthread.h>
@@ -50,9 +55,9 @@ static void product(const dk_gemm_args *g)
 	                                  g->beta, g->c, g->ldc);
 
 	if (status == dnnl_out_of_memory)
-		atomic_store(&failure, "oneDNN's matrix product ran out of memory");
+		dk_cpu_fail("oneDNN's matrix product ran out of memory");
 	else if (status != dnnl_success)
-		atomic_store(&failure, "oneDNN's matrix product refused its arguments");
+		dk_cpu_fail("oneDNN's matrix product refused its arguments");
 }
 #else
 enum {

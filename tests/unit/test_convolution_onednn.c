@@ -1,0 +1,184 @@
+/*
+ * Convolutions by oneDNN against plain loops in double precision: odd shapes, other numbers of
+ * images and of threads by the same plans, and what it leaves to the kernels here.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "cpu/convolution_onednn.h"
+#include "tests/support/kernel_values.h"
+
+/* The plain version would take most of the time. */
+#define SLOW __attribute__((no_sanitize("address", "thread", "undefined")))
+
+struct convolution {
+	dk_window w;
+	int64_t outputs;
+	bool bias;
+};
+
+/* Images, places, weight, bias: in, then gradients, of which those of parameters start as 0.5. */
+enum { IMAGES, PLACES, WEIGHT, BIAS, KINDS };
+
+static int64_t across(const dk_window *w)
+{
+	return dk_window_places(w, w->width);
+}
+
+static int64_t count_of(const struct convolution *c, int kind)
+{
+	const dk_window *w = &c->w;
+
+	switch (kind) {
+	case IMAGES: return w->batch * w->height * w->width * w->channels;
+	case PLACES: return w->batch * dk_window_places(w, w->height) * across(w) * c->outputs;
+	case WEIGHT: return c->outputs * w->size * w->size * w->channels;
+	default: return c->outputs;
+	}
+}
+
+/* Adds to the gradients; out is set. */
+SLOW static void convolve(const struct convolution *c, float *const in[KINDS], const float *dout, double *const got[KINDS])
+{
+	const dk_window *w = &c->w;
+	const int64_t down = dk_window_places(w, w->height), outs = count_of(c, PLACES);
+
+	for (int64_t i = 0; i < outs; i++) {
+		const int64_t o = i % c->outputs, place = i / c->outputs;
+		double sum = c->bias ? in[BIAS][o] : 0;
+		got[BIAS][o] += dout[i];
+		for (int64_t k = 0; k < w->size * w->size; k++) {
+			const int64_t y = place / across(w) % down * w->stride - w->padding + k / w->size;
+			const int64_t x = place % across(w) * w->stride - w->padding + k % w->size;
+			if (y < 0 || y >= w->height || x < 0 || x >= w->width)
+				continue;
+			const int64_t at = ((place / (down * across(w)) * w->height + y) * w->width + x) * w->channels;
+			const int64_t v = (o * w->size * w->size + k) * w->channels;
+			for (int64_t n = 0; n < w->channels; n++) {
+				sum += (double)in[IMAGES][at + n] * in[WEIGHT][v + n];
+				got[WEIGHT][v + n] += (double)dout[i] * in[IMAGES][at + n];
+				got[IMAGES][at + n] += (double)dout[i] * in[WEIGHT][v + n];
+			}
+		}
+		got[PLACES][i] = sum;
+	}
+}
+
+static void near(const char *what, const struct convolution *c, const float *got, const double *wanted, int64_t n,
+                 double tolerance)
+{
+	const dk_window *w = &c->w;
+
+	for (int64_t i = 0; i < n; i++)
+		if (!(fabs(got[i] - wanted[i]) <= tolerance * (fabs(wanted[i]) + 1)))
+			fail_msg("%s of %ld x %ld x %ld x %ld, window %ld, %ld, %ld: [%ld] is %.8g, plainly %.8g",
+			         what, (long)w->batch, (long)w->height, (long)w->width, (long)w->channels,
+			         (long)w->size, (long)w->stride, (long)w->padding, (long)i, got[i], wanted[i]);
+}
+
+static void check(struct dk_onednn *o, const struct convolution *c, int threads)
+{
+	float *in[KINDS], *got[KINDS];
+	double *wanted[KINDS];
+
+	random_state = 7;
+	dk_set_threads(threads);
+	float *work = make(dk_convolution_work(&c->w, c->outputs), sizeof(float));
+	for (int kind = 0; kind < KINDS; kind++) {
+		const int64_t n = count_of(c, kind);
+		in[kind] = make((size_t)n, sizeof(float));
+		got[kind] = make((size_t)n, sizeof(float));
+		wanted[kind] = make((size_t)n, sizeof(double));
+		for (int64_t i = 0; i < n; i++) {
+			in[kind][i] = (float)uniform(); /* of places, dout */
+			got[kind][i] = kind < WEIGHT ? 1e30f : 0.5f;
+			wanted[kind][i] = kind < WEIGHT ? 0 : 0.5;
+		}
+	}
+	convolve(c, in, in[PLACES], wanted);
+	dk_onednn_forward(o, got[PLACES], work, in[IMAGES], in[WEIGHT], c->bias ? in[BIAS] : NULL, &c->w, c->outputs);
+	dk_onednn_backward_params(o, got[WEIGHT], c->bias ? got[BIAS] : NULL, work, in[PLACES], in[IMAGES], &c->w,
+	                          c->outputs);
+	dk_onednn_backward_input(o, got[IMAGES], work, in[PLACES], in[WEIGHT], &c->w, c->outputs);
+	assert_null(dk_failure());
+	near("out", c, got[PLACES], wanted[PLACES], count_of(c, PLACES), 3e-5);
+	near("weight's gradient", c, got[WEIGHT], wanted[WEIGHT], count_of(c, WEIGHT), 2e-4);
+	near("input's gradient", c, got[IMAGES], wanted[IMAGES], count_of(c, IMAGES), 3e-5);
+	if (c->bias)
+		near("bias' gradient", c, got[BIAS], wanted[BIAS], c->outputs, 2e-4);
+	for (int kind = 0; kind < KINDS; kind++) {
+		free(in[kind]);
+		free(got[kind]);
+		free(wanted[kind]);
+	}
+	free(work);
+}
+
+static void convolutions(void **state)
+{
+	const struct convolution cases[] = {
+		{{9, 9, 8, 16, 3, 1, 1}, 32, true}, {{16, 12, 12, 32, 1, 2, 0}, 16, false}, {{6, 10, 10, 16, 1, 1, 0}, 16, false},
+		{{4, 30, 30, 3, 7, 2, 3}, 16, false}, {{6, 12, 11, 5, 3, 1, 1}, 7, true}, {{9, 16, 17, 16, 3, 2, 1}, 16, true},
+		{{2, 7, 6, 16, 3, 1, 1}, 16, true}, /* too few places for oneDNN */
+	};
+	struct dk_onednn *o = *state;
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct convolution fewer = cases[i];
+		fewer.w.batch--;
+		check(o, &cases[i], 1);
+		check(o, &cases[i], MANY_THREADS);
+		check(o, &fewer, MANY_THREADS);
+	}
+}
+
+/* Otherwise the test above would be one of the kernels here. */
+static void onednn_takes_what_networks_have(void **state)
+{
+	(void)state;
+#if defined(HAVE_ONEDNN_CONVOLUTION) && defined(__x86_64__)
+	const dk_window first = {8, 32, 32, 3, 3, 1, 1}, inner = {8, 8, 8, 64, 3, 1, 1}, few = {1, 4, 4, 64, 3, 1, 1};
+
+	assert_non_null(*state);
+	for (enum dk_pass pass = DK_FORWARD; pass <= DK_BACKWARD_INPUT; pass++) {
+		assert_true(dk_onednn_takes(*state, pass, &inner, 64, false));
+		assert_false(dk_onednn_takes(*state, pass, &few, 64, false));
+		assert_true(pass == DK_BACKWARD_INPUT || dk_onednn_takes(*state, pass, &first, 64, true));
+	}
+	dk_queue *queue = dk_open_mixed();
+	assert_non_null(queue);
+	dk_use(queue);
+	assert_false(dk_onednn_takes(*state, DK_FORWARD, &inner, 64, false));
+	dk_use(NULL);
+	dk_close(queue);
+#else
+	skip();
+#endif
+}
+
+static int open_onednn(void **state)
+{
+	*state = dk_onednn_create();
+	return 0;
+}
+
+static int close_onednn(void **state)
+{
+	dk_onednn_free(*state);
+	return 0;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(convolutions),
+		cmocka_unit_test(onednn_takes_what_networks_have),
+	};
+	return cmocka_run_group_tests(tests, open_onednn, close_onednn);
+}
