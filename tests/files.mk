@@ -129,7 +129,8 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_travel \
 	tests/ranks/test_comm_ucx \
 	tests/ranks/test_comm_window \
-	tests/ranks/test_netplugin
+	tests/ranks/test_netplugin \
+	tests/ranks/test_netplugin_ends
 endif
 check_PROGRAMS += \
 	tests/ranks/comm_soak \
@@ -242,9 +243,12 @@ tests_ranks_test_comm_shrink_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_shrink_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_ucx_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_ucx_LDADD = $(LDADD) $(UCX_LIBS)
-tests_ranks_test_netplugin_SOURCES = tests/ranks/test_netplugin.c \
-	tests/support/nccl_driver.c tests/support/nccl_driver.h
+netplugin_ranks = tests/support/nccl_driver.c tests/support/nccl_driver.h \
+	tests/support/netplugin_ranks.c tests/support/netplugin_ranks.h
+tests_ranks_test_netplugin_SOURCES = tests/ranks/test_netplugin.c $(netplugin_ranks)
+tests_ranks_test_netplugin_ends_SOURCES = tests/ranks/test_netplugin_ends.c $(netplugin_ranks)
 EXTRA_tests_ranks_test_netplugin_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
+EXTRA_tests_ranks_test_netplugin_ends_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
 tests_ranks_test_pages_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sysconf -Wl,--wrap=mmap
 tests_unit_test_comm_plan_SOURCES = tests/unit/test_comm_plan.c $(scale_simulation)
 tests_unit_test_device_cuda_SOURCES = tests/unit/test_device_cuda.c

@@ -1,0 +1,288 @@
+/*
+ * libnccl-net-ddpucx.so: how connections end. A process dies, closes early or with what its
+ * peer has not heard of, or gives up messages that are under way.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "tests/support/hung.h"
+#include "tests/support/netplugin_ranks.h"
+#include "tests/support/ranks.h"
+
+/* Sends or receives without end; what the plugin says when it fails. */
+static net_result stream_on(const nccl_driver *d, void *connection, bool sends, int messages)
+{
+	enum { AT_ONCE = 6 };
+	static unsigned char data[AT_ONCE][LONG];
+	void *requests[AT_ONCE] = { NULL };
+	net_result result = NET_SUCCESS;
+
+	for (int i = 0; (messages == 0 || i < messages) && result == NET_SUCCESS; i++) {
+		const int slot = i % AT_ONCE;
+		int done = requests[slot] == NULL, tag = 5;
+		size_t bytes = LONG;
+		void *at = data[slot], *none = NULL;
+		while (done == 0 && result == NET_SUCCESS)
+			result = d->test(requests[slot], &done, NULL);
+		if (result != NET_SUCCESS)
+			break;
+		result = sends ? nccl_send(d, connection, at, length_of(i), 5, NULL, &requests[slot]) :
+		         nccl_receive(d, connection, 1, &at, &bytes, &tag, &none, &requests[slot]);
+		if (sends && i == 50)
+			reach(1);
+	}
+	return result;
+}
+
+/* The victim is killed while messages are under way. */
+static int outlive(int rank, void *argument)
+{
+	nccl_driver d;
+
+	set_up(&d, argument, rank);
+	void *connection = open_one(&d, rank);
+	if (rank == shared->victim)
+		return stream_on(&d, connection, rank == SENDER, 0) == NET_SUCCESS;
+	if (rank == SENDER)
+		CHECK(stream_on(&d, connection, true, 60) == NET_SUCCESS);
+	else
+		CHECK(stream_on(&d, connection, false, 40) == NET_SUCCESS);
+	CHECK(kill(atomic_load(&shared->pids[shared->victim]), SIGKILL) == 0);
+	const uint64_t start_ns = ddp_now_ns();
+	CHECK(stream_on(&d, connection, rank == SENDER, 0) == NET_SYSTEM_ERROR);
+	CHECK(ddp_seconds_since(start_ns) < 5 * test_slowness());
+	close_one(&d, rank, connection);
+	CHECK(nccl_finalize(&d) == NET_SUCCESS);
+	return 0;
+}
+
+/* The victim closes while the other has requests under way that it will not answer. */
+static int close_early(int rank, void *argument)
+{
+	static unsigned char data[4][LONG];
+	nccl_driver d;
+	void *requests[4];
+	int done = 0;
+	net_result result = NET_SUCCESS;
+
+	set_up(&d, argument, rank);
+	void *connection = open_one(&d, rank);
+	for (int i = 0; i < 4; i++) {
+		requests[i] = rank == RECEIVER ? begin_receive(&d, connection, data[i], LONG, 5, NULL) :
+		              begin_send(&d, connection, data[i], LONG, 6, NULL);
+		CHECK(requests[i] != NULL);
+	}
+	atomic_fetch_add(&shared->stage, 1);
+	await(2);
+	for (int i = 0; i < 100; i++) /* some of it gets there */
+		CHECK(d.test(requests[0], &done, NULL) == NET_SUCCESS && done == 0);
+	atomic_fetch_add(&shared->stage, 1);
+	await(4);
+	if (rank != shared->victim) {
+		while (result == NET_SUCCESS && done == 0)
+			result = d.test(requests[0], &done, NULL);
+		CHECK(result == NET_SYSTEM_ERROR);
+		/* It stays so, and is told once. */
+		CHECK(d.test(requests[1], &done, NULL) == NET_SYSTEM_ERROR);
+	}
+	close_one(&d, rank, connection);
+	CHECK(nccl_finalize(&d) == NET_SUCCESS);
+	return 0;
+}
+
+/* The receiver has got all and is gone, and UCX could not tell the sender so: the shared
+   memory in which it does is full of what nobody has taken. */
+static int close_unacknowledged(int rank, void *argument)
+{
+	enum { MESSAGES = 8, FILLING = 100 }; /* FILLING: more than UCX has places for */
+	static unsigned char data[MESSAGES][LONG], filling[FILLING];
+	nccl_driver d;
+	void *requests[MESSAGES], *memory = NULL;
+
+	CHECK(setenv("UCX_POSIX_FIFO_SIZE", "64", 1) == 0 && setenv("UCX_SYSV_FIFO_SIZE", "64", 1) == 0);
+	set_up(&d, argument, rank);
+	void *connection = open_one(&d, rank);
+	void *back = rank == RECEIVER ? send_to(&d, 1) : receive_from(&d, 1);
+	if (rank == SENDER) {
+		CHECK(d.register_memory(connection, data, sizeof(data), NET_HOST, &memory) == NET_SUCCESS);
+		for (int i = 0; i < MESSAGES; i++) {
+			fill(data[i], LONG, i);
+			requests[i] = begin_send(&d, connection, data[i], LONG, 5, memory);
+		}
+		reach(1);
+		await(2);
+		for (int i = 0; i < MESSAGES; i++)
+			finish(&d, requests[i], NULL);
+		CHECK(d.deregister_memory(connection, memory) == NET_SUCCESS);
+	} else {
+		await(1);
+		for (int i = 0; i < FILLING; i++)
+			(void)begin_send(&d, back, &filling[i], 1, 5, NULL);
+		for (int i = 0; i < MESSAGES; i++) {
+			finish(&d, begin_receive(&d, connection, data[i], LONG, 5, NULL), NULL);
+			CHECK(holds(data[i], LONG, i));
+		}
+	}
+	close_one(&d, rank, connection);
+	close_one(&d, rank == RECEIVER ? SENDER : RECEIVER, back);
+	CHECK(nccl_finalize(&d) == NET_SUCCESS);
+	if (rank == RECEIVER)
+		reach(2);
+	return 0;
+}
+
+/* More comes than there is room for. */
+static int overflow(int rank, void *argument)
+{
+	static unsigned char data[100];
+	nccl_driver d;
+	int done = 0;
+	net_result result = NET_SUCCESS;
+
+	set_up(&d, argument, rank);
+	void *connection = open_one(&d, rank);
+	if (rank == SENDER) {
+		finish(&d, begin_send(&d, connection, data, sizeof(data), 5, NULL), NULL);
+	} else {
+		void *request = begin_receive(&d, connection, data, 10, 5, NULL);
+		while (result == NET_SUCCESS && done == 0)
+			result = d.test(request, &done, NULL);
+		CHECK(result == NET_INVALID_USAGE);
+	}
+	close_one(&d, rank, connection);
+	CHECK(nccl_finalize(&d) == NET_SUCCESS);
+	return 0;
+}
+
+/* What was sent for a receive that has been given up is not taken for another one. */
+static void refuse_receive(const nccl_driver *d, void *connection)
+{
+	static unsigned char data[1000];
+	size_t bytes = sizeof(data);
+	void *to = data, *memory = NULL, *request;
+	int tag = 5;
+
+	CHECK(nccl_receive(d, connection, 1, &to, &bytes, &tag, &memory, &request) == NET_SYSTEM_ERROR);
+}
+
+/* The victim's memory is used by others before the message moves, and UCX goes on for
+   another connection. */
+static int take_back(int rank, void *argument)
+{
+	const size_t bytes = rank == RECEIVER ? 1000 : LONG;
+	unsigned char peers[LONG];
+	const bool victim = rank == shared->victim;
+	nccl_driver d;
+	void *memory;
+
+	set_up(&d, argument, rank);
+	void *connection = open_one(&d, rank);
+	void *other = rank == RECEIVER ? receive_from(&d, 1) : send_to(&d, 1);
+	if (victim) {
+		unsigned char *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		CHECK(data != MAP_FAILED);
+		CHECK(d.register_memory(connection, data, bytes, NET_HOST, &memory) == NET_SUCCESS);
+		CHECK((rank == RECEIVER ? begin_receive(&d, connection, data, bytes, 5, memory) :
+		       begin_send(&d, connection, data, bytes, 5, memory)) != NULL);
+		CHECK(d.deregister_memory(connection, memory) == NET_SUCCESS);
+		CHECK(mmap(data, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == data);
+		reach(1);
+	} else {
+		await(1);
+		if (rank == RECEIVER)
+			(void)begin_receive(&d, connection, peers, sizeof(peers), 5, NULL);
+		else
+			finish(&d, begin_send(&d, connection, peers, 1000, 5, NULL), NULL);
+	}
+	if (rank == RECEIVER)
+		stream_in(&d, other, 90);
+	else
+		stream_out(&d, other, 90);
+	if (victim && rank == RECEIVER)
+		refuse_receive(&d, connection);
+	close_one(&d, rank, connection);
+	close_one(&d, rank, other);
+	CHECK(nccl_finalize(&d) == NET_SUCCESS);
+	return 0;
+}
+
+/* ---- what runs them --------------------------------------------------------------------------- */
+
+static void a_killed_peer_is_noticed(void **state)
+{
+	(void)state;
+	assert_int_equal(run_with_victim(outlive, over_tcp, SENDER, true), 0);
+	heard_once("the connection from rank 1 on");
+	assert_int_equal(run_with_victim(outlive, over_tcp, RECEIVER, true), 0);
+	heard_once("the connection to rank 0 on");
+	assert_int_equal(run_with_victim(outlive, over_memory, SENDER, true), 0);
+	heard_once("the connection from rank 1 on");
+	assert_int_equal(run_with_victim(outlive, over_memory, RECEIVER, true), 0);
+	heard_once("the connection to rank 0 on");
+}
+
+static void a_peer_that_closes_early_is_noticed(void **state)
+{
+	(void)state;
+	assert_int_equal(run_with_victim(close_early, over_tcp, SENDER, false), 0);
+	assert_int_equal(run_with_victim(close_early, over_tcp, RECEIVER, false), 0);
+	assert_int_equal(run_with_victim(close_early, over_memory, SENDER, false), 0);
+	assert_int_equal(run_with_victim(close_early, over_memory, RECEIVER, false), 0);
+	heard_once("the connection to rank 0 on");
+}
+
+static void what_was_received_counts_as_sent(void **state)
+{
+	char byte = 0, copy;
+	const struct iovec from = { .iov_base = &byte, .iov_len = 1 }, to = { .iov_base = &copy, .iov_len = 1 };
+
+	(void)state;
+	/* Where UCX cannot read the sender's memory, the sender would have to take part. */
+	if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1)
+		skip();
+	assert_int_equal(run_board(close_unacknowledged, 11, over_memory), 0);
+	assert_string_equal(shared->heard, "");
+}
+
+static void what_does_not_fit_is_an_error(void **state)
+{
+	(void)state;
+	assert_int_equal(run_board(overflow, 12, over_tcp), 0);
+	heard_once("is longer than what it is to be received into");
+}
+
+static void memory_that_is_taken_back_is_left_alone(void **state)
+{
+	(void)state;
+	assert_int_equal(run_with_victim(take_back, over_tcp, RECEIVER, false), 0);
+	assert_int_equal(run_with_victim(take_back, over_tcp, SENDER, false), 0);
+	assert_int_equal(run_with_victim(take_back, over_memory, RECEIVER, false), 0);
+	assert_int_equal(run_with_victim(take_back, over_memory, SENDER, false), 0);
+}
+
+int main(void)
+{
+	static const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_killed_peer_is_noticed), cmocka_unit_test(a_peer_that_closes_early_is_noticed),
+		cmocka_unit_test(what_was_received_counts_as_sent), cmocka_unit_test(what_does_not_fit_is_an_error),
+		cmocka_unit_test(memory_that_is_taken_back_is_left_alone),
+	};
+
+	shared = test_share(sizeof(*shared));
+	setenv("DDP_KEY", KEY, 1);
+	int failures = cmocka_run_group_tests_name("netplugin_ends", tests, NULL, NULL);
+	test_unshare(shared, sizeof(*shared));
+	return failures;
+}
