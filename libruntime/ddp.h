@@ -730,8 +730,7 @@ typedef struct ddp_model_options {
 	                           means of squares; 0: 0.8 */
 	double adafactor_least_scale; /* eps[1]; 0: 1e-3 */
 	double adafactor_clip;  /* d: root mean square that updates have at most; 0: 1 */
-	bool bf16_params;       /* keep the parameters in bf16, too: see ddp_param_bf16(). In the
-	                           host's memory only */
+	bool bf16_params;       /* keep the parameters in bf16, too: see ddp_param_bf16() */
 	bool late_gather;       /* return from a step before the new parameters of other ranks' shards
 	                           have come: see ddp_param_wait(). No effect where each rank
 	                           updates all, nor where they update for all in the memory that

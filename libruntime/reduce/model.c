@@ -71,7 +71,6 @@ static ddp_status choose_strategy(ddp_model *model, int ranks)
 	                    : settings->local_steps > 0            ? "local_steps"
 	                    : settings->shard > DDP_SHARD_NONE     ? "shard"
 	                    : settings->unused != DDP_UNUSED_ZERO  ? "unused"
-	                    : settings->bf16_params                ? "bf16_params"
 	                                                           : NULL;
 
 	if (model->place.device == NULL) {
@@ -196,8 +195,8 @@ static ddp_status join(ddp_model *model)
 		return ddp_fail_context(status, "the model's gradients");
 	model->grads = model->grads_memory.data;
 	if (model->settings.bf16_params) {
-		status = ddp_arena_open(comm, &model->place, NULL, model->layout.buffers / 2, true,
-		                        &model->rounded_memory);
+		status = ddp_arena_open(comm, &model->place, NULL, model->layout.buffers / 2,
+		                        model->place.device == NULL, &model->rounded_memory);
 		if (status != DDP_OK)
 			return ddp_fail_context(status, "the model's parameters in bf16");
 		model->rounded = (uint16_t *)(void *)model->rounded_memory.data;
@@ -350,7 +349,9 @@ void ddp_model_round(ddp_model *model, int64_t begin, int64_t end)
 
 	if (model->rounded == NULL || begin >= stop)
 		return;
+	dk_queue *before = dk_use(model->place.kernels);
 	dk_to_bf16(model->rounded + begin, model->params + begin, stop - begin);
+	dk_use(before);
 	model->was_rounded = true;
 }
 

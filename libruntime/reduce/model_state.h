@@ -93,7 +93,7 @@ ddp_status ddp_model_not_updated(const ddp_model *model);
 ddp_status ddp_model_discard(ddp_model *model);
 
 /* Elements [begin, end) of the parameters' arena are new: in bf16, too, as far as the model
-   has that. */
+   has that; on a device, when its queue has come here. */
 void ddp_model_round(ddp_model *model, int64_t begin, int64_t end);
 
 /* Of the parameter that the program calls `param`; NULL if there is none. */

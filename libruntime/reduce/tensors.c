@@ -167,20 +167,21 @@ ddp_status ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, 
                            const float *values, int64_t count)
 {
 	const ddp_tensor *tensor = &tensors->list[i];
+	ddp_status status = DDP_OK;
 
 	if (model->place.device != NULL && !tensor->optional)
-		return ddp_place_write(&model->place, tensor->data + first, values,
-		                       (size_t)count * sizeof(*values));
-	if (tensor->state >= 0 && i < tensors->count - tensors->extras && model->strategy->spreads)
+		status = ddp_place_write(&model->place, tensor->data + first, values,
+		                         (size_t)count * sizeof(*values));
+	else if (tensor->state >= 0 && i < tensors->count - tensors->extras && model->strategy->spreads)
 		ddp_units_store(&model->units, model->optim.state[tensor->state],
 		                ddp_model_slot(model, tensor->param)->offset + first, values, count);
 	else
 		memcpy(tensor->data + first, values, (size_t)count * sizeof(*values));
-	if (i < model->layout.count) {
+	if (i < model->layout.count && status == DDP_OK) {
 		const int64_t begin = ddp_model_slot(model, i)->offset + first;
 		ddp_model_round(model, begin, begin + count);
 	}
-	return DDP_OK;
+	return status;
 }
 
 void ddp_model_forget_extras(ddp_model *model, ddp_tensors *tensors)

@@ -169,10 +169,24 @@ static void expect_times(const side *s, const ddp_step_stats *stats)
 	CHECK(stats->communication_seconds <= stats->seconds);
 }
 
+/* If they have any. */
+static void expect_same_bf16(side *here, side *there, int p)
+{
+	const uint16_t *want = ddp_param_bf16(here->model, p), *got = ddp_param_bf16(there->model, p);
+	const size_t bytes = (size_t)ddp_param_count(here->model, p) * sizeof(*want);
+
+	CHECK((want == NULL) == (got == NULL));
+	if (want == NULL)
+		return;
+	copy(there, there->host, got, bytes);
+	CHECK(memcmp(there->host, want, bytes) == 0);
+}
+
 static void expect_same(side *here, side *there)
 {
 	for (int p = 0; p < PARAMS; p++) {
 		const size_t bytes = (size_t)ddp_param_count(here->model, p) * sizeof(float);
+		expect_same_bf16(here, there, p);
 		copy(there, there->host, ddp_param_data(there->model, p), bytes);
 		CHECK(memcmp(there->host, ddp_param_data(here->model, p), bytes) == 0);
 		copy(there, there->host, ddp_param_grad(there->model, p), bytes);
@@ -190,6 +204,7 @@ static int compare(ddp_context *context, void *user)
 
 	make(&here, context, options, false);
 	make(&there, context, options, true);
+	expect_same(&here, &there);
 	for (int step = 1; step <= STEPS; step++) {
 		train_step(&here, step, step == 2, &stats[0]);
 		train_step(&there, step, step == 2, &stats[1]);
@@ -211,7 +226,7 @@ static void trains_to_the_bits_of_the_host(void **state)
 	const ddp_model_options cases[] = {
 		{ .size = sizeof(ddp_model_options), .shard = DDP_SHARD_NONE, .bucket_mb = 0.02, .weight_decay = 0.1 },
 		{ .size = sizeof(ddp_model_options), .shard = DDP_SHARD_NONE, .optimizer = DDP_SGD, .momentum = 0.9,
-		  .clip_norm = 0.5, .bucket_mb = 0.05, .no_overlap = true },
+		  .clip_norm = 0.5, .bucket_mb = 0.05, .no_overlap = true, .bf16_params = true },
 	};
 
 	(void)state;
@@ -387,7 +402,8 @@ static int save_and_load(ddp_context *context, void *user)
 
 static void checkpoints_are_those_of_the_host(void **state)
 {
-	ddp_model_options options = { .size = sizeof(options), .shard = DDP_SHARD_NONE, .bucket_mb = 0.03 };
+	ddp_model_options options = { .size = sizeof(options), .shard = DDP_SHARD_NONE, .bucket_mb = 0.03,
+	                              .bf16_params = true };
 
 	(void)state;
 	assert_int_equal(run_ranks_with(2, &on_test, save_and_load, &options), 0);
