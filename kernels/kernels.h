@@ -240,7 +240,7 @@ void dk_classifier_backward(float *din, float *dweight, float *work, const float
                             const float *weight, const int32_t *targets, int64_t rows,
                             int64_t width, int64_t vocab);
 
-/* ---- images: f32, on queues of DK_F32 and DK_TF32; those of DK_MIXED leave it to the host --- */
+/* ---- images: f32, on queues of DK_F32 and DK_TF32, and on the host's of DK_MIXED ------------ */
 
 /*
  * Images lie channels last, [batch, height, width, channels]. A square window goes over

@@ -100,7 +100,7 @@ static void forward(T *logits, dk_cuda_queue *q, void *work, const void *in, con
 
 	logits = static_cast<T *>(work);
 	const dk_product_args p = {false, true, rows, vocab, width, in, width, weight, width, 0, logits,
-		logits, stride, NULL};
+		logits, stride, NULL, false};
 	dk_cuda_product(q, &p);
 	entropy(q, logits, targets, rows, vocab, stride, loss);
 }
@@ -126,11 +126,11 @@ void dk_cuda_classifier_backward(dk_queue *queue, float *din, float *dweight, fl
                                  const float *in, const float *weight, const int32_t *,
                                  int64_t rows, int64_t width, int64_t vocab)
 {
-	const int64_t stride = queue->type == DK_BF16 ? logits_stride<bf16>(vocab) : logits_stride<float>(vocab);
+	const int64_t stride = dk_cuda_narrow(own(queue)) ? logits_stride<bf16>(vocab) : logits_stride<float>(vocab);
 	const dk_product_args to_input = {false, false, rows, width, vocab, work, stride, weight, width, 0,
-		din, din, width, NULL};
+		din, din, width, NULL, false};
 	const dk_product_args to_weight = {true, false, vocab, width, rows, work, stride, in, width, 1,
-		dweight, dweight, width, NULL};
+		dweight, dweight, width, NULL, queue->type == DK_MIXED};
 
 	dk_cuda_product(own(queue), &to_input);
 	dk_cuda_product(own(queue), &to_weight);

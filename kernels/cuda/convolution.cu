@@ -124,7 +124,7 @@ void dk_cuda_convolution_forward(dk_queue *queue, float *out, float *, const flo
 	c.for_panels([&](const panel &p, float *rows, int64_t place) {
 		float *to = out + place * outputs;
 		const dk_product_args product = {false, true, p.rows, outputs, c.row, c.gathered(p, rows, in, place),
-			c.row, weight, c.row, 0, to, to, outputs, bias};
+			c.row, weight, c.row, 0, to, to, outputs, bias, false};
 		dk_cuda_product(c.q, &product);
 	});
 }
@@ -139,7 +139,7 @@ void dk_cuda_convolution_backward_params(dk_queue *queue, float *dweight, float 
 		dk_cuda_add_columns(c.q, dbias, dout, c.places, outputs);
 	c.for_panels([&](const panel &p, float *rows, int64_t place) {
 		const dk_product_args product = {true, false, outputs, c.row, p.rows, dout + place * outputs, outputs,
-			c.gathered(p, rows, in, place), c.row, 1, dweight, dweight, c.row, NULL};
+			c.gathered(p, rows, in, place), c.row, 1, dweight, dweight, c.row, NULL, false};
 		dk_cuda_product(c.q, &product);
 	});
 }
@@ -155,7 +155,7 @@ void dk_cuda_convolution_backward_input(dk_queue *queue, float *din, float *, co
 	c.for_panels([&](const panel &p, float *rows, int64_t place) {
 		float *to = c.is_plain() ? din : rows;
 		const dk_product_args product = {false, false, p.rows, c.row, outputs, dout + place * outputs, outputs,
-			weight, c.row, 0, to, to, c.row, NULL};
+			weight, c.row, 0, to, to, c.row, NULL, false};
 		dk_cuda_product(c.q, &product);
 		if (c.is_plain())
 			return;

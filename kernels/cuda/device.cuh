@@ -192,8 +192,24 @@ static void launch(dk_cuda_queue *q, const char *name, void (*kernel)(P...), dim
 	dk_cuda_check(q, cudaGetLastError(), name);
 }
 
+/* Whether its tensors are bf16. */
+static inline bool dk_cuda_narrow(const dk_cuda_queue *queue)
+{
+	return queue->base.type == DK_BF16 || queue->base.type == DK_MIXED;
+}
+
 /* Calls `function` with a null pointer of the queue's type: its instance is chosen so. */
 #define FOR_TYPE(queue, function, ...) \
+	(dk_cuda_narrow(own(queue)) ? function((bf16 *)NULL, __VA_ARGS__) : function((float *)NULL, __VA_ARGS__))
+
+/* The same of the type of parameters' gradients. */
+#define FOR_GRADIENT(queue, function, ...) \
 	((queue)->type == DK_BF16 ? function((bf16 *)NULL, __VA_ARGS__) : function((float *)NULL, __VA_ARGS__))
+
+/* Of both: first the gradients', then the queue's. */
+#define FOR_TYPES(queue, function, ...) \
+	((queue)->type == DK_MIXED ? function((float *)NULL, (bf16 *)NULL, __VA_ARGS__) : \
+	 (queue)->type == DK_BF16  ? function((bf16 *)NULL, (bf16 *)NULL, __VA_ARGS__) : \
+	                             function((float *)NULL, (float *)NULL, __VA_ARGS__))
 
 #endif

@@ -122,7 +122,7 @@ template <typename T> static void scale(T *, dk_cuda_queue *q, void *x, int64_t 
 
 void dk_cuda_scale(dk_queue *queue, float *x, int64_t n, float factor)
 {
-	FOR_TYPE(queue, scale, own(queue), x, n, factor);
+	FOR_GRADIENT(queue, scale, own(queue), x, n, factor);
 }
 
 void dk_cuda_to_bf16(dk_queue *queue, uint16_t *out, const float *in, int64_t n)
@@ -164,8 +164,8 @@ void dk_cuda_embedding_forward(dk_queue *queue, float *out, const int32_t *token
 }
 
 /* dwpe += the sum over the batch, in order. */
-template <typename T>
-__global__ void positions_kernel(T *dwpe, const T *dout, int64_t batch, int64_t size)
+template <typename G, typename T>
+__global__ void positions_kernel(G *dwpe, const T *dout, int64_t batch, int64_t size)
 {
 	const int64_t i = grid_thread();
 
@@ -182,8 +182,8 @@ __global__ void positions_kernel(T *dwpe, const T *dout, int64_t batch, int64_t 
  * all rows that go where row i goes, if i is the first of them. `shared`: a mask of
  * lanes for each warp.
  */
-template <typename T>
-__global__ void add_rows_kernel(T *out, const int32_t *rows, const T *values, int64_t count,
+template <typename G, typename T>
+__global__ void add_rows_kernel(G *out, const int32_t *rows, const T *values, int64_t count,
                                 int64_t width)
 {
 	enum { COLUMNS = 8 }; /* of a thread at a time */
@@ -226,27 +226,33 @@ __global__ void add_rows_kernel(T *out, const int32_t *rows, const T *values, in
 	}
 }
 
-template <typename T>
-static void add_rows(T *, dk_cuda_queue *q, void *out, const int32_t *rows, const void *values,
+template <typename G, typename T>
+static void add_rows(G *, T *, dk_cuda_queue *q, void *out, const int32_t *rows, const void *values,
                      int64_t count, int64_t width)
 {
-	launch(q, "rows' sums", add_rows_kernel<T>, dim3((unsigned)count), THREADS,
-	       THREADS / WARP * sizeof(unsigned), static_cast<T *>(out), rows,
+	launch(q, "rows' sums", add_rows_kernel<G, T>, dim3((unsigned)count), THREADS,
+	       THREADS / WARP * sizeof(unsigned), static_cast<G *>(out), rows,
 	       static_cast<const T *>(values), count, width);
 }
 
 void dk_cuda_add_rows(dk_queue *queue, float *out, const int32_t *rows, const float *values,
                       int64_t count, int64_t width)
 {
-	if (count > 0)
-		FOR_TYPE(queue, add_rows, own(queue), out, rows, values, count, width);
+	float *const f32 = NULL;
+
+	if (count == 0)
+		return;
+	if (queue->type == DK_MIXED)
+		add_rows(f32, f32, own(queue), out, rows, values, count, width);
+	else
+		FOR_TYPES(queue, add_rows, own(queue), out, rows, values, count, width);
 }
 
-template <typename T>
-static void positions(T *, dk_cuda_queue *q, void *dwpe, const void *dout, int64_t batch, int64_t size)
+template <typename G, typename T>
+static void positions(G *, T *, dk_cuda_queue *q, void *dwpe, const void *dout, int64_t batch, int64_t size)
 {
-	launch(q, "positions' gradient", positions_kernel<T>, dim3((unsigned)ceil_div(size, THREADS)), THREADS,
-	       0, static_cast<T *>(dwpe), static_cast<const T *>(dout), batch, size);
+	launch(q, "positions' gradient", positions_kernel<G, T>, dim3((unsigned)ceil_div(size, THREADS)), THREADS,
+	       0, static_cast<G *>(dwpe), static_cast<const T *>(dout), batch, size);
 }
 
 void dk_cuda_embedding_backward(dk_queue *queue, float *dwte, float *dwpe, const float *dout,
@@ -255,7 +261,7 @@ void dk_cuda_embedding_backward(dk_queue *queue, float *dwte, float *dwpe, const
 	if (batch * length * width == 0)
 		return;
 	if (dwte != NULL)
-		dk_cuda_add_rows(queue, dwte, tokens, dout, batch * length, width);
+		FOR_TYPES(queue, add_rows, own(queue), dwte, tokens, dout, batch * length, width);
 	if (dwpe != NULL)
-		FOR_TYPE(queue, positions, own(queue), dwpe, dout, batch, length * width);
+		FOR_TYPES(queue, positions, own(queue), dwpe, dout, batch, length * width);
 }

@@ -5,8 +5,9 @@
 #include "cuda/device.cuh"
 
 /*
- * d [m, n] = a b + beta c + bias, row-major, of the queue's type; a, b and the leading
- * dimensions as in kernels.h. c may be d, bias [n] may be NULL.
+ * d [m, n] = a b + beta c + bias, row-major, of the queue's type, or with c and d, but no
+ * bias, of the type of parameters' gradients; a, b and the leading dimensions as in kernels.h.
+ * c may be d, bias [n] may be NULL.
  */
 struct dk_product_args {
 	bool transpose_a, transpose_b;
@@ -20,6 +21,7 @@ struct dk_product_args {
 	void *d;
 	int64_t ldc;
 	const void *bias;
+	bool wide; /* c and d are f32, whatever a and b are */
 };
 
 /* By cuBLASLt; in tests without a GPU, by the test. Failures are the queue's. */
@@ -85,7 +87,7 @@ void dk_cuda_classifier_backward(dk_queue *queue, float *din, float *dweight, fl
 		const float *in, const float *weight, const int32_t *targets, int64_t rows,
 		int64_t width, int64_t vocab);
 
-/* Of images. dk_cuda_of_images(): the queue of one of these; of DK_BF16 it fails, and starts
+/* Of images. dk_cuda_of_images(): the queue of one of these; of bf16 it fails, and starts
    nothing. dk_cuda_add_columns(): to [width] += the columns' sums of x [rows, width]. */
 dk_cuda_queue *dk_cuda_of_images(dk_queue *queue);
 void dk_cuda_add_columns(dk_cuda_queue *queue, float *to, const float *x, int64_t rows, int64_t width);

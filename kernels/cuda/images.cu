@@ -9,7 +9,7 @@ dk_cuda_queue *dk_cuda_of_images(dk_queue *queue)
 {
 	dk_cuda_queue *q = own(queue);
 
-	if (queue->type == DK_BF16 && q->failure[0] == '\0')
+	if (dk_cuda_narrow(q) && q->failure[0] == '\0')
 		snprintf(q->failure, sizeof(q->failure), "kernels for images work in f32: use a queue of DK_F32 or DK_TF32");
 	return q;
 }

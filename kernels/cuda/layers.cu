@@ -63,11 +63,11 @@ __global__ void chunk_sums(float *partial, const T *dout, int64_t rows, int64_t 
 	partial[(row_inside * (int64_t)gridDim.y + blockIdx.y) * width + column] = sum;
 }
 
-template <typename T>
-__global__ void add_chunks(T *first, T *second, const float *partial, int64_t chunks, int64_t width)
+template <typename G>
+__global__ void add_chunks(G *first, G *second, const float *partial, int64_t chunks, int64_t width)
 {
 	const int64_t column = grid_thread();
-	T *to = blockIdx.y == 0 ? first : second;
+	G *to = blockIdx.y == 0 ? first : second;
 
 	if (column >= width || to == NULL)
 		return;
@@ -79,8 +79,8 @@ __global__ void add_chunks(T *first, T *second, const float *partial, int64_t ch
 }
 
 /* first, second [width] += the sums of the values */
-template <typename T, class F>
-static void add_sums(dk_cuda_queue *q, const char *name, T *first, T *second, const T *dout,
+template <typename G, typename T, class F>
+static void add_sums(dk_cuda_queue *q, const char *name, G *first, G *second, const T *dout,
                      int64_t rows, int64_t width, F values)
 {
 	int64_t chunks = ceil_div(rows, FEWEST_ROWS);
@@ -98,7 +98,7 @@ static void add_sums(dk_cuda_queue *q, const char *name, T *first, T *second, co
 	launch(q, name, chunk_sums<T, F>, dim3((unsigned)ceil_div(width, TILE_COLUMNS), (unsigned)chunks),
 	       TILE_COLUMNS * TILE_ROWS, 2 * TILE_COLUMNS * TILE_ROWS * sizeof(float), partial, dout, rows,
 	       width, chunk_rows, values);
-	launch(q, name, add_chunks<T>, dim3((unsigned)ceil_div(width, THREADS), 2), THREADS, 0, first, second,
+	launch(q, name, add_chunks<G>, dim3((unsigned)ceil_div(width, THREADS), 2), THREADS, 0, first, second,
 	       partial, chunks, width);
 }
 
@@ -107,7 +107,7 @@ static void add_sums(dk_cuda_queue *q, const char *name, T *first, T *second, co
 void dk_cuda_gemm(dk_queue *queue, const dk_gemm_args *g)
 {
 	const dk_product_args p = {g->transpose_a, g->transpose_b, g->m, g->n, g->k, g->a, g->lda,
-		g->b, g->ldb, g->beta, g->c, g->c, g->ldc, NULL};
+		g->b, g->ldb, g->beta, g->c, g->c, g->ldc, NULL, false};
 
 	dk_cuda_product(own(queue), &p);
 }
@@ -117,16 +117,16 @@ void dk_cuda_linear_forward(dk_queue *queue, float *out, const float *in, const 
                             int64_t outputs)
 {
 	const dk_product_args p = {false, false, rows, outputs, inputs, in, inputs, weight, outputs,
-		residual != NULL ? 1.0f : 0.0f, residual != NULL ? residual : out, out, outputs, bias};
+		residual != NULL ? 1.0f : 0.0f, residual != NULL ? residual : out, out, outputs, bias, false};
 
 	dk_cuda_product(own(queue), &p);
 }
 
-template <typename T>
-static void bias_gradient(T *, dk_cuda_queue *q, void *dbias, const void *dout, int64_t rows,
+template <typename G, typename T>
+static void bias_gradient(G *, T *, dk_cuda_queue *q, void *dbias, const void *dout, int64_t rows,
                           int64_t width)
 {
-	add_sums(q, "bias's gradient", static_cast<T *>(dbias), static_cast<T *>(NULL),
+	add_sums(q, "bias's gradient", static_cast<G *>(dbias), static_cast<G *>(NULL),
 	         static_cast<const T *>(dout), rows, width, column_sums_of());
 }
 
@@ -141,9 +141,9 @@ void dk_cuda_linear_backward_params(dk_queue *queue, float *dweight, float *dbia
                                     int64_t inputs, int64_t outputs)
 {
 	const dk_product_args p = {true, false, inputs, outputs, rows, in, inputs, dout, outputs, 1, dweight,
-		dweight, outputs, NULL};
+		dweight, outputs, NULL, queue->type == DK_MIXED};
 
-	FOR_TYPE(queue, bias_gradient, own(queue), dbias, dout, rows, outputs);
+	FOR_TYPES(queue, bias_gradient, own(queue), dbias, dout, rows, outputs);
 	dk_cuda_product(own(queue), &p);
 }
 
@@ -152,7 +152,7 @@ void dk_cuda_linear_backward_input(dk_queue *queue, float *din, const float *dou
                                    int64_t outputs)
 {
 	const dk_product_args p = {false, true, rows, inputs, outputs, dout, outputs, weight, outputs, 0, din,
-		din, inputs, NULL};
+		din, inputs, NULL, false};
 
 	dk_cuda_product(own(queue), &p);
 }
@@ -240,14 +240,14 @@ __global__ void layernorm_input_kernel(T *din, const T *dout, const T *in, const
 	}
 }
 
-template <typename T>
-static void layernorm_backward(T *, dk_cuda_queue *q, void *din, void *dgain, void *dbias,
+template <typename G, typename T>
+static void layernorm_backward(G *, T *, dk_cuda_queue *q, void *din, void *dgain, void *dbias,
                                const void *dout, const void *in, const float *mean,
                                const float *rstd, const void *gain, int64_t rows, int64_t width)
 {
 	const layernorm_params_of<T> params = {static_cast<const T *>(in), mean, rstd, width};
 
-	add_sums(q, "layernorm's parameters", static_cast<T *>(dgain), static_cast<T *>(dbias),
+	add_sums(q, "layernorm's parameters", static_cast<G *>(dgain), static_cast<G *>(dbias),
 	         static_cast<const T *>(dout), rows, width, params);
 	launch(q, "layernorm's gradient", layernorm_input_kernel<T>, dim3((unsigned)ceil_div(rows, WARPS)),
 	       THREADS, 0, static_cast<T *>(din), static_cast<const T *>(dout), static_cast<const T *>(in), mean,
@@ -258,6 +258,6 @@ void dk_cuda_layernorm_backward(dk_queue *queue, float *din, float *dgain, float
                                 const float *dout, const float *in, const float *mean,
                                 const float *rstd, const float *gain, int64_t rows, int64_t width)
 {
-	FOR_TYPE(queue, layernorm_backward, own(queue), din, dgain, dbias, dout, in, mean, rstd, gain, rows,
+	FOR_TYPES(queue, layernorm_backward, own(queue), din, dgain, dbias, dout, in, mean, rstd, gain, rows,
 	         width);
 }

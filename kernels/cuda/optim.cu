@@ -71,7 +71,7 @@ void dk_cuda_adamw(dk_queue *queue, float *param, float *grad, float *m, float *
 	c.minus_step_size = (float)(-args->learning_rate / correction1);
 	c.coupled = args->coupled ? (float)args->weight_decay : 0;
 	if (n > 0)
-		FOR_TYPE(queue, adamw, own(queue), param, grad, m, v, reinterpret_cast<bf16 *>(args->rounded),
+		FOR_GRADIENT(queue, adamw, own(queue), param, grad, m, v, reinterpret_cast<bf16 *>(args->rounded),
 		         n, &c);
 }
 
@@ -121,7 +121,7 @@ void dk_cuda_sgd(dk_queue *queue, float *param, float *grad, float *buffer, int6
 	c.minus_learning_rate = (float)-args->learning_rate;
 	c.nesterov = args->nesterov ? (float)args->momentum : 0;
 	if (n > 0)
-		FOR_TYPE(queue, sgd, own(queue), param, grad, buffer,
+		FOR_GRADIENT(queue, sgd, own(queue), param, grad, buffer,
 		         reinterpret_cast<bf16 *>(args->rounded), n, &c);
 }
 
@@ -158,7 +158,7 @@ static void largest_at(const T *, dk_cuda_queue *q, const void *x, int64_t n, vo
 
 void dk_cuda_largest_at(dk_queue *queue, float *largest, const float *x, int64_t n)
 {
-	FOR_TYPE(queue, largest_at, own(queue), x, n, largest);
+	FOR_GRADIENT(queue, largest_at, own(queue), x, n, largest);
 }
 
 /* The kernel's bits of a float, as the double that dk_cuda_fetch() brings. */
@@ -181,7 +181,7 @@ float dk_cuda_largest(dk_queue *queue, const float *x, int64_t n)
 {
 	if (n == 0)
 		return 0;
-	FOR_TYPE(queue, largest, own(queue), x, n);
+	FOR_GRADIENT(queue, largest, own(queue), x, n);
 	return (float)dk_cuda_fetch(own(queue));
 }
 
@@ -245,7 +245,7 @@ double dk_cuda_sum_squares(dk_queue *queue, const float *x, int64_t n)
 {
 	if (n == 0)
 		return 0;
-	FOR_TYPE(queue, squares, own(queue), x, n);
+	FOR_GRADIENT(queue, squares, own(queue), x, n);
 	return dk_cuda_fetch(own(queue));
 }
 
@@ -261,5 +261,5 @@ static void squares_at(const T *, dk_cuda_queue *q, double *sums, const void *x,
 void dk_cuda_squares_at(dk_queue *queue, double *sums, const float *x, int64_t n, int64_t piece)
 {
 	if (n > 0)
-		FOR_TYPE(queue, squares_at, own(queue), sums, x, n, piece);
+		FOR_GRADIENT(queue, squares_at, own(queue), sums, x, n, piece);
 }

@@ -86,7 +86,7 @@ static bool same_form(const plan *made, const dk_product_args *p, unsigned align
 	return made->description != NULL && made->alignment == alignment &&
 	       f->transpose_a == p->transpose_a && f->transpose_b == p->transpose_b && f->m == p->m &&
 	       f->n == p->n && f->k == p->k && f->lda == p->lda && f->ldb == p->ldb && f->ldc == p->ldc &&
-	       (f->beta != 0) == (p->beta != 0) && (f->bias != NULL) == (p->bias != NULL);
+	       (f->beta != 0) == (p->beta != 0) && (f->bias != NULL) == (p->bias != NULL) && f->wide == p->wide;
 }
 
 template <typename V>
@@ -97,10 +97,10 @@ static bool describe(dk_cuda_queue *q, plan *made, cublasLtMatmulDescAttributes_
 }
 
 /* A matrix of so many rows in memory, each of so many elements. */
-static bool lay_out(dk_cuda_queue *q, cublasLtMatrixLayout_t *layout, int64_t rows, int64_t columns,
-                    int64_t stride)
+static bool lay_out(dk_cuda_queue *q, cublasLtMatrixLayout_t *layout, bool narrow, int64_t rows,
+                    int64_t columns, int64_t stride)
 {
-	const cudaDataType_t type = q->base.type == DK_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+	const cudaDataType_t type = narrow ? CUDA_R_16BF : CUDA_R_32F;
 
 	return check(q, cublasLtMatrixLayoutCreate(layout, type, (uint64_t)columns, (uint64_t)rows, stride),
 	             "layout of a matrix");
@@ -140,6 +140,7 @@ static bool make_plan(dk_cuda_queue *q, plan *made, const dk_product_args *p, un
 	const int32_t first = p->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
 	const int32_t second = p->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
 	const cublasComputeType_t by = q->base.type == DK_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+	const bool narrow = dk_cuda_narrow(q);
 
 	made->form = *p;
 	made->alignment = alignment;
@@ -149,9 +150,9 @@ static bool make_plan(dk_cuda_queue *q, plan *made, const dk_product_args *p, un
 	       describe(q, made, CUBLASLT_MATMUL_DESC_TRANSB, second) &&
 	       (p->bias == NULL ||
 	        describe(q, made, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS)) &&
-	       lay_out(q, &made->first, p->transpose_b ? p->n : p->k, p->transpose_b ? p->k : p->n, p->ldb) &&
-	       lay_out(q, &made->second, p->transpose_a ? p->k : p->m, p->transpose_a ? p->m : p->k, p->lda) &&
-	       lay_out(q, &made->result, p->m, p->n, p->ldc) && choose_algorithm(q, made);
+	       lay_out(q, &made->first, narrow, p->transpose_b ? p->n : p->k, p->transpose_b ? p->k : p->n, p->ldb) &&
+	       lay_out(q, &made->second, narrow, p->transpose_a ? p->k : p->m, p->transpose_a ? p->m : p->k, p->lda) &&
+	       lay_out(q, &made->result, narrow && !p->wide, p->m, p->n, p->ldc) && choose_algorithm(q, made);
 }
 
 static plan *find_plan(dk_cuda_queue *q, const dk_product_args *p)

@@ -70,10 +70,6 @@ static dk_queue *open_queue(int device, void *stream, dk_type type, const char *
 {
 	static thread_local char reason[sizeof(dk_cuda_queue::failure)];
 
-	if (type == DK_MIXED) {
-		*why = "kernels for GPUs have no DK_MIXED; choose DK_BF16";
-		return NULL;
-	}
 	dk_cuda_queue *q = static_cast<dk_cuda_queue *>(calloc(1, sizeof(*q)));
 	if (q == NULL) {
 		*why = "out of memory";
@@ -114,7 +110,7 @@ void dk_cuda_copy(dk_queue *queue, void *to, const void *from, size_t bytes)
 void dk_cuda_zero(dk_queue *queue, float *x, int64_t n)
 {
 	dk_cuda_queue *q = own(queue);
-	const size_t bytes = (size_t)n * (queue->type == DK_BF16 ? sizeof(bf16) : sizeof(float));
+	const size_t bytes = (size_t)n * (dk_cuda_narrow(q) ? sizeof(bf16) : sizeof(float));
 
 	if (n > 0 && q->failure[0] == '\0')
 		dk_cuda_check(q, cudaMemsetAsync(x, 0, bytes, q->stream), "zero");

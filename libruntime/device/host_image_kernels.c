@@ -20,12 +20,12 @@ static int64_t weights(const dk_window *w, int64_t outputs)
 
 static operand reads_double(const double *address, int64_t n)
 {
-	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_READS };
+	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_READS, false };
 }
 
 static operand writes_indices(const int32_t *address, int64_t n)
 {
-	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_WRITES };
+	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_WRITES, false };
 }
 
 static void run_convolution_forward(task *t, void **at)

@@ -16,18 +16,18 @@ static void host_copy(dk_queue *queue, void *to, const void *from, size_t bytes)
 
 static void run_zero(task *t, void **at)
 {
-	dk_cpu_zero(at[0], t->n[0]);
+	dk_zero(at[0], t->n[0]);
 }
 
 static void host_zero(dk_queue *queue, float *x, int64_t n)
 {
-	ddp_host_enqueue(queue, &(task){ .run = run_zero, .n = { n }, .operands = { writes(x, n) } });
+	ddp_host_enqueue(queue, &(task){ .run = run_zero, .n = { n }, .operands = { writes_tensor(x, n) } });
 }
 
 static void run_adamw(task *t, void **at)
 {
 	t->adamw.rounded = at[4];
-	dk_cpu_adamw(at[0], at[1], at[2], at[3], t->n[0], &t->adamw);
+	dk_adamw(at[0], at[1], at[2], at[3], t->n[0], &t->adamw);
 }
 
 static void host_adamw(dk_queue *queue, float *param, float *grad, float *m, float *v, int64_t n,
@@ -40,7 +40,7 @@ static void host_adamw(dk_queue *queue, float *param, float *grad, float *m, flo
 static void run_sgd(task *t, void **at)
 {
 	t->sgd.rounded = at[3];
-	dk_cpu_sgd(at[0], at[1], at[2], t->n[0], &t->sgd);
+	dk_sgd(at[0], at[1], at[2], t->n[0], &t->sgd);
 }
 
 static void host_sgd(dk_queue *queue, float *param, float *grad, float *buffer, int64_t n,
@@ -52,7 +52,7 @@ static void host_sgd(dk_queue *queue, float *param, float *grad, float *buffer, 
 
 static void run_largest(task *t, void **at)
 {
-	t->queue->result = dk_cpu_largest(at[0], t->n[0]);
+	t->queue->result = dk_largest(at[0], t->n[0]);
 }
 
 static float host_largest(dk_queue *queue, const float *x, int64_t n)
@@ -62,7 +62,7 @@ static float host_largest(dk_queue *queue, const float *x, int64_t n)
 
 static void run_sum_squares(task *t, void **at)
 {
-	t->queue->result = dk_cpu_sum_squares(at[0], t->n[0]);
+	t->queue->result = dk_sum_squares(at[0], t->n[0]);
 }
 
 static double host_sum_squares(dk_queue *queue, const float *x, int64_t n)
@@ -72,7 +72,7 @@ static double host_sum_squares(dk_queue *queue, const float *x, int64_t n)
 
 static void run_largest_at(task *t, void **at)
 {
-	dk_cpu_largest_at(at[0], at[1], t->n[0]);
+	dk_largest_at(at[0], at[1], t->n[0]);
 }
 
 static void host_largest_at(dk_queue *queue, float *largest, const float *x, int64_t n)
@@ -83,7 +83,7 @@ static void host_largest_at(dk_queue *queue, float *largest, const float *x, int
 
 static void run_squares_at(task *t, void **at)
 {
-	dk_cpu_squares_at(at[0], at[1], t->n[0], t->n[1]);
+	dk_squares_at(at[0], at[1], t->n[0], t->n[1]);
 }
 
 static void host_squares_at(dk_queue *queue, double *sums, const float *x, int64_t n, int64_t piece)
@@ -94,7 +94,7 @@ static void host_squares_at(dk_queue *queue, double *sums, const float *x, int64
 
 static void run_scale(task *t, void **at)
 {
-	dk_cpu_scale(at[0], t->n[0], t->factor);
+	dk_scale(at[0], t->n[0], t->factor);
 }
 
 static void host_scale(dk_queue *queue, float *x, int64_t n, float factor)
@@ -104,7 +104,7 @@ static void host_scale(dk_queue *queue, float *x, int64_t n, float factor)
 
 static void run_to_bf16(task *t, void **at)
 {
-	dk_cpu_to_bf16(at[0], at[1], t->n[0]);
+	dk_to_bf16(at[0], at[1], t->n[0]);
 }
 
 static void host_to_bf16(dk_queue *queue, uint16_t *out, const float *in, int64_t n)
@@ -115,12 +115,12 @@ static void host_to_bf16(dk_queue *queue, uint16_t *out, const float *in, int64_
 
 static void run_from_bf16(task *t, void **at)
 {
-	dk_cpu_from_bf16(at[0], at[1], t->n[0]);
+	dk_from_bf16(at[0], at[1], t->n[0]);
 }
 
 static void host_from_bf16(dk_queue *queue, float *out, const uint16_t *in, int64_t n)
 {
-	const operand narrow = { in, (size_t)n * sizeof(*in), DDP_DEVICE_READS };
+	const operand narrow = { in, (size_t)n * sizeof(*in), DDP_DEVICE_READS, false };
 
 	ddp_host_enqueue(queue, &(task){ .run = run_from_bf16, .n = { n }, .operands = { writes(out, n), narrow } });
 }
@@ -132,7 +132,7 @@ static void run_gemm(task *t, void **at)
 	t->gemm.a = at[0];
 	t->gemm.b = at[1];
 	t->gemm.c = at[2];
-	dk_cpu_gemm(&t->gemm);
+	dk_gemm(&t->gemm);
 }
 
 /* Of a stored matrix. */
@@ -147,12 +147,12 @@ static void host_gemm(dk_queue *queue, const dk_gemm_args *g)
 	const int64_t b = g->transpose_b ? extent(g->n, g->k, g->ldb) : extent(g->k, g->n, g->ldb);
 
 	ddp_host_enqueue(queue, &(task){ .run = run_gemm, .gemm = *g, .operands = {
-		reads(g->a, a), reads(g->b, b), writes(g->c, extent(g->m, g->n, g->ldc)) } });
+		reads_tensor(g->a, a), reads_tensor(g->b, b), writes_tensor(g->c, extent(g->m, g->n, g->ldc)) } });
 }
 
 static void run_linear_forward(task *t, void **at)
 {
-	dk_cpu_linear_forward(at[0], at[1], at[2], at[3], at[4], t->n[0], t->n[1], t->n[2]);
+	dk_linear_forward(at[0], at[1], at[2], at[3], at[4], t->n[0], t->n[1], t->n[2]);
 }
 
 static void host_linear_forward(dk_queue *queue, float *out, const float *in, const float *weight,
@@ -160,13 +160,13 @@ static void host_linear_forward(dk_queue *queue, float *out, const float *in, co
                                 int64_t inputs, int64_t outputs)
 {
 	ddp_host_enqueue(queue, &(task){ .run = run_linear_forward, .n = { rows, inputs, outputs }, .operands = {
-		writes(out, rows * outputs), reads(in, rows * inputs), reads(weight, inputs * outputs),
-		reads(bias, outputs), reads(residual, rows * outputs) } });
+		writes_tensor(out, rows * outputs), reads_tensor(in, rows * inputs), reads_tensor(weight, inputs * outputs),
+		reads_tensor(bias, outputs), reads_tensor(residual, rows * outputs) } });
 }
 
 static void run_linear_backward_params(task *t, void **at)
 {
-	dk_cpu_linear_backward_params(at[0], at[1], at[2], at[3], t->n[0], t->n[1], t->n[2]);
+	dk_linear_backward_params(at[0], at[1], at[2], at[3], t->n[0], t->n[1], t->n[2]);
 }
 
 static void host_linear_backward_params(dk_queue *queue, float *dweight, float *dbias,
@@ -175,12 +175,12 @@ static void host_linear_backward_params(dk_queue *queue, float *dweight, float *
 {
 	ddp_host_enqueue(queue, &(task){ .run = run_linear_backward_params, .n = { rows, inputs, outputs },
 	                        .operands = { writes(dweight, inputs * outputs), writes(dbias, outputs),
-	                                      reads(dout, rows * outputs), reads(in, rows * inputs) } });
+	                                      reads_tensor(dout, rows * outputs), reads_tensor(in, rows * inputs) } });
 }
 
 static void run_linear_backward_input(task *t, void **at)
 {
-	dk_cpu_linear_backward_input(at[0], at[1], at[2], t->n[0], t->n[1], t->n[2]);
+	dk_linear_backward_input(at[0], at[1], at[2], t->n[0], t->n[1], t->n[2]);
 }
 
 static void host_linear_backward_input(dk_queue *queue, float *din, const float *dout,
@@ -188,8 +188,8 @@ static void host_linear_backward_input(dk_queue *queue, float *din, const float 
                                        int64_t outputs)
 {
 	ddp_host_enqueue(queue, &(task){ .run = run_linear_backward_input, .n = { rows, inputs, outputs },
-	                        .operands = { writes(din, rows * inputs), reads(dout, rows * outputs),
-	                                      reads(weight, inputs * outputs) } });
+	                        .operands = { writes_tensor(din, rows * inputs), reads_tensor(dout, rows * outputs),
+	                                      reads_tensor(weight, inputs * outputs) } });
 }
 
 /* ---- layers ------------------------------------------------------------------------------ */
@@ -210,7 +210,7 @@ static void run_embedding_forward(task *t, void **at)
 	void *wte;
 
 	if (look_at_rows(t, at[1], t->n[0] * t->n[1], t->n[2], &wte))
-		dk_cpu_embedding_forward(at[0], at[1], wte, at[2], t->n[0], t->n[1], t->n[2]);
+		dk_embedding_forward(at[0], at[1], wte, at[2], t->n[0], t->n[1], t->n[2]);
 }
 
 static void host_embedding_forward(dk_queue *queue, float *out, const int32_t *tokens,
@@ -218,10 +218,10 @@ static void host_embedding_forward(dk_queue *queue, float *out, const int32_t *t
                                    int64_t width)
 {
 	ddp_host_enqueue(queue, &(task){ .run = run_embedding_forward, .n = { batch, length, width },
-	                        .table = reads(wte, 0),
-	                        .operands = { writes(out, batch * length * width),
+	                        .table = reads_tensor(wte, 0),
+	                        .operands = { writes_tensor(out, batch * length * width),
 	                                      reads_indices(tokens, batch * length),
-	                                      reads(wpe, length * width) } });
+	                                      reads_tensor(wpe, length * width) } });
 }
 
 static void run_embedding_backward(task *t, void **at)
@@ -229,7 +229,7 @@ static void run_embedding_backward(task *t, void **at)
 	void *dwte;
 
 	if (look_at_rows(t, at[2], t->n[0] * t->n[1], t->n[2], &dwte))
-		dk_cpu_embedding_backward(dwte, at[0], at[1], at[2], t->n[0], t->n[1], t->n[2]);
+		dk_embedding_backward(dwte, at[0], at[1], at[2], t->n[0], t->n[1], t->n[2]);
 }
 
 static void host_embedding_backward(dk_queue *queue, float *dwte, float *dwpe, const float *dout,
@@ -239,7 +239,7 @@ static void host_embedding_backward(dk_queue *queue, float *dwte, float *dwpe, c
 	ddp_host_enqueue(queue, &(task){ .run = run_embedding_backward, .n = { batch, length, width },
 	                        .table = writes(dwte, 0),
 	                        .operands = { writes(dwpe, length * width),
-	                                      reads(dout, batch * length * width),
+	                                      reads_tensor(dout, batch * length * width),
 	                                      reads_indices(tokens, batch * length) } });
 }
 
@@ -248,7 +248,7 @@ static void run_add_rows(task *t, void **at)
 	void *out;
 
 	if (look_at_rows(t, at[0], t->n[0], t->n[1], &out))
-		dk_cpu_add_rows(out, at[0], at[1], t->n[0], t->n[1]);
+		dk_add_rows(out, at[0], at[1], t->n[0], t->n[1]);
 }
 
 static void host_add_rows(dk_queue *queue, float *out, const int32_t *rows, const float *values,
@@ -260,7 +260,7 @@ static void host_add_rows(dk_queue *queue, float *out, const int32_t *rows, cons
 
 static void run_layernorm_forward(task *t, void **at)
 {
-	dk_cpu_layernorm_forward(at[0], at[1], at[2], at[3], at[4], at[5], t->n[0], t->n[1]);
+	dk_layernorm_forward(at[0], at[1], at[2], at[3], at[4], at[5], t->n[0], t->n[1]);
 }
 
 static void host_layernorm_forward(dk_queue *queue, float *out, float *mean, float *rstd,
@@ -268,13 +268,13 @@ static void host_layernorm_forward(dk_queue *queue, float *out, float *mean, flo
                                    int64_t rows, int64_t width)
 {
 	ddp_host_enqueue(queue, &(task){ .run = run_layernorm_forward, .n = { rows, width }, .operands = {
-		writes(out, rows * width), writes(mean, rows), writes(rstd, rows), reads(in, rows * width),
-		reads(gain, width), reads(bias, width) } });
+		writes_tensor(out, rows * width), writes(mean, rows), writes(rstd, rows), reads_tensor(in, rows * width),
+		reads_tensor(gain, width), reads_tensor(bias, width) } });
 }
 
 static void run_layernorm_backward(task *t, void **at)
 {
-	dk_cpu_layernorm_backward(at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7], t->n[0], t->n[1]);
+	dk_layernorm_backward(at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7], t->n[0], t->n[1]);
 }
 
 static void host_layernorm_backward(dk_queue *queue, float *din, float *dgain, float *dbias,
@@ -282,34 +282,34 @@ static void host_layernorm_backward(dk_queue *queue, float *din, float *dgain, f
                                     const float *rstd, const float *gain, int64_t rows, int64_t width)
 {
 	ddp_host_enqueue(queue, &(task){ .run = run_layernorm_backward, .n = { rows, width }, .operands = {
-		writes(din, rows * width), writes(dgain, width), writes(dbias, width), reads(dout, rows * width),
-		reads(in, rows * width), reads(mean, rows), reads(rstd, rows), reads(gain, width) } });
+		writes_tensor(din, rows * width), writes(dgain, width), writes(dbias, width), reads_tensor(dout, rows * width),
+		reads_tensor(in, rows * width), reads(mean, rows), reads(rstd, rows), reads_tensor(gain, width) } });
 }
 
 static void run_gelu_forward(task *t, void **at)
 {
-	dk_cpu_gelu_forward(at[0], at[1], t->n[0]);
+	dk_gelu_forward(at[0], at[1], t->n[0]);
 }
 
 static void host_gelu_forward(dk_queue *queue, float *out, const float *in, int64_t n)
 {
-	ddp_host_enqueue(queue, &(task){ .run = run_gelu_forward, .n = { n }, .operands = { writes(out, n), reads(in, n) } });
+	ddp_host_enqueue(queue, &(task){ .run = run_gelu_forward, .n = { n }, .operands = { writes_tensor(out, n), reads_tensor(in, n) } });
 }
 
 static void run_gelu_backward(task *t, void **at)
 {
-	dk_cpu_gelu_backward(at[0], at[1], t->n[0]);
+	dk_gelu_backward(at[0], at[1], t->n[0]);
 }
 
 static void host_gelu_backward(dk_queue *queue, float *grad, const float *in, int64_t n)
 {
 	ddp_host_enqueue(queue, &(task){ .run = run_gelu_backward, .n = { n },
-	                        .operands = { writes(grad, n), reads(in, n) } });
+	                        .operands = { writes_tensor(grad, n), reads_tensor(in, n) } });
 }
 
 static void run_attention_forward(task *t, void **at)
 {
-	dk_cpu_attention_forward(at[0], at[1], at[2], t->n[0], t->n[1], t->n[2], t->n[3]);
+	dk_attention_forward(at[0], at[1], at[2], t->n[0], t->n[1], t->n[2], t->n[3]);
 }
 
 static void host_attention_forward(dk_queue *queue, float *out, float *lse, const float *qkv,
@@ -318,13 +318,13 @@ static void host_attention_forward(dk_queue *queue, float *out, float *lse, cons
 	const int64_t rows = batch * length;
 
 	ddp_host_enqueue(queue, &(task){ .run = run_attention_forward, .n = { batch, length, heads, width },
-	                        .operands = { writes(out, rows * width), writes(lse, rows * heads),
-	                                      reads(qkv, 3 * rows * width) } });
+	                        .operands = { writes_tensor(out, rows * width), writes(lse, rows * heads),
+	                                      reads_tensor(qkv, 3 * rows * width) } });
 }
 
 static void run_attention_backward(task *t, void **at)
 {
-	dk_cpu_attention_backward(at[0], at[1], at[2], at[3], at[4], t->n[0], t->n[1], t->n[2], t->n[3]);
+	dk_attention_backward(at[0], at[1], at[2], at[3], at[4], t->n[0], t->n[1], t->n[2], t->n[3]);
 }
 
 static void host_attention_backward(dk_queue *queue, float *dqkv, const float *dout,
@@ -334,8 +334,8 @@ static void host_attention_backward(dk_queue *queue, float *dqkv, const float *d
 	const int64_t rows = batch * length;
 
 	ddp_host_enqueue(queue, &(task){ .run = run_attention_backward, .n = { batch, length, heads, width },
-	                        .operands = { writes(dqkv, 3 * rows * width), reads(dout, rows * width),
-	                                      reads(qkv, 3 * rows * width), reads(out, rows * width),
+	                        .operands = { writes_tensor(dqkv, 3 * rows * width), reads_tensor(dout, rows * width),
+	                                      reads_tensor(qkv, 3 * rows * width), reads_tensor(out, rows * width),
 	                                      reads(lse, rows * heads) } });
 }
 
@@ -346,7 +346,7 @@ static void run_classifier_loss(task *t, void **at)
 	double *loss = at[4] != NULL ? at[4] : &t->queue->result;
 	const double before = at[4] != NULL ? *loss : 0;
 
-	*loss = before + dk_cpu_classifier_forward(at[0], at[1], at[2], at[3], t->n[0], t->n[1], t->n[2]);
+	*loss = before + dk_classifier_forward(at[0], at[1], at[2], at[3], t->n[0], t->n[1], t->n[2]);
 }
 
 /* `loss` NULL: the result is the queue's. */
@@ -354,8 +354,8 @@ static task classifier_task(double *loss, const float *work, const float *in, co
                             const int32_t *targets, int64_t rows, int64_t width, int64_t vocab)
 {
 	return (task){ .run = run_classifier_loss, .n = { rows, width, vocab }, .operands = {
-		writes(work, (int64_t)dk_classifier_work(rows, vocab)), reads(in, rows * width),
-		reads(weight, vocab * width), reads_indices(targets, rows), writes_double(loss, 1) } };
+		writes(work, (int64_t)dk_classifier_work(rows, vocab)), reads_tensor(in, rows * width),
+		reads_tensor(weight, vocab * width), reads_indices(targets, rows), writes_double(loss, 1) } };
 }
 
 static double host_classifier_forward(dk_queue *queue, float *work, const float *in,
@@ -378,7 +378,7 @@ static void host_classifier_loss(dk_queue *queue, double *loss, float *work, con
 
 static void run_classifier_backward(task *t, void **at)
 {
-	dk_cpu_classifier_backward(at[0], at[1], at[2], at[3], at[4], at[5], t->n[0], t->n[1], t->n[2]);
+	dk_classifier_backward(at[0], at[1], at[2], at[3], at[4], at[5], t->n[0], t->n[1], t->n[2]);
 }
 
 static void host_classifier_backward(dk_queue *queue, float *din, float *dweight, float *work,
@@ -386,9 +386,9 @@ static void host_classifier_backward(dk_queue *queue, float *din, float *dweight
                                      int64_t rows, int64_t width, int64_t vocab)
 {
 	ddp_host_enqueue(queue, &(task){ .run = run_classifier_backward, .n = { rows, width, vocab }, .operands = {
-		writes(din, rows * width), writes(dweight, vocab * width),
-		writes(work, (int64_t)dk_classifier_work(rows, vocab)), reads(in, rows * width),
-		reads(weight, vocab * width), reads_indices(targets, rows) } });
+		writes_tensor(din, rows * width), writes(dweight, vocab * width),
+		writes(work, (int64_t)dk_classifier_work(rows, vocab)), reads_tensor(in, rows * width),
+		reads_tensor(weight, vocab * width), reads_indices(targets, rows) } });
 }
 
 /* ---- queue ------------------------------------------------------------------------------- */
@@ -402,7 +402,9 @@ static const char *host_failure(dk_queue *queue)
 	pthread_mutex_lock(&q->lock);
 	const bool failed = q->failure[0] != '\0';
 	pthread_mutex_unlock(&q->lock);
-	return failed ? q->failure : dk_cpu_failure();
+	if (failed)
+		return q->failure;
+	return q->mixed != NULL ? q->mixed->table->failure(q->mixed) : dk_cpu_failure();
 }
 
 static void host_close(dk_queue *queue)
@@ -414,6 +416,7 @@ static void host_close(dk_queue *queue)
 	while (q->tasks != NULL)
 		ddp_host_forget(q->tasks);
 	pthread_mutex_destroy(&q->lock);
+	dk_close(q->mixed);
 	free(q);
 }
 
@@ -437,12 +440,16 @@ static const dk_table host_table = {
 ddp_status ddp_host_kernels_open(ddp_device *device, ddp_device_queue *stream, dk_type type,
                                  dk_queue **queue)
 {
-	if (type == DK_BF16 || type == DK_MIXED)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "device %s: its kernels work in f32",
+	if (type == DK_BF16)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "device %s: its kernels have no DK_BF16; take DK_MIXED",
 		                ddp_device_describe(device)->kind);
 	host_queue *q = calloc(1, sizeof(*q));
-	if (q == NULL)
+	if (q != NULL && type == DK_MIXED)
+		q->mixed = dk_open_mixed();
+	if (q == NULL || (type == DK_MIXED && q->mixed == NULL)) {
+		free(q);
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory for a queue of kernels");
+	}
 	q->base = (dk_queue){ .table = &host_table, .type = type };
 	q->device = device;
 	q->stream = stream;

@@ -11,7 +11,7 @@
 #include "table.h"
 
 /* As open() of kernels/table.h. The work has the threads and the floating-point control
-   of the thread that enqueues it. DDP_ERR_NOMEM, DDP_ERR_UNSUPPORTED: of the type. */
+   of the thread that enqueues it. DDP_ERR_NOMEM. DDP_ERR_UNSUPPORTED: of DK_BF16. */
 ddp_status ddp_host_kernels_open(ddp_device *device, ddp_device_queue *stream, dk_type type,
                                  dk_queue **queue);
 

@@ -26,9 +26,11 @@ void ddp_host_forget(task *t)
 
 bool ddp_host_look(const task *t, const operand *o, void **at)
 {
+	const size_t bytes = o->tensor && t->queue->mixed != NULL ? o->bytes / 2 : o->bytes;
+
 	*at = (void *)(uintptr_t)o->address;
-	if (o->address == NULL || o->bytes == 0 ||
-	    ddp_device_view(t->queue->device, o->address, o->bytes, o->access, at) == DDP_OK)
+	if (o->address == NULL || bytes == 0 ||
+	    ddp_device_view(t->queue->device, o->address, bytes, o->access, at) == DDP_OK)
 		return true;
 	ddp_host_note_failure(t->queue);
 	return false;
@@ -46,7 +48,9 @@ static void run_task(void *argument)
 	if (seen) {
 		fesetenv(&t->environment);
 		dk_set_threads(t->threads);
+		dk_use(t->queue->mixed);
 		t->run(t, at);
+		dk_use(NULL);
 	}
 	ddp_host_forget(t);
 }

@@ -18,12 +18,14 @@ typedef struct operand {
 	const void *address;
 	size_t bytes;
 	ddp_device_access access;
+	bool tensor; /* of the queue's type: half as long if that is bf16 */
 } operand;
 
 typedef struct host_queue {
 	dk_queue base;
 	ddp_device *device;
 	ddp_device_queue *stream;
+	dk_queue *mixed;      /* whose functions run, if the type is DK_MIXED; else NULL */
 	pthread_mutex_t lock; /* of what follows */
 	struct task *tasks;   /* that have not run */
 	double result;        /* of the last function that has one */
@@ -69,29 +71,41 @@ void ddp_host_forget(task *t);
 /* Keeps the calling thread's last error, if it is the first. */
 void ddp_host_note_failure(host_queue *q);
 
+/* Of the queue's type. */
+static inline operand reads_tensor(const float *address, int64_t n)
+{
+	return (operand){ address, (size_t)n * sizeof(float), DDP_DEVICE_READS, true };
+}
+
+static inline operand writes_tensor(const float *address, int64_t n)
+{
+	return (operand){ address, (size_t)n * sizeof(float), DDP_DEVICE_WRITES, true };
+}
+
+/* Of f32, whatever that is. */
 static inline operand reads(const float *address, int64_t n)
 {
-	return (operand){ address, (size_t)n * sizeof(float), DDP_DEVICE_READS };
+	return (operand){ address, (size_t)n * sizeof(float), DDP_DEVICE_READS, false };
 }
 
 static inline operand writes(const float *address, int64_t n)
 {
-	return (operand){ address, (size_t)n * sizeof(float), DDP_DEVICE_WRITES };
+	return (operand){ address, (size_t)n * sizeof(float), DDP_DEVICE_WRITES, false };
 }
 
 static inline operand reads_indices(const int32_t *address, int64_t n)
 {
-	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_READS };
+	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_READS, false };
 }
 
 static inline operand writes_short(const uint16_t *address, int64_t n)
 {
-	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_WRITES };
+	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_WRITES, false };
 }
 
 static inline operand writes_double(const double *address, int64_t n)
 {
-	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_WRITES };
+	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_WRITES, false };
 }
 
 #endif

@@ -21,12 +21,22 @@ static ddp_status open_cuda(const ddp_device *device, ddp_device_queue *stream, 
 	                      : ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda:%d: its kernels have no queue: %s", index, why);
 }
 
+static ddp_status open_host(dk_type type, dk_queue **queue)
+{
+	if (type == DK_BF16)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "the host's kernels have no DK_BF16; take DK_MIXED");
+	if (type != DK_MIXED)
+		return DDP_OK;
+	*queue = dk_open_mixed();
+	return *queue != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "out of memory for a queue of kernels");
+}
+
 ddp_status ddp_kernel_queue_open(ddp_device *device, ddp_device_queue *stream, dk_type type,
                                  dk_queue **queue)
 {
 	*queue = NULL;
 	if (device == NULL || ddp_device_describe(device)->is_host_memory)
-		return DDP_OK;
+		return open_host(type, queue);
 	if (strcmp(ddp_device_describe(device)->kind, "cuda") == 0)
 		return open_cuda(device, stream, type, queue);
 	return ddp_host_kernels_open(device, stream, type, queue);

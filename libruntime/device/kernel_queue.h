@@ -3,7 +3,8 @@
  * on a queue of the device: what they enqueue there is in order with the program's other
  * work of that queue, and events order it with other queues. So:
  *
- *   cpu    is no queue: the functions run at once, in the thread that calls them;
+ *   cpu    is no queue, but of DK_MIXED: the functions run at once, in the thread that calls
+ *          them;
  *   test   runs the host's functions on its queue's thread (host_kernels.h);
  *   cuda   launches those of the module libddp_kernels_cuda.so on the stream.
  */
@@ -14,7 +15,7 @@
 #include "kernels.h"
 
 /* For dk_use(), until it is closed; one thread at a time. `device` NULL: the host. NULL is
-   what *queue becomes where kernels run at once. `stream` NULL: the device's default queue.
+   what *queue becomes for the host's kernels of f32. `stream` NULL: the device's default queue.
    DDP_ERR_UNSUPPORTED: the module is not there, is another version's, or cannot do `type`. */
 ddp_status ddp_kernel_queue_open(ddp_device *device, ddp_device_queue *stream, dk_type type,
                                  dk_queue **queue);

@@ -43,12 +43,20 @@ static void shuffle(uint64_t)
 {
 }
 
+static bool has_bf16(const kernel_place *place)
+{
+	return place->type == DK_BF16 || place->type == DK_MIXED;
+}
+
+/* The host converts, though the test may be using the GPU's queue. */
 static void give(const kernel_place *place, float *to, const float *from, int64_t n)
 {
 	std::vector<uint16_t> narrow(n);
 
-	if (place->type == DK_BF16) {
+	if (has_bf16(place)) {
+		dk_queue *before = dk_use(NULL);
 		dk_to_bf16(narrow.data(), from, n);
+		dk_use(before);
 		check(cudaMemcpy(to, narrow.data(), n * sizeof(uint16_t), cudaMemcpyDefault), "cudaMemcpy");
 	} else {
 		check(cudaMemcpy(to, from, n * sizeof(float), cudaMemcpyDefault), "cudaMemcpy");
@@ -61,9 +69,11 @@ static void take(const kernel_place *place, float *to, const float *from, int64_
 	std::vector<uint16_t> narrow(n);
 
 	check(cudaDeviceSynchronize(), "a kernel");
-	if (place->type == DK_BF16) {
+	if (has_bf16(place)) {
 		check(cudaMemcpy(narrow.data(), from, n * sizeof(uint16_t), cudaMemcpyDefault), "cudaMemcpy");
+		dk_queue *before = dk_use(NULL);
 		dk_from_bf16(to, narrow.data(), n);
+		dk_use(before);
 	} else {
 		check(cudaMemcpy(to, from, n * sizeof(float), cudaMemcpyDefault), "cudaMemcpy");
 	}
@@ -90,11 +100,11 @@ static const dk_table *load(const char **why)
 
 extern "C" bool kernel_place_open(int round, kernel_place *place, const char **why)
 {
-	static const dk_type types[] = {DK_F32, DK_BF16, DK_TF32};
+	static const dk_type types[] = {DK_F32, DK_BF16, DK_TF32, DK_MIXED};
 	static cudaStream_t stream;
 	const dk_table *table = load(why);
 
-	if (table == NULL || round > 2)
+	if (table == NULL || round > 3)
 		return false;
 	if (stream == NULL && cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) {
 		*why = cudaGetErrorString(cudaGetLastError());

@@ -15,11 +15,11 @@ void dk_cuda_product_close(dk_cuda_queue *)
 {
 }
 
-template <typename T>
-static void product(T *d, const dk_product_args *p)
+template <typename D, typename T>
+static void product(D *d, T *, const dk_product_args *p)
 {
 	const T *a = static_cast<const T *>(p->a), *b = static_cast<const T *>(p->b);
-	const T *c = static_cast<const T *>(p->c), *bias = static_cast<const T *>(p->bias);
+	const D *c = static_cast<const D *>(p->c), *bias = static_cast<const D *>(p->bias);
 
 	for (int64_t i = 0; i < p->m; i++)
 		for (int64_t j = 0; j < p->n; j++) {
@@ -35,10 +35,12 @@ static void product(T *d, const dk_product_args *p)
 
 void dk_cuda_product(dk_cuda_queue *q, const dk_product_args *p)
 {
-	if (q->base.type == DK_BF16)
-		product(static_cast<bf16 *>(p->d), p);
+	if (!dk_cuda_narrow(q))
+		product(static_cast<float *>(p->d), static_cast<float *>(NULL), p);
+	else if (p->wide)
+		product(static_cast<float *>(p->d), static_cast<bf16 *>(NULL), p);
 	else
-		product(static_cast<float *>(p->d), p);
+		product(static_cast<bf16 *>(p->d), static_cast<bf16 *>(NULL), p);
 }
 
 /* ---- its GPU ---- */
@@ -82,10 +84,15 @@ static void *allocate(size_t bytes)
 	return memory;
 }
 
+static bool has_bf16(const kernel_place *place)
+{
+	return place->type == DK_BF16 || place->type == DK_MIXED;
+}
+
 static void give(const kernel_place *place, float *to, const float *from, int64_t n)
 {
 	for (int64_t i = 0; i < n; i++)
-		if (place->type == DK_BF16)
+		if (has_bf16(place))
 			put(reinterpret_cast<bf16 *>(to) + i, from[i]);
 		else
 			to[i] = from[i];
@@ -94,7 +101,7 @@ static void give(const kernel_place *place, float *to, const float *from, int64_
 static void take(const kernel_place *place, float *to, const float *from, int64_t n)
 {
 	for (int64_t i = 0; i < n; i++)
-		to[i] = place->type == DK_BF16 ? wide(reinterpret_cast<const bf16 *>(from)[i]) : from[i];
+		to[i] = has_bf16(place) ? wide(reinterpret_cast<const bf16 *>(from)[i]) : from[i];
 }
 
 static void leave_scratch(kernel_place *place, int64_t numbers)
@@ -108,13 +115,14 @@ static void leave_scratch(kernel_place *place, int64_t numbers)
 
 bool kernel_place_open(int round, kernel_place *place, const char **why)
 {
-	enum { MOST = 8400 };
+	/* Of DK_MIXED only what it has not of the others is left to try. */
+	static const struct { dk_type type; int64_t most; } rounds[] = {{DK_F32, 8400}, {DK_BF16, 8400}, {DK_MIXED, 2000}};
 
 	*why = NULL;
-	if (round > 1)
+	if (round >= (int)(sizeof(rounds) / sizeof(rounds[0])))
 		return false;
-	place->type = round == 0 ? DK_F32 : DK_BF16;
-	place->most = MOST;
+	place->type = rounds[round].type;
+	place->most = rounds[round].most;
 	place->host_memory = true;
 	place->close = close_queue;
 	place->alloc = allocate;

@@ -37,16 +37,48 @@ static void shuffle(uint64_t seed)
 	(void)seed;
 }
 
+static void copy(void *to, const void *from, size_t bytes)
+{
+	check(ddp_device_copy(device, stream, to, from, bytes));
+	check(ddp_device_queue_sync(device, stream));
+}
+
+static uint16_t *make_narrow(int64_t n)
+{
+	uint16_t *narrow = malloc((size_t)n * sizeof(*narrow));
+
+	if (narrow != NULL)
+		return narrow;
+	fprintf(stderr, "out of memory\n");
+	abort();
+}
+
 static void give(const kernel_place *place, float *to, const float *from, int64_t n)
 {
-	(void)place;
-	check(ddp_device_copy(device, stream, to, from, (size_t)n * sizeof(float)));
-	check(ddp_device_queue_sync(device, stream));
+	if (place->type != DK_MIXED) {
+		copy(to, from, (size_t)n * sizeof(*from));
+		return;
+	}
+	uint16_t *narrow = make_narrow(n);
+	dk_queue *before = dk_use(NULL);
+	dk_to_bf16(narrow, from, n);
+	dk_use(before);
+	copy(to, narrow, (size_t)n * sizeof(*narrow));
+	free(narrow);
 }
 
 static void take(const kernel_place *place, float *to, const float *from, int64_t n)
 {
-	give(place, to, from, n);
+	if (place->type != DK_MIXED) {
+		copy(to, from, (size_t)n * sizeof(*from));
+		return;
+	}
+	uint16_t *narrow = make_narrow(n);
+	copy(narrow, from, (size_t)n * sizeof(*narrow));
+	dk_queue *before = dk_use(NULL);
+	dk_from_bf16(to, narrow, n);
+	dk_use(before);
+	free(narrow);
 }
 
 /* Memory that a test did not give back, as on a GPU, goes with the process. */
@@ -62,13 +94,13 @@ bool kernel_place_open(int round, kernel_place *place, const char **why)
 	enum { MOST = 8400 };
 
 	*why = NULL;
-	if (round > 0)
+	if (round > 1)
 		return false;
 	if (device == NULL)
 		check(ddp_device_open("test", &options, &device));
 	check(ddp_device_queue_create(device, DDP_DEVICE_NORMAL, &stream));
-	*place = (kernel_place){.type = DK_F32, .most = MOST, .close = close_place, .alloc = allocate,
+	*place = (kernel_place){.type = round == 0 ? DK_F32 : DK_MIXED, .most = MOST, .close = close_place, .alloc = allocate,
 		.free = release, .shuffle = shuffle, .give = give, .take = take};
-	check(ddp_kernel_queue_open(device, stream, DK_F32, &place->queue));
+	check(ddp_kernel_queue_open(device, stream, place->type, &place->queue));
 	return true;
 }

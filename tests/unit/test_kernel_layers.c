@@ -151,13 +151,14 @@ static void take(float *to, float *there, int64_t n)
 	place.free(there);
 }
 
-/* Of DK_MIXED, gradients of parameters are f32, in the host's memory. */
+/* Of DK_MIXED, gradients of parameters are f32. */
 static float *give_gradient(const float *from, int64_t n, bool of_parameter)
 {
 	if (place.type != DK_MIXED || !of_parameter)
 		return give(from, n);
+	const kernel_place plain = {.queue = place.queue, .type = DK_F32};
 	float *there = place.alloc((size_t)n * sizeof(float));
-	memcpy(there, from, (size_t)n * sizeof(float));
+	place.give(&plain, there, from, n);
 	return there;
 }
 
@@ -167,7 +168,8 @@ static void take_gradient(float *to, float *there, int64_t n, bool of_parameter)
 		take(to, there, n);
 		return;
 	}
-	memcpy(to, there, (size_t)n * sizeof(float));
+	const kernel_place plain = {.queue = place.queue, .type = DK_F32};
+	place.take(&plain, to, there, n);
 	place.free(there);
 }
 

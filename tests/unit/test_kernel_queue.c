@@ -66,12 +66,19 @@ static void assert_bits(float *there, const void *want, size_t bytes)
 	place.free(there);
 }
 
-static float *give(const float *from, int64_t n)
+/* The place as far as gradients of parameters go. */
+static kernel_place of_gradients(void)
 {
-	float *there = place.alloc((size_t)n * sizeof(float));
+	return (kernel_place){.queue = place.queue, .type = place.type == DK_MIXED ? DK_F32 : place.type};
+}
 
-	place.give(&place, there, from, n);
-	return there;
+static float *give_gradient(const float *from, int64_t n)
+{
+	const kernel_place there = of_gradients();
+	float *memory = place.alloc((size_t)n * sizeof(float));
+
+	place.give(&there, memory, from, n);
+	return memory;
 }
 
 static const int64_t lengths[] = {1, 31, 256, 1001, LONGEST};
@@ -102,7 +109,7 @@ static void update(int64_t n, bool adamw, bool momentum, int64_t step, bool othe
 
 	fill_all(n);
 	float *param_there = give_bits(param, bytes), *first_there = give_bits(first, bytes);
-	float *second_there = give_bits(second, bytes), *grad_there = give(grad, n);
+	float *second_there = give_bits(second, bytes), *grad_there = give_gradient(grad, n);
 	float *rounded_there = place.alloc(bytes);
 	a.rounded = s.rounded = (uint16_t *)rounded_there;
 	dk_use(place.queue);
@@ -149,11 +156,11 @@ static void try_norms(void)
 		const int64_t n = lengths[i];
 		fill_all(n);
 		const double squares = dk_sum_squares(grad, n);
-		float *there = give(grad, n);
+		float *there = give_gradient(grad, n);
 		grad[n / 2] = -INFINITY;
-		float *infinite = give(grad, n);
+		float *infinite = give_gradient(grad, n);
 		grad[n - 1] = NAN;
-		float *nan = give(grad, n);
+		float *nan = give_gradient(grad, n);
 		dk_use(place.queue);
 		for (uint64_t seed = 0; seed < 4; seed++) {
 			place.shuffle(seed);
@@ -232,7 +239,8 @@ static void try_rows(void)
 		rows[i] = i == 137 ? 2 : i % 3 == 0 ? 4 : i % 2;
 	float *values = make(COUNT * WIDTH, sizeof(float));
 	fill(values, COUNT * WIDTH);
-	float *there = give(param, ROWS * WIDTH), *values_there = give(values, COUNT * WIDTH);
+	float *there = give_gradient(param, ROWS * WIDTH), *values_there = give_gradient(values, COUNT * WIDTH);
+	const kernel_place gradients = of_gradients();
 	int32_t *rows_there = place.alloc(sizeof(rows));
 	dk_use(place.queue);
 	dk_copy(rows_there, rows, sizeof(rows));
@@ -241,9 +249,9 @@ static void try_rows(void)
 	dk_use(NULL);
 	dk_add_rows(param, rows, values, COUNT, WIDTH);
 	dk_scale(param, ROWS * WIDTH - 1, 0.25f);
-	place.take(&place, grad, there, ROWS * WIDTH);
+	place.take(&gradients, grad, there, ROWS * WIDTH);
 	for (int i = 0; i < ROWS * WIDTH; i++)
-		assert_true(place.type == DK_F32 ? grad[i] == param[i] :
+		assert_true(gradients.type == DK_F32 ? grad[i] == param[i] :
 		            fabsf(grad[i] - param[i]) <= 0x1p-7f * fabsf(param[i]));
 	free(values);
 	place.free(there);
@@ -274,10 +282,22 @@ static int64_t elements(const ddp_param *p)
 	return p->ndim == 2 ? p->shape[0] * p->shape[1] : p->shape[0];
 }
 
-/* The loss; gradients, one after the other, in grad. */
-static double pass(dk_queue *queue, int64_t *total)
+/* To bf16, which takes the place of the f32. */
+static void narrow(float *x, int64_t n)
 {
-	gpt *model = gpt_create(&tiny, BATCH, 1);
+	uint16_t *made = make((size_t)n, sizeof(*made));
+
+	dk_to_bf16(made, x, n);
+	memcpy(x, made, (size_t)n * sizeof(*made));
+	free(made);
+}
+
+/* The loss; gradients, one after the other, in grad. */
+static double pass(dk_queue *queue, bool mixed, int64_t *total)
+{
+	gpt_config config = tiny;
+	config.mixed = mixed;
+	gpt *model = gpt_create(&config, BATCH, 1);
 	float *data[MOST_PARAMS], *grads[MOST_PARAMS];
 	int32_t tokens[BATCH * 10];
 	int count;
@@ -291,6 +311,8 @@ static double pass(dk_queue *queue, int64_t *total)
 	}
 	gpt_bind(model, data, grads);
 	gpt_initialise(model, 5);
+	for (int i = 0; i < count && mixed; i++)
+		narrow(data[i], elements(&params[i]));
 	for (int i = 0; i < BATCH * 10; i++)
 		tokens[i] = (i * 7 + 3) % 61;
 	dk_use(queue);
@@ -309,17 +331,34 @@ static double pass(dk_queue *queue, int64_t *total)
 	return loss;
 }
 
+/* The norm of the difference over that of `b`. */
+static double apart(const float *a, const float *b, int64_t n)
+{
+	double difference = 0, norm = 0;
+
+	for (int64_t i = 0; i < n; i++) {
+		difference += (double)(a[i] - b[i]) * (a[i] - b[i]);
+		norm += (double)b[i] * b[i];
+	}
+	return sqrt(difference / norm);
+}
+
+/* Of DK_MIXED, what bf16's 8 bits leave. */
 static void try_model(void)
 {
 	int64_t total;
 
-	if (place.type != DK_F32 || !place.host_memory)
+	if (place.type == DK_BF16 || !place.host_memory)
 		return;
-	const double loss = pass(NULL, &total);
+	const double loss = pass(NULL, false, &total);
 	assert_true(total <= LONGEST);
 	memcpy(param, grad, (size_t)total * sizeof(float));
-	const double loss_there = pass(place.queue, &total);
-	assert_true(fabs(loss - loss_there) < 1e-4);
+	const double loss_there = pass(place.queue, place.type == DK_MIXED, &total);
+	assert_true(fabs(loss - loss_there) < (place.type == DK_MIXED ? 2e-3 * loss : 1e-4));
+	if (place.type == DK_MIXED) {
+		assert_true(apart(grad, param, total) < 0.05);
+		return;
+	}
 	for (int64_t i = 0; i < total; i++)
 		if (!(fabsf(grad[i] - param[i]) <= 1e-4f * (fabsf(param[i]) + 1)))
 			fail_msg("gradient %ld is %.8g, on the host %.8g", (long)i, grad[i], param[i]);
