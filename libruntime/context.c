@@ -172,7 +172,7 @@ ddp_comm *ddp_world(ddp_context *context)
 	return context->world;
 }
 
-ddp_status ddp_kernels_open(ddp_context *context, int version, void *stream, dk_queue **queue)
+ddp_status ddp_kernels_open(ddp_context *context, int version, int type, void *stream, dk_queue **queue)
 {
 	if (context == NULL || queue == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_kernels_open(): a NULL argument");
@@ -180,7 +180,9 @@ ddp_status ddp_kernels_open(ddp_context *context, int version, void *stream, dk_
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "the program was compiled with version %d of the kernels, "
 		                "and this libddp has version %d: build both from one release", version,
 		                DK_TABLE_VERSION);
-	return ddp_kernel_queue_open(context->device, stream, DK_F32, queue);
+	if (type < DK_F32 || type > DK_MIXED)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_kernels_open(): %d is no dk_type", type);
+	return ddp_kernel_queue_open(context->device, stream, (dk_type)type, queue);
 }
 
 void ddp_kernels_close(dk_queue *queue)

@@ -22,10 +22,9 @@ struct trainer {
 	gpt_options options;
 	ddp_context *context;
 	const ddp_job *job;
-	dk_queue *kernels; /* NULL: the host's */
+	dk_queue *kernels; /* of the model's passes; NULL: the host's, of f32 */
 	gpt *model;
 	ddp_model *params;
-	dk_queue *mixed; /* of a mixed model's passes, else NULL */
 	ddp_dataset dataset;
 	ddp_loader *loader;
 	report report;
@@ -82,16 +81,9 @@ static bool start_library(struct trainer *t)
 	t->job = ddp_get_job(t->context);
 	dk_flush_denormals();
 	dk_set_threads(choose_threads(t->options.threads, t->job));
-	status = ddp_kernels_open(t->context, DK_TABLE_VERSION, NULL, &t->kernels);
-	if (status != DDP_OK)
-		return fail_library(t, status);
-	dk_use(t->kernels);
-	if (!o->model.mixed)
-		return true;
-	if (t->kernels != NULL)
-		return fail(t, "--dtype bf16 computes on the host only; leave out --dtype or --device");
-	t->mixed = dk_open_mixed();
-	return t->mixed != NULL ? true : fail(t, "out of memory");
+	status = ddp_kernels_open(t->context, DK_TABLE_VERSION, o->model.mixed ? DK_MIXED : DK_F32, NULL,
+	                          &t->kernels);
+	return status == DDP_OK ? true : fail_library(t, status);
 }
 
 static bool open_data(struct trainer *t)
@@ -120,9 +112,11 @@ static bool bind(struct trainer *t, int count)
 	if (possible) {
 		gpt_bind(t->model, data, grad);
 		gpt_bind_loss(t->model, ddp_device_loss(t->params));
+		dk_queue *before = dk_use(t->kernels);
 		possible = gpt_initialise(t->model, t->options.seed);
+		dk_use(before);
 	}
-	if (possible && t->mixed != NULL) {
+	if (possible && t->options.model.mixed) {
 		for (int i = 0; i < count; i++)
 			data[i] = (float *)(uintptr_t)ddp_param_bf16(t->params, i);
 		gpt_bind(t->model, data, grad);
@@ -173,7 +167,7 @@ static bool create_model(struct trainer *t)
 	const gpt_options *o = &t->options;
 	const gpt_memory memory = {.alloc = allocate, .release = release, .user = t};
 
-	t->model = gpt_create_on(t->kernels != NULL ? &memory : NULL, &o->model, o->batch, o->accumulate);
+	t->model = gpt_create_on(gpt_on_device(o) ? &memory : NULL, &o->model, o->batch, o->accumulate);
 	if (t->model != NULL || t->told)
 		return t->model != NULL;
 	return fail(t, "not enough memory for %d samples of %d tokens; give a smaller --batch "
@@ -220,7 +214,7 @@ static bool make_model(struct trainer *t)
 		.local_start = o->local_start, .no_overlap = o->no_overlap,
 		.no_communication = o->no_communication,
 		.bf16_params = o->model.mixed,
-		.memory = t->kernels != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST};
+		.memory = gpt_on_device(o) ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST};
 	int count;
 
 	if (!create_model(t))
@@ -268,12 +262,6 @@ static void await_param(void *user, int param)
 		t->arrived = ddp_param_wait(t->params, param);
 }
 
-/* The model's passes go there; returns what was used before. */
-static dk_queue *use_model(const struct trainer *t)
-{
-	return dk_use(t->mixed != NULL ? t->mixed : t->kernels);
-}
-
 /* What a batch drops hangs on its place in the data, which a checkpoint has: a training that
    goes on drops what it would have. */
 static uint64_t pass_number(const struct trainer *t, const ddp_batch *batch)
@@ -285,7 +273,7 @@ static uint64_t pass_number(const struct trainer *t, const ddp_batch *batch)
 
 static ddp_status pass(struct trainer *t, const ddp_batch *batch, double *loss_sum)
 {
-	dk_queue *before = use_model(t);
+	dk_queue *before = dk_use(t->kernels);
 
 	gpt_set_dropout(t->model, t->options.dropout, t->options.seed, pass_number(t, batch));
 	*loss_sum += gpt_forward(t->model, batch->data, (int)batch->samples, t->options.model.length);
@@ -364,7 +352,7 @@ static bool train(struct trainer *t)
 	if (t->job->rank != 0)
 		return true;
 	report_end(&t->report, &summary, t->job);
-	dk_queue *before = use_model(t);
+	dk_queue *before = dk_use(t->kernels);
 	const bool written = o->generate == 0 ||
 		(generate_text(t->model, &o->model, o->generate, o->seed, t->report.out) &&
 		 dk_failure() == NULL);
@@ -380,9 +368,7 @@ static bool run_rank(struct trainer *t)
 	ddp_dataset_close(&t->dataset);
 	ddp_model_free(t->params);
 	gpt_free(t->model);
-	dk_use(NULL);
 	ddp_kernels_close(t->kernels);
-	dk_close(t->mixed);
 	if (ddp_finalize(t->context) != DDP_OK && fine) {
 		fprintf(stderr, "gpt: %s\n", ddp_last_error());
 		fine = false;

@@ -326,6 +326,11 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 	}
 }
 
+bool gpt_on_device(const gpt_options *o)
+{
+	return o->device != NULL && strcmp(o->device, "cpu") != 0;
+}
+
 static bool check(gpt_options *o)
 {
 	char why[160];
@@ -353,7 +358,7 @@ static bool check(gpt_options *o)
 		fprintf(stderr, "gpt: --dropout %g: must be below 1\n", o->dropout);
 		return false;
 	}
-	if (o->dropout > 0 && (o->model.mixed || (o->device != NULL && strcmp(o->device, "cpu") != 0))) {
+	if (o->dropout > 0 && (o->model.mixed || gpt_on_device(o))) {
 		fprintf(stderr, "gpt: --dropout computes in f32 on the host only; leave out --dtype and --device\n");
 		return false;
 	}

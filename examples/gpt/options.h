@@ -40,6 +40,9 @@ typedef struct gpt_options {
 	int stopped_exit;        /* code of a training that was stopped before its last step */
 } gpt_options;
 
+/* Whether what computes has memory of its own. */
+bool gpt_on_device(const gpt_options *options);
+
 /* What main() does next. */
 typedef enum gpt_parsed { GPT_RUN, GPT_DONE, GPT_BAD } gpt_parsed;
 

@@ -113,6 +113,11 @@ static float *carve_tensor(gpt *g, size_t *used, size_t elements)
 	return carve(g, used, g->config.mixed ? (elements + 1) / 2 : elements);
 }
 
+static size_t larger(size_t a, size_t b)
+{
+	return a > b ? a : b;
+}
+
 static size_t lay_out(gpt *g)
 {
 	size_t rows = (size_t)g->capacity * (size_t)g->config.length;
@@ -143,7 +148,7 @@ static size_t lay_out(gpt *g)
 	g->dnorm = carve_tensor(g, &used, stream);
 	g->dattended = carve_tensor(g, &used, stream);
 	g->dwide = carve_tensor(g, &used, 4 * stream);
-	g->row_grads = carve(g, &used, g->config.mixed ? stream : 0);
+	g->widened = carve(g, &used, g->config.mixed ? larger(stream, (size_t)g->config.vocab) : 0);
 	g->tokens = (int32_t *)carve(g, &used, rows);
 	g->targets = (int32_t *)carve(g, &used, rows);
 	return used * sizeof(float);

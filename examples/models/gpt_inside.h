@@ -42,7 +42,7 @@ struct gpt {
 	float *classifier;       /* dk_classifier_work() */
 	float *dstream, *dnorm, *dattended; /* [rows, width] */
 	float *dwide;            /* [rows, 4 width] */
-	float *row_grads;        /* [rows, width]: f32, if the model is mixed */
+	float *widened;          /* [rows, width], or [vocab]: f32 of bf16, if the model is mixed */
 	int32_t *tokens, *targets; /* [rows] */
 	int batch, length;       /* of the forward pass at hand */
 	int32_t *staged;         /* [slots][2][rows], on the host: tokens, targets of passes

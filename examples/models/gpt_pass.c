@@ -169,12 +169,13 @@ void gpt_next_logits(gpt *g, const int32_t *tokens, int length, float *logits)
 		.a = g->config.mixed ? (float *)((uint16_t *)g->ln_f + last) : g->ln_f + last, .lda = width,
 		.b = g->data[classifier_param(g)], .ldb = width, .c = g->classifier,
 		.ldc = g->config.vocab});
+	const float *there = g->classifier;
 	if (g->config.mixed) {
-		dk_from_bf16(logits, (const uint16_t *)g->classifier, g->config.vocab);
-		return;
+		dk_from_bf16(g->widened, (const uint16_t *)g->classifier, g->config.vocab);
+		there = g->widened;
 	}
-	dk_copy(logits, g->classifier, (size_t)g->config.vocab * sizeof(*logits));
-	dk_largest(g->classifier, 1); /* waits */
+	dk_copy(logits, there, (size_t)g->config.vocab * sizeof(*logits));
+	dk_largest(there, 1); /* waits */
 }
 
 /* Tells of gradients that are complete; keeps the first error. */
@@ -251,9 +252,9 @@ static const float *row_gradients(gpt *g)
 {
 	if (!g->config.mixed)
 		return g->dstream;
-	dk_from_bf16(g->row_grads, (const uint16_t *)g->dstream,
+	dk_from_bf16(g->widened, (const uint16_t *)g->dstream,
 	             (int64_t)g->batch * g->length * g->config.width);
-	return g->row_grads;
+	return g->widened;
 }
 
 /* The embedding's gradient has but few rows. If the classifier shares its

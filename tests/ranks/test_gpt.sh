@@ -196,6 +196,16 @@ a_device_trains_to_the_bytes_of_the_host() {
 		same "$work/f/step-00000012.safetensors" "$work/there/step-00000012.safetensors"
 }
 
+# The same in bf16, from a checkpoint of the host's run that did so.
+a_device_trains_in_bf16_to_the_bytes_of_the_host() {
+	mkdir "$work/there-bf16" && cp "$work/n-plain/step-00000003.safetensors" "$work/there-bf16" &&
+		bf16 --device test --bucket-mb 0.02 --checkpoint "$work/there-bf16" --resume --generate 20 &&
+		tail -c 21 "$work/out" >"$work/there.txt" &&
+		same "$work/n-plain/step-00000006.safetensors" "$work/there-bf16/step-00000006.safetensors" &&
+		bf16 --checkpoint "$work/o-plain" --resume --generate 20 && tail -c 21 "$work/out" >"$work/here.txt" &&
+		same "$work/here.txt" "$work/there.txt"
+}
+
 a_device_generates_what_the_host_does() {
 	train --steps 2 --generate 40 && sed '1,/^overlap/d' "$work/out" >"$work/here.txt" &&
 		train --device test --steps 2 --generate 40 && sed '1,/^overlap/d' "$work/out" >"$work/there.txt" &&
@@ -356,6 +366,7 @@ check "bf16 is the same by all ways of whole gradients" bf16_is_the_same_by_all_
 check "checkpoints of bf16 hold f32 only, and go on in f32" bf16_checkpoints_hold_f32_only
 check "bf16 generates text" bf16_generates_text
 check "a device trains to the bytes of the host" a_device_trains_to_the_bytes_of_the_host
+check "so it does in bf16" a_device_trains_in_bf16_to_the_bytes_of_the_host
 check "a device generates what the host does" a_device_generates_what_the_host_does
 check "ranks whose rows travel train like one" ranks_whose_rows_travel_train_like_one
 check "rows that travel resume bit for bit" rows_that_travel_resume_bit_for_bit
@@ -394,8 +405,6 @@ check "tokens per update and accumulation are not both given" refuses 'leave --a
 	--tokens-per-update 1000 --accumulate 2
 check "unknown formats are refused" refuses 'choose bytes, u16 or llmc' --data "$work/text" --format png
 check "unknown types are refused" refuses '--dtype f16: choose f32 or bf16' --data "$work/text" --dtype f16
-check "bf16 is refused on a device" refuses '--dtype bf16 computes on the host only; leave out --dtype or --device' \
-	--data "$work/text" --dtype bf16 --device test --spawn 2
 check "unknown shards are refused" refuses 'choose auto, none, state or gradients' --data "$work/text" \
 	--shard twice
 check "unknown devices are refused" refuses "there is no device 'tpu'; the kinds are cpu, cuda and test" \
