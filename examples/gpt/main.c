@@ -81,8 +81,8 @@ static bool start_library(struct trainer *t)
 	t->job = ddp_get_job(t->context);
 	dk_flush_denormals();
 	dk_set_threads(choose_threads(t->options.threads, t->job));
-	status = ddp_kernels_open(t->context, DK_TABLE_VERSION, o->model.mixed ? DK_MIXED : DK_F32, NULL,
-	                          &t->kernels);
+	const dk_type type = o->model.mixed ? DK_MIXED : o->tf32 ? DK_TF32 : DK_F32;
+	status = ddp_kernels_open(t->context, DK_TABLE_VERSION, type, NULL, &t->kernels);
 	return status == DDP_OK ? true : fail_library(t, status);
 }
 

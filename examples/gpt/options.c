@@ -62,7 +62,8 @@ static const struct described described[] = {
 	                              "it (0)"},
 	{"seed", "N", OPT_SEED, "seed of parameters, sample order and dropout (1)"},
 	{"dtype", "NAME", OPT_DTYPE, "type of parameters and activations in forward and backward: f32 "
-	                             "(default), or bf16; gradients and what is updated are f32"},
+	                             "(default); tf32, f32 whose matrix products a GPU rounds to TF32; "
+	                             "bf16. Gradients and what is updated are f32"},
 	{"stopped-exit", "N", OPT_STOPPED_EXIT, "exit code if SIGTERM ends it before the last step, 0 to "
 	                                        "124 (75)"},
 	{NULL, NULL, 0, "Files"},
@@ -237,14 +238,15 @@ static bool read_schedule(const char *text, ddp_schedule_kind *schedule)
 	return true;
 }
 
-static bool read_dtype(const char *text, bool *mixed)
+static bool read_dtype(const char *text, gpt_options *o)
 {
-	static const char *const names[] = {"f32", "bf16"};
+	static const char *const names[] = {"f32", "tf32", "bf16"};
 	int which = 0;
 
-	if (!read_name(OPT_DTYPE, text, names, 2, &which))
+	if (!read_name(OPT_DTYPE, text, names, 3, &which))
 		return false;
-	*mixed = which == 1;
+	o->tf32 = which == 1;
+	o->model.mixed = which == 2;
 	return true;
 }
 
@@ -298,7 +300,7 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 	case OPT_CHECKPOINT: o->checkpoint = text; return true;
 	case OPT_CHECKPOINT_EVERY:
 		return read_integer(id, text, 1, INT64_C(1) << 40, &o->checkpoint_every);
-	case OPT_DTYPE: return read_dtype(text, &o->model.mixed);
+	case OPT_DTYPE: return read_dtype(text, o);
 	case OPT_CHECKPOINT_BESIDE: o->checkpoint_beside = true; return true;
 	case OPT_RESUME: o->resume = true; return true;
 	case OPT_KEEP: return read_int(id, text, 1, 1 << 20, &o->keep);
@@ -360,6 +362,11 @@ static bool check(gpt_options *o)
 	}
 	if (o->dropout > 0 && (o->model.mixed || gpt_on_device(o))) {
 		fprintf(stderr, "gpt: --dropout computes in f32 on the host only; leave out --dtype and --device\n");
+		return false;
+	}
+	if (o->tf32 && !gpt_on_device(o)) {
+		fprintf(stderr, "gpt: --dtype tf32 rounds the matrix products of a GPU; give --device cuda, or leave "
+		        "out --dtype\n");
 		return false;
 	}
 	if (o->tokens_per_update > 0 && o->accumulate > 0) {

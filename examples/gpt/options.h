@@ -33,6 +33,7 @@ typedef struct gpt_options {
 	double bucket_mb;
 	bool no_overlap, no_communication;
 	const char *device;      /* NULL: the host */
+	bool tf32;               /* its matrix products may round to TF32 */
 	int spawn;               /* 0: ranks come from the launcher */
 	int threads;             /* 0: the node's processors over its ranks */
 	int generate;

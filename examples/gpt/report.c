@@ -39,7 +39,7 @@ void report_start(report *r, const gpt_options *o, const ddp_job *job, int64_t p
 	r->every = o->steps / LINES > 0 ? o->steps / LINES : 1;
 	fprintf(r->out, "%sGPT-2%s %.2fM parameters: %d layers, %d heads, width %d, vocabulary %d, "
 	        "length %d%s\n", paint(r, BOLD), paint(r, PLAIN), (double)parameters * 1e-6, m->layers,
-	        m->heads, m->width, m->vocab, m->length, m->mixed ? ", in bf16" : "");
+	        m->heads, m->width, m->vocab, m->length, m->mixed ? ", in bf16" : o->tf32 ? ", products in TF32" : "");
 	fprintf(r->out, "%s: %" PRId64 " samples; %d rank%s on %d node%s, %" PRId64 " tokens a step\n",
 	        o->data, samples, job->world_size, job->world_size == 1 ? "" : "s", job->nnodes,
 	        job->nnodes == 1 ? "" : "s",

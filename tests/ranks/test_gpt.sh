@@ -196,6 +196,12 @@ a_device_trains_to_the_bytes_of_the_host() {
 		same "$work/f/step-00000012.safetensors" "$work/there/step-00000012.safetensors"
 }
 
+# TF32 may be taken, and is not, where there is none.
+a_device_without_tf32_computes_in_f32() {
+	train --device test --steps 2 --dtype tf32 --generate 40 && says ', products in TF32$' &&
+		sed '1,/^overlap/d' "$work/out" >"$work/tf32.txt" && same "$work/there.txt" "$work/tf32.txt"
+}
+
 # The same in bf16, from a checkpoint of the host's run that did so.
 a_device_trains_in_bf16_to_the_bytes_of_the_host() {
 	mkdir "$work/there-bf16" && cp "$work/n-plain/step-00000003.safetensors" "$work/there-bf16" &&
@@ -368,6 +374,7 @@ check "bf16 generates text" bf16_generates_text
 check "a device trains to the bytes of the host" a_device_trains_to_the_bytes_of_the_host
 check "so it does in bf16" a_device_trains_in_bf16_to_the_bytes_of_the_host
 check "a device generates what the host does" a_device_generates_what_the_host_does
+check "one without TF32 computes in f32" a_device_without_tf32_computes_in_f32
 check "ranks whose rows travel train like one" ranks_whose_rows_travel_train_like_one
 check "rows that travel resume bit for bit" rows_that_travel_resume_bit_for_bit
 check "only the last checkpoints are kept" last_ones_are_kept
@@ -404,7 +411,9 @@ check "tokens per update are divided" refuses '1000 tokens per update are no mul
 check "tokens per update and accumulation are not both given" refuses 'leave --accumulate out' --data "$work/text" \
 	--tokens-per-update 1000 --accumulate 2
 check "unknown formats are refused" refuses 'choose bytes, u16 or llmc' --data "$work/text" --format png
-check "unknown types are refused" refuses '--dtype f16: choose f32 or bf16' --data "$work/text" --dtype f16
+check "unknown types are refused" refuses '--dtype f16: choose f32, tf32 or bf16' --data "$work/text" --dtype f16
+check "TF32 is a GPU's" refuses '--dtype tf32 rounds the matrix products of a GPU; give --device cuda' \
+	--data "$work/text" --dtype tf32
 check "unknown shards are refused" refuses 'choose auto, none, state or gradients' --data "$work/text" \
 	--shard twice
 check "unknown devices are refused" refuses "there is no device 'tpu'; the kinds are cpu, cuda and test" \
