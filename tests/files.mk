@@ -137,6 +137,7 @@ check_PROGRAMS += \
 	tests/ranks/test_bf16_params \
 	tests/ranks/test_checkpoint \
 	tests/ranks/test_checkpoint_beside \
+	tests/ranks/test_checkpoint_load \
 	tests/ranks/test_comm_await \
 	tests/ranks/test_comm_callbacks \
 	tests/ranks/test_comm_device \
@@ -225,7 +226,10 @@ check_PROGRAMS += \
 
 tests_ranks_test_comm_nccl_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
 tests_ranks_test_comm_memory_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,--wrap=calloc
-tests_ranks_test_checkpoint_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,--wrap=calloc
+tests_ranks_test_checkpoint_SOURCES = tests/ranks/test_checkpoint.c \
+	tests/support/checkpoint_jobs.c tests/support/checkpoint_jobs.h
+tests_ranks_test_checkpoint_load_SOURCES = tests/ranks/test_checkpoint_load.c tests/support/checkpoint_jobs.c
+tests_ranks_test_checkpoint_load_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,--wrap=calloc
 tests_ranks_test_checkpoint_beside_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=fsync -Wl,--wrap=pthread_create
 tests_ranks_test_device_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_place_read -Wl,--wrap=ddp_reducer_end
 tests_ranks_test_device_ways_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_spans_union

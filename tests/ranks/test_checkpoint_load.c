@@ -1,0 +1,273 @@
+/* state/checkpoint: loading what does not fit, is broken or takes much memory. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "context.h"
+#include "data/loader.h"
+#include "reduce/model_state.h"
+#include "reduce/tensors.h"
+#include "state/safetensors.h"
+#include "state/store.h"
+#include "tests/support/checkpoint_jobs.h"
+#include "tests/support/context_ranks.h"
+
+static void load_what_does_not_fit(ddp_context *context)
+{
+	struct job wider = make_job(context, WIDTH + 1, 3);
+	struct job untouched = make_job(context, WIDTH + 1, 3);
+	struct job other_seed = make_job(context, WIDTH, 4);
+	int64_t step = -1;
+
+	CHECK(ddp_checkpoint_load(wider.model, wider.loader, dir, &step) == DDP_ERR_FORMAT);
+	CHECK(says("step-00000007.safetensors: tensor scale has shape 33x3, the model has 34x3"));
+	CHECK(same_parameters(wider, untouched) && step == -1);
+
+	CHECK(ddp_checkpoint_load(other_seed.model, other_seed.loader, dir, &step) ==
+	      DDP_ERR_INVALID);
+	CHECK(says("seed is 4 here, but was 3"));
+	CHECK(ddp_loader_get_state(other_seed.loader).samples == 0);
+	CHECK(ddp_checkpoint_load(other_seed.model, NULL, dir, &step) == DDP_OK && step == 7);
+	free_job(wider);
+	free_job(untouched);
+	free_job(other_seed);
+}
+
+static void checkpoint_that_does_not_fit_changes_nothing(void **state)
+{
+	(void)state;
+	on_ranks(2, 0, save_after_seven_steps);
+	on_ranks(2, 0, load_what_does_not_fit);
+}
+
+enum { OLD_STEP = 8 };
+
+/* Writes what the model has, and one tensor more. */
+static void save_with(ddp_model *model, const char *name)
+{
+	const int64_t two = 2;
+	const float counts[] = { 1, 2 };
+	ddp_safetensors_tensor list[16];
+	ddp_tensors tensors;
+	int count = 0;
+
+	CHECK(ddp_model_tensors(model, true, &tensors) == DDP_OK);
+	for (int i = 0; i < tensors.count; i++) {
+		const ddp_tensor *t = &tensors.list[i];
+		if (!t->optional)
+			list[count++] = (ddp_safetensors_tensor){ .name = t->name, .ndim = t->ndim, .shape = t->shape,
+			                                          .data = t->data };
+	}
+	list[count++] = (ddp_safetensors_tensor){ .name = name, .ndim = 1, .shape = &two, .data = counts };
+	CHECK(ddp_store_write(dir, OLD_STEP, list, count, NULL, 0, 3, NULL) == DDP_OK);
+	ddp_tensors_free(&tensors);
+}
+
+static void load_tensors_of_others(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	int64_t step;
+
+	save_with(job.model, "strange");
+	CHECK(ddp_checkpoint_load(job.model, NULL, dir, &step) == DDP_ERR_FORMAT);
+	CHECK(says("tensor strange is not of this model or optimizer"));
+	save_with(job.model, "optimizer.missed_steps");
+	CHECK(ddp_checkpoint_load(job.model, NULL, dir, &step) == DDP_ERR_FORMAT);
+	CHECK(says("step-00000008.safetensors is of a development version before libddp 0.2: its tensor optimizer.missed_steps counts"));
+	free_job(job);
+}
+
+static void tensors_of_others_are_refused_by_name(void **state)
+{
+	(void)state;
+	on_ranks(1, 0, load_tensors_of_others);
+}
+
+/* Only one rank has another loader: none moves. */
+static void load_with_one_strange_loader(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	const ddp_dataset dataset = { .size = SAMPLES, .sample_bytes = sizeof(float),
+	                              .read = read_number };
+	const ddp_loader_options strange = { .size = sizeof(strange), .batch_size = GLOBAL_BATCH / 2, .seed = 4,
+	                                     .tail = DDP_TAIL_UNEVEN };
+	int64_t step;
+
+	if (context->job.rank == 1) {
+		ddp_loader_free(job.loader);
+		CHECK(ddp_loader_make(1, 2, &dataset, &strange, &job.loader) == DDP_OK);
+	}
+
+	CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_ERR_INVALID);
+	CHECK(says(context->job.rank == 1 ? "seed is 4" : "rank 1 cannot move its loader"));
+	CHECK(ddp_loader_get_state(job.loader).samples == 0);
+	free_job(job);
+}
+
+static void loaders_move_together_or_not_at_all(void **state)
+{
+	(void)state;
+	on_ranks(2, 0, save_after_seven_steps);
+	on_ranks(2, 0, load_with_one_strange_loader);
+}
+
+/* ---- memory ---- */
+
+static atomic_bool counts_memory;
+static atomic_size_t most_at_once, refused_from; /* bytes; 0: nothing is refused */
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+
+static bool admit(size_t bytes)
+{
+	if (!atomic_load(&counts_memory))
+		return true;
+	if (bytes > atomic_load(&most_at_once))
+		atomic_store(&most_at_once, bytes);
+	return atomic_load(&refused_from) == 0 || bytes < atomic_load(&refused_from);
+}
+
+void *__wrap_malloc(size_t bytes)
+{
+	return admit(bytes) ? __real_malloc(bytes) : NULL;
+}
+
+void *__wrap_calloc(size_t count, size_t bytes)
+{
+	return admit(count * bytes) ? __real_calloc(count, bytes) : NULL;
+}
+
+enum { LARGE_WIDTH = 360000, CHUNK_BYTES = 4 << 20 }; /* 4.3 MB of parameters */
+
+static void load_in_little_memory(ddp_context *context)
+{
+	static const ddp_model_options ways[] = {
+		{ .size = sizeof(*ways), .shard = DDP_SHARD_NONE }, { .size = sizeof(*ways), .shard = DDP_SHARD_STATE },
+		{ .size = sizeof(*ways), .shard = DDP_SHARD_GRADIENTS },
+	};
+	int64_t step;
+
+	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+		struct job straight = make_job_with(context, LARGE_WIDTH, 3, &ways[w]);
+		struct job job = make_job_with(context, LARGE_WIDTH, 3, &ways[w]);
+
+		train(straight, 1);
+		CHECK(ddp_checkpoint_save(straight.model, straight.loader, dir, 0) == DDP_OK);
+		atomic_store(&counts_memory, true);
+		atomic_store(&refused_from, context->job.rank == 1 ? 1 << 20 : 0);
+		CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_ERR_NOMEM);
+		CHECK(says(context->job.rank == 1 ? "no memory for" : "rank 1 cannot load a checkpoint"));
+		atomic_store(&most_at_once, 0);
+		atomic_store(&refused_from, 0);
+		CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 1);
+		atomic_store(&counts_memory, false);
+		CHECK(atomic_load(&most_at_once) <= CHUNK_BYTES);
+		CHECK(same_parameters(straight, job));
+		train(straight, 1);
+		train(job, 1);
+		CHECK(same_parameters(straight, job));
+		free_job(straight);
+		free_job(job);
+	}
+}
+
+static void load_takes_little_memory_and_its_lack_is_an_error_on_all(void **state)
+{
+	(void)state;
+	on_ranks(3, 0, load_in_little_memory);
+}
+
+/* A learning rate set by hand counts as long as the model's own is the same. */
+static void load_other_hyperparameters(ddp_context *context)
+{
+	const ddp_model_options first = { .size = sizeof(first), .learning_rate = 0.01, .weight_decay = 0.1 };
+	const ddp_model_options other = { .size = sizeof(other), .learning_rate = 0.02, .weight_decay = 0.1, .beta2 = 0.95 };
+	struct job job = make_job_with(context, WIDTH, 3, &first);
+	struct job same = make_job_with(context, WIDTH, 3, &first);
+	struct job another = make_job_with(context, WIDTH, 3, &other);
+	int64_t step;
+
+	ddp_set_log(collect, NULL, DDP_LOG_WARN);
+	ddp_set_learning_rate(job.model, 0.003);
+	train(job, 2);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	train(job, 2);
+
+	CHECK(ddp_checkpoint_load(same.model, same.loader, dir, &step) == DDP_OK);
+	CHECK(same.model->learning_rate == 0.003 && warnings[0] == '\0');
+	train(same, 2);
+	CHECK(same_parameters(job, same));
+
+	CHECK(ddp_checkpoint_load(another.model, another.loader, dir, &step) == DDP_OK);
+	CHECK(another.model->learning_rate == 0.02);
+	bool leads = context->job.rank == 0;
+	CHECK((strstr(warnings, "learning_rate was 0.01 where it was saved and is 0.02") != NULL) == leads);
+	CHECK((strstr(warnings, "beta2 was 0.999 where it was saved and is 0.95") != NULL) == leads);
+	CHECK(strstr(warnings, "weight_decay") == NULL);
+	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
+	free_job(job);
+	free_job(same);
+	free_job(another);
+}
+
+static void hyperparameters_are_saved_and_others_named(void **state)
+{
+	(void)state;
+	on_ranks(2, 0, load_other_hyperparameters);
+}
+
+static void load_broken_or_absent(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	char path[256];
+	int64_t step = -1;
+
+	snprintf(path, sizeof(path), "%s/step-00000007.safetensors", dir);
+	CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_ERR_FORMAT);
+	CHECK(says("cut short") && says(path));
+	snprintf(path, sizeof(path), "%s/step-00000008.safetensors", dir);
+	CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_ERR_IO);
+	snprintf(path, sizeof(path), "%s/none", dir);
+	CHECK(step == -1);
+	CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_OK && step == 0);
+	CHECK(ddp_checkpoint_load(job.model, job.loader, "", &step) == DDP_ERR_INVALID);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, NULL, 0) == DDP_ERR_INVALID);
+	free_job(job);
+}
+
+static void broken_file_is_an_error_and_an_absent_directory_is_none(void **state)
+{
+	char path[256];
+	struct stat about;
+
+	(void)state;
+	on_ranks(1, 0, save_after_seven_steps);
+	snprintf(path, sizeof(path), "%s/step-00000007.safetensors", dir);
+	assert_int_equal(stat(path, &about), 0);
+	assert_int_equal(truncate(path, about.st_size - 4), 0);
+	on_ranks(2, 0, load_broken_or_absent);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup(checkpoint_that_does_not_fit_changes_nothing, folder_empty),
+		cmocka_unit_test_setup(tensors_of_others_are_refused_by_name, folder_empty),
+		cmocka_unit_test_setup(loaders_move_together_or_not_at_all, folder_empty),
+		cmocka_unit_test_setup(load_takes_little_memory_and_its_lack_is_an_error_on_all, folder_empty),
+		cmocka_unit_test_setup(hyperparameters_are_saved_and_others_named, folder_empty),
+		cmocka_unit_test_setup(broken_file_is_an_error_and_an_absent_directory_is_none, folder_empty),
+	};
+	return cmocka_run_group_tests(tests, make_base, folder_remove);
+}
