@@ -5,10 +5,6 @@
 readonly bare_tests=(test_comm_random test_comm_faults test_context test_job
 	test_kernel_product test_gpt_model test_training)
 
-# What another compiler may compute or order otherwise: arithmetic, vectors, layouts
-# and threads. It compiles all programs, with warnings as errors.
-readonly compiler_tests='test_(kernel_.*|comm_(kernels|merge|blocks|random|threads|device|memory|callbacks)|optim|engine|model|gpt_model|gpt.sh|training|rows|safetensors|checkpoint|sampler|loader|images|tokens|device_async|context|job|netplugin|spank_(options|report|stall)|tcp_wireup)'
-
 child=''
 end_child() { [ -z "$child" ] || kill "$child" 2>/dev/null; }
 
@@ -54,7 +50,7 @@ prepare_machine()
 build_of()
 {
 	case $1 in
-	clang|bare|asan|tsan) echo "$work/build-$1" ;;
+	bare|asan|tsan) echo "$work/build-$1" ;;
 	*) echo "${build:-$work/build-unit}" ;;
 	esac
 }
@@ -78,7 +74,7 @@ build_ahead()
 {
 	local suite
 	builder=
-	for suite in unit clang bare asan tsan; do
+	for suite in unit bare asan tsan; do
 		[ -z "$(wanted "$suite")" ] || build_tree "$suite"
 	done
 	run_suite fuzz
@@ -114,19 +110,17 @@ make_tree()
 	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU.
 	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80')
 	case $suite in
-	clang) options=(CC=clang --disable-cuda-kernels) flags=(CFLAGS=-O1)
-		mapfile -t targets < <(clang_tests | grep -vE '\.(sh|py)$' | while read -r name; do path_of "$name"; done) ;;
 	bare) options=(--without-ucx --without-pmix --without-blas --without-slurm --without-openmpi --without-cuda) flags=(CFLAGS=-O0)
 		mapfile -t targets < <(echo examples/allreduce; for name in "${bare_tests[@]}"; do path_of "$name"; done) ;;
-	asan) options=(--disable-werror --disable-cuda-kernels '--enable-sanitizer=address,undefined') flags=(CFLAGS='-g1 -O1') ;;
+	asan) options=(CC=clang --disable-cuda-kernels '--enable-sanitizer=address,undefined') flags=(CFLAGS='-g1 -O1') ;;
 	tsan) options=(--disable-werror --disable-cuda-kernels --enable-sanitizer=thread) flags=(CFLAGS='-g1 -O1')
 		mapfile -t targets < <(tsan_tests | grep -vE '\.(sh|py)$' | while read -r name; do path_of "$name"; done) ;;
 	*) suite=unit ;;
 	esac
 	# The linker that takes least time, but where it is the product's.
-	[[ $suite != @(clang|asan|tsan) ]] || ! command -v ld.gold >/dev/null || flags+=(LDFLAGS=-fuse-ld=gold)
+	[[ $suite != @(asan|tsan) ]] || ! command -v ld.gold >/dev/null || flags+=(LDFLAGS=-fuse-ld=gold)
 	# gcc finds in the system what it found before; flags that make is told leave that as it is.
-	[[ $suite == @(clang|bare) ]] || options+=(--cache-file="$work/config.cache")
+	[[ $suite == @(asan|bare) ]] || options+=(--cache-file="$work/config.cache")
 	# No test runs the benchmarks and the programs of clusters in these builds.
 	[[ $suite != @(asan|tsan) ]] || all+=("noinst_PROGRAMS=examples/allreduce examples/gpt/gpt")
 	cd "$dir" || return 1
@@ -137,9 +131,9 @@ make_tree()
 		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${one_arch[@]}" "${flags[@]}" "${all[@]}" || return 1
 	fi
 	step "$suite" "building the tests ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${flags[@]}" "${targets[@]}" || return 1
-	# What clang has to say of the other tests it says without linking them.
-	[ "$suite" != clang ] ||
-		step clang "compiling the other tests (clang)" 900 "$logs/build-clang.log" make -j "$jobs" check TESTS= CFLAGS=-O0 CCLD=:
+	# What clang has to say of the other programs it says without linking them.
+	[ "$suite" != asan ] ||
+		step asan "compiling the other programs (asan)" 900 "$logs/build-asan.log" make -j "$jobs" all CFLAGS=-O0 SANITIZER_CFLAGS= CCLD=:
 }
 
 # ---- make check ----------------------------------------------------------------------
@@ -151,7 +145,6 @@ test_paths()
 		sed -n 's/^\(check_PROGRAMS\|TESTS\) *+= *//p' | tr -s '[:blank:]' '\n' | grep '^tests/' | awk '!seen[$0]++'
 }
 unit_tests() { test_paths | sed 's|.*/||'; }
-clang_tests() { compiled_tests | grep -xE "$compiler_tests"; }
 compiled_tests() { unit_tests | grep -vxF "$(printf '%s\n' "${uncompiled_tests[@]}")"; }
 path_of() { test_paths | grep -E "/$1\$"; }
 
@@ -161,7 +154,7 @@ check_tree()
 	local suite=$1 dir status=0 name paths=() before targets=(check)
 	dir=$(build_of "$suite")
 	# Not the programs that these suites do without.
-	[[ $suite != @(bare|clang|tsan) ]] || targets=(check-TESTS check_PROGRAMS=)
+	[[ $suite != @(bare|tsan) ]] || targets=(check-TESTS check_PROGRAMS=)
 	shift
 	mapfile -t paths < <(test_paths | grep -E "/($(IFS='|' && echo "$*"))\$")
 	say "make check ($suite)$(whole "$suite" || echo ": $*")"
@@ -200,7 +193,7 @@ from_check()
 			END { if (!any) printf "FAIL\t%s\t%s\tno result\t%s\n", suite, name, log_file }
 		' "$log" >>"$results"
 		[ "$(count FAIL "$1" "$name")" = "$before" ] || keep_evidence "$1" "$name" "$log"
-		ended "$1" "$name" "$(sed -n 's/^# took \([0-9.]*\) s$/\1/p' "$log" | tail -n 1)"
+		ended "$1" "$name" "$(sed -n 's/^# took \(.* s of CPU\)$/\1/p' "$log" | tail -n 1)"
 	done < <(find "$2/tests" -name '*.trs' | sort)
 }
 

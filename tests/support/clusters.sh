@@ -74,7 +74,7 @@ cluster_test()
 		source="$source" build="$(build_of cluster)" prefix="$prefix" cluster="$cluster" \
 		LD_LIBRARY_PATH="$prefix/lib" bash "$file" || status=$?
 	from_tap cluster "$name" $status "$log"
-	ended cluster "$name" $((SECONDS - started))
+	ended cluster "$name" "$((SECONDS - started)) s"
 	[ "$(count FAIL cluster "$name")" != "$before" ] || return 0
 	keep_evidence cluster "$name" "$log" "$cluster/log" "$own/hung"
 	# What failed may have left the cluster in any state.

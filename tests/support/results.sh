@@ -12,7 +12,7 @@ count()
 		END { print n + 0 }' "$results"
 }
 
-# ended SUITE NAME SECONDS: a line on a test that has ended
+# ended SUITE NAME TIME: a line on a test that has ended
 ended()
 {
 	local failed skipped text
@@ -20,7 +20,7 @@ ended()
 	text="$(count PASS "$1" "$2") passed"
 	[ "$skipped" = 0 ] || text+=", $skipped skipped"
 	[ "$failed" = 0 ] || text+=", $failed FAILED"
-	say "$(printf '%-40s %s, %s s' "$1/$2" "$text" "$3")"
+	say "$(printf '%-40s %s, %s' "$1/$2" "$text" "$3")"
 }
 
 # from_tap SUITE NAME STATUS LOG: records the results of a test that prints TAP.

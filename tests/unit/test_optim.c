@@ -13,6 +13,15 @@
 #include "kernels.h"
 #include "optim/optim.h"
 
+#ifdef __clang__
+/* LLVM's OpenMP keeps the tables of threads that it outgrew. */
+const char *__lsan_default_suppressions(void);
+__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void)
+{
+	return "leak:libomp.so\n";
+}
+#endif
+
 enum { A = 5, B = 3, STEPS = 5, ELEMENTS = 32, B_OFFSET = 16 };
 
 /* Powers of two, so that scaling is exact. */

@@ -83,5 +83,5 @@ status=0
 check "a test that hangs fails" status_is 137
 check "when its time is up" prints '^Bail out! its time was up after [0-9]+ s'
 check "after a look at its processes" prints '^# process [0-9]+: sleep 1000 , state S'
-check "with the time that it took" prints '^# took [0-9.]+ s$'
+check "with the time that it took" prints '^# took [0-9.]+ s, [0-9.]+ s of CPU$'
 echo "1..$count"
