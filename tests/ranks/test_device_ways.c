@@ -71,7 +71,7 @@ static void open_side(side *s, ddp_context *context, bool there)
 	if (!there)
 		return;
 	CHECK_OK(ddp_device_queue_create(context->device, DDP_DEVICE_NORMAL, &s->stream));
-	CHECK_OK(ddp_kernels_open(context, DK_TABLE_VERSION, s->stream, &s->kernels));
+	CHECK_OK(ddp_kernels_open(context, DK_TABLE_VERSION, DK_F32, s->stream, &s->kernels));
 }
 
 static void make(side *s, const ddp_model_options *given)
