@@ -149,6 +149,7 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_threads \
 	tests/ranks/test_context \
 	tests/ranks/test_device_model \
+	tests/ranks/test_device_net \
 	tests/ranks/test_device_ways \
 	tests/ranks/test_engine \
 	tests/ranks/test_grad_hooks \
@@ -273,6 +274,9 @@ tests_ranks_test_sync_batch_norm_SOURCES = tests/ranks/test_sync_batch_norm.c $(
 tests_ranks_test_sync_batch_norm_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_ranks_test_sync_batch_norm_LDADD = kernels/libconvolution.la $(LDADD)
 tests_unit_test_convolution_onednn_LDADD = kernels/libconvolution.la kernels/libkernels.la $(CMOCKA_LIBS)
+tests_ranks_test_device_net_SOURCES = tests/ranks/test_device_net.c $(net_model_sources)
+tests_ranks_test_device_net_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+tests_ranks_test_device_net_LDADD = kernels/libconvolution.la $(LDADD)
 tests_unit_test_kernel_images_SOURCES = tests/unit/test_kernel_images.c tests/support/kernel_place_host.c
 tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_bf16_SOURCES = tests/unit/test_kernel_bf16.c

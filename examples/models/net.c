@@ -5,16 +5,25 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "kernels.h"
 #include "models/net_inside.h"
 #include "models/random.h"
 
 net *net_create(int batch, const ddp_image_shape *shape)
+{
+	return net_create_on(NULL, batch, shape, 1);
+}
+
+net *net_create_on(const net_memory *memory, int batch, const ddp_image_shape *shape, int passes)
 {
 	net *n = calloc(1, sizeof(*n));
 
 	if (n == NULL)
 		return NULL;
 	n->onednn = dk_onednn_create();
+	if (memory != NULL)
+		n->memory = *memory;
+	n->slots = passes;
 	n->capacity = batch;
 	n->values_count = 1;
 	n->values[NET_IMAGES] = (struct net_value){.height = shape->height, .width = shape->width,
@@ -26,9 +35,14 @@ void net_free(net *n)
 {
 	if (n == NULL)
 		return;
-	if (n->arena != NULL)
+	if (n->arena != NULL && net_is_on_device(n))
+		n->memory.release(n->memory.user, n->arena);
+	else if (n->arena != NULL)
 		munmap(n->arena, n->arena_bytes);
 	dk_onednn_free(n->onednn);
+	free(n->staged);
+	free(n->staged_labels);
+	free(n->logits);
 	free(n);
 }
 
@@ -240,7 +254,27 @@ static size_t lay_out(net *n)
 	n->scratch = carve(n, &used, largest);
 	/* f64 */
 	n->sums = (double *)(void *)carve(n, &used, 2 * (1 + 2 * channels));
+	if (net_is_on_device(n)) {
+		n->images = carve(n, &used, n->capacity * net_value_size(&n->values[NET_IMAGES]));
+		n->labels = (int32_t *)carve(n, &used, n->capacity);
+	}
 	return used * sizeof(float);
+}
+
+/* Memory of the device, and what of the host's stands before it. */
+static bool finish_on_device(net *n)
+{
+	const size_t images = (size_t)n->slots * (size_t)n->capacity;
+	const struct net_value *logits = &n->values[n->layers[n->layers_count - 1].to];
+
+	n->staged = calloc(images * (size_t)net_value_size(&n->values[NET_IMAGES]), sizeof(*n->staged));
+	n->staged_labels = calloc(images, sizeof(*n->staged_labels));
+	n->logits = calloc((size_t)n->capacity * (size_t)logits->channels, sizeof(*n->logits));
+	if (n->staged == NULL || n->staged_labels == NULL || n->logits == NULL)
+		return false;
+	n->arena = n->memory.alloc(n->memory.user, n->arena_bytes);
+	lay_out(n);
+	return n->arena != NULL;
 }
 
 /* One mapping, of huge pages where there are some, touched now: page faults would cost much
@@ -250,6 +284,8 @@ bool net_finish(net *n)
 	if (n->failed)
 		return false;
 	n->arena_bytes = lay_out(n);
+	if (net_is_on_device(n))
+		return finish_on_device(n);
 	void *arena = mmap(NULL, n->arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (arena == MAP_FAILED)
 		return false;
@@ -272,6 +308,11 @@ void net_bind(net *n, float *const *params, float *const *grads)
 {
 	memcpy(n->data, params, (size_t)n->params_count * sizeof(float *));
 	memcpy(n->grad, grads, (size_t)n->params_count * sizeof(float *));
+}
+
+void net_bind_loss(net *n, double *loss)
+{
+	n->loss = loss;
 }
 
 void net_start_normal(net *n)
@@ -301,28 +342,66 @@ static void fill_with(float *x, int64_t count, float value)
 		x[i] = value;
 }
 
-void net_initialise(net *n, uint64_t seed)
+/* Parameter i is data[i], on the host. */
+static void fill_params(const net *n, float *const *data, uint64_t seed)
 {
 	uint64_t state = seed;
 
 	for (int i = 0; i < n->layers_count; i++) {
 		const struct net_layer *l = &n->layers[i];
 		if (l->kind == NET_BATCH_NORM) {
-			fill_with(n->data[l->param], l->outputs, 1);
-			fill_with(n->data[l->param + 1], l->outputs, 0);
-			fill_with(n->data[l->param + 2], l->outputs, 0);
-			fill_with(n->data[l->param + 3], l->outputs, 1);
+			fill_with(data[l->param], l->outputs, 1);
+			fill_with(data[l->param + 1], l->outputs, 0);
+			fill_with(data[l->param + 2], l->outputs, 0);
+			fill_with(data[l->param + 3], l->outputs, 1);
 		} else if (l->kind == NET_CONVOLUTION && n->normal) {
 			const int64_t area = l->window.size * l->window.size;
-			fill_normal(n->data[l->param], area * l->window.channels * l->outputs,
+			fill_normal(data[l->param], area * l->window.channels * l->outputs,
 			            sqrt(2 / (double)(area * l->outputs)), &state);
 		} else if (l->kind == NET_CONVOLUTION || l->kind == NET_LINEAR) {
 			const int64_t inputs = l->kind == NET_LINEAR ? l->inputs
 				: l->window.size * l->window.size * l->window.channels;
 			const float bound = 1 / sqrtf((float)inputs);
-			fill_uniform(n->data[l->param], inputs * l->outputs, bound, &state);
+			fill_uniform(data[l->param], inputs * l->outputs, bound, &state);
 			if (l->bias)
-				fill_uniform(n->data[l->param + 1], l->outputs, bound, &state);
+				fill_uniform(data[l->param + 1], l->outputs, bound, &state);
 		}
 	}
+}
+
+static int64_t elements(const ddp_param *p)
+{
+	int64_t count = 1;
+
+	for (int i = 0; i < p->ndim; i++)
+		count *= p->shape[i];
+	return count;
+}
+
+static bool initialise_on_device(net *n, uint64_t seed)
+{
+	float *data[NET_PARAMS_MAX];
+	size_t all = 0, at = 0;
+
+	for (int i = 0; i < n->params_count; i++)
+		all += (size_t)elements(&n->params[i]);
+	float *here = malloc(all * sizeof(*here));
+	if (here == NULL)
+		return false;
+	for (int i = 0; i < n->params_count; at += (size_t)elements(&n->params[i++]))
+		data[i] = here + at;
+	fill_params(n, data, seed);
+	for (int i = 0; i < n->params_count; i++)
+		dk_copy(n->data[i], data[i], (size_t)elements(&n->params[i]) * sizeof(*here));
+	dk_largest(n->data[0], 1); /* waits until all is read */
+	free(here);
+	return true;
+}
+
+bool net_initialise(net *n, uint64_t seed)
+{
+	if (net_is_on_device(n))
+		return initialise_on_device(n, seed);
+	fill_params(n, n->data, seed);
+	return true;
 }

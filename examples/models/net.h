@@ -18,6 +18,18 @@ enum { NET_IMAGES = 0 };
 
 /* For up to `batch` images. NULL if there is not enough memory. */
 net *net_create(int batch, const ddp_image_shape *shape);
+
+/* Memory of a device, zeroed; NULL if there is not enough. */
+typedef struct net_memory {
+	void *(*alloc)(void *user, size_t bytes);
+	void (*release)(void *user, void *memory);
+	void *user;
+} net_memory;
+
+/* The same on a device. All functions but this and net_free() are then called by a thread that
+   uses a queue of kernels there (dk_use()). Passes to train enqueue and return; before one,
+   what `passes` passes ago was enqueued must be done. */
+net *net_create_on(const net_memory *memory, int batch, const ddp_image_shape *shape, int passes);
 void net_free(net *n);
 
 /*
@@ -48,7 +60,7 @@ typedef ddp_status (*net_sum_fn)(void *user, double *sums, int64_t count);
 /*
  * Batches are normalised by the statistics of all ranks' images from now on: of each
  * normalisation, each pass forward to train and each pass backward calls `sum` once, on all
- * ranks, so a rank that has no images makes its passes with a batch of 0.
+ * ranks, so a rank that has no images makes its passes with a batch of 0. On the host only.
  */
 void net_sync_batch_norm(net *n, net_sum_fn sum, void *user);
 
@@ -68,8 +80,9 @@ bool net_finish(net *n);
 const ddp_param *net_params(const net *n, int *count);
 /* Where parameter i and its gradient lie, a buffer's being NULL; the arrays are copied. */
 void net_bind(net *n, float *const *params, float *const *grads);
-/* PyTorch's: uniform within the root of 1 / inputs; the same for the same seed. */
-void net_initialise(net *n, uint64_t seed);
+/* PyTorch's: uniform within the root of 1 / inputs; the same for the same seed. False: out of
+   memory. */
+bool net_initialise(net *n, uint64_t seed);
 
 /* What dropout draws from: a seed, and a counter that each forward pass moves on. */
 typedef struct net_random {
@@ -82,6 +95,9 @@ typedef struct net_result {
 	int64_t right;
 	ddp_status status; /* of net_sync_batch_norm()'s `sum` */
 } net_result;
+
+/* Passes to train add their losses to *loss, which is where the network is, and return none. */
+void net_bind_loss(net *n, double *loss);
 
 /* `random` NULL: to evaluate; no dropout, and normalisation by running statistics. Labels
    are below the number of logits. */

@@ -52,9 +52,24 @@ struct net {
 	double *sums;         /* [1 + 2 * channels]: what is summed, behind the number of rows */
 	float *scratch;       /* a second gradient of a value, before it is added */
 	uint64_t seed;        /* of dropout in this pass */
+	double *loss;         /* where the network is; NULL: passes return it */
+	/* On a device: */
+	net_memory memory;    /* alloc NULL: the host's */
+	float *images;        /* [capacity] images of the pass at hand */
+	int32_t *labels;
+	float *staged;        /* [slots][capacity] images, and labels, on the host, of passes that
+	                         may not have begun */
+	int32_t *staged_labels;
+	int slots, slot;      /* slot: of the next pass */
+	float *logits;        /* [capacity, classes], on the host */
 	void *arena;
 	size_t arena_bytes;
 };
+
+static inline bool net_is_on_device(const net *n)
+{
+	return n->memory.alloc != NULL;
+}
 
 /* Numbers of one image, or of one value. */
 static inline int64_t net_value_size(const struct net_value *v)

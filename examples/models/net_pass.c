@@ -104,19 +104,51 @@ static int64_t count_right(const float *logits, const int32_t *labels, int64_t r
 	return right;
 }
 
+/* The images and labels are the caller's again, though a queue may not have come to them. */
+static void take_images(net *n, const float *images, const int32_t *labels)
+{
+	const size_t size = (size_t)net_value_size(&n->values[NET_IMAGES]), slot = (size_t)n->slot * (size_t)n->capacity;
+	const size_t bytes = (size_t)n->batch * size * sizeof(float), label_bytes = (size_t)n->batch * sizeof(*labels);
+
+	memcpy(n->staged + slot * size, images, bytes);
+	memcpy(n->staged_labels + slot, labels, label_bytes);
+	dk_copy(n->images, n->staged + slot * size, bytes);
+	dk_copy(n->labels, n->staged_labels + slot, label_bytes);
+	n->slot = (n->slot + 1) % n->slots;
+}
+
+/* Loss and right ones of logits that are a device's; waits. */
+static void judge_on_device(net *n, struct net_value *logits, const int32_t *labels, net_result *result)
+{
+	dk_copy(n->logits, logits->data, (size_t)(n->batch * logits->channels) * sizeof(float));
+	result->loss = dk_cross_entropy(logits->data, n->labels, n->batch, logits->channels);
+	result->right = count_right(n->logits, labels, n->batch, logits->channels);
+}
+
 net_result net_forward(net *n, const float *images, const int32_t *labels, int batch, net_random *random)
 {
-	const struct net_value *logits = &n->values[n->layers[n->layers_count - 1].to];
+	struct net_value *logits = &n->values[n->layers[n->layers_count - 1].to];
+	const bool there = net_is_on_device(n);
 	net_result result = {.status = DDP_OK};
 
 	n->batch = batch;
 	n->seed = random != NULL ? random->seed : 0;
+	if (there && batch > 0)
+		take_images(n, images, labels);
 	/* It is only read: no layer works in place on the images. */
-	n->values[NET_IMAGES].data = (float *)(uintptr_t)images;
+	n->values[NET_IMAGES].data = there ? n->images : (float *)(uintptr_t)images;
 	for (int i = 0; i < n->layers_count && result.status == DDP_OK; i++)
 		result.status = forward_layer(n, &n->layers[i], random);
 	if (result.status != DDP_OK || batch == 0)
 		return result;
+	if (n->loss != NULL && random != NULL) {
+		dk_cross_entropy_loss(n->loss, logits->data, there ? n->labels : labels, batch, logits->channels);
+		return result;
+	}
+	if (there) {
+		judge_on_device(n, logits, labels, &result);
+		return result;
+	}
 	result.right = count_right(logits->data, labels, batch, logits->channels);
 	result.loss = dk_cross_entropy(logits->data, labels, batch, logits->channels);
 	return result;

@@ -14,6 +14,7 @@ struct vision_options {
 	double learning_rate, momentum, weight_decay;
 	uint64_t seed;
 	const char *checkpoint, *metrics; /* NULL: none */
+	const char *device;              /* NULL: the host */
 	bool resume, plain, verbose, sync_batch_norm;
 	net_resnet_shape resnet;
 };

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "kernels.h"
+#include "table.h"
 #include "threads.h"
 #include "vision/data.h"
 #include "vision/options.h"
@@ -24,6 +25,7 @@ struct trainer {
 	vision_options options;
 	ddp_context *context;
 	const ddp_job *job;
+	dk_queue *kernels; /* NULL: the host's */
 	net *net;
 	ddp_model *params;
 	ddp_image_shape shape;
@@ -75,7 +77,8 @@ static bool fine(struct trainer *t, ddp_status status)
 
 static bool start_library(struct trainer *t)
 {
-	const ddp_options options = {.size = sizeof(options), .metrics_path = t->options.metrics};
+	const ddp_options options = {.size = sizeof(options), .metrics_path = t->options.metrics,
+		.device = t->options.device};
 
 	ddp_set_log(ddp_log_stderr, NULL, t->options.verbose ? DDP_LOG_DEBUG : DDP_LOG_WARN);
 	if (!fine(t, ddp_init(&options, &t->context)))
@@ -83,6 +86,9 @@ static bool start_library(struct trainer *t)
 	t->job = ddp_get_job(t->context);
 	dk_flush_denormals();
 	dk_set_threads(choose_threads(t->options.threads, t->job));
+	if (!fine(t, ddp_kernels_open(t->context, DK_TABLE_VERSION, DK_F32, NULL, &t->kernels)))
+		return false;
+	dk_use(t->kernels);
 	return true;
 }
 
@@ -126,8 +132,10 @@ static bool bind(struct trainer *t, int count)
 		data[i] = ddp_param_data(t->params, i);
 		grad[i] = ddp_param_grad(t->params, i);
 	}
-	if (possible)
+	if (possible) {
 		net_bind(t->net, data, grad);
+		net_bind_loss(t->net, ddp_device_loss(t->params));
+	}
 	free(data);
 	free(grad);
 	return possible ? true : fail(t, "out of memory");
@@ -141,21 +149,50 @@ static ddp_status sum_over_ranks(void *user, double *sums, int64_t count)
 		.count = (size_t)count, .type = DDP_F64, .op = DDP_SUM, .lane = NORM_LANE});
 }
 
+static void *allocate(void *user, size_t bytes)
+{
+	struct trainer *t = user;
+	void *memory;
+
+	if (fine(t, ddp_mem_alloc_on(ddp_world(t->context), DDP_MEMORY_DEVICE, bytes, &memory)))
+		return memory;
+	t->told = true; /* by this rank, or the one that failed */
+	return NULL;
+}
+
+static void release(void *user, void *memory)
+{
+	struct trainer *t = user;
+
+	ddp_mem_free(ddp_world(t->context), memory);
+}
+
+static bool make_net(struct trainer *t)
+{
+	const vision_options *o = &t->options;
+	const net_memory memory = {.alloc = allocate, .release = release, .user = t};
+
+	t->net = net_create_on(t->kernels != NULL ? &memory : NULL, o->batch, &t->shape, t->accumulate);
+	if (t->net != NULL)
+		t->example->build(t->net, o);
+	if (t->net != NULL && net_is_too_small(t->net))
+		return fail(t, "images of %d x %d are too small for this network", t->shape.height, t->shape.width);
+	if (t->net != NULL && net_finish(t->net))
+		return true;
+	return t->told ? false : fail(t, "not enough memory for %d images; give a smaller --batch", o->batch);
+}
+
 static bool make_model(struct trainer *t)
 {
 	const vision_options *o = &t->options;
 	const ddp_model_options options = {.size = sizeof(options), .optimizer = o->optimizer,
 		.learning_rate = o->learning_rate, .momentum = o->momentum > 0 ? o->momentum : DDP_ZERO,
-		.muon_match_rms = true, .weight_decay = o->weight_decay};
+		.muon_match_rms = true, .weight_decay = o->weight_decay,
+		.memory = t->kernels != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST};
 	int count;
 
-	t->net = net_create(o->batch, &t->shape);
-	if (t->net != NULL)
-		t->example->build(t->net, o);
-	if (t->net != NULL && net_is_too_small(t->net))
-		return fail(t, "images of %d x %d are too small for this network", t->shape.height, t->shape.width);
-	if (t->net == NULL || !net_finish(t->net))
-		return fail(t, "not enough memory for %d images; give a smaller --batch", o->batch);
+	if (!make_net(t))
+		return false;
 	if (o->plain)
 		net_drop_nothing(t->net);
 	if (o->sync_batch_norm)
@@ -163,7 +200,8 @@ static bool make_model(struct trainer *t)
 	const ddp_param *params = net_params(t->net, &count);
 	if (!fine(t, ddp_model_create(t->context, params, count, &options, &t->params)) || !bind(t, count))
 		return false;
-	net_initialise(t->net, o->seed);
+	if (!net_initialise(t->net, o->seed))
+		return fail(t, "out of memory");
 	return fine(t, ddp_broadcast_params(t->params));
 }
 
@@ -335,6 +373,8 @@ static bool run_rank(struct trainer *t)
 	ddp_dataset_close(&t->dataset);
 	ddp_model_free(t->params);
 	net_free(t->net);
+	dk_use(NULL);
+	ddp_kernels_close(t->kernels);
 	free(t->images);
 	free(t->labels);
 	if (ddp_finalize(t->context) != DDP_OK && passed) {

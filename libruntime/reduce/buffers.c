@@ -55,15 +55,21 @@ static ddp_status broadcast(ddp_model *model, bool counts, int counted)
 		status = ddp_reducer_run(&model->reducer, "first rank that counts", &first);
 	else
 		root = 0;
-	const ddp_collective operation = { .kind = DDP_BROADCAST, .type = DDP_F32, .root = root };
+	const ddp_collective operation = {
+		.kind = DDP_BROADCAST, .type = DDP_F32, .root = root, .stream = model->place.stream,
+		.memory = model->place.device != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST,
+	};
 	return status == DDP_OK ? run(model, operation, layout->broadcast, layout->all) : status;
 }
 
 bool ddp_buffers_finite(const ddp_model *model)
 {
 	const int64_t count = model->layout.all - model->layout.mean;
+	dk_queue *before = dk_use(model->place.kernels);
+	const bool finite = count == 0 || isfinite(dk_largest(model->params + model->layout.mean, count));
 
-	return count == 0 || isfinite(dk_largest(model->params + model->layout.mean, count));
+	dk_use(before);
+	return finite;
 }
 
 ddp_status ddp_buffers_sync(ddp_model *model, const ddp_consensus *own, const ddp_consensus *all)

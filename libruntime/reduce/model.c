@@ -90,10 +90,10 @@ static ddp_status choose_strategy(ddp_model *model, int ranks)
 
 static ddp_status check_buffers(const ddp_model *model)
 {
-	if (model->place.device == NULL || model->layout.mean == model->layout.all)
+	if (model->place.device == NULL || model->layout.mean == model->layout.broadcast)
 		return DDP_OK;
-	return ddp_fail(DDP_ERR_UNSUPPORTED, "buffers in a device's memory can be neither broadcast nor "
-	                "averaged yet; make them DDP_BUFFER_LOCAL");
+	return ddp_fail(DDP_ERR_UNSUPPORTED, "buffers in a device's memory cannot be averaged yet; make them "
+	                "DDP_BUFFER_BROADCAST or DDP_BUFFER_LOCAL");
 }
 
 /* That memory of the program's, if there is some, is where the model is. */

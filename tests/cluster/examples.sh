@@ -31,6 +31,14 @@ learns mnist_cnn 40 70
 learns cifar_net 120 60 --plain --lr 0.03
 learns resnet 50 80 --plain --width 8 --sync-batch-norm
 
+# By other convolutions, the first loss is nearly the same.
+for device in cpu test; do
+	capture ddp -n2 "$prefix/bin/resnet" --data "$data" --threads 1 --batch 4 --steps 1 --width 4 --plain --device "$device"
+	status_is 0 "resnet trains, device $device"
+	grep -o '^step 1/1  loss [0-9.]*' <<<"$output" >"$work/loss.$device"
+done
+check "resnet has the same loss on a device" cmp "$work/loss.cpu" "$work/loss.test"
+
 # What dropout draws goes on, too: two halves are the whole, bit for bit.
 half=(--data "$data" --threads 1 --batch 4 --constant)
 for parts in 6 '3 6'; do

@@ -409,6 +409,65 @@ static void checkpoints_are_those_of_the_host(void **state)
 	assert_int_equal(run_ranks_with(2, &on_test, save_and_load, &options), 0);
 }
 
+/* ---- buffers ---- */
+
+enum { SEEN = 30 };
+
+static const ddp_param with_buffer[] = {
+	{ .name = "weight", .ndim = 1, .shape = { 40 } },
+	{ .name = "seen", .ndim = 1, .shape = { SEEN }, .kind = DDP_BUFFER_BROADCAST },
+};
+
+/* Rank 0's, unless what its forward wrote is not finite. */
+static void share_seen(side *s, int step, float *got)
+{
+	const int rank = ddp_comm_rank(ddp_world(s->context));
+
+	for (int i = 0; i < SEEN; i++)
+		s->host[i] = (float)(100 * step + 10 * rank + i);
+	if (step == 2 && rank == 0)
+		s->host[3] = NAN;
+	copy(s, ddp_param_data(s->model, 1), s->host, SEEN * sizeof(float));
+	CHECK_OK(ddp_grad_ready(s->model, 0));
+	CHECK_OK(ddp_step(s->model, 1, 1, NULL));
+	copy(s, got, ddp_param_data(s->model, 1), SEEN * sizeof(float));
+	for (int i = 0; i < SEEN; i++)
+		CHECK(got[i] == (float)(100 * step + (step == 2 ? 10 : 0) + i));
+}
+
+static int share_buffers(ddp_context *context, void *user)
+{
+	ddp_model_options options = { .size = sizeof(options), .memory = DDP_MEMORY_DEVICE };
+	float got[SEEN];
+	static side s;
+	int64_t step;
+
+	(void)user;
+	s = (side){ .context = context };
+	CHECK_OK(ddp_device_queue_create(context->device, DDP_DEVICE_NORMAL, &s.stream));
+	options.stream = s.stream;
+	CHECK_OK(ddp_model_create(context, with_buffer, 2, &options, &s.model));
+	CHECK_OK(ddp_broadcast_params(s.model));
+	share_seen(&s, 1, got);
+	share_seen(&s, 2, got);
+	CHECK_OK(ddp_checkpoint_save(s.model, NULL, test_folder, 0));
+	ddp_model_free(s.model);
+	options.memory = DDP_MEMORY_HOST;
+	options.stream = NULL;
+	CHECK_OK(ddp_model_create(context, with_buffer, 2, &options, &s.model));
+	CHECK_OK(ddp_checkpoint_load(s.model, NULL, test_folder, &step));
+	CHECK(step == 2 && memcmp(got, ddp_param_data(s.model, 1), sizeof(got)) == 0);
+	ddp_model_free(s.model);
+	CHECK_OK(ddp_device_queue_free(context->device, s.stream));
+	return 0;
+}
+
+static void buffers_are_made_alike_there(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks_with(2, &on_test, share_buffers, NULL), 0);
+}
+
 /* The queue still has all of backward to do when the model is freed. */
 static int free_early(ddp_context *context, void *user)
 {
@@ -447,6 +506,13 @@ static int cannot(ddp_context *context, void *user)
 		CHECK(strstr(ddp_last_error(), "model option shard") != NULL);
 	}
 	CHECK(model == NULL);
+	if (context->device == NULL)
+		return 0;
+	ddp_param mean[] = { with_buffer[0], with_buffer[1] };
+	mean[1].kind = DDP_BUFFER_MEAN;
+	options.shard = DDP_SHARD_NONE;
+	CHECK(ddp_model_create(context, mean, 2, &options, &model) == DDP_ERR_UNSUPPORTED);
+	CHECK(strstr(ddp_last_error(), "make them DDP_BUFFER_BROADCAST") != NULL);
 	return 0;
 }
 
@@ -465,6 +531,7 @@ int main(void)
 		cmocka_unit_test(the_hosts_waits_count_as_what_the_device_does_meanwhile),
 		cmocka_unit_test(a_step_that_is_refused_leaves_no_trace),
 		cmocka_unit_test_setup_teardown(checkpoints_are_those_of_the_host, folder_make, folder_remove),
+		cmocka_unit_test_setup_teardown(buffers_are_made_alike_there, folder_make, folder_remove),
 		cmocka_unit_test(memory_is_freed_behind_its_work),
 		cmocka_unit_test(what_a_device_cannot_do_is_refused),
 	};

@@ -1,0 +1,198 @@
+/* examples/models/net in the memory of the asynchronous test device: it comes to the bits of one
+   in the host's, running statistics and dropout among them, and its evaluation says the same. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "device/device.h"
+#include "kernels.h"
+#include "models/net_inside.h"
+#include "reduce/model_state.h"
+#include "table.h"
+#include "tests/support/context_ranks.h"
+
+enum { BATCH = 3, SIDE = 8, CHANNELS = 2, CLASSES = 4, STEPS = 2, PASSES = 2, TENSORS_MAX = 32,
+       IMAGE = SIDE * SIDE * CHANNELS };
+
+static const ddp_options on_test = { .size = sizeof(on_test), .device = "test" };
+
+/* A network on the host, or there. */
+typedef struct side {
+	ddp_context *context;
+	dk_queue *kernels; /* NULL: the host's */
+	net *net;
+	ddp_model *model;
+	net_random random;
+	int count;
+} side;
+
+/* A layer of each kind, and a block with a shortcut. */
+static void build(net *n)
+{
+	int x = net_relu(n, net_batch_norm(n, net_convolution(n, NET_IMAGES, "conv1", 4, 3, 1, 1, false), "bn1"));
+	int y = net_relu(n, net_convolution(n, x, "conv2", 5, 3, 2, 1, true));
+
+	y = net_batch_norm(n, net_convolution(n, y, "conv3", 5, 3, 1, 1, false), "bn2");
+	int shortcut = net_convolution(n, x, "down", 5, 1, 2, 0, false);
+	x = net_dropout(n, net_relu(n, net_add(n, y, shortcut)), 0.25);
+	x = net_average_pool(n, net_max_pool(n, x, 3, 1, 1));
+	net_linear(n, x, "fc", CLASSES);
+}
+
+static void *allocate(void *user, size_t bytes)
+{
+	void *memory;
+
+	CHECK_OK(ddp_mem_alloc_on(ddp_world(user), DDP_MEMORY_DEVICE, bytes, &memory));
+	return memory;
+}
+
+static void release(void *user, void *memory)
+{
+	CHECK_OK(ddp_mem_free(ddp_world(user), memory));
+}
+
+static void make(side *s, ddp_context *context, bool there)
+{
+	const ddp_model_options options = { .size = sizeof(options), .optimizer = DDP_SGD, .learning_rate = 0.1,
+		.momentum = 0.9, .shard = DDP_SHARD_NONE, .memory = there ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST };
+	const net_memory memory = { .alloc = allocate, .release = release, .user = context };
+	float *data[TENSORS_MAX], *grad[TENSORS_MAX];
+
+	*s = (side){ .context = context, .random = { .seed = 9, .counter = 100 } };
+	if (there)
+		CHECK_OK(ddp_kernels_open(context, DK_TABLE_VERSION, DK_F32, NULL, &s->kernels));
+	dk_use(s->kernels);
+	s->net = net_create_on(there ? &memory : NULL, BATCH, &(ddp_image_shape){ CHANNELS, SIDE, SIDE }, PASSES);
+	CHECK(s->net != NULL);
+	/* A queue of the test device does without oneDNN, too. */
+	dk_onednn_free(s->net->onednn);
+	s->net->onednn = NULL;
+	build(s->net);
+	CHECK(net_finish(s->net));
+	const ddp_param *params = net_params(s->net, &s->count);
+	CHECK(s->count <= TENSORS_MAX);
+	CHECK_OK(ddp_model_create(context, params, s->count, &options, &s->model));
+	for (int i = 0; i < s->count; i++) {
+		data[i] = ddp_param_data(s->model, i);
+		grad[i] = ddp_param_grad(s->model, i);
+	}
+	net_bind(s->net, data, grad);
+	net_bind_loss(s->net, ddp_device_loss(s->model));
+	CHECK(net_initialise(s->net, 7));
+	CHECK_OK(ddp_broadcast_params(s->model));
+	dk_use(NULL);
+}
+
+static void unmake(side *s)
+{
+	ddp_model_free(s->model);
+	net_free(s->net);
+	ddp_kernels_close(s->kernels);
+}
+
+static void fill(float *images, int32_t *labels, int number)
+{
+	for (int i = 0; i < BATCH * IMAGE; i++) {
+		const uint32_t x = (uint32_t)(number * BATCH * IMAGE + i) * 0x9e3779b1u;
+		images[i] = (float)((x ^ x >> 15) * 0x2c1b3c6du >> 16) * 0x1p-15f - 1;
+	}
+	for (int i = 0; i < BATCH; i++)
+		labels[i] = (number + i) % CLASSES;
+}
+
+static ddp_status ready(void *user, int param)
+{
+	return ddp_grad_ready(user, param);
+}
+
+/* The images are gone when a pass returns, though the queue may not have come to them. */
+static double train_step(side *s, int step)
+{
+	const int rank = ddp_comm_rank(ddp_world(s->context));
+	float images[BATCH * IMAGE];
+	int32_t labels[BATCH];
+	ddp_step_stats stats;
+	double loss = 0;
+
+	dk_use(s->kernels);
+	for (int pass = 0; pass < PASSES; pass++) {
+		fill(images, labels, (step * PASSES + pass) * 2 + rank);
+		CHECK_OK(ddp_set_sync(s->model, pass == PASSES - 1));
+		const net_result result = net_forward(s->net, images, labels, BATCH, &s->random);
+		CHECK_OK(result.status);
+		CHECK(s->kernels == NULL || result.loss == 0);
+		loss += result.loss;
+		CHECK_OK(net_backward(s->net, ready, s->model));
+	}
+	CHECK(dk_failure() == NULL);
+	dk_use(NULL);
+	CHECK_OK(ddp_step(s->model, BATCH * PASSES, loss, &stats));
+	return stats.loss;
+}
+
+/* By running statistics; of fewer images than there may be. */
+static net_result evaluate(side *s)
+{
+	float images[BATCH * IMAGE];
+	int32_t labels[BATCH];
+
+	fill(images, labels, 1000);
+	dk_use(s->kernels);
+	const net_result result = net_forward(s->net, images, labels, BATCH - 1, NULL);
+	CHECK(dk_failure() == NULL);
+	dk_use(NULL);
+	return result;
+}
+
+static void expect_same(side *here, side *there)
+{
+	for (int i = 0; i < here->count; i++) {
+		const size_t bytes = (size_t)ddp_param_count(here->model, i) * sizeof(float);
+		float *got = malloc(bytes);
+		CHECK(got != NULL);
+		CHECK_OK(ddp_place_read(&there->model->place, got, ddp_param_data(there->model, i), bytes));
+		CHECK(memcmp(got, ddp_param_data(here->model, i), bytes) == 0);
+		free(got);
+	}
+}
+
+static int compare(ddp_context *context, void *user)
+{
+	static side here, there;
+
+	(void)user;
+	dk_set_threads(1);
+	make(&here, context, false);
+	make(&there, context, true);
+	for (int step = 0; step < STEPS; step++) {
+		const double loss = train_step(&here, step);
+		CHECK(loss > 0 && train_step(&there, step) == loss);
+		expect_same(&here, &there);
+	}
+	const net_result result = evaluate(&here), there_too = evaluate(&there);
+	CHECK(result.loss > 0 && there_too.loss == result.loss && there_too.right == result.right);
+	unmake(&there);
+	unmake(&here);
+	CHECK_OK(ddp_barrier(ddp_world(context)));
+	return 0;
+}
+
+static void a_net_on_a_device_comes_to_the_bits_of_the_host(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks_with(2, &on_test, compare, NULL), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_net_on_a_device_comes_to_the_bits_of_the_host),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
