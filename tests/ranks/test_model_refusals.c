@@ -1,0 +1,339 @@
+/* reduce: what a model refuses, and what ends a step on all ranks. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "reduce/model_state.h"
+#include "tests/support/context_ranks.h"
+#include "tests/support/three_params.h"
+
+/* Refused on this rank alone, or since only one rank has it. */
+static int odd_memory_body(ddp_context *context, void *user)
+{
+	static float own[512] __attribute__((aligned(64)));
+	ddp_model_options options = plain;
+	ddp_model_settings settings;
+	ddp_model *model;
+
+	(void)user;
+	options.grads_memory = own + 1;
+	CHECK(ddp_model_settings_make(&options, &settings) == DDP_ERR_INVALID);
+	CHECK(strstr(ddp_last_error(), "grads_memory is 0x") != NULL);
+	options = plain;
+	options.params_memory = rank_of(context) == 1 ? own : NULL;
+	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
+	CHECK(strstr(ddp_last_error(), "params_memory") != NULL);
+	for (int apart = 0; apart <= 16; apart += 16) {
+		options.params_memory = own + apart;
+		options.grads_memory = own + 16 - apart;
+		CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_INVALID);
+		CHECK(strstr(ddp_last_error(), "params_memory (") != NULL);
+		CHECK(strstr(ddp_last_error(), "overlap") != NULL);
+	}
+	options.params_memory = options.grads_memory = own;
+	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_INVALID);
+	CHECK(ddp_model_bytes(three, 0, &(size_t){ 0 }, &(size_t){ 0 }) == DDP_ERR_INVALID);
+	CHECK(ddp_model_bytes(three, 3, NULL, NULL) == DDP_ERR_INVALID);
+	return 0;
+}
+
+static void memory_that_cannot_be_used_is_refused(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(2, odd_memory_body, NULL), 0);
+}
+
+static int mismatch_body(ddp_context *context, void *user)
+{
+	ddp_model *model = NULL;
+	ddp_param list[3];
+	ddp_model_options options = plain;
+	bool odd = rank_of(context) == 1;
+
+	(void)user;
+	memcpy(list, three, sizeof(list));
+	CHECK(ddp_model_create(context, list, odd ? 2 : 3, &plain, &model) == DDP_ERR_MISMATCH);
+	CHECK(says("the number of parameters is") && says("2 to 3"));
+
+	if (odd)
+		list[1].name = "beta";
+	CHECK(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
+	CHECK(says(odd ? "parameter 1 is \"beta\" [3]" : "parameter 1 is \"b\" [3]"));
+	list[1].name = "b";
+	list[2].shape[0] = odd ? C / 2 : 2;
+	list[2].shape[1] = odd ? 2 : C / 2;
+	CHECK(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
+	CHECK(says(odd ? "parameter 2 is \"c\" [100, 2]" : "parameter 2 is \"c\" [2, 100]"));
+
+	options.weight_decay = odd ? 0.1 : 0.2;
+	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
+	CHECK(says("weight_decay is 0."));
+	options = plain;
+	options.shard = odd ? DDP_SHARD_STATE : DDP_SHARD_NONE;
+	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
+	CHECK(says("different models: shard is"));
+
+	/* A rank with a wrong argument gets its own error, the others one too. */
+	list[0].ndim = odd ? -1 : 1;
+	CHECK(ddp_model_create(context, list, 3, &plain, &model) ==
+	       (odd ? DDP_ERR_INVALID : DDP_ERR_MISMATCH));
+	CHECK(says(odd ? "\"a\": ndim is -1" : "rank 1 could not make its model"));
+	CHECK(model == NULL);
+
+	/* The communicator is as good as before. */
+	CHECK_OK(ddp_model_create(context, three, 3, &plain, &model));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void different_models_are_named_on_all_ranks(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(3, mismatch_body, NULL), 0);
+}
+
+/* What rank 1 does wrong at ddp_step(), and what all ranks are told. */
+static const struct bad_step {
+	double weight, odd_weight, odd_rate;
+	ddp_status status;
+	const char *part;
+} bad_steps[] = {
+	{ 0, 0, 1, DDP_ERR_INVALID, "step 1: step 1: no rank had a sample" },
+	{ 1, NAN, 1, DDP_ERR_INVALID, "rank 1 gave a weight or a learning rate that is negative" },
+	{ 1, -1, 1, DDP_ERR_INVALID, "rank 1 gave a weight" },
+	{ 1, 1, INFINITY, DDP_ERR_INVALID, "rank 1 gave a weight or a learning rate" },
+	{ 1, 1, 0.5, DDP_ERR_MISMATCH, "ranks have different learning rates" },
+};
+
+struct bad_step_by {
+	const struct bad_step *test;
+	const ddp_model_options *way;
+};
+
+static int bad_step_body(ddp_context *context, void *user)
+{
+	const struct bad_step_by *by = user;
+	const struct bad_step *test = by->test;
+	ddp_model *model;
+	bool odd = rank_of(context) == 1;
+	const float untouched[3] = { 0 };
+	const ddp_model_options options = plain_by(by->way);
+
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
+	add_grads(model, 1);
+	if (odd)
+		ddp_set_learning_rate(model, test->odd_rate);
+	ddp_status status = ddp_step(model, odd ? test->odd_weight : test->weight, 0, NULL);
+	/* A rank may first hear of it from a peer that was faster. */
+	CHECK(status == test->status || status == DDP_ERR_ABORTED);
+	CHECK(says(test->part));
+	CHECK(all_params_are(model, untouched));
+	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
+	CHECK(says("step 1 of this model has failed"));
+	CHECK(ddp_grad_ready(model, 0) == DDP_ERR_STATE);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void wrong_weights_and_rates_end_the_step_on_all_ranks(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < sizeof(bad_steps) / sizeof(bad_steps[0]); i++) {
+		for (int w = 0; w < WAYS; w++) {
+			struct bad_step_by by = { &bad_steps[i], &ways[w] };
+			assert_int_equal(run_ranks(2, bad_step_body, &by), 0);
+		}
+	}
+}
+
+/* What one rank's step holds that is not finite, and what all ranks are told. */
+static const struct poison {
+	int param;       /* whose gradient it is; -1: none's */
+	float gradient;
+	double loss;
+	bool announced, everywhere;
+	const char *part;
+} poisons[] = {
+	{ 1, NAN, 1, true, false, "step 2: the gradient of \"b\" is not finite on rank" },
+	{ 0, -INFINITY, 1, true, false, "the gradient of \"a\" is not finite on rank" },
+	{ 2, NAN, 1, false, false, "the gradient of \"c\" is not finite on rank" },
+	{ 2, NAN, 1, true, true, "the gradient of \"c\" is not finite on rank 0" },
+	{ -1, 0, NAN, true, false, "the loss is not finite on rank" },
+	{ -1, 0, INFINITY, true, true, "the loss is not finite on rank 0" },
+	{ 1, 3e38f, 1, true, true, "up to" },
+};
+
+struct poison_by {
+	const struct poison *test;
+	const ddp_model_options *way;
+	double clip_norm;
+};
+
+static void poisoned_step(ddp_context *context, ddp_model *model, const struct poison *test)
+{
+	const float before[] = { -1, -2, -3 };
+	int rank = rank_of(context), last = size_of(context) - 1;
+	bool odd = test->everywhere || rank == last;
+	char name[24];
+
+	add_grads(model, 1);
+	if (odd && test->param >= 0)
+		ddp_param_grad(model, test->param)[1] = test->gradient;
+	for (int p = 2; p >= 0 && test->announced; p--)
+		CHECK_OK(ddp_grad_ready(model, p));
+	CHECK(ddp_step(model, 1, odd ? test->loss : 1, NULL) == DDP_ERR_NOT_FINITE);
+	CHECK(says(test->part));
+	snprintf(name, sizeof(name), "on rank %d", test->everywhere ? 0 : last);
+	CHECK(says(name) || test->gradient == 3e38f);
+	CHECK(all_params_are(model, before));
+	CHECK(all_grads_are_zero(model));
+	CHECK(ddp_model_step_count(model) == 1);
+	CHECK_OK(ddp_model_check_whole(model));
+}
+
+static int poison_body(ddp_context *context, void *user)
+{
+	const struct poison_by *by = user;
+	const float first[] = { -1, -2, -3 }, then[] = { -2, -4, -6 };
+	ddp_model_options options = plain_by(by->way);
+	ddp_step_stats stats;
+	ddp_model *model;
+
+	options.clip_norm = by->clip_norm;
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
+	add_grads(model, 1);
+	CHECK_OK(ddp_step(model, 1, 1, &stats));
+	CHECK(all_params_are(model, first));
+	/* One rank's gradients alone cannot overflow. */
+	bool overflows = by->test->gradient != 3e38f || size_of(context) > 1;
+	if (overflows)
+		poisoned_step(context, model, by->test);
+	/* The world is whole, and the step comes again. */
+	add_grads(model, 1);
+	for (int p = 2; p >= 0; p--)
+		CHECK_OK(ddp_grad_ready(model, p));
+	CHECK_OK(ddp_step(model, 1, 1, &stats));
+	CHECK(stats.step == 2 && stats.loss == 1);
+	CHECK(all_params_are(model, then));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void what_is_not_finite_updates_nothing_and_is_named(void **state)
+{
+	(void)state;
+	for (int i = 0; i < (int)(sizeof(poisons) / sizeof(poisons[0])); i++) {
+		for (int w = 0; w < WAYS; w++) {
+			struct poison_by by = { &poisons[i], &ways[w], i % 2 == 0 ? 1e6 : 0 };
+			assert_int_equal(run_ranks(2, poison_body, &by), 0);
+			assert_int_equal(run_ranks((i + w) % 2 == 0 ? 1 : 3, poison_body, &by), 0);
+		}
+	}
+}
+
+/* ddp_broadcast_params() was forgotten, and one rank begins with another value. */
+static int odd_start_body(ddp_context *context, void *user)
+{
+	const float start[] = { 0, 0, 0 }, then[] = { -1, -2, -3 };
+	const ddp_model_options options = plain_by(user);
+	int rank = rank_of(context), last = size_of(context) - 1;
+	char name[64];
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
+	if (rank == last)
+		ddp_param_data(model, 1)[2] = 1e-6f;
+	for (int i = 0; i < 2; i++) {
+		add_grads(model, 1);
+		for (int p = 2; p >= 0; p--)
+			CHECK_OK(ddp_grad_ready(model, p));
+		CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_MISMATCH);
+		snprintf(name, sizeof(name), "rank %d has other parameters than rank 0", last);
+		CHECK(says(name) && says("ddp_broadcast_params()"));
+	}
+	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_MISMATCH);
+	CHECK_OK(ddp_broadcast_params(model));
+	CHECK(all_params_are(model, start));
+	add_grads(model, 1);
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK(all_params_are(model, then));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void ranks_that_begin_apart_do_not_train(void **state)
+{
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		ddp_model_options way = ways[w];
+		assert_int_equal(run_ranks(2 + w % 2, odd_start_body, &way), 0);
+	}
+}
+
+static void options_have_defaults_and_are_checked(void **state)
+{
+	static struct { ddp_model_options options; const char *part; } bad[] = {
+		{ { .bucket_mb = -1 }, "bucket_mb is -1" },
+		{ { .first_bucket_mb = NAN }, "first_bucket_mb is " },
+		{ { .optimizer = (ddp_optimizer)7 }, "optimizer is 7" },
+		{ { .learning_rate = -1 }, "learning_rate is -1" },
+		{ { .beta1 = 1 }, "beta1 is 1" },
+		{ { .beta2 = -0.5 }, "beta2 is -0.5" },
+		{ { .epsilon = INFINITY }, "epsilon is inf" },
+		{ { .epsilon = 1e-50 }, "epsilon is 1e-50" },
+		{ { .epsilon = 1e-40 }, "epsilon is 1e-40" },
+		{ { .epsilon = -1 }, "epsilon is -1" },
+		{ { .weight_decay = -1 }, "weight_decay is -1" },
+		{ { .momentum = NAN }, "momentum is " },
+		{ { .clip_norm = -2 }, "clip_norm is -2" },
+		{ { .shard = (ddp_shard)4 }, "shard is 4" },
+	};
+	const ddp_model_options small = { .size = sizeof(small), .bucket_mb = 0.5 };
+	ddp_model_settings settings;
+
+	(void)state;
+	unsetenv("DDP_BUCKET_MB");
+	assert_int_equal(ddp_model_settings_make(NULL, &settings), DDP_OK);
+	assert_int_equal(settings.bucket_elements, 0);
+	assert_int_equal(settings.first_bucket_elements, 262144);
+	assert_true(settings.learning_rate == 1e-3 && settings.optim.beta2 == 0.999);
+	assert_int_equal(ddp_model_settings_make(&small, &settings), DDP_OK);
+	assert_int_equal(settings.bucket_elements, 131072);
+	assert_int_equal(settings.first_bucket_elements, 131072);
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		bad[i].options.size = sizeof(bad[i].options);
+		assert_int_equal(ddp_model_settings_make(&bad[i].options, &settings), DDP_ERR_INVALID);
+		assert_true(says(bad[i].part));
+	}
+
+	setenv("DDP_BUCKET_MB", "4.5", 1);
+	assert_int_equal(ddp_model_settings_make(NULL, &settings), DDP_OK);
+	assert_int_equal(settings.bucket_elements, 9 * 131072);
+	static const char *const wrong[] = { "25MB", "-3", "0", "nan", " " };
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		setenv("DDP_BUCKET_MB", wrong[i], 1);
+		assert_int_equal(ddp_model_settings_make(NULL, &settings), DDP_ERR_INVALID);
+		assert_true(says("DDP_BUCKET_MB"));
+	}
+	unsetenv("DDP_BUCKET_MB");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(options_have_defaults_and_are_checked),
+		cmocka_unit_test(memory_that_cannot_be_used_is_refused),
+		cmocka_unit_test(different_models_are_named_on_all_ranks),
+		cmocka_unit_test(wrong_weights_and_rates_end_the_step_on_all_ranks),
+		cmocka_unit_test(what_is_not_finite_updates_nothing_and_is_named),
+		cmocka_unit_test(ranks_that_begin_apart_do_not_train),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,103 @@
+#include "tests/support/three_params.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+const ddp_param three[3] = {
+	{ .name = "a", .ndim = 1, .shape = { A } },
+	{ .name = "b", .ndim = 1, .shape = { B } },
+	{ .name = "c", .ndim = 2, .shape = { 2, C / 2 } },
+};
+
+const ddp_model_options plain = {
+	.size = sizeof(plain),
+	.optimizer = DDP_SGD, .learning_rate = 1,
+	.bucket_mb = 128.0 / (1 << 20), .first_bucket_mb = 64.0 / (1 << 20),
+	.shard = DDP_SHARD_NONE,
+};
+
+const ddp_model_options ways[WAYS] = {
+	{ .size = sizeof(*ways), .shard = DDP_SHARD_NONE },
+	{ .size = sizeof(*ways), .shard = DDP_SHARD_NONE, .no_overlap = true },
+	{ .size = sizeof(*ways), .shard = DDP_SHARD_STATE },
+	{ .size = sizeof(*ways), .shard = DDP_SHARD_GRADIENTS },
+};
+
+void run_each_way(int most_ranks, rank_body body)
+{
+	for (int w = 0; w < WAYS; w++) {
+		for (int ranks = 1; ranks <= most_ranks; ranks++) {
+			ddp_model_options way = ways[w];
+			assert_int_equal(run_ranks(ranks, body, &way), 0);
+		}
+	}
+}
+
+ddp_model_options plain_by(const ddp_model_options *way)
+{
+	ddp_model_options options = plain;
+
+	options.shard = way->shard;
+	options.no_overlap = way->no_overlap;
+	return options;
+}
+
+int rank_of(ddp_context *context)
+{
+	return ddp_get_job(context)->rank;
+}
+
+int size_of(ddp_context *context)
+{
+	return ddp_get_job(context)->world_size;
+}
+
+void add_grads(ddp_model *model, float value)
+{
+	for (int p = 0; p < 3; p++) {
+		const int64_t count = ddp_param_count(model, p);
+		float *grad = ddp_param_grad(model, p);
+
+		for (int64_t i = 0; i < count; i++)
+			grad[i] += value * (float)(p + 1);
+	}
+}
+
+bool all_params_are(ddp_model *model, const float *wanted)
+{
+	for (int p = 0; p < 3; p++) {
+		const int64_t count = ddp_param_count(model, p);
+		const float *data = ddp_param_data(model, p);
+
+		for (int64_t i = 0; i < count; i++) {
+			if (fabsf(data[i] - wanted[p]) > 1e-6f * fabsf(wanted[p]))
+				return false;
+		}
+	}
+	return true;
+}
+
+bool all_grads_are_zero(ddp_model *model)
+{
+	for (int p = 0; p < 3; p++) {
+		const int64_t count = ddp_param_count(model, p);
+		const float *grad = ddp_param_grad(model, p);
+
+		for (int64_t i = 0; i < count; i++) {
+			if (grad[i] != 0)
+				return false;
+		}
+	}
+	return true;
+}
+
+bool says(const char *part)
+{
+	return strstr(ddp_last_error(), part) != NULL;
+}

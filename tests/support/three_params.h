@@ -1,0 +1,32 @@
+/* three_params: a model of three parameters, which tests of ddp_model share. */
+#ifndef TESTS_THREE_PARAMS_H
+#define TESTS_THREE_PARAMS_H
+
+#include "tests/support/context_ranks.h"
+
+enum { A = 40, B = 3, C = 200, WAYS = 4 };
+
+extern const ddp_param three[3];
+
+/* Buckets of 128 bytes: several tensors in one, and tensors over several. */
+extern const ddp_model_options plain;
+
+/* What the tests of a step are run with. */
+extern const ddp_model_options ways[WAYS];
+ddp_model_options plain_by(const ddp_model_options *way);
+
+/* Runs `body` with each way in turn as its `user`. */
+void run_each_way(int most_ranks, rank_body body);
+
+int rank_of(ddp_context *context);
+int size_of(ddp_context *context);
+
+/* Adds `value` times 1, 2 and 3. */
+void add_grads(ddp_model *model, float value);
+bool all_params_are(ddp_model *model, const float *wanted);
+bool all_grads_are_zero(ddp_model *model);
+
+/* Does the last error? */
+bool says(const char *part);
+
+#endif
