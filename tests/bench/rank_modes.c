@@ -1,17 +1,18 @@
 /*
- * What data parallelism costs on a node: a GPT's training step, in modes that
- * take turns step by step, so that a machine whose speed varies slows all of
+ * What data parallelism costs on a node, or on several: a GPT's training step, in modes
+ * that take turns step by step, so that a machine whose speed varies slows all of
  * them alike. A barrier starts each step.
  *
  *   rank_modes RANKS LAYERS HEADS WIDTH VOCAB LENGTH BATCH ROUNDS
  *
- * Starts its ranks itself, one thread each; in mode "single" rank 0 computes
- * alone. For each round and mode rank 0 prints a line of JSON: the seconds of
- * the slowest rank and of the mean, and rank 0's in forward, backward and
- * ddp_step().
+ * Starts its ranks itself, one thread each, or is a rank of those that others have started, if
+ * RANKS is 0; in mode "single" rank 0 computes alone. For each round and mode rank 0 prints a
+ * line of JSON: the seconds of the slowest rank and of the mean, and those of processor time
+ * of the mean; and rank 0's in forward, backward and ddp_step().
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "ddp.h"
@@ -21,7 +22,8 @@
 
 enum { ARGUMENTS = 8, BATCHES = 4 };
 
-enum mode { SINGLE, SILENT, SERIAL, OVERLAPPED, SHARDED, MODES };
+/* On one node the default is ZERO. */
+enum mode { SINGLE, SILENT, SERIAL, OVERLAPPED, DEFAULT, ZERO, MODES };
 
 static const struct {
 	const char *name;
@@ -31,7 +33,8 @@ static const struct {
 	[SILENT] = { "silent", { .no_communication = true } },
 	[SERIAL] = { "serial", { .shard = DDP_SHARD_NONE, .no_overlap = true } },
 	[OVERLAPPED] = { "overlapped", { .shard = DDP_SHARD_NONE } },
-	[SHARDED] = { "sharded", { .shard = DDP_SHARD_STATE } },
+	[DEFAULT] = { "default", { .shard = DDP_SHARD_AUTO } },
+	[ZERO] = { "zero", { .shard = DDP_SHARD_STATE } },
 };
 
 struct bench {
@@ -82,15 +85,29 @@ static ddp_status make_model(struct bench *b, enum mode mode)
 	return ddp_broadcast_params(b->models[mode]);
 }
 
-/* Seconds of a step and its parts. */
+/* Seconds of a step and its parts, and of processor time. */
 struct times {
-	double all, forward, backward, step;
+	double all, forward, backward, step, cpu;
 };
+
+static double cpu_seconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+	return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static int mode_count(const struct bench *b)
+{
+	return ddp_get_job(b->context)->nnodes > 1 ? MODES : ZERO;
+}
 
 static ddp_status train_step(struct bench *b, ddp_model *model, int round, struct times *times)
 {
 	int64_t tokens = (int64_t)b->batch * b->config.length;
 	const int32_t *batch = b->tokens + round % BATCHES * (tokens + b->batch);
+	const double before = cpu_seconds();
 	uint64_t start_ns = ddp_now_ns();
 
 	double loss = gpt_forward(b->net, batch, b->batch, b->config.length);
@@ -101,6 +118,7 @@ static ddp_status train_step(struct bench *b, ddp_model *model, int round, struc
 		status = ddp_step(model, (double)tokens, loss, NULL);
 	times->all = ddp_seconds_since(start_ns);
 	times->step = times->all - times->forward - times->backward;
+	times->cpu = cpu_seconds() - before;
 	return status;
 }
 
@@ -117,15 +135,15 @@ static ddp_status turn(struct bench *b, enum mode mode, int round)
 	ddp_status status = ddp_barrier(world);
 	if (status == DDP_OK && computes)
 		status = train_step(b, model, round, &times);
-	double slowest = times.all, mean = times.all / ranks;
+	double slowest = times.all, means[] = { times.all / ranks, times.cpu / ranks };
 	if (status == DDP_OK)
 		status = ddp_all_reduce(world, NULL, &slowest, 1, DDP_F64, DDP_MAX);
 	if (status == DDP_OK)
-		status = ddp_all_reduce(world, NULL, &mean, 1, DDP_F64, DDP_SUM);
+		status = ddp_all_reduce(world, NULL, means, 2, DDP_F64, DDP_SUM);
 	if (status != DDP_OK || round == 0 || ddp_comm_rank(world) != 0)
 		return status;
-	printf("{\"mode\": \"%s\", \"slowest\": %.6f, \"mean\": %.6f, \"forward\": %.6f, "
-	       "\"backward\": %.6f, \"step\": %.6f}\n", modes[mode].name, slowest, mean,
+	printf("{\"mode\": \"%s\", \"slowest\": %.6f, \"mean\": %.6f, \"cpu\": %.6f, \"forward\": %.6f, "
+	       "\"backward\": %.6f, \"step\": %.6f}\n", modes[mode].name, slowest, means[0], means[1],
 	       times.forward, times.backward, times.step);
 	fflush(stdout);
 	return DDP_OK;
@@ -160,11 +178,12 @@ static ddp_status measure(struct bench *b)
 		ddp_comm_abort(ddp_world(b->context), "out of memory");
 		return ddp_barrier(ddp_world(b->context));
 	}
-	for (int m = SILENT; m < MODES && status == DDP_OK; m++)
+	const int count = mode_count(b);
+	for (int m = SILENT; m < count && status == DDP_OK; m++)
 		status = make_model(b, (enum mode)m);
 	for (int r = 0; r <= b->rounds; r++) {
-		for (int m = 0; m < MODES && status == DDP_OK; m++)
-			status = turn(b, (enum mode)((m + r) % MODES), r);
+		for (int m = 0; m < count && status == DDP_OK; m++)
+			status = turn(b, (enum mode)((m + r) % count), r);
 	}
 	return status;
 }
@@ -191,7 +210,7 @@ int main(int argc, char **argv)
 		&ranks, &b.config.layers, &b.config.heads, &b.config.width, &b.config.vocab,
 		&b.config.length, &b.batch, &b.rounds,
 	};
-	ddp_spawn_result spawned;
+	ddp_spawn_result spawned = { .is_rank = true };
 	char why[160];
 
 	if (argc != ARGUMENTS + 1) {
@@ -199,12 +218,12 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	for (int i = 0; i < ARGUMENTS; i++)
-		*numbers[i] = (int)rank_number(names[i], argv[i + 1], 1, 1 << 20);
+		*numbers[i] = (int)rank_number(names[i], argv[i + 1], i == 0 ? 0 : 1, 1 << 20);
 	if (!gpt_config_valid(&b.config, why, sizeof(why))) {
 		fprintf(stderr, "rank_modes: %s\n", why);
 		return 2;
 	}
-	ddp_status status = ddp_spawn(ranks, &spawned);
+	ddp_status status = ranks > 0 ? ddp_spawn(ranks, &spawned) : DDP_OK;
 	if (status == DDP_OK && !spawned.is_rank)
 		return spawned.exit_code;
 	ddp_set_log(ddp_log_stderr, NULL, DDP_LOG_WARN);
