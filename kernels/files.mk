@@ -2,7 +2,7 @@
 kernels_cflags = $(AM_CFLAGS) $(OPENMP_CFLAGS) -ffp-contract=off
 
 noinst_LTLIBRARIES += kernels/libkernels.la
-kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/kernels.h kernels/table.h \
+kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/half.h kernels/kernels.h kernels/table.h \
 	kernels/cpu/attention.c \
 	kernels/cpu/batch_norm.c \
 	kernels/cpu/bf16.c \
@@ -87,7 +87,7 @@ cuda_kernel_sources = \
 	kernels/cuda/pooling.cu \
 	kernels/cuda/queue.cu
 cuda_kernel_headers = kernels/cuda/attention.cuh kernels/cuda/device.cuh kernels/cuda/functions.cuh \
-	kernels/cuda/gpu.h kernels/cuda/window.cuh kernels/kernels.h kernels/table.h
+	kernels/cuda/gpu.h kernels/cuda/window.cuh kernels/half.h kernels/kernels.h kernels/table.h
 # In tests without a GPU, tests have other ones.
 cuda_library_sources = kernels/cuda/gpu.cu kernels/cuda/product.cu
 EXTRA_DIST += $(cuda_kernel_sources) $(cuda_kernel_headers)

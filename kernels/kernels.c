@@ -84,6 +84,16 @@ void dk_from_bf16(float *out, const uint16_t *in, int64_t n)
 	CALL(from_bf16, out, in, n);
 }
 
+void dk_to_f16(uint16_t *out, const float *in, int64_t n, float factor)
+{
+	CALL(to_f16, out, in, n, factor);
+}
+
+void dk_from_f16(float *out, const uint16_t *in, int64_t n, float factor)
+{
+	CALL(from_f16, out, in, n, factor);
+}
+
 void dk_gemm(const dk_gemm_args *args)
 {
 	CALL(gemm, args);

@@ -146,6 +146,11 @@ void dk_scale(float *x, int64_t n, float factor);
 void dk_to_bf16(uint16_t *out, const float *in, int64_t n);
 void dk_from_bf16(float *out, const uint16_t *in, int64_t n);
 
+/* out = in times factor, between f32 and IEEE's f16, rounded likewise; what is too large becomes
+   infinite. */
+void dk_to_f16(uint16_t *out, const float *in, int64_t n, float factor);
+void dk_from_f16(float *out, const uint16_t *in, int64_t n, float factor);
+
 /* ---- matrix product --------------------------------------------------------- */
 
 /* c [m, n] = a [m, k] b [k, n] + beta c. With a transposition, a is stored as

@@ -9,7 +9,7 @@
 #include "kernels.h"
 
 /* Grows with each change of this header, or of a function of kernels.h. */
-enum { DK_TABLE_VERSION = 5 };
+enum { DK_TABLE_VERSION = 6 };
 
 /* Those of images. A queue of DK_BF16 fails. */
 typedef struct dk_image_table {
@@ -85,6 +85,8 @@ typedef struct dk_table {
 	void (*scale)(dk_queue *queue, float *x, int64_t n, float factor);
 	void (*to_bf16)(dk_queue *queue, uint16_t *out, const float *in, int64_t n);
 	void (*from_bf16)(dk_queue *queue, float *out, const uint16_t *in, int64_t n);
+	void (*to_f16)(dk_queue *queue, uint16_t *out, const float *in, int64_t n, float factor);
+	void (*from_f16)(dk_queue *queue, float *out, const uint16_t *in, int64_t n, float factor);
 	void (*gemm)(dk_queue *queue, const dk_gemm_args *args);
 	void (*linear_forward)(dk_queue *queue, float *out, const float *in, const float *weight,
 			const float *bias, const float *residual, int64_t rows, int64_t inputs,

@@ -753,9 +753,9 @@ typedef struct ddp_model_options {
  * calls below work on `stream`, behind what it holds when they are called, and before what it
  * is given afterwards: so ddp_grad_ready() means that the gradient is complete when the
  * stream has come so far, and the host goes on. The end of a step waits for the backward
- * pass, since ranks have to agree on it, and for its sums of squares. Nothing can be sharded or
- * left to ranks themselves (local_steps), no buffer be averaged (DDP_BUFFER_MEAN), and of
- * ddp_compression there is BF16 alone. Indices of ddp_grad_rows() are not checked, and they and
+ * pass, since ranks have to agree on it, and for its sums of squares. Nothing can be sharded,
+ * sent by DDP_COMPRESS_POWERSGD or left to ranks themselves (local_steps), and no buffer be
+ * averaged (DDP_BUFFER_MEAN). Indices of ddp_grad_rows() are not checked, and they and
  * the values are the device's, too, and are left alone as long as the stream needs them.
  * If the context's device has the host's memory, DDP_MEMORY_DEVICE is the same as the host's.
  */

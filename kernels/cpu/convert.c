@@ -3,6 +3,7 @@
 
 #include "cpu/cpu.h"
 #include "cpu/inner.h"
+#include "half.h"
 
 /* Elements that are worth a thread of their own. */
 enum { GRAIN = 65536 };
@@ -61,4 +62,30 @@ static void from_bf16_span(void *arg, int64_t first, int64_t last)
 void dk_cpu_from_bf16(float *out, const uint16_t *in, int64_t n)
 {
 	dk_parallel(n, GRAIN, from_bf16_span, &(struct conversion){.wide = out, .narrow_in = in});
+}
+
+static void to_f16_span(void *arg, int64_t first, int64_t last)
+{
+	const struct conversion *c = arg;
+
+	for (int64_t i = first; i < last; i++)
+		c->narrow[i] = dk_half_of(c->wide_in[i] * c->factor);
+}
+
+void dk_cpu_to_f16(uint16_t *out, const float *in, int64_t n, float factor)
+{
+	dk_parallel(n, GRAIN, to_f16_span, &(struct conversion){.narrow = out, .wide_in = in, .factor = factor});
+}
+
+static void from_f16_span(void *arg, int64_t first, int64_t last)
+{
+	const struct conversion *c = arg;
+
+	for (int64_t i = first; i < last; i++)
+		c->wide[i] = dk_half_to_float(c->narrow_in[i]) * c->factor;
+}
+
+void dk_cpu_from_f16(float *out, const uint16_t *in, int64_t n, float factor)
+{
+	dk_parallel(n, GRAIN, from_f16_span, &(struct conversion){.wide = out, .narrow_in = in, .factor = factor});
 }

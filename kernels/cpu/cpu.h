@@ -16,6 +16,8 @@ void dk_cpu_squares_at(double *sums, const float *x, int64_t n, int64_t piece);
 void dk_cpu_scale(float *x, int64_t n, float factor);
 void dk_cpu_to_bf16(uint16_t *out, const float *in, int64_t n);
 void dk_cpu_from_bf16(float *out, const uint16_t *in, int64_t n);
+void dk_cpu_to_f16(uint16_t *out, const float *in, int64_t n, float factor);
+void dk_cpu_from_f16(float *out, const uint16_t *in, int64_t n, float factor);
 void dk_cpu_gemm(const dk_gemm_args *args);
 void dk_cpu_linear_forward(float *out, const float *in, const float *weight, const float *bias,
 		const float *residual, int64_t rows, int64_t inputs, int64_t outputs);

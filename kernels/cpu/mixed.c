@@ -287,6 +287,18 @@ static void from_bf16(dk_queue *queue, float *out, const uint16_t *in, int64_t n
 	dk_cpu_from_bf16(out, in, n);
 }
 
+static void to_f16(dk_queue *queue, uint16_t *out, const float *in, int64_t n, float factor)
+{
+	(void)queue;
+	dk_cpu_to_f16(out, in, n, factor);
+}
+
+static void from_f16(dk_queue *queue, float *out, const uint16_t *in, int64_t n, float factor)
+{
+	(void)queue;
+	dk_cpu_from_f16(out, in, n, factor);
+}
+
 static void add_rows(dk_queue *queue, float *out, const int32_t *rows, const float *values,
                      int64_t count, int64_t width)
 {
@@ -304,6 +316,7 @@ static const dk_table table = {
 	.copy = copy, .zero = zero, .adamw = adamw, .sgd = sgd, .largest = largest,
 	.largest_at = largest_at, .sum_squares = sum_squares, .squares_at = squares_at,
 	.scale = scale, .to_bf16 = to_bf16, .from_bf16 = from_bf16,
+	.to_f16 = to_f16, .from_f16 = from_f16,
 	.gemm = dk_mixed_gemm,
 	.linear_forward = dk_mixed_linear_forward,
 	.linear_backward_params = dk_mixed_linear_backward_params,

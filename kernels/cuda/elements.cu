@@ -1,9 +1,24 @@
 /* Work element by element, and of embeddings. */
 #include "cuda/functions.cuh"
+#include "half.h"
 
 enum { THREADS = 256, VECTOR_BYTES = 16 };
 
 /* ---- one function of an element of x, and of another array where there is one ---- */
+
+struct f16 {
+	uint16_t bits;
+};
+
+__device__ inline float wide(f16 x)
+{
+	return dk_half_to_float(x.bits);
+}
+
+__device__ inline void put(f16 *to, float x)
+{
+	to->bits = dk_half_of(x);
+}
 
 struct gelu_gate {
 	float gate, slope; /* gelu(x) = x gate; slope: of the exponent */
@@ -41,6 +56,14 @@ struct scale_function {
 	__device__ float operator()(float x, float) const
 	{
 		return x * factor;
+	}
+};
+
+struct scale_in_function {
+	float factor;
+	__device__ float operator()(float, float in) const
+	{
+		return in * factor;
 	}
 };
 
@@ -133,6 +156,20 @@ void dk_cuda_to_bf16(dk_queue *queue, uint16_t *out, const float *in, int64_t n)
 void dk_cuda_from_bf16(dk_queue *queue, float *out, const uint16_t *in, int64_t n)
 {
 	map<false>(own(queue), "bf16 to f32", out, reinterpret_cast<const bf16 *>(in), n, copy_function());
+}
+
+void dk_cuda_to_f16(dk_queue *queue, uint16_t *out, const float *in, int64_t n, float factor)
+{
+	const scale_in_function f = {factor};
+
+	map<false>(own(queue), "f32 to f16", reinterpret_cast<f16 *>(out), in, n, f);
+}
+
+void dk_cuda_from_f16(dk_queue *queue, float *out, const uint16_t *in, int64_t n, float factor)
+{
+	const scale_in_function f = {factor};
+
+	map<false>(own(queue), "f16 to f32", out, reinterpret_cast<const f16 *>(in), n, f);
 }
 
 /* ---- embedding ---- */

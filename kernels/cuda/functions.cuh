@@ -52,6 +52,8 @@ void dk_cuda_squares_at(dk_queue *queue, double *sums, const float *x, int64_t n
 void dk_cuda_scale(dk_queue *queue, float *x, int64_t n, float factor);
 void dk_cuda_to_bf16(dk_queue *queue, uint16_t *out, const float *in, int64_t n);
 void dk_cuda_from_bf16(dk_queue *queue, float *out, const uint16_t *in, int64_t n);
+void dk_cuda_to_f16(dk_queue *queue, uint16_t *out, const float *in, int64_t n, float factor);
+void dk_cuda_from_f16(dk_queue *queue, float *out, const uint16_t *in, int64_t n, float factor);
 void dk_cuda_gemm(dk_queue *queue, const dk_gemm_args *args);
 void dk_cuda_linear_forward(dk_queue *queue, float *out, const float *in, const float *weight,
 		const float *bias, const float *residual, int64_t rows, int64_t inputs,

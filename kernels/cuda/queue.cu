@@ -162,6 +162,8 @@ const dk_table dk_cuda_table = {
 	dk_cuda_scale,
 	dk_cuda_to_bf16,
 	dk_cuda_from_bf16,
+	dk_cuda_to_f16,
+	dk_cuda_from_f16,
 	dk_cuda_gemm,
 	dk_cuda_linear_forward,
 	dk_cuda_linear_backward_params,

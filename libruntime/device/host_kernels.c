@@ -125,6 +125,30 @@ static void host_from_bf16(dk_queue *queue, float *out, const uint16_t *in, int6
 	ddp_host_enqueue(queue, &(task){ .run = run_from_bf16, .n = { n }, .operands = { writes(out, n), narrow } });
 }
 
+static void run_to_f16(task *t, void **at)
+{
+	dk_to_f16(at[0], at[1], t->n[0], t->factor);
+}
+
+static void host_to_f16(dk_queue *queue, uint16_t *out, const float *in, int64_t n, float factor)
+{
+	ddp_host_enqueue(queue, &(task){ .run = run_to_f16, .n = { n }, .factor = factor,
+	                        .operands = { writes_short(out, n), reads(in, n) } });
+}
+
+static void run_from_f16(task *t, void **at)
+{
+	dk_from_f16(at[0], at[1], t->n[0], t->factor);
+}
+
+static void host_from_f16(dk_queue *queue, float *out, const uint16_t *in, int64_t n, float factor)
+{
+	const operand narrow = { in, (size_t)n * sizeof(*in), DDP_DEVICE_READS, false };
+
+	ddp_host_enqueue(queue, &(task){ .run = run_from_f16, .n = { n }, .factor = factor,
+	                        .operands = { writes(out, n), narrow } });
+}
+
 /* ---- matrix products --------------------------------------------------------------------- */
 
 static void run_gemm(task *t, void **at)
@@ -425,7 +449,8 @@ static const dk_table host_table = {
 	.copy = host_copy, .zero = host_zero, .adamw = host_adamw, .sgd = host_sgd,
 	.largest = host_largest, .sum_squares = host_sum_squares, .largest_at = host_largest_at,
 	.squares_at = host_squares_at, .scale = host_scale, .to_bf16 = host_to_bf16,
-	.from_bf16 = host_from_bf16, .gemm = host_gemm, .linear_forward = host_linear_forward,
+	.from_bf16 = host_from_bf16, .to_f16 = host_to_f16, .from_f16 = host_from_f16,
+	.gemm = host_gemm, .linear_forward = host_linear_forward,
 	.linear_backward_params = host_linear_backward_params,
 	.linear_backward_input = host_linear_backward_input,
 	.embedding_forward = host_embedding_forward, .embedding_backward = host_embedding_backward,

@@ -67,11 +67,11 @@ static ddp_status make_reducer(ddp_model *model)
 static ddp_status choose_strategy(ddp_model *model, int ranks)
 {
 	const ddp_model_settings *settings = &model->settings;
-	const char *other = settings->compress > DDP_COMPRESS_BF16 ? "compress"
-	                    : settings->local_steps > 0            ? "local_steps"
-	                    : settings->shard > DDP_SHARD_NONE     ? "shard"
-	                    : settings->unused != DDP_UNUSED_ZERO  ? "unused"
-	                                                           : NULL;
+	const char *other = settings->compress == DDP_COMPRESS_POWERSGD ? "compress"
+	                    : settings->local_steps > 0                     ? "local_steps"
+	                    : settings->shard > DDP_SHARD_NONE              ? "shard"
+	                    : settings->unused != DDP_UNUSED_ZERO           ? "unused"
+	                                                                    : NULL;
 
 	if (model->place.device == NULL) {
 		model->strategy = ddp_strategy_choose(settings, ranks, ddp_comm_nodes(model->context->world));
@@ -83,7 +83,7 @@ static ddp_status choose_strategy(ddp_model *model, int ranks)
 		                ddp_optimizer_name(settings->optim.kind));
 	if (other != NULL)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "model option %s: gradients on a device are all-reduced in f32 "
-		                "or bf16, and in no other way yet; leave it out, or train in the host's memory", other);
+		                "or 16 bits, and in no other way yet; leave it out, or train in the host's memory", other);
 	model->strategy = ddp_strategy_choose_on_device(settings, ranks);
 	return DDP_OK;
 }

@@ -383,8 +383,8 @@ static void gradients_travel_in_16_bits_of_the_host(void **state)
 
 	(void)state;
 	options.optimizer = DDP_SGD;
-	options.compress = DDP_COMPRESS_BF16;
-	assert_int_equal(run_ranks_with(RANKS, &on_test, narrow_body, &options), 0);
+	for (options.compress = DDP_COMPRESS_BF16; options.compress <= DDP_COMPRESS_F16; options.compress++)
+		assert_int_equal(run_ranks_with(RANKS, &on_test, narrow_body, &options), 0);
 }
 
 /* ---- memory of the program ------------------------------------------------------------------- */

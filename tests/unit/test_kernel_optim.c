@@ -185,6 +185,31 @@ static void bf16_is_the_nearest(void **state)
 	assert_true(isnan(back[0]));
 }
 
+/* Scaled by 2; subnormal ones and the last that is finite, too. */
+static void f16_is_the_nearest(void **state)
+{
+	const float in[] = {0, -0.0f, 0.5f, 0.5f + 0x1p-12f, 0.5f + 0x1.8p-11f, -0.5f - 0x1.002p-12f, INFINITY,
+		32759.999f, 32760, 0x1p-15f, 0x1p-16f, 0x1p-25f, 0x1p-26f, 0x1.8p-26f, 0x1.8p-25f, 3.14159265f};
+	const uint16_t nearest[] = {0, 0x8000, 0x3c00, 0x3c00, 0x3c02, 0xbc01, 0x7c00,
+		0x7bff, 0x7c00, 0x0400, 0x0200, 0x0001, 0, 0x0001, 0x0002, 0x4648};
+	enum { COUNT = sizeof(in) / sizeof(in[0]) };
+	uint16_t narrow[COUNT];
+	float back[COUNT];
+
+	(void)state;
+	dk_to_f16(narrow, in, COUNT, 2);
+	dk_from_f16(back, narrow, COUNT, 0.5f);
+	for (int i = 0; i < COUNT; i++) {
+		assert_int_equal(narrow[i], nearest[i]);
+		/* Half of what it is rounded by is at most half of a last place. */
+		assert_true(back[i] == in[i] || fabsf(back[i] - in[i]) <= fmaxf(fabsf(in[i]) * 0x1p-11f, 0x1p-26f) ||
+		            narrow[i] == 0x7c00);
+	}
+	dk_to_f16(narrow, &(float){NAN}, 1, 1);
+	dk_from_f16(back, narrow, 1, 1);
+	assert_true(isnan(back[0]));
+}
+
 static void updates_leave_what_they_made_in_bf16_too(void **state)
 {
 	static uint16_t rounded[LONGEST], want_rounded[LONGEST];
@@ -322,6 +347,7 @@ int main(void)
 		cmocka_unit_test(sum_of_squares_is_exact_to_double),
 		cmocka_unit_test(largest_finds_what_is_not_finite_anywhere),
 		cmocka_unit_test(bf16_is_the_nearest),
+		cmocka_unit_test(f16_is_the_nearest),
 		cmocka_unit_test(updates_leave_what_they_made_in_bf16_too),
 		cmocka_unit_test(scale_is_a_product),
 		cmocka_unit_test(threads_do_not_change_a_bit),

@@ -202,6 +202,15 @@ static void convert(int64_t from, int64_t n)
 	assert_bits(moved, narrow, (size_t)(n / 2) * sizeof(float));
 	dk_from_bf16(param, narrow, n);
 	assert_bits(back, param, (size_t)n * sizeof(float));
+	/* And f16, in the same memory. */
+	float *back_from_f16 = place.alloc((size_t)(from + n) * sizeof(float));
+	dk_use(place.queue);
+	dk_to_f16((uint16_t *)narrow_there + from, there + from, n, 0x1.8p-3f);
+	dk_from_f16(back_from_f16, (uint16_t *)narrow_there + from, n, 0x1p5f);
+	dk_use(NULL);
+	dk_to_f16(narrow, grad + from, n, 0x1.8p-3f);
+	dk_from_f16(param, narrow, n, 0x1p5f);
+	assert_bits(back_from_f16, param, (size_t)n * sizeof(float));
 	place.free(there);
 	place.free(narrow_there);
 }

@@ -1,0 +1,56 @@
+/*
+ * half: a number of f32 as IEEE's f16, and back, by integers alone: on the host, where not every
+ * compiler has that type, and in kernels of CUDA, which are tried on the host, too.
+ */
+#ifndef DK_HALF_H
+#define DK_HALF_H
+
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __CUDACC__
+#define DK_HALF_FUNCTION __device__ inline
+#else
+#define DK_HALF_FUNCTION static inline
+#endif
+
+/* To the nearest, to even where two are as near; too large a number becomes infinite, and a
+   NaN stays one. */
+DK_HALF_FUNCTION uint16_t dk_half_of(float x)
+{
+	uint32_t bits;
+
+	memcpy(&bits, &x, sizeof(bits));
+	const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+	if (magnitude > 0x7f800000)
+		return (uint16_t)(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
+	if (magnitude >= 0x477ff000) /* 65520 */
+		return (uint16_t)(sign | 0x7c00);
+	if (magnitude < 0x38800000) { /* subnormal: the addition rounds to its last place */
+		memcpy(&x, &magnitude, sizeof(x));
+		x += 0.5f;
+		memcpy(&bits, &x, sizeof(bits));
+		return (uint16_t)(sign | (bits - 0x3f000000));
+	}
+	return (uint16_t)(sign | (magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13);
+}
+
+DK_HALF_FUNCTION float dk_half_to_float(uint16_t half)
+{
+	const uint32_t sign = (uint32_t)(half & 0x8000) << 16, magnitude = half & 0x7fff;
+	uint32_t bits = magnitude << 13;
+	float x;
+
+	if (magnitude >= 0x7c00) {
+		bits |= 0x7f800000 | (magnitude > 0x7c00 ? 0x400000u : 0);
+	} else { /* in its place, it is 2^112 too small, a subnormal one, too */
+		memcpy(&x, &bits, sizeof(x));
+		x *= 0x1p112f;
+		memcpy(&bits, &x, sizeof(bits));
+	}
+	bits |= sign;
+	memcpy(&x, &bits, sizeof(x));
+	return x;
+}
+
+#endif
