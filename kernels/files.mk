@@ -85,11 +85,12 @@ cuda_kernel_sources = \
 	kernels/cuda/layers.cu \
 	kernels/cuda/optim.cu \
 	kernels/cuda/pooling.cu \
+	kernels/cuda/product.cu \
 	kernels/cuda/queue.cu
 cuda_kernel_headers = kernels/cuda/attention.cuh kernels/cuda/device.cuh kernels/cuda/functions.cuh \
 	kernels/cuda/gpu.h kernels/cuda/window.cuh kernels/half.h kernels/kernels.h kernels/table.h
-# In tests without a GPU, tests have other ones.
-cuda_library_sources = kernels/cuda/gpu.cu kernels/cuda/product.cu
+# In tests without a GPU, tests have another one.
+cuda_library_sources = kernels/cuda/gpu.cu
 EXTRA_DIST += $(cuda_kernel_sources) $(cuda_kernel_headers)
 EXTRA_DIST += $(cuda_library_sources)
 

@@ -24,7 +24,7 @@ struct dk_product_args {
 	bool wide; /* c and d are f32, whatever a and b are */
 };
 
-/* By cuBLASLt; in tests without a GPU, by the test. Failures are the queue's. */
+/* By cuBLASLt; in tests without a GPU, by what stands for that. Failures are the queue's. */
 bool dk_cuda_product_open(dk_cuda_queue *queue);
 void dk_cuda_product_close(dk_cuda_queue *queue);
 void dk_cuda_product(dk_cuda_queue *queue, const dk_product_args *args);

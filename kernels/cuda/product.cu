@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __CUDACC__
 #include <cublasLt.h>
+#endif
 
 #include "cuda/functions.cuh"
 
@@ -25,7 +27,7 @@ struct dk_product {
 	cublasLtHandle_t handle;
 	void *workspace;
 	int plans; /* so many are made; the oldest makes room */
-	plan plan[PLANS];
+	plan kept[PLANS];
 };
 
 static bool check(dk_cuda_queue *q, cublasStatus_t status, const char *what)
@@ -63,7 +65,7 @@ void dk_cuda_product_close(dk_cuda_queue *q)
 	if (q->product == NULL)
 		return;
 	for (int i = 0; i < PLANS; i++)
-		forget(&q->product->plan[i]);
+		forget(&q->product->kept[i]);
 	cudaFree(q->product->workspace);
 	if (q->product->handle != NULL)
 		cublasLtDestroy(q->product->handle);
@@ -161,9 +163,9 @@ static plan *find_plan(dk_cuda_queue *q, const dk_product_args *p)
 	const unsigned alignment = alignment_of(p);
 
 	for (int i = 0; i < PLANS; i++)
-		if (same_form(&product->plan[i], p, alignment))
-			return &product->plan[i];
-	plan *made = &product->plan[product->plans++ % PLANS];
+		if (same_form(&product->kept[i], p, alignment))
+			return &product->kept[i];
+	plan *made = &product->kept[product->plans++ % PLANS];
 	forget(made);
 	if (make_plan(q, made, p, alignment))
 		return made;

@@ -174,4 +174,6 @@ static inline cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, 
 cudaError_t cudaGetLastError();
 const char *cudaGetErrorString(cudaError_t error);
 
+#include "cublas_emulation.h"
+
 #endif

@@ -1,47 +1,10 @@
-/* kernels/cuda over the emulation, with a plain matrix product, as a place of kernels. */
+/* kernels/cuda over the emulation as a place of kernels. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda/functions.cuh"
 #include "tests/support/kernel_place.h"
-
-bool dk_cuda_product_open(dk_cuda_queue *)
-{
-	return true;
-}
-
-void dk_cuda_product_close(dk_cuda_queue *)
-{
-}
-
-template <typename D, typename T>
-static void product(D *d, T *, const dk_product_args *p)
-{
-	const T *a = static_cast<const T *>(p->a), *b = static_cast<const T *>(p->b);
-	const D *c = static_cast<const D *>(p->c), *bias = static_cast<const D *>(p->bias);
-
-	for (int64_t i = 0; i < p->m; i++)
-		for (int64_t j = 0; j < p->n; j++) {
-			float sum = 0;
-			for (int64_t l = 0; l < p->k; l++)
-				sum += wide(p->transpose_a ? a[l * p->lda + i] : a[i * p->lda + l]) *
-				       wide(p->transpose_b ? b[j * p->ldb + l] : b[l * p->ldb + j]);
-			if (p->beta != 0)
-				sum += p->beta * wide(c[i * p->ldc + j]);
-			put(d + i * p->ldc + j, sum + (bias != NULL ? wide(bias[j]) : 0));
-		}
-}
-
-void dk_cuda_product(dk_cuda_queue *q, const dk_product_args *p)
-{
-	if (!dk_cuda_narrow(q))
-		product(static_cast<float *>(p->d), static_cast<float *>(NULL), p);
-	else if (p->wide)
-		product(static_cast<float *>(p->d), static_cast<bf16 *>(NULL), p);
-	else
-		product(static_cast<bf16 *>(p->d), static_cast<bf16 *>(NULL), p);
-}
 
 /* ---- its GPU ---- */
 
@@ -115,8 +78,9 @@ static void leave_scratch(kernel_place *place, int64_t numbers)
 
 bool kernel_place_open(int round, kernel_place *place, const char **why)
 {
-	/* Of DK_MIXED only what it has not of the others is left to try. */
-	static const struct { dk_type type; int64_t most; } rounds[] = {{DK_F32, 8400}, {DK_BF16, 8400}, {DK_MIXED, 2000}};
+	/* Of the last two, only what they have not of the others is left to try. */
+	static const struct { dk_type type; int64_t most; } rounds[] = {{DK_F32, 8400}, {DK_BF16, 8400},
+		{DK_MIXED, 2000}, {DK_TF32, 300}};
 
 	*why = NULL;
 	if (round >= (int)(sizeof(rounds) / sizeof(rounds[0])))

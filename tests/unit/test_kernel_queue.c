@@ -82,7 +82,13 @@ static float *give_gradient(const float *from, int64_t n)
 }
 
 static const int64_t lengths[] = {1, 31, 256, 1001, LONGEST};
-enum { LENGTHS = sizeof(lengths) / sizeof(lengths[0]) };
+enum { LENGTHS = sizeof(lengths) / sizeof(lengths[0]), FEW_LENGTHS = 3 };
+
+/* All where nothing else has the type's kernels. */
+static int lengths_here(void)
+{
+	return place.type == DK_F32 || place.type == DK_BF16 ? LENGTHS : FEW_LENGTHS;
+}
 
 static float param[LONGEST + 1], grad[LONGEST + 1], first[LONGEST + 1], second[LONGEST + 1];
 
@@ -134,7 +140,7 @@ static void update(int64_t n, bool adamw, bool momentum, int64_t step, bool othe
 
 static void try_updates(void)
 {
-	for (int i = 0; i < LENGTHS; i++) {
+	for (int i = 0; i < lengths_here(); i++) {
 		for (int other = 0; other < 2; other++) {
 			update(lengths[i], true, false, 3, other);
 			update(lengths[i], false, true, 1, other);
@@ -152,7 +158,7 @@ static void updates_have_the_hosts_bits(void **state)
 
 static void try_norms(void)
 {
-	for (int i = 0; i < LENGTHS; i++) {
+	for (int i = 0; i < lengths_here(); i++) {
 		const int64_t n = lengths[i];
 		fill_all(n);
 		const double squares = dk_sum_squares(grad, n);
@@ -220,7 +226,7 @@ static void try_conversions(void)
 	const float odd[] = {1 + 0x1p-8f, 1 + 0x1.8p-7f, -1 - 0x1.002p-8f, INFINITY, 0x1.fffffep127f,
 		0x1p-149f, -0.0f};
 
-	for (int i = 0; i < LENGTHS; i++) {
+	for (int i = 0; i < lengths_here(); i++) {
 		fill_all(lengths[i]);
 		for (int64_t k = 0; k < lengths[i]; k++)
 			grad[k] = k < 7 ? odd[k] : grad[k] * 1.01f;
@@ -272,6 +278,35 @@ static void rows_are_added_in_order(void **state)
 {
 	(void)state;
 	in_each_place(try_rows);
+}
+
+/* One more bit than TF32 has, of which a GPU need not take notice. */
+static void try_rounding(void)
+{
+	const float a = 1 + 0x1p-11f, b = 1;
+	float c = 0;
+
+	if (place.type != DK_F32 && place.type != DK_TF32)
+		return;
+	float *a_there = give_bits(&a, sizeof(a)), *b_there = give_bits(&b, sizeof(b));
+	float *c_there = give_bits(&c, sizeof(c));
+	dk_use(place.queue);
+	dk_gemm(&(dk_gemm_args){.m = 1, .n = 1, .k = 1, .a = a_there, .lda = 1, .b = b_there, .ldb = 1,
+		.c = c_there, .ldc = 1});
+	assert_null(dk_failure());
+	dk_use(NULL);
+	place.take(&place, &c, c_there, 1);
+	assert_true(place.type == DK_F32 ? c == a : fabsf(c - a) <= 0x1p-11f);
+	assert_true(place.type == DK_F32 || !place.host_memory || c != a);
+	place.free(a_there);
+	place.free(b_there);
+	place.free(c_there);
+}
+
+static void products_round_to_tf32_where_it_is_asked_for(void **state)
+{
+	(void)state;
+	in_each_place(try_rounding);
 }
 
 /* ---- a whole model, where its memory, which is the host's, is the place's, too ---- */
@@ -357,7 +392,7 @@ static void try_model(void)
 {
 	int64_t total;
 
-	if (place.type == DK_BF16 || !place.host_memory)
+	if ((place.type != DK_F32 && place.type != DK_MIXED) || !place.host_memory)
 		return;
 	const double loss = pass(NULL, false, &total);
 	assert_true(total <= LONGEST);
@@ -386,6 +421,7 @@ int main(void)
 		cmocka_unit_test(norms_have_the_hosts_bits),
 		cmocka_unit_test(conversions_have_the_hosts_bits),
 		cmocka_unit_test(rows_are_added_in_order),
+		cmocka_unit_test(products_round_to_tf32_where_it_is_asked_for),
 		cmocka_unit_test(a_model_passes_as_on_the_host),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,215 @@
+#include <string.h>
+
+#include "cuda/functions.cuh"
+
+struct cublas_description {
+	cublasComputeType_t compute;
+	int32_t transpose_a, transpose_b;
+	uint32_t epilogue;
+	const void *bias;
+};
+
+struct cublas_layout {
+	cudaDataType_t type;
+	int64_t rows, columns, stride; /* a column is dense */
+};
+
+struct cublas_preference {
+	uint32_t alignments[4];
+};
+
+const char *cublasLtGetStatusString(cublasStatus_t status)
+{
+	return status == CUBLAS_STATUS_NOT_SUPPORTED ? "CUBLAS_STATUS_NOT_SUPPORTED" : "CUBLAS_STATUS_INVALID_VALUE";
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
+{
+	*handle = NULL;
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t)
+{
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *description, cublasComputeType_t compute,
+                                        cudaDataType_t scale)
+{
+	if (scale != CUDA_R_32F)
+		return CUBLAS_STATUS_NOT_SUPPORTED;
+	*description = new cublas_description{compute, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL};
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t description)
+{
+	delete description;
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+template <typename V> static cublasStatus_t set(V *to, const void *value, size_t bytes)
+{
+	if (bytes != sizeof(*to))
+		return CUBLAS_STATUS_INVALID_VALUE;
+	memcpy(to, value, bytes);
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t description,
+                                              cublasLtMatmulDescAttributes_t what, const void *value,
+                                              size_t bytes)
+{
+	switch (what) {
+	case CUBLASLT_MATMUL_DESC_TRANSA: return set(&description->transpose_a, value, bytes);
+	case CUBLASLT_MATMUL_DESC_TRANSB: return set(&description->transpose_b, value, bytes);
+	case CUBLASLT_MATMUL_DESC_EPILOGUE: return set(&description->epilogue, value, bytes);
+	case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(&description->bias, value, bytes);
+	}
+	return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type, uint64_t rows,
+                                          uint64_t columns, int64_t stride)
+{
+	if (rows == 0 || columns == 0 || stride < (int64_t)rows)
+		return CUBLAS_STATUS_INVALID_VALUE;
+	*layout = new cublas_layout{type, (int64_t)rows, (int64_t)columns, stride};
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
+{
+	delete layout;
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference)
+{
+	*preference = new cublas_preference{{256, 256, 256, 256}};
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference)
+{
+	delete preference;
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t what,
+                                                    const void *value, size_t bytes)
+{
+	size_t workspace;
+
+	return what == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? set(&workspace, value, bytes)
+	                                                         : set(&preference->alignments[what], value, bytes);
+}
+
+/* Products of one type, into that or, of bf16, into f32; TF32 is of f32. */
+static bool possible(const cublasLtMatmulAlgo_t *p)
+{
+	const cudaDataType_t a = p->layouts[0]->type, b = p->layouts[1]->type;
+	const cudaDataType_t c = p->layouts[2]->type, d = p->layouts[3]->type;
+
+	return a == b && c == d && (a == CUDA_R_16BF || d == CUDA_R_32F) &&
+	       (a == CUDA_R_32F || p->description->compute == CUBLAS_COMPUTE_32F);
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t description,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int most,
+                                              cublasLtMatmulHeuristicResult_t *results, int *count)
+{
+	cublasLtMatmulAlgo_t chosen = {description, {a, b, c, d}, {0, 0, 0, 0}};
+
+	if (most < 1 || !possible(&chosen))
+		return CUBLAS_STATUS_NOT_SUPPORTED;
+	memcpy(chosen.alignments, preference->alignments, sizeof(chosen.alignments));
+	results->algo = chosen;
+	*count = 1;
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+/* To TF32's 10 bits, to the nearest. */
+static float rounded(float x)
+{
+	return __uint_as_float((__float_as_uint(x) + 0x1000) & ~0x1fffu);
+}
+
+/* op(a)[row, k] by op(b)[k, column], in f32, of columns that are dense. */
+template <typename T, typename D>
+static void multiply(const cublasLtMatmulAlgo_t *p, const T *a, const T *b, float beta, const D *c, D *d)
+{
+	const cublas_layout *x = p->layouts[0], *y = p->layouts[1], *to = p->layouts[3];
+	const bool across_x = p->description->transpose_a == CUBLAS_OP_T;
+	const bool across_y = p->description->transpose_b == CUBLAS_OP_T;
+	const bool rounds = p->description->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+	const D *bias = static_cast<const D *>(p->description->bias);
+	const int64_t depth = across_x ? x->rows : x->columns;
+
+	for (int64_t column = 0; column < to->columns; column++)
+		for (int64_t row = 0; row < to->rows; row++) {
+			const int64_t at = column * to->stride + row;
+			float sum = 0;
+			for (int64_t k = 0; k < depth; k++) {
+				const float left = wide(a[across_x ? row * x->stride + k : k * x->stride + row]);
+				const float right = wide(b[across_y ? k * y->stride + column : column * y->stride + k]);
+				sum += rounds ? rounded(left) * rounded(right) : left * right;
+			}
+			if (beta != 0)
+				sum += beta * wide(c[at]);
+			if (p->description->epilogue == CUBLASLT_EPILOGUE_BIAS)
+				sum += wide(bias[row]);
+			put(d + at, sum);
+		}
+}
+
+static bool fits(const cublasLtMatmulAlgo_t *p)
+{
+	const cublas_layout *a = p->layouts[0], *b = p->layouts[1], *c = p->layouts[2], *d = p->layouts[3];
+	const bool across_a = p->description->transpose_a == CUBLAS_OP_T;
+	const bool across_b = p->description->transpose_b == CUBLAS_OP_T;
+
+	return (across_a ? a->columns : a->rows) == d->rows && (across_b ? b->rows : b->columns) == d->columns &&
+	       (across_a ? a->rows : a->columns) == (across_b ? b->columns : b->rows) && c->rows == d->rows &&
+	       c->columns == d->columns;
+}
+
+static bool chosen_for(const cublasLtMatmulAlgo_t *p, cublasLtMatmulDesc_t description,
+                       const cublasLtMatrixLayout_t layouts[4], const void *const addresses[4])
+{
+	if (p->description != description)
+		return false;
+	for (int i = 0; i < 4; i++)
+		if (p->layouts[i] != layouts[i] || reinterpret_cast<uintptr_t>(addresses[i]) % p->alignments[i] != 0)
+			return false;
+	return true;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description, const void *alpha, const void *a,
+                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
+                              const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algorithm, void *,
+                              size_t, cudaStream_t)
+{
+	const cublasLtMatrixLayout_t layouts[4] = {a_layout, b_layout, c_layout, d_layout};
+	const void *const addresses[4] = {a, b, c, d};
+	const float times = *static_cast<const float *>(beta);
+
+	if (!chosen_for(algorithm, description, layouts, addresses) || !fits(algorithm) ||
+	    *static_cast<const float *>(alpha) != 1)
+		return CUBLAS_STATUS_INVALID_VALUE;
+	if (a_layout->type == CUDA_R_32F)
+		multiply(algorithm, static_cast<const float *>(a), static_cast<const float *>(b), times,
+		         static_cast<const float *>(c), static_cast<float *>(d));
+	else if (d_layout->type == CUDA_R_32F)
+		multiply(algorithm, static_cast<const bf16 *>(a), static_cast<const bf16 *>(b), times,
+		         static_cast<const float *>(c), static_cast<float *>(d));
+	else
+		multiply(algorithm, static_cast<const bf16 *>(a), static_cast<const bf16 *>(b), times,
+		         static_cast<const bf16 *>(c), static_cast<bf16 *>(d));
+	return CUBLAS_STATUS_SUCCESS;
+}
