@@ -59,8 +59,8 @@ build_of()
 # (strace -f -e trace=clone3 tells), as kernels are where OpenMP may use one only; nor in
 # test_comm_travel, whose algorithms test_comm_random runs in the same threads.
 unwatched_tests=(test_comm_travel test_agreement test_bucket test_comm_blocks test_comm_kernels test_comm_merge
-	test_comm_nics test_comm_plan test_device_cuda test_gpt_model test_images test_job
-	test_kernel_bf16 test_kernel_cuda test_kernel_images test_kernel_layers test_kernel_optim
+	test_comm_nics test_comm_plan test_convolution_onednn test_device_cuda test_gpt_model test_images test_job
+	test_kernel_bf16 test_kernel_cuda test_kernel_images test_kernel_images_cuda test_kernel_layers test_kernel_optim
 	test_kernel_product test_kernel_queue test_net_model test_optim test_optimizers
 	test_options test_safetensors test_sampler test_spank_blame test_spank_check test_spank_gpu
 	test_spank_identity test_spank_judge test_spank_nodelist test_spank_options test_spank_port

@@ -1,6 +1,7 @@
 #include "tests/support/ranks.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,8 @@
 
 static int this_rank = -1;
 static void (*before_failing)(void);
+static atomic_int *arrivals; /* of the ranks of a run, in test_ranks_together() */
+static int ranks_of_run, rounds;
 
 void test_be_rank(int rank, void (*before)(void))
 {
@@ -80,6 +83,8 @@ int test_ranks_run(const test_ranks *ranks)
 
 	if (ranks->count > TEST_RANKS_MAX)
 		return -1;
+	arrivals = test_share(sizeof(*arrivals));
+	ranks_of_run = ranks->count;
 	fflush(NULL);
 	for (int r = 0; r < ranks->count; r++) {
 		pids[r] = fork();
@@ -96,7 +101,17 @@ int test_ranks_run(const test_ranks *ranks)
 	}
 	if (ranks->at_start != NULL)
 		ranks->at_start(pids, ranks->at_start_argument);
-	return reap(ranks, pids);
+	const int failures = reap(ranks, pids);
+	test_unshare(arrivals, sizeof(*arrivals));
+	return failures;
+}
+
+void test_ranks_together(void)
+{
+	rounds++;
+	atomic_fetch_add(arrivals, 1);
+	while (atomic_load(arrivals) < rounds * ranks_of_run)
+		usleep(100);
 }
 
 void *test_share(size_t bytes)

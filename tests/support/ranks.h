@@ -27,6 +27,10 @@ typedef struct test_ranks {
    where the machine is slow just then, are killed, which is a failure. */
 int test_ranks_run(const test_ranks *ranks);
 
+/* In a rank: waits until all of the run have come here as often, without a communicator,
+   which one of them may break as soon as it goes on. */
+void test_ranks_together(void);
+
 /* Zeroed memory that this process and its later children share. */
 void *test_share(size_t bytes);
 void test_unshare(void *memory, size_t bytes);
