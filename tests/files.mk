@@ -16,6 +16,7 @@ AM_LOG_FLAGS = $(TEST_SECONDS)
 LOG_DRIVER = env AM_TAP_AWK='$(AWK)' $(SHELL) $(top_srcdir)/build-aux/tap-driver.sh --comments
 AM_TESTS_ENVIRONMENT = CMOCKA_MESSAGE_OUTPUT=TAP; export CMOCKA_MESSAGE_OUTPUT;
 if SANITIZED
+AM_TESTS_ENVIRONMENT += sanitizer='$(SANITIZER_CFLAGS)'; export sanitizer;
 # UCX's hook in madvise runs on threads at whose end TSan is done with them.
 AM_TESTS_ENVIRONMENT += UCX_MEM_MMAP_HOOK_MODE=none; export UCX_MEM_MMAP_HOOK_MODE;
 endif

@@ -110,7 +110,7 @@ make_tree()
 	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU.
 	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80')
 	case $suite in
-	bare) options=(--without-ucx --without-pmix --without-blas --without-slurm --without-openmpi --without-cuda) flags=(CFLAGS=-O0)
+	bare) options=(--without-ucx --without-pmix --without-blas --without-onednn --without-slurm --without-openmpi --without-cuda) flags=(CFLAGS=-O0)
 		mapfile -t targets < <(echo examples/allreduce; for name in "${bare_tests[@]}"; do path_of "$name"; done) ;;
 	asan) options=(CC=clang --disable-cuda-kernels '--enable-sanitizer=address,undefined') flags=(CFLAGS='-g1 -O1') ;;
 	tsan) options=(--disable-werror --disable-cuda-kernels --enable-sanitizer=thread) flags=(CFLAGS='-g1 -O1')
