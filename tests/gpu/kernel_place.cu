@@ -48,7 +48,8 @@ static bool has_bf16(const kernel_place *place)
 	return place->type == DK_BF16 || place->type == DK_MIXED;
 }
 
-/* The host converts, though the test may be using the GPU's queue. */
+/* The host converts, though the test may be using the GPU's queue. A copy from memory that is not
+   pinned may still be under way when cudaMemcpy() returns, and the test's queue waits for none. */
 static void give(const kernel_place *place, float *to, const float *from, int64_t n)
 {
 	std::vector<uint16_t> narrow(n);
@@ -61,6 +62,7 @@ static void give(const kernel_place *place, float *to, const float *from, int64_
 	} else {
 		check(cudaMemcpy(to, from, n * sizeof(float), cudaMemcpyDefault), "cudaMemcpy");
 	}
+	check(cudaDeviceSynchronize(), "cudaMemcpy");
 }
 
 /* Work of all queues is done before: the copy is the default queue's. */
