@@ -162,6 +162,16 @@ static void onednn_takes_what_networks_have(void **state)
 #endif
 }
 
+/* The kernels here may: what oneDNN cannot make is no failure of training. */
+static void what_onednn_refuses_is_no_failure(void **state)
+{
+	const dk_window lower_than_the_window = {2, 1, 16, 16, 3, 1, 0}; /* places down: -1, which oneDNN refuses */
+
+	for (enum dk_pass pass = DK_FORWARD; pass <= DK_BACKWARD_INPUT; pass++)
+		assert_false(dk_onednn_takes(*state, pass, &lower_than_the_window, 16, false));
+	assert_null(dk_failure());
+}
+
 static int open_onednn(void **state)
 {
 	*state = dk_onednn_create();
@@ -179,6 +189,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(convolutions),
 		cmocka_unit_test(onednn_takes_what_networks_have),
+		cmocka_unit_test(what_onednn_refuses_is_no_failure),
 	};
 	return cmocka_run_group_tests(tests, open_onednn, close_onednn);
 }
