@@ -330,7 +330,7 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 
 bool gpt_on_device(const gpt_options *o)
 {
-	return o->device != NULL && strcmp(o->device, "cpu") != 0;
+	return o->device != NULL && strcmp(o->device, "cpu") != 0 && strncmp(o->device, "cpu:", 4) != 0;
 }
 
 static bool check(gpt_options *o)

@@ -419,6 +419,8 @@ check_numbers "unknown formats are refused" refuses 'choose bytes, u16 or llmc' 
 check_numbers "unknown types are refused" refuses '--dtype f16: choose f32, tf32 or bf16' --data "$work/text" --dtype f16
 check_numbers "TF32 is a GPU's" refuses '--dtype tf32 rounds the matrix products of a GPU; give --device cuda' \
 	--data "$work/text" --dtype tf32
+check_numbers "which the host is not, whatever its index" refuses '--dtype tf32 rounds' --data "$work/text" \
+	--dtype tf32 --device cpu:0
 check_numbers "unknown shards are refused" refuses 'choose auto, none, state or gradients' --data "$work/text" \
 	--shard twice
 check_numbers "unknown devices are refused" refuses "there is no device 'tpu'; the kinds are cpu, cuda and test" \
