@@ -157,9 +157,10 @@ static void *allocate(void *user, size_t bytes)
 
 static void release(void *user, void *memory)
 {
-	struct trainer *t = user;
+	const struct trainer *t = user;
 
-	ddp_mem_free(ddp_world(t->context), memory);
+	if (ddp_mem_free(ddp_world(t->context), memory) != DDP_OK && !t->told)
+		fprintf(stderr, "gpt: %s\n", ddp_last_error());
 }
 
 static bool create_model(struct trainer *t)

@@ -162,9 +162,10 @@ static void *allocate(void *user, size_t bytes)
 
 static void release(void *user, void *memory)
 {
-	struct trainer *t = user;
+	const struct trainer *t = user;
 
-	ddp_mem_free(ddp_world(t->context), memory);
+	if (ddp_mem_free(ddp_world(t->context), memory) != DDP_OK && !t->told)
+		fprintf(stderr, "%s: %s\n", t->example->name, ddp_last_error());
 }
 
 static bool make_net(struct trainer *t)
