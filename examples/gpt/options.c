@@ -361,7 +361,7 @@ static bool check(gpt_options *o)
 		return false;
 	}
 	if (o->dropout > 0 && (o->model.mixed || gpt_on_device(o))) {
-		fprintf(stderr, "gpt: --dropout computes in f32 on the host only; leave out --dtype and --device\n");
+		fprintf(stderr, "gpt: --dropout is for f32 on the host only; leave out --dtype and --device\n");
 		return false;
 	}
 	if (o->tf32 && !gpt_on_device(o)) {

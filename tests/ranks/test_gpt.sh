@@ -404,7 +404,7 @@ check_numbers "numbers are checked" refuses '--steps 1x: not a whole number' --d
 check_numbers "numbers have a range" refuses '--batch 0: not a whole number from 1' --data "$work/text" --batch 0
 check_numbers "reals are checked" refuses '--lr nan: not a number' --data "$work/text" --lr nan
 check_numbers "not all can be dropped" refuses '--dropout 1: must be below 1' --data "$work/text" --dropout 1
-check_numbers "dropout is refused in bf16" refuses '--dropout computes in f32 on the host only' --data "$work/text" \
+check_numbers "dropout is refused in bf16" refuses '--dropout is for f32 on the host only' --data "$work/text" \
 	--dropout 0.1 --dtype bf16
 check_numbers "unknown options are refused" refuses 'unrecognized option' --data "$work/text" --frobnicate
 check_numbers "unknown optimizers are refused" refuses 'choose adamw, sgd, adam, lamb, adafactor or muon' --data "$work/text" \
