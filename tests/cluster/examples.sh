@@ -35,9 +35,10 @@ learns resnet 50 80 --plain --width 8 --sync-batch-norm --device cpu:0
 for device in cpu test; do
 	capture ddp -n2 "$prefix/bin/resnet" --data "$data" --threads 1 --batch 4 --steps 1 --width 4 --plain --device "$device"
 	status_is 0 "resnet trains, device $device"
-	grep -o '^step 1/1  loss [0-9.]*' <<<"$output" >"$work/loss.$device"
+	sed -n 's/^step 1\/1  loss \([0-9.]*\) .*/\1/p' <<<"$output" >>"$work/losses"
 done
-check "resnet has the same loss on a device" cmp "$work/loss.cpu" "$work/loss.test"
+check "resnet has nearly the same loss on a device" \
+	awk '{ loss[NR] = $1 } END { r = loss[1] > 0 ? loss[2] / loss[1] : 0; exit !(NR == 2 && r > 0.999 && r < 1.001) }' "$work/losses"
 
 # What dropout draws goes on, too: two halves are the whole, bit for bit.
 half=(--data "$data" --threads 1 --batch 4 --constant)
