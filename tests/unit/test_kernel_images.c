@@ -719,13 +719,15 @@ static void cross_entropy(void **state)
 	in_each_place(try_cross_entropy);
 }
 
+/* Of CUDA, which alone has queues of DK_BF16, and before those of DK_MIXED: the host's take f32. */
 static void queues_of_bf16_say_that_images_are_f32(void **state)
 {
 	const char *why;
+	int refused = 0;
 
 	(void)state;
 	for (int round = 0; kernel_place_open(round, &place, &why); round++) {
-		if (place.type == DK_BF16) {
+		if (place.type == DK_BF16 || (place.type == DK_MIXED && refused > 0)) {
 			float *x = place.alloc(sizeof(float));
 			dk_use(place.queue);
 			dk_relu_forward(x, x, 1);
@@ -733,9 +735,12 @@ static void queues_of_bf16_say_that_images_are_f32(void **state)
 			assert_non_null(strstr(dk_failure(), "work in f32"));
 			dk_use(NULL);
 			place.free(x);
+			refused++;
 		}
 		place.close(&place);
 	}
+	if (refused == 0)
+		skip();
 }
 
 int main(void)
