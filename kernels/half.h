@@ -43,10 +43,11 @@ DK_HALF_FUNCTION float dk_half_to_float(uint16_t half)
 
 	if (magnitude >= 0x7c00) {
 		bits |= 0x7f800000 | (magnitude > 0x7c00 ? 0x400000u : 0);
-	} else { /* in its place, it is 2^112 too small, a subnormal one, too */
-		memcpy(&x, &bits, sizeof(x));
-		x *= 0x1p112f;
+	} else if (magnitude < 0x400) { /* subnormal; no number of f32 on the way is, which may count as 0 */
+		x = (float)magnitude * 0x1p-24f;
 		memcpy(&bits, &x, sizeof(bits));
+	} else {
+		bits += 0x38000000;
 	}
 	bits |= sign;
 	memcpy(&x, &bits, sizeof(x));

@@ -7,7 +7,8 @@
  * the step with ddp_step(). On one node, each rank then sums and updates a
  * part for all; between nodes, gradient buckets are all-reduced while backward
  * still runs (Li et al., "PyTorch Distributed: Experiences on Accelerating
- * Data Parallel Training", VLDB 2020).
+ * Data Parallel Training", VLDB 2020), and the ranks of each node share out the
+ * update.
  *
  * Conventions
  *  - Every function that can fail returns a ddp_status. On anything but
@@ -545,8 +546,9 @@ typedef enum ddp_optimizer {
  * node do not share gradients, so that reducing takes a copy.
  *
  * DDP_SHARD_AUTO is DDP_SHARD_STATE on one node. Over several nodes of which one at least has
- * several ranks, buckets are all-reduced as with NONE, and the ranks of each node, L of them,
- * share out the update and the optimizer's state: 4 + 8/L. Each node has all of that state.
+ * several ranks, buckets are all-reduced as with NONE, and the ranks of each node share
+ * out the update and the optimizer's state: 4 + 8/L, if the node with the fewest has L. Each
+ * node has all of that state.
  * With one rank a node it is DDP_SHARD_NONE.
  *
  * In one world all give the same bits, if no rows travel by themselves (ddp_grad_rows()).
@@ -754,8 +756,9 @@ typedef struct ddp_model_options {
  * is given afterwards: so ddp_grad_ready() means that the gradient is complete when the
  * stream has come so far, and the host goes on. The end of a step waits for the backward
  * pass, since ranks have to agree on it, and for its sums of squares. Nothing can be sharded,
- * sent by DDP_COMPRESS_POWERSGD or left to ranks themselves (local_steps), and no buffer be
- * averaged (DDP_BUFFER_MEAN). Indices of ddp_grad_rows() are not checked, and they and
+ * sent by DDP_COMPRESS_POWERSGD or left to ranks themselves (local_steps), no buffer be
+ * averaged (DDP_BUFFER_MEAN), no rank finish early (ddp_join()), and what is unused is zero
+ * (DDP_UNUSED_ZERO). Indices of ddp_grad_rows() are not checked, and they and
  * the values are the device's, too, and are left alone as long as the stream needs them.
  * If the context's device has the host's memory, DDP_MEMORY_DEVICE is the same as the host's.
  */
@@ -1199,7 +1202,7 @@ DDP_API void ddp_loader_free(ddp_loader *loader);
  * ranks have the same parameters after the same step, so let one of those left
  * call it, or give each a directory of its own. The state that a dead rank
  * kept (DDP_SHARD_AUTO, or DDP_SHARD_STATE on one node) is read from its memory by a rank of its
- * node, which outlives it; what is spread over nodes, or DDP_SHARD_GRADIENTS, cannot be saved
+ * node, which outlives it; with DDP_SHARD_AUTO over several nodes any node has all of it. What is spread over nodes, or DDP_SHARD_GRADIENTS, cannot be saved
  * any more: DDP_ERR_STATE.
  * DDP_ERR_STATE if a rank was in the middle of an update, or a load failed:
  * what there is belongs to no step, the last checkpoint is where to go on.

@@ -43,7 +43,7 @@ check-torch: libruntime/libddp.la
 	$(PYTHON) $(top_srcdir)/tests/ranks/powersgd_torch.py --figures
 EXTRA_DIST += tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py
 # Takes each wait for an event out once, and wants a test to fail then.
-check-waits: tests/ranks/test_device_model tests/ranks/test_comm_device tests/unit/test_kernel_device
+check-waits: tests/ranks/test_device_model tests/ranks/test_device_ways tests/ranks/test_comm_device tests/unit/test_kernel_device
 	$(top_srcdir)/tests/support/check-waits $(top_srcdir)
 # 256 ranks on 16 nodes of a throw-away cluster; needs root.
 check-scale: all tests/cluster/scale_probe

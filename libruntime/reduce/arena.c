@@ -30,7 +30,9 @@ ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, float *lent, i
 
 	if (lent != NULL) {
 		*arena = (ddp_arena){ .data = lent, .lent = true, .place = place };
-		return ddp_arena_clear(arena, 0, elements);
+		status = ddp_arena_clear(arena, 0, elements);
+		/* A device may fail on this rank alone. */
+		return place->device != NULL ? ddp_status_agree(comm, status, "clear its memory") : status;
 	}
 	if (gives_back)
 		status = ddp_status_agree(comm, map(made.bytes, &made), "map its memory");

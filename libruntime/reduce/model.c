@@ -83,7 +83,7 @@ static ddp_status choose_strategy(ddp_model *model, int ranks)
 		                ddp_optimizer_name(settings->optim.kind));
 	if (other != NULL)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "model option %s: gradients on a device are all-reduced in f32 "
-		                "or 16 bits, and in no other way yet; leave it out, or train in the host's memory", other);
+		                "or 16 bits, or by a hook; leave it out, or train in the host's memory", other);
 	model->strategy = ddp_strategy_choose_on_device(settings, ranks);
 	return DDP_OK;
 }

@@ -592,6 +592,9 @@ static int every_way(ddp_comm *comm, void *argument)
 		/* Sums of whole numbers, up to 256, are exact in 16 bits, too. */
 		if (options.compress != DDP_COMPRESS_NONE && options.compress != DDP_COMPRESS_POWERSGD && !s->whole)
 			continue;
+		/* The same as DDP_SHARD_STATE, then. */
+		if (options.shard == DDP_SHARD_AUTO && ddp_comm_nodes(comm) == 1 && !s->own_params && !s->own_grads)
+			continue;
 		train_by(&context, s, &options, &x, w == 0);
 	}
 	ddp_watch_close(context.watch);

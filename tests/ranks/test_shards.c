@@ -232,7 +232,7 @@ static int node_death_body(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_checkpoint_save(model, NULL, whole, 0));
 	if (rank == 1)
 		CHECK_OK(ddp_node_strategy_begin(model, 3));
-	CHECK_OK(ddp_barrier(comm));
+	test_ranks_together();
 	if (rank == 3)
 		raise(SIGKILL);
 	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_PEER);

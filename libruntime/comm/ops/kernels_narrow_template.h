@@ -66,8 +66,8 @@ INLINE void narrow_f16(uint16_t *to, const v_f32 *a)
 INLINE void f16_to_f32(v_u32 *x)
 {
 	const v_u32 sign = (*x & 0x8000) << 16, magnitude = *x & 0x7fff;
-	const v_u32 ordinary = (v_u32)((v_f32)(magnitude << 13) * 0x1p112f);
-
+	const v_u32 subnormal = (v_u32)(__builtin_convertvector(magnitude, v_f32) * 0x1p-24f);
+	const v_u32 ordinary = SELECT(magnitude < 0x400, subnormal, (magnitude << 13) + 0x38000000);
 	const v_u32 special = 0x7f800000 | (magnitude & 0x3ff) << 13 |
 		((v_u32)(magnitude > 0x7c00) & 0x400000);
 

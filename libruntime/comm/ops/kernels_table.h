@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "comm/ops/kernels.h"
+#include "kernels/half.h"
 
 typedef struct ddp_kernel_table {
 	const char *name;
@@ -79,33 +80,13 @@ static inline uint16_t ddp_bf16_from_float(float value)
 
 static inline float ddp_f16_to_float(uint16_t half)
 {
-	uint32_t sign = (uint32_t)(half & 0x8000) << 16;
-	uint32_t magnitude = half & 0x7fff;
-
-	if (magnitude >= 0x7c00) /* infinity; a NaN is made quiet */
-		return ddp_float_of_bits(sign | 0x7f800000 | (magnitude & 0x3ff) << 13 |
-		                         (magnitude > 0x7c00 ? 0x400000 : 0));
-	/* Shifted into place, a half is 2^112 too small, also a subnormal one. */
-	return ddp_float_of_bits(ddp_bits_of_float(ddp_float_of_bits(magnitude << 13) * 0x1p112f) |
-	                         sign);
+	return dk_half_to_float(half);
 }
 
 /* To nearest, ties to even; too large a value becomes infinite. */
 static inline uint16_t ddp_f16_from_float(float value)
 {
-	uint32_t bits = ddp_bits_of_float(value);
-	uint32_t sign = bits >> 16 & 0x8000;
-	uint32_t magnitude = bits & 0x7fffffff;
-
-	if (magnitude > 0x7f800000)
-		return (uint16_t)(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
-	if (magnitude >= 0x477ff000) /* 65520 and above round to infinity */
-		return (uint16_t)(sign | 0x7c00);
-	if (magnitude < 0x38800000) { /* subnormal: let the addition round */
-		float shifted = ddp_float_of_bits(magnitude) + 0.5f;
-		return (uint16_t)(sign | (ddp_bits_of_float(shifted) - 0x3f000000));
-	}
-	return (uint16_t)(sign | ((magnitude + 0xfff + (magnitude >> 13 & 1)) - 0x38000000) >> 13);
+	return dk_half_of(value);
 }
 
 #endif
