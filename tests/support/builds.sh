@@ -63,7 +63,7 @@ build_of()
 unwatched_tests=(test_comm_travel test_agreement test_bucket test_comm_blocks test_comm_kernels test_comm_merge
 	test_comm_nics test_comm_plan test_convolution_onednn test_device_cuda test_gpt_model test_images test_job
 	test_kernel_bf16 test_kernel_cuda test_kernel_images test_kernel_images_cuda test_kernel_layers test_kernel_optim
-	test_kernel_product test_kernel_queue test_net_model test_optim test_optimizers
+	test_kernel_product test_kernel_queue test_model_refusals test_net_model test_optim test_optimizers
 	test_options test_safetensors test_sampler test_spank_blame test_spank_check test_spank_gpu
 	test_spank_identity test_spank_judge test_spank_nodelist test_spank_options test_spank_port
 	test_spank_prepare test_spank_report test_spank_srun_options test_spank_stall test_spank_step
@@ -109,8 +109,8 @@ make_tree()
 {
 	# Of what debuggers know, stacks take lines and names only, which compile faster.
 	local suite=$1 dir=$2 name flags=(CFLAGS='-g1 -O2') options=() targets=(check TESTS=)
-	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU.
-	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80')
+	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU, and for what makes them fast.
+	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80' 'NVCCFLAGS=-Xcicc -O1 -Xptxas -O0')
 	case $suite in
 	bare) options=(CC=clang --without-ucx --without-pmix --without-blas --without-onednn --without-slurm --without-openmpi --without-cuda) flags=(CFLAGS=-O1)
 		mapfile -t targets < <(echo examples/allreduce; for name in "${bare_tests[@]}"; do path_of "$name"; done) ;;
