@@ -1064,9 +1064,9 @@ DDP_API ddp_status ddp_accumulation(int64_t per_update, int64_t per_batch, int w
 
 /* ---- data ------------------------------------------------------------------ */
 
-/* A source of equally large samples. read() is called from a thread of the loader, and
-   by loaders that share a dataset at the same time: those that are opened below
-   may be, from any thread. */
+/* A source of equally large samples. read() is called from a thread of the loader, from
+   several at the same time where the loader has several readers, and by loaders that share
+   a dataset: those that are opened below may be, from any thread. */
 typedef struct ddp_dataset {
 	int64_t size;        /* samples */
 	size_t sample_bytes;
@@ -1160,7 +1160,10 @@ typedef struct ddp_loader_options {
 	uint64_t seed;
 	bool sequential;  /* no shuffling */
 	ddp_tail tail;
-	int prefetch;     /* batches read ahead by a thread; 0: 2 */
+	int prefetch;     /* batches read ahead; 0: 2, and at least one for each reader */
+	int readers;      /* threads that read, each a batch at a time; 0: 1. Each keeps the order of
+	                     this rank's samples, 8 bytes a sample. What they read comes in the order
+	                     of one */
 } ddp_loader_options;
 
 typedef struct ddp_loader ddp_loader;

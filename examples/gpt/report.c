@@ -64,6 +64,15 @@ static const char *with_commas(double value, char *text, size_t bytes)
 	return text;
 }
 
+/* By the mean of this run's steps. */
+static void print_time_left(const report *r, int64_t steps)
+{
+	const int64_t seconds = (int64_t)(r->run_seconds / (double)r->steps * (double)steps + 0.5);
+
+	fprintf(r->out, "  %s%" PRId64 ":%02d:%02d left%s", paint(r, DIM), seconds / 3600, (int)(seconds / 60 % 60),
+	        (int)(seconds % 60), paint(r, PLAIN));
+}
+
 void report_step(report *r, const ddp_step_stats *s)
 {
 	int64_t steps = r->options->steps;
@@ -75,6 +84,8 @@ void report_step(report *r, const ddp_step_stats *s)
 		r->first = s->step;
 	r->last = s->step;
 	r->seconds += s->seconds;
+	r->run_seconds += s->seconds;
+	r->steps++;
 	r->weight += s->weight;
 	r->exposed_seconds += s->exposed_seconds;
 	if (!stays && !r->live)
@@ -82,11 +93,14 @@ void report_step(report *r, const ddp_step_stats *s)
 	int64_t counted = s->step - r->first + 1;
 	double per_second = r->seconds > 0 ? r->weight / r->seconds : 0;
 	fprintf(r->out, "%sstep %*" PRId64 "/%" PRId64 "  %sloss %.4f%s  lr %.2e  %9s tokens/s  "
-	        "%sexposed communication %.2f ms%s%s", r->live ? "\r\033[K" : "",
+	        "%sexposed communication %.2f ms%s", r->live ? "\r\033[K" : "",
 	        snprintf(NULL, 0, "%" PRId64, steps), s->step, steps, paint(r, GREEN), s->loss,
 	        paint(r, PLAIN), s->learning_rate, with_commas(per_second, rate, sizeof(rate)),
-	        paint(r, DIM), r->exposed_seconds * 1e3 / (double)counted, paint(r, PLAIN),
-	        stays ? "\n" : "");
+	        paint(r, DIM), r->exposed_seconds * 1e3 / (double)counted, paint(r, PLAIN));
+	if (r->live && !stays)
+		print_time_left(r, steps - s->step);
+	else
+		fputc('\n', r->out);
 	fflush(r->out);
 	if (stays) {
 		r->first = 0;

@@ -14,6 +14,8 @@ typedef struct report {
 	int64_t first;   /* step from which the figures below count */
 	int64_t last;    /* step that is done */
 	double seconds, weight, exposed_seconds;
+	int64_t steps;      /* of this run */
+	double run_seconds; /* which they took */
 } report;
 
 void report_start(report *r, const gpt_options *options, const ddp_job *job,

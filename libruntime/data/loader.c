@@ -1,11 +1,12 @@
 /*
- * The loader: a thread reads batches ahead into a ring of slots.
+ * The loader: threads, the readers, read batches ahead into a ring of slots.
  *
- * Slot k of the ring holds batches k, k + slots, ... counted from the
- * thread's start. `produced` and `consumed` count batches; the batch that the
- * caller holds is number consumed - 1, so its slot is free again once the
- * caller asks for the next. A failed read is stored in its slot, and the
- * thread ends: the caller sees the error when it comes to that batch.
+ * Slot k of the ring holds batches k, k + slots, ... counted from the readers'
+ * start. Each reader takes the next batch that none has taken; `taken` and
+ * `consumed` count batches; the batch that the caller holds is number
+ * consumed - 1, so its slot is free again once the caller asks for the next. A
+ * failed read is stored in its slot, and no more batches are taken: the caller
+ * sees the error when it comes to that batch, behind those before it.
  */
 #include "data/loader.h"
 
@@ -22,13 +23,22 @@
 #include "data/sampler.h"
 #include "reduce/facts.h"
 
-enum { PREFETCH_DEFAULT = 2, PREFETCH_MAX = 1024, ALIGNMENT = 64, MESSAGE_MAX = 1024 };
+enum { PREFETCH_DEFAULT = 2, PREFETCH_MAX = 1024, READERS_MAX = 256, ALIGNMENT = 64, MESSAGE_MAX = 1024 };
 
 struct slot {
 	char *data;
 	ddp_batch batch;
 	ddp_status status;
 	char message[MESSAGE_MAX];
+	int64_t ready; /* under lock: the number of the batch that it holds, plus 1 */
+};
+
+/* A thread, whose sampler is at the epoch of the batch that it took last. */
+struct reader {
+	ddp_loader *loader;
+	ddp_sampler *sampler;
+	int64_t epoch;
+	pthread_t thread;
 };
 
 struct ddp_loader {
@@ -40,19 +50,16 @@ struct ddp_loader {
 	int64_t epoch;   /* of the next batch to be delivered */
 	int64_t batch;
 
-	/* Owned by the thread while it runs. */
-	ddp_sampler *sampler;
-	int64_t sampler_epoch;
-
 	int slot_count;
 	struct slot *slots;
 	char *memory;
 
-	pthread_t thread;
-	bool running;
+	struct reader *readers;
+	int running;   /* of them */
+	int64_t begin; /* the batch of number 0, counted from the first epoch */
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	int64_t produced; /* under lock, as all below */
+	int64_t taken; /* under lock, as all below */
 	int64_t consumed;
 	bool stop;
 };
@@ -73,19 +80,20 @@ static int64_t count_batches(const ddp_loader *loader)
 	return whole + (loader->dataset.size % global_batch(loader) > 0);
 }
 
-/* ---- the thread ------------------------------------------------------------ */
+/* ---- the readers ----------------------------------------------------------- */
 
-static ddp_status fill(ddp_loader *loader, struct slot *slot)
+static ddp_status fill(struct reader *reader, struct slot *slot)
 {
+	const ddp_loader *loader = reader->loader;
 	int64_t count;
 
-	if (slot->batch.epoch != loader->sampler_epoch) {
-		ddp_status status = ddp_sampler_set_epoch(loader->sampler, slot->batch.epoch);
+	if (slot->batch.epoch != reader->epoch) {
+		ddp_status status = ddp_sampler_set_epoch(reader->sampler, slot->batch.epoch);
 		if (status != DDP_OK)
 			return status;
-		loader->sampler_epoch = slot->batch.epoch;
+		reader->epoch = slot->batch.epoch;
 	}
-	const int64_t *indices = ddp_sampler_indices(loader->sampler, &count);
+	const int64_t *indices = ddp_sampler_indices(reader->sampler, &count);
 	int64_t first = slot->batch.batch * loader->options.batch_size;
 	int64_t samples = count - first;
 	if (samples > loader->options.batch_size)
@@ -104,88 +112,92 @@ static ddp_status fill(ddp_loader *loader, struct slot *slot)
 	return DDP_OK;
 }
 
-/* Waits for a free slot; NULL if the thread shall end. */
-static struct slot *free_slot(ddp_loader *loader)
+/* Waits for a free slot, and takes the next batch; NULL if the reader shall end. */
+static struct slot *take(ddp_loader *loader, int64_t *number)
 {
 	struct slot *slot = NULL;
 
 	pthread_mutex_lock(&loader->lock);
 	/* One slot is the caller's: the batch that ddp_loader_next() gave last. */
-	while (!loader->stop && loader->produced - loader->consumed >= loader->slot_count - 1)
+	while (!loader->stop && loader->taken - loader->consumed >= loader->slot_count - 1)
 		pthread_cond_wait(&loader->changed, &loader->lock);
-	if (!loader->stop)
-		slot = &loader->slots[loader->produced % loader->slot_count];
+	if (!loader->stop) {
+		*number = loader->taken++;
+		slot = &loader->slots[*number % loader->slot_count];
+	}
 	pthread_mutex_unlock(&loader->lock);
 	return slot;
 }
 
 static void *read_ahead(void *argument)
 {
-	ddp_loader *loader = argument;
-	int64_t epoch = loader->epoch;
-	int64_t batch = loader->batch;
-	ddp_status status = DDP_OK;
+	struct reader *reader = argument;
+	ddp_loader *loader = reader->loader;
+	struct slot *slot;
+	int64_t number;
 
-	while (status == DDP_OK) {
-		struct slot *slot = free_slot(loader);
-		if (slot == NULL)
-			break;
-		slot->batch = (ddp_batch){ .data = slot->data, .epoch = epoch, .batch = batch };
-		status = fill(loader, slot);
-		slot->status = status;
-		if (status != DDP_OK) {
+	while ((slot = take(loader, &number)) != NULL) {
+		const int64_t batch = loader->begin + number;
+
+		slot->batch = (ddp_batch){ .data = slot->data, .epoch = batch / loader->batches,
+		                           .batch = batch % loader->batches };
+		slot->status = fill(reader, slot);
+		if (slot->status != DDP_OK) {
 			strncpy(slot->message, ddp_last_error(), sizeof(slot->message) - 1);
 			slot->message[sizeof(slot->message) - 1] = '\0';
 		}
-		if (++batch == loader->batches) {
-			batch = 0;
-			epoch++;
-		}
 		pthread_mutex_lock(&loader->lock);
-		loader->produced++;
+		slot->ready = number + 1;
+		loader->stop = loader->stop || slot->status != DDP_OK;
 		pthread_cond_broadcast(&loader->changed);
 		pthread_mutex_unlock(&loader->lock);
 	}
 	return NULL;
 }
 
-static ddp_status start(ddp_loader *loader)
-{
-	loader->produced = 0;
-	loader->consumed = 0;
-	loader->stop = false;
-	int error = ddp_thread_start(&loader->thread, read_ahead, loader);
-	if (error != 0)
-		return ddp_fail_errno(DDP_ERR_NOMEM, error, "loader: cannot start its thread");
-	loader->running = true;
-	return DDP_OK;
-}
-
 static void stop(ddp_loader *loader)
 {
-	if (!loader->running)
-		return;
 	pthread_mutex_lock(&loader->lock);
 	loader->stop = true;
 	pthread_cond_broadcast(&loader->changed);
 	pthread_mutex_unlock(&loader->lock);
-	pthread_join(loader->thread, NULL);
-	loader->running = false;
+	while (loader->running > 0)
+		pthread_join(loader->readers[--loader->running].thread, NULL);
+}
+
+static ddp_status start(ddp_loader *loader)
+{
+	loader->begin = loader->epoch * loader->batches + loader->batch;
+	loader->taken = 0;
+	loader->consumed = 0;
+	loader->stop = false;
+	for (int i = 0; i < loader->slot_count; i++)
+		loader->slots[i].ready = 0;
+	while (loader->running < loader->options.readers) {
+		struct reader *reader = &loader->readers[loader->running];
+		int error = ddp_thread_start(&reader->thread, read_ahead, reader);
+		if (error != 0) {
+			stop(loader);
+			return ddp_fail_errno(DDP_ERR_NOMEM, error, "loader: cannot start a thread that reads");
+		}
+		loader->running++;
+	}
+	return DDP_OK;
 }
 
 /* ---- the caller's side ------------------------------------------------------ */
 
 ddp_status ddp_loader_next(ddp_loader *loader, ddp_batch *batch)
 {
-	if (!loader->running) {
+	if (loader->running == 0) {
 		ddp_status status = start(loader);
 		if (status != DDP_OK)
 			return status;
 	}
 	pthread_mutex_lock(&loader->lock);
-	while (loader->produced == loader->consumed)
-		pthread_cond_wait(&loader->changed, &loader->lock);
 	const struct slot *slot = &loader->slots[loader->consumed % loader->slot_count];
+	while (slot->ready != loader->consumed + 1)
+		pthread_cond_wait(&loader->changed, &loader->lock);
 	if (slot->status == DDP_OK) {
 		loader->consumed++;
 		pthread_cond_broadcast(&loader->changed);
@@ -218,6 +230,9 @@ static ddp_status check_options(const ddp_dataset *dataset, const ddp_loader_opt
 	if (options->prefetch < 0 || options->prefetch > PREFETCH_MAX)
 		return ddp_fail(DDP_ERR_INVALID, "loader: prefetch is %d, must be 0 .. %d",
 		                options->prefetch, PREFETCH_MAX);
+	if (options->readers < 0 || options->readers > READERS_MAX)
+		return ddp_fail(DDP_ERR_INVALID, "loader: readers is %d, must be 0 .. %d",
+		                options->readers, READERS_MAX);
 	return DDP_OK;
 }
 
@@ -243,6 +258,23 @@ static ddp_status allocate_slots(ddp_loader *loader)
 	return DDP_OK;
 }
 
+static ddp_status make_readers(ddp_loader *loader)
+{
+	const ddp_loader_options *options = &loader->options;
+
+	loader->readers = calloc((size_t)options->readers, sizeof(*loader->readers));
+	if (loader->readers == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "loader: out of memory");
+	for (int i = 0; i < options->readers; i++) {
+		loader->readers[i].loader = loader;
+		ddp_status status = ddp_sampler_create(loader->dataset.size, loader->world_size, loader->rank, options->seed,
+		                                       !options->sequential, options->tail, &loader->readers[i].sampler);
+		if (status != DDP_OK)
+			return status;
+	}
+	return DDP_OK;
+}
+
 ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
                            const ddp_loader_options *given, ddp_loader **loader)
 {
@@ -259,8 +291,12 @@ ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
 		return ddp_fail(DDP_ERR_NOMEM, "loader: out of memory");
 	made->dataset = *dataset;
 	made->options = options;
+	if (made->options.readers == 0)
+		made->options.readers = 1;
 	if (made->options.prefetch == 0)
 		made->options.prefetch = PREFETCH_DEFAULT;
+	if (made->options.prefetch < made->options.readers)
+		made->options.prefetch = made->options.readers;
 	made->rank = rank;
 	made->world_size = world_size;
 	pthread_mutex_init(&made->lock, NULL);
@@ -273,8 +309,7 @@ ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
 		                  dataset->size, global_batch(made));
 		goto failed;
 	}
-	status = ddp_sampler_create(dataset->size, made->world_size, made->rank, options.seed,
-	                            !options.sequential, options.tail, &made->sampler);
+	status = make_readers(made);
 	if (status != DDP_OK)
 		goto failed;
 	status = allocate_slots(made);
@@ -335,7 +370,9 @@ void ddp_loader_free(ddp_loader *loader)
 	stop(loader);
 	pthread_cond_destroy(&loader->changed);
 	pthread_mutex_destroy(&loader->lock);
-	ddp_sampler_free(loader->sampler);
+	for (int i = 0; loader->readers != NULL && i < loader->options.readers; i++)
+		ddp_sampler_free(loader->readers[i].sampler);
+	free(loader->readers);
 	free(loader->memory);
 	free(loader->slots);
 	free(loader);

@@ -290,6 +290,13 @@ plain_output_has_no_escapes() {
 	train --steps 3 && says '^step 3/3  loss ' && ! grep -q $'\033' "$work/out"
 }
 
+# 45 steps, of which every second line stays.
+a_terminal_shows_what_time_is_left() {
+	command -v script >/dev/null || return 0
+	TERM=xterm timeout "$limit" script -qec "$gpt --data $work/text --layers 1 --heads 2 --width 32 --length 32 \
+		--batch 2 --steps 45" /dev/null >"$work/out" 2>"$work/err" </dev/null && says 'step  *[1-9][0-9]*/45 .*[0-9]:[0-9][0-9]:[0-9][0-9] left'
+}
+
 stray_token_ends_all_ranks() {
 	refuses 'holds token 300, but the vocabulary has 300; give --vocab 301 or more' \
 		--data "$work/tokens" --format u16 --vocab 300 --length 8 --spawn 3 &&
@@ -388,6 +395,7 @@ check "a pattern is several files" a_pattern_is_several_files
 check_numbers "an untied model trains" untied_model_trains
 check_numbers "text is generated" generates_text
 check_numbers "plain output has no escapes" plain_output_has_no_escapes
+check_numbers "a terminal shows what time is left" a_terminal_shows_what_time_is_left
 check "a stray token ends all ranks" stray_token_ends_all_ranks
 check_numbers "a bad checkpoint directory stops before training" bad_checkpoint_directory_stops_before_training
 check_numbers "a complete run resumes with nothing to do" complete_run_resumes_with_nothing_to_do

@@ -1,6 +1,7 @@
 /* data/loader: batches read ahead, their order, errors and positions. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,7 +19,7 @@
 /* A dataset whose sample i is the number i; sample `broken` cannot be read. */
 struct numbers {
 	int64_t broken;
-	int reads;
+	atomic_int reads; /* readers count together */
 	unsigned pause_us;
 };
 
@@ -293,6 +294,67 @@ static void slow_reader_and_slow_caller_agree(void **state)
 	ddp_loader_free(loader);
 }
 
+/* As one reader does: the same batches in the same order over epochs, and what is broken with
+   its batch, behind those before it. */
+static void several_readers_deliver_what_one_does(void **state)
+{
+	const ddp_loader_options options = { .readers = 3, .prefetch = 5, .tail = DDP_TAIL_UNEVEN, .seed = 4 };
+	ddp_loader_options alone = options;
+	ddp_batch batch, expected;
+
+	(void)state;
+	alone.readers = 1;
+	for (int broken = 0; broken < 2; broken++) {
+		struct numbers numbers = { .broken = broken ? 17 : -1, .pause_us = 50 }, others = numbers;
+		ddp_loader *several = make(&numbers, 50, 1, 3, options), *one = make(&others, 50, 1, 3, alone);
+		ddp_status status = DDP_OK;
+
+		for (int b = 0; b < 40 && status == DDP_OK; b++) {
+			status = ddp_loader_next(one, &expected);
+			assert_int_equal(ddp_loader_next(several, &batch), status);
+			if (status != DDP_OK)
+				break;
+			assert_int_equal(batch.samples, expected.samples);
+			assert_int_equal(batch.epoch, expected.epoch);
+			assert_int_equal(batch.batch, expected.batch);
+			assert_memory_equal(batch.data, expected.data, (size_t)batch.samples * sizeof(int64_t));
+		}
+		assert_int_equal(status, broken ? DDP_ERR_IO : DDP_OK);
+		ddp_loader_free(one);
+		ddp_loader_free(several);
+	}
+}
+
+static ddp_status read_beside_another(void *self, int64_t index, void *sample)
+{
+	atomic_int *inside = self;
+
+	/* The other reader comes, or nothing does. */
+	atomic_fetch_add(inside, 1);
+	while (index < 8 && atomic_load(inside) < 2)
+		usleep(50);
+	memcpy(sample, &index, sizeof(index));
+	return DDP_OK;
+}
+
+static void readers_read_at_the_same_time(void **state)
+{
+	atomic_int inside = 0;
+	const ddp_dataset dataset = { .size = 400, .sample_bytes = sizeof(int64_t), .read = read_beside_another,
+	                              .self = &inside };
+	const ddp_loader_options options = { .size = sizeof(options), .batch_size = 4, .sequential = true, .readers = 2 };
+	ddp_loader *loader;
+	ddp_batch batch;
+
+	(void)state;
+	assert_int_equal(ddp_loader_make(0, 1, &dataset, &options, &loader), DDP_OK);
+	for (int64_t b = 0; b < 100; b++) {
+		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
+		assert_int_equal(((const int64_t *)batch.data)[0], 4 * b);
+	}
+	ddp_loader_free(loader);
+}
+
 static void wrong_options_are_named(void **state)
 {
 	struct numbers numbers = { .broken = -1 };
@@ -302,6 +364,7 @@ static void wrong_options_are_named(void **state)
 		{ { 0 }, DDP_ERR_INVALID, "batch_size is 0" },
 		{ { .batch_size = -1 }, DDP_ERR_INVALID, "batch_size is -1" },
 		{ { .batch_size = 1, .prefetch = -1 }, DDP_ERR_INVALID, "prefetch is -1" },
+		{ { .batch_size = 1, .readers = -1 }, DDP_ERR_INVALID, "readers is -1" },
 		{ { .batch_size = 4, .tail = DDP_TAIL_DROP }, DDP_ERR_INVALID, "global batch of 8" },
 	};
 
@@ -384,6 +447,8 @@ int main(void)
 		cmocka_unit_test(position_of_another_order_is_refused),
 		cmocka_unit_test(free_does_not_wait_for_batches_nobody_asked_for),
 		cmocka_unit_test(slow_reader_and_slow_caller_agree),
+		cmocka_unit_test(several_readers_deliver_what_one_does),
+		cmocka_unit_test(readers_read_at_the_same_time),
 		cmocka_unit_test(wrong_options_are_named),
 		cmocka_unit_test(ranks_agree_on_what_they_load),
 	};
