@@ -410,9 +410,9 @@ DDP_API ddp_status ddp_comm_group(ddp_comm *comm, const int *ranks, int count,
  * under way: other communicators are not to lose that one. A message that moves, but slowly,
  * is cut off after half that time, too: then the rank at its other end, though alive, is lost
  * to all communicators.
- * One without descriptors for the connections that it needs raises its soft limit of them
- * (RLIMIT_NOFILE); where the hard limit forbids that, it gets DDP_ERR_NOMEM, and the others
- * go on without it.
+ * One without descriptors for the connections that it needs, though libddp has raised its
+ * soft limit of them up to the hard one (RLIMIT_NOFILE), gets DDP_ERR_NOMEM, and the others go
+ * on without it.
  *
  * All ranks that succeed have the same members, also if one dies during the
  * call: then they begin again without it, or it is still a member, and the

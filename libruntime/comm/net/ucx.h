@@ -118,6 +118,7 @@ typedef struct ddp_worker {
 	bool announced;
 	ddp_share share;
 	connection *peers;     /* [size of the world] */
+	int descriptors;       /* that connections with two ranks of each other node may take, and some */
 	connection *due;
 	ticket *tickets;       /* of no communicator, or of closed ones */
 	size_t kept_bytes;     /* of kept_message */

@@ -364,7 +364,7 @@ void ddp_net_revive(ddp_comm *comm, bool alive)
 	if (alive) {
 		ddp_net_shut_down(comm); /* if nobody has done so yet */
 		ddp_ucx_lock(comm->net->worker, comm->net);
-		ddp_ucx_make_room(comm->net);
+		ddp_ucx_try_again(comm->net);
 		ddp_ucx_unlock(comm->net->worker);
 	}
 	set_down(comm->net, !alive);

@@ -111,12 +111,12 @@ void ddp_ucx_answer_handshake(connection *c)
 
 /* ---- descriptors ------------------------------------------------------------------------- */
 
-static void raise_limit(rlim_t needed)
+static void raise_limit(const ddp_worker *worker)
 {
 	rlim_t fd = 0;
 	struct rlimit limit;
 
-	for (rlim_t spare = 0; spare < needed; fd++)
+	for (int spare = 0; spare < worker->descriptors; fd++)
 		spare += fcntl((int)fd, F_GETFD) < 0;
 	if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= fd)
 		return;
@@ -125,9 +125,15 @@ static void raise_limit(rlim_t needed)
 		ddp_log(DDP_LOG_DEBUG, "cannot raise the limit of descriptors: %s", strerror(errno));
 }
 
-void ddp_ucx_make_room(ddp_net *net)
+void ddp_ucx_make_room(ddp_worker *worker, int nodes)
 {
-	raise_limit((rlim_t)(SPARE_DESCRIPTORS + 2 * CONNECTION_SOCKETS * (net->comm->topology.nodes - 1)));
+	worker->descriptors = SPARE_DESCRIPTORS + 2 * CONNECTION_SOCKETS * (nodes - 1);
+	raise_limit(worker);
+}
+
+void ddp_ucx_try_again(ddp_net *net)
+{
+	raise_limit(net->worker);
 	for (int r = 0; r < net->comm->size; r++) {
 		int lacking = DDP_UCX_NO_DESCRIPTOR;
 		atomic_compare_exchange_strong(&ddp_ucx_connection(net, r)->lost, &lacking, UCS_OK);
@@ -163,6 +169,8 @@ static void create_endpoint(connection *c)
 		.err_handler = { .cb = connection_lost, .arg = c },
 	};
 
+	if (!has_descriptors())
+		raise_limit(c->worker);
 	if (!has_descriptors()) {
 		connection_lost(c, NULL, DDP_UCX_NO_DESCRIPTOR);
 		return;

@@ -342,6 +342,7 @@ static ddp_status open_worker(const ddp_comm *comm, void **address, size_t *byte
 	ddp_status status = ddp_share_make(&worker->share);
 	if (status != DDP_OK)
 		return status;
+	ddp_ucx_make_room(worker, comm->topology.nodes);
 	ddp_ucx_log_list_threads(&threads);
 	status = start_worker(comm, worker, address, bytes);
 	ddp_ucx_log_claim_thread(&threads);
