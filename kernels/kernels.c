@@ -157,6 +157,17 @@ void dk_gelu_backward(float *grad, const float *in, int64_t n)
 	CALL(gelu_backward, grad, in, n);
 }
 
+void dk_add(float *out, const float *a, const float *b, int64_t n)
+{
+	CALL(add, out, a, b, n);
+}
+
+void dk_dropout(float *out, const float *in, int64_t n, double probability, uint64_t seed,
+		uint64_t counter)
+{
+	CALL(dropout, out, in, n, probability, seed, counter);
+}
+
 void dk_attention_forward(float *out, float *lse, const float *qkv, int64_t batch, int64_t length,
 		int64_t heads, int64_t width)
 {
@@ -278,11 +289,6 @@ void dk_batch_norm_eval(float *out, const float *in, const float *gain, const fl
 		channels);
 }
 
-void dk_add(float *out, const float *a, const float *b, int64_t n)
-{
-	CALL_IMAGES(add, out, a, b, n);
-}
-
 void dk_relu_forward(float *out, const float *in, int64_t n)
 {
 	CALL_IMAGES(relu_forward, out, in, n);
@@ -291,12 +297,6 @@ void dk_relu_forward(float *out, const float *in, int64_t n)
 void dk_relu_backward(float *grad, const float *out, int64_t n)
 {
 	CALL_IMAGES(relu_backward, grad, out, n);
-}
-
-void dk_dropout(float *out, const float *in, int64_t n, double probability, uint64_t seed,
-		uint64_t counter)
-{
-	CALL_IMAGES(dropout, out, in, n, probability, seed, counter);
 }
 
 double dk_cross_entropy(float *logits, const int32_t *targets, int64_t rows, int64_t classes)

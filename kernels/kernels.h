@@ -213,6 +213,19 @@ void dk_gelu_forward(float *out, const float *in, int64_t n);
 /* grad *= gelu'(in), in place. */
 void dk_gelu_backward(float *grad, const float *in, int64_t n);
 
+/* out = a + b; out may be one of them. */
+void dk_add(float *out, const float *a, const float *b, int64_t n);
+
+/*
+ * Drops each element with `probability` (below 1) and scales the others, so that the mean
+ * stays. Forward, and backward of the gradient, with the same arguments: element i is
+ * dropped by number i % 4 of the four that Philox4x32-10 (Salmon et al., SC 2011) gives for
+ * the key `seed` and the counter `counter` + i / 4. So seed and counter are all there is to
+ * save; a use takes (n + 3) / 4 counters. out may be in.
+ */
+void dk_dropout(float *out, const float *in, int64_t n, double probability, uint64_t seed,
+                uint64_t counter);
+
 /*
  * Causal attention. qkv [batch, length, 3, heads, width / heads];
  * out [batch, length, width]; lse [batch, heads, length], f32, is kept for backward:
@@ -333,21 +346,10 @@ void dk_batch_norm_eval(float *out, const float *in, const float *gain, const fl
                         const float *running_mean, const float *running_variance,
                         int64_t rows, int64_t channels);
 
-/* out = a + b, out = max(in, 0); out may be one of those that are read. */
-void dk_add(float *out, const float *a, const float *b, int64_t n);
+/* out = max(in, 0); out may be in. */
 void dk_relu_forward(float *out, const float *in, int64_t n);
 /* grad = 0 where out is: what forward has set. */
 void dk_relu_backward(float *grad, const float *out, int64_t n);
-
-/*
- * Drops each element with `probability` (below 1) and scales the others, so that the mean
- * stays. Forward, and backward of the gradient, with the same arguments: element i is
- * dropped by number i % 4 of the four that Philox4x32-10 (Salmon et al., SC 2011) gives for
- * the key `seed` and the counter `counter` + i / 4. So seed and counter are all there is to
- * save; a use takes (n + 3) / 4 counters. out may be in.
- */
-void dk_dropout(float *out, const float *in, int64_t n, double probability, uint64_t seed,
-                uint64_t counter);
 
 /* The sum of the rows' softmax cross-entropies of logits [rows, classes] against targets
    [rows]; its gradient takes the place of the logits. */

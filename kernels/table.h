@@ -9,7 +9,7 @@
 #include "kernels.h"
 
 /* Grows with each change of this header, or of a function of kernels.h. */
-enum { DK_TABLE_VERSION = 6 };
+enum { DK_TABLE_VERSION = 7 };
 
 /* Those of images, in f32. CUDA's queues of DK_BF16 and DK_MIXED fail; the host's of DK_MIXED
    take f32, also on the test device. */
@@ -48,11 +48,8 @@ typedef struct dk_image_table {
 	void (*batch_norm_eval)(dk_queue *queue, float *out, const float *in, const float *gain,
 			const float *bias, const float *running_mean, const float *running_variance,
 			int64_t rows, int64_t channels);
-	void (*add)(dk_queue *queue, float *out, const float *a, const float *b, int64_t n);
 	void (*relu_forward)(dk_queue *queue, float *out, const float *in, int64_t n);
 	void (*relu_backward)(dk_queue *queue, float *grad, const float *out, int64_t n);
-	void (*dropout)(dk_queue *queue, float *out, const float *in, int64_t n, double probability,
-			uint64_t seed, uint64_t counter);
 	double (*cross_entropy)(dk_queue *queue, float *logits, const int32_t *targets,
 			int64_t rows, int64_t classes);
 	void (*cross_entropy_loss)(dk_queue *queue, double *loss, float *logits,
@@ -112,6 +109,9 @@ typedef struct dk_table {
 			const float *gain, int64_t rows, int64_t width);
 	void (*gelu_forward)(dk_queue *queue, float *out, const float *in, int64_t n);
 	void (*gelu_backward)(dk_queue *queue, float *grad, const float *in, int64_t n);
+	void (*add)(dk_queue *queue, float *out, const float *a, const float *b, int64_t n);
+	void (*dropout)(dk_queue *queue, float *out, const float *in, int64_t n, double probability,
+			uint64_t seed, uint64_t counter);
 	void (*attention_forward)(dk_queue *queue, float *out, float *lse, const float *qkv,
 			int64_t batch, int64_t length, int64_t heads, int64_t width);
 	void (*attention_backward)(dk_queue *queue, float *dqkv, const float *dout,

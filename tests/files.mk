@@ -285,18 +285,19 @@ tests_unit_test_kernel_images_SOURCES = tests/unit/test_kernel_images.c tests/su
 tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_bf16_SOURCES = tests/unit/test_kernel_bf16.c
 tests_unit_test_kernel_bf16_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
-tests_unit_test_kernel_layers_SOURCES = tests/unit/test_kernel_layers.c tests/support/kernel_place_host.c
+kernel_layers = tests/unit/test_kernel_layers.c tests/support/kernel_layer.c tests/support/kernel_layer.h
+tests_unit_test_kernel_layers_SOURCES = $(kernel_layers) tests/support/kernel_place_host.c
 tests_unit_test_kernel_layers_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 
 # The host's kernels on the test device's queues: the same cases.
-tests_unit_test_kernel_device_SOURCES = tests/unit/test_kernel_layers.c tests/support/kernel_place_device.c
+tests_unit_test_kernel_device_SOURCES = $(kernel_layers) tests/support/kernel_place_device.c
 tests_unit_test_kernel_device_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_images_device_SOURCES = tests/unit/test_kernel_images.c tests/support/kernel_place_device.c
 tests_unit_test_kernel_images_device_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
 
 # kernels/cuda on the host: the same cases as on the host's kernels, and others.
 if CUDA_EMULATION
-tests_unit_test_kernel_cuda_SOURCES = tests/unit/test_kernel_layers.c
+tests_unit_test_kernel_cuda_SOURCES = $(kernel_layers)
 tests_unit_test_kernel_images_cuda_SOURCES = tests/unit/test_kernel_images.c
 tests_unit_test_kernel_images_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
 tests_unit_test_kernel_queue_SOURCES = tests/unit/test_kernel_queue.c $(gpt_model_sources)
@@ -315,7 +316,7 @@ if HAVE_CUDA_KERNELS
 noinst_PROGRAMS += tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue
 tests_gpu_test_kernel_images_SOURCES = tests/unit/test_kernel_images.c
 tests_gpu_test_kernel_images_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
-tests_gpu_test_kernel_layers_SOURCES = tests/unit/test_kernel_layers.c
+tests_gpu_test_kernel_layers_SOURCES = $(kernel_layers)
 tests_gpu_test_kernel_layers_LDADD = tests/gpu/kernel_place.o kernels/libkernels.la $(CMOCKA_LIBS) $(NVCC_LIBS)
 tests_gpu_test_kernel_queue_SOURCES = tests/unit/test_kernel_queue.c $(gpt_model_sources)
 tests_gpu_test_kernel_queue_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples

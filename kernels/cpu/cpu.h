@@ -38,6 +38,9 @@ void dk_cpu_layernorm_backward(float *din, float *dgain, float *dbias, const flo
 		int64_t rows, int64_t width);
 void dk_cpu_gelu_forward(float *out, const float *in, int64_t n);
 void dk_cpu_gelu_backward(float *grad, const float *in, int64_t n);
+void dk_cpu_add(float *out, const float *a, const float *b, int64_t n);
+void dk_cpu_dropout(float *out, const float *in, int64_t n, double probability, uint64_t seed,
+		uint64_t counter);
 void dk_cpu_attention_forward(float *out, float *lse, const float *qkv, int64_t batch,
 		int64_t length, int64_t heads, int64_t width);
 void dk_cpu_attention_backward(float *dqkv, const float *dout, const float *qkv, const float *out,
@@ -79,11 +82,8 @@ void dk_cpu_batch_norm_input(float *din, float *work, const float *dout, const f
 void dk_cpu_batch_norm_eval(float *out, const float *in, const float *gain, const float *bias,
 		const float *running_mean, const float *running_variance, int64_t rows,
 		int64_t channels);
-void dk_cpu_add(float *out, const float *a, const float *b, int64_t n);
 void dk_cpu_relu_forward(float *out, const float *in, int64_t n);
 void dk_cpu_relu_backward(float *grad, const float *out, int64_t n);
-void dk_cpu_dropout(float *out, const float *in, int64_t n, double probability, uint64_t seed,
-		uint64_t counter);
 double dk_cpu_cross_entropy(float *logits, const int32_t *targets, int64_t rows, int64_t classes);
 void dk_cpu_cross_entropy_loss(double *loss, float *logits, const int32_t *targets, int64_t rows,
 		int64_t classes);

@@ -10,9 +10,7 @@ enum { GRAIN = 16384 };
 struct elements {
 	float *out;
 	const float *a, *b;
-	uint32_t threshold;
-	float scale;
-	uint64_t seed, counter;
+	dk_dropping dropping;
 };
 
 static void add_span(void *arg, int64_t first, int64_t last)
@@ -55,16 +53,15 @@ static void dropout_span(void *arg, int64_t first, int64_t last)
 {
 	const struct elements *e = arg;
 
-	dk_inner()->dropout(e->out, e->a, first, last, e->threshold, e->scale, e->seed, e->counter);
+	dk_inner()->dropout(e->out, e->a, first, last, &e->dropping);
 }
 
 void dk_cpu_dropout(float *out, const float *in, int64_t n, double probability, uint64_t seed,
                     uint64_t counter)
 {
 	dk_parallel(n, GRAIN, dropout_span,
-	            &(struct elements){.out = out, .a = in, .threshold = (uint32_t)(probability * 0x1p32),
-	                               .scale = (float)(1 / (1 - probability)), .seed = seed,
-	                               .counter = counter});
+	            &(struct elements){.out = out, .a = in,
+	                               .dropping = dk_dropping_of(probability, seed, counter)});
 }
 
 /* One row; the rows of a classifier of images are few and short. */

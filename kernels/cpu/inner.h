@@ -25,6 +25,19 @@ typedef struct dk_sgd_consts {
 	float nesterov; /* its momentum, or 0 */
 } dk_sgd_consts;
 
+/* A use of dropout: those whose number is below `threshold` are dropped. */
+typedef struct dk_dropping {
+	uint32_t threshold;
+	float scale;
+	uint64_t seed, counter;
+} dk_dropping;
+
+static inline dk_dropping dk_dropping_of(double probability, uint64_t seed, uint64_t counter)
+{
+	return (dk_dropping){.threshold = (uint32_t)(probability * 0x1p32),
+		.scale = (float)(1 / (1 - probability)), .seed = seed, .counter = counter};
+}
+
 typedef void dk_adamw_fn(float *param, float *grad, float *m, float *v, int64_t n,
 		const dk_adamw_consts *c);
 /* buffer may be NULL: plain gradient descent */
@@ -63,6 +76,9 @@ typedef void dk_layernorm_params_fn(float *dgain, float *dbias, const float *dou
 typedef void dk_gelu_fn(float *out, const float *in, int64_t n);
 /* grad *= gelu'(in) */
 typedef void dk_gelu_grad_fn(float *grad, const float *in, int64_t n);
+/* first is a multiple of 4 */
+typedef void dk_dropout_fn(float *out, const float *in, int64_t first, int64_t last,
+		const dk_dropping *d);
 /* x = exp(x - highest); returns highest, and the sum of x in *sum */
 typedef float dk_softmax_row_fn(float *x, int64_t n, float *sum);
 /* x *= factor */
@@ -79,9 +95,6 @@ typedef void dk_softmax_grad_fn(float *dscore, const float *prob, int64_t n,
 typedef void dk_relu_fn(float *out, const float *in, int64_t n);
 /* grad = 0 where out is not above 0 */
 typedef void dk_relu_grad_fn(float *grad, const float *out, int64_t n);
-/* Philox; first is a multiple of 4; those below `threshold` are dropped */
-typedef void dk_dropout_fn(float *out, const float *in, int64_t first, int64_t last,
-		uint32_t threshold, float scale, uint64_t seed, uint64_t counter);
 /* Of images first .. last - 1. */
 typedef void dk_max_pool_fn(float *out, int32_t *which, const float *in, const dk_window *w,
 		int64_t first, int64_t last);

@@ -52,20 +52,19 @@ static inline void philox(uint64_t seed, uint64_t counter, uint32_t words[4 * CO
 			words[4 * i + k] = c[k][i];
 }
 
-void DK_NAME(dropout)(float *out, const float *in, int64_t first, int64_t last,
-                      uint32_t threshold, float scale, uint64_t seed, uint64_t counter)
+void DK_NAME(dropout)(float *out, const float *in, int64_t first, int64_t last, const dk_dropping *d)
 {
 	/* Compared as signed numbers, which have vectors everywhere, moved by half their range. */
-	const vi limit = (int32_t)(threshold ^ 0x80000000u) - (vi){0}, half = INT32_MIN - (vi){0};
+	const vi limit = (int32_t)(d->threshold ^ 0x80000000u) - (vi){0}, half = INT32_MIN - (vi){0};
 	uint32_t words[4 * COUNTERS];
 
 	for (int64_t i = first; i < last; i += 4 * COUNTERS) {
 		const int64_t count = last - i < 4 * COUNTERS ? last - i : 4 * COUNTERS;
-		philox(seed, counter + (uint64_t)(i / 4), words);
+		philox(d->seed, d->counter + (uint64_t)(i / 4), words);
 		FOR_VECTORS(k, part, count) {
 			vi word;
 			memcpy(&word, words + k, sizeof(word));
-			const vf kept = vf_load_some(in + i + k, part) * scale;
+			const vf kept = vf_load_some(in + i + k, part) * d->scale;
 			vf_store_some(out + i + k, part, vf_select((word ^ half) < limit, vf_set(0), kept));
 		}
 	}

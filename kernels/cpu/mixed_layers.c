@@ -26,6 +26,7 @@ struct span_args {
 	const float *mean, *rstd;
 	const int32_t *tokens;
 	int64_t rows, width, length;
+	dk_dropping dropping;
 };
 
 /* Some rows and columns of a matrix. */
@@ -242,4 +243,51 @@ void dk_mixed_gelu_backward(dk_queue *queue, float *grad, const float *in, int64
 	(void)queue;
 	dk_parallel(n, GRAIN, gelu_backward_span,
 	            &(struct span_args){.out = dk_narrow(grad), .in = dk_narrow_const(in)});
+}
+
+/* ---- sums and dropout --------------------------------------------------------------- */
+
+static void add_span(void *arg, int64_t first, int64_t last)
+{
+	const struct span_args *s = arg;
+	float a[CHUNK], b[CHUNK];
+
+	for (int64_t i = first; i < last; i += CHUNK) {
+		const int64_t n = smaller(CHUNK, last - i);
+		dk_inner()->from_bf16(a, s->in + i, n);
+		dk_inner()->from_bf16(b, s->in2 + i, n);
+		dk_inner()->add(a, a, b, n);
+		dk_inner()->to_bf16(s->out + i, a, n);
+	}
+}
+
+void dk_mixed_add(dk_queue *queue, float *out, const float *a, const float *b, int64_t n)
+{
+	(void)queue;
+	dk_parallel(n, GRAIN, add_span, &(struct span_args){.out = dk_narrow(out), .in = dk_narrow_const(a),
+		.in2 = dk_narrow_const(b)});
+}
+
+/* A chunk begins with a counter: its length is a multiple of what each gives. */
+static void dropout_span(void *arg, int64_t first, int64_t last)
+{
+	const struct span_args *s = arg;
+	float x[CHUNK];
+
+	for (int64_t i = first; i < last; i += CHUNK) {
+		const int64_t n = smaller(CHUNK, last - i);
+		dk_dropping here = s->dropping;
+		here.counter += (uint64_t)(i / 4);
+		dk_inner()->from_bf16(x, s->in + i, n);
+		dk_inner()->dropout(x, x, 0, n, &here);
+		dk_inner()->to_bf16(s->out + i, x, n);
+	}
+}
+
+void dk_mixed_dropout(dk_queue *queue, float *out, const float *in, int64_t n, double probability,
+                      uint64_t seed, uint64_t counter)
+{
+	(void)queue;
+	dk_parallel(n, GRAIN, dropout_span, &(struct span_args){.out = dk_narrow(out), .in = dk_narrow_const(in),
+		.dropping = dk_dropping_of(probability, seed, counter)});
 }

@@ -192,6 +192,23 @@ static void launch(dk_cuda_queue *q, const char *name, void (*kernel)(P...), dim
 	dk_cuda_check(q, cudaGetLastError(), name);
 }
 
+/* f(i) of each i from 0 to n - 1, in a thread of its own. */
+template <class F> __global__ void each_kernel(int64_t n, F f)
+{
+	const int64_t i = grid_thread();
+
+	if (i < n)
+		f(i);
+}
+
+template <class F> static void for_each(dk_cuda_queue *q, const char *name, int64_t n, F f)
+{
+	enum { THREADS = 256 };
+
+	if (n > 0)
+		launch(q, name, each_kernel<F>, dim3((unsigned)ceil_div(n, THREADS)), THREADS, 0, n, f);
+}
+
 /* Whether its tensors are bf16. */
 static inline bool dk_cuda_narrow(const dk_cuda_queue *queue)
 {

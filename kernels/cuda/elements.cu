@@ -172,6 +172,84 @@ void dk_cuda_from_f16(dk_queue *queue, float *out, const uint16_t *in, int64_t n
 	map<false>(own(queue), "f16 to f32", out, reinterpret_cast<const f16 *>(in), n, f);
 }
 
+/* ---- sums and dropout ---- */
+
+template <typename T> struct add_function {
+	T *out;
+	const T *a, *b;
+
+	__device__ void operator()(int64_t i) const
+	{
+		put(out + i, wide(a[i]) + wide(b[i]));
+	}
+};
+
+template <typename T>
+static void add(T *, dk_cuda_queue *q, void *out, const void *a, const void *b, int64_t n)
+{
+	const add_function<T> f = {static_cast<T *>(out), static_cast<const T *>(a), static_cast<const T *>(b)};
+
+	for_each(q, "sum", n, f);
+}
+
+void dk_cuda_add(dk_queue *queue, float *out, const float *a, const float *b, int64_t n)
+{
+	FOR_TYPE(queue, add, own(queue), out, a, b, n);
+}
+
+enum { DRAWN = 4 /* numbers of a counter */ };
+
+/* What Philox4x32-10 gives for the counter. */
+__device__ inline void philox(uint64_t seed, uint64_t counter, uint32_t words[DRAWN])
+{
+	uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
+
+	words[0] = (uint32_t)counter;
+	words[1] = (uint32_t)(counter >> 32);
+	words[2] = words[3] = 0;
+	for (int round = 0; round < 10; round++, key0 += 0x9e3779b9u, key1 += 0xbb67ae85u) {
+		const uint64_t a = (uint64_t)words[0] * 0xd2511f53u, b = (uint64_t)words[2] * 0xcd9e8d57u;
+		words[0] = (uint32_t)(b >> 32) ^ words[1] ^ key0;
+		words[1] = (uint32_t)b;
+		words[2] = (uint32_t)(a >> 32) ^ words[3] ^ key1;
+		words[3] = (uint32_t)a;
+	}
+}
+
+/* A thread has the elements of a counter. */
+template <typename T> struct dropout_function {
+	T *out;
+	const T *in;
+	int64_t n;
+	uint32_t threshold;
+	float scale;
+	uint64_t seed, counter;
+
+	__device__ void operator()(int64_t i) const
+	{
+		uint32_t words[DRAWN];
+		philox(seed, counter + (uint64_t)i, words);
+		for (int k = 0; k < DRAWN && i * DRAWN + k < n; k++)
+			put(out + i * DRAWN + k, words[k] < threshold ? 0 : wide(in[i * DRAWN + k]) * scale);
+	}
+};
+
+template <typename T>
+static void dropout(T *, dk_cuda_queue *q, void *out, const void *in, int64_t n, double probability, uint64_t seed,
+                    uint64_t counter)
+{
+	const dropout_function<T> f = {static_cast<T *>(out), static_cast<const T *>(in), n,
+		(uint32_t)(probability * 0x1p32), (float)(1 / (1 - probability)), seed, counter};
+
+	for_each(q, "dropout", ceil_div(n, DRAWN), f);
+}
+
+void dk_cuda_dropout(dk_queue *queue, float *out, const float *in, int64_t n, double probability, uint64_t seed,
+                     uint64_t counter)
+{
+	FOR_TYPE(queue, dropout, own(queue), out, in, n, probability, seed, counter);
+}
+
 /* ---- embedding ---- */
 
 template <typename T>

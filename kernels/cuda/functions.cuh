@@ -75,6 +75,9 @@ void dk_cuda_layernorm_backward(dk_queue *queue, float *din, float *dgain, float
 		const float *gain, int64_t rows, int64_t width);
 void dk_cuda_gelu_forward(dk_queue *queue, float *out, const float *in, int64_t n);
 void dk_cuda_gelu_backward(dk_queue *queue, float *grad, const float *in, int64_t n);
+void dk_cuda_add(dk_queue *queue, float *out, const float *a, const float *b, int64_t n);
+void dk_cuda_dropout(dk_queue *queue, float *out, const float *in, int64_t n, double probability,
+		uint64_t seed, uint64_t counter);
 void dk_cuda_attention_forward(dk_queue *queue, float *out, float *lse, const float *qkv,
 		int64_t batch, int64_t length, int64_t heads, int64_t width);
 void dk_cuda_attention_backward(dk_queue *queue, float *dqkv, const float *dout, const float *qkv,
@@ -124,11 +127,8 @@ void dk_cuda_batch_norm_input(dk_queue *queue, float *din, float *work, const fl
 void dk_cuda_batch_norm_eval(dk_queue *queue, float *out, const float *in, const float *gain,
 		const float *bias, const float *running_mean, const float *running_variance,
 		int64_t rows, int64_t channels);
-void dk_cuda_add(dk_queue *queue, float *out, const float *a, const float *b, int64_t n);
 void dk_cuda_relu_forward(dk_queue *queue, float *out, const float *in, int64_t n);
 void dk_cuda_relu_backward(dk_queue *queue, float *grad, const float *out, int64_t n);
-void dk_cuda_dropout(dk_queue *queue, float *out, const float *in, int64_t n, double probability,
-		uint64_t seed, uint64_t counter);
 double dk_cuda_cross_entropy(dk_queue *queue, float *logits, const int32_t *targets, int64_t rows,
 		int64_t classes);
 void dk_cuda_cross_entropy_loss(dk_queue *queue, double *loss, float *logits,

@@ -225,17 +225,6 @@ static void batch_norm_eval(dk_queue *queue, float *out, const float *in, const 
 		reads(running_variance, channels) } });
 }
 
-static void run_add(task *t, void **at)
-{
-	dk_cpu_add(at[0], at[1], at[2], t->n[0]);
-}
-
-static void add(dk_queue *queue, float *out, const float *a, const float *b, int64_t n)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_add, .n = { n }, .operands = {
-		writes(out, n), reads(a, n), reads(b, n) } });
-}
-
 static void run_relu_forward(task *t, void **at)
 {
 	dk_cpu_relu_forward(at[0], at[1], t->n[0]);
@@ -256,18 +245,6 @@ static void relu_backward(dk_queue *queue, float *grad, const float *out, int64_
 {
 	ddp_host_enqueue(queue, &(task){ .run = run_relu_backward, .n = { n }, .operands = {
 		writes(grad, n), reads(out, n) } });
-}
-
-static void run_dropout(task *t, void **at)
-{
-	dk_cpu_dropout(at[0], at[1], t->n[0], t->dropout.probability, t->dropout.seed, t->dropout.counter);
-}
-
-static void dropout(dk_queue *queue, float *out, const float *in, int64_t n, double probability,
-                    uint64_t seed, uint64_t counter)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_dropout, .n = { n }, .dropout = { probability, seed, counter },
-		.operands = { writes(out, n), reads(in, n) } });
 }
 
 static void run_cross_entropy(task *t, void **at)
@@ -309,7 +286,7 @@ const dk_image_table ddp_host_image_kernels = {
 	.average_pool_backward = average_pool_backward, .batch_norm_moments = batch_norm_moments,
 	.batch_norm_statistics = batch_norm_statistics, .batch_norm_apply = batch_norm_apply,
 	.batch_norm_sums = batch_norm_sums, .batch_norm_input = batch_norm_input,
-	.batch_norm_eval = batch_norm_eval, .add = add, .relu_forward = relu_forward,
-	.relu_backward = relu_backward, .dropout = dropout, .cross_entropy = cross_entropy,
+	.batch_norm_eval = batch_norm_eval, .relu_forward = relu_forward,
+	.relu_backward = relu_backward, .cross_entropy = cross_entropy,
 	.cross_entropy_loss = cross_entropy_loss,
 };

@@ -331,6 +331,29 @@ static void host_gelu_backward(dk_queue *queue, float *grad, const float *in, in
 	                        .operands = { writes_tensor(grad, n), reads_tensor(in, n) } });
 }
 
+static void run_add(task *t, void **at)
+{
+	dk_add(at[0], at[1], at[2], t->n[0]);
+}
+
+static void host_add(dk_queue *queue, float *out, const float *a, const float *b, int64_t n)
+{
+	ddp_host_enqueue(queue, &(task){ .run = run_add, .n = { n },
+	                        .operands = { writes_tensor(out, n), reads_tensor(a, n), reads_tensor(b, n) } });
+}
+
+static void run_dropout(task *t, void **at)
+{
+	dk_dropout(at[0], at[1], t->n[0], t->dropout.probability, t->dropout.seed, t->dropout.counter);
+}
+
+static void host_dropout(dk_queue *queue, float *out, const float *in, int64_t n, double probability,
+                         uint64_t seed, uint64_t counter)
+{
+	ddp_host_enqueue(queue, &(task){ .run = run_dropout, .n = { n }, .dropout = { probability, seed, counter },
+	                        .operands = { writes_tensor(out, n), reads_tensor(in, n) } });
+}
+
 static void run_attention_forward(task *t, void **at)
 {
 	dk_attention_forward(at[0], at[1], at[2], t->n[0], t->n[1], t->n[2], t->n[3]);
@@ -456,7 +479,8 @@ static const dk_table host_table = {
 	.embedding_forward = host_embedding_forward, .embedding_backward = host_embedding_backward,
 	.add_rows = host_add_rows, .layernorm_forward = host_layernorm_forward,
 	.layernorm_backward = host_layernorm_backward, .gelu_forward = host_gelu_forward,
-	.gelu_backward = host_gelu_backward, .attention_forward = host_attention_forward,
+	.gelu_backward = host_gelu_backward, .add = host_add, .dropout = host_dropout,
+	.attention_forward = host_attention_forward,
 	.attention_backward = host_attention_backward, .classifier_forward = host_classifier_forward,
 	.classifier_loss = host_classifier_loss, .classifier_backward = host_classifier_backward,
 	.images = &ddp_host_image_kernels, .failure = host_failure,

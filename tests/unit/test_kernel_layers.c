@@ -1,8 +1,7 @@
 /*
- * kernels: each layer against a naive double-precision version of its forward,
- * its gradients against finite differences of that version, and one thread
- * against three, or one order of threads against another, at odd sizes; in each place
- * and type that the program is linked with.
+ * kernels: each layer against a naive double-precision version of its forward, and its
+ * gradients, as tests/support/kernel_layer.h tells, in each place and type that the program
+ * is linked with.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -10,313 +9,12 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
-#include "tests/support/kernel_place.h"
+#include "tests/support/kernel_layer.h"
 #include "tests/support/kernel_values.h"
-#include "kernels.h"
-
-enum { INPUTS = 4, PROBES = 24, MIXED_PROBES = 2 };
-
-/* The references take most of the time; under a sanitizer it would be minutes. */
-#define SLOW __attribute__((no_sanitize("address", "thread", "undefined")))
-
-/* Where the case at hand is tried. */
-static kernel_place place;
-
-/* Runs the test for each type, or skips it where there is no such place. */
-static void in_each_place(void (*test)(void))
-{
-	const char *why;
-	int rounds = 0;
-
-	for (; kernel_place_open(rounds, &place, &why); rounds++) {
-		test();
-		place.close(&place);
-	}
-	if (rounds == 0) {
-		print_message("%s\n", why);
-		skip();
-	}
-}
-
-static size_t element_bytes(void)
-{
-	return place.type == DK_BF16 || place.type == DK_MIXED ? sizeof(uint16_t) : sizeof(float);
-}
-
-/* A shape means what its layer says. */
-typedef struct shape {
-	int64_t a, b, c, d;
-	const int32_t *tokens;
-} shape;
-
-typedef struct layer {
-	const char *name;
-	int inputs;
-	bool adds[INPUTS]; /* backward adds to this gradient, instead of setting it */
-	float spread;      /* inputs lie within -spread .. spread */
-	int64_t (*size)(const shape *s, int input); /* of an input; -1: of out */
-	void (*naive)(const shape *s, double *const in[], double *out);
-	void (*forward)(const shape *s, float *const in[], float *out, float *kept);
-	void (*backward)(const shape *s, float *const in[], const float *out, float *kept,
-	                 const float *dout, float *const din[]);
-	size_t (*kept)(const shape *s);
-	bool product;      /* dk_gemm() at its heart: bits hang on the host's threads */
-	int64_t (*tokens)(const shape *s); /* how many the shape has, if any */
-	bool carries;      /* input 0 is of a path that bypasses it, so that its gradient, too, is added to */
-} layer;
-
-SLOW static double weighted_sum(const double *out, const float *weights, int64_t n)
-{
-	double sum = 0;
-
-	for (int64_t i = 0; i < n; i++)
-		sum += out[i] * weights[i];
-	return sum;
-}
-
-/* The host's; in the place, for the time of the computation, are others. */
-struct run {
-	float *in[INPUTS], *din[INPUTS], *out, *dout, *kept;
-	double *wide[INPUTS], *wide_out;
-	int64_t out_size;
-};
-
-static float start_of(const layer *l, int input)
-{
-	return l->adds[input] ? 0.5f : 1e30f;
-}
-
-/* As the place's type has it. */
-static float rounded(float x)
-{
-	uint16_t narrow;
-
-	if (place.type == DK_BF16 || place.type == DK_MIXED) {
-		dk_to_bf16(&narrow, &x, 1);
-		dk_from_bf16(&x, &narrow, 1);
-	}
-	return x;
-}
-
-static struct run make_run(const layer *l, const shape *s)
-{
-	struct run r = {.out_size = l->size(s, -1)};
-
-	random_state = 42;
-	for (int k = 0; k < l->inputs; k++) {
-		int64_t n = l->size(s, k);
-		r.in[k] = make((size_t)n, sizeof(float));
-		r.din[k] = make((size_t)n, sizeof(float));
-		r.wide[k] = make((size_t)n, sizeof(double));
-		for (int64_t i = 0; i < n; i++)
-			r.wide[k][i] = r.in[k][i] = rounded((float)(l->spread * uniform()));
-	}
-	r.out = make((size_t)r.out_size, sizeof(float));
-	r.dout = make((size_t)r.out_size, sizeof(float));
-	r.wide_out = make((size_t)r.out_size, sizeof(double));
-	for (int64_t i = 0; i < r.out_size; i++)
-		r.dout[i] = r.out_size == 1 ? 1 : rounded((float)uniform());
-	return r;
-}
-
-static void free_run(struct run *r, const layer *l)
-{
-	for (int k = 0; k < l->inputs; k++) {
-		free(r->in[k]);
-		free(r->din[k]);
-		free(r->wide[k]);
-	}
-	free(r->out);
-	free(r->dout);
-	free(r->wide_out);
-}
-
-static float *give(const float *from, int64_t n)
-{
-	float *there = place.alloc((size_t)n * element_bytes());
-
-	place.give(&place, there, from, n);
-	return there;
-}
-
-static void take(float *to, float *there, int64_t n)
-{
-	place.take(&place, to, there, n);
-	place.free(there);
-}
-
-/* Of DK_MIXED, gradients of parameters are f32. */
-static float *give_gradient(const float *from, int64_t n, bool of_parameter)
-{
-	if (place.type != DK_MIXED || !of_parameter)
-		return give(from, n);
-	const kernel_place plain = {.queue = place.queue, .type = DK_F32};
-	float *there = place.alloc((size_t)n * sizeof(float));
-	place.give(&plain, there, from, n);
-	return there;
-}
-
-static void take_gradient(float *to, float *there, int64_t n, bool of_parameter)
-{
-	if (place.type != DK_MIXED || !of_parameter) {
-		take(to, there, n);
-		return;
-	}
-	const kernel_place plain = {.queue = place.queue, .type = DK_F32};
-	place.take(&plain, to, there, n);
-	place.free(there);
-}
-
-static bool is_parameter(const layer *l, int input)
-{
-	return l->adds[input] && !(l->carries && input == 0);
-}
-
-static void compute(struct run *r, const layer *l, const shape *s)
-{
-	float *in[INPUTS], *din[INPUTS];
-	float *out = give(r->out, r->out_size), *dout = give(r->dout, r->out_size);
-	float *kept = place.alloc((l->kept != NULL ? l->kept(s) : 1) * sizeof(float));
-	int32_t *tokens = NULL;
-	shape there = *s;
-
-	for (int k = 0; k < l->inputs; k++) {
-		for (int64_t i = 0; i < l->size(s, k); i++)
-			r->din[k][i] = start_of(l, k);
-		in[k] = give(r->in[k], l->size(s, k));
-		din[k] = give_gradient(r->din[k], l->size(s, k), is_parameter(l, k));
-	}
-	dk_use(place.queue);
-	if (s->tokens != NULL) {
-		size_t bytes = (size_t)l->tokens(s) * sizeof(int32_t);
-		tokens = place.alloc(bytes);
-		dk_copy(tokens, s->tokens, bytes);
-		there.tokens = tokens;
-	}
-	l->forward(&there, in, out, kept);
-	l->backward(&there, in, out, kept, dout, din);
-	assert_null(dk_failure());
-	dk_use(NULL);
-	take(r->out, out, r->out_size);
-	take(r->dout, dout, r->out_size);
-	for (int k = 0; k < l->inputs; k++) {
-		take(r->in[k], in[k], l->size(s, k));
-		take_gradient(r->din[k], din[k], l->size(s, k), is_parameter(l, k));
-	}
-	place.free(kept);
-	if (tokens != NULL)
-		place.free(tokens);
-}
-
-static void check_forward(struct run *r, const layer *l, const shape *s)
-{
-	l->naive(s, r->wide, r->wide_out);
-	for (int64_t i = 0; i < r->out_size; i++)
-		if (!(fabs(r->out[i] - r->wide_out[i]) <=
-		      (place.type == DK_F32 ? 2e-5 : 1e-2) * (fabs(r->wide_out[i]) + 1)))
-			fail_msg("%s %ld,%ld,%ld,%ld: out[%ld] is %.8g, naively %.8g", l->name,
-			         (long)s->a, (long)s->b, (long)s->c, (long)s->d, (long)i, r->out[i],
-			         r->wide_out[i]);
-}
-
-static void check_slope(const struct run *r, const layer *l, const shape *s, int input, int64_t i,
-                        double slope)
-{
-	double got = (double)r->din[input][i] - (l->adds[input] ? start_of(l, input) : 0);
-
-	if (!(fabs(got - slope) <= (place.type == DK_F32 ? 1e-4 : 3e-2) * (fabs(slope) + 1)))
-		fail_msg("%s %ld,%ld,%ld,%ld: gradient of input %d at %ld is %.8g, by "
-		         "differences %.8g", l->name, (long)s->a, (long)s->b, (long)s->c,
-		         (long)s->d, input, (long)i, got, slope);
-}
-
-/* Of both runs, of one thread and of many: they have the same inputs. */
-static void check_gradient(struct run *r, const struct run *many, const layer *l, const shape *s,
-                           int input)
-{
-	const double h = 1e-4;
-	int64_t n = l->size(s, input);
-	/* The formulas are those of f32, which are probed at more places. */
-	const int64_t probes = place.type == DK_MIXED ? MIXED_PROBES : PROBES;
-	int64_t stride = n > probes ? n / probes : 1;
-
-	for (int64_t i = n > probes ? n % stride : 0; i < n; i += stride) {
-		double *x = r->wide[input] + i, here = *x;
-		*x = here + h;
-		l->naive(s, r->wide, r->wide_out);
-		double slope = weighted_sum(r->wide_out, r->dout, r->out_size);
-		*x = here - h;
-		l->naive(s, r->wide, r->wide_out);
-		slope = (slope - weighted_sum(r->wide_out, r->dout, r->out_size)) / (2 * h);
-		*x = here;
-		check_slope(r, l, s, input, i, slope);
-		check_slope(many, l, s, input, i, slope);
-	}
-}
-
-static void check_same(const struct run *many, const struct run *r, const layer *l, const shape *s)
-{
-	assert_memory_equal(many->out, r->out, (size_t)r->out_size * sizeof(float));
-	for (int k = 0; k < l->inputs; k++)
-		assert_memory_equal(many->din[k], r->din[k], (size_t)l->size(s, k) * sizeof(float));
-}
-
-static int64_t numbers(const layer *l, const shape *s)
-{
-	int64_t sum = l->size(s, -1) + (l->kept != NULL ? (int64_t)l->kept(s) : 0);
-
-	for (int k = 0; k < l->inputs; k++)
-		sum += l->size(s, k);
-	return sum;
-}
-
-static void check_in_place(const layer *l, const shape *shapes, size_t count)
-{
-	for (size_t i = 0; i < count; i++) {
-		if (place.most > 0 && numbers(l, &shapes[i]) > place.most)
-			continue;
-		struct run r = make_run(l, &shapes[i]), many = make_run(l, &shapes[i]);
-		dk_set_threads(MANY_THREADS);
-		place.shuffle(1);
-		compute(&many, l, &shapes[i]);
-		dk_set_threads(1);
-		place.shuffle(2);
-		compute(&r, l, &shapes[i]);
-		check_forward(&r, l, &shapes[i]);
-		check_forward(&many, l, &shapes[i]);
-		for (int k = 0; k < l->inputs; k++)
-			check_gradient(&r, &many, l, &shapes[i], k);
-		if (!l->product || place.queue != NULL)
-			check_same(&many, &r, l, &shapes[i]);
-		free_run(&r, l);
-		free_run(&many, l);
-	}
-}
-
-static const layer *tried;
-static const shape *tried_shapes;
-static size_t tried_count;
-
-static void try_layer(void)
-{
-	check_in_place(tried, tried_shapes, tried_count);
-}
-
-static void check(const layer *l, const shape *shapes, size_t count)
-{
-	tried = l;
-	tried_shapes = shapes;
-	tried_count = count;
-	in_each_place(try_layer);
-}
-
-#define CHECK(layer, shapes) check(&(layer), shapes, sizeof(shapes) / sizeof((shapes)[0]))
 
 /* ---- linear: a rows, b inputs, c outputs, d: with residual --------------------------- */
 
@@ -468,7 +166,7 @@ static void layernorm_layer(void **state)
 
 /* ---- GELU: a elements -------------------------------------------------------------------- */
 
-static int64_t gelu_size(const shape *s, int input)
+static int64_t elements(const shape *s, int input)
 {
 	(void)input;
 	return s->a;
@@ -499,7 +197,7 @@ static void gelu_backward(const shape *s, float *const in[], const float *out, f
 
 static void gelu_layer(void **state)
 {
-	const layer l = {"gelu", 1, {false}, 6, gelu_size, gelu_naive, gelu_forward, gelu_backward,
+	const layer l = {"gelu", 1, {false}, 6, elements, gelu_naive, gelu_forward, gelu_backward,
 		NULL, false, NULL, false};
 	const shape shapes[] = {{1, 0, 0, 0, NULL}, {37, 0, 0, 0, NULL}, {1000, 0, 0, 0, NULL}, {50001, 0, 0, 0, NULL}};
 
@@ -532,6 +230,144 @@ static void gelu_of_huge_inputs_is_finite(void **state)
 {
 	(void)state;
 	in_each_place(try_huge_inputs);
+}
+
+/* ---- sum: a elements ---------------------------------------------------------------------- */
+
+SLOW static void sum_naive(const shape *s, double *const in[], double *out)
+{
+	for (int64_t i = 0; i < s->a; i++)
+		out[i] = in[0][i] + in[1][i];
+}
+
+static void sum_forward(const shape *s, float *const in[], float *out, float *kept)
+{
+	(void)kept;
+	dk_add(out, in[0], in[1], s->a);
+}
+
+/* In the memory of what is added, too. */
+static void sum_backward(const shape *s, float *const in[], const float *out, float *kept,
+                         const float *dout, float *const din[])
+{
+	(void)in;
+	(void)out;
+	(void)kept;
+	for (int i = 0; i < 2; i++)
+		dk_zero(din[i], s->a);
+	dk_add(din[0], din[0], dout, s->a);
+	dk_add(din[1], dout, din[1], s->a);
+}
+
+static void sum_layer(void **state)
+{
+	const layer l = {"sum", 2, {false, false}, 3, elements, sum_naive, sum_forward, sum_backward,
+		NULL, false, NULL, false};
+	const shape shapes[] = {{1, 0, 0, 0, NULL}, {37, 0, 0, 0, NULL}, {1001, 0, 0, 0, NULL}, {50001, 0, 0, 0, NULL}};
+
+	(void)state;
+	CHECK(l, shapes);
+}
+
+/* ---- dropout: a elements ------------------------------------------------------------------- */
+
+/* The counter's lower half overflows. */
+static const uint64_t drop_seed = 0x123456789abcdef0, drop_counter = 0xfffffff8;
+
+SLOW static void philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
+{
+	uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]}, k[2] = {key[0], key[1]};
+
+	for (int round = 0; round < 10; round++, k[0] += 0x9e3779b9u, k[1] += 0xbb67ae85u) {
+		const uint64_t a = (uint64_t)0xd2511f53u * c[0], b = (uint64_t)0xcd9e8d57u * c[2];
+		c[0] = (uint32_t)(b >> 32) ^ c[1] ^ k[0];
+		c[1] = (uint32_t)b;
+		c[2] = (uint32_t)(a >> 32) ^ c[3] ^ k[1];
+		c[3] = (uint32_t)a;
+	}
+	memcpy(out, c, sizeof(c));
+}
+
+/* The known answers that come with Random123. */
+static void plain_philox_gives_the_known_answers(void **state)
+{
+	static const struct {
+		uint32_t counter[4], key[2], answer[4];
+	} known[] = {
+		{{0}, {0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+		{{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0},
+		 {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+	};
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		uint32_t got[4];
+		philox(known[i].counter, known[i].key, got);
+		assert_memory_equal(got, known[i].answer, sizeof(got));
+	}
+}
+
+SLOW static void dropout_naive(const shape *s, double *const in[], double *out)
+{
+	for (int64_t i = 0; i < s->a; i++) {
+		const uint64_t at = drop_counter + (uint64_t)(i / 4);
+		uint32_t words[4];
+		philox((const uint32_t[]){(uint32_t)at, (uint32_t)(at >> 32), 0, 0},
+		       (const uint32_t[]){(uint32_t)drop_seed, (uint32_t)(drop_seed >> 32)}, words);
+		out[i] = words[i % 4] < 0x40000000 ? 0 : in[0][i] / 0.75;
+	}
+}
+
+static void dropout_forward(const shape *s, float *const in[], float *out, float *kept)
+{
+	(void)kept;
+	dk_dropout(out, in[0], s->a, 0.25, drop_seed, drop_counter);
+}
+
+/* In place. */
+static void dropout_backward(const shape *s, float *const in[], const float *out, float *kept,
+                             const float *dout, float *const din[])
+{
+	(void)in;
+	(void)out;
+	(void)kept;
+	dk_copy(din[0], dout, (size_t)s->a * element_bytes());
+	dk_dropout(din[0], din[0], s->a, 0.25, drop_seed, drop_counter);
+}
+
+static void dropout_layer(void **state)
+{
+	const layer l = {"dropout", 1, {false}, 3, elements, dropout_naive, dropout_forward, dropout_backward,
+		NULL, false, NULL, false};
+	const shape shapes[] = {{1, 0, 0, 0, NULL}, {3, 0, 0, 0, NULL}, {2003, 0, 0, 0, NULL}, {33003, 0, 0, 0, NULL}};
+
+	(void)state;
+	CHECK(l, shapes);
+}
+
+/* Of one number. */
+static float drop_one(float x, double probability)
+{
+	float *there = give(&x, 1);
+
+	dk_use(place.queue);
+	dk_dropout(there, there, 1, probability, 0, 0);
+	dk_use(NULL);
+	take(&x, there, 1);
+	return x;
+}
+
+static void try_border(void)
+{
+	/* The first number for seed and counter 0 is 0x6627e8d5. */
+	assert_true(drop_one(1, 0x6627e8d5 * 0x1p-32) > 1);
+	assert_true(drop_one(1, 0x6627e8d6 * 0x1p-32) == 0);
+}
+
+static void the_border_of_dropout_is_exact(void **state)
+{
+	(void)state;
+	in_each_place(try_border);
 }
 
 /* ---- attention: a batch, b length, c heads, d width --------------------------------------- */
@@ -662,7 +498,7 @@ static void classifier_layer(void **state)
 	for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
 		for (int64_t r = 0; r < shapes[i].a; r++)
 			tokens[r] = (int32_t)(r % 3 == 0 ? shapes[i].c - 1 : r * 37 % shapes[i].c);
-		check(&l, &shapes[i], 1);
+		check_layer(&l, &shapes[i], 1);
 	}
 }
 
@@ -793,6 +629,10 @@ int main(void)
 		cmocka_unit_test(layernorm_layer),
 		cmocka_unit_test(gelu_layer),
 		cmocka_unit_test(gelu_of_huge_inputs_is_finite),
+		cmocka_unit_test(sum_layer),
+		cmocka_unit_test(plain_philox_gives_the_known_answers),
+		cmocka_unit_test(dropout_layer),
+		cmocka_unit_test(the_border_of_dropout_is_exact),
 		cmocka_unit_test(attention_layer),
 		cmocka_unit_test(classifier_layer),
 		cmocka_unit_test(classifier_survives_large_logits),

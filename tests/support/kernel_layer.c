@@ -1,0 +1,276 @@
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/support/kernel_layer.h"
+#include "tests/support/kernel_values.h"
+
+enum { PROBES = 24, MIXED_PROBES = 2 };
+
+kernel_place place;
+
+void in_each_place(void (*test)(void))
+{
+	const char *why;
+	int rounds = 0;
+
+	for (; kernel_place_open(rounds, &place, &why); rounds++) {
+		test();
+		place.close(&place);
+	}
+	if (rounds == 0) {
+		print_message("%s\n", why);
+		skip();
+	}
+}
+
+size_t element_bytes(void)
+{
+	return place.type == DK_BF16 || place.type == DK_MIXED ? sizeof(uint16_t) : sizeof(float);
+}
+
+SLOW static double weighted_sum(const double *out, const float *weights, int64_t n)
+{
+	double sum = 0;
+
+	for (int64_t i = 0; i < n; i++)
+		sum += out[i] * weights[i];
+	return sum;
+}
+
+/* The host's; in the place, for the time of the computation, are others. */
+struct run {
+	float *in[INPUTS], *din[INPUTS], *out, *dout, *kept;
+	double *wide[INPUTS], *wide_out;
+	int64_t out_size;
+};
+
+static float start_of(const layer *l, int input)
+{
+	return l->adds[input] ? 0.5f : 1e30f;
+}
+
+float rounded(float x)
+{
+	uint16_t narrow;
+
+	if (place.type == DK_BF16 || place.type == DK_MIXED) {
+		dk_to_bf16(&narrow, &x, 1);
+		dk_from_bf16(&x, &narrow, 1);
+	}
+	return x;
+}
+
+static struct run make_run(const layer *l, const shape *s)
+{
+	struct run r = {.out_size = l->size(s, -1)};
+
+	random_state = 42;
+	for (int k = 0; k < l->inputs; k++) {
+		int64_t n = l->size(s, k);
+		r.in[k] = make((size_t)n, sizeof(float));
+		r.din[k] = make((size_t)n, sizeof(float));
+		r.wide[k] = make((size_t)n, sizeof(double));
+		for (int64_t i = 0; i < n; i++)
+			r.wide[k][i] = r.in[k][i] = rounded((float)(l->spread * uniform()));
+	}
+	r.out = make((size_t)r.out_size, sizeof(float));
+	r.dout = make((size_t)r.out_size, sizeof(float));
+	r.wide_out = make((size_t)r.out_size, sizeof(double));
+	for (int64_t i = 0; i < r.out_size; i++)
+		r.dout[i] = r.out_size == 1 ? 1 : rounded((float)uniform());
+	return r;
+}
+
+static void free_run(struct run *r, const layer *l)
+{
+	for (int k = 0; k < l->inputs; k++) {
+		free(r->in[k]);
+		free(r->din[k]);
+		free(r->wide[k]);
+	}
+	free(r->out);
+	free(r->dout);
+	free(r->wide_out);
+}
+
+float *give(const float *from, int64_t n)
+{
+	float *there = place.alloc((size_t)n * element_bytes());
+
+	place.give(&place, there, from, n);
+	return there;
+}
+
+void take(float *to, float *there, int64_t n)
+{
+	place.take(&place, to, there, n);
+	place.free(there);
+}
+
+float *give_gradient(const float *from, int64_t n, bool of_parameter)
+{
+	if (place.type != DK_MIXED || !of_parameter)
+		return give(from, n);
+	const kernel_place plain = {.queue = place.queue, .type = DK_F32};
+	float *there = place.alloc((size_t)n * sizeof(float));
+	place.give(&plain, there, from, n);
+	return there;
+}
+
+void take_gradient(float *to, float *there, int64_t n, bool of_parameter)
+{
+	if (place.type != DK_MIXED || !of_parameter) {
+		take(to, there, n);
+		return;
+	}
+	const kernel_place plain = {.queue = place.queue, .type = DK_F32};
+	place.take(&plain, to, there, n);
+	place.free(there);
+}
+
+static bool is_parameter(const layer *l, int input)
+{
+	return l->adds[input] && !(l->carries && input == 0);
+}
+
+static void compute(struct run *r, const layer *l, const shape *s)
+{
+	float *in[INPUTS], *din[INPUTS];
+	float *out = give(r->out, r->out_size), *dout = give(r->dout, r->out_size);
+	float *kept = place.alloc((l->kept != NULL ? l->kept(s) : 1) * sizeof(float));
+	int32_t *tokens = NULL;
+	shape there = *s;
+
+	for (int k = 0; k < l->inputs; k++) {
+		for (int64_t i = 0; i < l->size(s, k); i++)
+			r->din[k][i] = start_of(l, k);
+		in[k] = give(r->in[k], l->size(s, k));
+		din[k] = give_gradient(r->din[k], l->size(s, k), is_parameter(l, k));
+	}
+	dk_use(place.queue);
+	if (s->tokens != NULL) {
+		size_t bytes = (size_t)l->tokens(s) * sizeof(int32_t);
+		tokens = place.alloc(bytes);
+		dk_copy(tokens, s->tokens, bytes);
+		there.tokens = tokens;
+	}
+	l->forward(&there, in, out, kept);
+	l->backward(&there, in, out, kept, dout, din);
+	assert_null(dk_failure());
+	dk_use(NULL);
+	take(r->out, out, r->out_size);
+	take(r->dout, dout, r->out_size);
+	for (int k = 0; k < l->inputs; k++) {
+		take(r->in[k], in[k], l->size(s, k));
+		take_gradient(r->din[k], din[k], l->size(s, k), is_parameter(l, k));
+	}
+	place.free(kept);
+	if (tokens != NULL)
+		place.free(tokens);
+}
+
+static void check_forward(struct run *r, const layer *l, const shape *s)
+{
+	l->naive(s, r->wide, r->wide_out);
+	for (int64_t i = 0; i < r->out_size; i++)
+		if (!(fabs(r->out[i] - r->wide_out[i]) <=
+		      (place.type == DK_F32 ? 2e-5 : 1e-2) * (fabs(r->wide_out[i]) + 1)))
+			fail_msg("%s %ld,%ld,%ld,%ld: out[%ld] is %.8g, naively %.8g", l->name,
+			         (long)s->a, (long)s->b, (long)s->c, (long)s->d, (long)i, r->out[i],
+			         r->wide_out[i]);
+}
+
+static void check_slope(const struct run *r, const layer *l, const shape *s, int input, int64_t i,
+                        double slope)
+{
+	double got = (double)r->din[input][i] - (l->adds[input] ? start_of(l, input) : 0);
+
+	if (!(fabs(got - slope) <= (place.type == DK_F32 ? 1e-4 : 3e-2) * (fabs(slope) + 1)))
+		fail_msg("%s %ld,%ld,%ld,%ld: gradient of input %d at %ld is %.8g, by "
+		         "differences %.8g", l->name, (long)s->a, (long)s->b, (long)s->c,
+		         (long)s->d, input, (long)i, got, slope);
+}
+
+/* Of both runs, of one thread and of many: they have the same inputs. */
+static void check_gradient(struct run *r, const struct run *many, const layer *l, const shape *s,
+                           int input)
+{
+	const double h = 1e-4;
+	int64_t n = l->size(s, input);
+	/* The formulas are those of f32, which are probed at more places. */
+	const int64_t probes = place.type == DK_MIXED ? MIXED_PROBES : PROBES;
+	int64_t stride = n > probes ? n / probes : 1;
+
+	for (int64_t i = n > probes ? n % stride : 0; i < n; i += stride) {
+		double *x = r->wide[input] + i, here = *x;
+		*x = here + h;
+		l->naive(s, r->wide, r->wide_out);
+		double slope = weighted_sum(r->wide_out, r->dout, r->out_size);
+		*x = here - h;
+		l->naive(s, r->wide, r->wide_out);
+		slope = (slope - weighted_sum(r->wide_out, r->dout, r->out_size)) / (2 * h);
+		*x = here;
+		check_slope(r, l, s, input, i, slope);
+		check_slope(many, l, s, input, i, slope);
+	}
+}
+
+static void check_same(const struct run *many, const struct run *r, const layer *l, const shape *s)
+{
+	assert_memory_equal(many->out, r->out, (size_t)r->out_size * sizeof(float));
+	for (int k = 0; k < l->inputs; k++)
+		assert_memory_equal(many->din[k], r->din[k], (size_t)l->size(s, k) * sizeof(float));
+}
+
+static int64_t numbers(const layer *l, const shape *s)
+{
+	int64_t sum = l->size(s, -1) + (l->kept != NULL ? (int64_t)l->kept(s) : 0);
+
+	for (int k = 0; k < l->inputs; k++)
+		sum += l->size(s, k);
+	return sum;
+}
+
+static void check_in_place(const layer *l, const shape *shapes, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		if (place.most > 0 && numbers(l, &shapes[i]) > place.most)
+			continue;
+		struct run r = make_run(l, &shapes[i]), many = make_run(l, &shapes[i]);
+		dk_set_threads(MANY_THREADS);
+		place.shuffle(1);
+		compute(&many, l, &shapes[i]);
+		dk_set_threads(1);
+		place.shuffle(2);
+		compute(&r, l, &shapes[i]);
+		check_forward(&r, l, &shapes[i]);
+		check_forward(&many, l, &shapes[i]);
+		for (int k = 0; k < l->inputs; k++)
+			check_gradient(&r, &many, l, &shapes[i], k);
+		if (!l->product || place.queue != NULL)
+			check_same(&many, &r, l, &shapes[i]);
+		free_run(&r, l);
+		free_run(&many, l);
+	}
+}
+
+static const layer *tried;
+static const shape *tried_shapes;
+static size_t tried_count;
+
+static void try_layer(void)
+{
+	check_in_place(tried, tried_shapes, tried_count);
+}
+
+void check_layer(const layer *l, const shape *shapes, size_t count)
+{
+	tried = l;
+	tried_shapes = shapes;
+	tried_count = count;
+	in_each_place(try_layer);
+}
