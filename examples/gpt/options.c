@@ -360,8 +360,8 @@ static bool check(gpt_options *o)
 		fprintf(stderr, "gpt: --dropout %g: must be below 1\n", o->dropout);
 		return false;
 	}
-	if (o->dropout > 0 && (o->model.mixed || gpt_on_device(o))) {
-		fprintf(stderr, "gpt: --dropout is for f32 on the host only; leave out --dtype and --device\n");
+	if (o->dropout > 0 && gpt_on_device(o)) {
+		fprintf(stderr, "gpt: --dropout is for the host only; leave out --device\n");
 		return false;
 	}
 	if (o->tf32 && !gpt_on_device(o)) {

@@ -146,15 +146,15 @@ resumed_equals_uninterrupted() {
 		same "$work/f/step-00000012.safetensors" "$work/g/step-00000012.safetensors"
 }
 
-dropped=(--spawn 2 --steps 6 --accumulate 2 --dropout 0.2)
-
+# dropout_goes_on_where_it_was TYPE
 dropout_goes_on_where_it_was() {
-	train "${dropped[@]}" --checkpoint "$work/drop" --checkpoint-every 2 &&
-		mkdir "$work/drop_on" && cp "$work/drop/step-00000002.safetensors" "$work/drop_on" &&
-		train "${dropped[@]}" --checkpoint "$work/drop_on" --resume &&
-		same "$work/drop/step-00000006.safetensors" "$work/drop_on/step-00000006.safetensors" &&
-		train "${dropped[@]}" --dropout 0 --checkpoint "$work/drop_none" &&
-		! cmp -s "$work/drop/step-00000006.safetensors" "$work/drop_none/step-00000006.safetensors"
+	local drop=$work/drop-$1 dropped=(--spawn 2 --steps 6 --accumulate 2 --dropout 0.2 --dtype "$1")
+	train "${dropped[@]}" --checkpoint "$drop" --checkpoint-every 2 &&
+		mkdir "$drop-on" && cp "$drop/step-00000002.safetensors" "$drop-on" &&
+		train "${dropped[@]}" --checkpoint "$drop-on" --resume &&
+		same "$drop/step-00000006.safetensors" "$drop-on/step-00000006.safetensors" &&
+		train "${dropped[@]}" --dropout 0 --checkpoint "$drop-none" &&
+		! cmp -s "$drop/step-00000006.safetensors" "$drop-none/step-00000006.safetensors"
 }
 
 # bf16 ARGUMENT...: a small model trained in bf16
@@ -373,7 +373,8 @@ check_numbers "so do two runs of several threads" two_runs_of_many_threads_do_to
 check "the way that gradients take does not change a byte" the_way_of_gradients_does_not_change_a_byte
 check_numbers "the summary tells of the update" summary_tells_of_the_update
 check "a resumed run equals an uninterrupted one" resumed_equals_uninterrupted
-check_numbers "dropout goes on where it was" dropout_goes_on_where_it_was
+check_numbers "dropout goes on where it was" dropout_goes_on_where_it_was f32
+check_numbers "so it does in bf16" dropout_goes_on_where_it_was bf16
 check_numbers "the loss falls in bf16" loss_falls --dtype bf16
 check "bf16 resumes bit for bit" bf16_resumes_bit_for_bit plain
 check_numbers "so it does with gradients in bf16, by Muon" bf16_resumes_bit_for_bit compress --compress bf16 \
@@ -412,8 +413,8 @@ check_numbers "numbers are checked" refuses '--steps 1x: not a whole number' --d
 check_numbers "numbers have a range" refuses '--batch 0: not a whole number from 1' --data "$work/text" --batch 0
 check_numbers "reals are checked" refuses '--lr nan: not a number' --data "$work/text" --lr nan
 check_numbers "not all can be dropped" refuses '--dropout 1: must be below 1' --data "$work/text" --dropout 1
-check_numbers "dropout is refused in bf16" refuses '--dropout is for f32 on the host only' --data "$work/text" \
-	--dropout 0.1 --dtype bf16
+check_numbers "dropout is refused on a device" refuses '--dropout is for the host only' --data "$work/text" \
+	--dropout 0.1 --device test
 check_numbers "unknown options are refused" refuses 'unrecognized option' --data "$work/text" --frobnicate
 check_numbers "unknown optimizers are refused" refuses 'choose adamw, sgd, adam, lamb, adafactor or muon' --data "$work/text" \
 	--optimizer best
