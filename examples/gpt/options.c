@@ -13,7 +13,7 @@
 enum { EXIT_STOPPED = 75 };
 
 enum option_id {
-	OPT_DATA = 1, OPT_FORMAT, OPT_LAYERS, OPT_HEADS, OPT_WIDTH, OPT_VOCAB, OPT_LENGTH,
+	OPT_DATA = 1, OPT_FORMAT, OPT_MODEL, OPT_LAYERS, OPT_HEADS, OPT_WIDTH, OPT_VOCAB, OPT_LENGTH,
 	OPT_UNTIED, OPT_BATCH, OPT_ACCUMULATE, OPT_TOKENS_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR,
 	OPT_SCHEDULE, OPT_WARMUP, OPT_DECAY, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_CLIP, OPT_DROPOUT, OPT_SEED,
 	OPT_DTYPE, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY, OPT_CHECKPOINT_BESIDE,
@@ -36,6 +36,8 @@ static const struct described described[] = {
 	{"format", "NAME", OPT_FORMAT, "bytes: each byte is a token (default); u16: raw little-endian "
 	                               "uint16; llmc: llm.c's .bin"},
 	{NULL, NULL, 0, "Model"},
+	{"model", "NAME", OPT_MODEL, "sizes that have a name, where no option below says another: those of GPT-2, 124M, "
+	                             "355M, 774M and 1558M, or 45M, of 6 layers of width 512"},
 	{"layers", "N", OPT_LAYERS, "layers (4)"},
 	{"heads", "N", OPT_HEADS, "attention heads; they divide the width (4)"},
 	{"width", "N", OPT_WIDTH, "width of the residual stream (128)"},
@@ -252,11 +254,49 @@ static bool read_dtype(const char *text, gpt_options *o)
 
 /* ---- options -------------------------------------------------------------------------- */
 
+static const struct {
+	const char *name;
+	gpt_config config;
+} models[] = {
+	{"124M", {.layers = 12, .heads = 12, .width = 768, .vocab = 50257, .length = 1024}},
+	{"355M", {.layers = 24, .heads = 16, .width = 1024, .vocab = 50257, .length = 1024}},
+	{"774M", {.layers = 36, .heads = 20, .width = 1280, .vocab = 50257, .length = 1024}},
+	{"1558M", {.layers = 48, .heads = 25, .width = 1600, .vocab = 50257, .length = 1024}},
+	{"45M", {.layers = 6, .heads = 8, .width = 512, .vocab = 50257, .length = 256}},
+};
+
+enum { MODELS = sizeof(models) / sizeof(models[0]) };
+
+static bool read_model(const char *text, int *which)
+{
+	const char *names[MODELS];
+
+	for (int i = 0; i < MODELS; i++)
+		names[i] = models[i].name;
+	return read_name(OPT_MODEL, text, names, MODELS, which);
+}
+
+/* What no option has said. */
+static void complete_model(gpt_options *o)
+{
+	const int vocab = o->format == DDP_TOKENS_BYTES ? 256 : 50304;
+	const gpt_config small = {.layers = 4, .heads = 4, .width = 128, .vocab = vocab, .length = 128};
+	const gpt_config *from = o->named >= 0 ? &models[o->named].config : &small;
+	int *const sizes[] = {&o->model.layers, &o->model.heads, &o->model.width, &o->model.vocab, &o->model.length};
+	const int known[] = {from->layers, from->heads, from->width, from->vocab, from->length};
+
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		if (*sizes[i] == 0)
+			*sizes[i] = known[i];
+	}
+}
+
 static bool take_model(gpt_options *o, enum option_id id, const char *text)
 {
 	const int most = 1 << 24;
 
 	switch (id) {
+	case OPT_MODEL: return read_model(text, &o->named);
 	case OPT_LAYERS: return read_int(id, text, 1, 1024, &o->model.layers);
 	case OPT_HEADS: return read_int(id, text, 1, 1024, &o->model.heads);
 	case OPT_WIDTH: return read_int(id, text, 1, 1 << 16, &o->model.width);
@@ -323,7 +363,7 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 	case OPT_JSON: o->json = true; return true;
 	case OPT_VERBOSE: o->verbose = true; return true;
 	default:
-		return id >= OPT_LAYERS && id <= OPT_UNTIED ? take_model(o, id, text)
+		return id >= OPT_MODEL && id <= OPT_UNTIED ? take_model(o, id, text)
 		                                            : take_training(o, id, text);
 	}
 }
@@ -341,8 +381,7 @@ static bool check(gpt_options *o)
 		fprintf(stderr, "gpt: --data FILE is needed; see gpt --help\n");
 		return false;
 	}
-	if (o->model.vocab == 0)
-		o->model.vocab = o->format == DDP_TOKENS_BYTES ? 256 : 50304;
+	complete_model(o);
 	if (!gpt_config_valid(&o->model, why, sizeof(why))) {
 		fprintf(stderr, "gpt: %s\n", why);
 		return false;
@@ -397,8 +436,7 @@ gpt_parsed gpt_parse(int argc, char **argv, gpt_options *o)
 				(int)described[i].id};
 	options[count] = (struct option){0};
 
-	*o = (gpt_options){.model = {.layers = 4, .heads = 4, .width = 128, .length = 128},
-		.batch = 8, .schedule = DDP_SCHEDULE_COSINE, .momentum = -1, .steps = 200, .learning_rate = 1e-3,
+	*o = (gpt_options){.named = -1, .batch = 8, .schedule = DDP_SCHEDULE_COSINE, .momentum = -1, .steps = 200, .learning_rate = 1e-3,
 		.weight_decay = 0.1, .clip = 1, .warmup = -1, .powersgd_rank = 4, .powersgd_start = -1, .local_start = -1, .seed = 1, .keep = 3, .stopped_exit = EXIT_STOPPED};
 	while ((id = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		if (id == OPT_HELP) {

@@ -11,6 +11,7 @@ typedef struct gpt_options {
 	const char *data;
 	ddp_token_format format;
 	gpt_config model;
+	int named;               /* which of the models with a name; -1: none */
 	int batch, accumulate;
 	int64_t steps;
 	int64_t tokens_per_update; /* of all ranks; 0: accumulate says */

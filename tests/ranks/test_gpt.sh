@@ -71,12 +71,18 @@ measure_a_plain_run() {
 every_option_is_in_help() {
 	run --help || return
 	local option
-	for option in data format layers heads width vocab length untied batch accumulate \
+	for option in data format model layers heads width vocab length untied batch accumulate \
 		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip dropout seed dtype checkpoint checkpoint-every checkpoint-beside resume keep metrics trace \
 		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb no-overlap no-communication device spawn threads \
 		generate json verbose version; do
 		says "^  --$option\\b" || { echo "# --help does not tell of --$option"; return 1; }
 	done
+}
+
+# Sizes of GPT-2 that are named, but for those that are given, before the name or behind it.
+a_model_has_a_name() {
+	run --data "$work/text" --layers 1 --model 124M --vocab 256 --length 16 --batch 1 --steps 1 &&
+		says '^GPT-2 .* parameters: 1 layers, 12 heads, width 768, vocabulary 256, length 16$'
 }
 
 loss_falls() {
@@ -364,6 +370,7 @@ stopped_run_exits_as_it_is_told() {
 check "a plain run succeeds" measure_a_plain_run
 check_numbers "--help tells of every option" every_option_is_in_help
 check_numbers "--version tells the version" eval 'run --version && says "^gpt (slurm-ddp) [0-9]"'
+check_numbers "a model has a name" a_model_has_a_name
 check "the loss falls on two ranks" loss_falls
 check_numbers "each optimizer learns, by each schedule" each_optimizer_learns
 check_numbers "tokens per update say how much accumulates" tokens_per_update_say_how_much_accumulates
@@ -418,6 +425,7 @@ check_numbers "dropout is refused on a device" refuses '--dropout is for the hos
 check_numbers "unknown options are refused" refuses 'unrecognized option' --data "$work/text" --frobnicate
 check_numbers "unknown optimizers are refused" refuses 'choose adamw, sgd, adam, lamb, adafactor or muon' --data "$work/text" \
 	--optimizer best
+check_numbers "unknown models are refused" refuses 'choose 124M, 355M, 774M, 1558M or 45M' --data "$work/text" --model 7B
 check_numbers "unknown schedules are refused" refuses 'choose constant, linear, cosine, wsd or inverse-root' \
 	--data "$work/text" --schedule step
 check_numbers "tokens per update are divided" refuses '1000 tokens per update are no multiple of 512, which are 256 tokens' \
