@@ -1073,6 +1073,8 @@ typedef struct ddp_dataset {
 	ddp_status (*read)(void *self, int64_t index, void *sample);
 	void (*close)(void *self);
 	void *self;
+	uint64_t digest;     /* of what the samples hold; 0: not known. Where ranks give others to
+	                        ddp_loader_create(), it refuses them */
 } ddp_dataset;
 
 typedef enum ddp_token_format {
@@ -1178,7 +1180,8 @@ typedef struct ddp_batch {
    Every rank gets the same number of batches per epoch; epochs follow one
    another without end. Collective: DDP_ERR_MISMATCH, on all ranks, names what they
    gave differently, such as the size of a file that is still being copied to
-   one of the nodes. */
+   one of the nodes. Of files of the same sizes, ranks compare some bytes: those that
+   ddp_dataset.digest is of. */
 DDP_API ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
                                      const ddp_loader_options *options,
                                      ddp_loader **loader);

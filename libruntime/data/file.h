@@ -18,5 +18,8 @@ void ddp_file_close(ddp_file *file);
 /* Fills `buffer` from the file's `offset`; DDP_ERR_FORMAT names the byte at which the file
    ends before. Any thread. */
 ddp_status ddp_file_read(const ddp_file *file, void *buffer, size_t bytes, int64_t offset);
+/* Has *digest, of what came before, be of the file, too: of its size, its first and last bytes,
+   and some in between. */
+ddp_status ddp_file_digest(const ddp_file *file, uint64_t *digest);
 
 #endif

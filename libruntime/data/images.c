@@ -92,7 +92,8 @@ static void close_idx(void *self)
 	free(idx);
 }
 
-static ddp_status open_idx(const char *images, const char *labels, struct idx *idx, int64_t *sizes)
+static ddp_status open_idx(const char *images, const char *labels, struct idx *idx, int64_t *sizes,
+                           uint64_t *digest)
 {
 	int64_t count;
 
@@ -106,19 +107,22 @@ static ddp_status open_idx(const char *images, const char *labels, struct idx *i
 	if (status == DDP_OK && count != sizes[0])
 		status = ddp_fail(DDP_ERR_FORMAT, "IDX file %s has %" PRId64 " labels (bytes 4 to 7), but %s has %"
 		                  PRId64 " images", labels, count, images, sizes[0]);
-	return status;
+	if (status == DDP_OK)
+		status = ddp_file_digest(&idx->images, digest);
+	return status == DDP_OK ? ddp_file_digest(&idx->labels, digest) : status;
 }
 
 ddp_status ddp_idx_open(const char *images, const char *labels, ddp_image_shape *shape,
                         ddp_dataset *dataset)
 {
 	int64_t sizes[IDX_IMAGES];
+	uint64_t digest = 0;
 	struct idx *idx = malloc(sizeof(*idx));
 
 	if (idx == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "IDX file %s: out of memory", images);
 	*idx = (struct idx){ .images.fd = -1, .labels.fd = -1 };
-	ddp_status status = open_idx(images, labels, idx, sizes);
+	ddp_status status = open_idx(images, labels, idx, sizes, &digest);
 	if (status != DDP_OK) {
 		close_idx(idx);
 		return status;
@@ -126,13 +130,14 @@ ddp_status ddp_idx_open(const char *images, const char *labels, ddp_image_shape 
 	idx->image_bytes = (size_t)(sizes[1] * sizes[2]);
 	*shape = (ddp_image_shape){ .channels = 1, .height = (int)sizes[1], .width = (int)sizes[2] };
 	*dataset = (ddp_dataset){ .size = sizes[0], .sample_bytes = 1 + idx->image_bytes, .read = read_idx,
-	                          .close = close_idx, .self = idx };
+	                          .close = close_idx, .self = idx, .digest = digest };
 	return DDP_OK;
 }
 
 /* ---- CIFAR-10 -------------------------------------------------------------------------- */
 
 struct cifar {
+	uint64_t digest;
 	int count;
 	struct {
 		ddp_file file;
@@ -179,7 +184,7 @@ static ddp_status open_part(struct cifar *cifar, const char *path)
 		return ddp_fail(DDP_ERR_FORMAT, "CIFAR-10 file %s: ends at byte %" PRId64 ", within the sample that "
 		                "begins at byte %" PRId64 "; samples have %d bytes (the binary version)", path,
 		                file->bytes, file->bytes / CIFAR_SAMPLE * CIFAR_SAMPLE, CIFAR_SAMPLE);
-	return DDP_OK;
+	return ddp_file_digest(file, &cifar->digest);
 }
 
 ddp_status ddp_cifar10_open(const char *const *paths, int count, ddp_image_shape *shape,
@@ -203,6 +208,6 @@ ddp_status ddp_cifar10_open(const char *const *paths, int count, ddp_image_shape
 	}
 	*shape = (ddp_image_shape){ .channels = CIFAR_CHANNELS, .height = CIFAR_SIDE, .width = CIFAR_SIDE };
 	*dataset = (ddp_dataset){ .size = samples, .sample_bytes = CIFAR_SAMPLE, .read = read_cifar,
-	                          .close = close_cifar, .self = cifar };
+	                          .close = close_cifar, .self = cifar, .digest = cifar->digest };
 	return DDP_OK;
 }

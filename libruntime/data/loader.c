@@ -323,13 +323,13 @@ failed:
 	return status;
 }
 
-/* With other orders, ranks would train on samples twice, and on some never. */
+/* With other orders, or other samples, ranks would train on some twice, and on others never. */
 static ddp_status agree(ddp_comm *comm, ddp_status mine, const ddp_loader *loader)
 {
 	ddp_fact facts[] = {
 		{ "the number of samples in the dataset", 0 }, { "sample_bytes", 0 },
 		{ "batch_size", 0 }, { "seed", 0 }, { "the seed's upper half", 0 },
-		{ "sequential", 0 }, { "tail", 0 },
+		{ "sequential", 0 }, { "tail", 0 }, { "the digest of the dataset's contents", 0 },
 	};
 	int differs;
 
@@ -339,6 +339,7 @@ static ddp_status agree(ddp_comm *comm, ddp_status mine, const ddp_loader *loade
 			(double)loader->dataset.size, (double)loader->dataset.sample_bytes,
 			options->batch_size, (double)(options->seed & UINT32_MAX),
 			(double)(options->seed >> 32), options->sequential, options->tail,
+			(double)(loader->dataset.digest >> 12), /* what a double can hold */
 		};
 		for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++)
 			facts[i].value = values[i];

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "data/file.h"
 
 enum {
@@ -29,6 +30,7 @@ struct shard {
 
 struct tokens {
 	int token_bytes, length;
+	uint64_t digest; /* of the files */
 	int count;
 	struct shard shards[];
 };
@@ -217,7 +219,7 @@ static ddp_status add_shard(struct tokens *tokens, const char *path, ddp_token_f
 	if (status == DDP_OK && shard->tokens < tokens->length + 1)
 		return ddp_fail(DDP_ERR_FORMAT, "token file %s: %" PRId64 " tokens, but one sample takes %d", path,
 		                shard->tokens, tokens->length + 1);
-	return status;
+	return status == DDP_OK ? ddp_file_digest(&shard->file, &tokens->digest) : status;
 }
 
 /* Of the row of all files' tokens, those from `begin` to `end` become samples; none goes over
@@ -297,10 +299,12 @@ ddp_status ddp_tokens_open(const char *path, ddp_token_format format, int length
 		return ddp_fail(DDP_ERR_FORMAT, "token file %s: %" PRId64 " tokens in the part %g to %g, but one "
 		                "sample takes %d, of one file", path, end - begin, first, last, length + 1);
 	}
+	const uint64_t part[] = { tokens->digest, (uint64_t)begin, (uint64_t)end };
 	*dataset = (ddp_dataset){
 		.size = samples,
 		.sample_bytes = ((size_t)length + 1) * sizeof(int32_t),
 		.read = read_sample, .close = close_tokens, .self = tokens,
+		.digest = ddp_hash(part, sizeof(part)),
 	};
 	return DDP_OK;
 }

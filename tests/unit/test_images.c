@@ -65,11 +65,18 @@ static void idx_gives_a_label_and_an_image(void **state)
 	assert_int_equal(ddp_idx_open(images, labels, &shape, &dataset), DDP_OK);
 	assert_true(shape.channels == 1 && shape.height == 2 && shape.width == 3);
 	assert_true(dataset.size == 2 && dataset.sample_bytes == sizeof(sample));
+	const uint64_t digest = dataset.digest;
 	assert_int_equal(dataset.read(dataset.self, 1, sample), DDP_OK);
 	assert_memory_equal(sample, ((const unsigned char[]){9, 250, 251, 252, 253, 254, 255}), sizeof(sample));
 	assert_int_equal(truncate(images, sizeof(good_images) - 2), 0);
 	assert_int_equal(dataset.read(dataset.self, 1, sample), DDP_ERR_FORMAT);
 	assert_non_null(strstr(ddp_last_error(), "ends at byte 26"));
+	ddp_dataset_close(&dataset);
+
+	write_good();
+	write_file(labels, "\0\0\10\1\0\0\0\2\7\10", sizeof(good_labels)); /* label 8 for 9 */
+	assert_int_equal(ddp_idx_open(images, labels, &shape, &dataset), DDP_OK);
+	assert_true(digest != 0 && dataset.digest != 0 && dataset.digest != digest);
 	ddp_dataset_close(&dataset);
 }
 
@@ -135,6 +142,13 @@ static void cifar_files_follow_one_another(void **state)
 	assert_true(sample[0] == 2 && sample[3072] == 101);
 	assert_int_equal(dataset.read(dataset.self, 4, sample), DDP_ERR_FORMAT);
 	assert_non_null(strstr(ddp_last_error(), "byte 6146 is label 10, must be 0 to 9"));
+	const uint64_t digest = dataset.digest;
+	ddp_dataset_close(&dataset);
+
+	file[2 * BYTES] = 9;
+	write_file(labels, file, 3 * BYTES);
+	assert_int_equal(ddp_cifar10_open(paths, 2, &shape, &dataset), DDP_OK);
+	assert_true(digest != 0 && dataset.digest != 0 && dataset.digest != digest);
 	ddp_dataset_close(&dataset);
 
 	write_file(labels, file, BYTES + 5);

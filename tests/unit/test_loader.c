@@ -389,14 +389,16 @@ static const struct {
 	size_t sample_bytes;
 	ddp_loader_options options;
 	const char *part;
+	uint64_t digest;
 } odd_loaders[] = {
-	{ 41, 8, { .batch_size = 4, .seed = 3 }, "the number of samples in the dataset is 4" },
-	{ 40, 16, { .batch_size = 4, .seed = 3 }, "sample_bytes is" },
-	{ 40, 8, { .batch_size = 5, .seed = 3 }, "batch_size is" },
-	{ 40, 8, { .batch_size = 4, .seed = 2 }, "seed is" },
-	{ 40, 8, { .batch_size = 4, .seed = 3 + (1ull << 40) }, "the seed's upper half is" },
-	{ 40, 8, { .batch_size = 4, .seed = 3, .sequential = true }, "sequential is" },
-	{ 40, 8, { .batch_size = 4, .seed = 3, .tail = DDP_TAIL_UNEVEN }, "tail is" },
+	{ 41, 8, { .batch_size = 4, .seed = 3 }, "the number of samples in the dataset is 4", 0 },
+	{ 40, 16, { .batch_size = 4, .seed = 3 }, "sample_bytes is", 0 },
+	{ 40, 8, { .batch_size = 5, .seed = 3 }, "batch_size is", 0 },
+	{ 40, 8, { .batch_size = 4, .seed = 2 }, "seed is", 0 },
+	{ 40, 8, { .batch_size = 4, .seed = 3 + (1ull << 40) }, "the seed's upper half is", 0 },
+	{ 40, 8, { .batch_size = 4, .seed = 3, .sequential = true }, "sequential is", 0 },
+	{ 40, 8, { .batch_size = 4, .seed = 3, .tail = DDP_TAIL_UNEVEN }, "tail is", 0 },
+	{ 40, 8, { .batch_size = 4, .seed = 3 }, "the digest of the dataset's contents is", 1ull << 63 },
 };
 
 static int odd_loader_body(ddp_context *context, void *user)
@@ -410,7 +412,8 @@ static int odd_loader_body(ddp_context *context, void *user)
 	for (size_t i = 0; i < sizeof(odd_loaders) / sizeof(odd_loaders[0]); i++) {
 		const ddp_dataset dataset = { .size = odd ? odd_loaders[i].size : 40,
 		                              .sample_bytes = odd ? odd_loaders[i].sample_bytes : 8,
-		                              .read = read_number, .self = &numbers };
+		                              .read = read_number, .self = &numbers,
+		                              .digest = odd ? odd_loaders[i].digest : 0 };
 		ddp_loader_options options = odd ? odd_loaders[i].options : good;
 		options.size = sizeof(options);
 		CHECK(ddp_loader_create(context, &dataset, &options, &loader) == DDP_ERR_MISMATCH);

@@ -309,6 +309,55 @@ static void a_file_is_taken_by_its_name_before_a_pattern_is(void **state)
 	expect_samples(0, 1, 1, (int[]){ 50 });
 }
 
+static uint64_t digest_of(double first, double last)
+{
+	ddp_dataset dataset;
+
+	assert_int_equal(ddp_tokens_open(pattern, DDP_TOKENS_BYTES, 4, first, last, &dataset), DDP_OK);
+	const uint64_t digest = dataset.digest;
+	ddp_dataset_close(&dataset);
+	return digest;
+}
+
+/* So that ranks find out that theirs differ, though there are as many samples. */
+static void files_of_other_bytes_have_another_digest(void **state)
+{
+	const uint64_t digest = digest_of(0, 1);
+
+	(void)state;
+	assert_true(digest != 0 && digest == digest_of(0, 1));
+	assert_true(digest != digest_of(0.2, 1));
+	write_shard("shard_10", 31, 8);
+	assert_true(digest != digest_of(0, 1));
+	write_shard("shard_10", 30, 9); /* as many tokens and samples, in other files */
+	write_shard("shard_9", 20, 8);
+	assert_true(digest != digest_of(0, 1));
+	write_shard("shard_10", 30, 8);
+	write_shard("shard_9", 20, 9);
+	assert_true(digest == digest_of(0, 1));
+}
+
+/* The first, the last, and one of those in between that are looked at. */
+static void a_large_files_ends_and_middle_count(void **state)
+{
+	const off_t bytes = 3 << 20, places[] = { 0, bytes / 3, bytes - 1 };
+	uint64_t before;
+
+	(void)state;
+	write_shard("shard_1", 0, 1);
+	strcpy(pattern, path);
+	assert_int_equal(truncate(path, bytes), 0);
+	before = digest_of(0, 1);
+	for (int i = 0; i < 3; i++) {
+		int fd = open(path, O_WRONLY);
+		assert_true(fd >= 0);
+		assert_int_equal(pwrite(fd, "x", 1, places[i]), 1);
+		assert_int_equal(close(fd), 0);
+		assert_true(digest_of(0, 1) != before);
+		before = digest_of(0, 1);
+	}
+}
+
 static void the_damaged_one_of_several_files_is_named(void **state)
 {
 	ddp_dataset dataset;
@@ -436,6 +485,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(each_alternative_matches_and_each_file_counts_once, make_shards, remove_shards),
 		cmocka_unit_test_setup_teardown(a_file_is_taken_by_its_name_before_a_pattern_is, make_shards, remove_shards),
 		cmocka_unit_test_setup_teardown(the_damaged_one_of_several_files_is_named, make_shards, remove_shards),
+		cmocka_unit_test_setup_teardown(files_of_other_bytes_have_another_digest, make_shards, remove_shards),
+		cmocka_unit_test_setup_teardown(a_large_files_ends_and_middle_count, make_shards, remove_shards),
 		cmocka_unit_test_setup_teardown(too_many_files_are_an_error_that_says_what_to_do, make_shards, remove_shards),
 		cmocka_unit_test_setup_teardown(files_may_be_beyond_4_gib, make_shards, remove_shards),
 	};
