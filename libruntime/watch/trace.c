@@ -18,9 +18,12 @@ enum {
 	BUFFER_BYTES = 64 * 1024,
 	EVENT_BYTES_MAX = 2048,
 	FLUSH_SECONDS = 1,
-	PHASE_ROW = 0,
-	FIRST_COMMUNICATION_ROW = 1,
+	FIRST_COMMUNICATION_ROW = DDP_TRACE_ROWS,
 	COMMUNICATION_ROWS = 8
+};
+
+static const char *const row_names[DDP_TRACE_ROWS] = {
+	[DDP_TRACE_COMPUTE] = "compute", [DDP_TRACE_DATA] = "data", [DDP_TRACE_OPTIMIZER] = "optimizer",
 };
 
 /* A long training must not fill the disk. */
@@ -162,8 +165,9 @@ ddp_status ddp_trace_open(const char *dir, const ddp_job *job, ddp_trace **trace
 	                       (int64_t)made->flushed_ns;
 
 	snprintf(title, sizeof(title), "rank %d on %.40s", job->rank, job->hostname);
-	name_row(made, "process_name", PHASE_ROW, title);
-	name_row(made, "thread_name", PHASE_ROW, "compute");
+	name_row(made, "process_name", 0, title);
+	for (int row = 0; row < DDP_TRACE_ROWS; row++)
+		name_row(made, "thread_name", row, row_names[row]);
 	*trace = made;
 	return DDP_OK;
 }
@@ -185,10 +189,10 @@ void ddp_trace_close(ddp_trace *trace)
 	free(trace);
 }
 
-void ddp_trace_phase(ddp_trace *trace, const char *name, int64_t step,
+void ddp_trace_phase(ddp_trace *trace, ddp_trace_row row, const char *name, int64_t step,
                      uint64_t start_ns, uint64_t end_ns)
 {
-	add_range(trace, name, PHASE_ROW, json_pack("{s:I}", "step", (json_int_t)step),
+	add_range(trace, name, (int)row, json_pack("{s:I}", "step", (json_int_t)step),
 	          start_ns, end_ns);
 }
 

@@ -1,7 +1,7 @@
 /*
  * trace: a Chrome trace (JSON array of events) that chrome://tracing and
- * Perfetto open. One file per rank, rank-N.json; the rank is the process, the
- * phases of computation are one row and communication others. Times are of
+ * Perfetto open. One file per rank, rank-N.json; the rank is the process, and has
+ * rows for compute, data, optimizer and communication. Times are of
  * the host's real-time clock, so that ranks' files can be shown together. The
  * file is always a prefix of whole events: after a kill only the closing
  * bracket is missing, which the format allows.
@@ -15,13 +15,16 @@
 
 typedef struct ddp_trace ddp_trace;
 
+/* Behind these come the rows of communication. */
+typedef enum ddp_trace_row { DDP_TRACE_COMPUTE, DDP_TRACE_DATA, DDP_TRACE_OPTIMIZER, DDP_TRACE_ROWS } ddp_trace_row;
+
 /* Makes the directory if need be, and a new DIR/rank-N.json. */
 ddp_status ddp_trace_open(const char *dir, const ddp_job *job, ddp_trace **trace);
 /* Writes what is left and closes the array. NULL is allowed. */
 void ddp_trace_close(ddp_trace *trace);
 
-/* Adds a range to the row of phases. Times are CLOCK_MONOTONIC. */
-void ddp_trace_phase(ddp_trace *trace, const char *name, int64_t step,
+/* Adds a range to a row. Times are CLOCK_MONOTONIC. */
+void ddp_trace_phase(ddp_trace *trace, ddp_trace_row row, const char *name, int64_t step,
                      uint64_t start_ns, uint64_t end_ns);
 /* Adds a range to the first row of communication that is free then. */
 void ddp_trace_communication(ddp_trace *trace, const char *name, int64_t step,

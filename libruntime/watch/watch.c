@@ -78,6 +78,12 @@ void ddp_watch_close(ddp_watch *watch)
 	free(watch);
 }
 
+static ddp_trace_row row_of(ddp_phase phase)
+{
+	return phase == DDP_PHASE_DATA ? DDP_TRACE_DATA : phase == DDP_PHASE_OPTIMIZER ? DDP_TRACE_OPTIMIZER
+	                                                                              : DDP_TRACE_COMPUTE;
+}
+
 void ddp_watch_phase(ddp_watch *watch, ddp_phase phase)
 {
 	if (phase == watch->phase || (int)phase < 0 || (int)phase >= PHASES)
@@ -86,7 +92,7 @@ void ddp_watch_phase(ddp_watch *watch, ddp_phase phase)
 
 	watch->phase_ns[watch->phase] += now_ns - watch->phase_start_ns;
 	if (watch->trace != NULL && watch->phase != DDP_PHASE_IDLE)
-		ddp_trace_phase(watch->trace, ddp_phase_name(watch->phase), watch->step,
+		ddp_trace_phase(watch->trace, row_of(watch->phase), ddp_phase_name(watch->phase), watch->step,
 		                watch->phase_start_ns, now_ns);
 	watch->phase = phase;
 	watch->phase_start_ns = now_ns;

@@ -151,15 +151,22 @@ static json_t *load_trace(const char *name, bool closed)
 
 static void closed_trace_is_json_with_rows(void **state)
 {
+	static const struct { const char *name; int ranges; } expected[] = {
+		{ "compute", 1 }, { "data", 0 }, { "optimizer", 1 },
+		{ "communication 1", 2 }, /* bucket 2 fits behind bucket 0 */
+		{ "communication 2", 1 }, /* bucket 1 overlaps */
+	};
+	enum { ROWS = sizeof(expected) / sizeof(expected[0]) };
 	ddp_trace *trace;
 	size_t i;
 	json_t *event;
-	int phases = 0, rows[10] = { 0 };
+	int ranges[ROWS] = { 0 }, named = 0;
 
 	(void)state;
 	in_dir("a/b");
 	assert_int_equal(ddp_trace_open(path, &job, &trace), DDP_OK);
-	ddp_trace_phase(trace, "backward", 7, 1000, 4000);
+	ddp_trace_phase(trace, DDP_TRACE_COMPUTE, "backward", 7, 1000, 4000);
+	ddp_trace_phase(trace, DDP_TRACE_OPTIMIZER, "optimizer", 7, 4000, 7000);
 	ddp_trace_communication(trace, "bucket 0", 7, 64, 1000, 3000);
 	ddp_trace_communication(trace, "bucket 1", 7, 64, 2000, 4000);
 	ddp_trace_communication(trace, "bucket 2", 7, 64, 3000, 5000);
@@ -167,21 +174,24 @@ static void closed_trace_is_json_with_rows(void **state)
 
 	json_t *events = load_trace(in_dir("a/b/rank-2.json"), true);
 	json_array_foreach(events, i, event) {
+		const json_t *arguments = json_object_get(event, "args");
+		const int row = (int)json_integer_value(json_object_get(event, "tid"));
+		assert_in_range(row, 0, ROWS - 1);
 		assert_int_equal(json_integer_value(json_object_get(event, "pid")), 2);
+		if (strcmp(json_string_value(json_object_get(event, "name")), "thread_name") == 0) {
+			assert_string_equal(json_string_value(json_object_get(arguments, "name")), expected[row].name);
+			named++;
+		}
 		if (strcmp(json_string_value(json_object_get(event, "ph")), "X") != 0)
 			continue;
-		int row = (int)json_integer_value(json_object_get(event, "tid"));
-		assert_true(row >= 0 && row <= 9);
-		rows[row]++;
-		phases++;
+		ranges[row]++;
 		double duration_us = json_real_value(json_object_get(event, "dur"));
-		assert_true(duration_us == (row == 0 ? 3 : 2));
-		assert_int_equal(json_integer_value(json_object_get(json_object_get(event, "args"), "step")), 7);
+		assert_true(duration_us == (row < 3 ? 3 : 2));
+		assert_int_equal(json_integer_value(json_object_get(arguments, "step")), 7);
 	}
-	assert_int_equal(phases, 4);
-	assert_int_equal(rows[0], 1);
-	assert_int_equal(rows[1], 2); /* bucket 2 fits behind bucket 0 */
-	assert_int_equal(rows[2], 1); /* bucket 1 overlaps */
+	assert_int_equal(named, ROWS);
+	for (int row = 0; row < ROWS; row++)
+		assert_int_equal(ranges[row], expected[row].ranges);
 	json_decref(events);
 	unlink(path);
 	rmdir(in_dir("a/b"));
@@ -202,7 +212,7 @@ static void killed_trace_is_a_prefix_of_whole_events(void **state)
 		if (ddp_trace_open(path, &job, &trace) != DDP_OK)
 			_exit(1);
 		for (uint64_t i = 0; i < 5000; i++) {
-			ddp_trace_phase(trace, "forward", (int64_t)i, i * 1000, i * 1000 + 500);
+			ddp_trace_phase(trace, DDP_TRACE_COMPUTE, "forward", (int64_t)i, i * 1000, i * 1000 + 500);
 			ddp_trace_flush(trace);
 		}
 		raise(SIGKILL);
@@ -210,7 +220,7 @@ static void killed_trace_is_a_prefix_of_whole_events(void **state)
 	assert_int_equal(waitpid(child, &status, 0), child);
 	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 	json_t *events = load_trace(in_dir("k/rank-2.json"), false);
-	assert_true(json_array_size(events) >= 4000 && json_array_size(events) <= 5002);
+	assert_true(json_array_size(events) >= 4000 && json_array_size(events) <= 5004);
 	json_decref(events);
 	unlink(path);
 	rmdir(in_dir("k"));
@@ -232,7 +242,7 @@ static void full_disk_ends_the_trace_at_a_whole_event(void **state)
 		if (setrlimit(RLIMIT_FSIZE, &small) != 0 || ddp_trace_open(path, &job, &trace) != DDP_OK)
 			_exit(1);
 		for (uint64_t i = 0; i < 5000; i++)
-			ddp_trace_phase(trace, "forward", (int64_t)i, i * 1000, i * 1000 + 500);
+			ddp_trace_phase(trace, DDP_TRACE_COMPUTE, "forward", (int64_t)i, i * 1000, i * 1000 + 500);
 		ddp_trace_close(trace);
 		_exit(logged_count == 1 && strstr(logged, "File too large") != NULL ? 0 : 2);
 	}
@@ -469,7 +479,7 @@ static void phases_are_timed_and_traced(void **state)
 	ddp_watch *watch;
 	size_t i;
 	json_t *event;
-	int forward = 0;
+	int forward = 0, rows[DDP_TRACE_ROWS] = { 0 };
 
 	(void)state;
 	assert_int_equal(ddp_watch_open(&first, &watch), DDP_OK);
@@ -484,12 +494,21 @@ static void phases_are_timed_and_traced(void **state)
 	assert_int_equal(ddp_watch_current_phase(watch), DDP_PHASE_IDLE);
 	assert_true(ddp_watch_phase_seconds(watch, DDP_PHASE_FORWARD) >= 0.003);
 	assert_true(ddp_watch_phase_seconds(watch, DDP_PHASE_BACKWARD) == 0);
+	ddp_watch_phase(watch, DDP_PHASE_DATA);
+	ddp_watch_phase(watch, DDP_PHASE_BACKWARD);
+	ddp_watch_phase(watch, DDP_PHASE_WAIT);
+	ddp_watch_phase(watch, DDP_PHASE_OPTIMIZER);
+	ddp_watch_phase(watch, DDP_PHASE_IDLE);
 	ddp_watch_close(watch);
 
 	json_t *events = load_trace(in_dir("t/rank-0.json"), true);
-	json_array_foreach(events, i, event)
+	json_array_foreach(events, i, event) {
 		forward += strcmp(json_string_value(json_object_get(event, "name")), "forward") == 0;
+		if (strcmp(json_string_value(json_object_get(event, "ph")), "X") == 0)
+			rows[json_integer_value(json_object_get(event, "tid"))]++;
+	}
 	assert_int_equal(forward, 1);
+	assert_true(rows[DDP_TRACE_COMPUTE] == 3 && rows[DDP_TRACE_DATA] == 1 && rows[DDP_TRACE_OPTIMIZER] == 1);
 	json_decref(events);
 	unlink(path);
 	rmdir(in_dir("t"));
