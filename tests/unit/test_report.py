@@ -102,6 +102,12 @@ with tempfile.TemporaryDirectory() as name:
     check("clocks are compared", "n1 +7 ms" in text, text[-3000:])
     check("a quantity that was never finite has no chart", "Norm of the gradient" not in text, text)
 
+    loss = text[text.index("<h2>Loss"):text.index("<h2>Units")]
+    labels = re.findall(r'<span style="top:([0-9.]+)%">([^<]*)</span>', loss)
+    check("an axis has round numbers", labels == [("100.00", "4"), ("66.67", "6"), ("33.33", "8"), ("0.00", "10")], labels)
+    drawn = [float(point.split(",")[1]) for point in re.search('points="([^"]*)"', loss)[1].split()]
+    check("what is drawn lies where they say", len(drawn) == STEPS and abs(drawn[0] - 100 / 6) < .1 and abs(drawn[-1] - 100) < .1, drawn)
+
     merged = json.loads((work / "all.json").read_text())
     ends = {}
     for event in merged:
@@ -109,6 +115,12 @@ with tempfile.TemporaryDirectory() as name:
             ends.setdefault(event["args"]["step"], []).append(event["ts"] + event["dur"])
     check("the merged trace has all ranks' steps", len(ends) == STEPS and all(len(one) == 4 for one in ends.values()), ends)
     check("and one clock", all(max(one) - min(one) < 1 for one in ends.values()), ends)
+
+    single = work / "single"
+    single.mkdir()
+    (single / "metrics.jsonl").write_text('{"step": 7, "loss": 2.5, "units_per_second": 0, "seconds": 0, "grad_norm": Infinity}\n')
+    done = run(single)
+    check("a single step of zeroes has a page", done.returncode == 0 and "7 to 7" in (single / "report.html").read_text(), done.stderr)
 
     (work / "empty").mkdir()
     done = run(work / "empty")
