@@ -3,6 +3,10 @@ noinst_PROGRAMS += examples/allreduce
 examples_allreduce_SOURCES = examples/allreduce.c
 examples_allreduce_LDADD = libruntime/libddp.la
 
+# What rank 0 shows while it trains.
+noinst_LTLIBRARIES += examples/libprogress.la
+examples_libprogress_la_SOURCES = examples/progress.c examples/progress.h
+
 gpt_model_sources = \
 	examples/models/gpt.c examples/models/gpt.h \
 	examples/models/gpt_inside.h \
@@ -17,7 +21,7 @@ examples_gpt_gpt_SOURCES = $(gpt_model_sources) \
 examples_gpt_gpt_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 examples_gpt_gpt_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
 examples_gpt_gpt_LDFLAGS = $(AM_LDFLAGS) -no-install
-examples_gpt_gpt_LDADD = libruntime/libddp.la kernels/libkernels.la $(JANSSON_LIBS)
+examples_gpt_gpt_LDADD = examples/libprogress.la libruntime/libddp.la kernels/libkernels.la $(JANSSON_LIBS)
 
 noinst_PROGRAMS += examples/scaling
 examples_scaling_SOURCES = examples/scaling.c $(gpt_model_sources)
@@ -45,7 +49,7 @@ examples_vision_libvision_la_SOURCES = \
 	examples/vision/vision.c examples/vision/vision.h
 examples_vision_libvision_la_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 
-vision_ldadd = examples/vision/libvision.la libruntime/libddp.la kernels/libconvolution.la kernels/libkernels.la
+vision_ldadd = examples/vision/libvision.la examples/libprogress.la libruntime/libddp.la kernels/libconvolution.la kernels/libkernels.la
 vision_programs = examples/vision/mnist_mlp examples/vision/mnist_cnn examples/vision/cifar_net \
 	examples/vision/resnet examples/vision/synthetic
 noinst_PROGRAMS += $(vision_programs)
@@ -66,6 +70,7 @@ examples_vision_synthetic_LDADD = $(MATH_LIBS)
 
 # Their sources go with the documentation, to start one's own program from.
 nobase_dist_doc_DATA = examples/allreduce.c examples/pytorch/train.py \
-	$(examples_gpt_gpt_SOURCES) examples/broken.c examples/linear.c examples/scaling.c $(examples_vision_libvision_la_SOURCES) \
+	$(examples_libprogress_la_SOURCES) $(examples_gpt_gpt_SOURCES) examples/broken.c examples/linear.c \
+	examples/scaling.c $(examples_vision_libvision_la_SOURCES) \
 	examples/vision/mnist_mlp.c examples/vision/mnist_cnn.c examples/vision/cifar_net.c \
 	examples/vision/resnet.c examples/vision/synthetic.c examples/models/random.h examples/recipes.h examples/threads.h

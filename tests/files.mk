@@ -2,7 +2,7 @@
 # each prints TAP. tests/run runs these in several builds, and the tests in cluster/ on
 # real clusters.
 EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh tests/support/check-ucx \
-	tests/support/clusters.sh tests/support/nothing.sh tests/support/results.sh tests/support/slowness.sh \
+	tests/support/clusters.sh tests/support/example.sh tests/support/nothing.sh tests/support/results.sh tests/support/slowness.sh \
 	tests/support/check-gpu tests/support/check-waits
 # A folder brings what was built in it, too.
 dist-hook:
@@ -343,9 +343,9 @@ tests/support/libcuda_emulated.a: $(cuda_kernel_sources) $(cuda_kernel_headers) 
 	done
 CLEANFILES += tests/support/libcuda_emulated.a tests/support/emulated/*.o
 
-TESTS += tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_floors.sh \
+TESTS += tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/ranks/test_vision.sh tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_floors.sh \
 	tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh
-EXTRA_DIST += README.md tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/readme.sh tests/unit/read_safetensors.py \
+EXTRA_DIST += README.md tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/ranks/test_vision.sh tests/readme.sh tests/unit/read_safetensors.py \
 	tests/unit/sampler_torch.py tests/unit/sampler_vectors.h tests/unit/test_api.sh tests/unit/test_floors.sh \
 	tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh
 

@@ -90,7 +90,7 @@ static bool open_data(struct trainer *t)
 {
 	const gpt_options *o = &t->options;
 	const ddp_loader_options options = {.size = sizeof(options), .batch_size = o->batch,
-	                                    .seed = o->seed};
+	                                    .seed = o->seed, .readers = o->readers};
 
 	ddp_status status = ddp_tokens_open(o->data, o->format, o->model.length, 0, 1, &t->dataset);
 	if (status == DDP_OK)

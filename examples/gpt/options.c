@@ -19,7 +19,8 @@ enum option_id {
 	OPT_DTYPE, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY, OPT_CHECKPOINT_BESIDE,
 	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_SHARD, OPT_COMPRESS, OPT_POWERSGD_RANK,
 	OPT_POWERSGD_START, OPT_LOCAL_STEPS, OPT_LOCAL_START, OPT_BUCKET_MB, OPT_NO_OVERLAP,
-	OPT_NO_COMMUNICATION, OPT_DEVICE, OPT_SPAWN, OPT_THREADS, OPT_STOPPED_EXIT, OPT_GENERATE, OPT_JSON, OPT_VERBOSE,
+	OPT_NO_COMMUNICATION, OPT_DEVICE, OPT_SPAWN, OPT_THREADS, OPT_READERS,
+	OPT_STOPPED_EXIT, OPT_GENERATE, OPT_JSON, OPT_VERBOSE,
 	OPT_VERSION, OPT_HELP
 };
 
@@ -82,6 +83,7 @@ static const struct described described[] = {
 	                               "is as asynchronous as a GPU, for tests"},
 	{"threads", "N", OPT_THREADS, "threads per rank (OMP_NUM_THREADS, else the host's processors "
 	                              "over its ranks)"},
+	{"readers", "N", OPT_READERS, "threads per rank that read samples ahead (1)"},
 	{"shard", "NAME", OPT_SHARD, "what a rank keeps a part of only: none; state, the optimizer's; "
 	                            "gradients, too; auto: state, among the ranks of each node"},
 	{"compress", "NAME", OPT_COMPRESS, "how gradients travel: none; bf16; f16; powersgd, in factors of "
@@ -349,6 +351,7 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 	case OPT_DEVICE: o->device = text; return true;
 	case OPT_SPAWN: return read_int(id, text, 1, 1024, &o->spawn);
 	case OPT_THREADS: return read_int(id, text, 1, 4096, &o->threads);
+	case OPT_READERS: return read_int(id, text, 1, 256, &o->readers);
 	case OPT_SHARD: return read_shard(text, &o->shard);
 	case OPT_COMPRESS: return read_compression(text, &o->compress);
 	case OPT_POWERSGD_RANK: return read_int(id, text, 1, 1 << 16, &o->powersgd_rank);

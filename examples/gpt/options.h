@@ -37,6 +37,7 @@ typedef struct gpt_options {
 	bool tf32;               /* its matrix products may round to TF32 */
 	int spawn;               /* 0: ranks come from the launcher */
 	int threads;             /* 0: the node's processors over its ranks */
+	int readers;             /* threads that read ahead; 0: one */
 	int generate;
 	bool json, verbose;
 	int stopped_exit;        /* code of a training that was stopped before its last step */

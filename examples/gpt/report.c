@@ -2,44 +2,20 @@
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "gpt/report.h"
-
-enum { LINES = 20, LINE_SECONDS = 10 }; /* lines of steps that stay, or one in 10 s */
-
-static const char *paint(const report *r, const char *colour)
-{
-	return r->live ? colour : "";
-}
-
-#define BOLD "\033[1m"
-#define DIM "\033[2m"
-#define GREEN "\033[32m"
-#define PLAIN "\033[0m"
-
-static bool is_live(FILE *out)
-{
-	const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
-
-	if (no_color != NULL && no_color[0] != '\0')
-		return false;
-	return isatty(fileno(out)) && term != NULL && strcmp(term, "dumb") != 0;
-}
 
 void report_start(report *r, const gpt_options *o, const ddp_job *job, int64_t parameters,
                   int64_t samples)
 {
 	const gpt_config *m = &o->model;
+	const progress *p = &r->progress;
 
 	*r = (report){.options = o, .out = o->json ? stderr : stdout};
-	r->live = is_live(r->out);
-	r->every = o->steps / LINES > 0 ? o->steps / LINES : 1;
+	progress_start(&r->progress, r->out, o->steps, "tokens");
 	fprintf(r->out, "%sGPT-2%s %.2fM parameters: %d layers, %d heads, width %d, vocabulary %d, "
-	        "length %d%s\n", paint(r, BOLD), paint(r, PLAIN), (double)parameters * 1e-6, m->layers,
-	        m->heads, m->width, m->vocab, m->length, m->mixed ? ", in bf16" : o->tf32 ? ", products in TF32" : "");
+	        "length %d%s\n", progress_paint(p, PROGRESS_BOLD), progress_paint(p, PROGRESS_PLAIN),
+	        (double)parameters * 1e-6, m->layers, m->heads, m->width, m->vocab, m->length, m->mixed ? ", in bf16" : o->tf32 ? ", products in TF32" : "");
 	fprintf(r->out, "%s: %" PRId64 " samples; %d rank%s on %d node%s, %" PRId64 " tokens a step\n",
 	        o->data, samples, job->world_size, job->world_size == 1 ? "" : "s", job->nnodes,
 	        job->nnodes == 1 ? "" : "s",
@@ -47,71 +23,17 @@ void report_start(report *r, const gpt_options *o, const ddp_job *job, int64_t p
 	fflush(r->out);
 }
 
-/* 1234567 -> "1,234,567" */
-static const char *with_commas(double value, char *text, size_t bytes)
+void report_step(report *r, const ddp_step_stats *stats)
 {
-	char digits[32];
-	size_t used = 0;
-
-	snprintf(digits, sizeof(digits), "%.0f", value);
-	size_t n = strlen(digits);
-	for (size_t i = 0; i < n && used + 2 < bytes; i++) {
-		if (i > 0 && (n - i) % 3 == 0)
-			text[used++] = ',';
-		text[used++] = digits[i];
-	}
-	text[used] = '\0';
-	return text;
-}
-
-/* By the mean of this run's steps. */
-static void print_time_left(const report *r, int64_t steps)
-{
-	const int64_t seconds = (int64_t)(r->run_seconds / (double)r->steps * (double)steps + 0.5);
-
-	fprintf(r->out, "  %s%" PRId64 ":%02d:%02d left%s", paint(r, DIM), seconds / 3600, (int)(seconds / 60 % 60),
-	        (int)(seconds % 60), paint(r, PLAIN));
-}
-
-void report_step(report *r, const ddp_step_stats *s)
-{
-	int64_t steps = r->options->steps;
-	bool stays = s->step % r->every == 0 || s->step == steps || s->step == 1 || s->stop ||
-	             r->seconds + s->seconds >= LINE_SECONDS;
-	char rate[32];
-
-	if (r->first == 0)
-		r->first = s->step;
-	r->last = s->step;
-	r->seconds += s->seconds;
-	r->run_seconds += s->seconds;
-	r->steps++;
-	r->weight += s->weight;
-	r->exposed_seconds += s->exposed_seconds;
-	if (!stays && !r->live)
-		return;
-	int64_t counted = s->step - r->first + 1;
-	double per_second = r->seconds > 0 ? r->weight / r->seconds : 0;
-	fprintf(r->out, "%sstep %*" PRId64 "/%" PRId64 "  %sloss %.4f%s  lr %.2e  %9s tokens/s  "
-	        "%sexposed communication %.2f ms%s", r->live ? "\r\033[K" : "",
-	        snprintf(NULL, 0, "%" PRId64, steps), s->step, steps, paint(r, GREEN), s->loss,
-	        paint(r, PLAIN), s->learning_rate, with_commas(per_second, rate, sizeof(rate)),
-	        paint(r, DIM), r->exposed_seconds * 1e3 / (double)counted, paint(r, PLAIN));
-	if (r->live && !stays)
-		print_time_left(r, steps - s->step);
-	else
-		fputc('\n', r->out);
-	fflush(r->out);
-	if (stays) {
-		r->first = 0;
-		r->seconds = r->weight = r->exposed_seconds = 0;
-	}
+	r->last = stats->step;
+	progress_step(&r->progress, stats);
 }
 
 static void summary_text(const report *r, const ddp_summary *s, int nnodes)
 {
-	double per_step = 1e3 / (double)s->steps;
-	char rate[32];
+	const double per_step = 1e3 / (double)s->steps;
+	const progress *p = &r->progress;
+	char rate[PROGRESS_NUMBER_BYTES];
 
 	if (s->steps == 0) {
 		fprintf(r->out, "nothing left to train: the checkpoint in %s has done all %" PRId64
@@ -120,8 +42,8 @@ static void summary_text(const report *r, const ddp_summary *s, int nnodes)
 		return;
 	}
 	fprintf(r->out, "%strained%s %" PRId64 " steps in %.1f s: %s tokens/s, loss %.4f -> %.4f\n",
-	        paint(r, BOLD), paint(r, PLAIN), s->steps, s->seconds,
-	        with_commas(s->units_per_second, rate, sizeof(rate)), s->first_loss, s->last_loss);
+	        progress_paint(p, PROGRESS_BOLD), progress_paint(p, PROGRESS_PLAIN), s->steps, s->seconds,
+	        progress_number(s->units_per_second, rate), s->first_loss, s->last_loss);
 	fprintf(r->out, "a step   data %.2f  forward %.2f  backward %.2f  exposed communication %.2f  "
 	        "optimizer %.2f ms\n", s->data_seconds * per_step, s->forward_seconds * per_step,
 	        s->backward_seconds * per_step, s->exposed_seconds * per_step,

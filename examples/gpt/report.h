@@ -5,17 +5,13 @@
 #include <stdio.h>
 
 #include "gpt/options.h"
+#include "progress.h"
 
 typedef struct report {
 	const gpt_options *options;
 	FILE *out;
-	bool live;       /* a terminal: colour, and a line that is redrawn */
-	int64_t every;   /* steps between lines that stay */
-	int64_t first;   /* step from which the figures below count */
+	progress progress;
 	int64_t last;    /* step that is done */
-	double seconds, weight, exposed_seconds;
-	int64_t steps;      /* of this run */
-	double run_seconds; /* which they took */
 } report;
 
 void report_start(report *r, const gpt_options *options, const ddp_job *job,

@@ -43,11 +43,13 @@ static void print_help(const vision_example *e)
 	       "  --checkpoint DIR  write a checkpoint there at the end\n"
 	       "  --resume          go on from the newest one, if there is one\n"
 	       "  --metrics FILE    one line of JSON per step\n"
+	       "  --trace DIR       a Chrome trace per rank\n"
 	       "  --device NAME     what computes: cpu (default); cuda, a GPU, or cuda:1; test, which\n"
 	       "                    behaves as a GPU without one\n"
 	       "  --spawn N         start N ranks on this host, without a launcher\n"
 	       "  --threads N       threads per rank (OMP_NUM_THREADS, else the host's\n"
 	       "                    processors over its ranks)\n"
+	       "  --readers N       threads per rank that read images ahead (1)\n"
 	       "  --verbose         tell what the library does, on stderr\n"
 	       "  --version         tell the version and exit\n"
 	       "  --help            this text\n"
@@ -58,7 +60,8 @@ static void print_help(const vision_example *e)
 
 enum { OPT_DATA = 1, OPT_BATCH, OPT_IMAGES_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR, OPT_SCHEDULE, OPT_WARMUP,
        OPT_DECAY, OPT_CONSTANT, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_PLAIN,
-       OPT_SEED, OPT_CHECKPOINT, OPT_RESUME, OPT_METRICS, OPT_DEVICE, OPT_SPAWN, OPT_THREADS, OPT_VERBOSE, OPT_VERSION, OPT_HELP,
+       OPT_SEED, OPT_CHECKPOINT, OPT_RESUME, OPT_METRICS, OPT_TRACE, OPT_DEVICE, OPT_SPAWN,
+       OPT_THREADS, OPT_READERS, OPT_VERBOSE, OPT_VERSION, OPT_HELP,
        OPT_DEPTH, OPT_WIDTH, OPT_IMAGENET_STEM, OPT_SYNC_BATCH_NORM };
 
 static const struct option known[] = {
@@ -71,7 +74,9 @@ static const struct option known[] = {
 	{"weight-decay", required_argument, NULL, OPT_WEIGHT_DECAY}, {"plain", no_argument, NULL, OPT_PLAIN},
 	{"seed", required_argument, NULL, OPT_SEED}, {"checkpoint", required_argument, NULL, OPT_CHECKPOINT},
 	{"resume", no_argument, NULL, OPT_RESUME}, {"metrics", required_argument, NULL, OPT_METRICS},
-	{"device", required_argument, NULL, OPT_DEVICE}, {"spawn", required_argument, NULL, OPT_SPAWN}, {"threads", required_argument, NULL, OPT_THREADS},
+	{"trace", required_argument, NULL, OPT_TRACE}, {"readers", required_argument, NULL, OPT_READERS},
+	{"device", required_argument, NULL, OPT_DEVICE}, {"spawn", required_argument, NULL, OPT_SPAWN},
+	{"threads", required_argument, NULL, OPT_THREADS},
 	{"verbose", no_argument, NULL, OPT_VERBOSE}, {"version", no_argument, NULL, OPT_VERSION},
 	{"help", no_argument, NULL, OPT_HELP},
 	{"depth", required_argument, NULL, OPT_DEPTH}, {"width", required_argument, NULL, OPT_WIDTH},
@@ -157,9 +162,11 @@ static bool take(vision_options *o, int id, const char *name, const char *text)
 	case OPT_CHECKPOINT: o->checkpoint = text; return true;
 	case OPT_RESUME: o->resume = true; return true;
 	case OPT_METRICS: o->metrics = text; return true;
+	case OPT_TRACE: o->trace = text; return true;
 	case OPT_DEVICE: o->device = text; return true;
 	case OPT_SPAWN: return read_int(name, text, 1024, &o->spawn);
 	case OPT_THREADS: return read_int(name, text, 4096, &o->threads);
+	case OPT_READERS: return read_int(name, text, 256, &o->readers);
 	case OPT_VERBOSE: o->verbose = true; return true;
 	case OPT_DEPTH:
 		if (!read_name(name, text, (const char *const[]){"18", "50"}, 2, &which))

@@ -8,12 +8,13 @@
 struct vision_options {
 	const char *data;                /* a folder */
 	int batch, spawn, threads;       /* spawn 0: ranks come from the launcher */
+	int readers;                     /* threads that read ahead; 0: one */
 	int64_t steps, images_per_update, warmup, decay; /* images 0: those of one batch */
 	ddp_optimizer optimizer;
 	ddp_schedule_kind schedule;
 	double learning_rate, momentum, weight_decay;
 	uint64_t seed;
-	const char *checkpoint, *metrics; /* NULL: none */
+	const char *checkpoint, *metrics, *trace; /* NULL: none */
 	const char *device;              /* NULL: the host */
 	bool resume, plain, verbose, sync_batch_norm;
 	net_resnet_shape resnet;

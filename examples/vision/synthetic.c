@@ -1,7 +1,8 @@
 /*
- * synthetic: makes images in the formats of MNIST and of CIFAR-10, where those cannot be
- * had. A class is some spots; an image of it has them moved a little, and noise. The files'
- * names begin with "synthetic-", so that nobody takes them for the real ones.
+ * synthetic: makes images in the formats of MNIST and of CIFAR-10, and tokens in that of llm.c,
+ * where data cannot be had. A class is some spots; an image of it has them moved a little, and
+ * noise. A token tells which few may come next. The files' names begin with "synthetic-", so
+ * that nobody takes them for the real ones.
  */
 #include <errno.h>
 #include <math.h>
@@ -14,6 +15,7 @@
 #include "models/random.h"
 
 enum { CLASSES = 10, SPOTS = 5, CHANNELS_MAX = 3, SIDE_MAX = 32, SHIFT = 2 };
+enum { VOCABULARY = 512, CHOICES = 3, SHARDS = 2, LLMC_HEADER = 256 /* int32 */, LLMC_MAGIC = 20240520, LLMC_VERSION = 1 };
 
 struct kind {
 	const char *name;
@@ -135,12 +137,44 @@ static void write_set(const struct kind *k, const char *folder, int which, uint3
 		finish(labels, labels_path);
 }
 
+/* `before` begins the first token of a file. */
+static void write_tokens(const char *folder, const char *name, uint32_t count, uint32_t before)
+{
+	char path[4096];
+	FILE *file = create(folder, name, path, sizeof(path));
+	unsigned char header[4 * LLMC_HEADER] = {0};
+	const uint32_t numbers[] = {LLMC_MAGIC, LLMC_VERSION, count};
+
+	for (int i = 0; i < 3; i++)
+		for (int byte = 0; byte < 4; byte++)
+			header[4 * i + byte] = (unsigned char)(numbers[i] >> (8 * byte));
+	put(file, path, header, sizeof(header));
+	for (uint32_t i = 0; i < count; i++) {
+		before = (before * 5 + 1 + 97 * (uint32_t)(uniform() * CHOICES)) % VOCABULARY;
+		put(file, path, (const unsigned char[]){(unsigned char)before, (unsigned char)(before >> 8)}, 2);
+	}
+	finish(file, path);
+}
+
+static void write_all_tokens(const char *folder, uint32_t train, uint32_t test)
+{
+	char name[64];
+
+	for (uint32_t i = 0; i < SHARDS; i++) {
+		snprintf(name, sizeof(name), "tokens_train_%06u.bin", (unsigned)i + 1);
+		write_tokens(folder, name, train / SHARDS + (i < train % SHARDS), i);
+	}
+	write_tokens(folder, "tokens_val_000000.bin", test, SHARDS);
+}
+
 static void print_help(FILE *to)
 {
 	fprintf(to, "usage: synthetic mnist|cifar10 DIR [TRAIN [TEST]]\n"
+	        "       synthetic tokens DIR [TRAIN [TEST]]\n"
 	        "Writes TRAIN images to train on (2000) and TEST to test with (500), of ten\n"
-	        "classes, into files of MNIST's or CIFAR-10's format. The same numbers give the\n"
-	        "same images.\n"
+	        "classes, into files of MNIST's or CIFAR-10's format; or tokens (200000 and 20000),\n"
+	        "0 to 511, into files of llm.c's, those to train on into two. The same numbers\n"
+	        "give the same data.\n"
 	        "\n"
 	        "  --help  this text\n");
 }
@@ -151,7 +185,7 @@ static uint32_t count_of(const char *text)
 	const long count = strtol(text, &end, 10);
 
 	if (end == text || *end != '\0' || count < 1 || count > 10000000) {
-		fprintf(stderr, "synthetic: \"%s\" is not a number of images, 1 to 10000000\n", text);
+		fprintf(stderr, "synthetic: \"%s\" is not a number of images or tokens, 1 to 10000000\n", text);
 		exit(EXIT_FAILURE);
 	}
 	return (uint32_t)count;
@@ -168,11 +202,17 @@ int main(int argc, char **argv)
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]) && argc > 1; i++)
 		if (strcmp(argv[1], kinds[i].name) == 0)
 			kind = &kinds[i];
-	if (kind == NULL || argc < 3 || argc > 5) {
+	const bool tokens = argc > 1 && strcmp(argv[1], "tokens") == 0;
+	if ((kind == NULL && !tokens) || argc < 3 || argc > 5) {
 		print_help(stderr);
 		return EXIT_FAILURE;
 	}
-	const uint32_t train = argc > 3 ? count_of(argv[3]) : 2000, test = argc > 4 ? count_of(argv[4]) : 500;
+	const uint32_t train = argc > 3 ? count_of(argv[3]) : tokens ? 200000 : 2000;
+	const uint32_t test = argc > 4 ? count_of(argv[4]) : tokens ? 20000 : 500;
+	if (tokens) {
+		write_all_tokens(argv[2], train, test);
+		return EXIT_SUCCESS;
+	}
 	draw_patterns(kind);
 	write_set(kind, argv[2], 0, train);
 	write_set(kind, argv[2], 1, test);

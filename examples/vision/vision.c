@@ -13,12 +13,13 @@
 #include <string.h>
 
 #include "kernels.h"
+#include "progress.h"
 #include "table.h"
 #include "threads.h"
 #include "vision/data.h"
 #include "vision/options.h"
 
-enum { NORM_LANE = 1 /* of sums that must not wait behind gradients */, LINES = 10, EXIT_STOPPED = 75 /* EX_TEMPFAIL: it may be started again */ };
+enum { NORM_LANE = 1 /* of sums that must not wait behind gradients */, EXIT_STOPPED = 75 /* EX_TEMPFAIL: it may be started again */ };
 
 struct trainer {
 	const vision_example *example;
@@ -38,7 +39,7 @@ struct trainer {
 	int accumulate;  /* micro-batches of a step */
 	bool told;       /* why this rank fails */
 	bool stopped;
-	int64_t every;   /* steps from one line to the next */
+	progress progress; /* of rank 0 */
 };
 
 /* Says what is wrong, here and to the other ranks. Returns false. */
@@ -78,7 +79,7 @@ static bool fine(struct trainer *t, ddp_status status)
 static bool start_library(struct trainer *t)
 {
 	const ddp_options options = {.size = sizeof(options), .metrics_path = t->options.metrics,
-		.device = t->options.device};
+		.trace_dir = t->options.trace, .device = t->options.device};
 
 	ddp_set_log(ddp_log_stderr, NULL, t->options.verbose ? DDP_LOG_DEBUG : DDP_LOG_WARN);
 	if (!fine(t, ddp_init(&options, &t->context)))
@@ -95,7 +96,8 @@ static bool start_library(struct trainer *t)
 static bool open_data(struct trainer *t)
 {
 	const vision_options *o = &t->options;
-	const ddp_loader_options options = {.size = sizeof(options), .batch_size = o->batch, .seed = o->seed};
+	const ddp_loader_options options = {.size = sizeof(options), .batch_size = o->batch, .seed = o->seed,
+		.readers = o->readers};
 
 	t->transform = vision_transform(t->example->data, t->example->augment && !o->plain, o->seed);
 	if (!fine(t, vision_open(t->example->data, o->data, false, &t->shape, &t->dataset, &t->synthetic)) ||
@@ -279,13 +281,10 @@ static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch,
 
 static ddp_status on_step(void *user, const ddp_step_stats *stats)
 {
-	const struct trainer *t = user;
+	struct trainer *t = user;
 
-	if (t->job->rank == 0 && (stats->step == 1 || stats->step % t->every == 0)) {
-		printf("step %" PRId64 "/%" PRId64 "  loss %.4f  lr %.2e  %.1f ms\n", stats->step, t->options.steps,
-		       stats->loss, stats->learning_rate, stats->seconds * 1e3);
-		fflush(stdout);
-	}
+	if (t->job->rank == 0)
+		progress_step(&t->progress, stats);
 	return DDP_OK;
 }
 
@@ -299,7 +298,7 @@ static bool train(struct trainer *t)
 		.resume = o->resume, .rates = &rates, .on_step = on_step, .user = t, .stop_signal = SIGTERM};
 	ddp_summary summary;
 
-	t->every = o->steps / LINES > 0 ? o->steps / LINES : 1;
+	progress_start(&t->progress, stdout, o->steps, "images");
 	if (t->job->rank == 0)
 		printf("%s: %" PRId64 " %simages of %d x %d x %d; %d ranks on %d nodes, %" PRId64 " images a step\n", t->example->name,
 		       t->dataset.size, t->synthetic ? "synthetic " : "", t->shape.channels, t->shape.height,
@@ -349,7 +348,7 @@ static bool test_with(struct trainer *t, ddp_loader *loader)
 static bool test(struct trainer *t)
 {
 	const ddp_loader_options options = {.size = sizeof(options), .batch_size = t->options.batch, .sequential = true,
-		.tail = DDP_TAIL_UNEVEN};
+		.tail = DDP_TAIL_UNEVEN, .readers = t->options.readers};
 	ddp_dataset dataset = {0};
 	ddp_loader *loader = NULL;
 	ddp_image_shape shape;

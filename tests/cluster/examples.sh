@@ -9,6 +9,15 @@ capture ddp --ntasks-per-node=2 "$prefix/bin/linear"
 status_is 0 "linear finds the numbers"
 prints '^4 ranks, 400 steps: loss 0\.0' "linear says which they are"
 
+# What ranks write goes where srun is told: of each to a file of its own, or of rank 0 alone.
+# shellcheck disable=SC2016 # the ranks' variable
+tell='echo "this is rank $RANK"'
+capture ddp -n2 --output="$work/log.%t" sh -c "$tell"
+status_is 0 "ranks write to files"
+same 'this is rank 0,this is rank 1' "$(cat "$work/log.0"),$(cat "$work/log.1")" "each rank has a file of its own"
+capture ddp -n2 --output=0 sh -c "$tell"
+same 'this is rank 0' "$output" "rank 0 alone is heard"
+
 data=$work/data
 mkdir "$data"
 capture "$prefix/bin/synthetic" mnist "$data" 800 200

@@ -1,57 +1,12 @@
 #!/bin/bash
 # examples/gpt as a user runs it: training, checkpoints, errors. Prints TAP.
-gpt=${GPT:-examples/gpt/gpt}
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
-export OMP_NUM_THREADS=1
-
-tests=0
-failed=0
-# check NAME COMMAND...: the command's success is the test's
-check() {
-	local name=$1
-	shift
-	tests=$((tests + 1))
-	if "$@"; then
-		echo "ok $tests - $name"
-	else
-		echo "not ok $tests - $name"
-		sed 's/^/# /' "$work/out" "$work/err" 2>/dev/null | tail -n 20
-		failed=$((failed + 1))
-	fi
-}
-
-# check_numbers: one of numbers, words and files alone, where the thread sanitizer sees no more
-check_numbers() {
-	[[ ${sanitizer-} == *=thread* ]] || check "$@"
-}
-
-# run ARGUMENT...: output in $work/out and $work/err, with a limit for what hangs
-limit=0
-run() {
-	timeout "$limit" "$gpt" "$@" >"$work/out" 2>"$work/err"
-}
-
-# refuses MESSAGE ARGUMENT...: ends with an error, in time, and says so on stderr
-refuses() {
-	local message=$1 status
-	shift
-	run "$@"
-	status=$?
-	[ $status -ne 0 ] && [ $status -ne 124 ] && grep -qF -- "$message" "$work/err"
-}
-
-says() {
-	grep -q -- "$1" "$work/out"
-}
+program=${GPT:-examples/gpt/gpt}
+# shellcheck source=tests/support/example.sh
+. "$(dirname "$0")/../support/example.sh"
 
 # train ARGUMENT...: a small model on a small text
 train() {
 	run --data "$work/text" --layers 2 --heads 2 --width 32 --length 32 --batch 4 --lr 3e-3 "$@"
-}
-
-same() {
-	[ -s "$1" ] && cmp -s "$1" "$2"
 }
 
 for i in $(seq 200); do
@@ -60,23 +15,11 @@ done >"$work/text"
 printf '\001\000\002\000\054\001\003\000%.0s' $(seq 100) >"$work/tokens" # 1 2 300 3 ...
 printf 'abc' >"$work/short"
 
-# The longest runs below take some ten times as long as this one; the limit is many
-# times that, on a busy machine too. (0: none; the test as a whole has one.)
-measure_a_plain_run() {
-	local start=${EPOCHREALTIME/./}
-	train --spawn 2 --steps 2 || return
-	limit=$((30 + 60 * (${EPOCHREALTIME/./} - start) / 1000000))
-}
-
 every_option_is_in_help() {
-	run --help || return
-	local option
-	for option in data format model layers heads width vocab length untied batch accumulate \
+	tells_of data format model layers heads width vocab length untied batch accumulate \
 		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip dropout seed dtype checkpoint checkpoint-every checkpoint-beside resume keep metrics trace \
 		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb no-overlap no-communication device spawn threads \
-		generate json verbose version; do
-		says "^  --$option\\b" || { echo "# --help does not tell of --$option"; return 1; }
-	done
+		readers generate json verbose version
 }
 
 # Sizes of GPT-2 that are named, but for those that are given, before the name or behind it.
@@ -280,6 +223,11 @@ a_pattern_is_several_files() {
 		says "^$work/shard_\*: $(stat -c %s "$work"/shard_0? | awk '{ n += int(($1 - 1) / 32) } END { print n }') samples;"
 }
 
+readers_do_not_change_a_byte() {
+	train --spawn 2 --steps 12 --checkpoint "$work/reader" && train --spawn 2 --steps 12 --readers 3 --checkpoint "$work/readers" &&
+		same "$work/reader/step-00000012.safetensors" "$work/readers/step-00000012.safetensors"
+}
+
 untied_model_trains() {
 	train --spawn 2 --steps 4 --untied --checkpoint "$work/i" &&
 		grep -aq 'lm_head.weight' "$work/i/step-00000004.safetensors" &&
@@ -299,8 +247,7 @@ plain_output_has_no_escapes() {
 # 45 steps, of which every second line stays.
 a_terminal_shows_what_time_is_left() {
 	command -v script >/dev/null || return 0
-	TERM=xterm timeout "$limit" script -qec "$gpt --data $work/text --layers 1 --heads 2 --width 32 --length 32 \
-		--batch 2 --steps 45" /dev/null >"$work/out" 2>"$work/err" </dev/null && says 'step  *[1-9][0-9]*/45 .*[0-9]:[0-9][0-9]:[0-9][0-9] left'
+	on_a_terminal --data "$work/text" --layers 1 --heads 2 --width 32 --length 32 --batch 2 --steps 45 && says 'step  *[1-9][0-9]*/45 .*[0-9]:[0-9][0-9]:[0-9][0-9] left'
 }
 
 stray_token_ends_all_ranks() {
@@ -330,7 +277,7 @@ await_first_step() {
 killed_rank_is_named() {
 	# No output of an earlier run counts as this one's.
 	: >"$work/out"
-	"$gpt" --data "$work/text" --layers 1 --heads 2 --width 32 --length 32 --batch 4 \
+	"$program" --data "$work/text" --layers 1 --heads 2 --width 32 --length 32 --batch 4 \
 		--steps 1000000000 --spawn 2 >"$work/out" 2>"$work/err" &
 	local parent=$!
 	await_first_step $parent || return
@@ -342,7 +289,7 @@ killed_rank_is_named() {
 # The launcher passes the signal on, as srun does.
 terminated_run_writes_a_checkpoint_and_can_go_on() {
 	: >"$work/out"
-	"$gpt" --data "$work/text" --layers 1 --heads 2 --width 32 --length 32 --batch 4 --spawn 2 \
+	"$program" --data "$work/text" --layers 1 --heads 2 --width 32 --length 32 --batch 4 --spawn 2 \
 		--steps 1000000 --checkpoint "$work/term" >"$work/out" 2>"$work/err" &
 	local run=$! steps
 	await_first_step $run || return
@@ -358,7 +305,7 @@ terminated_run_writes_a_checkpoint_and_can_go_on() {
 
 stopped_run_exits_as_it_is_told() {
 	: >"$work/out"
-	"$gpt" --data "$work/text" --layers 1 --heads 2 --width 32 --length 32 --batch 4 --spawn 2 \
+	"$program" --data "$work/text" --layers 1 --heads 2 --width 32 --length 32 --batch 4 --spawn 2 \
 		--steps 1000000 --stopped-exit "$1" >"$work/out" 2>"$work/err" &
 	local run=$!
 	await_first_step $run || return
@@ -367,7 +314,7 @@ stopped_run_exits_as_it_is_told() {
 	[ $? -eq "$1" ] && says '^stopped by a signal'
 }
 
-check "a plain run succeeds" measure_a_plain_run
+check "a plain run succeeds" set_limit train --spawn 2 --steps 2
 check_numbers "--help tells of every option" every_option_is_in_help
 check_numbers "--version tells the version" eval 'run --version && says "^gpt (slurm-ddp) [0-9]"'
 check_numbers "a model has a name" a_model_has_a_name
@@ -400,6 +347,7 @@ check_numbers "rows that travel resume bit for bit" rows_that_travel_resume_bit_
 check_numbers "only the last checkpoints are kept" last_ones_are_kept
 check "metrics and a trace per rank are written" writes_metrics_and_traces
 check "a pattern is several files" a_pattern_is_several_files
+check "several readers do not change a byte" readers_do_not_change_a_byte
 check_numbers "an untied model trains" untied_model_trains
 check_numbers "text is generated" generates_text
 check_numbers "plain output has no escapes" plain_output_has_no_escapes
@@ -450,5 +398,4 @@ check_numbers "a checkpoint of another model is refused" refuses 'safetensors' -
 check_numbers "text is generated for bytes only" refuses 'for --format bytes only' --data "$work/tokens" \
 	--format u16 --generate 5
 
-echo "1..$tests"
-[ $failed -eq 0 ]
+end_of_tests

@@ -67,7 +67,8 @@ unwatched_tests=(test_comm_travel test_agreement test_bucket test_comm_blocks te
 	test_options test_safetensors test_sampler test_spank_blame test_spank_check test_spank_gpu
 	test_spank_identity test_spank_judge test_spank_nodelist test_spank_options test_spank_port
 	test_spank_prepare test_spank_report test_spank_srun_options test_spank_stall test_spank_step
-	test_spank_supervise test_spank_variables test_spank_witness test_status test_store test_store_faults test_watch)
+	test_spank_supervise test_spank_variables test_spank_witness test_status test_store test_store_faults test_vision.sh
+	test_watch)
 tsan_tests() { compiled_tests | grep -vxF -f <(printf '%s\n' "${unwatched_tests[@]}"); }
 
 # Makes the builds while tests run, which wait more than they compute; and what is
@@ -124,7 +125,8 @@ make_tree()
 	# gcc finds in the system what it found before; flags that make is told leave that as it is.
 	[[ $suite == @(asan|bare) ]] || options+=(--cache-file="$work/config.cache")
 	# No test runs the benchmarks and the programs of clusters in these builds.
-	[[ $suite != @(asan|tsan) ]] || flags+=("noinst_PROGRAMS=examples/allreduce examples/gpt/gpt")
+	[[ $suite != @(asan|tsan) ]] || flags+=("noinst_PROGRAMS=examples/allreduce examples/gpt/gpt $([ "$suite" = tsan ] ||
+		echo examples/vision/mnist_mlp examples/vision/synthetic)")
 	cd "$dir" || return 1
 	# A build that is made once needs no dependencies.
 	step "$suite" "configuring ($suite)" 180 "$logs/build-$suite.log" \
@@ -257,7 +259,7 @@ suite_distcheck()
 	say 'make distcheck'
 	# What the package may lack is a file: all of git's are in it, what is installed
 	# builds from it, and the tests run that read the tree. `unit` has run the rest.
-	mapfile -t tests < <(test_paths | grep -E '\.(sh|py)$|/test_safetensors$' | grep -vE '/test_gpt\.sh$|_torch\.py$')
+	mapfile -t tests < <(test_paths | grep -E '\.(sh|py)$|/test_safetensors$' | grep -vE '/test_(gpt|vision)\.sh$|_torch\.py$')
 	limited 900 "$log" make -C "$dir" -j $((2 * jobs)) distcheck TESTS="${tests[*]}" \
 		check_PROGRAMS=tests/unit/test_safetensors noinst_PROGRAMS='examples/allreduce examples/gpt/gpt' || status=$?
 	missing=$(not_in_archive "$dir" 2>&1 | tr '\n' ' ')

@@ -1,0 +1,77 @@
+# example.sh: what the tests of an example share, which they run as a user does. Prints TAP.
+# shellcheck shell=bash disable=SC2154 # the test sets program
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+export OMP_NUM_THREADS=1
+
+tests=0
+failed=0
+# check NAME COMMAND...: the command's success is the test's
+check() {
+	local name=$1
+	shift
+	tests=$((tests + 1))
+	if "$@"; then
+		echo "ok $tests - $name"
+	else
+		echo "not ok $tests - $name"
+		sed 's/^/# /' "$work/out" "$work/err" 2>/dev/null | tail -n 20
+		failed=$((failed + 1))
+	fi
+}
+
+# check_numbers: one of numbers, words and files alone, where the thread sanitizer sees no more
+check_numbers() {
+	[[ ${sanitizer-} == *=thread* ]] || check "$@"
+}
+
+# run ARGUMENT...: $program, output in $work/out and $work/err, with a limit for what hangs
+limit=0
+run() {
+	timeout "$limit" "$program" "$@" >"$work/out" 2>"$work/err"
+}
+
+# set_limit COMMAND...: a plain run, by which the limit is measured. The longest runs take some
+# ten times as long; the limit is many times that, on a busy machine too. (0: none; the test as
+# a whole has one.)
+set_limit() {
+	local start=${EPOCHREALTIME/./}
+	"$@" || return
+	limit=$((30 + 60 * (${EPOCHREALTIME/./} - start) / 1000000))
+}
+
+# on_a_terminal ARGUMENT...: the same as run, but that it sees one
+on_a_terminal() {
+	TERM=xterm timeout "$limit" script -qec "$program $*" /dev/null >"$work/out" 2>"$work/err" </dev/null
+}
+
+# refuses MESSAGE ARGUMENT...: ends with an error, in time, and says so on stderr
+refuses() {
+	local message=$1 status
+	shift
+	run "$@"
+	status=$?
+	[ $status -ne 0 ] && [ $status -ne 124 ] && grep -qF -- "$message" "$work/err"
+}
+
+says() {
+	grep -q -- "$1" "$work/out"
+}
+
+same() {
+	[ -s "$1" ] && cmp -s "$1" "$2"
+}
+
+# tells_of OPTION...: --help does
+tells_of() {
+	run --help || return
+	local option
+	for option; do
+		says "^  --$option\\b" || { echo "# --help does not tell of --$option"; return 1; }
+	done
+}
+
+end_of_tests() {
+	echo "1..$tests"
+	[ $failed -eq 0 ]
+}
