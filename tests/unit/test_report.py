@@ -122,6 +122,15 @@ with tempfile.TemporaryDirectory() as name:
     done = run(single)
     check("a single step of zeroes has a page", done.returncode == 0 and "7 to 7" in (single / "report.html").read_text(), done.stderr)
 
+    mixed = work / "mixed"
+    mixed.mkdir()
+    write_metrics(mixed, range(1, 30), lambda step: 9.0)
+    write_metrics(mixed, range(1, 11), lambda step: 5.0)  # a run anew, where the file could not be set aside
+    write_metrics(mixed, range(8, 10), lambda step: 3.0)
+    run(mixed)
+    text = (mixed / "report.html").read_text(encoding="utf-8")
+    check("of steps that begin again, what came before is left out", "1 to 9" in text and "5 → 3" in text, text[:3000])
+
     (work / "empty").mkdir()
     done = run(work / "empty")
     check("a folder without a run is refused", done.returncode == 1 and "has no step in metrics" in done.stderr, done.stderr)
