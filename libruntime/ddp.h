@@ -756,10 +756,9 @@ typedef struct ddp_model_options {
  * is given afterwards: so ddp_grad_ready() means that the gradient is complete when the
  * stream has come so far, and the host goes on. The end of a step waits for the backward
  * pass, since ranks have to agree on it, and for its sums of squares. Nothing can be sharded,
- * sent by DDP_COMPRESS_POWERSGD or left to ranks themselves (local_steps), no buffer be
- * averaged (DDP_BUFFER_MEAN), no rank finish early (ddp_join()), and what is unused is zero
- * (DDP_UNUSED_ZERO). Indices of ddp_grad_rows() are not checked, and they and
- * the values are the device's, too, and are left alone as long as the stream needs them.
+ * sent by DDP_COMPRESS_POWERSGD, or left to ranks themselves (local_steps). Indices of
+ * ddp_grad_rows() are not checked, and they and the values are the device's, too, and are left
+ * alone as long as the stream needs them.
  * If the context's device has the host's memory, DDP_MEMORY_DEVICE is the same as the host's.
  */
 
@@ -977,7 +976,7 @@ DDP_API double ddp_loss_scale(const ddp_model *model);
  * do. What else the others do together, such as a checkpoint, this rank does, too.
  * Buffers are those of the first rank that is active, or the mean of these. Errors are
  * those of ddp_step(); DDP_ERR_STATE, on all ranks: others are in ddp_reduce_grads();
- * DDP_ERR_UNSUPPORTED: the model is on a device, or has local_steps. That, and DDP_ERR_STATE
+ * DDP_ERR_UNSUPPORTED: the model has local_steps. That, and DDP_ERR_STATE
  * of gradients that are announced, are of this rank alone and change nothing: the others wait
  * for its ddp_step().
  */

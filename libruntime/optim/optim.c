@@ -250,7 +250,7 @@ static void update_run(const range *r, int64_t begin, int64_t count, const ddp_s
 	ddp_optim_span span = span_of(r, begin, count, slot);
 
 	if (is_unused(r->update, slot)) {
-		memset(span.grads, 0, (size_t)count * sizeof(*span.grads));
+		dk_zero(span.grads, count);
 		return;
 	}
 	for (int i = 0; i < optim->state_count; i++)

@@ -1,7 +1,6 @@
 #include "reduce/buffers.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "kernels.h"
@@ -18,6 +17,8 @@ static ddp_status run(ddp_model *model, ddp_collective operation, int64_t begin,
 	for (int64_t at = begin; at < end && status == DDP_OK; at += AT_ONCE) {
 		operation.recv = model->params + at;
 		operation.count = (size_t)(end - at < AT_ONCE ? end - at : AT_ONCE);
+		operation.memory = ddp_place_memory(&model->place);
+		operation.stream = model->place.stream;
 		status = ddp_reducer_run(&model->reducer, "buffers", &operation);
 	}
 	return status;
@@ -28,14 +29,20 @@ static ddp_status average(ddp_model *model, bool counts, int counted)
 {
 	const ddp_layout *layout = &model->layout;
 	const ddp_collective sum = { .kind = DDP_ALL_REDUCE, .type = DDP_F32, .op = DDP_SUM };
+	ddp_status status = DDP_OK;
 
+	if (layout->mean == layout->broadcast)
+		return DDP_OK;
 	if (!counts)
-		memset(model->params + layout->mean, 0,
-		       (size_t)(layout->broadcast - layout->mean) * sizeof(*model->params));
-	ddp_status status = run(model, sum, layout->mean, layout->broadcast);
-	for (int64_t i = layout->mean; i < layout->broadcast && status == DDP_OK; i++)
-		model->params[i] /= (float)counted;
-	return status;
+		status = ddp_arena_clear(&model->params_memory, layout->mean, layout->broadcast);
+	if (status == DDP_OK)
+		status = run(model, sum, layout->mean, layout->broadcast);
+	if (status != DDP_OK)
+		return status;
+	dk_queue *before = dk_use(model->place.kernels);
+	dk_scale(model->params + layout->mean, layout->broadcast - layout->mean, 1 / (float)counted);
+	dk_use(before);
+	return DDP_OK;
 }
 
 /* From rank 0, or the first rank that counts. */
@@ -55,10 +62,7 @@ static ddp_status broadcast(ddp_model *model, bool counts, int counted)
 		status = ddp_reducer_run(&model->reducer, "first rank that counts", &first);
 	else
 		root = 0;
-	const ddp_collective operation = {
-		.kind = DDP_BROADCAST, .type = DDP_F32, .root = root, .stream = model->place.stream,
-		.memory = model->place.device != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST,
-	};
+	const ddp_collective operation = { .kind = DDP_BROADCAST, .type = DDP_F32, .root = root };
 	return status == DDP_OK ? run(model, operation, layout->broadcast, layout->all) : status;
 }
 

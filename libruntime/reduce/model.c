@@ -70,7 +70,6 @@ static ddp_status choose_strategy(ddp_model *model, int ranks)
 	const char *other = settings->compress == DDP_COMPRESS_POWERSGD ? "compress"
 	                    : settings->local_steps > 0                     ? "local_steps"
 	                    : settings->shard > DDP_SHARD_NONE              ? "shard"
-	                    : settings->unused != DDP_UNUSED_ZERO           ? "unused"
 	                                                                    : NULL;
 
 	if (model->place.device == NULL) {
@@ -86,14 +85,6 @@ static ddp_status choose_strategy(ddp_model *model, int ranks)
 		                "or 16 bits, or by a hook; leave it out, or train in the host's memory", other);
 	model->strategy = ddp_strategy_choose_on_device(settings, ranks);
 	return DDP_OK;
-}
-
-static ddp_status check_buffers(const ddp_model *model)
-{
-	if (model->place.device == NULL || model->layout.mean == model->layout.broadcast)
-		return DDP_OK;
-	return ddp_fail(DDP_ERR_UNSUPPORTED, "buffers in a device's memory cannot be averaged yet; make them "
-	                "DDP_BUFFER_BROADCAST or DDP_BUFFER_LOCAL");
 }
 
 /* That memory of the program's, if there is some, is where the model is. */
@@ -155,8 +146,6 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 	status = ddp_layout_make(params, count, &model->layout);
 	if (status == DDP_OK)
 		status = ddp_layout_arrange(&model->layout, rows_among);
-	if (status == DDP_OK)
-		status = check_buffers(model);
 	if (status == DDP_OK)
 		status = check_memories(model);
 	if (status == DDP_OK)

@@ -82,14 +82,21 @@ void ddp_on_device_look(ddp_model *model, int slot)
 	dk_use(before);
 }
 
+ddp_status ddp_on_device_forget(ddp_model *model)
+{
+	if (model->results == NULL)
+		return DDP_OK;
+	return ddp_device_fill(model->place.device, model->place.stream, model->results->loss, 0,
+	                       sizeof(*model->results->loss));
+}
+
 ddp_status ddp_on_device_fetch(ddp_model *model, double *loss)
 {
 	const ddp_results *results = model->results;
 
 	ddp_status status = ddp_place_read(&model->place, results->loss_here, results->loss, step_bytes(model));
 	if (status == DDP_OK)
-		status = ddp_device_fill(model->place.device, model->place.stream, results->loss, 0,
-		                         sizeof(*results->loss));
+		status = ddp_on_device_forget(model);
 	if (status != DDP_OK)
 		return status;
 	*loss = *results->loss_here;

@@ -27,6 +27,8 @@ void ddp_on_device_close(struct ddp_model *model);
 
 /* A gradient is complete when the queue has come here. */
 void ddp_on_device_look(struct ddp_model *model, int slot);
+/* The program's loss begins again at 0. On the host there is none. */
+ddp_status ddp_on_device_forget(struct ddp_model *model);
 /* Waits for backward: into the model's magnitude, what was looked at, and the program's loss,
    which begins again at 0. */
 ddp_status ddp_on_device_fetch(struct ddp_model *model, double *loss);

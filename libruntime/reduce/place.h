@@ -24,6 +24,12 @@ ddp_status ddp_place_open(const ddp_context *context, ddp_memory memory, void *s
 /* No work of the queue may be under way. */
 void ddp_place_close(ddp_place *place);
 
+/* What operations of a communicator are told of buffers there. */
+static inline ddp_memory ddp_place_memory(const ddp_place *place)
+{
+	return place->device != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST;
+}
+
 /* Waits until the queue's work is done; then, how the work has failed, if it has. */
 ddp_status ddp_place_sync(const ddp_place *place);
 

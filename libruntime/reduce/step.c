@@ -132,6 +132,8 @@ ddp_status ddp_model_discard(ddp_model *model)
 	if (status == DDP_OK)
 		status = ddp_arena_clear(&model->grads_memory, 0, model->layout.elements);
 	if (status == DDP_OK)
+		status = ddp_on_device_forget(model);
+	if (status == DDP_OK)
 		status = ddp_model_end_buckets(model);
 	if (status != DDP_OK)
 		return status;
@@ -483,7 +485,8 @@ static ddp_status contribute_nothing(ddp_model *model)
 	ddp_uses_reset(&model->uses);
 	model->magnitude = (ddp_magnitude){ 0 };
 	model->joined = true;
-	return ddp_arena_clear(&model->grads_memory, 0, model->layout.elements);
+	ddp_status status = ddp_on_device_forget(model);
+	return status == DDP_OK ? ddp_arena_clear(&model->grads_memory, 0, model->layout.elements) : status;
 }
 
 /* What is this rank's own mistake changes nothing: it can still call ddp_step(). */
@@ -496,10 +499,9 @@ static ddp_status check_join(const ddp_model *model)
 	if (model->reducer.ready.announced_count > 0 && !model->reduced)
 		return ddp_fail(DDP_ERR_STATE, "gradients of step %lld are announced: end it with ddp_step() "
 		                "before ddp_join()", (long long)model->steps + 1);
-	if (model->place.device != NULL || model->settings.local_steps > 0)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "ddp_join() is neither for a model in a device's memory yet, "
-		                "nor for one with local_steps: a rank without samples calls ddp_step() with a "
-		                "weight of 0");
+	if (model->settings.local_steps > 0)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "ddp_join() is not for a model with local_steps: a rank without "
+		                "samples calls ddp_step() with a weight of 0");
 	return DDP_OK;
 }
 

@@ -212,5 +212,5 @@ const ddp_strategy ddp_device_compress_strategy = {
 	.name = "all_reduce in 16 bits", .shard = DDP_SHARD_NONE,
 	.prepare = prepare_on_device, .open = open_memory, .close = close_on_device,
 	.start = start, .wait = wait_on_device, .end_all = end_all,
-	.discard = ddp_device_discard_step, .reduce = ddp_device_finish, .update = ddp_device_update,
+	.reduce = ddp_device_finish, .update = ddp_device_update,
 };

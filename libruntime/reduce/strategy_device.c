@@ -57,14 +57,6 @@ static ddp_status end_all(ddp_model *model)
 	return status;
 }
 
-/* A failure is the device's, and known to the next who uses it. */
-void ddp_device_discard_step(ddp_model *model)
-{
-	double *loss = model->results->loss;
-
-	(void)ddp_device_fill(model->place.device, model->place.stream, loss, 0, sizeof(*loss));
-}
-
 /* In the pieces, and in the order, in which the host sums squares. */
 static void enqueue_squares(ddp_model *model)
 {
@@ -176,5 +168,5 @@ const ddp_strategy ddp_device_strategy = {
 	.name = "all_reduce", .shard = DDP_SHARD_NONE,
 	.prepare = prepare, .close = close_memory,
 	.start = start, .wait = wait, .end_all = end_all,
-	.discard = ddp_device_discard_step, .reduce = ddp_device_finish, .update = ddp_device_update,
+	.reduce = ddp_device_finish, .update = ddp_device_update,
 };

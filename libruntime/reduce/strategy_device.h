@@ -4,8 +4,7 @@
 
 #include "reduce/strategy.h"
 
-/* As discard(), reduce() and update() of ddp_strategy. */
-void ddp_device_discard_step(struct ddp_model *model);
+/* As reduce() and update() of ddp_strategy. */
 ddp_status ddp_device_finish(struct ddp_model *model, double *squares);
 ddp_status ddp_device_update(struct ddp_model *model, const ddp_update *update, bool reduced,
                              double *squares);

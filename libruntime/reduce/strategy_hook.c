@@ -111,6 +111,6 @@ static void close_on_device(ddp_model *model)
 const ddp_strategy ddp_device_hook_strategy = {
 	.name = "hook", .shard = DDP_SHARD_NONE,
 	.prepare = prepare_on_device, .close = close_on_device,
-	.start = start, .wait = wait_on_device, .discard = ddp_device_discard_step,
+	.start = start, .wait = wait_on_device,
 	.reduce = ddp_device_finish, .update = ddp_device_update,
 };

@@ -373,6 +373,54 @@ static void a_step_that_is_refused_leaves_no_trace(void **state)
 	assert_int_equal(run_ranks_with(2, &on_test, refuse, &options), 0);
 }
 
+/* The step of a rank that has finished: what has piled up there is forgotten. */
+static void join(side *s, int step, ddp_step_stats *stats)
+{
+	const double loss = 5;
+
+	CHECK_OK(ddp_set_sync(s->model, false));
+	set_gradient(s, step, 2);
+	if (s->stream != NULL)
+		copy(s, ddp_device_loss(s->model), &loss, sizeof(loss));
+	CHECK_OK(ddp_join(s->model, stats));
+}
+
+static int finish_early(ddp_context *context, void *user)
+{
+	static side both[2]; /* the host's, and that of the device */
+	ddp_step_stats stats[2];
+
+	for (int i = 0; i < 2; i++)
+		make(&both[i], context, user, i == 1);
+	for (int step = 1; step <= STEPS; step++) {
+		for (int i = 0; i < 2; i++) {
+			if (ddp_comm_rank(ddp_world(context)) == 0)
+				train_step(&both[i], step, false, &stats[i]);
+			else
+				join(&both[i], step, &stats[i]);
+			CHECK(stats[i].active_ranks == 1 && stats[i].loss == 1);
+		}
+		expect_same(&both[0], &both[1]);
+	}
+	for (int i = 0; i < 2; i++) {
+		CHECK_OK(ddp_join(both[i].model, &stats[i]));
+		CHECK(stats[i].active_ranks == 0 && stats[i].step == STEPS);
+	}
+	expect_same(&both[0], &both[1]);
+	for (int i = 1; i >= 0; i--)
+		unmake(&both[i]);
+	return 0;
+}
+
+static void a_rank_that_has_finished_adds_nothing(void **state)
+{
+	ddp_model_options options = { .size = sizeof(options), .shard = DDP_SHARD_NONE, .bucket_mb = 0.02,
+	                              .unused = DDP_UNUSED_SKIP };
+
+	(void)state;
+	assert_int_equal(run_ranks_with(2, &on_test, finish_early, &options), 0);
+}
+
 /* Saved there, loaded here and there, trained on. */
 static int save_and_load(ddp_context *context, void *user)
 {
@@ -413,32 +461,39 @@ static void checkpoints_are_those_of_the_host(void **state)
 
 enum { SEEN = 30 };
 
-static const ddp_param with_buffer[] = {
-	{ .name = "weight", .ndim = 1, .shape = { 40 } },
-	{ .name = "seen", .ndim = 1, .shape = { SEEN }, .kind = DDP_BUFFER_BROADCAST },
+enum { WEIGHT, SENT, MEAN, TENSORS };
+
+static const ddp_param with_buffers[TENSORS] = {
+	[WEIGHT] = { .name = "weight", .ndim = 1, .shape = { 40 } },
+	[SENT] = { .name = "sent", .ndim = 1, .shape = { SEEN }, .kind = DDP_BUFFER_BROADCAST },
+	[MEAN] = { .name = "mean", .ndim = 1, .shape = { SEEN }, .kind = DDP_BUFFER_MEAN },
 };
 
-/* Rank 0's, unless what its forward wrote is not finite. */
-static void share_seen(side *s, int step, float *got)
+/* Rank 0's, or the mean; rank 1's alone where what rank 0's forward wrote is not finite. */
+static void share_seen(side *s, int step, float (*got)[SEEN])
 {
 	const int rank = ddp_comm_rank(ddp_world(s->context));
 
-	for (int i = 0; i < SEEN; i++)
-		s->host[i] = (float)(100 * step + 10 * rank + i);
-	if (step == 2 && rank == 0)
-		s->host[3] = NAN;
-	copy(s, ddp_param_data(s->model, 1), s->host, SEEN * sizeof(float));
-	CHECK_OK(ddp_grad_ready(s->model, 0));
+	for (int b = SENT; b <= MEAN; b++) {
+		for (int i = 0; i < SEEN; i++)
+			s->host[i] = (float)(100 * step + 10 * rank + b + i);
+		if (step == 2 && rank == 0)
+			s->host[3] = NAN;
+		copy(s, ddp_param_data(s->model, b), s->host, sizeof(got[b]));
+	}
+	CHECK_OK(ddp_grad_ready(s->model, WEIGHT));
 	CHECK_OK(ddp_step(s->model, 1, 1, NULL));
-	copy(s, got, ddp_param_data(s->model, 1), SEEN * sizeof(float));
-	for (int i = 0; i < SEEN; i++)
-		CHECK(got[i] == (float)(100 * step + (step == 2 ? 10 : 0) + i));
+	for (int b = SENT; b <= MEAN; b++) {
+		copy(s, got[b], ddp_param_data(s->model, b), sizeof(got[b]));
+		for (int i = 0; i < SEEN; i++)
+			CHECK(got[b][i] == (float)(100 * step + (step == 2 ? 10 : b == MEAN ? 5 : 0) + b + i));
+	}
 }
 
 static int share_buffers(ddp_context *context, void *user)
 {
 	ddp_model_options options = { .size = sizeof(options), .memory = DDP_MEMORY_DEVICE };
-	float got[SEEN];
+	float got[TENSORS][SEEN];
 	static side s;
 	int64_t step;
 
@@ -446,7 +501,7 @@ static int share_buffers(ddp_context *context, void *user)
 	s = (side){ .context = context };
 	CHECK_OK(ddp_device_queue_create(context->device, DDP_DEVICE_NORMAL, &s.stream));
 	options.stream = s.stream;
-	CHECK_OK(ddp_model_create(context, with_buffer, 2, &options, &s.model));
+	CHECK_OK(ddp_model_create(context, with_buffers, TENSORS, &options, &s.model));
 	CHECK_OK(ddp_broadcast_params(s.model));
 	share_seen(&s, 1, got);
 	share_seen(&s, 2, got);
@@ -454,9 +509,10 @@ static int share_buffers(ddp_context *context, void *user)
 	ddp_model_free(s.model);
 	options.memory = DDP_MEMORY_HOST;
 	options.stream = NULL;
-	CHECK_OK(ddp_model_create(context, with_buffer, 2, &options, &s.model));
+	CHECK_OK(ddp_model_create(context, with_buffers, TENSORS, &options, &s.model));
 	CHECK_OK(ddp_checkpoint_load(s.model, NULL, test_folder, &step));
-	CHECK(step == 2 && memcmp(got, ddp_param_data(s.model, 1), sizeof(got)) == 0);
+	for (int b = SENT; b <= MEAN; b++)
+		CHECK(step == 2 && memcmp(got[b], ddp_param_data(s.model, b), sizeof(got[b])) == 0);
 	ddp_model_free(s.model);
 	CHECK_OK(ddp_device_queue_free(context->device, s.stream));
 	return 0;
@@ -506,13 +562,6 @@ static int cannot(ddp_context *context, void *user)
 		CHECK(strstr(ddp_last_error(), "model option shard") != NULL);
 	}
 	CHECK(model == NULL);
-	if (context->device == NULL)
-		return 0;
-	ddp_param mean[] = { with_buffer[0], with_buffer[1] };
-	mean[1].kind = DDP_BUFFER_MEAN;
-	options.shard = DDP_SHARD_NONE;
-	CHECK(ddp_model_create(context, mean, 2, &options, &model) == DDP_ERR_UNSUPPORTED);
-	CHECK(strstr(ddp_last_error(), "make them DDP_BUFFER_BROADCAST") != NULL);
 	return 0;
 }
 
@@ -530,6 +579,7 @@ int main(void)
 		cmocka_unit_test(nothing_in_backward_waits),
 		cmocka_unit_test(the_hosts_waits_count_as_what_the_device_does_meanwhile),
 		cmocka_unit_test(a_step_that_is_refused_leaves_no_trace),
+		cmocka_unit_test(a_rank_that_has_finished_adds_nothing),
 		cmocka_unit_test_setup_teardown(checkpoints_are_those_of_the_host, folder_make, folder_remove),
 		cmocka_unit_test_setup_teardown(buffers_are_made_alike_there, folder_make, folder_remove),
 		cmocka_unit_test(memory_is_freed_behind_its_work),

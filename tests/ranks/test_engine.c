@@ -17,6 +17,7 @@
 
 #include <cmocka.h>
 
+#include "device/device.h"
 #include "kernels.h"
 #include "reduce/model_state.h"
 #include "tests/support/comm_ranks.h"
@@ -316,7 +317,7 @@ static void plain_buffer(const scenario *s, plain *x, int rank, int step, int p)
 			sum += has_joined(s, r, step) ? 0 : buffer(s, r, step, i);
 		if (s->params[p].kind == DDP_BUFFER_LOCAL && has_joined(s, rank, step))
 			continue;
-		x->params[p][i] = s->params[p].kind == DDP_BUFFER_MEAN ? sum / (float)active_ranks(s, step)
+		x->params[p][i] = s->params[p].kind == DDP_BUFFER_MEAN ? sum * (1 / (float)active_ranks(s, step))
 		                : buffer(s, s->params[p].kind == DDP_BUFFER_LOCAL ? rank : first, step, i);
 	}
 }
@@ -347,11 +348,44 @@ static double plain_step(const scenario *s, plain *x, int rank, int step)
 
 /* ---- the library ----------------------------------------------------------------- */
 
+/* Where the model is. */
+typedef struct place {
+	ddp_device *device;       /* the asynchronous test device; NULL: the host */
+	ddp_device_queue *stream;
+	float *rows;              /* there, and behind them their indices */
+} place;
+
+static const place on_host;
+static place on_device; /* of this rank */
+static const place *where = &on_host;
+
+/* Between the model's memory and the host's. */
+static void copy(void *to, const void *from, size_t bytes)
+{
+	if (where->device == NULL) {
+		memcpy(to, from, bytes);
+		return;
+	}
+	CHECK_OK(ddp_device_copy(where->device, where->stream, to, from, bytes));
+	CHECK_OK(ddp_device_queue_sync(where->device, where->stream));
+}
+
+static size_t bytes_of(const ddp_model *model, int p)
+{
+	return (size_t)ddp_param_count(model, p) * sizeof(float);
+}
+
 static void add_gradients(const scenario *s, ddp_model *model, int rank, int step, int batch)
 {
+	static float values[ELEMENTS_MAX];
+
 	for (int p = 0; p < s->count; p++) {
-		for (int64_t i = 0; i < ddp_param_count(model, p) && adds(s, rank, step, batch, p); i++)
-			ddp_param_grad(model, p)[i] += gradient(s, rank, step, batch, p, i);
+		if (adds(s, rank, step, batch, p)) {
+			copy(values, ddp_param_grad(model, p), bytes_of(model, p));
+			for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+				values[i] += gradient(s, rank, step, batch, p, i);
+			copy(ddp_param_grad(model, p), values, bytes_of(model, p));
+		}
 		if (s->early[p] && adds(s, rank, step, batch, p) && batch < s->accumulate - 1)
 			CHECK_OK(ddp_grad_ready(model, p)); /* sync is off */
 	}
@@ -359,9 +393,14 @@ static void add_gradients(const scenario *s, ddp_model *model, int rank, int ste
 
 static void write_buffers(const scenario *s, ddp_model *model, int rank, int step)
 {
+	static float values[ELEMENTS_MAX];
+
 	for (int p = 0; p < s->count; p++) {
-		for (int64_t i = 0; i < ddp_param_count(model, p) && is_buffer(s, p); i++)
-			ddp_param_data(model, p)[i] = buffer(s, rank, step, i);
+		if (!is_buffer(s, p))
+			continue;
+		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+			values[i] = buffer(s, rank, step, i);
+		copy(ddp_param_data(model, p), values, bytes_of(model, p));
 	}
 }
 
@@ -376,7 +415,14 @@ static void add_the_rows(const scenario *s, ddp_model *model, int rank, int step
 	int64_t width = ddp_param_count(model, p) / s->params[p].shape[0];
 	for (int64_t i = 0; i < count * width; i++)
 		values[i] = gradient(s, rank, step, 7, p, i);
-	CHECK_OK(ddp_grad_rows(model, p, index, values, count));
+	if (where->device == NULL) {
+		CHECK_OK(ddp_grad_rows(model, p, index, values, count));
+		return;
+	}
+	int32_t *index_there = (int32_t *)(void *)(where->rows + ROWS_MAX * width);
+	copy(where->rows, values, (size_t)(count * width) * sizeof(float));
+	copy(index_there, index, (size_t)count * sizeof(*index));
+	CHECK_OK(ddp_grad_rows(model, p, index_there, where->rows, count));
 }
 
 /* In an order of its own on each rank; what is not used may be announced or not. */
@@ -430,49 +476,84 @@ static void train_step(const scenario *s, ddp_model *model, int rank, int step, 
 /* All but a buffer is in bf16, too, if the scenario says so. */
 static void expect_rounded(const scenario *s, ddp_model *model, int p)
 {
-	static uint16_t nearest[ELEMENTS_MAX];
+	static uint16_t nearest[ELEMENTS_MAX], got[ELEMENTS_MAX];
+	static float masters[ELEMENTS_MAX];
 	const uint16_t *rounded = ddp_param_bf16(model, p);
 	const int64_t count = ddp_param_count(model, p);
 
 	CHECK((rounded != NULL) == (s->options.bf16_params && !is_buffer(s, p)));
 	if (rounded == NULL)
 		return;
-	dk_to_bf16(nearest, ddp_param_data(model, p), count);
-	CHECK(memcmp(rounded, nearest, (size_t)count * sizeof(*nearest)) == 0);
+	copy(masters, ddp_param_data(model, p), bytes_of(model, p));
+	copy(got, rounded, (size_t)count * sizeof(*got));
+	dk_to_bf16(nearest, masters, count);
+	CHECK(memcmp(got, nearest, (size_t)count * sizeof(*nearest)) == 0);
 }
 
 static void expect_params(const scenario *s, ddp_model *model, float (*wanted)[ELEMENTS_MAX])
 {
+	static float got[ELEMENTS_MAX];
+
 	for (int p = 0; p < s->count; p++) {
-		const float *data = ddp_param_data(model, p), *grad = ddp_param_grad(model, p);
-		CHECK(memcmp(data, wanted[p], (size_t)ddp_param_count(model, p) * sizeof(float)) == 0);
+		const float *grad = ddp_param_grad(model, p);
+		copy(got, ddp_param_data(model, p), bytes_of(model, p));
+		CHECK(memcmp(got, wanted[p], bytes_of(model, p)) == 0);
 		CHECK((grad != NULL) == is_trained(s, p));
+		if (grad != NULL)
+			copy(got, grad, bytes_of(model, p));
 		for (int64_t i = 0; i < ddp_param_count(model, p) && grad != NULL; i++)
-			CHECK(grad[i] == 0);
+			CHECK(got[i] == 0);
 		expect_rounded(s, model, p);
 	}
 }
 
+/* The program's own memory for parameters (0) or gradients (1). NaN: nobody may use what was
+   there, or is behind. */
+static float *own_memory(int which, size_t bytes)
+{
+	static float here[2][PARAMS_MAX * ELEMENTS_MAX] __attribute__((aligned(64)));
+	void *memory;
+
+	CHECK(bytes <= sizeof(here[which]));
+	memset(here[which], 0xff, sizeof(here[which]));
+	if (where->device == NULL)
+		return here[which];
+	CHECK_OK(ddp_device_alloc(where->device, bytes, &memory));
+	CHECK_OK(ddp_device_fill(where->device, where->stream, memory, 0xff, bytes));
+	return memory;
+}
+
+static void unmake(ddp_model *model)
+{
+	float *const own[] = { model->settings.params_memory, model->settings.grads_memory };
+
+	ddp_model_free(model);
+	for (int i = 0; i < 2 && where->device != NULL; i++)
+		CHECK_OK(ddp_device_free(where->device, own[i]));
+}
+
 static ddp_model *make(ddp_context *context, const scenario *s, const ddp_model_options *options)
 {
-	static float own[2][PARAMS_MAX * ELEMENTS_MAX] __attribute__((aligned(64)));
+	static float values[ELEMENTS_MAX];
 	ddp_model_options given = *options;
 	size_t bytes[2];
 	ddp_model *model;
 
 	CHECK_OK(ddp_model_bytes(s->params, s->count, &bytes[0], &bytes[1]));
-	CHECK(bytes[1] <= bytes[0] && bytes[0] <= sizeof(own[0]));
-	memset(own, 0xff, sizeof(own)); /* NaN: nobody may use what was there, or is behind */
+	CHECK(bytes[1] <= bytes[0]);
+	given.memory = where->device != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST;
+	given.stream = where->stream;
 	/* In the ranks' shared memory, the default is a way of its own. */
-	given.params_memory = s->own_params && options->shard != DDP_SHARD_AUTO ? own[0] : NULL;
-	given.grads_memory = s->own_grads && options->shard != DDP_SHARD_AUTO ? own[1] : NULL;
+	given.params_memory = s->own_params && options->shard != DDP_SHARD_AUTO ? own_memory(0, bytes[0]) : NULL;
+	given.grads_memory = s->own_grads && options->shard != DDP_SHARD_AUTO ? own_memory(1, bytes[1]) : NULL;
 	CHECK_OK(ddp_model_create(context, s->params, s->count, &given, &model));
 	const int nodes = ddp_comm_nodes(context->world);
 	CHECK((model->strategy == &ddp_nodes_strategy) ==
 	      (options->shard == DDP_SHARD_AUTO && nodes > 1 && s->ranks > nodes));
 	for (int p = 0; p < s->count; p++) {
 		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
-			ddp_param_data(model, p)[i] = (float)p + (float)i / 64;
+			values[i] = (float)p + (float)i / 64;
+		copy(ddp_param_data(model, p), values, bytes_of(model, p));
 	}
 	if (options->bf16_params)
 		CHECK_OK(ddp_broadcast_params(model));
@@ -521,7 +602,7 @@ static void train_by(ddp_context *context, const scenario *s, const ddp_model_op
 	/* Of numbers that are not whole, the first way tells what the others are to come to. */
 	static float wanted[PARAMS_MAX][ELEMENTS_MAX];
 	for (int p = 0; p < s->count && first; p++)
-		memcpy(wanted[p], ddp_param_data(model, p), (size_t)ddp_param_count(model, p) * sizeof(float));
+		copy(wanted[p], ddp_param_data(model, p), bytes_of(model, p));
 	if (!rows_matter(s))
 		expect_params(s, model, wanted);
 	/* All have finished: that is no step. */
@@ -529,7 +610,7 @@ static void train_by(ddp_context *context, const scenario *s, const ddp_model_op
 	CHECK(stats.active_ranks == 0 && stats.step == STEPS);
 	if (s->whole)
 		expect_params(s, model, x->params);
-	ddp_model_free(model);
+	unmake(model);
 }
 
 static ddp_context context_of(ddp_comm *comm)
@@ -540,6 +621,27 @@ static ddp_context context_of(ddp_comm *comm)
 	context.job.world_size = ddp_comm_size(comm);
 	CHECK_OK(ddp_watch_open(&context.job, &context.watch));
 	return context;
+}
+
+/* Takes its time, but not long for each of the many pieces of work. */
+static void open_device(ddp_comm *comm, ddp_context *context)
+{
+	const ddp_device_options options = { .seed = 1, .delay_us = 20, .check_order = true };
+	void *rows;
+
+	CHECK_OK(ddp_device_open("test", &options, &on_device.device));
+	ddp_comm_use_device(comm, on_device.device);
+	context->device = on_device.device;
+	CHECK_OK(ddp_device_queue_create(on_device.device, DDP_DEVICE_NORMAL, &on_device.stream));
+	CHECK_OK(ddp_device_alloc(on_device.device, (ELEMENTS_MAX + ROWS_MAX) * sizeof(float), &rows));
+	on_device.rows = rows;
+}
+
+/* The device itself is in use as long as the communicator is there. */
+static void close_device(void)
+{
+	CHECK_OK(ddp_device_free(on_device.device, on_device.rows));
+	CHECK_OK(ddp_device_queue_free(on_device.device, on_device.stream));
 }
 
 static ddp_status all_reduce(void *user, const ddp_grad_bucket *bucket)
@@ -561,26 +663,30 @@ static int every_way(ddp_comm *comm, void *argument)
 		bool no_overlap;
 		ddp_compression compress;
 		ddp_bucket_hook hook;
-		bool late;
+		bool late, there;
 	} ways[] = {
-		{ DDP_SHARD_NONE, false, DDP_COMPRESS_NONE, { 0 }, false },
-		{ DDP_SHARD_NONE, true, DDP_COMPRESS_NONE, { 0 }, false },
-		{ DDP_SHARD_AUTO, false, DDP_COMPRESS_NONE, { 0 }, false },
-		{ DDP_SHARD_STATE, false, DDP_COMPRESS_NONE, { 0 }, false },
-		{ DDP_SHARD_GRADIENTS, false, DDP_COMPRESS_NONE, { 0 }, false },
-		{ DDP_SHARD_GRADIENTS, true, DDP_COMPRESS_NONE, { 0 }, false },
-		{ DDP_SHARD_GRADIENTS, false, DDP_COMPRESS_NONE, { 0 }, true },
-		{ DDP_SHARD_GRADIENTS, true, DDP_COMPRESS_NONE, { 0 }, true },
-		{ DDP_SHARD_STATE, false, DDP_COMPRESS_NONE, { 0 }, true },
-		{ DDP_SHARD_NONE, false, DDP_COMPRESS_NONE, { .start = all_reduce, .finish = nothing_left }, false },
-		{ DDP_SHARD_NONE, false, DDP_COMPRESS_BF16, { 0 }, false },
-		{ DDP_SHARD_NONE, false, DDP_COMPRESS_F16, { 0 }, false },
-		{ DDP_SHARD_NONE, false, DDP_COMPRESS_POWERSGD, { 0 }, false },
+		{ .shard = DDP_SHARD_NONE },
+		{ .shard = DDP_SHARD_NONE, .no_overlap = true },
+		{ .shard = DDP_SHARD_AUTO },
+		{ .shard = DDP_SHARD_STATE },
+		{ .shard = DDP_SHARD_GRADIENTS },
+		{ .shard = DDP_SHARD_GRADIENTS, .no_overlap = true },
+		{ .shard = DDP_SHARD_GRADIENTS, .late = true },
+		{ .shard = DDP_SHARD_GRADIENTS, .no_overlap = true, .late = true },
+		{ .shard = DDP_SHARD_STATE, .late = true },
+		{ .shard = DDP_SHARD_NONE, .hook = { .start = all_reduce, .finish = nothing_left } },
+		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_BF16 },
+		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_F16 },
+		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_POWERSGD },
+		{ .shard = DDP_SHARD_NONE, .there = true },
+		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_BF16, .no_overlap = true, .there = true },
+		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_F16, .there = true },
 	};
 	const scenario *s = argument;
 	ddp_context context = context_of(comm);
 	static plain x;
 
+	open_device(comm, &context);
 	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
 		ddp_model_options options = s->options;
 		options.shard = ways[w].shard;
@@ -595,8 +701,10 @@ static int every_way(ddp_comm *comm, void *argument)
 		/* The same as DDP_SHARD_STATE, then. */
 		if (options.shard == DDP_SHARD_AUTO && ddp_comm_nodes(comm) == 1 && !s->own_params && !s->own_grads)
 			continue;
+		where = ways[w].there ? &on_device : &on_host;
 		train_by(&context, s, &options, &x, w == 0);
 	}
+	close_device();
 	ddp_watch_close(context.watch);
 	return 0;
 }
