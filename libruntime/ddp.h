@@ -755,10 +755,13 @@ typedef struct ddp_model_options {
  * calls below work on `stream`, behind what it holds when they are called, and before what it
  * is given afterwards: so ddp_grad_ready() means that the gradient is complete when the
  * stream has come so far, and the host goes on. The end of a step waits for the backward
- * pass, since ranks have to agree on it, and for its sums of squares. Nothing can be sharded,
- * sent by DDP_COMPRESS_POWERSGD, or left to ranks themselves (local_steps). Indices of
- * ddp_grad_rows() are not checked, and they and the values are the device's, too, and are left
- * alone as long as the stream needs them.
+ * pass, since ranks have to agree on it, and for its sums of squares. DDP_SHARD_AUTO is
+ * DDP_SHARD_NONE; DDP_SHARD_STATE goes the way that it has over several nodes, and with
+ * DDP_SHARD_GRADIENTS no gradients go back to the system: on a device both take 8 + 12/N bytes
+ * with the parameter's own 4. After ddp_param_wait() what the stream is given waits, and not the
+ * host. DDP_COMPRESS_POWERSGD is DDP_ERR_UNSUPPORTED. Indices of ddp_grad_rows() are not checked,
+ * and they and the values are the device's, too, and are left alone as long as the stream needs
+ * them.
  * If the context's device has the host's memory, DDP_MEMORY_DEVICE is the same as the host's.
  */
 

@@ -147,11 +147,11 @@ reduce_sources = \
 	libruntime/reduce/powersgd.c libruntime/reduce/powersgd.h \
 	libruntime/reduce/reducer.c libruntime/reduce/reducer.h \
 	libruntime/reduce/rows.c libruntime/reduce/rows.h \
+	libruntime/reduce/squares.c libruntime/reduce/squares.h \
 	libruntime/reduce/step.c \
 	libruntime/reduce/strategy.c libruntime/reduce/strategy.h \
 	libruntime/reduce/strategy_all_reduce.c libruntime/reduce/strategy_all_reduce.h \
 	libruntime/reduce/strategy_compress.c \
-	libruntime/reduce/strategy_device.c libruntime/reduce/strategy_device.h \
 	libruntime/reduce/strategy_hook.c \
 	libruntime/reduce/strategy_node.c libruntime/reduce/strategy_node.h \
 	libruntime/reduce/strategy_nodes.c \

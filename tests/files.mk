@@ -43,7 +43,8 @@ check-torch: libruntime/libddp.la
 	$(PYTHON) $(top_srcdir)/tests/ranks/powersgd_torch.py --figures
 EXTRA_DIST += tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py
 # Takes each wait for an event out once, and wants a test to fail then.
-check-waits: tests/ranks/test_device_model tests/ranks/test_device_ways tests/ranks/test_comm_device tests/unit/test_kernel_device
+check-waits: tests/ranks/test_device_model tests/ranks/test_device_ways tests/ranks/test_comm_device \
+		tests/unit/test_kernel_device tests/support/nccl_standin.la
 	$(top_srcdir)/tests/support/check-waits $(top_srcdir)
 # 256 ranks on 16 nodes of a throw-away cluster; needs root.
 check-scale: all tests/cluster/scale_probe
@@ -234,8 +235,8 @@ tests_ranks_test_checkpoint_SOURCES = tests/ranks/test_checkpoint.c \
 tests_ranks_test_checkpoint_load_SOURCES = tests/ranks/test_checkpoint_load.c tests/support/checkpoint_jobs.c
 tests_ranks_test_checkpoint_load_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,--wrap=calloc
 tests_ranks_test_checkpoint_beside_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=fsync -Wl,--wrap=pthread_create
-tests_ranks_test_device_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_place_read -Wl,--wrap=ddp_reducer_end
-tests_ranks_test_device_ways_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_spans_union
+tests_ranks_test_device_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_place_read -Wl,--wrap=ddp_wait_timed
+tests_ranks_test_device_ways_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_spans_union -Wl,--wrap=ddp_place_alloc
 tests_ranks_test_local_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_reducer_run
 tests_ranks_test_model_SOURCES = tests/ranks/test_model.c tests/support/three_params.c tests/support/three_params.h
 tests_ranks_test_model_refusals_SOURCES = tests/ranks/test_model_refusals.c tests/support/three_params.c

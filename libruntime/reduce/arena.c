@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "base/pages.h"
-#include "device/device.h"
 #include "reduce/facts.h"
 
 static ddp_status map(size_t bytes, ddp_arena *arena)
@@ -24,7 +23,7 @@ ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, float *lent, i
                           bool gives_back, ddp_arena *arena)
 {
 	ddp_arena made = { .bytes = ddp_whole_pages((size_t)elements * sizeof(float)),
-	                   .gives_back = gives_back, .place = place };
+	                   .gives_back = gives_back && place->device == NULL, .place = place };
 	void *memory = NULL;
 	ddp_status status;
 
@@ -34,12 +33,11 @@ ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, float *lent, i
 		/* A device may fail on this rank alone. */
 		return place->device != NULL ? ddp_status_agree(comm, status, "clear its memory") : status;
 	}
-	if (gives_back)
+	if (made.gives_back)
 		status = ddp_status_agree(comm, map(made.bytes, &made), "map its memory");
 	else
-		status = ddp_mem_alloc_on(comm, place->device != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST,
-		                          made.bytes, &memory);
-	if (!gives_back && status == DDP_OK)
+		status = ddp_mem_alloc_on(comm, ddp_place_memory(place), made.bytes, &memory);
+	if (!made.gives_back && status == DDP_OK)
 		made.data = memory;
 	if (status != DDP_OK) {
 		ddp_arena_close(comm, &made);
@@ -67,7 +65,7 @@ ddp_status ddp_arena_clear(const ddp_arena *arena, int64_t begin, int64_t end)
 	char *inner = (char *)arena->data + first;
 
 	if (arena->place->device != NULL)
-		return ddp_device_fill(arena->place->device, arena->place->stream, from, 0, (size_t)(to - from));
+		return ddp_place_clear(arena->place, from, (size_t)(to - from));
 
 	/* Where there are no pages to give back, or the system does not take them. */
 	if (!arena->gives_back || first >= last || madvise(inner, last - first, MADV_DONTNEED) != 0) {

@@ -53,7 +53,7 @@ static ddp_status make_reducer(ddp_model *model)
 {
 	ddp_reducer reducer = {
 		.comm = model->context->world, .watch = model->context->watch, .plan = &model->plan,
-		.model = model, .start = model->strategy->start != NULL ? ddp_grads_start : NULL,
+		.place = &model->place, .model = model, .start = model->strategy->start != NULL ? ddp_grads_start : NULL,
 		.communicates = communicates(model), .overlaps = !model->settings.no_overlap,
 		.totals_max = DDP_CONSENSUS_COUNT + (size_t)ddp_uses_words_max(&model->uses),
 	};
@@ -67,23 +67,16 @@ static ddp_status make_reducer(ddp_model *model)
 static ddp_status choose_strategy(ddp_model *model, int ranks)
 {
 	const ddp_model_settings *settings = &model->settings;
-	const char *other = settings->compress == DDP_COMPRESS_POWERSGD ? "compress"
-	                    : settings->local_steps > 0                     ? "local_steps"
-	                    : settings->shard > DDP_SHARD_NONE              ? "shard"
-	                                                                    : NULL;
+	const bool on_host = model->place.device == NULL;
 
-	if (model->place.device == NULL) {
-		model->strategy = ddp_strategy_choose(settings, ranks, ddp_comm_nodes(model->context->world));
-		return DDP_OK;
-	}
-	if (ddp_optimizer_is_whole(settings->optim.kind))
+	if (!on_host && ddp_optimizer_is_whole(settings->optim.kind))
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "model option optimizer: %s updates whole tensors, and in the "
 		                "host's memory only yet; take another, or train there",
 		                ddp_optimizer_name(settings->optim.kind));
-	if (other != NULL)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "model option %s: gradients on a device are all-reduced in f32 "
-		                "or 16 bits, or by a hook; leave it out, or train in the host's memory", other);
-	model->strategy = ddp_strategy_choose_on_device(settings, ranks);
+	if (!on_host && settings->compress == DDP_COMPRESS_POWERSGD)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "model option compress: DDP_COMPRESS_POWERSGD works in the host's "
+		                "memory only; take DDP_COMPRESS_BF16 or DDP_COMPRESS_F16, or train there");
+	model->strategy = ddp_strategy_choose(settings, ranks, ddp_comm_nodes(model->context->world), on_host);
 	return DDP_OK;
 }
 
@@ -142,7 +135,8 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 		status = choose_strategy(model, ranks);
 	if (status != DDP_OK)
 		return status;
-	const int rows_among = model->strategy->moves_rows ? ranks : 1;
+	/* On a device they are added to the dense part where they are. */
+	const int rows_among = model->strategy->moves_rows && model->place.device == NULL ? ranks : 1;
 	status = ddp_layout_make(params, count, &model->layout);
 	if (status == DDP_OK)
 		status = ddp_layout_arrange(&model->layout, rows_among);
@@ -163,6 +157,10 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 		status = make_uses(model, ranks);
 	if (status == DDP_OK)
 		status = make_reducer(model);
+	if (status == DDP_OK)
+		status = ddp_squares_open(model);
+	if (status == DDP_OK && model->place.device != NULL)
+		status = ddp_on_device_open(model);
 	if (status == DDP_OK && model->strategy->prepare != NULL)
 		status = model->strategy->prepare(model);
 	return status;
@@ -245,6 +243,8 @@ void ddp_model_free(ddp_model *model)
 	ddp_reducer_free(&model->reducer);
 	if (model->strategy != NULL && model->strategy->close != NULL)
 		model->strategy->close(model);
+	ddp_on_device_close(model);
+	ddp_squares_close(model);
 	ddp_rows_free(&model->rows);
 	ddp_arena_close(comm, &model->grads_memory);
 	ddp_arena_close(comm, &model->params_memory);
@@ -282,7 +282,7 @@ float *ddp_param_grad(ddp_model *model, int param)
 	return slot != NULL && slot->kind == DDP_PARAM_TRAINED ? model->grads + slot->offset : NULL;
 }
 
-static ddp_status arrive(ddp_model *model, int64_t begin, int64_t end)
+ddp_status ddp_model_arrive_in(ddp_model *model, int64_t begin, int64_t end)
 {
 	if (model->strategy->arrive == NULL)
 		return DDP_OK;
@@ -296,7 +296,12 @@ static ddp_status arrive(ddp_model *model, int64_t begin, int64_t end)
 
 ddp_status ddp_model_arrive(ddp_model *model)
 {
-	return arrive(model, 0, model->layout.elements);
+	ddp_status status = ddp_model_arrive_in(model, 0, model->layout.elements);
+
+	/* Of what has failed, a device's queue does not know. */
+	if (status == DDP_OK && (status = ddp_model_end_buckets(model)) != DDP_OK)
+		model->partly_updated = true;
+	return status;
 }
 
 ddp_status ddp_param_wait(ddp_model *model, int param)
@@ -310,8 +315,8 @@ ddp_status ddp_param_wait(ddp_model *model, int param)
 		return ddp_fail(DDP_ERR_INVALID, "no parameter has index %d; there are %d", param,
 		                model->layout.count);
 	/* Of what is not trained, nothing is on its way. */
-	status = slot != NULL ? arrive(model, slot->offset, slot->offset + slot->count)
-	                      : ddp_model_arrive(model);
+	status = slot != NULL ? ddp_model_arrive_in(model, slot->offset, slot->offset + slot->count)
+	                      : ddp_model_arrive_in(model, 0, model->layout.elements);
 	if (status == DDP_OK)
 		return DDP_OK;
 	ddp_fail_context(status, "parameters of step %lld", (long long)model->steps);

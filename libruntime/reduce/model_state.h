@@ -13,6 +13,7 @@
 #include "reduce/place.h"
 #include "reduce/reducer.h"
 #include "reduce/rows.h"
+#include "reduce/squares.h"
 #include "reduce/strategy.h"
 #include "reduce/unit.h"
 #include "reduce/uses.h"
@@ -32,6 +33,7 @@ struct ddp_model {
 	ddp_units units;
 	ddp_place place;
 	ddp_results *results;   /* of a device; NULL on the host */
+	ddp_squares squares;
 	ddp_arena params_memory, grads_memory;
 	float *params, *grads;  /* their elements */
 	ddp_arena rounded_memory;
@@ -91,6 +93,9 @@ ddp_status ddp_model_not_updated(const ddp_model *model);
 /* Ends what is left of the step under way, whose buckets all ranks have started, and
    forgets its gradients. */
 ddp_status ddp_model_discard(ddp_model *model);
+
+/* Waits until the new parameters in elements [begin, end) are there; on a device, its queue does. */
+ddp_status ddp_model_arrive_in(ddp_model *model, int64_t begin, int64_t end);
 
 /* Elements [begin, end) of the parameters' arena are new: in bf16, too, as far as the model
    has that; on a device, when its queue has come here. */

@@ -21,12 +21,6 @@ static ddp_status lend_state(ddp_model *model)
 	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "the optimizer's state");
 }
 
-/* A bucket, and a unit, has at most one piece that is not a whole one. */
-static int64_t most_squares(const ddp_model *model)
-{
-	return model->layout.elements / DDP_PIECE_ELEMENTS + model->units.count + model->plan.count;
-}
-
 /* Of the loss, and the largest magnitude of each gradient. */
 static size_t step_bytes(const ddp_model *model)
 {
@@ -35,39 +29,32 @@ static size_t step_bytes(const ddp_model *model)
 
 ddp_status ddp_on_device_open(ddp_model *model)
 {
-	const int64_t squares = most_squares(model);
-	const size_t squares_bytes = (size_t)squares * sizeof(double);
 	ddp_results *made = calloc(1, sizeof(*made));
 	void *memory;
 
 	model->results = made;
-	if (made != NULL) {
-		made->squares_max = squares;
-		made->squares_here = malloc(squares_bytes);
+	if (made != NULL)
 		made->loss_here = malloc(step_bytes(model));
-	}
-	if (made == NULL || made->squares_here == NULL || made->loss_here == NULL)
+	if (made == NULL || made->loss_here == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for the results of a step");
 	made->largest_here = (float *)(made->loss_here + 1);
-	ddp_status status = ddp_place_alloc(&model->place, squares_bytes + step_bytes(model), &memory);
+	ddp_status status = ddp_place_alloc(&model->place, step_bytes(model), &memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "the results of a step");
-	made->squares = memory;
-	made->loss = made->squares + squares;
+	made->loss = memory;
 	made->largest = (float *)(made->loss + 1);
-	return lend_state(model);
+	return model->strategy->spreads ? DDP_OK : lend_state(model);
 }
 
 void ddp_on_device_close(ddp_model *model)
 {
 	ddp_results *results = model->results;
 
-	for (int i = 0; i < model->optim.state_count; i++)
-		ddp_place_free(&model->place, model->optim.state[i]);
 	if (results == NULL)
 		return;
-	ddp_place_free(&model->place, results->squares);
-	free(results->squares_here);
+	for (int i = 0; i < model->optim.state_count && !model->strategy->spreads; i++)
+		ddp_place_free(&model->place, model->optim.state[i]);
+	ddp_place_free(&model->place, results->loss);
 	free(results->loss_here);
 	free(results);
 	model->results = NULL;
@@ -103,10 +90,4 @@ ddp_status ddp_on_device_fetch(ddp_model *model, double *loss)
 	for (int i = 0; i < model->layout.count; i++)
 		ddp_magnitude_note(&model->magnitude, &model->layout.slots[i], results->largest_here[i]);
 	return DDP_OK;
-}
-
-ddp_status ddp_on_device_fetch_squares(ddp_model *model, int64_t count)
-{
-	return ddp_place_read(&model->place, model->results->squares_here, model->results->squares,
-	                      (size_t)count * sizeof(double));
 }

@@ -1,7 +1,7 @@
 /*
  * on_device: what a model keeps in a device's memory besides its arenas: the optimizer's
- * state, and what a step's kernels find out, which the host fetches once: the program's
- * loss, the largest magnitude of each gradient, and sums of squares.
+ * state, unless the strategy spreads it, and what backward's kernels find out, which the host
+ * fetches once: the program's loss, and the largest magnitude of each gradient.
  */
 #ifndef DDP_REDUCE_ON_DEVICE_H
 #define DDP_REDUCE_ON_DEVICE_H
@@ -11,11 +11,9 @@
 struct ddp_model;
 
 typedef struct ddp_results {
-	double *squares, *loss;  /* on the device, one behind the other: [squares_max], [1], */
-	float *largest;          /* [params] */
-	int64_t squares_max;
-	double *squares_here;    /* [squares_max]: as fetched */
-	double *loss_here;       /* [1]; behind it, [params]: */
+	double *loss;      /* on the device: [1]; behind it, [params]: */
+	float *largest;
+	double *loss_here; /* as fetched */
 	float *largest_here;
 } ddp_results;
 
@@ -32,7 +30,5 @@ ddp_status ddp_on_device_forget(struct ddp_model *model);
 /* Waits for backward: into the model's magnitude, what was looked at, and the program's loss,
    which begins again at 0. */
 ddp_status ddp_on_device_fetch(struct ddp_model *model, double *loss);
-/* Waits for so many sums of squares: into squares_here. */
-ddp_status ddp_on_device_fetch_squares(struct ddp_model *model, int64_t count);
 
 #endif

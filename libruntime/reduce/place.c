@@ -1,5 +1,6 @@
 #include "reduce/place.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -68,7 +69,9 @@ ddp_status ddp_place_read(const ddp_place *place, void *to, const void *from, si
 {
 	ddp_status status = DDP_OK;
 
-	for (size_t at = 0, part; at < bytes && status == DDP_OK; at += part) {
+	if (place->device == NULL)
+		memcpy(to, from, bytes);
+	for (size_t at = 0, part; at < bytes && place->device != NULL && status == DDP_OK; at += part) {
 		part = part_of(bytes - at);
 		status = ddp_device_copy(place->device, place->stream, place->staging, (const char *)from + at,
 		                         part);
@@ -84,7 +87,9 @@ ddp_status ddp_place_write(const ddp_place *place, void *to, const void *from, s
 {
 	ddp_status status = DDP_OK;
 
-	for (size_t at = 0, part; at < bytes && status == DDP_OK; at += part) {
+	if (place->device == NULL)
+		memcpy(to, from, bytes);
+	for (size_t at = 0, part; at < bytes && place->device != NULL && status == DDP_OK; at += part) {
 		part = part_of(bytes - at);
 		memcpy(place->staging, (const char *)from + at, part);
 		status = ddp_device_copy(place->device, place->stream, (char *)to + at, place->staging, part);
@@ -94,14 +99,26 @@ ddp_status ddp_place_write(const ddp_place *place, void *to, const void *from, s
 	return status;
 }
 
+ddp_status ddp_place_clear(const ddp_place *place, void *memory, size_t bytes)
+{
+	if (place->device != NULL)
+		return ddp_device_fill(place->device, place->stream, memory, 0, bytes);
+	memset(memory, 0, bytes);
+	return DDP_OK;
+}
+
 ddp_status ddp_place_alloc(const ddp_place *place, size_t bytes, void **memory)
 {
 	void *made;
 
+	if (place->device == NULL) {
+		*memory = calloc(1, bytes);
+		return *memory != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for %zu bytes", bytes);
+	}
 	ddp_status status = ddp_device_alloc(place->device, bytes, &made);
 	if (status != DDP_OK)
 		return status;
-	status = ddp_device_fill(place->device, place->stream, made, 0, bytes);
+	status = ddp_place_clear(place, made, bytes);
 	if (status == DDP_OK)
 		*memory = made;
 	else
@@ -111,6 +128,8 @@ ddp_status ddp_place_alloc(const ddp_place *place, size_t bytes, void **memory)
 
 void ddp_place_free(const ddp_place *place, void *memory)
 {
-	if (memory != NULL)
+	if (place->device == NULL)
+		free(memory);
+	else if (memory != NULL)
 		(void)ddp_device_free(place->device, memory);
 }

@@ -33,12 +33,15 @@ static inline ddp_memory ddp_place_memory(const ddp_place *place)
 /* Waits until the queue's work is done; then, how the work has failed, if it has. */
 ddp_status ddp_place_sync(const ddp_place *place);
 
-/* Between the place's memory and the host's; each waits for what the queue holds, then for
+/* Between the place's memory and the host's; on a device each waits for what the queue holds, then for
    the copy. Any thread, one at a time. */
 ddp_status ddp_place_read(const ddp_place *place, void *to, const void *from, size_t bytes);
 ddp_status ddp_place_write(const ddp_place *place, void *to, const void *from, size_t bytes);
 
-/* Memory of a place that is a device, zeroed in the order of its queue. */
+/* Sets the place's memory to 0; on a device, in the order of its queue. */
+ddp_status ddp_place_clear(const ddp_place *place, void *memory, size_t bytes);
+
+/* Memory of this rank's own, zeroed in that way. */
 ddp_status ddp_place_alloc(const ddp_place *place, size_t bytes, void **memory);
 void ddp_place_free(const ddp_place *place, void *memory);
 

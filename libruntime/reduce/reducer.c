@@ -1,5 +1,6 @@
 #include "reduce/reducer.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,12 +18,14 @@ ddp_status ddp_reducer_make(const ddp_layout *layout, int requests, ddp_reducer 
 		return status;
 	made.request_count = requests;
 	made.requests = calloc((size_t)requests, sizeof(*made.requests));
+	made.passed_max = 2 * requests;
+	made.passed = calloc((size_t)made.passed_max, sizeof(*made.passed));
 	/* Gradients and parameters; totals, norm, update, buffers (3); counts, indices and values of
 	   rows. */
 	made.spans_max = 2 * (size_t)requests + 6 + 3 * (size_t)layout->count;
 	made.spans = calloc(made.spans_max, sizeof(*made.spans));
 	made.totals = calloc(made.totals_max, sizeof(*made.totals));
-	if (made.requests == NULL || made.spans == NULL || made.totals == NULL) {
+	if (made.requests == NULL || made.passed == NULL || made.spans == NULL || made.totals == NULL) {
 		ddp_reducer_free(&made);
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d requests", requests);
 	}
@@ -34,6 +37,7 @@ void ddp_reducer_free(ddp_reducer *reducer)
 {
 	ddp_ready_free(&reducer->ready);
 	free(reducer->requests);
+	free(reducer->passed);
 	free(reducer->spans);
 	free(reducer->totals);
 	*reducer = (ddp_reducer){ 0 };
@@ -175,9 +179,46 @@ ddp_status ddp_reducer_wait_totals(ddp_reducer *reducer, double *totals)
 	return status;
 }
 
+/* The queue waits for it. */
+static ddp_status pass(ddp_reducer *reducer, ddp_request **request, const char *name, int64_t bytes)
+{
+	ddp_status status = DDP_OK;
+
+	if (reducer->passed_count == reducer->passed_max)
+		status = ddp_reducer_end_passed(reducer);
+	if (status == DDP_OK)
+		status = ddp_wait_on(*request, reducer->place->stream);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "%s", name);
+	ddp_passed *passed = &reducer->passed[reducer->passed_count++];
+	*passed = (ddp_passed){ .request = *request, .bytes = bytes };
+	snprintf(passed->name, sizeof(passed->name), "%s", name);
+	*request = NULL;
+	return DDP_OK;
+}
+
 ddp_status ddp_reducer_end(ddp_reducer *reducer, int request, const char *name, int64_t bytes)
 {
-	return wait_request(reducer, &reducer->requests[request], name, bytes);
+	ddp_request **ending = &reducer->requests[request];
+
+	if (*ending == NULL || reducer->place->device == NULL)
+		return wait_request(reducer, ending, name, bytes);
+	return pass(reducer, ending, name, bytes);
+}
+
+ddp_status ddp_reducer_end_passed(ddp_reducer *reducer)
+{
+	ddp_status status = DDP_OK;
+	int i = 0;
+
+	for (; i < reducer->passed_count && status == DDP_OK; i++) {
+		ddp_passed *passed = &reducer->passed[i];
+		status = wait_request(reducer, &passed->request, passed->name, passed->bytes);
+	}
+	/* Those behind an error are for ddp_reducer_abandon(). */
+	if (i == reducer->passed_count)
+		reducer->passed_count = 0;
+	return status;
 }
 
 void ddp_reducer_reset(ddp_reducer *reducer)
@@ -194,7 +235,14 @@ bool ddp_reducer_busy(const ddp_reducer *reducer)
 		if (reducer->requests[k] != NULL)
 			return true;
 	}
-	return false;
+	return reducer->passed_count > 0;
+}
+
+static void abandon(ddp_request **request)
+{
+	if (*request != NULL)
+		ddp_wait(*request);
+	*request = NULL;
 }
 
 void ddp_reducer_abandon(ddp_reducer *reducer, const char *reason)
@@ -202,12 +250,10 @@ void ddp_reducer_abandon(ddp_reducer *reducer, const char *reason)
 	if (!ddp_reducer_busy(reducer))
 		return;
 	ddp_comm_abort(reducer->comm, reason);
-	for (int k = 0; k < reducer->request_count; k++) {
-		if (reducer->requests[k] != NULL)
-			ddp_wait(reducer->requests[k]);
-		reducer->requests[k] = NULL;
-	}
-	if (reducer->totals_request != NULL)
-		ddp_wait(reducer->totals_request);
-	reducer->totals_request = NULL;
+	for (int k = 0; k < reducer->request_count; k++)
+		abandon(&reducer->requests[k]);
+	for (int i = 0; i < reducer->passed_count; i++)
+		abandon(&reducer->passed[i].request);
+	reducer->passed_count = 0;
+	abandon(&reducer->totals_request);
 }

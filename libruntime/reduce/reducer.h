@@ -15,6 +15,7 @@
 
 #include "comm/api.h"
 #include "reduce/bucket.h"
+#include "reduce/place.h"
 #include "watch/spans.h"
 #include "watch/watch.h"
 
@@ -23,10 +24,18 @@ struct ddp_model;
 /* Issues what sums bucket `k`. */
 typedef ddp_status ddp_start_fn(struct ddp_model *model, int k);
 
+/* A request for whose end a device's queue waits, and the host not yet. */
+typedef struct ddp_passed {
+	ddp_request *request;
+	char name[32];
+	int64_t bytes;
+} ddp_passed;
+
 typedef struct ddp_reducer {
 	ddp_comm *comm;
 	ddp_watch *watch;
 	const ddp_bucket_plan *plan;
+	const ddp_place *place;
 	struct ddp_model *model;  /* for `start` */
 	ddp_start_fn *start;      /* NULL: gradients take another way */
 	ddp_ready ready;
@@ -36,6 +45,8 @@ typedef struct ddp_reducer {
 	ddp_request **requests;   /* [request_count], numbered by the strategy; NULL: none
 	                             under way */
 	int request_count;
+	ddp_passed *passed;       /* [passed_max] */
+	int passed_count, passed_max;
 	ddp_request *totals_request;
 	double *totals;           /* [totals_max] */
 	size_t totals_count, totals_max;
@@ -43,7 +54,7 @@ typedef struct ddp_reducer {
 	size_t span_count, spans_max;
 } ddp_reducer;
 
-/* `reducer` has comm, watch, plan, model, start, communicates, overlaps and totals_max, of which the
+/* `reducer` has comm, watch, plan, place, model, start, communicates, overlaps and totals_max, of which the
    pointers must outlive it, as the layout must; the rest is filled in. `requests`: how
    many operations are under way at most, besides the totals. */
 ddp_status ddp_reducer_make(const ddp_layout *layout, int requests, ddp_reducer *reducer);
@@ -66,8 +77,11 @@ ddp_status ddp_reducer_meet(ddp_reducer *reducer, const char *name, double *valu
                             size_t count);
 /* Issues operation number `request` of the step. */
 ddp_status ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_collective *operation);
-/* Waits for it, if it is under way; `name` and `bytes` are for the trace. */
+/* Waits for it, if it is under way; `name` and `bytes` are for the trace. Where the place is a
+   device, its queue waits, and the host goes on. */
 ddp_status ddp_reducer_end(ddp_reducer *reducer, int request, const char *name, int64_t bytes);
+/* The host waits for those, too, for which a queue waits. */
+ddp_status ddp_reducer_end_passed(ddp_reducer *reducer);
 /* Ready for the next step. */
 void ddp_reducer_reset(ddp_reducer *reducer);
 

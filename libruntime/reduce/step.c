@@ -120,7 +120,7 @@ static void reset(ddp_model *model)
 
 ddp_status ddp_model_end_buckets(ddp_model *model)
 {
-	return model->strategy->end_all != NULL ? model->strategy->end_all(model) : DDP_OK;
+	return ddp_reducer_end_passed(&model->reducer);
 }
 
 ddp_status ddp_model_discard(ddp_model *model)
@@ -282,7 +282,7 @@ static ddp_status agree(ddp_model *model, double weight, double loss_sum, bool h
 
 	model->refused = false;
 	/* A step without buckets has not waited for them yet. */
-	ddp_status status = ddp_model_arrive(model);
+	ddp_status status = ddp_model_arrive_in(model, 0, model->layout.elements);
 	if (status == DDP_OK)
 		status = ddp_grads_look_at_rest(model);
 	if (status == DDP_OK)

@@ -1,6 +1,7 @@
 #include "reduce/strategy.h"
 
-const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int ranks, int nodes)
+const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int ranks, int nodes,
+                                        bool on_host)
 {
 	if (ranks == 1)
 		return &ddp_all_reduce_strategy;
@@ -16,20 +17,11 @@ const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int 
 		return &ddp_all_reduce_strategy;
 	if (settings->shard == DDP_SHARD_GRADIENTS)
 		return &ddp_scatter_gradients_strategy;
-	const bool shared = settings->params_memory == NULL && settings->grads_memory == NULL;
+	const bool shared = on_host && settings->params_memory == NULL && settings->grads_memory == NULL;
 	/* In shared memory, sum, update and publication are one pass. */
 	if (nodes == 1 && shared)
 		return &ddp_node_strategy;
 	if (ranks > nodes && shared && settings->shard == DDP_SHARD_AUTO)
 		return &ddp_nodes_strategy;
 	return settings->shard == DDP_SHARD_STATE ? &ddp_scatter_strategy : &ddp_all_reduce_strategy;
-}
-
-const ddp_strategy *ddp_strategy_choose_on_device(const ddp_model_settings *settings, int ranks)
-{
-	if (ranks == 1)
-		return &ddp_device_strategy;
-	if (settings->hook.start != NULL)
-		return &ddp_device_hook_strategy;
-	return settings->compress != DDP_COMPRESS_NONE ? &ddp_device_compress_strategy : &ddp_device_strategy;
 }

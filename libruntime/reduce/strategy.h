@@ -33,8 +33,6 @@ typedef struct ddp_strategy {
 	ddp_status (*start)(struct ddp_model *model, int k);
 	/* Waits until bucket `k` is reduced, if it is started; on a device, its queue does. */
 	ddp_status (*wait)(struct ddp_model *model, int k);
-	/* On a device: the host waits for all buckets that are started, and ends them. */
-	ddp_status (*end_all)(struct ddp_model *model);
 	/* Adds rows to the reduced gradient of `slot`. Only if it moves rows. */
 	void (*add_rows)(struct ddp_model *model, const ddp_slot *slot, const int32_t *rows,
 	                 const float *values, int64_t count);
@@ -87,13 +85,9 @@ extern const ddp_strategy ddp_scatter_strategy, ddp_scatter_gradients_strategy; 
 extern const ddp_strategy ddp_compress_strategy, ddp_hook_strategy, ddp_powersgd_strategy;
 extern const ddp_strategy ddp_local_strategy;
 
-/* For arenas that are a device's. */
-extern const ddp_strategy ddp_device_strategy, ddp_device_hook_strategy, ddp_device_compress_strategy;
-
 /* The one for a world of `ranks` that communicate (1 if they do not), on `nodes`, in the
-   host's memory. */
-const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int ranks, int nodes);
-/* The same in a device's. */
-const ddp_strategy *ddp_strategy_choose_on_device(const ddp_model_settings *settings, int ranks);
+   host's memory or in a device's. */
+const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int ranks, int nodes,
+                                        bool on_host);
 
 #endif

@@ -1,7 +1,9 @@
 /*
  * all_reduce: gradients are summed in buckets while backward runs, and each rank updates
  * all parameters with the same bits. Where ranks do not communicate there is nothing to
- * sum, and each updates its own.
+ * sum, and each updates its own. On a device nothing waits while backward is enqueued: a
+ * bucket's all-reduce begins when the program's queue has come to where the bucket was
+ * complete, and the update of a bucket, on that queue, waits for the all-reduce.
  */
 #include <stdio.h>
 
@@ -16,6 +18,7 @@ static ddp_status start(ddp_model *model, int k)
 	const ddp_collective operation = {
 		.kind = DDP_ALL_REDUCE, .recv = model->grads + bucket->begin,
 		.count = (size_t)(bucket->end - bucket->begin), .type = DDP_F32, .op = DDP_SUM,
+		.memory = ddp_place_memory(&model->place), .stream = model->place.stream,
 	};
 
 	return ddp_reducer_issue(&model->reducer, k, &operation);
@@ -42,16 +45,19 @@ void ddp_all_reduce_add_rows(ddp_model *model, const ddp_slot *slot, const int32
 ddp_status ddp_all_reduce_finish_by(ddp_model *model, const ddp_units *units, double *squares)
 {
 	ddp_status status = ddp_model_wait(model, 0, model->plan.count);
+	int64_t begin, end;
 
 	if (status != DDP_OK)
 		return status;
 	ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
-	*squares = 0;
-	for (int i = 0; i < units->piece_count; i++) {
-		const ddp_piece *piece = &units->pieces[i];
-		*squares += dk_sum_squares(model->grads + piece->begin, piece->end - piece->begin);
+	ddp_squares_begin(model, true);
+	for (int u = 0; u < units->count; u++) {
+		ddp_unit_slice(units, &units->list[u], units->rank, &begin, &end);
+		ddp_squares_add(model, model->grads + begin, end - begin);
 	}
-	return ddp_reducer_meet(&model->reducer, "norm", squares, 1);
+	status = ddp_squares_end(model, squares);
+	ddp_watch_phase(model->context->watch, DDP_PHASE_WAIT);
+	return status == DDP_OK ? ddp_reducer_meet(&model->reducer, "norm", squares, 1) : status;
 }
 
 ddp_status ddp_all_reduce_finish(ddp_model *model, double *squares)
@@ -59,10 +65,9 @@ ddp_status ddp_all_reduce_finish(ddp_model *model, double *squares)
 	return ddp_all_reduce_finish_by(model, &model->units, squares);
 }
 
-static double apply(ddp_model *model, const ddp_update *update, int64_t begin, int64_t end)
+static void apply(ddp_model *model, const ddp_update *update, int64_t begin, int64_t end)
 {
-	return ddp_optim_apply(&model->optim, update, model->params + begin, model->grads + begin,
-	                       begin, end, begin);
+	ddp_squares_update(model, update, model->params + begin, model->grads + begin, begin, end, begin);
 }
 
 /* The parameters that one rank has made for all. */
@@ -93,11 +98,10 @@ static ddp_status exchange(ddp_model *model, const ddp_update *update)
 }
 
 /* Each bucket while those behind it are still under way. */
-static ddp_status update_by_bucket(ddp_model *model, const ddp_update *update, double *squares)
+static ddp_status update_by_bucket(ddp_model *model, const ddp_update *update)
 {
 	ddp_watch *watch = model->context->watch;
 
-	*squares = 0;
 	for (int k = 0; k < model->plan.count; k++) {
 		const ddp_bucket *bucket = &model->plan.buckets[k];
 
@@ -108,10 +112,10 @@ static ddp_status update_by_bucket(ddp_model *model, const ddp_update *update, d
 			return status;
 		ddp_watch_phase(watch, DDP_PHASE_OPTIMIZER);
 		model->partly_updated = true;
-		*squares += apply(model, update, bucket->begin, bucket->end);
+		apply(model, update, bucket->begin, bucket->end);
 	}
 	/* What travels by rows alone is complete. */
-	*squares += apply(model, update, model->layout.dense, model->layout.elements);
+	apply(model, update, model->layout.dense, model->layout.elements);
 	return DDP_OK;
 }
 
@@ -120,8 +124,11 @@ ddp_status ddp_all_reduce_update(ddp_model *model, const ddp_update *update, boo
 {
 	ddp_status status = DDP_OK;
 
+	ddp_squares_begin(model, !reduced);
 	if (!reduced) {
-		status = update_by_bucket(model, update, squares);
+		status = update_by_bucket(model, update);
+		if (status == DDP_OK)
+			status = ddp_squares_end(model, squares);
 	} else {
 		ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
 		model->partly_updated = true;

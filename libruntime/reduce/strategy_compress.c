@@ -16,7 +16,6 @@
 #include "kernels.h"
 #include "reduce/model_state.h"
 #include "reduce/strategy_all_reduce.h"
-#include "reduce/strategy_device.h"
 
 static const double F16_MAX = 65504;
 enum { EXPONENT_MAX = 126 }; /* of the scale: it and its inverse are normal numbers of f32 */
@@ -25,7 +24,6 @@ typedef struct compress {
 	ddp_type type;
 	uint16_t *narrow; /* of ddp_mem_alloc_on(): what travels, laid out as the gradients */
 	double scale;     /* of the step; 0: it goes by f32 */
-	int widened;      /* buckets before it are, in this step */
 } compress;
 
 static compress *compress_of(const ddp_model *model)
@@ -44,16 +42,11 @@ static ddp_status prepare(ddp_model *model)
 	return DDP_OK;
 }
 
-static ddp_memory memory_of(const ddp_model *model)
-{
-	return model->place.device != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST;
-}
-
 static ddp_status open_memory(ddp_model *model)
 {
 	void *memory;
 
-	ddp_status status = ddp_mem_alloc_on(model->context->world, memory_of(model),
+	ddp_status status = ddp_mem_alloc_on(model->context->world, ddp_place_memory(&model->place),
 	                                     (size_t)model->layout.elements * sizeof(uint16_t), &memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "gradients in 16 bits");
@@ -108,11 +101,10 @@ static ddp_status start(ddp_model *model, int k)
 	compress *c = compress_of(model);
 	ddp_collective operation = {
 		.kind = DDP_ALL_REDUCE, .recv = model->grads + bucket->begin, .count = (size_t)count,
-		.type = DDP_F32, .op = DDP_SUM, .memory = memory_of(model), .stream = model->place.stream,
+		.type = DDP_F32, .op = DDP_SUM, .memory = ddp_place_memory(&model->place), .stream = model->place.stream,
 	};
 
 	c->scale = scale_of(model, c->type);
-	c->widened = k > 0 ? c->widened : 0;
 	if (c->scale != 0) {
 		operation.recv = c->narrow + bucket->begin;
 		operation.type = c->type;
@@ -133,7 +125,7 @@ static ddp_status widen(ddp_model *model, const ddp_bucket *bucket)
 	const ddp_collective again = {
 		.kind = DDP_ALL_REDUCE, .recv = model->grads + bucket->begin,
 		.count = (size_t)(bucket->end - bucket->begin), .type = DDP_F32, .op = DDP_SUM,
-		.memory = memory_of(model), .stream = model->place.stream,
+		.memory = ddp_place_memory(&model->place), .stream = model->place.stream,
 	};
 
 	if (c->scale == 0)
@@ -145,23 +137,17 @@ static ddp_status widen(ddp_model *model, const ddp_bucket *bucket)
 	return DDP_OK;
 }
 
-/* The host waits. */
-static ddp_status end_bucket(ddp_model *model, int k)
+static ddp_status wait(ddp_model *model, int k)
 {
 	const ddp_bucket *bucket = &model->plan.buckets[k];
 	const size_t bytes = compress_of(model)->scale != 0 ? sizeof(uint16_t) : sizeof(float);
 	char name[32];
 
-	snprintf(name, sizeof(name), "bucket %d", k);
-	return ddp_reducer_end(&model->reducer, k, name, (bucket->end - bucket->begin) * (int64_t)bytes);
-}
-
-static ddp_status wait(ddp_model *model, int k)
-{
 	if (model->reducer.requests[k] == NULL)
 		return DDP_OK;
-	ddp_status status = end_bucket(model, k);
-	return status == DDP_OK ? widen(model, &model->plan.buckets[k]) : status;
+	snprintf(name, sizeof(name), "bucket %d", k);
+	ddp_status status = ddp_reducer_end(&model->reducer, k, name, (bucket->end - bucket->begin) * (int64_t)bytes);
+	return status == DDP_OK ? widen(model, bucket) : status;
 }
 
 const ddp_strategy ddp_compress_strategy = {
@@ -169,48 +155,4 @@ const ddp_strategy ddp_compress_strategy = {
 	.prepare = prepare, .open = open_memory, .close = close_memory,
 	.start = start, .wait = wait, .add_rows = ddp_all_reduce_add_rows,
 	.reduce = ddp_all_reduce_finish, .update = ddp_all_reduce_update,
-};
-
-/* ---- on a device ---- */
-
-static ddp_status prepare_on_device(ddp_model *model)
-{
-	ddp_status status = prepare(model);
-
-	return status == DDP_OK ? ddp_on_device_open(model) : status;
-}
-
-static void close_on_device(ddp_model *model)
-{
-	close_memory(model);
-	ddp_on_device_close(model);
-}
-
-/* The queue waits; the request is there until the step's end. */
-static ddp_status wait_on_device(ddp_model *model, int k)
-{
-	ddp_request *request = model->reducer.requests[k];
-	compress *c = compress_of(model);
-
-	if (request == NULL || k < c->widened)
-		return DDP_OK;
-	c->widened = k + 1;
-	ddp_status status = ddp_wait_on(request, model->place.stream);
-	return status == DDP_OK ? widen(model, &model->plan.buckets[k]) : status;
-}
-
-static ddp_status end_all(ddp_model *model)
-{
-	ddp_status status = DDP_OK;
-
-	for (int k = 0; k < model->plan.count && status == DDP_OK; k++)
-		status = end_bucket(model, k);
-	return status;
-}
-
-const ddp_strategy ddp_device_compress_strategy = {
-	.name = "all_reduce in 16 bits", .shard = DDP_SHARD_NONE,
-	.prepare = prepare_on_device, .open = open_memory, .close = close_on_device,
-	.start = start, .wait = wait_on_device, .end_all = end_all,
-	.reduce = ddp_device_finish, .update = ddp_device_update,
 };

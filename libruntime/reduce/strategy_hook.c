@@ -4,7 +4,6 @@
 #include "base/error.h"
 #include "reduce/model_state.h"
 #include "reduce/strategy_all_reduce.h"
-#include "reduce/strategy_device.h"
 
 typedef struct hook {
 	int started, ended; /* buckets before them are, in this step */
@@ -23,7 +22,7 @@ static ddp_grad_bucket view(const ddp_model *model, int k)
 	return (ddp_grad_bucket){
 		.index = k, .buckets = model->plan.count, .grads = model->grads + bucket->begin,
 		.count = bucket->end - bucket->begin, .comm = model->context->world,
-		.memory = model->place.device != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST,
+		.memory = ddp_place_memory(&model->place),
 		.stream = model->place.stream,
 	};
 }
@@ -63,13 +62,18 @@ static ddp_status wait(ddp_model *model, int k)
    model, the program has seen to that. */
 static void close_hook(ddp_model *model)
 {
+	ddp_watch *watch = model->context->watch;
+	const ddp_phase before = ddp_watch_current_phase(watch);
 	const hook *h = model->own;
 
 	if (h != NULL && h->ended < h->started && !model->failed) {
 		ddp_comm_abort(model->context->world, "a model was freed in the middle of a step");
+		ddp_watch_phase(watch, DDP_PHASE_WAIT);
 		for (int k = h->ended; k < h->started; k++)
 			model->strategy->wait(model, k);
+		ddp_watch_phase(watch, before);
 	}
+	(void)ddp_place_sync(&model->place); /* behind what the program has enqueued in that */
 	free(model->own);
 }
 
@@ -78,39 +82,4 @@ const ddp_strategy ddp_hook_strategy = {
 	.prepare = prepare, .close = close_hook,
 	.start = start, .wait = wait, .add_rows = ddp_all_reduce_add_rows,
 	.reduce = ddp_all_reduce_finish, .update = ddp_all_reduce_update,
-};
-
-/* ---- on a device ---- */
-
-static ddp_status prepare_on_device(ddp_model *model)
-{
-	ddp_status status = prepare(model);
-
-	return status == DDP_OK ? ddp_on_device_open(model) : status;
-}
-
-/* The program may wait, to end its requests. */
-static ddp_status wait_on_device(ddp_model *model, int k)
-{
-	ddp_watch *watch = model->context->watch;
-	const ddp_phase before = ddp_watch_current_phase(watch);
-
-	ddp_watch_phase(watch, DDP_PHASE_WAIT);
-	ddp_status status = wait(model, k);
-	ddp_watch_phase(watch, before);
-	return status;
-}
-
-static void close_on_device(ddp_model *model)
-{
-	close_hook(model);
-	(void)ddp_place_sync(&model->place); /* behind what the program has enqueued in that */
-	ddp_on_device_close(model);
-}
-
-const ddp_strategy ddp_device_hook_strategy = {
-	.name = "hook", .shard = DDP_SHARD_NONE,
-	.prepare = prepare_on_device, .close = close_on_device,
-	.start = start, .wait = wait_on_device,
-	.reduce = ddp_device_finish, .update = ddp_device_update,
 };

@@ -11,7 +11,6 @@
 #include <stdio.h>
 
 #include "base/error.h"
-#include "kernels.h"
 #include "reduce/model_state.h"
 #include "reduce/strategy_all_reduce.h"
 
@@ -39,8 +38,9 @@ static ddp_status reduce(ddp_model *model, double *squares)
 	if (!is_local(model))
 		return ddp_all_reduce_finish(model, squares);
 	ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
-	*squares = dk_sum_squares(model->grads, model->layout.elements);
-	return DDP_OK;
+	ddp_squares_begin(model, true);
+	ddp_squares_add(model, model->grads, model->layout.elements);
+	return ddp_squares_end(model, squares);
 }
 
 /* The same bits on all ranks. */
@@ -53,6 +53,7 @@ static ddp_status average(ddp_model *model, const char *name, float *values, int
 		const ddp_collective operation = {
 			.kind = DDP_ALL_REDUCE, .recv = values + at, .type = DDP_F32, .op = DDP_AVG,
 			.count = (size_t)(left < AVERAGE_ELEMENTS ? left : AVERAGE_ELEMENTS),
+			.memory = ddp_place_memory(&model->place), .stream = model->place.stream,
 		};
 		status = ddp_reducer_run(&model->reducer, name, &operation);
 	}

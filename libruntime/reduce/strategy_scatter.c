@@ -5,18 +5,17 @@
  * are all-gathered: at the end of the step or, with late_gather, while the next forward
  * runs, in the order in which that uses them. In stage 2 a bucket's gradients are given back
  * to the system as soon as they are reduced, so that a rank holds its own sums and what is
- * under way.
+ * under way. A device's memory is not given back: both stages keep all gradients there.
  *
  * A unit's reduce-scatter combines in the order in which its all-reduce would, and squares
  * are summed in the same pieces: the parameters' bits are those of all_reduce.
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "comm/request.h"
-#include "kernels.h"
+#include "reduce/facts.h"
 #include "reduce/model_state.h"
 
 typedef struct scatter {
@@ -72,32 +71,41 @@ static void fill_order(const ddp_model *model, bool *placed)
 	}
 }
 
+/* As many numbers as this rank owns, where the model is. */
+static ddp_status alloc_shard(const ddp_model *model, float **shard)
+{
+	const size_t bytes = ((size_t)model->units.most + 1) * sizeof(**shard); /* never nothing */
+	void *memory;
+
+	ddp_status status = ddp_place_alloc(&model->place, bytes, &memory);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "a shard of the model");
+	*shard = memory;
+	return DDP_OK;
+}
+
 static ddp_status prepare(ddp_model *model)
 {
-	const size_t kept = (size_t)model->units.most + 1; /* never nothing */
-
 	scatter *s = calloc(1, sizeof(*s));
 	if (s == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a shard of the model");
 	model->own = s;
-	s->sums = calloc(kept, sizeof(*s->sums));
 	s->counts = calloc((size_t)model->units.count * (size_t)model->units.ranks, sizeof(*s->counts));
 	s->order = calloc((size_t)model->units.count, sizeof(*s->order));
 	bool *placed = calloc((size_t)model->units.count, sizeof(*placed));
-	bool complete = s->sums != NULL && s->counts != NULL && s->order != NULL && placed != NULL;
-	for (int i = 0; i < model->optim.state_count; i++) {
-		s->state[i] = calloc(kept, sizeof(*s->state[i]));
-		complete = complete && s->state[i] != NULL;
-		ddp_optim_lend(&model->optim, i, s->state[i]);
-	}
+	const bool complete = s->counts != NULL && s->order != NULL && placed != NULL;
 	if (complete)
 		fill_order(model, placed);
 	free(placed);
 	if (!complete)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for a shard of the model: %d arrays of %zu numbers",
-		                1 + model->optim.state_count, kept);
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a list of %d units", model->units.count);
 	fill_counts(model);
-	return DDP_OK;
+	ddp_status status = alloc_shard(model, &s->sums);
+	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
+		status = alloc_shard(model, &s->state[i]);
+		ddp_optim_lend(&model->optim, i, s->state[i]);
+	}
+	return status;
 }
 
 static void close_memory(ddp_model *model)
@@ -106,11 +114,11 @@ static void close_memory(ddp_model *model)
 
 	if (s == NULL)
 		return;
-	free(s->sums);
+	ddp_place_free(&model->place, s->sums);
+	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
+		ddp_place_free(&model->place, s->state[i]);
 	free(s->counts);
 	free(s->order);
-	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
-		free(s->state[i]);
 	free(s);
 }
 
@@ -208,6 +216,7 @@ static ddp_status start(ddp_model *model, int k)
 			.kind = DDP_REDUCE_SCATTER, .send = model->grads + unit->begin,
 			.recv = s->sums + kept_of(model, unit), .counts = counts_of(model, u),
 			.type = DDP_F32, .op = DDP_SUM,
+			.memory = ddp_place_memory(&model->place), .stream = model->place.stream,
 		};
 		status = ddp_reducer_issue(&model->reducer, u, &operation);
 	}
@@ -243,30 +252,37 @@ static void add_rows(ddp_model *model, const ddp_slot *slot, const int32_t *rows
 
 static void discard(ddp_model *model)
 {
-	memset(scatter_of(model)->sums, 0, (size_t)model->units.most * sizeof(float));
+	/* A failure is the device's, and known to the next who uses it. */
+	(void)ddp_place_clear(&model->place, scatter_of(model)->sums, (size_t)model->units.most * sizeof(float));
 }
 
 static ddp_status reduce(ddp_model *model, double *squares)
 {
 	ddp_status status = ddp_model_wait(model, 0, model->plan.count);
+	int64_t begin, end;
 
 	if (status != DDP_OK)
 		return status;
 	ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
-	*squares = 0;
-	for (int i = 0; i < model->units.piece_count; i++) {
-		const ddp_piece *piece = &model->units.pieces[i];
-		*squares += dk_sum_squares(scatter_of(model)->sums + piece->kept, piece->end - piece->begin);
+	ddp_squares_begin(model, true);
+	for (int u = 0; u < model->units.count; u++) {
+		const ddp_unit *unit = &model->units.list[u];
+		ddp_unit_slice(&model->units, unit, model->units.rank, &begin, &end);
+		ddp_squares_add(model, scatter_of(model)->sums + kept_of(model, unit), end - begin);
 	}
-	return ddp_reducer_meet(&model->reducer, "norm", squares, 1);
+	status = ddp_squares_end(model, squares);
+	ddp_watch_phase(model->context->watch, DDP_PHASE_WAIT);
+	return status == DDP_OK ? ddp_reducer_meet(&model->reducer, "norm", squares, 1) : status;
 }
 
-/* Under the number of the unit's reduce-scatter, which has ended. */
+/* Under the number of the unit's reduce-scatter, for which nobody waits any more. On a device it
+   begins behind the update. */
 static ddp_status gather_unit(ddp_model *model, int u)
 {
 	const ddp_collective operation = {
 		.kind = DDP_ALL_GATHER, .recv = model->params + model->units.list[u].begin,
 		.counts = counts_of(model, u), .type = DDP_F32,
+		.memory = ddp_place_memory(&model->place), .stream = model->place.stream,
 	};
 
 	return ddp_reducer_issue(&model->reducer, u, &operation);
@@ -274,8 +290,7 @@ static ddp_status gather_unit(ddp_model *model, int u)
 
 /* Updates what this rank owns of units [first, end), and starts to gather all of them unless
    that is to be later. */
-static ddp_status update_units(ddp_model *model, const ddp_update *update, int first, int end,
-                               double *squares)
+static ddp_status update_units(ddp_model *model, const ddp_update *update, int first, int end)
 {
 	ddp_status status = DDP_OK;
 	int64_t from, to;
@@ -286,8 +301,7 @@ static ddp_status update_units(ddp_model *model, const ddp_update *update, int f
 		const int64_t kept = kept_of(model, unit);
 
 		ddp_unit_slice(&model->units, unit, model->units.rank, &from, &to);
-		*squares += ddp_optim_apply(&model->optim, update, model->params + from,
-		                            scatter_of(model)->sums + kept, from, to, kept);
+		ddp_squares_update(model, update, model->params + from, scatter_of(model)->sums + kept, from, to, kept);
 		if (!model->settings.late_gather)
 			status = gather_unit(model, u);
 	}
@@ -305,7 +319,9 @@ static ddp_status hand_out(ddp_model *model)
 		status = gather_unit(model, s->order[i]);
 	s->arrived = 0;
 	s->gathered = model->units.count;
-	return status == DDP_OK && !late ? arrive(model, 0, model->layout.elements) : status;
+	if (status == DDP_OK && !late)
+		status = arrive(model, 0, model->layout.elements);
+	return status == DDP_OK && !late ? ddp_model_end_buckets(model) : status;
 }
 
 static ddp_status update(ddp_model *model, const ddp_update *update, bool reduced, double *squares)
@@ -315,6 +331,7 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 	double updated = 0;
 	int first, end;
 
+	ddp_squares_begin(model, !reduced);
 	for (int k = 0; k < model->plan.count && status == DDP_OK; k++) {
 		if (!reduced && k >= model->reducer.hold)
 			ddp_watch_phase(watch, DDP_PHASE_WAIT);
@@ -322,12 +339,14 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 		ddp_watch_phase(watch, DDP_PHASE_OPTIMIZER);
 		units_of(model, k, &first, &end);
 		if (status == DDP_OK)
-			status = update_units(model, update, first, end, &updated);
+			status = update_units(model, update, first, end);
 	}
 	/* What travels by rows alone is complete. */
 	if (status == DDP_OK)
 		status = update_units(model, update, ddp_unit_at(&model->units, model->layout.dense),
-		                      model->units.count, &updated);
+		                      model->units.count);
+	if (status == DDP_OK && !reduced)
+		status = ddp_squares_end(model, &updated);
 	ddp_watch_phase(watch, DDP_PHASE_WAIT);
 	if (status == DDP_OK && !reduced)
 		status = ddp_reducer_meet(&model->reducer, "norm", &updated, 1);
@@ -341,19 +360,44 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 	return DDP_OK;
 }
 
-static ddp_status gather(ddp_model *model, int i, float *whole)
+static ddp_status gather_from(ddp_model *model, const float *shard, float *whole)
 {
 	ddp_status status = DDP_OK;
 
 	for (int u = 0; u < model->units.count && status == DDP_OK; u++) {
 		const ddp_unit *unit = &model->units.list[u];
 		const ddp_collective operation = {
-			.kind = DDP_GATHER, .send = scatter_of(model)->state[i] + kept_of(model, unit),
+			.kind = DDP_GATHER, .send = shard + kept_of(model, unit),
 			.recv = whole != NULL ? whole + unit->begin : NULL, .counts = counts_of(model, u),
 			.type = DDP_F32,
 		};
 		status = ddp_run(model->context->world, &operation);
 	}
+	return status;
+}
+
+/* What a device has of it, on the host. */
+static ddp_status fetch_shard(const ddp_model *model, int i, float **shard)
+{
+	const size_t bytes = ((size_t)model->units.most + 1) * sizeof(**shard);
+
+	*shard = malloc(bytes);
+	if (*shard == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of a shard (%zu bytes)", bytes);
+	return ddp_place_read(&model->place, *shard, scatter_of(model)->state[i], bytes);
+}
+
+static ddp_status gather(ddp_model *model, int i, float *whole)
+{
+	float *shard = NULL;
+
+	if (model->place.device == NULL)
+		return gather_from(model, scatter_of(model)->state[i], whole);
+	ddp_status status = ddp_status_agree(model->context->world, fetch_shard(model, i, &shard),
+	                                     "copy its shard of the optimizer's state");
+	if (status == DDP_OK)
+		status = gather_from(model, shard, whole);
+	free(shard);
 	return status;
 }
 

@@ -122,6 +122,12 @@ int64_t ddp_tensor_elements(const ddp_tensor *tensor)
 	return count;
 }
 
+static ddp_status read_params(const ddp_model *model, const ddp_tensors *tensors)
+{
+	return ddp_place_read(&model->place, tensors->params, model->params,
+	                      (size_t)model->layout.all * sizeof(float));
+}
+
 ddp_status ddp_model_gather(ddp_model *model, ddp_tensors *tensors)
 {
 	ddp_comm *comm = model->context->world;
@@ -132,6 +138,8 @@ ddp_status ddp_model_gather(ddp_model *model, ddp_tensors *tensors)
 		return DDP_OK;
 	if (ddp_comm_rank(comm) == 0)
 		status = ddp_model_tensors(model, true, tensors);
+	if (status == DDP_OK && tensors->params != NULL)
+		status = read_params(model, tensors);
 	status = ddp_status_agree(comm, status, "gather the optimizer's state");
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++)
 		status = model->strategy->gather(model, i, tensors->whole[i]);
@@ -142,8 +150,7 @@ static ddp_status read_device(const ddp_model *model, const ddp_tensors *tensors
 {
 	const size_t bytes = (size_t)model->layout.elements * sizeof(float);
 
-	ddp_status status = ddp_place_read(&model->place, tensors->params, model->params,
-	                                   (size_t)model->layout.all * sizeof(float));
+	ddp_status status = read_params(model, tensors);
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++)
 		status = ddp_place_read(&model->place, tensors->whole[i], model->optim.state[i], bytes);
 	return status;
@@ -169,14 +176,14 @@ ddp_status ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, 
 	const ddp_tensor *tensor = &tensors->list[i];
 	ddp_status status = DDP_OK;
 
-	if (model->place.device != NULL && !tensor->optional)
+	if (tensor->optional || i >= tensors->count - tensors->extras)
+		memcpy(tensor->data + first, values, (size_t)count * sizeof(*values));
+	else if (tensor->state >= 0 && model->strategy->spreads)
+		status = ddp_units_store(&model->units, &model->place, model->optim.state[tensor->state],
+		                         ddp_model_slot(model, tensor->param)->offset + first, values, count);
+	else
 		status = ddp_place_write(&model->place, tensor->data + first, values,
 		                         (size_t)count * sizeof(*values));
-	else if (tensor->state >= 0 && i < tensors->count - tensors->extras && model->strategy->spreads)
-		ddp_units_store(&model->units, model->optim.state[tensor->state],
-		                ddp_model_slot(model, tensor->param)->offset + first, values, count);
-	else
-		memcpy(tensor->data + first, values, (size_t)count * sizeof(*values));
 	if (i < model->layout.count && status == DDP_OK) {
 		const int64_t begin = ddp_model_slot(model, i)->offset + first;
 		ddp_model_round(model, begin, begin + count);

@@ -118,19 +118,22 @@ void ddp_units_free(ddp_units *units)
 	*units = (ddp_units){ 0 };
 }
 
-void ddp_units_store(const ddp_units *units, float *kept, int64_t first, const float *values,
-                     int64_t count)
+ddp_status ddp_units_store(const ddp_units *units, const ddp_place *place, float *kept, int64_t first,
+                           const float *values, int64_t count)
 {
+	ddp_status status = DDP_OK;
+
 	for (int u = ddp_unit_at(units, first); u < units->count && units->list[u].begin < first + count;
 	     u++) {
 		const ddp_unit *unit = &units->list[u];
-		for (int i = unit->first_piece; i < unit->end_piece; i++) {
+		for (int i = unit->first_piece; i < unit->end_piece && status == DDP_OK; i++) {
 			const ddp_piece *piece = &units->pieces[i];
 			int64_t from = first > piece->begin ? first : piece->begin;
 			int64_t to = first + count < piece->end ? first + count : piece->end;
 			if (from < to)
-				memcpy(kept + piece->kept + (from - piece->begin), values + (from - first),
-				       (size_t)(to - from) * sizeof(*kept));
+				status = ddp_place_write(place, kept + piece->kept + (from - piece->begin),
+				                         values + (from - first), (size_t)(to - from) * sizeof(*kept));
 		}
 	}
+	return status;
 }

@@ -10,6 +10,7 @@
 #define DDP_REDUCE_UNIT_H
 
 #include "reduce/bucket.h"
+#include "reduce/place.h"
 
 enum {
 	DDP_UNIT_ELEMENTS = 1 << 20,
@@ -52,8 +53,8 @@ int64_t ddp_pieces_in(int64_t elements);
 int ddp_unit_at(const ddp_units *units, int64_t offset);
 
 /* Copies those of the arenas' elements [first, first + count) that this rank owns to where
-   it keeps them. */
-void ddp_units_store(const ddp_units *units, float *kept, int64_t first, const float *values,
-                     int64_t count);
+   it keeps them, in memory of the place. */
+ddp_status ddp_units_store(const ddp_units *units, const ddp_place *place, float *kept, int64_t first,
+                           const float *values, int64_t count);
 
 #endif

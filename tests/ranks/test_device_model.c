@@ -17,6 +17,7 @@
 
 #include <cmocka.h>
 
+#include "comm/request.h"
 #include "device/device.h"
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
@@ -184,6 +185,8 @@ static void expect_same_bf16(side *here, side *there, int p)
 
 static void expect_same(side *here, side *there)
 {
+	CHECK_OK(ddp_param_wait(here->model, DDP_ALL_PARAMS));
+	CHECK_OK(ddp_param_wait(there->model, DDP_ALL_PARAMS));
 	for (int p = 0; p < PARAMS; p++) {
 		const size_t bytes = (size_t)ddp_param_count(here->model, p) * sizeof(float);
 		expect_same_bf16(here, there, p);
@@ -223,16 +226,23 @@ static int compare(ddp_context *context, void *user)
 
 static void trains_to_the_bits_of_the_host(void **state)
 {
-	const ddp_model_options cases[] = {
-		{ .size = sizeof(ddp_model_options), .shard = DDP_SHARD_NONE, .bucket_mb = 0.02, .weight_decay = 0.1 },
-		{ .size = sizeof(ddp_model_options), .shard = DDP_SHARD_NONE, .optimizer = DDP_SGD, .momentum = 0.9,
-		  .clip_norm = 0.5, .bucket_mb = 0.05, .no_overlap = true, .bf16_params = true },
+	static const struct {
+		int ranks;
+		ddp_model_options options;
+	} cases[] = {
+		{ 1, { .shard = DDP_SHARD_NONE, .bucket_mb = 0.02, .weight_decay = 0.1 } },
+		{ 3, { .shard = DDP_SHARD_NONE, .optimizer = DDP_SGD, .momentum = 0.9, .clip_norm = 0.5,
+		       .bucket_mb = 0.05, .no_overlap = true, .bf16_params = true } },
+		{ 3, { .shard = DDP_SHARD_STATE, .bucket_mb = 0.02, .weight_decay = 0.1, .bf16_params = true } },
+		{ 2, { .shard = DDP_SHARD_GRADIENTS, .bucket_mb = 0.05, .clip_norm = 0.5, .late_gather = true } },
+		{ 2, { .local_steps = 2, .bucket_mb = 0.05, .clip_norm = 0.5 } },
 	};
 
 	(void)state;
-	for (int ranks = 1; ranks <= 3; ranks += 2) {
-		ddp_model_options options = cases[ranks / 2];
-		assert_int_equal(run_ranks_with(ranks, &on_test, compare, &options), 0);
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		ddp_model_options options = cases[i].options;
+		options.size = sizeof(options);
+		assert_int_equal(run_ranks_with(cases[i].ranks, &on_test, compare, &options), 0);
 	}
 }
 
@@ -265,6 +275,8 @@ static void nothing_in_backward_waits(void **state)
 
 	(void)state;
 	assert_int_equal(run_ranks_with(2, &on_test, never_wait, &options), 0);
+	options.shard = DDP_SHARD_GRADIENTS;
+	assert_int_equal(run_ranks_with(2, &on_test, never_wait, &options), 0);
 }
 
 /* ---- what the host waits for ---- */
@@ -279,8 +291,8 @@ static bool in_phase(ddp_phase phase)
 
 ddp_status __real_ddp_place_read(const ddp_place *place, void *to, const void *from, size_t bytes);
 ddp_status __wrap_ddp_place_read(const ddp_place *place, void *to, const void *from, size_t bytes);
-ddp_status __real_ddp_reducer_end(ddp_reducer *reducer, int request, const char *name, int64_t bytes);
-ddp_status __wrap_ddp_reducer_end(ddp_reducer *reducer, int request, const char *name, int64_t bytes);
+ddp_status __real_ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns);
+ddp_status __wrap_ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns);
 
 ddp_status __wrap_ddp_place_read(const ddp_place *place, void *to, const void *from, size_t bytes)
 {
@@ -291,13 +303,13 @@ ddp_status __wrap_ddp_place_read(const ddp_place *place, void *to, const void *f
 	return __real_ddp_place_read(place, to, from, bytes);
 }
 
-ddp_status __wrap_ddp_reducer_end(ddp_reducer *reducer, int request, const char *name, int64_t bytes)
+ddp_status __wrap_ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns)
 {
 	if (looked_at != NULL) {
 		CHECK(in_phase(DDP_PHASE_WAIT));
 		ends++;
 	}
-	return __real_ddp_reducer_end(reducer, request, name, bytes);
+	return __real_ddp_wait_timed(request, start_ns, end_ns);
 }
 
 /* While the queue goes through backward, and through updates, no communication is exposed. */
@@ -317,7 +329,7 @@ static int wait_in_phases(ddp_context *context, void *user)
 		else
 			CHECK_OK(ddp_reduce_grads(s.model, 1, 1, &stats));
 		looked_at = NULL;
-		CHECK(reads == 2 && ends == s.model->plan.count && ends > 1);
+		CHECK(reads == 2 && ends == s.model->plan.count + 1 && ends > 2); /* and the totals */
 	}
 	unmake(&s);
 	return 0;
@@ -366,11 +378,11 @@ static int refuse(ddp_context *context, void *user)
 
 static void a_step_that_is_refused_leaves_no_trace(void **state)
 {
-	ddp_model_options options = { .size = sizeof(options), .shard = DDP_SHARD_NONE, .bucket_mb = 0.02,
-	                              .clip_norm = 0.1 };
+	ddp_model_options options = { .size = sizeof(options), .bucket_mb = 0.02, .clip_norm = 0.1 };
 
 	(void)state;
-	assert_int_equal(run_ranks_with(2, &on_test, refuse, &options), 0);
+	for (options.shard = DDP_SHARD_NONE; options.shard <= DDP_SHARD_STATE; options.shard++)
+		assert_int_equal(run_ranks_with(2, &on_test, refuse, &options), 0);
 }
 
 /* The step of a rank that has finished: what has piled up there is forgotten. */
@@ -450,11 +462,19 @@ static int save_and_load(ddp_context *context, void *user)
 
 static void checkpoints_are_those_of_the_host(void **state)
 {
-	ddp_model_options options = { .size = sizeof(options), .shard = DDP_SHARD_NONE, .bucket_mb = 0.03,
-	                              .bf16_params = true };
+	static const ddp_model_options cases[] = {
+		{ .shard = DDP_SHARD_NONE, .bf16_params = true },
+		{ .shard = DDP_SHARD_STATE, .bf16_params = true, .late_gather = true },
+		{ .local_steps = 2 },
+	};
 
 	(void)state;
-	assert_int_equal(run_ranks_with(2, &on_test, save_and_load, &options), 0);
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		ddp_model_options options = cases[i];
+		options.size = sizeof(options);
+		options.bucket_mb = 0.03;
+		assert_int_equal(run_ranks_with(2, &on_test, save_and_load, &options), 0);
+	}
 }
 
 /* ---- buffers ---- */
@@ -553,13 +573,13 @@ static int cannot(ddp_context *context, void *user)
 	ddp_model *model = NULL;
 
 	(void)user;
-	options.shard = DDP_SHARD_GRADIENTS;
+	options.compress = DDP_COMPRESS_POWERSGD;
 	if (context->device == NULL) {
 		CHECK(ddp_model_create(context, params, PARAMS, &options, &model) == DDP_ERR_STATE);
 		CHECK(strstr(ddp_last_error(), "name one in ddp_options") != NULL);
 	} else {
 		CHECK(ddp_model_create(context, params, PARAMS, &options, &model) == DDP_ERR_UNSUPPORTED);
-		CHECK(strstr(ddp_last_error(), "model option shard") != NULL);
+		CHECK(strstr(ddp_last_error(), "DDP_COMPRESS_POWERSGD works in the host's memory only") != NULL);
 	}
 	CHECK(model == NULL);
 	return 0;

@@ -397,6 +397,50 @@ static void gradients_travel_in_16_bits_of_the_host(void **state)
 		assert_int_equal(run_ranks_with(RANKS, &on_test, narrow_body, &options), 0);
 }
 
+/* ---- shards ------------------------------------------------------------------------------------ */
+
+ddp_status __real_ddp_place_alloc(const ddp_place *place, size_t bytes, void **memory);
+ddp_status __wrap_ddp_place_alloc(const ddp_place *place, size_t bytes, void **memory);
+
+static size_t most_at_once; /* bytes */
+
+ddp_status __wrap_ddp_place_alloc(const ddp_place *place, size_t bytes, void **memory)
+{
+	most_at_once = bytes > most_at_once ? bytes : most_at_once;
+	return __real_ddp_place_alloc(place, bytes, memory);
+}
+
+static int shards_body(ddp_context *context, void *user)
+{
+	ddp_model_options options = plain;
+	static side there;
+	size_t bytes[2]; /* of an array of the optimizer's: whole, and a shard */
+
+	(void)user;
+	open_side(&there, context, true);
+	for (int i = 0; i < 2; i++) {
+		options.shard = i == 0 ? DDP_SHARD_NONE : DDP_SHARD_STATE;
+		most_at_once = 0;
+		make(&there, &options);
+		bytes[i] = most_at_once;
+		if (i == 0)
+			ddp_model_free(there.model);
+	}
+	const size_t ranks = (size_t)ddp_comm_size(ddp_world(context));
+	CHECK(bytes[0] == (size_t)there.model->layout.elements * sizeof(float));
+	/* And at most 16 numbers, to which each bucket's slices are rounded. */
+	CHECK(bytes[1] <= bytes[0] / ranks + (size_t)(there.model->units.count + 1) * 64);
+	close_side(&there);
+	return 0;
+}
+
+static void the_optimizers_state_falls_with_the_number_of_ranks(void **state)
+{
+	(void)state;
+	for (int ranks = 2; ranks <= 4; ranks += 2)
+		assert_int_equal(run_ranks_with(ranks, &on_test, shards_body, NULL), 0);
+}
+
 /* ---- memory of the program ------------------------------------------------------------------- */
 
 static bool is_within(const float *at, int64_t count, const float *memory, size_t bytes)
@@ -489,6 +533,7 @@ int main(void)
 		cmocka_unit_test(gradient_hooks_work_on_the_queue),
 		cmocka_unit_test(the_programs_own_sums_are_made_on_the_queue),
 		cmocka_unit_test(gradients_travel_in_16_bits_of_the_host),
+		cmocka_unit_test(the_optimizers_state_falls_with_the_number_of_ranks),
 		cmocka_unit_test(a_model_trains_in_memory_of_the_program),
 		cmocka_unit_test(memory_that_is_elsewhere_is_refused),
 	};

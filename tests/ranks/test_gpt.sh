@@ -144,10 +144,11 @@ bf16_generates_text() {
 # Gradient by gradient, on memory that only the device's queues reach; from the checkpoint
 # that the host's run left, to the bytes of the one at its end.
 a_device_trains_to_the_bytes_of_the_host() {
-	mkdir "$work/there" && cp "$work/f/step-00000005.safetensors" "$work/there" &&
+	local there=$work/there-${1-plain}
+	mkdir "$there" && cp "$work/f/step-00000005.safetensors" "$there" &&
 		train --device test --spawn 2 --steps 12 --accumulate 2 --bucket-mb 0.02 \
-			--checkpoint "$work/there" --resume &&
-		same "$work/f/step-00000012.safetensors" "$work/there/step-00000012.safetensors"
+			--checkpoint "$there" --resume ${1+--shard "$1"} &&
+		same "$work/f/step-00000012.safetensors" "$there/step-00000012.safetensors"
 }
 
 # TF32 may be taken, and is not, where there is none.
@@ -339,6 +340,7 @@ check_numbers "bf16 is the same by all ways of whole gradients" bf16_is_the_same
 check_numbers "checkpoints of bf16 hold f32 only, and go on in f32" bf16_checkpoints_hold_f32_only
 check_numbers "bf16 generates text" bf16_generates_text
 check "a device trains to the bytes of the host" a_device_trains_to_the_bytes_of_the_host
+check_numbers "so it does with the optimizer's state in shards" a_device_trains_to_the_bytes_of_the_host gradients
 check "so it does in bf16" a_device_trains_in_bf16_to_the_bytes_of_the_host
 check_numbers "a device generates what the host does" a_device_generates_what_the_host_does
 check_numbers "one without TF32 computes in f32" a_device_without_tf32_computes_in_f32

@@ -236,7 +236,8 @@ static void what_is_stored_is_kept_by_its_owner(void **state)
 		assert_int_equal(ddp_units_make(&layout, &plan, RANKS, r, &units), DDP_OK);
 		for (int64_t first = 0; first < layout.elements; first += 37) {
 			int64_t left = layout.elements - first;
-			ddp_units_store(&units, kept, first, values + first, left < 37 ? left : 37);
+			assert_int_equal(ddp_units_store(&units, &(ddp_place){ 0 }, kept, first, values + first,
+			                                 left < 37 ? left : 37), DDP_OK);
 		}
 		for (int i = 0; i < units.piece_count; i++) {
 			const ddp_piece *piece = &units.pieces[i];

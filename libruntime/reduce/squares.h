@@ -1,0 +1,37 @@
+/*
+ * squares: the sum of the squares of a step's gradients, of which its norm is made, and the
+ * updates that use up these gradients. In the host's memory both are done at once; on a device
+ * they are enqueued, and the sums are fetched at the end. Pieces, and the order in which they
+ * are summed, are the same, and so are the bits.
+ */
+#ifndef DDP_REDUCE_SQUARES_H
+#define DDP_REDUCE_SQUARES_H
+
+#include "optim/optim.h"
+
+struct ddp_model;
+
+typedef struct ddp_squares {
+	bool wanted;
+	int64_t most, count; /* sums of squares, of a piece of gradients each */
+	double *sums;        /* [most]: where the model is */
+	double *here;        /* [most]: on the host */
+	int run_count;
+	int *runs;           /* [most]: of so many sums the sum is taken by itself */
+} ddp_squares;
+
+/* DDP_ERR_NOMEM. The model has its units. */
+ddp_status ddp_squares_open(struct ddp_model *model);
+void ddp_squares_close(struct ddp_model *model);
+
+/* Begins a new sum; if it is not `wanted`, only updates follow, and no end. */
+void ddp_squares_begin(struct ddp_model *model, bool wanted);
+/* Adds those of `values`. */
+void ddp_squares_add(struct ddp_model *model, const float *values, int64_t count);
+/* Adds those of `grads`, and updates: see ddp_optim_apply(). */
+void ddp_squares_update(struct ddp_model *model, const ddp_update *update, float *params, float *grads,
+                        int64_t begin, int64_t end, int64_t at);
+/* Of a model on a device, the host waits: for the communication before it, and for the sums. */
+ddp_status ddp_squares_end(struct ddp_model *model, double *squares);
+
+#endif
