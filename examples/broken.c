@@ -77,18 +77,24 @@ static struct training make_training(void)
 	return t;
 }
 
+static void add_gradients(ddp_model *model, const float *samples, int64_t count)
+{
+	const float *weight = ddp_param_data(model, 0);
+	float *grad = ddp_param_grad(model, 0);
+
+	for (int64_t n = 0; n < count; n++) {
+		for (int i = 0; i < WIDTH; i++)
+			grad[i] += weight[i] - samples[n];
+	}
+}
+
 /* Adds this rank's gradients; returns how many samples they are of. */
 static int64_t backward(const struct training *t)
 {
-	const float *weight = ddp_param_data(t->model, 0);
-	float *grad = ddp_param_grad(t->model, 0);
 	ddp_batch batch;
 
 	check(ddp_loader_next(t->loader, &batch));
-	for (int64_t n = 0; n < batch.samples; n++) {
-		for (int i = 0; i < WIDTH; i++)
-			grad[i] += weight[i] - ((const float *)batch.data)[n];
-	}
+	add_gradients(t->model, batch.data, batch.samples);
 	return batch.samples;
 }
 
@@ -114,6 +120,38 @@ static void no_broadcast(void)
 static void other_shapes(void)
 {
 	(void)make_model(last_rank() ? WIDTH + 1 : WIDTH);
+}
+
+/* Each rank reads the data set from its beginning on. */
+static void no_sampler(void)
+{
+	const struct training t = make_training();
+	float samples[BATCH];
+
+	for (int64_t step = 0; step < SAMPLES / BATCH; step++) {
+		for (int64_t i = 0; i < BATCH; i++)
+			check(read_sample(NULL, step * BATCH + i, &samples[i]));
+		add_gradients(t.model, samples, BATCH);
+		check(ddp_grad_ready(t.model, 0));
+		check(ddp_step(t.model, BATCH, 0, NULL));
+	}
+}
+
+static void forgotten_zero_grad(void)
+{
+	const struct training t = make_training();
+
+	for (int n = 0; n < 3; n++) {
+		step(&t);
+		for (int i = 0; i < WIDTH; i++) {
+			if (ddp_param_grad(t.model, 0)[i] == 0)
+				continue;
+			fprintf(stderr, "broken: rank %d: a gradient is left of step %d\n", job->rank, n + 1);
+			exit(EXIT_UNNOTICED);
+		}
+	}
+	if (job->rank == 0)
+		printf("After each step all gradients were 0: ddp_step() had cleared them.\n");
 }
 
 static void other_data(void)
@@ -187,16 +225,19 @@ static void not_finite(void)
 static const struct mistake {
 	const char *name, *what;
 	void (*make)(void);
+	bool trains; /* the program ends well: the library warns, or there is nothing to forget */
 } mistakes[] = {
-	{"no-broadcast", "parameters start otherwise on each rank, and nobody calls ddp_broadcast_params()", no_broadcast},
-	{"other-shapes", "one rank's model has another shape", other_shapes},
-	{"other-data", "one rank sees half of the data set, as of a file still being copied", other_data},
-	{"other-world", "one rank lists the ranks of a group otherwise", other_world},
-	{"skipped-collective", "one rank skips an all-reduce that the others call", skipped_collective},
-	{"other-order", "one rank calls two all-reduces in the other order", other_order},
-	{"missing-rank", "one rank ends a step before the others", missing_rank},
-	{"announced-too-often", "a gradient is announced twice in a step", announced_too_often},
-	{"not-finite", "one rank's gradient has a NaN", not_finite},
+	{"no-broadcast", "parameters start otherwise on each rank, and nobody calls ddp_broadcast_params()", no_broadcast, false},
+	{"other-shapes", "one rank's model has another shape", other_shapes, false},
+	{"other-data", "one rank sees half of the data set, as of a file still being copied", other_data, false},
+	{"other-world", "one rank lists the ranks of a group otherwise", other_world, false},
+	{"skipped-collective", "one rank skips an all-reduce that the others call", skipped_collective, false},
+	{"other-order", "one rank calls two all-reduces in the other order", other_order, false},
+	{"missing-rank", "one rank ends a step before the others", missing_rank, false},
+	{"announced-too-often", "a gradient is announced twice in a step", announced_too_often, false},
+	{"not-finite", "one rank's gradient has a NaN", not_finite, false},
+	{"no-sampler", "each rank reads all samples itself, in the same order", no_sampler, true},
+	{"forgotten-zero-grad", "nobody clears the gradients between steps", forgotten_zero_grad, true},
 };
 
 static void list_mistakes(void)
@@ -217,11 +258,9 @@ static void print_help(void)
 	       "\n");
 	list_mistakes();
 	printf("\n"
-	       "Others cannot be made with libddp: ddp_step() clears the gradients, so that none are\n"
-	       "left of the step before, and takes along those that were not announced; ddp_loader\n"
-	       "gives each rank its own part of the samples.\n"
-	       "\n"
-	       "Exit status: 3 the library reported an error, as it should; 1 it did not; 2 usage.\n");
+	       "Exit status: 3 the library reported an error, as it should; 1 it did not; 0 of the last\n"
+	       "two, with which a program ends well: the library warns (ddp_set_log()), or clears the\n"
+	       "gradients itself; 2 usage.\n");
 }
 
 static const struct mistake *find(const char *name)
@@ -238,6 +277,7 @@ static int run(const struct mistake *mistake)
 {
 	const ddp_options options = {.size = sizeof(options), .timeout_ms = TIMEOUT_MS};
 
+	ddp_set_log(ddp_log_stderr, NULL, DDP_LOG_WARN);
 	check(ddp_init(&options, &context));
 	job = ddp_get_job(context);
 	if (job->world_size < 2) {
@@ -247,6 +287,10 @@ static int run(const struct mistake *mistake)
 	if (job->rank == 0)
 		printf("The mistake: %s.\n", mistake->what), fflush(stdout);
 	mistake->make();
+	if (mistake->trains) {
+		check(ddp_finalize(context));
+		return EXIT_SUCCESS;
+	}
 	fprintf(stderr, "broken: rank %d: the library noticed nothing\n", job->rank);
 	check(ddp_finalize(context));
 	return EXIT_UNNOTICED;

@@ -961,6 +961,9 @@ typedef struct ddp_step_stats {
  *
  * After another error, which reaches all ranks, the model trains no more; its
  * parameters can be saved unless the update had begun (DDP_ERR_STATE then).
+ *
+ * If loss and gradients are the same on all ranks for ten steps, a warning in rank 0's log says
+ * that they seem to train on the same samples.
  */
 DDP_API ddp_status ddp_step(ddp_model *model, double weight, double loss_sum,
                             ddp_step_stats *stats);

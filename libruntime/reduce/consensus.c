@@ -7,6 +7,7 @@
 
 #include "base/crc32c.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "kernels.h"
 #include "reduce/facts.h"
 #include "reduce/model_state.h"
@@ -70,8 +71,7 @@ static void state_checksum(uint32_t sum, ddp_consensus *own)
 
 /* Only equal numbers have a mean whose square is the mean of their squares: so
    either all ranks find their own to be the mean of both, or none does. */
-bool ddp_consensus_same_params(const ddp_model *model, const ddp_consensus *own,
-                               const ddp_consensus *all)
+bool ddp_consensus_same(const ddp_model *model, const ddp_consensus *own, const ddp_consensus *all)
 {
 	int ranks = model->reducer.communicates ? ddp_comm_size(model->context->world) : 1;
 	bool same = true;
@@ -80,6 +80,31 @@ bool ddp_consensus_same_params(const ddp_model *model, const ddp_consensus *own,
 		same = same && all->checksum[half] == ranks * own->checksum[half] &&
 		       all->checksum_squared[half] == ranks * own->checksum_squared[half];
 	return same;
+}
+
+/* Of the loss and the largest gradient; of a rank that tells neither, its own. */
+static uint32_t samples_checksum(const ddp_model *model, double loss_sum)
+{
+	const double given[] = { loss_sum, model->magnitude.largest };
+	const uint32_t rank = (uint32_t)ddp_comm_rank(model->context->world);
+
+	return given[0] == 0 && given[1] == 0 ? rank : ddp_crc32c(0, given, sizeof(given));
+}
+
+void ddp_consensus_watch_samples(ddp_model *model, const ddp_consensus *own, const ddp_consensus *all)
+{
+	enum { STEPS = 10 };
+	const int ranks = model->reducer.communicates ? ddp_comm_size(model->context->world) : 1;
+
+	if (ranks < 2 || all->joined > 0 || !ddp_consensus_same(model, own, all)) {
+		model->steps_alike = 0;
+		return;
+	}
+	model->steps_alike++;
+	if (model->steps_alike == STEPS && ddp_comm_rank(model->context->world) == 0)
+		ddp_log(DDP_LOG_WARN, "step %lld: %d ranks had the same loss and gradients as each other in each of "
+		        "%d steps: they seem to train on the same samples; ddp_loader or ddp_sampler gives each "
+		        "rank its own", (long long)model->steps + 1, ranks, STEPS);
 }
 
 ddp_status ddp_params_compare(ddp_model *model)
@@ -125,8 +150,10 @@ ddp_status ddp_consensus_state(const ddp_model *model, double weight, double los
 		.not_finite = finite ? 0 : 1,
 		.largest = model->magnitude.largest,
 	};
-	if (model->compared)
+	if (model->compared) {
+		state_checksum(samples_checksum(model, loss_sum), own);
 		return DDP_OK;
+	}
 	uint32_t sum;
 	ddp_status status = params_checksum(model, &sum);
 	if (status == DDP_OK)

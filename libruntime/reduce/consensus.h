@@ -22,8 +22,8 @@ typedef struct ddp_consensus {
 	double not_finite;         /* ranks whose loss or gradient is not finite */
 	double bad_buffers;        /* ranks that have not joined and have a buffer that is not */
 	double largest;            /* magnitude of a gradient: no sum of all ranks' is larger */
-	double checksum[2], checksum_squared[2]; /* of the parameters, in halves, before the
-	                              first step: are they the same? */
+	double checksum[2], checksum_squared[2]; /* in halves: are they the same? Before the first
+	                              step of the parameters, then of what the rank's samples gave */
 } ddp_consensus;
 
 enum { DDP_CONSENSUS_COUNT = sizeof(ddp_consensus) / sizeof(double) };
@@ -53,8 +53,11 @@ ddp_status ddp_consensus_state(const struct ddp_model *model, double weight, dou
 ddp_status ddp_consensus_check(const struct ddp_model *model, double weight,
                                const ddp_consensus *all);
 /* Whether all ranks gave the same checksum. */
-bool ddp_consensus_same_params(const struct ddp_model *model, const ddp_consensus *own,
-                               const ddp_consensus *all);
+bool ddp_consensus_same(const struct ddp_model *model, const ddp_consensus *own,
+                        const ddp_consensus *all);
+/* Warns, behind the first step, once ranks' samples have given the same for many steps. */
+void ddp_consensus_watch_samples(struct ddp_model *model, const ddp_consensus *own,
+                                 const ddp_consensus *all);
 /* DDP_ERR_MISMATCH, on all ranks, if one has other parameters than rank 0, with its
    rank. Collective; DDP_OK where ranks do not communicate. */
 ddp_status ddp_params_compare(struct ddp_model *model);

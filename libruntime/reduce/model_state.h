@@ -67,6 +67,7 @@ struct ddp_model {
 	void (*release)(void *attached);
 	atomic_bool stop_requested; /* on this rank */
 	bool compared;          /* all ranks had the same parameters before a step */
+	int steps_alike;        /* since when all ranks' samples have given the same */
 	bool refused;           /* the last step, for what all ranks saw alike */
 	bool failed;            /* by a step that ended in an error */
 	bool partly_updated;    /* a part of the parameters is changed, the rest is not yet */

@@ -234,7 +234,9 @@ static ddp_status judge(ddp_model *model, const ddp_consensus *own, const ddp_co
 		return refuse(model, cannot_join(all));
 	if (all->changed > 0)
 		return refuse(model, ddp_consensus_name_changed(model));
-	if (!ddp_consensus_same_params(model, own, all))
+	if (model->compared)
+		ddp_consensus_watch_samples(model, own, all);
+	else if (!ddp_consensus_same(model, own, all))
 		return refuse(model, ddp_params_compare(model));
 	return DDP_OK;
 }

@@ -5,6 +5,12 @@
 . "$source/tests/cluster/lib.sh"
 ddp() { as_user srun --ddp -N2 "$@"; }
 
+for example in allreduce linear gpt scaling mnist_mlp mnist_cnn cifar_net resnet broken; do
+	capture "$prefix/bin/$example" --help
+	status_is 0 "$example has --help"
+	prints "^usage: $example " "$example says how it is used"
+done
+
 capture ddp --ntasks-per-node=2 "$prefix/bin/linear"
 status_is 0 "linear finds the numbers"
 prints '^4 ranks, 400 steps: loss 0\.0' "linear says which they are"
@@ -39,6 +45,9 @@ learns mnist_mlp 40 80
 learns mnist_cnn 40 70
 learns cifar_net 120 60 --plain --lr 0.03
 learns resnet 50 80 --plain --width 8 --sync-batch-norm --device cpu:0
+
+capture ddp -n2 "$prefix/bin/resnet" --depth 50 --data "$data" --threads 1 --batch 2 --steps 1 --width 4
+status_is 0 "resnet of 50 layers trains"
 
 # By other convolutions, the first loss is nearly the same.
 for device in cpu test; do
@@ -89,8 +98,15 @@ says other-order 'operation #[0-9]+ differs: .* issued all_reduce f32\[[12]\] su
 says missing-rank 'step 2: .*rank 2 on n[01] (has closed its communicator|issued barrier)'
 says announced-too-often 'gradient of "weight" was announced twice in one step'
 says not-finite 'step 1: the gradient of "weight" is not finite on rank 2'
+# Two end well: the library warns, or has done what was forgotten.
+capture ddp -n3 "$prefix/bin/broken" no-sampler
+status_is 0 "no-sampler trains"
+prints_times 1 '^ddp: step 11: 3 ranks .* seem to train on the same samples; ddp_loader' "the library warns of no-sampler, once"
+capture ddp -n3 "$prefix/bin/broken" forgotten-zero-grad
+status_is 0 "forgotten-zero-grad trains"
+prints 'all gradients were 0: ddp_step\(\) had cleared them' "nothing is left of a step"
 # None is left out here.
-same 9 "$("$prefix/bin/broken" --list | wc -l)" "each mistake was made"
+same 11 "$("$prefix/bin/broken" --list | wc -l)" "each mistake was made"
 
 # A file that is damaged is named on whichever rank.
 truncate -s -5 "$data/synthetic-train-images-idx3-ubyte"

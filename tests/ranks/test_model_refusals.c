@@ -277,6 +277,52 @@ static void ranks_that_begin_apart_do_not_train(void **state)
 	}
 }
 
+static int told; /* that ranks see the same samples */
+
+static void hear(void *user, ddp_log_level level, const char *message)
+{
+	(void)user;
+	told += level == DDP_LOG_WARN && strstr(message, "to train on the same samples") != NULL;
+}
+
+static void steps(ddp_model *model, int count, float gradient, double loss)
+{
+	for (int i = 0; i < count; i++) {
+		add_grads(model, gradient);
+		CHECK_OK(ddp_step(model, 1, loss, NULL));
+	}
+}
+
+/* Of the same model, whose first step tells of parameters instead. */
+static int same_samples_body(ddp_context *context, void *user)
+{
+	const ddp_model_options options = plain_by(user);
+	const int rank = rank_of(context);
+	ddp_model *model;
+
+	ddp_set_log(hear, NULL, DDP_LOG_WARN);
+	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
+	steps(model, 12, 1, 2 + rank);
+	steps(model, 12, 1 + (float)rank, 0);
+	steps(model, 12, 0, 0); /* what gives nothing tells nothing */
+	steps(model, 9, 1, 2);
+	steps(model, 1, 1, 2 + rank);
+	steps(model, 9, 1, 2);
+	CHECK(told == 0);
+	steps(model, 1, 1, 2);
+	CHECK(told == (rank == 0 && size_of(context) > 1));
+	steps(model, 30, 1, 2);
+	CHECK(told <= 1);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void ranks_that_train_on_the_same_samples_are_told(void **state)
+{
+	(void)state;
+	run_each_way(3, same_samples_body);
+}
+
 static void options_have_defaults_and_are_checked(void **state)
 {
 	static struct { ddp_model_options options; const char *part; } bad[] = {
@@ -334,6 +380,7 @@ int main(void)
 		cmocka_unit_test(wrong_weights_and_rates_end_the_step_on_all_ranks),
 		cmocka_unit_test(what_is_not_finite_updates_nothing_and_is_named),
 		cmocka_unit_test(ranks_that_begin_apart_do_not_train),
+		cmocka_unit_test(ranks_that_train_on_the_same_samples_are_told),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
