@@ -1,0 +1,51 @@
+#!/usr/bin/python3
+"""Compares the losses of the networks for images with PyTorch's, from the same weights and samples:
+some steps of what `make bench-vision-step` compares for longer. Prints TAP."""
+
+import argparse
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import tempfile
+
+BENCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench")
+# Later losses of a ResNet go apart, as PyTorch's own do in other orders of sums.
+STEPS = {"mnist_cnn": 4, "cifar_net": 4, "resnet18": 1}
+BATCH, TOLERANCE = 8, 1e-5
+
+
+def load_vision_step():
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, BENCH)
+    loader = importlib.machinery.SourceFileLoader("vision_step", os.path.join(BENCH, "vision_step"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("vision_step", loader))
+    loader.exec_module(module)
+    return module
+
+
+def main():
+    try:
+        import torch
+    except ImportError:
+        print("1..0 # SKIP this Python has no torch (python3-torch)")
+        return 0
+    bench = load_vision_step()
+    options = argparse.Namespace(batch=BATCH, python=sys.executable,
+                                 vision=os.environ.get("BENCH_VISION", "examples/vision"))
+    status = 0
+    print("1..%d" % len(STEPS))
+    for number, (model, options.parity) in enumerate(STEPS.items(), 1):
+        with tempfile.TemporaryDirectory() as folder:
+            bench.run([os.path.join(options.vision, "synthetic"), bench.DATA[model], folder, str(BATCH * 16), "8"])
+            mine, start = bench.our_losses(options, model, folder)
+            steps = bench.pytorch(options, model, folder, 1, options.parity, bench.FORMATS[0], start)
+        apart = bench.largest_difference(mine, [loss for _, loss, _ in steps])
+        status |= not apart < TOLERANCE
+        print("%s %d - losses of %s are PyTorch %s's" % ("ok" if apart < TOLERANCE else "not ok", number, model,
+                                                         torch.__version__))
+        print("# largest relative difference of %d: %.2g" % (len(steps), apart))
+    return status
+
+
+sys.exit(main())
