@@ -247,7 +247,7 @@ fuzz_targets()
 # What git has and the archive in DIR has not, beside what only git reads
 not_in_archive()
 {
-	comm -23 <(cd "$source" && git ls-files 2>/dev/null | grep -vE '^(\.ci/|\.gitignore$|\.(editorconfig|clang-format)$)' | sort) \
+	comm -23 <(cd "$source" && git ls-files 2>/dev/null | grep -vE '^(\.ci/|\.gitignore$|\.editorconfig$|(.*/)?\.clang-format$)' | sort) \
 		<(tar -tzf "$1"/slurm-ddp-*.tar.gz | sed 's|^[^/]*/||' | sort)
 }
 
