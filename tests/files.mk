@@ -257,6 +257,7 @@ netplugin_ranks = tests/support/nccl_driver.c tests/support/nccl_driver.h \
 	tests/support/netplugin_ranks.c tests/support/netplugin_ranks.h
 tests_ranks_test_netplugin_SOURCES = tests/ranks/test_netplugin.c $(netplugin_ranks)
 tests_ranks_test_netplugin_ends_SOURCES = tests/ranks/test_netplugin_ends.c $(netplugin_ranks)
+tests_ranks_test_netplugin_ends_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 EXTRA_tests_ranks_test_netplugin_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
 EXTRA_tests_ranks_test_netplugin_ends_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
 tests_ranks_test_pages_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sysconf -Wl,--wrap=mmap

@@ -16,6 +16,7 @@
 enum {
 	END_MS = 1000,     /* for a peer to take our last message */
 	NOTICE_MS = 1500,  /* for UCX to notice that a peer is gone */
+	LAST_WORD_MS = 1500, /* for TCP to send again, thrice, what a peer said as it closed */
 	FLUSH_MS = 1000,   /* for UCX to send what it was given */
 	FORCE_MS = 2000,   /* for UCX to end what it was told to */
 	LOOK_EVERY = 64,   /* tests in which nothing moved */
@@ -308,12 +309,29 @@ static void close_ep(net_connection *c, bool forced)
 	c->ep = NULL;
 }
 
+/* Of a peer that UCX has lost: its control socket is open, so it may yet tell what it has had. */
+static bool may_yet_tell(net_connection *c, const char **why)
+{
+	if (!net_control_alive(c->fd, &c->notice, why))
+		return false;
+	if (c->lost_ns == 0)
+		c->lost_ns = ddp_now_ns();
+	return ddp_now_ns() - c->lost_ns < (uint64_t)LAST_WORD_MS * 1000000;
+}
+
+static bool seems_there(net_connection *c, const char **why)
+{
+	if (c->lost != UCS_OK)
+		return may_yet_tell(c, why);
+	return ++c->idle % LOOK_EVERY != 0 || net_control_alive(c->fd, &c->notice, why);
+}
+
 void net_connection_look(net_connection *c)
 {
 	const bool ended = !c->sends && !c->end_in.active;
 	const char *why = "it closed the connection";
 
-	if (c->gone || (!ended && c->lost == UCS_OK && (++c->idle % LOOK_EVERY != 0 || net_control_alive(c->fd, &c->notice, &why))))
+	if (c->gone || (!ended && seems_there(c, &why)))
 		return;
 	/* What came before the end is taken. */
 	drain(c);

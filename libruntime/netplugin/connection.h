@@ -49,6 +49,7 @@ typedef struct net_connection {
 	/* the rest with the worker's lock */
 	ucp_ep_h ep;               /* a sender's */
 	ucs_status_t lost;         /* as UCX tells */
+	uint64_t lost_ns;          /* when that was first looked at */
 	bool gone, told;           /* told: the user was */
 	bool cut;                  /* gone: a receive was given up, so what comes is for none */
 	bool delivered;            /* gone: a receiver that had got all that was sent to it by then */
@@ -88,7 +89,8 @@ void net_connection_close(net_connection *c);
    then. Waits for a second or two at most. False: UCX still uses the memory. */
 bool net_connection_withdraw(net_connection *c, const void *memory);
 
-/* With the lock: is the peer still there? Called when nothing moves. */
+/* With the lock: is the peer still there? Called when nothing moves. One that UCX has lost, but
+   whose control socket is open, is not gone before its last word has had the time to come. */
 void net_connection_look(net_connection *c);
 
 /* With the lock: a receive has ended without the message that is its own, and is gone. */

@@ -155,7 +155,7 @@ ddp_status net_transfer_send(net_connection *c, void *data, size_t bytes, int ta
 		net_connection_look(c);
 	if (c->gone)
 		status = fail_gone(c);
-	else
+	else if (c->lost == UCS_OK) /* otherwise NCCL asks again, until it is gone */
 		*request = take_request(c, 1);
 	if (*request != NULL) {
 		net_send_begin((*request)->operations, c->ep, &slice, net_tag(c->peer_id, tag));
@@ -230,10 +230,23 @@ static int count_active(const net_request *r)
 	return active;
 }
 
+static bool has_failed(const net_request *r)
+{
+	for (int i = 0; i < r->count; i++) {
+		if (!r->operations[i].active && r->operations[i].status != UCS_OK)
+			return true;
+	}
+	return false;
+}
+
+/* UCX failed it when it lost the peer, which may have had it all the same, and may yet say so. */
+static bool undecided(const net_request *r)
+{
+	return r->connection->lost != UCS_OK && !r->connection->gone && has_failed(r);
+}
+
 static ddp_status judge(net_connection *c, const net_operation *o, bool flushes)
 {
-	if (o->status != UCS_OK && c->lost != UCS_OK && !c->gone)
-		net_connection_look(c);
 	if (o->status == UCS_OK || c->delivered)
 		return DDP_OK;
 	if (!c->gone && !c->sends && !flushes && o->status != UCS_ERR_MESSAGE_TRUNCATED)
@@ -278,10 +291,10 @@ ddp_status net_transfer_test(net_request *r, bool *done, int *bytes)
 	net_worker_lock(c->worker);
 	if (!r->busy)
 		status = ddp_fail(DDP_ERR_INTERNAL, "NCCL tests a request that has ended");
-	if (status == DDP_OK && count_active(r) > 0 && !net_worker_progress(c->worker))
+	if (status == DDP_OK && (count_active(r) > 0 ? !net_worker_progress(c->worker) : undecided(r)))
 		net_connection_look(c);
 	/* UCX's acknowledgement may be lost with the worker of a receiver that has closed. */
-	if (status == DDP_OK && (count_active(r) == 0 || c->delivered)) {
+	if (status == DDP_OK && (c->delivered || (count_active(r) == 0 && !undecided(r)))) {
 		status = finish(r, bytes);
 		*done = status == DDP_OK;
 	} else if (status == DDP_OK && c->gone &&

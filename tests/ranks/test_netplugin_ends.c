@@ -11,12 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "netplugin/connection.h"
 #include "tests/support/hung.h"
 #include "tests/support/netplugin_ranks.h"
 #include "tests/support/ranks.h"
@@ -102,6 +104,59 @@ static int close_early(int rank, void *argument)
 	return 0;
 }
 
+/* When the receiver's close notice comes to the sender. */
+static enum arrival { IN_TIME, LATE, NEVER } notice_comes;
+
+/* From now on the peer does not hear what the plugin says on the connection's control socket, nor
+   that it closes it: that comes to the socket that is returned. *own is the way to the peer. */
+static int hold_back(void *connection, int *own)
+{
+	const net_connection *c = connection;
+	int pair[2];
+
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+	*own = dup(c->fd);
+	CHECK(*own >= 0 && dup2(pair[0], c->fd) == c->fd && close(pair[0]) == 0);
+	return pair[1];
+}
+
+/* What was held back, late or never. */
+static void let_through(int held, int own)
+{
+	unsigned char notice[sizeof(uint64_t)];
+
+	CHECK(recv(held, notice, sizeof(notice), MSG_WAITALL) == sizeof(notice));
+	await(3);
+	if (notice_comes == LATE)
+		CHECK(send(own, notice, sizeof(notice), 0) == sizeof(notice));
+	else
+		await(4);
+	close(own);
+	close(held);
+}
+
+/* UCX has lost the receiver, whose last word has not come yet. */
+static void expect_to_wait(const nccl_driver *d, net_connection *c, void *request)
+{
+	const uint64_t start_ns = ddp_now_ns();
+	net_result result = NET_SUCCESS;
+	void *another;
+	int done = 0;
+
+	c->lost = UCS_ERR_CONNECTION_RESET;
+	for (int i = 0; i < 100; i++)
+		CHECK(d->test(request, &done, NULL) == NET_SUCCESS && done == 0);
+	CHECK(nccl_send(d, c, &done, sizeof(done), 5, NULL, &another) == NET_SUCCESS && another == NULL);
+	reach(3);
+	if (notice_comes == LATE)
+		return;
+	while (result == NET_SUCCESS && done == 0)
+		result = d->test(request, &done, NULL);
+	CHECK(result == NET_SYSTEM_ERROR);
+	CHECK(ddp_seconds_since(start_ns) < 5 * test_slowness());
+	reach(4);
+}
+
 /* The receiver has got all and is gone, and UCX could not tell the sender so: the shared
    memory in which it does is full of what nobody has taken. */
 static int close_unacknowledged(int rank, void *argument)
@@ -110,6 +165,7 @@ static int close_unacknowledged(int rank, void *argument)
 	static unsigned char data[MESSAGES][LONG], filling[FILLING];
 	nccl_driver d;
 	void *requests[MESSAGES], *memory = NULL;
+	int held = -1, own = -1;
 
 	CHECK(setenv("UCX_POSIX_FIFO_SIZE", "64", 1) == 0 && setenv("UCX_SYSV_FIFO_SIZE", "64", 1) == 0);
 	set_up(&d, argument, rank);
@@ -123,7 +179,9 @@ static int close_unacknowledged(int rank, void *argument)
 		}
 		reach(1);
 		await(2);
-		for (int i = 0; i < MESSAGES; i++)
+		if (notice_comes != IN_TIME)
+			expect_to_wait(&d, connection, requests[0]);
+		for (int i = 0; i < MESSAGES && notice_comes != NEVER; i++)
 			finish(&d, requests[i], NULL);
 		CHECK(d.deregister_memory(connection, memory) == NET_SUCCESS);
 	} else {
@@ -134,12 +192,16 @@ static int close_unacknowledged(int rank, void *argument)
 			finish(&d, begin_receive(&d, connection, data[i], LONG, 5, NULL), NULL);
 			CHECK(holds(data[i], LONG, i));
 		}
+		if (notice_comes != IN_TIME)
+			held = hold_back(connection, &own);
 	}
 	close_one(&d, rank, connection);
 	close_one(&d, rank == RECEIVER ? SENDER : RECEIVER, back);
 	CHECK(nccl_finalize(&d) == NET_SUCCESS);
 	if (rank == RECEIVER)
 		reach(2);
+	if (held >= 0)
+		let_through(held, own);
 	return 0;
 }
 
@@ -243,17 +305,37 @@ static void a_peer_that_closes_early_is_noticed(void **state)
 	heard_once("the connection to rank 0 on");
 }
 
-static void what_was_received_counts_as_sent(void **state)
+/* Where UCX cannot read the sender's memory, the sender would have to take part. */
+static void run_unacknowledged(enum arrival comes)
 {
 	char byte = 0, copy;
 	const struct iovec from = { .iov_base = &byte, .iov_len = 1 }, to = { .iov_base = &copy, .iov_len = 1 };
 
-	(void)state;
-	/* Where UCX cannot read the sender's memory, the sender would have to take part. */
 	if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1)
 		skip();
+	notice_comes = comes;
 	assert_int_equal(run_board(close_unacknowledged, 11, over_memory), 0);
+}
+
+static void what_was_received_counts_as_sent(void **state)
+{
+	(void)state;
+	run_unacknowledged(IN_TIME);
 	assert_string_equal(shared->heard, "");
+}
+
+static void a_close_notice_that_comes_late_counts(void **state)
+{
+	(void)state;
+	run_unacknowledged(LATE);
+	assert_string_equal(shared->heard, "");
+}
+
+static void a_close_notice_that_never_comes_is_not_waited_for_without_end(void **state)
+{
+	(void)state;
+	run_unacknowledged(NEVER);
+	heard_once("the connection to rank 0 on");
 }
 
 static void what_does_not_fit_is_an_error(void **state)
@@ -277,6 +359,8 @@ int main(void)
 	static const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_killed_peer_is_noticed), cmocka_unit_test(a_peer_that_closes_early_is_noticed),
 		cmocka_unit_test(what_was_received_counts_as_sent), cmocka_unit_test(what_does_not_fit_is_an_error),
+		cmocka_unit_test(a_close_notice_that_comes_late_counts),
+		cmocka_unit_test(a_close_notice_that_never_comes_is_not_waited_for_without_end),
 		cmocka_unit_test(memory_that_is_taken_back_is_left_alone),
 	};
 
