@@ -10,7 +10,7 @@ examples_libprogress_la_SOURCES = examples/progress.c examples/progress.h
 gpt_model_sources = \
 	examples/models/gpt.c examples/models/gpt.h \
 	examples/models/gpt_inside.h \
-	examples/models/gpt_pass.c
+	examples/models/gpt_graphs.c examples/models/gpt_pass.c
 
 noinst_PROGRAMS += examples/gpt/gpt
 examples_gpt_gpt_SOURCES = $(gpt_model_sources) \

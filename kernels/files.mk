@@ -81,6 +81,7 @@ cuda_kernel_sources = \
 	kernels/cuda/classifier.cu \
 	kernels/cuda/convolution.cu \
 	kernels/cuda/elements.cu \
+	kernels/cuda/graph.cu \
 	kernels/cuda/images.cu \
 	kernels/cuda/layers.cu \
 	kernels/cuda/optim.cu \

@@ -314,3 +314,28 @@ const char *dk_failure(void)
 {
 	return in_use == NULL ? dk_cpu_failure() : in_use->table->failure(in_use);
 }
+
+bool dk_graph_begin(void)
+{
+	return in_use != NULL && in_use->table->graph_begin != NULL && in_use->table->graph_begin(in_use);
+}
+
+dk_graph *dk_graph_end(const char **why)
+{
+	dk_graph *graph = in_use->table->graph_end(in_use, why);
+
+	if (graph != NULL)
+		graph->queue = in_use;
+	return graph;
+}
+
+void dk_graph_launch(const dk_graph *graph)
+{
+	graph->queue->table->graph_launch(graph->queue, graph);
+}
+
+void dk_graph_free(dk_graph *graph)
+{
+	if (graph != NULL)
+		graph->queue->table->graph_free(graph->queue, graph);
+}

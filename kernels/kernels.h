@@ -78,6 +78,27 @@ void dk_parallel(int64_t n, int64_t grain, dk_span_fn fn, void *arg);
    ran out of memory), or NULL if none has. To be asked once a step. */
 const char *dk_failure(void);
 
+/*
+ * Work that comes again and again with the same shapes and addresses, while what lies there
+ * changes, can be captured as a graph, which one call launches. From dk_graph_begin() to
+ * dk_graph_end() the queue in use does nothing of what it is given: it captures that.
+ * Functions that have a result, and dk_copy() from or to the host's memory, are not for graphs.
+ * The same work has to be done once before, uncaptured, so that all that is made on the way is.
+ */
+typedef struct dk_graph dk_graph;
+
+/* False: nothing is captured, here (on the host functions work at once) or now (the queue has
+   failed); work goes on as without the call. */
+bool dk_graph_begin(void);
+/* NULL: it could not be captured, and *why, which stays until the next capture, says why. The
+   queue is as before dk_graph_begin(), and its caller does the work uncaptured. */
+dk_graph *dk_graph_end(const char **why);
+/* On the queue that captured it, which is in use. */
+void dk_graph_launch(const dk_graph *graph);
+/* Before its queue is closed, in any thread, when no other works on the queue. It may be under
+   way. NULL is allowed. */
+void dk_graph_free(dk_graph *graph);
+
 /* ---- optimizer: the same bits on every processor ---------------------------- */
 
 typedef struct dk_adamw_args {

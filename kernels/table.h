@@ -9,7 +9,7 @@
 #include "kernels.h"
 
 /* Grows with each change of this header, or of a function of kernels.h. */
-enum { DK_TABLE_VERSION = 7 };
+enum { DK_TABLE_VERSION = 8 };
 
 /* Those of images, in f32. CUDA's queues of DK_BF16 and DK_MIXED fail; the host's of DK_MIXED
    take f32, also on the test device. */
@@ -128,12 +128,22 @@ typedef struct dk_table {
 			int64_t width, int64_t vocab);
 	const dk_image_table *images; /* NULL: they are the host's, done at once */
 	const char *(*failure)(dk_queue *queue);
+	/* All NULL: the queue captures no graphs. */
+	bool (*graph_begin)(dk_queue *queue);
+	dk_graph *(*graph_end)(dk_queue *queue, const char **why);
+	void (*graph_launch)(dk_queue *queue, const dk_graph *graph);
+	void (*graph_free)(dk_queue *queue, dk_graph *graph);
 } dk_table;
 
 /* What each backend's queue begins with. */
 struct dk_queue {
 	const dk_table *table;
 	dk_type type;
+};
+
+/* The same of its graphs. */
+struct dk_graph {
+	dk_queue *queue;
 };
 
 #endif

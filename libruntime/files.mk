@@ -39,6 +39,7 @@ device_sources = \
 	libruntime/device/backend.h \
 	libruntime/device/cpu.c libruntime/device/cpu.h \
 	libruntime/device/device.c libruntime/device/device.h \
+	libruntime/device/host_graph.c libruntime/device/host_graph.h \
 	libruntime/device/host_image_kernels.c \
 	libruntime/device/host_kernels.c libruntime/device/host_kernels.h \
 	libruntime/device/host_task.c libruntime/device/host_task.h \

@@ -58,7 +58,7 @@ check-ucx:
 # All that needs a GPU, which make check skips without one; the output stays in gpu-results.
 gpu_tests = tests/unit/test_device tests/ranks/test_comm_nccl
 if HAVE_CUDA_KERNELS
-gpu_tests += tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue
+gpu_tests += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue
 endif
 if HAVE_UCX
 gpu_tests += $(top_srcdir)/tests/gpu/netplugin.sh
@@ -189,6 +189,8 @@ check_PROGRAMS += \
 	tests/unit/test_kernel_bf16 \
 	tests/unit/test_kernel_cuda \
 	tests/unit/test_kernel_device \
+	tests/unit/test_kernel_graph \
+	tests/unit/test_kernel_graph_cuda \
 	tests/unit/test_kernel_images \
 	tests/unit/test_kernel_images_cuda \
 	tests/unit/test_kernel_images_device \
@@ -297,6 +299,10 @@ tests_unit_test_kernel_device_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_images_device_SOURCES = tests/unit/test_kernel_images.c tests/support/kernel_place_device.c
 tests_unit_test_kernel_images_device_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
 
+tests_unit_test_kernel_graph_SOURCES = tests/unit/test_kernel_graph.c tests/support/kernel_place_device.c $(gpt_model_sources)
+tests_unit_test_kernel_graph_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+tests_unit_test_kernel_graph_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
+
 # kernels/cuda on the host: the same cases as on the host's kernels, and others.
 if CUDA_EMULATION
 tests_unit_test_kernel_cuda_SOURCES = $(kernel_layers)
@@ -304,10 +310,14 @@ tests_unit_test_kernel_images_cuda_SOURCES = tests/unit/test_kernel_images.c
 tests_unit_test_kernel_images_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
 tests_unit_test_kernel_queue_SOURCES = tests/unit/test_kernel_queue.c $(gpt_model_sources)
 tests_unit_test_kernel_queue_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+tests_unit_test_kernel_graph_cuda_SOURCES = tests/unit/test_kernel_graph.c $(gpt_model_sources)
+tests_unit_test_kernel_graph_cuda_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+tests_unit_test_kernel_graph_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
 tests_unit_test_kernel_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
 tests_unit_test_kernel_queue_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
 else
 tests_unit_test_kernel_cuda_SOURCES = tests/support/no_emulation.c
+tests_unit_test_kernel_graph_cuda_SOURCES = tests/support/no_emulation.c
 tests_unit_test_kernel_images_cuda_SOURCES = tests/support/no_emulation.c
 tests_unit_test_kernel_queue_SOURCES = tests/support/no_emulation.c
 endif
@@ -315,7 +325,10 @@ TESTS += $(check_PROGRAMS)
 
 # The same on a GPU.
 if HAVE_CUDA_KERNELS
-noinst_PROGRAMS += tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue
+noinst_PROGRAMS += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue
+tests_gpu_test_kernel_graph_SOURCES = tests/unit/test_kernel_graph.c $(gpt_model_sources)
+tests_gpu_test_kernel_graph_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+tests_gpu_test_kernel_graph_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
 tests_gpu_test_kernel_images_SOURCES = tests/unit/test_kernel_images.c
 tests_gpu_test_kernel_images_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
 tests_gpu_test_kernel_layers_SOURCES = $(kernel_layers)

@@ -30,6 +30,7 @@ struct trainer {
 	report report;
 	ddp_status arrived; /* of parameters that come while forward runs: the first error */
 	bool told; /* why this rank fails */
+	bool told_of_graphs;
 	bool stopped;
 };
 
@@ -169,6 +170,8 @@ static bool create_model(struct trainer *t)
 	const gpt_memory memory = {.alloc = allocate, .release = release, .user = t};
 
 	t->model = gpt_create_on(gpt_on_device(o) ? &memory : NULL, &o->model, o->batch, o->accumulate);
+	if (t->model != NULL)
+		gpt_use_graphs(t->model, !o->no_graphs);
 	if (t->model != NULL || t->told)
 		return t->model != NULL;
 	return fail(t, "not enough memory for %d samples of %d tokens; give a smaller --batch "
@@ -272,6 +275,18 @@ static uint64_t pass_number(const struct trainer *t, const ddp_batch *batch)
 	return (uint64_t)number * (uint64_t)t->job->world_size + (uint64_t)t->job->rank;
 }
 
+/* Its training is as right without. */
+static void tell_of_graphs(struct trainer *t)
+{
+	const char *why = gpt_graph_failure(t->model);
+
+	if (why == NULL || t->told_of_graphs)
+		return;
+	t->told_of_graphs = true;
+	fprintf(stderr, "gpt: rank %d on %s: passes go without graphs, kernel by kernel: a pass could not be captured: %s\n",
+	        t->job->rank, t->job->hostname, why);
+}
+
 static ddp_status pass(struct trainer *t, const ddp_batch *batch, double *loss_sum)
 {
 	dk_queue *before = dk_use(t->kernels);
@@ -284,6 +299,7 @@ static ddp_status pass(struct trainer *t, const ddp_batch *batch, double *loss_s
 		status = gpt_backward(t->model, grad_ready, grad_rows, t->params);
 	const char *failure = dk_failure();
 	dk_use(before);
+	tell_of_graphs(t);
 	if (failure != NULL) {
 		fail(t, "%s", failure);
 		return DDP_ERR_NOMEM;

@@ -18,7 +18,7 @@ enum option_id {
 	OPT_SCHEDULE, OPT_WARMUP, OPT_DECAY, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_CLIP, OPT_DROPOUT, OPT_SEED,
 	OPT_DTYPE, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY, OPT_CHECKPOINT_BESIDE,
 	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_SHARD, OPT_COMPRESS, OPT_POWERSGD_RANK,
-	OPT_POWERSGD_START, OPT_LOCAL_STEPS, OPT_LOCAL_START, OPT_BUCKET_MB, OPT_NO_OVERLAP,
+	OPT_POWERSGD_START, OPT_LOCAL_STEPS, OPT_LOCAL_START, OPT_BUCKET_MB, OPT_NO_GRAPHS, OPT_NO_OVERLAP,
 	OPT_NO_COMMUNICATION, OPT_DEVICE, OPT_SPAWN, OPT_THREADS, OPT_READERS,
 	OPT_STOPPED_EXIT, OPT_GENERATE, OPT_JSON, OPT_VERBOSE,
 	OPT_VERSION, OPT_HELP
@@ -81,6 +81,7 @@ static const struct described described[] = {
 	{"spawn", "N", OPT_SPAWN, "start N ranks on this host, without a launcher"},
 	{"device", "NAME", OPT_DEVICE, "what computes: cpu (default); cuda, a GPU, or cuda:1; test, which "
 	                               "is as asynchronous as a GPU, for tests"},
+	{"no-graphs", NULL, OPT_NO_GRAPHS, "device: give it the kernels of each pass one by one, to measure"},
 	{"threads", "N", OPT_THREADS, "threads per rank (OMP_NUM_THREADS, else the host's processors "
 	                              "over its ranks)"},
 	{"readers", "N", OPT_READERS, "threads per rank that read samples ahead (1)"},
@@ -359,6 +360,7 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 	case OPT_LOCAL_STEPS: return read_integer(id, text, 1, INT64_C(1) << 40, &o->local_steps);
 	case OPT_LOCAL_START: return read_integer(id, text, 0, INT64_C(1) << 40, &o->local_start);
 	case OPT_BUCKET_MB: return read_real(id, text, &o->bucket_mb);
+	case OPT_NO_GRAPHS: o->no_graphs = true; return true;
 	case OPT_NO_OVERLAP: o->no_overlap = true; return true;
 	case OPT_NO_COMMUNICATION: o->no_communication = true; return true;
 	case OPT_STOPPED_EXIT: return read_int(id, text, 0, 124, &o->stopped_exit);

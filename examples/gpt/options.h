@@ -35,6 +35,7 @@ typedef struct gpt_options {
 	bool no_overlap, no_communication;
 	const char *device;      /* NULL: the host */
 	bool tf32;               /* its matrix products may round to TF32 */
+	bool no_graphs;          /* it is given kernels one by one */
 	int spawn;               /* 0: ranks come from the launcher */
 	int threads;             /* 0: the node's processors over its ranks */
 	int readers;             /* threads that read ahead; 0: one */

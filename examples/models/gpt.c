@@ -92,6 +92,7 @@ void gpt_bind_reads(gpt *g, gpt_reads_fn reads, void *user)
 
 void gpt_bind(gpt *g, float *const *params, float *const *grads)
 {
+	gpt_forget_graphs(g);
 	memcpy(g->data, params, (size_t)g->count * sizeof(float *));
 	memcpy(g->grad, grads, (size_t)g->count * sizeof(float *));
 }
@@ -204,12 +205,14 @@ gpt *gpt_create_on(const gpt_memory *memory, const gpt_config *config, int batch
 	g->data = calloc((size_t)g->count, sizeof(*g->data));
 	g->grad = calloc((size_t)g->count, sizeof(*g->grad));
 	g->layers = calloc((size_t)config->layers, sizeof(*g->layers));
+	g->forward = calloc(2 * (size_t)config->layers, sizeof(*g->forward));
 	g->staged = calloc((size_t)g->slots * 2 * (size_t)batch * (size_t)config->length, sizeof(*g->staged));
 	if (g->params == NULL || g->names == NULL || g->data == NULL || g->grad == NULL ||
-	    g->layers == NULL || g->staged == NULL || !map_arena(g)) {
+	    g->layers == NULL || g->forward == NULL || g->staged == NULL || !map_arena(g)) {
 		gpt_free(g);
 		return NULL;
 	}
+	g->backward = g->forward + config->layers;
 	list_params(g);
 	return g;
 }
@@ -218,6 +221,7 @@ void gpt_free(gpt *g)
 {
 	if (g == NULL)
 		return;
+	gpt_forget_graphs(g);
 	if (g->arena != NULL && g->memory.alloc != NULL)
 		g->memory.release(g->memory.user, g->arena);
 	else if (g->arena != NULL)
@@ -228,6 +232,7 @@ void gpt_free(gpt *g)
 	free(g->data);
 	free(g->grad);
 	free(g->layers);
+	free(g->forward);
 	free(g);
 }
 

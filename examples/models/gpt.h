@@ -46,6 +46,15 @@ void gpt_free(gpt *model);
 /* The parameters, in the order in which forward uses them. */
 const ddp_param *gpt_params(const gpt *model, int *count);
 
+/*
+ * From now on layers are captured as graphs and launched as such, where that can be: on a
+ * queue that captures them, from the second pass of a shape on. A layer's gradients are then told
+ * ready together. Free the model before the queue. Passes that cannot be captured go as without.
+ */
+void gpt_use_graphs(gpt *model, bool wanted);
+/* Why capturing was given up, or NULL. */
+const char *gpt_graph_failure(const gpt *model);
+
 /* Called when backward is done with a parameter's gradient. */
 typedef ddp_status (*gpt_ready_fn)(void *user, int param);
 

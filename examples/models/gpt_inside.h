@@ -2,6 +2,7 @@
 #ifndef EXAMPLES_MODELS_GPT_INSIDE_H
 #define EXAMPLES_MODELS_GPT_INSIDE_H
 
+#include "kernels.h"
 #include "models/gpt.h"
 
 /* Parameters of a layer, in order; a layer's first is LAYER_0 + layer * PER_LAYER. */
@@ -26,6 +27,13 @@ struct gpt_layer {
 	float *ln_2, *ln_2_mean, *ln_2_rstd;
 	float *fc, *fc_gelu;                 /* [rows, 4 width] */
 	float *out;                          /* [rows, width]: the stream after the layer */
+};
+
+/* Where work is captured. */
+struct gpt_graph {
+	dk_graph *graph;     /* NULL: not yet */
+	int told[PER_LAYER]; /* the gradients that are complete behind it, in order */
+	int count;           /* of these; none of forward */
 };
 
 struct gpt {
@@ -53,9 +61,24 @@ struct gpt {
 	void *reads_user;
 	double dropout;          /* probability; 0: none */
 	uint64_t seed, counter;  /* what dropout draws from in the pass at hand */
+	bool graphs;             /* wanted, and none has failed */
+	bool by_graphs;          /* the pass at hand, if `graphs` */
+	int last_batch, last_length;       /* of the pass before; 0: none */
+	int captured_batch, captured_length; /* of the passes whose graphs these are; 0: none */
+	struct gpt_graph *forward, *backward; /* [layers] */
+	char graph_failure[256];
 	gpt_memory memory;       /* alloc NULL: the host's */
 	void *arena;
 	size_t arena_bytes;
 };
+
+/* ---- gpt_graphs.c ---- */
+
+/* Sets by_graphs for a pass of this shape. */
+void gpt_choose_graphs(gpt *g, int batch, int length);
+/* Launches what `part` enqueues as a graph, which is captured at the first time. False: it is not
+   captured, and nothing was enqueued. */
+bool gpt_by_graph(gpt *g, struct gpt_graph *own, void (*part)(gpt *g, struct gpt_graph *own));
+void gpt_forget_graphs(gpt *g);
 
 #endif

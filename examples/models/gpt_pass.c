@@ -82,13 +82,18 @@ static const float *added_gradient(const gpt *g, int which)
 
 /* ---- forward ------------------------------------------------------------------------------ */
 
-static void forward_layer(gpt *g, int layer, const float *in)
+static const float *layer_input(const gpt *g, int layer)
 {
+	return layer > 0 ? g->layers[layer - 1].out : g->embedded;
+}
+
+static void compute_layer(gpt *g, int layer)
+{
+	const float *in = layer_input(g, layer);
 	float *const *p = g->data + layer_param(layer, 0);
 	struct gpt_layer *l = &g->layers[layer];
 	int64_t width = g->config.width, rows = (int64_t)g->batch * g->length;
 
-	read_params(g, layer_param(layer, 0), layer_param(layer + 1, 0));
 	dk_layernorm_forward(l->ln_1, l->ln_1_mean, l->ln_1_rstd, in, p[LN_1_WEIGHT],
 	                     p[LN_1_BIAS], rows, width);
 	dk_linear_forward(l->qkv, l->ln_1, p[ATTN_WEIGHT], p[ATTN_BIAS], NULL, rows, width,
@@ -106,11 +111,22 @@ static void forward_layer(gpt *g, int layer, const float *in)
 	              4 * width);
 }
 
+static void capture_layer(gpt *g, struct gpt_graph *own)
+{
+	compute_layer(g, (int)(own - g->forward));
+}
+
+static void forward_layer(gpt *g, int layer)
+{
+	read_params(g, layer_param(layer, 0), layer_param(layer + 1, 0));
+	if (!gpt_by_graph(g, &g->forward[layer], capture_layer))
+		compute_layer(g, layer);
+}
+
 /* Up to the final layernorm, which is left in g->ln_f. */
 static void forward_stream(gpt *g, int batch, int length)
 {
 	int64_t width = g->config.width;
-	const float *stream = g->embedded;
 
 	g->batch = batch;
 	g->length = length;
@@ -119,12 +135,10 @@ static void forward_stream(gpt *g, int batch, int length)
 	                     width);
 	if (g->dropout > 0)
 		drop(g, EMBEDDING_DROP, g->embedded, g->embedded);
-	for (int i = 0; i < g->config.layers; i++) {
-		forward_layer(g, i, stream);
-		stream = g->layers[i].out;
-	}
+	for (int i = 0; i < g->config.layers; i++)
+		forward_layer(g, i);
 	read_params(g, final_param(g, LN_F_WEIGHT), g->count);
-	dk_layernorm_forward(g->ln_f, g->ln_f_mean, g->ln_f_rstd, stream,
+	dk_layernorm_forward(g->ln_f, g->ln_f_mean, g->ln_f_rstd, layer_input(g, g->config.layers),
 	                     g->data[final_param(g, LN_F_WEIGHT)],
 	                     g->data[final_param(g, LN_F_BIAS)], (int64_t)batch * length, width);
 }
@@ -146,6 +160,7 @@ static void take_samples(gpt *g, const int32_t *samples, int batch, int length)
 
 double gpt_forward(gpt *g, const int32_t *samples, int batch, int length)
 {
+	gpt_choose_graphs(g, batch, length);
 	take_samples(g, samples, batch, length);
 	forward_stream(g, batch, length);
 	if (g->loss != NULL) {
@@ -163,6 +178,7 @@ void gpt_next_logits(gpt *g, const int32_t *tokens, int length, float *logits)
 	int64_t width = g->config.width, last = (length - 1) * width;
 
 	g->dropout = 0;
+	g->by_graphs = false;
 	dk_copy(g->tokens, tokens, (size_t)length * sizeof(int32_t));
 	forward_stream(g, 1, length);
 	dk_gemm(&(dk_gemm_args){.transpose_b = true, .m = 1, .n = g->config.vocab, .k = width,
@@ -180,6 +196,7 @@ void gpt_next_logits(gpt *g, const int32_t *tokens, int length, float *logits)
 
 /* Tells of gradients that are complete; keeps the first error. */
 struct teller {
+	struct gpt_graph *later; /* while it is captured: tells when it is launched */
 	gpt_ready_fn ready;
 	void *user;
 	ddp_status status;
@@ -187,7 +204,9 @@ struct teller {
 
 static void tell(struct teller *t, int param)
 {
-	if (t->status == DDP_OK)
+	if (t->later != NULL)
+		t->later->told[t->later->count++] = param;
+	else if (t->status == DDP_OK)
 		t->status = t->ready(t->user, param);
 }
 
@@ -243,9 +262,30 @@ static void backward_attention(gpt *g, int layer, const float *in, struct teller
 	tell(t, first + LN_1_WEIGHT);
 }
 
-static const float *layer_input(const gpt *g, int layer)
+static void backward_layer(gpt *g, int layer, struct teller *t)
 {
-	return layer > 0 ? g->layers[layer - 1].out : g->embedded;
+	backward_mlp(g, layer, t);
+	backward_attention(g, layer, layer_input(g, layer), t);
+}
+
+static void capture_layer_back(gpt *g, struct gpt_graph *own)
+{
+	struct teller t = {.later = own};
+
+	backward_layer(g, (int)(own - g->backward), &t);
+}
+
+/* By the layer's graph, if the pass has graphs. */
+static void pass_layer_back(gpt *g, int layer, struct teller *t)
+{
+	const struct gpt_graph *own = &g->backward[layer];
+
+	if (!gpt_by_graph(g, &g->backward[layer], capture_layer_back)) {
+		backward_layer(g, layer, t);
+		return;
+	}
+	for (int i = 0; i < own->count; i++)
+		tell(t, own->told[i]);
 }
 
 static const float *row_gradients(gpt *g)
@@ -292,10 +332,8 @@ ddp_status gpt_backward(gpt *g, gpt_ready_fn ready, gpt_rows_fn rows, void *user
 	                      g->data[norm], count, width);
 	tell(&t, norm + 1);
 	tell(&t, norm);
-	for (int i = g->config.layers - 1; i >= 0; i--) {
-		backward_mlp(g, i, &t);
-		backward_attention(g, i, layer_input(g, i), &t);
-	}
+	for (int i = g->config.layers - 1; i >= 0; i--)
+		pass_layer_back(g, i, &t);
 	backward_embedding(g, rows, &t);
 	return t.status;
 }

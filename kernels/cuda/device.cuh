@@ -143,7 +143,10 @@ struct dk_product; /* what matrix products keep */
 /* Scratch, in f32, is for one function at a time: the queue keeps them in order. */
 struct dk_cuda_queue {
 	dk_queue base;
-	cudaStream_t stream;
+	cudaStream_t stream;  /* where work goes: the program's, or `capture` while there is a capture */
+	cudaStream_t program, capture; /* graph.cu */
+	bool captures;
+	char why_no_graph[256];
 	float *scratch;
 	int64_t scratch_size;
 	double *result;      /* on the device, for functions that have one */
@@ -187,7 +190,7 @@ static void launch(dk_cuda_queue *q, const char *name, void (*kernel)(P...), dim
 #ifdef __CUDACC__
 	kernel<<<blocks, threads, shared, q->stream>>>(static_cast<P>(args)...);
 #else
-	emulate(blocks, threads, shared, [=] { kernel(static_cast<P>(args)...); });
+	emulate(q->stream, blocks, threads, shared, [=] { kernel(static_cast<P>(args)...); });
 #endif
 	dk_cuda_check(q, cudaGetLastError(), name);
 }

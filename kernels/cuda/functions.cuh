@@ -29,6 +29,13 @@ bool dk_cuda_product_open(dk_cuda_queue *queue);
 void dk_cuda_product_close(dk_cuda_queue *queue);
 void dk_cuda_product(dk_cuda_queue *queue, const dk_product_args *args);
 
+bool dk_cuda_graph_begin(dk_queue *queue);
+dk_graph *dk_cuda_graph_end(dk_queue *queue, const char **why);
+void dk_cuda_graph_launch(dk_queue *queue, const dk_graph *graph);
+void dk_cuda_graph_free(dk_queue *queue, dk_graph *graph);
+/* When all graphs of the queue are free. */
+void dk_cuda_graphs_close(dk_cuda_queue *queue);
+
 /* Its GPU becomes the calling thread's, and the one before again; in tests without a GPU, by
    the test. */
 bool dk_cuda_gpu_open(dk_cuda_queue *queue, int device);

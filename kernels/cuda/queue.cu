@@ -40,6 +40,7 @@ double dk_cuda_fetch(dk_cuda_queue *q)
 
 static void release(dk_cuda_queue *q)
 {
+	dk_cuda_graphs_close(q);
 	dk_cuda_product_close(q);
 	cudaFree(q->scratch);
 	cudaFree(q->result);
@@ -182,4 +183,8 @@ const dk_table dk_cuda_table = {
 	dk_cuda_classifier_backward,
 	&images,
 	dk_cuda_failure,
+	dk_cuda_graph_begin,
+	dk_cuda_graph_end,
+	dk_cuda_graph_launch,
+	dk_cuda_graph_free,
 };

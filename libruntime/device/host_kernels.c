@@ -4,15 +4,10 @@
 
 #include "base/error.h"
 #include "cpu/cpu.h"
+#include "device/host_graph.h"
 #include "device/host_task.h"
 
 /* ---- elements --------------------------------------------------------------------------- */
-
-static void host_copy(dk_queue *queue, void *to, const void *from, size_t bytes)
-{
-	if (ddp_device_copy(ddp_host_own(queue)->device, ddp_host_own(queue)->stream, to, from, bytes) != DDP_OK)
-		ddp_host_note_failure(ddp_host_own(queue));
-}
 
 static void run_zero(task *t, void **at)
 {
@@ -469,7 +464,7 @@ static void host_close(dk_queue *queue)
 
 static const dk_table host_table = {
 	.version = DK_TABLE_VERSION, .bytes = sizeof(host_table), .close = host_close,
-	.copy = host_copy, .zero = host_zero, .adamw = host_adamw, .sgd = host_sgd,
+	.copy = ddp_host_copy, .zero = host_zero, .adamw = host_adamw, .sgd = host_sgd,
 	.largest = host_largest, .sum_squares = host_sum_squares, .largest_at = host_largest_at,
 	.squares_at = host_squares_at, .scale = host_scale, .to_bf16 = host_to_bf16,
 	.from_bf16 = host_from_bf16, .to_f16 = host_to_f16, .from_f16 = host_from_f16,
@@ -484,6 +479,8 @@ static const dk_table host_table = {
 	.attention_backward = host_attention_backward, .classifier_forward = host_classifier_forward,
 	.classifier_loss = host_classifier_loss, .classifier_backward = host_classifier_backward,
 	.images = &ddp_host_image_kernels, .failure = host_failure,
+	.graph_begin = ddp_host_graph_begin, .graph_end = ddp_host_graph_end,
+	.graph_launch = ddp_host_graph_launch, .graph_free = ddp_host_graph_free,
 };
 
 ddp_status ddp_host_kernels_open(ddp_device *device, ddp_device_queue *stream, dk_type type,

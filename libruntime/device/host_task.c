@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "device/host_graph.h"
 
 void ddp_host_note_failure(host_queue *q)
 {
@@ -58,8 +59,12 @@ static void run_task(void *argument)
 void ddp_host_enqueue(dk_queue *queue, const task *what)
 {
 	host_queue *q = ddp_host_own(queue);
-	task *t = malloc(sizeof(*t));
 
+	if (q->capture != NULL) {
+		ddp_host_graph_keep(q->capture, what);
+		return;
+	}
+	task *t = malloc(sizeof(*t));
 	if (t == NULL) {
 		ddp_fail(DDP_ERR_NOMEM, "out of memory for a kernel");
 		ddp_host_note_failure(q);
@@ -87,8 +92,23 @@ double ddp_host_fetch(dk_queue *queue, const task *what)
 	host_queue *q = ddp_host_own(queue);
 
 	q->result = NAN;
+	if (q->capture != NULL) {
+		ddp_host_graph_spoil(q->capture, "a function has a result, for which a graph cannot wait");
+		return NAN;
+	}
 	ddp_host_enqueue(queue, what);
 	if (ddp_device_queue_sync(q->device, q->stream) != DDP_OK)
 		ddp_host_note_failure(q);
 	return q->result;
+}
+
+void ddp_host_copy(dk_queue *queue, void *to, const void *from, size_t bytes)
+{
+	host_queue *q = ddp_host_own(queue);
+	const task kept = { .operands = { { .address = to, .bytes = bytes }, { .address = from } } };
+
+	if (q->capture != NULL)
+		ddp_host_graph_keep(q->capture, &kept);
+	else if (ddp_device_copy(q->device, q->stream, to, from, bytes) != DDP_OK)
+		ddp_host_note_failure(q);
 }

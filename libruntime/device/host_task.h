@@ -28,12 +28,14 @@ typedef struct host_queue {
 	dk_queue *mixed;      /* whose functions run, if the type is DK_MIXED; else NULL */
 	pthread_mutex_t lock; /* of what follows */
 	struct task *tasks;   /* that have not run */
+	struct host_graph *capture; /* keeps what the queue is given; NULL: that is done */
 	double result;        /* of the last function that has one */
 	char failure[512];    /* the first; empty: none */
 } host_queue;
 
 typedef struct task {
-	void (*run)(struct task *task, void **at); /* at [OPERANDS]: where the operands are */
+	void (*run)(struct task *task, void **at); /* at [OPERANDS]: where the operands are; NULL:
+	                                              a graph's copy, of operand 1 to operand 0 */
 	operand operands[OPERANDS];
 	operand table;        /* of which only what the indices say is used */
 	int64_t n[NUMBERS];
@@ -63,6 +65,9 @@ static inline host_queue *ddp_host_own(dk_queue *queue)
 void ddp_host_enqueue(dk_queue *queue, const task *what);
 /* The same, and waits for the result; NaN after a failure. */
 double ddp_host_fetch(dk_queue *queue, const task *what);
+
+/* The same of a copy. */
+void ddp_host_copy(dk_queue *queue, void *to, const void *from, size_t bytes);
 
 /* For a task that runs: where the operand is; false: it cannot be seen. */
 bool ddp_host_look(const task *t, const operand *o, void **at);

@@ -122,6 +122,7 @@ extern "C" bool kernel_place_open(int round, kernel_place *place, const char **w
 	place->give = give;
 	place->take = take;
 	place->leave_scratch = NULL;
+	place->fail_graph = NULL;
 	place->queue = table->open(0, stream, place->type, why);
 	return place->queue != NULL;
 }

@@ -18,7 +18,7 @@ printf 'abc' >"$work/short"
 every_option_is_in_help() {
 	tells_of data format model layers heads width vocab length untied batch accumulate \
 		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip dropout seed dtype checkpoint checkpoint-every checkpoint-beside resume keep metrics trace \
-		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb no-overlap no-communication device spawn threads \
+		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb no-overlap no-communication device no-graphs spawn threads \
 		readers generate json verbose version
 }
 
@@ -169,6 +169,8 @@ a_device_trains_in_bf16_to_the_bytes_of_the_host() {
 
 a_device_generates_what_the_host_does() {
 	train --steps 2 --generate 40 && sed '1,/^overlap/d' "$work/out" >"$work/here.txt" &&
+		train --device test --no-graphs --steps 2 --generate 40 &&
+		sed '1,/^overlap/d' "$work/out" >"$work/no-graphs.txt" && same "$work/here.txt" "$work/no-graphs.txt" &&
 		train --device test --steps 2 --generate 40 && sed '1,/^overlap/d' "$work/out" >"$work/there.txt" &&
 		same "$work/here.txt" "$work/there.txt"
 }

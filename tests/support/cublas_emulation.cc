@@ -167,6 +167,35 @@ static void multiply(const cublasLtMatmulAlgo_t *p, const T *a, const T *b, floa
 		}
 }
 
+/* As it was told at the call, whatever its description becomes before it is done. */
+struct product {
+	cublas_description description;
+	cublas_layout layouts[4];
+
+	explicit product(const cublasLtMatmulAlgo_t *p)
+		: description(*p->description),
+		  layouts{*p->layouts[0], *p->layouts[1], *p->layouts[2], *p->layouts[3]}
+	{
+	}
+
+	void compute(const void *a, const void *b, float beta, const void *c, void *d) const
+	{
+		product own = *this;
+		const cublasLtMatmulAlgo_t p = {&own.description, {&own.layouts[0], &own.layouts[1], &own.layouts[2],
+		                                &own.layouts[3]}, {0, 0, 0, 0}};
+
+		if (layouts[0].type == CUDA_R_32F)
+			multiply(&p, static_cast<const float *>(a), static_cast<const float *>(b), beta,
+			         static_cast<const float *>(c), static_cast<float *>(d));
+		else if (layouts[3].type == CUDA_R_32F)
+			multiply(&p, static_cast<const bf16 *>(a), static_cast<const bf16 *>(b), beta,
+			         static_cast<const float *>(c), static_cast<float *>(d));
+		else
+			multiply(&p, static_cast<const bf16 *>(a), static_cast<const bf16 *>(b), beta,
+			         static_cast<const bf16 *>(c), static_cast<bf16 *>(d));
+	}
+};
+
 static bool fits(const cublasLtMatmulAlgo_t *p)
 {
 	const cublas_layout *a = p->layouts[0], *b = p->layouts[1], *c = p->layouts[2], *d = p->layouts[3];
@@ -193,7 +222,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
                               cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
                               const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *d,
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algorithm, void *,
-                              size_t, cudaStream_t)
+                              size_t, cudaStream_t stream)
 {
 	const cublasLtMatrixLayout_t layouts[4] = {a_layout, b_layout, c_layout, d_layout};
 	const void *const addresses[4] = {a, b, c, d};
@@ -202,14 +231,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
 	if (!chosen_for(algorithm, description, layouts, addresses) || !fits(algorithm) ||
 	    *static_cast<const float *>(alpha) != 1)
 		return CUBLAS_STATUS_INVALID_VALUE;
-	if (a_layout->type == CUDA_R_32F)
-		multiply(algorithm, static_cast<const float *>(a), static_cast<const float *>(b), times,
-		         static_cast<const float *>(c), static_cast<float *>(d));
-	else if (d_layout->type == CUDA_R_32F)
-		multiply(algorithm, static_cast<const bf16 *>(a), static_cast<const bf16 *>(b), times,
-		         static_cast<const float *>(c), static_cast<float *>(d));
-	else
-		multiply(algorithm, static_cast<const bf16 *>(a), static_cast<const bf16 *>(b), times,
-		         static_cast<const bf16 *>(c), static_cast<bf16 *>(d));
+	const product as_told(algorithm);
+	cuda_emulation_work(stream, [=] { as_told.compute(a, b, times, c, d); });
 	return CUBLAS_STATUS_SUCCESS;
 }

@@ -253,7 +253,7 @@ static void run_block(unsigned threads)
 	}
 }
 
-void emulate(dim3 blocks, int threads, size_t shared, const std::function<void()> &kernel)
+static void run_grid(dim3 blocks, int threads, size_t shared, const std::function<void()> &kernel)
 {
 	static std::vector<char> stacks(static_cast<size_t>(MOST_THREADS) * STACK_BYTES);
 
@@ -278,6 +278,11 @@ void emulate(dim3 blocks, int threads, size_t shared, const std::function<void()
 		run_block(static_cast<unsigned>(threads));
 		free(shared_memory);
 	}
+}
+
+void emulate(cudaStream_t stream, dim3 blocks, int threads, size_t shared, const std::function<void()> &kernel)
+{
+	cuda_emulation_work(stream, [=] { run_grid(blocks, threads, shared, kernel); });
 }
 
 void *launch_memory()
@@ -371,5 +376,121 @@ cudaError_t cudaGetLastError()
 
 const char *cudaGetErrorString(cudaError_t error)
 {
-	return error == cudaSuccess ? "no error" : "out of memory";
+	switch (error) {
+	case cudaSuccess: return "no error";
+	case cudaErrorMemoryAllocation: return "out of memory";
+	case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
+	default: return "operation failed due to a previous error during capture";
+	}
+}
+
+/* ---- captures --------------------------------------------------------------------------- */
+
+typedef std::vector<std::function<void()>> captured;
+
+struct CUstream_st {
+	captured kept;
+	bool spoilt;
+};
+
+struct CUgraph_st {
+	captured works;
+};
+
+struct CUgraphExec_st {
+	captured works;
+};
+
+static cudaStream_t capturing; /* NULL: none */
+int cuda_emulation_fails;
+
+static bool fails_now()
+{
+	return cuda_emulation_fails > 0 && --cuda_emulation_fails == 0;
+}
+
+void cuda_emulation_work(cudaStream_t stream, const std::function<void()> &function)
+{
+	if (stream != NULL && stream == capturing)
+		stream->kept.push_back(function);
+	else
+		function();
+}
+
+bool cuda_emulation_spoils_capture()
+{
+	if (capturing != NULL)
+		capturing->spoilt = true;
+	return capturing != NULL;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
+{
+	if (fails_now())
+		return cudaErrorMemoryAllocation;
+	*stream = new CUstream_st();
+	return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+	delete stream;
+	return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode)
+{
+	if (fails_now())
+		return cudaErrorMemoryAllocation;
+	if (stream == NULL || capturing != NULL)
+		return cudaErrorStreamCaptureUnsupported;
+	capturing = stream;
+	return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
+{
+	const bool spoilt = stream->spoilt;
+	captured works;
+
+	if (stream != capturing)
+		undefined("the end of a capture that has not begun");
+	capturing = NULL;
+	stream->spoilt = false;
+	works.swap(stream->kept);
+	if (fails_now())
+		return cudaErrorMemoryAllocation;
+	if (spoilt)
+		return cudaErrorStreamCaptureInvalidated;
+	*graph = new CUgraph_st{works};
+	return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long)
+{
+	if (fails_now())
+		return cudaErrorMemoryAllocation;
+	*made = new CUgraphExec_st{graph->works};
+	return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+	delete graph;
+	return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t made, cudaStream_t stream)
+{
+	if (fails_now())
+		return cudaErrorMemoryAllocation;
+	for (const std::function<void()> &function : made->works)
+		cuda_emulation_work(stream, function);
+	return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t made)
+{
+	delete made;
+	return cudaSuccess;
 }

@@ -29,9 +29,11 @@ struct dim3 {
 /* Of the thread that runs. */
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-/* Runs the function once for each thread; the seed of cuda_emulation_seed() decides the
-   order. */
-void emulate(dim3 blocks, int threads, size_t shared, const std::function<void()> &kernel);
+typedef struct CUstream_st *cudaStream_t; /* NULL: the default one, which captures nothing */
+
+/* The stream runs the function once for each thread; the seed of cuda_emulation_seed() decides
+   the order. */
+void emulate(cudaStream_t stream, dim3 blocks, int threads, size_t shared, const std::function<void()> &kernel);
 void cuda_emulation_seed(uint64_t seed);
 
 void *launch_memory();
@@ -113,10 +115,14 @@ static inline uint32_t __float_as_uint(float x)
 	return bits;
 }
 
-/* ---- the runtime: all memory is the host's, all work is done at once ---- */
+/* ---- the runtime: all memory is the host's, all work is done at once, or captured ---- */
 
-typedef struct CUstream_st *cudaStream_t;
-typedef enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation = 2 } cudaError_t;
+typedef enum cudaError_t {
+	cudaSuccess,
+	cudaErrorMemoryAllocation = 2,
+	cudaErrorStreamCaptureUnsupported = 900,
+	cudaErrorStreamCaptureInvalidated = 901,
+} cudaError_t;
 enum cudaMemcpyKind { cudaMemcpyDeviceToHost = 2, cudaMemcpyDefault = 4 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
@@ -124,8 +130,15 @@ enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 enum { CUDA_EMULATION_GPU = 3 };
 extern int cuda_emulation_gpu;
 
+/* Does it now, or captures it. */
+void cuda_emulation_work(cudaStream_t stream, const std::function<void()> &work);
+/* A call that no capture survives; true if there is one. */
+bool cuda_emulation_spoils_capture();
+
 static inline cudaError_t cudaMalloc(void **memory, size_t bytes)
 {
+	if (cuda_emulation_spoils_capture())
+		return cudaErrorStreamCaptureUnsupported;
 	if (cuda_emulation_gpu != CUDA_EMULATION_GPU)
 		return cudaErrorMemoryAllocation;
 	*memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
@@ -149,27 +162,46 @@ static inline cudaError_t cudaFreeHost(void *memory)
 }
 
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind,
-                                          cudaStream_t)
+                                          cudaStream_t stream)
 {
-	memcpy(to, from, bytes);
+	cuda_emulation_work(stream, [=] { memcpy(to, from, bytes); });
 	return cudaSuccess;
 }
 
-static inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t)
+static inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream)
 {
-	memset(to, value, bytes);
+	cuda_emulation_work(stream, [=] { memset(to, value, bytes); });
 	return cudaSuccess;
 }
 
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t)
 {
-	return cudaSuccess;
+	return cuda_emulation_spoils_capture() ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 
 static inline cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int)
 {
 	return cudaSuccess;
 }
+
+/* ---- captures ---- */
+
+typedef struct CUgraph_st *cudaGraph_t;
+typedef struct CUgraphExec_st *cudaGraphExec_t;
+enum { cudaStreamNonBlocking = 1 };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
+
+/* The so-manieth of these calls from now on fails, but for those that destroy; 0: none. */
+extern int cuda_emulation_fails;
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long flags);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t made, cudaStream_t stream);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t made);
 
 cudaError_t cudaGetLastError();
 const char *cudaGetErrorString(cudaError_t error);

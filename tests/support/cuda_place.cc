@@ -76,6 +76,11 @@ static void leave_scratch(kernel_place *place, int64_t numbers)
 	own(place->queue)->scratch_size = numbers > 0 ? numbers : all;
 }
 
+static void fail_graph(int call)
+{
+	cuda_emulation_fails = call;
+}
+
 bool kernel_place_open(int round, kernel_place *place, const char **why)
 {
 	/* Of the last two, only what they have not of the others is left to try. */
@@ -95,6 +100,7 @@ bool kernel_place_open(int round, kernel_place *place, const char **why)
 	place->give = give;
 	place->take = take;
 	place->leave_scratch = leave_scratch;
+	place->fail_graph = fail_graph;
 	place->queue = dk_cuda_table.open(CUDA_EMULATION_GPU, NULL, place->type, why);
 	return place->queue != NULL;
 }

@@ -38,6 +38,9 @@ struct kernel_place {
 	/* Leaves kernels so many numbers of memory for sums and panels, or, of 0, as many as there
 	   are. NULL: a test cannot. */
 	void (*leave_scratch)(kernel_place *place, int64_t numbers);
+	/* The so-manieth call that captures or launches graphs fails, from now on; 0: none. NULL: a
+	   test cannot. */
+	void (*fail_graph)(int call);
 };
 
 /* Opens the next place: *place. False: there are no more, and *why, unless it is NULL,
