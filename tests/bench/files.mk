@@ -4,7 +4,7 @@
 bench_programs = tests/bench/rank_ddp tests/bench/rank_overlap \
 	tests/bench/rank_startup tests/bench/rank_train tests/bench/rank_wire \
 	tests/bench/rank_modes tests/bench/rank_sgemm tests/bench/rank_combine \
-	tests/bench/rank_lanes tests/bench/rank_cost tests/scale/scale
+	tests/bench/rank_lanes tests/bench/rank_cost tests/scale/scale tests/bench/gpu_kernels
 if HAVE_OPENMPI
 bench_programs += tests/bench/rank_mpi
 endif
@@ -93,7 +93,16 @@ bench-overlap-progress: tests/bench/rank_plain $(bench_programs)
 .PHONY: bench-gpt-step bench-ddp-overhead
 bench-gpt-step: tests/bench/rank_plain $(bench_programs) examples/gpt/gpt
 	$(bench_environment) $(srcdir)/tests/bench/gpt_step $(BENCH_ARGS)
+tests_bench_gpu_kernels_SOURCES = tests/bench/gpu_kernels.c tests/bench/gpu_place.h tests/bench/gpu_place_host.c
+tests_bench_gpu_kernels_CPPFLAGS = $(AM_CPPFLAGS)
+tests_bench_gpu_kernels_LDADD = libruntime/libddpcore.la kernels/libkernels.la
+if HAVE_CUDA_KERNELS
+tests_bench_gpu_kernels_SOURCES += tests/bench/gpu_place_cuda.c
+tests_bench_gpu_kernels_CPPFLAGS += $(CUDA_CFLAGS) -DHAVE_CUDA_KERNELS
+tests_bench_gpu_kernels_LDADD += $(NVCC_LIBS) -lcublas
+endif
 # On a GPU; the modules are those of this build.
+EXTRA_DIST += tests/bench/gpu_place_cuda.c
 EXTRA_DIST += tests/bench/gpu tests/bench/harness/gpu.py
 .PHONY: bench-gpu
 bench-gpu:
