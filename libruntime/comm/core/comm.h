@@ -173,4 +173,21 @@ static inline bool ddp_is_local(const ddp_comm *comm, int rank)
 	return comm->topology.node_of[rank] == comm->topology.node_of[comm->rank];
 }
 
+/* The first rank (of the communicator) that has not posted header or step `until`, or
+   DDP_NOBODY. Inline, as who waits asks again and again. */
+static inline int ddp_node_lagging(const ddp_comm *comm, uint32_t event, uint64_t until)
+{
+	const ddp_node *node = &comm->node;
+
+	for (int i = 0; i < node->size; i++) {
+		const ddp_node_rank *rank = &node->shared->ranks[i];
+		uint64_t at = event == DDP_SLEEPS_FOR_HEADERS
+			? atomic_load(&rank->header[until & 1].sequence)
+			: atomic_load(&rank->step);
+		if (at < until)
+			return node->ranks[i];
+	}
+	return DDP_NOBODY;
+}
+
 #endif

@@ -86,10 +86,6 @@ typedef struct ddp_answer {
 ddp_node_rank *ddp_lines_own(const ddp_comm *comm);
 ddp_node_rank *ddp_lines_of(const ddp_comm *comm, int rank);
 
-/* The first rank (of the communicator) that has not posted header or step
-   `until`, or DDP_NOBODY. */
-int ddp_node_lagging(const ddp_comm *comm, uint32_t event, uint64_t until);
-
 /* Somebody inquires after the rank whose lines these are: what they say. */
 ddp_answer ddp_lines_inquire(ddp_node_rank *lines, uint64_t now);
 

@@ -40,17 +40,6 @@ const char *ddp_kind_name(ddp_kind kind)
 	return (unsigned int)kind <= DDP_BARRIER ? names[kind] : "unknown collective";
 }
 
-bool ddp_kind_reduces(ddp_kind kind)
-{
-	return kind == DDP_ALL_REDUCE || kind == DDP_REDUCE || kind == DDP_REDUCE_SCATTER;
-}
-
-bool ddp_kind_has_root(ddp_kind kind)
-{
-	return kind == DDP_REDUCE || kind == DDP_BROADCAST || kind == DDP_GATHER ||
-	       kind == DDP_SCATTER;
-}
-
 void ddp_collective_describe(const ddp_collective *c, char *text, size_t bytes)
 {
 	char root[32] = "", count[32];
@@ -72,12 +61,3 @@ void ddp_collective_describe(const ddp_collective *c, char *text, size_t bytes)
 	         ddp_kind_reduces(c->kind) ? ddp_op_name(c->op) : "", root);
 }
 
-ddp_type ddp_accumulator(ddp_type type)
-{
-	switch (type) {
-	case DDP_F16:
-	case DDP_BF16: return DDP_F32;
-	case DDP_U8: return DDP_I32;
-	default: return type;
-	}
-}

@@ -5,14 +5,34 @@
 #include "ddp.h"
 
 size_t ddp_type_bytes(ddp_type type);
-/* The type in which `type` is combined: itself, or f32, or i32. */
-ddp_type ddp_accumulator(ddp_type type);
 const char *ddp_type_name(ddp_type type); /* "f32" */
 const char *ddp_op_name(ddp_op op);       /* "sum" */
 const char *ddp_kind_name(ddp_kind kind); /* "all_reduce" */
-bool ddp_kind_reduces(ddp_kind kind);     /* op and scale matter */
-bool ddp_kind_has_root(ddp_kind kind);
 /* "all_reduce f32[100] sum" */
 void ddp_collective_describe(const ddp_collective *c, char *text, size_t bytes);
+
+/* Small operations ask these often: they are inline. */
+
+/* The type in which `type` is combined: itself, or f32, or i32. */
+static inline ddp_type ddp_accumulator(ddp_type type)
+{
+	switch (type) {
+	case DDP_F16:
+	case DDP_BF16: return DDP_F32;
+	case DDP_U8: return DDP_I32;
+	default: return type;
+	}
+}
+
+/* Op and scale matter. */
+static inline bool ddp_kind_reduces(ddp_kind kind)
+{
+	return kind == DDP_ALL_REDUCE || kind == DDP_REDUCE || kind == DDP_REDUCE_SCATTER;
+}
+
+static inline bool ddp_kind_has_root(ddp_kind kind)
+{
+	return kind == DDP_REDUCE || kind == DDP_BROADCAST || kind == DDP_GATHER || kind == DDP_SCATTER;
+}
 
 #endif
