@@ -10,17 +10,20 @@
  * measured first, and followed up. A round is a step of each mode, of which rank
  * 0 prints a JSON line; each figure is the slowest rank's. `tail` is the time
  * from the end of backward to that of the step. With BENCH_PIN, a rank has one
- * core for all it does.
+ * core for all it does. With BENCH_WAIT, forward and backward are waits, as for a
+ * GPU, which leave the core to communication.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "ddp.h"
 #include "rank.h"
 
-enum { LAYERS = 16, BLOCK = 2048, BLOCK_ROUNDS = 20, WARM_UP_ROUNDS = 3, GUESS_BLOCKS = 4000 };
+enum { LAYERS = 16, BLOCK = 2048, BLOCK_ROUNDS = 20, WARM_UP_ROUNDS = 3, GUESS_BLOCKS = 4000,
+       WAIT_NS = 7000 /* for a block */ };
 
 enum mode { COMPUTE_ONLY, SERIAL, OVERLAPPED, SHARDED, LATE, MODES };
 static const char *const mode_names[MODES] = { "compute_only", "serial", "overlapped", "sharded", "late" };
@@ -36,12 +39,19 @@ struct bench {
 	double share;
 	uint64_t layer_blocks; /* of arithmetic in a layer's backward; forward: half */
 	float numbers[BLOCK];
+	bool waits;            /* instead of arithmetic */
 	ddp_model *models[MODES];
 };
 
 /* Fills a core's arithmetic units and touches only its first cache. */
 static void compute(struct bench *bench, uint64_t blocks)
 {
+	if (bench->waits) {
+		const uint64_t ns = blocks * WAIT_NS;
+		const struct timespec time = { .tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000) };
+		(void)clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL); /* a signal ends the program */
+		return;
+	}
 	for (uint64_t b = 0; b < blocks; b++) {
 		for (int round = 0; round < BLOCK_ROUNDS; round++) {
 			for (int i = 0; i < BLOCK; i++)
@@ -169,7 +179,7 @@ static ddp_status measure(struct bench *bench, int rounds)
 
 int main(int argc, char **argv)
 {
-	struct bench bench = { .layer_blocks = GUESS_BLOCKS };
+	struct bench bench = { .layer_blocks = GUESS_BLOCKS, .waits = getenv("BENCH_WAIT") != NULL };
 
 	if (argc != 4) {
 		fprintf(stderr, "usage: %s MIB SHARE ROUNDS\n", argv[0]);
