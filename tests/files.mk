@@ -91,6 +91,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/nccl_load.c tests/support/nccl_standin.h \
 	tests/support/nccl_ranks.c tests/support/nccl_ranks.h \
 	tests/support/ranks.c tests/support/ranks.h \
+	tests/support/scenario.c tests/support/scenario.h \
 	tests/support/spank_task.c tests/support/spank_task.h \
 	tests/support/tcp_ranks.c tests/support/tcp_ranks.h \
 	tests/support/training.c tests/support/training.h

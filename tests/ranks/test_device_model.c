@@ -260,8 +260,11 @@ static int never_wait(ddp_context *context, void *user)
 	make(&s, context, user, true);
 	CHECK(sem_init(&go, 0, 0) == 0);
 	CHECK_OK(ddp_device_launch(context->device, s.stream, hold_queue, &go));
-	for (int p = PARAMS - 1; p >= 0; p--)
+	for (int p = PARAMS - 1; p >= 0; p--) {
+		const size_t bytes = (size_t)ddp_param_count(s.model, p) * sizeof(float);
+		CHECK_OK(ddp_device_fill(context->device, s.stream, ddp_param_grad(s.model, p), 0, bytes));
 		CHECK_OK(ddp_grad_ready(s.model, p));
+	}
 	CHECK(sem_post(&go) == 0);
 	CHECK_OK(ddp_step(s.model, 1, 1, NULL));
 	sem_destroy(&go);

@@ -22,329 +22,7 @@
 #include "reduce/model_state.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/folder.h"
-
-enum { PARAMS_MAX = 6, RANKS_MAX = 4, STEPS = 3, ROWS_MAX = 5, ELEMENTS_MAX = 16384 };
-
-/* What a case is made of; all ranks draw the same. */
-typedef struct scenario {
-	unsigned int seed;
-	int ranks, node_of[RANKS_MAX];
-	int count;
-	char names[PARAMS_MAX][16];
-	ddp_param params[PARAMS_MAX];
-	ddp_model_options options;
-	int accumulate;
-	bool own_params, own_grads;       /* in memory of the program */
-	bool whole;                       /* numbers, so that sums are exact */
-	unsigned int users[STEPS + 1][PARAMS_MAX]; /* by step: a bit for each rank with a gradient of it */
-	bool early[PARAMS_MAX];           /* it is used in a step's first micro-batch only */
-	int last;                         /* the rank that trains to the end, and has samples */
-	int joins[RANKS_MAX];             /* the step from which on a rank has finished */
-} scenario;
-
-static int draw(unsigned int *seed, int least, int most)
-{
-	return least + (int)((double)rand_r(seed) / ((double)RAND_MAX + 1) * (most - least + 1));
-}
-
-/* The same for all who ask the same. */
-static unsigned int mix(unsigned int a, unsigned int b)
-{
-	unsigned int x = a * 0x9e3779b1u ^ (b + 0x7f4a7c15u) * 0x85ebca6bu;
-
-	x ^= x >> 15;
-	x *= 0x2c1b3c6du;
-	return x ^ x >> 13;
-}
-
-/* What is not trained, and what has a group of its own. At least one is trained. */
-static void draw_kinds(scenario *s, unsigned int *seed)
-{
-	static const ddp_param_group groups[] = {
-		{ .learning_rate_factor = 0.5 }, { .weight_decay = 0.1 },
-		{ .learning_rate_factor = 2, .weight_decay = 0.3 },
-	};
-	const int always = draw(seed, 0, s->count - 1);
-
-	for (int p = 0; p < s->count; p++) {
-		ddp_param *param = &s->params[p];
-		int drawn = draw(seed, 0, 9);
-		if (drawn < 4 && p != always && param->sparse_rows == 0)
-			param->kind = (ddp_param_kind)(DDP_PARAM_FROZEN + drawn);
-		if (drawn >= 6 && drawn < 9)
-			param->group = &groups[drawn - 6];
-	}
-}
-
-static void draw_params(scenario *s, unsigned int *seed)
-{
-	s->count = draw(seed, 1, PARAMS_MAX);
-	for (int p = 0; p < s->count; p++) {
-		ddp_param *param = &s->params[p];
-		int kind = draw(seed, 0, 5);
-
-		snprintf(s->names[p], sizeof(s->names[p]), "p%d", p);
-		*param = (ddp_param){ .name = s->names[p], .ndim = 1, .shape = { draw(seed, 1, 40) },
-		                      .no_decay = draw(seed, 0, 1) == 1 };
-		if (kind == 0)
-			*param = (ddp_param){ .name = s->names[p] };
-		else if (kind <= 2)
-			param->shape[0] = draw(seed, 500, 2500);
-		else if (kind == 3) {
-			param->ndim = 2;
-			param->shape[0] = draw(seed, 20, 60);
-			param->shape[1] = draw(seed, 1, 30);
-			param->sparse_rows = ROWS_MAX;
-			param->rows_only = draw(seed, 0, 1) == 1;
-		}
-	}
-}
-
-static void draw_options(scenario *s, unsigned int *seed)
-{
-	s->options = (ddp_model_options){
-		.size = sizeof(s->options),
-		.optimizer = draw(seed, 0, 2) == 0 ? DDP_SGD : DDP_ADAMW,
-		.learning_rate = 0.01 * draw(seed, 1, 9), .weight_decay = 0.1 * draw(seed, 0, 2),
-		.momentum = draw(seed, 0, 1) * 0.9, .clip_norm = draw(seed, 0, 1) * 0.5,
-		.bucket_mb = draw(seed, 1, 200) * 64.0 / (1 << 20),
-		.first_bucket_mb = draw(seed, 1, 100) * 64.0 / (1 << 20),
-		.bf16_params = s->seed % 2 == 0,
-	};
-}
-
-static void draw_uses(scenario *s, unsigned int *seed)
-{
-	s->options.unused = (ddp_unused)draw(seed, 0, 2);
-	s->options.loss = (ddp_loss)draw(seed, 0, 2);
-	for (int p = 0; p < s->count; p++) {
-		s->early[p] = s->params[p].sparse_rows == 0 && draw(seed, 0, 4) == 0;
-		for (int step = 1; step <= STEPS; step++) {
-			int kind = draw(seed, 0, 4);
-			s->users[step][p] = kind == 0 ? 0 : kind == 1 ? (unsigned)draw(seed, 0, 15) : 15;
-			if (s->options.unused == DDP_UNUSED_STATIC)
-				s->users[step][p] = s->users[1][p];
-		}
-	}
-}
-
-static void draw_scenario(scenario *s, unsigned int number)
-{
-	unsigned int seed = s->seed = mix(number, 1);
-
-	s->whole = number % 3 != 0;
-	s->own_params = number % 2 == 0;
-	s->own_grads = number % 4 != 1;
-	s->ranks = draw(&seed, 1, RANKS_MAX);
-	for (int r = 0; r < s->ranks; r++)
-		s->node_of[r] = draw(&seed, 0, r < 3 ? r : 2);
-	draw_params(s, &seed);
-	draw_kinds(s, &seed);
-	draw_options(s, &seed);
-	/* Their other forms. */
-	if (number % 2 == 1 && s->options.optimizer == DDP_ADAMW)
-		s->options.optimizer = DDP_ADAM;
-	s->options.nesterov = number % 2 == 1 && s->options.optimizer == DDP_SGD && s->options.momentum > 0;
-	s->accumulate = draw(&seed, 1, 3);
-	draw_uses(s, &seed);
-	s->last = draw(&seed, 0, s->ranks - 1);
-	for (int r = 0; r < s->ranks; r++)
-		s->joins[r] = r != s->last && draw(&seed, 0, 2) == 0 ? draw(&seed, 1, STEPS) : STEPS + 1;
-}
-
-/* ---- gradients ------------------------------------------------------------------- */
-
-static bool is_trained(const scenario *s, int p)
-{
-	return s->params[p].kind == DDP_PARAM_TRAINED;
-}
-
-static bool has_dense(const scenario *s, int p)
-{
-	return is_trained(s, p) && !s->params[p].rows_only;
-}
-
-/* What a rank's forward writes to a buffer: the mean over ranks is a whole number. */
-static float buffer(const scenario *s, int rank, int step, int64_t i)
-{
-	return (float)(s->ranks * ((rank + 2) * step + (int)(i % 5)));
-}
-
-static bool is_buffer(const scenario *s, int p)
-{
-	return s->params[p].kind > DDP_PARAM_FROZEN;
-}
-
-static float gradient(const scenario *s, int rank, int step, int batch, int p, int64_t i)
-{
-	unsigned int x = mix(mix(s->seed + (unsigned)rank, (unsigned)(step * 8 + batch)),
-	                     (unsigned)p * 65536 + (unsigned)i);
-
-	return s->whole ? (float)((int)(x % 17) - 8) : sinf((float)x);
-}
-
-static bool has_joined(const scenario *s, int rank, int step)
-{
-	return step >= s->joins[rank];
-}
-
-static int active_ranks(const scenario *s, int step)
-{
-	int count = 0;
-
-	for (int r = 0; r < s->ranks; r++)
-		count += !has_joined(s, r, step);
-	return count;
-}
-
-static bool is_used(const scenario *s, int rank, int step, int p)
-{
-	return is_trained(s, p) && s->users[step][p] >> rank % RANKS_MAX & 1;
-}
-
-/* What a micro-batch adds to a dense gradient. */
-static bool adds(const scenario *s, int rank, int step, int batch, int p)
-{
-	return has_dense(s, p) && is_used(s, rank, step, p) && (batch == 0 || !s->early[p]);
-}
-
-/* Whether a step is to leave it as it is: a static graph is that of the first step of all ranks. */
-static bool is_left(const scenario *s, int step, int p)
-{
-	unsigned int used = 0;
-	bool known = false;
-
-	if (s->options.unused == DDP_UNUSED_ZERO)
-		return false;
-	for (int i = 1; i <= step && s->options.unused == DDP_UNUSED_STATIC; i++)
-		known = known || active_ranks(s, i) == s->ranks;
-	for (int r = 0; r < s->ranks; r++)
-		used |= (known || !has_joined(s, r, step)) && is_used(s, r, step, p);
-	return used == 0;
-}
-
-static double weight(const scenario *s, int rank, int step)
-{
-	return rank == s->last ? step : (rank + step) % 3; /* a rank may have no sample */
-}
-
-/* Rows of the step's last micro-batch. */
-static int rows(const scenario *s, int rank, int step, int p, int32_t *index)
-{
-	unsigned int x = mix(s->seed + 77 + (unsigned)rank, (unsigned)(step * 8 + p));
-	int count = s->params[p].sparse_rows == 0 ? 0 : (int)(x % (ROWS_MAX + 1));
-
-	for (int i = 0; i < count; i++)
-		index[i] = (int32_t)(mix(x, (unsigned)i) % (unsigned)s->params[p].shape[0]);
-	return count;
-}
-
-static int64_t elements(const ddp_param *param)
-{
-	int64_t count = 1;
-
-	for (int d = 0; d < param->ndim; d++)
-		count *= param->shape[d];
-	return count;
-}
-
-/* ---- the plain loop -------------------------------------------------------------- */
-
-typedef struct plain {
-	float params[PARAMS_MAX][ELEMENTS_MAX];
-	float m[PARAMS_MAX][ELEMENTS_MAX], v[PARAMS_MAX][ELEMENTS_MAX];
-	float sums[PARAMS_MAX][ELEMENTS_MAX];
-	int missed[PARAMS_MAX]; /* steps */
-} plain;
-
-static void plain_sum(const scenario *s, int step, int p, float *sums)
-{
-	const int64_t count = elements(&s->params[p]);
-	int32_t index[ROWS_MAX];
-
-	memset(sums, 0, (size_t)count * sizeof(*sums));
-	for (int r = 0; r < s->ranks; r++) {
-		if (has_joined(s, r, step) || !is_used(s, r, step, p))
-			continue;
-		for (int b = 0; b < s->accumulate; b++) {
-			for (int64_t i = 0; i < count && adds(s, r, step, b, p); i++)
-				sums[i] += gradient(s, r, step, b, p, i);
-		}
-		int n = rows(s, r, step, p, index);
-		int64_t width = n > 0 ? count / s->params[p].shape[0] : 0;
-		for (int64_t i = 0; i < n * width; i++)
-			sums[index[i / width] * width + i % width] += gradient(s, r, step, 7, p, i);
-	}
-}
-
-static void plain_update(const scenario *s, plain *x, int step, int p, double scale)
-{
-	const ddp_model_options *o = &s->options;
-	const ddp_param_group *group = s->params[p].group;
-	const double decay = s->params[p].no_decay ? 0 : group != NULL ? group->weight_decay : o->weight_decay;
-	const double rate = o->learning_rate * (group != NULL ? group->learning_rate_factor : 1);
-	const int64_t count = elements(&s->params[p]);
-
-	if (!is_trained(s, p))
-		return;
-	if (is_left(s, step, p)) {
-		x->missed[p]++;
-		return;
-	}
-	step -= x->missed[p];
-
-	if (o->optimizer != DDP_SGD)
-		dk_adamw(x->params[p], x->sums[p], x->m[p], x->v[p], count,
-		         &(dk_adamw_args){ .learning_rate = rate, .beta1 = 0.9, .beta2 = 0.999,
-		                           .epsilon = 1e-8, .weight_decay = decay, .step = step,
-		                           .grad_scale = scale, .coupled = o->optimizer == DDP_ADAM });
-	else
-		dk_sgd(x->params[p], x->sums[p], o->momentum != 0 ? x->m[p] : NULL, count,
-		       &(dk_sgd_args){ .learning_rate = rate, .momentum = o->momentum,
-		                       .weight_decay = decay, .step = step, .grad_scale = scale,
-		                       .nesterov = o->nesterov });
-}
-
-static void plain_buffer(const scenario *s, plain *x, int rank, int step, int p)
-{
-	int first = 0;
-
-	while (has_joined(s, first, step))
-		first++;
-	for (int64_t i = 0; i < elements(&s->params[p]); i++) {
-		float sum = 0;
-		for (int r = 0; r < s->ranks; r++)
-			sum += has_joined(s, r, step) ? 0 : buffer(s, r, step, i);
-		if (s->params[p].kind == DDP_BUFFER_LOCAL && has_joined(s, rank, step))
-			continue;
-		x->params[p][i] = s->params[p].kind == DDP_BUFFER_MEAN ? sum * (1 / (float)active_ranks(s, step))
-		                : buffer(s, s->params[p].kind == DDP_BUFFER_LOCAL ? rank : first, step, i);
-	}
-}
-
-static double plain_step(const scenario *s, plain *x, int rank, int step)
-{
-	double squares = 0, all = 0, scale;
-
-	for (int r = 0; r < s->ranks; r++)
-		all += has_joined(s, r, step) ? 0 : weight(s, r, step);
-	if (s->options.loss != DDP_LOSS_SUM)
-		all = s->options.loss == DDP_LOSS_MEAN ? s->ranks : active_ranks(s, step);
-	for (int p = 0; p < s->count; p++) {
-		plain_sum(s, step, p, x->sums[p]);
-		squares += dk_sum_squares(x->sums[p], elements(&s->params[p]));
-	}
-	double norm = sqrt(squares) / all;
-	scale = 1 / all;
-	if (s->options.clip_norm > 0)
-		scale = scale * fmin(s->options.clip_norm / (norm + 1e-6), 1);
-	for (int p = 0; p < s->count; p++) {
-		plain_update(s, x, step, p, scale);
-		if (is_buffer(s, p))
-			plain_buffer(s, x, rank, step, p);
-	}
-	return norm;
-}
+#include "tests/support/scenario.h"
 
 /* ---- the library ----------------------------------------------------------------- */
 
@@ -380,13 +58,13 @@ static void add_gradients(const scenario *s, ddp_model *model, int rank, int ste
 	static float values[ELEMENTS_MAX];
 
 	for (int p = 0; p < s->count; p++) {
-		if (adds(s, rank, step, batch, p)) {
+		if (scenario_adds(s, rank, step, batch, p)) {
 			copy(values, ddp_param_grad(model, p), bytes_of(model, p));
 			for (int64_t i = 0; i < ddp_param_count(model, p); i++)
-				values[i] += gradient(s, rank, step, batch, p, i);
+				values[i] += scenario_gradient(s, rank, step, batch, p, i);
 			copy(ddp_param_grad(model, p), values, bytes_of(model, p));
 		}
-		if (s->early[p] && adds(s, rank, step, batch, p) && batch < s->accumulate - 1)
+		if (s->early[p] && scenario_adds(s, rank, step, batch, p) && batch < s->accumulate - 1)
 			CHECK_OK(ddp_grad_ready(model, p)); /* sync is off */
 	}
 }
@@ -396,10 +74,10 @@ static void write_buffers(const scenario *s, ddp_model *model, int rank, int ste
 	static float values[ELEMENTS_MAX];
 
 	for (int p = 0; p < s->count; p++) {
-		if (!is_buffer(s, p))
+		if (!scenario_is_buffer(s, p))
 			continue;
 		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
-			values[i] = buffer(s, rank, step, i);
+			values[i] = scenario_buffer(s, rank, step, i);
 		copy(ddp_param_data(model, p), values, bytes_of(model, p));
 	}
 }
@@ -408,13 +86,13 @@ static void add_the_rows(const scenario *s, ddp_model *model, int rank, int step
 {
 	static float values[ELEMENTS_MAX];
 	int32_t index[ROWS_MAX];
-	int count = !is_used(s, rank, step, p) ? 0 : rows(s, rank, step, p, index);
+	int count = !scenario_is_used(s, rank, step, p) ? 0 : scenario_rows(s, rank, step, p, index);
 
 	if (count == 0)
 		return;
 	int64_t width = ddp_param_count(model, p) / s->params[p].shape[0];
 	for (int64_t i = 0; i < count * width; i++)
-		values[i] = gradient(s, rank, step, 7, p, i);
+		values[i] = scenario_gradient(s, rank, step, 7, p, i);
 	if (where->device == NULL) {
 		CHECK_OK(ddp_grad_rows(model, p, index, values, count));
 		return;
@@ -428,21 +106,21 @@ static void add_the_rows(const scenario *s, ddp_model *model, int rank, int step
 /* In an order of its own on each rank; what is not used may be announced or not. */
 static void announce(const scenario *s, ddp_model *model, int rank, int step)
 {
-	unsigned int seed = mix(s->seed, (unsigned)(rank * 64 + step));
+	unsigned int seed = scenario_mix(s->seed, (unsigned)(rank * 64 + step));
 	int order[PARAMS_MAX];
 
 	for (int p = 0; p < s->count; p++) {
-		int at = draw(&seed, 0, p);
+		int at = scenario_draw(&seed, 0, p);
 		order[p] = order[at];
 		order[at] = p;
 	}
 	for (int i = 0; i < s->count; i++) {
 		int p = order[i];
-		if (!is_trained(s, p))
+		if (!scenario_is_trained(s, p))
 			continue;
 		const bool late = s->accumulate == 1 || !s->early[p];
-		const int how = draw(&seed, 0, 2);
-		if (is_used(s, rank, step, p) && late)
+		const int how = scenario_draw(&seed, 0, 2);
+		if (scenario_is_used(s, rank, step, p) && late)
 			CHECK_OK(ddp_grad_ready(model, p));
 		else if (how == 0)
 			CHECK_OK(ddp_grad_unused(model, p));
@@ -454,7 +132,7 @@ static void announce(const scenario *s, ddp_model *model, int rank, int step)
 
 static void train_step(const scenario *s, ddp_model *model, int rank, int step, ddp_step_stats *stats)
 {
-	if (has_joined(s, rank, step)) {
+	if (scenario_has_joined(s, rank, step)) {
 		CHECK_OK(ddp_join(model, stats));
 		return;
 	}
@@ -465,11 +143,11 @@ static void train_step(const scenario *s, ddp_model *model, int rank, int step, 
 		if (b == s->accumulate - 1)
 			announce(s, model, rank, step);
 	}
-	if ((s->seed + (unsigned)step) % 2 == 0 || active_ranks(s, step) < s->ranks) {
-		CHECK_OK(ddp_step(model, weight(s, rank, step), 1, stats));
+	if ((s->seed + (unsigned)step) % 2 == 0 || scenario_active_ranks(s, step) < s->ranks) {
+		CHECK_OK(ddp_step(model, scenario_weight(s, rank, step), 1, stats));
 		return;
 	}
-	CHECK_OK(ddp_reduce_grads(model, weight(s, rank, step), 1, NULL));
+	CHECK_OK(ddp_reduce_grads(model, scenario_weight(s, rank, step), 1, NULL));
 	CHECK_OK(ddp_update_params(model, stats));
 }
 
@@ -481,7 +159,7 @@ static void expect_rounded(const scenario *s, ddp_model *model, int p)
 	const uint16_t *rounded = ddp_param_bf16(model, p);
 	const int64_t count = ddp_param_count(model, p);
 
-	CHECK((rounded != NULL) == (s->options.bf16_params && !is_buffer(s, p)));
+	CHECK((rounded != NULL) == (s->options.bf16_params && !scenario_is_buffer(s, p)));
 	if (rounded == NULL)
 		return;
 	copy(masters, ddp_param_data(model, p), bytes_of(model, p));
@@ -498,7 +176,7 @@ static void expect_params(const scenario *s, ddp_model *model, float (*wanted)[E
 		const float *grad = ddp_param_grad(model, p);
 		copy(got, ddp_param_data(model, p), bytes_of(model, p));
 		CHECK(memcmp(got, wanted[p], bytes_of(model, p)) == 0);
-		CHECK((grad != NULL) == is_trained(s, p));
+		CHECK((grad != NULL) == scenario_is_trained(s, p));
 		if (grad != NULL)
 			copy(got, grad, bytes_of(model, p));
 		for (int64_t i = 0; i < ddp_param_count(model, p) && grad != NULL; i++)
@@ -560,15 +238,6 @@ static ddp_model *make(ddp_context *context, const scenario *s, const ddp_model_
 	return model;
 }
 
-static void start(const scenario *s, plain *x)
-{
-	memset(x, 0, sizeof(*x));
-	for (int p = 0; p < s->count; p++) {
-		for (int64_t i = 0; i < elements(&s->params[p]); i++)
-			x->params[p][i] = (float)p + (float)i / 64;
-	}
-}
-
 /* Without travelling rows, all ways add in one order. */
 static bool rows_matter(const scenario *s)
 {
@@ -585,11 +254,11 @@ static void train_by(ddp_context *context, const scenario *s, const ddp_model_op
 	ddp_model *model = make(context, s, options);
 	ddp_step_stats stats;
 
-	start(s, x);
+	plain_start(s, x);
 	for (int step = 1; step <= STEPS; step++) {
 		double norm = plain_step(s, x, ddp_comm_rank(context->world), step);
 		train_step(s, model, ddp_comm_rank(context->world), step, &stats);
-		CHECK(stats.active_ranks == active_ranks(s, step));
+		CHECK(stats.active_ranks == scenario_active_ranks(s, step));
 		/* What is rounded in a sum goes with its addends, up to 1, and not with the sum. */
 		CHECK(stats.step == step && fabs(stats.grad_norm - norm) <= 1e-6 * (s->whole ? norm : norm + 1));
 		/* Otherwise the next step's first bucket waits. */
@@ -722,7 +391,7 @@ static void random_models_train_like_a_plain_loop(void **state)
 	(void)state;
 	for (unsigned int c = 0; c < cases; c++) {
 		static scenario s;
-		draw_scenario(&s, base + c);
+		scenario_make(&s, base + c);
 		const test_world world = { .ranks = s.ranks, .node_of = s.node_of, .body = every_way,
 		                           .argument = &s };
 		if (test_world_run(&world) != 0)
@@ -765,7 +434,7 @@ static int resume_body(ddp_comm *comm, void *argument)
 	static plain x;
 	int64_t step;
 
-	start(&with->before, &x);
+	plain_start(&with->before, &x);
 	for (int i = 1; i <= STEPS; i++)
 		plain_step(i < STEPS ? &with->before : &with->after, &x, context.job.rank, i);
 	for (size_t i = 0; i < sizeof(shards) / sizeof(shards[0]); i++) {
@@ -790,7 +459,7 @@ static void shards_of_one_world_are_loaded_in_another(void **state)
 
 	(void)state;
 	for (unsigned int c = 0; c < 3; c++) {
-		draw_scenario(&with.before, 4 + 3 * c); /* of whole numbers */
+		scenario_make(&with.before, 4 + 3 * c); /* of whole numbers */
 		with.before.options.optimizer = DDP_ADAMW;
 		with.before.last = 0;
 		for (int r = 0; r < RANKS_MAX; r++)

@@ -1,0 +1,65 @@
+/*
+ * scenario: a random model, and how random ranks train it: what they use, in which step, until
+ * when; and what a plain loop makes of that, which gathers all ranks' gradients and averages
+ * them. All is a function of the scenario's seed: who asks the same is told the same.
+ */
+#ifndef TESTS_SCENARIO_H
+#define TESTS_SCENARIO_H
+
+#include "ddp.h"
+
+enum { PARAMS_MAX = 6, RANKS_MAX = 4, STEPS = 3, ROWS_MAX = 5, ELEMENTS_MAX = 16384 };
+
+/* All ranks draw the same. */
+typedef struct scenario {
+	unsigned int seed;
+	int ranks, node_of[RANKS_MAX];
+	int count;
+	char names[PARAMS_MAX][16];
+	ddp_param params[PARAMS_MAX];
+	ddp_model_options options;
+	int accumulate;
+	bool own_params, own_grads;       /* in memory of the program */
+	bool whole;                       /* numbers, so that sums are exact */
+	unsigned int users[STEPS + 1][PARAMS_MAX]; /* by step: a bit for each rank with a gradient of it */
+	bool early[PARAMS_MAX];           /* it is used in a step's first micro-batch only */
+	int last;                         /* the rank that trains to the end, and has samples */
+	int joins[RANKS_MAX];             /* the step from which on a rank has finished */
+} scenario;
+
+/* What the plain loop trains. */
+typedef struct plain {
+	float params[PARAMS_MAX][ELEMENTS_MAX];
+	float m[PARAMS_MAX][ELEMENTS_MAX], v[PARAMS_MAX][ELEMENTS_MAX];
+	float sums[PARAMS_MAX][ELEMENTS_MAX];
+	int missed[PARAMS_MAX]; /* steps */
+} plain;
+
+/* Scenario number so many. */
+void scenario_make(scenario *s, unsigned int number);
+
+/* A number from `least` to `most`; a number made of two. */
+int scenario_draw(unsigned int *seed, int least, int most);
+unsigned int scenario_mix(unsigned int a, unsigned int b);
+
+int64_t scenario_elements(const ddp_param *param);
+bool scenario_is_trained(const scenario *s, int p);
+bool scenario_is_buffer(const scenario *s, int p);
+
+bool scenario_has_joined(const scenario *s, int rank, int step);
+int scenario_active_ranks(const scenario *s, int step);
+double scenario_weight(const scenario *s, int rank, int step);
+bool scenario_is_used(const scenario *s, int rank, int step, int p);
+/* What a micro-batch adds to a dense gradient, if it does; 7: what rows add. */
+bool scenario_adds(const scenario *s, int rank, int step, int batch, int p);
+float scenario_gradient(const scenario *s, int rank, int step, int batch, int p, int64_t i);
+/* Rows of the step's last micro-batch: how many; their index. */
+int scenario_rows(const scenario *s, int rank, int step, int p, int32_t *index);
+/* What a rank's forward writes to a buffer: the mean over ranks is a whole number. */
+float scenario_buffer(const scenario *s, int rank, int step, int64_t i);
+
+void plain_start(const scenario *s, plain *x);
+/* Returns the gradients' norm. */
+double plain_step(const scenario *s, plain *x, int rank, int step);
+
+#endif
