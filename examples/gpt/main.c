@@ -4,6 +4,7 @@
  * the others then end too, since the communicator is aborted. What all ranks see
  * alike, rank 0 tells.
  */
+#include <math.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -25,8 +26,8 @@ struct trainer {
 	dk_queue *kernels; /* of the model's passes; NULL: the host's, of f32 */
 	gpt *model;
 	ddp_model *params;
-	ddp_dataset dataset;
-	ddp_loader *loader;
+	ddp_dataset dataset, test; /* the latter if there is one to test with */
+	ddp_loader *loader, *test_loader;
 	report report;
 	ddp_status arrived; /* of parameters that come while forward runs: the first error */
 	bool told; /* why this rank fails */
@@ -93,9 +94,17 @@ static bool open_data(struct trainer *t)
 	const ddp_loader_options options = {.size = sizeof(options), .batch_size = o->batch,
 	                                    .seed = o->seed, .readers = o->readers};
 
+	/* Each sample once, whatever the number of ranks. */
+	const ddp_loader_options once = {.size = sizeof(once), .batch_size = o->batch, .sequential = true,
+	                                 .tail = DDP_TAIL_UNEVEN, .readers = o->readers};
+
 	ddp_status status = ddp_tokens_open(o->data, o->format, o->model.length, 0, 1, &t->dataset);
 	if (status == DDP_OK)
 		status = ddp_loader_create(t->context, &t->dataset, &options, &t->loader);
+	if (status == DDP_OK && o->test != NULL)
+		status = ddp_tokens_open(o->test, o->format, o->model.length, 0, 1, &t->test);
+	if (status == DDP_OK && o->test != NULL)
+		status = ddp_loader_create(t->context, &t->test, &once, &t->test_loader);
 	return status == DDP_OK ? true : fail_library(t, status);
 }
 
@@ -307,23 +316,27 @@ static ddp_status pass(struct trainer *t, const ddp_batch *batch, double *loss_s
 	return status;
 }
 
+/* That the model knows all tokens of a batch of a file. */
+static bool knows(struct trainer *t, const char *file, const ddp_batch *batch)
+{
+	const int32_t *tokens = batch->data;
+	const int64_t stray = gpt_stray_token(t->model, tokens, batch->samples * (t->options.model.length + 1));
+
+	return stray < 0 ? true : fail(t, "%s holds token %d, but the vocabulary has %d; give --vocab %d or more, or "
+	                               "another --format", file, tokens[stray], t->options.model.vocab,
+	                               tokens[stray] + 1);
+}
+
 static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch,
                           double *weight, double *loss_sum)
 {
 	struct trainer *t = user;
-	const int32_t *tokens = batch->data;
-	int length = t->options.model.length;
 
 	if (batch->samples == 0)
 		return announce_all(params, t->model);
-	int64_t stray = gpt_stray_token(t->model, tokens, batch->samples * (length + 1));
-	if (stray >= 0) {
-		fail(t, "%s holds token %d, but the vocabulary has %d; give --vocab %d or more, or "
-		     "another --format", t->options.data, tokens[stray], t->options.model.vocab,
-		     tokens[stray] + 1);
+	if (!knows(t, t->options.data, batch))
 		return DDP_ERR_FORMAT;
-	}
-	*weight += (double)batch->samples * length;
+	*weight += (double)batch->samples * t->options.model.length;
 	return pass(t, batch, loss_sum);
 }
 
@@ -334,6 +347,33 @@ static ddp_status on_step(void *user, const ddp_step_stats *stats)
 	if (t->job->rank == 0)
 		report_step(&t->report, stats);
 	return DDP_OK;
+}
+
+/* Sums of all ranks: of the loss, and how many tokens it is of. */
+static bool test(struct trainer *t, double sums[2])
+{
+	const int length = t->options.model.length;
+	ddp_status status = DDP_OK;
+	ddp_batch batch;
+
+	ddp_set_phase(t->params, DDP_PHASE_EVAL);
+	dk_queue *before = dk_use(t->kernels);
+	for (int64_t i = 0; i < ddp_loader_batches_per_epoch(t->test_loader) && status == DDP_OK; i++) {
+		status = ddp_loader_next(t->test_loader, &batch);
+		if (status != DDP_OK || batch.samples == 0)
+			continue;
+		if (!knows(t, t->options.test, &batch))
+			break;
+		sums[0] += gpt_evaluate(t->model, batch.data, (int)batch.samples, length);
+		sums[1] += (double)(batch.samples * length);
+	}
+	const char *failure = dk_failure();
+	dk_use(before);
+	if (failure != NULL)
+		fail(t, "%s", failure);
+	if (status == DDP_OK && !t->told)
+		status = ddp_all_reduce(ddp_world(t->context), sums, sums, 2, DDP_F64, DDP_SUM);
+	return status == DDP_OK && !t->told ? true : fail_library(t, status);
 }
 
 static int64_t parameter_count(const struct trainer *t)
@@ -358,6 +398,7 @@ static bool train(struct trainer *t)
 		.checkpoint_keep = o->keep, .checkpoint_beside = o->checkpoint_beside, .resume = o->resume, .rates = &rates,
 		.on_step = on_step, .user = t, .stop_signal = SIGTERM};
 	ddp_summary summary;
+	double tested[2] = {0};
 
 	gpt_bind_reads(t->model, await_param, t);
 	if (t->job->rank == 0)
@@ -366,9 +407,11 @@ static bool train(struct trainer *t)
 	if (status != DDP_OK)
 		return fail_library(t, status);
 	t->stopped = summary.stopped;
+	if (o->test != NULL && !t->stopped && !test(t, tested))
+		return false;
 	if (t->job->rank != 0)
 		return true;
-	report_end(&t->report, &summary, t->job);
+	report_end(&t->report, &summary, t->job, tested[1] > 0 ? tested[0] / tested[1] : NAN);
 	dk_queue *before = dk_use(t->kernels);
 	const bool written = o->generate == 0 ||
 		(generate_text(t->model, &o->model, o->generate, o->seed, t->report.out) &&
@@ -382,7 +425,9 @@ static bool run_rank(struct trainer *t)
 	bool fine = start_library(t) && choose_accumulation(t) && open_data(t) && make_model(t) && train(t);
 
 	ddp_loader_free(t->loader);
+	ddp_loader_free(t->test_loader);
 	ddp_dataset_close(&t->dataset);
+	ddp_dataset_close(&t->test);
 	ddp_model_free(t->params);
 	gpt_free(t->model);
 	ddp_kernels_close(t->kernels);

@@ -13,7 +13,7 @@
 enum { EXIT_STOPPED = 75 };
 
 enum option_id {
-	OPT_DATA = 1, OPT_FORMAT, OPT_MODEL, OPT_LAYERS, OPT_HEADS, OPT_WIDTH, OPT_VOCAB, OPT_LENGTH,
+	OPT_DATA = 1, OPT_TEST, OPT_FORMAT, OPT_MODEL, OPT_LAYERS, OPT_HEADS, OPT_WIDTH, OPT_VOCAB, OPT_LENGTH,
 	OPT_UNTIED, OPT_BATCH, OPT_ACCUMULATE, OPT_TOKENS_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR,
 	OPT_SCHEDULE, OPT_WARMUP, OPT_DECAY, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_CLIP, OPT_DROPOUT, OPT_SEED,
 	OPT_DTYPE, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY, OPT_CHECKPOINT_BESIDE,
@@ -34,6 +34,7 @@ struct described {
 static const struct described described[] = {
 	{"data", "FILE", OPT_DATA, "text or tokens to train on (required); a pattern in quotes, such as 'shard_*.bin', "
 	                           "is several files"},
+	{"test", "FILE", OPT_TEST, "measure the loss on this file, too, or pattern, once the model is trained"},
 	{"format", "NAME", OPT_FORMAT, "bytes: each byte is a token (default); u16: raw little-endian "
 	                               "uint16; llmc: llm.c's .bin"},
 	{NULL, NULL, 0, "Model"},
@@ -339,6 +340,7 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 {
 	switch (id) {
 	case OPT_DATA: o->data = text; return true;
+	case OPT_TEST: o->test = text; return true;
 	case OPT_FORMAT: return read_format(text, &o->format);
 	case OPT_CHECKPOINT: o->checkpoint = text; return true;
 	case OPT_CHECKPOINT_EVERY:

@@ -8,7 +8,7 @@
 #include "models/gpt.h"
 
 typedef struct gpt_options {
-	const char *data;
+	const char *data, *test; /* to train on; to measure the loss on, or NULL */
 	ddp_token_format format;
 	gpt_config model;
 	int named;               /* which of the models with a name; -1: none */

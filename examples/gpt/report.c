@@ -76,10 +76,10 @@ static const char *shard_name(ddp_shard shard)
 	return shard == DDP_SHARD_NONE ? "none" : shard == DDP_SHARD_STATE ? "state" : "gradients";
 }
 
-static void summary_json(const ddp_summary *s, const ddp_job *job)
+static void summary_json(const ddp_summary *s, const ddp_job *job, double test_loss)
 {
 	json_t *object = json_pack(
-		"{s:I, s:i, s:b, s:s, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
+		"{s:I, s:i, s:b, s:s, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o}",
 		"steps", (json_int_t)s->steps, "world_size", job->world_size, "stopped", s->stopped,
 		"shard", shard_name(s->shard),
 		"seconds", s->seconds, "tokens_per_second", s->units_per_second, "first_loss", number(s->first_loss),
@@ -87,7 +87,8 @@ static void summary_json(const ddp_summary *s, const ddp_job *job)
 		"forward_seconds", s->forward_seconds, "backward_seconds", s->backward_seconds,
 		"exposed_seconds", s->exposed_seconds,
 		"communication_seconds", s->communication_seconds,
-		"optimizer_seconds", s->optimizer_seconds, "overlap_ratio", s->overlap_ratio);
+		"optimizer_seconds", s->optimizer_seconds, "overlap_ratio", s->overlap_ratio,
+		"test_loss", number(test_loss));
 
 	if (object == NULL || json_dumpf(object, stdout, JSON_REAL_PRECISION(9)) != 0)
 		fprintf(stderr, "gpt: cannot write the summary as JSON\n");
@@ -97,10 +98,14 @@ static void summary_json(const ddp_summary *s, const ddp_job *job)
 	fflush(stdout);
 }
 
-void report_end(report *r, const ddp_summary *summary, const ddp_job *job)
+void report_end(report *r, const ddp_summary *summary, const ddp_job *job, double test_loss)
 {
 	if (r->options->json)
-		summary_json(summary, job);
+		summary_json(summary, job, test_loss);
 	else
 		summary_text(r, summary, job->nnodes);
+	if (r->options->json || isnan(test_loss))
+		return;
+	fprintf(r->out, "test     loss %.4f, perplexity %.4g, on %s\n", test_loss, exp(test_loss), r->options->test);
+	fflush(r->out);
 }

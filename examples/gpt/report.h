@@ -17,7 +17,7 @@ typedef struct report {
 void report_start(report *r, const gpt_options *options, const ddp_job *job,
                   int64_t parameters, int64_t samples);
 void report_step(report *r, const ddp_step_stats *stats);
-/* The closing summary: for people, or JSON on stdout. */
-void report_end(report *r, const ddp_summary *summary, const ddp_job *job);
+/* The closing summary: for people, or JSON on stdout. The loss on other data is NaN without any. */
+void report_end(report *r, const ddp_summary *summary, const ddp_job *job, double test_loss);
 
 #endif

@@ -38,7 +38,7 @@ typedef struct gpt_memory {
 
 /* The same on a device. All functions but this and gpt_free() are then called by a thread
    that uses a queue of kernels there (dk_use()). They enqueue and return, but for
-   gpt_initialise() and gpt_next_logits(); before a pass, what `passes` passes ago was
+   gpt_initialise(), gpt_evaluate() and gpt_next_logits(); before a pass, what `passes` passes ago was
    enqueued must be done. */
 gpt *gpt_create_on(const gpt_memory *memory, const gpt_config *config, int batch, int passes);
 void gpt_free(gpt *model);
@@ -96,6 +96,10 @@ bool gpt_initialise(gpt *model, uint64_t seed);
  * All tokens must be below vocab: see gpt_stray_token().
  */
 double gpt_forward(gpt *model, const int32_t *samples, int batch, int length);
+
+/* The same for a model that is not to learn from the samples: nothing is dropped, and the sum is
+   returned wherever the model is. */
+double gpt_evaluate(gpt *model, const int32_t *samples, int batch, int length);
 
 /* Adds the gradient of that sum. Once after each gpt_forward(). If `rows` is
    NULL, no part of a gradient comes as rows. */

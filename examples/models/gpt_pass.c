@@ -173,6 +173,22 @@ double gpt_forward(gpt *g, const int32_t *samples, int batch, int length)
 	                             g->config.vocab);
 }
 
+double gpt_evaluate(gpt *g, const int32_t *samples, int batch, int length)
+{
+	double before, after;
+
+	g->dropout = 0;
+	if (g->loss == NULL)
+		return gpt_forward(g, samples, batch, length);
+	dk_copy(&before, g->loss, sizeof(before));
+	gpt_forward(g, samples, batch, length);
+	dk_copy(&after, g->loss, sizeof(after));
+	dk_largest(g->ln_f, 1); /* waits */
+	dk_copy(g->loss, &before, sizeof(before));
+	dk_largest(g->ln_f, 1); /* `before` is read until then */
+	return after - before;
+}
+
 void gpt_next_logits(gpt *g, const int32_t *tokens, int length, float *logits)
 {
 	int64_t width = g->config.width, last = (length - 1) * width;

@@ -16,7 +16,7 @@ printf '\001\000\002\000\054\001\003\000%.0s' $(seq 100) >"$work/tokens" # 1 2 3
 printf 'abc' >"$work/short"
 
 every_option_is_in_help() {
-	tells_of data format model layers heads width vocab length untied batch accumulate \
+	tells_of data test format model layers heads width vocab length untied batch accumulate \
 		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip dropout seed dtype checkpoint checkpoint-every checkpoint-beside resume keep metrics trace \
 		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb no-overlap no-communication device no-graphs spawn threads \
 		readers generate json verbose version
@@ -231,6 +231,29 @@ readers_do_not_change_a_byte() {
 		same "$work/reader/step-00000012.safetensors" "$work/readers/step-00000012.safetensors"
 }
 
+# test_loss ARGUMENT...: of the model in $work/tested, on three samples
+test_loss() {
+	train --test "$work/other" --steps 2 --checkpoint "$work/tested" --resume --json "$@" &&
+		sed -n 's/.*"test_loss": \([0-9.]*\).*/\1/p' "$work/out"
+}
+
+# Three samples, of which some ranks have more than others, or none; nothing is dropped.
+the_loss_on_other_data_is_that_of_each_sample_once() {
+	local one loss way
+	head -c 100 "$work/text" | rev >"$work/other"
+	train --steps 2 --batch 12 --checkpoint "$work/tested" && one=$(test_loss --batch 12) && [ -n "$one" ] || return
+	for way in '--spawn 2 --batch 6' '--spawn 4 --batch 3 --dropout 0.5' '--batch 12 --device test'; do
+		# shellcheck disable=SC2086 # words of it
+		loss=$(test_loss $way) || return
+		awk -v a="$one" -v b="$loss" 'BEGIN { d = (a - b) / a; exit !(b > 0 && d < 1e-5 && d > -1e-5) }' || {
+			echo "# one rank: $one, $way: $loss"
+			return 1
+		}
+	done
+	train --steps 2 --batch 12 --checkpoint "$work/tested" --resume --test "$work/other" &&
+		says "^test     loss [0-9.]*, perplexity [0-9.]*, on $work/other$"
+}
+
 untied_model_trains() {
 	train --spawn 2 --steps 4 --untied --checkpoint "$work/i" &&
 		grep -aq 'lm_head.weight' "$work/i/step-00000004.safetensors" &&
@@ -351,6 +374,8 @@ check_numbers "rows that travel resume bit for bit" rows_that_travel_resume_bit_
 check_numbers "only the last checkpoints are kept" last_ones_are_kept
 check "metrics and a trace per rank are written" writes_metrics_and_traces
 check "a pattern is several files" a_pattern_is_several_files
+check_numbers "the loss on other data is that of each sample once" the_loss_on_other_data_is_that_of_each_sample_once
+check_numbers "other data are looked for before training" refuses "$work/absent" --data "$work/text" --test "$work/absent"
 check "several readers do not change a byte" readers_do_not_change_a_byte
 check_numbers "an untied model trains" untied_model_trains
 check_numbers "text is generated" generates_text
