@@ -411,10 +411,13 @@ static bool fails_now()
 
 void cuda_emulation_work(cudaStream_t stream, const std::function<void()> &function)
 {
-	if (stream != NULL && stream == capturing)
-		stream->kept.push_back(function);
-	else
+	if (stream == NULL) {
 		function();
+		return;
+	}
+	if (stream != capturing)
+		undefined("work on a stream for captures, which nothing orders with the program's");
+	stream->kept.push_back(function);
 }
 
 bool cuda_emulation_spoils_capture()
