@@ -21,6 +21,7 @@ kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/half.h kernels/kernels
 	kernels/cpu/mixed_classifier.c \
 	kernels/cpu/mixed_layers.c \
 	kernels/cpu/optim.c \
+	kernels/cpu/optim_whole.c \
 	kernels/cpu/parallel.c \
 	kernels/cpu/pooling.c
 kernels_libkernels_la_CFLAGS = $(kernels_cflags) $(BLAS_CFLAGS)
@@ -85,11 +86,12 @@ cuda_kernel_sources = \
 	kernels/cuda/images.cu \
 	kernels/cuda/layers.cu \
 	kernels/cuda/optim.cu \
+	kernels/cuda/optim_whole.cu \
 	kernels/cuda/pooling.cu \
 	kernels/cuda/product.cu \
 	kernels/cuda/queue.cu
 cuda_kernel_headers = kernels/cuda/attention.cuh kernels/cuda/device.cuh kernels/cuda/functions.cuh \
-	kernels/cuda/gpu.h kernels/cuda/window.cuh kernels/half.h kernels/kernels.h kernels/table.h
+	kernels/cuda/gpu.h kernels/cuda/optim.cuh kernels/cuda/window.cuh kernels/half.h kernels/kernels.h kernels/table.h
 # In tests without a GPU, tests have another one.
 cuda_library_sources = kernels/cuda/gpu.cu
 EXTRA_DIST += $(cuda_kernel_sources) $(cuda_kernel_headers)

@@ -49,6 +49,51 @@ void dk_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_ar
 	CALL(sgd, param, grad, buffer, n, args);
 }
 
+/* ---- of whole tensors ---- */
+
+#define CALL_WHOLE(name, ...) \
+	(in_use == NULL || in_use->table->whole == NULL ? dk_cpu_##name(__VA_ARGS__) \
+	                                                : in_use->table->whole->name(in_use, __VA_ARGS__))
+
+void dk_mix(float *x, const float *y, float a, double b, const dk_ratio *ratio, int64_t n)
+{
+	CALL_WHOLE(mix, x, y, a, b, ratio, n);
+}
+
+void dk_adamw_direction(const float *param, float *grad, float *m, float *v, int64_t n,
+		const dk_adamw_args *args)
+{
+	CALL_WHOLE(adamw_direction, param, grad, m, v, n, args);
+}
+
+void dk_sum_squares_at(double *sum, const float *x, int64_t n)
+{
+	CALL_WHOLE(sum_squares_at, sum, x, n);
+}
+
+void dk_mix_squares(float *x, const float *y, float a, float b, int64_t n)
+{
+	CALL_WHOLE(mix_squares, x, y, a, b, n);
+}
+
+void dk_column_squares(double *sums, const float *x, int64_t matrices, int64_t rows, int64_t columns)
+{
+	CALL_WHOLE(column_squares, sums, x, matrices, rows, columns);
+}
+
+void dk_move_means(float *means, double *mean, const double *sums, int64_t matrices, int64_t n,
+		int64_t each, double weight)
+{
+	CALL_WHOLE(move_means, means, mean, sums, matrices, n, each, weight);
+}
+
+void dk_divide_by_roots(float *x, const dk_estimate *estimate)
+{
+	CALL_WHOLE(divide_by_roots, x, estimate);
+}
+
+/* ---- norms, copies, products ---- */
+
 float dk_largest(const float *x, int64_t n)
 {
 	return CALL(largest, x, n);

@@ -127,20 +127,50 @@ typedef struct dk_sgd_args {
    its content is not looked at); sets grad to zero. param, buffer: f32. */
 void dk_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_args *args);
 
-/* ---- of optimizers for whole tensors: on the host, also while the thread uses a queue --- */
+/* ---- of optimizers for whole tensors: f32 on queues of each type, the host's bits ------ */
 
-/* x = a x + b y */
-void dk_mix(float *x, const float *y, float a, float b, int64_t n);
-/* x = a x + b y y */
-void dk_mix_squares(float *x, const float *y, float a, float b, int64_t n);
-/* x /= sqrt(max(factor squares, least)); least > 0 */
-void dk_divide_by_roots(float *x, const float *squares, float factor, float least, int64_t n);
-/* sums [columns] = the sums of squares of the columns of x [rows, columns] */
-void dk_column_squares(double *sums, const float *x, int64_t rows, int64_t columns);
+/* The root of *over / count over that of *under / count, each of which is at least its
+   `least`; 1 if one of them is 0. over and under, which are sums of squares, are where the
+   work is done; over NULL: a 1 is divided. */
+typedef struct dk_ratio {
+	const double *over, *under;
+	double over_least, under_least;
+	int64_t count;
+} dk_ratio;
+
+/* x = a x + b y, where b is first multiplied by the ratio, unless that is NULL. y may be x. */
+void dk_mix(float *x, const float *y, float a, double b, const dk_ratio *ratio, int64_t n);
 /* grad becomes what AdamW would subtract from the parameter, decay included, at the
    learning rate 1, which args->learning_rate has to be. */
 void dk_adamw_direction(const float *param, float *grad, float *m, float *v, int64_t n,
                         const dk_adamw_args *args);
+/* *sum, where the work is done: what dk_sum_squares() would return. */
+void dk_sum_squares_at(double *sum, const float *x, int64_t n);
+
+/* x = a x + b y y */
+void dk_mix_squares(float *x, const float *y, float a, float b, int64_t n);
+/* sums [matrices, columns] = of x [matrices, rows, columns] the sums of the columns'
+   squares: of each DK_ROWS_AT_ONCE rows in their order, and then of those sums. */
+enum { DK_ROWS_AT_ONCE = 512 };
+void dk_column_squares(double *sums, const float *x, int64_t matrices, int64_t rows, int64_t columns);
+/* means [matrices, n] move towards sums / each by `weight`; mean [matrices] = their own mean
+   then, unless it is NULL. */
+void dk_move_means(float *means, double *mean, const double *sums, int64_t matrices, int64_t n,
+                   int64_t each, double weight);
+
+/* Of x [matrices, height, width], what the squares are estimated to be by means of those of
+   rows [matrices, height] and columns [matrices, width]: row times column over the mean of
+   the rows, which is at least least_mean. rows NULL: columns alone. */
+typedef struct dk_estimate {
+	const float *rows, *columns;
+	const double *mean; /* [matrices] */
+	double least_mean;
+	float least;        /* of an estimate; above 0 */
+	int64_t matrices, height, width;
+} dk_estimate;
+
+/* x /= the root of the estimate */
+void dk_divide_by_roots(float *x, const dk_estimate *estimate);
 
 /* ---- norms and the like ------------------------------------------------------------- */
 
@@ -155,7 +185,7 @@ double dk_sum_squares(const float *x, int64_t n);
 void dk_largest_at(float *largest, const float *x, int64_t n);
 
 /* sums [ceil(n / piece)], where the work is done: of each piece of x what dk_sum_squares()
-   would return of it; pieces are at most DK_PIECE_MAX long. */
+   would return of it, if it is at most DK_PIECE_MAX long; longer ones are summed in one go. */
 enum { DK_PIECE_MAX = 32768 };
 void dk_squares_at(double *sums, const float *x, int64_t n, int64_t piece);
 

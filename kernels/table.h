@@ -9,7 +9,7 @@
 #include "kernels.h"
 
 /* Grows with each change of this header, or of a function of kernels.h. */
-enum { DK_TABLE_VERSION = 8 };
+enum { DK_TABLE_VERSION = 9 };
 
 /* Those of images, in f32. CUDA's queues of DK_BF16 and DK_MIXED fail; the host's of DK_MIXED
    take f32, also on the test device. */
@@ -55,6 +55,21 @@ typedef struct dk_image_table {
 	void (*cross_entropy_loss)(dk_queue *queue, double *loss, float *logits,
 			const int32_t *targets, int64_t rows, int64_t classes);
 } dk_image_table;
+
+/* Those of optimizers for whole tensors. */
+typedef struct dk_whole_table {
+	void (*mix)(dk_queue *queue, float *x, const float *y, float a, double b, const dk_ratio *ratio,
+			int64_t n);
+	void (*adamw_direction)(dk_queue *queue, const float *param, float *grad, float *m, float *v,
+			int64_t n, const dk_adamw_args *args);
+	void (*sum_squares_at)(dk_queue *queue, double *sum, const float *x, int64_t n);
+	void (*mix_squares)(dk_queue *queue, float *x, const float *y, float a, float b, int64_t n);
+	void (*column_squares)(dk_queue *queue, double *sums, const float *x, int64_t matrices,
+			int64_t rows, int64_t columns);
+	void (*move_means)(dk_queue *queue, float *means, double *mean, const double *sums,
+			int64_t matrices, int64_t n, int64_t each, double weight);
+	void (*divide_by_roots)(dk_queue *queue, float *x, const dk_estimate *estimate);
+} dk_whole_table;
 
 typedef struct dk_table {
 	uint32_t version; /* DK_TABLE_VERSION */
@@ -127,6 +142,7 @@ typedef struct dk_table {
 			const float *in, const float *weight, const int32_t *targets, int64_t rows,
 			int64_t width, int64_t vocab);
 	const dk_image_table *images; /* NULL: they are the host's, done at once */
+	const dk_whole_table *whole;  /* likewise */
 	const char *(*failure)(dk_queue *queue);
 	/* All NULL: the queue captures no graphs. */
 	bool (*graph_begin)(dk_queue *queue);

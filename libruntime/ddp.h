@@ -496,7 +496,7 @@ typedef struct ddp_param {
  * DDP_ADAM: Kingma and Ba, ICLR 2015; decay is a part of the gradient.
  *
  * The others work on whole tensors, so nothing can be sharded (DDP_SHARD_AUTO is
- * DDP_SHARD_NONE), and the model is in the host's memory:
+ * DDP_SHARD_NONE):
  *
  * DDP_LAMB: You et al., ICLR 2020: AdamW's step, decay included, made as long as the
  * tensor's norm; with no_decay, it is left as long as it is.

@@ -43,6 +43,7 @@ device_sources = \
 	libruntime/device/host_image_kernels.c \
 	libruntime/device/host_kernels.c libruntime/device/host_kernels.h \
 	libruntime/device/host_task.c libruntime/device/host_task.h \
+	libruntime/device/host_whole_kernels.c \
 	libruntime/device/kernel_queue.c libruntime/device/kernel_queue.h \
 	libruntime/device/module.c libruntime/device/module.h \
 	libruntime/device/test_device.c libruntime/device/test_device.h \

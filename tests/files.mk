@@ -44,7 +44,7 @@ check-torch: libruntime/libddp.la
 EXTRA_DIST += tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py
 # Takes each wait for an event out once, and wants a test to fail then.
 check-waits: tests/ranks/test_device_model tests/ranks/test_device_ways tests/ranks/test_comm_device \
-		tests/unit/test_kernel_device tests/support/nccl_standin.la
+		tests/ranks/test_optimizers tests/unit/test_kernel_device tests/support/nccl_standin.la
 	$(top_srcdir)/tests/support/check-waits $(top_srcdir)
 # 256 ranks on 16 nodes of a throw-away cluster; needs root.
 check-scale: all tests/cluster/scale_probe
@@ -58,7 +58,8 @@ check-ucx:
 # All that needs a GPU, which make check skips without one; the output stays in gpu-results.
 gpu_tests = tests/unit/test_device tests/ranks/test_comm_nccl
 if HAVE_CUDA_KERNELS
-gpu_tests += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue
+gpu_tests += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue \
+	tests/gpu/test_optimizers_queue
 endif
 if HAVE_UCX
 gpu_tests += $(top_srcdir)/tests/gpu/netplugin.sh
@@ -90,6 +91,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/mlp.c tests/support/mlp.h \
 	tests/support/nccl_load.c tests/support/nccl_standin.h \
 	tests/support/nccl_ranks.c tests/support/nccl_ranks.h \
+	tests/support/optimizer_cases.h \
 	tests/support/ranks.c tests/support/ranks.h \
 	tests/support/scenario.c tests/support/scenario.h \
 	tests/support/spank_task.c tests/support/spank_task.h \
@@ -203,6 +205,8 @@ check_PROGRAMS += \
 	tests/unit/test_net_model \
 	tests/unit/test_optim \
 	tests/unit/test_optimizers \
+	tests/unit/test_optimizers_cuda \
+	tests/unit/test_optimizers_device \
 	tests/unit/test_options \
 	tests/unit/test_safetensors \
 	tests/unit/test_sampler \
@@ -299,6 +303,8 @@ tests_unit_test_kernel_device_SOURCES = $(kernel_layers) tests/support/kernel_pl
 tests_unit_test_kernel_device_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_images_device_SOURCES = tests/unit/test_kernel_images.c tests/support/kernel_place_device.c
 tests_unit_test_kernel_images_device_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
+tests_unit_test_optimizers_device_SOURCES = tests/unit/test_optimizers_queue.c tests/support/kernel_place_device.c
+tests_unit_test_optimizers_device_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
 
 tests_unit_test_kernel_graph_SOURCES = tests/unit/test_kernel_graph.c tests/support/kernel_place_device.c $(gpt_model_sources)
 tests_unit_test_kernel_graph_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
@@ -316,9 +322,12 @@ tests_unit_test_kernel_graph_cuda_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/exam
 tests_unit_test_kernel_graph_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
 tests_unit_test_kernel_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
 tests_unit_test_kernel_queue_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
+tests_unit_test_optimizers_cuda_SOURCES = tests/unit/test_optimizers_queue.c
+tests_unit_test_optimizers_cuda_LDADD = tests/support/libcuda_emulated.a libruntime/libddpcore.la $(CMOCKA_LIBS) -lstdc++
 else
 tests_unit_test_kernel_cuda_SOURCES = tests/support/no_emulation.c
 tests_unit_test_kernel_graph_cuda_SOURCES = tests/support/no_emulation.c
+tests_unit_test_optimizers_cuda_SOURCES = tests/support/no_emulation.c
 tests_unit_test_kernel_images_cuda_SOURCES = tests/support/no_emulation.c
 tests_unit_test_kernel_queue_SOURCES = tests/support/no_emulation.c
 endif
@@ -326,10 +335,13 @@ TESTS += $(check_PROGRAMS)
 
 # The same on a GPU.
 if HAVE_CUDA_KERNELS
-noinst_PROGRAMS += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue
+noinst_PROGRAMS += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue \
+	tests/gpu/test_optimizers_queue
 tests_gpu_test_kernel_graph_SOURCES = tests/unit/test_kernel_graph.c $(gpt_model_sources)
 tests_gpu_test_kernel_graph_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_gpu_test_kernel_graph_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
+tests_gpu_test_optimizers_queue_SOURCES = tests/unit/test_optimizers_queue.c
+tests_gpu_test_optimizers_queue_LDADD = tests/gpu/kernel_place.o libruntime/libddpcore.la $(CMOCKA_LIBS) $(NVCC_LIBS)
 tests_gpu_test_kernel_images_SOURCES = tests/unit/test_kernel_images.c
 tests_gpu_test_kernel_images_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
 tests_gpu_test_kernel_layers_SOURCES = $(kernel_layers)

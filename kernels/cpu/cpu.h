@@ -9,6 +9,16 @@ void dk_cpu_zero(float *x, int64_t n);
 void dk_cpu_adamw(float *param, float *grad, float *m, float *v, int64_t n,
 		const dk_adamw_args *args);
 void dk_cpu_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_args *args);
+void dk_cpu_mix(float *x, const float *y, float a, double b, const dk_ratio *ratio, int64_t n);
+void dk_cpu_adamw_direction(const float *param, float *grad, float *m, float *v, int64_t n,
+		const dk_adamw_args *args);
+void dk_cpu_sum_squares_at(double *sum, const float *x, int64_t n);
+void dk_cpu_mix_squares(float *x, const float *y, float a, float b, int64_t n);
+void dk_cpu_column_squares(double *sums, const float *x, int64_t matrices, int64_t rows,
+		int64_t columns);
+void dk_cpu_move_means(float *means, double *mean, const double *sums, int64_t matrices, int64_t n,
+		int64_t each, double weight);
+void dk_cpu_divide_by_roots(float *x, const dk_estimate *estimate);
 float dk_cpu_largest(const float *x, int64_t n);
 double dk_cpu_sum_squares(const float *x, int64_t n);
 void dk_cpu_largest_at(float *largest, const float *x, int64_t n);

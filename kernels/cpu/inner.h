@@ -20,6 +20,8 @@ typedef struct dk_adamw_consts {
 	float coupled;                       /* weight decay that is a part of the gradient */
 } dk_adamw_consts;
 
+dk_adamw_consts dk_adamw_consts_of(const dk_adamw_args *args); /* optim.c */
+
 typedef struct dk_sgd_consts {
 	float grad_scale, weight_decay, momentum, minus_learning_rate;
 	float nesterov; /* its momentum, or 0 */

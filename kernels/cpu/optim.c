@@ -31,7 +31,7 @@ static void adamw_span(void *arg, int64_t first, int64_t last)
 	round_span(u, first, last);
 }
 
-static dk_adamw_consts adamw_consts(const dk_adamw_args *args)
+dk_adamw_consts dk_adamw_consts_of(const dk_adamw_args *args)
 {
 	double step = (double)args->step;
 	double correction1 = 1 - pow(args->beta1, step);
@@ -56,100 +56,10 @@ void dk_cpu_adamw(float *param, float *grad, float *m, float *v, int64_t n,
 {
 	struct update u = {
 		.param = param, .grad = grad, .first = m, .second = v, .rounded = args->rounded,
-		.adamw = adamw_consts(args),
+		.adamw = dk_adamw_consts_of(args),
 	};
 
 	dk_parallel(n, OPTIM_GRAIN, adamw_span, &u);
-}
-
-static void direction_span(void *arg, int64_t first, int64_t last)
-{
-	struct update *u = arg;
-
-	dk_inner()->adamw_direction(u->param + first, u->grad + first, u->first + first,
-	                            u->second + first, last - first, &u->adamw);
-}
-
-void dk_adamw_direction(const float *param, float *grad, float *m, float *v, int64_t n,
-                        const dk_adamw_args *args)
-{
-	struct update u = {
-		.param = (float *)(uintptr_t)param, .grad = grad, .first = m, .second = v,
-		.adamw = adamw_consts(args),
-	};
-
-	u.adamw.coupled = (float)args->weight_decay;
-	dk_parallel(n, OPTIM_GRAIN, direction_span, &u);
-}
-
-struct mix {
-	float *x;
-	const float *y;
-	float a, b;
-};
-
-static void mix_span(void *arg, int64_t first, int64_t last)
-{
-	const struct mix *m = arg;
-
-	dk_inner()->mix(m->x + first, m->y + first, m->a, m->b, last - first);
-}
-
-void dk_mix(float *x, const float *y, float a, float b, int64_t n)
-{
-	dk_parallel(n, OPTIM_GRAIN, mix_span, &(struct mix){.x = x, .y = y, .a = a, .b = b});
-}
-
-static void mix_squares_span(void *arg, int64_t first, int64_t last)
-{
-	const struct mix *m = arg;
-
-	dk_inner()->mix_squares(m->x + first, m->y + first, m->a, m->b, last - first);
-}
-
-void dk_mix_squares(float *x, const float *y, float a, float b, int64_t n)
-{
-	dk_parallel(n, OPTIM_GRAIN, mix_squares_span, &(struct mix){.x = x, .y = y, .a = a, .b = b});
-}
-
-static void roots_span(void *arg, int64_t first, int64_t last)
-{
-	const struct mix *m = arg;
-
-	dk_inner()->divide_by_roots(m->x + first, m->y + first, m->a, m->b, last - first);
-}
-
-void dk_divide_by_roots(float *x, const float *squares, float factor, float least, int64_t n)
-{
-	dk_parallel(n, OPTIM_GRAIN, roots_span,
-	            &(struct mix){.x = x, .y = squares, .a = factor, .b = least});
-}
-
-struct columns {
-	double *sums;
-	const float *x;
-	int64_t rows, columns;
-};
-
-/* A column's squares are added in the order of the rows, whatever the number of threads. */
-static void columns_span(void *arg, int64_t first, int64_t last)
-{
-	const struct columns *c = arg;
-
-	memset(c->sums + first, 0, (size_t)(last - first) * sizeof(*c->sums));
-	for (int64_t i = 0; i < c->rows; i++) {
-		const float *row = c->x + i * c->columns;
-		for (int64_t j = first; j < last; j++)
-			c->sums[j] += (double)row[j] * (double)row[j];
-	}
-}
-
-void dk_column_squares(double *sums, const float *x, int64_t rows, int64_t columns)
-{
-	enum { GRAIN = 64 };
-	struct columns c = {.sums = sums, .x = x, .rows = rows, .columns = columns};
-
-	dk_parallel(columns, rows * GRAIN < OPTIM_GRAIN ? columns : GRAIN, columns_span, &c);
 }
 
 static void sgd_span(void *arg, int64_t first, int64_t last)

@@ -56,6 +56,17 @@ float dk_cuda_largest(dk_queue *queue, const float *x, int64_t n);
 double dk_cuda_sum_squares(dk_queue *queue, const float *x, int64_t n);
 void dk_cuda_largest_at(dk_queue *queue, float *largest, const float *x, int64_t n);
 void dk_cuda_squares_at(dk_queue *queue, double *sums, const float *x, int64_t n, int64_t piece);
+void dk_cuda_mix(dk_queue *queue, float *x, const float *y, float a, double b, const dk_ratio *ratio,
+		int64_t n);
+void dk_cuda_adamw_direction(dk_queue *queue, const float *param, float *grad, float *m, float *v,
+		int64_t n, const dk_adamw_args *args);
+void dk_cuda_sum_squares_at(dk_queue *queue, double *sum, const float *x, int64_t n);
+void dk_cuda_mix_squares(dk_queue *queue, float *x, const float *y, float a, float b, int64_t n);
+void dk_cuda_column_squares(dk_queue *queue, double *sums, const float *x, int64_t matrices,
+		int64_t rows, int64_t columns);
+void dk_cuda_move_means(dk_queue *queue, float *means, double *mean, const double *sums,
+		int64_t matrices, int64_t n, int64_t each, double weight);
+void dk_cuda_divide_by_roots(dk_queue *queue, float *x, const dk_estimate *estimate);
 void dk_cuda_scale(dk_queue *queue, float *x, int64_t n, float factor);
 void dk_cuda_to_bf16(dk_queue *queue, uint16_t *out, const float *in, int64_t n);
 void dk_cuda_from_bf16(dk_queue *queue, float *out, const uint16_t *in, int64_t n);

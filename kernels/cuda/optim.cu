@@ -3,23 +3,9 @@
  * no multiply-add that rounds once, which times() and plus() keep the compiler from.
  */
 #include "cuda/functions.cuh"
+#include "cuda/optim.cuh"
 
 enum { THREADS = 256 };
-
-__device__ inline float times(float a, float b)
-{
-	return __fmul_rn(a, b);
-}
-
-__device__ inline float plus(float a, float b)
-{
-	return __fadd_rn(a, b);
-}
-
-struct adamw_consts {
-	float grad_scale, decay, beta1, one_beta1, beta2, one_beta2;
-	float root_correction2, epsilon, minus_step_size, coupled;
-};
 
 template <typename T>
 __global__ void adamw_kernel(float *param, T *grad, float *m, float *v, bf16 *rounded, int64_t n,
@@ -53,8 +39,7 @@ static void adamw(T *grad, dk_cuda_queue *q, float *param, void *grads, float *m
 	       m, v, rounded, n, *c);
 }
 
-void dk_cuda_adamw(dk_queue *queue, float *param, float *grad, float *m, float *v, int64_t n,
-                   const dk_adamw_args *args)
+adamw_consts dk_cuda_adamw_consts(const dk_adamw_args *args)
 {
 	const double correction1 = 1 - pow(args->beta1, (double)args->step);
 	const double correction2 = 1 - pow(args->beta2, (double)args->step);
@@ -70,6 +55,14 @@ void dk_cuda_adamw(dk_queue *queue, float *param, float *grad, float *m, float *
 	c.epsilon = (float)args->epsilon;
 	c.minus_step_size = (float)(-args->learning_rate / correction1);
 	c.coupled = args->coupled ? (float)args->weight_decay : 0;
+	return c;
+}
+
+void dk_cuda_adamw(dk_queue *queue, float *param, float *grad, float *m, float *v, int64_t n,
+                   const dk_adamw_args *args)
+{
+	const adamw_consts c = dk_cuda_adamw_consts(args);
+
 	if (n > 0)
 		FOR_GRADIENT(queue, adamw, own(queue), param, grad, m, v, reinterpret_cast<bf16 *>(args->rounded),
 		         n, &c);
@@ -225,7 +218,8 @@ __global__ void squares_total(const double *sums, int64_t pieces, double *result
 	*result = total;
 }
 
-template <typename T> static void squares(const T *, dk_cuda_queue *q, const void *x, int64_t n)
+template <typename T>
+static void squares(const T *, dk_cuda_queue *q, const void *x, int64_t n, double *result)
 {
 	int64_t piece = PIECE;
 
@@ -238,15 +232,20 @@ template <typename T> static void squares(const T *, dk_cuda_queue *q, const voi
 	launch(q, "sum of squares", squares_kernel<T>, dim3((unsigned)ceil_div(pieces * SUMS, WARP)), WARP, 0,
 	       static_cast<const T *>(x), n, piece, pieces, sums);
 	launch(q, "sum of squares", squares_total, dim3(1), THREADS, (size_t)pieces * sizeof(double), sums,
-	       pieces, q->result);
+	       pieces, result);
 }
 
 double dk_cuda_sum_squares(dk_queue *queue, const float *x, int64_t n)
 {
 	if (n == 0)
 		return 0;
-	FOR_GRADIENT(queue, squares, own(queue), x, n);
+	FOR_GRADIENT(queue, squares, own(queue), x, n, own(queue)->result);
 	return dk_cuda_fetch(own(queue));
+}
+
+void dk_cuda_sum_squares_at(dk_queue *queue, double *sum, const float *x, int64_t n)
+{
+	squares(x, own(queue), x, n, sum);
 }
 
 template <typename T>

@@ -143,6 +143,16 @@ static const dk_image_table images = {
 	dk_cuda_cross_entropy_loss,
 };
 
+static const dk_whole_table whole = {
+	dk_cuda_mix,
+	dk_cuda_adamw_direction,
+	dk_cuda_sum_squares_at,
+	dk_cuda_mix_squares,
+	dk_cuda_column_squares,
+	dk_cuda_move_means,
+	dk_cuda_divide_by_roots,
+};
+
 const dk_table dk_cuda_table = {
 	DK_TABLE_VERSION,
 	sizeof(dk_table),
@@ -182,6 +192,7 @@ const dk_table dk_cuda_table = {
 	dk_cuda_classifier_loss,
 	dk_cuda_classifier_backward,
 	&images,
+	&whole,
 	dk_cuda_failure,
 	dk_cuda_graph_begin,
 	dk_cuda_graph_end,

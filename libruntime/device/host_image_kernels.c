@@ -18,11 +18,6 @@ static int64_t weights(const dk_window *w, int64_t outputs)
 	return outputs * w->size * w->size * w->channels;
 }
 
-static operand reads_double(const double *address, int64_t n)
-{
-	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_READS, false };
-}
-
 static operand writes_indices(const int32_t *address, int64_t n)
 {
 	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_WRITES, false };

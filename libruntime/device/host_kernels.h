@@ -15,7 +15,8 @@
 ddp_status ddp_host_kernels_open(ddp_device *device, ddp_device_queue *stream, dk_type type,
                                  dk_queue **queue);
 
-/* What its table has for images. */
+/* What its table has for images, and for optimizers of whole tensors. */
 extern const dk_image_table ddp_host_image_kernels;
+extern const dk_whole_table ddp_host_whole_kernels;
 
 #endif

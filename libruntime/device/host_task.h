@@ -43,6 +43,14 @@ typedef struct task {
 		dk_adamw_args adamw;
 		dk_sgd_args sgd;
 		dk_gemm_args gemm;
+		dk_estimate estimate;
+		struct {
+			float a;
+			double b;
+			dk_ratio ratio;
+			bool has_ratio;
+		} mix;
+		double weight;
 		float factor;
 		dk_window window;
 		double momentum;
@@ -111,6 +119,11 @@ static inline operand writes_short(const uint16_t *address, int64_t n)
 static inline operand writes_double(const double *address, int64_t n)
 {
 	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_WRITES, false };
+}
+
+static inline operand reads_double(const double *address, int64_t n)
+{
+	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_READS, false };
 }
 
 #endif

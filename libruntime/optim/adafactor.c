@@ -35,103 +35,73 @@ static int64_t columns_of(const ddp_slot *slot)
 	return slot->shape[slot->ndim - 1];
 }
 
-/* The sums of squares of rows, then of columns, in double precision. */
+static int64_t matrices_of(const ddp_slot *slot)
+{
+	return slot->count / (rows_of(slot) * columns_of(slot));
+}
+
+/* In double precision: the sums of squares of the parameters and of the step; of each matrix
+   its rows' mean; and the sums of rows and columns. */
 static int64_t work(const ddp_slot *slot)
 {
-	return slot->ndim < 2 ? 0 : 2 * (rows_of(slot) + columns_of(slot));
+	if (slot->ndim < 2)
+		return 2 * DDP_OPTIM_DOUBLE;
+	return (2 + matrices_of(slot) * (1 + rows_of(slot) + columns_of(slot))) * DDP_OPTIM_DOUBLE;
 }
 
-/* Of each row. */
-static void row_squares(double *sums, const float *x, int64_t rows, int64_t columns)
+/* Their means move by `weight`; the rows' own means are left in `mean`. */
+static void move_matrices(const ddp_optim_span *s, double *mean, double weight)
 {
-	if (columns <= DK_PIECE_MAX) {
-		dk_squares_at(sums, x, rows * columns, columns);
-		return;
-	}
-	for (int64_t i = 0; i < rows; i++)
-		sums[i] = dk_sum_squares(x + i * columns, columns);
-}
+	const int64_t matrices = matrices_of(s->slot), rows = rows_of(s->slot), columns = columns_of(s->slot);
+	double *row_sums = mean + matrices, *column_sums = row_sums + matrices * rows;
 
-/* Moves what is kept of means towards the new ones by `weight`; returns the mean of it. */
-static double move(float *kept, const double *sums, int64_t n, int64_t each, double weight)
-{
-	double total = 0;
-
-	for (int64_t i = 0; i < n; i++) {
-		kept[i] = (float)((1 - weight) * kept[i] + weight * (sums[i] / (double)each));
-		total += kept[i];
-	}
-	return total / (double)n;
-}
-
-typedef struct matrix {
-	float *grads;
-	const float *rows, *columns; /* means of squares */
-	int64_t width;
-	double mean;                 /* of the rows' */
-	float least;
-} matrix;
-
-static void divide_rows(void *argument, int64_t first, int64_t last)
-{
-	const matrix *m = argument;
-
-	for (int64_t i = first; i < last; i++)
-		dk_divide_by_roots(m->grads + i * m->width, m->columns, (float)(m->rows[i] / m->mean),
-		                   m->least, m->width);
-}
-
-static void divide_matrix(const ddp_optim_span *s, int64_t number, double weight, float least)
-{
-	enum { GRAIN = 16 };
-	const int64_t rows = rows_of(s->slot), columns = columns_of(s->slot);
-	double *row_sums = (double *)(void *)s->work, *column_sums = row_sums + rows;
-	float *grads = s->grads + number * rows * columns;
-	float *row_means = s->state[ROWS] + number * rows;
-	float *column_means = s->state[COLUMNS] + number * columns;
-
-	row_squares(row_sums, grads, rows, columns);
-	dk_column_squares(column_sums, grads, rows, columns);
-	move(column_means, column_sums, columns, rows, weight);
-	matrix m = {
-		.grads = grads, .rows = row_means, .columns = column_means, .width = columns, .least = least,
-		.mean = fmax(move(row_means, row_sums, rows, columns, weight), s->settings->epsilon),
-	};
-	dk_parallel(rows, GRAIN, divide_rows, &m);
+	dk_squares_at(row_sums, s->grads, s->count, columns);
+	dk_column_squares(column_sums, s->grads, matrices, rows, columns);
+	dk_move_means(s->state[COLUMNS], NULL, column_sums, matrices, columns, rows, weight);
+	dk_move_means(s->state[ROWS], mean, row_sums, matrices, rows, columns, weight);
 }
 
 /* The gradient over the root of what its square is estimated to be. */
-static void divide(const ddp_optim_span *s)
+static void divide(const ddp_optim_span *s, double *mean)
 {
 	const double weight = pow((double)s->step, -s->settings->adafactor_decay);
-	const float least = (float)fmax(s->settings->epsilon * s->settings->epsilon, FLT_MIN);
+	dk_estimate estimate = {
+		.columns = s->state[ALL], .matrices = 1, .height = 1, .width = s->count,
+		.least = (float)fmax(s->settings->epsilon * s->settings->epsilon, FLT_MIN),
+	};
 
 	dk_scale(s->grads, s->count, (float)s->grad_scale);
 	if (s->slot->ndim < 2) {
 		dk_mix_squares(s->state[ALL], s->grads, (float)(1 - weight), (float)weight, s->count);
-		dk_divide_by_roots(s->grads, s->state[ALL], 1, least, s->count);
-		return;
+	} else {
+		move_matrices(s, mean, weight);
+		estimate.rows = s->state[ROWS];
+		estimate.columns = s->state[COLUMNS];
+		estimate.mean = mean;
+		estimate.least_mean = s->settings->epsilon;
+		estimate.matrices = matrices_of(s->slot);
+		estimate.height = rows_of(s->slot);
+		estimate.width = columns_of(s->slot);
 	}
-	const int64_t each = rows_of(s->slot) * columns_of(s->slot);
-	for (int64_t i = 0; i < s->count / each; i++)
-		divide_matrix(s, i, weight, least);
-}
-
-static double root_mean_square(const float *x, int64_t n)
-{
-	return sqrt(dk_sum_squares(x, n) / (double)n);
+	dk_divide_by_roots(s->grads, &estimate);
 }
 
 static void update(const ddp_optim_span *s)
 {
 	const ddp_optim_settings *settings = s->settings;
 	const double relative = fmin(s->learning_rate, 1 / sqrt((double)s->step));
-	const double scale = fmax(settings->adafactor_least_scale, root_mean_square(s->params, s->count));
+	double *squares = ddp_optim_doubles(s);
+	/* A step whose root mean square is above `clip` is as long as if it were that. */
+	const dk_ratio scale = {
+		.over = squares, .over_least = settings->adafactor_least_scale, .count = s->count,
+		.under = squares + 1, .under_least = settings->adafactor_clip,
+	};
 
-	divide(s);
-	const double excess = root_mean_square(s->grads, s->count) / settings->adafactor_clip;
+	dk_sum_squares_at(squares, s->params, s->count);
+	divide(s, squares + 2);
+	dk_sum_squares_at(squares + 1, s->grads, s->count);
 	dk_mix(s->params, s->grads, (float)(1 - s->learning_rate * s->weight_decay),
-	       (float)(-relative * scale / fmax(1, excess)), s->count);
+	       -relative * settings->adafactor_clip, &scale, s->count);
 	dk_zero(s->grads, s->count);
 }
 

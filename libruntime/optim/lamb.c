@@ -4,18 +4,14 @@
  * as long as the tensor's norm times the learning rate. As in the authors' code, a tensor
  * without decay keeps AdamW's length.
  */
-#include <math.h>
-
 #include "kernels.h"
 #include "optim/rule.h"
 
-static double trust_ratio(const ddp_optim_span *s)
+/* Of two sums of squares. */
+static int64_t work(const ddp_slot *slot)
 {
-	if (s->slot->no_decay)
-		return 1;
-	const double norm = sqrt(dk_sum_squares(s->params, s->count));
-	const double step = sqrt(dk_sum_squares(s->grads, s->count));
-	return norm > 0 && step > 0 ? norm / step : 1;
+	(void)slot;
+	return 2 * DDP_OPTIM_DOUBLE;
 }
 
 static void update(const ddp_optim_span *s)
@@ -25,12 +21,17 @@ static void update(const ddp_optim_span *s)
 		.epsilon = s->settings->epsilon, .weight_decay = s->weight_decay, .step = s->step,
 		.grad_scale = s->grad_scale,
 	};
+	double *norms = ddp_optim_doubles(s);
+	const dk_ratio trust = { .over = norms, .under = norms + 1, .count = 1 };
 
 	dk_adamw_direction(s->params, s->grads, s->state[0], s->state[1], s->count, &args);
-	dk_mix(s->params, s->grads, 1, (float)(-s->learning_rate * trust_ratio(s)), s->count);
+	dk_sum_squares_at(norms, s->params, s->count);
+	dk_sum_squares_at(norms + 1, s->grads, s->count);
+	dk_mix(s->params, s->grads, 1, -s->learning_rate, s->slot->no_decay ? NULL : &trust, s->count);
 	dk_zero(s->grads, s->count);
 }
 
 const ddp_optim_rule ddp_lamb_rule = {
-	.name = "LAMB", .whole = true, .states = 2, .state_names = { "m", "v" }, .update = update,
+	.name = "LAMB", .whole = true, .states = 2, .state_names = { "m", "v" },
+	.work = work, .update = update,
 };

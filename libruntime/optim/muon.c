@@ -35,7 +35,7 @@ static int64_t shorter(const ddp_slot *slot)
 
 static int64_t work(const ddp_slot *slot)
 {
-	return is_orthogonal(slot) ? slot->count + 2 * shorter(slot) * shorter(slot) : 0;
+	return is_orthogonal(slot) ? DDP_ALIGN_ELEMENTS + slot->count + 2 * shorter(slot) * shorter(slot) : 0;
 }
 
 static double cost(const ddp_slot *slot)
@@ -80,12 +80,15 @@ static void iterate(float *x, float *before, float *square, float *factor, int64
 static void orthogonalise(const ddp_optim_span *s)
 {
 	const int64_t rows = s->slot->shape[0], columns = s->slot->shape[1];
-	const int64_t squared = shorter(s->slot) * shorter(s->slot);
-	const double norm = sqrt(dk_sum_squares(s->grads, s->count));
+	double *squares = ddp_optim_doubles(s);
+	float *before = s->work + DDP_ALIGN_ELEMENTS, *square = before + s->count;
+	float *factor = square + shorter(s->slot) * shorter(s->slot);
+	const dk_ratio inverse_norm = { .under = squares, .under_least = LEAST_NORM, .count = 1 };
 
-	dk_scale(s->grads, s->count, (float)(1 / fmax(norm, LEAST_NORM)));
+	dk_sum_squares_at(squares, s->grads, s->count);
+	dk_mix(s->grads, s->grads, 0, 1, &inverse_norm, s->count);
 	for (int i = 0; i < s->settings->muon_iterations; i++)
-		iterate(s->grads, s->work, s->work + s->count, s->work + s->count + squared, rows, columns);
+		iterate(s->grads, before, square, factor, rows, columns);
 }
 
 /* By what the learning rate of a matrix of that shape is multiplied. */
@@ -105,13 +108,13 @@ static void update(const ddp_optim_span *s)
 		ddp_adamw_span(s, s->state[M], s->state[V]);
 		return;
 	}
-	dk_mix(s->state[MOMENTUM], s->grads, (float)momentum, share, s->count);
+	dk_mix(s->state[MOMENTUM], s->grads, (float)momentum, share, NULL, s->count);
 	if (!s->elsewhere) {
 		/* Nesterov's: where the momentum will be when this gradient has moved it once more. */
-		dk_mix(s->grads, s->state[MOMENTUM], share, (float)momentum, s->count);
+		dk_mix(s->grads, s->state[MOMENTUM], share, momentum, NULL, s->count);
 		orthogonalise(s);
 		dk_mix(s->params, s->grads, (float)(1 - s->learning_rate * s->weight_decay),
-		       (float)(-s->learning_rate * adjustment(s)), s->count);
+		       -s->learning_rate * adjustment(s), NULL, s->count);
 	}
 	dk_zero(s->grads, s->count);
 }

@@ -93,19 +93,20 @@ static ddp_status make_states(ddp_optim *optim)
 
 static ddp_status make_work(ddp_optim *optim)
 {
-	int64_t most = 0;
-
 	optim->squares = calloc((size_t)piece_count(optim->layout->elements) + 1, sizeof(*optim->squares));
 	if (optim->squares == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for the optimizer's sums");
 	for (int t = 0; t < optim->layout->trained && optim->rule->work != NULL; t++) {
 		int64_t work = optim->rule->work(&optim->layout->slots[t]);
-		most = work > most ? work : most;
+		optim->work_elements = work > optim->work_elements ? work : optim->work_elements;
 	}
-	optim->work = calloc((size_t)most + 1, sizeof(*optim->work));
+	if (optim->borrowed)
+		return DDP_OK;
+	optim->work = calloc((size_t)optim->work_elements + 1, sizeof(*optim->work));
 	return optim->work != NULL ? DDP_OK
 	                           : ddp_fail(DDP_ERR_NOMEM, "no memory for %s to work in (%lld bytes)",
-	                                      optim->rule->name, (long long)most * (long long)sizeof(float));
+	                                      optim->rule->name,
+	                                      (long long)optim->work_elements * (long long)sizeof(float));
 }
 
 ddp_status ddp_optim_make(const ddp_optim_settings *settings, const ddp_layout *layout,
@@ -182,6 +183,11 @@ void ddp_optim_lend(ddp_optim *optim, int i, float *memory)
 	optim->state[i] = memory;
 }
 
+void ddp_optim_lend_work(ddp_optim *optim, float *memory)
+{
+	optim->work = memory;
+}
+
 double ddp_clip_factor(double clip_norm, double norm)
 {
 	double factor = clip_norm / (norm + 1e-6);
@@ -196,7 +202,8 @@ void ddp_optim_free(ddp_optim *optim)
 	free(optim->squares);
 	free(optim->kept);
 	free(optim->owners);
-	free(optim->work);
+	if (!optim->borrowed)
+		free(optim->work);
 	*optim = (ddp_optim){ 0 };
 }
 
@@ -266,7 +273,7 @@ static void update_tensor(const range *r, const ddp_slot *slot)
 	ddp_optim_span span = span_of(r, slot->offset, slot->count, slot);
 
 	if (is_unused(r->update, slot)) {
-		memset(span.grads, 0, (size_t)span.count * sizeof(*span.grads));
+		dk_zero(span.grads, span.count);
 		return;
 	}
 	for (int i = 0; i < optim->state_count; i++) {
@@ -394,5 +401,8 @@ void ddp_optim_enqueue(ddp_optim *optim, const ddp_update *update, float *params
 {
 	const range all = { optim, update, params, grads, begin, end, at };
 
-	apply_runs(&all, begin, end);
+	if (optim->rule->whole)
+		apply_tensors(&all, begin, end);
+	else
+		apply_runs(&all, begin, end);
 }

@@ -42,7 +42,8 @@ typedef struct ddp_optim {
 	ddp_kept *kept;     /* [state_count][layout->trained]: see ddp_optim_kept() */
 	int *owners;        /* [layout->trained]: see ddp_optim_owner(); NULL: no other rank */
 	int rank;
-	float *work;        /* of one tensor's update */
+	float *work;        /* of one tensor's update: */
+	int64_t work_elements;
 	uint16_t *rounded;  /* of the layout: new parameters are put there, too, in bf16; or NULL */
 	bool borrowed;      /* state is not its own */
 	double *squares;    /* of the pieces that threads update */
@@ -64,13 +65,15 @@ const char *ddp_optimizer_name(ddp_optimizer kind);
 /* Whether it updates whole tensors, so that a rank needs all of their gradients and state. */
 bool ddp_optimizer_is_whole(ddp_optimizer kind);
 
-/* The layout must outlive it. `borrows`: its state is memory that
-   ddp_optim_lend() gives it; only if it does not update whole tensors. */
+/* The layout must outlive it. `borrows`: its state is memory that ddp_optim_lend() gives it,
+   and so is what it works in, unless work_elements is 0. */
 ddp_status ddp_optim_make(const ddp_optim_settings *settings, const ddp_layout *layout,
                           bool borrows, ddp_optim *optim);
 
-/* State i, zeroed, which outlives the optimizer. */
+/* State i, zeroed, of state_elements[i], and what it works in, aligned to 8 bytes; both
+   outlive the optimizer. */
 void ddp_optim_lend(ddp_optim *optim, int i, float *memory);
+void ddp_optim_lend_work(ddp_optim *optim, float *memory);
 void ddp_optim_free(ddp_optim *optim);
 
 const ddp_kept *ddp_optim_kept(const ddp_optim *optim, int state, const ddp_slot *slot);
@@ -103,8 +106,8 @@ void ddp_optim_round(const ddp_optim *optim, const ddp_slot *slot, const float *
 double ddp_optim_apply(ddp_optim *optim, const ddp_update *update, float *params,
                        float *grads, int64_t begin, int64_t end, int64_t at);
 
-/* The same without the sum, by the calling thread's queue of kernels (dk_use()), where all
-   these addresses are a device's. Not for whole tensors. */
+/* The same without the sum, by the calling thread's queue of kernels (dk_use()) of f32, where
+   all these addresses are a device's. */
 void ddp_optim_enqueue(ddp_optim *optim, const ddp_update *update, float *params, float *grads,
                        int64_t begin, int64_t end, int64_t at);
 

@@ -26,13 +26,23 @@ typedef struct ddp_optim_rule {
 	/* Dimensions of state i of a tensor, and their number; -1: it has none. NULL: the
 	   tensor's own. What is not `whole` has those or none. */
 	int (*shape)(const ddp_optim_settings *settings, int i, const ddp_slot *slot, int64_t *shape);
-	/* Numbers of f32 that it works on. NULL: none. */
+	/* Numbers of f32 that it works on, which are aligned to 8 bytes. NULL: none. */
 	int64_t (*work)(const ddp_slot *slot);
 	/* What the tensor costs if one rank updates it for all; 0: each does. NULL: each does all. */
 	double (*cost)(const ddp_slot *slot);
-	/* Leaves gradients 0. */
+	/* Leaves gradients 0. All is done by kernels where the memory is (kernels.h), so nothing
+	   of the memory is looked at. */
 	void (*update)(const ddp_optim_span *span);
 } ddp_optim_rule;
+
+/* So many numbers of f32 have the place of one in double precision. */
+enum { DDP_OPTIM_DOUBLE = sizeof(double) / sizeof(float) };
+
+/* Its work as such. */
+static inline double *ddp_optim_doubles(const ddp_optim_span *span)
+{
+	return (double *)(void *)span->work;
+}
 
 /* NULL: there is none. */
 const ddp_optim_rule *ddp_optim_rule_of(ddp_optimizer kind);

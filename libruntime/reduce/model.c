@@ -69,10 +69,6 @@ static ddp_status choose_strategy(ddp_model *model, int ranks)
 	const ddp_model_settings *settings = &model->settings;
 	const bool on_host = model->place.device == NULL;
 
-	if (!on_host && ddp_optimizer_is_whole(settings->optim.kind))
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "model option optimizer: %s updates whole tensors, and in the "
-		                "host's memory only yet; take another, or train there",
-		                ddp_optimizer_name(settings->optim.kind));
 	if (!on_host && settings->compress == DDP_COMPRESS_POWERSGD)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "model option compress: DDP_COMPRESS_POWERSGD works in the host's "
 		                "memory only; take DDP_COMPRESS_BF16 or DDP_COMPRESS_F16, or train there");

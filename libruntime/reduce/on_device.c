@@ -7,16 +7,31 @@
 #include "kernels.h"
 #include "reduce/model_state.h"
 
+/* NULL of nothing. */
+static ddp_status allocate(const ddp_model *model, int64_t elements, float **memory)
+{
+	void *made = NULL;
+	ddp_status status = DDP_OK;
+
+	if (elements > 0)
+		status = ddp_place_alloc(&model->place, (size_t)elements * sizeof(**memory), &made);
+	*memory = made;
+	return status;
+}
+
 static ddp_status lend_state(ddp_model *model)
 {
-	const size_t bytes = (size_t)model->layout.elements * sizeof(float);
+	ddp_optim *optim = &model->optim;
 	ddp_status status = DDP_OK;
-	void *memory;
+	float *memory;
 
-	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
-		status = ddp_place_alloc(&model->place, bytes, &memory);
-		if (status == DDP_OK)
-			ddp_optim_lend(&model->optim, i, memory);
+	for (int i = 0; i < optim->state_count && status == DDP_OK; i++) {
+		status = allocate(model, optim->state_elements[i], &memory);
+		ddp_optim_lend(optim, i, memory);
+	}
+	if (status == DDP_OK) {
+		status = allocate(model, optim->work_elements, &memory);
+		ddp_optim_lend_work(optim, memory);
 	}
 	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "the optimizer's state");
 }
@@ -54,6 +69,7 @@ void ddp_on_device_close(ddp_model *model)
 		return;
 	for (int i = 0; i < model->optim.state_count && !model->strategy->spreads; i++)
 		ddp_place_free(&model->place, model->optim.state[i]);
+	ddp_place_free(&model->place, model->optim.work);
 	ddp_place_free(&model->place, results->loss);
 	free(results->loss_here);
 	free(results);

@@ -1,7 +1,8 @@
 /*
  * on_device: what a model keeps in a device's memory besides its arenas: the optimizer's
- * state, unless the strategy spreads it, and what backward's kernels find out, which the host
- * fetches once: the program's loss, and the largest magnitude of each gradient.
+ * state, unless the strategy spreads it, and what it works in; and what backward's kernels find
+ * out, which the host fetches once: the program's loss, and the largest magnitude of each
+ * gradient.
  */
 #ifndef DDP_REDUCE_ON_DEVICE_H
 #define DDP_REDUCE_ON_DEVICE_H
@@ -17,7 +18,7 @@ typedef struct ddp_results {
 	float *largest_here;
 } ddp_results;
 
-/* What a model on a device needs of this rank alone; lends the optimizer its state.
+/* What a model on a device needs of this rank alone; lends the optimizer its memory.
    DDP_ERR_NOMEM. */
 ddp_status ddp_on_device_open(struct ddp_model *model);
 /* No work of the queue may be under way. */

@@ -70,7 +70,7 @@ static void apply(ddp_model *model, const ddp_update *update, int64_t begin, int
 	ddp_squares_update(model, update, model->params + begin, model->grads + begin, begin, end, begin);
 }
 
-/* The parameters that one rank has made for all. */
+/* The parameters that one rank has made for all; on a device, when its queue has come here. */
 static ddp_status exchange(ddp_model *model, const ddp_update *update)
 {
 	ddp_status status = DDP_OK;
@@ -86,6 +86,7 @@ static ddp_status exchange(ddp_model *model, const ddp_update *update)
 		const ddp_collective operation = {
 			.kind = DDP_BROADCAST, .recv = model->params + slot->offset,
 			.count = (size_t)slot->count, .type = DDP_F32, .root = owner,
+			.memory = ddp_place_memory(&model->place), .stream = model->place.stream,
 		};
 
 		if (owner < 0 || (update->unused != NULL && update->unused[slot->param]))

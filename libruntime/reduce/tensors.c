@@ -54,7 +54,7 @@ static ddp_status add_missed(ddp_model *model, int param, ddp_tensors *tensors)
 
 static ddp_status make_whole(int64_t elements, float **arena)
 {
-	*arena = calloc((size_t)elements, sizeof(**arena));
+	*arena = calloc((size_t)elements + 1, sizeof(**arena));
 	return *arena != NULL ? DDP_OK
 	                      : ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of the whole model (%lld bytes)",
 	                                 (long long)elements * (long long)sizeof(**arena));
@@ -69,7 +69,7 @@ static ddp_status list_tensors(ddp_model *model, bool whole, ddp_tensors *tensor
 	if (copied)
 		status = make_whole(model->layout.all, &tensors->params);
 	for (int i = 0; i < model->optim.state_count && (spread || copied) && whole && status == DDP_OK; i++)
-		status = make_whole(model->layout.elements, &tensors->whole[i]);
+		status = make_whole(model->optim.state_elements[i], &tensors->whole[i]);
 	for (int state = -1; state < model->optim.state_count; state++) {
 		float *arena = state < 0        ? (copied ? tensors->params : model->params)
 		             : spread || copied ? tensors->whole[state]
@@ -148,11 +148,11 @@ ddp_status ddp_model_gather(ddp_model *model, ddp_tensors *tensors)
 
 static ddp_status read_device(const ddp_model *model, const ddp_tensors *tensors)
 {
-	const size_t bytes = (size_t)model->layout.elements * sizeof(float);
-
 	ddp_status status = read_params(model, tensors);
+
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++)
-		status = ddp_place_read(&model->place, tensors->whole[i], model->optim.state[i], bytes);
+		status = ddp_place_read(&model->place, tensors->whole[i], model->optim.state[i],
+		                        (size_t)model->optim.state_elements[i] * sizeof(float));
 	return status;
 }
 

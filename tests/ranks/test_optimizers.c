@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "device/device.h"
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
@@ -313,23 +314,127 @@ static void what_does_not_fit_is_refused(void **state)
 	assert_int_equal(run_ranks(2, refuse_body, NULL), 0);
 }
 
+/* ---- on a device ---------------------------------------------------------------------------- */
+
+static void put(const ddp_model *model, float *to, const float *from, int64_t count)
+{
+	if (model->place.device == NULL)
+		memcpy(to, from, (size_t)count * sizeof(*to));
+	else
+		CHECK_OK(ddp_place_write(&model->place, to, from, (size_t)count * sizeof(*to)));
+}
+
+/* The same tensors, none of which has rows; on the host, or a device's queue. */
+static ddp_model *make_dense(ddp_context *context, const ddp_model_options *given, ddp_device_queue *stream)
+{
+	ddp_model_options options = *given;
+	ddp_param dense[PARAMS];
+	float values[25 * 30];
+	ddp_model *model;
+
+	memcpy(dense, params, sizeof(dense));
+	dense[0].sparse_rows = 0;
+	dense[0].rows_only = false;
+	options.memory = stream != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST;
+	options.stream = stream;
+	CHECK_OK(ddp_model_create(context, dense, PARAMS, &options, &model));
+	for (int p = 0; p < PARAMS; p++) {
+		const int64_t count = ddp_param_count(model, p);
+		for (int i = 0; i < count; i++)
+			values[i] = first_value(p, i);
+		put(model, ddp_param_data(model, p), values, count);
+	}
+	return model;
+}
+
+static void train_dense(ddp_context *context, ddp_model *model, int step)
+{
+	const int rank = ddp_get_job(context)->rank;
+	float values[25 * 30];
+	ddp_step_stats stats;
+
+	for (int p = PARAMS - 1; p >= 0; p--) {
+		const int64_t count = ddp_param_count(model, p);
+		for (int i = 0; i < count; i++)
+			values[i] = gradient(rank, step, p, i);
+		if (!is_unused(step, p))
+			put(model, ddp_param_grad(model, p), values, count);
+		CHECK_OK(is_unused(step, p) ? ddp_grad_unused(model, p) : ddp_grad_ready(model, p));
+	}
+	if (step % 2 == 0) {
+		CHECK_OK(ddp_step(model, 1, 0, NULL));
+		return;
+	}
+	CHECK_OK(ddp_reduce_grads(model, 1, 0, &stats));
+	CHECK_OK(ddp_update_params(model, &stats));
+}
+
+static void expect_equal(ddp_model *here, ddp_model *there)
+{
+	float values[25 * 30];
+
+	for (int p = 0; p < PARAMS; p++) {
+		const size_t bytes = (size_t)ddp_param_count(here, p) * sizeof(float);
+		CHECK_OK(ddp_place_read(&there->place, values, ddp_param_data(there, p), bytes));
+		CHECK(memcmp(values, ddp_param_data(here, p), bytes) == 0);
+		CHECK_OK(ddp_place_read(&there->place, values, ddp_param_grad(there, p), bytes));
+		CHECK(memcmp(values, ddp_param_grad(here, p), bytes) == 0);
+	}
+}
+
+static void train_both(ddp_context *context, const ddp_model_options *options)
+{
+	ddp_device_queue *stream;
+	int64_t step;
+
+	CHECK_OK(ddp_device_queue_create(context->device, DDP_DEVICE_NORMAL, &stream));
+	ddp_model *here = make_dense(context, options, NULL), *there = make_dense(context, options, stream);
+	for (int i = 1; i <= STEPS; i++) {
+		train_dense(context, here, i);
+		train_dense(context, there, i);
+		expect_equal(here, there);
+		if (i == SAVED)
+			CHECK_OK(ddp_checkpoint_save(there, NULL, test_folder, 0));
+	}
+	/* What is saved of one goes on there, and on the host. */
+	ddp_model *again = make_dense(context, options, NULL);
+	CHECK_OK(ddp_checkpoint_load(there, NULL, test_folder, &step));
+	CHECK_OK(ddp_checkpoint_load(again, NULL, test_folder, &step));
+	for (int i = SAVED + 1; i <= STEPS; i++) {
+		train_dense(context, again, i);
+		train_dense(context, there, i);
+	}
+	expect_equal(here, there);
+	expect_equal(again, there);
+	ddp_model_free(again);
+	ddp_model_free(there);
+	ddp_model_free(here);
+	CHECK_OK(ddp_device_queue_free(context->device, stream));
+}
+
 static int device_body(ddp_context *context, void *user)
 {
-	ddp_model_options options = options_of(DDP_LAMB);
+	ddp_model_options options = options_of(*(const ddp_optimizer *)user);
 
-	(void)user;
-	options.memory = DDP_MEMORY_DEVICE;
-	options.unused = DDP_UNUSED_ZERO;
-	refuse(context, &options, DDP_ERR_UNSUPPORTED, "LAMB updates whole tensors, and in the host's memory only");
+	options.shard = DDP_SHARD_NONE;
+	options.clip_norm = ddp_get_job(context)->world_size > 1 ? 0 : 0.5;
+	train_both(context, &options);
 	return 0;
 }
 
-static void a_device_is_refused(void **state)
+/* Of ranks that update tensors for each other, and of one. */
+static void a_device_has_the_hosts_bits(void **state)
 {
-	const ddp_options options = { .size = sizeof(options), .device = "test" };
+	const ddp_options on_test = { .size = sizeof(on_test), .device = "test" };
 
 	(void)state;
-	assert_int_equal(run_ranks_with(2, &options, device_body, NULL), 0);
+	for (size_t o = 0; o < sizeof(optimizers) / sizeof(optimizers[0]); o++) {
+		for (int ranks = 1; ranks < 3; ranks++) {
+			ddp_optimizer optimizer = optimizers[o];
+			assert_int_equal(folder_empty(NULL), 0);
+			assert_int_equal(run_ranks_with(ranks, &on_test, device_body, &optimizer), 0);
+		}
+	}
 }
 
 int main(void)
@@ -339,7 +444,7 @@ int main(void)
 		cmocka_unit_test(ranks_train_apart),
 		cmocka_unit_test(checkpoints_go_on_in_another_world),
 		cmocka_unit_test(what_does_not_fit_is_refused),
-		cmocka_unit_test(a_device_is_refused),
+		cmocka_unit_test(a_device_has_the_hosts_bits),
 	};
 	return cmocka_run_group_tests(tests, folder_make, folder_remove);
 }

@@ -346,12 +346,85 @@ static void parts_of_updates_are_what_they_say(void **state)
 		assert_near(base[LONGEST + i], want_m[i]);
 		assert_near(base[2 * LONGEST + i], want_v[i]);
 	}
-	dk_column_squares(sums, grad, ROWS, COLUMNS);
+	dk_column_squares(sums, grad, 1, ROWS, COLUMNS);
 	for (int64_t j = 0; j < COLUMNS; j++) {
 		double sum = 0;
 		for (int64_t i = 0; i < ROWS; i++)
 			sum += (double)grad[i * COLUMNS + j] * grad[i * COLUMNS + j];
 		assert_true(sums[j] == sum);
+	}
+}
+
+/* By what dk_mix() multiplies is a ratio of norms, each at least so much, and 1 without one. */
+static void steps_are_as_long_as_norms_say(void **state)
+{
+	const double over = 9, under = 16, none = 0, nan = NAN;
+	const struct {
+		dk_ratio ratio;
+		double want;
+	} cases[] = {
+		{{&over, &under, 0, 0, 1}, 0.75}, {{&over, &under, 0, 0, 100}, 0.75}, {{&over, &under, 5, 0, 1}, 1.25},
+		{{&over, &under, 0, 2, 4}, 0.75}, {{&over, &under, 0, 3, 4}, 0.5}, {{NULL, &under, 0, 0, 1}, 0.25},
+		{{&none, &under, 0, 0, 1}, 1}, {{&over, &none, 0, 0, 1}, 1}, {{&over, &none, 0, 0.5, 1}, 6},
+		{{&nan, &under, 0, 0, 1}, 1},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		float x = 3;
+		dk_mix(&x, &(float){5}, 2, 0.5, &cases[i].ratio, 1);
+		assert_near(x, 6 + 2.5 * cases[i].want);
+	}
+	double sum;
+	fill(LONGEST);
+	dk_sum_squares_at(&sum, grad, LONGEST);
+	assert_true(sum == dk_sum_squares(grad, LONGEST));
+	dk_mix(grad, grad, 0, 1, &(dk_ratio){.under = &sum, .count = 1}, LONGEST);
+	assert_near((float)dk_sum_squares(grad, LONGEST), 1);
+}
+
+/* Of matrices that are longer than what is summed at once. */
+static void squares_are_estimated_by_rows_and_columns(void **state)
+{
+	enum { MATRICES = 2, ROWS = 2 * DK_ROWS_AT_ONCE + 7, COLUMNS = 41, ALL = MATRICES * ROWS * COLUMNS };
+	static double sums[MATRICES * COLUMNS], row_sums[MATRICES * ROWS], mean[MATRICES];
+	static float rows[MATRICES * ROWS], columns[MATRICES * COLUMNS];
+	static double want_rows[MATRICES * ROWS], want_columns[MATRICES * COLUMNS], want_mean[MATRICES];
+	const dk_estimate estimate = {.rows = rows, .columns = columns, .mean = mean, .least_mean = 1e-3,
+		.least = 2e-2f, .matrices = MATRICES, .height = ROWS, .width = COLUMNS};
+
+	(void)state;
+	assert_true((int)ALL <= (int)LONGEST);
+	fill(ALL);
+	for (int64_t i = 0; i < ALL; i++) {
+		const int64_t row = i / COLUMNS, column = row / ROWS * COLUMNS + i % COLUMNS;
+		if (row % 3 == 0)
+			grad[i] *= 1e-3f; /* estimates below the least */
+		want_rows[row] += 0.3 * grad[i] * grad[i] / COLUMNS;
+		want_columns[column] += 0.3 * grad[i] * grad[i] / ROWS;
+	}
+	for (int64_t i = 0; i < MATRICES * ROWS; i++) {
+		rows[i] = v[i];
+		want_rows[i] += 0.7 * v[i];
+		want_mean[i / ROWS] += want_rows[i] / ROWS;
+	}
+	for (int64_t i = 0; i < MATRICES * COLUMNS; i++) {
+		columns[i] = m[i] * m[i];
+		want_columns[i] += 0.7 * columns[i];
+	}
+	dk_squares_at(row_sums, grad, ALL, COLUMNS);
+	dk_column_squares(sums, grad, MATRICES, ROWS, COLUMNS);
+	dk_move_means(rows, mean, row_sums, MATRICES, ROWS, COLUMNS, 0.3);
+	dk_move_means(columns, NULL, sums, MATRICES, COLUMNS, ROWS, 0.3);
+	memcpy(param, grad, sizeof(param));
+	dk_divide_by_roots(grad, &estimate);
+	for (int64_t i = 0; i < ALL; i++) {
+		const int64_t row = i / COLUMNS, matrix = row / ROWS, column = matrix * COLUMNS + i % COLUMNS;
+		const double square = want_rows[row] * want_columns[column] / fmax(want_mean[matrix], 1e-3);
+		assert_near(rows[row], want_rows[row]);
+		assert_near(columns[column], want_columns[column]);
+		assert_near((float)mean[matrix], want_mean[matrix]);
+		assert_near(grad[i], param[i] / sqrt(fmax(square, (double)2e-2f)));
 	}
 }
 
@@ -369,6 +442,8 @@ int main(void)
 		cmocka_unit_test(threads_do_not_change_a_bit),
 		cmocka_unit_test(instruction_sets_give_the_same_bits),
 		cmocka_unit_test(parts_of_updates_are_what_they_say),
+		cmocka_unit_test(steps_are_as_long_as_norms_say),
+		cmocka_unit_test(squares_are_estimated_by_rows_and_columns),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -156,6 +156,103 @@ static void updates_have_the_hosts_bits(void **state)
 	in_each_place(try_updates);
 }
 
+/* What an update of whole tensors works on, here or there. */
+typedef struct whole {
+	float *param, *grad, *first, *second, *rows, *columns;
+	double *squares, *row_sums, *column_sums, *mean;
+} whole;
+
+static void update_whole(const whole *w, int64_t matrices, int64_t rows, int64_t columns)
+{
+	const int64_t n = matrices * rows * columns;
+	const dk_adamw_args args = {.learning_rate = 1, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-6,
+		.weight_decay = 0.1, .step = 3, .grad_scale = 0.3};
+	const dk_ratio ratio = {.over = w->squares, .under = w->squares + 1, .over_least = 0.1, .count = n};
+	const dk_ratio inverse = {.under = w->squares, .under_least = 1e-7, .count = 1};
+	const dk_estimate both = {.rows = w->rows, .columns = w->columns, .mean = w->mean, .least_mean = 1e-3,
+		.least = 1e-4f, .matrices = matrices, .height = rows, .width = columns};
+	const dk_estimate plain = {.columns = w->second, .least = 1e-3f, .matrices = 1, .height = 1, .width = n};
+
+	dk_adamw_direction(w->param, w->grad, w->first, w->second, n, &args);
+	dk_sum_squares_at(w->squares, w->param, n);
+	dk_sum_squares_at(w->squares + 1, w->grad, n);
+	dk_mix(w->param, w->grad, 0.9f, -0.3, &ratio, n);
+	dk_mix_squares(w->second, w->grad, 0.7f, 0.3f, n - n / 3);
+	dk_column_squares(w->column_sums, w->grad, matrices, rows, columns);
+	dk_move_means(w->columns, NULL, w->column_sums, matrices, columns, rows, 0.4);
+	dk_move_means(w->rows, w->mean, w->row_sums, matrices, rows, columns, 0.4);
+	dk_divide_by_roots(w->grad, &both);
+	dk_mix(w->first, w->param, 0.5f, 2, NULL, n);
+	dk_mix(w->param, w->param, 0, 1, &inverse, n);
+	dk_divide_by_roots(w->first, &plain);
+}
+
+static double *give_doubles(const double *from, int64_t n)
+{
+	return (double *)(void *)give_bits((const float *)(const void *)from, (size_t)n * sizeof(double));
+}
+
+static void whole_case(int64_t matrices, int64_t rows, int64_t columns)
+{
+	const int64_t n = matrices * rows * columns, sides = matrices * (rows + columns);
+	const size_t bytes = (size_t)n * sizeof(float);
+	double *sums = make((size_t)(2 + sides + matrices), sizeof(double));
+	float *means = make((size_t)sides, sizeof(float));
+
+	assert_true(n <= LONGEST);
+	fill_all(n);
+	fill(means, sides);
+	for (int64_t i = 0; i < sides; i++)
+		means[i] = fabsf(means[i]);
+	for (int64_t i = 0; i < matrices * rows; i++)
+		sums[2 + i] = fabs(uniform()) * (double)columns;
+	const whole here = {param, grad, first, second, means, means + matrices * rows, sums, sums + 2,
+		sums + 2 + matrices * rows, sums + 2 + sides};
+	whole there = {give_bits(param, bytes), give_bits(grad, bytes), give_bits(first, bytes),
+		give_bits(second, bytes), give_bits(means, (size_t)(matrices * rows) * sizeof(float)),
+		give_bits(here.columns, (size_t)(matrices * columns) * sizeof(float)), give_doubles(sums, 2),
+		give_doubles(here.row_sums, matrices * rows), give_doubles(here.column_sums, matrices * columns),
+		give_doubles(here.mean, matrices)};
+	dk_use(place.queue);
+	update_whole(&there, matrices, rows, columns);
+	assert_null(dk_failure());
+	dk_use(NULL);
+	update_whole(&here, matrices, rows, columns);
+	assert_bits(there.param, param, bytes);
+	assert_bits(there.grad, grad, bytes);
+	assert_bits(there.first, first, bytes);
+	assert_bits(there.second, second, bytes);
+	assert_bits(there.rows, here.rows, (size_t)(matrices * rows) * sizeof(float));
+	assert_bits(there.columns, here.columns, (size_t)(matrices * columns) * sizeof(float));
+	assert_bits((float *)there.squares, here.squares, 2 * sizeof(double));
+	assert_bits((float *)there.column_sums, here.column_sums, (size_t)(matrices * columns) * sizeof(double));
+	assert_bits((float *)there.mean, here.mean, (size_t)matrices * sizeof(double));
+	place.free(there.row_sums);
+	free(sums);
+	free(means);
+}
+
+static void try_whole_tensors(void)
+{
+	enum { LONG = 2 * DK_ROWS_AT_ONCE + 3 };
+
+	whole_case(1, 1, 1);
+	whole_case(3, 5, 300);
+	whole_case(2, LONG, 7);
+	if (place.leave_scratch == NULL)
+		return;
+	/* Sums of three parts of two columns, and no more. */
+	place.leave_scratch(&place, 12);
+	whole_case(2, LONG, 5);
+	place.leave_scratch(&place, 0);
+}
+
+static void updates_of_whole_tensors_have_the_hosts_bits(void **state)
+{
+	(void)state;
+	in_each_place(try_whole_tensors);
+}
+
 static void try_norms(void)
 {
 	for (int i = 0; i < lengths_here(); i++) {
@@ -418,6 +515,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(updates_have_the_hosts_bits),
+		cmocka_unit_test(updates_of_whole_tensors_have_the_hosts_bits),
 		cmocka_unit_test(norms_have_the_hosts_bits),
 		cmocka_unit_test(conversions_have_the_hosts_bits),
 		cmocka_unit_test(rows_are_added_in_order),
