@@ -250,6 +250,13 @@ void dk_classifier_backward(float *din, float *dweight, float *work, const float
 	(in_use == NULL || in_use->table->images == NULL ? dk_cpu_##name(__VA_ARGS__) \
 	                                                 : in_use->table->images->name(in_use, __VA_ARGS__))
 
+size_t dk_convolution_work(const dk_window *window, int64_t outputs)
+{
+	const dk_image_table *images = in_use != NULL ? in_use->table->images : NULL;
+
+	return images != NULL && images->needs_no_work ? 0 : dk_cpu_convolution_work(window, outputs);
+}
+
 void dk_convolution_forward(float *out, float *work, const float *in, const float *weight,
 		const float *bias, const dk_window *window, int64_t outputs)
 {

@@ -327,8 +327,8 @@ int64_t dk_window_places(const dk_window *window, int64_t length);
 /*
  * Convolution: out [batch, places, places, outputs], weight [outputs, size, size, channels]
  * (PyTorch's in the memory format channels_last), bias [outputs] or NULL. `work`, of
- * dk_convolution_work() f32 with as many threads as when it is used, holds nothing between
- * calls.
+ * dk_convolution_work() f32 with as many threads, and on the same queue, as when it is used,
+ * holds nothing between calls. A GPU's queue has memory of its own for it: 0.
  */
 size_t dk_convolution_work(const dk_window *window, int64_t outputs);
 void dk_convolution_forward(float *out, float *work, const float *in, const float *weight,

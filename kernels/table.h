@@ -14,6 +14,7 @@ enum { DK_TABLE_VERSION = 9 };
 /* Those of images, in f32. CUDA's queues of DK_BF16 and DK_MIXED fail; the host's of DK_MIXED
    take f32, also on the test device. */
 typedef struct dk_image_table {
+	bool needs_no_work; /* dk_convolution_work() is 0 */
 	void (*convolution_forward)(dk_queue *queue, float *out, float *work, const float *in,
 			const float *weight, const float *bias, const dk_window *window,
 			int64_t outputs);

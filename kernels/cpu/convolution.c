@@ -59,7 +59,7 @@ static int64_t sums(const struct convolution *c)
 	return c->outputs * (c->row + 1);
 }
 
-size_t dk_convolution_work(const dk_window *w, int64_t outputs)
+size_t dk_cpu_convolution_work(const dk_window *w, int64_t outputs)
 {
 	const struct convolution c = describe(w, outputs, NULL);
 

@@ -64,6 +64,7 @@ void dk_cpu_classifier_loss(double *loss, float *work, const float *in, const fl
 void dk_cpu_classifier_backward(float *din, float *dweight, float *work, const float *in,
 		const float *weight, const int32_t *targets, int64_t rows, int64_t width,
 		int64_t vocab);
+size_t dk_cpu_convolution_work(const dk_window *window, int64_t outputs);
 void dk_cpu_convolution_forward(float *out, float *work, const float *in, const float *weight,
 		const float *bias, const dk_window *window, int64_t outputs);
 void dk_cpu_convolution_backward_params(float *dweight, float *dbias, float *work,

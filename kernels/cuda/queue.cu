@@ -124,6 +124,7 @@ const char *dk_cuda_failure(dk_queue *queue)
 
 /* In the order of table.h. */
 static const dk_image_table images = {
+	true,
 	dk_cuda_convolution_forward,
 	dk_cuda_convolution_backward_params,
 	dk_cuda_convolution_backward_input,

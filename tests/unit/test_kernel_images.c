@@ -177,7 +177,11 @@ static void run_convolution(const struct convolution *c, const float *in, const 
 	place.shuffle((uint64_t)threads);
 	if (place.leave_scratch != NULL)
 		place.leave_scratch(&place, scratch);
-	float *work = place.alloc(dk_convolution_work(w, c->outputs) * sizeof(float));
+	dk_use(place.queue);
+	const size_t work_size = dk_convolution_work(w, c->outputs);
+	dk_use(NULL);
+	assert_true(place.leave_scratch == NULL || work_size == 0); /* CUDA's kernels take none */
+	float *work = place.alloc(work_size * sizeof(float));
 	fill(g->out, outs, 1e30f);
 	fill(g->din, in_size(w), 1e30f);
 	fill(g->dweight, weights, 0.5f);
