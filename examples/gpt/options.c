@@ -406,10 +406,6 @@ static bool check(gpt_options *o)
 		fprintf(stderr, "gpt: --dropout %g: must be below 1\n", o->dropout);
 		return false;
 	}
-	if (o->dropout > 0 && gpt_on_device(o)) {
-		fprintf(stderr, "gpt: --dropout is for the host only; leave out --device\n");
-		return false;
-	}
 	if (o->tf32 && !gpt_on_device(o)) {
 		fprintf(stderr, "gpt: --dtype tf32 rounds the matrix products of a GPU; give --device cuda, or leave "
 		        "out --dtype\n");

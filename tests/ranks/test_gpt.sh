@@ -175,6 +175,16 @@ a_device_generates_what_the_host_does() {
 		same "$work/here.txt" "$work/there.txt"
 }
 
+# a_device_drops_what_the_host_does TYPE: from the beginning, and where the host's run was
+a_device_drops_what_the_host_does() {
+	local drop=$work/drop-$1 dropped=(--device test --spawn 2 --steps 6 --accumulate 2 --dropout 0.2 --dtype "$1")
+	train "${dropped[@]}" --bucket-mb 0.02 --checkpoint "$drop-there" &&
+		same "$drop/step-00000006.safetensors" "$drop-there/step-00000006.safetensors" &&
+		mkdir "$drop-there-on" && cp "$drop/step-00000002.safetensors" "$drop-there-on" &&
+		train "${dropped[@]}" --checkpoint "$drop-there-on" --resume &&
+		same "$drop/step-00000006.safetensors" "$drop-there-on/step-00000006.safetensors"
+}
+
 a_gpu_without_its_module_is_refused() {
 	DDP_CUDA_MODULE=/nowhere refuses 'there is no /nowhere: install a libddp' --data "$work/text" \
 		--device cuda --spawn 2
@@ -368,6 +378,8 @@ check "a device trains to the bytes of the host" a_device_trains_to_the_bytes_of
 check_numbers "so it does with the optimizer's state in shards" a_device_trains_to_the_bytes_of_the_host gradients
 check "so it does in bf16" a_device_trains_in_bf16_to_the_bytes_of_the_host
 check_numbers "a device generates what the host does" a_device_generates_what_the_host_does
+check_numbers "a device drops what the host does" a_device_drops_what_the_host_does f32
+check_numbers "so it does in bf16" a_device_drops_what_the_host_does bf16
 check_numbers "one without TF32 computes in f32" a_device_without_tf32_computes_in_f32
 check "ranks whose rows travel train like one" ranks_whose_rows_travel_train_like_one
 check_numbers "rows that travel resume bit for bit" rows_that_travel_resume_bit_for_bit
@@ -397,8 +409,6 @@ check_numbers "numbers are checked" refuses '--steps 1x: not a whole number' --d
 check_numbers "numbers have a range" refuses '--batch 0: not a whole number from 1' --data "$work/text" --batch 0
 check_numbers "reals are checked" refuses '--lr nan: not a number' --data "$work/text" --lr nan
 check_numbers "not all can be dropped" refuses '--dropout 1: must be below 1' --data "$work/text" --dropout 1
-check_numbers "dropout is refused on a device" refuses '--dropout is for the host only' --data "$work/text" \
-	--dropout 0.1 --device test
 check_numbers "unknown options are refused" refuses 'unrecognized option' --data "$work/text" --frobnicate
 check_numbers "unknown optimizers are refused" refuses 'choose adamw, sgd, adam, lamb, adafactor or muon' --data "$work/text" \
 	--optimizer best
