@@ -18,22 +18,6 @@ const char *gpt_graph_failure(const gpt *g)
 	return g->graph_failure[0] != '\0' ? g->graph_failure : NULL;
 }
 
-/* The first pass of a shape makes what later ones need; the second is captured. Another shape,
-   as of an epoch's last batch, goes as it would without graphs. */
-void gpt_choose_graphs(gpt *g, int batch, int length)
-{
-	const bool again = batch == g->last_batch && length == g->last_length;
-
-	g->last_batch = batch;
-	g->last_length = length;
-	if (g->captured_batch == 0 && again) {
-		g->captured_batch = batch;
-		g->captured_length = length;
-	}
-	g->by_graphs = g->graphs && g->dropout == 0 && dk_in_use() != NULL && batch == g->captured_batch &&
-	               length == g->captured_length;
-}
-
 static bool capture(gpt *g, struct gpt_graph *own, void (*part)(gpt *g, struct gpt_graph *own))
 {
 	const char *why;
@@ -50,9 +34,19 @@ static bool capture(gpt *g, struct gpt_graph *own, void (*part)(gpt *g, struct g
 	return false;
 }
 
+/* The first time of a shape makes what later ones need; the second is captured. Another shape, as
+   of an epoch's last batch, goes as it would without graphs. */
 bool gpt_by_graph(gpt *g, struct gpt_graph *own, void (*part)(gpt *g, struct gpt_graph *own))
 {
-	if (!g->by_graphs || !g->graphs || (own->graph == NULL && !capture(g, own, part)))
+	const bool again = own->batch == g->batch && own->length == g->length;
+
+	if (!g->graphs || g->dropout > 0)
+		return false;
+	if (own->graph == NULL) {
+		own->batch = g->batch;
+		own->length = g->length;
+	}
+	if (!again || (own->graph == NULL && !capture(g, own, part)))
 		return false;
 	dk_graph_launch(own->graph);
 	return true;
@@ -62,7 +56,6 @@ void gpt_forget_graphs(gpt *g)
 {
 	for (int i = 0; i < 2 * g->config.layers && g->forward != NULL; i++) {
 		dk_graph_free(g->forward[i].graph); /* and backward's, behind them */
-		g->forward[i].graph = NULL;
+		g->forward[i] = (struct gpt_graph){0};
 	}
-	g->captured_batch = g->last_batch = 0;
 }

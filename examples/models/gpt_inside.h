@@ -32,6 +32,7 @@ struct gpt_layer {
 /* Where work is captured. */
 struct gpt_graph {
 	dk_graph *graph;     /* NULL: not yet */
+	int batch, length;   /* of the graph, or of the pass before it; 0: none */
 	int told[PER_LAYER]; /* the gradients that are complete behind it, in order */
 	int count;           /* of these; none of forward */
 };
@@ -62,9 +63,6 @@ struct gpt {
 	double dropout;          /* probability; 0: none */
 	uint64_t seed, counter;  /* what dropout draws from in the pass at hand */
 	bool graphs;             /* wanted, and none has failed */
-	bool by_graphs;          /* the pass at hand, if `graphs` */
-	int last_batch, last_length;       /* of the pass before; 0: none */
-	int captured_batch, captured_length; /* of the passes whose graphs these are; 0: none */
 	struct gpt_graph *forward, *backward; /* [layers] */
 	char graph_failure[256];
 	gpt_memory memory;       /* alloc NULL: the host's */
@@ -74,8 +72,6 @@ struct gpt {
 
 /* ---- gpt_graphs.c ---- */
 
-/* Sets by_graphs for a pass of this shape. */
-void gpt_choose_graphs(gpt *g, int batch, int length);
 /* Launches what `part` enqueues as a graph, which is captured at the first time. False: it is not
    captured, and nothing was enqueued. */
 bool gpt_by_graph(gpt *g, struct gpt_graph *own, void (*part)(gpt *g, struct gpt_graph *own));

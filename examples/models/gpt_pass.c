@@ -160,7 +160,6 @@ static void take_samples(gpt *g, const int32_t *samples, int batch, int length)
 
 double gpt_forward(gpt *g, const int32_t *samples, int batch, int length)
 {
-	gpt_choose_graphs(g, batch, length);
 	take_samples(g, samples, batch, length);
 	forward_stream(g, batch, length);
 	if (g->loss != NULL) {
@@ -194,7 +193,6 @@ void gpt_next_logits(gpt *g, const int32_t *tokens, int length, float *logits)
 	int64_t width = g->config.width, last = (length - 1) * width;
 
 	g->dropout = 0;
-	g->by_graphs = false;
 	dk_copy(g->tokens, tokens, (size_t)length * sizeof(int32_t));
 	forward_stream(g, 1, length);
 	dk_gemm(&(dk_gemm_args){.transpose_b = true, .m = 1, .n = g->config.vocab, .k = width,
