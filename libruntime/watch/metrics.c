@@ -124,8 +124,10 @@ static void set_earlier_run_aside(ddp_metrics *metrics)
 	if (fstat(metrics->fd, &file) != 0 || !S_ISREG(file.st_mode) || file.st_size == 0)
 		return;
 	/* Behind a symbolic link, as /dev/stdout is, the file's own name is not known. */
-	if (lstat(metrics->path, &named) != 0 || named.st_ino != file.st_ino || named.st_dev != file.st_dev)
+	if (lstat(metrics->path, &named) != 0 || named.st_ino != file.st_ino || named.st_dev != file.st_dev) {
+		ddp_log(DDP_LOG_INFO, "metrics of this run follow what is in \"%s\": a link keeps its file", metrics->path);
 		return;
+	}
 	if (!rename_to_free_name(metrics->path) || (fd = open_file(metrics->path)) < 0) {
 		ddp_log(DDP_LOG_WARN, "metrics of this run follow an earlier run's in \"%s\": "
 		        "no new file could be made (%s)", metrics->path, strerror(errno));

@@ -340,7 +340,9 @@ static void metrics_behind_a_link_are_appended_to(void **state)
 	free(line_of_run("m.jsonl", 1, 1));
 	snprintf(link, sizeof(link), "%s/link.jsonl", dir);
 	assert_int_equal(symlink("m.jsonl", link), 0);
+	ddp_set_log(keep_log, NULL, DDP_LOG_INFO);
 	char *text = line_of_run("link.jsonl", 1, 2);
+	assert_non_null(strstr(logged, "a link keeps its file"));
 	assert_non_null(strstr(text, "\"loss\":1"));
 	assert_non_null(strstr(text, "\"loss\":2"));
 	free(text);
