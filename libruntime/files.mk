@@ -156,7 +156,7 @@ reduce_sources = \
 	libruntime/reduce/strategy_compress.c \
 	libruntime/reduce/strategy_hook.c \
 	libruntime/reduce/strategy_node.c libruntime/reduce/strategy_node.h \
-	libruntime/reduce/strategy_nodes.c \
+	libruntime/reduce/strategy_hybrid.c \
 	libruntime/reduce/strategy_local.c libruntime/reduce/strategy_powersgd.c \
 	libruntime/reduce/strategy_scatter.c \
 	libruntime/reduce/tensors.c libruntime/reduce/tensors.h \

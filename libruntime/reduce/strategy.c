@@ -22,6 +22,6 @@ const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int 
 	if (nodes == 1 && shared)
 		return &ddp_node_strategy;
 	if (ranks > nodes && shared && settings->shard == DDP_SHARD_AUTO)
-		return &ddp_nodes_strategy;
+		return &ddp_hybrid_strategy;
 	return settings->shard == DDP_SHARD_STATE ? &ddp_scatter_strategy : &ddp_all_reduce_strategy;
 }

@@ -79,7 +79,7 @@ typedef struct ddp_strategy {
 } ddp_strategy;
 
 /* Each in the file of its name. */
-extern const ddp_strategy ddp_all_reduce_strategy, ddp_node_strategy, ddp_nodes_strategy;
+extern const ddp_strategy ddp_all_reduce_strategy, ddp_node_strategy, ddp_hybrid_strategy;
 extern const ddp_strategy ddp_scatter_strategy, ddp_scatter_gradients_strategy; /* _scatter.c */
 
 extern const ddp_strategy ddp_compress_strategy, ddp_hook_strategy, ddp_powersgd_strategy;

@@ -15,7 +15,7 @@
 typedef struct node {
 	int ranks, rank;         /* of this node, as in the model's units */
 	ddp_units world;         /* over several nodes: see ddp_node_strategy_world() */
-	void **params, **grads;  /* [ranks]: arenas */
+	void **params, **grads;  /* [ranks]: arenas; gradients of one node only */
 	void **state[DDP_OPTIM_STATES_MAX]; /* [ranks]: of what that rank owns */
 	void **begun;            /* [ranks]: _Atomic int64_t, the last step whose update
 	                            that rank has begun */
@@ -83,7 +83,8 @@ ddp_status ddp_node_strategy_open(ddp_model *model)
 	const size_t grads_bytes = (size_t)model->layout.elements * sizeof(float);
 
 	ddp_status status = ddp_comm_copies(comm, model->params, params_bytes, n->params);
-	if (status == DDP_OK)
+	/* Over several nodes, each rank has all sums in its own. */
+	if (status == DDP_OK && ddp_comm_nodes(comm) == 1)
 		status = ddp_comm_copies(comm, model->grads, grads_bytes, n->grads);
 	if (status == DDP_OK)
 		status = share(comm, sizeof(_Atomic int64_t), n->begun);
@@ -135,6 +136,18 @@ ddp_status ddp_node_strategy_begin(ddp_model *model, int64_t step)
 	if (status != DDP_OK)
 		atomic_store(begun, step - 1);
 	return status;
+}
+
+ddp_status ddp_node_strategy_end(ddp_model *model, bool reduced, double updated, double *squares)
+{
+	ddp_watch_phase(model->context->watch, DDP_PHASE_WAIT);
+	ddp_status status = ddp_reducer_meet(&model->reducer, "updated", &updated, 1);
+	if (status != DDP_OK)
+		return status;
+	model->partly_updated = false;
+	if (!reduced)
+		*squares = updated;
+	return DDP_OK;
 }
 
 void ddp_node_strategy_set_steps(ddp_model *model, int64_t steps)
@@ -248,26 +261,15 @@ static ddp_status reduce(ddp_model *model, double *squares)
 	return ddp_reducer_meet(&model->reducer, "norm", squares, 1);
 }
 
-/* The parameters are partly updated until all ranks have stored what they own. */
 static ddp_status update(ddp_model *model, const ddp_update *update, bool reduced, double *squares)
 {
-	ddp_watch *watch = model->context->watch;
-	double updated;
-
-	ddp_watch_phase(watch, DDP_PHASE_OPTIMIZER);
+	ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
 	ddp_status status = ddp_node_strategy_begin(model, update->step);
 	if (status != DDP_OK)
 		return status;
 	model->partly_updated = true;
-	updated = run_pass(model, update, reduced, 0, model->units.piece_count);
-	ddp_watch_phase(watch, DDP_PHASE_WAIT);
-	status = ddp_reducer_meet(&model->reducer, "updated", &updated, 1);
-	if (status != DDP_OK)
-		return status;
-	model->partly_updated = false;
-	if (!reduced)
-		*squares = updated;
-	return DDP_OK;
+	const double updated = run_pass(model, update, reduced, 0, model->units.piece_count);
+	return ddp_node_strategy_end(model, reduced, updated, squares);
 }
 
 void ddp_node_strategy_collect(const ddp_model *model, int i, float *whole)

@@ -6,7 +6,7 @@
  * does, and so its state outlives a rank that died.
  *
  * On one node each rank also sums all ranks' gradients of what it owns, in the order of
- * ranks, in the same pass after backward. Over several nodes (strategy_nodes.c) buckets are
+ * ranks, in the same pass after backward. Over several nodes (strategy_hybrid.c) buckets are
  * all-reduced while backward runs, so that each node has all sums, and each node updates all
  * parameters, once. Nodes may have different numbers of ranks.
  *
@@ -22,6 +22,9 @@
 /* Before the update of a step. Fails if the communicator is broken: of what the
    ranks that are left then save, no rank changes anything any more. */
 ddp_status ddp_node_strategy_begin(struct ddp_model *model, int64_t step);
+/* After the update: the parameters are partly updated until all ranks have stored what they own.
+   `updated` is this rank's part of *squares, which is written unless `reduced`. */
+ddp_status ddp_node_strategy_end(struct ddp_model *model, bool reduced, double updated, double *squares);
 
 /* The rest is what both share; these are as in ddp_strategy. */
 ddp_status ddp_node_strategy_prepare(struct ddp_model *model);

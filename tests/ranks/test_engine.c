@@ -226,7 +226,7 @@ static ddp_model *make(ddp_context *context, const scenario *s, const ddp_model_
 	given.grads_memory = s->own_grads && options->shard != DDP_SHARD_AUTO ? own_memory(1, bytes[1]) : NULL;
 	CHECK_OK(ddp_model_create(context, s->params, s->count, &given, &model));
 	const int nodes = ddp_comm_nodes(context->world);
-	CHECK((model->strategy == &ddp_nodes_strategy) ==
+	CHECK((model->strategy == &ddp_hybrid_strategy) ==
 	      (options->shard == DDP_SHARD_AUTO && nodes > 1 && s->ranks > nodes));
 	for (int p = 0; p < s->count; p++) {
 		for (int64_t i = 0; i < ddp_param_count(model, p); i++)

@@ -224,7 +224,7 @@ static int node_death_body(ddp_comm *comm, void *argument)
 	context.job.world_size = ddp_comm_size(comm);
 	CHECK_OK(ddp_watch_open(&context.job, &context.watch));
 	CHECK_OK(ddp_model_create(&context, three, PARAMS, &options, &model));
-	CHECK(model->strategy == &ddp_nodes_strategy);
+	CHECK(model->strategy == &ddp_hybrid_strategy);
 	for (int step = 0; step < 2; step++) {
 		add_gradients(model, rank);
 		CHECK_OK(ddp_step(model, 1, 0, NULL));

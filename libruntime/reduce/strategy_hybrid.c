@@ -1,5 +1,5 @@
 /*
- * nodes: see strategy_node.h. The order in which gradients are summed, and the pieces in
+ * hybrid: see strategy_node.h. The order in which gradients are summed, and the pieces in
  * which squares are, are those of all_reduce, and so are the parameters' bits.
  */
 #include "base/error.h"
@@ -66,7 +66,6 @@ static ddp_status update_by_bucket(ddp_model *model, const ddp_update *update, b
 	return status == DDP_OK ? update_units(model, update, dense, model->units.count, squares) : status;
 }
 
-/* The parameters are partly updated until all ranks have stored what they own. */
 static ddp_status update(ddp_model *model, const ddp_update *update, bool reduced, double *squares)
 {
 	double updated;
@@ -81,18 +80,11 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 	/* Every node has all squares. */
 	if (ddp_comm_node(model->context->world) > 0)
 		updated = 0;
-	ddp_watch_phase(model->context->watch, DDP_PHASE_WAIT);
-	status = ddp_reducer_meet(&model->reducer, "updated", &updated, 1);
-	if (status != DDP_OK)
-		return status;
-	model->partly_updated = false;
-	if (!reduced)
-		*squares = updated;
-	return DDP_OK;
+	return ddp_node_strategy_end(model, reduced, updated, squares);
 }
 
-const ddp_strategy ddp_nodes_strategy = {
-	.name = "nodes", .shard = DDP_SHARD_STATE, .spreads = true, .moves_rows = true, .per_node = true,
+const ddp_strategy ddp_hybrid_strategy = {
+	.name = "hybrid", .shard = DDP_SHARD_STATE, .spreads = true, .moves_rows = true, .per_node = true,
 	.prepare = ddp_node_strategy_prepare, .open = ddp_node_strategy_open,
 	.close = ddp_node_strategy_close, .start = start, .wait = wait,
 	.add_rows = ddp_all_reduce_add_rows, .reduce = reduce, .update = update,
