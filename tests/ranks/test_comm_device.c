@@ -508,19 +508,6 @@ static void break_device(on_device *d)
 	CHECK(ddp_device_fill(d->device, d->other, d->memory + 3, 2, sizeof(float)) == DDP_ERR_STATE);
 }
 
-/* How often ranks have come to wait_for_all(); shared. */
-static atomic_int *arrivals;
-
-/* Whose operation has ended may break the communicator, while others still are in it. */
-static void wait_for_all(const ddp_comm *comm)
-{
-	const int size = ddp_comm_size(comm);
-	const int all = (atomic_fetch_add(arrivals, 1) / size + 1) * size;
-
-	while (atomic_load(arrivals) < all)
-		usleep(1000);
-}
-
 /* Rank 1 has receives that nobody sends to, and a send that has not begun. */
 static int break_under_messages(ddp_comm *comm, void *argument)
 {
@@ -532,7 +519,7 @@ static int break_under_messages(ddp_comm *comm, void *argument)
 	set_up(&d, comm);
 	ddp_collective c = sum(&d, 1);
 	CHECK_OK(ddp_run(comm, &c));
-	wait_for_all(comm);
+	test_ranks_together();
 	if (ddp_comm_rank(comm) != 1) {
 		CHECK(ddp_barrier(comm) == DDP_ERR_STATE);
 		CHECK(strstr(ddp_last_error(), "rank 1") != NULL && strstr(ddp_last_error(), "is broken") != NULL);
@@ -568,7 +555,7 @@ static int issue_in_part(ddp_comm *comm, void *argument)
 
 	(void)argument;
 	set_up(&d, comm);
-	wait_for_all(comm);
+	test_ranks_together();
 	CHECK_OK(ddp_device_alloc(d.device, CHUNKS * CHUNK * sizeof(float), &memory));
 	CHECK_OK(ddp_device_fill(d.device, d.stream, memory, 0, CHUNKS * CHUNK * sizeof(float)));
 	CHECK_OK(ddp_device_launch(d.device, d.stream, hold, &let_go));
@@ -590,13 +577,11 @@ static int issue_in_part(ddp_comm *comm, void *argument)
 static void operations_on_a_device_fail_as_others_do(void **state)
 {
 	(void)state;
-	arrivals = test_share(sizeof(*arrivals));
 	run_staged(break_under_messages);
 	run_staged(issue_in_part);
 	run_both(abort_on_device);
 	run_both(differ_on_device);
 	run_both(close_under_a_receive);
-	test_unshare(arrivals, sizeof(*arrivals));
 }
 
 /* For longer than what is open may take to end where other communicators use its connection

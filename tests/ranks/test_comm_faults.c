@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -34,12 +33,11 @@ static void run(int ranks, const int *node_of, int timeout_ms, int (*body)(ddp_c
 /* The same; the argument is a counter that the ranks share. */
 static void run_counting(int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
 {
-	atomic_int *counter = mmap(NULL, sizeof(*counter), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	atomic_int *counter = test_share(sizeof(*counter));
 	const test_world world = { .ranks = ranks, .node_of = node_of, .body = body, .argument = counter };
 
-	assert_true(counter != MAP_FAILED);
 	assert_int_equal(test_world_run(&world), 0);
-	munmap(counter, sizeof(*counter));
+	test_unshare(counter, sizeof(*counter));
 }
 
 static void expect_in_error(const char *text)

@@ -12,7 +12,6 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -133,9 +132,8 @@ static int lack_memory(ddp_comm *comm, void *argument)
 
 static void run(attempt operation, const int *node_of)
 {
-	progress *p = mmap(NULL, sizeof(*p), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	progress *p = test_share(sizeof(*p));
 
-	assert_true(p != MAP_FAILED);
 	p->operation = operation;
 	while (!p->all_done) {
 		int before = p->place;
@@ -145,7 +143,7 @@ static void run(attempt operation, const int *node_of)
 		assert_true(p->place > before || p->all_done);
 	}
 	printf("# %d places\n", p->place - 1);
-	munmap(p, sizeof(*p));
+	test_unshare(p, sizeof(*p));
 }
 
 static void run_on_nodes(attempt operation)

@@ -604,11 +604,10 @@ static int work_in_spite_of_a_stranger(ddp_comm *comm, void *argument)
 
 static void messages_of_a_stranger_are_ignored(void **state)
 {
-	rumour *r = mmap(NULL, sizeof(*r), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	rumour *r = test_share(sizeof(*r));
 	int end;
 
 	(void)state;
-	assert_ptr_not_equal(r, MAP_FAILED);
 	pid_t stranger = fork();
 	assert_true(stranger >= 0);
 	if (stranger == 0) {
@@ -618,7 +617,7 @@ static void messages_of_a_stranger_are_ignored(void **state)
 	run(0, work_in_spite_of_a_stranger, r);
 	kill(stranger, SIGKILL);
 	assert_int_equal(waitpid(stranger, &end, 0), stranger);
-	munmap(r, sizeof(*r));
+	test_unshare(r, sizeof(*r));
 }
 
 /* ---- children -------------------------------------------------------------------------- */

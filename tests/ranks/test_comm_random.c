@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include <cmocka.h>
 
@@ -118,8 +117,7 @@ static void all_algorithms_give_the_same_bits(void **state)
 	(void)state;
 	for (int nodes = 3; nodes <= 5; nodes += 2) {
 		for (int i = 0; i < ALGORITHMS; i++) {
-			results[i] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-			assert_true(results[i] != MAP_FAILED);
+			results[i] = test_share(bytes);
 			const test_world world = { .ranks = 5, .node_of = nodes == 3 ? three_nodes : five_nodes,
 			                           .body = sum_inexactly, .argument = results[i] };
 			setenv("DDP_ALGORITHM", algorithms[i], 1);
@@ -129,7 +127,7 @@ static void all_algorithms_give_the_same_bits(void **state)
 			assert_memory_equal(results[i], results[0], bytes);
 		}
 		for (int i = 0; i < ALGORITHMS; i++)
-			munmap(results[i], bytes);
+			test_unshare(results[i], bytes);
 	}
 }
 
@@ -176,14 +174,13 @@ static void all_kinds_and_memories_give_the_same_bits(void **state)
 
 	(void)state;
 	for (int i = 0; i < 2; i++) {
-		float (*sums)[WAYS_COUNT] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-		assert_true(sums != MAP_FAILED);
+		float (*sums)[WAYS_COUNT] = test_share(bytes);
 		const test_world world = { .ranks = 5, .node_of = layouts[i], .body = sum_in_many_ways,
 		                           .argument = sums };
 		assert_int_equal(test_world_run(&world), 0);
 		for (int way = 1; way < WAYS; way++)
 			assert_memory_equal(sums[way], sums[0], sizeof(sums[0]));
-		munmap(sums, bytes);
+		test_unshare(sums, bytes);
 	}
 }
 

@@ -226,10 +226,9 @@ static void live_rank_that_stays_away_is_left_out_by_all(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
-		atomic_int *done = mmap(NULL, sizeof(*done), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-		assert_true(done != MAP_FAILED);
+		atomic_int *done = test_share(sizeof(*done));
 		run_with(3, layouts[i], timeout_ms, shrink_without_the_last, done);
-		munmap(done, sizeof(*done));
+		test_unshare(done, sizeof(*done));
 	}
 }
 
@@ -334,11 +333,11 @@ static int shrink_while_one_still_works(ddp_comm *comm, void *argument)
 
 static void who_still_works_does_not_disturb_the_others(void **state)
 {
+	atomic_bool *flag = test_share(sizeof(*flag));
+
 	(void)state;
-	atomic_bool *flag = mmap(NULL, sizeof(*flag), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	assert_true(flag != MAP_FAILED);
 	run_with(3, NULL, 0, shrink_while_one_still_works, flag);
-	munmap(flag, sizeof(*flag));
+	test_unshare(flag, sizeof(*flag));
 }
 
 /* ---- a rank that dies meanwhile ----------------------------------------------------------- */
@@ -629,9 +628,9 @@ static int count_descriptors(void)
 static int shrink_with_a_refusal(ddp_comm *comm, void *argument)
 {
 	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm), before = count_descriptors();
-	atomic_int *through = argument;
 	ddp_comm *again = NULL;
 
+	(void)argument;
 	fall_out(comm, DDP_ERR_ABORTED);
 	refuses = rank == 2;
 	CHECK(ddp_comm_shrink(comm, &again) != DDP_OK && again == NULL);
@@ -642,20 +641,16 @@ static int shrink_with_a_refusal(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_comm_free(again));
 	CHECK(count_descriptors() == before);
 	/* With a rank that has ended, the others have no connection any more. */
-	atomic_fetch_add(through, 1);
-	while (atomic_load(through) < size)
-		usleep(1000);
+	test_ranks_together();
 	return 0;
 }
 
 static void nothing_is_left_of_an_attempt_that_failed(void **state)
 {
 	static const int three[] = { 0, 1, 2 };
-	atomic_int *through = test_share(sizeof(*through));
 
 	(void)state;
-	run_with(3, three, 0, shrink_with_a_refusal, through);
-	test_unshare(through, sizeof(*through));
+	run_with(3, three, 0, shrink_with_a_refusal, NULL);
 }
 #endif
 

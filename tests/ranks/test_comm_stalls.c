@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -209,10 +208,9 @@ static void stopped_rank_is_named_by_all_others(void **state)
 	int count = from_environment("DDP_TEST_STOPS", 12), right = 0;
 	unsigned int seed = (unsigned int)from_environment("DDP_TEST_SEED", 1);
 	size_t bytes = (size_t)count * sizeof(stop);
-	stop *stops = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	stop *stops = test_share(bytes);
 
 	(void)state;
-	assert_true(stops != MAP_FAILED);
 	/* Where a machine has no core for a rank until the deadline, it does not come. */
 	int timeout_ms = TIMEOUT_MS * test_slowness();
 	for (int i = 0; i < count; i++) {
@@ -230,7 +228,7 @@ static void stopped_rank_is_named_by_all_others(void **state)
 	for (int i = 0; i < count; i++)
 		right += judge(&stops[i]);
 	print_message("# %d of %d stopped ranks were named by all others\n", right, count);
-	munmap(stops, bytes);
+	test_unshare(stops, bytes);
 	assert_int_equal(right, count);
 }
 

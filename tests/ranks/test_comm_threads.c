@@ -6,7 +6,6 @@
 #include <stdint.h>
 #include <pthread.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -27,13 +26,12 @@ static void run(int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
 /* The same; the argument is a counter that the ranks share. */
 static void run_counting(int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
 {
-	atomic_int *counter = mmap(NULL, sizeof(*counter), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	atomic_int *counter = test_share(sizeof(*counter));
 	const test_world world = { .ranks = ranks, .node_of = node_of, .timeout_ms = 20000, .body = body,
 	                           .argument = counter };
 
-	assert_true(counter != MAP_FAILED);
 	assert_int_equal(test_world_run(&world), 0);
-	munmap(counter, sizeof(*counter));
+	test_unshare(counter, sizeof(*counter));
 }
 
 /* A collective is queued; a receive that waits for a message which comes after

@@ -60,14 +60,6 @@ typedef struct heard {
 	char text[1 << 16];
 } heard;
 
-static heard *new_log(void)
-{
-	heard *h = mmap(NULL, sizeof(*h), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
-	assert_ptr_not_equal(h, MAP_FAILED);
-	return h;
-}
-
 static void hear(void *user, ddp_log_level level, const char *message)
 {
 	heard *h = user;
@@ -273,7 +265,7 @@ static bool kernel_filters(void)
 /* As a user without privileges, to whom some kernels refuse filters. */
 static int open_as_nobody(void)
 {
-	heard *h = new_log();
+	heard *h = test_share(sizeof(*h));
 
 	if (getuid() == 0)
 		CHECK(setgid(65534) == 0 && setuid(65534) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0);
@@ -342,7 +334,7 @@ static int use_ucx_oneself(ddp_comm *comm, void *argument)
 static void lines_of_the_programs_ucx_come_out(void **state)
 {
 	char text[1 << 14];
-	heard *h = new_log();
+	heard *h = test_share(sizeof(*h));
 
 	(void)state;
 	setenv("UCX_UNKNOWN_TO_UCX", "1", 1);
@@ -359,7 +351,7 @@ static void lines_of_the_programs_ucx_come_out(void **state)
 	assert_null(strstr(text, "UNKNOWN_TO_UCX"));
 	assert_non_null(strstr(h->text, "UNKNOWN_TO_UCX"));
 	assert_null(strstr(h->text, "of_the_program"));
-	munmap(h, sizeof(*h));
+	test_unshare(h, sizeof(*h));
 }
 
 /* UCX's own thread accepts connections: without descriptors it cannot, and says so. */
@@ -396,7 +388,7 @@ static int run_out_of_descriptors(ddp_comm *comm, void *argument)
 static void lines_of_ucx_own_thread_go_to_the_log(void **state)
 {
 	char text[1 << 14];
-	heard *h = new_log();
+	heard *h = test_share(sizeof(*h));
 
 	(void)state;
 	ddp_set_log(hear, h, DDP_LOG_DEBUG);
@@ -406,7 +398,7 @@ static void lines_of_ucx_own_thread_go_to_the_log(void **state)
 	ddp_set_log(NULL, NULL, DDP_LOG_DEBUG);
 	assert_string_equal(text, "");
 	assert_int_equal(failures, 0);
-	munmap(h, sizeof(*h));
+	test_unshare(h, sizeof(*h));
 }
 
 /* ---- settings, signals --------------------------------------------------------------------- */

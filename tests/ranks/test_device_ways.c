@@ -315,8 +315,6 @@ static ddp_status finish(void *user, const ddp_grad_bucket *bucket)
 	return status == DDP_OK && s->of->stream != NULL ? ddp_wait(request) : status;
 }
 
-static atomic_int *at_the_end; /* ranks, which share it */
-
 static int summing_body(ddp_context *context, void *user)
 {
 	static side here, there;
@@ -340,9 +338,7 @@ static int summing_body(ddp_context *context, void *user)
 	close_side(&here);
 	/* And of one that nobody ends, which breaks the world: nobody may still be in a collective. */
 	CHECK_OK(ddp_barrier(ddp_world(context)));
-	atomic_fetch_add(at_the_end, 1);
-	while (atomic_load(at_the_end) < RANKS)
-		usleep(100);
+	test_ranks_together();
 	if (rank_of(&there) == 0) {
 		backward(&there, 5, 0);
 		CHECK(sums[1].started > 4 * buckets);
@@ -360,9 +356,7 @@ static void the_programs_own_sums_are_made_on_the_queue(void **state)
 	ddp_model_options options = plain;
 
 	(void)state;
-	at_the_end = test_share(sizeof(*at_the_end));
 	assert_int_equal(run_ranks_with(RANKS, &on_test, summing_body, &options), 0);
-	test_unshare(at_the_end, sizeof(*at_the_end));
 }
 
 /* ---- 16 bits ----------------------------------------------------------------------------------- */

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <stdatomic.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -144,11 +143,10 @@ static void count_warning(void *user, ddp_log_level level, const char *message)
 
 static void strangers_do_not_fill_the_log(void **state)
 {
-	warnings *w = mmap(NULL, sizeof(*w), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	warnings *w = test_share(sizeof(*w));
 	int more = 0;
 
 	(void)state;
-	assert_ptr_not_equal(w, MAP_FAILED);
 	arrange(2);
 	ranks[1].delay_ms = 1000;
 	pid_t strangers = start_strangers(0);
@@ -160,7 +158,7 @@ static void strangers_do_not_fill_the_log(void **state)
 	assert_int_equal(atomic_load(&w->count), 4);
 	assert_int_equal(sscanf(w->last, "wire-up: rank 0 on node0 refused %d more connections", &more), 1);
 	assert_true(more > 0);
-	munmap(w, sizeof(*w));
+	test_unshare(w, sizeof(*w));
 }
 
 static void strangers_cannot_use_the_descriptors_up(void **state)

@@ -20,13 +20,16 @@ int run_ranks_with(int ranks, const ddp_options *options, rank_body body, void *
 {
 	ddp_spawn_result result;
 
+	test_ranks_begin(ranks);
 	fflush(NULL);
 	if (ddp_spawn(ranks, &result) != DDP_OK) {
 		fprintf(stderr, "# ddp_spawn: %s\n", ddp_last_error());
 		return 1;
 	}
-	if (!result.is_rank)
+	if (!result.is_rank) {
+		test_ranks_end();
 		return result.exit_code;
+	}
 
 	CHECK_OK(ddp_init(options, &this_context));
 	test_be_rank(ddp_get_job(this_context)->rank, abort_world);

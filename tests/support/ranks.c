@@ -77,14 +77,24 @@ static int reap(const test_ranks *ranks, const pid_t *pids)
 	return failures;
 }
 
+void test_ranks_begin(int count)
+{
+	arrivals = test_share(sizeof(*arrivals));
+	ranks_of_run = count;
+}
+
+void test_ranks_end(void)
+{
+	test_unshare(arrivals, sizeof(*arrivals));
+}
+
 int test_ranks_run(const test_ranks *ranks)
 {
 	pid_t pids[TEST_RANKS_MAX];
 
 	if (ranks->count > TEST_RANKS_MAX)
 		return -1;
-	arrivals = test_share(sizeof(*arrivals));
-	ranks_of_run = ranks->count;
+	test_ranks_begin(ranks->count);
 	fflush(NULL);
 	for (int r = 0; r < ranks->count; r++) {
 		pids[r] = fork();
@@ -102,7 +112,7 @@ int test_ranks_run(const test_ranks *ranks)
 	if (ranks->at_start != NULL)
 		ranks->at_start(pids, ranks->at_start_argument);
 	const int failures = reap(ranks, pids);
-	test_unshare(arrivals, sizeof(*arrivals));
+	test_ranks_end();
 	return failures;
 }
 

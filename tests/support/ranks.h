@@ -28,7 +28,7 @@ typedef struct test_ranks {
 int test_ranks_run(const test_ranks *ranks);
 
 /* In a rank: waits until all of the run have come here as often, without a communicator,
-   which one of them may break as soon as it goes on. */
+   which one of them may break as soon as it goes on. None of them may have ended. */
 void test_ranks_together(void);
 
 /* Zeroed memory that this process and its later children share. */
@@ -52,7 +52,10 @@ void test_unshare(void *memory, size_t bytes);
 
 void test_check_failed(const char *file, int line, const char *what) __attribute__((noreturn));
 
-/* For a harness of ranks: which rank a failed CHECK() names, and what is done before
+/* For a harness of ranks: before they are forked, and when they have ended. */
+void test_ranks_begin(int count);
+void test_ranks_end(void);
+/* Which rank a failed CHECK() names, and what is done before
    the rank ends; NULL: nothing. */
 void test_be_rank(int rank, void (*before_failing)(void));
 
