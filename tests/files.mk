@@ -94,6 +94,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/optimizer_cases.h \
 	tests/support/ranks.c tests/support/ranks.h \
 	tests/support/scenario.c tests/support/scenario.h \
+	tests/support/small_net.h \
 	tests/support/spank_task.c tests/support/spank_task.h \
 	tests/support/tcp_ranks.c tests/support/tcp_ranks.h \
 	tests/support/training.c tests/support/training.h

@@ -15,9 +15,9 @@
 #include "reduce/model_state.h"
 #include "table.h"
 #include "tests/support/context_ranks.h"
+#include "tests/support/small_net.h"
 
-enum { BATCH = 3, SIDE = 8, CHANNELS = 2, CLASSES = 4, STEPS = 2, PASSES = 2, TENSORS_MAX = 32,
-       IMAGE = SIDE * SIDE * CHANNELS };
+enum { STEPS = 2, PASSES = 2, TENSORS_MAX = 32, IMAGE = SIDE * SIDE * CHANNELS };
 
 static const ddp_options on_test = { .size = sizeof(on_test), .device = "test" };
 
@@ -30,19 +30,6 @@ typedef struct side {
 	net_random random;
 	int count;
 } side;
-
-/* A layer of each kind, and a block with a shortcut. */
-static void build(net *n)
-{
-	int x = net_relu(n, net_batch_norm(n, net_convolution(n, NET_IMAGES, "conv1", 4, 3, 1, 1, false), "bn1"));
-	int y = net_relu(n, net_convolution(n, x, "conv2", 5, 3, 2, 1, true));
-
-	y = net_batch_norm(n, net_convolution(n, y, "conv3", 5, 3, 1, 1, false), "bn2");
-	int shortcut = net_convolution(n, x, "down", 5, 1, 2, 0, false);
-	x = net_dropout(n, net_relu(n, net_add(n, y, shortcut)), 0.25);
-	x = net_average_pool(n, net_max_pool(n, x, 3, 1, 1));
-	net_linear(n, x, "fc", CLASSES);
-}
 
 static void *allocate(void *user, size_t bytes)
 {
@@ -73,7 +60,7 @@ static void make(side *s, ddp_context *context, bool there)
 	/* A queue of the test device does without oneDNN, too. */
 	dk_onednn_free(s->net->onednn);
 	s->net->onednn = NULL;
-	build(s->net);
+	build_small_net(s->net);
 	CHECK(net_finish(s->net));
 	const ddp_param *params = net_params(s->net, &s->count);
 	CHECK(s->count <= TENSORS_MAX);

@@ -13,8 +13,9 @@
 #include "kernels.h"
 #include "models/resnet.h"
 #include "tests/support/kernel_values.h"
+#include "tests/support/small_net.h"
 
-enum { BATCH = 3, SIDE = 8, CHANNELS = 2, CLASSES = 4, PARAMS_MAX = 320 };
+enum { PARAMS_MAX = 320 };
 
 /* A network over plain memory. */
 struct rig {
@@ -35,34 +36,18 @@ static int64_t elements(const ddp_param *p)
 	return n;
 }
 
-/* A block with a shortcut, as ResNet has them: what it reads is read twice. */
-static void build(net *n, const net_resnet_shape *unused)
-{
-	(void)unused;
-	int x = net_relu(n, net_batch_norm(n, net_convolution(n, NET_IMAGES, "conv1", 4, 3, 1, 1, false), "bn1"));
-	int y = net_relu(n, net_convolution(n, x, "conv2", 5, 3, 2, 1, true));
-
-	y = net_batch_norm(n, net_convolution(n, y, "conv3", 5, 3, 1, 1, false), "bn2");
-	int shortcut = net_convolution(n, x, "down", 5, 1, 2, 0, false);
-	x = net_dropout(n, net_relu(n, net_add(n, y, shortcut)), 0.25);
-	x = net_average_pool(n, net_max_pool(n, x, 3, 1, 1));
-	net_linear(n, x, "fc", CLASSES);
-}
-
-static void build_resnet(net *n, const net_resnet_shape *shape)
-{
-	net_resnet(n, shape);
-}
-
-static void make_rig(struct rig *r, void (*add)(net *n, const net_resnet_shape *shape),
-                     const net_resnet_shape *shape, int batch, int side)
+/* A ResNet, or, without its shape, the small network. */
+static void make_rig(struct rig *r, const net_resnet_shape *shape, int batch, int side)
 {
 	const size_t numbers = (size_t)(batch * side * side * CHANNELS);
 
 	*r = (struct rig){.net = net_create(batch, &(ddp_image_shape){CHANNELS, side, side}), .batch = batch,
 		.images = make(numbers, sizeof(float)), .labels = make((size_t)batch, sizeof(int32_t))};
 	assert_non_null(r->net);
-	add(r->net, shape);
+	if (shape != NULL)
+		net_resnet(r->net, shape);
+	else
+		build_small_net(r->net);
 	assert_true(net_finish(r->net));
 	r->params = net_params(r->net, &r->count);
 	assert_in_range(r->count, 1, PARAMS_MAX);
@@ -161,7 +146,7 @@ static void gradients_are_those_of_the_loss(void **state)
 	struct rig r;
 
 	(void)state;
-	make_rig(&r, build, NULL, BATCH, SIDE);
+	make_rig(&r, NULL, BATCH, SIDE);
 	check_gradients(&r, 3, 1e-3, 0.03);
 	free_rig(&r);
 }
@@ -180,7 +165,7 @@ static void gradients_of_resnets_are_those_of_the_loss(void **state)
 	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct rig r;
-		make_rig(&r, build_resnet, &cases[i].shape, 6, cases[i].side);
+		make_rig(&r, &cases[i].shape, 6, cases[i].side);
 		/* Above zero most numbers have no corner near by. */
 		for (int k = 0; k < r.count; k++)
 			for (int64_t c = 0; strstr(r.params[k].name, "bn") != NULL && c < elements(&r.params[k]); c++)
@@ -245,7 +230,7 @@ static void convolutions_of_resnets_start_normal(void **state)
 	struct rig r;
 
 	(void)state;
-	make_rig(&r, build_resnet, &shape, 1, SIDE);
+	make_rig(&r, &shape, 1, SIDE);
 	for (int i = 0; i < r.count; i++) {
 		const ddp_param *p = &r.params[i];
 		const int64_t n = elements(p);
@@ -272,7 +257,7 @@ static void dropout_hangs_on_its_counter(void **state)
 	net_random random = {.seed = 9, .counter = 100};
 
 	(void)state;
-	make_rig(&r, build, NULL, BATCH, SIDE);
+	make_rig(&r, NULL, BATCH, SIDE);
 	const double first = loss_of(&r);
 	assert_true(loss_of(&r) == first);
 	assert_true(net_forward(r.net, r.images, r.labels, BATCH, &random).loss == first);
@@ -287,7 +272,7 @@ static void evaluation_changes_nothing(void **state)
 	float before[2][4];
 
 	(void)state;
-	make_rig(&r, build, NULL, BATCH, SIDE);
+	make_rig(&r, NULL, BATCH, SIDE);
 	for (int i = 0; i < 200; i++)
 		loss_of(&r);
 	assert_string_equal(r.params[3].name, "bn1.running_mean");
