@@ -147,6 +147,7 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_await \
 	tests/ranks/test_comm_callbacks \
 	tests/ranks/test_comm_device \
+	tests/ranks/test_comm_follow \
 	tests/ranks/test_comm_lanes \
 	tests/ranks/test_comm_memory \
 	tests/ranks/test_comm_nccl \

@@ -55,7 +55,7 @@ SAME(DDP_NCCL_SCALAR_ON_HOST, ncclScalarHostImmediate);
 
 /* ---- against the reference ---------------------------------------------------------------- */
 
-enum { BATCHES = 6, REAL = -1 };
+enum { BATCHES = 6 };
 
 /* NCCL itself, by `make check-gpu`. Ranks that share a GPU are of different hosts for it. */
 static int run_on_gpu(ddp_comm *comm, void *argument)
@@ -68,18 +68,10 @@ static int run_on_gpu(ddp_comm *comm, void *argument)
 	return test_run_cases(comm, argument);
 }
 
-static void run_cases(int ranks, const int *node_of, int polls)
+static test_cases cases_by(const char *device, int polls)
 {
-	test_cases cases = { .seed = 9000u + (unsigned int)ranks, .batches = BATCHES, .most = 60000,
-	                     .device = polls == REAL ? "cuda" : "test", .nccl = true, .nccl_polls = polls };
-	const char *seed = getenv("DDP_TEST_SEED"), *batches = getenv("DDP_TEST_BATCHES");
-	const test_world world = { .ranks = ranks, .node_of = node_of, .argument = &cases,
-	                           .body = polls == REAL ? run_on_gpu : test_run_cases };
-
-	cases.seed += seed != NULL ? 1000u * (unsigned int)atoi(seed) : 0;
-	cases.batches = batches != NULL ? atoi(batches) : BATCHES;
-	if (test_world_run(&world) != 0)
-		fail_msg("seed %u, %d ranks", cases.seed, ranks);
+	return (test_cases){ .seed = 9000, .batches = BATCHES, .most = 60000, .device = device, .nccl = true,
+	                     .nccl_polls = polls };
 }
 
 static void operations_agree_with_the_reference(void **state)
@@ -88,8 +80,8 @@ static void operations_agree_with_the_reference(void **state)
 
 	(void)state;
 	for (int ranks = 1; ranks <= 4; ranks++)
-		run_cases(ranks, NULL, 0);
-	run_cases(3, nodes, 3);
+		assert_int_equal(test_run_world(cases_by("test", 0), ranks, NULL, test_run_cases), 0);
+	assert_int_equal(test_run_world(cases_by("test", 3), 3, nodes, test_run_cases), 0);
 }
 
 static void operations_on_a_gpu_agree_with_the_reference(void **state)
@@ -98,7 +90,7 @@ static void operations_on_a_gpu_agree_with_the_reference(void **state)
 	if (getenv("DDP_CUDA_MODULE") == NULL)
 		skip();
 	for (int ranks = 1; ranks <= 2; ranks++)
-		run_cases(ranks, NULL, REAL);
+		assert_int_equal(test_run_world(cases_by("cuda", 0), ranks, NULL, run_on_gpu), 0);
 }
 
 /* ---- which library -------------------------------------------------------------------------- */

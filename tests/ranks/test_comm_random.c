@@ -21,25 +21,12 @@ enum { BATCHES = 8, BATCHES_BETWEEN_NODES = 2 };
 enum { BATCHES = 40, BATCHES_BETWEEN_NODES = 8 };
 #endif
 
-static int from_environment(const char *name, int otherwise)
-{
-	const char *text = getenv(name);
-
-	return text != NULL ? atoi(text) : otherwise;
-}
-
 static void run(int ranks, const int *node_of)
 {
-	test_cases cases = {
-		.seed = (unsigned int)from_environment("DDP_TEST_SEED", 1) * 1000u + (unsigned int)ranks,
-		.batches = from_environment("DDP_TEST_BATCHES", node_of == NULL ? BATCHES : BATCHES_BETWEEN_NODES),
-		.most = 200000,
-	};
-	const test_world world = { .ranks = ranks, .node_of = node_of, .body = test_run_cases,
-	                           .argument = &cases };
+	const test_cases cases = { .seed = 1000, .batches = node_of == NULL ? BATCHES : BATCHES_BETWEEN_NODES,
+	                           .most = 200000 };
 
-	if (test_world_run(&world) != 0)
-		fail_msg("seed %u, %d ranks", cases.seed, ranks);
+	assert_int_equal(test_run_world(cases, ranks, node_of, test_run_cases), 0);
 }
 
 static void one_rank_agrees_with_the_reference(void **state)

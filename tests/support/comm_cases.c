@@ -760,3 +760,22 @@ int test_run_cases(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_mem_free(comm, arena));
 	return 0;
 }
+
+static unsigned int from_environment(const char *name, unsigned int otherwise)
+{
+	const char *text = getenv(name);
+
+	return text != NULL ? (unsigned int)atoi(text) : otherwise;
+}
+
+int test_run_world(test_cases cases, int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
+{
+	const test_world world = { .ranks = ranks, .node_of = node_of, .body = body, .argument = &cases };
+
+	cases.seed += 1000 * from_environment("DDP_TEST_SEED", 0) + (unsigned int)ranks;
+	cases.batches = (int)from_environment("DDP_TEST_BATCHES", (unsigned int)cases.batches);
+	const int failures = test_world_run(&world);
+	if (failures != 0)
+		fprintf(stderr, "# seed %u, %d ranks\n", cases.seed, ranks);
+	return failures;
+}

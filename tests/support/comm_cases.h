@@ -20,6 +20,11 @@ typedef struct test_cases {
 /* A test_world body; the argument is a test_cases. */
 int test_run_cases(ddp_comm *comm, void *cases);
 
+/* Runs `body`, which is that or calls it, on such ranks; as test_world_run(), and says from which
+   seed if they failed. Seeds differ by number of ranks; DDP_TEST_SEED and DDP_TEST_BATCHES make
+   it another or a longer run. */
+int test_run_world(test_cases cases, int ranks, const int *node_of, int (*body)(ddp_comm *, void *));
+
 /* The same on a given communicator, from the given seed. */
 void test_run_batches(ddp_comm *comm, unsigned int seed, int batches, size_t most);
 

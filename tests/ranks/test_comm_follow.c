@@ -1,0 +1,150 @@
+/* Operations of a backend that does not compare what ranks issue are compared beside it. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "comm/core/comm.h"
+#include "comm/follow.h"
+#include "comm/request.h"
+#include "tests/support/comm_ranks.h"
+
+/* As a GPU's library is: its operations begin, and if ranks issue different ones they never
+   end, until they are aborted. */
+typedef struct endless {
+	int issued, aborted;
+	bool ends; /* or each ends at once */
+} endless;
+
+static ddp_status begin(void *self, ddp_request *request)
+{
+	(void)request;
+	((endless *)self)->issued++;
+	return DDP_OK;
+}
+
+static ddp_status ask(void *self, ddp_request *request, bool *done)
+{
+	const endless *e = self;
+
+	(void)request;
+	*done = e->aborted > 0 || e->ends;
+	return e->aborted > 0 ? ddp_fail(DDP_ERR_INTERNAL, "aborted") : DDP_OK;
+}
+
+static void end_all(void *self)
+{
+	((endless *)self)->aborted++;
+}
+
+static const ddp_backend endless_backend = { .name = "endless", .issue = begin, .poll = ask, .abort = end_all };
+
+/* Different operations are found out beside them, and what never ends is late. */
+static int follow_an_endless_backend(ddp_comm *comm, void *argument)
+{
+	const int *by_deadline = argument;
+	const int rank = ddp_comm_rank(comm);
+	endless e = { .ends = true };
+	const ddp_lane lane = { .backend = &endless_backend, .self = &e };
+	struct ddp_follower *follower;
+	ddp_request *requests[3];
+	const uint64_t before_ns = ddp_now_ns();
+	uint64_t start_ns = 0, end_ns = 0;
+	float x[2];
+
+	CHECK_OK(ddp_follower_open(comm, &lane, &follower));
+	for (int i = 0; i < 3; i++) {
+		const ddp_collective c = { .kind = DDP_ALL_REDUCE, .recv = x,
+		                           .count = rank == 0 && i == 2 && !*by_deadline ? 2 : 1 };
+		CHECK_OK(ddp_request_make(comm, &c, false, &requests[i]));
+		CHECK_OK(ddp_follower_issue(follower, requests[i]));
+		if (i > 0)
+			continue;
+		CHECK_OK(ddp_wait_timed(requests[i], &start_ns, &end_ns));
+		CHECK(start_ns >= before_ns && end_ns >= start_ns);
+		e.ends = false;
+	}
+	CHECK(e.issued == 3);
+	const ddp_status expected = *by_deadline ? DDP_ERR_TIMEOUT : DDP_ERR_MISMATCH;
+	for (int i = 1; i < 3; i++) {
+		CHECK(ddp_wait(requests[i]) == expected);
+		CHECK(strstr(ddp_last_error(), *by_deadline ? "all_reduce f32[1] sum was issued by all ranks, but did not end"
+		                                            : "all_reduce f32[2] sum") != NULL);
+	}
+	ddp_follower_close(follower);
+	CHECK(e.aborted == 1);
+	CHECK(ddp_barrier(comm) == expected);
+	return 0;
+}
+
+static void operations_of_a_backend_that_does_not_compare_are_compared(void **state)
+{
+	(void)state;
+	for (int by_deadline = 0; by_deadline < 2; by_deadline++) {
+		const test_world world = { .ranks = 3, .timeout_ms = 1000, .body = follow_an_endless_backend,
+		                           .argument = &by_deadline };
+		assert_int_equal(test_world_run(&world), 0);
+	}
+}
+
+/* No thread starts with a stack that is larger than the address space. */
+static void refuse_threads(bool refuse)
+{
+	static size_t usual;
+	pthread_attr_t attributes;
+
+	CHECK(pthread_getattr_default_np(&attributes) == 0);
+	if (refuse)
+		CHECK(pthread_attr_getstacksize(&attributes, &usual) == 0);
+	CHECK(pthread_attr_setstacksize(&attributes, refuse ? (size_t)1 << 50 : usual) == 0);
+	CHECK(pthread_setattr_default_np(&attributes) == 0);
+	CHECK(pthread_attr_destroy(&attributes) == 0);
+}
+
+/* If a rank cannot follow, none does; then all can. */
+static int follow_without_a_thread(ddp_comm *comm, void *argument)
+{
+	endless e = { .ends = true };
+	const ddp_lane lane = { .backend = &endless_backend, .self = &e };
+	const bool refused = ddp_comm_rank(comm) == 1;
+	struct ddp_follower *follower;
+
+	(void)argument;
+	if (refused)
+		refuse_threads(true);
+	CHECK(ddp_follower_open(comm, &lane, &follower) == DDP_ERR_NOMEM);
+	CHECK(strstr(ddp_last_error(), "rank 1") != NULL);
+	CHECK(strstr(ddp_last_error(), "start the thread that follows operations") != NULL);
+	if (refused)
+		refuse_threads(false);
+	CHECK_OK(ddp_follower_open(comm, &lane, &follower));
+	ddp_follower_close(follower);
+	return 0;
+}
+
+static void followers_start_on_all_ranks_or_on_none(void **state)
+{
+	static const int two_nodes[] = { 0, 1, 1 };
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		const test_world world = { .ranks = 3, .node_of = i == 0 ? NULL : two_nodes, .timeout_ms = 20000,
+		                           .body = follow_without_a_thread };
+		assert_int_equal(test_world_run(&world), 0);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(operations_of_a_backend_that_does_not_compare_are_compared),
+		cmocka_unit_test(followers_start_on_all_ranks_or_on_none),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
