@@ -80,11 +80,13 @@ if HAVE_CMOCKA
 # What several tests use, compiled once.
 check_LTLIBRARIES += tests/support/libsupport.la
 tests_support_libsupport_la_SOURCES = \
+	tests/support/comm_case.c tests/support/comm_case.h \
 	tests/support/comm_cases.c tests/support/comm_cases.h \
 	tests/support/comm_ranks.c tests/support/comm_ranks.h \
 	tests/support/context_ranks.c tests/support/context_ranks.h \
 	tests/support/device_checks.h \
 	tests/support/folder.c tests/support/folder.h \
+	tests/support/halves.h \
 	tests/support/hung.c tests/support/hung.h \
 	tests/support/kernel_place.h \
 	tests/support/kernel_values.h \
@@ -109,7 +111,7 @@ check_LTLIBRARIES += tests/support/nccl_standin.la
 tests_support_nccl_standin_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared -rpath $(abs_builddir)
 tests_support_nccl_standin_la_SOURCES = tests/support/nccl_standin.c \
 	tests/support/nccl_standin_move.c tests/support/nccl_standin_move.h \
-	tests/support/nccl_values.c tests/support/nccl_values.h
+	tests/support/nccl_values.c tests/support/nccl_values.h tests/support/halves.h
 tests_support_nccl_standin_la_LIBADD = $(MATH_LIBS)
 
 # A program whose source is the one file of its name needs its line below, no more:

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "comm/nccl/abi.h"
+#include "tests/support/halves.h"
 
 size_t nccl_bytes_of(int type)
 {
@@ -15,14 +16,6 @@ size_t nccl_bytes_of(int type)
 	case DDP_NCCL_FLOAT32: return 4;
 	default: return 8;
 	}
-}
-
-static double from_f16(uint16_t bits)
-{
-	const int exponent = (bits & 0x7fff) >> 10, fraction = bits & 0x3ff;
-	const double x = exponent == 0 ? ldexp(fraction, -24) : ldexp(fraction + 1024, exponent - 25);
-
-	return (bits & 0x8000) != 0 ? -x : x;
 }
 
 static uint16_t to_f16(double x)
@@ -62,7 +55,7 @@ double nccl_get(int type, const void *memory, size_t i)
 	switch (type) {
 	case DDP_NCCL_FLOAT32: return ((const float *)memory)[i];
 	case DDP_NCCL_FLOAT64: return ((const double *)memory)[i];
-	case DDP_NCCL_FLOAT16: return from_f16(((const uint16_t *)memory)[i]);
+	case DDP_NCCL_FLOAT16: return decode_half(((const uint16_t *)memory)[i], 10, 15);
 	case DDP_NCCL_BFLOAT16: return from_bf16(((const uint16_t *)memory)[i]);
 	default: return 0;
 	}

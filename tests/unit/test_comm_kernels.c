@@ -12,16 +12,7 @@
 
 #include "comm/api.h"
 #include "comm/ops/kernels_table.h"
-
-static double decode(uint16_t bits, int fraction_bits, int bias)
-{
-	int exponent = (bits & 0x7fff) >> fraction_bits;
-	double fraction = bits & ((1 << fraction_bits) - 1);
-	double x = exponent == 0 ? ldexp(fraction, 1 - bias - fraction_bits)
-		: ldexp(fraction + (1 << fraction_bits), exponent - bias - fraction_bits);
-
-	return (bits & 0x8000) != 0 ? -x : x;
-}
+#include "tests/support/halves.h"
 
 static void every_f16_is_decoded_and_encoded(void **state)
 {
@@ -35,7 +26,7 @@ static void every_f16_is_decoded_and_encoded(void **state)
 		if ((bits & 0x7fff) == 0x7c00)
 			assert_true(isinf(x) && (signbit(x) != 0) == (bits >> 15 != 0));
 		else
-			assert_true((double)x == decode((uint16_t)bits, 10, 15));
+			assert_true((double)x == decode_half((uint16_t)bits, 10, 15));
 		assert_int_equal(ddp_f16_from_float(x), bits);
 	}
 }
@@ -44,7 +35,7 @@ static void between_two_f16_the_nearest_is_taken(void **state)
 {
 	(void)state;
 	for (uint32_t bits = 0; bits < 0x7bff; bits++) {
-		double low = decode((uint16_t)bits, 10, 15), high = decode((uint16_t)(bits + 1), 10, 15);
+		double low = decode_half((uint16_t)bits, 10, 15), high = decode_half((uint16_t)(bits + 1), 10, 15);
 		float middle = (float)((low + high) / 2);
 		assert_int_equal(ddp_f16_from_float(middle), bits + (bits & 1));
 		assert_int_equal(ddp_f16_from_float(nextafterf(middle, 0)), bits);
@@ -513,13 +504,8 @@ static void pieces_give_the_bits_of_the_whole(void **state)
 	for (int type = DDP_F32; type <= DDP_F64; type++) {
 		size_t bytes = ELEMENTS * ddp_type_bytes((ddp_type)type);
 		char *whole = memory + MANY * bytes, *pieces = whole + bytes;
-		for (size_t i = 0; i < MANY * (size_t)ELEMENTS; i++) {
-			double x = ((double)(i * 2654435761u % 1000003) - 500000) / 777;
-			if (type == DDP_F32)
-				((float *)(void *)memory)[i] = (float)x;
-			else
-				((double *)(void *)memory)[i] = x;
-		}
+		for (size_t i = 0; i < MANY * (size_t)ELEMENTS; i++)
+			put((ddp_type)type, memory, i, ((double)(i * 2654435761u % 1000003) - 500000) / 777);
 		for (int s = 0; s < MANY; s++)
 			src[s] = memory + (size_t)s * bytes;
 		for (int op = DDP_SUM; op <= DDP_MAX; op++) {
@@ -552,13 +538,8 @@ static void scaled_elements_give_the_bits_of_the_whole_one_by_one(void **state)
 		                  .scale = scales, .ndst = 1, .dst = dst };
 		for (size_t s = 0; s < MANY; s++) {
 			src[s] = sources[s];
-			for (size_t i = 0; i < ELEMENTS; i++) {
-				double x = (double)((s * ELEMENTS + i) * 2654435761u % 1000003) / 777;
-				if (type == DDP_F32)
-					((float *)sources[s])[i] = (float)x;
-				else
-					sources[s][i] = x;
-			}
+			for (size_t i = 0; i < ELEMENTS; i++)
+				put((ddp_type)type, sources[s], i, (double)((s * ELEMENTS + i) * 2654435761u % 1000003) / 777);
 		}
 		dst[0] = whole;
 		ddp_combine(&fold, 0, ELEMENTS);
