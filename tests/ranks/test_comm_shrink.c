@@ -52,11 +52,24 @@ static void expect_sum_of(ddp_comm *comm, int value, int expected)
 		CHECK(x[i] == (float)expected);
 }
 
+/* All ranks but `out` of them, from `first` on, shrink to what they can go on with, where they
+   keep their order. */
+static ddp_comm *shrink_to_all_but(ddp_comm *comm, int first, int out)
+{
+	const int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	ddp_comm *survivors;
+
+	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	CHECK(ddp_comm_size(survivors) == size - out);
+	CHECK(ddp_comm_rank(survivors) == (rank < first ? rank : rank - out));
+	expect_sum_of(survivors, rank, size * (size - 1) / 2 - out * first - out * (out - 1) / 2);
+	return survivors;
+}
+
 /* ---- after each kind of error ---------------------------------------------------------- */
 
 static int go_on_without_the_dead(ddp_comm *comm, void *argument)
 {
-	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
 	ddp_status status = DDP_OK;
 	ddp_comm *survivors;
 	static float x[30000];
@@ -64,16 +77,12 @@ static int go_on_without_the_dead(ddp_comm *comm, void *argument)
 	(void)argument;
 	CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_STATE);
 	for (int i = 0; i < 1000 && status == DDP_OK; i++) {
-		if (rank == 1 && i == 3)
+		if (ddp_comm_rank(comm) == 1 && i == 3)
 			kill(getpid(), SIGKILL);
 		status = ddp_all_reduce(comm, NULL, x, 30000, DDP_F32, DDP_SUM);
 	}
 	CHECK(status == DDP_ERR_PEER);
-	CHECK_OK(ddp_comm_shrink(comm, &survivors));
-	CHECK(ddp_comm_size(survivors) == size - 1);
-	CHECK(ddp_comm_rank(survivors) == (rank == 0 ? 0 : rank - 1));
-	expect_sum_of(survivors, rank, size * (size - 1) / 2 - 1);
-	CHECK_OK(ddp_comm_free(survivors));
+	CHECK_OK(ddp_comm_free(shrink_to_all_but(comm, 1, 1)));
 	return 0;
 }
 
@@ -119,18 +128,12 @@ static void fall_out(ddp_comm *comm, ddp_status status)
 static int shrink_with_all_alive(ddp_comm *comm, void *argument)
 {
 	const ddp_status *status = argument;
-	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
-	ddp_comm *again, *third;
 
 	fall_out(comm, *status);
-	CHECK_OK(ddp_comm_shrink(comm, &again));
-	CHECK(ddp_comm_size(again) == size && ddp_comm_rank(again) == rank);
-	expect_sum_of(again, rank, size * (size - 1) / 2);
+	ddp_comm *again = shrink_to_all_but(comm, 0, 0);
 	/* What came of it may break, too. */
 	fall_out(again, *status);
-	CHECK_OK(ddp_comm_shrink(again, &third));
-	expect_sum_of(third, rank, size * (size - 1) / 2);
-	CHECK_OK(ddp_comm_free(third));
+	CHECK_OK(ddp_comm_free(shrink_to_all_but(again, 0, 0)));
 	CHECK_OK(ddp_comm_free(again));
 	return 0;
 }
@@ -158,18 +161,12 @@ static void the_longest_deadline_does_not_pass_at_once(void **state)
 
 static int leave_and_shrink(ddp_comm *comm, void *argument)
 {
-	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
-	ddp_comm *survivors;
-
 	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
-	if (rank == 1)
+	if (ddp_comm_rank(comm) == 1)
 		return 0;
 	CHECK(ddp_barrier(comm) == DDP_ERR_PEER);
-	CHECK_OK(ddp_comm_shrink(comm, &survivors));
-	CHECK(ddp_comm_size(survivors) == size - 1);
-	expect_sum_of(survivors, rank, size * (size - 1) / 2 - 1);
-	CHECK_OK(ddp_comm_free(survivors));
+	CHECK_OK(ddp_comm_free(shrink_to_all_but(comm, 1, 1)));
 	return 0;
 }
 
@@ -181,38 +178,45 @@ static void who_has_left_does_not_count(void **state)
 
 /* ---- a rank that stays away -------------------------------------------------------------- */
 
-/* The ranks that shrink begin at different times, and so wait for the one that
-   does not until different times. */
-static int shrink_without_the_last(ddp_comm *comm, void *argument)
+static void await(atomic_int *done, int count)
 {
-	atomic_int *done = argument;
-	int rank = ddp_comm_rank(comm), last = ddp_comm_size(comm) - 1;
+	while (atomic_load(done) < count)
+		usleep(1000);
+}
+
+/* Ranks that come when the others have gone on are told so; who has gone on stays until then, as
+   they must still find the others' word. `done` counts both. */
+static void go_on_without_the_late(ddp_comm *comm, atomic_int *done, int first, int out, const char *told)
+{
+	const int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
 	ddp_comm *survivors;
 
+	if (rank >= first && rank < first + out) {
+		await(done, size - out);
+		CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_PEER);
+		CHECK(strstr(ddp_last_error(), told) != NULL);
+		atomic_fetch_add(done, 1);
+		return;
+	}
+	survivors = shrink_to_all_but(comm, first, out);
+	atomic_fetch_add(done, 1);
+	await(done, size);
+	CHECK_OK(ddp_comm_free(survivors));
+}
+
+/* The ranks that shrink begin at different times, and so wait for the one that
+   does not until different times. */
+static int shrink_without_the_last(ddp_comm *comm, void *done)
+{
 	/* Not while another rank is still opening it. */
-	if (rank == 0) {
+	if (ddp_comm_rank(comm) == 0) {
 		CHECK_OK(ddp_barrier(comm));
 		ddp_comm_abort(comm, "the test wants it");
 	}
 	while (ddp_barrier(comm) == DDP_OK)
 		continue;
-	if (rank == last) {
-		while (atomic_load(done) < last)
-			usleep(1000);
-		CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_PEER);
-		CHECK(strstr(ddp_last_error(), "went on without rank 2") != NULL);
-		atomic_fetch_add(done, 1);
-		return 0;
-	}
-	usleep(rank == 1 ? 300000 : 0);
-	CHECK_OK(ddp_comm_shrink(comm, &survivors));
-	CHECK(ddp_comm_size(survivors) == last);
-	expect_sum_of(survivors, rank, last * (last - 1) / 2);
-	atomic_fetch_add(done, 1);
-	/* The late one must still find the others' word. */
-	while (atomic_load(done) <= last)
-		usleep(1000);
-	CHECK_OK(ddp_comm_free(survivors));
+	usleep(ddp_comm_rank(comm) == 1 ? 300000 : 0);
+	go_on_without_the_late(comm, done, 2, 1, "went on without rank 2");
 	return 0;
 }
 
@@ -234,30 +238,10 @@ static void live_rank_that_stays_away_is_left_out_by_all(void **state)
 
 /* Ranks 4 and 5, who would show on their node what ranks 0, 3 and others of the other one
    tell: their node's others hear of it nevertheless. */
-enum { AWAY = 4, AWAY_END = 6 };
-
-static int shrink_without_two_of_a_node(ddp_comm *comm, void *argument)
+static int shrink_without_two_of_a_node(ddp_comm *comm, void *done)
 {
-	atomic_int *done = argument;
-	const int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
-	ddp_comm *survivors;
-
 	fall_out(comm, DDP_ERR_ABORTED);
-	if (rank >= AWAY && rank < AWAY_END) {
-		while (atomic_load(done) < size - 2)
-			usleep(1000);
-		CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_PEER);
-		CHECK(strstr(ddp_last_error(), "went on without") != NULL);
-		atomic_fetch_add(done, 1);
-		return 0;
-	}
-	CHECK_OK(ddp_comm_shrink(comm, &survivors));
-	CHECK(ddp_comm_size(survivors) == size - 2);
-	expect_sum_of(survivors, rank, size * (size - 1) / 2 - 4 - 5);
-	atomic_fetch_add(done, 1);
-	while (atomic_load(done) < size)
-		usleep(1000);
-	CHECK_OK(ddp_comm_free(survivors));
+	go_on_without_the_late(comm, done, 4, 2, "went on without");
 	return 0;
 }
 
@@ -308,7 +292,6 @@ static int shrink_while_one_still_works(ddp_comm *comm, void *argument)
 	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
 	float *x = mmap(NULL, SLOW_COUNT * sizeof(float), PROT_READ | PROT_WRITE,
 	                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	ddp_comm *again;
 	pthread_t thread;
 
 	held = argument;
@@ -322,10 +305,7 @@ static int shrink_while_one_still_works(ddp_comm *comm, void *argument)
 	if (rank == size - 1)
 		CHECK(pthread_create(&thread, NULL, abort_when_held, comm) == 0);
 	CHECK(ddp_all_reduce(comm, NULL, x, SLOW_COUNT, DDP_F32, DDP_SUM) == DDP_ERR_ABORTED);
-	CHECK_OK(ddp_comm_shrink(comm, &again));
-	CHECK(ddp_comm_size(again) == size);
-	expect_sum_of(again, rank, size * (size - 1) / 2);
-	CHECK_OK(ddp_comm_free(again));
+	CHECK_OK(ddp_comm_free(shrink_to_all_but(comm, 0, 0)));
 	if (rank == size - 1)
 		CHECK(pthread_join(thread, NULL) == 0);
 	return 0;
@@ -451,10 +431,7 @@ static int shrink_with_one_mute(ddp_comm *comm, void *argument)
 		CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_PEER);
 		return 0;
 	}
-	CHECK_OK(ddp_comm_shrink(comm, &survivors));
-	CHECK(ddp_comm_size(survivors) == 2);
-	expect_sum_of(survivors, rank, 2);
-	CHECK_OK(ddp_comm_free(survivors));
+	CHECK_OK(ddp_comm_free(shrink_to_all_but(comm, 1, 1)));
 	return 0;
 }
 
@@ -491,13 +468,11 @@ static void connect_for_barriers(ddp_comm *comm)
 /* Rank 0 has no descriptor for a connection, and does not come to shrink at once. */
 static int shrink_with_few_descriptors(ddp_comm *comm, void *argument)
 {
-	const int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
 	struct rlimit limit;
-	ddp_comm *survivors;
 	char byte = 0;
 
 	(void)argument;
-	if (rank == 0) {
+	if (ddp_comm_rank(comm) == 0) {
 		connect_for_barriers(comm);
 		CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
 		limit_descriptors(3, limit.rlim_max);
@@ -508,10 +483,7 @@ static int shrink_with_few_descriptors(ddp_comm *comm, void *argument)
 	}
 	while (ddp_barrier(comm) == DDP_OK)
 		continue;
-	CHECK_OK(ddp_comm_shrink(comm, &survivors));
-	CHECK(ddp_comm_size(survivors) == size);
-	expect_sum_of(survivors, rank, size * (size - 1) / 2);
-	CHECK_OK(ddp_comm_free(survivors));
+	CHECK_OK(ddp_comm_free(shrink_to_all_but(comm, 0, 0)));
 	return 0;
 }
 
@@ -587,17 +559,11 @@ __attribute__((visibility("default"))) unsigned int ucp_worker_progress(ucp_work
    but rank 3 has not heard from rank 0. */
 static int shrink_without_those_who_show(ddp_comm *comm, void *argument)
 {
-	const int rank = ddp_comm_rank(comm);
-	ddp_comm *survivors;
-
 	second_round = argument;
 	fall_out(comm, DDP_ERR_ABORTED);
-	rounds_of = rank < 3 ? comm : NULL;
-	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	rounds_of = ddp_comm_rank(comm) < 3 ? comm : NULL;
+	CHECK_OK(ddp_comm_free(shrink_to_all_but(comm, 1, 2)));
 	rounds_of = NULL;
-	CHECK(ddp_comm_size(survivors) == 2);
-	expect_sum_of(survivors, rank, 3);
-	CHECK_OK(ddp_comm_free(survivors));
 	return 0;
 }
 
@@ -627,18 +593,16 @@ static int count_descriptors(void)
    left, and all try again. */
 static int shrink_with_a_refusal(ddp_comm *comm, void *argument)
 {
-	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm), before = count_descriptors();
+	const int before = count_descriptors();
 	ddp_comm *again = NULL;
 
 	(void)argument;
 	fall_out(comm, DDP_ERR_ABORTED);
-	refuses = rank == 2;
+	refuses = ddp_comm_rank(comm) == 2;
 	CHECK(ddp_comm_shrink(comm, &again) != DDP_OK && again == NULL);
 	CHECK(!refuses);
 	CHECK(count_descriptors() == before);
-	CHECK_OK(ddp_comm_shrink(comm, &again));
-	expect_sum_of(again, rank, size * (size - 1) / 2);
-	CHECK_OK(ddp_comm_free(again));
+	CHECK_OK(ddp_comm_free(shrink_to_all_but(comm, 0, 0)));
 	CHECK(count_descriptors() == before);
 	/* With a rank that has ended, the others have no connection any more. */
 	test_ranks_together();
