@@ -11,12 +11,12 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "tests/support/folder.h"
 #include "tests/support/training.h"
 
 /* How gradients travel. */
@@ -139,7 +139,6 @@ static void clipped_training_is_that_of_one_process_too(void **state)
 typedef struct stretches {
 	float whole[MLP_ELEMENTS], again[MLP_ELEMENTS], resumed[MLP_ELEMENTS];
 	ddp_shard first, second; /* of the stretches of a resumed run, in turn */
-	char dir[64];
 } stretches;
 
 static int stretches_body(ddp_context *context, void *user)
@@ -155,7 +154,7 @@ static int stretches_body(ddp_context *context, void *user)
 	/* In the middle of an epoch, to the middle of another, and to the end;
 	   the first time there is nothing to resume from. */
 	static const int64_t stops[] = { 3, 11, STEPS };
-	with.checkpoint_dir = shared->dir;
+	with.checkpoint_dir = test_folder;
 	with.resume = true;
 	for (size_t i = 0; i < sizeof(stops) / sizeof(stops[0]); i++) {
 		with.steps = stops[i];
@@ -168,7 +167,6 @@ static int stretches_body(ddp_context *context, void *user)
 static void runs_repeat_and_resume_bit_for_bit(void **state)
 {
 	stretches *shared = test_share(sizeof(*shared));
-	char command[128];
 
 	(void)state;
 	/* Each way alone, then one after the other. */
@@ -176,13 +174,10 @@ static void runs_repeat_and_resume_bit_for_bit(void **state)
 		int ranks = 1 + i % 3;
 		shared->first = i < 3 ? DDP_SHARD_NONE : DDP_SHARD_STATE;
 		shared->second = i < 6 ? shared->first : DDP_SHARD_NONE;
-		strcpy(shared->dir, "/tmp/ddp-resume-XXXXXX");
-		assert_non_null(mkdtemp(shared->dir));
+		assert_int_equal(folder_empty(NULL), 0);
 		assert_int_equal(run_ranks(ranks, stretches_body, shared), 0);
 		assert_memory_equal(shared->whole, shared->again, sizeof(shared->whole));
 		assert_memory_equal(shared->whole, shared->resumed, sizeof(shared->whole));
-		snprintf(command, sizeof(command), "rm -r %s", shared->dir);
-		assert_int_equal(system(command), 0);
 	}
 	test_unshare(shared, sizeof(*shared));
 }
@@ -247,7 +242,7 @@ static int count_ranges(const json_t *trace, const char *name)
 	return count;
 }
 
-static void expect_trace(const char *dir, int rank, ddp_shard shard)
+static void expect_trace(int rank, ddp_shard shard)
 {
 	/* Two micro-batches a step; 2 KiB in buckets of 512 bytes. */
 	const int buckets = shard == DDP_SHARD_STATE ? 0 : STEPS;
@@ -260,7 +255,7 @@ static void expect_trace(const char *dir, int rank, ddp_shard shard)
 	};
 	char path[128];
 
-	snprintf(path, sizeof(path), "%s/trace/rank-%d.json", dir, rank);
+	snprintf(path, sizeof(path), "%s/trace/rank-%d.json", test_folder, rank);
 	json_t *trace = json_load_file(path, 0, NULL);
 	assert_non_null(trace);
 	for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++)
@@ -294,23 +289,20 @@ static void expect_metrics(const char *path)
 
 static void trace_and_metrics_tell_of_every_step(void **state)
 {
-	char dir[] = "/tmp/ddp-observed-XXXXXX", metrics[64], trace[64], command[64];
+	char metrics[64], trace[64];
 	const ddp_options options = { .size = sizeof(options), .metrics_path = metrics, .trace_dir = trace };
 
 	(void)state;
-	assert_non_null(mkdtemp(dir));
-	snprintf(metrics, sizeof(metrics), "%s/metrics.jsonl", dir);
-	snprintf(trace, sizeof(trace), "%s/trace", dir);
+	snprintf(metrics, sizeof(metrics), "%s/metrics.jsonl", test_folder);
+	snprintf(trace, sizeof(trace), "%s/trace", test_folder);
 	for (int u = 0; u < SHARDS; u++) {
 		ddp_shard shard = shards[u];
 		remove(metrics);
 		assert_int_equal(run_ranks_with(2, &options, observed_body, &shard), 0);
-		expect_trace(dir, 0, shard);
-		expect_trace(dir, 1, shard);
+		expect_trace(0, shard);
+		expect_trace(1, shard);
 		expect_metrics(metrics);
 	}
-	snprintf(command, sizeof(command), "rm -r %s", dir);
-	assert_int_equal(system(command), 0);
 }
 
 int main(void)
@@ -320,7 +312,7 @@ int main(void)
 		cmocka_unit_test(clipped_training_is_that_of_one_process_too),
 		cmocka_unit_test(runs_repeat_and_resume_bit_for_bit),
 		cmocka_unit_test(other_processes_give_the_same_bits),
-		cmocka_unit_test(trace_and_metrics_tell_of_every_step),
+		cmocka_unit_test_setup(trace_and_metrics_tell_of_every_step, folder_empty),
 	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return cmocka_run_group_tests(tests, folder_make, folder_remove);
 }

@@ -9,7 +9,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -21,15 +20,32 @@
 #include "tests/support/folder.h"
 #include "tests/support/training.h"
 
+static const setup plain = { .bucket_bytes = 512, .accumulate = 1 };
+
 /* ---- stopping ------------------------------------------------------------------- */
 
 enum { SIGNALLED_BATCH = 7 }; /* the second of step 4's two */
 
-typedef struct stops {
+/* A run that goes on where it ended, beside one that does not end. */
+typedef struct runs {
 	float whole[MLP_ELEMENTS], resumed[MLP_ELEMENTS];
 	ddp_shard shard;
-	char dir[64];
-} stops;
+	bool in_loss; /* what is not finite */
+} runs;
+
+static void expect_the_same_bits(rank_body body)
+{
+	runs *shared = test_share(sizeof(*shared));
+
+	for (int i = 0; i < 3 * SHARDS; i++) {
+		shared->shard = shards[i / 3];
+		shared->in_loss = i % 2 == 0;
+		assert_int_equal(folder_empty(NULL), 0);
+		assert_int_equal(run_ranks(1 + i % 3, body, shared), 0);
+		assert_memory_equal(shared->whole, shared->resumed, sizeof(shared->whole));
+	}
+	test_unshare(shared, sizeof(*shared));
+}
 
 static int batches_until_signal;
 
@@ -44,56 +60,40 @@ static ddp_status signalled_batch(void *user, ddp_model *model, const ddp_batch 
 /* The last rank alone gets the signal. */
 static int stop_body(ddp_context *context, void *user)
 {
-	stops *shared = user;
-	const ddp_dataset dataset = mlp_dataset(SAMPLES);
+	runs *shared = user;
 	const ddp_job *job = ddp_get_job(context);
 	setup with = { .bucket_bytes = 512, .shard = shared->shard, .accumulate = 2,
 	               .steps = STEPS };
 	const ddp_train_options options = {
 		.size = sizeof(options),
-		.steps = STEPS, .accumulate = 2, .checkpoint_dir = shared->dir, .stop_signal = SIGUSR1,
+		.steps = STEPS, .accumulate = 2, .checkpoint_dir = test_folder, .stop_signal = SIGUSR1,
 	};
 	float scratch[MLP_ELEMENTS];
 	ddp_summary summary;
 	struct sigaction now;
-	ddp_loader *loader;
-	ddp_model *model;
 	int64_t step;
 
 	train(context, &with, job->rank == 0 ? shared->whole : scratch);
-	start(context, &dataset, &with, &model, &loader);
+	const training t = start(context, &with);
 	batches_until_signal = job->rank == job->world_size - 1 ? SIGNALLED_BATCH : -1;
-	CHECK_OK(ddp_train(model, loader, signalled_batch, &options, &summary));
+	CHECK_OK(ddp_train(t.model, t.loader, signalled_batch, &options, &summary));
 	CHECK(summary.stopped && summary.steps == 4);
 	/* As if this rank's had been on its way for longer. */
 	CHECK(raise(SIGUSR1) == 0);
-	CHECK(ddp_checkpoint_load(model, loader, shared->dir, &step) == DDP_OK && step == 4);
+	CHECK(ddp_checkpoint_load(t.model, t.loader, test_folder, &step) == DDP_OK && step == 4);
 	/* The stop was heard: the loop may be entered again. */
-	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, &summary));
 	CHECK(!summary.stopped && summary.steps == STEPS);
 	CHECK(sigaction(SIGUSR1, NULL, &now) == 0 && now.sa_handler == SIG_DFL);
-	mlp_pack(model, job->rank == 0 ? shared->resumed : scratch);
-	ddp_loader_free(loader);
-	ddp_model_free(model);
+	mlp_pack(t.model, job->rank == 0 ? shared->resumed : scratch);
+	finish(t);
 	return 0;
 }
 
 static void signal_stops_all_ranks_in_one_step_with_a_checkpoint(void **state)
 {
-	stops *shared = test_share(sizeof(*shared));
-	char command[128];
-
 	(void)state;
-	for (int i = 0; i < 3 * SHARDS; i++) {
-		shared->shard = shards[i / 3];
-		strcpy(shared->dir, "/tmp/ddp-stop-XXXXXX");
-		assert_non_null(mkdtemp(shared->dir));
-		assert_int_equal(run_ranks(1 + i % 3, stop_body, shared), 0);
-		assert_memory_equal(shared->whole, shared->resumed, sizeof(shared->whole));
-		snprintf(command, sizeof(command), "rm -r %s", shared->dir);
-		assert_int_equal(system(command), 0);
-	}
-	test_unshare(shared, sizeof(*shared));
+	expect_the_same_bits(stop_body);
 }
 
 /* The signal comes as soon as there is a handler. */
@@ -122,8 +122,6 @@ static ddp_status signal_behind_the_last_step(void *user, const ddp_step_stats *
 
 static int odd_moments_body(ddp_context *context, void *user)
 {
-	const ddp_dataset dataset = mlp_dataset(SAMPLES);
-	const setup with = { .bucket_bytes = 512, .accumulate = 1 };
 	const ddp_job *job = ddp_get_job(context);
 	bool odd = job->rank == job->world_size - 1;
 	ddp_train_options options = {
@@ -131,24 +129,21 @@ static int odd_moments_body(ddp_context *context, void *user)
 		.steps = 4, .stop_signal = SIGUSR1, .on_step = signal_behind_the_last_step, .user = &odd,
 	};
 	ddp_summary summary;
-	ddp_loader *loader;
-	ddp_model *model;
 
 	(void)user;
-	start(context, &dataset, &with, &model, &loader);
+	const training t = start(context, &plain);
 	raise_at_once = odd;
-	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, &summary));
 	CHECK(summary.stopped && summary.steps == 1);
-	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, &summary));
 	CHECK(!summary.stopped && summary.steps == 4);
 	/* All was done when it came; a loop that goes on hears it. */
 	options.steps = 10;
-	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, &summary));
 	CHECK(summary.stopped && summary.steps == 5);
-	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, &summary));
 	CHECK(!summary.stopped && summary.steps == 10);
-	ddp_loader_free(loader);
-	ddp_model_free(model);
+	finish(t);
 	return 0;
 }
 
@@ -175,25 +170,20 @@ static bool is_left_alone(int number)
 
 static int two_signals_body(ddp_context *context, void *user)
 {
-	const ddp_dataset dataset = mlp_dataset(SAMPLES);
-	const setup with = { .bucket_bytes = 512, .accumulate = 1 };
 	ddp_train_options options = { .size = sizeof(options), .steps = 4, .stop_signal = SIGUSR1,
 	                              .on_step = stop_at_once };
 	ddp_summary summary;
-	ddp_loader *loader;
-	ddp_model *model;
 
 	(void)user;
-	start(context, &dataset, &with, &model, &loader);
-	options.user = model;
-	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	const training t = start(context, &plain);
+	options.user = t.model;
+	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, &summary));
 	CHECK(summary.stopped && !is_left_alone(SIGUSR1));
 	options.stop_signal = SIGUSR2;
 	options.on_step = NULL;
-	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, &summary));
 	CHECK(!summary.stopped && is_left_alone(SIGUSR1) && is_left_alone(SIGUSR2));
-	ddp_loader_free(loader);
-	ddp_model_free(model);
+	finish(t);
 	return 0;
 }
 
@@ -217,35 +207,27 @@ static ddp_status infinite_batch(void *user, ddp_model *model, const ddp_batch *
 
 static int skipping_body(ddp_context *context, void *user)
 {
-	const ddp_dataset dataset = mlp_dataset(SAMPLES);
 	const setup with = { .bucket_bytes = 512, .accumulate = 1, .scaled = true };
 	const ddp_train_options options = { .size = sizeof(options), .steps = 4, .checkpoint_every = 2,
-	                                    .checkpoint_dir = user };
+	                                    .checkpoint_dir = test_folder };
 	char path[128];
-	ddp_loader *loader;
-	ddp_model *model;
 
-	start(context, &dataset, &with, &model, &loader);
+	(void)user;
+	const training t = start(context, &with);
 	infinite_batches = 3;
-	CHECK_OK(ddp_train(model, loader, infinite_batch, &options, NULL));
-	snprintf(path, sizeof(path), "%s/step-00000004.safetensors", (const char *)user);
+	CHECK_OK(ddp_train(t.model, t.loader, infinite_batch, &options, NULL));
+	snprintf(path, sizeof(path), "%s/step-00000004.safetensors", test_folder);
 	CHECK(access(path, F_OK) == 0);
-	snprintf(path, sizeof(path), "%s/step-00000000.safetensors", (const char *)user);
+	snprintf(path, sizeof(path), "%s/step-00000000.safetensors", test_folder);
 	CHECK(access(path, F_OK) != 0);
-	ddp_loader_free(loader);
-	ddp_model_free(model);
+	finish(t);
 	return 0;
 }
 
 static void skipped_step_makes_no_checkpoint_due(void **state)
 {
-	char dir[] = "/tmp/ddp-skip-XXXXXX", command[64];
-
 	(void)state;
-	assert_non_null(mkdtemp(dir));
-	assert_int_equal(run_ranks(2, skipping_body, dir), 0);
-	snprintf(command, sizeof(command), "rm -r %s", dir);
-	assert_int_equal(system(command), 0);
+	assert_int_equal(run_ranks(2, skipping_body, NULL), 0);
 }
 
 static double schedule(void *user, int64_t step)
@@ -270,6 +252,7 @@ typedef struct trouble {
 	char message[RANKS_MAX][1024];
 } trouble;
 
+static trouble *seen; /* shared by the test and its ranks */
 /* Each rank has its own copy of what the callbacks get. */
 static trouble local;
 
@@ -309,119 +292,102 @@ static double troubled_schedule(void *user, int64_t step)
 
 static int trouble_body(ddp_context *context, void *user)
 {
-	trouble *shared = user;
-	const ddp_dataset dataset = mlp_dataset(SAMPLES);
-	const setup with = { .bucket_bytes = 64, .shard = shared->shard, .accumulate = 1 };
+	const setup with = { .bucket_bytes = 64, .shard = seen->shard, .accumulate = 1 };
 	const ddp_train_options options = {
 		.size = sizeof(options),
 		.steps = STEPS, .schedule = troubled_schedule, .on_step = troubled_step,
 	};
-	ddp_model *model;
-	ddp_loader *loader;
 	int rank = ddp_get_job(context)->rank;
 
+	(void)user;
 	/* ddp_spawn() ends the others when one is killed; they are to speak first. */
 	signal(SIGTERM, SIG_IGN);
-	local = *shared;
+	local = *seen;
 	local.own_rank = rank;
-	start(context, &dataset, &with, &model, &loader);
-	shared->status[rank] = ddp_train(model, loader, troubled_batch, &options, NULL);
-	snprintf(shared->message[rank], sizeof(shared->message[rank]), "%s", ddp_last_error());
-	ddp_loader_free(loader);
-	ddp_model_free(model);
+	const training t = start(context, &with);
+	seen->status[rank] = ddp_train(t.model, t.loader, troubled_batch, &options, NULL);
+	snprintf(seen->message[rank], sizeof(seen->message[rank]), "%s", ddp_last_error());
+	finish(t);
 	return 0;
 }
 
-static void make_trouble(failure what, int ranks, ddp_shard shard, trouble *shared)
+static void make_trouble(failure what, int ranks, ddp_shard shard)
 {
-	memset(shared, 0, sizeof(*shared));
-	shared->what = what;
-	shared->shard = shard;
-	shared->rank = ranks - 1;
-	int code = run_ranks(ranks, trouble_body, shared);
+	if (seen == NULL)
+		seen = test_share(sizeof(*seen));
+	memset(seen, 0, sizeof(*seen));
+	seen->what = what;
+	seen->shard = shard;
+	seen->rank = ranks - 1;
+	int code = run_ranks(ranks, trouble_body, NULL);
 	assert_int_equal(code, what == RANK_IS_KILLED ? 128 + SIGKILL : 0);
 }
 
-static void expect_message(const trouble *shared, int rank, const char *part)
+static void expect_message(int rank, const char *part)
 {
-	if (shared->status[rank] == DDP_OK || strstr(shared->message[rank], part) == NULL)
+	if (seen->status[rank] == DDP_OK || strstr(seen->message[rank], part) == NULL)
 		fail_msg("rank %d: %s, \"%s\" does not say \"%s\"", rank,
-		         ddp_status_name(shared->status[rank]), shared->message[rank], part);
+		         ddp_status_name(seen->status[rank]), seen->message[rank], part);
 }
 
 static void failing_callback_ends_all_ranks_with_its_reason(void **state)
 {
-	trouble *shared = test_share(sizeof(*shared));
-
 	(void)state;
 	for (int i = 0; i < 3 * SHARDS; i++) {
 		int ranks = 1 + i % 3;
-		make_trouble(BATCH_CALLBACK_FAILS, ranks, shards[i / 3], shared);
+		make_trouble(BATCH_CALLBACK_FAILS, ranks, shards[i / 3]);
 		for (int r = 0; r < ranks; r++)
-			expect_message(shared, r, "the sensor is unplugged");
-		assert_int_equal(shared->status[ranks - 1], DDP_ERR_IO);
-		assert_non_null(strstr(shared->message[ranks - 1],
-		                       "step 6: the batch callback failed on rank"));
+			expect_message(r, "the sensor is unplugged");
+		assert_int_equal(seen->status[ranks - 1], DDP_ERR_IO);
+		assert_non_null(strstr(seen->message[ranks - 1], "step 6: the batch callback failed on rank"));
 
-		make_trouble(STEP_CALLBACK_FAILS, ranks, shards[i / 3], shared);
+		make_trouble(STEP_CALLBACK_FAILS, ranks, shards[i / 3]);
 		for (int r = 0; r < ranks; r++)
-			expect_message(shared, r, "the step callback failed on rank");
-		assert_non_null(strstr(shared->message[ranks - 1], "it gave no reason"));
+			expect_message(r, "the step callback failed on rank");
+		assert_non_null(strstr(seen->message[ranks - 1], "it gave no reason"));
 	}
-	test_unshare(shared, sizeof(*shared));
 }
 
 static void different_learning_rates_end_all_ranks(void **state)
 {
-	trouble *shared = test_share(sizeof(*shared));
-
 	(void)state;
 	for (int u = 0; u < SHARDS; u++) {
-		make_trouble(RATE_DIFFERS, 2, shards[u], shared);
+		make_trouble(RATE_DIFFERS, 2, shards[u]);
 		for (int r = 0; r < 2; r++)
-			expect_message(shared, r, "step 6: ranks have different learning rates");
+			expect_message(r, "step 6: ranks have different learning rates");
 	}
-	test_unshare(shared, sizeof(*shared));
 }
 
 static void lost_rank_is_an_error_on_the_others(void **state)
 {
-	trouble *shared = test_share(sizeof(*shared));
-
 	(void)state;
 	for (int i = 0; i < 2 * SHARDS; i++) {
-		make_trouble(i % 2 == 0 ? RANK_EXITS : RANK_IS_KILLED, 3, shards[i / 2], shared);
+		make_trouble(i % 2 == 0 ? RANK_EXITS : RANK_IS_KILLED, 3, shards[i / 2]);
 		for (int r = 0; r < 2; r++) {
-			expect_message(shared, r, "rank 2");
-			assert_true(shared->status[r] == DDP_ERR_PEER || shared->status[r] == DDP_ERR_ABORTED);
+			expect_message(r, "rank 2");
+			assert_true(seen->status[r] == DDP_ERR_PEER || seen->status[r] == DDP_ERR_ABORTED);
 		}
 	}
-	test_unshare(shared, sizeof(*shared));
 }
 
 static int no_place_body(ddp_context *context, void *user)
 {
-	const ddp_dataset dataset = mlp_dataset(SAMPLES);
-	const setup with = { .bucket_bytes = 512, .accumulate = 1 };
 	ddp_train_options options = {
 		.size = sizeof(options),
 		.steps = 6, .checkpoint_dir = "/dev/null/nowhere", .checkpoint_every = 2,
 	};
-	ddp_model *model;
-	ddp_loader *loader;
 	ddp_summary summary;
 
 	(void)user;
-	start(context, &dataset, &with, &model, &loader);
-	CHECK(ddp_train(model, loader, mlp_batch, &options, NULL) == DDP_ERR_IO);
+	const training t = start(context, &plain);
+	CHECK(ddp_train(t.model, t.loader, mlp_batch, &options, NULL) == DDP_ERR_IO);
 	CHECK(strstr(ddp_last_error(), "/dev/null/nowhere") != NULL);
 	options.checkpoint_dir = NULL;
 	options.checkpoint_every = 0;
-	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, &summary));
 	CHECK(summary.steps == 6);
 	CHECK(fabs(summary.units_per_second * summary.seconds - (SAMPLES + GLOBAL_BATCH)) < 1e-6);
-	ddp_loader_free(loader);
-	ddp_model_free(model);
+	finish(t);
 	return 0;
 }
 
@@ -461,27 +427,23 @@ static ddp_status fill_the_disk(void *model, const ddp_step_stats *stats)
 
 static int full_disk_body(ddp_context *context, void *beside)
 {
-	const ddp_dataset dataset = mlp_dataset(SAMPLES);
-	const setup with = { .bucket_bytes = 512, .accumulate = 1 };
 	const bool leads = ddp_get_job(context)->rank == 0;
 	ddp_train_options options = {
 		.size = sizeof(options), .steps = 7, .checkpoint_dir = test_folder, .checkpoint_every = 2,
 		.on_step = fill_the_disk, .checkpoint_beside = *(const bool *)beside,
 	};
-	ddp_model *model;
-	ddp_loader *loader;
 	int64_t step;
 
 	signal(SIGXFSZ, SIG_IGN);
 	CHECK(getrlimit(RLIMIT_FSIZE, &room) == 0);
 	ddp_set_log(keep_warnings, NULL, DDP_LOG_WARN);
-	start(context, &dataset, &with, &model, &loader);
-	options.user = model;
-	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, NULL));
+	const training t = start(context, &plain);
+	options.user = t.model;
+	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, NULL));
 	CHECK((strstr(told, "checkpoint of step 4 was not saved") != NULL) == leads);
 	CHECK((strstr(told, "training goes on, and tries again after step 6: ") != NULL) == leads);
 	CHECK(strstr(told, "step 2 ") == NULL && strstr(told, "step 6 ") == NULL);
-	CHECK_OK(ddp_checkpoint_load(model, loader, test_folder, &step));
+	CHECK_OK(ddp_checkpoint_load(t.model, t.loader, test_folder, &step));
 	CHECK(step == 7);
 	/* The last one is wanted; the one before is there. */
 	options.steps = 10;
@@ -489,13 +451,12 @@ static int full_disk_body(ddp_context *context, void *beside)
 	options.on_step = NULL;
 	const struct rlimit none = { .rlim_cur = 1000, .rlim_max = room.rlim_max };
 	CHECK(setrlimit(RLIMIT_FSIZE, &none) == 0);
-	CHECK(ddp_train(model, loader, mlp_batch, &options, NULL) == DDP_ERR_IO);
+	CHECK(ddp_train(t.model, t.loader, mlp_batch, &options, NULL) == DDP_ERR_IO);
 	CHECK(strstr(ddp_last_error(), "checkpoint of step 10 was not saved") != NULL);
 	CHECK(setrlimit(RLIMIT_FSIZE, &room) == 0);
-	CHECK_OK(ddp_checkpoint_load(model, loader, test_folder, &step));
+	CHECK_OK(ddp_checkpoint_load(t.model, t.loader, test_folder, &step));
 	CHECK(step == 7);
-	ddp_loader_free(loader);
-	ddp_model_free(model);
+	finish(t);
 	return 0;
 }
 
@@ -504,9 +465,8 @@ static void full_disk_costs_a_checkpoint_and_not_the_training(void **state)
 	(void)state;
 	for (int i = 0; i < 2; i++) {
 		bool beside = i == 1;
-		assert_int_equal(folder_make(NULL), 0);
+		assert_int_equal(folder_empty(NULL), 0);
 		assert_int_equal(run_ranks(2, full_disk_body, &beside), 0);
-		assert_int_equal(folder_remove(NULL), 0);
 	}
 }
 
@@ -531,49 +491,36 @@ static double heal_behind_it(void *model, int64_t step)
 
 static int bad_checkpoint_before_the_last_body(ddp_context *context, void *user)
 {
-	const ddp_dataset dataset = mlp_dataset(SAMPLES);
 	const setup with = { .bucket_bytes = 512, .accumulate = 1, .shard = DDP_SHARD_NONE };
 	ddp_train_options options = {
 		.size = sizeof(options), .steps = 2, .checkpoint_dir = test_folder, .checkpoint_every = 1,
 		.on_step = poison_for_a_checkpoint, .schedule = heal_behind_it, .checkpoint_beside = true,
 	};
-	ddp_model *model;
-	ddp_loader *loader;
 	int64_t step;
 
 	(void)user;
 	CHECK(getrlimit(RLIMIT_FSIZE, &room) == 0);
 	ddp_set_log(keep_warnings, NULL, DDP_LOG_WARN);
-	start(context, &dataset, &with, &model, &loader);
-	options.user = model;
-	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, NULL));
+	const training t = start(context, &with);
+	options.user = t.model;
+	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, NULL));
 	CHECK((strstr(told, "checkpoint of step 1 was not saved: tensor fc1.bias holds an infinity") != NULL) ==
 	      (ddp_get_job(context)->rank == 0));
-	CHECK_OK(ddp_checkpoint_load(model, loader, test_folder, &step));
+	CHECK_OK(ddp_checkpoint_load(t.model, t.loader, test_folder, &step));
 	CHECK(step == 2);
-	ddp_loader_free(loader);
-	ddp_model_free(model);
+	finish(t);
 	return 0;
 }
 
 static void last_checkpoint_is_written_whatever_became_of_the_one_before(void **state)
 {
 	(void)state;
-	assert_int_equal(folder_make(NULL), 0);
 	assert_int_equal(run_ranks(2, bad_checkpoint_before_the_last_body, NULL), 0);
-	assert_int_equal(folder_remove(NULL), 0);
 }
 
 /* ---- what is not finite ---------------------------------------------------------- */
 
 enum { POISONED_STEP = 6, SAVED_STEP = 4 };
-
-typedef struct poisoned {
-	float whole[MLP_ELEMENTS], again[MLP_ELEMENTS];
-	ddp_shard shard;
-	bool in_loss;
-	char dir[64];
-} poisoned;
 
 static bool poison_loss, poison_gradient;
 
@@ -592,57 +539,40 @@ static ddp_status poisoned_batch(void *user, ddp_model *model, const ddp_batch *
 /* The last rank diverges; all go back to the last checkpoint, in the same process. */
 static int poisoned_body(ddp_context *context, void *user)
 {
-	poisoned *shared = user;
-	const ddp_dataset dataset = mlp_dataset(SAMPLES);
+	runs *shared = user;
 	const ddp_job *job = ddp_get_job(context);
 	const setup with = { .bucket_bytes = 512, .shard = shared->shard, .accumulate = 2,
 	                     .steps = STEPS };
 	const ddp_train_options options = {
 		.size = sizeof(options),
-		.steps = STEPS, .accumulate = 2, .checkpoint_dir = shared->dir,
+		.steps = STEPS, .accumulate = 2, .checkpoint_dir = test_folder,
 		.checkpoint_every = SAVED_STEP,
 	};
 	float scratch[MLP_ELEMENTS];
 	bool odd = job->rank == job->world_size - 1;
-	ddp_loader *loader;
-	ddp_model *model;
 	int64_t step;
 
 	train(context, &with, job->rank == 0 ? shared->whole : scratch);
-	start(context, &dataset, &with, &model, &loader);
+	const training t = start(context, &with);
 	poison_loss = odd && shared->in_loss;
 	poison_gradient = odd && !shared->in_loss;
-	CHECK(ddp_train(model, loader, poisoned_batch, &options, NULL) == DDP_ERR_NOT_FINITE);
+	CHECK(ddp_train(t.model, t.loader, poisoned_batch, &options, NULL) == DDP_ERR_NOT_FINITE);
 	CHECK(strstr(ddp_last_error(), "step 6: ") != NULL);
 	CHECK(strstr(ddp_last_error(), shared->in_loss ? "the loss is not finite on rank"
 	                                                : "the gradient of \"") != NULL);
 	poison_loss = poison_gradient = false;
-	CHECK_OK(ddp_checkpoint_load(model, loader, shared->dir, &step));
+	CHECK_OK(ddp_checkpoint_load(t.model, t.loader, test_folder, &step));
 	CHECK(step == SAVED_STEP);
-	CHECK_OK(ddp_train(model, loader, poisoned_batch, &options, NULL));
-	mlp_pack(model, job->rank == 0 ? shared->again : scratch);
-	ddp_loader_free(loader);
-	ddp_model_free(model);
+	CHECK_OK(ddp_train(t.model, t.loader, poisoned_batch, &options, NULL));
+	mlp_pack(t.model, job->rank == 0 ? shared->resumed : scratch);
+	finish(t);
 	return 0;
 }
 
 static void diverged_training_goes_back_in_the_same_process(void **state)
 {
-	poisoned *shared = test_share(sizeof(*shared));
-	char command[128];
-
 	(void)state;
-	for (int i = 0; i < 3 * SHARDS; i++) {
-		shared->shard = shards[i / 3];
-		shared->in_loss = i % 2 == 0;
-		strcpy(shared->dir, "/tmp/ddp-diverged-XXXXXX");
-		assert_non_null(mkdtemp(shared->dir));
-		assert_int_equal(run_ranks(1 + i % 3, poisoned_body, shared), 0);
-		assert_memory_equal(shared->whole, shared->again, sizeof(shared->whole));
-		snprintf(command, sizeof(command), "rm -r %s", shared->dir);
-		assert_int_equal(system(command), 0);
-	}
-	test_unshare(shared, sizeof(*shared));
+	expect_the_same_bits(poisoned_body);
 }
 
 /* ---- arguments ------------------------------------------------------------------- */
@@ -657,26 +587,21 @@ static int arguments_body(ddp_context *context, void *user)
 		{ { .steps = 1, .checkpoint_every = 5 }, "checkpoint_every needs checkpoint_dir" },
 		{ { .steps = 1, .stop_signal = SIGKILL }, "stop_signal is 9, which cannot be caught" },
 	};
-	const ddp_dataset dataset = mlp_dataset(SAMPLES);
-	const setup with = { .bucket_bytes = 512, .accumulate = 1 };
 	const ddp_train_options good = { .size = sizeof(good), .steps = 1 };
-	ddp_model *model;
-	ddp_loader *loader;
 
 	(void)user;
-	start(context, &dataset, &with, &model, &loader);
+	const training t = start(context, &plain);
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		bad[i].options.size = sizeof(bad[i].options);
-		CHECK(ddp_train(model, loader, mlp_batch, &bad[i].options, NULL) == DDP_ERR_INVALID);
+		CHECK(ddp_train(t.model, t.loader, mlp_batch, &bad[i].options, NULL) == DDP_ERR_INVALID);
 		CHECK(strstr(ddp_last_error(), bad[i].part) != NULL);
 	}
-	CHECK(ddp_train(model, NULL, mlp_batch, &good, NULL) == DDP_ERR_INVALID);
-	CHECK(ddp_train(model, loader, NULL, &good, NULL) == DDP_ERR_INVALID);
-	CHECK(ddp_train(model, loader, mlp_batch, NULL, NULL) == DDP_ERR_INVALID);
-	CHECK(ddp_train(NULL, loader, mlp_batch, &good, NULL) == DDP_ERR_INVALID);
-	CHECK_OK(ddp_train(model, loader, mlp_batch, &good, NULL));
-	ddp_loader_free(loader);
-	ddp_model_free(model);
+	CHECK(ddp_train(t.model, NULL, mlp_batch, &good, NULL) == DDP_ERR_INVALID);
+	CHECK(ddp_train(t.model, t.loader, NULL, &good, NULL) == DDP_ERR_INVALID);
+	CHECK(ddp_train(t.model, t.loader, mlp_batch, NULL, NULL) == DDP_ERR_INVALID);
+	CHECK(ddp_train(NULL, t.loader, mlp_batch, &good, NULL) == DDP_ERR_INVALID);
+	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &good, NULL));
+	finish(t);
 	return 0;
 }
 
@@ -692,15 +617,15 @@ int main(void)
 		cmocka_unit_test(signal_stops_all_ranks_in_one_step_with_a_checkpoint),
 		cmocka_unit_test(signal_is_heard_at_any_moment),
 		cmocka_unit_test(a_stopped_loops_signal_is_given_back_by_the_next),
-		cmocka_unit_test(skipped_step_makes_no_checkpoint_due),
+		cmocka_unit_test_setup(skipped_step_makes_no_checkpoint_due, folder_empty),
 		cmocka_unit_test(failing_callback_ends_all_ranks_with_its_reason),
 		cmocka_unit_test(different_learning_rates_end_all_ranks),
 		cmocka_unit_test(lost_rank_is_an_error_on_the_others),
 		cmocka_unit_test(failed_checkpoint_ends_all_ranks_but_not_the_model),
 		cmocka_unit_test(full_disk_costs_a_checkpoint_and_not_the_training),
-		cmocka_unit_test(last_checkpoint_is_written_whatever_became_of_the_one_before),
+		cmocka_unit_test_setup(last_checkpoint_is_written_whatever_became_of_the_one_before, folder_empty),
 		cmocka_unit_test(diverged_training_goes_back_in_the_same_process),
 		cmocka_unit_test(wrong_training_options_are_named),
 	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return cmocka_run_group_tests(tests, folder_make, folder_remove);
 }

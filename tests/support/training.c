@@ -2,9 +2,9 @@
 
 const ddp_shard shards[SHARDS] = { DDP_SHARD_NONE, DDP_SHARD_STATE, DDP_SHARD_GRADIENTS };
 
-void start(ddp_context *context, const ddp_dataset *dataset, const setup *with,
-           ddp_model **model, ddp_loader **loader)
+training start(ddp_context *context, const setup *with)
 {
+	const ddp_dataset dataset = mlp_dataset(SAMPLES);
 	const ddp_model_options model_options = {
 		.size = sizeof(model_options),
 		.learning_rate = 0.01, .weight_decay = 0.1, .clip_norm = with->clip_norm,
@@ -16,31 +16,35 @@ void start(ddp_context *context, const ddp_dataset *dataset, const setup *with,
 		.batch_size = GLOBAL_BATCH / ddp_get_job(context)->world_size / with->accumulate,
 		.seed = SEED, .tail = DDP_TAIL_UNEVEN,
 	};
+	training t;
 
-	CHECK_OK(ddp_model_create(context, mlp_params, MLP_PARAMS, &model_options, model));
+	CHECK_OK(ddp_model_create(context, mlp_params, MLP_PARAMS, &model_options, &t.model));
 	/* Only rank 0's start counts. */
 	for (int p = 0; p < MLP_PARAMS && ddp_get_job(context)->rank == 0; p++)
-		mlp_init(p, ddp_param_data(*model, p), ddp_param_count(*model, p));
-	CHECK_OK(ddp_broadcast_params(*model));
-	CHECK_OK(ddp_loader_create(context, dataset, &loader_options, loader));
+		mlp_init(p, ddp_param_data(t.model, p), ddp_param_count(t.model, p));
+	CHECK_OK(ddp_broadcast_params(t.model));
+	CHECK_OK(ddp_loader_create(context, &dataset, &loader_options, &t.loader));
+	return t;
+}
+
+void finish(training t)
+{
+	ddp_loader_free(t.loader);
+	ddp_model_free(t.model);
 }
 
 void train(ddp_context *context, const setup *with, float *out)
 {
-	const ddp_dataset dataset = mlp_dataset(SAMPLES);
 	const ddp_train_options options = {
 		.size = sizeof(options),
 		.steps = with->steps, .accumulate = with->accumulate,
 		.checkpoint_dir = with->checkpoint_dir, .resume = with->resume,
 	};
-	ddp_model *model;
-	ddp_loader *loader;
 	ddp_summary summary;
 
-	start(context, &dataset, with, &model, &loader);
-	CHECK_OK(ddp_train(model, loader, mlp_batch, &options, &summary));
+	const training t = start(context, with);
+	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, &summary));
 	CHECK(summary.last_loss < summary.first_loss || with->resume);
-	mlp_pack(model, out);
-	ddp_loader_free(loader);
-	ddp_model_free(model);
+	mlp_pack(t.model, out);
+	finish(t);
 }

@@ -23,9 +23,14 @@ typedef struct setup {
 	bool scaled; /* losses, for fp16 */
 } setup;
 
-/* A model at its start and a loader of `dataset`. */
-void start(ddp_context *context, const ddp_dataset *dataset, const setup *with,
-           ddp_model **model, ddp_loader **loader);
+typedef struct training {
+	ddp_model *model;
+	ddp_loader *loader; /* of SAMPLES samples */
+} training;
+
+/* One at its start, which the caller finishes. */
+training start(ddp_context *context, const setup *with);
+void finish(training t);
 
 /* Trains, and leaves the parameters, packed, in out[MLP_ELEMENTS]. */
 void train(ddp_context *context, const setup *with, float *out);
