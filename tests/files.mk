@@ -134,6 +134,7 @@ if HAVE_UCX
 check_PROGRAMS += \
 	tests/ranks/test_comm_net \
 	tests/ranks/test_comm_stalls \
+	tests/ranks/test_comm_strangers \
 	tests/ranks/test_comm_travel \
 	tests/ranks/test_comm_ucx \
 	tests/ranks/test_comm_window \
@@ -260,6 +261,8 @@ tests_unit_test_store_faults_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=write -Wl,--wrap
 	-Wl,--wrap=rename -Wl,--wrap=unlink
 tests_ranks_test_comm_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_net_LDADD = $(LDADD) $(UCX_LIBS)
+tests_ranks_test_comm_strangers_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
+tests_ranks_test_comm_strangers_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_shrink_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_shrink_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_ucx_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)

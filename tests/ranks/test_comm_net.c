@@ -1,19 +1,12 @@
-/* The network between nodes: what it never touches, and whom it believes. */
+/* The network between nodes: what it never touches, and what it must not overlook. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <arpa/inet.h>
-#include <errno.h>
-#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -25,7 +18,7 @@
 #include "comm/wait/message.h"
 #include "tests/support/comm_ranks.h"
 
-static const int two_nodes[] = { 0, 1, 0, 1 };
+static const int two_nodes[] = { 0, 1 }, three_nodes[] = { 0, 1, 2 };
 
 static void run(int timeout_ms, int (*body)(ddp_comm *, void *), void *argument)
 {
@@ -75,23 +68,35 @@ __attribute__((no_sanitize("thread"))) static bool wait_for_first_byte(const vol
 	return !done;
 }
 
-/* Rank 1's large message, of which the first byte is there. */
-static ddp_request *receive_large(ddp_comm *comm, unsigned char *memory)
-{
-	const ddp_collective receive = { .kind = DDP_RECV, .recv = memory, .count = LARGE,
-	                                 .type = DDP_U8, .root = 1 };
+/* A message that is under way. */
+typedef struct large {
+	unsigned char *memory; /* [LARGE] */
 	ddp_request *request;
+} large;
 
-	CHECK_OK(ddp_issue(comm, &receive, &request));
-	CHECK(wait_for_first_byte(memory, request));
-	return request;
+/* Rank 1's, of which the first byte is there; then its sender is stopped. */
+static large receive_and_stop(ddp_comm *comm, pid_t sender)
+{
+	large l = { .memory = map_large() };
+	const ddp_collective receive = { .kind = DDP_RECV, .recv = l.memory, .count = LARGE,
+	                                 .type = DDP_U8, .root = 1 };
+
+	CHECK_OK(ddp_issue(comm, &receive, &l.request));
+	CHECK(wait_for_first_byte(l.memory, l.request));
+	kill(sender, SIGSTOP);
+	return l;
+}
+
+static void end_large(large l)
+{
+	(void)ddp_wait(l.request);
+	munmap(l.memory, LARGE);
 }
 
 /* Aborts in the middle of a message whose sender is stopped; what that sends
    when it goes on must not come to the buffer any more. */
 static int abandon_large(ddp_comm *comm, void *argument)
 {
-	ddp_request *request;
 	ddp_comm *rest = NULL;
 
 	(void)argument;
@@ -102,20 +107,18 @@ static int abandon_large(ddp_comm *comm, void *argument)
 			CHECK_OK(ddp_comm_free(rest));
 		return 0;
 	}
-	unsigned char *memory = map_large();
-	request = receive_large(comm, memory);
-	kill(pid_of(comm, 1), SIGSTOP);
+	const large l = receive_and_stop(comm, pid_of(comm, 1));
 	CHECK_OK(ddp_comm_abort(comm, "the test wants it"));
 	uint64_t start = ddp_now_ns();
-	(void)ddp_wait(request);
+	(void)ddp_wait(l.request);
 	CHECK(ddp_seconds_since(start) < 10);
-	memset(memory, 0x55, LARGE);
+	memset(l.memory, 0x55, LARGE);
 	kill(pid_of(comm, 1), SIGCONT);
 	if (ddp_comm_shrink(comm, &rest) == DDP_OK)
 		CHECK_OK(ddp_comm_free(rest));
 	for (size_t i = 0; i < LARGE; i++)
-		CHECK(memory[i] == 0x55);
-	munmap(memory, LARGE);
+		CHECK(l.memory[i] == 0x55);
+	munmap(l.memory, LARGE);
 	return 0;
 }
 
@@ -140,7 +143,6 @@ static void *go_on_later(void *pid)
 static int abandon_large_of_a_group(ddp_comm *comm, void *argument)
 {
 	ddp_comm *group;
-	ddp_request *request;
 	pthread_t thread;
 
 	(void)argument;
@@ -149,14 +151,11 @@ static int abandon_large_of_a_group(ddp_comm *comm, void *argument)
 	if (ddp_comm_rank(comm) == 1) {
 		send_large(group);
 	} else {
-		unsigned char *memory = map_large();
 		pid_t sender = pid_of(comm, 1);
-		request = receive_large(group, memory);
-		kill(sender, SIGSTOP);
+		const large l = receive_and_stop(group, sender);
 		CHECK(pthread_create(&thread, NULL, go_on_later, &sender) == 0);
 		CHECK_OK(ddp_comm_abort(group, "the test wants it"));
-		(void)ddp_wait(request);
-		munmap(memory, LARGE);
+		end_large(l);
 		CHECK(pthread_join(thread, NULL) == 0);
 	}
 	CHECK_OK(ddp_barrier(comm));
@@ -177,7 +176,6 @@ enum { PAUSED_TIMEOUT_MS = 8000 };
 static int drain_with_a_pause(ddp_comm *comm, void *argument)
 {
 	ddp_comm *group;
-	ddp_request *request;
 	char byte = 0;
 	const int rank = ddp_comm_rank(comm);
 
@@ -185,13 +183,10 @@ static int drain_with_a_pause(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_comm_split(comm, rank == 2, rank, &group));
 	CHECK_OK(ddp_barrier(comm));
 	if (rank == 0) {
-		unsigned char *memory = map_large();
-		request = receive_large(group, memory);
-		kill(pid_of(comm, 1), SIGSTOP);
+		const large l = receive_and_stop(group, pid_of(comm, 1));
 		CHECK_OK(ddp_comm_abort(group, "the test wants it"));
 		CHECK_OK(ddp_send(comm, &byte, 1, DDP_U8, 2, 0));
-		(void)ddp_wait(request);
-		munmap(memory, LARGE);
+		end_large(l);
 	} else if (rank == 1) {
 		send_large(group);
 	} else {
@@ -209,7 +204,6 @@ static int drain_with_a_pause(ddp_comm *comm, void *argument)
 
 static void rank_does_not_wait_while_it_is_stopped(void **state)
 {
-	static const int three_nodes[] = { 0, 1, 2 };
 	const test_world world = { .ranks = 3, .node_of = three_nodes, .timeout_ms = PAUSED_TIMEOUT_MS,
 	                           .body = drain_with_a_pause };
 
@@ -222,7 +216,7 @@ static void rank_does_not_wait_while_it_is_stopped(void **state)
 static int shrink_with_one_stopped(ddp_comm *comm, void *argument)
 {
 	ddp_comm *group, *rest;
-	ddp_request *request;
+	large l = { .memory = NULL };
 	char byte = 0;
 	const int rank = ddp_comm_rank(comm);
 
@@ -234,13 +228,11 @@ static int shrink_with_one_stopped(ddp_comm *comm, void *argument)
 		(void)ddp_comm_free(group);
 		return 0;
 	}
-	unsigned char *memory = map_large();
 	const pid_t stopped = pid_of(comm, 1);
 	if (rank == 0) {
-		request = receive_large(comm, memory);
-		kill(stopped, SIGSTOP);
+		l = receive_and_stop(comm, stopped);
 		CHECK_OK(ddp_send(comm, &byte, 1, DDP_U8, 2, 0));
-		CHECK(ddp_wait(request) == DDP_ERR_ABORTED);
+		CHECK(ddp_wait(l.request) == DDP_ERR_ABORTED);
 	} else {
 		CHECK_OK(ddp_recv(comm, &byte, 1, DDP_U8, 0, 0));
 		CHECK_OK(ddp_comm_abort(comm, "the test wants it"));
@@ -252,13 +244,13 @@ static int shrink_with_one_stopped(ddp_comm *comm, void *argument)
 		kill(stopped, SIGCONT);
 	CHECK_OK(ddp_comm_free(rest));
 	(void)ddp_comm_free(group);
-	munmap(memory, LARGE);
+	if (rank == 0)
+		munmap(l.memory, LARGE);
 	return 0;
 }
 
 static void rank_that_waits_for_a_stopped_one_is_not_left_out(void **state)
 {
-	static const int three_nodes[] = { 0, 1, 2 };
 	const test_world world = { .ranks = 3, .node_of = three_nodes, .timeout_ms = 5000,
 	                           .body = shrink_with_one_stopped, .expect_deaths = true };
 
@@ -456,170 +448,6 @@ static void no_message_is_taken_for_a_question(void **state)
 	run(5000, send_a_high_number, NULL);
 }
 
-/* ---- strangers --------------------------------------------------------------------- */
-
-enum { ADDRESS_MAX = 8192 };
-
-typedef struct rumour {
-	atomic_size_t bytes;  /* of rank 0's address; set last */
-	atomic_int knocked;   /* the stranger has done its worst */
-	ddp_listeners listeners;
-	char address[ADDRESS_MAX];
-} rumour;
-
-static void ignore_loss(void *argument, ucp_ep_h ep, ucs_status_t status)
-{
-	(void)argument;
-	(void)ep;
-	(void)status;
-}
-
-/* One message with this header, and data behind it. */
-static void throw_at(ucp_worker_h worker, ucp_ep_h ep, unsigned int id, const void *header,
-                     size_t header_bytes, const void *data, size_t bytes)
-{
-	static const ucp_request_param_t param = { .op_attr_mask = 0 };
-	void *request = ucp_am_send_nbx(ep, id, header, header_bytes, data, bytes, &param);
-
-	for (int i = 0; i < 2000 && UCS_PTR_IS_PTR(request) &&
-	     ucp_request_check_status(request) == UCS_INPROGRESS; i++) {
-		(void)ucp_worker_progress(worker);
-		usleep(10);
-	}
-}
-
-static void throw_everything(ucp_worker_h worker, ucp_ep_h ep)
-{
-	static unsigned char garbage[4 << 20];
-	data_header data = { .seal = { .source = 1 },
-	                     .envelope = { .source = 1, .operation = { .kind = DDP_ALL_REDUCE } } };
-	failure_header failure = { .seal = { .source = 1 },
-	                           .failure = { .status = DDP_ERR_PEER, .text = "a lie" } };
-	handshake_header handshake = { .seal = { .source = 1 }, .heard = 1, .ready = 1 };
-
-	memset(garbage, 0xa5, sizeof(garbage));
-	for (unsigned int id = 0; id < 6; id++) {
-		for (size_t bytes = 0; bytes < 100; bytes += 7)
-			throw_at(worker, ep, id, garbage, bytes, garbage, bytes);
-	}
-	for (int source = -1; source < 3; source++) {
-		data.seal.source = failure.seal.source = handshake.seal.source = source;
-		throw_at(worker, ep, DDP_AM_HANDSHAKE, &handshake, sizeof(handshake), NULL, 0);
-		throw_at(worker, ep, DDP_AM_FAILURE, &failure, sizeof(failure), NULL, 0);
-		for (uint64_t sequence = 1; sequence < 64; sequence++) {
-			data.envelope.tag = sequence << 24;
-			throw_at(worker, ep, DDP_AM_DATA, &data, sizeof(data), garbage, 40);
-		}
-		throw_at(worker, ep, DDP_AM_DATA, &data, sizeof(data), garbage, sizeof(garbage));
-	}
-}
-
-/* Does not speak UCX. */
-static void shout_at(const ddp_place *place)
-{
-	struct sockaddr_in listener = { .sin_family = AF_INET, .sin_port = place->port };
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	char noise[1000];
-
-	memset(noise, 0xa5, sizeof(noise));
-	memcpy(&listener.sin_addr, place->address, sizeof(listener.sin_addr));
-	if (connect(fd, (struct sockaddr *)&listener, sizeof(listener)) == 0)
-		(void)!send(fd, noise, sizeof(noise), MSG_NOSIGNAL);
-	close(fd);
-}
-
-/* Knows rank 0's address. */
-static int be_a_stranger(rumour *r)
-{
-	const ucp_params_t features = { .field_mask = UCP_PARAM_FIELD_FEATURES,
-	                                .features = UCP_FEATURE_AM };
-	const ucp_worker_params_t single = { .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-	                                     .thread_mode = UCS_THREAD_MODE_SINGLE };
-	ucp_ep_params_t to = {
-		.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-			UCP_EP_PARAM_FIELD_ERR_HANDLER,
-		.err_mode = UCP_ERR_HANDLING_MODE_PEER, .err_handler = { .cb = ignore_loss },
-	};
-	ucp_context_h context;
-	ucp_worker_h worker;
-	ucp_config_t *config;
-	ucp_ep_h ep;
-
-	while (atomic_load(&r->bytes) == 0)
-		usleep(1000);
-	for (int i = 0; i < r->listeners.count; i++) {
-		if (r->listeners.places[i].family == AF_INET)
-			shout_at(&r->listeners.places[i]);
-	}
-	to.address = (const ucp_address_t *)r->address;
-	if (ucp_config_read(NULL, NULL, &config) != UCS_OK ||
-	    ucp_init(&features, config, &context) != UCS_OK ||
-	    ucp_worker_create(context, &single, &worker) != UCS_OK ||
-	    ucp_ep_create(worker, &to, &ep) != UCS_OK)
-		return 1;
-	throw_everything(worker, ep);
-	atomic_store(&r->knocked, 1);
-	return 0;
-}
-
-static void spread_address(ddp_comm *comm, rumour *r)
-{
-	ucp_address_t *address;
-	size_t bytes;
-
-	/* Let it in, for once. */
-	for (int i = 0; i < comm->net->worker->listeners.count; i++)
-		CHECK(setsockopt(comm->net->worker->listeners.fds[i], SOL_SOCKET, SO_DETACH_FILTER, &(int){ 0 },
-		                 sizeof(int)) == 0);
-	CHECK(ucp_worker_get_address(comm->net->worker->worker, &address, &bytes) == UCS_OK);
-	CHECK(bytes <= ADDRESS_MAX);
-	memcpy(r->address, address, bytes);
-	r->listeners = comm->net->worker->listeners;
-	ucp_worker_release_address(comm->net->worker->worker, address);
-	atomic_store(&r->bytes, bytes);
-}
-
-static int work_in_spite_of_a_stranger(ddp_comm *comm, void *argument)
-{
-	rumour *r = argument;
-	uint64_t start = ddp_now_ns();
-	float x[10], over = 0;
-
-	if (ddp_comm_rank(comm) == 0)
-		spread_address(comm, r);
-	while (over < 2) {
-		for (int i = 0; i < 10; i++)
-			x[i] = 1;
-		CHECK_OK(ddp_all_reduce(comm, NULL, x, 10, DDP_F32, DDP_SUM));
-		for (int i = 0; i < 10; i++)
-			CHECK(x[i] == 2);
-		over = atomic_load(&r->knocked) != 0 || ddp_seconds_since(start) > 30;
-		CHECK_OK(ddp_all_reduce(comm, NULL, &over, 1, DDP_F32, DDP_SUM));
-	}
-	CHECK(atomic_load(&r->knocked) != 0);
-	if (ddp_comm_rank(comm) == 0)
-		CHECK(comm->net->worker->unauthentic > 0);
-	return 0;
-}
-
-static void messages_of_a_stranger_are_ignored(void **state)
-{
-	rumour *r = test_share(sizeof(*r));
-	int end;
-
-	(void)state;
-	pid_t stranger = fork();
-	assert_true(stranger >= 0);
-	if (stranger == 0) {
-		signal(SIGSEGV, SIG_DFL); /* of cmocka */
-		_exit(be_a_stranger(r));
-	}
-	run(0, work_in_spite_of_a_stranger, r);
-	kill(stranger, SIGKILL);
-	assert_int_equal(waitpid(stranger, &end, 0), stranger);
-	test_unshare(r, sizeof(*r));
-}
-
 /* ---- children -------------------------------------------------------------------------- */
 
 static void leave_children(void)
@@ -681,7 +509,6 @@ int main(void)
 		cmocka_unit_test(messages_are_taken_in_the_order_of_their_receivers),
 		cmocka_unit_test(mistake_is_noticed_however_fast_operations_follow),
 		cmocka_unit_test(no_message_is_taken_for_a_question),
-		cmocka_unit_test(messages_of_a_stranger_are_ignored),
 		cmocka_unit_test(death_is_noticed_though_children_live),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,191 @@
+/* The network between nodes believes no stranger, who knows a rank's address. */
+#include <netinet/in.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "comm/net/ucx.h"
+#include "tests/support/comm_ranks.h"
+
+enum { ADDRESS_MAX = 8192 };
+
+typedef struct rumour {
+	atomic_size_t bytes;  /* of rank 0's address; set last */
+	atomic_int knocked;   /* the stranger has done its worst */
+	ddp_listeners listeners;
+	char address[ADDRESS_MAX];
+} rumour;
+
+static void ignore_loss(void *argument, ucp_ep_h ep, ucs_status_t status)
+{
+	(void)argument;
+	(void)ep;
+	(void)status;
+}
+
+/* One message with this header, and data behind it. */
+static void throw_at(ucp_worker_h worker, ucp_ep_h ep, unsigned int id, const void *header,
+                     size_t header_bytes, const void *data, size_t bytes)
+{
+	static const ucp_request_param_t param = { .op_attr_mask = 0 };
+	void *request = ucp_am_send_nbx(ep, id, header, header_bytes, data, bytes, &param);
+
+	for (int i = 0; i < 2000 && UCS_PTR_IS_PTR(request) &&
+	     ucp_request_check_status(request) == UCS_INPROGRESS; i++) {
+		(void)ucp_worker_progress(worker);
+		usleep(10);
+	}
+}
+
+static void throw_everything(ucp_worker_h worker, ucp_ep_h ep)
+{
+	static unsigned char garbage[4 << 20];
+	data_header data = { .seal = { .source = 1 },
+	                     .envelope = { .source = 1, .operation = { .kind = DDP_ALL_REDUCE } } };
+	failure_header failure = { .seal = { .source = 1 },
+	                           .failure = { .status = DDP_ERR_PEER, .text = "a lie" } };
+	handshake_header handshake = { .seal = { .source = 1 }, .heard = 1, .ready = 1 };
+
+	memset(garbage, 0xa5, sizeof(garbage));
+	for (unsigned int id = 0; id < 6; id++) {
+		for (size_t bytes = 0; bytes < 100; bytes += 7)
+			throw_at(worker, ep, id, garbage, bytes, garbage, bytes);
+	}
+	for (int source = -1; source < 3; source++) {
+		data.seal.source = failure.seal.source = handshake.seal.source = source;
+		throw_at(worker, ep, DDP_AM_HANDSHAKE, &handshake, sizeof(handshake), NULL, 0);
+		throw_at(worker, ep, DDP_AM_FAILURE, &failure, sizeof(failure), NULL, 0);
+		for (uint64_t sequence = 1; sequence < 64; sequence++) {
+			data.envelope.tag = sequence << 24;
+			throw_at(worker, ep, DDP_AM_DATA, &data, sizeof(data), garbage, 40);
+		}
+		throw_at(worker, ep, DDP_AM_DATA, &data, sizeof(data), garbage, sizeof(garbage));
+	}
+}
+
+/* Does not speak UCX. */
+static void shout_at(const ddp_place *place)
+{
+	struct sockaddr_in listener = { .sin_family = AF_INET, .sin_port = place->port };
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	char noise[1000];
+
+	memset(noise, 0xa5, sizeof(noise));
+	memcpy(&listener.sin_addr, place->address, sizeof(listener.sin_addr));
+	if (connect(fd, (struct sockaddr *)&listener, sizeof(listener)) == 0)
+		(void)!send(fd, noise, sizeof(noise), MSG_NOSIGNAL);
+	close(fd);
+}
+
+/* Knows rank 0's address. */
+static int be_a_stranger(rumour *r)
+{
+	const ucp_params_t features = { .field_mask = UCP_PARAM_FIELD_FEATURES,
+	                                .features = UCP_FEATURE_AM };
+	const ucp_worker_params_t single = { .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+	                                     .thread_mode = UCS_THREAD_MODE_SINGLE };
+	ucp_ep_params_t to = {
+		.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+			UCP_EP_PARAM_FIELD_ERR_HANDLER,
+		.err_mode = UCP_ERR_HANDLING_MODE_PEER, .err_handler = { .cb = ignore_loss },
+	};
+	ucp_context_h context;
+	ucp_worker_h worker;
+	ucp_config_t *config;
+	ucp_ep_h ep;
+
+	while (atomic_load(&r->bytes) == 0)
+		usleep(1000);
+	for (int i = 0; i < r->listeners.count; i++) {
+		if (r->listeners.places[i].family == AF_INET)
+			shout_at(&r->listeners.places[i]);
+	}
+	to.address = (const ucp_address_t *)r->address;
+	if (ucp_config_read(NULL, NULL, &config) != UCS_OK ||
+	    ucp_init(&features, config, &context) != UCS_OK ||
+	    ucp_worker_create(context, &single, &worker) != UCS_OK ||
+	    ucp_ep_create(worker, &to, &ep) != UCS_OK)
+		return 1;
+	throw_everything(worker, ep);
+	atomic_store(&r->knocked, 1);
+	return 0;
+}
+
+static void spread_address(ddp_comm *comm, rumour *r)
+{
+	ucp_address_t *address;
+	size_t bytes;
+
+	/* Let it in, for once. */
+	for (int i = 0; i < comm->net->worker->listeners.count; i++)
+		CHECK(setsockopt(comm->net->worker->listeners.fds[i], SOL_SOCKET, SO_DETACH_FILTER, &(int){ 0 },
+		                 sizeof(int)) == 0);
+	CHECK(ucp_worker_get_address(comm->net->worker->worker, &address, &bytes) == UCS_OK);
+	CHECK(bytes <= ADDRESS_MAX);
+	memcpy(r->address, address, bytes);
+	r->listeners = comm->net->worker->listeners;
+	ucp_worker_release_address(comm->net->worker->worker, address);
+	atomic_store(&r->bytes, bytes);
+}
+
+static int work_in_spite_of_a_stranger(ddp_comm *comm, void *argument)
+{
+	rumour *r = argument;
+	uint64_t start = ddp_now_ns();
+	float x[10], over = 0;
+
+	if (ddp_comm_rank(comm) == 0)
+		spread_address(comm, r);
+	while (over < 2) {
+		for (int i = 0; i < 10; i++)
+			x[i] = 1;
+		CHECK_OK(ddp_all_reduce(comm, NULL, x, 10, DDP_F32, DDP_SUM));
+		for (int i = 0; i < 10; i++)
+			CHECK(x[i] == 2);
+		over = atomic_load(&r->knocked) != 0 || ddp_seconds_since(start) > 30;
+		CHECK_OK(ddp_all_reduce(comm, NULL, &over, 1, DDP_F32, DDP_SUM));
+	}
+	CHECK(atomic_load(&r->knocked) != 0);
+	if (ddp_comm_rank(comm) == 0)
+		CHECK(comm->net->worker->unauthentic > 0);
+	return 0;
+}
+
+static void messages_of_a_stranger_are_ignored(void **state)
+{
+	static const int two_nodes[] = { 0, 1 };
+	rumour *r = test_share(sizeof(*r));
+	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = work_in_spite_of_a_stranger,
+	                           .argument = r };
+	int end;
+
+	(void)state;
+	pid_t stranger = fork();
+	assert_true(stranger >= 0);
+	if (stranger == 0) {
+		signal(SIGSEGV, SIG_DFL); /* of cmocka */
+		_exit(be_a_stranger(r));
+	}
+	assert_int_equal(test_world_run(&world), 0);
+	kill(stranger, SIGKILL);
+	assert_int_equal(waitpid(stranger, &end, 0), stranger);
+	test_unshare(r, sizeof(*r));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(messages_of_a_stranger_are_ignored),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
