@@ -88,10 +88,14 @@ static void convert(const ddp_model *model, const void *from, void *to, int64_t 
 
 	if (model->place.device == NULL)
 		ddp_combine(&copy, 0, (size_t)count);
+	else if (c->type == DDP_BF16 && narrow)
+		dk_to_bf16(to, from, count);
 	else if (c->type == DDP_BF16)
-		narrow ? dk_to_bf16(to, from, count) : dk_from_bf16(to, from, count);
+		dk_from_bf16(to, from, count);
+	else if (narrow)
+		dk_to_f16(to, from, count, (float)scale);
 	else
-		narrow ? dk_to_f16(to, from, count, (float)scale) : dk_from_f16(to, from, count, (float)scale);
+		dk_from_f16(to, from, count, (float)scale);
 }
 
 static ddp_status start(ddp_model *model, int k)
