@@ -76,11 +76,13 @@ void dk_cuda_max_pool_forward(dk_queue *queue, float *out, int32_t *which, const
 	for_images(queue, "maximum", size->batch, outs_of(f.w), f);
 }
 
-struct max_slope_function {
+/* din = `scale` times the sum of what places(at, k) gives for each place that saw a number of an
+   image as number k of its window. */
+template <class F> struct slope_function {
 	window w;
 	float *din;
-	const float *dout;
-	const int32_t *which;
+	float scale;
+	F places;
 
 	__device__ void operator()(int64_t image, int i) const
 	{
@@ -88,17 +90,26 @@ struct max_slope_function {
 		const int64_t outs = image * w.down * w.across * w.channels + channel;
 		float sum = 0;
 		for_places_that_see(w, i / line, i % line / w.channels, [&](int place_line, int column, int k) {
-			const int64_t at = outs + (place_line * w.across + column) * w.channels;
-			sum += which[at] == k ? dout[at] : 0;
+			sum += places(outs + (place_line * w.across + column) * w.channels, k);
 		});
-		din[image * w.height * line + i] = sum;
+		din[image * w.height * line + i] = sum * scale;
+	}
+};
+
+struct max_slope {
+	const float *dout;
+	const int32_t *which;
+
+	__device__ float operator()(int64_t at, int k) const
+	{
+		return which[at] == k ? dout[at] : 0;
 	}
 };
 
 void dk_cuda_max_pool_backward(dk_queue *queue, float *din, const float *dout, const int32_t *which,
                                const dk_window *size)
 {
-	const max_slope_function f = {window(size), din, dout, which};
+	const slope_function<max_slope> f = {window(size), din, 1, {dout, which}};
 
 	for_images(queue, "maximum's gradient", size->batch, numbers_of(f.w), f);
 }
@@ -124,26 +135,19 @@ void dk_cuda_average_pool_forward(dk_queue *queue, float *out, const float *in, 
 	for_images(queue, "average", size->batch, outs_of(f.w), f);
 }
 
-struct average_slope_function {
-	window w;
-	float *din;
+struct average_slope {
 	const float *dout;
 
-	__device__ void operator()(int64_t image, int i) const
+	__device__ float operator()(int64_t at, int) const
 	{
-		const int line = w.width * w.channels, channel = i % w.channels;
-		const int64_t outs = image * w.down * w.across * w.channels + channel;
-		float sum = 0;
-		for_places_that_see(w, i / line, i % line / w.channels, [&](int place_line, int column, int) {
-			sum += dout[outs + (place_line * w.across + column) * w.channels];
-		});
-		din[image * w.height * line + i] = sum * (1 / (float)(w.size * w.size));
+		return dout[at];
 	}
 };
 
 void dk_cuda_average_pool_backward(dk_queue *queue, float *din, const float *dout, const dk_window *size)
 {
-	const average_slope_function f = {window(size), din, dout};
+	const window w(size);
+	const slope_function<average_slope> f = {w, din, 1 / (float)(w.size * w.size), {dout}};
 
 	for_images(queue, "average's gradient", size->batch, numbers_of(f.w), f);
 }
