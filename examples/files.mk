@@ -8,7 +8,7 @@ noinst_LTLIBRARIES += examples/libprogress.la
 examples_libprogress_la_SOURCES = examples/progress.c examples/progress.h
 
 gpt_model_sources = \
-	examples/models/gpt.c examples/models/gpt.h \
+	examples/models/gpt.c examples/models/gpt.h examples/models/gpt_ddp.h \
 	examples/models/gpt_inside.h \
 	examples/models/gpt_graphs.c examples/models/gpt_pass.c
 

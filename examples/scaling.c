@@ -16,7 +16,7 @@
 #include <ddp.h>
 
 #include "kernels.h"
-#include "models/gpt.h"
+#include "models/gpt_ddp.h"
 #include "threads.h"
 
 enum { EXIT_USAGE = 2, EXIT_LIBRARY = 3 };
@@ -42,8 +42,6 @@ struct bench {
 	struct options options;
 	ddp_context *context;
 	gpt *net;
-	int params;
-	float **data, **grad; /* [params] */
 	ddp_model *models[MODES];
 	int32_t *tokens;      /* [BATCHES][batch][length + 1] */
 	struct round *rounds; /* [options.rounds] */
@@ -159,32 +157,16 @@ static void must(bool possible, const char *what)
 	exit(EXIT_LIBRARY);
 }
 
-static ddp_status ready(void *model, int param)
-{
-	return ddp_grad_ready(model, param);
-}
-
-static ddp_status rows(void *model, int param, const int32_t *index, const float *values, int64_t count)
-{
-	return ddp_grad_rows(model, param, index, values, count);
-}
-
-static void bind(struct bench *b, ddp_model *model)
-{
-	for (int i = 0; i < b->params; i++) {
-		b->data[i] = ddp_param_data(model, i);
-		b->grad[i] = ddp_param_grad(model, i);
-	}
-	gpt_bind(b->net, b->data, b->grad);
-}
-
 static void make_model(struct bench *b, enum mode mode)
 {
 	const ddp_model_options options = {.size = sizeof(options), .beta2 = 0.95, .weight_decay = 0.1,
 		.clip_norm = 1, .shard = DDP_SHARD_NONE, .no_communication = mode == SILENT};
 
-	check(ddp_model_create(b->context, gpt_params(b->net, &b->params), b->params, &options, &b->models[mode]));
-	bind(b, b->models[mode]);
+	int count;
+	const ddp_param *params = gpt_params(b->net, &count);
+
+	check(ddp_model_create(b->context, params, count, &options, &b->models[mode]));
+	must(gpt_bind_model(b->net, b->models[mode]), "out of memory");
 	must(gpt_initialise(b->net, 1), "out of memory");
 	check(ddp_broadcast_params(b->models[mode]));
 }
@@ -197,12 +179,9 @@ static void allocate(struct bench *b)
 
 	b->net = gpt_create(&o->config, o->batch, 1);
 	must(b->net != NULL, "out of memory");
-	gpt_params(b->net, &b->params);
 	b->tokens = malloc(tokens * sizeof(*b->tokens));
-	b->data = calloc((size_t)b->params, sizeof(*b->data));
-	b->grad = calloc((size_t)b->params, sizeof(*b->grad));
 	b->rounds = calloc((size_t)o->rounds, sizeof(*b->rounds));
-	must(b->tokens != NULL && b->data != NULL && b->grad != NULL && b->rounds != NULL, "out of memory");
+	must(b->tokens != NULL && b->rounds != NULL, "out of memory");
 	for (size_t i = 0; i < tokens; i++)
 		b->tokens[i] = rand_r(&seed) % o->config.vocab;
 }
@@ -220,14 +199,14 @@ static void one_step(struct bench *b, enum mode mode, int number, struct round *
 	ddp_model *model = b->models[mode];
 	ddp_step_stats stats;
 
-	bind(b, model);
+	must(gpt_bind_model(b->net, model), "out of memory");
 	check(ddp_barrier(ddp_world(b->context)));
 	const double start = now();
 	ddp_set_phase(model, DDP_PHASE_FORWARD);
 	const double loss = gpt_forward(b->net, b->tokens + number % BATCHES * (tokens + o->batch), o->batch,
 	                                o->config.length);
 	ddp_set_phase(model, DDP_PHASE_BACKWARD);
-	check(gpt_backward(b->net, ready, rows, model));
+	check(gpt_backward(b->net, gpt_grad_ready, gpt_grad_rows, model));
 	check(ddp_step(model, (double)tokens, loss, &stats));
 	round->seconds[mode] = over_ranks(b, now() - start, DDP_MAX);
 	if (mode == SILENT)
@@ -396,8 +375,6 @@ int main(int argc, char **argv)
 		ddp_model_free(b.models[mode]);
 	gpt_free(b.net);
 	free(b.tokens);
-	free(b.data);
-	free(b.grad);
 	free(b.rounds);
 	check(ddp_finalize(b.context));
 	return shown ? EXIT_SUCCESS : EXIT_LIBRARY;

@@ -17,7 +17,7 @@
 #include "base/clock.h"
 #include "ddp.h"
 #include "kernels.h"
-#include "models/gpt.h"
+#include "models/gpt_ddp.h"
 #include "rank.h"
 
 enum { ARGUMENTS = 8, BATCHES = 4 };
@@ -42,31 +42,9 @@ struct bench {
 	int batch, rounds;
 	ddp_context *context;
 	gpt *net;
-	int params;
-	float **data, **grad; /* [params] */
 	ddp_model *models[MODES]; /* SINGLE uses SILENT's */
 	int32_t *tokens;      /* [BATCHES][batch][length + 1] */
 };
-
-static ddp_status ready(void *model, int param)
-{
-	return ddp_grad_ready(model, param);
-}
-
-static ddp_status rows(void *model, int param, const int32_t *index, const float *values,
-                       int64_t count)
-{
-	return ddp_grad_rows(model, param, index, values, count);
-}
-
-static void bind(struct bench *b, ddp_model *model)
-{
-	for (int i = 0; i < b->params; i++) {
-		b->data[i] = ddp_param_data(model, i);
-		b->grad[i] = ddp_param_grad(model, i);
-	}
-	gpt_bind(b->net, b->data, b->grad);
-}
 
 static ddp_status make_model(struct bench *b, enum mode mode)
 {
@@ -76,11 +54,13 @@ static ddp_status make_model(struct bench *b, enum mode mode)
 	options.beta2 = 0.95;
 	options.weight_decay = 0.1;
 	options.clip_norm = 1;
-	ddp_status status = ddp_model_create(b->context, gpt_params(b->net, &b->params), b->params,
-	                                     &options, &b->models[mode]);
+	int count;
+	const ddp_param *params = gpt_params(b->net, &count);
+	ddp_status status = ddp_model_create(b->context, params, count, &options, &b->models[mode]);
 	if (status != DDP_OK)
 		return status;
-	bind(b, b->models[mode]);
+	if (!gpt_bind_model(b->net, b->models[mode]))
+		return DDP_ERR_NOMEM;
 	gpt_initialise(b->net, 1);
 	return ddp_broadcast_params(b->models[mode]);
 }
@@ -112,7 +92,7 @@ static ddp_status train_step(struct bench *b, ddp_model *model, int round, struc
 
 	double loss = gpt_forward(b->net, batch, b->batch, b->config.length);
 	times->forward = ddp_seconds_since(start_ns);
-	ddp_status status = gpt_backward(b->net, ready, rows, model);
+	ddp_status status = gpt_backward(b->net, gpt_grad_ready, gpt_grad_rows, model);
 	times->backward = ddp_seconds_since(start_ns) - times->forward;
 	if (status == DDP_OK)
 		status = ddp_step(model, (double)tokens, loss, NULL);
@@ -131,8 +111,7 @@ static ddp_status turn(struct bench *b, enum mode mode, int round)
 	bool computes = ddp_comm_rank(world) < ranks;
 	struct times times = { 0 };
 
-	bind(b, model);
-	ddp_status status = ddp_barrier(world);
+	ddp_status status = gpt_bind_model(b->net, model) ? ddp_barrier(world) : DDP_ERR_NOMEM;
 	if (status == DDP_OK && computes)
 		status = train_step(b, model, round, &times);
 	double slowest = times.all, means[] = { times.all / ranks, times.cpu / ranks };
@@ -160,10 +139,7 @@ static bool allocate(struct bench *b)
 		return false;
 	for (size_t i = 0; i < tokens; i++)
 		b->tokens[i] = rand_r(&seed) % b->config.vocab;
-	gpt_params(b->net, &b->params);
-	b->data = calloc((size_t)b->params, sizeof(*b->data));
-	b->grad = calloc((size_t)b->params, sizeof(*b->grad));
-	return b->data != NULL && b->grad != NULL;
+	return true;
 }
 
 static ddp_status measure(struct bench *b)
@@ -194,8 +170,6 @@ static void release(struct bench *b)
 		ddp_model_free(b->models[m]);
 	gpt_free(b->net);
 	free(b->tokens);
-	free(b->data);
-	free(b->grad);
 	ddp_finalize(b->context);
 }
 
