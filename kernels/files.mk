@@ -91,7 +91,8 @@ cuda_kernel_sources = \
 	kernels/cuda/product.cu \
 	kernels/cuda/queue.cu
 cuda_kernel_headers = kernels/cuda/attention.cuh kernels/cuda/device.cuh kernels/cuda/functions.cuh \
-	kernels/cuda/gpu.h kernels/cuda/optim.cuh kernels/cuda/window.cuh kernels/half.h kernels/kernels.h kernels/table.h
+	kernels/cuda/gpu.h kernels/cuda/optim.cuh kernels/cuda/row_sums.cuh kernels/cuda/window.cuh kernels/half.h \
+	kernels/kernels.h kernels/table.h
 # In tests without a GPU, tests have another one.
 cuda_library_sources = kernels/cuda/gpu.cu
 EXTRA_DIST += $(cuda_kernel_sources) $(cuda_kernel_headers)

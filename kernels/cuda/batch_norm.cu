@@ -1,30 +1,14 @@
-/*
- * Batch normalisation. Sums over rows are taken in f64, over chunks of rows, whose sums are
- * added in order: the same bits in each run. Of `work` nothing is used.
- */
-#include "cuda/functions.cuh"
+/* Batch normalisation. Sums over rows are taken in f64. Of `work` nothing is used. */
+#include "cuda/row_sums.cuh"
 
-/* A block takes so many channels, and each of its threads one of them in every so many rows. */
-enum { TILE_CHANNELS = 32, TILE_ROWS = 8, THREADS = TILE_CHANNELS * TILE_ROWS };
-
-static const int64_t MOST_CHUNKS = 128, FEWEST_ROWS = 64;
-
-__device__ inline int64_t tile_channel()
-{
-	return (int64_t)blockIdx.x * TILE_CHANNELS + threadIdx.x % TILE_CHANNELS;
-}
-
-static unsigned tiles_of(int64_t channels)
-{
-	return (unsigned)ceil_div(channels, TILE_CHANNELS);
-}
+enum { THREADS = 256 };
 
 /* ---- sums over rows ---- */
 
 struct moments_of {
 	const float *in;
 
-	__device__ void operator()(int64_t i, int64_t, double *first, double *second) const
+	__device__ void operator()(int64_t i, int64_t, int64_t, double *first, double *second) const
 	{
 		*first += in[i];
 		*second += (double)in[i] * in[i];
@@ -34,37 +18,12 @@ struct moments_of {
 struct slopes_of {
 	const float *dout, *in, *mean;
 
-	__device__ void operator()(int64_t i, int64_t channel, double *first, double *second) const
+	__device__ void operator()(int64_t i, int64_t, int64_t channel, double *first, double *second) const
 	{
 		*first += dout[i];
 		*second += (double)dout[i] * (in[i] - mean[channel]);
 	}
 };
-
-/* partial [2, chunks, channels] = what `values` adds up over each chunk of rows */
-template <class F>
-__global__ void chunk_kernel(double *partial, int64_t rows, int64_t channels, int64_t chunk_rows, F values)
-{
-	double *shared = static_cast<double *>(launch_memory()); /* [2, TILE_ROWS, TILE_CHANNELS] */
-	const int inside = (int)(threadIdx.x / TILE_CHANNELS);
-	const int64_t channel = tile_channel(), begin = blockIdx.y * chunk_rows;
-	const int64_t end = begin + chunk_rows < rows ? begin + chunk_rows : rows;
-	double first = 0, second = 0;
-
-	for (int64_t row = begin + inside; channel < channels && row < end; row += TILE_ROWS)
-		values(row * channels + channel, channel, &first, &second);
-	shared[threadIdx.x] = first;
-	shared[THREADS + threadIdx.x] = second;
-	__syncthreads();
-	if (inside > 1 || channel >= channels)
-		return;
-	/* The first row of threads adds up the first values, the second the second. */
-	const double *mine = shared + inside * THREADS + threadIdx.x % TILE_CHANNELS;
-	double sum = 0;
-	for (int r = 0; r < TILE_ROWS; r++)
-		sum += mine[r * TILE_CHANNELS];
-	partial[(inside * (int64_t)gridDim.y + blockIdx.y) * channels + channel] = sum;
-}
 
 /* sums [2, channels] = those of all chunks */
 __global__ void join_kernel(double *sums, const double *partial, int64_t chunks, int64_t channels)
@@ -83,19 +42,11 @@ __global__ void join_kernel(double *sums, const double *partial, int64_t chunks,
 template <class F>
 static void sum_rows(dk_cuda_queue *q, const char *name, double *sums, int64_t rows, int64_t channels, F values)
 {
-	const int64_t room = q->scratch_size / (4 * channels); /* two f64 of a channel are four f32 */
-	int64_t chunks = ceil_div(rows, FEWEST_ROWS);
+	int64_t chunks;
+	const double *partial = sum_chunks<double>(q, name, rows, channels, &chunks, values);
 
-	chunks = chunks > MOST_CHUNKS ? MOST_CHUNKS : chunks;
-	chunks = chunks > room && room > 0 ? room : chunks;
-	const int64_t chunk_rows = chunks > 0 ? ceil_div(rows, chunks) : 0;
-	chunks = chunks > 0 ? ceil_div(rows, chunk_rows) : 0;
-	double *partial = reinterpret_cast<double *>(dk_cuda_scratch(q, 4 * chunks * channels));
 	if (partial == NULL)
 		return;
-	if (chunks > 0)
-		launch(q, name, chunk_kernel<F>, dim3(tiles_of(channels), (unsigned)chunks), THREADS,
-		       2 * THREADS * sizeof(double), partial, rows, channels, chunk_rows, values);
 	launch(q, name, join_kernel, dim3((unsigned)ceil_div(channels, THREADS), 2), THREADS, 0, sums, partial, chunks,
 	       channels);
 }
@@ -232,12 +183,12 @@ struct input_function {
 
 template <class F> __global__ void rows_kernel(int64_t rows, int64_t channels, F f)
 {
-	const int64_t channel = tile_channel();
+	const int64_t channel = tile_column();
 
 	if (channel >= channels)
 		return;
 	const auto known = f.of(channel);
-	for (int64_t row = (int64_t)blockIdx.y * TILE_ROWS + threadIdx.x / TILE_CHANNELS; row < rows;
+	for (int64_t row = (int64_t)blockIdx.y * TILE_ROWS + threadIdx.x / TILE_COLUMNS; row < rows;
 	     row += (int64_t)gridDim.y * TILE_ROWS)
 		f.at(known, row * channels + channel);
 }

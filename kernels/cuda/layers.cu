@@ -1,67 +1,27 @@
-/*
- * Linear layers and layernorm. Sums over rows come in chunks of rows, whose partial sums
- * are added in order: the same bits in each run.
- */
-#include "cuda/functions.cuh"
+/* Linear layers and layernorm. */
+#include "cuda/row_sums.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / WARP };
 
 /* ---- sums over rows, of two values for each element ---- */
 
-/* A block takes so many columns, and each of its threads one of them in every so many rows. */
-enum { TILE_COLUMNS = 32, TILE_ROWS = 8, MOST_CHUNKS = 128, FEWEST_ROWS = 64 };
-
-struct column_sums_of {
-	__device__ void operator()(float dout, int64_t, int64_t, float *first, float *second) const
+template <typename T> struct column_sums_of {
+	const T *dout;
+	__device__ void operator()(int64_t i, int64_t, int64_t, float *first, float *) const
 	{
-		*first = dout;
-		*second = 0;
+		*first += wide(dout[i]);
 	}
 };
 
 template <typename T> struct layernorm_params_of {
-	const T *in;
+	const T *dout, *in;
 	const float *mean, *rstd;
-	int64_t width;
-	__device__ void operator()(float dout, int64_t row, int64_t column, float *first,
-	                           float *second) const
+	__device__ void operator()(int64_t i, int64_t row, int64_t, float *first, float *second) const
 	{
-		*first = dout * ((wide(in[row * width + column]) - mean[row]) * rstd[row]);
-		*second = dout;
+		*first += wide(dout[i]) * ((wide(in[i]) - mean[row]) * rstd[row]);
+		*second += wide(dout[i]);
 	}
 };
-
-/* partial [2, chunks, width] = sums of the values over each chunk of rows */
-template <typename T, class F>
-__global__ void chunk_sums(float *partial, const T *dout, int64_t rows, int64_t width,
-                           int64_t chunk_rows, F values)
-{
-	float *shared = static_cast<float *>(launch_memory()); /* [2, TILE_ROWS, TILE_COLUMNS] */
-	const int column_inside = (int)(threadIdx.x % TILE_COLUMNS);
-	const int row_inside = (int)(threadIdx.x / TILE_COLUMNS);
-	const int64_t column = (int64_t)blockIdx.x * TILE_COLUMNS + column_inside;
-	const int64_t end = (blockIdx.y + 1) * chunk_rows < rows ? (blockIdx.y + 1) * chunk_rows : rows;
-	float first = 0, second = 0;
-
-	for (int64_t row = blockIdx.y * chunk_rows + row_inside; column < width && row < end;
-	     row += TILE_ROWS) {
-		float one, two;
-		values(wide(dout[row * width + column]), row, column, &one, &two);
-		first += one;
-		second += two;
-	}
-	shared[threadIdx.x] = first;
-	shared[TILE_ROWS * TILE_COLUMNS + threadIdx.x] = second;
-	__syncthreads();
-	if (row_inside > 1 || column >= width)
-		return;
-	/* The first row of threads adds up the first values, the second the second. */
-	const float *mine = shared + row_inside * TILE_ROWS * TILE_COLUMNS + column_inside;
-	float sum = 0;
-	for (int r = 0; r < TILE_ROWS; r++)
-		sum += mine[r * TILE_COLUMNS];
-	partial[(row_inside * (int64_t)gridDim.y + blockIdx.y) * width + column] = sum;
-}
 
 template <typename G>
 __global__ void add_chunks(G *first, G *second, const float *partial, int64_t chunks, int64_t width)
@@ -79,27 +39,15 @@ __global__ void add_chunks(G *first, G *second, const float *partial, int64_t ch
 }
 
 /* first, second [width] += the sums of the values */
-template <typename G, typename T, class F>
-static void add_sums(dk_cuda_queue *q, const char *name, G *first, G *second, const T *dout,
-                     int64_t rows, int64_t width, F values)
+template <typename G, class F>
+static void add_sums(dk_cuda_queue *q, const char *name, G *first, G *second, int64_t rows, int64_t width, F values)
 {
-	int64_t chunks = ceil_div(rows, FEWEST_ROWS);
-	const int64_t room = q->scratch_size / (2 * width);
+	int64_t chunks;
+	const float *partial = sum_chunks<float>(q, name, rows, width, &chunks, values);
 
-	if (chunks > MOST_CHUNKS)
-		chunks = MOST_CHUNKS;
-	if (chunks > room && room > 0)
-		chunks = room;
-	const int64_t chunk_rows = ceil_div(rows, chunks);
-	chunks = ceil_div(rows, chunk_rows);
-	float *partial = dk_cuda_scratch(q, 2 * chunks * width);
-	if (partial == NULL)
-		return;
-	launch(q, name, chunk_sums<T, F>, dim3((unsigned)ceil_div(width, TILE_COLUMNS), (unsigned)chunks),
-	       TILE_COLUMNS * TILE_ROWS, 2 * TILE_COLUMNS * TILE_ROWS * sizeof(float), partial, dout, rows,
-	       width, chunk_rows, values);
-	launch(q, name, add_chunks<G>, dim3((unsigned)ceil_div(width, THREADS), 2), THREADS, 0, first, second,
-	       partial, chunks, width);
+	if (partial != NULL)
+		launch(q, name, add_chunks<G>, dim3((unsigned)ceil_div(width, THREADS), 2), THREADS, 0, first, second,
+		       partial, chunks, width);
 }
 
 /* ---- linear ---- */
@@ -126,14 +74,14 @@ template <typename G, typename T>
 static void bias_gradient(G *, T *, dk_cuda_queue *q, void *dbias, const void *dout, int64_t rows,
                           int64_t width)
 {
-	add_sums(q, "bias's gradient", static_cast<G *>(dbias), static_cast<G *>(NULL),
-	         static_cast<const T *>(dout), rows, width, column_sums_of());
+	add_sums(q, "bias's gradient", static_cast<G *>(dbias), static_cast<G *>(NULL), rows, width,
+	         column_sums_of<T>{static_cast<const T *>(dout)});
 }
 
 void dk_cuda_add_columns(dk_cuda_queue *q, float *to, const float *x, int64_t rows, int64_t width)
 {
 	if (rows > 0)
-		add_sums(q, "columns' sums", to, static_cast<float *>(NULL), x, rows, width, column_sums_of());
+		add_sums(q, "columns' sums", to, static_cast<float *>(NULL), rows, width, column_sums_of<float>{x});
 }
 
 void dk_cuda_linear_backward_params(dk_queue *queue, float *dweight, float *dbias,
@@ -245,10 +193,9 @@ static void layernorm_backward(G *, T *, dk_cuda_queue *q, void *din, void *dgai
                                const void *dout, const void *in, const float *mean,
                                const float *rstd, const void *gain, int64_t rows, int64_t width)
 {
-	const layernorm_params_of<T> params = {static_cast<const T *>(in), mean, rstd, width};
+	const layernorm_params_of<T> params = {static_cast<const T *>(dout), static_cast<const T *>(in), mean, rstd};
 
-	add_sums(q, "layernorm's parameters", static_cast<G *>(dgain), static_cast<G *>(dbias),
-	         static_cast<const T *>(dout), rows, width, params);
+	add_sums(q, "layernorm's parameters", static_cast<G *>(dgain), static_cast<G *>(dbias), rows, width, params);
 	launch(q, "layernorm's gradient", layernorm_input_kernel<T>, dim3((unsigned)ceil_div(rows, WARPS)),
 	       THREADS, 0, static_cast<T *>(din), static_cast<const T *>(dout), static_cast<const T *>(in), mean,
 	       rstd, static_cast<const T *>(gain), rows, width);
