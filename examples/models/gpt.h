@@ -49,7 +49,8 @@ const ddp_param *gpt_params(const gpt *model, int *count);
 /*
  * From now on layers are captured as graphs and launched as such, where that can be: on a
  * queue that captures them, from the second pass of a shape on. A layer's gradients are then told
- * ready together. Free the model before the queue. Passes that cannot be captured go as without.
+ * ready together. Free the model before the queue. Passes that cannot be captured go as without,
+ * and so do those that drop elements, as which ones is another in each pass.
  */
 void gpt_use_graphs(gpt *model, bool wanted);
 /* Why capturing was given up, or NULL. */
