@@ -174,7 +174,7 @@ double gpt_forward(gpt *g, const int32_t *samples, int batch, int length)
 
 double gpt_evaluate(gpt *g, const int32_t *samples, int batch, int length)
 {
-	double before, after;
+	double before = 0, after = 0; /* if the queue has failed */
 
 	g->dropout = 0;
 	if (g->loss == NULL)

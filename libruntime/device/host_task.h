@@ -26,9 +26,9 @@ typedef struct host_queue {
 	ddp_device *device;
 	ddp_device_queue *stream;
 	dk_queue *mixed;      /* whose functions run, if the type is DK_MIXED; else NULL */
+	struct host_graph *capture; /* keeps what the queue is given; NULL: that is done */
 	pthread_mutex_t lock; /* of what follows */
 	struct task *tasks;   /* that have not run */
-	struct host_graph *capture; /* keeps what the queue is given; NULL: that is done */
 	double result;        /* of the last function that has one */
 	char failure[512];    /* the first; empty: none */
 } host_queue;

@@ -24,11 +24,15 @@ static ddp_status run(ddp_model *model, ddp_collective operation, int64_t begin,
 	return status;
 }
 
-/* Their sum, to which a rank that does not count adds nothing. */
+/* To their sum a rank that does not count adds nothing. What is the same on all ranks stays so by
+   a division, as of the mean of all. */
 static ddp_status average(ddp_model *model, bool counts, int counted)
 {
 	const ddp_layout *layout = &model->layout;
-	const ddp_collective sum = { .kind = DDP_ALL_REDUCE, .type = DDP_F32, .op = DDP_SUM };
+	const bool of_all = counted == ddp_comm_size(model->context->world);
+	const ddp_collective reduction = {
+		.kind = DDP_ALL_REDUCE, .type = DDP_F32, .op = of_all ? DDP_AVG : DDP_SUM,
+	};
 	ddp_status status = DDP_OK;
 
 	if (layout->mean == layout->broadcast)
@@ -36,8 +40,8 @@ static ddp_status average(ddp_model *model, bool counts, int counted)
 	if (!counts)
 		status = ddp_arena_clear(&model->params_memory, layout->mean, layout->broadcast);
 	if (status == DDP_OK)
-		status = run(model, sum, layout->mean, layout->broadcast);
-	if (status != DDP_OK)
+		status = run(model, reduction, layout->mean, layout->broadcast);
+	if (status != DDP_OK || of_all)
 		return status;
 	dk_queue *before = dk_use(model->place.kernels);
 	dk_scale(model->params + layout->mean, layout->broadcast - layout->mean, 1 / (float)counted);

@@ -94,6 +94,16 @@ static ddp_status complete(ddp_model *model, int slot)
 	return status;
 }
 
+/* A device keeps what was seen of a gradient in the step before. */
+static ddp_status clear_and_look(ddp_model *model, int slot)
+{
+	ddp_status status = clear_gradient(model, slot);
+
+	if (status == DDP_OK)
+		look_at_gradient(model, slot);
+	return status;
+}
+
 ddp_status ddp_grads_look_at_rest(ddp_model *model)
 {
 	/* With its bucket, what is absent is cleared. */
@@ -165,7 +175,7 @@ ddp_status ddp_grad_unused(ddp_model *model, int param)
 	if (model->reducer.ready.announced[slot])
 		return ddp_reducer_announce(&model->reducer, slot); /* says what is wrong */
 	if (ddp_uses_counts(&model->uses) && !model->uses.used[param])
-		status = clear_gradient(model, slot);
+		status = clear_and_look(model, slot);
 	else if (is_final(&model->layout.slots[slot]))
 		status = complete(model, slot);
 	return status == DDP_OK ? announce(model, slot) : ddp_model_fail(model, status);

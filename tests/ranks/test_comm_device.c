@@ -464,7 +464,7 @@ static void break_device(on_device *d)
 /* Rank 1 has receives that nobody sends to, and a send that has not begun. */
 static void break_under_messages(on_device *d)
 {
-	atomic_bool let_go = false;
+	static atomic_bool let_go; /* the function may look at it when this one has returned */
 	ddp_request *requests[3];
 
 	ddp_collective c = sum(d, 1);
@@ -497,7 +497,7 @@ static void break_under_messages(on_device *d)
 static void issue_in_part(on_device *d)
 {
 	enum { CHUNK = 1 << 17, CHUNKS = 3 };
-	atomic_bool let_go = false;
+	static atomic_bool let_go; /* the function may look at it when this one has returned */
 	ddp_request *request;
 	void *memory;
 

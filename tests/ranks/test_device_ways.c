@@ -274,6 +274,55 @@ static void gradient_hooks_work_on_the_queue(void **state)
 	assert_int_equal(run_ranks_with(RANKS, &on_test, hooks_body, &options), 0);
 }
 
+/* ---- a gradient that is not finite in one step, and unused in the next ---------------------------- */
+
+/* All gradients are ones; that of "b" is `value`, or unused if it is 0. */
+static ddp_status step_with(side *s, float value)
+{
+	for (int p = PARAMS - 1; p >= 0; p--) {
+		const int64_t count = ddp_param_count(s->model, p);
+		if (p == 1 && value == 0) {
+			CHECK_OK(ddp_grad_unused(s->model, p));
+			continue;
+		}
+		for (int64_t i = 0; i < count; i++)
+			s->host[i] = p == 1 ? value : 1;
+		copy(s, ddp_param_grad(s->model, p), s->host, (size_t)count * sizeof(float));
+		CHECK_OK(ddp_grad_ready(s->model, p));
+	}
+	return ddp_step(s->model, 1, 1, NULL);
+}
+
+static int unused_body(ddp_context *context, void *user)
+{
+	static side sides[2]; /* here and there */
+
+	for (int there = 0; there < 2; there++) {
+		side *s = &sides[there];
+		open_side(s, context, there == 1);
+		make(s, user);
+		CHECK(step_with(s, INFINITY) == DDP_ERR_NOT_FINITE);
+		for (int step = 0; step < 3; step++)
+			CHECK_OK(step_with(s, 0));
+		if (((const ddp_model_options *)user)->unused == DDP_UNUSED_SKIP)
+			CHECK_OK(step_with(s, 1));
+		close_side(s);
+	}
+	return 0;
+}
+
+static void what_was_not_finite_may_be_unused_then(void **state)
+{
+	static const ddp_unused ways[] = { DDP_UNUSED_SKIP, DDP_UNUSED_STATIC };
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		ddp_model_options options = plain;
+		options.unused = ways[i];
+		assert_int_equal(run_ranks_with(RANKS, &on_test, unused_body, &options), 0);
+	}
+}
+
 /* ---- the program's own way of summing ---------------------------------------------------------- */
 
 enum { BUCKETS_MAX = 16 };
@@ -525,6 +574,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_scaled_loss_is_skipped_and_grows_as_on_the_host),
 		cmocka_unit_test(gradient_hooks_work_on_the_queue),
+		cmocka_unit_test(what_was_not_finite_may_be_unused_then),
 		cmocka_unit_test(the_programs_own_sums_are_made_on_the_queue),
 		cmocka_unit_test(gradients_travel_in_16_bits_of_the_host),
 		cmocka_unit_test(the_optimizers_state_falls_with_the_number_of_ranks),

@@ -260,6 +260,14 @@ static void plain_update(const scenario *s, plain *x, int step, int p, double sc
 		                       .nesterov = o->nesterov });
 }
 
+/* That of all ranks is divided, that of some multiplied by a factor. */
+static float plain_mean(const scenario *s, int step, float sum)
+{
+	const float ranks = (float)scenario_active_ranks(s, step);
+
+	return scenario_active_ranks(s, step) == s->ranks ? sum / ranks : sum * (1 / ranks);
+}
+
 static void plain_buffer(const scenario *s, plain *x, int rank, int step, int p)
 {
 	int first = 0;
@@ -272,7 +280,7 @@ static void plain_buffer(const scenario *s, plain *x, int rank, int step, int p)
 			sum += scenario_has_joined(s, r, step) ? 0 : scenario_buffer(s, r, step, i);
 		if (s->params[p].kind == DDP_BUFFER_LOCAL && scenario_has_joined(s, rank, step))
 			continue;
-		x->params[p][i] = s->params[p].kind == DDP_BUFFER_MEAN ? sum * (1 / (float)scenario_active_ranks(s, step))
+		x->params[p][i] = s->params[p].kind == DDP_BUFFER_MEAN ? plain_mean(s, step, sum)
 		                : scenario_buffer(s, s->params[p].kind == DDP_BUFFER_LOCAL ? rank : first, step, i);
 	}
 }
