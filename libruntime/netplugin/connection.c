@@ -335,8 +335,8 @@ void net_connection_look(net_connection *c)
 		return;
 	/* What came before the end is taken. */
 	drain(c);
-	if (c->lost != UCS_OK && !ended)
-		(void)net_control_alive(c->fd, &c->notice, &why);
+	if (c->lost != UCS_OK && !ended && net_control_alive(c->fd, &c->notice, &why))
+		why = "it has not closed the connection, but UCX has lost it";
 	snprintf(c->why, sizeof(c->why), "%s%s%s", why, c->lost != UCS_OK && !ended ? "; UCX: " : "",
 	         c->lost != UCS_OK && !ended ? ucs_status_string(c->lost) : "");
 	c->gone = true;
