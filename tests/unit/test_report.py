@@ -122,6 +122,13 @@ with tempfile.TemporaryDirectory() as name:
     done = run(single)
     check("a single step of zeroes has a page", done.returncode == 0 and "7 to 7" in (single / "report.html").read_text(), done.stderr)
 
+    flat = work / "flat"
+    flat.mkdir()
+    write_metrics(flat, range(1, 3), lambda step: 6876.517825196293 if step == 1 else 6876.517825196294)
+    done = run(flat)
+    check("so have losses that differ by their last bit", done.returncode == 0 and "<h2>Loss" in (flat / "report.html").read_text(),
+          done.stderr)
+
     mixed = work / "mixed"
     mixed.mkdir()
     write_metrics(mixed, range(1, 30), lambda step: 9.0)
