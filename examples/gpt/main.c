@@ -352,6 +352,7 @@ static ddp_status on_step(void *user, const ddp_step_stats *stats)
 /* Sums of all ranks: of the loss, and how many tokens it is of. */
 static bool test(struct trainer *t, double sums[2])
 {
+	enum { BATCHES_APART = 64 }; /* so many at most, lest a slow rank be taken for one that hangs */
 	const int length = t->options.model.length;
 	ddp_status status = DDP_OK;
 	ddp_batch batch;
@@ -359,7 +360,10 @@ static bool test(struct trainer *t, double sums[2])
 	ddp_set_phase(t->params, DDP_PHASE_EVAL);
 	dk_queue *before = dk_use(t->kernels);
 	for (int64_t i = 0; i < ddp_loader_batches_per_epoch(t->test_loader) && status == DDP_OK; i++) {
-		status = ddp_loader_next(t->test_loader, &batch);
+		if (i % BATCHES_APART == BATCHES_APART - 1)
+			status = ddp_barrier(ddp_world(t->context));
+		if (status == DDP_OK)
+			status = ddp_loader_next(t->test_loader, &batch);
 		if (status != DDP_OK || batch.samples == 0)
 			continue;
 		if (!knows(t, t->options.test, &batch))
@@ -407,11 +411,13 @@ static bool train(struct trainer *t)
 	if (status != DDP_OK)
 		return fail_library(t, status);
 	t->stopped = summary.stopped;
-	if (o->test != NULL && !t->stopped && !test(t, tested))
-		return false;
-	if (t->job->rank != 0)
-		return true;
-	report_end(&t->report, &summary, t->job, tested[1] > 0 ? tested[0] / tested[1] : NAN);
+	if (t->job->rank == 0)
+		report_trained(&t->report, &summary, t->job);
+	const bool fine = o->test == NULL || t->stopped || test(t, tested);
+	if (t->job->rank == 0)
+		report_tested(&t->report, &summary, t->job, fine && tested[1] > 0 ? tested[0] / tested[1] : NAN);
+	if (!fine || t->job->rank != 0)
+		return fine;
 	dk_queue *before = dk_use(t->kernels);
 	const bool written = o->generate == 0 ||
 		(generate_text(t->model, &o->model, o->generate, o->seed, t->report.out) &&

@@ -98,12 +98,16 @@ static void summary_json(const ddp_summary *s, const ddp_job *job, double test_l
 	fflush(stdout);
 }
 
-void report_end(report *r, const ddp_summary *summary, const ddp_job *job, double test_loss)
+void report_trained(const report *r, const ddp_summary *summary, const ddp_job *job)
+{
+	if (!r->options->json)
+		summary_text(r, summary, job->nnodes);
+}
+
+void report_tested(const report *r, const ddp_summary *summary, const ddp_job *job, double test_loss)
 {
 	if (r->options->json)
 		summary_json(summary, job, test_loss);
-	else
-		summary_text(r, summary, job->nnodes);
 	if (r->options->json || isnan(test_loss))
 		return;
 	fprintf(r->out, "test     loss %.4f, perplexity %.4g, on %s\n", test_loss, exp(test_loss), r->options->test);

@@ -17,7 +17,10 @@ typedef struct report {
 void report_start(report *r, const gpt_options *options, const ddp_job *job,
                   int64_t parameters, int64_t samples);
 void report_step(report *r, const ddp_step_stats *stats);
-/* The closing summary: for people, or JSON on stdout. The loss on other data is NaN without any. */
-void report_end(report *r, const ddp_summary *summary, const ddp_job *job, double test_loss);
+/* The closing summary is for people, or JSON on stdout. What training took people are told before
+   the model is tested, however that ends; JSON comes whole, behind it. */
+void report_trained(const report *r, const ddp_summary *summary, const ddp_job *job);
+/* The loss on other data is NaN without any, or if it could not be measured. */
+void report_tested(const report *r, const ddp_summary *summary, const ddp_job *job, double test_loss);
 
 #endif

@@ -241,18 +241,17 @@ readers_do_not_change_a_byte() {
 		same "$work/reader/step-00000012.safetensors" "$work/readers/step-00000012.safetensors"
 }
 
-# test_loss ARGUMENT...: of the model in $work/tested, on three samples
+# test_loss ARGUMENT...: of the model in $work/tested, on $work/other
 test_loss() {
 	train --test "$work/other" --steps 2 --checkpoint "$work/tested" --resume --json "$@" &&
 		sed -n 's/.*"test_loss": \([0-9.]*\).*/\1/p' "$work/out"
 }
 
-# Three samples, of which some ranks have more than others, or none; nothing is dropped.
-the_loss_on_other_data_is_that_of_each_sample_once() {
+# test_losses_agree WAY...: that of one rank with each of other ways to test
+test_losses_agree() {
 	local one loss way
-	head -c 100 "$work/text" | rev >"$work/other"
-	train --steps 2 --batch 12 --checkpoint "$work/tested" && one=$(test_loss --batch 12) && [ -n "$one" ] || return
-	for way in '--spawn 2 --batch 6' '--spawn 4 --batch 3 --dropout 0.5' '--batch 12 --device test'; do
+	one=$(test_loss --batch 12) && [ -n "$one" ] || return
+	for way; do
 		# shellcheck disable=SC2086 # words of it
 		loss=$(test_loss $way) || return
 		awk -v a="$one" -v b="$loss" 'BEGIN { d = (a - b) / a; exit !(b > 0 && d < 1e-5 && d > -1e-5) }' || {
@@ -260,8 +259,33 @@ the_loss_on_other_data_is_that_of_each_sample_once() {
 			return 1
 		}
 	done
-	train --steps 2 --batch 12 --checkpoint "$work/tested" --resume --test "$work/other" &&
+}
+
+# Three samples, of which some ranks have more than others, or none; nothing is dropped.
+the_loss_on_other_data_is_that_of_each_sample_once() {
+	head -c 100 "$work/text" | rev >"$work/other"
+	train --steps 2 --batch 12 --checkpoint "$work/tested" &&
+		test_losses_agree '--spawn 2 --batch 6' '--spawn 4 --batch 3 --dropout 0.5' '--batch 12 --device test' &&
+		train --steps 2 --batch 12 --checkpoint "$work/tested" --resume --test "$work/other" &&
 		says "^test     loss [0-9.]*, perplexity [0-9.]*, on $work/other$"
+}
+
+# More than 64 batches.
+the_loss_on_much_other_data_is_that_of_each_sample_once() {
+	cat "$work/text" "$work/text" "$work/text" "$work/text" >"$work/other"
+	test_losses_agree '--spawn 2 --batch 6'
+}
+
+other_data_are_looked_for_before_training() {
+	refuses "$work/absent" --data "$work/text" --test "$work/absent" && ! says '^step '
+}
+
+# Two letters are a token of 16 bits, beyond the vocabulary.
+other_data_that_cannot_be_measured_lose_no_summary() {
+	local stray=(--data "$work/tokens" --format u16 --vocab 301 --layers 1 --heads 2 --width 32 --length 8 --batch 4)
+	stray+=(--test "$work/text" --steps 2 --spawn 2)
+	refuses "$work/text holds token" "${stray[@]}" && says '^trained 2 steps in ' && ! says '^test ' &&
+		refuses "$work/text holds token" "${stray[@]}" --json && says '"test_loss": null'
 }
 
 untied_model_trains() {
@@ -282,7 +306,6 @@ plain_output_has_no_escapes() {
 
 # 45 steps, of which every second line stays.
 a_terminal_shows_what_time_is_left() {
-	command -v script >/dev/null || return 0
 	on_a_terminal --data "$work/text" --layers 1 --heads 2 --width 32 --length 32 --batch 2 --steps 45 && says 'step  *[1-9][0-9]*/45 .*[0-9]:[0-9][0-9]:[0-9][0-9] left'
 }
 
@@ -387,12 +410,14 @@ check_numbers "only the last checkpoints are kept" last_ones_are_kept
 check "metrics and a trace per rank are written" writes_metrics_and_traces
 check "a pattern is several files" a_pattern_is_several_files
 check_numbers "the loss on other data is that of each sample once" the_loss_on_other_data_is_that_of_each_sample_once
-check_numbers "other data are looked for before training" refuses "$work/absent" --data "$work/text" --test "$work/absent"
+check_numbers "so it is where ranks wait for each other on the way" the_loss_on_much_other_data_is_that_of_each_sample_once
+check_numbers "other data are looked for before training" other_data_are_looked_for_before_training
+check_numbers "other data that cannot be measured lose no summary" other_data_that_cannot_be_measured_lose_no_summary
 check "several readers do not change a byte" readers_do_not_change_a_byte
 check_numbers "an untied model trains" untied_model_trains
 check_numbers "text is generated" generates_text
 check_numbers "plain output has no escapes" plain_output_has_no_escapes
-check_numbers "a terminal shows what time is left" a_terminal_shows_what_time_is_left
+check_terminal "a terminal shows what time is left" a_terminal_shows_what_time_is_left
 check "a stray token ends all ranks" stray_token_ends_all_ranks
 check_numbers "a bad checkpoint directory stops before training" bad_checkpoint_directory_stops_before_training
 check_numbers "a complete run resumes with nothing to do" complete_run_resumes_with_nothing_to_do

@@ -77,7 +77,6 @@ plain_output_has_no_escapes() {
 
 # 45 steps, of which every second line stays.
 a_terminal_shows_what_time_is_left() {
-	command -v script >/dev/null || return 0
 	on_a_terminal --data "$work" --batch 4 --steps 45 &&
 		says 'step  *[1-9][0-9]*/45 .* images/s .*[0-9]:[0-9][0-9]:[0-9][0-9] left'
 }
@@ -95,5 +94,5 @@ check "images per update are divided" refuses '--images-per-update: 50 ' --data 
 check "metrics and a trace per rank are written" writes_metrics_and_traces
 check "a run that goes on goes on with its metrics" a_run_that_goes_on_goes_on_with_its_metrics
 check "plain output has no escapes" plain_output_has_no_escapes
-check "a terminal shows what time is left" a_terminal_shows_what_time_is_left
+check_terminal "a terminal shows what time is left" a_terminal_shows_what_time_is_left
 end_of_tests

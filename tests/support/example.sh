@@ -25,6 +25,16 @@ check_numbers() {
 	[[ ${sanitizer-} == *=thread* ]] || check "$@"
 }
 
+# check_terminal: one that needs a terminal, which script(1) is to a program
+check_terminal() {
+	if command -v script >/dev/null; then
+		check_numbers "$@"
+	elif [[ ${sanitizer-} != *=thread* ]]; then
+		tests=$((tests + 1))
+		echo "ok $tests - $1 # SKIP there is no script(1)"
+	fi
+}
+
 # run ARGUMENT...: $program, output in $work/out and $work/err, with a limit for what hangs
 limit=0
 run() {
