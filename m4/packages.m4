@@ -229,10 +229,12 @@ AC_DEFUN([DDP_CUDA_KERNELS], [
           [ddp_cuda_kernels=yes
           ddp_cuda_kernels_summary="sm_80, sm_90 and later, by $NVCC"],
         [ddp_cuda_kernels_summary="none: $NVCC does not know sm_90 (CUDA 11.8 or later is needed)"])
-      NVCC_LIBS="-L$ddp_nvcc_dir/lib64 -L$ddp_nvcc_dir/lib -lcudart_static -lstdc++ -lpthread -lrt -ldl"])
+      NVCC_LIBS="-L$ddp_nvcc_dir/lib64 -L$ddp_nvcc_dir/lib -lcudart_static -lstdc++ -lpthread -lrt -ldl"
+      CUBLAS_LIBS="-Wl,-rpath,$ddp_nvcc_dir/lib64 -Wl,-rpath,$ddp_nvcc_dir/lib -lcublas"])
     AS_IF([test "$enable_cuda_kernels/$ddp_cuda_kernels" = yes/no],
       [AC_MSG_ERROR([--enable-cuda-kernels was given, but kernels for CUDA: $ddp_cuda_kernels_summary])])])
   AC_SUBST([NVCC_LIBS])
+  AC_SUBST([CUBLAS_LIBS])
   AM_CONDITIONAL([HAVE_CUDA_KERNELS], [test $ddp_cuda_kernels = yes])
 ])
 

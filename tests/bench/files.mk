@@ -99,7 +99,7 @@ tests_bench_gpu_kernels_LDADD = libruntime/libddpcore.la kernels/libkernels.la
 if HAVE_CUDA_KERNELS
 tests_bench_gpu_kernels_SOURCES += tests/bench/gpu_place_cuda.c
 tests_bench_gpu_kernels_CPPFLAGS += $(CUDA_CFLAGS) -DHAVE_CUDA_KERNELS
-tests_bench_gpu_kernels_LDADD += $(NVCC_LIBS) -lcublas
+tests_bench_gpu_kernels_LDADD += $(NVCC_LIBS) $(CUBLAS_LIBS)
 endif
 # On a GPU; the modules are those of this build.
 EXTRA_DIST += tests/bench/gpu_place_cuda.c

@@ -49,7 +49,7 @@ static struct memory {
 	int32_t *targets;             /* [rows], below vocab */
 	void *copies[2];
 	size_t copy_bytes;            /* of each */
-} m;
+} memory;
 
 static bench_place place;
 static int rounds = 7;
@@ -59,73 +59,76 @@ static int rounds = 7;
 static void layernorm_forward(const void *unused)
 {
 	(void)unused;
-	dk_layernorm_forward(m.small[0], m.statistics[0], m.statistics[1], m.small[1], m.gains[0], m.gains[1],
-	                     m.rows, m.s->width);
+	dk_layernorm_forward(memory.small[0], memory.statistics[0], memory.statistics[1], memory.small[1],
+	                     memory.gains[0], memory.gains[1], memory.rows, memory.s->width);
 }
 
 static void layernorm_backward(const void *unused)
 {
 	(void)unused;
-	dk_layernorm_backward(m.small[2], m.gradients[0], m.gradients[1], m.small[0], m.small[1], m.statistics[0],
-	                      m.statistics[1], m.gains[0], m.rows, m.s->width);
+	dk_layernorm_backward(memory.small[2], memory.gradients[0], memory.gradients[1], memory.small[0],
+	                      memory.small[1], memory.statistics[0], memory.statistics[1], memory.gains[0],
+	                      memory.rows, memory.s->width);
 }
 
 static void gelu_forward(const void *unused)
 {
 	(void)unused;
-	dk_gelu_forward(m.wide[0], m.wide[1], m.rows * 4 * m.s->width);
+	dk_gelu_forward(memory.wide[0], memory.wide[1], memory.rows * 4 * memory.s->width);
 }
 
 static void gelu_backward(const void *unused)
 {
 	(void)unused;
-	dk_gelu_backward(m.wide[0], m.wide[1], m.rows * 4 * m.s->width);
+	dk_gelu_backward(memory.wide[0], memory.wide[1], memory.rows * 4 * memory.s->width);
 }
 
 static void adamw(const void *unused)
 {
 	const dk_adamw_args args = { .learning_rate = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8,
-		.weight_decay = 0.1, .step = 10, .grad_scale = 1, .rounded = m.mixed ? (uint16_t *)m.wide[0] : NULL };
+		.weight_decay = 0.1, .step = 10, .grad_scale = 1, .rounded = memory.mixed ? (uint16_t *)memory.wide[0] : NULL };
 
 	(void)unused;
-	dk_adamw(m.params[0], m.params[1], m.params[2], m.params[3], m.s->params, &args);
+	dk_adamw(memory.params[0], memory.params[1], memory.params[2], memory.params[3], memory.s->params, &args);
 }
 
 static void to_bf16(const void *unused)
 {
 	(void)unused;
-	dk_to_bf16((uint16_t *)m.wide[0], m.params[0], m.s->params);
+	dk_to_bf16((uint16_t *)memory.wide[0], memory.params[0], memory.s->params);
 }
 
 static void from_bf16(const void *unused)
 {
 	(void)unused;
-	dk_from_bf16(m.params[1], (const uint16_t *)m.wide[0], m.s->params);
+	dk_from_bf16(memory.params[1], (const uint16_t *)memory.wide[0], memory.s->params);
 }
 
 static void norm(const void *unused)
 {
 	(void)unused;
-	dk_squares_at(m.sums, m.params[1], m.s->params, DK_PIECE_MAX);
+	dk_squares_at(memory.sums, memory.params[1], memory.s->params, DK_PIECE_MAX);
 }
 
 static void cross_entropy(const void *unused)
 {
 	(void)unused;
-	dk_cross_entropy_loss(m.sums, m.product, m.targets, m.rows, m.s->vocab);
+	dk_cross_entropy_loss(memory.sums, memory.product, memory.targets, memory.rows, memory.s->vocab);
 }
 
 static void attention_forward(const void *unused)
 {
 	(void)unused;
-	dk_attention_forward(m.small[0], m.statistics[0], m.wide[1], m.s->batch, m.s->length, m.s->heads, m.s->width);
+	dk_attention_forward(memory.small[0], memory.statistics[0], memory.wide[1], memory.s->batch,
+	                     memory.s->length, memory.s->heads, memory.s->width);
 }
 
 static void attention_backward(const void *unused)
 {
 	(void)unused;
-	dk_attention_backward(m.wide[0], m.small[1], m.wide[1], m.small[0], m.statistics[0], m.s->batch,
-	                      m.s->length, m.s->heads, m.s->width);
+	dk_attention_backward(memory.wide[0], memory.small[1], memory.wide[1], memory.small[0],
+	                      memory.statistics[0], memory.s->batch, memory.s->length, memory.s->heads,
+	                      memory.s->width);
 }
 
 static void product(const void *args)
@@ -137,7 +140,7 @@ static void product(const void *args)
 
 static void copy(const void *bytes)
 {
-	place.copy(m.copies[0], m.copies[1], *(const size_t *)bytes / 2); /* read, and written */
+	place.copy(memory.copies[0], memory.copies[1], *(const size_t *)bytes / 2); /* read, and written */
 }
 
 static void other_product(const void *args)
@@ -198,7 +201,7 @@ static void print_row(const char *name, double amount, const char *unit, const s
 
 	for (int i = 0; i < rounds; i++)
 		shares[i] = bound->seconds[i] / own->seconds[i];
-	printf("%-38s  %10.1f  %10.1f  %10.1f  %9.4g  %9.4g %-7s  %5.0f%%  %5.0f%% .. %.0f%%\n", name, seconds * 1e6,
+	printf("%-43s  %10.1f  %10.1f  %10.1f  %9.4g  %9.4g %-7s  %5.0f%%  %5.0f%% .. %.0f%%\n", name, seconds * 1e6,
 	       extreme(own->seconds, false) * 1e6, extreme(own->seconds, true) * 1e6, amount / seconds, amount / best,
 	       unit, best / seconds * 100, extreme(shares, false) * 100, extreme(shares, true) * 100);
 	fflush(stdout);
@@ -219,7 +222,7 @@ static void measure_memory(const char *name, void (*work)(const void *), double 
 {
 	const size_t moved = (size_t)bytes;
 
-	if (moved / 2 > m.copy_bytes) {
+	if (moved / 2 > memory.copy_bytes) {
 		fprintf(stderr, "gpu_kernels: %s moves more than was thought of\n", name);
 		exit(EXIT_FAILURE);
 	}
@@ -229,24 +232,25 @@ static void measure_memory(const char *name, void (*work)(const void *), double 
 /* Beside it, one product of as many operations, [rows, width] by [width, n]. */
 static void measure_attention(const char *name, void (*work)(const void *), int64_t n)
 {
-	const dk_gemm_args same = { .m = m.rows, .n = n, .k = m.s->width, .a = m.small[2], .lda = m.s->width,
-		.b = m.weight, .ldb = n, .c = m.product, .ldc = n };
+	const dk_gemm_args same = { .m = memory.rows, .n = n, .k = memory.s->width, .a = memory.small[2],
+		.lda = memory.s->width, .b = memory.weight, .ldb = n, .c = memory.product, .ldc = n };
 
-	measure(name, 2e-12 * (double)m.rows * (double)n * (double)m.s->width, "TFLOP/s", (side){ .work = work },
+	measure(name, 2e-12 * (double)memory.rows * (double)n * (double)memory.s->width, "TFLOP/s", (side){ .work = work },
 	        (side){ .work = product, .argument = &same });
 }
 
-/* [rows, inputs] by [inputs, outputs], and the two products of its backward. */
+/* [rows, inputs] by [inputs, outputs], and the two products of its backward: in bf16 also that
+   of parameters, which training has in f32, as cublasGemmEx beside it. */
 static void measure_products(const char *layer, float *in, float *out, int64_t inputs, int64_t outputs)
 {
-	const int64_t rows = m.rows;
+	const int64_t rows = memory.rows;
 	const struct { const char *way; dk_gemm_args args; } products[] = {
-		{ "forward", { .m = rows, .n = outputs, .k = inputs, .a = in, .lda = inputs, .b = m.weight,
+		{ "forward", { .m = rows, .n = outputs, .k = inputs, .a = in, .lda = inputs, .b = memory.weight,
 			       .ldb = outputs, .c = out, .ldc = outputs } },
-		{ "of params", { .transpose_a = true, .m = inputs, .n = outputs, .k = rows, .a = in, .lda = inputs,
-				 .b = out, .ldb = outputs, .c = m.params[3], .ldc = outputs } },
+		{ memory.mixed ? "of params in bf16" : "of params", { .transpose_a = true, .m = inputs, .n = outputs, .k = rows, .a = in, .lda = inputs,
+				 .b = out, .ldb = outputs, .c = memory.params[3], .ldc = outputs } },
 		{ "of input", { .transpose_b = true, .m = rows, .n = inputs, .k = outputs, .a = out, .lda = outputs,
-				.b = m.weight, .ldb = outputs, .c = in, .ldc = inputs } },
+				.b = memory.weight, .ldb = outputs, .c = in, .ldc = inputs } },
 	};
 	char name[64];
 
@@ -289,17 +293,17 @@ static void *allocate(int64_t elements, bool narrow)
 
 static void allocate_targets(void)
 {
-	int32_t *targets = malloc((size_t)m.rows * sizeof(*targets));
+	int32_t *targets = malloc((size_t)memory.rows * sizeof(*targets));
 
 	if (targets == NULL) {
 		fprintf(stderr, "gpu_kernels: out of memory\n");
 		exit(EXIT_FAILURE);
 	}
-	for (int64_t i = 0; i < m.rows; i++)
-		targets[i] = (int32_t)(i * 7919 % m.s->vocab);
-	m.targets = place.alloc((size_t)m.rows * sizeof(*targets));
-	dk_copy(m.targets, targets, (size_t)m.rows * sizeof(*targets));
-	dk_largest(m.params[0], 1); /* waits */
+	for (int64_t i = 0; i < memory.rows; i++)
+		targets[i] = (int32_t)(i * 7919 % memory.s->vocab);
+	memory.targets = place.alloc((size_t)memory.rows * sizeof(*targets));
+	dk_copy(memory.targets, targets, (size_t)memory.rows * sizeof(*targets));
+	dk_largest(memory.params[0], 1); /* waits */
 	free(targets);
 }
 
@@ -308,72 +312,72 @@ static void allocate_all(const sizes *s)
 	const int64_t tensor = s->batch * s->length * s->width;
 	const size_t of_adamw = (size_t)s->params * (8 * sizeof(float) + sizeof(uint16_t));
 
-	m = (struct memory){ .s = s, .rows = s->batch * s->length, .mixed = place.type == DK_MIXED };
+	memory = (struct memory){ .s = s, .rows = s->batch * s->length, .mixed = place.type == DK_MIXED };
 	for (int i = 0; i < 3; i++) {
-		m.small[i] = allocate(tensor, m.mixed);
-		m.wide[i] = allocate(larger(4 * tensor, s->params), m.mixed);
+		memory.small[i] = allocate(tensor, memory.mixed);
+		memory.wide[i] = allocate(larger(4 * tensor, s->params), memory.mixed);
 	}
-	m.weight = allocate(s->vocab * s->width, m.mixed);
-	m.product = allocate((int64_t)dk_classifier_work(m.rows, s->vocab), false);
+	memory.weight = allocate(s->vocab * s->width, memory.mixed);
+	memory.product = allocate((int64_t)dk_classifier_work(memory.rows, s->vocab), false);
 	for (int i = 0; i < 4; i++)
-		m.params[i] = allocate(s->params, false);
+		memory.params[i] = allocate(s->params, false);
 	for (int i = 0; i < 2; i++) {
-		m.statistics[i] = allocate(m.rows * s->heads, false);
-		m.gains[i] = allocate(s->width, m.mixed);
-		m.gradients[i] = allocate(s->width, false);
+		memory.statistics[i] = allocate(memory.rows * s->heads, false);
+		memory.gains[i] = allocate(s->width, memory.mixed);
+		memory.gradients[i] = allocate(s->width, false);
 	}
-	m.sums = allocate(2 * (s->params / DK_PIECE_MAX + 1), false);
+	memory.sums = allocate(2 * (s->params / DK_PIECE_MAX + 1), false);
 	allocate_targets();
-	m.copy_bytes = (size_t)larger(m.rows * s->vocab * (int64_t)sizeof(float), (int64_t)of_adamw / 2 + 1);
+	memory.copy_bytes = (size_t)larger(memory.rows * s->vocab * (int64_t)sizeof(float), (int64_t)of_adamw / 2 + 1);
 	for (int i = 0; i < 2; i++)
-		m.copies[i] = allocate((int64_t)(m.copy_bytes / sizeof(float)) + 1, false);
+		memory.copies[i] = allocate((int64_t)(memory.copy_bytes / sizeof(float)) + 1, false);
 }
 
 static void free_all(void)
 {
 	for (int i = 0; i < 4; i++)
-		place.free(m.params[i]);
+		place.free(memory.params[i]);
 	for (int i = 0; i < 3; i++) {
-		place.free(m.small[i]);
-		place.free(m.wide[i]);
+		place.free(memory.small[i]);
+		place.free(memory.wide[i]);
 	}
 	for (int i = 0; i < 2; i++) {
-		place.free(m.statistics[i]);
-		place.free(m.gains[i]);
-		place.free(m.gradients[i]);
-		place.free(m.copies[i]);
+		place.free(memory.statistics[i]);
+		place.free(memory.gains[i]);
+		place.free(memory.gradients[i]);
+		place.free(memory.copies[i]);
 	}
-	place.free(m.weight);
-	place.free(m.product);
-	place.free(m.sums);
-	place.free(m.targets);
+	place.free(memory.weight);
+	place.free(memory.product);
+	place.free(memory.sums);
+	place.free(memory.targets);
 }
 
 /* ---- all of one type ----------------------------------------------------------------------- */
 
 static void measure_all(void)
 {
-	const double params = (double)m.s->params, each = m.mixed ? 2 : 4;
-	const double tensor = (double)m.rows * (double)m.s->width * each;
-	const int64_t width = m.s->width;
+	const double params = (double)memory.s->params, each = memory.mixed ? 2 : 4;
+	const double tensor = (double)memory.rows * (double)memory.s->width * each;
+	const int64_t width = memory.s->width;
 
 	measure_memory("layer norm, forward", layernorm_forward, 2 * tensor);
 	measure_memory("layer norm, backward", layernorm_backward, 4 * tensor);
 	measure_memory("GELU, forward", gelu_forward, 8 * tensor);
 	measure_memory("GELU, backward", gelu_backward, 12 * tensor);
-	measure_memory("AdamW", adamw, params * (32 + (m.mixed ? 2 : 0)));
+	measure_memory("AdamW", adamw, params * (32 + (memory.mixed ? 2 : 0)));
 	measure_memory("cast, f32 to bf16", to_bf16, params * 6);
 	measure_memory("cast, bf16 to f32", from_bf16, params * 6);
 	measure_memory("sum of squares", norm, params * 4);
-	if (!m.mixed) /* in bf16 the classifier has it inside */
+	if (!memory.mixed) /* in bf16 the classifier has it inside */
 		measure_memory("cross-entropy with its gradient", cross_entropy,
-		               (double)m.rows * (double)m.s->vocab * 2 * sizeof(float));
-	measure_attention("attention, forward", attention_forward, m.s->length);
-	measure_attention("attention, backward", attention_backward, m.s->length * 5 / 2);
-	measure_products("to 3 widths", m.small[0], m.wide[0], width, 3 * width);
-	measure_products("to 4 widths", m.small[0], m.wide[0], width, 4 * width);
-	measure_products("from 4 widths", m.wide[0], m.small[0], 4 * width, width);
-	measure_products("to the vocabulary", m.small[0], m.product, width, m.s->vocab);
+		               (double)memory.rows * (double)memory.s->vocab * 2 * sizeof(float));
+	measure_attention("attention, forward", attention_forward, memory.s->length);
+	measure_attention("attention, backward", attention_backward, memory.s->length * 5 / 2);
+	measure_products("to 3 widths", memory.small[0], memory.wide[0], width, 3 * width);
+	measure_products("to 4 widths", memory.small[0], memory.wide[0], width, 4 * width);
+	measure_products("from 4 widths", memory.wide[0], memory.small[0], 4 * width, width);
+	measure_products("to the vocabulary", memory.small[0], memory.product, width, memory.s->vocab);
 }
 
 static bool open_place(dk_type type, bool on_gpu, const char **why)
@@ -398,7 +402,7 @@ static bool measure_type(int type, bool on_gpu, const sizes *s)
 	}
 	dk_queue *before = dk_use(place.queue);
 	allocate_all(s);
-	printf("\n%s, %s, %ld sequences of %ld, width %ld, %d rounds\n%-38s  %10s  %10s  %10s  %9s  %9s %-7s  %6s  %s\n",
+	printf("\n%s, %s, %ld sequences of %ld, width %ld, %d rounds\n%-43s  %10s  %10s  %10s  %9s  %9s %-7s  %6s  %s\n",
 	       place.name, types[type].name, (long)s->batch, (long)s->length, (long)s->width, rounds, "", "median us",
 	       "min", "max", "rate", "bound", "", "share", "of rounds");
 	measure_all();

@@ -5,7 +5,7 @@
 . "$source/tests/cluster/lib.sh"
 ddp() { as_user srun --ddp -N2 "$@"; }
 
-for example in allreduce linear gpt scaling mnist_mlp mnist_cnn cifar_net resnet broken; do
+for example in allreduce linear gpt scaling mnist_mlp mnist_cnn cifar_net resnet broken synthetic; do
 	capture "$prefix/bin/$example" --help
 	status_is 0 "$example has --help"
 	prints "^usage: $example " "$example says how it is used"

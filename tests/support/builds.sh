@@ -59,7 +59,8 @@ build_of()
 
 # The thread sanitizer has nothing to see in what is one thread from beginning to end
 # (strace -f -e trace=clone3 tells), as kernels are where OpenMP may use one only; nor in
-# test_comm_travel, whose algorithms test_comm_random runs in the same threads.
+# test_comm_travel, whose algorithms test_comm_random runs in the same threads, nor in
+# test_vision.sh, whose threads, those that read among them, are libddp's as in test_gpt.sh.
 unwatched_tests=(test_comm_travel test_agreement test_bucket test_comm_blocks test_comm_kernels test_comm_merge
 	test_comm_nics test_comm_plan test_convolution_onednn test_device_cuda test_gpt_model test_images test_job
 	test_kernel_bf16 test_kernel_cuda test_kernel_graph_cuda test_kernel_images test_kernel_images_cuda test_kernel_layers test_kernel_optim

@@ -389,4 +389,3 @@ void case_free(test_case *t)
 	if (t->recv_heap)
 		free(t->recv_block);
 }
-
