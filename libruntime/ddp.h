@@ -1071,7 +1071,8 @@ DDP_API ddp_status ddp_accumulation(int64_t per_update, int64_t per_batch, int w
 
 /* A source of equally large samples. read() is called from a thread of the loader, from
    several at the same time where the loader has several readers, and by loaders that share
-   a dataset: those that are opened below may be, from any thread. */
+   a dataset: those that are opened below may be, from any thread. One of your own is zero
+   where it is not set. */
 typedef struct ddp_dataset {
 	int64_t size;        /* samples */
 	size_t sample_bytes;

@@ -60,4 +60,3 @@ void ddp_collective_describe(const ddp_collective *c, char *text, size_t bytes)
 	         count, ddp_kind_reduces(c->kind) ? " " : "",
 	         ddp_kind_reduces(c->kind) ? ddp_op_name(c->op) : "", root);
 }
-
