@@ -8,6 +8,8 @@
 #include "comm/core/comm.h"
 #include "comm/core/futex.h"
 
+atomic_int ddp_callbacks_running;
+
 static _Thread_local bool in_callback;
 
 /* It may be its owner's to free from here on. */
@@ -29,9 +31,11 @@ static void call_back(ddp_request *request)
 {
 	if (request->status != DDP_OK)
 		(void)ddp_fail(request->status, "%s", request->message != NULL ? request->message : "out of memory");
+	atomic_fetch_add_explicit(&ddp_callbacks_running, 1, memory_order_relaxed);
 	in_callback = true;
 	request->operation.on_complete(request->operation.user, request->status);
 	in_callback = false;
+	atomic_fetch_sub_explicit(&ddp_callbacks_running, 1, memory_order_relaxed);
 	if (!request->detached) {
 		tell(request);
 		return;
@@ -130,7 +134,7 @@ bool ddp_requests_to_call_back(const ddp_comm *comm)
 	return atomic_load(&comm->queue.to_call_back);
 }
 
-ddp_status ddp_request_may_wait(const char *what)
+ddp_status ddp_request_look_for_callback(const char *what)
 {
 	if (in_callback)
 		return ddp_fail(DDP_ERR_STATE, "%s waits, which a callback must not: use ddp_issue() there", what);

@@ -40,9 +40,17 @@ void ddp_request_finish(ddp_request *request, ddp_status status);
 void ddp_requests_call_back(ddp_comm *comm);
 /* Is there something to call back? */
 bool ddp_requests_to_call_back(const ddp_comm *comm);
+/* In all threads: each operation asks, and a thread's own variable takes longer. */
+extern atomic_int ddp_callbacks_running;
+ddp_status ddp_request_look_for_callback(const char *what);
+
 /* DDP_ERR_STATE if the calling thread is in a callback: `what` would wait there for
    itself. */
-ddp_status ddp_request_may_wait(const char *what);
+static inline ddp_status ddp_request_may_wait(const char *what)
+{
+	return atomic_load_explicit(&ddp_callbacks_running, memory_order_relaxed) == 0
+		? DDP_OK : ddp_request_look_for_callback(what);
+}
 
 /* Does a thread of the program wait for a message or for what is queued? run.lock
    is held. */

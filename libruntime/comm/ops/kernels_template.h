@@ -383,9 +383,15 @@ KERNEL static size_t combine_in_registers(const ddp_combination *f, size_t first
 
 KERNEL static void run_combine(const ddp_combination *f, size_t first, size_t count)
 {
+	ddp_type wide = ddp_accumulator(f->type);
+
+	/* The shortest ones, for which time counts most, first. */
+	if (wide == f->type && f->nsrc < FAR_SOURCES) {
+		choose_combine(wide, f->op)(f, first, count);
+		return;
+	}
 	const bool own_form = !f->wide_src && !f->wide_dst, far = ddp_is_far(f, count);
 	const size_t end = first + count;
-	ddp_type wide = ddp_accumulator(f->type);
 
 	/* Sums that are cut to 8 bits are sums of 8 bits; so are products and extremes. */
 	if (f->type == DDP_U8 && own_form && f->scale == NULL && f->divisor == 0)
