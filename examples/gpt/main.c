@@ -352,7 +352,8 @@ static ddp_status on_step(void *user, const ddp_step_stats *stats)
 /* Sums of all ranks: of the loss, and how many tokens it is of. */
 static bool test(struct trainer *t, double sums[2])
 {
-	enum { BATCHES_APART = 64 }; /* so many at most, lest a slow rank be taken for one that hangs */
+	enum { BATCHES_APART = 64 }; /* so many at most, lest a slow rank be taken for one that hangs; none
+	                                before rank 0 has told of the training */
 	const int length = t->options.model.length;
 	ddp_status status = DDP_OK;
 	ddp_batch batch;
@@ -360,7 +361,7 @@ static bool test(struct trainer *t, double sums[2])
 	ddp_set_phase(t->params, DDP_PHASE_EVAL);
 	dk_queue *before = dk_use(t->kernels);
 	for (int64_t i = 0; i < ddp_loader_batches_per_epoch(t->test_loader) && status == DDP_OK; i++) {
-		if (i % BATCHES_APART == BATCHES_APART - 1)
+		if (i % BATCHES_APART == 0)
 			status = ddp_barrier(ddp_world(t->context));
 		if (status == DDP_OK)
 			status = ddp_loader_next(t->test_loader, &batch);

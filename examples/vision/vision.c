@@ -318,14 +318,15 @@ static bool train(struct trainer *t)
 /* Each image once, whatever the number of ranks; sums of all ranks. */
 static bool test_with(struct trainer *t, ddp_loader *loader)
 {
-	enum { BATCHES_APART = 64 }; /* so many at most, lest a slow rank be taken for one that hangs */
+	enum { BATCHES_APART = 64 }; /* so many at most, lest a slow rank be taken for one that hangs; none
+	                                before rank 0 has told of the training */
 	const ddp_image_transform plain = vision_transform(t->example->data, false, 0);
 	double sums[3] = {0}; /* images, right ones, loss */
 	ddp_batch batch;
 
 	ddp_set_phase(t->params, DDP_PHASE_EVAL);
 	for (int64_t i = 0; i < ddp_loader_batches_per_epoch(loader); i++) {
-		if (i % BATCHES_APART == BATCHES_APART - 1 && !fine(t, ddp_barrier(ddp_world(t->context))))
+		if (i % BATCHES_APART == 0 && !fine(t, ddp_barrier(ddp_world(t->context))))
 			return false;
 		if (!fine(t, ddp_loader_next(loader, &batch)))
 			return false;
