@@ -349,21 +349,28 @@ static void receive_goes_on_after_a_collective(void **state)
 	run(3, nodes, issue_then_collect);
 }
 
-/* Where nodes have one rank or two, those without a channel cut as the others. */
+/* Where nodes have one rank or two, those without a channel cut as the others. With an argument,
+   the first two ranks' data are in memory of the library's. */
 static int large_sum(ddp_comm *comm, void *argument)
 {
 	enum { COUNT = 1500000 };
 	int size = ddp_comm_size(comm);
-	float *data = malloc(COUNT * sizeof(*data));
+	float *own = malloc(COUNT * sizeof(*own)), *data = own;
+	void *shared = NULL;
 
-	(void)argument;
-	CHECK(data != NULL);
+	CHECK(own != NULL);
+	if (argument != NULL)
+		CHECK_OK(ddp_mem_alloc(comm, COUNT * sizeof(*data), &shared));
+	if (argument != NULL && ddp_comm_rank(comm) < 2)
+		data = shared;
 	for (int i = 0; i < COUNT; i++)
 		data[i] = (float)(i % 1000 + ddp_comm_rank(comm));
 	CHECK_OK(ddp_all_reduce(comm, NULL, data, COUNT, DDP_F32, DDP_SUM));
 	for (int i = 0; i < COUNT; i++)
 		CHECK(data[i] == (float)(size * (i % 1000) + size * (size - 1) / 2));
-	free(data);
+	if (argument != NULL)
+		CHECK_OK(ddp_mem_free(comm, shared));
+	free(own);
 	return 0;
 }
 
@@ -373,6 +380,21 @@ static void ranks_of_many_uneven_nodes_cut_alike(void **state)
 
 	(void)state;
 	run(16, nodes, large_sum);
+}
+
+/* Nodes with one rank, or with memory of the library's, work there; others by way of their
+   segments, in windows. */
+static void halving_ends_whatever_memory_nodes_have(void **state)
+{
+	static const int uneven[] = { 0, 0, 1, 2 }, even[] = { 0, 0, 1, 1, 2, 2 };
+	static bool shared = true;
+	const test_world world = { .ranks = 6, .node_of = even, .body = large_sum, .argument = &shared };
+
+	(void)state;
+	assert_int_equal(setenv("DDP_ALGORITHM", "recursive_halving", 1), 0);
+	run(4, uneven, large_sum);
+	assert_int_equal(test_world_run(&world), 0);
+	assert_int_equal(unsetenv("DDP_ALGORITHM"), 0);
 }
 
 /* ---- more ranks than connect with each other at the beginning ------------------------------ */
@@ -449,6 +471,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(ranks_of_many_uneven_nodes_cut_alike),
+		cmocka_unit_test(halving_ends_whatever_memory_nodes_have),
 		cmocka_unit_test(messages_with_one_tag_keep_their_order_also_if_kept),
 		cmocka_unit_test(receive_goes_on_after_a_collective),
 		cmocka_unit_test(split_orders_ranks_by_key),

@@ -124,7 +124,14 @@ static void choose_chunk(ddp_reduction *x, size_t longest)
 	x->depth = ddp_direct_depth(&shape, x->chunk_count, slices);
 }
 
-/* Direct operations have one window: the slices are worked on whole. */
+/* Direct operations have one window: the slices are worked on whole. But by recursive halving, a
+   chunk's last rounds come behind the first ones of chunks behind it: a node with one window would
+   wait there for chunks of the next window of a node that waits for these rounds. */
+static bool has_one_window(const ddp_reduction *x)
+{
+	return x->direct && (x->algorithm != DDP_RECURSIVE_HALVING || x->comm->size == x->nodes);
+}
+
 static ddp_status choose_width(ddp_reduction *x, size_t *windows)
 {
 	size_t longest = 0;
@@ -135,7 +142,7 @@ static ddp_status choose_width(ddp_reduction *x, size_t *windows)
 	if (x->chunk_count == 0)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "%s: %d slices are more than a window of %zu bytes holds",
 		                ddp_kind_name(x->c->kind), x->count, x->comm->node.stage_bytes);
-	if (x->direct)
+	if (has_one_window(x))
 		x->width = longest / x->chunk_count * x->chunk_count + x->chunk_count;
 	else
 		x->width = x->comm->node.stage_bytes / (size_t)x->count / x->element /
