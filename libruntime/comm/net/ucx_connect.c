@@ -157,6 +157,15 @@ static bool has_descriptors(void)
 	return error != EMFILE && error != ENFILE;
 }
 
+/* The same, once the limit is raised if it has to be. */
+static bool gets_descriptors(const ddp_worker *worker)
+{
+	if (has_descriptors())
+		return true;
+	raise_limit(worker);
+	return has_descriptors();
+}
+
 /* ---- connections ------------------------------------------------------------------------- */
 
 /* UCX 1.13 may end the process if it has no descriptor for a connection. */
@@ -169,9 +178,7 @@ static void create_endpoint(connection *c)
 		.err_handler = { .cb = connection_lost, .arg = c },
 	};
 
-	if (!has_descriptors())
-		raise_limit(c->worker);
-	if (!has_descriptors()) {
+	if (!gets_descriptors(c->worker)) {
 		connection_lost(c, NULL, DDP_UCX_NO_DESCRIPTOR);
 		return;
 	}
