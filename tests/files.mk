@@ -297,34 +297,39 @@ tests_unit_test_convolution_onednn_LDADD = kernels/libconvolution.la kernels/lib
 tests_ranks_test_device_net_SOURCES = tests/ranks/test_device_net.c $(net_model_sources)
 tests_ranks_test_device_net_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_ranks_test_device_net_LDADD = kernels/libconvolution.la $(LDADD)
-tests_unit_test_kernel_images_SOURCES = tests/unit/test_kernel_images.c tests/support/kernel_place_host.c
+kernel_cases = tests/support/kernel_cases.c tests/support/kernel_cases.h
+kernel_layer = tests/support/kernel_layer.c tests/support/kernel_layer.h $(kernel_cases)
+kernel_images = tests/unit/test_kernel_images.c $(kernel_layer)
+kernel_layers = tests/unit/test_kernel_layers.c $(kernel_layer)
+kernel_graph = tests/unit/test_kernel_graph.c $(kernel_cases) $(gpt_model_sources)
+kernel_queue = tests/unit/test_kernel_queue.c $(kernel_cases) $(gpt_model_sources)
+tests_unit_test_kernel_images_SOURCES = $(kernel_images) tests/support/kernel_place_host.c
 tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_bf16_SOURCES = tests/unit/test_kernel_bf16.c
 tests_unit_test_kernel_bf16_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
-kernel_layers = tests/unit/test_kernel_layers.c tests/support/kernel_layer.c tests/support/kernel_layer.h
 tests_unit_test_kernel_layers_SOURCES = $(kernel_layers) tests/support/kernel_place_host.c
 tests_unit_test_kernel_layers_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 
 # The host's kernels on the test device's queues: the same cases.
 tests_unit_test_kernel_device_SOURCES = $(kernel_layers) tests/support/kernel_place_device.c
 tests_unit_test_kernel_device_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
-tests_unit_test_kernel_images_device_SOURCES = tests/unit/test_kernel_images.c tests/support/kernel_place_device.c
+tests_unit_test_kernel_images_device_SOURCES = $(kernel_images) tests/support/kernel_place_device.c
 tests_unit_test_kernel_images_device_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
 tests_unit_test_optimizers_device_SOURCES = tests/unit/test_optimizers_queue.c tests/support/kernel_place_device.c
 tests_unit_test_optimizers_device_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
 
-tests_unit_test_kernel_graph_SOURCES = tests/unit/test_kernel_graph.c tests/support/kernel_place_device.c $(gpt_model_sources)
+tests_unit_test_kernel_graph_SOURCES = $(kernel_graph) tests/support/kernel_place_device.c
 tests_unit_test_kernel_graph_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_unit_test_kernel_graph_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
 
 # kernels/cuda on the host: the same cases as on the host's kernels, and others.
 if CUDA_EMULATION
 tests_unit_test_kernel_cuda_SOURCES = $(kernel_layers)
-tests_unit_test_kernel_images_cuda_SOURCES = tests/unit/test_kernel_images.c
+tests_unit_test_kernel_images_cuda_SOURCES = $(kernel_images)
 tests_unit_test_kernel_images_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
-tests_unit_test_kernel_queue_SOURCES = tests/unit/test_kernel_queue.c $(gpt_model_sources)
+tests_unit_test_kernel_queue_SOURCES = $(kernel_queue)
 tests_unit_test_kernel_queue_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
-tests_unit_test_kernel_graph_cuda_SOURCES = tests/unit/test_kernel_graph.c $(gpt_model_sources)
+tests_unit_test_kernel_graph_cuda_SOURCES = $(kernel_graph)
 tests_unit_test_kernel_graph_cuda_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_unit_test_kernel_graph_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
 tests_unit_test_kernel_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
@@ -344,16 +349,16 @@ TESTS += $(check_PROGRAMS)
 if HAVE_CUDA_KERNELS
 noinst_PROGRAMS += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue \
 	tests/gpu/test_optimizers_queue
-tests_gpu_test_kernel_graph_SOURCES = tests/unit/test_kernel_graph.c $(gpt_model_sources)
+tests_gpu_test_kernel_graph_SOURCES = $(kernel_graph)
 tests_gpu_test_kernel_graph_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_gpu_test_kernel_graph_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
 tests_gpu_test_optimizers_queue_SOURCES = tests/unit/test_optimizers_queue.c
 tests_gpu_test_optimizers_queue_LDADD = tests/gpu/kernel_place.o libruntime/libddpcore.la $(CMOCKA_LIBS) $(NVCC_LIBS)
-tests_gpu_test_kernel_images_SOURCES = tests/unit/test_kernel_images.c
+tests_gpu_test_kernel_images_SOURCES = $(kernel_images)
 tests_gpu_test_kernel_images_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
 tests_gpu_test_kernel_layers_SOURCES = $(kernel_layers)
 tests_gpu_test_kernel_layers_LDADD = tests/gpu/kernel_place.o kernels/libkernels.la $(CMOCKA_LIBS) $(NVCC_LIBS)
-tests_gpu_test_kernel_queue_SOURCES = tests/unit/test_kernel_queue.c $(gpt_model_sources)
+tests_gpu_test_kernel_queue_SOURCES = $(kernel_queue)
 tests_gpu_test_kernel_queue_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_gpu_test_kernel_queue_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
 tests/gpu/kernel_place.o: tests/gpu/kernel_place.cu tests/support/kernel_place.h kernels/kernels.h kernels/table.h

@@ -10,28 +10,6 @@
 
 enum { PROBES = 24, MIXED_PROBES = 2 };
 
-kernel_place place;
-
-void in_each_place(void (*test)(void))
-{
-	const char *why;
-	int rounds = 0;
-
-	for (; kernel_place_open(rounds, &place, &why); rounds++) {
-		test();
-		place.close(&place);
-	}
-	if (rounds == 0) {
-		print_message("%s\n", why);
-		skip();
-	}
-}
-
-size_t element_bytes(void)
-{
-	return place.type == DK_BF16 || place.type == DK_MIXED ? sizeof(uint16_t) : sizeof(float);
-}
-
 SLOW static double weighted_sum(const double *out, const float *weights, int64_t n)
 {
 	double sum = 0;
@@ -43,7 +21,7 @@ SLOW static double weighted_sum(const double *out, const float *weights, int64_t
 
 /* The host's; in the place, for the time of the computation, are others. */
 struct run {
-	float *in[INPUTS], *din[INPUTS], *out, *dout, *kept;
+	float *in[INPUTS], *din[INPUTS], *out, *dout;
 	double *wide[INPUTS], *wide_out;
 	int64_t out_size;
 };
@@ -57,7 +35,7 @@ float rounded(float x)
 {
 	uint16_t narrow;
 
-	if (place.type == DK_BF16 || place.type == DK_MIXED) {
+	if (type_bytes(place.type) == sizeof(narrow)) {
 		dk_to_bf16(&narrow, &x, 1);
 		dk_from_bf16(&x, &narrow, 1);
 	}
@@ -71,106 +49,54 @@ static struct run make_run(const layer *l, const shape *s)
 	random_state = 42;
 	for (int k = 0; k < l->inputs; k++) {
 		int64_t n = l->size(s, k);
-		r.in[k] = make((size_t)n, sizeof(float));
-		r.din[k] = make((size_t)n, sizeof(float));
-		r.wide[k] = make((size_t)n, sizeof(double));
+		r.in[k] = floats(n);
+		r.din[k] = floats(n);
+		r.wide[k] = doubles(n);
 		for (int64_t i = 0; i < n; i++)
-			r.wide[k][i] = r.in[k][i] = rounded((float)(l->spread * uniform()));
+			r.wide[k][i] = r.in[k][i] = rounded((float)(l->spread * uniform() + (k == 0 ? l->centre : 0)));
 	}
-	r.out = make((size_t)r.out_size, sizeof(float));
-	r.dout = make((size_t)r.out_size, sizeof(float));
-	r.wide_out = make((size_t)r.out_size, sizeof(double));
+	r.out = floats(r.out_size);
+	r.dout = floats(r.out_size);
+	r.wide_out = doubles(r.out_size);
 	for (int64_t i = 0; i < r.out_size; i++)
 		r.dout[i] = r.out_size == 1 ? 1 : rounded((float)uniform());
 	return r;
 }
 
-static void free_run(struct run *r, const layer *l)
+static dk_type type_of_gradient(const layer *l, int input)
 {
-	for (int k = 0; k < l->inputs; k++) {
-		free(r->in[k]);
-		free(r->din[k]);
-		free(r->wide[k]);
-	}
-	free(r->out);
-	free(r->dout);
-	free(r->wide_out);
-}
-
-float *give(const float *from, int64_t n)
-{
-	float *there = place.alloc((size_t)n * element_bytes());
-
-	place.give(&place, there, from, n);
-	return there;
-}
-
-void take(float *to, float *there, int64_t n)
-{
-	place.take(&place, to, there, n);
-	place.free(there);
-}
-
-float *give_gradient(const float *from, int64_t n, bool of_parameter)
-{
-	if (place.type != DK_MIXED || !of_parameter)
-		return give(from, n);
-	const kernel_place plain = {.queue = place.queue, .type = DK_F32};
-	float *there = place.alloc((size_t)n * sizeof(float));
-	place.give(&plain, there, from, n);
-	return there;
-}
-
-void take_gradient(float *to, float *there, int64_t n, bool of_parameter)
-{
-	if (place.type != DK_MIXED || !of_parameter) {
-		take(to, there, n);
-		return;
-	}
-	const kernel_place plain = {.queue = place.queue, .type = DK_F32};
-	place.take(&plain, to, there, n);
-	place.free(there);
-}
-
-static bool is_parameter(const layer *l, int input)
-{
-	return l->adds[input] && !(l->carries && input == 0);
+	return l->adds[input] && !(l->carries && input == 0) ? gradient_type() : place.type;
 }
 
 static void compute(struct run *r, const layer *l, const shape *s)
 {
-	float *in[INPUTS], *din[INPUTS];
-	float *out = give(r->out, r->out_size), *dout = give(r->dout, r->out_size);
-	float *kept = place.alloc((l->kept != NULL ? l->kept(s) : 1) * sizeof(float));
-	int32_t *tokens = NULL;
+	layer_memory m = {.out = give(r->out, r->out_size), .dout = give(r->dout, r->out_size),
+		.kept = bytes_there((l->kept != NULL ? l->kept(s) : 1) * sizeof(float))};
 	shape there = *s;
 
 	for (int k = 0; k < l->inputs; k++) {
 		for (int64_t i = 0; i < l->size(s, k); i++)
 			r->din[k][i] = start_of(l, k);
-		in[k] = give(r->in[k], l->size(s, k));
-		din[k] = give_gradient(r->din[k], l->size(s, k), is_parameter(l, k));
+		m.in[k] = give(r->in[k], l->size(s, k));
+		m.din[k] = give_as(type_of_gradient(l, k), r->din[k], l->size(s, k));
 	}
 	dk_use(place.queue);
 	if (s->tokens != NULL) {
-		size_t bytes = (size_t)l->tokens(s) * sizeof(int32_t);
-		tokens = place.alloc(bytes);
+		const size_t bytes = (size_t)l->tokens(s) * sizeof(int32_t);
+		int32_t *tokens = bytes_there(bytes);
 		dk_copy(tokens, s->tokens, bytes);
 		there.tokens = tokens;
 	}
-	l->forward(&there, in, out, kept);
-	l->backward(&there, in, out, kept, dout, din);
+	l->forward(&there, &m);
+	l->backward(&there, &m);
 	assert_null(dk_failure());
 	dk_use(NULL);
-	take(r->out, out, r->out_size);
-	take(r->dout, dout, r->out_size);
+	take(r->out, m.out, r->out_size);
+	take(r->dout, m.dout, r->out_size);
 	for (int k = 0; k < l->inputs; k++) {
-		take(r->in[k], in[k], l->size(s, k));
-		take_gradient(r->din[k], din[k], l->size(s, k), is_parameter(l, k));
+		take(r->in[k], m.in[k], l->size(s, k));
+		take_as(type_of_gradient(l, k), r->din[k], m.din[k], l->size(s, k));
 	}
-	place.free(kept);
-	if (tokens != NULL)
-		place.free(tokens);
 }
 
 static void check_forward(struct run *r, const layer *l, const shape *s)
@@ -238,7 +164,7 @@ static int64_t numbers(const layer *l, const shape *s)
 static void check_in_place(const layer *l, const shape *shapes, size_t count)
 {
 	for (size_t i = 0; i < count; i++) {
-		if (place.most > 0 && numbers(l, &shapes[i]) > place.most)
+		if (!fits(numbers(l, &shapes[i])))
 			continue;
 		struct run r = make_run(l, &shapes[i]), many = make_run(l, &shapes[i]);
 		dk_set_threads(MANY_THREADS);
@@ -253,8 +179,6 @@ static void check_in_place(const layer *l, const shape *shapes, size_t count)
 			check_gradient(&r, &many, l, &shapes[i], k);
 		if (!l->product || place.queue != NULL)
 			check_same(&many, &r, l, &shapes[i]);
-		free_run(&r, l);
-		free_run(&many, l);
 	}
 }
 
@@ -272,5 +196,5 @@ void check_layer(const layer *l, const shape *shapes, size_t count)
 	tried = l;
 	tried_shapes = shapes;
 	tried_count = count;
-	in_each_place(try_layer);
+	(l->f32_only ? in_each_place_of_f32 : in_each_place)(try_layer);
 }

@@ -12,29 +12,8 @@
 #include <cmocka.h>
 
 #include "models/gpt_inside.h"
-#include "tests/support/kernel_place.h"
+#include "tests/support/kernel_cases.h"
 #include "tests/support/kernel_values.h"
-
-static kernel_place place;
-
-/* Runs the test for each type, with the place's queue in use, or skips it where there is none. */
-static void in_each_place(void (*test)(void))
-{
-	const char *why;
-	int rounds = 0;
-
-	for (; kernel_place_open(rounds, &place, &why); rounds++) {
-		place.shuffle(3);
-		dk_use(place.queue);
-		test();
-		dk_use(NULL);
-		place.close(&place);
-	}
-	if (rounds == 0) {
-		print_message("%s\n", why);
-		skip();
-	}
-}
 
 /* ---- a few kernels ------------------------------------------------------------------------- */
 
@@ -44,32 +23,21 @@ static float *a, *b, *product, *out, *kept; /* [ROWS, DEPTH], [DEPTH, COLUMNS], 
 
 static void allocate_all(void)
 {
-	a = place.alloc(ROWS * DEPTH * sizeof(float));
-	b = place.alloc(DEPTH * COLUMNS * sizeof(float));
-	product = place.alloc(OUT * sizeof(float));
-	out = place.alloc(OUT * sizeof(float));
-	kept = place.alloc(OUT * sizeof(float));
-}
-
-static void free_all(void)
-{
-	place.free(a);
-	place.free(b);
-	place.free(product);
-	place.free(out);
-	place.free(kept);
+	a = bytes_there(ROWS * DEPTH * sizeof(float));
+	b = bytes_there(DEPTH * COLUMNS * sizeof(float));
+	product = bytes_there(OUT * sizeof(float));
+	out = bytes_there(OUT * sizeof(float));
+	kept = bytes_there(OUT * sizeof(float));
 }
 
 /* kept = gelu(a b), by a kernel of each kind. */
 static void work(void)
 {
-	const bool narrow = place.type == DK_BF16 || place.type == DK_MIXED;
-
 	dk_zero(product, OUT);
 	dk_gemm(&(dk_gemm_args){.m = ROWS, .n = COLUMNS, .k = DEPTH, .a = a, .lda = DEPTH, .b = b,
 		.ldb = COLUMNS, .c = product, .ldc = COLUMNS, .beta = 1});
 	dk_gelu_forward(out, product, OUT);
-	dk_copy(kept, out, OUT * (narrow ? sizeof(uint16_t) : sizeof(float)));
+	dk_copy(kept, out, OUT * type_bytes(place.type));
 }
 
 static void give_inputs(uint64_t seed)
@@ -138,13 +106,12 @@ static void try_launches(void)
 	}
 	dk_graph_free(graph);
 	dk_graph_free(NULL);
-	free_all();
 }
 
 static void a_launch_does_what_was_captured(void **state)
 {
 	(void)state;
-	in_each_place(try_launches);
+	on_each_queue(try_launches);
 }
 
 /* As before the capture. */
@@ -174,13 +141,12 @@ static void try_result(void)
 	dk_graph_launch(graph);
 	assert_kept(want);
 	dk_graph_free(graph);
-	free_all();
 }
 
 static void a_function_with_a_result_spoils_a_capture(void **state)
 {
 	(void)state;
-	in_each_place(try_result);
+	on_each_queue(try_result);
 }
 
 /* The calls of CUDA's, of which each fails once; the first is made but once. */
@@ -210,13 +176,12 @@ static void try_failures(void)
 	assert_string_equal(dk_failure(), "CUDA: cudaGraphLaunch: out of memory");
 	assert_false(dk_graph_begin());
 	dk_graph_free(graph);
-	free_all();
 }
 
 static void each_call_that_fails_is_named(void **state)
 {
 	(void)state;
-	in_each_place(try_failures);
+	on_each_queue(try_failures);
 }
 
 static void the_host_captures_nothing(void **state)
@@ -415,7 +380,7 @@ static void try_model(void)
 static void a_model_comes_to_the_same_bits_by_graphs(void **state)
 {
 	(void)state;
-	in_each_place(try_model);
+	on_each_queue(try_model);
 }
 
 /* Other parameters and gradients, of which the graphs know nothing. */
@@ -448,7 +413,7 @@ static void try_bind(void)
 static void what_is_bound_anew_is_captured_anew(void **state)
 {
 	(void)state;
-	in_each_place(try_bind);
+	on_each_queue(try_bind);
 }
 
 /* In forward (behind the call that is made but once), or in backward, behind the four calls for each
@@ -478,7 +443,7 @@ static void try_failing_model(void)
 static void a_model_goes_on_where_capturing_fails(void **state)
 {
 	(void)state;
-	in_each_place(try_failing_model);
+	on_each_queue(try_failing_model);
 }
 
 int main(void)

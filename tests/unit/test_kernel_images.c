@@ -1,7 +1,7 @@
 /*
- * kernels for images: each against a plain version in double precision, at odd sizes, and
- * one thread against three, or one order of threads against another; in each place that the
- * program is linked with. Gradients of what is linear are compared with plain loops, others
+ * kernels for images, which are of f32: each against a plain version in double precision, at odd
+ * sizes, and one thread against three, or one order of threads against another; in each place that
+ * the program is linked with. Gradients of what is linear are compared with plain loops, others
  * with differences.
  */
 #include <math.h>
@@ -14,52 +14,8 @@
 
 #include <cmocka.h>
 
-#include "kernels.h"
-#include "tests/support/kernel_place.h"
+#include "tests/support/kernel_layer.h"
 #include "tests/support/kernel_values.h"
-
-/* The plain versions would take most of the time. */
-#define SLOW __attribute__((no_sanitize("address", "thread", "undefined")))
-
-/* Where the case at hand is tried. */
-static kernel_place place;
-
-/* Runs the test for each type that images are of, or skips it where there is no such place. */
-static void in_each_place(void (*test)(void))
-{
-	const char *why;
-	int rounds = 0;
-
-	for (; kernel_place_open(rounds, &place, &why); rounds++) {
-		if (place.type == DK_F32 || place.type == DK_TF32)
-			test();
-		place.close(&place);
-	}
-	if (rounds == 0) {
-		print_message("%s\n", why);
-		skip();
-	}
-}
-
-static bool fits(int64_t n)
-{
-	return place.most == 0 || n <= place.most;
-}
-
-/* A copy there of the host's numbers, which the caller frees; and back. */
-static void *give(const void *from, int64_t n)
-{
-	float *there = place.alloc((size_t)n * sizeof(float));
-
-	place.give(&place, there, from, n);
-	return there;
-}
-
-static void take(void *to, void *there, int64_t n)
-{
-	place.take(&place, to, there, n);
-	place.free(there);
-}
 
 /* Products of TF32 are as good as this. */
 static double tolerated(double tolerance)
@@ -69,19 +25,11 @@ static double tolerated(double tolerance)
 
 static float *numbers(int64_t n)
 {
-	float *x = make((size_t)n, sizeof(float));
+	float *x = floats(n);
 
 	for (int64_t i = 0; i < n; i++)
 		x[i] = (float)uniform();
 	return x;
-}
-
-static float *copy_of(const float *x, int64_t n)
-{
-	float *copy = make((size_t)n, sizeof(float));
-
-	memcpy(copy, x, (size_t)n * sizeof(float));
-	return copy;
 }
 
 static void near(const char *what, const dk_window *w, const float *got, const double *wanted, int64_t n,
@@ -181,7 +129,7 @@ static void run_convolution(const struct convolution *c, const float *in, const 
 	const size_t work_size = dk_convolution_work(w, c->outputs);
 	dk_use(NULL);
 	assert_true(place.leave_scratch == NULL || work_size == 0); /* CUDA's kernels take none */
-	float *work = place.alloc(work_size * sizeof(float));
+	float *work = bytes_there(work_size * sizeof(float));
 	fill(g->out, outs, 1e30f);
 	fill(g->din, in_size(w), 1e30f);
 	fill(g->dweight, weights, 0.5f);
@@ -201,9 +149,6 @@ static void run_convolution(const struct convolution *c, const float *in, const 
 	take(g->din, din, in_size(w));
 	take(g->dweight, dweight, weights);
 	take(g->dbias, dbias, c->outputs);
-	void *all[] = {work, in_there, weight_there, bias_there, dout_there};
-	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-		place.free(all[i]);
 }
 
 static void check_convolution(const struct convolution *c)
@@ -212,10 +157,8 @@ static void check_convolution(const struct convolution *c)
 	const int64_t outs = places(w) * c->outputs, weights = c->outputs * w->size * w->size * w->channels;
 	random_state = 7;
 	float *in = numbers(in_size(w)), *weight = numbers(weights), *bias = numbers(c->outputs), *dout = numbers(outs);
-	struct gradients g = {make((size_t)outs, sizeof(float)), make((size_t)weights, sizeof(float)),
-		make((size_t)c->outputs, sizeof(float)), make((size_t)in_size(w), sizeof(float))};
-	struct plain p = {make((size_t)outs, sizeof(double)), make((size_t)weights, sizeof(double)),
-		make((size_t)c->outputs, sizeof(double)), make((size_t)in_size(w), sizeof(double))};
+	struct gradients g = {floats(outs), floats(weights), floats(c->outputs), floats(in_size(w))};
+	struct plain p = {doubles(outs), doubles(weights), doubles(c->outputs), doubles(in_size(w))};
 
 	convolve(c, in, weight, bias, dout, &p);
 	for (int round = 0; round < 2; round++) {
@@ -228,10 +171,6 @@ static void check_convolution(const struct convolution *c)
 		if (c->bias)
 			near("bias' gradient", w, g.dbias, p.dbias, c->outputs, 2e-4);
 	}
-
-	void *all[] = {in, weight, bias, dout, g.out, g.din, g.dweight, g.dbias, p.out, p.dweight, p.dbias, p.din};
-	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-		free(all[i]);
 }
 
 static void try_convolutions(void)
@@ -252,7 +191,7 @@ static void try_convolutions(void)
 static void convolutions(void **state)
 {
 	(void)state;
-	in_each_place(try_convolutions);
+	in_each_place_of_f32(try_convolutions);
 }
 
 /* ---- pooling -------------------------------------------------------------------------------- */
@@ -290,10 +229,8 @@ static void check_pool(const dk_window *w, int threads)
 	random_state = 11;
 	dk_set_threads(threads);
 	float *in = numbers(ins), *dout = numbers(outs);
-	float *out[] = {make((size_t)outs, sizeof(float)), make((size_t)outs, sizeof(float))};
-	float *din[] = {make((size_t)ins, sizeof(float)), make((size_t)ins, sizeof(float))};
-	double *wanted[] = {make((size_t)outs, sizeof(double)), make((size_t)ins, sizeof(double)),
-		make((size_t)outs, sizeof(double)), make((size_t)ins, sizeof(double))};
+	float *out[] = {floats(outs), floats(outs)}, *din[] = {floats(ins), floats(ins)};
+	double *wanted[] = {doubles(outs), doubles(ins), doubles(outs), doubles(ins)};
 
 	for (int64_t i = 0; i < ins; i++) /* many are equal: of those the first is chosen */
 		in[i] = roundf(in[i] * 3);
@@ -304,7 +241,7 @@ static void check_pool(const dk_window *w, int threads)
 	}
 	float *in_there = give(in, ins), *dout_there = give(dout, outs), *out_there = give(out[0], outs);
 	float *din_there = give(din[0], ins), *mean_there = give(out[1], outs), *dmean_there = give(din[1], ins);
-	int32_t *which = place.alloc((size_t)outs * sizeof(*which));
+	int32_t *which = bytes_there((size_t)outs * sizeof(*which));
 	dk_use(place.queue);
 	dk_max_pool_forward(out_there, which, in_there, w);
 	dk_max_pool_backward(din_there, dout_there, which, w);
@@ -320,17 +257,6 @@ static void check_pool(const dk_window *w, int threads)
 	near("maximum's gradient", w, din[0], wanted[1], ins, 1e-6);
 	near("mean", w, out[1], wanted[2], outs, 1e-6);
 	near("mean's gradient", w, din[1], wanted[3], ins, 1e-6);
-	for (int i = 0; i < 4; i++)
-		free(wanted[i]);
-	for (int i = 0; i < 2; i++) {
-		free(out[i]);
-		free(din[i]);
-	}
-	free(in);
-	free(dout);
-	place.free(in_there);
-	place.free(dout_there);
-	place.free(which);
 }
 
 static void try_pooling(void)
@@ -347,7 +273,7 @@ static void try_pooling(void)
 static void pooling(void **state)
 {
 	(void)state;
-	in_each_place(try_pooling);
+	in_each_place_of_f32(try_pooling);
 }
 
 static void try_a_number_that_is_none(void)
@@ -366,8 +292,6 @@ static void try_a_number_that_is_none(void)
 	take(&out, out_there, 1);
 	take(din, din_there, 4);
 	take(&which, which_there, 1);
-	place.free(in_there);
-	place.free(dout_there);
 	assert_true(isnan(out) && which == 1);
 	assert_true(din[0] == 0 && din[1] == 2 && din[2] == 0 && din[3] == 0);
 }
@@ -375,182 +299,121 @@ static void try_a_number_that_is_none(void)
 static void a_number_that_is_none_is_the_largest(void **state)
 {
 	(void)state;
-	in_each_place(try_a_number_that_is_none);
+	in_each_place_of_f32(try_a_number_that_is_none);
 }
 
-/* ---- batch normalisation ------------------------------------------------------------------- */
+/* ---- batch normalisation: a rows, b channels ------------------------------------------------ */
 
-/* The sum of dout times the output, and the output. */
-SLOW static double normalise(const double *in, const double *gain, const double *bias, const float *dout, double *out,
-                             int64_t rows, int64_t channels)
+static int64_t norm_size(const shape *s, int input)
 {
-	double sum = 0;
+	return input <= 0 ? s->a * s->b : s->b;
+}
 
-	for (int64_t c = 0; c < channels; c++) {
+SLOW static void norm_naive(const shape *s, double *const in[], double *out)
+{
+	for (int64_t c = 0; c < s->b; c++) {
 		double mean = 0, variance = 0;
-		for (int64_t r = 0; r < rows; r++)
-			mean += in[r * channels + c] / (double)rows;
-		for (int64_t r = 0; r < rows; r++)
-			variance += (in[r * channels + c] - mean) * (in[r * channels + c] - mean) / (double)rows;
-		for (int64_t r = 0; r < rows; r++) {
-			const int64_t i = r * channels + c;
-			out[i] = (in[i] - mean) / sqrt(variance + 1e-5) * gain[c] + bias[c];
-			sum += out[i] * dout[i];
-		}
+		for (int64_t r = 0; r < s->a; r++)
+			mean += in[0][r * s->b + c] / (double)s->a;
+		for (int64_t r = 0; r < s->a; r++)
+			variance += (in[0][r * s->b + c] - mean) * (in[0][r * s->b + c] - mean) / (double)s->a;
+		for (int64_t r = 0; r < s->a; r++)
+			out[r * s->b + c] = (in[0][r * s->b + c] - mean) / sqrt(variance + 1e-5) * in[1][c] + in[2][c];
 	}
-	return sum;
 }
 
-static double *wide(const float *x, int64_t n)
+/* Work, and mean and inverse deviation behind it. */
+static size_t norm_kept(const shape *s)
 {
-	double *y = make((size_t)n, sizeof(double));
-
-	for (int64_t i = 0; i < n; i++)
-		y[i] = x[i];
-	return y;
+	return dk_batch_norm_work(s->a, s->b) + (size_t)(2 * s->b);
 }
 
-struct norm {
-	float *out, *din, *mean, *rstd, *running_mean, *running_variance, *dgain, *dbias;
+static void norm_forward(const shape *s, const layer_memory *m)
+{
+	float *mean = m->kept + dk_batch_norm_work(s->a, s->b);
+
+	dk_batch_norm_forward(m->out, mean, mean + s->b, NULL, NULL, 0, m->kept, m->in[0], m->in[1], m->in[2], s->a,
+	                      s->b);
+}
+
+static void norm_backward(const shape *s, const layer_memory *m)
+{
+	const float *mean = m->kept + dk_batch_norm_work(s->a, s->b);
+
+	dk_batch_norm_backward(m->din[0], m->din[1], m->din[2], m->kept, m->dout, m->in[0], mean, mean + s->b, m->in[1],
+	                       s->a, s->b);
+}
+
+static const shape norms[] = {
+	{2, 1, 0, 0, NULL}, {5, 19, 0, 0, NULL},
+	{109, 33, 0, 0, NULL},  /* several chunks on a device, the last one shorter */
+	{1700, 32, 0, 0, NULL}, /* the same on the host */
+	{70, 300, 0, 0, NULL},  /* more channels than are evaluated at once */
 };
-
-static struct norm run_norm(const float *in, const float *gain, const float *bias, const float *dout, int64_t rows,
-                            int64_t channels, int threads)
-{
-	const size_t n = (size_t)(rows * channels), c = (size_t)channels, size = sizeof(float);
-	struct norm r = {make(n, size), make(n, size), make(c, size), make(c, size), make(c, size), make(c, size),
-		make(c, size), make(c, size)};
-	float *all[] = {r.out, r.din, r.mean, r.rstd, r.running_mean, r.running_variance, r.dgain, r.dbias}, *there[8];
-	const int64_t sizes[] = {rows * channels, rows * channels, channels, channels, channels, channels, channels,
-		channels};
-
-	dk_set_threads(threads);
-	place.shuffle((uint64_t)threads);
-	fill(r.running_variance, channels, 1);
-	fill(r.dgain, channels, 0.5f);
-	fill(r.dbias, channels, 0.5f);
-	for (int i = 0; i < 8; i++)
-		there[i] = give(all[i], sizes[i]);
-	float *work = place.alloc(dk_batch_norm_work(rows, channels) * size), *in_there = give(in, rows * channels);
-	float *gain_there = give(gain, channels), *bias_there = give(bias, channels), *dout_there = give(dout, rows * channels);
-	dk_use(place.queue);
-	dk_batch_norm_forward(there[0], there[2], there[3], there[4], there[5], 0.1, work, in_there, gain_there,
-	                      bias_there, rows, channels);
-	dk_batch_norm_backward(there[1], there[6], there[7], work, dout_there, in_there, there[2], there[3], gain_there,
-	                       rows, channels);
-	assert_null(dk_failure());
-	dk_use(NULL);
-	for (int i = 0; i < 8; i++)
-		take(all[i], there[i], sizes[i]);
-	float *const used[] = {work, in_there, gain_there, bias_there, dout_there};
-	for (int i = 0; i < 5; i++)
-		place.free(used[i]);
-	return r;
-}
-
-/* By running statistics; in place. */
-static void run_eval(float *in, const float *gain, const float *bias, const struct norm *n, int64_t rows, int64_t channels)
-{
-	float *in_there = give(in, rows * channels), *gain_there = give(gain, channels), *bias_there = give(bias, channels);
-	float *mean_there = give(n->running_mean, channels), *variance_there = give(n->running_variance, channels);
-
-	dk_use(place.queue);
-	dk_batch_norm_eval(in_there, in_there, gain_there, bias_there, mean_there, variance_there, rows, channels);
-	dk_use(NULL);
-	take(in, in_there, rows * channels);
-	float *const used[] = {gain_there, bias_there, mean_there, variance_there};
-	for (int i = 0; i < 4; i++)
-		place.free(used[i]);
-}
-
-static void free_norm(struct norm *r)
-{
-	float *all[] = {r->out, r->din, r->mean, r->rstd, r->running_mean, r->running_variance, r->dgain, r->dbias};
-
-	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-		free(all[i]);
-}
-
-/* The gradient of x by differences, at some of its n numbers. */
-static void check_slopes(const char *what, double *x, int64_t n, const float *got, float start, double *const in[],
-                         const float *dout, double *out, int64_t rows, int64_t channels)
-{
-	const double h = 1e-4;
-
-	for (int64_t i = n > 8 ? n % (n / 8) : 0; i < n; i += n > 8 ? n / 8 : 1) {
-		const double here = x[i];
-		x[i] = here + h;
-		double slope = normalise(in[0], in[1], in[2], dout, out, rows, channels);
-		x[i] = here - h;
-		slope = (slope - normalise(in[0], in[1], in[2], dout, out, rows, channels)) / (2 * h);
-		x[i] = here;
-		if (!(fabs(got[i] - start - slope) <= 2e-4 * (fabs(slope) + 1)))
-			fail_msg("%s of %ld x %ld: [%ld] is %.8g, by differences %.8g", what, (long)rows, (long)channels,
-			         (long)i, got[i] - start, slope);
-	}
-}
-
-static void check_norm(int64_t rows, int64_t channels)
-{
-	const dk_window shape = {.batch = rows, .height = 1, .width = 1, .channels = channels};
-	const int64_t n = rows * channels;
-	random_state = 13;
-	float *in = numbers(n), *gain = numbers(channels), *bias = numbers(channels), *dout = numbers(n);
-	for (int64_t i = 0; i < n; i++)
-		in[i] += 3; /* far from zero, beside its spread */
-	struct norm one = run_norm(in, gain, bias, dout, rows, channels, 1);
-	struct norm many = run_norm(in, gain, bias, dout, rows, channels, MANY_THREADS);
-	double *const inputs[] = {wide(in, n), wide(gain, channels), wide(bias, channels)};
-	double *out = make((size_t)n, sizeof(double));
-
-	normalise(inputs[0], inputs[1], inputs[2], dout, out, rows, channels);
-	near("norm", &shape, one.out, out, n, 3e-5);
-	check_slopes("input's gradient", inputs[0], n, one.din, 0, inputs, dout, out, rows, channels);
-	check_slopes("gain's gradient", inputs[1], channels, one.dgain, 0.5f, inputs, dout, out, rows, channels);
-	check_slopes("bias' gradient", inputs[2], channels, one.dbias, 0.5f, inputs, dout, out, rows, channels);
-	assert_memory_equal(one.out, many.out, (size_t)n * sizeof(float));
-	assert_memory_equal(one.din, many.din, (size_t)n * sizeof(float));
-	assert_memory_equal(one.dgain, many.dgain, (size_t)channels * sizeof(float));
-	for (int64_t c = 0; c < channels; c++) {
-		double mean = 0, squares = 0;
-		for (int64_t r = 0; r < rows; r++)
-			mean += in[r * channels + c] / (double)rows;
-		for (int64_t r = 0; r < rows; r++)
-			squares += (in[r * channels + c] - mean) * (in[r * channels + c] - mean);
-		assert_true(fabs(one.running_mean[c] - 0.1 * mean) < 1e-6);
-		assert_true(fabs(one.running_variance[c] - 0.9 - 0.1 * squares / (double)(rows > 1 ? rows - 1 : 1)) < 1e-6);
-		for (int64_t r = 0; r < rows; r++)
-			out[r * channels + c] = (in[r * channels + c] - (double)one.running_mean[c]) /
-			                        sqrt(one.running_variance[c] + 1e-5) * gain[c] + bias[c];
-	}
-	run_eval(in, gain, bias, &one, rows, channels);
-	near("norm by running statistics", &shape, in, out, n, 1e-5);
-	float *all[] = {in, gain, bias, dout};
-	for (int i = 0; i < 4; i++)
-		free(all[i]);
-	for (int i = 0; i < 3; i++)
-		free(inputs[i]);
-	free(out);
-	free_norm(&one);
-	free_norm(&many);
-}
-
-static void try_batch_norm(void)
-{
-	check_norm(2, 1);
-	check_norm(5, 19);
-	if (place.queue != NULL)
-		check_norm(150, 33); /* several chunks on a device, the last one shorter */
-	if (!fits(1700 * 32))
-		return;
-	check_norm(1700, 32); /* the same on the host */
-	check_norm(70, 300);  /* more channels than are evaluated at once */
-}
 
 static void batch_norm(void **state)
 {
+	/* Inputs are far from zero, beside their spread. */
+	const layer l = {.name = "batch norm", .inputs = 3, .adds = {false, true, true}, .spread = 1, .centre = 3,
+		.size = norm_size, .naive = norm_naive, .forward = norm_forward, .backward = norm_backward,
+		.kept = norm_kept, .f32_only = true};
+
 	(void)state;
-	in_each_place(try_batch_norm);
+	CHECK(l, norms);
+}
+
+/* What running statistics become in one pass, and what they give, in place. */
+static void check_running(int64_t rows, int64_t channels)
+{
+	const dk_window shown = {.batch = rows, .height = 1, .width = 1, .channels = channels};
+	const int64_t n = rows * channels;
+	random_state = 13;
+	float *in = numbers(n), *gain = numbers(channels), *bias = numbers(channels);
+	float *mean = floats(channels), *variance = floats(channels);
+	double *wanted = doubles(n);
+
+	for (int64_t i = 0; i < n; i++)
+		in[i] += 3;
+	fill(variance, channels, 1);
+	float *in_there = give(in, n), *gain_there = give(gain, channels), *bias_there = give(bias, channels);
+	float *mean_there = give(mean, channels), *variance_there = give(variance, channels);
+	float *work = bytes_there(dk_batch_norm_work(rows, channels) * sizeof(float));
+	float *kept = give(mean, channels), *kept_too = give(mean, channels), *out = give(in, n);
+	dk_use(place.queue);
+	dk_batch_norm_forward(out, kept, kept_too, mean_there, variance_there, 0.1, work, in_there, gain_there,
+	                      bias_there, rows, channels);
+	dk_batch_norm_eval(in_there, in_there, gain_there, bias_there, mean_there, variance_there, rows, channels);
+	assert_null(dk_failure());
+	dk_use(NULL);
+	take(mean, mean_there, channels);
+	take(variance, variance_there, channels);
+	for (int64_t c = 0; c < channels; c++) {
+		double sum = 0, squares = 0;
+		for (int64_t r = 0; r < rows; r++)
+			sum += in[r * channels + c];
+		for (int64_t r = 0; r < rows; r++)
+			squares += pow(in[r * channels + c] - sum / (double)rows, 2);
+		assert_true(fabs(mean[c] - 0.1 * sum / (double)rows) < 1e-6);
+		assert_true(fabs(variance[c] - 0.9 - 0.1 * squares / (double)(rows - 1)) < 1e-6);
+		for (int64_t r = 0; r < rows; r++)
+			wanted[r * channels + c] = (in[r * channels + c] - (double)mean[c]) / sqrt(variance[c] + 1e-5) *
+			                           gain[c] + bias[c];
+	}
+	take(in, in_there, n);
+	near("norm by running statistics", &shown, in, wanted, n, 1e-5);
+}
+
+static void try_running_statistics(void)
+{
+	for (size_t i = 0; i < sizeof(norms) / sizeof(norms[0]); i++)
+		if (fits(norms[i].a * norms[i].b))
+			check_running(norms[i].a, norms[i].b);
+}
+
+static void batch_norm_keeps_running_statistics(void **state)
+{
+	(void)state;
+	in_each_place_of_f32(try_running_statistics);
 }
 
 /* ---- elements ---------------------------------------------------------------------------------- */
@@ -560,10 +423,10 @@ static void try_relu(void)
 	enum { MOST = 40007, FEWER = 1003 };
 	const int64_t n = fits(MOST) ? MOST : FEWER;
 	random_state = 17;
-	float *x = numbers(n), *grad = numbers(n), *y = make((size_t)n, sizeof(float));
-	float *before = copy_of(grad, n);
+	float *x = numbers(n), *grad = numbers(n), *y = floats(n), *before = floats(n);
 
 	dk_set_threads(MANY_THREADS);
+	memcpy(before, grad, (size_t)n * sizeof(float));
 	x[5] = 0;
 	x[6] = NAN;
 	float *x_there = give(x, n), *grad_there = give(grad, n), *y_there = give(y, n);
@@ -574,23 +437,18 @@ static void try_relu(void)
 	dk_use(NULL);
 	take(y, y_there, n);
 	take(grad, grad_there, n);
-	place.free(x_there);
 	for (int64_t i = 0; i < n; i++) {
 		if (i == 6)
 			continue;
 		assert_true(y[i] == (x[i] > 0 ? x[i] : 0) && grad[i] == (x[i] > 0 ? before[i] : 0));
 	}
 	assert_true(isnan(y[6]) && grad[6] == before[6]);
-	free(x);
-	free(grad);
-	free(y);
-	free(before);
 }
 
 static void relu(void **state)
 {
 	(void)state;
-	in_each_place(try_relu);
+	in_each_place_of_f32(try_relu);
 }
 
 static void try_cross_entropy(void)
@@ -614,7 +472,6 @@ static void try_cross_entropy(void)
 	for (int i = 0; i < 2; i++)
 		take(grad[i], there[i], ROWS * CLASSES);
 	take(&losses, losses_there, sizeof(losses) / sizeof(float));
-	place.free(targets_there);
 	for (int r = 0; r < ROWS; r++) {
 		const float *row = logits + r * CLASSES;
 		double total = 0;
@@ -627,13 +484,12 @@ static void try_cross_entropy(void)
 	assert_true(fabs(loss - wanted) < 1e-4);
 	assert_true(losses == 1 + loss);
 	assert_memory_equal(grad[0], grad[1], sizeof(grad[0]));
-	free(logits);
 }
 
 static void cross_entropy(void **state)
 {
 	(void)state;
-	in_each_place(try_cross_entropy);
+	in_each_place_of_f32(try_cross_entropy);
 }
 
 /* Of CUDA, which alone has queues of DK_BF16, and before those of DK_MIXED: the host's take f32. */
@@ -667,6 +523,7 @@ int main(void)
 		cmocka_unit_test(pooling),
 		cmocka_unit_test(a_number_that_is_none_is_the_largest),
 		cmocka_unit_test(batch_norm),
+		cmocka_unit_test(batch_norm_keeps_running_statistics),
 		cmocka_unit_test(relu),
 		cmocka_unit_test(cross_entropy),
 		cmocka_unit_test(queues_of_bf16_say_that_images_are_f32),

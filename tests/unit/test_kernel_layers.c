@@ -36,30 +36,27 @@ SLOW static void linear_naive(const shape *s, double *const in[], double *out)
 		}
 }
 
-static void linear_forward(const shape *s, float *const in[], float *out, float *kept)
+static void linear_forward(const shape *s, const layer_memory *m)
 {
-	(void)kept;
-	dk_linear_forward(out, in[0], in[1], in[2], s->d ? in[3] : NULL, s->a, s->b, s->c);
+	dk_linear_forward(m->out, m->in[0], m->in[1], m->in[2], s->d ? m->in[3] : NULL, s->a, s->b, s->c);
 }
 
-static void linear_backward(const shape *s, float *const in[], const float *out,
-                            float *kept, const float *dout, float *const din[])
+static void linear_backward(const shape *s, const layer_memory *m)
 {
-	(void)out;
-	(void)kept;
-	dk_linear_backward_params(din[1], din[2], dout, in[0], s->a, s->b, s->c);
-	dk_linear_backward_input(din[0], dout, in[1], s->a, s->b, s->c);
+	dk_linear_backward_params(m->din[1], m->din[2], m->dout, m->in[0], s->a, s->b, s->c);
+	dk_linear_backward_input(m->din[0], m->dout, m->in[1], s->a, s->b, s->c);
 	/* the residual's is the caller's */
 	if (s->d)
-		dk_copy(din[3], dout, (size_t)(s->a * s->c) * element_bytes());
+		dk_copy(m->din[3], m->dout, (size_t)(s->a * s->c) * type_bytes(place.type));
 	else
-		dk_zero(din[3], s->a * s->c);
+		dk_zero(m->din[3], s->a * s->c);
 }
 
 static void linear_layer(void **state)
 {
-	const layer l = {"linear", 4, {false, true, true, false}, 1, linear_size, linear_naive,
-		linear_forward, linear_backward, NULL, true, NULL, false};
+	const layer l = {.name = "linear", .inputs = 4, .adds = {false, true, true, false}, .spread = 1,
+		.size = linear_size, .naive = linear_naive, .forward = linear_forward, .backward = linear_backward,
+		.product = true};
 	const shape shapes[] = {{1, 1, 1, 0, NULL}, {3, 5, 7, 1, NULL}, {17, 31, 13, 0, NULL}, {70, 9, 35, 1, NULL},
 		{130, 65, 203, 1, NULL}, {140, 3, 300, 1, NULL}, {601, 19, 517, 0, NULL}};
 
@@ -83,19 +80,14 @@ SLOW static void embedding_naive(const shape *s, double *const in[], double *out
 			out[r * s->c + i] = in[0][s->tokens[r] * s->c + i] + in[1][r % s->b * s->c + i];
 }
 
-static void embedding_forward(const shape *s, float *const in[], float *out, float *kept)
+static void embedding_forward(const shape *s, const layer_memory *m)
 {
-	(void)kept;
-	dk_embedding_forward(out, s->tokens, in[0], in[1], s->a, s->b, s->c);
+	dk_embedding_forward(m->out, s->tokens, m->in[0], m->in[1], s->a, s->b, s->c);
 }
 
-static void embedding_backward(const shape *s, float *const in[], const float *out,
-                               float *kept, const float *dout, float *const din[])
+static void embedding_backward(const shape *s, const layer_memory *m)
 {
-	(void)in;
-	(void)out;
-	(void)kept;
-	dk_embedding_backward(din[0], din[1], dout, s->tokens, s->a, s->b, s->c);
+	dk_embedding_backward(m->din[0], m->din[1], m->dout, s->tokens, s->a, s->b, s->c);
 }
 
 static int64_t embedding_tokens(const shape *s)
@@ -106,8 +98,9 @@ static int64_t embedding_tokens(const shape *s)
 static void embedding_layer(void **state)
 {
 	static const int32_t tokens[] = {4, 0, 4, 2, 1, 1, 4, 3, 0, 4, 2, 2, 1, 0, 3};
-	const layer l = {"embedding", 2, {true, true}, 1, embedding_size, embedding_naive,
-		embedding_forward, embedding_backward, NULL, false, embedding_tokens, false};
+	const layer l = {.name = "embedding", .inputs = 2, .adds = {true, true}, .spread = 1,
+		.size = embedding_size, .naive = embedding_naive, .forward = embedding_forward,
+		.backward = embedding_backward, .tokens = embedding_tokens};
 	const shape shapes[] = {{1, 1, 1, 5, tokens}, {3, 5, 7, 5, tokens}, {5, 3, 130, 5, tokens}};
 
 	(void)state;
@@ -140,23 +133,22 @@ static size_t layernorm_kept(const shape *s)
 	return (size_t)(2 * s->a);
 }
 
-static void layernorm_forward(const shape *s, float *const in[], float *out, float *kept)
+static void layernorm_forward(const shape *s, const layer_memory *m)
 {
-	dk_layernorm_forward(out, kept, kept + s->a, in[0], in[1], in[2], s->a, s->b);
+	dk_layernorm_forward(m->out, m->kept, m->kept + s->a, m->in[0], m->in[1], m->in[2], s->a, s->b);
 }
 
-static void layernorm_backward(const shape *s, float *const in[], const float *out,
-                               float *kept, const float *dout, float *const din[])
+static void layernorm_backward(const shape *s, const layer_memory *m)
 {
-	(void)out;
-	dk_layernorm_backward(din[0], din[1], din[2], dout, in[0], kept, kept + s->a, in[1],
-	                      s->a, s->b);
+	dk_layernorm_backward(m->din[0], m->din[1], m->din[2], m->dout, m->in[0], m->kept, m->kept + s->a,
+	                      m->in[1], s->a, s->b);
 }
 
 static void layernorm_layer(void **state)
 {
-	const layer l = {"layernorm", 3, {true, true, true}, 2, layernorm_size, layernorm_naive,
-		layernorm_forward, layernorm_backward, layernorm_kept, false, NULL, true};
+	const layer l = {.name = "layernorm", .inputs = 3, .adds = {true, true, true}, .spread = 2,
+		.size = layernorm_size, .naive = layernorm_naive, .forward = layernorm_forward,
+		.backward = layernorm_backward, .kept = layernorm_kept, .carries = true};
 	const shape shapes[] = {{1, 2, 0, 0, NULL}, {5, 7, 0, 0, NULL}, {9, 16, 0, 0, NULL},
 		{33, 129, 0, 0, NULL}, {70, 40, 0, 0, NULL}, {67, 512, 0, 0, NULL}};
 
@@ -180,25 +172,21 @@ SLOW static void gelu_naive(const shape *s, double *const in[], double *out)
 	}
 }
 
-static void gelu_forward(const shape *s, float *const in[], float *out, float *kept)
+static void gelu_forward(const shape *s, const layer_memory *m)
 {
-	(void)kept;
-	dk_gelu_forward(out, in[0], s->a);
+	dk_gelu_forward(m->out, m->in[0], s->a);
 }
 
-static void gelu_backward(const shape *s, float *const in[], const float *out, float *kept,
-                          const float *dout, float *const din[])
+static void gelu_backward(const shape *s, const layer_memory *m)
 {
-	(void)out;
-	(void)kept;
-	dk_copy(din[0], dout, (size_t)s->a * element_bytes());
-	dk_gelu_backward(din[0], in[0], s->a);
+	dk_copy(m->din[0], m->dout, (size_t)s->a * type_bytes(place.type));
+	dk_gelu_backward(m->din[0], m->in[0], s->a);
 }
 
 static void gelu_layer(void **state)
 {
-	const layer l = {"gelu", 1, {false}, 6, elements, gelu_naive, gelu_forward, gelu_backward,
-		NULL, false, NULL, false};
+	const layer l = {.name = "gelu", .inputs = 1, .spread = 6, .size = elements, .naive = gelu_naive,
+		.forward = gelu_forward, .backward = gelu_backward};
 	const shape shapes[] = {{1, 0, 0, 0, NULL}, {37, 0, 0, 0, NULL}, {1000, 0, 0, 0, NULL}, {50001, 0, 0, 0, NULL}};
 
 	(void)state;
@@ -218,7 +206,6 @@ static void try_huge_inputs(void)
 	dk_use(NULL);
 	take(out, out_there, 6);
 	take(grad, grad_there, 6);
-	place.free(in_there);
 	for (int i = 0; i < 6; i++) {
 		const float want = i < 3 ? 0 : rounded(in[i]);
 		assert_true(fabsf(out[i] - want) <= 1e-5f * want + 1e-6f);
@@ -240,29 +227,24 @@ SLOW static void sum_naive(const shape *s, double *const in[], double *out)
 		out[i] = in[0][i] + in[1][i];
 }
 
-static void sum_forward(const shape *s, float *const in[], float *out, float *kept)
+static void sum_forward(const shape *s, const layer_memory *m)
 {
-	(void)kept;
-	dk_add(out, in[0], in[1], s->a);
+	dk_add(m->out, m->in[0], m->in[1], s->a);
 }
 
 /* In the memory of what is added, too. */
-static void sum_backward(const shape *s, float *const in[], const float *out, float *kept,
-                         const float *dout, float *const din[])
+static void sum_backward(const shape *s, const layer_memory *m)
 {
-	(void)in;
-	(void)out;
-	(void)kept;
 	for (int i = 0; i < 2; i++)
-		dk_zero(din[i], s->a);
-	dk_add(din[0], din[0], dout, s->a);
-	dk_add(din[1], dout, din[1], s->a);
+		dk_zero(m->din[i], s->a);
+	dk_add(m->din[0], m->din[0], m->dout, s->a);
+	dk_add(m->din[1], m->dout, m->din[1], s->a);
 }
 
 static void sum_layer(void **state)
 {
-	const layer l = {"sum", 2, {false, false}, 3, elements, sum_naive, sum_forward, sum_backward,
-		NULL, false, NULL, false};
+	const layer l = {.name = "sum", .inputs = 2, .spread = 3, .size = elements, .naive = sum_naive,
+		.forward = sum_forward, .backward = sum_backward};
 	const shape shapes[] = {{1, 0, 0, 0, NULL}, {37, 0, 0, 0, NULL}, {1001, 0, 0, 0, NULL}, {50001, 0, 0, 0, NULL}};
 
 	(void)state;
@@ -318,27 +300,22 @@ SLOW static void dropout_naive(const shape *s, double *const in[], double *out)
 	}
 }
 
-static void dropout_forward(const shape *s, float *const in[], float *out, float *kept)
+static void dropout_forward(const shape *s, const layer_memory *m)
 {
-	(void)kept;
-	dk_dropout(out, in[0], s->a, 0.25, drop_seed, drop_counter);
+	dk_dropout(m->out, m->in[0], s->a, 0.25, drop_seed, drop_counter);
 }
 
 /* In place. */
-static void dropout_backward(const shape *s, float *const in[], const float *out, float *kept,
-                             const float *dout, float *const din[])
+static void dropout_backward(const shape *s, const layer_memory *m)
 {
-	(void)in;
-	(void)out;
-	(void)kept;
-	dk_copy(din[0], dout, (size_t)s->a * element_bytes());
-	dk_dropout(din[0], din[0], s->a, 0.25, drop_seed, drop_counter);
+	dk_copy(m->din[0], m->dout, (size_t)s->a * type_bytes(place.type));
+	dk_dropout(m->din[0], m->din[0], s->a, 0.25, drop_seed, drop_counter);
 }
 
 static void dropout_layer(void **state)
 {
-	const layer l = {"dropout", 1, {false}, 3, elements, dropout_naive, dropout_forward, dropout_backward,
-		NULL, false, NULL, false};
+	const layer l = {.name = "dropout", .inputs = 1, .spread = 3, .size = elements, .naive = dropout_naive,
+		.forward = dropout_forward, .backward = dropout_backward};
 	const shape shapes[] = {{1, 0, 0, 0, NULL}, {3, 0, 0, 0, NULL}, {2003, 0, 0, 0, NULL}, {33003, 0, 0, 0, NULL}};
 
 	(void)state;
@@ -411,21 +388,21 @@ static size_t attention_kept(const shape *s)
 	return (size_t)(s->a * s->b * s->c);
 }
 
-static void attention_forward(const shape *s, float *const in[], float *out, float *kept)
+static void attention_forward(const shape *s, const layer_memory *m)
 {
-	dk_attention_forward(out, kept, in[0], s->a, s->b, s->c, s->d);
+	dk_attention_forward(m->out, m->kept, m->in[0], s->a, s->b, s->c, s->d);
 }
 
-static void attention_backward(const shape *s, float *const in[], const float *out,
-                               float *kept, const float *dout, float *const din[])
+static void attention_backward(const shape *s, const layer_memory *m)
 {
-	dk_attention_backward(din[0], dout, in[0], out, kept, s->a, s->b, s->c, s->d);
+	dk_attention_backward(m->din[0], m->dout, m->in[0], m->out, m->kept, s->a, s->b, s->c, s->d);
 }
 
 static void attention_layer(void **state)
 {
-	const layer l = {"attention", 1, {false}, 2, attention_size, attention_naive,
-		attention_forward, attention_backward, attention_kept, false, NULL, false};
+	const layer l = {.name = "attention", .inputs = 1, .spread = 2, .size = attention_size,
+		.naive = attention_naive, .forward = attention_forward, .backward = attention_backward,
+		.kept = attention_kept};
 	const shape shapes[] = {{1, 1, 1, 1, NULL}, {2, 3, 1, 5, NULL}, {1, 63, 3, 51, NULL},
 		{2, 65, 2, 128, NULL}, {1, 256, 1, 8, NULL}, {1, 331, 2, 14, NULL}, {3, 40, 1, 256, NULL},
 		{1, 40, 1, 17, NULL}, {1, 18, 1, 97, NULL}, {1, 7, 1, 256, NULL},
@@ -466,19 +443,16 @@ static size_t classifier_kept(const shape *s)
 	return dk_classifier_work(s->a, s->c);
 }
 
-static void classifier_forward(const shape *s, float *const in[], float *out, float *kept)
+static void classifier_forward(const shape *s, const layer_memory *m)
 {
-	const float loss = (float)dk_classifier_forward(kept, in[0], in[1], s->tokens, s->a, s->b, s->c);
+	const float loss = (float)dk_classifier_forward(m->kept, m->in[0], m->in[1], s->tokens, s->a, s->b, s->c);
 
-	place.give(&place, out, &loss, 1);
+	place.give(&place, m->out, &loss, 1);
 }
 
-static void classifier_backward(const shape *s, float *const in[], const float *out,
-                                float *kept, const float *dout, float *const din[])
+static void classifier_backward(const shape *s, const layer_memory *m)
 {
-	(void)out;
-	(void)dout;
-	dk_classifier_backward(din[0], din[1], kept, in[0], in[1], s->tokens, s->a, s->b, s->c);
+	dk_classifier_backward(m->din[0], m->din[1], m->kept, m->in[0], m->in[1], s->tokens, s->a, s->b, s->c);
 }
 
 static int64_t classifier_tokens(const shape *s)
@@ -489,8 +463,9 @@ static int64_t classifier_tokens(const shape *s)
 static void classifier_layer(void **state)
 {
 	static int32_t tokens[600];
-	const layer l = {"classifier", 2, {false, true}, 1.5f, classifier_size, classifier_naive,
-		classifier_forward, classifier_backward, classifier_kept, true, classifier_tokens, false};
+	const layer l = {.name = "classifier", .inputs = 2, .adds = {false, true}, .spread = 1.5f,
+		.size = classifier_size, .naive = classifier_naive, .forward = classifier_forward,
+		.backward = classifier_backward, .kept = classifier_kept, .tokens = classifier_tokens, .product = true};
 	const shape shapes[] = {{1, 1, 1, 0, tokens}, {3, 5, 2, 0, tokens}, {7, 12, 257, 0, tokens},
 		{5, 9, 2050, 0, tokens}, {130, 2, 1030, 0, tokens}, {600, 6, 1025, 0, tokens}};
 
@@ -508,25 +483,21 @@ static void try_large_logits(void)
 	const int32_t targets[] = {2};
 	float dweight[6];
 	float *in_there = give(in, 2), *weight_there = give(weight, 6), *din = give(zeros, 2);
-	float *dweight_there = give_gradient(zeros, 6, true);
-	float *work = place.alloc(dk_classifier_work(1, 3) * sizeof(float));
-	int32_t *targets_there = place.alloc(sizeof(targets));
+	float *dweight_there = give_as(gradient_type(), zeros, 6);
+	float *work = bytes_there(dk_classifier_work(1, 3) * sizeof(float));
+	int32_t *targets_there = bytes_there(sizeof(targets));
 
 	dk_use(place.queue);
 	dk_copy(targets_there, targets, sizeof(targets));
 	double loss = dk_classifier_forward(work, in_there, weight_there, targets_there, 1, 2, 3);
 	dk_classifier_backward(din, dweight_there, work, in_there, weight_there, targets_there, 1, 2, 3);
 	dk_use(NULL);
-	take_gradient(dweight, dweight_there, 6, true);
+	take_as(gradient_type(), dweight, dweight_there, 6);
 	if (place.type == DK_F32) /* bf16 has no such large logits so near to each other */
 		assert_true(fabs(loss - (25 + log1p(exp(-25)))) < 1e-2);
 	assert_true(isfinite(loss));
 	assert_true(fabsf(dweight[0] - 100) < 0.1f && fabsf(dweight[4] + 100) < 0.1f);
 	assert_true(dweight[2] == 0 || fabsf(dweight[2]) < 1e-30f);
-	float *const used[] = {in_there, weight_there, din, work};
-	for (int i = 0; i < 4; i++)
-		place.free(used[i]);
-	place.free(targets_there);
 }
 
 static void classifier_survives_large_logits(void **state)
@@ -541,8 +512,8 @@ static void try_not_a_number(void)
 	const int32_t targets[] = {0, 1};
 	float out[4];
 	float *in_there = give(in, 4), *weight_there = give(weight, 8), *out_there = give(weight, 4);
-	float *work = place.alloc(dk_classifier_work(2, 4) * sizeof(float));
-	int32_t *targets_there = place.alloc(sizeof(targets));
+	float *work = bytes_there(dk_classifier_work(2, 4) * sizeof(float));
+	int32_t *targets_there = bytes_there(sizeof(targets));
 
 	dk_use(place.queue);
 	dk_copy(targets_there, targets, sizeof(targets));
@@ -551,10 +522,6 @@ static void try_not_a_number(void)
 	dk_use(NULL);
 	take(out, out_there, 4);
 	assert_true(isnan(out[0]) && !isnan(out[1]));
-	place.free(in_there);
-	place.free(weight_there);
-	place.free(work);
-	place.free(targets_there);
 }
 
 static void a_number_that_is_none_stays_visible(void **state)
@@ -578,12 +545,12 @@ static void try_results_that_stay(void)
 		in[i] = (float)uniform();
 	for (int i = 0; i < VOCAB * WIDTH; i++)
 		weight[i] = (float)uniform();
-	float *x_there = give_gradient(x, N, true), *in_there = give(in, ROWS * WIDTH);
+	float *x_there = give_as(gradient_type(), x, N), *in_there = give(in, ROWS * WIDTH);
 	float *weight_there = give(weight, VOCAB * WIDTH);
-	float *work = place.alloc(dk_classifier_work(ROWS, VOCAB) * sizeof(float));
-	double *sums = place.alloc(sizeof(got));
-	float *largest_there = place.alloc(sizeof(largest));
-	int32_t *targets_there = place.alloc(sizeof(targets));
+	float *work = bytes_there(dk_classifier_work(ROWS, VOCAB) * sizeof(float));
+	double *sums = bytes_there(sizeof(got));
+	float *largest_there = bytes_there(sizeof(largest));
+	int32_t *targets_there = bytes_there(sizeof(targets));
 
 	memset(got, 0, sizeof(got));
 	dk_use(place.queue);
@@ -597,7 +564,7 @@ static void try_results_that_stay(void)
 	dk_copy(&largest, largest_there, sizeof(largest));
 	assert_true(dk_largest(x_there, N) == largest);
 	assert_true(largest > 0);
-	const size_t piece = PIECE * (place.type == DK_MIXED ? sizeof(float) : element_bytes());
+	const size_t piece = PIECE * type_bytes(gradient_type());
 	for (int i = 0; i < PIECES; i++) {
 		const float *begin = (const float *)(void *)((char *)x_there + (size_t)i * piece);
 		assert_true(got[i] == dk_sum_squares(begin, i < PIECES - 1 ? PIECE : N - i * PIECE));
@@ -609,9 +576,6 @@ static void try_results_that_stay(void)
 	assert_true(dk_largest(x_there, 1) > 0 && largest == 0);
 	assert_null(dk_failure());
 	dk_use(NULL);
-	void *const used[] = {x_there, in_there, weight_there, work, sums, largest_there, targets_there};
-	for (int i = 0; i < 7; i++)
-		place.free(used[i]);
 }
 
 static void results_stay_where_the_work_is_done(void **state)

@@ -14,29 +14,10 @@
 #include <cmocka.h>
 
 #include "models/gpt.h"
-#include "tests/support/kernel_place.h"
+#include "tests/support/kernel_cases.h"
 #include "tests/support/kernel_values.h"
 
 enum { LONGEST = 70001 };
-
-static kernel_place place;
-
-/* Runs the test for each type, or skips it where there is no such place. */
-static void in_each_place(void (*test)(void))
-{
-	const char *why;
-	int rounds = 0;
-
-	for (; kernel_place_open(rounds, &place, &why); rounds++) {
-		place.shuffle(3);
-		test();
-		place.close(&place);
-	}
-	if (rounds == 0) {
-		print_message("%s\n", why);
-		skip();
-	}
-}
 
 /* Numbers that bf16 has, too. */
 static void fill(float *x, int64_t n)
@@ -46,39 +27,22 @@ static void fill(float *x, int64_t n)
 }
 
 /* f32 of the host to the place as they are, and back. */
-static float *give_bits(const void *from, size_t bytes)
+static void *give_bits(const void *from, size_t bytes)
 {
-	const kernel_place plain = {.queue = place.queue, .type = DK_F32};
-	float *there = place.alloc(bytes);
-
-	place.give(&plain, there, from, (int64_t)(bytes / sizeof(float)));
-	return there;
+	return give_as(DK_F32, from, (int64_t)(bytes / sizeof(float)));
 }
 
-static void assert_bits(float *there, const void *want, size_t bytes)
+static void assert_bits(const void *there, const void *want, size_t bytes)
 {
-	const kernel_place plain = {.queue = place.queue, .type = DK_F32};
-	float *got = make(bytes / sizeof(float), sizeof(float));
+	float *got = floats((int64_t)(bytes / sizeof(float)));
 
-	place.take(&plain, got, there, (int64_t)(bytes / sizeof(float)));
+	take_as(DK_F32, got, there, (int64_t)(bytes / sizeof(float)));
 	assert_memory_equal(got, want, bytes);
-	free(got);
-	place.free(there);
-}
-
-/* The place as far as gradients of parameters go. */
-static kernel_place of_gradients(void)
-{
-	return (kernel_place){.queue = place.queue, .type = place.type == DK_MIXED ? DK_F32 : place.type};
 }
 
 static float *give_gradient(const float *from, int64_t n)
 {
-	const kernel_place there = of_gradients();
-	float *memory = place.alloc((size_t)n * sizeof(float));
-
-	place.give(&there, memory, from, n);
-	return memory;
+	return give_as(gradient_type(), from, n);
 }
 
 static const int64_t lengths[] = {1, 31, 256, 1001, LONGEST};
@@ -116,7 +80,7 @@ static void update(int64_t n, bool adamw, bool momentum, int64_t step, bool othe
 	fill_all(n);
 	float *param_there = give_bits(param, bytes), *first_there = give_bits(first, bytes);
 	float *second_there = give_bits(second, bytes), *grad_there = give_gradient(grad, n);
-	float *rounded_there = place.alloc(bytes);
+	float *rounded_there = bytes_there(bytes);
 	a.rounded = s.rounded = (uint16_t *)rounded_there;
 	dk_use(place.queue);
 	if (adamw)
@@ -135,7 +99,6 @@ static void update(int64_t n, bool adamw, bool momentum, int64_t step, bool othe
 	assert_bits(first_there, first, bytes);
 	assert_bits(second_there, second, bytes);
 	assert_bits(rounded_there, rounded, (size_t)(n / 2) * sizeof(float));
-	place.free(grad_there);
 }
 
 static void try_updates(void)
@@ -187,17 +150,12 @@ static void update_whole(const whole *w, int64_t matrices, int64_t rows, int64_t
 	dk_divide_by_roots(w->first, &plain);
 }
 
-static double *give_doubles(const double *from, int64_t n)
-{
-	return (double *)(void *)give_bits((const float *)(const void *)from, (size_t)n * sizeof(double));
-}
-
 static void whole_case(int64_t matrices, int64_t rows, int64_t columns)
 {
 	const int64_t n = matrices * rows * columns, sides = matrices * (rows + columns);
 	const size_t bytes = (size_t)n * sizeof(float);
-	double *sums = make((size_t)(2 + sides + matrices), sizeof(double));
-	float *means = make((size_t)sides, sizeof(float));
+	double *sums = doubles(2 + sides + matrices);
+	float *means = floats(sides);
 
 	assert_true(n <= LONGEST);
 	fill_all(n);
@@ -210,9 +168,10 @@ static void whole_case(int64_t matrices, int64_t rows, int64_t columns)
 		sums + 2 + matrices * rows, sums + 2 + sides};
 	whole there = {give_bits(param, bytes), give_bits(grad, bytes), give_bits(first, bytes),
 		give_bits(second, bytes), give_bits(means, (size_t)(matrices * rows) * sizeof(float)),
-		give_bits(here.columns, (size_t)(matrices * columns) * sizeof(float)), give_doubles(sums, 2),
-		give_doubles(here.row_sums, matrices * rows), give_doubles(here.column_sums, matrices * columns),
-		give_doubles(here.mean, matrices)};
+		give_bits(here.columns, (size_t)(matrices * columns) * sizeof(float)),
+		give_bits(sums, 2 * sizeof(double)), give_bits(here.row_sums, (size_t)(matrices * rows) * sizeof(double)),
+		give_bits(here.column_sums, (size_t)(matrices * columns) * sizeof(double)),
+		give_bits(here.mean, (size_t)matrices * sizeof(double))};
 	dk_use(place.queue);
 	update_whole(&there, matrices, rows, columns);
 	assert_null(dk_failure());
@@ -224,12 +183,9 @@ static void whole_case(int64_t matrices, int64_t rows, int64_t columns)
 	assert_bits(there.second, second, bytes);
 	assert_bits(there.rows, here.rows, (size_t)(matrices * rows) * sizeof(float));
 	assert_bits(there.columns, here.columns, (size_t)(matrices * columns) * sizeof(float));
-	assert_bits((float *)there.squares, here.squares, 2 * sizeof(double));
-	assert_bits((float *)there.column_sums, here.column_sums, (size_t)(matrices * columns) * sizeof(double));
-	assert_bits((float *)there.mean, here.mean, (size_t)matrices * sizeof(double));
-	place.free(there.row_sums);
-	free(sums);
-	free(means);
+	assert_bits(there.squares, here.squares, 2 * sizeof(double));
+	assert_bits(there.column_sums, here.column_sums, (size_t)(matrices * columns) * sizeof(double));
+	assert_bits(there.mean, here.mean, (size_t)matrices * sizeof(double));
 }
 
 static void try_whole_tensors(void)
@@ -275,9 +231,6 @@ static void try_norms(void)
 		assert_true(isnan(dk_largest(nan, n)) && isnan(dk_sum_squares(nan, n)));
 		dk_use(NULL);
 		assert_true(largest == INFINITY);
-		place.free(there);
-		place.free(infinite);
-		place.free(nan);
 	}
 }
 
@@ -292,9 +245,9 @@ static void convert(int64_t from, int64_t n)
 {
 	static uint16_t narrow[LONGEST + 1];
 	float *there = give_bits(grad, (size_t)(from + n) * sizeof(float));
-	float *narrow_there = place.alloc((size_t)(from + n) * sizeof(float));
-	float *moved = place.alloc((size_t)n * sizeof(float));
-	float *back = place.alloc((size_t)(from + n) * sizeof(float));
+	float *narrow_there = bytes_there((size_t)(from + n) * sizeof(float));
+	float *moved = bytes_there((size_t)n * sizeof(float));
+	float *back = bytes_there((size_t)(from + n) * sizeof(float));
 
 	dk_use(place.queue);
 	dk_to_bf16((uint16_t *)narrow_there + from, there + from, n);
@@ -306,7 +259,7 @@ static void convert(int64_t from, int64_t n)
 	dk_from_bf16(param, narrow, n);
 	assert_bits(back, param, (size_t)n * sizeof(float));
 	/* And f16, in the same memory. */
-	float *back_from_f16 = place.alloc((size_t)(from + n) * sizeof(float));
+	float *back_from_f16 = bytes_there((size_t)(from + n) * sizeof(float));
 	dk_use(place.queue);
 	dk_to_f16((uint16_t *)narrow_there + from, there + from, n, 0x1.8p-3f);
 	dk_from_f16(back_from_f16, (uint16_t *)narrow_there + from, n, 0x1p5f);
@@ -314,8 +267,6 @@ static void convert(int64_t from, int64_t n)
 	dk_to_f16(narrow, grad + from, n, 0x1.8p-3f);
 	dk_from_f16(param, narrow, n, 0x1p5f);
 	assert_bits(back_from_f16, param, (size_t)n * sizeof(float));
-	place.free(there);
-	place.free(narrow_there);
 }
 
 static void try_conversions(void)
@@ -349,11 +300,10 @@ static void try_rows(void)
 	fill(param, ROWS * WIDTH);
 	for (int i = 0; i < COUNT; i++)
 		rows[i] = i == 137 ? 2 : i % 3 == 0 ? 4 : i % 2;
-	float *values = make(COUNT * WIDTH, sizeof(float));
+	float *values = floats(COUNT * WIDTH);
 	fill(values, COUNT * WIDTH);
 	float *there = give_gradient(param, ROWS * WIDTH), *values_there = give_gradient(values, COUNT * WIDTH);
-	const kernel_place gradients = of_gradients();
-	int32_t *rows_there = place.alloc(sizeof(rows));
+	int32_t *rows_there = bytes_there(sizeof(rows));
 	dk_use(place.queue);
 	dk_copy(rows_there, rows, sizeof(rows));
 	dk_add_rows(there, rows_there, values_there, COUNT, WIDTH);
@@ -361,14 +311,10 @@ static void try_rows(void)
 	dk_use(NULL);
 	dk_add_rows(param, rows, values, COUNT, WIDTH);
 	dk_scale(param, ROWS * WIDTH - 1, 0.25f);
-	place.take(&gradients, grad, there, ROWS * WIDTH);
+	take_as(gradient_type(), grad, there, ROWS * WIDTH);
 	for (int i = 0; i < ROWS * WIDTH; i++)
-		assert_true(gradients.type == DK_F32 ? grad[i] == param[i] :
+		assert_true(gradient_type() == DK_F32 ? grad[i] == param[i] :
 		            fabsf(grad[i] - param[i]) <= 0x1p-7f * fabsf(param[i]));
-	free(values);
-	place.free(there);
-	place.free(values_there);
-	place.free(rows_there);
 }
 
 static void rows_are_added_in_order(void **state)
@@ -392,12 +338,9 @@ static void try_rounding(void)
 		.c = c_there, .ldc = 1});
 	assert_null(dk_failure());
 	dk_use(NULL);
-	place.take(&place, &c, c_there, 1);
+	take(&c, c_there, 1);
 	assert_true(place.type == DK_F32 ? c == a : fabsf(c - a) <= 0x1p-11f);
 	assert_true(place.type == DK_F32 || !place.host_memory || c != a);
-	place.free(a_there);
-	place.free(b_there);
-	place.free(c_there);
 }
 
 static void products_round_to_tf32_where_it_is_asked_for(void **state)
@@ -426,11 +369,10 @@ static int64_t elements(const ddp_param *p)
 /* To bf16, which takes the place of the f32. */
 static void narrow(float *x, int64_t n)
 {
-	uint16_t *made = make((size_t)n, sizeof(*made));
+	uint16_t *made = (uint16_t *)floats(n);
 
 	dk_to_bf16(made, x, n);
 	memcpy(x, made, (size_t)n * sizeof(*made));
-	free(made);
 }
 
 /* The loss; gradients, one after the other, in grad. */
@@ -447,8 +389,8 @@ static double pass(dk_queue *queue, bool mixed, int64_t *total)
 	const ddp_param *params = gpt_params(model, &count);
 	assert_true(count <= MOST_PARAMS);
 	for (int i = 0; i < count; i++) {
-		data[i] = make((size_t)elements(&params[i]), sizeof(float));
-		grads[i] = make((size_t)elements(&params[i]), sizeof(float));
+		data[i] = floats(elements(&params[i]));
+		grads[i] = floats(elements(&params[i]));
 	}
 	gpt_bind(model, data, grads);
 	gpt_initialise(model, 5);
@@ -465,8 +407,6 @@ static double pass(dk_queue *queue, bool mixed, int64_t *total)
 	for (int i = 0; i < count; i++) {
 		memcpy(grad + *total, grads[i], (size_t)elements(&params[i]) * sizeof(float));
 		*total += elements(&params[i]);
-		free(data[i]);
-		free(grads[i]);
 	}
 	gpt_free(model);
 	return loss;
