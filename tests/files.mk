@@ -279,7 +279,8 @@ tests_unit_test_comm_plan_SOURCES = tests/unit/test_comm_plan.c $(scale_simulati
 tests_unit_test_device_cuda_SOURCES = tests/unit/test_device_cuda.c
 tests_unit_test_device_cuda_CPPFLAGS = $(AM_CPPFLAGS)
 if HAVE_CUDA
-tests_unit_test_device_cuda_SOURCES += libruntime/device/cuda/cuda.c
+tests_unit_test_device_cuda_SOURCES += libruntime/device/cuda/cuda.c tests/support/cuda_standin.c \
+	tests/support/cuda_standin.h
 tests_unit_test_device_cuda_CPPFLAGS += $(CUDA_CFLAGS) -DHAVE_CUDA
 endif
 tests_unit_test_gpt_model_SOURCES = tests/unit/test_gpt_model.c $(gpt_model_sources)

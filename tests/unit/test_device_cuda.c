@@ -1,10 +1,9 @@
 /*
  * device/cuda without a GPU: what it makes of each error of CUDA's, and how it treats the
- * program's own choice of a GPU. CUDA's runtime is played by the functions below, whose
- * memory is the host's; with a GPU, test_device runs the module on the real one.
+ * program's own choice of a GPU, over a stand-in for CUDA's runtime; with a GPU, test_device
+ * runs the module on the real one.
  */
 #ifdef HAVE_CUDA
-#include <cuda_runtime_api.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,320 +15,17 @@
 #include <cmocka.h>
 
 #include "base/error.h"
-#include "cuda/gpu.h"
 #include "device/backend.h"
+#include "tests/support/cuda_standin.h"
 #include "tests/support/device_checks.h"
 
 DDP_API extern const ddp_device_backend ddp_device_module;
 static const ddp_device_backend *cuda = &ddp_device_module;
 
-/* ---- the runtime ---- */
-
-enum { NONE = -1 };
-
-static struct {
-	int count, driver;      /* GPUs, version */
-	int current;            /* the GPU of the thread's context; NONE: it has no context */
-	int below[4], depth;    /* those pushed aside */
-	int contexts;           /* made by cudaSetDevice() */
-	const char *failing;    /* the call that fails, */
-	cudaError_t error;      /* in this way */
-	bool broken;            /* each call fails */
-	cudaError_t last;       /* what cudaGetLastError() gives, and forgets */
-	int on_other;           /* calls made for another GPU than number 1 */
-	int priority;           /* of the last stream */
-	void *objects[64];      /* memory, streams and events; NULL: freed */
-} runtime;
-
-static int left(void)
-{
-	int count = 0;
-
-	for (size_t i = 0; i < sizeof(runtime.objects) / sizeof(*runtime.objects); i++)
-		count += runtime.objects[i] != NULL;
-	return count;
-}
-
-static void replace(void *object, void *by)
-{
-	size_t i = 0;
-
-	while (runtime.objects[i] != object)
-		i++;
-	runtime.objects[i] = by;
-}
-
-static cudaError_t called(const char *call)
-{
-	cudaError_t error = cudaSuccess;
-
-	if (runtime.broken)
-		error = cudaErrorIllegalAddress;
-	else if (runtime.failing != NULL && strcmp(call, runtime.failing) == 0)
-		error = runtime.error;
-	else if (runtime.current != 1)
-		runtime.on_other++;
-	if (error != cudaSuccess)
-		runtime.last = error;
-	return error;
-}
-
-static cudaError_t made(const char *call, void **object)
-{
-	cudaError_t error = called(call);
-
-	if (error == cudaSuccess) {
-		*object = malloc(64);
-		replace(NULL, *object);
-	}
-	return error;
-}
-
-static cudaError_t unmade(const char *call, void *object)
-{
-	cudaError_t error = called(call);
-
-	if (error == cudaSuccess) {
-		replace(object, NULL);
-		free(object);
-	}
-	return error;
-}
-
-cudaError_t cudaGetLastError(void)
-{
-	cudaError_t last = runtime.last;
-
-	runtime.last = cudaSuccess;
-	return last;
-}
-
-const char *cudaGetErrorName(cudaError_t error)
-{
-	return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorOther";
-}
-
-const char *cudaGetErrorString(cudaError_t error)
-{
-	return error == cudaErrorMemoryAllocation ? "out of memory" : "something else";
-}
-
-cudaError_t cudaGetDeviceCount(int *count)
-{
-	*count = runtime.count;
-	return runtime.failing != NULL ? called("cudaGetDeviceCount") : cudaSuccess;
-}
-
-cudaError_t cudaDriverGetVersion(int *version)
-{
-	*version = runtime.driver;
-	return cudaSuccess;
-}
-
-cudaError_t cudaGetDevice(int *device)
-{
-	*device = runtime.current == NONE ? 0 : runtime.current;
-	return cudaSuccess;
-}
-
-cudaError_t cudaSetDevice(int device)
-{
-	runtime.current = device;
-	runtime.contexts++;
-	return cudaSuccess;
-}
-
-/* What the driver has of it: a context is its GPU's index, after `contexts`. */
-static char contexts[4];
-
-static CUresult find_gpu(CUdevice *device, int index)
-{
-	*device = index;
-	return CUDA_SUCCESS;
-}
-
-static CUresult retain(CUcontext *context, CUdevice device)
-{
-	*context = (CUcontext)(void *)&contexts[device];
-	return runtime.failing != NULL && strcmp(runtime.failing, "cuDevicePrimaryCtxRetain") == 0
-		? CUDA_ERROR_DEVICE_UNAVAILABLE : CUDA_SUCCESS;
-}
-
-static CUresult push(CUcontext context)
-{
-	if (runtime.failing != NULL && strcmp(runtime.failing, "cuCtxPushCurrent") == 0)
-		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-	runtime.below[runtime.depth++] = runtime.current;
-	runtime.current = (int)((char *)context - contexts);
-	return CUDA_SUCCESS;
-}
-
-static CUresult pop(CUcontext *context)
-{
-	assert_true(runtime.depth > 0);
-	*context = (CUcontext)(void *)&contexts[runtime.current];
-	runtime.current = runtime.below[--runtime.depth];
-	return CUDA_SUCCESS;
-}
-
-static cudaError_t entry_point(const char *symbol, void **function)
-{
-	static const struct { const char *name; void (*function)(void); } functions[] = {
-		{ "cuDeviceGet", (void (*)(void))find_gpu }, { "cuDevicePrimaryCtxRetain", (void (*)(void))retain },
-		{ "cuCtxPushCurrent", (void (*)(void))push }, { "cuCtxPopCurrent", (void (*)(void))pop },
-	};
-
-	for (size_t i = 0; i < sizeof(functions) / sizeof(*functions); i++) {
-		if (strcmp(functions[i].name, symbol) == 0)
-			memcpy(function, &functions[i].function, sizeof(*function));
-	}
-	return cudaSuccess;
-}
-
-#if CUDART_VERSION >= 12050
-cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned int version,
-                                             unsigned long long flags,
-                                             enum cudaDriverEntryPointQueryResult *found)
-{
-	(void)version;
-	(void)flags;
-	*found = cudaDriverEntryPointSuccess;
-	return entry_point(symbol, function);
-}
-#elif CUDART_VERSION >= 12000
-cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,
-                                    enum cudaDriverEntryPointQueryResult *found)
-{
-	(void)flags;
-	*found = cudaDriverEntryPointSuccess;
-	return entry_point(symbol, function);
-}
-#else
-cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags)
-{
-	(void)flags;
-	return entry_point(symbol, function);
-}
-#endif
-
-cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device)
-{
-	memset(properties, 0, sizeof(*properties));
-	snprintf(properties->name, sizeof(properties->name), "GPU number %d", device);
-	properties->totalGlobalMem = 1 << 30;
-	/* Of whatever GPU is the thread's. */
-	const int on_other = runtime.on_other;
-	const cudaError_t error = called("cudaGetDeviceProperties");
-	runtime.on_other = on_other;
-	return error;
-}
-
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
-{
-	*least = 0;
-	*greatest = -5;
-	return called("cudaDeviceGetStreamPriorityRange");
-}
-
-cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer)
-{
-	(void)pointer;
-	memset(attributes, 0, sizeof(*attributes));
-	attributes->type = cudaMemoryTypeDevice;
-	attributes->device = 1;
-	return cudaSuccess;
-}
-
-cudaError_t cudaMalloc(void **memory, size_t bytes) { (void)bytes; return made("cudaMalloc", memory); }
-cudaError_t cudaFree(void *memory) { return unmade("cudaFree", memory); }
-cudaError_t cudaFreeHost(void *memory) { return unmade("cudaFreeHost", memory); }
-cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags)
-{
-	(void)bytes;
-	assert_int_equal(flags, cudaHostAllocPortable);
-	return made("cudaHostAlloc", memory);
-}
-
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
-{
-	assert_int_equal(flags, cudaStreamNonBlocking);
-	runtime.priority = priority;
-	return made("cudaStreamCreateWithPriority", (void **)stream);
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return unmade("cudaStreamDestroy", stream); }
-cudaError_t cudaStreamQuery(cudaStream_t stream) { (void)stream; return called("cudaStreamQuery"); }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream)
-{
-	(void)stream;
-	return called("cudaStreamSynchronize");
-}
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
-{
-	(void)stream;
-	(void)event;
-	assert_int_equal(flags, 0);
-	return called("cudaStreamWaitEvent");
-}
-
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
-                            cudaStream_t stream)
-{
-	(void)stream;
-	assert_int_equal(kind, cudaMemcpyDefault);
-	cudaError_t error = called("cudaMemcpyAsync");
-	if (error == cudaSuccess)
-		memcpy(to, from, bytes);
-	return error;
-}
-
-cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream)
-{
-	(void)stream;
-	cudaError_t error = called("cudaMemsetAsync");
-	if (error == cudaSuccess)
-		memset(to, value, bytes);
-	return error;
-}
-
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *argument)
-{
-	(void)stream;
-	cudaError_t error = called("cudaLaunchHostFunc");
-	if (error == cudaSuccess)
-		function(argument);
-	return error;
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
-{
-	assert_int_equal(flags, cudaEventDisableTiming);
-	return made("cudaEventCreateWithFlags", (void **)event);
-}
-
-cudaError_t cudaEventDestroy(cudaEvent_t event) { return unmade("cudaEventDestroy", event); }
-cudaError_t cudaEventQuery(cudaEvent_t event) { (void)event; return called("cudaEventQuery"); }
-cudaError_t cudaEventSynchronize(cudaEvent_t event)
-{
-	(void)event;
-	return called("cudaEventSynchronize");
-}
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
-{
-	(void)event;
-	(void)stream;
-	return called("cudaEventRecord");
-}
-
-/* ---- the tests ---- */
-
 static int reset(void **state)
 {
 	(void)state;
-	memset(&runtime, 0, sizeof(runtime));
-	runtime.count = 3;
-	runtime.current = 2; /* the program's choice; ours is number 1 */
+	cuda_standin_reset();
 	unsetenv("CUDA_VISIBLE_DEVICES");
 	return 0;
 }
@@ -337,8 +33,7 @@ static int reset(void **state)
 static int clean(void **state)
 {
 	(void)state;
-	for (size_t i = 0; i < sizeof(runtime.objects) / sizeof(*runtime.objects); i++)
-		free(runtime.objects[i]);
+	cuda_standin_clean();
 	return 0;
 }
 
@@ -356,22 +51,22 @@ static void a_missing_gpu_is_told_with_what_is_missing(void **state)
 
 	(void)state;
 	FAILS(open_index(3, &self), DDP_ERR_INVALID, "no device cuda:3: this process sees 3 GPUs");
-	runtime.failing = "cudaGetDeviceCount";
-	runtime.error = cudaErrorInsufficientDriver;
+	cuda_standin.failing = "cudaGetDeviceCount";
+	cuda_standin.error = cudaErrorInsufficientDriver;
 	FAILS(open_index(0, &self), DDP_ERR_UNSUPPORTED, "no NVIDIA driver");
-	runtime.driver = 10020;
+	cuda_standin.driver = 10020;
 	FAILS(open_index(0, &self), DDP_ERR_UNSUPPORTED, "is for CUDA 10.2, and libddp_cuda.so needs");
-	runtime.error = cudaErrorNoDevice;
+	cuda_standin.error = cudaErrorNoDevice;
 	FAILS(open_index(0, &self), DDP_ERR_UNSUPPORTED, "sees no GPU: use a node");
 	setenv("CUDA_VISIBLE_DEVICES", "", 1);
 	FAILS(open_index(0, &self), DDP_ERR_UNSUPPORTED, "CUDA_VISIBLE_DEVICES=''");
-	runtime.error = cudaErrorMemoryAllocation;
+	cuda_standin.error = cudaErrorMemoryAllocation;
 	FAILS(open_index(0, &self), DDP_ERR_UNSUPPORTED, "cudaGetDeviceCount: out of memory");
-	runtime.failing = NULL;
-	runtime.count = 0;
+	cuda_standin.failing = NULL;
+	cuda_standin.count = 0;
 	FAILS(open_index(0, &self), DDP_ERR_UNSUPPORTED, "sees no GPU");
-	assert_int_equal(runtime.last, cudaSuccess);
-	assert_int_equal(runtime.current, 2);
+	assert_int_equal(cuda_standin.last, cudaSuccess);
+	assert_int_equal(cuda_standin.current, 2);
 	assert_null(self);
 }
 
@@ -384,12 +79,12 @@ static void a_gpu_that_cannot_be_opened_leaves_nothing(void **state)
 	void *self = NULL;
 
 	(void)state;
-	runtime.error = cudaErrorDevicesUnavailable;
+	cuda_standin.error = cudaErrorDevicesUnavailable;
 	for (size_t i = 0; i < sizeof(calls) / sizeof(*calls); i++) {
-		runtime.failing = calls[i];
+		cuda_standin.failing = calls[i];
 		FAILS(open_index(1, &self), DDP_ERR_IO, calls[i]);
-		assert_int_equal(left(), 0);
-		assert_int_equal(runtime.current, 2);
+		assert_int_equal(cuda_standin_left(), 0);
+		assert_int_equal(cuda_standin.current, 2);
 	}
 	assert_null(self);
 }
@@ -401,7 +96,7 @@ static void do_nothing(void *argument)
 
 static void note_current(void *argument)
 {
-	*(int *)argument = runtime.current;
+	*(int *)argument = cuda_standin.current;
 }
 
 /* Does all there is to do; returns the first error. */
@@ -469,43 +164,43 @@ static void each_call_that_fails_is_named(void **state)
 	(void)state;
 	assert_int_equal(open_index(1, &self), DDP_OK);
 	assert_int_equal(go_through(self), DDP_OK);
-	assert_int_equal(runtime.priority, -5);
-	assert_int_equal(left(), 1); /* the device's own event */
+	assert_int_equal(cuda_standin.priority, -5);
+	assert_int_equal(cuda_standin_left(), 1); /* the device's own event */
 	for (size_t i = 0; i < sizeof(calls) / sizeof(*calls); i++) {
-		runtime.failing = calls[i];
-		runtime.error = cudaErrorMemoryAllocation;
+		cuda_standin.failing = calls[i];
+		cuda_standin.error = cudaErrorMemoryAllocation;
 		snprintf(text, sizeof(text), "device cuda:1: %s: out of memory (cudaErrorMemoryAllocation)",
 		         calls[i]);
 		FAILS(go_through(self), DDP_ERR_NOMEM, text);
-		assert_int_equal(runtime.last, cudaSuccess);
-		assert_int_equal(runtime.current, 2);
+		assert_int_equal(cuda_standin.last, cudaSuccess);
+		assert_int_equal(cuda_standin.current, 2);
 	}
-	runtime.failing = "cudaMalloc";
-	runtime.error = cudaErrorInvalidValue;
+	cuda_standin.failing = "cudaMalloc";
+	cuda_standin.error = cudaErrorInvalidValue;
 	assert_int_equal(go_through(self), DDP_ERR_INVALID);
-	runtime.failing = NULL;
-	assert_int_equal(runtime.on_other, 0);
+	cuda_standin.failing = NULL;
+	assert_int_equal(cuda_standin.on_other, 0);
 	cuda->close(self);
 }
 
 /* A thread without a context gets none, least of all on GPU 0. */
 static void a_thread_is_left_with_the_gpu_that_it_had(void **state)
 {
-	static const int before[] = { NONE, 0, 1, 2 };
+	static const int before[] = { NO_CONTEXT, 0, 1, 2 };
 	void *self = NULL;
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(before) / sizeof(*before); i++) {
-		runtime.current = before[i];
+		cuda_standin.current = before[i];
 		assert_int_equal(open_index(1, &self), DDP_OK);
-		assert_int_equal(runtime.current, before[i]);
+		assert_int_equal(cuda_standin.current, before[i]);
 		assert_int_equal(go_through(self), DDP_OK);
-		assert_int_equal(runtime.current, before[i]);
+		assert_int_equal(cuda_standin.current, before[i]);
 		cuda->close(self);
-		assert_int_equal(runtime.current, before[i]);
+		assert_int_equal(cuda_standin.current, before[i]);
 	}
-	assert_int_equal(runtime.contexts, 0);
-	assert_int_equal(runtime.on_other, 0);
+	assert_int_equal(cuda_standin.contexts, 0);
+	assert_int_equal(cuda_standin.on_other, 0);
 }
 
 static void a_context_that_is_gone_is_told(void **state)
@@ -521,7 +216,7 @@ static void a_context_that_is_gone_is_told(void **state)
 	assert_int_equal(cuda->host_alloc(self, 64, &pinned), DDP_OK);
 	assert_int_equal(cuda->queue_create(self, DDP_DEVICE_NORMAL, &queue), DDP_OK);
 	assert_int_equal(cuda->event_create(self, &event), DDP_OK);
-	runtime.failing = "cuCtxPushCurrent";
+	cuda_standin.failing = "cuCtxPushCurrent";
 	FAILS(go_through(self), DDP_ERR_IO, "device cuda:1: cuCtxPushCurrent: something else");
 	FAILS(cuda->alloc(self, 64, &none), DDP_ERR_IO, "its context is gone");
 	FAILS(cuda->fill(self, queue, memory, 0, 64), DDP_ERR_IO, "as after a cudaDeviceReset()");
@@ -534,8 +229,8 @@ static void a_context_that_is_gone_is_told(void **state)
 	assert_int_equal(cuda->free(self, memory), DDP_OK);
 	assert_int_equal(cuda->host_free(self, pinned), DDP_OK);
 	cuda->close(self);
-	assert_int_equal(runtime.on_other, 0);
-	assert_int_equal(runtime.current, 2);
+	assert_int_equal(cuda_standin.on_other, 0);
+	assert_int_equal(cuda_standin.current, 2);
 }
 
 static void work_that_is_not_done_is_no_error(void **state)
@@ -545,20 +240,20 @@ static void work_that_is_not_done_is_no_error(void **state)
 
 	(void)state;
 	assert_int_equal(open_index(1, &self), DDP_OK);
-	runtime.failing = "cudaStreamQuery";
-	runtime.error = cudaErrorNotReady;
+	cuda_standin.failing = "cudaStreamQuery";
+	cuda_standin.error = cudaErrorNotReady;
 	assert_int_equal(cuda->queue_query(self, NULL, &done), DDP_OK);
 	assert_false(done);
 	done = true;
-	runtime.failing = "cudaEventQuery";
+	cuda_standin.failing = "cudaEventQuery";
 	assert_int_equal(cuda->event_query(self, NULL, &done), DDP_OK);
 	assert_false(done);
-	assert_int_equal(runtime.last, cudaSuccess);
-	runtime.failing = NULL;
+	assert_int_equal(cuda_standin.last, cudaSuccess);
+	cuda_standin.failing = NULL;
 	assert_int_equal(cuda->queue_query(self, NULL, &done), DDP_OK);
 	assert_true(done);
 	cuda->close(self);
-	assert_int_equal(left(), 0);
+	assert_int_equal(cuda_standin_left(), 0);
 }
 
 static void a_broken_gpu_says_so_and_can_be_let_go(void **state)
@@ -573,7 +268,7 @@ static void a_broken_gpu_says_so_and_can_be_let_go(void **state)
 	assert_int_equal(cuda->host_alloc(self, 64, &pinned), DDP_OK);
 	assert_int_equal(cuda->queue_create(self, DDP_DEVICE_NORMAL, &queue), DDP_OK);
 	assert_int_equal(cuda->event_create(self, &event), DDP_OK);
-	runtime.broken = true;
+	cuda_standin.broken = true;
 	FAILS(cuda->error(self), DDP_ERR_IO, "work enqueued earlier: something else");
 	FAILS(cuda->queue_sync(self, queue), DDP_ERR_IO, "cudaStreamSynchronize");
 	assert_int_equal(cuda->queue_free(self, queue), DDP_OK);
