@@ -181,6 +181,7 @@ check_PROGRAMS += \
 	tests/ranks/test_training_ends \
 	tests/unit/test_agreement \
 	tests/unit/test_bucket \
+	tests/ranks/test_training_failures \
 	tests/unit/test_comm_blocks \
 	tests/unit/test_comm_kernels \
 	tests/unit/test_comm_merge \
