@@ -83,6 +83,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/comm_case.c tests/support/comm_case.h \
 	tests/support/comm_cases.c tests/support/comm_cases.h \
 	tests/support/comm_ranks.c tests/support/comm_ranks.h \
+	tests/support/comm_shrink.c tests/support/comm_shrink.h \
 	tests/support/context_ranks.c tests/support/context_ranks.h \
 	tests/support/device_checks.h \
 	tests/support/folder.c tests/support/folder.h \
@@ -133,6 +134,7 @@ check_PROGRAMS += \
 if HAVE_UCX
 check_PROGRAMS += \
 	tests/ranks/test_comm_net \
+	tests/ranks/test_comm_shrink_net \
 	tests/ranks/test_comm_stalls \
 	tests/ranks/test_comm_strangers \
 	tests/ranks/test_comm_travel \
@@ -179,9 +181,9 @@ check_PROGRAMS += \
 	tests/ranks/test_tcp_threads \
 	tests/ranks/test_training \
 	tests/ranks/test_training_ends \
+	tests/ranks/test_training_failures \
 	tests/unit/test_agreement \
 	tests/unit/test_bucket \
-	tests/ranks/test_training_failures \
 	tests/unit/test_comm_blocks \
 	tests/unit/test_comm_kernels \
 	tests/unit/test_comm_merge \
@@ -264,8 +266,8 @@ tests_ranks_test_comm_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_net_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_strangers_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_strangers_LDADD = $(LDADD) $(UCX_LIBS)
-tests_ranks_test_comm_shrink_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
-tests_ranks_test_comm_shrink_LDADD = $(LDADD) $(UCX_LIBS)
+tests_ranks_test_comm_shrink_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
+tests_ranks_test_comm_shrink_net_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_ucx_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_ucx_LDADD = $(LDADD) $(UCX_LIBS)
 netplugin_ranks = tests/support/nccl_driver.c tests/support/nccl_driver.h \

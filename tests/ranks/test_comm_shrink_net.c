@@ -1,0 +1,282 @@
+/*
+ * What keeps ranks between nodes from going on with what is left of a communicator: a network that
+ * does not end, too few descriptors, ranks that die before they tell, and memory that is refused.
+ */
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <ucp/api/ucp.h>
+
+#include "comm/core/comm.h"
+#include "comm/net/net.h"
+#include "tests/support/comm_shrink.h"
+
+/* ---- a network that does not end ------------------------------------------------------------ */
+
+static atomic_bool stuck; /* what is sent from here on is under way for ever */
+
+/* Stands before UCX's. Only requests with a callback are awaited by it. */
+__attribute__((visibility("default"))) ucs_status_ptr_t
+ucp_am_send_nbx(ucp_ep_h ep, unsigned int id, const void *header, size_t header_bytes,
+                const void *data, size_t bytes, const ucp_request_param_t *param)
+{
+	ucs_status_ptr_t (*send)(ucp_ep_h, unsigned int, const void *, size_t, const void *, size_t,
+	                         const ucp_request_param_t *);
+	static char request;
+
+	if (atomic_load(&stuck) && (param->op_attr_mask & UCP_OP_ATTR_FIELD_CALLBACK) != 0)
+		return &request;
+	*(void **)&send = dlsym(RTLD_NEXT, "ucp_am_send_nbx");
+	return send == NULL ? UCS_STATUS_PTR(UCS_ERR_UNSUPPORTED)
+	                    : send(ep, id, header, header_bytes, data, bytes, param);
+}
+
+/* Rank 1, alone on its node, cannot speak: before the failure, or from the time
+   that it shrinks. UCX, which does not end what it was told to, is closed. */
+static int shrink_with_one_mute(ddp_comm *comm, void *argument)
+{
+	const bool before = *(const bool *)argument;
+	int rank = ddp_comm_rank(comm);
+	float x[8] = { 0 };
+	ddp_comm *survivors;
+
+	CHECK_OK(ddp_all_reduce(comm, NULL, x, 8, DDP_F32, DDP_SUM));
+	atomic_store(&stuck, rank == 1 && before);
+	if (rank == 0 && !before)
+		ddp_comm_abort(comm, "the test wants it");
+	while (ddp_all_reduce(comm, NULL, x, 8, DDP_F32, DDP_SUM) == DDP_OK)
+		continue;
+	atomic_store(&stuck, rank == 1);
+	if (rank == 1) {
+		CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_PEER);
+		CHECK(strstr(ddp_last_error(), "no network any more") != NULL);
+		CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_PEER);
+		return 0;
+	}
+	CHECK_OK(ddp_comm_free(test_shrink_to_all_but(comm, 1, 1)));
+	return 0;
+}
+
+static void rank_whose_network_ended_is_left_out(void **state)
+{
+	static const int two_nodes[] = { 0, 1, 0 };
+	static bool before[] = { false, true };
+
+	(void)state;
+	for (int i = 0; i < 2; i++)
+		test_run_shrinking(3, two_nodes, 1500, shrink_with_one_mute, &before[i]);
+}
+
+/* ---- a rank without descriptors --------------------------------------------------------------- */
+
+enum {
+	CONNECTED_LATE = DDP_NET_FEW_RANKS + 2, /* ranks: as they need it */
+	FAR = 21                                /* one that rank 0 is not connected with */
+};
+
+static void limit_descriptors(rlim_t soft, rlim_t hard)
+{
+	const struct rlimit limit = { .rlim_cur = soft, .rlim_max = hard };
+
+	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
+/* The second barrier finds all connections that it needs. */
+static void connect_for_barriers(ddp_comm *comm)
+{
+	for (int i = 0; i < 2; i++)
+		CHECK_OK(ddp_barrier(comm));
+}
+
+/* Rank 0 has no descriptor for a connection, and does not come to shrink at once. */
+static int shrink_with_few_descriptors(ddp_comm *comm, void *argument)
+{
+	struct rlimit limit;
+	char byte = 0;
+
+	(void)argument;
+	if (ddp_comm_rank(comm) == 0) {
+		connect_for_barriers(comm);
+		CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+		limit_descriptors(3, limit.rlim_max);
+		CHECK_OK(ddp_send(comm, &byte, 1, DDP_U8, FAR, 0));
+		CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur > 3);
+		ddp_comm_abort(comm, "the test wants it");
+		usleep(500000);
+	}
+	while (ddp_barrier(comm) == DDP_OK)
+		continue;
+	CHECK_OK(ddp_comm_free(test_shrink_to_all_but(comm, 0, 0)));
+	return 0;
+}
+
+/* Rank 0 may not raise its limit. The others hear of it, though most are not connected with it. */
+static int connect_without_descriptors(ddp_comm *comm, void *argument)
+{
+	char byte = 0;
+
+	(void)argument;
+	if (ddp_comm_rank(comm) == 0) {
+		connect_for_barriers(comm);
+		limit_descriptors(3, 3);
+		CHECK(ddp_send(comm, &byte, 1, DDP_U8, FAR, 0) == DDP_ERR_PEER);
+		CHECK(strstr(ddp_last_error(), "rank 0 on n0 has no descriptor left") != NULL);
+		_exit(0); /* what UCX 1.13 does without descriptors is not tested */
+	}
+	while (ddp_barrier(comm) == DDP_OK)
+		continue;
+	return 0;
+}
+
+static void run_connected_late(int (*body)(ddp_comm *, void *))
+{
+	int nodes[CONNECTED_LATE];
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+	skip(); /* each process is dear */
+#endif
+	for (int r = 0; r < CONNECTED_LATE; r++)
+		nodes[r] = r;
+	test_run_shrinking(CONNECTED_LATE, nodes, INT_MAX, body, NULL);
+}
+
+static void rank_with_few_descriptors_gets_more(void **state)
+{
+	(void)state;
+	run_connected_late(shrink_with_few_descriptors);
+}
+
+static void rank_without_descriptors_says_so(void **state)
+{
+	(void)state;
+	run_connected_late(connect_without_descriptors);
+}
+
+/* ---- ranks that die with what they were to show ---------------------------------------------- */
+
+static ddp_comm *rounds_of;      /* of its rounds: */
+static atomic_bool *second_round; /* rank 0 has begun the second one; all ranks share it */
+static uint64_t first_round;
+
+/* Stands before UCX's. Ranks 1 and 2 hear nothing from their first round on, and die when
+   rank 0 is through with it. */
+__attribute__((visibility("default"))) unsigned int ucp_worker_progress(ucp_worker_h worker)
+{
+	unsigned int (*progress)(ucp_worker_h);
+	const uint64_t round = rounds_of != NULL ? atomic_load(&ddp_lines_own(rounds_of)->agreement) : 0;
+
+	if (round != 0 && ddp_comm_rank(rounds_of) == 0) {
+		first_round = first_round == 0 ? round : first_round;
+		if (round != first_round)
+			atomic_store(second_round, true);
+	} else if (round != 0) {
+		if (atomic_load(second_round))
+			kill(getpid(), SIGKILL);
+		return 0;
+	}
+	*(void **)&progress = dlsym(RTLD_NEXT, "ucp_worker_progress");
+	return progress(worker);
+}
+
+/* Ranks 1 to 3 are on one node. Of the first two, rank 0 has heard all that it waits for;
+   but rank 3 has not heard from rank 0. */
+static int shrink_without_those_who_show(ddp_comm *comm, void *argument)
+{
+	second_round = argument;
+	test_break(comm, DDP_ERR_ABORTED);
+	rounds_of = ddp_comm_rank(comm) < 3 ? comm : NULL;
+	CHECK_OK(ddp_comm_free(test_shrink_to_all_but(comm, 1, 2)));
+	rounds_of = NULL;
+	return 0;
+}
+
+static void ranks_are_heard_though_those_who_would_show_it_die(void **state)
+{
+	static const int nodes[] = { 0, 1, 1, 1 };
+	atomic_bool *second = test_share(sizeof(*second));
+
+	(void)state;
+	test_run_shrinking(4, nodes, 10000, shrink_without_those_who_show, second);
+	test_unshare(second, sizeof(*second));
+}
+
+/* ---- an attempt that fails ---------------------------------------------------------------- */
+
+static bool refuses; /* the next memory that is to be shared */
+
+/* Stands before libc's. */
+__attribute__((visibility("default"))) int memfd_create(const char *name, unsigned int flags)
+{
+	if (refuses) {
+		refuses = false;
+		errno = ENFILE;
+		return -1;
+	}
+	return (int)syscall(SYS_memfd_create, name, flags);
+}
+
+static int count_descriptors(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	int count = 0;
+
+	CHECK(folder != NULL);
+	while (readdir(folder) != NULL)
+		count++;
+	closedir(folder);
+	return count;
+}
+
+/* Rank 2 cannot make its part: nobody has the communicator, of what had begun nothing is
+   left, and all try again. */
+static int shrink_with_a_refusal(ddp_comm *comm, void *argument)
+{
+	const int before = count_descriptors();
+	ddp_comm *again = NULL;
+
+	(void)argument;
+	test_break(comm, DDP_ERR_ABORTED);
+	refuses = ddp_comm_rank(comm) == 2;
+	CHECK(ddp_comm_shrink(comm, &again) != DDP_OK && again == NULL);
+	CHECK(!refuses);
+	CHECK(count_descriptors() == before);
+	CHECK_OK(ddp_comm_free(test_shrink_to_all_but(comm, 0, 0)));
+	CHECK(count_descriptors() == before);
+	/* With a rank that has ended, the others have no connection any more. */
+	test_ranks_together();
+	return 0;
+}
+
+static void nothing_is_left_of_an_attempt_that_failed(void **state)
+{
+	static const int three[] = { 0, 1, 2 };
+
+	(void)state;
+	test_run_shrinking(3, three, 0, shrink_with_a_refusal, NULL);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(nothing_is_left_of_an_attempt_that_failed),
+		cmocka_unit_test(rank_whose_network_ended_is_left_out),
+		cmocka_unit_test(rank_with_few_descriptors_gets_more),
+		cmocka_unit_test(rank_without_descriptors_says_so),
+		cmocka_unit_test(ranks_are_heard_though_those_who_would_show_it_die),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
