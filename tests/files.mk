@@ -86,6 +86,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/comm_shrink.c tests/support/comm_shrink.h \
 	tests/support/context_ranks.c tests/support/context_ranks.h \
 	tests/support/device_checks.h \
+	tests/support/device_ranks.c tests/support/device_ranks.h \
 	tests/support/folder.c tests/support/folder.h \
 	tests/support/halves.h \
 	tests/support/hung.c tests/support/hung.h \
@@ -152,6 +153,7 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_await \
 	tests/ranks/test_comm_callbacks \
 	tests/ranks/test_comm_device \
+	tests/ranks/test_comm_device_messages \
 	tests/ranks/test_comm_follow \
 	tests/ranks/test_comm_lanes \
 	tests/ranks/test_comm_memory \

@@ -1,0 +1,98 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "tests/support/device_ranks.h"
+#include "tests/support/nccl_standin.h"
+
+const int test_device_nodes[] = { 0, 1, 1 };
+bool test_device_by_nccl;
+
+void test_device_set_up(device_rank *d, ddp_comm *comm, const ddp_device_options *options)
+{
+	void *memory;
+
+	*d = (device_rank){ .comm = comm, .rank = ddp_comm_rank(comm), .size = ddp_comm_size(comm) };
+	CHECK_OK(ddp_device_open("test", options, &d->device));
+	if (test_device_by_nccl)
+		test_nccl_standin(d->device)->polls = 1;
+	ddp_comm_use_device(comm, d->device);
+	CHECK_OK(ddp_device_queue_create(d->device, DDP_DEVICE_NORMAL, &d->stream));
+	CHECK_OK(ddp_device_queue_create(d->device, DDP_DEVICE_NORMAL, &d->other));
+	CHECK_OK(ddp_mem_alloc_on(comm, DDP_MEMORY_DEVICE, sizeof(d->host), &memory));
+	d->memory = memory;
+}
+
+void test_device_read(device_rank *d)
+{
+	CHECK_OK(ddp_device_copy(d->device, d->other, d->host, d->memory, sizeof(d->host)));
+	CHECK_OK(ddp_device_queue_sync(d->device, d->other));
+}
+
+ddp_collective test_device_sum(const device_rank *d, size_t count)
+{
+	return (ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = d->memory, .count = count,
+	                         .memory = DDP_MEMORY_DEVICE, .stream = d->stream };
+}
+
+ddp_collective test_device_message(const device_rank *d, ddp_kind kind, int peer, int tag)
+{
+	ddp_collective c = test_device_sum(d, 1);
+
+	c.kind = kind;
+	c.root = peer;
+	c.tag = tag;
+	if (kind == DDP_SEND)
+		c.send = c.recv;
+	else
+		c.recv = d->memory + tag;
+	return c;
+}
+
+static int run_body(ddp_comm *comm, void *argument)
+{
+	device_rank d;
+
+	test_device_set_up(&d, comm, NULL);
+	(*(const test_device_body *)argument)(&d);
+	return 0;
+}
+
+void test_device_run(const int *node_of, test_device_body of_rank)
+{
+	const test_world world = { .ranks = 3, .node_of = node_of, .timeout_ms = 20000, .body = run_body,
+	                           .argument = &of_rank };
+
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+void test_device_run_staged(test_device_body of_rank)
+{
+	test_device_run(NULL, of_rank);
+	test_device_run(test_device_nodes, of_rank);
+}
+
+void test_device_run_both(test_device_body of_rank)
+{
+	test_device_run_staged(of_rank);
+	test_device_by_nccl = true;
+	test_device_run_staged(of_rank);
+	test_device_by_nccl = false;
+}
+
+void test_device_count(void *user, ddp_status status)
+{
+	CHECK_OK(status);
+	atomic_fetch_add((atomic_int *)user, 1);
+}
+
+void test_device_hold(void *flag)
+{
+	while (!atomic_load((atomic_bool *)flag))
+		usleep(100);
+}

@@ -1,0 +1,44 @@
+/* device_ranks: a test's ranks, each with memory and queues of the asynchronous test device. */
+#ifndef TESTS_DEVICE_RANKS_H
+#define TESTS_DEVICE_RANKS_H
+
+#include "comm/core/comm.h"
+#include "device/device.h"
+#include "tests/support/comm_ranks.h"
+
+typedef struct device_rank {
+	ddp_comm *comm;
+	int rank, size;
+	ddp_device *device;
+	ddp_device_queue *stream, *other;
+	float *memory;
+	float host[4]; /* what was read back */
+} device_rank;
+
+typedef void (*test_device_body)(device_rank *d);
+
+/* Whether the stand-in for NCCL does the work, or it goes by way of the host's memory. */
+extern bool test_device_by_nccl;
+
+void test_device_set_up(device_rank *d, ddp_comm *comm, const ddp_device_options *options);
+
+/* Three ranks: on these nodes (NULL: one), on one node and on test_device_nodes, or on both by
+   either way. */
+extern const int test_device_nodes[3];
+void test_device_run(const int *node_of, test_device_body of_rank);
+void test_device_run_staged(test_device_body of_rank);
+void test_device_run_both(test_device_body of_rank);
+
+/* All of the memory to `host`. */
+void test_device_read(device_rank *d);
+
+/* An all-reduce of the first numbers; a message from the first one, or to number `tag`. */
+ddp_collective test_device_sum(const device_rank *d, size_t count);
+ddp_collective test_device_message(const device_rank *d, ddp_kind kind, int peer, int tag);
+
+/* For on_complete: one call more to the atomic_int at `user`. */
+void test_device_count(void *user, ddp_status status);
+/* A function that holds its queue until the atomic_bool is set. */
+void test_device_hold(void *flag);
+
+#endif
