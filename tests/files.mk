@@ -134,10 +134,10 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_share
 if HAVE_UCX
 check_PROGRAMS += \
+	tests/ranks/test_comm_auth \
 	tests/ranks/test_comm_net \
 	tests/ranks/test_comm_shrink_net \
 	tests/ranks/test_comm_stalls \
-	tests/ranks/test_comm_strangers \
 	tests/ranks/test_comm_travel \
 	tests/ranks/test_comm_ucx \
 	tests/ranks/test_comm_window \
@@ -179,7 +179,7 @@ check_PROGRAMS += \
 	tests/ranks/test_rows \
 	tests/ranks/test_shards \
 	tests/ranks/test_sync_batch_norm \
-	tests/ranks/test_tcp_strangers \
+	tests/ranks/test_tcp_auth \
 	tests/ranks/test_tcp_threads \
 	tests/ranks/test_training \
 	tests/ranks/test_training_ends \
@@ -266,8 +266,8 @@ tests_unit_test_store_faults_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=write -Wl,--wrap
 	-Wl,--wrap=rename -Wl,--wrap=unlink
 tests_ranks_test_comm_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_net_LDADD = $(LDADD) $(UCX_LIBS)
-tests_ranks_test_comm_strangers_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
-tests_ranks_test_comm_strangers_LDADD = $(LDADD) $(UCX_LIBS)
+tests_ranks_test_comm_auth_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
+tests_ranks_test_comm_auth_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_shrink_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_shrink_net_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_ucx_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)

@@ -168,7 +168,7 @@ static int use_several(int rank, void *argument)
 	return 0;
 }
 
-/* ---- strangers -------------------------------------------------------------------------------- */
+/* ---- connections without the key -------------------------------------------------------------- */
 
 static int connect_raw(const unsigned char *handle)
 {
@@ -311,7 +311,7 @@ static void several_threads_open_use_and_close(void **state)
 	assert_int_equal(run_board(use_several, 11, over_memory), 0);
 }
 
-static void strangers_are_turned_away(void **state)
+static void connections_without_the_key_are_refused(void **state)
 {
 	(void)state;
 	assert_int_equal(run_board(turn_away, 11, over_tcp), 0);
@@ -319,7 +319,7 @@ static void strangers_are_turned_away(void **state)
 	heard_once("DDP_KEY must be the same");
 }
 
-static void silent_strangers_make_room(void **state)
+static void silent_connections_make_room(void **state)
 {
 	(void)state;
 	assert_int_equal(run_board(come_last, 11, over_tcp), 0);
@@ -340,7 +340,8 @@ int main(void)
 		cmocka_unit_test(v12_over_tcp), cmocka_unit_test(v11_over_memory),
 		cmocka_unit_test(v10_over_tcp), cmocka_unit_test(v8_over_memory),
 		cmocka_unit_test(several_threads_open_use_and_close),
-		cmocka_unit_test(strangers_are_turned_away), cmocka_unit_test(silent_strangers_make_room),
+		cmocka_unit_test(connections_without_the_key_are_refused),
+		cmocka_unit_test(silent_connections_make_room),
 		cmocka_unit_test(nothing_starts_without_a_key),
 	};
 

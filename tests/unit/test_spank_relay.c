@@ -257,13 +257,13 @@ static void held_connections_keep_nobody_waiting(void **state)
 		close(held[i]);
 }
 
-static void stranger_is_neither_heard_nor_answered(void **state)
+static void who_has_another_secret_is_neither_heard_nor_answered(void **state)
 {
-	struct relay relay = open_relay(LONG_MS), stranger = relay;
+	struct relay relay = open_relay(LONG_MS), intruder = relay;
 
 	(void)state;
-	stranger.secret[3] ^= 1;
-	assert_false(try_to_tell(&stranger, "a lie", 0, false));
+	intruder.secret[3] ^= 1;
+	assert_false(try_to_tell(&intruder, "a lie", 0, false));
 	relay_close();
 	assert_int_equal(atomic_load(&times_said), 0);
 }
@@ -480,7 +480,7 @@ int main(void)
 		cmocka_unit_test(it_is_said_while_the_step_still_runs),
 		cmocka_unit_test(news_pass_the_wire),
 		cmocka_unit_test(held_connections_keep_nobody_waiting),
-		cmocka_unit_test(stranger_is_neither_heard_nor_answered),
+		cmocka_unit_test(who_has_another_secret_is_neither_heard_nor_answered),
 		cmocka_unit_test(garbage_keeps_nobody_out),
 		cmocka_unit_test(control_bytes_never_reach_the_terminal),
 		cmocka_unit_test(node_gives_up_on_what_is_not_its_srun),

@@ -91,7 +91,7 @@ static void silent_program_in_rank_0s_place_ends_at_the_deadline(void **state)
 }
 
 /* Port scanners and worse, for as long as the job wires up. */
-static pid_t start_strangers(int silent)
+static pid_t start_intruders(int silent)
 {
 	fflush(NULL);
 	pid_t pid = fork();
@@ -116,14 +116,14 @@ static pid_t start_strangers(int silent)
 	}
 }
 
-static void strangers_do_not_stop_the_job(void **state)
+static void intruders_do_not_stop_the_job(void **state)
 {
 	(void)state;
 	arrange(4);
 	ranks[3].delay_ms = 500;
-	pid_t strangers = start_strangers(10);
+	pid_t intruders = start_intruders(10);
 	run(4);
-	end_process(strangers);
+	end_process(intruders);
 	all_are_well(4);
 }
 
@@ -141,7 +141,7 @@ static void count_warning(void *user, ddp_log_level level, const char *message)
 	snprintf(w->last, sizeof(w->last), "%s", message);
 }
 
-static void strangers_do_not_fill_the_log(void **state)
+static void intruders_do_not_fill_the_log(void **state)
 {
 	warnings *w = test_share(sizeof(*w));
 	int more = 0;
@@ -149,11 +149,11 @@ static void strangers_do_not_fill_the_log(void **state)
 	(void)state;
 	arrange(2);
 	ranks[1].delay_ms = 1000;
-	pid_t strangers = start_strangers(0);
+	pid_t intruders = start_intruders(0);
 	ddp_set_log(count_warning, w, DDP_LOG_WARN);
 	run(2);
 	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
-	end_process(strangers);
+	end_process(intruders);
 	all_are_well(2);
 	assert_int_equal(atomic_load(&w->count), 4);
 	assert_int_equal(sscanf(w->last, "wire-up: rank 0 on node0 refused %d more connections", &more), 1);
@@ -161,15 +161,15 @@ static void strangers_do_not_fill_the_log(void **state)
 	test_unshare(w, sizeof(*w));
 }
 
-static void strangers_cannot_use_the_descriptors_up(void **state)
+static void intruders_cannot_use_the_descriptors_up(void **state)
 {
 	(void)state;
 	arrange(2);
 	ranks[0].descriptors = 80;
 	ranks[1].delay_ms = 1000;
-	pid_t strangers = start_strangers(300);
+	pid_t intruders = start_intruders(300);
 	run(2);
-	end_process(strangers);
+	end_process(intruders);
 	all_are_well(2);
 }
 
@@ -179,9 +179,9 @@ int main(void)
 		cmocka_unit_test_setup(other_program_in_rank_0s_place_is_recognised, begin),
 		cmocka_unit_test_setup(impostor_without_the_key_is_not_believed, begin),
 		cmocka_unit_test_setup(silent_program_in_rank_0s_place_ends_at_the_deadline, begin),
-		cmocka_unit_test_setup(strangers_do_not_stop_the_job, begin),
-		cmocka_unit_test_setup(strangers_do_not_fill_the_log, begin),
-		cmocka_unit_test_setup(strangers_cannot_use_the_descriptors_up, begin),
+		cmocka_unit_test_setup(intruders_do_not_stop_the_job, begin),
+		cmocka_unit_test_setup(intruders_do_not_fill_the_log, begin),
+		cmocka_unit_test_setup(intruders_cannot_use_the_descriptors_up, begin),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

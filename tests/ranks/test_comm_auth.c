@@ -1,4 +1,4 @@
-/* The network between nodes believes no stranger, who knows a rank's address. */
+/* The network between nodes takes no message without its key, of whoever knows a rank's address. */
 #include <netinet/in.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -19,12 +19,12 @@
 
 enum { ADDRESS_MAX = 8192 };
 
-typedef struct rumour {
+typedef struct intrusion {
 	atomic_size_t bytes;  /* of rank 0's address; set last */
-	atomic_int knocked;   /* the stranger has done its worst */
+	atomic_int done;      /* the intruder has sent all that it has */
 	ddp_listeners listeners;
 	char address[ADDRESS_MAX];
-} rumour;
+} intrusion;
 
 static void ignore_loss(void *argument, ucp_ep_h ep, ucs_status_t status)
 {
@@ -34,8 +34,8 @@ static void ignore_loss(void *argument, ucp_ep_h ep, ucs_status_t status)
 }
 
 /* One message with this header, and data behind it. */
-static void throw_at(ucp_worker_h worker, ucp_ep_h ep, unsigned int id, const void *header,
-                     size_t header_bytes, const void *data, size_t bytes)
+static void send_forged(ucp_worker_h worker, ucp_ep_h ep, unsigned int id, const void *header,
+                        size_t header_bytes, const void *data, size_t bytes)
 {
 	static const ucp_request_param_t param = { .op_attr_mask = 0 };
 	void *request = ucp_am_send_nbx(ep, id, header, header_bytes, data, bytes, &param);
@@ -47,7 +47,7 @@ static void throw_at(ucp_worker_h worker, ucp_ep_h ep, unsigned int id, const vo
 	}
 }
 
-static void throw_everything(ucp_worker_h worker, ucp_ep_h ep)
+static void send_all(ucp_worker_h worker, ucp_ep_h ep)
 {
 	static unsigned char garbage[4 << 20];
 	data_header data = { .seal = { .source = 1 },
@@ -59,22 +59,22 @@ static void throw_everything(ucp_worker_h worker, ucp_ep_h ep)
 	memset(garbage, 0xa5, sizeof(garbage));
 	for (unsigned int id = 0; id < 6; id++) {
 		for (size_t bytes = 0; bytes < 100; bytes += 7)
-			throw_at(worker, ep, id, garbage, bytes, garbage, bytes);
+			send_forged(worker, ep, id, garbage, bytes, garbage, bytes);
 	}
 	for (int source = -1; source < 3; source++) {
 		data.seal.source = failure.seal.source = handshake.seal.source = source;
-		throw_at(worker, ep, DDP_AM_HANDSHAKE, &handshake, sizeof(handshake), NULL, 0);
-		throw_at(worker, ep, DDP_AM_FAILURE, &failure, sizeof(failure), NULL, 0);
+		send_forged(worker, ep, DDP_AM_HANDSHAKE, &handshake, sizeof(handshake), NULL, 0);
+		send_forged(worker, ep, DDP_AM_FAILURE, &failure, sizeof(failure), NULL, 0);
 		for (uint64_t sequence = 1; sequence < 64; sequence++) {
 			data.envelope.tag = sequence << 24;
-			throw_at(worker, ep, DDP_AM_DATA, &data, sizeof(data), garbage, 40);
+			send_forged(worker, ep, DDP_AM_DATA, &data, sizeof(data), garbage, 40);
 		}
-		throw_at(worker, ep, DDP_AM_DATA, &data, sizeof(data), garbage, sizeof(garbage));
+		send_forged(worker, ep, DDP_AM_DATA, &data, sizeof(data), garbage, sizeof(garbage));
 	}
 }
 
 /* Does not speak UCX. */
-static void shout_at(const ddp_place *place)
+static void send_noise(const ddp_place *place)
 {
 	struct sockaddr_in listener = { .sin_family = AF_INET, .sin_port = place->port };
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -88,7 +88,7 @@ static void shout_at(const ddp_place *place)
 }
 
 /* Knows rank 0's address. */
-static int be_a_stranger(rumour *r)
+static int intrude(intrusion *r)
 {
 	const ucp_params_t features = { .field_mask = UCP_PARAM_FIELD_FEATURES,
 	                                .features = UCP_FEATURE_AM };
@@ -108,7 +108,7 @@ static int be_a_stranger(rumour *r)
 		usleep(1000);
 	for (int i = 0; i < r->listeners.count; i++) {
 		if (r->listeners.places[i].family == AF_INET)
-			shout_at(&r->listeners.places[i]);
+			send_noise(&r->listeners.places[i]);
 	}
 	to.address = (const ucp_address_t *)r->address;
 	if (ucp_config_read(NULL, NULL, &config) != UCS_OK ||
@@ -116,17 +116,17 @@ static int be_a_stranger(rumour *r)
 	    ucp_worker_create(context, &single, &worker) != UCS_OK ||
 	    ucp_ep_create(worker, &to, &ep) != UCS_OK)
 		return 1;
-	throw_everything(worker, ep);
-	atomic_store(&r->knocked, 1);
+	send_all(worker, ep);
+	atomic_store(&r->done, 1);
 	return 0;
 }
 
-static void spread_address(ddp_comm *comm, rumour *r)
+static void give_address(ddp_comm *comm, intrusion *r)
 {
 	ucp_address_t *address;
 	size_t bytes;
 
-	/* Let it in, for once. */
+	/* The filter would keep the intruder out before it can send anything. */
 	for (int i = 0; i < comm->net->worker->listeners.count; i++)
 		CHECK(setsockopt(comm->net->worker->listeners.fds[i], SOL_SOCKET, SO_DETACH_FILTER, &(int){ 0 },
 		                 sizeof(int)) == 0);
@@ -138,54 +138,54 @@ static void spread_address(ddp_comm *comm, rumour *r)
 	atomic_store(&r->bytes, bytes);
 }
 
-static int work_in_spite_of_a_stranger(ddp_comm *comm, void *argument)
+static int work_beside_an_intruder(ddp_comm *comm, void *argument)
 {
-	rumour *r = argument;
+	intrusion *r = argument;
 	uint64_t start = ddp_now_ns();
 	float x[10], over = 0;
 
 	if (ddp_comm_rank(comm) == 0)
-		spread_address(comm, r);
+		give_address(comm, r);
 	while (over < 2) {
 		for (int i = 0; i < 10; i++)
 			x[i] = 1;
 		CHECK_OK(ddp_all_reduce(comm, NULL, x, 10, DDP_F32, DDP_SUM));
 		for (int i = 0; i < 10; i++)
 			CHECK(x[i] == 2);
-		over = atomic_load(&r->knocked) != 0 || ddp_seconds_since(start) > 30;
+		over = atomic_load(&r->done) != 0 || ddp_seconds_since(start) > 30;
 		CHECK_OK(ddp_all_reduce(comm, NULL, &over, 1, DDP_F32, DDP_SUM));
 	}
-	CHECK(atomic_load(&r->knocked) != 0);
+	CHECK(atomic_load(&r->done) != 0);
 	if (ddp_comm_rank(comm) == 0)
 		CHECK(comm->net->worker->unauthentic > 0);
 	return 0;
 }
 
-static void messages_of_a_stranger_are_ignored(void **state)
+static void messages_without_the_key_are_ignored(void **state)
 {
 	static const int two_nodes[] = { 0, 1 };
-	rumour *r = test_share(sizeof(*r));
-	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = work_in_spite_of_a_stranger,
+	intrusion *r = test_share(sizeof(*r));
+	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = work_beside_an_intruder,
 	                           .argument = r };
 	int end;
 
 	(void)state;
-	pid_t stranger = fork();
-	assert_true(stranger >= 0);
-	if (stranger == 0) {
+	pid_t intruder = fork();
+	assert_true(intruder >= 0);
+	if (intruder == 0) {
 		signal(SIGSEGV, SIG_DFL); /* of cmocka */
-		_exit(be_a_stranger(r));
+		_exit(intrude(r));
 	}
 	assert_int_equal(test_world_run(&world), 0);
-	kill(stranger, SIGKILL);
-	assert_int_equal(waitpid(stranger, &end, 0), stranger);
+	kill(intruder, SIGKILL);
+	assert_int_equal(waitpid(intruder, &end, 0), intruder);
 	test_unshare(r, sizeof(*r));
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(messages_of_a_stranger_are_ignored),
+		cmocka_unit_test(messages_without_the_key_are_ignored),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
