@@ -359,18 +359,19 @@ tests_gpu_test_kernel_graph_SOURCES = $(kernel_graph)
 tests_gpu_test_kernel_graph_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_gpu_test_kernel_graph_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
 tests_gpu_test_optimizers_queue_SOURCES = tests/unit/test_optimizers_queue.c
-tests_gpu_test_optimizers_queue_LDADD = tests/gpu/kernel_place.o libruntime/libddpcore.la $(CMOCKA_LIBS) $(NVCC_LIBS)
+tests_gpu_test_optimizers_queue_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
 tests_gpu_test_kernel_images_SOURCES = $(kernel_images)
 tests_gpu_test_kernel_images_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
 tests_gpu_test_kernel_layers_SOURCES = $(kernel_layers)
-tests_gpu_test_kernel_layers_LDADD = tests/gpu/kernel_place.o kernels/libkernels.la $(CMOCKA_LIBS) $(NVCC_LIBS)
+tests_gpu_test_kernel_layers_LDADD = tests/gpu/kernel_place.o libruntime/libddpcore.la $(CMOCKA_LIBS) $(NVCC_LIBS)
 tests_gpu_test_kernel_queue_SOURCES = $(kernel_queue)
 tests_gpu_test_kernel_queue_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_gpu_test_kernel_queue_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
-tests/gpu/kernel_place.o: tests/gpu/kernel_place.cu tests/support/kernel_place.h kernels/kernels.h kernels/table.h
+tests/gpu/kernel_place.o: tests/gpu/kernel_place.cu tests/support/kernel_place.h kernels/kernels.h kernels/table.h \
+		libruntime/device/module.h
 	@$(MKDIR_P) tests/gpu
-	$(AM_V_GEN)$(NVCC) -std=c++17 -g -O1 -arch=sm_80 -I$(top_srcdir) -I$(top_srcdir)/kernels -c -o $@ \
-		$(top_srcdir)/tests/gpu/kernel_place.cu
+	$(AM_V_GEN)$(NVCC) -std=c++17 -g -O1 -arch=sm_80 -I$(top_srcdir) -I$(top_srcdir)/kernels \
+		-I$(top_srcdir)/libruntime -c -o $@ $(top_srcdir)/tests/gpu/kernel_place.cu
 endif
 endif
 EXTRA_DIST += tests/gpu/kernel_place.cu

@@ -1,11 +1,10 @@
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
-#include "table.h"
+#include "device/module.h"
 #include "tests/bench/gpu_place.h"
 
 static cudaStream_t stream;
@@ -84,26 +83,6 @@ static void close_place(void)
 	check(cudaStreamDestroy(stream), "cudaStreamDestroy");
 }
 
-/* NULL, and why. */
-static const dk_table *load(const char **why)
-{
-	const char *path = getenv("DDP_CUDA_KERNELS");
-	static const dk_table *table;
-
-	if (table != NULL)
-		return table;
-	void *handle = dlopen(path != NULL ? path : "kernels/libddp_kernels_cuda.so", RTLD_NOW);
-	if (handle == NULL) {
-		*why = dlerror();
-		return NULL;
-	}
-	table = dlsym(handle, "dk_cuda_table");
-	*why = "the module's table is another version's";
-	if (table != NULL && (table->version != DK_TABLE_VERSION || table->bytes != sizeof(*table)))
-		table = NULL;
-	return table;
-}
-
 bool bench_place_open_gpu(dk_type chosen, bench_place *place, const char **why)
 {
 	struct cudaDeviceProp properties;
@@ -113,9 +92,11 @@ bool bench_place_open_gpu(dk_type chosen, bench_place *place, const char **why)
 		*why = cudaGetErrorString(found);
 		return false;
 	}
-	const dk_table *table = load(why);
-	if (table == NULL)
+	const dk_table *table;
+	if (ddp_device_cuda_kernels(&table) != DDP_OK) {
+		*why = ddp_last_error();
 		return false;
+	}
 	check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
 	check(cudaEventCreate(&start), "cudaEventCreate");
 	check(cudaEventCreate(&end), "cudaEventCreate");

@@ -1,5 +1,4 @@
 /* A GPU as a place of kernels, by the module of this build. */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <vector>
@@ -7,7 +6,7 @@
 #include <cuda_runtime.h>
 
 extern "C" {
-#include "table.h"
+#include "device/module.h"
 }
 #include "tests/support/kernel_place.h"
 
@@ -81,33 +80,18 @@ static void take(const kernel_place *place, float *to, const float *from, int64_
 	}
 }
 
-static const dk_table *load(const char **why)
-{
-	const char *path = getenv("DDP_CUDA_KERNELS");
-	static const dk_table *table;
-
-	if (table != NULL)
-		return table;
-	void *handle = dlopen(path != NULL ? path : "kernels/libddp_kernels_cuda.so", RTLD_NOW);
-	if (handle == NULL) {
-		*why = dlerror();
-		return NULL;
-	}
-	table = static_cast<const dk_table *>(dlsym(handle, "dk_cuda_table"));
-	*why = "the module's table is another version's";
-	if (table != NULL && (table->version != DK_TABLE_VERSION || table->bytes != sizeof(*table)))
-		table = NULL;
-	return table;
-}
-
 extern "C" bool kernel_place_open(int round, kernel_place *place, const char **why)
 {
 	static const dk_type types[] = {DK_F32, DK_BF16, DK_TF32, DK_MIXED};
 	static cudaStream_t stream;
-	const dk_table *table = load(why);
+	const dk_table *table;
 
-	if (table == NULL || round > 3)
+	if (round > 3)
 		return false;
+	if (ddp_device_cuda_kernels(&table) != DDP_OK) {
+		*why = ddp_last_error();
+		return false;
+	}
 	if (stream == NULL && cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) {
 		*why = cudaGetErrorString(cudaGetLastError());
 		return false;
