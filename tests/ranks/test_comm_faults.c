@@ -4,7 +4,6 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <dirent.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
@@ -19,6 +18,7 @@
 #include "comm/core/comm.h"
 #include "comm/wait/await.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/folder.h"
 
 static const int two_nodes[] = { 0, 1, 0, 1 };
 
@@ -417,19 +417,6 @@ static void abort_ends_every_request(void **state)
 
 /* ---- leftovers -------------------------------------------------------------------------- */
 
-static int count_entries(const char *path, const char *prefix)
-{
-	DIR *folder = opendir(path);
-	int count = 0;
-
-	if (folder == NULL)
-		return 0;
-	for (struct dirent *entry; (entry = readdir(folder)) != NULL;)
-		count += strncmp(entry->d_name, prefix, strlen(prefix)) == 0;
-	closedir(folder);
-	return count;
-}
-
 static int open_parts(ddp_comm *comm, void *argument)
 {
 	void *memory;
@@ -440,14 +427,14 @@ static int open_parts(ddp_comm *comm, void *argument)
 	for (int i = 0; i < 5; i++) {
 		/* The first round opens what stays open: connections to other nodes. */
 		if (i == 1)
-			before = count_entries("/proc/self/fd", "");
+			before = folder_count("/proc/self/fd", "");
 		CHECK_OK(ddp_mem_alloc(comm, 1 << 16, &memory));
 		CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
 		CHECK_OK(ddp_barrier(part));
 		CHECK_OK(ddp_comm_free(part));
 		CHECK_OK(ddp_mem_free(comm, memory));
 	}
-	CHECK(count_entries("/proc/self/fd", "") == before);
+	CHECK(folder_count("/proc/self/fd", "") == before);
 	return 0;
 }
 
@@ -461,9 +448,9 @@ static void no_descriptor_is_left_open(void **state)
 static void no_shared_memory_is_left_behind(void **state)
 {
 	(void)state;
-	int before = count_entries("/dev/shm", "ddp");
+	int before = folder_count("/dev/shm", "ddp");
 	run(3, NULL, 0, be_killed);
-	assert_int_equal(count_entries("/dev/shm", "ddp"), before);
+	assert_int_equal(folder_count("/dev/shm", "ddp"), before);
 }
 
 /* ---- arguments --------------------------------------------------------------------------- */

@@ -3,7 +3,6 @@
  * doorbell, threads. A further one costs next to nothing, and what ends one leaves
  * the others as they are.
  */
-#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,6 +19,7 @@
 #include "comm/group/build.h"
 #include "comm/request.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/folder.h"
 
 enum { GROUPS = 20, LARGE = 24 << 20 };
 
@@ -41,18 +41,6 @@ static void expect_sum(ddp_comm *comm)
 }
 
 /* ---- what a further one costs ---------------------------------------------------------------- */
-
-static int count_entries(const char *path)
-{
-	DIR *folder = opendir(path);
-	int count = 0;
-
-	CHECK(folder != NULL);
-	while (readdir(folder) != NULL)
-		count++;
-	closedir(folder);
-	return count;
-}
 
 static long resident_kib(void)
 {
@@ -76,7 +64,7 @@ static int open_many(ddp_comm *comm, void *argument)
 	/* With it come the heap's first pages, and what the world's first use makes. */
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &groups[GROUPS]));
 	expect_sum(groups[GROUPS]);
-	const int descriptors = count_entries("/proc/self/fd"), threads = count_entries("/proc/self/task");
+	const int descriptors = folder_count("/proc/self/fd", ""), threads = folder_count("/proc/self/task", "");
 	const long memory_kib = resident_kib();
 	for (int i = 0; i < GROUPS; i++) {
 		uint64_t start = ddp_now_ns();
@@ -88,8 +76,8 @@ static int open_many(ddp_comm *comm, void *argument)
 		const double sum_seconds = ddp_seconds_since(start);
 		shortest_sum = sum_seconds < shortest_sum ? sum_seconds : shortest_sum;
 	}
-	CHECK(count_entries("/proc/self/fd") == descriptors);
-	CHECK(count_entries("/proc/self/task") == threads);
+	CHECK(folder_count("/proc/self/fd", "") == descriptors);
+	CHECK(folder_count("/proc/self/task", "") == threads);
 	const long each_kib = (resident_kib() - memory_kib) / GROUPS;
 	if (ddp_comm_rank(comm) == 0)
 		printf("# a further group: %ld KiB, %.1f ms; a sum in one: %.3f ms\n", each_kib, shortest * 1e3,

@@ -2,7 +2,6 @@
  * What keeps ranks between nodes from going on with what is left of a communicator: a network that
  * does not end, too few descriptors, ranks that die before they tell, and memory that is refused.
  */
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
@@ -24,6 +23,7 @@
 #include "comm/core/comm.h"
 #include "comm/net/net.h"
 #include "tests/support/comm_shrink.h"
+#include "tests/support/folder.h"
 
 /* ---- a network that does not end ------------------------------------------------------------ */
 
@@ -229,23 +229,11 @@ __attribute__((visibility("default"))) int memfd_create(const char *name, unsign
 	return (int)syscall(SYS_memfd_create, name, flags);
 }
 
-static int count_descriptors(void)
-{
-	DIR *folder = opendir("/proc/self/fd");
-	int count = 0;
-
-	CHECK(folder != NULL);
-	while (readdir(folder) != NULL)
-		count++;
-	closedir(folder);
-	return count;
-}
-
 /* Rank 2 cannot make its part: nobody has the communicator, of what had begun nothing is
    left, and all try again. */
 static int shrink_with_a_refusal(ddp_comm *comm, void *argument)
 {
-	const int before = count_descriptors();
+	const int before = folder_count("/proc/self/fd", "");
 	ddp_comm *again = NULL;
 
 	(void)argument;
@@ -253,9 +241,9 @@ static int shrink_with_a_refusal(ddp_comm *comm, void *argument)
 	refuses = ddp_comm_rank(comm) == 2;
 	CHECK(ddp_comm_shrink(comm, &again) != DDP_OK && again == NULL);
 	CHECK(!refuses);
-	CHECK(count_descriptors() == before);
+	CHECK(folder_count("/proc/self/fd", "") == before);
 	CHECK_OK(ddp_comm_free(test_shrink_to_all_but(comm, 0, 0)));
-	CHECK(count_descriptors() == before);
+	CHECK(folder_count("/proc/self/fd", "") == before);
 	/* With a rank that has ended, the others have no connection any more. */
 	test_ranks_together();
 	return 0;

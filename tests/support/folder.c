@@ -1,7 +1,9 @@
 #include "tests/support/folder.h"
 
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 
 char test_folder[TEST_FOLDER_BYTES];
@@ -27,4 +29,17 @@ int folder_remove(void **state)
 	(void)state;
 	snprintf(command, sizeof(command), "rm -rf %s", test_folder);
 	return system(command);
+}
+
+int folder_count(const char *path, const char *prefix)
+{
+	DIR *folder = opendir(path);
+	int count = 0;
+
+	if (folder == NULL)
+		return 0;
+	for (const struct dirent *entry; (entry = readdir(folder)) != NULL;)
+		count += strncmp(entry->d_name, prefix, strlen(prefix)) == 0;
+	closedir(folder);
+	return count;
 }

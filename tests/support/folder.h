@@ -1,4 +1,4 @@
-/* folder: a test program's folder for files, which is removed at its end. */
+/* folder: a test program's folder for files, which is removed at its end; and what others hold. */
 #ifndef TESTS_FOLDER_H
 #define TESTS_FOLDER_H
 
@@ -10,5 +10,8 @@ extern char test_folder[TEST_FOLDER_BYTES]; /* its path, once made */
 int folder_make(void **state);
 int folder_empty(void **state);
 int folder_remove(void **state);
+
+/* How many names in a folder begin so; 0, too, if there is no such folder. */
+int folder_count(const char *path, const char *prefix);
 
 #endif
