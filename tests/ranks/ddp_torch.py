@@ -12,38 +12,15 @@ import random
 import sys
 import tempfile
 
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from libddp import Options, Param, Spawned, check, load, skip
+
 RANKS, STEPS = 3, 8
 BROADCAST, FROZEN = 2, 1                 # ddp_param_kind
 MEAN, MEAN_OF_ACTIVE = 1, 2              # ddp_loss
 ZERO, SKIP, STATIC = 0, 1, 2             # ddp_unused
 ADAMW, SGD = 0, 1
-
-
-class Spawned(ctypes.Structure):
-    _fields_ = [("is_rank", ctypes.c_bool), ("exit_code", ctypes.c_int), ("failed_rank", ctypes.c_int)]
-
-
-class Param(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("ndim", ctypes.c_int), ("shape", ctypes.c_int64 * 8),
-                ("no_decay", ctypes.c_bool), ("sparse_rows", ctypes.c_int64),
-                ("rows_only", ctypes.c_bool), ("kind", ctypes.c_int), ("group", ctypes.c_void_p)]
-
-
-class Options(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("bucket_mb", ctypes.c_double),
-                ("first_bucket_mb", ctypes.c_double), ("optimizer", ctypes.c_int),
-                ("learning_rate", ctypes.c_double), ("beta1", ctypes.c_double),
-                ("beta2", ctypes.c_double), ("epsilon", ctypes.c_double),
-                ("weight_decay", ctypes.c_double), ("momentum", ctypes.c_double),
-                ("clip_norm", ctypes.c_double), ("shard", ctypes.c_int),
-                ("no_overlap", ctypes.c_bool), ("no_communication", ctypes.c_bool),
-                ("compress", ctypes.c_int), ("hook", ctypes.c_void_p * 3),
-                ("powersgd_rank", ctypes.c_int), ("powersgd_seed", ctypes.c_uint32),
-                ("powersgd_start", ctypes.c_int64), ("powersgd_rate", ctypes.c_double),
-                ("powersgd_no_feedback", ctypes.c_bool), ("powersgd_no_warm_start", ctypes.c_bool),
-                ("local_steps", ctypes.c_int64), ("local_start", ctypes.c_int64),
-                ("memory", ctypes.c_int), ("stream", ctypes.c_void_p),
-                ("loss", ctypes.c_int), ("unused", ctypes.c_int)]
 
 
 class Stats(ctypes.Structure):
@@ -65,7 +42,7 @@ class Model:
             kind = BROADCAST if i >= self.trained else 0 if tensor.requires_grad else FROZEN
             params[i] = Param(name=name.encode(), ndim=tensor.dim(), kind=kind,
                               shape=(ctypes.c_int64 * 8)(*tensor.shape))
-        given = Options(size=ctypes.sizeof(Options), bucket_mb=256 / 2**20, **options)
+        given = Options(bucket_mb=256 / 2**20, **options)
         self.handle = ctypes.c_void_p()
         self.check(library.ddp_model_create(context, params, len(self.tensors), ctypes.byref(given),
                                             ctypes.byref(self.handle)))
@@ -86,8 +63,7 @@ class Model:
         return torch.frombuffer(array, dtype=torch.float32).view(tensor.shape)
 
     def check(self, status):
-        if status != 0:
-            raise RuntimeError(self.library.ddp_last_error().decode())
+        check(self.library, status)
 
     def step(self, loss, says_unused):
         for i in reversed(range(self.trained)):
@@ -264,8 +240,7 @@ def run_rank(library, folder):
     import torch
     torch.set_num_threads(1)
     context = ctypes.c_void_p()
-    if library.ddp_init(None, ctypes.byref(context)) != 0:
-        raise RuntimeError(library.ddp_last_error().decode())
+    check(library, library.ddp_init(None, ctypes.byref(context)))
     rank = library.ddp_comm_rank(library.ddp_world(context))
     torch.distributed.init_process_group("gloo", init_method="file://%s/store" % folder, rank=rank,
                                          world_size=RANKS)
@@ -276,32 +251,12 @@ def run_rank(library, folder):
     library.ddp_finalize(context)
 
 
-def skip(reason):
-    print("1..0 # SKIP " + reason)
-    sys.exit(0)
-
-
-def load(path):
-    library = ctypes.CDLL(path)
-    library.ddp_last_error.restype = ctypes.c_char_p
-    for name in ("ddp_world", "ddp_param_data", "ddp_param_grad"):
-        getattr(library, name).restype = ctypes.c_void_p
-    library.ddp_comm_rank.argtypes = [ctypes.c_void_p]
-    return library
-
-
 def main():
-    path = os.environ.get("DDP_LIBRARY", "libruntime/.libs/libddp.so")
-    with open(path, "rb") as file:
-        content = file.read()
-    if b"__asan_init" in content or b"__tsan_init" in content:
-        skip("Python cannot load a library built with a sanitizer")
-    library = load(path)
+    library = load()
     spawned = Spawned()
     with tempfile.TemporaryDirectory() as folder:
         # Before torch is there: it starts threads, and these do not survive a fork.
-        if library.ddp_spawn(RANKS, ctypes.byref(spawned)) != 0:
-            raise RuntimeError(library.ddp_last_error().decode())
+        check(library, library.ddp_spawn(RANKS, ctypes.byref(spawned)))
         if spawned.is_rank:
             try:
                 run_rank(library, folder)

@@ -12,31 +12,13 @@ import ctypes
 import os
 import sys
 
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from libddp import Options, Param, check, load, skip
+
 STEPS, RATE, DECAY = 20, 0.02, 0.1
 SHAPES = [(48, 32), (32,), (24, 64), (8, 3, 5, 4), (40, 40)]
 ADAMW, SGD, ADAM, LAMB, ADAFACTOR, MUON = range(6)
-
-
-class Param(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("ndim", ctypes.c_int), ("shape", ctypes.c_int64 * 8),
-                ("no_decay", ctypes.c_bool), ("sparse_rows", ctypes.c_int64), ("rows_only", ctypes.c_bool),
-                ("kind", ctypes.c_int), ("group", ctypes.c_void_p)]
-
-
-class Options(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("bucket_mb", ctypes.c_double), ("first_bucket_mb", ctypes.c_double),
-                ("optimizer", ctypes.c_int), ("learning_rate", ctypes.c_double), ("beta1", ctypes.c_double),
-                ("beta2", ctypes.c_double), ("epsilon", ctypes.c_double), ("weight_decay", ctypes.c_double),
-                ("momentum", ctypes.c_double), ("clip_norm", ctypes.c_double), ("shard", ctypes.c_int),
-                ("no_overlap", ctypes.c_bool), ("no_communication", ctypes.c_bool), ("compress", ctypes.c_int),
-                ("hook", ctypes.c_void_p * 3), ("powersgd_rank", ctypes.c_int), ("powersgd_seed", ctypes.c_uint32),
-                ("powersgd_start", ctypes.c_int64), ("powersgd_rate", ctypes.c_double),
-                ("powersgd_no_feedback", ctypes.c_bool), ("powersgd_no_warm_start", ctypes.c_bool),
-                ("local_steps", ctypes.c_int64), ("local_start", ctypes.c_int64), ("memory", ctypes.c_int),
-                ("stream", ctypes.c_void_p), ("loss", ctypes.c_int), ("unused", ctypes.c_int),
-                ("nesterov", ctypes.c_bool), ("muon_match_rms", ctypes.c_bool), ("muon_iterations", ctypes.c_int),
-                ("adafactor_decay", ctypes.c_double), ("adafactor_least_scale", ctypes.c_double),
-                ("adafactor_clip", ctypes.c_double)]
 
 
 def muon(torch, tensor, **options):
@@ -62,17 +44,12 @@ CASES = [
 ]
 
 
-def check(library, status):
-    if status != 0:
-        raise RuntimeError(library.ddp_last_error().decode())
-
-
 class Ours:
     def __init__(self, torch, library, context, options, starts):
         params = (Param * len(SHAPES))()
         for i, shape in enumerate(SHAPES):
             params[i] = Param(name=b"p%d" % i, ndim=len(shape), shape=(ctypes.c_int64 * 8)(*shape))
-        given = Options(size=ctypes.sizeof(Options), bucket_mb=0.001, learning_rate=RATE, weight_decay=DECAY, **options)
+        given = Options(bucket_mb=0.001, learning_rate=RATE, weight_decay=DECAY, **options)
         self.library, self.model = library, ctypes.c_void_p()
         check(library, library.ddp_model_create(context, params, len(SHAPES), ctypes.byref(given),
                                                 ctypes.byref(self.model)))
@@ -123,17 +100,8 @@ def compare(torch, library, context, name, options, make):
     return worst
 
 
-def skip(reason):
-    print("1..0 # SKIP " + reason)
-    sys.exit(0)
-
-
 def main():
-    path = os.path.abspath(os.environ.get("DDP_LIBRARY", "libruntime/.libs/libddp.so"))
-    with open(path, "rb") as file:
-        content = file.read()
-    if b"__asan_init" in content or b"__tsan_init" in content:
-        skip("Python cannot load a library built with a sanitizer")
+    library = load()
     try:
         import torch
     except ImportError:
@@ -141,10 +109,6 @@ def main():
     if not hasattr(torch.optim, "Muon"):
         skip("torch %s has no Muon: 2.9 has" % torch.__version__)
     torch.set_num_threads(1)
-    library = ctypes.CDLL(path)
-    library.ddp_last_error.restype = ctypes.c_char_p
-    library.ddp_param_data.restype = library.ddp_param_grad.restype = ctypes.c_void_p
-    library.ddp_model_free.restype = None
     context = ctypes.c_void_p()
     check(library, library.ddp_init(None, ctypes.byref(context)))
     print("1..%d" % len(CASES))

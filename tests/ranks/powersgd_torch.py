@@ -10,35 +10,15 @@ import os
 import sys
 import tempfile
 
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from libddp import Options, Param, Spawned, check, load, skip
+
 RANKS, STEPS = 2, 12
 SHAPES = [(96, 64), (64,), (48, 3, 3, 3), (200, 40), (4, 3)]
 CASES = [  # rank, feedback, warm start, first step
     (1, True, True, 2), (2, True, True, 2), (4, True, True, 3), (4, False, True, 2),
 ]
-
-
-class Param(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("ndim", ctypes.c_int), ("shape", ctypes.c_int64 * 8),
-                ("no_decay", ctypes.c_bool), ("sparse_rows", ctypes.c_int64), ("rows_only", ctypes.c_bool),
-                ("kind", ctypes.c_int), ("group", ctypes.c_void_p)]
-
-
-class Hook(ctypes.Structure):
-    _fields_ = [("start", ctypes.c_void_p), ("finish", ctypes.c_void_p), ("user", ctypes.c_void_p)]
-
-
-class Options(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("bucket_mb", ctypes.c_double), ("first_bucket_mb", ctypes.c_double),
-                ("optimizer", ctypes.c_int), ("learning_rate", ctypes.c_double), ("beta1", ctypes.c_double),
-                ("beta2", ctypes.c_double), ("epsilon", ctypes.c_double), ("weight_decay", ctypes.c_double),
-                ("momentum", ctypes.c_double), ("clip_norm", ctypes.c_double), ("shard", ctypes.c_int),
-                ("no_overlap", ctypes.c_bool), ("no_communication", ctypes.c_bool), ("compress", ctypes.c_int),
-                ("hook", Hook), ("rank", ctypes.c_int), ("seed", ctypes.c_uint32), ("start", ctypes.c_int64),
-                ("rate", ctypes.c_double), ("no_feedback", ctypes.c_bool), ("no_warm_start", ctypes.c_bool)]
-
-
-class Spawned(ctypes.Structure):
-    _fields_ = [("is_rank", ctypes.c_bool), ("exit_code", ctypes.c_int), ("failed_rank", ctypes.c_int)]
 
 
 SGD, SHARD_NONE, POWERSGD = 1, 1, 3
@@ -115,11 +95,6 @@ def gradients(torch, generator, structure):
     return made
 
 
-def check(library, status):
-    if status != 0:
-        raise RuntimeError(library.ddp_last_error().decode())
-
-
 def make_model(library, context, case):
     rank, feedback, warm, start = case
     params = (Param * len(SHAPES))()
@@ -128,9 +103,9 @@ def make_model(library, context, case):
         params[i].ndim = len(shape)
         for d, size in enumerate(shape):
             params[i].shape[d] = size
-    options = Options(size=ctypes.sizeof(Options), bucket_mb=0.02, optimizer=SGD, learning_rate=1,
-                      shard=SHARD_NONE, compress=POWERSGD, rank=rank, start=start,
-                      no_feedback=not feedback, no_warm_start=not warm)
+    options = Options(bucket_mb=0.02, optimizer=SGD, learning_rate=1,
+                      shard=SHARD_NONE, compress=POWERSGD, powersgd_rank=rank, powersgd_start=start,
+                      powersgd_no_feedback=not feedback, powersgd_no_warm_start=not warm)
     model = ctypes.c_void_p()
     check(library, library.ddp_model_create(context, params, len(SHAPES), ctypes.byref(options), ctypes.byref(model)))
     return model
@@ -187,17 +162,12 @@ def compare(torch, library, context, rank, case):
     return worst, changed
 
 
-def run_rank(path, rendezvous):
+def run_rank(library, rendezvous):
     import torch
     torch.set_num_threads(1)
-    library = ctypes.CDLL(path)
-    library.ddp_last_error.restype = ctypes.c_char_p
-    library.ddp_param_grad.restype = ctypes.c_void_p
-    library.ddp_model_free.restype = None
-    library.ddp_world.restype = ctypes.c_void_p
     context = ctypes.c_void_p()
     check(library, library.ddp_init(None, ctypes.byref(context)))
-    rank = library.ddp_comm_rank(ctypes.c_void_p(library.ddp_world(context)))
+    rank = library.ddp_comm_rank(library.ddp_world(context))
     torch.distributed.init_process_group("gloo", init_method="file://" + rendezvous, rank=rank, world_size=RANKS)
     if rank == 0:
         print("1..%d" % len(CASES))
@@ -219,17 +189,8 @@ def run_rank(path, rendezvous):
     return status
 
 
-def skip(reason):
-    print("1..0 # SKIP " + reason)
-    sys.exit(0)
-
-
 def main():
-    path = os.path.abspath(os.environ.get("DDP_LIBRARY", "libruntime/.libs/libddp.so"))
-    with open(path, "rb") as file:
-        content = file.read()
-    if b"__asan_init" in content or b"__tsan_init" in content:
-        skip("Python cannot load a library built with a sanitizer")
+    library = load()
     import importlib.util
     if importlib.util.find_spec("torch") is None:
         skip("this Python has no torch (python3-torch)")
@@ -237,12 +198,10 @@ def main():
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     spawned = Spawned()
     with tempfile.TemporaryDirectory() as folder:
-        library = ctypes.CDLL(path)
-        library.ddp_last_error.restype = ctypes.c_char_p
         check(library, library.ddp_spawn(RANKS, ctypes.byref(spawned)))
         if spawned.is_rank:
             try:
-                status = run_rank(path, os.path.join(folder, "rendezvous"))
+                status = run_rank(library, os.path.join(folder, "rendezvous"))
             except BaseException as error:  # this process must not remove the folder
                 print("# %s" % error, file=sys.stderr)
                 status = 1

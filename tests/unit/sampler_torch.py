@@ -10,6 +10,10 @@ import os
 import random
 import sys
 
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from libddp import check, load, skip
+
 
 class Sized:
     def __init__(self, size):
@@ -71,11 +75,9 @@ def print_header():
 def our_indices(library, size, world, rank, seed, epoch, shuffle, drop):
     sampler = ctypes.c_void_p()
     count = ctypes.c_int64()
-    status = library.ddp_sampler_create(
+    check(library, library.ddp_sampler_create(
         ctypes.c_int64(size), world, rank, ctypes.c_uint64(seed), ctypes.c_bool(shuffle),
-        1 if drop else 0, ctypes.byref(sampler))
-    if status != 0:
-        raise RuntimeError(library.ddp_last_error().decode())
+        1 if drop else 0, ctypes.byref(sampler)))
     library.ddp_sampler_set_epoch(sampler, ctypes.c_int64(epoch))
     indices = library.ddp_sampler_indices(sampler, ctypes.byref(count))
     result = indices[:count.value]
@@ -83,25 +85,14 @@ def our_indices(library, size, world, rank, seed, epoch, shuffle, drop):
     return result
 
 
-def skip(reason):
-    print("1..0 # SKIP " + reason)
-    sys.exit(0)
-
-
 def main():
     if sys.argv[1:] == ["--header"]:
         return print_header()
-    path = os.environ.get("DDP_LIBRARY", "libruntime/.libs/libddp.so")
-    with open(path, "rb") as file:
-        content = file.read()
-    if b"__asan_init" in content or b"__tsan_init" in content:
-        skip("Python cannot load a library built with a sanitizer")
+    library = load()
     try:
         import torch
     except ImportError:
         skip("this Python has no torch (python3-torch)")
-    library = ctypes.CDLL(path)
-    library.ddp_last_error.restype = ctypes.c_char_p
     library.ddp_sampler_indices.restype = ctypes.POINTER(ctypes.c_int64)
     dice = random.Random(1)
     wrong = []
