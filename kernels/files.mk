@@ -2,7 +2,7 @@
 kernels_cflags = $(AM_CFLAGS) $(OPENMP_CFLAGS) -ffp-contract=off
 
 noinst_LTLIBRARIES += kernels/libkernels.la
-kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/half.h kernels/kernels.h kernels/table.h \
+kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/half.h kernels/kernels.h kernels/splitmix.h kernels/table.h \
 	kernels/cpu/attention.c \
 	kernels/cpu/batch_norm.c \
 	kernels/cpu/bf16.c \
@@ -12,6 +12,7 @@ kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/half.h kernels/kernels
 	kernels/cpu/convolution.c \
 	kernels/cpu/cpu.h \
 	kernels/cpu/elements.c \
+	kernels/cpu/factors.c \
 	kernels/cpu/gemm.c \
 	kernels/cpu/inner.c \
 	kernels/cpu/layers.c \
@@ -82,6 +83,7 @@ cuda_kernel_sources = \
 	kernels/cuda/classifier.cu \
 	kernels/cuda/convolution.cu \
 	kernels/cuda/elements.cu \
+	kernels/cuda/factors.cu \
 	kernels/cuda/graph.cu \
 	kernels/cuda/images.cu \
 	kernels/cuda/layers.cu \
@@ -92,7 +94,7 @@ cuda_kernel_sources = \
 	kernels/cuda/queue.cu
 cuda_kernel_headers = kernels/cuda/attention.cuh kernels/cuda/device.cuh kernels/cuda/functions.cuh \
 	kernels/cuda/gpu.h kernels/cuda/optim.cuh kernels/cuda/row_sums.cuh kernels/cuda/window.cuh kernels/half.h \
-	kernels/kernels.h kernels/table.h
+	kernels/kernels.h kernels/splitmix.h kernels/table.h
 # In tests without a GPU, tests have another one.
 cuda_library_sources = kernels/cuda/gpu.cu
 EXTRA_DIST += $(cuda_kernel_sources) $(cuda_kernel_headers)

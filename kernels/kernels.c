@@ -92,6 +92,27 @@ void dk_divide_by_roots(float *x, const dk_estimate *estimate)
 	CALL_WHOLE(divide_by_roots, x, estimate);
 }
 
+/* ---- factors of low rank ---- */
+
+#define CALL_FACTORS(name, ...) \
+	(in_use == NULL || in_use->table->factors == NULL ? dk_cpu_##name(__VA_ARGS__) \
+	                                                  : in_use->table->factors->name(in_use, __VA_ARGS__))
+
+void dk_random_rows(float *values, int64_t rows, int64_t columns, uint64_t stream)
+{
+	CALL_FACTORS(random_rows, values, rows, columns, stream);
+}
+
+void dk_orthonormalize(float *factor, int64_t rank, int64_t length, bool refill, uint64_t stream)
+{
+	CALL_FACTORS(orthonormalize, factor, rank, length, refill, stream);
+}
+
+void dk_restore(float *values, float *rest, float share, const dk_factors *factors)
+{
+	CALL_FACTORS(restore, values, rest, share, factors);
+}
+
 /* ---- norms, copies, products ---- */
 
 float dk_largest(const float *x, int64_t n)

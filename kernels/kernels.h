@@ -172,6 +172,33 @@ typedef struct dk_estimate {
 /* x /= the root of the estimate */
 void dk_divide_by_roots(float *x, const dk_estimate *estimate);
 
+/* ---- factors of low rank, their long sides in rows: f32 on queues of each type, the host's bits ---- */
+
+/* values [rows, columns]: numbers that look normally distributed. Those of a row follow from the
+   stream and the row alone, on every processor. */
+void dk_random_rows(float *values, int64_t rows, int64_t columns, uint64_t stream);
+
+/*
+ * Makes the rows of factor [rank, length] orthonormal, by modified Gram-Schmidt. A row that
+ * depends on those before it becomes 0, or, with `refill`, what dk_random_rows() has for it (so
+ * that what was 0 does not stay so). Element i of a product of rows is summed in lane i modulo
+ * DK_FACTOR_LANES, in double; then the upper half of the lanes is added to the lower, again and
+ * again. Takes one row after the other, on a GPU in one block: it is for a few rows.
+ */
+enum { DK_FACTOR_LANES = 1024 };
+#define DK_FACTOR_ROUNDING 1e-6 /* of a row: f32's, and what its sums add */
+void dk_orthonormalize(float *factor, int64_t rank, int64_t length, bool refill, uint64_t stream);
+
+/* A matrix [rows, columns] as left^T right: left [rank, rows], right [rank, columns]. */
+typedef struct dk_factors {
+	const float *left, *right;
+	int64_t rank, rows, columns;
+} dk_factors;
+
+/* values = left^T right, summed in the order of the rank; rest -= share values, unless it is
+   NULL. By no library for matrix products: the same bits everywhere. */
+void dk_restore(float *values, float *rest, float share, const dk_factors *factors);
+
 /* ---- norms and the like ------------------------------------------------------------- */
 
 /* The largest magnitude: an infinity if one is among them, NaN if a NaN is; of

@@ -9,7 +9,7 @@
 #include "kernels.h"
 
 /* Grows with each change of this header, or of a function of kernels.h. */
-enum { DK_TABLE_VERSION = 9 };
+enum { DK_TABLE_VERSION = 10 };
 
 /* Those of images, in f32. CUDA's queues of DK_BF16 and DK_MIXED fail; the host's of DK_MIXED
    take f32, also on the test device. */
@@ -71,6 +71,14 @@ typedef struct dk_whole_table {
 			int64_t matrices, int64_t n, int64_t each, double weight);
 	void (*divide_by_roots)(dk_queue *queue, float *x, const dk_estimate *estimate);
 } dk_whole_table;
+
+/* Those of factors of low rank. */
+typedef struct dk_factor_table {
+	void (*random_rows)(dk_queue *queue, float *values, int64_t rows, int64_t columns, uint64_t stream);
+	void (*orthonormalize)(dk_queue *queue, float *factor, int64_t rank, int64_t length, bool refill,
+			uint64_t stream);
+	void (*restore)(dk_queue *queue, float *values, float *rest, float share, const dk_factors *factors);
+} dk_factor_table;
 
 typedef struct dk_table {
 	uint32_t version; /* DK_TABLE_VERSION */
@@ -144,6 +152,7 @@ typedef struct dk_table {
 			int64_t width, int64_t vocab);
 	const dk_image_table *images; /* NULL: they are the host's, done at once */
 	const dk_whole_table *whole;  /* likewise */
+	const dk_factor_table *factors; /* likewise */
 	const char *(*failure)(dk_queue *queue);
 	/* All NULL: the queue captures no graphs. */
 	bool (*graph_begin)(dk_queue *queue);

@@ -576,8 +576,8 @@ typedef enum ddp_shard {
  * weight had been the next one's. The factors of a step start from the last step's. Bytes
  * of a rank per parameter that is compressed: 8 more. Checkpoints hold the sum of what all
  * ranks have kept, which saving moves to rank 0, so they can be resumed on another number
- * of ranks, or with another compression, which leaves that out. It uses lane DDP_LANES - 1
- * of the world while gradients are reduced.
+ * of ranks, or with another compression, which leaves that out. In the host's memory it uses lane
+ * DDP_LANES - 1 of the world while gradients are reduced.
  */
 typedef enum ddp_compression {
 	DDP_COMPRESS_NONE = 0,
@@ -759,9 +759,10 @@ typedef struct ddp_model_options {
  * DDP_SHARD_NONE; DDP_SHARD_STATE goes the way that it has over several nodes, and with
  * DDP_SHARD_GRADIENTS no gradients go back to the system: on a device both take 8 + 12/N bytes
  * with the parameter's own 4. After ddp_param_wait() what the stream is given waits, and not the
- * host. DDP_COMPRESS_POWERSGD is DDP_ERR_UNSUPPORTED. Indices of ddp_grad_rows() are not checked,
- * and they and the values are the device's, too, and are left alone as long as the stream needs
- * them.
+ * host. Of DDP_COMPRESS_POWERSGD's two factors, the first is sent beside the backward pass, the
+ * second behind it; a GPU sums the products of matrices in an order of its own. Indices of
+ * ddp_grad_rows() are not checked, and they and the values are the device's, too, and are left
+ * alone as long as the stream needs them.
  * If the context's device has the host's memory, DDP_MEMORY_DEVICE is the same as the host's.
  */
 

@@ -19,6 +19,9 @@ void dk_cpu_column_squares(double *sums, const float *x, int64_t matrices, int64
 void dk_cpu_move_means(float *means, double *mean, const double *sums, int64_t matrices, int64_t n,
 		int64_t each, double weight);
 void dk_cpu_divide_by_roots(float *x, const dk_estimate *estimate);
+void dk_cpu_random_rows(float *values, int64_t rows, int64_t columns, uint64_t stream);
+void dk_cpu_orthonormalize(float *factor, int64_t rank, int64_t length, bool refill, uint64_t stream);
+void dk_cpu_restore(float *values, float *rest, float share, const dk_factors *factors);
 float dk_cpu_largest(const float *x, int64_t n);
 double dk_cpu_sum_squares(const float *x, int64_t n);
 void dk_cpu_largest_at(float *largest, const float *x, int64_t n);

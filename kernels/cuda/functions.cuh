@@ -67,6 +67,10 @@ void dk_cuda_column_squares(dk_queue *queue, double *sums, const float *x, int64
 void dk_cuda_move_means(dk_queue *queue, float *means, double *mean, const double *sums,
 		int64_t matrices, int64_t n, int64_t each, double weight);
 void dk_cuda_divide_by_roots(dk_queue *queue, float *x, const dk_estimate *estimate);
+void dk_cuda_random_rows(dk_queue *queue, float *values, int64_t rows, int64_t columns, uint64_t stream);
+void dk_cuda_orthonormalize(dk_queue *queue, float *factor, int64_t rank, int64_t length, bool refill,
+		uint64_t stream);
+void dk_cuda_restore(dk_queue *queue, float *values, float *rest, float share, const dk_factors *factors);
 void dk_cuda_scale(dk_queue *queue, float *x, int64_t n, float factor);
 void dk_cuda_to_bf16(dk_queue *queue, uint16_t *out, const float *in, int64_t n);
 void dk_cuda_from_bf16(dk_queue *queue, float *out, const uint16_t *in, int64_t n);

@@ -154,6 +154,12 @@ static const dk_whole_table whole = {
 	dk_cuda_divide_by_roots,
 };
 
+static const dk_factor_table factors = {
+	dk_cuda_random_rows,
+	dk_cuda_orthonormalize,
+	dk_cuda_restore,
+};
+
 const dk_table dk_cuda_table = {
 	DK_TABLE_VERSION,
 	sizeof(dk_table),
@@ -194,6 +200,7 @@ const dk_table dk_cuda_table = {
 	dk_cuda_classifier_backward,
 	&images,
 	&whole,
+	&factors,
 	dk_cuda_failure,
 	dk_cuda_graph_begin,
 	dk_cuda_graph_end,

@@ -1,7 +1,7 @@
 /* From bytes of images to a model's numbers. */
 #include "base/error.h"
 #include "base/options.h"
-#include "base/random.h"
+#include "splitmix.h"
 
 /* How one image is cut and mirrored. */
 struct view {
@@ -11,7 +11,7 @@ struct view {
 
 static struct view draw(const ddp_image_transform *t, uint64_t number)
 {
-	const uint64_t bits = ddp_random_of(ddp_random_of(t->seed + DDP_RANDOM_STEP) + number * DDP_RANDOM_STEP);
+	const uint64_t bits = dk_splitmix(dk_splitmix(t->seed + DK_SPLITMIX_STEP) + number * DK_SPLITMIX_STEP);
 	const uint64_t shifts = 2 * (uint64_t)t->crop_padding + 1;
 
 	return (struct view){

@@ -478,7 +478,8 @@ static const dk_table host_table = {
 	.attention_forward = host_attention_forward,
 	.attention_backward = host_attention_backward, .classifier_forward = host_classifier_forward,
 	.classifier_loss = host_classifier_loss, .classifier_backward = host_classifier_backward,
-	.images = &ddp_host_image_kernels, .whole = &ddp_host_whole_kernels, .failure = host_failure,
+	.images = &ddp_host_image_kernels, .whole = &ddp_host_whole_kernels,
+	.factors = &ddp_host_factor_kernels, .failure = host_failure,
 	.graph_begin = ddp_host_graph_begin, .graph_end = ddp_host_graph_end,
 	.graph_launch = ddp_host_graph_launch, .graph_free = ddp_host_graph_free,
 };

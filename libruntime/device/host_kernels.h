@@ -15,8 +15,9 @@
 ddp_status ddp_host_kernels_open(ddp_device *device, ddp_device_queue *stream, dk_type type,
                                  dk_queue **queue);
 
-/* What its table has for images, and for optimizers of whole tensors. */
+/* What its table has for images, for optimizers of whole tensors, and for factors. */
 extern const dk_image_table ddp_host_image_kernels;
 extern const dk_whole_table ddp_host_whole_kernels;
+extern const dk_factor_table ddp_host_factor_kernels;
 
 #endif

@@ -45,6 +45,10 @@ typedef struct task {
 		dk_gemm_args gemm;
 		dk_estimate estimate;
 		struct {
+			uint64_t stream;
+			bool refill;
+		} rows;
+		struct {
 			float a;
 			double b;
 			dk_ratio ratio;

@@ -1,4 +1,4 @@
-/* Of the host's kernels on a device's queues, those of optimizers for whole tensors. */
+/* Of the host's kernels on a device's queues, those of optimizers for whole tensors, and of factors. */
 #include "device/host_kernels.h"
 #include "device/host_task.h"
 
@@ -96,4 +96,47 @@ const dk_whole_table ddp_host_whole_kernels = {
 	.mix = mix, .adamw_direction = adamw_direction, .sum_squares_at = sum_squares_at,
 	.mix_squares = mix_squares, .column_squares = column_squares, .move_means = move_means,
 	.divide_by_roots = divide_by_roots,
+};
+
+/* ---- factors ---- */
+
+static void run_random_rows(task *t, void **at)
+{
+	dk_random_rows(at[0], t->n[0], t->n[1], t->rows.stream);
+}
+
+static void random_rows(dk_queue *queue, float *values, int64_t rows, int64_t columns, uint64_t stream)
+{
+	ddp_host_enqueue(queue, &(task){ .run = run_random_rows, .n = { rows, columns },
+		.rows = { .stream = stream }, .operands = { writes(values, rows * columns) } });
+}
+
+static void run_orthonormalize(task *t, void **at)
+{
+	dk_orthonormalize(at[0], t->n[0], t->n[1], t->rows.refill, t->rows.stream);
+}
+
+static void orthonormalize(dk_queue *queue, float *factor, int64_t rank, int64_t length, bool refill,
+                           uint64_t stream)
+{
+	ddp_host_enqueue(queue, &(task){ .run = run_orthonormalize, .n = { rank, length },
+		.rows = { stream, refill }, .operands = { writes(factor, rank * length) } });
+}
+
+static void run_restore(task *t, void **at)
+{
+	const dk_factors factors = { at[2], at[3], .rank = t->n[0], .rows = t->n[1], .columns = t->n[2] };
+
+	dk_restore(at[0], at[1], t->factor, &factors);
+}
+
+static void restore(dk_queue *queue, float *values, float *rest, float share, const dk_factors *f)
+{
+	ddp_host_enqueue(queue, &(task){ .run = run_restore, .n = { f->rank, f->rows, f->columns }, .factor = share,
+		.operands = { writes(values, f->rows * f->columns), writes(rest, f->rows * f->columns),
+		              reads(f->left, f->rank * f->rows), reads(f->right, f->rank * f->columns) } });
+}
+
+const dk_factor_table ddp_host_factor_kernels = {
+	.random_rows = random_rows, .orthonormalize = orthonormalize, .restore = restore,
 };

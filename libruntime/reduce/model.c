@@ -64,18 +64,6 @@ static ddp_status make_reducer(ddp_model *model)
 	return status;
 }
 
-static ddp_status choose_strategy(ddp_model *model, int ranks)
-{
-	const ddp_model_settings *settings = &model->settings;
-	const bool on_host = model->place.device == NULL;
-
-	if (!on_host && settings->compress == DDP_COMPRESS_POWERSGD)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "model option compress: DDP_COMPRESS_POWERSGD works in the host's "
-		                "memory only; take DDP_COMPRESS_BF16 or DDP_COMPRESS_F16, or train there");
-	model->strategy = ddp_strategy_choose(settings, ranks, ddp_comm_nodes(model->context->world), on_host);
-	return DDP_OK;
-}
-
 /* That memory of the program's, if there is some, is where the model is. */
 static ddp_status check_where(const ddp_model *model, const char *name, const float *memory, size_t bytes)
 {
@@ -127,10 +115,10 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 	const int ranks = communicates(model) ? ddp_comm_size(comm) : 1;
 	status = ddp_place_open(model->context, model->settings.memory, model->settings.stream,
 	                        &model->place);
-	if (status == DDP_OK)
-		status = choose_strategy(model, ranks);
 	if (status != DDP_OK)
 		return status;
+	model->strategy = ddp_strategy_choose(&model->settings, ranks, ddp_comm_nodes(comm),
+	                                      model->place.device == NULL);
 	/* On a device they are added to the dense part where they are. */
 	const int rows_among = model->strategy->moves_rows && model->place.device == NULL ? ranks : 1;
 	status = ddp_layout_make(params, count, &model->layout);

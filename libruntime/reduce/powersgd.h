@@ -8,8 +8,8 @@
  *   right = left M       [rank, columns], all-reduced;
  *   M is taken to be left^T right.
  *
- * Both factors are stored with their long side in a row. What is here is arithmetic and
- * layout on one rank; strategy_powersgd.c moves it.
+ * Both factors are stored with their long side in a row. What is here says
+ * what is compressed, and where all that lies; strategy_powersgd.c computes and moves it.
  */
 #ifndef DDP_REDUCE_POWERSGD_H
 #define DDP_REDUCE_POWERSGD_H
@@ -54,30 +54,5 @@ typedef struct ddp_powersgd_plan {
 ddp_status ddp_powersgd_plan_make(const ddp_layout *layout, const ddp_bucket_plan *buckets,
                                   const ddp_powersgd_settings *settings, ddp_powersgd_plan *plan);
 void ddp_powersgd_plan_free(ddp_powersgd_plan *plan);
-
-/* Numbers that look normally distributed, the same on every processor: row `row` of the
-   factor that `stream` names. */
-void ddp_powersgd_fill(float *values, int64_t count, uint64_t stream, int64_t row);
-
-/*
- * Makes the rows of a factor [rank, length] orthonormal (modified Gram-Schmidt): the same
- * bits wherever it is done. A row that depends on those before it becomes 0, or, with
- * `refill`, random numbers of `stream` (so that what a step without gradients has left
- * does not stay 0).
- */
-void ddp_powersgd_orthonormalize(float *factor, int64_t rank, int64_t length, bool refill,
-                                 uint64_t stream);
-
-/* left = right M^T; right = left M. */
-void ddp_powersgd_left(const ddp_matrix *matrix, const float *values, const float *right, float *left);
-void ddp_powersgd_right(const ddp_matrix *matrix, const float *values, const float *left, float *right);
-
-/*
- * values = left^T right, with the same bits on all ranks, whatever their processors and
- * threads: so by no library. With `rest`, what was compressed there becomes what this
- * rank's share, one of `ranks`, has left out.
- */
-void ddp_powersgd_restore(const ddp_matrix *matrix, const float *left, const float *right, int ranks,
-                          float *values, float *rest);
 
 #endif

@@ -9,10 +9,13 @@
  * Only the sum of what ranks keep matters to the steps to come. So a checkpoint, which
  * may be resumed by another number of ranks, has that sum; and rank 0 then has it for all,
  * after saving as after loading: so both go on to the same bits.
+ *
+ * On a device all of that is enqueued, and no factor comes to the host. There the right
+ * factors are sent behind the backward pass: the program's queue would wait for the left ones,
+ * and hold up what backward has still to do.
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "comm/request.h"
@@ -23,13 +26,13 @@
 #include "reduce/tensors.h"
 
 enum {
-	RIGHT_LANE = DDP_LANES - 1,
+	RIGHT_LANE = DDP_LANES - 1, /* of the host */
 	SETTLE_ELEMENTS = 1 << 24, /* 64 MiB: a deadline for each */
 };
 
 typedef struct powersgd {
 	ddp_powersgd_plan plan;
-	float *travel;  /* of ddp_mem_alloc() */
+	float *travel;  /* of ddp_mem_alloc_on() */
 	float *kept;    /* what the steps before have left out; NULL without feedback */
 	float *next;    /* this rank's matrices of the step; then what it has left out */
 	float *starts;  /* right factors to start the next step from */
@@ -69,15 +72,27 @@ static uint64_t stream_of(const ddp_model *model, const ddp_matrix *matrix)
 static void forget(ddp_model *model)
 {
 	powersgd *p = powersgd_of(model);
+	dk_queue *before = dk_use(model->place.kernels);
 
 	for (int i = 0; i < p->plan.matrix_count; i++) {
 		const ddp_matrix *matrix = &p->plan.matrices[i];
-		for (int64_t r = 0; r < matrix->rank; r++)
-			ddp_powersgd_fill(p->starts + matrix->start + r * matrix->columns, matrix->columns,
-			                  stream_of(model, matrix), r);
+		dk_random_rows(p->starts + matrix->start, matrix->rank, matrix->columns, stream_of(model, matrix));
 	}
 	if (p->kept != NULL)
-		memset(p->kept, 0, (size_t)p->plan.kept * sizeof(*p->kept));
+		dk_zero(p->kept, p->plan.kept);
+	dk_use(before);
+}
+
+/* Where the model is. */
+static ddp_status allocate(const ddp_model *model, int64_t elements, float **memory)
+{
+	void *made;
+
+	ddp_status status = ddp_place_alloc(&model->place, (size_t)(elements + 1) * sizeof(float), /* never nothing */
+	                                    &made);
+	if (status == DDP_OK)
+		*memory = made;
+	return status;
 }
 
 static ddp_status prepare(ddp_model *model)
@@ -92,13 +107,14 @@ static ddp_status prepare(ddp_model *model)
 	                                           &model->settings.powersgd, &p->plan);
 	if (status != DDP_OK)
 		return status;
-	const size_t kept = (size_t)p->plan.kept + 1; /* never nothing */
-	p->starts = calloc((size_t)p->plan.starts + 1, sizeof(*p->starts));
-	p->kept = feedback ? calloc(kept, sizeof(*p->kept)) : NULL;
-	p->next = feedback ? calloc(kept, sizeof(*p->next)) : NULL;
-	if (p->starts == NULL || (feedback && (p->kept == NULL || p->next == NULL)))
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for what PowerSGD keeps: two arrays of %zu numbers",
-		                kept);
+	status = allocate(model, p->plan.starts, &p->starts);
+	if (status == DDP_OK && feedback)
+		status = allocate(model, p->plan.kept, &p->kept);
+	if (status == DDP_OK && feedback)
+		status = allocate(model, p->plan.kept, &p->next);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "what PowerSGD keeps: two arrays of %lld numbers",
+		                        (long long)p->plan.kept);
 	forget(model);
 	return DDP_OK;
 }
@@ -109,12 +125,12 @@ static ddp_status open_memory(ddp_model *model)
 	powersgd *p = powersgd_of(model);
 	void *memory;
 
-	ddp_status status = ddp_mem_alloc(model->context->world,
-	                                  (size_t)(p->plan.travels + 1) * sizeof(float), &memory);
+	ddp_status status = ddp_mem_alloc_on(model->context->world, ddp_place_memory(&model->place),
+	                                     (size_t)(p->plan.travels + 1) * sizeof(float), &memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "factors of gradients");
 	p->travel = memory;
-	return ddp_run(model->context->world, &opening);
+	return model->place.device == NULL ? ddp_run(model->context->world, &opening) : DDP_OK;
 }
 
 static void close_memory(ddp_model *model)
@@ -126,45 +142,50 @@ static void close_memory(ddp_model *model)
 	if (p->travel != NULL)
 		ddp_mem_free(model->context->world, p->travel);
 	ddp_powersgd_plan_free(&p->plan);
-	free(p->starts);
-	free(p->kept);
-	free(p->next);
+	ddp_place_free(&model->place, p->starts);
+	ddp_place_free(&model->place, p->kept);
+	ddp_place_free(&model->place, p->next);
 	free(p);
 }
 
 /* ---- a bucket --------------------------------------------------------------------------- */
 
-struct addition {
-	float *sum;
-	const float *a, *b;
-};
-
-static void add_span(void *argument, int64_t first, int64_t last)
+/* left = right M^T */
+static void multiply_left(const ddp_matrix *matrix, const float *values, const float *right, float *left)
 {
-	const struct addition *addition = argument;
+	dk_gemm(&(dk_gemm_args){
+		.transpose_b = true, .m = matrix->rank, .n = matrix->rows, .k = matrix->columns,
+		.a = right, .lda = matrix->columns, .b = values, .ldb = matrix->columns,
+		.c = left, .ldc = matrix->rows,
+	});
+}
 
-	for (int64_t i = first; i < last; i++)
-		addition->sum[i] = addition->a[i] + addition->b[i];
+/* right = left M */
+static void multiply_right(const ddp_matrix *matrix, const float *values, const float *left, float *right)
+{
+	dk_gemm(&(dk_gemm_args){
+		.m = matrix->rank, .n = matrix->columns, .k = matrix->rows,
+		.a = left, .lda = matrix->rows, .b = values, .ldb = matrix->columns,
+		.c = right, .ldc = matrix->columns,
+	});
 }
 
 static void begin_matrix(ddp_model *model, const ddp_matrix *matrix)
 {
 	powersgd *p = powersgd_of(model);
 	float *right = p->travel + matrix->right; /* from which the left ones are made */
+	const uint64_t stream = stream_of(model, matrix);
 
-	if (p->next != NULL) {
-		struct addition addition = { p->next + matrix->kept, model->grads + matrix->slot->offset,
-		                             p->kept + matrix->kept };
-		dk_parallel(matrix->rows * matrix->columns, 1 << 14, add_span, &addition);
-	}
+	if (p->next != NULL)
+		dk_add(p->next + matrix->kept, model->grads + matrix->slot->offset, p->kept + matrix->kept,
+		       matrix->rows * matrix->columns);
 	if (model->settings.powersgd.no_warm_start)
-		for (int64_t r = 0; r < matrix->rank; r++)
-			ddp_powersgd_fill(right + r * matrix->columns, matrix->columns, stream_of(model, matrix), r);
+		dk_random_rows(right, matrix->rank, matrix->columns, stream);
 	else
-		memcpy(right, p->starts + matrix->start,
-		       (size_t)(matrix->rank * matrix->columns) * sizeof(*right));
-	ddp_powersgd_orthonormalize(right, matrix->rank, matrix->columns, true, stream_of(model, matrix));
-	ddp_powersgd_left(matrix, values_of(model, matrix), right, p->travel + matrix->left);
+		dk_copy(right, p->starts + matrix->start,
+		        (size_t)(matrix->rank * matrix->columns) * sizeof(*right));
+	dk_orthonormalize(right, matrix->rank, matrix->columns, true, stream);
+	multiply_left(matrix, values_of(model, matrix), right, p->travel + matrix->left);
 }
 
 /* The bucket's plain ranges to what travels, or from it. */
@@ -176,7 +197,7 @@ static void copy_ranges(ddp_model *model, const ddp_powersgd_bucket *bucket, boo
 	for (int i = bucket->first_range; i < bucket->end_range; i++) {
 		const ddp_plain_range *range = &p->plan.ranges[i];
 		const size_t bytes = (size_t)(range->end - range->begin) * sizeof(*at);
-		memcpy(back ? model->grads + range->begin : at, back ? at : model->grads + range->begin, bytes);
+		dk_copy(back ? model->grads + range->begin : at, back ? at : model->grads + range->begin, bytes);
 		at += range->end - range->begin;
 	}
 }
@@ -185,7 +206,8 @@ static ddp_status send(ddp_model *model, int k, int64_t first, int64_t count, in
 {
 	const ddp_collective operation = {
 		.kind = DDP_ALL_REDUCE, .recv = powersgd_of(model)->travel + first, .count = (size_t)count,
-		.type = DDP_F32, .op = DDP_SUM, .lane = lane,
+		.type = DDP_F32, .op = DDP_SUM, .lane = model->place.device == NULL ? lane : 0,
+		.memory = ddp_place_memory(&model->place), .stream = model->place.stream,
 	};
 
 	return count > 0 ? ddp_reducer_issue(&model->reducer, k, &operation) : DDP_OK;
@@ -198,7 +220,7 @@ static ddp_status check_products(void)
 	return failure == NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "PowerSGD: %s", failure);
 }
 
-/* Waits for the left factors of bucket k, and sends the right ones. */
+/* Waits for the left factors of bucket k, or has the queue do so, and sends the right ones. */
 static ddp_status advance(ddp_model *model, int k)
 {
 	powersgd *p = powersgd_of(model);
@@ -215,19 +237,21 @@ static ddp_status advance(ddp_model *model, int k)
 	for (int i = bucket->first_matrix; i < bucket->end_matrix; i++) {
 		const ddp_matrix *matrix = &p->plan.matrices[i];
 		float *left = p->travel + matrix->left;
-		ddp_powersgd_orthonormalize(left, matrix->rank, matrix->rows, false, 0);
-		ddp_powersgd_right(matrix, values_of(model, matrix), left, p->travel + matrix->right);
+		dk_orthonormalize(left, matrix->rank, matrix->rows, false, 0);
+		multiply_right(matrix, values_of(model, matrix), left, p->travel + matrix->right);
 	}
 	status = check_products();
 	return status == DDP_OK ? send(model, k, bucket->second, bucket->second_count, RIGHT_LANE)
 	                        : status;
 }
 
+/* Never on a device: when that is, ranks see at different times, and its one lane has one order
+   for all. */
 static bool is_back(const ddp_model *model, int k)
 {
 	const ddp_request *request = model->reducer.requests[k];
 
-	return request == NULL || ddp_request_done(request);
+	return model->place.device == NULL && (request == NULL || ddp_request_done(request));
 }
 
 static ddp_status start(ddp_model *model, int k)
@@ -257,6 +281,7 @@ static ddp_status wait(ddp_model *model, int k)
 	powersgd *p = powersgd_of(model);
 	const ddp_powersgd_bucket *bucket = &p->plan.buckets[k];
 	const bool *unused = ddp_uses_counts(&model->uses) ? model->uses.unused : NULL;
+	const float share = 1 / (float)ddp_comm_size(model->context->world);
 	ddp_status status = DDP_OK;
 	char name[32];
 
@@ -277,13 +302,13 @@ static ddp_status wait(ddp_model *model, int k)
 	for (int i = bucket->first_matrix; i < bucket->end_matrix; i++) {
 		const ddp_matrix *matrix = &p->plan.matrices[i];
 		float *grads = model->grads + matrix->slot->offset;
+		const dk_factors factors = { p->travel + matrix->left, p->travel + matrix->right,
+		                             matrix->rank, matrix->rows, matrix->columns };
 		/* What was kept back of it, and still is (see keep()), is no gradient of this step. */
 		if (unused != NULL && unused[matrix->slot->param])
-			memset(grads, 0, (size_t)matrix->slot->count * sizeof(*grads));
+			dk_zero(grads, matrix->slot->count);
 		else
-			ddp_powersgd_restore(matrix, p->travel + matrix->left, p->travel + matrix->right,
-			                     ddp_comm_size(model->context->world), grads,
-			                     p->next != NULL ? p->next + matrix->kept : NULL);
+			dk_restore(grads, p->next != NULL ? p->next + matrix->kept : NULL, share, &factors);
 	}
 	return DDP_OK;
 }
@@ -300,15 +325,15 @@ static void keep(ddp_model *model, const ddp_update *update)
 	for (int i = 0; i < p->plan.matrix_count && update->unused != NULL && kept != NULL; i++) {
 		const ddp_matrix *matrix = &p->plan.matrices[i];
 		if (update->unused[matrix->slot->param])
-			memcpy(p->next + matrix->kept, kept + matrix->kept,
-			       (size_t)(matrix->rows * matrix->columns) * sizeof(*kept));
+			dk_copy(p->next + matrix->kept, kept + matrix->kept,
+			        (size_t)(matrix->rows * matrix->columns) * sizeof(*kept));
 	}
 	p->kept = p->next;
 	p->next = kept;
 	for (int i = 0; i < p->plan.matrix_count; i++) {
 		const ddp_matrix *matrix = &p->plan.matrices[i];
-		memcpy(p->starts + matrix->start, p->travel + matrix->right,
-		       (size_t)(matrix->rank * matrix->columns) * sizeof(*p->starts));
+		dk_copy(p->starts + matrix->start, p->travel + matrix->right,
+		        (size_t)(matrix->rank * matrix->columns) * sizeof(*p->starts));
 	}
 }
 
@@ -333,12 +358,13 @@ static ddp_status settle(ddp_model *model)
 		const ddp_collective operation = {
 			.kind = DDP_REDUCE, .recv = p->kept + at, .count = (size_t)count,
 			.type = DDP_F32, .op = DDP_SUM,
+			.memory = ddp_place_memory(&model->place), .stream = model->place.stream,
 		};
 		ddp_status status = ddp_run(comm, &operation);
+		if (status == DDP_OK && ddp_comm_rank(comm) > 0)
+			status = ddp_place_clear(&model->place, p->kept + at, (size_t)count * sizeof(*p->kept));
 		if (status != DDP_OK)
 			return ddp_fail_context(status, "what PowerSGD keeps");
-		if (ddp_comm_rank(comm) > 0)
-			memset(p->kept + at, 0, (size_t)count * sizeof(*p->kept));
 	}
 	return DDP_OK;
 }
@@ -349,8 +375,9 @@ static void set_steps(ddp_model *model, int64_t steps)
 	powersgd *p = powersgd_of(model);
 
 	(void)steps;
+	/* A failure is the device's, and known to the next who uses it. */
 	if (p->kept != NULL && ddp_comm_rank(model->context->world) > 0)
-		memset(p->kept, 0, (size_t)p->plan.kept * sizeof(*p->kept));
+		(void)ddp_place_clear(&model->place, p->kept, (size_t)p->plan.kept * sizeof(*p->kept));
 }
 
 static int extra_count(const ddp_model *model)

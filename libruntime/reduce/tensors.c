@@ -60,6 +60,31 @@ static ddp_status make_whole(int64_t elements, float **arena)
 	                                 (long long)elements * (long long)sizeof(**arena));
 }
 
+/* The strategy's own, the list's last; `copied`: they are to lie on the host. */
+static ddp_status add_extras(const ddp_model *model, bool copied, ddp_tensors *tensors)
+{
+	ddp_tensor *extras = tensors->list + tensors->count;
+	int64_t elements = 0;
+
+	if (tensors->extras == 0)
+		return DDP_OK;
+	tensors->count += tensors->extras;
+	ddp_status status = model->strategy->fill_extras(model, extras);
+	for (int i = 0; i < tensors->extras && status == DDP_OK; i++)
+		elements += ddp_tensor_elements(&extras[i]);
+	if (status == DDP_OK && copied)
+		status = make_whole(elements, &tensors->own);
+	if (status != DDP_OK || !copied)
+		return status;
+	float *next = tensors->own;
+	for (int i = 0; i < tensors->extras; i++) {
+		extras[i].there = extras[i].data;
+		extras[i].data = next;
+		next += ddp_tensor_elements(&extras[i]);
+	}
+	return DDP_OK;
+}
+
 static ddp_status list_tensors(ddp_model *model, bool whole, ddp_tensors *tensors)
 {
 	const bool copied = model->place.device != NULL && whole;
@@ -83,11 +108,7 @@ static ddp_status list_tensors(ddp_model *model, bool whole, ddp_tensors *tensor
 		if (ddp_model_slot(model, p)->kind == DDP_PARAM_TRAINED)
 			status = add_missed(model, p, tensors);
 	}
-	if (status != DDP_OK || tensors->extras == 0)
-		return status;
-	ddp_tensor *extras = tensors->list + tensors->count;
-	tensors->count += tensors->extras;
-	return model->strategy->fill_extras(model, extras);
+	return status == DDP_OK ? add_extras(model, copied, tensors) : status;
 }
 
 ddp_status ddp_model_tensors(ddp_model *model, bool whole, ddp_tensors *tensors)
@@ -108,6 +129,7 @@ void ddp_tensors_free(ddp_tensors *tensors)
 		free(tensors->list[i].name);
 	free(tensors->list);
 	free(tensors->params);
+	free(tensors->own);
 	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
 		free(tensors->whole[i]);
 	*tensors = (ddp_tensors){ 0 };
@@ -153,6 +175,12 @@ static ddp_status read_device(const ddp_model *model, const ddp_tensors *tensors
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++)
 		status = ddp_place_read(&model->place, tensors->whole[i], model->optim.state[i],
 		                        (size_t)model->optim.state_elements[i] * sizeof(float));
+	for (int i = 0; i < tensors->count && status == DDP_OK; i++) {
+		const ddp_tensor *tensor = &tensors->list[i];
+		if (tensor->there != NULL)
+			status = ddp_place_read(&model->place, tensor->data, tensor->there,
+			                        (size_t)ddp_tensor_elements(tensor) * sizeof(float));
+	}
 	return status;
 }
 
@@ -176,9 +204,9 @@ ddp_status ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, 
 	const ddp_tensor *tensor = &tensors->list[i];
 	ddp_status status = DDP_OK;
 
-	if (tensor->optional || i >= tensors->count - tensors->extras)
+	if (tensor->optional)
 		memcpy(tensor->data + first, values, (size_t)count * sizeof(*values));
-	else if (tensor->state >= 0 && model->strategy->spreads)
+	else if (i < tensors->count - tensors->extras && tensor->state >= 0 && model->strategy->spreads)
 		status = ddp_units_store(&model->units, &model->place, model->optim.state[tensor->state],
 		                         ddp_model_slot(model, tensor->param)->offset + first, values, count);
 	else

@@ -17,6 +17,8 @@ typedef struct ddp_tensor {
 	int ndim;
 	const int64_t *shape;
 	float *data;
+	const float *there; /* where a device has what `data` is a copy of; NULL: it is none, or of
+	                       ddp_tensors.params or .whole */
 } ddp_tensor;
 
 int64_t ddp_tensor_elements(const ddp_tensor *tensor);
@@ -28,7 +30,7 @@ typedef struct ddp_tensors {
 	ddp_tensor *list;
 	int count;
 	int extras; /* of these, the last: the strategy's own */
-	float *params; /* of a device: a copy */
+	float *params, *own; /* of a device: copies, of the parameters and of the strategy's own */
 	float *whole[DDP_OPTIM_STATES_MAX];
 } ddp_tensors;
 

@@ -266,7 +266,9 @@ static bool is_own(const ddp_tensors *tensors, int i)
 {
 	const ddp_tensor *tensor = &tensors->list[i];
 
-	if (tensor->param < 0 || tensor->optional || i >= tensors->count - tensors->extras)
+	if (i >= tensors->count - tensors->extras)
+		return tensor->there != NULL;
+	if (tensor->param < 0 || tensor->optional)
 		return false;
 	return tensor->state < 0 ? tensors->params != NULL : tensors->whole[tensor->state] != NULL;
 }

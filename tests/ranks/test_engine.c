@@ -350,6 +350,8 @@ static int every_way(ddp_comm *comm, void *argument)
 		{ .shard = DDP_SHARD_NONE, .there = true },
 		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_BF16, .no_overlap = true, .there = true },
 		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_F16, .there = true },
+		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_POWERSGD, .there = true },
+		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_POWERSGD, .no_overlap = true, .there = true },
 		{ .shard = DDP_SHARD_STATE, .there = true },
 		{ .shard = DDP_SHARD_GRADIENTS, .no_overlap = true, .there = true },
 		{ .shard = DDP_SHARD_GRADIENTS, .late = true, .there = true },

@@ -1,4 +1,7 @@
-/* reduce: PowerSGD beside a plain one in double precision, and what it keeps from step to step. */
+/*
+ * reduce: PowerSGD beside a plain one in double precision, and what it keeps from step to step;
+ * in the host's memory, and in that of the asynchronous test device, to the same bits.
+ */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,8 +13,8 @@
 
 #include <cmocka.h>
 
+#include "kernels.h"
 #include "reduce/model_state.h"
-#include "reduce/powersgd.h"
 #include "reduce/tensors.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
@@ -31,12 +34,37 @@ static const ddp_model_options plain = {
 	.shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_POWERSGD, .powersgd_rank = 2, .powersgd_seed = 7,
 };
 
-static ddp_model *make(ddp_context *context, const ddp_model_options *options)
+static const ddp_options on_test = { .size = sizeof(on_test), .device = "test" };
+
+static ddp_model *make_in(ddp_context *context, ddp_memory memory, const ddp_model_options *given)
 {
+	ddp_model_options options = *given;
 	ddp_model *model;
 
-	CHECK_OK(ddp_model_create(context, params, PARAMS, options, &model));
+	options.memory = memory;
+	CHECK_OK(ddp_model_create(context, params, PARAMS, &options, &model));
 	return model;
+}
+
+/* On the context's device, if it has one. */
+static ddp_model *make(ddp_context *context, const ddp_model_options *options)
+{
+	return make_in(context, context->device != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST, options);
+}
+
+static void put(const ddp_model *model, float *to, const float *from, int64_t count)
+{
+	CHECK_OK(ddp_place_write(&model->place, to, from, (size_t)count * sizeof(*to)));
+}
+
+/* Valid until the next call. */
+static const float *get(const ddp_model *model, const float *from, int64_t count)
+{
+	static float values[ELEMENTS_MAX];
+
+	CHECK(count <= ELEMENTS_MAX);
+	CHECK_OK(ddp_place_read(&model->place, values, from, (size_t)count * sizeof(*from)));
+	return values;
 }
 
 static float gradient(int rank, int step, int p, int64_t i)
@@ -48,13 +76,21 @@ static float gradient(int rank, int step, int p, int64_t i)
 	return (float)(x >> 8) / (1 << 23) - 1;
 }
 
+static void add_gradient(ddp_model *model, int rank, int step, int p)
+{
+	const int64_t count = ddp_param_count(model, p);
+	float values[ELEMENTS_MAX];
+
+	for (int64_t i = 0; i < count; i++)
+		values[i] = gradient(rank, step, p, i);
+	put(model, ddp_param_grad(model, p), values, count);
+	CHECK_OK(ddp_grad_ready(model, p));
+}
+
 static void add_gradients(ddp_model *model, int rank, int step)
 {
-	for (int p = PARAMS - 1; p >= 0; p--) {
-		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
-			ddp_param_grad(model, p)[i] = gradient(rank, step, p, i);
-		CHECK_OK(ddp_grad_ready(model, p));
-	}
+	for (int p = PARAMS - 1; p >= 0; p--)
+		add_gradient(model, rank, step, p);
 }
 
 static void train(ddp_context *context, ddp_model *model, int step)
@@ -63,11 +99,26 @@ static void train(ddp_context *context, ddp_model *model, int step)
 	CHECK_OK(ddp_step(model, 1, 0, NULL));
 }
 
+static bool is_same(ddp_model *a, ddp_model *b, int p)
+{
+	const int64_t count = ddp_param_count(a, p);
+	float values[ELEMENTS_MAX];
+
+	memcpy(values, get(a, ddp_param_data(a, p), count), (size_t)count * sizeof(float));
+	return memcmp(values, get(b, ddp_param_data(b, p), count), (size_t)count * sizeof(float)) == 0;
+}
+
 static void expect_same(ddp_model *a, ddp_model *b)
 {
 	for (int p = 0; p < PARAMS; p++)
-		CHECK(memcmp(ddp_param_data(a, p), ddp_param_data(b, p),
-		             (size_t)ddp_param_count(a, p) * sizeof(float)) == 0);
+		CHECK(is_same(a, b, p));
+}
+
+/* In the host's memory, and on the test device. */
+static void run_here_and_there(int (*body)(ddp_context *context, void *user), void *user)
+{
+	assert_int_equal(run_ranks(RANKS, body, user), 0);
+	assert_int_equal(run_ranks_with(RANKS, &on_test, body, user), 0);
 }
 
 /* ---- a plain one -------------------------------------------------------------------- */
@@ -144,6 +195,7 @@ static void take_start(ddp_model *model, int p, reference *x)
 
 	snprintf(name, sizeof(name), DDP_EXTRA_PREFIX "powersgd.right.%s", params[p].name);
 	CHECK_OK(ddp_model_tensors(model, true, &tensors));
+	CHECK_OK(ddp_model_collect(model, &tensors));
 	for (int t = 0; t < tensors.count; t++) {
 		const ddp_tensor *tensor = &tensors.list[t];
 		for (int64_t i = 0; strcmp(tensor->name, name) == 0 && i < tensor->shape[0] * tensor->shape[1]; i++)
@@ -167,9 +219,10 @@ static int reference_body(ddp_context *context, void *user)
 		CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
 		for (int p = 0; p < PARAMS; p++) {
 			double differs = 0;
+			const float *got = get(model, ddp_param_grad(model, p), ddp_param_count(model, p));
 			reference_step(&x[p], options, p, step);
 			for (int64_t i = 0; i < ddp_param_count(model, p); i++) {
-				CHECK(fabs(ddp_param_grad(model, p)[i] - x[p].out[i]) < 2e-5);
+				CHECK(fabs(got[i] - x[p].out[i]) < 2e-5);
 				differs += fabs(x[p].out[i] - x[p].sum[i]);
 			}
 			CHECK((differs > 10) == compressed[p]); /* there is something to compare */
@@ -206,7 +259,7 @@ static void gradients_are_those_of_a_plain_powersgd(void **state)
 	ways[2].powersgd_rank = 3;
 	ways[2].bucket_mb = 1;
 	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++)
-		assert_int_equal(run_ranks(RANKS, reference_body, &ways[w]), 0);
+		run_here_and_there(reference_body, &ways[w]);
 #ifdef HAVE_UCX
 	const test_world world = { .ranks = RANKS, .node_of = (const int[]){ 0, 1, 1 }, .body = nodes_body,
 	                           .argument = &ways[0] };
@@ -232,14 +285,14 @@ static void dependent_rows_become_zero_or_random(void **state)
 
 	(void)state;
 	for (int refill = 0; refill <= 1; refill++) {
-		ddp_powersgd_fill(factor, LENGTH, 1, 0);
+		dk_random_rows(factor, 1, LENGTH, 1);
 		for (int i = 0; i < LENGTH; i++) {
 			factor[LENGTH + i] = 0;
 			factor[2 * LENGTH + i] = 3 * factor[i];
 			/* Little but what the first has: rounding must not stay in it. */
 			factor[3 * LENGTH + i] = 1000 * factor[i] + (float)(i % 2);
 		}
-		ddp_powersgd_orthonormalize(factor, ROWS, LENGTH, refill, 5);
+		dk_orthonormalize(factor, ROWS, LENGTH, refill, 5);
 		for (int a = 0; a < ROWS; a++)
 			for (int b = 0; b <= a; b++) {
 				const bool left = refill || a == 0 || a == 3;
@@ -264,7 +317,7 @@ static int forgotten_body(ddp_context *context, void *user)
 		CHECK_OK(ddp_zero_grads(other));
 		add_gradients(other, rank, 30 + step);
 		CHECK(ddp_step(other, 1, rank == 1 ? INFINITY : 0, NULL) == DDP_ERR_NOT_FINITE);
-		ddp_param_grad(other, 0)[3] = NAN;
+		put(other, ddp_param_grad(other, 0) + 3, &(float){ NAN }, 1);
 		CHECK(ddp_step(other, 1, 0, NULL) == DDP_ERR_NOT_FINITE);
 		train(context, other, step);
 		expect_same(straight, other);
@@ -277,7 +330,7 @@ static int forgotten_body(ddp_context *context, void *user)
 static void a_step_that_is_forgotten_leaves_nothing(void **state)
 {
 	(void)state;
-	assert_int_equal(run_ranks(RANKS, forgotten_body, NULL), 0);
+	run_here_and_there(forgotten_body, NULL);
 }
 
 /* A step without gradients leaves factors of 0: the next ones must not stay so. */
@@ -293,8 +346,9 @@ static int zero_body(ddp_context *context, void *user)
 		CHECK_OK(ddp_step(model, 1, 0, NULL));
 	add_gradients(model, ddp_get_job(context)->rank, 1);
 	CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
+	const float *got = get(model, ddp_param_grad(model, 0), ddp_param_count(model, 0));
 	for (int64_t i = 0; i < ddp_param_count(model, 0); i++)
-		squares += ddp_param_grad(model, 0)[i] * (double)ddp_param_grad(model, 0)[i];
+		squares += got[i] * (double)got[i];
 	CHECK(isfinite(squares) && squares > 50); /* of about 1200 */
 	ddp_model_free(model);
 	return 0;
@@ -314,9 +368,8 @@ static int start_body(ddp_context *context, void *user)
 	for (int step = 1; step <= 3; step++) {
 		for (int i = 0; i < 4; i++)
 			train(context, models[i], step);
-		const size_t bytes = (size_t)ddp_param_count(models[0], 0) * sizeof(float);
-		CHECK((memcmp(ddp_param_data(models[0], 0), ddp_param_data(models[1], 0), bytes) == 0) == (step <= 2));
-		CHECK(memcmp(ddp_param_data(models[2], 0), ddp_param_data(models[3], 0), bytes) != 0);
+		CHECK(is_same(models[0], models[1], 0) == (step <= 2));
+		CHECK(!is_same(models[2], models[3], 0));
 	}
 	for (int i = 0; i < 4; i++)
 		ddp_model_free(models[i]);
@@ -326,8 +379,8 @@ static int start_body(ddp_context *context, void *user)
 static void it_begins_late_and_survives_steps_without_gradients(void **state)
 {
 	(void)state;
-	assert_int_equal(run_ranks(RANKS, zero_body, NULL), 0);
-	assert_int_equal(run_ranks(RANKS, start_body, NULL), 0);
+	run_here_and_there(zero_body, NULL);
+	run_here_and_there(start_body, NULL);
 }
 
 /* What is kept back of a parameter that no rank uses is no gradient of the step. */
@@ -342,19 +395,17 @@ static int unused_body(ddp_context *context, void *user)
 	options.unused = DDP_UNUSED_SKIP;
 	ddp_model *model = make(context, &options);
 	train(context, model, 1);
-	for (int p = 1; p < PARAMS; p++) {
-		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
-			ddp_param_grad(model, p)[i] = gradient(rank, 2, p, i);
-		CHECK_OK(ddp_grad_ready(model, p));
-	}
+	for (int p = 1; p < PARAMS; p++)
+		add_gradient(model, rank, 2, p);
 	CHECK_OK(ddp_grad_unused(model, 0));
 	CHECK_OK(ddp_reduce_grads(model, 1, 0, &stats));
-	for (int p = 0; p < PARAMS; p++)
+	for (int p = 0; p < PARAMS; p++) {
+		const float *got = get(model, ddp_param_grad(model, p), ddp_param_count(model, p));
 		for (int64_t i = 0; i < ddp_param_count(model, p); i++) {
-			const double value = ddp_param_grad(model, p)[i];
-			CHECK(p > 0 || value == 0);
-			squares += value * value;
+			CHECK(p > 0 || got[i] == 0);
+			squares += (double)got[i] * got[i];
 		}
+	}
 	CHECK(fabs(stats.grad_norm - sqrt(squares) / RANKS) < 1e-6 * stats.grad_norm);
 	CHECK_OK(ddp_update_params(model, NULL));
 	ddp_model_free(model);
@@ -364,7 +415,56 @@ static int unused_body(ddp_context *context, void *user)
 static void the_norm_is_of_what_is_used(void **state)
 {
 	(void)state;
-	assert_int_equal(run_ranks(RANKS, unused_body, NULL), 0);
+	run_here_and_there(unused_body, NULL);
+}
+
+/* ---- on a device ------------------------------------------------------------------------- */
+
+/* A step that is refused, and one without the first matrix, leave what is kept back as it was. */
+static void train_with_gaps(ddp_context *context, ddp_model *model, int step)
+{
+	const int rank = ddp_get_job(context)->rank;
+
+	train(context, model, step);
+	add_gradients(model, rank, 20 + step);
+	CHECK(ddp_step(model, 1, rank == 1 ? INFINITY : 0, NULL) == DDP_ERR_NOT_FINITE);
+	for (int p = PARAMS - 1; p > 0; p--)
+		add_gradient(model, rank, 30 + step, p);
+	CHECK_OK(ddp_grad_unused(model, 0));
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+}
+
+static int bits_body(ddp_context *context, void *options)
+{
+	ddp_model *here = make_in(context, DDP_MEMORY_HOST, options);
+	ddp_model *there = make_in(context, DDP_MEMORY_DEVICE, options);
+
+	for (int step = 1; step <= 3; step++) {
+		train_with_gaps(context, here, step);
+		train_with_gaps(context, there, step);
+		expect_same(here, there);
+	}
+	ddp_model_free(there);
+	ddp_model_free(here);
+	/* A model with requests under way would have taken the world with it. */
+	CHECK_OK(ddp_barrier(ddp_world(context)));
+	return 0;
+}
+
+static void a_device_has_the_hosts_bits(void **state)
+{
+	ddp_model_options ways[] = { plain, plain, plain };
+
+	(void)state;
+	ways[0].powersgd_start = 1;
+	ways[1].powersgd_no_feedback = true;
+	ways[1].no_overlap = true;
+	ways[2].powersgd_no_warm_start = true;
+	ways[2].powersgd_rank = 3;
+	for (int way = 0; way < 3; way++) {
+		ways[way].unused = DDP_UNUSED_SKIP;
+		assert_int_equal(run_ranks_with(RANKS, &on_test, bits_body, &ways[way]), 0);
+	}
 }
 
 /* ---- checkpoints ------------------------------------------------------------------------- */
@@ -398,6 +498,7 @@ static double kept_sum(ddp_context *context, ddp_model *model, double *magnitude
 	ddp_tensors tensors;
 
 	CHECK_OK(ddp_model_tensors(model, true, &tensors));
+	CHECK_OK(ddp_model_collect(model, &tensors));
 	for (int t = tensors.count - tensors.extras; t < tensors.count; t++) {
 		const ddp_tensor *tensor = &tensors.list[t];
 		for (int64_t i = 0; strcmp(tensor->name, DDP_EXTRA_PREFIX "powersgd.kept.a") == 0 && i < 40 * 30; i++) {
@@ -464,15 +565,18 @@ static int other_body(ddp_context *context, void *user)
 static void checkpoints_hold_what_is_kept_back(void **state)
 {
 	(void)state;
-	assert_int_equal(run_ranks(RANKS, resume_body, NULL), 0);
+	run_here_and_there(resume_body, NULL);
 }
 
 static void checkpoints_go_to_other_worlds_and_ways(void **state)
 {
 	(void)state;
 	saved_sum = test_share(sizeof(*saved_sum));
-	assert_int_equal(run_ranks(RANKS, save_body, NULL), 0);
+	assert_int_equal(run_ranks_with(RANKS, &on_test, save_body, NULL), 0);
 	assert_int_equal(run_ranks(2, other_body, NULL), 0);
+	assert_int_equal(folder_empty(NULL), 0);
+	assert_int_equal(run_ranks(RANKS, save_body, NULL), 0);
+	assert_int_equal(run_ranks_with(2, &on_test, other_body, NULL), 0);
 	test_unshare(saved_sum, sizeof(*saved_sum));
 }
 
@@ -484,6 +588,7 @@ int main(void)
 		cmocka_unit_test(a_step_that_is_forgotten_leaves_nothing),
 		cmocka_unit_test(it_begins_late_and_survives_steps_without_gradients),
 		cmocka_unit_test(the_norm_is_of_what_is_used),
+		cmocka_unit_test(a_device_has_the_hosts_bits),
 		cmocka_unit_test_setup_teardown(checkpoints_hold_what_is_kept_back, folder_make, folder_remove),
 		cmocka_unit_test_setup_teardown(checkpoints_go_to_other_worlds_and_ways, folder_make, folder_remove),
 	};

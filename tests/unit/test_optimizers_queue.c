@@ -1,7 +1,7 @@
 /*
  * optim: optimizers by a queue's kernels, on memory of its place: parameters are those of their
  * papers' formulas, and with what is kept have the bits of the host's, but where products of
- * matrices are summed in another order.
+ * matrices are summed in another order. And factors of low rank: the host's bits.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -212,11 +212,117 @@ static void tensors_of_any_size_have_the_hosts_bits(void **state)
 	in_the_place(try_larger);
 }
 
+/* ---- factors of low rank ---- */
+
+/* What a function leaves of numbers here, and there. */
+typedef struct both {
+	float here[ELEMENTS_MAX], got[ELEMENTS_MAX];
+	float *there;
+	int64_t n;
+} both;
+
+static void begin_both(both *b, int64_t n)
+{
+	assert_true(n <= ELEMENTS_MAX);
+	dk_random_rows(b->here, 1, n, 3);
+	b->there = place.alloc((size_t)n * sizeof(float));
+	b->n = n;
+}
+
+static void give_both(const both *b)
+{
+	place.give(&place, b->there, b->here, b->n);
+}
+
+static void expect_both(both *b)
+{
+	place.take(&place, b->got, b->there, b->n);
+	assert_memory_equal(b->got, b->here, (size_t)b->n * sizeof(float));
+}
+
+static void orthonormalize_both(both *b, int64_t rank, int64_t length, bool refill)
+{
+	give_both(b);
+	dk_orthonormalize(b->here, rank, length, refill, 5);
+	dk_use(place.queue);
+	dk_orthonormalize(b->there, rank, length, refill, 5);
+	assert_null(dk_failure());
+	dk_use(NULL);
+	expect_both(b);
+}
+
+/* Of rows in fewer lanes than there are, and in more than one round of them. */
+static void try_orthonormal_rows(void)
+{
+	enum { RANK = 4 };
+	static const int64_t lengths[] = { 1, 50, 1024, 1900 };
+	static both b;
+
+	for (int i = 0; i < 8; i++) {
+		const int64_t length = lengths[i / 2];
+		begin_both(&b, RANK * length);
+		orthonormalize_both(&b, RANK, length, false);
+		/* One row is what another is, one nearly, one nothing. */
+		memcpy(b.here + length, b.here, (size_t)length * sizeof(float));
+		memset(b.here + 2 * length, 0, (size_t)length * sizeof(float));
+		for (int64_t k = 0; k < length; k++)
+			b.here[3 * length + k] = 1000 * b.here[k] + (float)(k % 2);
+		orthonormalize_both(&b, RANK, length, i % 2 == 1);
+		dk_use(place.queue);
+		dk_random_rows(b.there, RANK, length, 9);
+		dk_use(NULL);
+		dk_random_rows(b.here, RANK, length, 9);
+		expect_both(&b);
+		place.free(b.there);
+	}
+}
+
+static void rows_become_orthonormal_with_the_hosts_bits(void **state)
+{
+	(void)state;
+	in_the_place(try_orthonormal_rows);
+}
+
+static void try_products_of_factors(void)
+{
+	enum { ROWS = 37, COLUMNS = 53, RANK_MAX = 3 };
+	static both left, right, values, rest;
+
+	begin_both(&left, RANK_MAX * ROWS);
+	begin_both(&right, RANK_MAX * COLUMNS);
+	begin_both(&values, ROWS * COLUMNS);
+	begin_both(&rest, ROWS * COLUMNS);
+	for (int i = 0; i < 2 * RANK_MAX; i++) {
+		const dk_factors here = { left.here, right.here, 1 + i / 2, ROWS, COLUMNS };
+		const dk_factors there = { left.there, right.there, 1 + i / 2, ROWS, COLUMNS };
+		give_both(&left);
+		give_both(&right);
+		give_both(&rest);
+		dk_restore(values.here, i % 2 == 1 ? rest.here : NULL, 0.3f, &here);
+		dk_use(place.queue);
+		dk_restore(values.there, i % 2 == 1 ? rest.there : NULL, 0.3f, &there);
+		assert_null(dk_failure());
+		dk_use(NULL);
+		expect_both(&values);
+		expect_both(&rest);
+	}
+	for (size_t i = 0; i < 4; i++)
+		place.free((both *[]){ &left, &right, &values, &rest }[i]->there);
+}
+
+static void factors_are_multiplied_with_the_hosts_bits(void **state)
+{
+	(void)state;
+	in_the_place(try_products_of_factors);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(parameters_are_those_of_the_formulas),
 		cmocka_unit_test(tensors_of_any_size_have_the_hosts_bits),
+		cmocka_unit_test(rows_become_orthonormal_with_the_hosts_bits),
+		cmocka_unit_test(factors_are_multiplied_with_the_hosts_bits),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
