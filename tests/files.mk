@@ -259,6 +259,7 @@ tests_ranks_test_local_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_reducer_run
 tests_ranks_test_model_SOURCES = tests/ranks/test_model.c tests/support/three_params.c tests/support/three_params.h
 tests_ranks_test_model_refusals_SOURCES = tests/ranks/test_model_refusals.c tests/support/three_params.c
 tests_ranks_test_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_broadcast
+tests_ranks_test_optimizers_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_issue -Wl,--wrap=ddp_wait_timed
 tests_ranks_test_shards_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_reducer_issue
 tests_ranks_test_training_ends_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sigaction
 tests_unit_test_optim_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=dk_adamw

@@ -58,7 +58,11 @@ static ddp_status make_reducer(ddp_model *model)
 		.totals_max = DDP_CONSENSUS_COUNT + (size_t)ddp_uses_words_max(&model->uses),
 	};
 
-	ddp_status status = ddp_reducer_make(&model->layout, model->units.count, &reducer);
+	/* Units of gradients; then tensors that one rank updates for all. */
+	const int tensors = model->optim.owners != NULL ? model->layout.trained : 0;
+	const int requests = model->units.count > tensors ? model->units.count : tensors;
+
+	ddp_status status = ddp_reducer_make(&model->layout, requests, &reducer);
 	if (status == DDP_OK)
 		model->reducer = reducer;
 	return status;

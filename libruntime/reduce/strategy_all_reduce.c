@@ -3,7 +3,8 @@
  * all parameters with the same bits. Where ranks do not communicate there is nothing to
  * sum, and each updates its own. On a device nothing waits while backward is enqueued: a
  * bucket's all-reduce begins when the program's queue has come to where the bucket was
- * complete, and the update of a bucket, on that queue, waits for the all-reduce.
+ * complete, and the update of a bucket, on that queue, waits for the all-reduce. Where one
+ * rank updates a tensor for all (optim/optim.h), its parameters follow by broadcast.
  */
 #include <stdio.h>
 
@@ -70,28 +71,52 @@ static void apply(ddp_model *model, const ddp_update *update, int64_t begin, int
 	ddp_squares_update(model, update, model->params + begin, model->grads + begin, begin, end, begin);
 }
 
-/* The parameters that one rank has made for all; on a device, when its queue has come here. */
-static ddp_status exchange(ddp_model *model, const ddp_update *update)
+/* Whether one rank has made the parameters of trained tensor t for all. */
+static bool is_exchanged(const ddp_model *model, const ddp_update *update, int t)
+{
+	const ddp_slot *slot = &model->layout.slots[t];
+
+	return !update->alone && ddp_optim_owner(&model->optim, slot) >= 0 &&
+	       (update->unused == NULL || !update->unused[slot->param]);
+}
+
+/* Sends the parameters that one rank has made for all; on a device, when its queue has come here. */
+static ddp_status send_params(ddp_model *model, const ddp_update *update)
 {
 	ddp_status status = DDP_OK;
+
+	for (int t = 0; t < model->layout.trained && status == DDP_OK; t++) {
+		const ddp_slot *slot = &model->layout.slots[t];
+		const ddp_collective operation = {
+			.kind = DDP_BROADCAST, .recv = model->params + slot->offset,
+			.count = (size_t)slot->count, .type = DDP_F32,
+			.root = ddp_optim_owner(&model->optim, slot),
+			.memory = ddp_place_memory(&model->place), .stream = model->place.stream,
+		};
+
+		if (is_exchanged(model, update, t))
+			status = ddp_reducer_issue(&model->reducer, t, &operation);
+	}
+	return status;
+}
+
+/* Under the numbers of buckets, for which nobody waits any more: all are under way before the
+   first is waited for, by the host or by a device's queue. */
+static ddp_status exchange(ddp_model *model, const ddp_update *update)
+{
 	const char *failure = ddp_optim_failure(&model->optim);
 
 	if (failure != NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "the kernels (of the optimizer, or before it): %s", failure);
 	if (model->optim.owners == NULL)
 		return DDP_OK;
-	for (int t = 0; t < model->layout.trained && status == DDP_OK && !update->alone; t++) {
+	ddp_status status = send_params(model, update);
+	ddp_watch_phase(model->context->watch, DDP_PHASE_WAIT);
+	for (int t = 0; t < model->layout.trained && status == DDP_OK; t++) {
 		const ddp_slot *slot = &model->layout.slots[t];
-		const int owner = ddp_optim_owner(&model->optim, slot);
-		const ddp_collective operation = {
-			.kind = DDP_BROADCAST, .recv = model->params + slot->offset,
-			.count = (size_t)slot->count, .type = DDP_F32, .root = owner,
-			.memory = ddp_place_memory(&model->place), .stream = model->place.stream,
-		};
-
-		if (owner < 0 || (update->unused != NULL && update->unused[slot->param]))
+		if (!is_exchanged(model, update, t))
 			continue;
-		status = ddp_reducer_run(&model->reducer, slot->name, &operation);
+		status = ddp_reducer_end(&model->reducer, t, slot->name, slot->count * (int64_t)sizeof(float));
 		if (status == DDP_OK)
 			ddp_optim_round(&model->optim, slot, model->params + slot->offset);
 	}
@@ -128,8 +153,6 @@ ddp_status ddp_all_reduce_update(ddp_model *model, const ddp_update *update, boo
 	ddp_squares_begin(model, !reduced);
 	if (!reduced) {
 		status = update_by_bucket(model, update);
-		if (status == DDP_OK)
-			status = ddp_squares_end(model, squares);
 	} else {
 		ddp_watch_phase(model->context->watch, DDP_PHASE_OPTIMIZER);
 		model->partly_updated = true;
@@ -137,6 +160,8 @@ ddp_status ddp_all_reduce_update(ddp_model *model, const ddp_update *update, boo
 	}
 	if (status == DDP_OK)
 		status = exchange(model, update);
+	if (status == DDP_OK)
+		status = reduced ? ddp_model_end_buckets(model) : ddp_squares_end(model, squares);
 	if (status == DDP_OK)
 		model->partly_updated = false;
 	return status;

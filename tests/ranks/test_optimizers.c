@@ -344,7 +344,42 @@ static ddp_model *make_dense(ddp_context *context, const ddp_model_options *give
 			values[i] = first_value(p, i);
 		put(model, ddp_param_data(model, p), values, count);
 	}
+	CHECK_OK(ddp_broadcast_params(model));
 	return model;
+}
+
+ddp_status __real_ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_request **request);
+ddp_status __wrap_ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_request **request);
+ddp_status __real_ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns);
+ddp_status __wrap_ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns);
+
+/* Tensors of the step that one rank updates for all, and those that are under way to the others;
+   -1: nobody looks. */
+static int shared = -1, under_way;
+
+ddp_status __wrap_ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_request **request)
+{
+	under_way += operation->kind == DDP_BROADCAST;
+	return __real_ddp_issue(comm, operation, request);
+}
+
+ddp_status __wrap_ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns)
+{
+	CHECK(shared < 0 || under_way == 0 || under_way == shared);
+	return __real_ddp_wait_timed(request, start_ns, end_ns);
+}
+
+static void look_at_waits(const ddp_model *model, int step)
+{
+	shared = under_way = 0;
+	for (int p = 0; p < PARAMS; p++)
+		shared += !is_unused(step, p) && ddp_optim_owner(&model->optim, ddp_model_slot(model, p)) >= 0;
+}
+
+static void expect_waits(const ddp_model *model)
+{
+	CHECK(under_way == shared && (shared >= 3) == (model->optim.owners != NULL));
+	shared = -1;
 }
 
 static void train_dense(ddp_context *context, ddp_model *model, int step)
@@ -353,6 +388,7 @@ static void train_dense(ddp_context *context, ddp_model *model, int step)
 	float values[25 * 30];
 	ddp_step_stats stats;
 
+	look_at_waits(model, step);
 	for (int p = PARAMS - 1; p >= 0; p--) {
 		const int64_t count = ddp_param_count(model, p);
 		for (int i = 0; i < count; i++)
@@ -363,10 +399,11 @@ static void train_dense(ddp_context *context, ddp_model *model, int step)
 	}
 	if (step % 2 == 0) {
 		CHECK_OK(ddp_step(model, 1, 0, NULL));
-		return;
+	} else {
+		CHECK_OK(ddp_reduce_grads(model, 1, 0, &stats));
+		CHECK_OK(ddp_update_params(model, &stats));
 	}
-	CHECK_OK(ddp_reduce_grads(model, 1, 0, &stats));
-	CHECK_OK(ddp_update_params(model, &stats));
+	expect_waits(model);
 }
 
 static void expect_equal(ddp_model *here, ddp_model *there)
@@ -377,6 +414,8 @@ static void expect_equal(ddp_model *here, ddp_model *there)
 		const size_t bytes = (size_t)ddp_param_count(here, p) * sizeof(float);
 		CHECK_OK(ddp_place_read(&there->place, values, ddp_param_data(there, p), bytes));
 		CHECK(memcmp(values, ddp_param_data(here, p), bytes) == 0);
+		CHECK_OK(ddp_place_read(&there->place, values, ddp_param_bf16(there, p), bytes / 2));
+		CHECK(memcmp(values, ddp_param_bf16(here, p), bytes / 2) == 0);
 		CHECK_OK(ddp_place_read(&there->place, values, ddp_param_grad(there, p), bytes));
 		CHECK(memcmp(values, ddp_param_grad(here, p), bytes) == 0);
 	}
@@ -417,6 +456,7 @@ static int device_body(ddp_context *context, void *user)
 	ddp_model_options options = options_of(*(const ddp_optimizer *)user);
 
 	options.shard = DDP_SHARD_NONE;
+	options.bf16_params = true;
 	options.clip_norm = ddp_get_job(context)->world_size > 1 ? 0 : 0.5;
 	train_both(context, &options);
 	return 0;
