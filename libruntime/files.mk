@@ -223,6 +223,7 @@ comm_sources += \
 	libruntime/comm/net/ucx_close.c \
 	libruntime/comm/net/ucx_connect.c libruntime/comm/net/ucx_connect.h \
 	libruntime/comm/net/ucx_failure.c libruntime/comm/net/ucx_failure.h \
+	libruntime/comm/net/ucx_handlers.c libruntime/comm/net/ucx_handlers.h \
 	libruntime/comm/net/ucx_inquiry.c libruntime/comm/net/ucx_inquiry.h \
 	libruntime/comm/net/ucx_log.c libruntime/comm/net/ucx_log.h \
 	libruntime/comm/net/ucx_nets.c libruntime/comm/net/ucx_nets.h \

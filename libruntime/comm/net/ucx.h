@@ -65,6 +65,15 @@ typedef struct closed_header {
 	uint64_t id;
 } closed_header;
 
+/* What is no data comes whole. */
+typedef union control_header {
+	failure_header failure;
+	handshake_header handshake;
+	inquiry_header inquiry;
+	credit_header credit;
+	closed_header closed;
+} control_header;
+
 /* ---- state of the process, under worker.lock --------------------------------------- */
 
 /* A request of UCX's. It outlives the transfer if the communicator breaks. */
@@ -99,6 +108,13 @@ typedef struct connection {
 	handshake_header handshakes[3]; /* of requests that may be under way */
 } connection;
 
+/* What takes an authentic header of this size from its source. */
+typedef struct control {
+	struct ddp_worker *worker;
+	size_t bytes;
+	void (*arrived)(connection *c, const control_header *header);
+} control;
+
 enum { DDP_NET_BUCKETS = 64 };
 
 typedef struct ddp_worker {
@@ -118,6 +134,7 @@ typedef struct ddp_worker {
 	bool announced;
 	ddp_share share;
 	connection *peers;     /* [size of the world] */
+	control controls[DDP_AM_IDS];
 	int descriptors;       /* that connections with two ranks of each other node may take, and some */
 	connection *due;
 	ticket *tickets;       /* of no communicator, or of closed ones */

@@ -56,26 +56,15 @@ void ddp_ucx_say_ready(connection *c)
 	send_handshake(c, &c->handshakes[2]);
 }
 
-ucs_status_t ddp_ucx_handshake_arrived(void *argument, const void *header, size_t header_bytes,
-                                       void *data, size_t bytes, const ucp_am_recv_param_t *param)
+void ddp_ucx_handshake_arrived(connection *c, const control_header *header)
 {
-	connection *c = ddp_ucx_source(argument, header, header_bytes, sizeof(handshake_header));
-	handshake_header handshake;
-
-	(void)data;
-	(void)bytes;
-	(void)param;
-	if (c == NULL)
-		return UCS_OK;
-	memcpy(&handshake, header, sizeof(handshake));
-	c->hears_us = c->hears_us || handshake.heard != 0;
-	if (handshake.ready != 0)
+	c->hears_us = c->hears_us || header->handshake.heard != 0;
+	if (header->handshake.ready != 0)
 		atomic_store(&c->ready, true);
 	c->worker->news = true;
 	/* Answered after the callback. */
 	c->handshake_due = true;
 	ddp_ucx_due(c);
-	return UCS_OK;
 }
 
 static void release_held(ddp_net *net)

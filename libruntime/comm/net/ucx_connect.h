@@ -17,8 +17,7 @@ void ddp_ucx_answer_handshake(connection *c);
 /* Tells the peer that this rank's connections are made. */
 void ddp_ucx_say_ready(connection *c);
 
-/* For UCX: a handshake of a peer's. */
-ucs_status_t ddp_ucx_handshake_arrived(void *argument, const void *header, size_t header_bytes,
-                                       void *data, size_t bytes, const ucp_am_recv_param_t *param);
+/* For comm/net/ucx_handlers: a handshake of a peer's. */
+void ddp_ucx_handshake_arrived(connection *c, const control_header *header);
 
 #endif

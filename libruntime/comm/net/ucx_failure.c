@@ -7,27 +7,17 @@
 #include "comm/net/ucx_seal.h"
 #include "comm/net/ucx_ticket.h"
 
-ucs_status_t ddp_ucx_failure_arrived(void *argument, const void *header, size_t header_bytes,
-                                     void *data, size_t bytes, const ucp_am_recv_param_t *param)
+void ddp_ucx_failure_arrived(connection *c, const control_header *header)
 {
-	ddp_worker *worker = argument;
-	const connection *c = ddp_ucx_source(worker, header, header_bytes, sizeof(failure_header));
-	failure_header came;
+	ddp_net *net = ddp_ucx_find(c->worker, header->failure.id);
 
-	(void)data;
-	(void)bytes;
-	(void)param;
-	if (c == NULL)
-		return UCS_OK;
-	memcpy(&came, header, sizeof(came));
-	ddp_net *net = ddp_ucx_find(worker, came.id);
 	if (net == NULL || net->failure_came)
-		return UCS_OK;
+		return;
 	if (ddp_ucx_rank_of(net, c) == DDP_NOBODY) {
-		ddp_ucx_unauthentic(worker);
-		return UCS_OK;
+		ddp_ucx_unauthentic(c->worker);
+		return;
 	}
-	net->failure = came.failure;
+	net->failure = header->failure.failure;
 	net->failure.text[sizeof(net->failure.text) - 1] = '\0';
 	if (net->failure.status <= DDP_OK || net->failure.status > DDP_ERR_INTERNAL)
 		net->failure.status = DDP_ERR_PEER;
@@ -35,7 +25,6 @@ ucs_status_t ddp_ucx_failure_arrived(void *argument, const void *header, size_t 
 		net->failure.culprit = DDP_NOBODY;
 	net->failure_came = true;
 	ddp_ucx_trouble(net);
-	return UCS_OK;
 }
 
 /* A new connection at this time is what UCX 1.13 asserts over. */
@@ -70,24 +59,13 @@ void ddp_ucx_answer_closed(connection *c)
 	(void)ddp_ucx_notify(&c->worker->tickets, c, DDP_AM_CLOSED, &message, sizeof(message));
 }
 
-ucs_status_t ddp_ucx_closed_arrived(void *argument, const void *header, size_t header_bytes,
-                                    void *data, size_t bytes, const ucp_am_recv_param_t *param)
+void ddp_ucx_closed_arrived(connection *c, const control_header *header)
 {
-	ddp_worker *worker = argument;
-	const connection *c = ddp_ucx_source(worker, header, header_bytes, sizeof(closed_header));
-	closed_header came;
-
-	(void)data;
-	(void)bytes;
-	(void)param;
-	if (c == NULL)
-		return UCS_OK;
-	memcpy(&came, header, sizeof(came));
-	ddp_net *net = ddp_ucx_find(worker, came.id);
+	ddp_net *net = ddp_ucx_find(c->worker, header->closed.id);
 	int rank = net != NULL ? ddp_ucx_rank_of(net, c) : DDP_NOBODY;
+
 	if (rank != DDP_NOBODY && atomic_load(&net->members[rank].closed_ns) == 0) {
 		atomic_store(&net->members[rank].closed_ns, ddp_now_ns());
 		ddp_ucx_news(net);
 	}
-	return UCS_OK;
 }

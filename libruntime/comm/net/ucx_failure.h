@@ -14,10 +14,8 @@ void ddp_ucx_tell_closed(ddp_net *net);
 /* Answers a message of a communicator that is not open here. */
 void ddp_ucx_answer_closed(connection *c);
 
-/* For UCX: a peer has told so. */
-ucs_status_t ddp_ucx_failure_arrived(void *argument, const void *header, size_t header_bytes,
-                                     void *data, size_t bytes, const ucp_am_recv_param_t *param);
-ucs_status_t ddp_ucx_closed_arrived(void *argument, const void *header, size_t header_bytes,
-                                    void *data, size_t bytes, const ucp_am_recv_param_t *param);
+/* For comm/net/ucx_handlers: a peer has told so. */
+void ddp_ucx_failure_arrived(connection *c, const control_header *header);
+void ddp_ucx_closed_arrived(connection *c, const control_header *header);
 
 #endif

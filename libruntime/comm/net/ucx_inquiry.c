@@ -1,7 +1,5 @@
 #include "comm/net/ucx_inquiry.h"
 
-#include <string.h>
-
 #include "base/clock.h"
 #include "comm/net/ucx_connect.h"
 #include "comm/net/ucx_nets.h"
@@ -24,35 +22,25 @@ void ddp_ucx_inquire(ddp_net *net, int rank)
 	send_inquiry(net, rank, (inquiry_header){ .asks = 1, .names = DDP_NOBODY });
 }
 
-ucs_status_t ddp_ucx_inquiry_arrived(void *argument, const void *header, size_t header_bytes,
-                                     void *data, size_t bytes, const ucp_am_recv_param_t *param)
+void ddp_ucx_inquiry_arrived(connection *c, const control_header *header)
 {
-	ddp_worker *worker = argument;
-	const connection *c = ddp_ucx_source(worker, header, header_bytes, sizeof(inquiry_header));
-	inquiry_header inquiry;
+	const inquiry_header *inquiry = &header->inquiry;
+	ddp_net *net = ddp_ucx_find(c->worker, inquiry->id);
 
-	(void)data;
-	(void)bytes;
-	(void)param;
-	if (c == NULL)
-		return UCS_OK;
-	memcpy(&inquiry, header, sizeof(inquiry));
-	ddp_net *net = ddp_ucx_find(worker, inquiry.id);
 	if (net == NULL || net->refusing)
-		return UCS_OK;
-	if (!ddp_ucx_is_rank(net, inquiry.rank, c)) {
-		ddp_ucx_unauthentic(worker);
-		return UCS_OK;
+		return;
+	if (!ddp_ucx_is_rank(net, inquiry->rank, c)) {
+		ddp_ucx_unauthentic(c->worker);
+		return;
 	}
-	member *asker = &net->members[inquiry.rank];
-	if (inquiry.asks != 0) {
+	member *asker = &net->members[inquiry->rank];
+	if (inquiry->asks != 0) {
 		/* Answered after the callback. */
-		asker->inquired = net->inquired = worker->inquired = true;
-		return UCS_OK;
+		asker->inquired = net->inquired = c->worker->inquired = true;
+		return;
 	}
-	asker->answer = (ddp_answer){ .at_ns = ddp_now_ns(), .waits = inquiry.waits != 0,
-	                              .names = inquiry.names };
-	return UCS_OK;
+	asker->answer = (ddp_answer){ .at_ns = ddp_now_ns(), .waits = inquiry->waits != 0,
+	                              .names = inquiry->names };
 }
 
 static void answer_inquiries(ddp_net *net)

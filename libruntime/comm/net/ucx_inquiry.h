@@ -8,8 +8,7 @@
 void ddp_ucx_inquire(ddp_net *net, int rank);
 void ddp_ucx_answer_inquiries(ddp_worker *worker);
 
-/* For UCX: an inquiry, or an answer. */
-ucs_status_t ddp_ucx_inquiry_arrived(void *argument, const void *header, size_t header_bytes,
-                                     void *data, size_t bytes, const ucp_am_recv_param_t *param);
+/* For comm/net/ucx_handlers: an inquiry, or an answer. */
+void ddp_ucx_inquiry_arrived(connection *c, const control_header *header);
 
 #endif

@@ -11,8 +11,7 @@
 #include "base/log.h"
 #include "comm/net/nics.h"
 #include "comm/net/ucx_connect.h"
-#include "comm/net/ucx_failure.h"
-#include "comm/net/ucx_inquiry.h"
+#include "comm/net/ucx_handlers.h"
 #include "comm/net/ucx_log.h"
 #include "comm/net/ucx_nets.h"
 #include "comm/net/ucx_progress.h"
@@ -185,45 +184,6 @@ static ucs_status_t init_context(const ddp_comm *comm, ucp_context_h *context)
 	return status;
 }
 
-static ucs_status_t set_handler(ddp_worker *worker, unsigned int id, ucp_am_recv_callback_t fn)
-{
-	const ucp_am_handler_param_t param = {
-		.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
-			UCP_AM_HANDLER_PARAM_FIELD_ARG | UCP_AM_HANDLER_PARAM_FIELD_FLAGS,
-		.id = id, .flags = UCP_AM_FLAG_WHOLE_MSG, .cb = fn, .arg = worker,
-	};
-
-	return ucp_worker_set_am_recv_handler(worker->worker, &param);
-}
-
-static ucs_status_t ignore(void *argument, const void *header, size_t header_bytes, void *data,
-                           size_t bytes, const ucp_am_recv_param_t *param)
-{
-	(void)argument;
-	(void)header;
-	(void)header_bytes;
-	(void)data;
-	(void)bytes;
-	(void)param;
-	return UCS_OK;
-}
-
-/* The table of UCX 1.13 grows to an even size, and it calls whatever happens
-   to be in places that nobody has set: all are set, the last one first. */
-static ucs_status_t set_handlers(ddp_worker *worker)
-{
-	static const ucp_am_recv_callback_t handlers[(DDP_AM_IDS + 1) / 2 * 2] = {
-		[DDP_AM_DATA] = ddp_ucx_data_arrived, [DDP_AM_FAILURE] = ddp_ucx_failure_arrived,
-		[DDP_AM_HANDSHAKE] = ddp_ucx_handshake_arrived, [DDP_AM_INQUIRY] = ddp_ucx_inquiry_arrived,
-		[DDP_AM_CREDIT] = ddp_ucx_credit_arrived, [DDP_AM_CLOSED] = ddp_ucx_closed_arrived,
-	};
-	ucs_status_t status = UCS_OK;
-
-	for (size_t id = sizeof(handlers) / sizeof(handlers[0]); id-- > 0 && status == UCS_OK;)
-		status = set_handler(worker, (unsigned int)id, handlers[id] != NULL ? handlers[id] : ignore);
-	return status;
-}
-
 /* The card, and what follows it. */
 static ddp_status write_card(const ddp_worker *worker, const void *own, size_t length, void **address,
                              size_t *bytes)
@@ -305,7 +265,7 @@ static ddp_status start_worker(const ddp_comm *comm, ddp_worker *worker, void **
 	ucp_worker_release_address(worker->worker, own);
 	ucx = ucp_worker_get_efd(worker->worker, &worker->event_fd);
 	if (ucx == UCS_OK)
-		ucx = set_handlers(worker);
+		ucx = ddp_ucx_set_handlers(worker);
 	if (ucx != UCS_OK)
 		return fail_ucx(DDP_ERR_IO, ucx, "make a worker");
 	return status;

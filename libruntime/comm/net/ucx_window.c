@@ -1,8 +1,5 @@
 #include "comm/net/ucx_window.h"
 
-#include <string.h>
-
-#include "comm/net/ucx_seal.h"
 #include "comm/net/ucx_ticket.h"
 
 enum {
@@ -58,19 +55,10 @@ bool ddp_ucx_send_credit(connection *c)
 	return true;
 }
 
-ucs_status_t ddp_ucx_credit_arrived(void *argument, const void *header, size_t header_bytes,
-                                    void *data, size_t bytes, const ucp_am_recv_param_t *param)
+void ddp_ucx_credit_arrived(connection *c, const control_header *header)
 {
-	connection *c = ddp_ucx_source(argument, header, header_bytes, sizeof(credit_header));
-	credit_header credit;
+	const uint64_t taken_bytes = header->credit.taken_bytes;
 
-	(void)data;
-	(void)bytes;
-	(void)param;
-	if (c == NULL)
-		return UCS_OK;
-	memcpy(&credit, header, sizeof(credit));
-	if (credit.taken_bytes > c->credited_bytes && credit.taken_bytes <= c->sent_bytes)
-		c->credited_bytes = credit.taken_bytes;
-	return UCS_OK;
+	if (taken_bytes > c->credited_bytes && taken_bytes <= c->sent_bytes)
+		c->credited_bytes = taken_bytes;
 }

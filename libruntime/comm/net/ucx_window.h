@@ -19,8 +19,7 @@ void ddp_ucx_taken(connection *c, uint64_t charge);
 
 /* Tells the peer what was taken of what it sent; false if that cannot be sent now. */
 bool ddp_ucx_send_credit(connection *c);
-/* For UCX: a peer has told so. */
-ucs_status_t ddp_ucx_credit_arrived(void *argument, const void *header, size_t header_bytes,
-                                    void *data, size_t bytes, const ucp_am_recv_param_t *param);
+/* For comm/net/ucx_handlers: a peer has told so. */
+void ddp_ucx_credit_arrived(connection *c, const control_header *header);
 
 #endif
