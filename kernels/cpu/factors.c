@@ -21,18 +21,29 @@ void dk_cpu_random_rows(float *values, int64_t rows, int64_t columns, uint64_t s
 		fill_row(values + r * columns, columns, stream, r);
 }
 
-/* As a block of threads sums it: each product is exact. */
+enum { LANES = DK_FACTOR_LANES };
+
+static void add_products(double *restrict lanes, const float *a, const float *b, int64_t n)
+{
+	for (int64_t lane = 0; lane < n; lane++)
+		lanes[lane] += (double)a[lane] * (double)b[lane]; /* the product is exact */
+}
+
+/* As a block of threads sums it. */
 static double product(const float *a, const float *b, int64_t n)
 {
-	enum { LANES = DK_FACTOR_LANES };
-	double lanes[LANES] = {0};
+	double lanes[LANES];
+	int64_t at = 0;
+	int width = LANES;
 
-	for (int64_t at = 0; at < n; at += LANES) {
-		const int64_t count = n - at < LANES ? n - at : LANES;
-		for (int64_t lane = 0; lane < count; lane++)
-			lanes[lane] += (double)a[at + lane] * (double)b[at + lane];
-	}
-	for (int width = LANES / 2; width > 0; width /= 2)
+	/* What is added of the others is 0. */
+	while (width > 1 && width / 2 >= n)
+		width /= 2;
+	memset(lanes, 0, (size_t)width * sizeof(*lanes));
+	for (; at + LANES <= n; at += LANES)
+		add_products(lanes, a + at, b + at, LANES);
+	add_products(lanes, a + at, b + at, n - at);
+	for (width /= 2; width > 0; width /= 2)
 		for (int lane = 0; lane < width; lane++)
 			lanes[lane] += lanes[lane + width];
 	return lanes[0];
