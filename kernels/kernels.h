@@ -82,7 +82,9 @@ const char *dk_failure(void);
  * Work that comes again and again with the same shapes and addresses, while what lies there
  * changes, can be captured as a graph, which one call launches. From dk_graph_begin() to
  * dk_graph_end() the queue in use does nothing of what it is given: it captures that.
- * Functions that have a result, and dk_copy() from or to the host's memory, are not for graphs.
+ * Functions that have a result, and dk_copy() from or to the host's memory, are not for graphs:
+ * dk_graph_end() says so, and so it does where the thread meanwhile allocates memory of the
+ * device, or waits for it, by other means.
  * The same work has to be done once before, uncaptured, so that all that is made on the way is.
  */
 typedef struct dk_graph dk_graph;

@@ -100,11 +100,31 @@ static void close_queue(dk_queue *queue)
 	let_go(own(queue));
 }
 
+static bool is_on_gpu(const void *address)
+{
+	cudaPointerAttributes attributes;
+
+	if (cudaPointerGetAttributes(&attributes, address) == cudaSuccess)
+		return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+	cudaGetLastError();
+	return false;
+}
+
+/* CUDA captures copies from and to the host's memory, too, but keeps its address: what a launch finds there
+   is seldom what the caller meant. */
+static bool may_copy(dk_cuda_queue *q, const void *to, const void *from)
+{
+	if (!q->captures || (is_on_gpu(to) && is_on_gpu(from)))
+		return true;
+	snprintf(q->failure, sizeof(q->failure), "a copy from or to the host's memory, which is not for graphs");
+	return false;
+}
+
 void dk_cuda_copy(dk_queue *queue, void *to, const void *from, size_t bytes)
 {
 	dk_cuda_queue *q = own(queue);
 
-	if (bytes > 0 && q->failure[0] == '\0')
+	if (bytes > 0 && q->failure[0] == '\0' && may_copy(q, to, from))
 		dk_cuda_check(q, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, q->stream), "copy");
 }
 

@@ -29,6 +29,9 @@
  *    for those of the program's streams that were made to.
  *  - Threads. All calls may come from any thread. A function that a queue runs calls
  *    nothing of the device but ddp_device_view().
+ *  - Captures. A thread that captures a graph of kernels (kernels.h) gives the device no other
+ *    work until the capture ends, allocates and frees nothing, and does not wait. The test
+ *    device refuses that; on a GPU it ends the capture, or is missing from the graph.
  *  - Errors. Work that fails breaks the device: each call from then on, also one that
  *    waits, ends with a sentence about it; only what frees still does. Other errors belong
  *    to their call.

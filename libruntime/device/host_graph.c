@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "device/test_device.h"
+
 struct host_graph {
 	dk_graph base;
 	task *tasks;
@@ -42,6 +44,8 @@ bool ddp_host_graph_begin(dk_queue *queue)
 
 	if (queue->table->failure(queue) == NULL)
 		q->capture = calloc(1, sizeof(*q->capture));
+	if (q->capture != NULL)
+		ddp_test_capture_begin();
 	return q->capture != NULL;
 }
 
@@ -49,8 +53,11 @@ dk_graph *ddp_host_graph_end(dk_queue *queue, const char **why)
 {
 	host_queue *q = ddp_host_own(queue);
 	host_graph *graph = q->capture;
+	const char *refused = ddp_test_capture_end();
 
 	q->capture = NULL;
+	if (refused != NULL)
+		ddp_host_graph_spoil(graph, refused);
 	if (graph->why == NULL)
 		return &graph->base;
 	*why = graph->why;

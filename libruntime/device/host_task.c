@@ -102,13 +102,23 @@ double ddp_host_fetch(dk_queue *queue, const task *what)
 	return q->result;
 }
 
+/* CUDA's graphs would keep the address of memory of the host, where something else may lie later. */
+static void capture_copy(host_queue *q, void *to, const void *from, size_t bytes)
+{
+	const task kept = { .operands = { { .address = to, .bytes = bytes }, { .address = from } } };
+
+	if (ddp_device_owns(q->device, to) && ddp_device_owns(q->device, from))
+		ddp_host_graph_keep(q->capture, &kept);
+	else
+		ddp_host_graph_spoil(q->capture, "a copy from or to the host's memory, which is not for graphs");
+}
+
 void ddp_host_copy(dk_queue *queue, void *to, const void *from, size_t bytes)
 {
 	host_queue *q = ddp_host_own(queue);
-	const task kept = { .operands = { { .address = to, .bytes = bytes }, { .address = from } } };
 
 	if (q->capture != NULL)
-		ddp_host_graph_keep(q->capture, &kept);
+		capture_copy(q, to, from, bytes);
 	else if (ddp_device_copy(q->device, q->stream, to, from, bytes) != DDP_OK)
 		ddp_host_note_failure(q);
 }

@@ -15,13 +15,52 @@ static ddp_status broken_locked(ddp_test_device *device)
 	return ddp_fail(device->broken, "device test is broken: %s", device->reason);
 }
 
-/* Locks, and tells whether the call may go on; if not, it is unlocked again. */
-static ddp_status enter(ddp_test_device *device)
+/* ---- captures of the calling thread ---- */
+
+static _Thread_local struct {
+	bool on;
+	const char *refused;
+} capture;
+
+void ddp_test_capture_begin(void)
+{
+	capture.on = true;
+	capture.refused = NULL;
+}
+
+const char *ddp_test_capture_end(void)
+{
+	capture.on = false;
+	return capture.refused;
+}
+
+/* `what` the call does, or NULL: it does no harm. */
+static ddp_status refuse_in_capture(const char *what)
+{
+	if (what == NULL || !capture.on)
+		return DDP_OK;
+	if (capture.refused == NULL)
+		capture.refused = what;
+	return ddp_fail(DDP_ERR_STATE, "while the thread captures a graph, %s", what);
+}
+
+static const char allocates[] = "memory is allocated, which ends CUDA's captures";
+static const char frees[] = "memory is freed, which ends CUDA's captures";
+static const char waits[] = "the host asks or waits for a queue, which ends CUDA's captures";
+static const char works[] = "a queue is given work by the device's own functions, and the graph will lack that";
+static const char joins[] = "a queue waits for an event, or records one, and the graph will not";
+
+/* Locks, and tells whether the call may go on; if not, it is unlocked again. `captured`: what is wrong
+   with it in a capture. */
+static ddp_status enter(ddp_test_device *device, const char *captured)
 {
 	if (ddp_test_running_here() != NULL)
 		return ddp_fail(DDP_ERR_STATE, "a function that a queue runs must not call the device");
+	ddp_status status = refuse_in_capture(captured);
+	if (status != DDP_OK)
+		return status;
 	pthread_mutex_lock(&device->lock);
-	ddp_status status = broken_locked(device);
+	status = broken_locked(device);
 	if (status != DDP_OK)
 		pthread_mutex_unlock(&device->lock);
 	return status;
@@ -34,13 +73,13 @@ static ddp_status leave(ddp_test_device *device, ddp_status status)
 }
 
 /* The same for calls with a queue, NULL being the default one. */
-static ddp_status enter_queue(ddp_test_device *device, ddp_device_queue **queue)
+static ddp_status enter_queue(ddp_test_device *device, ddp_device_queue **queue, const char *captured)
 {
 	if (*queue == NULL)
 		*queue = device->standard;
 	if ((*queue)->device != device)
 		return ddp_fail(DDP_ERR_INVALID, "this is a queue of another device");
-	return enter(device);
+	return enter(device, captured);
 }
 
 static ddp_status check_event(const ddp_test_device *device, const ddp_device_event *event)
@@ -131,7 +170,7 @@ bool ddp_test_device_within(void)
 static ddp_status test_alloc(void *self, size_t bytes, void **memory)
 {
 	ddp_test_device *device = self;
-	ddp_status status = enter(device);
+	ddp_status status = enter(device, allocates);
 
 	if (status != DDP_OK)
 		return status;
@@ -178,16 +217,22 @@ static ddp_status test_free(void *self, void *memory)
 	ddp_test_device *device = self;
 
 	if (ddp_test_running_here() != NULL)
-		return enter(device);
+		return enter(device, frees);
+	const ddp_status status = refuse_in_capture(frees);
+	if (status != DDP_OK)
+		return status;
 	pthread_mutex_lock(&device->lock); /* also where it is broken */
 	return leave(device, free_locked(device, memory));
 }
 
 static ddp_status test_host_alloc(void *self, size_t bytes, void **memory)
 {
+	const ddp_status status = refuse_in_capture(allocates);
 	void *got = NULL;
 
 	(void)self;
+	if (status != DDP_OK)
+		return status;
 	if (posix_memalign(&got, DDP_DEVICE_ALIGNMENT, bytes) != 0)
 		return ddp_fail(DDP_ERR_NOMEM, "the host is out of memory for %zu bytes", bytes);
 	memset(got, 0xff, bytes);
@@ -198,7 +243,10 @@ static ddp_status test_host_alloc(void *self, size_t bytes, void **memory)
 static ddp_status test_host_free(void *self, void *memory)
 {
 	ddp_test_device *device = self;
+	const ddp_status status = refuse_in_capture(frees);
 
+	if (status != DDP_OK)
+		return status;
 	pthread_mutex_lock(&device->lock);
 	const ddp_device_queue *user = user_of_locked(device, memory, 1);
 	if (user != NULL && device->broken == DDP_OK)
@@ -251,7 +299,7 @@ static ddp_status test_queue_create(void *self, ddp_device_priority priority,
                                     ddp_device_queue **queue)
 {
 	ddp_test_device *device = self;
-	ddp_status status = enter(device);
+	ddp_status status = enter(device, NULL);
 
 	(void)priority; /* delays are what decides */
 	if (status != DDP_OK)
@@ -265,15 +313,17 @@ static ddp_status test_queue_free(void *self, ddp_device_queue *queue)
 	if (queue->device != self)
 		return ddp_fail(DDP_ERR_INVALID, "this is a queue of another device");
 	if (ddp_test_running_here() != NULL)
-		return enter(self);
-	ddp_test_queue_free(queue);
-	return DDP_OK;
+		return enter(self, waits);
+	const ddp_status status = refuse_in_capture(waits);
+	if (status == DDP_OK)
+		ddp_test_queue_free(queue);
+	return status;
 }
 
 static ddp_status test_queue_query(void *self, ddp_device_queue *queue, bool *done)
 {
 	ddp_test_device *device = self;
-	ddp_status status = enter_queue(device, &queue);
+	ddp_status status = enter_queue(device, &queue, waits);
 
 	if (status != DDP_OK)
 		return status;
@@ -286,7 +336,7 @@ static ddp_status test_queue_query(void *self, ddp_device_queue *queue, bool *do
 static ddp_status test_queue_sync(void *self, ddp_device_queue *queue)
 {
 	ddp_test_device *device = self;
-	ddp_status status = enter_queue(device, &queue);
+	ddp_status status = enter_queue(device, &queue, waits);
 
 	if (status != DDP_OK)
 		return status;
@@ -304,7 +354,7 @@ static ddp_status test_queue_wait(void *self, ddp_device_queue *queue, ddp_devic
 	ddp_status status = check_event(device, event);
 
 	if (status == DDP_OK)
-		status = enter_queue(device, &queue);
+		status = enter_queue(device, &queue, joins);
 	if (status != DDP_OK)
 		return status;
 	ddp_test_mark *mark = event->mark;
@@ -336,7 +386,7 @@ static ddp_status test_copy(void *self, ddp_device_queue *queue, void *to, const
                             size_t bytes)
 {
 	ddp_test_device *device = self;
-	ddp_status status = enter_queue(device, &queue);
+	ddp_status status = enter_queue(device, &queue, works);
 
 	if (status != DDP_OK)
 		return status;
@@ -356,7 +406,7 @@ static ddp_status test_fill(void *self, ddp_device_queue *queue, void *to, unsig
                             size_t bytes)
 {
 	ddp_test_device *device = self;
-	ddp_status status = enter_queue(device, &queue);
+	ddp_status status = enter_queue(device, &queue, works);
 
 	if (status != DDP_OK)
 		return status;
@@ -377,7 +427,7 @@ static ddp_status test_launch(void *self, ddp_device_queue *queue, ddp_device_fu
                               void *argument)
 {
 	ddp_test_device *device = self;
-	ddp_status status = enter_queue(device, &queue);
+	ddp_status status = enter_queue(device, &queue, works);
 
 	if (status != DDP_OK)
 		return status;
@@ -393,7 +443,7 @@ static ddp_status test_launch(void *self, ddp_device_queue *queue, ddp_device_fu
 static ddp_status test_event_create(void *self, ddp_device_event **created)
 {
 	ddp_test_device *device = self;
-	ddp_status status = enter(device);
+	ddp_status status = enter(device, NULL);
 
 	if (status != DDP_OK)
 		return status;
@@ -413,7 +463,7 @@ static ddp_status test_event_free(void *self, ddp_device_event *event)
 	if (status != DDP_OK)
 		return status;
 	if (ddp_test_running_here() != NULL)
-		return enter(device);
+		return enter(device, NULL);
 	pthread_mutex_lock(&device->lock);
 	ddp_test_mark_release_locked(event->mark);
 	free(event);
@@ -426,7 +476,7 @@ static ddp_status test_event_record(void *self, ddp_device_event *event, ddp_dev
 	ddp_status status = check_event(device, event);
 
 	if (status == DDP_OK)
-		status = enter_queue(device, &queue);
+		status = enter_queue(device, &queue, joins);
 	if (status != DDP_OK)
 		return status;
 	ddp_test_mark *mark = calloc(1, sizeof(*mark));
@@ -452,7 +502,7 @@ static ddp_status test_event_query(void *self, ddp_device_event *event, bool *do
 	ddp_status status = check_event(device, event);
 
 	if (status == DDP_OK)
-		status = enter(device);
+		status = enter(device, waits);
 	if (status != DDP_OK)
 		return status;
 	*done = event->mark == NULL || event->mark->reached;
@@ -467,7 +517,7 @@ static ddp_status test_event_sync(void *self, ddp_device_event *event)
 	ddp_status status = check_event(device, event);
 
 	if (status == DDP_OK)
-		status = enter(device);
+		status = enter(device, waits);
 	if (status != DDP_OK)
 		return status;
 	ddp_test_mark *mark = event->mark;

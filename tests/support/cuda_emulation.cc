@@ -1,5 +1,6 @@
 #include "tests/support/cuda_emulation.h"
 
+#include <map>
 #include <stdio.h>
 #include <vector>
 
@@ -367,6 +368,35 @@ void cuda_emulation_load_columns(uint32_t b[2], const void *row)
 		const uint16_t *second = reinterpret_cast<const uint16_t *>(rows[i * 8 + pair + 1]);
 		b[i] = first[column] | (uint32_t)second[column] << 16;
 	}
+}
+
+/* Where each begins, and its size. */
+static std::map<const char *, size_t> gpu_memory;
+
+void *cuda_emulation_allocate(size_t bytes)
+{
+	char *memory = static_cast<char *>(malloc(bytes));
+
+	if (memory != NULL)
+		gpu_memory[memory] = bytes;
+	return memory;
+}
+
+void cuda_emulation_free(void *memory)
+{
+	gpu_memory.erase(static_cast<char *>(memory));
+	free(memory);
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *address)
+{
+	const char *at = static_cast<const char *>(address);
+	std::map<const char *, size_t>::const_iterator behind = gpu_memory.upper_bound(at);
+
+	attributes->type = cudaMemoryTypeUnregistered;
+	if (behind != gpu_memory.begin() && at < (--behind)->first + behind->second)
+		attributes->type = cudaMemoryTypeDevice;
+	return cudaSuccess;
 }
 
 cudaError_t cudaGetLastError()

@@ -145,6 +145,17 @@ void cuda_emulation_work(cudaStream_t stream, const std::function<void()> &work)
 /* A call that no capture survives; true if there is one. */
 bool cuda_emulation_spoils_capture();
 
+/* Memory that a test takes for the GPU's, of that size so that the sanitizers see its end; all other is
+   the host's. */
+void *cuda_emulation_allocate(size_t bytes);
+void cuda_emulation_free(void *memory);
+
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
+struct cudaPointerAttributes {
+	cudaMemoryType type;
+};
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *address);
+
 static inline cudaError_t cudaMalloc(void **memory, size_t bytes)
 {
 	if (cuda_emulation_spoils_capture())

@@ -37,7 +37,7 @@ static void close_queue(kernel_place *place)
 
 static void *allocate(size_t bytes)
 {
-	void *memory = malloc(bytes); /* of that size, so that the sanitizers see its end */
+	void *memory = cuda_emulation_allocate(bytes);
 
 	if (memory == NULL) {
 		fprintf(stderr, "out of memory\n");
@@ -95,7 +95,7 @@ bool kernel_place_open(int round, kernel_place *place, const char **why)
 	place->host_memory = true;
 	place->close = close_queue;
 	place->alloc = allocate;
-	place->free = free;
+	place->free = cuda_emulation_free;
 	place->shuffle = cuda_emulation_seed;
 	place->give = give;
 	place->take = take;

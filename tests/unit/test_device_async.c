@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "device/device.h"
+#include "device/kernel_queue.h"
 #include "device/test_order.h"
 #include "tests/support/device_checks.h"
 
@@ -480,6 +481,88 @@ static void who_waits_for_an_earlier_record_still_waits(void **state)
 	tear_down(&f);
 }
 
+/* ---- captures ---- */
+
+static void nothing(void *argument)
+{
+	(void)argument;
+}
+
+enum { CAPTURE_CALLS = 14 };
+
+/* Each way of asking more of a device than the kernels that a graph keeps. */
+static ddp_status call_in_capture(struct fixture *f, int which, void *pinned)
+{
+	void *memory = NULL;
+	bool done;
+
+	switch (which) {
+	case 0: return ddp_device_alloc(f->device, BYTES, &memory);
+	case 1: return ddp_device_host_alloc(f->device, BYTES, &memory);
+	case 2: return ddp_device_free(f->device, f->memory[1]);
+	case 3: return ddp_device_host_free(f->device, pinned);
+	case 4: return ddp_device_queue_query(f->device, f->queues[1], &done);
+	case 5: return ddp_device_queue_sync(f->device, f->queues[1]);
+	case 6: return ddp_device_queue_free(f->device, f->queues[1]);
+	case 7: return ddp_device_event_query(f->device, f->event, &done);
+	case 8: return ddp_device_event_sync(f->device, f->event);
+	case 9: return ddp_device_copy(f->device, f->queues[0], f->memory[0], pinned, BYTES);
+	case 10: return ddp_device_fill(f->device, f->queues[0], f->memory[0], 1, BYTES);
+	case 11: return ddp_device_launch(f->device, f->queues[0], nothing, NULL);
+	case 12: return ddp_device_queue_wait(f->device, f->queues[0], f->event);
+	default: return ddp_device_event_record(f->device, f->event, f->queues[0]);
+	}
+}
+
+static const char *what_is_wrong(int which)
+{
+	return which < 2 ? "memory is allocated" : which < 4 ? "memory is freed" : which < 9 ? "the host asks or waits"
+	     : which < 12 ? "a queue is given work" : "a queue waits for an event, or records one";
+}
+
+/* The queue works on as if nothing had been captured. */
+static void expect_zeros(struct fixture *f, dk_queue *kernels)
+{
+	float *got = malloc(BYTES);
+
+	assert_non_null(got);
+	OK(ddp_device_fill(f->device, f->queues[0], f->memory[0], 1, BYTES));
+	dk_use(kernels);
+	dk_zero((float *)(void *)f->memory[0], BYTES / 4);
+	dk_use(NULL);
+	OK(ddp_device_copy(f->device, f->queues[0], got, f->memory[0], BYTES));
+	OK(ddp_device_queue_sync(f->device, f->queues[0]));
+	for (int i = 0; i < BYTES / 4; i++)
+		assert_true(got[i] == 0);
+	free(got);
+}
+
+static void a_thread_that_captures_asks_nothing_else_of_the_device(void **state)
+{
+	struct fixture f;
+	dk_queue *kernels;
+	const char *why;
+	void *pinned;
+
+	(void)state;
+	set_up(&f, NULL);
+	OK(ddp_device_host_alloc(f.device, BYTES, &pinned));
+	OK(ddp_kernel_queue_open(f.device, f.queues[0], DK_F32, &kernels));
+	for (int i = 0; i < CAPTURE_CALLS; i++) {
+		dk_use(kernels);
+		assert_true(dk_graph_begin());
+		dk_zero((float *)(void *)f.memory[0], BYTES / 4);
+		FAILS(call_in_capture(&f, i, pinned), DDP_ERR_STATE, what_is_wrong(i));
+		assert_null(dk_graph_end(&why));
+		dk_use(NULL);
+		assert_non_null(strstr(why, what_is_wrong(i)));
+		expect_zeros(&f, kernels);
+	}
+	ddp_kernel_queue_close(kernels);
+	OK(ddp_device_host_free(f.device, pinned));
+	tear_down(&f);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -498,6 +581,7 @@ int main(void)
 		cmocka_unit_test(what_is_ordered_is_not_refused),
 		cmocka_unit_test(what_was_freed_orders_nothing),
 		cmocka_unit_test(who_waits_for_an_earlier_record_still_waits),
+		cmocka_unit_test(a_thread_that_captures_asks_nothing_else_of_the_device),
 	};
 	unsetenv("DDP_LOCAL_DEVICE");
 	return cmocka_run_group_tests(tests, NULL, NULL);

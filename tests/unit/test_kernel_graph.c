@@ -149,6 +149,29 @@ static void a_function_with_a_result_spoils_a_capture(void **state)
 	on_each_queue(try_result);
 }
 
+static void try_host_copies(void)
+{
+	float want[OUT], host[OUT] = {0};
+	const char *why = NULL;
+
+	allocate_all();
+	work_out(1, want);
+	for (int into = 0; into < 2; into++) {
+		assert_true(dk_graph_begin());
+		work();
+		dk_copy(into ? kept : host, into ? host : kept, sizeof(host) / 2);
+		assert_null(dk_graph_end(&why));
+		assert_non_null(strstr(why, "a copy from or to the host's memory"));
+		expect_work(want);
+	}
+}
+
+static void a_copy_of_the_hosts_spoils_a_capture(void **state)
+{
+	(void)state;
+	on_each_queue(try_host_copies);
+}
+
 /* The calls of CUDA's, of which each fails once; the first is made but once. */
 static void try_failures(void)
 {
@@ -451,6 +474,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_launch_does_what_was_captured),
 		cmocka_unit_test(a_function_with_a_result_spoils_a_capture),
+		cmocka_unit_test(a_copy_of_the_hosts_spoils_a_capture),
 		cmocka_unit_test(each_call_that_fails_is_named),
 		cmocka_unit_test(the_host_captures_nothing),
 		cmocka_unit_test(a_model_comes_to_the_same_bits_by_graphs),
