@@ -7,10 +7,11 @@ examples_allreduce_LDADD = libruntime/libddp.la
 noinst_LTLIBRARIES += examples/libprogress.la
 examples_libprogress_la_SOURCES = examples/progress.c examples/progress.h
 
+graph_sources = examples/models/graphs.c examples/models/graphs.h
 gpt_model_sources = \
 	examples/models/gpt.c examples/models/gpt.h examples/models/gpt_ddp.h \
 	examples/models/gpt_inside.h \
-	examples/models/gpt_graphs.c examples/models/gpt_pass.c
+	examples/models/gpt_pass.c $(graph_sources)
 
 noinst_PROGRAMS += examples/gpt/gpt
 examples_gpt_gpt_SOURCES = $(gpt_model_sources) \
@@ -39,7 +40,7 @@ examples_broken_LDADD = libruntime/libddp.la $(MATH_LIBS)
 
 # What the examples that train on images share.
 noinst_LTLIBRARIES += examples/vision/libvision.la
-examples_vision_libvision_la_SOURCES = \
+vision_sources = \
 	examples/models/net.c examples/models/net.h \
 	examples/models/net_inside.h \
 	examples/models/net_pass.c \
@@ -47,6 +48,7 @@ examples_vision_libvision_la_SOURCES = \
 	examples/vision/data.c examples/vision/data.h \
 	examples/vision/options.c examples/vision/options.h \
 	examples/vision/vision.c examples/vision/vision.h
+examples_vision_libvision_la_SOURCES = $(vision_sources) $(graph_sources)
 examples_vision_libvision_la_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 
 vision_ldadd = examples/vision/libvision.la examples/libprogress.la libruntime/libddp.la kernels/libconvolution.la kernels/libkernels.la
@@ -71,6 +73,6 @@ examples_vision_synthetic_LDADD = $(MATH_LIBS)
 # Their sources go with the documentation, to start one's own program from.
 nobase_dist_doc_DATA = examples/allreduce.c examples/pytorch/train.py \
 	$(examples_libprogress_la_SOURCES) $(examples_gpt_gpt_SOURCES) examples/broken.c examples/linear.c \
-	examples/scaling.c $(examples_vision_libvision_la_SOURCES) \
+	examples/scaling.c $(vision_sources) \
 	examples/vision/mnist_mlp.c examples/vision/mnist_cnn.c examples/vision/cifar_net.c \
 	examples/vision/resnet.c examples/vision/synthetic.c examples/models/random.h examples/recipes.h examples/threads.h

@@ -228,10 +228,10 @@ void dk_add(float *out, const float *a, const float *b, int64_t n)
 	CALL(add, out, a, b, n);
 }
 
-void dk_dropout(float *out, const float *in, int64_t n, double probability, uint64_t seed,
-		uint64_t counter)
+void dk_dropout(float *out, const float *in, int64_t n, double probability, const dk_random *random,
+		uint64_t ahead)
 {
-	CALL(dropout, out, in, n, probability, seed, counter);
+	CALL(dropout, out, in, n, probability, random, ahead);
 }
 
 void dk_attention_forward(float *out, float *lse, const float *qkv, int64_t batch, int64_t length,

@@ -296,15 +296,21 @@ void dk_gelu_backward(float *grad, const float *in, int64_t n);
 /* out = a + b; out may be one of them. */
 void dk_add(float *out, const float *a, const float *b, int64_t n);
 
+/* What dropout draws from. */
+typedef struct dk_random {
+	uint64_t seed, counter;
+} dk_random;
+
 /*
  * Drops each element with `probability` (below 1) and scales the others, so that the mean
  * stays. Forward, and backward of the gradient, with the same arguments: element i is
  * dropped by number i % 4 of the four that Philox4x32-10 (Salmon et al., SC 2011) gives for
- * the key `seed` and the counter `counter` + i / 4. So seed and counter are all there is to
- * save; a use takes (n + 3) / 4 counters. out may be in.
+ * the key `seed` of *random and its counter + `ahead` + i / 4. So seed and counter are all there
+ * is to save; a use takes (n + 3) / 4 counters. *random is read where the work is done, when it
+ * is done: a graph that is launched again draws from what lies there then. out may be in.
  */
-void dk_dropout(float *out, const float *in, int64_t n, double probability, uint64_t seed,
-                uint64_t counter);
+void dk_dropout(float *out, const float *in, int64_t n, double probability, const dk_random *random,
+                uint64_t ahead);
 
 /*
  * Causal attention. qkv [batch, length, 3, heads, width / heads];

@@ -9,7 +9,7 @@
 #include "kernels.h"
 
 /* Grows with each change of this header, or of a function of kernels.h. */
-enum { DK_TABLE_VERSION = 10 };
+enum { DK_TABLE_VERSION = 11 };
 
 /* Those of images, in f32. CUDA's queues of DK_BF16 and DK_MIXED fail; the host's of DK_MIXED
    take f32, also on the test device. */
@@ -135,7 +135,7 @@ typedef struct dk_table {
 	void (*gelu_backward)(dk_queue *queue, float *grad, const float *in, int64_t n);
 	void (*add)(dk_queue *queue, float *out, const float *a, const float *b, int64_t n);
 	void (*dropout)(dk_queue *queue, float *out, const float *in, int64_t n, double probability,
-			uint64_t seed, uint64_t counter);
+			const dk_random *random, uint64_t ahead);
 	void (*attention_forward)(dk_queue *queue, float *out, float *lse, const float *qkv,
 			int64_t batch, int64_t length, int64_t heads, int64_t width);
 	void (*attention_backward)(dk_queue *queue, float *dqkv, const float *dout,

@@ -60,6 +60,7 @@ check-ucx:
 gpu_tests = tests/unit/test_device tests/ranks/test_comm_nccl
 if HAVE_CUDA_KERNELS
 gpu_tests += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue \
+	tests/gpu/test_model_graph \
 	tests/gpu/test_optimizers_queue
 endif
 if HAVE_UCX
@@ -213,6 +214,8 @@ check_PROGRAMS += \
 	tests/unit/test_kernel_queue \
 	tests/unit/test_loader \
 	tests/unit/test_nccl_profiler \
+	tests/unit/test_model_graph \
+	tests/unit/test_model_graph_cuda \
 	tests/unit/test_net_model \
 	tests/unit/test_optim \
 	tests/unit/test_optimizers \
@@ -293,8 +296,9 @@ endif
 tests_unit_test_gpt_model_SOURCES = tests/unit/test_gpt_model.c $(gpt_model_sources)
 tests_unit_test_gpt_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 
-net_model_sources = examples/models/net.c examples/models/net.h examples/models/net_inside.h \
+net_only_sources = examples/models/net.c examples/models/net.h examples/models/net_inside.h \
 	examples/models/net_pass.c examples/models/resnet.c examples/models/resnet.h
+net_model_sources = $(net_only_sources) $(graph_sources)
 tests_unit_test_net_model_SOURCES = tests/unit/test_net_model.c $(net_model_sources)
 tests_unit_test_net_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_unit_test_net_model_LDADD = kernels/libconvolution.la kernels/libkernels.la $(CMOCKA_LIBS)
@@ -309,7 +313,7 @@ kernel_cases = tests/support/kernel_cases.c tests/support/kernel_cases.h
 kernel_layer = tests/support/kernel_layer.c tests/support/kernel_layer.h $(kernel_cases)
 kernel_images = tests/unit/test_kernel_images.c $(kernel_layer)
 kernel_layers = tests/unit/test_kernel_layers.c $(kernel_layer)
-kernel_graph = tests/unit/test_kernel_graph.c $(kernel_cases) $(gpt_model_sources)
+kernel_graph = tests/unit/test_kernel_graph.c $(kernel_cases)
 kernel_queue = tests/unit/test_kernel_queue.c $(kernel_cases) $(gpt_model_sources)
 tests_unit_test_kernel_images_SOURCES = $(kernel_images) tests/support/kernel_place_host.c
 tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
@@ -326,8 +330,11 @@ tests_unit_test_kernel_images_device_LDADD = libruntime/libddpcore.la $(CMOCKA_L
 tests_unit_test_optimizers_device_SOURCES = tests/unit/test_optimizers_queue.c tests/support/kernel_place_device.c
 tests_unit_test_optimizers_device_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
 
+model_graph = tests/unit/test_model_graph.c $(kernel_cases) $(gpt_model_sources) $(net_only_sources)
+tests_unit_test_model_graph_SOURCES = $(model_graph) tests/support/kernel_place_device.c
+tests_unit_test_model_graph_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+tests_unit_test_model_graph_LDADD = kernels/libconvolution.la libruntime/libddpcore.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_graph_SOURCES = $(kernel_graph) tests/support/kernel_place_device.c
-tests_unit_test_kernel_graph_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_unit_test_kernel_graph_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
 
 # kernels/cuda on the host: the same cases as on the host's kernels, and others.
@@ -337,8 +344,11 @@ tests_unit_test_kernel_images_cuda_SOURCES = $(kernel_images)
 tests_unit_test_kernel_images_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
 tests_unit_test_kernel_queue_SOURCES = $(kernel_queue)
 tests_unit_test_kernel_queue_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+tests_unit_test_model_graph_cuda_SOURCES = $(model_graph)
+tests_unit_test_model_graph_cuda_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+tests_unit_test_model_graph_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libconvolution.la kernels/libkernels.la \
+	$(CMOCKA_LIBS) -lstdc++
 tests_unit_test_kernel_graph_cuda_SOURCES = $(kernel_graph)
-tests_unit_test_kernel_graph_cuda_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_unit_test_kernel_graph_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
 tests_unit_test_kernel_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
 tests_unit_test_kernel_queue_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
@@ -347,6 +357,7 @@ tests_unit_test_optimizers_cuda_LDADD = tests/support/libcuda_emulated.a librunt
 else
 tests_unit_test_kernel_cuda_SOURCES = tests/support/no_emulation.c
 tests_unit_test_kernel_graph_cuda_SOURCES = tests/support/no_emulation.c
+tests_unit_test_model_graph_cuda_SOURCES = tests/support/no_emulation.c
 tests_unit_test_optimizers_cuda_SOURCES = tests/support/no_emulation.c
 tests_unit_test_kernel_images_cuda_SOURCES = tests/support/no_emulation.c
 tests_unit_test_kernel_queue_SOURCES = tests/support/no_emulation.c
@@ -356,9 +367,12 @@ TESTS += $(check_PROGRAMS)
 # The same on a GPU.
 if HAVE_CUDA_KERNELS
 noinst_PROGRAMS += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue \
+	tests/gpu/test_model_graph \
 	tests/gpu/test_optimizers_queue
+tests_gpu_test_model_graph_SOURCES = $(model_graph)
+tests_gpu_test_model_graph_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+tests_gpu_test_model_graph_LDADD = kernels/libconvolution.la $(tests_gpu_test_kernel_layers_LDADD)
 tests_gpu_test_kernel_graph_SOURCES = $(kernel_graph)
-tests_gpu_test_kernel_graph_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_gpu_test_kernel_graph_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
 tests_gpu_test_optimizers_queue_SOURCES = tests/unit/test_optimizers_queue.c
 tests_gpu_test_optimizers_queue_LDADD = $(tests_gpu_test_kernel_layers_LDADD)

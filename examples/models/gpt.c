@@ -84,6 +84,16 @@ void gpt_bind_loss(gpt *g, double *loss)
 	g->loss = loss;
 }
 
+void gpt_use_graphs(gpt *g, bool wanted)
+{
+	graphs_want(&g->graphs, wanted);
+}
+
+const char *gpt_graph_failure(const gpt *g)
+{
+	return g->graphs.failure[0] != '\0' ? g->graphs.failure : NULL;
+}
+
 void gpt_bind_reads(gpt *g, gpt_reads_fn reads, void *user)
 {
 	g->reads = reads;
@@ -92,7 +102,7 @@ void gpt_bind_reads(gpt *g, gpt_reads_fn reads, void *user)
 
 void gpt_bind(gpt *g, float *const *params, float *const *grads)
 {
-	gpt_forget_graphs(g);
+	graphs_forget(&g->graphs);
 	memcpy(g->data, params, (size_t)g->count * sizeof(float *));
 	memcpy(g->grad, grads, (size_t)g->count * sizeof(float *));
 }
@@ -152,6 +162,7 @@ static size_t lay_out(gpt *g)
 	g->widened = carve(g, &used, g->config.mixed ? larger(stream, (size_t)g->config.vocab) : 0);
 	g->tokens = (int32_t *)carve(g, &used, rows);
 	g->targets = (int32_t *)carve(g, &used, rows);
+	g->random = (dk_random *)(void *)carve(g, &used, sizeof(*g->random) / sizeof(float));
 	return used * sizeof(float);
 }
 
@@ -205,14 +216,14 @@ gpt *gpt_create_on(const gpt_memory *memory, const gpt_config *config, int batch
 	g->data = calloc((size_t)g->count, sizeof(*g->data));
 	g->grad = calloc((size_t)g->count, sizeof(*g->grad));
 	g->layers = calloc((size_t)config->layers, sizeof(*g->layers));
-	g->forward = calloc(2 * (size_t)config->layers, sizeof(*g->forward));
+	g->staged_random = calloc((size_t)g->slots, sizeof(*g->staged_random));
 	g->staged = calloc((size_t)g->slots * 2 * (size_t)batch * (size_t)config->length, sizeof(*g->staged));
 	if (g->params == NULL || g->names == NULL || g->data == NULL || g->grad == NULL ||
-	    g->layers == NULL || g->forward == NULL || g->staged == NULL || !map_arena(g)) {
+	    g->layers == NULL || g->staged_random == NULL || g->staged == NULL ||
+	    !graphs_open(&g->graphs, 2 * config->layers, PER_LAYER) || !map_arena(g)) {
 		gpt_free(g);
 		return NULL;
 	}
-	g->backward = g->forward + config->layers;
 	list_params(g);
 	return g;
 }
@@ -221,7 +232,7 @@ void gpt_free(gpt *g)
 {
 	if (g == NULL)
 		return;
-	gpt_forget_graphs(g);
+	graphs_close(&g->graphs);
 	if (g->arena != NULL && g->memory.alloc != NULL)
 		g->memory.release(g->memory.user, g->arena);
 	else if (g->arena != NULL)
@@ -232,7 +243,7 @@ void gpt_free(gpt *g)
 	free(g->data);
 	free(g->grad);
 	free(g->layers);
-	free(g->forward);
+	free(g->staged_random);
 	free(g);
 }
 

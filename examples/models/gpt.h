@@ -49,8 +49,7 @@ const ddp_param *gpt_params(const gpt *model, int *count);
 /*
  * From now on layers are captured as graphs and launched as such, where that can be: on a
  * queue that captures them, from the second pass of a shape on. A layer's gradients are then told
- * ready together. Free the model before the queue. Passes that cannot be captured go as without,
- * and so do those that drop elements, as which ones is another in each pass.
+ * ready together. Free the model before the queue. Passes that cannot be captured go as without.
  */
 void gpt_use_graphs(gpt *model, bool wanted);
 /* Why capturing was given up, or NULL. */
@@ -78,8 +77,8 @@ void gpt_bind_loss(gpt *model, double *loss);
 /*
  * gpt_forward() drops elements of the embedding, and of what each layer's two halves add to
  * the stream, with a probability below 1, and scales the others. Which ones hangs on the seed and
- * the pass's number alone: give passes numbers that differ over ranks and micro-batches. For
- * models of f32 on the host. Before each pass; 0 ends it.
+ * the pass's number alone: give passes numbers that differ over ranks and micro-batches. Before
+ * each pass; 0 ends it.
  */
 void gpt_set_dropout(gpt *model, double probability, uint64_t seed, uint64_t pass);
 

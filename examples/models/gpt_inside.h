@@ -4,6 +4,7 @@
 
 #include "kernels.h"
 #include "models/gpt.h"
+#include "models/graphs.h"
 
 /* Parameters of a layer, in order; a layer's first is LAYER_0 + layer * PER_LAYER. */
 enum gpt_part {
@@ -27,14 +28,6 @@ struct gpt_layer {
 	float *ln_2, *ln_2_mean, *ln_2_rstd;
 	float *fc, *fc_gelu;                 /* [rows, 4 width] */
 	float *out;                          /* [rows, width]: the stream after the layer */
-};
-
-/* Where work is captured. */
-struct gpt_graph {
-	dk_graph *graph;     /* NULL: not yet */
-	int batch, length;   /* of the graph, or of the pass before it; 0: none */
-	int told[PER_LAYER]; /* the gradients that are complete behind it, in order */
-	int count;           /* of these; none of forward */
 };
 
 struct gpt {
@@ -61,20 +54,13 @@ struct gpt {
 	gpt_reads_fn reads;      /* NULL: nobody wants to know */
 	void *reads_user;
 	double dropout;          /* probability; 0: none */
-	uint64_t seed, counter;  /* what dropout draws from in the pass at hand */
-	bool graphs;             /* wanted, and none has failed */
-	struct gpt_graph *forward, *backward; /* [layers] */
-	char graph_failure[256];
+	dk_random drawn;         /* what dropout draws from in the pass at hand */
+	dk_random *random;       /* the same, where the model is */
+	dk_random *staged_random; /* [slots], on the host, as `staged` is */
+	graphs graphs;           /* of each layer's forward, and behind these of each layer's backward */
 	gpt_memory memory;       /* alloc NULL: the host's */
 	void *arena;
 	size_t arena_bytes;
 };
-
-/* ---- gpt_graphs.c ---- */
-
-/* Launches what `part` enqueues as a graph, which is captured at the first time. False: it is not
-   captured, and nothing was enqueued. */
-bool gpt_by_graph(gpt *g, struct gpt_graph *own, void (*part)(gpt *g, struct gpt_graph *own));
-void gpt_forget_graphs(gpt *g);
 
 #endif

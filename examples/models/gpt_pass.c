@@ -49,13 +49,12 @@ static uint64_t drop_counters(const gpt *g)
 void gpt_set_dropout(gpt *g, double probability, uint64_t seed, uint64_t pass)
 {
 	g->dropout = probability;
-	g->seed = seed;
-	g->counter = pass * drop_counters(g) * (uint64_t)drop_of(g->config.layers, 0);
+	g->drawn = (dk_random){seed, pass * drop_counters(g) * (uint64_t)drop_of(g->config.layers, 0)};
 }
 
 static void drop(const gpt *g, int which, float *out, const float *in)
 {
-	dk_dropout(out, in, stream_elements(g), g->dropout, g->seed, g->counter + (uint64_t)which * drop_counters(g));
+	dk_dropout(out, in, stream_elements(g), g->dropout, g->random, (uint64_t)which * drop_counters(g));
 }
 
 /* out [rows, width] = in [rows, inputs] times the weight, plus the stream. */
@@ -87,8 +86,9 @@ static const float *layer_input(const gpt *g, int layer)
 	return layer > 0 ? g->layers[layer - 1].out : g->embedded;
 }
 
-static void compute_layer(gpt *g, int layer)
+static void compute_layer(void *model, int layer)
 {
+	gpt *g = model;
 	const float *in = layer_input(g, layer);
 	float *const *p = g->data + layer_param(layer, 0);
 	struct gpt_layer *l = &g->layers[layer];
@@ -111,16 +111,10 @@ static void compute_layer(gpt *g, int layer)
 	              4 * width);
 }
 
-static void capture_layer(gpt *g, struct gpt_graph *own)
-{
-	compute_layer(g, (int)(own - g->forward));
-}
-
 static void forward_layer(gpt *g, int layer)
 {
 	read_params(g, layer_param(layer, 0), layer_param(layer + 1, 0));
-	if (!gpt_by_graph(g, &g->forward[layer], capture_layer))
-		compute_layer(g, layer);
+	graphs_run(&g->graphs, layer, compute_layer, g);
 }
 
 /* Up to the final layernorm, which is left in g->ln_f. */
@@ -130,6 +124,7 @@ static void forward_stream(gpt *g, int batch, int length)
 
 	g->batch = batch;
 	g->length = length;
+	graphs_begin(&g->graphs, &(pass_shape){.batch = batch, .length = length, .dropout = g->dropout});
 	read_params(g, WTE, LAYER_0);
 	dk_embedding_forward(g->embedded, g->tokens, g->data[WTE], g->data[WPE], batch, length,
 	                     width);
@@ -155,6 +150,10 @@ static void take_samples(gpt *g, const int32_t *samples, int batch, int length)
 	}
 	dk_copy(g->tokens, tokens, (size_t)batch * line * sizeof(*tokens));
 	dk_copy(g->targets, targets, (size_t)batch * line * sizeof(*targets));
+	if (g->dropout > 0) {
+		g->staged_random[g->slot] = g->drawn;
+		dk_copy(g->random, &g->staged_random[g->slot], sizeof(*g->random));
+	}
 	g->slot = (g->slot + 1) % g->slots;
 }
 
@@ -208,23 +207,12 @@ void gpt_next_logits(gpt *g, const int32_t *tokens, int length, float *logits)
 	dk_largest(there, 1); /* waits */
 }
 
-/* Tells of gradients that are complete; keeps the first error. */
-struct teller {
-	struct gpt_graph *later; /* while it is captured: tells when it is launched */
-	gpt_ready_fn ready;
-	void *user;
-	ddp_status status;
-};
-
-static void tell(struct teller *t, int param)
+static void tell(gpt *g, int param)
 {
-	if (t->later != NULL)
-		t->later->told[t->later->count++] = param;
-	else if (t->status == DDP_OK)
-		t->status = t->ready(t->user, param);
+	graphs_tell(&g->graphs, param);
 }
 
-static void backward_mlp(gpt *g, int layer, struct teller *t)
+static void backward_mlp(gpt *g, int layer)
 {
 	int first = layer_param(layer, 0);
 	float *const *p = g->data + first, *const *d = g->grad + first;
@@ -234,22 +222,22 @@ static void backward_mlp(gpt *g, int layer, struct teller *t)
 	const float *added = added_gradient(g, drop_of(layer, 1));
 	dk_linear_backward_params(d[FC_PROJ_WEIGHT], d[FC_PROJ_BIAS], added, l->fc_gelu,
 	                          rows, 4 * width, width);
-	tell(t, first + FC_PROJ_BIAS);
-	tell(t, first + FC_PROJ_WEIGHT);
+	tell(g, first + FC_PROJ_BIAS);
+	tell(g, first + FC_PROJ_WEIGHT);
 	dk_linear_backward_input(g->dwide, added, p[FC_PROJ_WEIGHT], rows, 4 * width, width);
 	dk_gelu_backward(g->dwide, l->fc, rows * 4 * width);
 	dk_linear_backward_params(d[FC_WEIGHT], d[FC_BIAS], g->dwide, l->ln_2, rows, width,
 	                          4 * width);
-	tell(t, first + FC_BIAS);
-	tell(t, first + FC_WEIGHT);
+	tell(g, first + FC_BIAS);
+	tell(g, first + FC_WEIGHT);
 	dk_linear_backward_input(g->dnorm, g->dwide, p[FC_WEIGHT], rows, width, 4 * width);
 	dk_layernorm_backward(g->dstream, d[LN_2_WEIGHT], d[LN_2_BIAS], g->dnorm, l->middle,
 	                      l->ln_2_mean, l->ln_2_rstd, p[LN_2_WEIGHT], rows, width);
-	tell(t, first + LN_2_BIAS);
-	tell(t, first + LN_2_WEIGHT);
+	tell(g, first + LN_2_BIAS);
+	tell(g, first + LN_2_WEIGHT);
 }
 
-static void backward_attention(gpt *g, int layer, const float *in, struct teller *t)
+static void backward_attention(gpt *g, int layer, const float *in)
 {
 	int first = layer_param(layer, 0);
 	float *const *p = g->data + first, *const *d = g->grad + first;
@@ -259,47 +247,31 @@ static void backward_attention(gpt *g, int layer, const float *in, struct teller
 	const float *added = added_gradient(g, drop_of(layer, 0));
 	dk_linear_backward_params(d[ATTN_PROJ_WEIGHT], d[ATTN_PROJ_BIAS], added,
 	                          l->attended, rows, width, width);
-	tell(t, first + ATTN_PROJ_BIAS);
-	tell(t, first + ATTN_PROJ_WEIGHT);
+	tell(g, first + ATTN_PROJ_BIAS);
+	tell(g, first + ATTN_PROJ_WEIGHT);
 	dk_linear_backward_input(g->dattended, added, p[ATTN_PROJ_WEIGHT], rows, width,
 	                         width);
 	dk_attention_backward(g->dwide, g->dattended, l->qkv, l->attended, l->lse, g->batch,
 	                      g->length, g->config.heads, width);
 	dk_linear_backward_params(d[ATTN_WEIGHT], d[ATTN_BIAS], g->dwide, l->ln_1, rows, width,
 	                          3 * width);
-	tell(t, first + ATTN_BIAS);
-	tell(t, first + ATTN_WEIGHT);
+	tell(g, first + ATTN_BIAS);
+	tell(g, first + ATTN_WEIGHT);
 	dk_linear_backward_input(g->dnorm, g->dwide, p[ATTN_WEIGHT], rows, width, 3 * width);
 	dk_layernorm_backward(g->dstream, d[LN_1_WEIGHT], d[LN_1_BIAS], g->dnorm, in,
 	                      l->ln_1_mean, l->ln_1_rstd, p[LN_1_WEIGHT], rows, width);
-	tell(t, first + LN_1_BIAS);
-	tell(t, first + LN_1_WEIGHT);
+	tell(g, first + LN_1_BIAS);
+	tell(g, first + LN_1_WEIGHT);
 }
 
-static void backward_layer(gpt *g, int layer, struct teller *t)
+/* Graphs of backward are behind those of forward. */
+static void backward_layer(void *model, int part)
 {
-	backward_mlp(g, layer, t);
-	backward_attention(g, layer, layer_input(g, layer), t);
-}
+	gpt *g = model;
+	const int layer = part - g->config.layers;
 
-static void capture_layer_back(gpt *g, struct gpt_graph *own)
-{
-	struct teller t = {.later = own};
-
-	backward_layer(g, (int)(own - g->backward), &t);
-}
-
-/* By the layer's graph, if the pass has graphs. */
-static void pass_layer_back(gpt *g, int layer, struct teller *t)
-{
-	const struct gpt_graph *own = &g->backward[layer];
-
-	if (!gpt_by_graph(g, &g->backward[layer], capture_layer_back)) {
-		backward_layer(g, layer, t);
-		return;
-	}
-	for (int i = 0; i < own->count; i++)
-		tell(t, own->told[i]);
+	backward_mlp(g, layer);
+	backward_attention(g, layer, layer_input(g, layer));
 }
 
 static const float *row_gradients(gpt *g)
@@ -313,7 +285,7 @@ static const float *row_gradients(gpt *g)
 
 /* The embedding's gradient has but few rows. If the classifier shares its
    weight, that part of the gradient, which is dense, is complete at once. */
-static void backward_embedding(gpt *g, gpt_rows_fn rows, struct teller *t)
+static void backward_embedding(gpt *g, gpt_rows_fn rows, void *user)
 {
 	int64_t width = g->config.width, count = (int64_t)g->batch * g->length;
 
@@ -321,33 +293,33 @@ static void backward_embedding(gpt *g, gpt_rows_fn rows, struct teller *t)
 		drop(g, EMBEDDING_DROP, g->dstream, g->dstream);
 	dk_embedding_backward(rows != NULL ? NULL : g->grad[WTE], g->grad[WPE], g->dstream,
 	                      g->tokens, g->batch, g->length, width);
-	tell(t, WPE);
+	tell(g, WPE);
 	if (rows == NULL)
-		tell(t, WTE);
-	else if (t->status == DDP_OK)
-		t->status = rows(t->user, WTE, g->tokens, row_gradients(g), count);
+		tell(g, WTE);
+	else if (g->graphs.status == DDP_OK)
+		g->graphs.status = rows(user, WTE, g->tokens, row_gradients(g), count);
 }
 
 ddp_status gpt_backward(gpt *g, gpt_ready_fn ready, gpt_rows_fn rows, void *user)
 {
-	struct teller t = {.ready = ready, .user = user, .status = DDP_OK};
 	int64_t width = g->config.width, count = (int64_t)g->batch * g->length;
 	int head = classifier_param(g), norm = final_param(g, LN_F_WEIGHT);
 
+	graphs_listen(&g->graphs, ready, user);
 	dk_classifier_backward(g->dnorm, g->grad[head], g->classifier, g->ln_f, g->data[head],
 	                       g->targets, count, width, g->config.vocab);
 	if (g->config.untied)
-		tell(&t, head);
+		tell(g, head);
 	if (rows != NULL)
-		tell(&t, WTE);
+		tell(g, WTE);
 	dk_zero(g->dstream, count * width);
 	dk_layernorm_backward(g->dstream, g->grad[norm], g->grad[norm + 1], g->dnorm,
 	                      layer_input(g, g->config.layers), g->ln_f_mean, g->ln_f_rstd,
 	                      g->data[norm], count, width);
-	tell(&t, norm + 1);
-	tell(&t, norm);
+	tell(g, norm + 1);
+	tell(g, norm);
 	for (int i = g->config.layers - 1; i >= 0; i--)
-		pass_layer_back(g, i, &t);
-	backward_embedding(g, rows, &t);
-	return t.status;
+		graphs_run(&g->graphs, g->config.layers + i, backward_layer, g);
+	backward_embedding(g, rows, user);
+	return g->graphs.status;
 }

@@ -35,6 +35,7 @@ void net_free(net *n)
 {
 	if (n == NULL)
 		return;
+	graphs_close(&n->graphs);
 	if (n->arena != NULL && net_is_on_device(n))
 		n->memory.release(n->memory.user, n->arena);
 	else if (n->arena != NULL)
@@ -42,6 +43,7 @@ void net_free(net *n)
 	dk_onednn_free(n->onednn);
 	free(n->staged);
 	free(n->staged_labels);
+	free(n->staged_random);
 	free(n->logits);
 	free(n);
 }
@@ -210,6 +212,67 @@ void net_drop_nothing(net *n)
 {
 	for (int i = 0; i < n->layers_count; i++)
 		n->layers[i].probability = 0;
+	graphs_forget(&n->graphs);
+}
+
+/* ---- what backward does in which order ------------------------------------------------------ */
+
+static int64_t elements(const ddp_param *p)
+{
+	int64_t count = 1;
+
+	for (int i = 0; i < p->ndim; i++)
+		count *= p->shape[i];
+	return count;
+}
+
+static bool has_gradient_of_input(const struct net_layer *l)
+{
+	return l->from != NET_IMAGES && l->kind != NET_RELU && l->kind != NET_DROPOUT && l->kind != NET_ADD;
+}
+
+/* Of values that several layers read, backward sets the gradient first, and then adds to it. */
+static void plan_gradients(net *n)
+{
+	bool set[NET_LAYERS_MAX + 1] = {false};
+
+	set[n->layers[n->layers_count - 1].to] = true; /* by the cross-entropy */
+	for (int i = n->layers_count - 1; i >= 0; i--) {
+		struct net_layer *l = &n->layers[i];
+		if (l->kind == NET_ADD) {
+			l->other_adds = set[l->other];
+			set[l->other] = true;
+		} else if (has_gradient_of_input(l)) {
+			l->adds = set[l->from];
+			set[l->from] = true;
+		}
+	}
+}
+
+static int64_t layer_gradients(const net *n, const struct net_layer *l)
+{
+	const ddp_param *p = &n->params[l->param];
+	const bool has_some = l->kind == NET_CONVOLUTION || l->kind == NET_LINEAR || l->kind == NET_BATCH_NORM;
+
+	return has_some ? elements(p) + (l->bias ? elements(p + 1) : 0) : 0;
+}
+
+/* Each part but the last has at least an equal share of the gradients. */
+static void cut_backward(net *n)
+{
+	int64_t all = 0, come = 0;
+
+	for (int i = 0; i < n->layers_count; i++)
+		all += layer_gradients(n, &n->layers[i]);
+	n->parts = 0;
+	n->first[0] = n->layers_count;
+	for (int i = n->layers_count - 1; i >= 0; i--) {
+		come += layer_gradients(n, &n->layers[i]);
+		if (i > 0 && (come * NET_PARTS < all || n->parts == NET_PARTS - 1))
+			continue;
+		n->first[++n->parts] = i;
+		come = 0;
+	}
 }
 
 /* ---- memory ---------------------------------------------------------------------------- */
@@ -254,6 +317,7 @@ static size_t lay_out(net *n)
 	n->scratch = carve(n, &used, largest);
 	/* f64 */
 	n->sums = (double *)(void *)carve(n, &used, 2 * (1 + 2 * channels));
+	n->random = (dk_random *)(void *)carve(n, &used, sizeof(*n->random) / sizeof(float));
 	if (net_is_on_device(n)) {
 		n->images = carve(n, &used, n->capacity * net_value_size(&n->values[NET_IMAGES]));
 		n->labels = (int32_t *)carve(n, &used, n->capacity);
@@ -269,8 +333,9 @@ static bool finish_on_device(net *n)
 
 	n->staged = calloc(images * (size_t)net_value_size(&n->values[NET_IMAGES]), sizeof(*n->staged));
 	n->staged_labels = calloc(images, sizeof(*n->staged_labels));
+	n->staged_random = calloc((size_t)n->slots, sizeof(*n->staged_random));
 	n->logits = calloc((size_t)n->capacity * (size_t)logits->channels, sizeof(*n->logits));
-	if (n->staged == NULL || n->staged_labels == NULL || n->logits == NULL)
+	if (n->staged == NULL || n->staged_labels == NULL || n->staged_random == NULL || n->logits == NULL)
 		return false;
 	n->arena = n->memory.alloc(n->memory.user, n->arena_bytes);
 	lay_out(n);
@@ -282,6 +347,10 @@ static bool finish_on_device(net *n)
 bool net_finish(net *n)
 {
 	if (n->failed)
+		return false;
+	plan_gradients(n);
+	cut_backward(n);
+	if (!graphs_open(&n->graphs, 1 + n->parts, n->params_count))
 		return false;
 	n->arena_bytes = lay_out(n);
 	if (net_is_on_device(n))
@@ -306,13 +375,25 @@ const ddp_param *net_params(const net *n, int *count)
 
 void net_bind(net *n, float *const *params, float *const *grads)
 {
+	graphs_forget(&n->graphs);
 	memcpy(n->data, params, (size_t)n->params_count * sizeof(float *));
 	memcpy(n->grad, grads, (size_t)n->params_count * sizeof(float *));
 }
 
 void net_bind_loss(net *n, double *loss)
 {
+	graphs_forget(&n->graphs);
 	n->loss = loss;
+}
+
+void net_use_graphs(net *n, bool wanted)
+{
+	graphs_want(&n->graphs, wanted && net_is_on_device(n));
+}
+
+const char *net_graph_failure(const net *n)
+{
+	return n->graphs.failure[0] != '\0' ? n->graphs.failure : NULL;
 }
 
 void net_start_normal(net *n)
@@ -367,15 +448,6 @@ static void fill_params(const net *n, float *const *data, uint64_t seed)
 				fill_uniform(data[l->param + 1], l->outputs, bound, &state);
 		}
 	}
-}
-
-static int64_t elements(const ddp_param *p)
-{
-	int64_t count = 1;
-
-	for (int i = 0; i < p->ndim; i++)
-		count *= p->shape[i];
-	return count;
 }
 
 static bool initialise_on_device(net *n, uint64_t seed)

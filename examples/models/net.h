@@ -103,6 +103,15 @@ void net_bind_loss(net *n, double *loss);
    are below the number of logits. */
 net_result net_forward(net *n, const float *images, const int32_t *labels, int batch, net_random *random);
 
+/*
+ * On a device: from now on passes are captured as graphs and launched as such, as gpt_use_graphs()
+ * (gpt.h) says: forward is one, backward several, behind each of which its gradients are told
+ * ready together. Free the network before the queue.
+ */
+void net_use_graphs(net *n, bool wanted);
+/* Why capturing was given up, or NULL. */
+const char *net_graph_failure(const net *n);
+
 /* Called when backward is done with a parameter's gradient; never for a buffer. */
 typedef ddp_status (*net_ready_fn)(void *user, int param);
 

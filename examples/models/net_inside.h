@@ -4,10 +4,12 @@
 
 #include "cpu/convolution_onednn.h"
 #include "kernels.h"
+#include "models/graphs.h"
 #include "models/net.h"
 
-/* A ResNet-50 has 174 layers, 161 parameters and 106 buffers. */
-enum { NET_LAYERS_MAX = 192, NET_PARAMS_MAX = 320, NET_NAME_MAX = 48 };
+/* A ResNet-50 has 174 layers, 161 parameters and 106 buffers. Backward is cut into parts with about
+   as many gradients each: of fewer, ready ones would wait longer. */
+enum { NET_LAYERS_MAX = 192, NET_PARAMS_MAX = 320, NET_NAME_MAX = 48, NET_PARTS = 8 };
 
 typedef enum net_kind {
 	NET_CONVOLUTION, NET_LINEAR, NET_MAX_POOL, NET_AVERAGE_POOL, NET_BATCH_NORM, NET_RELU,
@@ -17,7 +19,6 @@ typedef enum net_kind {
 struct net_value {
 	int64_t height, width, channels;
 	float *data, *grad; /* [batch, height, width, channels] */
-	bool has_grad;      /* backward has set it */
 };
 
 struct net_layer {
@@ -25,13 +26,14 @@ struct net_layer {
 	int from, other, to;  /* values */
 	int param;            /* the weight; a bias is behind it, and running statistics behind that */
 	bool bias;
+	bool adds, other_adds; /* a later layer has set the gradient of `from`, or `other`, before */
 	dk_window window;     /* its batch is set by each pass */
 	int64_t inputs, outputs;
 	double probability;
 	int32_t *which;       /* of a maximum */
 	float *mean, *rstd;   /* [channels] */
 	int64_t all_rows;     /* that these are of, over all ranks */
-	uint64_t counter;     /* of dropout in this pass */
+	uint64_t ahead;       /* of dropout: counters that earlier layers take of this pass's */
 };
 
 struct net {
@@ -51,7 +53,13 @@ struct net {
 	void *sum_user;
 	double *sums;         /* [1 + 2 * channels]: what is summed, behind the number of rows */
 	float *scratch;       /* a second gradient of a value, before it is added */
-	uint64_t seed;        /* of dropout in this pass */
+	dk_random drawn;      /* what dropout draws from in the pass at hand */
+	dk_random *random;    /* the same, where the network is */
+	const int32_t *targets; /* labels of the pass at hand */
+	bool trains;          /* the pass at hand */
+	ddp_status status;    /* of `sum` in it */
+	graphs graphs;        /* of forward, and of backward's parts */
+	int parts, first[NET_PARTS + 1]; /* backward's part i has layers first[i] - 1 down to first[i + 1] */
 	double *loss;         /* where the network is; NULL: passes return it */
 	/* On a device: */
 	net_memory memory;    /* alloc NULL: the host's */
@@ -60,6 +68,7 @@ struct net {
 	float *staged;        /* [slots][capacity] images, and labels, on the host, of passes that
 	                         may not have begun */
 	int32_t *staged_labels;
+	dk_random *staged_random; /* [slots] */
 	int slots, slot;      /* slot: of the next pass */
 	float *logits;        /* [capacity, classes], on the host */
 	void *arena;

@@ -35,14 +35,14 @@ static ddp_status normalise_together(net *n, struct net_layer *l, const float *i
 	return DDP_OK;
 }
 
-static ddp_status normalise(net *n, struct net_layer *l, const float *in, bool train)
+static ddp_status normalise(net *n, struct net_layer *l, const float *in)
 {
 	const struct net_value *to = &n->values[l->to];
 	float *const *p = n->data + l->param;
 
-	if (train && n->sum != NULL)
+	if (n->trains && n->sum != NULL)
 		return normalise_together(n, l, in);
-	if (train)
+	if (n->trains)
 		dk_batch_norm_forward(to->data, l->mean, l->rstd, p[2], p[3], momentum, n->work, in, p[0], p[1],
 		                      rows_of(n, to), l->outputs);
 	else
@@ -50,25 +50,14 @@ static ddp_status normalise(net *n, struct net_layer *l, const float *in, bool t
 	return DDP_OK;
 }
 
-static void drop(net *n, struct net_layer *l, net_random *random)
-{
-	struct net_value *v = &n->values[l->to];
-	const int64_t count = numbers_of(n, v);
-
-	l->counter = random->counter;
-	random->counter += (uint64_t)(count + 3) / 4;
-	dk_dropout(v->data, v->data, count, l->probability, random->seed, l->counter);
-}
-
-static ddp_status forward_layer(net *n, struct net_layer *l, net_random *random)
+static ddp_status forward_layer(net *n, struct net_layer *l)
 {
 	float *const *p = n->data + l->param;
 	const float *in = n->values[l->from].data;
 	struct net_value *to = &n->values[l->to];
 
-	l->window.batch = n->batch;
 	if (l->kind == NET_BATCH_NORM)
-		return normalise(n, l, in, random != NULL);
+		return normalise(n, l, in);
 	if (n->batch == 0)
 		return DDP_OK;
 	switch (l->kind) {
@@ -82,8 +71,8 @@ static ddp_status forward_layer(net *n, struct net_layer *l, net_random *random)
 	case NET_AVERAGE_POOL: dk_average_pool_forward(to->data, in, &l->window); break;
 	case NET_RELU: dk_relu_forward(to->data, in, numbers_of(n, to)); break;
 	case NET_DROPOUT:
-		if (random != NULL)
-			drop(n, l, random);
+		if (n->trains)
+			dk_dropout(to->data, in, numbers_of(n, to), l->probability, n->random, l->ahead);
 		break;
 	case NET_ADD: dk_add(to->data, in, n->values[l->other].data, numbers_of(n, to)); break;
 	default: break;
@@ -104,8 +93,28 @@ static int64_t count_right(const float *logits, const int32_t *labels, int64_t r
 	return right;
 }
 
-/* The images and labels are the caller's again, though a queue may not have come to them. */
-static void take_images(net *n, const float *images, const int32_t *labels)
+/* What layers need to know of the pass, and counters for those that drop. */
+static void begin_pass(net *n, int batch, net_random *random)
+{
+	uint64_t ahead = 0;
+
+	n->batch = batch;
+	n->trains = random != NULL;
+	n->status = DDP_OK;
+	n->drawn = n->trains ? (dk_random){random->seed, random->counter} : (dk_random){0};
+	for (int i = 0; i < n->layers_count; i++) {
+		struct net_layer *l = &n->layers[i];
+		l->window.batch = batch;
+		l->ahead = ahead;
+		if (l->kind == NET_DROPOUT)
+			ahead += (uint64_t)(numbers_of(n, &n->values[l->to]) + 3) / 4;
+	}
+	if (n->trains)
+		random->counter += ahead;
+}
+
+/* What the caller gave is its own again, though a queue may not have come to it. */
+static void stage(net *n, const float *images, const int32_t *labels)
 {
 	const size_t size = (size_t)net_value_size(&n->values[NET_IMAGES]), slot = (size_t)n->slot * (size_t)n->capacity;
 	const size_t bytes = (size_t)n->batch * size * sizeof(float), label_bytes = (size_t)n->batch * sizeof(*labels);
@@ -114,6 +123,8 @@ static void take_images(net *n, const float *images, const int32_t *labels)
 	memcpy(n->staged_labels + slot, labels, label_bytes);
 	dk_copy(n->images, n->staged + slot * size, bytes);
 	dk_copy(n->labels, n->staged_labels + slot, label_bytes);
+	n->staged_random[n->slot] = n->drawn;
+	dk_copy(n->random, &n->staged_random[n->slot], sizeof(*n->random));
 	n->slot = (n->slot + 1) % n->slots;
 }
 
@@ -125,27 +136,52 @@ static void judge_on_device(net *n, struct net_value *logits, const int32_t *lab
 	result->right = count_right(n->logits, labels, n->batch, logits->channels);
 }
 
+static void take(net *n, const float *images, const int32_t *labels)
+{
+	if (net_is_on_device(n)) {
+		if (n->batch > 0)
+			stage(n, images, labels);
+		images = n->images;
+		labels = n->labels;
+	} else {
+		*n->random = n->drawn;
+	}
+	/* They are only read: no layer works in place on the images. */
+	n->values[NET_IMAGES].data = (float *)(uintptr_t)images;
+	n->targets = labels;
+}
+
+static struct net_value *logits_of(net *n)
+{
+	return &n->values[n->layers[n->layers_count - 1].to];
+}
+
+/* Up to the logits, or to a loss that stays where the network is. */
+static void forward(void *model, int part)
+{
+	net *n = model;
+	const struct net_value *logits = logits_of(n);
+
+	(void)part;
+	for (int i = 0; i < n->layers_count && n->status == DDP_OK; i++)
+		n->status = forward_layer(n, &n->layers[i]);
+	if (n->status == DDP_OK && n->batch > 0 && n->trains && n->loss != NULL)
+		dk_cross_entropy_loss(n->loss, logits->data, n->targets, n->batch, logits->channels);
+}
+
 net_result net_forward(net *n, const float *images, const int32_t *labels, int batch, net_random *random)
 {
-	struct net_value *logits = &n->values[n->layers[n->layers_count - 1].to];
-	const bool there = net_is_on_device(n);
+	struct net_value *logits = logits_of(n);
 	net_result result = {.status = DDP_OK};
 
-	n->batch = batch;
-	n->seed = random != NULL ? random->seed : 0;
-	if (there && batch > 0)
-		take_images(n, images, labels);
-	/* It is only read: no layer works in place on the images. */
-	n->values[NET_IMAGES].data = there ? n->images : (float *)(uintptr_t)images;
-	for (int i = 0; i < n->layers_count && result.status == DDP_OK; i++)
-		result.status = forward_layer(n, &n->layers[i], random);
-	if (result.status != DDP_OK || batch == 0)
+	begin_pass(n, batch, random);
+	take(n, images, labels);
+	graphs_begin(&n->graphs, &(pass_shape){.batch = batch, .trains = n->trains});
+	graphs_run(&n->graphs, 0, forward, n);
+	result.status = n->status;
+	if (n->status != DDP_OK || batch == 0 || (n->trains && n->loss != NULL))
 		return result;
-	if (n->loss != NULL && random != NULL) {
-		dk_cross_entropy_loss(n->loss, logits->data, there ? n->labels : labels, batch, logits->channels);
-		return result;
-	}
-	if (there) {
+	if (net_is_on_device(n)) {
 		judge_on_device(n, logits, labels, &result);
 		return result;
 	}
@@ -157,19 +193,18 @@ net_result net_forward(net *n, const float *images, const int32_t *labels, int b
 /* ---- backward ------------------------------------------------------------------------ */
 
 /* Where a layer shall leave the gradient of what it reads. */
-static float *place_of(net *n, int value)
+static float *place_of(const net *n, int value, bool adds)
 {
-	return n->values[value].has_grad ? n->scratch : n->values[value].grad;
+	return adds ? n->scratch : n->values[value].grad;
 }
 
 /* It is there now. */
-static void has_come(net *n, int value)
+static void has_come(const net *n, int value, bool adds)
 {
-	struct net_value *v = &n->values[value];
+	const struct net_value *v = &n->values[value];
 
-	if (v->has_grad)
+	if (adds)
 		dk_add(v->grad, v->grad, n->scratch, numbers_of(n, v));
-	v->has_grad = true;
 }
 
 /* What needs no gradient of what it reads, or works in place. */
@@ -188,11 +223,11 @@ static void backward_params(net *n, struct net_layer *l)
 		break;
 	case NET_RELU: dk_relu_backward(to->grad, to->data, numbers_of(n, to)); break;
 	case NET_DROPOUT:
-		dk_dropout(to->grad, to->grad, numbers_of(n, to), l->probability, n->seed, l->counter);
+		dk_dropout(to->grad, to->grad, numbers_of(n, to), l->probability, n->random, l->ahead);
 		break;
 	case NET_ADD:
-		dk_copy(place_of(n, l->other), to->grad, (size_t)numbers_of(n, to) * sizeof(float));
-		has_come(n, l->other);
+		dk_copy(place_of(n, l->other, l->other_adds), to->grad, (size_t)numbers_of(n, to) * sizeof(float));
+		has_come(n, l->other, l->other_adds);
 		break;
 	default: break;
 	}
@@ -221,7 +256,7 @@ static ddp_status backward_input(net *n, struct net_layer *l)
 	float *const *p = n->data + l->param;
 	const struct net_value *to = &n->values[l->to];
 	ddp_status status = DDP_OK;
-	float *din = place_of(n, l->from);
+	float *din = place_of(n, l->from, l->adds);
 
 	switch (l->kind) {
 	case NET_CONVOLUTION:
@@ -233,7 +268,7 @@ static ddp_status backward_input(net *n, struct net_layer *l)
 	case NET_BATCH_NORM: status = backward_norm(n, l, din); break;
 	default: return DDP_OK; /* in place */
 	}
-	has_come(n, l->from);
+	has_come(n, l->from, l->adds);
 	return status;
 }
 
@@ -242,33 +277,52 @@ static bool has_params(const struct net_layer *l)
 	return l->kind == NET_CONVOLUTION || l->kind == NET_LINEAR || l->kind == NET_BATCH_NORM;
 }
 
+static void tell(net *n, const struct net_layer *l)
+{
+	if (l->bias)
+		graphs_tell(&n->graphs, l->param + 1);
+	graphs_tell(&n->graphs, l->param);
+}
+
+static void backward_layer(net *n, struct net_layer *l)
+{
+	const bool norm = l->kind == NET_BATCH_NORM;
+
+	if (n->batch > 0)
+		backward_params(n, l);
+	/* Those of a normalisation come with its input's. */
+	if (has_params(l) && !norm)
+		tell(n, l);
+	if (l->from != NET_IMAGES && (n->batch > 0 || norm))
+		n->status = backward_input(n, l);
+	if (norm && n->status == DDP_OK)
+		tell(n, l);
+}
+
+static bool goes_well(const net *n)
+{
+	return n->status == DDP_OK && n->graphs.status == DDP_OK;
+}
+
+/* Forward is part 0. */
+static void backward_part(void *model, int part)
+{
+	net *n = model;
+
+	for (int i = n->first[part - 1] - 1; i >= n->first[part] && goes_well(n); i--)
+		backward_layer(n, &n->layers[i]);
+}
+
 ddp_status net_backward(net *n, net_ready_fn ready, void *user)
 {
-	struct net_value *logits = &n->values[n->layers[n->layers_count - 1].to];
+	struct net_value *logits = logits_of(n);
 	float *const logits_grad = logits->grad;
-	ddp_status status = DDP_OK;
 
-	for (int i = 0; i < n->values_count; i++)
-		n->values[i].has_grad = false;
 	/* The cross-entropy has left it where the logits were. */
 	logits->grad = logits->data;
-	logits->has_grad = true;
-	for (int i = n->layers_count - 1; i >= 0 && status == DDP_OK; i--) {
-		struct net_layer *l = &n->layers[i];
-		if (n->batch > 0)
-			backward_params(n, l);
-		/* Those of a normalisation come with its input's. */
-		if (has_params(l) && l->kind != NET_BATCH_NORM && l->bias)
-			status = ready(user, l->param + 1);
-		if (has_params(l) && l->kind != NET_BATCH_NORM && status == DDP_OK)
-			status = ready(user, l->param);
-		if (l->from != NET_IMAGES && status == DDP_OK && (n->batch > 0 || l->kind == NET_BATCH_NORM))
-			status = backward_input(n, l);
-		if (l->kind == NET_BATCH_NORM && status == DDP_OK)
-			status = ready(user, l->param + 1);
-		if (l->kind == NET_BATCH_NORM && status == DDP_OK)
-			status = ready(user, l->param);
-	}
+	graphs_listen(&n->graphs, ready, user);
+	for (int i = 1; i <= n->parts && goes_well(n); i++)
+		graphs_run(&n->graphs, i, backward_part, n);
 	logits->grad = logits_grad;
-	return status;
+	return n->status != DDP_OK ? n->status : n->graphs.status;
 }

@@ -52,8 +52,8 @@ void dk_cpu_layernorm_backward(float *din, float *dgain, float *dbias, const flo
 void dk_cpu_gelu_forward(float *out, const float *in, int64_t n);
 void dk_cpu_gelu_backward(float *grad, const float *in, int64_t n);
 void dk_cpu_add(float *out, const float *a, const float *b, int64_t n);
-void dk_cpu_dropout(float *out, const float *in, int64_t n, double probability, uint64_t seed,
-		uint64_t counter);
+void dk_cpu_dropout(float *out, const float *in, int64_t n, double probability,
+		const dk_random *random, uint64_t ahead);
 void dk_cpu_attention_forward(float *out, float *lse, const float *qkv, int64_t batch,
 		int64_t length, int64_t heads, int64_t width);
 void dk_cpu_attention_backward(float *dqkv, const float *dout, const float *qkv, const float *out,

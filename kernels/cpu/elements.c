@@ -56,12 +56,12 @@ static void dropout_span(void *arg, int64_t first, int64_t last)
 	dk_inner()->dropout(e->out, e->a, first, last, &e->dropping);
 }
 
-void dk_cpu_dropout(float *out, const float *in, int64_t n, double probability, uint64_t seed,
-                    uint64_t counter)
+void dk_cpu_dropout(float *out, const float *in, int64_t n, double probability,
+                    const dk_random *random, uint64_t ahead)
 {
 	dk_parallel(n, GRAIN, dropout_span,
 	            &(struct elements){.out = out, .a = in,
-	                               .dropping = dk_dropping_of(probability, seed, counter)});
+	                               .dropping = dk_dropping_of(probability, random, ahead)});
 }
 
 /* One row; the rows of a classifier of images are few and short. */

@@ -34,10 +34,12 @@ typedef struct dk_dropping {
 	uint64_t seed, counter;
 } dk_dropping;
 
-static inline dk_dropping dk_dropping_of(double probability, uint64_t seed, uint64_t counter)
+static inline dk_dropping dk_dropping_of(double probability, const dk_random *random,
+		uint64_t ahead)
 {
 	return (dk_dropping){.threshold = (uint32_t)(probability * 0x1p32),
-		.scale = (float)(1 / (1 - probability)), .seed = seed, .counter = counter};
+		.scale = (float)(1 / (1 - probability)), .seed = random->seed,
+		.counter = random->counter + ahead};
 }
 
 typedef void dk_adamw_fn(float *param, float *grad, float *m, float *v, int64_t n,

@@ -69,7 +69,7 @@ void dk_mixed_gelu_forward(dk_queue *queue, float *out, const float *in, int64_t
 void dk_mixed_gelu_backward(dk_queue *queue, float *grad, const float *in, int64_t n);
 void dk_mixed_add(dk_queue *queue, float *out, const float *a, const float *b, int64_t n);
 void dk_mixed_dropout(dk_queue *queue, float *out, const float *in, int64_t n, double probability,
-		uint64_t seed, uint64_t counter);
+		const dk_random *random, uint64_t ahead);
 void dk_mixed_attention_forward(dk_queue *queue, float *out, float *lse, const float *qkv,
 		int64_t batch, int64_t length, int64_t heads, int64_t width);
 void dk_mixed_attention_backward(dk_queue *queue, float *dqkv, const float *dout, const float *qkv,

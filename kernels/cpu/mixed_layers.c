@@ -285,9 +285,9 @@ static void dropout_span(void *arg, int64_t first, int64_t last)
 }
 
 void dk_mixed_dropout(dk_queue *queue, float *out, const float *in, int64_t n, double probability,
-                      uint64_t seed, uint64_t counter)
+                      const dk_random *random, uint64_t ahead)
 {
 	(void)queue;
 	dk_parallel(n, GRAIN, dropout_span, &(struct span_args){.out = dk_narrow(out), .in = dk_narrow_const(in),
-		.dropping = dk_dropping_of(probability, seed, counter)});
+		.dropping = dk_dropping_of(probability, random, ahead)});
 }

@@ -223,31 +223,32 @@ template <typename T> struct dropout_function {
 	int64_t n;
 	uint32_t threshold;
 	float scale;
-	uint64_t seed, counter;
+	const dk_random *random;
+	uint64_t ahead;
 
 	__device__ void operator()(int64_t i) const
 	{
 		uint32_t words[DRAWN];
-		philox(seed, counter + (uint64_t)i, words);
+		philox(random->seed, random->counter + ahead + (uint64_t)i, words);
 		for (int k = 0; k < DRAWN && i * DRAWN + k < n; k++)
 			put(out + i * DRAWN + k, words[k] < threshold ? 0 : wide(in[i * DRAWN + k]) * scale);
 	}
 };
 
 template <typename T>
-static void dropout(T *, dk_cuda_queue *q, void *out, const void *in, int64_t n, double probability, uint64_t seed,
-                    uint64_t counter)
+static void dropout(T *, dk_cuda_queue *q, void *out, const void *in, int64_t n, double probability,
+                    const dk_random *random, uint64_t ahead)
 {
 	const dropout_function<T> f = {static_cast<T *>(out), static_cast<const T *>(in), n,
-		(uint32_t)(probability * 0x1p32), (float)(1 / (1 - probability)), seed, counter};
+		(uint32_t)(probability * 0x1p32), (float)(1 / (1 - probability)), random, ahead};
 
 	for_each(q, "dropout", ceil_div(n, DRAWN), f);
 }
 
-void dk_cuda_dropout(dk_queue *queue, float *out, const float *in, int64_t n, double probability, uint64_t seed,
-                     uint64_t counter)
+void dk_cuda_dropout(dk_queue *queue, float *out, const float *in, int64_t n, double probability,
+                     const dk_random *random, uint64_t ahead)
 {
-	FOR_TYPE(queue, dropout, own(queue), out, in, n, probability, seed, counter);
+	FOR_TYPE(queue, dropout, own(queue), out, in, n, probability, random, ahead);
 }
 
 /* ---- embedding ---- */

@@ -339,14 +339,16 @@ static void host_add(dk_queue *queue, float *out, const float *a, const float *b
 
 static void run_dropout(task *t, void **at)
 {
-	dk_dropout(at[0], at[1], t->n[0], t->dropout.probability, t->dropout.seed, t->dropout.counter);
+	dk_dropout(at[0], at[1], t->n[0], t->dropout.probability, at[2], t->dropout.ahead);
 }
 
 static void host_dropout(dk_queue *queue, float *out, const float *in, int64_t n, double probability,
-                         uint64_t seed, uint64_t counter)
+                         const dk_random *random, uint64_t ahead)
 {
-	ddp_host_enqueue(queue, &(task){ .run = run_dropout, .n = { n }, .dropout = { probability, seed, counter },
-	                        .operands = { writes_tensor(out, n), reads_tensor(in, n) } });
+	const operand there = { random, sizeof(*random), DDP_DEVICE_READS, false };
+
+	ddp_host_enqueue(queue, &(task){ .run = run_dropout, .n = { n }, .dropout = { probability, ahead },
+	                        .operands = { writes_tensor(out, n), reads_tensor(in, n), there } });
 }
 
 static void run_attention_forward(task *t, void **at)

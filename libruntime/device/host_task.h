@@ -60,7 +60,7 @@ typedef struct task {
 		double momentum;
 		struct {
 			double probability;
-			uint64_t seed, counter;
+			uint64_t ahead;
 		} dropout;
 	};
 	host_queue *queue;

@@ -254,7 +254,22 @@ static void sum_layer(void **state)
 /* ---- dropout: a elements ------------------------------------------------------------------- */
 
 /* The counter's lower half overflows. */
-static const uint64_t drop_seed = 0x123456789abcdef0, drop_counter = 0xfffffff8;
+static const dk_random drop_from = {0x123456789abcdef0, 0xfffffff0};
+enum { DROP_AHEAD = 8 };
+
+/* Where the queue in use drops. */
+static dk_random *give_random(const dk_random *from)
+{
+	dk_random *there = bytes_there(sizeof(*there));
+
+	dk_copy(there, from, sizeof(*there));
+	return there;
+}
+
+static void drop(float *out, const float *in, int64_t n)
+{
+	dk_dropout(out, in, n, 0.25, give_random(&drop_from), DROP_AHEAD);
+}
 
 SLOW static void philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
 {
@@ -292,24 +307,24 @@ static void plain_philox_gives_the_known_answers(void **state)
 SLOW static void dropout_naive(const shape *s, double *const in[], double *out)
 {
 	for (int64_t i = 0; i < s->a; i++) {
-		const uint64_t at = drop_counter + (uint64_t)(i / 4);
+		const uint64_t at = drop_from.counter + DROP_AHEAD + (uint64_t)(i / 4);
 		uint32_t words[4];
 		philox((const uint32_t[]){(uint32_t)at, (uint32_t)(at >> 32), 0, 0},
-		       (const uint32_t[]){(uint32_t)drop_seed, (uint32_t)(drop_seed >> 32)}, words);
+		       (const uint32_t[]){(uint32_t)drop_from.seed, (uint32_t)(drop_from.seed >> 32)}, words);
 		out[i] = words[i % 4] < 0x40000000 ? 0 : in[0][i] / 0.75;
 	}
 }
 
 static void dropout_forward(const shape *s, const layer_memory *m)
 {
-	dk_dropout(m->out, m->in[0], s->a, 0.25, drop_seed, drop_counter);
+	drop(m->out, m->in[0], s->a);
 }
 
 /* In place. */
 static void dropout_backward(const shape *s, const layer_memory *m)
 {
 	dk_copy(m->din[0], m->dout, (size_t)s->a * type_bytes(place.type));
-	dk_dropout(m->din[0], m->din[0], s->a, 0.25, drop_seed, drop_counter);
+	drop(m->din[0], m->din[0], s->a);
 }
 
 static void dropout_layer(void **state)
@@ -325,10 +340,11 @@ static void dropout_layer(void **state)
 /* Of one number. */
 static float drop_one(float x, double probability)
 {
+	const dk_random zero = {0};
 	float *there = give(&x, 1);
 
 	dk_use(place.queue);
-	dk_dropout(there, there, 1, probability, 0, 0);
+	dk_dropout(there, there, 1, probability, give_random(&zero), 0);
 	dk_use(NULL);
 	take(&x, there, 1);
 	return x;
