@@ -46,6 +46,7 @@ static void print_help(const vision_example *e)
 	       "  --trace DIR       a Chrome trace per rank\n"
 	       "  --device NAME     what computes: cpu (default); cuda, a GPU, or cuda:1; test, which\n"
 	       "                    behaves as a GPU without one\n"
+	       "  --no-graphs       device: give it the kernels of each pass one by one, to measure\n"
 	       "  --spawn N         start N ranks on this host, without a launcher\n"
 	       "  --threads N       threads per rank (OMP_NUM_THREADS, else the host's\n"
 	       "                    processors over its ranks)\n"
@@ -60,7 +61,7 @@ static void print_help(const vision_example *e)
 
 enum { OPT_DATA = 1, OPT_BATCH, OPT_IMAGES_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR, OPT_SCHEDULE, OPT_WARMUP,
        OPT_DECAY, OPT_CONSTANT, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_PLAIN,
-       OPT_SEED, OPT_CHECKPOINT, OPT_RESUME, OPT_METRICS, OPT_TRACE, OPT_DEVICE, OPT_SPAWN,
+       OPT_SEED, OPT_CHECKPOINT, OPT_RESUME, OPT_METRICS, OPT_TRACE, OPT_DEVICE, OPT_NO_GRAPHS, OPT_SPAWN,
        OPT_THREADS, OPT_READERS, OPT_VERBOSE, OPT_VERSION, OPT_HELP,
        OPT_DEPTH, OPT_WIDTH, OPT_IMAGENET_STEM, OPT_SYNC_BATCH_NORM };
 
@@ -76,7 +77,7 @@ static const struct option known[] = {
 	{"resume", no_argument, NULL, OPT_RESUME}, {"metrics", required_argument, NULL, OPT_METRICS},
 	{"trace", required_argument, NULL, OPT_TRACE}, {"readers", required_argument, NULL, OPT_READERS},
 	{"device", required_argument, NULL, OPT_DEVICE}, {"spawn", required_argument, NULL, OPT_SPAWN},
-	{"threads", required_argument, NULL, OPT_THREADS},
+	{"threads", required_argument, NULL, OPT_THREADS}, {"no-graphs", no_argument, NULL, OPT_NO_GRAPHS},
 	{"verbose", no_argument, NULL, OPT_VERBOSE}, {"version", no_argument, NULL, OPT_VERSION},
 	{"help", no_argument, NULL, OPT_HELP},
 	{"depth", required_argument, NULL, OPT_DEPTH}, {"width", required_argument, NULL, OPT_WIDTH},
@@ -164,6 +165,7 @@ static bool take(vision_options *o, int id, const char *name, const char *text)
 	case OPT_METRICS: o->metrics = text; return true;
 	case OPT_TRACE: o->trace = text; return true;
 	case OPT_DEVICE: o->device = text; return true;
+	case OPT_NO_GRAPHS: o->no_graphs = true; return true;
 	case OPT_SPAWN: return read_int(name, text, 1024, &o->spawn);
 	case OPT_THREADS: return read_int(name, text, 4096, &o->threads);
 	case OPT_READERS: return read_int(name, text, 256, &o->readers);

@@ -17,6 +17,7 @@ struct vision_options {
 	const char *checkpoint, *metrics, *trace; /* NULL: none */
 	const char *device;              /* NULL: the host */
 	bool resume, plain, verbose, sync_batch_norm;
+	bool no_graphs;                  /* a device is given kernels one by one */
 	net_resnet_shape resnet;
 };
 

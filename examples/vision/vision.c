@@ -39,6 +39,7 @@ struct trainer {
 	int accumulate;  /* micro-batches of a step */
 	bool told;       /* why this rank fails */
 	bool stopped;
+	bool told_of_graphs;
 	progress progress; /* of rank 0 */
 };
 
@@ -180,8 +181,10 @@ static bool make_net(struct trainer *t)
 		t->example->build(t->net, o);
 	if (t->net != NULL && net_is_too_small(t->net))
 		return fail(t, "images of %d x %d are too small for this network", t->shape.height, t->shape.width);
-	if (t->net != NULL && net_finish(t->net))
+	if (t->net != NULL && net_finish(t->net)) {
+		net_use_graphs(t->net, !o->no_graphs);
 		return true;
+	}
 	return t->told ? false : fail(t, "not enough memory for %d images; give a smaller --batch", o->batch);
 }
 
@@ -256,6 +259,18 @@ static ddp_status announce_all(struct trainer *t)
 	return status;
 }
 
+/* Its training is as right without. */
+static void tell_of_graphs(struct trainer *t)
+{
+	const char *why = net_graph_failure(t->net);
+
+	if (why == NULL || t->told_of_graphs)
+		return;
+	t->told_of_graphs = true;
+	fprintf(stderr, "%s: rank %d on %s: passes go without graphs, kernel by kernel: a pass could not be captured: %s\n",
+	        t->example->name, t->job->rank, t->job->hostname, why);
+}
+
 static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch, double *weight, double *loss_sum)
 {
 	struct trainer *t = user;
@@ -272,6 +287,7 @@ static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch,
 	*weight += (double)batch->samples;
 	ddp_set_phase(params, DDP_PHASE_BACKWARD);
 	ddp_status status = net_backward(t->net, ready, params);
+	tell_of_graphs(t);
 	if (dk_failure() != NULL) {
 		fail(t, "%s", dk_failure());
 		return DDP_ERR_NOMEM;

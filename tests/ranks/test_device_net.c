@@ -17,7 +17,7 @@
 #include "tests/support/context_ranks.h"
 #include "tests/support/small_net.h"
 
-enum { STEPS = 2, PASSES = 2, TENSORS_MAX = 32, IMAGE = SIDE * SIDE * CHANNELS };
+enum { STEPS = 3, PASSES = 2, TENSORS_MAX = 32, IMAGE = SIDE * SIDE * CHANNELS };
 
 static const ddp_options on_test = { .size = sizeof(on_test), .device = "test" };
 
@@ -71,6 +71,7 @@ static void make(side *s, ddp_context *context, bool there)
 	}
 	net_bind(s->net, data, grad);
 	net_bind_loss(s->net, ddp_device_loss(s->model));
+	net_use_graphs(s->net, true);
 	CHECK(net_initialise(s->net, 7));
 	CHECK_OK(ddp_broadcast_params(s->model));
 	dk_use(NULL);
@@ -162,6 +163,7 @@ static int compare(ddp_context *context, void *user)
 		CHECK(loss > 0 && train_step(&there, step) == loss);
 		expect_same(&here, &there);
 	}
+	CHECK(there.net->graphs.sets[0].captured && net_graph_failure(there.net) == NULL);
 	const net_result result = evaluate(&here), there_too = evaluate(&there);
 	CHECK(result.loss > 0 && there_too.loss == result.loss && there_too.right == result.right);
 	unmake(&there);

@@ -12,7 +12,7 @@ train() {
 
 every_option_is_in_help() {
 	tells_of data batch images-per-update steps optimizer lr schedule warmup decay constant momentum \
-		weight-decay plain seed checkpoint resume metrics trace device spawn threads readers verbose version help
+		weight-decay plain seed checkpoint resume metrics trace device no-graphs spawn threads readers verbose version help
 }
 
 same_numbers_give_the_same_images() {
@@ -71,6 +71,14 @@ a_run_that_goes_on_goes_on_with_its_metrics() {
 		[ "$(grep -c '"loss"' "$work/metrics")" -eq 8 ] && [ "$(grep -c '"loss"' "$work/metrics.1")" -eq 5 ]
 }
 
+# Where each pass drops others.
+graphs_do_not_change_a_byte() {
+	local program=examples/vision/mnist_cnn device=(--device test --batch 8 --steps 3 --images-per-update 32)
+	train "${device[@]}" --checkpoint "$work/graphs" && ! grep -q graphs "$work/err" &&
+		train "${device[@]}" --no-graphs --checkpoint "$work/no-graphs" &&
+		same "$work/graphs/step-00000003.safetensors" "$work/no-graphs/step-00000003.safetensors"
+}
+
 plain_output_has_no_escapes() {
 	train --steps 3 && says '^step 3/3  loss ' && ! grep -q $'\033' "$work/out"
 }
@@ -93,6 +101,7 @@ check "images per update are divided" refuses '--images-per-update: 50 ' --data 
 	--images-per-update 50
 check "metrics and a trace per rank are written" writes_metrics_and_traces
 check "a run that goes on goes on with its metrics" a_run_that_goes_on_goes_on_with_its_metrics
+check "graphs do not change a byte" graphs_do_not_change_a_byte
 check "plain output has no escapes" plain_output_has_no_escapes
 check_terminal "a terminal shows what time is left" a_terminal_shows_what_time_is_left
 end_of_tests
