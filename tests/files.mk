@@ -95,6 +95,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/kernel_place.h \
 	tests/support/kernel_values.h \
 	tests/support/mlp.c tests/support/mlp.h \
+	tests/support/model_side.c tests/support/model_side.h \
 	tests/support/nccl_load.c tests/support/nccl_standin.h \
 	tests/support/nccl_ranks.c tests/support/nccl_ranks.h \
 	tests/support/optimizer_cases.h \

@@ -14,16 +14,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "comm/request.h"
-#include "device/device.h"
-#include "reduce/model_state.h"
-#include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
+#include "tests/support/model_side.h"
 
-enum { PARAMS = 5, STEPS = 3, ELEMENTS = 60 * 700, ROWS = 4 };
+enum { PARAMS = 5, STEPS = 3, ROWS = 4 };
 
 static const ddp_options on_test = { .size = sizeof(on_test), .device = "test" };
 
@@ -38,104 +37,59 @@ static const ddp_param params[PARAMS] = {
 
 /* ---- a model here or there ----------------------------------------------------------------- */
 
-typedef struct side {
-	ddp_context *context;
-	ddp_model *model;
-	ddp_device_queue *stream; /* NULL: the host */
-	float host[ELEMENTS];     /* what is copied */
-	int32_t index[ROWS];
-	float *values_there;      /* of rows, and behind them their indices */
-} side;
-
-static ddp_device *device_of(const side *s)
+static void make(model_side *s, ddp_context *context, const ddp_model_options *options, bool there)
 {
-	return s->context->device;
-}
-
-static void wait_for(const side *s)
-{
-	CHECK_OK(ddp_device_queue_sync(device_of(s), s->stream));
-}
-
-static void copy(const side *s, void *to, const void *from, size_t bytes)
-{
-	if (s->stream == NULL) {
-		memcpy(to, from, bytes);
-		return;
-	}
-	CHECK_OK(ddp_device_copy(device_of(s), s->stream, to, from, bytes));
-	wait_for(s);
-}
-
-static void make(side *s, ddp_context *context, const ddp_model_options *given, bool there)
-{
-	ddp_model_options options = *given;
-	void *memory;
-
-	memset(s, 0, sizeof(*s));
-	s->context = context;
-	if (there) {
-		CHECK_OK(ddp_device_queue_create(context->device, DDP_DEVICE_NORMAL, &s->stream));
-		CHECK_OK(ddp_device_alloc(context->device, ROWS * 24 * sizeof(float), &memory));
-		s->values_there = memory;
-		options.memory = DDP_MEMORY_DEVICE;
-		options.stream = s->stream;
-	}
-	CHECK_OK(ddp_model_create(context, params, PARAMS, &options, &s->model));
+	side_open(s, context, there);
+	if (there)
+		CHECK_OK(ddp_device_alloc(context->device, ROWS * 24 * sizeof(float), &s->own));
+	side_make(s, params, PARAMS, options, (float)side_rank(s));
 	CHECK((ddp_device_loss(s->model) != NULL) == there);
-	for (int p = 0; p < PARAMS; p++) {
-		for (int64_t i = 0; i < ddp_param_count(s->model, p); i++)
-			s->host[i] = sinf((float)(p * 1000 + i)) + (float)ddp_comm_rank(ddp_world(context));
-		copy(s, ddp_param_data(s->model, p), s->host, (size_t)ddp_param_count(s->model, p) * sizeof(float));
-	}
 	CHECK_OK(ddp_broadcast_params(s->model));
 }
 
-static void unmake(side *s)
+/* The model's work may still be in the memory of rows. */
+static void unmake(model_side *s)
 {
-	ddp_device *device = device_of(s);
+	ddp_device *device = s->context->device;
+	void *rows = s->own;
 
 	ddp_model_free(s->model);
-	if (s->stream == NULL)
-		return;
-	CHECK_OK(ddp_device_free(device, s->values_there));
-	CHECK_OK(ddp_device_queue_free(device, s->stream));
+	s->model = NULL;
+	if (rows != NULL)
+		CHECK_OK(ddp_device_free(device, rows));
+	side_close(s);
 }
 
-static void set_gradient(side *s, int step, int p)
+static void set_gradient(model_side *s, int step, int p)
 {
-	const int rank = ddp_comm_rank(ddp_world(s->context));
-	const int64_t count = ddp_param_count(s->model, p);
-
-	for (int64_t i = 0; i < count; i++)
-		s->host[i] = cosf((float)(step * 77 + p * 1009 + rank * 31) + (float)i * 0.7f);
-	copy(s, ddp_param_grad(s->model, p), s->host, (size_t)count * sizeof(float));
+	side_draw(s, step, p, 1);
+	side_copy_gradient(s, p);
 }
 
 /* On the host rows may travel by themselves, and be added in another order; so the rank of
    this step alone has some, and they are added to gradients of 0. */
-static void add_rows(side *s, int step, int p)
+static void add_rows(model_side *s, int step, int p)
 {
+	static int32_t index[ROWS]; /* each side's step ends before the other one's begins */
 	const int64_t width = params[p].shape[1];
-	float *values = s->host;
+	float *values = s->host, *there = s->own;
 
-	if (step % ddp_comm_size(ddp_world(s->context)) != ddp_comm_rank(ddp_world(s->context)))
+	if (step % ddp_comm_size(ddp_world(s->context)) != side_rank(s))
 		return;
 	for (int i = 0; i < ROWS; i++)
-		s->index[i] = (step * 7 + i * 3) % (int)params[p].shape[0];
+		index[i] = (step * 7 + i * 3) % (int)params[p].shape[0];
 	for (int64_t i = 0; i < ROWS * width; i++)
 		values[i] = (float)i - 30;
 	if (s->stream == NULL) {
-		CHECK_OK(ddp_grad_rows(s->model, p, s->index, values, ROWS));
+		CHECK_OK(ddp_grad_rows(s->model, p, index, values, ROWS));
 		return;
 	}
-	copy(s, s->values_there, values, (size_t)(ROWS * width) * sizeof(float));
-	copy(s, s->values_there + ROWS * width, s->index, sizeof(s->index));
-	CHECK_OK(ddp_grad_rows(s->model, p, (const int32_t *)(const void *)(s->values_there + ROWS * width),
-	                       s->values_there, ROWS));
+	side_copy(s, there, values, (size_t)(ROWS * width) * sizeof(float));
+	side_copy(s, there + ROWS * width, index, sizeof(index));
+	CHECK_OK(ddp_grad_rows(s->model, p, (const int32_t *)(const void *)(there + ROWS * width), there, ROWS));
 }
 
-static void backward(side *s, int step)
+static void backward(model_side *s, int step)
 {
 	for (int p = PARAMS - 1; p >= 0; p--) {
 		if (params[p].sparse_rows == 0)
@@ -146,13 +100,13 @@ static void backward(side *s, int step)
 }
 
 /* A loss that is the program's, and one that is in the device's memory. */
-static void train_step(side *s, int step, bool halves, ddp_step_stats *stats)
+static void train_step(model_side *s, int step, bool halves, ddp_step_stats *stats)
 {
 	const double loss = 2;
 
 	backward(s, step);
 	if (s->stream != NULL)
-		copy(s, ddp_device_loss(s->model), &loss, sizeof(loss));
+		side_copy(s, ddp_device_loss(s->model), &loss, sizeof(loss));
 	if (halves) {
 		CHECK_OK(ddp_reduce_grads(s->model, 3, s->stream == NULL ? 3 : 1, stats));
 		CHECK_OK(ddp_update_params(s->model, stats));
@@ -162,39 +116,12 @@ static void train_step(side *s, int step, bool halves, ddp_step_stats *stats)
 }
 
 /* The step's communication was in the step. */
-static void expect_times(const side *s, const ddp_step_stats *stats)
+static void expect_times(const model_side *s, const ddp_step_stats *stats)
 {
 	const bool alone = ddp_comm_size(ddp_world(s->context)) == 1;
 
 	CHECK(alone || stats->communication_seconds > 0);
 	CHECK(stats->communication_seconds <= stats->seconds);
-}
-
-/* If they have any. */
-static void expect_same_bf16(side *here, side *there, int p)
-{
-	const uint16_t *want = ddp_param_bf16(here->model, p), *got = ddp_param_bf16(there->model, p);
-	const size_t bytes = (size_t)ddp_param_count(here->model, p) * sizeof(*want);
-
-	CHECK((want == NULL) == (got == NULL));
-	if (want == NULL)
-		return;
-	copy(there, there->host, got, bytes);
-	CHECK(memcmp(there->host, want, bytes) == 0);
-}
-
-static void expect_same(side *here, side *there)
-{
-	CHECK_OK(ddp_param_wait(here->model, DDP_ALL_PARAMS));
-	CHECK_OK(ddp_param_wait(there->model, DDP_ALL_PARAMS));
-	for (int p = 0; p < PARAMS; p++) {
-		const size_t bytes = (size_t)ddp_param_count(here->model, p) * sizeof(float);
-		expect_same_bf16(here, there, p);
-		copy(there, there->host, ddp_param_data(there->model, p), bytes);
-		CHECK(memcmp(there->host, ddp_param_data(here->model, p), bytes) == 0);
-		copy(there, there->host, ddp_param_grad(there->model, p), bytes);
-		CHECK(memcmp(there->host, ddp_param_grad(here->model, p), bytes) == 0);
-	}
 }
 
 /* ---- tests --------------------------------------------------------------------------------- */
@@ -203,11 +130,11 @@ static int compare(ddp_context *context, void *user)
 {
 	const ddp_model_options *options = user;
 	ddp_step_stats stats[2];
-	static side here, there;
+	static model_side here, there;
 
 	make(&here, context, options, false);
 	make(&there, context, options, true);
-	expect_same(&here, &there);
+	sides_same(&here, &there);
 	for (int step = 1; step <= STEPS; step++) {
 		train_step(&here, step, step == 2, &stats[0]);
 		train_step(&there, step, step == 2, &stats[1]);
@@ -215,7 +142,7 @@ static int compare(ddp_context *context, void *user)
 		expect_times(&here, &stats[0]);
 		expect_times(&there, &stats[1]);
 		CHECK(stats[0].grad_norm > 0 && fabs(stats[0].grad_norm / stats[1].grad_norm - 1) < 1e-12);
-		expect_same(&here, &there);
+		sides_same(&here, &there);
 	}
 	unmake(&there);
 	unmake(&here);
@@ -254,7 +181,7 @@ static void hold_queue(void *argument)
 /* The queue stands still until all of backward is enqueued. */
 static int never_wait(ddp_context *context, void *user)
 {
-	static side s;
+	static model_side s;
 	sem_t go;
 
 	make(&s, context, user, true);
@@ -322,7 +249,7 @@ ddp_status __wrap_ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint6
 static int wait_in_phases(ddp_context *context, void *user)
 {
 	ddp_step_stats stats;
-	static side s;
+	static model_side s;
 
 	make(&s, context, user, true);
 	train_step(&s, 1, false, &stats); /* parameters are compared, too */
@@ -353,30 +280,30 @@ static void the_hosts_waits_count_as_what_the_device_does_meanwhile(void **state
 static int refuse(ddp_context *context, void *user)
 {
 	ddp_step_stats stats[2];
-	static side here, there;
+	static model_side here, there;
 
 	make(&here, context, user, false);
 	make(&there, context, user, true);
-	copy(&there, ddp_device_loss(there.model), &(double){ 7 }, sizeof(double));
+	side_copy(&there, ddp_device_loss(there.model), &(double){ 7 }, sizeof(double));
 	set_gradient(&there, 1, 0);
 	CHECK_OK(ddp_zero_grads(there.model));
 	backward(&there, 1);
-	copy(&there, ddp_device_loss(there.model), &(double){ 5 }, sizeof(double));
+	side_copy(&there, ddp_device_loss(there.model), &(double){ 5 }, sizeof(double));
 	if (ddp_comm_rank(ddp_world(context)) == 1) {
 		there.host[0] = NAN;
-		copy(&there, ddp_param_grad(there.model, 1), there.host, sizeof(float));
+		side_copy(&there, ddp_param_grad(there.model, 1), there.host, sizeof(float));
 	}
 	CHECK(ddp_step(there.model, 1, 1, NULL) == DDP_ERR_NOT_FINITE);
 	CHECK(strstr(ddp_last_error(), "\"rows\" is not finite on rank 1") != NULL);
 	train_step(&here, 1, false, &stats[0]);
 	/* A loss that only ddp_zero_grads() has forgotten. */
 	backward(&there, 2);
-	copy(&there, ddp_device_loss(there.model), &(double){ 5 }, sizeof(double));
+	side_copy(&there, ddp_device_loss(there.model), &(double){ 5 }, sizeof(double));
 	CHECK_OK(ddp_reduce_grads(there.model, 3, 1, NULL));
 	CHECK_OK(ddp_zero_grads(there.model));
 	train_step(&there, 1, false, &stats[1]);
 	CHECK(stats[1].loss == stats[0].loss);
-	expect_same(&here, &there);
+	sides_same(&here, &there);
 	unmake(&there);
 	unmake(&here);
 	return 0;
@@ -392,20 +319,20 @@ static void a_step_that_is_refused_leaves_no_trace(void **state)
 }
 
 /* The step of a rank that has finished: what has piled up there is forgotten. */
-static void join(side *s, int step, ddp_step_stats *stats)
+static void join(model_side *s, int step, ddp_step_stats *stats)
 {
 	const double loss = 5;
 
 	CHECK_OK(ddp_set_sync(s->model, false));
 	set_gradient(s, step, 2);
 	if (s->stream != NULL)
-		copy(s, ddp_device_loss(s->model), &loss, sizeof(loss));
+		side_copy(s, ddp_device_loss(s->model), &loss, sizeof(loss));
 	CHECK_OK(ddp_join(s->model, stats));
 }
 
 static int finish_early(ddp_context *context, void *user)
 {
-	static side both[2]; /* the host's, and that of the device */
+	static model_side both[2]; /* the host's, and that of the device */
 	ddp_step_stats stats[2];
 
 	for (int i = 0; i < 2; i++)
@@ -418,13 +345,13 @@ static int finish_early(ddp_context *context, void *user)
 				join(&both[i], step, &stats[i]);
 			CHECK(stats[i].active_ranks == 1 && stats[i].loss == 1);
 		}
-		expect_same(&both[0], &both[1]);
+		sides_same(&both[0], &both[1]);
 	}
 	for (int i = 0; i < 2; i++) {
 		CHECK_OK(ddp_join(both[i].model, &stats[i]));
 		CHECK(stats[i].active_ranks == 0 && stats[i].step == STEPS);
 	}
-	expect_same(&both[0], &both[1]);
+	sides_same(&both[0], &both[1]);
 	for (int i = 1; i >= 0; i--)
 		unmake(&both[i]);
 	return 0;
@@ -443,7 +370,7 @@ static void a_rank_that_has_finished_adds_nothing(void **state)
 static int save_and_load(ddp_context *context, void *user)
 {
 	ddp_step_stats stats;
-	static side here, there, other;
+	static model_side here, there, other;
 	int64_t step;
 
 	make(&there, context, user, true);
@@ -455,11 +382,11 @@ static int save_and_load(ddp_context *context, void *user)
 	CHECK_OK(ddp_checkpoint_load(here.model, NULL, test_folder, &step));
 	CHECK_OK(ddp_checkpoint_load(other.model, NULL, test_folder, &step));
 	CHECK(step == 1);
-	expect_same(&here, &other);
+	sides_same(&here, &other);
 	train_step(&here, 2, false, &stats);
 	train_step(&other, 2, false, &stats);
-	expect_same(&here, &other);
-	expect_same(&here, &there);
+	sides_same(&here, &other);
+	sides_same(&here, &there);
 	unmake(&other);
 	unmake(&here);
 	unmake(&there);
@@ -498,21 +425,21 @@ static const ddp_param with_buffers[TENSORS] = {
 };
 
 /* Rank 0's, or the mean; rank 1's alone where what rank 0's forward wrote is not finite. */
-static void share_seen(side *s, int step, float (*got)[SEEN])
+static void share_seen(model_side *s, int step, float (*got)[SEEN])
 {
-	const int rank = ddp_comm_rank(ddp_world(s->context));
+	const int rank = side_rank(s);
 
 	for (int b = SENT; b <= MEAN; b++) {
 		for (int i = 0; i < SEEN; i++)
 			s->host[i] = (float)(100 * step + 10 * rank + b + i);
 		if (step == 2 && rank == 0)
 			s->host[3] = NAN;
-		copy(s, ddp_param_data(s->model, b), s->host, sizeof(got[b]));
+		side_copy(s, ddp_param_data(s->model, b), s->host, sizeof(got[b]));
 	}
 	CHECK_OK(ddp_grad_ready(s->model, WEIGHT));
 	CHECK_OK(ddp_step(s->model, 1, 1, NULL));
 	for (int b = SENT; b <= MEAN; b++) {
-		copy(s, got[b], ddp_param_data(s->model, b), sizeof(got[b]));
+		side_copy(s, got[b], ddp_param_data(s->model, b), sizeof(got[b]));
 		for (int i = 0; i < SEEN; i++)
 			CHECK(got[b][i] == (float)(100 * step + (step == 2 ? 10 : b == MEAN ? 5 : 0) + b + i));
 	}
@@ -522,12 +449,11 @@ static int share_buffers(ddp_context *context, void *user)
 {
 	ddp_model_options options = { .size = sizeof(options), .memory = DDP_MEMORY_DEVICE };
 	float got[TENSORS][SEEN];
-	static side s;
+	static model_side s;
 	int64_t step;
 
 	(void)user;
-	s = (side){ .context = context };
-	CHECK_OK(ddp_device_queue_create(context->device, DDP_DEVICE_NORMAL, &s.stream));
+	side_open(&s, context, true);
 	options.stream = s.stream;
 	CHECK_OK(ddp_model_create(context, with_buffers, TENSORS, &options, &s.model));
 	CHECK_OK(ddp_broadcast_params(s.model));
@@ -541,8 +467,7 @@ static int share_buffers(ddp_context *context, void *user)
 	CHECK_OK(ddp_checkpoint_load(s.model, NULL, test_folder, &step));
 	for (int b = SENT; b <= MEAN; b++)
 		CHECK(step == 2 && memcmp(got[b], ddp_param_data(s.model, b), sizeof(got[b])) == 0);
-	ddp_model_free(s.model);
-	CHECK_OK(ddp_device_queue_free(context->device, s.stream));
+	side_close(&s);
 	return 0;
 }
 
@@ -552,12 +477,19 @@ static void buffers_are_made_alike_there(void **state)
 	assert_int_equal(run_ranks_with(2, &on_test, share_buffers, NULL), 0);
 }
 
+static void linger(void *argument)
+{
+	(void)argument;
+	usleep(30000);
+}
+
 /* The queue still has all of backward to do when the model is freed. */
 static int free_early(ddp_context *context, void *user)
 {
-	static side s;
+	static model_side s;
 
 	make(&s, context, user, true);
+	CHECK_OK(ddp_device_launch(context->device, s.stream, linger, NULL));
 	for (int p = PARAMS - 1; p >= 0; p--)
 		CHECK_OK(ddp_grad_ready(s.model, p));
 	unmake(&s);

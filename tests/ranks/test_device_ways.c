@@ -14,14 +14,9 @@
 
 #include <cmocka.h>
 
-#include "device/device.h"
-#include "kernels.h"
-#include "reduce/model_state.h"
-#include "table.h"
-#include "tests/support/context_ranks.h"
-#include "tests/support/ranks.h"
+#include "tests/support/model_side.h"
 
-enum { RANKS = 2, PARAMS = 3, ELEMENTS = 60 * 70 };
+enum { RANKS = 2, PARAMS = 3 };
 
 static const ddp_options on_test = { .size = sizeof(on_test), .device = "test" };
 
@@ -41,78 +36,37 @@ static bool says(const char *part)
 	return strstr(ddp_last_error(), part) != NULL;
 }
 
-/* ---- a model here or there ----------------------------------------------------------------- */
+/* ---- both ---------------------------------------------------------------------------------- */
 
-typedef struct side {
-	ddp_context *context;
-	ddp_model *model;
-	ddp_device_queue *stream; /* NULL: the host */
-	dk_queue *kernels;        /* on it */
-	void *own[2];             /* the program's memory for parameters and gradients; NULL: none */
-	float factor;             /* of gradients */
-	float host[ELEMENTS];     /* what is copied */
-} side;
+static float factor = 1; /* of gradients */
 
-static int rank_of(const side *s)
+static void make(model_side *s, const ddp_model_options *options)
 {
-	return ddp_comm_rank(ddp_world(s->context));
+	side_make(s, params, PARAMS, options, 0);
 }
 
-static void copy(const side *s, void *to, const void *from, size_t bytes)
+static void make_both(model_side *here, model_side *there, ddp_context *context, const ddp_model_options *options)
 {
-	if (s->stream == NULL) {
-		memcpy(to, from, bytes);
-		return;
-	}
-	CHECK_OK(ddp_device_copy(s->context->device, s->stream, to, from, bytes));
-	CHECK_OK(ddp_device_queue_sync(s->context->device, s->stream));
+	side_open(here, context, false);
+	side_open(there, context, true);
+	make(here, options);
+	make(there, options);
 }
 
-static void open_side(side *s, ddp_context *context, bool there)
+static void close_both(model_side *here, model_side *there)
 {
-	*s = (side){ .context = context, .factor = 1 };
-	if (!there)
-		return;
-	CHECK_OK(ddp_device_queue_create(context->device, DDP_DEVICE_NORMAL, &s->stream));
-	CHECK_OK(ddp_kernels_open(context, DK_TABLE_VERSION, DK_F32, s->stream, &s->kernels));
-}
-
-static void make(side *s, const ddp_model_options *given)
-{
-	ddp_model_options options = *given;
-
-	options.memory = s->stream != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST;
-	options.stream = s->stream;
-	options.params_memory = s->own[0];
-	options.grads_memory = s->own[1];
-	CHECK_OK(ddp_model_create(s->context, params, PARAMS, &options, &s->model));
-	for (int p = 0; p < PARAMS; p++) {
-		for (int64_t i = 0; i < ddp_param_count(s->model, p); i++)
-			s->host[i] = sinf((float)(p * 1000 + i));
-		copy(s, ddp_param_data(s->model, p), s->host, (size_t)ddp_param_count(s->model, p) * sizeof(float));
-	}
-}
-
-static void close_side(side *s)
-{
-	ddp_model_free(s->model);
-	ddp_kernels_close(s->kernels);
-	if (s->stream != NULL)
-		CHECK_OK(ddp_device_queue_free(s->context->device, s->stream));
+	side_close(there);
+	side_close(here);
 }
 
 /* Of the scaled loss, all of them announced; one of them is `bad` on rank 1. */
-static void backward(side *s, int step, float bad)
+static void backward(model_side *s, int step, float bad)
 {
-	const float scale = s->factor * (float)ddp_loss_scale(s->model);
-
 	for (int p = PARAMS - 1; p >= 0; p--) {
-		const int64_t count = ddp_param_count(s->model, p);
-		for (int64_t i = 0; i < count; i++)
-			s->host[i] = scale * cosf((float)(step * 77 + p * 1009 + rank_of(s) * 31) + (float)i * 0.7f);
-		if (p == 1 && rank_of(s) == 1)
+		side_draw(s, step, p, factor * (float)ddp_loss_scale(s->model));
+		if (p == 1 && side_rank(s) == 1)
 			s->host[5] += bad;
-		copy(s, ddp_param_grad(s->model, p), s->host, (size_t)count * sizeof(float));
+		side_copy_gradient(s, p);
 		CHECK_OK(ddp_grad_ready(s->model, p));
 	}
 }
@@ -128,7 +82,7 @@ double __wrap_ddp_spans_union(ddp_span *spans, size_t count)
 	return __real_ddp_spans_union(spans, count);
 }
 
-static void train_step(side *s, int step, float bad, bool halves, ddp_step_stats *stats)
+static void train_step(model_side *s, int step, float bad, bool halves, ddp_step_stats *stats)
 {
 	backward(s, step, bad);
 	if (halves) {
@@ -139,19 +93,8 @@ static void train_step(side *s, int step, float bad, bool halves, ddp_step_stats
 	}
 }
 
-static void expect_same(side *here, side *there)
-{
-	for (int p = 0; p < PARAMS; p++) {
-		const size_t bytes = (size_t)ddp_param_count(here->model, p) * sizeof(float);
-		copy(there, there->host, ddp_param_data(there->model, p), bytes);
-		CHECK(memcmp(there->host, ddp_param_data(here->model, p), bytes) == 0);
-		copy(there, there->host, ddp_param_grad(there->model, p), bytes);
-		CHECK(memcmp(there->host, ddp_param_grad(here->model, p), bytes) == 0);
-	}
-}
-
 /* The same step on both sides. */
-static void step_both(side *here, side *there, int step, float bad, bool halves)
+static void step_both(model_side *here, model_side *there, int step, float bad, bool halves)
 {
 	ddp_step_stats stats[2];
 
@@ -162,7 +105,7 @@ static void step_both(side *here, side *there, int step, float bad, bool halves)
 	CHECK(stats[0].skipped == (bad != 0) && stats[1].skipped == (bad != 0));
 	CHECK(bad != 0 || fabs(stats[0].grad_norm / stats[1].grad_norm - 1) < 1e-12);
 	CHECK(ddp_loss_scale(here->model) == ddp_loss_scale(there->model));
-	expect_same(here, there);
+	sides_same(here, there);
 }
 
 /* ---- a scaled loss -------------------------------------------------------------------------- */
@@ -170,19 +113,15 @@ static void step_both(side *here, side *there, int step, float bad, bool halves)
 /* Steps that overflow are skipped, and leave no trace in the next ones. */
 static int scale_body(ddp_context *context, void *user)
 {
-	static side here, there;
+	static model_side here, there;
 
-	open_side(&here, context, false);
-	open_side(&there, context, true);
-	make(&here, user);
-	make(&there, user);
+	make_both(&here, &there, context, user);
 	for (int step = 1; step <= 4; step++) {
 		step_both(&here, &there, step, 0, step % 2 == 0);
 		step_both(&here, &there, step + 10, step < 3 ? INFINITY : 0, step % 2 == 0);
 	}
 	CHECK(ddp_loss_scale(there.model) == 0x1p19); /* halved twice, doubled once */
-	close_side(&there);
-	close_side(&here);
+	close_both(&here, &there);
 	return 0;
 }
 
@@ -200,7 +139,7 @@ static void a_scaled_loss_is_skipped_and_grows_as_on_the_host(void **state)
 /* ---- gradient hooks -------------------------------------------------------------------------- */
 
 typedef struct scaling {
-	side *of;
+	model_side *of;
 	float factor;
 	int calls;
 } scaling;
@@ -223,7 +162,7 @@ static void hold_queue(void *argument)
 }
 
 /* Hooks are called while the queue stands still. */
-static void announce_to_a_queue_that_is_held(side *s, const scaling *hook)
+static void announce_to_a_queue_that_is_held(model_side *s, const scaling *hook)
 {
 	const int before = hook->calls;
 	sem_t go;
@@ -240,13 +179,10 @@ static void announce_to_a_queue_that_is_held(side *s, const scaling *hook)
 
 static int hooks_body(ddp_context *context, void *user)
 {
-	static side here, there;
+	static model_side here, there;
 	scaling hooks[2] = { { &here, 0.3f, 0 }, { &there, 0.3f, 0 } };
 
-	open_side(&here, context, false);
-	open_side(&there, context, true);
-	make(&here, user);
-	make(&there, user);
+	make_both(&here, &there, context, user);
 	for (int p = 0; p < PARAMS; p++) {
 		CHECK_OK(ddp_grad_hook(here.model, p, scale_gradient, &hooks[0]));
 		CHECK_OK(ddp_grad_hook(there.model, p, scale_gradient, &hooks[1]));
@@ -256,12 +192,11 @@ static int hooks_body(ddp_context *context, void *user)
 	CHECK(hooks[0].calls == 2 * PARAMS && hooks[1].calls == 2 * PARAMS);
 	announce_to_a_queue_that_is_held(&there, &hooks[1]);
 	/* What a hook leaves is what is looked at. */
-	hooks[1].factor = rank_of(&there) == 1 ? INFINITY : 1;
+	hooks[1].factor = side_rank(&there) == 1 ? INFINITY : 1;
 	backward(&there, 3, 0);
 	CHECK(ddp_step(there.model, 1, 1, NULL) == DDP_ERR_NOT_FINITE);
 	CHECK(says("is not finite on rank 1"));
-	close_side(&there);
-	close_side(&here);
+	close_both(&here, &there);
 	return 0;
 }
 
@@ -277,7 +212,7 @@ static void gradient_hooks_work_on_the_queue(void **state)
 /* ---- a gradient that is not finite in one step, and unused in the next ---------------------------- */
 
 /* All gradients are ones; that of "b" is `value`, or unused if it is 0. */
-static ddp_status step_with(side *s, float value)
+static ddp_status step_with(model_side *s, float value)
 {
 	for (int p = PARAMS - 1; p >= 0; p--) {
 		const int64_t count = ddp_param_count(s->model, p);
@@ -287,7 +222,7 @@ static ddp_status step_with(side *s, float value)
 		}
 		for (int64_t i = 0; i < count; i++)
 			s->host[i] = p == 1 ? value : 1;
-		copy(s, ddp_param_grad(s->model, p), s->host, (size_t)count * sizeof(float));
+		side_copy_gradient(s, p);
 		CHECK_OK(ddp_grad_ready(s->model, p));
 	}
 	return ddp_step(s->model, 1, 1, NULL);
@@ -295,18 +230,18 @@ static ddp_status step_with(side *s, float value)
 
 static int unused_body(ddp_context *context, void *user)
 {
-	static side sides[2]; /* here and there */
+	static model_side sides[2]; /* here and there */
 
 	for (int there = 0; there < 2; there++) {
-		side *s = &sides[there];
-		open_side(s, context, there == 1);
+		model_side *s = &sides[there];
+		side_open(s, context, there == 1);
 		make(s, user);
 		CHECK(step_with(s, INFINITY) == DDP_ERR_NOT_FINITE);
 		for (int step = 0; step < 3; step++)
 			CHECK_OK(step_with(s, 0));
 		if (((const ddp_model_options *)user)->unused == DDP_UNUSED_SKIP)
 			CHECK_OK(step_with(s, 1));
-		close_side(s);
+		side_close(s);
 	}
 	return 0;
 }
@@ -328,7 +263,7 @@ static void what_was_not_finite_may_be_unused_then(void **state)
 enum { BUCKETS_MAX = 16 };
 
 typedef struct summing {
-	side *of;
+	model_side *of;
 	ddp_request *requests[BUCKETS_MAX];
 	int started, finished;
 	int more; /* kernels that change nothing, but take the queue their time */
@@ -366,12 +301,12 @@ static ddp_status finish(void *user, const ddp_grad_bucket *bucket)
 
 static int summing_body(ddp_context *context, void *user)
 {
-	static side here, there;
+	static model_side here, there;
 	summing sums[2] = { { .of = &here }, { .of = &there } };
 	ddp_model_options options = *(const ddp_model_options *)user;
 
-	open_side(&here, context, false);
-	open_side(&there, context, true);
+	side_open(&here, context, false);
+	side_open(&there, context, true);
 	options.hook = (ddp_bucket_hook){ start, finish, &sums[0] };
 	make(&here, &options);
 	options.hook.user = &sums[1];
@@ -384,16 +319,16 @@ static int summing_body(ddp_context *context, void *user)
 	backward(&there, 4, NAN);
 	CHECK(ddp_step(there.model, 1, 1, NULL) == DDP_ERR_NOT_FINITE);
 	CHECK(sums[1].finished == 4 * buckets);
-	close_side(&here);
+	side_close(&here);
 	/* And of one that nobody ends, which breaks the world: nobody may still be in a collective. */
 	CHECK_OK(ddp_barrier(ddp_world(context)));
 	test_ranks_together();
-	if (rank_of(&there) == 0) {
+	if (side_rank(&there) == 0) {
 		backward(&there, 5, 0);
 		CHECK(sums[1].started > 4 * buckets);
 		sums[1].more = 30;
 	}
-	close_side(&there);
+	side_close(&there);
 	CHECK(sums[1].finished == sums[1].started);
 	/* What is left is the communicator's. */
 	CHECK(ddp_device_close(context->device) == DDP_ERR_STATE && says("still in use: 0 pieces of memory"));
@@ -413,18 +348,14 @@ static void the_programs_own_sums_are_made_on_the_queue(void **state)
 /* The last step's sums would overflow in 16 bits, and go by f32. */
 static int narrow_body(ddp_context *context, void *user)
 {
-	static side here, there;
+	static model_side here, there;
 
-	open_side(&here, context, false);
-	open_side(&there, context, true);
-	make(&here, user);
-	make(&there, user);
+	make_both(&here, &there, context, user);
 	for (int step = 1; step <= 4; step++) {
-		here.factor = there.factor = step < 4 ? 1 : 0x0.66p128f;
+		factor = step < 4 ? 1 : 0x0.66p128f;
 		step_both(&here, &there, step, 0, step == 2);
 	}
-	close_side(&there);
-	close_side(&here);
+	close_both(&here, &there);
 	/* A model with requests under way would have taken the world with it. */
 	CHECK_OK(ddp_barrier(ddp_world(context)));
 	return 0;
@@ -456,11 +387,11 @@ ddp_status __wrap_ddp_place_alloc(const ddp_place *place, size_t bytes, void **m
 static int shards_body(ddp_context *context, void *user)
 {
 	ddp_model_options options = plain;
-	static side there;
+	static model_side there;
 	size_t bytes[2]; /* of an array of the optimizer's: whole, and a shard */
 
 	(void)user;
-	open_side(&there, context, true);
+	side_open(&there, context, true);
 	for (int i = 0; i < 2; i++) {
 		options.shard = i == 0 ? DDP_SHARD_NONE : DDP_SHARD_STATE;
 		most_at_once = 0;
@@ -473,7 +404,7 @@ static int shards_body(ddp_context *context, void *user)
 	CHECK(bytes[0] == (size_t)there.model->layout.elements * sizeof(float));
 	/* And at most 16 numbers, to which each bucket's slices are rounded. */
 	CHECK(bytes[1] <= bytes[0] / ranks + (size_t)(there.model->units.count + 1) * 64);
-	close_side(&there);
+	side_close(&there);
 	return 0;
 }
 
@@ -494,25 +425,29 @@ static bool is_within(const float *at, int64_t count, const float *memory, size_
 /* It holds NaN before, and is freed while the queue is still in backward, if nobody waits. */
 static int own_memory_body(ddp_context *context, void *user)
 {
-	static side here, there;
+	ddp_model_options options = *(const ddp_model_options *)user;
+	static model_side here, there;
 	size_t bytes[2];
+	void *own[2];
 
-	open_side(&here, context, false);
-	open_side(&there, context, true);
+	side_open(&here, context, false);
+	side_open(&there, context, true);
 	CHECK_OK(ddp_model_bytes(params, PARAMS, &bytes[0], &bytes[1]));
 	for (int i = 0; i < 2; i++) {
-		CHECK_OK(ddp_device_alloc(context->device, bytes[i], &there.own[i]));
-		CHECK_OK(ddp_device_fill(context->device, there.stream, there.own[i], 0xff, bytes[i]));
+		CHECK_OK(ddp_device_alloc(context->device, bytes[i], &own[i]));
+		CHECK_OK(ddp_device_fill(context->device, there.stream, own[i], 0xff, bytes[i]));
 	}
-	make(&here, user);
-	make(&there, user);
+	make(&here, &options);
+	options.params_memory = own[0];
+	options.grads_memory = own[1];
+	make(&there, &options);
 	for (int p = 0; p < PARAMS; p++) {
 		const float *data = ddp_param_data(there.model, p), *grad = ddp_param_grad(there.model, p);
 		const int64_t count = ddp_param_count(there.model, p);
-		CHECK(is_within(data, count, there.own[0], bytes[0]));
-		CHECK(is_within(grad, count, there.own[1], bytes[1]));
+		CHECK(is_within(data, count, own[0], bytes[0]));
+		CHECK(is_within(grad, count, own[1], bytes[1]));
 	}
-	expect_same(&here, &there);
+	sides_same(&here, &there);
 	for (int step = 1; step <= 2; step++)
 		step_both(&here, &there, step, 0, step == 2);
 	for (int p = 0; p < PARAMS; p++) {
@@ -522,9 +457,8 @@ static int own_memory_body(ddp_context *context, void *user)
 	ddp_model_free(there.model);
 	there.model = NULL;
 	for (int i = 0; i < 2; i++)
-		CHECK_OK(ddp_device_free(context->device, there.own[i]));
-	close_side(&there);
-	close_side(&here);
+		CHECK_OK(ddp_device_free(context->device, own[i]));
+	close_both(&here, &there);
 	return 0;
 }
 
@@ -549,7 +483,7 @@ static void expect_refused(ddp_context *context, ddp_memory memory, float *grads
 
 static int elsewhere_body(ddp_context *context, void *user)
 {
-	static float here[2 * ELEMENTS] __attribute__((aligned(64)));
+	static float here[2 * SIDE_ELEMENTS] __attribute__((aligned(64)));
 	size_t params_bytes, grads_bytes;
 	void *there;
 
