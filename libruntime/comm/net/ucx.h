@@ -34,13 +34,15 @@ typedef struct failure_header {
 	ddp_failure failure;
 } failure_header;
 
-/* The first messages of a connection. User memory is handed to UCX when both
+/* The first messages of a connection, and the last ones. User memory is handed to UCX when both
    sides know that the other hears them, as UCX 1.13 cannot give up a
    connection that is being made. */
 typedef struct handshake_header {
 	seal seal;
 	uint32_t heard; /* the sender has had a handshake of the receiver's */
 	uint32_t ready; /* the sender's connections are made (comm/group/handshake) */
+	uint32_t leaves; /* this is the sender's last message */
+	uint32_t released; /* the sender has had the receiver's last one */
 } handshake_header;
 
 /* Of comm/wait/verdict: a question, or the answer. */
@@ -98,14 +100,15 @@ typedef struct connection {
 	atomic_bool settled;    /* both hear each other */
 	atomic_bool ready;      /* so says the peer */
 	bool hears_us, handshake_sent, heard_sent, ready_said;
+	bool released;          /* the peer has had all that was sent to it */
 	/* What is to be sent when the callbacks of UCX's are through: */
 	struct connection *next_due;
 	bool listed;            /* among worker.due */
-	bool handshake_due, credit_due;
+	bool handshake_due, credit_due, release_due;
 	uint64_t closed_due;    /* the id of a communicator that is not open here; 0: none */
 	uint64_t sent_bytes, credited_bytes; /* to the peer, in windows; and taken, as it tells */
 	uint64_t taken_bytes, told_bytes;    /* of the peer's; and as it was told */
-	handshake_header handshakes[3]; /* of requests that may be under way */
+	handshake_header handshakes[5]; /* of requests that may be under way */
 } connection;
 
 /* What takes an authentic header of this size from its source. */

@@ -18,8 +18,7 @@ enum {
 	DRAIN_MS = 800,    /* for peers to be told, and to end what is under way with them */
 	FORCE_MS = 2000,   /* for UCX to end what it was told to */
 	TURN_MS = 100,     /* of waiting: who was stopped did not wait meanwhile */
-	SETTLE_MS = 300,   /* for connections that are being made */
-	BROKEN_MS = 300,   /* for endpoints to close after a failure, and else */
+	BROKEN_MS = 300,   /* for peers to take the last message after a failure, and else */
 	CLOSE_MS = 2000
 };
 
@@ -30,20 +29,33 @@ static uint64_t ms_from_now(int ms)
 
 /* ---- the process's worker -------------------------------------------------------------- */
 
-/* The lock is held, as in those below. */
+/* The lock is held, as in those below. Lets peers take what was sent to them: each answers the
+   last message, also while it does not close. UCX's own way, to flush, is acknowledged between
+   sockets, and UCX 1.13 asserts over an acknowledgement that it reads from a socket which the peer,
+   having ended, no longer takes anything from. */
+static void take_leave(ddp_worker *worker, uint64_t deadline_ns)
+{
+	for (int r = 0; r < worker->roster->size; r++)
+		ddp_ucx_take_leave(&worker->peers[r]);
+	for (int r = 0; r < worker->roster->size; r++) {
+		const connection *c = &worker->peers[r];
+		while (c->ep != NULL && !c->released && atomic_load(&c->lost) == UCS_OK && ddp_now_ns() < deadline_ns) {
+			if (!ddp_ucx_progress(worker))
+				usleep(20);
+		}
+	}
+}
+
 static void close_endpoints(ddp_worker *worker, uint64_t deadline_ns)
 {
-	const ucp_request_param_t forced = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-	                                     .flags = UCP_EP_CLOSE_FLAG_FORCE };
-	const ucp_request_param_t flushed = { .op_attr_mask = 0 };
+	static const ucp_request_param_t forced = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+	                                            .flags = UCP_EP_CLOSE_FLAG_FORCE };
 	int size = worker->roster->size;
 	void **requests = calloc((size_t)size, sizeof(*requests));
 
 	for (int r = 0; r < size; r++) {
 		connection *c = &worker->peers[r];
-		void *request = NULL;
-		if (c->ep != NULL)
-			request = ucp_ep_close_nbx(c->ep, atomic_load(&c->lost) != UCS_OK ? &forced : &flushed);
+		void *request = c->ep != NULL ? ucp_ep_close_nbx(c->ep, &forced) : NULL;
 		c->ep = NULL;
 		if (requests != NULL)
 			requests[r] = request;
@@ -158,15 +170,18 @@ static void close_worker(ddp_worker *worker)
 	if (worker->announced)
 		ddp_fork_withdraw(&worker->own_sockets);
 	worker->roster->worker = NULL;
-	if (worker->worker != NULL && worker->broken)
-		settle_connections(worker, ms_from_now(SETTLE_MS));
-	if (worker->worker != NULL && worker->broken && !can_close(worker)) {
-		ddp_log(DDP_LOG_DEBUG, "UCX's part of a broken communicator is left to the process's end");
+	const uint64_t deadline_ns = ms_from_now(worker->broken ? BROKEN_MS : CLOSE_MS);
+	if (worker->worker != NULL) {
+		settle_connections(worker, deadline_ns);
+		take_leave(worker, deadline_ns);
+	}
+	if (worker->worker != NULL && !can_close(worker)) {
+		ddp_log(DDP_LOG_DEBUG, "UCX's part of a communicator is left to the process's end");
 		pthread_mutex_unlock(&worker->lock);
 		return;
 	}
 	if (worker->worker != NULL)
-		close_endpoints(worker, ms_from_now(worker->broken ? BROKEN_MS : CLOSE_MS));
+		close_endpoints(worker, ms_from_now(FORCE_MS));
 	end_worker(worker);
 	pthread_mutex_unlock(&worker->lock);
 	free_worker(worker);

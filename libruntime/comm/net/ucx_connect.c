@@ -56,11 +56,19 @@ void ddp_ucx_say_ready(connection *c)
 	send_handshake(c, &c->handshakes[2]);
 }
 
+void ddp_ucx_take_leave(connection *c)
+{
+	c->handshakes[3] = (handshake_header){ .heard = 1, .leaves = 1 };
+	send_handshake(c, &c->handshakes[3]);
+}
+
 void ddp_ucx_handshake_arrived(connection *c, const control_header *header)
 {
 	c->hears_us = c->hears_us || header->handshake.heard != 0;
 	if (header->handshake.ready != 0)
 		atomic_store(&c->ready, true);
+	c->released = c->released || header->handshake.released != 0;
+	c->release_due = c->release_due || header->handshake.leaves != 0;
 	c->worker->news = true;
 	/* Answered after the callback. */
 	c->handshake_due = true;
@@ -95,6 +103,11 @@ void ddp_ucx_answer_handshake(connection *c)
 	if (c->hears_us && !atomic_load(&c->settled)) {
 		atomic_store(&c->settled, true);
 		ddp_ucx_for_each(c->worker, release_held);
+	}
+	if (c->release_due) {
+		c->release_due = false;
+		c->handshakes[4] = (handshake_header){ .heard = 1, .released = 1 };
+		send_handshake(c, &c->handshakes[4]);
 	}
 }
 

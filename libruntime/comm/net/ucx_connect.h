@@ -16,6 +16,8 @@ void ddp_ucx_try_again(ddp_net *net);
 void ddp_ucx_answer_handshake(connection *c);
 /* Tells the peer that this rank's connections are made. */
 void ddp_ucx_say_ready(connection *c);
+/* Tells the peer that nothing follows; its answer is that it has had all. */
+void ddp_ucx_take_leave(connection *c);
 
 /* For comm/net/ucx_handlers: a handshake of a peer's. */
 void ddp_ucx_handshake_arrived(connection *c, const control_header *header);
