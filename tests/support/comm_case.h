@@ -17,6 +17,7 @@ enum { CASE_GUARD = 64 /* bytes before and behind a buffer */, CASE_ARENA_BYTES 
 typedef struct test_case {
 	ddp_collective c;
 	unsigned int seed;
+	int size; /* of the communicator */
 	bool in_place;
 	bool vector;
 	size_t counts[TEST_RANKS_MAX], recv_counts[TEST_RANKS_MAX];
