@@ -211,6 +211,15 @@ is_within()
 	[ "$1" -lt "$(stretched "$2")" ] || { measure && [ "$1" -lt "$(stretched "$2")" ]; }
 }
 
+# For sh -c: answered FILE NODES waits until srun -vvvv, which writes to FILE, has heard that the
+# tasks of so many nodes run, and has answered: it looks for the next message then. A
+# slurmstepd without its answer asks again for up to a minute, and does not look after its tasks.
+answered='answered() {
+	until awk -v nodes="$2" "/tasks started/ { heard++; looks = 0 }
+			/eio_message_socket_readable/ { looks = 1 }
+			END { exit !(heard == nodes && looks) }" "$1"; do sleep 0.02; done
+}; '
+
 # ---- saying what should be -------------------------------------------------------
 
 # check NAME COMMAND...: passes if the command succeeds

@@ -82,9 +82,9 @@ done
 
 # An srun that answers nobody: the nodes ask, one after the other.
 # They have 3 s to do so (ALONE_SPREAD_MS).
-count=$(asked_by as_user bash -c 'cd "$0"
-	srun -v --ddp -N4 --ntasks-per-node=2 sh -c "until [ -e stopped ]; do sleep 0.05; done; exit 3" 2>started &
-	until [ "$(grep -c "tasks started" started)" = 4 ]; do sleep 0.05; done
+count=$(asked_by as_user bash -c "$answered"'cd "$0"
+	srun -vvvv --ddp -N4 --ntasks-per-node=2 sh -c "until [ -e stopped ]; do sleep 0.05; done; exit 3" 2>started &
+	answered started 4
 	kill -STOP $!; touch stopped; sleep $1; kill -CONT $!; wait' "$work" "$(stretched 4)")
 if [ "$count" -le 3 ]; then ok "nodes on their own do not all ask"; else not_ok "nodes on their own do not all ask" "$count requests"; fi
 

@@ -159,9 +159,9 @@ spoken() { grep -c 'ddp: rank 1 of 2 on n1 exited with code 7' "$cluster/log/n1.
 before=$(spoken)
 says_more() { [ "$(spoken)" -gt "$before" ]; }
 (wait_until 40 says_more; : >"$work/spoken") &
-timed as_user sh -c 'cd "$0"
-	srun -v --ddp -N2 --ntasks-per-node=1 sh -c ". ./together; until [ -e stopped ]; do sleep 0.02; done; [ \$RANK != 1 ] || exit 7; exec sleep 60" 2>told &
-	until [ "$(grep -c "tasks started" told)" = 2 ]; do sleep 0.02; done
+timed as_user sh -c "$answered"'cd "$0"
+	srun -vvvv --ddp -N2 --ntasks-per-node=1 sh -c ". ./together; until [ -e stopped ]; do sleep 0.02; done; [ \$RANK != 1 ] || exit 7; exec sleep 60" 2>told &
+	answered told 2
 	kill -STOP $!; : >stopped; until [ -e spoken ]; do sleep 0.05; done; kill -CONT $!; wait; cat told' "$work"
 wait
 prints 'slurmstepd.*: error: ddp: rank 1 of 2 on n[0-9] exited with code 7' "the node speaks if srun does not answer"
@@ -171,10 +171,10 @@ prints_times 1 "$report" "and srun does not repeat it"
 rm -f "$work/stopped" "$work/spoken"
 gone() { [ -e "$work/stopped" ] && ! on_node n0 pgrep -fx 'sleep 6161' >/dev/null; }
 (wait_until 40 gone && : >"$work/gone"; : >"$work/spoken") &
-timed as_user sh -c 'cd "$0"
-	srun -v --ddp -N1 -n1 sh -c ". ./together; exec sleep 6161" : \
+timed as_user sh -c "$answered"'cd "$0"
+	srun -vvvv --ddp -N1 -n1 sh -c ". ./together; exec sleep 6161" : \
 		-N1 -n1 sh -c ". ./together; until [ -e stopped ]; do sleep 0.02; done; exit 7" 2>told &
-	until [ "$(grep -c "tasks started" told)" = 2 ]; do sleep 0.02; done
+	answered told 2
 	kill -STOP $!; : >stopped; until [ -e spoken ]; do sleep 0.05; done; kill -CONT $!; wait; cat told' "$work"
 wait
 check "a node of one component ends the other, too, if srun does not answer" test -e "$work/gone"
