@@ -690,7 +690,7 @@ typedef struct ddp_model_options {
 	size_t size;            /* sizeof(ddp_model_options) */
 	double bucket_mb;       /* cap of a gradient bucket, MiB; 0: DDP_BUCKET_MB of
 	                           the environment, else a 32nd of the model, from 1
-	                           to 25 */
+	                           to 25, until the buckets are cut anew: see below */
 	double first_bucket_mb; /* cap of the first; may be larger than the others'. 0: 1, or
 	                           bucket_mb if that is less */
 	ddp_optimizer optimizer;
@@ -748,6 +748,24 @@ typedef struct ddp_model_options {
 	                           See ddp_model_bytes() */
 	float *grads_memory;    /* the same of gradients */
 } ddp_model_options;
+
+/*
+ * Where buckets are all-reduced between nodes, in the host's memory and beside backward, and
+ * neither cap is given, nor DDP_BUCKET_MB, they are cut anew behind the seventh step, once:
+ * by when the slowest rank's gradients were complete in the steps before, and by what their
+ * all-reduces took, so that the step ends as early as it can. That is merged-gradient scheduling
+ * (MG-WFBP: Shi, Chu and Li, INFOCOM 2019); where it promises less than 2% of the time from the
+ * first gradient to the step's end, the first cut stays. Over a link with much latency buckets
+ * become fewer and larger; over a narrow one they end at borders of tensors that backward
+ * completes far apart. Each model measures anew, one that resumes a checkpoint, too. Steps count
+ * that all ranks have taken part in (see ddp_join()). The cut changes no sum's order: parameters
+ * get the same bits; the grad_norm that a step tells, where nothing is clipped by it, may differ
+ * in its last ones.
+ * The first cut stays on one node; on a device, where NCCL's order of sums hangs on sizes; with
+ * DDP_SHARD_STATE and DDP_SHARD_GRADIENTS, whose slices travel one by one; with
+ * DDP_COMPRESS_POWERSGD, whose factors are of a bucket; with a hook, which may keep what is of a
+ * bucket; with local_steps; with no_overlap; and where a model has one bucket, or more than 512.
+ */
 
 /*
  * A model in the memory of the context's device (DDP_MEMORY_DEVICE) is trained as any other.

@@ -141,6 +141,7 @@ reduce_sources = \
 	libruntime/reduce/facts.c libruntime/reduce/facts.h \
 	libruntime/reduce/grads.c libruntime/reduce/grads.h \
 	libruntime/reduce/layout.c libruntime/reduce/layout.h \
+	libruntime/reduce/merge.c libruntime/reduce/merge.h \
 	libruntime/reduce/model.c libruntime/reduce/model.h \
 	libruntime/reduce/model_state.h \
 	libruntime/reduce/on_device.c libruntime/reduce/on_device.h \
@@ -148,6 +149,7 @@ reduce_sources = \
 	libruntime/reduce/place.c libruntime/reduce/place.h \
 	libruntime/reduce/powersgd.c libruntime/reduce/powersgd.h \
 	libruntime/reduce/reducer.c libruntime/reduce/reducer.h \
+	libruntime/reduce/replan.c libruntime/reduce/replan.h \
 	libruntime/reduce/rows.c libruntime/reduce/rows.h \
 	libruntime/reduce/squares.c libruntime/reduce/squares.h \
 	libruntime/reduce/step.c \

@@ -179,6 +179,7 @@ check_PROGRAMS += \
 	tests/ranks/test_pages \
 	tests/ranks/test_participants \
 	tests/ranks/test_powersgd \
+	tests/ranks/test_replan \
 	tests/ranks/test_rows \
 	tests/ranks/test_shards \
 	tests/ranks/test_sync_batch_norm \
@@ -214,6 +215,7 @@ check_PROGRAMS += \
 	tests/unit/test_kernel_product \
 	tests/unit/test_kernel_queue \
 	tests/unit/test_loader \
+	tests/unit/test_merge \
 	tests/unit/test_nccl_profiler \
 	tests/unit/test_model_graph \
 	tests/unit/test_model_graph_cuda \

@@ -43,7 +43,7 @@ static double hash_number(uint64_t hash)
 
 static const uint64_t HASH_START = 0xcbf29ce484222325u;
 
-enum { FACT_COUNT, FACT_HASH, FACTS = 41 };
+enum { FACT_COUNT, FACT_HASH, FACTS = 42 };
 _Static_assert((int)FACTS <= (int)DDP_FACTS_MAX, "ddp_facts_agree() keeps no more");
 
 static void state_facts(const ddp_layout *layout, const ddp_model_settings *settings,
@@ -61,6 +61,8 @@ static void state_facts(const ddp_layout *layout, const ddp_model_settings *sett
 		  (double)settings->bucket_elements },
 		{ "the first bucket's size in elements (first_bucket_mb)",
 		  (double)settings->first_bucket_elements },
+		{ "whether a bucket size is given (bucket_mb, first_bucket_mb or DDP_BUCKET_MB)",
+		  settings->caps_given },
 		{ "the optimizer", optim->kind },
 		{ "learning_rate", settings->learning_rate },
 		{ "beta1", optim->beta1 },

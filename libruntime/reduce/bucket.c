@@ -6,7 +6,11 @@
 
 #include "base/error.h"
 
-enum { CUT_LEAST = 1 << 16 }; /* elements of both parts */
+enum {
+	CUT_LEAST = 1 << 16, /* elements of both parts */
+	GRAINS_MORE = 512,   /* by refining */
+	GRAIN_LEAST = 1 << 14,
+};
 
 static int64_t round_size(int64_t size)
 {
@@ -29,9 +33,41 @@ static int64_t cut(const ddp_layout *layout, int64_t end, int64_t most)
 	return border - begin >= CUT_LEAST && end - border >= CUT_LEAST ? border : begin;
 }
 
+/* Which parameters each bucket covers a part of. */
+static void find_params(const ddp_layout *layout, ddp_bucket_plan *plan)
+{
+	int param = layout->count - 1;
+
+	for (int k = 0; k < plan->count; k++) {
+		ddp_bucket *bucket = &plan->buckets[k];
+
+		while (layout->slots[param].offset >= bucket->end)
+			param--;
+		bucket->last_param = param;
+		while (layout->slots[param].offset > bucket->begin)
+			param--;
+		bucket->first_param = param;
+	}
+}
+
+/* With room for so many grains. */
+static ddp_status make_room(int64_t count, ddp_bucket_plan *plan)
+{
+	ddp_bucket *buckets = realloc(plan->buckets, (size_t)count * sizeof(*buckets));
+	if (buckets != NULL)
+		plan->buckets = buckets;
+	int64_t *grains = realloc(plan->grains, (size_t)(count + 1) * sizeof(*grains));
+	if (grains != NULL)
+		plan->grains = grains;
+	return buckets != NULL && grains != NULL
+		? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for %lld buckets", (long long)count);
+}
+
 ddp_status ddp_bucket_plan_make(const ddp_layout *layout, int64_t first_size,
                                 int64_t size, ddp_bucket_plan *plan)
 {
+	ddp_bucket_plan made = { 0 };
+
 	first_size = round_size(first_size);
 	size = round_size(size);
 
@@ -43,35 +79,72 @@ ddp_status ddp_bucket_plan_make(const ddp_layout *layout, int64_t first_size,
 		return ddp_fail(DDP_ERR_INVALID,
 		                "buckets of %lld elements cut the gradients into %lld pieces; use larger ones",
 		                (long long)size, (long long)count);
-	ddp_bucket *buckets = malloc((size_t)count * sizeof(*buckets));
-	if (buckets == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for %lld buckets", (long long)count);
-
-	int64_t end = layout->dense;
-	int param = layout->count - 1;
-	int made = 0;
-	for (; end > 0; made++) {
-		ddp_bucket *bucket = &buckets[made];
+	ddp_status status = make_room(count, &made);
+	if (status != DDP_OK) {
+		ddp_bucket_plan_free(&made);
+		return status;
+	}
+	made.grains[0] = layout->dense;
+	for (int64_t end = layout->dense; end > 0; end = made.grains[made.count]) {
+		ddp_bucket *bucket = &made.buckets[made.count];
 
 		bucket->end = end;
-		bucket->begin = cut(layout, end, made == 0 ? first_size : size);
-		while (layout->slots[param].offset >= bucket->end)
-			param--;
-		bucket->last_param = param;
-		while (layout->slots[param].offset > bucket->begin)
-			param--;
-		bucket->first_param = param;
-		end = bucket->begin;
+		bucket->begin = cut(layout, end, made.count == 0 ? first_size : size);
+		made.grains[++made.count] = bucket->begin;
 	}
-	plan->count = made;
-	plan->buckets = buckets;
+	made.grain_count = made.count;
+	find_params(layout, &made);
+	*plan = made;
 	return DDP_OK;
 }
 
 void ddp_bucket_plan_free(ddp_bucket_plan *plan)
 {
 	free(plan->buckets);
+	free(plan->grains);
 	*plan = (ddp_bucket_plan){ 0 };
+}
+
+ddp_status ddp_bucket_plan_refine(const ddp_layout *layout, ddp_bucket_plan *plan)
+{
+	const int64_t share = layout->dense / GRAINS_MORE, least = share > GRAIN_LEAST ? share : GRAIN_LEAST;
+	int count = 0;
+
+	ddp_status status = make_room((int64_t)plan->count + GRAINS_MORE, plan);
+	if (status != DDP_OK)
+		return status;
+	for (int k = 0; k < plan->count; k++) {
+		const ddp_bucket *bucket = &plan->buckets[k];
+		for (int i = bucket->last_param; i > bucket->first_param; i--) {
+			const int64_t border = layout->slots[i].offset;
+			if (plan->grains[count] - border >= least && border - bucket->begin >= least)
+				plan->grains[++count] = border;
+		}
+		plan->grains[++count] = bucket->begin;
+	}
+	plan->grain_count = count;
+	return DDP_OK;
+}
+
+void ddp_bucket_plan_cut(const ddp_layout *layout, const int *ends, int count, ddp_bucket_plan *plan)
+{
+	for (int k = 0; k < count; k++) {
+		plan->buckets[k].end = plan->grains[k > 0 ? ends[k - 1] : 0];
+		plan->buckets[k].begin = plan->grains[ends[k]];
+	}
+	plan->count = count;
+	find_params(layout, plan);
+}
+
+void ddp_bucket_plan_ends(const ddp_bucket_plan *plan, int *ends)
+{
+	int grain = 0;
+
+	for (int k = 0; k < plan->count; k++) {
+		while (plan->grains[grain] > plan->buckets[k].begin)
+			grain++;
+		ends[k] = grain;
+	}
 }
 
 int ddp_bucket_of(const ddp_bucket_plan *plan, int64_t offset)
@@ -94,7 +167,7 @@ ddp_status ddp_ready_make(const ddp_layout *layout, const ddp_bucket_plan *plan,
 {
 	ddp_ready made = { .layout = layout, .plan = plan };
 
-	made.pending = malloc((size_t)plan->count * sizeof(*made.pending));
+	made.pending = malloc((size_t)plan->grain_count * sizeof(*made.pending));
 	made.announced = malloc((size_t)layout->count * sizeof(*made.announced));
 	if (made.pending == NULL || made.announced == NULL) {
 		ddp_ready_free(&made);

@@ -16,16 +16,30 @@ typedef struct ddp_bucket {
 	int first_param, last_param; /* those that it covers a part of */
 } ddp_bucket;
 
+/* Where buckets may be cut anew: a grain, which is between two such places, always travels
+   as one. */
 typedef struct ddp_bucket_plan {
 	int count;
-	ddp_bucket *buckets;
+	ddp_bucket *buckets;  /* [grain_count] */
+	int grain_count;
+	int64_t *grains;      /* [grain_count + 1]: grain i is [grains[i + 1], grains[i]) */
 } ddp_bucket_plan;
 
 /* Covers the layout's dense elements. Sizes are caps in elements; they are rounded down to a multiple of
-   DDP_ALIGN_ELEMENTS, and to at least one of it. */
+   DDP_ALIGN_ELEMENTS, and to at least one of it. Each bucket is a grain. */
 ddp_status ddp_bucket_plan_make(const ddp_layout *layout, int64_t first_size,
                                 int64_t size, ddp_bucket_plan *plan);
 void ddp_bucket_plan_free(ddp_bucket_plan *plan);
+
+/* Divides grains at borders of tensors, into parts of at least 64 KiB and a 512th of all.
+   DDP_ERR_NOMEM. */
+ddp_status ddp_bucket_plan_refine(const ddp_layout *layout, ddp_bucket_plan *plan);
+
+/* Cuts anew: bucket k has the grains from ends[k - 1] to ends[k] - 1, and the last one ends with
+   the last grain. */
+void ddp_bucket_plan_cut(const ddp_layout *layout, const int *ends, int count, ddp_bucket_plan *plan);
+/* Writes the ends [count] that would give the buckets as they are. */
+void ddp_bucket_plan_ends(const ddp_bucket_plan *plan, int *ends);
 
 /* The bucket with which the arena's element `offset` travels. */
 int ddp_bucket_of(const ddp_bucket_plan *plan, int64_t offset);
@@ -33,7 +47,7 @@ int ddp_bucket_of(const ddp_bucket_plan *plan, int64_t offset);
 typedef struct ddp_ready {
 	const ddp_layout *layout;
 	const ddp_bucket_plan *plan;
-	int *pending;    /* of each bucket: parameters not announced yet */
+	int *pending;    /* [grain_count]: of each bucket, parameters not announced yet */
 	bool *announced; /* of each parameter */
 	const bool *absent; /* of each, as the program counts them: it is never announced, and not
 	                       waited for. NULL: all are */

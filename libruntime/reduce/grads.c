@@ -143,6 +143,8 @@ static ddp_status find_slot(const ddp_model *model, int param, int *slot)
 static ddp_status announce(ddp_model *model, int slot)
 {
 	ddp_model_start_clock(model);
+	if (is_final(&model->layout.slots[slot]))
+		ddp_replan_ready(model, slot);
 	ddp_status status = ddp_reducer_announce(&model->reducer, slot);
 	return status == DDP_OK ? DDP_OK : ddp_model_fail(model, status);
 }

@@ -8,6 +8,7 @@
 #include "kernels.h"
 #include "reduce/agree.h"
 #include "reduce/grads.h"
+#include "reduce/merge.h"
 
 /* 64 MiB. Each broadcast has a deadline of its own, which a slow network must be able
    to meet. */
@@ -18,14 +19,29 @@ static bool communicates(const ddp_model *model)
 	return ddp_comm_size(model->context->world) > 1 && !model->settings.no_communication;
 }
 
+/* Whether its buckets, which are cut for the first time, are to be cut anew. */
+static bool is_to_replan(const ddp_model *model)
+{
+	const ddp_model_settings *settings = &model->settings;
+	const ddp_bucket_plan *plan = &model->plan;
+
+	return model->strategy->recuts && communicates(model) && ddp_comm_nodes(model->context->world) > 1 &&
+	       model->place.device == NULL && !settings->caps_given && !settings->no_overlap &&
+	       plan->count > 1 && plan->count <= DDP_GRAINS_MAX / 2;
+}
+
 static ddp_status make_plan(ddp_model *model)
 {
 	ddp_model_settings *settings = &model->settings;
 
 	if (settings->bucket_elements == 0)
 		settings->bucket_elements = ddp_default_bucket_elements(model->layout.elements);
-	return ddp_bucket_plan_make(&model->layout, settings->first_bucket_elements,
-	                            settings->bucket_elements, &model->plan);
+	ddp_status status = ddp_bucket_plan_make(&model->layout, settings->first_bucket_elements,
+	                                         settings->bucket_elements, &model->plan);
+	if (status != DDP_OK || !is_to_replan(model))
+		return status;
+	status = ddp_bucket_plan_refine(&model->layout, &model->plan);
+	return status == DDP_OK ? ddp_replan_open(model) : status;
 }
 
 /* `ranks`: those that communicate. */
@@ -35,7 +51,9 @@ static ddp_status make_units(ddp_model *model, int ranks)
 	const int owners = model->strategy->per_node ? ddp_comm_local_size(comm) : ranks;
 	const int rank = model->strategy->per_node ? ddp_comm_local_rank(comm) : ddp_comm_rank(comm);
 
-	return ddp_units_make(&model->layout, &model->plan, owners, owners > 1 ? rank : 0, &model->units);
+	/* Of a node's, each is updated with its bucket. */
+	return ddp_units_make(&model->layout, &model->plan, model->strategy->per_node, owners,
+	                      owners > 1 ? rank : 0, &model->units);
 }
 
 static ddp_status make_uses(ddp_model *model, int ranks)
@@ -58,9 +76,12 @@ static ddp_status make_reducer(ddp_model *model)
 		.totals_max = DDP_CONSENSUS_COUNT + (size_t)ddp_uses_words_max(&model->uses),
 	};
 
-	/* Units of gradients; then tensors that one rank updates for all. */
+	/* Units of gradients, or buckets of as little as a grain; then tensors that one rank updates
+	   for all. */
 	const int tensors = model->optim.owners != NULL ? model->layout.trained : 0;
-	const int requests = model->units.count > tensors ? model->units.count : tensors;
+	const int grains = model->plan.grain_count;
+	int requests = model->units.count > tensors ? model->units.count : tensors;
+	requests = requests > grains ? requests : grains;
 
 	ddp_status status = ddp_reducer_make(&model->layout, requests, &reducer);
 	if (status == DDP_OK)
@@ -229,6 +250,7 @@ void ddp_model_free(ddp_model *model)
 	ddp_model_attach(model, NULL, NULL);
 	(void)ddp_place_sync(&model->place); /* of a broken device, what frees still works */
 	ddp_reducer_free(&model->reducer);
+	ddp_replan_close(model);
 	if (model->strategy != NULL && model->strategy->close != NULL)
 		model->strategy->close(model);
 	ddp_on_device_close(model);

@@ -12,6 +12,7 @@
 #include "reduce/options.h"
 #include "reduce/place.h"
 #include "reduce/reducer.h"
+#include "reduce/replan.h"
 #include "reduce/rows.h"
 #include "reduce/squares.h"
 #include "reduce/strategy.h"
@@ -41,6 +42,7 @@ struct ddp_model {
 	bool was_rounded;       /* so that these are no longer 0 */
 	ddp_optim optim;
 	ddp_reducer reducer;
+	ddp_replan replan;
 	ddp_rows rows;
 	const ddp_strategy *strategy;
 	void *own;              /* what the strategy keeps */

@@ -212,6 +212,7 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 	const ddp_model_settings made = {
 		.bucket_elements = bucket_mb > 0 ? (int64_t)fmax(bucket_mb * ELEMENTS_PER_MB, 1) : 0,
 		.first_bucket_elements = (int64_t)(first_mb * ELEMENTS_PER_MB),
+		.caps_given = bucket_mb > 0 || options.first_bucket_mb > 0,
 		.optim = {
 			.kind = options.optimizer,
 			.beta1 = or_zero(options.beta1, 0.9),

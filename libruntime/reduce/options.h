@@ -16,6 +16,7 @@ typedef struct ddp_powersgd_settings {
 typedef struct ddp_model_settings {
 	int64_t bucket_elements; /* 0: by the size of the model */
 	int64_t first_bucket_elements;
+	bool caps_given;         /* of buckets, by the program or the environment */
 	ddp_optim_settings optim;
 	double learning_rate;
 	double clip_norm; /* 0: none */

@@ -7,17 +7,26 @@
 #include "base/clock.h"
 #include "base/error.h"
 
+void ddp_reducer_cut(ddp_reducer *reducer)
+{
+	const ddp_layout *layout = reducer->ready.layout;
+
+	reducer->hold = ddp_bucket_of(reducer->plan, layout->count > 1 ? layout->slots[1].offset - 1
+	                                                               : layout->dense - 1);
+	ddp_ready_reset(&reducer->ready);
+}
+
 ddp_status ddp_reducer_make(const ddp_layout *layout, int requests, ddp_reducer *reducer)
 {
 	ddp_reducer made = *reducer;
 
-	made.hold = ddp_bucket_of(made.plan, layout->count > 1 ? layout->slots[1].offset - 1
-	                                                       : layout->dense - 1);
 	ddp_status status = ddp_ready_make(layout, made.plan, &made.ready);
 	if (status != DDP_OK)
 		return status;
+	ddp_reducer_cut(&made);
 	made.request_count = requests;
 	made.requests = calloc((size_t)requests, sizeof(*made.requests));
+	made.took = calloc((size_t)requests, sizeof(*made.took));
 	made.passed_max = 2 * requests;
 	made.passed = calloc((size_t)made.passed_max, sizeof(*made.passed));
 	/* Gradients and parameters; totals, norm, update, buffers (3); counts, indices and values of
@@ -25,7 +34,8 @@ ddp_status ddp_reducer_make(const ddp_layout *layout, int requests, ddp_reducer 
 	made.spans_max = 2 * (size_t)requests + 6 + 3 * (size_t)layout->count;
 	made.spans = calloc(made.spans_max, sizeof(*made.spans));
 	made.totals = calloc(made.totals_max, sizeof(*made.totals));
-	if (made.requests == NULL || made.passed == NULL || made.spans == NULL || made.totals == NULL) {
+	if (made.requests == NULL || made.took == NULL || made.passed == NULL || made.spans == NULL ||
+	    made.totals == NULL) {
 		ddp_reducer_free(&made);
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d requests", requests);
 	}
@@ -37,6 +47,7 @@ void ddp_reducer_free(ddp_reducer *reducer)
 {
 	ddp_ready_free(&reducer->ready);
 	free(reducer->requests);
+	free(reducer->took);
 	free(reducer->passed);
 	free(reducer->spans);
 	free(reducer->totals);
@@ -45,6 +56,8 @@ void ddp_reducer_free(ddp_reducer *reducer)
 
 ddp_status ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_collective *operation)
 {
+	if (operation->kind == DDP_ALL_REDUCE)
+		reducer->took[request] = -1;
 	return ddp_issue(reducer->comm, operation, &reducer->requests[request]);
 }
 
@@ -152,9 +165,9 @@ ddp_status ddp_reducer_catch_up(ddp_reducer *reducer)
 	return status;
 }
 
-/* Ends *request, and notes when it ran. */
+/* Ends *request, and notes when it ran; if `took` is not NULL, how long. */
 static ddp_status wait_request(ddp_reducer *reducer, ddp_request **request, const char *name,
-                               int64_t bytes)
+                               int64_t bytes, double *took)
 {
 	ddp_span span;
 
@@ -166,13 +179,15 @@ static ddp_status wait_request(ddp_reducer *reducer, ddp_request **request, cons
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "%s", name);
 	note_span(reducer, name, bytes, span);
+	if (took != NULL)
+		*took = (double)(span.end_ns - span.start_ns) * 1e-9;
 	return DDP_OK;
 }
 
 ddp_status ddp_reducer_wait_totals(ddp_reducer *reducer, double *totals)
 {
 	ddp_status status = wait_request(reducer, &reducer->totals_request, "totals",
-	                                 (int64_t)(reducer->totals_count * sizeof(double)));
+	                                 (int64_t)(reducer->totals_count * sizeof(double)), &reducer->totals_took);
 
 	if (status == DDP_OK)
 		memcpy(totals, reducer->totals, reducer->totals_count * sizeof(*totals));
@@ -200,9 +215,10 @@ static ddp_status pass(ddp_reducer *reducer, ddp_request **request, const char *
 ddp_status ddp_reducer_end(ddp_reducer *reducer, int request, const char *name, int64_t bytes)
 {
 	ddp_request **ending = &reducer->requests[request];
+	double *took = &reducer->took[request];
 
 	if (*ending == NULL || reducer->place->device == NULL)
-		return wait_request(reducer, ending, name, bytes);
+		return wait_request(reducer, ending, name, bytes, *took < 0 ? took : NULL);
 	return pass(reducer, ending, name, bytes);
 }
 
@@ -213,7 +229,7 @@ ddp_status ddp_reducer_end_passed(ddp_reducer *reducer)
 
 	for (; i < reducer->passed_count && status == DDP_OK; i++) {
 		ddp_passed *passed = &reducer->passed[i];
-		status = wait_request(reducer, &passed->request, passed->name, passed->bytes);
+		status = wait_request(reducer, &passed->request, passed->name, passed->bytes, NULL);
 	}
 	/* Those behind an error are for ddp_reducer_abandon(). */
 	if (i == reducer->passed_count)

@@ -45,9 +45,12 @@ typedef struct ddp_reducer {
 	ddp_request **requests;   /* [request_count], numbered by the strategy; NULL: none
 	                             under way */
 	int request_count;
+	double *took;             /* [request_count]: seconds of the last all-reduce of each that the host
+	                             has waited for; below 0: not yet */
 	ddp_passed *passed;       /* [passed_max] */
 	int passed_count, passed_max;
 	ddp_request *totals_request;
+	double totals_took;       /* seconds, in this step or the last */
 	double *totals;           /* [totals_max] */
 	size_t totals_count, totals_max;
 	ddp_span *spans;          /* of the step's completed collectives */
@@ -84,6 +87,8 @@ ddp_status ddp_reducer_end(ddp_reducer *reducer, int request, const char *name, 
 ddp_status ddp_reducer_end_passed(ddp_reducer *reducer);
 /* Ready for the next step. */
 void ddp_reducer_reset(ddp_reducer *reducer);
+/* The plan's buckets are others now; no step is under way. */
+void ddp_reducer_cut(ddp_reducer *reducer);
 
 /* Whether requests are under way. */
 bool ddp_reducer_busy(const ddp_reducer *reducer);

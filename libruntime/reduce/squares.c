@@ -14,7 +14,8 @@ static ddp_status no_memory(int64_t numbers)
 ddp_status ddp_squares_open(ddp_model *model)
 {
 	/* A bucket, and a unit, has at most one piece that is not a whole one. */
-	const int64_t most = model->layout.elements / DDP_PIECE_ELEMENTS + model->units.count + model->plan.count + 1;
+	const int64_t most = model->layout.elements / DDP_PIECE_ELEMENTS + model->units.count +
+	                     model->plan.grain_count + 1;
 	ddp_squares *s = &model->squares;
 	void *sums;
 

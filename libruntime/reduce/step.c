@@ -112,6 +112,7 @@ static void reset(ddp_model *model)
 	ddp_uses_reset(&model->uses);
 	model->reducer.ready.absent = model->uses.learned ? model->uses.absent : NULL;
 	ddp_reducer_reset(&model->reducer);
+	ddp_replan_forget(model);
 	model->joined = false;
 	model->magnitude = (ddp_magnitude){ 0 };
 	model->sync = true;
@@ -409,6 +410,7 @@ static ddp_status begin_end(ddp_model *model)
 		return ddp_fail(DDP_ERR_STATE, "the parameters in bf16 are still 0: call ddp_broadcast_params() "
 		                "or load a checkpoint before the first step");
 	ddp_model_start_clock(model);
+	ddp_replan_end(model);
 	begin_waiting(model);
 	model->stats = (ddp_step_stats){ .step = model->steps + 1 };
 	return DDP_OK;
@@ -431,6 +433,7 @@ static void count_step(ddp_model *model)
 	if (model->strategy->spreads && model->strategy->arrive == NULL)
 		ddp_model_round(model, 0, model->layout.elements);
 	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
+	ddp_replan_take(model);
 	model->steps++;
 	ddp_scaler_good(&model->scaler);
 	ddp_uses_end_step(&model->uses);
@@ -440,17 +443,21 @@ static void count_step(ddp_model *model)
 	ddp_watch_end_step(model->context->watch, &model->stats);
 }
 
-static void end_step(ddp_model *model, ddp_step_stats *stats)
+static ddp_status end_step(ddp_model *model, ddp_step_stats *stats)
 {
+	ddp_status status = DDP_OK;
+
 	if (model->stats.skipped) {
 		ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
 		take_times(model, &model->stats);
 	} else {
 		count_step(model);
+		status = ddp_replan_step(model);
 	}
 	ddp_watch_begin_step(model->context->watch, model->steps + 1, model->plan.count);
 	if (stats != NULL)
 		*stats = model->stats;
+	return status == DDP_OK ? DDP_OK : fail_step(model, status);
 }
 
 static ddp_status run_step(ddp_model *model, double weight, double loss_sum)
@@ -476,8 +483,7 @@ ddp_status ddp_step(ddp_model *model, double weight, double loss_sum, ddp_step_s
 	status = run_step(model, weight, loss_sum);
 	if (status != DDP_OK)
 		return fail_step(model, status);
-	end_step(model, stats);
-	return DDP_OK;
+	return end_step(model, stats);
 }
 
 /* What has piled up on this rank is of a step that it does not end. */
@@ -519,10 +525,8 @@ ddp_status ddp_join(ddp_model *model, ddp_step_stats *stats)
 		status = run_step(model, 0, 0);
 	if (status != DDP_OK)
 		return fail_step(model, status);
-	if (model->stats.active_ranks > 0) {
-		end_step(model, stats);
-		return DDP_OK;
-	}
+	if (model->stats.active_ranks > 0)
+		return end_step(model, stats);
 	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
 	model->stats.step = model->steps;
 	model->stats.loss = 0;
@@ -562,8 +566,7 @@ ddp_status ddp_update_params(ddp_model *model, ddp_step_stats *stats)
 	status = model->stats.skipped ? ddp_model_discard(model) : update(model, true, &model->stats);
 	if (status != DDP_OK)
 		return fail_step(model, status);
-	end_step(model, stats);
-	return DDP_OK;
+	return end_step(model, stats);
 }
 
 ddp_status ddp_zero_grads(ddp_model *model)

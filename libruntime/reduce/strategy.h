@@ -20,6 +20,8 @@ typedef struct ddp_strategy {
 	bool spreads;         /* each rank keeps the optimizer's state of what it owns, no more */
 	bool moves_rows;      /* rows can travel by themselves, apart from the dense part */
 	bool gives_back;      /* gradients that are reduced go back to the system */
+	bool recuts;          /* buckets may be cut anew between steps (reduce/replan.h): nothing that it
+	                         keeps hangs on the cut, and request k is that of bucket k */
 	bool per_node;        /* units are owned by the ranks of each node, not by those of the world */
 
 	/* Makes what can fail on this rank alone. */

@@ -84,7 +84,8 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 }
 
 const ddp_strategy ddp_hybrid_strategy = {
-	.name = "hybrid", .shard = DDP_SHARD_STATE, .spreads = true, .moves_rows = true, .per_node = true,
+	.name = "hybrid", .shard = DDP_SHARD_STATE, .spreads = true, .moves_rows = true, .recuts = true,
+	.per_node = true,
 	.prepare = ddp_node_strategy_prepare, .open = ddp_node_strategy_open,
 	.close = ddp_node_strategy_close, .start = start, .wait = wait,
 	.add_rows = ddp_all_reduce_add_rows, .reduce = reduce, .update = update,

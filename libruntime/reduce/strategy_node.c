@@ -43,7 +43,7 @@ ddp_status ddp_node_strategy_prepare(ddp_model *model)
 	made->begun = calloc(ranks, sizeof(*made->begun));
 	made->squares = calloc((size_t)model->units.piece_count + 1, sizeof(*made->squares));
 	if (ddp_comm_nodes(comm) > 1) {
-		ddp_status status = ddp_units_make(&model->layout, &model->plan, ddp_comm_size(comm),
+		ddp_status status = ddp_units_make(&model->layout, &model->plan, false, ddp_comm_size(comm),
 		                                   ddp_comm_rank(comm), &made->world);
 		if (status != DDP_OK)
 			return status;

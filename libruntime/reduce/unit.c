@@ -88,19 +88,31 @@ static ddp_status cut_pieces(ddp_units *units)
 	return DDP_OK;
 }
 
-ddp_status ddp_units_make(const ddp_layout *layout, const ddp_bucket_plan *plan, int ranks,
+/* The i-th of the plan's grains or buckets, which go from the end to the beginning. */
+static void range_of(const ddp_bucket_plan *plan, bool fine, int i, int64_t *begin, int64_t *end)
+{
+	*begin = fine ? plan->grains[i + 1] : plan->buckets[i].begin;
+	*end = fine ? plan->grains[i] : plan->buckets[i].end;
+}
+
+ddp_status ddp_units_make(const ddp_layout *layout, const ddp_bucket_plan *plan, bool fine, int ranks,
                           int rank, ddp_units *units)
 {
 	ddp_units made = { .ranks = ranks, .rank = rank };
-	int64_t count = units_in(layout->elements - layout->dense);
+	const int ranges = fine ? plan->grain_count : plan->count;
+	int64_t count = units_in(layout->elements - layout->dense), begin, end;
 
-	for (int k = 0; k < plan->count; k++)
-		count += units_in(plan->buckets[k].end - plan->buckets[k].begin);
+	for (int i = 0; i < ranges; i++) {
+		range_of(plan, fine, i, &begin, &end);
+		count += units_in(end - begin);
+	}
 	made.list = malloc((size_t)count * sizeof(*made.list));
 	if (made.list == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for %lld units of the model", (long long)count);
-	for (int k = plan->count - 1; k >= 0; k--)
-		cut(&made, plan->buckets[k].begin, plan->buckets[k].end);
+	for (int i = ranges - 1; i >= 0; i--) {
+		range_of(plan, fine, i, &begin, &end);
+		cut(&made, begin, end);
+	}
 	cut(&made, layout->dense, layout->elements);
 	ddp_status status = cut_pieces(&made);
 	if (status != DDP_OK) {

@@ -1,7 +1,7 @@
 /*
  * unit: a slice of the arenas that is owned, updated and saved as one. Units are cut
- * once, when the model is made, at the borders of its buckets and wherever one would be
- * larger than 4 MiB. Each rank owns a slice of each unit, so that all have as much to
+ * once, when the model is made, at the borders of its first buckets, or of these buckets' grains,
+ * and wherever one would be larger than 4 MiB. Each rank owns a slice of each unit, so that all have as much to
  * do in each bucket. What it keeps of the slices it owns, such as the optimizer's
  * state, lies one behind the other in the order of the arenas: an element has two
  * offsets, one in the arenas and one in its owner's memory.
@@ -37,8 +37,9 @@ typedef struct ddp_units {
 	int64_t most;        /* elements that a rank owns */
 } ddp_units;
 
-/* DDP_ERR_NOMEM. */
-ddp_status ddp_units_make(const ddp_layout *layout, const ddp_bucket_plan *plan, int ranks,
+/* DDP_ERR_NOMEM. `fine`: no unit is of two grains, so that each is of one bucket, wherever
+   buckets are cut. */
+ddp_status ddp_units_make(const ddp_layout *layout, const ddp_bucket_plan *plan, bool fine, int ranks,
                           int rank, ddp_units *units);
 void ddp_units_free(ddp_units *units);
 

@@ -2,16 +2,17 @@
  * One rank of the overlap benchmark: what a training step costs with its
  * communication hidden, with it in the open, and without it; and, of gradients and
  * parameters that are sharded, with new parameters in the open or hidden in the next forward.
+ * `first_cut` is `overlapped` with buckets as they are cut first, by a cap that is given.
  *
- *   rank_train MIB SHARE ROUNDS
+ *   rank_train MIB SHARE ROUNDS LAYERS GROWTH
  *
- * The model is LAYERS equal tensors of MIB altogether; forward and backward are
- * arithmetic. How much of it makes communication SHARE percent of backward is
- * measured first, and followed up. A round is a step of each mode, of which rank
- * 0 prints a JSON line; each figure is the slowest rank's. `tail` is the time
- * from the end of backward to that of the step. With BENCH_PIN, a rank has one
- * core for all it does. With BENCH_WAIT, forward and backward are waits, as for a
- * GPU, which leave the core to communication.
+ * The model is LAYERS tensors of MIB altogether, of which each has GROWTH percent of the
+ * elements of the one before; forward and backward are as much arithmetic for each. How much
+ * of it makes communication SHARE percent of backward is measured first, and followed up. A
+ * round is a step of each mode, of which rank 0 prints a JSON line; each figure is the slowest
+ * rank's. `tail` is the time from the end of backward to that of the step. With BENCH_PIN, a rank
+ * has one core for all it does. With BENCH_WAIT, forward and backward are waits, as for a GPU,
+ * which leave the core to communication.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,11 +23,14 @@
 #include "ddp.h"
 #include "rank.h"
 
-enum { LAYERS = 16, BLOCK = 2048, BLOCK_ROUNDS = 20, WARM_UP_ROUNDS = 3, GUESS_BLOCKS = 4000,
+/* In the rounds that warm up, buckets are cut anew, too. */
+enum { LAYERS_MAX = 512, BLOCK = 2048, BLOCK_ROUNDS = 20, WARM_UP_ROUNDS = 9, GUESS_BLOCKS = 4000,
        WAIT_NS = 7000 /* for a block */ };
 
-enum mode { COMPUTE_ONLY, SERIAL, OVERLAPPED, SHARDED, LATE, MODES };
-static const char *const mode_names[MODES] = { "compute_only", "serial", "overlapped", "sharded", "late" };
+enum mode { COMPUTE_ONLY, SERIAL, OVERLAPPED, FIRST_CUT, SHARDED, LATE, MODES };
+static const char *const mode_names[MODES] = {
+	"compute_only", "serial", "overlapped", "first_cut", "sharded", "late"
+};
 
 enum figure { STEP, BACKWARD, TAIL, COMMUNICATION, CPU, FIGURES };
 static const char *const figure_names[FIGURES] = {
@@ -35,7 +39,9 @@ static const char *const figure_names[FIGURES] = {
 
 struct bench {
 	ddp_context *context;
-	int64_t layer_elements;
+	int layers;
+	int64_t elements[LAYERS_MAX]; /* of each layer */
+	double bucket_mb;      /* as the library has it where none is given */
 	double share;
 	uint64_t layer_blocks; /* of arithmetic in a layer's backward; forward: half */
 	float numbers[BLOCK];
@@ -66,16 +72,17 @@ static ddp_status make_model(struct bench *bench, enum mode mode)
 		.size = sizeof(options),
 		.optimizer = DDP_SGD, .no_overlap = mode == SERIAL,
 		.no_communication = mode == COMPUTE_ONLY,
+		.bucket_mb = mode == FIRST_CUT ? bench->bucket_mb : 0,
 		.shard = mode >= SHARDED ? DDP_SHARD_GRADIENTS : DDP_SHARD_NONE, .late_gather = mode == LATE,
 	};
-	char names[LAYERS][16];
-	ddp_param params[LAYERS];
+	char names[LAYERS_MAX][16];
+	ddp_param params[LAYERS_MAX];
 
-	for (int l = 0; l < LAYERS; l++) {
+	for (int l = 0; l < bench->layers; l++) {
 		snprintf(names[l], sizeof(names[l]), "layer%d", l);
-		params[l] = (ddp_param){ .name = names[l], .ndim = 1, .shape = { bench->layer_elements } };
+		params[l] = (ddp_param){ .name = names[l], .ndim = 1, .shape = { bench->elements[l] } };
 	}
-	return ddp_model_create(bench->context, params, LAYERS, &options, &bench->models[mode]);
+	return ddp_model_create(bench->context, params, bench->layers, &options, &bench->models[mode]);
 }
 
 /* CPU seconds of this process. On a core that it keeps busy, they hold what
@@ -97,12 +104,12 @@ static ddp_status train_step(struct bench *bench, enum mode mode, double *figure
 	double cpu_before = cpu_seconds();
 	uint64_t start_ns = ddp_now_ns();
 
-	for (int l = 0; l < LAYERS && status == DDP_OK; l++) {
+	for (int l = 0; l < bench->layers && status == DDP_OK; l++) {
 		status = ddp_param_wait(model, l);
 		compute(bench, bench->layer_blocks / 2);
 	}
 	double forward = ddp_seconds_since(start_ns);
-	for (int l = LAYERS - 1; l >= 0 && status == DDP_OK; l--) {
+	for (int l = bench->layers - 1; l >= 0 && status == DDP_OK; l--) {
 		compute(bench, bench->layer_blocks);
 		status = ddp_grad_ready(model, l);
 	}
@@ -177,15 +184,31 @@ static ddp_status measure(struct bench *bench, int rounds)
 	return status;
 }
 
+/* Each has `growth` times the elements of the one before. */
+static void size_layers(struct bench *bench, double elements, double growth)
+{
+	double size = 1, all = 0;
+
+	for (int l = 0; l < bench->layers; l++, size *= growth)
+		all += size;
+	size = elements / all;
+	for (int l = 0; l < bench->layers; l++, size *= growth)
+		bench->elements[l] = size > 1 ? (int64_t)size : 1;
+	bench->bucket_mb = elements / (1 << 18) / 32;
+	bench->bucket_mb = bench->bucket_mb < 1 ? 1 : bench->bucket_mb > 25 ? 25 : bench->bucket_mb;
+}
+
 int main(int argc, char **argv)
 {
 	struct bench bench = { .layer_blocks = GUESS_BLOCKS, .waits = getenv("BENCH_WAIT") != NULL };
 
-	if (argc != 4) {
-		fprintf(stderr, "usage: %s MIB SHARE ROUNDS\n", argv[0]);
+	if (argc != 6) {
+		fprintf(stderr, "usage: %s MIB SHARE ROUNDS LAYERS GROWTH\n", argv[0]);
 		return 2;
 	}
-	bench.layer_elements = (int64_t)rank_number("MIB", argv[1], 1, 4096) * (1 << 18) / LAYERS;
+	bench.layers = (int)rank_number("LAYERS", argv[4], 1, LAYERS_MAX);
+	size_layers(&bench, (double)rank_number("MIB", argv[1], 1, 4096) * (1 << 18),
+	            (double)rank_number("GROWTH", argv[5], 1, 10000) / 100);
 	bench.share = (double)rank_number("SHARE", argv[2], 1, 10000) / 100;
 	int rounds = (int)rank_number("ROUNDS", argv[3], 1, 1000);
 	const char *task = getenv("SLURM_PROCID");

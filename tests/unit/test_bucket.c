@@ -128,6 +128,53 @@ static void expect_whole_plan(const ddp_layout *layout, int64_t first_size, int6
 	ddp_bucket_plan_free(&plan);
 }
 
+static void expect_grains(const ddp_bucket_plan *plan, const int64_t *wanted)
+{
+	int g = 0;
+
+	for (; wanted[g] > 0; g++)
+		assert_int_equal(plan->grains[g], wanted[g]);
+	assert_int_equal(plan->grain_count, g);
+	assert_int_equal(plan->grains[g], 0);
+}
+
+static void buckets_are_cut_anew_at_borders_of_tensors(void **state)
+{
+	enum { K = 1024 };
+	static const int64_t counts[PARAMS_MAX] = { 80 * K, 300 * K, 64, 10 * K, 70 * K, 90 * K };
+	/* As they are first cut; and where else, but into no part of less than 16 K. */
+	static const int64_t first[] = { 550 * K + 64, 430 * K + 64, 230 * K + 64, 30 * K + 64, 0 };
+	static const int64_t fine[] = { 550 * K + 64, 460 * K + 64, 430 * K + 64, 390 * K + 64, 230 * K + 64,
+	                                80 * K, 30 * K + 64, 0 };
+	static const int64_t large[] = { 550 * K + 64, 460 * K + 64, 390 * K + 64, 80 * K, 0 };
+	int ends[BUCKETS_MAX];
+	ddp_layout layout;
+	ddp_bucket_plan plan;
+
+	(void)state;
+	make_layout(counts, &layout);
+	assert_int_equal(ddp_bucket_plan_make(&layout, 120 * K, 200 * K, &plan), DDP_OK);
+	expect_grains(&plan, first);
+	assert_int_equal(ddp_bucket_plan_refine(&layout, &plan), DDP_OK);
+	expect_grains(&plan, fine);
+	ddp_bucket_plan_free(&plan);
+
+	assert_int_equal(ddp_bucket_plan_make(&layout, 1000 * K, 1000 * K, &plan), DDP_OK);
+	assert_int_equal(plan.count, 2);
+	assert_int_equal(ddp_bucket_plan_refine(&layout, &plan), DDP_OK);
+	expect_grains(&plan, large);
+	ddp_bucket_plan_ends(&plan, ends);
+	assert_true(ends[0] == 3 && ends[1] == 4);
+	ddp_bucket_plan_cut(&layout, (const int[]){ 1, 4 }, 2, &plan);
+	assert_int_equal(plan.count, 2);
+	assert_true(plan.buckets[0].begin == 460 * K + 64 && plan.buckets[0].end == 550 * K + 64);
+	assert_true(plan.buckets[0].first_param == 5 && plan.buckets[0].last_param == 5);
+	assert_true(plan.buckets[1].begin == 0 && plan.buckets[1].end == 460 * K + 64);
+	assert_true(plan.buckets[1].first_param == 0 && plan.buckets[1].last_param == 4);
+	ddp_bucket_plan_free(&plan);
+	ddp_layout_free(&layout);
+}
+
 static void every_element_is_in_one_bucket(void **state)
 {
 	static const int64_t counts[PARAMS_MAX] = { 1000, 3, 17, 16, 250, 1 };
@@ -147,7 +194,7 @@ static void expect_pieces(const ddp_layout *layout, const ddp_bucket_plan *plan,
 	int64_t begin, end, kept = 0;
 	ddp_units units;
 
-	assert_int_equal(ddp_units_make(layout, plan, ranks, rank, &units), DDP_OK);
+	assert_int_equal(ddp_units_make(layout, plan, false, ranks, rank, &units), DDP_OK);
 	for (int u = 0; u < units.count; u++) {
 		const ddp_unit *unit = &units.list[u];
 		ddp_unit_slice(&units, unit, rank, &begin, &end);
@@ -172,7 +219,7 @@ static void expect_units(const ddp_layout *layout, int64_t bucket, int ranks)
 	ddp_units units;
 
 	assert_int_equal(ddp_bucket_plan_make(layout, bucket, bucket, &plan), DDP_OK);
-	assert_int_equal(ddp_units_make(layout, &plan, ranks, 0, &units), DDP_OK);
+	assert_int_equal(ddp_units_make(layout, &plan, false, ranks, 0, &units), DDP_OK);
 	for (int u = 0; u < units.count; u++) {
 		const ddp_unit *unit = &units.list[u];
 		assert_true(unit->begin == end && unit->end > unit->begin);
@@ -233,7 +280,7 @@ static void what_is_stored_is_kept_by_its_owner(void **state)
 	assert_int_equal(ddp_bucket_plan_make(&layout, 64, 160, &plan), DDP_OK);
 	for (int r = 0; r < RANKS; r++) {
 		memset(kept, 0, sizeof(kept));
-		assert_int_equal(ddp_units_make(&layout, &plan, RANKS, r, &units), DDP_OK);
+		assert_int_equal(ddp_units_make(&layout, &plan, false, RANKS, r, &units), DDP_OK);
 		for (int64_t first = 0; first < layout.elements; first += 37) {
 			int64_t left = layout.elements - first;
 			assert_int_equal(ddp_units_store(&units, &(ddp_place){ 0 }, kept, first, values + first,
@@ -461,6 +508,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(buckets_are_cut_from_the_end),
 		cmocka_unit_test(large_gradients_do_not_wait_for_the_first_parameter),
+		cmocka_unit_test(buckets_are_cut_anew_at_borders_of_tensors),
 		cmocka_unit_test(every_element_is_in_one_bucket),
 		cmocka_unit_test(every_element_has_one_owner),
 		cmocka_unit_test(what_is_stored_is_kept_by_its_owner),
