@@ -166,6 +166,23 @@ static void two_ranks_on_one_core_take_turns(void **state)
 	assert_int_equal(test_world_run(&world), 0);
 }
 
+/* Neither node knows that it shares a core with the other. */
+static int spin_less_after_a_while(ddp_comm *comm, void *argument)
+{
+	CHECK(reduce_on_one_core(comm, argument) == 0);
+	CHECK(comm->run.short_spins > 500);
+	return 0;
+}
+
+static void nodes_on_one_core_find_that_spinning_is_in_vain(void **state)
+{
+	static const int two_nodes[] = { 0, 1 };
+	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = spin_less_after_a_while };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
 /* ---- waking ------------------------------------------------------------------------- */
 
 enum { MANY = 16 };
@@ -290,6 +307,7 @@ int main(void)
 		cmocka_unit_test(deadline_holds_while_messages_move),
 		cmocka_unit_test(deadline_holds_among_other_operations),
 		cmocka_unit_test(two_ranks_on_one_core_take_turns),
+		cmocka_unit_test(nodes_on_one_core_find_that_spinning_is_in_vain),
 		cmocka_unit_test(ranks_bound_to_one_core_are_too_many_for_it),
 		cmocka_unit_test(each_sleeper_is_woken_once),
 		cmocka_unit_test(no_free_descriptor_is_no_death),

@@ -65,6 +65,9 @@ typedef struct ddp_running {
 	uint64_t deadline_ns;         /* 0: it has not waited for long */
 	bool told;                    /* the progress page says that it waits */
 	unsigned int turns;           /* times that this rank and a peer gave up one core to each other */
+	/* of comm/wait/await: */
+	int vain_spins;               /* that spinning was in vain, less that it was of use */
+	unsigned int short_spins;     /* waits for which that was too much */
 	ddp_chain chain;
 	/* of comm/wait/message: */
 	uint64_t question_ns, question_sequence;

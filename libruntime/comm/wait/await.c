@@ -17,6 +17,9 @@ enum {
 	SPINS_OVERSUBSCRIBED = 10, /* who is waited for is likely to wait for this core */
 	SPINS_BESIDE = 4,          /* while the program computes in other threads */
 	YIELDS = 20,               /* some 10 us; the rank that is waited for may want this core */
+	VAIN_COST = 8,             /* spins that were of use and that one in vain outweighs */
+	VAIN_MOST = 256,           /* if that was exceeded by so much, waits between nodes spin less, */
+	VAIN_TRIAL = 64,           /* but for one of so many, as it may be of use again */
 	TURNS = 8,                 /* yields to a rank on this core before a sleep parts them */
 	LIVENESS_MS = 100,         /* how often a sleeper looks whether its peers live */
 	BUSY_TURNS = 16,           /* how often one that moves messages looks at the clock, */
@@ -295,17 +298,44 @@ static ddp_status give_up(ddp_comm *comm)
 	return ddp_comm_check(comm);
 }
 
+/* Between nodes each look costs system calls, and SPINS_ALONE of them some 100 us: the price for not
+   having to be woken, where the rank that is waited for has another core. Where it waits for this
+   one, as ranks of two nodes that are containers of one machine, it comes the later for it. Nobody
+   tells which it is, only what has come of spinning. */
+static uint64_t spins_of(ddp_comm *comm)
+{
+	ddp_running *run = &comm->run;
+
+	if (comm->node.oversubscribed)
+		return SPINS_OVERSUBSCRIBED;
+	if (comm->net == NULL || run->vain_spins < VAIN_MOST || ++run->short_spins % VAIN_TRIAL == 0)
+		return SPINS_ALONE;
+	return SPINS_OVERSUBSCRIBED;
+}
+
+/* After a wait of so many turns, if fewer spins would not have led to the same. */
+static void learn_spinning(ddp_comm *comm, uint64_t spins, uint64_t turns)
+{
+	int *vain = &comm->run.vain_spins;
+
+	if (spins != SPINS_ALONE || turns <= SPINS_OVERSUBSCRIBED)
+		return;
+	*vain += turns > spins ? VAIN_COST : -1;
+	*vain = *vain < 0 ? 0 : *vain < VAIN_MOST ? *vain : VAIN_MOST;
+}
+
 ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 {
 	/* Beside the progress thread the program computes: a message comes each
 	   half millisecond or so, and the cores are not ours meanwhile. */
 	const bool beside = comm->run.in_thread && wait->sleeps_for == DDP_SLEEPS_FOR_NET;
-	const uint64_t spins = beside ? SPINS_BESIDE : comm->node.oversubscribed ? SPINS_OVERSUBSCRIBED : SPINS_ALONE;
+	const uint64_t spins = beside ? SPINS_BESIDE : spins_of(comm);
 	bool coalesces = beside && wait->coalesce_ns > 0;
 	ddp_status status = DDP_OK;
 	looks last = { 0, 0 };
+	uint64_t i = 0;
 
-	for (uint64_t i = 0; wait->missing(comm, wait->argument) != DDP_NOBODY && status == DDP_OK; i++) {
+	for (; wait->missing(comm, wait->argument) != DDP_NOBODY && status == DDP_OK; i++) {
 		if (move_p2p(comm) || (comm->net != NULL && ddp_net_progress(comm))) {
 			if (i % BUSY_TURNS == BUSY_TURNS - 1)
 				status = look_up(comm, wait, &last);
@@ -319,6 +349,8 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 			status = pause_once(comm, wait, beside || i >= spins + YIELDS, &last);
 		}
 	}
+	if (comm->net != NULL)
+		learn_spinning(comm, spins, i);
 	ddp_verdict_end(comm);
 	return status == DDP_OK ? DDP_OK : give_up(comm);
 }
