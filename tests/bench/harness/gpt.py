@@ -4,6 +4,7 @@ import array
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -99,7 +100,8 @@ def numbers(argv, environment):
 
 
 def has_torch(python):
-    return subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0
+    return shutil.which(python) is not None and subprocess.run(
+        [python, "-c", "import torch"], capture_output=True, check=False).returncode == 0
 
 
 def pytorch(python, sizes, threads, count, ranks=1, dtype="f32", way=()):
