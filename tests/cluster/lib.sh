@@ -214,6 +214,7 @@ is_within()
 # For sh -c: answered FILE NODES waits until srun -vvvv, which writes to FILE, has heard that the
 # tasks of so many nodes run, and has answered: it looks for the next message then. A
 # slurmstepd without its answer asks again for up to a minute, and does not look after its tasks.
+# shellcheck disable=SC2034 # tests put it into their commands
 answered='answered() {
 	until awk -v nodes="$2" "/tasks started/ { heard++; looks = 0 }
 			/eio_message_socket_readable/ { looks = 1 }

@@ -127,7 +127,7 @@ make_tree()
 	[[ $suite == @(asan|bare) ]] || options+=(--cache-file="$work/config.cache")
 	# No test runs the benchmarks and the programs of clusters in these builds.
 	[[ $suite != @(asan|tsan) ]] || flags+=("noinst_PROGRAMS=examples/allreduce examples/gpt/gpt $([ "$suite" = tsan ] ||
-		echo examples/vision/mnist_mlp examples/vision/synthetic)")
+		echo examples/vision/mnist_mlp examples/vision/mnist_cnn examples/vision/synthetic)")
 	cd "$dir" || return 1
 	# A build that is made once needs no dependencies.
 	step "$suite" "configuring ($suite)" 180 "$logs/build-$suite.log" \
