@@ -168,7 +168,7 @@ prints 'slurmstepd.*: error: ddp: rank 1 of 2 on n[0-9] exited with code 7' "the
 prints_times 1 "$report" "and srun does not repeat it"
 
 # Such a node of a heterogeneous step ends all components, by one request.
-rm -f "$work/stopped" "$work/spoken"
+rm -f "$work/stopped" "$work/spoken" "$work/told"
 gone() { [ -e "$work/stopped" ] && ! on_node n0 pgrep -fx 'sleep 6161' >/dev/null; }
 (wait_until 40 gone && : >"$work/gone"; : >"$work/spoken") &
 timed as_user sh -c "$answered"'cd "$0"

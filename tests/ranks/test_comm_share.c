@@ -65,6 +65,7 @@ static int open_many(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &groups[GROUPS]));
 	expect_sum(groups[GROUPS]);
 	const int descriptors = folder_count("/proc/self/fd", ""), threads = folder_count("/proc/self/task", "");
+	CHECK(descriptors > 0 && threads > 0);
 	const long memory_kib = resident_kib();
 	for (int i = 0; i < GROUPS; i++) {
 		uint64_t start = ddp_now_ns();

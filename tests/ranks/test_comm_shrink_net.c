@@ -234,6 +234,7 @@ __attribute__((visibility("default"))) int memfd_create(const char *name, unsign
 static int shrink_with_a_refusal(ddp_comm *comm, void *argument)
 {
 	const int before = folder_count("/proc/self/fd", "");
+	CHECK(before > 0);
 	ddp_comm *again = NULL;
 
 	(void)argument;
