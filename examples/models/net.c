@@ -388,7 +388,7 @@ void net_bind_loss(net *n, double *loss)
 
 void net_use_graphs(net *n, bool wanted)
 {
-	graphs_want(&n->graphs, wanted && net_is_on_device(n));
+	graphs_want(&n->graphs, wanted && net_is_on_device(n) && n->sum == NULL);
 }
 
 const char *net_graph_failure(const net *n)

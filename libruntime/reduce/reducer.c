@@ -27,7 +27,8 @@ ddp_status ddp_reducer_make(const ddp_layout *layout, int requests, ddp_reducer 
 	made.request_count = requests;
 	made.requests = calloc((size_t)requests, sizeof(*made.requests));
 	made.took = calloc((size_t)requests, sizeof(*made.took));
-	made.passed_max = 2 * requests;
+	/* Before and behind a bucket, and what one rank updates for all. */
+	made.passed_max = 2 * requests + layout->count;
 	made.passed = calloc((size_t)made.passed_max, sizeof(*made.passed));
 	/* Gradients and parameters; totals, norm, update, buffers (3); counts, indices and values of
 	   rows. */

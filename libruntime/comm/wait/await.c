@@ -313,7 +313,7 @@ static uint64_t spins_of(ddp_comm *comm)
 	return SPINS_OVERSUBSCRIBED;
 }
 
-/* After a wait of so many turns, if fewer spins would not have led to the same. */
+/* After a wait in which nothing moved for so many turns, if fewer spins would not have led to the same. */
 static void learn_spinning(ddp_comm *comm, uint64_t spins, uint64_t turns)
 {
 	int *vain = &comm->run.vain_spins;
@@ -333,10 +333,12 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 	bool coalesces = beside && wait->coalesce_ns > 0;
 	ddp_status status = DDP_OK;
 	looks last = { 0, 0 };
-	uint64_t i = 0;
+	uint64_t in_vain = 0;
 
-	for (; wait->missing(comm, wait->argument) != DDP_NOBODY && status == DDP_OK; i++) {
-		if (move_p2p(comm) || (comm->net != NULL && ddp_net_progress(comm))) {
+	for (uint64_t i = 0; wait->missing(comm, wait->argument) != DDP_NOBODY && status == DDP_OK; i++) {
+		const bool moved = move_p2p(comm) || (comm->net != NULL && ddp_net_progress(comm));
+		in_vain += !moved;
+		if (moved) {
 			if (i % BUSY_TURNS == BUSY_TURNS - 1)
 				status = look_up(comm, wait, &last);
 		} else if (coalesces) {
@@ -350,7 +352,7 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 		}
 	}
 	if (comm->net != NULL)
-		learn_spinning(comm, spins, i);
+		learn_spinning(comm, spins, in_vain);
 	ddp_verdict_end(comm);
 	return status == DDP_OK ? DDP_OK : give_up(comm);
 }
