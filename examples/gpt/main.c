@@ -31,6 +31,7 @@ struct trainer {
 	report report;
 	ddp_status arrived; /* of parameters that come while forward runs: the first error */
 	bool told; /* why this rank fails */
+	bool stays; /* if it does: the others come to know it from what they do together */
 	bool told_of_graphs;
 	bool stopped;
 };
@@ -53,7 +54,7 @@ static bool fail(struct trainer *t, const char *format, ...)
 		return false;
 	}
 	fprintf(stderr, "gpt: rank %d on %s: %s\n", t->job->rank, t->job->hostname, message);
-	if (ddp_comm_abort(ddp_world(t->context), message) != DDP_OK)
+	if (!t->stays && ddp_comm_abort(ddp_world(t->context), message) != DDP_OK)
 		fprintf(stderr, "gpt: cannot tell the other ranks: %s\n", ddp_last_error());
 	return false;
 }
@@ -349,36 +350,52 @@ static ddp_status on_step(void *user, const ddp_step_stats *stats)
 	return DDP_OK;
 }
 
-/* Sums of all ranks: of the loss, and how many tokens it is of. */
+static void test_batch(struct trainer *t, double sums[2])
+{
+	const int length = t->options.model.length;
+	ddp_batch batch;
+	const ddp_status status = ddp_loader_next(t->test_loader, &batch);
+
+	if (status != DDP_OK) {
+		fail_library(t, status);
+		return;
+	}
+	if (batch.samples == 0 || !knows(t, t->options.test, &batch))
+		return;
+	sums[0] += gpt_evaluate(t->model, batch.data, (int)batch.samples, length);
+	sums[1] += (double)(batch.samples * length);
+}
+
+/* Sums of all ranks: of the loss, and how many tokens it is of. A rank that fails stays until
+   the others have come to know it: its end would be theirs. */
 static bool test(struct trainer *t, double sums[2])
 {
 	enum { BATCHES_APART = 64 }; /* so many at most, lest a slow rank be taken for one that hangs; none
 	                                before rank 0 has told of the training */
-	const int length = t->options.model.length;
+	double all[3] = {0}; /* the last one: ranks that failed */
 	ddp_status status = DDP_OK;
-	ddp_batch batch;
 
+	t->stays = true;
 	ddp_set_phase(t->params, DDP_PHASE_EVAL);
 	dk_queue *before = dk_use(t->kernels);
 	for (int64_t i = 0; i < ddp_loader_batches_per_epoch(t->test_loader) && status == DDP_OK; i++) {
 		if (i % BATCHES_APART == 0)
 			status = ddp_barrier(ddp_world(t->context));
-		if (status == DDP_OK)
-			status = ddp_loader_next(t->test_loader, &batch);
-		if (status != DDP_OK || batch.samples == 0)
-			continue;
-		if (!knows(t, t->options.test, &batch))
-			break;
-		sums[0] += gpt_evaluate(t->model, batch.data, (int)batch.samples, length);
-		sums[1] += (double)(batch.samples * length);
+		if (status == DDP_OK && !t->told)
+			test_batch(t, all);
 	}
 	const char *failure = dk_failure();
 	dk_use(before);
 	if (failure != NULL)
 		fail(t, "%s", failure);
-	if (status == DDP_OK && !t->told)
-		status = ddp_all_reduce(ddp_world(t->context), sums, sums, 2, DDP_F64, DDP_SUM);
-	return status == DDP_OK && !t->told ? true : fail_library(t, status);
+	all[2] = t->told;
+	if (status == DDP_OK)
+		status = ddp_all_reduce(ddp_world(t->context), all, all, 3, DDP_F64, DDP_SUM);
+	if (status != DDP_OK)
+		return fail_library(t, status);
+	sums[0] = all[0];
+	sums[1] = all[1];
+	return all[2] == 0;
 }
 
 static int64_t parameter_count(const struct trainer *t)
@@ -417,6 +434,8 @@ static bool train(struct trainer *t)
 	const bool fine = o->test == NULL || t->stopped || test(t, tested);
 	if (t->job->rank == 0)
 		report_tested(&t->report, &summary, t->job, fine && tested[1] > 0 ? tested[0] / tested[1] : NAN);
+	if (!fine)
+		(void)ddp_barrier(ddp_world(t->context)); /* until rank 0 has told */
 	if (!fine || t->job->rank != 0)
 		return fine;
 	dk_queue *before = dk_use(t->kernels);

@@ -114,7 +114,7 @@ prints '^1$' "unless omp= is given"
 capture as_user srun --ddp -N1 -n2 -c3 printenv OMP_NUM_THREADS
 prints_times 2 '^3$' "cpus per task become threads"
 # Since 22.05 a step does not inherit its job's --cpus-per-task.
-printf '#!/bin/sh\n#SBATCH -N1 -n2 -c3 --ddp\nsrun printenv OMP_NUM_THREADS; srun -c2 printenv OMP_NUM_THREADS\n' >"$work/cpus"
+printf '#!/bin/sh\n#SBATCH -N1 -n2 -c3 --ddp\nsrun -Q printenv OMP_NUM_THREADS; srun -Q -c2 printenv OMP_NUM_THREADS\n' >"$work/cpus"
 mkdir -m 777 "$work/batch"
 capture batch_job -D "$work/batch" -o out "$work/cpus"
 output=$(tr '\n' ' ' <"$work/batch/out")

@@ -32,8 +32,8 @@ static uint64_t ms_from_now(int ms)
 /* The lock is held, as in those below. Lets peers take what was sent to them: each answers the
    last message, also while it does not close. UCX's own way, to flush, is acknowledged between
    sockets, and UCX 1.13 asserts over an acknowledgement that it reads from a socket which the peer,
-   having ended, no longer takes anything from. (An eager message over several rails could be overtaken;
-UCX uses one, unless UCX_MAX_EAGER_RAILS says otherwise.) */
+   having ended, no longer takes anything from. (An eager message over several rails could be
+   overtaken; UCX uses one, unless UCX_MAX_EAGER_RAILS says otherwise.) */
 static void take_leave(ddp_worker *worker, uint64_t deadline_ns)
 {
 	for (int r = 0; r < worker->roster->size; r++) {
