@@ -15,7 +15,6 @@
 #include <cmocka.h>
 
 #include "device/device.h"
-#include "kernels.h"
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
@@ -487,6 +486,5 @@ int main(void)
 		cmocka_unit_test(what_does_not_fit_is_refused),
 		cmocka_unit_test(a_device_has_the_hosts_bits),
 	};
-	dk_set_threads(1); /* what is this small is slower with more */
 	return cmocka_run_group_tests(tests, folder_make, folder_remove);
 }

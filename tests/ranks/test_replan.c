@@ -53,6 +53,7 @@ static ddp_context context_of(ddp_comm *comm)
 {
 	ddp_context context = { .world = comm, .timeout_ms = 60000 };
 
+	dk_set_threads(1); /* what is this small is slower with more */
 	context.job.rank = ddp_comm_rank(comm);
 	context.job.world_size = ddp_comm_size(comm);
 	CHECK_OK(ddp_watch_open(&context.job, &context.watch));
@@ -468,6 +469,5 @@ int main(void)
 		cmocka_unit_test(ranks_that_finish_early_stop_it),
 		cmocka_unit_test_setup_teardown(a_training_stops_and_resumes, folder_make, folder_remove),
 	};
-	dk_set_threads(1); /* what is this small is slower with more */
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
