@@ -234,6 +234,7 @@ comm_sources += \
 	libruntime/comm/net/ucx_receive.c libruntime/comm/net/ucx_receive.h \
 	libruntime/comm/net/ucx_seal.c libruntime/comm/net/ucx_seal.h \
 	libruntime/comm/net/ucx_send.c libruntime/comm/net/ucx_send.h \
+	libruntime/comm/net/ucx_sendv.c \
 	libruntime/comm/net/ucx_ticket.c libruntime/comm/net/ucx_ticket.h \
 	libruntime/comm/net/ucx_window.c libruntime/comm/net/ucx_window.h
 else

@@ -206,7 +206,7 @@ static int answer_during_a_collective(ddp_comm *comm, void *argument)
 
 	chain_init(&c, comm);
 	if (ddp_comm_rank(comm) == 0) {
-		test_await_sleep((pid_t)comm->roster->peers[1].pid);
+		test_await_state((pid_t)comm->roster->peers[1].pid, 'S');
 		CHECK_OK(ddp_send(comm, &word, 1, DDP_I64, 1, 0));
 		CHECK_OK(ddp_recv(comm, &word, 1, DDP_I64, 1, 0));
 		CHECK(word == 7);

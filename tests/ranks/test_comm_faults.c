@@ -343,8 +343,8 @@ static int abort_from_a_thread(ddp_comm *comm, void *argument)
 	if (never_comes) {
 		while (atomic_load(waiting) < 2)
 			usleep(1000);
-		test_await_sleep((pid_t)comm->roster->peers[0].pid);
-		test_await_sleep((pid_t)comm->roster->peers[2].pid);
+		test_await_state((pid_t)comm->roster->peers[0].pid, 'S');
+		test_await_state((pid_t)comm->roster->peers[2].pid, 'S');
 		CHECK(pthread_create(&thread, NULL, abort_it, comm) == 0);
 		pthread_join(thread, NULL);
 	}

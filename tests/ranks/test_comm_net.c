@@ -1,13 +1,18 @@
 /* The network between nodes: what it never touches, and what it must not overlook. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
+#include <ucs/sys/sock.h>
 
 #include <cmocka.h>
 
@@ -295,6 +300,87 @@ static void message_nobody_asked_for_ends_with_the_failure(void **state)
 	run(0, abandon_unasked, NULL);
 }
 
+/* ---- a death while both send -------------------------------------------------------- */
+
+/* For the caller, which dies: the other goes on once all of the caller's sockets are closed. */
+static void wake_after_own_end(pid_t stopped)
+{
+	char script[128], *shell[] = { (char *)"sh", (char *)"-c", script, NULL };
+	posix_spawn_file_actions_t quiet;
+	pid_t pid;
+
+	snprintf(script, sizeof(script), "while ls /proc/%d/fd/0; do sleep 0.01; done; kill -CONT %d", (int)getpid(),
+	         (int)stopped);
+	CHECK(posix_spawn_file_actions_init(&quiet) == 0);
+	for (int fd = 0; fd < 3; fd++)
+		CHECK(posix_spawn_file_actions_addopen(&quiet, fd, "/dev/null", O_RDWR, 0) == 0);
+	CHECK(posix_spawnp(&pid, shell[0], &quiet, NULL, shell, environ) == 0);
+}
+
+/* Rank 0 is stopped while rank 1 goes on and dies: it then finds data to read and a socket that
+   takes no more. */
+static int die_while_both_send(ddp_comm *comm, void *argument)
+{
+	const int rank = ddp_comm_rank(comm), other = 1 - rank;
+	unsigned char *in = map_large(), *out = map_large();
+	const ddp_collective receive = { .kind = DDP_RECV, .recv = in, .count = LARGE, .type = DDP_U8, .root = other },
+	                     send = { .kind = DDP_SEND, .send = out, .count = LARGE, .type = DDP_U8, .root = other };
+	ddp_request *receiving, *sending;
+	atomic_int *under_way = argument;
+
+	memset(out, 1, LARGE);
+	CHECK_OK(ddp_barrier(comm));
+	CHECK_OK(ddp_issue(comm, &receive, &receiving));
+	CHECK_OK(ddp_issue(comm, &send, &sending));
+	bool comes = wait_for_first_byte(in, receiving);
+	atomic_fetch_add(under_way, 1);
+	if (rank == 1) {
+		while (atomic_load(under_way) < 2)
+			usleep(10);
+		kill(pid_of(comm, 0), SIGSTOP);
+		usleep(100000);
+		wake_after_own_end(pid_of(comm, 0));
+		kill(getpid(), SIGKILL);
+	}
+	(void)ddp_wait(sending);
+	if (comes)
+		(void)ddp_wait(receiving);
+	CHECK(ddp_barrier(comm) == DDP_ERR_PEER);
+	munmap(in, LARGE);
+	munmap(out, LARGE);
+	return 0;
+}
+
+/* UCX's own ucs_socket_sendv_nb() ended rank 0 in one of ten cases. */
+static void death_while_both_send_is_outlived(void **state)
+{
+	atomic_int *under_way = test_share(sizeof(*under_way));
+
+	(void)state;
+	for (int i = 0; i < 5; i++) {
+		atomic_store(under_way, 0);
+		run(0, die_while_both_send, under_way);
+	}
+	test_unshare(under_way, sizeof(*under_way));
+}
+
+static void socket_of_a_dead_peer_takes_nothing(void **state)
+{
+	struct iovec data = { .iov_base = &(char){ 1 }, .iov_len = 1 };
+	size_t sent = 0;
+	int pair[2];
+
+	(void)state;
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair), 0);
+	assert_int_equal(ucs_socket_sendv_nb(pair[0], &data, 1, &sent), UCS_OK);
+	assert_int_equal(sent, 1);
+	close(pair[1]);
+	assert_int_equal(ucs_socket_sendv_nb(pair[0], &data, 1, &sent), UCS_ERR_NO_PROGRESS);
+	assert_int_equal(sent, 0);
+	close(pair[0]);
+	assert_int_equal(ucs_socket_sendv_nb(-1, &data, 1, &sent), UCS_ERR_IO_ERROR);
+}
+
 /* ---- order ------------------------------------------------------------------------ */
 
 enum { ORDERED = 1 << 20 };
@@ -527,6 +613,8 @@ int main(void)
 		cmocka_unit_test(rank_that_is_stopped_for_a_while_is_not_cut_off),
 		cmocka_unit_test(rank_does_not_wait_while_it_is_stopped),
 		cmocka_unit_test(rank_that_waits_for_a_stopped_one_is_not_left_out),
+		cmocka_unit_test(death_while_both_send_is_outlived),
+		cmocka_unit_test(socket_of_a_dead_peer_takes_nothing),
 		cmocka_unit_test(message_nobody_asked_for_ends_with_the_failure),
 		cmocka_unit_test(messages_nobody_asks_for_are_bounded),
 		cmocka_unit_test(messages_are_taken_in_the_order_of_their_receivers),

@@ -123,7 +123,7 @@ static void *abort_gathering(void *comm)
 {
 	while (!atomic_load(&gathers))
 		usleep(1000);
-	test_await_sleep(getpid());
+	test_await_state(getpid(), 'S');
 	ddp_comm_abort(comm, "enough");
 	return NULL;
 }

@@ -120,12 +120,12 @@ static int run_rank(int rank, void *argument)
 	return code;
 }
 
-void test_await_sleep(pid_t pid)
+void test_await_state(pid_t pid, char awaited)
 {
 	char path[64], state = '?';
 
 	snprintf(path, sizeof(path), "/proc/%d/task/%d/stat", (int)pid, (int)pid);
-	while (state != 'S') {
+	while (state != awaited) {
 		FILE *file = fopen(path, "re");
 		CHECK(file != NULL);
 		CHECK(fscanf(file, "%*d %*s %c", &state) == 1);

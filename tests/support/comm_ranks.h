@@ -26,7 +26,7 @@ typedef struct test_world {
 /* As test_ranks_run(). */
 int test_world_run(const test_world *world);
 
-/* Waits until the main thread of a process sleeps. */
-void test_await_sleep(pid_t pid);
+/* Waits until the main thread of a process is in a state as in proc(5): sleeps (S), is stopped (T). */
+void test_await_state(pid_t pid, char awaited);
 
 #endif
