@@ -252,9 +252,8 @@ static void plan_gradients(net *n)
 static int64_t layer_gradients(const net *n, const struct net_layer *l)
 {
 	const ddp_param *p = &n->params[l->param];
-	const bool has_some = l->kind == NET_CONVOLUTION || l->kind == NET_LINEAR || l->kind == NET_BATCH_NORM;
 
-	return has_some ? elements(p) + (l->bias ? elements(p + 1) : 0) : 0;
+	return net_has_params(l) ? elements(p) + (l->bias ? elements(p + 1) : 0) : 0;
 }
 
 /* Each part but the last has at least an equal share of the gradients. */

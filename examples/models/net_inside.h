@@ -80,6 +80,11 @@ static inline bool net_is_on_device(const net *n)
 	return n->memory.alloc != NULL;
 }
 
+static inline bool net_has_params(const struct net_layer *l)
+{
+	return l->kind == NET_CONVOLUTION || l->kind == NET_LINEAR || l->kind == NET_BATCH_NORM;
+}
+
 /* Numbers of one image, or of one value. */
 static inline int64_t net_value_size(const struct net_value *v)
 {

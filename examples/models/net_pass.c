@@ -272,11 +272,6 @@ static ddp_status backward_input(net *n, struct net_layer *l)
 	return status;
 }
 
-static bool has_params(const struct net_layer *l)
-{
-	return l->kind == NET_CONVOLUTION || l->kind == NET_LINEAR || l->kind == NET_BATCH_NORM;
-}
-
 static void tell(net *n, const struct net_layer *l)
 {
 	if (l->bias)
@@ -291,7 +286,7 @@ static void backward_layer(net *n, struct net_layer *l)
 	if (n->batch > 0)
 		backward_params(n, l);
 	/* Those of a normalisation come with its input's. */
-	if (has_params(l) && !norm)
+	if (net_has_params(l) && !norm)
 		tell(n, l);
 	if (l->from != NET_IMAGES && (n->batch > 0 || norm))
 		n->status = backward_input(n, l);

@@ -45,21 +45,11 @@ struct block_factor {
 	/* To each thread. */
 	__device__ double product(const float *a, const float *b) const
 	{
-		const int lane = (int)threadIdx.x;
 		double sum = 0;
 
-		for (int64_t i = lane; i < length; i += THREADS)
+		for (int64_t i = threadIdx.x; i < length; i += THREADS)
 			sum += (double)a[i] * (double)b[i]; /* the product is exact */
-		lanes[lane] = sum;
-		__syncthreads();
-		for (int width = THREADS / 2; width > 0; width /= 2) {
-			if (lane < width)
-				lanes[lane] += lanes[lane + width];
-			__syncthreads();
-		}
-		sum = lanes[0];
-		__syncthreads();
-		return sum;
+		return sum_of_block(lanes, THREADS, sum);
 	}
 
 	/* Takes from row `at` what lies in the direction of those before; what is left of its norm. */

@@ -175,15 +175,9 @@ __global__ void move_kernel(float *means, double *mean, const double *sums, int6
 		means[i] = moved;
 		sum += moved;
 	}
-	lanes[lane] = sum;
-	__syncthreads();
-	for (int width = THREADS / 2; width > 0; width /= 2) {
-		if (lane < width)
-			lanes[lane] += lanes[lane + width];
-		__syncthreads();
-	}
+	sum = sum_of_block(lanes, THREADS, sum);
 	if (lane == 0 && mean != NULL)
-		mean[blockIdx.x] = lanes[0] / (double)n;
+		mean[blockIdx.x] = sum / (double)n;
 }
 
 void dk_cuda_move_means(dk_queue *queue, float *means, double *mean, const double *sums, int64_t matrices,

@@ -21,6 +21,7 @@
 #include "kernels.h"
 #include "reduce/model_state.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/scenario.h"
 
@@ -282,16 +283,6 @@ static void train_by(ddp_context *context, const scenario *s, const ddp_model_op
 	unmake(model);
 }
 
-static ddp_context context_of(ddp_comm *comm)
-{
-	ddp_context context = { .world = comm, .timeout_ms = 60000 };
-
-	context.job.rank = ddp_comm_rank(comm);
-	context.job.world_size = ddp_comm_size(comm);
-	CHECK_OK(ddp_watch_open(&context.job, &context.watch));
-	return context;
-}
-
 /* Takes its time, but not long for each of the many pieces of work. */
 static void open_device(ddp_comm *comm, ddp_context *context)
 {
@@ -357,7 +348,7 @@ static int every_way(ddp_comm *comm, void *argument)
 		{ .shard = DDP_SHARD_GRADIENTS, .late = true, .there = true },
 	};
 	const scenario *s = argument;
-	ddp_context context = context_of(comm);
+	ddp_context context = test_context_of(comm);
 	static plain x;
 
 	open_device(comm, &context);
@@ -412,7 +403,7 @@ static int save_body(ddp_comm *comm, void *argument)
 {
 	const resumption *with = argument;
 	ddp_model_options options = with->before.options;
-	ddp_context context = context_of(comm);
+	ddp_context context = test_context_of(comm);
 	ddp_step_stats stats;
 
 	options.shard = with->shard;
@@ -431,7 +422,7 @@ static int resume_body(ddp_comm *comm, void *argument)
 		DDP_SHARD_NONE, DDP_SHARD_AUTO, DDP_SHARD_STATE, DDP_SHARD_GRADIENTS,
 	};
 	const resumption *with = argument;
-	ddp_context context = context_of(comm);
+	ddp_context context = test_context_of(comm);
 	ddp_step_stats stats;
 	static plain x;
 	int64_t step;

@@ -18,6 +18,7 @@
 #include "reduce/merge.h"
 #include "reduce/model_state.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 
 enum { PARAMS = 9, MEASURED = 2 * DDP_REPLAN_STEPS, STEPS = MEASURED + 3, UNUSED = 5, K = 1024 };
@@ -49,15 +50,11 @@ typedef struct way {
 
 static const int two_nodes[] = { 0, 1, 1, 0 }, a_node_each[] = { 0, 1, 2 };
 
+/* With one thread a rank: what is this small is slower with more. */
 static ddp_context context_of(ddp_comm *comm)
 {
-	ddp_context context = { .world = comm, .timeout_ms = 60000 };
-
-	dk_set_threads(1); /* what is this small is slower with more */
-	context.job.rank = ddp_comm_rank(comm);
-	context.job.world_size = ddp_comm_size(comm);
-	CHECK_OK(ddp_watch_open(&context.job, &context.watch));
-	return context;
+	dk_set_threads(1);
+	return test_context_of(comm);
 }
 
 static ddp_model *make(ddp_context *context, const ddp_model_options *options)

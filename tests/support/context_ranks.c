@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "watch/watch.h"
+
 static ddp_context *this_context;
 
 /* The other ranks need not wait for this one. */
@@ -38,4 +40,14 @@ int run_ranks_with(int ranks, const ddp_options *options, rank_body body, void *
 	CHECK_OK(ddp_finalize(this_context));
 	/* The ordinary way, so that the leak check comes too. */
 	exit(code);
+}
+
+ddp_context test_context_of(ddp_comm *comm)
+{
+	ddp_context context = { .world = comm, .timeout_ms = 60000 };
+
+	context.job.rank = ddp_comm_rank(comm);
+	context.job.world_size = ddp_comm_size(comm);
+	CHECK_OK(ddp_watch_open(&context.job, &context.watch));
+	return context;
 }

@@ -2,6 +2,7 @@
 #ifndef TESTS_CONTEXT_RANKS_H
 #define TESTS_CONTEXT_RANKS_H
 
+#include "context.h"
 #include "ddp.h"
 #include "tests/support/ranks.h"
 
@@ -14,5 +15,8 @@ typedef int (*rank_body)(ddp_context *context, void *user);
 int run_ranks(int ranks, rank_body body, void *user);
 /* The same with options for ddp_init(). */
 int run_ranks_with(int ranks, const ddp_options *options, rank_body body, void *user);
+
+/* For a rank of comm_ranks: what a model needs. The caller closes its `watch`. */
+ddp_context test_context_of(ddp_comm *comm);
 
 #endif

@@ -22,6 +22,9 @@ enum {
 	CLOSE_MS = 2000
 };
 
+static const ucp_request_param_t by_force = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+                                              .flags = UCP_EP_CLOSE_FLAG_FORCE };
+
 static uint64_t ms_from_now(int ms)
 {
 	return ddp_now_ns() + (uint64_t)ms * 1000000;
@@ -51,14 +54,12 @@ static void take_leave(ddp_worker *worker, uint64_t deadline_ns)
 
 static void close_endpoints(ddp_worker *worker, uint64_t deadline_ns)
 {
-	static const ucp_request_param_t forced = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-	                                            .flags = UCP_EP_CLOSE_FLAG_FORCE };
 	int size = worker->roster->size;
 	void **requests = calloc((size_t)size, sizeof(*requests));
 
 	for (int r = 0; r < size; r++) {
 		connection *c = &worker->peers[r];
-		void *request = c->ep != NULL ? ucp_ep_close_nbx(c->ep, &forced) : NULL;
+		void *request = c->ep != NULL ? ucp_ep_close_nbx(c->ep, &by_force) : NULL;
 		c->ep = NULL;
 		if (requests != NULL)
 			requests[r] = request;
@@ -154,6 +155,19 @@ static void end_worker(ddp_worker *worker)
 	worker->context = NULL;
 }
 
+/* False if one is being made yet. */
+static bool end_connections(ddp_worker *worker)
+{
+	const uint64_t deadline_ns = ms_from_now(worker->broken ? BROKEN_MS : CLOSE_MS);
+
+	settle_connections(worker, deadline_ns);
+	take_leave(worker, deadline_ns);
+	if (!can_close(worker))
+		return false;
+	close_endpoints(worker, ms_from_now(FORCE_MS));
+	return true;
+}
+
 static void free_worker(ddp_worker *worker)
 {
 	for (int r = 0; r < worker->roster->size; r++)
@@ -173,18 +187,11 @@ static void close_worker(ddp_worker *worker)
 	if (worker->announced)
 		ddp_fork_withdraw(&worker->own_sockets);
 	worker->roster->worker = NULL;
-	const uint64_t deadline_ns = ms_from_now(worker->broken ? BROKEN_MS : CLOSE_MS);
-	if (worker->worker != NULL) {
-		settle_connections(worker, deadline_ns);
-		take_leave(worker, deadline_ns);
-	}
-	if (worker->worker != NULL && !can_close(worker)) {
+	if (worker->worker != NULL && !end_connections(worker)) {
 		ddp_log(DDP_LOG_DEBUG, "UCX's part of a communicator is left to the process's end");
 		pthread_mutex_unlock(&worker->lock);
 		return;
 	}
-	if (worker->worker != NULL)
-		close_endpoints(worker, ms_from_now(FORCE_MS));
 	end_worker(worker);
 	pthread_mutex_unlock(&worker->lock);
 	free_worker(worker);
@@ -288,8 +295,6 @@ static void leave_tickets(ddp_net *net, bool of_data)
    them. */
 static void force_close(ddp_net *net)
 {
-	static const ucp_request_param_t forced = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-	                                            .flags = UCP_EP_CLOSE_FLAG_FORCE };
 	ddp_worker *worker = net->worker;
 	int none = UCS_OK;
 
@@ -303,7 +308,7 @@ static void force_close(ddp_net *net)
 			continue;
 		ucp_ep_h ep = c->ep;
 		c->ep = NULL;
-		void *request = ucp_ep_close_nbx(ep, &forced);
+		void *request = ucp_ep_close_nbx(ep, &by_force);
 		if (UCS_PTR_IS_PTR(request))
 			ucp_request_free(request);
 	}
