@@ -265,39 +265,50 @@ static void node_saves_what_its_dead_rank_kept(void **state)
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 enum { LARGE = 6 << 20 }; /* elements: 24 MiB */
 
-/* MiB of this process's own that are in memory. */
-static double own_mib(void)
+/* MiB that this process has in memory, as proc(5) counts them by `format`. */
+static double mib_of(const char *format)
 {
 	FILE *file = fopen("/proc/self/smaps_rollup", "re");
 	char line[256];
 	long kib = -1;
 
 	CHECK(file != NULL);
-	while (fgets(line, sizeof(line), file) != NULL && sscanf(line, "Anonymous: %ld kB", &kib) != 1)
+	while (fgets(line, sizeof(line), file) != NULL && sscanf(line, format, &kib) != 1)
 		continue;
 	fclose(file);
 	CHECK(kib >= 0);
 	return (double)kib / 1024;
 }
 
-static int memory_body(ddp_context *context, void *user)
+static double own_mib(void)
 {
-	ddp_param params[4];
-	const ddp_model_options options = { .size = sizeof(options), .shard = *(ddp_shard *)user };
-	const double mib = (double)LARGE * sizeof(float) / (1 << 20);
-	int ranks = ddp_comm_size(context->world);
-	ddp_model *model;
+	return mib_of("Anonymous: %ld kB");
+}
 
-	for (int p = 0; p < 4; p++)
-		params[p] = (ddp_param){ .name = (const char *[]){ "a", "b", "c", "d" }[p], .ndim = 1,
-		                         .shape = { LARGE / 4 } };
-	double before = own_mib();
-	CHECK_OK(ddp_model_create(context, params, 4, &options, &model));
+static const ddp_param large[4] = {
+	{ .name = "a", .ndim = 1, .shape = { LARGE / 4 } }, { .name = "b", .ndim = 1, .shape = { LARGE / 4 } },
+	{ .name = "c", .ndim = 1, .shape = { LARGE / 4 } }, { .name = "d", .ndim = 1, .shape = { LARGE / 4 } },
+};
+
+static void fill_gradients(ddp_model *model)
+{
 	for (int p = 3; p >= 0; p--) {
 		for (int64_t i = 0; i < LARGE / 4; i++)
 			ddp_param_grad(model, p)[i] = 1;
 		CHECK_OK(ddp_grad_ready(model, p));
 	}
+}
+
+static int memory_body(ddp_context *context, void *user)
+{
+	const ddp_model_options options = { .size = sizeof(options), .shard = *(ddp_shard *)user };
+	const double mib = (double)LARGE * sizeof(float) / (1 << 20);
+	int ranks = ddp_comm_size(context->world);
+	ddp_model *model;
+
+	double before = own_mib();
+	CHECK_OK(ddp_model_create(context, large, 4, &options, &model));
+	fill_gradients(model);
 	CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
 	double reduced = own_mib() - before;
 	CHECK_OK(ddp_update_params(model, NULL));
@@ -323,6 +334,70 @@ static void shards_fall_with_the_number_of_ranks(void **state)
 	assert_int_equal(run_ranks(2, memory_body, &gradients), 0);
 	assert_int_equal(run_ranks(4, memory_body, &gradients), 0);
 }
+
+/* Of the four numbers for each parameter, its own, its gradient and AdamW's two, which ddp_shard
+   tells of. */
+typedef struct footprint {
+	int ranks;
+	const int *node_of; /* NULL: one node */
+	ddp_shard shard;
+	double numbers;     /* of each parameter, in a rank's memory on average */
+} footprint;
+
+static int footprint_body(ddp_comm *comm, void *argument)
+{
+	const footprint *f = argument;
+	const double mib = (double)LARGE * sizeof(float) / (1 << 20);
+	const ddp_model_options options = { .size = sizeof(options), .shard = f->shard };
+	static float some[1 << 20];
+	ddp_context context = test_context_of(comm);
+	ddp_model *model;
+
+	/* What the network takes for itself is not the model's. */
+	CHECK_OK(ddp_all_to_all(comm, some, some + (1 << 19), (1 << 19) / (size_t)f->ranks, DDP_F32));
+	CHECK_OK(ddp_all_reduce(comm, NULL, some, 1 << 20, DDP_F32, DDP_SUM));
+	CHECK_OK(ddp_barrier(comm));
+	/* A page counts by halves, quarters, ... of the ranks that have used it, whosever it is. */
+	double before = mib_of("Pss: %ld kB");
+	CHECK_OK(ddp_model_create(&context, large, 4, &options, &model));
+	CHECK_OK(ddp_broadcast_params(model));
+	fill_gradients(model);
+	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_barrier(comm));
+	double numbers = (mib_of("Pss: %ld kB") - before) / mib;
+	CHECK_OK(ddp_all_reduce(comm, NULL, &numbers, 1, DDP_F64, DDP_AVG));
+	CHECK(numbers > f->numbers - 0.15 && numbers < f->numbers + 0.25);
+	ddp_model_free(model);
+	ddp_watch_close(context.watch);
+	return 0;
+}
+
+/* A part of what is not the parameters themselves: with more ranks, each has less of it. */
+static void ranks_take_what_is_said_of_each_way(void **state)
+{
+	static const int apart[] = { 0, 1, 2, 3 }, pairs[] = { 0, 0, 1, 1 };
+	static const footprint footprints[] = {
+		{ 2, NULL, DDP_SHARD_NONE, 4 },
+		{ 2, NULL, DDP_SHARD_STATE, 2 + 2.0 / 2 },
+		{ 4, NULL, DDP_SHARD_STATE, 2 + 2.0 / 4 },
+		{ 4, NULL, DDP_SHARD_GRADIENTS, 1 + 3.0 / 4 },
+#ifdef HAVE_UCX
+		{ 2, apart, DDP_SHARD_STATE, 2 + 3.0 / 2 },
+		{ 4, apart, DDP_SHARD_STATE, 2 + 3.0 / 4 },
+		{ 2, apart, DDP_SHARD_GRADIENTS, 1 + 3.0 / 2 },
+		{ 4, apart, DDP_SHARD_GRADIENTS, 1 + 3.0 / 4 },
+		{ 4, pairs, DDP_SHARD_AUTO, 2 + 2.0 / 2 },
+		{ 4, pairs, DDP_SHARD_GRADIENTS, 1 + 3.0 / 4 },
+#endif
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(footprints) / sizeof(footprints[0]); i++) {
+		footprint f = footprints[i];
+		const test_world world = { .ranks = f.ranks, .node_of = f.node_of, .body = footprint_body, .argument = &f };
+		assert_int_equal(test_world_run(&world), 0);
+	}
+}
 #endif
 
 int main(void)
@@ -333,6 +408,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(node_saves_what_its_dead_rank_kept, folder_make, folder_remove),
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 		cmocka_unit_test(shards_fall_with_the_number_of_ranks),
+		cmocka_unit_test(ranks_take_what_is_said_of_each_way),
 #endif
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
