@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Compares the optimizers with those of PyTorch, on the same gradients of one rank.
 
 usage: optim_torch.py            print TAP
@@ -106,14 +106,15 @@ def main():
         import torch
     except ImportError:
         skip("this Python has no torch (python3-torch)")
-    if not hasattr(torch.optim, "Muon"):
-        skip("torch %s has no Muon: 2.9 has" % torch.__version__)
     torch.set_num_threads(1)
     context = ctypes.c_void_p()
     check(library, library.ddp_init(None, ctypes.byref(context)))
     print("1..%d" % len(CASES))
     status = 0
     for number, (name, options, make, most) in enumerate(CASES, 1):
+        if not hasattr(torch.optim, name.split()[0]):
+            print("ok %d - %s # SKIP PyTorch %s has none" % (number, name, torch.__version__))
+            continue
         worst = compare(torch, library, context, name, options, make)
         status |= not worst < most
         print("%s %d - %s is PyTorch %s's" % ("ok" if worst < most else "not ok", number, name, torch.__version__))

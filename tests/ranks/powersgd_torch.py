@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Compares PowerSGD with PyTorch's powerSGD_hook, over gloo, on the same gradients.
 
 usage: powersgd_torch.py            print TAP
