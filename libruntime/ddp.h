@@ -702,8 +702,6 @@ typedef struct ddp_model_options {
 	double momentum;        /* SGD's, default 0; Muon's: 0 is 0.95. Also DDP_ZERO */
 	double clip_norm;       /* 0: no clipping by the global 2-norm */
 	ddp_shard shard;
-	bool no_overlap;        /* reduce after backward only, for measurements */
-	bool no_communication;  /* reduce nothing: ranks drift apart, for measurements */
 	ddp_compression compress;
 	ddp_bucket_hook hook;   /* start NULL: none */
 	/* Of DDP_COMPRESS_POWERSGD, with PyTorch's names for them: */
@@ -764,7 +762,13 @@ typedef struct ddp_model_options {
  * The first cut stays on one node; on a device, where NCCL's order of sums hangs on sizes; with
  * DDP_SHARD_STATE and DDP_SHARD_GRADIENTS, whose slices travel one by one; with
  * DDP_COMPRESS_POWERSGD, whose factors are of a bucket; with a hook, which may keep what is of a
- * bucket; with local_steps; with no_overlap; and where a model has one bucket, or more than 512.
+ * bucket; with local_steps; with DDP_MEASURE; and where a model has one bucket, or more than 512.
+ */
+
+/*
+ * DDP_MEASURE of the environment is for measurements of what communication costs, and the same on
+ * all ranks as they make a model: "no-overlap" has it reduced after backward only,
+ * "no-communication" not at all, so that ranks drift apart.
  */
 
 /*

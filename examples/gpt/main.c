@@ -225,8 +225,7 @@ static bool make_model(struct trainer *t)
 		.learning_rate = o->learning_rate, .beta2 = 0.95, .weight_decay = o->weight_decay,
 		.clip_norm = o->clip, .shard = o->shard, .late_gather = true, .compress = o->compress,
 		.powersgd_rank = o->powersgd_rank, .powersgd_start = o->powersgd_start, .local_steps = o->local_steps,
-		.local_start = o->local_start, .no_overlap = o->no_overlap,
-		.no_communication = o->no_communication,
+		.local_start = o->local_start,
 		.bf16_params = o->model.mixed,
 		.memory = gpt_on_device(o) ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST};
 	int count;

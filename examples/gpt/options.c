@@ -18,8 +18,8 @@ enum option_id {
 	OPT_SCHEDULE, OPT_WARMUP, OPT_DECAY, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_CLIP, OPT_DROPOUT, OPT_SEED,
 	OPT_DTYPE, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY, OPT_CHECKPOINT_BESIDE,
 	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_SHARD, OPT_COMPRESS, OPT_POWERSGD_RANK,
-	OPT_POWERSGD_START, OPT_LOCAL_STEPS, OPT_LOCAL_START, OPT_BUCKET_MB, OPT_NO_GRAPHS, OPT_NO_OVERLAP,
-	OPT_NO_COMMUNICATION, OPT_DEVICE, OPT_SPAWN, OPT_THREADS, OPT_READERS,
+	OPT_POWERSGD_START, OPT_LOCAL_STEPS, OPT_LOCAL_START, OPT_BUCKET_MB, OPT_NO_GRAPHS,
+	OPT_DEVICE, OPT_SPAWN, OPT_THREADS, OPT_READERS,
 	OPT_STOPPED_EXIT, OPT_GENERATE, OPT_JSON, OPT_VERBOSE,
 	OPT_VERSION, OPT_HELP
 };
@@ -96,8 +96,6 @@ static const struct described described[] = {
 	                                      "steps"},
 	{"local-start", "N", OPT_LOCAL_START, "steps before, in which gradients are reduced (the warm-up's)"},
 	{"bucket-mb", "X", OPT_BUCKET_MB, "cap of a gradient bucket, MiB"},
-	{"no-overlap", NULL, OPT_NO_OVERLAP, "replicated: communicate after backward only, to measure"},
-	{"no-communication", NULL, OPT_NO_COMMUNICATION, "let ranks drift apart, to measure"},
 	{NULL, NULL, 0, "Output"},
 	{"generate", "N", OPT_GENERATE, "write N bytes of text after training (format bytes)"},
 	{"json", NULL, OPT_JSON, "the summary as JSON on stdout, the rest on stderr"},
@@ -363,8 +361,6 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 	case OPT_LOCAL_START: return read_integer(id, text, 0, INT64_C(1) << 40, &o->local_start);
 	case OPT_BUCKET_MB: return read_real(id, text, &o->bucket_mb);
 	case OPT_NO_GRAPHS: o->no_graphs = true; return true;
-	case OPT_NO_OVERLAP: o->no_overlap = true; return true;
-	case OPT_NO_COMMUNICATION: o->no_communication = true; return true;
 	case OPT_STOPPED_EXIT: return read_int(id, text, 0, 124, &o->stopped_exit);
 	case OPT_GENERATE: return read_int(id, text, 0, 1 << 24, &o->generate);
 	case OPT_JSON: o->json = true; return true;

@@ -32,7 +32,6 @@ typedef struct gpt_options {
 	int64_t local_steps, local_start; /* the latter -1: with the end of the warm-up */
 	int64_t powersgd_start; /* -1: with the end of the warm-up */
 	double bucket_mb;
-	bool no_overlap, no_communication;
 	const char *device;      /* NULL: the host */
 	bool tf32;               /* its matrix products may round to TF32 */
 	bool no_graphs;          /* it is given kernels one by one */

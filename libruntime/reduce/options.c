@@ -3,6 +3,7 @@
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "base/options.h"
@@ -45,6 +46,20 @@ static ddp_status environment_bucket_mb(double *bucket_mb)
 		                "DDP_BUCKET_MB is \"%.32s\"; it must be a number of MiB above 0", text);
 	*bucket_mb = value;
 	return DDP_OK;
+}
+
+static ddp_status environment_measure(ddp_model_settings *settings)
+{
+	const char *text = getenv("DDP_MEASURE");
+
+	if (text == NULL || text[0] == '\0')
+		return DDP_OK;
+	settings->no_overlap = strcmp(text, "no-overlap") == 0;
+	settings->no_communication = strcmp(text, "no-communication") == 0;
+	if (settings->no_overlap || settings->no_communication)
+		return DDP_OK;
+	return ddp_fail(DDP_ERR_INVALID, "DDP_MEASURE is \"%.32s\"; it must be no-overlap or no-communication, "
+	                "and unset where nothing is measured", text);
 }
 
 static ddp_status check(const char *name, double value, bool good, const char *range)
@@ -209,7 +224,7 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 	if (status != DDP_OK)
 		return status;
 
-	const ddp_model_settings made = {
+	ddp_model_settings made = {
 		.bucket_elements = bucket_mb > 0 ? (int64_t)fmax(bucket_mb * ELEMENTS_PER_MB, 1) : 0,
 		.first_bucket_elements = (int64_t)(first_mb * ELEMENTS_PER_MB),
 		.caps_given = bucket_mb > 0 || options.first_bucket_mb > 0,
@@ -248,8 +263,6 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		.local_start = options.local_start,
 		.loss = options.loss,
 		.unused = options.unused,
-		.no_overlap = options.no_overlap,
-		.no_communication = options.no_communication,
 		.memory = options.memory,
 		.stream = options.stream,
 		.bf16_params = options.bf16_params,
@@ -257,7 +270,9 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		.loss_scale = or_default(options.loss_scale, options.loss_scaling != DDP_SCALING_NONE ? 65536 : 1),
 		.loss_scale_interval = options.loss_scale_interval != 0 ? options.loss_scale_interval : 2000,
 	};
-	status = check_settings(&made);
+	status = environment_measure(&made);
+	if (status == DDP_OK)
+		status = check_settings(&made);
 	if (status == DDP_OK)
 		status = check_optimizer(&made);
 	if (status == DDP_OK)

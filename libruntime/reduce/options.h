@@ -30,7 +30,8 @@ typedef struct ddp_model_settings {
 	int64_t local_start;
 	ddp_loss loss;
 	ddp_unused unused;
-	bool no_overlap, no_communication, bf16_params;
+	bool no_overlap, no_communication; /* to measure */
+	bool bf16_params;
 	ddp_scaling loss_scaling;
 	double loss_scale; /* 1 without loss_scaling */
 	int64_t loss_scale_interval;
@@ -38,7 +39,7 @@ typedef struct ddp_model_settings {
 	void *stream;
 } ddp_model_settings;
 
-/* Reads DDP_BUCKET_MB of the environment too. `given` may be NULL.
+/* Reads DDP_BUCKET_MB and DDP_MEASURE of the environment too. `given` may be NULL.
    DDP_ERR_INVALID names the wrong option. */
 ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_settings *settings);
 

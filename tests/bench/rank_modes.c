@@ -26,15 +26,15 @@ enum { ARGUMENTS = 8, BATCHES = 4 };
 enum mode { SINGLE, SILENT, SERIAL, OVERLAPPED, DEFAULT, ZERO, MODES };
 
 static const struct {
-	const char *name;
-	ddp_model_options options;
+	const char *name, *without; /* DDP_MEASURE */
+	ddp_shard shard;
 } modes[MODES] = {
-	[SINGLE] = { "single", { .no_communication = true } },
-	[SILENT] = { "silent", { .no_communication = true } },
-	[SERIAL] = { "serial", { .shard = DDP_SHARD_NONE, .no_overlap = true } },
-	[OVERLAPPED] = { "overlapped", { .shard = DDP_SHARD_NONE } },
-	[DEFAULT] = { "default", { .shard = DDP_SHARD_AUTO } },
-	[ZERO] = { "zero", { .shard = DDP_SHARD_STATE } },
+	[SINGLE] = { "single", "no-communication", DDP_SHARD_AUTO },
+	[SILENT] = { "silent", "no-communication", DDP_SHARD_AUTO },
+	[SERIAL] = { "serial", "no-overlap", DDP_SHARD_NONE },
+	[OVERLAPPED] = { "overlapped", "", DDP_SHARD_NONE },
+	[DEFAULT] = { "default", "", DDP_SHARD_AUTO },
+	[ZERO] = { "zero", "", DDP_SHARD_STATE },
 };
 
 struct bench {
@@ -48,13 +48,11 @@ struct bench {
 
 static ddp_status make_model(struct bench *b, enum mode mode)
 {
-	ddp_model_options options = modes[mode].options;
-
-	options.size = sizeof(options);
-	options.beta2 = 0.95;
-	options.weight_decay = 0.1;
-	options.clip_norm = 1;
+	const ddp_model_options options = { .size = sizeof(options), .shard = modes[mode].shard, .beta2 = 0.95,
+	                                    .weight_decay = 0.1, .clip_norm = 1 };
 	int count;
+
+	setenv("DDP_MEASURE", modes[mode].without, 1);
 	const ddp_param *params = gpt_params(b->net, &count);
 	ddp_status status = ddp_model_create(b->context, params, count, &options, &b->models[mode]);
 	if (status != DDP_OK)

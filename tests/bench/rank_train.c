@@ -70,8 +70,7 @@ static ddp_status make_model(struct bench *bench, enum mode mode)
 {
 	const ddp_model_options options = {
 		.size = sizeof(options),
-		.optimizer = DDP_SGD, .no_overlap = mode == SERIAL,
-		.no_communication = mode == COMPUTE_ONLY,
+		.optimizer = DDP_SGD,
 		.bucket_mb = mode == FIRST_CUT ? bench->bucket_mb : 0,
 		.shard = mode >= SHARDED ? DDP_SHARD_GRADIENTS : DDP_SHARD_NONE, .late_gather = mode == LATE,
 	};
@@ -82,6 +81,7 @@ static ddp_status make_model(struct bench *bench, enum mode mode)
 		snprintf(names[l], sizeof(names[l]), "layer%d", l);
 		params[l] = (ddp_param){ .name = names[l], .ndim = 1, .shape = { bench->elements[l] } };
 	}
+	setenv("DDP_MEASURE", mode == SERIAL ? "no-overlap" : mode == COMPUTE_ONLY ? "no-communication" : "", 1);
 	return ddp_model_create(bench->context, params, bench->layers, &options, &bench->models[mode]);
 }
 

@@ -355,7 +355,7 @@ static int every_way(ddp_comm *comm, void *argument)
 	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
 		ddp_model_options options = s->options;
 		options.shard = ways[w].shard;
-		options.no_overlap = ways[w].no_overlap;
+		test_measure(ways[w].no_overlap ? "no-overlap" : NULL);
 		options.compress = ways[w].compress;
 		options.hook = ways[w].hook;
 		options.late_gather = ways[w].late;

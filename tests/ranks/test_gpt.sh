@@ -18,7 +18,7 @@ printf 'abc' >"$work/short"
 every_option_is_in_help() {
 	tells_of data test format model layers heads width vocab length untied batch accumulate \
 		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip dropout seed dtype checkpoint checkpoint-every checkpoint-beside resume keep metrics trace \
-		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb no-overlap no-communication device no-graphs spawn threads \
+		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb device no-graphs spawn threads \
 		readers generate json verbose version
 }
 
@@ -76,7 +76,7 @@ two_runs_of_many_threads_do_too() {
 the_way_of_gradients_does_not_change_a_byte() {
 	train --spawn 2 --steps 8 --checkpoint "$work/k" --shard none --bucket-mb 0.01 &&
 		same "$work/a/step-00000008.safetensors" "$work/k/step-00000008.safetensors" &&
-		train --spawn 2 --steps 8 --checkpoint "$work/e" --shard none --no-overlap &&
+		DDP_MEASURE=no-overlap train --spawn 2 --steps 8 --checkpoint "$work/e" --shard none &&
 		same "$work/a/step-00000008.safetensors" "$work/e/step-00000008.safetensors" &&
 		train --spawn 2 --steps 8 --checkpoint "$work/z" --shard gradients &&
 		same "$work/a/step-00000008.safetensors" "$work/z/step-00000008.safetensors"

@@ -121,7 +121,7 @@ static int every_way_body(ddp_context *context, void *user)
 		options.shard = ways[w].shard;
 		options.compress = ways[w].compress;
 		options.hook = ways[w].hook;
-		options.no_communication = ways[w].alone;
+		test_measure(ways[w].alone ? "no-communication" : NULL);
 		CHECK_OK(ddp_model_create(context, params, PARAMS, &options, &model));
 		CHECK_OK(ddp_grad_hook(model, FIRST, clip, &c));
 		CHECK_OK(ddp_grad_hook(model, SECOND, clip, &c));

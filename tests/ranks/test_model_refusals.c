@@ -114,7 +114,7 @@ static const struct bad_step {
 
 struct bad_step_by {
 	const struct bad_step *test;
-	const ddp_model_options *way;
+	const test_way *way;
 };
 
 static int bad_step_body(ddp_context *context, void *user)
@@ -172,7 +172,7 @@ static const struct poison {
 
 struct poison_by {
 	const struct poison *test;
-	const ddp_model_options *way;
+	const test_way *way;
 	double clip_norm;
 };
 
@@ -272,7 +272,7 @@ static void ranks_that_begin_apart_do_not_train(void **state)
 {
 	(void)state;
 	for (int w = 0; w < WAYS; w++) {
-		ddp_model_options way = ways[w];
+		test_way way = ways[w];
 		assert_int_equal(run_ranks(2 + w % 2, odd_start_body, &way), 0);
 	}
 }
@@ -371,10 +371,31 @@ static void options_have_defaults_and_are_checked(void **state)
 	unsetenv("DDP_BUCKET_MB");
 }
 
+static void what_is_left_out_to_measure_is_no_option(void **state)
+{
+	ddp_model_settings settings;
+
+	(void)state;
+	test_measure("");
+	assert_int_equal(ddp_model_settings_make(&plain, &settings), DDP_OK);
+	assert_false(settings.no_overlap || settings.no_communication);
+	test_measure("no-overlap");
+	assert_int_equal(ddp_model_settings_make(&plain, &settings), DDP_OK);
+	assert_true(settings.no_overlap && !settings.no_communication);
+	test_measure("no-communication");
+	assert_int_equal(ddp_model_settings_make(&plain, &settings), DDP_OK);
+	assert_true(settings.no_communication && !settings.no_overlap);
+	test_measure("no_overlap");
+	assert_int_equal(ddp_model_settings_make(&plain, &settings), DDP_ERR_INVALID);
+	assert_true(says("DDP_MEASURE is \"no_overlap\""));
+	test_measure(NULL);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(options_have_defaults_and_are_checked),
+		cmocka_unit_test(what_is_left_out_to_measure_is_no_option),
 		cmocka_unit_test(memory_that_cannot_be_used_is_refused),
 		cmocka_unit_test(different_models_are_named_on_all_ranks),
 		cmocka_unit_test(wrong_weights_and_rates_end_the_step_on_all_ranks),

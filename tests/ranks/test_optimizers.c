@@ -181,9 +181,10 @@ static int every_way(ddp_context *context, void *user)
 	(void)user;
 	for (size_t o = 0; o < sizeof(optimizers) / sizeof(optimizers[0]); o++) {
 		ddp_model_options options = options_of(optimizers[o]);
+		test_measure(NULL);
 		train_by(context, &options);
 		options.shard = DDP_SHARD_NONE;
-		options.no_overlap = true;
+		test_measure("no-overlap");
 		options.clip_norm = 0.5;
 		train_by(context, &options);
 		options.compress = DDP_COMPRESS_BF16; /* of so small numbers, it is exact */

@@ -255,11 +255,13 @@ static void gradients_are_those_of_a_plain_powersgd(void **state)
 
 	(void)state;
 	ways[1].powersgd_no_feedback = true;
-	ways[1].no_overlap = true;
 	ways[2].powersgd_rank = 3;
 	ways[2].bucket_mb = 1;
-	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++)
+	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+		test_measure(w == 1 ? "no-overlap" : NULL);
 		run_here_and_there(reference_body, &ways[w]);
+	}
+	test_measure(NULL);
 #ifdef HAVE_UCX
 	const test_world world = { .ranks = RANKS, .node_of = (const int[]){ 0, 1, 1 }, .body = nodes_body,
 	                           .argument = &ways[0] };
@@ -458,13 +460,14 @@ static void a_device_has_the_hosts_bits(void **state)
 	(void)state;
 	ways[0].powersgd_start = 1;
 	ways[1].powersgd_no_feedback = true;
-	ways[1].no_overlap = true;
 	ways[2].powersgd_no_warm_start = true;
 	ways[2].powersgd_rank = 3;
 	for (int way = 0; way < 3; way++) {
 		ways[way].unused = DDP_UNUSED_SKIP;
+		test_measure(way == 1 ? "no-overlap" : NULL);
 		assert_int_equal(run_ranks_with(RANKS, &on_test, bits_body, &ways[way]), 0);
 	}
+	test_measure(NULL);
 }
 
 /* ---- checkpoints ------------------------------------------------------------------------- */

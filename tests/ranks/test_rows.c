@@ -48,10 +48,11 @@ static void make(ddp_context *context, const way *w, ddp_model **model)
 	const ddp_model_options options = {
 		.size = sizeof(options),
 		.optimizer = DDP_SGD, .learning_rate = 1, .shard = w->shard,
-		.no_overlap = w->no_overlap, .bucket_mb = 256.0 / (1 << 20),
+		.bucket_mb = 256.0 / (1 << 20),
 		.first_bucket_mb = 64.0 / (1 << 20),
 	};
 
+	test_measure(w->no_overlap ? "no-overlap" : NULL);
 	CHECK_OK(ddp_model_create(context, params, 2, &options, model));
 }
 
@@ -213,7 +214,7 @@ static int rows_only_body(ddp_context *context, void *user)
 	ddp_model_options options = {
 		.size = sizeof(options),
 		.optimizer = DDP_SGD, .learning_rate = 1, .shard = w->shard,
-		.no_overlap = w->no_overlap, .bucket_mb = 128.0 / (1 << 20),
+		.bucket_mb = 128.0 / (1 << 20),
 	};
 	int rank = ddp_get_job(context)->rank, size = ddp_get_job(context)->world_size;
 	double table[ROWS * WIDTH] = { 0 };
@@ -221,6 +222,7 @@ static int rows_only_body(ddp_context *context, void *user)
 	float values[4 * WIDTH];
 	ddp_model *model;
 
+	test_measure(w->no_overlap ? "no-overlap" : NULL);
 	for (int clips = 0; clips < 2; clips++) {
 		options.clip_norm = clips * 1e9;
 		CHECK_OK(ddp_model_create(context, params, 2, &options, &model));

@@ -20,7 +20,7 @@ class Options(ctypes.Structure):
                 ("optimizer", ctypes.c_int), ("learning_rate", ctypes.c_double), ("beta1", ctypes.c_double),
                 ("beta2", ctypes.c_double), ("epsilon", ctypes.c_double), ("weight_decay", ctypes.c_double),
                 ("momentum", ctypes.c_double), ("clip_norm", ctypes.c_double), ("shard", ctypes.c_int),
-                ("no_overlap", ctypes.c_bool), ("no_communication", ctypes.c_bool), ("compress", ctypes.c_int),
+                ("compress", ctypes.c_int),
                 ("hook", ctypes.c_void_p * 3), ("powersgd_rank", ctypes.c_int), ("powersgd_seed", ctypes.c_uint32),
                 ("powersgd_start", ctypes.c_int64), ("powersgd_rate", ctypes.c_double),
                 ("powersgd_no_feedback", ctypes.c_bool), ("powersgd_no_warm_start", ctypes.c_bool),

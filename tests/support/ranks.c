@@ -124,6 +124,14 @@ void test_ranks_together(void)
 		usleep(100);
 }
 
+void test_measure(const char *without)
+{
+	if (without == NULL)
+		unsetenv("DDP_MEASURE");
+	else
+		setenv("DDP_MEASURE", without, 1);
+}
+
 void *test_share(size_t bytes)
 {
 	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -31,6 +31,10 @@ int test_ranks_run(const test_ranks *ranks);
    which one of them may break as soon as it goes on. None of them may have ended. */
 void test_ranks_together(void);
 
+/* What models that are made from now on in this process, and in ranks that it starts, leave out:
+   see DDP_MEASURE in ddp.h; NULL: nothing. */
+void test_measure(const char *without);
+
 /* Zeroed memory that this process and its later children share. */
 void *test_share(size_t bytes);
 void test_unshare(void *memory, size_t bytes);

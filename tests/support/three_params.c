@@ -22,29 +22,29 @@ const ddp_model_options plain = {
 	.shard = DDP_SHARD_NONE,
 };
 
-const ddp_model_options ways[WAYS] = {
-	{ .size = sizeof(*ways), .shard = DDP_SHARD_NONE },
-	{ .size = sizeof(*ways), .shard = DDP_SHARD_NONE, .no_overlap = true },
-	{ .size = sizeof(*ways), .shard = DDP_SHARD_STATE },
-	{ .size = sizeof(*ways), .shard = DDP_SHARD_GRADIENTS },
+const test_way ways[WAYS] = {
+	{ .shard = DDP_SHARD_NONE },
+	{ .shard = DDP_SHARD_NONE, .no_overlap = true },
+	{ .shard = DDP_SHARD_STATE },
+	{ .shard = DDP_SHARD_GRADIENTS },
 };
 
 void run_each_way(int most_ranks, rank_body body)
 {
 	for (int w = 0; w < WAYS; w++) {
 		for (int ranks = 1; ranks <= most_ranks; ranks++) {
-			ddp_model_options way = ways[w];
+			test_way way = ways[w];
 			assert_int_equal(run_ranks(ranks, body, &way), 0);
 		}
 	}
 }
 
-ddp_model_options plain_by(const ddp_model_options *way)
+ddp_model_options plain_by(const test_way *way)
 {
 	ddp_model_options options = plain;
 
 	options.shard = way->shard;
-	options.no_overlap = way->no_overlap;
+	test_measure(way->no_overlap ? "no-overlap" : NULL);
 	return options;
 }
 

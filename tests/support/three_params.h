@@ -12,8 +12,13 @@ extern const ddp_param three[3];
 extern const ddp_model_options plain;
 
 /* What the tests of a step are run with. */
-extern const ddp_model_options ways[WAYS];
-ddp_model_options plain_by(const ddp_model_options *way);
+typedef struct test_way {
+	ddp_shard shard;
+	bool no_overlap;
+} test_way;
+extern const test_way ways[WAYS];
+/* Of the models that the rank makes next. */
+ddp_model_options plain_by(const test_way *way);
 
 /* Runs `body` with each way in turn as its `user`. */
 void run_each_way(int most_ranks, rank_body body);
