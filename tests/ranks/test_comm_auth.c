@@ -13,7 +13,6 @@
 
 #include <cmocka.h>
 
-#include "base/clock.h"
 #include "comm/net/ucx.h"
 #include "tests/support/comm_ranks.h"
 
@@ -141,7 +140,6 @@ static void give_address(ddp_comm *comm, intrusion *r)
 static int work_beside_an_intruder(ddp_comm *comm, void *argument)
 {
 	intrusion *r = argument;
-	uint64_t start = ddp_now_ns();
 	float x[10], over = 0;
 
 	if (ddp_comm_rank(comm) == 0)
@@ -152,10 +150,9 @@ static int work_beside_an_intruder(ddp_comm *comm, void *argument)
 		CHECK_OK(ddp_all_reduce(comm, NULL, x, 10, DDP_F32, DDP_SUM));
 		for (int i = 0; i < 10; i++)
 			CHECK(x[i] == 2);
-		over = atomic_load(&r->done) != 0 || ddp_seconds_since(start) > 30;
+		over = atomic_load(&r->done) != 0;
 		CHECK_OK(ddp_all_reduce(comm, NULL, &over, 1, DDP_F32, DDP_SUM));
 	}
-	CHECK(atomic_load(&r->done) != 0);
 	if (ddp_comm_rank(comm) == 0)
 		CHECK(comm->net->worker->unauthentic > 0);
 	return 0;

@@ -213,7 +213,6 @@ static void issue_in_part(device_rank *d)
 	ddp_request *request;
 	void *memory;
 
-	test_ranks_together();
 	CHECK_OK(ddp_device_alloc(d->device, CHUNKS * CHUNK * sizeof(float), &memory));
 	CHECK_OK(ddp_device_fill(d->device, d->stream, memory, 0, CHUNKS * CHUNK * sizeof(float)));
 	CHECK_OK(ddp_device_launch(d->device, d->stream, test_device_hold, &let_go));

@@ -19,6 +19,7 @@
 #include "comm/wait/await.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/folder.h"
+#include "tests/support/hung.h"
 
 static const int two_nodes[] = { 0, 1, 0, 1 };
 
@@ -252,10 +253,9 @@ static void memory_that_a_rank_freed_too_early_is_named(void **state)
 
 static int come_too_late(ddp_comm *comm, void *argument)
 {
-	uint64_t start = ddp_now_ns();
-
 	(void)argument;
 	meet(comm, DDP_ERR_TIMEOUT);
+	uint64_t start = ddp_now_ns();
 	if (ddp_comm_rank(comm) == 1) {
 		while (!ddp_comm_broken(comm))
 			usleep(1000);
@@ -263,7 +263,7 @@ static int come_too_late(ddp_comm *comm, void *argument)
 	} else {
 		CHECK(ddp_barrier(comm) == DDP_ERR_TIMEOUT);
 		expect_in_error("rank 1 on n");
-		CHECK(ddp_seconds_since(start) < 10);
+		CHECK(ddp_seconds_since(start) < 1e-3 * comm->timeout_ms + 9);
 	}
 	expect_broken(comm, DDP_ERR_TIMEOUT);
 	return 0;
@@ -271,9 +271,12 @@ static int come_too_late(ddp_comm *comm, void *argument)
 
 static void absent_rank_is_named_at_the_deadline(void **state)
 {
+	/* Less, and another that a busy machine keeps waiting would be named. */
+	const int timeout_ms = 500 * test_slowness();
+
 	(void)state;
-	run(3, NULL, 500, come_too_late);
-	run(3, two_nodes, 500, come_too_late);
+	run(3, NULL, timeout_ms, come_too_late);
+	run(3, two_nodes, timeout_ms, come_too_late);
 }
 
 static int be_killed(ddp_comm *comm, void *argument)
@@ -311,7 +314,7 @@ static void killed_rank_is_named(void **state)
 static int leave_early(ddp_comm *comm, void *argument)
 {
 	(void)argument;
-	CHECK_OK(ddp_barrier(comm));
+	test_ranks_together(); /* one that still opened would miss it there */
 	if (ddp_comm_rank(comm) == 1)
 		return 0;
 	CHECK(ddp_barrier(comm) == DDP_ERR_PEER);

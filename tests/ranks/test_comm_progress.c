@@ -137,6 +137,7 @@ static int abort_while_gathering(ddp_comm *comm, void *argument)
 	char byte;
 
 	(void)argument;
+	test_ranks_together(); /* one that still opened would hear of the abort there */
 	if (ddp_comm_rank(comm) == 1) {
 		CHECK(ddp_barrier(comm) == DDP_ERR_ABORTED);
 		return 0;

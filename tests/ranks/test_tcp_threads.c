@@ -83,7 +83,7 @@ static void hundreds_of_ranks_exchange_and_agree(void **state)
 		                  .node_rank = r / PER_NODE, .nnodes = DDP_UNKNOWN, .master_port = 29499 };
 		snprintf(job->hostname, sizeof(job->hostname), "node%d", r / PER_NODE);
 		snprintf(job->master_addr, sizeof(job->master_addr), "127.%d.%d.%d",
-		         getpid() >> 16 & 127, getpid() >> 8 & 255, (getpid() & 127) + 1);
+		         getpid() >> 15 & 127, getpid() >> 7 & 255, (getpid() & 127) + 1);
 		assert_int_equal(pthread_create(&ranks[r].thread, &small, be_rank, &ranks[r]), 0);
 	}
 	for (int r = 0; r < RANKS; r++)

@@ -67,8 +67,8 @@ void test_break(ddp_comm *comm, ddp_status status)
 			set_timeout(comm, BREAK_MS);
 		while (i == 1 && rank == 1 && status == DDP_ERR_TIMEOUT && !ddp_comm_broken(comm))
 			usleep(1000);
-		ended = ddp_all_reduce(comm, NULL, x, status == DDP_ERR_MISMATCH && rank == 1 ? 7 : 8, DDP_F32,
-		                       DDP_SUM);
+		ended = ddp_all_reduce(comm, NULL, x, i == 1 && status == DDP_ERR_MISMATCH && rank == 1 ? 7 : 8,
+		                       DDP_F32, DDP_SUM);
 	}
 	CHECK(ended == status);
 	set_timeout(comm, timeout_ms);

@@ -26,6 +26,7 @@ void test_device_set_up(device_rank *d, ddp_comm *comm, const ddp_device_options
 	CHECK_OK(ddp_device_queue_create(d->device, DDP_DEVICE_NORMAL, &d->other));
 	CHECK_OK(ddp_mem_alloc_on(comm, DDP_MEMORY_DEVICE, sizeof(d->host), &memory));
 	d->memory = memory;
+	test_ranks_together(); /* one that still allocated would hear there of what fails next */
 }
 
 void test_device_read(device_rank *d)

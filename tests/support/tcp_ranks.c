@@ -49,7 +49,7 @@ void arrange(int world)
 		                       .master_port = 29500 + tests_begun };
 		snprintf(rank->job.hostname, sizeof(rank->job.hostname), "node%d", r);
 		snprintf(rank->job.master_addr, sizeof(rank->job.master_addr), "127.%d.%d.%d",
-		         getpid() >> 16 & 127, getpid() >> 8 & 255, (getpid() & 127) + 1);
+		         getpid() >> 15 & 127, getpid() >> 7 & 255, (getpid() & 127) + 1);
 		rank->key.present = true;
 		memset(rank->key.bytes, 7, sizeof(rank->key.bytes));
 		rank->timeout_ms = LONG_MS;

@@ -375,7 +375,7 @@ static bool write_file(const char *folder, const char *name, const char *text)
 static void out_of_memory_killer_is_seen(void **state)
 {
 	char folder[128];
-	int go[2], status = -1;
+	int there[2], go[2], status = -1;
 	struct memory_watch watch;
 	char byte = 0;
 	pid_t pid;
@@ -392,12 +392,13 @@ static void out_of_memory_killer_is_seen(void **state)
 		rmdir(folder);
 		skip();
 	}
+	assert_int_equal(pipe(there), 0);
 	assert_int_equal(pipe(go), 0);
 	pid = fork();
 	assert_true(pid >= 0);
 	if (pid == 0) {
 		close(go[1]);
-		if (write_file(folder, "cgroup.procs", "0") && read(go[0], &byte, 1) == 1) {
+		if (write_file(folder, "cgroup.procs", "0") && write(there[1], &byte, 1) == 1 && read(go[0], &byte, 1) == 1) {
 			char *memory = malloc(256u << 20);
 			if (memory != NULL)
 				memset(memory, 1, 256u << 20);
@@ -405,7 +406,9 @@ static void out_of_memory_killer_is_seen(void **state)
 		}
 		_exit(3);
 	}
-	usleep(200000);
+	close(there[1]);
+	(void)!read(there[0], &byte, 1); /* none from one that could not go there */
+	close(there[0]);
 	memory_start(&watch, pid);
 	assert_false(memory_ran_out(&watch));
 	assert_int_equal(write(go[1], &byte, 1), 1);
