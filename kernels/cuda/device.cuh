@@ -190,7 +190,8 @@ static void launch(dk_cuda_queue *q, const char *name, void (*kernel)(P...), dim
 #ifdef __CUDACC__
 	kernel<<<blocks, threads, shared, q->stream>>>(static_cast<P>(args)...);
 #else
-	emulate(q->stream, blocks, threads, shared, [=] { kernel(static_cast<P>(args)...); });
+	emulate(reinterpret_cast<const void *>(kernel), q->stream, blocks, threads, shared,
+	        [=] { kernel(static_cast<P>(args)...); });
 #endif
 	dk_cuda_check(q, cudaGetLastError(), name);
 }

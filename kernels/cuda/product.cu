@@ -17,7 +17,7 @@ enum { WORKSPACE_BYTES = 32 << 20, PLANS = 512 /* more than a ResNet-50 has form
 /* What was found for a form of product, so that it is looked for once only. */
 struct plan {
 	dk_product_args form; /* without its addresses */
-	unsigned alignment;   /* of all of them, in bytes */
+	unsigned alignment;   /* of all of them, and of the bias, in bytes */
 	cublasLtMatmulDesc_t description;
 	cublasLtMatrixLayout_t first, second, result;
 	cublasLtMatmulAlgo_t algorithm;
@@ -72,11 +72,13 @@ void dk_cuda_product_close(dk_cuda_queue *q)
 	free(q->product);
 }
 
-/* The bytes to which all matrices are aligned, 16 at most. */
+/* The bytes to which all matrices are aligned, 16 at most; and the bias, which algorithms read
+   as they write d. */
 static unsigned alignment_of(const dk_product_args *p)
 {
 	const uintptr_t bits = reinterpret_cast<uintptr_t>(p->a) | reinterpret_cast<uintptr_t>(p->b) |
-	                       reinterpret_cast<uintptr_t>(p->c) | reinterpret_cast<uintptr_t>(p->d) | 16;
+	                       reinterpret_cast<uintptr_t>(p->c) | reinterpret_cast<uintptr_t>(p->d) |
+	                       reinterpret_cast<uintptr_t>(p->bias) | 16;
 
 	return (unsigned)(bits & -bits);
 }
@@ -130,7 +132,7 @@ static bool choose_algorithm(dk_cuda_queue *q, plan *made)
 	                     made->second, made->result, made->result, preference, 1, &found, &count),
 	                     "choice of an algorithm");
 	cublasLtMatmulPreferenceDestroy(preference);
-	if (good && count == 0)
+	if (good && (count == 0 || found.state != CUBLAS_STATUS_SUCCESS))
 		good = check(q, CUBLAS_STATUS_NOT_SUPPORTED, "choice of an algorithm");
 	if (good)
 		made->algorithm = found.algo;

@@ -129,6 +129,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
 		return CUBLAS_STATUS_NOT_SUPPORTED;
 	memcpy(chosen.alignments, preference->alignments, sizeof(chosen.alignments));
 	results->algo = chosen;
+	results->state = CUBLAS_STATUS_SUCCESS;
 	*count = 1;
 	return CUBLAS_STATUS_SUCCESS;
 }
@@ -207,10 +208,13 @@ static bool fits(const cublasLtMatmulAlgo_t *p)
 	       c->columns == d->columns;
 }
 
+/* Matrices are aligned as it was told before, and the bias as the last of them. */
 static bool chosen_for(const cublasLtMatmulAlgo_t *p, cublasLtMatmulDesc_t description,
                        const cublasLtMatrixLayout_t layouts[4], const void *const addresses[4])
 {
-	if (p->description != description)
+	if (p->description != description ||
+	    (description->epilogue == CUBLASLT_EPILOGUE_BIAS &&
+	     reinterpret_cast<uintptr_t>(description->bias) % p->alignments[3] != 0))
 		return false;
 	for (int i = 0; i < 4; i++)
 		if (p->layouts[i] != layouts[i] || reinterpret_cast<uintptr_t>(addresses[i]) % p->alignments[i] != 0)

@@ -42,6 +42,7 @@ struct cublasLtMatmulAlgo_t {
 
 struct cublasLtMatmulHeuristicResult_t {
 	cublasLtMatmulAlgo_t algo;
+	cublasStatus_t state;
 };
 
 const char *cublasLtGetStatusString(cublasStatus_t status);

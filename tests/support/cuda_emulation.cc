@@ -281,9 +281,40 @@ static void run_grid(dim3 blocks, int threads, size_t shared, const std::functio
 	}
 }
 
-void emulate(cudaStream_t stream, dim3 blocks, int threads, size_t shared, const std::function<void()> &kernel)
+/* What a GPU of compute capability 8.0, the least that kernels are compiled for, launches. */
+enum {
+	MOST_ACROSS = 65535,        /* of a grid, in y and z; in x there are 2^31 - 1 */
+	SHARED_ALWAYS = 48 * 1024,  /* for each kernel, in bytes */
+	SHARED_MOST = 163 * 1024    /* for those that ask */
+};
+
+static cudaError_t launch_error;
+static std::map<const void *, int> shared_allowed; /* by kernel */
+
+cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute, int bytes)
 {
-	cuda_emulation_work(stream, [=] { run_grid(blocks, threads, shared, kernel); });
+	if (bytes > SHARED_MOST)
+		return cudaErrorInvalidValue;
+	shared_allowed[kernel] = bytes;
+	return cudaSuccess;
+}
+
+static bool may_launch(const void *kernel, dim3 blocks, size_t shared)
+{
+	const std::map<const void *, int>::const_iterator asked = shared_allowed.find(kernel);
+	const size_t allowed = asked != shared_allowed.end() && asked->second > SHARED_ALWAYS ? asked->second : SHARED_ALWAYS;
+
+	return blocks.x > 0 && blocks.y > 0 && blocks.z > 0 && blocks.x <= INT32_MAX && blocks.y <= MOST_ACROSS &&
+	       blocks.z <= MOST_ACROSS && shared <= allowed;
+}
+
+void emulate(const void *kernel, cudaStream_t stream, dim3 blocks, int threads, size_t shared,
+             const std::function<void()> &function)
+{
+	if (may_launch(kernel, blocks, shared))
+		cuda_emulation_work(stream, [=] { run_grid(blocks, threads, shared, function); });
+	else
+		launch_error = cudaErrorInvalidConfiguration;
 }
 
 void *launch_memory()
@@ -401,14 +432,19 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const vo
 
 cudaError_t cudaGetLastError()
 {
-	return cudaSuccess;
+	const cudaError_t error = launch_error;
+
+	launch_error = cudaSuccess;
+	return error;
 }
 
 const char *cudaGetErrorString(cudaError_t error)
 {
 	switch (error) {
 	case cudaSuccess: return "no error";
+	case cudaErrorInvalidValue: return "invalid argument";
 	case cudaErrorMemoryAllocation: return "out of memory";
+	case cudaErrorInvalidConfiguration: return "invalid configuration argument";
 	case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
 	default: return "operation failed due to a previous error during capture";
 	}

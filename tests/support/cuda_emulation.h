@@ -31,9 +31,10 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 typedef struct CUstream_st *cudaStream_t; /* NULL: the default one, which captures nothing */
 
-/* The stream runs the function once for each thread; the seed of cuda_emulation_seed() decides
-   the order. */
-void emulate(cudaStream_t stream, dim3 blocks, int threads, size_t shared, const std::function<void()> &kernel);
+/* The stream runs the kernel, by the function, once for each thread; the seed of cuda_emulation_seed()
+   decides the order. A launch that a GPU refuses is cudaGetLastError()'s. */
+void emulate(const void *kernel, cudaStream_t stream, dim3 blocks, int threads, size_t shared,
+             const std::function<void()> &function);
 void cuda_emulation_seed(uint64_t seed);
 
 void *launch_memory();
@@ -129,7 +130,9 @@ static inline uint32_t __float_as_uint(float x)
 
 typedef enum cudaError_t {
 	cudaSuccess,
+	cudaErrorInvalidValue = 1,
 	cudaErrorMemoryAllocation = 2,
+	cudaErrorInvalidConfiguration = 9,
 	cudaErrorStreamCaptureUnsupported = 900,
 	cudaErrorStreamCaptureInvalidated = 901,
 } cudaError_t;
@@ -200,10 +203,7 @@ static inline cudaError_t cudaStreamSynchronize(cudaStream_t)
 	return cuda_emulation_spoils_capture() ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 
-static inline cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int)
-{
-	return cudaSuccess;
-}
+cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute what, int bytes);
 
 /* ---- captures ---- */
 

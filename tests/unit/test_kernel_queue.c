@@ -348,6 +348,31 @@ static void products_round_to_tf32_where_it_is_asked_for(void **state)
 	in_each_place(try_rounding);
 }
 
+/* By one element behind where all else begins. */
+static void try_bias(void)
+{
+	enum { OUTPUTS = 8 };
+	const float in = 2, weight[OUTPUTS] = {1, 2, 3, 4, 5, 6, 7, 8}, bias[1 + OUTPUTS] = {9, 1, 1, 1, 1, 1, 1, 1, 1};
+	float out[OUTPUTS];
+	float *in_there = give(&in, 1), *weight_there = give(weight, OUTPUTS), *out_there = give(weight, OUTPUTS);
+	const char *bias_there = (const char *)give(bias, 1 + OUTPUTS);
+
+	dk_use(place.queue);
+	dk_linear_forward(out_there, in_there, weight_there, (const float *)(bias_there + type_bytes(place.type)), NULL, 1,
+	                  1, OUTPUTS);
+	assert_null(dk_failure());
+	dk_use(NULL);
+	take(out, out_there, OUTPUTS);
+	for (int i = 0; i < OUTPUTS; i++)
+		assert_true(out[i] == in * weight[i] + 1);
+}
+
+static void a_bias_may_lie_anywhere(void **state)
+{
+	(void)state;
+	in_each_place(try_bias);
+}
+
 /* ---- a whole model, where its memory, which is the host's, is the place's, too ---- */
 
 static const gpt_config tiny = {.layers = 2, .heads = 3, .width = 24, .vocab = 61, .length = 9};
@@ -459,6 +484,7 @@ int main(void)
 		cmocka_unit_test(conversions_have_the_hosts_bits),
 		cmocka_unit_test(rows_are_added_in_order),
 		cmocka_unit_test(products_round_to_tf32_where_it_is_asked_for),
+		cmocka_unit_test(a_bias_may_lie_anywhere),
 		cmocka_unit_test(a_model_passes_as_on_the_host),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
