@@ -57,24 +57,30 @@ check-ucx:
 		case $$program in tests/*/test_comm_*) tests="$$tests $$program" ;; esac; done; \
 	CC='$(CC)' $(top_srcdir)/tests/support/check-ucx $(top_srcdir) $$tests
 # All that needs a GPU, which make check skips without one; the output stays in gpu-results.
-gpu_tests = tests/unit/test_device tests/ranks/test_comm_nccl
+gpu_programs = tests/unit/test_device tests/ranks/test_comm_nccl
 if HAVE_CUDA_KERNELS
-gpu_tests += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue \
+gpu_programs += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue \
 	tests/gpu/test_model_graph \
 	tests/gpu/test_optimizers_queue
 endif
+gpu_tests = $(gpu_programs)
 if HAVE_UCX
 gpu_tests += $(top_srcdir)/tests/gpu/netplugin.sh
 endif
-EXTRA_DIST += tests/gpu/netplugin.sh tests/gpu/nccl_sums.c
+EXTRA_DIST += tests/gpu/kit.sh tests/gpu/netplugin.sh tests/gpu/nccl_sums.c tests/gpu/run.sh
+gpu_builds = all $(gpu_programs) tests/support/nccl_standin.la tests/support/module_of_another_version.la
 check-gpu:
 	@$(top_srcdir)/tests/support/check-gpu --here
-	@$(MAKE) --no-print-directory all check TESTS=
+	@$(MAKE) --no-print-directory $(gpu_builds)
 	@$(top_srcdir)/tests/support/check-gpu $(gpu_tests)
+# The same and bench-gpu as a folder, for a machine that has a GPU and nothing to build with.
+gpu-kit:
+	@$(MAKE) --no-print-directory $(gpu_builds)
+	@$(top_srcdir)/tests/gpu/kit.sh gpu-kit $(gpu_tests)
 mostlyclean-local:
-	rm -rf ucx-current gpu-results scale.report
+	rm -rf ucx-current gpu-kit gpu-results scale.report
 .PHONY: print-prefix print-examples check-comm check-engine check-gpu check-scale check-torch check-ucx \
-	check-waits
+	check-waits gpu-kit
 
 include $(top_srcdir)/tests/bench/files.mk
 

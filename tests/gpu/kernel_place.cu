@@ -108,5 +108,9 @@ extern "C" bool kernel_place_open(int round, kernel_place *place, const char **w
 	place->leave_scratch = NULL;
 	place->fail_graph = NULL;
 	place->queue = table->open(0, stream, place->type, why);
+	if (place->queue == NULL && round > 0) { /* else tests would pass without this type */
+		fprintf(stderr, "no queue of type %d: %s\n", (int)place->type, *why);
+		abort();
+	}
 	return place->queue != NULL;
 }

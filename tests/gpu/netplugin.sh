@@ -1,12 +1,26 @@
 #!/bin/bash
 # NCCL itself through libnccl-net-ddpucx.so, 2 and 4 ranks on one GPU, each with a host id
-# of its own, so that all their traffic takes the network. Prints TAP; runs in the build
-# folder. NCCL_HOME and CUDA_HOME say where NCCL and CUDA are, if not where they mostly are.
+# of its own, so that all their traffic takes the network; and 2 of them watched by
+# libnccl-profiler-ddp.so. Prints TAP; runs in the build folder. NCCL_HOME and CUDA_HOME say
+# where NCCL and CUDA are, if not where they mostly are.
+# --build FILE: only builds the program, of which a kit (kit.sh) has one beside this script.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 plugin=$PWD/libruntime/netplugin/.libs/libnccl-net-ddpucx.so
 cuda=${CUDA_HOME:-/usr/local/cuda}
 nccl=${NCCL_HOME:-$cuda}
+
+# build FILE. NCCL's packages for Python have no libnccl.so.
+build()
+{
+	"${CC:-cc}" -O1 "$here/nccl_sums.c" -o "$1" -I"$nccl/include" -I"$cuda/include" -L"$nccl/lib" -L"$nccl/lib64" \
+		-L"$cuda/lib64" -L"$cuda/lib" -Wl,-rpath,"$nccl/lib:$nccl/lib64:$cuda/lib64:$cuda/lib" -l:libnccl.so.2 -lcudart
+}
+
+if [ "${1:-}" = --build ]; then
+	build "$2"
+	exit
+fi
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 number=0
@@ -29,7 +43,7 @@ run()
 	local rank pids=() status=0
 	rm -f "$work"/id "$work"/*.log
 	for ((rank = 0; rank < $1; rank++)); do
-		env RANK="$rank" NCCL_HOSTID="node$rank" NCCL_NET_PLUGIN="$plugin" NCCL_NET=ddpucx NCCL_DEBUG=INFO \
+		env RANK="$rank" LOCAL_RANK="$rank" NCCL_HOSTID="node$rank" NCCL_NET_PLUGIN="$plugin" NCCL_NET=ddpucx NCCL_DEBUG=INFO \
 			NCCL_DEBUG_SUBSYS=INIT,NET NCCL_SOCKET_IFNAME=lo NCCL_MAX_CTAS=2 UCX_TLS="$2" \
 			timeout 120 "$work/nccl_sums" "$rank" "$1" "$work" >"$work/$rank.log" 2>&1 &
 		pids+=($!)
@@ -40,9 +54,12 @@ run()
 	return $status
 }
 
-echo 1..6
-"${CC:-cc}" -O1 "$here/nccl_sums.c" -o "$work/nccl_sums" -I"$nccl/include" -I"$cuda/include" -L"$nccl/lib" -L"$nccl/lib64" \
-	-L"$cuda/lib64" -L"$cuda/lib" -Wl,-rpath,"$nccl/lib:$nccl/lib64:$cuda/lib64:$cuda/lib" -lnccl -lcudart 2>"$work/cc.log"
+echo 1..7
+if [ -x "$here/nccl_sums" ]; then
+	cp "$here/nccl_sums" "$work/"
+else
+	build "$work/nccl_sums" 2>"$work/cc.log"
+fi
 result $? "a program for NCCL is built" "$work/cc.log"
 DDP_KEY=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 export DDP_KEY
@@ -54,3 +71,10 @@ for ranks in 2 4; do
 done
 [ "$(grep -lE 'Using network ddpucx' "$work"/*.log 2>/dev/null | wc -l)" = 4 ]
 result $? "NCCL says in each rank that it uses this network" "$work"/*.log
+
+# What srun --ddp=watch sets, and pages in a file.
+truncate -s $((2 * 4096)) "$work/pages"
+exec 9<>"$work/pages"
+export NCCL_PROFILER_PLUGIN=$PWD/libruntime/.libs/libnccl-profiler-ddp.so DDP_PROGRESS_FD=9 WORLD_SIZE=2
+run 2 tcp && [ "$(grep -ao 'NCCL all_reduce' "$work/pages" | wc -l)" = 2 ]
+result $? "the profiler has each rank's last collective on its page" "$work"/*.log

@@ -1,0 +1,64 @@
+#!/bin/bash
+# kit.sh FOLDER TEST...: puts into FOLDER what `make check-gpu` and `make bench-gpu` run of the
+# build in this folder, and the libraries of this machine that it needs, for one that has a GPU
+# but nothing to build with. FOLDER/run runs it there. CUDA, NCCL and PyTorch are that machine's.
+set -eu -o pipefail
+source=$(cd "$(dirname "$0")/../.." && pwd)
+folder=$1
+shift
+rm -rf "$folder"
+mkdir -p "$folder/lib"
+
+# put FILE [NAME]: a program or module of the build
+put()
+{
+	local name=${2:-$1} file=$1
+	[ ! -e "$(dirname "$1")/.libs/$(basename "$1")" ] || file=$(dirname "$1")/.libs/$(basename "$1")
+	install -D "$file" "$folder/$name"
+	strip "$folder/$name" 2>/dev/null || true
+}
+
+# take FILE: of the sources
+take() { install -D "$source/$1" "$folder/$1"; }
+
+tests=()
+for test; do
+	case $test in
+		*.sh) test=${test#"$source/"}; test=tests/${test#*tests/}; take "$test" ;;
+		*) put "$test" ;;
+	esac
+	tests+=("$test")
+done
+printf '%s\n' "${tests[@]}" >"$folder/gpu-tests"
+for file in tests/support/check-gpu tests/support/tap tests/support/slowness.sh tests/bench/gpu tests/bench/rank_gpt.py; do
+	take $file
+done
+for file in "$source"/tests/bench/harness/*.py; do
+	take "tests/bench/harness/${file##*/}"
+done
+install "$source/tests/gpu/run.sh" "$folder/run"
+for file in examples/gpt/gpt tests/bench/gpu_kernels kernels/libddp_kernels_cuda.so; do
+	put $file
+done
+# Where the tests look for them.
+for file in libruntime/device/cuda/.libs/libddp_cuda.so libruntime/netplugin/.libs/libnccl-net-ddpucx.so \
+		libruntime/.libs/libnccl-profiler-ddp.so \
+		tests/support/.libs/nccl_standin.so tests/support/.libs/module_of_another_version.so; do
+	[ ! -e $file ] || put $file
+done
+"$source/tests/gpu/netplugin.sh" --build "$folder/tests/gpu/nccl_sums" ||
+	echo 'kit.sh: no nccl_sums: it needs NCCL and CUDA here (NCCL_HOME, CUDA_HOME), else a compiler there' >&2
+
+# Each Linux has the first ones, and CUDA's are the other machine's.
+# shellcheck disable=SC2046 # no name has a blank
+libraries=$(find "$folder" -type f -perm -u+x -exec ldd {} \; 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' |
+	sort -u | grep -vE '/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|libcublas|libcublasLt|libcudart|libcuda|libnccl)\.so')
+for library in $libraries; do
+	cp -L "$library" "$folder/lib/"
+	strip "$folder/lib/${library##*/}" 2>/dev/null || true
+	case $library in
+		*/libuct.so*) [ ! -d "${library%/*}/ucx" ] || { mkdir "$folder/lib/ucx" && cp -P "${library%/*}"/ucx/*.so* "$folder/lib/ucx/"; } ;;
+	esac
+done
+git -C "$source" log -1 --format='tree %h %s' >"$folder/tree.txt" 2>/dev/null || true
+echo "kit.sh: $folder is ready ($(du -sm "$folder" | cut -f1) MiB): $folder/run there"
