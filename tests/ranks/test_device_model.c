@@ -507,6 +507,33 @@ static void memory_is_freed_behind_its_work(void **state)
 	assert_int_equal(run_ranks_with(1, &on_test, free_early, &options), 0);
 }
 
+/* The queue has yet to write what rank 0 gives to the others. */
+static int broadcast_early(ddp_context *context, void *user)
+{
+	enum { WRITTEN = 0x11, P = 2 };
+	static model_side s;
+	static unsigned char got[60 * 700 * sizeof(float)];
+
+	make(&s, context, user, true);
+	CHECK_OK(ddp_device_launch(context->device, s.stream, linger, NULL));
+	CHECK_OK(ddp_device_fill(context->device, s.stream, ddp_param_data(s.model, P), WRITTEN + side_rank(&s), sizeof(got)));
+	CHECK_OK(ddp_broadcast_params(s.model));
+	side_copy(&s, got, ddp_param_data(s.model, P), sizeof(got));
+	for (size_t i = 0; i < sizeof(got); i++)
+		CHECK(got[i] == WRITTEN);
+	unmake(&s);
+	CHECK_OK(ddp_barrier(ddp_world(context)));
+	return 0;
+}
+
+static void what_the_queue_has_yet_to_write_is_broadcast(void **state)
+{
+	ddp_model_options options = { .size = sizeof(options) };
+
+	(void)state;
+	assert_int_equal(run_ranks_with(2, &on_test, broadcast_early, &options), 0);
+}
+
 static int unnamed(ddp_context *context, void *user)
 {
 	ddp_model_options options = { .size = sizeof(options), .memory = DDP_MEMORY_DEVICE };
@@ -536,6 +563,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(checkpoints_are_those_of_the_host, folder_make, folder_remove),
 		cmocka_unit_test_setup_teardown(buffers_are_made_alike_there, folder_make, folder_remove),
 		cmocka_unit_test(memory_is_freed_behind_its_work),
+		cmocka_unit_test(what_the_queue_has_yet_to_write_is_broadcast),
 		cmocka_unit_test(a_device_has_to_be_named),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
