@@ -42,6 +42,7 @@ static void print_help(const vision_example *e)
 	       "  --seed N          seed of parameters, order and all that is random (1)\n"
 	       "  --checkpoint DIR  write a checkpoint there at the end\n"
 	       "  --resume          go on from the newest one, if there is one\n"
+	       "  --stopped-exit N  exit code if SIGTERM ends it before the last step, 0 to 124 (75)\n"
 	       "  --metrics FILE    one line of JSON per step\n"
 	       "  --trace DIR       a Chrome trace per rank\n"
 	       "  --device NAME     what computes: cpu (default); cuda, a GPU, or cuda:1; test, which\n"
@@ -61,7 +62,7 @@ static void print_help(const vision_example *e)
 
 enum { OPT_DATA = 1, OPT_BATCH, OPT_IMAGES_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR, OPT_SCHEDULE, OPT_WARMUP,
        OPT_DECAY, OPT_CONSTANT, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_PLAIN,
-       OPT_SEED, OPT_CHECKPOINT, OPT_RESUME, OPT_METRICS, OPT_TRACE, OPT_DEVICE, OPT_NO_GRAPHS, OPT_SPAWN,
+       OPT_SEED, OPT_CHECKPOINT, OPT_RESUME, OPT_STOPPED_EXIT, OPT_METRICS, OPT_TRACE, OPT_DEVICE, OPT_NO_GRAPHS, OPT_SPAWN,
        OPT_THREADS, OPT_READERS, OPT_VERBOSE, OPT_VERSION, OPT_HELP,
        OPT_DEPTH, OPT_WIDTH, OPT_IMAGENET_STEM, OPT_SYNC_BATCH_NORM };
 
@@ -74,7 +75,8 @@ static const struct option known[] = {
 	{"constant", no_argument, NULL, OPT_CONSTANT}, {"momentum", required_argument, NULL, OPT_MOMENTUM},
 	{"weight-decay", required_argument, NULL, OPT_WEIGHT_DECAY}, {"plain", no_argument, NULL, OPT_PLAIN},
 	{"seed", required_argument, NULL, OPT_SEED}, {"checkpoint", required_argument, NULL, OPT_CHECKPOINT},
-	{"resume", no_argument, NULL, OPT_RESUME}, {"metrics", required_argument, NULL, OPT_METRICS},
+	{"resume", no_argument, NULL, OPT_RESUME}, {"stopped-exit", required_argument, NULL, OPT_STOPPED_EXIT},
+	{"metrics", required_argument, NULL, OPT_METRICS},
 	{"trace", required_argument, NULL, OPT_TRACE}, {"readers", required_argument, NULL, OPT_READERS},
 	{"device", required_argument, NULL, OPT_DEVICE}, {"spawn", required_argument, NULL, OPT_SPAWN},
 	{"threads", required_argument, NULL, OPT_THREADS}, {"no-graphs", no_argument, NULL, OPT_NO_GRAPHS},
@@ -135,7 +137,7 @@ static bool read_name(const char *name, const char *text, const char *const *nam
 static bool take(vision_options *o, int id, const char *name, const char *text)
 {
 	const int64_t most = INT64_C(1) << 40;
-	int64_t seed;
+	int64_t seed, number;
 	int which;
 
 	switch (id) {
@@ -162,6 +164,11 @@ static bool take(vision_options *o, int id, const char *name, const char *text)
 	case OPT_PLAIN: o->plain = true; return true;
 	case OPT_CHECKPOINT: o->checkpoint = text; return true;
 	case OPT_RESUME: o->resume = true; return true;
+	case OPT_STOPPED_EXIT:
+		if (!read_integer(name, text, 0, 124, &number))
+			return false;
+		o->stopped_exit = (int)number;
+		return true;
 	case OPT_METRICS: o->metrics = text; return true;
 	case OPT_TRACE: o->trace = text; return true;
 	case OPT_DEVICE: o->device = text; return true;
@@ -194,6 +201,7 @@ vision_parsed vision_parse(int argc, char **argv, const vision_example *e, visio
 	*o = (vision_options){.batch = e->batch, .steps = 200, .optimizer = DDP_SGD,
 		.schedule = DDP_SCHEDULE_COSINE, .learning_rate = e->learning_rate,
 		.momentum = e->momentum, .weight_decay = e->weight_decay, .seed = 1,
+		.stopped_exit = 75 /* EX_TEMPFAIL: it may be started again */,
 		.resnet = {.depth = 18, .width = 64, .classes = VISION_CLASSES}};
 	/* Those of a ResNet are the last ones. */
 	memcpy(taken, known, sizeof(known));

@@ -16,6 +16,7 @@ struct vision_options {
 	uint64_t seed;
 	const char *checkpoint, *metrics, *trace; /* NULL: none */
 	const char *device;              /* NULL: the host */
+	int stopped_exit;                /* code of a training that was stopped before its last step */
 	bool resume, plain, verbose, sync_batch_norm;
 	bool no_graphs;                  /* a device is given kernels one by one */
 	net_resnet_shape resnet;

@@ -19,7 +19,7 @@
 #include "vision/data.h"
 #include "vision/options.h"
 
-enum { NORM_LANE = 1 /* of sums that must not wait behind gradients */, EXIT_STOPPED = 75 /* EX_TEMPFAIL: it may be started again */ };
+enum { NORM_LANE = 1 }; /* of sums that must not wait behind gradients */
 
 struct trainer {
 	const vision_example *example;
@@ -425,5 +425,5 @@ int vision_main(int argc, char **argv, const vision_example *example)
 	if (!run_rank(&t))
 		return EXIT_FAILURE;
 	/* Not 0: jobs that wait for this one's end would begin with half a model. */
-	return t.stopped ? EXIT_STOPPED : EXIT_SUCCESS;
+	return t.stopped ? t.options.stopped_exit : EXIT_SUCCESS;
 }

@@ -325,14 +325,6 @@ complete_run_resumes_with_nothing_to_do() {
 		says 'nothing left to train'
 }
 
-# await_first_step PROCESS: until its first step is told; fails if it ends before
-await_first_step() {
-	until says '^step '; do
-		kill -0 "$1" 2>/dev/null || return
-		sleep 0.05
-	done
-}
-
 killed_rank_is_named() {
 	# No output of an earlier run counts as this one's.
 	: >"$work/out"

@@ -12,7 +12,7 @@ train() {
 
 every_option_is_in_help() {
 	tells_of data batch images-per-update steps optimizer lr schedule warmup decay constant momentum \
-		weight-decay plain seed checkpoint resume metrics trace device no-graphs spawn threads readers verbose version help
+		weight-decay plain seed checkpoint resume stopped-exit metrics trace device no-graphs spawn threads readers verbose version help
 }
 
 same_numbers_give_the_same_images() {
@@ -71,6 +71,17 @@ a_run_that_goes_on_goes_on_with_its_metrics() {
 		[ "$(grep -c '"loss"' "$work/metrics")" -eq 8 ] && [ "$(grep -c '"loss"' "$work/metrics.1")" -eq 5 ]
 }
 
+# stopped_run_exits_with CODE ARGUMENT...
+stopped_run_exits_with() {
+	: >"$work/out"
+	"$program" --data "$work" --spawn 2 --batch 24 --steps 1000000 "${@:2}" >"$work/out" 2>"$work/err" &
+	local run=$!
+	await_first_step $run || return
+	kill -TERM $run
+	wait $run
+	[ $? -eq "$1" ] && says '^trained '
+}
+
 # Where each pass drops others.
 graphs_do_not_change_a_byte() {
 	local program=examples/vision/mnist_cnn device=(--device test --batch 8 --steps 3 --images-per-update 32)
@@ -101,6 +112,8 @@ check "images per update are divided" refuses '--images-per-update: 50 ' --data 
 	--images-per-update 50
 check "metrics and a trace per rank are written" writes_metrics_and_traces
 check "a run that goes on goes on with its metrics" a_run_that_goes_on_goes_on_with_its_metrics
+check "a run that is stopped exits with a code of its own" stopped_run_exits_with 75
+check "which can be chosen" stopped_run_exits_with 3 --stopped-exit 3
 check "graphs do not change a byte" graphs_do_not_change_a_byte
 check "plain output has no escapes" plain_output_has_no_escapes
 check_terminal "a terminal shows what time is left" a_terminal_shows_what_time_is_left

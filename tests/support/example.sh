@@ -81,6 +81,14 @@ tells_of() {
 	done
 }
 
+# await_first_step PROCESS: until its first step is told; fails if it ends before
+await_first_step() {
+	until says '^step '; do
+		kill -0 "$1" 2>/dev/null || return
+		sleep 0.05
+	done
+}
+
 end_of_tests() {
 	echo "1..$tests"
 	[ $failed -eq 0 ]
