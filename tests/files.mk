@@ -197,8 +197,8 @@ check_PROGRAMS += \
 	tests/unit/test_agreement \
 	tests/unit/test_bucket \
 	tests/unit/test_comm_blocks \
+	tests/unit/test_comm_combine \
 	tests/unit/test_comm_kernels \
-	tests/unit/test_comm_merge \
 	tests/unit/test_comm_nics \
 	tests/unit/test_comm_plan \
 	tests/unit/test_convolution_onednn \

@@ -1,5 +1,5 @@
 /* When the progress thread runs: how seldom while callers look after the network,
-   and when messages may gather. */
+   and when messages are coalesced. */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -83,7 +83,7 @@ static void messages_that_a_caller_waits_for_wake_no_other_thread(void **state)
 	assert_int_equal(test_world_run(&world), 0);
 }
 
-/* The link is taken for a slow one, so messages are left to gather although
+/* The link is taken for a slow one, so messages are coalesced although
    they have long come. */
 static int reduce_over_slow_link(ddp_comm *comm, void *argument)
 {
@@ -108,7 +108,7 @@ static int reduce_over_slow_link(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void messages_that_gather_come_right(void **state)
+static void messages_that_are_coalesced_come_right(void **state)
 {
 	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = reduce_over_slow_link };
 
@@ -116,19 +116,19 @@ static void messages_that_gather_come_right(void **state)
 	assert_int_equal(test_world_run(&world), 0);
 }
 
-static atomic_bool gathers;
+static atomic_bool coalesces;
 
-/* Aborts when the main thread sleeps while it gathers. */
-static void *abort_gathering(void *comm)
+/* Aborts when the main thread sleeps while it coalesces. */
+static void *abort_coalescing(void *comm)
 {
-	while (!atomic_load(&gathers))
+	while (!atomic_load(&coalesces))
 		usleep(1000);
 	test_await_state(getpid(), 'S');
 	ddp_comm_abort(comm, "enough");
 	return NULL;
 }
 
-static int abort_while_gathering(ddp_comm *comm, void *argument)
+static int abort_while_coalescing(ddp_comm *comm, void *argument)
 {
 	static const ddp_collective none = { .kind = DDP_BARRIER };
 	uint64_t start = ddp_now_ns();
@@ -142,13 +142,13 @@ static int abort_while_gathering(ddp_comm *comm, void *argument)
 		CHECK(ddp_barrier(comm) == DDP_ERR_ABORTED);
 		return 0;
 	}
-	CHECK(pthread_create(&thread, NULL, abort_gathering, comm) == 0);
+	CHECK(pthread_create(&thread, NULL, abort_coalescing, comm) == 0);
 	pthread_mutex_lock(&comm->run.lock);
 	comm->run.in_thread = true;
 	comm->run.operation = &none;
 	comm->run.deadline_ns = start + 60000000000;
 	ddp_message_recv(comm, 1, ddp_message_tag(comm, 1), &byte, 1, &transfer);
-	atomic_store(&gathers, true);
+	atomic_store(&coalesces, true);
 	CHECK(ddp_await_transfers_coalescing(comm, &transfer, 1, 40000000000) == DDP_ERR_ABORTED);
 	comm->run.in_thread = false;
 	pthread_mutex_unlock(&comm->run.lock);
@@ -157,9 +157,9 @@ static int abort_while_gathering(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void abort_ends_gathering(void **state)
+static void abort_ends_coalescing(void **state)
 {
-	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = abort_while_gathering };
+	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = abort_while_coalescing };
 
 	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
@@ -169,8 +169,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(messages_that_a_caller_waits_for_wake_no_other_thread),
-		cmocka_unit_test(messages_that_gather_come_right),
-		cmocka_unit_test(abort_ends_gathering),
+		cmocka_unit_test(messages_that_are_coalesced_come_right),
+		cmocka_unit_test(abort_ends_coalescing),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

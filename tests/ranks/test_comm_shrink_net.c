@@ -4,6 +4,7 @@
  */
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -11,6 +12,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -220,9 +222,10 @@ static void ranks_are_heard_though_those_who_would_show_it_die(void **state)
 
 /* ---- an attempt that fails ---------------------------------------------------------------- */
 
-static bool refuses; /* the next memory that is to be shared */
+static bool refuses;         /* the next memory that is to be shared, */
+static bool refuses_another; /* or that of another process */
 
-/* Stands before libc's. */
+/* These stand before libc's. */
 __attribute__((visibility("default"))) int memfd_create(const char *name, unsigned int flags)
 {
 	if (refuses) {
@@ -233,20 +236,46 @@ __attribute__((visibility("default"))) int memfd_create(const char *name, unsign
 	return (int)syscall(SYS_memfd_create, name, flags);
 }
 
-/* Rank 2 cannot make its part: nobody has the communicator, of what had begun nothing is
-   left, and all try again. */
+__attribute__((visibility("default"))) int open(const char *path, int flags, ...)
+{
+	va_list arguments;
+
+	if (refuses_another && strncmp(path, "/proc/", 6) == 0 && strstr(path, "/fd/") != NULL) {
+		refuses_another = false;
+		errno = EACCES;
+		return -1;
+	}
+	va_start(arguments, flags);
+	const mode_t mode = (flags & (O_CREAT | __O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
+	va_end(arguments);
+	return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+}
+
+typedef struct refusal {
+	int node_of[3];
+	int rank;      /* cannot make its part, */
+	bool *refuses; /* as this is refused */
+} refusal;
+
+/* A rank cannot make its part, before it has offered it or behind that: nobody has the
+   communicator, all know whose error it is, of what had begun nothing is left, and all try again. */
 static int shrink_with_a_refusal(ddp_comm *comm, void *argument)
 {
+	const refusal *r = argument;
 	const int before = folder_count("/proc/self/fd", "");
 	CHECK(before > 0);
 	ddp_comm *again = NULL;
+	char who[64];
 
-	(void)argument;
 	test_break(comm, DDP_ERR_ABORTED);
-	refuses = ddp_comm_rank(comm) == 2;
+	*r->refuses = ddp_comm_rank(comm) == r->rank;
 	CHECK(ddp_comm_shrink(comm, &again) != DDP_OK && again == NULL);
-	CHECK(!refuses);
+	CHECK(!*r->refuses);
+	snprintf(who, sizeof(who), "rank %d on n%d could not make its part", r->rank, r->node_of[r->rank]);
+	CHECK(ddp_comm_rank(comm) == r->rank || strstr(ddp_last_error(), who) != NULL);
 	CHECK(folder_count("/proc/self/fd", "") == before);
+	/* One that began again would not tell a rank of its node that is still in the last round. */
+	test_ranks_together();
 	CHECK_OK(ddp_comm_free(test_shrink_to_all_but(comm, 0, 0)));
 	CHECK(folder_count("/proc/self/fd", "") == before);
 	/* With a rank that has ended, the others have no connection any more. */
@@ -256,10 +285,12 @@ static int shrink_with_a_refusal(ddp_comm *comm, void *argument)
 
 static void nothing_is_left_of_an_attempt_that_failed(void **state)
 {
-	static const int three[] = { 0, 1, 2 };
+	refusal before = { .node_of = { 0, 1, 2 }, .rank = 2, .refuses = &refuses };
+	refusal behind = { .node_of = { 0, 0, 1 }, .rank = 1, .refuses = &refuses_another };
 
 	(void)state;
-	test_run_shrinking(3, three, 0, shrink_with_a_refusal, NULL);
+	test_run_shrinking(3, before.node_of, 0, shrink_with_a_refusal, &before);
+	test_run_shrinking(3, behind.node_of, 0, shrink_with_a_refusal, &behind);
 }
 
 int main(void)

@@ -117,7 +117,7 @@ static int knock(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void door_is_shut_when_all_are_connected(void **state)
+static void filter_lets_nobody_in_when_all_are_connected(void **state)
 {
 	(void)state;
 	run(knock, NULL);
@@ -151,7 +151,7 @@ static void let_many_in(const ddp_listeners *listeners)
 	free(hosts);
 }
 
-static void door_opens_for_the_jobs_hosts_only(void **state)
+static void filter_lets_the_jobs_hosts_in_only(void **state)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	enum { OTHERS = 2 * DDP_LISTENERS_MAX };
@@ -533,8 +533,8 @@ int main(void)
 {
 	sigaction(SIGSEGV, NULL, &at_start);
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(door_is_shut_when_all_are_connected),
-		cmocka_unit_test(door_opens_for_the_jobs_hosts_only),
+		cmocka_unit_test(filter_lets_nobody_in_when_all_are_connected),
+		cmocka_unit_test(filter_lets_the_jobs_hosts_in_only),
 		cmocka_unit_test(filter_fits_in_the_memory_that_a_socket_has),
 		cmocka_unit_test(refused_filter_is_said_once_with_its_reason),
 		cmocka_unit_test(lines_of_the_programs_ucx_come_out),

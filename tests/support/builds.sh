@@ -62,7 +62,7 @@ build_of()
 # test_comm_travel, whose algorithms test_comm_random runs in the same threads, nor in
 # test_vision.sh, whose threads, those that read among them, are libddp's as in test_gpt.sh, nor in
 # test_replan, whose steps test_engine takes in the same threads.
-unwatched_tests=(test_comm_travel test_agreement test_bucket test_comm_blocks test_comm_kernels test_comm_merge
+unwatched_tests=(test_comm_travel test_agreement test_bucket test_comm_blocks test_comm_combine test_comm_kernels
 	test_comm_nics test_comm_plan test_convolution_onednn test_device_cuda test_gpt_model test_images test_job
 	test_kernel_bf16 test_kernel_cuda test_kernel_graph_cuda test_kernel_images test_kernel_images_cuda test_kernel_layers test_kernel_optim
 	test_kernel_product test_kernel_queue test_model_graph_cuda test_model_refusals test_net_model test_optim test_optimizers_cuda test_replan

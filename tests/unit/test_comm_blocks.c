@@ -12,7 +12,7 @@
 
 enum { LIMIT = 256 * 1024, WINDOW = 4 * 1024 * 1024, LONGEST = 1 << 30 };
 
-static void a_window_holds_a_segment_of_each_of_many_pieces(void **state)
+static void a_window_holds_a_chunk_of_each_of_many_slices(void **state)
 {
 	static const struct {
 		size_t element, wide;
@@ -21,10 +21,10 @@ static void a_window_holds_a_segment_of_each_of_many_pieces(void **state)
 	(void)state;
 	for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
 		const size_t element = types[t].element, wide = types[t].wide;
-		for (size_t pieces = 1; pieces <= WINDOW / element; pieces += 1 + pieces / 7) {
-			size_t count = ddp_chunk_count(LIMIT, WINDOW / pieces, element, wide, LONGEST);
+		for (size_t slices = 1; slices <= WINDOW / element; slices += 1 + slices / 7) {
+			size_t count = ddp_chunk_count(LIMIT, WINDOW / slices, element, wide, LONGEST);
 			assert_true(count > 0);
-			assert_true(count * element * pieces <= WINDOW);
+			assert_true(count * element * slices <= WINDOW);
 			assert_true(count * wide <= LIMIT || count == 64);
 			assert_true(count < 64 || count % 64 == 0);
 		}
@@ -32,13 +32,13 @@ static void a_window_holds_a_segment_of_each_of_many_pieces(void **state)
 	}
 }
 
-/* Also where the longest piece is a little shorter than that: a window is cut
-   into whole segments, so it must hold one. */
-static void a_segment_as_long_as_the_longest_piece_fits_in_its_share(void **state)
+/* Also where the longest slice is a little shorter than that: a window is cut
+   into whole chunks, so it must hold one. */
+static void a_chunk_as_long_as_the_longest_slice_fits_in_its_share(void **state)
 {
 	(void)state;
-	for (size_t pieces = 1; pieces <= WINDOW / 8 / 64; pieces += 1 + pieces / 7) {
-		const size_t share = WINDOW / pieces;
+	for (size_t slices = 1; slices <= WINDOW / 8 / 64; slices += 1 + slices / 7) {
+		const size_t share = WINDOW / slices;
 		for (size_t longest = share / 4 > 200 ? share / 4 - 200 : 0; longest < share / 4 + 200; longest++) {
 			size_t count = ddp_chunk_count(LIMIT, share, 4, 4, longest);
 			assert_true(count > 0 && count * 4 <= share);
@@ -47,7 +47,7 @@ static void a_segment_as_long_as_the_longest_piece_fits_in_its_share(void **stat
 	}
 }
 
-static void a_segment_is_not_much_longer_than_the_longest_piece(void **state)
+static void a_chunk_is_not_much_longer_than_the_longest_slice(void **state)
 {
 	(void)state;
 	assert_int_equal(ddp_chunk_count(LIMIT, WINDOW, 4, 4, LONGEST), LIMIT / 4);
@@ -101,9 +101,9 @@ static void offsets_of_blocks_are_sums_of_the_counts_before(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_window_holds_a_segment_of_each_of_many_pieces),
-		cmocka_unit_test(a_segment_as_long_as_the_longest_piece_fits_in_its_share),
-		cmocka_unit_test(a_segment_is_not_much_longer_than_the_longest_piece),
+		cmocka_unit_test(a_window_holds_a_chunk_of_each_of_many_slices),
+		cmocka_unit_test(a_chunk_as_long_as_the_longest_slice_fits_in_its_share),
+		cmocka_unit_test(a_chunk_is_not_much_longer_than_the_longest_slice),
 		cmocka_unit_test(parts_cover_everything_once),
 		cmocka_unit_test(offsets_of_blocks_are_sums_of_the_counts_before),
 	};

@@ -137,7 +137,7 @@ static void expect_extreme(ddp_type type, ddp_op op, double a, double b, double 
 	for (int order = 0; order < 2; order++) {
 		const void *src[2] = { sources[order], sources[1 - order] };
 		void *dst[1] = { result };
-		const ddp_combination fold = { .type = type, .op = op, .nsrc = 2, .src = src, .ndst = 1, .dst = dst };
+		const ddp_combination combination = { .type = type, .op = op, .nsrc = 2, .src = src, .ndst = 1, .dst = dst };
 		for (size_t i = 0; i < LENGTH; i++) {
 			put(type, sources[0], i, a);
 			put(type, sources[1], i, b);
@@ -145,7 +145,7 @@ static void expect_extreme(ddp_type type, ddp_op op, double a, double b, double 
 		for (int level = 0; level < DDP_KERNEL_LEVELS; level++) {
 			if (ddp_kernels_use(level) == NULL)
 				continue;
-			ddp_combine(&fold, 0, LENGTH);
+			ddp_combine(&combination, 0, LENGTH);
 			for (size_t i = 0; i < LENGTH; i++) {
 				double have = get(type, result, i);
 				if (isnan(expected))
@@ -239,10 +239,10 @@ static int64_t scaled_i64(int64_t x, double scale)
 	const void *src[2] = { &x, &zero };
 	int64_t result;
 	void *dst[1] = { &result };
-	const ddp_combination fold = { .type = DDP_I64, .op = DDP_SUM, .nsrc = 2, .src = src, .scale = scales,
+	const ddp_combination combination = { .type = DDP_I64, .op = DDP_SUM, .nsrc = 2, .src = src, .scale = scales,
 	                        .ndst = 1, .dst = dst };
 
-	ddp_combine(&fold, 0, 1);
+	ddp_combine(&combination, 0, 1);
 	return result;
 }
 
@@ -251,10 +251,10 @@ static int32_t scaled_i32(int32_t x, double scale)
 	const void *src[1] = { &x };
 	int32_t result;
 	void *dst[1] = { &result };
-	const ddp_combination fold = { .type = DDP_I32, .op = DDP_MAX, .nsrc = 1, .src = src, .scale = &scale,
+	const ddp_combination combination = { .type = DDP_I32, .op = DDP_MAX, .nsrc = 1, .src = src, .scale = &scale,
 	                        .ndst = 1, .dst = dst };
 
-	ddp_combine(&fold, 0, 1);
+	ddp_combine(&combination, 0, 1);
 	return result;
 }
 
@@ -453,7 +453,7 @@ static void expect_plain_at_all_levels(const ddp_combination *f)
 	}
 }
 
-static void every_fold_gives_the_bits_of_a_plain_one(void **state)
+static void every_combination_gives_the_bits_of_a_plain_one(void **state)
 {
 	static const ddp_type types[] = { DDP_F32, DDP_F16, DDP_BF16, DDP_I32, DDP_I64, DDP_U8 };
 	static const int counts[] = { 1, 2, 3, 7, 128, MOST_SOURCES };
@@ -492,9 +492,9 @@ static void every_fold_gives_the_bits_of_a_plain_one(void **state)
 }
 
 /* Many sources that no cache holds are read in another order. */
-static void pieces_give_the_bits_of_the_whole(void **state)
+static void slices_give_the_bits_of_the_whole(void **state)
 {
-	enum { MANY = 5, ELEMENTS = 1000003, PIECE = 100000 };
+	enum { MANY = 5, ELEMENTS = 1000003, SLICE = 100000 };
 	char *memory = malloc((MANY + 2) * (size_t)ELEMENTS * 8);
 	const void *src[MANY];
 	void *dst[1];
@@ -503,20 +503,20 @@ static void pieces_give_the_bits_of_the_whole(void **state)
 	assert_non_null(memory);
 	for (int type = DDP_F32; type <= DDP_F64; type++) {
 		size_t bytes = ELEMENTS * ddp_type_bytes((ddp_type)type);
-		char *whole = memory + MANY * bytes, *pieces = whole + bytes;
+		char *whole = memory + MANY * bytes, *slices = whole + bytes;
 		for (size_t i = 0; i < MANY * (size_t)ELEMENTS; i++)
 			put((ddp_type)type, memory, i, ((double)(i * 2654435761u % 1000003) - 500000) / 777);
 		for (int s = 0; s < MANY; s++)
 			src[s] = memory + (size_t)s * bytes;
 		for (int op = DDP_SUM; op <= DDP_MAX; op++) {
-			ddp_combination fold = { .type = (ddp_type)type, .op = (ddp_op)op, .nsrc = MANY, .src = src,
+			ddp_combination combination = { .type = (ddp_type)type, .op = (ddp_op)op, .nsrc = MANY, .src = src,
 			                  .ndst = 1, .dst = dst, .divisor = op == DDP_AVG ? MANY : 0 };
 			dst[0] = whole;
-			ddp_combine(&fold, 0, ELEMENTS);
-			dst[0] = pieces;
-			for (size_t i = 0; i < ELEMENTS; i += PIECE)
-				ddp_combine(&fold, i, ELEMENTS - i < PIECE ? ELEMENTS - i : PIECE);
-			assert_memory_equal(whole, pieces, bytes);
+			ddp_combine(&combination, 0, ELEMENTS);
+			dst[0] = slices;
+			for (size_t i = 0; i < ELEMENTS; i += SLICE)
+				ddp_combine(&combination, i, ELEMENTS - i < SLICE ? ELEMENTS - i : SLICE);
+			assert_memory_equal(whole, slices, bytes);
 		}
 	}
 	free(memory);
@@ -534,7 +534,7 @@ static void scaled_elements_give_the_bits_of_the_whole_one_by_one(void **state)
 
 	(void)state;
 	for (int type = DDP_F32; type <= DDP_F64; type++) {
-		ddp_combination fold = { .type = (ddp_type)type, .op = DDP_SUM, .nsrc = MANY, .src = src,
+		ddp_combination combination = { .type = (ddp_type)type, .op = DDP_SUM, .nsrc = MANY, .src = src,
 		                  .scale = scales, .ndst = 1, .dst = dst };
 		for (size_t s = 0; s < MANY; s++) {
 			src[s] = sources[s];
@@ -542,10 +542,10 @@ static void scaled_elements_give_the_bits_of_the_whole_one_by_one(void **state)
 				put((ddp_type)type, sources[s], i, (double)((s * ELEMENTS + i) * 2654435761u % 1000003) / 777);
 		}
 		dst[0] = whole;
-		ddp_combine(&fold, 0, ELEMENTS);
+		ddp_combine(&combination, 0, ELEMENTS);
 		dst[0] = one_by_one;
 		for (size_t i = 0; i < ELEMENTS; i++)
-			ddp_combine(&fold, i, 1);
+			ddp_combine(&combination, i, 1);
 		assert_memory_equal(whole, one_by_one, ELEMENTS * ddp_type_bytes((ddp_type)type));
 	}
 }
@@ -576,8 +576,8 @@ int main(void)
 		cmocka_unit_test(between_two_f16_the_nearest_is_taken),
 		cmocka_unit_test(bf16_is_rounded_to_even_and_nan_stays),
 		cmocka_unit_test(every_half_is_converted_alike_by_all_instruction_sets),
-		cmocka_unit_test(pieces_give_the_bits_of_the_whole),
-		cmocka_unit_test(every_fold_gives_the_bits_of_a_plain_one),
+		cmocka_unit_test(slices_give_the_bits_of_the_whole),
+		cmocka_unit_test(every_combination_gives_the_bits_of_a_plain_one),
 		cmocka_unit_test(scaled_elements_give_the_bits_of_the_whole_one_by_one),
 		cmocka_unit_test(what_is_taken_stays_as_it_was),
 		cmocka_unit_test(minimum_and_maximum_are_those_of_ieee_754),

@@ -2,11 +2,11 @@
  * comm/core/comm: a communicator, of the parts that the other files here describe.
  *
  * An operation is run by one thread at a time, the one that holds run.lock: a
- * blocking call runs it itself when nothing is queued, else the a
- * thread of the process's pool takes it from the queue. The code of a collective is
- * straight-line; whenever it has to wait it calls ddp_comm_await() of comm/wait,
- * which looks after deadlines, dead peers, aborts, messages between single ranks
- * and the network, and puts the thread to sleep.
+ * blocking call runs it itself when nothing is queued, else a thread of the
+ * process's pool takes it from the queue. The code of a collective is straight-line;
+ * whenever it has to wait it calls ddp_comm_await() of comm/wait, which looks after
+ * deadlines, dead peers, aborts, messages between single ranks and the network, and
+ * puts the thread to sleep.
  */
 #ifndef DDP_COMM_CORE_COMM_H
 #define DDP_COMM_CORE_COMM_H

@@ -36,6 +36,7 @@ typedef struct shrinking {
 	bool offered;
 	uint32_t confirmed; /* how often */
 	verdict verdict;   /* that all agreed on */
+	int culprit;       /* whose it was, or DDP_NOBODY: not known, or this rank's own */
 } shrinking;
 
 static uint32_t stage_of(const shrinking *s, uint32_t stage)
@@ -76,7 +77,10 @@ static answer compare(shrinking *s, uint32_t stage, verdict *all)
 			continue;
 		}
 		same = same && n->verdict == (int32_t)mine;
-		*all = n->verdict > (int32_t)*all ? (verdict)n->verdict : *all;
+		if (n->verdict > (int32_t)*all) {
+			*all = (verdict)n->verdict;
+			s->culprit = r;
+		}
 		for (int k = 0; k < m->comm->size; k++) {
 			same = same && ddp_proposal_counts(n, k) == m->told[k];
 			m->present[k] = m->present[k] && ddp_proposal_counts(n, k);
@@ -110,6 +114,13 @@ static ddp_status agree(shrinking *s, uint32_t stage, verdict *all, bool *past)
 }
 
 /* ---- building ---------------------------------------------------------------------------- */
+
+static ddp_status fail_with_another(const shrinking *s)
+{
+	const char *who = s->culprit != DDP_NOBODY ? ddp_rank_text(s->agreement.comm, s->culprit) : "another rank";
+
+	return ddp_fail(DDP_ERR_PEER, "%s could not make its part of the communicator: its own error says why", who);
+}
 
 /* For ddp_comm_build(). */
 static ddp_status exchange_by_agreement(void *argument, const void *blob, size_t bytes, void **blobs,
@@ -161,7 +172,7 @@ static ddp_status confirm_by_agreement(void *argument, ddp_status mine)
 		return ddp_fail(mine, "%s", why);
 	if (s->verdict == BUILT)
 		return DDP_OK;
-	return ddp_fail(DDP_ERR_PEER, "another rank could not make its part of the communicator");
+	return fail_with_another(s);
 }
 
 static ddp_status build_survivors(shrinking *s, ddp_comm **survivors)
@@ -203,6 +214,7 @@ static ddp_status attempt(shrinking *s, ddp_comm **survivors)
 	memcpy(s->members, m->present, (size_t)m->comm->size);
 	s->offered = past;
 	s->confirmed = 0;
+	s->culprit = DDP_NOBODY;
 	status = past ? ddp_fail(DDP_ERR_PEER, "another rank has gone") : build_survivors(s, survivors);
 	if (!s->offered)
 		(void)ddp_agreement_round(m, stage_of(s, OFFER), GIVE_UP, true, NULL, 0);

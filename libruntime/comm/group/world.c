@@ -127,7 +127,7 @@ static ddp_status read_identities(ddp_roster *roster, void **blobs, const size_t
 	for (int r = 0; r < roster->size; r++) {
 		const identity *other = blobs[r];
 		if (sizes[r] != sizeof(*other) || other->magic != IDENTITY_MAGIC)
-			return ddp_fail(DDP_ERR_JOB, "rank %d runs another version of libddp", r);
+			return ddp_fail(DDP_ERR_JOB, "rank %d runs another version of libddp: install one on all nodes", r);
 		ddp_peer *peer = &roster->peers[r];
 		peer->pid = other->pid;
 		peer->pid_start = other->pid_start;
@@ -143,7 +143,7 @@ static ddp_status read_leaders(ddp_roster *roster, void **blobs, const size_t *s
 	for (int r = 0; r < roster->size; r++) {
 		int32_t leader;
 		if (sizes[r] != sizeof(leader))
-			return ddp_fail(DDP_ERR_JOB, "rank %d runs another version of libddp", r);
+			return ddp_fail(DDP_ERR_JOB, "rank %d runs another version of libddp: install one on all nodes", r);
 		memcpy(&leader, blobs[r], sizeof(leader));
 		if (leader < 0 || leader > r)
 			return ddp_fail(DDP_ERR_JOB, "rank %d names rank %d as its node's first", r, leader);

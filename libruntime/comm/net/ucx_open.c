@@ -386,7 +386,8 @@ static ddp_status read_card(ddp_comm *comm, int r, const void *blob, size_t byte
 	memcpy(c, blob, sizeof(*c));
 	if (c->host_count > DDP_HOST_PLACES_MAX || c->listener_count > DDP_LISTENERS_MAX ||
 	    bytes - sizeof(*c) <= (c->host_count + c->listener_count) * place)
-		return ddp_fail(DDP_ERR_PEER, "%s runs another version of libddp", ddp_rank_text(comm, r));
+		return ddp_fail(DDP_ERR_PEER, "%s runs another version of libddp: install one on all nodes",
+		                ddp_rank_text(comm, r));
 	return DDP_OK;
 }
 

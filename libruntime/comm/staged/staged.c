@@ -27,7 +27,7 @@ typedef struct staged {
 	ddp_comm *twin;             /* runs the host's part */
 	ddp_device *device;
 	ddp_device_queue *down, *work, *up;
-	ddp_device_queue *messages, *arrivals; /* of sends and receives; NULL before the first */
+	ddp_device_queue *messages, *received; /* of sends and receives; NULL before the first */
 	ddp_device_event *begun;    /* what the program's queue holds at issue */
 	slot slots[SLOTS];
 	unsigned int next;          /* slot */
@@ -182,7 +182,7 @@ static void fail_partial(operation *o, ddp_status status)
 static ddp_status query_queues(const operation *o, bool *done)
 {
 	const staged *s = o->staged;
-	ddp_device_queue *const queues[QUEUES] = { s->down, s->work, s->up, s->messages, s->arrivals };
+	ddp_device_queue *const queues[QUEUES] = { s->down, s->work, s->up, s->messages, s->received };
 	ddp_status status = DDP_OK;
 
 	*done = true;
@@ -277,13 +277,13 @@ static ddp_status make_message_queues(staged *s)
 
 	if (s->messages == NULL)
 		status = ddp_device_queue_create(s->device, DDP_DEVICE_HIGH, &s->messages);
-	if (status == DDP_OK && s->arrivals == NULL)
-		status = ddp_device_queue_create(s->device, DDP_DEVICE_HIGH, &s->arrivals);
+	if (status == DDP_OK && s->received == NULL)
+		status = ddp_device_queue_create(s->device, DDP_DEVICE_HIGH, &s->received);
 	return status;
 }
 
 /* Copies what a receive has got, or will get, to where it belongs. */
-static ddp_status enqueue_arrival(operation *o, ddp_device_queue *queue)
+static ddp_status enqueue_received(operation *o, ddp_device_queue *queue)
 {
 	staged *s = o->staged;
 	ddp_status status = DDP_OK;
@@ -412,7 +412,7 @@ static ddp_status query_message(operation *o, bool *done)
 	if (status != DDP_OK || atomic_load(&o->told) == 0)
 		return status;
 	if (o->c.kind == DDP_RECV && !o->copied && !o->partial)
-		(void)enqueue_arrival(o, s->arrivals);
+		(void)enqueue_received(o, s->received);
 	return o->partial ? query_queues(o, done) : ddp_device_event_query(s->device, o->end, done);
 }
 
@@ -462,7 +462,7 @@ static ddp_status wait_on(void *self, ddp_request *request, void *stream)
 	if (o->partial)
 		return DDP_OK; /* it has failed, and has no end */
 	if (o->c.kind == DDP_RECV && !o->copied) {
-		const ddp_status status = enqueue_arrival(o, stream);
+		const ddp_status status = enqueue_received(o, stream);
 		o->on_stream = o->copied;
 		o->stream = stream;
 		return status;
@@ -502,7 +502,7 @@ static void abort_messages(void *self)
 /* Without the twin. */
 static void release(staged *s)
 {
-	ddp_device_queue *const queues[QUEUES] = { s->down, s->work, s->up, s->messages, s->arrivals };
+	ddp_device_queue *const queues[QUEUES] = { s->down, s->work, s->up, s->messages, s->received };
 
 	for (int i = 0; i < QUEUES; i++)
 		(void)ddp_device_queue_free(s->device, queues[i]);

@@ -160,7 +160,7 @@ static double error_of(ddp_type type, ddp_type travel, int nodes, uint16_t (*inp
 	static float partials[8][SAMPLES];
 	static uint16_t result[SAMPLES];
 	void *parts[8], *dst[1], *scratch = malloc(ddp_combine_scratch_bytes(nodes));
-	ddp_combination fold = { .type = type, .op = DDP_SUM, .wide_dst = travel != type, .nsrc = RANKS, .ndst = 1,
+	ddp_combination combination = { .type = type, .op = DDP_SUM, .wide_dst = travel != type, .nsrc = RANKS, .ndst = 1,
 	                  .dst = dst };
 	double errors = 0, sums = 0;
 
@@ -169,13 +169,13 @@ static double error_of(ddp_type type, ddp_type travel, int nodes, uint16_t (*inp
 		const void *src[RANKS];
 		for (int r = 0; r < RANKS; r++)
 			src[r] = inputs[node * RANKS + r];
-		fold.src = src;
+		combination.src = src;
 		dst[0] = parts[node] = partials[node];
-		ddp_combine(&fold, 0, SAMPLES);
+		ddp_combine(&combination, 0, SAMPLES);
 	}
 	dst[0] = result;
-	fold.wide_dst = false;
-	ddp_combine_nodes(&fold, travel, parts, nodes, SAMPLES, scratch);
+	combination.wide_dst = false;
+	ddp_combine_nodes(&combination, travel, parts, nodes, SAMPLES, scratch);
 	for (size_t i = 0; i < SAMPLES; i++) {
 		double exact = 0;
 		for (int r = 0; r < nodes * RANKS; r++)
