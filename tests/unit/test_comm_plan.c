@@ -386,7 +386,8 @@ static void expect_room(int size)
 	assert_true(fd >= 0);
 	assert_int_equal(ddp_node_map(&comm, fd), DDP_OK);
 	assert_int_equal(ddp_agreement_open(&agreement, &comm), DDP_OK);
-	assert_true((size_t)(comm.node.rings - comm.node.proposals) / 2 > ((size_t)size + 1) * agreement.record_bytes);
+	assert_true((size_t)(comm.node.rings - comm.node.proposals) / DDP_PROPOSAL_BOARDS >
+	            ((size_t)size + 1) * agreement.record_bytes);
 	ddp_agreement_close(&agreement);
 	ddp_node_unmap(&comm);
 	close(fd);

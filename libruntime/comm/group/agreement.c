@@ -158,6 +158,18 @@ static void accept(ddp_agreement *m, const ddp_proposal *n)
 
 /* ---- on this node -------------------------------------------------------------------- */
 
+/* The number of a round in its agreement, from 1. */
+static uint64_t in_agreement(uint64_t serial)
+{
+	return serial & ((UINT64_C(1) << ROUND_BITS) - 1);
+}
+
+/* Is round `at` of a later agreement than round `serial`? */
+static bool is_again(uint64_t at, uint64_t serial)
+{
+	return at >> ROUND_BITS > serial >> ROUND_BITS;
+}
+
 /*
  * Where local rank i shows its proposal of round `serial`, and behind it those of other
  * nodes that were told to it. A rank that has not seen the failure yet may still read
@@ -168,9 +180,14 @@ typedef struct board {
 	alignas(64) unsigned char records[];
 } board;
 
+/* By turns, as nobody is two rounds ahead of who is present to him; but an agreement's first
+   round has one of its own. A rank may begin again while others of its node still read what
+   it told last. */
 static board *board_of(const ddp_comm *comm, int i, uint64_t serial)
 {
-	return (board *)(void *)(comm->node.proposals + ((size_t)i * 2 + (serial & 1)) * comm->node.proposals_bytes);
+	const uint64_t place = in_agreement(serial) == 1 ? DDP_PROPOSAL_BOARDS - 1 : serial & 1;
+
+	return (board *)(void *)(comm->node.proposals + ((size_t)i * DDP_PROPOSAL_BOARDS + place) * comm->node.proposals_bytes);
 }
 
 _Static_assert(sizeof(board) + sizeof(ddp_proposal) + sizeof(uint64_t) <= DDP_PROPOSAL_BYTES, "of a window's share");
@@ -205,15 +222,15 @@ static const ddp_proposal *read_board(const ddp_agreement *m, int i, size_t k, u
 }
 
 /* Reads what local rank i shows. False if it has gone on without this one: nobody is two
-   rounds ahead of who is present to him. One that was given up may have shown something
-   before. */
+   rounds ahead of who is present to him, but for one that has begun the next agreement. One
+   that was given up may have shown something before. */
 static bool look_at(ddp_agreement *m, int i)
 {
 	const uint64_t at = atomic_load(&m->comm->node.shared->ranks[i].agreement);
 	const int rank = m->comm->node.ranks[i];
 	const ddp_proposal *n;
 
-	if (at > m->serial + 1)
+	if (at > m->serial + 1 && !is_again(at, m->serial))
 		return !m->present[rank];
 	if (at < m->serial)
 		return true;
@@ -224,6 +241,8 @@ static bool look_at(ddp_agreement *m, int i)
 		if ((n = read_board(m, i, m->seen[i] + 1, m->serial)) != NULL)
 			accept(m, n);
 	}
+	if (is_again(at, m->serial))
+		return m->proposals[rank] != NULL || !m->present[rank];
 	/* One that is ahead has missed those whom it does not count in any more. */
 	if (at == m->serial + 1 && m->present[rank] && (n = read_board(m, i, 0, at)) != NULL)
 		exclude(m, n);

@@ -48,7 +48,8 @@ static size_t segment_bytes(const ddp_node *node)
 	size_t ranks = (size_t)node->size;
 
 	return lines_bytes(node->size) +
-	       ranks * 2 * (DDP_SMALL_BYTES + 2 * node->stage_bytes + node->proposals_bytes) + ranks * ranks * sizeof(ddp_ring);
+	       ranks * 2 * (DDP_SMALL_BYTES + 2 * node->stage_bytes) + ranks * DDP_PROPOSAL_BOARDS * node->proposals_bytes +
+	       ranks * ranks * sizeof(ddp_ring);
 }
 
 /* The cores that the node's ranks, taken together, may run on; at least 1. */
@@ -100,7 +101,7 @@ ddp_status ddp_node_map(ddp_comm *comm, int fd)
 	node->stage = node->small + (size_t)node->size * 2 * DDP_SMALL_BYTES;
 	node->result = node->stage + (size_t)node->size * 2 * node->stage_bytes;
 	node->proposals = node->result + (size_t)node->size * 2 * node->stage_bytes;
-	node->rings = node->proposals + (size_t)node->size * 2 * node->proposals_bytes;
+	node->rings = node->proposals + (size_t)node->size * DDP_PROPOSAL_BOARDS * node->proposals_bytes;
 	return ddp_p2p_open(comm);
 }
 
