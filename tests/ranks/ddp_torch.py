@@ -29,9 +29,10 @@ class Stats(ctypes.Structure):
 
 
 class Model:
-    """A module whose parameters are libddp's memory, without a copy."""
+    """A module whose parameters are libddp's memory, without a copy; or, if own, PyTorch's, in which
+    libddp works: two flat tensors, of whose views parameters and gradients are."""
 
-    def __init__(self, library, context, module, **options):
+    def __init__(self, library, context, module, own=False, **options):
         import torch
         self.library, self.module = library, module
         self.tensors = list(module.named_parameters())
@@ -42,23 +43,33 @@ class Model:
             kind = BROADCAST if i >= self.trained else 0 if tensor.requires_grad else FROZEN
             params[i] = Param(name=name.encode(), ndim=tensor.dim(), kind=kind,
                               shape=(ctypes.c_int64 * 8)(*tensor.shape))
+        self.flat = None
+        if own:
+            sizes = ctypes.c_size_t(), ctypes.c_size_t()
+            self.check(library.ddp_model_bytes(params, len(self.tensors), *map(ctypes.byref, sizes)))
+            self.flat = [torch.full((size.value // 4,), float("nan")) for size in sizes]
+            options.update(params_memory=self.flat[0].data_ptr(), grads_memory=self.flat[1].data_ptr())
         given = Options(bucket_mb=256 / 2**20, **options)
         self.handle = ctypes.c_void_p()
         self.check(library.ddp_model_create(context, params, len(self.tensors), ctypes.byref(given),
                                             ctypes.byref(self.handle)))
         self.grads = []
         for i, (_, tensor) in enumerate(self.tensors):
-            view = self.view(library.ddp_param_data(self.handle, i), tensor)
+            view = self.view(library.ddp_param_data(self.handle, i), tensor, 0)
             view.copy_(tensor.data)
             tensor.data = view
-            self.grads.append(self.view(library.ddp_param_grad(self.handle, i), tensor))
+            self.grads.append(self.view(library.ddp_param_grad(self.handle, i), tensor, 1))
+            if own:
+                tensor.grad = self.grads[-1]
         self.check(library.ddp_broadcast_params(self.handle))
 
-    @staticmethod
-    def view(address, tensor):
+    def view(self, address, tensor, arena):
         import torch
         if not address:
             return None
+        if self.flat:
+            first = (address - self.flat[arena].data_ptr()) // 4
+            return self.flat[arena][first:first + tensor.numel()].view(tensor.shape)
         array = (ctypes.c_float * tensor.numel()).from_address(address)
         return torch.frombuffer(array, dtype=torch.float32).view(tensor.shape)
 
@@ -69,12 +80,14 @@ class Model:
         for i in reversed(range(self.trained)):
             grad = self.tensors[i][1].grad
             if grad is not None:
-                self.grads[i].add_(grad)
+                if grad is not self.grads[i]:
+                    self.grads[i].add_(grad)
                 self.check(self.library.ddp_grad_ready(self.handle, i))
             elif says_unused and self.grads[i] is not None:
                 self.check(self.library.ddp_grad_unused(self.handle, i))
         self.check(self.library.ddp_step(self.handle, ctypes.c_double(1), ctypes.c_double(loss), None))
-        self.module.zero_grad()
+        if not self.flat:  # else the step has cleared them
+            self.module.zero_grad()
 
     def join(self):
         stats = Stats()
@@ -117,6 +130,7 @@ def make_modules():
 # What each case is: how a rank's steps use the branches, how many steps it has, what both are told.
 CASES = [
     ("no parameter is unused, AdamW", dict(used="all", optimizer=ADAMW)),
+    ("no parameter is unused, AdamW, in PyTorch's memory", dict(used="all", optimizer=ADAMW, own=True)),
     ("unused parameters, AdamW", dict(used="random", optimizer=ADAMW, unused=SKIP)),
     ("unused parameters, SGD with momentum", dict(used="random", optimizer=SGD, unused=SKIP)),
     ("a static graph with unused parameters, AdamW", dict(used="static", optimizer=ADAMW, unused=STATIC)),
@@ -196,7 +210,7 @@ def run_case(library, context, rank, case):
                  torch.optim.SGD(trained, lr=0.05, momentum=0.9, weight_decay=0.1))
     model = Model(library, context, ours, optimizer=case["optimizer"], weight_decay=0.1, momentum=0.9,
                   learning_rate=0.01 if case["optimizer"] == ADAMW else 0.05,
-                  loss=case.get("loss", MEAN), unused=unused)
+                  loss=case.get("loss", MEAN), unused=unused, own=case.get("own", False))
     steps = STEPS - 2 * rank if case.get("joins") else STEPS
     inputs = torch.Generator().manual_seed(100 + rank)
     batches = [torch.randn(5, 6, generator=inputs) for _ in range(steps)]

@@ -28,7 +28,9 @@ class Options(ctypes.Structure):
                 ("stream", ctypes.c_void_p), ("loss", ctypes.c_int), ("unused", ctypes.c_int),
                 ("nesterov", ctypes.c_bool), ("muon_match_rms", ctypes.c_bool), ("muon_iterations", ctypes.c_int),
                 ("adafactor_decay", ctypes.c_double), ("adafactor_least_scale", ctypes.c_double),
-                ("adafactor_clip", ctypes.c_double)]
+                ("adafactor_clip", ctypes.c_double), ("bf16_params", ctypes.c_bool), ("late_gather", ctypes.c_bool),
+                ("loss_scale", ctypes.c_double), ("loss_scale_interval", ctypes.c_int64), ("loss_scaling", ctypes.c_int),
+                ("params_memory", ctypes.c_void_p), ("grads_memory", ctypes.c_void_p)]
 
     def __init__(self, **given):
         super().__init__(size=ctypes.sizeof(Options), **given)
