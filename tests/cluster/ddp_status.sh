@@ -57,6 +57,9 @@ as_user srun -J plain -N2 --ntasks-per-node=1 \
 plain=$!
 wait_until 20 test -e "$work/plain"
 job=$(job_of plain)
+# Until the other one's shell has become it.
+sleeping() { as_user "$tool" --interval 0.05 "$job" | grep -q 'sleep ('; }
+wait_until 15 sleeping
 capture as_user "$tool" "$job"
 prints '^ +0 +n0 +- .* 0% +sleeping in [a-z_0-9]+, sleep \(' "of a program without pages, a sleeper sleeps"
 prints '^ +1 +n1 +- .* [1-9][0-9]*% +running, sh \(' "and one that computes is running"

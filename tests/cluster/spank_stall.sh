@@ -41,11 +41,11 @@ prints_not "$report" "and nothing else"
 
 begin stop --ddp=stall=$((2 * brief)) -N2 --ntasks-per-node=1 "$probe" hang 9 "$work/never"
 check "a step runs" wait_until 30 on_rank_of_n1 0
-sleep 1
+sleep "$brief" # until it trains
 on_rank_of_n1 STOP
 says stop "a rank that is stopped by a signal makes its step stall"
 on_rank_of_n1 CONT
-sleep 1
+sleep "$brief" # for longer than the next look takes to come
 on_rank_of_n1 STOP
 check "when it went on, it is said of the next stall, too" \
 	wait_until 30 sh -c "[ \$(grep -c 'the step stalls' '$work/stop') = 2 ]"

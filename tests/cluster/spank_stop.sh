@@ -141,8 +141,8 @@ when_ready 4 'scancel -s KILL --user 65534' srun --ddp -N2 --ntasks-per-node=2 b
 prints_not "$report" "but not when it was Slurm who killed them"
 
 # n1 takes its time to end its tasks.
+rm -f "$work/up.3"
 (
-	rm -f "$work/up.3"
 	wait_until 30 test -e "$work/up.3"
 	on_node n1 pkill -STOP -x slurmstepd
 	on_cluster sh -c 'scancel "$(squeue -h -o %i).0"'
@@ -154,8 +154,8 @@ wait
 status_is 137 "scancel of a step, with a node that is slow,"
 prints_not "$report" "is no failure, either"
 
+rm -f "$work/up.3"
 (
-	rm -f "$work/up.3"
 	wait_until 30 test -e "$work/up.3"
 	on_node n1 pkill -KILL -x slurmstepd
 ) &

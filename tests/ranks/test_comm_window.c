@@ -239,6 +239,7 @@ static int die_late(ddp_comm *comm, void *argument)
 	char *memory = repeated(bytes), name[32];
 
 	CHECK_OK(ddp_barrier(comm));
+	test_ranks_together();
 	if (ddp_comm_rank(comm) == 0) {
 		be_late();
 		kill((pid_t)comm->roster->peers[*victim].pid, SIGKILL);
