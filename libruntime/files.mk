@@ -256,7 +256,7 @@ libruntime_libddpcore_la_LIBADD = kernels/libkernels.la \
 lib_LTLIBRARIES += libruntime/libddp.la
 libruntime_libddp_la_SOURCES =
 libruntime_libddp_la_LIBADD = libruntime/libddpcore.la
-libruntime_libddp_la_LDFLAGS = $(AM_LDFLAGS) -version-info 0:0:0 \
+libruntime_libddp_la_LDFLAGS = $(AM_LDFLAGS) -version-info 1:0:0 \
 	-Wl,--version-script=$(top_srcdir)/libruntime/libddp.map
 libruntime_libddp_la_DEPENDENCIES = libruntime/libddpcore.la libruntime/libddp.map
 

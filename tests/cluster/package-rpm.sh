@@ -38,14 +38,14 @@ capture rpm -qp --configfiles $(rpm_of slurm-ddp-plugin)
 prints '^/etc/slurm/plugstack.conf.d/spank_ddp.conf$' "spank_ddp.conf is a configuration file: upgrades keep the site's"
 # shellcheck disable=SC2046
 capture rpm -qpl $(rpm_of slurm-ddp-plugin) $(rpm_of libddp) $(rpm_of libddp-devel) $(rpm_of slurm-ddp-doc) $(rpm_of slurm-ddp-tools)
-for file in 'slurm/spank_ddp\.so' 'slurm-ddp/libnccl-profiler-ddp\.so' 'slurm-ddp/libnccl-net-ddpucx\.so' 'libddp\.so\.0' 'include/ddp\.h' 'pkgconfig/libddp\.pc' 'man8/spank_ddp\.8' \
+for file in 'slurm/spank_ddp\.so' 'slurm-ddp/libnccl-profiler-ddp\.so' 'slurm-ddp/libnccl-net-ddpucx\.so' 'libddp\.so\.1' 'include/ddp\.h' 'pkgconfig/libddp\.pc' 'man8/spank_ddp\.8' \
 	'man7/ddp\.7' 'man3/libddp\.3' 'slurm-ddp/admin-guide\.md' 'slurm-ddp/api\.html' 'slurm-ddp/batch/pytorch\.sh'; do
 	prints "/$file" "they hold ${file//\\/}"
 done
 
 # Without Slurm's headers there would be nothing to tie the plugin to.
-mkdir -p "$work/top/SOURCES" "$work/tree/slurm-ddp-0.1.0"
-tar -C "$work/tree" -czf "$work/top/SOURCES/slurm-ddp-0.1.0.tar.gz" slurm-ddp-0.1.0
+mkdir -p "$work/top/SOURCES" "$work/tree/slurm-ddp-0.2.0"
+tar -C "$work/tree" -czf "$work/top/SOURCES/slurm-ddp-0.2.0.tar.gz" slurm-ddp-0.2.0
 capture rpmbuild --nodeps --define "_topdir $work/top" --define 'slurm_includedir /nowhere' -bp "$spec"
 status_is_not 0 "no headers of Slurm are an error"
 prints 'no release of Slurm in /nowhere/slurm/slurm_version.h' "which names the file"

@@ -22,7 +22,7 @@ trap '"$tool" stop --dir $own >/dev/null 2>&1' EXIT
 capture env DEB_BUILD_OPTIONS=noopt "$source/slurm/packaging/build-deb" --output "$packages"
 status_is 0 "dpkg-buildpackage builds the packages"
 [ "$status" = 0 ] || { done_testing; exit 1; }
-same 'libddp-dev libddp0 slurm-ddp-doc slurm-ddp-plugin slurm-ddp-tools ' \
+same 'libddp-dev libddp1 slurm-ddp-doc slurm-ddp-plugin slurm-ddp-tools ' \
 	"$(for file in "$packages"/*.deb; do basename "$file" | sed 's/_.*//'; done | grep -v dbgsym | sort | tr '\n' ' ')" \
 	"plugin, tools, library, -dev and doc are packages of their own"
 
@@ -35,7 +35,7 @@ prints "slurm-wlm-basic-plugins \(>= $release\)" "the plugin asks for the releas
 prints 'slurm-wlm-basic-plugins \(<< [0-9.]+~\)' "and for no later one"
 prints_not 'libddp|libjansson|libucp|libssl' "the plugin needs no library beyond libc"
 output=$(field libddp-dev Depends)
-prints "libddp0 \(= " "libddp-dev asks for the library of its own version"
+prints "libddp1 \(= " "libddp-dev asks for the library of its own version"
 if command -v apt-get >/dev/null && apt-get check >/dev/null 2>&1; then
 	check "apt could install them here" apt-get --simulate --no-download install "$packages"/lib*.deb "$packages"/slurm*.deb
 else
@@ -49,7 +49,7 @@ else
 fi
 
 mkdir -p "$root"
-for package in slurm-ddp-plugin slurm-ddp-tools libddp0 libddp-dev slurm-ddp-doc; do
+for package in slurm-ddp-plugin slurm-ddp-tools libddp1 libddp-dev slurm-ddp-doc; do
 	dpkg-deb -x "$(deb $package)" "$root"
 done
 library=$root/usr/lib/$triplet
@@ -93,6 +93,6 @@ export PKG_CONFIG_SYSROOT_DIR=$root PKG_CONFIG_LIBDIR=$library/pkgconfig
 check "a program compiles with libddp-dev" cc -O2 train.c $(pkg-config --cflags --libs libddp) -o train
 chmod 755 train
 capture as_user env LD_LIBRARY_PATH="$library" srun --ddp -N2 --ntasks-per-node=2 "$work/train"
-status_is 0 "it runs on the cluster with libddp0"
+status_is 0 "it runs on the cluster with libddp1"
 prints '^4 ranks: .*y = 3\.00 a -2\.00 b \+1\.00$' "and its ranks train together"
 done_testing

@@ -22,7 +22,7 @@ struct identity task(void)
 
 struct task_extras extras(char *const *environment)
 {
-	return (struct task_extras){ .master_address = "n0", .version = "0.1.0", .key = TASK_KEY,
+	return (struct task_extras){ .master_address = "n0", .version = "0.2.0", .key = TASK_KEY,
 		                     .progress_fd = 200, .gpu = { .device = -1 }, .cpus = 4,
 		                     .environment = environment };
 }

@@ -18,7 +18,7 @@ enum { VARIABLES = 32 };
 #define FOUR "RANK=2", "WORLD_SIZE=4"
 #define MASTER "MASTER_ADDR=n0", "MASTER_PORT=20001"
 /* What the plugin gives the third of four tasks on two nodes. */
-#define PLUGIN "DDP_PLUGIN_VERSION=0.1.0", FOUR, "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=2", \
+#define PLUGIN "DDP_PLUGIN_VERSION=0.2.0", FOUR, "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=2", \
 	"NODE_RANK=1", "NNODES=2", MASTER, "DDP_KEY=step:" KEY, "DDP_JOB_ID=77", "DDP_STEP_ID=1"
 /* What Slurm itself gives it. */
 #define STEP "SLURM_JOB_ID=77", "SLURM_STEP_ID=1", "SLURM_PROCID=2", \

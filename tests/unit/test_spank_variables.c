@@ -46,7 +46,7 @@ static void ranks_are_given_for_every_framework(void **state)
 		{ "RANK", "3" }, { "WORLD_SIZE", "4" }, { "LOCAL_RANK", "1" }, { "LOCAL_WORLD_SIZE", "2" },
 		{ "NODE_RANK", "1" }, { "NNODES", "2" }, { "GROUP_RANK", "1" }, { "MASTER_ADDR", "n0" },
 		{ "MASTER_PORT", "20001" }, { "JAX_COORDINATOR_ADDRESS", "n0:20001" },
-		{ "JAX_NUM_PROCESSES", "4" }, { "JAX_PROCESS_ID", "3" }, { "DDP_PLUGIN_VERSION", "0.1.0" },
+		{ "JAX_NUM_PROCESSES", "4" }, { "JAX_PROCESS_ID", "3" }, { "DDP_PLUGIN_VERSION", "0.2.0" },
 		{ "DDP_REQUESTED", "7.2" }, { "DDP_JOB_ID", "7" }, { "DDP_STEP_ID", "2" },
 		{ "DDP_RESTART_COUNT", "1" }, { "DDP_NODE_NAME", "n1" }, { "DDP_ON_FAILURE", "kill" },
 		{ "DDP_KEY", STEP_KEY TASK_KEY }, { "DDP_PROGRESS_FD", "200" }, { "OMP_NUM_THREADS", "4" },
