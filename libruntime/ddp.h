@@ -244,7 +244,7 @@ typedef enum ddp_kind {
 	DDP_SCATTER,        /* send [size * count] on root -> recv [count]; v: counts */
 	DDP_ALL_TO_ALL,     /* send [size * count] -> recv [size * count];
 	                       v: counts (sent) and recv_counts */
-	DDP_SEND,           /* send [count] to root */
+	DDP_SEND,           /* send [count] to root; may end only when root has asked for it */
 	DDP_RECV,           /* recv [count] from root */
 	DDP_BARRIER
 } ddp_kind;

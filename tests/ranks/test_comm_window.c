@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "base/random.h"
 #include "comm/core/comm.h"
 #include "tests/support/comm_ranks.h"
 
@@ -228,6 +229,126 @@ static void messages_beyond_the_window_come_in_any_order(void **state)
 	run(send_in_reverse);
 }
 
+/* Rank 0 has asked for another message before it is late. */
+static int ask_before_late(ddp_comm *comm, void *argument)
+{
+	size_t bytes = total_bytes();
+	char *memory = repeated(bytes), other = 0;
+	ddp_request *request;
+
+	(void)argument;
+	CHECK_OK(ddp_barrier(comm));
+	if (ddp_comm_rank(comm) == 0) {
+		CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &other, .count = 1, .type = DDP_U8,
+		                                            .root = 1, .tag = 9 }, &request));
+		be_late();
+	}
+	CHECK_OK(send_parts(comm, memory, bytes));
+	if (ddp_comm_rank(comm) == 0)
+		CHECK_OK(ddp_wait(request));
+	else
+		CHECK_OK(ddp_send(comm, &other, 1, DDP_U8, 0, 9));
+	return 0;
+}
+
+static void sends_wait_beside_a_message_that_was_asked_for(void **state)
+{
+	const test_world world = { .ranks = 2, .timeout_ms = TIMEOUT_MS, .body = ask_before_late };
+	const test_world between = { .ranks = 2, .node_of = two_nodes, .timeout_ms = TIMEOUT_MS, .body = ask_before_late };
+
+	(void)state;
+	assert_int_equal(test_world_run(&between), 0);
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+/* ---- messages of a node ------------------------------------------------------------------ */
+
+enum { MESSAGES = 40, TAGS = 4, LONGEST = 3 * MIB };
+
+/* Of message i from one rank to another. */
+typedef struct message {
+	int tag;
+	size_t bytes;
+	const unsigned char *data;
+} message;
+
+static message message_of(const unsigned char *source, int seed, int from, int to, int i)
+{
+	static const size_t sizes[] = { 0, 5, 4000, 70000, 300 * 1024, MIB, MIB + 1, LONGEST };
+	const uint64_t drawn = dk_splitmix((uint64_t)(((seed * 8 + from) * 8 + to) * MESSAGES + i + 1)) >> 20;
+
+	return (message){ .tag = (int)(drawn % TAGS), .bytes = sizes[drawn / TAGS % 8],
+	                  .data = source + (from * MESSAGES + i) * 61 };
+}
+
+/* Message i is the next of its tag; tags are asked for one after the other, or in turns. */
+static int next_message(const unsigned char *source, int seed, int from, int to, bool *taken, int n)
+{
+	for (int t = 0; t < TAGS; t++) {
+		const int tag = (seed % 2 == 0 ? TAGS - 1 - t : (n * 7 + t) % TAGS);
+		for (int i = 0; i < MESSAGES; i++) {
+			if (!taken[i] && message_of(source, seed, from, to, i).tag == tag) {
+				taken[i] = true;
+				return i;
+			}
+		}
+	}
+	return -1;
+}
+
+static void receive_all(ddp_comm *comm, const unsigned char *source, int seed, int from)
+{
+	unsigned char *place = malloc(LONGEST);
+	bool taken[MESSAGES] = { false };
+
+	CHECK(place != NULL);
+	for (int n = 0; n < MESSAGES; n++) {
+		const message m = message_of(source, seed, from, ddp_comm_rank(comm),
+		                             next_message(source, seed, from, ddp_comm_rank(comm), taken, n));
+		memset(place, 0, m.bytes);
+		CHECK_OK(ddp_recv(comm, place, m.bytes, DDP_U8, from, m.tag));
+		CHECK(memcmp(place, m.data, m.bytes) == 0);
+	}
+	free(place);
+}
+
+static int send_at_random(ddp_comm *comm, void *argument)
+{
+	const int seed = *(const int *)argument, rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
+	unsigned char *source = malloc(LONGEST + MIB);
+	ddp_request *requests[3][MESSAGES];
+
+	CHECK(source != NULL && size <= 3);
+	for (size_t i = 0; i < LONGEST + MIB; i++)
+		source[i] = (unsigned char)(i * 2654435761u >> 13);
+	for (int to = 0; to < size; to++) {
+		for (int i = 0; i < MESSAGES && to != rank; i++) {
+			const message m = message_of(source, seed, rank, to, i);
+			CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_SEND, .send = m.data, .count = m.bytes,
+			                                            .type = DDP_U8, .root = to, .tag = m.tag }, &requests[to][i]));
+		}
+	}
+	for (int k = 1; k < size; k++)
+		receive_all(comm, source, seed, (rank + k) % size);
+	for (int to = 0; to < size; to++) {
+		for (int i = 0; i < MESSAGES && to != rank; i++)
+			CHECK_OK(ddp_wait(requests[to][i]));
+	}
+	CHECK_OK(ddp_barrier(comm));
+	free(source);
+	return 0;
+}
+
+static void messages_of_a_node_come_in_any_order(void **state)
+{
+	(void)state;
+	for (int seed = 0; seed < 6; seed++) {
+		const test_world world = { .ranks = 2 + seed % 2, .timeout_ms = TIMEOUT_MS, .body = send_at_random,
+		                           .argument = &seed };
+		assert_int_equal(test_world_run(&world), 0);
+	}
+}
+
 /* ---- a rank dies meanwhile -------------------------------------------------------------- */
 
 /* Rank 0 is late, and kills the rank that `argument` points at: itself, or the one
@@ -268,7 +389,9 @@ int main(void)
 		cmocka_unit_test(large_reduce_waits_for_a_late_root),
 		cmocka_unit_test(many_gathers_wait_for_a_late_root),
 		cmocka_unit_test(many_sends_wait_for_a_late_receiver),
+		cmocka_unit_test(sends_wait_beside_a_message_that_was_asked_for),
 		cmocka_unit_test(messages_beyond_the_window_come_in_any_order),
+		cmocka_unit_test(messages_of_a_node_come_in_any_order),
 		cmocka_unit_test(a_death_beyond_the_window_is_noticed),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -23,7 +23,9 @@ struct ddp_request {
 	uint64_t deadline_ns;       /* of send and recv, and of comm/follow */
 	/* of send and recv: */
 	size_t moved;        /* bytes of header and data written */
-	bool claimed;        /* a message is being received into it */
+	uint64_t number;     /* of a message that has been announced; 0: it has not */
+	bool wanted;         /* its receiver has asked for its data */
+	bool claimed;        /* a message is received, or will be, into it */
 	bool arrived;
 	struct ddp_transfer *transfer; /* between nodes */
 };

@@ -7,12 +7,24 @@
 #include "base/error.h"
 #include "comm/net/net.h"
 
+enum {
+	LARGE = 1 << 20,    /* bytes of a message that is announced in any case */
+	KEPT_MAX = 16 << 20 /* bytes of messages that a rank keeps of another one */
+};
+
+enum frame {
+	WHOLE,     /* the message follows */
+	ANNOUNCED, /* nothing follows, until the receiver asks */
+	ANSWER     /* the message of an announcement follows */
+};
+
 /* Goes before a message's bytes in a ring. */
 typedef struct ring_header {
 	uint64_t bytes;
 	uint64_t count;
+	uint64_t number; /* but for WHOLE: of the announcement */
 	uint32_t tag;
-	uint32_t type;
+	uint8_t type, frame;
 } ring_header;
 
 /* The message that is coming in from a rank of this node, and those that came
@@ -25,8 +37,10 @@ struct ddp_incoming {
 	struct kept_message {
 		struct kept_message *next;
 		ring_header header;
-		char *data;
+		char *data;            /* NULL: still with the sender */
+		ddp_request *receiver; /* of such a message, when there is one */
 	} *first, **last;
+	uint64_t wanted;       /* the announcement that the sender is to answer; 0: none */
 };
 
 ddp_status ddp_p2p_open(ddp_comm *comm)
@@ -122,30 +136,54 @@ static size_t smaller(size_t a, size_t b)
 	return a < b ? a : b;
 }
 
-/* Writes as much of a message as there is room for. */
+static enum frame choose_frame(const ddp_ring *ring, const ddp_request *r)
+{
+	if (r->wanted)
+		return ANSWER;
+	return bytes_of(r) > LARGE || atomic_load(&ring->kept) + bytes_of(r) > KEPT_MAX ? ANNOUNCED : WHOLE;
+}
+
+/* Writes a header, for which there is room. */
+static void write_header(ddp_ring *ring, uint64_t at, ddp_request *r)
+{
+	const enum frame frame = choose_frame(ring, r);
+
+	if (frame == ANNOUNCED)
+		r->number = atomic_fetch_add(&ring->announced, 1) + 1;
+	ring_header header = { .bytes = bytes_of(r), .count = r->operation.count, .number = r->number,
+	                       .tag = (uint32_t)r->operation.tag, .type = (uint8_t)r->operation.type,
+	                       .frame = (uint8_t)frame };
+	ring_copy(ring, at, &header, sizeof(header), true);
+	r->moved = frame == ANNOUNCED ? 0 : sizeof(header);
+}
+
+/* Writes as much of a message as there is room for, and as the receiver wants. */
 static bool write_some(ddp_comm *comm, ddp_request *r)
 {
 	int to = comm->topology.local_of[r->operation.root];
 	ddp_ring *ring = ring_between(comm, comm->node.self, to);
-	ring_header header = { .bytes = bytes_of(r), .count = r->operation.count,
-	                       .tag = (uint32_t)r->operation.tag, .type = r->operation.type };
 	uint64_t at = atomic_load_explicit(&ring->written, memory_order_relaxed);
 	size_t room = DDP_RING_BYTES - (size_t)(at - atomic_load(&ring->read));
 	uint64_t begin = at;
 
-	if (r->moved < sizeof(header)) {
-		if (room < sizeof(header))
+	if (r->number != 0 && !r->wanted)
+		r->wanted = atomic_load(&ring->wanted) == r->number;
+	if (r->number != 0 && !r->wanted)
+		return false;
+	if (r->moved == 0) {
+		if (room < sizeof(ring_header))
 			return false;
-		ring_copy(ring, at, &header, sizeof(header), true);
-		at += sizeof(header);
-		room -= sizeof(header);
-		r->moved = sizeof(header);
+		write_header(ring, at, r);
+		at += sizeof(ring_header);
+		room -= sizeof(ring_header);
 	}
-	size_t done = r->moved - sizeof(header), now = smaller(room, header.bytes - done);
-	if (now > 0)
-		ring_copy(ring, at, (char *)(uintptr_t)r->operation.send + done, now, true);
-	r->moved += now;
-	at += now;
+	if (r->moved > 0) {
+		size_t done = r->moved - sizeof(ring_header), now = smaller(room, bytes_of(r) - done);
+		if (now > 0)
+			ring_copy(ring, at, (char *)(uintptr_t)r->operation.send + done, now, true);
+		r->moved += now;
+		at += now;
+	}
 	if (at == begin)
 		return false;
 	atomic_store(&ring->written, at);
@@ -178,25 +216,68 @@ static ddp_status check_fit(ddp_comm *comm, const ddp_request *r, const ring_hea
 	                      (unsigned long long)h->count);
 }
 
-static bool has_kept(const struct ddp_incoming *in, uint32_t tag)
+/* The first message that waits for a receive with this tag. */
+static struct kept_message **find_kept(struct ddp_incoming *in, uint32_t tag)
 {
+	struct kept_message **link = &in->first;
+
+	while (*link != NULL && ((*link)->header.tag != tag || (*link)->receiver != NULL))
+		link = &(*link)->next;
+	return link;
+}
+
+static void drop_kept(struct ddp_incoming *in, struct kept_message **link)
+{
+	struct kept_message *message = *link;
+
+	*link = message->next;
+	if (message->next == NULL)
+		in->last = link;
+	free(message->data);
+	free(message);
+}
+
+/* Has the sender answer the next announcement that has a receiver. */
+static void want_next(ddp_comm *comm, int local)
+{
+	struct ddp_incoming *in = &comm->node.incoming[local];
 	const struct kept_message *message = in->first;
 
-	while (message != NULL && message->header.tag != tag)
+	while (message != NULL && message->receiver == NULL)
 		message = message->next;
-	return message != NULL;
+	if (in->wanted != 0 || message == NULL)
+		return;
+	in->wanted = message->header.number;
+	atomic_store(&ring_between(comm, local, comm->node.self)->wanted, in->wanted);
+	ddp_node_wake_rank(comm, local);
+}
+
+/* The data of an announced message come: they are the receiver's that asked for them. */
+static void take_answer(ddp_comm *comm, int local)
+{
+	struct ddp_incoming *in = &comm->node.incoming[local];
+	struct kept_message **link = &in->first;
+
+	while ((*link)->header.number != in->header.number)
+		link = &(*link)->next;
+	in->receiver = (*link)->receiver;
+	drop_kept(in, link);
+	in->wanted = 0;
+	want_next(comm, local);
 }
 
 /* A header has come: who takes the message? */
 static bool choose_receiver(ddp_comm *comm, struct ddp_incoming *in, int from)
 {
 	/* Not past an earlier message that waits for the same receiver. */
-	if (!has_kept(in, in->header.tag))
+	if (*find_kept(in, in->header.tag) == NULL)
 		in->receiver = find_receive(comm, from, (int)in->header.tag);
 	if (in->receiver != NULL) {
 		in->receiver->claimed = true;
 		return check_fit(comm, in->receiver, &in->header) == DDP_OK;
 	}
+	if (in->header.frame == ANNOUNCED)
+		return true;
 	in->kept = malloc(in->header.bytes + 1);
 	if (in->kept == NULL)
 		ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "no memory for a message of %llu bytes",
@@ -204,8 +285,10 @@ static bool choose_receiver(ddp_comm *comm, struct ddp_incoming *in, int from)
 	return in->kept != NULL;
 }
 
-static bool keep_message(ddp_comm *comm, struct ddp_incoming *in)
+/* One that has come, or was announced. */
+static bool keep_message(ddp_comm *comm, int local)
 {
+	struct ddp_incoming *in = &comm->node.incoming[local];
 	struct kept_message *message = calloc(1, sizeof(*message));
 
 	if (message == NULL) {
@@ -214,11 +297,36 @@ static bool keep_message(ddp_comm *comm, struct ddp_incoming *in)
 	}
 	message->header = in->header;
 	message->data = in->kept;
+	message->receiver = in->receiver;
+	if (in->kept != NULL)
+		atomic_fetch_add(&ring_between(comm, local, comm->node.self)->kept, in->header.bytes);
 	in->kept = NULL;
+	in->receiver = NULL;
 	if (in->last == NULL)
 		in->last = &in->first;
 	*in->last = message;
 	in->last = &message->next;
+	return true;
+}
+
+/* A header has come. */
+static bool begin_message(ddp_comm *comm, int local)
+{
+	struct ddp_incoming *in = &comm->node.incoming[local];
+
+	in->have = sizeof(in->header);
+	if (in->header.frame == ANSWER) {
+		take_answer(comm, local);
+		return true;
+	}
+	if (!choose_receiver(comm, in, comm->node.ranks[local]))
+		return false;
+	if (in->header.frame == WHOLE)
+		return true;
+	in->have = 0;
+	if (!keep_message(comm, local))
+		return false;
+	want_next(comm, local);
 	return true;
 }
 
@@ -234,13 +342,14 @@ static bool read_some(ddp_comm *comm, int local)
 
 	while (true) {
 		if (in->have == 0) {
-			if (end - at < sizeof(in->header) || find_receive(comm, from, -1) == NULL)
+			if (end - at < sizeof(in->header) || (in->wanted == 0 && find_receive(comm, from, -1) == NULL))
 				break;
 			ring_copy(ring, at, &in->header, sizeof(in->header), false);
 			at += sizeof(in->header);
-			in->have = sizeof(in->header);
-			if (!choose_receiver(comm, in, from))
+			if (!begin_message(comm, local))
 				break;
+			if (in->have == 0)
+				continue;
 		}
 		size_t done = in->have - sizeof(in->header);
 		size_t now = smaller((size_t)(end - at), in->header.bytes - done);
@@ -254,7 +363,7 @@ static bool read_some(ddp_comm *comm, int local)
 		in->have = 0;
 		if (in->receiver != NULL)
 			in->receiver->arrived = true;
-		else if (!keep_message(comm, in))
+		else if (!keep_message(comm, local))
 			break;
 		in->receiver = NULL;
 	}
@@ -268,33 +377,38 @@ static bool read_some(ddp_comm *comm, int local)
 /* Has the message come before it was asked for? */
 static bool take_kept(ddp_comm *comm, ddp_request *r)
 {
-	struct ddp_incoming *in = &comm->node.incoming[comm->topology.local_of[r->operation.root]];
+	const int local = comm->topology.local_of[r->operation.root];
+	struct ddp_incoming *in = &comm->node.incoming[local];
+	struct kept_message **link = find_kept(in, (uint32_t)r->operation.tag), *message = *link;
 
-	for (struct kept_message **link = &in->first; *link != NULL; link = &(*link)->next) {
-		struct kept_message *message = *link;
-		if (message->header.tag != (uint32_t)r->operation.tag)
-			continue;
-		if (check_fit(comm, r, &message->header) != DDP_OK)
-			return false;
-		if (message->header.bytes > 0)
-			memcpy(r->operation.recv, message->data, message->header.bytes);
-		*link = message->next;
-		if (message->next == NULL)
-			in->last = link;
-		free(message->data);
-		free(message);
-		return true;
+	if (message == NULL || check_fit(comm, r, &message->header) != DDP_OK)
+		return false;
+	if (message->data == NULL) {
+		message->receiver = r;
+		r->claimed = true;
+		want_next(comm, local);
+		return false;
 	}
-	return false;
+	if (message->header.bytes > 0)
+		memcpy(r->operation.recv, message->data, message->header.bytes);
+	atomic_fetch_sub(&ring_between(comm, local, comm->node.self)->kept, message->header.bytes);
+	drop_kept(in, link);
+	return true;
 }
 
 /* ---- progress -------------------------------------------------------------------------- */
 
-/* Does an earlier send to the same rank have to go first? */
+/* Does another send to the same rank have to go first: one that is being written, or an earlier
+   one that has not even been announced? */
 static bool must_queue(const ddp_comm *comm, const ddp_request *r)
 {
-	for (const ddp_request *other = comm->p2p.requests; other != r; other = other->next) {
-		if (is_send(other) && other->operation.root == r->operation.root)
+	bool earlier = r->number == 0;
+
+	for (const ddp_request *other = comm->p2p.requests; other != NULL; other = other->next) {
+		if (other == r)
+			earlier = false;
+		else if (is_send(other) && other->operation.root == r->operation.root &&
+		         (other->moved > 0 || (earlier && other->number == 0)))
 			return true;
 	}
 	return false;

@@ -3,6 +3,10 @@
  * of bytes in the control segment, through which messages follow one another;
  * between nodes they are messages of comm/net. They move whenever a thread
  * runs or awaits anything on the communicator, beside collectives.
+ *
+ * A receiver keeps messages that come before they are asked for, but not without bound: of a
+ * large one, and once it keeps much, the sender writes the header alone, and the data follow
+ * when the receiver asks for them.
  */
 #ifndef DDP_COMM_P2P_P2P_H
 #define DDP_COMM_P2P_P2P_H
@@ -14,7 +18,10 @@ enum { DDP_RING_BYTES = 64 * 1024 };
 /* The ring from one rank to another. Counters only grow. */
 typedef struct ddp_ring {
 	alignas(128) _Atomic uint64_t written; /* by the sender */
-	alignas(128) _Atomic uint64_t read;    /* by the receiver */
+	_Atomic uint64_t announced;            /* by the sender: messages of which the header alone was written */
+	alignas(128) _Atomic uint64_t read;    /* by the receiver, as the next ones */
+	_Atomic uint64_t kept;                 /* bytes of messages that nobody has asked for yet */
+	_Atomic uint64_t wanted;               /* the number of an announced message; 0: none yet */
 	alignas(128) char bytes[DDP_RING_BYTES];
 } ddp_ring;
 
