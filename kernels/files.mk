@@ -29,6 +29,16 @@ kernels_libkernels_la_CFLAGS = $(kernels_cflags) $(BLAS_CFLAGS)
 kernels_libkernels_la_LDFLAGS = $(AM_LDFLAGS) $(OPENMP_CFLAGS)
 kernels_libkernels_la_LIBADD = kernels/libinner_base.la $(BLAS_LIBS) $(MATH_LIBS)
 
+# The same for programs outside this tree: headers, and the kernels of this release to be linked into
+# them. What they call on a queue of ddp_kernels_open() goes by the table, whose version is compared.
+lib_LTLIBRARIES += kernels/libddpkernels.la
+kernels_libddpkernels_la_SOURCES =
+kernels_libddpkernels_la_LIBADD = kernels/libkernels.la
+kernels_libddpkernels_la_LDFLAGS = -static
+kernelsincludedir = $(includedir)/ddp
+kernelsinclude_HEADERS = kernels/kernels.h kernels/table.h
+pkgconfig_DATA += kernels/libddpkernels.pc
+
 # Of programs alone, so that libddp does not load oneDNN; linked before libkernels.la.
 noinst_LTLIBRARIES += kernels/libconvolution.la
 kernels_libconvolution_la_SOURCES = kernels/cpu/convolution_onednn.c kernels/cpu/convolution_onednn.h

@@ -350,13 +350,14 @@ DDP_API ddp_status ddp_wait_for(ddp_request *request, int timeout_ms);
 DDP_API ddp_status ddp_wait_on(ddp_request *request, void *stream);
 
 /*
- * For programs that compute with the kernels of slurm-ddp (kernels/kernels.h): a queue of
- * theirs on `stream`, a queue of the context's device (NULL: its default one), for dk_use()
- * of one thread at a time. What they enqueue is in order with the stream's other work.
+ * For programs that compute with the kernels of slurm-ddp (<ddp/kernels.h>, and what
+ * `pkg-config --libs libddpkernels` says): a queue of theirs on `stream`, a queue of the
+ * context's device (NULL: its default one), for dk_use() of one thread at a time. What they
+ * enqueue is in order with the stream's other work.
  * `type` is a dk_type: DK_F32; DK_TF32, which is f32, too, with matrix products that a GPU
  * rounds to TF32; DK_MIXED, for parameters in bf16 (bf16_params). *queue is NULL, which means the
  * host, if the context has no device with memory of its own and the type is f32. `version` is
- * DK_TABLE_VERSION of the program's kernels/table.h. Close it before the context.
+ * DK_TABLE_VERSION of the program's <ddp/table.h>. Close it before the context.
  * DDP_ERR_UNSUPPORTED: what runs the kernels there is missing, or another version's.
  */
 struct dk_queue;

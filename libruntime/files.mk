@@ -2,7 +2,7 @@
 include_HEADERS += libruntime/ddp.h
 dist_bin_SCRIPTS += libruntime/watch/ddp-report
 pkgconfigdir = $(libdir)/pkgconfig
-pkgconfig_DATA = libruntime/libddp.pc
+pkgconfig_DATA += libruntime/libddp.pc
 
 base_sources = \
 	libruntime/base/clock.h libruntime/base/fence.h \
