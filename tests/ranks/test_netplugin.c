@@ -96,6 +96,7 @@ static void exhaust(const nccl_driver *d, void *receiver)
 	CHECK((requests[0] = begin_receive(d, receiver, data[0], 8, 5, NULL)) != NULL);
 	finish(d, requests[0], NULL);
 	/* What was sent in vain stays behind when the connection closes. */
+	await(2);
 }
 
 static void satisfy(const nccl_driver *d, void *sender)
@@ -107,6 +108,7 @@ static void satisfy(const nccl_driver *d, void *sender)
 		data[i] = (unsigned char)i;
 		finish(d, begin_send(d, sender, &data[i], 1, 5, NULL), NULL);
 	}
+	reach(2);
 }
 
 static int exchange(int rank, void *argument)
