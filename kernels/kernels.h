@@ -13,6 +13,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* ---- where the work is done --------------------------------------------------- */
 
 /*
@@ -443,5 +447,9 @@ double dk_cross_entropy(float *logits, const int32_t *targets, int64_t rows, int
 /* The same, but nobody waits: the sum is added to *loss, where the work is done. */
 void dk_cross_entropy_loss(double *loss, float *logits, const int32_t *targets, int64_t rows,
                            int64_t classes);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -8,6 +8,10 @@
 
 #include "kernels.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Grows with each change of this header, or of a function of kernels.h. */
 enum { DK_TABLE_VERSION = 11 };
 
@@ -171,5 +175,9 @@ struct dk_queue {
 struct dk_graph {
 	dk_queue *queue;
 };
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

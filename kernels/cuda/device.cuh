@@ -12,9 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-extern "C" {
 #include "table.h"
-}
 
 #ifdef __CUDACC__
 #include <cuda_runtime.h>

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "device/device.h"
 #include "kernels.h"
 #include "reduce/agree.h"
@@ -218,6 +219,10 @@ ddp_status ddp_model_create(ddp_context *context, const ddp_param *params, int c
 
 	ddp_status status = prepare(made, params, count, options);
 	status = ddp_model_agree(context->world, status, &made->layout, &made->settings);
+	if (status == DDP_OK && ddp_comm_rank(context->world) == 0 &&
+	    (made->settings.no_overlap || made->settings.no_communication))
+		ddp_log(DDP_LOG_WARN, "DDP_MEASURE is set, for a measurement: the model %s", made->settings.no_communication ?
+		        "of each rank is trained on its own" : "communicates after backward only");
 	if (status == DDP_OK)
 		status = join(made);
 	if (status != DDP_OK) {

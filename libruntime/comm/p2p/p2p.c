@@ -9,7 +9,7 @@
 
 enum {
 	LARGE = 1 << 20,    /* bytes of a message that is announced in any case */
-	KEPT_MAX = 16 << 20 /* bytes of messages that a rank keeps of another one */
+	KEPT_MAX = 16 << 20 /* bytes that messages kept of another rank take */
 };
 
 enum frame {
@@ -42,6 +42,12 @@ struct ddp_incoming {
 	} *first, **last;
 	uint64_t wanted;       /* the announcement that the sender is to answer; 0: none */
 };
+
+/* What keeping a message takes. */
+static size_t cost_of(size_t bytes)
+{
+	return bytes + sizeof(struct kept_message);
+}
 
 ddp_status ddp_p2p_open(ddp_comm *comm)
 {
@@ -140,7 +146,7 @@ static enum frame choose_frame(const ddp_ring *ring, const ddp_request *r)
 {
 	if (r->wanted)
 		return ANSWER;
-	return bytes_of(r) > LARGE || atomic_load(&ring->kept) + bytes_of(r) > KEPT_MAX ? ANNOUNCED : WHOLE;
+	return bytes_of(r) > LARGE || atomic_load(&ring->kept) + cost_of(bytes_of(r)) > KEPT_MAX ? ANNOUNCED : WHOLE;
 }
 
 /* Writes a header, for which there is room. */
@@ -157,7 +163,16 @@ static void write_header(ddp_ring *ring, uint64_t at, ddp_request *r)
 	r->moved = frame == ANNOUNCED ? 0 : sizeof(header);
 }
 
-/* Writes as much of a message as there is room for, and as the receiver wants. */
+/* Has a send been announced, and its receiver not asked for the data yet? */
+static bool awaits_receiver(const ddp_comm *comm, ddp_request *r)
+{
+	if (r->number != 0 && !r->wanted)
+		r->wanted = r->number == atomic_load(&ring_between(comm, comm->node.self,
+		                                                   comm->topology.local_of[r->operation.root])->wanted);
+	return r->number != 0 && !r->wanted;
+}
+
+/* Writes as much of a message as there is room for, which does not await its receiver. */
 static bool write_some(ddp_comm *comm, ddp_request *r)
 {
 	int to = comm->topology.local_of[r->operation.root];
@@ -166,10 +181,6 @@ static bool write_some(ddp_comm *comm, ddp_request *r)
 	size_t room = DDP_RING_BYTES - (size_t)(at - atomic_load(&ring->read));
 	uint64_t begin = at;
 
-	if (r->number != 0 && !r->wanted)
-		r->wanted = atomic_load(&ring->wanted) == r->number;
-	if (r->number != 0 && !r->wanted)
-		return false;
 	if (r->moved == 0) {
 		if (room < sizeof(ring_header))
 			return false;
@@ -299,7 +310,7 @@ static bool keep_message(ddp_comm *comm, int local)
 	message->data = in->kept;
 	message->receiver = in->receiver;
 	if (in->kept != NULL)
-		atomic_fetch_add(&ring_between(comm, local, comm->node.self)->kept, in->header.bytes);
+		atomic_fetch_add(&ring_between(comm, local, comm->node.self)->kept, cost_of(in->header.bytes));
 	in->kept = NULL;
 	in->receiver = NULL;
 	if (in->last == NULL)
@@ -391,7 +402,7 @@ static bool take_kept(ddp_comm *comm, ddp_request *r)
 	}
 	if (message->header.bytes > 0)
 		memcpy(r->operation.recv, message->data, message->header.bytes);
-	atomic_fetch_sub(&ring_between(comm, local, comm->node.self)->kept, message->header.bytes);
+	atomic_fetch_sub(&ring_between(comm, local, comm->node.self)->kept, cost_of(message->header.bytes));
 	drop_kept(in, link);
 	return true;
 }
@@ -420,7 +431,7 @@ static bool advance(ddp_comm *comm, ddp_request *r, bool *moved)
 	if (!ddp_is_local(comm, r->operation.root))
 		return r->transfer != NULL && r->transfer->done;
 	if (is_send(r)) {
-		if (!must_queue(comm, r) && write_some(comm, r))
+		if (!awaits_receiver(comm, r) && !must_queue(comm, r) && write_some(comm, r))
 			*moved = true;
 		return r->moved == sizeof(ring_header) + bytes_of(r);
 	}

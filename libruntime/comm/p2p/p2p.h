@@ -20,7 +20,7 @@ typedef struct ddp_ring {
 	alignas(128) _Atomic uint64_t written; /* by the sender */
 	_Atomic uint64_t announced;            /* by the sender: messages of which the header alone was written */
 	alignas(128) _Atomic uint64_t read;    /* by the receiver, as the next ones */
-	_Atomic uint64_t kept;                 /* bytes of messages that nobody has asked for yet */
+	_Atomic uint64_t kept;                 /* bytes that messages take which nobody has asked for yet */
 	_Atomic uint64_t wanted;               /* the number of an announced message; 0: none yet */
 	alignas(128) char bytes[DDP_RING_BYTES];
 } ddp_ring;
