@@ -10,13 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
 #include "kernels.h"
-#ifdef __cplusplus
-}
-#endif
 
 typedef struct kernel_place kernel_place;
 
