@@ -282,6 +282,7 @@ tests_ranks_test_comm_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_net_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_auth_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_auth_LDADD = $(LDADD) $(UCX_LIBS)
+tests_ranks_test_comm_shrink_net_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_agreement_round
 tests_ranks_test_comm_shrink_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_shrink_net_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_ucx_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)

@@ -23,6 +23,7 @@
 #include <ucp/api/ucp.h>
 
 #include "comm/core/comm.h"
+#include "comm/group/agreement.h"
 #include "comm/net/net.h"
 #include "tests/support/comm_shrink.h"
 #include "tests/support/folder.h"
@@ -251,10 +252,29 @@ __attribute__((visibility("default"))) int open(const char *path, int flags, ...
 	return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
 }
 
+static int missed = DDP_NOBODY; /* the rank whose word this one misses, once it fails */
+
+ddp_status __real_ddp_agreement_round(ddp_agreement *m, uint32_t stage, int verdict, bool decided,
+                                      const void *data, size_t bytes);
+ddp_status __wrap_ddp_agreement_round(ddp_agreement *m, uint32_t stage, int verdict, bool decided,
+                                      const void *data, size_t bytes);
+ddp_status __wrap_ddp_agreement_round(ddp_agreement *m, uint32_t stage, int verdict, bool decided,
+                                      const void *data, size_t bytes)
+{
+	ddp_status status = __real_ddp_agreement_round(m, stage, verdict, decided, data, bytes);
+
+	if (missed != DDP_NOBODY && m->proposals[missed] != NULL && m->proposals[missed]->verdict != 0) {
+		m->proposals[missed] = NULL;
+		missed = DDP_NOBODY;
+	}
+	return status;
+}
+
 typedef struct refusal {
-	int node_of[3];
+	int ranks, node_of[4];
 	int rank;      /* cannot make its part, */
-	bool *refuses; /* as this is refused */
+	bool *refuses; /* as this is refused; */
+	int misses;    /* a rank that hears of it only from those that have heard of it, or DDP_NOBODY */
 } refusal;
 
 /* A rank cannot make its part, before it has offered it or behind that: nobody has the
@@ -269,8 +289,9 @@ static int shrink_with_a_refusal(ddp_comm *comm, void *argument)
 
 	test_break(comm, DDP_ERR_ABORTED);
 	*r->refuses = ddp_comm_rank(comm) == r->rank;
+	missed = ddp_comm_rank(comm) == r->misses ? r->rank : DDP_NOBODY;
 	CHECK(ddp_comm_shrink(comm, &again) != DDP_OK && again == NULL);
-	CHECK(!*r->refuses);
+	CHECK(!*r->refuses && missed == DDP_NOBODY);
 	snprintf(who, sizeof(who), "rank %d on n%d could not make its part", r->rank, r->node_of[r->rank]);
 	CHECK(ddp_comm_rank(comm) == r->rank || strstr(ddp_last_error(), who) != NULL);
 	CHECK(folder_count("/proc/self/fd", "") == before);
@@ -284,12 +305,15 @@ static int shrink_with_a_refusal(ddp_comm *comm, void *argument)
 
 static void nothing_is_left_of_an_attempt_that_failed(void **state)
 {
-	refusal before = { .node_of = { 0, 1, 2 }, .rank = 2, .refuses = &refuses };
-	refusal behind = { .node_of = { 0, 0, 1 }, .rank = 1, .refuses = &refuses_another };
+	refusal refusals[] = {
+		{ .ranks = 3, .node_of = { 0, 1, 2 }, .rank = 2, .refuses = &refuses, .misses = DDP_NOBODY },
+		{ .ranks = 3, .node_of = { 0, 0, 1 }, .rank = 1, .refuses = &refuses_another, .misses = DDP_NOBODY },
+		{ .ranks = 4, .node_of = { 0, 0, 0, 1 }, .rank = 2, .refuses = &refuses_another, .misses = 1 },
+	};
 
 	(void)state;
-	test_run_shrinking(3, before.node_of, 0, shrink_with_a_refusal, &before);
-	test_run_shrinking(3, behind.node_of, 0, shrink_with_a_refusal, &behind);
+	for (size_t i = 0; i < sizeof(refusals) / sizeof(refusals[0]); i++)
+		test_run_shrinking(refusals[i].ranks, refusals[i].node_of, 0, shrink_with_a_refusal, &refusals[i]);
 }
 
 int main(void)

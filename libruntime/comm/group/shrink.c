@@ -36,7 +36,7 @@ typedef struct shrinking {
 	bool offered;
 	uint32_t confirmed; /* how often */
 	verdict verdict;   /* that all agreed on */
-	int culprit;       /* whose it was, or DDP_NOBODY: not known, or this rank's own */
+	int32_t culprit;   /* whose it was first, or DDP_NOBODY if all have built; told with it */
 } shrinking;
 
 static uint32_t stage_of(const shrinking *s, uint32_t stage)
@@ -48,6 +48,15 @@ static uint32_t stage_of(const shrinking *s, uint32_t stage)
 
 typedef enum answer { DIFFER, SAME, DECIDED, PAST } answer;
 
+/* Whose verdict it tells, which it may have from another rank itself. */
+static int32_t culprit_of(const ddp_proposal *n)
+{
+	int32_t culprit;
+
+	memcpy(&culprit, n->data, sizeof(culprit));
+	return culprit;
+}
+
 /* A decision that another rank has come to; PAST: it is at a later stage. */
 static answer take_over(shrinking *s, uint32_t stage, verdict *all, const ddp_proposal *n)
 {
@@ -56,6 +65,7 @@ static answer take_over(shrinking *s, uint32_t stage, verdict *all, const ddp_pr
 	if (n->stage != stage)
 		return PAST;
 	*all = (verdict)n->verdict;
+	s->culprit = culprit_of(n);
 	return DECIDED;
 }
 
@@ -79,7 +89,7 @@ static answer compare(shrinking *s, uint32_t stage, verdict *all)
 		same = same && n->verdict == (int32_t)mine;
 		if (n->verdict > (int32_t)*all) {
 			*all = (verdict)n->verdict;
-			s->culprit = r;
+			s->culprit = culprit_of(n);
 		}
 		for (int k = 0; k < m->comm->size; k++) {
 			same = same && ddp_proposal_counts(n, k) == m->told[k];
@@ -97,7 +107,7 @@ static ddp_status agree(shrinking *s, uint32_t stage, verdict *all, bool *past)
 
 	*past = false;
 	for (int round = 0; round < ROUNDS_MAX; round++) {
-		ddp_status status = ddp_agreement_round(m, stage, *all, false, NULL, 0);
+		ddp_status status = ddp_agreement_round(m, stage, *all, false, &s->culprit, sizeof(s->culprit));
 		if (status != DDP_OK)
 			return status;
 		answer found = compare(s, stage, all);
@@ -106,7 +116,7 @@ static ddp_status agree(shrinking *s, uint32_t stage, verdict *all, bool *past)
 			return DDP_OK;
 		if (found != SAME)
 			continue;
-		status = ddp_agreement_round(m, stage, *all, true, NULL, 0);
+		status = ddp_agreement_round(m, stage, *all, true, &s->culprit, sizeof(s->culprit));
 		memcpy(m->present, m->told, (size_t)m->comm->size);
 		return status;
 	}
@@ -115,11 +125,20 @@ static ddp_status agree(shrinking *s, uint32_t stage, verdict *all, bool *past)
 
 /* ---- building ---------------------------------------------------------------------------- */
 
-static ddp_status fail_with_another(const shrinking *s)
+/* Why this rank has made its part in vain. The culprit of a TRY_AGAIN tries again, too: nobody
+   sees its own error. */
+static ddp_status fail_with_others(const shrinking *s)
 {
-	const char *who = s->culprit != DDP_NOBODY ? ddp_rank_text(s->agreement.comm, s->culprit) : "another rank";
+	const ddp_comm *comm = s->agreement.comm;
 
-	return ddp_fail(DDP_ERR_PEER, "%s could not make its part of the communicator: its own error says why", who);
+	if (s->verdict == GIVE_UP)
+		return ddp_fail(DDP_ERR_PEER, "%s could not make its part of the communicator: its own error says why",
+		                ddp_rank_text(comm, s->culprit));
+	for (int r = 0; r < comm->size; r++) {
+		if (s->members[r] && !s->agreement.present[r])
+			return ddp_fail(DDP_ERR_PEER, "%s has gone", ddp_rank_text(comm, r));
+	}
+	return ddp_fail(DDP_ERR_PEER, "another rank has gone");
 }
 
 /* For ddp_comm_build(). */
@@ -159,6 +178,7 @@ static ddp_status confirm_by_agreement(void *argument, ddp_status mine)
 		return mine;
 	snprintf(why, sizeof(why), "%s", ddp_last_error());
 	s->verdict = mine == DDP_OK ? BUILT : mine == DDP_ERR_PEER ? TRY_AGAIN : GIVE_UP;
+	s->culprit = mine == DDP_OK ? DDP_NOBODY : m->comm->rank;
 	/* Others may have waited for a dead rank until its deadline. */
 	m->timeout_ms += m->comm->timeout_ms;
 	ddp_status status = agree(s, stage_of(s, CONFIRM + s->confirmed++), &s->verdict, &past);
@@ -172,7 +192,7 @@ static ddp_status confirm_by_agreement(void *argument, ddp_status mine)
 		return ddp_fail(mine, "%s", why);
 	if (s->verdict == BUILT)
 		return DDP_OK;
-	return fail_with_another(s);
+	return fail_with_others(s);
 }
 
 static ddp_status build_survivors(shrinking *s, ddp_comm **survivors)
@@ -205,6 +225,7 @@ static ddp_status attempt(shrinking *s, ddp_comm **survivors)
 	ddp_agreement *m = &s->agreement;
 	verdict none = BUILT;
 	bool past;
+	s->culprit = DDP_NOBODY;
 	ddp_status status = agree(s, stage_of(s, GATHER), &none, &past);
 
 	if (status != DDP_OK) {
@@ -214,7 +235,6 @@ static ddp_status attempt(shrinking *s, ddp_comm **survivors)
 	memcpy(s->members, m->present, (size_t)m->comm->size);
 	s->offered = past;
 	s->confirmed = 0;
-	s->culprit = DDP_NOBODY;
 	status = past ? ddp_fail(DDP_ERR_PEER, "another rank has gone") : build_survivors(s, survivors);
 	if (!s->offered)
 		(void)ddp_agreement_round(m, stage_of(s, OFFER), GIVE_UP, true, NULL, 0);
