@@ -115,7 +115,8 @@ make_tree()
 	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU, and for what makes them fast.
 	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80' 'NVCCFLAGS=-Xcicc -O1 -Xptxas -O0')
 	case $suite in
-	bare) options=(CC=clang --without-ucx --without-pmix --without-blas --without-onednn --without-slurm --without-openmpi --without-cuda) flags=(CFLAGS=-O1)
+	bare) options=(CC=clang --without-ucx --without-pmix --without-blas --without-onednn --without-slurm --without-openmpi --without-cuda)
+		flags=(CFLAGS=-O1 LDFLAGS='-Wl,--no-undefined-version') # as lld has it, from 16 on
 		mapfile -t targets < <(echo examples/allreduce; for name in "${bare_tests[@]}"; do path_of "$name"; done) ;;
 	asan) options=(CC=clang --disable-cuda-kernels '--enable-sanitizer=address,undefined') flags=(CFLAGS='-g1 -O1') ;;
 	tsan) options=(--disable-werror --disable-cuda-kernels --enable-sanitizer=thread) flags=(CFLAGS='-g1 -O1')
