@@ -261,7 +261,8 @@ def run_rank(library, folder):
     results = [run_case(library, context, rank, case) for _, case in CASES]
     with open("%s/rank%d" % (folder, rank), "w", encoding="ascii") as file:
         json.dump(results, file)
-    torch.distributed.destroy_process_group()
+    # PyTorch's group lives until the process exits: its end waits for its threads, of which
+    # PyTorch 1.13's may be the one that ends it, or want the interpreter's lock.
     library.ddp_finalize(context)
 
 
