@@ -67,7 +67,8 @@ gpu_tests = $(gpu_programs)
 if HAVE_UCX
 gpu_tests += $(top_srcdir)/tests/gpu/netplugin.sh
 endif
-EXTRA_DIST += tests/gpu/kit.sh tests/gpu/netplugin.sh tests/gpu/nccl_sums.c tests/gpu/run.sh
+EXTRA_DIST += tests/gpu/kit.sh tests/gpu/netplugin.sh tests/gpu/nccl_sums.c tests/gpu/run.sh \
+	tests/gpu/torch_sums.py
 gpu_builds = all $(gpu_programs) tests/support/nccl_standin.la tests/support/module_of_another_version.la
 check-gpu:
 	@$(top_srcdir)/tests/support/check-gpu --here

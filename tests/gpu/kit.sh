@@ -30,7 +30,8 @@ for test; do
 	tests+=("$test")
 done
 printf '%s\n' "${tests[@]}" >"$folder/gpu-tests"
-for file in tests/support/check-gpu tests/support/tap tests/support/slowness.sh tests/bench/gpu tests/bench/rank_gpt.py; do
+for file in tests/support/check-gpu tests/support/tap tests/support/slowness.sh tests/gpu/torch_sums.py \
+		tests/bench/gpu tests/bench/rank_gpt.py; do
 	take $file
 done
 for file in "$source"/tests/bench/harness/*.py; do

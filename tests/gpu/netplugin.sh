@@ -1,7 +1,7 @@
 #!/bin/bash
 # NCCL itself through libnccl-net-ddpucx.so, 2 and 4 ranks on one GPU, each with a host id
 # of its own, so that all their traffic takes the network; and 2 of them watched by
-# libnccl-profiler-ddp.so. Prints TAP; runs in the build folder. NCCL_HOME and CUDA_HOME say
+# libnccl-profiler-ddp.so, and 2 of PyTorch where python3 (PYTHON) has it. Prints TAP; runs in the build folder. NCCL_HOME and CUDA_HOME say
 # where NCCL and CUDA are, if not where they mostly are.
 # --build FILE: only builds the program, of which a kit (kit.sh) has one beside this script.
 set -u
@@ -37,15 +37,16 @@ result()
 	grep -hE 'WARN|ddpucx|rank [0-9]|rror' "${@:3}" | head -n 60 | sed 's/^/# /'
 }
 
-# run RANKS TRANSPORTS: all ranks; their output is in $work/RANK.log
+# run RANKS TRANSPORTS [PROGRAM...]: all ranks of it, or of nccl_sums; their output is in $work/RANK.log
 run()
 {
-	local rank pids=() status=0
-	rm -f "$work"/id "$work"/*.log
+	local rank pids=() status=0 program=("$work/nccl_sums")
+	[ $# -le 2 ] || program=("${@:3}")
+	rm -f "$work"/{id,store} "$work"/*.log
 	for ((rank = 0; rank < $1; rank++)); do
 		env RANK="$rank" LOCAL_RANK="$rank" NCCL_HOSTID="node$rank" NCCL_NET_PLUGIN="$plugin" NCCL_NET=ddpucx NCCL_DEBUG=INFO \
 			NCCL_DEBUG_SUBSYS=INIT,NET NCCL_SOCKET_IFNAME=lo NCCL_MAX_CTAS=2 UCX_TLS="$2" \
-			timeout 120 "$work/nccl_sums" "$rank" "$1" "$work" >"$work/$rank.log" 2>&1 &
+			timeout 120 "${program[@]}" "$rank" "$1" "$work" >"$work/$rank.log" 2>&1 &
 		pids+=($!)
 	done
 	for rank in "${!pids[@]}"; do
@@ -54,7 +55,9 @@ run()
 	return $status
 }
 
-echo 1..7
+python=${PYTHON:-python3}
+"$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null && torch=1 || torch=0
+echo 1..$((7 + torch))
 if [ -x "$here/nccl_sums" ]; then
 	cp "$here/nccl_sums" "$work/"
 else
@@ -73,8 +76,20 @@ done
 result $? "NCCL says in each rank that it uses this network" "$work"/*.log
 
 # What srun --ddp=watch sets, and pages in a file.
-truncate -s $((2 * 4096)) "$work/pages"
-exec 9<>"$work/pages"
 export NCCL_PROFILER_PLUGIN=$PWD/libruntime/.libs/libnccl-profiler-ddp.so DDP_PROGRESS_FD=9 WORLD_SIZE=2
-run 2 tcp && [ "$(grep -ao 'NCCL all_reduce' "$work/pages" | wc -l)" = 2 ]
+
+# watched [PROGRAM...]: whether both ranks' pages tell of a collective
+watched()
+{
+	rm -f "$work/pages"
+	truncate -s $((2 * 4096)) "$work/pages"
+	exec 9<>"$work/pages"
+	run 2 tcp "$@" && [ "$(grep -ao 'NCCL all_reduce' "$work/pages" | wc -l)" = 2 ]
+}
+
+watched
 result $? "the profiler has each rank's last collective on its page" "$work"/*.log
+[ "$torch" = 0 ] || {
+	watched "$python" "$here/torch_sums.py"
+	result $? "and that of PyTorch's ranks" "$work"/*.log
+}
