@@ -3,9 +3,14 @@
 
 # Enough to know that such a build links, trains on a node, and refuses several; and that
 # clang's code for kernels, which no sanitizer keeps from vectors, computes what gcc's does.
-readonly bare_tests=(test_comm_random test_comm_faults test_context test_job
-	test_comm_kernels test_kernel_product test_kernel_optim test_kernel_images
-	test_convolution_onednn test_gpt_model test_training)
+bare_tests()
+{
+	printf '%s\n' test_comm_random test_comm_faults test_context test_job \
+		test_comm_kernels test_kernel_product test_kernel_optim test_kernel_images \
+		test_convolution_onednn test_gpt_model test_training
+}
+# Enough to know that a build without one of these alone links and runs.
+lean_tests() { printf '%s\n' test_context test_job test_kernel_product; }
 
 child=''
 end_child() { [ -z "$child" ] || kill "$child" 2>/dev/null; }
@@ -52,7 +57,7 @@ prepare_machine()
 build_of()
 {
 	case $1 in
-	bare|asan|tsan) echo "$work/build-$1" ;;
+	bare|no-*|asan|tsan) echo "$work/build-$1" ;;
 	*) echo "${build:-$work/build-unit}" ;;
 	esac
 }
@@ -79,7 +84,7 @@ build_ahead()
 {
 	local suite
 	builder=
-	for suite in unit bare asan tsan; do
+	for suite in unit bare no-ucx no-pmix no-blas asan tsan; do
 		[ -z "$(wanted "$suite")" ] || build_tree "$suite"
 	done
 	run_suite fuzz
@@ -107,6 +112,25 @@ build_tree()
 	if make_tree "$1" "$dir"; then : >"$dir/.built"; else : >"$dir/.failed"; return 1; fi
 }
 
+# What no-ucx, no-pmix and no-blas are about, in config.h
+readonly lean_words='HAVE_(UCX|PMIX|OPENBLAS)'
+
+# start_lean DIR: the build of `bare`, less what depends on its configuration. These are few
+# files, as no header asks for it.
+start_lean()
+{
+	local file
+	build_tree bare && cp -a "$work/lean/." "$1" || return 1
+	if grep -rlE "$lean_words" "$source"/{libruntime,kernels,examples,tests} --include='*.h' >>"$logs/lean.log"; then
+		step bare "a header depends on what is there: all has to be compiled anew" 1 "$logs/lean.log" false
+		return 1
+	fi
+	while read -r file; do
+		rm -f "$1/${file%/*}/"*"${file##*/}".{o,lo}
+	done < <(cd "$source" && grep -rlE "$lean_words" libruntime kernels examples tests --include='*.c' | sed 's/\.c$//')
+	find "$1" -name '*.la' -delete
+}
+
 # make_tree SUITE DIR
 make_tree()
 {
@@ -115,9 +139,16 @@ make_tree()
 	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU, and for what makes them fast.
 	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80' 'NVCCFLAGS=-Xcicc -O1 -Xptxas -O0')
 	case $suite in
-	bare) options=(CC=clang --without-ucx --without-pmix --without-blas --without-onednn --without-slurm --without-openmpi --without-cuda)
+	bare|no-*)
+		options=(CC=clang --without-{onednn,slurm,openmpi,cuda} --cache-file=config.cache)
 		flags=(CFLAGS=-O1 LDFLAGS='-Wl,--no-undefined-version') # as lld has it, from 16 on
-		mapfile -t targets < <(echo examples/allreduce; for name in "${bare_tests[@]}"; do path_of "$name"; done) ;;
+		mapfile -t targets < <(echo examples/allreduce; tests_of "$suite" | while read -r name; do path_of "$name"; done)
+		if [ "$suite" = bare ]; then
+			options+=(--without-{ucx,pmix,blas})
+		else
+			options+=("--without-${suite#no-}")
+			start_lean "$dir" || return 1
+		fi ;;
 	asan) options=(CC=clang --disable-cuda-kernels '--enable-sanitizer=address,undefined') flags=(CFLAGS='-g1 -O1') ;;
 	tsan) options=(--disable-werror --disable-cuda-kernels --enable-sanitizer=thread) flags=(CFLAGS='-g1 -O1')
 		mapfile -t targets < <(tsan_tests | grep -vE '\.(sh|py)$' | while read -r name; do path_of "$name"; done) ;;
@@ -126,7 +157,7 @@ make_tree()
 	# The linker that takes least time, but where it is the product's.
 	[[ $suite != @(asan|tsan) ]] || ! command -v ld.gold >/dev/null || flags+=(LDFLAGS=-fuse-ld=gold)
 	# gcc finds in the system what it found before; flags that make is told leave that as it is.
-	[[ $suite == @(asan|bare) ]] || options+=(--cache-file="$work/config.cache")
+	[[ $suite == @(asan|bare|no-*) ]] || options+=(--cache-file="$work/config.cache")
 	# No test runs the benchmarks and the programs of clusters in these builds.
 	[[ $suite != @(asan|tsan) ]] || flags+=("noinst_PROGRAMS=examples/allreduce examples/gpt/gpt $([ "$suite" = tsan ] ||
 		echo examples/vision/mnist_mlp examples/vision/mnist_cnn examples/vision/synthetic)")
@@ -134,10 +165,12 @@ make_tree()
 	# A build that is made once needs no dependencies.
 	step "$suite" "configuring ($suite)" 180 "$logs/build-$suite.log" \
 		"$source/configure" --prefix="$work/prefix" --disable-dependency-tracking "${options[@]}" || return 1
-	if [ "$suite" != bare ]; then
+	if [[ $suite != @(bare|no-*) ]]; then
 		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${one_arch[@]}" "${flags[@]}" all || return 1
 	fi
 	step "$suite" "building the tests ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${flags[@]}" "${targets[@]}" || return 1
+	# For start_lean: the build itself is changed by its tests.
+	[ "$suite" != bare ] || cp -a "$dir" "$work/lean" || return 1
 	# What clang has to say of the other programs it says without linking them.
 	[ "$suite" != asan ] ||
 		step asan "compiling the other programs (asan)" 900 "$logs/build-asan.log" make -j "$jobs" all CFLAGS=-O0 SANITIZER_CFLAGS= CCLD=:
