@@ -51,7 +51,8 @@ chmod 1777 "$work"
 limit=100 as_user slurmrestd -a rest_auth/local -s "$interfaces" "unix:$work/socket" >"$work/log" 2>&1 &
 server=$!
 trap 'kill $server 2>/dev/null' EXIT
-wait_until 20 test -S "$work/socket"
+# The file is there before slurmrestd listens (flag 00010000).
+wait_until 20 grep -q " 00010000 .* $work/socket\$" /proc/net/unix
 capture as_user /usr/bin/python3 "$work/submit.py" "$work"
 [ "$status" = 0 ] || output+=$'\n'$(cat "$work/log")
 status_is 0 "slurmrestd takes a job"
