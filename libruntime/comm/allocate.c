@@ -112,8 +112,8 @@ static ddp_status allocate(ddp_comm *comm, ddp_allocation *a, int fd, int error,
 	if (status != DDP_OK)
 		return status;
 	if (leader->fd < 0)
-		status = ddp_fail_errno(DDP_ERR_NOMEM, leader->status, "%s cannot make a shared memory segment",
-		                        ddp_rank_text(comm, comm->node.ranks[0]));
+		status = ddp_fail_errno(DDP_ERR_NOMEM, leader->status, "%s cannot make a shared memory segment "
+		                        "(see ulimit -n)", ddp_rank_text(comm, comm->node.ranks[0]));
 	else
 		status = map_offer(comm, a, leader, fd);
 	return ddp_comm_agree(comm, status, "get its shared memory");
@@ -130,7 +130,8 @@ ddp_status ddp_host_alloc(ddp_comm *comm, size_t bytes, void **memory)
 	int fd = -1, error = 0;
 
 	if (a == NULL || offers == NULL)
-		status = ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		status = ddp_fail(DDP_ERR_NOMEM, "no memory to share %zu bytes among %d ranks",
+		                  bytes, comm->size);
 	status = ddp_comm_agree(comm, status, "get its shared memory");
 	if (status != DDP_OK)
 		goto out;

@@ -104,14 +104,15 @@ static ddp_status start(ddp_roster *roster)
 	struct ddp_attention *a = calloc(1, sizeof(*a));
 
 	if (a == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the thread that attends to communicators");
 	a->roster = roster;
 	pthread_mutex_init(&a->lock, NULL);
 	ddp_condition_init(&a->changed);
 	int error = ddp_thread_start(&a->thread, attend, a);
 	if (error != 0) {
 		free(a);
-		return ddp_fail_errno(DDP_ERR_NOMEM, error, "cannot start the thread that looks after the network");
+		return ddp_fail_errno(DDP_ERR_NOMEM, error, "cannot start the thread that looks after the network "
+		                      "(see ulimit -u)");
 	}
 	roster->attention = a;
 	return DDP_OK;

@@ -52,7 +52,8 @@ static ddp_status begin_comparison(struct ddp_follower *f, ddp_request *r)
 	comparison *made = malloc(sizeof(*made) + bytes);
 
 	if (made == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to compare the operations of %d ranks",
+		                f->comm->size);
 	made->own = ddp_fingerprint_of(&r->operation, f->comm->size);
 	ddp_status status = ddp_comm_issue(
 		f->twin, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = &made->own, .recv = made->issued,
@@ -227,7 +228,7 @@ static ddp_status start(struct ddp_follower *f)
 {
 	int error = ddp_thread_start(&f->thread, follow, f);
 	ddp_status status = error == 0 ? DDP_OK
-		: ddp_fail_errno(DDP_ERR_NOMEM, error, "%s cannot start the thread that follows operations",
+		: ddp_fail_errno(DDP_ERR_NOMEM, error, "%s cannot start the thread that follows operations (see ulimit -u)",
 		                 ddp_rank_text(f->comm, f->comm->rank));
 
 	status = ddp_comm_agree(f->comm, status, "start the thread that follows operations");
@@ -239,7 +240,8 @@ static ddp_status start(struct ddp_follower *f)
 ddp_status ddp_follower_open(ddp_comm *comm, const ddp_lane *lane, struct ddp_follower **follower)
 {
 	struct ddp_follower *f = make(comm, lane);
-	ddp_status status = f != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	ddp_status status = f != NULL ? DDP_OK
+		: ddp_fail(DDP_ERR_NOMEM, "no memory to follow the operations of %d ranks", comm->size);
 
 	status = ddp_comm_agree(comm, status, "get the memory to follow operations");
 	if (status == DDP_OK && !lane->backend->compares)

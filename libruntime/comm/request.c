@@ -180,7 +180,7 @@ ddp_status ddp_request_make(ddp_comm *comm, const ddp_collective *operation, boo
 		return status;
 	*request = new_request(comm, &c);
 	if (*request == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a request");
 	(*request)->detached = detached;
 	return DDP_OK;
 }
@@ -248,7 +248,7 @@ static ddp_status run_p2p(ddp_comm *comm, const ddp_collective *c)
 			ddp_futex_wait(&request.done, 0, leave_to_thread(comm));
 	}
 	if (request.status != DDP_OK)
-		ddp_fail(request.status, "%s", request.message != NULL ? request.message : "out of memory");
+		ddp_fail(request.status, "%s", request.message != NULL ? request.message : "no memory to say why");
 	free(request.message);
 	return request.status;
 }
@@ -269,7 +269,7 @@ static ddp_status run_collective(ddp_comm *comm, const ddp_collective *c, bool l
 		return status;
 	}
 	if ((request = new_request(comm, c)) == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a request");
 	request->last = last;
 	if ((status = ddp_request_enqueue(comm, request)) == DDP_OK)
 		return ddp_wait(request);
@@ -312,7 +312,7 @@ static ddp_status end(ddp_request *request)
 	ddp_status status = request->status;
 
 	if (status != DDP_OK)
-		ddp_fail(status, "%s", request->message != NULL ? request->message : "out of memory");
+		ddp_fail(status, "%s", request->message != NULL ? request->message : "no memory to say why");
 	free(request->message);
 	free(request);
 	return status;

@@ -51,7 +51,7 @@ static ddp_status make_requests(net_connection *c)
 	c->requests = calloc((size_t)c->request_count, sizeof(*c->requests));
 	c->operations = calloc((size_t)(c->request_count * groups), sizeof(*c->operations));
 	if (c->requests == NULL || c->operations == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d requests of a connection", c->request_count);
 	for (int i = c->request_count; i-- > 0;) {
 		net_request *r = &c->requests[i];
 		r->connection = c;
@@ -80,7 +80,7 @@ ddp_status net_connection_make(bool sends, net_worker *worker, const ddp_key *ke
 
 	if (c == NULL) {
 		net_control_close(fd);
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a connection");
 	}
 	*c = (net_connection){ .sends = sends, .worker = worker, .fd = fd, .peer = "a process of this job" };
 	ddp_status status = next_id(&c->own_id);

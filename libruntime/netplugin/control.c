@@ -175,7 +175,7 @@ static ddp_status keep(int *fd)
 			unlock_sockets();
 			close(*fd);
 			*fd = -1;
-			return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+			return ddp_fail(DDP_ERR_NOMEM, "no memory for the list of %zu sockets", room);
 		}
 		open_sockets.fds = fds;
 		open_sockets.room = room;

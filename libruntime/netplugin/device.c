@@ -242,7 +242,7 @@ static ddp_status ask_ucx(void)
 	char *text = printed(context);
 	ucp_cleanup(context);
 	if (text == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the list of UCX's devices");
 	read_devices(text);
 	free(text);
 	for (int i = 0; i < list.count; i++) {

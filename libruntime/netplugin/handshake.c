@@ -43,7 +43,7 @@ static ddp_status want(net_handshake *h, enum phase phase, size_t bytes)
 	unsigned char *in = realloc(h->in, bytes);
 
 	if (in == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the %zu bytes that a handshake receives", bytes);
 	h->in = in;
 	h->phase = phase;
 	h->wanted = bytes;
@@ -56,7 +56,8 @@ static ddp_status say(net_handshake *h, const void *message, size_t bytes)
 	unsigned char *out = realloc(h->out, h->out_bytes + bytes);
 
 	if (out == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the %zu bytes that a handshake sends",
+		                h->out_bytes + bytes);
 	memcpy(out + h->out_bytes, message, bytes);
 	h->out = out;
 	h->out_bytes += bytes;
@@ -76,7 +77,8 @@ static ddp_status write_card(net_handshake *h, const net_card *c)
 	h->card_bytes = sizeof(head) + host_bytes + c->address_bytes;
 	h->card = malloc(h->card_bytes);
 	if (h->card == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the %zu bytes that a handshake tells",
+		                h->card_bytes);
 	memcpy(h->card, &head, sizeof(head));
 	memcpy(h->card + sizeof(head), c->hosts, host_bytes);
 	memcpy(h->card + sizeof(head) + host_bytes, c->address, c->address_bytes);
@@ -194,7 +196,8 @@ static ddp_status take_card_rest(net_handshake *h)
 	memcpy(h->theirs.hosts, h->in, host_bytes);
 	h->theirs.address = malloc(h->theirs.address_bytes);
 	if (h->theirs.address == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the peer's address of %zu bytes",
+		                h->theirs.address_bytes);
 	memcpy(h->theirs.address, h->in + host_bytes, h->theirs.address_bytes);
 	h->phase = DONE;
 	h->wanted = h->had = 0;

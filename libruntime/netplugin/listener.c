@@ -39,7 +39,7 @@ ddp_status net_listener_open(int device, const ddp_key *step, void *text, net_li
 	net_listener *l = calloc(1, sizeof(*l));
 
 	if (l == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to listen for a connection");
 	l->fd = -1;
 	ddp_status status = open_listener(l, device, step, text);
 	if (status == DDP_OK)

@@ -71,7 +71,8 @@ static net_result start_v11(void **context, uint64_t communicator, net_config *c
 		         "UCX_IB_TRAFFIC_CLASS only", (unsigned long long)communicator, config->traffic_class);
 	net_context *made = malloc(sizeof(*made));
 	if (made == NULL)
-		return net_report(ddp_fail(DDP_ERR_NOMEM, "out of memory"));
+		return net_report(ddp_fail(DDP_ERR_NOMEM, "no memory for NCCL's communicator %llx",
+		                           (unsigned long long)communicator));
 	made->communicator = communicator;
 	*context = made;
 	return NET_SUCCESS;
@@ -221,7 +222,7 @@ static ddp_status new_attempt(void *context, int device, const void *handle, att
 	ddp_key key;
 
 	if (a == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to begin a connection");
 	a->context = context;
 	ddp_status status = read_key(&key);
 	if (status == DDP_OK)

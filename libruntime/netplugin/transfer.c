@@ -84,7 +84,7 @@ ddp_status net_memory_register(net_connection *c, void *data, size_t bytes, int 
 		                "knows host memory and CUDA memory");
 	net_memory *m = calloc(1, sizeof(*m));
 	if (m == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to register %zu bytes", bytes);
 	m->type = memory == NET_CUDA ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST;
 	net_worker_lock(c->worker);
 	ucs_status_t status = map(c->worker, data, bytes, m);

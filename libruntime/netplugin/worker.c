@@ -78,7 +78,7 @@ static ddp_status make(const net_device *device, net_worker **worker)
 	net_worker *w = calloc(1, sizeof(*w));
 
 	if (w == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for UCX's worker of device %s", device->name);
 	pthread_mutex_init(&w->lock, NULL);
 	w->device = device;
 	ddp_status status = open_ucx(w);
@@ -184,7 +184,8 @@ ddp_status net_worker_admit(net_worker *w, const net_card *peer)
 		return DDP_OK;
 	ddp_place *hosts = realloc(w->hosts, ((size_t)before + peer->host_count) * sizeof(*hosts));
 	if (hosts == NULL && before + (int)peer->host_count > 0)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the addresses of %d hosts",
+		                before + (int)peer->host_count);
 	w->hosts = hosts;
 	for (uint32_t i = 0; i < peer->host_count; i++) {
 		if (!is_admitted(w, &peer->hosts[i]))

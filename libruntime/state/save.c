@@ -330,7 +330,8 @@ static ddp_status start_beside(struct save *save)
 		return status;
 	struct beside *beside = calloc(1, sizeof(*beside));
 	if (beside == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "checkpoint %s: no memory to write it beside the training",
+		                save->dir);
 	beside->save = *save;
 	beside->save.dir = owner->dir;
 	const int failed = ddp_thread_start(&beside->thread, write_beside, beside);

@@ -30,7 +30,7 @@ static void note_end(ddp_request *request, ddp_status status)
 static void call_back(ddp_request *request)
 {
 	if (request->status != DDP_OK)
-		(void)ddp_fail(request->status, "%s", request->message != NULL ? request->message : "out of memory");
+		(void)ddp_fail(request->status, "%s", request->message != NULL ? request->message : "no memory to say why");
 	atomic_fetch_add_explicit(&ddp_callbacks_running, 1, memory_order_relaxed);
 	in_callback = true;
 	request->operation.on_complete(request->operation.user, request->status);

@@ -25,10 +25,11 @@ void ddp_doorbell_init(ddp_doorbell *bell)
 ddp_status ddp_doorbell_open(ddp_doorbell *bell)
 {
 	if (bell->pipe[0] < 0 && pipe2(bell->pipe, O_CLOEXEC | O_NONBLOCK) != 0)
-		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a pipe");
+		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a pipe (see ulimit -n)");
 	if (bell->attention_fd < 0)
 		bell->attention_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	return bell->attention_fd >= 0 ? DDP_OK : ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make an eventfd");
+	return bell->attention_fd >= 0 ? DDP_OK
+		: ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make an eventfd (see ulimit -n)");
 }
 
 ddp_status ddp_doorbell_open_peers(ddp_comm *comm, const int *fds)

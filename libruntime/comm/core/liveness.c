@@ -93,7 +93,7 @@ ddp_status ddp_node_watch(ddp_comm *comm)
 
 	node->watched = calloc((size_t)node->size, sizeof(*node->watched));
 	if (node->watched == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to watch %d ranks", node->size);
 	for (int i = 0; i < node->size; i++)
 		node->watched[i] = (struct pollfd){ .fd = local_peer(comm, i)->pidfd, .events = POLLIN };
 	return DDP_OK;

@@ -22,7 +22,7 @@ ddp_status ddp_offsets_make(ddp_comm *comm)
 	if (run->offsets == NULL) {
 		run->offsets = malloc(2 * each * sizeof(*run->offsets));
 		if (run->offsets == NULL)
-			return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+			return ddp_fail(DDP_ERR_NOMEM, "no memory for the blocks of %d ranks", comm->size);
 		run->recv_offsets = run->offsets + each;
 	}
 	add_up(c->counts, comm->size, run->offsets);

@@ -70,11 +70,11 @@ static ddp_status start_thread(ddp_pool *pool)
 	struct ddp_pool_thread *t = malloc(sizeof(*t));
 
 	if (t == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a thread");
 	int error = ddp_thread_start(&t->thread, work, pool);
 	if (error != 0) {
 		free(t);
-		return ddp_fail_errno(DDP_ERR_NOMEM, error, "cannot start a progress thread");
+		return ddp_fail_errno(DDP_ERR_NOMEM, error, "cannot start a progress thread (see ulimit -u)");
 	}
 	t->next = pool->threads;
 	pool->threads = t;

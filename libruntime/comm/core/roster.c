@@ -48,7 +48,7 @@ ddp_status ddp_roster_make(const ddp_job *job, const ddp_key *key, ddp_roster **
 	ddp_roster *roster = calloc(1, sizeof(*roster));
 
 	if (roster == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for what %d ranks share", job->world_size);
 	pthread_mutex_init(&roster->memory.lock, NULL);
 	ddp_pool_init(&roster->pool);
 	ddp_doorbell_init(&roster->doorbell);
@@ -60,7 +60,7 @@ ddp_status ddp_roster_make(const ddp_job *job, const ddp_key *key, ddp_roster **
 	roster->peers = calloc((size_t)roster->size, sizeof(*roster->peers));
 	if (roster->peers == NULL) {
 		ddp_roster_release(roster);
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d ranks", job->world_size);
 	}
 	for (int r = 0; r < roster->size; r++)
 		roster->peers[r].pidfd = roster->peers[r].bell = -1;

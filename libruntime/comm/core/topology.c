@@ -14,7 +14,7 @@ ddp_status ddp_topology_make(ddp_topology *t, const int *world_ranks, int size)
 	                     .node_begin = malloc(bytes + sizeof(int)) };
 	if (t->world_ranks == NULL || t->node_of == NULL || t->local_of == NULL ||
 	    t->node_ranks == NULL || t->node_begin == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the places of %d ranks", size);
 	memcpy(t->world_ranks, world_ranks, bytes);
 	return DDP_OK;
 }
@@ -25,7 +25,7 @@ ddp_status ddp_topology_place(ddp_topology *t, int size, const ddp_roster *roste
 	int *number = calloc((size_t)roster->size, sizeof(*number));
 
 	if (number == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the nodes of %d ranks", roster->size);
 	for (int r = 0; r < size; r++) {
 		int *known = &number[roster->peers[t->world_ranks[r]].node];
 		if (*known == 0)

@@ -57,7 +57,7 @@ ddp_status ddp_agreement_open(ddp_agreement *m, ddp_comm *comm)
 	if (m->present == NULL || m->told == NULL || m->gone == NULL || m->called == NULL || m->coming == NULL ||
 	    m->proposals == NULL || m->transfers == NULL || m->records == NULL || m->seen == NULL || !open_tellings(m)) {
 		ddp_agreement_close(m);
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for what %d ranks agree on", comm->size);
 	}
 	memset(m->present, true, size);
 	return DDP_OK;

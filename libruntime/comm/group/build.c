@@ -87,7 +87,7 @@ static ddp_status place(ddp_comm *comm)
 	node->dst = calloc((size_t)node->size + 1, sizeof(*node->dst));
 	node->scales = calloc((size_t)node->size, sizeof(*node->scales));
 	if (node->src == NULL || node->dst == NULL || node->scales == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the %d ranks of a node", node->size);
 	return ddp_node_watch(comm);
 }
 
@@ -123,7 +123,7 @@ static ddp_status make_parts(building *b)
 	if (comm->node.self == 0 && b->opening->control_fd < 0) {
 		b->control_fd = ddp_segment_create(DDP_SEGMENT_START_BYTES);
 		if (b->control_fd < 0)
-			return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a shared memory segment");
+			return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a shared memory segment (see ulimit -n)");
 	}
 	if (comm->topology.nodes > 1)
 		status = ddp_doorbell_open(&comm->roster->doorbell);
@@ -141,7 +141,7 @@ static ddp_status exchange_offers(building *b, ddp_status made)
 	char *blob = malloc(bytes);
 
 	if (blob == NULL) {
-		made = ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		made = ddp_fail(DDP_ERR_NOMEM, "no memory for a blob of %zu bytes", bytes);
 		bytes = 0;
 	} else {
 		memcpy(blob, &mine, sizeof(mine));
@@ -190,7 +190,7 @@ static ddp_status take_addresses(building *b)
 	offer theirs;
 
 	if (bells == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the doorbells of %d ranks", comm->size);
 	for (int r = 0; r < comm->size; r++) {
 		memcpy(&theirs, b->blobs[r], sizeof(theirs));
 		bells[r] = theirs.doorbell;
@@ -266,7 +266,7 @@ static ddp_status exchange_only(const ddp_opening *o, bool offers, ddp_status mi
 	ddp_status status = offers ? o->exchange(o->argument, NULL, 0, NULL, NULL) : DDP_OK;
 
 	if (mine != DDP_OK)
-		status = ddp_fail(mine, "out of memory");
+		status = ddp_fail(mine, "no memory for a communicator");
 	status = confirm(o, offers && o->confirms_parts, status);
 	return confirm(o, o->confirms_all, status);
 }

@@ -50,7 +50,7 @@ static ddp_status find_neighbours(const ddp_comm *comm, neighbours *n)
 {
 	*n = (neighbours){ .ranks = malloc((size_t)comm->size * sizeof(*n->ranks)) };
 	if (n->ranks == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the neighbours among %d ranks", comm->size);
 	if (comm->size <= DDP_NET_FEW_RANKS)
 		find_all(comm, n);
 	else

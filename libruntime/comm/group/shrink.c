@@ -159,7 +159,7 @@ static ddp_status exchange_by_agreement(void *argument, const void *blob, size_t
 			return ddp_fail(DDP_ERR_PEER, "%s has gone", ddp_rank_text(m->comm, r));
 		blobs[member] = malloc(n->bytes + 1);
 		if (blobs[member] == NULL)
-			return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+			return ddp_fail(DDP_ERR_NOMEM, "no memory for a blob of %u bytes", n->bytes);
 		memcpy(blobs[member], n->data, n->bytes);
 		sizes[member++] = n->bytes;
 	}
@@ -205,7 +205,7 @@ static ddp_status build_survivors(shrinking *s, ddp_comm **survivors)
 	int count = 0, rank = DDP_NOBODY;
 
 	if (world_ranks == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the survivors of %d ranks", comm->size);
 	for (int r = 0; r < comm->size; r++) {
 		if (!s->members[r])
 			continue;
@@ -250,7 +250,7 @@ static ddp_status shrink(ddp_comm *comm, ddp_comm **survivors)
 		free(s.members);
 		if (status == DDP_OK)
 			ddp_agreement_close(&s.agreement);
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the survivors of %d ranks", comm->size);
 	}
 	do {
 		status = attempt(&s, survivors);

@@ -47,7 +47,8 @@ static ddp_status exchange_and_drop(const world_exchange *e, const void *blob, s
 	void **blobs = calloc((size_t)size, sizeof(*blobs));
 	size_t *sizes = calloc((size_t)size, sizeof(*sizes));
 	ddp_status status = blobs != NULL && sizes != NULL
-		? exchange(e, blob, bytes, blobs, sizes) : ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		? exchange(e, blob, bytes, blobs, sizes)
+		: ddp_fail(DDP_ERR_NOMEM, "no memory for the blobs of %d ranks", size);
 
 	if (blobs != NULL)
 		ddp_blobs_free(blobs, size);
@@ -171,7 +172,7 @@ static ddp_status find_nodes(ddp_roster *roster, const world_exchange *e, identi
 	ddp_status status = DDP_ERR_NOMEM;
 
 	if (blobs == NULL || sizes == NULL) {
-		ddp_fail(status, "out of memory");
+		ddp_fail(status, "no memory for the blobs of %d ranks", roster->size);
 		goto out;
 	}
 	if ((status = exchange(e, mine, sizeof(*mine), blobs, sizes)) != DDP_OK)
@@ -203,7 +204,7 @@ static ddp_status build_world(ddp_roster *roster, world_exchange *exchanger, int
 	int *ranks = malloc((size_t)roster->size * sizeof(int));
 
 	if (ranks == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a communicator of %d ranks", roster->size);
 	for (int r = 0; r < roster->size; r++)
 		ranks[r] = r;
 	ddp_status status = ddp_comm_build(roster, ranks, roster->size, roster->job->rank, timeout_ms, &opening,
@@ -229,7 +230,7 @@ ddp_status ddp_world_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms
 	snprintf(mine.host, sizeof(mine.host), "%s", job->hostname);
 	mine.fd = create_control(mine.nonce);
 	if (mine.fd < 0)
-		status = ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a shared memory segment");
+		status = ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a shared memory segment (see ulimit -n)");
 	else
 		status = find_nodes(roster, &exchanger, &mine, &fd);
 	if (status == DDP_OK)

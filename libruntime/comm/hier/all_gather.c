@@ -153,7 +153,8 @@ ddp_status ddp_hier_all_gather(ddp_comm *comm, const ddp_collective *c)
 	int count = 0;
 
 	if (transfers == NULL)
-		return ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "out of memory");
+		return ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "no memory for the messages of %d ranks",
+		                      comm->size);
 	g.width = comm->node.stage_bytes / g.element;
 	char *place = (char *)c->recv + mine.begin * g.element;
 	if (mine.count > 0 && place != c->send)

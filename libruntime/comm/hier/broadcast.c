@@ -109,7 +109,7 @@ static ddp_status begin(void *argument, const void *exposed)
 		return DDP_OK;
 	ddp_transfer (*sends)[TREE_DEGREE] = calloc(DEPTH, sizeof(*sends));
 	if (sends == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d messages of a broadcast", DEPTH * TREE_DEGREE);
 	plant(comm, c, comm->topology.nodes > 2 && bytes / CHUNK_BYTES > (size_t)comm->topology.nodes, &t);
 	ddp_status status = flow(comm, &t, c->recv, bytes, sends);
 	free(sends);

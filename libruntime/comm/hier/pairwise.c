@@ -59,7 +59,7 @@ static ddp_status begin(void *argument, const void *exposed)
 
 	copy->transfers = calloc(2 * (size_t)comm->size, sizeof(*copy->transfers));
 	if (copy->transfers == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the messages of %d ranks", comm->size);
 	/* Each rank begins with its successor, so that not all send to one. */
 	for (int n = 1; n < comm->size && status == DDP_OK; n++) {
 		int to = (comm->rank + n) % comm->size, from = (comm->rank + comm->size - n) % comm->size;

@@ -14,7 +14,7 @@ ddp_status ddp_hier_store_open(ddp_comm *comm)
 		return DDP_OK;
 	ddp_hier_store *store = comm->hier.store = calloc(1, sizeof(*store));
 	if (store == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for reductions between %zu nodes", nodes);
 	store->slices = calloc(size, sizeof(*store->slices));
 	store->mine = calloc(size, sizeof(*store->mine));
 	store->parts = calloc(nodes, sizeof(*store->parts));
@@ -28,7 +28,7 @@ ddp_status ddp_hier_store_open(ddp_comm *comm)
 	    store->node_begin != NULL && store->scratch != NULL)
 		return DDP_OK;
 	ddp_hier_store_close(comm);
-	return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	return ddp_fail(DDP_ERR_NOMEM, "no memory for reductions between %zu nodes", nodes);
 }
 
 ddp_status ddp_hier_store_grow(ddp_comm *comm, size_t buffer_bytes, size_t transfers)
@@ -48,7 +48,7 @@ ddp_status ddp_hier_store_grow(ddp_comm *comm, size_t buffer_bytes, size_t trans
 		store->transfer_count = 0;
 		store->transfers = calloc(transfers, sizeof(*store->transfers));
 		if (store->transfers == NULL)
-			return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+			return ddp_fail(DDP_ERR_NOMEM, "no memory for %zu messages of a reduction", transfers);
 		store->transfer_count = transfers;
 	}
 	return DDP_OK;

@@ -90,7 +90,8 @@ static ddp_status measure(ddp_comm *comm, size_t bytes, figures seconds)
 	ddp_status status = DDP_OK;
 
 	if (t.out == NULL || t.transfers == NULL) {
-		status = ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		status = ddp_fail(DDP_ERR_NOMEM, "no memory to measure the network with messages of %zu bytes",
+		                  bytes);
 	} else {
 		t.in = t.out + bytes;
 		status = repeat(&t, PING_BATCHES, PINGS, 8, 8, seconds[EXCHANGE]);

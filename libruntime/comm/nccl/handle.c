@@ -219,7 +219,7 @@ static ddp_status share_ids(const ddp_nccl *nccl, ddp_comm *comm, ddp_nccl_id **
 	*count = nccl->init_by_ids != NULL ? (comm->size - 1) / ddp_nccl_ranks_per_id + 1 : 1;
 	*ids = calloc((size_t)*count, sizeof(**ids));
 	if (*ids == NULL) /* the others find out by their deadline */
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d ids of NCCL's", *count);
 	for (int k = 0; k < *count && status == DDP_OK; k++)
 		status = share_id(nccl, comm, (int)((int64_t)k * comm->size / *count), &(*ids)[k]);
 	return status;
@@ -304,7 +304,8 @@ ddp_status ddp_nccl_connect(const ddp_nccl *nccl, ddp_device *device, ddp_comm *
 	int count = 0;
 
 	*handle = NULL;
-	ddp_status status = states != NULL ? share_ids(nccl, comm, &ids, &count) : ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	ddp_status status = states != NULL ? share_ids(nccl, comm, &ids, &count)
+		: ddp_fail(DDP_ERR_NOMEM, "no memory for the states of %d ranks", comm->size);
 	if (status == DDP_OK) {
 		status = ddp_nccl_begin(nccl, device, comm->size, comm->rank, ids, count, max_ctas, handle);
 		status = await_all(nccl, comm, *handle, status, states);

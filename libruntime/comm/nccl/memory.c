@@ -136,7 +136,8 @@ ddp_status ddp_nccl_memory_alloc(ddp_nccl_lane *lane, size_t bytes, void **memor
 	const size_t least = bytes > 0 ? bytes : 1;
 
 	/* Zeros come behind what the queue has, which may be for all ranks: no lock is held. */
-	ddp_status status = b != NULL ? make(lane, least, b) : ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	ddp_status status = b != NULL ? make(lane, least, b)
+		: ddp_fail(DDP_ERR_NOMEM, "no memory for the record of an allocation");
 	status = ddp_comm_agree(lane->comm, status, "get its device's memory");
 	if (status != DDP_OK) {
 		if (b != NULL && b->memory != NULL)

@@ -67,7 +67,8 @@ static ddp_status find_link(ddp_nccl_lane *lane, int peer, bool sending, ddp_ncc
 		return DDP_OK;
 	link = calloc(1, sizeof(*link));
 	if (link == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for what is sent between %s and another rank",
+		                ddp_rank_text(lane->comm, peer));
 	link->peer = peer;
 	link->sends = sending;
 	if (sending && peer != lane->comm->rank)
@@ -116,7 +117,7 @@ ddp_status ddp_nccl_message_begin(ddp_nccl_operation *o)
 	ddp_status status;
 
 	if (m == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a message");
 	m->operation = o;
 	status = find_link(lane, c->root, c->kind == DDP_SEND, &m->link);
 	if (status == DDP_OK && sends(m)) {
@@ -385,7 +386,8 @@ static void begin_comparison(ddp_nccl_lane *lane)
 	match_all(lane);
 	lane->given = calloc(2 * size, sizeof(*lane->given));
 	if (lane->given == NULL) {
-		(void)ddp_comm_break(lane->comm, DDP_ERR_NOMEM, lane->comm->rank, "out of memory");
+		(void)ddp_comm_break(lane->comm, DDP_ERR_NOMEM, lane->comm->rank,
+		                     "no memory to compare the messages of %zu ranks", size);
 		return;
 	}
 	for (const ddp_nccl_link *link = lane->links; link != NULL; link = link->next)

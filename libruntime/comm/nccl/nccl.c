@@ -138,7 +138,7 @@ static ddp_status make_operation(ddp_nccl_lane *lane, const ddp_collective *c, d
 	ddp_nccl_operation *o = calloc(1, sizeof(*o));
 
 	if (o == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for an operation of NCCL's");
 	o->lane = lane;
 	o->c = *c;
 	ddp_status status = ddp_device_event_create(lane->device, &o->begun);
@@ -259,7 +259,7 @@ static ddp_status poll(void *self, ddp_request *request, bool *done)
 	}
 	if (*done) {
 		if (status == DDP_OK && o->stage == DDP_NCCL_FAILED)
-			status = ddp_fail(o->status, "%s", o->text != NULL ? o->text : "out of memory");
+			status = ddp_fail(o->status, "%s", o->text != NULL ? o->text : "no memory to say why");
 		if (status == DDP_OK && lane->aborted)
 			status = ddp_fail(DDP_ERR_STATE, "%s did not end within %d ms when its communicator was closed: see what "
 			                  "its queue waits for", ddp_kind_name(o->c.kind), lane->comm->timeout_ms);
@@ -372,7 +372,7 @@ static ddp_status open_lane(ddp_comm *comm, void **self)
 	ddp_status status = DDP_OK;
 
 	if (lane == NULL) {
-		status = ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		status = ddp_fail(DDP_ERR_NOMEM, "no memory for a lane of NCCL's");
 	} else {
 		lane->comm = comm;
 		lane->device = comm->roster->device;

@@ -11,7 +11,8 @@ ddp_status ddp_nccl_scratch_get(ddp_nccl_lane *lane, size_t bytes, void **memory
 	if (bytes > before) {
 		ddp_nccl_scratch *made = calloc(1, sizeof(*made));
 		if (made == NULL)
-			return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+			return ddp_fail(DDP_ERR_NOMEM, "no memory for the record of %zu bytes on the device",
+			                bytes);
 		/* At least doubled, so that all that were too small take no more than this one. */
 		made->bytes = bytes > 2 * before ? bytes : 2 * before;
 		const ddp_status status = ddp_device_alloc(lane->device, made->bytes, &made->memory);

@@ -35,7 +35,7 @@ static const char sysfs[] = "/sys", devices[] = "/dev/infiniband";
 
 static ddp_status fail_ucx(ddp_status status, ucs_status_t reason, const char *what)
 {
-	return ddp_fail(status, "UCX cannot %s: %s", what, ucs_status_string(reason));
+	return ddp_fail(status, "UCX cannot %s: %s; UCX_LOG_LEVEL=info shows more", what, ucs_status_string(reason));
 }
 
 /* What the user has set in the environment stays. */
@@ -201,7 +201,7 @@ static ddp_status write_card(const ddp_worker *worker, const void *own, size_t l
 	char *to = malloc(sizeof(c) + host_bytes + listener_bytes + length);
 
 	if (to == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for an address of %zu bytes", length);
 	*address = to;
 	*bytes = sizeof(c) + host_bytes + listener_bytes + length;
 	memcpy(to, &c, sizeof(c));
@@ -302,7 +302,8 @@ static ddp_status open_worker(const ddp_comm *comm, void **address, size_t *byte
 	ddp_threads threads;
 
 	if (worker == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the UCX connections of %d ranks",
+		                comm->roster->size);
 	ddp_status status = ddp_share_make(&worker->share);
 	if (status != DDP_OK)
 		return status;
@@ -340,7 +341,7 @@ ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes)
 	ddp_status status = DDP_OK;
 
 	if (net == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the network between %d ranks", comm->size);
 	/* Of the world there is one; further communicators come of one that has a worker. */
 	if (comm->roster->worker == NULL)
 		status = open_worker(comm, address, bytes);
@@ -419,7 +420,8 @@ static ddp_status take_card(ddp_comm *comm, int r, const void *blob, size_t byte
 	a->listener_count += c.listener_count;
 	peer->address = malloc(length);
 	if (peer->address == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the address of %s, %zu bytes",
+		                ddp_rank_text(comm, r), length);
 	memcpy(peer->address, from + host_bytes + listener_bytes, length);
 	return DDP_OK;
 }
@@ -474,7 +476,7 @@ ddp_status ddp_net_set_addresses(ddp_comm *comm, void **addresses, const size_t 
 
 	worker->peer_listeners = calloc(size * DDP_LISTENERS_MAX, sizeof(*worker->peer_listeners));
 	if (a.shares == NULL || a.hosts == NULL || worker->peer_listeners == NULL)
-		status = ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		status = ddp_fail(DDP_ERR_NOMEM, "no memory for the addresses of %d ranks", comm->size);
 	else
 		status = take_cards(comm, addresses, sizes, &a);
 	free(a.shares);

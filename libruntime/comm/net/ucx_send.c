@@ -11,7 +11,7 @@ ddp_status ddp_ucx_begin_send(ddp_net *net, ddp_transfer *transfer)
 	ticket *t = ddp_ucx_ticket(&net->tickets, c, transfer, sizeof(data_header));
 
 	if (t == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to send a message of %zu bytes", transfer->bytes);
 	data_header *header = (data_header *)(void *)t->header;
 	*header = (data_header){ .seal = ddp_ucx_seal(c), .id = net->id, .envelope = transfer->envelope };
 	bool whole = ddp_ucx_charge(c, transfer, &header->charge);

@@ -52,7 +52,8 @@ static size_t cost_of(size_t bytes)
 ddp_status ddp_p2p_open(ddp_comm *comm)
 {
 	comm->node.incoming = calloc((size_t)comm->node.size, sizeof(*comm->node.incoming));
-	return comm->node.incoming != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "out of memory");
+	return comm->node.incoming != NULL ? DDP_OK
+		: ddp_fail(DDP_ERR_NOMEM, "no memory for the messages of %d ranks", comm->node.size);
 }
 
 /* ---- the list of requests ---------------------------------------------------------- */
@@ -111,7 +112,8 @@ static void take_new(ddp_comm *comm)
 			continue;
 		r->transfer = calloc(1, sizeof(*r->transfer));
 		if (r->transfer == NULL || begin_on_net(comm, r) != DDP_OK)
-			ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "out of memory");
+			ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "no memory for a message of %zu bytes",
+			               bytes_of(r));
 	}
 }
 
@@ -303,7 +305,8 @@ static bool keep_message(ddp_comm *comm, int local)
 	struct kept_message *message = calloc(1, sizeof(*message));
 
 	if (message == NULL) {
-		ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "out of memory");
+		ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "no memory for a message of %llu bytes",
+		               (unsigned long long)in->header.bytes);
 		return false;
 	}
 	message->header = in->header;
