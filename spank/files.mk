@@ -63,9 +63,11 @@ spank_spank_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \
 spank_spank_ddp_la_LIBADD = spank/libspankcore.la
 spank_spank_ddp_la_DEPENDENCIES = spank/libspankcore.la spank/spank_ddp.map
 
+# Two, as Automake installs pkglibdir with programs, other folders with data, side by side.
 install-data-hook:
-	rm -f $(DESTDIR)$(spankdir)/spank_ddp.la $(DESTDIR)$(pkglibdir)/libnccl-profiler-ddp.la \
-		$(DESTDIR)$(pkglibdir)/libnccl-net-ddpucx.la
+	rm -f $(DESTDIR)$(spankdir)/spank_ddp.la
+install-exec-hook:
+	rm -f $(DESTDIR)$(pkglibdir)/libnccl-profiler-ddp.la $(DESTDIR)$(pkglibdir)/libnccl-net-ddpucx.la
 # Without the .la, libtool does not know what to take away.
 uninstall-hook:
 	rm -f $(DESTDIR)$(spankdir)/spank_ddp.so $(DESTDIR)$(pkglibdir)/libnccl-profiler-ddp.so \
