@@ -224,6 +224,7 @@ comm_sources += \
 	libruntime/comm/net/ucx.c libruntime/comm/net/ucx.h \
 	libruntime/comm/net/ucx_close.c \
 	libruntime/comm/net/ucx_connect.c libruntime/comm/net/ucx_connect.h \
+	libruntime/comm/net/ucx_credit.c libruntime/comm/net/ucx_credit.h \
 	libruntime/comm/net/ucx_failure.c libruntime/comm/net/ucx_failure.h \
 	libruntime/comm/net/ucx_handlers.c libruntime/comm/net/ucx_handlers.h \
 	libruntime/comm/net/ucx_inquiry.c libruntime/comm/net/ucx_inquiry.h \
@@ -235,8 +236,7 @@ comm_sources += \
 	libruntime/comm/net/ucx_seal.c libruntime/comm/net/ucx_seal.h \
 	libruntime/comm/net/ucx_send.c libruntime/comm/net/ucx_send.h \
 	libruntime/comm/net/ucx_sendv.c \
-	libruntime/comm/net/ucx_ticket.c libruntime/comm/net/ucx_ticket.h \
-	libruntime/comm/net/ucx_window.c libruntime/comm/net/ucx_window.h
+	libruntime/comm/net/ucx_ticket.c libruntime/comm/net/ucx_ticket.h
 else
 comm_sources += libruntime/comm/net/none.c
 endif

@@ -29,11 +29,11 @@ print-examples:
 		case $$program in examples/*) echo $$program ;; esac; done
 # The long forms of what `make check` does shortly.
 check-comm: tests/ranks/comm_soak tests/ranks/test_comm_random tests/ranks/test_comm_stalls \
-	tests/ranks/test_comm_window
+	tests/ranks/test_comm_credit
 	tests/ranks/comm_soak 200
 	DDP_TEST_BATCHES=400 tests/ranks/test_comm_random
 	DDP_TEST_STOPS=200 tests/ranks/test_comm_stalls
-	DDP_TEST_MIB=8192 tests/ranks/test_comm_window
+	DDP_TEST_MIB=8192 tests/ranks/test_comm_credit
 check-engine: tests/ranks/test_engine
 	DDP_TEST_CASES=200 tests/ranks/test_engine
 # Steps, PowerSGD and the optimizers beside PyTorch's; PYTHON is one that has torch.
@@ -150,7 +150,7 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_stalls \
 	tests/ranks/test_comm_travel \
 	tests/ranks/test_comm_ucx \
-	tests/ranks/test_comm_window \
+	tests/ranks/test_comm_credit \
 	tests/ranks/test_netplugin \
 	tests/ranks/test_netplugin_ends
 endif

@@ -32,8 +32,8 @@ typedef struct ddp_node {
 	size_t shared_bytes;
 	char *small, *stage, *result;
 	char *proposals;              /* of comm/group/agreement: nothing else writes there */
-	size_t stage_bytes;         /* of a window of stage or result */
-	size_t proposals_bytes;     /* of a window of proposals */
+	size_t stage_bytes;         /* of a slot of stage or result */
+	size_t proposals_bytes;     /* of one of its boards */
 	char *rings;                /* of comm/p2p: [size][size], from, to */
 	struct ddp_incoming *incoming; /* [size]: messages of ranks of this node */
 	uint64_t step;              /* of this rank; the ranks go in lockstep */

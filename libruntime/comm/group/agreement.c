@@ -173,7 +173,7 @@ static bool is_again(uint64_t at, uint64_t serial)
 /*
  * Where local rank i shows its proposal of round `serial`, and behind it those of other
  * nodes that were told to it. A rank that has not seen the failure yet may still read
- * and write the windows of the operation.
+ * and write the slots of the operation.
  */
 typedef struct board {
 	alignas(64) _Atomic uint64_t others;
@@ -190,7 +190,7 @@ static board *board_of(const ddp_comm *comm, int i, uint64_t serial)
 	return (board *)(void *)(comm->node.proposals + ((size_t)i * DDP_PROPOSAL_BOARDS + place) * comm->node.proposals_bytes);
 }
 
-_Static_assert(sizeof(board) + sizeof(ddp_proposal) + sizeof(uint64_t) <= DDP_PROPOSAL_BYTES, "of a window's share");
+_Static_assert(sizeof(board) + sizeof(ddp_proposal) + sizeof(uint64_t) <= DDP_PROPOSAL_BYTES, "of a board's share");
 
 static void show(ddp_agreement *m)
 {

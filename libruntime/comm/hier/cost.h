@@ -34,7 +34,7 @@ typedef struct ddp_shape {
 	size_t blocks;                /* of reduce_scatter: of a channel, at most */
 	size_t count;                 /* elements */
 	size_t element, travel, wide; /* bytes of one: as given, between nodes, in accumulator form */
-	size_t stage_bytes;           /* of a window */
+	size_t stage_bytes;           /* of a slot */
 } ddp_shape;
 
 typedef struct ddp_cost {

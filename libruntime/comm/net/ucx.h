@@ -25,7 +25,7 @@ typedef struct data_header {
 	seal seal;
 	uint64_t id; /* of the communicator, as in those below */
 	ddp_envelope envelope;
-	uint64_t charge; /* of the window that it is sent in (comm/net/ucx_window); 0: none */
+	uint64_t charge; /* of the credit that it is sent on (comm/net/ucx_credit); 0: none */
 } data_header;
 
 typedef struct failure_header {
@@ -106,7 +106,7 @@ typedef struct connection {
 	bool listed;            /* among worker.due */
 	bool handshake_due, credit_due, release_due;
 	uint64_t closed_due;    /* the id of a communicator that is not open here; 0: none */
-	uint64_t sent_bytes, credited_bytes; /* to the peer, in windows; and taken, as it tells */
+	uint64_t sent_bytes, credited_bytes; /* to the peer, on credit; and taken, as it tells */
 	uint64_t taken_bytes, told_bytes;    /* of the peer's; and as it was told */
 	handshake_header handshakes[5]; /* of requests that may be under way */
 } connection;
@@ -160,7 +160,7 @@ typedef struct kept_message {
 	bool rendezvous;   /* data is a handle, to be received */
 	bool behind;       /* came while an earlier one with its tag was waiting */
 	bool copied;
-	uint64_t charge;   /* of the sender's window */
+	uint64_t charge;   /* of the sender's credit */
 } kept_message;
 
 /* What it holds of this process's memory. */

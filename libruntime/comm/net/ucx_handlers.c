@@ -3,11 +3,11 @@
 #include <string.h>
 
 #include "comm/net/ucx_connect.h"
+#include "comm/net/ucx_credit.h"
 #include "comm/net/ucx_failure.h"
 #include "comm/net/ucx_inquiry.h"
 #include "comm/net/ucx_receive.h"
 #include "comm/net/ucx_seal.h"
-#include "comm/net/ucx_window.h"
 
 static ucs_status_t control_arrived(void *argument, const void *header, size_t header_bytes, void *data,
                                     size_t bytes, const ucp_am_recv_param_t *param)

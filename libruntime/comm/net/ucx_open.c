@@ -12,12 +12,12 @@
 #include "base/log.h"
 #include "comm/net/nics.h"
 #include "comm/net/ucx_connect.h"
+#include "comm/net/ucx_credit.h"
 #include "comm/net/ucx_handlers.h"
 #include "comm/net/ucx_log.h"
 #include "comm/net/ucx_nets.h"
 #include "comm/net/ucx_progress.h"
 #include "comm/net/ucx_receive.h"
-#include "comm/net/ucx_window.h"
 
 /* What a rank tells the others: this, addresses of its host, its listeners, and
    UCX's address. */

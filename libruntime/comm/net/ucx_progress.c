@@ -1,10 +1,10 @@
 #include "comm/net/ucx_progress.h"
 
 #include "comm/net/ucx_connect.h"
+#include "comm/net/ucx_credit.h"
 #include "comm/net/ucx_failure.h"
 #include "comm/net/ucx_inquiry.h"
 #include "comm/net/ucx_receive.h"
-#include "comm/net/ucx_window.h"
 
 enum { TURNS_MAX = 64 }; /* of UCX's progress at a time, though there is more to move */
 

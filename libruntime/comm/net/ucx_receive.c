@@ -3,10 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/net/ucx_credit.h"
 #include "comm/net/ucx_nets.h"
 #include "comm/net/ucx_seal.h"
 #include "comm/net/ucx_ticket.h"
-#include "comm/net/ucx_window.h"
 
 /* What is kept of messages that nobody has asked for yet: in all, and for each
    process of the job. */
@@ -176,7 +176,7 @@ static bool keep(ddp_net *net, const data_header *header, void *data, size_t byt
 
 /* ---- what arrives ----------------------------------------------------------------------- */
 
-/* The communicator that it is for, if that takes it; it was counted in the window. */
+/* The communicator that it is for, if that takes it; it was sent on credit. */
 static ddp_net *receiver_of(ddp_worker *worker, connection *c, const data_header *header)
 {
 	ddp_net *net = ddp_ucx_find(worker, header->id);

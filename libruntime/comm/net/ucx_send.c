@@ -1,9 +1,9 @@
 #include "comm/net/ucx_send.h"
 
 #include "base/error.h"
+#include "comm/net/ucx_credit.h"
 #include "comm/net/ucx_seal.h"
 #include "comm/net/ucx_ticket.h"
-#include "comm/net/ucx_window.h"
 
 ddp_status ddp_ucx_begin_send(ddp_net *net, ddp_transfer *transfer)
 {

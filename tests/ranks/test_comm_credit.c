@@ -27,7 +27,7 @@ enum {
 #ifdef __SANITIZE_THREAD__ /* it keeps four bytes more of each that is touched */
 	LIMIT_MIB = 5 * 64,
 #else
-	LIMIT_MIB = 64,  /* a window is 16 MiB */
+	LIMIT_MIB = 64,  /* a credit is 16 MiB */
 #endif
 	LOOK_MS = 500,
 	LOOKS_MAX = 60,
@@ -192,7 +192,7 @@ static void many_sends_wait_for_a_late_receiver(void **state)
 	run(send_parts);
 }
 
-/* Large and small messages beyond the window, asked for in the reverse order. */
+/* Large and small messages beyond the credit, asked for in the reverse order. */
 static ddp_status send_in_reverse(ddp_comm *comm, char *memory, size_t bytes)
 {
 	enum { COUNT = 200, LARGE = 256 * 1024 };
@@ -223,7 +223,7 @@ static ddp_status send_in_reverse(ddp_comm *comm, char *memory, size_t bytes)
 	return DDP_OK;
 }
 
-static void messages_beyond_the_window_come_in_any_order(void **state)
+static void messages_beyond_the_credit_come_in_any_order(void **state)
 {
 	(void)state;
 	run(send_in_reverse);
@@ -371,7 +371,7 @@ static int die_late(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_death_beyond_the_window_is_noticed(void **state)
+static void a_death_beyond_the_credit_is_noticed(void **state)
 {
 	(void)state;
 	for (int victim = 0; victim < 2; victim++) {
@@ -390,9 +390,9 @@ int main(void)
 		cmocka_unit_test(many_gathers_wait_for_a_late_root),
 		cmocka_unit_test(many_sends_wait_for_a_late_receiver),
 		cmocka_unit_test(sends_wait_beside_a_message_that_was_asked_for),
-		cmocka_unit_test(messages_beyond_the_window_come_in_any_order),
+		cmocka_unit_test(messages_beyond_the_credit_come_in_any_order),
 		cmocka_unit_test(messages_of_a_node_come_in_any_order),
-		cmocka_unit_test(a_death_beyond_the_window_is_noticed),
+		cmocka_unit_test(a_death_beyond_the_credit_is_noticed),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,17 @@
 /*
- * comm/net/ucx_window: a window of bytes for each pair of processes. What a rank sends
- * goes out at once as long as its receiver has taken all but a window's bytes of
+ * comm/net/ucx_credit: a credit of bytes for each pair of processes. What a rank sends
+ * goes out at once as long as its receiver has taken all but a credit's bytes of
  * what was sent before; so a rank keeps at most that of each other one's messages
  * that it has not asked for yet, however late it is. Beyond, a message is only
  * announced (a rendezvous of UCX's), and its data goes when it is asked for: in
- * whatever order that is, nobody waits for what stands behind a full window.
+ * whatever order that is, nobody waits for what stands behind a credit that is used up.
  */
-#ifndef DDP_COMM_NET_UCX_WINDOW_H
-#define DDP_COMM_NET_UCX_WINDOW_H
+#ifndef DDP_COMM_NET_UCX_CREDIT_H
+#define DDP_COMM_NET_UCX_CREDIT_H
 
 #include "comm/net/ucx.h"
 
-/* Does a transfer's data fit in the window of its peer? If not, it is only to be
+/* Does a transfer's data fit in its peer's credit? If not, it is only to be
    announced. *charge is what the receiver gives back with ddp_ucx_taken(), also of
    what nobody will ever ask for. */
 bool ddp_ucx_charge(connection *c, const ddp_transfer *transfer, uint64_t *charge);

@@ -1,21 +1,21 @@
-#include "comm/net/ucx_window.h"
+#include "comm/net/ucx_credit.h"
 
 #include "comm/net/ucx_ticket.h"
 
 enum {
-	WINDOW_LEAST = 1 << 20, /* of many processes, in all 1 GiB, or this of each */
-	WINDOW_MOST = 16 << 20,
+	CREDIT_LEAST = 1 << 20, /* of many processes, in all 1 GiB, or this of each */
+	CREDIT_MOST = 16 << 20,
 	MESSAGE_BYTES = 128,    /* that a message takes beside its data */
-	PARTS = 4               /* of a window: when a sender is told what was taken */
+	PARTS = 4               /* of a credit: when a sender is told what was taken */
 };
 
-static size_t window_bytes(const connection *c)
+static size_t credit_bytes(const connection *c)
 {
 	size_t share = ((size_t)1 << 30) / (size_t)c->worker->roster->size;
 
-	if (share < WINDOW_LEAST)
-		return WINDOW_LEAST;
-	return share < WINDOW_MOST ? share : WINDOW_MOST;
+	if (share < CREDIT_LEAST)
+		return CREDIT_LEAST;
+	return share < CREDIT_MOST ? share : CREDIT_MOST;
 }
 
 bool ddp_ucx_charge(connection *c, const ddp_transfer *t, uint64_t *charge)
@@ -27,7 +27,7 @@ bool ddp_ucx_charge(connection *c, const ddp_transfer *t, uint64_t *charge)
 	   nobody takes any more. */
 	if ((t->envelope.tag & DDP_NET_AGREEMENT_TAG) == DDP_NET_AGREEMENT_TAG)
 		return true;
-	if (t->bytes > 0 && c->sent_bytes - c->credited_bytes + whole > window_bytes(c))
+	if (t->bytes > 0 && c->sent_bytes - c->credited_bytes + whole > credit_bytes(c))
 		return false;
 	c->sent_bytes += whole;
 	*charge = whole;
@@ -37,7 +37,7 @@ bool ddp_ucx_charge(connection *c, const ddp_transfer *t, uint64_t *charge)
 void ddp_ucx_taken(connection *c, uint64_t charge)
 {
 	c->taken_bytes += charge;
-	if (c->taken_bytes - c->told_bytes < window_bytes(c) / PARTS)
+	if (c->taken_bytes - c->told_bytes < credit_bytes(c) / PARTS)
 		return;
 	c->credit_due = true;
 	ddp_ucx_due(c);
