@@ -11,12 +11,12 @@
 #include "spank/failure/timeline.h"
 
 bool ask_fact(spank_t spank, spank_item_t item, const char *name, uint32_t *fact,
-              struct fault *fault)
+              struct error *error)
 {
-	spank_err_t error = spank_get_item(spank, item, fact);
+	spank_err_t reason = spank_get_item(spank, item, fact);
 
-	return error == ESPANK_SUCCESS ||
-	       fault_set(fault, "Slurm does not give %s: %s", name, spank_strerror(error));
+	return reason == ESPANK_SUCCESS ||
+	       error_set(error, "Slurm does not give %s: %s", name, spank_strerror(reason));
 }
 
 const slurm_conf_t *ask_configuration(void)

@@ -8,12 +8,12 @@
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 
-#include "spank/fault.h"
+#include "spank/error.h"
 #include "spank/options.h"
 
 /* One number of the step or task; `name` is for the sentence. */
 bool ask_fact(spank_t spank, spank_item_t item, const char *name, uint32_t *fact,
-              struct fault *fault);
+              struct error *error);
 
 /* Slurm's own configuration; NULL: not found in this process. */
 const slurm_conf_t *ask_configuration(void);

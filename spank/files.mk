@@ -8,7 +8,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/launch/daemon.c spank/launch/daemon.h \
 	spank/launch/table.c spank/launch/table.h \
 	spank/launch/variables.c spank/launch/variables.h \
-	spank/fault.c spank/fault.h \
+	spank/error.c spank/error.h \
 	spank/identity/gpu.c spank/identity/gpu.h \
 	spank/identity/identity.c spank/identity/identity.h \
 	spank/launch/prepare.c spank/launch/prepare.h \

@@ -362,7 +362,7 @@ static const char *quoted(struct value value, char *text, size_t bytes)
 }
 
 bool option_set(struct settings *settings, const char *key, size_t key_length,
-                const char *value, size_t value_length, struct fault *fault)
+                const char *value, size_t value_length, struct error *error)
 {
 	struct value name = { key, key_length };
 	struct value given = { value, value != NULL ? value_length : 0 };
@@ -371,40 +371,40 @@ bool option_set(struct settings *settings, const char *key, size_t key_length,
 
 	if (index < 0) {
 		option_names(names, sizeof(names));
-		return fault_set(fault, "unknown key '%s'; the keys are %s",
+		return error_set(error, "unknown key '%s'; the keys are %s",
 		                 quoted(name, shown, sizeof(shown)), names);
 	}
 	if (keys[index].read(settings, given))
 		return true;
 	if (value == NULL)
-		return fault_set(fault, "key '%s' needs a value: %s", keys[index].name,
+		return error_set(error, "key '%s' needs a value: %s", keys[index].name,
 		                 keys[index].expects);
-	return fault_set(fault, "key '%s' does not take '%s': it takes %s", keys[index].name,
+	return error_set(error, "key '%s' does not take '%s': it takes %s", keys[index].name,
 	                 quoted(given, shown, sizeof(shown)), keys[index].expects);
 }
 
 static bool parse_item(struct settings *settings, const char *item, size_t length,
-                       uint32_t locked, struct fault *fault)
+                       uint32_t locked, struct error *error)
 {
 	const char *equals = memchr(item, '=', length);
 	size_t key_length = equals != NULL ? (size_t)(equals - item) : length;
 	int index = option_find(item, key_length);
 
 	if (length == 0)
-		return fault_set(fault, "an item of the list is empty; write KEY=VALUE,KEY=VALUE");
+		return error_set(error, "an item of the list is empty; write KEY=VALUE,KEY=VALUE");
 	if (index >= 0 && (settings->given >> index & 1) != 0)
-		return fault_set(fault, "key '%s' is given twice", keys[index].name);
+		return error_set(error, "key '%s' is given twice", keys[index].name);
 	if (index >= 0 && (locked >> index & 1) != 0)
-		return fault_set(fault, "key '%s' is locked by this site; leave it out", keys[index].name);
+		return error_set(error, "key '%s' is locked by this site; leave it out", keys[index].name);
 	if (!option_set(settings, item, key_length, equals != NULL ? equals + 1 : NULL,
-	                equals != NULL ? length - key_length - 1 : 0, fault))
+	                equals != NULL ? length - key_length - 1 : 0, error))
 		return false;
 	settings->given |= 1u << index;
 	return true;
 }
 
 bool options_parse(struct settings *settings, const char *list, uint32_t locked,
-                   struct fault *fault)
+                   struct error *error)
 {
 	struct settings result = *settings;
 
@@ -412,7 +412,7 @@ bool options_parse(struct settings *settings, const char *list, uint32_t locked,
 	if (list != NULL && list[0] != '\0' && strcmp(list, "(null)") != 0) {
 		for (const char *item = list;; item++) {
 			size_t length = strcspn(item, ",");
-			if (!parse_item(&result, item, length, locked, fault))
+			if (!parse_item(&result, item, length, locked, error))
 				return false;
 			item += length;
 			if (*item == '\0')
@@ -420,7 +420,7 @@ bool options_parse(struct settings *settings, const char *list, uint32_t locked,
 		}
 	}
 	if (result.launcher && result.stall_seconds > 0 && option_given(&result, "stall"))
-		return fault_set(fault, "'stall' and 'launcher' do not go together: of the ranks that a "
+		return error_set(error, "'stall' and 'launcher' do not go together: of the ranks that a "
 		                 "launcher starts nothing is known");
 	*settings = result;
 	return true;

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/fault.h"
+#include "spank/error.h"
 
 enum { GRACE_OF_SLURM = UINT32_MAX };
 enum { OPTION_COUNT_MAX = 32, PATH_TEXT_MAX = 1024, SUFFIX_MAX = 64 };
@@ -59,7 +59,7 @@ bool option_given(const struct settings *settings, const char *key);
 /* Sets one key. `value` NULL: the key stood alone. The settings are unchanged
    after an error. */
 bool option_set(struct settings *settings, const char *key, size_t key_length,
-                const char *value, size_t value_length, struct fault *fault);
+                const char *value, size_t value_length, struct error *error);
 
 /*
  * Reads a user's list on top of `settings`. `locked` has the bits of keys that
@@ -67,6 +67,6 @@ bool option_set(struct settings *settings, const char *key, size_t key_length,
  * on for a missing argument, are the empty list.
  */
 bool options_parse(struct settings *settings, const char *list, uint32_t locked,
-                   struct fault *fault);
+                   struct error *error);
 
 #endif

@@ -46,17 +46,17 @@ static struct spank_option ddp_option = {
 
 /* ---- options ---------------------------------------------------------------- */
 
-static bool check_version(spank_t spank, struct fault *fault)
+static bool check_version(spank_t spank, struct error *error)
 {
 	char *major = NULL, *minor = NULL;
 
 	if (spank_get_item(spank, S_SLURM_VERSION_MAJOR, &major) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_SLURM_VERSION_MINOR, &minor) != ESPANK_SUCCESS)
-		return fault_set(fault, "Slurm does not say its version");
+		return error_set(error, "Slurm does not say its version");
 	if (atoi(major) == SLURM_VERSION_MAJOR(SLURM_VERSION_NUMBER) &&
 	    atoi(minor) == SLURM_VERSION_MINOR(SLURM_VERSION_NUMBER))
 		return true;
-	return fault_set(fault, "spank_ddp.so was built for Slurm %d.%02d, but this is %s.%s: build it anew",
+	return error_set(error, "spank_ddp.so was built for Slurm %d.%02d, but this is %s.%s: build it anew",
 	                 SLURM_VERSION_MAJOR(SLURM_VERSION_NUMBER),
 	                 SLURM_VERSION_MINOR(SLURM_VERSION_NUMBER), major, minor);
 }
@@ -68,8 +68,8 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 
 	if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE)
 		return 0;
-	if (!site_parse(&plugin.site, ac, argv, &plugin.fault) || !check_version(spank, &plugin.fault))
-		slurm_debug("ddp: %s", plugin.fault.text);
+	if (!site_parse(&plugin.site, ac, argv, &plugin.error) || !check_version(spank, &plugin.error))
+		slurm_debug("ddp: %s", plugin.error.text);
 	plugin.settings = plugin.site.defaults;
 	stepd.affinity = ask_affinity();
 	/* This early, so that it runs late. */
@@ -87,24 +87,24 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
    counts, and each starts from the site's defaults. */
 static int take_option(int value, const char *argument, int remote)
 {
-	struct fault fault = { "" };
+	struct error error = { "" };
 
 	(void)value;
 	plugin.requested = true;
 	plugin.settings = plugin.site.defaults;
-	if (plugin.fault.text[0] == '\0')
-		options_parse(&plugin.settings, argument, plugin.site.locked, &fault);
+	if (plugin.error.text[0] == '\0')
+		options_parse(&plugin.settings, argument, plugin.site.locked, &error);
 	else
-		fault = plugin.fault;
-	if (fault.text[0] == '\0') {
+		error = plugin.error;
+	if (error.text[0] == '\0') {
 		plugin.requested = !plugin.settings.off;
 		return 0;
 	}
 	if (remote) {
-		plugin.fault = fault;
+		plugin.error = error;
 		return 0;
 	}
-	slurm_error("ddp: --ddp: %s", fault.text);
+	slurm_error("ddp: --ddp: %s", error.text);
 	return -1;
 }
 
@@ -118,7 +118,7 @@ bool plugin_locks(const struct plugin *asked, const char *key)
 int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
 {
 	spank_context_t context = spank_context();
-	struct fault fault;
+	struct error error;
 	char stale[512];
 
 	(void)spank;
@@ -128,9 +128,9 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
 		return 0;
 	launch_list_stale(stale, sizeof(stale));
 	launch_leave_step();
-	if (context != S_CTX_LOCAL || !plugin.requested || srun_begin(&plugin, stale, &fault))
+	if (context != S_CTX_LOCAL || !plugin.requested || srun_begin(&plugin, stale, &error))
 		return 0;
-	slurm_error("ddp: %s", fault.text);
+	slurm_error("ddp: %s", error.text);
 	return -1;
 }
 

@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-#include "spank/fault.h"
+#include "spank/error.h"
 #include "spank/options.h"
 #include "spank/site.h"
 
@@ -12,7 +12,7 @@ struct plugin {
 	struct site site;
 	struct settings settings;
 	bool requested;     /* --ddp was given, and not taken back by off */
-	struct fault fault; /* what is wrong with the site's line or the option; "" */
+	struct error error; /* what is wrong with the site's line or the option; "" */
 };
 
 /* Whether the site keeps the key for itself. */

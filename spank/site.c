@@ -3,13 +3,13 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool parse_locked(uint32_t *locked, const char *list, struct fault *fault)
+static bool parse_locked(uint32_t *locked, const char *list, struct error *error)
 {
 	for (const char *key = list;; key++) {
 		size_t length = strcspn(key, ",");
 		int index = option_find(key, length);
 		if (index < 0)
-			return fault_set(fault, "locked= names an unknown key '%.*s'",
+			return error_set(error, "locked= names an unknown key '%.*s'",
 			                 length < 60 ? (int)length : 60, key);
 		*locked |= 1u << index;
 		key += length;
@@ -18,27 +18,27 @@ static bool parse_locked(uint32_t *locked, const char *list, struct fault *fault
 	}
 }
 
-static bool parse_word(struct site *site, const char *word, uint32_t *seen, struct fault *fault)
+static bool parse_word(struct site *site, const char *word, uint32_t *seen, struct error *error)
 {
 	const char *equals = strchr(word, '=');
 	size_t key_length = equals != NULL ? (size_t)(equals - word) : strlen(word);
 	int index = option_find(word, key_length);
 
 	if (strncmp(word, "locked=", 7) == 0)
-		return parse_locked(&site->locked, word + 7, fault);
+		return parse_locked(&site->locked, word + 7, error);
 	if (index >= 0 && (*seen >> index & 1) != 0)
-		return fault_set(fault, "key '%s' is given twice", option_name(index));
+		return error_set(error, "key '%s' is given twice", option_name(index));
 	if (!option_set(&site->defaults, word, key_length, equals != NULL ? equals + 1 : NULL,
-	                equals != NULL ? strlen(equals + 1) : 0, fault))
+	                equals != NULL ? strlen(equals + 1) : 0, error))
 		return false;
 	*seen |= 1u << index;
 	return true;
 }
 
-bool site_parse(struct site *site, int count, char *const words[], struct fault *fault)
+bool site_parse(struct site *site, int count, char *const words[], struct error *error)
 {
 	uint32_t seen = 0;
-	struct fault reason;
+	struct error reason;
 
 	memset(site, 0, sizeof(*site));
 	settings_init(&site->defaults);
@@ -47,7 +47,7 @@ bool site_parse(struct site *site, int count, char *const words[], struct fault 
 			continue;
 		memset(site, 0, sizeof(*site));
 		settings_init(&site->defaults);
-		return fault_set(fault, "the site's plugstack line for spank_ddp.so: %s", reason.text);
+		return error_set(error, "the site's plugstack line for spank_ddp.so: %s", reason.text);
 	}
 	return true;
 }

@@ -14,6 +14,6 @@ struct site {
 
 /* Strict: an unknown, malformed or repeated word is an error that names it,
    and leaves the built-in defaults in `site`. */
-bool site_parse(struct site *site, int count, char *const words[], struct fault *fault);
+bool site_parse(struct site *site, int count, char *const words[], struct error *error);
 
 #endif

@@ -57,14 +57,14 @@ static void listen_for_nodes(const struct plugin *plugin)
 		                            .kill_on_stall = plugin->settings.kill_on_stall };
 	const slurm_conf_t *conf = ask_configuration();
 	const uint16_t *ports = conf != NULL ? conf->srun_port_range : NULL;
-	struct fault fault;
+	struct error error;
 	char spec[RELAY_SPEC_MAX];
 
 	unsetenv("SLURM_DDP_RELAY");
 	/* Without it, each node says by itself what it sees. */
 	if (!relay_open(ports != NULL ? ports[0] : 0, ports != NULL ? ports[1] : 0, &policy, &actions,
-	                spec, &fault))
-		slurm_debug("ddp: %s", fault.text);
+	                spec, &error))
+		slurm_debug("ddp: %s", error.text);
 	else if (setenv("SLURM_DDP_RELAY", spec, 1) != 0)
 		slurm_debug("ddp: cannot set SLURM_DDP_RELAY: %s", strerror(errno));
 }
@@ -104,9 +104,9 @@ void srun_leave_with_first_code(int status, void *unused)
 	                                       : WEXITSTATUS(srun.failed_status));
 }
 
-bool srun_begin(struct plugin *plugin, const char *stale, struct fault *fault)
+bool srun_begin(struct plugin *plugin, const char *stale, struct error *error)
 {
-	struct fault ignored;
+	struct error ignored;
 
 	if (plugin->settings.verbose && stale[0] != '\0')
 		slurm_spank_log("ddp: replaced in the tasks, as not of this step: %s", stale);
@@ -118,7 +118,7 @@ bool srun_begin(struct plugin *plugin, const char *stale, struct fault *fault)
 	listen_for_nodes(plugin);
 	if (plugin->settings.check == CHECK_TABLE && !table_begin(&ignored))
 		slurm_debug("ddp: %s", ignored.text);
-	return launch_prepare(&plugin->settings, fault);
+	return launch_prepare(&plugin->settings, error);
 }
 
 /* Of a heterogeneous step, Slurm tells of one component, whichever starts first:

@@ -9,7 +9,7 @@
 
 /* Once the options are known: listens for the nodes, and puts into the environment
    what the tasks' side needs. `stale`: what launch_list_stale() gave. */
-bool srun_begin(struct plugin *plugin, const char *stale, struct fault *fault);
+bool srun_begin(struct plugin *plugin, const char *stale, struct error *error);
 
 /* A step, or a component of a heterogeneous one, of so many tasks is about to start.
    Marks it, so that a program on a node without the plugin can tell; false, with

@@ -46,7 +46,7 @@ static void note_master(struct node_address *master, char *const *environment)
 	const char *first = environment_get(environment, "SLURM_DDP_FIRST_HOST");
 	const char *list = environment_get(environment, "SLURM_STEP_NODELIST");
 	char *(*find_address)(const char *node);
-	struct fault ignored;
+	struct error ignored;
 	char *address;
 
 	*(void **)&find_address = dlsym(RTLD_DEFAULT, "slurm_conf_get_nodeaddr");
@@ -68,7 +68,7 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	uid_t owner = geteuid();
 	char **environment = NULL;
 	const char *threads;
-	struct fault fault;
+	struct error error;
 
 	if (!plugin->requested)
 		return;
@@ -91,15 +91,15 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	stepd->node.kill_on_failure = plugin->settings.kill_on_failure;
 	/* Of what a launcher starts there are no pages. */
 	stepd->node.stall_seconds = plugin->settings.launcher ? 0 : plugin->settings.stall_seconds;
-	if (!ask_fact(spank, S_JOB_STEPID, "the step's id", &step_id, &plugin->fault) ||
-	    !ask_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &local_tasks, &plugin->fault) ||
-	    !ask_fact(spank, S_JOB_UID, "the job's user", &owner, &plugin->fault)) {
+	if (!ask_fact(spank, S_JOB_STEPID, "the step's id", &step_id, &plugin->error) ||
+	    !ask_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &local_tasks, &plugin->error) ||
+	    !ask_fact(spank, S_JOB_UID, "the job's user", &owner, &plugin->error)) {
 		stepd->normal_step = true;
 		return;
 	}
 	stepd->normal_step = step_id <= SLURM_MAX_NORMAL_STEP_ID;
-	if (stepd->normal_step && !supervise_start(&stepd->node.supervise, local_tasks, owner, &fault))
-		slurm_error("ddp: %s", fault.text);
+	if (stepd->normal_step && !supervise_start(&stepd->node.supervise, local_tasks, owner, &error))
+		slurm_error("ddp: %s", error.text);
 }
 
 void stepd_take_fork(spank_t spank, struct stepd *stepd)

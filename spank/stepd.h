@@ -23,7 +23,7 @@ struct stepd {
 	struct node node;
 };
 
-/* Nothing fails here: what is wrong is kept in plugin->fault for the tasks to say. */
+/* Nothing fails here: what is wrong is kept in plugin->error for the tasks to say. */
 void stepd_begin(spank_t spank, struct stepd *stepd);
 /* A task was forked, or was reaped. */
 void stepd_take_fork(spank_t spank, struct stepd *stepd);

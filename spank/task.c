@@ -16,25 +16,25 @@
 #include "spank/launch/check.h"
 #include "spank/launch/variables.h"
 
-static bool collect_facts(spank_t spank, struct step_facts *facts, struct fault *fault)
+static bool collect_facts(spank_t spank, struct step_facts *facts, struct error *error)
 {
 	uint32_t local_id_of_zero;
 	int local_id = -1;
 	char **environment = NULL;
 
-	if (!ask_fact(spank, S_JOB_ID, "the job's id", &facts->job_id, fault) ||
-	    !ask_fact(spank, S_JOB_STEPID, "the step's id", &facts->step_id, fault) ||
-	    !ask_fact(spank, S_SLURM_RESTART_COUNT, "the restart count", &facts->restart_count, fault) ||
-	    !ask_fact(spank, S_JOB_NODEID, "the node's id", &facts->node_id, fault) ||
-	    !ask_fact(spank, S_JOB_NNODES, "the number of nodes", &facts->node_count, fault) ||
-	    !ask_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &facts->local_tasks, fault) ||
-	    !ask_fact(spank, S_JOB_TOTAL_TASK_COUNT, "the step's tasks", &facts->total_tasks, fault) ||
-	    !ask_fact(spank, S_TASK_GLOBAL_ID, "the task's id", &facts->global_id, fault))
+	if (!ask_fact(spank, S_JOB_ID, "the job's id", &facts->job_id, error) ||
+	    !ask_fact(spank, S_JOB_STEPID, "the step's id", &facts->step_id, error) ||
+	    !ask_fact(spank, S_SLURM_RESTART_COUNT, "the restart count", &facts->restart_count, error) ||
+	    !ask_fact(spank, S_JOB_NODEID, "the node's id", &facts->node_id, error) ||
+	    !ask_fact(spank, S_JOB_NNODES, "the number of nodes", &facts->node_count, error) ||
+	    !ask_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &facts->local_tasks, error) ||
+	    !ask_fact(spank, S_JOB_TOTAL_TASK_COUNT, "the step's tasks", &facts->total_tasks, error) ||
+	    !ask_fact(spank, S_TASK_GLOBAL_ID, "the task's id", &facts->global_id, error))
 		return false;
 	if (spank_get_item(spank, S_TASK_ID, &local_id) != ESPANK_SUCCESS || local_id < 0)
-		return fault_set(fault, "Slurm does not give the task's local id");
+		return error_set(error, "Slurm does not give the task's local id");
 	if (spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS || environment == NULL)
-		return fault_set(fault, "Slurm does not give the task's environment");
+		return error_set(error, "Slurm does not give the task's environment");
 	facts->local_id = (uint32_t)local_id;
 	facts->environment = environment;
 	facts->holds_task_zero = spank_get_item(spank, S_JOB_GLOBAL_TO_LOCAL_ID, 0,
@@ -61,30 +61,30 @@ static uint32_t task_cpus(spank_t spank, const struct stepd *stepd, char *const 
 }
 
 static bool check_gpus(const struct identity *identity, const struct settings *settings,
-                       const struct gpu_view *view, struct fault *fault)
+                       const struct gpu_view *view, struct error *error)
 {
-	struct fault sentence = { "" };
+	struct error sentence = { "" };
 	enum gpu_verdict verdict = gpu_judge(view, identity->local_world_size, settings->launcher,
 	                                     &sentence);
 
 	if (verdict == GPU_FINE || settings->gpu == GPU_IGNORE)
 		return true;
 	if (verdict == GPU_MISMATCH && settings->gpu == GPU_ERROR)
-		return fault_set(fault, "%s: %s (gpu=error)", identity->node_name, sentence.text);
+		return error_set(error, "%s: %s (gpu=error)", identity->node_name, sentence.text);
 	if (identity->rank == 0)
 		slurm_spank_log("ddp: %s: %s (gpu=ignore silences this)", identity->node_name, sentence.text);
 	return true;
 }
 
-static bool write_environment(spank_t spank, const struct variables *variables, struct fault *fault)
+static bool write_environment(spank_t spank, const struct variables *variables, struct error *error)
 {
 	for (int i = 0; i < variables->count; i++) {
 		const struct variable *variable = &variables->item[i];
-		spank_err_t error = variable->value != NULL
+		spank_err_t reason = variable->value != NULL
 			? spank_setenv(spank, variable->name, variable->value, 1)
 			: spank_unsetenv(spank, variable->name);
-		if (error != ESPANK_SUCCESS)
-			return fault_set(fault, "cannot set %s: %s", variable->name, spank_strerror(error));
+		if (reason != ESPANK_SUCCESS)
+			return error_set(error, "cannot set %s: %s", variable->name, spank_strerror(reason));
 	}
 	return true;
 }
@@ -126,7 +126,7 @@ static void note_rank(const struct stepd *stepd, const struct identity *identity
 	memcpy(shared->node, identity->node_name, sizeof(shared->node));
 }
 
-static bool prepare_task(spank_t spank, const struct stepd *stepd, struct fault *fault)
+static bool prepare_task(spank_t spank, const struct stepd *stepd, struct error *error)
 {
 	static struct variables variables;
 	const struct settings *settings = &stepd->plugin->settings;
@@ -134,16 +134,16 @@ static bool prepare_task(spank_t spank, const struct stepd *stepd, struct fault 
 	struct step_facts facts;
 	struct identity identity;
 
-	if (!collect_facts(spank, &facts, fault))
+	if (!collect_facts(spank, &facts, error))
 		return false;
 	note_srun(stepd, facts.environment);
-	if (stepd->plugin->fault.text[0] != '\0')
-		return fault_set(fault, "%s", stepd->plugin->fault.text);
-	if (!identity_derive(&facts, settings, &identity, fault))
+	if (stepd->plugin->error.text[0] != '\0')
+		return error_set(error, "%s", stepd->plugin->error.text);
+	if (!identity_derive(&facts, settings, &identity, error))
 		return false;
 	note_rank(stepd, &identity);
-	if (!master_find_address(&identity, settings, &stepd->master, address, fault) ||
-	    !master_check_port(&identity, fault))
+	if (!master_find_address(&identity, settings, &stepd->master, address, error) ||
+	    !master_check_port(&identity, error))
 		return false;
 	struct task_extras extras = {
 		.master_address = address,
@@ -157,8 +157,8 @@ static bool prepare_task(spank_t spank, const struct stepd *stepd, struct fault 
 		.environment = facts.environment,
 		.user_threads = stepd->user_threads[0] != '\0' ? stepd->user_threads : NULL,
 	};
-	if (!check_gpus(&identity, settings, &extras.gpu, fault) ||
-	    !environment_build(&variables, &identity, settings, &extras, fault))
+	if (!check_gpus(&identity, settings, &extras.gpu, error) ||
+	    !environment_build(&variables, &identity, settings, &extras, error))
 		return false;
 	if (settings->check != CHECK_NO)
 		show_check(settings->check, &identity, &extras, &variables);
@@ -166,17 +166,17 @@ static bool prepare_task(spank_t spank, const struct stepd *stepd, struct fault 
 		row[strcspn(row, "\n")] = '\0';
 		slurm_spank_log("ddp: %s", row);
 	}
-	return write_environment(spank, &variables, fault);
+	return write_environment(spank, &variables, error);
 }
 
 /* What srun's side has put there goes, and so does what the caller had: the
    daemon would hand it on to all its ranks. */
-static bool prepare_daemon(spank_t spank, struct fault *fault)
+static bool prepare_daemon(spank_t spank, struct error *error)
 {
 	static struct variables variables;
 
 	environment_clear(&variables);
-	return write_environment(spank, &variables, fault);
+	return write_environment(spank, &variables, error);
 }
 
 /* In the witness. */
@@ -192,7 +192,7 @@ static void make_witness(const struct stepd *stepd)
 	static char text[RELAY_TEXT_MAX + 1];
 	static struct stall_watch watch;
 	uint32_t seconds = stepd->node.stall_seconds;
-	struct fault fault;
+	struct error error;
 
 	if (shared == NULL || stepd->no_witness || atomic_load(&shared->witness.made))
 		return;
@@ -201,8 +201,8 @@ static void make_witness(const struct stepd *stepd)
 		                       .stay_in_group = ask_tracks_groups(),
 		                       .look = look_for_stall, .about = &watch };
 
-	if (seconds > 0 && !stall_watch_open(&watch, &stepd->node.supervise, seconds, &fault))
-		slurm_error("ddp: %s", fault.text);
+	if (seconds > 0 && !stall_watch_open(&watch, &stepd->node.supervise, seconds, &error))
+		slurm_error("ddp: %s", error.text);
 	else if (seconds > 0)
 		words.look_ms = stall_watch_period_ms(seconds);
 	watch.relay = stepd->node.relay;
@@ -214,19 +214,19 @@ static void make_witness(const struct stepd *stepd)
 void task_begin(spank_t spank, struct stepd *stepd)
 {
 	struct relay_news news;
-	struct fault fault;
+	struct error error;
 
 	if (!stepd->plugin->requested ||
-	    (stepd->daemon ? prepare_daemon(spank, &fault) : !stepd->normal_step))
+	    (stepd->daemon ? prepare_daemon(spank, &error) : !stepd->normal_step))
 		return;
-	if (!stepd->daemon && prepare_task(spank, stepd, &fault)) {
+	if (!stepd->daemon && prepare_task(spank, stepd, &error)) {
 		make_witness(stepd);
 		return;
 	}
-	news = node_fault(fault.text);
+	news = node_error(error.text);
 	if (supervise_tell_once(&stepd->node.supervise)) {
 		if (!node_tell(&stepd->node, &news))
-			slurm_error("ddp: %s", fault.text);
+			slurm_error("ddp: %s", error.text);
 		supervise_told(&stepd->node.supervise);
 	}
 	supervise_await_told(&stepd->node.supervise);

@@ -31,7 +31,7 @@ bool node_tell(struct node *node, const struct relay_news *news)
 	return false;
 }
 
-struct relay_news node_fault(const char *text)
+struct relay_news node_error(const char *text)
 {
 	return (struct relay_news){ .text = text, .wait_status = W_EXITCODE(1, 0),
 		                    .facts = { .end = END_CODE, .sent = SENT_NOTHING } };

@@ -32,7 +32,7 @@ struct node_task {
 bool node_tell(struct node *node, const struct relay_news *news);
 
 /* News of a task that could not start. */
-struct relay_news node_fault(const char *text);
+struct relay_news node_error(const char *text);
 
 /* A task has ended: after what delay this node is to ask for the step's end by
    itself, which is never where srun has the news. */

@@ -16,7 +16,7 @@
 
 #include "spank/failure/judge.h"
 #include "spank/failure/stall_note.h"
-#include "spank/fault.h"
+#include "spank/error.h"
 #include "spank/siphash.h"
 
 enum {
@@ -87,7 +87,7 @@ struct relay_actions {
  */
 bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
                 const struct relay_actions *actions, char spec[RELAY_SPEC_MAX],
-                struct fault *fault);
+                struct error *error);
 /* Says what is held, and ends the thread, if it does not take longer than JOIN_MS over
    the step's end; the wait status of the failure that was said, or 0. Does nothing in a
    forked child. */

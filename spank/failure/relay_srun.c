@@ -245,7 +245,7 @@ static bool listen_and_start(uint16_t low, uint16_t high)
 
 bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
                 const struct relay_actions *actions, char spec[RELAY_SPEC_MAX],
-                struct fault *fault)
+                struct error *error)
 {
 	struct sink sink = sink_on(spec, RELAY_SPEC_MAX);
 
@@ -253,7 +253,7 @@ bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
 		server.actions = *actions;
 		step_start(&server.step, policy);
 		if (!listen_and_start(low, high)) {
-			fault_set(fault, "cannot listen for the nodes' reports: %s", strerror(errno));
+			error_set(error, "cannot listen for the nodes' reports: %s", strerror(errno));
 			close_sockets();
 			return false;
 		}

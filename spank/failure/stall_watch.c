@@ -22,7 +22,7 @@ int stall_watch_period_ms(uint32_t seconds)
 }
 
 bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervise, uint32_t seconds,
-                      struct fault *fault)
+                      struct error *error)
 {
 	size_t count = supervise->local_tasks;
 	void *pages, *ranks;
@@ -30,17 +30,17 @@ bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervi
 	*watch = (struct stall_watch){ .shared = supervise->shared, .count = supervise->local_tasks,
 		                       .seconds = seconds, .address = supervise->shared->srun_address };
 	if (supervise->progress_fd < 0)
-		return fault_set(fault, "stall=: this node has no memory for its ranks' progress");
+		return error_set(error, "stall=: this node has no memory for its ranks' progress");
 	pages = mmap(NULL, count * DDP_PROGRESS_BYTES, PROT_READ, MAP_SHARED, supervise->progress_fd, 0);
 	ranks = mmap(NULL, count * sizeof(*watch->ranks), PROT_READ | PROT_WRITE,
 	             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (pages == MAP_FAILED || ranks == MAP_FAILED) {
-		int error = errno;
+		int reason = errno;
 		if (pages != MAP_FAILED)
 			munmap(pages, count * DDP_PROGRESS_BYTES);
 		if (ranks != MAP_FAILED)
 			munmap(ranks, count * sizeof(*watch->ranks));
-		return fault_set(fault, "stall=: this node cannot watch its ranks: %s", strerror(error));
+		return error_set(error, "stall=: this node cannot watch its ranks: %s", strerror(reason));
 	}
 	watch->pages = pages;
 	watch->ranks = ranks;
@@ -140,7 +140,7 @@ void stall_tell_end(const struct supervise *supervise, const struct relay *relay
 {
 	struct stall_watch watch;
 	struct stall_note note;
-	struct fault ignored;
+	struct error ignored;
 
 	if (!stall_watch_open(&watch, supervise, 0, &ignored))
 		return;

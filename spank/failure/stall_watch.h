@@ -33,7 +33,7 @@ int stall_watch_period_ms(uint32_t seconds);
  * What it maps is small, and goes with the process.
  */
 bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervise, uint32_t seconds,
-                      struct fault *fault);
+                      struct error *error);
 
 /* `stopping`: Slurm has asked the step to stop, so that it no longer stalls. */
 void stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns);

@@ -50,21 +50,21 @@ static int make_progress_file(uint32_t local_tasks, uid_t owner)
 }
 
 bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t owner,
-                     struct fault *fault)
+                     struct error *error)
 {
 	*supervise = (struct supervise){ .progress_fd = -1, .start_ns = ddp_now_ns() };
 	if (local_tasks == 0 || local_tasks > LOCAL_TASKS_MAX)
-		return fault_set(fault, "Slurm gives this node %u tasks", local_tasks);
+		return error_set(error, "Slurm gives this node %u tasks", local_tasks);
 	supervise->pids = calloc(local_tasks, sizeof(*supervise->pids));
 	supervise->reaped = calloc(local_tasks, sizeof(*supervise->reaped));
 	supervise->shared = mmap(NULL, shared_bytes(local_tasks), PROT_READ | PROT_WRITE,
 	                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (supervise->pids == NULL || supervise->reaped == NULL || supervise->shared == MAP_FAILED) {
-		int error = errno;
+		int reason = errno;
 		if (supervise->shared == MAP_FAILED)
 			supervise->shared = NULL;
 		supervise_end(supervise);
-		return fault_set(fault, "no memory to watch %u tasks: %s", local_tasks, strerror(error));
+		return error_set(error, "no memory to watch %u tasks: %s", local_tasks, strerror(reason));
 	}
 	supervise->local_tasks = local_tasks;
 	for (uint32_t i = 0; i < local_tasks; i++)

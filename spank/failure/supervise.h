@@ -12,7 +12,7 @@
 
 #include "spank/failure/memory.h"
 #include "spank/failure/witness.h"
-#include "spank/fault.h"
+#include "spank/error.h"
 #include "spank/identity/nodelist.h"
 #include "watch/progress.h"
 
@@ -57,7 +57,7 @@ struct supervise {
  * Without memory for it there is none, and the report says less.
  */
 bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t owner,
-                     struct fault *fault);
+                     struct error *error);
 void supervise_end(struct supervise *supervise);
 
 /* True for the first of the node to say what is wrong, a task or slurmstepd, which then

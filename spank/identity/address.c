@@ -27,32 +27,32 @@ static const struct addrinfo *choose(const struct addrinfo *list)
 	return NULL;
 }
 
-bool address_resolve(const char *host, char text[ADDRESS_TEXT_MAX], struct fault *fault)
+bool address_resolve(const char *host, char text[ADDRESS_TEXT_MAX], struct error *error)
 {
 	struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST };
 	struct addrinfo *list = NULL;
 	char shown[ADDRESS_TEXT_MAX];
 	const struct addrinfo *best;
-	int error = getaddrinfo(host, NULL, &hints, &list);
+	int reason = getaddrinfo(host, NULL, &hints, &list);
 
 	/* What is no number is looked up, by libraries that a task, forked from a process
 	   with threads, should not call without need. */
-	if (error != 0) {
+	if (reason != 0) {
 		hints.ai_flags = 0;
-		error = getaddrinfo(host, NULL, &hints, &list);
+		reason = getaddrinfo(host, NULL, &hints, &list);
 	}
-	if (error != 0)
-		return fault_set(fault, "'%s' does not resolve (%s)", host, gai_strerror(error));
+	if (reason != 0)
+		return error_set(error, "'%s' does not resolve (%s)", host, gai_strerror(reason));
 	best = choose(list);
-	error = getnameinfo((best != NULL ? best : list)->ai_addr,
-	                    (best != NULL ? best : list)->ai_addrlen, shown, sizeof(shown), NULL, 0,
-	                    NI_NUMERICHOST);
+	reason = getnameinfo((best != NULL ? best : list)->ai_addr,
+	                     (best != NULL ? best : list)->ai_addrlen, shown, sizeof(shown), NULL, 0,
+	                     NI_NUMERICHOST);
 	freeaddrinfo(list);
-	if (error != 0)
-		return fault_set(fault, "the address of '%s' cannot be written down (%s)", host,
-		                 gai_strerror(error));
+	if (reason != 0)
+		return error_set(error, "the address of '%s' cannot be written down (%s)", host,
+		                 gai_strerror(reason));
 	if (best == NULL)
-		return fault_set(fault, "'%s' resolves to %s only, which other nodes cannot reach", host,
+		return error_set(error, "'%s' resolves to %s only, which other nodes cannot reach", host,
 		                 shown);
 	memcpy(text, shown, sizeof(shown));
 	return true;

@@ -7,11 +7,11 @@
 
 #include <stdbool.h>
 
-#include "spank/fault.h"
+#include "spank/error.h"
 
 enum { ADDRESS_TEXT_MAX = 64 };
 
 /* IPv4 before IPv6; loopback and link-local addresses do not count. */
-bool address_resolve(const char *host, char text[ADDRESS_TEXT_MAX], struct fault *fault);
+bool address_resolve(const char *host, char text[ADDRESS_TEXT_MAX], struct error *error);
 
 #endif

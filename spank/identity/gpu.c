@@ -82,30 +82,30 @@ struct gpu_view gpu_look(char *const *environment, uint32_t local_rank, uint32_t
 }
 
 enum gpu_verdict gpu_judge(const struct gpu_view *view, uint32_t local_world_size, bool launcher,
-                           struct fault *sentence)
+                           struct error *sentence)
 {
 	if (view->visible == 0 || launcher)
 		return GPU_FINE;
 	if (view->binding == GPU_OVERLAP) {
-		fault_set(sentence, "--gpu-bind=%.60s lets tasks share GPUs, and of the %u that a task sees "
+		error_set(sentence, "--gpu-bind=%.60s lets tasks share GPUs, and of the %u that a task sees "
 		          "none is known to be its own%s: use --gpus-per-node alone, or "
 		          "--gpu-bind=per_task:1", view->asked, view->visible,
 		          view->device < 0 ? ", so DDP_LOCAL_DEVICE is not set" : "");
 		return GPU_MISMATCH;
 	}
 	if (view->binding == GPU_OWN) {
-		fault_set(sentence, "each task sees GPUs of its own (%u), numbered from 0: select device "
+		error_set(sentence, "each task sees GPUs of its own (%u), numbered from 0: select device "
 		          "DDP_LOCAL_DEVICE, not LOCAL_RANK, or ask for --gpus-per-node instead of "
 		          "--gpus-per-task, which also lets the GPUs of a node talk directly", view->visible);
 		return GPU_NOTE;
 	}
 	if (view->visible < local_world_size) {
-		fault_set(sentence, "%u tasks share %u GPUs on this node: set --ntasks-per-node=%u, or "
+		error_set(sentence, "%u tasks share %u GPUs on this node: set --ntasks-per-node=%u, or "
 		          "more GPUs with --gpus-per-node", local_world_size, view->visible, view->visible);
 		return GPU_MISMATCH;
 	}
 	if (view->visible > local_world_size) {
-		fault_set(sentence, "%u of %u GPUs on this node have no task: set --ntasks-per-node=%u, "
+		error_set(sentence, "%u of %u GPUs on this node have no task: set --ntasks-per-node=%u, "
 		          "or --ddp=launcher for one torchrun per node",
 		          view->visible - local_world_size, view->visible, view->visible);
 		return GPU_MISMATCH;

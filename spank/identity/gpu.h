@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/fault.h"
+#include "spank/error.h"
 
 /* How the GPUs of a node are parted among its tasks. */
 enum gpu_binding {
@@ -27,6 +27,6 @@ struct gpu_view gpu_look(char *const *environment, uint32_t local_rank, uint32_t
 
 /* A note or a mismatch comes with a sentence. */
 enum gpu_verdict gpu_judge(const struct gpu_view *view, uint32_t local_world_size, bool launcher,
-                           struct fault *sentence);
+                           struct error *sentence);
 
 #endif

@@ -20,18 +20,18 @@ const char *environment_get(char *const *environment, const char *name)
 }
 
 static bool read_count(const struct step_facts *facts, const char *name, uint32_t *number,
-                       struct fault *fault)
+                       struct error *error)
 {
 	const char *text = environment_get(facts->environment, name);
 	unsigned long value;
 	char *end;
 
 	if (text == NULL)
-		return fault_set(fault, "%s is not in the task's environment", name);
+		return error_set(error, "%s is not in the task's environment", name);
 	errno = 0;
 	value = strtoul(text, &end, 10);
 	if (text[0] < '0' || text[0] > '9' || *end != '\0' || errno != 0 || value > UINT32_MAX)
-		return fault_set(fault, "%s='%.40s' is not a number", name, text);
+		return error_set(error, "%s='%.40s' is not a number", name, text);
 	*number = (uint32_t)value;
 	return true;
 }
@@ -41,59 +41,59 @@ static bool read_count(const struct step_facts *facts, const char *name, uint32_
  * of the whole step are in the environment that it made.
  */
 static bool read_whole_step(const struct step_facts *facts, struct identity *identity,
-                            struct fault *fault)
+                            struct error *error)
 {
-	return read_count(facts, "SLURM_PROCID", &identity->rank, fault) &&
-	       read_count(facts, "SLURM_STEP_NUM_TASKS", &identity->world_size, fault) &&
-	       read_count(facts, "SLURM_NODEID", &identity->node_rank, fault) &&
-	       read_count(facts, "SLURM_STEP_NUM_NODES", &identity->node_count, fault) &&
-	       read_count(facts, "SLURM_JOB_ID", &identity->job_id, fault);
+	return read_count(facts, "SLURM_PROCID", &identity->rank, error) &&
+	       read_count(facts, "SLURM_STEP_NUM_TASKS", &identity->world_size, error) &&
+	       read_count(facts, "SLURM_NODEID", &identity->node_rank, error) &&
+	       read_count(facts, "SLURM_STEP_NUM_NODES", &identity->node_count, error) &&
+	       read_count(facts, "SLURM_JOB_ID", &identity->job_id, error);
 }
 
 /* Whether the step spans components: it then has more tasks than this one. */
 static bool read_ranks(const struct step_facts *facts, struct identity *identity,
-                       struct fault *fault)
+                       struct error *error)
 {
 	uint32_t procid, tasks = facts->total_tasks;
 
-	if (!read_count(facts, "SLURM_PROCID", &procid, fault))
+	if (!read_count(facts, "SLURM_PROCID", &procid, error))
 		return false;
 	if (environment_get(facts->environment, "SLURM_STEP_NUM_TASKS") != NULL &&
-	    !read_count(facts, "SLURM_STEP_NUM_TASKS", &tasks, fault))
+	    !read_count(facts, "SLURM_STEP_NUM_TASKS", &tasks, error))
 		return false;
 	identity->heterogeneous = tasks > facts->total_tasks;
 	identity->holds_rank_zero = facts->holds_task_zero && procid == facts->global_id;
 	if (identity->heterogeneous)
-		return read_whole_step(facts, identity, fault);
+		return read_whole_step(facts, identity, error);
 	if (procid != facts->global_id || tasks != facts->total_tasks)
-		return fault_set(fault, "Slurm says rank %u of %u, but the environment says SLURM_PROCID=%u "
+		return error_set(error, "Slurm says rank %u of %u, but the environment says SLURM_PROCID=%u "
 		                 "and SLURM_STEP_NUM_TASKS=%u", facts->global_id, facts->total_tasks, procid,
 		                 tasks);
 	return true;
 }
 
-static bool check_counts(const struct identity *identity, struct fault *fault)
+static bool check_counts(const struct identity *identity, struct error *error)
 {
 	if (identity->world_size == 0 || identity->rank >= identity->world_size)
-		return fault_set(fault, "Slurm gives rank %u in a step of %u tasks", identity->rank,
+		return error_set(error, "Slurm gives rank %u in a step of %u tasks", identity->rank,
 		                 identity->world_size);
 	if (identity->local_rank >= identity->local_world_size ||
 	    identity->local_world_size > identity->world_size)
-		return fault_set(fault, "Slurm gives local rank %u of %u in a step of %u tasks",
+		return error_set(error, "Slurm gives local rank %u of %u in a step of %u tasks",
 		                 identity->local_rank, identity->local_world_size, identity->world_size);
 	if (identity->node_count == 0 || identity->node_rank >= identity->node_count)
-		return fault_set(fault, "Slurm gives node %u in a step of %u nodes", identity->node_rank,
+		return error_set(error, "Slurm gives node %u in a step of %u nodes", identity->node_rank,
 		                 identity->node_count);
 	return true;
 }
 
 static bool copy_host(char host[HOST_NAME_MAX_BYTES], const char *text, const char *name,
-                      struct fault *fault)
+                      struct error *error)
 {
 	size_t length = text != NULL ? strlen(text) : 0;
 
 	if (length == 0 || length >= HOST_NAME_MAX_BYTES)
-		return fault_set(fault, "%s is missing or no host name", name);
+		return error_set(error, "%s is missing or no host name", name);
 	memcpy(host, text, length + 1);
 	return true;
 }
@@ -121,7 +121,7 @@ static bool take_if_in_step(void *user, const char *host)
  * call them); of a step made heterogeneous by ':' alone only the list is known.
  */
 static bool find_leader(const struct step_facts *facts, const char *list,
-                        struct identity *identity, struct fault *fault)
+                        struct identity *identity, struct error *error)
 {
 	struct leader leader = { .step_list = list, .host = identity->master_node };
 	char name[48];
@@ -135,17 +135,17 @@ static bool find_leader(const struct step_facts *facts, const char *list,
 		}
 		if (nodes == NULL)
 			break;
-		if (!nodelist_walk(nodes, take_if_in_step, &leader, fault))
+		if (!nodelist_walk(nodes, take_if_in_step, &leader, error))
 			return false;
 	}
 	identity->node_source = "first node of the step's lowest component";
-	return leader.found || nodelist_first(list, identity->master_node, fault);
+	return leader.found || nodelist_first(list, identity->master_node, error);
 }
 
 /* Which node runs rank 0. The step's list is sorted, so its first host is that
    node unless the user laid the tasks out by hand. */
 static bool find_master(const struct step_facts *facts, struct identity *identity,
-                        struct fault *fault)
+                        struct error *error)
 {
 	const char *list = environment_get(facts->environment, "SLURM_STEP_NODELIST");
 	const char *first = environment_get(facts->environment, "SLURM_DDP_FIRST_HOST");
@@ -154,43 +154,43 @@ static bool find_master(const struct step_facts *facts, struct identity *identit
 	bool named;
 
 	if (list == NULL)
-		return fault_set(fault, "SLURM_STEP_NODELIST is not in the task's environment");
-	if (!nodelist_count(list, &count, fault))
+		return error_set(error, "SLURM_STEP_NODELIST is not in the task's environment");
+	if (!nodelist_count(list, &count, error))
 		return false;
 	named = nodelist_has(list, identity->node_name);
 	if (count != identity->node_count || !named)
-		return fault_set(fault, "SLURM_STEP_NODELIST='%.80s' is not the list of this step: it has "
+		return error_set(error, "SLURM_STEP_NODELIST='%.80s' is not the list of this step: it has "
 		                 "%u hosts %s '%.60s', the step has %u nodes; was the variable changed?",
 		                 list, count, named ? "with" : "without", identity->node_name,
 		                 identity->node_count);
 	if (identity->heterogeneous)
-		return find_leader(facts, list, identity, fault);
+		return find_leader(facts, list, identity, error);
 	if (first != NULL && distribution != NULL && strncmp(distribution, "arbitrary", 9) == 0) {
 		identity->node_source = "the first host of SLURM_HOSTFILE";
 		if (!nodelist_has(list, first))
-			return fault_set(fault, "SLURM_HOSTFILE begins with '%.60s', which is not a node of the "
+			return error_set(error, "SLURM_HOSTFILE begins with '%.60s', which is not a node of the "
 			                 "step (%.80s)", first, list);
-		return copy_host(identity->master_node, first, "SLURM_DDP_FIRST_HOST", fault);
+		return copy_host(identity->master_node, first, "SLURM_DDP_FIRST_HOST", error);
 	}
 	identity->node_source = "the first host of SLURM_STEP_NODELIST";
-	return nodelist_first(list, identity->master_node, fault);
+	return nodelist_first(list, identity->master_node, error);
 }
 
 /* Only rank 0's node can tell, and the node that was taken for it. */
-static bool self_check(const struct identity *identity, struct fault *fault)
+static bool self_check(const struct identity *identity, struct error *error)
 {
 	bool named = strcmp(identity->node_name, identity->master_node) == 0;
 
 	if (named == identity->holds_rank_zero)
 		return true;
-	return fault_set(fault, "rank 0 %s on %.60s, but %s is %.60s: with -m arbitrary, give the hosts "
+	return error_set(error, "rank 0 %s on %.60s, but %s is %.60s: with -m arbitrary, give the hosts "
 	                 "in a SLURM_HOSTFILE; else leave rank 0 on the first node of the sorted list",
 	                 identity->holds_rank_zero ? "runs" : "does not run", identity->node_name,
 	                 identity->node_source, identity->master_node);
 }
 
 static bool choose_port(const struct step_facts *facts, const struct settings *settings,
-                        struct identity *identity, struct fault *fault)
+                        struct identity *identity, struct error *error)
 {
 	const char *reserved = environment_get(facts->environment, "SLURM_STEP_RESV_PORTS");
 	bool fixed = option_given(settings, "port") || settings->port_low == settings->port_high;
@@ -198,7 +198,7 @@ static bool choose_port(const struct step_facts *facts, const struct settings *s
 	/* The components of a heterogeneous step reserve ports of their own. */
 	if (reserved != NULL && reserved[0] != '\0' && !fixed && !identity->heterogeneous) {
 		identity->port_source = "reserved by Slurm";
-		return port_from_reservation(reserved, &identity->master_port, fault);
+		return port_from_reservation(reserved, &identity->master_port, error);
 	}
 	identity->port_hashed = settings->port_low != settings->port_high;
 	identity->port_source = identity->port_hashed ? "hash of job, step and restart" : "port=";
@@ -214,25 +214,25 @@ static bool choose_port(const struct step_facts *facts, const struct settings *s
  * first restart on.
  */
 static bool read_restarts(const struct step_facts *facts, struct identity *identity,
-                          struct fault *fault)
+                          struct error *error)
 {
 	if (identity->restart_count > 0 ||
 	    environment_get(facts->environment, "SLURM_RESTART_COUNT") == NULL)
 		return true;
-	return read_count(facts, "SLURM_RESTART_COUNT", &identity->restart_count, fault);
+	return read_count(facts, "SLURM_RESTART_COUNT", &identity->restart_count, error);
 }
 
 bool step_spans_components(char *const *environment, uint32_t component_tasks)
 {
 	const struct step_facts facts = { .environment = environment };
-	struct fault ignored;
+	struct error ignored;
 	uint32_t tasks;
 
 	return read_count(&facts, "SLURM_STEP_NUM_TASKS", &tasks, &ignored) && tasks > component_tasks;
 }
 
 bool identity_derive(const struct step_facts *facts, const struct settings *settings,
-                     struct identity *identity, struct fault *fault)
+                     struct identity *identity, struct error *error)
 {
 	*identity = (struct identity){
 		.job_id = facts->job_id,
@@ -245,9 +245,9 @@ bool identity_derive(const struct step_facts *facts, const struct settings *sett
 		.node_rank = facts->node_id,
 		.node_count = facts->node_count,
 	};
-	return read_ranks(facts, identity, fault) && read_restarts(facts, identity, fault) &&
+	return read_ranks(facts, identity, error) && read_restarts(facts, identity, error) &&
 	       copy_host(identity->node_name, environment_get(facts->environment, "SLURMD_NODENAME"),
-	                 "SLURMD_NODENAME", fault) &&
-	       check_counts(identity, fault) && find_master(facts, identity, fault) &&
-	       self_check(identity, fault) && choose_port(facts, settings, identity, fault);
+	                 "SLURMD_NODENAME", error) &&
+	       check_counts(identity, error) && find_master(facts, identity, error) &&
+	       self_check(identity, error) && choose_port(facts, settings, identity, error);
 }

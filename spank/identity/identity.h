@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/fault.h"
+#include "spank/error.h"
 #include "spank/identity/nodelist.h"
 #include "spank/options.h"
 
@@ -45,6 +45,6 @@ const char *environment_get(char *const *environment, const char *name);
 bool step_spans_components(char *const *environment, uint32_t component_tasks);
 
 bool identity_derive(const struct step_facts *facts, const struct settings *settings,
-                     struct identity *identity, struct fault *fault);
+                     struct identity *identity, struct error *error);
 
 #endif

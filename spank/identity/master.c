@@ -8,10 +8,10 @@
 
 bool master_find_address(const struct identity *identity, const struct settings *settings,
                          const struct node_address *known, char address[MASTER_ADDRESS_MAX],
-                         struct fault *fault)
+                         struct error *error)
 {
 	char name[MASTER_ADDRESS_MAX], numeric[ADDRESS_TEXT_MAX];
-	struct fault reason;
+	struct error reason;
 
 	snprintf(name, sizeof(name), "%s%s", identity->master_node, settings->address_suffix);
 	if (settings->address == ADDRESS_NODENAME) {
@@ -22,7 +22,7 @@ bool master_find_address(const struct identity *identity, const struct settings 
 	                     strcmp(known->node, identity->master_node) == 0;
 	if (!(node_is_known && address_resolve(known->address, numeric, &reason)) &&
 	    !address_resolve(name, numeric, &reason))
-		return fault_set(fault, "addr=ip: on %s, %s; put it right in /etc/hosts or DNS, give the "
+		return error_set(error, "addr=ip: on %s, %s; put it right in /etc/hosts or DNS, give the "
 		                 "node a NodeAddr in slurm.conf, or use addr=nodename or addr-suffix=",
 		                 identity->node_name, reason.text);
 	snprintf(address, MASTER_ADDRESS_MAX, "%s", numeric);
@@ -46,23 +46,23 @@ static void read_proc(const char *path, char *text, size_t bytes)
 			*p = ' ';
 }
 
-bool master_check_port(const struct identity *identity, struct fault *fault)
+bool master_check_port(const struct identity *identity, struct error *error)
 {
 	char range[64], reserved[4096];
-	struct fault reason;
+	struct error reason;
 
 	if (identity->rank != 0)
 		return true;
 	read_proc("/proc/sys/net/ipv4/ip_local_port_range", range, sizeof(range));
 	read_proc("/proc/sys/net/ipv4/ip_local_reserved_ports", reserved, sizeof(reserved));
 	if (identity->port_hashed && port_is_ephemeral(identity->master_port, range, reserved))
-		return fault_set(fault, "port %u (%s) lies in the kernel's range for outgoing connections "
+		return error_set(error, "port %u (%s) lies in the kernel's range for outgoing connections "
 		                 "(%s) on %s, where it may be taken at any time: set MpiParams=ports= in "
 		                 "slurm.conf, another port= range, or net.ipv4.ip_local_reserved_ports",
 		                 identity->master_port, identity->port_source, range, identity->node_name);
 	if (port_probe(identity->master_port, &reason))
 		return true;
-	return fault_set(fault, "port %u (%s) cannot be used on %s, rank 0's node: %s; start again, or "
+	return error_set(error, "port %u (%s) cannot be used on %s, rank 0's node: %s; start again, or "
 	                 "choose another with --ddp=port=", identity->master_port, identity->port_source,
 	                 identity->node_name, reason.text);
 }

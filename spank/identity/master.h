@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-#include "spank/fault.h"
+#include "spank/error.h"
 #include "spank/identity/identity.h"
 #include "spank/options.h"
 
@@ -23,10 +23,10 @@ struct node_address {
  */
 bool master_find_address(const struct identity *identity, const struct settings *settings,
                          const struct node_address *known, char address[MASTER_ADDRESS_MAX],
-                         struct fault *fault);
+                         struct error *error);
 
 /* Rank 0 tries the port before the program does, so that a port in use is
    named instead of waited for; other ranks do nothing. */
-bool master_check_port(const struct identity *identity, struct fault *fault);
+bool master_check_port(const struct identity *identity, struct error *error);
 
 #endif

@@ -34,9 +34,9 @@ static bool is_host_byte(char c)
 	return isalnum(u) || c == '-' || c == '_' || c == '.';
 }
 
-static bool malformed(const char *list, const char *where, const char *reason, struct fault *fault)
+static bool malformed(const char *list, const char *where, const char *reason, struct error *error)
 {
-	return fault_set(fault, "node list '%.80s%s' is malformed at byte %zu: %s", list,
+	return error_set(error, "node list '%.80s%s' is malformed at byte %zu: %s", list,
 	                 strlen(list) > 80 ? "..." : "", (size_t)(where - list) + 1, reason);
 }
 
@@ -83,7 +83,7 @@ static void start_range(struct dimension *dimension, const char *text)
 }
 
 /* Checks the item that starts at `text` and notes its brackets. */
-static bool open_item(const char *list, const char *text, struct item *item, struct fault *fault)
+static bool open_item(const char *list, const char *text, struct item *item, struct error *error)
 {
 	const char *p = text;
 
@@ -92,29 +92,29 @@ static bool open_item(const char *list, const char *text, struct item *item, str
 	while (*p != '\0' && *p != ',') {
 		if (*p != '[') {
 			if (!is_host_byte(*p))
-				return malformed(list, p, "a byte that no host name has", fault);
+				return malformed(list, p, "a byte that no host name has", error);
 			p++;
 			continue;
 		}
 		if (item->dimensions == DIMENSIONS_MAX)
-			return malformed(list, p, "more than 8 brackets in one item", fault);
+			return malformed(list, p, "more than 8 brackets in one item", error);
 		item->dimension[item->dimensions].text = p + 1;
 		do {
 			struct range range;
 			const char *end = read_range(p + 1, &range);
 			if (end == NULL)
-				return malformed(list, p + 1, "a number or a rising range is expected", fault);
+				return malformed(list, p + 1, "a number or a rising range is expected", error);
 			p = end;
 		} while (*p == ',');
 		if (*p != ']')
-			return malformed(list, p, "']' is expected", fault);
+			return malformed(list, p, "']' is expected", error);
 		start_range(&item->dimension[item->dimensions], item->dimension[item->dimensions].text);
 		item->dimensions++;
 		p++;
 	}
 	item->length = (size_t)(p - text);
 	if (item->length == 0)
-		return malformed(list, p, "a host is expected", fault);
+		return malformed(list, p, "a host is expected", error);
 	return true;
 }
 
@@ -171,23 +171,23 @@ static bool advance(struct item *item)
 	return false;
 }
 
-bool nodelist_walk(const char *list, nodelist_visit visit, void *user, struct fault *fault)
+bool nodelist_walk(const char *list, nodelist_visit visit, void *user, struct error *error)
 {
 	char host[HOST_NAME_MAX_BYTES];
 	struct item item;
 	uint32_t hosts = 0;
 
 	if (list == NULL || list[0] == '\0')
-		return fault_set(fault, "the node list is empty");
+		return error_set(error, "the node list is empty");
 	for (const char *p = list;; p = item.text + item.length + 1) {
-		if (!open_item(list, p, &item, fault))
+		if (!open_item(list, p, &item, error))
 			return false;
 		do {
 			if (++hosts > NODELIST_HOSTS_MAX)
-				return fault_set(fault, "the node list has more than %d hosts",
+				return error_set(error, "the node list has more than %d hosts",
 				                 NODELIST_HOSTS_MAX);
 			if (!write_host(&item, host))
-				return malformed(list, p, "a host name of more than 255 bytes", fault);
+				return malformed(list, p, "a host name of more than 255 bytes", error);
 			if (!visit(user, host))
 				return true;
 		} while (advance(&item));
@@ -202,9 +202,9 @@ static bool take_first(void *user, const char *host)
 	return false;
 }
 
-bool nodelist_first(const char *list, char host[HOST_NAME_MAX_BYTES], struct fault *fault)
+bool nodelist_first(const char *list, char host[HOST_NAME_MAX_BYTES], struct error *error)
 {
-	return nodelist_walk(list, take_first, host, fault);
+	return nodelist_walk(list, take_first, host, error);
 }
 
 /* The hosts of an item: the product of its brackets, NODELIST_HOSTS_MAX + 1
@@ -231,19 +231,19 @@ static uint64_t count_item(const struct item *item)
 	return product;
 }
 
-bool nodelist_count(const char *list, uint32_t *count, struct fault *fault)
+bool nodelist_count(const char *list, uint32_t *count, struct error *error)
 {
 	struct item item;
 	uint64_t hosts = 0;
 
 	if (list == NULL || list[0] == '\0')
-		return fault_set(fault, "the node list is empty");
+		return error_set(error, "the node list is empty");
 	for (const char *p = list;; p = item.text + item.length + 1) {
-		if (!open_item(list, p, &item, fault))
+		if (!open_item(list, p, &item, error))
 			return false;
 		hosts += count_item(&item);
 		if (hosts > NODELIST_HOSTS_MAX)
-			return fault_set(fault, "the node list has more than %d hosts", NODELIST_HOSTS_MAX);
+			return error_set(error, "the node list has more than %d hosts", NODELIST_HOSTS_MAX);
 		if (item.text[item.length] == '\0')
 			break;
 	}
@@ -311,7 +311,7 @@ static bool match_rest(struct match *match, const char *p, size_t at, int dimens
 
 bool nodelist_has(const char *list, const char *host)
 {
-	struct fault ignored;
+	struct error ignored;
 	struct item item;
 
 	if (host[0] == '\0' || strlen(host) >= HOST_NAME_MAX_BYTES)

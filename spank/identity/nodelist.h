@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/fault.h"
+#include "spank/error.h"
 
 enum { HOST_NAME_MAX_BYTES = 256, NODELIST_HOSTS_MAX = 1 << 17 };
 
@@ -20,13 +20,13 @@ typedef bool (*nodelist_visit)(void *user, const char *host);
 
 /* Walks the list. False, with a sentence, if the list is malformed, empty, or
    holds more than NODELIST_HOSTS_MAX hosts. */
-bool nodelist_walk(const char *list, nodelist_visit visit, void *user, struct fault *fault);
+bool nodelist_walk(const char *list, nodelist_visit visit, void *user, struct error *error);
 
 /* The first host; reads no further than the list's first item. */
-bool nodelist_first(const char *list, char host[HOST_NAME_MAX_BYTES], struct fault *fault);
+bool nodelist_first(const char *list, char host[HOST_NAME_MAX_BYTES], struct error *error);
 
 /* How many hosts there are. Fails as nodelist_walk() does. */
-bool nodelist_count(const char *list, uint32_t *count, struct fault *fault);
+bool nodelist_count(const char *list, uint32_t *count, struct error *error);
 
 /* Whether the list, which nodelist_count() has found good, names the host. */
 bool nodelist_has(const char *list, const char *host);

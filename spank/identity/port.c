@@ -23,13 +23,13 @@ static const char *read_one(const char *text, uint32_t *port)
 	return end;
 }
 
-bool port_from_reservation(const char *text, uint16_t *port, struct fault *fault)
+bool port_from_reservation(const char *text, uint16_t *port, struct error *error)
 {
 	uint32_t first;
 	const char *end = read_one(text, &first);
 
 	if (end == NULL || first == 0 || (*end != '\0' && *end != '-' && *end != ','))
-		return fault_set(fault, "SLURM_STEP_RESV_PORTS='%.80s' is not a list of ports", text);
+		return error_set(error, "SLURM_STEP_RESV_PORTS='%.80s' is not a list of ports", text);
 	*port = (uint16_t)first;
 	return true;
 }
@@ -88,7 +88,7 @@ bool port_is_ephemeral(uint16_t port, const char *local_range, const char *reser
 static int try_bind(int family, const struct sockaddr *address, socklen_t bytes)
 {
 	const int yes = 1;
-	int error = 0;
+	int reason = 0;
 	int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
 	if (fd < 0)
@@ -97,24 +97,24 @@ static int try_bind(int family, const struct sockaddr *address, socklen_t bytes)
 	    (family == AF_INET6 &&
 	     setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &yes, sizeof(yes)) < 0) ||
 	    bind(fd, address, bytes) < 0 || listen(fd, 1) < 0)
-		error = errno;
+		reason = errno;
 	close(fd);
-	return error;
+	return reason;
 }
 
-bool port_probe(uint16_t port, struct fault *fault)
+bool port_probe(uint16_t port, struct error *error)
 {
 	struct sockaddr_in any4 = { .sin_family = AF_INET, .sin_port = htons(port) };
 	struct sockaddr_in6 any6 = { .sin6_family = AF_INET6, .sin6_port = htons(port),
 	                             .sin6_addr = in6addr_any };
-	int error = try_bind(AF_INET, (struct sockaddr *)&any4, sizeof(any4));
+	int reason = try_bind(AF_INET, (struct sockaddr *)&any4, sizeof(any4));
 
-	if (error == 0) {
-		error = try_bind(AF_INET6, (struct sockaddr *)&any6, sizeof(any6));
-		if (error == EAFNOSUPPORT || error == EADDRNOTAVAIL)
-			error = 0;
+	if (reason == 0) {
+		reason = try_bind(AF_INET6, (struct sockaddr *)&any6, sizeof(any6));
+		if (reason == EAFNOSUPPORT || reason == EADDRNOTAVAIL)
+			reason = 0;
 	}
-	if (error != 0)
-		return fault_set(fault, "%s", strerror(error));
+	if (reason != 0)
+		return error_set(error, "%s", strerror(reason));
 	return true;
 }

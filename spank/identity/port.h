@@ -7,10 +7,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/fault.h"
+#include "spank/error.h"
 
 /* The first port of SLURM_STEP_RESV_PORTS, such as "12000-12003,12010". */
-bool port_from_reservation(const char *text, uint16_t *port, struct fault *fault);
+bool port_from_reservation(const char *text, uint16_t *port, struct error *error);
 
 /*
  * A port in [low, high] that all tasks of the step agree on: steps of one job
@@ -27,6 +27,6 @@ uint16_t port_from_hash(uint32_t job_id, uint32_t step_id, uint32_t restart_coun
 bool port_is_ephemeral(uint16_t port, const char *local_range, const char *reserved);
 
 /* Whether a listener can have the port here and now, on any address. */
-bool port_probe(uint16_t port, struct fault *fault);
+bool port_probe(uint16_t port, struct error *error);
 
 #endif

@@ -14,13 +14,13 @@ enum { KEY_BYTES = 32 };
 static const char absent[] =
 	"srun --ddp was asked for, but the plugin spank_ddp is not active on this node";
 
-static bool export_to_tasks(const char *name, const char *value, struct fault *fault)
+static bool export_to_tasks(const char *name, const char *value, struct error *error)
 {
 	return setenv(name, value, 1) == 0 ||
-	       fault_set(fault, "cannot set %s: %s", name, strerror(errno));
+	       error_set(error, "cannot set %s: %s", name, strerror(errno));
 }
 
-static bool make_key(char key[2 * KEY_BYTES + 1], struct fault *fault)
+static bool make_key(char key[2 * KEY_BYTES + 1], struct error *error)
 {
 	unsigned char bytes[KEY_BYTES];
 	ssize_t got;
@@ -29,7 +29,7 @@ static bool make_key(char key[2 * KEY_BYTES + 1], struct fault *fault)
 		got = getrandom(bytes, sizeof(bytes), 0);
 	} while (got < 0 && errno == EINTR);
 	if (got != (ssize_t)sizeof(bytes))
-		return fault_set(fault, "cannot make the step's key: %s", strerror(errno));
+		return error_set(error, "cannot make the step's key: %s", strerror(errno));
 	for (int i = 0; i < KEY_BYTES; i++)
 		snprintf(key + 2 * i, 3, "%02x", bytes[i]);
 	explicit_bzero(bytes, sizeof(bytes));
@@ -37,31 +37,31 @@ static bool make_key(char key[2 * KEY_BYTES + 1], struct fault *fault)
 }
 
 /* The first host of the file that lays the tasks out: one or more to a line. */
-static bool read_hostfile(const char *path, char host[HOST_NAME_MAX_BYTES], struct fault *fault)
+static bool read_hostfile(const char *path, char host[HOST_NAME_MAX_BYTES], struct error *error)
 {
 	char line[4096];
 	bool found = false;
 	FILE *file = fopen(path, "re");
 
 	if (file == NULL)
-		return fault_set(fault, "cannot read SLURM_HOSTFILE '%.200s': %s", path, strerror(errno));
+		return error_set(error, "cannot read SLURM_HOSTFILE '%.200s': %s", path, strerror(errno));
 	while (!found && fgets(line, sizeof(line), file) != NULL) {
 		char *text = line + strspn(line, " \t\r\n,");
 		text[strcspn(text, " \t\r\n*#")] = '\0';
 		size_t length = strlen(text);
 		while (length > 0 && text[length - 1] == ',')
 			text[--length] = '\0';
-		if (length > 0 && !nodelist_first(text, host, fault)) {
+		if (length > 0 && !nodelist_first(text, host, error)) {
 			fclose(file);
 			return false;
 		}
 		found = length > 0;
 	}
 	fclose(file);
-	return found || fault_set(fault, "SLURM_HOSTFILE '%.200s' names no host", path);
+	return found || error_set(error, "SLURM_HOSTFILE '%.200s' names no host", path);
 }
 
-bool launch_prepare(const struct settings *settings, struct fault *fault)
+bool launch_prepare(const struct settings *settings, struct error *error)
 {
 	static char key[2 * KEY_BYTES + 1];
 	const char *hostfile = getenv("SLURM_HOSTFILE");
@@ -69,18 +69,18 @@ bool launch_prepare(const struct settings *settings, struct fault *fault)
 
 	unsetenv("SLURM_DDP_KEY");
 	unsetenv("SLURM_DDP_FIRST_HOST");
-	if (key[0] == '\0' && !make_key(key, fault))
+	if (key[0] == '\0' && !make_key(key, error))
 		return false;
 	if (hostfile != NULL && hostfile[0] != '\0' &&
-	    (!read_hostfile(hostfile, host, fault) || !export_to_tasks("SLURM_DDP_FIRST_HOST", host, fault)))
+	    (!read_hostfile(hostfile, host, error) || !export_to_tasks("SLURM_DDP_FIRST_HOST", host, error)))
 		return false;
 	/* For torchrun, which may be there without `launcher`, too. */
-	if (!export_to_tasks("PET_NNODES", absent, fault) ||
-	    (!settings->launcher && (!export_to_tasks("RANK", absent, fault) ||
-	                             !export_to_tasks("WORLD_SIZE", absent, fault))))
+	if (!export_to_tasks("PET_NNODES", absent, error) ||
+	    (!settings->launcher && (!export_to_tasks("RANK", absent, error) ||
+	                             !export_to_tasks("WORLD_SIZE", absent, error))))
 		return false;
 	/* Last: without it the nodes refuse, should srun go on after an error. */
-	return export_to_tasks("SLURM_DDP_KEY", key, fault);
+	return export_to_tasks("SLURM_DDP_KEY", key, error);
 }
 
 void launch_leave_step(void)

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "spank/fault.h"
+#include "spank/error.h"
 #include "spank/options.h"
 
 /*
@@ -17,7 +17,7 @@
  * SLURM_HOSTFILE, and puts a sentence in place of the ranks, which a node
  * without the plugin leaves there: no program can take it for a number.
  */
-bool launch_prepare(const struct settings *settings, struct fault *fault);
+bool launch_prepare(const struct settings *settings, struct error *error);
 
 /*
  * Takes the variables of another step out of the caller's environment, if it is

@@ -22,7 +22,7 @@ struct line {
 static int kept = -1, terminal = -1; /* the file in memory, and what was fd 1 */
 static pid_t process;                /* whose they are: not a forked child's */
 
-bool table_begin(struct fault *fault)
+bool table_begin(struct error *error)
 {
 	if (kept >= 0)
 		return true;
@@ -34,7 +34,7 @@ bool table_begin(struct fault *fault)
 	if (kept >= 0 && terminal >= 0 && atexit(table_end) == 0 &&
 	    dup2(kept, STDOUT_FILENO) == STDOUT_FILENO)
 		return true;
-	fault_set(fault, "the table will not be in order: %s", strerror(errno));
+	error_set(error, "the table will not be in order: %s", strerror(errno));
 	if (kept >= 0)
 		close(kept);
 	if (terminal >= 0)

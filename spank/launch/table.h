@@ -7,11 +7,11 @@
 
 #include <stdbool.h>
 
-#include "spank/fault.h"
+#include "spank/error.h"
 
 /* From here on, what is written to standard output is kept; a second call does
    nothing. */
-bool table_begin(struct fault *fault);
+bool table_begin(struct error *error);
 
 /* Prints what was kept; nothing without table_begin(). */
 void table_end(void);

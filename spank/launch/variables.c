@@ -252,16 +252,16 @@ void environment_clear(struct variables *variables)
 
 bool environment_build(struct variables *variables, const struct identity *identity,
                        const struct settings *settings, const struct task_extras *extras,
-                       struct fault *fault)
+                       struct error *error)
 {
 	if (!is_key(extras->key))
-		return fault_set(fault, "srun has handed on no key for the step: SLURM_DDP_KEY is %s",
+		return error_set(error, "srun has handed on no key for the step: SLURM_DDP_KEY is %s",
 		                 extras->key != NULL ? "not what it made" : "missing");
 	environment_clear(variables);
 	for (int i = 0; settings->launcher && i < RANK_NAMES; i++)
 		take_out(variables, rank_names[i], TORCHRUN);
 	if (settings->launcher && !one_task_per_node(identity))
-		return fault_set(fault, "launcher is for one torchrun per node, but the step has %u tasks on "
+		return error_set(error, "launcher is for one torchrun per node, but the step has %u tasks on "
 		                 "%u nodes: set --ntasks-per-node=1, or leave launcher out",
 		                 identity->world_size, identity->node_count);
 	if (!settings->launcher)
@@ -276,6 +276,6 @@ bool environment_build(struct variables *variables, const struct identity *ident
 		put_jax_devices(variables, extras);
 	}
 	if (variables->overflow)
-		return fault_set(fault, "the task's variables are longer than %d bytes", VARIABLES_TEXT_MAX);
+		return error_set(error, "the task's variables are longer than %d bytes", VARIABLES_TEXT_MAX);
 	return true;
 }

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/fault.h"
+#include "spank/error.h"
 #include "spank/identity/gpu.h"
 #include "spank/identity/identity.h"
 #include "spank/options.h"
@@ -64,7 +64,7 @@ struct task_extras {
 
 bool environment_build(struct variables *variables, const struct identity *identity,
                        const struct settings *settings, const struct task_extras *extras,
-                       struct fault *fault);
+                       struct error *error);
 
 /* The variables of a task that is to get none: all names are taken out. */
 void environment_clear(struct variables *variables);

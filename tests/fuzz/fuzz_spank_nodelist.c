@@ -1,7 +1,7 @@
 /*
  * Node lists, lists of reserved ports, and the whole derivation of a task's
  * identity from an environment.
- * fuzz-sources: spank/identity/nodelist.c spank/identity/port.c spank/identity/identity.c spank/options.c spank/fault.c
+ * fuzz-sources: spank/identity/nodelist.c spank/identity/port.c spank/identity/identity.c spank/options.c spank/error.c
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -35,20 +35,20 @@ static bool see(void *user, const char *host)
 static void walk(const char *text)
 {
 	struct seen seen = { 0 };
-	struct fault fault = { "" };
+	struct error error = { "" };
 	char first[HOST_NAME_MAX_BYTES];
 	uint32_t count = 0;
 
-	if (nodelist_count(text, &count, &fault))
+	if (nodelist_count(text, &count, &error))
 		seen.list = text;
-	else if (fault.text[0] == '\0')
+	else if (error.text[0] == '\0')
 		abort();
-	bool walked = nodelist_walk(text, see, &seen, &fault);
-	if (!walked && fault.text[0] == '\0')
+	bool walked = nodelist_walk(text, see, &seen, &error);
+	if (!walked && error.text[0] == '\0')
 		abort();
 	if (walked && seen.list != NULL && seen.hosts < HOSTS_SEEN_MAX && seen.hosts != count)
 		abort();
-	if (nodelist_first(text, first, &fault) != (seen.hosts > 0))
+	if (nodelist_first(text, first, &error) != (seen.hosts > 0))
 		abort();
 	if (seen.hosts > 0 && strcmp(first, seen.first) != 0)
 		abort();
@@ -62,15 +62,15 @@ static void derive(char *text)
 		                    .holds_task_zero = true, .environment = environment };
 	struct settings settings;
 	struct identity identity;
-	struct fault fault = { "" };
+	struct error error = { "" };
 	int count = 0;
 
 	for (char *line = strtok(text, "\n"); line != NULL && count < VARIABLES_SEEN_MAX;
 	     line = strtok(NULL, "\n"))
 		environment[count++] = line;
 	settings_init(&settings);
-	if (!identity_derive(&facts, &settings, &identity, &fault)) {
-		if (fault.text[0] == '\0')
+	if (!identity_derive(&facts, &settings, &identity, &error)) {
+		if (error.text[0] == '\0')
 			abort();
 		return;
 	}
@@ -85,7 +85,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	char *text = malloc(size + 1);
-	struct fault fault;
+	struct error error;
 	uint16_t port;
 
 	if (text == NULL)
@@ -93,7 +93,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memcpy(text, data, size);
 	text[size] = '\0';
 	walk(text);
-	if (port_from_reservation(text, &port, &fault) && port == 0)
+	if (port_from_reservation(text, &port, &error) && port == 0)
 		abort();
 	port_is_ephemeral(29500, "1024 65535", text);
 	port_is_ephemeral(29500, text, "");

@@ -1,7 +1,7 @@
 /*
  * Options: the --ddp list, alone and beside a site's line and locked keys.
  * slurmstepd reads both as root.
- * fuzz-sources: spank/options.c spank/site.c spank/fault.c
+ * fuzz-sources: spank/options.c spank/site.c spank/error.c
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	char *text = malloc(size + 1), *words[8];
 	struct settings settings, before;
 	struct site site;
-	struct fault fault = { "" };
+	struct error error = { "" };
 	int count = 0;
 
 	if (text == NULL)
@@ -43,11 +43,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		for (char *word = strtok(line + 1, " \n"); word != NULL && count < 8; word = strtok(NULL, " \n"))
 			words[count++] = word;
 	}
-	if (!site_parse(&site, count, words, &fault) && fault.text[0] == '\0')
+	if (!site_parse(&site, count, words, &error) && error.text[0] == '\0')
 		abort();
 	check(&site.defaults);
 	settings = before = site.defaults;
-	if (options_parse(&settings, text, site.locked, &fault)) {
+	if (options_parse(&settings, text, site.locked, &error)) {
 		if ((settings.given & site.locked) != 0)
 			abort();
 	} else if (memcmp(&settings, &before, sizeof(before)) != 0) {

@@ -31,12 +31,12 @@ void build(struct variables *variables, const char *list, const struct identity 
            const struct task_extras *with)
 {
 	struct settings settings;
-	struct fault fault = { "" };
+	struct error error = { "" };
 
 	settings_init(&settings);
-	if (!options_parse(&settings, list, 0, &fault) ||
-	    !environment_build(variables, identity, &settings, with, &fault))
-		fail_msg("%s", fault.text);
+	if (!options_parse(&settings, list, 0, &error) ||
+	    !environment_build(variables, identity, &settings, with, &error))
+		fail_msg("%s", error.text);
 }
 
 char said[STEP_TEXT_MAX];
@@ -58,14 +58,14 @@ const struct relay_actions actions = { .say = say, .end_step = end_step };
 struct relay open_srun(const struct step_policy *policy)
 {
 	char spec[RELAY_SPEC_MAX];
-	struct fault fault = { "" };
+	struct error error = { "" };
 	struct relay relay;
 
 	said[0] = '\0';
 	atomic_store(&times_said, 0);
 	atomic_store(&times_ended, 0);
-	if (!relay_open(0, 0, policy, &actions, spec, &fault))
-		fail_msg("%s", fault.text);
+	if (!relay_open(0, 0, policy, &actions, spec, &error))
+		fail_msg("%s", error.text);
 	relay = relay_parse(spec);
 	assert_int_not_equal(relay.port, 0);
 	assert_int_equal(relay.reply_ms, REPLY_MS);

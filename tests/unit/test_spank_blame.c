@@ -124,10 +124,10 @@ static struct supervise node;
 
 static int start_node(void **state)
 {
-	struct fault fault;
+	struct error error;
 
 	(void)state;
-	if (!supervise_start(&node, 2, geteuid(), &fault))
+	if (!supervise_start(&node, 2, geteuid(), &error))
 		return -1;
 	node.shared->world_size = 4;
 	strcpy(node.shared->node, "n1");

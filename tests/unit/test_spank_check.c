@@ -142,13 +142,13 @@ static void written_by(void (*leave)(void), char *text, size_t bytes)
 	pid = fork();
 	assert_true(pid >= 0);
 	if (pid == 0) {
-		struct fault fault;
+		struct error error;
 		int before;
 		dup2(ends[1], STDOUT_FILENO);
 		close(ends[0]);
 		close(ends[1]);
 		before = inherited();
-		if (!table_begin(&fault) || inherited() != before)
+		if (!table_begin(&error) || inherited() != before)
 			_exit(1);
 		printf("rank 1/2  local 0/1  node 1/2 n1\nrank 0/2  local 0/1  node 0/2 n0\n");
 		leave();

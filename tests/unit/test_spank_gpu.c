@@ -65,7 +65,7 @@ static void devices_are_found_as_slurm_binds_them(void **state)
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char *environment[5] = { NULL };
-		struct fault sentence = { "" };
+		struct error sentence = { "" };
 		for (int v = 0; v < 4 && cases[i].variables[v] != NULL; v++)
 			environment[v] = (char *)(uintptr_t)cases[i].variables[v];
 		struct gpu_view view = gpu_look(environment, cases[i].local_rank, cases[i].local_world_size);

@@ -31,7 +31,7 @@ struct trial {
 	struct environment environment;
 	struct step_facts facts;
 	struct identity id;
-	struct fault fault;
+	struct error error;
 };
 
 static void set(struct trial *trial, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -61,8 +61,8 @@ static void drop(struct trial *trial, const char *name)
 
 static bool derive(struct trial *trial)
 {
-	trial->fault.text[0] = '\0';
-	return identity_derive(&trial->facts, &trial->settings, &trial->id, &trial->fault);
+	trial->error.text[0] = '\0';
+	return identity_derive(&trial->facts, &trial->settings, &trial->id, &trial->error);
 }
 
 /* ---- layouts -------------------------------------------------------------------- */
@@ -226,9 +226,9 @@ static void check_layout(const struct layout *layout, enum naming naming,
 			set(&trial, "SLURM_DISTRIBUTION=arbitrary");
 			set(&trial, "SLURM_DDP_FIRST_HOST=%s", master);
 		}
-		assert_true(options_parse(&trial.settings, variation->list, 0, &trial.fault));
+		assert_true(options_parse(&trial.settings, variation->list, 0, &trial.error));
 		if (!derive(&trial))
-			fail_msg("task %d of %d on %d nodes: %s", t, layout->tasks, layout->nodes, trial.fault.text);
+			fail_msg("task %d of %d on %d nodes: %s", t, layout->tasks, layout->nodes, trial.error.text);
 		same(&trial, "rank", trial.id.rank, (uint64_t)t);
 		same(&trial, "world_size", trial.id.world_size, (uint64_t)layout->tasks);
 		same(&trial, "local_rank", trial.id.local_rank, (uint64_t)locals[node]++);
@@ -335,7 +335,7 @@ static void arbitrary_layout_without_a_hostfile_is_refused_where_it_shows(void *
 		/* n1 (task 3) can tell neither that it holds rank 0 nor that it should. */
 		assert_int_equal(derive(&trial), t == 3);
 		if (t != 3)
-			assert_non_null(strstr(trial.fault.text, "SLURM_HOSTFILE"));
+			assert_non_null(strstr(trial.error.text, "SLURM_HOSTFILE"));
 	}
 }
 
@@ -414,11 +414,11 @@ static void check_het(const struct het *het)
 			if (het->master < 0) {
 				/* A node that neither holds rank 0 nor is taken for it cannot tell. */
 				assert_int_equal(derive(&trial), node == 1);
-				assert_true(node == 1 || strstr(trial.fault.text, "rank 0") != NULL);
+				assert_true(node == 1 || strstr(trial.error.text, "rank 0") != NULL);
 				continue;
 			}
 			if (!derive(&trial))
-				fail_msg("rank %d: %s", rank, trial.fault.text);
+				fail_msg("rank %d: %s", rank, trial.error.text);
 			assert_true(trial.id.heterogeneous && trial.id.port_hashed);
 			same(&trial, "rank", trial.id.rank, (uint64_t)rank);
 			same(&trial, "world_size", trial.id.world_size, (uint64_t)all_tasks);
@@ -489,8 +489,8 @@ static void contradictions_are_errors(void **state)
 			set(&trial, "%s", wrong[i].more);
 		if (derive(&trial))
 			fail_msg("case %zu (%s) was accepted", i, wrong[i].named);
-		if (strstr(trial.fault.text, wrong[i].named) == NULL)
-			fail_msg("'%s' does not say \"%s\"", trial.fault.text, wrong[i].named);
+		if (strstr(trial.error.text, wrong[i].named) == NULL)
+			fail_msg("'%s' does not say \"%s\"", trial.error.text, wrong[i].named);
 	}
 }
 
@@ -517,7 +517,7 @@ static void impossible_items_are_errors(void **state)
 		trial.facts.global_id = wrong[i].task;
 		if (derive(&trial))
 			fail_msg("case %zu was accepted", i);
-		assert_true(trial.fault.text[0] != '\0');
+		assert_true(trial.error.text[0] != '\0');
 	}
 }
 

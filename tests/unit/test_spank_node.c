@@ -29,12 +29,12 @@ static void speak(const char *text)
 /* A node whose tasks sleep, each with a rank; the first one makes the witness. */
 static void begin_with(struct node *node, const struct witness_words *words)
 {
-	struct fault fault = { "" };
+	struct error error = { "" };
 
 	*node = (struct node){ .kill_on_failure = true, .say = speak };
 	times_spoken = 0;
-	if (!supervise_start(&node->supervise, TASKS, geteuid(), &fault))
-		fail_msg("%s", fault.text);
+	if (!supervise_start(&node->supervise, TASKS, geteuid(), &error))
+		fail_msg("%s", error.text);
 	for (uint32_t i = 0; i < TASKS; i++) {
 		pid_t pid = fork();
 		assert_true(pid >= 0);

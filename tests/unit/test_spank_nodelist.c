@@ -53,12 +53,12 @@ static void lists_expand_in_order(void **state)
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct joined joined = { .used = 0 };
-		struct fault fault = { "" };
+		struct error error = { "" };
 		char first[HOST_NAME_MAX_BYTES];
-		if (!nodelist_walk(cases[i].list, join, &joined, &fault))
-			fail_msg("%s: %s", cases[i].list, fault.text);
+		if (!nodelist_walk(cases[i].list, join, &joined, &error))
+			fail_msg("%s: %s", cases[i].list, error.text);
 		assert_string_equal(joined.text, cases[i].hosts);
-		assert_true(nodelist_first(cases[i].list, first, &fault));
+		assert_true(nodelist_first(cases[i].list, first, &error));
 		assert_int_equal(strncmp(first, cases[i].hosts, strlen(first)), 0);
 		assert_true(cases[i].hosts[strlen(first)] == '\0' || cases[i].hosts[strlen(first)] == ' ');
 	}
@@ -80,45 +80,45 @@ static void malformed_lists_are_refused_with_the_place(void **state)
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct joined joined = { .used = 0 };
-		struct fault fault = { "" };
+		struct error error = { "" };
 		char place[32];
-		if (nodelist_walk(cases[i].list, join, &joined, &fault))
+		if (nodelist_walk(cases[i].list, join, &joined, &error))
 			fail_msg("'%s' was accepted as '%s'", cases[i].list, joined.text);
 		snprintf(place, sizeof(place), "at byte %d:", cases[i].byte);
-		if (strstr(fault.text, place) == NULL)
-			fail_msg("'%s': '%s' does not say '%s'", cases[i].list, fault.text, place);
+		if (strstr(error.text, place) == NULL)
+			fail_msg("'%s': '%s' does not say '%s'", cases[i].list, error.text, place);
 	}
 }
 
 static void empty_list_is_refused(void **state)
 {
-	struct fault fault;
+	struct error error;
 	char host[HOST_NAME_MAX_BYTES];
 
 	(void)state;
-	assert_false(nodelist_first("", host, &fault));
-	assert_false(nodelist_first(NULL, host, &fault));
-	assert_non_null(strstr(fault.text, "empty"));
+	assert_false(nodelist_first("", host, &error));
+	assert_false(nodelist_first(NULL, host, &error));
+	assert_non_null(strstr(error.text, "empty"));
 }
 
 static void host_name_has_a_longest_length(void **state)
 {
 	char list[600];
 	char host[HOST_NAME_MAX_BYTES];
-	struct fault fault;
+	struct error error;
 
 	(void)state;
 	memset(list, 'a', sizeof(list));
 	list[255] = '\0';
-	assert_true(nodelist_first(list, host, &fault));
+	assert_true(nodelist_first(list, host, &error));
 	assert_int_equal(strlen(host), 255);
 	list[255] = 'a';
 	list[256] = '\0';
-	assert_false(nodelist_first(list, host, &fault));
+	assert_false(nodelist_first(list, host, &error));
 	strcpy(list + 250, "[000000]");
-	assert_false(nodelist_first(list, host, &fault));
+	assert_false(nodelist_first(list, host, &error));
 	strcpy(list + 250, "[00000]");
-	assert_true(nodelist_first(list, host, &fault));
+	assert_true(nodelist_first(list, host, &error));
 }
 
 static void hosts_are_counted(void **state)
@@ -130,16 +130,16 @@ static void hosts_are_counted(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
-		struct fault fault = { "" };
+		struct error error = { "" };
 		uint32_t count = 0;
-		assert_true(nodelist_count(cases[i].list, &count, &fault));
+		assert_true(nodelist_count(cases[i].list, &count, &error));
 		assert_int_equal(count, cases[i].count);
 	}
 	for (size_t i = 0; i < 2; i++) {
-		struct fault fault = { "" };
+		struct error error = { "" };
 		uint32_t count;
-		assert_false(nodelist_count(i == 0 ? "" : "n[2-1]", &count, &fault));
-		assert_true(fault.text[0] != '\0');
+		assert_false(nodelist_count(i == 0 ? "" : "n[2-1]", &count, &error));
+		assert_true(error.text[0] != '\0');
 	}
 }
 
@@ -190,7 +190,7 @@ static void walk_count_and_search_agree(void **state)
 	for (int round = 0; round < 2000; round++) {
 		char list[512] = "";
 		size_t used = 0;
-		struct fault fault = { "" };
+		struct error error = { "" };
 		uint32_t count = 0;
 		for (int item = 0; item <= random() % 3; item++) {
 			used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", item > 0 ? "," : "",
@@ -203,26 +203,26 @@ static void walk_count_and_search_agree(void **state)
 			}
 		}
 		struct held held = { .list = list };
-		assert_true(nodelist_walk(list, hold_against_search, &held, &fault));
-		assert_true(nodelist_count(list, &count, &fault));
+		assert_true(nodelist_walk(list, hold_against_search, &held, &error));
+		assert_true(nodelist_count(list, &count, &error));
 		assert_int_equal(count, held.count);
 	}
 }
 
 static void huge_ranges_end_with_an_error(void **state)
 {
-	struct fault fault;
+	struct error error;
 	uint32_t count;
 
 	(void)state;
-	assert_true(nodelist_count("n[1-131072]", &count, &fault));
+	assert_true(nodelist_count("n[1-131072]", &count, &error));
 	assert_int_equal(count, NODELIST_HOSTS_MAX);
-	assert_false(nodelist_count("n[0-131072]", &count, &fault));
-	assert_false(nodelist_count("n[0-65535],m[0-65536]", &count, &fault));
-	assert_false(nodelist_count("n[0-999999999999999999]", &count, &fault));
-	assert_false(nodelist_count("n[0-999999999999999999,0-999999999999999999]", &count, &fault));
-	assert_false(nodelist_count("a[0-999999]b[0-999999]c[0-999999]", &count, &fault));
-	assert_non_null(strstr(fault.text, "more than 131072 hosts"));
+	assert_false(nodelist_count("n[0-131072]", &count, &error));
+	assert_false(nodelist_count("n[0-65535],m[0-65536]", &count, &error));
+	assert_false(nodelist_count("n[0-999999999999999999]", &count, &error));
+	assert_false(nodelist_count("n[0-999999999999999999,0-999999999999999999]", &count, &error));
+	assert_false(nodelist_count("a[0-999999]b[0-999999]c[0-999999]", &count, &error));
+	assert_non_null(strstr(error.text, "more than 131072 hosts"));
 }
 
 static void adjoining_brackets_do_not_explode(void **state)
@@ -267,15 +267,15 @@ static double time_list(const char *list, int hosts, int rounds)
 {
 	char first[HOST_NAME_MAX_BYTES], last[16];
 	double start = computed_ms();
-	struct fault fault;
+	struct error error;
 	uint32_t count;
 
 	snprintf(last, sizeof(last), "node%05d", 2 * (hosts - 1));
 	for (int i = 0; i < rounds; i++) {
-		assert_true(nodelist_count(list, &count, &fault));
+		assert_true(nodelist_count(list, &count, &error));
 		assert_int_equal(count, hosts);
 		assert_true(nodelist_has(list, last));
-		assert_true(nodelist_first(list, first, &fault));
+		assert_true(nodelist_first(list, first, &error));
 		assert_string_equal(first, "node00000");
 	}
 	return computed_ms() - start;

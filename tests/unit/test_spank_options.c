@@ -49,13 +49,13 @@ static void grace_is_in_seconds(void **state)
 	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct settings settings;
-		struct fault fault = { "" };
+		struct error error = { "" };
 		settings_init(&settings);
-		assert_int_equal(options_parse(&settings, cases[i].list, 0, &fault), cases[i].taken);
+		assert_int_equal(options_parse(&settings, cases[i].list, 0, &error), cases[i].taken);
 		if (cases[i].taken)
 			assert_int_equal(settings.grace_seconds, cases[i].seconds);
 		else
-			assert_non_null(strstr(fault.text, "'grace'"));
+			assert_non_null(strstr(error.text, "'grace'"));
 	}
 }
 
@@ -127,9 +127,9 @@ static void each_key_sets_what_it_says(void **state)
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct settings settings = defaults();
-		struct fault fault = { "" };
-		if (!options_parse(&settings, cases[i].list, 0, &fault))
-			fail_msg("'%s': %s", cases[i].list, fault.text);
+		struct error error = { "" };
+		if (!options_parse(&settings, cases[i].list, 0, &error))
+			fail_msg("'%s': %s", cases[i].list, error.text);
 		assert_string_equal(shown(&settings), cases[i].expected);
 	}
 }
@@ -183,11 +183,11 @@ static void wrong_words_are_refused_by_name(void **state)
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct settings settings = defaults(), before = settings;
-		struct fault fault = { "" };
-		if (options_parse(&settings, cases[i].list, 0, &fault))
+		struct error error = { "" };
+		if (options_parse(&settings, cases[i].list, 0, &error))
 			fail_msg("'%s' was accepted", cases[i].list);
-		if (strstr(fault.text, cases[i].named) == NULL)
-			fail_msg("'%s': '%s' does not say \"%s\"", cases[i].list, fault.text, cases[i].named);
+		if (strstr(error.text, cases[i].named) == NULL)
+			fail_msg("'%s': '%s' does not say \"%s\"", cases[i].list, error.text, cases[i].named);
 		assert_memory_equal(&settings, &before, sizeof(before));
 	}
 }
@@ -195,84 +195,84 @@ static void wrong_words_are_refused_by_name(void **state)
 static void unknown_key_comes_with_the_known_ones(void **state)
 {
 	struct settings settings = defaults();
-	struct fault fault;
+	struct error error;
 
 	(void)state;
-	assert_false(options_parse(&settings, "x=1", 0, &fault));
+	assert_false(options_parse(&settings, "x=1", 0, &error));
 	for (int i = 0; option_name(i) != NULL; i++)
-		assert_non_null(strstr(fault.text, option_name(i)));
+		assert_non_null(strstr(error.text, option_name(i)));
 }
 
 static void trace_directory_has_a_longest_length(void **state)
 {
 	char list[2000] = "trace=";
 	struct settings settings = defaults();
-	struct fault fault;
+	struct error error;
 
 	(void)state;
 	memset(list + 6, 'd', 1023);
 	list[6 + 1023] = '\0';
-	assert_true(options_parse(&settings, list, 0, &fault));
+	assert_true(options_parse(&settings, list, 0, &error));
 	assert_int_equal(strlen(settings.trace_dir), 1023);
 	strcat(list, "d");
-	assert_false(options_parse(&settings, list, 0, &fault));
-	assert_non_null(strstr(fault.text, "'trace'"));
+	assert_false(options_parse(&settings, list, 0, &error));
+	assert_non_null(strstr(error.text, "'trace'"));
 }
 
 static void watch_takes_a_switch_or_a_path(void **state)
 {
 	char list[600] = "watch=/";
 	struct settings settings = defaults();
-	struct fault fault;
+	struct error error;
 
 	(void)state;
 	assert_false(settings.watch);
-	assert_true(options_parse(&settings, "watch", 0, &fault));
+	assert_true(options_parse(&settings, "watch", 0, &error));
 	assert_true(settings.watch);
 	assert_string_equal(settings.watch_path, "");
-	assert_true(options_parse(&settings, "watch=no", 0, &fault));
+	assert_true(options_parse(&settings, "watch=no", 0, &error));
 	assert_false(settings.watch);
 	memset(list + 7, 'd', 253);
-	assert_true(options_parse(&settings, list, 0, &fault));
+	assert_true(options_parse(&settings, list, 0, &error));
 	assert_true(settings.watch);
 	assert_int_equal(strlen(settings.watch_path), 254);
 	strcat(list, "d");
-	assert_false(options_parse(&settings, list, 0, &fault));
-	assert_non_null(strstr(fault.text, "'watch'"));
-	assert_false(options_parse(&settings, "watch=libx.so", 0, &fault));
-	assert_false(options_parse(&settings, "watch=/a\nb", 0, &fault));
-	assert_false(options_parse(&settings, "watch=", 0, &fault));
+	assert_false(options_parse(&settings, list, 0, &error));
+	assert_non_null(strstr(error.text, "'watch'"));
+	assert_false(options_parse(&settings, "watch=libx.so", 0, &error));
+	assert_false(options_parse(&settings, "watch=/a\nb", 0, &error));
+	assert_false(options_parse(&settings, "watch=", 0, &error));
 }
 
 static void nccl_net_takes_a_switch_or_one_path(void **state)
 {
 	struct settings settings = defaults();
-	struct fault fault;
+	struct error error;
 
 	(void)state;
 	assert_false(settings.nccl_net);
-	assert_true(option_set(&settings, "nccl-net", 8, "/opt/a.so", 9, &fault));
+	assert_true(option_set(&settings, "nccl-net", 8, "/opt/a.so", 9, &error));
 	assert_true(settings.nccl_net);
 	assert_string_equal(settings.nccl_net_path, "/opt/a.so");
 	assert_false(settings.watch);
-	assert_true(options_parse(&settings, "nccl-net=no", 0, &fault));
+	assert_true(options_parse(&settings, "nccl-net=no", 0, &error));
 	assert_false(settings.nccl_net);
 	/* NCCL would take what follows a comma for another plugin. */
-	assert_false(option_set(&settings, "nccl-net", 8, "/a,/b", 5, &fault));
-	assert_non_null(strstr(fault.text, "'nccl-net'"));
-	assert_false(options_parse(&settings, "nccl-net=ddpucx", 0, &fault));
+	assert_false(option_set(&settings, "nccl-net", 8, "/a,/b", 5, &error));
+	assert_non_null(strstr(error.text, "'nccl-net'"));
+	assert_false(options_parse(&settings, "nccl-net=ddpucx", 0, &error));
 	assert_false(settings.nccl_net);
 }
 
 static void later_list_starts_from_the_defaults_it_is_given(void **state)
 {
 	struct settings first = defaults(), second = defaults();
-	struct fault fault;
+	struct error error;
 
 	(void)state;
-	assert_true(options_parse(&first, "port=30000,verbose", 0, &fault));
+	assert_true(options_parse(&first, "port=30000,verbose", 0, &error));
 	assert_true(option_given(&first, "port"));
-	assert_true(options_parse(&second, "omp=1", 0, &fault));
+	assert_true(options_parse(&second, "omp=1", 0, &error));
 	assert_false(option_given(&second, "port"));
 	assert_true(option_given(&second, "omp"));
 	assert_false(second.verbose);
@@ -283,20 +283,20 @@ static void site_gives_defaults_and_locks_keys(void **state)
 	char *words[] = { "port=25000-25999", "addr-suffix=-ib", "omp=keep", "locked=port,addr-suffix" };
 	struct site site;
 	struct settings settings;
-	struct fault fault = { "" };
+	struct error error = { "" };
 
 	(void)state;
-	assert_true(site_parse(&site, 4, words, &fault));
+	assert_true(site_parse(&site, 4, words, &error));
 	settings = site.defaults;
 	assert_int_equal(settings.port_low, 25000);
 	assert_string_equal(settings.address_suffix, "-ib");
 	assert_false(option_given(&settings, "port"));
-	assert_true(options_parse(&settings, "omp=1", site.locked, &fault));
+	assert_true(options_parse(&settings, "omp=1", site.locked, &error));
 	assert_int_equal(settings.port_high, 25999);
-	assert_false(options_parse(&settings, "port=30000", site.locked, &fault));
-	assert_non_null(strstr(fault.text, "'port' is locked by this site"));
-	assert_false(options_parse(&settings, "verbose,addr-suffix=", site.locked, &fault));
-	assert_non_null(strstr(fault.text, "'addr-suffix' is locked"));
+	assert_false(options_parse(&settings, "port=30000", site.locked, &error));
+	assert_non_null(strstr(error.text, "'port' is locked by this site"));
+	assert_false(options_parse(&settings, "verbose,addr-suffix=", site.locked, &error));
+	assert_non_null(strstr(error.text, "'addr-suffix' is locked"));
 }
 
 static void wrong_site_lines_are_refused_by_name(void **state)
@@ -313,15 +313,15 @@ static void wrong_site_lines_are_refused_by_name(void **state)
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct settings base = defaults();
 		struct site site;
-		struct fault fault = { "" };
+		struct error error = { "" };
 		int count = 0;
 		while (cases[i].words[count] != NULL)
 			count++;
-		if (site_parse(&site, count, (char **)(uintptr_t)cases[i].words, &fault))
+		if (site_parse(&site, count, (char **)(uintptr_t)cases[i].words, &error))
 			fail_msg("'%s' was accepted", cases[i].words[0]);
-		assert_non_null(strstr(fault.text, "plugstack"));
-		if (strstr(fault.text, cases[i].named) == NULL)
-			fail_msg("'%s' does not say %s", fault.text, cases[i].named);
+		assert_non_null(strstr(error.text, "plugstack"));
+		if (strstr(error.text, cases[i].named) == NULL)
+			fail_msg("'%s' does not say %s", error.text, cases[i].named);
 		assert_int_equal(site.locked, 0);
 		assert_string_equal(shown(&site.defaults), shown(&base));
 	}
@@ -331,10 +331,10 @@ static void empty_site_line_is_the_built_in_defaults(void **state)
 {
 	struct settings base = defaults();
 	struct site site;
-	struct fault fault;
+	struct error error;
 
 	(void)state;
-	assert_true(site_parse(&site, 0, NULL, &fault));
+	assert_true(site_parse(&site, 0, NULL, &error));
 	assert_memory_equal(&site.defaults, &base, sizeof(base));
 }
 

@@ -29,14 +29,14 @@ static void first_reserved_port_is_taken(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
-		struct fault fault = { "" };
+		struct error error = { "" };
 		uint16_t port = 0;
-		bool good = port_from_reservation(cases[i].text, &port, &fault);
+		bool good = port_from_reservation(cases[i].text, &port, &error);
 		assert_int_equal(good, cases[i].port >= 0);
 		if (good)
 			assert_int_equal(port, cases[i].port);
 		else
-			assert_non_null(strstr(fault.text, "SLURM_STEP_RESV_PORTS"));
+			assert_non_null(strstr(error.text, "SLURM_STEP_RESV_PORTS"));
 	}
 }
 
@@ -127,19 +127,19 @@ static void port_in_use_is_told_on_any_address(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < COUNT(addresses); i++) {
-		struct fault fault = { "" };
+		struct error error = { "" };
 		uint16_t ports[4];
 		int fds[COUNT(ports)], had = 0;
 		for (size_t k = 0; k < COUNT(ports); k++) {
 			fds[k] = listen_on(addresses[i], &ports[k]);
-			assert_false(port_probe(ports[k], &fault));
-			assert_non_null(strstr(fault.text, "in use"));
+			assert_false(port_probe(ports[k], &error));
+			assert_non_null(strstr(error.text, "in use"));
 		}
 		for (size_t k = 0; k < COUNT(ports); k++)
 			close(fds[k]);
 		/* Another process may have got one of them in the meantime. */
 		for (size_t k = 0; k < COUNT(ports); k++)
-			had += port_probe(ports[k], &fault);
+			had += port_probe(ports[k], &error);
 		assert_true(had > 0);
 	}
 }
@@ -153,9 +153,9 @@ static void addresses_that_others_reach_are_resolved(void **state)
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char text[ADDRESS_TEXT_MAX];
-		struct fault fault = { "" };
-		if (!address_resolve(cases[i].host, text, &fault))
-			fail_msg("%s", fault.text);
+		struct error error = { "" };
+		if (!address_resolve(cases[i].host, text, &error))
+			fail_msg("%s", error.text);
 		assert_string_equal(text, cases[i].text);
 	}
 }
@@ -171,11 +171,11 @@ static void loopback_and_unknown_names_are_refused(void **state)
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char text[ADDRESS_TEXT_MAX];
-		struct fault fault = { "" };
-		assert_false(address_resolve(cases[i].host, text, &fault));
-		assert_non_null(strstr(fault.text, cases[i].host));
-		if (strstr(fault.text, cases[i].named) == NULL)
-			fail_msg("'%s' does not say '%s'", fault.text, cases[i].named);
+		struct error error = { "" };
+		assert_false(address_resolve(cases[i].host, text, &error));
+		assert_non_null(strstr(error.text, cases[i].host));
+		if (strstr(error.text, cases[i].named) == NULL)
+			fail_msg("'%s' does not say '%s'", error.text, cases[i].named);
 	}
 }
 
@@ -197,21 +197,21 @@ static void node_addr_of_slurm_comes_before_the_name(void **state)
 		struct identity identity = { .node_name = "n1" };
 		struct node_address known = { .node = "" };
 		struct settings settings;
-		struct fault fault = { "" };
+		struct error error = { "" };
 		char address[MASTER_ADDRESS_MAX] = "";
 		settings_init(&settings);
-		assert_true(options_parse(&settings, cases[i].list, 0, &fault));
+		assert_true(options_parse(&settings, cases[i].list, 0, &error));
 		strcpy(identity.master_node, cases[i].node);
 		if (cases[i].known != NULL) {
 			strcpy(known.node, cases[i].node);
 			strcpy(known.address, cases[i].known);
 		}
-		bool found = master_find_address(&identity, &settings, &known, address, &fault);
+		bool found = master_find_address(&identity, &settings, &known, address, &error);
 		assert_int_equal(found, cases[i].address != NULL);
 		if (found)
 			assert_string_equal(address, cases[i].address);
 		else
-			assert_non_null(strstr(fault.text, "NodeAddr"));
+			assert_non_null(strstr(error.text, "NodeAddr"));
 	}
 }
 

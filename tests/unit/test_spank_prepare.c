@@ -37,33 +37,33 @@ static int clear(void **state)
 static void key_is_made_once_for_all_components(void **state)
 {
 	struct settings settings = defaults();
-	struct fault fault = { "" };
+	struct error error = { "" };
 	char first[80];
 
 	(void)state;
-	assert_true(launch_prepare(&settings, &fault));
+	assert_true(launch_prepare(&settings, &error));
 	snprintf(first, sizeof(first), "%s", getenv("SLURM_DDP_KEY"));
 	assert_int_equal(strlen(first), 64);
 	assert_int_equal(strspn(first, "0123456789abcdef"), 64);
 	unsetenv("SLURM_DDP_KEY");
-	assert_true(launch_prepare(&settings, &fault));
+	assert_true(launch_prepare(&settings, &error));
 	assert_string_equal(getenv("SLURM_DDP_KEY"), first);
 }
 
 static void ranks_of_a_node_without_the_plugin_are_no_numbers(void **state)
 {
 	struct settings settings = defaults();
-	struct fault fault;
+	struct error error;
 
 	(void)state;
 	setenv("RANK", "7", 1);
-	assert_true(launch_prepare(&settings, &fault));
+	assert_true(launch_prepare(&settings, &error));
 	assert_non_null(strstr(getenv("RANK"), "not active on this node"));
 	assert_non_null(strstr(getenv("WORLD_SIZE"), "not active on this node"));
 	assert_non_null(strstr(getenv("PET_NNODES"), "not active on this node"));
 	clear(NULL);
 	settings.launcher = true;
-	assert_true(launch_prepare(&settings, &fault));
+	assert_true(launch_prepare(&settings, &error));
 	assert_non_null(strstr(getenv("PET_NNODES"), "not active on this node"));
 	assert_null(getenv("RANK"));
 }
@@ -81,17 +81,17 @@ static void first_host_of_a_hostfile_is_found(void **state)
 		char path[] = "/tmp/test_spank_prepare.XXXXXX";
 		int fd = mkstemp(path);
 		struct settings settings = defaults();
-		struct fault fault = { "" };
+		struct error error = { "" };
 		assert_true(fd >= 0);
 		assert_int_equal(write(fd, cases[i].text, strlen(cases[i].text)), (ssize_t)strlen(cases[i].text));
 		close(fd);
 		setenv("SLURM_HOSTFILE", path, 1);
-		if (launch_prepare(&settings, &fault) != (cases[i].host != NULL))
-			fail_msg("case %zu: %s", i, fault.text);
+		if (launch_prepare(&settings, &error) != (cases[i].host != NULL))
+			fail_msg("case %zu: %s", i, error.text);
 		if (cases[i].host != NULL)
 			assert_string_equal(getenv("SLURM_DDP_FIRST_HOST"), cases[i].host);
 		else
-			assert_true(fault.text[0] != '\0');
+			assert_true(error.text[0] != '\0');
 		/* The nodes refuse a step without. */
 		assert_int_equal(getenv("SLURM_DDP_KEY") != NULL, cases[i].host != NULL);
 		unlink(path);
@@ -101,15 +101,15 @@ static void first_host_of_a_hostfile_is_found(void **state)
 static void missing_hostfile_is_an_error_that_names_it(void **state)
 {
 	struct settings settings = defaults();
-	struct fault fault;
+	struct error error;
 
 	(void)state;
 	setenv("SLURM_HOSTFILE", "/nonexistent/hosts", 1);
-	assert_false(launch_prepare(&settings, &fault));
-	assert_non_null(strstr(fault.text, "/nonexistent/hosts"));
+	assert_false(launch_prepare(&settings, &error));
+	assert_non_null(strstr(error.text, "/nonexistent/hosts"));
 	unsetenv("SLURM_HOSTFILE");
 	setenv("SLURM_DDP_FIRST_HOST", "stale", 1);
-	assert_true(launch_prepare(&settings, &fault));
+	assert_true(launch_prepare(&settings, &error));
 	assert_null(getenv("SLURM_DDP_FIRST_HOST"));
 }
 
@@ -117,7 +117,7 @@ static void stale_variables_are_listed(void **state)
 {
 	char text[512], small[8];
 	struct settings settings = defaults();
-	struct fault fault;
+	struct error error;
 
 	(void)state;
 	launch_list_stale(text, sizeof(text));
@@ -132,7 +132,7 @@ static void stale_variables_are_listed(void **state)
 	launch_list_stale(text, sizeof(text));
 	assert_string_equal(text, "RANK=7 MASTER_ADDR=n9??[2J");
 	unsetenv("MASTER_ADDR");
-	assert_true(launch_prepare(&settings, &fault));
+	assert_true(launch_prepare(&settings, &error));
 	launch_list_stale(text, sizeof(text));
 	assert_string_equal(text, "");
 }

@@ -377,7 +377,7 @@ static void no_name_is_resolved(void **state)
 static void port_comes_from_the_range(void **state)
 {
 	char spec[RELAY_SPEC_MAX];
-	struct fault fault = { "" };
+	struct error error = { "" };
 	struct sockaddr_in6 any = { .sin6_family = AF_INET6 };
 	struct sockaddr_in any4 = { .sin_family = AF_INET };
 	socklen_t bytes = sizeof(any);
@@ -394,9 +394,9 @@ static void port_comes_from_the_range(void **state)
 	assert_int_equal(listen(taken, 1), 0);
 	assert_int_equal(getsockname(taken, (struct sockaddr *)&any, &bytes), 0);
 	port = ntohs(any.sin6_port);
-	assert_false(relay_open(port, port, &policy, &actions, spec, &fault));
-	assert_non_null(strstr(fault.text, "in use"));
-	assert_true(relay_open((uint16_t)(port - 40), port, &policy, &actions, spec, &fault));
+	assert_false(relay_open(port, port, &policy, &actions, spec, &error));
+	assert_non_null(strstr(error.text, "in use"));
+	assert_true(relay_open((uint16_t)(port - 40), port, &policy, &actions, spec, &error));
 	assert_true(relay_parse(spec).port >= port - 40 && relay_parse(spec).port < port);
 	relay_close();
 	close(taken);
@@ -417,12 +417,12 @@ static void controller_that_does_not_answer_holds_up_nobody(void **state)
 	const struct relay_actions in_vain = { .say = actions.say, .end_step = ask_in_vain };
 	const struct step_policy policy = policy_with(0);
 	char spec[RELAY_SPEC_MAX];
-	struct fault fault;
+	struct error error;
 	struct relay relay;
 
 	(void)state;
 	atomic_store(&times_said, 0);
-	assert_true(relay_open(0, 0, &policy, &in_vain, spec, &fault));
+	assert_true(relay_open(0, 0, &policy, &in_vain, spec, &error));
 	relay = relay_parse(spec);
 	assert_true(tell(&relay, "seven", 0, false));
 	while (atomic_load(&times_said) == 0)

@@ -39,10 +39,10 @@ struct fixture {
 /* A node with one rank, which is a process that does nothing. */
 static void begin_node(struct fixture *node, const struct relay *relay)
 {
-	struct fault fault;
+	struct error error;
 
-	if (!supervise_start(&node->supervise, 1, geteuid(), &fault))
-		fail_msg("%s", fault.text);
+	if (!supervise_start(&node->supervise, 1, geteuid(), &error))
+		fail_msg("%s", error.text);
 	node->task = fork();
 	assert_true(node->task >= 0);
 	if (node->task == 0) {
@@ -55,8 +55,8 @@ static void begin_node(struct fixture *node, const struct relay *relay)
 	node->supervise.shared->world_size = 1;
 	strcpy(node->supervise.shared->node, "n0");
 	strcpy(node->supervise.shared->srun_address, "127.0.0.1");
-	if (!stall_watch_open(&node->watch, &node->supervise, 2, &fault))
-		fail_msg("%s", fault.text);
+	if (!stall_watch_open(&node->watch, &node->supervise, 2, &error))
+		fail_msg("%s", error.text);
 	node->watch.relay = *relay;
 	node->now_ns = ddp_now_ns();
 }

@@ -21,10 +21,10 @@
 
 static void start(struct supervise *supervise, uint32_t tasks)
 {
-	struct fault fault = { "" };
+	struct error error = { "" };
 
-	if (!supervise_start(supervise, tasks, geteuid(), &fault))
-		fail_msg("%s", fault.text);
+	if (!supervise_start(supervise, tasks, geteuid(), &error))
+		fail_msg("%s", error.text);
 }
 
 /* A task that waits to be killed. */
@@ -162,12 +162,12 @@ static void page_that_is_not_there_reads_as_zero(void **state)
 static void impossible_numbers_of_tasks_are_refused(void **state)
 {
 	struct supervise supervise;
-	struct fault fault = { "" };
+	struct error error = { "" };
 
 	(void)state;
-	assert_false(supervise_start(&supervise, 0, geteuid(), &fault));
-	assert_false(supervise_start(&supervise, UINT32_MAX, geteuid(), &fault));
-	assert_non_null(strstr(fault.text, "4294967295 tasks"));
+	assert_false(supervise_start(&supervise, 0, geteuid(), &error));
+	assert_false(supervise_start(&supervise, UINT32_MAX, geteuid(), &error));
+	assert_non_null(strstr(error.text, "4294967295 tasks"));
 	supervise_end(&supervise);
 }
 

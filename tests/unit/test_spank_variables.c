@@ -111,10 +111,10 @@ static void step_without_a_key_is_refused(void **state)
 	(void)state;
 	settings_init(&settings);
 	for (size_t i = 0; i < COUNT(keys); i++) {
-		struct fault fault = { "" };
+		struct error error = { "" };
 		with.key = keys[i].key;
-		assert_false(environment_build(&variables, &identity, &settings, &with, &fault));
-		assert_non_null(strstr(fault.text, keys[i].named));
+		assert_false(environment_build(&variables, &identity, &settings, &with, &error));
+		assert_non_null(strstr(error.text, keys[i].named));
 	}
 }
 
@@ -370,14 +370,14 @@ static void launcher_wants_one_task_per_node(void **state)
 	struct identity identity = task();
 	struct task_extras with = extras(ENVIRONMENT());
 	struct settings settings;
-	struct fault fault = { "" };
+	struct error error = { "" };
 
 	(void)state;
 	settings_init(&settings);
 	settings.launcher = true;
-	assert_false(environment_build(&variables, &identity, &settings, &with, &fault));
-	assert_non_null(strstr(fault.text, "4 tasks on 2 nodes"));
-	assert_non_null(strstr(fault.text, "--ntasks-per-node=1"));
+	assert_false(environment_build(&variables, &identity, &settings, &with, &error));
+	assert_non_null(strstr(error.text, "4 tasks on 2 nodes"));
+	assert_non_null(strstr(error.text, "--ntasks-per-node=1"));
 }
 
 static void device_is_given_when_there_is_one(void **state)
@@ -400,14 +400,14 @@ static void values_that_do_not_fit_are_an_error(void **state)
 	struct identity identity = task();
 	struct task_extras with = extras(ENVIRONMENT());
 	struct settings settings;
-	struct fault fault = { "" };
+	struct error error = { "" };
 
 	(void)state;
 	settings_init(&settings);
 	memset(long_address, 'a', sizeof(long_address) - 1);
 	with.master_address = long_address;
-	assert_false(environment_build(&variables, &identity, &settings, &with, &fault));
-	assert_non_null(strstr(fault.text, "longer than"));
+	assert_false(environment_build(&variables, &identity, &settings, &with, &error));
+	assert_non_null(strstr(error.text, "longer than"));
 }
 
 static void launchers_daemons_are_known_by_name(void **state)

@@ -1,10 +1,10 @@
 /* One sentence about what went wrong, handed up by the pure core. */
-#ifndef SPANK_FAULT_H
-#define SPANK_FAULT_H
+#ifndef SPANK_ERROR_H
+#define SPANK_ERROR_H
 
 #include <stdbool.h>
 
-struct fault {
+struct error {
 	char text[640];
 };
 
@@ -13,8 +13,8 @@ struct fault {
 void make_printable(char *text);
 
 /* Writes the sentence and returns false, so that callers can
-   `return fault_set(...)`. The text is cut, never overrun, and printable. */
-bool fault_set(struct fault *fault, const char *format, ...)
+   `return error_set(...)`. The text is cut, never overrun, and printable. */
+bool error_set(struct error *error, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
 #endif

@@ -1,4 +1,4 @@
-#include "spank/fault.h"
+#include "spank/error.h"
 
 #include <ctype.h>
 #include <stdarg.h>
@@ -11,13 +11,13 @@ void make_printable(char *text)
 			*text = '?';
 }
 
-bool fault_set(struct fault *fault, const char *format, ...)
+bool error_set(struct error *error, const char *format, ...)
 {
 	va_list arguments;
 
 	va_start(arguments, format);
-	vsnprintf(fault->text, sizeof(fault->text), format, arguments);
+	vsnprintf(error->text, sizeof(error->text), format, arguments);
 	va_end(arguments);
-	make_printable(fault->text);
+	make_printable(error->text);
 	return false;
 }
