@@ -24,16 +24,18 @@ static void pack_plain(uint16_t *tile, const dk_side *side, int64_t row, int64_t
 	}
 }
 
-static void block_plain(float *c, int64_t ldc, const uint16_t *a, int64_t a_next, const uint16_t *b,
-                        int64_t b_next, int64_t depth, bool adds)
+static void block_plain(float *c, int64_t ldc, const dk_strip_range *a, const dk_strip_range *b, int64_t depth,
+                        bool adds)
 {
 	for (int i = 0; i < 2; i++)
 		for (int j = 0; j < 2; j++)
-			dk_inner()->bf16_tile(c + i * DK_STRIP * ldc + j * DK_STRIP, ldc, a + i * a_next,
-			                      b + j * b_next, depth, adds);
+			dk_inner()->bf16_tile(c + i * DK_STRIP * ldc + j * DK_STRIP, ldc, a->first + i * a->next,
+			                      b->first + j * b->next, depth, adds);
 }
 
-const dk_bf16_set dk_bf16_plain = {"plain", NULL, NULL, pack_plain, block_plain};
+const dk_bf16_set dk_bf16_plain = {
+	.name = "plain", .pack = pack_plain, .block = block_plain,
+};
 
 /* ---- which there are ---------------------------------------------------------------- */
 
@@ -110,10 +112,12 @@ void dk_multiply(const dk_bf16_set *set, float *c, int64_t ldc, dk_strip_range a
 
 	for (int64_t d = 0; d < depth; d += DEPTH_AT_ONCE) {
 		const int64_t tiles = depth - d < DEPTH_AT_ONCE ? depth - d : DEPTH_AT_ONCE;
-		for (int64_t j = 0; j < b.count; j += 2)
-			for (int64_t i = 0; i < a.count; i += 2)
-				set->block(c + i * DK_STRIP * ldc + j * DK_STRIP, ldc,
-				           a.first + i * a.next + d * DK_TILE, a.next,
-				           b.first + j * b.next + d * DK_TILE, b.next, tiles, adds || d > 0);
+		for (int64_t j = 0; j < b.count; j += 2) {
+			dk_strip_range right = b, left = a;
+			right.first += j * b.next + d * b.tile;
+			left.first += d * a.tile;
+			for (int64_t i = 0; i < a.count; i += 2, left.first += 2 * a.next)
+				set->block(c + i * DK_STRIP * ldc + j * DK_STRIP, ldc, &left, &right, tiles, adds || d > 0);
+		}
 	}
 }

@@ -3,9 +3,9 @@
  * products of AVX-512 where the processor has them, else by plain vectors.
  *
  * Operands are packed first, so that one form serves all of these, and each element is
- * looked up once, however often it is used. A *strip* is 16 rows of a, or 16 columns of b,
- * over the whole depth (k), in *tiles* of 32 of it, 1 KiB each: a's is [16 rows][32], b's
- * [16 pairs][16 columns][2]. What is beyond the edges is zero.
+ * looked up once, however often it is used; but for those that a set takes in place. A *strip*
+ * is 16 rows of a, or 16 columns of b, over the whole depth (k), in *tiles* of 32 of it, 1 KiB
+ * each: a's is [16 rows][32], b's [16 pairs][16 columns][2]. What is beyond the edges is zero.
  */
 #ifndef DK_BF16_H
 #define DK_BF16_H
@@ -30,18 +30,31 @@ typedef struct dk_side {
 	int64_t rows, depth;
 } dk_side;
 
+/* Strips of a side, an even number of them. So many elements lie from one to the next, from a tile
+   to the next in depth, and from a row of a tile to the next. */
+typedef struct dk_strip_range {
+	const uint16_t *first;
+	int64_t count, next, tile, row;
+} dk_strip_range;
+
 /* What an instruction set does its own way. */
 typedef struct dk_bf16_set {
 	const char *name;
+	/* block() takes an a that dk_lies_in_strips() where it lies, and a c from far away. Else all that
+	   it gets was packed, and c is near. */
+	bool in_place;
+	/* out [DK_BLOCK, ld], rounded: c [DK_BLOCK, DK_BLOCK] + bias + beta * before. bias and before may
+	   be NULL, before may be out. Of sets in place only. */
+	void (*narrow)(uint16_t *out, int64_t ld, const float *c, const float *bias, const uint16_t *before,
+	               float beta);
 	/* Around the calls of block() in a thread. NULL: nothing to do. */
 	void (*begin)(void);
 	void (*end)(void);
 	/* One tile: rows from `row`, depth from `k`. */
 	void (*pack)(uint16_t *tile, const dk_side *side, int64_t row, int64_t k);
-	/* c [DK_BLOCK, ldc], + if `adds`: two strips of a by two of b, `depth` tiles of each.
-	   The second strip is so many elements behind the first. */
-	void (*block)(float *c, int64_t ldc, const uint16_t *a, int64_t a_next, const uint16_t *b,
-	              int64_t b_next, int64_t depth, bool adds);
+	/* c [DK_BLOCK, ldc], + if `adds`: two strips of a by two of b, `depth` tiles of each. */
+	void (*block)(float *c, int64_t ldc, const dk_strip_range *a, const dk_strip_range *b, int64_t depth,
+	              bool adds);
 } dk_bf16_set;
 
 /* From the plain one on to the best for this processor; NULL: no more. */
@@ -70,20 +83,26 @@ static inline int64_t dk_packed_size(int64_t rows, int64_t depth)
 void dk_pack(const dk_bf16_set *set, uint16_t *packed, const dk_side *side, int64_t first,
              int64_t last);
 
-/* Strips of a packed side: the first of them, how many, an even number, and how many elements
-   lie from one to the next. */
-typedef struct dk_strip_range {
-	const uint16_t *first;
-	int64_t count, next;
-} dk_strip_range;
-
-/* From strip `strip` and tile `tile` of its depth on. */
+/* Of what is packed, from strip `strip` and tile `tile` of its depth on. */
 static inline dk_strip_range dk_range(const uint16_t *packed, int64_t depth, int64_t strip, int64_t count,
                                       int64_t tile)
 {
 	const int64_t next = dk_ceil_div(depth, DK_DEPTH) * DK_TILE;
 
-	return (dk_strip_range){packed + strip * next + tile * DK_TILE, count, next};
+	return (dk_strip_range){packed + strip * next + tile * DK_TILE, count, next, DK_TILE, DK_DEPTH};
+}
+
+/* An a whose rows are in one piece each, and whose strips and tiles are whole. */
+static inline bool dk_lies_in_strips(const dk_side *side)
+{
+	return !side->across && !side->pairs && side->rows % DK_BLOCK == 0 && side->depth % DK_DEPTH == 0;
+}
+
+/* Of such a side, where it lies, from strip `strip` on. */
+static inline dk_strip_range dk_range_in_place(const dk_side *side, int64_t strip, int64_t count)
+{
+	return (dk_strip_range){side->from + strip * DK_STRIP * side->ld, count, DK_STRIP * side->ld, DK_DEPTH,
+		side->ld};
 }
 
 /* c [.., ldc], + if `adds`: strips of a by strips of b, over `depth` tiles of each. Between

@@ -24,11 +24,12 @@ static void end(void)
 	_tile_release();
 }
 
-static void block(float *c, int64_t ldc, const uint16_t *a, int64_t a_next, const uint16_t *b,
-                  int64_t b_next, int64_t depth, bool adds)
+static void block(float *c, int64_t ldc, const dk_strip_range *left, const dk_strip_range *right, int64_t depth,
+                  bool adds)
 {
 	enum { ROW_BYTES = DK_DEPTH * sizeof(uint16_t) };
 	const int64_t stride = ldc * (int64_t)sizeof(float);
+	const uint16_t *a = left->first, *b = right->first;
 	float *below = c + DK_STRIP * ldc;
 
 	if (adds) {
@@ -46,9 +47,9 @@ static void block(float *c, int64_t ldc, const uint16_t *a, int64_t a_next, cons
 		_tile_loadd(6, b, ROW_BYTES);
 		_tile_loadd(4, a, ROW_BYTES);
 		_tile_dpbf16ps(0, 4, 6);
-		_tile_loadd(7, b + b_next, ROW_BYTES);
+		_tile_loadd(7, b + right->next, ROW_BYTES);
 		_tile_dpbf16ps(1, 4, 7);
-		_tile_loadd(5, a + a_next, ROW_BYTES);
+		_tile_loadd(5, a + left->next, ROW_BYTES);
 		_tile_dpbf16ps(2, 5, 6);
 		_tile_dpbf16ps(3, 5, 7);
 	}
@@ -58,4 +59,6 @@ static void block(float *c, int64_t ldc, const uint16_t *a, int64_t a_next, cons
 	_tile_stored(3, below + DK_STRIP, stride);
 }
 
-const dk_bf16_set dk_bf16_amx = {"amx", begin, end, dk_pack_avx512, block};
+const dk_bf16_set dk_bf16_amx = {
+	.name = "amx", .begin = begin, .end = end, .pack = dk_pack_avx512, .block = block,
+};

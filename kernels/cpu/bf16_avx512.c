@@ -93,44 +93,81 @@ void dk_pack_avx512(uint16_t *tile, const dk_side *side, int64_t row, int64_t k)
 
 enum { ROWS = 8 }; /* of c in registers */
 
-/* Rows of one strip, from `a` on, by two strips. */
-static inline void rows_block(float *c, int64_t ldc, const uint16_t *a, const uint16_t *b,
-                              int64_t b_next, int64_t depth, bool adds)
+/* Rows of one strip, from `a` on, by two strips. What was in c is fetched meanwhile, and added last. */
+static inline void rows_block(float *c, int64_t ldc, const uint16_t *a, int64_t row, int64_t tile,
+                              const uint16_t *b, int64_t b_next, int64_t depth, bool adds)
 {
 	__m512 sums[ROWS][2];
 
 	DK_UNROLL
-	for (int r = 0; r < ROWS; r++)
+	for (int r = 0; r < ROWS; r++) {
 		DK_UNROLL
-		for (int j = 0; j < 2; j++)
-			sums[r][j] = adds ? _mm512_loadu_ps(c + r * ldc + j * DK_STRIP) : _mm512_setzero_ps();
-	for (int64_t p = 0; p < depth * DK_STRIP; p++) {
-		const uint16_t *pair = b + p * 2 * DK_STRIP;
-		const uint16_t *row = a + p / DK_STRIP * DK_TILE + p % DK_STRIP * 2;
-		const __m512bh b0 = (__m512bh)_mm512_loadu_si512(pair);
-		const __m512bh b1 = (__m512bh)_mm512_loadu_si512(pair + b_next);
-		DK_UNROLL
-		for (int r = 0; r < ROWS; r++) {
-			int32_t both;
-			__builtin_memcpy(&both, row + r * DK_DEPTH, sizeof(both));
-			const __m512bh x = (__m512bh)_mm512_set1_epi32(both);
-			sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, b0);
-			sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, b1);
+		for (int j = 0; j < 2; j++) {
+			sums[r][j] = _mm512_setzero_ps();
+			if (adds)
+				__builtin_prefetch(c + r * ldc + j * DK_STRIP, 1);
+		}
+	}
+	for (int64_t d = 0; d < depth; d++, a += tile - DK_DEPTH) {
+		for (int p = 0; p < DK_STRIP; p++, a += 2, b += 2 * DK_STRIP) {
+			const __m512bh b0 = (__m512bh)_mm512_loadu_si512(b);
+			const __m512bh b1 = (__m512bh)_mm512_loadu_si512(b + b_next);
+			DK_UNROLL
+			for (int r = 0; r < ROWS; r++) {
+				int32_t both;
+				__builtin_memcpy(&both, a + r * row, sizeof(both));
+				const __m512bh x = (__m512bh)_mm512_set1_epi32(both);
+				sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, b0);
+				sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, b1);
+			}
 		}
 	}
 	DK_UNROLL
-	for (int r = 0; r < ROWS; r++)
+	for (int r = 0; r < ROWS; r++) {
 		DK_UNROLL
-		for (int j = 0; j < 2; j++)
-			_mm512_storeu_ps(c + r * ldc + j * DK_STRIP, sums[r][j]);
+		for (int j = 0; j < 2; j++) {
+			float *at = c + r * ldc + j * DK_STRIP;
+			_mm512_storeu_ps(at, adds ? _mm512_add_ps(_mm512_loadu_ps(at), sums[r][j]) : sums[r][j]);
+		}
+	}
 }
 
-static void block(float *c, int64_t ldc, const uint16_t *a, int64_t a_next, const uint16_t *b,
-                  int64_t b_next, int64_t depth, bool adds)
+static void block(float *c, int64_t ldc, const dk_strip_range *a, const dk_strip_range *b, int64_t depth,
+                  bool adds)
 {
 	for (int64_t r = 0; r < DK_BLOCK; r += ROWS)
-		rows_block(c + r * ldc, ldc, a + r / DK_STRIP * a_next + r % DK_STRIP * DK_DEPTH, b, b_next, depth,
-		           adds);
+		rows_block(c + r * ldc, ldc, a->first + r / DK_STRIP * a->next + r % DK_STRIP * a->row, a->row, a->tile,
+		           b->first, b->next, depth, adds);
 }
 
-const dk_bf16_set dk_bf16_avx512 = {"avx512_bf16", NULL, NULL, dk_pack_avx512, block};
+/* A sum, as to_bf16() of inner.h has it: the processor's own conversion takes subnormal numbers for 0. */
+static inline __m256i rounded(__m512 x)
+{
+	const __m512i bits = _mm512_castps_si512(x), high = _mm512_srli_epi32(bits, 16);
+	const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+	const __m512i near = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+	const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+
+	return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(_mm512_srli_epi32(near, 16), nan, high));
+}
+
+static void narrow(uint16_t *out, int64_t ld, const float *c, const float *bias, const uint16_t *before,
+                   float beta)
+{
+	for (int64_t i = 0; i < DK_BLOCK * DK_BLOCK; i += DK_STRIP) {
+		const int64_t at = i / DK_BLOCK * ld + i % DK_BLOCK;
+		__m512 x = _mm512_loadu_ps(c + i);
+		if (bias != NULL)
+			x = _mm512_add_ps(x, _mm512_loadu_ps(bias + i % DK_BLOCK));
+		if (before != NULL) {
+			const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(before + at)));
+			const __m512 y = _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+			x = _mm512_add_ps(x, _mm512_mul_ps(y, _mm512_set1_ps(beta)));
+		}
+		_mm256_storeu_si256((void *)(out + at), rounded(x));
+	}
+}
+
+const dk_bf16_set dk_bf16_avx512 = {
+	.name = "avx512_bf16", .in_place = true, .narrow = narrow, .pack = dk_pack_avx512, .block = block,
+};

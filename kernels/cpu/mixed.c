@@ -43,12 +43,21 @@ void *dk_mixed_scratch(dk_mixed *q, int which, size_t bytes)
 /* Of c at a time: what a thread needs of a and b then stays in the second cache. */
 enum { ROWS = 128, COLUMNS = 256, LDC = COLUMNS + 16 };
 
+/* Where the result goes. */
+struct result {
+	uint16_t *narrow; /* or NULL: `wide` */
+	float *wide;
+	int64_t ld;
+	const uint16_t *bias, *residual; /* or NULL */
+	float beta;                      /* of what was there; of `wide` 0 or 1 */
+};
+
 struct product {
 	const dk_bf16_set *set;
 	const dk_side *a, *b;
-	uint16_t *packed_a, *packed_b;
-	dk_finish_fn *finish;
-	void *arg;
+	const uint16_t *packed_a; /* NULL: a is used where it lies */
+	const uint16_t *packed_b;
+	const struct result *to;
 };
 
 struct packing {
@@ -75,59 +84,9 @@ static int64_t smaller(int64_t a, int64_t b)
 	return a < b ? a : b;
 }
 
-static void product_block(const struct product *p, int64_t row, int64_t column)
+static void finish_f32(const struct result *to, const float *c, int64_t ldc, int64_t row, int64_t rows,
+                       int64_t column, int64_t columns)
 {
-	_Alignas(64) float c[ROWS * LDC];
-	const int64_t rows = smaller(ROWS, p->a->rows - row), columns = smaller(COLUMNS, p->b->rows - column);
-	const int64_t depth = p->a->depth;
-
-	dk_multiply(p->set, c, LDC, dk_range(p->packed_a, depth, row / DK_STRIP, dk_strips(rows), 0),
-	            dk_range(p->packed_b, depth, column / DK_STRIP, dk_strips(columns), 0),
-	            dk_ceil_div(depth, DK_DEPTH), false);
-	p->finish(p->arg, c, LDC, row, rows, column, columns);
-}
-
-static void product_span(void *arg, int64_t first, int64_t last)
-{
-	const struct product *p = arg;
-	const int64_t down = dk_ceil_div(p->a->rows, ROWS);
-
-	if (p->set->begin != NULL)
-		p->set->begin();
-	for (int64_t i = first; i < last; i++)
-		product_block(p, i % down * ROWS, i / down * COLUMNS);
-	if (p->set->end != NULL)
-		p->set->end();
-}
-
-void dk_mixed_product(dk_mixed *q, const dk_side *a, const dk_side *b, dk_finish_fn *finish, void *arg)
-{
-	const int64_t size_a = dk_packed_size(a->rows, a->depth), size_b = dk_packed_size(b->rows, b->depth);
-
-	uint16_t *packed = dk_mixed_scratch(q, 0, (size_t)(size_a + size_b) * sizeof(*packed));
-	if (packed == NULL)
-		return;
-	struct product p = {.set = q->set, .a = a, .b = b, .packed_a = packed, .packed_b = packed + size_a,
-		.finish = finish, .arg = arg};
-	dk_mixed_pack(q, p.packed_a, a);
-	dk_mixed_pack(q, p.packed_b, b);
-	dk_parallel(dk_ceil_div(a->rows, ROWS) * dk_ceil_div(b->rows, COLUMNS), 1, product_span, &p);
-}
-
-/* Where the result goes. */
-struct result {
-	uint16_t *narrow;
-	float *wide;
-	int64_t ld;
-	const uint16_t *bias, *residual; /* or NULL */
-	float beta;                      /* of what was there */
-};
-
-static void finish_f32(void *arg, const float *c, int64_t ldc, int64_t row, int64_t rows, int64_t column,
-                       int64_t columns)
-{
-	const struct result *to = arg;
-
 	for (int64_t r = 0; r < rows; r++, c += ldc) {
 		float *out = to->wide + (row + r) * to->ld + column;
 		if (to->beta != 0)
@@ -137,15 +96,9 @@ static void finish_f32(void *arg, const float *c, int64_t ldc, int64_t row, int6
 	}
 }
 
-void dk_mixed_product_f32(dk_mixed *q, const dk_side *a, const dk_side *b, float *out, bool adds)
+static void finish_bf16(const struct result *to, const float *c, int64_t ldc, int64_t row, int64_t rows,
+                        int64_t column, int64_t columns)
 {
-	dk_mixed_product(q, a, b, finish_f32, &(struct result){.wide = out, .ld = b->rows, .beta = adds});
-}
-
-static void finish_bf16(void *arg, const float *c, int64_t ldc, int64_t row, int64_t rows, int64_t column,
-                        int64_t columns)
-{
-	const struct result *to = arg;
 	float bias[COLUMNS], sum[COLUMNS], before[COLUMNS];
 
 	if (to->bias != NULL)
@@ -168,13 +121,101 @@ static void finish_bf16(void *arg, const float *c, int64_t ldc, int64_t row, int
 	}
 }
 
+/* Block by block, each of which is finished in the first cache. */
+static void product_in_place(const struct product *p, int64_t row, int64_t column, dk_strip_range a,
+                             dk_strip_range b, int64_t tiles)
+{
+	_Alignas(64) float c[DK_BLOCK * DK_BLOCK], bias[COLUMNS];
+	const struct result *to = p->to;
+	const uint16_t *before = to->residual != NULL ? to->residual : to->beta != 0 ? to->narrow : NULL;
+	const float beta = to->residual != NULL ? 1 : to->beta;
+
+	if (to->bias != NULL)
+		dk_inner()->from_bf16(bias, to->bias + column, b.count * DK_STRIP);
+	for (int64_t j = 0; j < b.count; j += 2) {
+		const dk_strip_range right = {b.first + j * b.next, 2, b.next, b.tile, b.row};
+		for (int64_t i = 0; i < a.count; i += 2) {
+			const dk_strip_range left = {a.first + i * a.next, 2, a.next, a.tile, a.row};
+			const int64_t at = (row + i * DK_STRIP) * to->ld + column + j * DK_STRIP;
+			for (int64_t r = 0; r < DK_BLOCK; r++) {
+				__builtin_prefetch(to->narrow + at + r * to->ld, 1);
+				if (to->residual != NULL)
+					__builtin_prefetch(to->residual + at + r * to->ld);
+			}
+			dk_multiply(p->set, c, DK_BLOCK, left, right, tiles, false);
+			p->set->narrow(to->narrow + at, to->ld, c, to->bias != NULL ? bias + j * DK_STRIP : NULL,
+			               before != NULL ? before + at : NULL, beta);
+		}
+	}
+}
+
+static void product_block(const struct product *p, int64_t row, int64_t column)
+{
+	_Alignas(64) float c[ROWS * LDC];
+	const int64_t rows = smaller(ROWS, p->a->rows - row), columns = smaller(COLUMNS, p->b->rows - column);
+	const int64_t depth = p->a->depth, tiles = dk_ceil_div(depth, DK_DEPTH);
+	const dk_strip_range a = p->packed_a == NULL
+		? dk_range_in_place(p->a, row / DK_STRIP, dk_strips(rows))
+		: dk_range(p->packed_a, depth, row / DK_STRIP, dk_strips(rows), 0);
+	const dk_strip_range b = dk_range(p->packed_b, depth, column / DK_STRIP, dk_strips(columns), 0);
+	const struct result *to = p->to;
+	const bool in_place = p->set->in_place && rows % DK_BLOCK == 0 && columns % DK_BLOCK == 0;
+
+	if (in_place && to->wide != NULL) {
+		dk_multiply(p->set, to->wide + row * to->ld + column, to->ld, a, b, tiles, to->beta != 0);
+	} else if (in_place) {
+		product_in_place(p, row, column, a, b, tiles);
+	} else {
+		dk_multiply(p->set, c, LDC, a, b, tiles, false);
+		if (to->wide != NULL)
+			finish_f32(to, c, LDC, row, rows, column, columns);
+		else
+			finish_bf16(to, c, LDC, row, rows, column, columns);
+	}
+}
+
+static void product_span(void *arg, int64_t first, int64_t last)
+{
+	const struct product *p = arg;
+	const int64_t down = dk_ceil_div(p->a->rows, ROWS);
+
+	if (p->set->begin != NULL)
+		p->set->begin();
+	for (int64_t i = first; i < last; i++)
+		product_block(p, i % down * ROWS, i / down * COLUMNS);
+	if (p->set->end != NULL)
+		p->set->end();
+}
+
+static void product(dk_mixed *q, const dk_side *a, const dk_side *b, const struct result *to)
+{
+	const bool in_place = q->set->in_place && dk_lies_in_strips(a);
+	const int64_t size_a = in_place ? 0 : dk_packed_size(a->rows, a->depth);
+	const int64_t size_b = dk_packed_size(b->rows, b->depth);
+
+	uint16_t *packed = dk_mixed_scratch(q, 0, (size_t)(size_a + size_b) * sizeof(*packed));
+	if (packed == NULL)
+		return;
+	struct product p = {.set = q->set, .a = a, .b = b, .packed_a = in_place ? NULL : packed,
+		.packed_b = packed + size_a, .to = to};
+	if (!in_place)
+		dk_mixed_pack(q, packed, a);
+	dk_mixed_pack(q, packed + size_a, b);
+	dk_parallel(dk_ceil_div(a->rows, ROWS) * dk_ceil_div(b->rows, COLUMNS), 1, product_span, &p);
+}
+
+void dk_mixed_product_f32(dk_mixed *q, const dk_side *a, const dk_side *b, float *out, bool adds)
+{
+	product(q, a, b, &(struct result){.wide = out, .ld = b->rows, .beta = adds});
+}
+
 void dk_mixed_gemm(dk_queue *queue, const dk_gemm_args *g)
 {
 	const dk_side a = {dk_narrow_const(g->a), g->lda, g->transpose_a, false, g->m, g->k};
 	const dk_side b = {dk_narrow_const(g->b), g->ldb, !g->transpose_b, true, g->n, g->k};
 
-	dk_mixed_product(dk_mixed_of(queue), &a, &b, finish_bf16,
-	                 &(struct result){.narrow = dk_narrow(g->c), .ld = g->ldc, .beta = g->beta});
+	product(dk_mixed_of(queue), &a, &b,
+	        &(struct result){.narrow = dk_narrow(g->c), .ld = g->ldc, .beta = g->beta});
 }
 
 void dk_mixed_linear_forward(dk_queue *queue, float *out, const float *in, const float *weight,
@@ -184,8 +225,8 @@ void dk_mixed_linear_forward(dk_queue *queue, float *out, const float *in, const
 	const dk_side a = {dk_narrow_const(in), inputs, false, false, rows, inputs};
 	const dk_side b = {dk_narrow_const(weight), outputs, true, true, outputs, inputs};
 
-	dk_mixed_product(dk_mixed_of(queue), &a, &b, finish_bf16,
-	                 &(struct result){.narrow = dk_narrow(out), .ld = outputs,
+	product(dk_mixed_of(queue), &a, &b,
+	        &(struct result){.narrow = dk_narrow(out), .ld = outputs,
 		.bias = dk_narrow_const(bias), .residual = dk_narrow_const(residual)});
 }
 
@@ -195,8 +236,8 @@ void dk_mixed_linear_backward_input(dk_queue *queue, float *din, const float *do
 	const dk_side a = {dk_narrow_const(dout), outputs, false, false, rows, outputs};
 	const dk_side b = {dk_narrow_const(weight), outputs, false, true, inputs, outputs};
 
-	dk_mixed_product(dk_mixed_of(queue), &a, &b, finish_bf16,
-	                 &(struct result){.narrow = dk_narrow(din), .ld = inputs});
+	product(dk_mixed_of(queue), &a, &b,
+	        &(struct result){.narrow = dk_narrow(din), .ld = inputs});
 }
 
 /* ---- the queue ---------------------------------------------------------------------- */

@@ -38,13 +38,7 @@ void *dk_mixed_scratch(dk_mixed *q, int which, size_t bytes);
 /* A thread's own, for free(); or NULL likewise. */
 void *dk_mixed_alloc(dk_mixed *q, size_t bytes);
 
-/* Takes a block of c: `rows` from `row` on, `columns` from `column` on. In any thread. */
-typedef void dk_finish_fn(void *arg, const float *c, int64_t ldc, int64_t row, int64_t rows,
-		int64_t column, int64_t columns);
-
-/* a by b, with all threads. */
-void dk_mixed_product(dk_mixed *q, const dk_side *a, const dk_side *b, dk_finish_fn *finish, void *arg);
-/* out [a's rows, b's rows], f32: set or, if `adds`, added to. */
+/* out [a's rows, b's rows], f32, = a by b or, if `adds`, + that; with all threads. */
 void dk_mixed_product_f32(dk_mixed *q, const dk_side *a, const dk_side *b, float *out, bool adds);
 /* Strips of a side, with all threads. */
 void dk_mixed_pack(dk_mixed *q, uint16_t *packed, const dk_side *side);

@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "cpu/bf16.h"
+#include "cpu/mixed.h"
 #include "kernels.h"
 #include "tests/support/kernel_values.h"
 
@@ -98,6 +98,70 @@ static void products_are_those_of_double_precision(void **state)
 	}
 }
 
+/* All ways of a product's result, of random operands, behind one another. */
+static uint16_t *results(dk_mixed *q, const dk_bf16_set *set, int64_t rows, int64_t inputs, int64_t outputs,
+                         size_t *bytes)
+{
+	const int64_t size = rows * outputs, params = inputs * outputs;
+	dk_queue *const before = dk_use(&q->base);
+	uint16_t *all = make((size_t)(3 * size + rows * inputs + 2 * (params + outputs)), sizeof(*all));
+	uint16_t *plain = all, *added = plain + size, *scaled = added + size, *din = scaled + size;
+	float *dweight = (float *)(void *)(din + rows * inputs), *dbias = dweight + params;
+	matrix in = make_matrix(rows * inputs), weight = make_matrix(params), dout = make_matrix(size);
+	matrix bias = make_matrix(outputs);
+
+	q->set = set;
+	for (int64_t i = 0; i < params; i++)
+		dweight[i] = (float)i;
+	bias.narrow[outputs / 2] = 0x7f81; /* a NaN */
+	weight.narrow[0] = 0x7f80;         /* infinity */
+	memcpy(added, dout.narrow, (size_t)size * sizeof(*added));
+	memcpy(scaled, dout.narrow, (size_t)size * sizeof(*scaled));
+	float *const x = (float *)(void *)in.narrow, *const w = (float *)(void *)weight.narrow;
+	float *const d = (float *)(void *)dout.narrow, *const b = (float *)(void *)bias.narrow;
+	dk_linear_forward((float *)(void *)plain, x, w, NULL, NULL, rows, inputs, outputs);
+	dk_linear_forward((float *)(void *)added, x, w, b, (float *)(void *)added, rows, inputs, outputs);
+	dk_gemm(&(dk_gemm_args){.m = rows, .n = outputs, .k = inputs, .a = x, .lda = inputs, .b = w,
+		.ldb = outputs, .beta = 0.3f, .c = (float *)(void *)scaled, .ldc = outputs});
+	dk_linear_backward_input((float *)(void *)din, d, w, rows, inputs, outputs);
+	dk_linear_backward_params(dweight, dbias, d, x, rows, inputs, outputs);
+	dk_use(before);
+	const matrix used[] = {in, weight, dout, bias};
+	for (size_t i = 0; i < sizeof(used) / sizeof(used[0]); i++) {
+		free(used[i].wide);
+		free(used[i].narrow);
+	}
+	*bytes = (size_t)(3 * size + rows * inputs + 2 * (params + outputs)) * sizeof(*all);
+	return all;
+}
+
+static void what_is_not_packed_gives_the_same_bits(void **state)
+{
+	/* Whole blocks, and such with edges. */
+	static const int64_t shapes[][3] = {{160, 96, 288}, {32, 512, 64}, {130, 64, 288}, {160, 65, 257}};
+	dk_queue *queue = dk_open_mixed();
+	const dk_bf16_set *set;
+
+	(void)state;
+	assert_non_null(queue);
+	for (int i = 0; (set = dk_bf16_set_at(i)) != NULL; i++) {
+		dk_bf16_set packing = *set;
+		packing.in_place = false;
+		for (size_t s = 0; s < sizeof(shapes) / sizeof(shapes[0]) && set->in_place; s++) {
+			size_t bytes;
+			random_state = s + 1;
+			uint16_t *here = results(dk_mixed_of(queue), set, shapes[s][0], shapes[s][1], shapes[s][2], &bytes);
+			random_state = s + 1;
+			uint16_t *packed = results(dk_mixed_of(queue), &packing, shapes[s][0], shapes[s][1],
+			                           shapes[s][2], &bytes);
+			assert_memory_equal(here, packed, bytes);
+			free(here);
+			free(packed);
+		}
+	}
+	dk_close(queue);
+}
+
 static void numbers_are_rounded_to_the_nearest_and_even(void **state)
 {
 	const float in[] = {1, 1.00390625f, 1.01171875f, 1.00390637f, -0.0f, INFINITY, 3.4e38f, 0x1p-149f, 1.5f};
@@ -121,6 +185,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(products_are_those_of_double_precision),
+		cmocka_unit_test(what_is_not_packed_gives_the_same_bits),
 		cmocka_unit_test(numbers_are_rounded_to_the_nearest_and_even),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
