@@ -37,7 +37,8 @@ typedef struct ddp_magnitude {
 struct ddp_model;
 
 /* Looks at a gradient that is complete on this rank, before it is reduced: what
-   it is made of is known only here. */
+   it is made of is known only here. Sums and norms come behind that, and would tell that one is not
+   finite, but not on which rank. What this costs is in tests/bench/README.md. */
 void ddp_magnitude_add(ddp_magnitude *magnitude, const ddp_slot *slot, const float *values,
                        int64_t count);
 
