@@ -55,7 +55,7 @@ static cuda_graph *make_graph(dk_cuda_queue *q, cudaGraph_t graph)
 	if (g != NULL && dk_cuda_check(q, cudaGraphInstantiateWithFlags(&g->made, graph, 0), "cudaGraphInstantiateWithFlags"))
 		return g;
 	if (g == NULL)
-		snprintf(q->failure, sizeof(q->failure), "out of memory");
+		snprintf(q->failure, sizeof(q->failure), "the host is out of memory for a graph");
 	free(g);
 	return NULL;
 }

@@ -43,7 +43,7 @@ bool dk_cuda_product_open(dk_cuda_queue *q)
 {
 	q->product = static_cast<dk_product *>(calloc(1, sizeof(*q->product)));
 	if (q->product == NULL) {
-		snprintf(q->failure, sizeof(q->failure), "out of memory");
+		snprintf(q->failure, sizeof(q->failure), "the host is out of memory for matrix products");
 		return false;
 	}
 	return check(q, cublasLtCreate(&q->product->handle), "start") &&

@@ -73,7 +73,7 @@ static dk_queue *open_queue(int device, void *stream, dk_type type, const char *
 
 	dk_cuda_queue *q = static_cast<dk_cuda_queue *>(calloc(1, sizeof(*q)));
 	if (q == NULL) {
-		*why = "out of memory";
+		*why = "the host is out of memory for a queue";
 		return NULL;
 	}
 	q->base.table = &dk_cuda_table;

@@ -112,8 +112,8 @@ static ddp_status allocate(ddp_comm *comm, ddp_allocation *a, int fd, int error,
 	if (status != DDP_OK)
 		return status;
 	if (leader->fd < 0)
-		status = ddp_fail_errno(DDP_ERR_NOMEM, leader->status, "%s cannot make a shared memory segment "
-		                        "(see ulimit -n)", ddp_rank_text(comm, comm->node.ranks[0]));
+		status = ddp_fail_errno(DDP_ERR_NOMEM, leader->status, "%s cannot make a shared memory segment%s",
+		                        ddp_rank_text(comm, comm->node.ranks[0]), ddp_segment_remedy(leader->status));
 	else
 		status = map_offer(comm, a, leader, fd);
 	return ddp_comm_agree(comm, status, "get its shared memory");

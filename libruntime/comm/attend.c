@@ -111,7 +111,7 @@ static ddp_status start(ddp_roster *roster)
 	int error = ddp_thread_start(&a->thread, attend, a);
 	if (error != 0) {
 		free(a);
-		return ddp_fail_errno(DDP_ERR_NOMEM, error, "cannot start the thread that looks after the network "
+		return ddp_fail_errno(DDP_ERR_NOMEM, error, "cannot start the thread that attends to communicators "
 		                      "(see ulimit -u)");
 	}
 	roster->attention = a;

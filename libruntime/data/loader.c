@@ -178,7 +178,7 @@ static ddp_status start(ddp_loader *loader)
 		int error = ddp_thread_start(&reader->thread, read_ahead, reader);
 		if (error != 0) {
 			stop(loader);
-			return ddp_fail_errno(DDP_ERR_NOMEM, error, "loader: cannot start a thread that reads");
+			return ddp_fail_errno(DDP_ERR_NOMEM, error, "loader: cannot start a thread that reads (see ulimit -u)");
 		}
 		loader->running++;
 	}

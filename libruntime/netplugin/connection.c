@@ -137,7 +137,7 @@ static ddp_status connect_ucx(net_connection *c)
 	if (status != UCS_OK) {
 		c->ep = NULL;
 		return ddp_fail(DDP_ERR_PEER, "UCX finds no way to it from device %s: %s; is there one that both "
-		                "hosts have? UCX_LOG_LEVEL=info shows more", c->worker->device->name, ucs_status_string(status));
+		                "hosts have? NCCL_DEBUG=INFO shows more", c->worker->device->name, ucs_status_string(status));
 	}
 	net_word_send_begin(&c->hello_out, c->ep, net_tag_of_word(c->peer_id, NET_HELLO));
 	return DDP_OK;

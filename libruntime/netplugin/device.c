@@ -236,7 +236,7 @@ static ddp_status ask_ucx(void)
 	ucs_status_t status = net_ucx_start(NULL, &context);
 
 	if (status != UCS_OK)
-		return ddp_fail(DDP_ERR_IO, "UCX cannot start: %s; UCX_LOG_LEVEL=info shows more", ucs_status_string(status));
+		return ddp_fail(DDP_ERR_IO, "UCX cannot start: %s; NCCL_DEBUG=INFO shows more", ucs_status_string(status));
 	bool cuda = ucp_context_query(context, &attributes) == UCS_OK &&
 	            (attributes.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0;
 	char *text = printed(context);

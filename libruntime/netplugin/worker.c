@@ -68,7 +68,7 @@ static ddp_status open_ucx(net_worker *w)
 		shut(w, &before);
 	free(before.places);
 	if (status != UCS_OK)
-		return ddp_fail(DDP_ERR_IO, "UCX cannot open device %s: %s; UCX_LOG_LEVEL=info shows more",
+		return ddp_fail(DDP_ERR_IO, "UCX cannot open device %s: %s; NCCL_DEBUG=INFO shows more",
 		                w->device->name, ucs_status_string(status));
 	return DDP_OK;
 }

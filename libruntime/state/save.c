@@ -330,14 +330,13 @@ static ddp_status start_beside(struct save *save)
 		return status;
 	struct beside *beside = calloc(1, sizeof(*beside));
 	if (beside == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "checkpoint %s: no memory to write it beside the training",
-		                save->dir);
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to write it beside the training");
 	beside->save = *save;
 	beside->save.dir = owner->dir;
 	const int failed = ddp_thread_start(&beside->thread, write_beside, beside);
 	if (failed != 0) {
 		free(beside);
-		return ddp_fail_errno(DDP_ERR_NOMEM, failed, "cannot start a thread that writes it");
+		return ddp_fail_errno(DDP_ERR_NOMEM, failed, "cannot start a thread that writes it (see ulimit -u)");
 	}
 	owner->beside = beside;
 	save->users = (ddp_users){ 0 };

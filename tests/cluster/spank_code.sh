@@ -2,7 +2,7 @@
 # nodes: 4
 # seconds: 200
 # srun's status is the first failed rank's, and a step is ended once: the controller
-# gets no more requests on four nodes than on two.
+# gets one request or two, however many nodes the step has.
 . "$source/tests/cluster/lib.sh"
 
 fail_with() { capture as_user srun --ddp -N2 --ntasks-per-node=2 "$@"; }

@@ -44,8 +44,9 @@ run()
 	[ $# -le 2 ] || program=("${@:3}")
 	rm -f "$work"/{id,store} "$work"/*.log
 	for ((rank = 0; rank < $1; rank++)); do
-		env RANK="$rank" LOCAL_RANK="$rank" NCCL_HOSTID="node$rank" NCCL_NET_PLUGIN="$plugin" NCCL_NET=ddpucx NCCL_DEBUG=INFO \
-			NCCL_DEBUG_SUBSYS=INIT,NET NCCL_SOCKET_IFNAME=lo NCCL_MAX_CTAS=2 UCX_TLS="$2" \
+		env RANK="$rank" LOCAL_RANK="$rank" NCCL_HOSTID="node$rank" NCCL_NET_PLUGIN="$plugin" \
+			NCCL_NET=ddpucx NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET NCCL_SOCKET_IFNAME=lo \
+			NCCL_MAX_CTAS=2 UCX_TLS="$2" \
 			timeout 120 "${program[@]}" "$rank" "$1" "$work" >"$work/$rank.log" 2>&1 &
 		pids+=($!)
 	done
@@ -55,8 +56,12 @@ run()
 	return $status
 }
 
-python=${PYTHON:-python3}
-"$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null && torch=1 || torch=0
+# NCCL loads this profiler from 2.27 on.
+python=${PYTHON:-python3} torch=0
+without=$("$python" -c 'import torch
+version = torch.cuda.nccl.version() if torch.cuda.is_available() else ()
+print("" if version >= (2, 27) else "without NCCL 2.27" if version else "without CUDA")' 2>&1) && [ -z "$without" ] && torch=1
+[ "$torch" = 1 ] || echo "# PyTorch is left out: ${without##*$'\n'}"
 echo 1..$((7 + torch))
 if [ -x "$here/nccl_sums" ]; then
 	cp "$here/nccl_sums" "$work/"

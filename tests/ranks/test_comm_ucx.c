@@ -354,6 +354,22 @@ static void lines_of_the_programs_ucx_come_out(void **state)
 	test_unshare(h, sizeof(*h));
 }
 
+static void a_message_has_the_reason_that_ucx_tells(void **state)
+{
+	char text[1 << 14];
+
+	(void)state;
+	setenv("UCX_TLS", "none_that_there_is", 1);
+	captured c = begin_capture();
+	int failures = run_two_nodes(reach_a_barrier, NULL);
+	end_capture(&c, text, sizeof(text));
+	unsetenv("UCX_TLS");
+	assert_int_not_equal(failures, 0);
+	const char *said = strstr(text, "UCX cannot");
+	assert_non_null(said);
+	assert_non_null(strstr(said, "none_that_there_is"));
+}
+
 /* UCX's own thread accepts connections: without descriptors it cannot, and says so. */
 static int run_out_of_descriptors(ddp_comm *comm, void *argument)
 {
@@ -538,6 +554,7 @@ int main(void)
 		cmocka_unit_test(filter_fits_in_the_memory_that_a_socket_has),
 		cmocka_unit_test(refused_filter_is_said_once_with_its_reason),
 		cmocka_unit_test(lines_of_the_programs_ucx_come_out),
+		cmocka_unit_test(a_message_has_the_reason_that_ucx_tells),
 		cmocka_unit_test(lines_of_ucx_own_thread_go_to_the_log),
 		cmocka_unit_test(settings_of_the_user_stay),
 		cmocka_unit_test(ucx_knows_how_many_peers_to_expect),

@@ -115,12 +115,13 @@ build_tree()
 # What no-ucx, no-pmix and no-blas are about, in config.h
 readonly lean_words='HAVE_(UCX|PMIX|OPENBLAS)'
 
-# start_lean DIR: the build of `bare`, less what depends on its configuration. These are few
+# start_lean DIR SUITE: the build of `bare`, less what depends on its configuration. These are few
 # files, as no header asks for it.
 start_lean()
 {
 	local file
-	build_tree bare && cp -a "$work/lean/." "$1" || return 1
+	build_tree bare || return 1
+	step "$2" "copying the build of bare ($2)" 120 "$logs/build-$2.log" cp -a "$work/lean/." "$1" || return 1
 	if grep -rlE "$lean_words" "$source"/{libruntime,kernels,examples,tests} --include='*.h' >>"$logs/lean.log"; then
 		step bare "a header depends on what is there: all has to be compiled anew" 1 "$logs/lean.log" false
 		return 1
@@ -147,7 +148,7 @@ make_tree()
 			options+=(--without-{ucx,pmix,blas})
 		else
 			options+=("--without-${suite#no-}")
-			start_lean "$dir" || return 1
+			start_lean "$dir" "$suite" || return 1
 		fi ;;
 	asan) options=(CC=clang --disable-cuda-kernels '--enable-sanitizer=address,undefined') flags=(CFLAGS='-g1 -O1') ;;
 	tsan) options=(--disable-werror --disable-cuda-kernels --enable-sanitizer=thread) flags=(CFLAGS='-g1 -O1')
@@ -170,7 +171,8 @@ make_tree()
 	fi
 	step "$suite" "building the tests ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${flags[@]}" "${targets[@]}" || return 1
 	# For start_lean: the build itself is changed by its tests.
-	[ "$suite" != bare ] || cp -a "$dir" "$work/lean" || return 1
+	[ "$suite" != bare ] ||
+		step bare "keeping the build (bare)" 120 "$logs/build-bare.log" cp -a "$dir" "$work/lean" || return 1
 	# What clang has to say of the other programs it says without linking them.
 	[ "$suite" != asan ] ||
 		step asan "compiling the other programs (asan)" 900 "$logs/build-asan.log" make -j "$jobs" all CFLAGS=-O0 SANITIZER_CFLAGS= CCLD=:

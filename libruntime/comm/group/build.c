@@ -123,7 +123,8 @@ static ddp_status make_parts(building *b)
 	if (comm->node.self == 0 && b->opening->control_fd < 0) {
 		b->control_fd = ddp_segment_create(DDP_SEGMENT_START_BYTES);
 		if (b->control_fd < 0)
-			return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a shared memory segment (see ulimit -n)");
+			return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a shared memory segment%s",
+			                      ddp_segment_remedy(errno));
 	}
 	if (comm->topology.nodes > 1)
 		status = ddp_doorbell_open(&comm->roster->doorbell);
@@ -141,7 +142,7 @@ static ddp_status exchange_offers(building *b, ddp_status made)
 	char *blob = malloc(bytes);
 
 	if (blob == NULL) {
-		made = ddp_fail(DDP_ERR_NOMEM, "no memory for a blob of %zu bytes", bytes);
+		made = ddp_fail(DDP_ERR_NOMEM, "no memory for %zu bytes that a rank tells", bytes);
 		bytes = 0;
 	} else {
 		memcpy(blob, &mine, sizeof(mine));

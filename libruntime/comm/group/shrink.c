@@ -159,7 +159,7 @@ static ddp_status exchange_by_agreement(void *argument, const void *blob, size_t
 			return ddp_fail(DDP_ERR_PEER, "%s has gone", ddp_rank_text(m->comm, r));
 		blobs[member] = malloc(n->bytes + 1);
 		if (blobs[member] == NULL)
-			return ddp_fail(DDP_ERR_NOMEM, "no memory for a blob of %u bytes", n->bytes);
+			return ddp_fail(DDP_ERR_NOMEM, "no memory for %u bytes that a rank tells", n->bytes);
 		memcpy(blobs[member], n->data, n->bytes);
 		sizes[member++] = n->bytes;
 	}
@@ -188,7 +188,8 @@ static ddp_status confirm_by_agreement(void *argument, ddp_status mine)
 	}
 	if (past || memcmp(m->present, s->members, (size_t)m->comm->size) != 0)
 		s->verdict = TRY_AGAIN;
-	if (mine != DDP_OK)
+	/* Of a rank that has gone only because another gave up, that one's name tells more. */
+	if (mine != DDP_OK && !(mine == DDP_ERR_PEER && s->verdict == GIVE_UP))
 		return ddp_fail(mine, "%s", why);
 	if (s->verdict == BUILT)
 		return DDP_OK;

@@ -36,7 +36,7 @@ static ddp_status gather_blobs(parent_exchange *e, const void *blob, size_t byte
 		total += e->counts[r] = (size_t)e->lengths[r];
 	*all = malloc(total + 1);
 	if (*all == NULL)
-		status = ddp_fail(DDP_ERR_NOMEM, "no memory for blobs of %zu bytes", total);
+		status = ddp_fail(DDP_ERR_NOMEM, "no memory for %zu bytes that ranks tell each other", total);
 	status = ddp_comm_agree(e->parent, status, "get the memory to make a communicator");
 	if (status != DDP_OK)
 		return status;
@@ -59,7 +59,7 @@ static ddp_status exchange_by_parent(void *argument, const void *blob, size_t by
 		sizes[m] = e->counts[e->members[m]];
 		blobs[m] = malloc(sizes[m] + 1);
 		if (blobs[m] == NULL)
-			status = ddp_fail(DDP_ERR_NOMEM, "no memory for a blob of %zu bytes", sizes[m]);
+			status = ddp_fail(DDP_ERR_NOMEM, "no memory for %zu bytes that a rank tells", sizes[m]);
 		else
 			memcpy(blobs[m], all + offset, sizes[m]);
 	}
@@ -128,7 +128,7 @@ ddp_status ddp_comm_split(ddp_comm *comm, int colour, int key, ddp_comm **part)
 	int count = 0;
 
 	if (wishes == NULL || members == NULL)
-		status = ddp_fail(DDP_ERR_NOMEM, "no memory for the wishes of %d ranks", comm->size);
+		status = ddp_fail(DDP_ERR_NOMEM, "no memory for the colours and keys of %d ranks", comm->size);
 	status = ddp_comm_agree(comm, status, "get the memory to split the communicator");
 	if (status != DDP_OK || (status = gather(comm, &mine, wishes, 3)) != DDP_OK)
 		goto out;

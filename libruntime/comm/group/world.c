@@ -48,7 +48,7 @@ static ddp_status exchange_and_drop(const world_exchange *e, const void *blob, s
 	size_t *sizes = calloc((size_t)size, sizeof(*sizes));
 	ddp_status status = blobs != NULL && sizes != NULL
 		? exchange(e, blob, bytes, blobs, sizes)
-		: ddp_fail(DDP_ERR_NOMEM, "no memory for the blobs of %d ranks", size);
+		: ddp_fail(DDP_ERR_NOMEM, "no memory for what %d ranks tell each other", size);
 
 	if (blobs != NULL)
 		ddp_blobs_free(blobs, size);
@@ -172,7 +172,7 @@ static ddp_status find_nodes(ddp_roster *roster, const world_exchange *e, identi
 	ddp_status status = DDP_ERR_NOMEM;
 
 	if (blobs == NULL || sizes == NULL) {
-		ddp_fail(status, "no memory for the blobs of %d ranks", roster->size);
+		ddp_fail(status, "no memory for what %d ranks tell each other", roster->size);
 		goto out;
 	}
 	if ((status = exchange(e, mine, sizeof(*mine), blobs, sizes)) != DDP_OK)
@@ -230,7 +230,8 @@ ddp_status ddp_world_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms
 	snprintf(mine.host, sizeof(mine.host), "%s", job->hostname);
 	mine.fd = create_control(mine.nonce);
 	if (mine.fd < 0)
-		status = ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a shared memory segment (see ulimit -n)");
+		status = ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a shared memory segment%s",
+		                        ddp_segment_remedy(errno));
 	else
 		status = find_nodes(roster, &exchanger, &mine, &fd);
 	if (status == DDP_OK)

@@ -140,7 +140,7 @@ static ddp_status choose_width(ddp_reduction *x, size_t *windows)
 		longest = x->slices[i].range.count > longest ? x->slices[i].range.count : longest;
 	choose_chunk(x, longest);
 	if (x->chunk_count == 0)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "%s: %d slices are more than a window of %zu bytes holds",
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "%s: %d slices are more than a slot of %zu bytes holds",
 		                ddp_kind_name(x->c->kind), x->count, x->comm->node.stage_bytes);
 	if (has_one_window(x))
 		x->width = longest / x->chunk_count * x->chunk_count + x->chunk_count;

@@ -67,7 +67,7 @@ static ddp_status find_link(ddp_nccl_lane *lane, int peer, bool sending, ddp_ncc
 		return DDP_OK;
 	link = calloc(1, sizeof(*link));
 	if (link == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for what is sent between %s and another rank",
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for messages with %s",
 		                ddp_rank_text(lane->comm, peer));
 	link->peer = peer;
 	link->sends = sending;

@@ -18,6 +18,7 @@
 #include "base/log.h"
 
 static _Thread_local int calls;  /* of UCX that this thread is in, for libddp */
+static _Thread_local char reason[160]; /* the last error that UCX told for libddp in this block */
 static atomic_int helper_thread; /* of UCX, started for libddp; 0: none */
 
 static bool is_for_libddp(void)
@@ -40,6 +41,8 @@ static ucs_log_func_rc_t to_log(const char *file, unsigned int line, const char 
 	if (level > UCS_LOG_LEVEL_WARN || level == UCS_LOG_LEVEL_FATAL || !is_for_libddp())
 		return UCS_LOG_FUNC_RC_CONTINUE;
 	vsnprintf(text, sizeof(text), message, arguments);
+	if (level <= UCS_LOG_LEVEL_ERROR)
+		snprintf(reason, sizeof(reason), "%.*s", (int)sizeof(reason) - 1, text);
 	ddp_log(DDP_LOG_DEBUG, "UCX: %s", text);
 	return UCS_LOG_FUNC_RC_STOP;
 }
@@ -54,7 +57,14 @@ int ddp_ucx_log_enter(void)
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 	pthread_once(&once, push);
+	if (calls == 0)
+		reason[0] = '\0';
 	return ++calls;
+}
+
+const char *ddp_ucx_log_reason(void)
+{
+	return reason;
 }
 
 void ddp_ucx_log_leave(const int *ignored)

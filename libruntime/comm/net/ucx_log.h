@@ -14,6 +14,9 @@
 int ddp_ucx_log_enter(void);
 void ddp_ucx_log_leave(const int *ignored);
 
+/* The last error that UCX told in this thread since the outermost such block began, or "". */
+const char *ddp_ucx_log_reason(void);
+
 /* Between these two, UCX may start the thread that serves all of the process. If it
    does, it is for libddp that it does, and what it says there is libddp's. */
 typedef struct ddp_threads {

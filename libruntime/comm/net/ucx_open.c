@@ -35,7 +35,10 @@ static const char sysfs[] = "/sys", devices[] = "/dev/infiniband";
 
 static ddp_status fail_ucx(ddp_status status, ucs_status_t reason, const char *what)
 {
-	return ddp_fail(status, "UCX cannot %s: %s; UCX_LOG_LEVEL=info shows more", what, ucs_status_string(reason));
+	const char *more = ddp_ucx_log_reason();
+
+	return ddp_fail(status, "UCX cannot %s: %s%s%s%s", what, ucs_status_string(reason), more[0] != '\0' ? " (" : "",
+	                more, more[0] != '\0' ? ")" : "");
 }
 
 /* What the user has set in the environment stays. */

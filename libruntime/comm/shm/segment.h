@@ -7,6 +7,8 @@
 #ifndef DDP_COMM_SHM_SEGMENT_H
 #define DDP_COMM_SHM_SEGMENT_H
 
+#include <errno.h>
+
 #include "ddp.h"
 
 /* A control segment's size before it is mapped. */
@@ -15,6 +17,12 @@ enum { DDP_SEGMENT_START_BYTES = 4096 };
 /* A segment that other ranks of the node can open: returns its descriptor,
    or -1 with errno. `bytes` may be sparse. */
 int ddp_segment_create(size_t bytes);
+/* What a message about its errno ends with. */
+static inline const char *ddp_segment_remedy(int error)
+{
+	return error == EMFILE ? " (raise ulimit -n)" : "";
+}
+
 /* Opens a peer's descriptor; -1 with errno. */
 int ddp_segment_open(int64_t pid, int fd);
 

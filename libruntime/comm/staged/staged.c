@@ -352,7 +352,7 @@ static ddp_status new_operation(staged *s, const ddp_collective *c, size_t chunk
 		made = made && o->buffers[0] != NULL && o->buffers[1] != NULL;
 	}
 	if (!made)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for an operation of %zu chunks by way of the host",
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for an operation of %zu chunks that is staged through the host",
 		                chunks);
 	return ddp_device_event_create(s->device, &o->end);
 }
@@ -375,7 +375,7 @@ static ddp_status issue(void *self, ddp_request *request)
 		return ddp_comm_check(s->comm);
 	operation *o = calloc(1, sizeof(*o));
 	if (o == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for an operation by way of the host");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for an operation that is staged through the host");
 	o->staged = s;
 	o->c = request->operation;
 	o->sides = ddp_sides_of(s->comm, &o->c);
@@ -564,7 +564,7 @@ static ddp_status open_lane(ddp_comm *comm, void **self)
 	ddp_status status = DDP_OK;
 
 	if (s == NULL) {
-		status = ddp_fail(DDP_ERR_NOMEM, "no memory for a lane by way of the host");
+		status = ddp_fail(DDP_ERR_NOMEM, "no memory for a lane that is staged through the host");
 	} else {
 		s->comm = comm;
 		s->device = comm->roster->device;
