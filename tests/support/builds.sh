@@ -84,7 +84,7 @@ build_ahead()
 {
 	local suite
 	builder=
-	for suite in unit bare no-ucx no-pmix no-blas asan tsan; do
+	for suite in "${built_suites[@]}"; do
 		[ -z "$(wanted "$suite")" ] || build_tree "$suite"
 	done
 	run_suite fuzz
