@@ -447,7 +447,6 @@ static int resume_body(ddp_comm *comm, void *argument)
 static void shards_of_one_world_are_loaded_in_another(void **state)
 {
 	static const ddp_shard shards[] = { DDP_SHARD_STATE, DDP_SHARD_GRADIENTS, DDP_SHARD_AUTO };
-	static const int two_nodes[] = { 0, 1, 1, 0 };
 	static resumption with;
 
 	(void)state;

@@ -185,13 +185,15 @@ static int overflow_body(ddp_context *context, void *user)
 static void a_step_that_overflows_is_skipped_on_all_ranks(void **state)
 {
 	static ddp_model_options ways[] = {
-		{ .shard = DDP_SHARD_NONE }, { .shard = DDP_SHARD_STATE }, { .shard = DDP_SHARD_GRADIENTS },
-		{ .compress = DDP_COMPRESS_BF16 },
+		{ .shard = DDP_SHARD_AUTO }, { .shard = DDP_SHARD_NONE }, { .shard = DDP_SHARD_STATE },
+		{ .shard = DDP_SHARD_GRADIENTS }, { .compress = DDP_COMPRESS_BF16 },
 	};
 
 	(void)state;
-	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++)
+	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
 		assert_int_equal(run_ranks(RANKS, overflow_body, &ways[w]), 0);
+		assert_int_equal(run_ranks_on(two_nodes, 4, overflow_body, &ways[w]), 0);
+	}
 }
 
 static int fixed_body(ddp_context *context, void *user)

@@ -102,7 +102,7 @@ static void gradients_pile_up_without_sync_and_need_no_announcement(void **state
 	(void)state;
 	for (int w = 0; w < WAYS; w++) {
 		test_way way = ways[w];
-		assert_int_equal(run_ranks(2, announcements_body, &way), 0);
+		assert_int_equal(run_ranks_on(way.node_of, way.node_of != NULL ? 4 : 2, announcements_body, &way), 0);
 	}
 }
 
@@ -244,9 +244,9 @@ static void two_halves_are_a_step(void **state)
 {
 	(void)state;
 	for (int w = 0; w < WAYS; w++) {
-		for (int ranks = 1; ranks <= 3; ranks++) {
+		for (int ranks = ways[w].node_of != NULL ? 3 : 1; ranks <= 3; ranks++) {
 			struct halves_by by = { &ways[w], (w + ranks) % 2 == 0 ? 0.5 : 0 };
-			assert_int_equal(run_ranks(ranks, halves_body, &by), 0);
+			assert_int_equal(run_ranks_on(by.way->node_of, ranks, halves_body, &by), 0);
 		}
 	}
 }
@@ -309,7 +309,7 @@ static void reduced_gradients_can_be_looked_at_changed_and_forgotten(void **stat
 	(void)state;
 	for (int w = 0; w < WAYS; w++) {
 		test_way way = ways[w];
-		assert_int_equal(run_ranks(1 + w, forget_body, &way), 0);
+		assert_int_equal(run_ranks_on(way.node_of, way.node_of != NULL ? 4 : 1 + w, forget_body, &way), 0);
 	}
 }
 

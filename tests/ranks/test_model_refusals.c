@@ -148,7 +148,8 @@ static void wrong_weights_and_rates_end_the_step_on_all_ranks(void **state)
 	for (size_t i = 0; i < sizeof(bad_steps) / sizeof(bad_steps[0]); i++) {
 		for (int w = 0; w < WAYS; w++) {
 			struct bad_step_by by = { &bad_steps[i], &ways[w] };
-			assert_int_equal(run_ranks(2, bad_step_body, &by), 0);
+			const int ranks = ways[w].node_of != NULL ? 4 : 2;
+			assert_int_equal(run_ranks_on(ways[w].node_of, ranks, bad_step_body, &by), 0);
 		}
 	}
 }
@@ -201,13 +202,16 @@ static void poisoned_step(ddp_context *context, ddp_model *model, const struct p
 static int poison_body(ddp_context *context, void *user)
 {
 	const struct poison_by *by = user;
-	const float first[] = { -1, -2, -3 }, then[] = { -2, -4, -6 };
+	/* The momentum is that of the step before, not of the one that is left out. */
+	const float first[] = { -1, -2, -3 }, then[] = { -2.5f, -5, -7.5f };
 	ddp_model_options options = plain_by(by->way);
 	ddp_step_stats stats;
 	ddp_model *model;
 
 	options.clip_norm = by->clip_norm;
+	options.momentum = 0.5;
 	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
+	CHECK((model->strategy == &ddp_hybrid_strategy) == (options.shard == DDP_SHARD_AUTO));
 	add_grads(model, 1);
 	CHECK_OK(ddp_step(model, 1, 1, &stats));
 	CHECK(all_params_are(model, first));
@@ -231,9 +235,12 @@ static void what_is_not_finite_updates_nothing_and_is_named(void **state)
 	(void)state;
 	for (int i = 0; i < (int)(sizeof(poisons) / sizeof(poisons[0])); i++) {
 		for (int w = 0; w < WAYS; w++) {
+			const int *node_of = ways[w].node_of;
 			struct poison_by by = { &poisons[i], &ways[w], i % 2 == 0 ? 1e6 : 0 };
-			assert_int_equal(run_ranks(2, poison_body, &by), 0);
-			assert_int_equal(run_ranks((i + w) % 2 == 0 ? 1 : 3, poison_body, &by), 0);
+			if (node_of == NULL)
+				assert_int_equal(run_ranks(2, poison_body, &by), 0);
+			const int ranks = node_of != NULL ? 3 + (i + w) % 2 : (i + w) % 2 == 0 ? 1 : 3;
+			assert_int_equal(run_ranks_on(node_of, ranks, poison_body, &by), 0);
 		}
 	}
 }
@@ -273,7 +280,8 @@ static void ranks_that_begin_apart_do_not_train(void **state)
 	(void)state;
 	for (int w = 0; w < WAYS; w++) {
 		test_way way = ways[w];
-		assert_int_equal(run_ranks(2 + w % 2, odd_start_body, &way), 0);
+		assert_int_equal(run_ranks_on(way.node_of, way.node_of != NULL ? 3 + w % 2 : 2 + w % 2, odd_start_body,
+		                              &way), 0);
 	}
 }
 

@@ -55,7 +55,7 @@ static void expect_kinds(ddp_model *model, float local)
 {
 	CHECK(is_all(ddp_param_data(model, FROZEN), 7));
 	CHECK(is_all(ddp_param_data(model, LOCAL), local));
-	CHECK(is_all(ddp_param_data(model, MEAN), 3));
+	CHECK(is_all(ddp_param_data(model, MEAN), (float)(1 + ddp_comm_size(model->context->world))));
 	CHECK(is_all(ddp_param_data(model, BROADCAST), 2));
 }
 
@@ -100,12 +100,10 @@ static int kinds_body(ddp_context *context, void *user)
 
 static void only_what_is_trained_costs_gradients_and_state(void **state)
 {
-	static const ddp_shard shards[] = { DDP_SHARD_NONE, DDP_SHARD_STATE, DDP_SHARD_GRADIENTS };
-
 	(void)state;
-	for (size_t i = 0; i < sizeof(shards) / sizeof(shards[0]); i++) {
-		ddp_shard shard = shards[i];
+	for (ddp_shard shard = DDP_SHARD_AUTO; shard <= DDP_SHARD_GRADIENTS; shard++) {
 		assert_int_equal(run_ranks(2, kinds_body, &shard), 0);
+		assert_int_equal(run_ranks_on(two_nodes, 4, kinds_body, &shard), 0);
 	}
 }
 
@@ -201,6 +199,7 @@ static void buffers_that_are_not_finite_on_a_rank_reach_no_other(void **state)
 {
 	(void)state;
 	assert_int_equal(run_ranks(3, poisoned_body, NULL), 0);
+	assert_int_equal(run_ranks_on(two_nodes, 3, poisoned_body, NULL), 0);
 }
 
 /* ---- what is unused ----------------------------------------------------------------- */
@@ -338,13 +337,11 @@ static int static_memory_body(ddp_context *context, void *user)
 
 static void what_a_static_graph_leaves_out_counts_as_0_whatever_its_memory_holds(void **state)
 {
-	static const ddp_shard shards[] = { DDP_SHARD_NONE, DDP_SHARD_STATE, DDP_SHARD_GRADIENTS };
-
 	(void)state;
-	for (size_t i = 0; i < sizeof(shards) / sizeof(shards[0]); i++) {
-		ddp_shard shard = shards[i];
+	for (ddp_shard shard = DDP_SHARD_AUTO; shard <= DDP_SHARD_GRADIENTS; shard++) {
 		for (int ranks = 1; ranks <= 2; ranks++)
 			assert_int_equal(run_ranks(ranks, static_memory_body, &shard), 0);
+		assert_int_equal(run_ranks_on(two_nodes, 3, static_memory_body, &shard), 0);
 	}
 }
 
@@ -444,8 +441,10 @@ static int join_body(ddp_context *context, void *user)
 static void ranks_that_have_finished_join_the_others_steps(void **state)
 {
 	(void)state;
-	for (ddp_loss loss = DDP_LOSS_SUM; loss <= DDP_LOSS_MEAN_OF_ACTIVE; loss++)
+	for (ddp_loss loss = DDP_LOSS_SUM; loss <= DDP_LOSS_MEAN_OF_ACTIVE; loss++) {
 		assert_int_equal(run_ranks(3, join_body, &loss), 0);
+		assert_int_equal(run_ranks_on(two_nodes, 3, join_body, &loss), 0);
+	}
 }
 
 /* ---- options of which 0 is a value ----------------------------------------------------- */

@@ -234,21 +234,6 @@ static int reference_body(ddp_context *context, void *user)
 	return 0;
 }
 
-#ifdef HAVE_UCX
-/* Between nodes, where a lane's messages may pass those of another. */
-static int nodes_body(ddp_comm *comm, void *options)
-{
-	ddp_context context = { .world = comm, .timeout_ms = 60000 };
-
-	context.job.rank = ddp_comm_rank(comm);
-	context.job.world_size = ddp_comm_size(comm);
-	CHECK_OK(ddp_watch_open(&context.job, &context.watch));
-	reference_body(&context, options);
-	ddp_watch_close(context.watch);
-	return 0;
-}
-#endif
-
 static void gradients_are_those_of_a_plain_powersgd(void **state)
 {
 	ddp_model_options ways[] = { plain, plain, plain };
@@ -262,11 +247,8 @@ static void gradients_are_those_of_a_plain_powersgd(void **state)
 		run_here_and_there(reference_body, &ways[w]);
 	}
 	test_measure(NULL);
-#ifdef HAVE_UCX
-	const test_world world = { .ranks = RANKS, .node_of = (const int[]){ 0, 1, 1 }, .body = nodes_body,
-	                           .argument = &ways[0] };
-	assert_int_equal(test_world_run(&world), 0);
-#endif
+	/* Between nodes, where a lane's messages may pass those of another. */
+	assert_int_equal(run_ranks_on(two_nodes, RANKS, reference_body, &ways[0]), 0);
 }
 
 /* ---- arithmetic ---------------------------------------------------------------------- */

@@ -48,7 +48,7 @@ typedef struct way {
 	const int *node_of; /* NULL: two nodes */
 } way;
 
-static const int two_nodes[] = { 0, 1, 1, 0 }, a_node_each[] = { 0, 1, 2 };
+static const int a_node_each[] = { 0, 1, 2 };
 
 /* With one thread a rank: what is this small is slower with more. */
 static ddp_context context_of(ddp_comm *comm)

@@ -251,7 +251,6 @@ static int node_death_body(ddp_comm *comm, void *argument)
 static void node_saves_what_its_dead_rank_kept(void **state)
 {
 #ifdef HAVE_UCX
-	static const int two_nodes[] = { 0, 1, 1, 0 };
 	const test_world world = { .ranks = 4, .node_of = two_nodes, .body = node_death_body,
 	                           .expect_deaths = true };
 

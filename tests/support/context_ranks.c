@@ -3,7 +3,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "tests/support/comm_ranks.h"
 #include "watch/watch.h"
+
+const int two_nodes[4] = { 0, 1, 1, 0 };
 
 static ddp_context *this_context;
 
@@ -40,6 +43,32 @@ int run_ranks_with(int ranks, const ddp_options *options, rank_body body, void *
 	CHECK_OK(ddp_finalize(this_context));
 	/* The ordinary way, so that the leak check comes too. */
 	exit(code);
+}
+
+struct on_nodes {
+	rank_body body;
+	void *user;
+};
+
+static int run_on_nodes(ddp_comm *comm, void *argument)
+{
+	const struct on_nodes *run = argument;
+	ddp_context context = test_context_of(comm);
+
+	this_context = &context;
+	test_be_rank(context.job.rank, abort_world);
+	int code = run->body(&context, run->user);
+	test_be_rank(context.job.rank, NULL);
+	ddp_watch_close(context.watch);
+	return code;
+}
+
+int run_ranks_on(const int *node_of, int ranks, rank_body body, void *user)
+{
+	struct on_nodes run = { body, user };
+	const test_world world = { .ranks = ranks, .node_of = node_of, .body = run_on_nodes, .argument = &run };
+
+	return node_of != NULL ? test_world_run(&world) : run_ranks(ranks, body, user);
 }
 
 ddp_context test_context_of(ddp_comm *comm)

@@ -15,6 +15,11 @@ typedef int (*rank_body)(ddp_context *context, void *user);
 int run_ranks(int ranks, rank_body body, void *user);
 /* The same with options for ddp_init(). */
 int run_ranks_with(int ranks, const ddp_options *options, rank_body body, void *user);
+/* The same on pretended nodes, as in a test_world of comm_ranks.h; 0 if this build refuses several. NULL:
+   run_ranks(). */
+int run_ranks_on(const int *node_of, int ranks, rank_body body, void *user);
+/* Of up to four ranks: the first and the last are on one, the others on another. */
+extern const int two_nodes[4];
 
 /* For a rank of comm_ranks: what a model needs. The caller closes its `watch`. */
 ddp_context test_context_of(ddp_comm *comm);

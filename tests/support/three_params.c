@@ -27,14 +27,18 @@ const test_way ways[WAYS] = {
 	{ .shard = DDP_SHARD_NONE, .no_overlap = true },
 	{ .shard = DDP_SHARD_STATE },
 	{ .shard = DDP_SHARD_GRADIENTS },
+	{ .shard = DDP_SHARD_AUTO, .node_of = two_nodes },
+	{ .shard = DDP_SHARD_NONE, .node_of = two_nodes },
+	{ .shard = DDP_SHARD_STATE, .node_of = two_nodes },
+	{ .shard = DDP_SHARD_GRADIENTS, .node_of = two_nodes },
 };
 
 void run_each_way(int most_ranks, rank_body body)
 {
 	for (int w = 0; w < WAYS; w++) {
-		for (int ranks = 1; ranks <= most_ranks; ranks++) {
+		for (int ranks = ways[w].node_of != NULL ? most_ranks : 1; ranks <= most_ranks; ranks++) {
 			test_way way = ways[w];
-			assert_int_equal(run_ranks(ranks, body, &way), 0);
+			assert_int_equal(run_ranks_on(way.node_of, ranks, body, &way), 0);
 		}
 	}
 }

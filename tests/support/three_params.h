@@ -4,7 +4,7 @@
 
 #include "tests/support/context_ranks.h"
 
-enum { A = 40, B = 3, C = 200, WAYS = 4 };
+enum { A = 40, B = 3, C = 200, WAYS = 8 };
 
 extern const ddp_param three[3];
 
@@ -15,12 +15,14 @@ extern const ddp_model_options plain;
 typedef struct test_way {
 	ddp_shard shard;
 	bool no_overlap;
+	const int *node_of; /* NULL: all ranks are on one */
 } test_way;
 extern const test_way ways[WAYS];
 /* Of the models that the rank makes next. */
 ddp_model_options plain_by(const test_way *way);
 
-/* Runs `body` with each way in turn as its `user`. */
+/* Runs `body` with each way in turn as its `user`: on one node on any number of ranks, over several
+   on the most, which four are at most. */
 void run_each_way(int most_ranks, rank_body body);
 
 int rank_of(ddp_context *context);
