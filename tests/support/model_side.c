@@ -7,12 +7,31 @@
 #include <string.h>
 
 #include "table.h"
+#include "tests/support/nccl_standin.h"
+
+static bool by_nccl;
+
+int side_use_nccl(void **state)
+{
+	(void)state;
+	by_nccl = true;
+	return 0;
+}
+
+int side_use_staged(void **state)
+{
+	(void)state;
+	by_nccl = false;
+	return 0;
+}
 
 void side_open(model_side *s, ddp_context *context, bool there)
 {
 	*s = (model_side){ .context = context };
 	if (!there)
 		return;
+	if (by_nccl)
+		test_nccl_standin(context->device)->polls = 1;
 	CHECK_OK(ddp_device_queue_create(context->device, DDP_DEVICE_NORMAL, &s->stream));
 	CHECK_OK(ddp_kernels_open(context, DK_TABLE_VERSION, DK_F32, s->stream, &s->kernels));
 }
@@ -39,10 +58,20 @@ void side_make(model_side *s, const ddp_param *params, int count, const ddp_mode
 
 void side_close(model_side *s)
 {
+	if (by_nccl && s->stream != NULL && ddp_comm_size(ddp_world(s->context)) > 1)
+		CHECK(test_nccl_load()->inits > 0);
 	ddp_model_free(s->model);
 	ddp_kernels_close(s->kernels);
 	if (s->stream != NULL)
 		CHECK_OK(ddp_device_queue_free(s->context->device, s->stream));
+}
+
+/* NCCL's lane has a piece of memory for what it tells. */
+void side_all_freed(ddp_context *context)
+{
+	const char *left = by_nccl ? "still in use: 1 pieces of memory" : "still in use: 0 pieces of memory";
+
+	CHECK(ddp_device_close(context->device) == DDP_ERR_STATE && strstr(ddp_last_error(), left) != NULL);
 }
 
 int side_rank(const model_side *s)
