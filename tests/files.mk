@@ -44,8 +44,8 @@ check-torch: libruntime/libddp.la
 EXTRA_DIST += tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/support/libddp.py
 # Takes each wait for an event out once, and wants a test to fail then.
 check-waits: tests/ranks/test_device_model tests/ranks/test_device_ways tests/ranks/test_comm_device \
-		tests/ranks/test_optimizers tests/ranks/test_powersgd tests/unit/test_kernel_device \
-		tests/support/nccl_standin.la
+		tests/ranks/test_optimizers tests/ranks/test_powersgd tests/ranks/test_nccl_messages \
+		tests/unit/test_kernel_device tests/support/nccl_standin.la
 	$(top_srcdir)/tests/support/check-waits $(top_srcdir)
 # 256 ranks on 16 nodes of a throw-away cluster; needs root.
 check-scale: all tests/cluster/scale_probe

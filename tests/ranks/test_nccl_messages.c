@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "comm/nccl/abi.h"
 #include "comm/nccl/handle.h"
+#include "tests/support/device_ranks.h"
 #include "tests/support/nccl_ranks.h"
 
 static const int two_nodes[] = { 0, 1 };
@@ -95,6 +96,47 @@ static void messages_match_by_tag(void **state)
 	(void)state;
 	run_on_nodes(exchange_by_tags);
 	run_on_nodes(differ_in_a_message);
+}
+
+/* One side's queue has yet to come to the message: nothing is copied before. */
+static int send_to_itself(ddp_comm *comm, void *argument)
+{
+	const bool late_send = argument != NULL;
+	uint32_t got, want = late_send ? 0x11111111 : 0;
+	atomic_bool go = false;
+	ddp_device_queue *late;
+	ddp_request *requests[2];
+	on_device d;
+
+	test_nccl_set_up(&d, comm);
+	CHECK_OK(ddp_device_queue_create(d.device, DDP_DEVICE_NORMAL, &late));
+	test_nccl_sum_once(&d);
+	CHECK_OK(ddp_device_queue_sync(d.device, d.stream));
+	CHECK_OK(ddp_device_launch(d.device, late, test_device_hold, &go));
+	CHECK_OK(ddp_device_fill(d.device, late, d.memory + (late_send ? 0 : 1), 0x11, sizeof(float)));
+	for (int i = 0; i < 2; i++) {
+		ddp_collective c = test_nccl_operation(&d, i == 0 ? DDP_RECV : DDP_SEND);
+		c.send = d.memory;
+		c.recv = d.memory + 1;
+		if ((i == 1) == late_send)
+			c.stream = late;
+		CHECK_OK(ddp_issue(comm, &c, &requests[i]));
+	}
+	usleep(20000);
+	atomic_store(&go, true);
+	for (int i = 0; i < 2; i++)
+		CHECK_OK(ddp_wait(requests[i]));
+	CHECK_OK(ddp_device_copy(d.device, d.stream, &got, d.memory + 1, sizeof(got)));
+	CHECK_OK(ddp_device_queue_sync(d.device, d.stream));
+	CHECK(got == want);
+	return 0;
+}
+
+static void a_message_to_oneself_waits_for_both_sides(void **state)
+{
+	(void)state;
+	test_nccl_run(1, send_to_itself, NULL);
+	test_nccl_run(1, send_to_itself, "late send");
 }
 
 /* ---- the end of a communicator ---------------------------------------------------------------- */
@@ -356,6 +398,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(messages_match_by_tag),
+		cmocka_unit_test(a_message_to_oneself_waits_for_both_sides),
 		cmocka_unit_test(what_hangs_is_aborted_all_at_once),
 		cmocka_unit_test(an_error_during_a_message_is_told),
 		cmocka_unit_test(closing_ends_messages_alike_on_both_ranks),
