@@ -227,7 +227,8 @@ typedef enum ddp_type {
  * NCCL, on a GPU, does otherwise. 16-bit types are rounded after each addition, and u8 is
  * combined in u8. AVG of floats sums inputs that were multiplied by 1/ranks, rounded to their
  * type: exact if the ranks are a power of two, else off by up to 0.2% in bf16, 0.03% in f16,
- * 6e-8 in f32. What it cannot do is DDP_ERR_UNSUPPORTED: AVG of u8;
+ * 6e-8 in f32. MIN and MAX pass over a NaN where another rank has a number, and take +0 and -0
+ * for equal. What it cannot do is DDP_ERR_UNSUPPORTED: AVG of u8;
  * a scale with other ops than SUM, and AVG of floats; one that is not a number of
  * the type (with AVG: scale/ranks), but for f32 and f64. There, all ranks give a scale or
  * none does. Bits are the same on all ranks, but not those of the host.

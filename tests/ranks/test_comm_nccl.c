@@ -106,29 +106,39 @@ static void keep(void *user, ddp_log_level level, const char *message)
 		snprintf(logged, sizeof(logged), "%s", message);
 }
 
-/* The operation runs all the same, by way of the host's memory. */
+static bool as_a_gpu; /* no function of its queues can wait for another rank */
+
+/* The operation runs all the same, by way of the host's memory; on a GPU nothing does. */
 static int go_without(ddp_comm *comm, void *argument)
 {
+	const ddp_device_options one = { .one_function = true };
 	const char *const *words = argument;
 	on_device d;
 
-	test_nccl_set_up(&d, comm);
+	test_nccl_set_up_with(&d, comm, as_a_gpu ? &one : NULL);
 	ddp_set_log(keep, NULL, DDP_LOG_INFO);
 	if (words[0] != NULL)
 		setenv("DDP_NCCL", words[0], 1);
 	else if (d.rank == 1)
 		d.nccl->version = 21703;
-	CHECK_OK(test_nccl_sum(&d));
-	CHECK(strstr(logged, "by way of the host's memory") != NULL);
+	if (as_a_gpu) {
+		CHECK(test_nccl_sum(&d) == DDP_ERR_UNSUPPORTED);
+		CHECK(test_nccl_says("(test:0) need NCCL: "));
+		snprintf(logged, sizeof(logged), "%s", ddp_last_error());
+	} else {
+		CHECK_OK(test_nccl_sum(&d));
+		CHECK(strstr(logged, "by way of the host's memory") != NULL);
+	}
 	const char *expected = words[0] == NULL && d.rank == 0 ? "rank 1 on" : words[1];
 	if (strstr(logged, expected) == NULL)
 		fprintf(stderr, "# \"%s\" is not in: %s\n", expected, logged);
 	CHECK(strstr(logged, expected) != NULL);
 	CHECK(d.nccl->inits == 0);
+	CHECK_OK(ddp_barrier(comm));
 	return 0;
 }
 
-static void without_a_library_that_will_do_memory_is_staged(void **state)
+static void without_a_library_that_will_do_memory_is_staged_or_refused(void **state)
 {
 	static const char *cases[][2] = {
 		{ "", "NCCL is for GPUs" },
@@ -138,8 +148,10 @@ static void without_a_library_that_will_do_memory_is_staged(void **state)
 	};
 
 	(void)state;
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
-		test_nccl_run(2, go_without, cases[i]);
+	for (size_t i = 0; i < 2 * sizeof(cases) / sizeof(cases[0]); i++) {
+		as_a_gpu = i % 2 == 1;
+		test_nccl_run(2, go_without, cases[i / 2]);
+	}
 }
 
 static int compare_versions(ddp_comm *comm, void *argument)
@@ -243,6 +255,12 @@ static int use_memory(ddp_comm *comm, void *argument)
 		CHECK_OK(ddp_mem_free(comm, memory));
 		CHECK(d.nccl->registered == 0 && d.nccl->allocated == 0);
 	}
+	d.nccl->failing = NULL;
+	CHECK_OK(ddp_mem_alloc_on(comm, DDP_MEMORY_DEVICE, sizeof(host), &memory));
+	d.nccl->failing = d.rank == 0 ? "ncclMemFree" : NULL;
+	CHECK(ddp_mem_free(comm, memory) == (d.rank == 0 ? DDP_ERR_IO : DDP_OK));
+	CHECK(d.rank != 0 || test_nccl_says("ncclMemFree()"));
+	CHECK_OK(ddp_barrier(comm));
 	return 0;
 }
 
@@ -295,9 +313,10 @@ typedef struct failure {
 	const char *call;
 	ddp_kind kind;
 	bool by_counts, scaled, at_opening;
+	int other; /* the rank whose call does not fail */
 } failure;
 
-/* Rank 1's call fails: all ranks get the error, with the call. */
+/* A rank's call fails: all ranks get the error, with the call. */
 static int fail_a_call(ddp_comm *comm, void *argument)
 {
 	static const size_t counts[] = { 1, 1 };
@@ -305,17 +324,18 @@ static int fail_a_call(ddp_comm *comm, void *argument)
 	on_device d;
 
 	test_nccl_set_up(&d, comm);
+	const bool fails = d.rank != f->other;
 	if (!f->at_opening)
 		test_nccl_sum_once(&d);
 	d.nccl->result = DDP_NCCL_INVALID_USAGE;
-	d.nccl->failing = d.rank == 1 ? f->call : NULL;
+	d.nccl->failing = fails ? f->call : NULL;
 	ddp_collective c = test_nccl_operation(&d, f->kind);
 	c.count = f->by_counts ? 0 : 1;
 	c.counts = f->by_counts ? counts : NULL;
 	c.scaled = f->scaled;
 	c.scale = f->scaled ? 2 : 0;
 	if (f->kind == DDP_SEND || f->kind == DDP_RECV) {
-		c.kind = d.rank == 1 ? f->kind : f->kind == DDP_SEND ? DDP_RECV : DDP_SEND;
+		c.kind = fails ? f->kind : f->kind == DDP_SEND ? DDP_RECV : DDP_SEND;
 		c.send = d.memory;
 		c.root = 1 - d.rank;
 	}
@@ -325,14 +345,14 @@ static int fail_a_call(ddp_comm *comm, void *argument)
 		c.count = 1;
 	}
 	const ddp_status status = ddp_run(comm, &c);
-	/* Rank 0 may have done its part: what comes next fails, then. */
-	CHECK(status == DDP_ERR_INVALID || (d.rank == 0 && !f->at_opening && status == DDP_OK));
+	/* The other one may have done its part: what comes next fails, then. */
+	CHECK(status == DDP_ERR_INVALID || (!fails && !f->at_opening && status == DDP_OK));
 	if (!f->at_opening)
 		CHECK(ddp_barrier(comm) == DDP_ERR_INVALID);
-	if (d.rank == 1 || !f->at_opening)
+	if (fails || !f->at_opening)
 		CHECK(test_nccl_says(f->call));
-	CHECK(test_nccl_says(d.rank == 1 && f->at_opening ? "NCCL_DEBUG" : "rank 1 on"));
-	if (d.rank == 1)
+	CHECK(test_nccl_says(fails && f->at_opening ? "NCCL_DEBUG" : f->other == 0 ? "rank 1 on" : "rank 0 on"));
+	if (fails)
 		CHECK(test_nccl_says("what the stand-in says"));
 	if (f->at_opening)
 		CHECK_OK(ddp_barrier(comm));
@@ -342,18 +362,19 @@ static int fail_a_call(ddp_comm *comm, void *argument)
 static void each_call_that_fails_is_named(void **state)
 {
 	static const failure cases[] = {
-		{ "ncclCommInitRankConfig", DDP_ALL_REDUCE, false, false, true },
-		{ "ncclAllReduce", DDP_ALL_REDUCE, false, false, false },
-		{ "ncclRedOpCreatePreMulSum", DDP_ALL_REDUCE, false, true, false },
-		{ "ncclReduce", DDP_REDUCE_SCATTER, true, false, false },
-		{ "ncclReduceScatter", DDP_REDUCE_SCATTER, false, false, false },
-		{ "ncclBroadcast", DDP_BROADCAST, false, false, false },
-		{ "ncclAllGather", DDP_ALL_GATHER, false, false, false },
-		{ "ncclGroupStart", DDP_ALL_GATHER, true, false, false },
-		{ "ncclGroupEnd", DDP_ALL_TO_ALL, false, false, false },
-		{ "ncclCommGetAsyncError", DDP_ALL_REDUCE, false, false, false },
-		{ "ncclSend", DDP_SEND, false, false, false },
-		{ "ncclRecv", DDP_RECV, false, false, false },
+		{ "ncclGetUniqueId", DDP_ALL_REDUCE, false, false, true, 1 },
+		{ "ncclCommInitRankConfig", DDP_ALL_REDUCE, false, false, true, 0 },
+		{ "ncclAllReduce", DDP_ALL_REDUCE, false, false, false, 0 },
+		{ "ncclRedOpCreatePreMulSum", DDP_ALL_REDUCE, false, true, false, 0 },
+		{ "ncclReduce", DDP_REDUCE_SCATTER, true, false, false, 0 },
+		{ "ncclReduceScatter", DDP_REDUCE_SCATTER, false, false, false, 0 },
+		{ "ncclBroadcast", DDP_BROADCAST, false, false, false, 0 },
+		{ "ncclAllGather", DDP_ALL_GATHER, false, false, false, 0 },
+		{ "ncclGroupStart", DDP_ALL_GATHER, true, false, false, 0 },
+		{ "ncclGroupEnd", DDP_ALL_TO_ALL, false, false, false, 0 },
+		{ "ncclCommGetAsyncError", DDP_ALL_REDUCE, false, false, false, 0 },
+		{ "ncclSend", DDP_SEND, false, false, false, 0 },
+		{ "ncclRecv", DDP_RECV, false, false, false, 0 },
 	};
 
 	(void)state;
@@ -521,7 +542,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(operations_agree_with_the_reference),
 		cmocka_unit_test(operations_on_a_gpu_agree_with_the_reference),
-		cmocka_unit_test(without_a_library_that_will_do_memory_is_staged),
+		cmocka_unit_test(without_a_library_that_will_do_memory_is_staged_or_refused),
 		cmocka_unit_test(ranks_with_different_libraries_do_not_use_them),
 		cmocka_unit_test(a_deadline_names_who_is_missing),
 		cmocka_unit_test(groups_have_communicators_of_their_own),

@@ -98,6 +98,32 @@ static void messages_match_by_tag(void **state)
 	run_on_nodes(differ_in_a_message);
 }
 
+/* Nobody has heard of it yet, so that it can be sent again. */
+static int send_without_an_id(ddp_comm *comm, void *argument)
+{
+	on_device d;
+
+	(void)argument;
+	test_nccl_set_up(&d, comm);
+	test_nccl_sum_once(&d);
+	const ddp_collective c = message(&d, 0);
+	if (d.rank == 0) {
+		d.nccl->result = DDP_NCCL_INVALID_USAGE;
+		d.nccl->failing = "ncclGetUniqueId";
+		CHECK(ddp_run(comm, &c) == DDP_ERR_INVALID);
+		CHECK(test_nccl_says("ncclGetUniqueId()"));
+		d.nccl->failing = NULL;
+	}
+	CHECK_OK(ddp_run(comm, &c));
+	return 0;
+}
+
+static void a_message_that_gets_no_id_can_be_sent_again(void **state)
+{
+	(void)state;
+	run_on_nodes(send_without_an_id);
+}
+
 /* One side's queue has yet to come to the message: nothing is copied before. */
 static int send_to_itself(ddp_comm *comm, void *argument)
 {
@@ -398,6 +424,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(messages_match_by_tag),
+		cmocka_unit_test(a_message_that_gets_no_id_can_be_sent_again),
 		cmocka_unit_test(a_message_to_oneself_waits_for_both_sides),
 		cmocka_unit_test(what_hangs_is_aborted_all_at_once),
 		cmocka_unit_test(an_error_during_a_message_is_told),

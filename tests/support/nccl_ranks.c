@@ -13,10 +13,15 @@
 
 void test_nccl_set_up(on_device *d, ddp_comm *comm)
 {
+	test_nccl_set_up_with(d, comm, NULL);
+}
+
+void test_nccl_set_up_with(on_device *d, ddp_comm *comm, const ddp_device_options *options)
+{
 	void *memory;
 
 	*d = (on_device){ .comm = comm, .rank = ddp_comm_rank(comm), .size = ddp_comm_size(comm) };
-	CHECK_OK(ddp_device_open("test", NULL, &d->device));
+	CHECK_OK(ddp_device_open("test", options, &d->device));
 	ddp_comm_use_device(comm, d->device);
 	d->nccl = test_nccl_standin(d->device);
 	CHECK_OK(ddp_device_queue_create(d->device, DDP_DEVICE_NORMAL, &d->stream));

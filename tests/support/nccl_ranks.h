@@ -18,6 +18,7 @@ typedef struct on_device {
 } on_device;
 
 void test_nccl_set_up(on_device *d, ddp_comm *comm);
+void test_nccl_set_up_with(on_device *d, ddp_comm *comm, const ddp_device_options *options);
 /* Of one element of its memory. */
 ddp_collective test_nccl_operation(const on_device *d, ddp_kind kind);
 ddp_status test_nccl_sum(const on_device *d);

@@ -105,6 +105,6 @@ void nccl_combine_one(int type, int op, void *into, const void *from, size_t i)
 		return;
 	}
 	const double a = nccl_get(type, into, i), b = nccl_get(type, from, i);
-	nccl_put(type, into, i, op == DDP_NCCL_PROD ? a * b : op == DDP_NCCL_MAX ? (a > b ? a : b) :
-	    op == DDP_NCCL_MIN ? (a < b ? a : b) : a + b);
+	nccl_put(type, into, i, op == DDP_NCCL_PROD ? a * b : op == DDP_NCCL_MAX ? fmax(a, b) :
+	    op == DDP_NCCL_MIN ? fmin(a, b) : a + b);
 }
