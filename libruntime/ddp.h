@@ -224,6 +224,13 @@ typedef enum ddp_type {
  * divided first, by a power of two that is at least the largest node's size. MIN, MAX,
  * and one rank on each node without a scale lose nothing.
  *
+ * Nodes' sums and products of u8 travel as u8. But what several nodes have combined travels
+ * as f32 (of u8, as i32), or it would be rounded on its way, and bits would depend on the
+ * algorithm. Two algorithms send such values; more than two nodes take them where messages
+ * are expected to cost more than bytes: recursive halving until values are complete, so an
+ * all_reduce of 16-bit types sends 3/4 of f32's bytes, not half (u8: 5/8, not a quarter), and
+ * a reduce_scatter up to all of them; recursive doubling, for at most 8 KiB, always.
+ *
  * NCCL, on a GPU, does otherwise. 16-bit types are rounded after each addition, and u8 is
  * combined in u8. AVG of floats sums inputs that were multiplied by 1/ranks, rounded to their
  * type: exact if the ranks are a power of two, else off by up to 0.2% in bf16, 0.03% in f16,

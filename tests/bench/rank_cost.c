@@ -11,6 +11,8 @@
 #include "base/clock.h"
 #include "comm/core/comm.h"
 #include "comm/hier/cost.h"
+#include "comm/ops/combine_nodes.h"
+#include "comm/ops/names.h"
 #include "rank.h"
 
 enum { BATCHES = 5, REPEATS_MOST = 200 };
@@ -50,16 +52,18 @@ static void measure(ddp_comm *comm, const ddp_collective *c, int repeats, double
 }
 
 /* `bytes` of each rank's input; results go to the memory's second half. */
-static void compare(ddp_comm *comm, ddp_kind kind, float *data, size_t bytes)
+static void compare(ddp_comm *comm, ddp_kind kind, ddp_type type, char *data, size_t bytes)
 {
 	const bool small = bytes <= DDP_SMALL_BYTES && kind != DDP_REDUCE_SCATTER;
-	const size_t blocks = kind == DDP_REDUCE_SCATTER ? (size_t)comm->size : 1, count = bytes / 4 / blocks;
-	const ddp_collective c = { .kind = kind, .send = data, .recv = kind == DDP_ALL_REDUCE ? data : data + bytes / 4,
-	                           .count = count, .type = DDP_F32, .op = DDP_SUM };
+	const size_t element = ddp_type_bytes(type), blocks = kind == DDP_REDUCE_SCATTER ? (size_t)comm->size : 1;
+	const size_t count = bytes / element / blocks;
+	const ddp_collective c = { .kind = kind, .send = data, .recv = kind == DDP_ALL_REDUCE ? data : data + bytes,
+	                           .count = count, .type = type, .op = DDP_SUM };
 	const ddp_shape shape = { .kind = kind, .nodes = comm->topology.nodes,
 	                          .channels = small ? 1 : comm->topology.channels,
 	                          .blocks = (size_t)comm->topology.nodes, .count = count * blocks,
-	                          .element = 4, .travel = 4, .wide = 4,
+	                          .element = element, .travel = ddp_type_bytes(ddp_travel_type(type, DDP_SUM)),
+	                          .wide = ddp_type_bytes(ddp_accumulator(type)),
 	                          .stage_bytes = comm->node.stage_bytes };
 	const ddp_link *link = &comm->hier.link;
 	const unsigned int candidates = ddp_cost_candidates(kind, small);
@@ -82,7 +86,7 @@ static void compare(ddp_comm *comm, ddp_kind kind, float *data, size_t bytes)
 	fflush(stdout);
 }
 
-static int run(ddp_kind kind, int size_count, char **sizes)
+static int run(ddp_kind kind, ddp_type type, int size_count, char **sizes)
 {
 	ddp_context *context;
 	size_t most = 0;
@@ -106,7 +110,7 @@ static int run(ddp_kind kind, int size_count, char **sizes)
 		       link->byte_seconds > 0 ? 8e-6 / link->byte_seconds : 0, "operation", "bytes", "algorithm", "predicted ms",
 		       "measured ms", "least", "most", "ratio");
 	for (int i = 0; i < size_count; i++)
-		compare(comm, kind, memory, (size_t)rank_number("SIZE", sizes[i], 4, 1l << 30));
+		compare(comm, kind, type, memory, (size_t)rank_number("SIZE", sizes[i], 4, 1l << 30));
 	must(ddp_mem_free(comm, memory));
 	must(ddp_finalize(context));
 	return 0;
@@ -115,15 +119,18 @@ static int run(ddp_kind kind, int size_count, char **sizes)
 int main(int argc, char **argv)
 {
 	static const ddp_kind kinds[] = { DDP_ALL_REDUCE, DDP_REDUCE, DDP_REDUCE_SCATTER };
-	size_t kind = 0;
+	static const ddp_type types[] = { DDP_F32, DDP_BF16 };
+	size_t kind = 0, type = 0;
 
-	while (argc > 2 && kind < 3 && strcmp(argv[1], ddp_kind_name(kinds[kind])) != 0)
+	while (argc > 3 && kind < 3 && strcmp(argv[1], ddp_kind_name(kinds[kind])) != 0)
 		kind++;
-	if (argc < 3 || kind == 3) {
-		fprintf(stderr, "usage: %s all_reduce|reduce|reduce_scatter BYTES...\n"
+	while (argc > 3 && type < 2 && strcmp(argv[2], ddp_type_name(types[type])) != 0)
+		type++;
+	if (argc < 4 || kind == 3 || type == 2) {
+		fprintf(stderr, "usage: %s all_reduce|reduce|reduce_scatter f32|bf16 BYTES...\n"
 		        "its environment says which rank it is\n", argv[0]);
 		return 2;
 	}
 	ddp_set_log(ddp_log_stderr, NULL, DDP_LOG_WARN);
-	return run(kinds[kind], argc - 2, argv + 2);
+	return run(kinds[kind], types[type], argc - 3, argv + 3);
 }

@@ -1,6 +1,6 @@
 /*
- * Reductions between nodes: 16-bit types and u8 travel in their own width, and the
- * bits of the result follow from inputs and ranks alone, whatever the algorithm,
+ * Reductions between nodes: a node's sums of 16-bit types and u8 travel in their own
+ * width, what several nodes have combined in accumulator form; and the bits of the result follow from inputs and ranks alone, whatever the algorithm,
  * the kind of operation and the memory: each node's ranks are combined in f32 and
  * rounded; nodes are combined in f32, in comm/ops/combine_nodes's order, and rounded.
  */
@@ -61,29 +61,43 @@ static uint64_t sent_by_all(const traffic *t, ddp_op op, ddp_type type)
 	return sum;
 }
 
-static void narrow_types_travel_in_their_own_width(void **state)
+/* Of an all_reduce by an algorithm, in the layouts from `first` on: `halves` halves of what is sent
+   are nodes' sums or results, in the type's own width; the rest is as wide as f32. */
+static void expect_bytes(const char *algorithm, size_t first, uint64_t halves)
 {
-	static const int layouts[][RANKS] = { { 0, 1 }, { 0, 0, 1, 1 }, { 0, 1, 2, 3 }, { 0, 0, 1, 1, 2, 2, 3, 3 } };
-	static const int ranks[] = { 2, 4, 4, 8 };
-	static const char *const algorithms[] = { "direct", "scatter_gather" };
+	static const int layouts[][RANKS] = { { 0, 1 }, { 0, 0, 1, 1 }, { 0, 1, 2, 3 }, { 0, 0, 1, 1, 2, 2, 3, 3 },
+	                                      { 0, 1, 2, 3, 4 } };
+	static const int ranks[] = { 2, 4, 4, 8, 5 };
 	traffic *t = test_share(sizeof(*t));
 
-	(void)state;
-	for (size_t i = 0; i < 4 * 2; i++) {
-		const test_world world = { .ranks = ranks[i / 2], .node_of = layouts[i / 2], .body = count_bytes,
-		                           .argument = t };
+	for (size_t i = first; i < sizeof(ranks) / sizeof(ranks[0]); i++) {
+		const test_world world = { .ranks = ranks[i], .node_of = layouts[i], .body = count_bytes, .argument = t };
 		memset(t, 0, sizeof(*t));
-		run_with(algorithms[i % 2], &world);
+		run_with(algorithm, &world);
 		for (ddp_op op = DDP_SUM; op <= DDP_AVG; op++) {
-			const uint64_t f32 = sent_by_all(t, op, DDP_F32);
+			const uint64_t f32 = sent_by_all(t, op, DDP_F32), wide = f32 * (2 - halves) / 2, own = f32 - wide;
 			assert_true(f32 >= COUNT * sizeof(float));
-			assert_int_equal(sent_by_all(t, op, DDP_BF16) * 2, f32);
-			assert_int_equal(sent_by_all(t, op, DDP_F16) * 2, f32);
+			assert_int_equal(sent_by_all(t, op, DDP_BF16), wide + own / 2);
+			assert_int_equal(sent_by_all(t, op, DDP_F16), wide + own / 2);
 			if (op == DDP_SUM)
-				assert_int_equal(sent_by_all(t, op, DDP_U8) * 4, f32);
+				assert_int_equal(sent_by_all(t, op, DDP_U8), wide + own / 4);
 		}
 	}
 	test_unshare(t, sizeof(*t));
+}
+
+static void sums_of_nodes_travel_in_their_own_width(void **state)
+{
+	(void)state;
+	expect_bytes("direct", 0, 2);
+	expect_bytes("scatter_gather", 0, 2);
+}
+
+/* Two nodes have no rounds to choose. */
+static void recursive_halving_rounds_what_is_complete(void **state)
+{
+	(void)state;
+	expect_bytes("recursive_halving", 2, 1);
 }
 
 /* ---- bits -------------------------------------------------------------------------------- */
@@ -246,7 +260,8 @@ static void bits_follow_from_inputs_and_ranks(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(narrow_types_travel_in_their_own_width),
+		cmocka_unit_test(sums_of_nodes_travel_in_their_own_width),
+		cmocka_unit_test(recursive_halving_rounds_what_is_complete),
 		cmocka_unit_test(bits_follow_from_inputs_and_ranks),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

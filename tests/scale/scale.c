@@ -23,16 +23,17 @@ static const struct {
 } sizes[SIZES] = { { "1 KiB", 1024 }, { "25 MiB", (size_t)25 << 20 }, { "1 GiB", (size_t)1 << 30 } };
 
 static const char usage[] =
-	"usage: scale [--kind KIND] [--ranks-per-node N] [--latency-us X] [--message-us X]\n"
-	"             [--gbit X] [--chunk-kib N] [--svg FILE]\n"
+	"usage: scale [--kind KIND] [--type TYPE] [--ranks-per-node N] [--latency-us X]\n"
+	"             [--message-us X] [--gbit X] [--chunk-kib N] [--svg FILE]\n"
 	"  --kind KIND         all_reduce, reduce or reduce_scatter (default: all_reduce)\n"
+	"  --type TYPE         f32 or bf16 (default: f32)\n"
 	"  --ranks-per-node N  (default: 8)\n"
 	"  --latency-us X      from node to node (default: 5)\n"
 	"  --message-us X      a message's own time at its sender (default: 0.5)\n"
 	"  --gbit X            of a node's link, each way (default: 100)\n"
 	"  --chunk-kib N       of direct exchange's messages, at most (default: 256)\n"
 	"  --svg FILE          where to draw it (default: scale.svg)\n"
-	"What a network really does, libddp tells with DDP_LOG=info, \"between nodes: ...\".\n";
+	"What a network really does, libddp's log tells at level info: \"between nodes: ...\".\n";
 
 /* One of those that are modelled. */
 static ddp_kind kind_named(const char *name)
@@ -45,6 +46,16 @@ static ddp_kind kind_named(const char *name)
 	}
 	fprintf(stderr, "scale: \"%s\" is no kind of reduction\n%s", name, usage);
 	exit(2);
+}
+
+/* Bytes of an element; either type is combined as f32. */
+static size_t element_of(const char *type)
+{
+	if (strcmp(type, "f32") != 0 && strcmp(type, "bf16") != 0) {
+		fprintf(stderr, "scale: \"%s\" is neither f32 nor bf16\n%s", type, usage);
+		exit(2);
+	}
+	return type[0] == 'f' ? 4 : 2;
 }
 
 static double number(const char *text)
@@ -60,18 +71,18 @@ static double number(const char *text)
 }
 
 /* One size of operation in all worlds: its table, and its curves of the plot. */
-static bool tell(ddp_kind kind, size_t size, int ranks_per_node, const ddp_link *link, plot_panel *seconds,
-                 plot_panel *connections)
+static bool tell(ddp_kind kind, size_t element, size_t size, int ranks_per_node, const ddp_link *link,
+                 plot_panel *seconds, plot_panel *connections)
 {
 	const bool small = sizes[size].bytes <= DDP_SMALL_BYTES && kind != DDP_REDUCE_SCATTER;
 	const unsigned int candidates = ddp_cost_candidates(kind, small);
 
-	printf("\n%s of %s, f32\n%8s %7s  %-20s %12s %12s %12s %12s\n", ddp_kind_name(kind), sizes[size].name,
-	       "ranks", "nodes", "algorithm", "ms", "simulated", "messages", "connections");
+	printf("\n%s of %s, %s\n%8s %7s  %-20s %12s %12s %12s %12s\n", ddp_kind_name(kind), sizes[size].name,
+	       element == 4 ? "f32" : "bf16", "ranks", "nodes", "algorithm", "ms", "simulated", "messages", "connections");
 	for (int w = 0; w < WORLDS; w++) {
 		const int nodes = (worlds[w] + ranks_per_node - 1) / ranks_per_node;
 		const ddp_shape shape = { .kind = kind, .nodes = nodes, .blocks = (size_t)nodes, .channels = small ? 1 : ranks_per_node,
-		                          .count = sizes[size].bytes / 4, .element = 4, .travel = 4, .wide = 4,
+		                          .count = sizes[size].bytes / element, .element = element, .travel = element, .wide = 4,
 		                          .stage_bytes = DDP_NET_STAGE_BYTES };
 		const ddp_algorithm chosen = ddp_cost_cheapest(link, &shape, candidates);
 		for (ddp_algorithm a = 0; a < DDP_ALGORITHMS; a++) {
@@ -96,7 +107,7 @@ static bool tell(ddp_kind kind, size_t size, int ranks_per_node, const ddp_link 
 	return true;
 }
 
-static int run(ddp_kind kind, int ranks_per_node, const ddp_link *link, const char *file)
+static int run(ddp_kind kind, size_t element, int ranks_per_node, const ddp_link *link, const char *file)
 {
 	static plot_panel panels[2][SIZES];
 	char caption[160];
@@ -109,7 +120,7 @@ static int run(ddp_kind kind, int ranks_per_node, const ddp_link *link, const ch
 		snprintf(panels[0][size].title, sizeof(panels[0][size].title), "seconds, %s", sizes[size].name);
 		snprintf(panels[1][size].title, sizeof(panels[1][size].title), "connections of a rank, %s",
 		         sizes[size].name);
-		if (!tell(kind, size, ranks_per_node, link, &panels[0][size], &panels[1][size])) {
+		if (!tell(kind, element, size, ranks_per_node, link, &panels[0][size], &panels[1][size])) {
 			fprintf(stderr, "scale: out of memory\n");
 			return 1;
 		}
@@ -125,7 +136,7 @@ static int run(ddp_kind kind, int ranks_per_node, const ddp_link *link, const ch
 int main(int argc, char **argv)
 {
 	static const struct option options[] = {
-		{ "kind", required_argument, NULL, 'k' },
+		{ "kind", required_argument, NULL, 'k' },           { "type", required_argument, NULL, 't' },
 		{ "ranks-per-node", required_argument, NULL, 'r' }, { "latency-us", required_argument, NULL, 'l' },
 		{ "message-us", required_argument, NULL, 'm' },     { "gbit", required_argument, NULL, 'g' },
 		{ "chunk-kib", required_argument, NULL, 'c' },      { "svg", required_argument, NULL, 's' },
@@ -135,11 +146,13 @@ int main(int argc, char **argv)
 	                  .byte_seconds = 8e-9 / 100, .chunk_bytes = 256 * 1024 };
 	int ranks_per_node = 8, option;
 	ddp_kind kind = DDP_ALL_REDUCE;
+	size_t element = 4;
 	const char *file = "scale.svg";
 
 	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		switch (option) {
 		case 'k': kind = kind_named(optarg); break;
+		case 't': element = element_of(optarg); break;
 		case 'r': ranks_per_node = (int)number(optarg); break;
 		case 'l': link.latency_seconds = 1e-6 * number(optarg); break;
 		case 'm': link.message_seconds = 1e-6 * number(optarg); break;
@@ -154,5 +167,5 @@ int main(int argc, char **argv)
 		fputs(usage, stderr);
 		return 2;
 	}
-	return run(kind, ranks_per_node, &link, file);
+	return run(kind, element, ranks_per_node, &link, file);
 }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The manual and the sample plugstack file name every key and every variable.
+# The manuals and the sample plugstack file name every key and every variable.
 tests=${0%/*}
 manual=$tests/../../doc/ddp.7
 sample=$tests/../../slurm/plugstack.conf.d/spank_ddp.conf
@@ -17,17 +17,24 @@ missing()
 }
 
 keys=$(sed -n '/^static const struct option_key keys/,/^};/s/.*{ "\([a-z-]*\)".*/\1/p' "$tests/../../spank/options.c")
+# All words in quotes like a variable of libddp's, but those of statuses.
+read_variables=$(grep -rhoE --include='*.[ch]' '"DDP_[A-Z_]+"' "$tests/../../libruntime" | tr -d '"' |
+	grep -vxE 'DDP_OK|DDP_ERR_[A-Z_]+' | sort -u)
 variables=$(sed -n 's/.*put(v, "\([A-Z_]*\)".*/\1/p' "$tests/../../spank/launch/variables.c" | sort -u)
-if [ -n "$keys" ] && [ -n "$variables" ]; then
+if [ -n "$keys" ] && [ -n "$variables" ] && [ -n "$read_variables" ]; then
 	nothing "" "keys and variables are found in the source"
 else
-	nothing "missing: the table of keys, or put()" "keys and variables are found in the source"
+	nothing "missing: the table of keys, put(), or variables of libddp's" "keys and variables are found in the source"
 fi
+work=$(mktemp) || exit 1
+trap 'rm -f "$work"' EXIT
+cat "$manual" "$tests/../../doc/libddp.3" >"$work"
 # shellcheck disable=SC2086 # words
 {
 	nothing "$(missing "$manual" $keys)" "ddp(7) has every key"
 	nothing "$(missing "$sample" $keys)" "spank_ddp.conf has every key"
 	nothing "$(missing "$manual" $variables)" "ddp(7) has every variable"
+	nothing "$(missing "$work" $read_variables)" "libddp(3) or ddp(7) has every variable that libddp reads"
 }
 nothing "$(grep -v '^ *#' "$sample" | grep -v '^$')" "spank_ddp.conf is disabled as installed"
 echo "1..$number"
