@@ -135,7 +135,7 @@ ddp_status ddp_init(const ddp_options *given, ddp_context **context)
 		return status;
 	ddp_context *opened = calloc(1, sizeof(*opened));
 	if (opened == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "ddp_init: no memory");
+		return ddp_fail(DDP_ERR_NOMEM, "ddp_init: no memory for a context");
 	status = choose_timeout(&options, &opened->timeout_ms);
 	if (status == DDP_OK)
 		status = ddp_job_discover(&opened->job, &opened->key);

@@ -134,7 +134,7 @@ static bool bind(struct trainer *t, int count)
 	}
 	free(data);
 	free(grad);
-	return possible ? true : fail(t, "out of memory");
+	return possible ? true : fail(t, "no memory for the first values of %d parameters", count);
 }
 
 /* All ranks see it alike, so the first tells, before the others end. */
@@ -197,7 +197,7 @@ static ddp_status make_params(struct trainer *t, const ddp_model_options *option
 	ddp_param *own = calloc((size_t)count, sizeof(*own));
 
 	if (own == NULL) {
-		fail(t, "out of memory");
+		fail(t, "no memory for a list of %d parameters", count);
 		return DDP_ERR_NOMEM;
 	}
 	for (int i = 0; i < count; i++) {
@@ -442,7 +442,7 @@ static bool train(struct trainer *t)
 		(generate_text(t->model, &o->model, o->generate, o->seed, t->report.out) &&
 		 dk_failure() == NULL);
 	dk_use(before);
-	return written ? true : fail(t, "out of memory");
+	return written ? true : fail(t, "no memory to generate text");
 }
 
 static bool run_rank(struct trainer *t)

@@ -107,7 +107,7 @@ static bool open_data(struct trainer *t)
 	const size_t size = (size_t)t->shape.channels * (size_t)t->shape.height * (size_t)t->shape.width;
 	t->images = calloc((size_t)o->batch, size * sizeof(float));
 	t->labels = calloc((size_t)o->batch, sizeof(int32_t));
-	return t->images != NULL && t->labels != NULL ? true : fail(t, "out of memory");
+	return t->images != NULL && t->labels != NULL ? true : fail(t, "no memory for %d images", o->batch);
 }
 
 /* All ranks see it alike, so the first tells, before the others end. */
@@ -141,7 +141,7 @@ static bool bind(struct trainer *t, int count)
 	}
 	free(data);
 	free(grad);
-	return possible ? true : fail(t, "out of memory");
+	return possible ? true : fail(t, "no memory for a list of %d parameters", count);
 }
 
 static ddp_status sum_over_ranks(void *user, double *sums, int64_t count)
@@ -207,7 +207,7 @@ static bool make_model(struct trainer *t)
 	if (!fine(t, ddp_model_create(t->context, params, count, &options, &t->params)) || !bind(t, count))
 		return false;
 	if (!net_initialise(t->net, o->seed))
-		return fail(t, "out of memory");
+		return fail(t, "no memory for the first values of %d parameters", count);
 	return fine(t, ddp_broadcast_params(t->params));
 }
 

@@ -121,9 +121,12 @@ static ddp_status allocate(ddp_comm *comm, ddp_allocation *a, int fd, int error,
 
 ddp_status ddp_host_alloc(ddp_comm *comm, size_t bytes, void **memory)
 {
-	if (comm == NULL || memory == NULL || bytes > SIZE_MAX / 2 / (size_t)comm->node.size)
-		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_alloc(): %s",
-		                comm == NULL || memory == NULL ? "a NULL argument" : "too many bytes");
+	if (comm == NULL || memory == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_alloc(): a NULL argument");
+	const size_t most = SIZE_MAX / 2 / (size_t)comm->node.size;
+	if (bytes > most)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_alloc(): %zu bytes; each of the node's %d ranks can have %zu at most",
+		                bytes, comm->node.size, most);
 	ddp_allocation *a = new_allocation(comm, bytes);
 	offer *offers = malloc((size_t)comm->size * sizeof(*offers));
 	ddp_status status = DDP_OK;

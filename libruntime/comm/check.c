@@ -43,19 +43,15 @@ static ddp_status check_shape(const ddp_comm *comm, const ddp_collective *c)
 	size_t element = ddp_type_bytes(c->type);
 
 	if ((unsigned int)c->kind > DDP_BARRIER)
-		return invalid(c, "no such kind");
-	if ((unsigned int)c->lane >= DDP_LANES)
-		return invalid(c, "no such lane");
-	if ((unsigned int)c->memory > DDP_MEMORY_DEVICE)
-		return invalid(c, "no such memory");
+		return ddp_fail(DDP_ERR_INVALID, "%d is no ddp_kind", (int)c->kind);
 	if (c->stream != NULL && c->memory == DDP_MEMORY_HOST)
 		return invalid(c, "a stream is given, but the memory is the host's");
 	if (c->kind == DDP_BARRIER)
 		return DDP_OK;
 	if (element == 0)
-		return invalid(c, "no such type");
+		return ddp_fail(DDP_ERR_INVALID, "%s: %d is no ddp_type", ddp_kind_name(c->kind), (int)c->type);
 	if (ddp_kind_reduces(c->kind) && (unsigned int)c->op > DDP_MAX)
-		return invalid(c, "no such op");
+		return ddp_fail(DDP_ERR_INVALID, "%s: %d is no ddp_op", ddp_kind_name(c->kind), (int)c->op);
 	if (c->scale != 0 && !c->scaled)
 		return invalid(c, "a scale is given, but `scaled` is false");
 	if (ddp_kind_reduces(c->kind) && !isfinite(c->scale) && is_integer(c->type))

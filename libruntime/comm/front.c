@@ -123,8 +123,10 @@ static ddp_status find_lane(ddp_comm *comm, ddp_memory memory, int lane, const d
 {
 	ddp_status status = DDP_OK;
 
-	if ((unsigned int)lane >= DDP_LANES || (unsigned int)memory > DDP_MEMORY_DEVICE)
-		return ddp_fail(DDP_ERR_INVALID, "there is no lane %d, or no memory %d", lane, (int)memory);
+	if ((unsigned int)lane >= DDP_LANES)
+		return ddp_fail(DDP_ERR_INVALID, "there is no lane %d: lanes are 0 to %d", lane, DDP_LANES - 1);
+	if ((unsigned int)memory > DDP_MEMORY_DEVICE)
+		return ddp_fail(DDP_ERR_INVALID, "%d is no ddp_memory: DDP_MEMORY_HOST or DDP_MEMORY_DEVICE", (int)memory);
 	atomic_fetch_add(&comm->lanes.users, 1);
 	if (atomic_load(&comm->lanes.closing))
 		status = ddp_fail(DDP_ERR_STATE, "the communicator is being closed: nothing is issued any more");

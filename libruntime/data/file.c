@@ -27,7 +27,7 @@ static ddp_status examine(ddp_file *file, const char *path)
 		                S_ISDIR(about.st_mode) ? "a directory" : "a device or pipe");
 	file->bytes = about.st_size;
 	file->path = strdup(path);
-	return file->path != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "%s %s: out of memory", file->kind, path);
+	return file->path != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "%s %s: no memory for its name", file->kind, path);
 }
 
 ddp_status ddp_file_open(const char *kind, const char *path, ddp_file *file)

@@ -120,7 +120,7 @@ ddp_status ddp_idx_open(const char *images, const char *labels, ddp_image_shape 
 	struct idx *idx = malloc(sizeof(*idx));
 
 	if (idx == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "IDX file %s: out of memory", images);
+		return ddp_fail(DDP_ERR_NOMEM, "IDX file %s: no memory for a dataset of it", images);
 	*idx = (struct idx){ .images.fd = -1, .labels.fd = -1 };
 	ddp_status status = open_idx(images, labels, idx, sizes, &digest);
 	if (status != DDP_OK) {
@@ -197,7 +197,8 @@ ddp_status ddp_cifar10_open(const char *const *paths, int count, ddp_image_shape
 		return ddp_fail(DDP_ERR_INVALID, "CIFAR-10: %d files, must be 1 to %d", count, CIFAR_FILES_MAX);
 	struct cifar *cifar = calloc(1, sizeof(*cifar) + (size_t)count * sizeof(cifar->parts[0]));
 	if (cifar == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "CIFAR-10 file %s: out of memory", paths[0]);
+		return ddp_fail(DDP_ERR_NOMEM, "CIFAR-10 file %s: no memory for a dataset of %d files", paths[0],
+		                count);
 	for (int i = 0; i < count && status == DDP_OK; i++) {
 		status = open_part(cifar, paths[i]);
 		samples += cifar->parts[i].samples;

@@ -264,7 +264,7 @@ static ddp_status make_readers(ddp_loader *loader)
 
 	loader->readers = calloc((size_t)options->readers, sizeof(*loader->readers));
 	if (loader->readers == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "loader: out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "loader: no memory for %d threads that read", options->readers);
 	for (int i = 0; i < options->readers; i++) {
 		loader->readers[i].loader = loader;
 		ddp_status status = ddp_sampler_create(loader->dataset.size, loader->world_size, loader->rank, options->seed,
@@ -288,7 +288,7 @@ ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
 
 	ddp_loader *made = calloc(1, sizeof(*made));
 	if (made == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "loader: out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a loader");
 	made->dataset = *dataset;
 	made->options = options;
 	if (made->options.readers == 0)

@@ -91,7 +91,7 @@ ddp_status ddp_sampler_create(int64_t size, int world_size, int rank, uint64_t s
 
 	ddp_sampler *made = calloc(1, sizeof(*made));
 	if (made == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "sampler: out of memory");
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a sampler");
 	*made = (ddp_sampler){
 		.size = size, .world_size = world_size, .rank = rank, .seed = seed,
 		.shuffle = shuffle, .count = ddp_sampler_share(size, world_size, rank, tail),

@@ -148,7 +148,7 @@ static ddp_status match(const char *pattern, glob_t *found)
 	int failed = glob(pattern, append | GLOB_ERR | GLOB_NOCHECK | GLOB_NOESCAPE | GLOB_NOSORT, NULL, found);
 
 	if (failed == GLOB_NOSPACE)
-		return ddp_fail(DDP_ERR_NOMEM, "token files %s: out of memory", pattern);
+		return ddp_fail(DDP_ERR_NOMEM, "token files %s: no memory for their names", pattern);
 	if (failed != 0)
 		return ddp_fail_errno(DDP_ERR_IO, errno, "token files %s: cannot read their folder", pattern);
 	return DDP_OK;
@@ -180,7 +180,7 @@ static ddp_status match_alternatives(const char *pattern, glob_t *found)
 		char *one;
 		end = alternative_end(begin);
 		if (asprintf(&one, "%.*s%.*s%s", (int)(open - pattern), pattern, (int)(end - begin), begin, close + 1) < 0)
-			return ddp_fail(DDP_ERR_NOMEM, "token files %s: out of memory", pattern);
+			return ddp_fail(DDP_ERR_NOMEM, "token files %s: no memory for an alternative in braces", pattern);
 		status = match_alternatives(one, found);
 		free(one);
 	}
@@ -248,7 +248,7 @@ static ddp_status open_files(char *const *paths, size_t count, ddp_token_format 
 	ddp_status status = DDP_OK;
 
 	if (tokens == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "token file %s: out of memory", paths[0]);
+		return ddp_fail(DDP_ERR_NOMEM, "token file %s: no memory for a dataset of %zu files", paths[0], count);
 	tokens->token_bytes = format == DDP_TOKENS_BYTES ? 1 : 2;
 	tokens->length = length;
 	for (size_t i = 0; i < count && status == DDP_OK; i++)

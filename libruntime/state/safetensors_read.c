@@ -215,7 +215,7 @@ ddp_status ddp_safetensors_parse(const char *path, const char *header, size_t he
 	*file = (ddp_safetensors){ .path = strdup(path), .fd = -1,
 	                           .data_start = 8 + (int64_t)header_bytes };
 	if (file->path == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "%s: out of memory", path);
+		return ddp_fail(DDP_ERR_NOMEM, "%s: no memory for its name", path);
 	ddp_status status = parse_header(header, header_bytes, data_bytes, file);
 	if (status != DDP_OK)
 		ddp_safetensors_close(file);

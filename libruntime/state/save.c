@@ -59,7 +59,7 @@ static ddp_status take_lock(ddp_model *model, const char *dir)
 
 	struct owner *owner = calloc(1, sizeof(*owner) + strlen(dir) + 1);
 	if (owner == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "checkpoint directory %s: out of memory", dir);
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the record of checkpoint directory %s", dir);
 	strcpy(owner->dir, dir);
 	snprintf(who, sizeof(who), "rank %d of job %" PRIu32 ".%" PRIu32 " on %s, process %ld\n",
 	         job->rank, job->job_id, job->step_id, job->hostname, (long)getpid());
@@ -143,7 +143,7 @@ static ddp_status write_tensors(const struct save *save)
 	if (all != NULL && names != NULL && shapes != NULL)
 		status = write_all(save, all, names, shapes);
 	else
-		ddp_fail(DDP_ERR_NOMEM, "checkpoint %s: out of memory", save->dir);
+		ddp_fail(DDP_ERR_NOMEM, "checkpoint directory %s: no memory for a list of %zu tensors", save->dir, count + users);
 	free(all);
 	free(names);
 	free(shapes);

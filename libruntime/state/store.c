@@ -24,6 +24,11 @@ static const char temporary_suffix[] = ".tmp";
 
 /* ---- names ------------------------------------------------------------------- */
 
+static ddp_status fail_path(const char *dir)
+{
+	return ddp_fail(DDP_ERR_NOMEM, "checkpoint directory %s: no memory for a path", dir);
+}
+
 static char *file_path(const char *dir, int64_t step, const char *ending)
 {
 	char *path;
@@ -122,7 +127,7 @@ static ddp_status make_directory(const char *dir)
 	char *path = strdup(dir);
 
 	if (path == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "%s: out of memory", dir);
+		return fail_path(dir);
 	for (char *at = path + 1; *at != '\0'; at++) {
 		if (*at != '/')
 			continue;
@@ -161,7 +166,7 @@ ddp_status ddp_store_prepare(const char *dir)
 	if (status != DDP_OK)
 		return status;
 	if (asprintf(&probe, "%s/.probe-XXXXXX", dir) < 0)
-		return ddp_fail(DDP_ERR_NOMEM, "%s: out of memory", dir);
+		return fail_path(dir);
 	int fd = mkostemp(probe, O_CLOEXEC);
 	if (fd < 0)
 		status = ddp_fail_errno(DDP_ERR_IO, errno, "cannot create files in checkpoint directory %s",
@@ -287,7 +292,7 @@ ddp_status ddp_store_write(const char *dir, int64_t step,
 	char *temporary = temporary_path(dir, step);
 	char *path = file_path(dir, step, suffix);
 	if (temporary == NULL || path == NULL) {
-		status = ddp_fail(DDP_ERR_NOMEM, "%s: out of memory", dir);
+		status = fail_path(dir);
 		goto end;
 	}
 	status = write_temporary(temporary, tensors, count, metadata, pairs);
@@ -394,7 +399,7 @@ static ddp_status open_lock(const char *dir, const char *path, const char *who,
 	if (fd < 0)
 		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot create %s", path);
 	ddp_store_lock *made = calloc(1, sizeof(*made));
-	ddp_status status = made == NULL ? ddp_fail(DDP_ERR_NOMEM, "%s: out of memory", dir) : DDP_OK;
+	ddp_status status = made == NULL ? ddp_fail(DDP_ERR_NOMEM, "no memory for the lock of checkpoint directory %s", dir) : DDP_OK;
 	if (status == DDP_OK && fstat(fd, &about) != 0)
 		status = ddp_fail_errno(DDP_ERR_IO, errno, "cannot stat %s", path);
 	if (status == DDP_OK)
@@ -420,7 +425,7 @@ ddp_status ddp_store_lock_take(const char *dir, const char *who, ddp_store_lock 
 		return status;
 	char *path = lock_path(dir);
 	if (path == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "%s: out of memory", dir);
+		return fail_path(dir);
 
 	pthread_mutex_lock(&locks_mutex);
 	ddp_store_lock *held = locks;
@@ -489,7 +494,7 @@ static ddp_status open_newest(const char *dir, ddp_safetensors *file, bool *foun
 	for (int i = 0; i < count && !*found; i++) {
 		char *path = file_path(dir, steps[i], suffix);
 		status = path != NULL ? open_verified(path, file)
-		                      : ddp_fail(DDP_ERR_NOMEM, "%s: out of memory", dir);
+		                      : fail_path(dir);
 		*found = status == DDP_OK;
 		bool gone = !*found && path != NULL && access(path, F_OK) != 0 && errno == ENOENT;
 		free(path);

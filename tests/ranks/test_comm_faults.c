@@ -469,13 +469,22 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	CHECK(ddp_all_reduce(comm, NULL, NULL, 4, DDP_F32, DDP_SUM) == DDP_ERR_INVALID);
 	expect_in_error("is NULL");
 	CHECK(ddp_all_reduce(comm, x, x, 4, (ddp_type)77, DDP_SUM) == DDP_ERR_INVALID);
+	expect_in_error("77 is no ddp_type");
 	CHECK(ddp_all_reduce(comm, x, x, 4, DDP_F32, (ddp_op)77) == DDP_ERR_INVALID);
+	expect_in_error("77 is no ddp_op");
 	CHECK(ddp_broadcast(comm, x, 4, DDP_F32, 2) == DDP_ERR_INVALID);
 	CHECK(ddp_broadcast(comm, x, 4, DDP_F32, -1) == DDP_ERR_INVALID);
 	CHECK(ddp_all_gather(comm, x, x, SIZE_MAX / 2, DDP_F32) == DDP_ERR_INVALID);
 	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = x, .recv = x,
 	                                       .counts = counts }) == DDP_ERR_INVALID);
 	CHECK(ddp_run(comm, &(ddp_collective){ .kind = (ddp_kind)99 }) == DDP_ERR_INVALID);
+	expect_in_error("99 is no ddp_kind");
+	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_BARRIER, .lane = DDP_LANES }) == DDP_ERR_INVALID);
+	expect_in_error("there is no lane 4: lanes are 0 to 3");
+	CHECK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_BARRIER, .lane = -1 }, &request) == DDP_ERR_INVALID);
+	expect_in_error("there is no lane -1");
+	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_BARRIER, .memory = (ddp_memory)7 }) == DDP_ERR_INVALID);
+	expect_in_error("7 is no ddp_memory");
 	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = x, .count = 4, .type = DDP_I32,
 	                                       .scaled = true, .scale = NAN }) == DDP_ERR_INVALID);
 	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = x, .count = 4,
@@ -485,6 +494,7 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	CHECK(ddp_issue(comm, NULL, &request) == DDP_ERR_INVALID);
 	CHECK(ddp_wait(NULL) == DDP_ERR_INVALID);
 	CHECK(ddp_mem_alloc(comm, SIZE_MAX, (void **)&request) == DDP_ERR_INVALID);
+	expect_in_error("18446744073709551615 bytes; each of the node's 2 ranks");
 	/* None of these has done any harm. */
 	CHECK_OK(ddp_all_reduce(comm, NULL, x, 4, DDP_F32, DDP_SUM));
 	CHECK_OK(ddp_all_reduce(comm, NULL, NULL, 0, DDP_F32, DDP_SUM));

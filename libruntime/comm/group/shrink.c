@@ -120,10 +120,17 @@ static ddp_status agree(shrinking *s, uint32_t stage, verdict *all, bool *past)
 		memcpy(m->present, m->told, (size_t)m->comm->size);
 		return status;
 	}
-	return ddp_fail(DDP_ERR_PEER, "the ranks do not agree on who is left: try again");
+	return ddp_fail(DDP_ERR_PEER, "the ranks do not agree on who is left: call ddp_comm_shrink() again");
 }
 
 /* ---- building ---------------------------------------------------------------------------- */
+
+/* In the last attempt, too: of `rank` or, if that is DDP_NOBODY, somebody. */
+static ddp_status fail_gone(const ddp_comm *comm, int rank)
+{
+	return ddp_fail(DDP_ERR_PEER, "%s has gone while the others made a communicator: call ddp_comm_shrink() again",
+	                rank == DDP_NOBODY ? "another rank" : ddp_rank_text(comm, rank));
+}
 
 /* Why this rank has made its part in vain. The culprit of a TRY_AGAIN tries again, too: nobody
    sees its own error. */
@@ -136,9 +143,9 @@ static ddp_status fail_with_others(const shrinking *s)
 		                ddp_rank_text(comm, s->culprit));
 	for (int r = 0; r < comm->size; r++) {
 		if (s->members[r] && !s->agreement.present[r])
-			return ddp_fail(DDP_ERR_PEER, "%s has gone", ddp_rank_text(comm, r));
+			return fail_gone(comm, r);
 	}
-	return ddp_fail(DDP_ERR_PEER, "another rank has gone");
+	return fail_gone(comm, DDP_NOBODY);
 }
 
 /* For ddp_comm_build(). */
@@ -156,7 +163,7 @@ static ddp_status exchange_by_agreement(void *argument, const void *blob, size_t
 		if (!s->members[r])
 			continue;
 		if (n == NULL || n->stage != stage_of(s, OFFER))
-			return ddp_fail(DDP_ERR_PEER, "%s has gone", ddp_rank_text(m->comm, r));
+			return fail_gone(m->comm, r);
 		blobs[member] = malloc(n->bytes + 1);
 		if (blobs[member] == NULL)
 			return ddp_fail(DDP_ERR_NOMEM, "no memory for %u bytes that a rank tells", n->bytes);
@@ -236,7 +243,7 @@ static ddp_status attempt(shrinking *s, ddp_comm **survivors)
 	memcpy(s->members, m->present, (size_t)m->comm->size);
 	s->offered = past;
 	s->confirmed = 0;
-	status = past ? ddp_fail(DDP_ERR_PEER, "another rank has gone") : build_survivors(s, survivors);
+	status = past ? fail_gone(m->comm, DDP_NOBODY) : build_survivors(s, survivors);
 	if (!s->offered)
 		(void)ddp_agreement_round(m, stage_of(s, OFFER), GIVE_UP, true, NULL, 0);
 	return s->confirmed > 0 ? status : confirm_by_agreement(s, status);
