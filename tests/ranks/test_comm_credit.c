@@ -1,6 +1,6 @@
 /*
  * A rank that comes late: what others send it meanwhile takes a bounded part of its
- * memory, whatever the sizes. DDP_TEST_MIB is what each case sends in all; the
+ * memory, whatever the sizes. DDP_TEST_MIB is what a sender sends in each case; the
  * buffers are the same few pages over and over.
  */
 #include <setjmp.h>
@@ -25,17 +25,19 @@ enum {
 	MIB = 1 << 20,
 	PAGES_MIB = 16,  /* that a buffer repeats */
 #ifdef __SANITIZE_THREAD__ /* it keeps four bytes more of each that is touched */
-	LIMIT_MIB = 5 * 64,
+	TIMES = 5,
 #else
-	LIMIT_MIB = 64,  /* a credit is 16 MiB */
+	TIMES = 1,
 #endif
+	CREDIT_MIB = TIMES * 16, /* of each sender; */
+	OTHER_MIB = TIMES * 48,  /* and what else comes while a rank is late */
 	LOOK_MS = 500,
 	LOOKS_MAX = 60,
 	TIMEOUT_MS = 300000, /* for gibibytes on a busy machine */
 	PARTS = 300 * 1024
 };
 
-static const int two_nodes[] = { 0, 1 };
+static const int nodes[] = { 0, 1, 2, 3 };
 
 static size_t total_bytes(void)
 {
@@ -74,22 +76,23 @@ static char *repeated(size_t bytes)
 	return memory;
 }
 
-/* Sleeps until what comes meanwhile takes no more memory. */
-static void be_late(void)
+/* Sleeps until what all others send meanwhile takes no more memory. */
+static void be_late(const ddp_comm *comm)
 {
+	const size_t senders = (size_t)ddp_comm_size(comm) - 1, limit = OTHER_MIB + senders * CREDIT_MIB;
 	size_t before = anonymous_mib(), last = 0, now = before;
 
 	for (int look = 0; look < LOOKS_MAX && (look < 2 || now > last); look++) {
 		usleep(LOOK_MS * 1000);
 		last = now;
 		now = anonymous_mib();
-		if (now > before + LIMIT_MIB)
+		if (now > before + limit)
 			fprintf(stderr, "# %zu MiB before, %zu MiB after %d ms\n", before, now, (look + 1) * LOOK_MS);
-		CHECK(now <= before + LIMIT_MIB);
+		CHECK(now <= before + limit);
 	}
 }
 
-/* What ranks 0, which comes late, and 1 do. */
+/* What rank 0, which comes late, and the others do. */
 typedef ddp_status (*case_body)(ddp_comm *comm, char *memory, size_t bytes);
 
 static int run_late(ddp_comm *comm, void *argument)
@@ -101,18 +104,23 @@ static int run_late(ddp_comm *comm, void *argument)
 	memset(memory, ddp_comm_rank(comm), (size_t)PAGES_MIB * MIB);
 	CHECK_OK(ddp_barrier(comm));
 	if (ddp_comm_rank(comm) == 0)
-		be_late();
+		be_late(comm);
 	CHECK_OK((*body)(comm, memory, bytes));
 	CHECK_OK(ddp_barrier(comm));
 	return 0;
 }
 
-static void run(case_body body)
+static void run_on(int count, case_body body)
 {
-	const test_world world = { .ranks = 2, .node_of = two_nodes, .timeout_ms = TIMEOUT_MS, .body = run_late,
+	const test_world world = { .ranks = count, .node_of = nodes, .timeout_ms = TIMEOUT_MS, .body = run_late,
 	                           .argument = &body };
 
 	assert_int_equal(test_world_run(&world), 0);
+}
+
+static void run(case_body body)
+{
+	run_on(2, body);
 }
 
 /* ---- cases ------------------------------------------------------------------------------- */
@@ -174,6 +182,22 @@ static void many_gathers_wait_for_a_late_root(void **state)
 {
 	(void)state;
 	run(gather_parts);
+	run_on(4, gather_parts);
+}
+
+/* Each rank sends each other one as much as a sender does elsewhere. */
+static ddp_status exchange_blocks(ddp_comm *comm, char *memory, size_t bytes)
+{
+	const size_t all = bytes * (size_t)ddp_comm_size(comm);
+
+	(void)memory;
+	return ddp_all_to_all(comm, repeated(all), repeated(all), bytes, DDP_U8);
+}
+
+static void blocks_of_all_wait_for_a_late_rank(void **state)
+{
+	(void)state;
+	run_on(4, exchange_blocks);
 }
 
 static ddp_status send_parts(ddp_comm *comm, char *memory, size_t bytes)
@@ -241,7 +265,7 @@ static int ask_before_late(ddp_comm *comm, void *argument)
 	if (ddp_comm_rank(comm) == 0) {
 		CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &other, .count = 1, .type = DDP_U8,
 		                                            .root = 1, .tag = 9 }, &request));
-		be_late();
+		be_late(comm);
 	}
 	CHECK_OK(send_parts(comm, memory, bytes));
 	if (ddp_comm_rank(comm) == 0)
@@ -254,7 +278,7 @@ static int ask_before_late(ddp_comm *comm, void *argument)
 static void sends_wait_beside_a_message_that_was_asked_for(void **state)
 {
 	const test_world world = { .ranks = 2, .timeout_ms = TIMEOUT_MS, .body = ask_before_late };
-	const test_world between = { .ranks = 2, .node_of = two_nodes, .timeout_ms = TIMEOUT_MS, .body = ask_before_late };
+	const test_world between = { .ranks = 2, .node_of = nodes, .timeout_ms = TIMEOUT_MS, .body = ask_before_late };
 
 	(void)state;
 	assert_int_equal(test_world_run(&between), 0);
@@ -362,11 +386,11 @@ static int die_late(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_barrier(comm));
 	test_ranks_together();
 	if (ddp_comm_rank(comm) == 0) {
-		be_late();
+		be_late(comm);
 		kill((pid_t)comm->roster->peers[*victim].pid, SIGKILL);
 	}
 	CHECK(ddp_broadcast(comm, memory, bytes, DDP_U8, 1) == DDP_ERR_PEER);
-	snprintf(name, sizeof(name), "rank %d on n%d", *victim, two_nodes[*victim]);
+	snprintf(name, sizeof(name), "rank %d on n%d", *victim, nodes[*victim]);
 	CHECK(strstr(ddp_last_error(), name) != NULL);
 	return 0;
 }
@@ -375,7 +399,7 @@ static void a_death_beyond_the_credit_is_noticed(void **state)
 {
 	(void)state;
 	for (int victim = 0; victim < 2; victim++) {
-		const test_world world = { .ranks = 2, .node_of = two_nodes, .body = die_late,
+		const test_world world = { .ranks = 2, .node_of = nodes, .body = die_late,
 		                           .argument = &victim, .expect_deaths = true };
 		assert_int_equal(test_world_run(&world), 0);
 	}
@@ -388,6 +412,7 @@ int main(void)
 		cmocka_unit_test(many_broadcasts_wait_for_a_late_rank),
 		cmocka_unit_test(large_reduce_waits_for_a_late_root),
 		cmocka_unit_test(many_gathers_wait_for_a_late_root),
+		cmocka_unit_test(blocks_of_all_wait_for_a_late_rank),
 		cmocka_unit_test(many_sends_wait_for_a_late_receiver),
 		cmocka_unit_test(sends_wait_beside_a_message_that_was_asked_for),
 		cmocka_unit_test(messages_beyond_the_credit_come_in_any_order),
