@@ -404,6 +404,9 @@ DDP_API ddp_status ddp_barrier(ddp_comm *comm);
 /*
  * Splits `comm`: ranks that give the same colour form a new communicator,
  * ordered by key, then by rank. colour < 0: none (*part is NULL). Collective.
+ * A rank's part of a new one takes less than 1 MiB. It keeps what its operations needed: on
+ * memory that is not of ddp_mem_alloc(), up to 1 MiB, over several nodes 16 MiB, and
+ * reductions between nodes up to 32 MiB more; of 8 MiB, 0.3 and 10 MiB were measured.
  */
 DDP_API ddp_status ddp_comm_split(ddp_comm *comm, int colour, int key, ddp_comm **part);
 /* The same by a list of `count` ranks of `comm`; collective over all of
