@@ -17,7 +17,7 @@ enum { WORKSPACE_BYTES = 32 << 20, PLANS = 512 /* more than a ResNet-50 has form
 /* What was found for a form of product, so that it is looked for once only. */
 struct plan {
 	dk_product_args form; /* without its addresses */
-	unsigned alignment;   /* of all of them, and of the bias, in bytes */
+	unsigned alignment;   /* of all of them, in bytes */
 	cublasLtMatmulDesc_t description;
 	cublasLtMatrixLayout_t first, second, result;
 	cublasLtMatmulAlgo_t algorithm;
@@ -72,8 +72,7 @@ void dk_cuda_product_close(dk_cuda_queue *q)
 	free(q->product);
 }
 
-/* The bytes to which all matrices are aligned, 16 at most; and the bias, which algorithms read
-   as they write d. */
+/* The bytes to which all matrices and the bias are aligned, 16 at most. */
 static unsigned alignment_of(const dk_product_args *p)
 {
 	const uintptr_t bits = reinterpret_cast<uintptr_t>(p->a) | reinterpret_cast<uintptr_t>(p->b) |
@@ -145,6 +144,8 @@ static bool make_plan(dk_cuda_queue *q, plan *made, const dk_product_args *p, un
 	const int32_t second = p->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
 	const cublasComputeType_t by = q->base.type == DK_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 	const bool narrow = dk_cuda_narrow(q);
+	/* The choice of an algorithm reads nothing there, but takes its alignment for the bias's. */
+	const void *any_bias = reinterpret_cast<const void *>(static_cast<uintptr_t>(alignment));
 
 	made->form = *p;
 	made->alignment = alignment;
@@ -153,7 +154,8 @@ static bool make_plan(dk_cuda_queue *q, plan *made, const dk_product_args *p, un
 	       describe(q, made, CUBLASLT_MATMUL_DESC_TRANSA, first) &&
 	       describe(q, made, CUBLASLT_MATMUL_DESC_TRANSB, second) &&
 	       (p->bias == NULL ||
-	        describe(q, made, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS)) &&
+	        (describe(q, made, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS) &&
+	         describe(q, made, CUBLASLT_MATMUL_DESC_BIAS_POINTER, any_bias))) &&
 	       lay_out(q, &made->first, narrow, p->transpose_b ? p->n : p->k, p->transpose_b ? p->k : p->n, p->ldb) &&
 	       lay_out(q, &made->second, narrow, p->transpose_a ? p->k : p->m, p->transpose_a ? p->m : p->k, p->lda) &&
 	       lay_out(q, &made->result, narrow && !p->wide, p->m, p->n, p->ldc) && choose_algorithm(q, made);

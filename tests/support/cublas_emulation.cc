@@ -18,6 +18,8 @@ struct cublas_preference {
 	uint32_t alignments[4];
 };
 
+enum { ALIGNED = 256 /* bytes: as cuBLASLt takes addresses to be, unless it is told */ };
+
 const char *cublasLtGetStatusString(cublasStatus_t status)
 {
 	return status == CUBLAS_STATUS_NOT_SUPPORTED ? "CUBLAS_STATUS_NOT_SUPPORTED" : "CUBLAS_STATUS_INVALID_VALUE";
@@ -87,7 +89,7 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference)
 {
-	*preference = new cublas_preference{{256, 256, 256, 256}};
+	*preference = new cublas_preference{{ALIGNED, ALIGNED, ALIGNED, ALIGNED}};
 	return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -117,13 +119,21 @@ static bool possible(const cublasLtMatmulAlgo_t *p)
 	       (a == CUDA_R_32F || p->description->compute == CUBLAS_COMPUTE_32F);
 }
 
+/* Of NULL, the most. */
+static uintptr_t alignment_of(const void *address)
+{
+	const uintptr_t bits = reinterpret_cast<uintptr_t>(address) | ALIGNED;
+
+	return bits & -bits;
+}
+
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t description,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int most,
                                               cublasLtMatmulHeuristicResult_t *results, int *count)
 {
-	cublasLtMatmulAlgo_t chosen = {description, {a, b, c, d}, {0, 0, 0, 0}};
+	cublasLtMatmulAlgo_t chosen = {description, {a, b, c, d}, {0, 0, 0, 0}, alignment_of(description->bias)};
 
 	if (most < 1 || !possible(&chosen))
 		return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -183,7 +193,7 @@ struct product {
 	{
 		product own = *this;
 		const cublasLtMatmulAlgo_t p = {&own.description, {&own.layouts[0], &own.layouts[1], &own.layouts[2],
-		                                &own.layouts[3]}, {0, 0, 0, 0}};
+		                                &own.layouts[3]}, {0, 0, 0, 0}, 0};
 
 		if (layouts[0].type == CUDA_R_32F)
 			multiply(&p, static_cast<const float *>(a), static_cast<const float *>(b), beta,
@@ -208,13 +218,12 @@ static bool fits(const cublasLtMatmulAlgo_t *p)
 	       c->columns == d->columns;
 }
 
-/* Matrices are aligned as it was told before, and the bias as the last of them. */
+/* Matrices are aligned as it was told before, and the bias as the one of the description was then. */
 static bool chosen_for(const cublasLtMatmulAlgo_t *p, cublasLtMatmulDesc_t description,
                        const cublasLtMatrixLayout_t layouts[4], const void *const addresses[4])
 {
 	if (p->description != description ||
-	    (description->epilogue == CUBLASLT_EPILOGUE_BIAS &&
-	     reinterpret_cast<uintptr_t>(description->bias) % p->alignments[3] != 0))
+	    (description->epilogue == CUBLASLT_EPILOGUE_BIAS && alignment_of(description->bias) < p->bias_alignment))
 		return false;
 	for (int i = 0; i < 4; i++)
 		if (p->layouts[i] != layouts[i] || reinterpret_cast<uintptr_t>(addresses[i]) % p->alignments[i] != 0)

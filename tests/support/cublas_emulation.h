@@ -38,6 +38,7 @@ struct cublasLtMatmulAlgo_t {
 	cublasLtMatmulDesc_t description;
 	cublasLtMatrixLayout_t layouts[4];
 	uint32_t alignments[4];
+	uintptr_t bias_alignment;
 };
 
 struct cublasLtMatmulHeuristicResult_t {
