@@ -220,7 +220,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 	memset(attributes, 0, sizeof(*attributes));
 	attributes->type = cudaMemoryTypeDevice;
 	attributes->device = 1;
-	return cudaSuccess;
+	return called("cudaPointerGetAttributes");
 }
 
 cudaError_t cudaMalloc(void **memory, size_t bytes) { (void)bytes; return made("cudaMalloc", memory); }

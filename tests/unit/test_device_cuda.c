@@ -123,6 +123,8 @@ static ddp_status go_through(void *self)
 	DO(cuda->queue_create(self, DDP_DEVICE_HIGH, &queue));
 	DO(cuda->event_create(self, &event));
 	if (memory != NULL)
+		assert_true(cuda->owns(self, memory));
+	if (memory != NULL)
 		DO(cuda->copy(self, queue, memory, host, sizeof(host)));
 	if (memory != NULL)
 		DO(cuda->fill(self, queue, memory, 1, 64));
@@ -220,6 +222,7 @@ static void a_context_that_is_gone_is_told(void **state)
 	FAILS(go_through(self), DDP_ERR_IO, "device cuda:1: cuCtxPushCurrent: something else");
 	FAILS(cuda->alloc(self, 64, &none), DDP_ERR_IO, "its context is gone");
 	FAILS(cuda->fill(self, queue, memory, 0, 64), DDP_ERR_IO, "as after a cudaDeviceReset()");
+	assert_false(cuda->owns(self, memory));
 	FAILS(cuda->error(self), DDP_ERR_IO, "call it after ddp_finalize()");
 	FAILS(cuda->within(self, note_current, &current), DDP_ERR_IO, "cuCtxPushCurrent");
 	assert_int_equal(current, -1);
@@ -231,6 +234,24 @@ static void a_context_that_is_gone_is_told(void **state)
 	cuda->close(self);
 	assert_int_equal(cuda_standin.on_other, 0);
 	assert_int_equal(cuda_standin.current, 2);
+}
+
+/* As CUDA says of an address that it does not know. */
+static void memory_of_others_is_not_owned(void **state)
+{
+	void *self = NULL;
+	char host[10];
+
+	(void)state;
+	assert_int_equal(open_index(1, &self), DDP_OK);
+	assert_false(cuda->owns(self, NULL));
+	cuda_standin.failing = "cudaPointerGetAttributes";
+	cuda_standin.error = cudaErrorInvalidValue;
+	assert_false(cuda->owns(self, host));
+	FAILS(cuda->fill(self, NULL, host, 0, sizeof(host)), DDP_ERR_INVALID, "is not memory of device cuda:1");
+	assert_int_equal(cuda_standin.last, cudaSuccess);
+	assert_int_equal(cuda_standin.current, 2);
+	cuda->close(self);
 }
 
 static void work_that_is_not_done_is_no_error(void **state)
@@ -286,6 +307,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(each_call_that_fails_is_named, reset, clean),
 		cmocka_unit_test_setup_teardown(a_thread_is_left_with_the_gpu_that_it_had, reset, clean),
 		cmocka_unit_test_setup_teardown(a_context_that_is_gone_is_told, reset, clean),
+		cmocka_unit_test_setup_teardown(memory_of_others_is_not_owned, reset, clean),
 		cmocka_unit_test_setup_teardown(work_that_is_not_done_is_no_error, reset, clean),
 		cmocka_unit_test_setup_teardown(a_broken_gpu_says_so_and_can_be_let_go, reset, clean),
 	};

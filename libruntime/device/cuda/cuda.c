@@ -234,13 +234,13 @@ static bool cuda_owns(void *self, const void *address)
 	const cuda_device *device = self;
 	struct cudaPointerAttributes attributes;
 
-	if (address == NULL)
+	if (address == NULL || dk_gpu_enter(&device->gpu) != cudaSuccess)
 		return false;
-	if (cudaPointerGetAttributes(&attributes, address) != cudaSuccess) {
+	const cudaError_t error = cudaPointerGetAttributes(&attributes, address);
+	if (error != cudaSuccess)
 		cudaGetLastError();
-		return false;
-	}
-	return attributes.type == cudaMemoryTypeDevice && attributes.device == device->index;
+	dk_gpu_leave(&device->gpu);
+	return error == cudaSuccess && attributes.type == cudaMemoryTypeDevice && attributes.device == device->index;
 }
 
 /* May be called by a function that CUDA runs, so it must not call CUDA. */
