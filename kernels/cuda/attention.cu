@@ -12,12 +12,13 @@
 
 enum { WARPS = 8, THREADS = WARPS * WARP, OTHERS = WARP };
 
-/* With so many columns for each lane, a warp takes so many rows: shared memory and
-   registers suffice. */
+/* With so many columns for each lane, a warp takes so many rows, and backward keeps so many
+   factors of each at once: registers suffice, and the 99 KiB of shared memory that any GPU has. */
 template <int COLUMNS> struct tile {
 	enum {
 		WIDTH = COLUMNS * WARP, STRIDE = WIDTH + 1, /* no two lanes meet in a bank */
-		ROWS = COLUMNS > 4 ? 2 : 4, OWN = ROWS * WARPS
+		ROWS = COLUMNS > 4 ? 2 : 4, OWN = ROWS * WARPS,
+		FACTORS = COLUMNS > 4 ? 1 : 2
 	};
 };
 
@@ -150,11 +151,12 @@ attention_backward_kernel(T *dqkv, const T *dout, const T *qkv, const float *lse
 	float *others = own_out + t::OWN * t::WIDTH;        /* [OTHERS, STRIDE]: the other way */
 	float *others_out = others + OTHERS * t::STRIDE;
 	const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-	float *mine = others_out + OTHERS * t::STRIDE + warp * 2 * ROWS * OTHERS; /* [2, ROWS, OTHERS] */
+	/* [FACTORS, ROWS, OTHERS] */
+	float *mine = others_out + OTHERS * t::STRIDE + warp * t::FACTORS * ROWS * OTHERS;
 	const attention_head h = find_head(&s);
 	const int64_t first = (int64_t)blockIdx.x * t::OWN, row = first + warp * ROWS;
 	float sums[ROWS][COLUMNS] = {}, value_sums[ROWS][COLUMNS] = {};
-	float scores[ROWS], dprobabilities[ROWS], ones[ROWS];
+	float scores[ROWS], dprobabilities[ROWS], probabilities[ROWS], ones[ROWS];
 	const int64_t stride = 3 * s.width;
 	const T *queries = qkv + h.qkv, *keys = queries + s.width, *values = keys + s.width;
 
@@ -181,12 +183,22 @@ attention_backward_kernel(T *dqkv, const T *dout, const T *qkv, const float *lse
 			const float probability = seen ? expf(scores[r] * s.scale - lse[query]) : 0;
 			const float dscore = seen ? probability * (dprobabilities[r] - delta[query]) * s.scale : 0;
 			mine[r * OTHERS + lane] = dscore;
-			mine[(ROWS + r) * OTHERS + lane] = probability;
+			if (t::FACTORS > 1)
+				mine[(ROWS + r) * OTHERS + lane] = probability;
+			else
+				probabilities[r] = probability;
 		}
 		__syncwarp();
 		accumulate<ROWS, COLUMNS>(sums, mine, others, lane);
+		if (KEYS && t::FACTORS == 1) {
+			__syncwarp(); /* all lanes have used `mine` */
+			for (int r = 0; r < ROWS; r++)
+				mine[r * OTHERS + lane] = probabilities[r];
+			__syncwarp();
+		}
 		if (KEYS)
-			accumulate<ROWS, COLUMNS>(value_sums, mine + ROWS * OTHERS, others_out, lane);
+			accumulate<ROWS, COLUMNS>(value_sums, mine + (t::FACTORS - 1) * ROWS * OTHERS,
+			                          others_out, lane);
 	}
 	for (int r = 0; r < ROWS; r++)
 		ones[r] = 1;
@@ -277,7 +289,7 @@ static void backward_by(dk_cuda_queue *q, T *dqkv, const T *dout, const T *qkv, 
                         const float *delta, int64_t batch, attention_shape s)
 {
 	const dim3 blocks = attention_blocks(batch, &s, tile<COLUMNS>::OWN);
-	const size_t shared = shared_bytes<COLUMNS>(2, 2);
+	const size_t shared = shared_bytes<COLUMNS>(2, tile<COLUMNS>::FACTORS);
 
 	launch(q, "attention's gradient", attention_backward_kernel<T, COLUMNS, true>, blocks, THREADS, shared,
 	       dqkv, dout, qkv, lse, delta, s);
