@@ -297,20 +297,13 @@ static void backward_by(dk_cuda_queue *q, T *dqkv, const T *dout, const T *qkv, 
 	       dqkv, dout, qkv, lse, delta, s);
 }
 
+/* delta [batch, heads, length] is scratch. */
 template <typename T>
-static void attention_backward(T *, dk_cuda_queue *q, void *to, const void *dout_, const void *qkv_,
-                               const void *out_, const float *lse, int64_t batch, int64_t length,
-                               int64_t heads, int64_t width)
+static void samples_backward(dk_cuda_queue *q, T *dqkv, const T *dout, const T *qkv, const T *out,
+                             const float *lse, float *delta, int64_t batch, attention_shape s)
 {
-	const attention_shape s = shape_of(length, heads, width);
-	T *dqkv = static_cast<T *>(to);
-	const T *dout = static_cast<const T *>(dout_), *qkv = static_cast<const T *>(qkv_);
-	float *delta = dk_cuda_scratch(q, batch * heads * length);
-
-	if (delta == NULL)
-		return;
 	launch(q, "attention's gradient", attention_delta_kernel<T>, attention_blocks(batch, &s, WARPS), THREADS, 0,
-	       delta, dout, static_cast<const T *>(out_), s);
+	       delta, dout, out, s);
 	if (by_tensor_cores(q, dqkv, dout, qkv, lse, delta, batch, s))
 		return;
 	if constexpr (sizeof(T) == sizeof(bf16))
@@ -321,6 +314,24 @@ static void attention_backward(T *, dk_cuda_queue *q, void *to, const void *dout
 		backward_by<4>(q, dqkv, dout, qkv, lse, delta, batch, s);
 	else
 		backward_by<8>(q, dqkv, dout, qkv, lse, delta, batch, s);
+}
+
+/* As many samples at once as there is scratch for. */
+template <typename T>
+static void attention_backward(T *, dk_cuda_queue *q, void *dqkv, const void *dout, const void *qkv,
+                               const void *out, const float *lse, int64_t batch, int64_t length,
+                               int64_t heads, int64_t width)
+{
+	const attention_shape s = shape_of(length, heads, width);
+	const int64_t rows = heads * length, most = q->scratch_size / rows;
+	float *delta = dk_cuda_scratch(q, rows);
+
+	for (int64_t first = 0; delta != NULL && first < batch; first += most) {
+		const int64_t samples = most < batch - first ? most : batch - first, at = first * length * width;
+		samples_backward(q, static_cast<T *>(dqkv) + 3 * at, static_cast<const T *>(dout) + at,
+		                 static_cast<const T *>(qkv) + 3 * at, static_cast<const T *>(out) + at,
+		                 lse + first * rows, delta, samples, s);
+	}
 }
 
 void dk_cuda_attention_backward(dk_queue *queue, float *dqkv, const float *dout, const float *qkv,

@@ -428,6 +428,27 @@ static void attention_layer(void **state)
 	CHECK(l, shapes);
 }
 
+/* With scratch for two samples of the batch. */
+static void backward_in_little_scratch(const shape *s, const layer_memory *m)
+{
+	if (place.leave_scratch != NULL)
+		place.leave_scratch(&place, 2 * (int64_t)attention_kept(s) / s->a + 1);
+	attention_backward(s, m);
+	if (place.leave_scratch != NULL)
+		place.leave_scratch(&place, 0);
+}
+
+static void a_batch_may_be_larger_than_scratch(void **state)
+{
+	const layer l = {.name = "attention", .inputs = 1, .spread = 2, .size = attention_size,
+		.naive = attention_naive, .forward = attention_forward, .backward = backward_in_little_scratch,
+		.kept = attention_kept};
+	const shape shapes[] = {{5, 3, 2, 6, NULL}, {5, 3, 2, 64, NULL}};
+
+	(void)state;
+	CHECK(l, shapes);
+}
+
 /* ---- classifier: a rows, b width, c vocab; the output is the loss ---------------------------- */
 
 static int64_t classifier_size(const shape *s, int input)
@@ -614,6 +635,7 @@ int main(void)
 		cmocka_unit_test(dropout_layer),
 		cmocka_unit_test(the_border_of_dropout_is_exact),
 		cmocka_unit_test(attention_layer),
+		cmocka_unit_test(a_batch_may_be_larger_than_scratch),
 		cmocka_unit_test(classifier_layer),
 		cmocka_unit_test(classifier_survives_large_logits),
 		cmocka_unit_test(a_number_that_is_none_stays_visible),
