@@ -5,6 +5,63 @@
 
 #define LIBRARY "libruntime/netplugin/.libs/libnccl-net-ddpucx.so"
 
+/*
+ * Layouts are NCCL's, in numbers that the compiler gave for its own headers, on x86_64 and
+ * alike: v8 to v11 of 2.28.9 and of 2.30.7, v12 of 2.30.7. The plugin cannot be tried with other
+ * layouts than those of abi.h: a member of it that is left out or swapped shows here only.
+ */
+#define AT(type, member, bytes) _Static_assert(offsetof(type, member) == (bytes), "as in NCCL: " #type "." #member)
+#define SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), "as in NCCL: " #type)
+#define TABLE(table) \
+	AT(table, name, 0); AT(table, init, 8); AT(table, devices, 16); AT(table, properties, 24); \
+	AT(table, listen, 32); AT(table, connect, 40); AT(table, accept, 48); \
+	AT(table, register_memory, 56); AT(table, register_dmabuf, 64); \
+	AT(table, deregister_memory, 72); AT(table, send, 80); AT(table, receive, 88); \
+	AT(table, flush, 96); AT(table, test, 104); AT(table, close_sender, 112); \
+	AT(table, close_receiver, 120); AT(table, close_listener, 128); \
+	AT(table, device_handle, 136); AT(table, consumed, 144)
+#define CONTEXTS(table) \
+	TABLE(table); AT(table, merge_devices, 152); AT(table, finalize, 160); AT(table, set_attributes, 168)
+
+TABLE(net_plugin_v8);
+TABLE(net_plugin_v10);
+AT(net_plugin_v10, merge_devices, 152);
+CONTEXTS(net_plugin_v11);
+CONTEXTS(net_plugin_v12);
+SIZE(net_plugin_v8, 152);
+SIZE(net_plugin_v10, 160);
+SIZE(net_plugin_v11, 176);
+SIZE(net_plugin_v12, 176);
+
+AT(net_properties_v8, name, 0); AT(net_properties_v8, pci_path, 8);
+AT(net_properties_v8, guid, 16); AT(net_properties_v8, memory, 24);
+AT(net_properties_v8, registers_globally, 28); AT(net_properties_v8, speed_mbps, 32);
+AT(net_properties_v8, port, 36); AT(net_properties_v8, latency_us, 40);
+AT(net_properties_v8, connections_max, 44); AT(net_properties_v8, receives_max, 48);
+AT(net_properties_v8, offload, 52); AT(net_properties_v8, offload_version, 56);
+SIZE(net_properties_v8, 64);
+
+#define PROPERTIES(type) \
+	AT(type, name, 0); AT(type, pci_path, 8); AT(type, guid, 16); AT(type, memory, 24); \
+	AT(type, registers_globally, 28); AT(type, always_flush, 32); AT(type, speed_mbps, 36); \
+	AT(type, port, 40); AT(type, latency_us, 44); AT(type, connections_max, 48); \
+	AT(type, receives_max, 52); AT(type, offload, 56); AT(type, offload_version, 60); \
+	AT(type, merged, 64)
+PROPERTIES(net_properties_v10);
+AT(net_properties_v10, message_max, 88); AT(net_properties_v10, collective_max, 96);
+AT(net_properties_v11, v10, 0); AT(net_properties_v11, requests_at_once_max, 104);
+PROPERTIES(net_properties_v12);
+AT(net_properties_v12, message_max, 104); AT(net_properties_v12, collective_max, 112);
+AT(net_properties_v12, requests_at_once_max, 120);
+AT(net_properties_v12, rail, 124); AT(net_properties_v12, plane, 126);
+SIZE(net_properties_v10, 104);
+SIZE(net_properties_v11, 112);
+SIZE(net_properties_v12, 128);
+AT(net_devices_4, devices, 4); AT(net_devices_8, devices, 4);
+SIZE(net_devices_4, 20);
+SIZE(net_devices_8, 36);
+SIZE(net_config, 4);
+
 #define TAKE_COMMON(table) \
 	do { \
 		d->accept = (table)->accept; \

@@ -25,6 +25,39 @@
 
 #define PLUGIN "libruntime/.libs/libnccl-profiler-ddp.so"
 
+/*
+ * Layouts are NCCL's, in numbers that the compiler gave for its own headers, on x86_64 and
+ * alike: v4 and v5 of 2.28.9 and of 2.30.7, v6 of 2.30.7, which lies as v5. The plugin cannot be
+ * tried with other layouts than those of its own header: a member of it that is left out or
+ * swapped shows here only.
+ */
+#define AT(type, member, bytes) _Static_assert(offsetof(type, member) == (bytes), "as in NCCL: " #type "." #member)
+#define EVENT(event) AT(event, type, 0); AT(event, parent, 8); AT(event, rank, 16); AT(event, details, 24)
+#define PROFILER(table) \
+	AT(table, name, 0); AT(table, init, 8); AT(table, start, 16); AT(table, stop, 24); \
+	AT(table, record, 32); AT(table, finalize, 40)
+
+EVENT(struct ddp_nccl_event_v4);
+EVENT(struct ddp_nccl_event_v5);
+_Static_assert(sizeof(((struct ddp_nccl_event_v4 *)NULL)->type) == 1, "as in NCCL");
+_Static_assert(sizeof(((struct ddp_nccl_event_v5 *)NULL)->type) == 8, "as in NCCL");
+AT(union ddp_nccl_details, collective.sequence, 0);
+AT(union ddp_nccl_details, collective.function, 8);
+AT(union ddp_nccl_details, collective.send, 16);
+AT(union ddp_nccl_details, collective.recv, 24);
+AT(union ddp_nccl_details, collective.count, 32);
+AT(union ddp_nccl_details, collective.root, 40);
+AT(union ddp_nccl_details, collective.type, 48);
+AT(union ddp_nccl_details, collective.channels, 56);
+AT(union ddp_nccl_details, collective.warps, 57);
+AT(union ddp_nccl_details, p2p.function, 0); AT(union ddp_nccl_details, p2p.buffer, 8);
+AT(union ddp_nccl_details, p2p.type, 16); AT(union ddp_nccl_details, p2p.count, 24);
+AT(union ddp_nccl_details, p2p.peer, 32); AT(union ddp_nccl_details, p2p.channels, 36);
+PROFILER(struct ddp_nccl_profiler_v4);
+PROFILER(struct ddp_nccl_profiler_v5);
+_Static_assert(sizeof(struct ddp_nccl_profiler_v4) == 48, "as in NCCL");
+_Static_assert(sizeof(struct ddp_nccl_profiler_v5) == 48, "as in NCCL");
+
 enum { WORLD = 4, LOCAL_RANK = 1, THREADS = 4 };
 
 static const struct ddp_nccl_profiler_v4 *v4;
