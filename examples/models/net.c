@@ -206,6 +206,7 @@ void net_sync_batch_norm(net *n, net_sum_fn sum, void *user)
 {
 	n->sum = sum;
 	n->sum_user = user;
+	graphs_want(&n->graphs, false);
 }
 
 void net_drop_nothing(net *n)
@@ -315,7 +316,7 @@ static size_t lay_out(net *n)
 	n->work = carve(n, &used, (int64_t)work);
 	n->scratch = carve(n, &used, largest);
 	/* f64 */
-	n->sums = (double *)(void *)carve(n, &used, 2 * (1 + 2 * channels));
+	n->sums = (double *)(void *)carve(n, &used, 2 * 2 * channels);
 	n->random = (dk_random *)(void *)carve(n, &used, sizeof(*n->random) / sizeof(float));
 	if (net_is_on_device(n)) {
 		n->images = carve(n, &used, n->capacity * net_value_size(&n->values[NET_IMAGES]));

@@ -54,13 +54,15 @@ int net_add(net *n, int from, int other);
 /* A window is larger than what it is to see: net_finish() fails. */
 bool net_is_too_small(const net *n);
 
-/* Adds up `sums` [count] over all ranks, in place. */
-typedef ddp_status (*net_sum_fn)(void *user, double *sums, int64_t count);
+/* Adds up `sums` [count] over all ranks, in place. In a device's memory, it is the queue that has
+   to wait for them. */
+typedef ddp_status (*net_sum_fn)(void *user, double *sums, int64_t count, ddp_memory memory);
 
 /*
- * Batches are normalised by the statistics of all ranks' images from now on: of each
- * normalisation, each pass forward to train and each pass backward calls `sum` once, on all
- * ranks, so a rank that has no images makes its passes with a batch of 0. On the host only.
+ * Batches are normalised by the statistics of all ranks' images from now on: each pass forward to
+ * train calls `sum` once with a number of the host's, and it and backward do once of each
+ * normalisation, where the network is. All ranks do, so one that has no images makes its passes
+ * with a batch of 0. There are no graphs, then.
  */
 void net_sync_batch_norm(net *n, net_sum_fn sum, void *user);
 

@@ -32,7 +32,6 @@ struct net_layer {
 	double probability;
 	int32_t *which;       /* of a maximum */
 	float *mean, *rstd;   /* [channels] */
-	int64_t all_rows;     /* that these are of, over all ranks */
 	uint64_t ahead;       /* of dropout: counters that earlier layers take of this pass's */
 };
 
@@ -51,7 +50,8 @@ struct net {
 	float *work;          /* of the layer at hand */
 	net_sum_fn sum;       /* over all ranks; NULL: each normalises by its own images */
 	void *sum_user;
-	double *sums;         /* [1 + 2 * channels]: what is summed, behind the number of rows */
+	int64_t all_images;   /* of all ranks, in the pass at hand */
+	double *sums;         /* [2 * channels]: what is summed, where the network is */
 	float *scratch;       /* a second gradient of a value, before it is added */
 	dk_random drawn;      /* what dropout draws from in the pass at hand */
 	dk_random *random;    /* the same, where the network is */

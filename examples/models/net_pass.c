@@ -17,20 +17,28 @@ static int64_t numbers_of(const net *n, const struct net_value *v)
 
 /* ---- forward ------------------------------------------------------------------------- */
 
+static int64_t all_rows_of(const net *n, const struct net_value *v)
+{
+	return n->all_images * v->height * v->width;
+}
+
+static ddp_status sum_over_ranks(net *n, int64_t count)
+{
+	return n->sum(n->sum_user, n->sums, count, net_is_on_device(n) ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST);
+}
+
 /* By the statistics of all ranks' images. */
 static ddp_status normalise_together(net *n, struct net_layer *l, const float *in)
 {
 	const struct net_value *to = &n->values[l->to];
-	const int64_t rows = rows_of(n, to), channels = l->outputs;
+	const int64_t rows = rows_of(n, to), all_rows = all_rows_of(n, to), channels = l->outputs;
 	float *const *p = n->data + l->param;
 
-	n->sums[0] = (double)rows;
-	dk_batch_norm_moments(n->sums + 1, n->work, in, rows, channels);
-	const ddp_status status = n->sum(n->sum_user, n->sums, 1 + 2 * channels);
-	l->all_rows = (int64_t)n->sums[0];
-	if (status != DDP_OK || l->all_rows == 0)
+	dk_batch_norm_moments(n->sums, n->work, in, rows, channels);
+	const ddp_status status = sum_over_ranks(n, 2 * channels);
+	if (status != DDP_OK || all_rows == 0)
 		return status;
-	dk_batch_norm_statistics(l->mean, l->rstd, p[2], p[3], momentum, n->sums + 1, l->all_rows, channels);
+	dk_batch_norm_statistics(l->mean, l->rstd, p[2], p[3], momentum, n->sums, all_rows, channels);
 	dk_batch_norm_apply(to->data, n->work, in, l->mean, l->rstd, p[0], p[1], rows, channels);
 	return DDP_OK;
 }
@@ -113,6 +121,17 @@ static void begin_pass(net *n, int batch, net_random *random)
 		random->counter += ahead;
 }
 
+static ddp_status count_images(net *n)
+{
+	double images = n->batch;
+
+	if (!n->trains || n->sum == NULL)
+		return DDP_OK;
+	const ddp_status status = n->sum(n->sum_user, &images, 1, DDP_MEMORY_HOST);
+	n->all_images = (int64_t)images;
+	return status;
+}
+
 /* What the caller gave is its own again, though a queue may not have come to it. */
 static void stage(net *n, const float *images, const int32_t *labels)
 {
@@ -175,6 +194,7 @@ net_result net_forward(net *n, const float *images, const int32_t *labels, int b
 	net_result result = {.status = DDP_OK};
 
 	begin_pass(n, batch, random);
+	n->status = count_images(n);
 	take(n, images, labels);
 	graphs_begin(&n->graphs, &(pass_shape){.batch = batch, .trains = n->trains});
 	graphs_run(&n->graphs, 0, forward, n);
@@ -245,9 +265,10 @@ static ddp_status backward_norm(net *n, struct net_layer *l, float *din)
 		return DDP_OK;
 	}
 	dk_batch_norm_sums(n->sums, g[0], g[1], n->work, dout, in, l->mean, l->rstd, rows, channels);
-	const ddp_status status = n->sum(n->sum_user, n->sums, 2 * channels);
+	const ddp_status status = sum_over_ranks(n, 2 * channels);
 	if (status == DDP_OK)
-		dk_batch_norm_input(din, n->work, dout, in, l->mean, l->rstd, p[0], n->sums, l->all_rows, rows, channels);
+		dk_batch_norm_input(din, n->work, dout, in, l->mean, l->rstd, p[0], n->sums,
+		                    all_rows_of(n, &n->values[l->to]), rows, channels);
 	return status;
 }
 

@@ -232,10 +232,5 @@ vision_parsed vision_parse(int argc, char **argv, const vision_example *e, visio
 		fprintf(stderr, "%s: --resume needs --checkpoint DIR\n", e->name);
 		return VISION_BAD;
 	}
-	if (o->sync_batch_norm && o->device != NULL && strcmp(o->device, "cpu") != 0 &&
-	    strncmp(o->device, "cpu:", 4) != 0) {
-		fprintf(stderr, "%s: --sync-batch-norm sums on the host only; leave out one of it and --device\n", e->name);
-		return VISION_BAD;
-	}
 	return VISION_RUN;
 }

@@ -28,6 +28,7 @@ struct trainer {
 	const ddp_job *job;
 	dk_queue *kernels; /* NULL: the host's */
 	net *net;
+	ddp_request *sum; /* of the last normalisation on a device; NULL: it has been ended */
 	ddp_model *params;
 	ddp_image_shape shape;
 	ddp_dataset dataset;
@@ -144,12 +145,26 @@ static bool bind(struct trainer *t, int count)
 	return possible ? true : fail(t, "no memory for a list of %d parameters", count);
 }
 
-static ddp_status sum_over_ranks(void *user, double *sums, int64_t count)
+static ddp_status end_sum(struct trainer *t)
 {
-	const struct trainer *t = user;
+	ddp_request *sum = t->sum;
 
-	return ddp_run(ddp_world(t->context), &(ddp_collective){.kind = DDP_ALL_REDUCE, .recv = sums,
-		.count = (size_t)count, .type = DDP_F64, .op = DDP_SUM, .lane = NORM_LANE});
+	t->sum = NULL;
+	return sum != NULL ? ddp_wait(sum) : DDP_OK;
+}
+
+static ddp_status sum_over_ranks(void *user, double *sums, int64_t count, ddp_memory memory)
+{
+	struct trainer *t = user;
+	const ddp_collective operation = {.kind = DDP_ALL_REDUCE, .recv = sums, .count = (size_t)count, .type = DDP_F64,
+		.op = DDP_SUM, .lane = NORM_LANE, .memory = memory};
+
+	if (memory == DDP_MEMORY_HOST)
+		return ddp_run(ddp_world(t->context), &operation);
+	ddp_status status = end_sum(t);
+	if (status == DDP_OK)
+		status = ddp_issue(ddp_world(t->context), &operation, &t->sum);
+	return status == DDP_OK ? ddp_wait_on(t->sum, NULL) : status;
 }
 
 static void *allocate(void *user, size_t bytes)
@@ -287,6 +302,8 @@ static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch,
 	*weight += (double)batch->samples;
 	ddp_set_phase(params, DDP_PHASE_BACKWARD);
 	ddp_status status = net_backward(t->net, ready, params);
+	if (status == DDP_OK)
+		status = end_sum(t);
 	tell_of_graphs(t);
 	if (dk_failure() != NULL) {
 		fail(t, "%s", dk_failure());
@@ -392,6 +409,7 @@ static bool run_rank(struct trainer *t)
 	ddp_loader_free(t->loader);
 	ddp_dataset_close(&t->dataset);
 	ddp_model_free(t->params);
+	(void)end_sum(t); /* of a training that failed */
 	net_free(t->net);
 	dk_use(NULL);
 	ddp_kernels_close(t->kernels);

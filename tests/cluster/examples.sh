@@ -51,7 +51,8 @@ status_is 0 "resnet of 50 layers trains"
 
 # By other convolutions, the first loss is nearly the same.
 for device in cpu test; do
-	capture ddp -n2 "$prefix/bin/resnet" --data "$data" --threads 1 --batch 4 --steps 1 --width 4 --plain --device "$device"
+	capture ddp -n2 "$prefix/bin/resnet" --data "$data" --threads 1 --batch 4 --steps 1 --width 4 --plain \
+		--sync-batch-norm --device "$device"
 	status_is 0 "resnet trains, device $device"
 	sed -n 's/^step 1\/1  loss \([0-9.]*\) .*/\1/p' <<<"$output" >>"$work/losses"
 done

@@ -24,6 +24,7 @@ static const ddp_options on_test = { .size = sizeof(on_test), .device = "test" }
 /* A network on the host, or there. */
 typedef struct side {
 	ddp_context *context;
+	ddp_request *sum; /* of the last normalisation there */
 	dk_queue *kernels; /* NULL: the host's */
 	net *net;
 	ddp_model *model;
@@ -44,7 +45,22 @@ static void release(void *user, void *memory)
 	CHECK_OK(ddp_mem_free(ddp_world(user), memory));
 }
 
-static void make(side *s, ddp_context *context, bool there)
+static ddp_status sum(void *user, double *sums, int64_t count, ddp_memory memory)
+{
+	side *s = user;
+	const ddp_collective operation = { .kind = DDP_ALL_REDUCE, .recv = sums, .count = (size_t)count, .type = DDP_F64,
+		.op = DDP_SUM, .lane = 1, .memory = memory };
+
+	if (memory == DDP_MEMORY_HOST)
+		return ddp_run(ddp_world(s->context), &operation);
+	CHECK(s->kernels != NULL);
+	if (s->sum != NULL)
+		CHECK_OK(ddp_wait(s->sum));
+	CHECK_OK(ddp_issue(ddp_world(s->context), &operation, &s->sum));
+	return ddp_wait_on(s->sum, NULL);
+}
+
+static void make(side *s, ddp_context *context, bool there, bool together)
 {
 	const ddp_model_options options = { .size = sizeof(options), .optimizer = DDP_SGD, .learning_rate = 0.1,
 		.momentum = 0.9, .shard = DDP_SHARD_NONE, .memory = there ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST };
@@ -72,6 +88,8 @@ static void make(side *s, ddp_context *context, bool there)
 	net_bind(s->net, data, grad);
 	net_bind_loss(s->net, ddp_device_loss(s->model));
 	net_use_graphs(s->net, true);
+	if (together)
+		net_sync_batch_norm(s->net, sum, s);
 	CHECK(net_initialise(s->net, 7));
 	CHECK_OK(ddp_broadcast_params(s->model));
 	dk_use(NULL);
@@ -99,10 +117,18 @@ static ddp_status ready(void *user, int param)
 	return ddp_grad_ready(user, param);
 }
 
+/* Of one pass; the last rank has none in the second step, if all normalise together. */
+static int images_of(const side *s, int step)
+{
+	const ddp_comm *world = ddp_world(s->context);
+
+	return s->net->sum != NULL && step == 1 && ddp_comm_rank(world) == ddp_comm_size(world) - 1 ? 0 : BATCH;
+}
+
 /* The images are gone when a pass returns, though the queue may not have come to them. */
 static double train_step(side *s, int step)
 {
-	const int rank = ddp_comm_rank(ddp_world(s->context));
+	const int rank = ddp_comm_rank(ddp_world(s->context)), count = images_of(s, step);
 	float images[BATCH * IMAGE];
 	int32_t labels[BATCH];
 	ddp_step_stats stats;
@@ -112,7 +138,7 @@ static double train_step(side *s, int step)
 	for (int pass = 0; pass < PASSES; pass++) {
 		fill(images, labels, (step * PASSES + pass) * 2 + rank);
 		CHECK_OK(ddp_set_sync(s->model, pass == PASSES - 1));
-		const net_result result = net_forward(s->net, images, labels, BATCH, &s->random);
+		const net_result result = net_forward(s->net, images, labels, count, &s->random);
 		CHECK_OK(result.status);
 		CHECK(s->kernels == NULL || result.loss == 0);
 		loss += result.loss;
@@ -120,7 +146,10 @@ static double train_step(side *s, int step)
 	}
 	CHECK(dk_failure() == NULL);
 	dk_use(NULL);
-	CHECK_OK(ddp_step(s->model, BATCH * PASSES, loss, &stats));
+	if (s->sum != NULL)
+		CHECK_OK(ddp_wait(s->sum));
+	s->sum = NULL;
+	CHECK_OK(ddp_step(s->model, count * PASSES, loss, &stats));
 	return stats.loss;
 }
 
@@ -154,16 +183,17 @@ static int compare(ddp_context *context, void *user)
 {
 	static side here, there;
 
-	(void)user;
+	const bool together = user != NULL;
+
 	dk_set_threads(1);
-	make(&here, context, false);
-	make(&there, context, true);
+	make(&here, context, false, together);
+	make(&there, context, true, together);
 	for (int step = 0; step < STEPS; step++) {
 		const double loss = train_step(&here, step);
 		CHECK(loss > 0 && train_step(&there, step) == loss);
 		expect_same(&here, &there);
 	}
-	CHECK(there.net->graphs.sets[0].captured && net_graph_failure(there.net) == NULL);
+	CHECK(there.net->graphs.sets[0].captured == !together && net_graph_failure(there.net) == NULL);
 	const net_result result = evaluate(&here), there_too = evaluate(&there);
 	CHECK(result.loss > 0 && there_too.loss == result.loss && there_too.right == result.right);
 	unmake(&there);
@@ -178,10 +208,17 @@ static void a_net_on_a_device_comes_to_the_bits_of_the_host(void **state)
 	assert_int_equal(run_ranks_with(2, &on_test, compare, NULL), 0);
 }
 
+static void a_net_that_normalises_over_all_ranks_does_so_there(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks_with(2, &on_test, compare, "together"), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_net_on_a_device_comes_to_the_bits_of_the_host),
+		cmocka_unit_test(a_net_that_normalises_over_all_ranks_does_so_there),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -38,8 +38,9 @@ struct rank {
 	int first, count; /* its images */
 };
 
-static ddp_status sum(void *user, double *sums, int64_t count)
+static ddp_status sum(void *user, double *sums, int64_t count, ddp_memory memory)
 {
+	CHECK(memory == DDP_MEMORY_HOST);
 	return ddp_run(ddp_world(user), &(ddp_collective){.kind = DDP_ALL_REDUCE, .recv = sums,
 		.count = (size_t)count, .type = DDP_F64, .op = DDP_SUM, .lane = LANE});
 }
