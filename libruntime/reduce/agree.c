@@ -1,7 +1,5 @@
 #include "reduce/agree.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -104,30 +102,48 @@ static void state_facts(const ddp_layout *layout, const ddp_model_settings *sett
 	memcpy(facts, stated, sizeof(stated));
 }
 
+static double hash_of(const ddp_layout *layout, int param)
+{
+	return hash_number(hash_slot(HASH_START, &layout->slots[layout->slot_of[param]]));
+}
+
+/* The first parameter that is another on some rank. Some at a time: a rank that had to ask for
+   memory, and got none, would leave the others waiting. */
+static ddp_status find_parameter(ddp_comm *comm, const ddp_layout *layout, int *param)
+{
+	enum { AT_A_TIME = 256 };
+	double hashes[2 * AT_A_TIME];
+
+	for (int begin = 0; begin < layout->count; begin += AT_A_TIME) {
+		const int left = layout->count - begin, count = left < AT_A_TIME ? left : AT_A_TIME;
+		for (int i = 0; i < count; i++)
+			hashes[i] = hash_of(layout, begin + i);
+		ddp_status status = ddp_facts_range(comm, hashes, (size_t)count);
+		if (status != DDP_OK)
+			return status;
+		for (*param = begin; *param < begin + count; ++*param) {
+			if (hashes[*param - begin] != -hashes[count + *param - begin])
+				return DDP_OK;
+		}
+	}
+	return ddp_fail(DDP_ERR_INTERNAL, "ranks' parameters are the same one by one, but not together");
+}
+
 /* The count agrees on all ranks, so all come here together. */
 static ddp_status name_parameter(ddp_comm *comm, const ddp_layout *layout)
 {
-	size_t count = (size_t)layout->count;
 	char shape[256];
-	double *hashes = malloc(2 * count * sizeof(*hashes));
+	int param = 0;
 
-	if (hashes == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory to compare %zu parameters", count);
-	for (size_t i = 0; i < count; i++)
-		hashes[i] = hash_number(hash_slot(HASH_START, &layout->slots[layout->slot_of[i]]));
-	ddp_status status = ddp_facts_range(comm, hashes, count);
-	size_t first = 0;
-	while (first + 1 < count && hashes[first] == -hashes[count + first])
-		first++;
-	free(hashes);
+	ddp_status status = find_parameter(comm, layout, &param);
 	if (status != DDP_OK)
 		return status;
-	const ddp_slot *slot = &layout->slots[layout->slot_of[first]];
+	const ddp_slot *slot = &layout->slots[layout->slot_of[param]];
 	ddp_shape_text(slot->ndim, slot->shape, shape, sizeof(shape));
 	return ddp_fail(DDP_ERR_MISMATCH,
-	                "ranks gave different models: parameter %zu is \"%s\" %s%s, %lld sparse rows, on "
+	                "ranks gave different models: parameter %d is \"%s\" %s%s, %lld sparse rows, on "
 	                "rank %d and another on others; all ranks must register the same list in the "
-	                "same order, with the same kinds and groups", first, slot->name, shape,
+	                "same order, with the same kinds and groups", param, slot->name, shape,
 	                slot->no_decay ? " without decay" : "", (long long)slot->sparse_rows, ddp_comm_rank(comm));
 }
 

@@ -12,11 +12,14 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "tests/support/comm_ranks.h"
+#include "tests/support/context_ranks.h"
+#include "watch/watch.h"
 
 enum { RANKS = 3, LACKING = 1, TIMEOUT_MS = 20000, SENTINEL = 200, MESSAGE_BYTES = 4 << 20,
        PLACES_MAX = 200 };
@@ -89,6 +92,46 @@ static ddp_status receive(ddp_comm *comm)
 	                                : ddp_barrier(comm);
 }
 
+enum { PARAMS = 600, ODD_PARAM = 590 }; /* more than are compared at once */
+
+static ddp_context models; /* what a model is made in */
+
+/* Of a parameter list of which each rank has the same, but for the shape of one. */
+static ddp_status make_model(ddp_comm *comm, int odd_rank)
+{
+	static char names[PARAMS][8];
+	static ddp_param params[PARAMS];
+	ddp_model *model;
+
+	for (int p = 0; p < PARAMS; p++) {
+		snprintf(names[p], sizeof(names[p]), "p%d", p);
+		params[p] = (ddp_param){ .name = names[p], .ndim = 1, .shape = { 3 } };
+	}
+	params[ODD_PARAM].shape[0] = ddp_comm_rank(comm) == odd_rank ? 4 : 3;
+	ddp_status status = ddp_model_create(&models, params, PARAMS, NULL, &model);
+	if (status == DDP_OK)
+		ddp_model_free(model);
+	return status;
+}
+
+/* Whether it is known which one that is; if not, a rank that lacks memory is the reason. */
+static ddp_status name_parameter(ddp_comm *comm)
+{
+	ddp_status status = make_model(comm, 2);
+
+	if (status == DDP_ERR_MISMATCH)
+		return strstr(ddp_last_error(), "parameter 590 is \"p590\"") != NULL ? DDP_OK : DDP_ERR_PEER;
+	CHECK(status != DDP_OK);
+	return status;
+}
+
+static ddp_status make_same(ddp_comm *comm)
+{
+	ddp_status status = make_model(comm, -1);
+
+	return status == DDP_ERR_MISMATCH ? DDP_ERR_PEER : status;
+}
+
 typedef ddp_status (*attempt)(ddp_comm *comm);
 
 /* What the ranks share. */
@@ -106,6 +149,7 @@ static int lack_memory(ddp_comm *comm, void *argument)
 	int rank = ddp_comm_rank(comm);
 
 	CHECK(dup2(STDERR_FILENO, SENTINEL) == SENTINEL);
+	models = test_context_of(comm);
 	while (!p->all_done && ddp_barrier(comm) == DDP_OK) {
 		if (rank == LACKING)
 			atomic_store(&to_come, p->place);
@@ -127,6 +171,7 @@ static int lack_memory(ddp_comm *comm, void *argument)
 		if (broken || ddp_barrier(comm) != DDP_OK)
 			break;
 	}
+	ddp_watch_close(models.watch);
 	return 0;
 }
 
@@ -148,13 +193,9 @@ static void run(attempt operation, const int *node_of)
 
 static void run_on_nodes(attempt operation)
 {
-	static const int two_nodes[] = { 0, 1, 1 };
-
 	run(operation, NULL);
 #ifdef HAVE_UCX
 	run(operation, two_nodes);
-#else
-	(void)two_nodes;
 #endif
 }
 
@@ -182,6 +223,18 @@ static void message_comes_or_breaks_the_communicator(void **state)
 	run_on_nodes(receive);
 }
 
+static void a_parameter_that_differs_is_named_or_memory_was_lacking(void **state)
+{
+	(void)state;
+	run_on_nodes(name_parameter);
+}
+
+static void model_is_made_by_all_or_none(void **state)
+{
+	(void)state;
+	run_on_nodes(make_same);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -189,6 +242,8 @@ int main(void)
 		cmocka_unit_test(communicator_is_split_by_all_or_none),
 		cmocka_unit_test(group_of_others_is_made_or_not),
 		cmocka_unit_test(message_comes_or_breaks_the_communicator),
+		cmocka_unit_test(a_parameter_that_differs_is_named_or_memory_was_lacking),
+		cmocka_unit_test(model_is_made_by_all_or_none),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
