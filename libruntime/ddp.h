@@ -465,7 +465,7 @@ typedef struct ddp_model ddp_model;
  * (broadcast_buffers); here the step before ends with it, and so they are also the same
  * on all ranks between steps: ddp_step(), or ddp_reduce_grads(), broadcasts them, or
  * averages them, over all ranks that take part. A step that is refused
- * (DDP_ERR_NOT_FINITE) does not, and leaves in them what its forward wrote, as PyTorch
+ * (DDP_ERR_NOT_FINITE, say) does not, and leaves in them what its forward wrote, as PyTorch
  * does: a running mean that became a NaN stays one. So, as long as other ranks' buffers are
  * finite, a rank with one that is not does not count, and gets the others' in the next step.
  */
@@ -620,9 +620,9 @@ typedef struct ddp_grad_bucket {
  * issues its operations with that stream, and does not wait; finish() has the stream wait for
  * them (ddp_wait_on()), so that the sums are there when it comes so far, and may then wait itself,
  * to end its requests.
- * After another error of the step, finish() is not called any more: the program itself
- * ends what start() has begun before it calls ddp_model_free(). Freeing a model in the
- * middle of a step without an error breaks the world, and calls finish().
+ * After another error that is the model's last (see ddp_step()), finish() is not called any more:
+ * the program itself ends what start() has begun before it calls ddp_model_free(). Freeing a
+ * model in the middle of a step without an error breaks the world, and calls finish().
  */
 typedef struct ddp_bucket_hook {
 	ddp_status (*start)(void *user, const ddp_grad_bucket *bucket);
@@ -989,10 +989,16 @@ typedef struct ddp_step_stats {
  * samples gives weight 0. (Of means: see ddp_loss.) Collective. stats may be NULL.
  *
  * DDP_ERR_NOT_FINITE: a rank's loss or gradient holds an infinity or a NaN, or
- * their sums would, and no lower loss scale could help (ddp_scaling). All ranks get it, with the rank and the parameter. As after
- * DDP_ERR_MISMATCH of parameters (ddp_broadcast_params()), none has updated
- * anything, the step's gradients are forgotten, and the next step may begin, or a
- * checkpoint be loaded.
+ * their sums would, and no lower loss scale could help (ddp_scaling). All ranks get it, with
+ * the rank and the parameter.
+ *
+ * DDP_ERR_INVALID: a rank's weight or learning rate is negative or not finite, or, of summed
+ * losses, all weights are 0. DDP_ERR_MISMATCH: ranks have different learning rates, or, in the
+ * first step, parameters (ddp_broadcast_params()). DDP_ERR_STATE: see DDP_UNUSED_STATIC, ddp_join().
+ *
+ * After these errors, which all ranks get, none has updated anything, and the step's gradients
+ * are forgotten: it may come again, as if it had not begun (but for what hooks keep and forward
+ * has written to buffers), or a checkpoint be loaded.
  *
  * After another error, which reaches all ranks, the model trains no more; its
  * parameters can be saved unless the update had begun (DDP_ERR_STATE then).
@@ -1357,8 +1363,8 @@ typedef struct ddp_train_options {
  * on one rank ends the loop on all, with its reason. A checkpoint that cannot be written
  * (DDP_ERR_IO: the disk is full, say) is a warning, unless it is the last: that one, as any
  * other error of a checkpoint, ends the loop, but leaves the model good: save it elsewhere,
- * or train on after making room. So does a loss or a gradient that is not finite
- * (DDP_ERR_NOT_FINITE, see ddp_step()): load a checkpoint, and call it again with a lower
+ * or train on after making room. So do the errors after which a step may come again (see
+ * ddp_step()), such as DDP_ERR_NOT_FINITE: load a checkpoint, and call it again with a lower
  * learning rate, say.
  */
 DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,

@@ -186,6 +186,9 @@ ddp_status ddp_consensus_check(const ddp_model *model, double weight, const ddp_
 		                "step %lld: ranks have different learning rates (%g on rank %d, %g on "
 		                "average); give all ranks the same", step, model->learning_rate,
 		                ddp_comm_rank(model->context->world), mean);
+	if (all->halves > 0 && all->joined > 0)
+		return ddp_fail(DDP_ERR_STATE, "%.0f ranks are in ddp_reduce_grads(), while others have finished: "
+		                "ddp_join() takes part in ddp_step() only", all->halves);
 	return DDP_OK;
 }
 

@@ -50,7 +50,8 @@ void ddp_magnitude_note(ddp_magnitude *magnitude, const ddp_slot *slot, double l
    this rank's alone. */
 ddp_status ddp_consensus_state(const struct ddp_model *model, double weight, double loss_sum,
                                ddp_consensus *own);
-/* DDP_ERR_INVALID, DDP_ERR_MISMATCH: a rank made a mistake. `weight` is this rank's. */
+/* DDP_ERR_INVALID, DDP_ERR_MISMATCH, DDP_ERR_STATE, on all ranks alike: a rank made a mistake.
+   `weight` is this rank's. */
 ddp_status ddp_consensus_check(const struct ddp_model *model, double weight,
                                const ddp_consensus *all);
 /* Whether all ranks gave the same checksum. */

@@ -222,17 +222,13 @@ static ddp_status confer(ddp_model *model, ddp_consensus *own, bool halves, ddp_
 	return status;
 }
 
-static ddp_status cannot_join(const ddp_consensus *all)
-{
-	return ddp_fail(DDP_ERR_STATE, "%.0f ranks are in ddp_reduce_grads(), while others have finished: "
-	                "ddp_join() takes part in ddp_step() only", all->halves);
-}
-
 /* For what all ranks see alike in what they said, of numbers that are not finite apart. */
-static ddp_status judge(ddp_model *model, const ddp_consensus *own, const ddp_consensus *all)
+static ddp_status judge(ddp_model *model, double weight, const ddp_consensus *own, const ddp_consensus *all)
 {
-	if (all->halves > 0 && all->joined > 0)
-		return refuse(model, cannot_join(all));
+	ddp_status status = ddp_consensus_check(model, weight, all);
+
+	if (status != DDP_OK)
+		return refuse(model, status);
 	if (all->changed > 0)
 		return refuse(model, ddp_consensus_name_changed(model));
 	if (model->compared)
@@ -295,9 +291,7 @@ static ddp_status agree(ddp_model *model, double weight, double loss_sum, bool h
 	if (status == DDP_OK)
 		status = confer(model, &own, halves, &all);
 	if (status == DDP_OK)
-		status = ddp_consensus_check(model, weight, &all);
-	if (status == DDP_OK)
-		status = judge(model, &own, &all);
+		status = judge(model, weight, &own, &all);
 	if (status != DDP_OK)
 		return status;
 	take_stats(model, weight, &all, stats);

@@ -1,7 +1,7 @@
 /*
  * reduce: random models on random worlds, reduced in every way, in random order, with random
- * parts unused and ranks that finish early, end each step where a plain loop does that gathers all ranks'
- * gradients and averages them. Gradients are small whole numbers, of which all sums, and
+ * parts unused, ranks that finish early and steps that a mistake ends, which come again, end each step where a
+ * plain loop does that gathers all ranks' gradients and averages them. Gradients are small whole numbers, of which all sums, and
  * all sums of squares, are exact: so the plain loop's bits are wanted. Gradients that are
  * not show that the ways agree to the bit among themselves.
  */
@@ -131,12 +131,8 @@ static void announce(const scenario *s, ddp_model *model, int rank, int step)
 	}
 }
 
-static void train_step(const scenario *s, ddp_model *model, int rank, int step, ddp_step_stats *stats)
+static void backward(const scenario *s, ddp_model *model, int rank, int step)
 {
-	if (scenario_has_joined(s, rank, step)) {
-		CHECK_OK(ddp_join(model, stats));
-		return;
-	}
 	write_buffers(s, model, rank, step);
 	for (int b = 0; b < s->accumulate; b++) {
 		CHECK_OK(ddp_set_sync(model, b == s->accumulate - 1));
@@ -144,6 +140,41 @@ static void train_step(const scenario *s, ddp_model *model, int rank, int step, 
 		if (b == s->accumulate - 1)
 			announce(s, model, rank, step);
 	}
+}
+
+/* What is wrong in a step. */
+enum { NAN_WEIGHT, NEGATIVE_WEIGHT, INFINITE_RATE, OTHER_RATE, NO_SAMPLE, MISTAKES };
+
+/* A step that one rank ends by a mistake, or all do: all get an error, and it leaves nothing. */
+static void make_mistake(const scenario *s, ddp_model *model, int rank, int step, int mistake)
+{
+	const double rate = s->options.learning_rate;
+	const bool odd = rank == s->last, halves = scenario_active_ranks(s, step) == s->ranks && step % 2 == 0;
+	double weight = scenario_weight(s, rank, step);
+
+	if (mistake == NO_SAMPLE && s->options.loss == DDP_LOSS_SUM)
+		weight = 0;
+	else if (mistake == INFINITE_RATE || (mistake == OTHER_RATE && s->ranks > 1))
+		ddp_set_learning_rate(model, !odd ? rate : mistake == OTHER_RATE ? 2 * rate : INFINITY);
+	else if (odd)
+		weight = mistake == NAN_WEIGHT ? NAN : -1;
+	const ddp_status wanted = mistake == OTHER_RATE && s->ranks > 1 ? DDP_ERR_MISMATCH : DDP_ERR_INVALID;
+	if (scenario_has_joined(s, rank, step)) {
+		CHECK(ddp_join(model, NULL) == wanted);
+	} else {
+		backward(s, model, rank, step);
+		CHECK((halves ? ddp_reduce_grads : ddp_step)(model, weight, 1, NULL) == wanted);
+	}
+	ddp_set_learning_rate(model, rate);
+}
+
+static void train_step(const scenario *s, ddp_model *model, int rank, int step, ddp_step_stats *stats)
+{
+	if (scenario_has_joined(s, rank, step)) {
+		CHECK_OK(ddp_join(model, stats));
+		return;
+	}
+	backward(s, model, rank, step);
 	if ((s->seed + (unsigned)step) % 2 == 0 || scenario_active_ranks(s, step) < s->ranks) {
 		CHECK_OK(ddp_step(model, scenario_weight(s, rank, step), 1, stats));
 		return;
@@ -250,14 +281,17 @@ static bool rows_matter(const scenario *s)
 }
 
 static void train_by(ddp_context *context, const scenario *s, const ddp_model_options *options,
-                     plain *x, bool first)
+                     plain *x, unsigned int way)
 {
+	const int mistake = (int)(scenario_mix(s->seed, way) % (MISTAKES * STEPS));
 	ddp_model *model = make(context, s, options);
 	ddp_step_stats stats;
 
 	plain_start(s, x);
 	for (int step = 1; step <= STEPS; step++) {
 		double norm = plain_step(s, x, ddp_comm_rank(context->world), step);
+		if (way > 0 && step == 1 + mistake / MISTAKES)
+			make_mistake(s, model, ddp_comm_rank(context->world), step, mistake % MISTAKES);
 		train_step(s, model, ddp_comm_rank(context->world), step, &stats);
 		CHECK(stats.active_ranks == scenario_active_ranks(s, step));
 		/* What is rounded in a sum goes with its addends, up to 1, and not with the sum. */
@@ -271,7 +305,7 @@ static void train_by(ddp_context *context, const scenario *s, const ddp_model_op
 	CHECK_OK(ddp_param_wait(model, DDP_ALL_PARAMS));
 	/* Of numbers that are not whole, the first way tells what the others are to come to. */
 	static float wanted[PARAMS_MAX][ELEMENTS_MAX];
-	for (int p = 0; p < s->count && first; p++)
+	for (int p = 0; p < s->count && way == 0; p++)
 		copy(wanted[p], ddp_param_data(model, p), bytes_of(model, p));
 	if (!rows_matter(s))
 		expect_params(s, model, wanted);
@@ -367,7 +401,7 @@ static int every_way(ddp_comm *comm, void *argument)
 		if (options.shard == DDP_SHARD_AUTO && ddp_comm_nodes(comm) == 1 && !s->own_params && !s->own_grads)
 			continue;
 		where = ways[w].there ? &on_device : &on_host;
-		train_by(&context, s, &options, &x, w == 0);
+		train_by(&context, s, &options, &x, (unsigned)w);
 	}
 	close_device();
 	ddp_watch_close(context.watch);

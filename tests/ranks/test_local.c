@@ -160,6 +160,9 @@ static int reference_body(ddp_context *context, void *user)
 	(void)user;
 	for (int step = 1; step <= STEPS; step++) {
 		const double norm = reference_step(&x, step, rank);
+		/* A rank's wrong weight leaves all where they were. */
+		add_gradients(model, rank, step + 1);
+		CHECK(ddp_step(model, rank == 1 ? -1 : 1, 0, NULL) == DDP_ERR_INVALID);
 		train(context, model, step, &stats);
 		CHECK(fabs(stats.grad_norm - norm) <= 1e-6 * norm);
 		CHECK(stats.weight == all_weights(step));

@@ -303,6 +303,8 @@ static int forgotten_body(ddp_context *context, void *user)
 		CHECK(ddp_step(other, 1, rank == 1 ? INFINITY : 0, NULL) == DDP_ERR_NOT_FINITE);
 		put(other, ddp_param_grad(other, 0) + 3, &(float){ NAN }, 1);
 		CHECK(ddp_step(other, 1, 0, NULL) == DDP_ERR_NOT_FINITE);
+		add_gradients(other, rank, 40 + step);
+		CHECK(ddp_step(other, rank == 1 ? -1 : 1, 0, NULL) == DDP_ERR_INVALID);
 		train(context, other, step);
 		expect_same(straight, other);
 	}
