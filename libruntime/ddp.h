@@ -1283,8 +1283,12 @@ DDP_API ddp_status ddp_checkpoint_wait(ddp_model *model);
  * directory is absent or has none. Exact: training goes on as if it had not
  * stopped, also with another batch and world, if a global batch of the loader
  * begins where it had stopped. Model options that were others then are named in
- * warnings, and stay; the learning rate that ddp_set_learning_rate() had set comes
- * back, unless the model was made with another one than then.
+ * warnings, and stay, but for those that change no result: bucket_mb, first_bucket_mb, shard,
+ * late_gather, memory, stream, params_memory and grads_memory. Of hook, it is only known whether
+ * there was one, and of the parameters, whether all had the same kinds, groups and no_decay;
+ * loss_scale is named with DDP_SCALING_FIXED only. The learning rate that ddp_set_learning_rate()
+ * had set comes back, unless the model was made with another one than then; so does the scale
+ * to which DDP_SCALING_DYNAMIC had come.
  * A file that does not fit the model or the loader, is damaged or cut short
  * is an error, and neither is changed. Rank 0 reads, the others get the
  * tensors by broadcast. Collective. Between any two calls of the model: what the

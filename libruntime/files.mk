@@ -140,6 +140,7 @@ reduce_sources = \
 	libruntime/reduce/consensus.c libruntime/reduce/consensus.h \
 	libruntime/reduce/facts.c libruntime/reduce/facts.h \
 	libruntime/reduce/grads.c libruntime/reduce/grads.h \
+	libruntime/reduce/hypers.c libruntime/reduce/hypers.h \
 	libruntime/reduce/layout.c libruntime/reduce/layout.h \
 	libruntime/reduce/merge.c libruntime/reduce/merge.h \
 	libruntime/reduce/model.c libruntime/reduce/model.h \

@@ -15,23 +15,28 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
 	return hash;
 }
 
-static uint64_t hash_slot(uint64_t hash, const ddp_slot *slot)
+/* What a step makes of the parameter. */
+static uint64_t hash_treatment(uint64_t hash, const ddp_slot *slot)
 {
-	const unsigned char no_decay = slot->no_decay, rows_only = slot->rows_only;
-	const unsigned char kind = (unsigned char)slot->kind, grouped = slot->grouped;
-	const unsigned char adamw = slot->group.adamw;
+	const unsigned char bytes[] = {
+		(unsigned char)slot->kind, slot->no_decay, slot->grouped, slot->group.adamw,
+	};
 
 	hash = hash_bytes(hash, slot->name, strlen(slot->name) + 1);
+	hash = hash_bytes(hash, &slot->group.learning_rate_factor, sizeof(double));
+	hash = hash_bytes(hash, &slot->group.weight_decay, sizeof(double));
+	return hash_bytes(hash, bytes, sizeof(bytes));
+}
+
+static uint64_t hash_slot(uint64_t hash, const ddp_slot *slot)
+{
+	const unsigned char rows_only = slot->rows_only;
+
 	hash = hash_bytes(hash, &slot->ndim, sizeof(slot->ndim));
 	hash = hash_bytes(hash, slot->shape, (size_t)slot->ndim * sizeof(*slot->shape));
 	hash = hash_bytes(hash, &slot->sparse_rows, sizeof(slot->sparse_rows));
 	hash = hash_bytes(hash, &rows_only, sizeof(rows_only));
-	hash = hash_bytes(hash, &kind, sizeof(kind));
-	hash = hash_bytes(hash, &slot->group.learning_rate_factor, sizeof(double));
-	hash = hash_bytes(hash, &slot->group.weight_decay, sizeof(double));
-	hash = hash_bytes(hash, &grouped, sizeof(grouped));
-	hash = hash_bytes(hash, &adamw, sizeof(adamw));
-	return hash_bytes(hash, &no_decay, sizeof(no_decay));
+	return hash_treatment(hash, slot);
 }
 
 static double hash_number(uint64_t hash)
@@ -40,6 +45,15 @@ static double hash_number(uint64_t hash)
 }
 
 static const uint64_t HASH_START = 0xcbf29ce484222325u;
+
+double ddp_layout_treatment(const ddp_layout *layout)
+{
+	uint64_t all = 0;
+
+	for (int i = 0; i < layout->count; i++)
+		all ^= hash_treatment(HASH_START, &layout->slots[i]);
+	return hash_number(all);
+}
 
 enum { FACT_COUNT, FACT_HASH, FACTS = 42 };
 _Static_assert((int)FACTS <= (int)DDP_FACTS_MAX, "ddp_facts_agree() keeps no more");

@@ -17,4 +17,8 @@
 ddp_status ddp_model_agree(ddp_comm *comm, ddp_status mine, const ddp_layout *layout,
                            const ddp_model_settings *settings);
 
+/* A whole number that is another where a parameter of the same name is of another kind or group,
+   or decays or not where it did not or did; the order of parameters is no matter. */
+double ddp_layout_treatment(const ddp_layout *layout);
+
 #endif

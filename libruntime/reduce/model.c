@@ -408,50 +408,6 @@ void ddp_set_learning_rate(ddp_model *model, double learning_rate)
 		model->learning_rate = learning_rate;
 }
 
-const char *ddp_hyper_name(ddp_hyper hyper)
-{
-	static const char *const names[DDP_HYPERS] = {
-		"optimizer", "learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "momentum",
-		"clip_norm", "nesterov", "adafactor_decay", "adafactor_least_scale", "adafactor_clip",
-		"muon_iterations", "muon_match_rms", "current_learning_rate", "loss_scale",
-		"loss_scale_good_steps",
-	};
-
-	return names[hyper];
-}
-
-void ddp_model_get_hypers(const ddp_model *model, double *hypers)
-{
-	const ddp_optim_settings *optim = &model->settings.optim;
-	const double values[DDP_HYPERS] = {
-		[DDP_HYPER_OPTIMIZER] = optim->kind,
-		[DDP_HYPER_LEARNING_RATE] = model->settings.learning_rate,
-		[DDP_HYPER_BETA1] = optim->beta1,
-		[DDP_HYPER_BETA2] = optim->beta2,
-		[DDP_HYPER_EPSILON] = optim->epsilon,
-		[DDP_HYPER_WEIGHT_DECAY] = optim->weight_decay,
-		[DDP_HYPER_MOMENTUM] = optim->momentum,
-		[DDP_HYPER_CLIP_NORM] = model->settings.clip_norm,
-		[DDP_HYPER_NESTEROV] = optim->nesterov,
-		[DDP_HYPER_ADAFACTOR_DECAY] = optim->adafactor_decay,
-		[DDP_HYPER_ADAFACTOR_LEAST_SCALE] = optim->adafactor_least_scale,
-		[DDP_HYPER_ADAFACTOR_CLIP] = optim->adafactor_clip,
-		[DDP_HYPER_MUON_ITERATIONS] = optim->muon_iterations,
-		[DDP_HYPER_MUON_MATCH_RMS] = optim->muon_match_rms,
-		[DDP_HYPER_CURRENT_RATE] = model->learning_rate,
-		/* None, for a model that scales and goes on from there. */
-		[DDP_HYPER_LOSS_SCALE] = model->scaler.kind != DDP_SCALING_NONE ? model->scaler.scale : 0,
-		[DDP_HYPER_GOOD_STEPS] = (double)model->scaler.good,
-	};
-
-	memcpy(hypers, values, sizeof(values));
-}
-
-void ddp_model_resume_scale(ddp_model *model, const double *hypers)
-{
-	ddp_scaler_resume(&model->scaler, hypers[DDP_HYPER_LOSS_SCALE], hypers[DDP_HYPER_GOOD_STEPS]);
-}
-
 double ddp_loss_scale(const ddp_model *model)
 {
 	return model != NULL ? model->scaler.scale : 1;

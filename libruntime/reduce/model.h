@@ -16,22 +16,6 @@ void ddp_model_set_partly_updated(ddp_model *model, bool partly_updated);
    being reduced, which may be another part on each rank. Collective. */
 ddp_status ddp_model_drop_step(ddp_model *model);
 
-/* How a model is trained. Numbers, so that a file can hold them by name. */
-typedef enum ddp_hyper {
-	DDP_HYPER_OPTIMIZER, DDP_HYPER_LEARNING_RATE, /* as the model was made */
-	DDP_HYPER_BETA1, DDP_HYPER_BETA2, DDP_HYPER_EPSILON, DDP_HYPER_WEIGHT_DECAY,
-	DDP_HYPER_MOMENTUM, DDP_HYPER_CLIP_NORM,
-	DDP_HYPER_NESTEROV, DDP_HYPER_ADAFACTOR_DECAY, DDP_HYPER_ADAFACTOR_LEAST_SCALE,
-	DDP_HYPER_ADAFACTOR_CLIP, DDP_HYPER_MUON_ITERATIONS, DDP_HYPER_MUON_MATCH_RMS,
-	DDP_HYPER_CURRENT_RATE, /* of learning: what ddp_set_learning_rate() set last */
-	DDP_HYPER_LOSS_SCALE, DDP_HYPER_GOOD_STEPS, /* as the next step begins: see optim/scaler.h */
-	DDP_HYPERS
-} ddp_hyper;
-const char *ddp_hyper_name(ddp_hyper hyper); /* "beta1" */
-void ddp_model_get_hypers(const ddp_model *model, double *hypers);
-/* Scales the loss as a checkpoint says, if the model's scale is dynamic. */
-void ddp_model_resume_scale(ddp_model *model, const double *hypers);
-
 /* Before a save: see settle() of reduce/strategy.h. Collective. */
 ddp_status ddp_model_settle(ddp_model *model);
 

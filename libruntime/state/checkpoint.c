@@ -300,21 +300,30 @@ static ddp_status seek_together(ddp_comm *comm, ddp_loader *loader, const ddp_po
 	return status;
 }
 
+static void name_hyper(const struct load *load, ddp_hyper hyper, double saved, double own)
+{
+	if (hyper == DDP_HYPER_TREATMENT) /* no number that says something */
+		ddp_log(DDP_LOG_WARN, "%s: the kind, group or no_decay of a parameter was another where it was "
+		        "saved; training goes on with what it is here", load->file.path);
+	else
+		ddp_log(DDP_LOG_WARN, "%s: %s was %.10g where it was saved and is %.10g here; training "
+		        "goes on with that", load->file.path, ddp_hyper_name(hyper), saved, own);
+}
+
 /* The model goes on with its own; but a learning rate that was set by hand comes back
    if the one that the model was made with is the same as then. */
 static void take_hypers(struct load *load)
 {
+	const bool names = ddp_comm_rank(ddp_model_context(load->model)->world) == 0;
 	const double *saved = load->position.hypers;
 	double own[DDP_HYPERS];
 
 	if (!load->position.has_hypers)
 		return;
 	ddp_model_get_hypers(load->model, own);
-	for (int h = 0; h < DDP_HYPER_CURRENT_RATE; h++) {
-		if (!isnan(saved[h]) && saved[h] != own[h] && ddp_comm_rank(ddp_model_context(load->model)->world) == 0)
-			ddp_log(DDP_LOG_WARN, "%s: %s was %.9g where it was saved and is %.9g here; training "
-			        "goes on with that", load->file.path, ddp_hyper_name((ddp_hyper)h), saved[h],
-			        own[h]);
+	for (int h = 0; h < DDP_HYPER_OPTIONS; h++) {
+		if (names && !isnan(saved[h]) && saved[h] != own[h])
+			name_hyper(load, (ddp_hyper)h, saved[h], own[h]);
 	}
 	if (saved[DDP_HYPER_LEARNING_RATE] == own[DDP_HYPER_LEARNING_RATE] && !isnan(saved[DDP_HYPER_CURRENT_RATE]))
 		ddp_set_learning_rate(load->model, saved[DDP_HYPER_CURRENT_RATE]);

@@ -6,7 +6,7 @@
 #define DDP_STATE_METADATA_H
 
 #include "data/loader.h"
-#include "reduce/model.h"
+#include "reduce/hypers.h"
 #include "state/safetensors.h"
 
 /* Plain data: sent to all ranks as it is. */

@@ -227,6 +227,102 @@ static void hyperparameters_are_saved_and_others_named(void **state)
 	on_ranks(2, 0, load_other_hyperparameters);
 }
 
+static ddp_status nothing(void *user, const ddp_grad_bucket *bucket)
+{
+	(void)user;
+	(void)bucket;
+	return DDP_OK;
+}
+
+/* What is given in place of plain SGD's options, and what a load says of that. */
+static const struct others {
+	ddp_model_options options;
+	const char *named[8];
+} others[] = {
+	{ .options = { .loss = DDP_LOSS_MEAN }, .named = { "loss was 0 where it was saved and is 1 here" } },
+	{ .options = { .unused = DDP_UNUSED_STATIC }, .named = { "unused was 0 where it was saved and is 2" } },
+	{ .options = { .local_steps = 4, .local_start = 3 },
+	  .named = { "local_steps was 0 where it was saved and is 4", "local_start was 0 where it was saved and is 3" } },
+	{ .options = { .compress = DDP_COMPRESS_F16 }, .named = { "compress was 0 where it was saved and is 2" } },
+	{ .options = { .hook = { nothing, nothing, NULL } }, .named = { "hook was 0 where it was saved and is 1" } },
+	{ .options = { .compress = DDP_COMPRESS_POWERSGD, .powersgd_rank = 2, .powersgd_seed = 4000000001u, .powersgd_start = 5,
+	               .powersgd_rate = 3, .powersgd_no_feedback = true, .powersgd_no_warm_start = true },
+	  .named = { "compress was 0", "powersgd_rank was 1 where it was saved and is 2",
+	             "powersgd_seed was 0 where it was saved and is 4000000001",
+	             "powersgd_start was 0 where it was saved and is 5",
+	             "powersgd_rate was 2 where it was saved and is 3",
+	             "powersgd_no_feedback was 0 where it was saved and is 1",
+	             "powersgd_no_warm_start was 0 where it was saved and is 1" } },
+	{ .options = { .bf16_params = true }, .named = { "bf16_params was 0 where it was saved and is 1" } },
+	{ .options = { .loss_scaling = DDP_SCALING_DYNAMIC, .loss_scale = 4, .loss_scale_interval = 9 },
+	  .named = { "loss_scaling was 0 where it was saved and is 1",
+	             "loss_scale_interval was 2000 where it was saved and is 9" } },
+	{ .options = { .loss_scaling = DDP_SCALING_FIXED, .loss_scale = 4 },
+	  .named = { "loss_scaling was 0 where it was saved and is 2",
+	             "fixed_loss_scale was 0 where it was saved and is 4" } },
+	/* These change no bit. */
+	{ .options = { .bucket_mb = 0.5, .first_bucket_mb = 0.25, .shard = DDP_SHARD_GRADIENTS, .late_gather = true } },
+};
+
+/* Two parameters, of which `odd` is the second. */
+static ddp_model *make_two(ddp_context *context, ddp_param odd, ddp_model_options options)
+{
+	const ddp_param params[] = { { .name = "first", .ndim = 1, .shape = { 3 } }, odd };
+	ddp_model *model;
+
+	options.size = sizeof(options);
+	options.optimizer = DDP_SGD;
+	CHECK(ddp_model_create(context, params, 2, &options, &model) == DDP_OK);
+	return model;
+}
+
+/* The load names these, which NULL ends, in a warning each, and says nothing else. */
+static void expect_named(ddp_context *context, ddp_model *model, const char *const *named)
+{
+	int warned = 0;
+	int64_t step;
+
+	warnings[0] = '\0';
+	CHECK(ddp_checkpoint_load(model, NULL, dir, &step) == DDP_OK && step == 1);
+	for (const char *at = warnings; (at = strstr(at, "training goes on with")) != NULL; at++)
+		warned++;
+	for (; context->job.rank == 0 && *named != NULL; named++, warned--)
+		CHECK(strstr(warnings, *named) != NULL);
+	CHECK(warned == 0);
+	ddp_model_free(model);
+}
+
+static void load_other_options(ddp_context *context)
+{
+	static const ddp_param_group groups[] = {
+		{ .learning_rate_factor = 0.5 }, { .learning_rate_factor = 1 }, { .learning_rate_factor = 1, .weight_decay = 0.5 },
+	};
+	static const char *const nobody[] = { NULL }, *const treated[] = { "the kind, group or no_decay of a parameter", NULL };
+	const ddp_param second = { .name = "second", .ndim = 1, .shape = { 2 } };
+	ddp_model *model = make_two(context, second, (ddp_model_options){ 0 });
+
+	ddp_set_log(collect, NULL, DDP_LOG_WARN);
+	CHECK(ddp_step(model, 1, 0, NULL) == DDP_OK);
+	CHECK(ddp_checkpoint_save(model, NULL, dir, 0) == DDP_OK);
+	expect_named(context, model, nobody);
+	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+		expect_named(context, make_two(context, second, others[i].options), others[i].named);
+	for (size_t i = 0; i < sizeof(groups) / sizeof(groups[0]) + 2; i++) {
+		ddp_param odd = second;
+		odd.group = i < sizeof(groups) / sizeof(groups[0]) ? &groups[i] : NULL;
+		odd.no_decay = i == sizeof(groups) / sizeof(groups[0]);
+		odd.kind = odd.group != NULL || odd.no_decay ? DDP_PARAM_TRAINED : DDP_PARAM_FROZEN;
+		expect_named(context, make_two(context, odd, (ddp_model_options){ 0 }), treated);
+	}
+	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
+}
+
+static void each_option_that_changes_results_is_named(void **state)
+{
+	(void)state;
+	on_ranks(2, 0, load_other_options);
+}
+
 static void load_broken_or_absent(ddp_context *context)
 {
 	struct job job = make_job(context, WIDTH, 3);
@@ -267,6 +363,7 @@ int main(void)
 		cmocka_unit_test_setup(loaders_move_together_or_not_at_all, folder_empty),
 		cmocka_unit_test_setup(load_takes_little_memory_and_its_lack_is_an_error_on_all, folder_empty),
 		cmocka_unit_test_setup(hyperparameters_are_saved_and_others_named, folder_empty),
+		cmocka_unit_test_setup(each_option_that_changes_results_is_named, folder_empty),
 		cmocka_unit_test_setup(broken_file_is_an_error_and_an_absent_directory_is_none, folder_empty),
 	};
 	return cmocka_run_group_tests(tests, make_base, folder_remove);
