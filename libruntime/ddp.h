@@ -21,6 +21,10 @@
  *    sets no size. Zero in any other field means its default, and DDP_ZERO is 0 itself
  *    where that is another number. Options structures are copied; their strings need to
  *    live for the call only.
+ *  - Other structures that programs make room for end with `reserved` words, which are for
+ *    fields of later releases. What the library fills in has zeros there. Where the
+ *    program fills a structure in they must be 0, as all that is left out of
+ *    { .field = value } is: else DDP_ERR_INVALID.
  *  - Output pointers are written on success only, unless said otherwise.
  *  - Times are in the unit that the name ends in (_ms, _ns, _seconds); sizes
  *    are in bytes where the name says bytes, else in elements.
@@ -138,6 +142,7 @@ typedef struct ddp_spawn_result {
 	int exit_code;    /* parent: 0, or what to exit with: the first failure's
 	                     exit code, or 128 + its signal */
 	int failed_rank;  /* parent: the rank that failed first, or -1 */
+	uint64_t reserved[4];
 } ddp_spawn_result;
 
 /*
@@ -310,6 +315,7 @@ typedef struct ddp_collective {
 	 */
 	void (*on_complete)(void *user, ddp_status status);
 	void *user;
+	uint64_t reserved[4]; /* 0 */
 } ddp_collective;
 
 typedef struct ddp_request ddp_request;
@@ -483,6 +489,7 @@ typedef struct ddp_param_group {
 	double weight_decay;         /* in place of the model's */
 	bool adamw;                  /* with DDP_MUON: no matrix to make orthogonal, but updated by
 	                                AdamW, such as an embedding or a classifier's weight */
+	uint64_t reserved[4];        /* 0 */
 } ddp_param_group;
 
 /* One tensor, f32, row-major. */
@@ -497,6 +504,7 @@ typedef struct ddp_param {
 	                                is 0, need not travel: an embedding by itself */
 	ddp_param_kind kind;
 	const ddp_param_group *group; /* NULL: as the model's options are. Copied. */
+	uint64_t reserved[4];        /* 0 */
 } ddp_param;
 
 /*
@@ -978,6 +986,7 @@ typedef struct ddp_step_stats {
 	bool stop;               /* a rank asked for it: see ddp_request_stop() */
 	bool skipped;            /* nothing was updated, and no step counted: see ddp_scaling */
 	int active_ranks;        /* that took part in the step, and did not ddp_join() it */
+	uint64_t reserved[8];
 } ddp_step_stats;
 
 /*
@@ -1122,6 +1131,7 @@ typedef struct ddp_dataset {
 	void *self;
 	uint64_t digest;     /* of what the samples hold; 0: not known. Where ranks give others to
 	                        ddp_loader_create(), it refuses them */
+	uint64_t reserved[4]; /* 0 */
 } ddp_dataset;
 
 typedef enum ddp_token_format {
@@ -1221,6 +1231,7 @@ typedef struct ddp_batch {
 	int64_t samples;    /* may be below batch_size, even 0, at an epoch's end */
 	int64_t epoch;      /* from 0 */
 	int64_t batch;      /* within the epoch, from 0 */
+	uint64_t reserved[4];
 } ddp_batch;
 
 /* The loader reads `dataset`, which must not be closed before it is freed.
@@ -1327,6 +1338,7 @@ typedef struct ddp_summary {
 	ddp_shard shard;          /* the one in use: AUTO has become one of the others, STATE where
 	                             ranks of a node share the update; NONE where they do not
 	                             communicate */
+	uint64_t reserved[8];
 } ddp_summary;
 
 /*

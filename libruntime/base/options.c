@@ -27,3 +27,13 @@ ddp_status ddp_options_copy(const char *type, const void *given, void *options, 
 	       (size < bytes ? size : bytes) - sizeof(size));
 	return DDP_OK;
 }
+
+ddp_status ddp_reserved_words_check(const char *what, const uint64_t *words, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		if (words[i] != 0)
+			return ddp_fail(DDP_ERR_INVALID, "%s sets reserved[%zu], which means nothing to libddp %s: it must be 0",
+			                what, i, PACKAGE_VERSION);
+	}
+	return DDP_OK;
+}

@@ -1,4 +1,4 @@
-/* Structures of options, which begin with their size. */
+/* Structures of ddp.h: options, which begin with their size, and others, which end with reserved words. */
 #ifndef DDP_BASE_OPTIONS_H
 #define DDP_BASE_OPTIONS_H
 
@@ -11,5 +11,11 @@
  * does not know.
  */
 ddp_status ddp_options_copy(const char *type, const void *given, void *options, size_t bytes);
+
+/* DDP_ERR_INVALID unless all reserved words are 0 of `what`, a structure of ddp.h that the
+   program has filled in. */
+#define ddp_reserved_check(what, given) \
+	ddp_reserved_words_check(what, (given)->reserved, sizeof((given)->reserved) / sizeof((given)->reserved[0]))
+ddp_status ddp_reserved_words_check(const char *what, const uint64_t *words, size_t count);
 
 #endif

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "base/error.h"
+#include "base/options.h"
 #include "comm/core/comm.h"
 #include "comm/ops/blocks.h"
 
@@ -46,8 +47,9 @@ static ddp_status check_shape(const ddp_comm *comm, const ddp_collective *c)
 		return ddp_fail(DDP_ERR_INVALID, "%d is no ddp_kind", (int)c->kind);
 	if (c->stream != NULL && c->memory == DDP_MEMORY_HOST)
 		return invalid(c, "a stream is given, but the memory is the host's");
-	if (c->kind == DDP_BARRIER)
-		return DDP_OK;
+	const ddp_status status = ddp_reserved_check(ddp_kind_name(c->kind), c);
+	if (status != DDP_OK || c->kind == DDP_BARRIER)
+		return status;
 	if (element == 0)
 		return ddp_fail(DDP_ERR_INVALID, "%s: %d is no ddp_type", ddp_kind_name(c->kind), (int)c->type);
 	if (ddp_kind_reduces(c->kind) && (unsigned int)c->op > DDP_MAX)

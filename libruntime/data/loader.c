@@ -224,6 +224,9 @@ static ddp_status check_options(const ddp_dataset *dataset, const ddp_loader_opt
 {
 	if (dataset == NULL || dataset->read == NULL || dataset->size < 1 || dataset->sample_bytes < 1)
 		return ddp_fail(DDP_ERR_INVALID, "loader: the dataset has no samples or no read()");
+	const ddp_status status = ddp_reserved_check("the dataset", dataset);
+	if (status != DDP_OK)
+		return status;
 	if (options->batch_size < 1)
 		return ddp_fail(DDP_ERR_INVALID, "loader: batch_size is %d, must be at least 1",
 		                options->batch_size);

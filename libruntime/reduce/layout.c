@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/options.h"
 
 /* Arenas stay below 2^59 elements, so that sizes in bytes fit an int64_t. */
 #define ELEMENTS_MAX ((int64_t)1 << 59)
@@ -137,6 +138,18 @@ static ddp_status check_rows(const ddp_param *param)
 	return DDP_OK;
 }
 
+static ddp_status check_reserved(const ddp_param *param)
+{
+	char what[320];
+
+	snprintf(what, sizeof(what), "parameter \"%s\"", param->name);
+	ddp_status status = ddp_reserved_check(what, param);
+	if (status != DDP_OK || param->group == NULL)
+		return status;
+	snprintf(what, sizeof(what), "the group of parameter \"%s\"", param->name);
+	return ddp_reserved_check(what, param->group);
+}
+
 /* At the end of the parameters' arena, as far as it goes. */
 static void place(ddp_layout *layout, ddp_slot *slot)
 {
@@ -150,6 +163,8 @@ static ddp_status fill_slot(const ddp_param *param, int index, ddp_layout *layou
 	ddp_slot *slot = &layout->slots[index];
 
 	ddp_status status = check_name(param->name, index);
+	if (status == DDP_OK)
+		status = check_reserved(param);
 	if (status == DDP_OK)
 		status = count_elements(param, &slot->count);
 	if (status == DDP_OK)

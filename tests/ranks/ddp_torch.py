@@ -25,7 +25,8 @@ ADAMW, SGD = 0, 1
 
 class Stats(ctypes.Structure):
     _fields_ = [("step", ctypes.c_int64), ("numbers", ctypes.c_double * 11),
-                ("stop", ctypes.c_bool), ("active_ranks", ctypes.c_int)]
+                ("stop", ctypes.c_bool), ("skipped", ctypes.c_bool), ("active_ranks", ctypes.c_int),
+                ("reserved", ctypes.c_uint64 * 8)]
 
 
 class Model:

@@ -490,6 +490,13 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = x, .count = 4,
 	                                       .scale = 2 }) == DDP_ERR_INVALID);
 	expect_in_error("`scaled` is false");
+	for (int i = 0; i < 4; i++) {
+		ddp_collective later = { .kind = DDP_ALL_REDUCE, .recv = x, .count = 4 };
+		later.reserved[i] = 1;
+		CHECK(ddp_run(comm, &later) == DDP_ERR_INVALID);
+		expect_in_error("all_reduce sets reserved[");
+		CHECK(ddp_issue(comm, &later, &request) == DDP_ERR_INVALID);
+	}
 	CHECK(ddp_send(comm, x, 1, DDP_F32, 1, 65536) == DDP_ERR_INVALID);
 	CHECK(ddp_issue(comm, NULL, &request) == DDP_ERR_INVALID);
 	CHECK(ddp_wait(NULL) == DDP_ERR_INVALID);

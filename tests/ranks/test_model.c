@@ -130,10 +130,14 @@ static int overlap_body(ddp_context *context, void *user)
 	CHECK(peek(last) == sum);
 	CHECK_OK(ddp_grad_ready(model, 1));
 	CHECK_OK(ddp_grad_ready(model, 0));
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
-
+	ddp_step_stats stats;
 	ddp_summary summary;
+	memset(&stats, 0xff, sizeof(stats));
+	memset(&summary, 0xff, sizeof(summary));
+	CHECK_OK(ddp_step(model, 1, 0, &stats));
 	ddp_get_summary(model, &summary);
+	for (int i = 0; i < 8; i++)
+		CHECK(stats.reserved[i] == 0 && summary.reserved[i] == 0);
 	CHECK(summary.steps == 1);
 	CHECK(summary.communication_seconds > 0);
 	CHECK(summary.overlap_ratio >= 0 && summary.overlap_ratio <= 1);

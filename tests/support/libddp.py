@@ -5,13 +5,14 @@ import sys
 
 
 class Spawned(ctypes.Structure):
-    _fields_ = [("is_rank", ctypes.c_bool), ("exit_code", ctypes.c_int), ("failed_rank", ctypes.c_int)]
+    _fields_ = [("is_rank", ctypes.c_bool), ("exit_code", ctypes.c_int), ("failed_rank", ctypes.c_int),
+                ("reserved", ctypes.c_uint64 * 4)]
 
 
 class Param(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("ndim", ctypes.c_int), ("shape", ctypes.c_int64 * 8),
                 ("no_decay", ctypes.c_bool), ("sparse_rows", ctypes.c_int64), ("rows_only", ctypes.c_bool),
-                ("kind", ctypes.c_int), ("group", ctypes.c_void_p)]
+                ("kind", ctypes.c_int), ("group", ctypes.c_void_p), ("reserved", ctypes.c_uint64 * 4)]
 
 
 class Options(ctypes.Structure):

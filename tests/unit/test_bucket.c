@@ -389,6 +389,14 @@ static void wrong_parameters_are_named(void **state)
 	expect_bad_list(two, 2, "ndim is -1");
 	two[1].ndim = 0; /* forgotten: it has a shape */
 	expect_bad_list(two, 2, "ndim is 0, of a single number, but its shape begins with 4");
+	two[1] = vector(1, 4);
+	two[1].reserved[2] = 1;
+	expect_bad_list(two, 2, "parameter \"p1\" sets reserved[2]");
+	const ddp_param_group later = { .learning_rate_factor = 1, .reserved[3] = 1 };
+	two[1] = vector(1, 4);
+	two[1].group = &later;
+	expect_bad_list(two, 2, "the group of parameter \"p1\" sets reserved[3]");
+	two[1].group = NULL;
 	two[1].name = "w";
 	two[1].ndim = DDP_MAX_DIMS + 1;
 	expect_bad_list(two, 2, "\"w\": ndim is 9");

@@ -375,6 +375,11 @@ static void wrong_options_are_named(void **state)
 		                 bad[i].status);
 		assert_non_null(strstr(ddp_last_error(), bad[i].says));
 	}
+	dataset.reserved[3] = 1;
+	assert_int_equal(ddp_loader_make(0, 2, &dataset, &(ddp_loader_options){ .size = sizeof(ddp_loader_options), .batch_size = 3 },
+	                                 &loader), DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "the dataset sets reserved[3]"));
+	dataset.reserved[3] = 0;
 	dataset.sample_bytes = SIZE_MAX / 2;
 	assert_int_equal(ddp_loader_make(0, 2, &dataset, &(ddp_loader_options){ .size = sizeof(ddp_loader_options), .batch_size = 3 },
 	                                 &loader), DDP_ERR_INVALID);
