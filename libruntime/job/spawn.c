@@ -36,18 +36,18 @@ int ddp_spawned_take_listener(void)
 	return listener;
 }
 
-static ddp_status open_meeting(ddp_spawned *spawned)
+static ddp_status open_rendezvous(ddp_spawned *spawned)
 {
 	struct sockaddr_un any = { .sun_family = AF_UNIX };
 	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 	if (fd < 0)
 		return ddp_fail_errno(DDP_ERR_IO, errno, "ddp_spawn: cannot make a socket");
-	spawned->meeting_bytes = sizeof(spawned->meeting);
+	spawned->rendezvous_bytes = sizeof(spawned->rendezvous);
 	/* Bound without a name, the kernel picks a free abstract one. */
 	if (bind(fd, (struct sockaddr *)&any, sizeof(any.sun_family)) < 0 ||
 	    listen(fd, DDP_SPAWN_MAX) < 0 ||
-	    getsockname(fd, (struct sockaddr *)&spawned->meeting, &spawned->meeting_bytes) < 0) {
+	    getsockname(fd, (struct sockaddr *)&spawned->rendezvous, &spawned->rendezvous_bytes) < 0) {
 		int error = errno;
 		close(fd);
 		return ddp_fail_errno(DDP_ERR_IO, error, "ddp_spawn: cannot listen for the ranks");
@@ -224,7 +224,7 @@ ddp_status ddp_spawn(int ranks, ddp_spawn_result *result)
 	if (self.rank >= 0)
 		return ddp_fail(DDP_ERR_STATE, "ddp_spawn: this process is rank %d of an earlier "
 		                "ddp_spawn()", self.rank);
-	ddp_status status = open_meeting(&spawned);
+	ddp_status status = open_rendezvous(&spawned);
 	if (status != DDP_OK)
 		return status;
 	family.pids = calloc((size_t)ranks, sizeof(*family.pids));

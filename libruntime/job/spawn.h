@@ -15,8 +15,8 @@ typedef struct ddp_spawned {
 	ddp_key key;
 	/* Where the ranks meet: a socket without a name in the file system and
 	   without a port. */
-	struct sockaddr_un meeting;
-	socklen_t meeting_bytes;
+	struct sockaddr_un rendezvous;
+	socklen_t rendezvous_bytes;
 	int listener; /* rank 0's, listening; -1 elsewhere and once taken */
 } ddp_spawned;
 

@@ -97,33 +97,33 @@ static bool names_this_node(const ddp_job *job)
 }
 
 /* Every address of this node. */
-static void take_all_addresses(int port, ddp_meeting *meeting)
+static void take_all_addresses(int port, ddp_rendezvous *rendezvous)
 {
 	const struct sockaddr_in6 any6 = { .sin6_family = AF_INET6, .sin6_addr = in6addr_any,
 		                           .sin6_port = htons((uint16_t)port) };
 	const struct sockaddr_in any4 = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port) };
 
-	memcpy(&meeting->addresses[0], &any6, sizeof(any6));
-	meeting->bytes[0] = sizeof(any6);
-	memcpy(&meeting->addresses[1], &any4, sizeof(any4));
-	meeting->bytes[1] = sizeof(any4);
-	meeting->count = 2;
+	memcpy(&rendezvous->addresses[0], &any6, sizeof(any6));
+	rendezvous->bytes[0] = sizeof(any6);
+	memcpy(&rendezvous->addresses[1], &any4, sizeof(any4));
+	rendezvous->bytes[1] = sizeof(any4);
+	rendezvous->count = 2;
 }
 
 static ddp_status take_addresses(const ddp_job *job, const struct addrinfo *found,
-                                 ddp_meeting *meeting)
+                                 ddp_rendezvous *rendezvous)
 {
 	bool own_name = names_this_node(job), loopback = false;
 
-	for (; found != NULL && meeting->count < DDP_MEETING_ADDRESSES; found = found->ai_next) {
+	for (; found != NULL && rendezvous->count < DDP_RENDEZVOUS_ADDRESSES; found = found->ai_next) {
 		/* Of another node's name it would be an address of this one. */
 		if (job->nnodes > 1 && is_loopback(found->ai_addr) && !own_name)
 			continue;
 		loopback |= is_loopback(found->ai_addr);
-		memcpy(&meeting->addresses[meeting->count], found->ai_addr, found->ai_addrlen);
-		meeting->bytes[meeting->count++] = found->ai_addrlen;
+		memcpy(&rendezvous->addresses[rendezvous->count], found->ai_addr, found->ai_addrlen);
+		rendezvous->bytes[rendezvous->count++] = found->ai_addrlen;
 	}
-	if (meeting->count == 0)
+	if (rendezvous->count == 0)
 		return ddp_fail(DDP_ERR_JOB, "rank %d on %s: MASTER_ADDR %s is a loopback address there, "
 		                "where rank 0's node is not: take the name out of that line of %s's "
 		                "/etc/hosts, or use srun --ddp=addr=ip, which asks Slurm for the address",
@@ -131,7 +131,7 @@ static ddp_status take_addresses(const ddp_job *job, const struct addrinfo *foun
 	/* Debian's installer calls a host's own name 127.0.1.1. Others know it better:
 	   each connection has to prove the step's key, whatever address it comes to. */
 	if (job->rank == 0 && job->nnodes > 1 && loopback)
-		take_all_addresses(job->master_port, meeting);
+		take_all_addresses(job->master_port, rendezvous);
 	return DDP_OK;
 }
 
@@ -146,7 +146,7 @@ static ddp_status lookup_error(const ddp_job *job, const struct lookup *lookup)
 }
 
 /* Puts *again where the name server had no answer yet. */
-static ddp_status resolve_once(const ddp_job *job, uint64_t deadline_ns, ddp_meeting *meeting,
+static ddp_status resolve_once(const ddp_job *job, uint64_t deadline_ns, ddp_rendezvous *rendezvous,
                                bool *again)
 {
 	struct lookup *lookup = lookup_new(job);
@@ -161,7 +161,7 @@ static ddp_status resolve_once(const ddp_job *job, uint64_t deadline_ns, ddp_mee
 		return ddp_fail(DDP_ERR_TIMEOUT, "rank %d on %s: MASTER_ADDR %s did not resolve in time: "
 		                "is the name server there? (srun --ddp=addr=ip needs no name)", job->rank, job->hostname, job->master_addr);
 	if (lookup->rc == 0) {
-		status = take_addresses(job, lookup->found, meeting);
+		status = take_addresses(job, lookup->found, rendezvous);
 	} else {
 		status = lookup_error(job, lookup);
 		*again = lookup->rc == EAI_AGAIN;
@@ -170,15 +170,15 @@ static ddp_status resolve_once(const ddp_job *job, uint64_t deadline_ns, ddp_mee
 	return status;
 }
 
-ddp_status ddp_meeting_resolve(const ddp_job *job, uint64_t deadline_ns, ddp_meeting *meeting)
+ddp_status ddp_rendezvous_resolve(const ddp_job *job, uint64_t deadline_ns, ddp_rendezvous *rendezvous)
 {
 	const struct timespec pause = { .tv_nsec = 200000000 };
 	bool again;
 
-	*meeting = (ddp_meeting){ .count = 0 };
-	snprintf(meeting->where, sizeof(meeting->where), "%s:%d", job->master_addr, job->master_port);
+	*rendezvous = (ddp_rendezvous){ .count = 0 };
+	snprintf(rendezvous->where, sizeof(rendezvous->where), "%s:%d", job->master_addr, job->master_port);
 	for (;;) {
-		ddp_status status = resolve_once(job, deadline_ns, meeting, &again);
+		ddp_status status = resolve_once(job, deadline_ns, rendezvous, &again);
 		if (!again || ddp_now_ns() >= deadline_ns)
 			return status;
 		nanosleep(&pause, NULL);

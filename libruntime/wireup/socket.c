@@ -107,22 +107,22 @@ const char *ddp_socket_peer(int fd, char *text, size_t bytes)
 	return text;
 }
 
-static ddp_status bind_error(const ddp_job *job, const ddp_meeting *meeting, int error)
+static ddp_status bind_error(const ddp_job *job, const ddp_rendezvous *rendezvous, int error)
 {
 	switch (error) {
 	case EADDRINUSE:
 		return ddp_fail(DDP_ERR_IO, "rank 0 on %s cannot listen at %s: another program holds the "
 		                "port; choose another MASTER_PORT (srun --ddp=port=N)", job->hostname,
-		                meeting->where);
+		                rendezvous->where);
 	case EADDRNOTAVAIL:
 		return ddp_fail(DDP_ERR_JOB, "rank 0 is on %s, but %s is no address of that node: "
-		                "MASTER_ADDR must be rank 0's node", job->hostname, meeting->where);
+		                "MASTER_ADDR must be rank 0's node", job->hostname, rendezvous->where);
 	case EACCES:
 		return ddp_fail(DDP_ERR_IO, "rank 0 on %s may not listen at %s: MASTER_PORT is a port of "
-		                "the system's; choose one above 1023", job->hostname, meeting->where);
+		                "the system's; choose one above 1023", job->hostname, rendezvous->where);
 	}
 	return ddp_fail_errno(DDP_ERR_IO, error, "rank 0 on %s cannot listen at %s", job->hostname,
-	                      meeting->where);
+	                      rendezvous->where);
 }
 
 /* Of IPv6, and with that of IPv4, too. */
@@ -154,14 +154,14 @@ static int listen_at(const struct sockaddr_storage *address, socklen_t bytes, in
 	return error;
 }
 
-ddp_status ddp_meeting_listen(const ddp_job *job, const ddp_meeting *meeting, int *fd)
+ddp_status ddp_rendezvous_listen(const ddp_job *job, const ddp_rendezvous *rendezvous, int *fd)
 {
 	int error = EADDRNOTAVAIL;
 
 	/* A kernel without IPv6 does not know that family. */
-	for (int i = 0; i < meeting->count && (error == EADDRNOTAVAIL || error == EAFNOSUPPORT); i++)
-		error = listen_at(&meeting->addresses[i], meeting->bytes[i], fd);
-	return error == 0 ? DDP_OK : bind_error(job, meeting, error);
+	for (int i = 0; i < rendezvous->count && (error == EADDRNOTAVAIL || error == EAFNOSUPPORT); i++)
+		error = listen_at(&rendezvous->addresses[i], rendezvous->bytes[i], fd);
+	return error == 0 ? DDP_OK : bind_error(job, rendezvous, error);
 }
 
 /* A port of the kernel's own choice can make a socket connect to itself. */
@@ -200,19 +200,19 @@ static int connect_within(int fd, const struct sockaddr_storage *address, sockle
 	return 0;
 }
 
-ddp_status ddp_meeting_connect(const ddp_meeting *meeting, uint64_t timeout_ns,
+ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, uint64_t timeout_ns,
                                uint64_t deadline_ns, int *fd)
 {
 	int error = ECONNREFUSED;
 
-	for (int i = 0; i < meeting->count; i++) {
-		const struct sockaddr_storage *address = &meeting->addresses[i];
+	for (int i = 0; i < rendezvous->count; i++) {
+		const struct sockaddr_storage *address = &rendezvous->addresses[i];
 		uint64_t until_ns = ddp_now_ns() + timeout_ns;
 		int candidate = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 		if (candidate < 0)
 			return ddp_fail_errno(DDP_ERR_IO, errno, "cannot make a socket");
-		error = connect_within(candidate, address, meeting->bytes[i],
+		error = connect_within(candidate, address, rendezvous->bytes[i],
 		                       until_ns < deadline_ns ? until_ns : deadline_ns);
 		if (error == 0) {
 			*fd = candidate;
@@ -220,5 +220,5 @@ ddp_status ddp_meeting_connect(const ddp_meeting *meeting, uint64_t timeout_ns,
 		}
 		close(candidate);
 	}
-	return ddp_fail_errno(DDP_ERR_PEER, error, "cannot connect to rank 0 at %s", meeting->where);
+	return ddp_fail_errno(DDP_ERR_PEER, error, "cannot connect to rank 0 at %s", rendezvous->where);
 }

@@ -1,4 +1,4 @@
-/* socket: where ranks meet over a network, and input and output that end at a
+/* socket: the rendezvous of ranks over a network, and input and output that end at a
    deadline. All sockets are non-blocking and closed on exec. */
 #ifndef DDP_WIREUP_SOCKET_H
 #define DDP_WIREUP_SOCKET_H
@@ -7,31 +7,31 @@
 
 #include "job/job.h"
 
-enum { DDP_MEETING_ADDRESSES = 8, DDP_WHERE_MAX = DDP_HOST_MAX + 16 };
+enum { DDP_RENDEZVOUS_ADDRESSES = 8, DDP_WHERE_MAX = DDP_HOST_MAX + 16 };
 
 /* Where rank 0 listens. */
-typedef struct ddp_meeting {
+typedef struct ddp_rendezvous {
 	int count;
-	struct sockaddr_storage addresses[DDP_MEETING_ADDRESSES];
-	socklen_t bytes[DDP_MEETING_ADDRESSES];
+	struct sockaddr_storage addresses[DDP_RENDEZVOUS_ADDRESSES];
+	socklen_t bytes[DDP_RENDEZVOUS_ADDRESSES];
 	char where[DDP_WHERE_MAX]; /* "n0:20001", for messages */
-} ddp_meeting;
+} ddp_rendezvous;
 
 /*
  * Resolves MASTER_ADDR:MASTER_PORT. If the job has several nodes, loopback
  * addresses count only on the node whose name they stand for; if its name has no
  * others there, rank 0 is given every address of the node to listen at.
  */
-ddp_status ddp_meeting_resolve(const ddp_job *job, uint64_t deadline_ns, ddp_meeting *meeting);
+ddp_status ddp_rendezvous_resolve(const ddp_job *job, uint64_t deadline_ns, ddp_rendezvous *rendezvous);
 
 /* Listens at the first of the addresses that is this node's, and at no other. */
-ddp_status ddp_meeting_listen(const ddp_job *job, const ddp_meeting *meeting, int *fd);
+ddp_status ddp_rendezvous_listen(const ddp_job *job, const ddp_rendezvous *rendezvous, int *fd);
 
 /*
  * Tries each address once; `timeout_ns` at most per address. On failure
  * returns DDP_ERR_PEER where a later try may succeed (nobody listens yet).
  */
-ddp_status ddp_meeting_connect(const ddp_meeting *meeting, uint64_t timeout_ns,
+ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, uint64_t timeout_ns,
                                uint64_t deadline_ns, int *fd);
 
 /* Milliseconds until the deadline, at most `cap_ms`, for poll(); 0 if over. */

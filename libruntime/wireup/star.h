@@ -16,7 +16,7 @@ ddp_status ddp_star_centre_open(bool local, const ddp_job *job, const ddp_key *k
                                 ddp_wireup **wireup);
 
 ddp_status ddp_star_leaf_open(bool local, const ddp_job *job, const ddp_key *key,
-                              const ddp_meeting *meeting, uint64_t deadline_ns,
+                              const ddp_rendezvous *rendezvous, uint64_t deadline_ns,
                               ddp_wireup **wireup);
 
 #endif

@@ -35,14 +35,14 @@ static void pause_until(uint64_t pause_ns, uint64_t deadline_ns)
 	nanosleep(&pause, NULL);
 }
 
-static ddp_status refused(const ddp_meeting *meeting)
+static ddp_status refused(const ddp_rendezvous *rendezvous)
 {
 	return ddp_fail(DDP_ERR_AUTH, "rank 0 at %s did not accept this rank's key: DDP_KEY must be the "
-	                "same on all ranks of a step", meeting->where);
+	                "same on all ranks of a step", rendezvous->where);
 }
 
 /* DDP_ERR_PEER if the connection ended early, so that a new one may do. */
-static ddp_status shake_hands(struct leaf *leaf, const ddp_key *key, const ddp_meeting *meeting,
+static ddp_status shake_hands(struct leaf *leaf, const ddp_key *key, const ddp_rendezvous *rendezvous,
                               uint64_t deadline_ns)
 {
 	ddp_challenge challenge;
@@ -55,7 +55,7 @@ static ddp_status shake_hands(struct leaf *leaf, const ddp_key *key, const ddp_m
 	if (!ddp_challenge_is_ours(&challenge))
 		return ddp_fail(DDP_ERR_AUTH, "what answers at %s is not rank 0 of a libddp job: another "
 		                "program holds the port; choose another MASTER_PORT (srun --ddp=port=N)",
-		                meeting->where);
+		                rendezvous->where);
 	status = ddp_hello_make(key, &challenge, leaf->base.job, &hello);
 	if (status == DDP_OK)
 		status = ddp_socket_write(leaf->fd, &hello, sizeof(hello), deadline_ns);
@@ -64,23 +64,23 @@ static ddp_status shake_hands(struct leaf *leaf, const ddp_key *key, const ddp_m
 	if (status != DDP_OK)
 		return status;
 	if (ddp_verdict_is_refusal(&verdict))
-		return refused(meeting);
+		return refused(rendezvous);
 	if (ddp_verdict_check(key, &hello, &verdict) != DDP_OK)
 		return ddp_fail(DDP_ERR_AUTH, "what answers at %s does not hold this step's key: it is not "
-		                "rank 0 of this step", meeting->where);
+		                "rank 0 of this step", rendezvous->where);
 	verdict.host[sizeof(verdict.host) - 1] = '\0';
 	snprintf(leaf->centre_host, sizeof(leaf->centre_host), "%s", verdict.host);
 	return DDP_OK;
 }
 
-static ddp_status try_to_join(struct leaf *leaf, const ddp_key *key, const ddp_meeting *meeting,
+static ddp_status try_to_join(struct leaf *leaf, const ddp_key *key, const ddp_rendezvous *rendezvous,
                               uint64_t deadline_ns)
 {
-	ddp_status status = ddp_meeting_connect(meeting, connect_timeout_ns, deadline_ns, &leaf->fd);
+	ddp_status status = ddp_rendezvous_connect(rendezvous, connect_timeout_ns, deadline_ns, &leaf->fd);
 
 	if (status != DDP_OK)
 		return status;
-	status = shake_hands(leaf, key, meeting, deadline_ns);
+	status = shake_hands(leaf, key, rendezvous, deadline_ns);
 	if (status != DDP_OK) {
 		close(leaf->fd);
 		leaf->fd = -1;
@@ -88,14 +88,14 @@ static ddp_status try_to_join(struct leaf *leaf, const ddp_key *key, const ddp_m
 	return status;
 }
 
-static ddp_status join(struct leaf *leaf, const ddp_key *key, const ddp_meeting *meeting,
+static ddp_status join(struct leaf *leaf, const ddp_key *key, const ddp_rendezvous *rendezvous,
                        uint64_t deadline_ns)
 {
 	uint64_t start_ns = ddp_now_ns(), pause_ns = first_pause_ns;
 	ddp_status status;
 
 	/* Rank 0 may start later than we do. */
-	while ((status = try_to_join(leaf, key, meeting, deadline_ns)) == DDP_ERR_PEER &&
+	while ((status = try_to_join(leaf, key, rendezvous, deadline_ns)) == DDP_ERR_PEER &&
 	       ddp_now_ns() < deadline_ns) {
 		pause_until(pause_ns, deadline_ns);
 		pause_ns = pause_ns * 2 < longest_pause_ns ? pause_ns * 2 : longest_pause_ns;
@@ -104,7 +104,7 @@ static ddp_status join(struct leaf *leaf, const ddp_key *key, const ddp_meeting 
 		return status;
 	return ddp_fail(DDP_ERR_TIMEOUT, "rank %d on %s: rank 0 did not come to %s within %.1f s: %s; "
 	                "did rank 0 start, and does a firewall stand between?", leaf->base.job->rank,
-	                leaf->base.job->hostname, meeting->where, ddp_seconds_since(start_ns),
+	                leaf->base.job->hostname, rendezvous->where, ddp_seconds_since(start_ns),
 	                ddp_last_error());
 }
 
@@ -192,7 +192,7 @@ static const ddp_wireup_ops tcp_ops = { "tcp", leaf_exchange, leaf_close };
 static const ddp_wireup_ops local_ops = { "local", leaf_exchange, leaf_close };
 
 ddp_status ddp_star_leaf_open(bool local, const ddp_job *job, const ddp_key *key,
-                              const ddp_meeting *meeting, uint64_t deadline_ns,
+                              const ddp_rendezvous *rendezvous, uint64_t deadline_ns,
                               ddp_wireup **wireup)
 {
 	struct leaf *leaf = calloc(1, sizeof(*leaf));
@@ -202,7 +202,7 @@ ddp_status ddp_star_leaf_open(bool local, const ddp_job *job, const ddp_key *key
 	leaf->base.ops = local ? &local_ops : &tcp_ops;
 	leaf->base.job = job;
 	leaf->fd = -1;
-	ddp_status status = join(leaf, key, meeting, deadline_ns);
+	ddp_status status = join(leaf, key, rendezvous, deadline_ns);
 	if (status != DDP_OK) {
 		leaf_close(&leaf->base);
 		return status;

@@ -71,7 +71,7 @@ def make_optimizer(model, on_host):
     return torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, **options)
 
 
-def train(rank, ranks, meeting, sizes, dtype, device, compiled):
+def train(rank, ranks, rendezvous, sizes, dtype, device, compiled):
     layers, heads, width, vocab, length, batch, threads, steps = sizes
     on_host = device == "cpu"
     torch.set_num_threads(threads)
@@ -80,7 +80,7 @@ def train(rank, ranks, meeting, sizes, dtype, device, compiled):
     torch.manual_seed(1)
     model = GPT(layers, heads, width, vocab, length).to(device)
     if ranks > 1:
-        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     if compiled:
         model = torch.compile(model)
@@ -112,7 +112,7 @@ def main():
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (ranks, os.path.join(folder, "meeting"), sizes, dtype, device, way == "compile")
+        arguments = (ranks, os.path.join(folder, "rendezvous"), sizes, dtype, device, way == "compile")
         torch.multiprocessing.spawn(train, args=arguments, nprocs=ranks)
 
 

@@ -131,7 +131,7 @@ static void check_kind(ncclComm_t comm, cudaStream_t stream, const kind *k, size
 	CUDA(cudaFree(out));
 }
 
-/* ---- meeting -------------------------------------------------------------------------------------- */
+/* ---- rendezvous ----------------------------------------------------------------------------------- */
 
 static ncclUniqueId meet(const char *folder)
 {

@@ -128,7 +128,7 @@ static int sum_ranks(void)
 		return 2;
 	if (ddp_finalize(context) != DDP_OK)
 		return 3;
-	/* Their meeting point is gone: a second world cannot come together. */
+	/* Their rendezvous is gone: a second world cannot come together. */
 	if (ddp_init(&(ddp_options){ .size = sizeof(ddp_options), .timeout_ms = 500 }, &context) == DDP_OK)
 		return 4;
 	return value == 6 ? 0 : 5;

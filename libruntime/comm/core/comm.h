@@ -22,12 +22,13 @@
 #include "comm/core/roster.h"
 #include "comm/core/topology.h"
 
-/* The ranks of a communicator that are on this node. */
+/* The ranks of a communicator that are on this node. Any thread may read what stays as it was
+   when the communicator was opened. In the segment, who writes to lines is told in core/lines;
+   to slots and rings, in all ranks, only who holds run.lock. */
 typedef struct ddp_node {
 	int size, self;             /* number of ranks, and which of them this is */
 	bool oversubscribed;        /* more ranks than cores */
 	int *ranks;                 /* [size]: rank in the communicator */
-	struct pollfd *watched;     /* [size]: their processes (comm/core/liveness) */
 	ddp_node_shared *shared;    /* their control segment, and places in it: */
 	size_t shared_bytes;
 	char *small, *stage, *result;
@@ -35,6 +36,8 @@ typedef struct ddp_node {
 	size_t stage_bytes;         /* of a slot of stage or result */
 	size_t proposals_bytes;     /* of one of its boards */
 	char *rings;                /* of comm/p2p: [size][size], from, to */
+	/* For who holds run.lock: */
+	struct pollfd *watched;     /* [size]: their processes (comm/core/liveness) */
 	struct ddp_incoming *incoming; /* [size]: messages of ranks of this node */
 	uint64_t step;              /* of this rank; the ranks go in lockstep */
 	const void **src;           /* [size], for reductions */

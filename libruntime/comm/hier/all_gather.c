@@ -12,15 +12,15 @@
 #include "comm/wait/await.h"
 #include "comm/wait/message.h"
 
-typedef struct gathering {
+typedef struct all_gather {
 	ddp_comm *comm;
 	const ddp_collective *c;
 	size_t element;
 	size_t width;      /* elements per window */
-} gathering;
+} all_gather;
 
 /* Does the node's i-th rank bring rank r's block to this node? */
-static bool brings(const gathering *g, int i, int r)
+static bool brings(const all_gather *g, int i, int r)
 {
 	const ddp_comm *comm = g->comm;
 
@@ -29,12 +29,12 @@ static bool brings(const gathering *g, int i, int r)
 	return comm->topology.local_of[r] % comm->node.size == i;
 }
 
-static ddp_range block(const gathering *g, int r)
+static ddp_range block(const all_gather *g, int r)
 {
 	return (ddp_range){ ddp_block_offset(g->comm, r), ddp_block_count(g->c, r) };
 }
 
-static ddp_status exchange(gathering *g, ddp_transfer *transfers, int *count)
+static ddp_status exchange(all_gather *g, ddp_transfer *transfers, int *count)
 {
 	ddp_comm *comm = g->comm;
 	const ddp_range mine = block(g, comm->rank);
@@ -58,7 +58,7 @@ static ddp_status exchange(gathering *g, ddp_transfer *transfers, int *count)
 }
 
 /* Elements that the node's i-th rank brings. */
-static size_t brought(const gathering *g, int i)
+static size_t brought(const all_gather *g, int i)
 {
 	size_t total = 0;
 
@@ -69,7 +69,7 @@ static size_t brought(const gathering *g, int i)
 
 /* Copies, between the slot of window w and recv, the part of what the i-th
    rank brings, block behind block, that is in the window. */
-static void copy_window(const gathering *g, int i, size_t w, bool into_slot)
+static void copy_window(const all_gather *g, int i, size_t w, bool into_slot)
 {
 	char *slot = ddp_stage_slot(g->comm, i, w), *recv = g->c->recv;
 	size_t begin = w * g->width, end = begin + g->width, at = 0;
@@ -88,13 +88,13 @@ static void copy_window(const gathering *g, int i, size_t w, bool into_slot)
 	}
 }
 
-static bool is_shared(const gathering *g, int i)
+static bool is_shared(const all_gather *g, int i)
 {
 	return (ddp_node_header(g->comm, i)->flags & DDP_HEADER_RECV_SHARED) != 0;
 }
 
 /* Copies everything that ranks with shared memory bring. */
-static void copy_shared(const gathering *g)
+static void copy_shared(const all_gather *g)
 {
 	ddp_comm *comm = g->comm;
 	char *recv = g->c->recv;
@@ -113,7 +113,7 @@ static void copy_shared(const gathering *g)
 }
 
 /* One step per window; slots are double, as in comm/node_copy. */
-static ddp_status spread(gathering *g)
+static ddp_status spread(all_gather *g)
 {
 	ddp_comm *comm = g->comm;
 	size_t windows = 1;
@@ -145,7 +145,7 @@ static ddp_status spread(gathering *g)
 
 ddp_status ddp_hier_all_gather(ddp_comm *comm, const ddp_collective *c)
 {
-	gathering g = { .comm = comm, .c = c, .element = ddp_type_bytes(c->type) };
+	all_gather g = { .comm = comm, .c = c, .element = ddp_type_bytes(c->type) };
 	const ddp_range mine = block(&g, comm->rank);
 	size_t total = ddp_block_offset(comm, comm->size);
 	const ddp_entry entry = { .recv = ddp_memory_find(comm, c->recv, total * g.element) };
