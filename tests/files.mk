@@ -108,6 +108,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/optimizer_cases.h \
 	tests/support/ranks.c tests/support/ranks.h \
 	tests/support/scenario.c tests/support/scenario.h \
+	tests/support/scenario_model.c tests/support/scenario_model.h \
 	tests/support/small_net.h \
 	tests/support/spank_task.c tests/support/spank_task.h \
 	tests/support/tcp_ranks.c tests/support/tcp_ranks.h \
@@ -268,6 +269,7 @@ tests_ranks_test_checkpoint_load_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,-
 tests_ranks_test_checkpoint_beside_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=fsync -Wl,--wrap=pthread_create
 tests_ranks_test_device_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_place_read -Wl,--wrap=ddp_wait_timed
 tests_ranks_test_device_ways_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_spans_union -Wl,--wrap=ddp_place_alloc
+tests_ranks_test_engine_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_bucket_plan_make
 tests_ranks_test_local_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_reducer_run
 tests_ranks_test_model_SOURCES = tests/ranks/test_model.c tests/support/three_params.c tests/support/three_params.h
 tests_ranks_test_model_refusals_SOURCES = tests/ranks/test_model_refusals.c tests/support/three_params.c

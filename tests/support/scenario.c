@@ -29,7 +29,8 @@ static void draw_kinds(scenario *s, unsigned int *seed)
 		{ .learning_rate_factor = 0.5 }, { .weight_decay = 0.1 },
 		{ .learning_rate_factor = 2, .weight_decay = 0.3 },
 	};
-	const int always = scenario_draw(seed, 0, s->count - 1);
+	const int drawn_first = scenario_draw(seed, 0, s->count - 1);
+	const int always = s->steps > STEPS ? 0 : drawn_first;
 
 	for (int p = 0; p < s->count; p++) {
 		ddp_param *param = &s->params[p];
@@ -46,7 +47,8 @@ static void draw_params(scenario *s, unsigned int *seed)
 	s->count = scenario_draw(seed, 1, PARAMS_MAX);
 	for (int p = 0; p < s->count; p++) {
 		ddp_param *param = &s->params[p];
-		int kind = scenario_draw(seed, 0, 5);
+		const int drawn = scenario_draw(seed, 0, 5);
+		const int kind = s->steps > STEPS && p == 0 ? 1 : drawn; /* of several buckets */
 
 		snprintf(s->names[p], sizeof(s->names[p]), "p%d", p);
 		*param = (ddp_param){ .name = s->names[p], .ndim = 1, .shape = { scenario_draw(seed, 1, 40) },
@@ -84,7 +86,7 @@ static void draw_uses(scenario *s, unsigned int *seed)
 	s->options.loss = (ddp_loss)scenario_draw(seed, 0, 2);
 	for (int p = 0; p < s->count; p++) {
 		s->early[p] = s->params[p].sparse_rows == 0 && scenario_draw(seed, 0, 4) == 0;
-		for (int step = 1; step <= STEPS; step++) {
+		for (int step = 1; step <= s->steps; step++) {
 			int kind = scenario_draw(seed, 0, 4);
 			s->users[step][p] = kind == 0 ? 0 : kind == 1 ? (unsigned)scenario_draw(seed, 0, 15) : 15;
 			if (s->options.unused == DDP_UNUSED_STATIC)
@@ -93,16 +95,56 @@ static void draw_uses(scenario *s, unsigned int *seed)
 	}
 }
 
+/* What is given, or left to the library: of each cap, or of both. */
+static void draw_caps(scenario *s, unsigned int *seed)
+{
+	const int given = s->steps > STEPS ? 0 : scenario_draw(seed, 0, 5);
+
+	if (given <= 1)
+		s->options.bucket_mb = 0;
+	if (given == 0 || given == 2)
+		s->options.first_bucket_mb = 0;
+}
+
+/* Steps that are to leave no trace, and what else changes no bit. */
+static void draw_rest(scenario *s, unsigned int number, unsigned int *seed)
+{
+	static const ddp_scaling scalings[] = { DDP_SCALING_NONE, DDP_SCALING_FIXED, DDP_SCALING_DYNAMIC };
+
+	draw_caps(s, seed);
+	s->poisoned = scenario_draw(seed, 0, 2) == 0 ? 0 : scenario_draw(seed, 1, s->steps);
+	s->forgotten = scenario_draw(seed, 0, 2) == 0 ? 0 : scenario_draw(seed, 1, s->steps);
+	s->options.loss_scaling = scalings[number / 2 % 3];
+	if (s->options.loss_scaling != DDP_SCALING_NONE)
+		s->options.loss_scale = 1024;
+	if (s->options.loss_scaling == DDP_SCALING_DYNAMIC)
+		s->options.loss_scale_interval = 2;
+	for (int p = 0; p < s->count; p++)
+		s->hooked[p] = s->params[p].kind == DDP_PARAM_TRAINED && s->params[p].sparse_rows == 0 &&
+		               scenario_draw(seed, 0, 2) == 0;
+}
+
+/* The plain loop knows none of these: all ways come to the same by them. */
+static void use_another_optimizer(scenario *s, unsigned int number)
+{
+	static const ddp_optimizer others[] = { DDP_LAMB, DDP_ADAFACTOR, DDP_MUON };
+
+	s->options.optimizer = others[number % 4 - 1];
+	s->options.nesterov = false;
+}
+
 void scenario_make(scenario *s, unsigned int number)
 {
 	unsigned int seed = s->seed = scenario_mix(number, 1);
+	const bool is_long = number % 6 == 5;
 
 	s->whole = number % 3 != 0;
+	s->steps = is_long ? STEPS_MAX : STEPS;
 	s->own_params = number % 2 == 0;
 	s->own_grads = number % 4 != 1;
-	s->ranks = scenario_draw(&seed, 1, RANKS_MAX);
+	s->ranks = scenario_draw(&seed, is_long ? 3 : 1, RANKS_MAX);
 	for (int r = 0; r < s->ranks; r++)
-		s->node_of[r] = scenario_draw(&seed, 0, r < 3 ? r : 2);
+		s->node_of[r] = is_long ? r % 2 : scenario_draw(&seed, 0, r < 3 ? r : 2);
 	draw_params(s, &seed);
 	draw_kinds(s, &seed);
 	draw_options(s, &seed);
@@ -113,8 +155,13 @@ void scenario_make(scenario *s, unsigned int number)
 	s->accumulate = scenario_draw(&seed, 1, 3);
 	draw_uses(s, &seed);
 	s->last = scenario_draw(&seed, 0, s->ranks - 1);
+	/* A rank that has finished shows nothing by which buckets could be cut anew. */
 	for (int r = 0; r < s->ranks; r++)
-		s->joins[r] = r != s->last && scenario_draw(&seed, 0, 2) == 0 ? scenario_draw(&seed, 1, STEPS) : STEPS + 1;
+		s->joins[r] = r != s->last && scenario_draw(&seed, 0, 2) == 0
+			? scenario_draw(&seed, is_long ? s->steps : 1, s->steps) : s->steps + 1;
+	draw_rest(s, number, &seed);
+	if (!s->whole && number % 4 != 0)
+		use_another_optimizer(s, number);
 }
 
 /* ---- gradients ------------------------------------------------------------------- */
@@ -191,6 +238,11 @@ double scenario_weight(const scenario *s, int rank, int step)
 	return rank == s->last ? step : (rank + step) % 3; /* a rank may have no sample */
 }
 
+double scenario_loss(const scenario *s, int rank, int step)
+{
+	return (int)(scenario_mix(s->seed + (unsigned)rank, (unsigned)step) % 17) - 4;
+}
+
 int scenario_rows(const scenario *s, int rank, int step, int p, int32_t *index)
 {
 	unsigned int x = scenario_mix(s->seed + 77 + (unsigned)rank, (unsigned)(step * 8 + p));
@@ -215,6 +267,7 @@ int64_t scenario_elements(const ddp_param *param)
 static void plain_sum(const scenario *s, int step, int p, float *sums)
 {
 	const int64_t count = scenario_elements(&s->params[p]);
+	const float factor = s->hooked[p] ? 2 : 1;
 	int32_t index[ROWS_MAX];
 
 	memset(sums, 0, (size_t)count * sizeof(*sums));
@@ -223,7 +276,7 @@ static void plain_sum(const scenario *s, int step, int p, float *sums)
 			continue;
 		for (int b = 0; b < s->accumulate; b++) {
 			for (int64_t i = 0; i < count && scenario_adds(s, r, step, b, p); i++)
-				sums[i] += scenario_gradient(s, r, step, b, p, i);
+				sums[i] += factor * scenario_gradient(s, r, step, b, p, i);
 		}
 		int n = scenario_rows(s, r, step, p, index);
 		int64_t width = n > 0 ? count / s->params[p].shape[0] : 0;
@@ -285,28 +338,41 @@ static void plain_buffer(const scenario *s, plain *x, int rank, int step, int p)
 	}
 }
 
-double plain_step(const scenario *s, plain *x, int rank, int step)
+/* The norm is still to come. */
+static plain_stats plain_totals(const scenario *s, int step)
 {
-	double squares = 0, all = 0, scale;
+	plain_stats stats = { 0 };
+	double losses = 0;
 
-	for (int r = 0; r < s->ranks; r++)
-		all += scenario_has_joined(s, r, step) ? 0 : scenario_weight(s, r, step);
+	for (int r = 0; r < s->ranks; r++) {
+		stats.weight += scenario_has_joined(s, r, step) ? 0 : scenario_weight(s, r, step);
+		losses += scenario_has_joined(s, r, step) ? 0 : scenario_loss(s, r, step);
+	}
+	stats.loss = losses / (s->options.loss == DDP_LOSS_SUM ? stats.weight : scenario_active_ranks(s, step));
+	return stats;
+}
+
+plain_stats plain_step(const scenario *s, plain *x, int rank, int step)
+{
+	plain_stats stats = plain_totals(s, step);
+	double squares = 0, all = stats.weight, scale;
+
 	if (s->options.loss != DDP_LOSS_SUM)
 		all = s->options.loss == DDP_LOSS_MEAN ? s->ranks : scenario_active_ranks(s, step);
 	for (int p = 0; p < s->count; p++) {
 		plain_sum(s, step, p, x->sums[p]);
 		squares += dk_sum_squares(x->sums[p], scenario_elements(&s->params[p]));
 	}
-	double norm = sqrt(squares) / all;
+	stats.norm = sqrt(squares) / all;
 	scale = 1 / all;
 	if (s->options.clip_norm > 0)
-		scale = scale * fmin(s->options.clip_norm / (norm + 1e-6), 1);
+		scale = scale * fmin(s->options.clip_norm / (stats.norm + 1e-6), 1);
 	for (int p = 0; p < s->count; p++) {
 		plain_update(s, x, step, p, scale);
 		if (scenario_is_buffer(s, p))
 			plain_buffer(s, x, rank, step, p);
 	}
-	return norm;
+	return stats;
 }
 
 void plain_start(const scenario *s, plain *x)

@@ -8,7 +8,7 @@
 
 #include "ddp.h"
 
-enum { PARAMS_MAX = 6, RANKS_MAX = 4, STEPS = 3, ROWS_MAX = 5, ELEMENTS_MAX = 16384 };
+enum { PARAMS_MAX = 6, RANKS_MAX = 4, STEPS = 3, STEPS_MAX = 9, ROWS_MAX = 5, ELEMENTS_MAX = 16384 };
 
 /* All ranks draw the same. */
 typedef struct scenario {
@@ -18,13 +18,18 @@ typedef struct scenario {
 	char names[PARAMS_MAX][16];
 	ddp_param params[PARAMS_MAX];
 	ddp_model_options options;
+	int steps;                        /* STEPS, or STEPS_MAX: by the default cut, which over nodes is
+	                                     replaced then */
 	int accumulate;
 	bool own_params, own_grads;       /* in memory of the program */
 	bool whole;                       /* numbers, so that sums are exact */
-	unsigned int users[STEPS + 1][PARAMS_MAX]; /* by step: a bit for each rank with a gradient of it */
+	unsigned int users[STEPS_MAX + 1][PARAMS_MAX]; /* by step: a bit for each rank with a gradient of it */
 	bool early[PARAMS_MAX];           /* it is used in a step's first micro-batch only */
 	int last;                         /* the rank that trains to the end, and has samples */
 	int joins[RANKS_MAX];             /* the step from which on a rank has finished */
+	int poisoned, forgotten;          /* the step before which one is tried whose gradients, or loss, are
+	                                     not finite, or whose gradients are forgotten; 0: none */
+	bool hooked[PARAMS_MAX];          /* a gradient's hook makes it twice what micro-batches add */
 } scenario;
 
 /* What the plain loop trains. */
@@ -34,6 +39,11 @@ typedef struct plain {
 	float sums[PARAMS_MAX][ELEMENTS_MAX];
 	int missed[PARAMS_MAX]; /* steps */
 } plain;
+
+/* What a step tells. */
+typedef struct plain_stats {
+	double norm, weight, loss;
+} plain_stats;
 
 /* Scenario number so many. */
 void scenario_make(scenario *s, unsigned int number);
@@ -49,8 +59,9 @@ bool scenario_is_buffer(const scenario *s, int p);
 bool scenario_has_joined(const scenario *s, int rank, int step);
 int scenario_active_ranks(const scenario *s, int step);
 double scenario_weight(const scenario *s, int rank, int step);
+double scenario_loss(const scenario *s, int rank, int step);
 bool scenario_is_used(const scenario *s, int rank, int step, int p);
-/* What a micro-batch adds to a dense gradient, if it does; 7: what rows add. */
+/* What a micro-batch adds to a dense gradient, if it does, before a hook; 7: what rows add. */
 bool scenario_adds(const scenario *s, int rank, int step, int batch, int p);
 float scenario_gradient(const scenario *s, int rank, int step, int batch, int p, int64_t i);
 /* Rows of the step's last micro-batch: how many; their index. */
@@ -59,7 +70,6 @@ int scenario_rows(const scenario *s, int rank, int step, int p, int32_t *index);
 float scenario_buffer(const scenario *s, int rank, int step, int64_t i);
 
 void plain_start(const scenario *s, plain *x);
-/* Returns the gradients' norm. */
-double plain_step(const scenario *s, plain *x, int rank, int step);
+plain_stats plain_step(const scenario *s, plain *x, int rank, int step);
 
 #endif
