@@ -5,7 +5,12 @@
  */
 #include "cuda/functions.cuh"
 
-enum { THREADS = 256, WARPS = THREADS / WARP, ROW_BYTES = 16 };
+enum {
+	THREADS = 256, WARPS = THREADS / WARP, ROW_BYTES = 16,
+	/* A long row has a block of so many: an SM holds two such rows, and the L2 cache those of
+	   all SMs, so that the second pass over a row finds it there. */
+	LONG_ROW = 4096, LONG_THREADS = 1024, LONG_BLOCKS = 2
+};
 
 /* Elements from one row of logits to the next: within dk_classifier_work(). */
 template <typename T> static int64_t logits_stride(int64_t vocab)
@@ -15,34 +20,51 @@ template <typename T> static int64_t logits_stride(int64_t vocab)
 	return ceil_div(vocab, unit) * unit;
 }
 
-/* A row's loss; its logits become the loss's gradient. */
-template <typename T>
-__global__ void cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, int64_t vocab,
-                                     int64_t stride)
+/* e^(x - top), of infinities, too, where x is the top. */
+__device__ inline float below(float x, float top)
 {
-	float *shared = static_cast<float *>(launch_memory()); /* [WARPS] */
+	return x == top ? 1 : expf(x - top);
+}
+
+/* A row's loss; its logits become the loss's gradient. N elements at a time, of which the last
+   may lie beyond the vocabulary, but not beyond the row. */
+template <typename T, int N>
+__global__ void __launch_bounds__(LONG_THREADS, LONG_BLOCKS)
+cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, int vocab, int64_t stride)
+{
+	float *shared = static_cast<float *>(launch_memory()); /* [warps] */
 	const int64_t row = blockIdx.x;
-	const int32_t target = targets[row];
+	const int target = targets[row], step = (int)blockDim.x * N;
 	float top = -INFINITY, sum = 0;
 
 	logits += row * stride;
-	for (int64_t i = threadIdx.x; i < vocab; i += THREADS) {
-		const float logit = wide(logits[i]);
+	for (int first = (int)threadIdx.x * N; first < vocab; first += step) {
+		const pack<T, N> p = *reinterpret_cast<const pack<T, N> *>(logits + first);
+		float highest = top;
+		UNROLL
+		for (int k = 0; k < N; k++)
+			highest = first + k < vocab ? fmaxf(highest, wide(p.at[k])) : highest;
+		if (highest > top)
+			sum *= expf(top - highest);
+		top = highest;
 		/* A NaN is in the sum, whatever the maximum makes of it. */
-		if (logit > top) {
-			sum = sum * expf(top - logit) + 1;
-			top = logit;
-		} else {
-			sum += logit == top ? 1 : expf(logit - top);
-		}
+		UNROLL
+		for (int k = 0; k < N; k++)
+			sum += first + k < vocab ? below(wide(p.at[k]), top) : 0;
 	}
 	const float highest = block_max(top, shared);
 	const float total = block_sum(sum == 0 ? 0 : sum * expf(top - highest), shared);
 	if (threadIdx.x == 0)
 		losses[row] = logf(total) + highest - wide(logits[target]);
 	__syncthreads(); /* the target's logit was read */
-	for (int64_t i = threadIdx.x; i < vocab; i += THREADS)
-		put(logits + i, expf(wide(logits[i]) - highest) / total - (i == target ? 1 : 0));
+	const float share = 1 / total;
+	for (int first = (int)threadIdx.x * N; first < vocab; first += step) {
+		pack<T, N> p = *reinterpret_cast<const pack<T, N> *>(logits + first);
+		UNROLL
+		for (int k = 0; k < N; k++)
+			put(&p.at[k], expf(wide(p.at[k]) - highest) * share - (first + k == target ? 1 : 0));
+		*reinterpret_cast<pack<T, N> *>(logits + first) = p;
+	}
 }
 
 /* The losses' sum, in an order that hangs on their number alone; or added to *result. */
@@ -70,12 +92,16 @@ template <typename T>
 static void entropy(dk_cuda_queue *q, T *logits, const int32_t *targets, int64_t rows, int64_t classes,
                     int64_t stride, double *loss)
 {
+	enum { N = ROW_BYTES / sizeof(T) };
+	const bool aligned = stride % N == 0 && reinterpret_cast<uintptr_t>(logits) % ROW_BYTES == 0;
+	const int threads = classes < LONG_ROW ? THREADS : LONG_THREADS;
 	float *losses = dk_cuda_scratch(q, rows);
 
 	if (losses == NULL)
 		return;
-	launch(q, "cross-entropy", cross_entropy_kernel<T>, dim3((unsigned)rows), THREADS,
-	       WARPS * sizeof(float), losses, logits, targets, classes, stride);
+	launch(q, "cross-entropy", aligned ? cross_entropy_kernel<T, N> : cross_entropy_kernel<T, 1>,
+	       dim3((unsigned)rows), threads, (size_t)(threads / WARP) * sizeof(float), losses, logits, targets,
+	       (int)classes, stride);
 	launch(q, "loss", loss_total, dim3(1), THREADS, WARPS * sizeof(double), losses, rows, loss != NULL,
 	       loss != NULL ? loss : q->result);
 }

@@ -514,6 +514,52 @@ static void classifier_layer(void **state)
 	}
 }
 
+/* More than a case may have where plain versions take long; rows end within 16 bytes, and at them. */
+static void try_large_vocabulary(void)
+{
+	enum { ROWS = 2, MOST = 5000 };
+	static const int32_t targets[ROWS] = {3, 4098};
+	const float in[ROWS] = {0.5f, -1}, zeros[ROWS] = {0};
+	static float weight[MOST], dweight[MOST], none[MOST];
+
+	for (int vocab = 4999; vocab <= MOST; vocab++) {
+		double want[MOST] = {0}, slack[MOST] = {0}, loss = 0;
+		for (int i = 0; i < vocab; i++)
+			weight[i] = rounded((float)uniform());
+		for (int r = 0; r < ROWS; r++) {
+			double total = 0;
+			for (int i = 0; i < vocab; i++)
+				total += exp((double)in[r] * weight[i]);
+			loss += log(total) - (double)in[r] * weight[targets[r]];
+			for (int i = 0; i < vocab; i++) {
+				const double share = exp((double)in[r] * weight[i]) / total;
+				want[i] += in[r] * (share - (i == targets[r] ? 1 : 0));
+				slack[i] += 0.02 * share + (i == targets[r] ? 0.005 : 0);
+			}
+		}
+		float *in_there = give(in, ROWS), *weight_there = give(weight, vocab), *din = give(zeros, ROWS);
+		float *dweight_there = give_as(gradient_type(), none, vocab);
+		float *work = bytes_there(dk_classifier_work(ROWS, vocab) * sizeof(float));
+		int32_t *targets_there = bytes_there(sizeof(targets));
+
+		dk_use(place.queue);
+		dk_copy(targets_there, targets, sizeof(targets));
+		const double got = dk_classifier_forward(work, in_there, weight_there, targets_there, ROWS, 1, vocab);
+		dk_classifier_backward(din, dweight_there, work, in_there, weight_there, targets_there, ROWS, 1, vocab);
+		dk_use(NULL);
+		take_as(gradient_type(), dweight, dweight_there, vocab);
+		assert_true(fabs(got - loss) < 0.01);
+		for (int i = 0; i < vocab; i++)
+			assert_true(fabs(dweight[i] - want[i]) <= slack[i]);
+	}
+}
+
+static void classifier_takes_a_large_vocabulary(void **state)
+{
+	(void)state;
+	in_each_place(try_large_vocabulary);
+}
+
 static void try_large_logits(void)
 {
 	const float in[] = {100, 0}, weight[] = {50, 0, -50, 0, 49.75f, 0}, zeros[6] = {0};
@@ -637,6 +683,7 @@ int main(void)
 		cmocka_unit_test(attention_layer),
 		cmocka_unit_test(a_batch_may_be_larger_than_scratch),
 		cmocka_unit_test(classifier_layer),
+		cmocka_unit_test(classifier_takes_a_large_vocabulary),
 		cmocka_unit_test(classifier_survives_large_logits),
 		cmocka_unit_test(a_number_that_is_none_stays_visible),
 	};
