@@ -1,7 +1,8 @@
 /* Linear layers and layernorm. */
 #include "cuda/row_sums.cuh"
 
-enum { THREADS = 128, WARPS = THREADS / WARP };
+enum { THREADS = 128, WARPS = THREADS / WARP, LOADS = 16 };
+enum { PACK_BYTES = 16, LANE_UNIT = 8, LANE_MOST = 32 /* columns of a row in registers */ };
 
 /* ---- sums over rows, of two values for each element ---- */
 
@@ -31,10 +32,21 @@ __global__ void add_chunks(G *first, G *second, const float *partial, int64_t ch
 
 	if (column >= width || to == NULL)
 		return;
-	partial += blockIdx.y * chunks * width;
+	partial += blockIdx.y * chunks * width + column;
 	float sum = wide(to[column]);
-	for (int64_t c = 0; c < chunks; c++)
-		sum += partial[c * width + column];
+	int64_t c = 0;
+	/* Few threads have work here: each has many loads under way. */
+	for (; c + LOADS <= chunks; c += LOADS) {
+		float values[LOADS];
+		UNROLL
+		for (int k = 0; k < LOADS; k++)
+			values[k] = partial[(c + k) * width];
+		UNROLL
+		for (int k = 0; k < LOADS; k++)
+			sum += values[k];
+	}
+	for (; c < chunks; c++)
+		sum += partial[c * width];
 	put(to + column, sum);
 }
 
@@ -143,13 +155,116 @@ __global__ void layernorm_kernel(T *out, float *mean, float *rstd, const T *in, 
 	}
 }
 
+/*
+ * Rows that fit into a warp's registers: each is read once, 16 bytes at a time. A lane has COLUMNS of
+ * it, in packs of N, each WARPth one from its own on.
+ */
+template <typename T, int COLUMNS> struct warp_packs {
+	enum { N = PACK_BYTES / sizeof(T), COUNT = COLUMNS / N };
+	pack<T, N> packs[COUNT];
+
+	__device__ static int column(int j, int lane)
+	{
+		return (j * WARP + lane) * N;
+	}
+
+	__device__ void load(const T *row, int width, int lane)
+	{
+		UNROLL
+		for (int j = 0; j < COUNT; j++)
+			if (column(j, lane) < width)
+				packs[j] = *reinterpret_cast<const pack<T, N> *>(row + column(j, lane));
+	}
+
+	/* f(column's place in the lane's registers, pack, element of it) */
+	template <class F> __device__ void each(int width, int lane, F f)
+	{
+		UNROLL
+		for (int j = 0; j < COUNT; j++)
+			if (column(j, lane) < width) {
+				UNROLL
+				for (int k = 0; k < N; k++)
+					f(j * N + k, j, k);
+			}
+	}
+
+	__device__ void store(T *row, int width, int lane) const
+	{
+		UNROLL
+		for (int j = 0; j < COUNT; j++)
+			if (column(j, lane) < width)
+				*reinterpret_cast<pack<T, N> *>(row + column(j, lane)) = packs[j];
+	}
+};
+
+/* Of each lane, where a row can be in registers; else 0. */
+template <typename T> static int lane_columns(int64_t width, const void *const *addresses, int count)
+{
+	const int64_t unit = PACK_BYTES / sizeof(T), of_warp = WARP * LANE_UNIT;
+	uintptr_t bits = 0;
+
+	for (int i = 0; i < count; i++)
+		bits |= reinterpret_cast<uintptr_t>(addresses[i]);
+	if (width % unit != 0 || bits % PACK_BYTES != 0 || width > LANE_MOST * WARP)
+		return 0;
+	return (int)(ceil_div(width, of_warp) * LANE_UNIT);
+}
+
+template <typename T, int COLUMNS>
+__global__ void layernorm_row_kernel(T *out, float *mean, float *rstd, const T *in, const T *gain,
+                                     const T *bias, int64_t rows, int width)
+{
+	typedef warp_packs<T, COLUMNS> packs;
+	int64_t row;
+	int lane;
+
+	if (!warp_row(rows, &row, &lane))
+		return;
+	packs x, gains, biases;
+	float sum = 0, square = 0;
+	x.load(in + row * width, width, lane);
+	gains.load(gain, width, lane);
+	biases.load(bias, width, lane);
+	x.each(width, lane, [&](int, int j, int k) { sum += wide(x.packs[j].at[k]); });
+	const float m = warp_sum(sum) / (float)width;
+	x.each(width, lane, [&](int, int j, int k) {
+		const float d = wide(x.packs[j].at[k]) - m;
+		square += d * d;
+	});
+	const float s = 1 / sqrtf(warp_sum(square) / (float)width + 1e-5f);
+	x.each(width, lane, [&](int, int j, int k) {
+		put(&x.packs[j].at[k], (wide(x.packs[j].at[k]) - m) * s * wide(gains.packs[j].at[k]) +
+		                       wide(biases.packs[j].at[k]));
+	});
+	x.store(out + row * width, width, lane);
+	if (lane == 0) {
+		mean[row] = m;
+		rstd[row] = s;
+	}
+}
+
 template <typename T>
 static void layernorm(T *, dk_cuda_queue *q, void *out, float *mean, float *rstd, const void *in,
                       const void *gain, const void *bias, int64_t rows, int64_t width)
 {
-	launch(q, "layernorm", layernorm_kernel<T>, dim3((unsigned)ceil_div(rows, WARPS)), THREADS, 0,
-	       static_cast<T *>(out), mean, rstd, static_cast<const T *>(in), static_cast<const T *>(gain),
-	       static_cast<const T *>(bias), rows, width);
+	const void *const addresses[] = {out, in, gain, bias};
+	void (*kernel)(T *, float *, float *, const T *, const T *, const T *, int64_t, int) = NULL;
+
+	switch (lane_columns<T>(width, addresses, 4)) {
+	case 8: kernel = layernorm_row_kernel<T, 8>; break;
+	case 16: kernel = layernorm_row_kernel<T, 16>; break;
+	case 24: kernel = layernorm_row_kernel<T, 24>; break;
+	case 32: kernel = layernorm_row_kernel<T, 32>; break;
+	default: break;
+	}
+	if (kernel != NULL)
+		launch(q, "layernorm", kernel, dim3((unsigned)ceil_div(rows, WARPS)), THREADS, 0, static_cast<T *>(out),
+		       mean, rstd, static_cast<const T *>(in), static_cast<const T *>(gain),
+		       static_cast<const T *>(bias), rows, width);
+	else
+		launch(q, "layernorm", layernorm_kernel<T>, dim3((unsigned)ceil_div(rows, WARPS)), THREADS, 0,
+		       static_cast<T *>(out), mean, rstd, static_cast<const T *>(in), static_cast<const T *>(gain),
+		       static_cast<const T *>(bias), rows, width);
 }
 
 void dk_cuda_layernorm_forward(dk_queue *queue, float *out, float *mean, float *rstd,
@@ -188,17 +303,104 @@ __global__ void layernorm_input_kernel(T *din, const T *dout, const T *in, const
 	}
 }
 
-template <typename G, typename T>
-static void layernorm_backward(G *, T *, dk_cuda_queue *q, void *din, void *dgain, void *dbias,
-                               const void *dout, const void *in, const float *mean,
-                               const float *rstd, const void *gain, int64_t rows, int64_t width)
+/*
+ * Both gradients at once, for a chunk of rows: those of the input are added to din, and the sums over
+ * the chunk's rows for the parameters' are partial [2, chunks, width].
+ */
+template <typename T, int COLUMNS>
+__global__ void __launch_bounds__(THREADS)
+layernorm_backward_kernel(float *partial, T *din, const T *dout, const T *in, const float *mean, const float *rstd,
+                          const T *gain, int64_t rows, int width, int64_t chunk_rows)
 {
-	const layernorm_params_of<T> params = {static_cast<const T *>(dout), static_cast<const T *>(in), mean, rstd};
+	typedef warp_packs<T, COLUMNS> packs;
+	float *shared = static_cast<float *>(launch_memory()); /* [2, COLUMNS, WARP] */
+	const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+	const int64_t begin = blockIdx.x * chunk_rows, end = begin + chunk_rows < rows ? begin + chunk_rows : rows;
+	float weights[COLUMNS] = {}, biases[COLUMNS] = {};
+	packs gains;
 
-	add_sums(q, "layernorm's parameters", static_cast<G *>(dgain), static_cast<G *>(dbias), rows, width, params);
+	gains.load(gain, width, lane);
+	for (int64_t row = begin + warp; row < end; row += WARPS) {
+		const float m = mean[row], s = rstd[row];
+		float sum = 0, dot = 0;
+		packs d, x, to;
+		d.load(dout + row * width, width, lane);
+		x.load(in + row * width, width, lane);
+		to.load(din + row * width, width, lane);
+		d.each(width, lane, [&](int c, int j, int k) {
+			const float gradient = wide(d.packs[j].at[k]), norm = (wide(x.packs[j].at[k]) - m) * s;
+			const float dnorm = gradient * wide(gains.packs[j].at[k]);
+			weights[c] += gradient * norm;
+			biases[c] += gradient;
+			sum += dnorm;
+			dot += dnorm * norm;
+		});
+		const float dnorm_mean = warp_sum(sum) / (float)width, dot_mean = warp_sum(dot) / (float)width;
+		d.each(width, lane, [&](int, int j, int k) {
+			const float norm = (wide(x.packs[j].at[k]) - m) * s;
+			const float dnorm = wide(d.packs[j].at[k]) * wide(gains.packs[j].at[k]);
+			put(&to.packs[j].at[k], wide(to.packs[j].at[k]) + (dnorm - dnorm_mean - norm * dot_mean) * s);
+		});
+		to.store(din + row * width, width, lane);
+	}
+	/* The warps' sums, one behind the other. */
+	for (int w = 0; w < WARPS; w++) {
+		UNROLL
+		for (int c = 0; c < COLUMNS && w == warp; c++) {
+			float *weight = shared + c * WARP + lane, *bias = weight + COLUMNS * WARP;
+			*weight = (w > 0 ? *weight : 0) + weights[c];
+			*bias = (w > 0 ? *bias : 0) + biases[c];
+		}
+		__syncthreads();
+	}
+	for (int i = (int)threadIdx.x; i < 2 * width; i += THREADS) {
+		const int column = i % width, at = column / packs::N;
+		const int c = at / WARP * packs::N + column % packs::N;
+		partial[((int64_t)(i / width) * gridDim.x + blockIdx.x) * width + column] =
+			shared[(i / width * COLUMNS + c) * WARP + at % WARP];
+	}
+}
+
+/* The gradients of rows in registers of COLUMNS columns a lane. */
+template <int COLUMNS, typename G, typename T>
+static void layernorm_rows_backward(dk_cuda_queue *q, T *din, G *dgain, G *dbias, const T *dout, const T *in,
+                                    const float *mean, const float *rstd, const T *gain, int64_t rows, int64_t width)
+{
+	enum { BLOCK_ROWS = 64 };
+	const int64_t room = q->scratch_size / (2 * width);
+	const int64_t least = room > 0 ? ceil_div(rows, room) : rows, chunk_rows = least > BLOCK_ROWS ? least : BLOCK_ROWS;
+	const int64_t chunks = ceil_div(rows, chunk_rows);
+	float *partial = dk_cuda_scratch(q, 2 * chunks * width);
+
+	if (partial == NULL || rows == 0)
+		return;
+	launch(q, "layernorm's gradients", layernorm_backward_kernel<T, COLUMNS>, dim3((unsigned)chunks), THREADS,
+	       2 * COLUMNS * WARP * sizeof(float), partial, din, dout, in, mean, rstd, gain, rows, (int)width, chunk_rows);
+	launch(q, "layernorm's gradients", add_chunks<G>, dim3((unsigned)ceil_div(width, THREADS), 2), THREADS, 0, dgain,
+	       dbias, partial, chunks, width);
+}
+
+template <typename G, typename T>
+static void layernorm_backward(G *, T *, dk_cuda_queue *q, void *to, void *to_gain, void *to_bias,
+                               const void *from, const void *input, const float *mean,
+                               const float *rstd, const void *weight, int64_t rows, int64_t width)
+{
+	T *din = static_cast<T *>(to);
+	G *dgain = static_cast<G *>(to_gain), *dbias = static_cast<G *>(to_bias);
+	const T *dout = static_cast<const T *>(from), *in = static_cast<const T *>(input);
+	const T *gain = static_cast<const T *>(weight);
+	const void *const addresses[] = {din, dout, in, gain};
+
+	switch (lane_columns<T>(width, addresses, 4)) {
+	case 8: layernorm_rows_backward<8>(q, din, dgain, dbias, dout, in, mean, rstd, gain, rows, width); return;
+	case 16: layernorm_rows_backward<16>(q, din, dgain, dbias, dout, in, mean, rstd, gain, rows, width); return;
+	case 24: layernorm_rows_backward<24>(q, din, dgain, dbias, dout, in, mean, rstd, gain, rows, width); return;
+	case 32: layernorm_rows_backward<32>(q, din, dgain, dbias, dout, in, mean, rstd, gain, rows, width); return;
+	default: break;
+	}
+	add_sums(q, "layernorm's parameters", dgain, dbias, rows, width, layernorm_params_of<T>{dout, in, mean, rstd});
 	launch(q, "layernorm's gradient", layernorm_input_kernel<T>, dim3((unsigned)ceil_div(rows, WARPS)),
-	       THREADS, 0, static_cast<T *>(din), static_cast<const T *>(dout), static_cast<const T *>(in), mean,
-	       rstd, static_cast<const T *>(gain), rows, width);
+	       THREADS, 0, din, dout, in, mean, rstd, gain, rows, width);
 }
 
 void dk_cuda_layernorm_backward(dk_queue *queue, float *din, float *dgain, float *dbias,

@@ -150,7 +150,8 @@ static void layernorm_layer(void **state)
 		.size = layernorm_size, .naive = layernorm_naive, .forward = layernorm_forward,
 		.backward = layernorm_backward, .kept = layernorm_kept, .carries = true};
 	const shape shapes[] = {{1, 2, 0, 0, NULL}, {5, 7, 0, 0, NULL}, {9, 16, 0, 0, NULL},
-		{33, 129, 0, 0, NULL}, {70, 40, 0, 0, NULL}, {67, 512, 0, 0, NULL}};
+		{33, 129, 0, 0, NULL}, {70, 40, 0, 0, NULL}, {67, 512, 0, 0, NULL},
+		{9, 600, 0, 0, NULL}, {130, 1000, 0, 0, NULL}, {3, 1032, 0, 0, NULL}};
 
 	(void)state;
 	CHECK(l, shapes);
