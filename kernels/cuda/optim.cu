@@ -179,7 +179,14 @@ float dk_cuda_largest(dk_queue *queue, const float *x, int64_t n)
 }
 
 /* The host's order: pieces of so many elements, each of eight running sums. */
-enum { PIECE = 32768, MOST_PIECES = 2048, SUMS = 8 };
+enum { PIECE = 32768, MOST_PIECES = 2048, SUMS = 8, LOADS = 16 };
+
+template <typename T> __device__ inline void add_square(double *sum, T x)
+{
+	const double value = wide(x);
+
+	*sum += value * value; /* the product is exact */
+}
 
 template <typename T>
 __global__ void squares_kernel(const T *x, int64_t n, int64_t piece, int64_t pieces, double *sums)
@@ -190,10 +197,19 @@ __global__ void squares_kernel(const T *x, int64_t n, int64_t piece, int64_t pie
 
 	if (index < pieces) {
 		const int64_t end = (index + 1) * piece < n ? (index + 1) * piece : n;
-		for (int64_t i = index * piece + lane; i < end; i += SUMS) {
-			const double value = wide(x[i]);
-			sum += value * value; /* the product is exact */
+		int64_t i = index * piece + lane;
+		/* The sums' order leaves few threads: each has many loads under way. */
+		for (; i + (LOADS - 1) * SUMS < end; i += LOADS * SUMS) {
+			T values[LOADS];
+			UNROLL
+			for (int k = 0; k < LOADS; k++)
+				values[k] = x[i + k * SUMS];
+			UNROLL
+			for (int k = 0; k < LOADS; k++)
+				add_square(&sum, values[k]);
 		}
+		for (; i < end; i += SUMS)
+			add_square(&sum, x[i]);
 	}
 	for (int width = SUMS / 2; width > 0; width /= 2) {
 		const double other = __shfl_xor_sync(EVERY_LANE, sum, width);

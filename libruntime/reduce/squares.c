@@ -49,6 +49,7 @@ void ddp_squares_begin(ddp_model *model, bool wanted)
 
 	s->wanted = wanted;
 	s->count = s->run_count = 0;
+	s->next_count = 0;
 }
 
 /* Sums that are there, or will be. */
@@ -58,15 +59,29 @@ static void add_run(ddp_squares *s, int64_t count)
 	s->runs[s->run_count++] = (int)count;
 }
 
+static void begin_next(ddp_squares *s)
+{
+	if (s->next_count == 0)
+		return;
+	dk_squares_at(s->sums + s->count, s->next, s->next_count, DDP_PIECE_ELEMENTS);
+	for (int64_t i = ddp_pieces_in(s->next_count); i > 0; i--)
+		add_run(s, 1);
+	s->next_count = 0;
+}
+
+/* What lies behind whole pieces joins them: the pieces stay the same, and a device, which needs many
+   at once to be quick, has one launch for them. */
 void ddp_squares_add(ddp_model *model, const float *values, int64_t count)
 {
 	ddp_squares *s = &model->squares;
 
 	if (count == 0)
 		return;
-	dk_squares_at(s->sums + s->count, values, count, DDP_PIECE_ELEMENTS);
-	for (int64_t i = ddp_pieces_in(count); i > 0; i--)
-		add_run(s, 1);
+	if (s->next_count == 0 || values != s->next + s->next_count || s->next_count % DDP_PIECE_ELEMENTS != 0) {
+		begin_next(s);
+		s->next = values;
+	}
+	s->next_count += count;
 }
 
 void ddp_squares_update(ddp_model *model, const ddp_update *update, float *params, float *grads,
@@ -107,9 +122,10 @@ static double sum_up(const ddp_squares *s)
 
 ddp_status ddp_squares_end(ddp_model *model, double *squares)
 {
-	const ddp_squares *s = &model->squares;
+	ddp_squares *s = &model->squares;
 	ddp_status status = DDP_OK;
 
+	begin_next(s);
 	if (model->place.device != NULL) {
 		ddp_watch_phase(model->context->watch, DDP_PHASE_WAIT);
 		status = ddp_model_end_buckets(model);

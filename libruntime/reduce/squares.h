@@ -18,6 +18,8 @@ typedef struct ddp_squares {
 	double *here;        /* [most]: on the host */
 	int run_count;
 	int *runs;           /* [most]: of so many sums the sum is taken by itself */
+	const float *next;   /* what was added last, and is not begun yet, */
+	int64_t next_count;  /* of so many; 0: nothing */
 } ddp_squares;
 
 /* DDP_ERR_NOMEM. The model has its units. */
@@ -26,7 +28,7 @@ void ddp_squares_close(struct ddp_model *model);
 
 /* Begins a new sum; if it is not `wanted`, only updates follow, and no end. */
 void ddp_squares_begin(struct ddp_model *model, bool wanted);
-/* Adds those of `values`. */
+/* Adds those of `values`, which are read at the end. */
 void ddp_squares_add(struct ddp_model *model, const float *values, int64_t count);
 /* Adds those of `grads`, and updates: see ddp_optim_apply(). */
 void ddp_squares_update(struct ddp_model *model, const ddp_update *update, float *params, float *grads,

@@ -500,6 +500,67 @@ static void memory_that_is_elsewhere_is_refused(void **state)
 	assert_int_equal(run_ranks_with(1, &on_test, elsewhere_body, NULL), 0);
 }
 
+/* ---- how the norm is summed ---- */
+
+static int sums_enqueued;
+
+void __real_dk_squares_at(double *sums, const float *x, int64_t n, int64_t piece);
+void __wrap_dk_squares_at(double *sums, const float *x, int64_t n, int64_t piece);
+
+void __wrap_dk_squares_at(double *sums, const float *x, int64_t n, int64_t piece)
+{
+	dk_queue *queue = dk_use(NULL); /* of what the device runs: NULL */
+
+	dk_use(queue);
+	if (queue != NULL)
+		sums_enqueued++;
+	__real_dk_squares_at(sums, x, n, piece);
+}
+
+/* Three units of a piece each are behind one of less. */
+static int sum_at_once(ddp_context *context, void *user)
+{
+	enum { FIRST, UNITS = 4, STEP = 1 };
+	static const ddp_param own[UNITS] = {
+		[FIRST] = { .name = "first", .ndim = 1, .shape = { 48 } },
+		{ .name = "a", .ndim = 1, .shape = { DDP_PIECE_ELEMENTS } },
+		{ .name = "b", .ndim = 1, .shape = { DDP_PIECE_ELEMENTS } },
+		{ .name = "c", .ndim = 1, .shape = { DDP_PIECE_ELEMENTS } },
+	};
+	static model_side s;
+	ddp_step_stats stats;
+	double squares = 0;
+
+	side_open(&s, context, true);
+	side_make(&s, own, UNITS, user, 0);
+	CHECK_OK(ddp_broadcast_params(s.model));
+	CHECK(s.model->units.count == UNITS);
+	for (int p = UNITS - 1; p >= 0; p--) {
+		side_draw(&s, STEP, p, 1);
+		side_copy_gradient(&s, p);
+		CHECK_OK(ddp_grad_ready(s.model, p));
+	}
+	sums_enqueued = 0;
+	CHECK_OK(ddp_step(s.model, 1, 1, &stats));
+	CHECK(sums_enqueued == 2);
+	for (int p = 0; p < UNITS; p++) {
+		side_draw(&s, STEP, p, 1);
+		squares += dk_sum_squares(s.host, ddp_param_count(s.model, p));
+	}
+	CHECK(stats.grad_norm == sqrt(squares));
+	side_close(&s);
+	return 0;
+}
+
+static void units_of_whole_pieces_are_summed_at_once(void **state)
+{
+	ddp_model_options options = { .size = sizeof(options), .clip_norm = 1,
+		.bucket_mb = DDP_PIECE_ELEMENTS * sizeof(float) / 1048576.0 };
+
+	(void)state;
+	assert_int_equal(run_ranks_with(1, &on_test, sum_at_once, &options), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -511,6 +572,7 @@ int main(void)
 		SIDE_BOTH(the_optimizers_state_falls_with_the_number_of_ranks),
 		SIDE_BOTH(a_model_trains_in_memory_of_the_program),
 		cmocka_unit_test(memory_that_is_elsewhere_is_refused),
+		cmocka_unit_test(units_of_whole_pieces_are_summed_at_once),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
