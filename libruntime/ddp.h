@@ -22,7 +22,7 @@
  *    where that is another number. Options structures are copied; their strings need to
  *    live for the call only.
  *  - Other structures that programs make room for end with `reserved` words, which are for
- *    fields of later releases. What the library fills in has zeros there. Where the
+ *    fields of later releases; but ddp_image_shape and ddp_bucket_hook stay as they are. What the library fills in has zeros there. Where the
  *    program fills a structure in they must be 0, as all that is left out of
  *    { .field = value } is: else DDP_ERR_INVALID.
  *  - Output pointers are written on success only, unless said otherwise.
@@ -1007,7 +1007,8 @@ typedef struct ddp_step_stats {
  *
  * After these errors, which all ranks get, none has updated anything, and the step's gradients
  * are forgotten: it may come again, as if it had not begun (but for what hooks keep and forward
- * has written to buffers), or a checkpoint be loaded.
+ * has written to buffers), or a checkpoint be loaded. A hook, or NCCL, may give the same status
+ * for an error that is the model's last: the next call then gets DDP_ERR_STATE.
  *
  * After another error, which reaches all ranks, the model trains no more; its
  * parameters can be saved unless the update had begun (DDP_ERR_STATE then).

@@ -153,6 +153,7 @@ static ddp_status end_sum(struct trainer *t)
 	return sum != NULL ? ddp_wait(sum) : DDP_OK;
 }
 
+/* On a device the queue waits for it, and the host for the one before. */
 static ddp_status sum_over_ranks(void *user, double *sums, int64_t count, ddp_memory memory)
 {
 	struct trainer *t = user;

@@ -399,8 +399,10 @@ static ddp_status open_lock(const char *dir, const char *path, const char *who,
 	if (fd < 0)
 		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot create %s", path);
 	ddp_store_lock *made = calloc(1, sizeof(*made));
-	ddp_status status = made == NULL ? ddp_fail(DDP_ERR_NOMEM, "no memory for the lock of checkpoint directory %s", dir) : DDP_OK;
-	if (status == DDP_OK && fstat(fd, &about) != 0)
+	ddp_status status = DDP_OK;
+	if (made == NULL)
+		status = ddp_fail(DDP_ERR_NOMEM, "no memory for the lock of checkpoint directory %s", dir);
+	else if (fstat(fd, &about) != 0)
 		status = ddp_fail_errno(DDP_ERR_IO, errno, "cannot stat %s", path);
 	if (status == DDP_OK)
 		status = lock_file(dir, fd, who, &locked);

@@ -201,7 +201,7 @@ static int connect_within(int fd, const struct sockaddr_storage *address, sockle
 }
 
 ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, uint64_t timeout_ns,
-                               uint64_t deadline_ns, int *fd)
+                                  uint64_t deadline_ns, int *fd)
 {
 	int error = ECONNREFUSED;
 

@@ -32,7 +32,7 @@ ddp_status ddp_rendezvous_listen(const ddp_job *job, const ddp_rendezvous *rende
  * returns DDP_ERR_PEER where a later try may succeed (nobody listens yet).
  */
 ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, uint64_t timeout_ns,
-                               uint64_t deadline_ns, int *fd);
+                                  uint64_t deadline_ns, int *fd);
 
 /* Milliseconds until the deadline, at most `cap_ms`, for poll(); 0 if over. */
 int ddp_poll_ms(uint64_t deadline_ns, int cap_ms);

@@ -1,8 +1,9 @@
 /*
  * Reductions between nodes: a node's sums of 16-bit types and u8 travel in their own
- * width, what several nodes have combined in accumulator form; and the bits of the result follow from inputs and ranks alone, whatever the algorithm,
- * the kind of operation and the memory: each node's ranks are combined in f32 and
- * rounded; nodes are combined in f32, in comm/ops/combine_nodes's order, and rounded.
+ * width, what several nodes have combined in accumulator form; and the bits of the result
+ * follow from inputs and ranks alone, whatever the algorithm, the kind of operation and the
+ * memory: each node's ranks are combined in f32 and rounded; nodes are combined in f32, in
+ * comm/ops/combine_nodes's order, and rounded.
  */
 #include <setjmp.h>
 #include <stdarg.h>

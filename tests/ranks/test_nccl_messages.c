@@ -155,6 +155,7 @@ static int send_to_itself(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_device_copy(d.device, d.stream, &got, d.memory + 1, sizeof(got)));
 	CHECK_OK(ddp_device_queue_sync(d.device, d.stream));
 	CHECK(got == want);
+	CHECK_OK(ddp_device_queue_free(d.device, late));
 	return 0;
 }
 
