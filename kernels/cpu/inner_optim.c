@@ -2,6 +2,7 @@
  * Optimizer updates. No fused multiply-add and no reduction whose order hangs
  * on the vector's width: replicas on unlike hosts must stay equal bit for bit.
  */
+#include "cpu/bf16.h"
 #include "cpu/inner.h"
 #include "cpu/vec.h"
 
@@ -132,22 +133,24 @@ int32_t DK_NAME(largest_bits)(const float *x, int64_t n)
 	return most;
 }
 
-/* Always eight running sums, however wide the vectors are. */
+/* Always so many running sums, however wide the vectors are: on a GPU each is a thread's. */
 double DK_NAME(sum_squares)(const float *x, int64_t n)
 {
-	enum { SUMS = 8, PARTS = SUMS / VD };
+	enum { SUMS = 32, PARTS = SUMS / VD };
 	vd sums[PARTS];
 	double lanes[SUMS];
 	int64_t i = 0;
 
 	memset(sums, 0, sizeof(sums));
-	for (; i + SUMS <= n; i += SUMS)
+	for (; i + SUMS <= n; i += SUMS) {
+		DK_UNROLL
 		for (int k = 0; k < PARTS; k++) {
 			vf_half part;
 			memcpy(&part, x + i + k * VD, sizeof(part));
 			vd wide = __builtin_convertvector(part, vd);
 			sums[k] = sums[k] + wide * wide;
 		}
+	}
 	memcpy(lanes, sums, sizeof(lanes));
 	for (int lane = 0; i < n; i++, lane++)
 		lanes[lane] += (double)x[i] * (double)x[i];
