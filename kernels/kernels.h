@@ -211,7 +211,8 @@ void dk_restore(float *values, float *rest, float share, const dk_factors *facto
    nothing, 0. */
 float dk_largest(const float *x, int64_t n);
 
-/* Sum of squares, accumulated in double. */
+/* Sum of squares, accumulated in double, in so many running sums: of a GPU each is a thread's. */
+enum { DK_SQUARES_SUMS = 32 };
 double dk_sum_squares(const float *x, int64_t n);
 
 /* The same, but nobody waits: *largest is where the work is done. */

@@ -22,9 +22,9 @@
  *    where that is another number. Options structures are copied; their strings need to
  *    live for the call only.
  *  - Other structures that programs make room for end with `reserved` words, which are for
- *    fields of later releases; but ddp_image_shape and ddp_bucket_hook stay as they are. What the library fills in has zeros there. Where the
- *    program fills a structure in they must be 0, as all that is left out of
- *    { .field = value } is: else DDP_ERR_INVALID.
+ *    fields of later releases; but ddp_image_shape and ddp_bucket_hook stay as they are. What
+ *    the library fills in has zeros there. Where the program fills a structure in they must be
+ *    0, as all that is left out of { .field = value } is: else DDP_ERR_INVALID.
  *  - Output pointers are written on success only, unless said otherwise.
  *  - Times are in the unit that the name ends in (_ms, _ns, _seconds); sizes
  *    are in bytes where the name says bytes, else in elements.

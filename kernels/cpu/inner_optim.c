@@ -2,7 +2,6 @@
  * Optimizer updates. No fused multiply-add and no reduction whose order hangs
  * on the vector's width: replicas on unlike hosts must stay equal bit for bit.
  */
-#include "cpu/bf16.h"
 #include "cpu/inner.h"
 #include "cpu/vec.h"
 
@@ -133,10 +132,10 @@ int32_t DK_NAME(largest_bits)(const float *x, int64_t n)
 	return most;
 }
 
-/* Always so many running sums, however wide the vectors are: on a GPU each is a thread's. */
+/* However wide the vectors are, the running sums are as many. */
 double DK_NAME(sum_squares)(const float *x, int64_t n)
 {
-	enum { SUMS = 32, PARTS = SUMS / VD };
+	enum { SUMS = DK_SQUARES_SUMS, PARTS = SUMS / VD };
 	vd sums[PARTS];
 	double lanes[SUMS];
 	int64_t i = 0;

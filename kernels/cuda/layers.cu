@@ -366,9 +366,8 @@ template <int COLUMNS, typename G, typename T>
 static void layernorm_rows_backward(dk_cuda_queue *q, T *din, G *dgain, G *dbias, const T *dout, const T *in,
                                     const float *mean, const float *rstd, const T *gain, int64_t rows, int64_t width)
 {
-	enum { BLOCK_ROWS = 64 };
-	const int64_t room = q->scratch_size / (2 * width);
-	const int64_t least = room > 0 ? ceil_div(rows, room) : rows, chunk_rows = least > BLOCK_ROWS ? least : BLOCK_ROWS;
+	const int64_t block_rows = 64, room = q->scratch_size / (2 * width);
+	const int64_t least = room > 0 ? ceil_div(rows, room) : rows, chunk_rows = least > block_rows ? least : block_rows;
 	const int64_t chunks = ceil_div(rows, chunk_rows);
 	float *partial = dk_cuda_scratch(q, 2 * chunks * width);
 

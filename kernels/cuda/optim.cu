@@ -178,8 +178,8 @@ float dk_cuda_largest(dk_queue *queue, const float *x, int64_t n)
 	return (float)dk_cuda_fetch(own(queue));
 }
 
-/* The host's order: pieces of so many elements, each of 32 running sums. */
-enum { PIECE = 32768, MOST_PIECES = 2048, SUMS = 32, LOADS = 32 };
+/* The host's order: pieces of so many elements, each of so many running sums. */
+enum { PIECE = 32768, MOST_PIECES = 2048, SUMS = DK_SQUARES_SUMS, LOADS = 32 };
 
 template <typename T> __device__ inline void add_square(double *sum, T x)
 {
