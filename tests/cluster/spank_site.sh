@@ -99,13 +99,13 @@ prints_times 2 '^4$' "launcher: a process for each GPU"
 cat >"$work/alone" <<'END'
 #!/bin/bash
 #SBATCH -N1 -n2 --ddp
-env | grep -E '^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|DDP_[A-Z_]*)='
+env | grep -E '^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|DDP_[A-Z_]*)=' | sort
 exit 0
 END
 capture batch_job -D "$work" -o "$work/alone.out" "$work/alone"
 status_is 0 "a batch script without srun runs as without the plugin"
-output=$(<"$work/alone.out")
-same "" "$output" "and gets no ranks that would make it one of several"
+mine=$(env | grep -E '^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|DDP_[A-Z_]*)=' | sort)
+same "$mine" "$(<"$work/alone.out")" "and gets no ranks that would make it one of several"
 capture "$source/slurm/cluster" status --dir "$cluster"
 prints_not 'drain|down|fail' "no node was drained"
 
