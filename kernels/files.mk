@@ -93,6 +93,7 @@ cuda_kernel_sources = \
 	kernels/cuda/classifier.cu \
 	kernels/cuda/convolution.cu \
 	kernels/cuda/elements.cu \
+	kernels/cuda/embedding.cu \
 	kernels/cuda/factors.cu \
 	kernels/cuda/graph.cu \
 	kernels/cuda/images.cu \

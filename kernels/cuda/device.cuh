@@ -76,7 +76,7 @@ template <typename T, int N> struct alignas(N * sizeof(T)) pack {
 
 /* ---- a warp's and a block's sums: the same order in each run ---- */
 
-__device__ inline float warp_sum(float x)
+template <typename N> __device__ inline N warp_sum(N x)
 {
 	for (int lane = WARP / 2; lane > 0; lane /= 2)
 		x += __shfl_xor_sync(EVERY_LANE, x, lane);
@@ -90,15 +90,8 @@ __device__ inline float warp_max(float x)
 	return x;
 }
 
-__device__ inline double warp_sum(double x)
-{
-	for (int lane = WARP / 2; lane > 0; lane /= 2)
-		x += __shfl_xor_sync(EVERY_LANE, x, lane);
-	return x;
-}
-
 /* Of all threads of a block, to each of them. `shared`: one for each warp. */
-__device__ inline float block_sum(float x, float *shared)
+template <typename N> __device__ inline N block_sum(N x, N *shared)
 {
 	const int warps = blockDim.x / WARP;
 

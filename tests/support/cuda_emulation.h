@@ -112,6 +112,11 @@ static inline int __ffs(int x)
 	return __builtin_ffs(x);
 }
 
+static inline int __popc(unsigned x)
+{
+	return __builtin_popcount(x);
+}
+
 static inline float __uint_as_float(uint32_t bits)
 {
 	float x;
