@@ -268,6 +268,16 @@ void dk_linear_backward_params(float *dweight, float *dbias, const float *dout,
 void dk_linear_backward_input(float *din, const float *dout, const float *weight,
                               int64_t rows, int64_t inputs, int64_t outputs);
 
+/* The layer and GELU behind it: before [rows, outputs] = in weight + bias, which backward wants, and
+   out = gelu(before). As dk_linear_forward() and dk_gelu_forward(), but a GPU may round `before`
+   after it has taken the GELU. */
+void dk_linear_gelu_forward(float *out, float *before, const float *in, const float *weight,
+                            const float *bias, int64_t rows, int64_t inputs, int64_t outputs);
+/* The gradient of before [rows, inputs], where the layer's in is gelu(before): dbefore = what
+   dk_linear_backward_input() and then dk_gelu_backward() make of it. */
+void dk_linear_gelu_backward(float *dbefore, const float *dout, const float *weight, const float *before,
+                             int64_t rows, int64_t inputs, int64_t outputs);
+
 /* ---- layers ------------------------------------------------------------------- */
 
 /* out [batch, length, width] = wte [vocab, width] at tokens [batch, length]

@@ -13,7 +13,7 @@ extern "C" {
 #endif
 
 /* Grows with each change of this header, or of a function of kernels.h. */
-enum { DK_TABLE_VERSION = 11 };
+enum { DK_TABLE_VERSION = 12 };
 
 /* Those of images, in f32. CUDA's queues of DK_BF16 and DK_MIXED fail; the host's of DK_MIXED
    take f32, also on the test device. */
@@ -122,6 +122,13 @@ typedef struct dk_table {
 			int64_t outputs);
 	void (*linear_backward_input)(dk_queue *queue, float *din, const float *dout,
 			const float *weight, int64_t rows, int64_t inputs, int64_t outputs);
+	/* Both NULL: two functions do it. */
+	void (*linear_gelu_forward)(dk_queue *queue, float *out, float *before, const float *in,
+			const float *weight, const float *bias, int64_t rows, int64_t inputs,
+			int64_t outputs);
+	void (*linear_gelu_backward)(dk_queue *queue, float *dbefore, const float *dout,
+			const float *weight, const float *before, int64_t rows, int64_t inputs,
+			int64_t outputs);
 	void (*embedding_forward)(dk_queue *queue, float *out, const int32_t *tokens,
 			const float *wte, const float *wpe, int64_t batch, int64_t length,
 			int64_t width);

@@ -104,9 +104,8 @@ static void compute_layer(void *model, int layer)
 	              width);
 	dk_layernorm_forward(l->ln_2, l->ln_2_mean, l->ln_2_rstd, l->middle, p[LN_2_WEIGHT],
 	                     p[LN_2_BIAS], rows, width);
-	dk_linear_forward(l->fc, l->ln_2, p[FC_WEIGHT], p[FC_BIAS], NULL, rows, width,
-	                  4 * width);
-	dk_gelu_forward(l->fc_gelu, l->fc, rows * 4 * width);
+	dk_linear_gelu_forward(l->fc_gelu, l->fc, l->ln_2, p[FC_WEIGHT], p[FC_BIAS], rows, width,
+	                       4 * width);
 	add_to_stream(g, drop_of(layer, 1), l->out, l->fc_gelu, p[FC_PROJ_WEIGHT], p[FC_PROJ_BIAS], l->middle,
 	              4 * width);
 }
@@ -224,8 +223,7 @@ static void backward_mlp(gpt *g, int layer)
 	                          rows, 4 * width, width);
 	tell(g, first + FC_PROJ_BIAS);
 	tell(g, first + FC_PROJ_WEIGHT);
-	dk_linear_backward_input(g->dwide, added, p[FC_PROJ_WEIGHT], rows, 4 * width, width);
-	dk_gelu_backward(g->dwide, l->fc, rows * 4 * width);
+	dk_linear_gelu_backward(g->dwide, added, p[FC_PROJ_WEIGHT], l->fc, rows, 4 * width, width);
 	dk_linear_backward_params(d[FC_WEIGHT], d[FC_BIAS], g->dwide, l->ln_2, rows, width,
 	                          4 * width);
 	tell(g, first + FC_BIAS);

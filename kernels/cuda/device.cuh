@@ -144,6 +144,7 @@ struct dk_cuda_queue {
 	double *host_result; /* pinned, where it is fetched to */
 	dk_product *product;
 	struct dk_gpu *gpu;
+	int capability;      /* the major number of the GPU's */
 	int entered;         /* how often it is the thread's GPU */
 	char failure[256];   /* the first; empty: none */
 };

@@ -4,10 +4,17 @@
 
 #include "cuda/device.cuh"
 
+/* What becomes of a product before it is written. */
+enum dk_product_gelu {
+	DK_NO_GELU,
+	DK_GELU,       /* d = its GELU, and it is kept itself: `before` = a b + bias */
+	DK_GELU_SLOPE, /* d = a b times the slope of GELU at `before` */
+};
+
 /*
  * d [m, n] = a b + beta c + bias, row-major, of the queue's type, or with c and d, but no
  * bias, of the type of parameters' gradients; a, b and the leading dimensions as in kernels.h.
- * c may be d, bias [n] may be NULL.
+ * c may be d, bias [n] may be NULL, but for DK_GELU. `before` is laid out as d.
  */
 struct dk_product_args {
 	bool transpose_a, transpose_b;
@@ -22,12 +29,15 @@ struct dk_product_args {
 	int64_t ldc;
 	const void *bias;
 	bool wide; /* c and d are f32, whatever a and b are */
+	dk_product_gelu gelu = DK_NO_GELU;
+	void *before = NULL;
 };
 
 /* By cuBLASLt; in tests without a GPU, by what stands for that. Failures are the queue's. */
 bool dk_cuda_product_open(dk_cuda_queue *queue);
 void dk_cuda_product_close(dk_cuda_queue *queue);
-void dk_cuda_product(dk_cuda_queue *queue, const dk_product_args *args);
+/* False: not with GELU here, where two functions are quicker or cuBLASLt cannot; nothing is done. */
+bool dk_cuda_product(dk_cuda_queue *queue, const dk_product_args *args);
 
 bool dk_cuda_graph_begin(dk_queue *queue);
 dk_graph *dk_cuda_graph_end(dk_queue *queue, const char **why);
@@ -84,6 +94,10 @@ void dk_cuda_linear_backward_params(dk_queue *queue, float *dweight, float *dbia
 		const float *dout, const float *in, int64_t rows, int64_t inputs, int64_t outputs);
 void dk_cuda_linear_backward_input(dk_queue *queue, float *din, const float *dout,
 		const float *weight, int64_t rows, int64_t inputs, int64_t outputs);
+void dk_cuda_linear_gelu_forward(dk_queue *queue, float *out, float *before, const float *in,
+		const float *weight, const float *bias, int64_t rows, int64_t inputs, int64_t outputs);
+void dk_cuda_linear_gelu_backward(dk_queue *queue, float *dbefore, const float *dout,
+		const float *weight, const float *before, int64_t rows, int64_t inputs, int64_t outputs);
 void dk_cuda_embedding_forward(dk_queue *queue, float *out, const int32_t *tokens, const float *wte,
 		const float *wpe, int64_t batch, int64_t length, int64_t width);
 void dk_cuda_embedding_backward(dk_queue *queue, float *dwte, float *dwpe, const float *dout,

@@ -7,7 +7,9 @@
 bool dk_cuda_gpu_open(dk_cuda_queue *q, int device)
 {
 	q->gpu = static_cast<dk_gpu *>(calloc(1, sizeof(*q->gpu)));
-	return dk_cuda_check(q, q->gpu == NULL ? cudaErrorMemoryAllocation : dk_gpu_open(q->gpu, device), "its GPU");
+	return dk_cuda_check(q, q->gpu == NULL ? cudaErrorMemoryAllocation : dk_gpu_open(q->gpu, device), "its GPU") &&
+	       dk_cuda_check(q, cudaDeviceGetAttribute(&q->capability, cudaDevAttrComputeCapabilityMajor, device),
+	                     "its compute capability");
 }
 
 void dk_cuda_gpu_close(dk_cuda_queue *q)

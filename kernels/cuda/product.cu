@@ -13,11 +13,14 @@
 #include "cuda/functions.cuh"
 
 enum { WORKSPACE_BYTES = 32 << 20, PLANS = 512 /* more than a ResNet-50 has forms */ };
+/* What GELU wants: addresses that are multiples of so many bytes, and rows of so many elements. */
+enum { GELU_ALIGNMENT = 16, GELU_STRIDE = 8 };
 
 /* What was found for a form of product, so that it is looked for once only. */
 struct plan {
 	dk_product_args form; /* without its addresses */
 	unsigned alignment;   /* of all of them, in bytes */
+	bool refused;         /* with GELU: cuBLASLt has no algorithm */
 	cublasLtMatmulDesc_t description;
 	cublasLtMatrixLayout_t first, second, result;
 	cublasLtMatmulAlgo_t algorithm;
@@ -57,7 +60,7 @@ static void forget(plan *p)
 	for (cublasLtMatrixLayout_t layout : {p->first, p->second, p->result})
 		if (layout != NULL)
 			cublasLtMatrixLayoutDestroy(layout);
-	memset(p, 0, sizeof(*p));
+	*p = plan();
 }
 
 void dk_cuda_product_close(dk_cuda_queue *q)
@@ -77,7 +80,8 @@ static unsigned alignment_of(const dk_product_args *p)
 {
 	const uintptr_t bits = reinterpret_cast<uintptr_t>(p->a) | reinterpret_cast<uintptr_t>(p->b) |
 	                       reinterpret_cast<uintptr_t>(p->c) | reinterpret_cast<uintptr_t>(p->d) |
-	                       reinterpret_cast<uintptr_t>(p->bias) | 16;
+	                       reinterpret_cast<uintptr_t>(p->bias) | reinterpret_cast<uintptr_t>(p->before) |
+	                       GELU_ALIGNMENT;
 
 	return (unsigned)(bits & -bits);
 }
@@ -89,7 +93,8 @@ static bool same_form(const plan *made, const dk_product_args *p, unsigned align
 	return made->description != NULL && made->alignment == alignment &&
 	       f->transpose_a == p->transpose_a && f->transpose_b == p->transpose_b && f->m == p->m &&
 	       f->n == p->n && f->k == p->k && f->lda == p->lda && f->ldb == p->ldb && f->ldc == p->ldc &&
-	       (f->beta != 0) == (p->beta != 0) && (f->bias != NULL) == (p->bias != NULL) && f->wide == p->wide;
+	       (f->beta != 0) == (p->beta != 0) && (f->bias != NULL) == (p->bias != NULL) && f->wide == p->wide &&
+	       f->gelu == p->gelu;
 }
 
 template <typename V>
@@ -127,15 +132,35 @@ static bool choose_algorithm(dk_cuda_queue *q, plan *made)
 	for (cublasLtMatmulPreferenceAttributes_t which : alignments)
 		good = good && check(q, cublasLtMatmulPreferenceSetAttribute(preference, which, &alignment,
 		                                                             sizeof(alignment)), "alignment");
-	good = good && check(q, cublasLtMatmulAlgoGetHeuristic(q->product->handle, made->description, made->first,
-	                     made->second, made->result, made->result, preference, 1, &found, &count),
-	                     "choice of an algorithm");
+	if (good) {
+		cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(q->product->handle, made->description, made->first,
+			made->second, made->result, made->result, preference, 1, &found, &count);
+		if (status == CUBLAS_STATUS_SUCCESS && (count == 0 || found.state != CUBLAS_STATUS_SUCCESS))
+			status = CUBLAS_STATUS_NOT_SUPPORTED;
+		made->refused = status != CUBLAS_STATUS_SUCCESS && made->form.gelu != DK_NO_GELU;
+		good = made->refused || check(q, status, "choice of an algorithm");
+	}
 	cublasLtMatmulPreferenceDestroy(preference);
-	if (good && (count == 0 || found.state != CUBLAS_STATUS_SUCCESS))
-		good = check(q, CUBLAS_STATUS_NOT_SUPPORTED, "choice of an algorithm");
-	if (good)
+	if (good && !made->refused)
 		made->algorithm = found.algo;
 	return good;
+}
+
+static uint32_t epilogue_of(const dk_product_args *p)
+{
+	switch (p->gelu) {
+	case DK_GELU: return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+	case DK_GELU_SLOPE: return CUBLASLT_EPILOGUE_DGELU;
+	case DK_NO_GELU: break;
+	}
+	return p->bias != NULL ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+/* Where it finds what its epilogue has beside the product. */
+static bool point_to(dk_cuda_queue *q, plan *made, const void *bias, const void *before)
+{
+	return (made->form.bias == NULL || describe(q, made, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)) &&
+	       (made->form.gelu == DK_NO_GELU || describe(q, made, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, before));
 }
 
 static bool make_plan(dk_cuda_queue *q, plan *made, const dk_product_args *p, unsigned alignment)
@@ -144,8 +169,8 @@ static bool make_plan(dk_cuda_queue *q, plan *made, const dk_product_args *p, un
 	const int32_t second = p->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
 	const cublasComputeType_t by = q->base.type == DK_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 	const bool narrow = dk_cuda_narrow(q);
-	/* The choice of an algorithm reads nothing there, but takes its alignment for the bias's. */
-	const void *any_bias = reinterpret_cast<const void *>(static_cast<uintptr_t>(alignment));
+	/* The choice of an algorithm reads nothing there, but takes its alignment for that of what will be. */
+	const void *any = reinterpret_cast<const void *>(static_cast<uintptr_t>(alignment));
 
 	made->form = *p;
 	made->alignment = alignment;
@@ -153,9 +178,8 @@ static bool make_plan(dk_cuda_queue *q, plan *made, const dk_product_args *p, un
 	             "description of a product") &&
 	       describe(q, made, CUBLASLT_MATMUL_DESC_TRANSA, first) &&
 	       describe(q, made, CUBLASLT_MATMUL_DESC_TRANSB, second) &&
-	       (p->bias == NULL ||
-	        (describe(q, made, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS) &&
-	         describe(q, made, CUBLASLT_MATMUL_DESC_BIAS_POINTER, any_bias))) &&
+	       describe(q, made, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(p)) && point_to(q, made, any, any) &&
+	       (p->gelu == DK_NO_GELU || describe(q, made, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p->ldc)) &&
 	       lay_out(q, &made->first, narrow, p->transpose_b ? p->n : p->k, p->transpose_b ? p->k : p->n, p->ldb) &&
 	       lay_out(q, &made->second, narrow, p->transpose_a ? p->k : p->m, p->transpose_a ? p->m : p->k, p->lda) &&
 	       lay_out(q, &made->result, narrow && !p->wide, p->m, p->n, p->ldc) && choose_algorithm(q, made);
@@ -177,18 +201,30 @@ static plan *find_plan(dk_cuda_queue *q, const dk_product_args *p)
 	return NULL;
 }
 
-void dk_cuda_product(dk_cuda_queue *q, const dk_product_args *p)
+/* On H100 and B200 cuBLASLt's products of bf16 have GELU at their end, by what others measured; on an RTX 4090
+   it ran a kernel of its own behind the product, slower than ours. */
+static bool takes_gelu(const dk_cuda_queue *q, const dk_product_args *p)
+{
+	return (q->capability == 9 || q->capability == 10) && dk_cuda_narrow(q) && p->ldc % GELU_STRIDE == 0 &&
+	       alignment_of(p) == GELU_ALIGNMENT;
+}
+
+bool dk_cuda_product(dk_cuda_queue *q, const dk_product_args *p)
 {
 	const float one = 1;
 
+	if (p->gelu != DK_NO_GELU && !takes_gelu(q, p))
+		return false;
 	if (q->failure[0] != '\0')
-		return;
+		return true;
 	plan *made = find_plan(q, p);
-	if (made == NULL ||
-	    (p->bias != NULL && !describe(q, made, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p->bias)))
-		return;
+	if (made != NULL && made->refused)
+		return false;
+	if (made == NULL || !point_to(q, made, p->bias, p->before))
+		return true;
 	check(q, cublasLtMatmul(q->product->handle, made->description, &one, p->b, made->first, p->a,
 	                        made->second, &p->beta, p->c, made->result, p->d, made->result,
 	                        &made->algorithm, q->product->workspace, WORKSPACE_BYTES, q->stream),
 	      "matrix product");
+	return true;
 }

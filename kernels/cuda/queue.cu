@@ -204,6 +204,8 @@ const dk_table dk_cuda_table = {
 	dk_cuda_linear_forward,
 	dk_cuda_linear_backward_params,
 	dk_cuda_linear_backward_input,
+	dk_cuda_linear_gelu_forward,
+	dk_cuda_linear_gelu_backward,
 	dk_cuda_embedding_forward,
 	dk_cuda_embedding_backward,
 	dk_cuda_add_rows,

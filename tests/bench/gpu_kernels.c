@@ -2,7 +2,8 @@
  * The kernels of kernels/cuda on one GPU beside what bounds them, on the shapes of a GPT:
  *
  *   those that memory bounds, beside a copy within the GPU that moves as many bytes;
- *   matrix products (cuBLASLt, as kernels/cuda/product.cu calls it) beside cublasGemmEx;
+ *   matrix products (cuBLASLt, as kernels/cuda/product.cu calls it) beside cublasGemmEx,
+ *   and those that come with GELU beside the same without it;
  *   attention beside one matrix product of as many operations.
  *
  *   gpu_kernels [--device cuda|cpu] [--dtypes f32,tf32,bf16] [--sizes 124M|45M|tiny] [--rounds N]
@@ -136,6 +137,20 @@ static void product(const void *args)
 	dk_gemm(args);
 }
 
+static void gelu_product(const void *unused)
+{
+	(void)unused;
+	dk_linear_gelu_forward(memory.wide[0], memory.wide[2], memory.small[0], memory.weight, memory.small[2],
+	                       memory.rows, memory.s->width, 4 * memory.s->width);
+}
+
+static void gelu_slope_product(const void *unused)
+{
+	(void)unused;
+	dk_linear_gelu_backward(memory.wide[0], memory.small[0], memory.weight, memory.wide[1], memory.rows,
+	                        4 * memory.s->width, memory.s->width);
+}
+
 /* ---- what bounds them ---------------------------------------------------------------------- */
 
 static void copy(const void *bytes)
@@ -262,6 +277,21 @@ static void measure_products(const char *layer, float *in, float *out, int64_t i
 	}
 }
 
+static void measure_gelu_products(void)
+{
+	const int64_t width = memory.s->width, wide = 4 * width;
+	const dk_gemm_args forward = { .m = memory.rows, .n = wide, .k = width, .a = memory.small[0], .lda = width,
+		.b = memory.weight, .ldb = wide, .c = memory.wide[0], .ldc = wide };
+	const dk_gemm_args backward = { .transpose_b = true, .m = memory.rows, .n = wide, .k = width,
+		.a = memory.small[0], .lda = width, .b = memory.weight, .ldb = width, .c = memory.wide[0], .ldc = wide };
+	const double amount = 2e-12 * (double)memory.rows * (double)width * (double)wide;
+
+	measure("product with bias and GELU", amount, "TFLOP/s", (side){ .work = gelu_product },
+	        (side){ .work = product, .argument = &forward });
+	measure("product with GELU's slope", amount, "TFLOP/s", (side){ .work = gelu_slope_product },
+	        (side){ .work = product, .argument = &backward });
+}
+
 /* ---- memory -------------------------------------------------------------------------------- */
 
 static int64_t larger(int64_t a, int64_t b)
@@ -377,6 +407,7 @@ static void measure_all(void)
 	measure_products("to 3 widths", memory.small[0], memory.wide[0], width, 3 * width);
 	measure_products("to 4 widths", memory.small[0], memory.wide[0], width, 4 * width);
 	measure_products("from 4 widths", memory.wide[0], memory.small[0], 4 * width, width);
+	measure_gelu_products();
 	measure_products("to the vocabulary", memory.small[0], memory.product, width, memory.s->vocab);
 }
 

@@ -1,12 +1,18 @@
+#include <math.h>
 #include <string.h>
 
 #include "cuda/functions.cuh"
+
+bool cublas_emulation_refuses_gelu;
+int cublas_emulation_gelus;
 
 struct cublas_description {
 	cublasComputeType_t compute;
 	int32_t transpose_a, transpose_b;
 	uint32_t epilogue;
 	const void *bias;
+	void *aux;
+	int64_t aux_stride;
 };
 
 struct cublas_layout {
@@ -19,6 +25,7 @@ struct cublas_preference {
 };
 
 enum { ALIGNED = 256 /* bytes: as cuBLASLt takes addresses to be, unless it is told */ };
+enum { AUX_ALIGNED = 16, AUX_STRIDE = 8 };
 
 const char *cublasLtGetStatusString(cublasStatus_t status)
 {
@@ -41,7 +48,8 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *description, cubla
 {
 	if (scale != CUDA_R_32F)
 		return CUBLAS_STATUS_NOT_SUPPORTED;
-	*description = new cublas_description{compute, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL};
+	*description = new cublas_description{compute, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL,
+		NULL, 0};
 	return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -68,6 +76,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t description,
 	case CUBLASLT_MATMUL_DESC_TRANSB: return set(&description->transpose_b, value, bytes);
 	case CUBLASLT_MATMUL_DESC_EPILOGUE: return set(&description->epilogue, value, bytes);
 	case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(&description->bias, value, bytes);
+	case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return set(&description->aux, value, bytes);
+	case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return set(&description->aux_stride, value, bytes);
 	}
 	return CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -119,6 +129,24 @@ static bool possible(const cublasLtMatmulAlgo_t *p)
 	       (a == CUDA_R_32F || p->description->compute == CUBLAS_COMPUTE_32F);
 }
 
+static bool has_bias(const cublas_description *description)
+{
+	return (description->epilogue & CUBLASLT_EPILOGUE_BIAS) != 0;
+}
+
+static bool has_gelu(const cublas_description *description)
+{
+	return description->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
+	       description->epilogue == CUBLASLT_EPILOGUE_DGELU;
+}
+
+/* The matrix of what GELU is, or was, applied to. */
+static bool aux_fits(const cublas_description *description, const cublas_layout *d)
+{
+	return description->aux_stride % AUX_STRIDE == 0 && description->aux_stride >= d->rows &&
+	       description->aux != NULL && reinterpret_cast<uintptr_t>(description->aux) % AUX_ALIGNED == 0;
+}
+
 /* Of NULL, the most. */
 static uintptr_t alignment_of(const void *address)
 {
@@ -133,10 +161,17 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulPreference_t preference, int most,
                                               cublasLtMatmulHeuristicResult_t *results, int *count)
 {
-	cublasLtMatmulAlgo_t chosen = {description, {a, b, c, d}, {0, 0, 0, 0}, alignment_of(description->bias)};
+	cublasLtMatmulAlgo_t chosen = {description, {a, b, c, d}, {0, 0, 0, 0}, alignment_of(description->bias),
+		alignment_of(description->aux)};
 
 	if (most < 1 || !possible(&chosen))
 		return CUBLAS_STATUS_NOT_SUPPORTED;
+	if (has_gelu(description) && (d->type != CUDA_R_16BF || !aux_fits(description, d)))
+		return CUBLAS_STATUS_INVALID_VALUE;
+	if (has_gelu(description) && cublas_emulation_refuses_gelu) {
+		*count = 0;
+		return CUBLAS_STATUS_SUCCESS;
+	}
 	memcpy(chosen.alignments, preference->alignments, sizeof(chosen.alignments));
 	results->algo = chosen;
 	results->state = CUBLAS_STATUS_SUCCESS;
@@ -150,6 +185,33 @@ static float rounded(float x)
 	return __uint_as_float((__float_as_uint(x) + 0x1000) & ~0x1fffu);
 }
 
+static double gelu_of(double x)
+{
+	return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+static double gelu_slope(double x)
+{
+	const double t = tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
+
+	return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+}
+
+/* What is written of a sum. */
+template <typename D>
+static float finished(const cublas_description *description, float sum, int64_t row, int64_t column)
+{
+	if (has_bias(description))
+		sum += wide(static_cast<const D *>(description->bias)[row]);
+	if (!has_gelu(description))
+		return sum;
+	D *aux = static_cast<D *>(description->aux) + column * description->aux_stride + row;
+	if (description->epilogue == CUBLASLT_EPILOGUE_DGELU)
+		return (float)(sum * gelu_slope(wide(*aux)));
+	put(aux, sum);
+	return (float)gelu_of(sum);
+}
+
 /* op(a)[row, k] by op(b)[k, column], in f32, of columns that are dense. */
 template <typename T, typename D>
 static void multiply(const cublasLtMatmulAlgo_t *p, const T *a, const T *b, float beta, const D *c, D *d)
@@ -158,7 +220,6 @@ static void multiply(const cublasLtMatmulAlgo_t *p, const T *a, const T *b, floa
 	const bool across_x = p->description->transpose_a == CUBLAS_OP_T;
 	const bool across_y = p->description->transpose_b == CUBLAS_OP_T;
 	const bool rounds = p->description->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
-	const D *bias = static_cast<const D *>(p->description->bias);
 	const int64_t depth = across_x ? x->rows : x->columns;
 
 	for (int64_t column = 0; column < to->columns; column++)
@@ -172,9 +233,7 @@ static void multiply(const cublasLtMatmulAlgo_t *p, const T *a, const T *b, floa
 			}
 			if (beta != 0)
 				sum += beta * wide(c[at]);
-			if (p->description->epilogue == CUBLASLT_EPILOGUE_BIAS)
-				sum += wide(bias[row]);
-			put(d + at, sum);
+			put(d + at, finished<D>(p->description, sum, row, column));
 		}
 }
 
@@ -193,7 +252,7 @@ struct product {
 	{
 		product own = *this;
 		const cublasLtMatmulAlgo_t p = {&own.description, {&own.layouts[0], &own.layouts[1], &own.layouts[2],
-		                                &own.layouts[3]}, {0, 0, 0, 0}, 0};
+		                                &own.layouts[3]}, {0, 0, 0, 0}, 0, 0};
 
 		if (layouts[0].type == CUDA_R_32F)
 			multiply(&p, static_cast<const float *>(a), static_cast<const float *>(b), beta,
@@ -218,12 +277,14 @@ static bool fits(const cublasLtMatmulAlgo_t *p)
 	       c->columns == d->columns;
 }
 
-/* Matrices are aligned as it was told before, and the bias as the one of the description was then. */
+/* Matrices are aligned as it was told before, and the others as those of the description were then. */
 static bool chosen_for(const cublasLtMatmulAlgo_t *p, cublasLtMatmulDesc_t description,
                        const cublasLtMatrixLayout_t layouts[4], const void *const addresses[4])
 {
 	if (p->description != description ||
-	    (description->epilogue == CUBLASLT_EPILOGUE_BIAS && alignment_of(description->bias) < p->bias_alignment))
+	    (has_bias(description) && alignment_of(description->bias) < p->bias_alignment) ||
+	    (has_gelu(description) && (alignment_of(description->aux) < p->aux_alignment ||
+	                               !aux_fits(description, layouts[3]))))
 		return false;
 	for (int i = 0; i < 4; i++)
 		if (p->layouts[i] != layouts[i] || reinterpret_cast<uintptr_t>(addresses[i]) % p->alignments[i] != 0)
@@ -244,6 +305,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
 	if (!chosen_for(algorithm, description, layouts, addresses) || !fits(algorithm) ||
 	    *static_cast<const float *>(alpha) != 1)
 		return CUBLAS_STATUS_INVALID_VALUE;
+	cublas_emulation_gelus += has_gelu(description);
 	const product as_told(algorithm);
 	cuda_emulation_work(stream, [=] { as_told.compute(a, b, times, c, d); });
 	return CUBLAS_STATUS_SUCCESS;

@@ -1,7 +1,8 @@
 /*
  * cublas_emulation: stands for cuBLASLt, as far as kernels/cuda uses it, by plain loops. What
  * cuBLASLt leaves undefined or cannot do is refused: other combinations of types, an
- * algorithm that was chosen for another product, and addresses less aligned than it was told.
+ * algorithm that was chosen for another product, and addresses less aligned than it was told;
+ * with GELU, any but bf16, and a matrix of what it was applied to that is not as is documented.
  */
 #ifndef TESTS_CUBLAS_EMULATION_H
 #define TESTS_CUBLAS_EMULATION_H
@@ -13,12 +14,19 @@ enum cudaDataType_t { CUDA_R_32F, CUDA_R_16BF };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32 };
 enum cublasStatus_t { CUBLAS_STATUS_SUCCESS, CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED };
 enum cublasOperation_t { CUBLAS_OP_N, CUBLAS_OP_T };
-enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 };
+enum cublasLtEpilogue_t {
+	CUBLASLT_EPILOGUE_DEFAULT = 1,
+	CUBLASLT_EPILOGUE_BIAS = 4,
+	CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 164,
+	CUBLASLT_EPILOGUE_DGELU = 192,
+};
 enum cublasLtMatmulDescAttributes_t {
 	CUBLASLT_MATMUL_DESC_TRANSA,
 	CUBLASLT_MATMUL_DESC_TRANSB,
 	CUBLASLT_MATMUL_DESC_EPILOGUE,
 	CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+	CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+	CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD,
 };
 enum cublasLtMatmulPreferenceAttributes_t {
 	CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
@@ -38,13 +46,17 @@ struct cublasLtMatmulAlgo_t {
 	cublasLtMatmulDesc_t description;
 	cublasLtMatrixLayout_t layouts[4];
 	uint32_t alignments[4];
-	uintptr_t bias_alignment;
+	uintptr_t bias_alignment, aux_alignment;
 };
 
 struct cublasLtMatmulHeuristicResult_t {
 	cublasLtMatmulAlgo_t algo;
 	cublasStatus_t state;
 };
+
+/* No algorithm is found with GELU; and how many products there were with it. */
+extern bool cublas_emulation_refuses_gelu;
+extern int cublas_emulation_gelus;
 
 const char *cublasLtGetStatusString(cublasStatus_t status);
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle);

@@ -8,8 +8,11 @@
 
 /* ---- its GPU ---- */
 
-bool dk_cuda_gpu_open(dk_cuda_queue *, int device)
+enum { HOPPER = 9, AMPERE = 8 };
+
+bool dk_cuda_gpu_open(dk_cuda_queue *queue, int device)
 {
+	queue->capability = HOPPER;
 	return device == CUDA_EMULATION_GPU;
 }
 
@@ -81,6 +84,13 @@ static void fail_graph(int call)
 	cuda_emulation_fails = call;
 }
 
+static int have_gelu(kernel_place *place, kernel_gelu how)
+{
+	own(place->queue)->capability = how == GELU_SLOW ? AMPERE : HOPPER;
+	cublas_emulation_refuses_gelu = how == GELU_REFUSED;
+	return cublas_emulation_gelus;
+}
+
 bool kernel_place_open(int round, kernel_place *place, const char **why)
 {
 	/* Of the last two, only what they have not of the others is left to try. */
@@ -101,6 +111,7 @@ bool kernel_place_open(int round, kernel_place *place, const char **why)
 	place->take = take;
 	place->leave_scratch = leave_scratch;
 	place->fail_graph = fail_graph;
+	place->have_gelu = have_gelu;
 	place->queue = dk_cuda_table.open(CUDA_EMULATION_GPU, NULL, place->type, why);
 	return place->queue != NULL;
 }

@@ -8,7 +8,7 @@
 
 #include "tests/support/kernel_cases.h"
 
-enum { INPUTS = 4 };
+enum { INPUTS = 5 };
 
 /* A shape means what its layer says. */
 typedef struct shape {

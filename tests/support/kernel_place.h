@@ -14,6 +14,9 @@
 
 typedef struct kernel_place kernel_place;
 
+/* Whether a matrix product comes with GELU. */
+enum kernel_gelu { GELU_FUSED, GELU_REFUSED /* by cuBLASLt */, GELU_SLOW /* on such a GPU */ };
+
 struct kernel_place {
 	dk_queue *queue;  /* NULL: the host */
 	dk_type type;
@@ -35,6 +38,8 @@ struct kernel_place {
 	/* The so-manieth call that captures or launches graphs fails, from now on; 0: none. NULL: a
 	   test cannot. */
 	void (*fail_graph)(int call);
+	/* Has it so from now on, and returns how many products came with it so far. NULL: a test cannot. */
+	int (*have_gelu)(kernel_place *place, enum kernel_gelu how);
 };
 
 /* Opens the next place: *place. False: there are no more, and *why, unless it is NULL,

@@ -65,6 +65,72 @@ static void linear_layer(void **state)
 	CHECK(l, shapes);
 }
 
+/* ---- linear, GELU, linear: a rows, b inputs, c between them, d outputs -------------------- */
+
+static int64_t mlp_size(const shape *s, int input)
+{
+	const int64_t sizes[] = {s->a * s->b, s->b * s->c, s->c, s->c * s->d, s->d};
+
+	return input < 0 ? s->a * s->d : sizes[input];
+}
+
+SLOW static double gelu(double x)
+{
+	return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+SLOW static void mlp_naive(const shape *s, double *const in[], double *out)
+{
+	for (int64_t r = 0; r < s->a; r++) {
+		memcpy(out + r * s->d, in[4], (size_t)s->d * sizeof(*out));
+		for (int64_t h = 0; h < s->c; h++) {
+			double sum = in[2][h];
+			for (int64_t i = 0; i < s->b; i++)
+				sum += in[0][r * s->b + i] * in[1][i * s->c + h];
+			const double hidden = gelu(sum);
+			for (int64_t o = 0; o < s->d; o++)
+				out[r * s->d + o] += hidden * in[3][h * s->d + o];
+		}
+	}
+}
+
+/* Before GELU, behind it, and the gradient of the former. */
+static size_t mlp_kept(const shape *s)
+{
+	return (size_t)(3 * s->a * s->c);
+}
+
+static void mlp_forward(const shape *s, const layer_memory *m)
+{
+	float *before = m->kept, *hidden = before + s->a * s->c;
+
+	dk_linear_gelu_forward(hidden, before, m->in[0], m->in[1], m->in[2], s->a, s->b, s->c);
+	dk_linear_forward(m->out, hidden, m->in[3], m->in[4], NULL, s->a, s->c, s->d);
+}
+
+static void mlp_backward(const shape *s, const layer_memory *m)
+{
+	float *before = m->kept, *hidden = before + s->a * s->c, *dbefore = hidden + s->a * s->c;
+
+	dk_linear_backward_params(m->din[3], m->din[4], m->dout, hidden, s->a, s->c, s->d);
+	dk_linear_gelu_backward(dbefore, m->dout, m->in[3], before, s->a, s->c, s->d);
+	dk_linear_backward_params(m->din[1], m->din[2], dbefore, m->in[0], s->a, s->b, s->c);
+	dk_linear_backward_input(m->din[0], dbefore, m->in[1], s->a, s->b, s->c);
+}
+
+/* With and without rows of whole 16 bytes. */
+static void linear_layers_with_gelu(void **state)
+{
+	const layer l = {.name = "linear and GELU", .inputs = 5, .adds = {false, true, true, true, true}, .spread = 0.7f,
+		.size = mlp_size, .naive = mlp_naive, .forward = mlp_forward, .backward = mlp_backward,
+		.kept = mlp_kept, .product = true};
+	const shape shapes[] = {{1, 1, 1, 1, NULL}, {3, 5, 8, 8, NULL}, {7, 8, 16, 5, NULL}, {19, 11, 7, 3, NULL},
+		{70, 9, 24, 16, NULL}, {601, 6, 32, 8, NULL}};
+
+	(void)state;
+	CHECK(l, shapes);
+}
+
 /* ---- embedding: a batch, b length, c width, d vocab ------------------------------------ */
 
 static int64_t embedding_size(const shape *s, int input)
@@ -168,10 +234,8 @@ static int64_t elements(const shape *s, int input)
 
 SLOW static void gelu_naive(const shape *s, double *const in[], double *out)
 {
-	for (int64_t i = 0; i < s->a; i++) {
-		double x = in[0][i];
-		out[i] = 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-	}
+	for (int64_t i = 0; i < s->a; i++)
+		out[i] = gelu(in[0][i]);
 }
 
 static void gelu_forward(const shape *s, const layer_memory *m)
@@ -456,6 +520,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(results_stay_where_the_work_is_done),
 		cmocka_unit_test(linear_layer),
+		cmocka_unit_test(linear_layers_with_gelu),
 		cmocka_unit_test(embedding_layer),
 		cmocka_unit_test(layernorm_layer),
 		cmocka_unit_test(gelu_layer),

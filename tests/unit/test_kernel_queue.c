@@ -403,6 +403,63 @@ static void a_bias_may_lie_anywhere(void **state)
 	in_each_place(try_bias);
 }
 
+/* How many products came with GELU in a forward and a backward pass, which give what two functions
+   each do. They begin so many numbers behind where all else does. */
+static int gelus(enum kernel_gelu how, int rows, int width, int offset)
+{
+	enum { DEPTH = 5, MOST = 8 + 7 * 24 };
+	const float bias[] = {1, -1, 0.5f, 2, 0, 0, -2, 3, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4};
+	const size_t behind = (size_t)offset * type_bytes(place.type);
+	float values[MOST], got[2][MOST]; /* the latter: the two functions' */
+	float *there[2][3]; /* of each way: before GELU, behind it, and the gradient before it */
+
+	random_state = 3;
+	for (int i = 0; i < MOST; i++)
+		values[i] = (float)uniform();
+	float *in = give(values, MOST), *weight = give(values + 1, MOST - 1), *bias_there = give(bias, width);
+	for (int i = 0; i < 6; i++)
+		there[i / 3][i % 3] = (float *)(void *)((char *)give(values, MOST) + behind);
+	dk_use(place.queue);
+	const int earlier = place.have_gelu(&place, how);
+	dk_linear_gelu_forward(there[0][1], there[0][0], in, weight, bias_there, rows, DEPTH, width);
+	dk_linear_gelu_backward(there[0][2], in, weight, there[0][0], rows, width, DEPTH);
+	const int fused = place.have_gelu(&place, GELU_FUSED) - earlier;
+	dk_linear_forward(there[1][0], in, weight, bias_there, NULL, rows, DEPTH, width);
+	dk_gelu_forward(there[1][1], there[1][0], (int64_t)rows * width);
+	dk_linear_backward_input(there[1][2], in, weight, rows, width, DEPTH);
+	dk_gelu_backward(there[1][2], there[1][0], (int64_t)rows * width);
+	assert_null(dk_failure());
+	dk_use(NULL);
+	for (int k = 0; k < 3; k++) {
+		for (int way = 0; way < 2; way++)
+			take(got[way], there[way][k], rows * width);
+		for (int i = 0; i < rows * width; i++)
+			assert_true(fabsf(got[0][i] - got[1][i]) <= (fused > 0 ? 1e-2f * (fabsf(got[1][i]) + 1) : 0));
+	}
+	return fused;
+}
+
+static void try_gelus(void)
+{
+	const int both = type_bytes(place.type) == sizeof(uint16_t) ? 2 : 0;
+
+	if (place.have_gelu == NULL)
+		return;
+	assert_int_equal(gelus(GELU_SLOW, 5, 24, 0), 0);
+	assert_int_equal(gelus(GELU_FUSED, 5, 24, 0), both);
+	assert_int_equal(gelus(GELU_REFUSED, 7, 24, 0), 0);
+	assert_int_equal(gelus(GELU_FUSED, 7, 24, 0), 0); /* it is asked once */
+	assert_int_equal(gelus(GELU_FUSED, 5, 20, 0), 0);
+	assert_int_equal(gelus(GELU_FUSED, 5, 24, 1), 0);
+	assert_int_equal(gelus(GELU_FUSED, 5, 24, 8), both);
+}
+
+static void products_come_with_gelu_where_they_can(void **state)
+{
+	(void)state;
+	in_each_place(try_gelus);
+}
+
 /* ---- a whole model, where its memory, which is the host's, is the place's, too ---- */
 
 static const gpt_config tiny = {.layers = 2, .heads = 3, .width = 24, .vocab = 61, .length = 9};
@@ -515,6 +572,7 @@ int main(void)
 		cmocka_unit_test(rows_are_added_in_order),
 		cmocka_unit_test(products_round_to_tf32_where_it_is_asked_for),
 		cmocka_unit_test(a_bias_may_lie_anywhere),
+		cmocka_unit_test(products_come_with_gelu_where_they_can),
 		cmocka_unit_test(a_model_passes_as_on_the_host),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
