@@ -147,6 +147,7 @@ if HAVE_UCX
 check_PROGRAMS += \
 	tests/ranks/test_comm_auth \
 	tests/ranks/test_comm_net \
+	tests/ranks/test_comm_net_messages \
 	tests/ranks/test_comm_shrink_net \
 	tests/ranks/test_comm_stalls \
 	tests/ranks/test_comm_travel \
@@ -284,6 +285,8 @@ tests_unit_test_store_faults_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=write -Wl,--wrap
 	-Wl,--wrap=rename -Wl,--wrap=unlink
 tests_ranks_test_comm_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_net_LDADD = $(LDADD) $(UCX_LIBS)
+tests_ranks_test_comm_net_messages_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
+tests_ranks_test_comm_net_messages_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_auth_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_auth_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_shrink_net_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_agreement_round
