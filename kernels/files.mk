@@ -89,6 +89,7 @@ endif
 cuda_kernel_sources = \
 	kernels/cuda/attention.cu \
 	kernels/cuda/attention_bf16.cu \
+	kernels/cuda/attention_bf16_backward.cu \
 	kernels/cuda/batch_norm.cu \
 	kernels/cuda/classifier.cu \
 	kernels/cuda/convolution.cu \
@@ -104,7 +105,7 @@ cuda_kernel_sources = \
 	kernels/cuda/product.cu \
 	kernels/cuda/queue.cu
 cuda_kernel_headers = kernels/cuda/attention.cuh kernels/cuda/device.cuh kernels/cuda/functions.cuh \
-	kernels/cuda/gpu.h kernels/cuda/optim.cuh kernels/cuda/row_sums.cuh kernels/cuda/window.cuh kernels/half.h \
+	kernels/cuda/gpu.h kernels/cuda/optim.cuh kernels/cuda/row_sums.cuh kernels/cuda/tensor_cores.cuh kernels/cuda/window.cuh kernels/half.h \
 	kernels/kernels.h kernels/splitmix.h kernels/table.h
 # In tests without a GPU, tests have another one.
 cuda_library_sources = kernels/cuda/gpu.cu

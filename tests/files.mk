@@ -329,7 +329,8 @@ tests_ranks_test_device_net_LDADD = kernels/libconvolution.la $(LDADD)
 kernel_cases = tests/support/kernel_cases.c tests/support/kernel_cases.h
 kernel_layer = tests/support/kernel_layer.c tests/support/kernel_layer.h $(kernel_cases)
 kernel_images = tests/unit/test_kernel_images.c $(kernel_layer)
-kernel_layers = tests/unit/test_kernel_layers.c tests/support/classifier_cases.c tests/support/classifier_cases.h $(kernel_layer)
+kernel_layers = tests/unit/test_kernel_layers.c tests/support/attention_cases.c tests/support/attention_cases.h \
+	tests/support/classifier_cases.c tests/support/classifier_cases.h $(kernel_layer)
 kernel_graph = tests/unit/test_kernel_graph.c $(kernel_cases)
 kernel_queue = tests/unit/test_kernel_queue.c $(kernel_cases) $(gpt_model_sources)
 tests_unit_test_kernel_images_SOURCES = $(kernel_images) tests/support/kernel_place_host.c

@@ -222,13 +222,13 @@ static bool by_tensor_cores(dk_cuda_queue *, float *, float *, const float *, in
 }
 
 static bool by_tensor_cores(dk_cuda_queue *q, bf16 *dqkv, const bf16 *dout, const bf16 *qkv,
-                            const float *lse, const float *delta, int64_t batch, attention_shape s)
+                            const bf16 *out, const float *lse, float *scratch, int64_t batch, attention_shape s)
 {
-	return dk_cuda_attention_bf16_backward(q, dqkv, dout, qkv, lse, delta, batch, s);
+	return dk_cuda_attention_bf16_backward(q, dqkv, dout, qkv, out, lse, scratch, batch, s);
 }
 
 static bool by_tensor_cores(dk_cuda_queue *, float *, const float *, const float *, const float *,
-                            const float *, int64_t, attention_shape)
+                            const float *, float *, int64_t, attention_shape)
 {
 	return false;
 }
@@ -297,15 +297,16 @@ static void backward_by(dk_cuda_queue *q, T *dqkv, const T *dout, const T *qkv, 
 	       dqkv, dout, qkv, lse, delta, s);
 }
 
-/* delta [batch, heads, length] is scratch. */
 template <typename T>
 static void samples_backward(dk_cuda_queue *q, T *dqkv, const T *dout, const T *qkv, const T *out,
-                             const float *lse, float *delta, int64_t batch, attention_shape s)
+                             const float *lse, float *scratch, int64_t batch, attention_shape s)
 {
+	float *delta = scratch; /* [batch, heads, length] */
+
+	if (by_tensor_cores(q, dqkv, dout, qkv, out, lse, scratch, batch, s))
+		return;
 	launch(q, "attention's gradient", attention_delta_kernel<T>, attention_blocks(batch, &s, WARPS), THREADS, 0,
 	       delta, dout, out, s);
-	if (by_tensor_cores(q, dqkv, dout, qkv, lse, delta, batch, s))
-		return;
 	if constexpr (sizeof(T) == sizeof(bf16))
 		backward_by<8>(q, dqkv, dout, qkv, lse, delta, batch, s);
 	else if (s.head <= 2 * WARP)
@@ -323,14 +324,14 @@ static void attention_backward(T *, dk_cuda_queue *q, void *dqkv, const void *do
                                int64_t heads, int64_t width)
 {
 	const attention_shape s = shape_of(length, heads, width);
-	const int64_t rows = heads * length, most = q->scratch_size / rows;
-	float *delta = dk_cuda_scratch(q, rows);
+	const int64_t rows = heads * length, most = q->scratch_size / (ATTENTION_SCRATCH * rows);
+	float *scratch = dk_cuda_scratch(q, ATTENTION_SCRATCH * rows);
 
-	for (int64_t first = 0; delta != NULL && first < batch; first += most) {
+	for (int64_t first = 0; scratch != NULL && first < batch; first += most) {
 		const int64_t samples = most < batch - first ? most : batch - first, at = first * length * width;
 		samples_backward(q, static_cast<T *>(dqkv) + 3 * at, static_cast<const T *>(dout) + at,
 		                 static_cast<const T *>(qkv) + 3 * at, static_cast<const T *>(out) + at,
-		                 lse + first * rows, delta, samples, s);
+		                 lse + first * rows, scratch, samples, s);
 	}
 }
 

@@ -1,5 +1,5 @@
 /* What both ways of attention share: of any type (attention.cu), and of bf16 by tensor
-   cores (attention_bf16.cu). */
+   cores (attention_bf16.cu, attention_bf16_backward.cu). */
 #ifndef DK_CUDA_ATTENTION_CUH
 #define DK_CUDA_ATTENTION_CUH
 
@@ -31,10 +31,19 @@ static inline dim3 attention_blocks(int64_t batch, const attention_shape *s, int
 	return dim3((unsigned)ceil_div(s->length, rows), (unsigned)s->heads, (unsigned)batch);
 }
 
+/* Whether it begins a piece that tensor_cores.cuh moves. */
+static inline bool in_pieces(const void *address)
+{
+	return reinterpret_cast<uintptr_t>(address) % 16 == 0;
+}
+
+enum { ATTENTION_SCRATCH = 2 /* numbers of a row of a head, for backward */ };
+
 /* False: not of such a head, or address; nothing was done. */
 bool dk_cuda_attention_bf16(dk_cuda_queue *queue, bf16 *out, float *lse, const bf16 *qkv,
 		int64_t batch, attention_shape shape);
 bool dk_cuda_attention_bf16_backward(dk_cuda_queue *queue, bf16 *dqkv, const bf16 *dout,
-		const bf16 *qkv, const float *lse, const float *delta, int64_t batch, attention_shape shape);
+		const bf16 *qkv, const bf16 *out, const float *lse, float *scratch, int64_t batch,
+		attention_shape shape);
 
 #endif

@@ -17,7 +17,7 @@
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 
-extern __shared__ __align__(16) unsigned char dk_launch_memory[];
+extern __shared__ __align__(128) unsigned char dk_launch_memory[];
 
 __device__ inline void *launch_memory()
 {
@@ -52,9 +52,15 @@ __device__ inline float wide(bf16 x)
 /* To the nearest, to even where two are as near; a NaN stays one. */
 __device__ inline bf16 to_bf16(float x)
 {
+#ifdef __CUDACC__
+	bf16 narrow;
+
+	asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
+#else
 	const uint32_t bits = __float_as_uint(x);
 	const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-	const bf16 narrow = {(uint16_t)(nan ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+	const bf16 narrow = {(uint16_t)(nan ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 
 	return narrow;
 }

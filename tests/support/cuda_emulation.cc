@@ -72,6 +72,13 @@ dim3 threadIdx, blockIdx, blockDim, gridDim;
 /* What a thread waits for: all of its block, or of its warp. */
 enum waiting { RUNS, BLOCK, BLOCK_OR, WARP_BARRIER, SHUFFLE, ENDED };
 
+/* Into shared memory; `from` NULL: zeros. */
+struct copy {
+	uint32_t at;
+	const void *from;
+	size_t bytes;
+};
+
 struct fiber {
 	machine_context context;
 	char *stack;
@@ -80,6 +87,7 @@ struct fiber {
 	int predicate;     /* given to BLOCK_OR; then its result */
 	uint64_t value;    /* given to SHUFFLE */
 	void *fake_stack;  /* the address sanitizer's */
+	std::vector<copy> copies; /* that are on their way */
 };
 
 static std::vector<fiber> fibers;
@@ -251,6 +259,8 @@ static void run_block(unsigned threads)
 		threadIdx.x = i;
 		if (fibers[i].state != ENDED)
 			undefined("waits for threads that have ended, or that wait for something else");
+		if (!fibers[i].copies.empty())
+			undefined("has ended before its copies arrived");
 	}
 }
 
@@ -370,7 +380,7 @@ static float of_bf16(uint64_t pair, int index)
 
 /* Lane 4 r + p holds, of a, rows r and r + 8 at columns 2 p, 2 p + 1, and 8 columns further;
    of b, these rows at column r; of c, rows r and r + 8 at columns 2 p, 2 p + 1. */
-void multiply_add(float c[4], const uint32_t a[4], const uint32_t b[2])
+void multiply_add(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4])
 {
 	uint64_t upper_a[LANES], lower_a[LANES], lanes_b[LANES];
 	const int row = (int)(running->index % LANES) / 4, pair = (int)(running->index % 4) * 2;
@@ -380,25 +390,78 @@ void multiply_add(float c[4], const uint32_t a[4], const uint32_t b[2])
 	share(b[0] | (uint64_t)b[1] << 32, lanes_b);
 	for (int i = 0; i < 4; i++) {
 		const uint64_t *rows = i < 2 ? upper_a : lower_a;
+		d[i] = c[i];
 		for (int k = 0; k < 16; k++)
-			c[i] += of_bf16(rows[row * 4 + k % 8 / 2], k / 8 * 2 + k % 2) *
+			d[i] += of_bf16(rows[row * 4 + k % 8 / 2], k / 8 * 2 + k % 2) *
 			        of_bf16(lanes_b[(pair + i % 2) * 4 + k % 8 / 2], k / 8 * 2 + k % 2);
 	}
 }
 
-void cuda_emulation_load_columns(uint32_t b[2], const void *row)
+/* Of each matrix, the pairs of row lane / 4, or of the column. */
+static void load(uint32_t m[4], uint32_t at, bool transposed)
 {
 	uint64_t rows[LANES];
-	const int column = (int)(running->index % LANES) / 4, pair = (int)(running->index % 4) * 2;
+	const int group = (int)(running->index % LANES) / 4, pair = (int)(running->index % 4) * 2;
 
-	if (reinterpret_cast<uintptr_t>(row) % 16 != 0)
+	if (at % 16 != 0)
 		undefined("a row that is not aligned to 16 bytes");
-	share(reinterpret_cast<uintptr_t>(row), rows);
-	for (int i = 0; i < 2; i++) {
-		const uint16_t *first = reinterpret_cast<const uint16_t *>(rows[i * 8 + pair]);
-		const uint16_t *second = reinterpret_cast<const uint16_t *>(rows[i * 8 + pair + 1]);
-		b[i] = first[column] | (uint32_t)second[column] << 16;
+	share(at, rows);
+	for (int i = 0; i < 4; i++) {
+		uint16_t two[2];
+		unsigned banks = 0;
+		for (int k = 0; k < 8; k++)
+			banks |= 1u << rows[i * 8 + k] / 16 % 8;
+		if (banks != 0xff)
+			undefined("eight rows of a matrix do not lie in all banks, so that their load takes longer");
+		for (int k = 0; k < 2; k++) {
+			const uint64_t row = rows[i * 8 + (transposed ? pair + k : group)];
+			two[k] = reinterpret_cast<const uint16_t *>(shared_memory + row)[transposed ? group : pair + k];
+		}
+		m[i] = two[0] | (uint32_t)two[1] << 16;
 	}
+}
+
+void load_matrices(uint32_t m[4], uint32_t at)
+{
+	load(m, at, false);
+}
+
+void load_matrices_transposed(uint32_t m[4], uint32_t at)
+{
+	load(m, at, true);
+}
+
+static void begin_copy(uint32_t at, const void *from, size_t bytes, bool there)
+{
+	if (at % bytes != 0 || reinterpret_cast<uintptr_t>(from) % bytes != 0)
+		undefined("a copy that is not aligned to its size");
+	memset(shared_memory + at, 0xff, bytes);
+	running->copies.push_back({at, there ? from : NULL, bytes});
+}
+
+void copy_piece(uint32_t at, const void *from, bool there)
+{
+	begin_copy(at, from, 16, there);
+}
+
+void copy_word(uint32_t at, const void *from, bool there)
+{
+	begin_copy(at, from, 4, there);
+}
+
+void copies_arrived()
+{
+	for (const copy &c : running->copies)
+		if (c.from != NULL)
+			memcpy(shared_memory + c.at, c.from, c.bytes);
+		else
+			memset(shared_memory + c.at, 0, c.bytes);
+	running->copies.clear();
+}
+
+float power_of_2(float x)
+{
+	return x < -126 ? 0 : exp2f(x);
 }
 
 /* Where each begins, and its size. */

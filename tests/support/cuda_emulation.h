@@ -64,11 +64,15 @@ template <typename T> T __shfl_sync(unsigned, T mine, int from)
 	return mine;
 }
 
-/* Tensor cores: c [16, 8] += a [16, 16] b [16, 8] of bf16, as mma.m16n8k16 has it over the
-   lanes; and b from 16 rows of eight in shared memory, of which each lane names one. */
-void multiply_add(float c[4], const uint32_t a[4], const uint32_t b[2]);
-void cuda_emulation_load_columns(uint32_t b[2], const void *row);
-#define load_columns(b, row) cuda_emulation_load_columns(b, row)
+/* What kernels/cuda/tensor_cores.cuh says of them. A copy's bytes are NaN until copies_arrived(), which
+   the thread has to call before it ends. */
+void multiply_add(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4]);
+void load_matrices(uint32_t m[4], uint32_t at);
+void load_matrices_transposed(uint32_t m[4], uint32_t at);
+void copy_piece(uint32_t at, const void *from, bool there);
+void copy_word(uint32_t at, const void *from, bool there);
+void copies_arrived();
+float power_of_2(float x);
 
 static inline int atomicMax(int *at, int value)
 {

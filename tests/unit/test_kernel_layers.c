@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "tests/support/attention_cases.h"
 #include "tests/support/classifier_cases.h"
 #include "tests/support/kernel_layer.h"
 #include "tests/support/kernel_values.h"
@@ -429,92 +430,6 @@ static void the_border_of_dropout_is_exact(void **state)
 	in_each_place(try_border);
 }
 
-/* ---- attention: a batch, b length, c heads, d width --------------------------------------- */
-
-static int64_t attention_size(const shape *s, int input)
-{
-	return s->a * s->b * s->d * (input < 0 ? 1 : 3);
-}
-
-static void attention_row(const shape *s, const double *qkv, int64_t row, int64_t head,
-                          double *out)
-{
-	int64_t size = s->d / s->c, first = row / s->b * s->b;
-	const double *q = qkv + row * 3 * s->d + head * size;
-	double total = 0, *result = out + row * s->d + head * size;
-
-	memset(result, 0, (size_t)size * sizeof(double));
-	for (int64_t key = first; key <= row; key++) {
-		const double *k = qkv + key * 3 * s->d + s->d + head * size, *v = k + s->d;
-		double score = 0;
-		for (int64_t i = 0; i < size; i++)
-			score += q[i] * k[i];
-		double weight = exp(score / sqrt((double)size));
-		total += weight;
-		for (int64_t i = 0; i < size; i++)
-			result[i] += weight * v[i];
-	}
-	for (int64_t i = 0; i < size; i++)
-		result[i] /= total;
-}
-
-SLOW static void attention_naive(const shape *s, double *const in[], double *out)
-{
-	for (int64_t row = 0; row < s->a * s->b; row++)
-		for (int64_t head = 0; head < s->c; head++)
-			attention_row(s, in[0], row, head, out);
-}
-
-static size_t attention_kept(const shape *s)
-{
-	return (size_t)(s->a * s->b * s->c);
-}
-
-static void attention_forward(const shape *s, const layer_memory *m)
-{
-	dk_attention_forward(m->out, m->kept, m->in[0], s->a, s->b, s->c, s->d);
-}
-
-static void attention_backward(const shape *s, const layer_memory *m)
-{
-	dk_attention_backward(m->din[0], m->dout, m->in[0], m->out, m->kept, s->a, s->b, s->c, s->d);
-}
-
-static void attention_layer(void **state)
-{
-	const layer l = {.name = "attention", .inputs = 1, .spread = 2, .size = attention_size,
-		.naive = attention_naive, .forward = attention_forward, .backward = attention_backward,
-		.kept = attention_kept};
-	const shape shapes[] = {{1, 1, 1, 1, NULL}, {2, 3, 1, 5, NULL}, {1, 63, 3, 51, NULL},
-		{2, 65, 2, 128, NULL}, {1, 256, 1, 8, NULL}, {1, 331, 2, 14, NULL}, {3, 40, 1, 256, NULL},
-		{1, 40, 1, 17, NULL}, {1, 18, 1, 97, NULL}, {1, 7, 1, 256, NULL},
-		{1, 65, 1, 32, NULL}, {2, 18, 2, 64, NULL}, {1, 15, 1, 128, NULL}};
-
-	(void)state;
-	CHECK(l, shapes);
-}
-
-/* With scratch for two samples of the batch. */
-static void backward_in_little_scratch(const shape *s, const layer_memory *m)
-{
-	if (place.leave_scratch != NULL)
-		place.leave_scratch(&place, 2 * (int64_t)attention_kept(s) / s->a + 1);
-	attention_backward(s, m);
-	if (place.leave_scratch != NULL)
-		place.leave_scratch(&place, 0);
-}
-
-static void a_batch_may_be_larger_than_scratch(void **state)
-{
-	const layer l = {.name = "attention", .inputs = 1, .spread = 2, .size = attention_size,
-		.naive = attention_naive, .forward = attention_forward, .backward = backward_in_little_scratch,
-		.kept = attention_kept};
-	const shape shapes[] = {{5, 3, 2, 6, NULL}, {5, 3, 2, 64, NULL}};
-
-	(void)state;
-	CHECK(l, shapes);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -531,6 +446,7 @@ int main(void)
 		cmocka_unit_test(the_border_of_dropout_is_exact),
 		cmocka_unit_test(attention_layer),
 		cmocka_unit_test(a_batch_may_be_larger_than_scratch),
+		cmocka_unit_test(attention_over_several_tiles),
 		cmocka_unit_test(classifier_layer),
 		cmocka_unit_test(classifier_takes_a_large_vocabulary),
 		cmocka_unit_test(classifier_survives_large_logits),
