@@ -125,14 +125,14 @@ double dk_sum_squares(const float *x, int64_t n)
 	return CALL(sum_squares, x, n);
 }
 
-void dk_largest_at(float *largest, const float *x, int64_t n)
+void dk_largest_at(float *largest, const dk_array *arrays, int64_t count)
 {
-	CALL(largest_at, largest, x, n);
+	CALL(largest_at, largest, arrays, count);
 }
 
-void dk_squares_at(double *sums, const float *x, int64_t n, int64_t piece)
+void dk_squares_at(double *sums, const dk_array *arrays, int64_t count, int64_t piece)
 {
-	CALL(squares_at, sums, x, n, piece);
+	CALL(squares_at, sums, arrays, count, piece);
 }
 
 void dk_scale(float *x, int64_t n, float factor)

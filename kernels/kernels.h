@@ -215,13 +215,22 @@ float dk_largest(const float *x, int64_t n);
 enum { DK_SQUARES_SUMS = 32 };
 double dk_sum_squares(const float *x, int64_t n);
 
-/* The same, but nobody waits: *largest is where the work is done. */
-void dk_largest_at(float *largest, const float *x, int64_t n);
+/* n numbers from x on, where the work is done. Lists of arrays are in the host's memory, and may change after
+   the call; a GPU has one launch for a hundred arrays and more. */
+typedef struct dk_array {
+	const float *x;
+	int64_t n;
+} dk_array;
 
-/* sums [ceil(n / piece)], where the work is done: of each piece of x what dk_sum_squares()
-   would return of it, if it is at most DK_PIECE_MAX long; longer ones are summed in one go. */
+/* The same, but nobody waits: largest [count], where the work is done, is what dk_largest() would
+   return of each array. */
+void dk_largest_at(float *largest, const dk_array *arrays, int64_t count);
+
+/* sums, where the work is done: of each piece of each of `count` arrays, [ceil(n / piece)] one behind
+   the other, what dk_sum_squares() would return of it, if it is at most DK_PIECE_MAX long; longer ones
+   are summed in one go. */
 enum { DK_PIECE_MAX = 32768 };
-void dk_squares_at(double *sums, const float *x, int64_t n, int64_t piece);
+void dk_squares_at(double *sums, const dk_array *arrays, int64_t count, int64_t piece);
 
 /* x *= factor */
 void dk_scale(float *x, int64_t n, float factor);

@@ -13,7 +13,7 @@ extern "C" {
 #endif
 
 /* Grows with each change of this header, or of a function of kernels.h. */
-enum { DK_TABLE_VERSION = 12 };
+enum { DK_TABLE_VERSION = 13 };
 
 /* Those of images, in f32. CUDA's queues of DK_BF16 and DK_MIXED fail; the host's of DK_MIXED
    take f32, also on the test device. */
@@ -106,8 +106,9 @@ typedef struct dk_table {
 			const dk_sgd_args *args);
 	float (*largest)(dk_queue *queue, const float *x, int64_t n);
 	double (*sum_squares)(dk_queue *queue, const float *x, int64_t n);
-	void (*largest_at)(dk_queue *queue, float *largest, const float *x, int64_t n);
-	void (*squares_at)(dk_queue *queue, double *sums, const float *x, int64_t n, int64_t piece);
+	void (*largest_at)(dk_queue *queue, float *largest, const dk_array *arrays, int64_t count);
+	void (*squares_at)(dk_queue *queue, double *sums, const dk_array *arrays, int64_t count,
+			int64_t piece);
 	void (*scale)(dk_queue *queue, float *x, int64_t n, float factor);
 	void (*to_bf16)(dk_queue *queue, uint16_t *out, const float *in, int64_t n);
 	void (*from_bf16)(dk_queue *queue, float *out, const uint16_t *in, int64_t n);

@@ -270,7 +270,7 @@ tests_ranks_test_checkpoint_load_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,-
 tests_ranks_test_checkpoint_beside_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=fsync -Wl,--wrap=pthread_create
 tests_ranks_test_device_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_place_read -Wl,--wrap=ddp_wait_timed
 tests_ranks_test_device_ways_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_spans_union -Wl,--wrap=ddp_place_alloc \
-	-Wl,--wrap=dk_squares_at
+	-Wl,--wrap=dk_largest_at -Wl,--wrap=dk_squares_at
 tests_ranks_test_engine_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_bucket_plan_make
 tests_ranks_test_local_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_reducer_run
 tests_ranks_test_model_SOURCES = tests/ranks/test_model.c tests/support/three_params.c tests/support/three_params.h

@@ -291,16 +291,16 @@ static double sum_squares(dk_queue *queue, const float *x, int64_t n)
 	return dk_cpu_sum_squares(x, n);
 }
 
-static void largest_at(dk_queue *queue, float *largest, const float *x, int64_t n)
+static void largest_at(dk_queue *queue, float *largest, const dk_array *arrays, int64_t count)
 {
 	(void)queue;
-	dk_cpu_largest_at(largest, x, n);
+	dk_cpu_largest_at(largest, arrays, count);
 }
 
-static void squares_at(dk_queue *queue, double *sums, const float *x, int64_t n, int64_t piece)
+static void squares_at(dk_queue *queue, double *sums, const dk_array *arrays, int64_t count, int64_t piece)
 {
 	(void)queue;
-	dk_cpu_squares_at(sums, x, n, piece);
+	dk_cpu_squares_at(sums, arrays, count, piece);
 }
 
 static void classifier_loss(dk_queue *queue, double *loss, float *work, const float *in,

@@ -148,14 +148,15 @@ double dk_cpu_sum_squares(const float *x, int64_t n)
 	return total;
 }
 
-void dk_cpu_largest_at(float *largest, const float *x, int64_t n)
+void dk_cpu_largest_at(float *largest, const dk_array *arrays, int64_t count)
 {
-	*largest = dk_cpu_largest(x, n);
+	for (int64_t i = 0; i < count; i++)
+		largest[i] = dk_cpu_largest(arrays[i].x, arrays[i].n);
 }
 
 struct pieces {
-	const float *x;
-	int64_t n, piece;
+	dk_array array;
+	int64_t piece;
 	double *sums;
 };
 
@@ -165,14 +166,18 @@ static void pieces_span(void *arg, int64_t first, int64_t last)
 
 	for (int64_t i = first; i < last; i++) {
 		int64_t start = i * p->piece;
-		int64_t count = p->n - start < p->piece ? p->n - start : p->piece;
-		p->sums[i] = dk_inner()->sum_squares(p->x + start, count);
+		int64_t count = p->array.n - start < p->piece ? p->array.n - start : p->piece;
+		p->sums[i] = dk_inner()->sum_squares(p->array.x + start, count);
 	}
 }
 
-void dk_cpu_squares_at(double *sums, const float *x, int64_t n, int64_t piece)
+void dk_cpu_squares_at(double *sums, const dk_array *arrays, int64_t count, int64_t piece)
 {
-	struct pieces p = {.x = x, .n = n, .piece = piece, .sums = sums};
+	for (int64_t i = 0; i < count; i++) {
+		const int64_t pieces = (arrays[i].n + piece - 1) / piece;
+		struct pieces p = {.array = arrays[i], .piece = piece, .sums = sums};
 
-	dk_parallel((n + piece - 1) / piece, 1, pieces_span, &p);
+		dk_parallel(pieces, 1, pieces_span, &p);
+		sums += pieces;
+	}
 }

@@ -120,38 +120,116 @@ void dk_cuda_sgd(dk_queue *queue, float *param, float *grad, float *buffer, int6
 
 /* ---- norms ---- */
 
-/* Without its sign, a float's bits order as an integer: numbers, infinity, NaN. */
-template <typename T> __global__ void largest_kernel(const T *x, int64_t n, int *largest)
+/* The host's order of squares: pieces of so many elements, each of so many running sums. */
+enum { PIECE = DK_PIECE_MAX, MOST_PIECES = 2048, SUMS = DK_SQUARES_SUMS, SUM_LOADS = 32, LOADS = 8 };
+static_assert((int)SUMS == (int)WARP, "a warp's shuffles add up a piece's sums");
+
+/* What a kernel is told of arrays: less than the 4 KiB that its arguments may have. They are cut into pieces,
+   which are numbered through. */
+struct array_list {
+	static const int MOST = 192;
+	const void *x[MOST];
+	int64_t n[MOST];
+	unsigned first[MOST]; /* piece of each */
+	int count;
+	int64_t piece;
+};
+
+/* What begins with `arrays`, as far as a list takes it; *pieces: how many in all. */
+static array_list list_of(const dk_array *arrays, int64_t count, int64_t piece, int64_t *pieces)
 {
+	array_list list;
+
+	list.count = count < array_list::MOST ? (int)count : array_list::MOST;
+	list.piece = piece;
+	*pieces = 0;
+	for (int i = 0; i < list.count; i++) {
+		list.x[i] = arrays[i].x;
+		list.n[i] = arrays[i].n;
+		list.first[i] = (unsigned)*pieces;
+		*pieces += ceil_div(arrays[i].n, piece);
+	}
+	return list;
+}
+
+/* The array that a piece is of: the last that begins there or before. One without elements begins where the
+   next one does, or behind all pieces. */
+__device__ inline int array_of(const array_list &list, unsigned piece)
+{
+	int low = 0, high = list.count - 1;
+
+	while (low < high) {
+		const int middle = (low + high + 1) / 2;
+		if (list.first[middle] <= piece)
+			low = middle;
+		else
+			high = middle - 1;
+	}
+	return low;
+}
+
+/* The block's piece: elements [*begin, return) of the array. */
+__device__ inline int64_t block_piece(const array_list &list, int array, int64_t *begin)
+{
+	*begin = (blockIdx.x - list.first[array]) * list.piece;
+	return *begin + list.piece < list.n[array] ? *begin + list.piece : list.n[array];
+}
+
+/* Without its sign, a float's bits order as an integer: numbers, infinity, NaN. */
+template <typename T> __device__ inline void note_magnitude(int *most, T x)
+{
+	const int bits = (int)(__float_as_uint(wide(x)) & 0x7fffffffu);
+
+	*most = bits > *most ? bits : *most;
+}
+
+template <typename T> __global__ void largest_kernel(array_list list, int *largest)
+{
+	const int array = array_of(list, blockIdx.x);
+	const T *x = static_cast<const T *>(list.x[array]);
+	int64_t begin;
+	const int64_t end = block_piece(list, array, &begin);
+	int64_t i = begin + threadIdx.x;
 	int most = 0;
 
-	for (int64_t i = grid_thread(); i < n; i += (int64_t)gridDim.x * blockDim.x) {
-		const int bits = (int)(__float_as_uint(wide(x[i])) & 0x7fffffffu);
-		most = bits > most ? bits : most;
+	for (; i + (LOADS - 1) * THREADS < end; i += LOADS * THREADS) {
+		T values[LOADS];
+		UNROLL
+		for (int k = 0; k < LOADS; k++)
+			values[k] = x[i + k * THREADS];
+		UNROLL
+		for (int k = 0; k < LOADS; k++)
+			note_magnitude(&most, values[k]);
 	}
+	for (; i < end; i += THREADS)
+		note_magnitude(&most, x[i]);
 	for (int lane = WARP / 2; lane > 0; lane /= 2) {
 		const int other = __shfl_xor_sync(EVERY_LANE, most, lane);
 		most = other > most ? other : most;
 	}
 	if (threadIdx.x % WARP == 0)
-		atomicMax(largest, most);
+		atomicMax(largest + array, most);
 }
 
 template <typename T>
-static void largest_at(const T *, dk_cuda_queue *q, const void *x, int64_t n, void *bits)
+static void largest_at(const T *, dk_cuda_queue *q, void *bits, const dk_array *arrays, int64_t count)
 {
-	enum { MOST_BLOCKS = 1024 };
-	const int64_t blocks = ceil_div(n, 4 * THREADS);
+	int *largest = static_cast<int *>(bits);
+	int64_t pieces;
 
-	if (q->failure[0] == '\0' &&
-	    dk_cuda_check(q, cudaMemsetAsync(bits, 0, sizeof(int), q->stream), "largest") && n > 0)
-		launch(q, "largest", largest_kernel<T>, dim3(blocks < MOST_BLOCKS ? (unsigned)blocks : (unsigned)MOST_BLOCKS),
-		       THREADS, 0, static_cast<const T *>(x), n, static_cast<int *>(bits));
+	if (count == 0 || q->failure[0] != '\0' ||
+	    !dk_cuda_check(q, cudaMemsetAsync(largest, 0, (size_t)count * sizeof(int), q->stream), "largest"))
+		return;
+	for (int64_t i = 0; i < count; i += array_list::MOST) {
+		const array_list list = list_of(arrays + i, count - i, PIECE, &pieces);
+		if (pieces > 0)
+			launch(q, "largest", largest_kernel<T>, dim3((unsigned)pieces), THREADS, 0, list, largest + i);
+	}
 }
 
-void dk_cuda_largest_at(dk_queue *queue, float *largest, const float *x, int64_t n)
+void dk_cuda_largest_at(dk_queue *queue, float *largest, const dk_array *arrays, int64_t count)
 {
-	FOR_GRADIENT(queue, largest_at, own(queue), x, n, largest);
+	FOR_GRADIENT(queue, largest_at, own(queue), largest, arrays, count);
 }
 
 /* The kernel's bits of a float, as the double that dk_cuda_fetch() brings. */
@@ -160,26 +238,20 @@ __global__ void largest_result(const int *bits, double *result)
 	*result = __uint_as_float((unsigned)*bits);
 }
 
-template <typename T> static void largest(const T *, dk_cuda_queue *q, const void *x, int64_t n)
-{
-	float *bits = dk_cuda_scratch(q, 1);
-
-	if (bits == NULL)
-		return;
-	largest_at(static_cast<const T *>(NULL), q, x, n, bits);
-	launch(q, "largest", largest_result, dim3(1), 1, 0, reinterpret_cast<int *>(bits), q->result);
-}
-
 float dk_cuda_largest(dk_queue *queue, const float *x, int64_t n)
 {
+	dk_cuda_queue *q = own(queue);
+	const dk_array array = {x, n};
+
 	if (n == 0)
 		return 0;
-	FOR_GRADIENT(queue, largest, own(queue), x, n);
-	return (float)dk_cuda_fetch(own(queue));
+	float *bits = dk_cuda_scratch(q, 1);
+	if (bits != NULL) {
+		dk_cuda_largest_at(queue, bits, &array, 1);
+		launch(q, "largest", largest_result, dim3(1), 1, 0, reinterpret_cast<int *>(bits), q->result);
+	}
+	return (float)dk_cuda_fetch(q);
 }
-
-/* The host's order: pieces of so many elements, each of so many running sums. */
-enum { PIECE = 32768, MOST_PIECES = 2048, SUMS = DK_SQUARES_SUMS, LOADS = 32 };
 
 template <typename T> __device__ inline void add_square(double *sum, T x)
 {
@@ -188,35 +260,47 @@ template <typename T> __device__ inline void add_square(double *sum, T x)
 	*sum += value * value; /* the product is exact */
 }
 
-template <typename T>
-__global__ void squares_kernel(const T *x, int64_t n, int64_t piece, int64_t pieces, double *sums)
+template <typename T> __global__ void squares_kernel(array_list list, double *sums)
 {
-	const int64_t index = grid_thread() / SUMS;
-	const int lane = (int)(threadIdx.x % SUMS);
+	const int array = array_of(list, blockIdx.x);
+	const T *x = static_cast<const T *>(list.x[array]);
+	int64_t begin;
+	const int64_t end = block_piece(list, array, &begin);
+	int64_t i = begin + threadIdx.x;
 	double sum = 0;
 
-	if (index < pieces) {
-		const int64_t end = (index + 1) * piece < n ? (index + 1) * piece : n;
-		int64_t i = index * piece + lane;
-		/* The sums' order leaves few threads: each has many loads under way. */
-		for (; i + (LOADS - 1) * SUMS < end; i += LOADS * SUMS) {
-			T values[LOADS];
-			UNROLL
-			for (int k = 0; k < LOADS; k++)
-				values[k] = x[i + k * SUMS];
-			UNROLL
-			for (int k = 0; k < LOADS; k++)
-				add_square(&sum, values[k]);
-		}
-		for (; i < end; i += SUMS)
-			add_square(&sum, x[i]);
+	/* The sums' order leaves few threads: each has many loads under way. */
+	for (; i + (SUM_LOADS - 1) * SUMS < end; i += SUM_LOADS * SUMS) {
+		T values[SUM_LOADS];
+		UNROLL
+		for (int k = 0; k < SUM_LOADS; k++)
+			values[k] = x[i + k * SUMS];
+		UNROLL
+		for (int k = 0; k < SUM_LOADS; k++)
+			add_square(&sum, values[k]);
 	}
-	for (int width = SUMS / 2; width > 0; width /= 2) {
-		const double other = __shfl_xor_sync(EVERY_LANE, sum, width);
-		sum = sum + other;
+	for (; i < end; i += SUMS)
+		add_square(&sum, x[i]);
+	sum = warp_sum(sum);
+	if (threadIdx.x == 0)
+		sums[blockIdx.x] = sum;
+}
+
+template <typename T>
+static void squares_at(const T *, dk_cuda_queue *q, double *sums, const dk_array *arrays, int64_t count, int64_t piece)
+{
+	int64_t pieces;
+
+	for (int64_t i = 0; i < count; i += array_list::MOST, sums += pieces) {
+		const array_list list = list_of(arrays + i, count - i, piece, &pieces);
+		if (pieces > 0)
+			launch(q, "squares", squares_kernel<T>, dim3((unsigned)pieces), SUMS, 0, list, sums);
 	}
-	if (index < pieces && lane == 0)
-		sums[index] = sum;
+}
+
+void dk_cuda_squares_at(dk_queue *queue, double *sums, const dk_array *arrays, int64_t count, int64_t piece)
+{
+	FOR_GRADIENT(queue, squares_at, own(queue), sums, arrays, count, piece);
 }
 
 __global__ void squares_total(const double *sums, int64_t pieces, double *result)
@@ -235,8 +319,9 @@ __global__ void squares_total(const double *sums, int64_t pieces, double *result
 }
 
 template <typename T>
-static void squares(const T *, dk_cuda_queue *q, const void *x, int64_t n, double *result)
+static void squares(const T *type, dk_cuda_queue *q, const float *x, int64_t n, double *result)
 {
+	const dk_array array = {x, n};
 	int64_t piece = PIECE;
 
 	while (n / piece >= MOST_PIECES)
@@ -245,8 +330,7 @@ static void squares(const T *, dk_cuda_queue *q, const void *x, int64_t n, doubl
 	double *sums = reinterpret_cast<double *>(dk_cuda_scratch(q, 2 * pieces));
 	if (sums == NULL)
 		return;
-	launch(q, "sum of squares", squares_kernel<T>, dim3((unsigned)ceil_div(pieces * SUMS, WARP)), WARP, 0,
-	       static_cast<const T *>(x), n, piece, pieces, sums);
+	squares_at(type, q, sums, &array, 1, piece);
 	launch(q, "sum of squares", squares_total, dim3(1), THREADS, (size_t)pieces * sizeof(double), sums,
 	       pieces, result);
 }
@@ -262,19 +346,4 @@ double dk_cuda_sum_squares(dk_queue *queue, const float *x, int64_t n)
 void dk_cuda_sum_squares_at(dk_queue *queue, double *sum, const float *x, int64_t n)
 {
 	squares(x, own(queue), x, n, sum);
-}
-
-template <typename T>
-static void squares_at(const T *, dk_cuda_queue *q, double *sums, const void *x, int64_t n, int64_t piece)
-{
-	const int64_t pieces = ceil_div(n, piece);
-
-	launch(q, "squares", squares_kernel<T>, dim3((unsigned)ceil_div(pieces * SUMS, WARP)), WARP, 0,
-	       static_cast<const T *>(x), n, piece, pieces, sums);
-}
-
-void dk_cuda_squares_at(dk_queue *queue, double *sums, const float *x, int64_t n, int64_t piece)
-{
-	if (n > 0)
-		FOR_GRADIENT(queue, squares_at, own(queue), sums, x, n, piece);
 }

@@ -67,24 +67,29 @@ static double host_sum_squares(dk_queue *queue, const float *x, int64_t n)
 
 static void run_largest_at(task *t, void **at)
 {
-	dk_largest_at(at[0], at[1], t->n[0]);
+	dk_largest_at(at[0], &(dk_array){ at[1], t->n[0] }, 1);
 }
 
-static void host_largest_at(dk_queue *queue, float *largest, const float *x, int64_t n)
+static void host_largest_at(dk_queue *queue, float *largest, const dk_array *arrays, int64_t count)
 {
-	ddp_host_enqueue(queue, &(task){ .run = run_largest_at, .n = { n },
-	                        .operands = { writes(largest, 1), reads(x, n) } });
+	for (const dk_array *a = arrays; a < arrays + count; a++)
+		ddp_host_enqueue(queue, &(task){ .run = run_largest_at, .n = { a->n },
+		                        .operands = { writes(largest++, 1), reads(a->x, a->n) } });
 }
 
 static void run_squares_at(task *t, void **at)
 {
-	dk_squares_at(at[0], at[1], t->n[0], t->n[1]);
+	dk_squares_at(at[0], &(dk_array){ at[1], t->n[0] }, 1, t->n[1]);
 }
 
-static void host_squares_at(dk_queue *queue, double *sums, const float *x, int64_t n, int64_t piece)
+static void host_squares_at(dk_queue *queue, double *sums, const dk_array *arrays, int64_t count, int64_t piece)
 {
-	ddp_host_enqueue(queue, &(task){ .run = run_squares_at, .n = { n, piece },
-	                        .operands = { writes_double(sums, (n + piece - 1) / piece), reads(x, n) } });
+	for (const dk_array *a = arrays; a < arrays + count; a++) {
+		const int64_t pieces = (a->n + piece - 1) / piece;
+		ddp_host_enqueue(queue, &(task){ .run = run_squares_at, .n = { a->n, piece },
+		                        .operands = { writes_double(sums, pieces), reads(a->x, a->n) } });
+		sums += pieces;
+	}
 }
 
 static void run_scale(task *t, void **at)

@@ -55,7 +55,7 @@ static void move_matrices(const ddp_optim_span *s, double *mean, double weight)
 	const int64_t matrices = matrices_of(s->slot), rows = rows_of(s->slot), columns = columns_of(s->slot);
 	double *row_sums = mean + matrices, *column_sums = row_sums + matrices * rows;
 
-	dk_squares_at(row_sums, s->grads, s->count, columns);
+	dk_squares_at(row_sums, &(dk_array){ s->grads, s->count }, 1, columns);
 	dk_column_squares(column_sums, s->grads, matrices, rows, columns);
 	dk_move_means(s->state[COLUMNS], NULL, column_sums, matrices, columns, rows, weight);
 	dk_move_means(s->state[ROWS], mean, row_sums, matrices, rows, columns, weight);

@@ -42,6 +42,7 @@ ddp_status ddp_grads_start(ddp_model *model, int k)
 	const ddp_bucket *bucket = &model->plan.buckets[k];
 	ddp_status status = DDP_OK;
 
+	ddp_on_device_look(model);
 	for (int i = bucket->first_param; i <= bucket->last_param && status == DDP_OK; i++) {
 		const ddp_slot *slot = &model->layout.slots[i];
 		const int64_t end = slot->offset + slot->count;
@@ -63,7 +64,7 @@ static void look_at_gradient(ddp_model *model, int slot)
 	const ddp_slot *looked_at = &model->layout.slots[slot];
 
 	if (model->place.device != NULL)
-		ddp_on_device_look(model, slot);
+		ddp_on_device_complete(model, slot);
 	else if (looked_at->offset < model->layout.dense)
 		ddp_magnitude_add(&model->magnitude, looked_at, model->grads + looked_at->offset,
 		                  looked_at->count);
@@ -94,16 +95,6 @@ static ddp_status complete(ddp_model *model, int slot)
 	return status;
 }
 
-/* A device keeps what was seen of a gradient in the step before. */
-static ddp_status clear_and_look(ddp_model *model, int slot)
-{
-	ddp_status status = clear_gradient(model, slot);
-
-	if (status == DDP_OK)
-		look_at_gradient(model, slot);
-	return status;
-}
-
 ddp_status ddp_grads_look_at_rest(ddp_model *model)
 {
 	/* With its bucket, what is absent is cleared. */
@@ -119,7 +110,7 @@ ddp_status ddp_grads_look_at_rest(ddp_model *model)
 			break;
 		if (!model->reducer.ready.announced[i] && !unused && !model->joined)
 			status = complete(model, i);
-		else if (!model->reducer.ready.announced[i] || !is_final(&model->layout.slots[i]))
+		else if (model->reducer.ready.announced[i] && !is_final(&model->layout.slots[i]))
 			look_at_gradient(model, i);
 	}
 	return status;
@@ -177,7 +168,7 @@ ddp_status ddp_grad_unused(ddp_model *model, int param)
 	if (model->reducer.ready.announced[slot])
 		return ddp_reducer_announce(&model->reducer, slot); /* says what is wrong */
 	if (ddp_uses_counts(&model->uses) && !model->uses.used[param])
-		status = clear_and_look(model, slot);
+		status = clear_gradient(model, slot);
 	else if (is_final(&model->layout.slots[slot]))
 		status = complete(model, slot);
 	return status == DDP_OK ? announce(model, slot) : ddp_model_fail(model, status);

@@ -36,24 +36,33 @@ static ddp_status lend_state(ddp_model *model)
 	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "the optimizer's state");
 }
 
-/* Of the loss, and the largest magnitude of each gradient. */
-static size_t step_bytes(const ddp_model *model)
+/* Of the loss, and the largest magnitudes of so many gradients. */
+static size_t step_bytes(int gradients)
 {
-	return sizeof(double) + (size_t)model->layout.count * sizeof(float);
+	return sizeof(double) + (size_t)gradients * sizeof(float);
+}
+
+static ddp_status no_memory(void)
+{
+	return ddp_fail(DDP_ERR_NOMEM, "no memory for the results of a step");
 }
 
 ddp_status ddp_on_device_open(ddp_model *model)
 {
+	const int gradients = model->layout.trained;
 	ddp_results *made = calloc(1, sizeof(*made));
 	void *memory;
 
 	model->results = made;
-	if (made != NULL)
-		made->loss_here = malloc(step_bytes(model));
-	if (made == NULL || made->loss_here == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for the results of a step");
+	if (made == NULL)
+		return no_memory();
+	made->loss_here = malloc(step_bytes(gradients));
+	made->slots = calloc((size_t)gradients, sizeof(*made->slots));
+	made->arrays = calloc((size_t)gradients, sizeof(*made->arrays));
+	if (made->loss_here == NULL || made->slots == NULL || made->arrays == NULL)
+		return no_memory();
 	made->largest_here = (float *)(made->loss_here + 1);
-	ddp_status status = ddp_place_alloc(&model->place, step_bytes(model), &memory);
+	ddp_status status = ddp_place_alloc(&model->place, step_bytes(gradients), &memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "the results of a step");
 	made->loss = memory;
@@ -72,38 +81,55 @@ void ddp_on_device_close(ddp_model *model)
 	ddp_place_free(&model->place, model->optim.work);
 	ddp_place_free(&model->place, results->loss);
 	free(results->loss_here);
+	free(results->slots);
+	free(results->arrays);
 	free(results);
 	model->results = NULL;
 }
 
-void ddp_on_device_look(ddp_model *model, int slot)
+void ddp_on_device_complete(ddp_model *model, int slot)
 {
-	const ddp_slot *looked_at = &model->layout.slots[slot];
-	dk_queue *before = dk_use(model->place.kernels);
+	const ddp_slot *complete = &model->layout.slots[slot];
+	ddp_results *results = model->results;
 
-	dk_largest_at(model->results->largest + slot, model->grads + looked_at->offset, looked_at->count);
+	results->slots[results->complete] = complete;
+	results->arrays[results->complete++] = (dk_array){ model->grads + complete->offset, complete->count };
+}
+
+void ddp_on_device_look(ddp_model *model)
+{
+	ddp_results *results = model->results;
+
+	if (results == NULL || results->looked_at == results->complete)
+		return;
+	dk_queue *before = dk_use(model->place.kernels);
+	dk_largest_at(results->largest + results->looked_at, results->arrays + results->looked_at,
+	              results->complete - results->looked_at);
 	dk_use(before);
+	results->looked_at = results->complete;
 }
 
 ddp_status ddp_on_device_forget(ddp_model *model)
 {
-	if (model->results == NULL)
+	ddp_results *results = model->results;
+
+	if (results == NULL)
 		return DDP_OK;
-	return ddp_device_fill(model->place.device, model->place.stream, model->results->loss, 0,
-	                       sizeof(*model->results->loss));
+	results->complete = results->looked_at = 0;
+	return ddp_device_fill(model->place.device, model->place.stream, results->loss, 0, sizeof(*results->loss));
 }
 
 ddp_status ddp_on_device_fetch(ddp_model *model, double *loss)
 {
 	const ddp_results *results = model->results;
 
-	ddp_status status = ddp_place_read(&model->place, results->loss_here, results->loss, step_bytes(model));
-	if (status == DDP_OK)
-		status = ddp_on_device_forget(model);
+	ddp_on_device_look(model);
+	ddp_status status = ddp_place_read(&model->place, results->loss_here, results->loss,
+	                                   step_bytes(results->complete));
 	if (status != DDP_OK)
 		return status;
 	*loss = *results->loss_here;
-	for (int i = 0; i < model->layout.count; i++)
-		ddp_magnitude_note(&model->magnitude, &model->layout.slots[i], results->largest_here[i]);
-	return DDP_OK;
+	for (int i = 0; i < results->complete; i++)
+		ddp_magnitude_note(&model->magnitude, results->slots[i], results->largest_here[i]);
+	return ddp_on_device_forget(model);
 }

@@ -7,15 +7,20 @@
 #ifndef DDP_REDUCE_ON_DEVICE_H
 #define DDP_REDUCE_ON_DEVICE_H
 
+#include "kernels.h"
 #include "reduce/layout.h"
 
 struct ddp_model;
 
 typedef struct ddp_results {
 	double *loss;      /* on the device: [1]; behind it, [params]: */
-	float *largest;
+	float *largest;    /* of the gradients that are complete, in that order */
 	double *loss_here; /* as fetched */
 	float *largest_here;
+	const ddp_slot **slots; /* [params]: which they are */
+	dk_array *arrays;       /* [params]: where */
+	int complete;
+	int looked_at;          /* of these, so many of the first */
 } ddp_results;
 
 /* What a model on a device needs of this rank alone; lends the optimizer its memory.
@@ -24,12 +29,14 @@ ddp_status ddp_on_device_open(struct ddp_model *model);
 /* No work of the queue may be under way. */
 void ddp_on_device_close(struct ddp_model *model);
 
-/* A gradient is complete when the queue has come here. */
-void ddp_on_device_look(struct ddp_model *model, int slot);
-/* The program's loss begins again at 0. On the host there is none. */
+/* A gradient is complete when the queue has come here. It is looked at with others, */
+void ddp_on_device_complete(struct ddp_model *model, int slot);
+/* which is now, before what is complete travels: a device has few launches for many. */
+void ddp_on_device_look(struct ddp_model *model);
+/* The program's loss begins again at 0, and no gradient is complete. On the host there is neither. */
 ddp_status ddp_on_device_forget(struct ddp_model *model);
-/* Waits for backward: into the model's magnitude, what was looked at, and the program's loss,
-   which begins again at 0. */
+/* Waits for backward: into the model's magnitude, what is complete, and the program's loss; both
+   begin again. */
 ddp_status ddp_on_device_fetch(struct ddp_model *model, double *loss);
 
 #endif

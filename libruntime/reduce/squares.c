@@ -22,7 +22,8 @@ ddp_status ddp_squares_open(ddp_model *model)
 	s->most = most;
 	s->here = malloc((size_t)most * sizeof(*s->here));
 	s->runs = malloc((size_t)most * sizeof(*s->runs));
-	if (s->here == NULL || s->runs == NULL)
+	s->added = malloc((size_t)most * sizeof(*s->added));
+	if (s->here == NULL || s->runs == NULL || s->added == NULL)
 		return no_memory(most);
 	s->sums = s->here;
 	if (model->place.device == NULL)
@@ -40,6 +41,7 @@ void ddp_squares_close(ddp_model *model)
 		ddp_place_free(&model->place, s->sums);
 	free(s->here);
 	free(s->runs);
+	free(s->added);
 	*s = (ddp_squares){ 0 };
 }
 
@@ -49,7 +51,7 @@ void ddp_squares_begin(ddp_model *model, bool wanted)
 
 	s->wanted = wanted;
 	s->count = s->run_count = 0;
-	s->next_count = 0;
+	s->added_count = 0;
 }
 
 /* Sums that are there, or will be. */
@@ -59,29 +61,28 @@ static void add_run(ddp_squares *s, int64_t count)
 	s->runs[s->run_count++] = (int)count;
 }
 
-static void begin_next(ddp_squares *s)
+/* A device, which needs many pieces at once to be quick, has few launches for all arrays. */
+static void begin_added(ddp_squares *s)
 {
-	if (s->next_count == 0)
-		return;
-	dk_squares_at(s->sums + s->count, s->next, s->next_count, DDP_PIECE_ELEMENTS);
-	for (int64_t i = ddp_pieces_in(s->next_count); i > 0; i--)
-		add_run(s, 1);
-	s->next_count = 0;
+	dk_squares_at(s->sums + s->count, s->added, s->added_count, DDP_PIECE_ELEMENTS);
+	for (int64_t r = 0; r < s->added_count; r++)
+		for (int64_t i = ddp_pieces_in(s->added[r].n); i > 0; i--)
+			add_run(s, 1);
+	s->added_count = 0;
 }
 
-/* What lies behind whole pieces joins them: the pieces stay the same, and a device, which needs many
-   at once to be quick, has one launch for them. */
+/* What lies behind whole pieces joins them: the pieces stay the same. */
 void ddp_squares_add(ddp_model *model, const float *values, int64_t count)
 {
 	ddp_squares *s = &model->squares;
+	dk_array *last = s->added_count > 0 ? &s->added[s->added_count - 1] : NULL;
 
 	if (count == 0)
 		return;
-	if (s->next_count == 0 || values != s->next + s->next_count || s->next_count % DDP_PIECE_ELEMENTS != 0) {
-		begin_next(s);
-		s->next = values;
-	}
-	s->next_count += count;
+	if (last != NULL && values == last->x + last->n && last->n % DDP_PIECE_ELEMENTS == 0)
+		last->n += count;
+	else
+		s->added[s->added_count++] = (dk_array){ values, count };
 }
 
 void ddp_squares_update(ddp_model *model, const ddp_update *update, float *params, float *grads,
@@ -100,7 +101,7 @@ void ddp_squares_update(ddp_model *model, const ddp_update *update, float *param
 		return;
 	}
 	if (s->wanted) {
-		dk_squares_at(s->sums + s->count, grads, end - begin, DDP_PIECE_ELEMENTS);
+		dk_squares_at(s->sums + s->count, &(dk_array){ grads, end - begin }, 1, DDP_PIECE_ELEMENTS);
 		add_run(s, ddp_pieces_in(end - begin));
 	}
 	ddp_optim_enqueue(&model->optim, update, params, grads, begin, end, at);
@@ -125,7 +126,7 @@ ddp_status ddp_squares_end(ddp_model *model, double *squares)
 	ddp_squares *s = &model->squares;
 	ddp_status status = DDP_OK;
 
-	begin_next(s);
+	begin_added(s);
 	if (model->place.device != NULL) {
 		ddp_watch_phase(model->context->watch, DDP_PHASE_WAIT);
 		status = ddp_model_end_buckets(model);

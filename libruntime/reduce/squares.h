@@ -7,6 +7,7 @@
 #ifndef DDP_REDUCE_SQUARES_H
 #define DDP_REDUCE_SQUARES_H
 
+#include "kernels.h"
 #include "optim/optim.h"
 
 struct ddp_model;
@@ -18,8 +19,8 @@ typedef struct ddp_squares {
 	double *here;        /* [most]: on the host */
 	int run_count;
 	int *runs;           /* [most]: of so many sums the sum is taken by itself */
-	const float *next;   /* what was added last, and is not begun yet, */
-	int64_t next_count;  /* of so many; 0: nothing */
+	dk_array *added;     /* [most]: arrays whose sums are not begun yet, */
+	int64_t added_count; /* of so many */
 } ddp_squares;
 
 /* DDP_ERR_NOMEM. The model has its units. */

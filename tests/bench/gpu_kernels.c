@@ -108,7 +108,7 @@ static void from_bf16(const void *unused)
 static void norm(const void *unused)
 {
 	(void)unused;
-	dk_squares_at(memory.sums, memory.params[1], memory.s->params, DK_PIECE_MAX);
+	dk_squares_at(memory.sums, &(dk_array){ memory.params[1], memory.s->params }, 1, DK_PIECE_MAX);
 }
 
 static void cross_entropy(const void *unused)

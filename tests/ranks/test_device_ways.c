@@ -500,25 +500,42 @@ static void memory_that_is_elsewhere_is_refused(void **state)
 	assert_int_equal(run_ranks_with(1, &on_test, elsewhere_body, NULL), 0);
 }
 
-/* ---- how the norm is summed ---- */
+/* ---- how gradients are looked at, and the norm is summed ---- */
 
-static int sums_enqueued;
+typedef struct calls {
+	int64_t count, arrays; /* these in all */
+} calls;
 
-void __real_dk_squares_at(double *sums, const float *x, int64_t n, int64_t piece);
-void __wrap_dk_squares_at(double *sums, const float *x, int64_t n, int64_t piece);
+static calls looks, sums;
 
-void __wrap_dk_squares_at(double *sums, const float *x, int64_t n, int64_t piece)
+void __real_dk_largest_at(float *largest, const dk_array *arrays, int64_t count);
+void __wrap_dk_largest_at(float *largest, const dk_array *arrays, int64_t count);
+void __real_dk_squares_at(double *squares, const dk_array *arrays, int64_t count, int64_t piece);
+void __wrap_dk_squares_at(double *squares, const dk_array *arrays, int64_t count, int64_t piece);
+
+/* What the device runs is on no queue. */
+static void note_call(calls *of, int64_t arrays)
 {
-	dk_queue *queue = dk_use(NULL); /* of what the device runs: NULL */
+	if (dk_in_use() == NULL)
+		return;
+	of->count++;
+	of->arrays += arrays;
+}
 
-	dk_use(queue);
-	if (queue != NULL)
-		sums_enqueued++;
-	__real_dk_squares_at(sums, x, n, piece);
+void __wrap_dk_largest_at(float *largest, const dk_array *arrays, int64_t count)
+{
+	note_call(&looks, count);
+	__real_dk_largest_at(largest, arrays, count);
+}
+
+void __wrap_dk_squares_at(double *squares, const dk_array *arrays, int64_t count, int64_t piece)
+{
+	note_call(&sums, count);
+	__real_dk_squares_at(squares, arrays, count, piece);
 }
 
 /* Three units of a piece each are behind one of less. */
-static int sum_at_once(ddp_context *context, void *user)
+static int work_at_once(ddp_context *context, void *user)
 {
 	enum { FIRST, UNITS = 4, STEP = 1 };
 	static const ddp_param own[UNITS] = {
@@ -540,9 +557,10 @@ static int sum_at_once(ddp_context *context, void *user)
 		side_copy_gradient(&s, p);
 		CHECK_OK(ddp_grad_ready(s.model, p));
 	}
-	sums_enqueued = 0;
+	CHECK(looks.count == 0);
 	CHECK_OK(ddp_step(s.model, 1, 1, &stats));
-	CHECK(sums_enqueued == 2);
+	CHECK(looks.count == 1 && looks.arrays == UNITS);
+	CHECK(sums.count == 1 && sums.arrays == 2);
 	for (int p = 0; p < UNITS; p++) {
 		side_draw(&s, STEP, p, 1);
 		squares += dk_sum_squares(s.host, ddp_param_count(s.model, p));
@@ -552,13 +570,13 @@ static int sum_at_once(ddp_context *context, void *user)
 	return 0;
 }
 
-static void units_of_whole_pieces_are_summed_at_once(void **state)
+static void gradients_are_looked_at_and_summed_at_once(void **state)
 {
 	ddp_model_options options = { .size = sizeof(options), .clip_norm = 1,
 		.bucket_mb = DDP_PIECE_ELEMENTS * sizeof(float) / 1048576.0 };
 
 	(void)state;
-	assert_int_equal(run_ranks_with(1, &on_test, sum_at_once, &options), 0);
+	assert_int_equal(run_ranks_with(1, &on_test, work_at_once, &options), 0);
 }
 
 int main(void)
@@ -572,7 +590,7 @@ int main(void)
 		SIDE_BOTH(the_optimizers_state_falls_with_the_number_of_ranks),
 		SIDE_BOTH(a_model_trains_in_memory_of_the_program),
 		cmocka_unit_test(memory_that_is_elsewhere_is_refused),
-		cmocka_unit_test(units_of_whole_pieces_are_summed_at_once),
+		cmocka_unit_test(gradients_are_looked_at_and_summed_at_once),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

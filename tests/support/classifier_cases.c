@@ -200,8 +200,8 @@ static void try_results_that_stay(void)
 	dk_use(place.queue);
 	dk_copy(targets_there, targets, sizeof(targets));
 	dk_copy(sums, got, sizeof(got));
-	dk_largest_at(largest_there, x_there, N);
-	dk_squares_at(sums, x_there, N, PIECE);
+	dk_largest_at(largest_there, &(dk_array){x_there, N}, 1);
+	dk_squares_at(sums, &(dk_array){x_there, N}, 1, PIECE);
 	for (int i = 0; i < 2; i++)
 		dk_classifier_loss(sums + PIECES, work, in_there, weight_there, targets_there, ROWS, WIDTH, VOCAB);
 	dk_copy(got, sums, sizeof(got));
@@ -215,7 +215,7 @@ static void try_results_that_stay(void)
 	}
 	const double loss = dk_classifier_forward(work, in_there, weight_there, targets_there, ROWS, WIDTH, VOCAB);
 	assert_true(loss > 0 && got[PIECES] == loss + loss);
-	dk_largest_at(largest_there, x_there, 0);
+	dk_largest_at(largest_there, &(dk_array){x_there, 0}, 1);
 	dk_copy(&largest, largest_there, sizeof(largest));
 	assert_true(dk_largest(x_there, 1) > 0 && largest == 0);
 	assert_null(dk_failure());

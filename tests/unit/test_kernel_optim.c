@@ -412,7 +412,7 @@ static void squares_are_estimated_by_rows_and_columns(void **state)
 		columns[i] = m[i] * m[i];
 		want_columns[i] += 0.7 * columns[i];
 	}
-	dk_squares_at(row_sums, grad, ALL, COLUMNS);
+	dk_squares_at(row_sums, &(dk_array){grad, ALL}, 1, COLUMNS);
 	dk_column_squares(sums, grad, MATRICES, ROWS, COLUMNS);
 	dk_move_means(rows, mean, row_sums, MATRICES, ROWS, COLUMNS, 0.3);
 	dk_move_means(columns, NULL, sums, MATRICES, COLUMNS, ROWS, 0.3);

@@ -239,6 +239,48 @@ static void norms_have_the_hosts_bits(void **state)
 	in_each_place(try_norms);
 }
 
+/* More than a launch takes; some are empty, one has several pieces, and one an infinity. */
+static void try_arrays(void)
+{
+	enum { COUNT = 450, PIECE = 200, LONG = 1300, ALL = COUNT * 40 + LONG, INFINITE = 301 };
+	const size_t each = type_bytes(gradient_type());
+	dk_array here[COUNT], there[COUNT];
+	int64_t begin = 0, pieces = 0;
+	float largest[COUNT];
+
+	fill_all(ALL);
+	for (int i = 0; i < COUNT; i++) {
+		here[i] = (dk_array){grad + begin, i == 7 ? LONG : i % 6 == 5 ? 0 : i * 37 % 40};
+		begin += here[i].n;
+		pieces += (here[i].n + PIECE - 1) / PIECE;
+	}
+	assert_true(begin <= ALL && here[COUNT - 1].n == 0 && here[INFINITE].n > 0);
+	grad[here[INFINITE].x - grad] = -INFINITY;
+	char *memory = (char *)give_gradient(grad, ALL);
+	for (int i = 0; i < COUNT; i++)
+		there[i] = (dk_array){(float *)(void *)(memory + (size_t)(here[i].x - grad) * each), here[i].n};
+	float *largest_there = bytes_there(sizeof(largest));
+	double *sums = doubles(pieces), *sums_there = bytes_there((size_t)pieces * sizeof(*sums));
+	dk_use(place.queue);
+	dk_largest_at(largest_there, there, COUNT);
+	dk_squares_at(sums_there, there, COUNT, PIECE);
+	dk_largest_at(largest_there, there, 0);
+	dk_squares_at(sums_there, there, 0, PIECE);
+	assert_null(dk_failure());
+	dk_use(NULL);
+	dk_largest_at(largest, here, COUNT);
+	dk_squares_at(sums, here, COUNT, PIECE);
+	assert_true(largest[INFINITE] == INFINITY && largest[INFINITE + 1] < 3);
+	assert_bits(largest_there, largest, sizeof(largest));
+	assert_bits(sums_there, sums, (size_t)pieces * sizeof(*sums));
+}
+
+static void arrays_have_the_hosts_bits(void **state)
+{
+	(void)state;
+	in_each_place(try_arrays);
+}
+
 /* From `from`, too, where nothing is aligned. */
 static void convert(int64_t from, int64_t n)
 {
@@ -568,6 +610,7 @@ int main(void)
 		cmocka_unit_test(updates_have_the_hosts_bits),
 		cmocka_unit_test(updates_of_whole_tensors_have_the_hosts_bits),
 		cmocka_unit_test(norms_have_the_hosts_bits),
+		cmocka_unit_test(arrays_have_the_hosts_bits),
 		cmocka_unit_test(conversions_have_the_hosts_bits),
 		cmocka_unit_test(rows_are_added_in_order),
 		cmocka_unit_test(products_round_to_tf32_where_it_is_asked_for),
