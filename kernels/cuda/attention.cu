@@ -324,8 +324,10 @@ static void attention_backward(T *, dk_cuda_queue *q, void *dqkv, const void *do
                                int64_t heads, int64_t width)
 {
 	const attention_shape s = shape_of(length, heads, width);
-	const int64_t rows = heads * length, most = q->scratch_size / (ATTENTION_SCRATCH * rows);
-	float *scratch = dk_cuda_scratch(q, ATTENTION_SCRATCH * rows);
+	const int64_t rows = heads * length;
+	const int64_t numbers = sizeof(T) == sizeof(bf16) ? ATTENTION_SCRATCH * rows : rows;
+	const int64_t most = q->scratch_size / numbers;
+	float *scratch = dk_cuda_scratch(q, numbers);
 
 	for (int64_t first = 0; scratch != NULL && first < batch; first += most) {
 		const int64_t samples = most < batch - first ? most : batch - first, at = first * length * width;

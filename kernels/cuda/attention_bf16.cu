@@ -51,7 +51,7 @@ forward_kernel(bf16 *out, float *lse, const bf16 *qkv, attention_shape s)
 {
 	typedef forward_tile<HEAD> t;
 	enum { M = t::M, N = t::KEYS / 8 };
-	const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+	const int warp = own_warp(), lane = (int)threadIdx.x % WARP;
 	const int group = lane / 4, pair = lane % 4 * 2;
 	const lane_pieces pieces = pieces_of<HEAD>(lane);
 	const attention_head h = find_head(&s);

@@ -55,7 +55,7 @@ query_kernel(bf16 *dqkv, query_numbers *numbers, const bf16 *dout, const bf16 *q
 {
 	typedef query_tile<HEAD> t;
 	enum { M = t::M, N = t::AT_ONCE / 8 };
-	const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+	const int warp = own_warp(), lane = (int)threadIdx.x % WARP;
 	const int group = lane / 4, pair = lane % 4 * 2;
 	const lane_pieces pieces = pieces_of<HEAD>(lane);
 	const attention_head h = find_head(&s);
@@ -93,12 +93,12 @@ query_kernel(bf16 *dqkv, query_numbers *numbers, const bf16 *dout, const bf16 *q
 			const uint32_t at = stage + tile_bytes<HEAD>(key);
 			float scores[M][N][4], dscores[M][N][4];
 			multiply<HEAD, M, N>(scores, queries, at, &pieces, [](int, int) { return quad(); });
-			if (key + t::AT_ONCE > ahead + 1)
-				mask_keys<M, N>(scores, ahead - key, group, pair);
 			multiply<HEAD, M, N>(dscores, douts, at + t::values, &pieces, [&](int m, int) {
 				const float upper = of[m][0].minus_delta, lower = of[m][1].minus_delta;
 				return quad{{upper, upper, lower, lower}};
 			});
+			if (key + t::AT_ONCE > ahead + 1)
+				mask_keys<M, N>(scores, ahead - key, group, pair);
 			UNROLL
 			for (int i = 0; i < 4 * M * N; i++) {
 				const int m = i / 4 / N, n = i / 4 % N;
@@ -153,7 +153,7 @@ key_kernel(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const query_numbers *n
 {
 	typedef key_tile<HEAD> t;
 	enum { M = t::M, N = t::AT_ONCE / 8 };
-	const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+	const int warp = own_warp(), lane = (int)threadIdx.x % WARP;
 	const int group = lane / 4, pair = lane % 4 * 2;
 	const lane_pieces pieces = pieces_of<HEAD>(lane);
 	const attention_head h = find_head(&s);
@@ -188,12 +188,12 @@ key_kernel(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const query_numbers *n
 			for (int n = 0; n < N; n++)
 				of[n] = numbers_at(stage + t::numbers + (uint32_t)((query + n * 8 + pair) * (int)sizeof(query_numbers)));
 			multiply<HEAD, M, N>(scores, keys, at, &pieces, [](int, int) { return quad(); });
-			if (query < ahead + t::WARP_ROWS - 1)
-				mask_queries<M, N>(scores, ahead - query, group, pair);
 			multiply<HEAD, M, N>(dscores, values, at + t::douts, &pieces, [&](int, int n) {
 				const float left = of[n].at[0].minus_delta, right = of[n].at[1].minus_delta;
 				return quad{{left, right, left, right}};
 			});
+			if (query < ahead + t::WARP_ROWS - 1)
+				mask_queries<M, N>(scores, ahead - query, group, pair);
 			UNROLL
 			for (int i = 0; i < 4 * M * N; i++) {
 				const int m = i / 4 / N, n = i / 4 % N;

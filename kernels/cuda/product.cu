@@ -201,8 +201,8 @@ static plan *find_plan(dk_cuda_queue *q, const dk_product_args *p)
 	return NULL;
 }
 
-/* On H100 and B200 cuBLASLt's products of bf16 have GELU at their end, by what others measured; on an RTX 4090
-   it ran a kernel of its own behind the product, slower than ours. */
+/* On H100 and B200 others measured a gain by GELU at the end of cuBLASLt's products of bf16, though of weights
+   as [outputs, inputs]; on an RTX 4090 it ran a kernel of its own behind the product, slower than ours. */
 static bool takes_gelu(const dk_cuda_queue *q, const dk_product_args *p)
 {
 	return (q->capability == 9 || q->capability == 10) && dk_cuda_narrow(q) && p->ldc % GELU_STRIDE == 0 &&
@@ -222,9 +222,14 @@ bool dk_cuda_product(dk_cuda_queue *q, const dk_product_args *p)
 		return false;
 	if (made == NULL || !point_to(q, made, p->bias, p->before))
 		return true;
-	check(q, cublasLtMatmul(q->product->handle, made->description, &one, p->b, made->first, p->a,
-	                        made->second, &p->beta, p->c, made->result, p->d, made->result,
-	                        &made->algorithm, q->product->workspace, WORKSPACE_BYTES, q->stream),
-	      "matrix product");
+	const cublasStatus_t status = cublasLtMatmul(q->product->handle, made->description, &one, p->b, made->first,
+		p->a, made->second, &p->beta, p->c, made->result, p->d, made->result, &made->algorithm,
+		q->product->workspace, WORKSPACE_BYTES, q->stream);
+	/* It looks at what it is given before it begins anything. */
+	made->refused = p->gelu != DK_NO_GELU &&
+	                (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE);
+	if (made->refused)
+		return false;
+	check(q, status, "matrix product");
 	return true;
 }

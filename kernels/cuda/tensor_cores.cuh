@@ -15,13 +15,19 @@
 
 enum { WARPS = 4, THREADS = WARPS * WARP, PIECE = 8 /* elements */, PIECE_BYTES = 16 };
 
+/* Of the calling thread; the same register for all of its warp, whose branches cost less then. */
+__device__ inline int own_warp()
+{
+	return __shfl_sync(EVERY_LANE, (int)threadIdx.x / WARP, 0);
+}
+
 /* ---- instructions; over the emulation, tests/support/cuda_emulation.h has them ---- */
 
 #ifdef __CUDACC__
 /* d [16, 8] = a [16, 16] b [16, 8] + c [16, 8]; d may be c. */
 __device__ inline void multiply_add(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4])
 {
-	asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
 	    "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
 	    : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
 	    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]),

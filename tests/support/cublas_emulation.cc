@@ -3,7 +3,7 @@
 
 #include "cuda/functions.cuh"
 
-bool cublas_emulation_refuses_gelu;
+bool cublas_emulation_refuses_gelu, cublas_emulation_fails_gelu;
 int cublas_emulation_gelus;
 
 struct cublas_description {
@@ -305,6 +305,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
 	if (!chosen_for(algorithm, description, layouts, addresses) || !fits(algorithm) ||
 	    *static_cast<const float *>(alpha) != 1)
 		return CUBLAS_STATUS_INVALID_VALUE;
+	if (has_gelu(description) && cublas_emulation_fails_gelu)
+		return CUBLAS_STATUS_NOT_SUPPORTED;
 	cublas_emulation_gelus += has_gelu(description);
 	const product as_told(algorithm);
 	cuda_emulation_work(stream, [=] { as_told.compute(a, b, times, c, d); });

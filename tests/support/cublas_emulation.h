@@ -54,8 +54,8 @@ struct cublasLtMatmulHeuristicResult_t {
 	cublasStatus_t state;
 };
 
-/* No algorithm is found with GELU; and how many products there were with it. */
-extern bool cublas_emulation_refuses_gelu;
+/* No algorithm is found with GELU, or the product is refused that has one; and how many there were with it. */
+extern bool cublas_emulation_refuses_gelu, cublas_emulation_fails_gelu;
 extern int cublas_emulation_gelus;
 
 const char *cublasLtGetStatusString(cublasStatus_t status);

@@ -88,6 +88,7 @@ static int have_gelu(kernel_place *place, kernel_gelu how)
 {
 	own(place->queue)->capability = how == GELU_SLOW ? AMPERE : HOPPER;
 	cublas_emulation_refuses_gelu = how == GELU_REFUSED;
+	cublas_emulation_fails_gelu = how == GELU_FAILS;
 	return cublas_emulation_gelus;
 }
 

@@ -15,7 +15,12 @@
 typedef struct kernel_place kernel_place;
 
 /* Whether a matrix product comes with GELU. */
-enum kernel_gelu { GELU_FUSED, GELU_REFUSED /* by cuBLASLt */, GELU_SLOW /* on such a GPU */ };
+enum kernel_gelu {
+	GELU_FUSED,
+	GELU_REFUSED, /* cuBLASLt finds no algorithm */
+	GELU_FAILS,   /* it refuses the product */
+	GELU_SLOW     /* on such a GPU */
+};
 
 struct kernel_place {
 	dk_queue *queue;  /* NULL: the host */

@@ -491,6 +491,8 @@ static void try_gelus(void)
 	assert_int_equal(gelus(GELU_FUSED, 5, 24, 0), both);
 	assert_int_equal(gelus(GELU_REFUSED, 7, 24, 0), 0);
 	assert_int_equal(gelus(GELU_FUSED, 7, 24, 0), 0); /* it is asked once */
+	assert_int_equal(gelus(GELU_FAILS, 6, 24, 0), 0);
+	assert_int_equal(gelus(GELU_FUSED, 6, 24, 0), 0);
 	assert_int_equal(gelus(GELU_FUSED, 5, 20, 0), 0);
 	assert_int_equal(gelus(GELU_FUSED, 5, 24, 1), 0);
 	assert_int_equal(gelus(GELU_FUSED, 5, 24, 8), both);
