@@ -319,7 +319,7 @@ static net_result register_memory(void *connection, void *data, size_t bytes, in
 	return net_report(status);
 }
 
-/* UCX asks the CUDA driver for a descriptor of its own. */
+/* UCX's interface takes no descriptor; it asks the CUDA driver for one of its own. */
 static net_result register_dmabuf(void *connection, void *data, size_t bytes, int memory, uint64_t offset, int fd,
                                   void **handle)
 {
