@@ -63,11 +63,19 @@ gpu_programs += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/g
 	tests/gpu/test_model_graph \
 	tests/gpu/test_optimizers_queue
 endif
-gpu_tests = $(gpu_programs)
+# Those in shell, which run a build's programs.
+gpu_scripts =
 if HAVE_UCX
-gpu_tests += $(top_srcdir)/tests/gpu/netplugin.sh
+gpu_scripts += $(top_srcdir)/tests/gpu/netplugin.sh
 endif
-EXTRA_DIST += tests/gpu/kit.sh tests/gpu/netplugin.sh tests/gpu/nccl_sums.c tests/gpu/run.sh \
+if HAVE_CUDA
+noinst_PROGRAMS += tests/gpu/nccl_sums
+tests_gpu_nccl_sums_SOURCES = tests/gpu/nccl_sums.c libruntime/base/error.c libruntime/comm/nccl/load.c
+tests_gpu_nccl_sums_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
+tests_gpu_nccl_sums_LDADD = $(CUDA_LIBS)
+endif
+gpu_tests = $(gpu_programs) $(gpu_scripts)
+EXTRA_DIST += tests/gpu/kit.sh tests/gpu/netplugin.sh tests/gpu/run.sh \
 	tests/gpu/torch_sums.py
 gpu_builds = all $(gpu_programs) tests/support/nccl_standin.la tests/support/module_of_another_version.la
 check-gpu:
