@@ -13,7 +13,7 @@
 #include "device/device.h"
 
 /* Grows with each change of this header, or of the types of device.h. */
-enum { DDP_DEVICE_VERSION = 4 };
+enum { DDP_DEVICE_VERSION = 5 };
 
 #define DDP_DEVICE_MODULE_SYMBOL "ddp_device_module"
 
@@ -57,11 +57,12 @@ typedef struct ddp_device_backend {
 	ddp_status (*launch)(void *self, ddp_device_queue *queue, ddp_device_function function,
 	                     void *argument);
 
-	ddp_status (*event_create)(void *self, ddp_device_event **event);
+	ddp_status (*event_create)(void *self, bool timed, ddp_device_event **event);
 	ddp_status (*event_free)(void *self, ddp_device_event *event);
 	ddp_status (*event_record)(void *self, ddp_device_event *event, ddp_device_queue *queue);
 	ddp_status (*event_query)(void *self, ddp_device_event *event, bool *done);
 	ddp_status (*event_sync)(void *self, ddp_device_event *event);
+	ddp_status (*event_seconds)(void *self, ddp_device_event *from, ddp_device_event *to, double *seconds);
 } ddp_device_backend;
 
 #endif

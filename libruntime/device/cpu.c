@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/pages.h"
 
@@ -140,10 +141,19 @@ static ddp_status cpu_launch(void *self, ddp_device_queue *queue, ddp_device_fun
 	return DDP_OK;
 }
 
-static ddp_status cpu_event_create(void *self, ddp_device_event **event)
+/* A timed one is when it was recorded, which is when its queue came to it. */
+static ddp_status cpu_event_create(void *self, bool timed, ddp_device_event **event)
 {
 	(void)self;
-	*event = (ddp_device_event *)&the_event;
+	*event = timed ? calloc(1, sizeof(uint64_t)) : (ddp_device_event *)&the_event;
+	return *event != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "out of memory for an event");
+}
+
+static ddp_status cpu_event_free(void *self, ddp_device_event *event)
+{
+	(void)self;
+	if (event != (ddp_device_event *)&the_event)
+		free(event);
 	return DDP_OK;
 }
 
@@ -157,8 +167,18 @@ static ddp_status cpu_event(void *self, ddp_device_event *event)
 static ddp_status cpu_event_record(void *self, ddp_device_event *event, ddp_device_queue *queue)
 {
 	(void)self;
-	(void)event;
 	(void)queue;
+	if (event != (ddp_device_event *)&the_event)
+		*(uint64_t *)event = ddp_now_ns();
+	return DDP_OK;
+}
+
+static ddp_status cpu_event_seconds(void *self, ddp_device_event *from, ddp_device_event *to, double *seconds)
+{
+	(void)self;
+	if (from == (ddp_device_event *)&the_event || to == (ddp_device_event *)&the_event)
+		return ddp_fail(DDP_ERR_INVALID, "the time between events: they are not timed");
+	*seconds = (double)(*(uint64_t *)to - *(uint64_t *)from) * 1e-9;
 	return DDP_OK;
 }
 
@@ -178,8 +198,8 @@ static const ddp_device_backend backend = {
 	.queue_create = cpu_queue_create, .queue_free = cpu_queue, .queue_query = cpu_queue_query,
 	.queue_sync = cpu_queue, .queue_wait = cpu_queue_wait,
 	.copy = cpu_copy, .fill = cpu_fill, .launch = cpu_launch,
-	.event_create = cpu_event_create, .event_free = cpu_event, .event_record = cpu_event_record,
-	.event_query = cpu_event_query, .event_sync = cpu_event,
+	.event_create = cpu_event_create, .event_free = cpu_event_free, .event_record = cpu_event_record,
+	.event_query = cpu_event_query, .event_sync = cpu_event, .event_seconds = cpu_event_seconds,
 };
 
 const ddp_device_backend *ddp_device_cpu(void)

@@ -278,7 +278,14 @@ ddp_status ddp_device_event_create(ddp_device *device, ddp_device_event **event)
 {
 	if (event == NULL)
 		return missing("ddp_device_event_create", "nowhere to put the event");
-	return counted(device->backend->event_create(device->self, event), &device->events, 1);
+	return counted(device->backend->event_create(device->self, false, event), &device->events, 1);
+}
+
+ddp_status ddp_device_event_create_timed(ddp_device *device, ddp_device_event **event)
+{
+	if (event == NULL)
+		return missing("ddp_device_event_create_timed", "nowhere to put the event");
+	return counted(device->backend->event_create(device->self, true, event), &device->events, 1);
 }
 
 ddp_status ddp_device_event_free(ddp_device *device, ddp_device_event *event)
@@ -308,4 +315,12 @@ ddp_status ddp_device_event_sync(ddp_device *device, ddp_device_event *event)
 	if (event == NULL)
 		return missing("ddp_device_event_sync", "no event");
 	return device->backend->event_sync(device->self, event);
+}
+
+ddp_status ddp_device_event_seconds(ddp_device *device, ddp_device_event *from, ddp_device_event *to,
+                                    double *seconds)
+{
+	if (from == NULL || to == NULL || seconds == NULL)
+		return missing("ddp_device_event_seconds", "no event, or nowhere to put the answer");
+	return device->backend->event_seconds(device->self, from, to, seconds);
 }

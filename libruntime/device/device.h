@@ -159,10 +159,16 @@ ddp_status ddp_device_launch(ddp_device *device, ddp_device_queue *queue,
 /* ---- events ---- */
 
 ddp_status ddp_device_event_create(ddp_device *device, ddp_device_event **event);
+/* One that also knows when its queue came to it, which costs a little more. */
+ddp_status ddp_device_event_create_timed(ddp_device *device, ddp_device_event **event);
 ddp_status ddp_device_event_free(ddp_device *device, ddp_device_event *event); /* NULL is fine */
 ddp_status ddp_device_event_record(ddp_device *device, ddp_device_event *event,
                                    ddp_device_queue *queue);
 ddp_status ddp_device_event_query(ddp_device *device, ddp_device_event *event, bool *done);
 ddp_status ddp_device_event_sync(ddp_device *device, ddp_device_event *event);
+/* The time from one to the other by the device's clock. Both are timed and were recorded, and a
+   query has said that they are done. */
+ddp_status ddp_device_event_seconds(ddp_device *device, ddp_device_event *from, ddp_device_event *to,
+                                    double *seconds);
 
 #endif

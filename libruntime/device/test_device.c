@@ -440,7 +440,7 @@ static ddp_status test_launch(void *self, ddp_device_queue *queue, ddp_device_fu
 
 /* ---- events ---- */
 
-static ddp_status test_event_create(void *self, ddp_device_event **created)
+static ddp_status test_event_create(void *self, bool timed, ddp_device_event **created)
 {
 	ddp_test_device *device = self;
 	ddp_status status = enter(device, NULL);
@@ -451,6 +451,7 @@ static ddp_status test_event_create(void *self, ddp_device_event **created)
 	if (event == NULL)
 		return leave(device, ddp_fail(DDP_ERR_NOMEM, "out of memory for an event"));
 	event->device = device;
+	event->timed = timed;
 	*created = event;
 	return leave(device, DDP_OK);
 }
@@ -533,6 +534,26 @@ static ddp_status test_event_sync(void *self, ddp_device_event *event)
 	return leave(device, status);
 }
 
+static ddp_status test_event_seconds(void *self, ddp_device_event *from, ddp_device_event *to, double *seconds)
+{
+	ddp_test_device *device = self;
+	ddp_status status = check_event(device, from);
+
+	if (status == DDP_OK)
+		status = check_event(device, to);
+	if (status == DDP_OK)
+		status = enter(device, waits);
+	if (status != DDP_OK)
+		return status;
+	if (!from->timed || !to->timed)
+		status = ddp_fail(DDP_ERR_INVALID, "the time between events: they are not timed");
+	else if (from->mark == NULL || to->mark == NULL || !from->mark->reached || !to->mark->reached)
+		status = ddp_fail(DDP_ERR_INVALID, "the time between events: their queues have not come to both");
+	else
+		*seconds = (double)(int64_t)(to->mark->reached_ns - from->mark->reached_ns) * 1e-9;
+	return leave(device, status);
+}
+
 static const ddp_device_backend backend = {
 	.version = DDP_DEVICE_VERSION, .bytes = sizeof(backend), .kind = "test",
 	.open = test_open, .close = test_close, .error = test_error, .within = test_within,
@@ -544,7 +565,7 @@ static const ddp_device_backend backend = {
 	.copy = test_copy, .fill = test_fill, .launch = test_launch,
 	.event_create = test_event_create, .event_free = test_event_free,
 	.event_record = test_event_record, .event_query = test_event_query,
-	.event_sync = test_event_sync,
+	.event_sync = test_event_sync, .event_seconds = test_event_seconds,
 };
 
 const ddp_device_backend *ddp_device_test(void)

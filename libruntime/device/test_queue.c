@@ -7,6 +7,7 @@
 #include <sys/prctl.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/random.h"
 #include "base/thread.h"
@@ -124,6 +125,7 @@ static void start_locked(ddp_device_queue *queue, const ddp_test_work *work)
 	}
 	if (work->kind == DDP_TEST_RECORD) {
 		work->mark->reached = true;
+		work->mark->reached_ns = ddp_now_ns();
 		return;
 	}
 	if (work->kind == DDP_TEST_LAUNCH) {

@@ -15,6 +15,7 @@
 typedef struct ddp_test_mark {
 	int references;
 	bool reached;
+	uint64_t reached_ns;
 	ddp_order_clock clock;
 } ddp_test_mark;
 
@@ -61,6 +62,7 @@ struct ddp_device_queue {
 
 struct ddp_device_event {
 	ddp_test_device *device;
+	bool timed;
 	ddp_test_mark *mark; /* NULL: never recorded */
 };
 

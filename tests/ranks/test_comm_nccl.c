@@ -14,9 +14,11 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "comm/nccl/abi.h"
 #include "comm/nccl/lane.h"
+#include "comm/request.h"
 #include "tests/support/comm_cases.h"
 #include "tests/support/hung.h"
 #include "tests/support/nccl_ranks.h"
@@ -537,6 +539,40 @@ static void nccl_is_not_called_for_a_device_that_is_gone(void **state)
 	test_nccl_run(1, lose_its_device, NULL);
 }
 
+/* ---- how long --------------------------------------------------------------------------------- */
+
+/* The first of two sums waits for rank 1, and the second one for the first. */
+static int take_time(ddp_comm *comm, void *argument)
+{
+	ddp_request *requests[2];
+	uint64_t start_ns[2], end_ns[2];
+	on_device d;
+
+	(void)argument;
+	test_nccl_set_up(&d, comm);
+	test_nccl_sum_once(&d);
+	if (d.rank == 1)
+		usleep((unsigned)test_slowness() * 300000);
+	const uint64_t before_ns = ddp_now_ns();
+	const ddp_collective sum = test_nccl_operation(&d, DDP_ALL_REDUCE);
+	for (int i = 0; i < 2; i++)
+		CHECK_OK(ddp_issue(comm, &sum, &requests[i]));
+	for (int i = 0; i < 2; i++)
+		CHECK_OK(ddp_wait_timed(requests[i], &start_ns[i], &end_ns[i]));
+	CHECK(before_ns <= start_ns[0] && start_ns[0] <= start_ns[1] && end_ns[1] <= ddp_now_ns());
+	if (d.rank == 0) {
+		CHECK(end_ns[0] - start_ns[0] > 200000000);
+		CHECK(end_ns[1] - start_ns[1] < (end_ns[0] - start_ns[0]) / 2);
+	}
+	return 0;
+}
+
+static void an_operation_lasts_as_long_as_on_the_device(void **state)
+{
+	(void)state;
+	test_nccl_run(2, take_time, NULL);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -554,6 +590,7 @@ int main(void)
 		cmocka_unit_test(what_hangs_ends_when_it_is_aborted),
 		cmocka_unit_test(what_hangs_is_late),
 		cmocka_unit_test(nccl_is_not_called_for_a_device_that_is_gone),
+		cmocka_unit_test(an_operation_lasts_as_long_as_on_the_device),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -216,6 +216,31 @@ static void events_order_queues(void **state)
 	free(sent);
 }
 
+static void doze(void *argument)
+{
+	(void)argument;
+	usleep(20000);
+}
+
+static void timed_events_tell_how_long_work_took(void **state)
+{
+	ddp_device *device = open_or_skip(state);
+	ddp_device_event *events[2];
+	double seconds = -1;
+
+	for (int i = 0; i < 2; i++)
+		OK(ddp_device_event_create_timed(device, &events[i]));
+	OK(ddp_device_event_record(device, events[0], NULL));
+	OK(ddp_device_launch(device, NULL, doze, NULL));
+	OK(ddp_device_event_record(device, events[1], NULL));
+	OK(ddp_device_event_sync(device, events[1]));
+	OK(ddp_device_event_seconds(device, events[0], events[1], &seconds));
+	assert_true(seconds >= 0.0199 && seconds < 60);
+	for (int i = 0; i < 2; i++)
+		OK(ddp_device_event_free(device, events[i]));
+	OK(ddp_device_close(device));
+}
+
 static void an_event_stands_for_its_last_record(void **state)
 {
 	ddp_device *device = open_or_skip(state);
@@ -456,6 +481,7 @@ static void a_module_that_cannot_serve_is_named_with_the_reason(void **state)
 	ON(device, a_queue_keeps_its_order), \
 	ON(device, events_order_queues), \
 	ON(device, an_event_stands_for_its_last_record), \
+	ON(device, timed_events_tell_how_long_work_took), \
 	ON(device, a_launched_function_reaches_the_memory_unless_it_is_a_gpus), \
 	ON(device, threads_share_a_device), \
 	ON(device, wrong_arguments_are_named), \

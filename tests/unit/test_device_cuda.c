@@ -107,6 +107,7 @@ static ddp_status go_through(void *self)
 	ddp_device_queue *queue = NULL;
 	ddp_device_event *event = NULL;
 	bool done = false;
+	double seconds = 0;
 	ddp_status status, failed = DDP_OK;
 	char text[1024] = "";
 
@@ -121,7 +122,7 @@ static ddp_status go_through(void *self)
 	DO(cuda->alloc(self, 64, &memory));
 	DO(cuda->host_alloc(self, 64, &pinned));
 	DO(cuda->queue_create(self, DDP_DEVICE_HIGH, &queue));
-	DO(cuda->event_create(self, &event));
+	DO(cuda->event_create(self, true, &event));
 	if (memory != NULL)
 		assert_true(cuda->owns(self, memory));
 	if (memory != NULL)
@@ -135,6 +136,8 @@ static ddp_status go_through(void *self)
 	DO(cuda->queue_sync(self, queue));
 	DO(cuda->event_query(self, event, &done));
 	DO(cuda->event_sync(self, event));
+	DO(cuda->event_seconds(self, event, event, &seconds));
+	assert_true(status != DDP_OK || seconds == 0.25);
 	DO(cuda->error(self));
 	int current = -1;
 	DO(cuda->within(self, note_current, &current));
@@ -158,7 +161,8 @@ static void each_call_that_fails_is_named(void **state)
 		"cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithPriority", "cudaEventCreateWithFlags",
 		"cudaMemcpyAsync", "cudaMemsetAsync", "cudaLaunchHostFunc", "cudaEventRecord",
 		"cudaStreamWaitEvent", "cudaStreamQuery", "cudaStreamSynchronize", "cudaEventQuery",
-		"cudaEventSynchronize", "cudaEventDestroy", "cudaStreamDestroy", "cudaFreeHost", "cudaFree",
+		"cudaEventSynchronize", "cudaEventElapsedTime", "cudaEventDestroy", "cudaStreamDestroy", "cudaFreeHost",
+		"cudaFree",
 	};
 	char text[200];
 	void *self = NULL;
@@ -217,7 +221,7 @@ static void a_context_that_is_gone_is_told(void **state)
 	assert_int_equal(cuda->alloc(self, 64, &memory), DDP_OK);
 	assert_int_equal(cuda->host_alloc(self, 64, &pinned), DDP_OK);
 	assert_int_equal(cuda->queue_create(self, DDP_DEVICE_NORMAL, &queue), DDP_OK);
-	assert_int_equal(cuda->event_create(self, &event), DDP_OK);
+	assert_int_equal(cuda->event_create(self, false, &event), DDP_OK);
 	cuda_standin.failing = "cuCtxPushCurrent";
 	FAILS(go_through(self), DDP_ERR_IO, "device cuda:1: cuCtxPushCurrent: something else");
 	FAILS(cuda->alloc(self, 64, &none), DDP_ERR_IO, "its context is gone");
@@ -288,7 +292,7 @@ static void a_broken_gpu_says_so_and_can_be_let_go(void **state)
 	assert_int_equal(cuda->alloc(self, 64, &memory), DDP_OK);
 	assert_int_equal(cuda->host_alloc(self, 64, &pinned), DDP_OK);
 	assert_int_equal(cuda->queue_create(self, DDP_DEVICE_NORMAL, &queue), DDP_OK);
-	assert_int_equal(cuda->event_create(self, &event), DDP_OK);
+	assert_int_equal(cuda->event_create(self, false, &event), DDP_OK);
 	cuda_standin.broken = true;
 	FAILS(cuda->error(self), DDP_ERR_IO, "work enqueued earlier: something else");
 	FAILS(cuda->queue_sync(self, queue), DDP_ERR_IO, "cudaStreamSynchronize");

@@ -208,6 +208,8 @@ ddp_status ddp_nccl_begin_collective(ddp_nccl_operation *o)
 	const ddp_collective *c = k.c;
 
 	ddp_status status = ddp_device_queue_wait(o->lane->device, k.queue, o->begun);
+	if (status == DDP_OK)
+		status = ddp_device_event_record(o->lane->device, o->start, k.queue);
 	if (status != DDP_OK)
 		return status;
 	switch (c->kind) {

@@ -26,11 +26,11 @@ typedef struct ddp_nccl_operation {
 	struct ddp_nccl_operation *next;
 	ddp_nccl_stage stage;
 	ddp_device_event *begun;        /* what the program's queue held at issue */
-	ddp_device_event *end;
+	ddp_device_event *start;        /* NCCL's queue came to it, and */
+	ddp_device_event *end;          /* had done it; timed, both */
 	int op;                         /* NCCL's, of a reduction; made for it, if it is */
 	bool op_made;                   /* by ncclRedOpCreatePreMulSum() */
 	struct ddp_nccl_message *message; /* NULL: a collective */
-	uint64_t start_ns;              /* 0: the program's queue has not come to it */
 	ddp_status status;
 	char *text;                     /* of an error; malloc'd */
 } ddp_nccl_operation;

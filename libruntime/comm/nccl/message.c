@@ -226,6 +226,10 @@ static ddp_status copy_to_itself(ddp_nccl_message *to)
 	ddp_status status = ddp_device_queue_wait(lane->device, queue, s->begun);
 	if (status == DDP_OK)
 		status = ddp_device_queue_wait(lane->device, queue, r->begun);
+	if (status == DDP_OK)
+		status = ddp_device_event_record(lane->device, s->start, queue);
+	if (status == DDP_OK)
+		status = ddp_device_event_record(lane->device, r->start, queue);
 	if (status == DDP_OK && r->c.recv != s->c.send)
 		status = ddp_device_copy(lane->device, queue, r->c.recv, s->c.send, r->c.count * ddp_type_bytes(r->c.type));
 	if (status == DDP_OK)
@@ -246,6 +250,8 @@ static ddp_status enqueue(ddp_nccl_message *m)
 	int result = DDP_NCCL_SUCCESS;
 
 	ddp_status status = ddp_device_queue_wait(lane->device, link->queue, m->operation->begun);
+	if (status == DDP_OK)
+		status = ddp_device_event_record(lane->device, m->operation->start, link->queue);
 	if (status != DDP_OK)
 		return status;
 	if (c->count > 0 && link->sends)

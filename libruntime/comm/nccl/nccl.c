@@ -103,6 +103,7 @@ static void free_operation(ddp_nccl_operation *o)
 	ddp_nccl_message_free(o);
 	ddp_nccl_free_op(o);
 	(void)ddp_device_event_free(o->lane->device, o->begun);
+	(void)ddp_device_event_free(o->lane->device, o->start);
 	(void)ddp_device_event_free(o->lane->device, o->end);
 	free(o->text);
 	free(o);
@@ -143,7 +144,9 @@ static ddp_status make_operation(ddp_nccl_lane *lane, const ddp_collective *c, d
 	o->c = *c;
 	ddp_status status = ddp_device_event_create(lane->device, &o->begun);
 	if (status == DDP_OK)
-		status = ddp_device_event_create(lane->device, &o->end);
+		status = ddp_device_event_create_timed(lane->device, &o->start);
+	if (status == DDP_OK)
+		status = ddp_device_event_create_timed(lane->device, &o->end);
 	if (status == DDP_OK)
 		status = ddp_device_event_record(lane->device, o->begun, c->stream);
 	if (status == DDP_OK && is_message(o))
@@ -232,14 +235,17 @@ static void stop_messages(ddp_nccl_lane *lane)
 	}
 }
 
-/* As soon as the queue has come to it; of collectives the first one only is asked about. */
-static void note_start(const ddp_nccl_lane *lane, ddp_nccl_operation *o)
+/* When NCCL's queue came to it, of an operation that has just ended: it took so long by the device's
+   clock. The host's may have seen the end later. */
+static ddp_status note_start(const ddp_nccl_lane *lane, const ddp_nccl_operation *o, ddp_request *request)
 {
-	bool begun = false;
+	double seconds = 0;
+	ddp_status status = ddp_device_event_seconds(lane->device, o->start, o->end, &seconds);
+	const uint64_t now = ddp_now_ns(), took = (uint64_t)(seconds * 1e9);
 
-	if (o->start_ns == 0 && o->stage == DDP_NCCL_ENQUEUED &&
-	    ddp_device_event_query(lane->device, o->begun, &begun) == DDP_OK && begun)
-		o->start_ns = ddp_now_ns();
+	if (status == DDP_OK && took < now && now - took > request->start_ns)
+		request->start_ns = now - took;
+	return status;
 }
 
 static ddp_status poll(void *self, ddp_request *request, bool *done)
@@ -252,7 +258,8 @@ static ddp_status poll(void *self, ddp_request *request, bool *done)
 	if (lane->closing != DDP_NCCL_OPEN)
 		stop_messages(lane);
 	ddp_status status = is_over(lane, o, done);
-	note_start(lane, o);
+	if (status == DDP_OK && *done && o->stage == DDP_NCCL_ENQUEUED && !lane->aborted)
+		status = note_start(lane, o, request);
 	if (status != DDP_OK) {
 		*done = true;
 		status = ddp_comm_break(lane->comm, status, lane->comm->rank, "%s", ddp_last_error());
@@ -265,8 +272,6 @@ static ddp_status poll(void *self, ddp_request *request, bool *done)
 			                  "its queue waits for", ddp_kind_name(o->c.kind), lane->comm->timeout_ms);
 		if (lane->aborted && ddp_comm_check(lane->comm) != DDP_OK)
 			status = ddp_comm_check(lane->comm);
-		if (status == DDP_OK && o->start_ns != 0)
-			request->start_ns = o->start_ns;
 		unlink_collective(lane, o);
 		char text[DDP_FAILURE_TEXT] = "";
 		if (status != DDP_OK)

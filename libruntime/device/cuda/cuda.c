@@ -358,13 +358,13 @@ static ddp_status cuda_launch(void *self, ddp_device_queue *queue, ddp_device_fu
 
 /* ---- events ---- */
 
-static ddp_status cuda_event_create(void *self, ddp_device_event **event)
+static ddp_status cuda_event_create(void *self, bool timed, ddp_device_event **event)
 {
 	ddp_status status = enter(self);
 	cudaEvent_t created = NULL;
 
 	if (status == DDP_OK)
-		status = leave(self, cudaEventCreateWithFlags(&created, cudaEventDisableTiming),
+		status = leave(self, cudaEventCreateWithFlags(&created, timed ? cudaEventDefault : cudaEventDisableTiming),
 		               "cudaEventCreateWithFlags");
 	if (status == DDP_OK)
 		*event = (ddp_device_event *)created;
@@ -411,6 +411,19 @@ static ddp_status cuda_event_sync(void *self, ddp_device_event *event)
 		: status;
 }
 
+static ddp_status cuda_event_seconds(void *self, ddp_device_event *from, ddp_device_event *to, double *seconds)
+{
+	float milliseconds = 0;
+	ddp_status status = enter(self);
+
+	if (status == DDP_OK)
+		status = leave(self, cudaEventElapsedTime(&milliseconds, (cudaEvent_t)from, (cudaEvent_t)to),
+		               "cudaEventElapsedTime");
+	if (status == DDP_OK)
+		*seconds = milliseconds * 1e-3;
+	return status;
+}
+
 DDP_API extern const ddp_device_backend ddp_device_module;
 const ddp_device_backend ddp_device_module = {
 	.version = DDP_DEVICE_VERSION, .bytes = sizeof(ddp_device_module), .kind = "cuda",
@@ -424,5 +437,5 @@ const ddp_device_backend ddp_device_module = {
 	.copy = cuda_copy, .fill = cuda_fill, .launch = cuda_launch,
 	.event_create = cuda_event_create, .event_free = cuda_event_free,
 	.event_record = cuda_event_record, .event_query = cuda_event_query,
-	.event_sync = cuda_event_sync,
+	.event_sync = cuda_event_sync, .event_seconds = cuda_event_seconds,
 };
