@@ -57,7 +57,7 @@ check-ucx:
 		case $$program in tests/*/test_comm_*) tests="$$tests $$program" ;; esac; done; \
 	CC='$(CC)' $(top_srcdir)/tests/support/check-ucx $(top_srcdir) $$tests
 # All that needs a GPU, which make check skips without one; the output stays in gpu-results.
-gpu_programs = tests/unit/test_device tests/ranks/test_comm_nccl
+gpu_programs = tests/unit/test_device tests/ranks/test_comm_nccl tests/ranks/test_nccl_reductions
 if HAVE_CUDA_KERNELS
 gpu_programs += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue \
 	tests/gpu/test_model_graph \
@@ -179,6 +179,7 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_memory \
 	tests/ranks/test_comm_nccl \
 	tests/ranks/test_nccl_messages \
+	tests/ranks/test_nccl_reductions \
 	tests/ranks/test_comm_progress \
 	tests/ranks/test_comm_threads \
 	tests/ranks/test_context \

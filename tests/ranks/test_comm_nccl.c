@@ -60,14 +60,10 @@ SAME(DDP_NCCL_SCALAR_ON_HOST, ncclScalarHostImmediate);
 
 enum { BATCHES = 6 };
 
-/* NCCL itself, by `make check-gpu`. Ranks that share a GPU are of different hosts for it. */
+/* NCCL itself, by `make check-gpu`. */
 static int run_on_gpu(ddp_comm *comm, void *argument)
 {
-	char host[32];
-
-	snprintf(host, sizeof(host), "rank%d", ddp_comm_rank(comm));
-	setenv("NCCL_HOSTID", host, 1);
-	ddp_comm_limit_ctas(comm, 2);
+	test_nccl_share_gpu(comm);
 	return test_run_cases(comm, argument);
 }
 
@@ -270,43 +266,6 @@ static void memory_is_registered_or_does_without(void **state)
 {
 	(void)state;
 	test_nccl_run(2, use_memory, NULL);
-}
-
-/* ---- what NCCL cannot do -------------------------------------------------------------------------- */
-
-static ddp_status reduce(const on_device *d, ddp_type type, ddp_op op, double scale)
-{
-	ddp_collective c = test_nccl_operation(d, DDP_ALL_REDUCE);
-
-	c.type = type;
-	c.op = op;
-	c.scaled = scale != 1;
-	c.scale = c.scaled ? scale : 0;
-	return ddp_run(d->comm, &c);
-}
-
-static int ask_too_much(ddp_comm *comm, void *argument)
-{
-	on_device d;
-
-	(void)argument;
-	test_nccl_set_up(&d, comm);
-	CHECK(reduce(&d, DDP_U8, DDP_AVG, 1) == DDP_ERR_UNSUPPORTED);
-	CHECK(reduce(&d, DDP_I32, DDP_AVG, 2) == DDP_ERR_UNSUPPORTED);
-	CHECK(reduce(&d, DDP_I32, DDP_SUM, 0.5) == DDP_ERR_UNSUPPORTED);
-	CHECK(reduce(&d, DDP_F32, DDP_MAX, 0.5) == DDP_ERR_UNSUPPORTED);
-	CHECK(reduce(&d, DDP_BF16, DDP_SUM, 1.0 / 3) == DDP_ERR_UNSUPPORTED);
-	CHECK(test_nccl_says("NCCL scales bf16 by numbers of that type only, and 0.333333 is none"));
-	CHECK(reduce(&d, DDP_F16, DDP_SUM, 1e-9) == DDP_ERR_UNSUPPORTED);
-	CHECK_OK(reduce(&d, DDP_BF16, DDP_SUM, -0.375));
-	CHECK_OK(reduce(&d, DDP_F32, DDP_SUM, 1.0 / 3));
-	return 0;
-}
-
-static void what_nccl_would_round_is_refused(void **state)
-{
-	(void)state;
-	test_nccl_run(1, ask_too_much, NULL);
 }
 
 /* ---- errors ------------------------------------------------------------------------------------------ */
@@ -583,7 +542,6 @@ int main(void)
 		cmocka_unit_test(a_deadline_names_who_is_missing),
 		cmocka_unit_test(groups_have_communicators_of_their_own),
 		cmocka_unit_test(memory_is_registered_or_does_without),
-		cmocka_unit_test(what_nccl_would_round_is_refused),
 		cmocka_unit_test(each_call_that_fails_is_named),
 		cmocka_unit_test(a_rank_that_died_is_named_and_left_out),
 		cmocka_unit_test(what_nccl_tells_later_is_told),

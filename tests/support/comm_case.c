@@ -82,7 +82,7 @@ static uint16_t encode16(double x, int fraction_bits, int bias)
 	return (uint16_t)((x < 0 ? 0x8000u : 0) | (unsigned int)(exponent + bias) << fraction_bits | fraction);
 }
 
-static void put(ddp_type type, void *memory, size_t i, double x)
+void case_put(ddp_type type, void *memory, size_t i, double x)
 {
 	switch (type) {
 	case DDP_F32: ((float *)memory)[i] = (float)x; break;
@@ -95,7 +95,7 @@ static void put(ddp_type type, void *memory, size_t i, double x)
 	}
 }
 
-static double get(ddp_type type, const void *memory, size_t i)
+double case_get(ddp_type type, const void *memory, size_t i)
 {
 	switch (type) {
 	case DDP_F32: return ((const float *)memory)[i];
@@ -243,7 +243,7 @@ static unsigned char *buffer(bench *b, size_t bytes, bool *heap)
 static void fill(const bench *b, const test_case *t, void *memory)
 {
 	for (size_t i = 0; i < t->send_count; i++)
-		put(t->c.type, memory, i, value(t, b->rank, i));
+		case_put(t->c.type, memory, i, value(t, b->rank, i));
 }
 
 /* In place: the input lies where send NULL says. */
@@ -383,14 +383,14 @@ void case_check(const bench *b, const test_case *t)
 	size_t recv = t->recv_count * element, send = t->send_count * element;
 
 	for (size_t i = 0; i < t->recv_count; i++) {
-		double want = expected(b, t, i), have = get(t->c.type, t->recv_block + CASE_GUARD, i);
+		double want = expected(b, t, i), have = case_get(t->c.type, t->recv_block + CASE_GUARD, i);
 		if (!(fabs(want - have) <= slack(b, t)))
 			explain(b, t, i, want, have);
 	}
 	if (t->send_block != NULL) {
 		check_guards(t->send_block, send);
 		for (size_t i = 0; i < t->send_count; i++)
-			CHECK(get(t->c.type, t->send_block + CASE_GUARD, i) == value(t, b->rank, i));
+			CHECK(case_get(t->c.type, t->send_block + CASE_GUARD, i) == value(t, b->rank, i));
 		check_guards(t->recv_block, recv);
 	} else {
 		check_guards(t->recv_block, recv > send ? recv : send);

@@ -45,6 +45,10 @@ typedef struct bench {
 	bool nccl;                    /* the stand-in runs what is on the device */
 } bench;
 
+/* Element i of a type; to be put is one that the type holds. */
+void case_put(ddp_type type, void *memory, size_t i, double x);
+double case_get(ddp_type type, const void *memory, size_t i);
+
 unsigned int case_roll(unsigned int *state, unsigned int sides);
 size_t case_random_count(bench *b);
 

@@ -5,11 +5,33 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "base/error.h"
+
+bool test_nccl_on_gpu;
+
+void test_nccl_repeat_on_gpu(void (*test)(void **state), void **state)
+{
+	if (getenv("DDP_CUDA_MODULE") == NULL)
+		skip();
+	test_nccl_on_gpu = true;
+	test(state);
+	test_nccl_on_gpu = false;
+}
+
+void test_nccl_share_gpu(ddp_comm *comm)
+{
+	char host[32];
+
+	snprintf(host, sizeof(host), "rank%d", ddp_comm_rank(comm));
+	setenv("NCCL_HOSTID", host, 1);
+	setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+	ddp_comm_limit_ctas(comm, 2);
+}
 
 void test_nccl_set_up(on_device *d, ddp_comm *comm)
 {
@@ -21,9 +43,11 @@ void test_nccl_set_up_with(on_device *d, ddp_comm *comm, const ddp_device_option
 	void *memory;
 
 	*d = (on_device){ .comm = comm, .rank = ddp_comm_rank(comm), .size = ddp_comm_size(comm) };
-	CHECK_OK(ddp_device_open("test", options, &d->device));
+	if (test_nccl_on_gpu)
+		test_nccl_share_gpu(comm);
+	CHECK_OK(ddp_device_open(test_nccl_on_gpu ? "cuda" : "test", options, &d->device));
 	ddp_comm_use_device(comm, d->device);
-	d->nccl = test_nccl_standin(d->device);
+	d->nccl = test_nccl_on_gpu ? NULL : test_nccl_standin(d->device);
 	CHECK_OK(ddp_device_queue_create(d->device, DDP_DEVICE_NORMAL, &d->stream));
 	CHECK_OK(ddp_device_alloc(d->device, TEST_NCCL_COUNT * sizeof(float), &memory));
 	CHECK_OK(ddp_device_fill(d->device, d->stream, memory, 0, TEST_NCCL_COUNT * sizeof(float)));

@@ -1,0 +1,190 @@
+/* Averages, and sums of scaled inputs, of each type by NCCL: the values, over its stand-in and by
+   itself on a GPU. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "comm/ops/names.h"
+#include "tests/support/comm_case.h"
+#include "tests/support/nccl_ranks.h"
+
+/* ---- values -------------------------------------------------------------------------------------- */
+
+enum { TYPES = DDP_U8 + 1, LONGEST = 70001, RANKS_MAX = 4 };
+
+typedef struct reduction {
+	const char *name;
+	ddp_op op;
+	bool scaled;
+} reduction;
+
+static const reduction reductions[] = {
+	{ "sum", DDP_SUM, false },
+	{ "scaled sum", DDP_SUM, true },
+	{ "average", DDP_AVG, false },
+	{ "scaled average", DDP_AVG, true },
+};
+enum { REDUCTIONS = sizeof(reductions) / sizeof(reductions[0]) };
+
+static bool is_integer(ddp_type type)
+{
+	return type == DDP_I32 || type == DDP_I64 || type == DDP_U8;
+}
+
+/* All types hold inputs, factors and results, for 1, 2 and 4 ranks: nothing is rounded but
+   averages of integers. */
+static double input(ddp_type type, int rank, size_t i)
+{
+	const double x = 1 + (double)((3 * i + (size_t)rank) % 4);
+
+	return type != DDP_U8 && (i + 2 * (size_t)rank) % 3 == 0 ? -x : x;
+}
+
+static double scale_of(ddp_type type, int rank)
+{
+	static const double any[RANKS_MAX] = { 2, -0.5, 1.5, 4 }, whole[RANKS_MAX] = { 2, 3, 1, 5 };
+
+	return is_integer(type) ? whole[rank] : any[rank];
+}
+
+static double expected(const reduction *r, ddp_type type, int ranks, size_t i)
+{
+	double sum = 0;
+
+	for (int rank = 0; rank < ranks; rank++)
+		sum += input(type, rank, i) * (r->scaled ? scale_of(type, rank) : 1);
+	if (r->op == DDP_AVG)
+		sum /= ranks;
+	return is_integer(type) ? trunc(sum) : sum;
+}
+
+static bool is_refused(const reduction *r, ddp_type type)
+{
+	return r->op == DDP_AVG && (type == DDP_U8 || (r->scaled && is_integer(type)));
+}
+
+/* `memory`: the input, and behind it the result. */
+static void check_values(const on_device *d, const reduction *r, ddp_type type, size_t count, char *memory)
+{
+	const size_t element = ddp_type_bytes(type), bytes = count * element;
+	ddp_collective c = test_nccl_operation(d, DDP_ALL_REDUCE);
+	char *host = malloc(bytes);
+
+	CHECK(host != NULL);
+	for (size_t i = 0; i < count; i++)
+		case_put(type, host, i, input(type, d->rank, i));
+	CHECK_OK(ddp_device_copy(d->device, d->stream, memory, host, bytes));
+	CHECK_OK(ddp_device_fill(d->device, d->stream, memory + bytes, 0x55, bytes));
+	c.send = memory;
+	c.recv = memory + bytes;
+	c.count = count;
+	c.type = type;
+	c.op = r->op;
+	c.scaled = r->scaled;
+	c.scale = r->scaled ? scale_of(type, d->rank) : 0;
+	const ddp_status status = ddp_run(d->comm, &c);
+	CHECK_OK(ddp_device_copy(d->device, d->stream, host, memory + bytes, bytes));
+	CHECK_OK(ddp_device_queue_sync(d->device, d->stream));
+	CHECK(status == (is_refused(r, type) ? DDP_ERR_UNSUPPORTED : DDP_OK));
+	for (size_t i = 0; i < count && status == DDP_OK; i++) {
+		const double have = case_get(type, host, i), want = expected(r, type, d->size, i);
+		if (have == want)
+			continue;
+		fprintf(stderr, "# rank %d of %d: %s of %s: element %zu of %zu is %g instead of %g\n", d->rank, d->size,
+		        r->name, ddp_type_name(type), i, count, have, want);
+		_exit(1);
+	}
+	free(host);
+}
+
+/* In lengths that take NCCL's three protocols. */
+static int check_table(ddp_comm *comm, void *argument)
+{
+	static const size_t counts[] = { 1, 1000, LONGEST };
+	void *memory;
+	on_device d;
+
+	(void)argument;
+	test_nccl_set_up(&d, comm);
+	CHECK_OK(ddp_device_alloc(d.device, 2 * (size_t)LONGEST * sizeof(double), &memory));
+	for (int type = 0; type < TYPES; type++) {
+		for (int r = 0; r < REDUCTIONS; r++) {
+			for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
+				check_values(&d, &reductions[r], (ddp_type)type, counts[i], memory);
+		}
+	}
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+static void sums_and_averages_of_each_type_are_right(void **state)
+{
+	(void)state;
+	for (int ranks = 1; ranks <= (test_nccl_on_gpu ? 2 : RANKS_MAX); ranks *= 2)
+		test_nccl_run(ranks, check_table, NULL);
+}
+
+/* ---- what NCCL cannot do -------------------------------------------------------------------------- */
+
+static ddp_status reduce(const on_device *d, ddp_type type, ddp_op op, double scale)
+{
+	ddp_collective c = test_nccl_operation(d, DDP_ALL_REDUCE);
+
+	c.type = type;
+	c.op = op;
+	c.scaled = scale != 1;
+	c.scale = c.scaled ? scale : 0;
+	return ddp_run(d->comm, &c);
+}
+
+static int ask_too_much(ddp_comm *comm, void *argument)
+{
+	on_device d;
+
+	(void)argument;
+	test_nccl_set_up(&d, comm);
+	CHECK(reduce(&d, DDP_U8, DDP_AVG, 1) == DDP_ERR_UNSUPPORTED);
+	CHECK(reduce(&d, DDP_I32, DDP_AVG, 2) == DDP_ERR_UNSUPPORTED);
+	CHECK(reduce(&d, DDP_I32, DDP_SUM, 0.5) == DDP_ERR_UNSUPPORTED);
+	CHECK(reduce(&d, DDP_F32, DDP_MAX, 0.5) == DDP_ERR_UNSUPPORTED);
+	CHECK(reduce(&d, DDP_BF16, DDP_SUM, 1.0 / 3) == DDP_ERR_UNSUPPORTED);
+	CHECK(test_nccl_says("NCCL scales bf16 by numbers of that type only, and 0.333333 is none"));
+	CHECK(reduce(&d, DDP_F16, DDP_SUM, 1e-9) == DDP_ERR_UNSUPPORTED);
+	CHECK_OK(reduce(&d, DDP_BF16, DDP_SUM, -0.375));
+	CHECK_OK(reduce(&d, DDP_F32, DDP_SUM, 1.0 / 3));
+	return 0;
+}
+
+static void what_nccl_would_round_is_refused(void **state)
+{
+	(void)state;
+	test_nccl_run(1, ask_too_much, NULL);
+}
+
+static void sums_and_averages_on_a_gpu_are_right(void **state)
+{
+	test_nccl_repeat_on_gpu(sums_and_averages_of_each_type_are_right, state);
+}
+
+static void what_nccl_would_round_is_refused_on_a_gpu(void **state)
+{
+	test_nccl_repeat_on_gpu(what_nccl_would_round_is_refused, state);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(sums_and_averages_of_each_type_are_right),
+		cmocka_unit_test(what_nccl_would_round_is_refused),
+		cmocka_unit_test(sums_and_averages_on_a_gpu_are_right),
+		cmocka_unit_test(what_nccl_would_round_is_refused_on_a_gpu),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
