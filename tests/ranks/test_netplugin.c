@@ -23,6 +23,8 @@
 #include "tests/support/ranks.h"
 
 enum { SLOTS = 40 };
+/* Of stream_out() as often as length_of() has lengths nine times, and of groups_out(): 10 bytes and the tag. */
+enum { STREAMED = 90, STREAM_BYTES = 9 * (1 + 64 + 1000 + 8192 + 9000 + LONG + 3 + 70000), GROUP_BYTES = 11 * 10 + 42 };
 enum { NONCE_END = 40, FAMILY_AT = 60, PORT_AT = 62 }; /* in a handle */
 
 /* ---- traffic ---------------------------------------------------------------------------------- */
@@ -78,8 +80,8 @@ static void groups_out(const nccl_driver *d, void *sender)
 		finish(d, requests[i], NULL);
 }
 
-/* More than there are: NULL, and no error; then they are there again. */
-static void exhaust(const nccl_driver *d, void *receiver)
+/* More than there are: NULL, and no error; then they are there again. How many messages came. */
+static int exhaust(const nccl_driver *d, void *receiver)
 {
 	static unsigned char data[SLOTS * 2][8];
 	void *requests[SLOTS * 2];
@@ -97,6 +99,7 @@ static void exhaust(const nccl_driver *d, void *receiver)
 	finish(d, requests[0], NULL);
 	/* What was sent in vain stays behind when the connection closes. */
 	await(2);
+	return begun + 1;
 }
 
 static void satisfy(const nccl_driver *d, void *sender)
@@ -111,6 +114,19 @@ static void satisfy(const nccl_driver *d, void *sender)
 	reach(2);
 }
 
+/* By its counters, as NCCL_DEBUG=INFO shows them. */
+static void check_closed(const char *begin, unsigned long long messages, unsigned long long bytes, bool exhausted)
+{
+	const char *at = strstr(last_closed, begin);
+	unsigned long long told[4];
+
+	CHECK(at != NULL);
+	CHECK(sscanf(strstr(at, ": "), ": %llu messages, %llu bytes, at most %llu under way, %llu times no request free",
+	             &told[0], &told[1], &told[2], &told[3]) == 4);
+	CHECK(told[0] == messages && told[1] == bytes && told[2] >= NET_REQUESTS_MAX && told[2] < SLOTS * 2);
+	CHECK(told[3] > 0 || !exhausted);
+}
+
 static int exchange(int rank, void *argument)
 {
 	nccl_driver d;
@@ -118,16 +134,18 @@ static int exchange(int rank, void *argument)
 	set_up(&d, argument, rank);
 	if (rank == RECEIVER) {
 		void *receiver = receive_from(&d, 0);
-		stream_in(&d, receiver, 90);
+		stream_in(&d, receiver, STREAMED);
 		groups_in(&d, receiver);
-		exhaust(&d, receiver);
+		const unsigned long long taken = (unsigned long long)exhaust(&d, receiver);
 		CHECK(d.close_receiver(receiver) == NET_SUCCESS);
+		check_closed("connection from rank 1", STREAMED + 11 + taken, STREAM_BYTES + GROUP_BYTES + taken, true);
 	} else {
 		void *sender = send_to(&d, 0);
-		stream_out(&d, sender, 90);
+		stream_out(&d, sender, STREAMED);
 		groups_out(&d, sender);
 		satisfy(&d, sender);
 		CHECK(d.close_sender(sender) == NET_SUCCESS);
+		check_closed("connection to rank 0", STREAMED + 11 + SLOTS * 2, STREAM_BYTES + GROUP_BYTES + SLOTS * 2, false);
 	}
 	CHECK(nccl_finalize(&d) == NET_SUCCESS);
 	return 0;

@@ -17,9 +17,11 @@ board *shared;
 
 /* ---- as NCCL does --------------------------------------------------------------------------- */
 
+char last_closed[1024];
+
 void hear(int level, unsigned long about, const char *file, int line, const char *format, ...)
 {
-	char text[1024];
+	char text[sizeof(last_closed)];
 	va_list arguments;
 
 	(void)about;
@@ -28,6 +30,8 @@ void hear(int level, unsigned long about, const char *file, int line, const char
 	va_start(arguments, format);
 	int length = vsnprintf(text, sizeof(text) - 1, format, arguments);
 	va_end(arguments);
+	if (level == NET_LOG_INFO && strstr(text, ": closed ") != NULL)
+		memcpy(last_closed, text, sizeof(last_closed));
 	if (length < 0 || level != NET_LOG_WARN)
 		return;
 	size_t bytes = strlen(text), at = atomic_fetch_add(&shared->length, bytes + 1);

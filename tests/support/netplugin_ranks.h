@@ -28,6 +28,8 @@ typedef struct board {
 
 extern board *shared; /* by test_share() */
 
+/* What the plugin told of the connection that this process closed last. */
+extern char last_closed[1024];
 /* A net_logger: keeps warnings on the board. */
 void hear(int level, unsigned long about, const char *file, int line, const char *format, ...);
 void nap(void);
