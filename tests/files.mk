@@ -65,6 +65,9 @@ gpu_programs += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/g
 endif
 # Those in shell, which run a build's programs.
 gpu_scripts =
+if HAVE_CUDA_KERNELS
+gpu_scripts += $(top_srcdir)/tests/gpu/train.sh
+endif
 if HAVE_UCX
 gpu_scripts += $(top_srcdir)/tests/gpu/netplugin.sh
 endif
@@ -76,7 +79,7 @@ tests_gpu_nccl_sums_LDADD = $(CUDA_LIBS)
 endif
 gpu_tests = $(gpu_programs) $(gpu_scripts)
 EXTRA_DIST += tests/gpu/kit.sh tests/gpu/netplugin.sh tests/gpu/run.sh \
-	tests/gpu/torch_sums.py
+	tests/gpu/torch_sums.py tests/gpu/train.sh
 gpu_builds = all $(gpu_programs) tests/support/nccl_standin.la tests/support/module_of_another_version.la
 check-gpu:
 	@$(top_srcdir)/tests/support/check-gpu --here
@@ -433,10 +436,10 @@ tests/support/libcuda_emulated.a: $(cuda_kernel_sources) $(cuda_kernel_headers) 
 	done
 CLEANFILES += tests/support/libcuda_emulated.a tests/support/emulated/*.o
 
-TESTS += tests/ranks/ddp_torch.py tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/ranks/test_gpt.sh tests/ranks/test_vision.sh tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_floors.sh \
+TESTS += tests/ranks/ddp_torch.py tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/ranks/test_gpt.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_floors.sh \
 	tests/unit/test_kernels_library.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh \
 	tests/unit/vision_torch.py
-EXTRA_DIST += README.md tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/ranks/test_vision.sh tests/readme.sh tests/unit/read_safetensors.py \
+EXTRA_DIST += README.md tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/readme.sh tests/unit/read_safetensors.py \
 	tests/unit/sampler_torch.py tests/unit/sampler_vectors.h tests/unit/test_api.sh tests/unit/test_floors.sh \
 	tests/unit/test_kernels_library.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh \
 	tests/unit/vision_torch.py

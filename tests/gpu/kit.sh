@@ -30,7 +30,7 @@ for test; do
 	tests+=("$test")
 done
 printf '%s\n' "${tests[@]}" >"$folder/gpu-tests"
-for file in tests/support/check-gpu tests/support/tap tests/support/slowness.sh tests/gpu/torch_sums.py \
+for file in tests/support/check-gpu tests/support/example.sh tests/support/tap tests/support/slowness.sh tests/gpu/torch_sums.py \
 		tests/bench/gpu tests/bench/rank_gpt.py; do
 	take $file
 done
@@ -38,8 +38,8 @@ for file in "$source"/tests/bench/harness/*.py; do
 	take "tests/bench/harness/${file##*/}"
 done
 install "$source/tests/gpu/run.sh" "$folder/run"
-for file in examples/gpt/gpt tests/bench/gpu_kernels kernels/libddp_kernels_cuda.so; do
-	put $file
+for file in examples/gpt/gpt examples/vision/{cifar_net,mnist_cnn,resnet,synthetic} tests/bench/gpu_kernels kernels/libddp_kernels_cuda.so; do
+	put "$file"
 done
 # Where the tests look for them.
 for file in libruntime/device/cuda/.libs/libddp_cuda.so libruntime/netplugin/.libs/libnccl-net-ddpucx.so \

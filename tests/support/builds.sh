@@ -65,7 +65,7 @@ build_of()
 # The thread sanitizer has nothing to see in what is one thread from beginning to end
 # (strace -f -e trace=clone3 tells), as kernels are where OpenMP may use one only; nor in
 # test_comm_travel, whose algorithms test_comm_random runs in the same threads, nor in
-# test_vision.sh, whose threads, those that read among them, are libddp's as in test_gpt.sh, nor in
+# test_train.sh and test_vision.sh, whose threads, those that read among them, are libddp's as in test_gpt.sh, nor in
 # test_replan, whose steps test_engine takes in the same threads.
 unwatched_tests=(test_comm_travel test_agreement test_bucket test_comm_blocks test_comm_combine test_comm_kernels
 	test_comm_nics test_comm_plan test_convolution_onednn test_device_cuda test_gpt_model test_images test_job
@@ -74,7 +74,7 @@ unwatched_tests=(test_comm_travel test_agreement test_bucket test_comm_blocks te
 	test_options test_safetensors test_sampler test_spank_blame test_spank_check test_spank_gpu
 	test_spank_identity test_spank_judge test_spank_nodelist test_spank_options test_spank_port
 	test_spank_prepare test_spank_report test_spank_srun_options test_spank_stall test_spank_step
-	test_spank_supervise test_spank_variables test_spank_witness test_status test_store test_store_faults test_vision.sh
+	test_spank_supervise test_spank_variables test_spank_witness test_status test_store test_store_faults test_train.sh test_vision.sh
 	test_watch)
 tsan_tests() { compiled_tests | grep -vxF -f <(printf '%s\n' "${unwatched_tests[@]}"); }
 

@@ -1,0 +1,3 @@
+#!/bin/bash
+# What a GPU is to do where there is one (tests/gpu/train.sh), by the test device. Prints TAP.
+exec "$(dirname "$0")/../gpu/train.sh" --device test
