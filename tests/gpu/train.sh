@@ -5,6 +5,8 @@
 set -u
 device=cuda
 [ "${1:-}" != --device ] || device=$2
+carrier="way of the host's memory" # of what ranks reduce
+[[ $device != cuda* ]] || carrier='NCCL: NCCL [0-9]'
 program=${GPT:-examples/gpt/gpt}
 # shellcheck source=tests/support/example.sh
 . "$(dirname "$0")/../support/example.sh"
@@ -119,9 +121,10 @@ two_ranks() {
 	unset DDP_KEY WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 	cat "$work"/out.? >"$work/out"
 	cat "$work"/err.? >"$work/err"
-	[ $status = 0 ] || return
-	# Both have spoken of what runs their operations.
-	[ "$device" != cuda ] || [ "$(grep -c 'run by nccl: NCCL [0-9]' "$work/err")" -ge 1 ]
+	[ $status = 0 ] && for rank in 0 1; do
+		grep -q "operations on the memory of .* run by $carrier" "$work/err.$rank" ||
+			{ echo "# rank $rank does not say that its operations are run by $carrier"; return 1; }
+	done
 }
 
 # two_ranks_train_to_the_losses_of_the_host BOUND ARGUMENT...
