@@ -78,7 +78,7 @@ tests_gpu_nccl_sums_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
 tests_gpu_nccl_sums_LDADD = $(CUDA_LIBS)
 endif
 gpu_tests = $(gpu_programs) $(gpu_scripts)
-EXTRA_DIST += tests/gpu/kit.sh tests/gpu/netplugin.sh tests/gpu/run.sh \
+EXTRA_DIST += tests/gpu/kit.sh tests/gpu/lib.sh tests/gpu/netplugin.sh tests/gpu/run.sh \
 	tests/gpu/torch_sums.py tests/gpu/train.sh
 gpu_builds = all $(gpu_programs) tests/support/nccl_standin.la tests/support/module_of_another_version.la
 check-gpu:
@@ -90,7 +90,7 @@ gpu-kit:
 	@$(MAKE) --no-print-directory $(gpu_builds)
 	@$(top_srcdir)/tests/gpu/kit.sh gpu-kit $(gpu_tests)
 mostlyclean-local:
-	rm -rf ucx-current gpu-kit gpu-results scale.report
+	rm -rf ucx-current gpu-kit gpu-results gpu-results.tar.gz scale.report
 .PHONY: print-prefix print-examples check-comm check-engine check-gpu check-scale check-torch check-ucx \
 	check-waits gpu-kit
 
@@ -436,11 +436,11 @@ tests/support/libcuda_emulated.a: $(cuda_kernel_sources) $(cuda_kernel_headers) 
 	done
 CLEANFILES += tests/support/libcuda_emulated.a tests/support/emulated/*.o
 
-TESTS += tests/ranks/ddp_torch.py tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/ranks/test_gpt.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_floors.sh \
+TESTS += tests/ranks/ddp_torch.py tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/ranks/test_gpt.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
 	tests/unit/test_kernels_library.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh \
 	tests/unit/vision_torch.py
 EXTRA_DIST += README.md tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/readme.sh tests/unit/read_safetensors.py \
-	tests/unit/sampler_torch.py tests/unit/sampler_vectors.h tests/unit/test_api.sh tests/unit/test_floors.sh \
+	tests/unit/sampler_torch.py tests/unit/sampler_vectors.h tests/unit/test_api.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
 	tests/unit/test_kernels_library.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh \
 	tests/unit/vision_torch.py
 

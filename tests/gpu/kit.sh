@@ -9,11 +9,24 @@ shift
 rm -rf "$folder"
 mkdir -p "$folder/lib"
 
-# put FILE [NAME]: a program or module of the build
+# put FILE: a program or module of the build. A program becomes a script, as libtool's are, which
+# alone gives it the libraries of the kit: what else runs on that machine has its own.
 put()
 {
-	local name=${2:-$1} file=$1
+	local name=$1 file=$1
 	[ ! -e "$(dirname "$1")/.libs/$(basename "$1")" ] || file=$(dirname "$1")/.libs/$(basename "$1")
+	case $name in
+		*.so) ;;
+		*) name=$(dirname "$1")/.libs/$(basename "$1")
+			mkdir -p "$folder/$(dirname "$1")"
+			cat >"$folder/$1" <<-'END'
+				#!/bin/sh
+				LD_LIBRARY_PATH=$KIT_LIBRARIES${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} UCX_MODULE_DIR=$KIT_UCX
+				export LD_LIBRARY_PATH UCX_MODULE_DIR
+				exec "${0%/*}/.libs/${0##*/}" "$@"
+			END
+			chmod +x "$folder/$1" ;;
+	esac
 	install -D "$file" "$folder/$name"
 	strip "$folder/$name" 2>/dev/null || true
 }
@@ -30,7 +43,8 @@ for test; do
 	tests+=("$test")
 done
 printf '%s\n' "${tests[@]}" >"$folder/gpu-tests"
-for file in tests/support/check-gpu tests/support/example.sh tests/support/tap tests/support/slowness.sh tests/gpu/torch_sums.py \
+for file in tests/support/check-gpu tests/support/example.sh tests/support/tap tests/support/slowness.sh tests/gpu/lib.sh \
+		tests/gpu/torch_sums.py \
 		tests/bench/gpu tests/bench/rank_gpt.py; do
 	take $file
 done
@@ -51,7 +65,7 @@ done
 # Each Linux has the first ones, and CUDA's are the other machine's.
 # shellcheck disable=SC2046 # no name has a blank
 libraries=$(find "$folder" -type f -perm -u+x -exec ldd {} \; 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' |
-	sort -u | grep -vE '/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|libcublas|libcublasLt|libcudart|libcuda|libnccl)\.so')
+	sort -u | sed -E '/\/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|libcublas|libcublasLt|libcudart|libcuda|libnccl)\.so/d')
 for library in $libraries; do
 	cp -L "$library" "$folder/lib/"
 	strip "$folder/lib/${library##*/}" 2>/dev/null || true

@@ -1,58 +1,86 @@
 #!/bin/bash
-# run [MINUTES [OPTION...]]: in a folder of `make gpu-kit`, on a machine with a GPU: first its
-# tests, then the benchmark, which begins nothing new after so many minutes in all (15; 0: only the
-# tests) and gets the options. gpu-results beside this file keeps what they print.
+# run [MINUTES] [tests [NAME...] | bench [OPTION...] | kernels [OPTION...] | OPTION...]: in a folder
+# of `make gpu-kit`, on a machine with a GPU: its tests, or those of these names; or the benchmark, which
+# gets the options; or of it the kernels alone; or, if none is named, tests and then the benchmark. All
+# ends within so many minutes (15). gpu-results beside this file keeps what they print, and
+# GPU_ARCHIVE (gpu-results.tar.gz) the same as one file.
 set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
+# A relative GPU_ARCHIVE is the caller's.
+if [ -n "${GPU_ARCHIVE:-}" ]; then
+	GPU_ARCHIVE=$(realpath -m "$GPU_ARCHIVE")
+	export GPU_ARCHIVE
+fi
 cd "$here" || exit 1
-minutes=${1:-15}
-shift $(($# > 0))
+# shellcheck source=tests/gpu/lib.sh
+. tests/gpu/lib.sh
+seconds=900 what=all results=$here/gpu-results status=0
+if [[ ${1:-} =~ ^[0-9]+(\.[0-9]+)?$ ]]; then
+	seconds=$(awk "BEGIN { print int(60 * $1) }")
+	shift
+fi
+case ${1:-} in
+	tests|bench|kernels) what=$1; shift ;;
+	-*|'') ;;
+	*) sed -n '2,6s/^# //p' "$0" >&2; exit 2 ;;
+esac
 tests/support/check-gpu --here || exit
+mkdir -p "$results"
 
-# Where libraries of CUDA's and NCCL may be that the system does not find by itself.
-folders()
-{
-	local folder
-	for folder in "${CUDA_HOME:-/usr/local/cuda}"/{lib64,lib} "${NCCL_HOME:-/usr/local/nccl}"/lib; do
-		echo "$folder"
-	done
-	python3 -c 'import glob, sys
-for path in sys.path:
-    for folder in glob.glob(path + "/nvidia/*/lib"):
-        print(folder)' 2>/dev/null
-}
-
-# found NAME: its folder, or "" where the system finds it
-found()
-{
-	local folder
-	[ "$(ldconfig -p 2>/dev/null | grep -cF "$1")" = 0 ] || return 0
-	folders | while read -r folder; do
-		[ ! -e "$folder/$1" ] || { echo "$folder"; break; }
-	done
-}
-
-export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} UCX_MODULE_DIR=$here/lib/ucx
-missing=$(find . -type f -perm -u+x -exec ldd {} \; 2>/dev/null | awk '/not found/ { print $1 }' | sort -u)
+# The kit's libraries are for its own programs (kit.sh), not for the machine's.
+export KIT_LIBRARIES=$here/lib KIT_UCX=$here/lib/ucx
+missing=$(find . -type f -perm -u+x -exec env LD_LIBRARY_PATH="$KIT_LIBRARIES${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" ldd {} \; 2>/dev/null |
+	awk '/not found/ { print $1 }' | sort -u)
 for name in $missing; do
-	folder=$(found "$name")
+	folder=$(library_folder "$name")
 	if [ -n "$folder" ]; then
-		LD_LIBRARY_PATH+=:$folder
+		KIT_LIBRARIES+=:$folder
 	else
 		echo "run: no $name here: what needs it fails; CUDA_HOME or NCCL_HOME says where CUDA or NCCL is" >&2
 	fi
 done
-# libddp loads NCCL by its name.
-folder=$(found libnccl.so.2)
-[ -z "$folder" ] || export DDP_NCCL=${DDP_NCCL:-$folder/libnccl.so.2}
+name_nccl
 export DDP_CUDA_MODULE=$here/libruntime/device/cuda/.libs/libddp_cuda.so DDP_CUDA_KERNELS=$here/kernels/libddp_kernels_cuda.so
 
-mapfile -t tests <gpu-tests
-status=0
-tests/support/check-gpu "${tests[@]}" || status=1
-left=$((minutes - SECONDS / 60))
-if [ "$left" -gt 0 ]; then
-	tests/bench/gpu --python "$(command -v python3)" --minutes "$left" --json gpu-results/bench.json "$@" 2>&1 |
-		tee gpu-results/bench.txt || status=1
-fi
+# tests [NAME...]
+tests()
+{
+	local names=("$@") all chosen=() name test
+	mapfile -t all <gpu-tests
+	[ $# -gt 0 ] || chosen=("${all[@]}")
+	for name in "${names[@]}"; do
+		for test in "${all[@]}"; do
+			[ "${test##*/}" != "$name" ] || { chosen+=("$test"); continue 2; }
+		done
+		echo "run: no test is called $name; there are: ${all[*]##*/}" >&2
+		return 2
+	done
+	GPU_SECONDS=$((seconds - SECONDS)) tests/support/check-gpu "${chosen[@]}"
+}
+
+# bench NAME [OPTION...]: to gpu-results/NAME.json and .txt. It ends by itself, and else it is ended.
+bench()
+{
+	local left=$((seconds - SECONDS)) name=$1 line kept=0
+	shift
+	if [ $left -lt 20 ]; then
+		echo "run: no time is left for the benchmark" >&2
+		return 1
+	fi
+	timeout -k 2 $((left - 3)) tests/bench/gpu --minutes "$(awk "BEGIN { print ($left - 10) / 60 }")" \
+			--json "$results/$name.json" "$@" 2>&1 |
+		tee "$results/$name.txt" |
+		while IFS= read -r line; do
+			printf '%s\n' "$line"
+			[ $((SECONDS - kept)) -lt 5 ] || { keep_results "$results"; kept=$SECONDS; }
+		done || status=1
+	keep_results "$results"
+}
+
+case $what in
+	tests) tests "$@" || status=$? ;;
+	bench) bench bench "$@" ;;
+	kernels) bench kernels --no-steps "$@" ;;
+	all) tests || status=$?; bench bench "$@" ;;
+esac
 exit $status

@@ -1,0 +1,137 @@
+#!/bin/bash
+# A kit for a machine with a GPU (tests/gpu/kit.sh), its run and check-gpu, and netplugin.sh, with
+# a GPU that nvidia-smi alone has, and tests and a benchmark of some lines. Prints TAP.
+set -u
+source=$(cd "$(dirname "$0")/../.." && pwd) || exit 1
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+count=0
+# check NAME COMMAND...
+check()
+{
+	local name=$1
+	shift
+	count=$((count + 1))
+	if "$@"; then echo "ok $count - $name"; else
+		echo "not ok $count - $name"
+		sed 's/^/# /' "$work/out"
+	fi
+}
+prints() { grep -qE -- "$1" "$work/out"; }
+prints_not() { ! prints "$1"; }
+status_is() { [ "$status" = "$1" ]; }
+# within FROM TO: took the last call so many seconds?
+within() { [ "$took" -ge "$1" ] && [ "$took" -le "$2" ]; }
+holds() { tar -xzOf "$archive" "gpu-results/$1" 2>/dev/null | grep -qE -- "$2"; }
+# What is killed may take a moment to end.
+ends()
+{
+	local tries
+	for ((tries = 0; tries < 50; tries++)); do
+		grep -qs sleep "/proc/$1/cmdline" || return 0
+		sleep 0.1
+	done
+	return 1
+}
+# call COMMAND...: its output, status and seconds
+call()
+{
+	local started=$SECONDS
+	status=0
+	"$@" >"$work/out" 2>&1 </dev/null || status=$?
+	took=$((SECONDS - started))
+}
+
+# A build: `gpt` tells with which libraries it runs.
+build=$work/build kit=$work/kit
+export PATH=$work/bin:$PATH
+mkdir -p "$work/bin" "$build"/{examples/{gpt,vision},tests/{bench,gpu,ranks,unit},kernels,libruntime/device/cuda/.libs}
+printf '#!/bin/sh\necho "GPU 0: of a test"\n' >"$work/bin/nvidia-smi"
+printf '#!/bin/sh\nexit 1\n' >"$work/bin/python3"
+# shellcheck disable=SC2016 # it is what they expand
+printf '#!/bin/sh\necho "libraries $LD_LIBRARY_PATH"; echo 1..1; echo "ok 1 - runs"\n' | tee "$build/examples/gpt/gpt" \
+	"$build"/examples/vision/{cifar_net,mnist_cnn,resnet,synthetic} \
+	"$build/tests/bench/gpu_kernels" "$build/tests/unit/passes" >"$build/tests/unit/comes_later"
+printf '#!/bin/sh\necho 1..1; echo "not ok 1 - breaks"; exit 1\n' >"$build/tests/unit/fails"
+printf '#!/bin/sh\necho 1..1; echo "ok 1 - nothing # SKIP no GPU"\n' >"$build/tests/unit/skips"
+# shellcheck disable=SC2016
+printf '#!/bin/sh\necho 1..1; sleep 1000 & echo $! >$0.pid; wait\n' >"$build/tests/unit/hangs"
+chmod +x "$work"/bin/* "$build"/{examples,tests}/*/*
+: >"$build/kernels/libddp_kernels_cuda.so"
+: >"$build/libruntime/device/cuda/.libs/libddp_cuda.so"
+
+cd "$build" || exit 1
+call "$source/tests/gpu/kit.sh" "$kit" tests/unit/fails tests/unit/skips tests/unit/hangs tests/unit/passes \
+	tests/unit/comes_later
+check "a kit is made" status_is 0
+cd "$work" || exit 1
+archive=$kit/gpu-results.tar.gz
+# What the machine has is not the kit's to replace.
+cat >"$kit/tests/bench/gpu" <<'END'
+#!/bin/bash
+echo "benchmark $*, libraries ${LD_LIBRARY_PATH:-of the machine}"
+examples/gpt/gpt
+[ -z "${HANG:-}" ] || exec sleep 1000
+exit "${BENCH_STATUS:-0}"
+END
+
+call "$kit/run" tests passes comes_later
+check "the tests that are named run, and pass" prints 'check-gpu: 2 of 2 tests passed'
+check "and the status is 0" status_is 0
+check "their logs are in the archive" holds passes.log 'ok 1 - runs'
+check "and what machine it was" holds machine.txt 'GPU 0: of a test'
+check "a program has the libraries of the kit" holds passes.log "^libraries $kit/lib"
+call "$kit/run" tests none
+check "a name that no test has is refused" status_is 2
+check "with those there are" prints 'there are: fails skips hangs passes comes_later'
+
+GPU_ARCHIVE=$work/one/file.tgz
+archive=$GPU_ARCHIVE
+export GPU_ARCHIVE
+call "$kit/run" tests fails skips passes
+check "after a failure, and a skip, the others run" prints 'check-gpu: 1 of 3 tests passed'
+check "a failure is told" prints '^not ok 1 - breaks'
+check "and the status is 1" status_is 1
+check "the archive is where GPU_ARCHIVE says" holds passes.log 'ok 1 - runs'
+
+cd "$kit" || exit 1
+GPU_SECONDS=20 call tests/support/check-gpu tests/unit/hangs tests/unit/passes
+check "a test that hangs is ended before the time of all" within 4 20
+check "and has failed" prints '^FAILED  hangs'
+check "which its log tells" holds hangs.log '^Bail out!'
+check "nothing is left of it" ends "$(cat tests/unit/.libs/hangs.pid)"
+GPU_SECONDS=10 call tests/support/check-gpu tests/unit/passes
+check "a test that finds no time is told" prints 'not run: no time is left'
+check "and has failed" status_is 1
+cd "$work" || exit 1
+
+call "$kit/run" 3 bench --models tiny
+check "the benchmark gets its options" prints 'benchmark --minutes 2\.8[0-9]* --json .*/bench.json --models tiny'
+check "and the libraries of the machine" prints 'tiny, libraries of the machine'
+check "its programs those of the kit" prints "^libraries $kit/lib"
+check "what it prints is in the archive" holds bench.txt 'models tiny'
+BENCH_STATUS=1 call "$kit/run" kernels
+check "the kernels run alone" prints 'benchmark .*kernels.json --no-steps'
+check "a benchmark that fails is a failure" status_is 1
+
+printf '%s\n' tests/unit/fails tests/unit/passes >"$kit/gpu-tests"
+HANG=1 call "$kit/run" 0.5
+check "without a name, tests run, and then the benchmark, until the time is up" within 15 30
+check "a failure of either is one" status_is 1
+check "both are in the archive" holds bench.txt 'benchmark'
+
+# One rank fails, the other waits for it.
+mkdir -p "$build/tests/gpu" "$build/libruntime/netplugin"
+cat >"$build/tests/gpu/nccl_sums" <<'END'
+#!/bin/sh
+[ "$1" = 0 ] || exec sleep 1000
+echo "rank 0: no GPU"
+exit 1
+END
+chmod +x "$build/tests/gpu/nccl_sums"
+cd "$build" || exit 1
+call "$source/tests/gpu/netplugin.sh"
+check "NCCL's ranks are ended when one fails" within 0 20
+check "and each case is told" prints '^not ok 6'
+check "with what the rank said" prints '^# rank 0: no GPU'
+echo "1..$count"
