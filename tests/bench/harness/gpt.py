@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -64,19 +65,39 @@ def write_tokens(sizes, path):
         tokens.tofile(file)
 
 
-def steps(program, sizes, folder, count, threads, ranks=1, extra=(), warm_up=1):
+LIMIT = 900  # seconds that a contender may take
+
+
+def run(argv, limit=LIMIT, environment=None):
+    """subprocess.run, with its output as text, that at its limit ends the children of its child, too: they hold
+    its output, and torch.compile has many."""
+    with subprocess.Popen(argv, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, start_new_session=True) as child:
+        try:
+            out, errors = child.communicate(timeout=limit)
+        except subprocess.TimeoutExpired as failure:
+            os.killpg(child.pid, signal.SIGKILL)
+            failure.output, failure.stderr = child.communicate()
+            raise
+        except BaseException:
+            os.killpg(child.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(argv, child.returncode, out, errors)
+
+
+def steps(program, sizes, folder, count, threads, ranks=1, extra=(), warm_up=1, limit=LIMIT):
     """Runs examples/gpt; the last `count` steps as its metrics tell them."""
     tokens, metrics = os.path.join(folder, "tokens"), os.path.join(folder, "metrics")
     if not os.path.exists(tokens):
         write_tokens(sizes, tokens)
     if os.path.exists(metrics):
         os.unlink(metrics)
-    done = subprocess.run(
+    done = run(
         [program, "--data", tokens, "--format", "u16", "--layers", str(sizes.layers),
          "--heads", str(sizes.heads), "--width", str(sizes.width), "--vocab", str(sizes.vocab),
          "--length", str(sizes.length), "--batch", str(sizes.batch), "--steps", str(count + warm_up),
          "--threads", str(threads), "--spawn", str(ranks), "--metrics", metrics, *extra],
-        capture_output=True, text=True, check=False, timeout=900)
+        limit)
     if done.returncode:
         raise ContenderFailed(f"{program}: {done.stderr.strip()[-800:]}")
     with open(metrics) as file:
@@ -87,10 +108,9 @@ def steps(program, sizes, folder, count, threads, ranks=1, extra=(), warm_up=1):
     return told
 
 
-def numbers(argv, environment):
+def numbers(argv, environment, limit=LIMIT):
     """What a program prints, one number a line."""
-    done = subprocess.run(argv, env={**os.environ, **environment}, capture_output=True, text=True,
-                          check=False, timeout=900)
+    done = run(argv, limit, environment)
     if done.returncode:
         raise ContenderFailed(f"{argv[0]}: {done.stderr.strip()[-800:]}")
     try:
@@ -104,11 +124,22 @@ def has_torch(python):
         [python, "-c", "import torch"], capture_output=True, check=False).returncode == 0
 
 
-def pytorch(python, sizes, threads, count, ranks=1, dtype="f32", way=()):
+def find_python(paths, device):
+    """Of these, or of the python3 of PATH, the first that has torch, for "cuda" with CUDA."""
+    wanted = "torch.cuda.is_available()" if device == "cuda" else "torch"
+    for path in dict.fromkeys(paths or [os.path.join(folder, "python3") for folder in os.get_exec_path()]):
+        if shutil.which(path) is not None and subprocess.run(
+                [path, "-c", f"import sys, torch; sys.exit(not {wanted})"],
+                capture_output=True, check=False).returncode == 0:
+            return path
+    return None
+
+
+def pytorch(python, sizes, threads, count, ranks=1, dtype="f32", way=(), limit=LIMIT):
     """Seconds of `count` steps of the same GPT by PyTorch; several ranks: by its
     DistributedDataParallel over gloo; bf16: with autocast. `way`: the device, and "eager" or
     "compile"; left out, the host, and for bf16 torch.compile."""
     shape = (sizes.layers, sizes.heads, sizes.width, sizes.vocab, sizes.length, sizes.batch)
     words = [str(number) for number in (*shape, threads, count, ranks)]
     argv = [python, os.path.join(BENCH, "rank_gpt.py"), *words, dtype, *way]
-    return numbers(argv, {**TUNED, "OMP_NUM_THREADS": str(threads)})
+    return numbers(argv, {**TUNED, "OMP_NUM_THREADS": str(threads)}, limit)
