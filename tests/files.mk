@@ -57,7 +57,8 @@ check-ucx:
 		case $$program in tests/*/test_comm_*) tests="$$tests $$program" ;; esac; done; \
 	CC='$(CC)' $(top_srcdir)/tests/support/check-ucx $(top_srcdir) $$tests
 # All that needs a GPU, which make check skips without one; the output stays in gpu-results.
-gpu_programs = tests/unit/test_device tests/ranks/test_comm_nccl tests/ranks/test_nccl_reductions
+gpu_programs = tests/unit/test_device tests/ranks/test_comm_nccl \
+	tests/ranks/test_nccl_messages tests/ranks/test_nccl_reductions
 if HAVE_CUDA_KERNELS
 gpu_programs += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue \
 	tests/gpu/test_model_graph \
@@ -273,7 +274,7 @@ check_PROGRAMS += \
 	tests/unit/test_tokens \
 	tests/unit/test_watch
 
-tests_ranks_test_comm_nccl_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
+tests_ranks_test_nccl_reductions_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
 tests_ranks_test_comm_memory_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,--wrap=calloc
 tests_ranks_test_checkpoint_SOURCES = tests/ranks/test_checkpoint.c \
 	tests/support/checkpoint_jobs.c tests/support/checkpoint_jobs.h

@@ -1,5 +1,5 @@
 /* Messages on a GPU's memory, and how communicators of NCCL's end, over a stand-in for NCCL
-   and the asynchronous test device. */
+   and the asynchronous test device; what needs no switch of the stand-in's, on a GPU, too. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -56,7 +56,8 @@ static int exchange_by_tags(ddp_comm *comm, void *argument)
 
 	(void)argument;
 	test_nccl_set_up(&d, comm);
-	d.nccl->polls = 2;
+	if (d.nccl != NULL)
+		d.nccl->polls = 2;
 	if (d.rank == 0)
 		CHECK_OK(ddp_device_copy(d.device, d.stream, d.memory, host, sizeof(host)));
 	for (int i = 0; i < 2; i++) {
@@ -304,7 +305,7 @@ static int close_amid_messages(ddp_comm *comm, void *argument)
 		ends[d.rank][i] = ddp_wait(requests[i]);
 		CHECK(ends[d.rank][i] == DDP_OK || test_nccl_says("had not met its counterpart"));
 	}
-	CHECK(d.nccl->aborts == 0);
+	CHECK(d.nccl == NULL || d.nccl->aborts == 0);
 	CHECK_OK(ddp_barrier(comm));
 	for (int i = 0; i < MESSAGES; i++)
 		CHECK(ends[0][i] == (i < received ? ends[1][i] : DDP_ERR_STATE));
@@ -343,14 +344,15 @@ static int receive_from_a_rank_that_closes(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_comm_free(part));
 	CHECK(ddp_now_ns() - before_ns < 10000000000u); /* half the deadline */
 	CHECK(d.rank == 1 || (status[0] == DDP_OK && status[1] == DDP_ERR_STATE));
-	CHECK(d.nccl->aborts == 0);
+	CHECK(d.nccl == NULL || d.nccl->aborts == 0);
 	return 0;
 }
 
 static void closing_ends_messages_alike_on_both_ranks(void **state)
 {
 	(void)state;
-	run_on_nodes(close_under_a_slow_message);
+	if (!test_nccl_on_gpu)
+		run_on_nodes(close_under_a_slow_message);
 	run_on_nodes(receive_from_a_rank_that_closes);
 	ends = test_share(2 * sizeof(*ends));
 	for (int received = 0; received <= MESSAGES; received += 4)
@@ -400,25 +402,49 @@ static void calls_that_fail_at_the_end_keep_nothing_open(void **state)
 
 /* ---- many ranks --------------------------------------------------------------------------------- */
 
-/* Two ranks to an id: the third rank makes a second one. */
+/* At most so many ranks to an id. */
 static int use_several_ids(ddp_comm *comm, void *argument)
 {
 	on_device d;
 
-	(void)argument;
-	ddp_nccl_ranks_per_id = 2;
+	ddp_nccl_ranks_per_id = *(const int *)argument;
 	test_nccl_set_up(&d, comm);
-	CHECK_OK(test_nccl_sum(&d));
-	CHECK(d.nccl->inits_by_ids == 1 && d.nccl->inits == 0);
+	test_nccl_check_sum(&d, comm, d.memory, (float)(d.size * (d.size + 1) / 2));
+	CHECK(d.nccl == NULL || (d.nccl->inits_by_ids == 1 && d.nccl->inits == 0));
 	CHECK_OK(ddp_barrier(comm));
 	return 0;
 }
 
+/* One each, and two to an id, where the third rank makes a second one. */
 static void many_ranks_meet_by_several_ids(void **state)
 {
 	(void)state;
-	for (int ranks = 3; ranks <= 5; ranks++)
-		test_nccl_run(ranks, use_several_ids, NULL);
+	for (int ranks = 2; ranks <= (test_nccl_on_gpu ? 2 : 5); ranks++) {
+		int to_an_id = ranks == 2 ? 1 : 2;
+		test_nccl_run(ranks, use_several_ids, &to_an_id);
+	}
+}
+
+/* ---- on a GPU ------------------------------------------------------------------------------------ */
+
+static void messages_on_a_gpu_match_by_tag(void **state)
+{
+	test_nccl_repeat_on_gpu(messages_match_by_tag, state);
+}
+
+static void a_message_to_oneself_on_a_gpu_waits_for_both_sides(void **state)
+{
+	test_nccl_repeat_on_gpu(a_message_to_oneself_waits_for_both_sides, state);
+}
+
+static void closing_ends_messages_alike_on_a_gpu(void **state)
+{
+	test_nccl_repeat_on_gpu(closing_ends_messages_alike_on_both_ranks, state);
+}
+
+static void ranks_on_a_gpu_meet_by_several_ids(void **state)
+{
+	test_nccl_repeat_on_gpu(many_ranks_meet_by_several_ids, state);
 }
 
 int main(void)
@@ -432,6 +458,10 @@ int main(void)
 		cmocka_unit_test(closing_ends_messages_alike_on_both_ranks),
 		cmocka_unit_test(calls_that_fail_at_the_end_keep_nothing_open),
 		cmocka_unit_test(many_ranks_meet_by_several_ids),
+		cmocka_unit_test(messages_on_a_gpu_match_by_tag),
+		cmocka_unit_test(a_message_to_oneself_on_a_gpu_waits_for_both_sides),
+		cmocka_unit_test(closing_ends_messages_alike_on_a_gpu),
+		cmocka_unit_test(ranks_on_a_gpu_meet_by_several_ids),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* Averages, and sums of scaled inputs, of each type by NCCL: the values, over its stand-in and by
-   itself on a GPU. */
+   itself on a GPU; and whether types, ops and other numbers are those of its header. */
+#include <assert.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,9 +12,43 @@
 
 #include <cmocka.h>
 
+#include "comm/nccl/abi.h"
 #include "comm/ops/names.h"
 #include "tests/support/comm_case.h"
 #include "tests/support/nccl_ranks.h"
+
+/* ---- NCCL's own header, where it is ---------------------------------------------------------- */
+
+#if __has_include(<nccl.h>) && __has_include(<cuda_runtime.h>)
+#include <nccl.h>
+
+#define SAME(ours, nccls) static_assert((int)(ours) == (int)(nccls), #ours)
+#define SAME_PLACE(ours, nccls) SAME(offsetof(ddp_nccl_config, ours), offsetof(ncclConfig_t, nccls))
+SAME(sizeof(ddp_nccl_id), sizeof(ncclUniqueId));
+SAME_PLACE(magic, magic);
+SAME_PLACE(version, version);
+SAME_PLACE(blocking, blocking);
+SAME_PLACE(max_ctas, maxCTAs);
+SAME_PLACE(split_share, splitShare);
+SAME(DDP_NCCL_UNSET, NCCL_CONFIG_UNDEF_INT);
+SAME(DDP_NCCL_SYSTEM_ERROR, ncclSystemError);
+SAME(DDP_NCCL_INVALID_USAGE, ncclInvalidUsage);
+SAME(DDP_NCCL_REMOTE_ERROR, ncclRemoteError);
+SAME(DDP_NCCL_IN_PROGRESS, ncclInProgress);
+SAME(DDP_NCCL_PROD, ncclProd);
+SAME(DDP_NCCL_MAX, ncclMax);
+SAME(DDP_NCCL_MIN, ncclMin);
+SAME(DDP_NCCL_AVG, ncclAvg);
+SAME(DDP_NCCL_OPS, ncclNumOps);
+SAME(DDP_NCCL_UINT8, ncclUint8);
+SAME(DDP_NCCL_INT32, ncclInt32);
+SAME(DDP_NCCL_INT64, ncclInt64);
+SAME(DDP_NCCL_FLOAT16, ncclFloat16);
+SAME(DDP_NCCL_FLOAT32, ncclFloat32);
+SAME(DDP_NCCL_FLOAT64, ncclFloat64);
+SAME(DDP_NCCL_BFLOAT16, ncclBfloat16);
+SAME(DDP_NCCL_SCALAR_ON_HOST, ncclScalarHostImmediate);
+#endif
 
 /* ---- values -------------------------------------------------------------------------------------- */
 

@@ -73,6 +73,19 @@ void test_nccl_sum_once(const on_device *d)
 	test_ranks_together();
 }
 
+void test_nccl_check_sum(const on_device *d, ddp_comm *comm, void *memory, float sum)
+{
+	float host = (float)(d->rank + 1);
+	ddp_collective c = test_nccl_operation(d, DDP_ALL_REDUCE);
+
+	CHECK_OK(ddp_device_copy(d->device, d->stream, memory, &host, sizeof(host)));
+	c.recv = memory;
+	CHECK_OK(ddp_run(comm, &c));
+	CHECK_OK(ddp_device_copy(d->device, d->stream, &host, memory, sizeof(host)));
+	CHECK_OK(ddp_device_queue_sync(d->device, d->stream));
+	CHECK(host == sum);
+}
+
 bool test_nccl_says(const char *words)
 {
 	const bool found = strstr(ddp_last_error(), words) != NULL;
