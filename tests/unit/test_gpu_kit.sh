@@ -95,8 +95,8 @@ check "and the status is 1" status_is 1
 check "the archive is where GPU_ARCHIVE says" holds passes.log 'ok 1 - runs'
 
 cd "$kit" || exit 1
-GPU_SECONDS=20 call tests/support/check-gpu tests/unit/hangs tests/unit/passes
-check "a test that hangs is ended before the time of all" within 4 20
+GPU_SECONDS=25 call tests/support/check-gpu tests/unit/hangs tests/unit/passes
+check "a test that hangs is ended before the time of all" within 4 50
 check "and has failed" prints '^FAILED  hangs'
 check "which its log tells" holds hangs.log '^Bail out!'
 check "nothing is left of it" ends "$(cat tests/unit/.libs/hangs.pid)"
@@ -115,10 +115,10 @@ check "the kernels run alone" prints 'benchmark .*kernels.json --no-steps'
 check "a benchmark that fails is a failure" status_is 1
 
 printf '%s\n' tests/unit/fails tests/unit/passes >"$kit/gpu-tests"
-HANG=1 call "$kit/run" 0.5
-check "without a name, tests run, and then the benchmark, until the time is up" within 15 30
+HANG=1 call "$kit/run" 0.6
+check "without a name, tests run, and then the benchmark, until the time is up" within 15 60
 check "a failure of either is one" status_is 1
-check "both are in the archive" holds bench.txt 'benchmark'
+check "both are in the archive" holds bench.txt "^benchmark --minutes 0"
 
 # One rank fails, the other waits for it.
 mkdir -p "$build/tests/gpu" "$build/libruntime/netplugin"
@@ -131,7 +131,7 @@ END
 chmod +x "$build/tests/gpu/nccl_sums"
 cd "$build" || exit 1
 call "$source/tests/gpu/netplugin.sh"
-check "NCCL's ranks are ended when one fails" within 0 20
+check "NCCL's ranks are ended when one fails" within 0 35
 check "and each case is told" prints '^not ok 6'
 check "with what the rank said" prints '^# rank 0: no GPU'
 echo "1..$count"
