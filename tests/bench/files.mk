@@ -4,7 +4,7 @@
 bench_programs = tests/bench/rank_ddp tests/bench/rank_overlap \
 	tests/bench/rank_startup tests/bench/rank_train tests/bench/rank_wire \
 	tests/bench/rank_modes tests/bench/rank_sgemm tests/bench/rank_combine \
-	tests/bench/rank_lanes tests/bench/rank_cost tests/scale/scale tests/bench/gpu_kernels
+	tests/bench/rank_lanes tests/bench/rank_cost tests/scale/scale tests/bench/gpu_kernels tests/bench/gpu_nccl
 if HAVE_OPENMPI
 bench_programs += tests/bench/rank_mpi
 endif
@@ -101,6 +101,8 @@ tests_bench_gpu_kernels_SOURCES += tests/bench/gpu_place_cuda.c
 tests_bench_gpu_kernels_CPPFLAGS += $(CUDA_CFLAGS) -DHAVE_CUDA_KERNELS
 tests_bench_gpu_kernels_LDADD += $(NVCC_LIBS) $(CUBLAS_LIBS)
 endif
+tests_bench_gpu_nccl_SOURCES = tests/bench/gpu_nccl.c tests/support/nccl_standin.h
+tests_bench_gpu_nccl_LDADD = libruntime/libddpcore.la
 # On a GPU; the modules are those of this build.
 EXTRA_DIST += tests/bench/gpu_place_cuda.c
 EXTRA_DIST += tests/bench/gpu tests/bench/harness/gpu.py

@@ -52,7 +52,8 @@ for file in "$source"/tests/bench/harness/*.py; do
 	take "tests/bench/harness/${file##*/}"
 done
 install "$source/tests/gpu/run.sh" "$folder/run"
-for file in examples/gpt/gpt examples/vision/{cifar_net,mnist_cnn,resnet,synthetic} tests/bench/gpu_kernels kernels/libddp_kernels_cuda.so; do
+for file in examples/gpt/gpt examples/vision/{cifar_net,mnist_cnn,resnet,synthetic} tests/bench/gpu_kernels \
+		tests/bench/gpu_nccl kernels/libddp_kernels_cuda.so; do
 	put "$file"
 done
 # Where the tests look for them.
