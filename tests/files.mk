@@ -44,8 +44,8 @@ check-torch: libruntime/libddp.la
 EXTRA_DIST += tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/support/libddp.py
 # Takes each wait for an event out once, and wants a test to fail then.
 check-waits: tests/ranks/test_device_model tests/ranks/test_device_ways tests/ranks/test_comm_device \
-		tests/ranks/test_optimizers tests/ranks/test_powersgd tests/ranks/test_nccl_messages \
-		tests/unit/test_kernel_device tests/support/nccl_standin.la
+		tests/ranks/test_comm_device_messages tests/ranks/test_optimizers tests/ranks/test_powersgd \
+		tests/ranks/test_nccl_messages tests/unit/test_kernel_device tests/support/nccl_standin.la
 	$(top_srcdir)/tests/support/check-waits $(top_srcdir)
 # 256 ranks on 16 nodes of a throw-away cluster; needs root.
 check-scale: all tests/cluster/scale_probe
@@ -438,11 +438,11 @@ tests/support/libcuda_emulated.a: $(cuda_kernel_sources) $(cuda_kernel_headers) 
 CLEANFILES += tests/support/libcuda_emulated.a tests/support/emulated/*.o
 
 TESTS += tests/ranks/ddp_torch.py tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/ranks/test_gpt.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
-	tests/unit/test_kernels_library.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh \
+	tests/unit/test_kernels_library.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh tests/unit/test_waits.sh \
 	tests/unit/vision_torch.py
 EXTRA_DIST += README.md tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/readme.sh tests/unit/read_safetensors.py \
 	tests/unit/sampler_torch.py tests/unit/sampler_vectors.h tests/unit/test_api.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
-	tests/unit/test_kernels_library.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh \
+	tests/unit/test_kernels_library.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh tests/unit/test_waits.sh \
 	tests/unit/vision_torch.py
 
 # For tests on clusters: ranks that only wire up, and ranks that only train.

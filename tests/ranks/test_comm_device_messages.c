@@ -78,6 +78,36 @@ static void receives_end_as_messages_come(void **state)
 	}
 }
 
+/* The receive comes behind what its own queue does to that memory, though another queue waits
+   for the message, which is not sent before both are enqueued. */
+static void receive_behind_its_queue(device_rank *d)
+{
+	ddp_request *request;
+	char word = 'w';
+
+	if (d->rank == 0) {
+		CHECK_OK(ddp_recv(d->comm, &word, 1, DDP_U8, 1, 0));
+		send_from_device(d, 1);
+	}
+	if (d->rank != 1)
+		return;
+	const ddp_collective c = test_device_message(d, DDP_RECV, 0, 1);
+	CHECK_OK(ddp_device_fill(d->device, d->stream, d->memory + 1, 0xff, sizeof(float)));
+	CHECK_OK(ddp_issue(d->comm, &c, &request));
+	CHECK_OK(ddp_wait_on(request, d->other));
+	CHECK_OK(ddp_device_copy(d->device, d->other, d->host, d->memory + 1, sizeof(float)));
+	CHECK_OK(ddp_send(d->comm, &word, 1, DDP_U8, 0, 0));
+	CHECK_OK(ddp_device_queue_sync(d->device, d->other));
+	CHECK(d->host[0] == 1);
+	CHECK_OK(ddp_wait(request));
+}
+
+static void a_receive_waits_for_its_queue_whoever_copies_it(void **state)
+{
+	(void)state;
+	test_device_run_staged(receive_behind_its_queue);
+}
+
 /* On a GPU without NCCL: a queue waits for the message while the send has not begun. */
 static int send_to_itself(ddp_comm *comm, void *argument)
 {
@@ -261,6 +291,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(receives_end_as_messages_come),
+		cmocka_unit_test(a_receive_waits_for_its_queue_whoever_copies_it),
 		cmocka_unit_test(a_message_to_oneself_needs_one_function_at_a_time),
 		cmocka_unit_test(messages_pass_collectives),
 		cmocka_unit_test(messages_fail_with_the_communicator_or_the_device),

@@ -1,9 +1,10 @@
 /*
  * A model in the memory of the asynchronous test device: it comes to the bits of one in the
  * host's memory, and nothing in its backward pass waits. The device refuses work that no
- * event orders, and nobody else can touch its memory; so a wait that is missing anywhere
- * between gradients and checkpoint makes a test of these fail. `make check-waits` takes each
- * of them out once, and shows that (tests/support/check-waits).
+ * event orders, and nobody else can touch its memory; so a wait that is missing
+ * between gradients and checkpoint makes a test of these fail, or one that tests/support/check-waits
+ * names beside it: `make check-waits` takes each out once. It also names those that it leaves in,
+ * and why.
  */
 #include <math.h>
 #include <semaphore.h>

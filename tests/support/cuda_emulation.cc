@@ -549,6 +549,24 @@ void cuda_emulation_work(cudaStream_t stream, const std::function<void()> &funct
 	stream->kept.push_back(function);
 }
 
+/* What the host has not waited for. */
+static std::vector<std::function<void()>> copies_to_host;
+
+void cuda_emulation_copy_to_host(void *to, const void *from, size_t bytes)
+{
+	const std::vector<char> now(static_cast<const char *>(from), static_cast<const char *>(from) + bytes);
+
+	memset(to, 0xff, bytes);
+	copies_to_host.push_back([=] { memcpy(to, now.data(), bytes); });
+}
+
+void cuda_emulation_end_copies()
+{
+	for (const std::function<void()> &copy : copies_to_host)
+		copy();
+	copies_to_host.clear();
+}
+
 bool cuda_emulation_spoils_capture()
 {
 	if (capturing != NULL)

@@ -135,7 +135,7 @@ static inline uint32_t __float_as_uint(float x)
 	return bits;
 }
 
-/* ---- the runtime: all memory is the host's, all work is done at once, or captured ---- */
+/* ---- the runtime: all memory is the host's, all work but copies to the host is done at once, or captured ---- */
 
 typedef enum cudaError_t {
 	cudaSuccess,
@@ -194,10 +194,17 @@ static inline cudaError_t cudaFreeHost(void *memory)
 	return cudaFree(memory);
 }
 
-static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind,
+/* To the host: all bits are set there until the host has waited for it. */
+void cuda_emulation_copy_to_host(void *to, const void *from, size_t bytes);
+void cuda_emulation_end_copies();
+
+static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                                           cudaStream_t stream)
 {
-	cuda_emulation_work(stream, [=] { memcpy(to, from, bytes); });
+	if (kind == cudaMemcpyDeviceToHost)
+		cuda_emulation_work(stream, [=] { cuda_emulation_copy_to_host(to, from, bytes); });
+	else
+		cuda_emulation_work(stream, [=] { memcpy(to, from, bytes); });
 	return cudaSuccess;
 }
 
@@ -209,7 +216,10 @@ static inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cud
 
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t)
 {
-	return cuda_emulation_spoils_capture() ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+	if (cuda_emulation_spoils_capture())
+		return cudaErrorStreamCaptureUnsupported;
+	cuda_emulation_end_copies();
+	return cudaSuccess;
 }
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute what, int bytes);

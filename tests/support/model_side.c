@@ -121,8 +121,11 @@ static void same_bits(model_side *there, const void *got, const void *want, size
 
 void sides_same(model_side *here, model_side *there)
 {
-	CHECK_OK(ddp_param_wait(here->model, DDP_ALL_PARAMS));
-	CHECK_OK(ddp_param_wait(there->model, DDP_ALL_PARAMS));
+	/* Without late_gather, a step has waited for them. */
+	if (here->model->settings.late_gather) {
+		CHECK_OK(ddp_param_wait(here->model, DDP_ALL_PARAMS));
+		CHECK_OK(ddp_param_wait(there->model, DDP_ALL_PARAMS));
+	}
 	for (int p = 0; p < here->model->layout.count; p++) {
 		same_bits(there, ddp_param_bf16(there->model, p), ddp_param_bf16(here->model, p), bytes_of(here, p) / 2);
 		same_bits(there, ddp_param_data(there->model, p), ddp_param_data(here->model, p), bytes_of(here, p));

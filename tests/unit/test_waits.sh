@@ -1,0 +1,10 @@
+#!/bin/bash
+# Each wait for a device's queue or event is one that `make check-waits` takes out, or is
+# excepted there with a reason.
+set -u
+tests=${0%/*}/..
+# shellcheck source=tests/support/nothing.sh
+. "$tests/support/nothing.sh"
+
+echo 1..1
+nothing "$("$tests/support/check-waits" --sites "$tests/.." 2>&1)" "no wait is missing in tests/support/check-waits"
