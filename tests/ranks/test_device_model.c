@@ -505,8 +505,10 @@ static int free_early(ddp_context *context, void *user)
 
 	make(&s, context, user, true);
 	CHECK_OK(ddp_device_launch(context->device, s.stream, linger, NULL));
-	for (int p = PARAMS - 1; p >= 0; p--)
+	for (int p = PARAMS - 1; p >= 0; p--) {
+		CHECK_OK(ddp_device_fill(context->device, s.stream, ddp_param_grad(s.model, p), 0, sizeof(float)));
 		CHECK_OK(ddp_grad_ready(s.model, p));
+	}
 	unmake(&s);
 	side_all_freed(context);
 	return 0;
