@@ -51,7 +51,7 @@ printf '#!/bin/sh\nexit 1\n' >"$work/bin/python3"
 # shellcheck disable=SC2016 # it is what they expand
 printf '#!/bin/sh\necho "libraries $LD_LIBRARY_PATH"; echo 1..1; echo "ok 1 - runs"\n' | tee "$build/examples/gpt/gpt" \
 	"$build"/examples/vision/{cifar_net,mnist_cnn,resnet,synthetic} \
-	"$build/tests/bench/gpu_kernels" "$build/tests/unit/passes" >"$build/tests/unit/comes_later"
+	"$build"/tests/bench/gpu_{kernels,nccl} "$build/tests/unit/passes" >"$build/tests/unit/comes_later"
 printf '#!/bin/sh\necho 1..1; echo "not ok 1 - breaks"; exit 1\n' >"$build/tests/unit/fails"
 printf '#!/bin/sh\necho 1..1; echo "ok 1 - nothing # SKIP no GPU"\n' >"$build/tests/unit/skips"
 # shellcheck disable=SC2016
