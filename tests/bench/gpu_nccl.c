@@ -44,6 +44,13 @@ static void check(ddp_status status, const char *what)
 		fail(what);
 }
 
+static void tell(void *user, ddp_log_level level, const char *message)
+{
+	(void)user;
+	(void)level;
+	fprintf(stderr, "gpu_nccl: %s\n", message);
+}
+
 /* ---- the ways ------------------------------------------------------------------------------- */
 
 static void by_libddp(size_t count)
@@ -165,7 +172,7 @@ static void open_lane(const char *kind)
 	check(ddp_device_queue_sync(device, queue), "memory");
 	by_libddp(1);
 	if (comm->lanes.of[DDP_MEMORY_DEVICE][0].backend != &ddp_backend_nccl) {
-		fprintf(stderr, "gpu_nccl: NCCL is not used on %s: DDP_LOG=info says why; DDP_NCCL names the library\n", kind);
+		fprintf(stderr, "gpu_nccl: NCCL is not used on %s, as was told above; DDP_NCCL names the library\n", kind);
 		exit(EXIT_FAILURE);
 	}
 	lane = comm->lanes.of[DDP_MEMORY_DEVICE][0].self;
@@ -199,6 +206,7 @@ int main(int argc, char **argv)
 	const ddp_options options = { .size = sizeof(options), .device = kind };
 	ddp_context *context;
 
+	ddp_set_log(tell, NULL, DDP_LOG_INFO);
 	check(ddp_init(&options, &context), "ddp_init()");
 	comm = ddp_world(context);
 	device = comm->roster->device;
