@@ -9,10 +9,9 @@
 
 template <int HEAD> struct forward_tile {
 	enum {
-		KEYS = 64, M = HEAD > 64 ? 1 : 2, /* so that registers suffice */
+		M = HEAD > 64 ? 1 : 2, /* so that registers suffice */
 		WARP_ROWS = M * 16, OWN = WARPS * WARP_ROWS
 	};
-	static constexpr uint32_t values = KEYS * HEAD * sizeof(bf16), stage = 2 * values; /* in bytes */
 };
 
 /* Takes 16 rows' scores of a tile into the running softmax; they become probabilities. */
@@ -50,7 +49,8 @@ __global__ void __launch_bounds__(THREADS)
 forward_kernel(bf16 *out, float *lse, const bf16 *qkv, attention_shape s)
 {
 	typedef forward_tile<HEAD> t;
-	enum { M = t::M, N = t::KEYS / 8 };
+	typedef key_value_tiles<HEAD> tiles;
+	enum { M = t::M, N = TILE_ROWS / 8 };
 	const int warp = own_warp(), lane = (int)threadIdx.x % WARP;
 	const int group = lane / 4, pair = lane % 4 * 2;
 	const lane_pieces pieces = pieces_of<HEAD>(lane);
@@ -60,34 +60,31 @@ forward_kernel(bf16 *out, float *lse, const bf16 *qkv, attention_shape s)
 	const int end = first + t::OWN < length ? first + t::OWN : length;
 	const int64_t stride = 3 * s.width;
 	const float scale = s.scale * LOG2_E;
-	const bf16 *keys = qkv + h.qkv + s.width, *values = keys + s.width;
+	const bf16 *keys = qkv + h.qkv + s.width;
 	float sums[M][HEAD / 8][4] = {}, top[M][2], total[M][2] = {};
 	uint32_t queries[M][HEAD / 16][4], stage = 0;
 
-	copy_tile<HEAD, t::KEYS>(0, keys, stride, 0, length);
-	copy_tile<HEAD, t::KEYS>(t::values, values, stride, 0, length);
+	copy_keys<HEAD>(0, keys, s.width, stride, 0, length);
 	UNROLL
 	for (int m = 0; m < M; m++) {
 		load_rows<HEAD>(queries[m], qkv + h.qkv, stride, row + m * 16, pair, length);
 		top[m][0] = top[m][1] = -INFINITY;
 	}
-	for (int key = 0; key < end; key += t::KEYS, stage ^= t::stage) {
+	for (int key = 0; key < end; key += TILE_ROWS, stage ^= tiles::bytes) {
 		copies_arrived();
 		__syncthreads(); /* all have this tile, and none uses the one before */
-		if (key + t::KEYS < end) {
-			copy_tile<HEAD, t::KEYS>(stage ^ t::stage, keys, stride, key + t::KEYS, length);
-			copy_tile<HEAD, t::KEYS>((stage ^ t::stage) + t::values, values, stride, key + t::KEYS, length);
-		}
+		if (key + TILE_ROWS < end)
+			copy_keys<HEAD>(stage ^ tiles::bytes, keys, s.width, stride, key + TILE_ROWS, length);
 		if (key >= warp_row + t::WARP_ROWS)
 			continue;
 		float scores[M][N][4];
 		multiply<HEAD, M, N>(scores, queries, stage, &pieces, [](int, int) { return quad(); });
-		if (key + t::KEYS > warp_row + 1)
+		if (key + TILE_ROWS > warp_row + 1)
 			mask_keys<M, N>(scores, warp_row - key, group, pair);
 		UNROLL
 		for (int m = 0; m < M; m++)
 			soften<HEAD, N>(scores[m], sums[m], top[m], total[m], scale);
-		accumulate<HEAD, M, N>(sums, scores, stage + t::values, &pieces);
+		accumulate<HEAD, M, N>(sums, scores, stage + tiles::values, &pieces);
 	}
 	UNROLL
 	for (int m = 0; m < M; m++) {
@@ -109,7 +106,7 @@ static void forward_by(dk_cuda_queue *q, bf16 *out, float *lse, const bf16 *qkv,
                        attention_shape s)
 {
 	launch(q, "attention by tensor cores", forward_kernel<HEAD>, attention_blocks(batch, &s, forward_tile<HEAD>::OWN),
-	       THREADS, 2 * forward_tile<HEAD>::stage, out, lse, qkv, s);
+	       THREADS, 2 * key_value_tiles<HEAD>::bytes, out, lse, qkv, s);
 }
 
 bool dk_cuda_attention_bf16(dk_cuda_queue *q, bf16 *out, float *lse, const bf16 *qkv, int64_t batch,

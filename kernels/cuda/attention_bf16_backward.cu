@@ -7,8 +7,6 @@
 #include "cuda/attention.cuh"
 #include "cuda/tensor_cores.cuh"
 
-enum { OTHERS = 64 /* rows of a tile of the other side */ };
-
 /* What both kernels know of a query. A probability is 2^(score * scale * log2(e) + minus_lse), and a
    score's gradient is that times (dout . value + minus_delta) * scale. */
 typedef struct alignas(8) query_numbers {
@@ -23,7 +21,6 @@ template <int HEAD> struct query_tile {
 		M = HEAD > 64 ? 1 : 2, /* so that registers suffice */
 		WARP_ROWS = M * 16, OWN = WARPS * WARP_ROWS, AT_ONCE = 32 / M /* keys */
 	};
-	static constexpr uint32_t values = OTHERS * HEAD * sizeof(bf16), stage = 2 * values; /* in bytes */
 };
 
 /* Of the lane's rows `row` and row + 8, whose dout it has. */
@@ -54,6 +51,7 @@ query_kernel(bf16 *dqkv, query_numbers *numbers, const bf16 *dout, const bf16 *q
              const float *lse, attention_shape s)
 {
 	typedef query_tile<HEAD> t;
+	typedef key_value_tiles<HEAD> tiles;
 	enum { M = t::M, N = t::AT_ONCE / 8 };
 	const int warp = own_warp(), lane = (int)threadIdx.x % WARP;
 	const int group = lane / 4, pair = lane % 4 * 2;
@@ -64,13 +62,12 @@ query_kernel(bf16 *dqkv, query_numbers *numbers, const bf16 *dout, const bf16 *q
 	const int end = first + t::OWN < length ? first + t::OWN : length;
 	const int64_t stride = 3 * s.width;
 	const float scale = s.scale * LOG2_E;
-	const bf16 *keys = qkv + h.qkv + s.width, *values = keys + s.width;
+	const bf16 *keys = qkv + h.qkv + s.width;
 	float sums[M][HEAD / 8][4] = {};
 	query_numbers of[M][2];
 	uint32_t queries[M][HEAD / 16][4], douts[M][HEAD / 16][4], stage = 0;
 
-	copy_tile<HEAD, OTHERS>(0, keys, stride, 0, length);
-	copy_tile<HEAD, OTHERS>(t::values, values, stride, 0, length);
+	copy_keys<HEAD>(0, keys, s.width, stride, 0, length);
 	UNROLL
 	for (int m = 0; m < M; m++) {
 		load_rows<HEAD>(queries[m], qkv + h.qkv, stride, row + m * 16, pair, length);
@@ -81,19 +78,17 @@ query_kernel(bf16 *dqkv, query_numbers *numbers, const bf16 *dout, const bf16 *q
 			if (pair == 0 && row + m * 16 + half * 8 < length)
 				numbers[h.lse + row + m * 16 + half * 8] = of[m][half];
 	}
-	for (int tile = 0; tile < end; tile += OTHERS, stage ^= t::stage) {
+	for (int tile = 0; tile < end; tile += TILE_ROWS, stage ^= tiles::bytes) {
 		copies_arrived();
 		__syncthreads(); /* all have this tile, and none uses the one before */
-		if (tile + OTHERS < end) {
-			copy_tile<HEAD, OTHERS>(stage ^ t::stage, keys, stride, tile + OTHERS, length);
-			copy_tile<HEAD, OTHERS>((stage ^ t::stage) + t::values, values, stride, tile + OTHERS, length);
-		}
+		if (tile + TILE_ROWS < end)
+			copy_keys<HEAD>(stage ^ tiles::bytes, keys, s.width, stride, tile + TILE_ROWS, length);
 		const int ahead = warp_row - tile;
-		for (int key = 0; key < OTHERS && key < ahead + t::WARP_ROWS; key += t::AT_ONCE) {
+		for (int key = 0; key < TILE_ROWS && key < ahead + t::WARP_ROWS; key += t::AT_ONCE) {
 			const uint32_t at = stage + tile_bytes<HEAD>(key);
 			float scores[M][N][4], dscores[M][N][4];
 			multiply<HEAD, M, N>(scores, queries, at, &pieces, [](int, int) { return quad(); });
-			multiply<HEAD, M, N>(dscores, douts, at + t::values, &pieces, [&](int m, int) {
+			multiply<HEAD, M, N>(dscores, douts, at + tiles::values, &pieces, [&](int m, int) {
 				const float upper = of[m][0].minus_delta, lower = of[m][1].minus_delta;
 				return quad{{upper, upper, lower, lower}};
 			});
@@ -121,8 +116,8 @@ template <int HEAD> struct key_tile {
 		AT_ONCE = 16 /* queries; so that registers suffice */
 	};
 	/* Within a stage, after the queries; in bytes. */
-	static constexpr uint32_t douts = OTHERS * HEAD * sizeof(bf16), numbers = 2 * douts,
-		stage = numbers + OTHERS * sizeof(query_numbers);
+	static constexpr uint32_t douts = TILE_ROWS * HEAD * sizeof(bf16), numbers = 2 * douts,
+		stage = numbers + TILE_ROWS * sizeof(query_numbers);
 };
 
 /* The block begins to copy what is known of a tile's queries. */
@@ -134,9 +129,9 @@ __device__ inline void copy_queries(uint32_t to, const bf16 *queries, const bf16
 	const float *from = reinterpret_cast<const float *>(numbers + first);
 	const bool there = first + (int)threadIdx.x / 2 < (int)s->length;
 
-	static_assert(OTHERS * sizeof(query_numbers) == THREADS * sizeof(float), "a word is each thread's");
-	copy_tile<HEAD, OTHERS>(to, queries, 3 * s->width, first, (int)s->length);
-	copy_tile<HEAD, OTHERS>(to + t::douts, dout, s->width, first, (int)s->length);
+	static_assert(TILE_ROWS * sizeof(query_numbers) == THREADS * sizeof(float), "a word is each thread's");
+	copy_tile<HEAD>(to, queries, 3 * s->width, first, (int)s->length);
+	copy_tile<HEAD>(to + t::douts, dout, s->width, first, (int)s->length);
 	copy_word(to + t::numbers + threadIdx.x * (uint32_t)sizeof(float), from + (there ? threadIdx.x : 0), there);
 }
 
@@ -171,14 +166,14 @@ key_kernel(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const query_numbers *n
 		load_rows<HEAD>(keys[m], queries + s.width, stride, row + m * 16, pair, length);
 		load_rows<HEAD>(values[m], queries + 2 * s.width, stride, row + m * 16, pair, length);
 	}
-	for (int tile = first; tile < length; tile += OTHERS, stage = t::stage - stage) {
+	for (int tile = first; tile < length; tile += TILE_ROWS, stage = t::stage - stage) {
 		copies_arrived();
 		__syncthreads(); /* all have this tile, and none uses the one before */
-		if (tile + OTHERS < length)
-			copy_queries<HEAD>(t::stage - stage, queries, dout + h.out, numbers + h.lse, tile + OTHERS,
+		if (tile + TILE_ROWS < length)
+			copy_queries<HEAD>(t::stage - stage, queries, dout + h.out, numbers + h.lse, tile + TILE_ROWS,
 			                   &s);
 		const int ahead = warp_row - tile; /* of the first key to the first query */
-		for (int query = 0; query < OTHERS; query += t::AT_ONCE) {
+		for (int query = 0; query < TILE_ROWS; query += t::AT_ONCE) {
 			if (query + t::AT_ONCE <= ahead)
 				continue; /* they see none of these keys */
 			const uint32_t at = stage + tile_bytes<HEAD>(query);
@@ -224,7 +219,7 @@ static void backward_by(dk_cuda_queue *q, bf16 *dqkv, const bf16 *dout, const bf
 
 	static_assert(sizeof(query_numbers) == ATTENTION_SCRATCH * sizeof(float), "as attention.cuh has it");
 	launch(q, "attention's gradient by tensor cores", query_kernel<HEAD>,
-	       attention_blocks(batch, &s, query_tile<HEAD>::OWN), THREADS, 2 * query_tile<HEAD>::stage, dqkv, numbers,
+	       attention_blocks(batch, &s, query_tile<HEAD>::OWN), THREADS, 2 * key_value_tiles<HEAD>::bytes, dqkv, numbers,
 	       dout, qkv, out, lse, s);
 	launch(q, "attention's gradient by tensor cores", key_kernel<HEAD>,
 	       attention_blocks(batch, &s, key_tile<HEAD>::OWN), THREADS, 2 * key_tile<HEAD>::stage, dqkv, dout, qkv,

@@ -14,6 +14,7 @@
 #include "cuda/device.cuh"
 
 enum { WARPS = 4, THREADS = WARPS * WARP, PIECE = 8 /* elements */, PIECE_BYTES = 16 };
+enum { TILE_ROWS = 64 /* that a block meets at a time */ };
 
 /* Of the calling thread; the same register for all of its warp, whose branches cost less then. */
 __device__ inline int own_warp()
@@ -155,8 +156,8 @@ template <int HEAD> __device__ inline lane_pieces pieces_of(int lane)
 	return {piece_at<HEAD>(lane / 16 * 8 + lane % 8, lane / 8 % 2), piece_at<HEAD>(lane % 16, lane / 16)};
 }
 
-/* The block begins to copy rows first .. first + ROWS - 1 of a matrix; zero beyond its end. */
-template <int HEAD, int ROWS>
+/* The block begins to copy TILE_ROWS rows of a matrix, from `first` on; zero beyond its end. */
+template <int HEAD>
 __device__ inline void copy_tile(uint32_t to, const bf16 *from, int64_t stride, int first, int length)
 {
 	enum { PIECES = HEAD / PIECE, AT_ONCE = THREADS / PIECES };
@@ -165,8 +166,21 @@ __device__ inline void copy_tile(uint32_t to, const bf16 *from, int64_t stride, 
 	to += piece_at<HEAD>(row, piece);
 	from += (first + row) * stride + piece * PIECE;
 	UNROLL
-	for (int r = 0; r < ROWS; r += AT_ONCE, from += AT_ONCE * stride)
+	for (int r = 0; r < TILE_ROWS; r += AT_ONCE, from += AT_ONCE * stride)
 		copy_piece(to + tile_bytes<HEAD>(r), from, first + row + r < length);
+}
+
+/* A tile of keys and, behind them, the one of their values; in bytes. */
+template <int HEAD> struct key_value_tiles {
+	static constexpr uint32_t values = TILE_ROWS * HEAD * sizeof(bf16), bytes = 2 * values;
+};
+
+/* The block begins to copy both; a key's value lies `width` elements behind the key. */
+template <int HEAD>
+__device__ inline void copy_keys(uint32_t to, const bf16 *keys, int64_t width, int64_t stride, int first, int length)
+{
+	copy_tile<HEAD>(to, keys, stride, first, length);
+	copy_tile<HEAD>(to + key_value_tiles<HEAD>::values, keys + width, stride, first, length);
 }
 
 /* ---- a warp's products ---- */
