@@ -13,7 +13,7 @@ extern "C" {
 #endif
 
 /* Grows with each change of this header, or of a function of kernels.h. */
-enum { DK_TABLE_VERSION = 13 };
+enum { DK_TABLE_VERSION = 14 };
 
 /* Those of images, in f32. CUDA's queues of DK_BF16 and DK_MIXED fail; the host's of DK_MIXED
    take f32, also on the test device. */
@@ -123,11 +123,11 @@ typedef struct dk_table {
 			int64_t outputs);
 	void (*linear_backward_input)(dk_queue *queue, float *din, const float *dout,
 			const float *weight, int64_t rows, int64_t inputs, int64_t outputs);
-	/* Both NULL: two functions do it. */
-	void (*linear_gelu_forward)(dk_queue *queue, float *out, float *before, const float *in,
+	/* Both NULL, or false without having done anything: two functions do it. */
+	bool (*linear_gelu_forward)(dk_queue *queue, float *out, float *before, const float *in,
 			const float *weight, const float *bias, int64_t rows, int64_t inputs,
 			int64_t outputs);
-	void (*linear_gelu_backward)(dk_queue *queue, float *dbefore, const float *dout,
+	bool (*linear_gelu_backward)(dk_queue *queue, float *dbefore, const float *dout,
 			const float *weight, const float *before, int64_t rows, int64_t inputs,
 			int64_t outputs);
 	void (*embedding_forward)(dk_queue *queue, float *out, const int32_t *tokens,

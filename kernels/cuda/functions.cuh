@@ -94,9 +94,9 @@ void dk_cuda_linear_backward_params(dk_queue *queue, float *dweight, float *dbia
 		const float *dout, const float *in, int64_t rows, int64_t inputs, int64_t outputs);
 void dk_cuda_linear_backward_input(dk_queue *queue, float *din, const float *dout,
 		const float *weight, int64_t rows, int64_t inputs, int64_t outputs);
-void dk_cuda_linear_gelu_forward(dk_queue *queue, float *out, float *before, const float *in,
+bool dk_cuda_linear_gelu_forward(dk_queue *queue, float *out, float *before, const float *in,
 		const float *weight, const float *bias, int64_t rows, int64_t inputs, int64_t outputs);
-void dk_cuda_linear_gelu_backward(dk_queue *queue, float *dbefore, const float *dout,
+bool dk_cuda_linear_gelu_backward(dk_queue *queue, float *dbefore, const float *dout,
 		const float *weight, const float *before, int64_t rows, int64_t inputs, int64_t outputs);
 void dk_cuda_embedding_forward(dk_queue *queue, float *out, const int32_t *tokens, const float *wte,
 		const float *wpe, int64_t batch, int64_t length, int64_t width);

@@ -117,29 +117,23 @@ void dk_cuda_linear_backward_input(dk_queue *queue, float *din, const float *dou
 	dk_cuda_product(own(queue), &p);
 }
 
-void dk_cuda_linear_gelu_forward(dk_queue *queue, float *out, float *before, const float *in,
+bool dk_cuda_linear_gelu_forward(dk_queue *queue, float *out, float *before, const float *in,
                                  const float *weight, const float *bias, int64_t rows, int64_t inputs,
                                  int64_t outputs)
 {
 	const dk_product_args p = {false, false, rows, outputs, inputs, in, inputs, weight, outputs, 0, out, out,
 		outputs, bias, false, DK_GELU, before};
 
-	if (dk_cuda_product(own(queue), &p))
-		return;
-	dk_cuda_linear_forward(queue, before, in, weight, bias, NULL, rows, inputs, outputs);
-	dk_cuda_gelu_forward(queue, out, before, rows * outputs);
+	return dk_cuda_product(own(queue), &p);
 }
 
-void dk_cuda_linear_gelu_backward(dk_queue *queue, float *dbefore, const float *dout, const float *weight,
+bool dk_cuda_linear_gelu_backward(dk_queue *queue, float *dbefore, const float *dout, const float *weight,
                                   const float *before, int64_t rows, int64_t inputs, int64_t outputs)
 {
 	const dk_product_args p = {false, true, rows, inputs, outputs, dout, outputs, weight, outputs, 0, dbefore,
 		dbefore, inputs, NULL, false, DK_GELU_SLOPE, const_cast<float *>(before)};
 
-	if (dk_cuda_product(own(queue), &p))
-		return;
-	dk_cuda_linear_backward_input(queue, dbefore, dout, weight, rows, inputs, outputs);
-	dk_cuda_gelu_backward(queue, dbefore, before, rows * inputs);
+	return dk_cuda_product(own(queue), &p);
 }
 
 /* ---- layernorm: a row is a warp's ---- */

@@ -175,6 +175,24 @@ __device__ inline int64_t block_piece(const array_list &list, int array, int64_t
 	return *begin + list.piece < list.n[array] ? *begin + list.piece : list.n[array];
 }
 
+/* Calls add(element) for every STEP-th element of x from x[i] on, up to x[end - 1], in their order; so many loads
+   are under way at a time. */
+template <int AT_ONCE, int STEP, typename T, class F>
+__device__ inline void for_loads(const T *x, int64_t i, int64_t end, F add)
+{
+	for (; i + (AT_ONCE - 1) * STEP < end; i += AT_ONCE * STEP) {
+		T values[AT_ONCE];
+		UNROLL
+		for (int k = 0; k < AT_ONCE; k++)
+			values[k] = x[i + k * STEP];
+		UNROLL
+		for (int k = 0; k < AT_ONCE; k++)
+			add(values[k]);
+	}
+	for (; i < end; i += STEP)
+		add(x[i]);
+}
+
 /* Without its sign, a float's bits order as an integer: numbers, infinity, NaN. */
 template <typename T> __device__ inline void note_magnitude(int *most, T x)
 {
@@ -189,20 +207,9 @@ template <typename T> __global__ void largest_kernel(array_list list, int *large
 	const T *x = static_cast<const T *>(list.x[array]);
 	int64_t begin;
 	const int64_t end = block_piece(list, array, &begin);
-	int64_t i = begin + threadIdx.x;
 	int most = 0;
 
-	for (; i + (LOADS - 1) * THREADS < end; i += LOADS * THREADS) {
-		T values[LOADS];
-		UNROLL
-		for (int k = 0; k < LOADS; k++)
-			values[k] = x[i + k * THREADS];
-		UNROLL
-		for (int k = 0; k < LOADS; k++)
-			note_magnitude(&most, values[k]);
-	}
-	for (; i < end; i += THREADS)
-		note_magnitude(&most, x[i]);
+	for_loads<LOADS, THREADS>(x, begin + threadIdx.x, end, [&](T value) { note_magnitude(&most, value); });
 	for (int lane = WARP / 2; lane > 0; lane /= 2) {
 		const int other = __shfl_xor_sync(EVERY_LANE, most, lane);
 		most = other > most ? other : most;
@@ -266,21 +273,10 @@ template <typename T> __global__ void squares_kernel(array_list list, double *su
 	const T *x = static_cast<const T *>(list.x[array]);
 	int64_t begin;
 	const int64_t end = block_piece(list, array, &begin);
-	int64_t i = begin + threadIdx.x;
 	double sum = 0;
 
 	/* The sums' order leaves few threads: each has many loads under way. */
-	for (; i + (SUM_LOADS - 1) * SUMS < end; i += SUM_LOADS * SUMS) {
-		T values[SUM_LOADS];
-		UNROLL
-		for (int k = 0; k < SUM_LOADS; k++)
-			values[k] = x[i + k * SUMS];
-		UNROLL
-		for (int k = 0; k < SUM_LOADS; k++)
-			add_square(&sum, values[k]);
-	}
-	for (; i < end; i += SUMS)
-		add_square(&sum, x[i]);
+	for_loads<SUM_LOADS, SUMS>(x, begin + threadIdx.x, end, [&](T value) { add_square(&sum, value); });
 	sum = warp_sum(sum);
 	if (threadIdx.x == 0)
 		sums[blockIdx.x] = sum;
