@@ -1,7 +1,7 @@
 # tests: those in unit/ (one process) and ranks/ (several) are run by `make check`;
 # each prints TAP. tests/run runs these in several builds, and the tests in cluster/ on
 # real clusters.
-EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh tests/support/check-ucx \
+EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh tests/support/checks.sh tests/support/check-ucx \
 	tests/support/clusters.sh tests/support/example.sh tests/support/nothing.sh tests/support/results.sh tests/support/slowness.sh \
 	tests/support/check-gpu tests/support/check-waits
 # A folder brings what was built in it, too.

@@ -6,23 +6,8 @@ source=$(cd "$(dirname "$0")/../.." && pwd) || exit 1
 work=$(mktemp -d) || exit 1
 unset GPU_ARCHIVE GPU_SECONDS
 trap 'rm -rf "$work"' EXIT
-count=0
-# check NAME COMMAND...
-check()
-{
-	local name=$1
-	shift
-	count=$((count + 1))
-	if "$@"; then echo "ok $count - $name"; else
-		echo "not ok $count - $name"
-		sed 's/^/# /' "$work/out"
-	fi
-}
-prints() { grep -qE -- "$1" "$work/out"; }
-prints_not() { ! prints "$1"; }
-status_is() { [ "$status" = "$1" ]; }
-# within FROM TO: took the last call so many seconds?
-within() { [ "$took" -ge "$1" ] && [ "$took" -le "$2" ]; }
+# shellcheck source=tests/support/checks.sh
+. "$source/tests/support/checks.sh"
 holds() { tar -xzOf "$archive" "gpu-results/$1" 2>/dev/null | grep -qE -- "$2"; }
 # What is killed may take a moment to end.
 ends()
@@ -34,15 +19,6 @@ ends()
 	done
 	return 1
 }
-# call COMMAND...: its output, status and seconds
-call()
-{
-	local started=$SECONDS
-	status=0
-	"$@" >"$work/out" 2>&1 </dev/null || status=$?
-	took=$((SECONDS - started))
-}
-
 # A build: `gpt` tells with which libraries it runs.
 build=$work/build kit=$work/kit
 export PATH=$work/bin:$PATH

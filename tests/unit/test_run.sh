@@ -5,22 +5,8 @@ set -u
 here=$(cd "$(dirname "$0")/../.." && pwd) || exit 1
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
-count=0
-# check NAME COMMAND...
-check()
-{
-	local name=$1
-	shift
-	count=$((count + 1))
-	if "$@"; then echo "ok $count - $name"; else
-		echo "not ok $count - $name"
-		sed 's/^/# /' "$work/out"
-	fi
-}
-prints() { grep -qE -- "$1" "$work/out"; }
-prints_not() { ! prints "$1"; }
-closes_with() { [ "$(tail -n 1 "$work/out")" = "$1" ]; }
-status_is() { [ "$status" = "$1" ]; }
+# shellcheck source=tests/support/checks.sh
+. "$here/tests/support/checks.sh"
 
 tree=$work/tree
 mkdir -p "$tree/tests/unit" "$tree/slurm" "$tree/.ci" "$tree/examples" "$work/bin" "$work/tmp"
@@ -41,9 +27,7 @@ chmod 755 "$work/bin/shellcheck"
 run()
 {
 	rm -f "$work/asked"
-	status=0
-	FAILURES=$1 ASKED=$work/asked TMPDIR=$work/tmp PATH=$work/bin:$PATH \
-		"$tree/tests/run" --no-install "${@:2}" >"$work/out" 2>&1 </dev/null || status=$?
+	FAILURES=$1 ASKED=$work/asked TMPDIR=$work/tmp PATH=$work/bin:$PATH call "$tree/tests/run" --no-install "${@:2}"
 }
 
 run 0 lint/slurm/good lint/slurm/bad
