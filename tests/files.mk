@@ -345,7 +345,8 @@ kernel_images = tests/unit/test_kernel_images.c $(kernel_layer)
 kernel_layers = tests/unit/test_kernel_layers.c tests/support/attention_cases.c tests/support/attention_cases.h \
 	tests/support/classifier_cases.c tests/support/classifier_cases.h $(kernel_layer)
 kernel_graph = tests/unit/test_kernel_graph.c $(kernel_cases)
-kernel_queue = tests/unit/test_kernel_queue.c $(kernel_cases) $(gpt_model_sources)
+kernel_queue = tests/unit/test_kernel_queue.c tests/support/model_case.c tests/support/model_case.h $(kernel_cases) \
+	$(gpt_model_sources)
 tests_unit_test_kernel_images_SOURCES = $(kernel_images) tests/support/kernel_place_host.c
 tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_bf16_SOURCES = tests/unit/test_kernel_bf16.c
@@ -423,7 +424,8 @@ endif
 endif
 EXTRA_DIST += tests/gpu/kernel_place.cu
 
-emulation_sources = tests/support/cublas_emulation.cc tests/support/cuda_emulation.cc tests/support/cuda_place.cc
+emulation_sources = tests/support/cublas_emulation.cc tests/support/cuda_emulation.cc tests/support/cuda_place.cc \
+	tests/support/cuda_runtime_emulation.cc
 EXTRA_DIST += $(emulation_sources) tests/support/cublas_emulation.h tests/support/cuda_emulation.h
 EMULATION_CXXFLAGS = -std=gnu++17 -O1 -g1 -ffp-contract=off -Wall -Wextra -Wshadow $(SANITIZER_CFLAGS)
 tests/support/libcuda_emulated.a: $(cuda_kernel_sources) $(cuda_kernel_headers) $(emulation_sources) \

@@ -111,7 +111,7 @@ static unsigned draw(unsigned below)
 	return (unsigned)(random_bits >> 33) % below;
 }
 
-[[noreturn]] static void undefined(const char *what)
+void cuda_emulation_undefined(const char *what)
 {
 	fprintf(stderr, "CUDA emulation: block %u,%u,%u, thread %u: %s\n", blockIdx.x, blockIdx.y,
 	        blockIdx.z, threadIdx.x, what);
@@ -258,9 +258,9 @@ static void run_block(unsigned threads)
 	for (unsigned i = 0; i < threads; i++) {
 		threadIdx.x = i;
 		if (fibers[i].state != ENDED)
-			undefined("waits for threads that have ended, or that wait for something else");
+			cuda_emulation_undefined("waits for threads that have ended, or that wait for something else");
 		if (!fibers[i].copies.empty())
-			undefined("has ended before its copies arrived");
+			cuda_emulation_undefined("has ended before its copies arrived");
 	}
 }
 
@@ -269,9 +269,9 @@ static void run_grid(dim3 blocks, int threads, size_t shared, const std::functio
 	static std::vector<char> stacks(static_cast<size_t>(MOST_THREADS) * STACK_BYTES);
 
 	if (threads < 1 || threads > MOST_THREADS)
-		undefined("no such number of threads");
+		cuda_emulation_undefined("no such number of threads");
 	if (cuda_emulation_gpu != CUDA_EMULATION_GPU)
-		undefined("the thread's GPU is not the queue's");
+		cuda_emulation_undefined("the thread's GPU is not the queue's");
 	fibers.resize(MOST_THREADS);
 	for (int i = 0; i < MOST_THREADS; i++)
 		fibers[i].stack = stacks.data() + static_cast<size_t>(i) * STACK_BYTES;
@@ -284,7 +284,7 @@ static void run_grid(dim3 blocks, int threads, size_t shared, const std::functio
 		                static_cast<unsigned>(b / blocks.x / blocks.y));
 		shared_memory = static_cast<char *>(malloc(shared));
 		if (shared_memory == NULL && shared > 0)
-			undefined("no memory");
+			cuda_emulation_undefined("no memory");
 		memset(shared_memory, 0xff, shared);
 		run_block(static_cast<unsigned>(threads));
 		free(shared_memory);
@@ -325,6 +325,26 @@ void emulate(const void *kernel, cudaStream_t stream, dim3 blocks, int threads, 
 		cuda_emulation_work(stream, [=] { run_grid(blocks, threads, shared, function); });
 	else
 		launch_error = cudaErrorInvalidConfiguration;
+}
+
+cudaError_t cudaGetLastError()
+{
+	const cudaError_t error = launch_error;
+
+	launch_error = cudaSuccess;
+	return error;
+}
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+	switch (error) {
+	case cudaSuccess: return "no error";
+	case cudaErrorInvalidValue: return "invalid argument";
+	case cudaErrorMemoryAllocation: return "out of memory";
+	case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+	case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
+	default: return "operation failed due to a previous error during capture";
+	}
 }
 
 void *launch_memory()
@@ -404,7 +424,7 @@ static void load(uint32_t m[4], uint32_t at, bool transposed)
 	const int group = (int)(running->index % LANES) / 4, pair = (int)(running->index % 4) * 2;
 
 	if (at % 16 != 0)
-		undefined("a row that is not aligned to 16 bytes");
+		cuda_emulation_undefined("a row that is not aligned to 16 bytes");
 	share(at, rows);
 	for (int i = 0; i < 4; i++) {
 		uint16_t two[2];
@@ -412,7 +432,7 @@ static void load(uint32_t m[4], uint32_t at, bool transposed)
 		for (int k = 0; k < 8; k++)
 			banks |= 1u << rows[i * 8 + k] / 16 % 8;
 		if (banks != 0xff)
-			undefined("eight rows of a matrix do not lie in all banks, so that their load takes longer");
+			cuda_emulation_undefined("eight rows of a matrix do not lie in all banks, so that their load takes longer");
 		for (int k = 0; k < 2; k++) {
 			const uint64_t row = rows[i * 8 + (transposed ? pair + k : group)];
 			two[k] = reinterpret_cast<const uint16_t *>(shared_memory + row)[transposed ? group : pair + k];
@@ -434,7 +454,7 @@ void load_matrices_transposed(uint32_t m[4], uint32_t at)
 static void begin_copy(uint32_t at, const void *from, size_t bytes, bool there)
 {
 	if (at % bytes != 0 || reinterpret_cast<uintptr_t>(from) % bytes != 0)
-		undefined("a copy that is not aligned to its size");
+		cuda_emulation_undefined("a copy that is not aligned to its size");
 	memset(shared_memory + at, 0xff, bytes);
 	running->copies.push_back({at, there ? from : NULL, bytes});
 }
@@ -462,185 +482,4 @@ void copies_arrived()
 float power_of_2(float x)
 {
 	return x < -126 ? 0 : exp2f(x);
-}
-
-/* Where each begins, and its size. */
-static std::map<const char *, size_t> gpu_memory;
-
-void *cuda_emulation_allocate(size_t bytes)
-{
-	char *memory = static_cast<char *>(malloc(bytes));
-
-	if (memory != NULL)
-		gpu_memory[memory] = bytes;
-	return memory;
-}
-
-void cuda_emulation_free(void *memory)
-{
-	gpu_memory.erase(static_cast<char *>(memory));
-	free(memory);
-}
-
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *address)
-{
-	const char *at = static_cast<const char *>(address);
-	std::map<const char *, size_t>::const_iterator behind = gpu_memory.upper_bound(at);
-
-	attributes->type = cudaMemoryTypeUnregistered;
-	if (behind != gpu_memory.begin() && at < (--behind)->first + behind->second)
-		attributes->type = cudaMemoryTypeDevice;
-	return cudaSuccess;
-}
-
-cudaError_t cudaGetLastError()
-{
-	const cudaError_t error = launch_error;
-
-	launch_error = cudaSuccess;
-	return error;
-}
-
-const char *cudaGetErrorString(cudaError_t error)
-{
-	switch (error) {
-	case cudaSuccess: return "no error";
-	case cudaErrorInvalidValue: return "invalid argument";
-	case cudaErrorMemoryAllocation: return "out of memory";
-	case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-	case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
-	default: return "operation failed due to a previous error during capture";
-	}
-}
-
-/* ---- captures --------------------------------------------------------------------------- */
-
-typedef std::vector<std::function<void()>> captured;
-
-struct CUstream_st {
-	captured kept;
-	bool spoilt;
-};
-
-struct CUgraph_st {
-	captured works;
-};
-
-struct CUgraphExec_st {
-	captured works;
-};
-
-static cudaStream_t capturing; /* NULL: none */
-int cuda_emulation_fails;
-
-static bool fails_now()
-{
-	return cuda_emulation_fails > 0 && --cuda_emulation_fails == 0;
-}
-
-void cuda_emulation_work(cudaStream_t stream, const std::function<void()> &function)
-{
-	if (stream == NULL) {
-		function();
-		return;
-	}
-	if (stream != capturing)
-		undefined("work on a stream for captures, which nothing orders with the program's");
-	stream->kept.push_back(function);
-}
-
-/* What the host has not waited for. */
-static std::vector<std::function<void()>> copies_to_host;
-
-void cuda_emulation_copy_to_host(void *to, const void *from, size_t bytes)
-{
-	const std::vector<char> now(static_cast<const char *>(from), static_cast<const char *>(from) + bytes);
-
-	memset(to, 0xff, bytes);
-	copies_to_host.push_back([=] { memcpy(to, now.data(), bytes); });
-}
-
-void cuda_emulation_end_copies()
-{
-	for (const std::function<void()> &copy : copies_to_host)
-		copy();
-	copies_to_host.clear();
-}
-
-bool cuda_emulation_spoils_capture()
-{
-	if (capturing != NULL)
-		capturing->spoilt = true;
-	return capturing != NULL;
-}
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
-{
-	if (fails_now())
-		return cudaErrorMemoryAllocation;
-	*stream = new CUstream_st();
-	return cudaSuccess;
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream)
-{
-	delete stream;
-	return cudaSuccess;
-}
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode)
-{
-	if (fails_now())
-		return cudaErrorMemoryAllocation;
-	if (stream == NULL || capturing != NULL)
-		return cudaErrorStreamCaptureUnsupported;
-	capturing = stream;
-	return cudaSuccess;
-}
-
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
-{
-	const bool spoilt = stream->spoilt;
-	captured works;
-
-	if (stream != capturing)
-		undefined("the end of a capture that has not begun");
-	capturing = NULL;
-	stream->spoilt = false;
-	works.swap(stream->kept);
-	if (fails_now())
-		return cudaErrorMemoryAllocation;
-	if (spoilt)
-		return cudaErrorStreamCaptureInvalidated;
-	*graph = new CUgraph_st{works};
-	return cudaSuccess;
-}
-
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long)
-{
-	if (fails_now())
-		return cudaErrorMemoryAllocation;
-	*made = new CUgraphExec_st{graph->works};
-	return cudaSuccess;
-}
-
-cudaError_t cudaGraphDestroy(cudaGraph_t graph)
-{
-	delete graph;
-	return cudaSuccess;
-}
-
-cudaError_t cudaGraphLaunch(cudaGraphExec_t made, cudaStream_t stream)
-{
-	if (fails_now())
-		return cudaErrorMemoryAllocation;
-	for (const std::function<void()> &function : made->works)
-		cuda_emulation_work(stream, function);
-	return cudaSuccess;
-}
-
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t made)
-{
-	delete made;
-	return cudaSuccess;
 }

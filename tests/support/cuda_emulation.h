@@ -36,6 +36,8 @@ typedef struct CUstream_st *cudaStream_t; /* NULL: the default one, which captur
 void emulate(const void *kernel, cudaStream_t stream, dim3 blocks, int threads, size_t shared,
              const std::function<void()> &function);
 void cuda_emulation_seed(uint64_t seed);
+/* Ends the program: CUDA leaves undefined what a kernel or the program does. */
+[[noreturn]] void cuda_emulation_undefined(const char *what);
 
 void *launch_memory();
 void __syncthreads();

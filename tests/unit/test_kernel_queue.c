@@ -12,9 +12,9 @@
 
 #include <cmocka.h>
 
-#include "models/gpt.h"
 #include "tests/support/kernel_cases.h"
 #include "tests/support/kernel_values.h"
+#include "tests/support/model_case.h"
 
 enum { LONGEST = 70001 };
 
@@ -504,106 +504,10 @@ static void products_come_with_gelu_where_they_can(void **state)
 	in_each_place(try_gelus);
 }
 
-/* ---- a whole model, where its memory, which is the host's, is the place's, too ---- */
-
-static const gpt_config tiny = {.layers = 2, .heads = 3, .width = 24, .vocab = 61, .length = 9};
-enum { BATCH = 2, MOST_PARAMS = 64 };
-
-static ddp_status ready(void *user, int index)
-{
-	(void)user;
-	(void)index;
-	return DDP_OK;
-}
-
-static int64_t elements(const ddp_param *p)
-{
-	return p->ndim == 2 ? p->shape[0] * p->shape[1] : p->shape[0];
-}
-
-/* To bf16, which takes the place of the f32. */
-static void narrow(float *x, int64_t n)
-{
-	uint16_t *made = (uint16_t *)floats(n);
-
-	dk_to_bf16(made, x, n);
-	memcpy(x, made, (size_t)n * sizeof(*made));
-}
-
-/* The loss; gradients, one after the other, in grad. */
-static double pass(dk_queue *queue, bool mixed, int64_t *total)
-{
-	gpt_config config = tiny;
-	config.mixed = mixed;
-	gpt *model = gpt_create(&config, BATCH, 1);
-	float *data[MOST_PARAMS], *grads[MOST_PARAMS];
-	int32_t tokens[BATCH * 10];
-	int count;
-
-	assert_non_null(model);
-	const ddp_param *params = gpt_params(model, &count);
-	assert_true(count <= MOST_PARAMS);
-	for (int i = 0; i < count; i++) {
-		data[i] = floats(elements(&params[i]));
-		grads[i] = floats(elements(&params[i]));
-	}
-	gpt_bind(model, data, grads);
-	gpt_initialise(model, 5);
-	for (int i = 0; i < count && mixed; i++)
-		narrow(data[i], elements(&params[i]));
-	for (int i = 0; i < BATCH * 10; i++)
-		tokens[i] = (i * 7 + 3) % 61;
-	dk_use(queue);
-	const double loss = gpt_forward(model, tokens, BATCH, tiny.length);
-	assert_int_equal(gpt_backward(model, ready, NULL, NULL), DDP_OK);
-	assert_null(dk_failure());
-	dk_use(NULL);
-	*total = 0;
-	for (int i = 0; i < count; i++) {
-		memcpy(grad + *total, grads[i], (size_t)elements(&params[i]) * sizeof(float));
-		*total += elements(&params[i]);
-	}
-	gpt_free(model);
-	return loss;
-}
-
-/* The norm of the difference over that of `b`. */
-static double apart(const float *a, const float *b, int64_t n)
-{
-	double difference = 0, norm = 0;
-
-	for (int64_t i = 0; i < n; i++) {
-		difference += (double)(a[i] - b[i]) * (a[i] - b[i]);
-		norm += (double)b[i] * b[i];
-	}
-	return sqrt(difference / norm);
-}
-
-/* Of DK_MIXED, what bf16's 8 bits leave. */
-static void try_model(void)
-{
-	int64_t total;
-
-	if ((place.type != DK_F32 && place.type != DK_MIXED) || !place.host_memory)
-		return;
-	const double loss = pass(NULL, false, &total);
-	assert_true(total <= LONGEST);
-	memcpy(param, grad, (size_t)total * sizeof(float));
-	const double loss_there = pass(place.queue, place.type == DK_MIXED, &total);
-	assert_true(fabs(loss - loss_there) < (place.type == DK_MIXED ? 2e-3 * loss : 1e-4));
-	if (place.type == DK_MIXED) {
-		assert_true(apart(grad, param, total) < 0.05);
-		return;
-	}
-	for (int64_t i = 0; i < total; i++)
-		if (!(fabsf(grad[i] - param[i]) <= 1e-4f * (fabsf(param[i]) + 1)))
-			fail_msg("gradient %ld is %.8g, on the host %.8g", (long)i, grad[i], param[i]);
-}
-
 static void a_model_passes_as_on_the_host(void **state)
 {
 	(void)state;
-	in_each_place(try_model);
+	in_each_place(try_model_case);
 }
 
 int main(void)
