@@ -131,6 +131,16 @@ check_LTLIBRARIES += tests/support/module_of_another_version.la
 tests_support_module_of_another_version_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \
 	-rpath $(abs_builddir)
 
+# A GPU that programs cannot use.
+if HAVE_CUDA
+check_LTLIBRARIES += tests/support/gpu_standin.la
+tests_support_gpu_standin_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared -rpath $(abs_builddir)
+tests_support_gpu_standin_la_SOURCES = tests/support/gpu_standin.c tests/support/cuda_standin.c \
+	tests/support/cuda_standin.h libruntime/device/cuda/cuda.c
+tests_support_gpu_standin_la_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
+tests_support_gpu_standin_la_LIBADD = $(CMOCKA_LIBS)
+endif
+
 # What test_comm_nccl and others take for NCCL.
 check_LTLIBRARIES += tests/support/nccl_standin.la
 tests_support_nccl_standin_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared -rpath $(abs_builddir)
@@ -439,10 +449,10 @@ tests/support/libcuda_emulated.a: $(cuda_kernel_sources) $(cuda_kernel_headers) 
 	done
 CLEANFILES += tests/support/libcuda_emulated.a tests/support/emulated/*.o
 
-TESTS += tests/ranks/ddp_torch.py tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/ranks/test_gpt.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
+TESTS += tests/ranks/ddp_torch.py tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/ranks/test_gpt.sh tests/ranks/test_no_gpu.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
 	tests/unit/test_kernels_library.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh tests/unit/test_waits.sh \
 	tests/unit/vision_torch.py
-EXTRA_DIST += README.md tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/readme.sh tests/unit/read_safetensors.py \
+EXTRA_DIST += README.md tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/ranks/test_no_gpu.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/readme.sh tests/unit/read_safetensors.py \
 	tests/unit/sampler_torch.py tests/unit/sampler_vectors.h tests/unit/test_api.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
 	tests/unit/test_kernels_library.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh tests/unit/test_waits.sh \
 	tests/unit/vision_torch.py

@@ -13,7 +13,7 @@
 #include "device/device.h"
 
 /* Grows with each change of this header, or of the types of device.h. */
-enum { DDP_DEVICE_VERSION = 5 };
+enum { DDP_DEVICE_VERSION = 6 };
 
 #define DDP_DEVICE_MODULE_SYMBOL "ddp_device_module"
 

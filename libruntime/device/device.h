@@ -52,6 +52,7 @@ typedef struct ddp_device_info {
 	int index;            /* which of its kind */
 	char name[256];       /* as its maker calls it */
 	size_t memory_bytes;  /* what it has in all */
+	int capability;       /* of a GPU: 80 for compute capability 8.0 */
 	bool is_host_memory;  /* the host may read and write its memory */
 	bool functions_may_wait; /* what ddp_device_launch() runs may wait for others */
 } ddp_device_info;

@@ -7,18 +7,27 @@
 #include "device/module.h"
 #include "table.h"
 
+/* Of what kernels/cuda is compiled for: its instructions are there from Ampere on. */
+enum { OLDEST_CAPABILITY = 80 };
+
 static ddp_status open_cuda(const ddp_device *device, ddp_device_queue *stream, dk_type type, dk_queue **queue)
 {
 	const dk_table *table;
-	const int index = ddp_device_describe(device)->index;
+	const ddp_device_info *info = ddp_device_describe(device);
 	const char *why;
 
+	if (info->capability < OLDEST_CAPABILITY)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda:%d: %s has compute capability %d.%d, and libddp's kernels need "
+		                "%d.%d or later: use a newer GPU, or device cpu", info->index, info->name,
+		                info->capability / 10, info->capability % 10, OLDEST_CAPABILITY / 10,
+		                OLDEST_CAPABILITY % 10);
 	ddp_status status = ddp_device_cuda_kernels(&table);
 	if (status != DDP_OK)
 		return status;
-	*queue = table->open(index, stream, type, &why);
+	*queue = table->open(info->index, stream, type, &why);
 	return *queue != NULL ? DDP_OK
-	                      : ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda:%d: its kernels have no queue: %s", index, why);
+	                      : ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda:%d: its kernels have no queue: %s", info->index,
+	                                 why);
 }
 
 static ddp_status open_host(dk_type type, dk_queue **queue)

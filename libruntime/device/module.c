@@ -43,7 +43,8 @@ static ddp_status check_table(const module *m, const table_head *table, const ta
 {
 	if (table == NULL)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda: %s is no module of libddp's, since it "
-		                "lacks the symbol %s", path, m->symbol);
+		                "lacks the symbol %s: install that of this libddp, or name it in %s", path, m->symbol,
+		                m->variable);
 	if (table->version != want->version || table->bytes != want->bytes)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda: %s was made for interface %u of libddp "
 		                "(%u bytes), and this libddp has %u (%u bytes): install both from one "
@@ -62,8 +63,8 @@ static ddp_status load(const module *m, const table_head *want, const void **loa
 	void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (handle == NULL) {
 		const char *reason = dlerror();
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda: its module does not load: %s",
-		                reason != NULL ? reason : path);
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda: its module does not load: %s: install that of this "
+		                "libddp, or name it in %s", reason != NULL ? reason : path, m->variable);
 	}
 	const void *table = dlsym(handle, m->symbol);
 	ddp_status status = check_table(m, table, want, path);

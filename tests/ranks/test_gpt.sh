@@ -199,24 +199,6 @@ a_device_drops_what_the_host_does() {
 		same "$drop/step-00000006.safetensors" "$drop-there-on/step-00000006.safetensors"
 }
 
-a_gpu_without_its_module_is_refused() {
-	DDP_CUDA_MODULE=/nowhere refuses 'there is no /nowhere: install a libddp' --data "$work/text" \
-		--device cuda --spawn 2
-}
-
-# refuses_a_gpu MODULE MESSAGE: with this module of libddp's, alone and on two ranks, gpt and what
-# trains on images. One sentence a rank; and what is wrong with the machine is told before data are
-# looked for, of which there are none.
-refuses_a_gpu() {
-	local gpt=$program program ranks
-	for program in "$gpt" examples/vision/mnist_mlp; do
-		for ranks in 1 2; do
-			DDP_CUDA_MODULE=$1 refuses "$2" --data "$work/absent" --device cuda --spawn $ranks &&
-				[ "$(wc -l <"$work/err")" -le $ranks ] || return
-		done
-	done
-}
-
 # final_loss BATCH ARGUMENT...: of a vocabulary so large that rows travel by themselves
 final_loss() {
 	run --data "$work/text" --layers 2 --heads 2 --width 32 --length 32 --lr 3e-3 --vocab 1000 \
@@ -474,20 +456,6 @@ check_numbers "unknown shards are refused" refuses 'choose auto, none, state or 
 	--shard twice
 check_numbers "unknown devices are refused" refuses "there is no device 'tpu'; the kinds are cpu, cuda and test" \
 	--data "$work/text" --device tpu --spawn 2
-check_numbers "a GPU without libddp's module is refused" a_gpu_without_its_module_is_refused
-check_numbers "so is one whose module is of another release" refuses_a_gpu tests/support/.libs/module_of_another_version.so \
-	'install both from one release'
-check_numbers "and what is no module" refuses_a_gpu "$work/text" 'device cuda: its module does not load: '
-# What a machine with a driver says, make check-gpu finds out.
-cuda_module=libruntime/device/cuda/.libs/libddp_cuda.so
-if [ ! -e $cuda_module ]; then
-	skip_numbers "a GPU is refused where there is no driver" 'configured without CUDA'
-elif ldconfig -p | grep -q 'libcuda\.so\.1'; then
-	skip_numbers "a GPU is refused where there is no driver" 'this machine has one'
-else
-	check_numbers "a GPU is refused where there is no driver" refuses_a_gpu $cuda_module \
-		'device cuda: this node has no NVIDIA driver (libcuda.so.1), so no GPU: use one that has, or device cpu'
-fi
 check_numbers "stray arguments are refused" refuses 'not an option' --data "$work/text" more
 check_numbers "resuming needs a directory" refuses 'needs --checkpoint DIR' --data "$work/text" --resume
 check_numbers "a checkpoint of another model is refused" refuses 'safetensors' --data "$work/text" \

@@ -15,7 +15,7 @@ cuda_runtime cuda_standin;
 
 void cuda_standin_reset(void)
 {
-	cuda_standin = (cuda_runtime){ .count = 3, .current = 2 };
+	cuda_standin = (cuda_runtime){ .count = 3, .current = 2, .capability = 75 };
 }
 
 int cuda_standin_left(void)
@@ -200,6 +200,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
 	memset(properties, 0, sizeof(*properties));
 	snprintf(properties->name, sizeof(properties->name), "GPU number %d", device);
 	properties->totalGlobalMem = 1 << 30;
+	properties->major = cuda_standin.capability / 10;
+	properties->minor = cuda_standin.capability % 10;
 	/* Of whatever GPU is the thread's. */
 	const int on_other = cuda_standin.on_other;
 	const cudaError_t error = called("cudaGetDeviceProperties");

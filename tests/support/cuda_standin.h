@@ -12,6 +12,7 @@ enum { NO_CONTEXT = -1 };
 
 typedef struct cuda_runtime {
 	int count, driver;      /* GPUs, version */
+	int capability;         /* of the GPUs: 80 for compute capability 8.0 */
 	int current;            /* the GPU of the thread's context, or NO_CONTEXT */
 	int below[4], depth;    /* those pushed aside */
 	int contexts;           /* made by cudaSetDevice() */

@@ -41,8 +41,11 @@ static ddp_status open_index(int index, void **self)
 {
 	const ddp_device_request request = { .index = index, .fail = ddp_fail };
 	ddp_device_info info;
+	const ddp_status status = cuda->open(&request, &info, self);
 
-	return cuda->open(&request, &info, self);
+	if (status == DDP_OK)
+		assert_int_equal(info.capability, cuda_standin.capability);
+	return status;
 }
 
 static void a_missing_gpu_is_told_with_what_is_missing(void **state)

@@ -112,6 +112,7 @@ static ddp_status describe(const cuda_device *device, ddp_device_info *info)
 		return result(device, error, "cudaGetDeviceProperties");
 	snprintf(info->name, sizeof(info->name), "%s", properties.name);
 	info->memory_bytes = properties.totalGlobalMem;
+	info->capability = 10 * properties.major + properties.minor;
 	info->is_host_memory = false;
 	info->functions_may_wait = false;
 	return DDP_OK;
@@ -145,7 +146,8 @@ static ddp_status cuda_open(const ddp_device_request *request, ddp_device_info *
 		return no_gpu(request, error);
 	if (request->index >= count)
 		return request->fail(DDP_ERR_INVALID, "there is no device cuda:%d: this process sees %d "
-		                     "GPU%s, counted from 0", request->index, count, count == 1 ? "" : "s");
+		                     "GPU%s, counted from 0: name %s, or ask srun for more (--gpus-per-node)",
+		                     request->index, count, count == 1 ? "" : "s", count == 1 ? "that" : "one of them");
 	cuda_device *device = calloc(1, sizeof(*device));
 	if (device == NULL)
 		return request->fail(DDP_ERR_NOMEM, "out of memory for device cuda:%d", request->index);
