@@ -178,7 +178,7 @@ static ddp_status cpu_event_seconds(void *self, ddp_device_event *from, ddp_devi
 	(void)self;
 	if (from == (ddp_device_event *)&the_event || to == (ddp_device_event *)&the_event)
 		return ddp_fail(DDP_ERR_INVALID, "the time between events: they are not timed");
-	*seconds = (double)(*(uint64_t *)to - *(uint64_t *)from) * 1e-9;
+	*seconds = (double)(int64_t)(*(uint64_t *)to - *(uint64_t *)from) * 1e-9;
 	return DDP_OK;
 }
 

@@ -167,8 +167,8 @@ ddp_status ddp_device_event_record(ddp_device *device, ddp_device_event *event,
                                    ddp_device_queue *queue);
 ddp_status ddp_device_event_query(ddp_device *device, ddp_device_event *event, bool *done);
 ddp_status ddp_device_event_sync(ddp_device *device, ddp_device_event *event);
-/* The time from one to the other by the device's clock. Both are timed and were recorded, and a
-   query has said that they are done. */
+/* The time from one to the other by the device's clock, below 0 if `to` came first. Both are timed and
+   were recorded, and a query has said that they are done. */
 ddp_status ddp_device_event_seconds(ddp_device *device, ddp_device_event *from, ddp_device_event *to,
                                     double *seconds);
 

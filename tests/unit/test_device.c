@@ -236,6 +236,8 @@ static void timed_events_tell_how_long_work_took(void **state)
 	OK(ddp_device_event_sync(device, events[1]));
 	OK(ddp_device_event_seconds(device, events[0], events[1], &seconds));
 	assert_true(seconds >= 0.0199 && seconds < 60);
+	OK(ddp_device_event_seconds(device, events[1], events[0], &seconds));
+	assert_true(seconds <= -0.0199);
 	for (int i = 0; i < 2; i++)
 		OK(ddp_device_event_free(device, events[i]));
 	OK(ddp_device_close(device));
