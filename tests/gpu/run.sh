@@ -1,9 +1,9 @@
 #!/bin/bash
-# run [MINUTES] [tests [NAME...] | bench [OPTION...] | kernels [OPTION...] | OPTION...]: in a folder
-# of `make gpu-kit`, on a machine with a GPU: its tests, or those of these names; or the benchmark, which
-# gets the options; or of it the kernels alone; or, if none is named, tests and then the benchmark. All
-# ends within so many minutes (15). gpu-results beside this file keeps what they print, and
-# GPU_ARCHIVE (gpu-results.tar.gz) the same as one file.
+# run [MINUTES] [tests [NAME...] | sanitize [NAME...] | bench [OPTION...] | kernels [OPTION...] | OPTION...]:
+# in a folder of `make gpu-kit`, on a machine with a GPU: its tests, or those of these names; or those of
+# kernels under each tool of compute-sanitizer; or the benchmark, which gets the options; or of it the
+# kernels alone; or, if none is named, tests and then the benchmark. All ends within so many minutes (15).
+# gpu-results beside this file keeps what they print, and GPU_ARCHIVE (gpu-results.tar.gz) the same as one file.
 set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 # A relative GPU_ARCHIVE is the caller's.
@@ -20,9 +20,9 @@ if [[ ${1:-} =~ ^[0-9]+(\.[0-9]+)?$ ]]; then
 	shift
 fi
 case ${1:-} in
-	tests|bench|kernels) what=$1; shift ;;
+	tests|sanitize|bench|kernels) what=$1; shift ;;
 	-*|'') ;;
-	*) sed -n '2,6s/^# //p' "$0" >&2; exit 2 ;;
+	*) sed -n '2,7s/^# //p' "$0" >&2; exit 2 ;;
 esac
 tests/support/check-gpu --here || exit
 mkdir -p "$results"
@@ -58,6 +58,22 @@ tests()
 	GPU_SECONDS=$((seconds - SECONDS)) tests/support/check-gpu "${chosen[@]}"
 }
 
+# sanitize [NAME...]
+sanitize()
+{
+	local names=("$@") tool failed=0
+	[ $# -gt 0 ] || mapfile -t names < <(sed -n 's|^tests/gpu/\(test_.*\)|\1|p' gpu-tests)
+	if [ ${#names[@]} = 0 ]; then
+		echo "run: this kit has no tests of kernels: its build had no nvcc" >&2
+		return 2
+	fi
+	for tool in memcheck racecheck synccheck initcheck; do
+		GPU_SANITIZER=$tool tests "${names[@]}" || failed=$?
+		[ $failed != 2 ] || break
+	done
+	return $failed
+}
+
 # bench NAME [OPTION...]: to gpu-results/NAME.json and .txt. It ends by itself, and else it is ended.
 bench()
 {
@@ -79,6 +95,7 @@ bench()
 
 case $what in
 	tests) tests "$@" || status=$? ;;
+	sanitize) sanitize "$@" || status=$? ;;
 	bench) bench bench "$@" ;;
 	kernels) bench kernels --no-steps "$@" ;;
 	all) tests || status=$?; bench bench "$@" ;;

@@ -29,6 +29,8 @@ printf '#!/bin/sh\nexit 1\n' >"$work/bin/python3"
 printf '#!/bin/sh\necho "libraries $LD_LIBRARY_PATH"; echo 1..1; echo "ok 1 - runs"\n' | tee "$build/examples/gpt/gpt" \
 	"$build"/examples/vision/{cifar_net,mnist_cnn,resnet,synthetic} \
 	"$build"/tests/bench/gpu_{kernels,nccl} "$build/tests/unit/passes" >"$build/tests/unit/comes_later"
+# shellcheck disable=SC2016
+printf '#!/bin/sh\necho "under ${TOOL:-none}"; echo 1..1; echo "ok 1 - computes"\n' >"$build/tests/gpu/test_kernel"
 printf '#!/bin/sh\necho 1..1; echo "not ok 1 - breaks"; exit 1\n' >"$build/tests/unit/fails"
 printf '#!/bin/sh\necho 1..1; echo "ok 1 - nothing # SKIP no GPU"\n' >"$build/tests/unit/skips"
 # shellcheck disable=SC2016
@@ -39,7 +41,7 @@ chmod +x "$work"/bin/* "$build"/{examples,tests}/*/*
 
 cd "$build" || exit 1
 call "$source/tests/gpu/kit.sh" "$kit" tests/unit/fails tests/unit/skips tests/unit/hangs tests/unit/passes \
-	tests/unit/comes_later
+	tests/unit/comes_later tests/gpu/test_kernel
 check "a kit is made" status_is 0
 cd "$work" || exit 1
 archive=$kit/gpu-results.tar.gz
@@ -60,7 +62,26 @@ check "and what machine it was" holds machine.txt 'GPU 0: of a test'
 check "a program has the libraries of the kit" holds passes.log "^libraries $kit/lib"
 call "$kit/run" tests none
 check "a name that no test has is refused" status_is 2
-check "with those there are" prints 'there are: fails skips hangs passes comes_later'
+check "with those there are" prints 'there are: fails skips hangs passes comes_later test_kernel'
+
+PATH=$work/bin:/usr/bin:/bin CUDA_HOME=$work call "$kit/run" sanitize
+check "without compute-sanitizer, its tests fail" status_is 1
+check "and say what is missing" prints 'there is no compute-sanitizer here'
+# The tool, before the program, finds a race.
+cat >"$work/bin/compute-sanitizer" <<'END'
+#!/bin/bash
+[ "$1" = --tool ] || exit 2
+TOOL=$2 "${@: -1}" || exit
+[ "$2" != racecheck ] || { echo '========= ERROR: a race'; exit 9; }
+END
+chmod +x "$work/bin/compute-sanitizer"
+call "$kit/run" sanitize
+check "tests of kernels, and no others, run under each of its tools" prints 'passed  test_kernel.memcheck'
+check "which see the program" holds test_kernel.initcheck.log 'under initcheck'
+check "and fail if a tool finds something" prints '^FAILED  test_kernel.racecheck'
+check "which is told" prints '^=+ ERROR: a race'
+check "and the others run none the less" prints 'passed  test_kernel.initcheck'
+check "the status is 1" status_is 1
 
 GPU_ARCHIVE=$work/one/file.tgz
 archive=$GPU_ARCHIVE
