@@ -226,6 +226,15 @@ static void read_devices(const char *text)
 		list.devices[list.count++] = (net_device){ .name = "memory", .transport = "any", .any = true };
 }
 
+/* Where the network cannot read a GPU's memory UCX copies by way of the host, which NCCL does better
+   itself. Users may have it otherwise. */
+static bool gpudirect_always(void)
+{
+	const char *level = getenv("NCCL_NET_GDR_LEVEL");
+
+	return level != NULL && strcmp(level, "SYS") == 0;
+}
+
 static ddp_status ask_ucx(void)
 {
 	DDP_UCX_FOR_LIBDDP();
@@ -248,8 +257,7 @@ static ddp_status ask_ucx(void)
 	for (int i = 0; i < list.count; i++) {
 		net_device *d = &list.devices[i];
 		ask_system(d, i);
-		/* Over sockets NCCL copies to the host better than UCX does. */
-		d->cuda = cuda && d->rdma;
+		d->cuda = cuda && (d->rdma || gpudirect_always());
 		net_info("NET/ddpucx: device %d is %s (%s), %d Mbit/s%s%s%s", i, d->name, d->transport, d->speed_mbps,
 		         d->path[0] != '\0' ? ", " : "", d->path, d->cuda ? ", takes CUDA memory" : "");
 	}
