@@ -51,10 +51,11 @@ check-waits: tests/ranks/test_device_model tests/ranks/test_device_ways tests/ra
 check-scale: all tests/cluster/scale_probe
 	TEST_NODES=16 TEST_REPORT=$(abs_builddir)/scale.report $(top_srcdir)/tests/run --no-install --build . cluster/comm_scale
 	@cat scale.report
-# The communicator's tests on a current UCX, which pip downloads: UCX_WHEEL='NAME==VERSION'.
+# The tests of the communicator and of NCCL's network on a current UCX, which pip downloads:
+# UCX_WHEEL='NAME==VERSION'. It has CUDA's transports. test_netplugin_ends is for how UCX 1.13 moves messages.
 check-ucx:
 	@tests=; for program in $(check_PROGRAMS); do \
-		case $$program in tests/*/test_comm_*) tests="$$tests $$program" ;; esac; done; \
+		case $$program in tests/*/test_comm_*|*/test_netplugin|*/test_netplugin_cuda) tests="$$tests $$program" ;; esac; done; \
 	CC='$(CC)' $(top_srcdir)/tests/support/check-ucx $(top_srcdir) $$tests
 # All that needs a GPU, which make check skips without one; the output stays in gpu-results.
 gpu_programs = tests/unit/test_device tests/ranks/test_comm_nccl \
@@ -149,6 +150,17 @@ tests_support_nccl_standin_la_SOURCES = tests/support/nccl_standin.c \
 	tests/support/nccl_values.c tests/support/nccl_values.h tests/support/halves.h
 tests_support_nccl_standin_la_LIBADD = $(MATH_LIBS)
 
+# What test_netplugin_cuda takes for CUDA's driver and NVML, by the names that UCX knows.
+if HAVE_CUDA
+check_LTLIBRARIES += tests/support/driver/libcuda.la tests/support/driver/libnvidia-ml.la
+tests_support_driver_libcuda_la_SOURCES = tests/support/driver/driver.c tests/support/driver/driver.h \
+	tests/support/driver/rest.c
+tests_support_driver_libcuda_la_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
+tests_support_driver_libcuda_la_LDFLAGS = $(AM_LDFLAGS) -version-info 1 -shared -rpath $(abs_builddir)
+tests_support_driver_libnvidia_ml_la_SOURCES = tests/support/driver/nvml.c
+tests_support_driver_libnvidia_ml_la_LDFLAGS = $(tests_support_driver_libcuda_la_LDFLAGS)
+endif
+
 # A program whose source is the one file of its name needs its line below, no more:
 # it is linked with these, and loads only what it uses of them.
 LDADD = tests/support/libsupport.la spank/status/libstatus.la \
@@ -177,6 +189,9 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_credit \
 	tests/ranks/test_netplugin \
 	tests/ranks/test_netplugin_ends
+if HAVE_CUDA
+check_PROGRAMS += tests/ranks/test_netplugin_cuda
+endif
 endif
 check_PROGRAMS += \
 	tests/ranks/comm_soak \
@@ -322,6 +337,11 @@ netplugin_ranks = tests/support/nccl_driver.c tests/support/nccl_driver.h \
 tests_ranks_test_netplugin_SOURCES = tests/ranks/test_netplugin.c $(netplugin_ranks)
 tests_ranks_test_netplugin_ends_SOURCES = tests/ranks/test_netplugin_ends.c $(netplugin_ranks)
 tests_ranks_test_netplugin_ends_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
+tests_ranks_test_netplugin_cuda_SOURCES = tests/ranks/test_netplugin_cuda.c $(netplugin_ranks) \
+	tests/support/driver/program.c tests/support/driver/program.h
+tests_ranks_test_netplugin_cuda_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
+EXTRA_tests_ranks_test_netplugin_cuda_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la \
+	tests/support/driver/libcuda.la tests/support/driver/libnvidia-ml.la
 EXTRA_tests_ranks_test_netplugin_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
 EXTRA_tests_ranks_test_netplugin_ends_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
 tests_ranks_test_pages_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sysconf -Wl,--wrap=mmap

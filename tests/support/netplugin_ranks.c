@@ -175,57 +175,105 @@ size_t length_of(int i)
 	return lengths[(size_t)i % (sizeof(lengths) / sizeof(lengths[0]))];
 }
 
+static void copy_bytes(void *to, const void *from, size_t bytes)
+{
+	memcpy(to, from, bytes);
+}
+
+const place on_host = { .memory = NET_HOST, .take = malloc, .give_back = free, .write = copy_bytes, .read = copy_bytes };
+const place *messages_at = &on_host;
+
+/* What stream_out() and stream_in() have: a part for each message that is under way. */
+typedef struct stream {
+	const nccl_driver *d;
+	void *connection, *memory;
+	unsigned char *parts, *copy; /* copy: of one part, for the host to see */
+	void *requests[NET_REQUESTS_MAX];
+} stream;
+
+static void begin_stream(stream *s, const nccl_driver *d, void *connection)
+{
+	const size_t bytes = (size_t)NET_REQUESTS_MAX * LONG;
+
+	*s = (stream){ .d = d, .connection = connection, .parts = messages_at->take(bytes), .copy = calloc(1, LONG) };
+	CHECK(s->parts != NULL && s->copy != NULL);
+	CHECK(d->register_memory(connection, s->parts, bytes, messages_at->memory, &s->memory) == NET_SUCCESS);
+}
+
+static void end_stream(stream *s)
+{
+	CHECK(s->d->deregister_memory(s->connection, s->memory) == NET_SUCCESS);
+	messages_at->give_back(s->parts);
+	free(s->copy);
+}
+
+static unsigned char *part_of(const stream *s, int i)
+{
+	return s->parts + (size_t)(i % NET_REQUESTS_MAX) * LONG;
+}
+
+void flush(const nccl_driver *d, void *receiver, void *data, int bytes, void *memory)
+{
+	void *request = NULL;
+
+	CHECK(d->flush(receiver, 1, &data, &bytes, &memory, &request) == NET_SUCCESS);
+	CHECK((request != NULL) == (messages_at->memory == NET_CUDA && bytes > 0));
+	if (request != NULL)
+		finish(d, request, NULL);
+}
+
 void stream_out(const nccl_driver *d, void *sender, int messages)
 {
-	unsigned char *data = malloc((size_t)NET_REQUESTS_MAX * LONG);
-	void *memory, *requests[NET_REQUESTS_MAX] = { NULL };
+	stream s;
 	int size;
 
-	CHECK(data != NULL);
-	CHECK(d->register_memory(sender, data, (size_t)NET_REQUESTS_MAX * LONG, NET_HOST, &memory) == NET_SUCCESS);
+	begin_stream(&s, d, sender);
 	for (int i = 0; i < messages + NET_REQUESTS_MAX; i++) {
-		const int slot = i % NET_REQUESTS_MAX;
-		unsigned char *at = data + (size_t)slot * LONG;
-		if (requests[slot] != NULL) {
-			finish(d, requests[slot], &size);
+		void **request = &s.requests[i % NET_REQUESTS_MAX];
+		if (*request != NULL) {
+			finish(d, *request, &size);
 			CHECK((size_t)size == length_of(i - NET_REQUESTS_MAX));
 		}
-		requests[slot] = NULL;
+		*request = NULL;
 		if (i >= messages)
 			continue;
-		fill(at, length_of(i), i);
-		requests[slot] = begin_send(d, sender, at, length_of(i), 5, memory);
-		CHECK(requests[slot] != NULL);
+		fill(s.copy, length_of(i), i);
+		messages_at->write(part_of(&s, i), s.copy, length_of(i));
+		*request = begin_send(d, sender, part_of(&s, i), length_of(i), 5, s.memory);
+		CHECK(*request != NULL);
 	}
-	CHECK(d->deregister_memory(sender, memory) == NET_SUCCESS);
-	free(data);
+	end_stream(&s);
+}
+
+static void check_received(stream *s, void *request, int i)
+{
+	int size = -1;
+
+	finish(s->d, request, &size);
+	CHECK(size == (int)length_of(i));
+	flush(s->d, s->connection, part_of(s, i), size, s->memory);
+	messages_at->read(s->copy, part_of(s, i), length_of(i));
+	CHECK(holds(s->copy, length_of(i), i));
 }
 
 void stream_in(const nccl_driver *d, void *receiver, int messages)
 {
-	unsigned char *data = malloc((size_t)NET_REQUESTS_MAX * LONG);
-	void *memory, *requests[NET_REQUESTS_MAX] = { NULL };
-	int size;
+	stream s;
 
-	CHECK(data != NULL);
-	CHECK(d->register_memory(receiver, data, (size_t)NET_REQUESTS_MAX * LONG, NET_HOST, &memory) == NET_SUCCESS);
+	begin_stream(&s, d, receiver);
 	for (int i = 0; i < messages + NET_REQUESTS_MAX; i++) {
-		const int slot = i % NET_REQUESTS_MAX, before = i - NET_REQUESTS_MAX;
-		unsigned char *at = data + (size_t)slot * LONG;
-		if (requests[slot] != NULL) {
-			size = -1;
-			finish(d, requests[slot], &size);
-			CHECK(size == (int)length_of(before) && holds(at, length_of(before), before));
-		}
-		requests[slot] = NULL;
+		void **request = &s.requests[i % NET_REQUESTS_MAX];
+		if (*request != NULL)
+			check_received(&s, *request, i - NET_REQUESTS_MAX);
+		*request = NULL;
 		if (i < messages) {
-			memset(at, 0, LONG);
-			requests[slot] = begin_receive(d, receiver, at, LONG, 5, memory);
-			CHECK(requests[slot] != NULL);
+			memset(s.copy, 0, LONG);
+			messages_at->write(part_of(&s, i), s.copy, LONG);
+			*request = begin_receive(d, receiver, part_of(&s, i), LONG, 5, s.memory);
+			CHECK(*request != NULL);
 		}
 	}
-	CHECK(d->deregister_memory(receiver, memory) == NET_SUCCESS);
-	free(data);
+	end_stream(&s);
 }
 
 /* ---- what runs them --------------------------------------------------------------------------- */

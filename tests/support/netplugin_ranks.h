@@ -50,6 +50,8 @@ void close_one(const nccl_driver *d, int rank, void *connection);
 void *begin_receive(const nccl_driver *d, void *receiver, void *data, size_t bytes, int tag, void *memory);
 void *begin_send(const nccl_driver *d, void *sender, void *data, size_t bytes, int tag, void *memory);
 void finish(const nccl_driver *d, void *request, int *sizes);
+/* Of what was received; only CUDA memory that is not empty has something to be waited for. */
+void flush(const nccl_driver *d, void *receiver, void *data, int bytes, void *memory);
 
 /* ---- messages ------------------------------------------------------------------------------- */
 
@@ -60,7 +62,20 @@ bool holds(const unsigned char *data, size_t bytes, int i);
    that are longer than what comes before. */
 size_t length_of(int i);
 
-/* As many under way as NCCL has; receives are longer than what is sent. */
+/* Where a process has what it sends and receives. */
+typedef struct place {
+	int memory; /* NET_HOST or NET_CUDA */
+	void *(*take)(size_t bytes);
+	void (*give_back)(void *data);
+	void (*write)(void *to, const void *from, size_t bytes); /* from the host's memory */
+	void (*read)(void *to, const void *from, size_t bytes);  /* into it */
+} place;
+
+extern const place on_host;
+extern const place *messages_at; /* of this process: `on_host` if it does not choose */
+
+/* As many under way as NCCL has; receives are longer than what is sent. CUDA memory is flushed
+   before it is read. */
 void stream_out(const nccl_driver *d, void *sender, int messages);
 void stream_in(const nccl_driver *d, void *receiver, int messages);
 
