@@ -63,16 +63,41 @@ for file in libruntime/device/cuda/.libs/libddp_cuda.so libruntime/netplugin/.li
 	[ ! -e $file ] || put $file
 done
 
-# Each Linux has the first ones, and CUDA's are the other machine's.
-# shellcheck disable=SC2046 # no name has a blank
-libraries=$(find "$folder" -type f -perm -u+x -exec ldd {} \; 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' |
-	sort -u | sed -E '/\/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|libcublas|libcublasLt|libcudart|libcuda|libnccl)\.so/d')
-for library in $libraries; do
-	cp -L "$library" "$folder/lib/"
-	strip "$folder/lib/${library##*/}" 2>/dev/null || true
+# needs FILE...: the libraries of these but those that each Linux has, and CUDA's, which are the other
+# machine's
+needs()
+{
+	ldd "$@" 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
+		sed -E '/\/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|libcublas|libcublasLt|libcudart|libcuda|libnvidia-ml|libnccl)\.so/d'
+}
+
+# copy LIBRARY FOLDER: the file that it stands for, without what debuggers want of it
+copy()
+{
+	cp -L "$1" "$2/"
+	strip "$2/${1##*/}" 2>/dev/null || true
+}
+
+mapfile -t programs < <(find "$folder" -type f -perm -u+x)
+modules=
+for library in $(needs "${programs[@]}"); do
+	copy "$library" "$folder/lib"
 	case $library in
-		*/libuct.so*) [ ! -d "${library%/*}/ucx" ] || { mkdir "$folder/lib/ucx" && cp -P "${library%/*}"/ucx/*.so* "$folder/lib/ucx/"; } ;;
+		*/libuct.so*) modules=${library%/*}/ucx ;;
 	esac
 done
+# UCX's transports, by the names that its libraries open. What these need is of this UCX, or that machine's.
+if [ -d "$modules" ]; then
+	mkdir "$folder/lib/ucx"
+	for module in "$modules"/libuc[mt]_*.so.0; do
+		copy "$module" "$folder/lib/ucx"
+		for library in $(needs "$module"); do
+			case $library in
+				/lib*|/usr/lib*) ;;
+				*) [ -e "$folder/lib/${library##*/}" ] || copy "$library" "$folder/lib" ;;
+			esac
+		done
+	done
+fi
 git -C "$source" log -1 --format='tree %h %s' >"$folder/tree.txt" 2>/dev/null || true
 echo "kit.sh: $folder is ready ($(du -sm "$folder" | cut -f1) MiB): $folder/run there"

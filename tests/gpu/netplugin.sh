@@ -1,8 +1,8 @@
 #!/bin/bash
 # NCCL itself through libnccl-net-ddpucx.so, 2 and 4 ranks on one GPU, each with a host id
 # of its own, so that all their traffic takes the network. First 2 of them watched by
-# libnccl-profiler-ddp.so, and 2 of PyTorch where python3 (PYTHON) has it. Prints TAP; runs in the
-# build folder. DDP_NCCL names NCCL's library, if not libnccl.so.2.
+# libnccl-profiler-ddp.so, and 2 of PyTorch where python3 (PYTHON) has it; and last 2 whose GPU's memory
+# the plugin gets, where its UCX has transports for that. Prints TAP; runs in the build folder. DDP_NCCL names NCCL's library, if not libnccl.so.2.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 plugin=$PWD/libruntime/netplugin/.libs/libnccl-net-ddpucx.so
@@ -52,7 +52,7 @@ without=$("$python" -c 'import torch
 version = torch.cuda.nccl.version() if torch.cuda.is_available() else ()
 print("" if version >= (2, 27) else "without NCCL 2.27" if version else "without CUDA")' 2>&1) && [ -z "$without" ] && torch=1
 [ "$torch" = 1 ] || echo "# PyTorch is left out: ${without##*$'\n'}"
-echo 1..$((6 + torch))
+echo 1..$((7 + torch))
 DDP_KEY=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 export DDP_KEY
 
@@ -83,3 +83,14 @@ for transports in tcp posix,sysv,cma; do
 done
 [ "$(grep -lE 'Using network ddpucx' "$work"/*.log 2>/dev/null | wc -l)" = 4 ]
 result $? "NCCL says in each rank that it uses this network"
+
+# Otherwise NCCL takes its memory of the host for what goes through sockets.
+run 2 tcp,cuda_copy env NCCL_NET_GDR_LEVEL=SYS NCCL_NET_GDR_READ=1 "$sums"
+status=$? name="the sums of 2 ranks are right whose GPU's memory the network gets"
+if [ $status = 0 ] && ! grep -q 'takes CUDA memory' "$work"/*.log; then
+	echo "ok $((number + 1)) - $name # SKIP this UCX has no CUDA transports"
+elif [ $status = 0 ] && ! grep -q 'NET/ddpucx/.*GDRDMA' "$work"/*.log; then
+	echo "ok $((number + 1)) - $name # SKIP NCCL hands out no memory of this GPU"
+else
+	result $status "$name"
+fi
