@@ -896,7 +896,8 @@ DDP_API ddp_status ddp_average_params(ddp_model *model);
 
 /*
  * What this rank does now. Feeds the trace, the metrics, the summary and the
- * failure report. The library itself sets WAIT, OPTIMIZER and CHECKPOINT.
+ * failure report. The library itself sets WAIT, OPTIMIZER and CHECKPOINT. For the trace of a
+ * model on a device it enqueues an event: not while a graph is captured.
  */
 typedef enum ddp_phase {
 	DDP_PHASE_IDLE, DDP_PHASE_DATA, DDP_PHASE_FORWARD, DDP_PHASE_BACKWARD,

@@ -163,6 +163,7 @@ reduce_sources = \
 	libruntime/reduce/strategy_local.c libruntime/reduce/strategy_powersgd.c \
 	libruntime/reduce/strategy_scatter.c \
 	libruntime/reduce/tensors.c libruntime/reduce/tensors.h \
+	libruntime/reduce/timeline.c libruntime/reduce/timeline.h \
 	libruntime/reduce/unit.c libruntime/reduce/unit.h \
 	libruntime/reduce/uses.c libruntime/reduce/uses.h
 

@@ -253,7 +253,10 @@ void ddp_model_free(ddp_model *model)
 	if (model->reducer.requests != NULL)
 		ddp_reducer_abandon(&model->reducer, "a model was freed in the middle of a step");
 	ddp_model_attach(model, NULL, NULL);
+	ddp_timeline_mark(model->timeline, DDP_PHASE_IDLE, model->steps);
 	(void)ddp_place_sync(&model->place); /* of a broken device, what frees still works */
+	ddp_timeline_tell(model->timeline);
+	ddp_timeline_close(model->timeline);
 	ddp_reducer_free(&model->reducer);
 	ddp_replan_close(model);
 	if (model->strategy != NULL && model->strategy->close != NULL)
@@ -499,4 +502,21 @@ ddp_status ddp_model_check_whole(const ddp_model *model)
 void ddp_model_set_partly_updated(ddp_model *model, bool partly_updated)
 {
 	model->partly_updated = partly_updated;
+}
+
+void ddp_request_stop(ddp_model *model)
+{
+	if (model != NULL)
+		atomic_store(&model->stop_requested, true);
+}
+
+void ddp_get_summary(const ddp_model *model, ddp_summary *summary)
+{
+	*summary = model->summary;
+	summary->shard = model->strategy->shard;
+	summary->skipped = (int)model->scaler.skipped;
+	summary->units_per_second =
+		summary->seconds > 0 ? model->weight_sum / summary->seconds : 0;
+	summary->overlap_ratio =
+		ddp_overlap_ratio(summary->exposed_seconds, summary->communication_seconds);
 }

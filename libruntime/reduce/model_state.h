@@ -13,6 +13,7 @@
 #include "reduce/place.h"
 #include "reduce/reducer.h"
 #include "reduce/replan.h"
+#include "reduce/timeline.h"
 #include "reduce/rows.h"
 #include "reduce/squares.h"
 #include "reduce/strategy.h"
@@ -34,6 +35,7 @@ struct ddp_model {
 	ddp_units units;
 	ddp_place place;
 	ddp_results *results;   /* of a device; NULL on the host */
+	ddp_timeline *timeline; /* of a device that is traced */
 	ddp_squares squares;
 	ddp_arena params_memory, grads_memory;
 	float *params, *grads;  /* their elements */

@@ -67,6 +67,7 @@ ddp_status ddp_on_device_open(ddp_model *model)
 		return ddp_fail_context(status, "the results of a step");
 	made->loss = memory;
 	made->largest = (float *)(made->loss + 1);
+	model->timeline = ddp_timeline_open(&model->place, model->context->watch);
 	return model->strategy->spreads ? DDP_OK : lend_state(model);
 }
 

@@ -45,12 +45,21 @@ void ddp_model_start_clock(ddp_model *model)
 		model->step_start_ns = ddp_now_ns();
 }
 
+/* What the program's queue does from here on, of a device. */
+static void mark(ddp_model *model, ddp_phase phase)
+{
+	ddp_timeline_mark(model->timeline, phase, model->steps + 1);
+}
+
 void ddp_set_phase(ddp_model *model, ddp_phase phase)
 {
 	if (model == NULL)
 		return;
+	const bool is_same = phase == ddp_watch_current_phase(model->context->watch);
 	ddp_model_start_clock(model);
 	ddp_watch_phase(model->context->watch, phase);
+	if (!is_same)
+		mark(model, phase);
 }
 
 ddp_status ddp_set_sync(ddp_model *model, bool sync)
@@ -196,8 +205,12 @@ static ddp_status fetch(ddp_model *model, double *loss_sum)
 		return DDP_OK;
 	ddp_status status = ddp_reducer_catch_up(&model->reducer);
 	ddp_watch_phase(model->context->watch, DDP_PHASE_BACKWARD);
+	ddp_on_device_look(model);
+	mark(model, DDP_PHASE_OPTIMIZER);
 	if (status == DDP_OK)
 		status = ddp_on_device_fetch(model, &loss);
+	if (status == DDP_OK)
+		ddp_timeline_tell(model->timeline);
 	begin_waiting(model);
 	if (status == DDP_OK)
 		*loss_sum += loss;
@@ -417,6 +430,7 @@ static ddp_status fail_step(ddp_model *model, ddp_status status)
 	if (!model->refused)
 		return ddp_model_fail(model, status);
 	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
+	mark(model, DDP_PHASE_IDLE);
 	return status;
 }
 
@@ -427,6 +441,7 @@ static void count_step(ddp_model *model)
 	if (model->strategy->spreads && model->strategy->arrive == NULL)
 		ddp_model_round(model, 0, model->layout.elements);
 	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
+	mark(model, DDP_PHASE_IDLE);
 	ddp_replan_take(model);
 	model->steps++;
 	ddp_scaler_good(&model->scaler);
@@ -443,6 +458,7 @@ static ddp_status end_step(ddp_model *model, ddp_step_stats *stats)
 
 	if (model->stats.skipped) {
 		ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
+		mark(model, DDP_PHASE_IDLE);
 		take_times(model, &model->stats);
 	} else {
 		count_step(model);
@@ -541,6 +557,7 @@ ddp_status ddp_reduce_grads(ddp_model *model, double weight, double loss_sum,
 	if (status != DDP_OK)
 		return fail_step(model, status);
 	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
+	mark(model, DDP_PHASE_IDLE);
 	model->reduced = true;
 	if (stats != NULL)
 		*stats = model->stats;
@@ -556,6 +573,7 @@ ddp_status ddp_update_params(ddp_model *model, ddp_step_stats *stats)
 		return ddp_fail(DDP_ERR_STATE, "ddp_update_params(): step %lld has no reduced gradients; call "
 		                "ddp_reduce_grads() first, or ddp_step() for both",
 		                (long long)model->steps + 1);
+	mark(model, DDP_PHASE_OPTIMIZER);
 	/* Of a step that is skipped, what the program did to the gradients is no part of the next. */
 	status = model->stats.skipped ? ddp_model_discard(model) : update(model, true, &model->stats);
 	if (status != DDP_OK)
@@ -573,21 +591,4 @@ ddp_status ddp_zero_grads(ddp_model *model)
 		                "other ranks; forget them after ddp_reduce_grads()",
 		                (long long)model->steps + 1);
 	return ddp_model_discard(model);
-}
-
-void ddp_request_stop(ddp_model *model)
-{
-	if (model != NULL)
-		atomic_store(&model->stop_requested, true);
-}
-
-void ddp_get_summary(const ddp_model *model, ddp_summary *summary)
-{
-	*summary = model->summary;
-	summary->shard = model->strategy->shard;
-	summary->skipped = (int)model->scaler.skipped;
-	summary->units_per_second =
-		summary->seconds > 0 ? model->weight_sum / summary->seconds : 0;
-	summary->overlap_ratio =
-		ddp_overlap_ratio(summary->exposed_seconds, summary->communication_seconds);
 }

@@ -24,6 +24,7 @@ enum {
 
 static const char *const row_names[DDP_TRACE_ROWS] = {
 	[DDP_TRACE_COMPUTE] = "compute", [DDP_TRACE_DATA] = "data", [DDP_TRACE_OPTIMIZER] = "optimizer",
+	[DDP_TRACE_DEVICE] = "device",
 };
 
 /* A long training must not fill the disk. */
@@ -38,6 +39,7 @@ struct ddp_trace {
 	uint64_t flushed_ns;
 	uint64_t row_end_ns[COMMUNICATION_ROWS];
 	int rows;               /* of communication, that have a name */
+	bool has_device;        /* so has the device's */
 	size_t used;
 	char buffer[BUFFER_BYTES];
 };
@@ -166,7 +168,7 @@ ddp_status ddp_trace_open(const char *dir, const ddp_job *job, ddp_trace **trace
 
 	snprintf(title, sizeof(title), "rank %d on %.40s", job->rank, job->hostname);
 	name_row(made, "process_name", 0, title);
-	for (int row = 0; row < DDP_TRACE_ROWS; row++)
+	for (int row = 0; row < DDP_TRACE_DEVICE; row++)
 		name_row(made, "thread_name", row, row_names[row]);
 	*trace = made;
 	return DDP_OK;
@@ -192,6 +194,9 @@ void ddp_trace_close(ddp_trace *trace)
 void ddp_trace_phase(ddp_trace *trace, ddp_trace_row row, const char *name, int64_t step,
                      uint64_t start_ns, uint64_t end_ns)
 {
+	if (row == DDP_TRACE_DEVICE && !trace->has_device)
+		name_row(trace, "thread_name", (int)row, row_names[row]);
+	trace->has_device |= row == DDP_TRACE_DEVICE;
 	add_range(trace, name, (int)row, json_pack("{s:I}", "step", (json_int_t)step),
 	          start_ns, end_ns);
 }

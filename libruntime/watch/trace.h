@@ -1,7 +1,7 @@
 /*
  * trace: a Chrome trace (JSON array of events) that chrome://tracing and
  * Perfetto open. One file per rank, rank-N.json; the rank is the process, and has
- * rows for compute, data, optimizer and communication. Times are of
+ * rows for compute, data, optimizer, communication and, if there is one, what its device does. Times are of
  * the host's real-time clock, so that ranks' files can be shown together. The
  * file is always a prefix of whole events: after a kill only the closing
  * bracket is missing, which the format allows.
@@ -16,7 +16,9 @@
 typedef struct ddp_trace ddp_trace;
 
 /* Behind these come the rows of communication. */
-typedef enum ddp_trace_row { DDP_TRACE_COMPUTE, DDP_TRACE_DATA, DDP_TRACE_OPTIMIZER, DDP_TRACE_ROWS } ddp_trace_row;
+typedef enum ddp_trace_row {
+	DDP_TRACE_COMPUTE, DDP_TRACE_DATA, DDP_TRACE_OPTIMIZER, DDP_TRACE_DEVICE, DDP_TRACE_ROWS
+} ddp_trace_row;
 
 /* Makes the directory if need be, and a new DIR/rank-N.json. */
 ddp_status ddp_trace_open(const char *dir, const ddp_job *job, ddp_trace **trace);

@@ -135,6 +135,17 @@ void ddp_watch_communication(ddp_watch *watch, const char *name, int64_t bytes,
 		ddp_trace_communication(watch->trace, name, watch->step, bytes, start_ns, end_ns);
 }
 
+bool ddp_watch_traces(const ddp_watch *watch)
+{
+	return watch->trace != NULL;
+}
+
+void ddp_watch_device(ddp_watch *watch, const char *name, int64_t step, uint64_t start_ns, uint64_t end_ns)
+{
+	if (watch->trace != NULL)
+		ddp_trace_phase(watch->trace, DDP_TRACE_DEVICE, name, step, start_ns, end_ns);
+}
+
 void ddp_watch_end_step(ddp_watch *watch, const ddp_step_stats *stats)
 {
 	watch->page->step_seconds = stats->seconds;

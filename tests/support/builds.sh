@@ -65,7 +65,7 @@ build_of()
 # The thread sanitizer has nothing to see in what is one thread from beginning to end
 # (strace -f -e trace=clone3 tells), as kernels are where OpenMP may use one only; nor in
 # test_comm_travel, whose algorithms test_comm_random runs in the same threads, nor in
-# test_train.sh, test_no_gpu.sh and test_vision.sh, whose threads, those that read among them, are libddp's as in
+# test_train.sh, test_no_gpu.sh, test_vision.sh and trace_gpt.py, whose threads, those that read among them, are libddp's as in
 # test_gpt.sh, nor in
 # test_replan, whose steps test_engine takes in the same threads.
 unwatched_tests=(test_comm_travel test_agreement test_bucket test_comm_blocks test_comm_combine test_comm_kernels
@@ -76,7 +76,7 @@ unwatched_tests=(test_comm_travel test_agreement test_bucket test_comm_blocks te
 	test_spank_identity test_spank_judge test_spank_nodelist test_spank_options test_spank_port
 	test_spank_prepare test_spank_report test_spank_srun_options test_spank_stall test_spank_step
 	test_spank_supervise test_spank_variables test_spank_witness test_status test_store test_store_faults test_train.sh test_vision.sh
-	test_watch)
+	test_watch trace_gpt.py)
 tsan_tests() { compiled_tests | grep -vxF -f <(printf '%s\n' "${unwatched_tests[@]}"); }
 
 # Makes the builds while tests run, which wait more than they compute; and what is

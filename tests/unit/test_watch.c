@@ -152,7 +152,7 @@ static json_t *load_trace(const char *name, bool closed)
 static void closed_trace_is_json_with_rows(void **state)
 {
 	static const struct { const char *name; int ranges; } expected[] = {
-		{ "compute", 1 }, { "data", 0 }, { "optimizer", 1 },
+		{ "compute", 1 }, { "data", 0 }, { "optimizer", 1 }, { "device", 2 },
 		{ "communication 1", 2 }, /* bucket 2 fits behind bucket 0 */
 		{ "communication 2", 1 }, /* bucket 1 overlaps */
 	};
@@ -167,6 +167,8 @@ static void closed_trace_is_json_with_rows(void **state)
 	assert_int_equal(ddp_trace_open(path, &job, &trace), DDP_OK);
 	ddp_trace_phase(trace, DDP_TRACE_COMPUTE, "backward", 7, 1000, 4000);
 	ddp_trace_phase(trace, DDP_TRACE_OPTIMIZER, "optimizer", 7, 4000, 7000);
+	ddp_trace_phase(trace, DDP_TRACE_DEVICE, "device forward", 7, 1000, 4000);
+	ddp_trace_phase(trace, DDP_TRACE_DEVICE, "device backward", 7, 4000, 7000);
 	ddp_trace_communication(trace, "bucket 0", 7, 64, 1000, 3000);
 	ddp_trace_communication(trace, "bucket 1", 7, 64, 2000, 4000);
 	ddp_trace_communication(trace, "bucket 2", 7, 64, 3000, 5000);
@@ -186,7 +188,7 @@ static void closed_trace_is_json_with_rows(void **state)
 			continue;
 		ranges[row]++;
 		double duration_us = json_real_value(json_object_get(event, "dur"));
-		assert_true(duration_us == (row < 3 ? 3 : 2));
+		assert_true(duration_us == (row < DDP_TRACE_ROWS ? 3 : 2));
 		assert_int_equal(json_integer_value(json_object_get(arguments, "step")), 7);
 	}
 	assert_int_equal(named, ROWS);

@@ -1,0 +1,23 @@
+/*
+ * timeline: when the program's queue on a device came to what a model's steps consist of, by events of
+ * the device: for the trace, where the host's phases tell no more than when it enqueued them.
+ */
+#ifndef DDP_REDUCE_TIMELINE_H
+#define DDP_REDUCE_TIMELINE_H
+
+#include "reduce/place.h"
+#include "watch/watch.h"
+
+typedef struct ddp_timeline ddp_timeline;
+
+/* NULL, which is allowed below: the place is the host, nothing is traced, or there is no memory for it. */
+ddp_timeline *ddp_timeline_open(const ddp_place *place, ddp_watch *watch);
+void ddp_timeline_close(ddp_timeline *timeline);
+
+/* From here on the queue does a step's forward, backward or, from DDP_PHASE_OPTIMIZER on, update; nothing
+   is told of other phases. */
+void ddp_timeline_mark(ddp_timeline *timeline, ddp_phase phase, int64_t step);
+/* The queue has just come to the last mark: tells the trace of what was before it. */
+void ddp_timeline_tell(ddp_timeline *timeline);
+
+#endif
