@@ -52,11 +52,11 @@ check-scale: all tests/cluster/scale_probe
 	TEST_NODES=16 TEST_REPORT=$(abs_builddir)/scale.report $(top_srcdir)/tests/run --no-install --build . cluster/comm_scale
 	@cat scale.report
 # The tests of the communicator and of NCCL's network on a current UCX, which pip downloads:
-# UCX_WHEEL='NAME==VERSION'. It has CUDA's transports. test_netplugin_ends is for how UCX 1.13 moves messages.
+# UCX_WHEEL='NAME==VERSION'. It has CUDA's transports.
 check-ucx:
 	@tests=; for program in $(check_PROGRAMS); do \
-		case $$program in tests/*/test_comm_*|*/test_netplugin|*/test_netplugin_cuda) tests="$$tests $$program" ;; esac; done; \
-	CC='$(CC)' $(top_srcdir)/tests/support/check-ucx $(top_srcdir) $$tests
+		case $$program in tests/*/test_comm_*|*/test_netplugin*) tests="$$tests $$program" ;; esac; done; \
+	$(top_srcdir)/tests/support/check-ucx $(top_srcdir) $$tests
 # All that needs a GPU, which make check skips without one; the output stays in gpu-results.
 gpu_programs = tests/unit/test_device tests/ranks/test_comm_nccl \
 	tests/ranks/test_nccl_messages tests/ranks/test_nccl_reductions
@@ -338,6 +338,7 @@ netplugin_ranks = tests/support/nccl_driver.c tests/support/nccl_driver.h \
 tests_ranks_test_netplugin_SOURCES = tests/ranks/test_netplugin.c $(netplugin_ranks)
 tests_ranks_test_netplugin_ends_SOURCES = tests/ranks/test_netplugin_ends.c $(netplugin_ranks)
 tests_ranks_test_netplugin_ends_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
+tests_ranks_test_netplugin_ends_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_netplugin_cuda_SOURCES = tests/ranks/test_netplugin_cuda.c $(netplugin_ranks) \
 	tests/support/driver/program.c tests/support/driver/program.h
 tests_ranks_test_netplugin_cuda_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
