@@ -9,7 +9,8 @@ plugin=$PWD/libruntime/netplugin/.libs/libnccl-net-ddpucx.so
 sums=$PWD/tests/gpu/nccl_sums
 [ -x "$sums" ] || { echo 'Bail out! this build has no tests/gpu/nccl_sums: configure --with-cuda=DIR'; exit 1; }
 work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
+# bash runs this, too, in a child that is killed before it is a program; and `[` fails there.
+trap '[ $BASHPID = $$ ] && rm -rf "$work"' EXIT
 number=0
 
 # result STATUS NAME: of the ranks that ran last
