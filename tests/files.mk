@@ -41,7 +41,7 @@ check-torch: libruntime/libddp.la
 	$(PYTHON) $(top_srcdir)/tests/ranks/ddp_torch.py
 	$(PYTHON) $(top_srcdir)/tests/ranks/optim_torch.py --figures
 	$(PYTHON) $(top_srcdir)/tests/ranks/powersgd_torch.py --figures
-EXTRA_DIST += tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/support/libddp.py
+EXTRA_DIST += tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/support/checks.py tests/support/libddp.py
 # Takes each wait for an event out once, and wants a test to fail then.
 check-waits: tests/ranks/test_device_model tests/ranks/test_device_ways tests/ranks/test_comm_device \
 		tests/ranks/test_comm_device_messages tests/ranks/test_optimizers tests/ranks/test_powersgd \

@@ -9,16 +9,8 @@ import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent.parent
-count = failed = 0
-
-
-def check(name, passed, seen=""):
-    global count, failed
-    count += 1
-    failed += not passed
-    print(f"{'ok' if passed else 'not ok'} {count} - {name}")
-    if not passed:
-        print("".join(f"# {line}\n" for line in str(seen)[:2000].splitlines()), end="")
+sys.path.insert(0, str(SOURCE / "tests/support"))
+from checks import check, finish
 
 
 def run(*arguments):
@@ -151,5 +143,4 @@ with tempfile.TemporaryDirectory() as name:
 
 version = re.search(r"AC_INIT\(\[slurm-ddp\], \[(.*)\]\)", (SOURCE / "configure.ac").read_text())[1]
 check("it tells the package's version", run("--version").stdout == f"ddp-report {version}\n", run("--version").stdout)
-print(f"1..{count}")
-sys.exit(failed > 0)
+finish()
