@@ -896,8 +896,8 @@ DDP_API ddp_status ddp_average_params(ddp_model *model);
 
 /*
  * What this rank does now. Feeds the trace, the metrics, the summary and the
- * failure report. The library itself sets WAIT, OPTIMIZER and CHECKPOINT. For the trace of a
- * model on a device it enqueues an event: not while a graph is captured.
+ * failure report. The library itself sets WAIT, OPTIMIZER and CHECKPOINT. Of a
+ * model on a device it enqueues a timed event: not while a graph is captured.
  */
 typedef enum ddp_phase {
 	DDP_PHASE_IDLE, DDP_PHASE_DATA, DDP_PHASE_FORWARD, DDP_PHASE_BACKWARD,
@@ -980,7 +980,8 @@ typedef struct ddp_step_stats {
 	double grad_norm;        /* of the mean gradient, before clipping */
 	double learning_rate;
 	double seconds;          /* since the end of the step before */
-	double data_seconds, forward_seconds, backward_seconds;
+	double data_seconds;     /* in phases, see ddp_set_phase(), as the others down to optimizer_seconds */
+	double forward_seconds, backward_seconds; /* the device's, of a model on one: its host only enqueues */
 	double exposed_seconds;  /* waiting after backward, for communication or slower ranks */
 	double communication_seconds; /* from each bucket's start to its end, overlaps counted once */
 	double optimizer_seconds;

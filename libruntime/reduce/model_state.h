@@ -20,8 +20,6 @@
 #include "reduce/unit.h"
 #include "reduce/uses.h"
 
-enum { DDP_PHASES = DDP_PHASE_EVAL + 1 };
-
 typedef struct ddp_slot_hook {
 	ddp_grad_hook_fn call; /* NULL: none */
 	void *user;
@@ -35,7 +33,7 @@ struct ddp_model {
 	ddp_units units;
 	ddp_place place;
 	ddp_results *results;   /* of a device; NULL on the host */
-	ddp_timeline *timeline; /* of a device that is traced */
+	ddp_timeline *timeline; /* of a device; NULL on the host */
 	ddp_squares squares;
 	ddp_arena params_memory, grads_memory;
 	float *params, *grads;  /* their elements */

@@ -123,8 +123,6 @@ ddp_status ddp_on_device_forget(ddp_model *model)
 ddp_status ddp_on_device_fetch(ddp_model *model, double *loss)
 {
 	const ddp_results *results = model->results;
-
-	ddp_on_device_look(model);
 	ddp_status status = ddp_place_read(&model->place, results->loss_here, results->loss,
 	                                   step_bytes(results->complete));
 	if (status != DDP_OK)

@@ -51,15 +51,22 @@ static void mark(ddp_model *model, ddp_phase phase)
 	ddp_timeline_mark(model->timeline, phase, model->steps + 1);
 }
 
+/* Of the host, which enqueues, and of the queue. */
+static void enter(ddp_model *model, ddp_phase phase)
+{
+	const ddp_phase before = ddp_watch_current_phase(model->context->watch);
+
+	ddp_watch_phase(model->context->watch, phase);
+	if (ddp_watch_current_phase(model->context->watch) != before)
+		mark(model, phase);
+}
+
 void ddp_set_phase(ddp_model *model, ddp_phase phase)
 {
 	if (model == NULL)
 		return;
-	const bool is_same = phase == ddp_watch_current_phase(model->context->watch);
 	ddp_model_start_clock(model);
-	ddp_watch_phase(model->context->watch, phase);
-	if (!is_same)
-		mark(model, phase);
+	enter(model, phase);
 }
 
 ddp_status ddp_set_sync(ddp_model *model, bool sync)
@@ -371,6 +378,14 @@ static double phase_since(ddp_model *model, ddp_phase phase)
 	return now - before;
 }
 
+/* Of forward or backward. */
+static double compute_since(ddp_model *model, ddp_phase phase)
+{
+	const double host = phase_since(model, phase);
+
+	return model->timeline == NULL ? host : ddp_timeline_take(model->timeline, phase);
+}
+
 static void take_times(ddp_model *model, ddp_step_stats *stats)
 {
 	uint64_t now_ns = ddp_now_ns();
@@ -378,8 +393,8 @@ static void take_times(ddp_model *model, ddp_step_stats *stats)
 	stats->step = model->steps;
 	stats->seconds = (double)(now_ns - model->step_start_ns) * 1e-9;
 	stats->data_seconds = phase_since(model, DDP_PHASE_DATA);
-	stats->forward_seconds = phase_since(model, DDP_PHASE_FORWARD);
-	stats->backward_seconds = phase_since(model, DDP_PHASE_BACKWARD);
+	stats->forward_seconds = compute_since(model, DDP_PHASE_FORWARD);
+	stats->backward_seconds = compute_since(model, DDP_PHASE_BACKWARD);
 	stats->exposed_seconds = phase_since(model, DDP_PHASE_WAIT);
 	stats->optimizer_seconds = phase_since(model, DDP_PHASE_OPTIMIZER);
 	if (!stats->skipped)
@@ -429,8 +444,7 @@ static ddp_status fail_step(ddp_model *model, ddp_status status)
 	ddp_fail_context(status, "step %lld", (long long)model->steps + 1);
 	if (!model->refused)
 		return ddp_model_fail(model, status);
-	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
-	mark(model, DDP_PHASE_IDLE);
+	enter(model, DDP_PHASE_IDLE);
 	return status;
 }
 
@@ -440,8 +454,7 @@ static void count_step(ddp_model *model)
 	/* Where each rank updates only its own, no update rounds; what arrives is rounded then. */
 	if (model->strategy->spreads && model->strategy->arrive == NULL)
 		ddp_model_round(model, 0, model->layout.elements);
-	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
-	mark(model, DDP_PHASE_IDLE);
+	enter(model, DDP_PHASE_IDLE);
 	ddp_replan_take(model);
 	model->steps++;
 	ddp_scaler_good(&model->scaler);
@@ -457,8 +470,7 @@ static ddp_status end_step(ddp_model *model, ddp_step_stats *stats)
 	ddp_status status = DDP_OK;
 
 	if (model->stats.skipped) {
-		ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
-		mark(model, DDP_PHASE_IDLE);
+		enter(model, DDP_PHASE_IDLE);
 		take_times(model, &model->stats);
 	} else {
 		count_step(model);
@@ -537,7 +549,7 @@ ddp_status ddp_join(ddp_model *model, ddp_step_stats *stats)
 		return fail_step(model, status);
 	if (model->stats.active_ranks > 0)
 		return end_step(model, stats);
-	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
+	enter(model, DDP_PHASE_IDLE);
 	model->stats.step = model->steps;
 	model->stats.loss = 0;
 	if (stats != NULL)
@@ -556,8 +568,7 @@ ddp_status ddp_reduce_grads(ddp_model *model, double weight, double loss_sum,
 		status = reduce(model, &model->stats);
 	if (status != DDP_OK)
 		return fail_step(model, status);
-	ddp_watch_phase(model->context->watch, DDP_PHASE_IDLE);
-	mark(model, DDP_PHASE_IDLE);
+	enter(model, DDP_PHASE_IDLE);
 	model->reduced = true;
 	if (stats != NULL)
 		*stats = model->stats;
@@ -573,7 +584,7 @@ ddp_status ddp_update_params(ddp_model *model, ddp_step_stats *stats)
 		return ddp_fail(DDP_ERR_STATE, "ddp_update_params(): step %lld has no reduced gradients; call "
 		                "ddp_reduce_grads() first, or ddp_step() for both",
 		                (long long)model->steps + 1);
-	mark(model, DDP_PHASE_OPTIMIZER);
+	enter(model, DDP_PHASE_OPTIMIZER);
 	/* Of a step that is skipped, what the program did to the gradients is no part of the next. */
 	status = model->stats.skipped ? ddp_model_discard(model) : update(model, true, &model->stats);
 	if (status != DDP_OK)

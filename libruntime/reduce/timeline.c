@@ -20,13 +20,14 @@ struct ddp_timeline {
 	int count, room; /* marks of the step, and those that have an event */
 	bool ended;      /* by an error, after which nothing more is told */
 	uint64_t told_ns; /* up to here: the host comes to know a mark later once than another time */
+	uint64_t phase_ns[DDP_PHASES]; /* told, and not taken yet */
 };
 
 ddp_timeline *ddp_timeline_open(const ddp_place *place, ddp_watch *watch)
 {
 	ddp_timeline *made = NULL;
 
-	if (place->device != NULL && ddp_watch_traces(watch))
+	if (place->device != NULL)
 		made = calloc(1, sizeof(*made));
 	if (made != NULL)
 		*made = (ddp_timeline){ .place = place, .watch = watch };
@@ -47,7 +48,8 @@ void ddp_timeline_close(ddp_timeline *timeline)
 static void end(ddp_timeline *timeline)
 {
 	if (!timeline->ended)
-		ddp_log(DDP_LOG_WARN, "the trace tells no more of the device: %s", ddp_last_error());
+		ddp_log(DDP_LOG_WARN, "times of forward and backward on the device are no longer known, to the trace and "
+		        "metrics: %s", ddp_last_error());
 	timeline->ended = true;
 }
 
@@ -129,12 +131,23 @@ void ddp_timeline_tell(ddp_timeline *timeline)
 	for (int i = 0; i < timeline->count && status == DDP_OK; i++, start = stop) {
 		const mark *before = &timeline->marks[i > 0 ? i - 1 : 0];
 		status = time_of(timeline, i, now, &stop);
-		if (status == DDP_OK && i > 0 && name_of(before->phase) != NULL)
-			ddp_watch_device(timeline->watch, name_of(before->phase), before->step, start, stop);
+		if (status != DDP_OK || i == 0 || name_of(before->phase) == NULL)
+			continue;
+		ddp_watch_device(timeline->watch, name_of(before->phase), before->step, start, stop);
+		timeline->phase_ns[before->phase] += stop - start;
 	}
 	timeline->told_ns = stop;
 	if (status == DDP_OK)
 		keep_last(timeline);
 	else
 		end(timeline);
+}
+
+double ddp_timeline_take(ddp_timeline *timeline, ddp_phase phase)
+{
+	const uint64_t taken = timeline != NULL ? timeline->phase_ns[phase] : 0;
+
+	if (timeline != NULL)
+		timeline->phase_ns[phase] = 0;
+	return (double)taken * 1e-9;
 }

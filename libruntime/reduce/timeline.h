@@ -1,6 +1,6 @@
 /*
  * timeline: when the program's queue on a device came to what a model's steps consist of, by events of
- * the device: for the trace, where the host's phases tell no more than when it enqueued them.
+ * the device: the host's phases tell no more than when the host enqueued that.
  */
 #ifndef DDP_REDUCE_TIMELINE_H
 #define DDP_REDUCE_TIMELINE_H
@@ -10,7 +10,7 @@
 
 typedef struct ddp_timeline ddp_timeline;
 
-/* NULL, which is allowed below: the place is the host, nothing is traced, or there is no memory for it. */
+/* NULL, which is allowed below: the place is the host, or there is no memory for it. */
 ddp_timeline *ddp_timeline_open(const ddp_place *place, ddp_watch *watch);
 void ddp_timeline_close(ddp_timeline *timeline);
 
@@ -19,5 +19,7 @@ void ddp_timeline_close(ddp_timeline *timeline);
 void ddp_timeline_mark(ddp_timeline *timeline, ddp_phase phase, int64_t step);
 /* The queue has just come to the last mark: tells the trace of what was before it. */
 void ddp_timeline_tell(ddp_timeline *timeline);
+/* The device's seconds of a phase, of those marked, that were told since the last take. */
+double ddp_timeline_take(ddp_timeline *timeline, ddp_phase phase);
 
 #endif

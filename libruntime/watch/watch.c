@@ -10,15 +10,13 @@
 #include "watch/page.h"
 #include "watch/trace.h"
 
-enum { PHASES = DDP_PHASE_EVAL + 1 };
-
 struct ddp_watch {
 	struct ddp_progress *page;
 	ddp_metrics *metrics; /* NULL: none */
 	ddp_trace *trace;     /* NULL: none */
 	ddp_phase phase;
 	uint64_t phase_start_ns;
-	uint64_t phase_ns[PHASES];
+	uint64_t phase_ns[DDP_PHASES];
 	int64_t step;
 };
 
@@ -86,7 +84,7 @@ static ddp_trace_row row_of(ddp_phase phase)
 
 void ddp_watch_phase(ddp_watch *watch, ddp_phase phase)
 {
-	if (phase == watch->phase || (int)phase < 0 || (int)phase >= PHASES)
+	if (phase == watch->phase || (int)phase < 0 || (int)phase >= DDP_PHASES)
 		return;
 	uint64_t now_ns = ddp_now_ns();
 
@@ -133,11 +131,6 @@ void ddp_watch_communication(ddp_watch *watch, const char *name, int64_t bytes,
 {
 	if (watch->trace != NULL)
 		ddp_trace_communication(watch->trace, name, watch->step, bytes, start_ns, end_ns);
-}
-
-bool ddp_watch_traces(const ddp_watch *watch)
-{
-	return watch->trace != NULL;
 }
 
 void ddp_watch_device(ddp_watch *watch, const char *name, int64_t step, uint64_t start_ns, uint64_t end_ns)

@@ -9,6 +9,8 @@
 
 #include "ddp.h"
 
+enum { DDP_PHASES = DDP_PHASE_EVAL + 1 };
+
 typedef struct ddp_watch ddp_watch;
 
 ddp_status ddp_watch_open(const ddp_job *job, ddp_watch **watch);
@@ -33,8 +35,6 @@ void ddp_watch_bucket(ddp_watch *watch, int bucket);
 /* A collective of the step is complete; a row in the trace. */
 void ddp_watch_communication(ddp_watch *watch, const char *name, int64_t bytes,
                              uint64_t start_ns, uint64_t end_ns);
-/* Is there a trace? */
-bool ddp_watch_traces(const ddp_watch *watch);
 /* What a device's queue did of a step; a row in the trace. */
 void ddp_watch_device(ddp_watch *watch, const char *name, int64_t step, uint64_t start_ns, uint64_t end_ns);
 void ddp_watch_end_step(ddp_watch *watch, const ddp_step_stats *stats);

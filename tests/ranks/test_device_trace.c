@@ -1,7 +1,7 @@
 /*
- * The trace of a model on a device: what the program's queue and communication did, and when, is told by
- * the device, not by the host, which has enqueued all of it long before. Here the queue takes its time,
- * known to the test, for forward and for each gradient.
+ * The trace of a model on a device, and a step's times: what the program's queue and communication did,
+ * and when, is told by the device, not by the host, which has enqueued all of it long before. Here the
+ * queue takes its time, known to the test, for forward and for each gradient.
  */
 #include <jansson.h>
 #include <math.h>
@@ -55,7 +55,7 @@ static int train(ddp_context *context, void *user)
 {
 	const ddp_model_options options = { .size = sizeof(options), .bucket_mb = ELEMENTS * sizeof(float) / (double)(1 << 20) };
 	ddp_summary summary;
-	double exposed = 0, communication = 0;
+	double exposed = 0, communication = 0, forward = 0, backward = 0;
 	static model_side s;
 
 	(void)user;
@@ -69,8 +69,15 @@ static int train(ddp_context *context, void *user)
 		CHECK_OK(ddp_step(s.model, 1, 1, &stats));
 		exposed += stats.exposed_seconds;
 		communication += stats.communication_seconds;
+		forward += stats.forward_seconds;
+		backward += stats.backward_seconds;
+		/* What the queue took, although the host only enqueued it; and no more than was left. */
+		CHECK(stats.forward_seconds >= FORWARD_MS * 1e-3);
+		CHECK(stats.backward_seconds >= PARAMS * GRADIENT_MS * 1e-3);
+		CHECK(stats.forward_seconds + stats.backward_seconds <= stats.seconds);
 	}
 	ddp_get_summary(s.model, &summary);
+	CHECK(fabs(summary.forward_seconds - forward) < 1e-12 && fabs(summary.backward_seconds - backward) < 1e-12);
 	CHECK(fabs(summary.overlap_ratio - fmax(0, 1 - exposed / communication)) < 1e-12);
 	side_close(&s);
 	return 0;
@@ -205,6 +212,14 @@ static void the_trace_tells_when_the_device_worked(void **state)
 	}
 }
 
+static void a_step_tells_of_the_device_without_a_trace(void **state)
+{
+	const ddp_options options = { .size = sizeof(options), .device = "test" };
+
+	(void)state;
+	assert_int_equal(run_ranks_with(RANKS, &options, train, NULL), 0);
+}
+
 static void by_nccl_too(void **state)
 {
 	side_use_nccl(state);
@@ -215,6 +230,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(the_trace_tells_when_the_device_worked, folder_make, folder_remove),
+		cmocka_unit_test(a_step_tells_of_the_device_without_a_trace),
 		cmocka_unit_test_setup_teardown(by_nccl_too, folder_make, folder_remove),
 	};
 

@@ -8,18 +8,11 @@ import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(SOURCE / "tests/support"))
+from checks import check, finish
+
 RANKS, STEPS, PASSES = 2, 6, 2
 DEVICE, ROUNDED = 3, 2.0  # the row; microseconds of a trace
-count = failed = 0
-
-
-def check(name, passed, seen=""):
-    global count, failed
-    count += 1
-    failed += not passed
-    print(f"{'ok' if passed else 'not ok'} {count} - {name}")
-    if not passed:
-        print("".join(f"# {line}\n" for line in str(seen)[:2000].splitlines()), end="")
 
 
 def train(work, *arguments):
@@ -34,7 +27,7 @@ def train(work, *arguments):
         capture_output=True, text=True, timeout=240, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
     check("gpt " + " ".join(arguments) + " trains", done.returncode == 0, done.stderr)
     if done.returncode != 0:
-        sys.exit(print(f"1..{count}") or 1)
+        finish()
     return folder, json.loads(done.stdout), [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
 
 
@@ -100,8 +93,12 @@ with tempfile.TemporaryDirectory() as name:
 
     waited = sum(end - start for step in steps for start, end in ranges(traces[0], step, named("wait"))) * 1e-6
     took = sum(covered(ranges(traces[0], step, is_communication)) for step in steps) * 1e-6
-    told = summary["exposed_seconds"], summary["communication_seconds"], summary["overlap_ratio"]
     apart = 1e-6 * ROUNDED * len(traces[0])
+    for phase in "forward", "backward":
+        shown = sum(end - start for step in steps for start, end in ranges(traces[0], step, named(f"device {phase}"))) * 1e-6
+        check(f"{phase} took what the trace shows of the device", abs(summary[f"{phase}_seconds"] - shown) < apart,
+              (summary, shown))
+    told = summary["exposed_seconds"], summary["communication_seconds"], summary["overlap_ratio"]
     check("exposed communication is what the trace shows", abs(told[0] - waited) < apart, (told, waited))
     check("so is all of it", abs(told[1] - took) < apart, (told, took))
     check("and how much overlaps", took > 0 and abs(told[2] - max(0, 1 - waited / took)) < 2 * apart / took, (told, waited, took))
@@ -116,5 +113,4 @@ with tempfile.TemporaryDirectory() as name:
 
     _, _, traces = train(work)
     check("a host has no such row", all(DEVICE not in rows(events) for events in traces), traces)
-print(f"1..{count}")
-sys.exit(failed > 0)
+finish()
