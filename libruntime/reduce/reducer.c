@@ -27,9 +27,10 @@ ddp_status ddp_reducer_make(const ddp_layout *layout, int requests, ddp_reducer 
 	made.request_count = requests;
 	made.requests = calloc((size_t)requests, sizeof(*made.requests));
 	made.took = calloc((size_t)requests, sizeof(*made.took));
-	/* Before and behind a bucket, and what one rank updates for all. */
-	made.passed_max = 2 * requests + layout->count;
-	made.passed = calloc((size_t)made.passed_max, sizeof(*made.passed));
+	/* Until the host waits for all of them, as each step does, a number is issued twice at most (left
+	   and right factors; or parameters that arrive late, and then gradients), and each tensor that
+	   one rank updates for all once. */
+	made.passed = calloc(2 * (size_t)requests + (size_t)layout->count, sizeof(*made.passed));
 	/* Gradients and parameters; totals, norm, update, buffers (3); counts, indices and values of
 	   rows. */
 	made.spans_max = 2 * (size_t)requests + 6 + 3 * (size_t)layout->count;
@@ -198,12 +199,8 @@ ddp_status ddp_reducer_wait_totals(ddp_reducer *reducer, double *totals)
 /* The queue waits for it. */
 static ddp_status pass(ddp_reducer *reducer, ddp_request **request, const char *name, int64_t bytes)
 {
-	ddp_status status = DDP_OK;
+	ddp_status status = ddp_wait_on(*request, reducer->place->stream);
 
-	if (reducer->passed_count == reducer->passed_max)
-		status = ddp_reducer_end_passed(reducer);
-	if (status == DDP_OK)
-		status = ddp_wait_on(*request, reducer->place->stream);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "%s", name);
 	ddp_passed *passed = &reducer->passed[reducer->passed_count++];

@@ -47,8 +47,8 @@ typedef struct ddp_reducer {
 	int request_count;
 	double *took;             /* [request_count]: seconds of the last all-reduce of each that the host
 	                             has waited for; below 0: not yet */
-	ddp_passed *passed;       /* [passed_max] */
-	int passed_count, passed_max;
+	ddp_passed *passed;       /* with room for a step's */
+	int passed_count;
 	ddp_request *totals_request;
 	double totals_took;       /* seconds, in this step or the last */
 	double *totals;           /* [totals_max] */

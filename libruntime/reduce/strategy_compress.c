@@ -98,21 +98,27 @@ static void convert(const ddp_model *model, const void *from, void *to, int64_t 
 		dk_from_f16(to, from, count, (float)scale);
 }
 
+/* As they are. */
+static ddp_collective sum_of(const ddp_model *model, const ddp_bucket *bucket)
+{
+	return (ddp_collective){
+		.kind = DDP_ALL_REDUCE, .recv = model->grads + bucket->begin,
+		.count = (size_t)(bucket->end - bucket->begin), .type = DDP_F32, .op = DDP_SUM,
+		.memory = ddp_place_memory(&model->place), .stream = model->place.stream,
+	};
+}
+
 static ddp_status start(ddp_model *model, int k)
 {
 	const ddp_bucket *bucket = &model->plan.buckets[k];
-	const int64_t count = bucket->end - bucket->begin;
+	ddp_collective operation = sum_of(model, bucket);
 	compress *c = compress_of(model);
-	ddp_collective operation = {
-		.kind = DDP_ALL_REDUCE, .recv = model->grads + bucket->begin, .count = (size_t)count,
-		.type = DDP_F32, .op = DDP_SUM, .memory = ddp_place_memory(&model->place), .stream = model->place.stream,
-	};
 
 	c->scale = scale_of(model, c->type);
 	if (c->scale != 0) {
 		operation.recv = c->narrow + bucket->begin;
 		operation.type = c->type;
-		convert(model, model->grads + bucket->begin, operation.recv, count, true);
+		convert(model, model->grads + bucket->begin, operation.recv, bucket->end - bucket->begin, true);
 	}
 	return ddp_reducer_issue(&model->reducer, k, &operation);
 }
@@ -125,12 +131,8 @@ static bool fits(const ddp_model *model, const compress *c)
 
 static ddp_status widen(ddp_model *model, const ddp_bucket *bucket)
 {
+	const ddp_collective again = sum_of(model, bucket);
 	const compress *c = compress_of(model);
-	const ddp_collective again = {
-		.kind = DDP_ALL_REDUCE, .recv = model->grads + bucket->begin,
-		.count = (size_t)(bucket->end - bucket->begin), .type = DDP_F32, .op = DDP_SUM,
-		.memory = ddp_place_memory(&model->place), .stream = model->place.stream,
-	};
 
 	if (c->scale == 0)
 		return DDP_OK;

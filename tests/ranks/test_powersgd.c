@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "device/device.h"
 #include "kernels.h"
 #include "reduce/model_state.h"
 #include "reduce/tensors.h"
@@ -36,12 +37,18 @@ static const ddp_model_options plain = {
 
 static const ddp_options on_test = { .size = sizeof(on_test), .device = "test" };
 
+/* A model on a device has the program's own queue, which ends with the rank's process. */
 static ddp_model *make_in(ddp_context *context, ddp_memory memory, const ddp_model_options *given)
 {
+	static ddp_device_queue *queue;
 	ddp_model_options options = *given;
 	ddp_model *model;
 
 	options.memory = memory;
+	if (memory == DDP_MEMORY_DEVICE && queue == NULL)
+		CHECK_OK(ddp_device_queue_create(context->device, DDP_DEVICE_NORMAL, &queue));
+	if (memory == DDP_MEMORY_DEVICE)
+		options.stream = queue;
 	CHECK_OK(ddp_model_create(context, params, PARAMS, &options, &model));
 	return model;
 }
@@ -468,6 +475,8 @@ static int resume_body(ddp_context *context, void *user)
 	train(context, resumed, 40); /* it has kept something of its own, to be replaced */
 	CHECK_OK(ddp_checkpoint_load(resumed, NULL, test_folder, &step));
 	CHECK(step == 3);
+	/* What the load has enqueued may still be under way. */
+	CHECK_OK(ddp_checkpoint_save(resumed, NULL, test_folder, 0));
 	for (int i = 4; i <= 6; i++) {
 		train(context, straight, i);
 		train(context, resumed, i);
