@@ -169,6 +169,10 @@ static void messages_pass_collectives(void **state)
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
+/* For longer than what is open may take to end where other communicators use its connection
+   (comm/net). */
+enum { LONG_MS = 6000, LARGE = 8 << 20 };
+
 /* A message that nobody sends ends with the communicator. */
 static void close_under_a_receive(device_rank *d)
 {
@@ -226,16 +230,52 @@ static void break_under_messages(device_rank *d)
 	CHECK_OK(ddp_device_queue_free(d->device, d->other));
 }
 
+/* A message's place is not all memory. What was enqueued for it on the program's queue, or on its own,
+   has ended when it has. */
+static void receive_in_part(device_rank *d)
+{
+	static test_lingering lingering;
+	ddp_request *request;
+	void *memory;
+
+	if (d->rank != 1) {
+		CHECK(ddp_barrier(d->comm) == DDP_ERR_INVALID);
+		return;
+	}
+	CHECK_OK(ddp_device_alloc(d->device, LARGE, &memory));
+	ddp_collective c = test_device_message(d, DDP_RECV, 0, 1);
+	c.recv = memory;
+	c.count = LARGE;
+	CHECK_OK(ddp_device_launch(d->device, d->other, test_device_linger, &lingering));
+	CHECK_OK(ddp_issue(d->comm, &c, &request));
+	CHECK(ddp_wait_on(request, d->other) == DDP_ERR_INVALID);
+	CHECK(strstr(ddp_last_error(), "not all allocated") != NULL);
+	atomic_store(&lingering.goes_on, true);
+	CHECK(ddp_wait(request) == DDP_ERR_INVALID);
+	CHECK(test_device_lingered(&lingering));
+	CHECK_OK(ddp_device_free(d->device, memory));
+}
+
+static void send_in_part(device_rank *d)
+{
+	if (d->rank != 1) {
+		CHECK(ddp_barrier(d->comm) == DDP_ERR_INVALID);
+		return;
+	}
+	ddp_collective c = test_device_message(d, DDP_SEND, 0, 1);
+	c.count = LARGE;
+	CHECK(ddp_run(d->comm, &c) == DDP_ERR_INVALID);
+	CHECK(strstr(ddp_last_error(), "not all allocated") != NULL);
+}
+
 static void messages_fail_with_the_communicator_or_the_device(void **state)
 {
 	(void)state;
 	test_device_run_staged(break_under_messages);
+	test_device_run_staged(receive_in_part);
+	test_device_run_staged(send_in_part);
 	test_device_run_both(close_under_a_receive);
 }
-
-/* For longer than what is open may take to end where other communicators use its connection
-   (comm/net). */
-enum { LONG_MS = 6000, LARGE = 8 << 20 };
 
 static bool has_message(const ddp_comm *comm)
 {

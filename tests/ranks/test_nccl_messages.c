@@ -210,6 +210,38 @@ static void what_hangs_is_aborted_all_at_once(void **state)
 	run_on_nodes(abort_both);
 }
 
+/* What an aborted operation has on queues may still wait for the program's: it ends behind that. */
+static int abort_behind_a_queue(ddp_comm *comm, void *sends)
+{
+	static test_lingering lingering;
+	ddp_request *request;
+	on_device d;
+
+	test_nccl_set_up(&d, comm);
+	const ddp_collective c = *(const bool *)sends ? message(&d, 0) : test_nccl_operation(&d, DDP_ALL_REDUCE);
+	test_nccl_sum_once(&d);
+	atomic_store(&d.nccl->hasty, true);
+	if (d.rank == 0)
+		CHECK_OK(ddp_device_launch(d.device, d.stream, test_device_linger, &lingering));
+	CHECK_OK(ddp_issue(comm, &c, &request));
+	CHECK_OK(ddp_wait_on(request, d.stream));
+	test_ranks_together();
+	atomic_store(&lingering.goes_on, true);
+	if (d.rank == 0)
+		CHECK_OK(ddp_comm_abort(comm, "enough"));
+	CHECK(ddp_wait(request) == DDP_ERR_ABORTED);
+	CHECK(d.rank != 0 || test_device_lingered(&lingering));
+	CHECK_OK(ddp_device_queue_sync(d.device, d.stream));
+	return 0;
+}
+
+static void what_is_aborted_ends_behind_the_programs_queue(void **state)
+{
+	(void)state;
+	for (int sends = 0; sends < 2; sends++)
+		run_with(abort_behind_a_queue, &(bool){ sends == 1 });
+}
+
 /* NCCL tells an error of the message's communicator alone, while it is on its queue. */
 static int fail_under_a_message(ddp_comm *comm, void *argument)
 {
@@ -454,6 +486,7 @@ int main(void)
 		cmocka_unit_test(a_message_that_gets_no_id_can_be_sent_again),
 		cmocka_unit_test(a_message_to_oneself_waits_for_both_sides),
 		cmocka_unit_test(what_hangs_is_aborted_all_at_once),
+		cmocka_unit_test(what_is_aborted_ends_behind_the_programs_queue),
 		cmocka_unit_test(an_error_during_a_message_is_told),
 		cmocka_unit_test(closing_ends_messages_alike_on_both_ranks),
 		cmocka_unit_test(calls_that_fail_at_the_end_keep_nothing_open),

@@ -185,8 +185,13 @@ static inline cudaError_t cudaMallocHost(void **memory, size_t bytes)
 	return cudaMalloc(memory, bytes);
 }
 
+/* What work may be using is destroyed: the host has to have waited for it. Some of CUDA's calls do so
+   themselves, but not all say it. */
+void cuda_emulation_give_back(const char *what);
+
 static inline cudaError_t cudaFree(void *memory)
 {
+	cuda_emulation_give_back("memory is freed that work under way may use");
 	free(memory);
 	return cudaSuccess;
 }
@@ -198,7 +203,7 @@ static inline cudaError_t cudaFreeHost(void *memory)
 
 /* To the host: all bits are set there until the host has waited for it. */
 void cuda_emulation_copy_to_host(void *to, const void *from, size_t bytes);
-void cuda_emulation_end_copies();
+void cuda_emulation_wait();
 
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                                           cudaStream_t stream)
@@ -220,7 +225,7 @@ static inline cudaError_t cudaStreamSynchronize(cudaStream_t)
 {
 	if (cuda_emulation_spoils_capture())
 		return cudaErrorStreamCaptureUnsupported;
-	cuda_emulation_end_copies();
+	cuda_emulation_wait();
 	return cudaSuccess;
 }
 

@@ -51,6 +51,7 @@ struct CUgraphExec_st {
 };
 
 static cudaStream_t capturing; /* NULL: none */
+static bool under_way; /* the host has not waited for the last work of the program's stream */
 int cuda_emulation_fails;
 
 static bool fails_now()
@@ -61,6 +62,7 @@ static bool fails_now()
 void cuda_emulation_work(cudaStream_t stream, const std::function<void()> &function)
 {
 	if (stream == NULL) {
+		under_way = true;
 		function();
 		return;
 	}
@@ -80,11 +82,18 @@ void cuda_emulation_copy_to_host(void *to, const void *from, size_t bytes)
 	copies_to_host.push_back([=] { memcpy(to, now.data(), bytes); });
 }
 
-void cuda_emulation_end_copies()
+void cuda_emulation_wait()
 {
+	under_way = false;
 	for (const std::function<void()> &copy : copies_to_host)
 		copy();
 	copies_to_host.clear();
+}
+
+void cuda_emulation_give_back(const char *what)
+{
+	if (under_way)
+		cuda_emulation_undefined(what);
 }
 
 bool cuda_emulation_spoils_capture()
@@ -161,6 +170,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t made, cudaStream_t stream)
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t made)
 {
+	cuda_emulation_give_back("a graph is destroyed that may be under way");
 	delete made;
 	return cudaSuccess;
 }

@@ -97,3 +97,22 @@ void test_device_hold(void *flag)
 	while (!atomic_load((atomic_bool *)flag))
 		usleep(100);
 }
+
+void test_device_linger(void *lingering)
+{
+	test_lingering *l = lingering;
+
+	while (!atomic_load(&l->goes_on))
+		usleep(100);
+	for (int i = 0; i < 100 && !atomic_load(&l->asked); i++)
+		usleep(1000);
+	atomic_store(&l->ended, true);
+}
+
+bool test_device_lingered(test_lingering *lingering)
+{
+	const bool ended = atomic_load(&lingering->ended);
+
+	atomic_store(&lingering->asked, true);
+	return ended;
+}

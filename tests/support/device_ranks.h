@@ -2,6 +2,8 @@
 #ifndef TESTS_DEVICE_RANKS_H
 #define TESTS_DEVICE_RANKS_H
 
+#include <stdatomic.h>
+
 #include "comm/core/comm.h"
 #include "device/device.h"
 #include "tests/support/comm_ranks.h"
@@ -40,5 +42,13 @@ ddp_collective test_device_message(const device_rank *d, ddp_kind kind, int peer
 void test_device_count(void *user, ddp_status status);
 /* A function that holds its queue until the atomic_bool is set. */
 void test_device_hold(void *flag);
+/* One that holds its queue while what has to wait for it goes on: until somebody who did not wait asks,
+   or long enough for that. It may outlive the function that launched it. */
+typedef struct test_lingering {
+	atomic_bool goes_on, asked, ended;
+} test_lingering;
+void test_device_linger(void *lingering);
+/* Whether it had ended. */
+bool test_device_lingered(test_lingering *lingering);
 
 #endif

@@ -2,7 +2,8 @@
  * nccl_standin: a library that a program takes for NCCL's. It really moves data between
  * processes, through shared memory, on the queues of a device that a test gives it; and it
  * does what NCCL may do, such as to be in progress, to fail, or to hang until it is aborted;
- * its ncclCommAbort() and ncclCommDestroy() wait for the works of all communicators.
+ * its ncclCommAbort() and ncclCommDestroy() wait for the works of all communicators, if a test
+ * does not want the first one hasty.
  */
 #ifndef TESTS_NCCL_STANDIN_H
 #define TESTS_NCCL_STANDIN_H
@@ -31,6 +32,7 @@ typedef struct nccl_standin_switches {
 	atomic_int async;    /* what ncclCommGetAsyncError() tells; 0: the state as it is */
 	atomic_int async_of; /* of the communicator that was made as number ..; 0: of all */
 	atomic_bool stuck;   /* operations do not end until their communicator is aborted */
+	atomic_bool hasty;   /* ncclCommAbort() waits for nothing */
 	/* What was called, how often: */
 	atomic_int made, inits, inits_by_ids, ends, aborts, registered, allocated, max_ctas;
 } nccl_standin_switches;

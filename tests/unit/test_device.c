@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -17,6 +18,7 @@
 #include <cmocka.h>
 
 #include "device/device.h"
+#include "device/kernel_queue.h"
 #include "device/module.h"
 #include "tests/support/device_checks.h"
 
@@ -474,6 +476,34 @@ static void a_module_that_cannot_serve_is_named_with_the_reason(void **state)
 	free((char *)before);
 }
 
+/* Until somebody has asked, or for so long that one who does not wait has. */
+static void linger(void *asked)
+{
+	for (int i = 0; i < 100 && !atomic_load((atomic_bool *)asked); i++)
+		usleep(1000);
+}
+
+static void closing_kernels_waits_for_their_queue(void **state)
+{
+	static atomic_bool asked; /* linger() may look at it when a test has failed */
+	ddp_device_queue *queue;
+	ddp_device *device;
+	dk_queue *kernels;
+	bool done;
+
+	(void)state;
+	OK(ddp_device_open("test", NULL, &device));
+	OK(ddp_device_queue_create(device, DDP_DEVICE_NORMAL, &queue));
+	OK(ddp_kernel_queue_open(device, queue, DK_F32, &kernels));
+	OK(ddp_device_launch(device, queue, linger, &asked));
+	ddp_kernel_queue_close(kernels);
+	OK(ddp_device_queue_query(device, queue, &done));
+	atomic_store(&asked, true);
+	assert_true(done);
+	OK(ddp_device_queue_free(device, queue));
+	OK(ddp_device_close(device));
+}
+
 #define ON(device, test) { device ": " #test, test, NULL, NULL, (void *)device }
 #define CASES(device) \
 	ON(device, device_says_what_it_is), \
@@ -506,9 +536,10 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(unknown_devices_are_refused_by_name),
 		cmocka_unit_test(a_module_that_cannot_serve_is_named_with_the_reason),
+		cmocka_unit_test(closing_kernels_waits_for_their_queue),
 		CASES("cpu"), CASES("test"), CASES("cuda"),
 	};
-	enum { KINDS = 3, PLAIN = 2, ALL = sizeof(tests) / sizeof(*tests) };
+	enum { KINDS = 3, PLAIN = 3, ALL = sizeof(tests) / sizeof(*tests) };
 
 	unsetenv("DDP_LOCAL_DEVICE");
 	if (access(BUILT_MODULE, F_OK) == 0)
