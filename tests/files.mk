@@ -251,6 +251,7 @@ check_PROGRAMS += \
 	tests/unit/test_device_cuda \
 	tests/unit/test_error \
 	tests/unit/test_gpt_model \
+	tests/unit/test_gpudirect \
 	tests/unit/test_images \
 	tests/unit/test_job \
 	tests/unit/test_kernel_bf16 \
@@ -343,7 +344,9 @@ tests_ranks_test_netplugin_ends_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_netplugin_ends_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_netplugin_cuda_SOURCES = tests/ranks/test_netplugin_cuda.c $(netplugin_ranks) \
 	tests/support/driver/program.c tests/support/driver/program.h
-tests_ranks_test_netplugin_cuda_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
+tests_ranks_test_netplugin_cuda_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS) $(UCX_CFLAGS)
+tests_ranks_test_netplugin_cuda_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=ucp_tag_send_nbx \
+	-Wl,--export-dynamic-symbol=ucp_tag_recv_nbx
 EXTRA_tests_ranks_test_netplugin_cuda_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la \
 	tests/support/driver/libcuda.la tests/support/driver/libnvidia-ml.la
 EXTRA_tests_ranks_test_netplugin_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
@@ -357,6 +360,7 @@ tests_unit_test_device_cuda_SOURCES += libruntime/device/cuda/cuda.c tests/suppo
 	tests/support/cuda_standin.h
 tests_unit_test_device_cuda_CPPFLAGS += $(CUDA_CFLAGS) -DHAVE_CUDA
 endif
+tests_unit_test_gpudirect_SOURCES = tests/unit/test_gpudirect.c libruntime/netplugin/gpudirect.c
 tests_unit_test_gpt_model_SOURCES = tests/unit/test_gpt_model.c $(gpt_model_sources)
 tests_unit_test_gpt_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 

@@ -7,7 +7,9 @@
 
 #include "base/error.h"
 #include "comm/net/ucx_log.h"
+#include "netplugin/abi.h"
 #include "netplugin/control.h"
+#include "netplugin/gpudirect.h"
 #include "netplugin/report.h"
 
 static struct {
@@ -43,7 +45,7 @@ ucs_status_t net_ucx_start(const net_device *device, ucp_context_h *context)
 {
 	const ucp_params_t params = {
 		.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
-		.features = UCP_FEATURE_TAG | (device != NULL && device->cuda ? UCP_FEATURE_RMA : 0),
+		.features = UCP_FEATURE_TAG | (device != NULL && device->cuda != 0 ? UCP_FEATURE_RMA : 0),
 		.name = "ddpucx",
 	};
 	ucp_config_t *config;
@@ -226,15 +228,6 @@ static void read_devices(const char *text)
 		list.devices[list.count++] = (net_device){ .name = "memory", .transport = "any", .any = true };
 }
 
-/* Where the network cannot read a GPU's memory UCX copies by way of the host, which NCCL does better
-   itself. Users may have it otherwise. */
-static bool gpudirect_always(void)
-{
-	const char *level = getenv("NCCL_NET_GDR_LEVEL");
-
-	return level != NULL && strcmp(level, "SYS") == 0;
-}
-
 static ddp_status ask_ucx(void)
 {
 	DDP_UCX_FOR_LIBDDP();
@@ -257,9 +250,10 @@ static ddp_status ask_ucx(void)
 	for (int i = 0; i < list.count; i++) {
 		net_device *d = &list.devices[i];
 		ask_system(d, i);
-		d->cuda = cuda && (d->rdma || gpudirect_always());
+		d->cuda = cuda ? net_gpudirect(d->rdma, "/sys") : 0;
 		net_info("NET/ddpucx: device %d is %s (%s), %d Mbit/s%s%s%s", i, d->name, d->transport, d->speed_mbps,
-		         d->path[0] != '\0' ? ", " : "", d->path, d->cuda ? ", takes CUDA memory" : "");
+		         d->path[0] != '\0' ? ", " : "", d->path, d->cuda == 0 ? "" :
+		         (d->cuda & NET_CUDA) != 0 ? ", takes CUDA memory" : ", takes CUDA memory that is a dmabuf");
 	}
 	return DDP_OK;
 }

@@ -19,7 +19,8 @@ typedef struct net_device {
 	char name[NET_DEVICE_NAME_MAX]; /* UCX's: mlx5_0:1, eth0 */
 	char transport[NET_DEVICE_NAME_MAX];
 	bool any;                       /* not UCX's name: what is not restricted to a device */
-	bool rdma, loopback, cuda;      /* cuda: UCX moves CUDA memory through it */
+	bool rdma, loopback;
+	int cuda;                       /* NET_CUDA, NET_DMABUF: by what ways it takes CUDA memory */
 	char path[PATH_MAX];            /* below /sys; "": none */
 	uint64_t guid;
 	int port, speed_mbps;

@@ -7,6 +7,7 @@ libruntime_netplugin_libnetplugin_la_SOURCES = \
 	libruntime/netplugin/connection.c libruntime/netplugin/connection.h \
 	libruntime/netplugin/control.c libruntime/netplugin/control.h \
 	libruntime/netplugin/device.c libruntime/netplugin/device.h \
+	libruntime/netplugin/gpudirect.c libruntime/netplugin/gpudirect.h \
 	libruntime/netplugin/handle.c libruntime/netplugin/handle.h \
 	libruntime/netplugin/handshake.c libruntime/netplugin/handshake.h \
 	libruntime/netplugin/listener.c libruntime/netplugin/listener.h \

@@ -94,7 +94,7 @@ static net_result properties_v12(int device, net_properties_v12 *p)
 		return net_report(ddp_fail(DDP_ERR_INTERNAL, "NCCL asks for device %d of %d", device, net_devices_count()));
 	*p = (net_properties_v12){
 		.name = (char *)d->name, .pci_path = d->path[0] != '\0' ? (char *)d->path : NULL,
-		.guid = d->guid, .memory = NET_HOST | (d->cuda ? NET_CUDA | NET_DMABUF : 0),
+		.guid = d->guid, .memory = NET_HOST | d->cuda,
 		.speed_mbps = d->speed_mbps, .port = d->port, .connections_max = CONNECTIONS_MAX,
 		.receives_max = NET_RECEIVES_MAX, .merged = { .count = 1, .devices = { device } },
 		.message_max = MESSAGE_MAX, .collective_max = MESSAGE_MAX, .requests_at_once_max = 1,

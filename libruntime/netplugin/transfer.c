@@ -78,7 +78,7 @@ ddp_status net_memory_register(net_connection *c, void *data, size_t bytes, int 
 {
 	DDP_UCX_FOR_LIBDDP();
 
-	if (memory != NET_HOST && !(memory == NET_CUDA && c->worker->device->cuda))
+	if (memory != NET_HOST && !(memory == NET_CUDA && c->worker->device->cuda != 0))
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "memory of kind %d cannot be registered: the UCX of this process "
 		                "%s", memory, memory == NET_CUDA ? "moves no CUDA memory through this device" :
 		                "knows host memory and CUDA memory");
