@@ -4,6 +4,7 @@
  * as those of distributions, the plugin has to say so, and the rest is left out: `make check-ucx` has
  * a UCX with them, and says so by DDP_TEST_UCX_CUDA.
  */
+#include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <ucp/api/ucp.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -165,6 +167,56 @@ static void without_it_a_registration_says_why(void **state)
 	assert_non_null(strstr(shared->heard, "memory of kind 8 cannot be registered"));
 }
 
+/* ---- registrations -------------------------------------------------------------------------------------- */
+
+/* Of what the plugin gave UCX to send or receive in CUDA memory. UCX does with or without a registration
+   here; on InfiniBand it would register each message's memory, unless its hooks in malloc() and mmap() work. */
+static int with_registration, without_registration;
+
+static void note_registration(const ucp_request_param_t *param)
+{
+	if ((param->op_attr_mask & UCP_OP_ATTR_FIELD_MEMORY_TYPE) == 0 || param->memory_type != UCS_MEMORY_TYPE_CUDA)
+		return;
+	if ((param->op_attr_mask & UCP_OP_ATTR_FIELD_MEMH) != 0 && param->memh != NULL)
+		with_registration++;
+	else
+		without_registration++;
+}
+
+static void *of_ucx(const char *function)
+{
+	void *found = dlsym(dlopen("libucp.so.0", RTLD_LAZY | RTLD_NOLOAD), function);
+
+	CHECK(found != NULL);
+	return found;
+}
+
+#define SHOWN __attribute__((visibility("default")))
+
+/* The plugin calls these two instead of UCX's. */
+SHOWN ucs_status_ptr_t ucp_tag_send_nbx(ucp_ep_h ep, const void *data, size_t bytes, ucp_tag_t tag,
+                                  const ucp_request_param_t *param)
+{
+	static ucs_status_ptr_t (*send)(ucp_ep_h, const void *, size_t, ucp_tag_t, const ucp_request_param_t *);
+
+	if (send == NULL)
+		*(void **)&send = of_ucx("ucp_tag_send_nbx");
+	note_registration(param);
+	return send(ep, data, bytes, tag, param);
+}
+
+SHOWN ucs_status_ptr_t ucp_tag_recv_nbx(ucp_worker_h worker, void *data, size_t bytes, ucp_tag_t tag, ucp_tag_t mask,
+                                  const ucp_request_param_t *param)
+{
+	static ucs_status_ptr_t (*receive)(ucp_worker_h, void *, size_t, ucp_tag_t, ucp_tag_t,
+	                                   const ucp_request_param_t *);
+
+	if (receive == NULL)
+		*(void **)&receive = of_ucx("ucp_tag_recv_nbx");
+	note_registration(param);
+	return receive(worker, data, bytes, tag, mask, param);
+}
+
 /* ---- traffic ------------------------------------------------------------------------------------------ */
 
 enum { STREAMED = 90 };
@@ -187,21 +239,21 @@ static void give_registered_back(const nccl_driver *d, void *connection, void *d
 	messages_at->give_back(data);
 }
 
-/* Parts of one registration. The last message of a group has no bytes. */
+/* Parts of one registration. The last message of a group has no bytes, and stands behind what is registered. */
 enum { PART = 10000, LESS = 1111 };
 
 static void group_in(const nccl_driver *d, void *receiver)
 {
 	unsigned char copy[PART];
 	void *memory, *at[NET_RECEIVES_MAX], *memories[NET_RECEIVES_MAX], *request = NULL;
-	char *data = take_registered(d, receiver, (size_t)NET_RECEIVES_MAX * PART, &memory);
+	char *data = take_registered(d, receiver, (size_t)(NET_RECEIVES_MAX - 1) * PART, &memory);
 	size_t bytes[NET_RECEIVES_MAX];
 	int tags[NET_RECEIVES_MAX], sizes[NET_RECEIVES_MAX];
 
 	for (int i = 0; i < NET_RECEIVES_MAX; i++) {
 		at[i] = data + (size_t)i * PART;
 		memories[i] = memory;
-		bytes[i] = PART;
+		bytes[i] = i < NET_RECEIVES_MAX - 1 ? PART : 0;
 		tags[i] = i;
 	}
 	CHECK(nccl_receive(d, receiver, NET_RECEIVES_MAX, at, bytes, tags, memories, &request) == NET_SUCCESS);
@@ -287,6 +339,7 @@ static int exchange(int rank, void *argument)
 	}
 	move_large(&d, rank, connection);
 	CHECK((cuda.switches->copies > 0 && cuda.switches->early > 0) || messages_at == &on_host);
+	CHECK((with_registration > 0 && without_registration == 0) || messages_at == &on_host);
 	close_one(&d, rank, connection);
 	close_one(&d, rank == RECEIVER ? SENDER : RECEIVER, back);
 	CHECK(nccl_finalize(&d) == NET_SUCCESS);
@@ -409,6 +462,40 @@ static void memory_that_is_taken_back_is_left_alone(void **state)
 	}
 }
 
+/* The receiver frees memory while it is flushed. */
+static int free_behind_a_flush(int rank, void *argument)
+{
+	nccl_driver d;
+	void *memory, *request = NULL;
+	int bytes = LONG;
+
+	set_up_cuda(&d, argument, rank);
+	void *connection = open_one(&d, rank);
+	messages_at = &cuda_on_device;
+	void *data = take_registered(&d, connection, LONG, &memory);
+	finish(&d, (rank == RECEIVER ? begin_receive : begin_send)(&d, connection, data, LONG, 1, memory), NULL);
+	const int copies = cuda.switches->copies;
+	if (rank == RECEIVER)
+		CHECK(d.flush(connection, 1, &data, &bytes, &memory, &request) == NET_SUCCESS && request != NULL);
+	CHECK(d.deregister_memory(connection, memory) == NET_SUCCESS);
+	CHECK(cuda.switches->copies == copies + (rank == RECEIVER));
+	cuda_on_device.give_back(data);
+	if (request != NULL)
+		finish(&d, request, NULL);
+	close_one(&d, rank, connection);
+	CHECK(nccl_finalize(&d) == NET_SUCCESS);
+	return 0;
+}
+
+static void memory_that_is_flushed_can_be_taken_back(void **state)
+{
+	(void)state;
+	if (left_out())
+		return;
+	assert_int_equal(run_board(free_behind_a_flush, 11, cuda_over_tcp), 0);
+	assert_int_equal(run_board(free_behind_a_flush, 11, cuda_over_memory), 0);
+}
+
 /* The victim is killed with a message under way; what the other one had for it can be freed. */
 static int outlive(int rank, void *argument)
 {
@@ -498,6 +585,7 @@ int main(void)
 		cmocka_unit_test(device_memory_over_memory),
 		cmocka_unit_test(a_registration_bears_failing_calls),
 		cmocka_unit_test(memory_that_is_taken_back_is_left_alone),
+		cmocka_unit_test(memory_that_is_flushed_can_be_taken_back),
 		cmocka_unit_test(a_killed_peer_leaves_memory_free),
 		cmocka_unit_test(failing_copies_reach_the_peer),
 	};
