@@ -45,7 +45,7 @@ EXTRA_DIST += tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/sup
 # Takes each wait for an event out once, and wants a test to fail then.
 check-waits: tests/ranks/test_device_model tests/ranks/test_device_ways tests/ranks/test_comm_device \
 		tests/ranks/test_comm_device_messages tests/ranks/test_optimizers tests/ranks/test_powersgd \
-		tests/ranks/test_nccl_messages tests/unit/test_device tests/unit/test_kernel_device \
+		tests/ranks/test_engine tests/ranks/test_nccl_messages tests/unit/test_device tests/unit/test_kernel_device \
 		tests/unit/test_kernel_graph_cuda tests/unit/test_kernel_queue tests/support/module_of_another_version.la \
 		tests/support/nccl_standin.la
 	$(top_srcdir)/tests/support/check-waits $(top_srcdir)

@@ -3,8 +3,7 @@
  * host's memory, and nothing in its backward pass waits. The device refuses work that no
  * event orders, and nobody else can touch its memory; so a wait that is missing
  * between gradients and checkpoint makes a test of these fail, or one that tests/support/check-waits
- * names beside it: `make check-waits` takes each out once. It also names those that it leaves in,
- * and why.
+ * names beside it: `make check-waits` takes each out once.
  */
 #include <math.h>
 #include <semaphore.h>

@@ -99,7 +99,7 @@ static void step_both(model_side *here, model_side *there, int step, float bad, 
 	train_step(here, step, bad, halves, &stats[0]);
 	const size_t spans_here = spans_of_step;
 	train_step(there, step, bad, halves, &stats[1]);
-	CHECK(spans_of_step == spans_here && spans_here > 0);
+	CHECK(spans_of_step == spans_here && spans_here > (bad == 0 ? 0 : (size_t)there->model->plan.count));
 	CHECK(stats[0].skipped == (bad != 0) && stats[1].skipped == (bad != 0));
 	CHECK(bad != 0 || fabs(stats[0].grad_norm / stats[1].grad_norm - 1) < 1e-12);
 	CHECK(ddp_loss_scale(here->model) == ddp_loss_scale(there->model));
@@ -131,6 +131,8 @@ static void a_scaled_loss_is_skipped_and_grows_as_on_the_host(void **state)
 	options.loss_scaling = DDP_SCALING_DYNAMIC;
 	options.loss_scale = 0x1p20;
 	options.loss_scale_interval = 4;
+	assert_int_equal(run_ranks_with(RANKS, &on_test, scale_body, &options), 0);
+	options.optimizer = DDP_MUON; /* new parameters travel, too */
 	assert_int_equal(run_ranks_with(RANKS, &on_test, scale_body, &options), 0);
 }
 
@@ -397,10 +399,11 @@ static int shards_body(ddp_context *context, void *user)
 		if (i == 0)
 			ddp_model_free(there.model);
 	}
-	const size_t ranks = (size_t)ddp_comm_size(ddp_world(context));
 	CHECK(bytes[0] == (size_t)there.model->layout.elements * sizeof(float));
 	/* And at most 16 numbers, to which each bucket's slices are rounded. */
-	CHECK(bytes[1] <= bytes[0] / ranks + (size_t)(there.model->units.count + 1) * 64);
+	CHECK(bytes[1] <= bytes[0] / (size_t)ddp_comm_size(ddp_world(context)) + (size_t)(there.model->units.count + 1) * 64);
+	train_step(&there, 1, 0, false, NULL);
+	CHECK(spans_of_step == 2 + 2 * (size_t)there.model->units.count); /* totals, norm; sums and parameters */
 	side_close(&there);
 	return 0;
 }
