@@ -39,7 +39,7 @@ static struct spank_option ddp_option = {
 	.arginfo = "KEY=VALUE,...",
 	.usage = "[ddp] tell each task its rank for data-parallel training; keys: port, addr, "
 	         "addr-suffix, omp, gpu, launcher, bucket-mb, timeout, trace, on-failure, grace, "
-	         "stall, stall-action, verbose, check, off (see ddp(7))",
+	         "stall, stall-action, verbose, check, off (see srun-ddp(7))",
 	.has_arg = 2,
 	.cb = take_option,
 };

@@ -204,7 +204,7 @@ static void say_case(struct step *step, struct step_case *what, const struct end
 		return;
 	sink_add(&sink, "%s", what->text);
 	if (has_grace(delay))
-		sink_add(&sink, "; %.1f s later the step was still running%s (see grace= in ddp(7))",
+		sink_add(&sink, "; %.1f s later the step was still running%s (see grace= in srun-ddp(7))",
 		         (double)delay_ns(step, what, delay) * 1e-9, action->kill ? ", and is ended" : "");
 	if (!step->said)
 		step->wait_status = what->wait_status;

@@ -56,7 +56,7 @@ library=$root/usr/lib/$triplet
 for file in "usr/lib/$triplet/slurm-wlm/spank_ddp.so" "usr/lib/$triplet/slurm-ddp/libnccl-profiler-ddp.so" "usr/lib/$triplet/slurm-ddp/libnccl-net-ddpucx.so" etc/slurm/plugstack.conf.d/spank_ddp.conf \
 	usr/bin/ddp-status usr/bin/ddp-report usr/include/ddp.h "usr/lib/$triplet/pkgconfig/libddp.pc" \
 	usr/include/ddp/kernels.h usr/include/ddp/table.h "usr/lib/$triplet/libddpkernels.a" "usr/lib/$triplet/pkgconfig/libddpkernels.pc" usr/share/man/man3/libddp.3.gz \
-	usr/share/man/man7/ddp.7.gz usr/share/man/man8/spank_ddp.8.gz \
+	usr/share/man/man7/srun-ddp.7.gz usr/share/man/man8/spank_ddp.8.gz \
 	usr/share/doc/slurm-ddp/admin-guide.md usr/share/doc/slurm-ddp/api.html usr/share/doc/slurm-ddp/batch/pytorch.sh; do
 	if [ -s "$root/$file" ]; then ok "there is /$file"; else not_ok "there is /$file"; fi
 done

@@ -59,7 +59,7 @@ before=$(names)
 capture as_user srun --ddp=timeout=9,bucket-mb=2,trace=/tmp -N2 -n2 --ntasks-per-node=1 env
 output=$(comm -13 <(echo "$before") <(names))
 same '' "$(grep -vE '^(DDP_[A-Z_]+|JAX_(COORDINATOR_ADDRESS|NUM_PROCESSES|PROCESS_ID)|(LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NNODES|GROUP_RANK|MASTER_(ADDR|PORT)|PET_(NNODES|NODE_RANK|MASTER_ADDR|MASTER_PORT|RDZV_ID)|OMP_NUM_THREADS|SLURM_SPANK_.*|_SLURM_SPANK_.*)$' <<<"$output")" \
-	"--ddp adds the variables that ddp(7) names, and no other"
+	"--ddp adds the variables that srun-ddp(7) names, and no other"
 capture as_user env UCX_TLS=tcp NCCL_IB_HCA=mlx5 NCCL_SOCKET_IFNAME=eth7 srun --ddp -n1 env
 prints '^UCX_TLS=tcp$' "what a user says of the transports"
 prints '^NCCL_IB_HCA=mlx5$' "stays"

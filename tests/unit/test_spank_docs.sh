@@ -1,7 +1,7 @@
 #!/bin/sh
 # The manuals and the sample plugstack file name every key and every variable.
 tests=${0%/*}
-manual=$tests/../../doc/ddp.7
+manual=$tests/../../doc/srun-ddp.7
 sample=$tests/../../slurm/plugstack.conf.d/spank_ddp.conf
 # shellcheck source=tests/support/nothing.sh
 . "$tests/../support/nothing.sh"
@@ -31,10 +31,10 @@ trap 'rm -f "$work"' EXIT
 cat "$manual" "$tests/../../doc/libddp.3" >"$work"
 # shellcheck disable=SC2086 # words
 {
-	nothing "$(missing "$manual" $keys)" "ddp(7) has every key"
+	nothing "$(missing "$manual" $keys)" "srun-ddp(7) has every key"
 	nothing "$(missing "$sample" $keys)" "spank_ddp.conf has every key"
-	nothing "$(missing "$manual" $variables)" "ddp(7) has every variable"
-	nothing "$(missing "$work" $read_variables)" "libddp(3) or ddp(7) has every variable that libddp reads"
+	nothing "$(missing "$manual" $variables)" "srun-ddp(7) has every variable"
+	nothing "$(missing "$work" $read_variables)" "libddp(3) or srun-ddp(7) has every variable that libddp reads"
 }
 nothing "$(grep -v '^ *#' "$sample" | grep -v '^$')" "spank_ddp.conf is disabled as installed"
 echo "1..$number"

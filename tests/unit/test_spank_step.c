@@ -148,7 +148,7 @@ static void a_step_that_stops_has_its_grace(void **state)
 	take(&step, 0, news("rank 1", END_BY_REQUEST, SENT_STOP, SIGTERM));
 	take(&step, 900, news("rank 2", END_CODE, SENT_STOP, EXITED(3)));
 	expect(&step, STOP, "rank 1; 90.0 s later the step was still running, and is ended "
-	                    "(see grace= in ddp(7))", true);
+	                    "(see grace= in srun-ddp(7))", true);
 	expect_nothing(&step);
 }
 
@@ -161,7 +161,7 @@ static void a_task_that_was_asked_to_stop_ends_the_step(void **state)
 	step.policy.slurm_may_grant_more = true;
 	take(&step, 0, news("rank 1", END_BY_REQUEST, SENT_NOTHING, SIGTERM));
 	expect(&step, GRACE, "rank 1; 30.0 s later the step was still running, and is ended "
-	                     "(see grace= in ddp(7))", true);
+	                     "(see grace= in srun-ddp(7))", true);
 	expect_nothing(&step);
 }
 
@@ -195,7 +195,7 @@ static void what_slurm_grants_is_left_to_the_step(void **state)
 		take(&step, 0, news("rank 1", ends[i].end, ends[i].sent, ends[i].status));
 		expect_question(&step, false);
 		expect(&step, STOP, "rank 1; 90.0 s later the step was still running, and is ended "
-		                    "(see grace= in ddp(7))", true);
+		                    "(see grace= in srun-ddp(7))", true);
 		step = begin(true);
 		step.policy.slurm_may_grant_more = true;
 		take(&step, 0, news("rank 1", ends[i].end, ends[i].sent, ends[i].status));
@@ -235,7 +235,7 @@ static void a_crash_is_said_while_others_save(void **state)
 	take(&step, 0, news("rank 1", END_CRASH, SENT_STOP, SIGSEGV));
 	expect(&step, HOLD, "rank 1", false);
 	expect(&step, STOP, "rank 1; 90.0 s later the step was still running, and is ended "
-	                    "(see grace= in ddp(7))", true);
+	                    "(see grace= in srun-ddp(7))", true);
 	expect_nothing(&step);
 }
 
