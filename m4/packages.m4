@@ -66,11 +66,6 @@ AC_DEFUN([DDP_WITH_SLURM], [
     [AS_HELP_STRING([--with-spankdir=DIR], [where the plugin goes (LIBDIR/slurm-ddp)])],
     [spankdir=$withval], [spankdir='${libdir}/slurm-ddp'])
   AC_SUBST([spankdir])
-  AC_ARG_WITH([plugstackdir],
-    [AS_HELP_STRING([--with-plugstackdir=DIR],
-      [where the sample plugstack file goes (DATADIR/slurm-ddp/plugstack.conf.d); it is disabled as installed])],
-    [plugstackdir=$withval], [plugstackdir='${pkgdatadir}/plugstack.conf.d'])
-  AC_SUBST([plugstackdir])
 ])
 
 AC_DEFUN([DDP_WITH_PMIX], [

@@ -1,4 +1,6 @@
 # slurm: the throw-away cluster, the demo, and what a site installs.
 EXTRA_DIST += slurm/cluster slurm/cluster.inside slurm/demo slurm/install-deps
 
-dist_plugstack_DATA = slurm/plugstack.conf.d/spank_ddp.conf
+# A sample to read, and no configuration file: the site's line is in a file of the site's own, which no
+# upgrade touches.
+dist_doc_DATA += slurm/spank_ddp.conf

@@ -7,6 +7,7 @@ EXTRA_DIST += \
 	slurm/packaging/debian/libddp1.install \
 	slurm/packaging/debian/libddp-dev.install \
 	slurm/packaging/debian/slurm-ddp-doc.install \
+	slurm/packaging/debian/slurm-ddp-plugin.dirs \
 	slurm/packaging/debian/slurm-ddp-plugin.install \
 	slurm/packaging/debian/slurm-ddp-tools.install \
 	slurm/packaging/modulefiles/libddp.in \

@@ -2,7 +2,8 @@
 # nodes: 0
 # seconds: 900
 # The RPM packages: built from this tree, tied to Slurm's release, and clean by
-# rpmlint. Not installed: the machines of this test have no RPM database.
+# rpmlint; installed and upgraded in a root with a database of this test's own, since the
+# machines of this test have no RPM database.
 . "$source/tests/cluster/lib.sh"
 
 command -v rpmbuild >/dev/null || skip_all "rpmbuild is missing (rpm, rpm-build)"
@@ -34,14 +35,47 @@ prints "^slurm >= $(release_of "$major $minor")$" "the plugin asks for the relea
 prints "^slurm < $(release_of "$major $((minor + 1))")$" "and for no later one"
 prints_not 'jansson|libucp|libcrypto|libddp' "the plugin needs no library beyond libc"
 # shellcheck disable=SC2046
-capture rpm -qp --configfiles $(rpm_of slurm-ddp-plugin)
-prints '^/etc/slurm/plugstack.conf.d/spank_ddp.conf$' "spank_ddp.conf is a configuration file: upgrades keep the site's"
-# shellcheck disable=SC2046
 capture rpm -qpl $(rpm_of slurm-ddp-plugin) $(rpm_of libddp) $(rpm_of libddp-devel) $(rpm_of slurm-ddp-doc) $(rpm_of slurm-ddp-tools)
 for file in 'slurm/spank_ddp\.so' 'slurm-ddp/libnccl-profiler-ddp\.so' 'slurm-ddp/libnccl-net-ddpucx\.so' 'libddp\.so\.1' 'include/ddp\.h' 'pkgconfig/libddp\.pc' 'man8/spank_ddp\.8' \
-	'man7/srun-ddp\.7' 'man3/libddp\.3' 'slurm-ddp/admin-guide\.md' 'slurm-ddp/api\.html' 'slurm-ddp/batch/pytorch\.sh'; do
+	'man7/srun-ddp\.7' 'man3/libddp\.3' 'slurm-ddp/admin-guide\.md' 'slurm-ddp/spank_ddp\.conf' 'slurm-ddp/api\.html' 'slurm-ddp/batch/pytorch\.sh'; do
 	prints "/$file" "they hold ${file//\\/}"
 done
+
+# ---- installed and upgraded ----------------------------------------------------------
+
+root=$work/root
+conf=$root/etc/slurm/plugstack.conf.d/spank_ddp.conf
+rpm_options=(--root "$root" --nodeps --noscripts)
+# Debian's rpm refuses to install anything otherwise.
+if command -v dpkg >/dev/null; then rpm_options+=(--force-debian); fi
+
+# stand_in NAME FILE ATTRIBUTE: a package of version 0.1 that has this file
+stand_in()
+{
+	mkdir -p "$work/top/SPECS" &&
+		printf '%s\n' "Name: $1" 'Version: 0.1' 'Release: 1' 'Summary: stand-in' 'License: none' \
+			'%description' 'stand-in' '%install' "mkdir -p %{buildroot}${2%/*}" \
+			"printf '%%s\n' '# A sample' '#optional spank_ddp.so' >%{buildroot}$2" '%files' "${3:-} $2" \
+			>"$work/top/SPECS/$1.spec" &&
+		rpmbuild --quiet --define "_topdir $work/top" --define '_build_id_links none' -bb "$work/top/SPECS/$1.spec" >/dev/null
+}
+stand_in man-pages /usr/share/man/man7/ddp.7
+stand_in slurm-ddp-plugin /etc/slurm/plugstack.conf.d/spank_ddp.conf '%config(noreplace)'
+mkdir "$root" && rpm --root "$root" --initdb
+packaged=("$packages"/*.rpm)
+check "all packages install together, beside man-pages" rpm "${rpm_options[@]}" --install \
+	"$work/top/RPMS"/*/man-pages-*.rpm "${packaged[@]}"
+same 'no file' "$([ -e "$conf" ] || echo 'no file')" "the plugin is installed disabled"
+echo 'optional spank_ddp.so gpu=error' >"$conf"
+# shellcheck disable=SC2046
+check "a further release installs" rpm "${rpm_options[@]}" --upgrade --force $(rpm_of slurm-ddp-plugin)
+same 'optional spank_ddp.so gpu=error' "$(cat "$conf")" "and the site's line is as it was"
+rpm --root "$root" --nodeps --noscripts --erase slurm-ddp-plugin && rm -f "$conf"*
+rpm "${rpm_options[@]}" --install "$work/top/RPMS"/*/slurm-ddp-plugin-0.1-*.rpm
+sed -i 's/^#optional.*/optional spank_ddp.so omp=1/' "$conf"
+# shellcheck disable=SC2046
+check "from a release whose configuration file was edited" rpm "${rpm_options[@]}" --upgrade $(rpm_of slurm-ddp-plugin)
+same 'optional spank_ddp.so omp=1' "$(grep -v '^#' "$conf")" "the edited line stays where it is"
 
 # Without Slurm's headers there would be nothing to tie the plugin to.
 mkdir -p "$work/top/SOURCES" "$work/tree/slurm-ddp-0.2.0"

@@ -1,8 +1,8 @@
 #!/bin/bash
 # nodes: 0
 # seconds: 900
-# The Debian packages: built from this tree, unpacked, and tried on a cluster
-# whose plugin, library and header come from nowhere else.
+# The Debian packages: built from this tree, installed and upgraded by dpkg in a root of
+# their own, and tried on a cluster whose plugin, library and header come from nowhere else.
 . "$source/tests/cluster/lib.sh"
 
 command -v dpkg-buildpackage >/dev/null && command -v dh >/dev/null ||
@@ -48,32 +48,62 @@ else
 	skip "lintian finds no error" "lintian is not installed"
 fi
 
-mkdir -p "$root"
-for package in slurm-ddp-plugin slurm-ddp-tools libddp1 libddp-dev slurm-ddp-doc; do
-	dpkg-deb -x "$(deb $package)" "$root"
-done
+# ---- installed by dpkg -------------------------------------------------------------
+
+# dpkg_there OPTION...: without a terminal, in a root and with a list of packages of this
+# test's own. The list begins as this machine's, so that dpkg knows the files of its packages.
+mkdir -p "$root" && cp -a /var/lib/dpkg "$work/dpkg" && rm -f "$work"/dpkg/lock*
+dpkg_there()
+{
+	DEBIAN_FRONTEND=noninteractive dpkg --admindir="$work/dpkg" --instdir="$root" --log=/dev/null \
+		--no-triggers --path-include='*' "$@" </dev/null
+}
+
+# stand_in NAME FILE: a package that has this file
+stand_in()
+{
+	local folder=$work/$1-package
+	mkdir -p "$folder/DEBIAN" "$folder/${2%/*}" && echo "of $1" >"$folder/$2" &&
+		printf '%s\n' "Package: $1" 'Version: 1' 'Architecture: all' 'Maintainer: nobody' 'Description: stand-in' \
+			>"$folder/DEBIAN/control" &&
+		dpkg-deb --build "$folder" "$work/$1.deb" >/dev/null
+}
+
+# manpages has AppleTalk's ddp(7).
+if ! grep -qs '/man7/ddp\.7' "$work/dpkg/info/manpages.list"; then
+	stand_in manpages usr/share/man/man7/ddp.7.gz
+	check "there is a package manpages" dpkg_there --install "$work/manpages.deb"
+fi
+stand_in other usr/share/man/man7/ddp.7.gz
+capture dpkg_there --install "$work/other.deb"
+prints "trying to overwrite '/usr/share/man/man7/ddp.7.gz', which is also in package manpages" \
+	"a file of two packages would be noticed"
+debs=()
+for package in slurm-ddp-plugin slurm-ddp-tools libddp1 libddp-dev slurm-ddp-doc; do debs+=("$(deb $package)"); done
+check "all packages install, beside manpages and the other packages of this machine" dpkg_there --install "${debs[@]}"
 library=$root/usr/lib/$triplet
-for file in "usr/lib/$triplet/slurm-wlm/spank_ddp.so" "usr/lib/$triplet/slurm-ddp/libnccl-profiler-ddp.so" "usr/lib/$triplet/slurm-ddp/libnccl-net-ddpucx.so" etc/slurm/plugstack.conf.d/spank_ddp.conf \
+for file in "usr/lib/$triplet/slurm-wlm/spank_ddp.so" "usr/lib/$triplet/slurm-ddp/libnccl-profiler-ddp.so" "usr/lib/$triplet/slurm-ddp/libnccl-net-ddpucx.so" \
 	usr/bin/ddp-status usr/bin/ddp-report usr/include/ddp.h "usr/lib/$triplet/pkgconfig/libddp.pc" \
 	usr/include/ddp/kernels.h usr/include/ddp/table.h "usr/lib/$triplet/libddpkernels.a" "usr/lib/$triplet/pkgconfig/libddpkernels.pc" usr/share/man/man3/libddp.3.gz \
 	usr/share/man/man7/srun-ddp.7.gz usr/share/man/man8/spank_ddp.8.gz \
-	usr/share/doc/slurm-ddp/admin-guide.md usr/share/doc/slurm-ddp/api.html usr/share/doc/slurm-ddp/batch/pytorch.sh; do
+	usr/share/doc/slurm-ddp/admin-guide.md usr/share/doc/slurm-ddp/spank_ddp.conf usr/share/doc/slurm-ddp/api.html usr/share/doc/slurm-ddp/batch/pytorch.sh; do
 	if [ -s "$root/$file" ]; then ok "there is /$file"; else not_ok "there is /$file"; fi
 done
 output=$(find "$root" -type f -name '*.so*' -exec sh -c 'readelf -d "$1" | grep -E "R(UN)?PATH"' _ {} \;)
 same '' "$output" "no library looks for others in a build folder"
-output=$(dpkg-deb -f "$(deb slurm-ddp-plugin)" Conffiles; dpkg-deb --ctrl-tarfile "$(deb slurm-ddp-plugin)" | tar -xO ./conffiles)
-prints '^/etc/slurm/plugstack.conf.d/spank_ddp.conf$' "spank_ddp.conf is a configuration file: upgrades keep the site's"
+output=$(dpkg-query --admindir="$work/dpkg" -W -f '${Conffiles}' slurm-ddp-plugin)
+same '' "$output" "no package has a configuration file: dpkg never asks about one"
 
 # ---- as a site would use them ----------------------------------------------------
 
+same '' "$(ls "$root/etc/slurm/plugstack.conf.d")" "the plugin is installed disabled"
+# What the administrator's guide says.
+enable=$(sed -n "s|^ *\(echo 'optional spank_ddp.so.*>\) */etc/|\1 $root/etc/|p" "$source/doc/admin-guide.md" | head -n 1)
 conf=$root/etc/slurm/plugstack.conf.d/spank_ddp.conf
-same '' "$(grep -vE '^[[:space:]]*(#|$)' "$conf")" "the plugin is installed disabled"
-# What the administrator's guide says: take the # from the line.
-line=$(sed -n 's/^# *\(optional  *spank_ddp\.so.*\)/\1/p' "$conf" | tail -n 1)
-output=$line
-prints '^optional +spank_ddp\.so' "enabled by taking one # away"
-read -r -a words <<<"$line"
+check "the guide's command enables it" sh -c "$enable"
+output=$(cat "$conf")
+prints '^optional +spank_ddp\.so' "by a line in a file of the site's own"
+read -r -a words <"$conf"
 check "a cluster starts with the packaged plugin" "$tool" start --dir $own --nodes 2 --for $$ \
 	--plugin "$library/slurm-wlm/spank_ddp.so" --plugin-args "${words[*]:2}"
 cluster=$own
@@ -96,4 +126,47 @@ chmod 755 train
 capture as_user env LD_LIBRARY_PATH="$library" srun --ddp -N2 --ntasks-per-node=2 "$work/train"
 status_is 0 "it runs on the cluster with libddp1"
 prints '^4 ranks: .*y = 3\.00 a -2\.00 b \+1\.00$' "and its ranks train together"
+
+# ---- upgrades, without a terminal ----------------------------------------------------
+
+# other_release VERSION COMMAND...: the plugin's package as another release would have it,
+# made by a command in its folder
+other_release()
+{
+	local folder=$work/release-$1
+	mkdir "$folder" && dpkg-deb --raw-extract "$(deb slurm-ddp-plugin)" "$folder" &&
+		sed -i "s/^Version: .*/Version: $1/" "$folder/DEBIAN/control" && (cd "$folder" && "${@:2}") &&
+		dpkg-deb --build "$folder" "$work/slurm-ddp-plugin-$1.deb" >/dev/null
+}
+# The sample was a configuration file of the package, to be edited.
+has_conffile()
+{
+	mkdir -p etc/slurm/plugstack.conf.d &&
+		printf '%s\n' '# A sample' '#optional spank_ddp.so' >etc/slurm/plugstack.conf.d/spank_ddp.conf &&
+		echo /etc/slurm/plugstack.conf.d/spank_ddp.conf >DEBIAN/conffiles
+}
+changes_sample() { echo '# one more key' >>usr/share/doc/slurm-ddp/spank_ddp.conf; }
+# enabled_as LINE NAME: after an upgrade
+enabled_as()
+{
+	status_is 0 "$2: dpkg succeeds"
+	same "$1 ii " "$(grep -v '^#' "$conf") $(dpkg-query --admindir="$work/dpkg" -W -f '${db:Status-Abbrev}' slurm-ddp-plugin)" \
+		"$2: the site's line is as it was"
+}
+other_release 0.1 has_conffile
+other_release 99 changes_sample
+
+echo 'optional spank_ddp.so gpu=error' >"$conf"
+capture dpkg_there --install "$work/slurm-ddp-plugin-99.deb"
+enabled_as 'optional spank_ddp.so gpu=error' "a release with another sample"
+capture dpkg_there --force-confold --install "$work/slurm-ddp-plugin-0.1.deb"
+enabled_as 'optional spank_ddp.so gpu=error' "back to a release that had a configuration file, as the guide says"
+capture dpkg_there --purge slurm-ddp-plugin
+rm -f "$conf"
+capture dpkg_there --install "$work/slurm-ddp-plugin-0.1.deb"
+sed -i 's/^#optional.*/optional spank_ddp.so omp=1/' "$conf"
+capture dpkg_there --install "$(deb slurm-ddp-plugin)"
+enabled_as 'optional spank_ddp.so omp=1' "from a release whose configuration file was edited"
+capture dpkg_there --install "$work/slurm-ddp-plugin-99.deb"
+enabled_as 'optional spank_ddp.so omp=1' "and on to the next one"
 done_testing

@@ -122,7 +122,7 @@ else
 	prints_times 1 'plugstack.conf names spank_pyxis.so behind spank_ddp.so' "check warns of Pyxis behind the plugin"
 	# By plugstack.conf.d: the name of our file comes behind pyxis.conf.
 	mkdir "$work/plugstack.conf.d"
-	cp "$work/plugstack.conf" "$work/plugstack.conf.d/$(basename "$source"/slurm/plugstack.conf.d/*.conf)"
+	cp "$work/plugstack.conf" "$work/plugstack.conf.d/$(basename "$source/slurm/spank_ddp.conf")"
 	echo "optional $work/spank_pyxis.so" >"$work/plugstack.conf.d/pyxis.conf"
 	echo "include $work/plugstack.conf.d/*.conf" >"$cluster/plugstack.conf"
 	capture as_user srun --ddp=verbose -N1 -n2 sh -c 'echo "got $MASTER_PORT $WORLD_SIZE $OMP_NUM_THREADS"'

@@ -2,7 +2,7 @@
 # The manuals and the sample plugstack file name every key and every variable.
 tests=${0%/*}
 manual=$tests/../../doc/srun-ddp.7
-sample=$tests/../../slurm/plugstack.conf.d/spank_ddp.conf
+sample=$tests/../../slurm/spank_ddp.conf
 # shellcheck source=tests/support/nothing.sh
 . "$tests/../support/nothing.sh"
 
