@@ -80,6 +80,15 @@ DDP_API const char *ddp_status_name(ddp_status status);
  */
 DDP_API const char *ddp_last_error(void);
 
+/*
+ * For a callback of the program that fails: a read() of a dataset, a ddp_batch_fn, an on_step, a
+ * hook. It gives the reason, as printf() does, in up to 1023 bytes, and returns the status that
+ * all ranks are to get, such as DDP_ERR_IO; the library puts in front what failed, where and on
+ * which rank. Without a reason the error says that there was none; after a failed call of libddp
+ * there is one already. DDP_OK is success, as everywhere.
+ */
+DDP_API void ddp_set_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 typedef enum ddp_log_level {
 	DDP_LOG_ERROR = 1,
 	DDP_LOG_WARN,
@@ -623,7 +632,7 @@ typedef struct ddp_grad_bucket {
  * called for the buckets in their order, on all ranks alike, so that they may use
  * collectives; on all ranks the sums must come out the same. Gradients are multiplied by
  * ddp_loss_scale(), which may change from step to step: what a hook keeps for a later step,
- * it divides by that. An error is the model's last.
+ * it divides by that. An error is the model's last; ddp_set_error() says why.
  * Of a model on a device, the bucket is complete when its stream has come to start(), which
  * issues its operations with that stream, and does not wait; finish() has the stream wait for
  * them (ddp_wait_on()), so that the sums are there when it comes so far, and may then wait itself,
@@ -940,7 +949,7 @@ DDP_API ddp_status ddp_grad_unused(ddp_model *model, int param);
  * is not announced until the step's end has it called there, by the thread that ends the step,
  * in any order. Not called for what this rank does not use (DDP_UNUSED_SKIP, _STATIC), nor by
  * ddp_join(). An error ends the step as the model's last, on all ranks; the hook says why by
- * returning the status of a call of libddp, if it has one.
+ * ddp_set_error().
  *
  * Of a model on a device, grad is the device's, and complete when the model's stream has come to
  * what it is given in the call: the hook enqueues there what it does, or has the stream wait for
@@ -1124,8 +1133,10 @@ DDP_API ddp_status ddp_accumulation(int64_t per_update, int64_t per_batch, int w
 
 /* A source of equally large samples. read() is called from a thread of the loader, from
    several at the same time where the loader has several readers, and by loaders that share
-   a dataset: those that are opened below may be, from any thread. One of your own is zero
-   where it is not set. */
+   a dataset: those that are opened below may be, from any thread. It fills in all of `sample`,
+   sample_bytes, which may lie at any address, and returns DDP_OK; or another status, with the
+   reason by ddp_set_error(), which the batch's ddp_loader_next() then returns. One of your own is
+   zero where it is not set. */
 typedef struct ddp_dataset {
 	int64_t size;        /* samples */
 	size_t sample_bytes;
@@ -1230,7 +1241,8 @@ typedef struct ddp_loader_options {
 
 typedef struct ddp_loader ddp_loader;
 typedef struct ddp_batch {
-	const void *data;   /* [samples, sample_bytes], valid until the next call */
+	const void *data;   /* [samples, sample_bytes], one behind the other without a gap, aligned to
+	                       64 bytes; valid until the next call */
 	int64_t samples;    /* may be below batch_size, even 0, at an epoch's end */
 	int64_t epoch;      /* from 0 */
 	int64_t batch;      /* within the epoch, from 0 */
@@ -1260,8 +1272,9 @@ DDP_API void ddp_loader_free(ddp_loader *loader);
  * loader position and seed as metadata. Rank 0 writes, under a temporary name, fsynced, renamed,
  * directory fsynced; then all but the last `keep` (0: 3) are removed, and later
  * steps than this one, which training has left by going back or by beginning
- * anew, get names that end in ".aside". One run at a time writes to DIR: another
- * one's gets DDP_ERR_STATE until the model that saved there last is freed. Each
+ * anew, get names that end in ".aside". One model at a time writes to DIR: another
+ * one's save, of this program or of another run, gets DDP_ERR_STATE until the model that saved
+ * there last is freed, or saves elsewhere. Each
  * tensor carries a CRC-32C. Only rank 0 touches DIR (made if absent), and the
  * others wait however long it takes; success or failure is the same on all
  * ranks. Collective; loader may be NULL.
@@ -1293,10 +1306,12 @@ DDP_API ddp_status ddp_checkpoint_begin(ddp_model *model, ddp_loader *loader,
 DDP_API ddp_status ddp_checkpoint_wait(ddp_model *model);
 /*
  * Loads a file, or a directory's newest complete checkpoint, passing over
- * broken ones with a warning. *step is the number of steps done, 0 if the
+ * broken ones, with a warning that names the file and the one that is loaded in its place. What
+ * the disk cannot read (DDP_ERR_IO) may be good, and is an error. *step is the number of steps done, 0 if the
  * directory is absent or has none. Exact: training goes on as if it had not
  * stopped, also with another batch and world, if a global batch of the loader
- * begins where it had stopped. Model options that were others then are named in
+ * begins where it had stopped. If the loader's dataset holds other samples than then
+ * (ddp_dataset.digest), that is a warning. Model options that were others then are named in
  * warnings, and stay, but for those that change no result: bucket_mb, first_bucket_mb, shard,
  * late_gather, memory, stream, params_memory and grads_memory. Of hook, it is only known whether
  * there was one, and of the parameters, whether all had the same kinds, groups and no_decay;
@@ -1347,7 +1362,9 @@ typedef struct ddp_summary {
 /*
  * Computes one micro-batch: forward, backward, ddp_grad_ready() for each
  * parameter. Adds to *weight and *loss_sum (see ddp_step). batch->samples may
- * be 0: then only announce the gradients.
+ * be 0: then only announce the gradients. Returns DDP_OK, or a status that ends the
+ * loop on all ranks, with the reason by ddp_set_error(); the callbacks of
+ * ddp_train_options do the same.
  */
 typedef ddp_status (*ddp_batch_fn)(void *user, ddp_model *model, const ddp_batch *batch,
                                    double *weight, double *loss_sum);

@@ -61,6 +61,20 @@ ddp_status ddp_fail_context(ddp_status status, const char *format, ...)
 	return status;
 }
 
+void ddp_set_error(const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	set_message(format != NULL ? format : "", arguments, NULL);
+	va_end(arguments);
+}
+
+void ddp_forget_error(void)
+{
+	last_error[0] = '\0';
+}
+
 const char *ddp_status_name(ddp_status status)
 {
 	switch (status) {

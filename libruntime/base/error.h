@@ -17,4 +17,8 @@ ddp_status ddp_fail_errno(ddp_status status, int error_number, const char *forma
 ddp_status ddp_fail_context(ddp_status status, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
+/* Nothing has failed: before a function of the program is called, which may give a reason by
+   ddp_set_error(). */
+void ddp_forget_error(void);
+
 #endif

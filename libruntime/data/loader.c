@@ -102,7 +102,11 @@ static ddp_status fill(struct reader *reader, struct slot *slot)
 		samples = 0;
 	for (int64_t i = 0; i < samples; i++) {
 		char *to = slot->data + (size_t)i * loader->dataset.sample_bytes;
+		ddp_forget_error();
 		ddp_status status = loader->dataset.read(loader->dataset.self, indices[first + i], to);
+		if (status != DDP_OK && ddp_last_error()[0] == '\0')
+			ddp_fail(status, "the dataset's read() failed with %s and gave no reason (ddp_set_error())",
+			         ddp_status_name(status));
 		if (status != DDP_OK)
 			return ddp_fail_context(status, "reading sample %" PRId64 " for batch %" PRId64
 			                        " of epoch %" PRId64, indices[first + i],
@@ -394,6 +398,7 @@ ddp_loader_state ddp_loader_get_state(const ddp_loader *loader)
 		.seed = loader->options.seed,
 		.sequential = loader->options.sequential,
 		.tail = loader->options.tail,
+		.digest = loader->dataset.digest,
 	};
 }
 

@@ -23,6 +23,7 @@ typedef struct ddp_loader_state {
 	uint64_t seed;
 	bool sequential;
 	ddp_tail tail;
+	uint64_t digest;      /* of the dataset; 0: not known */
 } ddp_loader_state;
 
 /* Where the next ddp_loader_next() will read, and in which order. */

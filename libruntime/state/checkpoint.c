@@ -160,10 +160,17 @@ static ddp_status check_tensors(const struct load *load)
 	return refuse_tensor(load->file.path, odd);
 }
 
+static ddp_status check_metadata(const ddp_safetensors *file)
+{
+	ddp_position position = { 0 };
+
+	return ddp_metadata_read(file, &position);
+}
+
 static ddp_status open_file(void *argument)
 {
 	struct load *load = argument;
-	ddp_status status = ddp_store_open(load->path, &load->file, &load->position.found);
+	ddp_status status = ddp_store_open(load->path, check_metadata, &load->file, &load->position.found);
 
 	if (status != DDP_OK || !load->position.found)
 		return status;
@@ -281,6 +288,18 @@ static ddp_status prepare_load(struct load *load)
 	return ddp_users_prepare(ddp_model_context(load->model)->job.world_size, &load->users);
 }
 
+/* Its samples are as many, or the loader refuses to move. */
+static void tell_other_dataset(const ddp_comm *comm, const ddp_loader_state *own, const ddp_position *position)
+{
+	const uint64_t saved = position->has_loader ? position->loader.digest : 0;
+
+	if (saved != 0 && own->digest != 0 && saved != own->digest && ddp_comm_rank(comm) == 0)
+		ddp_log(DDP_LOG_WARN, "the loader's dataset holds other samples than the one that training had read when "
+		        "it was saved (digest %016" PRIx64 ", then %016" PRIx64 "): training goes on with these, at the "
+		        "same place; if it is to begin at their first, load the checkpoint with loader NULL",
+		        own->digest, saved);
+}
+
 /* Moves the loader on all ranks or on none. Each rank may have one or not. */
 static ddp_status seek_together(ddp_comm *comm, ddp_loader *loader, const ddp_position *position)
 {
@@ -289,6 +308,7 @@ static ddp_status seek_together(ddp_comm *comm, ddp_loader *loader, const ddp_po
 
 	if (loader != NULL) {
 		before = ddp_loader_get_state(loader);
+		tell_other_dataset(comm, &before, position);
 		own = position->has_loader
 		          ? ddp_loader_seek(loader, &position->loader)
 		          : ddp_fail(DDP_ERR_INVALID, "the checkpoint holds no loader position; "

@@ -8,6 +8,8 @@
 
 #include "base/error.h"
 
+static const char digest_key[] = "ddp.loader.digest";
+
 static void add_text(ddp_metadata *metadata, const char *key, const char *value)
 {
 	metadata->pairs[metadata->count++] = (ddp_safetensors_pair){ key, value };
@@ -55,6 +57,8 @@ void ddp_metadata_write(const ddp_position *position, int world_size, ddp_metada
 	add_number(metadata, "ddp.loader.seed", (int64_t)position->loader.seed);
 	add_number(metadata, "ddp.loader.sequential", position->loader.sequential);
 	add_number(metadata, "ddp.loader.tail", position->loader.tail);
+	if (position->loader.digest != 0)
+		add_number(metadata, digest_key, (int64_t)position->loader.digest);
 }
 
 static ddp_status find_text(const ddp_safetensors *file, const char *key, const char **text)
@@ -107,7 +111,7 @@ static ddp_status read_hypers(const ddp_safetensors *file, ddp_position *positio
 
 static ddp_status read_loader(const ddp_safetensors *file, ddp_position *position)
 {
-	int64_t seed = 0, sequential = 0, tail = 0;
+	int64_t seed = 0, sequential = 0, tail = 0, digest = 0;
 	ddp_loader_state *loader = &position->loader;
 	const struct { const char *key; int64_t *value; } fields[] = {
 		{ "ddp.loader.epoch", &loader->epoch },
@@ -125,6 +129,13 @@ static ddp_status read_loader(const ddp_safetensors *file, ddp_position *positio
 		if (status != DDP_OK)
 			return status;
 	}
+	/* Where it is not known, or of a release that did not save it, there is none. */
+	if (position->has_loader && ddp_safetensors_metadata(file, digest_key) != NULL) {
+		ddp_status status = get_number(file, digest_key, &digest);
+		if (status != DDP_OK)
+			return status;
+	}
+	loader->digest = (uint64_t)digest;
 	loader->seed = (uint64_t)seed;
 	loader->sequential = sequential != 0;
 	loader->tail = (ddp_tail)tail;

@@ -63,7 +63,7 @@ static ddp_status take_lock(ddp_model *model, const char *dir)
 	strcpy(owner->dir, dir);
 	snprintf(who, sizeof(who), "rank %d of job %" PRIu32 ".%" PRIu32 " on %s, process %ld\n",
 	         job->rank, job->job_id, job->step_id, job->hostname, (long)getpid());
-	ddp_status status = ddp_store_lock_take(dir, who, &owner->lock);
+	ddp_status status = ddp_store_lock_take(dir, who, model, &owner->lock);
 	if (status != DDP_OK) {
 		free(owner);
 		return status;
@@ -72,7 +72,7 @@ static ddp_status take_lock(ddp_model *model, const char *dir)
 	return DDP_OK;
 }
 
-/* Makes sure that this process owns `dir`, from now until the model is freed or saves
+/* Makes sure that this model owns `dir`, from now until the model is freed or saves
    elsewhere. */
 static ddp_status own_directory(ddp_model *model, const char *dir)
 {
@@ -169,8 +169,9 @@ static ddp_status collect(struct save *save)
 	dk_set_threads(save->threads);
 	ddp_status status = own_directory(save->model, save->dir);
 	save->owns = status == DDP_OK;
-	/* It may be rank 0 that owns it, and lives; what is saved comes first then. */
-	if (status == DDP_ERR_STATE && save->alone) {
+	/* It may be rank 0 that owns it, and lives; what is saved comes first then. But another
+	   model's files are no checkpoints of this one. */
+	if (status == DDP_ERR_STATE && save->alone && !ddp_store_lock_is_here(save->dir)) {
 		ddp_log(DDP_LOG_WARN, "%s; this rank writes there, too, since the job has failed",
 		        ddp_last_error());
 		status = DDP_OK;

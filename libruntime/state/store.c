@@ -323,7 +323,8 @@ struct ddp_store_lock {
 	dev_t device; /* of the file */
 	ino_t inode;
 	int fd;
-	int users;
+	const void *owner;
+	int users;     /* calls of that owner */
 	pid_t process; /* that took it: a child has the list, but no lock */
 	struct ddp_store_lock *next;
 };
@@ -389,7 +390,7 @@ static void remove_temporaries(const char *dir)
 	closedir(stream);
 }
 
-static ddp_status open_lock(const char *dir, const char *path, const char *who,
+static ddp_status open_lock(const char *dir, const char *path, const char *who, const void *owner,
                             ddp_store_lock **lock)
 {
 	struct stat about;
@@ -412,7 +413,7 @@ static ddp_status open_lock(const char *dir, const char *path, const char *who,
 		return status;
 	}
 	*made = (ddp_store_lock){ .device = about.st_dev, .inode = about.st_ino, .fd = fd,
-	                          .users = 1, .process = getpid(), .next = locks };
+	                          .owner = owner, .users = 1, .process = getpid(), .next = locks };
 	locks = made;
 	if (locked)
 		remove_temporaries(dir);
@@ -420,7 +421,27 @@ static ddp_status open_lock(const char *dir, const char *path, const char *who,
 	return DDP_OK;
 }
 
-ddp_status ddp_store_lock_take(const char *dir, const char *who, ddp_store_lock **lock)
+/* Of this process; under the mutex. */
+static ddp_store_lock *held_lock(const char *path)
+{
+	ddp_store_lock *held = locks;
+
+	while (held != NULL && (held->process != getpid() || !is_file_of(held, path)))
+		held = held->next;
+	return held;
+}
+
+static ddp_status share_lock(const char *dir, const void *owner, ddp_store_lock *held, ddp_store_lock **lock)
+{
+	if (held->owner != owner)
+		return ddp_fail(DDP_ERR_STATE, "checkpoint directory %s is written to by another model of this program; "
+		                "give each model a directory of its own, or free that one first", dir);
+	held->users++;
+	*lock = held;
+	return DDP_OK;
+}
+
+ddp_status ddp_store_lock_take(const char *dir, const char *who, const void *owner, ddp_store_lock **lock)
 {
 	ddp_status status = make_directory(dir);
 	if (status != DDP_OK)
@@ -430,18 +451,22 @@ ddp_status ddp_store_lock_take(const char *dir, const char *who, ddp_store_lock 
 		return fail_path(dir);
 
 	pthread_mutex_lock(&locks_mutex);
-	ddp_store_lock *held = locks;
-	while (held != NULL && (held->process != getpid() || !is_file_of(held, path)))
-		held = held->next;
-	if (held != NULL) {
-		held->users++;
-		*lock = held;
-	} else {
-		status = open_lock(dir, path, who, lock);
-	}
+	ddp_store_lock *held = held_lock(path);
+	status = held != NULL ? share_lock(dir, owner, held, lock) : open_lock(dir, path, who, owner, lock);
 	pthread_mutex_unlock(&locks_mutex);
 	free(path);
 	return status;
+}
+
+bool ddp_store_lock_is_here(const char *dir)
+{
+	char *path = lock_path(dir);
+
+	pthread_mutex_lock(&locks_mutex);
+	bool here = path != NULL && held_lock(path) != NULL;
+	pthread_mutex_unlock(&locks_mutex);
+	free(path);
+	return here;
 }
 
 void ddp_store_lock_release(ddp_store_lock *lock)
@@ -472,44 +497,87 @@ bool ddp_store_lock_holds(const ddp_store_lock *lock, const char *dir)
 
 /* ---- reading ------------------------------------------------------------------ */
 
-static ddp_status open_verified(const char *path, ddp_safetensors *file)
+static ddp_status open_verified(const char *path, ddp_status (*check)(const ddp_safetensors *file),
+                                ddp_safetensors *file)
 {
 	ddp_status status = ddp_safetensors_open(path, file);
 
 	if (status != DDP_OK)
 		return status;
 	status = ddp_safetensors_verify(file);
+	if (status == DDP_OK && check != NULL)
+		status = check(file);
 	if (status != DDP_OK)
 		ddp_safetensors_close(file);
 	return status;
 }
 
-static ddp_status open_newest(const char *dir, ddp_safetensors *file, bool *found)
+/* Why files newer than the one that is taken were not. */
+struct passed {
+	char **reasons; /* those for which there was memory */
+	int count;
+};
+
+static void pass_over(struct passed *passed)
 {
+	char *reason = strdup(ddp_last_error());
+
+	if (reason != NULL)
+		passed->reasons[passed->count++] = reason;
+}
+
+/* `taken` NULL: none was. */
+static void tell_passed(struct passed *passed, const char *taken)
+{
+	for (int i = 0; i < passed->count; i++) {
+		if (taken != NULL)
+			ddp_log(DDP_LOG_WARN, "checkpoint passed over: %s; %s is loaded in its place", passed->reasons[i], taken);
+		else
+			ddp_log(DDP_LOG_WARN, "checkpoint passed over: %s", passed->reasons[i]);
+		free(passed->reasons[i]);
+	}
+	free(passed->reasons);
+}
+
+/* Whether the file of a step is taken; otherwise *status says whether an older one may be. */
+static bool take_step(const char *dir, int64_t step, ddp_status (*check)(const ddp_safetensors *file),
+                      struct passed *passed, ddp_safetensors *file, ddp_status *status)
+{
+	char *path = file_path(dir, step, suffix);
+
+	*status = path != NULL ? open_verified(path, check, file) : fail_path(dir);
+	const bool gone = *status != DDP_OK && path != NULL && access(path, F_OK) != 0 && errno == ENOENT;
+	free(path);
+	if (gone || *status == DDP_ERR_INVALID) /* or no regular file */
+		*status = DDP_ERR_FORMAT;
+	if (*status == DDP_ERR_FORMAT)
+		pass_over(passed);
+	return *status == DDP_OK;
+}
+
+static ddp_status open_newest(const char *dir, ddp_status (*check)(const ddp_safetensors *file),
+                              ddp_safetensors *file, bool *found)
+{
+	struct passed passed = { 0 };
 	int64_t *steps;
 	int count;
 	ddp_status status = list_steps(dir, suffix, &steps, &count);
 
 	if (status != DDP_OK)
 		return status;
-	*found = false;
-	for (int i = 0; i < count && !*found; i++) {
-		char *path = file_path(dir, steps[i], suffix);
-		status = path != NULL ? open_verified(path, file)
-		                      : fail_path(dir);
-		*found = status == DDP_OK;
-		bool gone = !*found && path != NULL && access(path, F_OK) != 0 && errno == ENOENT;
-		free(path);
-		if (*found)
-			break;
-		/* It may be good, and the disk, or this process, not: then an older one would
-		   cost steps without need. */
-		if (status != DDP_ERR_FORMAT && !gone)
-			break;
-		ddp_log(DDP_LOG_WARN, "checkpoint passed over: %s", ddp_last_error());
+	passed.reasons = calloc((size_t)count + 1, sizeof(*passed.reasons));
+	if (passed.reasons == NULL) {
+		free(steps);
+		return fail_path(dir);
 	}
+	/* With another error the file may be good, and the disk, or this process, not: then an
+	   older one would cost steps without need. */
+	status = DDP_ERR_FORMAT;
+	for (int i = 0; i < count && !*found && status == DDP_ERR_FORMAT; i++)
+		*found = take_step(dir, steps[i], check, &passed, file, &status);
+	tell_passed(&passed, *found ? file->path : NULL);
 	free(steps);
-	if (count > 0 && !*found && status != DDP_OK && status != DDP_ERR_FORMAT)
+	if (count > 0 && !*found && status != DDP_ERR_FORMAT)
 		return ddp_fail_context(status, "%s: its newest checkpoint cannot be read, and may be good",
 		                        dir);
 	if (count > 0 && !*found)
@@ -518,7 +586,8 @@ static ddp_status open_newest(const char *dir, ddp_safetensors *file, bool *foun
 	return DDP_OK;
 }
 
-ddp_status ddp_store_open(const char *path, ddp_safetensors *file, bool *found)
+ddp_status ddp_store_open(const char *path, ddp_status (*check)(const ddp_safetensors *file),
+                          ddp_safetensors *file, bool *found)
 {
 	struct stat about;
 
@@ -532,8 +601,8 @@ ddp_status ddp_store_open(const char *path, ddp_safetensors *file, bool *found)
 		return DDP_OK;
 	}
 	if (S_ISDIR(about.st_mode))
-		return open_newest(path, file, found);
-	ddp_status status = open_verified(path, file);
+		return open_newest(path, check, file, found);
+	ddp_status status = open_verified(path, check, file);
 	*found = status == DDP_OK;
 	return status;
 }

@@ -13,17 +13,19 @@
 /* Makes DIR if need be, and tries whether files can be made in it. */
 ddp_status ddp_store_prepare(const char *dir);
 
-/* That this process owns a directory, as long as it holds this and lives. */
+/* That a model of this process owns a directory, as long as it holds this and lives. */
 typedef struct ddp_store_lock ddp_store_lock;
 
 /*
  * Makes DIR if need be, becomes its owner, and removes temporary files that a crash
  * left. DDP_ERR_STATE tells who owns it; `who` is what other processes are told of
- * this one. Where the file system knows no locks, that is a warning. Several calls
- * of one process may own a directory together.
+ * this one. Where the file system knows no locks, that is a warning. `owner` tells the
+ * models of this process apart: several calls of one owner may own a directory together.
  */
-ddp_status ddp_store_lock_take(const char *dir, const char *who, ddp_store_lock **lock);
+ddp_status ddp_store_lock_take(const char *dir, const char *who, const void *owner, ddp_store_lock **lock);
 void ddp_store_lock_release(ddp_store_lock *lock);
+/* Whether an owner of this process has DIR. */
+bool ddp_store_lock_is_here(const char *dir);
 /* Whether DIR is still the directory that was locked: it may have been removed, or
    unmounted. */
 bool ddp_store_lock_holds(const ddp_store_lock *lock, const char *dir);
@@ -53,11 +55,13 @@ ddp_status ddp_store_write(const char *dir, int64_t step,
                            const ddp_later *later);
 
 /*
- * Opens and verifies a file, or a directory's newest file that is whole;
- * broken ones are passed over with a warning. *found is false if the
- * directory is absent or holds none; if it holds only broken ones, or one that
- * cannot be read, that is an error.
+ * Opens and verifies a file, or a directory's newest file that is whole and that `check` (NULL:
+ * none) approves of; those that are not (DDP_ERR_FORMAT), or are no regular files, are passed
+ * over, with a warning each that names it and the one that is taken. *found is false if the
+ * directory is absent or holds none; if it holds only broken ones, or the disk cannot
+ * read one, that is an error.
  */
-ddp_status ddp_store_open(const char *path, ddp_safetensors *file, bool *found);
+ddp_status ddp_store_open(const char *path, ddp_status (*check)(const ddp_safetensors *file),
+                          ddp_safetensors *file, bool *found);
 
 #endif

@@ -109,15 +109,10 @@ static ddp_status name_failure(const training *loop, ddp_status status, const ch
 	char reason[512];
 
 	snprintf(reason, sizeof(reason), "%s",
-	         ddp_last_error()[0] != '\0' ? ddp_last_error() : "it gave no reason");
+	         ddp_last_error()[0] != '\0' ? ddp_last_error() : "it gave no reason (ddp_set_error())");
 	return ddp_fail(status, "step %lld: %s failed on rank %d with %s: %s",
 	                (long long)loop->model->steps + 1, what,
 	                ddp_comm_rank(loop->model->context->world), ddp_status_name(status), reason);
-}
-
-static void forget_error(void)
-{
-	ddp_fail(DDP_OK, "%s", "");
 }
 
 static ddp_status micro_batch(const training *loop, bool last, double *weight, double *loss_sum)
@@ -132,7 +127,7 @@ static ddp_status micro_batch(const training *loop, bool last, double *weight, d
 	if (status != DDP_OK)
 		return name_failure(loop, status, "reading a batch");
 	ddp_set_phase(loop->model, DDP_PHASE_FORWARD);
-	forget_error();
+	ddp_forget_error();
 	status = loop->compute(loop->options->user, loop->model, &batch, weight, loss_sum);
 	/* If it was a collective that failed, the error says all there is. */
 	if (status != DDP_OK && !loop->model->failed)
@@ -173,7 +168,7 @@ static ddp_status one_step(training *loop)
 	loop->stops = status == DDP_OK && stats.stop;
 	loop->skipped = status == DDP_OK && stats.skipped;
 	if (status == DDP_OK && options->on_step != NULL) {
-		forget_error();
+		ddp_forget_error();
 		status = options->on_step(options->user, &stats);
 		if (status != DDP_OK)
 			return name_failure(loop, status, "the step callback");

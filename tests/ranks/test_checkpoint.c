@@ -254,10 +254,67 @@ static void two_runs_do_not_write_to_one_directory(void **state)
 	ddp_store_lock *lock;
 
 	(void)state;
-	assert_int_equal(ddp_store_lock_take(dir, "another run", &lock), DDP_OK);
+	assert_int_equal(ddp_store_lock_take(dir, "another run", NULL, &lock), DDP_OK);
 	on_ranks(2, 0, save_where_another_run_does);
 	ddp_store_lock_release(lock);
 	on_ranks(2, 0, save_after_seven_steps);
+}
+
+/* Of equal shapes, so that a load of one would take the other's file. */
+static void save_two_models(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3), other = make_job(context, WIDTH, 4);
+	char spelled[sizeof(dir) + 4], elsewhere[sizeof(dir) + 16];
+	int64_t step;
+
+	snprintf(spelled, sizeof(spelled), "%s/.", dir);
+	snprintf(elsewhere, sizeof(elsewhere), "%s-other", dir);
+	train(job, 2);
+	train(other, 1);
+	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
+	for (int way = 0; way < 2; way++) {
+		const char *same = way == 0 ? dir : spelled;
+		CHECK(ddp_checkpoint_save(other.model, other.loader, same, 0) == DDP_ERR_STATE);
+		CHECK(says("is written to by another model of this program; give each model a directory of its own"));
+		CHECK(ddp_checkpoint_begin(other.model, other.loader, same, 0) == DDP_ERR_STATE);
+		CHECK(ddp_checkpoint_save(job.model, job.loader, same, 0) == DDP_OK);
+	}
+	CHECK(ddp_checkpoint_load(other.model, NULL, dir, &step) == DDP_OK && step == 2 && same_parameters(job, other));
+	CHECK(ddp_checkpoint_save(other.model, other.loader, elsewhere, 0) == DDP_OK);
+	/* Its files are there for the next, once it is freed. */
+	free_job(job);
+	CHECK(ddp_checkpoint_save(other.model, other.loader, dir, 0) == DDP_OK);
+	free_job(other);
+}
+
+static void two_models_do_not_write_to_one_directory(void **state)
+{
+	(void)state;
+	on_ranks(2, 0, save_two_models);
+}
+
+/* Each rank saves alone, and all may write where rank 0 does, but no model where another does. */
+static void save_two_models_after_an_abort(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3), other = make_job(context, WIDTH, 4);
+	char own[sizeof(dir) + 16];
+
+	snprintf(own, sizeof(own), "%s/%d", dir, context->job.rank);
+	train(job, 1);
+	train(other, 1);
+	test_ranks_together(); /* one that is still in it would hear of the abort there */
+	CHECK(ddp_comm_abort(context->world, "the test wants it") == DDP_OK);
+	CHECK(ddp_checkpoint_save(job.model, NULL, own, 0) == DDP_OK);
+	CHECK(ddp_checkpoint_save(other.model, NULL, own, 0) == DDP_ERR_STATE);
+	CHECK(says("is written to by another model of this program"));
+	free_job(job);
+	free_job(other);
+}
+
+static void nor_do_they_after_the_world_broke(void **state)
+{
+	(void)state;
+	on_ranks(2, 0, save_two_models_after_an_abort);
 }
 
 /* Each rank has its own, of another length; the second has none. */
@@ -552,6 +609,8 @@ int main(void)
 		cmocka_unit_test_setup(ranks_that_drifted_apart_save_nothing, folder_empty),
 		cmocka_unit_test_setup(steps_of_a_line_that_was_left_are_not_the_newest, folder_empty),
 		cmocka_unit_test_setup(two_runs_do_not_write_to_one_directory, folder_empty),
+		cmocka_unit_test_setup(two_models_do_not_write_to_one_directory, folder_empty),
+		cmocka_unit_test_setup(nor_do_they_after_the_world_broke, folder_empty),
 		cmocka_unit_test_setup(directory_that_vanished_is_not_made_anew_without_a_word, folder_empty),
 		cmocka_unit_test_setup(tensors_without_dimensions_are_saved, folder_empty),
 		cmocka_unit_test_setup(state_of_the_program_comes_back_by_rank, folder_empty),

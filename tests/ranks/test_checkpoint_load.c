@@ -50,8 +50,8 @@ static void checkpoint_that_does_not_fit_changes_nothing(void **state)
 
 enum { OLD_STEP = 8 };
 
-/* Writes what the model has, and one tensor more. */
-static void save_with(ddp_model *model, const char *name)
+/* Writes what the model has, and one tensor more (NULL: none). */
+static void save_with(ddp_model *model, const char *name, const ddp_safetensors_pair *metadata, int pairs)
 {
 	const int64_t two = 2;
 	const float counts[] = { 1, 2 };
@@ -66,20 +66,22 @@ static void save_with(ddp_model *model, const char *name)
 			list[count++] = (ddp_safetensors_tensor){ .name = t->name, .ndim = t->ndim, .shape = t->shape,
 			                                          .data = t->data };
 	}
-	list[count++] = (ddp_safetensors_tensor){ .name = name, .ndim = 1, .shape = &two, .data = counts };
-	CHECK(ddp_store_write(dir, OLD_STEP, list, count, NULL, 0, 3, NULL) == DDP_OK);
+	if (name != NULL)
+		list[count++] = (ddp_safetensors_tensor){ .name = name, .ndim = 1, .shape = &two, .data = counts };
+	CHECK(ddp_store_write(dir, OLD_STEP, list, count, metadata, pairs, 3, NULL) == DDP_OK);
 	ddp_tensors_free(&tensors);
 }
 
 static void load_tensors_of_others(ddp_context *context)
 {
+	const ddp_safetensors_pair at_step = { "ddp.step", "8" };
 	struct job job = make_job(context, WIDTH, 3);
 	int64_t step;
 
-	save_with(job.model, "strange");
+	save_with(job.model, "strange", &at_step, 1);
 	CHECK(ddp_checkpoint_load(job.model, NULL, dir, &step) == DDP_ERR_FORMAT);
 	CHECK(says("tensor strange is not of this model or optimizer"));
-	save_with(job.model, "optimizer.missed_steps");
+	save_with(job.model, "optimizer.missed_steps", &at_step, 1);
 	CHECK(ddp_checkpoint_load(job.model, NULL, dir, &step) == DDP_ERR_FORMAT);
 	CHECK(says("step-00000008.safetensors is of a development version before libddp 0.2: its tensor optimizer.missed_steps counts"));
 	free_job(job);
@@ -89,6 +91,76 @@ static void tensors_of_others_are_refused_by_name(void **state)
 {
 	(void)state;
 	on_ranks(1, 0, load_tensors_of_others);
+}
+
+/* Written by a program whose locale had a comma in numbers; whole, but of no use. */
+static void load_what_is_before_the_unreadable(ddp_context *context)
+{
+	static const ddp_safetensors_pair metadata[] = {
+		{ "ddp.step", "8" }, { "ddp.model.optimizer", "0" }, { "ddp.model.learning_rate", "0,001" },
+	};
+	struct job job = make_job(context, WIDTH, 3);
+	char path[sizeof(dir) + 64];
+	int64_t step;
+
+	snprintf(path, sizeof(path), "%s/step-00000008.safetensors", dir);
+	if (context->job.rank == 0)
+		save_with(job.model, NULL, metadata, 3);
+	CHECK(ddp_barrier(context->world) == DDP_OK);
+	ddp_set_log(collect, NULL, DDP_LOG_WARN);
+	CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 7);
+	const char *said = strstr(warnings, "checkpoint passed over: ");
+	CHECK((said != NULL) == (context->job.rank == 0));
+	if (said != NULL)
+		CHECK(strstr(said, "step-00000008.safetensors: metadata \"ddp.model.learning_rate\" is \"0,001\", no number; ") &&
+		      strstr(said, "step-00000007.safetensors is loaded in its place"));
+	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
+	/* By its own name it is an error. */
+	CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_ERR_FORMAT && says("no number"));
+	free_job(job);
+}
+
+static void unreadable_metadata_let_the_one_before_be_loaded(void **state)
+{
+	(void)state;
+	on_ranks(2, 0, save_after_seven_steps);
+	on_ranks(2, 0, load_what_is_before_the_unreadable);
+}
+
+/* Of as many samples, which hold something else. */
+static void load_with_another_dataset(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	const bool leads = context->job.rank == 0;
+	int64_t step;
+
+	for (int way = 0; way < 3; way++) {
+		const ddp_dataset dataset = { .size = SAMPLES, .sample_bytes = sizeof(float), .read = read_number,
+		                              .digest = way == 2 ? 0 : UINT64_MAX - (uint64_t)way };
+		const ddp_loader_options options = { .size = sizeof(options), .batch_size = GLOBAL_BATCH / 2, .seed = 3,
+		                                     .tail = DDP_TAIL_UNEVEN };
+		ddp_loader *loader;
+
+		CHECK(ddp_loader_create(context, &dataset, &options, &loader) == DDP_OK);
+		warnings[0] = '\0';
+		ddp_set_log(collect, NULL, DDP_LOG_WARN);
+		if (way > 0)
+			CHECK(ddp_checkpoint_load(job.model, loader, dir, &step) == DDP_OK);
+		CHECK((strstr(warnings, "the loader's dataset holds other samples than the one that training had read") != NULL) ==
+		      (way == 1 && leads));
+		if (way == 0)
+			CHECK(ddp_checkpoint_save(job.model, loader, dir, 0) == DDP_OK &&
+			      ddp_checkpoint_load(job.model, loader, dir, &step) == DDP_OK && warnings[0] == '\0');
+		ddp_set_log(NULL, NULL, DDP_LOG_WARN);
+		ddp_loader_free(loader);
+	}
+	free_job(job);
+}
+
+static void another_dataset_is_told(void **state)
+{
+	(void)state;
+	on_ranks(2, 0, load_with_another_dataset);
 }
 
 /* Only one rank has another loader: none moves. */
@@ -360,6 +432,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(checkpoint_that_does_not_fit_changes_nothing, folder_empty),
 		cmocka_unit_test_setup(tensors_of_others_are_refused_by_name, folder_empty),
+		cmocka_unit_test_setup(unreadable_metadata_let_the_one_before_be_loaded, folder_empty),
+		cmocka_unit_test_setup(another_dataset_is_told, folder_empty),
 		cmocka_unit_test_setup(loaders_move_together_or_not_at_all, folder_empty),
 		cmocka_unit_test_setup(load_takes_little_memory_and_its_lack_is_an_error_on_all, folder_empty),
 		cmocka_unit_test_setup(hyperparameters_are_saved_and_others_named, folder_empty),

@@ -57,8 +57,8 @@ static ddp_status troubled_batch(void *user, ddp_model *model, const ddp_batch *
 	/* In the middle of backward, with buckets under way. */
 	ddp_status status = mlp_batch(user, model, batch, weight, loss_sum);
 	if (status == DDP_OK && now_is_the_time(BATCH_CALLBACK_FAILS))
-		return ddp_fail(DDP_ERR_IO, "the sensor is unplugged");
-	return status;
+		ddp_set_error("the sensor is unplugged");
+	return status == DDP_OK && now_is_the_time(BATCH_CALLBACK_FAILS) ? DDP_ERR_IO : status;
 }
 
 static ddp_status troubled_step(void *user, const ddp_step_stats *stats)

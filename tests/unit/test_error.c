@@ -45,6 +45,15 @@ static void message_may_quote_the_message_before(void **state)
 	assert_string_equal(ddp_last_error(), "outer (inner)");
 }
 
+static void program_gives_a_reason_of_its_own(void **state)
+{
+	(void)state;
+	ddp_set_error("file %s, line %d", "a.csv", 7);
+	assert_string_equal(ddp_last_error(), "file a.csv, line 7");
+	ddp_set_error("%s", "");
+	assert_string_equal(ddp_last_error(), "");
+}
+
 static void *other_thread(void *seen)
 {
 	strcpy(seen, ddp_last_error());
@@ -80,6 +89,7 @@ int main(void)
 		cmocka_unit_test(context_goes_in_front),
 		cmocka_unit_test(long_message_is_cut_not_overrun),
 		cmocka_unit_test(message_may_quote_the_message_before),
+		cmocka_unit_test(program_gives_a_reason_of_its_own),
 		cmocka_unit_test(threads_have_their_own),
 		cmocka_unit_test(every_status_has_a_name),
 	};

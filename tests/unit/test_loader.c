@@ -21,6 +21,7 @@ struct numbers {
 	int64_t broken;
 	atomic_int reads; /* readers count together */
 	unsigned pause_us;
+	bool silent, handles; /* it gives no reason; what it says of samples that it has read is none */
 };
 
 static ddp_status read_number(void *self, int64_t index, void *sample)
@@ -30,8 +31,12 @@ static ddp_status read_number(void *self, int64_t index, void *sample)
 	numbers->reads++;
 	if (numbers->pause_us > 0)
 		usleep(numbers->pause_us);
+	if (numbers->handles && index != numbers->broken)
+		ddp_set_error("a failure that the program has dealt with");
+	if (index == numbers->broken && !numbers->silent)
+		ddp_set_error("no number %lld", (long long)index);
 	if (index == numbers->broken)
-		return ddp_fail(DDP_ERR_IO, "no number %lld", (long long)index);
+		return DDP_ERR_IO;
 	memcpy(sample, &index, sizeof(index));
 	return DDP_OK;
 }
@@ -294,6 +299,22 @@ static void slow_reader_and_slow_caller_agree(void **state)
 	ddp_loader_free(loader);
 }
 
+static void program_says_why_it_cannot_read(void **state)
+{
+	(void)state;
+	for (int silent = 0; silent < 2; silent++) {
+		struct numbers numbers = { .broken = 2, .silent = silent, .handles = silent };
+		ddp_loader *loader = make(&numbers, 20, 0, 1, (ddp_loader_options){ .sequential = true });
+		ddp_batch batch;
+
+		assert_int_equal(ddp_loader_next(loader, &batch), DDP_ERR_IO);
+		assert_string_equal(ddp_last_error(), silent ?
+			"reading sample 2 for batch 0 of epoch 0: the dataset's read() failed with DDP_ERR_IO and gave no reason (ddp_set_error())" :
+			"reading sample 2 for batch 0 of epoch 0: no number 2");
+		ddp_loader_free(loader);
+	}
+}
+
 /* As one reader does: the same batches in the same order over epochs, and what is broken with
    its batch, behind those before it. */
 static void several_readers_deliver_what_one_does(void **state)
@@ -449,6 +470,7 @@ int main(void)
 		cmocka_unit_test(dropping_leaves_full_batches_only),
 		cmocka_unit_test(worlds_with_the_same_global_batch_see_the_same_samples),
 		cmocka_unit_test(read_error_comes_with_its_batch_and_stays),
+		cmocka_unit_test(program_says_why_it_cannot_read),
 		cmocka_unit_test(seek_continues_as_if_nothing_had_happened),
 		cmocka_unit_test(position_fits_other_batches_and_worlds_that_begin_there),
 		cmocka_unit_test(position_behind_what_larger_batches_drop_is_the_next_epoch),

@@ -102,7 +102,7 @@ static int taken(const char *path)
 	bool found;
 	float numbers[3] = { -1 };
 
-	assert_int_equal(ddp_store_open(path, &file, &found), DDP_OK);
+	assert_int_equal(ddp_store_open(path, NULL, &file, &found), DDP_OK);
 	if (!found)
 		return -1;
 	assert_int_equal(ddp_safetensors_read(&file, &file.tensors[0], numbers), DDP_OK);
@@ -184,11 +184,11 @@ static void writers_do_not_touch_what_others_are_writing(void **state)
 	(void)state;
 	assert_int_equal(write_step(10, 3), DDP_OK);
 	touch("step-00000001.safetensors.tmp", "left by a crash");
-	assert_int_equal(ddp_store_lock_take(dir, "this test", &lock), DDP_OK);
+	assert_int_equal(ddp_store_lock_take(dir, "this test", NULL, &lock), DDP_OK);
 	assert_string_equal(listing(), "step-00000010.safetensors ");
 	touch(others, "half");
 	assert_int_equal(write_step(20, 3), DDP_OK);
-	assert_int_equal(ddp_store_lock_take(dir, "this test", &again), DDP_OK);
+	assert_int_equal(ddp_store_lock_take(dir, "this test", NULL, &again), DDP_OK);
 	assert_int_equal(write_step(30, 3), DDP_OK);
 	assert_non_null(strstr(listing(), others));
 	ddp_store_lock_release(again);
@@ -208,7 +208,7 @@ static pid_t own_in_a_child(int *keep)
 	pid_t child = fork();
 	if (child == 0) {
 		close(until[1]);
-		if (ddp_store_lock_take(dir, "rank 0 of job 7.1 on n3, process 5\n", &lock) != DDP_OK)
+		if (ddp_store_lock_take(dir, "rank 0 of job 7.1 on n3, process 5\n", NULL, &lock) != DDP_OK)
 			_exit(1);
 		if (write(ready[1], "", 1) != 1 || read(until[0], &byte, 1) < 0)
 			_exit(1);
@@ -225,18 +225,22 @@ static pid_t own_in_a_child(int *keep)
 
 static void directory_has_one_owner(void **state)
 {
-	ddp_store_lock *lock;
+	ddp_store_lock *lock, *other;
 	int keep, status;
 
 	(void)state;
 	pid_t child = own_in_a_child(&keep);
-	assert_int_equal(ddp_store_lock_take(dir, "me", &lock), DDP_ERR_STATE);
+	assert_int_equal(ddp_store_lock_take(dir, "me", NULL, &lock), DDP_ERR_STATE);
+	assert_false(ddp_store_lock_is_here(dir));
 	assert_non_null(strstr(ddp_last_error(), "is written to by rank 0 of job 7.1 on n3, process 5; give"));
 	assert_int_equal(kill(child, SIGKILL), 0);
 	assert_int_equal(waitpid(child, &status, 0), child);
 	close(keep);
-	assert_int_equal(ddp_store_lock_take(dir, "me", &lock), DDP_OK);
+	assert_int_equal(ddp_store_lock_take(dir, "me", NULL, &lock), DDP_OK);
 	assert_true(ddp_store_lock_holds(lock, dir));
+	assert_true(ddp_store_lock_is_here(dir));
+	assert_int_equal(ddp_store_lock_take(dir, "me", &keep, &other), DDP_ERR_STATE);
+	assert_non_null(strstr(ddp_last_error(), "is written to by another model of this program; give each"));
 	folder_empty(NULL);
 	assert_false(ddp_store_lock_holds(lock, dir));
 	ddp_store_lock_release(lock);
@@ -244,12 +248,19 @@ static void directory_has_one_owner(void **state)
 
 static void temporary_and_broken_files_are_passed_over(void **state)
 {
+	char path[256];
+
 	(void)state;
 	assert_int_equal(write_step(10, 3), DDP_OK);
 	touch("step-00000020.safetensors", "cut");
 	touch("step-00000030.safetensors.tmp", "half");
+	path_in(path, sizeof(path), "step-00000040.safetensors");
+	assert_int_equal(mkfifo(path, 0600), 0);
 	assert_int_equal(taken(dir), 10);
-	assert_non_null(strstr(warnings, "step-00000020.safetensors: cut short"));
+	assert_non_null(strstr(warnings, "step-00000040.safetensors is not a regular file; "));
+	const char *cut = strstr(warnings, "step-00000020.safetensors: cut short");
+	assert_non_null(cut);
+	assert_non_null(strstr(cut, "step-00000010.safetensors is loaded in its place"));
 }
 
 /* Reads of this file fail: the disk is broken. */
@@ -285,7 +296,7 @@ static void broken_disk_is_no_broken_file(void **state)
 	assert_int_equal(stat(path, &about), 0);
 	bad_device = about.st_dev;
 	bad_inode = about.st_ino;
-	ddp_status status = ddp_store_open(dir, &file, &found);
+	ddp_status status = ddp_store_open(dir, NULL, &file, &found);
 	bad_inode = 0;
 	assert_int_equal(status, DDP_ERR_IO);
 	assert_non_null(strstr(ddp_last_error(), "step-00000020.safetensors: cannot read at byte"));
@@ -300,7 +311,7 @@ static void directory_of_broken_files_only_is_an_error(void **state)
 	(void)state;
 	assert_int_equal(write_step(10, 3), DDP_OK);
 	touch("step-00000010.safetensors", "cut");
-	assert_int_equal(ddp_store_open(dir, &file, &found), DDP_ERR_FORMAT);
+	assert_int_equal(ddp_store_open(dir, NULL, &file, &found), DDP_ERR_FORMAT);
 	assert_non_null(strstr(ddp_last_error(), "none of its 1 checkpoints"));
 }
 
@@ -313,7 +324,7 @@ static void absent_directory_holds_none_but_an_absent_file_is_an_error(void **st
 	(void)state;
 	assert_int_equal(taken(dir), -1);
 	path_in(path, sizeof(path), "step-00000010.safetensors");
-	assert_int_equal(ddp_store_open(path, &file, &found), DDP_ERR_IO);
+	assert_int_equal(ddp_store_open(path, NULL, &file, &found), DDP_ERR_IO);
 	assert_non_null(strstr(ddp_last_error(), path));
 	assert_int_equal(write_step(10, 3), DDP_OK);
 	assert_int_equal(taken(path), 10);

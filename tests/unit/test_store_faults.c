@@ -109,7 +109,7 @@ static int taken(void)
 	bool found;
 	float numbers[3] = { -1 };
 
-	assert_int_equal(ddp_store_open(test_folder, &file, &found), DDP_OK);
+	assert_int_equal(ddp_store_open(test_folder, NULL, &file, &found), DDP_OK);
 	assert_true(found);
 	assert_int_equal(ddp_safetensors_read(&file, &file.tensors[0], numbers), DDP_OK);
 	ddp_safetensors_close(&file);
@@ -147,7 +147,7 @@ static void go_on(bool saved)
 	before_fault = 0;
 	const int step = taken();
 	assert_true(step == 30 || (step == 20 && !saved));
-	assert_int_equal(ddp_store_lock_take(test_folder, "test", &lock), DDP_OK);
+	assert_int_equal(ddp_store_lock_take(test_folder, "test", NULL, &lock), DDP_OK);
 	assert_int_equal(temporaries(), 0);
 	assert_int_equal(write_step(50), DDP_OK);
 	assert_int_equal(taken(), 50);
