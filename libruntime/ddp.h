@@ -334,6 +334,24 @@ DDP_API int ddp_comm_rank(const ddp_comm *comm);
 DDP_API int ddp_comm_size(const ddp_comm *comm);
 
 /*
+ * Where a communicator's ranks are, and what runs its operations here, for logs and tests. Texts
+ * stay as they are for the life of the process; they are never NULL. Local. Any thread.
+ */
+typedef struct ddp_comm_info {
+	int nodes;                  /* that its ranks are on */
+	int local_size;             /* its ranks on this node */
+	const char *network;        /* between nodes: "ucx"; "" if there is one node */
+	const char *algorithm;      /* of the last reduction between nodes: "direct", "scatter_gather",
+	                               "recursive_doubling" or "recursive_halving"; "" before one */
+	const char *instructions;   /* with which the host combines: "generic", "AVX2", "AVX-512" or
+	                               "AVX-512 with FP16" */
+	const char *device_backend; /* of operations on a device's memory: "nccl" or "staged"; "" before
+	                               the first one of lane 0 */
+	uint64_t reserved[4];
+} ddp_comm_info;
+DDP_API ddp_status ddp_comm_describe(ddp_comm *comm, ddp_comm_info *info);
+
+/*
  * Memory that ranks of one node reach directly: collectives on it take no
  * copy. Collective: all ranks ask for the same number of bytes, in the same
  * order. Zeroed, aligned to a page. Other memory works too, by a staged path.

@@ -430,7 +430,10 @@ tests_unit_test_kernel_graph_cuda_SOURCES = tests/support/no_emulation.c
 tests_unit_test_model_graph_cuda_SOURCES = tests/support/no_emulation.c
 tests_unit_test_optimizers_cuda_SOURCES = tests/support/no_emulation.c
 tests_unit_test_kernel_images_cuda_SOURCES = tests/support/no_emulation.c
-tests_unit_test_kernel_queue_SOURCES = tests/support/no_emulation.c
+# The host's kernels on the test device's queues.
+tests_unit_test_kernel_queue_SOURCES = $(kernel_queue) tests/support/kernel_place_device.c
+tests_unit_test_kernel_queue_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+tests_unit_test_kernel_queue_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
 endif
 TESTS += $(check_PROGRAMS)
 

@@ -5,6 +5,7 @@
 #include "comm/front.h"
 #include "comm/group/world.h"
 #include "comm/host.h"
+#include "comm/ops/kernels.h"
 #include "comm/shm/memory.h"
 #include "device/device.h"
 
@@ -96,6 +97,26 @@ int ddp_comm_rank_at(const ddp_comm *comm, int i)
 int ddp_comm_least_local_size(const ddp_comm *comm)
 {
 	return comm->topology.channels;
+}
+
+static const char *text_or_none(const char *text)
+{
+	return text != NULL ? text : "";
+}
+
+ddp_status ddp_comm_describe(ddp_comm *comm, ddp_comm_info *info)
+{
+	if (comm == NULL || info == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_describe(): a NULL argument");
+	const ddp_lane *device = &comm->lanes.of[DDP_MEMORY_DEVICE][0];
+	*info = (ddp_comm_info){
+		.nodes = comm->topology.nodes, .local_size = comm->node.size,
+		.network = comm->topology.nodes > 1 ? "ucx" : "",
+		.algorithm = text_or_none(atomic_load_explicit(&comm->hier.ran, memory_order_relaxed)),
+		.instructions = ddp_kernels_name(),
+		.device_backend = atomic_load_explicit(&device->open, memory_order_acquire) ? device->backend->name : "",
+	};
+	return DDP_OK;
 }
 
 ddp_status ddp_comm_copies(ddp_comm *comm, const void *memory, size_t bytes, void **copies)

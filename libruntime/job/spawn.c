@@ -6,6 +6,7 @@
 #include "job/spawn.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,12 +29,9 @@ const ddp_spawned *ddp_spawned_get(void)
 	return self.rank >= 0 ? &self : NULL;
 }
 
-int ddp_spawned_take_listener(void)
+int ddp_spawned_listener(void)
 {
-	int listener = self.listener;
-
-	self.listener = -1;
-	return listener;
+	return fcntl(self.listener, F_DUPFD_CLOEXEC, 0);
 }
 
 static ddp_status open_rendezvous(ddp_spawned *spawned)

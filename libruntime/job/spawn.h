@@ -17,13 +17,14 @@ typedef struct ddp_spawned {
 	   without a port. */
 	struct sockaddr_un rendezvous;
 	socklen_t rendezvous_bytes;
-	int listener; /* rank 0's, listening; -1 elsewhere and once taken */
+	int listener; /* rank 0's, listening as long as it lives; -1 elsewhere */
 } ddp_spawned;
 
 /* NULL if this process is not a rank of ddp_spawn(). */
 const ddp_spawned *ddp_spawned_get(void);
 
-/* Hands rank 0's listener to the caller; -1 if it was taken before. */
-int ddp_spawned_take_listener(void);
+/* A descriptor of rank 0's listener, which the caller closes: each world of the process has one.
+   -1 and errno if there is none left. */
+int ddp_spawned_listener(void);
 
 #endif

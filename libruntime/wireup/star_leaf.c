@@ -102,10 +102,11 @@ static ddp_status join(struct leaf *leaf, const ddp_key *key, const ddp_rendezvo
 	}
 	if (status != DDP_ERR_PEER && status != DDP_ERR_TIMEOUT)
 		return status;
-	return ddp_fail(DDP_ERR_TIMEOUT, "rank %d on %s: rank 0 did not come to %s within %.1f s: %s; "
-	                "did rank 0 start, and does a firewall stand between?", leaf->base.job->rank,
-	                leaf->base.job->hostname, rendezvous->where, ddp_seconds_since(start_ns),
-	                ddp_last_error());
+	return ddp_fail(DDP_ERR_TIMEOUT, "rank %d on %s: rank 0 did not come to %s within %.1f s: %s; %s",
+	                leaf->base.job->rank, leaf->base.job->hostname, rendezvous->where,
+	                ddp_seconds_since(start_ns), ddp_last_error(), rendezvous->addresses[0].ss_family == AF_UNIX
+	                ? "did rank 0 call ddp_init() as often as this rank? Each ddp_init() is one of all ranks"
+	                : "did rank 0 start, and does a firewall stand between?");
 }
 
 /* The present error, with who lost whom. */

@@ -1,5 +1,6 @@
 /* Where the star's ranks meet: at MASTER_ADDR:MASTER_PORT, or at the socket
    that ddp_spawn() left open. */
+#include <errno.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -40,9 +41,9 @@ ddp_status ddp_local_open(const ddp_job *job, const ddp_key *key, uint64_t deadl
 	if (spawned == NULL)
 		return ddp_fail(DDP_ERR_INTERNAL, "this process is no rank of ddp_spawn()");
 	if (job->rank == 0) {
-		int listener = ddp_spawned_take_listener();
+		int listener = ddp_spawned_listener();
 		if (listener < 0)
-			return ddp_fail(DDP_ERR_STATE, "ddp_init() was called before in this rank of ddp_spawn()");
+			return ddp_fail_errno(DDP_ERR_NOMEM, errno, "rank 0 cannot listen at %s", rendezvous.where);
 		return ddp_star_centre_open(true, job, key, listener, rendezvous.where, deadline_ns, wireup);
 	}
 	memcpy(&rendezvous.addresses[0], &spawned->rendezvous, spawned->rendezvous_bytes);

@@ -75,9 +75,9 @@ static void compare(ddp_comm *comm, ddp_kind kind, ddp_type type, char *data, si
 			continue;
 		const double predicted = ddp_cost_of(a, link, &shape).seconds;
 		const double repeats = batch_seconds / predicted;
-		setenv("DDP_ALGORITHM", ddp_algorithm_name(a), 1);
+		comm->roster->wanted = (ddp_wanted_list){ .count = 1, .order = { (int)a } };
 		measure(comm, &c, repeats > REPEATS_MOST ? REPEATS_MOST : repeats < 2 ? 2 : (int)repeats, measured);
-		unsetenv("DDP_ALGORITHM");
+		comm->roster->wanted.count = 0;
 		if (comm->rank == 0)
 			printf("%-14s %10zu %c%-20s %11.3f %11.3f %11.3f %11.3f %9.2f\n", ddp_kind_name(kind), bytes, a == chosen ? '*' : ' ',
 			       ddp_algorithm_name(a), 1e3 * predicted, 1e3 * measured[BATCHES / 2],

@@ -357,6 +357,7 @@ static int large_sum(ddp_comm *comm, void *argument)
 	int size = ddp_comm_size(comm);
 	float *own = malloc(COUNT * sizeof(*own)), *data = own;
 	void *shared = NULL;
+	ddp_comm_info info;
 
 	CHECK(own != NULL);
 	if (argument != NULL)
@@ -368,6 +369,8 @@ static int large_sum(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_all_reduce(comm, NULL, data, COUNT, DDP_F32, DDP_SUM));
 	for (int i = 0; i < COUNT; i++)
 		CHECK(data[i] == (float)(size * (i % 1000) + size * (size - 1) / 2));
+	CHECK_OK(ddp_comm_describe(comm, &info));
+	CHECK(getenv("DDP_ALGORITHM") == NULL || strcmp(info.algorithm, "recursive_halving") == 0);
 	if (argument != NULL)
 		CHECK_OK(ddp_mem_free(comm, shared));
 	free(own);
@@ -391,7 +394,7 @@ static void halving_ends_whatever_memory_nodes_have(void **state)
 	const test_world world = { .ranks = 6, .node_of = even, .body = large_sum, .argument = &shared };
 
 	(void)state;
-	assert_int_equal(setenv("DDP_ALGORITHM", "recursive_halving", 1), 0);
+	assert_int_equal(setenv("DDP_ALGORITHM", "recursive_halving,recursive_doubling", 1), 0);
 	run(4, uneven, large_sum);
 	assert_int_equal(test_world_run(&world), 0);
 	assert_int_equal(unsetenv("DDP_ALGORITHM"), 0);

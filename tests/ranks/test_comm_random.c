@@ -61,7 +61,7 @@ static void recursive_halving_agrees_with_the_reference(void **state)
 	static const int five_nodes[] = { 0, 1, 2, 3, 4, 0 }, four_nodes[] = { 0, 0, 1, 2, 1, 3, 2, 3 };
 
 	(void)state;
-	setenv("DDP_ALGORITHM", "recursive_halving", 1);
+	setenv("DDP_ALGORITHM", "recursive_halving,recursive_doubling", 1);
 	run(6, five_nodes);
 	run(8, four_nodes);
 	unsetenv("DDP_ALGORITHM");
@@ -71,10 +71,17 @@ static void recursive_halving_agrees_with_the_reference(void **state)
 
 enum { BITS_COUNT = 30000 };
 
-/* Sums of numbers that do not add exactly; the last rank writes the result to
+typedef struct bits {
+	float of[2][BITS_COUNT];   /* a large and a small one */
+	const char *algorithms[2]; /* that these are to take */
+} bits;
+
+/* Sums of numbers that do not add exactly; the last rank writes the results to
    memory that the test shares with it. */
 static int sum_inexactly(ddp_comm *comm, void *argument)
 {
+	bits *results = argument;
+	ddp_comm_info info;
 	static float x[BITS_COUNT];
 	int rank = ddp_comm_rank(comm);
 
@@ -83,39 +90,77 @@ static int sum_inexactly(ddp_comm *comm, void *argument)
 		for (size_t i = 0; i < count; i++)
 			x[i] = 1.0f / (float)(1 + (i * 7 + (size_t)rank * 13) % 1000);
 		CHECK_OK(ddp_all_reduce(comm, NULL, x, count, DDP_F32, DDP_AVG));
+		CHECK_OK(ddp_comm_describe(comm, &info));
+		CHECK(strcmp(info.algorithm, results->algorithms[small]) == 0);
 		if (rank == ddp_comm_size(comm) - 1)
-			memcpy((float *)argument + small * BITS_COUNT, x, count * sizeof(float));
+			memcpy(results->of[small], x, count * sizeof(float));
 	}
 	return 0;
 }
 
-/* Each is used where it is possible. */
+/* What is asked for, and what a large and a small sum take of it. */
 enum { ALGORITHMS = 4 };
-static const char *const algorithms[ALGORITHMS] = {
-	"direct", "scatter_gather", "recursive_doubling", "recursive_halving",
+static const struct {
+	const char *wanted, *taken[2];
+} algorithms[ALGORITHMS] = {
+	{ "direct", { "direct", "direct" } },
+	{ "scatter_gather,direct", { "scatter_gather", "direct" } },
+	{ "recursive_doubling,direct", { "direct", "recursive_doubling" } },
+	{ "recursive_halving,recursive_doubling", { "recursive_halving", "recursive_doubling" } },
 };
+
+static void sum_by(int i, const int *node_of, bits *results)
+{
+	const test_world world = { .ranks = 5, .node_of = node_of, .body = sum_inexactly, .argument = results };
+
+	memcpy(results->algorithms, algorithms[i].taken, sizeof(results->algorithms));
+	setenv("DDP_ALGORITHM", algorithms[i].wanted, 1);
+	int failures = test_world_run(&world);
+	unsetenv("DDP_ALGORITHM");
+	assert_int_equal(failures, 0);
+}
 
 static void all_algorithms_give_the_same_bits(void **state)
 {
 	static const int three_nodes[] = { 0, 1, 2, 0, 1 }, five_nodes[] = { 0, 1, 2, 3, 4 };
-	size_t bytes = 2 * BITS_COUNT * sizeof(float);
-	float *results[ALGORITHMS];
+	bits *results[ALGORITHMS];
 
 	(void)state;
 	for (int nodes = 3; nodes <= 5; nodes += 2) {
 		for (int i = 0; i < ALGORITHMS; i++) {
-			results[i] = test_share(bytes);
-			const test_world world = { .ranks = 5, .node_of = nodes == 3 ? three_nodes : five_nodes,
-			                           .body = sum_inexactly, .argument = results[i] };
-			setenv("DDP_ALGORITHM", algorithms[i], 1);
-			int failures = test_world_run(&world);
-			unsetenv("DDP_ALGORITHM");
-			assert_int_equal(failures, 0);
-			assert_memory_equal(results[i], results[0], bytes);
+			results[i] = test_share(sizeof(bits));
+			sum_by(i, nodes == 3 ? three_nodes : five_nodes, results[i]);
+			assert_memory_equal(results[i]->of, results[0]->of, sizeof(results[0]->of));
 		}
 		for (int i = 0; i < ALGORITHMS; i++)
-			test_unshare(results[i], bytes);
+			test_unshare(results[i], sizeof(bits));
 	}
+}
+
+/* A list none of whose algorithms an operation can take ends the communicator, in words. */
+static int ask_for_the_impossible(ddp_comm *comm, void *argument)
+{
+	float x[16] = { 0 };
+	const char *said = "cannot be done by what DDP_ALGORITHM names: add one that can to it, with a comma (";
+
+	(void)argument;
+	CHECK(ddp_all_reduce(comm, NULL, x, 16, DDP_F32, DDP_SUM) == DDP_ERR_INVALID);
+	CHECK(strstr(ddp_last_error(), said) != NULL);
+	CHECK(strstr(ddp_last_error(), ddp_comm_size(comm) == 2 ? "(direct)" : "(direct, recursive_doubling)") != NULL);
+	return 0;
+}
+
+static void impossible_algorithms_are_refused(void **state)
+{
+	static const int nodes[] = { 0, 1, 2 };
+
+	(void)state;
+	setenv("DDP_ALGORITHM", "scatter_gather,recursive_halving", 1);
+	for (int ranks = 2; ranks <= 3; ranks++) {
+		const test_world world = { .ranks = ranks, .node_of = nodes, .body = ask_for_the_impossible };
+		assert_int_equal(test_world_run(&world), 0);
+	}
+	unsetenv("DDP_ALGORITHM");
 }
 
 /* The same sum by each kind, in memory that is shared by all ranks, by some, or
@@ -179,6 +224,7 @@ int main(void)
 		cmocka_unit_test(ranks_of_several_nodes_agree_with_the_reference),
 		cmocka_unit_test(recursive_halving_agrees_with_the_reference),
 		cmocka_unit_test(all_algorithms_give_the_same_bits),
+		cmocka_unit_test(impossible_algorithms_are_refused),
 		cmocka_unit_test(all_kinds_and_memories_give_the_same_bits),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

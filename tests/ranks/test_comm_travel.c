@@ -15,18 +15,40 @@
 
 #include <cmocka.h>
 
+#include "comm/hier/cost.h"
 #include "comm/net/net.h"
 #include "comm/ops/kernels_table.h"
 #include "tests/support/comm_ranks.h"
 
 enum { RANKS = 8, COUNT = 96000 };
 
+static ddp_algorithm asked_for;
+
+/* With others behind it, for operations that cannot take it. */
 static void run_with(const char *algorithm, const test_world *world)
 {
-	setenv("DDP_ALGORITHM", algorithm, 1);
+	char list[64];
+
+	snprintf(list, sizeof(list), "%s,direct,scatter_gather", algorithm);
+	asked_for = ddp_algorithm_named(algorithm);
+	setenv("DDP_ALGORITHM", list, 1);
 	int failures = test_world_run(world);
 	unsetenv("DDP_ALGORITHM");
 	assert_int_equal(failures, 0);
+}
+
+/* The last reduction took the algorithm that it was to take. */
+static void check_taken(ddp_comm *comm, ddp_kind kind, bool small)
+{
+	const bool possible = (ddp_cost_candidates(kind, small) >> asked_for & 1) != 0;
+	const char *rest = kind == DDP_REDUCE_SCATTER ? "scatter_gather" : "direct";
+	ddp_comm_info info;
+
+	CHECK_OK(ddp_comm_describe(comm, &info));
+	if (info.nodes > 1)
+		CHECK(strcmp(info.algorithm, info.nodes > 2 && possible ? ddp_algorithm_name(asked_for) : rest) == 0);
+	else
+		CHECK(info.algorithm[0] == '\0');
 }
 
 /* ---- bytes ------------------------------------------------------------------------------ */
@@ -48,6 +70,7 @@ static int count_bytes(ddp_comm *comm, void *argument)
 			const uint64_t before = ddp_net_sent_bytes(comm);
 			CHECK_OK(ddp_all_reduce(comm, NULL, x, COUNT, type, op));
 			t->sent[op][type][ddp_comm_rank(comm)] = ddp_net_sent_bytes(comm) - before;
+			check_taken(comm, DDP_ALL_REDUCE, false);
 		}
 	}
 	return 0;
@@ -161,6 +184,7 @@ static void reduce_in_many_ways(ddp_comm *comm, outcome *o)
 			c.send = NULL;
 		}
 		CHECK_OK(ddp_run(comm, &c));
+		check_taken(comm, c.kind, way == WAYS);
 		if (way == WAYS && rank == size - 1)
 			memcpy(o->small, to, sizeof(o->small));
 		else if (c.kind == DDP_ALL_REDUCE && way < WAYS)

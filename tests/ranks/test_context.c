@@ -22,7 +22,7 @@ static int clean_environment(void **state)
 {
 	static const char *const names[] = { "RANK", "WORLD_SIZE", "DDP_TIMEOUT", "DDP_KEY",
 	                                     "PMIX_NAMESPACE", "SLURM_JOB_ID", "DDP_TRACE_DIR",
-	                                     "MASTER_ADDR", "MASTER_PORT" };
+	                                     "MASTER_ADDR", "MASTER_PORT", "DDP_ALGORITHM" };
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
@@ -118,20 +118,40 @@ static void finalize_takes_null(void **state)
 
 static int sum_ranks(void)
 {
+	const ddp_options options = { .size = sizeof(options), .timeout_ms = 60000 };
 	ddp_context *context;
 	int32_t value;
 
-	if (ddp_init(NULL, &context) != DDP_OK)
+	if (ddp_init(&options, &context) != DDP_OK)
 		return 1;
 	value = ddp_get_job(context)->rank + 1;
 	if (ddp_all_reduce(ddp_world(context), NULL, &value, 1, DDP_I32, DDP_SUM) != DDP_OK)
 		return 2;
 	if (ddp_finalize(context) != DDP_OK)
 		return 3;
-	/* Their rendezvous is gone: a second world cannot come together. */
-	if (ddp_init(&(ddp_options){ .size = sizeof(ddp_options), .timeout_ms = 500 }, &context) == DDP_OK)
-		return 4;
-	return value == 6 ? 0 : 5;
+	return value == 6 ? 0 : 4;
+}
+
+/* One world behind the other, and two at once. */
+static int sum_ranks_in_several_worlds(void)
+{
+	const ddp_options options = { .size = sizeof(options), .timeout_ms = 60000 };
+	ddp_context *contexts[2];
+	int32_t values[2];
+
+	if (sum_ranks() != 0 || sum_ranks() != 0)
+		return 1;
+	for (int i = 0; i < 2; i++) {
+		if (ddp_init(&options, &contexts[i]) != DDP_OK)
+			return 2;
+	}
+	for (int i = 0; i < 2; i++) {
+		values[i] = ddp_get_job(contexts[i])->rank + i;
+		if (ddp_all_reduce(ddp_world(contexts[i]), NULL, &values[i], 1, DDP_I32, DDP_SUM) != DDP_OK)
+			return 3;
+		ddp_finalize(contexts[i]);
+	}
+	return values[0] == 3 && values[1] == 6 ? 0 : 4;
 }
 
 /* Three ranks, without a context; the exit code of the first that fails, or 0. */
@@ -149,6 +169,12 @@ static void spawned_ranks_sum(void **state)
 {
 	(void)state;
 	assert_int_equal(spawn(sum_ranks), 0);
+}
+
+static void spawned_ranks_open_several_worlds(void **state)
+{
+	(void)state;
+	assert_int_equal(spawn(sum_ranks_in_several_worlds), 0);
 }
 
 /* Less, and a rank that a busy machine keeps waiting would not have come either; on all ranks the
@@ -172,6 +198,71 @@ static void rank_that_never_calls_init_is_named(void **state)
 	(void)state;
 	patience_ms = 1000 * test_slowness();
 	assert_int_equal(spawn(wait_for_the_absent), 0);
+}
+
+/* Rank 0 has had its world; the sentence is about the ranks of one node, not a network. */
+static int wait_for_a_world_that_rank_0_does_not_open(void)
+{
+	const ddp_options options = { .size = sizeof(options), .timeout_ms = patience_ms };
+	ddp_context *context;
+
+	if (sum_ranks() != 0)
+		return 1;
+	if (ddp_spawned_get()->rank == 0) {
+		pause();
+		return 0;
+	}
+	/* One that has ended would have the others ended. */
+	signal(SIGTERM, SIG_IGN);
+	ddp_status status = ddp_init(&options, &context);
+	const bool said = strstr(ddp_last_error(), "rank 0 did not come to the socket of ddp_spawn()") != NULL &&
+	                  strstr(ddp_last_error(), "Each ddp_init() is one of all ranks") != NULL;
+	return status == DDP_ERR_TIMEOUT && said ? 7 : 2;
+}
+
+static void a_second_world_without_rank_0_is_explained(void **state)
+{
+	(void)state;
+	patience_ms = 300 * test_slowness();
+	assert_int_equal(spawn(wait_for_a_world_that_rank_0_does_not_open), 7);
+}
+
+static void unknown_algorithms_are_refused(void **state)
+{
+	static const char *const wrong[] = { "ring", "direct,", ",direct", "Direct", "direct, scatter_gather",
+	                                     "direct,direct,direct,direct,direct" };
+	ddp_context *context;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		setenv("DDP_ALGORITHM", wrong[i], 1);
+		assert_int_equal(ddp_init(NULL, &context), DDP_ERR_INVALID);
+		assert_non_null(strstr(ddp_last_error(), "it must be one of direct, scatter_gather, "
+		                       "recursive_doubling, recursive_halving"));
+	}
+	setenv("DDP_ALGORITHM", "direct,scatter_gather", 1);
+	assert_int_equal(ddp_init(NULL, &context), DDP_OK);
+	ddp_finalize(context);
+}
+
+static int have_another_algorithm(void)
+{
+	const ddp_options options = { .size = sizeof(options), .timeout_ms = 60000 };
+	ddp_context *context;
+
+	if (ddp_spawned_get()->rank == 1)
+		setenv("DDP_ALGORITHM", "direct", 1);
+	/* The first one to end would have the others ended. */
+	signal(SIGTERM, SIG_IGN);
+	const ddp_status status = ddp_init(&options, &context);
+	return status == DDP_ERR_MISMATCH && strstr(ddp_last_error(), "DDP_ALGORITHM is \"\" on rank 0 on ") != NULL &&
+	       strstr(ddp_last_error(), " and \"direct\" on rank 1 on ") != NULL ? 7 : 2;
+}
+
+static void algorithms_must_be_the_same_on_all_ranks(void **state)
+{
+	(void)state;
+	assert_int_equal(spawn(have_another_algorithm), 7);
 }
 
 static bool *named; /* [3], shared */
@@ -210,6 +301,10 @@ int main(void)
 		cmocka_unit_test_setup(half_an_identity_is_an_error, clean_environment),
 		cmocka_unit_test_setup(finalize_takes_null, clean_environment),
 		cmocka_unit_test_setup(spawned_ranks_sum, clean_environment),
+		cmocka_unit_test_setup(spawned_ranks_open_several_worlds, clean_environment),
+		cmocka_unit_test_setup(a_second_world_without_rank_0_is_explained, clean_environment),
+		cmocka_unit_test_setup(unknown_algorithms_are_refused, clean_environment),
+		cmocka_unit_test_setup(algorithms_must_be_the_same_on_all_ranks, clean_environment),
 		cmocka_unit_test_setup(wrong_metrics_path_is_an_error_on_all_ranks, clean_environment),
 		cmocka_unit_test_setup(rank_that_never_calls_init_is_named, clean_environment),
 	};

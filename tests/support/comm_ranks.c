@@ -88,6 +88,19 @@ static bool is_refused(const test_world *world)
 	return false;
 }
 
+static int nodes_of(const test_world *world)
+{
+	int nodes = 1;
+
+	for (int r = 1; world->node_of != NULL && r < world->ranks; r++) {
+		int earlier = 0;
+		while (world->node_of[earlier] != world->node_of[r])
+			earlier++;
+		nodes += earlier == r;
+	}
+	return nodes;
+}
+
 struct opening {
 	const test_world *world;
 	slot *slots;
@@ -113,6 +126,7 @@ static int run_rank(int rank, void *argument)
 		return 0;
 	}
 	CHECK_OK(ddp_comm_open(&job, &wireup.base, OPEN_TIMEOUT_MS, &comm));
+	CHECK(ddp_comm_nodes(comm) == nodes_of(world));
 	if (world->timeout_ms > 0)
 		shorten_timeout(comm, &wireup, world->timeout_ms);
 	int code = world->body(comm, world->argument);

@@ -1,6 +1,7 @@
 /*
  * kernels on a queue: what does not hang on the order of sums has the host's bits, and a
- * whole model passes forward and backward there as on the host.
+ * whole model passes forward and backward there as on the host. The queues are those of
+ * kernels/cuda over the emulation, or, in builds without it, of the test device.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -481,12 +482,15 @@ static int gelus(enum kernel_gelu how, int rows, int width, int offset)
 	return fused;
 }
 
+static bool has_gelu;
+
 static void try_gelus(void)
 {
 	const int both = type_bytes(place.type) == sizeof(uint16_t) ? 2 : 0;
 
 	if (place.have_gelu == NULL)
 		return;
+	has_gelu = true;
 	assert_int_equal(gelus(GELU_SLOW, 5, 24, 0), 0);
 	assert_int_equal(gelus(GELU_FUSED, 5, 24, 0), both);
 	assert_int_equal(gelus(GELU_REFUSED, 7, 24, 0), 0);
@@ -502,6 +506,8 @@ static void products_come_with_gelu_where_they_can(void **state)
 {
 	(void)state;
 	in_each_place(try_gelus);
+	if (!has_gelu)
+		skip(); /* no place here has such products */
 }
 
 static void a_model_passes_as_on_the_host(void **state)

@@ -138,6 +138,7 @@ typedef struct ddp_link {
 typedef struct ddp_hier {
 	ddp_link link;
 	struct ddp_hier_store *store; /* NULL before the first reduction */
+	_Atomic(const char *) ran;    /* the last reduction's algorithm; any thread may ask. NULL: none yet */
 } ddp_hier;
 
 struct ddp_comm {

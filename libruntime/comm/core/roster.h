@@ -20,6 +20,13 @@ typedef struct ddp_peer {
 	int node;           /* a node is named by its lowest world rank */
 } ddp_peer;
 
+/* What DDP_ALGORITHM asks for (comm/hier/tune): an operation takes the first of these
+   algorithms that it can. None: the cheapest. */
+enum { DDP_WANTED_MAX = 4 };
+typedef struct ddp_wanted_list {
+	int count, order[DDP_WANTED_MAX];
+} ddp_wanted_list;
+
 typedef struct ddp_roster {
 	const ddp_job *job;
 	ddp_key key;        /* of the step, if there is one */
@@ -29,6 +36,7 @@ typedef struct ddp_roster {
 	ddp_allocations memory;
 	struct ddp_device *device; /* of DDP_MEMORY_DEVICE; NULL: none */
 	int max_ctas;       /* of a GPU, for its communication; 0: as NCCL likes */
+	ddp_wanted_list wanted;  /* the same on all ranks */
 	ddp_doorbell doorbell;
 	ddp_pool pool;      /* runs what communicators have queued */
 	struct ddp_worker *worker;       /* of comm/net; NULL on one node */

@@ -14,9 +14,10 @@
 #include "comm/core/liveness.h"
 #include "comm/group/build.h"
 #include "comm/group/locality.h"
+#include "comm/hier/tune.h"
 #include "comm/shm/segment.h"
 
-enum { IDENTITY_MAGIC = 0x63706464 };
+enum { IDENTITY_MAGIC = 0x63706465, ALGORITHM_TEXT = 80 /* no list is as long */ };
 
 /* The first blob: who a rank is, and a segment to try. */
 typedef struct identity {
@@ -27,6 +28,7 @@ typedef struct identity {
 	unsigned char nonce[16]; /* at the segment's start */
 	char key[DDP_LOCALITY_TEXT];
 	char host[DDP_HOST_MAX];
+	char algorithm[ALGORITHM_TEXT]; /* DDP_ALGORITHM */
 } identity;
 
 typedef struct world_exchange {
@@ -137,6 +139,26 @@ static ddp_status read_identities(ddp_roster *roster, void **blobs, const size_t
 	return DDP_OK;
 }
 
+/* Of all ranks alike, so that all come to the same end. */
+static ddp_status read_algorithms(ddp_roster *roster, void **blobs)
+{
+	identity *first = blobs[0];
+	ddp_wanted_list wanted = { .count = 0 };
+
+	for (int r = 0; r < roster->size; r++) {
+		identity *other = blobs[r];
+		other->algorithm[ALGORITHM_TEXT - 1] = '\0';
+		if (ddp_hier_want(other->algorithm, &wanted) != DDP_OK)
+			return ddp_fail_context(DDP_ERR_INVALID, "rank %d on %s", r, roster->peers[r].host);
+		if (strcmp(other->algorithm, first->algorithm) != 0)
+			return ddp_fail(DDP_ERR_MISMATCH, "DDP_ALGORITHM is \"%s\" on rank 0 on %s and \"%s\" on rank %d on "
+			                "%s: give all ranks the same environment", first->algorithm, roster->peers[0].host,
+			                other->algorithm, r, roster->peers[r].host);
+	}
+	roster->wanted = wanted;
+	return DDP_OK;
+}
+
 /* A leader that has a leader of its own is not one: its followers, who can
    reach it but not that one, stay together under it. */
 static ddp_status read_leaders(ddp_roster *roster, void **blobs, const size_t *sizes)
@@ -177,7 +199,8 @@ static ddp_status find_nodes(ddp_roster *roster, const world_exchange *e, identi
 	}
 	if ((status = exchange(e, mine, sizeof(*mine), blobs, sizes)) != DDP_OK)
 		goto out;
-	if ((status = read_identities(roster, blobs, sizes)) != DDP_OK)
+	if ((status = read_identities(roster, blobs, sizes)) != DDP_OK ||
+	    (status = read_algorithms(roster, blobs)) != DDP_OK)
 		goto out;
 	int32_t leader = find_leader(rank, blobs, mine->fd, fd);
 	ddp_blobs_free(blobs, roster->size);
@@ -220,6 +243,7 @@ ddp_status ddp_world_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms
 	world_exchange exchanger = { wireup, ddp_now_ns() + (uint64_t)timeout_ms * 1000000 };
 	identity mine = { .magic = IDENTITY_MAGIC, .pid = getpid(),
 	                  .pid_start = ddp_process_start(getpid()) };
+	const char *algorithm = getenv("DDP_ALGORITHM");
 	ddp_roster *roster = NULL;
 	int fd = -1;
 	ddp_status status = ddp_roster_make(job, wireup->key, &roster);
@@ -228,6 +252,7 @@ ddp_status ddp_world_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms
 		return status;
 	ddp_locality_key(mine.key);
 	snprintf(mine.host, sizeof(mine.host), "%s", job->hostname);
+	snprintf(mine.algorithm, sizeof(mine.algorithm), "%s", algorithm != NULL ? algorithm : "");
 	mine.fd = create_control(mine.nonce);
 	if (mine.fd < 0)
 		status = ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a shared memory segment%s",

@@ -186,9 +186,10 @@ ddp_status ddp_hier_reduction(ddp_comm *comm, const ddp_collective *c)
 	status = ddp_node_enter(comm, c, &entry);
 	if (status == DDP_OK)
 		status = ddp_hier_tune(comm, x.total * x.element);
+	if (status == DDP_OK && (status = ddp_hier_choose(&x, &x.algorithm)) != DDP_OK)
+		status = ddp_comm_break(comm, status, comm->rank, "%s", ddp_last_error());
 	if (status == DDP_OK) {
 		x.direct = !x.small && all_direct(&x);
-		x.algorithm = ddp_hier_choose(&x);
 		set_up_combination(&x);
 		status = run(&x);
 	}

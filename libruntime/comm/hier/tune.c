@@ -1,5 +1,6 @@
 #include "comm/hier/tune.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -208,13 +209,84 @@ ddp_status ddp_hier_tune(ddp_comm *comm, size_t bytes)
 
 /* ---- choosing ---------------------------------------------------------------------------------- */
 
-ddp_algorithm ddp_hier_choose(const ddp_reduction *x)
+static void name_algorithms(unsigned int set, char *text, size_t bytes)
 {
-	const char *wanted = getenv("DDP_ALGORITHM");
-	const unsigned int possible = ddp_cost_candidates(x->c->kind, x->small);
-	const ddp_shape shape = ddp_shape_of(x);
+	size_t used = 0;
 
-	if (wanted != NULL && x->nodes > 2 && (possible >> ddp_algorithm_named(wanted) & 1) != 0)
-		return ddp_algorithm_named(wanted);
-	return ddp_cost_cheapest(&x->comm->hier.link, &shape, possible);
+	text[0] = '\0';
+	for (ddp_algorithm i = 0; i < DDP_ALGORITHMS; i++) {
+		if ((set >> i & 1) != 0 && used < bytes)
+			used += (size_t)snprintf(text + used, bytes - used, "%s%s", used > 0 ? ", " : "",
+			                         ddp_algorithm_name(i));
+	}
+}
+
+static ddp_status want(ddp_wanted_list *wanted, const char *list, const char *name, size_t length)
+{
+	char word[32], choices[128];
+
+	snprintf(word, sizeof(word), "%.*s", (int)length, name);
+	const ddp_algorithm algorithm = ddp_algorithm_named(word);
+	if (algorithm == DDP_ALGORITHMS || wanted->count == DDP_WANTED_MAX) {
+		name_algorithms((1u << DDP_ALGORITHMS) - 1, choices, sizeof(choices));
+		return ddp_fail(DDP_ERR_INVALID, "DDP_ALGORITHM is \"%.80s\": it must be one of %s, or several of them "
+		                "with commas between, of which each operation takes the first that it can", list, choices);
+	}
+	wanted->order[wanted->count++] = (int)algorithm;
+	return DDP_OK;
+}
+
+ddp_status ddp_hier_want(const char *list, ddp_wanted_list *wanted)
+{
+	ddp_status status = DDP_OK;
+
+	wanted->count = 0;
+	for (const char *at = list; *at != '\0' && status == DDP_OK;) {
+		const size_t length = strcspn(at, ",");
+		status = want(wanted, list, at, length);
+		at += length;
+		/* Behind a comma comes a name, or the empty one is refused. */
+		if (*at == ',' && *++at == '\0' && status == DDP_OK)
+			status = want(wanted, list, at, 0);
+	}
+	return status;
+}
+
+/* Between two nodes an operation has nothing to choose. */
+static unsigned int candidates_of(const ddp_reduction *x)
+{
+	const unsigned int all = ddp_cost_candidates(x->c->kind, x->small);
+
+	return x->nodes == 2 ? all & -all : all;
+}
+
+static ddp_status choose_wanted(const ddp_reduction *x, ddp_algorithm *chosen)
+{
+	const ddp_wanted_list *wanted = &x->comm->roster->wanted;
+	const unsigned int possible = candidates_of(x);
+	char choices[128];
+
+	for (int i = 0; i < wanted->count; i++) {
+		*chosen = (ddp_algorithm)wanted->order[i];
+		if ((possible >> *chosen & 1) != 0)
+			return DDP_OK;
+	}
+	name_algorithms(possible, choices, sizeof(choices));
+	return ddp_fail(DDP_ERR_INVALID, "%s of %zu bytes between %d nodes cannot be done by what DDP_ALGORITHM names: "
+	                "add one that can to it, with a comma (%s)", ddp_kind_name(x->c->kind),
+	                x->total * x->element, x->nodes, choices);
+}
+
+ddp_status ddp_hier_choose(const ddp_reduction *x, ddp_algorithm *chosen)
+{
+	const ddp_shape shape = ddp_shape_of(x);
+	ddp_status status = DDP_OK;
+
+	if (x->comm->roster->wanted.count == 0)
+		*chosen = ddp_cost_cheapest(&x->comm->hier.link, &shape, candidates_of(x));
+	else
+		status = choose_wanted(x, chosen);
+	if (status == DDP_OK)
+		atomic_store_explicit(&x->comm->hier.ran, ddp_algorithm_name(*chosen), memory_order_relaxed);
+	return status;
 }

@@ -3,9 +3,11 @@
  * agreed on by all ranks; and the choice among the algorithms that are possible, by
  * comm/hier/cost, so that all ranks choose alike. All algorithms give the same bits.
  *
- * DDP_ALGORITHM=direct, scatter_gather, recursive_doubling or recursive_halving, the same
- * in all ranks' environment, overrules the choice where that algorithm is possible and
- * there are more than two nodes, for tests and measurements.
+ * DDP_ALGORITHM of the environment overrules the choice, for tests and measurements: a list
+ * of direct, scatter_gather, recursive_doubling and recursive_halving with commas between, of
+ * which each operation takes the first that it can. An unknown name is an error when the world
+ * is opened, as is a list that is not the same on all ranks; an operation that can take none
+ * of the list ends the communicator. Two nodes leave one algorithm to each operation.
  *
  * There is no ring (Patarasuk and Yuan 2009): it moves as many bytes as scatter_gather
  * and recursive halving, in 2 (nodes - 1) message times, and combines each of its parts
@@ -19,6 +21,9 @@
 /* Measures the network, the first time that it matters to an operation of
    `bytes` on each rank. Collective, after ddp_node_enter(). */
 ddp_status ddp_hier_tune(ddp_comm *comm, size_t bytes);
-ddp_algorithm ddp_hier_choose(const ddp_reduction *x);
+/* The same on all ranks; the name becomes that of the communicator's last algorithm. */
+ddp_status ddp_hier_choose(const ddp_reduction *x, ddp_algorithm *chosen);
+/* Reads what DDP_ALGORITHM holds; "" asks for nothing. */
+ddp_status ddp_hier_want(const char *list, ddp_wanted_list *wanted);
 
 #endif

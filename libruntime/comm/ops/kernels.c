@@ -81,6 +81,11 @@ static const ddp_kernel_table *kernels(void)
 	return table;
 }
 
+const char *ddp_kernels_name(void)
+{
+	return kernels()->name;
+}
+
 void ddp_combine(const ddp_combination *c, size_t first, size_t count)
 {
 	kernels()->combine(c, first, count);

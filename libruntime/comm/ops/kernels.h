@@ -41,5 +41,7 @@ void ddp_take(void *dst, void *src, size_t bytes);
    name. NULL: this processor has not got it, or is not faster by it. */
 enum { DDP_KERNEL_LEVELS = 4 };
 const char *ddp_kernels_use(int level);
+/* The one in use: "avx512". */
+const char *ddp_kernels_name(void);
 
 #endif
