@@ -285,11 +285,18 @@ typedef enum ddp_memory { DDP_MEMORY_HOST = 0, DDP_MEMORY_DEVICE } ddp_memory;
 enum { DDP_LANES = 4 };
 
 /*
- * One operation. `send` NULL, or equal to where this rank's input lies in
- * `recv`, means in place (the result of reduce_scatter and of scatter then lies
- * at the start of `recv`). The v-forms give `counts` (one per rank, the same on
- * all ranks; for all-to-all: what this rank sends to each) and leave `count` 0;
- * blocks lie one behind the other without gaps. A count of 0 is allowed.
+ * One operation. `send` NULL means in place: this rank's input lies in `recv`. Where MPI
+ * (MPI_IN_PLACE) or NCCL has it, `send` may also point there:
+ *  - all_reduce, reduce (root), all_to_all: `send` is `recv`;
+ *  - all_gather, gather (root): `send` is this rank's block of `recv`;
+ *  - reduce_scatter, scatter (root): the input begins at `recv`, and so does the result; or `recv`
+ *    is this rank's block of `send`.
+ * What a rank gives and what it gets must not overlap otherwise: DDP_ERR_INVALID, which ends the
+ * communicator on all ranks, since one rank alone may have made the mistake.
+ *
+ * The v-forms give `counts` (one per rank, the same on all ranks; for all-to-all: what this rank
+ * sends to each) and leave `count` 0; blocks lie one behind the other without gaps. A count of 0
+ * is allowed. The v-form of all-to-all does not work in place.
  */
 typedef struct ddp_collective {
 	ddp_kind kind;

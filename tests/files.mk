@@ -206,6 +206,7 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_device \
 	tests/ranks/test_comm_device_messages \
 	tests/ranks/test_comm_follow \
+	tests/ranks/test_comm_in_place \
 	tests/ranks/test_comm_lanes \
 	tests/ranks/test_comm_memory \
 	tests/ranks/test_comm_nccl \

@@ -1,6 +1,8 @@
 #include "comm/check.h"
 
 #include <math.h>
+#include <stdint.h>
+#include <stdio.h>
 
 #include "base/error.h"
 #include "base/options.h"
@@ -103,8 +105,63 @@ static const void *input_of(const ddp_comm *comm, const ddp_collective *c)
 	return (const char *)c->recv + offset;
 }
 
-static ddp_status check_buffers(const ddp_comm *comm, const ddp_collective *c)
+/* ---- input and output in one place ------------------------------------------------------- */
+
+/* What MPI (MPI_IN_PLACE) and NCCL allow. */
+static bool is_in_place(const ddp_comm *comm, const ddp_collective *c)
 {
+	const char *send = c->send, *recv = c->recv;
+	const size_t own = sum_of(c->counts, c->count, comm->rank) * ddp_type_bytes(c->type);
+
+	switch (c->kind) {
+	case DDP_REDUCE_SCATTER:
+	case DDP_SCATTER: return recv == send || recv == send + own;
+	case DDP_ALL_GATHER:
+	case DDP_GATHER: return send == recv + own;
+	default: return send == recv;
+	}
+}
+
+static const char *rule_of(ddp_kind kind)
+{
+	switch (kind) {
+	case DDP_REDUCE_SCATTER:
+	case DDP_SCATTER: return "in place, recv begins where send does, or is this rank's block of it";
+	case DDP_ALL_GATHER:
+	case DDP_GATHER: return "in place, send is this rank's block of recv";
+	default: return "in place, send and recv are the same";
+	}
+}
+
+/* Where a rank's input lies in place differs from rank to rank, so one may be wrong alone: its error
+   is one on all ranks, which would else wait for it. */
+static ddp_status refuse_overlap(ddp_comm *comm, const ddp_collective *c)
+{
+	const char *rule = rule_of(c->kind);
+	const ptrdiff_t apart = (const char *)c->send - (const char *)c->recv;
+	char text[256];
+
+	snprintf(text, sizeof(text), "%s: send and recv overlap, send begins %td bytes %s recv; %s (send NULL means "
+	         "in place), otherwise give buffers apart", ddp_kind_name(c->kind), apart < 0 ? -apart : apart,
+	         apart < 0 ? "before" : "behind", rule);
+	if (comm->size == 1)
+		return ddp_fail(DDP_ERR_INVALID, "%s", text);
+	return ddp_comm_break(comm, DDP_ERR_INVALID, comm->rank, "%s", text);
+}
+
+/* Of the bytes that this rank gives and gets. */
+static ddp_status check_overlap(ddp_comm *comm, const ddp_collective *c, size_t send, size_t recv)
+{
+	const uintptr_t from = (uintptr_t)c->send, to = (uintptr_t)c->recv;
+
+	if (send == 0 || recv == 0 || from >= to + recv || to >= from + send || is_in_place(comm, c))
+		return DDP_OK;
+	return refuse_overlap(comm, c);
+}
+
+static ddp_status check_buffers(ddp_comm *comm, const ddp_collective *c)
+{
+	const size_t element = ddp_type_bytes(c->type);
 	bool root = c->root == comm->rank;
 	size_t mine = ddp_block_count(c, comm->rank), all = sum_of(c->counts, c->count, comm->size);
 	size_t send = mine, recv = mine;
@@ -126,10 +183,12 @@ static ddp_status check_buffers(const ddp_comm *comm, const ddp_collective *c)
 		return invalid(c, "send is NULL");
 	if (recv > 0 && c->recv == NULL)
 		return invalid(c, "recv is NULL");
-	return DDP_OK;
+	if (c->kind == DDP_SCATTER && root && c->recv != NULL)
+		recv = mine;
+	return check_overlap(comm, c, send * element, recv * element);
 }
 
-ddp_status ddp_collective_complete(const ddp_comm *comm, const ddp_collective *given,
+ddp_status ddp_collective_complete(ddp_comm *comm, const ddp_collective *given,
                                    ddp_collective *c)
 {
 	ddp_status status = check_shape(comm, given);

@@ -5,8 +5,9 @@
 #include "ddp.h"
 
 /* Checks `given` and writes it to *c with all fields set: the input's place,
-   a scale that is not 0. Local; DDP_ERR_INVALID breaks nothing. */
-ddp_status ddp_collective_complete(const ddp_comm *comm, const ddp_collective *given,
+   a scale that is not 0. Local; DDP_ERR_INVALID breaks nothing, unless input and output overlap as
+   they must not: that may be so on one rank alone, and is an error on all. */
+ddp_status ddp_collective_complete(ddp_comm *comm, const ddp_collective *given,
                                    ddp_collective *c);
 
 #endif

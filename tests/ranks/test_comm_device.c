@@ -238,6 +238,35 @@ static void operations_on_a_device_fail_as_others_do(void **state)
 	test_device_run_both(differ_on_device);
 }
 
+/* Where NCCL has it: this rank's block is both the input's, or the output's, and the other's. */
+static void work_in_place(device_rank *d)
+{
+	const float ones[4] = { 1, 2, 3, 4 };
+	ddp_collective c = test_device_sum(d, 1);
+
+	CHECK_OK(ddp_device_copy(d->device, d->stream, d->memory, ones, sizeof(ones)));
+	c.kind = DDP_REDUCE_SCATTER;
+	c.send = d->memory;
+	c.recv = d->memory + d->rank;
+	CHECK_OK(ddp_run(d->comm, &c));
+	c.kind = DDP_ALL_GATHER;
+	c.send = d->memory + d->rank;
+	c.recv = d->memory;
+	CHECK_OK(ddp_run(d->comm, &c));
+	test_device_read(d);
+	CHECK(d->host[0] == 3 && d->host[1] == 6 && d->host[2] == 9 && d->host[3] == 4);
+	/* On rank 0 this is right. */
+	c.send = d->memory;
+	CHECK(ddp_run(d->comm, &c) == DDP_ERR_INVALID);
+	CHECK(strstr(ddp_last_error(), "send and recv overlap") != NULL);
+}
+
+static void in_place_is_where_nccl_has_it(void **state)
+{
+	(void)state;
+	test_device_run_both(work_in_place);
+}
+
 static int give_wrong_memory(ddp_comm *comm, void *by_nccl)
 {
 	float x = 1;
@@ -273,6 +302,7 @@ int main(void)
 		cmocka_unit_test(a_late_rank_finds_all_that_was_staged),
 		cmocka_unit_test(an_operation_begins_behind_its_queue),
 		cmocka_unit_test(operations_on_a_device_fail_as_others_do),
+		cmocka_unit_test(in_place_is_where_nccl_has_it),
 		cmocka_unit_test(memory_of_the_host_is_refused),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -318,6 +318,15 @@ static void open_device(bench *b, const test_cases *cases)
 		CHECK_OK(ddp_device_queue_create(b->device, DDP_DEVICE_NORMAL, &b->streams[i]));
 }
 
+/* What ran the operations on the device's memory, if there were any. */
+static void check_backend(const bench *b)
+{
+	ddp_comm_info info;
+
+	CHECK_OK(ddp_comm_describe(b->comm, &info));
+	CHECK(info.device_backend[0] == '\0' || strcmp(info.device_backend, b->nccl ? "nccl" : "staged") == 0);
+}
+
 int test_run_cases(ddp_comm *comm, void *argument)
 {
 	const test_cases *cases = argument;
@@ -334,6 +343,7 @@ int test_run_cases(ddp_comm *comm, void *argument)
 		if (i % 8 == 3)
 			run_group(&b);
 	}
+	check_backend(&b);
 	CHECK_OK(ddp_mem_free(comm, arena));
 	return 0;
 }

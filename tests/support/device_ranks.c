@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -15,6 +16,7 @@ bool test_device_by_nccl;
 
 void test_device_set_up(device_rank *d, ddp_comm *comm, const ddp_device_options *options)
 {
+	ddp_comm_info info;
 	void *memory;
 
 	*d = (device_rank){ .comm = comm, .rank = ddp_comm_rank(comm), .size = ddp_comm_size(comm) };
@@ -26,6 +28,8 @@ void test_device_set_up(device_rank *d, ddp_comm *comm, const ddp_device_options
 	CHECK_OK(ddp_device_queue_create(d->device, DDP_DEVICE_NORMAL, &d->other));
 	CHECK_OK(ddp_mem_alloc_on(comm, DDP_MEMORY_DEVICE, sizeof(d->host), &memory));
 	d->memory = memory;
+	CHECK_OK(ddp_comm_describe(comm, &info));
+	CHECK(strcmp(info.device_backend, test_device_by_nccl ? "nccl" : "staged") == 0);
 	test_ranks_together(); /* one that still allocated would hear there of what fails next */
 }
 

@@ -77,10 +77,13 @@ void test_nccl_check_sum(const on_device *d, ddp_comm *comm, void *memory, float
 {
 	float host = (float)(d->rank + 1);
 	ddp_collective c = test_nccl_operation(d, DDP_ALL_REDUCE);
+	ddp_comm_info info;
 
 	CHECK_OK(ddp_device_copy(d->device, d->stream, memory, &host, sizeof(host)));
 	c.recv = memory;
 	CHECK_OK(ddp_run(comm, &c));
+	CHECK_OK(ddp_comm_describe(comm, &info));
+	CHECK(strcmp(info.device_backend, "nccl") == 0);
 	CHECK_OK(ddp_device_copy(d->device, d->stream, &host, memory, sizeof(host)));
 	CHECK_OK(ddp_device_queue_sync(d->device, d->stream));
 	CHECK(host == sum);
