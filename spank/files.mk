@@ -6,6 +6,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/launch/check.c spank/launch/check.h \
 	spank/launch/container.c spank/launch/container.h \
 	spank/launch/daemon.c spank/launch/daemon.h \
+	spank/launch/names.c spank/launch/names.h \
 	spank/launch/table.c spank/launch/table.h \
 	spank/launch/variables.c spank/launch/variables.h \
 	spank/error.c spank/error.h \

@@ -6,18 +6,43 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "spank/launch/variables.h"
 #include "spank/identity/nodelist.h"
+#include "spank/launch/names.h"
+#include "spank/launch/variables.h"
+#include "spank/sink.h"
 
 enum { KEY_BYTES = 32 };
 
 static const char absent[] =
 	"srun --ddp was asked for, but the plugin spank_ddp is not active on this node";
 
+/* The variables in which a node without the plugin leaves that sentence, and what the
+   caller had there. */
+static struct {
+	const char *name;
+	bool with_launcher; /* torchrun, which may be there without `launcher`, too, reads it */
+	char *callers;      /* NULL: nothing */
+} sentences[] = { { "RANK", false, NULL }, { "WORLD_SIZE", false, NULL }, { "PET_NNODES", true, NULL } };
+
+enum { SENTENCES = sizeof(sentences) / sizeof(sentences[0]) };
+
 static bool export_to_tasks(const char *name, const char *value, struct error *error)
 {
 	return setenv(name, value, 1) == 0 ||
 	       error_set(error, "cannot set %s: %s", name, strerror(errno));
+}
+
+static bool put_sentence(int index, struct error *error)
+{
+	const char *name = sentences[index].name, *value = getenv(name);
+
+	if (value != NULL && strcmp(value, absent) != 0) {
+		free(sentences[index].callers);
+		sentences[index].callers = strdup(value);
+		if (sentences[index].callers == NULL)
+			return error_set(error, "no memory for the caller's %s", name);
+	}
+	return export_to_tasks(name, absent, error);
 }
 
 static bool make_key(char key[2 * KEY_BYTES + 1], struct error *error)
@@ -69,45 +94,94 @@ bool launch_prepare(const struct settings *settings, struct error *error)
 
 	unsetenv("SLURM_DDP_KEY");
 	unsetenv("SLURM_DDP_FIRST_HOST");
+	/* Slurm sets it for a step that has ports, and leaves another step's in one without. */
+	unsetenv("SLURM_STEP_RESV_PORTS");
 	if (key[0] == '\0' && !make_key(key, error))
 		return false;
 	if (hostfile != NULL && hostfile[0] != '\0' &&
 	    (!read_hostfile(hostfile, host, error) || !export_to_tasks("SLURM_DDP_FIRST_HOST", host, error)))
 		return false;
-	/* For torchrun, which may be there without `launcher`, too. */
-	if (!export_to_tasks("PET_NNODES", absent, error) ||
-	    (!settings->launcher && (!export_to_tasks("RANK", absent, error) ||
-	                             !export_to_tasks("WORLD_SIZE", absent, error))))
-		return false;
+	for (int i = 0; i < SENTENCES; i++)
+		if ((sentences[i].with_launcher || !settings->launcher) && !put_sentence(i, error))
+			return false;
 	/* Last: without it the nodes refuse, should srun go on after an error. */
 	return export_to_tasks("SLURM_DDP_KEY", key, error);
 }
 
+bool launch_leave_alone(struct error *error)
+{
+	const struct name *name;
+
+	for (int i = 0; i < SENTENCES; i++) {
+		const char *value = getenv(sentences[i].name);
+		if (value == NULL || strcmp(value, absent) != 0)
+			continue;
+		if (sentences[i].callers == NULL)
+			unsetenv(sentences[i].name);
+		else if (!export_to_tasks(sentences[i].name, sentences[i].callers, error))
+			return false;
+	}
+	for (int i = 0; (name = name_at(i)) != NULL; i++)
+		if (name->kind == NAME_HANDOVER)
+			unsetenv(name->text);
+	return true;
+}
+
+/* Who called srun, sbatch or salloc, by its environment. */
+struct caller {
+	bool in_step;        /* a task of a step of --ddp */
+	bool without_plugin; /* such a task on a node without the plugin */
+	const char *derived; /* DDP_DERIVED, NULL without */
+};
+
+static bool is_of_another_step(const struct caller *caller, const struct name *name, const char *value)
+{
+	switch (name->kind) {
+	case NAME_RANK:
+	case NAME_TORCHRUN:
+		return caller->in_step || strcmp(value, absent) == 0;
+	case NAME_STEP:
+		return caller->in_step || caller->without_plugin;
+	case NAME_CHOICE:
+		return name_is_derived(caller->derived, name->text, value);
+	case NAME_SLURM:
+		return caller->in_step || caller->without_plugin;
+	case NAME_HANDOVER:
+		return true;
+	}
+	return false;
+}
+
 void launch_leave_step(void)
 {
-	const char *key = getenv("DDP_KEY");
+	const char *key = getenv("DDP_KEY"), *derived = getenv("DDP_DERIVED");
+	struct caller caller = { .in_step = getenv("DDP_STEP_ID") != NULL,
+		                 .without_plugin = getenv("SLURM_DDP_KEY") != NULL,
+		                 .derived = derived };
+	const struct name *name;
 
 	/* A step's key goes also where a program has kept nothing else of the step. */
 	if (key != NULL && strncmp(key, STEP_KEY, strlen(STEP_KEY)) == 0)
 		unsetenv("DDP_KEY");
-	if (getenv("DDP_STEP_ID") == NULL)
-		return;
-	for (int i = 0; environment_stale_name(i) != NULL; i++)
-		unsetenv(environment_stale_name(i));
-	for (int i = 0; environment_step_name(i) != NULL; i++)
-		unsetenv(environment_step_name(i));
+	for (int i = 0; (name = name_at(i)) != NULL; i++) {
+		const char *value = getenv(name->text);
+		/* DDP_DERIVED is of use to the rest of the loop. */
+		if (value != NULL && value != derived && is_of_another_step(&caller, name, value))
+			unsetenv(name->text);
+	}
+	unsetenv("DDP_DERIVED");
 }
 
 void launch_list_stale(char *text, size_t bytes)
 {
-	size_t used = 0;
+	struct sink sink = sink_on(text, bytes);
+	const struct name *name;
 
-	text[0] = '\0';
-	for (int i = 0; environment_stale_name(i) != NULL && used < bytes; i++) {
-		const char *value = getenv(environment_stale_name(i));
-		if (value != NULL && strcmp(value, absent) != 0)
-			used += (size_t)snprintf(text + used, bytes - used, "%s%s=%.40s", used > 0 ? " " : "",
-			                         environment_stale_name(i), value);
+	for (int i = 0; (name = name_at(i)) != NULL; i++) {
+		const char *value = getenv(name->text);
+		if ((name->kind == NAME_RANK || name->kind == NAME_TORCHRUN) && value != NULL &&
+		    strcmp(value, absent) != 0)
+			sink_add(&sink, "%s%s=%.40s", sink.used > 0 ? " " : "", name->text, value);
 	}
 	make_printable(text);
 }

@@ -19,10 +19,14 @@
  */
 bool launch_prepare(const struct settings *settings, struct error *error);
 
+/* Undoes launch_prepare(), for a step that is no step of tasks: the shell of salloc. */
+bool launch_leave_alone(struct error *error);
+
 /*
- * Takes the variables of another step out of the caller's environment, if it is
- * a task of one: ranks that do not hold in the step or job to be started, and
- * the key, which is not to leave its step.
+ * Takes out of the caller's environment what is of another step: if the caller is a task of
+ * one, ranks that do not hold in the step or job to be started, the key, which is not to
+ * leave its step, and what the plugin has derived for the task, such as OMP_NUM_THREADS.
+ * What a user has set for these stays.
  */
 void launch_leave_step(void);
 

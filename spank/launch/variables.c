@@ -4,56 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "spank/launch/names.h"
+#include "spank/sink.h"
+
 #define TORCHRUN "--ddp=launcher: torchrun sets it"
 
-static const char *const rank_names[] = {
-	"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "GROUP_RANK",
-	"MASTER_ADDR", "MASTER_PORT", "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES",
-	"JAX_PROCESS_ID", "DDP_LOCAL_DEVICE",
-};
-
-/* What torchrun and torch read or set, and would believe. */
-static const char *const launcher_names[] = {
-	"PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT",
-	"PET_RDZV_ID", "PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_STANDALONE",
-	"GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",
-	"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
-	"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE",
-};
-
-/* Of a step, and wrong in any other one. */
-static const char *const step_names[] = {
-	"DDP_PLUGIN_VERSION", "DDP_REQUESTED", "DDP_JOB_ID", "DDP_STEP_ID", "DDP_RESTART_COUNT",
-	"DDP_NODE_NAME", "DDP_ON_FAILURE", "DDP_KEY", "DDP_PROGRESS_FD",
-};
-
-/* How srun's side hands its words over; the task needs them no more. */
-static const char *const handover_names[] = { "SLURM_DDP_KEY", "SLURM_DDP_FIRST_HOST",
-	                                    "SLURM_DDP_RELAY",
-	                                    "SLURM_DDP_ON_FAILURE", "SLURM_DDP_NO_WITNESS" };
-
-enum {
-	KEY_DIGITS = 64,
-	RANK_NAMES = sizeof(rank_names) / sizeof(rank_names[0]),
-	LAUNCHER_NAMES = sizeof(launcher_names) / sizeof(launcher_names[0]),
-	STEP_NAMES = sizeof(step_names) / sizeof(step_names[0]),
-	HANDOVER_NAMES = sizeof(handover_names) / sizeof(handover_names[0]),
-};
-
-const char *environment_stale_name(int index)
-{
-	if (index < 0 || index >= RANK_NAMES + LAUNCHER_NAMES)
-		return NULL;
-	return index < RANK_NAMES ? rank_names[index] : launcher_names[index - RANK_NAMES];
-}
-
-const char *environment_step_name(int index)
-{
-	if (index >= 0 && index < STEP_NAMES)
-		return step_names[index];
-	index -= STEP_NAMES;
-	return index >= 0 && index < HANDOVER_NAMES ? handover_names[index] : NULL;
-}
+enum { KEY_DIGITS = 64 };
 
 /* The place of a name: a second value for it replaces the first. */
 static struct variable *place(struct variables *variables, const char *name)
@@ -63,6 +19,10 @@ static struct variable *place(struct variables *variables, const char *name)
 			return &variables->item[i];
 	if (variables->count == VARIABLES_MAX) {
 		variables->overflow = true;
+		return NULL;
+	}
+	if (name_find(name) == NULL) {
+		variables->unlisted = name;
 		return NULL;
 	}
 	return &variables->item[variables->count++];
@@ -239,15 +199,59 @@ static bool is_key(const char *text)
 	       strspn(text, "0123456789abcdef") == KEY_DIGITS;
 }
 
+/* What the user has set: a container's plugin may have changed the number of threads since. */
+static const char *value_of_user(const struct task_extras *extras, const char *name)
+{
+	return strcmp(name, "OMP_NUM_THREADS") == 0 ? extras->user_threads
+	                                            : environment_get(extras->environment, name);
+}
+
+/* srun, sbatch and salloc take the plugin's own values out again where a task starts them,
+   and leave what the user has set (launch_leave_step()). */
+static void put_derived(struct variables *v, const struct task_extras *extras)
+{
+	char text[VARIABLES_TEXT_MAX];
+	struct sink sink = sink_on(text, sizeof(text));
+
+	for (int i = 0; i < v->count; i++) {
+		const struct variable *variable = &v->item[i];
+		if (variable->value == NULL || name_find(variable->name)->kind != NAME_CHOICE)
+			continue;
+		const char *own = value_of_user(extras, variable->name);
+		if (own == NULL || strcmp(own, variable->value) != 0)
+			sink_add(&sink, "%s%s=%s", sink.used > 0 ? DERIVED_SEPARATOR : "", variable->name,
+			         variable->value);
+	}
+	if (sink.full)
+		v->overflow = true;
+	else if (sink.used > 0)
+		put(v, "DDP_DERIVED", "the plugin", "%s", text);
+}
+
+static bool holds_for_one_step(enum name_kind kind)
+{
+	return kind != NAME_CHOICE && kind != NAME_SLURM;
+}
+
 void environment_clear(struct variables *variables)
 {
+	const struct name *name;
+
 	variables->count = 0;
 	variables->used = 0;
 	variables->overflow = false;
-	for (int i = 0; environment_stale_name(i) != NULL; i++)
-		take_out(variables, environment_stale_name(i), "not of this step");
-	for (int i = 0; environment_step_name(i) != NULL; i++)
-		take_out(variables, environment_step_name(i), "not of this step");
+	variables->unlisted = NULL;
+	for (int i = 0; (name = name_at(i)) != NULL; i++)
+		if (holds_for_one_step(name->kind))
+			take_out(variables, name->text, "not of this step");
+}
+
+static bool nothing_is_lost(const struct variables *variables, struct error *error)
+{
+	if (variables->unlisted != NULL)
+		return error_set(error, "%s is not in the plugin's list of variables", variables->unlisted);
+	return !variables->overflow ||
+	       error_set(error, "the task's variables are longer than %d bytes", VARIABLES_TEXT_MAX);
 }
 
 bool environment_build(struct variables *variables, const struct identity *identity,
@@ -258,8 +262,9 @@ bool environment_build(struct variables *variables, const struct identity *ident
 		return error_set(error, "srun has handed on no key for the step: SLURM_DDP_KEY is %s",
 		                 extras->key != NULL ? "not what it made" : "missing");
 	environment_clear(variables);
-	for (int i = 0; settings->launcher && i < RANK_NAMES; i++)
-		take_out(variables, rank_names[i], TORCHRUN);
+	for (int i = 0; settings->launcher && name_at(i) != NULL; i++)
+		if (name_at(i)->kind == NAME_RANK)
+			take_out(variables, name_at(i)->text, TORCHRUN);
 	if (settings->launcher && !one_task_per_node(identity))
 		return error_set(error, "launcher is for one torchrun per node, but the step has %u tasks on "
 		                 "%u nodes: set --ntasks-per-node=1, or leave launcher out",
@@ -275,7 +280,6 @@ bool environment_build(struct variables *variables, const struct identity *ident
 		put_threads(variables, settings, extras);
 		put_jax_devices(variables, extras);
 	}
-	if (variables->overflow)
-		return error_set(error, "the task's variables are longer than %d bytes", VARIABLES_TEXT_MAX);
-	return true;
+	put_derived(variables, extras);
+	return nothing_is_lost(variables, error);
 }

@@ -17,7 +17,7 @@
 /* Begins DDP_KEY in a step, so that the key is known for a step's wherever it is met. */
 #define STEP_KEY "step:"
 
-enum { VARIABLES_MAX = 64, VARIABLES_TEXT_MAX = 8192 };
+enum { VARIABLES_MAX = 96, VARIABLES_TEXT_MAX = 8192 };
 
 struct variable {
 	const char *name;
@@ -31,6 +31,7 @@ struct variables {
 	char text[VARIABLES_TEXT_MAX]; /* the values */
 	size_t used;
 	bool overflow;
+	const char *unlisted; /* a name that names.c lacks; NULL: none */
 };
 
 /* What tells how many CPUs a task has; 0: not known. */
@@ -68,12 +69,5 @@ bool environment_build(struct variables *variables, const struct identity *ident
 
 /* The variables of a task that is to get none: all names are taken out. */
 void environment_clear(struct variables *variables);
-
-/* The index-th of the names of the RANK family and of other launchers' that a
-   caller's environment may hold from elsewhere; NULL behind the last. */
-const char *environment_stale_name(int index);
-
-/* The same of the names that only the plugin uses, and that hold for one step. */
-const char *environment_step_name(int index);
 
 #endif

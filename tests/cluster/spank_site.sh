@@ -11,6 +11,8 @@ prints_times 2 '^MASTER_ADDR=198\.18\.0\.1$' "addr=ip of the site"
 prints_times 2 '^MASTER_PORT=24[0-4][0-9][0-9]$' "a hashed port in the site's range"
 prints_times 2 '^OMP_NUM_THREADS=1$' "omp=1 of the site"
 prints_times 2 '^DDP_ON_FAILURE=continue$' "on-failure=continue of the site"
+capture as_user env SLURM_STEP_RESV_PORTS=30000 srun --ddp -N2 -n2 printenv MASTER_PORT
+prints_times 2 '^24[0-4][0-9][0-9]$' "and not one that another step had reserved"
 for list in port=30000 addr=nodename addr-suffix=-x; do
 	capture as_user srun "--ddp=$list" true
 	fails_without_hanging "--ddp=$list, which the site keeps for itself, is refused"

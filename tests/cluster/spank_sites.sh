@@ -47,6 +47,40 @@ output=$(cat "$work/submitted")
 prints '^batch unset unset unset unset unset unset$' "the job inherits no rank"
 on_cluster scancel --state=PENDING --user 65534
 
+# What the plugin derives for a task is the task's; what a user has set goes on.
+lines='env | grep -E "^(OMP_NUM_THREADS|JAX_LOCAL_DEVICE_IDS|DDP_[A-Z_]*|NCCL_[A-Z_]*|SLURM_STEP_RESV_PORTS)=" | sort | tr "\n" " "; echo'
+cat >"$work/job6.sh" <<END
+#!/bin/sh
+echo "batch \$($lines)"
+srun -c6 --ddp sh -c 'echo "step \$OMP_NUM_THREADS \${DDP_TIMEOUT-unset} \${DDP_TRACE_DIR-unset}"'
+END
+cat >"$work/derive" <<END
+#!/bin/sh
+echo "outer \$RANK \$($lines)"
+case \$1\$RANK in
+0) srun --overlap -N1 -n1 sh -c '$lines' | sed 's/^/inner /' ;;
+1) export OMP_NUM_THREADS=3 JAX_LOCAL_DEVICE_IDS=9 DDP_TIMEOUT=7 DDP_BUCKET_MB=8 DDP_TRACE_DIR=/own NCCL_NET_PLUGIN=mine NCCL_PROFILER_PLUGIN=own ;;
+esac
+sbatch --parsable -N1 -n1 -c6 -o "$work/job6.\$1\$RANK" "$work/job6.sh" | sed 's/^/submitted /'
+END
+chmod 755 "$work/job6.sh" "$work/derive"
+capture as_user srun --ddp=timeout=90,bucket-mb=2,trace="$work/t r",watch=/p.so,nccl-net=/n.so -N1 -n2 -c1 --gpus-per-task=1 "$work/derive"
+status_is 0 "a task of one CPU submits a job of six"
+prints '^outer 0 .*DDP_BUCKET_MB=2 .*DDP_TIMEOUT=90 DDP_TRACE_DIR=.*/t r JAX_LOCAL_DEVICE_IDS=0 NCCL_NET_PLUGIN=/n.so NCCL_PROFILER_PLUGIN=/p.so OMP_NUM_THREADS=1 SLURM_STEP_RESV_PORTS=' "it has what the plugin derived"
+prints '^inner (SLURM_STEP_RESV_PORTS=[0-9-]+ )?$' "a step that it starts has nothing of it"
+jobs=$(sed -n 's/^submitted //p' <<<"$output" | tr '\n' ' ')
+capture as_user env OMP_NUM_THREADS=1 NCCL_NET_PLUGIN=none srun --ddp -N1 -n1 -c1 "$work/derive" own
+jobs+=$(sed -n 's/^submitted //p' <<<"$output")
+for job in $jobs; do wait_until 60 sh -c "! $source/slurm/cluster run --dir $cluster -- squeue -h -j $job -o %i | grep -q ."; done
+output=$(cat "$work/job6.0")
+prints '^batch $' "nor has the job"
+prints '^step 6 unset unset$' "which trains with the threads of its own CPUs"
+output=$(cat "$work/job6.1")
+prints '^batch DDP_BUCKET_MB=8 DDP_TIMEOUT=7 DDP_TRACE_DIR=/own JAX_LOCAL_DEVICE_IDS=9 NCCL_NET_PLUGIN=mine NCCL_PROFILER_PLUGIN=own OMP_NUM_THREADS=3 $' "what the task itself has set goes on"
+prints '^step 3 7 /own$' "into the job's steps"
+output=$(cat "$work/job6.own0")
+prints '^batch NCCL_NET_PLUGIN=none OMP_NUM_THREADS=1 $' "and so does what the user had set before, though the plugin would have derived the same"
+
 # ---- Open MPI ----------------------------------------------------------------------
 
 if ! command -v mpirun >/dev/null; then

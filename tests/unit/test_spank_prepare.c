@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "spank/launch/variables.h"
+#include "spank/launch/names.h"
 #include "spank/launch/prepare.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -26,11 +26,9 @@ static struct settings defaults(void)
 static int clear(void **state)
 {
 	(void)state;
-	for (int i = 0; environment_stale_name(i) != NULL; i++)
-		unsetenv(environment_stale_name(i));
+	for (int i = 0; name_at(i) != NULL; i++)
+		unsetenv(name_at(i)->text);
 	unsetenv("SLURM_HOSTFILE");
-	unsetenv("SLURM_DDP_KEY");
-	unsetenv("SLURM_DDP_FIRST_HOST");
 	return 0;
 }
 
@@ -137,35 +135,101 @@ static void stale_variables_are_listed(void **state)
 	assert_string_equal(text, "");
 }
 
+/* The names that are set now, except those of a kind. */
+static int count_left(enum name_kind except)
+{
+	int count = 0;
+
+	for (int i = 0; name_at(i) != NULL; i++)
+		count += name_at(i)->kind != except && getenv(name_at(i)->text) != NULL;
+	return count;
+}
+
 static void variables_of_another_step_are_taken_out(void **state)
 {
-	static const char *const names[] = {
-		"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "JAX_PROCESS_ID", "PET_NNODES",
-		"DDP_LOCAL_DEVICE", "DDP_KEY", "DDP_PLUGIN_VERSION", "DDP_REQUESTED", "DDP_JOB_ID",
-		"DDP_RESTART_COUNT", "DDP_NODE_NAME", "DDP_ON_FAILURE", "DDP_PROGRESS_FD",
-		"SLURM_DDP_KEY", "SLURM_DDP_RELAY", "DDP_STEP_ID",
-	};
-
 	(void)state;
-	/* The last one tells that the others are the plugin's. */
-	for (size_t i = 0; i < COUNT(names) - 1; i++)
-		setenv(names[i], "7", 1);
+	/* DDP_STEP_ID tells that the others are the plugin's. */
+	for (int i = 0; name_at(i) != NULL; i++)
+		if (name_at(i)->kind != NAME_HANDOVER && strcmp(name_at(i)->text, "DDP_STEP_ID") != 0)
+			setenv(name_at(i)->text, "7", 1);
 	launch_leave_step();
-	for (size_t i = 0; i < COUNT(names) - 1; i++)
-		assert_string_equal(getenv(names[i]), "7");
+	for (int i = 0; name_at(i) != NULL; i++) {
+		const char *name = name_at(i)->text;
+		bool stays = name_at(i)->kind != NAME_HANDOVER && strcmp(name, "DDP_STEP_ID") != 0 &&
+		             strcmp(name, "DDP_DERIVED") != 0;
+		if ((getenv(name) != NULL) != stays)
+			fail_msg("%s is %s", name, stays ? "taken out" : "left");
+	}
 	/* Nor is a step's key left, whatever else a program has taken out. */
 	setenv("DDP_KEY", "step:7", 1);
 	launch_leave_step();
 	assert_null(getenv("DDP_KEY"));
 	setenv("DDP_KEY", "7", 1);
 	setenv("DDP_STEP_ID", "7", 1);
+	setenv("SLURM_DDP_RELAY", "7", 1);
+	launch_leave_step();
+	assert_int_equal(count_left(NAME_CHOICE), 0);
+	assert_string_equal(getenv("OMP_NUM_THREADS"), "7");
+}
+
+/* A node without the plugin leaves there what srun has put in. */
+static void words_for_a_node_without_the_plugin_are_taken_out(void **state)
+{
+	struct settings settings = defaults();
+	struct error error;
+
+	(void)state;
+	assert_true(launch_prepare(&settings, &error));
+	setenv("DDP_REQUESTED", "7.0", 1);
+	setenv("SLURM_STEP_RESV_PORTS", "20001", 1);
 	setenv("OMP_NUM_THREADS", "7", 1);
 	launch_leave_step();
-	for (size_t i = 0; i < COUNT(names); i++)
-		if (getenv(names[i]) != NULL)
-			fail_msg("%s is left", names[i]);
+	assert_int_equal(count_left(NAME_CHOICE), 0);
 	assert_string_equal(getenv("OMP_NUM_THREADS"), "7");
-	unsetenv("OMP_NUM_THREADS");
+}
+
+static void derived_values_are_taken_out_and_others_stay(void **state)
+{
+	static const struct { const char *derived, *threads, *trace; bool has_threads, has_trace; } cases[] = {
+		{ "OMP_NUM_THREADS=4\tDDP_TRACE_DIR=/a b", "4", "/a b", false, false },
+		{ "OMP_NUM_THREADS=4\tDDP_TRACE_DIR=/a b", "8", "/a b", true, false },
+		{ "OMP_NUM_THREADS=4\tDDP_TRACE_DIR=/a b", "4", "/a", false, true },
+		{ "OMP_NUM_THREADS=44\tDDP_TRACE_DIR=/a", "4", "/a b", true, true },
+		{ "DDP_TRACE_DIR=/a", "4", "/a", true, false },
+		{ "XOMP_NUM_THREADS=4\tOMP_NUM_THREADS", "4", "", true, true },
+		{ "\t\t", "4", "", true, true }, { "", "4", "", true, true }, { NULL, "4", "/a", true, true },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		clear(NULL);
+		if (cases[i].derived != NULL)
+			setenv("DDP_DERIVED", cases[i].derived, 1);
+		setenv("OMP_NUM_THREADS", cases[i].threads, 1);
+		setenv("DDP_TRACE_DIR", cases[i].trace, 1);
+		launch_leave_step();
+		if ((getenv("OMP_NUM_THREADS") != NULL) != cases[i].has_threads ||
+		    (getenv("DDP_TRACE_DIR") != NULL) != cases[i].has_trace)
+			fail_msg("case %zu", i);
+		assert_null(getenv("DDP_DERIVED"));
+	}
+}
+
+static void step_without_tasks_gets_what_the_caller_had(void **state)
+{
+	struct settings settings = defaults();
+	struct error error;
+
+	(void)state;
+	setenv("RANK", "7", 1);
+	/* Each component of a heterogeneous step prepares. */
+	assert_true(launch_prepare(&settings, &error));
+	assert_true(launch_prepare(&settings, &error));
+	setenv("SLURM_DDP_RELAY", "7", 1);
+	assert_true(launch_leave_alone(&error));
+	assert_string_equal(getenv("RANK"), "7");
+	unsetenv("RANK");
+	assert_int_equal(count_left(NAME_CHOICE), 0);
 }
 
 int main(void)
@@ -177,6 +241,9 @@ int main(void)
 		cmocka_unit_test_setup(missing_hostfile_is_an_error_that_names_it, clear),
 		cmocka_unit_test_setup(stale_variables_are_listed, clear),
 		cmocka_unit_test_setup(variables_of_another_step_are_taken_out, clear),
+		cmocka_unit_test_setup(words_for_a_node_without_the_plugin_are_taken_out, clear),
+		cmocka_unit_test_setup(derived_values_are_taken_out_and_others_stay, clear),
+		cmocka_unit_test_setup(step_without_tasks_gets_what_the_caller_had, clear),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -260,6 +260,36 @@ static void cpus_are_the_least_that_a_task_is_given(void **state)
 			fail_msg("%s: %u, not %u", cases[i].what, cpus_of_task(&cases[i].facts), cases[i].cpus);
 }
 
+static void derived_values_are_told_from_the_users(void **state)
+{
+	static const struct { const char *list; bool caller; const char *derived; } cases[] = {
+		{ "", false, "OMP_NUM_THREADS=4" }, { "omp=keep", false, NULL },
+		{ "", true, NULL }, /* all is the user's */
+		{ "omp=cpus,timeout=90,bucket-mb=2", true, "DDP_BUCKET_MB=2" }, /* 4 and 90 are the user's, too */
+		{ "omp=1,timeout=9", true, "DDP_TIMEOUT=9\tOMP_NUM_THREADS=1" },
+		{ "trace=/a b,nccl-net=/n.so,watch=/w.so", false,
+		  "NCCL_PROFILER_PLUGIN=/w.so\tNCCL_NET_PLUGIN=/n.so\tDDP_TRACE_DIR=/a b\tOMP_NUM_THREADS=4" },
+		{ "nccl-net=/n.so,watch=/w.so", true, NULL },
+	};
+	static struct variables variables;
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct identity identity = task();
+		char **environment = cases[i].caller
+			? ENVIRONMENT(V("OMP_NUM_THREADS=77") V("DDP_TIMEOUT=90") V("NCCL_NET_PLUGIN=none")
+			              V("NCCL_PROFILER_PLUGIN=mine")) : ENVIRONMENT();
+		struct task_extras with = extras(environment);
+		/* A container's plugin has set 77. */
+		with.user_threads = cases[i].caller ? "4" : NULL;
+		build(&variables, cases[i].list, &identity, &with);
+		if (cases[i].derived != NULL)
+			expect(&variables, "DDP_DERIVED", cases[i].derived);
+		else
+			expect_no_value(&variables, "DDP_DERIVED");
+	}
+}
+
 static void jax_is_told_of_devices_that_are_the_tasks_own(void **state)
 {
 	static const struct { struct gpu_view gpu; bool caller; const char *devices; } cases[] = {
@@ -459,6 +489,7 @@ int main(void)
 		cmocka_unit_test(threads_follow_omp),
 		cmocka_unit_test(threads_of_a_container_are_nobodys),
 		cmocka_unit_test(cpus_are_the_least_that_a_task_is_given),
+		cmocka_unit_test(derived_values_are_told_from_the_users),
 		cmocka_unit_test(jax_is_told_of_devices_that_are_the_tasks_own),
 		cmocka_unit_test(address_of_version_6_gets_brackets_in_a_pair),
 		cmocka_unit_test(launcher_gives_pet_and_no_rank),

@@ -1,0 +1,95 @@
+#include "spank/launch/names.h"
+
+#include <stddef.h>
+#include <string.h>
+
+static const struct name names[] = {
+	{ "RANK", NAME_RANK },
+	{ "WORLD_SIZE", NAME_RANK },
+	{ "LOCAL_RANK", NAME_RANK },
+	{ "LOCAL_WORLD_SIZE", NAME_RANK },
+	{ "NODE_RANK", NAME_RANK },
+	{ "NNODES", NAME_RANK },
+	{ "GROUP_RANK", NAME_RANK },
+	{ "MASTER_ADDR", NAME_RANK },
+	{ "MASTER_PORT", NAME_RANK },
+	{ "JAX_COORDINATOR_ADDRESS", NAME_RANK },
+	{ "JAX_NUM_PROCESSES", NAME_RANK },
+	{ "JAX_PROCESS_ID", NAME_RANK },
+	{ "DDP_LOCAL_DEVICE", NAME_RANK },
+
+	{ "PET_NNODES", NAME_TORCHRUN },
+	{ "PET_NODE_RANK", NAME_TORCHRUN },
+	{ "PET_NPROC_PER_NODE", NAME_TORCHRUN },
+	{ "PET_MASTER_ADDR", NAME_TORCHRUN },
+	{ "PET_MASTER_PORT", NAME_TORCHRUN },
+	{ "PET_RDZV_ID", NAME_TORCHRUN },
+	{ "PET_RDZV_BACKEND", NAME_TORCHRUN },
+	{ "PET_RDZV_ENDPOINT", NAME_TORCHRUN },
+	{ "PET_STANDALONE", NAME_TORCHRUN },
+	{ "GROUP_WORLD_SIZE", NAME_TORCHRUN },
+	{ "ROLE_RANK", NAME_TORCHRUN },
+	{ "ROLE_WORLD_SIZE", NAME_TORCHRUN },
+	{ "ROLE_NAME", NAME_TORCHRUN },
+	{ "TORCHELASTIC_RUN_ID", NAME_TORCHRUN },
+	{ "TORCHELASTIC_RESTART_COUNT", NAME_TORCHRUN },
+	{ "TORCHELASTIC_MAX_RESTARTS", NAME_TORCHRUN },
+	{ "TORCHELASTIC_USE_AGENT_STORE", NAME_TORCHRUN },
+	{ "TORCHELASTIC_ERROR_FILE", NAME_TORCHRUN },
+
+	{ "DDP_PLUGIN_VERSION", NAME_STEP },
+	{ "DDP_REQUESTED", NAME_STEP },
+	{ "DDP_JOB_ID", NAME_STEP },
+	{ "DDP_STEP_ID", NAME_STEP },
+	{ "DDP_RESTART_COUNT", NAME_STEP },
+	{ "DDP_NODE_NAME", NAME_STEP },
+	{ "DDP_ON_FAILURE", NAME_STEP },
+	{ "DDP_KEY", NAME_STEP },
+	{ "DDP_PROGRESS_FD", NAME_STEP },
+	{ "DDP_DERIVED", NAME_STEP },
+
+	{ "OMP_NUM_THREADS", NAME_CHOICE },
+	{ "JAX_LOCAL_DEVICE_IDS", NAME_CHOICE },
+	{ "NCCL_PROFILER_PLUGIN", NAME_CHOICE },
+	{ "NCCL_NET_PLUGIN", NAME_CHOICE },
+	{ "DDP_TIMEOUT", NAME_CHOICE },
+	{ "DDP_BUCKET_MB", NAME_CHOICE },
+	{ "DDP_TRACE_DIR", NAME_CHOICE },
+
+	{ "SLURM_STEP_RESV_PORTS", NAME_SLURM },
+
+	{ "SLURM_DDP_KEY", NAME_HANDOVER },
+	{ "SLURM_DDP_FIRST_HOST", NAME_HANDOVER },
+	{ "SLURM_DDP_RELAY", NAME_HANDOVER },
+	{ "SLURM_DDP_ON_FAILURE", NAME_HANDOVER },
+	{ "SLURM_DDP_NO_WITNESS", NAME_HANDOVER },
+};
+
+enum { NAMES = sizeof(names) / sizeof(names[0]) };
+
+const struct name *name_at(int index)
+{
+	return index >= 0 && index < NAMES ? &names[index] : NULL;
+}
+
+const struct name *name_find(const char *text)
+{
+	for (int i = 0; i < NAMES; i++)
+		if (strcmp(names[i].text, text) == 0)
+			return &names[i];
+	return NULL;
+}
+
+bool name_is_derived(const char *derived, const char *text, const char *value)
+{
+	size_t name_length = strlen(text), value_length = strlen(value);
+
+	for (const char *item = derived; item != NULL && *item != '\0';) {
+		size_t length = strcspn(item, DERIVED_SEPARATOR);
+		if (length == name_length + 1 + value_length && memcmp(item, text, name_length) == 0 &&
+		    item[name_length] == '=' && memcmp(item + name_length + 1, value, value_length) == 0)
+			return true;
+		item += length + (item[length] != '\0');
+	}
+	return false;
+}

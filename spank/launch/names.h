@@ -1,0 +1,38 @@
+/*
+ * The one list of the variables that the plugin sets or takes out. What sets them
+ * (variables.c) and what takes them out (prepare.c) go by it, and a test holds
+ * srun-ddp(7) against it. Pure.
+ */
+#ifndef SPANK_NAMES_H
+#define SPANK_NAMES_H
+
+#include <stdbool.h>
+
+/* What a name's value in a caller's environment means to the step or job that it starts. */
+enum name_kind {
+	NAME_RANK,     /* RANK and what comes with it: of the caller's step */
+	NAME_TORCHRUN, /* torchrun and torch read or set it, and would believe it */
+	NAME_STEP,     /* only the plugin sets it: of the caller's step */
+	NAME_CHOICE,   /* the user may set it, too; DDP_DERIVED tells the plugin's value from the user's */
+	NAME_SLURM,    /* Slurm sets it for a step, and does not take it out of the next one */
+	NAME_HANDOVER, /* srun's word to its nodes; a task needs it no more */
+};
+
+struct name {
+	const char *text;
+	enum name_kind kind;
+};
+
+/* The index-th name, NULL behind the last. */
+const struct name *name_at(int index);
+
+/* The entry of a name, or NULL. */
+const struct name *name_find(const char *text);
+
+/* Parts the items of DDP_DERIVED, each NAME=VALUE; no value of the plugin's has it. */
+#define DERIVED_SEPARATOR "\t"
+
+/* Whether DDP_DERIVED, which may be NULL, says that the plugin set the name to this value. */
+bool name_is_derived(const char *derived, const char *text, const char *value);
+
+#endif
