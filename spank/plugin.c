@@ -11,6 +11,7 @@
 #include "spank/plugin.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,6 +32,18 @@ SPANK_PLUGIN(spank_ddp, 1)
 
 static struct plugin plugin;
 static struct stepd stepd = { .plugin = &plugin, .node = { .supervise = { .progress_fd = -1 } } };
+
+enum { LIST_MAX = 4096 };
+
+/* Slurm hands one list of --ddp, the last, to all components of a heterogeneous job or step. */
+static struct {
+	bool given;           /* to the component whose options are being read */
+	char list[LIST_MAX];  /* the last one, "" for --ddp alone */
+	bool any;             /* a component before had one: */
+	char first[LIST_MAX];
+} components;
+
+static int lines_of_plugstack;
 
 static int take_option(int value, const char *argument, int remote);
 
@@ -68,6 +81,12 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 
 	if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE)
 		return 0;
+	/* Both lines would have one state, and the second one's callbacks find what the first's left. */
+	if (++lines_of_plugstack > 1) {
+		error_set(&plugin.error, "plugstack.conf names spank_ddp.so %d times, by itself or by files that "
+		          "it includes: the administrator should leave one line", lines_of_plugstack);
+		return 0;
+	}
 	if (!site_parse(&plugin.site, ac, argv, &plugin.error) || !check_version(spank, &plugin.error))
 		slurm_debug("ddp: %s", plugin.error.text);
 	plugin.settings = plugin.site.defaults;
@@ -83,6 +102,29 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 	return 0;
 }
 
+static void note_list(const char *list)
+{
+	components.given = true;
+	if (list == NULL || strcmp(list, "(null)") == 0)
+		list = "";
+	snprintf(components.list, sizeof(components.list), "%s", list);
+}
+
+/* Called behind the options of each component; one without --ddp has the others' list. */
+static bool components_agree(struct error *error)
+{
+	if (!components.given)
+		return true;
+	components.given = false;
+	if (!components.any)
+		memcpy(components.first, components.list, sizeof(components.first));
+	components.any = true;
+	return strcmp(components.first, components.list) == 0 ||
+	       error_set(error, "Slurm gives all components of a heterogeneous job or step one list, but "
+	                 "one has --ddp='%.80s' and another one has --ddp='%.80s': give each the same",
+	                 components.first, components.list);
+}
+
 /* May run twice: for what sbatch handed on, then for srun's own; the last one
    counts, and each starts from the site's defaults. */
 static int take_option(int value, const char *argument, int remote)
@@ -90,6 +132,7 @@ static int take_option(int value, const char *argument, int remote)
 	struct error error = { "" };
 
 	(void)value;
+	note_list(argument);
 	plugin.requested = true;
 	plugin.settings = plugin.site.defaults;
 	if (plugin.error.text[0] == '\0')
@@ -115,6 +158,13 @@ bool plugin_locks(const struct plugin *asked, const char *key)
 
 /* ---- srun, sbatch, salloc ------------------------------------------------------- */
 
+/* Slurm would go on after the error of a plugin that plugstack.conf calls optional. */
+static int refuse(const struct error *error)
+{
+	slurm_error("ddp: %s", error->text);
+	exit(1);
+}
+
 int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
 {
 	spank_context_t context = spank_context();
@@ -126,12 +176,15 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
 	(void)argv;
 	if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR)
 		return 0;
+	if (!components_agree(&error))
+		return refuse(&error);
 	launch_list_stale(stale, sizeof(stale));
 	launch_leave_step();
+	if (context == S_CTX_LOCAL && srun_is_salloc_shell())
+		plugin.requested = false;
 	if (context != S_CTX_LOCAL || !plugin.requested || srun_begin(&plugin, stale, &error))
 		return 0;
-	slurm_error("ddp: %s", error.text);
-	return -1;
+	return refuse(&error);
 }
 
 int slurm_spank_local_user_init(spank_t spank, int ac, char *argv[])

@@ -35,6 +35,18 @@ static bool parse_word(struct site *site, const char *word, uint32_t *seen, stru
 	return true;
 }
 
+/* What a user may say of one step would make all steps do nothing. */
+static bool check_defaults(const struct settings *defaults, struct error *error)
+{
+	if (defaults->check != CHECK_NO)
+		return error_set(error, "key 'check' is for users: as the site's default it would keep every "
+		                 "job's program from running, and call that a success");
+	if (defaults->off)
+		return error_set(error, "key 'off' is for users: as the site's default it would leave every "
+		                 "--ddp without ranks; take the plugin's line out instead");
+	return true;
+}
+
 bool site_parse(struct site *site, int count, char *const words[], struct error *error)
 {
 	uint32_t seen = 0;
@@ -43,7 +55,7 @@ bool site_parse(struct site *site, int count, char *const words[], struct error 
 	memset(site, 0, sizeof(*site));
 	settings_init(&site->defaults);
 	for (int i = 0; i < count; i++) {
-		if (parse_word(site, words[i], &seen, &reason))
+		if (parse_word(site, words[i], &seen, &reason) && check_defaults(&site->defaults, &reason))
 			continue;
 		memset(site, 0, sizeof(*site));
 		settings_init(&site->defaults);

@@ -18,7 +18,6 @@
 #include "spank/failure/relay.h"
 #include "spank/failure/step.h"
 #include "spank/failure/timeline.h"
-#include "spank/launch/container.h"
 #include "spank/launch/prepare.h"
 #include "spank/launch/table.h"
 
@@ -69,9 +68,9 @@ static void listen_for_nodes(const struct plugin *plugin)
 		slurm_debug("ddp: cannot set SLURM_DDP_RELAY: %s", strerror(errno));
 }
 
-/* -K0 is the user's word on the same matter: it counts more than the site's
-   default, and less than on-failure= and the site's lock. */
-static void take_srun_options(struct plugin *plugin)
+/* What srun was started with, each word with its NUL behind it. srun has read its
+   options by getopt(3): the first `optind` words are its own. */
+static const char *command_line(size_t *bytes)
 {
 	static char words[COMMAND_LINE_MAX];
 	int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
@@ -79,15 +78,25 @@ static void take_srun_options(struct plugin *plugin)
 
 	if (fd >= 0)
 		close(fd);
+	*bytes = got > 0 ? (size_t)got : 0;
+	return words;
+}
+
+/* -K0 is the user's word on the same matter: it counts more than the site's
+   default, and less than on-failure= and the site's lock. */
+static void take_srun_options(struct plugin *plugin)
+{
+	size_t bytes;
+	const char *words = command_line(&bytes);
+
 	unsetenv("SLURM_DDP_ON_FAILURE");
 	unsetenv("SLURM_DDP_NO_WITNESS");
 	/* The witness is in the first task's cgroup, which is then to be empty first. */
-	if ((srun_waits_for_children(words, got > 0 ? (size_t)got : 0, optind) ||
+	if ((srun_waits_for_children(words, bytes, optind) ||
 	     getenv("SLURM_WAIT_FOR_CHILDREN") != NULL) && setenv("SLURM_DDP_NO_WITNESS", "1", 1) != 0)
 		slurm_debug("ddp: cannot set SLURM_DDP_NO_WITNESS: %s", strerror(errno));
-	/* srun has read its options by getopt(3). */
 	if (plugin_locks(plugin, "on-failure") || option_given(&plugin->settings, "on-failure") ||
-	    !srun_goes_on_after_failure(words, got > 0 ? (size_t)got : 0, optind, getenv("SLURM_KILL_BAD_EXIT")))
+	    !srun_goes_on_after_failure(words, bytes, optind, getenv("SLURM_KILL_BAD_EXIT")))
 		return;
 	plugin->settings.kill_on_failure = false;
 	if (setenv("SLURM_DDP_ON_FAILURE", "continue", 1) != 0)
@@ -104,21 +113,37 @@ void srun_leave_with_first_code(int status, void *unused)
 	                                       : WEXITSTATUS(srun.failed_status));
 }
 
+bool srun_is_salloc_shell(void)
+{
+	size_t bytes;
+	const char *words = command_line(&bytes);
+
+	return srun_starts_a_shell(words, bytes, optind);
+}
+
+/* The file by which Slurm lays out the tasks, if -m arbitrary or the file itself says so;
+   NULL: none. */
+static const char *hostfile(void)
+{
+	size_t bytes;
+	const char *words = command_line(&bytes), *nodes = srun_nodes(words, bytes, optind);
+
+	if (nodes == NULL)
+		return getenv("SLURM_HOSTFILE");
+	return strchr(nodes, '/') != NULL ? nodes : NULL;
+}
+
 bool srun_begin(struct plugin *plugin, const char *stale, struct error *error)
 {
 	struct error ignored;
 
 	if (plugin->settings.verbose && stale[0] != '\0')
 		slurm_spank_log("ddp: replaced in the tasks, as not of this step: %s", stale);
-	if ((plugin->settings.verbose || plugin->settings.check != CHECK_NO) && container_plugin_comes_later())
-		slurm_error("ddp: plugstack.conf names spank_pyxis.so behind spank_ddp.so, so that a container's "
-		            "MASTER_PORT, WORLD_SIZE and others would win: the administrator should put "
-		            "spank_ddp.so behind it");
 	take_srun_options(plugin);
 	listen_for_nodes(plugin);
 	if (plugin->settings.check == CHECK_TABLE && !table_begin(&ignored))
 		slurm_debug("ddp: %s", ignored.text);
-	return launch_prepare(&plugin->settings, error);
+	return launch_prepare(&plugin->settings, hostfile(), error);
 }
 
 /* Of a heterogeneous step, Slurm tells of one component, whichever starts first:

@@ -7,6 +7,9 @@
 
 #include "spank/plugin.h"
 
+/* Once the options are known: whether this srun starts the shell of salloc, which has no ranks. */
+bool srun_is_salloc_shell(void);
+
 /* Once the options are known: listens for the nodes, and puts into the environment
    what the tasks' side needs. `stale`: what launch_list_stale() gave. */
 bool srun_begin(struct plugin *plugin, const char *stale, struct error *error);

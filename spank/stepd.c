@@ -12,6 +12,7 @@
 #include "spank/failure/step.h"
 #include "spank/failure/timeline.h"
 #include "spank/identity/identity.h"
+#include "spank/launch/container.h"
 #include "spank/launch/daemon.h"
 
 /* ---- before the tasks ------------------------------------------------------------ */
@@ -77,6 +78,8 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 		return;
 	if (spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS)
 		environment = NULL;
+	/* Here, since a task is forked from a process with threads: the loader's lock. */
+	stepd->container_wins = container_plugin_comes_later();
 	if (plugin->settings.address == ADDRESS_IP && environment != NULL)
 		note_master(&stepd->master, environment);
 	threads = environment_get(environment, "OMP_NUM_THREADS");

@@ -19,6 +19,7 @@ struct stepd {
 	uint32_t affinity;  /* CPUs of slurmstepd, before tasks are bound */
 	char user_threads[64]; /* OMP_NUM_THREADS as the user has set it; "": not */
 	bool daemon;        /* an MPI launcher's: it gets nothing */
+	bool container_wins; /* plugstack.conf names Pyxis behind this plugin */
 	bool no_witness;    /* it would be waited for */
 	struct node node;
 };

@@ -160,6 +160,10 @@ static bool prepare_task(spank_t spank, const struct stepd *stepd, struct error 
 	if (!check_gpus(&identity, settings, &extras.gpu, error) ||
 	    !environment_build(&variables, &identity, settings, &extras, error))
 		return false;
+	if (stepd->container_wins && identity.rank == 0)
+		slurm_spank_log("ddp: plugstack.conf of %s names spank_pyxis.so behind spank_ddp.so, so that in a "
+		                "container the image's MASTER_PORT, WORLD_SIZE and others win: the administrator "
+		                "should put spank_ddp.so behind it", identity.node_name);
 	if (settings->check != CHECK_NO)
 		show_check(settings->check, &identity, &extras, &variables);
 	if (settings->verbose && check_row(&identity, &extras, &variables, row, sizeof(row))) {

@@ -13,17 +13,35 @@ static const char *value_of(const char *word, const char *option, size_t shortes
 	return word[length] == '=' ? word + length + 1 : "";
 }
 
-/* "0" of -K0 and --kill-on-bad-exit=0, "" of -K. */
-static const char *value_of_kill(const char *word)
+/* The same of an option of one letter, which may stand behind others in the word. */
+static const char *value_of_letter(const char *word, char option)
 {
 	/* Of srun's options of one letter those without a value: behind them, in the same
 	   word, others may follow. */
 	static const char flags[] = "EHOQVXZhlsuv";
 	size_t letter = 1 + strspn(word + (word[0] != '\0'), flags);
 
-	if (word[0] == '-' && word[letter] == 'K')
-		return word + letter + 1;
-	return value_of(word, "--kill-on-bad-exit", sizeof("--k") - 1);
+	return word[0] == '-' && word[letter] == option ? word + letter + 1 : NULL;
+}
+
+/* "0" of -K0 and --kill-on-bad-exit=0, "" of -K. */
+static const char *value_of_kill(const char *word)
+{
+	const char *value = value_of_letter(word, 'K');
+
+	return value != NULL ? value : value_of(word, "--kill-on-bad-exit", sizeof("--k") - 1);
+}
+
+/* "" where the value is the next word. */
+static const char *value_of_nodes(const char *word)
+{
+	const char *value = value_of_letter(word, 'w');
+
+	if (value == NULL)
+		value = value_of_letter(word, 'F');
+	if (value == NULL)
+		value = value_of(word, "--nodelist", sizeof("--nodel") - 1);
+	return value != NULL ? value : value_of(word, "--nodefile", sizeof("--nodef") - 1);
 }
 
 /* The next of srun's own words, of which `*left` are left; NULL behind the last. */
@@ -56,6 +74,30 @@ bool srun_waits_for_children(const char *words, size_t bytes, int own_words)
 
 	while ((word = take_word(&words, end, &own_words)) != NULL)
 		if (value_of(word, "--wait-for-children", sizeof("--wait-f") - 1) != NULL)
+			return true;
+	return false;
+}
+
+const char *srun_nodes(const char *words, size_t bytes, int own_words)
+{
+	const char *word, *end = words + bytes, *last = NULL;
+
+	while ((word = take_word(&words, end, &own_words)) != NULL) {
+		const char *value = value_of_nodes(word);
+		if (value != NULL && value[0] == '\0')
+			value = take_word(&words, end, &own_words);
+		if (value != NULL)
+			last = value;
+	}
+	return last;
+}
+
+bool srun_starts_a_shell(const char *words, size_t bytes, int own_words)
+{
+	const char *word, *end = words + bytes;
+
+	while ((word = take_word(&words, end, &own_words)) != NULL)
+		if (value_of(word, "--interactive", sizeof("--int") - 1) != NULL)
 			return true;
 	return false;
 }

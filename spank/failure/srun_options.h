@@ -1,5 +1,5 @@
 /*
- * What the user told srun that matters when tasks end. Slurm tells a plugin neither
+ * What the user told srun that matters to the plugin. Slurm tells a plugin neither
  * srun's options nor where the program's begin. Pure.
  */
 #ifndef SPANK_SRUN_OPTIONS_H
@@ -21,5 +21,13 @@ bool srun_goes_on_after_failure(const char *words, size_t bytes, int own_words, 
 /* Whether the words, of the same kind, hold --wait-for-children: Slurm then takes a
    task for running as long as any process is in its cgroup. */
 bool srun_waits_for_children(const char *words, size_t bytes, int own_words);
+
+/* The value of the words' last -w, --nodelist, -F or --nodefile, NULL without one: Slurm
+   then does not look at SLURM_HOSTFILE. */
+const char *srun_nodes(const char *words, size_t bytes, int own_words);
+
+/* Whether the words hold --interactive, by which salloc starts its shell where slurm.conf
+   says LaunchParameters=use_interactive_step. */
+bool srun_starts_a_shell(const char *words, size_t bytes, int own_words);
 
 #endif

@@ -16,33 +16,10 @@ enum { KEY_BYTES = 32 };
 static const char absent[] =
 	"srun --ddp was asked for, but the plugin spank_ddp is not active on this node";
 
-/* The variables in which a node without the plugin leaves that sentence, and what the
-   caller had there. */
-static struct {
-	const char *name;
-	bool with_launcher; /* torchrun, which may be there without `launcher`, too, reads it */
-	char *callers;      /* NULL: nothing */
-} sentences[] = { { "RANK", false, NULL }, { "WORLD_SIZE", false, NULL }, { "PET_NNODES", true, NULL } };
-
-enum { SENTENCES = sizeof(sentences) / sizeof(sentences[0]) };
-
 static bool export_to_tasks(const char *name, const char *value, struct error *error)
 {
 	return setenv(name, value, 1) == 0 ||
 	       error_set(error, "cannot set %s: %s", name, strerror(errno));
-}
-
-static bool put_sentence(int index, struct error *error)
-{
-	const char *name = sentences[index].name, *value = getenv(name);
-
-	if (value != NULL && strcmp(value, absent) != 0) {
-		free(sentences[index].callers);
-		sentences[index].callers = strdup(value);
-		if (sentences[index].callers == NULL)
-			return error_set(error, "no memory for the caller's %s", name);
-	}
-	return export_to_tasks(name, absent, error);
 }
 
 static bool make_key(char key[2 * KEY_BYTES + 1], struct error *error)
@@ -69,7 +46,7 @@ static bool read_hostfile(const char *path, char host[HOST_NAME_MAX_BYTES], stru
 	FILE *file = fopen(path, "re");
 
 	if (file == NULL)
-		return error_set(error, "cannot read SLURM_HOSTFILE '%.200s': %s", path, strerror(errno));
+		return error_set(error, "cannot read the hostfile '%.200s': %s", path, strerror(errno));
 	while (!found && fgets(line, sizeof(line), file) != NULL) {
 		char *text = line + strspn(line, " \t\r\n,");
 		text[strcspn(text, " \t\r\n*#")] = '\0';
@@ -83,13 +60,12 @@ static bool read_hostfile(const char *path, char host[HOST_NAME_MAX_BYTES], stru
 		found = length > 0;
 	}
 	fclose(file);
-	return found || error_set(error, "SLURM_HOSTFILE '%.200s' names no host", path);
+	return found || error_set(error, "the hostfile '%.200s' names no host", path);
 }
 
-bool launch_prepare(const struct settings *settings, struct error *error)
+bool launch_prepare(const struct settings *settings, const char *hostfile, struct error *error)
 {
 	static char key[2 * KEY_BYTES + 1];
-	const char *hostfile = getenv("SLURM_HOSTFILE");
 	char host[HOST_NAME_MAX_BYTES];
 
 	unsetenv("SLURM_DDP_KEY");
@@ -101,30 +77,13 @@ bool launch_prepare(const struct settings *settings, struct error *error)
 	if (hostfile != NULL && hostfile[0] != '\0' &&
 	    (!read_hostfile(hostfile, host, error) || !export_to_tasks("SLURM_DDP_FIRST_HOST", host, error)))
 		return false;
-	for (int i = 0; i < SENTENCES; i++)
-		if ((sentences[i].with_launcher || !settings->launcher) && !put_sentence(i, error))
-			return false;
+	/* For torchrun, which may be there without `launcher`, too. */
+	if (!export_to_tasks("PET_NNODES", absent, error) ||
+	    (!settings->launcher && (!export_to_tasks("RANK", absent, error) ||
+	                             !export_to_tasks("WORLD_SIZE", absent, error))))
+		return false;
 	/* Last: without it the nodes refuse, should srun go on after an error. */
 	return export_to_tasks("SLURM_DDP_KEY", key, error);
-}
-
-bool launch_leave_alone(struct error *error)
-{
-	const struct name *name;
-
-	for (int i = 0; i < SENTENCES; i++) {
-		const char *value = getenv(sentences[i].name);
-		if (value == NULL || strcmp(value, absent) != 0)
-			continue;
-		if (sentences[i].callers == NULL)
-			unsetenv(sentences[i].name);
-		else if (!export_to_tasks(sentences[i].name, sentences[i].callers, error))
-			return false;
-	}
-	for (int i = 0; (name = name_at(i)) != NULL; i++)
-		if (name->kind == NAME_HANDOVER)
-			unsetenv(name->text);
-	return true;
 }
 
 /* Who called srun, sbatch or salloc, by its environment. */

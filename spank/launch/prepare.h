@@ -14,13 +14,10 @@
 /*
  * Makes the step's key (once in the life of this srun, so that all components
  * of a heterogeneous step get the same), notes the first host of
- * SLURM_HOSTFILE, and puts a sentence in place of the ranks, which a node
+ * the hostfile (NULL or "": there is none), and puts a sentence in place of the ranks, which a node
  * without the plugin leaves there: no program can take it for a number.
  */
-bool launch_prepare(const struct settings *settings, struct error *error);
-
-/* Undoes launch_prepare(), for a step that is no step of tasks: the shell of salloc. */
-bool launch_leave_alone(struct error *error);
+bool launch_prepare(const struct settings *settings, const char *hostfile, struct error *error);
 
 /*
  * Takes out of the caller's environment what is of another step: if the caller is a task of

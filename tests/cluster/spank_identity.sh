@@ -72,6 +72,24 @@ consistent 4 3 "arbitrary distribution by SLURM_HOSTFILE"
 prints '^who 0 4 0 2 2 3 n2 n2 ' "and rank 0 is on the file's first host"
 placed "n2 n0 n2 n1" "and the others where it says"
 
+capture as_user env SLURM_HOSTFILE="$work/hosts" srun --ddp -n4 "$work/who"
+consistent 4 3 "the file alone says arbitrary"
+placed "n2 n0 n2 n1" "and lays the tasks out"
+capture as_user srun --ddp -n4 -m arbitrary -w "$work/hosts" "$work/who"
+consistent 4 3 "arbitrary distribution by -w FILE"
+placed "n2 n0 n2 n1" "in the file's order"
+# With -w Slurm does not look at SLURM_HOSTFILE.
+cat >"$work/named" <<'END'
+#!/bin/sh
+srun --ddp -N1 -n1 -w n0 "$1" && srun --ddp -N1 -n1 -vw n1 "$1" && srun --ddp -n2 -m arbitrary --nodelist=n0,n1 "$1"
+SLURM_HOSTFILE=/nonexistent srun --ddp -n1 -wn2 "$1"
+END
+chmod 755 "$work/named"
+printf 'n2\nn0\nn1\n' >"$work/once"
+capture as_user env SLURM_HOSTFILE="$work/once" salloc -N3 -n3 -c2 "$work/named" "$work/who"
+status_is 0 "steps with -w in a job with a SLURM_HOSTFILE run"
+placed "n0 n1 n2 n0 n1" "where -w says"
+
 capture as_user srun --ddp -n3 -m arbitrary -w n2,n0,n1 "$work/who"
 fails_without_hanging "arbitrary distribution without the file is refused"
 prints 'ddp: rank 0 (runs|does not run) on n[02].*SLURM_HOSTFILE' "and the message says what to do"
@@ -197,6 +215,26 @@ consistent 3 2 "a heterogeneous step in a plain job"
 capture as_user salloc -N2 -w n0,n1 -n4 srun --ddp -w n1 -N1 -n1 "$work/who" : -w n0 -N1 -n1 "$work/who"
 fails_without_hanging "components in an order that nothing tells are refused"
 prints 'ddp: rank 0 (runs|does not run) on n[01], but' "and the message says why"
+
+# Slurm hands one list to all components.
+# differ NAME LIST LIST COMMAND...: is refused, by name
+differ()
+{
+	capture as_user "${@:4}"
+	fails_without_hanging "$1"
+	prints "components of a heterogeneous job or step one list, but one has --ddp='$2' and another one has --ddp='$3'" "with both lists"
+	prints_not '^who' "and runs nothing"
+}
+differ "srun --ddp a : --ddp=off b" '' off srun --ddp -N1 -n1 "$work/who" : --ddp=off -N1 -n1 "$work/who"
+differ "other keys in another component" timeout=11 timeout=22 srun --ddp=timeout=11 -N1 -n1 "$work/who" : --ddp=timeout=22 -N1 -n1 "$work/who"
+differ "a key in one component of a job with --ddp" timeout=11 '' \
+	salloc -N2 -n2 --ddp srun --ddp=timeout=11 -N1 -n1 "$work/who" : -N1 -n1 "$work/who"
+differ "components of a job" '' off salloc -N1 -n1 --ddp : --ddp=off -N1 -n1 "$work/who"
+capture as_user srun --ddp=port=24323 -N1 -n1 "$work/who" : --ddp=port=24323 -N1 -n1 "$work/who"
+consistent 2 2 "the same list for both components"
+prints ' 24323 ' "holds"
+capture as_user srun -N1 -n1 "$work/who" : --ddp=port=24324 -N1 -n1 "$work/who"
+consistent 2 2 "one component's list is that of all"
 
 # As root, too.
 capture on_cluster srun --ddp -N2 -n3 "$work/who"

@@ -28,6 +28,53 @@ prints_not '^ran$' "and runs nothing"
 capture as_user srun --ddp=omp=keep,on-failure=kill -N1 env
 prints '^DDP_ON_FAILURE=kill$' "what the site does not keep, a user may change"
 
+# What is wrong in plugstack.conf is said to who asks for --ddp; other steps run.
+cp "$cluster/plugstack.conf" "$work/plugstack.conf"
+# says WORDS NAME
+says()
+{
+	capture as_user srun echo ran
+	prints '^ran$' "$2: a step without --ddp runs"
+	capture as_user srun --ddp echo ran
+	fails_without_hanging "and --ddp is refused"
+	prints "ddp: --ddp: .*$1" "with the reason"
+	prints_not '^ran$' "and runs nothing"
+	cp "$work/plugstack.conf" "$cluster/plugstack.conf"
+}
+cat "$work/plugstack.conf" >>"$cluster/plugstack.conf"
+says 'plugstack.conf names spank_ddp.so 2 times' "the site's line twice"
+sed -i 's/gpu=error/check/' "$cluster/plugstack.conf"
+says "'check' is for users" "check as a site's default"
+sed -i 's/gpu=error/off/' "$cluster/plugstack.conf"
+says "'off' is for users" "off as a site's default"
+# A node may have another plugstack.
+cat "$work/plugstack.conf" "$work/plugstack.conf" >"$cluster/plugstack.conf"
+cp "$work/plugstack.conf" "$work/once.conf"
+sed "s|^PlugStackConfig=.*|PlugStackConfig=$work/once.conf|" "$cluster/slurm.conf" >"$work/once.slurm.conf"
+capture as_user env SLURM_CONF="$work/once.slurm.conf" srun --ddp echo ran
+prints 'ddp: plugstack.conf names spank_ddp.so 2 times' "twice on a node only: the node says so"
+prints_not '^ran$' "and runs nothing"
+cp "$work/plugstack.conf" "$cluster/plugstack.conf"
+
+# salloc's shell as a step of its own, which has no ranks.
+{ cat "$cluster/slurm.conf"; printf '%s\n' LaunchParameters=use_interactive_step \
+	'InteractiveStepOptions="--interactive --preserve-env $SHELL"'; } >"$work/interactive.conf"
+cat >"$work/shell" <<-'END'
+	#!/bin/sh
+	env | grep -E '^(RANK|WORLD_SIZE|MASTER_|PET_|DDP_|SLURM_DDP_)' | sort | tr '\n' ' ' | sed 's/^/shell /'
+	echo "of $SLURM_STEP_ID"
+	srun --overlap -n2 sh -c 'echo "inside $RANK $WORLD_SIZE"'
+END
+chmod 755 "$work/shell"
+for list in --ddp --ddp=launcher --ddp=check; do
+	capture as_user env SLURM_CONF="$work/interactive.conf" SHELL="$work/shell" RANK=7 PET_NNODES=8 salloc $list -N1 -n2
+	prints '^shell PET_NNODES=8 RANK=7 of (4294967290|-6)$' "salloc $list: an interactive step has what salloc's caller had"
+	case $list in
+	--ddp) prints '^inside 1 2$' "and its srun has ranks" ;;
+	--ddp=check) prints '^rank 1/2 ' "and its srun checks" ;;
+	esac
+done
+
 # Who ends a step: a site that keeps that to itself.
 cp "$cluster/plugstack.conf" "$work/plugstack.conf"
 site_says() { sed "s/on-failure=continue locked=/on-failure=$1 locked=on-failure,/" "$work/plugstack.conf" >"$cluster/plugstack.conf"; }

@@ -153,7 +153,11 @@ else
 	cp "$cluster/plugstack.conf" "$work/plugstack.conf"
 	echo "optional $work/spank_pyxis.so" >>"$cluster/plugstack.conf"
 	capture as_user srun --ddp=check -N1 -n2 true
-	prints_times 1 'plugstack.conf names spank_pyxis.so behind spank_ddp.so' "check warns of Pyxis behind the plugin"
+	prints_times 1 'plugstack.conf of n0 names spank_pyxis.so behind spank_ddp.so' "check warns of Pyxis behind the plugin"
+	capture as_user srun --ddp -N2 -n4 true
+	prints_times 1 'plugstack.conf of n0 names spank_pyxis.so behind spank_ddp.so' "and so does every step, once"
+	capture as_user srun -N2 -n2 true
+	prints_not 'pyxis' "but none without --ddp"
 	# By plugstack.conf.d: the name of our file comes behind pyxis.conf.
 	mkdir "$work/plugstack.conf.d"
 	cp "$work/plugstack.conf" "$work/plugstack.conf.d/$(basename "$source/slurm/spank_ddp.conf")"

@@ -307,6 +307,8 @@ static void wrong_site_lines_are_refused_by_name(void **state)
 		{ { "verbose", "verbose=no" }, "'verbose' is given twice" },
 		{ { "port=25000,verbose" }, "'port'" }, { { "" }, "unknown key ''" },
 		{ { "omp=cpus", "gpu=fatal" }, "'gpu'" }, { { "locked=port," }, "unknown key ''" },
+		{ { "check" }, "'check' is for users" }, { { "omp=1", "check=json" }, "'check' is for users" },
+		{ { "off" }, "'off' is for users" },
 	};
 
 	(void)state;
@@ -325,6 +327,16 @@ static void wrong_site_lines_are_refused_by_name(void **state)
 		assert_int_equal(site.locked, 0);
 		assert_string_equal(shown(&site.defaults), shown(&base));
 	}
+}
+
+static void site_may_say_what_holds_anyway(void **state)
+{
+	char *words[] = { (char[]){ "check=no" }, (char[]){ "off=no" }, (char[]){ "locked=check,off" } };
+	struct site site;
+	struct error error;
+
+	(void)state;
+	assert_true(site_parse(&site, 3, words, &error));
 }
 
 static void empty_site_line_is_the_built_in_defaults(void **state)
@@ -351,6 +363,7 @@ int main(void)
 		cmocka_unit_test(later_list_starts_from_the_defaults_it_is_given),
 		cmocka_unit_test(site_gives_defaults_and_locks_keys),
 		cmocka_unit_test(wrong_site_lines_are_refused_by_name),
+		cmocka_unit_test(site_may_say_what_holds_anyway),
 		cmocka_unit_test(empty_site_line_is_the_built_in_defaults),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -28,7 +28,6 @@ static int clear(void **state)
 	(void)state;
 	for (int i = 0; name_at(i) != NULL; i++)
 		unsetenv(name_at(i)->text);
-	unsetenv("SLURM_HOSTFILE");
 	return 0;
 }
 
@@ -39,12 +38,12 @@ static void key_is_made_once_for_all_components(void **state)
 	char first[80];
 
 	(void)state;
-	assert_true(launch_prepare(&settings, &error));
+	assert_true(launch_prepare(&settings, NULL, &error));
 	snprintf(first, sizeof(first), "%s", getenv("SLURM_DDP_KEY"));
 	assert_int_equal(strlen(first), 64);
 	assert_int_equal(strspn(first, "0123456789abcdef"), 64);
 	unsetenv("SLURM_DDP_KEY");
-	assert_true(launch_prepare(&settings, &error));
+	assert_true(launch_prepare(&settings, NULL, &error));
 	assert_string_equal(getenv("SLURM_DDP_KEY"), first);
 }
 
@@ -55,13 +54,13 @@ static void ranks_of_a_node_without_the_plugin_are_no_numbers(void **state)
 
 	(void)state;
 	setenv("RANK", "7", 1);
-	assert_true(launch_prepare(&settings, &error));
+	assert_true(launch_prepare(&settings, NULL, &error));
 	assert_non_null(strstr(getenv("RANK"), "not active on this node"));
 	assert_non_null(strstr(getenv("WORLD_SIZE"), "not active on this node"));
 	assert_non_null(strstr(getenv("PET_NNODES"), "not active on this node"));
 	clear(NULL);
 	settings.launcher = true;
-	assert_true(launch_prepare(&settings, &error));
+	assert_true(launch_prepare(&settings, NULL, &error));
 	assert_non_null(strstr(getenv("PET_NNODES"), "not active on this node"));
 	assert_null(getenv("RANK"));
 }
@@ -83,8 +82,7 @@ static void first_host_of_a_hostfile_is_found(void **state)
 		assert_true(fd >= 0);
 		assert_int_equal(write(fd, cases[i].text, strlen(cases[i].text)), (ssize_t)strlen(cases[i].text));
 		close(fd);
-		setenv("SLURM_HOSTFILE", path, 1);
-		if (launch_prepare(&settings, &error) != (cases[i].host != NULL))
+		if (launch_prepare(&settings, path, &error) != (cases[i].host != NULL))
 			fail_msg("case %zu: %s", i, error.text);
 		if (cases[i].host != NULL)
 			assert_string_equal(getenv("SLURM_DDP_FIRST_HOST"), cases[i].host);
@@ -102,12 +100,10 @@ static void missing_hostfile_is_an_error_that_names_it(void **state)
 	struct error error;
 
 	(void)state;
-	setenv("SLURM_HOSTFILE", "/nonexistent/hosts", 1);
-	assert_false(launch_prepare(&settings, &error));
+	assert_false(launch_prepare(&settings, "/nonexistent/hosts", &error));
 	assert_non_null(strstr(error.text, "/nonexistent/hosts"));
-	unsetenv("SLURM_HOSTFILE");
 	setenv("SLURM_DDP_FIRST_HOST", "stale", 1);
-	assert_true(launch_prepare(&settings, &error));
+	assert_true(launch_prepare(&settings, NULL, &error));
 	assert_null(getenv("SLURM_DDP_FIRST_HOST"));
 }
 
@@ -130,7 +126,7 @@ static void stale_variables_are_listed(void **state)
 	launch_list_stale(text, sizeof(text));
 	assert_string_equal(text, "RANK=7 MASTER_ADDR=n9??[2J");
 	unsetenv("MASTER_ADDR");
-	assert_true(launch_prepare(&settings, &error));
+	assert_true(launch_prepare(&settings, NULL, &error));
 	launch_list_stale(text, sizeof(text));
 	assert_string_equal(text, "");
 }
@@ -179,7 +175,7 @@ static void words_for_a_node_without_the_plugin_are_taken_out(void **state)
 	struct error error;
 
 	(void)state;
-	assert_true(launch_prepare(&settings, &error));
+	assert_true(launch_prepare(&settings, NULL, &error));
 	setenv("DDP_REQUESTED", "7.0", 1);
 	setenv("SLURM_STEP_RESV_PORTS", "20001", 1);
 	setenv("OMP_NUM_THREADS", "7", 1);
@@ -215,23 +211,6 @@ static void derived_values_are_taken_out_and_others_stay(void **state)
 	}
 }
 
-static void step_without_tasks_gets_what_the_caller_had(void **state)
-{
-	struct settings settings = defaults();
-	struct error error;
-
-	(void)state;
-	setenv("RANK", "7", 1);
-	/* Each component of a heterogeneous step prepares. */
-	assert_true(launch_prepare(&settings, &error));
-	assert_true(launch_prepare(&settings, &error));
-	setenv("SLURM_DDP_RELAY", "7", 1);
-	assert_true(launch_leave_alone(&error));
-	assert_string_equal(getenv("RANK"), "7");
-	unsetenv("RANK");
-	assert_int_equal(count_left(NAME_CHOICE), 0);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -243,7 +222,6 @@ int main(void)
 		cmocka_unit_test_setup(variables_of_another_step_are_taken_out, clear),
 		cmocka_unit_test_setup(words_for_a_node_without_the_plugin_are_taken_out, clear),
 		cmocka_unit_test_setup(derived_values_are_taken_out_and_others_stay, clear),
-		cmocka_unit_test_setup(step_without_tasks_gets_what_the_caller_had, clear),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* spank/srun_options: the -K0 of a user, among the words of srun. */
+/* spank/srun_options: what matters to the plugin among the words of srun. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -73,11 +73,47 @@ static void waiting_for_children_is_found(void **state)
 	assert_false(srun_waits_for_children("", 0, 3));
 }
 
+static void named_nodes_are_found(void **state)
+{
+	static const struct { const char *words; size_t bytes; int own; const char *nodes; } cases[] = {
+#define WORDS(text) text, sizeof(text)
+		{ WORDS("srun\0-wn0\0true"), 2, "n0" }, { WORDS("srun\0-w\0n0\0true"), 3, "n0" },
+		{ WORDS("srun\0-lvw\0n0\0true"), 3, "n0" }, { WORDS("srun\0-lwn0\0true"), 2, "n0" },
+		{ WORDS("srun\0--nodelist=n0,n1\0true"), 2, "n0,n1" }, { WORDS("srun\0--nodelist\0n0\0true"), 3, "n0" },
+		{ WORDS("srun\0--nodel=n0\0true"), 2, "n0" }, { WORDS("srun\0-w\0n0\0-wn1\0true"), 4, "n1" },
+		{ WORDS("srun\0-w\0./hosts\0true"), 3, "./hosts" }, { WORDS("srun\0-F\0hosts\0true"), 3, "hosts" },
+		{ WORDS("srun\0--nodefile=hosts\0true"), 2, "hosts" },
+		{ WORDS("srun\0--nodes=2\0--node\0-N2\0-W3\0true"), 5, NULL },
+		{ WORDS("srun\0true\0-w\0n0"), 1, NULL }, { WORDS("srun\0-w"), 2, NULL }, { WORDS(""), 3, NULL },
+#undef WORDS
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		const char *nodes = srun_nodes(cases[i].words, cases[i].bytes, cases[i].own);
+		if ((nodes != NULL) != (cases[i].nodes != NULL) || (nodes != NULL && strcmp(nodes, cases[i].nodes) != 0))
+			fail_msg("case %zu: '%s'", i, nodes != NULL ? nodes : "(none)");
+	}
+}
+
+static void shell_of_salloc_is_found(void **state)
+{
+	static const char given[] = "srun\0--interactive\0--preserve-env\0--pty\0bash";
+	static const char other[] = "srun\0--input=none\0--in\0program\0--interactive";
+
+	(void)state;
+	assert_true(srun_starts_a_shell(given, sizeof(given), 4));
+	assert_false(srun_starts_a_shell(other, sizeof(other), 3));
+	assert_false(srun_starts_a_shell("", 0, 3));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(zero_is_found_where_srun_would),
 		cmocka_unit_test(waiting_for_children_is_found),
+		cmocka_unit_test(named_nodes_are_found),
+		cmocka_unit_test(shell_of_salloc_is_found),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
