@@ -28,6 +28,7 @@ wireup_sources = \
 	libruntime/wireup/frame.c libruntime/wireup/frame.h \
 	libruntime/wireup/pmix.c \
 	libruntime/wireup/pmix_probe.c libruntime/wireup/pmix_probe.h \
+	libruntime/wireup/ports.c libruntime/wireup/ports.h \
 	libruntime/wireup/resolve.c libruntime/wireup/self.c \
 	libruntime/wireup/socket.c libruntime/wireup/socket.h \
 	libruntime/wireup/star.h libruntime/wireup/star_leaf.c \

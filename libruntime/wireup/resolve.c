@@ -176,6 +176,7 @@ ddp_status ddp_rendezvous_resolve(const ddp_job *job, uint64_t deadline_ns, ddp_
 	bool again;
 
 	*rendezvous = (ddp_rendezvous){ .count = 0 };
+	ddp_ports_choose(job->master_port, &rendezvous->ports);
 	snprintf(rendezvous->where, sizeof(rendezvous->where), "%s:%d", job->master_addr, job->master_port);
 	for (;;) {
 		ddp_status status = resolve_once(job, deadline_ns, rendezvous, &again);

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 
 int ddp_poll_ms(uint64_t deadline_ns, int cap_ms)
 {
@@ -111,9 +112,14 @@ static ddp_status bind_error(const ddp_job *job, const ddp_rendezvous *rendezvou
 {
 	switch (error) {
 	case EADDRINUSE:
+		if (rendezvous->same_user)
+			return ddp_fail(DDP_ERR_IO, "rank 0 on %s cannot listen at %s: another program of "
+			                "this user with the same MASTER_ADDR and MASTER_PORT is just starting",
+			                job->hostname, rendezvous->where);
 		return ddp_fail(DDP_ERR_IO, "rank 0 on %s cannot listen at %s: another program holds the "
-		                "port; choose another MASTER_PORT (srun --ddp=port=N)", job->hostname,
-		                rendezvous->where);
+		                "port, and others hold libddp's own ones (%d to %d); choose another "
+		                "MASTER_PORT (srun --ddp=port=N)", job->hostname, rendezvous->where,
+		                rendezvous->ports.port[1], rendezvous->ports.port[rendezvous->ports.count - 1]);
 	case EADDRNOTAVAIL:
 		return ddp_fail(DDP_ERR_JOB, "rank 0 is on %s, but %s is no address of that node: "
 		                "MASTER_ADDR must be rank 0's node", job->hostname, rendezvous->where);
@@ -130,6 +136,17 @@ static bool is_every_address(const struct sockaddr_storage *address)
 {
 	return address->ss_family == AF_INET6 &&
 	       IN6_IS_ADDR_UNSPECIFIED(&((const struct sockaddr_in6 *)address)->sin6_addr);
+}
+
+static struct sockaddr_storage with_port(const struct sockaddr_storage *address, uint16_t port)
+{
+	struct sockaddr_storage changed = *address;
+
+	if (changed.ss_family == AF_INET)
+		((struct sockaddr_in *)&changed)->sin_port = htons(port);
+	else if (changed.ss_family == AF_INET6)
+		((struct sockaddr_in6 *)&changed)->sin6_port = htons(port);
+	return changed;
 }
 
 /* The errno of what failed; 0 if *fd listens. */
@@ -154,14 +171,56 @@ static int listen_at(const struct sockaddr_storage *address, socklen_t bytes, in
 	return error;
 }
 
-ddp_status ddp_rendezvous_listen(const ddp_job *job, const ddp_rendezvous *rendezvous, int *fd)
+static int listen_at_port(const ddp_rendezvous *rendezvous, int index, int *fd)
 {
 	int error = EADDRNOTAVAIL;
 
 	/* A kernel without IPv6 does not know that family. */
-	for (int i = 0; i < rendezvous->count && (error == EADDRNOTAVAIL || error == EAFNOSUPPORT); i++)
-		error = listen_at(&rendezvous->addresses[i], rendezvous->bytes[i], fd);
-	return error == 0 ? DDP_OK : bind_error(job, rendezvous, error);
+	for (int i = 0; i < rendezvous->count && (error == EADDRNOTAVAIL || error == EAFNOSUPPORT); i++) {
+		const struct sockaddr_storage address = with_port(&rendezvous->addresses[i],
+		                                                  rendezvous->ports.port[index]);
+		error = listen_at(&address, rendezvous->bytes[i], fd);
+	}
+	return error;
+}
+
+ddp_status ddp_rendezvous_listen(const ddp_job *job, ddp_rendezvous *rendezvous, int *fd)
+{
+	char first[DDP_WHERE_MAX], where[DDP_WHERE_MAX];
+	int error = EADDRINUSE, index;
+
+	for (index = 0; index < rendezvous->ports.count && error == EADDRINUSE; index++)
+		error = listen_at_port(rendezvous, index, fd);
+	if (error != 0)
+		return bind_error(job, rendezvous, error);
+	index--;
+	ddp_rendezvous_where(rendezvous, index, where);
+	if (index > 0)
+		ddp_log(DDP_LOG_INFO, "rank 0 on %s listens at %s: another program holds %s", job->hostname,
+		        where, ddp_rendezvous_where(rendezvous, 0, first));
+	memcpy(rendezvous->where, where, sizeof(where));
+	return DDP_OK;
+}
+
+const char *ddp_rendezvous_where(const ddp_rendezvous *rendezvous, int index,
+                                 char text[DDP_WHERE_MAX])
+{
+	const char *colon = strrchr(rendezvous->where, ':');
+
+	if (rendezvous->addresses[0].ss_family == AF_UNIX || colon == NULL)
+		snprintf(text, DDP_WHERE_MAX, "%s", rendezvous->where);
+	else
+		snprintf(text, DDP_WHERE_MAX, "%.*s:%d", (int)(colon - rendezvous->where), rendezvous->where,
+		         rendezvous->ports.port[index]);
+	return text;
+}
+
+bool ddp_socket_is_same_user(int fd)
+{
+	struct ucred peer;
+	socklen_t bytes = sizeof(peer);
+
+	return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid();
 }
 
 /* A port of the kernel's own choice can make a socket connect to itself. */
@@ -200,19 +259,21 @@ static int connect_within(int fd, const struct sockaddr_storage *address, sockle
 	return 0;
 }
 
-ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, uint64_t timeout_ns,
+ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, int index, uint64_t timeout_ns,
                                   uint64_t deadline_ns, int *fd)
 {
+	char where[DDP_WHERE_MAX];
 	int error = ECONNREFUSED;
 
 	for (int i = 0; i < rendezvous->count; i++) {
-		const struct sockaddr_storage *address = &rendezvous->addresses[i];
+		const struct sockaddr_storage address = with_port(&rendezvous->addresses[i],
+		                                                  rendezvous->ports.port[index]);
 		uint64_t until_ns = ddp_now_ns() + timeout_ns;
-		int candidate = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+		int candidate = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 		if (candidate < 0)
 			return ddp_fail_errno(DDP_ERR_IO, errno, "cannot make a socket");
-		error = connect_within(candidate, address, rendezvous->bytes[i],
+		error = connect_within(candidate, &address, rendezvous->bytes[i],
 		                       until_ns < deadline_ns ? until_ns : deadline_ns);
 		if (error == 0) {
 			*fd = candidate;
@@ -220,5 +281,6 @@ ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, uint64_t tim
 		}
 		close(candidate);
 	}
-	return ddp_fail_errno(DDP_ERR_PEER, error, "cannot connect to rank 0 at %s", rendezvous->where);
+	return ddp_fail_errno(DDP_ERR_PEER, error, "cannot connect to rank 0 at %s",
+	                      ddp_rendezvous_where(rendezvous, index, where));
 }

@@ -6,14 +6,17 @@
 #include <sys/socket.h>
 
 #include "job/job.h"
+#include "wireup/ports.h"
 
 enum { DDP_RENDEZVOUS_ADDRESSES = 8, DDP_WHERE_MAX = DDP_HOST_MAX + 16 };
 
-/* Where rank 0 listens. */
+/* Where rank 0 listens: at one of the ports of one of the addresses, or at a local socket. */
 typedef struct ddp_rendezvous {
+	ddp_ports ports; /* count 1 for a local socket, which has none */
 	int count;
 	struct sockaddr_storage addresses[DDP_RENDEZVOUS_ADDRESSES];
 	socklen_t bytes[DDP_RENDEZVOUS_ADDRESSES];
+	bool same_user;            /* no key: both ends ask the kernel whose the other one is */
 	char where[DDP_WHERE_MAX]; /* "n0:20001", for messages */
 } ddp_rendezvous;
 
@@ -24,15 +27,23 @@ typedef struct ddp_rendezvous {
  */
 ddp_status ddp_rendezvous_resolve(const ddp_job *job, uint64_t deadline_ns, ddp_rendezvous *rendezvous);
 
-/* Listens at the first of the addresses that is this node's, and at no other. */
-ddp_status ddp_rendezvous_listen(const ddp_job *job, const ddp_rendezvous *rendezvous, int *fd);
+/* Listens at the first of the addresses that is this node's, and at no other, at the first
+   port that is free; `where` then names that port. */
+ddp_status ddp_rendezvous_listen(const ddp_job *job, ddp_rendezvous *rendezvous, int *fd);
 
 /*
- * Tries each address once; `timeout_ns` at most per address. On failure
+ * Tries each address once at port `index`; `timeout_ns` at most per address. On failure
  * returns DDP_ERR_PEER where a later try may succeed (nobody listens yet).
  */
-ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, uint64_t timeout_ns,
+ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, int index, uint64_t timeout_ns,
                                   uint64_t deadline_ns, int *fd);
+
+/* `where`, with port `index`. */
+const char *ddp_rendezvous_where(const ddp_rendezvous *rendezvous, int index,
+                                 char text[DDP_WHERE_MAX]);
+
+/* Whether the other end of a local socket is a process of this process's user. */
+bool ddp_socket_is_same_user(int fd);
 
 /* Milliseconds until the deadline, at most `cap_ms`, for poll(); 0 if over. */
 int ddp_poll_ms(uint64_t deadline_ns, int cap_ms);

@@ -12,7 +12,7 @@
 
 /* `local`: the ranks are those of ddp_spawn(). Takes over `listener`, also on failure. */
 ddp_status ddp_star_centre_open(bool local, const ddp_job *job, const ddp_key *key,
-                                int listener, const char *where, uint64_t deadline_ns,
+                                int listener, const ddp_rendezvous *rendezvous, uint64_t deadline_ns,
                                 ddp_wireup **wireup);
 
 ddp_status ddp_star_leaf_open(bool local, const ddp_job *job, const ddp_key *key,

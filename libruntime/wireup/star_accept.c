@@ -73,6 +73,12 @@ static ddp_status accept_some(struct ddp_centre *centre)
 {
 	for (int i = 0; i < ACCEPT_BATCH; i++) {
 		int fd = accept4(centre->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+		if (fd >= 0 && centre->same_user && !ddp_socket_is_same_user(fd)) {
+			ddp_log(DDP_LOG_DEBUG, "wire-up: rank 0 on %s refused a connection from another user's "
+			        "process", centre->base.job->hostname);
+			close(fd);
+			continue;
+		}
 		if (fd >= 0) {
 			ddp_status status = welcome(centre, fd);
 			if (status != DDP_OK)

@@ -267,7 +267,7 @@ static const ddp_wireup_ops tcp_ops = { "tcp", centre_exchange, centre_close };
 static const ddp_wireup_ops local_ops = { "local", centre_exchange, centre_close };
 
 ddp_status ddp_star_centre_open(bool local, const ddp_job *job, const ddp_key *key,
-                                int listener, const char *where, uint64_t deadline_ns,
+                                int listener, const ddp_rendezvous *rendezvous, uint64_t deadline_ns,
                                 ddp_wireup **wireup)
 {
 	struct ddp_centre *centre = calloc(1, sizeof(*centre));
@@ -282,7 +282,8 @@ ddp_status ddp_star_centre_open(bool local, const ddp_job *job, const ddp_key *k
 	centre->listener = listener;
 	centre->epoll = -1;
 	centre->unproven.next = centre->unproven.previous = &centre->unproven;
-	snprintf(centre->where, sizeof(centre->where), "%s", where);
+	snprintf(centre->where, sizeof(centre->where), "%s", rendezvous->where);
+	centre->same_user = rendezvous->same_user;
 	ddp_status status = open_centre(centre, deadline_ns);
 	if (status != DDP_OK) {
 		centre_close(&centre->base);

@@ -37,6 +37,7 @@ struct ddp_centre {
 	ddp_wireup base;
 	ddp_key key;
 	int listener, epoll;
+	bool same_user; /* who is accepted only if the kernel says that it is this user's */
 	char where[DDP_WHERE_MAX];
 	struct ddp_link **ranks;    /* [world_size]; NULL: has not come */
 	struct ddp_link *misfit;    /* holds the key, but its identity is wrong */

@@ -1,12 +1,57 @@
 /* Where the star's ranks meet: at MASTER_ADDR:MASTER_PORT, or at the socket
    that ddp_spawn() left open. */
 #include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include "base/error.h"
+#include "base/hash.h"
+#include "job/environment.h"
 #include "job/spawn.h"
 #include "wireup/open.h"
 #include "wireup/star.h"
+
+/* torchrun makes no key. On a single node none is needed: the kernel knows whose a process is. */
+static bool is_torchruns_only_node(const ddp_job *job)
+{
+	return ddp_environment("TORCHELASTIC_RUN_ID") != NULL && job->master_addr[0] != '\0' &&
+	       job->local_world_size == job->world_size;
+}
+
+/* A local socket whose name only this user's ranks of this torchrun derive. */
+static void name_socket(const ddp_job *job, ddp_rendezvous *rendezvous)
+{
+	struct sockaddr_un *address = (struct sockaddr_un *)&rendezvous->addresses[0];
+	char text[512];
+
+	snprintf(text, sizeof(text), "%s %d %s", job->master_addr, job->master_port,
+	         ddp_environment("TORCHELASTIC_RUN_ID"));
+	*rendezvous = (ddp_rendezvous){ .count = 1, .ports.count = 1, .same_user = true };
+	address->sun_family = AF_UNIX;
+	int length = snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, "ddp-%u-%016llx",
+	                      (unsigned)geteuid(), (unsigned long long)ddp_hash(text, strlen(text)));
+	rendezvous->bytes[0] = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
+	snprintf(rendezvous->where, sizeof(rendezvous->where), "the local socket @%s",
+	         address->sun_path + 1);
+}
+
+static ddp_status open_same_user(const ddp_job *job, uint64_t deadline_ns, ddp_wireup **wireup)
+{
+	/* Each end asks the kernel for the other's user; the handshake then only tells ranks. */
+	static const ddp_key no_secret = { .present = true };
+	ddp_rendezvous rendezvous;
+	int listener;
+
+	name_socket(job, &rendezvous);
+	if (job->rank != 0)
+		return ddp_star_leaf_open(true, job, &no_secret, &rendezvous, deadline_ns, wireup);
+	ddp_status status = ddp_rendezvous_listen(job, &rendezvous, &listener);
+	return status == DDP_OK ? ddp_star_centre_open(true, job, &no_secret, listener, &rendezvous,
+	                                               deadline_ns, wireup) : status;
+}
 
 ddp_status ddp_tcp_open(const ddp_job *job, const ddp_key *key, uint64_t deadline_ns,
                         ddp_wireup **wireup)
@@ -14,6 +59,8 @@ ddp_status ddp_tcp_open(const ddp_job *job, const ddp_key *key, uint64_t deadlin
 	ddp_rendezvous rendezvous;
 	int listener;
 
+	if (!key->present && is_torchruns_only_node(job))
+		return open_same_user(job, deadline_ns, wireup);
 	if (job->master_addr[0] == '\0')
 		return ddp_fail(DDP_ERR_JOB, "rank %d on %s: wire-up by TCP needs MASTER_ADDR and MASTER_PORT; "
 		                "srun --ddp sets them", job->rank, job->hostname);
@@ -29,14 +76,14 @@ ddp_status ddp_tcp_open(const ddp_job *job, const ddp_key *key, uint64_t deadlin
 	status = ddp_rendezvous_listen(job, &rendezvous, &listener);
 	if (status != DDP_OK)
 		return status;
-	return ddp_star_centre_open(false, job, key, listener, rendezvous.where, deadline_ns, wireup);
+	return ddp_star_centre_open(false, job, key, listener, &rendezvous, deadline_ns, wireup);
 }
 
 ddp_status ddp_local_open(const ddp_job *job, const ddp_key *key, uint64_t deadline_ns,
                           ddp_wireup **wireup)
 {
 	const ddp_spawned *spawned = ddp_spawned_get();
-	ddp_rendezvous rendezvous = { .count = 1, .where = "the socket of ddp_spawn()" };
+	ddp_rendezvous rendezvous = { .count = 1, .ports.count = 1, .where = "the socket of ddp_spawn()" };
 
 	if (spawned == NULL)
 		return ddp_fail(DDP_ERR_INTERNAL, "this process is no rank of ddp_spawn()");
@@ -44,7 +91,7 @@ ddp_status ddp_local_open(const ddp_job *job, const ddp_key *key, uint64_t deadl
 		int listener = ddp_spawned_listener();
 		if (listener < 0)
 			return ddp_fail_errno(DDP_ERR_NOMEM, errno, "rank 0 cannot listen at %s", rendezvous.where);
-		return ddp_star_centre_open(true, job, key, listener, rendezvous.where, deadline_ns, wireup);
+		return ddp_star_centre_open(true, job, key, listener, &rendezvous, deadline_ns, wireup);
 	}
 	memcpy(&rendezvous.addresses[0], &spawned->rendezvous, spawned->rendezvous_bytes);
 	rendezvous.bytes[0] = spawned->rendezvous_bytes;

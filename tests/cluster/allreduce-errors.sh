@@ -36,7 +36,7 @@ capture as_user srun --ddp=on-failure=continue --mpi=none -N2 --ntasks-per-node=
 fails_without_hanging "a rank that never joins"
 prints 'rank 3' "it is named"
 
-# Its port is taken.
+# Its port is taken, so that ranks meet at another one.
 cat >"$work/occupy.pl" <<'END'
 use IO::Socket::INET;
 my $listener = IO::Socket::INET->new(Listen => 1, LocalPort => 4999) or die "listen: $!";
@@ -47,9 +47,7 @@ capture as_user srun --ddp=port=4999 --mpi=none -N2 --ntasks-per-node=1 sh -c '
 	if [ $SLURM_PROCID = 0 ]; then perl "$1/occupy.pl" "$1" & fi
 	until [ -e "$1/occupied" ]; do sleep 0.1; done
 	"$0" --timeout $2; code=$?; kill $!; exit $code' "$allreduce" "$work" "$seconds"
-fails_without_hanging "a port that is in use"
-prints 'holds the port|in use' "which is said"
-prints 'n0.*4999|4999.*n0' "with the node and the port"
+status_is 0 "a port that is in use is no obstacle"
 
 # Ranks that did not ask for the plugin, and have no PMIx, train no worlds of one.
 capture as_user srun --mpi=none -N2 --ntasks-per-node=1 "$allreduce" --count 10

@@ -131,7 +131,7 @@ capture as_user srun --mpi=none --ddp=on-failure=continue --kill-on-bad-exit=0 -
 	else
 		exec "$0" -t $1
 	fi' "$probe" "$seconds"
-prints 'DDP_ERR_IO.*rank 0 on n0 cannot listen at n0:[0-9]+: another program holds the port' "a port in use is said by rank 0"
+ranks 2 '"world_size":2.* by tcp' "where another program holds the port, ranks meet at one of libddp's own"
 
 # shellcheck disable=SC2016
 capture as_user srun --mpi=none --ddp --kill-on-bad-exit=0 -N2 -n2 sh -c \

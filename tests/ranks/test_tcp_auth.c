@@ -57,6 +57,7 @@ static void other_program_in_rank_0s_place_is_recognised(void **state)
 	(void)state;
 	arrange(2);
 	ranks[0].absent = true;
+	ranks[1].timeout_ms = SHORT_MS;
 	pid_t impostor = start_impostor(greeting, sizeof(greeting));
 	run(2);
 	end_process(impostor);
@@ -88,6 +89,21 @@ static void silent_program_in_rank_0s_place_ends_at_the_deadline(void **state)
 	run(2);
 	end_process(impostor);
 	expect(1, DDP_ERR_TIMEOUT, "rank 0 did not come");
+	expect(1, DDP_ERR_TIMEOUT, "what listens there says nothing");
+}
+
+/* It talks at MASTER_PORT, so that rank 0 has to listen elsewhere. */
+static void ranks_meet_beside_a_program_that_talks(void **state)
+{
+	static const char greeting[] = "220 mail.example ESMTP ready, and more so that it is long enough";
+
+	(void)state;
+	arrange(3);
+	ranks[0].delay_ms = 300;
+	pid_t impostor = start_impostor(greeting, sizeof(greeting));
+	run(3);
+	end_process(impostor);
+	all_are_well(3);
 }
 
 /* Port scanners and worse, for as long as the job wires up. */
@@ -178,6 +194,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(other_program_in_rank_0s_place_is_recognised, begin),
 		cmocka_unit_test_setup(impostor_without_the_key_is_not_believed, begin),
+		cmocka_unit_test_setup(ranks_meet_beside_a_program_that_talks, begin),
 		cmocka_unit_test_setup(silent_program_in_rank_0s_place_ends_at_the_deadline, begin),
 		cmocka_unit_test_setup(intruders_do_not_stop_the_job, begin),
 		cmocka_unit_test_setup(intruders_do_not_fill_the_log, begin),

@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "tests/support/tcp_ranks.h"
+#include "wireup/ports.h"
 
 static void ranks_exchange_blobs_of_many_sizes(void **state)
 {
@@ -176,21 +177,118 @@ static void world_sizes_that_differ_name_both_sides(void **state)
 	expect(2, DDP_ERR_JOB, "5 ranks, rank 0 on node0 says 3");
 }
 
-static void port_in_use_is_said_by_rank_0(void **state)
+/* Listens there, and says nothing to who comes, as PyTorch's store does. */
+static int hold_port(int port)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET };
-	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port) };
+	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+
+	inet_pton(AF_INET, ranks[0].job.master_addr, &address.sin_addr);
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	assert_int_equal(listen(fd, 5), 0);
+	return fd;
+}
+
+/* The first `held` ports are other programs'. */
+static void hold_ports(int held, int fds[DDP_RENDEZVOUS_PORTS])
+{
+	ddp_ports ports;
+
+	ddp_ports_choose(ranks[0].job.master_port, &ports);
+	assert_int_equal(ports.count, DDP_RENDEZVOUS_PORTS);
+	for (int i = 0; i < held; i++)
+		fds[i] = hold_port(ports.port[i]);
+}
+
+static void release_ports(int held, const int fds[DDP_RENDEZVOUS_PORTS])
+{
+	for (int i = 0; i < held; i++)
+		close(fds[i]);
+}
+
+static void ranks_meet_at_a_port_of_libddp_if_others_are_held(void **state)
+{
+	static const int helds[] = { 1, 3, DDP_RENDEZVOUS_PORTS - 1 };
+	int fds[DDP_RENDEZVOUS_PORTS];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(helds) / sizeof(helds[0]); i++) {
+		arrange(3);
+		hold_ports(helds[i], fds);
+		ranks[0].delay_ms = i == 1 ? 500 : 0;
+		run(3);
+		release_ports(helds[i], fds);
+		all_are_well(3);
+		for (int r = 0; r < 3; r++)
+			assert_true(outcomes[r].seconds < LONG_MS * 1e-3 / 2);
+	}
+}
+
+static void no_free_port_is_said_by_rank_0(void **state)
+{
+	int fds[DDP_RENDEZVOUS_PORTS];
 
 	(void)state;
 	arrange(2);
-	ranks[1].absent = true;
-	address.sin_port = htons((uint16_t)ranks[0].job.master_port);
-	inet_pton(AF_INET, ranks[0].job.master_addr, &address.sin_addr);
-	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-	assert_int_equal(listen(fd, 5), 0);
+	ranks[1].timeout_ms = SHORT_MS;
+	hold_ports(DDP_RENDEZVOUS_PORTS, fds);
 	run(2);
-	close(fd);
+	release_ports(DDP_RENDEZVOUS_PORTS, fds);
 	expect(0, DDP_ERR_IO, "another program holds the port");
+	expect(0, DDP_ERR_IO, "choose another MASTER_PORT");
+	expect(1, DDP_ERR_TIMEOUT, "what listens there says nothing");
+}
+
+/* torchrun's agent keeps MASTER_PORT for its store. */
+static void agents_store_keeps_master_port(void **state)
+{
+	int fd;
+
+	(void)state;
+	setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+	setenv("TORCHELASTIC_RUN_ID", "run 7", 1);
+	arrange(3);
+	fd = hold_port(ranks[0].job.master_port);
+	run(3);
+	close(fd);
+	all_are_well(3);
+	/* Without a torchrun that has told the key, ranks of one node need none. */
+	arrange(3);
+	for (int r = 0; r < 3; r++)
+		ranks[r].key.present = false;
+	run(3);
+	all_are_well(3);
+	/* Those of several nodes do. */
+	for (int r = 0; r < 3; r++)
+		ranks[r].job.local_world_size = 2;
+	run(3);
+	unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+	unsetenv("TORCHELASTIC_RUN_ID");
+	for (int r = 0; r < 3; r++)
+		expect(r, DDP_ERR_AUTH, "openssl rand -hex 32");
+}
+
+static void ports_are_the_same_on_all_ranks_and_differ_by_run(void **state)
+{
+	ddp_ports first, again, other;
+
+	(void)state;
+	ddp_ports_choose(29500, &first);
+	assert_true(first.master_first);
+	assert_int_equal(first.port[0], 29500);
+	setenv("TORCHELASTIC_USE_AGENT_STORE", "False", 1);
+	ddp_ports_choose(29500, &again);
+	assert_memory_equal(first.port, again.port, sizeof(first.port));
+	setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+	setenv("TORCHELASTIC_RUN_ID", "77.0.0", 1);
+	ddp_ports_choose(29500, &other);
+	unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+	unsetenv("TORCHELASTIC_RUN_ID");
+	assert_false(other.master_first);
+	for (int i = 0; i < DDP_RENDEZVOUS_PORTS; i++)
+		for (int j = 0; j < DDP_RENDEZVOUS_PORTS; j++)
+			assert_int_not_equal(other.port[i], first.port[j]);
 }
 
 static void too_low_a_descriptor_limit_is_said(void **state)
@@ -321,7 +419,10 @@ int main(void)
 		cmocka_unit_test_setup(rank_killed_at_any_moment_leaves_the_others_with_an_error, begin),
 		cmocka_unit_test_setup(two_claims_to_one_rank_are_named, begin),
 		cmocka_unit_test_setup(world_sizes_that_differ_name_both_sides, begin),
-		cmocka_unit_test_setup(port_in_use_is_said_by_rank_0, begin),
+		cmocka_unit_test_setup(ranks_meet_at_a_port_of_libddp_if_others_are_held, begin),
+		cmocka_unit_test_setup(no_free_port_is_said_by_rank_0, begin),
+		cmocka_unit_test_setup(agents_store_keeps_master_port, begin),
+		cmocka_unit_test_setup(ports_are_the_same_on_all_ranks_and_differ_by_run, begin),
 		cmocka_unit_test_setup(too_low_a_descriptor_limit_is_said, begin),
 		cmocka_unit_test_setup(blob_that_is_too_large_is_refused_and_others_hear_of_it, begin),
 		cmocka_unit_test_setup(address_of_another_node_is_refused_on_rank_0, begin),

@@ -1,0 +1,36 @@
+#include "wireup/ports.h"
+
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/random.h"
+#include "job/environment.h"
+
+/* Below the ports that kernels give to outgoing connections (32768 and up). */
+enum { FIRST_OWN_PORT = 20000, OWN_PORTS = 12000 };
+
+static bool holds(const ddp_ports *ports, uint16_t port)
+{
+	for (int i = 0; i < ports->count; i++)
+		if (ports->port[i] == port)
+			return true;
+	return false;
+}
+
+void ddp_ports_choose(int master_port, ddp_ports *ports)
+{
+	const char *store = ddp_environment("TORCHELASTIC_USE_AGENT_STORE");
+	const char *run = ddp_environment("TORCHELASTIC_RUN_ID");
+	/* Not the count of restarts: torchrun's agents count each on their own. */
+	uint64_t state = (uint64_t)master_port ^ (run != NULL ? ddp_hash(run, strlen(run)) : 0);
+
+	ports->count = 0;
+	ports->master_first = store == NULL || strcmp(store, "True") != 0;
+	if (ports->master_first)
+		ports->port[ports->count++] = (uint16_t)master_port;
+	while (ports->count < DDP_RENDEZVOUS_PORTS) {
+		const uint16_t port = (uint16_t)(FIRST_OWN_PORT + ddp_random_next(&state) % OWN_PORTS);
+		if (port != master_port && !holds(ports, port))
+			ports->port[ports->count++] = port;
+	}
+}
