@@ -52,7 +52,8 @@ AC_DEFUN([_DDP_SLURM_FOUND], [
 # unless the folder is one of the system's. /usr's is, and named by -isystem it
 # would come before the compiler's own.
 AC_DEFUN([DDP_WITH_SLURM], [
-  AC_ARG_WITH([slurm], [AS_HELP_STRING([--with-slurm=DIR], [build the SPANK plugin against Slurm in DIR])],
+  AC_ARG_WITH([slurm], [AS_HELP_STRING([--with-slurm=DIR], [build the SPANK plugin against Slurm in DIR])
+AS_HELP_STRING([--without-slurm], [do not build the SPANK plugin])],
     [], [with_slurm=check])
   AC_REQUIRE([AC_PROG_CPP])
   AS_CASE([$with_slurm], [no|yes|check], [],
@@ -69,7 +70,8 @@ AC_DEFUN([DDP_WITH_SLURM], [
 ])
 
 AC_DEFUN([DDP_WITH_PMIX], [
-  AC_ARG_WITH([pmix], [AS_HELP_STRING([--with-pmix=DIR], [wire ranks up by PMIx in DIR])],
+  AC_ARG_WITH([pmix], [AS_HELP_STRING([--with-pmix=DIR], [wire ranks up by PMIx in DIR])
+AS_HELP_STRING([--without-pmix], [wire ranks up without PMIx])],
     [], [with_pmix=check])
   AS_CASE([$with_pmix], [check|yes],
     [PKG_CHECK_EXISTS([pmix], [
@@ -82,7 +84,8 @@ AC_DEFUN([DDP_WITH_PMIX], [
 ])
 
 AC_DEFUN([DDP_WITH_UCX], [
-  AC_ARG_WITH([ucx], [AS_HELP_STRING([--with-ucx=DIR], [communicate through UCX in DIR])],
+  AC_ARG_WITH([ucx], [AS_HELP_STRING([--with-ucx=DIR], [communicate between nodes through UCX in DIR])
+AS_HELP_STRING([--without-ucx], [communicate on one node only])],
     [], [with_ucx=check])
   # Its own headers do not compile with our warnings, unless they are the system's.
   _DDP_PACKAGE([UCX], [ucx], [ucp/api/ucp.h], [ucp], [ucp_worker_create], [libucx-dev or ucx-devel],
@@ -100,7 +103,8 @@ AC_DEFUN([DDP_WITH_UCX], [
 # header of 0.3.34 defines a macro that config.h has, too; as a system's it may.
 # Without both, products are the kernels' own, which are slow.
 AC_DEFUN([DDP_WITH_BLAS], [
-  AC_ARG_WITH([blas], [AS_HELP_STRING([--with-blas=openblas|onednn|no], [library for matrix products; no: slow ones, built in])],
+  AC_ARG_WITH([blas], [AS_HELP_STRING([--with-blas=openblas|onednn], [library for matrix products])
+AS_HELP_STRING([--without-blas], [use matrix products of our own, which are slow])],
     [], [with_blas=check])
   ddp_blas=no
   BLAS_CFLAGS=
@@ -129,7 +133,8 @@ AC_DEFUN([DDP_WITH_BLAS], [
 # For convolutions, whatever gives matrix products. Its threads have to be OpenMP's, as ours
 # are. After AC_OPENMP.
 AC_DEFUN([DDP_WITH_ONEDNN], [
-  AC_ARG_WITH([onednn], [AS_HELP_STRING([--without-onednn], [do convolutions without oneDNN])],
+  AC_ARG_WITH([onednn], [AS_HELP_STRING([--with-onednn], [fail if oneDNN 2 or 3 is not there for convolutions])
+AS_HELP_STRING([--without-onednn], [do convolutions without oneDNN])],
     [], [with_onednn=check])
   ONEDNN_LIBS=
   ddp_onednn_summary="built in (--without-onednn)"
@@ -161,7 +166,8 @@ AC_DEFUN([DDP_WITH_ONEDNN], [
 # The toolkit is for the module libddp_cuda.so alone. CUDA's runtime is linked into it,
 # so that a node needs no more than the driver.
 AC_DEFUN([DDP_WITH_CUDA], [
-  AC_ARG_WITH([cuda], [AS_HELP_STRING([--with-cuda=DIR], [build the module for GPUs with the CUDA toolkit in DIR (/usr/local/cuda)])],
+  AC_ARG_WITH([cuda], [AS_HELP_STRING([--with-cuda=DIR], [build the module for GPUs with the CUDA toolkit in DIR (/usr/local/cuda)])
+AS_HELP_STRING([--without-cuda], [do not build the module for GPUs])],
     [], [with_cuda=check])
   ddp_cuda=no
   CUDA_CFLAGS=
@@ -209,7 +215,8 @@ AC_DEFUN([DDP_WITH_CUDA], [
 # nvcc compiles kernels/cuda into a module, which needs cuBLASLt.
 AC_DEFUN([DDP_CUDA_KERNELS], [
   AC_ARG_ENABLE([cuda-kernels],
-    [AS_HELP_STRING([--disable-cuda-kernels], [do not compile kernels/cuda, even where nvcc is])],
+    [AS_HELP_STRING([--enable-cuda-kernels], [fail if nvcc is not there to compile kernels/cuda])
+AS_HELP_STRING([--disable-cuda-kernels], [do not compile kernels/cuda])],
     [], [AS_IF([test "x$enable_sanitizer" = xno], [enable_cuda_kernels=check], [enable_cuda_kernels=no])])
   ddp_cuda_kernels=no
   NVCC=no
@@ -234,7 +241,8 @@ AC_DEFUN([DDP_CUDA_KERNELS], [
 ])
 
 AC_DEFUN([DDP_WITH_NCCL], [
-  AC_ARG_WITH([nccl], [AS_HELP_STRING([--with-nccl=DIR], [look for NCCL in DIR])],
+  AC_ARG_WITH([nccl], [AS_HELP_STRING([--with-nccl=DIR], [look for the header of NCCL in DIR])
+AS_HELP_STRING([--without-nccl], [do not look for it; libddp loads NCCL where it runs])],
     [], [with_nccl=check])
   ddp_save_nccl_CPPFLAGS=$CPPFLAGS
   CPPFLAGS="$CPPFLAGS $CUDA_CFLAGS"
@@ -247,7 +255,8 @@ AC_DEFUN([DDP_WITH_NCCL], [
 
 # Only the benchmarks: Open MPI is one of the things compared.
 AC_DEFUN([DDP_WITH_OPENMPI], [
-  AC_ARG_WITH([openmpi], [AS_HELP_STRING([--with-openmpi], [compare with Open MPI in the benchmarks])],
+  AC_ARG_WITH([openmpi], [AS_HELP_STRING([--with-openmpi], [fail if Open MPI is not there for the benchmarks])
+AS_HELP_STRING([--without-openmpi], [do not compare with Open MPI in the benchmarks])],
     [], [with_openmpi=check])
   ddp_openmpi=no
   AS_VAR_IF([with_openmpi], [no], [],

@@ -105,7 +105,7 @@ static net_result properties_v12(int device, net_properties_v12 *p)
 
 static net_result properties_v10(int device, net_properties_v10 *p)
 {
-	net_properties_v12 all;
+	net_properties_v12 all = { .name = NULL };
 	net_result result = properties_v12(device, &all);
 
 	if (result == NET_SUCCESS)
@@ -131,7 +131,7 @@ static net_result properties_v11(int device, net_properties_v11 *p)
 
 static net_result properties_v8(int device, net_properties_v8 *p)
 {
-	net_properties_v12 all;
+	net_properties_v12 all = { .name = NULL };
 	net_result result = properties_v12(device, &all);
 
 	if (result == NET_SUCCESS)

@@ -136,7 +136,7 @@ static void see(seen *s, const char *name, int row, range r)
 		s->host_backward = r;
 	} else if (strncmp(name, "bucket ", 7) == 0) {
 		const int k = name[7] - '0';
-		assert_in_range(k, 0, PARAMS - 1);
+		assert_true(k >= 0 && k < PARAMS);
 		s->bucket[k] = r;
 		s->buckets++;
 	}
@@ -159,7 +159,7 @@ static void read_trace(int rank, seen steps[STEPS + 1])
 		const double start = json_number_value(json_object_get(event, "ts"));
 		const double took = json_number_value(json_object_get(event, "dur"));
 		const int step = (int)json_integer_value(json_object_get(arguments, "step"));
-		assert_in_range(step, 0, STEPS);
+		assert_true(step >= 0 && step <= STEPS);
 		assert_true(took >= 0);
 		see(&steps[step], text(event, "name"), row, (range){ start, start + took });
 	}

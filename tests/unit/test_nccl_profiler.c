@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+#undef stop /* a macro of cmocka 2 */
 
 #include "base/clock.h"
 #include "spank/failure/doing.h"

@@ -50,7 +50,7 @@ static void make_rig(struct rig *r, const net_resnet_shape *shape, int batch, in
 		build_small_net(r->net);
 	assert_true(net_finish(r->net));
 	r->params = net_params(r->net, &r->count);
-	assert_in_range(r->count, 1, PARAMS_MAX);
+	assert_true(r->count >= 1 && r->count <= PARAMS_MAX);
 	for (int i = 0; i < r->count; i++) {
 		r->data[i] = make((size_t)elements(&r->params[i]), sizeof(float));
 		if (r->params[i].kind == DDP_PARAM_TRAINED)

@@ -141,6 +141,6 @@ with tempfile.TemporaryDirectory() as name:
     done = run(run_of)
     check("two runs' traces are not one", done.returncode == 1 and "several traces of rank 2" in done.stderr, done.stderr)
 
-version = re.search(r"AC_INIT\(\[slurm-ddp\], \[(.*)\]\)", (SOURCE / "configure.ac").read_text())[1]
+version = re.search(r"AC_INIT\(\[slurm-ddp\], \[([^]]*)\]", (SOURCE / "configure.ac").read_text())[1]
 check("it tells the package's version", run("--version").stdout == f"ddp-report {version}\n", run("--version").stdout)
 finish()

@@ -178,7 +178,7 @@ static void closed_trace_is_json_with_rows(void **state)
 	json_array_foreach(events, i, event) {
 		const json_t *arguments = json_object_get(event, "args");
 		const int row = (int)json_integer_value(json_object_get(event, "tid"));
-		assert_in_range(row, 0, ROWS - 1);
+		assert_true(row >= 0 && row < ROWS);
 		assert_int_equal(json_integer_value(json_object_get(event, "pid")), 2);
 		if (strcmp(json_string_value(json_object_get(event, "name")), "thread_name") == 0) {
 			assert_string_equal(json_string_value(json_object_get(arguments, "name")), expected[row].name);

@@ -1,0 +1,18 @@
+#!/bin/sh
+# configure --help lists every option that documents, scripts and configure's own messages name.
+tree=${0%/*}/../..
+# shellcheck source=tests/support/nothing.sh
+. "$tree/tests/support/nothing.sh"
+
+help=$("$tree/configure" --help) || exit 1
+named=$(cd "$tree" && grep -ohE -e '--(with|without|enable|disable)-[a-z][a-z-]*' README.md CONTRIBUTING.md doc/*.md configure.ac \
+	m4/packages.m4 tests/support/builds.sh slurm/packaging/debian/rules slurm/packaging/rpm/slurm-ddp.spec | sort -u)
+if [ -n "$named" ]; then nothing "" "options are found"; else nothing "no option" "options are found"; fi
+nothing "$(for option in $named; do
+	echo "$help" | grep -q -e "^ *${option}[ =[]" -e "^ *$option\$" || echo "missing: $option"
+done)" "configure --help lists each option that is named elsewhere"
+nothing "$(echo "$help" | grep -q -e '^ *--enable-werror ' || echo 'it is the default')" "-Werror is no default"
+maintainer=$(sed -n 's/^Maintainer: .*<\(.*\)>/\1/p' "$tree/slurm/packaging/debian/control")
+nothing "$(echo "$help" | grep -q "^Report bugs to <$maintainer>" || echo "not $maintainer")" \
+	"it says whom to tell of bugs, as the packages do"
+echo "1..$number"
