@@ -166,7 +166,7 @@ timed as_user sh -c "$answered"'cd "$0"
 	answered told 2
 	kill -STOP $!; : >stopped; until [ -e spoken ]; do sleep 0.05; done; kill -CONT $!; wait; cat told' "$work"
 wait
-prints 'slurmstepd.*: error: ddp: rank 1 of 2 on n[0-9] exited with code 7' "the node speaks if srun does not answer"
+prints '^(slurmstepd[^ ]*:|\[[-0-9T:.]+\]) error: ddp: rank 1 of 2 on n[0-9] exited with code 7' "the node speaks if srun does not answer"
 prints_times 1 "$report" "and srun does not repeat it"
 
 # Such a node of a heterogeneous step ends all components, by one request.
