@@ -230,6 +230,52 @@ static void news_pass_the_wire(void **state)
 	assert_int_equal(relay_close(), 7 << 8);
 }
 
+/* Message and answer are those of release 0.2, byte for byte: while a site is upgraded, a node and an
+   srun of different releases tell each other what they know. */
+static void wire_is_that_of_release_0_2(void **state)
+{
+	enum { NONCE = 16, TEXT = 27, TAG = 1050, BYTES = 1058 };
+	static const unsigned char note[STALL_NOTE_BYTES] = { 1, 2, 3 };
+	static const struct {
+		struct end_facts facts;
+		const unsigned char *stall;
+		unsigned char end, sent, flags;
+	} cases[] = {
+		{ .facts = { .end = END_FINE, .sent = SENT_UNKNOWN } },
+		{ .facts = { .end = END_CODE, .sent = SENT_NOTHING, .lone = true }, .end = 1, .sent = 1, .flags = 1 },
+		{ .facts = { .end = END_CRASH, .sent = SENT_STOP, .all_killed = true }, .end = 2, .sent = 2, .flags = 2 },
+		{ .facts = { .end = END_BY_REQUEST, .sent = SENT_KILL, .other_failed = true },
+		  .end = 3, .sent = 3, .flags = 4 },
+		{ .facts = { .end = END_BY_KILL, .blames_peer = true }, .end = 4, .flags = 8 },
+		{ .facts = { .out_of_memory = true }, .flags = 16 },
+		{ .facts = { .timed_out = true }, .flags = 32 },
+		{ .facts = { .names_peer = true }, .flags = 64 },
+		{ .stall = note, .flags = 128 },
+	};
+	const struct relay relay = relay_parse("4660:000102030405060708090a0b0c0d0e0f");
+
+	(void)state;
+	assert_int_equal(relay.port, 4660);
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		const struct relay_news news = { .text = "seven", .age_ms = 0x01020304, .wait_status = 7 << 8,
+			                         .facts = cases[i].facts, .stall = cases[i].stall };
+		struct relay_message message = { .nonce = { 0 } };
+		unsigned char wire[BYTES] = { 0 }, tag[SIPHASH_BYTES];
+		const unsigned char numbers[] = { 4, 3, 2, 1, 0, 7, 0, 0, cases[i].end, cases[i].sent, cases[i].flags };
+		memcpy(wire + NONCE, numbers, sizeof(numbers));
+		memcpy(wire + TEXT, cases[i].stall != NULL ? (const char *)note : "seven", 5);
+		relay_write(&message, &news);
+		assert_int_equal(sizeof(message), BYTES);
+		assert_memory_equal(&message, wire, BYTES);
+		relay_sign(&relay, &message, message.tag);
+		siphash(relay.secret, wire, TAG, tag);
+		assert_memory_equal(message.tag, tag, sizeof(tag));
+		relay_sign_answer(&relay, &message, message.tag);
+		siphash(relay.secret, wire, NONCE, tag);
+		assert_memory_equal(message.tag, tag, sizeof(tag));
+	}
+}
+
 static int connect_to(uint16_t port);
 
 /* More connections than srun has places, all held and silent: a node gets through
@@ -479,6 +525,7 @@ int main(void)
 		cmocka_unit_test(cause_wins_over_its_consequence),
 		cmocka_unit_test(it_is_said_while_the_step_still_runs),
 		cmocka_unit_test(news_pass_the_wire),
+		cmocka_unit_test(wire_is_that_of_release_0_2),
 		cmocka_unit_test(held_connections_keep_nobody_waiting),
 		cmocka_unit_test(who_has_another_secret_is_neither_heard_nor_answered),
 		cmocka_unit_test(garbage_keeps_nobody_out),
