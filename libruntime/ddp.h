@@ -1237,7 +1237,7 @@ DDP_API ddp_status ddp_transform_images(const ddp_image_shape *shape,
 typedef enum ddp_tail {
 	DDP_TAIL_PAD = 0, /* repeat samples until ranks are even: PyTorch's default */
 	DDP_TAIL_DROP,    /* drop the tail: drop_last=True; a loader then drops the
-	                     last incomplete global batch, too */
+	                     last incomplete update, too */
 	DDP_TAIL_UNEVEN   /* each sample exactly once; some ranks get fewer */
 } ddp_tail;
 
@@ -1262,7 +1262,21 @@ typedef struct ddp_loader_options {
 	int readers;      /* threads that read, each a batch at a time; 0: 1. Each keeps the order of
 	                     this rank's samples, 8 bytes a sample. What they read comes in the order
 	                     of one */
+	int accumulate;   /* batches of a rank that make an update, so that epochs end with one: see
+	                     below. 0: ddp_train() sets its own; in a loop of one's own 1 */
 } ddp_loader_options;
+
+/*
+ * An update of batch_size * ranks * accumulate samples holds the same samples on any number of
+ * ranks: update u of an epoch is of the epoch's order from sample u times that on, dealt to the
+ * ranks like cards, and an epoch is of whole updates. Its last one holds what is left, so that
+ * some of its batches are short or empty; DDP_TAIL_DROP leaves it out.
+ * Other numbers of ranks still differ in: the last bits, as sums are in another order; with
+ * DDP_TAIL_PAD, the epoch's last update, in which up to ranks - 1 samples come twice; what a
+ * program does by rank or by batch (a random generator, statistics of a batch); and
+ * DDP_LOSS_MEAN, by which each rank counts alike however many samples it has. A ddp_sampler
+ * knows no updates: of its indices, a loop of one's own cuts the tail.
+ */
 
 typedef struct ddp_loader ddp_loader;
 typedef struct ddp_batch {
@@ -1397,7 +1411,8 @@ typedef ddp_status (*ddp_batch_fn)(void *user, ddp_model *model, const ddp_batch
 typedef struct ddp_train_options {
 	size_t size;                /* sizeof(ddp_train_options) */
 	int64_t steps;              /* total, also when resumed; required */
-	int accumulate;             /* micro-batches per step; 0: 1 */
+	int accumulate;             /* micro-batches per step; 0: the loader's, else 1. A loader that
+	                               has none cuts its epochs by these from now on */
 	const char *checkpoint_dir; /* NULL: none; tried before the first step */
 	int64_t checkpoint_every;   /* steps; 0: at the end only */
 	int checkpoint_keep;        /* 0: 3 */

@@ -46,7 +46,8 @@ struct ddp_loader {
 	ddp_loader_options options;
 	int rank;
 	int world_size;
-	int64_t batches; /* per epoch */
+	int accumulate;  /* batches of an update */
+	int64_t batches; /* per epoch: of whole updates */
 	int64_t epoch;   /* of the next batch to be delivered */
 	int64_t batch;
 
@@ -69,15 +70,23 @@ static int64_t global_batch(const ddp_loader *loader)
 	return (int64_t)loader->options.batch_size * loader->world_size;
 }
 
-/* Batches per epoch: the same on every rank, and whatever the tail in every
-   world of the same global batch. */
-static int64_t count_batches(const ddp_loader *loader)
+/* Batches per epoch: the same on every rank; and in every world, whatever the tail, as many
+   updates of as many samples. */
+static int64_t count_batches(const ddp_loader *loader, int accumulate)
 {
-	int64_t whole = loader->dataset.size / global_batch(loader);
+	const int64_t update = global_batch(loader) * accumulate;
+	const int64_t whole = loader->dataset.size / update;
+	const bool short_one = loader->options.tail != DDP_TAIL_DROP && loader->dataset.size % update > 0;
 
-	if (loader->options.tail == DDP_TAIL_DROP)
-		return whole;
-	return whole + (loader->dataset.size % global_batch(loader) > 0);
+	return (whole + short_one) * accumulate;
+}
+
+static ddp_status fail_all_dropped(const ddp_loader *loader, int accumulate)
+{
+	return ddp_fail(DDP_ERR_INVALID, "loader: %" PRId64 " samples are less than an update of %" PRId64
+	                " (%d x %d x %d: batch_size, ranks, accumulate), and DDP_TAIL_DROP would drop them all",
+	                loader->dataset.size, global_batch(loader) * accumulate, loader->options.batch_size,
+	                loader->world_size, accumulate);
 }
 
 /* ---- the readers ----------------------------------------------------------- */
@@ -224,6 +233,34 @@ int64_t ddp_loader_batches_per_epoch(const ddp_loader *loader)
 	return loader->batches;
 }
 
+int ddp_loader_accumulate(const ddp_loader *loader)
+{
+	return loader->options.accumulate;
+}
+
+ddp_status ddp_loader_set_accumulate(ddp_loader *loader, int accumulate)
+{
+	const int said = loader->options.accumulate;
+
+	if (said > 0 && said != accumulate)
+		return ddp_fail(DDP_ERR_INVALID, "training option accumulate is %d, and the loader's is %d; give the same, "
+		                "or one of them", accumulate, said);
+	if (accumulate == loader->accumulate)
+		return DDP_OK;
+	const int64_t batches = count_batches(loader, accumulate);
+	if (batches == 0)
+		return fail_all_dropped(loader, accumulate);
+	stop(loader);
+	loader->accumulate = accumulate;
+	loader->batches = batches;
+	/* What is left of the epoch may be its tail now. */
+	if (loader->batch >= batches) {
+		loader->batch = 0;
+		loader->epoch++;
+	}
+	return DDP_OK;
+}
+
 static ddp_status check_options(const ddp_dataset *dataset, const ddp_loader_options *options)
 {
 	if (dataset == NULL || dataset->read == NULL || dataset->size < 1 || dataset->sample_bytes < 1)
@@ -234,6 +271,9 @@ static ddp_status check_options(const ddp_dataset *dataset, const ddp_loader_opt
 	if (options->batch_size < 1)
 		return ddp_fail(DDP_ERR_INVALID, "loader: batch_size is %d, must be at least 1",
 		                options->batch_size);
+	if (options->accumulate < 0)
+		return ddp_fail(DDP_ERR_INVALID, "loader: accumulate is %d, must be at least 1, or 0 for its default",
+		                options->accumulate);
 	if (options->prefetch < 0 || options->prefetch > PREFETCH_MAX)
 		return ddp_fail(DDP_ERR_INVALID, "loader: prefetch is %d, must be 0 .. %d",
 		                options->prefetch, PREFETCH_MAX);
@@ -309,11 +349,10 @@ ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
 	pthread_mutex_init(&made->lock, NULL);
 	pthread_cond_init(&made->changed, NULL);
 
-	made->batches = count_batches(made);
+	made->accumulate = options.accumulate > 0 ? options.accumulate : 1;
+	made->batches = count_batches(made, made->accumulate);
 	if (made->batches == 0) {
-		status = ddp_fail(DDP_ERR_INVALID, "loader: %" PRId64 " samples are less than a global "
-		                  "batch of %" PRId64 ", and DDP_TAIL_DROP would drop them all",
-		                  dataset->size, global_batch(made));
+		status = fail_all_dropped(made, made->accumulate);
 		goto failed;
 	}
 	status = make_readers(made);
@@ -337,6 +376,7 @@ static ddp_status agree(ddp_comm *comm, ddp_status mine, const ddp_loader *loade
 		{ "the number of samples in the dataset", 0 }, { "sample_bytes", 0 },
 		{ "batch_size", 0 }, { "seed", 0 }, { "the seed's upper half", 0 },
 		{ "sequential", 0 }, { "tail", 0 }, { "the digest of the dataset's contents", 0 },
+		{ "accumulate", 0 },
 	};
 	int differs;
 
@@ -347,6 +387,7 @@ static ddp_status agree(ddp_comm *comm, ddp_status mine, const ddp_loader *loade
 			options->batch_size, (double)(options->seed & UINT32_MAX),
 			(double)(options->seed >> 32), options->sequential, options->tail,
 			(double)(loader->dataset.digest >> 12), /* what a double can hold */
+			options->accumulate,
 		};
 		for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++)
 			facts[i].value = values[i];
@@ -437,7 +478,7 @@ ddp_status ddp_loader_seek(ddp_loader *loader, const ddp_loader_state *state)
 		                " here and was %" PRId64 "; set it to a divisor of %" PRId64, state->samples,
 		                own.global_batch, state->global_batch, state->samples);
 	int64_t batch = state->samples / own.global_batch;
-	/* Larger batches may drop a longer tail. */
+	/* Larger updates may drop a longer tail. */
 	if (batch >= loader->batches) {
 		batch = 0;
 		epoch++;

@@ -5,6 +5,8 @@
  * Batch b of an epoch takes the epoch's order from global_batch * b on, dealt
  * to the ranks like cards. So a position, counted in samples of all ranks,
  * means the same whatever the batch and the world; but a batch must begin there.
+ * An epoch is of whole updates, which several batches may make: its tail is cut, or left
+ * short, by update, so that each update holds the same samples however many ranks share it.
  */
 #ifndef DDP_DATA_LOADER_H
 #define DDP_DATA_LOADER_H
@@ -14,6 +16,15 @@
 /* One rank's loader by itself. What the ranks of a job give must agree. */
 ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
                            const ddp_loader_options *options, ddp_loader **loader);
+
+/* Batches of each rank that make an update; 0: the program has not said. */
+int ddp_loader_accumulate(const ddp_loader *loader);
+/*
+ * Cuts epochs into updates of so many batches, from the next batch on. Local: all ranks give the
+ * same. DDP_ERR_INVALID, with nothing changed: the program has said another number, or
+ * DDP_TAIL_DROP would drop all samples.
+ */
+ddp_status ddp_loader_set_accumulate(ddp_loader *loader, int accumulate);
 
 typedef struct ddp_loader_state {
 	int64_t epoch;

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "data/loader.h"
 #include "reduce/model_state.h"
 #include "state/save.h"
 
@@ -19,6 +20,7 @@ typedef struct training {
 	ddp_loader *loader;
 	ddp_batch_fn compute;
 	const ddp_train_options *options;
+	int accumulate;
 	bool stops;   /* a rank was asked to: the same on all */
 	bool refused; /* the last step, for what all ranks saw alike */
 	bool skipped; /* the last step, which was none then */
@@ -103,6 +105,15 @@ static ddp_status check_arguments(const training *loop)
 	return options->rates != NULL ? ddp_schedule_check(options->rates) : DDP_OK;
 }
 
+/* Has epochs end with a step. */
+static ddp_status choose_accumulate(training *loop)
+{
+	const int own = loop->options->accumulate, loaders = ddp_loader_accumulate(loop->loader);
+
+	loop->accumulate = own > 0 ? own : loaders > 0 ? loaders : 1;
+	return ddp_loader_set_accumulate(loop->loader, loop->accumulate);
+}
+
 /* Says who failed at what; the callback may have left no message. */
 static ddp_status name_failure(const training *loop, ddp_status status, const char *what)
 {
@@ -148,7 +159,6 @@ static void pass_signal_on(const training *loop)
 static ddp_status one_step(training *loop)
 {
 	const ddp_train_options *options = loop->options;
-	int batches = options->accumulate > 0 ? options->accumulate : 1;
 	double weight = 0, loss_sum = 0;
 	ddp_status status = DDP_OK;
 	ddp_step_stats stats;
@@ -158,8 +168,8 @@ static ddp_status one_step(training *loop)
 		                      options->schedule(options->user, loop->model->steps + 1));
 	if (options->rates != NULL)
 		ddp_set_learning_rate(loop->model, ddp_schedule_rate(options->rates, loop->model->steps + 1));
-	for (int i = 0; i < batches && status == DDP_OK; i++)
-		status = micro_batch(loop, i == batches - 1, &weight, &loss_sum);
+	for (int i = 0; i < loop->accumulate && status == DDP_OK; i++)
+		status = micro_batch(loop, i == loop->accumulate - 1, &weight, &loss_sum);
 	pass_signal_on(loop);
 	if (status == DDP_OK) {
 		status = ddp_step(loop->model, weight, loss_sum, &stats);
@@ -259,6 +269,8 @@ ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
 		status = ddp_options_copy("ddp_train_options", given, &options, sizeof(options));
 	if (status == DDP_OK)
 		status = check_arguments(&loop);
+	if (status == DDP_OK)
+		status = choose_accumulate(&loop);
 	if (status == DDP_OK)
 		status = set_handler(&loop);
 	if (status != DDP_OK)

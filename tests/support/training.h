@@ -5,9 +5,9 @@
 #include "tests/support/mlp.h"
 #include "tests/support/context_ranks.h"
 
-/* An epoch is four whole global batches and one of 13 samples; with two
-   micro-batches a step, some of the last are empty on some ranks. */
-enum { SAMPLES = 109, GLOBAL_BATCH = 24, STEPS = 20, RANKS_MAX = 4, SEED = 5 };
+/* An epoch is four whole updates and one of 5 samples; with two micro-batches a step,
+   the last of an epoch is empty on all ranks. */
+enum { SAMPLES = 101, GLOBAL_BATCH = 24, STEPS = 20, RANKS_MAX = 4, SEED = 5 };
 
 enum { SHARDS = 3 };
 extern const ddp_shard shards[SHARDS];

@@ -144,6 +144,70 @@ static void worlds_with_the_same_global_batch_see_the_same_samples(void **state)
 	}
 }
 
+enum { UPDATE = 12, UPDATE_SAMPLES = 50, UPDATES = 9 };
+
+/* Adds which samples each of the first updates has on a rank. */
+static void see_updates(ddp_tail tail, int world_size, int accumulate, int rank, int (*seen)[UPDATE_SAMPLES])
+{
+	struct numbers numbers = { .broken = -1 };
+	ddp_loader *loader = make(&numbers, UPDATE_SAMPLES, rank, world_size, (ddp_loader_options){
+		.batch_size = UPDATE / world_size / accumulate, .tail = tail, .seed = 9, .accumulate = accumulate });
+	ddp_batch batch;
+
+	for (int u = 0; u < UPDATES; u++) {
+		for (int a = 0; a < accumulate; a++) {
+			assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
+			assert_int_equal(batch.epoch, u / (tail == DDP_TAIL_DROP ? 4 : 5));
+			for (int64_t i = 0; i < batch.samples; i++)
+				seen[u][((const int64_t *)batch.data)[i]]++;
+		}
+	}
+	ddp_loader_free(loader);
+}
+
+static void updates_hold_the_same_samples_on_any_number_of_ranks(void **state)
+{
+	static const struct { int ranks, accumulate; } worlds[] = { { 1, 1 }, { 4, 1 }, { 2, 2 }, { 1, 4 }, { 1, 12 }, { 3, 4 } };
+
+	(void)state;
+	for (int t = 0; t < 2; t++) {
+		static int first[UPDATES][UPDATE_SAMPLES], seen[UPDATES][UPDATE_SAMPLES];
+
+		for (size_t w = 0; w < sizeof(worlds) / sizeof(worlds[0]); w++) {
+			memset(seen, 0, sizeof(seen));
+			for (int rank = 0; rank < worlds[w].ranks; rank++)
+				see_updates(t == 0 ? DDP_TAIL_DROP : DDP_TAIL_UNEVEN, worlds[w].ranks, worlds[w].accumulate, rank, seen);
+			if (w == 0)
+				memcpy(first, seen, sizeof(first));
+			assert_memory_equal(seen, first, sizeof(first));
+		}
+	}
+}
+
+/* ddp_train() tells of its own, if the program has not told the loader; epochs end with an update. */
+static void accumulation_is_told_once(void **state)
+{
+	struct numbers numbers = { .broken = -1 };
+	ddp_loader *loader = make(&numbers, 23, 0, 1, (ddp_loader_options){ .batch_size = 4, .tail = DDP_TAIL_DROP });
+	ddp_batch batch;
+
+	(void)state;
+	assert_int_equal(ddp_loader_batches_per_epoch(loader), 5);
+	for (int b = 0; b < 4; b++)
+		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
+	assert_int_equal(ddp_loader_set_accumulate(loader, 6), DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "23 samples are less than an update of 24 (4 x 1 x 6: batch_size, ranks, accumulate)"));
+	assert_int_equal(ddp_loader_set_accumulate(loader, 2), DDP_OK);
+	assert_int_equal(ddp_loader_batches_per_epoch(loader), 4);
+	assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
+	assert_true(batch.epoch == 1 && batch.batch == 0);
+	ddp_loader_free(loader);
+	loader = make(&numbers, 23, 0, 1, (ddp_loader_options){ .accumulate = 2 });
+	assert_int_equal(ddp_loader_set_accumulate(loader, 3), DDP_ERR_INVALID);
+	assert_string_equal(ddp_last_error(), "training option accumulate is 3, and the loader's is 2; give the same, or one of them");
+	ddp_loader_free(loader);
+}
+
 static void read_error_comes_with_its_batch_and_stays(void **state)
 {
 	struct numbers numbers = { .broken = 9 };
@@ -386,7 +450,8 @@ static void wrong_options_are_named(void **state)
 		{ { .batch_size = -1 }, DDP_ERR_INVALID, "batch_size is -1" },
 		{ { .batch_size = 1, .prefetch = -1 }, DDP_ERR_INVALID, "prefetch is -1" },
 		{ { .batch_size = 1, .readers = -1 }, DDP_ERR_INVALID, "readers is -1" },
-		{ { .batch_size = 4, .tail = DDP_TAIL_DROP }, DDP_ERR_INVALID, "global batch of 8" },
+		{ { .batch_size = 4, .tail = DDP_TAIL_DROP }, DDP_ERR_INVALID, "an update of 8 (4 x 2 x 1: batch_size" },
+		{ { .batch_size = 1, .accumulate = -1 }, DDP_ERR_INVALID, "accumulate is -1" },
 	};
 
 	(void)state;
@@ -469,6 +534,8 @@ int main(void)
 		cmocka_unit_test(uneven_tail_gives_short_and_empty_batches),
 		cmocka_unit_test(dropping_leaves_full_batches_only),
 		cmocka_unit_test(worlds_with_the_same_global_batch_see_the_same_samples),
+		cmocka_unit_test(updates_hold_the_same_samples_on_any_number_of_ranks),
+		cmocka_unit_test(accumulation_is_told_once),
 		cmocka_unit_test(read_error_comes_with_its_batch_and_stays),
 		cmocka_unit_test(program_says_why_it_cannot_read),
 		cmocka_unit_test(seek_continues_as_if_nothing_had_happened),
