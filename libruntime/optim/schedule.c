@@ -102,17 +102,17 @@ ddp_status ddp_accumulation(int64_t per_update, int64_t per_batch, int world_siz
 	if (accumulate == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "accumulate is NULL");
 	if (per_update <= 0 || per_batch <= 0 || world_size <= 0)
-		return ddp_fail(DDP_ERR_INVALID, "tokens per update (%lld), tokens per micro-batch of a rank (%lld) and ranks "
-		                "(%d) must be above 0", (long long)per_update, (long long)per_batch, world_size);
+		return ddp_fail(DDP_ERR_INVALID, "the tokens or samples of an update (%lld) and of a micro-batch of a rank "
+		                "(%lld), and the ranks (%d), must be above 0", (long long)per_update, (long long)per_batch, world_size);
 	if (__builtin_mul_overflow(per_batch, (int64_t)world_size, &each))
-		return ddp_fail(DDP_ERR_INVALID, "%lld tokens of a micro-batch on each of %d ranks are too many",
+		return ddp_fail(DDP_ERR_INVALID, "%lld of a micro-batch on each of %d ranks are too many",
 		                (long long)per_batch, world_size);
 	const int64_t count = per_update / each;
 	if (count > INT32_MAX)
-		return ddp_fail(DDP_ERR_INVALID, "%lld tokens per update are %lld micro-batches of %lld: too many",
+		return ddp_fail(DDP_ERR_INVALID, "an update of %lld is %lld micro-batches of %lld: too many",
 		                (long long)per_update, (long long)count, (long long)each);
 	if (count * each != per_update)
-		return ddp_fail(DDP_ERR_INVALID, "%lld tokens per update are no multiple of %lld, which are %lld tokens of a "
+		return ddp_fail(DDP_ERR_INVALID, "an update of %lld is no multiple of %lld, which is %lld of a "
 		                "micro-batch on each of %d ranks; give %lld, say, or another micro-batch",
 		                (long long)per_update, (long long)each, (long long)per_batch, world_size,
 		                (long long)((count > 0 ? count : 1) * each));

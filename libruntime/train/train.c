@@ -280,8 +280,10 @@ ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
 		status = ddp_checkpoint_load(model, loader, options.checkpoint_dir, &step);
 	if (status == DDP_OK && options.checkpoint_dir != NULL && model->steps < options.steps)
 		status = ddp_checkpoint_prepare(model, options.checkpoint_dir);
-	if (status == DDP_OK)
+	if (status == DDP_OK) {
+		ddp_watch_last_step(model->context->watch, options.steps);
 		status = run_steps(&loop);
+	}
 	restore_handler(&loop);
 	if (status == DDP_OK && summary != NULL) {
 		ddp_get_summary(model, summary);

@@ -36,6 +36,7 @@ struct ddp_progress {
 	double step_seconds;       /* of the last step, */
 	double step_weight;        /* and its samples, of all ranks */
 	uint32_t writer;           /* enum ddp_writer */
+	int64_t steps;             /* that the training has when it ends; 0: not told */
 };
 
 /* Who keeps the page. Of a program that only uses NCCL, phases and steps are not known. */

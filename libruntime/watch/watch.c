@@ -121,6 +121,11 @@ void ddp_watch_begin_step(ddp_watch *watch, int64_t step, int buckets)
 	watch->page->buckets = buckets;
 }
 
+void ddp_watch_last_step(ddp_watch *watch, int64_t steps)
+{
+	watch->page->steps = steps;
+}
+
 void ddp_watch_bucket(ddp_watch *watch, int bucket)
 {
 	watch->page->bucket = bucket;

@@ -30,6 +30,8 @@ double ddp_watch_phase_seconds(const ddp_watch *watch, ddp_phase phase);
 
 /* Step `step` (from 1) is under way. */
 void ddp_watch_begin_step(ddp_watch *watch, int64_t step, int buckets);
+/* The training ends with step `steps`; 0: that is not known. */
+void ddp_watch_last_step(ddp_watch *watch, int64_t steps);
 /* Bucket `bucket` of the step was issued. */
 void ddp_watch_bucket(ddp_watch *watch, int bucket);
 /* A collective of the step is complete; a row in the trace. */

@@ -80,6 +80,7 @@ void doing_read(const struct ddp_progress *page, uint64_t now_ns, struct doing *
 		doing->culprit = page->culprit - 1;
 	doing->step_seconds = positive(page->step_seconds);
 	doing->step_weight = positive(page->step_weight);
+	doing->steps = page->steps > 0 ? page->steps : 0;
 }
 
 static void add_wait(struct sink *sink, const struct doing *doing)

@@ -33,6 +33,7 @@ struct doing {
 	uint32_t status;     /* ddp_status of the error */
 	uint32_t culprit;    /* the rank that the error is about; UINT32_MAX: none */
 	double step_seconds, step_weight; /* of the last step; 0: not told */
+	int64_t steps; /* that the training has when it ends; 0: not told */
 };
 
 /* `page` is a copy; now_ns is CLOCK_MONOTONIC. */

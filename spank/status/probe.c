@@ -188,6 +188,7 @@ static void tell_page(struct row *row, const struct ddp_progress *page)
 	row->phase_seconds = doing.phase_seconds;
 	row->since_seconds = doing.wait_seconds;
 	row->step = doing.step;
+	row->steps = doing.steps > 0 ? doing.steps : -1;
 	row->collective = doing.collective <= INT64_MAX ? (int64_t)doing.collective : -1;
 	row->waiting = doing.wait != DOING_NO_WAIT;
 	if (doing.wait == DOING_WAITS_IN_COLLECTIVE)
@@ -206,7 +207,7 @@ static bool print_rank(const struct members *members, size_t begin, size_t end, 
 	const struct member *first = &members->item[begin], *main = first;
 	struct row row = { .slurm_step = first->slurm_step, .rank = first->rank,
 		           .world_size = first->world_size, .processes = (int64_t)(end - begin),
-		           .phase_seconds = -1, .since_seconds = -1, .step = -1, .collective = -1,
+		           .phase_seconds = -1, .since_seconds = -1, .step = -1, .steps = -1, .collective = -1,
 		           .steps_per_second = -1, .samples_per_second = -1 };
 	const char *node = getenv("SLURMD_NODENAME");
 	uint64_t before = 0, after = 0;

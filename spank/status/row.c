@@ -9,7 +9,7 @@
 
 /* Each member once: its name, and where it lies. */
 #define INTEGERS(X) \
-	X(slurm_step) X(rank) X(world_size) X(pid) X(processes) X(step) X(collective)
+	X(slurm_step) X(rank) X(world_size) X(pid) X(processes) X(step) X(steps) X(collective)
 #define TEXTS(X) \
 	X(node) X(program) X(state) X(waits_in) X(phase) X(doing) X(error) X(waits_for)
 #define NUMBERS(X) \
@@ -141,7 +141,7 @@ static bool fill_step(struct row **rows, size_t *count, size_t *begin, size_t so
 	struct row gone = { .slurm_step = (*rows)[*begin].slurm_step,
 		            .world_size = (*rows)[*begin].world_size, .pid = -1, .processes = 0,
 		            .state = "gone", .cpu_percent = -1, .phase_seconds = -1,
-		            .since_seconds = -1, .step = -1, .collective = -1,
+		            .since_seconds = -1, .step = -1, .steps = -1, .collective = -1,
 		            .steps_per_second = -1, .samples_per_second = -1 };
 	int64_t next = 0, last = 0;
 
@@ -195,10 +195,19 @@ static void put_seconds(char *text, size_t bytes, double seconds)
 		snprintf(text, bytes, "%.1f h", seconds / 3600);
 }
 
+/* Four digits, and all that are before the point: rates are compared by eye. */
 static void put_rate(char *text, size_t bytes, const struct row *row)
 {
-	if (row->samples_per_second > 0)
-		snprintf(text, bytes, "%.4g/s", row->samples_per_second);
+	const double samples = row->samples_per_second;
+
+	if (samples >= 1e10)
+		snprintf(text, bytes, "%.3g/s", samples);
+	else if (samples >= 9999999.5)
+		snprintf(text, bytes, "%.0fk/s", samples / 1000);
+	else if (samples >= 999.95)
+		snprintf(text, bytes, "%.0f/s", samples);
+	else if (samples > 0)
+		snprintf(text, bytes, "%.4g/s", samples);
 	else if (row->steps_per_second > 0)
 		snprintf(text, bytes, "%.3g st/s", row->steps_per_second);
 	else
@@ -218,7 +227,7 @@ static void put_collective(char *text, size_t bytes, const struct row *row)
 static void print_row(FILE *file, const struct row *row, bool colour)
 {
 	bool late = !row->waiting && (row->collective >= 0 || is_gone(row));
-	char phase[32], since[32], rate[32], collective[ROW_TEXT_MAX + 40], step[24] = "-", cpu[16] = "-";
+	char phase[32], since[32], rate[32], collective[ROW_TEXT_MAX + 40], step[48] = "-", cpu[16] = "-";
 
 	if (is_gone(row)) {
 		fprintf(file, "%s%6lld  %-10s no process of it was found%s\n", colour ? "\033[31m" : "",
@@ -229,11 +238,13 @@ static void print_row(FILE *file, const struct row *row, bool colour)
 	put_seconds(since, sizeof(since), row->since_seconds);
 	put_rate(rate, sizeof(rate), row);
 	put_collective(collective, sizeof(collective), row);
-	if (row->step >= 0)
+	if (row->step >= 0 && row->steps > 0)
+		snprintf(step, sizeof(step), "%lld/%lld", (long long)row->step, (long long)row->steps);
+	else if (row->step >= 0)
 		snprintf(step, sizeof(step), "%lld", (long long)row->step);
 	if (row->cpu_percent >= 0)
 		snprintf(cpu, sizeof(cpu), "%.0f%%", row->cpu_percent);
-	fprintf(file, "%s%6lld  %-10s %-10s %9s %8s  %-40s %9s %10s %5s  %s%s%s, %s (%lld)%s\n",
+	fprintf(file, "%s%6lld  %-10s %-10s %9s %11s  %-40s %9s %10s %5s  %s%s%s, %s (%lld)%s\n",
 	        colour && late ? "\033[33m" : "", (long long)row->rank, row->node,
 	        row->phase[0] != '\0' ? row->phase : "-", phase, step, collective, since, rate, cpu,
 	        row->state, row->waits_in[0] != '\0' ? " in " : "", row->waits_in,
@@ -254,7 +265,7 @@ static void print_step(FILE *file, const struct row *rows, size_t count, const c
 	        count, waiting);
 	if (gone > 0)
 		fprintf(file, ", %zu gone", gone);
-	fprintf(file, "\n%s%6s  %-10s %-10s %9s %8s  %-40s %9s %10s %5s  %s%s\n", colour ? "\033[1m" : "",
+	fprintf(file, "\n%s%6s  %-10s %-10s %9s %11s  %-40s %9s %10s %5s  %s%s\n", colour ? "\033[1m" : "",
 	        "RANK", "NODE", "PHASE", "FOR", "STEP", "COLLECTIVE", "SINCE", "RATE", "CPU", "PROCESS",
 	        colour ? "\033[0m" : "");
 	for (size_t i = 0; i < count; i++)

@@ -24,7 +24,7 @@ struct row {
 	/* What a program of libddp says; below 0, or "": it does not. */
 	char phase[ROW_NAME_MAX], doing[ROW_TEXT_MAX], error[ROW_TEXT_MAX];
 	double phase_seconds, since_seconds; /* of the phase; of the wait, or the last collective */
-	int64_t step, collective;
+	int64_t step, steps, collective; /* `steps`: with which the training ends */
 	bool waiting;
 	char waits_for[ROW_TEXT_MAX]; /* "#45 all_reduce f32[10] sum" */
 	double steps_per_second, samples_per_second;

@@ -45,11 +45,16 @@ status_is 1 "starting it again is an error"
 prints 'already running' "which says so"
 check "the first one still works, for an ordinary user" "$tool" run --dir $one --user nobody -- srun -N2 true
 umask 022
-check "a second one starts beside it" "$tool" start --dir $two --nodes 3 --no-plugin
+capture "$tool" start --name second --dir $two --nodes 3 --no-plugin
+status_is 0 "a second one starts beside it"
+prints '^cluster second: ' "by the name that it was given"
+capture "$tool" run --dir $two -- scontrol show config
+prints 'ClusterName += second$' "which Slurm knows, too"
 capture "$tool" run --dir $two -- srun -N3 hostname
 prints_times 3 '^n[012]$' "the second one has three nodes"
 check "the first one still works beside it" "$tool" run --dir $one -- srun -N2 true
-check "the second one stops" "$tool" stop --dir $two
+capture "$tool" stop --dir $two
+status_is 0 "the second one stops"
 check "the first one works after that" "$tool" run --dir $one -- srun -N2 true
 "$tool" run --dir $one -- srun -N2 sleep 1000 &
 cluster=$one

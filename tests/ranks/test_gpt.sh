@@ -442,7 +442,7 @@ check_numbers "unknown optimizers are refused" refuses 'choose adamw, sgd, adam,
 check_numbers "unknown models are refused" refuses 'choose 124M, 355M, 774M, 1558M or 45M' --data "$work/text" --model 7B
 check_numbers "unknown schedules are refused" refuses 'choose constant, linear, cosine, wsd or inverse-root' \
 	--data "$work/text" --schedule step
-check_numbers "tokens per update are divided" refuses '1000 tokens per update are no multiple of 512, which are 256 tokens' \
+check_numbers "tokens per update are divided" refuses 'an update of 1000 is no multiple of 512, which is 256 of a micro-batch' \
 	--data "$work/text" --length 32 --batch 8 --spawn 2 --tokens-per-update 1000
 check_numbers "tokens per update and accumulation are not both given" refuses 'leave --accumulate out' --data "$work/text" \
 	--tokens-per-update 1000 --accumulate 2

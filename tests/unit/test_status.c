@@ -145,6 +145,32 @@ static void seconds_stay_short(void **state)
 	}
 }
 
+static void rates_and_steps_are_told_in_full(void **state)
+{
+	static const struct { double rate; int64_t step, steps; const char *text; } cases[] = {
+		{ 44870.4, 4, 250, " 4/250  - " }, { 44870.4, 4, 250, " 44870/s " }, { 999.94, 7, -1, " 999.9/s " },
+		{ 1234567.8, 7, -1, " 1234568/s " }, { 3.14159, 7, -1, " 3.142/s " }, { 98765432, 7, -1, " 98765k/s " },
+		{ 1e300, 7, -1, " 1e+300/s " }, { 3, 7, -1, " 7  - " },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct row row = row_of("{\"slurm_step\":1,\"rank\":0,\"world_size\":1,\"state\":\"sleeping\"}");
+		char *text = NULL;
+		size_t bytes;
+		FILE *file = open_memstream(&text, &bytes);
+		assert_non_null(file);
+		row.samples_per_second = cases[i].rate;
+		row.step = cases[i].step;
+		row.steps = cases[i].steps;
+		rows_print(file, &row, 1, "7", false);
+		fclose(file);
+		if (strstr(text, cases[i].text) == NULL)
+			fail_msg("%s not in %s", cases[i].text, text);
+		free(text);
+	}
+}
+
 static void process_is_read_by_any_name(void **state)
 {
 	struct process process;
@@ -182,6 +208,7 @@ int main(void)
 		cmocka_unit_test(stragglers_come_first),
 		cmocka_unit_test(worlds_beyond_belief_are_not_filled),
 		cmocka_unit_test(seconds_stay_short),
+		cmocka_unit_test(rates_and_steps_are_told_in_full),
 		cmocka_unit_test(process_is_read_by_any_name),
 		cmocka_unit_test(variables_are_found_in_a_block),
 	};
