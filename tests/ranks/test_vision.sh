@@ -108,7 +108,7 @@ check "synthetic tokens are learned" synthetic_tokens_are_learned
 check "several readers do not change a byte" readers_do_not_change_a_byte
 check "each image is tested once, on whichever rank" each_image_is_tested_once
 check "images per update say how much accumulates" images_per_update_say_how_much_accumulates
-check "images per update are divided" refuses '--images-per-update: 50 ' --data "$work" --spawn 2 --batch 24 \
+check "images per update are divided" refuses '--images-per-update: an update of 50 is no multiple of 48, ' --data "$work" --spawn 2 --batch 24 \
 	--images-per-update 50
 check "metrics and a trace per rank are written" writes_metrics_and_traces
 check "a run that goes on goes on with its metrics" a_run_that_goes_on_goes_on_with_its_metrics
