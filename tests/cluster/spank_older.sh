@@ -5,7 +5,7 @@
 . "$source/tests/cluster/lib.sh"
 
 older=207d807 # of 0.2, before nodes' messages had any other form
-git -C "$source" cat-file -e $older^{commit} 2>/dev/null || skip_all "this clone has no commit $older"
+git -C "$source" cat-file -e "$older^{commit}" 2>/dev/null || skip_all "this clone has no commit $older"
 mkdir "$work/older" && git -C "$source" archive $older spank libruntime | tar -C "$work/older" -xf -
 (
 	cd "$work/older" || exit 1
@@ -27,7 +27,7 @@ try()
 	# shellcheck disable=SC2016 # the tasks expand these
 	capture as_user "$@" --ddp -N3 -n3 sh -c 'echo "rank $RANK of $WORLD_SIZE, $MASTER_ADDR:$MASTER_PORT $DDP_KEY"'
 	status_is 0 "$name: a step runs"
-	same '3 1' "$(grep -c '^rank [0-2] of 3, ' <<<"$output") $(sed 's/^rank [0-9]//' <<<"$output" | sort -u | wc -l)" \
+	same '3 1' "$(grep -c '^rank [0-2] of 3, ' <<<"$output") $(cut -d " " -f 3- <<<"$output" | sort -u | wc -l)" \
 		"$name: its ranks have one world, master and key"
 	for rank in 0 2; do
 		# shellcheck disable=SC2016
