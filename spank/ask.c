@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <sched.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <time.h>
 
 #include <slurm/slurm.h>
@@ -22,6 +23,30 @@ bool ask_fact(spank_t spank, spank_item_t item, const char *name, uint32_t *fact
 const slurm_conf_t *ask_configuration(void)
 {
 	return dlsym(RTLD_DEFAULT, "slurm_conf");
+}
+
+/* Whether the address is in the program itself, and not in a library. */
+static bool is_in_program(const void *address)
+{
+	Dl_info found, program;
+
+	return dladdr(address, &found) != 0 && dladdr((const void *)getauxval(AT_ENTRY), &program) != 0 &&
+	       found.dli_fbase == program.dli_fbase;
+}
+
+/*
+ * No SPANK function does so. srun's options are a structure of its own, `opt`, which
+ * other versions of Slurm lay out otherwise, but each has this function, with which srun
+ * itself and plugins of cli_filter fill it.
+ */
+bool ask_to_set_option(int letter, const char *value)
+{
+	int (*process)(void *options, int letter, const char *value, bool by_variable, bool early);
+	void *options = dlsym(RTLD_DEFAULT, "opt");
+
+	*(void **)&process = dlsym(RTLD_DEFAULT, "slurm_process_option");
+	return options != NULL && is_in_program(options) && process != NULL &&
+	       process(options, letter, value, false, false) == 0;
 }
 
 bool ask_tracks_groups(void)

@@ -18,6 +18,10 @@ bool ask_fact(spank_t spank, spank_item_t item, const char *name, uint32_t *fact
 /* Slurm's own configuration; NULL: not found in this process. */
 const slurm_conf_t *ask_configuration(void);
 
+/* In srun, once it has read its options: sets one of them, by its letter, as if it stood
+   last in the line. False: this srun does not let a plugin do so. */
+bool ask_to_set_option(int letter, const char *value);
+
 /* Whether Slurm finds a step's processes by their process group alone. */
 bool ask_tracks_groups(void);
 

@@ -18,6 +18,7 @@
 #include "spank/failure/relay.h"
 #include "spank/failure/step.h"
 #include "spank/failure/timeline.h"
+#include "spank/launch/daemon.h"
 #include "spank/launch/prepare.h"
 #include "spank/launch/table.h"
 
@@ -27,6 +28,10 @@ static struct {
 	uint32_t job_id, step_id;
 	atomic_bool has_step;
 	int failed_status; /* the first failure's wait status; 0: none */
+	bool began;         /* the options of the step's first component are read: */
+	bool starts_daemon;
+	enum srun_say kill;
+	long wait_seconds;
 } srun;
 
 /* As the user. */
@@ -68,9 +73,8 @@ static void listen_for_nodes(const struct plugin *plugin)
 		slurm_debug("ddp: cannot set SLURM_DDP_RELAY: %s", strerror(errno));
 }
 
-/* What srun was started with, each word with its NUL behind it. srun has read its
-   options by getopt(3): the first `optind` words are its own. */
-static const char *command_line(size_t *bytes)
+/* srun has read its options by getopt(3): the first `optind` words are its own. */
+static struct srun_words command_line(void)
 {
 	static char words[COMMAND_LINE_MAX];
 	int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
@@ -78,29 +82,73 @@ static const char *command_line(size_t *bytes)
 
 	if (fd >= 0)
 		close(fd);
-	*bytes = got > 0 ? (size_t)got : 0;
-	return words;
+	return (struct srun_words){ .words = words, .bytes = got > 0 ? (size_t)got : 0, .own = optind };
 }
 
-/* -K0 is the user's word on the same matter: it counts more than the site's
-   default, and less than on-failure= and the site's lock. */
+static void tell_nodes(const char *variable, const char *value)
+{
+	if (setenv(variable, value, 1) != 0)
+		slurm_debug("ddp: cannot set %s: %s", variable, strerror(errno));
+}
+
+/* srun's -K is the user's word on the same matter as on-failure=: it counts more than the
+   site's default, and less than on-failure= and the site's lock. */
+static void take_kill_on_bad_exit(struct plugin *plugin, enum srun_say kill)
+{
+	if (kill == SRUN_SILENT || plugin_locks(plugin, "on-failure") ||
+	    option_given(&plugin->settings, "on-failure"))
+		return;
+	plugin->settings.kill_on_failure = kill == SRUN_YES;
+	tell_nodes("SLURM_DDP_ON_FAILURE", kill == SRUN_YES ? "kill" : "continue");
+}
+
+/*
+ * The plugin alone ends its step. srun's own ways know nothing of failures and of steps
+ * that stop: KillOnBadExit and -K have it send SIGTERM as soon as a task has ended
+ * badly, and WaitTime has it end what runs so long after the first task's end.
+ */
+static void override_slurm(const struct plugin *plugin, enum srun_say kill, long wait_seconds)
+{
+	const slurm_conf_t *conf = ask_configuration();
+	bool kills = kill == SRUN_YES || (kill == SRUN_SILENT && conf != NULL && conf->kill_on_bad_exit != 0);
+	uint32_t site_wait = wait_seconds < 0 && conf != NULL ? conf->wait_time : 0;
+	const struct srun_ends ends = {
+		.kill_on_failure = plugin->settings.kill_on_failure,
+		.grace_given = plugin->settings.grace_seconds != GRACE_OF_SLURM,
+		.grace_seconds = ask_grace_ms(&plugin->settings) / 1000,
+		.wait_seconds = wait_seconds,
+		.site_wait = site_wait > 0 && !ask_to_set_option('W', "0") ? site_wait : 0,
+		.kills = kills && !ask_to_set_option('K', "0"),
+	};
+	char text[RELAY_TEXT_MAX];
+
+	if (srun_contradicts(&ends, text, sizeof(text)) && !srun.began)
+		slurm_error("ddp: %s", text);
+}
+
+/* The words of a step's first component are those of the step: srun does not tell where
+   another one's begin. */
 static void take_srun_options(struct plugin *plugin)
 {
-	size_t bytes;
-	const char *words = command_line(&bytes);
+	const struct srun_words given = command_line();
+	char *program[1];
 
-	unsetenv("SLURM_DDP_ON_FAILURE");
-	unsetenv("SLURM_DDP_NO_WITNESS");
-	/* The witness is in the first task's cgroup, which is then to be empty first. */
-	if ((srun_waits_for_children(words, bytes, optind) ||
-	     getenv("SLURM_WAIT_FOR_CHILDREN") != NULL) && setenv("SLURM_DDP_NO_WITNESS", "1", 1) != 0)
-		slurm_debug("ddp: cannot set SLURM_DDP_NO_WITNESS: %s", strerror(errno));
-	if (plugin_locks(plugin, "on-failure") || option_given(&plugin->settings, "on-failure") ||
-	    !srun_goes_on_after_failure(words, bytes, optind, getenv("SLURM_KILL_BAD_EXIT")))
-		return;
-	plugin->settings.kill_on_failure = false;
-	if (setenv("SLURM_DDP_ON_FAILURE", "continue", 1) != 0)
-		slurm_debug("ddp: cannot set SLURM_DDP_ON_FAILURE: %s", strerror(errno));
+	if (!srun.began) {
+		program[0] = (char *)srun_program(&given);
+		srun.starts_daemon = daemon_is_launched(1, program);
+		srun.kill = srun_kill_on_bad_exit(&given, getenv("SLURM_KILL_BAD_EXIT"));
+		srun.wait_seconds = srun_wait_seconds(&given, getenv("SLURM_WAIT"));
+		unsetenv("SLURM_DDP_ON_FAILURE");
+		unsetenv("SLURM_DDP_NO_WITNESS");
+		/* The witness is in the first task's cgroup, which is then to be empty first. */
+		if (srun_waits_for_children(&given) || getenv("SLURM_WAIT_FOR_CHILDREN") != NULL)
+			tell_nodes("SLURM_DDP_NO_WITNESS", "1");
+	}
+	take_kill_on_bad_exit(plugin, srun.kill);
+	/* The nodes leave an MPI launcher's daemons alone. */
+	if (!srun.starts_daemon)
+		override_slurm(plugin, srun.kill, srun.wait_seconds);
+	srun.began = true;
 }
 
 void srun_leave_with_first_code(int status, void *unused)
@@ -115,18 +163,17 @@ void srun_leave_with_first_code(int status, void *unused)
 
 bool srun_is_salloc_shell(void)
 {
-	size_t bytes;
-	const char *words = command_line(&bytes);
+	const struct srun_words given = command_line();
 
-	return srun_starts_a_shell(words, bytes, optind);
+	return srun_starts_a_shell(&given);
 }
 
 /* The file by which Slurm lays out the tasks, if -m arbitrary or the file itself says so;
    NULL: none. */
 static const char *hostfile(void)
 {
-	size_t bytes;
-	const char *words = command_line(&bytes), *nodes = srun_nodes(words, bytes, optind);
+	const struct srun_words given = command_line();
+	const char *nodes = srun_nodes(&given);
 
 	if (nodes == NULL)
 		return getenv("SLURM_HOSTFILE");

@@ -32,9 +32,9 @@ static void take_word_of_srun(struct stepd *stepd, char *const *environment)
 	const char *word = environment_get(environment, "SLURM_DDP_ON_FAILURE");
 
 	stepd->no_witness = environment_get(environment, "SLURM_DDP_NO_WITNESS") != NULL;
-	if (word != NULL && strcmp(word, "continue") == 0 && !plugin_locks(stepd->plugin, "on-failure") &&
+	if (word != NULL && !plugin_locks(stepd->plugin, "on-failure") &&
 	    !option_given(&stepd->plugin->settings, "on-failure"))
-		stepd->plugin->settings.kill_on_failure = false;
+		stepd->plugin->settings.kill_on_failure = strcmp(word, "continue") != 0;
 }
 
 /*

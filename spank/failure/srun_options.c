@@ -1,6 +1,9 @@
 #include "spank/failure/srun_options.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+#include "spank/sink.h"
 
 /* The value that a word gives to a long option, "" without one; NULL if it is another
    word. The option may be cut short, but not so far that it could be another one. */
@@ -44,7 +47,16 @@ static const char *value_of_nodes(const char *word)
 	return value != NULL ? value : value_of(word, "--nodefile", sizeof("--nodef") - 1);
 }
 
-/* The next of srun's own words, of which `*left` are left; NULL behind the last. */
+/* "3" of -W3 and --wait=3; "" of -W and --wait, whose value is the next word. A cut
+   --wait would be another option, too. */
+static const char *value_of_wait(const char *word)
+{
+	const char *value = value_of_letter(word, 'W');
+
+	return value != NULL ? value : value_of(word, "--wait", sizeof("--wait") - 1);
+}
+
+/* The next of the words, of which `*left` are left; NULL behind the last. */
 static const char *take_word(const char **words, const char *end, int *left)
 {
 	const char *word = *words;
@@ -56,48 +68,110 @@ static const char *take_word(const char **words, const char *end, int *left)
 	return word;
 }
 
-bool srun_goes_on_after_failure(const char *words, size_t bytes, int own_words, const char *variable)
+enum srun_say srun_kill_on_bad_exit(const struct srun_words *given, const char *variable)
 {
-	const char *last = variable, *word, *end = words + bytes;
+	const char *last = variable, *word, *words = given->words;
+	int left = given->own;
 
-	while ((word = take_word(&words, end, &own_words)) != NULL) {
+	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL) {
 		const char *value = value_of_kill(word);
 		if (value != NULL)
 			last = value;
 	}
-	return last != NULL && strcmp(last, "0") == 0;
+	if (last == NULL)
+		return SRUN_SILENT;
+	return strcmp(last, "0") == 0 ? SRUN_NO : SRUN_YES;
 }
 
-bool srun_waits_for_children(const char *words, size_t bytes, int own_words)
+long srun_wait_seconds(const struct srun_words *given, const char *variable)
 {
-	const char *word, *end = words + bytes;
+	const char *last = variable, *word, *words = given->words;
+	int left = given->own;
 
-	while ((word = take_word(&words, end, &own_words)) != NULL)
+	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL) {
+		const char *value = value_of_wait(word);
+		if (value != NULL && value[0] == '\0')
+			value = take_word(&words, given->words + given->bytes, &left);
+		if (value != NULL)
+			last = value;
+	}
+	return last != NULL ? strtol(last, NULL, 10) : -1;
+}
+
+bool srun_waits_for_children(const struct srun_words *given)
+{
+	const char *word, *words = given->words;
+	int left = given->own;
+
+	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL)
 		if (value_of(word, "--wait-for-children", sizeof("--wait-f") - 1) != NULL)
 			return true;
 	return false;
 }
 
-const char *srun_nodes(const char *words, size_t bytes, int own_words)
+const char *srun_nodes(const struct srun_words *given)
 {
-	const char *word, *end = words + bytes, *last = NULL;
+	const char *last = NULL, *word, *words = given->words;
+	int left = given->own;
 
-	while ((word = take_word(&words, end, &own_words)) != NULL) {
+	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL) {
 		const char *value = value_of_nodes(word);
 		if (value != NULL && value[0] == '\0')
-			value = take_word(&words, end, &own_words);
+			value = take_word(&words, given->words + given->bytes, &left);
 		if (value != NULL)
 			last = value;
 	}
 	return last;
 }
 
-bool srun_starts_a_shell(const char *words, size_t bytes, int own_words)
+bool srun_starts_a_shell(const struct srun_words *given)
 {
-	const char *word, *end = words + bytes;
+	const char *word, *words = given->words;
+	int left = given->own;
 
-	while ((word = take_word(&words, end, &own_words)) != NULL)
+	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL)
 		if (value_of(word, "--interactive", sizeof("--int") - 1) != NULL)
 			return true;
 	return false;
+}
+
+const char *srun_program(const struct srun_words *given)
+{
+	const char *word = NULL, *words = given->words;
+	int left = given->own + 1;
+
+	for (int i = 0; i <= given->own; i++)
+		word = take_word(&words, given->words + given->bytes, &left);
+	return word != NULL ? word : "";
+}
+
+static void add_wait(const struct srun_ends *ends, struct sink *sink)
+{
+	bool cuts_grace = ends->grace_given && ends->wait_seconds < (long)ends->grace_seconds;
+
+	if (ends->wait_seconds <= 0 || (ends->kill_on_failure && !cuts_grace))
+		return;
+	sink_add(sink, "srun ends the step %ld s after its first task has ended (--wait or SLURM_WAIT), ",
+	         ends->wait_seconds);
+	if (ends->kill_on_failure)
+		sink_add(sink, "and not grace=%u s later", ends->grace_seconds);
+	else
+		sink_add(sink, "in spite of on-failure=continue");
+}
+
+bool srun_contradicts(const struct srun_ends *ends, char *text, size_t bytes)
+{
+	struct sink sink = sink_on(text, bytes);
+
+	add_wait(ends, &sink);
+	if (ends->site_wait > 0)
+		sink_add(&sink, "%ssrun ends the step %u s after its first task has ended, by WaitTime in "
+		         "slurm.conf, which the plugin cannot override here: srun --wait=0 does",
+		         text[0] != '\0' ? "; " : "", ends->site_wait);
+	if (ends->kills)
+		sink_add(&sink, "%ssrun itself sends SIGTERM to the step when a task fails (KillOnBadExit in "
+		         "slurm.conf, or -K), which the plugin cannot override here, and a failure may then "
+		         "be taken for a step that was asked to stop: srun -K0 --ddp=on-failure=%s does",
+		         text[0] != '\0' ? "; " : "", ends->kill_on_failure ? "kill" : "continue");
+	return text[0] != '\0';
 }

@@ -7,27 +7,55 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+
+/* What srun was started with: each word with its NUL behind it, in `bytes`. The first
+   `own` words are srun's, and the program's begin behind them. */
+struct srun_words {
+	const char *words;
+	size_t bytes;
+	int own;
+};
+
+/* What the user says of a matter: nothing, or so, or the contrary. */
+enum srun_say { SRUN_SILENT, SRUN_NO, SRUN_YES };
 
 /*
- * Whether srun was told to let the other tasks run when one fails: by -K0, by
- * --kill-on-bad-exit=0, or by SLURM_KILL_BAD_EXIT=0.
- *
- * `words` is what srun was started with, each with its NUL behind it, in `bytes`;
- * the first `own_words` of them are srun's. `variable` is the value of
- * SLURM_KILL_BAD_EXIT, or NULL; what stands in the line counts more.
+ * Whether srun is to end the step when a task fails: -K, --kill-on-bad-exit. The
+ * variable is SLURM_KILL_BAD_EXIT's value, or NULL; what stands in the line counts more.
  */
-bool srun_goes_on_after_failure(const char *words, size_t bytes, int own_words, const char *variable);
+enum srun_say srun_kill_on_bad_exit(const struct srun_words *given, const char *variable);
 
-/* Whether the words, of the same kind, hold --wait-for-children: Slurm then takes a
-   task for running as long as any process is in its cgroup. */
-bool srun_waits_for_children(const char *words, size_t bytes, int own_words);
+/* --wait, or the variable SLURM_WAIT: after how many seconds srun ends the step once a
+   task has ended; 0: never. Below 0: the user does not say. */
+long srun_wait_seconds(const struct srun_words *given, const char *variable);
+
+/* Whether the words hold --wait-for-children: Slurm then takes a task for running as
+   long as any process is in its cgroup. */
+bool srun_waits_for_children(const struct srun_words *given);
 
 /* The value of the words' last -w, --nodelist, -F or --nodefile, NULL without one: Slurm
    then does not look at SLURM_HOSTFILE. */
-const char *srun_nodes(const char *words, size_t bytes, int own_words);
+const char *srun_nodes(const struct srun_words *given);
 
 /* Whether the words hold --interactive, by which salloc starts its shell where slurm.conf
    says LaunchParameters=use_interactive_step. */
-bool srun_starts_a_shell(const char *words, size_t bytes, int own_words);
+bool srun_starts_a_shell(const struct srun_words *given);
+
+/* The program that srun starts; "" if the words hold none. */
+const char *srun_program(const struct srun_words *given);
+
+/* How Slurm itself will end the step, beside the plugin. */
+struct srun_ends {
+	bool kill_on_failure;   /* what the plugin does */
+	bool grace_given;
+	uint32_t grace_seconds; /* of grace=, or KillWait */
+	long wait_seconds;      /* of --wait or SLURM_WAIT; below 0: the user does not say */
+	uint32_t site_wait;     /* of WaitTime, if it is in force; 0: it is not */
+	bool kills;             /* KillOnBadExit or -K is in force */
+};
+
+/* Says what of this the plugin's settings do not agree with. False: nothing. */
+bool srun_contradicts(const struct srun_ends *ends, char *text, size_t bytes);
 
 #endif

@@ -55,6 +55,57 @@ prints_not '^done$' "on-failure=kill counts more"
 capture as_user srun --ddp -N2 --ntasks-per-node=2 sh -c "$ended" -K0
 prints_not '^done$' "and a program's own -K0 counts nothing"
 
+# Slurm's own ways to end a step, by the user's word and by the site's: the plugin's is
+# the only one. srun alone reads KillOnBadExit and WaitTime.
+{ cat "$cluster/slurm.conf"; echo KillOnBadExit=1; echo WaitTime=1; } >"$work/ends.conf"
+site=(env SLURM_CONF="$work/ends.conf" srun)
+fails_as_1='if [ $RANK = 1 ]; then sleep 0.3; exit 7; fi; exec sleep 60'
+# named NAME: rank 1 is named, once, and its code is srun's
+named() { same "7 1" "$status $(grep -cE 'ddp: rank 1 of [234] on n[01] exited with code 7' <<<"$output")" "$1"; }
+for ends in 'srun -K1' 'srun -K' 'env SLURM_KILL_BAD_EXIT=1 srun' "${site[*]}"; do
+	read -ra words <<<"$ends"
+	capture as_user "${words[@]}" --ddp -N2 --ntasks-per-node=2 sh -c "$fails_as_1"
+	named "${ends%% SLURM_CONF*}: the first failure and its code are told"
+done
+capture as_user "${site[@]}" --ddp -N1 -n2 sh -c "$fails_as_1"
+named "by the site's KillOnBadExit, on one node, too"
+capture as_user "${site[@]}" --ddp -N1 -n1 sh -c 'exec sleep 60' : -N1 -n1 sh -c "$fails_as_1"
+named "and of several components"
+capture as_user "${site[@]}" --ddp=launcher -N2 --ntasks-per-node=1 sh -c '[ $PET_NODE_RANK != 1 ] || { sleep 0.3; exit 7; }; exec sleep 60'
+prints 'ddp: launcher on node 1 of 2 \(n1\) exited with code 7' "and of launchers"
+status_is 7 "with its code"
+went_on='if [ $RANK = 1 ]; then exit 3; fi; sleep 2; echo done'
+for ends in 'srun -K1' "${site[*]}"; do
+	read -ra words <<<"$ends"
+	capture as_user "${words[@]}" --ddp=on-failure=continue -N2 --ntasks-per-node=2 sh -c "$went_on"
+	prints_times 3 '^done$' "${ends%% SLURM_CONF*}: on-failure=continue counts more, and than WaitTime"
+done
+capture as_user "${site[@]}" -K0 --ddp -N2 --ntasks-per-node=2 sh -c "$went_on"
+prints_times 3 '^done$' "and so does -K0"
+capture as_user srun --wait=1 --ddp=on-failure=continue -N2 --ntasks-per-node=2 sh -c "$went_on"
+prints 'ddp: srun ends the step 1 s after its first task has ended \(--wait or SLURM_WAIT\), in spite of on-failure=continue$' \
+	"a user's --wait is followed, and what it contradicts is said"
+prints_not '^done$' "the step ends by it"
+# What mpirun starts is none of the plugin's.
+cp /bin/sh "$work/orted"
+capture as_user "${site[@]}" --ddp -N2 --ntasks-per-node=1 "$work/orted" -c '[ $SLURM_PROCID != 1 ] || exit 7; exec sleep 60'
+prints_not 'ddp:' "of an MPI launcher's daemons nothing is said"
+prints 'task 0: Terminated' "and Slurm ends them as without --ddp"
+# An srun that keeps its options to itself.
+if gcc -D_GNU_SOURCE -shared -fPIC "$source/tests/cluster/own_options.c" -o "$work/own_options.so"; then
+	capture as_user "${site[@]}" --ddp -N1 -n2 env true
+	prints_not 'ddp:' "nothing is said where Slurm does not end the step"
+	capture as_user env LD_PRELOAD="$work/own_options.so" "${site[@]}" --ddp -N1 -n2 true
+	prints 'ddp: srun ends the step 1 s after .*WaitTime in slurm.conf.*: srun --wait=0 does; srun itself sends SIGTERM .*: srun -K0 --ddp=on-failure=kill does' \
+		"where the plugin cannot override Slurm, srun says so before the step starts"
+	prints_times 1 'ddp:' "once"
+	capture as_user env LD_PRELOAD="$work/own_options.so" "${site[@]}" -K0 --wait=0 --ddp=on-failure=kill -N2 --ntasks-per-node=2 \
+		sh -c "$fails_as_1"
+	named "and what it recommends, helps"
+else
+	not_ok "gcc makes own_options.so"
+fi
+
 capture as_user srun --ddp=launcher -N2 --ntasks-per-node=1 sh -c '[ $PET_NODE_RANK != 1 ] || exit 5; sleep 60'
 prints 'ddp: launcher on node 1 of 2 \(n1\) exited with code 5' "a launcher is called one"
 

@@ -1,5 +1,6 @@
 #!/bin/bash
 # nodes: 3
+# cluster: --conf KillOnBadExit=1 --conf WaitTime=1
 # seconds: 240
 # The end of a step: who failed first, once, and the rest ended in time.
 . "$source/tests/cluster/lib.sh"

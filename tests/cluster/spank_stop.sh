@@ -1,6 +1,6 @@
 #!/bin/bash
 # nodes: 2
-# cluster: --conf PreemptType=preempt/partition_prio --conf PreemptMode=CANCEL --conf 'PartitionName=low Nodes=ALL PriorityTier=1 GraceTime=20 MaxTime=INFINITE' --conf 'PartitionName=high Nodes=ALL PriorityTier=9 MaxTime=INFINITE'
+# cluster: --conf KillOnBadExit=1 --conf WaitTime=1 --conf PreemptType=preempt/partition_prio --conf PreemptMode=CANCEL --conf 'PartitionName=low Nodes=ALL PriorityTier=1 GraceTime=20 MaxTime=INFINITE' --conf 'PartitionName=high Nodes=ALL PriorityTier=9 MaxTime=INFINITE'
 # seconds: 300
 # A step that Slurm asks to stop may take its time: no rank is ended while it
 # saves, and none is called a failure. What is a failure is none the less.

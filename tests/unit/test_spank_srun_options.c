@@ -1,4 +1,4 @@
-/* spank/srun_options: what matters to the plugin among the words of srun. */
+/* spank/srun_options: what a user told srun of a step's end. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -14,63 +14,105 @@
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-static void zero_is_found_where_srun_would(void **state)
+/* In the lines of these tests '|' stands for the NUL behind a word. The copy is as long as
+   the words, for the sanitizers. */
+static struct srun_words take(const char *line, int own, char **copy)
 {
-	/* In each line '|' stands for the NUL behind a word; `own` of them are srun's. */
-	static const struct { const char *words; int own; const char *variable; bool zero; } cases[] = {
-		{ "srun|--ddp|-K0|-n2|true|", 4, NULL, true },
-		{ "srun|--ddp|-K|-n2|true|", 4, NULL, false },
-		{ "srun|--ddp|-K1|-n2|true|", 4, NULL, false },
-		{ "srun|--ddp|true|", 2, NULL, false },
-		{ "srun|-lK0|true|", 2, NULL, true },
-		{ "srun|-vvulK0|true|", 2, NULL, true },
-		{ "srun|-lK|true|", 2, NULL, false },
-		{ "srun|-n2K0|true|", 2, NULL, false }, /* a number of tasks that srun refuses */
-		{ "srun|-JK0|true|", 2, NULL, false },  /* a job's name */
-		{ "srun||-|--|K0|lK0|true|", 6, NULL, false },
-		{ "srun|--kill-on-bad-exit=0|true|", 2, NULL, true },
-		{ "srun|--kill-on-bad-exit=1|true|", 2, NULL, false },
-		{ "srun|--kill-on-bad-exit|true|", 2, NULL, false },
-		{ "srun|--kill=0|true|", 2, NULL, true },
-		{ "srun|--kill-on-bad-exits=0|true|", 2, NULL, false },
-		{ "srun|-K0|-K1|true|", 3, NULL, false },
-		{ "srun|-K1|-K0|true|", 3, NULL, true },
-		{ "srun|true|-K0|", 1, NULL, false },
-		{ "srun|true|", 1, "0", true },
-		{ "srun|true|", 1, "1", false },
-		{ "srun|-K1|true|", 2, "0", false },
-		{ "srun|-K0|true|", 2, "1", true },
-		{ "srun|-K0", 2, NULL, false },
-		{ "", 3, NULL, false },
+	size_t bytes = strlen(line);
+
+	*copy = malloc(bytes + 1);
+	assert_non_null(*copy);
+	memcpy(*copy, line, bytes + 1);
+	for (size_t k = 0; k < bytes; k++)
+		if ((*copy)[k] == '|')
+			(*copy)[k] = '\0';
+	return (struct srun_words){ *copy, bytes, own };
+}
+
+static void kill_on_bad_exit_is_read_as_srun_does(void **state)
+{
+	static const struct { const char *words; int own; const char *variable; enum srun_say say; } cases[] = {
+		{ "srun|--ddp|-K0|-n2|true|", 4, NULL, SRUN_NO },
+		{ "srun|--ddp|-K|-n2|true|", 4, NULL, SRUN_YES },
+		{ "srun|--ddp|-K1|-n2|true|", 4, NULL, SRUN_YES },
+		{ "srun|--ddp|true|", 2, NULL, SRUN_SILENT },
+		{ "srun|-lK0|true|", 2, NULL, SRUN_NO },
+		{ "srun|-vvulK0|true|", 2, NULL, SRUN_NO },
+		{ "srun|-lK|true|", 2, NULL, SRUN_YES },
+		{ "srun|-n2K0|true|", 2, NULL, SRUN_SILENT }, /* a number of tasks that srun refuses */
+		{ "srun|-JK0|true|", 2, NULL, SRUN_SILENT },  /* a job's name */
+		{ "srun||-|--|K0|lK0|true|", 6, NULL, SRUN_SILENT },
+		{ "srun|--kill-on-bad-exit=0|true|", 2, NULL, SRUN_NO },
+		{ "srun|--kill-on-bad-exit=1|true|", 2, NULL, SRUN_YES },
+		{ "srun|--kill-on-bad-exit|true|", 2, NULL, SRUN_YES },
+		{ "srun|--kill=0|true|", 2, NULL, SRUN_NO },
+		{ "srun|--kill-on-bad-exits=0|true|", 2, NULL, SRUN_SILENT },
+		{ "srun|-K0|-K1|true|", 3, NULL, SRUN_YES },
+		{ "srun|-K1|-K0|true|", 3, NULL, SRUN_NO },
+		{ "srun|true|-K0|", 1, NULL, SRUN_SILENT },
+		{ "srun|true|", 1, "0", SRUN_NO },
+		{ "srun|true|", 1, "1", SRUN_YES },
+		{ "srun|-K1|true|", 2, "0", SRUN_YES },
+		{ "srun|-K0|true|", 2, "1", SRUN_NO },
+		{ "srun|-K0", 2, NULL, SRUN_SILENT },
+		{ "", 3, NULL, SRUN_SILENT },
 	};
 
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
-		size_t bytes = strlen(cases[i].words);
-		char *words = malloc(bytes + 1);
-		assert_non_null(words);
-		memcpy(words, cases[i].words, bytes + 1);
-		for (size_t k = 0; k < bytes; k++)
-			if (words[k] == '|')
-				words[k] = '\0';
-		if (srun_goes_on_after_failure(words, bytes, cases[i].own, cases[i].variable) != cases[i].zero)
+		char *copy;
+		struct srun_words given = take(cases[i].words, cases[i].own, &copy);
+		if (srun_kill_on_bad_exit(&given, cases[i].variable) != cases[i].say)
 			fail_msg("'%s' was taken wrongly", cases[i].words);
-		free(words);
+		free(copy);
+	}
+}
+
+static void wait_is_read_as_srun_does(void **state)
+{
+	static const struct { const char *words; int own; const char *variable; long seconds; } cases[] = {
+		{ "srun|--ddp|true|", 2, NULL, -1 },
+		{ "srun|--wait=3|true|", 2, NULL, 3 },
+		{ "srun|--wait|3|true|", 3, NULL, 3 },
+		{ "srun|-W3|true|", 2, NULL, 3 },
+		{ "srun|-W|3|true|", 3, NULL, 3 },
+		{ "srun|-W0|true|", 2, "5", 0 },
+		{ "srun|-W3|-W4|true|", 3, NULL, 4 },
+		{ "srun|--wait-for-children|true|", 2, NULL, -1 },
+		{ "srun|true|--wait=3|", 1, NULL, -1 },
+		{ "srun|true|", 1, "5", 5 },
+		{ "srun|-W", 2, NULL, -1 },
+		{ "srun|-W|", 2, NULL, -1 },
+		{ "", 3, NULL, -1 },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		char *copy;
+		struct srun_words given = take(cases[i].words, cases[i].own, &copy);
+		if (srun_wait_seconds(&given, cases[i].variable) != cases[i].seconds)
+			fail_msg("'%s' was taken wrongly", cases[i].words);
+		free(copy);
 	}
 }
 
 static void waiting_for_children_is_found(void **state)
 {
-	static const char given[] = "srun\0--ddp\0--wait-for-children\0true";
-	static const char cut[] = "srun\0--wait-for\0true";
-	static const char other[] = "srun\0--wait-all-nodes=1\0--wait=3\0--wait-\0true\0--wait-for-children";
+	static const struct { const char *words; int own; bool waits; } cases[] = {
+		{ "srun|--ddp|--wait-for-children|true|", 3, true },
+		{ "srun|--ddp|--wait-for-children|true|", 2, false },
+		{ "srun|--wait-for|true|", 3, true },
+		{ "srun|--wait-all-nodes=1|--wait=3|--wait-|true|--wait-for-children|", 4, false },
+		{ "", 3, false },
+	};
 
 	(void)state;
-	assert_true(srun_waits_for_children(given, sizeof(given), 3));
-	assert_false(srun_waits_for_children(given, sizeof(given), 2));
-	assert_true(srun_waits_for_children(cut, sizeof(cut), 2));
-	assert_false(srun_waits_for_children(other, sizeof(other), 4));
-	assert_false(srun_waits_for_children("", 0, 3));
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		char *copy;
+		struct srun_words given = take(cases[i].words, cases[i].own, &copy);
+		assert_int_equal(srun_waits_for_children(&given), cases[i].waits);
+		free(copy);
+	}
 }
 
 static void named_nodes_are_found(void **state)
@@ -90,7 +132,7 @@ static void named_nodes_are_found(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
-		const char *nodes = srun_nodes(cases[i].words, cases[i].bytes, cases[i].own);
+		const char *nodes = srun_nodes(&(struct srun_words){ cases[i].words, cases[i].bytes, cases[i].own });
 		if ((nodes != NULL) != (cases[i].nodes != NULL) || (nodes != NULL && strcmp(nodes, cases[i].nodes) != 0))
 			fail_msg("case %zu: '%s'", i, nodes != NULL ? nodes : "(none)");
 	}
@@ -102,18 +144,65 @@ static void shell_of_salloc_is_found(void **state)
 	static const char other[] = "srun\0--input=none\0--in\0program\0--interactive";
 
 	(void)state;
-	assert_true(srun_starts_a_shell(given, sizeof(given), 4));
-	assert_false(srun_starts_a_shell(other, sizeof(other), 3));
-	assert_false(srun_starts_a_shell("", 0, 3));
+	assert_true(srun_starts_a_shell(&(struct srun_words){ given, sizeof(given), 4 }));
+	assert_false(srun_starts_a_shell(&(struct srun_words){ other, sizeof(other), 3 }));
+	assert_false(srun_starts_a_shell(&(struct srun_words){ "", 0, 3 }));
+}
+
+static void the_program_is_found(void **state)
+{
+	char *copy;
+	struct srun_words given = take("srun|-n2|/usr/bin/orted|-x|", 2, &copy);
+
+	(void)state;
+	assert_string_equal(srun_program(&given), "/usr/bin/orted");
+	given.own = 4;
+	assert_string_equal(srun_program(&given), "");
+	given.bytes = 0;
+	assert_string_equal(srun_program(&given), "");
+	free(copy);
+}
+
+#define WAIT "srun ends the step 3 s after its first task has ended (--wait or SLURM_WAIT), "
+#define SITE "srun ends the step 3 s after its first task has ended, by WaitTime in slurm.conf, " \
+	"which the plugin cannot override here: srun --wait=0 does"
+#define KILLS "srun itself sends SIGTERM to the step when a task fails (KillOnBadExit in slurm.conf, or -K), " \
+	"which the plugin cannot override here, and a failure may then be taken for a step that was " \
+	"asked to stop: srun -K0 --ddp=on-failure=kill does"
+
+static void what_slurm_does_against_the_settings_is_said(void **state)
+{
+	static const struct { struct srun_ends ends; const char *text; } cases[] = {
+		{ { true, false, 30, -1, 0, false }, "" },
+		/* --wait is the user's wish, unless another one contradicts it. */
+		{ { true, false, 30, 3, 0, false }, "" },
+		{ { true, true, 2, 3, 0, false }, "" },
+		{ { false, true, 60, 0, 0, false }, "" },
+		{ { true, true, 60, 3, 0, false }, WAIT "and not grace=60 s later" },
+		{ { false, false, 30, 3, 0, false }, WAIT "in spite of on-failure=continue" },
+		{ { true, false, 30, -1, 3, false }, SITE },
+		{ { true, false, 30, -1, 0, true }, KILLS },
+		{ { true, false, 30, -1, 3, true }, SITE "; " KILLS },
+	};
+	char text[1024];
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		assert_int_equal(srun_contradicts(&cases[i].ends, text, sizeof(text)), cases[i].text[0] != '\0');
+		assert_string_equal(text, cases[i].text);
+	}
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(zero_is_found_where_srun_would),
+		cmocka_unit_test(kill_on_bad_exit_is_read_as_srun_does),
+		cmocka_unit_test(wait_is_read_as_srun_does),
 		cmocka_unit_test(waiting_for_children_is_found),
 		cmocka_unit_test(named_nodes_are_found),
 		cmocka_unit_test(shell_of_salloc_is_found),
+		cmocka_unit_test(the_program_is_found),
+		cmocka_unit_test(what_slurm_does_against_the_settings_is_said),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
