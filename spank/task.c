@@ -183,6 +183,25 @@ static bool prepare_daemon(spank_t spank, struct error *error)
 	return write_environment(spank, &variables, error);
 }
 
+/* A job that a task has submitted from a node without the plugin brings along what srun had
+   put there for the plugin; everything else of a step that the plugin leaves alone stays. */
+static void leave_step(spank_t spank)
+{
+	static struct variables variables;
+	char **environment = NULL;
+	struct error error;
+
+	if (spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS ||
+	    environment_get(environment, "SLURM_DDP_KEY") == NULL)
+		return;
+	environment_leave_step(&variables, environment);
+	if (write_environment(spank, &variables, &error))
+		slurm_spank_log("ddp: the job has been submitted by a task of srun --ddp on a node without the "
+		                "plugin, with that step's key; the key and the rest of that step are taken out");
+	else
+		slurm_error("ddp: %s", error.text);
+}
+
 /* In the witness. */
 static void look_for_stall(void *watch, bool asked_to_stop)
 {
@@ -220,6 +239,8 @@ void task_begin(spank_t spank, struct stepd *stepd)
 	struct relay_news news;
 	struct error error;
 
+	if (!stepd->plugin->requested || (!stepd->daemon && !stepd->normal_step))
+		leave_step(spank);
 	if (!stepd->plugin->requested ||
 	    (stepd->daemon ? prepare_daemon(spank, &error) : !stepd->normal_step))
 		return;

@@ -296,14 +296,23 @@ ddp_status ddp_environment_check_plugin(void)
 
 ddp_status ddp_environment_check_single(void)
 {
-	int64_t step_id, tasks;
+	int64_t step_id, tasks, components = 1;
 
 	if (ddp_environment("SLURM_JOB_ID") == NULL)
 		return DDP_OK;
+	const bool step = in_step(&step_id);
 	ddp_status status = task_count(&tasks);
+	/* A batch script's number of tasks is that of the first component. */
+	if (status == DDP_OK && !step)
+		status = optional_number("SLURM_HET_SIZE", 1, INT32_MAX, &components);
+	if (status == DDP_OK && components > 1)
+		return ddp_fail(DDP_ERR_JOB, "this heterogeneous Slurm job has %lld components, but the program "
+		                "was started without srun: write \"srun --ddp --het-group=0-%lld PROGRAM\" in the "
+		                "batch script (for a single process on purpose: srun -n1 PROGRAM)",
+		                (long long)components, (long long)components - 1);
 	if (status != DDP_OK || tasks == 1)
 		return status;
-	if (in_step(&step_id))
+	if (step)
 		return ddp_fail(DDP_ERR_JOB, "this is one of %lld tasks of a Slurm step, but neither the "
 		                "plugin nor PMIx says which: start it with srun --ddp, or with "
 		                "srun --mpi=pmix", (long long)tasks);

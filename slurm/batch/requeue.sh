@@ -21,6 +21,8 @@ echo "start ${SLURM_RESTART_COUNT:-0} of job $SLURM_JOB_ID"
 srun ./train --steps "$steps" --checkpoint "$checkpoints" --checkpoint-every 500 \
 	--resume "$@"
 code=$?
-# It was told to stop before its last step, and is to come again.
-[ $code != 75 ] || exec scontrol requeue "$SLURM_JOB_ID"
+# It was told to stop before its last step, and is to come again. Of an array only this
+# element: SLURM_JOB_ID of its last one is the number of the whole array.
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+[ $code != 75 ] || exec scontrol requeue "${job:-$SLURM_JOB_ID}"
 exit $code

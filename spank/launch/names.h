@@ -35,4 +35,9 @@ const struct name *name_find(const char *text);
 /* Whether DDP_DERIVED, which may be NULL, says that the plugin set the name to this value. */
 bool name_is_derived(const char *derived, const char *text, const char *value);
 
+/* What srun puts in place of ranks: a node without the plugin leaves it there, and no
+   program can take it for a number. */
+#define PLUGIN_IS_ABSENT \
+	"srun --ddp was asked for, but the plugin spank_ddp is not active on this node"
+
 #endif

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "spank/identity/nodelist.h"
 #include "spank/launch/names.h"
@@ -12,9 +13,6 @@
 #include "spank/sink.h"
 
 enum { KEY_BYTES = 32 };
-
-static const char absent[] =
-	"srun --ddp was asked for, but the plugin spank_ddp is not active on this node";
 
 static bool export_to_tasks(const char *name, const char *value, struct error *error)
 {
@@ -78,57 +76,21 @@ bool launch_prepare(const struct settings *settings, const char *hostfile, struc
 	    (!read_hostfile(hostfile, host, error) || !export_to_tasks("SLURM_DDP_FIRST_HOST", host, error)))
 		return false;
 	/* For torchrun, which may be there without `launcher`, too. */
-	if (!export_to_tasks("PET_NNODES", absent, error) ||
-	    (!settings->launcher && (!export_to_tasks("RANK", absent, error) ||
-	                             !export_to_tasks("WORLD_SIZE", absent, error))))
+	if (!export_to_tasks("PET_NNODES", PLUGIN_IS_ABSENT, error) ||
+	    (!settings->launcher && (!export_to_tasks("RANK", PLUGIN_IS_ABSENT, error) ||
+	                             !export_to_tasks("WORLD_SIZE", PLUGIN_IS_ABSENT, error))))
 		return false;
 	/* Last: without it the nodes refuse, should srun go on after an error. */
 	return export_to_tasks("SLURM_DDP_KEY", key, error);
 }
 
-/* Who called srun, sbatch or salloc, by its environment. */
-struct caller {
-	bool in_step;        /* a task of a step of --ddp */
-	bool without_plugin; /* such a task on a node without the plugin */
-	const char *derived; /* DDP_DERIVED, NULL without */
-};
-
-static bool is_of_another_step(const struct caller *caller, const struct name *name, const char *value)
-{
-	switch (name->kind) {
-	case NAME_RANK:
-	case NAME_TORCHRUN:
-		return caller->in_step || strcmp(value, absent) == 0;
-	case NAME_STEP:
-		return caller->in_step || caller->without_plugin;
-	case NAME_CHOICE:
-		return name_is_derived(caller->derived, name->text, value);
-	case NAME_SLURM:
-		return caller->in_step || caller->without_plugin;
-	case NAME_HANDOVER:
-		return true;
-	}
-	return false;
-}
-
 void launch_leave_step(void)
 {
-	const char *key = getenv("DDP_KEY"), *derived = getenv("DDP_DERIVED");
-	struct caller caller = { .in_step = getenv("DDP_STEP_ID") != NULL,
-		                 .without_plugin = getenv("SLURM_DDP_KEY") != NULL,
-		                 .derived = derived };
-	const struct name *name;
+	static struct variables variables;
 
-	/* A step's key goes also where a program has kept nothing else of the step. */
-	if (key != NULL && strncmp(key, STEP_KEY, strlen(STEP_KEY)) == 0)
-		unsetenv("DDP_KEY");
-	for (int i = 0; (name = name_at(i)) != NULL; i++) {
-		const char *value = getenv(name->text);
-		/* DDP_DERIVED is of use to the rest of the loop. */
-		if (value != NULL && value != derived && is_of_another_step(&caller, name, value))
-			unsetenv(name->text);
-	}
-	unsetenv("DDP_DERIVED");
+	environment_leave_step(&variables, environ);
+	for (int i = 0; i < variables.count; i++)
+		unsetenv(variables.item[i].name);
 }
 
 void launch_list_stale(char *text, size_t bytes)
@@ -139,7 +101,7 @@ void launch_list_stale(char *text, size_t bytes)
 	for (int i = 0; (name = name_at(i)) != NULL; i++) {
 		const char *value = getenv(name->text);
 		if ((name->kind == NAME_RANK || name->kind == NAME_TORCHRUN) && value != NULL &&
-		    strcmp(value, absent) != 0)
+		    strcmp(value, PLUGIN_IS_ABSENT) != 0)
 			sink_add(&sink, "%s%s=%.40s", sink.used > 0 ? " " : "", name->text, value);
 	}
 	make_printable(text);

@@ -19,12 +19,7 @@
  */
 bool launch_prepare(const struct settings *settings, const char *hostfile, struct error *error);
 
-/*
- * Takes out of the caller's environment what is of another step: if the caller is a task of
- * one, ranks that do not hold in the step or job to be started, the key, which is not to
- * leave its step, and what the plugin has derived for the task, such as OMP_NUM_THREADS.
- * What a user has set for these stays.
- */
+/* Takes what environment_leave_step() names out of the caller's environment. */
 void launch_leave_step(void);
 
 /* "RANK=7 MASTER_ADDR=n9": what the caller's environment holds from elsewhere;

@@ -233,14 +233,61 @@ static bool holds_for_one_step(enum name_kind kind)
 	return kind != NAME_CHOICE && kind != NAME_SLURM;
 }
 
-void environment_clear(struct variables *variables)
+static void clear(struct variables *variables)
 {
-	const struct name *name;
-
 	variables->count = 0;
 	variables->used = 0;
 	variables->overflow = false;
 	variables->unlisted = NULL;
+}
+
+/* Whose environment it is. */
+struct leaver {
+	bool in_step;        /* of a task of a step of --ddp */
+	bool without_plugin; /* of such a task, on a node without the plugin */
+	const char *derived; /* DDP_DERIVED, or NULL */
+};
+
+static bool is_of_another_step(const struct leaver *leaver, const struct name *name, const char *value)
+{
+	switch (name->kind) {
+	case NAME_RANK:
+	case NAME_TORCHRUN:
+		return leaver->in_step || strcmp(value, PLUGIN_IS_ABSENT) == 0;
+	case NAME_STEP:
+		/* A step's key goes also where a program has kept nothing else of the step. */
+		return leaver->in_step || leaver->without_plugin || value == leaver->derived ||
+		       (strcmp(name->text, "DDP_KEY") == 0 && strncmp(value, STEP_KEY, strlen(STEP_KEY)) == 0);
+	case NAME_CHOICE:
+		return name_is_derived(leaver->derived, name->text, value);
+	case NAME_SLURM:
+		return leaver->in_step || leaver->without_plugin;
+	case NAME_HANDOVER:
+		return true;
+	}
+	return false;
+}
+
+void environment_leave_step(struct variables *variables, char *const *environment)
+{
+	struct leaver leaver = { .in_step = environment_get(environment, "DDP_STEP_ID") != NULL,
+		                 .without_plugin = environment_get(environment, "SLURM_DDP_KEY") != NULL,
+		                 .derived = environment_get(environment, "DDP_DERIVED") };
+	const struct name *name;
+
+	clear(variables);
+	for (int i = 0; (name = name_at(i)) != NULL; i++) {
+		const char *value = environment_get(environment, name->text);
+		if (value != NULL && is_of_another_step(&leaver, name, value))
+			take_out(variables, name->text, "of another step");
+	}
+}
+
+void environment_clear(struct variables *variables)
+{
+	const struct name *name;
+
+	clear(variables);
 	for (int i = 0; (name = name_at(i)) != NULL; i++)
 		if (holds_for_one_step(name->kind))
 			take_out(variables, name->text, "not of this step");

@@ -67,6 +67,14 @@ bool environment_build(struct variables *variables, const struct identity *ident
                        const struct settings *settings, const struct task_extras *extras,
                        struct error *error);
 
+/*
+ * What of this environment is of another step, and is to be taken out where a step or a job
+ * is started: if the environment is a task's, ranks that do not hold there, the key, which is
+ * not to leave its step, and what the plugin has derived for the task, such as
+ * OMP_NUM_THREADS. What a user has set for these is not among them.
+ */
+void environment_leave_step(struct variables *variables, char *const *environment);
+
 /* The variables of a task that is to get none: all names are taken out. */
 void environment_clear(struct variables *variables);
 

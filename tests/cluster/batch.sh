@@ -11,9 +11,10 @@ install -m 644 "$source/README.md" "$work/text"
 sizes=(--data "$work/text" --layers 1 --width 32 --heads 2 --length 32 --batch 2)
 limit=180
 
-submit libddp -- "${sizes[@]}" --steps 20
+# All scripts run as arrays, too.
+submit libddp --array=0-1 -- "${sizes[@]}" --steps 20
 status_is 0 "libddp.sh: the job succeeds"
-prints 'ranks +4|4 ranks' "libddp.sh: its ranks train together"
+prints_times 2 '; 4 ranks on 2 nodes' "libddp.sh: its ranks train together, those of each element"
 
 submit array --array=0-1 --ntasks-per-node=2 -- "${sizes[@]}" --steps 10
 status_is 0 "array.sh: all elements succeed"
@@ -49,6 +50,25 @@ else
 	not_ok "requeue.sh: it went on behind the step it stopped after"
 fi
 
+# ---- an array, of which one element comes again ----------------------------------------
+
+mkdir -m 777 "$work/elements"
+cat >"$work/elements/train" <<'END'
+#!/bin/sh
+[ "$SLURM_ARRAY_TASK_ID" = 1 ] && [ "$DDP_RESTART_COUNT" = 0 ] || exit 0
+until [ -z "$(squeue -h -j "${SLURM_ARRAY_JOB_ID}_0" -o %i)" ]; do sleep 0.1; done
+exit 75
+END
+chmod 755 "$work/elements/train"
+job=$(as_user sbatch --parsable --array=0-1 --chdir="$work/elements" --output="$work/elements/%a" \
+	--nodes=1 --cpus-per-task=1 --ntasks-per-node=1 "$work/requeue.sh")
+element=$work/elements/1
+check "requeue.sh in an array: one element is to come again" wait_until 60 grep -q 'DUE TO JOB REQUEUE' "$element"
+wait_until 60 is_pending "${job}_1"
+same "${job}_1" "$(on_cluster squeue -h -j "$job" -o %F_%K)" "and no other one"
+check "it does" runs_again "${job}_1" "$element" 'start 1'
+same 1 "$(grep -c ^start "$work/elements/0")" "the one that was complete ran once"
+
 # ---- PyTorch ------------------------------------------------------------------------
 
 if ! /usr/bin/python3 -c 'import torch.distributed' 2>/dev/null; then
@@ -79,7 +99,7 @@ export PATH=$work/bin:$PATH
 # Debian 13's PyTorch lacks libuv, which its own default asks for.
 export USE_LIBUV=0
 
-submit pytorch --ntasks-per-node=2 --gpus-per-node=2
+submit pytorch --array=7 --ntasks-per-node=2 --gpus-per-node=2
 status_is 0 "pytorch.sh: the job succeeds"
 prints_times 4 '^rank [0-3] of 4, device [01], sum 10$' "pytorch.sh: four ranks add up, each with its device"
 
@@ -89,7 +109,7 @@ if ! "$work/bin/python" -c 'from torch.distributed import TCPStore; TCPStore("12
 	done_testing
 	exit 0
 fi
-submit torchrun
+submit torchrun --array=7
 status_is 0 "torchrun.sh: the job succeeds"
 prints_times 8 '^rank [0-7] of 8, device [0-3], sum 36$' "torchrun.sh: two launchers start eight ranks that add up"
 done_testing

@@ -72,7 +72,7 @@ check "a training that went on ends with the same bits" \
 
 ln -s "$prefix/bin/scaling" "$work/scaling"
 small=(--heads 2 --width 32 --vocab 64 --length 32 --batch 2 --rounds 3)
-submit scaling --nodes=2 --ntasks-per-node=1 -- --layers 1 "${small[@]}"
+submit scaling --array=7 --nodes=2 --ntasks-per-node=1 -- --layers 1 "${small[@]}"
 status_is 0 "scaling.sh: the job succeeds"
 prints_times 2 '^ +1 +1 +[0-9]+ +100\.0% ' "scaling.sh: one node is what others are measured by"
 prints_times 1 '^ +2 +2 +[0-9]+ +[0-9.]+% +[0-9.]+ +[0-9.]+ +-?[0-9.]+% +[0-9.]+ +[0-9]+%$' \

@@ -54,7 +54,7 @@ if python_with jax; then
 		prints "^process $rank of 4, agreed, device $((rank % 2)), sum 10$" "jax.sh: process $rank adds up, as the plugin's variables say"
 	done
 	rm -f "$work"/jax-*.out
-	submit jax --ntasks-per-node=2 --gpus-per-node=2 --gpus-per-task=1
+	submit jax --array=7 --ntasks-per-node=2 --gpus-per-node=2 --gpus-per-task=1
 	status_is 0 "jax.sh: the same with --gpus-per-task"
 	prints_times 4 '^process [0-3] of 4, agreed, device 0, sum 10$' "jax.sh: each process then has its device 0"
 else
@@ -98,7 +98,7 @@ if python_with lightning; then
 	status_is 0 "lightning.sh: the job succeeds"
 	prints_times 4 '^rank [0-3] of 4, port agreed, TorchElasticEnvironment, weight 3.0 bias 1.0$' "lightning.sh: four ranks fit the line"
 	rm -f "$work"/lightning-*.out
-	submit lightning --ntasks-per-node=2 --gpus-per-node=2 -- slurm
+	submit lightning --array=7 --ntasks-per-node=2 --gpus-per-node=2 -- slurm
 	status_is 0 "lightning.sh: so does Lightning's own environment"
 	prints_times 4 '^rank [0-3] of 4, port agreed, SLURMEnvironment, weight 3.0 bias 1.0$' "lightning.sh: which takes the plugin's port"
 else
@@ -252,7 +252,7 @@ elif ! [ -x "$prefix/bin/allreduce" ]; then
 else
 	check "an image is made" make_image
 	export IMAGE=$image RUNTIME=charliecloud
-	submit container --ntasks-per-node=2 --gpus-per-node=2 -- /bin/allreduce --count 100000
+	submit container --array=7 --ntasks-per-node=2 --gpus-per-node=2 -- /bin/allreduce --count 100000
 	status_is 0 "container.sh: the job succeeds"
 	prints_times 1 '^all 100000 sums over 4 ranks are right$' "container.sh: the ranks in the containers reduce together"
 	prints_times 4 '"plugin":true' "container.sh: each knows the plugin's variables"

@@ -56,6 +56,24 @@ prints 'ddp: plugstack.conf names spank_ddp.so 2 times' "twice on a node only: t
 prints_not '^ran$' "and runs nothing"
 cp "$work/plugstack.conf" "$cluster/plugstack.conf"
 
+# A task on a node without the plugin submits a job: sbatch there leaves srun's words in.
+: >"$work/none.conf"
+sed "s|^PlugStackConfig=.*|PlugStackConfig=$work/none.conf|" "$cluster/slurm.conf" >"$work/none.slurm.conf"
+cat >"$work/left" <<-'END'
+	#!/bin/sh
+	env | grep -E '^(RANK|WORLD_SIZE|PET_|DDP_|SLURM_DDP_|OMP_)' | sort | tr '\n' ' ' | sed 's/^/left /'
+	echo .
+END
+absent='srun --ddp was asked for, but the plugin spank_ddp is not active on this node'
+: >"$work/left.out"
+chmod 666 "$work/left.out"
+capture as_user env SLURM_CONF="$work/none.slurm.conf" RANK="$absent" WORLD_SIZE="$absent" PET_NNODES="$absent" OMP_NUM_THREADS=7 \
+	SLURM_DDP_KEY=00 SLURM_DDP_RELAY=1:2 DDP_REQUESTED=7.0 sbatch -o "$work/left.out" "$work/left"
+wait_until 30 grep -q left "$work/left.out"
+output=$(<"$work/left.out")
+prints '^left OMP_NUM_THREADS=7 \.$' "a job from a node without the plugin has nothing of the step"
+prints_times 1 'ddp: the job has been submitted by a task of srun --ddp on a node without the plugin' "and says so"
+
 # salloc's shell as a step of its own, which has no ranks.
 { cat "$cluster/slurm.conf"; printf '%s\n' LaunchParameters=use_interactive_step \
 	'InteractiveStepOptions="--interactive --preserve-env $SHELL"'; } >"$work/interactive.conf"
