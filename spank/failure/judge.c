@@ -24,6 +24,16 @@ bool judge_is_stop(int signal_number)
 	return signal_number == SIGTERM || signal_number == SIGINT;
 }
 
+bool judge_is_word(int signal_number)
+{
+	switch (signal_number) {
+	case SIGKILL: case SIGSTOP: case SIGTSTP: case SIGTTIN: case SIGTTOU: case SIGCONT:
+	case SIGCHLD: case SIGURG: case SIGWINCH:
+		return false;
+	}
+	return signal_number > 0 && !judge_is_stop(signal_number);
+}
+
 static struct end_verdict verdict(enum end_words words, enum end_delay say, enum end_delay kill,
                                   const struct end_facts *facts)
 {
@@ -47,6 +57,13 @@ static struct end_verdict judge_stopping(const struct end_facts *facts, enum end
 	return verdict(facts->kill_on_failure ? words : WORDS_NONE, DELAY_STOP, DELAY_STOP, facts);
 }
 
+/* A rank that ends badly may have saved, as it was told to, or may have failed: that is
+   said at once, but the others may still be saving. */
+static struct end_verdict judge_signalled(const struct end_facts *facts, enum end_words words)
+{
+	return verdict(words, DELAY_NONE, DELAY_STOP, facts);
+}
+
 /* Without a witness: tasks that Slurm kills end together, and one that the
    kernel or a person killed ends alone, or takes others with it that fail. */
 static bool looks_cancelled(const struct end_facts *facts)
@@ -65,6 +82,8 @@ struct end_verdict judge_end(const struct end_facts *facts)
 	if (facts->sent == SENT_STOP ||
 	    (facts->sent == SENT_UNKNOWN && facts->end == END_BY_REQUEST && !facts->other_failed))
 		return judge_stopping(facts, words);
+	if (facts->sent == SENT_SIGNAL)
+		return judge_signalled(facts, words);
 	if (facts->sent == SENT_KILL && !out_of_memory)
 		return verdict(words, DELAY_DOUBT, DELAY_DOUBT, facts);
 	if (looks_cancelled(facts) && !out_of_memory)

@@ -24,6 +24,8 @@ enum slurm_sent {
 	SENT_STOP,    /* a signal to stop: the step is stopping */
 	SENT_KILL,    /* SIGKILL, and nothing before. The witness that tells so by its own end may
 	                 have been killed by somebody else, with the tasks */
+	SENT_SIGNAL,  /* one that a program may take as it likes, such as SIGUSR1: the ranks may save,
+	                 and end or go on. On the wire, so the last */
 };
 
 struct end_facts {
@@ -64,6 +66,10 @@ enum task_end judge_task_end(int wait_status);
 
 /* Whether a signal asks a program to stop, to be ready for its end. */
 bool judge_is_stop(int signal_number);
+
+/* Whether a signal is SENT_SIGNAL: none to stop, to kill or to suspend, and none of which a
+   program that does not handle it would notice nothing. */
+bool judge_is_word(int signal_number);
 
 /* Whether it is said for want of better only: it is another rank's fault, of which
    that one's own node knows more. */

@@ -12,8 +12,11 @@ static struct end_verdict judge_case(const struct step *step, const struct step_
 {
 	struct end_facts facts = what->facts;
 
+	/* Slurm reaches one node before the other, and the word of one counts for all. */
 	if (step->stopping)
 		facts.sent = SENT_STOP;
+	else if (step->signalled && facts.sent != SENT_KILL)
+		facts.sent = SENT_SIGNAL;
 	facts.ending = step->over;
 	facts.kill_on_failure = step->policy.kill_on_failure;
 	return judge_end(&facts);
@@ -107,6 +110,7 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 	if (step->over)
 		return;
 	step->stopping |= news->facts.sent == SENT_STOP;
+	step->signalled |= news->facts.sent == SENT_SIGNAL;
 	verdict = judge_case(step, &what);
 	if (alone) {
 		if (verdict.kill == DELAY_NONE)
@@ -203,6 +207,9 @@ static void say_case(struct step *step, struct step_case *what, const struct end
 	if (verdict->words == WORDS_NONE || (step->said && !action->kill))
 		return;
 	sink_add(&sink, "%s", what->text);
+	/* Why the step is not ended. */
+	if (step->signalled && !step->stopping && verdict->kill == DELAY_STOP && !action->kill)
+		sink_add(&sink, "; the step was sent a signal before, so the others may save (see grace= in srun-ddp(7))");
 	if (has_grace(delay))
 		sink_add(&sink, "; %.1f s later the step was still running%s (see grace= in srun-ddp(7))",
 		         (double)delay_ns(step, what, delay) * 1e-9, action->kill ? ", and is ended" : "");
@@ -256,8 +263,11 @@ bool step_finish(struct step *step, struct step_action *action)
 	for (int i = 0; i < CASE_LATER && !step->over && !step->said; i++) {
 		struct step_case *what = &step->cases[i];
 		struct end_verdict verdict = judge_case(step, what);
-		if (what->held && verdict.say == DELAY_NONE)
-			say_case(step, what, &verdict, action);
+		if (!what->held || verdict.say != DELAY_NONE)
+			continue;
+		/* Nothing is left of it to be ended. */
+		verdict.kill = DELAY_NEVER;
+		say_case(step, what, &verdict, action);
 	}
 	step->over = true;
 	step->again_ns = UINT64_MAX;

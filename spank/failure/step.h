@@ -44,6 +44,7 @@ struct step {
 	struct step_case cases[CASE_COUNT];
 	struct stall_step stall;
 	bool stopping; /* a node saw Slurm ask for it */
+	bool signalled; /* a node saw another signal of Slurm's shortly before an end */
 	bool said;     /* a failure, by srun or by a node itself */
 	bool over;     /* the end was asked for: nothing more is said */
 	uint64_t again_ns, pause_ns; /* then: when to ask again, and how long after the last time */

@@ -50,7 +50,8 @@ enum {
 	DOUBT_MS = 4000,
 	AGAIN_MS = 5000,
 	KILL_WAIT_SECONDS = 30, /* if Slurm does not say its KillWait: its default */
-	SIGNAL_SECONDS = 3600, /* a step that is to be saved seldom wants to know earlier */
+	SIGNAL_SECONDS = 3600, /* a step that is to be saved seldom wants to know earlier, and an end
+	                          longer after a signal is none of its consequences */
 	DELIVERY_MS = 60,
 	ALONE_MS = 200,
 	ALONE_NODE_MS = 250, /* the controller reaches all nodes within it */

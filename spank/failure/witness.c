@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+#include "spank/failure/timeline.h"
 #include "spank/pause.h"
 
 enum {
@@ -112,6 +114,8 @@ static void watch(struct witness *witness, const struct witness_words *words, pi
 			return;
 		if (judge_is_stop(number) && is_sent_by_slurm(&info, parent))
 			atomic_store(&witness->asked_to_stop, true);
+		if (judge_is_word(number) && number != PARENT_DIED && is_sent_by_slurm(&info, parent))
+			atomic_store(&witness->word_ns, ddp_now_ns());
 		/* The ranks stop by it: Slurm sends it 2 s before the SIGSTOP with which it
 		   suspends a step, and that stops the witness, too. */
 		suspended = number == SIGTSTP || (suspended && number != SIGCONT);
@@ -188,16 +192,32 @@ static uint64_t pending(pid_t pid, bool *runs)
 	return mask;
 }
 
-static bool holds_stop(uint64_t mask)
+/* What the signals of the mask ask for. */
+static enum slurm_sent sent_by(uint64_t mask)
 {
-	for (int number = 1; number < 32; number++)
-		if (judge_is_stop(number) && (mask >> (number - 1) & 1) != 0)
-			return true;
-	return false;
+	enum slurm_sent sent = SENT_NOTHING;
+
+	for (int number = 1; number < 64; number++) {
+		if ((mask >> (number - 1) & 1) == 0)
+			continue;
+		if (judge_is_stop(number))
+			return SENT_STOP;
+		if (judge_is_word(number) && number != PARENT_DIED)
+			sent = SENT_SIGNAL;
+	}
+	return sent;
+}
+
+/* Of a word that came longer ago, no end is a consequence. */
+static bool has_word(const struct witness *witness)
+{
+	uint64_t word_ns = atomic_load(&witness->word_ns);
+
+	return word_ns != 0 && ddp_now_ns() - word_ns < SIGNAL_SECONDS * 1000000000ull;
 }
 
 /*
- * A signal to stop waits for the witness, and is noted once the witness has run and
+ * A signal waits for the witness, and is noted once the witness has run and
  * found that it is Slurm's. In between it is in neither place, but then the witness
  * runs: it is looked at again, for as long as a busy machine may keep it from its next
  * line. Of a signal that still waits then, nobody knows that it is not Slurm's.
@@ -205,20 +225,23 @@ static bool holds_stop(uint64_t mask)
 enum slurm_sent witness_sent(const struct witness *witness)
 {
 	pid_t pid = atomic_load(&witness->pid);
-	bool runs = true, waits = false;
+	enum slurm_sent waits = SENT_NOTHING;
+	bool runs = true;
 
 	if (pid == 0)
 		return SENT_UNKNOWN;
-	for (int look = 0; (runs || waits) && look < LOOKS_MAX; look++) {
-		waits = holds_stop(pending(pid, &runs));
+	for (int look = 0; (runs || waits != SENT_NOTHING) && look < LOOKS_MAX; look++) {
+		waits = sent_by(pending(pid, &runs));
 		if (atomic_load(&witness->asked_to_stop))
 			return SENT_STOP;
-		if (runs || waits)
+		if (runs || waits != SENT_NOTHING)
 			pause_ms(1);
 	}
-	if (waits)
+	if (waits == SENT_STOP)
 		return SENT_STOP;
-	return witness_was_killed(witness) ? SENT_KILL : SENT_NOTHING;
+	if (witness_was_killed(witness))
+		return SENT_KILL;
+	return waits == SENT_SIGNAL || has_word(witness) ? SENT_SIGNAL : SENT_NOTHING;
 }
 
 void witness_end(struct witness *witness)

@@ -26,6 +26,7 @@ struct witness {
 	atomic_bool made;
 	_Atomic pid_t pid;        /* 0: there is none */
 	atomic_bool asked_to_stop; /* by Slurm */
+	_Atomic uint64_t word_ns;  /* when Slurm last sent a SENT_SIGNAL, by CLOCK_MONOTONIC; 0: never */
 };
 
 /* What the witness says if slurmstepd dies, and what it does meanwhile. */

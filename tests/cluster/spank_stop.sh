@@ -76,6 +76,29 @@ limit=100 when_ready 2 true srun --ddp -t1 --signal=TERM@25 -N2 --ntasks-per-nod
 same 1 "$(saved)" "--signal=TERM@25: a rank saves"
 prints_not "$report" "nothing is called a failure"
 
+# ---- Slurm sends another signal -----------------------------------------------------
+
+# A rank that saves for $1 seconds when it is sent SIGUSR1, and exits with code $2.
+saves='save_on_usr1() { trap "sleep $1; echo whole >saved.$RANK; exit $2" USR1; : >up.$RANK; while :; do sleep 0.05; done; }
+	'
+usr1='scancel -s USR1 --user 65534'
+for grace in '' =grace=60; do
+	when_ready 4 "$usr1" srun "--ddp$grace" -N2 --ntasks-per-node=2 bash -c "$saves"'
+		if [ $RANK = 0 ]; then save_on_usr1 4 0; else save_on_usr1 0 75; fi'
+	same 4 "$(saved)" "scancel -s USR1: rank 0 saves for 4 s when the others have ended (--ddp$grace)"
+	prints 'ddp: rank [123] of 4 on n[01] exited with code 75 after [0-9.]+ s; the step was sent a signal before, so the others may save' \
+		"what ended first is told, and why the others go on"
+	status_is 75 "with its code"
+done
+when_ready 4 'kill -USR1 $!' srun --ddp -N2 --ntasks-per-node=2 bash -c "$saves"'
+	if [ $RANK = 0 ]; then save_on_usr1 2 0; fi; : >up.$RANK; while :; do sleep 0.05; done'
+same 1 "$(saved)" "a signal to srun, which hands it on: a rank saves beside others that it ends"
+when_ready 4 "$usr1" srun --ddp=grace=1 -N2 --ntasks-per-node=2 bash -c "$saves"'
+	if [ $RANK = 0 ]; then save_on_usr1 60 0; else save_on_usr1 0 75; fi'
+prints 'ddp: rank [123] of 4 on n[01] exited with code 75 after [0-9.]+ s; 1.0 s later the step was still running, and is ended' \
+	"what still runs after grace= is ended"
+within 8 "in time"
+
 # ---- what does not end by itself -----------------------------------------------------
 
 when_ready 2 "$term" srun --ddp=grace=2 -N2 --ntasks-per-node=1 \

@@ -30,6 +30,9 @@ static void ends_are_told_apart(void **state)
 		assert_int_equal(judge_task_end(cases[i].status), cases[i].end);
 	assert_true(judge_is_stop(SIGTERM) && judge_is_stop(SIGINT));
 	assert_false(judge_is_stop(SIGUSR1) || judge_is_stop(SIGCONT) || judge_is_stop(SIGKILL));
+	assert_true(judge_is_word(SIGUSR1) && judge_is_word(SIGHUP) && judge_is_word(SIGRTMIN + 3));
+	assert_false(judge_is_word(SIGTERM) || judge_is_word(SIGINT) || judge_is_word(SIGKILL));
+	assert_false(judge_is_word(SIGCONT) || judge_is_word(SIGTSTP) || judge_is_word(SIGWINCH) || judge_is_word(0));
 }
 
 /* Which of the facts are true, and what is wanted, as letters: lone, all_killed,
@@ -68,6 +71,20 @@ static const struct {
 	{ "the memory is over", END_BY_KILL, SENT_STOP, "m", WORDS_RANK, DELAY_NONE, DELAY_STOP },
 	{ "one stops under continue", END_BY_REQUEST, SENT_STOP, "c", WORDS_NONE, DELAY_NEVER, DELAY_NEVER },
 	{ "one crashes under continue", END_CRASH, SENT_STOP, "c", WORDS_RANK, DELAY_NONE, DELAY_NEVER },
+	/* Slurm has sent another signal, such as SIGUSR1. */
+	{ "a rank has saved, and exits with 75", END_CODE, SENT_SIGNAL, "", WORDS_RANK, DELAY_NONE, DELAY_STOP },
+	{ "so does a node's only one", END_CODE, SENT_SIGNAL, "l", WORDS_RANK, DELAY_NONE, DELAY_STOP },
+	{ "a rank has saved, and exits with 0", END_FINE, SENT_SIGNAL, "", WORDS_NONE, DELAY_NEVER, DELAY_NEVER },
+	{ "a rank ends by the signal itself", END_CRASH, SENT_SIGNAL, "", WORDS_RANK, DELAY_NONE, DELAY_STOP },
+	{ "a rank crashes while it saves", END_CRASH, SENT_SIGNAL, "", WORDS_RANK, DELAY_NONE, DELAY_STOP },
+	{ "a rank follows one that has saved", END_CODE, SENT_SIGNAL, "p", WORDS_RANK, DELAY_NONE, DELAY_STOP },
+	{ "or is aborted for it", END_CRASH, SENT_SIGNAL, "p", WORDS_RANK, DELAY_NONE, DELAY_STOP },
+	{ "it ends itself by SIGTERM", END_BY_REQUEST, SENT_SIGNAL, "", WORDS_RANK, DELAY_NONE, DELAY_STOP },
+	{ "a rank is killed while others save", END_BY_KILL, SENT_SIGNAL, "", WORDS_RANK, DELAY_NONE, DELAY_STOP },
+	{ "all of a node are", END_BY_KILL, SENT_SIGNAL, "a", WORDS_NODE, DELAY_NONE, DELAY_STOP },
+	{ "the memory is over while they save", END_BY_KILL, SENT_SIGNAL, "m", WORDS_RANK, DELAY_NONE, DELAY_STOP },
+	{ "the plugin ends the step", END_CODE, SENT_SIGNAL, "e", WORDS_NONE, DELAY_NEVER, DELAY_NEVER },
+	{ "one saves under continue", END_CODE, SENT_SIGNAL, "c", WORDS_RANK, DELAY_NONE, DELAY_NEVER },
 	/* Slurm has killed the step, or somebody the tasks and the witness. */
 	{ "a task is killed with the step", END_BY_KILL, SENT_KILL, "", WORDS_RANK, DELAY_DOUBT, DELAY_DOUBT },
 	{ "all of a node are", END_BY_KILL, SENT_KILL, "a", WORDS_NODE, DELAY_DOUBT, DELAY_DOUBT },

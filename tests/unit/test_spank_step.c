@@ -239,6 +239,52 @@ static void a_crash_is_said_while_others_save(void **state)
 	expect_nothing(&step);
 }
 
+#define MAY_SAVE "; the step was sent a signal before, so the others may save (see grace= in srun-ddp(7))"
+
+/* SIGUSR1 of Slurm's: ranks end as they like, and nobody is ended who saves. */
+static void a_signalled_step_has_its_grace(void **state)
+{
+	struct step step = begin(true);
+	struct step_action action;
+
+	(void)state;
+	take(&step, 0, news("rank 1", END_CODE, SENT_SIGNAL, EXITED(75)));
+	take(&step, 20, news("rank 2", END_CODE, SENT_SIGNAL, EXITED(75)));
+	expect(&step, HOLD, "rank 1" MAY_SAVE, false);
+	expect(&step, STOP, "rank 1; 90.0 s later the step was still running, and is ended "
+	                    "(see grace= in srun-ddp(7))", true);
+	assert_int_equal(step.wait_status, EXITED(75));
+
+	/* A node that the signal has not reached yet. */
+	step = begin(true);
+	take(&step, 0, news("rank 3", END_CODE, SENT_NOTHING, EXITED(1)));
+	take(&step, 100, news("rank 0", END_CODE, SENT_SIGNAL, EXITED(75)));
+	expect(&step, HOLD, "rank 3" MAY_SAVE, false);
+	/* Then Slurm asks it to stop. */
+	take(&step, 900, news("rank 2", END_BY_REQUEST, SENT_STOP, SIGTERM));
+	expect(&step, STOP, "rank 3; 90.0 s later the step was still running, and is ended "
+	                    "(see grace= in srun-ddp(7))", true);
+
+	/* Slurm is about to end it. */
+	step = begin(true);
+	step.policy.slurm_may_grant_more = true;
+	take(&step, 0, news("rank 1", END_CODE, SENT_SIGNAL, EXITED(75)));
+	expect(&step, HOLD, "rank 1" MAY_SAVE, false);
+	expect_question(&step, true);
+	expect_nothing(&step);
+
+	step = begin(false);
+	take(&step, 0, news("rank 1", END_CODE, SENT_SIGNAL, EXITED(75)));
+	expect(&step, HOLD, "rank 1", false);
+	expect_nothing(&step);
+
+	/* What is still held at the end is said, without more. */
+	step = begin(true);
+	take(&step, 0, news("rank 1", END_CODE, SENT_SIGNAL, EXITED(75)));
+	assert_true(step_finish(&step, &action));
+	assert_string_equal(action.text, "rank 1");
+}
+
 /* kill -TERM by a person, and beside it a real failure. */
 static void a_failure_does_not_wait_for_a_request(void **state)
 {
@@ -316,6 +362,7 @@ int main(void)
 		cmocka_unit_test(what_slurm_grants_is_left_to_the_step),
 		cmocka_unit_test(the_word_of_one_node_counts_for_all),
 		cmocka_unit_test(a_crash_is_said_while_others_save),
+		cmocka_unit_test(a_signalled_step_has_its_grace),
 		cmocka_unit_test(a_failure_does_not_wait_for_a_request),
 		cmocka_unit_test(tasks_killed_with_the_witness_are_doubted),
 		cmocka_unit_test(a_node_that_acts_alone_is_not_repeated),

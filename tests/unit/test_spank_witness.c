@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "spank/failure/memory.h"
+#include "spank/failure/timeline.h"
 #include "spank/failure/witness.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -84,10 +85,20 @@ static void witness_notes_what_the_step_is_sent(void **state)
 	(void)state;
 	make(false);
 	assert_int_equal(witness_sent(shared), SENT_NOTHING);
-	kill(shared->pid, SIGUSR1);
+	kill(shared->pid, SIGWINCH);
 	kill(shared->pid, SIGCONT);
 	usleep(50000);
 	assert_int_equal(witness_sent(shared), SENT_NOTHING);
+	kill(shared->pid, SIGUSR1);
+	/* At once: it counts also before the witness has run. */
+	while (atomic_load(&shared->word_ns) == 0)
+		assert_int_equal(witness_sent(shared), SENT_SIGNAL);
+	assert_int_equal(witness_sent(shared), SENT_SIGNAL);
+	/* What ends much later is none of its consequences. */
+	atomic_store(&shared->word_ns, ddp_now_ns() - SIGNAL_SECONDS * 1000000000ull);
+	assert_int_equal(witness_sent(shared), SENT_NOTHING);
+	kill(shared->pid, SIGRTMIN + 3);
+	assert_true(comes_to(SENT_SIGNAL));
 	kill(shared->pid, SIGTERM);
 	/* At once: it counts also before the witness has run. */
 	while (!atomic_load(&shared->asked_to_stop))
@@ -121,6 +132,7 @@ static void stop_of_a_program_is_not_slurms(void **state)
 	for (int i = 0; i < 20; i++) {
 		in_a_child(shared->pid, SIGTERM);
 		in_a_child(shared->pid, SIGINT);
+		in_a_child(shared->pid, SIGUSR1);
 		/* Also while it waits for the witness. */
 		assert_int_equal(witness_sent(shared), SENT_NOTHING);
 	}
@@ -192,6 +204,8 @@ static void end_of_the_witness_is_told(void **state)
 {
 	(void)state;
 	make(false);
+	kill(shared->pid, SIGUSR1);
+	assert_true(comes_to(SENT_SIGNAL));
 	kill(shared->pid, SIGKILL);
 	assert_true(comes_to(SENT_KILL));
 	assert_true(witness_was_killed(shared));
