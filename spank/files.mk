@@ -21,6 +21,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/blame.c spank/failure/blame.h \
 	spank/failure/blame_node.c spank/failure/blame_node.h \
 	spank/failure/doing.c spank/failure/doing.h \
+	spank/failure/ends.c spank/failure/ends.h \
 	spank/failure/judge.c spank/failure/judge.h spank/failure/timeline.h \
 	spank/failure/memory.c spank/failure/memory.h \
 	spank/failure/node.c spank/failure/node.h \

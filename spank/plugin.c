@@ -246,6 +246,6 @@ int slurm_spank_exit(spank_t spank, int ac, char *argv[])
 	table_end();
 	if (spank_context() == S_CTX_LOCAL)
 		srun_end();
-	supervise_end(&stepd.node.supervise);
+	stepd_end(&stepd);
 	return 0;
 }

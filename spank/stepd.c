@@ -8,12 +8,13 @@
 #include <slurm/spank.h>
 
 #include "spank/ask.h"
-#include "spank/failure/kill.h"
+#include "spank/failure/ends.h"
 #include "spank/failure/step.h"
 #include "spank/failure/timeline.h"
 #include "spank/identity/identity.h"
 #include "spank/launch/container.h"
 #include "spank/launch/daemon.h"
+#include "spank/pause.h"
 
 /* ---- before the tasks ------------------------------------------------------------ */
 
@@ -105,16 +106,80 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 		slurm_error("ddp: %s", error.text);
 }
 
+/*
+ * Slurm's handle lies on the stack of the callback. All that it holds is pointers to what lives
+ * as long as slurmstepd, the task's record among them (struct spank_handle, of 48 bytes from 20.11
+ * to 26.05), so that a copy tells how the task has ended as soon as Slurm has reaped it, which
+ * nothing else does. One that does not give what the handle gives is none.
+ */
+static void keep_handle(spank_t spank, struct stepd_handle *handle, pid_t pid)
+{
+	pid_t same = 0;
+	int ignored;
+
+	memcpy(handle->bytes, (const void *)spank, sizeof(handle->bytes));
+	handle->good = spank_get_item((spank_t)handle->bytes, S_TASK_PID, &same) == ESPANK_SUCCESS &&
+	               same == pid &&
+	               spank_get_item((spank_t)handle->bytes, S_TASK_EXIT_STATUS, &ignored) == ESPANK_NOT_TASK;
+}
+
+static struct stepd *watched; /* by the thread of ends.h */
+
+/* In that thread. */
+static bool ask_status(uint32_t local_task, int *wait_status)
+{
+	struct stepd_handle *handle = watched->handles != NULL ? &watched->handles[local_task] : NULL;
+	int first;
+
+	if (handle == NULL || !handle->good ||
+	    spank_get_item((spank_t)handle->bytes, S_TASK_EXIT_STATUS, &first) != ESPANK_SUCCESS)
+		return false;
+	/* Some releases write the status behind the mark that it is there. */
+	pause_ms(1);
+	return spank_get_item((spank_t)handle->bytes, S_TASK_EXIT_STATUS, wait_status) == ESPANK_SUCCESS;
+}
+
+static void end_step_alone(enum end_delay delay);
+
+/* All tasks were forked, and none has become the user's program yet. */
+static void begin_to_watch(spank_t spank, struct stepd *stepd)
+{
+	struct kill_alone *alone = &stepd->alone;
+	char **environment = NULL;
+	uint32_t tasks;
+
+	*alone = (struct kill_alone){ .witness = &stepd->node.supervise.shared->witness };
+	if (spank_get_item(spank, S_JOB_STEPID, &alone->step_id) == ESPANK_SUCCESS &&
+	    spank_get_item(spank, S_JOB_NODEID, &stepd->node_id) == ESPANK_SUCCESS &&
+	    spank_get_item(spank, S_JOB_NNODES, &stepd->node_count) == ESPANK_SUCCESS &&
+	    spank_get_item(spank, S_JOB_TOTAL_TASK_COUNT, &tasks) == ESPANK_SUCCESS &&
+	    spank_get_item(spank, S_JOB_ENV, &environment) == ESPANK_SUCCESS) {
+		alone->heterogeneous = step_spans_components(environment, tasks);
+		if (spank_get_item(spank, S_JOB_ID, &alone->job_id) != ESPANK_SUCCESS)
+			alone->job_id = 0;
+	}
+	watched = stepd;
+	stepd->node.supervise.ask = ask_status;
+	ends_watch(&stepd->node, end_step_alone, !stepd->no_witness);
+}
+
 void stepd_take_fork(spank_t spank, struct stepd *stepd)
 {
+	struct supervise *supervise = &stepd->node.supervise;
 	int local_id;
 	pid_t pid;
 
-	if (stepd->node.supervise.pids == NULL || spank_get_item(spank, S_TASK_ID, &local_id) != ESPANK_SUCCESS ||
-	    spank_get_item(spank, S_TASK_PID, &pid) != ESPANK_SUCCESS)
+	if (supervise->pids == NULL || spank_get_item(spank, S_TASK_ID, &local_id) != ESPANK_SUCCESS ||
+	    spank_get_item(spank, S_TASK_PID, &pid) != ESPANK_SUCCESS || local_id < 0 ||
+	    (uint32_t)local_id >= supervise->local_tasks)
 		return;
-	if (local_id >= 0)
-		supervise_forked(&stepd->node.supervise, (uint32_t)local_id, pid);
+	supervise_forked(supervise, (uint32_t)local_id, pid);
+	if (stepd->handles == NULL)
+		stepd->handles = calloc(supervise->local_tasks, sizeof(*stepd->handles));
+	if (stepd->handles != NULL)
+		keep_handle(spank, &stepd->handles[local_id], pid);
+	if (supervise_left(supervise) == supervise->local_tasks)
+		begin_to_watch(spank, stepd);
 }
 
 /* ---- when a task ends ------------------------------------------------------------ */
@@ -138,45 +203,69 @@ static long alone_ms(const struct settings *settings, enum end_delay delay)
 }
 
 /* srun does not answer: this node asks for the step's end itself. */
-static void end_step_alone(spank_t spank, const struct stepd *stepd, enum end_delay delay)
+static void end_step_alone(enum end_delay delay)
 {
-	uint32_t node, nodes, tasks;
-	char **environment = NULL;
-	struct kill_alone request = { .witness = &stepd->node.supervise.shared->witness,
-		                      .with_tasks = delay != DELAY_NONE,
-		                      .delay_ms = alone_ms(&stepd->plugin->settings, delay) };
+	const struct stepd *stepd = watched;
+	uint32_t node = stepd->node_id, nodes = stepd->node_count;
+	struct kill_alone request = stepd->alone;
 
-	if (request.delay_ms < 0 || spank_get_item(spank, S_JOB_ID, &request.job_id) != ESPANK_SUCCESS ||
-	    spank_get_item(spank, S_JOB_STEPID, &request.step_id) != ESPANK_SUCCESS ||
-	    spank_get_item(spank, S_JOB_NODEID, &node) != ESPANK_SUCCESS ||
-	    spank_get_item(spank, S_JOB_NNODES, &nodes) != ESPANK_SUCCESS ||
-	    spank_get_item(spank, S_JOB_TOTAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS ||
-	    spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS)
+	request.with_tasks = delay != DELAY_NONE;
+	request.delay_ms = alone_ms(&stepd->plugin->settings, delay);
+	if (request.delay_ms < 0 || request.job_id == 0)
 		return;
 	request.delay_ms += nodes * ALONE_NODE_MS <= ALONE_SPREAD_MS
 		? node * ALONE_NODE_MS : (long)node * ALONE_SPREAD_MS / nodes;
-	request.heterogeneous = step_spans_components(environment, tasks);
 	kill_start_alone(&request);
+}
+
+static void finish(struct stepd *stepd)
+{
+	watched = NULL;
+	kill_finish_alone();
+	node_end(&stepd->node);
+}
+
+/* No task has come so far as to note it (see task.c). For the epilog of a task, Slurm has put
+   both into the environment. */
+static void note_node(spank_t spank, struct supervise_shared *shared)
+{
+	char **environment = NULL;
+	const char *node, *address;
+
+	if (shared->node[0] != '\0' || spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS ||
+	    environment == NULL)
+		return;
+	node = environment_get(environment, "SLURMD_NODENAME");
+	address = environment_get(environment, "SLURM_LAUNCH_NODE_IPADDR");
+	if (node != NULL && strlen(node) < sizeof(shared->node))
+		memcpy(shared->node, node, strlen(node));
+	if (shared->srun_address[0] == '\0' && address != NULL && strlen(address) < sizeof(shared->srun_address))
+		memcpy(shared->srun_address, address, strlen(address));
 }
 
 void stepd_take_end(spank_t spank, struct stepd *stepd)
 {
 	struct node_task task;
-	enum end_delay delay;
 	int local_id = -1;
 
-	if (stepd->node.supervise.shared == NULL ||
-	    spank_get_item(spank, S_TASK_ID, &local_id) != ESPANK_SUCCESS ||
+	if (watched == NULL || spank_get_item(spank, S_TASK_ID, &local_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_TASK_GLOBAL_ID, &task.global_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_TASK_EXIT_STATUS, &task.wait_status) != ESPANK_SUCCESS ||
 	    local_id < 0 || (uint32_t)local_id >= stepd->node.supervise.local_tasks)
 		return;
 	task.local_id = (uint32_t)local_id;
-	delay = node_take_end(&stepd->node, &task);
-	if (delay != DELAY_NEVER)
-		end_step_alone(spank, stepd, delay);
-	if (supervise_left(&stepd->node.supervise) == 0) {
-		kill_finish_alone();
-		node_end(&stepd->node);
-	}
+	note_node(spank, stepd->node.supervise.shared);
+	if (ends_take(&task))
+		finish(stepd);
+}
+
+void stepd_end(struct stepd *stepd)
+{
+	/* Another plugin's failure may have kept the last tasks' ends from this one. */
+	if (watched != NULL && ends_finish())
+		finish(stepd);
+	watched = NULL;
+	free(stepd->handles);
+	stepd->handles = NULL;
+	supervise_end(&stepd->node.supervise);
 }

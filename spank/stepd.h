@@ -7,11 +7,18 @@
 
 #include <slurm/spank.h>
 
+#include "spank/failure/kill.h"
 #include "spank/failure/node.h"
 #include "spank/identity/master.h"
 #include "spank/plugin.h"
 
 /* The tasks inherit it. */
+/* What Slurm knows of a task, once the callback is over that was given a handle of it. */
+struct stepd_handle {
+	_Alignas(16) unsigned char bytes[128];
+	bool good;
+};
+
 struct stepd {
 	struct plugin *plugin;
 	bool normal_step;   /* not the batch script, extern or interactive step */
@@ -22,6 +29,9 @@ struct stepd {
 	bool container_wins; /* plugstack.conf names Pyxis behind this plugin */
 	bool no_witness;    /* it would be waited for */
 	struct node node;
+	struct kill_alone alone; /* how this node asks for the step's end itself; job_id 0: not at all */
+	uint32_t node_id, node_count;
+	struct stepd_handle *handles; /* by local task; NULL: none */
 };
 
 /* Nothing fails here: what is wrong is kept in plugin->error for the tasks to say. */
@@ -29,5 +39,7 @@ void stepd_begin(spank_t spank, struct stepd *stepd);
 /* A task was forked, or was reaped. */
 void stepd_take_fork(spank_t spank, struct stepd *stepd);
 void stepd_take_end(spank_t spank, struct stepd *stepd);
+/* slurmstepd ends. */
+void stepd_end(struct stepd *stepd);
 
 #endif

@@ -234,6 +234,16 @@ static void make_witness(const struct stepd *stepd)
 	witness_make(&shared->witness, &words);
 }
 
+static void note_start(spank_t spank, const struct stepd *stepd)
+{
+	struct supervise_shared *shared = stepd->node.supervise.shared;
+	int local_id = -1;
+
+	if (shared != NULL && spank_get_item(spank, S_TASK_ID, &local_id) == ESPANK_SUCCESS && local_id >= 0 &&
+	    (uint32_t)local_id < stepd->node.supervise.local_tasks)
+		atomic_store(&shared->task[local_id].start_ns, ddp_now_ns());
+}
+
 void task_begin(spank_t spank, struct stepd *stepd)
 {
 	struct relay_news news;
@@ -246,6 +256,7 @@ void task_begin(spank_t spank, struct stepd *stepd)
 		return;
 	if (!stepd->daemon && prepare_task(spank, stepd, &error)) {
 		make_witness(stepd);
+		note_start(spank, stepd);
 		return;
 	}
 	news = node_error(error.text);

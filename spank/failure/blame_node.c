@@ -1,6 +1,7 @@
 #include "spank/failure/blame_node.h"
 
 #include <string.h>
+#include <sys/wait.h>
 
 #include "spank/failure/blame.h"
 #include "spank/failure/judge.h"
@@ -13,10 +14,15 @@ static struct blamed know(const struct supervise *supervise, uint32_t local, uin
 	uint64_t reaped_ns = supervise->reaped[local].ns;
 	struct blamed blamed = { .rank = shared->task[local].rank, .world_size = shared->world_size,
 		                 .node = node, .seconds_ago = -1, .now_ns = now_ns };
+	enum task_state state;
 
 	memset(node, 0, HOST_NAME_MAX_BYTES);
 	memcpy(node, shared->node, HOST_NAME_MAX_BYTES - 1);
-	blamed.runs = !supervise_ended(supervise, local, &blamed.wait_status);
+	state = supervise_state(supervise, local, &blamed.wait_status);
+	blamed.runs = state == TASK_RUNS;
+	/* Its own report follows. */
+	if (state == TASK_GONE)
+		blamed.wait_status = W_EXITCODE(1, 0);
 	if (reaped_ns != 0 && now_ns >= reaped_ns)
 		blamed.seconds_ago = (double)(now_ns - reaped_ns) * 1e-9;
 	supervise_read(supervise, local, &blamed.progress);

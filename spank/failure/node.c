@@ -107,6 +107,22 @@ static void add_early_end(const struct node *node, const struct end_facts *facts
 		sink_add(sink, "; %s", other);
 }
 
+static bool has_started(const struct node *node, uint32_t local_task)
+{
+	return atomic_load(&node->supervise.shared->task[local_task].start_ns) != 0;
+}
+
+/* How many tasks have failed before their program began. */
+static uint32_t count_unstarted(const struct node *node)
+{
+	uint32_t count = 0;
+	int wait_status;
+
+	for (uint32_t i = 0; i < node->supervise.local_tasks; i++)
+		count += !has_started(node, i) && supervise_state(&node->supervise, i, &wait_status) != TASK_RUNS;
+	return count;
+}
+
 static void describe(const struct node *node, const struct node_task *task,
                      const struct end_facts *facts, const struct ddp_progress *progress,
                      uint64_t seen_ns, const char *other, char text[RELAY_TEXT_MAX + 1])
@@ -116,14 +132,21 @@ static void describe(const struct node *node, const struct node_task *task,
 		                   .now_ns = seen_ns, .progress = *progress,
 		                   .launcher = node->launcher,
 		                   .out_of_memory = facts->out_of_memory && facts->end == END_BY_KILL };
+	uint64_t start_ns = atomic_load(&shared->task[task->local_id].start_ns);
 	char name[sizeof(shared->node)] = "", own[RELAY_TEXT_MAX + 1];
 	struct sink sink = sink_on(text, RELAY_TEXT_MAX + 1);
 
 	/* Written by the tasks before they became the user's program. */
 	memcpy(name, shared->node, sizeof(name) - 1);
+	if (!has_started(node, task->local_id)) {
+		report_unstarted(name, count_unstarted(node), node->supervise.local_tasks, task->wait_status,
+		                 text, RELAY_TEXT_MAX + 1);
+		return;
+	}
 	failure.world_size = shared->world_size;
 	failure.node = name;
-	failure.seconds = (double)(seen_ns - node->supervise.start_ns) * 1e-9;
+	if (start_ns != 0 && seen_ns > start_ns)
+		failure.seconds = (double)(seen_ns - start_ns) * 1e-9;
 	if (facts->all_killed && !facts->lone)
 		failure.node_tasks = node->supervise.local_tasks;
 	report_failure(&failure, own, sizeof(own));
@@ -183,11 +206,17 @@ enum end_delay node_take_end(struct node *node, const struct node_task *task)
 	bool hearsay;
 
 	supervise_reaped(&node->supervise, task->local_id, task->wait_status);
+	/* The task itself has said why, in task_begin(). */
+	if (!has_started(node, task->local_id) && atomic_load(&node->supervise.shared->told))
+		return DELAY_NEVER;
 	supervise_read(&node->supervise, task->local_id, &progress);
 	hearsay = blame_is_of_peer(&progress) && blamed_here(node, task, &progress) == BLAME_NOBODY;
 	if (is_old(node, judge_task_end(task->wait_status), hearsay))
 		return DELAY_NEVER;
 	news.facts = collect(node, judge_task_end(task->wait_status));
+	/* There may be no witness yet, and a step that is cancelled meanwhile is the likelier cause. */
+	if (!has_started(node, task->local_id) && news.facts.end == END_BY_KILL && news.facts.sent == SENT_UNKNOWN)
+		news.facts.sent = SENT_KILL;
 	blame(node, task, &progress, seen_ns, &news.facts, other);
 	hearsay = judge_is_hearsay(&news.facts);
 	verdict = judge_end(&news.facts);

@@ -80,6 +80,23 @@ void report_failure(const struct failure *failure, char *text, size_t bytes)
 		add_progress(&sink, failure);
 }
 
+void report_unstarted(const char *node, uint32_t count, uint32_t tasks, int wait_status, char *text,
+                      size_t bytes)
+{
+	struct sink sink = sink_on(text, bytes);
+
+	sink_add(&sink, "tasks did not start on ");
+	sink_add_untrusted(&sink, node, HOST_NAME_MAX_BYTES);
+	sink_add(&sink, " (%u of %u): before the program, ", count, tasks);
+	if (WIFSIGNALED(wait_status))
+		sink_add(&sink, "they were killed by signal %d (%s)", WTERMSIG(wait_status),
+		         signal_name(WTERMSIG(wait_status)));
+	else
+		sink_add(&sink, "another plugin or Slurm itself ended them with code %d",
+		         WEXITSTATUS(wait_status));
+	sink_add(&sink, "; see the log of slurmd on that node");
+}
+
 void report_slurmstepd(const char *node, uint32_t tasks, uint32_t world_size, char *text,
                        size_t bytes)
 {

@@ -18,13 +18,17 @@ struct failure {
 	bool launcher;                /* the task is the launcher of its node */
 	bool out_of_memory;           /* the kernel has killed for want of memory */
 	int wait_status;              /* as wait(2) gives it */
-	double seconds;               /* since the step's start on the node */
+	double seconds;               /* since its program began */
 	struct ddp_progress progress; /* a copy; zeroed if there is none */
 	uint64_t now_ns;              /* CLOCK_MONOTONIC */
 };
 
 /* Writes the sentence, cut to `bytes` if need be; printable bytes only. */
 void report_failure(const struct failure *failure, char *text, size_t bytes);
+
+/* The sentence about `count` of a node's tasks that ended before their program began. */
+void report_unstarted(const char *node, uint32_t count, uint32_t tasks, int wait_status, char *text,
+                      size_t bytes);
 
 /* The sentence for when slurmstepd, with the node's tasks in its care, is gone. */
 void report_slurmstepd(const char *node, uint32_t tasks, uint32_t world_size, char *text,

@@ -52,7 +52,7 @@ static int make_progress_file(uint32_t local_tasks, uid_t owner)
 bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t owner,
                      struct error *error)
 {
-	*supervise = (struct supervise){ .progress_fd = -1, .start_ns = ddp_now_ns() };
+	*supervise = (struct supervise){ .progress_fd = -1 };
 	if (local_tasks == 0 || local_tasks > LOCAL_TASKS_MAX)
 		return error_set(error, "Slurm gives this node %u tasks", local_tasks);
 	supervise->pids = calloc(local_tasks, sizeof(*supervise->pids));
@@ -157,21 +157,23 @@ static int status_of(const siginfo_t *info)
 	return info->si_code == CLD_EXITED ? W_EXITCODE(info->si_status, 0) : info->si_status;
 }
 
-bool supervise_ended(const struct supervise *supervise, uint32_t local_task, int *wait_status)
+enum task_state supervise_state(const struct supervise *supervise, uint32_t local_task, int *wait_status)
 {
 	const struct task_reaped *reaped = &supervise->reaped[local_task];
 	siginfo_t info = { .si_pid = 0 };
 
 	if (reaped->ns != 0) {
 		*wait_status = reaped->wait_status;
-		return true;
+		return TASK_ENDED;
 	}
-	if (supervise->pids[local_task] == 0 ||
-	    waitid(P_PID, (id_t)supervise->pids[local_task], &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-	    info.si_pid == 0)
-		return false;
+	if (supervise->pids[local_task] == 0)
+		return TASK_RUNS;
+	if (waitid(P_PID, (id_t)supervise->pids[local_task], &info, WEXITED | WNOHANG | WNOWAIT) != 0)
+		return supervise->ask != NULL && supervise->ask(local_task, wait_status) ? TASK_ENDED : TASK_GONE;
+	if (info.si_pid == 0)
+		return TASK_RUNS;
 	*wait_status = status_of(&info);
-	return true;
+	return TASK_ENDED;
 }
 
 uint32_t supervise_left(const struct supervise *supervise)
@@ -189,15 +191,19 @@ struct supervise_ends supervise_look(const struct supervise *supervise)
 		                       .any_failed = supervise->any_failed };
 
 	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
-		siginfo_t info = { .si_pid = 0 };
 		enum task_end end = END_FINE;
-		if (supervise->pids[i] == 0 ||
-		    waitid(P_PID, (id_t)supervise->pids[i], &info, WEXITED | WNOHANG | WNOWAIT) != 0)
+		enum task_state state;
+		int wait_status;
+		/* What was taken of the others counts already. */
+		if (supervise->pids[i] == 0)
 			continue;
-		if (info.si_pid == 0)
+		state = supervise_state(supervise, i, &wait_status);
+		if (state == TASK_GONE)
+			continue;
+		if (state == TASK_RUNS)
 			ends.all_ended = false;
 		else
-			end = judge_task_end(status_of(&info));
+			end = judge_task_end(wait_status);
 		ends.all_killed &= end == END_BY_KILL;
 		ends.any_failed |= is_failure(end);
 	}

@@ -19,6 +19,7 @@
 struct supervise_task {
 	uint32_t rank;  /* UINT32_MAX: not known yet */
 	pid_t pid;      /* as the task itself knows it */
+	_Atomic uint64_t start_ns; /* CLOCK_MONOTONIC, of its program; 0: it has not come to that */
 	atomic_int end; /* enum stall_end: whether it was reaped, and how it had ended */
 };
 
@@ -45,8 +46,9 @@ struct supervise {
 	pid_t *pids;       /* by local task; 0: not forked, or reaped */
 	struct memory_watch memory; /* of the first task's cgroup */
 	struct task_reaped *reaped; /* by local task */
+	/* How a task has ended that Slurm has just reaped. NULL, or false: not known. */
+	bool (*ask)(uint32_t local_task, int *wait_status);
 	int progress_fd;   /* -1: none */
-	uint64_t start_ns; /* CLOCK_MONOTONIC */
 	bool any_failed;   /* a task failed on its own account, and was reaped */
 	bool any_other_end; /* a task ended otherwise than by SIGKILL, and was reaped */
 };
@@ -78,8 +80,14 @@ bool supervise_holds_rank_zero(const struct supervise *supervise);
 void supervise_forked(struct supervise *supervise, uint32_t local_task, pid_t pid);
 void supervise_reaped(struct supervise *supervise, uint32_t local_task, int wait_status);
 
-/* Whether the task has ended, reaped or not, and how. Reaps nothing. */
-bool supervise_ended(const struct supervise *supervise, uint32_t local_task, int *wait_status);
+enum task_state {
+	TASK_RUNS,
+	TASK_GONE,  /* Slurm has reaped it, and has not told yet how it had ended */
+	TASK_ENDED,
+};
+
+/* Whether the task has ended, reaped or not, and then how. Reaps nothing. */
+enum task_state supervise_state(const struct supervise *supervise, uint32_t local_task, int *wait_status);
 
 /* How many tasks were forked and not reaped. */
 uint32_t supervise_left(const struct supervise *supervise);

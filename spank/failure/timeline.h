@@ -2,7 +2,7 @@
  * How long what may take when a task ends, in milliseconds: all of it is here. How
  * often a loop looks stands beside the loop.
  *
- *      0  The task has ended, and slurmstepd has reaped it.
+ *      0  The task has ended. A thread of slurmstepd learns so from the kernel (ends.h).
  *         SETTLE_MS: what belongs to the same event becomes visible, too: the
  *         ends of the node's other tasks, and the signal that Slurm is just
  *         handing to one process after the other.

@@ -171,6 +171,82 @@ else
 	cp "$work/plugstack.conf" "$cluster/plugstack.conf"
 fi
 
+# ---- other plugins that take long, or fail ---------------------------------------------------
+
+# Pyxis removes a container when a task ends, which takes a minute if that has many files; and
+# fails a task whose image is missing.
+if ! command -v cc >/dev/null; then
+	skip "a plugin that takes long, or fails" "there is no compiler"
+else
+	cat >"$work/slow.c" <<-'END'
+	#include <stdint.h>
+	#include <stdio.h>
+	#include <string.h>
+	#include <unistd.h>
+	#include <slurm/spank.h>
+	SPANK_PLUGIN(slow, 1)
+	/* SLOW is words such as exit1: on the step's second node. */
+	static int wants(spank_t spank, const char *what)
+	{
+		char text[256], word[32];
+		uint32_t node;
+		snprintf(word, sizeof(word), "%s%u", what,
+		         spank_get_item(spank, S_JOB_NODEID, &node) == ESPANK_SUCCESS ? node : 99);
+		return spank_getenv(spank, "SLOW", text, sizeof(text)) == ESPANK_SUCCESS && strstr(text, word) != NULL;
+	}
+	int slurm_spank_task_init(spank_t spank, int count, char **words)
+	{
+		(void)count; (void)words;
+		if (wants(spank, "init"))
+			sleep(2);
+		return wants(spank, "fail") ? -1 : 0;
+	}
+	int slurm_spank_task_exit(spank_t spank, int count, char **words)
+	{
+		(void)count; (void)words;
+		if (wants(spank, "exit"))
+			sleep(3);
+		return 0;
+	}
+	END
+	check "a plugin that takes long compiles" cc -shared -fPIC -o "$work/slow.so" "$work/slow.c"
+	cat >"$work/notices" <<-'END'
+	#!/bin/sh
+	case $RANK in
+	0) exec sleep 60 ;;
+	1) until [ -e "$1" ]; do sleep 0.02; done; exit 1 ;;
+	2) until [ -e "$1.go" ]; do sleep 0.02; done; : >"$1"; kill -9 $$ ;;
+	esac
+	END
+	chmod 755 "$work/notices"
+	chmod 1777 "$work"
+	ddp_line=$(grep spank_ddp.so "$cluster/plugstack.conf")
+	slow_line="required $work/slow.so"
+	for order in "$slow_line"$'\n'"$ddp_line" "$ddp_line"$'\n'"$slow_line"; do
+		cp "$work/plugstack.conf" "$cluster/plugstack.conf"
+		printf '%s\n' "$order" >"$cluster/plugstack.conf"
+		[ "${order%%$'\n'*}" = "$slow_line" ] && where=before || where=behind
+		rm -f "$work/dead"*
+		: >"$work/dead.go"
+		capture as_user env SLOW=exit1 srun --ddp -N2 -n3 "$work/notices" "$work/dead"
+		prints_times 1 'ddp: rank 2 of 3 on n1 was killed by signal 9' \
+			"a plugin $where it whose task_exit takes 3 s: the rank that died is named"
+		prints_times 1 'ddp: ' "in one line, and not the one that noticed"
+		status_is 137 "with its status"
+	done
+	printf '%s\n' "$slow_line" "$ddp_line" >"$cluster/plugstack.conf"
+	for fails in fail1 "fail0 fail1"; do
+		capture as_user env SLOW="$fails" srun --ddp -N2 --ntasks-per-node=2 sleep 30
+		prints_times 1 'ddp: tasks did not start on n[01] \(2 of 2\): .* ended them with code 1; see the log of slurmd' \
+			"a plugin before it that fails ($fails): tasks did not start"
+		prints_times 1 'ddp: ' "in one line"
+		status_is 1 "with status 1"
+	done
+	capture as_user env SLOW=init1 srun --ddp -N2 -n2 sh -c '[ $RANK = 0 ] && exec sleep 30; exit 5'
+	prints 'ddp: rank 1 of 2 on n1 exited with code 5 after 0\.[0-9] s' "time counts from the program's start"
+	cp "$work/plugstack.conf" "$cluster/plugstack.conf"
+fi
+
 # ---- CPUs of a task ---------------------------------------------------------------------
 
 # A cluster of its own, whose tasks are bound. It takes two CPUs, of which 0 is one.

@@ -6,12 +6,14 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "spank/failure/ends.h"
 #include "spank/failure/node.h"
 #include "spank/failure/timeline.h"
 #include "tests/support/spank_task.h"
@@ -39,6 +41,8 @@ static void begin_with(struct node *node, const struct witness_words *words)
 		pid_t pid = fork();
 		assert_true(pid >= 0);
 		if (pid == 0) {
+			/* Not to outlive a test that fails. */
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
 			witness_make(&node->supervise.shared->witness, words);
 			pause();
 			_exit(0);
@@ -170,12 +174,96 @@ static void end_of_a_node_is_the_last_that_srun_hears_of_it(void **state)
 	supervise_end(&node.supervise);
 }
 
+/* ---- ends that the kernel tells --------------------------------------------------- */
+
+static atomic_int times_acted, times_asked;
+
+static void note_act(enum end_delay delay)
+{
+	assert_int_equal(delay, DELAY_NONE);
+	atomic_fetch_add(&times_acted, 1);
+}
+
+static void start_programs(struct node *node)
+{
+	for (uint32_t i = 0; i < TASKS; i++)
+		atomic_store(&node->supervise.shared->task[i].start_ns, ddp_now_ns());
+	atomic_store(&times_acted, 0);
+	atomic_store(&times_asked, 0);
+}
+
+/* The rest of the tasks, as Slurm reaps them, behind which the thread ends. */
+static void end_watch(struct node *node)
+{
+	for (uint32_t i = 0; i < TASKS; i++) {
+		struct node_task task = { .local_id = i, .global_id = i };
+		pid_t pid = node->supervise.pids[i];
+		if (pid == 0)
+			continue;
+		kill(pid, SIGKILL);
+		waitpid(pid, &task.wait_status, 0);
+		ends_take(&task);
+	}
+	assert_true(ends_finish());
+	node_end(node);
+	supervise_end(&node->supervise);
+}
+
+/* Another plugin's callback may keep Slurm's word on a task for a minute. */
+static void end_is_learnt_without_slurm(void **state)
+{
+	struct node_task task = { .local_id = 3, .global_id = 3 };
+	struct node node;
+	pid_t pid;
+
+	(void)state;
+	begin(&node);
+	start_programs(&node);
+	pid = node.supervise.pids[3];
+	ends_watch(&node, note_act, true);
+	kill(pid, SIGXFSZ);
+	wait_for(&times_acted, 1);
+	assert_int_equal(times_spoken, 1);
+	/* Slurm's word comes later, and is no news. */
+	assert_int_equal(waitpid(pid, &task.wait_status, 0), pid);
+	assert_false(ends_take(&task));
+	assert_int_equal(times_acted, 1);
+	end_watch(&node);
+}
+
+static bool ask(uint32_t local_task, int *wait_status)
+{
+	assert_int_equal(local_task, 5);
+	*wait_status = W_EXITCODE(7, 0);
+	return atomic_fetch_add(&times_asked, 1) >= 3;
+}
+
+/* Slurm is often the first to reap a task: how it had ended only Slurm knows then. */
+static void status_of_a_reaped_task_is_slurms(void **state)
+{
+	struct node node;
+
+	(void)state;
+	begin(&node);
+	start_programs(&node);
+	node.supervise.ask = ask;
+	kill(node.supervise.pids[5], SIGKILL);
+	assert_int_equal(waitpid(node.supervise.pids[5], NULL, 0), node.supervise.pids[5]);
+	ends_watch(&node, note_act, true);
+	wait_for(&times_acted, 1);
+	assert_int_equal(times_asked, 4);
+	assert_int_equal(node.supervise.reaped[5].wait_status, W_EXITCODE(7, 0));
+	end_watch(&node);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(tasks_that_slurm_kills_are_looked_at_once),
 		cmocka_unit_test(task_that_somebody_kills_is_a_failure_none_the_less),
 		cmocka_unit_test(end_of_a_node_is_the_last_that_srun_hears_of_it),
+		cmocka_unit_test(end_is_learnt_without_slurm),
+		cmocka_unit_test(status_of_a_reaped_task_is_slurms),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,151 @@
+#include "spank/failure/ends.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "spank/failure/timeline.h"
+#include "spank/worker.h"
+
+enum {
+	LOOK_MS = 50,  /* how often, where the kernel gives no descriptor of a process */
+	STATUS_MS = 2, /* how often Slurm is asked for the status of a task that it has just reaped, */
+	STATUS_LOOKS = 500, /* and after that many times as often as LOOK_MS says */
+};
+
+static struct {
+	struct node *node;
+	void (*act)(enum end_delay delay);
+	pthread_mutex_t lock; /* of the node, while the thread runs */
+	struct worker worker;
+	bool running;
+	int wake;
+	struct pollfd *ready; /* by local task, of which the last is `wake` */
+	int asked;            /* how often for the status of a task that is gone */
+} ends = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+static int open_process(pid_t pid)
+{
+#ifdef SYS_pidfd_open
+	return (int)syscall(SYS_pidfd_open, pid, 0u);
+#else
+	(void)pid;
+	errno = ENOSYS;
+	return -1;
+#endif
+}
+
+static void forget_process(uint32_t local_task)
+{
+	if (ends.ready[local_task].fd >= 0)
+		close(ends.ready[local_task].fd);
+	ends.ready[local_task].fd = -1;
+}
+
+static void take(const struct node_task *task)
+{
+	enum end_delay delay = node_take_end(ends.node, task);
+
+	if (delay != DELAY_NEVER)
+		ends.act(delay);
+}
+
+/* Takes what has ended, and tells after how long to look again; -1: when a descriptor is ready. */
+static int take_ended(void)
+{
+	struct supervise *supervise = &ends.node->supervise;
+	bool all_watched = true, any_gone = false;
+
+	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
+		const struct supervise_task *shared = &supervise->shared->task[i];
+		struct node_task task = { .local_id = i, .global_id = shared->rank };
+		enum task_state state = supervise_state(supervise, i, &task.wait_status);
+		if (state == TASK_RUNS) {
+			all_watched &= ends.ready[i].fd >= 0;
+			continue;
+		}
+		forget_process(i);
+		/* Of what failed before the program Slurm's own callback knows more. */
+		if (supervise->pids[i] == 0 || atomic_load(&shared->start_ns) == 0)
+			continue;
+		if (state == TASK_ENDED)
+			take(&task);
+		any_gone |= state == TASK_GONE;
+	}
+	ends.asked = any_gone ? ends.asked + 1 : 0;
+	if (any_gone && ends.asked < STATUS_LOOKS)
+		return STATUS_MS;
+	return all_watched && !any_gone ? -1 : LOOK_MS;
+}
+
+static void watch(void)
+{
+	struct supervise *supervise = &ends.node->supervise;
+	uint32_t count = supervise->local_tasks;
+	bool asked_to_end = false;
+	int wait_ms;
+
+	for (uint32_t i = 0; i < count; i++)
+		ends.ready[i] = (struct pollfd){ .fd = open_process(supervise->pids[i]), .events = POLLIN };
+	ends.ready[count] = (struct pollfd){ .fd = ends.wake, .events = POLLIN };
+	while (!asked_to_end) {
+		pthread_mutex_lock(&ends.lock);
+		wait_ms = take_ended();
+		asked_to_end = supervise_left(supervise) == 0;
+		pthread_mutex_unlock(&ends.lock);
+		if (!asked_to_end && poll(ends.ready, count + 1, wait_ms) > 0)
+			asked_to_end = ends.ready[count].revents != 0;
+	}
+	pthread_mutex_lock(&ends.lock);
+	take_ended();
+	for (uint32_t i = 0; i < count; i++)
+		forget_process(i);
+	pthread_mutex_unlock(&ends.lock);
+}
+
+void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool thread)
+{
+	ends.node = node;
+	ends.act = act;
+	ends.asked = 0;
+	ends.ready = thread ? calloc(node->supervise.local_tasks + 1, sizeof(*ends.ready)) : NULL;
+	if (ends.ready == NULL)
+		return;
+	ends.wake = eventfd(0, EFD_CLOEXEC);
+	ends.running = ends.wake >= 0 && worker_start(&ends.worker, watch);
+}
+
+bool ends_finish(void)
+{
+	const uint64_t one = 1;
+
+	if (ends.running) {
+		/* An eventfd that nobody has written to takes it. */
+		while (write(ends.wake, &one, sizeof(one)) < 0 && errno == EINTR)
+			continue;
+		while (!worker_join(&ends.worker, JOIN_MS))
+			continue;
+	}
+	if (ends.ready != NULL && ends.wake >= 0)
+		close(ends.wake);
+	ends.running = false;
+	free(ends.ready);
+	ends.ready = NULL;
+	return supervise_left(&ends.node->supervise) == 0;
+}
+
+bool ends_take(const struct node_task *task)
+{
+	bool last;
+
+	pthread_mutex_lock(&ends.lock);
+	if (ends.node->supervise.reaped[task->local_id].ns == 0)
+		take(task);
+	last = supervise_left(&ends.node->supervise) == 0;
+	pthread_mutex_unlock(&ends.lock);
+	return last && ends_finish();
+}
