@@ -1353,7 +1353,9 @@ DDP_API ddp_status ddp_checkpoint_wait(ddp_model *model);
  * (ddp_dataset.digest), that is a warning. Model options that were others then are named in
  * warnings, and stay, but for those that change no result: bucket_mb, first_bucket_mb, shard,
  * late_gather, memory, stream, params_memory and grads_memory. Of hook, it is only known whether
- * there was one, and of the parameters, whether all had the same kinds, groups and no_decay;
+ * there was one, and of the parameters, whether all had the same kinds, groups and no_decay: what
+ * was frozen and is trained now begins with a new optimizer's state, and the state of what is
+ * frozen now is left out;
  * loss_scale is named with DDP_SCALING_FIXED only. The learning rate that ddp_set_learning_rate()
  * had set comes back, unless the model was made with another one than then; so does the scale
  * to which DDP_SCALING_DYNAMIC had come.
@@ -1365,6 +1367,35 @@ DDP_API ddp_status ddp_checkpoint_wait(ddp_model *model);
  */
 DDP_API ddp_status ddp_checkpoint_load(ddp_model *model, ddp_loader *loader,
                                        const char *path, int64_t *step);
+
+typedef struct ddp_load_options {
+	size_t size;              /* sizeof(ddp_load_options) */
+	const char *file_prefix;  /* the file's names begin with it, */
+	const char *model_prefix; /* where the model's begin with this: "transformer." and NULL, say;
+	                             what begins otherwise, in the model or in the file, is left
+	                             alone. NULL: "" */
+	bool partial;             /* not strict: see below */
+} ddp_load_options;
+
+/*
+ * Loads parameters alone, what is frozen and buffers too, from a safetensors file of this or
+ * another program, or a directory's newest checkpoint: to fine-tune a model, or to take over a
+ * part of one. Steps, the optimizer's state, the loader and the options stay as they are. Tensors
+ * may be F32, F16, BF16 or F64.
+ *
+ * Unless it is partial, the file has each tensor of the model, and no other (PyTorch's
+ * strict=True), except for what a checkpoint holds beside parameters. A partial one takes what
+ * both have by name, at least one: *loaded (NULL: not told) is how many. A model of several
+ * files is loaded by a partial call for each. Shapes must be the same in any case.
+ *
+ * options NULL: strict, with the same names. DDP_ERR_FORMAT names the tensor that does not fit;
+ * then, as after DDP_ERR_IO and others but those of the communicator, the model is as it was.
+ * Rank 0 reads, and all ranks have what it read: what is not loaded still needs
+ * ddp_broadcast_params(), before or after. Between any two calls of the model; what the step
+ * under way has of gradients and announcements is forgotten. Collective.
+ */
+DDP_API ddp_status ddp_load_params(ddp_model *model, const char *path, const ddp_load_options *options,
+                                   int *loaded);
 
 /*
  * State of the program's own that goes with the model's checkpoints, such as that of

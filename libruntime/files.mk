@@ -188,10 +188,12 @@ state_sources = \
 	libruntime/state/checkpoint.c \
 	libruntime/state/leader.c libruntime/state/leader.h \
 	libruntime/state/metadata.c libruntime/state/metadata.h \
+	libruntime/state/params.c \
 	libruntime/state/safetensors.h \
 	libruntime/state/safetensors_read.c libruntime/state/safetensors_write.c \
 	libruntime/state/save.c libruntime/state/save.h \
 	libruntime/state/store.c libruntime/state/store.h \
+	libruntime/state/transfer.c libruntime/state/transfer.h \
 	libruntime/state/user.c libruntime/state/user.h
 
 watch_sources = \

@@ -367,6 +367,11 @@ void ddp_model_round(ddp_model *model, int64_t begin, int64_t end)
 	model->was_rounded = true;
 }
 
+void ddp_model_round_all(ddp_model *model)
+{
+	ddp_model_round(model, 0, model->layout.buffers);
+}
+
 int64_t ddp_param_count(const ddp_model *model, int param)
 {
 	const ddp_slot *slot = ddp_model_slot(model, param);

@@ -23,6 +23,9 @@ ddp_status ddp_model_settle(ddp_model *model);
    updated. */
 ddp_status ddp_model_arrive(ddp_model *model);
 
+/* All parameters are new: in bf16, too, as far as the model has that. */
+void ddp_model_round_all(ddp_model *model);
+
 /* Whether all ranks have the same parameters; see reduce/consensus.h. Collective. */
 ddp_status ddp_model_compare(ddp_model *model);
 

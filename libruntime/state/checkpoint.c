@@ -22,43 +22,19 @@
 #include "state/metadata.h"
 #include "state/save.h"
 #include "state/store.h"
+#include "state/transfer.h"
 #include "state/user.h"
-
-/* 4 MiB: all that a load needs besides the model, on each rank. */
-enum { CHUNK_ELEMENTS = 1 << 20 };
-
-/* A place in the row of all tensors' elements. */
-struct place {
-	int tensor;
-	int64_t first; /* element of it */
-};
 
 struct load {
 	const char *path;
-	ddp_model *model;
-	ddp_tensors tensors;
-	int64_t elements;     /* of all tensors */
-	float *chunk;
-	struct place place;   /* where the chunk begins */
-	int64_t count;        /* elements in the chunk */
-	ddp_safetensors file; /* rank 0 */
-	uint32_t sum;         /* rank 0: of the tensor that is read */
+	ddp_transfer transfer;
 	ddp_users users;
 	ddp_position position;
 };
 
-static void shape_text(int ndim, const int64_t *shape, char *text, size_t bytes)
-{
-	size_t used = 0;
-
-	snprintf(text, bytes, "%s", ndim == 0 ? "of a single number" : "");
-	for (int i = 0; i < ndim && used < bytes; i++)
-		used += (size_t)snprintf(text + used, bytes - used, "%s%" PRId64, i > 0 ? "x" : "", shape[i]);
-}
-
+/* One that this library wrote. */
 static ddp_status check_tensor(const ddp_safetensors *file, const ddp_tensor *want)
 {
-	char has[192], wants[192];
 	const ddp_safetensor *have = ddp_safetensors_find(file, want->name);
 
 	if (have == NULL)
@@ -66,13 +42,7 @@ static ddp_status check_tensor(const ddp_safetensors *file, const ddp_tensor *wa
 	if (strcmp(have->dtype, "F32") != 0)
 		return ddp_fail(DDP_ERR_FORMAT, "%s: tensor %s has dtype %s, the model has F32",
 		                file->path, want->name, have->dtype);
-	if (have->ndim == want->ndim &&
-	    memcmp(have->shape, want->shape, (size_t)want->ndim * sizeof(*want->shape)) == 0)
-		return DDP_OK;
-	shape_text(have->ndim, have->shape, has, sizeof(has));
-	shape_text(want->ndim, want->shape, wants, sizeof(wants));
-	return ddp_fail(DDP_ERR_FORMAT, "%s: tensor %s has shape %s, the model has %s", file->path,
-	                want->name, has, wants);
+	return ddp_transfer_check_shape(file, have, want);
 }
 
 static int compare_names(const void *a, const void *b)
@@ -104,60 +74,162 @@ static ddp_status refuse_tensor(const char *path, const char *name)
 /* All of them, or it does without: they are of a way of reducing, not of the model. */
 static void look_for_extras(struct load *load)
 {
-	const ddp_tensors *tensors = &load->tensors;
+	const ddp_tensors *tensors = &load->transfer.tensors;
+	const ddp_safetensors *file = &load->transfer.file;
 	int found = 0, in_file = 0;
 
-	for (int i = 0; i < load->file.count; i++)
-		in_file += is_extra(load->file.tensors[i].name);
-	for (int i = tensors->count - tensors->extras; i < tensors->count; i++)
-		found += check_tensor(&load->file, &tensors->list[i]) == DDP_OK;
+	for (int i = 0; i < file->count; i++)
+		in_file += is_extra(file->tensors[i].name);
+	for (int i = tensors->count - tensors->extras; i < tensors->count; i++) {
+		load->transfer.origins[i].tensor = ddp_safetensors_find(file, tensors->list[i].name);
+		found += check_tensor(file, &tensors->list[i]) == DDP_OK;
+	}
 	load->position.has_extras = found == tensors->extras;
 	if (in_file == 0 && tensors->extras > 0)
 		ddp_log(DDP_LOG_WARN, "%s holds nothing that a way of reducing (option compress) kept back; "
-		        "it begins anew", load->file.path);
+		        "it begins anew", file->path);
 	else if (in_file != tensors->extras || !load->position.has_extras)
 		ddp_log(DDP_LOG_WARN, "%s: what gradients had been kept back there is left out: it needs the same "
-		        "options compress and powersgd, and more than one rank", load->file.path);
+		        "options compress and powersgd, and more than one rank", file->path);
 }
 
-/* The file has just what the model has. */
-static ddp_status check_tensors(const struct load *load)
-{
-	const ddp_tensors *tensors = &load->tensors;
-	const int count = tensors->count - tensors->extras;
-	int lacks = 0;
+/* ---- the optimizer's state of what is trained here and was not there, or the reverse ------ */
 
-	for (int i = 0; i < count; i++) {
-		if (tensors->list[i].optional &&
-		    ddp_safetensors_find(&load->file, tensors->list[i].name) == NULL) {
-			lacks++;
+/* The same optimizer keeps none of it for what was frozen, or, of SGD, without momentum. */
+static bool may_lack_state(const struct load *load)
+{
+	double own[DDP_HYPERS];
+
+	ddp_model_get_hypers(load->transfer.model, own);
+	return load->position.has_hypers &&
+	       load->position.hypers[DDP_HYPER_OPTIMIZER] == own[DDP_HYPER_OPTIMIZER];
+}
+
+/* Of a parameter's state: how many tensors the model has, and the file. */
+struct tally {
+	int wanted, found;
+	bool begins; /* anew */
+};
+
+static void count_states(const struct load *load, struct tally *tallies)
+{
+	const ddp_tensors *tensors = &load->transfer.tensors;
+
+	for (int i = 0; i < tensors->count - tensors->extras; i++) {
+		const ddp_tensor *tensor = &tensors->list[i];
+		if (tensor->state < 0 && !tensor->optional)
 			continue;
-		}
-		ddp_status status = check_tensor(&load->file, &tensors->list[i]);
+		tallies[tensor->param].wanted += !tensor->optional;
+		tallies[tensor->param].found += ddp_safetensors_find(&load->transfer.file, tensor->name) != NULL;
+	}
+}
+
+/* What has no state in the file has missed all steps until now. */
+static void begin_states(struct load *load, struct tally *tallies)
+{
+	const ddp_tensors *tensors = &load->transfer.tensors;
+	const char *first = NULL;
+	int begun = 0;
+
+	count_states(load, tallies);
+	/* Parameters come first in the list, and the steps that they missed last. */
+	for (int i = 0; i < tensors->count - tensors->extras; i++) {
+		const ddp_tensor *tensor = &tensors->list[i];
+		struct tally *tally = &tallies[tensor->param];
+		if (tensor->optional && tally->begins)
+			load->transfer.origins[i].otherwise = (float)load->position.step;
+		if (tensor->state >= 0 || tensor->optional || tally->wanted == 0 || tally->found > 0)
+			continue;
+		tally->begins = true;
+		first = first == NULL ? tensor->name : first;
+		begun++;
+	}
+	if (begun > 0)
+		ddp_log(DDP_LOG_WARN, "%s holds no optimizer's state of %d parameters that are trained here (%s%s), as they were "
+		        "frozen, or without momentum: it begins anew", load->transfer.file.path, begun, first,
+		        begun > 1 ? ", ..." : "");
+}
+
+/* ---- what the file has ------------------------------------------------------------------ */
+
+/* Each tensor of the model is in the file, or what it is otherwise. */
+static ddp_status find_tensors(struct load *load, const struct tally *tallies)
+{
+	const ddp_tensors *tensors = &load->transfer.tensors;
+
+	for (int i = 0; i < tensors->count - tensors->extras; i++) {
+		const ddp_tensor *tensor = &tensors->list[i];
+		load->transfer.origins[i].tensor = ddp_safetensors_find(&load->transfer.file, tensor->name);
+		if (load->transfer.origins[i].tensor == NULL &&
+		    (tensor->optional || (tensor->state >= 0 && tallies[tensor->param].begins)))
+			continue;
+		ddp_status status = check_tensor(&load->transfer.file, tensor);
 		if (status != DDP_OK)
 			return status;
 	}
-	int others = 0;
-	for (int i = 0; i < load->file.count; i++)
-		others += is_of_model(load->file.tensors[i].name);
-	if (others == count - lacks)
-		return DDP_OK;
-	const char **names = calloc((size_t)tensors->count, sizeof(*names));
-	if (names == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "%s: no memory for %d names", load->file.path,
-		                tensors->count);
-	for (int i = 0; i < count; i++)
-		names[i] = tensors->list[i].name;
-	qsort(names, (size_t)count, sizeof(*names), compare_names);
-	const char *odd = NULL;
-	for (int i = 0; i < load->file.count && odd == NULL; i++) {
-		const char *name = load->file.tensors[i].name;
-		if (is_of_model(name) &&
-		    bsearch(&name, names, (size_t)count, sizeof(*names), compare_names) == NULL)
-			odd = name;
+	return DDP_OK;
+}
+
+static bool is_among(const char *const *names, int count, const char *name)
+{
+	return bsearch(&name, names, (size_t)count, sizeof(*names), compare_names) != NULL;
+}
+
+/* "optimizer.m.NAME", where the model has a parameter NAME. */
+static bool is_state_of(const char *const *names, int count, const char *name)
+{
+	const char *of = strncmp(name, "optimizer.", 10) == 0 ? strchr(name + 10, '.') : NULL;
+
+	return of != NULL && is_among(names, count, of + 1);
+}
+
+/* All that the file has of a model, this model has. `names`, sorted, are this one's. */
+static ddp_status check_rest(const struct load *load, const char *const *names, int count)
+{
+	const ddp_safetensors *file = &load->transfer.file;
+	const bool may_leave = may_lack_state(load);
+	const char *first = NULL;
+	int left = 0;
+
+	for (int i = 0; i < file->count; i++) {
+		const char *name = file->tensors[i].name;
+		if (!is_of_model(name) || is_among(names, count, name))
+			continue;
+		if (!may_leave || !is_state_of(names, count, name))
+			return refuse_tensor(file->path, name);
+		first = first == NULL ? name : first;
+		left++;
+	}
+	if (left > 0)
+		ddp_log(DDP_LOG_WARN, "%s: %d tensors of the optimizer's state are left out (%s%s), as their parameters are "
+		        "frozen here, or without momentum", file->path, left, first, left > 1 ? ", ..." : "");
+	return DDP_OK;
+}
+
+/* The file has what the model has. */
+static ddp_status check_tensors(struct load *load)
+{
+	const ddp_tensors *tensors = &load->transfer.tensors;
+	const int count = tensors->count - tensors->extras;
+	ddp_status status = DDP_ERR_NOMEM;
+
+	const char **names = calloc((size_t)tensors->count + 1, sizeof(*names));
+	struct tally *tallies = calloc((size_t)tensors->count + 1, sizeof(*tallies));
+	if (names == NULL || tallies == NULL) {
+		ddp_fail(DDP_ERR_NOMEM, "%s: no memory for %d names", load->transfer.file.path, tensors->count);
+	} else {
+		for (int i = 0; i < count; i++)
+			names[i] = tensors->list[i].name;
+		qsort(names, (size_t)count, sizeof(*names), compare_names);
+		if (may_lack_state(load))
+			begin_states(load, tallies);
+		status = find_tensors(load, tallies);
+		if (status == DDP_OK)
+			status = check_rest(load, names, count);
 	}
 	free(names);
-	return refuse_tensor(load->file.path, odd);
+	free(tallies);
+	return status;
 }
 
 static ddp_status check_metadata(const ddp_safetensors *file)
@@ -170,66 +242,15 @@ static ddp_status check_metadata(const ddp_safetensors *file)
 static ddp_status open_file(void *argument)
 {
 	struct load *load = argument;
-	ddp_status status = ddp_store_open(load->path, check_metadata, &load->file, &load->position.found);
+	ddp_status status = ddp_store_open(load->path, check_metadata, &load->transfer.file, &load->position.found);
 
 	if (status != DDP_OK || !load->position.found)
 		return status;
-	status = check_tensors(load);
+	status = ddp_metadata_read(&load->transfer.file, &load->position);
+	if (status == DDP_OK)
+		status = check_tensors(load);
 	if (status == DDP_OK)
 		look_for_extras(load);
-	if (status == DDP_OK)
-		status = ddp_metadata_read(&load->file, &load->position);
-	return status;
-}
-
-/* What is left of the place's tensor, but at most `room` elements; moves behind it. */
-static int64_t pass(const ddp_tensors *tensors, struct place *place, int64_t room)
-{
-	int64_t left = ddp_tensor_elements(&tensors->list[place->tensor]) - place->first;
-
-	if (left > room) {
-		place->first += room;
-		return room;
-	}
-	place->first = 0;
-	place->tensor++;
-	return left;
-}
-
-static ddp_status read_chunk(void *argument)
-{
-	struct load *load = argument;
-	struct place place = load->place;
-
-	for (int64_t at = 0, count; at < load->count; at += count) {
-		const struct place from = place;
-		const ddp_safetensor *tensor =
-			ddp_safetensors_find(&load->file, load->tensors.list[from.tensor].name);
-		count = pass(&load->tensors, &place, load->count - at);
-		if (tensor == NULL) { /* an optional one */
-			memset(load->chunk + at, 0, (size_t)count * sizeof(float));
-			continue;
-		}
-		load->sum = from.first == 0 ? 0 : load->sum;
-		ddp_status status = ddp_safetensors_read_part(
-			&load->file, tensor, from.first * (int64_t)sizeof(float), (size_t)count * sizeof(float),
-			load->chunk + at, &load->sum);
-		if (status != DDP_OK)
-			return status;
-	}
-	return DDP_OK;
-}
-
-static ddp_status store_chunk(struct load *load)
-{
-	ddp_status status = DDP_OK;
-
-	for (int64_t at = 0, count; at < load->count && status == DDP_OK; at += count) {
-		const struct place from = load->place;
-		count = pass(&load->tensors, &load->place, load->count - at);
-		status = ddp_model_store(load->model, &load->tensors, from.tensor, from.first,
-		                         load->chunk + at, count);
-	}
 	return status;
 }
 
@@ -237,7 +258,7 @@ static ddp_status read_users(void *argument)
 {
 	struct load *load = argument;
 
-	return ddp_users_read(&load->file, &load->users);
+	return ddp_users_read(&load->transfer.file, &load->users);
 }
 
 static ddp_status move_users(ddp_context *context, struct load *load)
@@ -247,45 +268,12 @@ static ddp_status move_users(ddp_context *context, struct load *load)
 	return status == DDP_OK ? ddp_users_scatter(context->world, &load->users) : status;
 }
 
-static ddp_status move_tensors(ddp_context *context, struct load *load)
-{
-	ddp_status status = DDP_OK;
-
-	for (int64_t done = 0; done < load->elements && status == DDP_OK; done += load->count) {
-		int64_t left = load->elements - done;
-		load->count = left < CHUNK_ELEMENTS ? left : CHUNK_ELEMENTS;
-		status = ddp_leader_run(context->world, context->timeout_ms, read_chunk, load, NULL, 0);
-		if (status == DDP_OK)
-			status = ddp_broadcast(context->world, load->chunk, (size_t)load->count, DDP_F32, 0);
-		if (status == DDP_OK)
-			status = ddp_status_agree(context->world, store_chunk(load), "keep what it loaded");
-	}
-	return status;
-}
-
-static int64_t all_elements(const ddp_tensors *tensors)
-{
-	int64_t elements = 0;
-
-	for (int i = 0; i < tensors->count; i++)
-		elements += ddp_tensor_elements(&tensors->list[i]);
-	return elements;
-}
-
 /* What can fail on this rank alone. */
-static ddp_status prepare_load(struct load *load)
+static ddp_status prepare_load(ddp_model *model, struct load *load)
 {
-	ddp_status status = ddp_model_tensors(load->model, false, &load->tensors);
+	ddp_status status = ddp_transfer_make(model, &load->transfer);
 
-	if (status != DDP_OK)
-		return status;
-	load->elements = all_elements(&load->tensors);
-	size_t bytes = sizeof(float) *
-		(size_t)(load->elements < CHUNK_ELEMENTS ? load->elements : CHUNK_ELEMENTS);
-	load->chunk = malloc(bytes);
-	if (load->chunk == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for %zu bytes of a checkpoint", bytes);
-	return ddp_users_prepare(ddp_model_context(load->model)->job.world_size, &load->users);
+	return status == DDP_OK ? ddp_users_prepare(ddp_model_context(model)->job.world_size, &load->users) : status;
 }
 
 /* Its samples are as many, or the loader refuses to move. */
@@ -324,41 +312,42 @@ static void name_hyper(const struct load *load, ddp_hyper hyper, double saved, d
 {
 	if (hyper == DDP_HYPER_TREATMENT) /* no number that says something */
 		ddp_log(DDP_LOG_WARN, "%s: the kind, group or no_decay of a parameter was another where it was "
-		        "saved; training goes on with what it is here", load->file.path);
+		        "saved; training goes on with what it is here", load->transfer.file.path);
 	else
 		ddp_log(DDP_LOG_WARN, "%s: %s was %.10g where it was saved and is %.10g here; training "
-		        "goes on with that", load->file.path, ddp_hyper_name(hyper), saved, own);
+		        "goes on with that", load->transfer.file.path, ddp_hyper_name(hyper), saved, own);
 }
 
 /* The model goes on with its own; but a learning rate that was set by hand comes back
    if the one that the model was made with is the same as then. */
 static void take_hypers(struct load *load)
 {
-	const bool names = ddp_comm_rank(ddp_model_context(load->model)->world) == 0;
+	const bool names = ddp_comm_rank(ddp_model_context(load->transfer.model)->world) == 0;
 	const double *saved = load->position.hypers;
 	double own[DDP_HYPERS];
 
 	if (!load->position.has_hypers)
 		return;
-	ddp_model_get_hypers(load->model, own);
+	ddp_model_get_hypers(load->transfer.model, own);
 	for (int h = 0; h < DDP_HYPER_OPTIONS; h++) {
 		if (names && !isnan(saved[h]) && saved[h] != own[h])
 			name_hyper(load, (ddp_hyper)h, saved[h], own[h]);
 	}
 	if (saved[DDP_HYPER_LEARNING_RATE] == own[DDP_HYPER_LEARNING_RATE] && !isnan(saved[DDP_HYPER_CURRENT_RATE]))
-		ddp_set_learning_rate(load->model, saved[DDP_HYPER_CURRENT_RATE]);
-	ddp_model_resume_scale(load->model, saved);
+		ddp_set_learning_rate(load->transfer.model, saved[DDP_HYPER_CURRENT_RATE]);
+	ddp_model_resume_scale(load->transfer.model, saved);
 }
 
-static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load *load)
+static ddp_status load_all(ddp_model *model, ddp_loader *loader, struct load *load)
 {
+	ddp_context *context = ddp_model_context(model);
 	ddp_comm *comm = context->world;
-	ddp_status status = ddp_model_drop_step(load->model);
+	ddp_status status = ddp_model_drop_step(model);
 
 	if (status == DDP_OK)
-		status = ddp_save_end(load->model);
+		status = ddp_save_end(model);
 	if (status == DDP_OK)
-		status = ddp_status_agree(comm, prepare_load(load), "load a checkpoint");
+		status = ddp_status_agree(comm, prepare_load(model, load), "load a checkpoint");
 	if (status == DDP_OK)
 		status = ddp_leader_run(comm, context->timeout_ms, open_file, load, &load->position,
 		                        sizeof(load->position));
@@ -369,38 +358,33 @@ static ddp_status load_all(ddp_context *context, ddp_loader *loader, struct load
 		status = seek_together(comm, loader, &load->position);
 	if (status != DDP_OK)
 		return status;
-	ddp_model_set_partly_updated(load->model, true);
-	if (!load->position.has_extras) {
-		ddp_model_forget_extras(load->model, &load->tensors);
-		load->elements = all_elements(&load->tensors);
-	}
-	status = move_tensors(context, load);
+	ddp_model_set_partly_updated(model, true);
+	if (!load->position.has_extras)
+		ddp_model_forget_extras(model, &load->transfer.tensors);
+	status = ddp_transfer_run(context, &load->transfer);
 	if (status != DDP_OK)
 		return status;
-	ddp_model_set_step_count(load->model, load->position.step);
+	ddp_model_set_step_count(model, load->position.step);
 	take_hypers(load);
-	status = ddp_set_user_state(load->model, load->users.own,
-	                            load->users.bytes[context->job.rank]);
+	status = ddp_set_user_state(model, load->users.own, load->users.bytes[context->job.rank]);
 	/* From now on a rank may read what the others keep. */
 	status = ddp_status_agree(comm, status, "keep the program's state");
 	if (status == DDP_OK)
-		ddp_model_set_partly_updated(load->model, false);
+		ddp_model_set_partly_updated(model, false);
 	return status;
 }
 
 ddp_status ddp_checkpoint_load(ddp_model *model, ddp_loader *loader, const char *path, int64_t *step)
 {
-	struct load load = { .path = path, .model = model, .file = { .fd = -1 } };
+	struct load load = { .path = path, .transfer = { .file = { .fd = -1 } } };
 
 	if (path == NULL || path[0] == '\0')
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a file or directory to load is needed");
 	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
-	ddp_status status = load_all(ddp_model_context(model), loader, &load);
+	ddp_status status = load_all(model, loader, &load);
 	ddp_set_phase(model, DDP_PHASE_IDLE);
-	ddp_safetensors_close(&load.file);
-	ddp_tensors_free(&load.tensors);
+	ddp_transfer_free(&load.transfer);
 	ddp_users_free(&load.users);
-	free(load.chunk);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "checkpoint %s was not loaded", path);
 	*step = load.position.found ? load.position.step : 0;

@@ -395,6 +395,312 @@ static void each_option_that_changes_results_is_named(void **state)
 	on_ranks(2, 0, load_other_options);
 }
 
+/* ---- parameters that were frozen, and are trained ---- */
+
+/* "body" is of this kind, "head" is trained. Weights of body are 1 to 3. */
+static ddp_model *make_body(ddp_context *context, ddp_param_kind kind, ddp_model_options options)
+{
+	const ddp_param params[] = { { .name = "body", .ndim = 1, .shape = { 3 }, .kind = kind },
+	                             { .name = "head", .ndim = 1, .shape = { 2 } } };
+	ddp_model *model;
+
+	options.size = sizeof(options);
+	CHECK(ddp_model_create(context, params, 2, &options, &model) == DDP_OK);
+	for (int i = 0; i < 3; i++)
+		ddp_param_data(model, 0)[i] = (float)(i + 1);
+	return model;
+}
+
+static void step_body(ddp_model *model, int steps)
+{
+	for (int s = 0; s < steps; s++) {
+		for (int p = 0; p < 2; p++)
+			for (int64_t i = 0; ddp_param_grad(model, p) != NULL && i < ddp_param_count(model, p); i++)
+				ddp_param_grad(model, p)[i] = (float)(i + 1) + (float)s / 8;
+		CHECK(ddp_step(model, 1, 0, NULL) == DDP_OK);
+	}
+}
+
+static const ddp_model_options body_ways[] = {
+	{ .optimizer = DDP_ADAMW, .shard = DDP_SHARD_NONE, .learning_rate = 0.125 },
+	{ .optimizer = DDP_ADAMW, .shard = DDP_SHARD_GRADIENTS, .learning_rate = 0.125 },
+	{ .optimizer = DDP_SGD, .momentum = 0.5, .learning_rate = 0.125 },
+};
+
+/* What was frozen is trained as if from its first step, what was trained goes on. */
+static void thaw_the_body(ddp_context *context)
+{
+	for (size_t w = 0; w < sizeof(body_ways) / sizeof(body_ways[0]); w++) {
+		ddp_model *frozen = make_body(context, DDP_PARAM_FROZEN, body_ways[w]);
+		ddp_model *thawed = make_body(context, DDP_PARAM_TRAINED, body_ways[w]);
+		ddp_model *fresh = make_body(context, DDP_PARAM_TRAINED, body_ways[w]);
+		int64_t step;
+
+		step_body(frozen, 3);
+		CHECK(ddp_checkpoint_save(frozen, NULL, dir, 0) == DDP_OK);
+		step_body(thawed, 1);
+		warnings[0] = '\0';
+		ddp_set_log(collect, NULL, DDP_LOG_WARN);
+		CHECK(ddp_checkpoint_load(thawed, NULL, dir, &step) == DDP_OK && step == 3);
+		ddp_set_log(NULL, NULL, DDP_LOG_WARN);
+		const bool leads = context->job.rank == 0;
+		CHECK((strstr(warnings, "holds no optimizer's state of 1 parameters that are trained here (body)") != NULL) == leads);
+		CHECK((strstr(warnings, "the kind, group or no_decay of a parameter was another") != NULL) == leads);
+		for (int more = 0; more < 2; more++) {
+			step_body(thawed, 1);
+			step_body(frozen, 1);
+			step_body(fresh, 1);
+			CHECK(memcmp(ddp_param_data(thawed, 1), ddp_param_data(frozen, 1), 2 * sizeof(float)) == 0);
+			CHECK(memcmp(ddp_param_data(thawed, 0), ddp_param_data(fresh, 0), 3 * sizeof(float)) == 0);
+		}
+		/* It is saved, and loaded, as any. */
+		CHECK(ddp_checkpoint_save(thawed, NULL, dir, 0) == DDP_ERR_STATE); /* the other model's */
+		ddp_model_free(frozen);
+		CHECK(ddp_checkpoint_save(thawed, NULL, dir, 0) == DDP_OK);
+		CHECK(ddp_checkpoint_load(fresh, NULL, dir, &step) == DDP_OK && step == 5);
+		step_body(thawed, 1);
+		step_body(fresh, 1);
+		CHECK(memcmp(ddp_param_data(thawed, 0), ddp_param_data(fresh, 0), 3 * sizeof(float)) == 0);
+		ddp_model_free(thawed);
+		ddp_model_free(fresh);
+	}
+}
+
+static void freeze_the_body(ddp_context *context)
+{
+	for (size_t w = 0; w < sizeof(body_ways) / sizeof(body_ways[0]); w++) {
+		ddp_model *trained = make_body(context, DDP_PARAM_TRAINED, body_ways[w]);
+		ddp_model *frozen = make_body(context, DDP_PARAM_FROZEN, body_ways[w]);
+		int64_t step;
+
+		step_body(trained, 3);
+		CHECK(ddp_checkpoint_save(trained, NULL, dir, 0) == DDP_OK);
+		warnings[0] = '\0';
+		ddp_set_log(collect, NULL, DDP_LOG_WARN);
+		CHECK(ddp_checkpoint_load(frozen, NULL, dir, &step) == DDP_OK && step == 3);
+		ddp_set_log(NULL, NULL, DDP_LOG_WARN);
+		CHECK((strstr(warnings, " tensors of the optimizer's state are left out (optimizer.m") != NULL) ==
+		      (context->job.rank == 0));
+		float body[3];
+		memcpy(body, ddp_param_data(trained, 0), sizeof(body));
+		CHECK(memcmp(ddp_param_data(frozen, 0), body, sizeof(body)) == 0);
+		step_body(frozen, 2);
+		step_body(trained, 2);
+		CHECK(memcmp(ddp_param_data(frozen, 0), body, sizeof(body)) == 0);
+		CHECK(memcmp(ddp_param_data(frozen, 1), ddp_param_data(trained, 1), 2 * sizeof(float)) == 0);
+		ddp_model_free(trained);
+		ddp_model_free(frozen);
+	}
+}
+
+/* Momentum is the optimizer's state, too. */
+static void give_momentum(ddp_context *context)
+{
+	const ddp_model_options plain = { .optimizer = DDP_SGD }, with = { .optimizer = DDP_SGD, .momentum = 0.5 };
+	const ddp_model_options other = { .optimizer = DDP_ADAMW };
+	ddp_model *without = make_body(context, DDP_PARAM_TRAINED, plain), *model = make_body(context, DDP_PARAM_TRAINED, with);
+	ddp_model *adam = make_body(context, DDP_PARAM_TRAINED, other);
+	int64_t step;
+
+	step_body(without, 2);
+	CHECK(ddp_checkpoint_save(without, NULL, dir, 0) == DDP_OK);
+	CHECK(ddp_checkpoint_load(model, NULL, dir, &step) == DDP_OK && step == 2);
+	step_body(model, 1);
+	/* Of another optimizer, it is no mistake to say so. */
+	CHECK(ddp_checkpoint_load(adam, NULL, dir, &step) == DDP_ERR_FORMAT && says("tensor optimizer.m.body is missing"));
+	ddp_model_free(without);
+	CHECK(ddp_checkpoint_save(model, NULL, dir, 0) == DDP_OK);
+	without = make_body(context, DDP_PARAM_TRAINED, plain);
+	CHECK(ddp_checkpoint_load(without, NULL, dir, &step) == DDP_OK && step == 3);
+	step_body(without, 1);
+	ddp_model_free(model);
+	ddp_model_free(without);
+	ddp_model_free(adam);
+}
+
+static void what_was_frozen_is_trained_on_and_the_reverse(void **state)
+{
+	(void)state;
+	for (int ranks = 1; ranks <= 2; ranks++) {
+		on_ranks(ranks, 0, thaw_the_body);
+		assert_int_equal(folder_empty(NULL), 0);
+		on_ranks(ranks, 0, freeze_the_body);
+		assert_int_equal(folder_empty(NULL), 0);
+		on_ranks(ranks, 0, give_momentum);
+		assert_int_equal(folder_empty(NULL), 0);
+	}
+}
+
+/* ---- parameters alone ---- */
+
+/* Writes a file as another program does: without checksums. */
+static void write_file(const char *path, const char *header, const void *data, size_t bytes)
+{
+	const uint64_t length = strlen(header);
+	FILE *file = fopen(path, "wb");
+
+	CHECK(file != NULL && fwrite(&length, 8, 1, file) == 1 && fwrite(header, length, 1, file) == 1);
+	CHECK(fwrite(data, bytes, 1, file) == 1 && fclose(file) == 0);
+}
+
+/* A name that rank 0 writes a file of, and all then load. */
+static void write_together(ddp_context *context, const char *path, const char *header, const void *data, size_t bytes)
+{
+	if (context->job.rank == 0)
+		write_file(path, header, data, bytes);
+	CHECK(ddp_barrier(context->world) == DDP_OK);
+}
+
+static void expect_body(ddp_model *model, float a, float b, float c)
+{
+	const float *body = ddp_param_data(model, 0);
+
+	CHECK(body[0] == a && body[1] == b && body[2] == c);
+}
+
+/* Of this library: the newest checkpoint's parameters, and no more. */
+static void load_params_of_a_checkpoint(ddp_context *context)
+{
+	static const ddp_shard ways[] = { DDP_SHARD_AUTO, DDP_SHARD_NONE, DDP_SHARD_GRADIENTS };
+	ddp_model *source = make_body(context, DDP_PARAM_TRAINED, (ddp_model_options){ .optimizer = DDP_ADAMW });
+	int loaded;
+
+	step_body(source, 3);
+	CHECK(ddp_checkpoint_save(source, NULL, dir, 0) == DDP_OK);
+	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+		const ddp_model_options options = { .optimizer = DDP_ADAMW, .shard = ways[w], .bf16_params = true };
+		ddp_model *model = make_body(context, DDP_PARAM_TRAINED, options);
+		ddp_model *copy = make_body(context, DDP_PARAM_TRAINED, options);
+
+		CHECK(ddp_load_params(model, dir, NULL, &loaded) == DDP_OK && loaded == 2);
+		CHECK(ddp_param_bf16(model, 0)[0] != 0);
+		for (int p = 0; p < 2; p++) {
+			const size_t bytes = (size_t)ddp_param_count(source, p) * sizeof(float);
+			CHECK(memcmp(ddp_param_data(model, p), ddp_param_data(source, p), bytes) == 0);
+			memcpy(ddp_param_data(copy, p), ddp_param_data(source, p), bytes);
+		}
+		/* As a new training that begins with them. */
+		CHECK(ddp_broadcast_params(copy) == DDP_OK);
+		step_body(model, 2);
+		step_body(copy, 2);
+		CHECK(model->steps == 2);
+		for (int p = 0; p < 2; p++)
+			CHECK(memcmp(ddp_param_data(model, p), ddp_param_data(copy, p), (size_t)ddp_param_count(copy, p) * sizeof(float)) == 0);
+		ddp_model_free(model);
+		ddp_model_free(copy);
+	}
+	ddp_model_free(source);
+}
+
+static void load_params_of_another_program(ddp_context *context)
+{
+	static const struct { float head[2]; uint16_t half[3], brain[3]; double wide[3]; } data = {
+		{ 7, 8 }, { 0x3c00, 0xc000, 0x3555 }, { 0x3f80, 0xc000, 0x3eab }, { 1, -2, 0.25 },
+	};
+	static const struct { const char *dtype; int begin, end; float third; } types[] = {
+		{ "F16", 8, 14, 0.333251953125f }, { "BF16", 14, 20, 0.333984375f }, { "F64", 24, 48, 0.25f },
+	};
+	ddp_model *model = make_body(context, DDP_PARAM_FROZEN, (ddp_model_options){ 0 });
+	const ddp_load_options partial = { .size = sizeof(partial), .partial = true };
+	const ddp_load_options renamed = { .size = sizeof(renamed), .file_prefix = "net.", .partial = true };
+	const ddp_load_options part = { .size = sizeof(part), .file_prefix = "net.b", .model_prefix = "b" };
+	const ddp_load_options wrong = { .size = sizeof(wrong), .model_prefix = "tail." };
+	char path[sizeof(dir) + 64], header[512];
+	int loaded = -1;
+
+	CHECK(offsetof(__typeof__(data), wide) == 24);
+	snprintf(path, sizeof(path), "%s-of-others.safetensors", dir);
+	for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
+		const char *pad = "\"pad\":{\"dtype\":\"U8\",\"shape\":[%d],\"data_offsets\":[%d,%d]}";
+		char before[128], after[128];
+
+		snprintf(before, sizeof(before), pad, types[t].begin - 8, 8, types[t].begin);
+		snprintf(after, sizeof(after), pad, 48 - types[t].end, types[t].end, 48);
+		memcpy(after + 1, "end", 3);
+		snprintf(header, sizeof(header), "{\"net.head\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},%s,%s,"
+		         "\"net.body\":{\"dtype\":\"%s\",\"shape\":[3],\"data_offsets\":[%d,%d]}}",
+		         before, after, types[t].dtype, types[t].begin, types[t].end);
+		write_together(context, path, header, &data, 48);
+		CHECK(ddp_load_params(model, path, NULL, &loaded) == DDP_ERR_FORMAT);
+		CHECK(says("has no tensor of the model: the model's begin with body, the file's with net.head"));
+		expect_body(model, 1, 2, 3);
+		CHECK(ddp_load_params(model, path, &partial, &loaded) == DDP_ERR_FORMAT && loaded == -1);
+		CHECK(ddp_load_params(model, path, &part, &loaded) == DDP_OK && loaded == 1); /* strict: "net.body" alone */
+		expect_body(model, 1, -2, types[t].third);
+		CHECK(ddp_param_data(model, 1)[0] == 0);
+		CHECK(ddp_load_params(model, path, &renamed, &loaded) == DDP_OK && loaded == 2);
+		CHECK(ddp_param_data(model, 1)[0] == 7 && ddp_param_data(model, 1)[1] == 8);
+		CHECK(ddp_load_params(model, path, &wrong, &loaded) == DDP_ERR_INVALID && says("model_prefix is \"tail.\""));
+		for (int i = 0; i < 3; i++)
+			ddp_param_data(model, 0)[i] = (float)(i + 1);
+		ddp_param_data(model, 1)[0] = 0;
+		loaded = -1;
+		CHECK(ddp_barrier(context->world) == DDP_OK);
+	}
+	ddp_model_free(model);
+}
+
+static void load_params_that_do_not_fit(ddp_context *context)
+{
+	static const float data[6] = { 4, 5, 6, 7, 8, 9 };
+	static const struct { const char *header, *says, *partial; } cases[] = {
+		{ "{\"body\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]},"
+		  "\"neck\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[12,24]}}",
+		  "lacks 1 of the model's 2 tensors, first head; the option partial", NULL },
+		{ "{\"body\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]},"
+		  "\"head\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[12,20]},"
+		  "\"optimizer.x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[20,24]}}",
+		  "has 1 tensors that the model lacks, first optimizer.x; the option partial", NULL },
+		{ "{\"body\":{\"dtype\":\"F32\",\"shape\":[6],\"data_offsets\":[0,24]}}",
+		  "tensor body has shape 6, the model has 3", "tensor body has shape 6, the model has 3" },
+		{ "{\"body\":{\"dtype\":\"I32\",\"shape\":[3],\"data_offsets\":[0,12]},"
+		  "\"head\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[12,24]}}",
+		  "tensor body has dtype I32; F32, F16, BF16 and F64", "tensor body has dtype I32" },
+	};
+	ddp_model *model = make_body(context, DDP_PARAM_TRAINED, (ddp_model_options){ .bf16_params = true });
+	const ddp_load_options partial = { .size = sizeof(partial), .partial = true };
+	char path[sizeof(dir) + 64];
+	int loaded;
+
+	ddp_param_data(model, 1)[1] = 0.5f; /* no file's */
+
+	snprintf(path, sizeof(path), "%s-of-others.safetensors", dir);
+	CHECK(ddp_load_params(model, path, NULL, NULL) == DDP_ERR_IO && says("No such file"));
+	CHECK(ddp_load_params(model, dir, NULL, NULL) == DDP_ERR_IO && says("no directory with a checkpoint"));
+	CHECK(ddp_load_params(model, "", NULL, NULL) == DDP_ERR_INVALID);
+	CHECK(ddp_load_params(NULL, path, NULL, NULL) == DDP_ERR_INVALID);
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		write_together(context, path, cases[i].header, data, sizeof(data));
+		CHECK(ddp_load_params(model, path, NULL, NULL) == DDP_ERR_FORMAT && says(cases[i].says) && says(path));
+		expect_body(model, 1, 2, 3);
+		if (cases[i].partial != NULL)
+			CHECK(ddp_load_params(model, path, &partial, NULL) == DDP_ERR_FORMAT && says(cases[i].partial));
+		else
+			CHECK(ddp_load_params(model, path, &partial, &loaded) == DDP_OK && loaded == 1 + (int)i);
+		CHECK(i > 0 || ddp_param_bf16(model, 1)[1] == 0x3f00);
+		expect_body(model, cases[i].partial != NULL ? 1 : 4, cases[i].partial != NULL ? 2 : 5, cases[i].partial != NULL ? 3 : 6);
+		for (int e = 0; e < 3; e++)
+			ddp_param_data(model, 0)[e] = (float)(e + 1);
+		CHECK(ddp_barrier(context->world) == DDP_OK);
+	}
+	/* The model trains as if nothing had been tried. */
+	step_body(model, 1);
+	ddp_model_free(model);
+}
+
+static void parameters_are_loaded_alone(void **state)
+{
+	(void)state;
+	for (int ranks = 1; ranks <= 3; ranks += 2) {
+		on_ranks(ranks, 0, load_params_of_a_checkpoint);
+		assert_int_equal(folder_empty(NULL), 0);
+		on_ranks(ranks, 0, load_params_of_another_program);
+		assert_int_equal(folder_empty(NULL), 0);
+		on_ranks(ranks, 0, load_params_that_do_not_fit);
+		assert_int_equal(folder_empty(NULL), 0);
+	}
+}
+
 static void load_broken_or_absent(ddp_context *context)
 {
 	struct job job = make_job(context, WIDTH, 3);
@@ -438,6 +744,8 @@ int main(void)
 		cmocka_unit_test_setup(load_takes_little_memory_and_its_lack_is_an_error_on_all, folder_empty),
 		cmocka_unit_test_setup(hyperparameters_are_saved_and_others_named, folder_empty),
 		cmocka_unit_test_setup(each_option_that_changes_results_is_named, folder_empty),
+		cmocka_unit_test_setup(what_was_frozen_is_trained_on_and_the_reverse, folder_empty),
+		cmocka_unit_test_setup(parameters_are_loaded_alone, folder_empty),
 		cmocka_unit_test_setup(broken_file_is_an_error_and_an_absent_directory_is_none, folder_empty),
 	};
 	return cmocka_run_group_tests(tests, make_base, folder_remove);

@@ -1,0 +1,46 @@
+/*
+ * transfer: tensors of a file into a model with all its ranks. Rank 0 reads, the others get the
+ * tensors by broadcast, a chunk after the other.
+ */
+#ifndef DDP_STATE_TRANSFER_H
+#define DDP_STATE_TRANSFER_H
+
+#include "context.h"
+#include "reduce/tensors.h"
+#include "state/safetensors.h"
+
+/* Where a tensor of the model comes from. */
+typedef struct ddp_origin {
+	const ddp_safetensor *tensor; /* of the file; NULL: */
+	float otherwise;              /* all its elements are this */
+} ddp_origin;
+
+typedef struct ddp_transfer {
+	ddp_model *model;
+	ddp_tensors tensors;    /* of the model */
+	unsigned char *taken;   /* [tensors.count]: 0: the model keeps what it has. The same on all ranks */
+	ddp_safetensors file;   /* rank 0 */
+	ddp_origin *origins;    /* rank 0: [tensors.count] */
+	float *chunk;
+	int tensor;             /* where the chunk begins: in this one, */
+	int64_t first;          /* at this element */
+	int64_t count;          /* elements in the chunk */
+	uint32_t sum;           /* rank 0: of the tensor that is read */
+} ddp_transfer;
+
+/* What can fail on this rank alone. All tensors are taken, and come from nowhere, until the
+   caller says otherwise. Free it also after an error; a transfer of zeroes but for fd -1 is none. */
+ddp_status ddp_transfer_make(ddp_model *model, ddp_transfer *transfer);
+void ddp_transfer_free(ddp_transfer *transfer);
+
+/* Whether a tensor of a file has a type that can be read as F32. */
+bool ddp_transfer_reads(const ddp_safetensor *tensor);
+
+/* Rank 0: DDP_ERR_FORMAT, naming both, unless a file's tensor has the model's shape. */
+ddp_status ddp_transfer_check_shape(const ddp_safetensors *file, const ddp_safetensor *have,
+                                    const ddp_tensor *want);
+
+/* Moves what is taken. After an error the model is partly another. Collective. */
+ddp_status ddp_transfer_run(ddp_context *context, ddp_transfer *transfer);
+
+#endif
