@@ -9,6 +9,7 @@ git -C "$source" cat-file -e "$older^{commit}" 2>/dev/null || skip_all "this clo
 mkdir "$work/older" && git -C "$source" archive $older spank libruntime | tar -C "$work/older" -xf -
 (
 	cd "$work/older" || exit 1
+	sed -i 's/{ "watch"/{ "no-key"/' spank/options.c # so that there is a key that this plugin does not have
 	gcc -std=gnu11 -shared -fPIC -fvisibility=hidden -include "$build/config.h" -Ilibruntime -I. spank/*.c spank/*/*.c \
 		-Wl,-z,nodelete -Wl,--version-script=spank/spank_ddp.map -o "$work/older.so"
 ) || skip_all "the plugin of $older does not build here"
@@ -40,5 +41,18 @@ try()
 try "an older srun" env SLURM_CONF="$work/slurm.conf" srun
 on_node n2 mount --bind "$work/older.conf" "$cluster/plugstack.conf"
 try "an older node" srun
+capture as_user srun --ddp=watch -N3 -n3 sleep 30
+fails_without_hanging "a key that an older node does not have ends the step"
+prints_times 1 "ddp: .*unknown key 'watch'" "and is named"
 on_node n2 umount "$cluster/plugstack.conf"
+
+# What doc/rollout.md says of jobs that wait: which of them ask for --ddp.
+capture as_user sbatch --parsable --hold -o /dev/null --wrap true
+plain=$output
+capture as_user sbatch --parsable --hold --ddp -o /dev/null --wrap true
+asking=$output
+capture on_cluster sh -c "$(sed -n '/^ *cd .*StateSaveLocation/,/^ *grep /p' "$source/doc/rollout.md")"
+prints "/job\.$asking/" "a queued job that asks for --ddp is found as the guide says"
+prints_not "/job\.$plain/" "and no other"
+capture as_user scancel "$plain" "$asking"
 done_testing
