@@ -73,6 +73,7 @@ comm_sources = \
 	libruntime/comm/core/lines.c libruntime/comm/core/lines.h \
 	libruntime/comm/core/liveness.c libruntime/comm/core/liveness.h \
 	libruntime/comm/core/offsets.c libruntime/comm/core/offsets.h \
+	libruntime/comm/core/outlier.c libruntime/comm/core/outlier.h \
 	libruntime/comm/core/pool.c libruntime/comm/core/pool.h \
 	libruntime/comm/core/roster.c libruntime/comm/core/roster.h \
 	libruntime/comm/core/topology.c libruntime/comm/core/topology.h \

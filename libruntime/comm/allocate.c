@@ -84,14 +84,25 @@ static ddp_allocation *new_allocation(const ddp_comm *comm, size_t bytes)
 	return a;
 }
 
-/* All ranks' offers are compared before anything is mapped. */
-static ddp_status check_offers(ddp_comm *comm, const offer *offers)
+static bool same_bytes(const void *offers, int a, int b)
 {
+	const offer *of = offers;
+
+	return of[a].bytes == of[b].bytes;
+}
+
+/* All ranks' offers are compared before anything is mapped. */
+static ddp_status check_offers(const ddp_comm *comm, const offer *offers)
+{
+	char odd[DDP_OUTLIER_TEXT], usual[DDP_OUTLIER_TEXT];
+
 	for (int r = 0; r < comm->size; r++) {
-		if (offers[r].bytes != offers[0].bytes)
-			return ddp_fail(DDP_ERR_MISMATCH, "ddp_mem_alloc(): %s asked for %llu bytes, %s for %llu",
-			                ddp_rank_text(comm, 0), (unsigned long long)offers[0].bytes,
-			                ddp_rank_text(comm, r), (unsigned long long)offers[r].bytes);
+		if (offers[r].bytes == offers[0].bytes)
+			continue;
+		const ddp_outlier o = ddp_outlier_find(comm->size, same_bytes, offers);
+		ddp_outlier_names(&o, odd, usual);
+		return ddp_fail(DDP_ERR_MISMATCH, "ddp_mem_alloc(): %s asked for %llu bytes, %s for %llu", odd,
+		                (unsigned long long)offers[o.odd].bytes, usual, (unsigned long long)offers[o.usual].bytes);
 	}
 	return DDP_OK;
 }

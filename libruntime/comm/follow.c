@@ -1,5 +1,6 @@
 #include "comm/follow.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -65,18 +66,28 @@ static ddp_status begin_comparison(struct ddp_follower *f, ddp_request *r)
 	return status;
 }
 
-/* Breaks the communicator if a rank has issued another operation. */
+static bool same_operation(const void *issued, int a, int b)
+{
+	const ddp_fingerprint *of = issued;
+
+	return ddp_fingerprint_same(&of[a], &of[b]);
+}
+
+/* Breaks the communicator if a rank has issued another operation than most. */
 static void compare(struct ddp_follower *f, const comparison *c)
 {
-	char mine[128], theirs[128];
+	char odd[128], usual[128], others[48] = "";
 
 	for (int r = 0; r < f->comm->size; r++) {
 		if (ddp_fingerprint_same(&c->own, &c->issued[r]))
 			continue;
-		ddp_fingerprint_describe(&c->own, mine, sizeof(mine));
-		ddp_fingerprint_describe(&c->issued[r], theirs, sizeof(theirs));
-		(void)ddp_comm_break(f->comm, DDP_ERR_MISMATCH, r, "%s issued %s, but %s issued %s",
-		                     ddp_rank_text(f->comm, f->comm->rank), mine, ddp_rank_text(f->comm, r), theirs);
+		const ddp_outlier o = ddp_outlier_find(f->comm->size, same_operation, c->issued);
+		ddp_fingerprint_describe(&c->issued[o.odd], odd, sizeof(odd));
+		ddp_fingerprint_describe(&c->issued[o.usual], usual, sizeof(usual));
+		if (o.usual_count > 1)
+			snprintf(others, sizeof(others), ", as did %d more", o.usual_count - 1);
+		(void)ddp_comm_break(f->comm, DDP_ERR_MISMATCH, o.odd, "%s issued %s, but %s issued %s%s",
+		                     ddp_rank_text(f->comm, o.odd), odd, ddp_rank_text(f->comm, o.usual), usual, others);
 		return;
 	}
 }

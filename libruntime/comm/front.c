@@ -58,6 +58,27 @@ static void close_lane(const ddp_comm *comm, ddp_lane *lane)
 	lane->backend = NULL;
 }
 
+static const char *memory_of(double place)
+{
+	return place < DDP_LANES ? "the host's" : "a device's";
+}
+
+/* All ranks come here together. */
+static ddp_status name_other_place(ddp_comm *comm, int64_t place)
+{
+	char odd_ranks[DDP_OUTLIER_TEXT], usual_ranks[DDP_OUTLIER_TEXT];
+	ddp_outlier outlier;
+	double odd, usual;
+
+	ddp_status status = ddp_comm_outlier(comm, (double)place, &outlier, &odd, &usual);
+	if (status != DDP_OK)
+		return status;
+	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
+	return ddp_fail(DDP_ERR_MISMATCH, "%s begins to use lane %d of %s memory, but lane %d of %s memory is begun on "
+	                "%s: the first operation of each lane must come in the same order on all ranks", odd_ranks,
+	                (int)odd % DDP_LANES, memory_of(odd), (int)usual % DDP_LANES, memory_of(usual), usual_ranks);
+}
+
 /* A rank that opened another lane would meet this one in all its operations. */
 static ddp_status compare_places(ddp_comm *comm, ddp_memory memory, int lane)
 {
@@ -67,9 +88,7 @@ static ddp_status compare_places(ddp_comm *comm, ddp_memory memory, int lane)
 	ddp_status status = ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = extremes,
 	                                                          .count = 2, .type = DDP_I64, .op = DDP_MAX });
 	if (status == DDP_OK && (extremes[0] != place || extremes[1] != -place))
-		status = ddp_fail(DDP_ERR_MISMATCH, "%s uses lane %d of memory kind %d for the first time, another rank "
-		                  "another one: all ranks begin to use lanes in the same order",
-		                  ddp_rank_text(comm, comm->rank), lane, (int)memory);
+		status = name_other_place(comm, place);
 	return status;
 }
 

@@ -1,8 +1,10 @@
 #include "reduce/agree.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "comm/agree.h"
 #include "reduce/facts.h"
 
 /* FNV-1a. */
@@ -143,22 +145,65 @@ static ddp_status find_parameter(ddp_comm *comm, const ddp_layout *layout, int *
 	return ddp_fail(DDP_ERR_INTERNAL, "ranks' parameters are the same one by one, but not together");
 }
 
+enum { PARAM_TEXT = 320 };
+
+static const char *kind_text(ddp_param_kind kind)
+{
+	switch (kind) {
+	case DDP_PARAM_FROZEN: return ", frozen";
+	case DDP_BUFFER_BROADCAST: return ", a broadcast buffer";
+	case DDP_BUFFER_MEAN: return ", an averaged buffer";
+	case DDP_BUFFER_LOCAL: return ", a local buffer";
+	default: return "";
+	}
+}
+
+/* What two ranks may have different of a parameter. */
+static void describe(const ddp_slot *slot, char text[PARAM_TEXT])
+{
+	char shape[160], group[80] = "";
+
+	memset(text, 0, PARAM_TEXT);
+	ddp_shape_text(slot->ndim, slot->shape, shape, sizeof(shape));
+	if (slot->grouped)
+		snprintf(group, sizeof(group), ", in a group (factor %g, decay %g%s)", slot->group.learning_rate_factor,
+		         slot->group.weight_decay, slot->group.adamw ? ", adamw" : "");
+	int used = snprintf(text, PARAM_TEXT, "\"%.100s\" %s%s%s%s", slot->name, shape, kind_text(slot->kind),
+	                    slot->no_decay ? ", without decay" : "", group);
+	if (slot->sparse_rows > 0 && used < PARAM_TEXT)
+		snprintf(text + used, PARAM_TEXT - (size_t)used, ", %lld sparse rows%s", (long long)slot->sparse_rows,
+		         slot->rows_only ? " only" : "");
+}
+
+/* Each of the two has told what it has. */
+static ddp_status tell(ddp_comm *comm, const ddp_slot *slot, const ddp_outlier *outlier, char odd[PARAM_TEXT],
+                       char usual[PARAM_TEXT])
+{
+	describe(slot, odd);
+	describe(slot, usual);
+	ddp_status status = ddp_broadcast(comm, odd, PARAM_TEXT, DDP_U8, outlier->odd);
+	return status == DDP_OK ? ddp_broadcast(comm, usual, PARAM_TEXT, DDP_U8, outlier->usual) : status;
+}
+
 /* The count agrees on all ranks, so all come here together. */
 static ddp_status name_parameter(ddp_comm *comm, const ddp_layout *layout)
 {
-	char shape[256];
+	char odd[PARAM_TEXT], usual[PARAM_TEXT], odd_ranks[DDP_OUTLIER_TEXT], usual_ranks[DDP_OUTLIER_TEXT];
+	ddp_outlier outlier;
+	double hashes[2];
 	int param = 0;
 
 	ddp_status status = find_parameter(comm, layout, &param);
+	if (status == DDP_OK)
+		status = ddp_comm_outlier(comm, hash_of(layout, param), &outlier, &hashes[0], &hashes[1]);
+	if (status == DDP_OK)
+		status = tell(comm, &layout->slots[layout->slot_of[param]], &outlier, odd, usual);
 	if (status != DDP_OK)
 		return status;
-	const ddp_slot *slot = &layout->slots[layout->slot_of[param]];
-	ddp_shape_text(slot->ndim, slot->shape, shape, sizeof(shape));
-	return ddp_fail(DDP_ERR_MISMATCH,
-	                "ranks gave different models: parameter %d is \"%s\" %s%s, %lld sparse rows, on "
-	                "rank %d and another on others; all ranks must register the same list in the "
-	                "same order, with the same kinds and groups", param, slot->name, shape,
-	                slot->no_decay ? " without decay" : "", (long long)slot->sparse_rows, ddp_comm_rank(comm));
+	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
+	return ddp_fail(DDP_ERR_MISMATCH, "ranks gave different models: parameter %d is %s on %s, and %s on %s; all "
+	                "ranks must register the same list in the same order, with the same kinds and groups",
+	                param, odd, odd_ranks, usual, usual_ranks);
 }
 
 ddp_status ddp_model_agree(ddp_comm *comm, ddp_status mine, const ddp_layout *layout,

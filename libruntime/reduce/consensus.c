@@ -8,6 +8,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/agree.h"
 #include "kernels.h"
 #include "reduce/facts.h"
 #include "reduce/model_state.h"
@@ -113,22 +114,21 @@ ddp_status ddp_params_compare(ddp_model *model)
 
 	if (!model->reducer.communicates)
 		return DDP_OK;
-	uint32_t own, first;
+	char odd_ranks[DDP_OUTLIER_TEXT], usual_ranks[DDP_OUTLIER_TEXT];
+	ddp_outlier outlier;
+	double odd, usual;
+	uint32_t own;
 	ddp_status status = ddp_status_agree(comm, params_checksum(model, &own), "read its parameters");
-	first = own;
 	if (status == DDP_OK)
-		status = ddp_broadcast(comm, &first, sizeof(first), DDP_U8, 0);
-	double odd = own != first ? ddp_comm_rank(comm) : INFINITY;
-	if (status == DDP_OK)
-		status = ddp_all_reduce(comm, NULL, &odd, 1, DDP_F64, DDP_MIN);
+		status = ddp_comm_outlier(comm, own, &outlier, &odd, &usual);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "while comparing parameters");
-	if (isinf(odd))
+	if (outlier.odd < 0)
 		return DDP_OK;
-	return ddp_fail(DDP_ERR_MISMATCH,
-	                "rank %d has other parameters than rank 0: each step would train another model; "
-	                "call ddp_broadcast_params() once they are initialised, and change them on all "
-	                "ranks alike", (int)odd);
+	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
+	return ddp_fail(DDP_ERR_MISMATCH, "%s %s other parameters than %s: each step would train another model; call "
+	                "ddp_broadcast_params() once they are initialised, and change them on all ranks alike",
+	                odd_ranks, outlier.odd_count == 1 ? "has" : "have", usual_ranks);
 }
 
 ddp_status ddp_consensus_state(const ddp_model *model, double weight, double loss_sum,
@@ -144,7 +144,6 @@ ddp_status ddp_consensus_state(const ddp_model *model, double weight, double los
 		.rate = good ? rate : 0,
 		.rate_squared = good ? rate * rate : 0,
 		.wrong = good ? 0 : 1,
-		.wrong_rank = good ? 0 : ddp_comm_rank(model->context->world),
 		.joined = model->joined ? 1 : 0,
 		.stop = atomic_load(&model->stop_requested) ? 1 : 0,
 		.not_finite = finite ? 0 : 1,
@@ -161,31 +160,62 @@ ddp_status ddp_consensus_state(const ddp_model *model, double weight, double los
 	return status;
 }
 
+static bool is_good(double weight_or_rate)
+{
+	return isfinite(weight_or_rate) && weight_or_rate >= 0;
+}
+
+/* The first rank with a wrong number, and what it gave. All ranks come here together. */
+static ddp_status name_wrong(const ddp_model *model, double weight, int ranks)
+{
+	ddp_comm *comm = model->context->world;
+	const bool good = is_good(weight) && is_good(model->learning_rate);
+	double first = good ? INFINITY : ddp_comm_rank(comm), given[2] = { weight, model->learning_rate };
+	char others[48] = "";
+
+	ddp_status status = ddp_all_reduce(comm, NULL, &first, 1, DDP_F64, DDP_MIN);
+	if (status == DDP_OK)
+		status = ddp_broadcast(comm, given, 2, DDP_F64, (int)first);
+	if (status != DDP_OK)
+		return status;
+	if (ranks > 1)
+		snprintf(others, sizeof(others), ", which is the first of %d ranks", ranks);
+	return ddp_fail(DDP_ERR_INVALID, "step %lld: rank %d gave a weight or a learning rate that is negative or "
+	                "not finite (weight %g, learning rate %g)%s", (long long)model->steps + 1, (int)first,
+	                given[0], given[1], others);
+}
+
+static ddp_status name_other_rate(const ddp_model *model)
+{
+	char odd_ranks[DDP_OUTLIER_TEXT], usual_ranks[DDP_OUTLIER_TEXT];
+	ddp_outlier outlier;
+	double odd, usual;
+
+	ddp_status status = ddp_comm_outlier(model->context->world, model->learning_rate, &outlier, &odd, &usual);
+	if (status != DDP_OK)
+		return status;
+	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
+	return ddp_fail(DDP_ERR_MISMATCH, "step %lld: ranks have different learning rates (%.9g on %s, %.9g on %s); "
+	                "give all ranks the same", (long long)model->steps + 1, odd, odd_ranks, usual, usual_ranks);
+}
+
 ddp_status ddp_consensus_check(const ddp_model *model, double weight, const ddp_consensus *all)
 {
 	long long step = (long long)model->steps + 1;
 	int ranks = model->reducer.communicates ? ddp_comm_size(model->context->world) : 1;
 
-	if (all->wrong == 1)
-		return ddp_fail(DDP_ERR_INVALID,
-		                "step %lld: rank %d gave a weight or a learning rate that is negative or "
-		                "not finite (weight %g and learning rate %g on rank %d)",
-		                step, (int)all->wrong_rank, weight, model->learning_rate,
-		                ddp_comm_rank(model->context->world));
+	if (all->wrong != 0 && model->reducer.communicates)
+		return name_wrong(model, weight, (int)all->wrong);
 	if (all->wrong != 0)
-		return ddp_fail(DDP_ERR_INVALID,
-		                "step %lld: %d ranks gave a weight or a learning rate that is negative or "
-		                "not finite", step, (int)all->wrong);
+		return ddp_fail(DDP_ERR_INVALID, "step %lld: weight %g or learning rate %g is negative or not finite",
+		                step, weight, model->learning_rate);
 	if (all->weight == 0 && model->settings.loss == DDP_LOSS_SUM && all->joined < ranks)
 		return ddp_fail(DDP_ERR_INVALID,
 		                "step %lld: no rank had a sample (the sum of all weights is 0)", step);
 	double mean = all->rate / ranks;
 	double variance = all->rate_squared / ranks - mean * mean;
 	if (variance > 1e-12 * mean * mean)
-		return ddp_fail(DDP_ERR_MISMATCH,
-		                "step %lld: ranks have different learning rates (%g on rank %d, %g on "
-		                "average); give all ranks the same", step, model->learning_rate,
-		                ddp_comm_rank(model->context->world), mean);
+		return name_other_rate(model);
 	if (all->halves > 0 && all->joined > 0)
 		return ddp_fail(DDP_ERR_STATE, "%.0f ranks are in ddp_reduce_grads(), while others have finished: "
 		                "ddp_join() takes part in ddp_step() only", all->halves);

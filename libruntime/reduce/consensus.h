@@ -13,8 +13,7 @@
 typedef struct ddp_consensus {
 	double weight, loss_sum;
 	double rate, rate_squared; /* of learning: do ranks agree? */
-	double wrong, wrong_rank;  /* ranks that gave a wrong weight or learning rate, and
-	                              their ranks: one if there is one */
+	double wrong;              /* ranks that gave a wrong weight or learning rate */
 	double stop;               /* ranks that were asked to stop */
 	double joined;             /* ranks that have finished, and contribute nothing */
 	double halves;             /* ranks in ddp_reduce_grads() */

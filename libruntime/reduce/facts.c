@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
+#include "comm/agree.h"
 
 ddp_status ddp_facts_range(ddp_comm *comm, double *values, size_t count)
 {
@@ -11,6 +12,21 @@ ddp_status ddp_facts_range(ddp_comm *comm, double *values, size_t count)
 	for (size_t i = 0; i < count; i++)
 		values[count + i] = -values[i];
 	return ddp_all_reduce(comm, NULL, values, 2 * count, DDP_F64, DDP_MIN);
+}
+
+/* All ranks come here together, and say the same. */
+static ddp_status name_outlier(ddp_comm *comm, const char *what, const ddp_fact *fact)
+{
+	char odd_ranks[DDP_OUTLIER_TEXT], usual_ranks[DDP_OUTLIER_TEXT];
+	ddp_outlier outlier;
+	double odd, usual;
+
+	ddp_status status = ddp_comm_outlier(comm, fact->value, &outlier, &odd, &usual);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "while comparing the %s with other ranks'", what);
+	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
+	return ddp_fail(DDP_ERR_MISMATCH, "ranks gave different %ss: %s is %.17g on %s, and %.17g on %s; give all "
+	                "ranks the same", what, fact->name, odd, odd_ranks, usual, usual_ranks);
 }
 
 ddp_status ddp_facts_agree(ddp_comm *comm, ddp_status mine, const char *what,
@@ -35,14 +51,10 @@ ddp_status ddp_facts_agree(ddp_comm *comm, ddp_status mine, const char *what,
 		return ddp_fail(DDP_ERR_MISMATCH, "rank %d could not make its %s; its own error says why",
 		                (int)range[failed], what);
 	for (int i = 0; i < count; i++) {
-		double least = range[i], most = -range[count + 1 + i];
-		if (least == most)
+		if (range[i] == -range[count + 1 + i])
 			continue;
 		*differs = i;
-		return ddp_fail(DDP_ERR_MISMATCH,
-		                "ranks gave different %ss: %s is %.17g on rank %d, and %.17g to %.17g over "
-		                "all; give all ranks the same", what, facts[i].name, facts[i].value,
-		                ddp_comm_rank(comm), least, most);
+		return name_outlier(comm, what, &facts[i]);
 	}
 	return DDP_OK;
 }

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "comm/agree.h"
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/three_params.h"
@@ -50,6 +51,72 @@ static void memory_that_cannot_be_used_is_refused(void **state)
 	assert_int_equal(run_ranks(2, odd_memory_body, NULL), 0);
 }
 
+/* Every rank says the same. */
+static bool says_alike(ddp_context *context, const char *part)
+{
+	char first[1024] = "", own[1024];
+	const bool said = says(part);
+
+	snprintf(own, sizeof(own), "%s", ddp_last_error());
+	snprintf(first, sizeof(first), "%s", own);
+	CHECK_OK(ddp_broadcast(ddp_world(context), first, sizeof(first), DDP_U8, 0));
+	return said && strcmp(first, own) == 0;
+}
+
+/* ---- who is wrong ------------------------------------------------------------------------------ */
+
+enum { VOTERS = 6 };
+
+static const struct vote {
+	double values[VOTERS];
+	ddp_outlier wanted;
+	const char *odd, *usual;
+} votes[] = {
+	{ { 8, 8, 8, 8, 8, 8 }, { 6, 0, 6, -1, 0 }, NULL, NULL },
+	{ { 8, 8, 8, 8, 8, 9 }, { 6, 0, 5, 5, 1 }, "rank 5", "the 5 others" },
+	{ { 9, 8, 8, 8, 8, 8 }, { 6, 1, 5, 0, 1 }, "rank 0", "the 5 others" },
+	{ { 8, 9, 8, 9, 8, 8 }, { 6, 0, 4, 1, 2 }, "2 ranks (the first is rank 1)", "the 4 others" },
+	{ { 9, 7, 8, 8, 8, 8 }, { 6, 2, 4, 0, 1 }, "rank 0", "4 others (the first is rank 2)" },
+	{ { 8, 9, 8, 9, 8, 9 }, { 6, 0, 3, 1, 3 }, "3 ranks (the first is rank 1)", "the 3 others" },
+	{ { 1, 2, 3, 4, 5, 6 }, { 6, 0, 1, 1, 1 }, "rank 1", "rank 0" },
+};
+
+static bool same_value(const void *values, int a, int b)
+{
+	const double *of = values;
+
+	return of[a] == of[b];
+}
+
+static int vote_body(ddp_context *context, void *user)
+{
+	const int rank = rank_of(context);
+	char odd_ranks[DDP_OUTLIER_TEXT], usual_ranks[DDP_OUTLIER_TEXT];
+	ddp_outlier found;
+	double odd, usual;
+
+	(void)user;
+	for (size_t i = 0; i < sizeof(votes) / sizeof(votes[0]); i++) {
+		const struct vote *v = &votes[i];
+		CHECK_OK(ddp_comm_outlier(ddp_world(context), v->values[rank], &found, &odd, &usual));
+		CHECK(memcmp(&found, &v->wanted, sizeof(found)) == 0);
+		CHECK(usual == v->values[found.usual] && odd == v->values[found.odd < 0 ? 0 : found.odd]);
+		found = ddp_outlier_find(VOTERS, same_value, v->values);
+		CHECK(memcmp(&found, &v->wanted, sizeof(found)) == 0);
+		if (v->odd == NULL)
+			continue;
+		ddp_outlier_names(&found, odd_ranks, usual_ranks);
+		CHECK(strcmp(odd_ranks, v->odd) == 0 && strcmp(usual_ranks, v->usual) == 0);
+	}
+	return 0;
+}
+
+static void the_odd_rank_out_is_named(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(VOTERS, vote_body, NULL), 0);
+}
+
 static int mismatch_body(ddp_context *context, void *user)
 {
 	ddp_model *model = NULL;
@@ -60,25 +127,35 @@ static int mismatch_body(ddp_context *context, void *user)
 	(void)user;
 	memcpy(list, three, sizeof(list));
 	CHECK(ddp_model_create(context, list, odd ? 2 : 3, &plain, &model) == DDP_ERR_MISMATCH);
-	CHECK(says("the number of parameters is") && says("2 to 3"));
+	CHECK(says_alike(context, "the number of parameters is 2 on rank 1, and 3 on the 2 others"));
 
 	if (odd)
 		list[1].name = "beta";
 	CHECK(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
-	CHECK(says(odd ? "parameter 1 is \"beta\" [3]" : "parameter 1 is \"b\" [3]"));
+	CHECK(says_alike(context, "parameter 1 is \"beta\" [3] on rank 1, and \"b\" [3] on the 2 others;"));
 	list[1].name = "b";
 	list[2].shape[0] = odd ? C / 2 : 2;
 	list[2].shape[1] = odd ? 2 : C / 2;
 	CHECK(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
-	CHECK(says(odd ? "parameter 2 is \"c\" [100, 2]" : "parameter 2 is \"c\" [2, 100]"));
+	CHECK(says_alike(context, "parameter 2 is \"c\" [100, 2] on rank 1, and \"c\" [2, 100] on the 2 others;"));
+	memcpy(list, three, sizeof(list));
+	const ddp_param_group group = { .learning_rate_factor = 2 };
+	list[0].kind = odd ? DDP_PARAM_FROZEN : DDP_PARAM_TRAINED;
+	CHECK(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
+	CHECK(says_alike(context, "frozen on rank 1, and \"a\""));
+	list[0].kind = DDP_PARAM_TRAINED;
+	list[0].group = odd ? &group : NULL;
+	list[0].no_decay = !odd;
+	CHECK(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
+	CHECK(says_alike(context, ", in a group (factor 2, decay 0) on rank 1, and \"a\"") && says(", without decay on the 2 others"));
 
 	options.weight_decay = odd ? 0.1 : 0.2;
 	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
-	CHECK(says("weight_decay is 0."));
+	CHECK(says_alike(context, "weight_decay is 0.10000000000000001 on rank 1, and 0.20000000000000001 on the 2 others"));
 	options = plain;
 	options.shard = odd ? DDP_SHARD_STATE : DDP_SHARD_NONE;
 	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
-	CHECK(says("different models: shard is"));
+	CHECK(says_alike(context, "different models: shard is 2 on rank 1, and 1 on the 2 others"));
 
 	/* A rank with a wrong argument gets its own error, the others one too. */
 	list[0].ndim = odd ? -1 : 1;
@@ -106,10 +183,10 @@ static const struct bad_step {
 	const char *part;
 } bad_steps[] = {
 	{ 0, 0, 1, DDP_ERR_INVALID, "step 1: step 1: no rank had a sample" },
-	{ 1, NAN, 1, DDP_ERR_INVALID, "rank 1 gave a weight or a learning rate that is negative" },
-	{ 1, -1, 1, DDP_ERR_INVALID, "rank 1 gave a weight" },
-	{ 1, 1, INFINITY, DDP_ERR_INVALID, "rank 1 gave a weight or a learning rate" },
-	{ 1, 1, 0.5, DDP_ERR_MISMATCH, "ranks have different learning rates" },
+	{ 1, NAN, 1, DDP_ERR_INVALID, "rank 1 gave a weight or a learning rate that is negative or not finite (weight nan, learning rate 1)" },
+	{ 1, -1, 1, DDP_ERR_INVALID, "rank 1 gave a weight or a learning rate that is negative or not finite (weight -1, learning rate 1)" },
+	{ 1, 1, INFINITY, DDP_ERR_INVALID, "rank 1 gave a weight or a learning rate that is negative or not finite (weight 1, learning rate inf)" },
+	{ 1, 1, 0.5, DDP_ERR_MISMATCH, "ranks have different learning rates (0.5 on rank 1, 1 on " },
 };
 
 struct bad_step_by {
@@ -277,7 +354,8 @@ static int odd_start_body(ddp_context *context, void *user)
 		for (int p = 2; p >= 0; p--)
 			CHECK_OK(ddp_grad_ready(model, p));
 		CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_MISMATCH);
-		snprintf(name, sizeof(name), "rank %d has other parameters than rank 0", last);
+		snprintf(name, sizeof(name), last > 1 ? "rank %d has other parameters than the %d others"
+		                                      : "rank %d has other parameters than rank 0", last, last);
 		CHECK(says(name) && says("ddp_broadcast_params()"));
 	}
 	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_MISMATCH);
@@ -420,6 +498,7 @@ int main(void)
 		cmocka_unit_test(options_have_defaults_and_are_checked),
 		cmocka_unit_test(what_is_left_out_to_measure_is_no_option),
 		cmocka_unit_test(memory_that_cannot_be_used_is_refused),
+		cmocka_unit_test(the_odd_rank_out_is_named),
 		cmocka_unit_test(different_models_are_named_on_all_ranks),
 		cmocka_unit_test(wrong_weights_and_rates_end_the_step_on_all_ranks_and_it_comes_again),
 		cmocka_unit_test(what_is_not_finite_updates_nothing_and_is_named),

@@ -160,18 +160,17 @@ static ddp_status check_list(const ddp_comm *comm, const int *ranks, int count)
 
 static ddp_status name_other_list(ddp_comm *comm, int64_t hash)
 {
-	int64_t first = hash, other;
+	char odd_ranks[DDP_OUTLIER_TEXT], usual_ranks[DDP_OUTLIER_TEXT];
+	ddp_outlier outlier;
+	double odd, usual;
 
-	ddp_status status = ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_BROADCAST, .recv = &first,
-	                                                          .count = 1, .type = DDP_I64 });
-	other = hash == first ? comm->size : comm->rank;
-	if (status == DDP_OK)
-		status = ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = &other, .count = 1,
-		                                               .type = DDP_I64, .op = DDP_MIN });
+	/* Of the hash as many bits as a double holds. */
+	ddp_status status = ddp_comm_outlier(comm, (double)(hash >> 11), &outlier, &odd, &usual);
 	if (status != DDP_OK)
 		return status;
-	return ddp_fail(DDP_ERR_MISMATCH, "ddp_comm_group(): %s lists other ranks than %s, or in another order; "
-	                "all ranks must give one list", ddp_rank_text(comm, (int)other), ddp_rank_text(comm, 0));
+	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
+	return ddp_fail(DDP_ERR_MISMATCH, "ddp_comm_group(): %s %s other ranks than %s, or in another order; all ranks "
+	                "must give one list", odd_ranks, outlier.odd_count == 1 ? "lists" : "list", usual_ranks);
 }
 
 /* All ranks must give the same list, or they would wait for each other. */

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "comm/core/comm.h"
 #include "comm/core/liveness.h"
+#include "comm/core/outlier.h"
 #include "comm/group/build.h"
 #include "comm/group/locality.h"
 #include "comm/hier/tune.h"
@@ -139,10 +140,20 @@ static ddp_status read_identities(ddp_roster *roster, void **blobs, const size_t
 	return DDP_OK;
 }
 
+static const char *algorithm_of(void *const *blobs, int rank)
+{
+	return ((const identity *)blobs[rank])->algorithm;
+}
+
+static bool same_algorithm(const void *blobs, int a, int b)
+{
+	return strcmp(algorithm_of(blobs, a), algorithm_of(blobs, b)) == 0;
+}
+
 /* Of all ranks alike, so that all come to the same end. */
 static ddp_status read_algorithms(ddp_roster *roster, void **blobs)
 {
-	identity *first = blobs[0];
+	char odd[DDP_OUTLIER_TEXT], usual[DDP_OUTLIER_TEXT];
 	ddp_wanted_list wanted = { .count = 0 };
 
 	for (int r = 0; r < roster->size; r++) {
@@ -150,10 +161,12 @@ static ddp_status read_algorithms(ddp_roster *roster, void **blobs)
 		other->algorithm[ALGORITHM_TEXT - 1] = '\0';
 		if (ddp_hier_want(other->algorithm, &wanted) != DDP_OK)
 			return ddp_fail_context(DDP_ERR_INVALID, "rank %d on %s", r, roster->peers[r].host);
-		if (strcmp(other->algorithm, first->algorithm) != 0)
-			return ddp_fail(DDP_ERR_MISMATCH, "DDP_ALGORITHM is \"%s\" on rank 0 on %s and \"%s\" on rank %d on "
-			                "%s: give all ranks the same environment", first->algorithm, roster->peers[0].host,
-			                other->algorithm, r, roster->peers[r].host);
+	}
+	const ddp_outlier o = ddp_outlier_find(roster->size, same_algorithm, blobs);
+	if (o.odd >= 0) {
+		ddp_outlier_names(&o, odd, usual);
+		return ddp_fail(DDP_ERR_MISMATCH, "DDP_ALGORITHM is \"%s\" on %s and \"%s\" on %s: give all ranks the same "
+		                "environment", algorithm_of(blobs, o.odd), odd, algorithm_of(blobs, o.usual), usual);
 	}
 	roster->wanted = wanted;
 	return DDP_OK;

@@ -1,8 +1,10 @@
 #include "comm/shm/node.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "comm/core/comm.h"
+#include "comm/core/outlier.h"
 #include "comm/shm/memory.h"
 #include "comm/wait/await.h"
 
@@ -95,18 +97,28 @@ static int missing_headers(ddp_comm *comm, const void *argument)
 	return ddp_node_lagging(comm, DDP_SLEEPS_FOR_HEADERS, comm->run.sequence);
 }
 
-static ddp_status differ(ddp_comm *comm, int i)
+static bool same_operation(const void *comm, int a, int b)
 {
-	const ddp_header *mine = header_slot(comm, comm->node.self), *other = header_slot(comm, i);
-	char texts[2][128];
+	return ddp_fingerprint_same(&header_slot(comm, a)->operation, &header_slot(comm, b)->operation);
+}
 
-	ddp_fingerprint_describe(&mine->operation, texts[0], sizeof(texts[0]));
-	ddp_fingerprint_describe(&other->operation, texts[1], sizeof(texts[1]));
-	return ddp_comm_break(comm, DDP_ERR_MISMATCH, comm->node.ranks[i],
-	                      "operation #%llu differs: %s issued %s, but %s issued %s%s",
-	                      (unsigned long long)comm->run.sequence, ddp_rank_text(comm, comm->rank),
-	                      texts[0], ddp_rank_text(comm, comm->node.ranks[i]), texts[1],
-	                      mine->operation.counts_hash != other->operation.counts_hash ? " (with other counts)" : "");
+/* Names the rank whose operation is not that of most of this node. */
+static ddp_status differ(ddp_comm *comm)
+{
+	const ddp_outlier o = ddp_outlier_find(comm->node.size, same_operation, comm);
+	const ddp_fingerprint *odd = &header_slot(comm, o.odd)->operation;
+	const ddp_fingerprint *usual = &header_slot(comm, o.usual)->operation;
+	char texts[2][128], others[64] = "";
+
+	ddp_fingerprint_describe(odd, texts[0], sizeof(texts[0]));
+	ddp_fingerprint_describe(usual, texts[1], sizeof(texts[1]));
+	if (o.usual_count > 1)
+		snprintf(others, sizeof(others), ", as did %d more of this node", o.usual_count - 1);
+	return ddp_comm_break(comm, DDP_ERR_MISMATCH, comm->node.ranks[o.odd],
+	                      "operation #%llu differs: %s issued %s, but %s issued %s%s%s",
+	                      (unsigned long long)comm->run.sequence, ddp_rank_text(comm, comm->node.ranks[o.odd]),
+	                      texts[0], ddp_rank_text(comm, comm->node.ranks[o.usual]), texts[1], others,
+	                      odd->counts_hash != usual->counts_hash ? " (with other counts)" : "");
 }
 
 static ddp_status compare_headers(ddp_comm *comm)
@@ -115,7 +127,7 @@ static ddp_status compare_headers(ddp_comm *comm)
 
 	for (int i = 0; i < comm->node.size; i++) {
 		if (!ddp_fingerprint_same(&mine->operation, &header_slot(comm, i)->operation))
-			return differ(comm, i);
+			return differ(comm);
 	}
 	return DDP_OK;
 }

@@ -1,0 +1,24 @@
+/*
+ * comm/core/outlier: who is wrong where ranks differ: the first rank without what most ranks have.
+ * If no more than half have the same, as with two ranks, rank 0 counts as right.
+ */
+#ifndef DDP_COMM_CORE_OUTLIER_H
+#define DDP_COMM_CORE_OUTLIER_H
+
+#include <stdbool.h>
+
+enum { DDP_OUTLIER_TEXT = 64 };
+
+typedef struct ddp_outlier {
+	int ranks;
+	int usual, usual_count; /* the first rank with what most have, and how many have it */
+	int odd, odd_count;     /* the first rank with something else, and how many have that; or -1 */
+} ddp_outlier;
+
+/* Of `ranks` whose values are known here: whether two ranks have the same. */
+ddp_outlier ddp_outlier_find(int ranks, bool (*same)(const void *values, int a, int b), const void *values);
+
+/* "rank 5" and "the 5 others", say. */
+void ddp_outlier_names(const ddp_outlier *o, char odd[DDP_OUTLIER_TEXT], char usual[DDP_OUTLIER_TEXT]);
+
+#endif
