@@ -129,8 +129,10 @@ static void release(ddp_context *context)
 ddp_status ddp_init(const ddp_options *given, ddp_context **context)
 {
 	ddp_options options;
-	ddp_status status = ddp_options_copy("ddp_options", given, &options, sizeof(options));
 
+	if (context == NULL)
+		return ddp_fail_null("ddp_init", "context");
+	ddp_status status = ddp_options_copy("ddp_options", given, &options, sizeof(options));
 	if (status != DDP_OK)
 		return status;
 	ddp_context *opened = calloc(1, sizeof(*opened));
@@ -164,12 +166,12 @@ ddp_status ddp_finalize(ddp_context *context)
 
 const ddp_job *ddp_get_job(const ddp_context *context)
 {
-	return &context->job;
+	return context != NULL ? &context->job : NULL;
 }
 
 ddp_comm *ddp_world(ddp_context *context)
 {
-	return context->world;
+	return context != NULL ? context->world : NULL;
 }
 
 ddp_status ddp_kernels_open(ddp_context *context, int version, int type, void *stream, dk_queue **queue)

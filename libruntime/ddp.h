@@ -25,6 +25,10 @@
  *    fields of later releases; but ddp_image_shape and ddp_bucket_hook stay as they are. What
  *    the library fills in has zeros there. Where the program fills a structure in they must be
  *    0, as all that is left out of { .field = value } is: else DDP_ERR_INVALID.
+ *  - NULL for what a function needs (a context, communicator, model, loader, request, path, a
+ *    place for a result) is DDP_ERR_INVALID where a status is returned; it does nothing in void
+ *    functions; others give NULL or 0 (ddp_comm_rank() -1, ddp_loss_scale() 1, ddp_schedule_rate()
+ *    NaN). What may be NULL is said: options (all their defaults), stats, what is freed.
  *  - Output pointers are written on success only, unless said otherwise.
  *  - Times are in the unit that the name ends in (_ms, _ns, _seconds); sizes
  *    are in bytes where the name says bytes, else in elements.

@@ -272,6 +272,7 @@ check_PROGRAMS += \
 	tests/unit/test_model_graph \
 	tests/unit/test_model_graph_cuda \
 	tests/unit/test_net_model \
+	tests/unit/test_null \
 	tests/unit/test_optim \
 	tests/unit/test_optimizers \
 	tests/unit/test_optimizers_cuda \

@@ -36,6 +36,11 @@ ddp_status ddp_fail(ddp_status status, const char *format, ...)
 	return status;
 }
 
+ddp_status ddp_fail_null(const char *function, const char *argument)
+{
+	return ddp_fail(DDP_ERR_INVALID, "%s(): %s is NULL", function, argument);
+}
+
 ddp_status ddp_fail_errno(ddp_status status, int error_number, const char *format, ...)
 {
 	char reason[128];

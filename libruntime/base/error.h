@@ -9,6 +9,9 @@
 ddp_status ddp_fail(ddp_status status, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
+/* DDP_ERR_INVALID: an argument that must not be NULL is. */
+ddp_status ddp_fail_null(const char *function, const char *argument);
+
 /* The same, with ": strerror(error_number)" behind the message. */
 ddp_status ddp_fail_errno(ddp_status status, int error_number, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));

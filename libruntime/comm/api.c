@@ -61,12 +61,12 @@ void ddp_comm_limit_ctas(ddp_comm *comm, int max_ctas)
 
 int ddp_comm_rank(const ddp_comm *comm)
 {
-	return comm->rank;
+	return comm != NULL ? comm->rank : -1;
 }
 
 int ddp_comm_size(const ddp_comm *comm)
 {
-	return comm->size;
+	return comm != NULL ? comm->size : 0;
 }
 
 int ddp_comm_nodes(const ddp_comm *comm)

@@ -174,7 +174,7 @@ ddp_status ddp_request_make(ddp_comm *comm, const ddp_collective *operation, boo
 	ddp_collective c;
 
 	if (detached && operation->on_complete == NULL)
-		return ddp_fail(DDP_ERR_INVALID, "ddp_issue(): without a request or on_complete nobody learns of the end");
+		return ddp_fail(DDP_ERR_INVALID, "ddp_issue(): request and on_complete are NULL: nobody would learn of the end");
 	ddp_status status = ddp_collective_complete(comm, operation, &c);
 	if (status != DDP_OK)
 		return status;

@@ -117,8 +117,10 @@ ddp_status ddp_idx_open(const char *images, const char *labels, ddp_image_shape 
 {
 	int64_t sizes[IDX_IMAGES];
 	uint64_t digest = 0;
+	if (images == NULL || labels == NULL || shape == NULL || dataset == NULL)
+		return ddp_fail_null("ddp_idx_open", images == NULL ? "images" : labels == NULL ? "labels" :
+		                     shape == NULL ? "shape" : "dataset");
 	struct idx *idx = malloc(sizeof(*idx));
-
 	if (idx == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "IDX file %s: no memory for a dataset of it", images);
 	*idx = (struct idx){ .images.fd = -1, .labels.fd = -1 };
@@ -193,6 +195,12 @@ ddp_status ddp_cifar10_open(const char *const *paths, int count, ddp_image_shape
 	ddp_status status = DDP_OK;
 	int64_t samples = 0;
 
+	if (paths == NULL || shape == NULL || dataset == NULL)
+		return ddp_fail_null("ddp_cifar10_open", paths == NULL ? "paths" : shape == NULL ? "shape" : "dataset");
+	for (int i = 0; i < count; i++) {
+		if (paths[i] == NULL)
+			return ddp_fail(DDP_ERR_INVALID, "ddp_cifar10_open(): paths[%d] is NULL", i);
+	}
 	if (count < 1 || count > CIFAR_FILES_MAX)
 		return ddp_fail(DDP_ERR_INVALID, "CIFAR-10: %d files, must be 1 to %d", count, CIFAR_FILES_MAX);
 	struct cifar *cifar = calloc(1, sizeof(*cifar) + (size_t)count * sizeof(cifar->parts[0]));

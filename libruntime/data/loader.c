@@ -202,6 +202,10 @@ static ddp_status start(ddp_loader *loader)
 
 ddp_status ddp_loader_next(ddp_loader *loader, ddp_batch *batch)
 {
+	if (loader == NULL)
+		return ddp_fail_null("ddp_loader_next", "loader");
+	if (batch == NULL)
+		return ddp_fail_null("ddp_loader_next", "batch");
 	if (loader->running == 0) {
 		ddp_status status = start(loader);
 		if (status != DDP_OK)
@@ -230,7 +234,7 @@ ddp_status ddp_loader_next(ddp_loader *loader, ddp_batch *batch)
 
 int64_t ddp_loader_batches_per_epoch(const ddp_loader *loader)
 {
-	return loader->batches;
+	return loader != NULL ? loader->batches : 0;
 }
 
 int ddp_loader_accumulate(const ddp_loader *loader)
@@ -263,7 +267,9 @@ ddp_status ddp_loader_set_accumulate(ddp_loader *loader, int accumulate)
 
 static ddp_status check_options(const ddp_dataset *dataset, const ddp_loader_options *options)
 {
-	if (dataset == NULL || dataset->read == NULL || dataset->size < 1 || dataset->sample_bytes < 1)
+	if (dataset == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "loader: the dataset is NULL");
+	if (dataset->read == NULL || dataset->size < 1 || dataset->sample_bytes < 1)
 		return ddp_fail(DDP_ERR_INVALID, "loader: the dataset has no samples or no read()");
 	const ddp_status status = ddp_reserved_check("the dataset", dataset);
 	if (status != DDP_OK)
@@ -401,8 +407,11 @@ ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
 {
 	ddp_loader *made = NULL;
 
-	ddp_status status = ddp_loader_make(context->job.rank, context->job.world_size, dataset,
-	                                    options, &made);
+	if (context == NULL)
+		return ddp_fail_null("ddp_loader_create", "context");
+	ddp_status status = loader == NULL
+		? ddp_fail_null("ddp_loader_create", "loader")
+		: ddp_loader_make(context->job.rank, context->job.world_size, dataset, options, &made);
 	status = agree(context->world, status, made);
 	if (status != DDP_OK) {
 		ddp_loader_free(made);

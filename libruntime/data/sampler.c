@@ -80,6 +80,8 @@ int64_t ddp_sampler_share(int64_t size, int world_size, int rank, ddp_tail tail)
 ddp_status ddp_sampler_create(int64_t size, int world_size, int rank, uint64_t seed,
                               bool shuffle, ddp_tail tail, ddp_sampler **sampler)
 {
+	if (sampler == NULL)
+		return ddp_fail_null("ddp_sampler_create", "sampler");
 	if (size < 1 || size > UINT32_MAX)
 		return ddp_fail(DDP_ERR_INVALID, "sampler: size is %lld, must be 1 .. 4294967295",
 		                (long long)size);
@@ -114,6 +116,8 @@ ddp_status ddp_sampler_create(int64_t size, int world_size, int rank, uint64_t s
 
 ddp_status ddp_sampler_set_epoch(ddp_sampler *sampler, int64_t epoch)
 {
+	if (sampler == NULL)
+		return ddp_fail_null("ddp_sampler_set_epoch", "sampler");
 	if (epoch < 0)
 		return ddp_fail(DDP_ERR_INVALID, "sampler: epoch %lld is negative", (long long)epoch);
 
@@ -136,8 +140,9 @@ ddp_status ddp_sampler_set_epoch(ddp_sampler *sampler, int64_t epoch)
 
 const int64_t *ddp_sampler_indices(const ddp_sampler *sampler, int64_t *count)
 {
-	*count = sampler->count;
-	return sampler->indices;
+	if (count != NULL)
+		*count = sampler != NULL ? sampler->count : 0;
+	return sampler != NULL ? sampler->indices : NULL;
 }
 
 void ddp_sampler_free(ddp_sampler *sampler)

@@ -280,6 +280,10 @@ ddp_status ddp_tokens_open(const char *path, ddp_token_format format, int length
 	struct tokens *tokens;
 	int64_t count = 0;
 
+	if (path == NULL)
+		return ddp_fail_null("ddp_tokens_open", "path");
+	if (dataset == NULL)
+		return ddp_fail_null("ddp_tokens_open", "dataset");
 	if (length < 1 || length > LENGTH_MAX)
 		return ddp_fail(DDP_ERR_INVALID, "token file %s: samples of %d tokens, must be 1 .. %d",
 		                path, length, LENGTH_MAX);

@@ -50,6 +50,9 @@ ddp_status ddp_transform_images(const ddp_image_shape *shape, const ddp_image_tr
                                 const void *samples, int64_t count, uint64_t first, float *images,
                                 int32_t *labels)
 {
+	if (shape == NULL || ((samples == NULL || images == NULL || labels == NULL) && count > 0))
+		return ddp_fail_null("ddp_transform_images", shape == NULL ? "shape" : samples == NULL ? "samples" :
+		                     images == NULL ? "images" : "labels");
 	const int64_t area = (int64_t)shape->height * shape->width, size = area * shape->channels;
 	float values[DDP_IMAGE_CHANNELS_MAX][256];
 	ddp_image_transform t = { 0 };

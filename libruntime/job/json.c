@@ -18,6 +18,10 @@ static const char *source_name(ddp_source source)
 
 ddp_status ddp_job_json(const ddp_job *job, char *text, size_t bytes)
 {
+	if (job == NULL)
+		return ddp_fail_null("ddp_job_json", "job");
+	if (text == NULL)
+		return ddp_fail_null("ddp_job_json", "text");
 	if (bytes == 0)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_job_json: no room for the text");
 	text[0] = '\0';

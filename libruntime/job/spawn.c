@@ -216,6 +216,8 @@ ddp_status ddp_spawn(int ranks, ddp_spawn_result *result)
 	struct family family = { .ranks = ranks, .result.failed_rank = -1 };
 	struct signals signals;
 
+	if (result == NULL)
+		return ddp_fail_null("ddp_spawn", "result");
 	if (ranks < 1 || ranks > DDP_SPAWN_MAX)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_spawn: %d ranks asked for; 1 to %d are possible",
 		                ranks, DDP_SPAWN_MAX);

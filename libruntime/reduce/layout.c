@@ -197,7 +197,9 @@ ddp_status ddp_layout_make(const ddp_param *params, int count, ddp_layout *layou
 {
 	ddp_layout made = { 0 };
 
-	if (params == NULL || count < 1)
+	if (params == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "a model's list of parameters is NULL");
+	if (count < 1)
 		return ddp_fail(DDP_ERR_INVALID, "a model needs at least one parameter, not %d", count);
 	made.slots = calloc((size_t)count, sizeof(*made.slots));
 	made.slot_of = calloc((size_t)count, sizeof(*made.slot_of));
@@ -301,7 +303,7 @@ ddp_status ddp_model_bytes(const ddp_param *params, int count, size_t *params_by
 	ddp_layout layout;
 
 	if (params_bytes == NULL || grads_bytes == NULL)
-		return ddp_fail(DDP_ERR_INVALID, "ddp_model_bytes() needs places for two numbers of bytes");
+		return ddp_fail(DDP_ERR_INVALID, "ddp_model_bytes(): a place for a number of bytes is NULL");
 	ddp_status status = ddp_layout_make(params, count, &layout);
 	if (status != DDP_OK)
 		return status;

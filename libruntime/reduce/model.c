@@ -208,7 +208,7 @@ ddp_status ddp_model_create(ddp_context *context, const ddp_param *params, int c
                             const ddp_model_options *options, ddp_model **model)
 {
 	if (context == NULL || model == NULL)
-		return ddp_fail(DDP_ERR_INVALID, "ddp_model_create() needs a context and a place for the model");
+		return ddp_fail(DDP_ERR_INVALID, "ddp_model_create(): the context, or the place for the model, is NULL");
 	ddp_model *made = calloc(1, sizeof(*made));
 	if (made == NULL) {
 		ddp_fail(DDP_ERR_NOMEM, "no memory for a model");
@@ -423,9 +423,11 @@ double ddp_loss_scale(const ddp_model *model)
 
 ddp_status ddp_set_user_state(ddp_model *model, const void *state, size_t bytes)
 {
-	if (model == NULL || (state == NULL && bytes > 0) || bytes > DDP_USER_STATE_MAX)
-		return ddp_fail(DDP_ERR_INVALID, "ddp_set_user_state() needs a model and at most %d bytes, "
-		                "not %zu", DDP_USER_STATE_MAX, bytes);
+	if (model == NULL || (state == NULL && bytes > 0))
+		return ddp_fail_null("ddp_set_user_state", model == NULL ? "model" : "state");
+	if (bytes > DDP_USER_STATE_MAX)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_set_user_state() takes at most %d bytes, not %zu",
+		                DDP_USER_STATE_MAX, bytes);
 	void *copy = malloc(bytes + 1);
 	if (copy == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for %zu bytes of the program's state", bytes);
@@ -439,8 +441,11 @@ ddp_status ddp_set_user_state(ddp_model *model, const void *state, size_t bytes)
 
 const void *ddp_get_user_state(const ddp_model *model, size_t *bytes)
 {
-	*bytes = model->user_bytes;
-	return model->user_bytes > 0 ? model->user_state : NULL;
+	const size_t held = model != NULL ? model->user_bytes : 0;
+
+	if (bytes != NULL)
+		*bytes = held;
+	return held > 0 ? model->user_state : NULL;
 }
 
 void ddp_model_attach(ddp_model *model, void *thing, void (*release)(void *thing))
@@ -517,7 +522,11 @@ void ddp_request_stop(ddp_model *model)
 
 void ddp_get_summary(const ddp_model *model, ddp_summary *summary)
 {
-	*summary = model->summary;
+	if (summary == NULL)
+		return;
+	*summary = model != NULL ? model->summary : (ddp_summary){ 0 };
+	if (model == NULL)
+		return;
 	summary->shard = model->strategy->shard;
 	summary->skipped = (int)model->scaler.skipped;
 	summary->units_per_second =

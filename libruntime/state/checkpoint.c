@@ -378,7 +378,9 @@ ddp_status ddp_checkpoint_load(ddp_model *model, ddp_loader *loader, const char 
 {
 	struct load load = { .path = path, .transfer = { .file = { .fd = -1 } } };
 
-	if (path == NULL || path[0] == '\0')
+	if (model == NULL || path == NULL || step == NULL)
+		return ddp_fail_null("ddp_checkpoint_load", model == NULL ? "model" : path == NULL ? "path" : "step");
+	if (path[0] == '\0')
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a file or directory to load is needed");
 	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
 	ddp_status status = load_all(model, loader, &load);

@@ -435,7 +435,9 @@ static void write_before(ddp_model *model)
 static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir, int keep,
                           ddp_status (*write)(void *save))
 {
-	if (dir == NULL || dir[0] == '\0' || keep < 0)
+	if (model == NULL || dir == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "checkpoint: the %s is NULL", model == NULL ? "model" : "directory");
+	if (dir[0] == '\0' || keep < 0)
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a directory and keep >= 0 are needed");
 	ddp_context *context = ddp_model_context(model);
 	struct save save = {

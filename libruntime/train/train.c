@@ -87,7 +87,7 @@ static ddp_status check_arguments(const training *loop)
 	const ddp_train_options *options = loop->options;
 
 	if (loop->loader == NULL || loop->compute == NULL)
-		return ddp_fail(DDP_ERR_INVALID, "ddp_train() needs a loader and a callback");
+		return ddp_fail(DDP_ERR_INVALID, "ddp_train(): the %s is NULL", loop->loader == NULL ? "loader" : "callback");
 	if (options->steps <= 0)
 		return ddp_fail(DDP_ERR_INVALID, "training option steps is %lld; it must be above 0",
 		                (long long)options->steps);

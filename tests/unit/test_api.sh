@@ -39,6 +39,8 @@ declared=$(grep -c '^DDP_API ' "$header")
 found=$(wc -l <"$work/functions")
 nothing "$([ "$found" -gt 0 ] && [ "$found" -eq "$declared" ] || echo "$found of $declared")" "functions are found in ddp.h"
 nothing "$(without_words <"$work/functions")" "each is told of"
+nothing "$(while read -r function; do grep -q "$function(" "$tests/test_null.c" || echo "$function"; done <"$work/functions")" \
+	"each is tried with NULL by test_null"
 if [ -f $library ]; then
 	nm -D --defined-only $library | sed -n 's/.* T \(ddp_[a-z0-9_]*\)$/\1/p' >"$work/exported"
 	nothing "$(without_words <"$work/exported")" "so is what libddp.so exports"
