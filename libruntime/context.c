@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "base/path.h"
 #include "base/text.h"
 #include "device/device.h"
 #include "device/kernel_queue.h"
@@ -135,6 +136,7 @@ ddp_status ddp_init(const ddp_options *given, ddp_context **context)
 	ddp_status status = ddp_options_copy("ddp_options", given, &options, sizeof(options));
 	if (status != DDP_OK)
 		return status;
+	ddp_path_keep_standard_descriptors();
 	ddp_context *opened = calloc(1, sizeof(*opened));
 	if (opened == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "ddp_init: no memory for a context");

@@ -166,7 +166,21 @@ typedef struct ddp_spawn_result {
  */
 DDP_API ddp_status ddp_spawn(int ranks, ddp_spawn_result *result);
 
-/* ---- context ------------------------------------------------------------- */
+/* ---- context -------------------------------------------------------------
+ *
+ * Files and folders. Each one that a run writes (checkpoints, metrics, traces) follows the same
+ * rules:
+ * - Its folder is made if need be, with those above it.
+ * - A relative name counts from the folder in which the process is when it gives the name.
+ * - A run that begins with step 1 keeps what an earlier run left: metrics as PATH.1, PATH.2, ...,
+ *   traces as rank-N.json.1, ..., checkpoints of later steps as step-N.safetensors.aside.
+ *   A run that is resumed goes on: it appends to metrics and traces, and saves beside the
+ *   checkpoints before.
+ * - What cannot be written to is DDP_ERR_IO at once: a pipe without a reader, a socket, a folder.
+ *   No write waits for a reader, and none raises SIGPIPE or SIGXFSZ in the program.
+ * Where the process has closed descriptors 0, 1 or 2, ddp_init() and ddp_spawn() open /dev/null
+ * there. Numbers are written and read with a point, whatever setlocale() was called.
+ */
 
 typedef struct ddp_context ddp_context;
 typedef struct ddp_comm ddp_comm;
@@ -176,9 +190,8 @@ typedef struct ddp_options {
 	int timeout_ms;           /* for wire-up and each collective; 0: DDP_TIMEOUT
 	                             (seconds) of the environment, else 300000 */
 	const char *wireup;       /* "pmix", "tcp" or NULL: the best there is */
-	const char *metrics_path; /* JSON lines, written by rank 0; NULL: none. A run that begins with
-	                           * step 1 renames what is there to PATH.1 and so on; a resumed
-	                           * one appends: of a step told twice, the later line counts */
+	const char *metrics_path; /* JSON lines, written by rank 0; NULL: none. Of a step told twice,
+	                           * by a resumed run, the later line counts */
 	const char *trace_dir;    /* one Chrome trace per rank; NULL: DDP_TRACE_DIR
 	                             of the environment, else none */
 	const char *device;       /* of DDP_MEMORY_DEVICE: "cuda", "cuda:1" (without an index

@@ -77,7 +77,7 @@ gpu_scripts += $(top_srcdir)/tests/gpu/netplugin.sh
 endif
 if HAVE_CUDA
 noinst_PROGRAMS += tests/gpu/nccl_sums
-tests_gpu_nccl_sums_SOURCES = tests/gpu/nccl_sums.c libruntime/base/error.c libruntime/comm/nccl/load.c
+tests_gpu_nccl_sums_SOURCES = tests/gpu/nccl_sums.c libruntime/base/error.c libruntime/base/number.c libruntime/comm/nccl/load.c
 tests_gpu_nccl_sums_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
 tests_gpu_nccl_sums_LDADD = $(CUDA_LIBS)
 endif
@@ -229,6 +229,7 @@ check_PROGRAMS += \
 	tests/ranks/test_optimizers \
 	tests/ranks/test_pages \
 	tests/ranks/test_participants \
+	tests/ranks/test_paths \
 	tests/ranks/test_powersgd \
 	tests/ranks/test_replan \
 	tests/ranks/test_rows \

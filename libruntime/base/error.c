@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/number.h"
+
 enum { MESSAGE_MAX = 1024 };
 
 static _Thread_local char last_error[MESSAGE_MAX];
@@ -18,7 +20,7 @@ static void set_message(const char *format, va_list arguments, const char *suffi
 	/* Built aside, since an argument may point into last_error. */
 	char message[MESSAGE_MAX];
 
-	vsnprintf(message, sizeof(message), format, arguments);
+	ddp_format_list(message, sizeof(message), format, arguments);
 	snprintf(last_error, sizeof(last_error), "%s", message);
 	if (suffix != NULL) {
 		size_t used = strlen(last_error);

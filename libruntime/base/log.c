@@ -5,6 +5,9 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+#include "base/number.h"
+#include "base/signals.h"
+
 static struct {
 	pthread_mutex_t lock;
 	ddp_log_fn fn;
@@ -29,7 +32,7 @@ void ddp_log(ddp_log_level level, const char *format, ...)
 	if ((int)level > atomic_load(&sink.level))
 		return;
 	va_start(arguments, format);
-	vsnprintf(message, sizeof(message), format, arguments);
+	ddp_format_list(message, sizeof(message), format, arguments);
 	va_end(arguments);
 
 	pthread_mutex_lock(&sink.lock);
@@ -44,5 +47,10 @@ void ddp_log_stderr(void *user, ddp_log_level level, const char *message)
 {
 	(void)user;
 	(void)level;
+	ddp_held_signals held;
+
+	/* Where nobody reads stderr, the program is not to die of a message. */
+	ddp_signals_hold(&held);
 	fprintf(stderr, "ddp: %s\n", message);
+	ddp_signals_release(&held);
 }

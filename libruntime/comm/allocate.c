@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/pages.h"
+#include "base/signals.h"
 #include "comm/agree.h"
 #include "comm/core/comm.h"
 #include "comm/request.h"
@@ -27,11 +28,16 @@ typedef struct offer {
    not a SIGBUS at first use, and fills the page tables. */
 static ddp_status populate(const ddp_allocation *a, int fd, size_t part)
 {
-	int error = fallocate(fd, 0, (off_t)(part * a->stride), (off_t)a->stride) == 0 ? 0 : errno;
+	ddp_held_signals held;
 
+	ddp_signals_hold(&held);
+	int error = fallocate(fd, 0, (off_t)(part * a->stride), (off_t)a->stride) == 0 ? 0 : errno;
+	ddp_signals_release(&held);
 	if (error != 0 && error != EOPNOTSUPP)
-		return ddp_fail_errno(error == ENOSPC || error == ENOMEM ? DDP_ERR_NOMEM : DDP_ERR_IO, error,
-		                      "cannot reserve %zu bytes of shared memory", a->bytes);
+		return ddp_fail_errno(error == ENOSPC || error == ENOMEM || error == EFBIG ? DDP_ERR_NOMEM
+		                                                                          : DDP_ERR_IO,
+		                      error, "cannot reserve %zu bytes of shared memory%s", a->bytes,
+		                      ddp_segment_remedy(error));
 #ifdef MADV_POPULATE_WRITE
 	/* An optimisation; kernels before 5.14 do not know it. */
 	(void)madvise(a->own, a->stride, MADV_POPULATE_WRITE);

@@ -19,6 +19,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/path.h"
 
 static const uint64_t term_to_kill_ns = 5000000000u;
 
@@ -224,6 +225,7 @@ ddp_status ddp_spawn(int ranks, ddp_spawn_result *result)
 	if (self.rank >= 0)
 		return ddp_fail(DDP_ERR_STATE, "ddp_spawn: this process is rank %d of an earlier "
 		                "ddp_spawn()", self.rank);
+	ddp_path_keep_standard_descriptors();
 	ddp_status status = open_rendezvous(&spawned);
 	if (status != DDP_OK)
 		return status;

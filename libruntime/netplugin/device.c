@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/number.h"
 #include "comm/net/ucx_log.h"
 #include "netplugin/abi.h"
 #include "netplugin/control.h"
@@ -97,8 +98,8 @@ static void ask_rdma(net_device *d, const char *folder)
 	    sscanf(line, "%4x:%4x:%4x:%4x", &part[0], &part[1], &part[2], &part[3]) == 4)
 		d->guid = (uint64_t)part[0] << 48 | (uint64_t)part[1] << 32 | (uint64_t)part[2] << 16 | part[3];
 	snprintf(path, sizeof(path), "%s/ports/%d/rate", folder, d->port);
-	if (read_line(path, line, sizeof(line)) && atof(line) > 0)
-		d->speed_mbps = (int)(atof(line) * 1000);
+	if (read_line(path, line, sizeof(line)) && ddp_read_number(line, NULL) > 0)
+		d->speed_mbps = (int)(ddp_read_number(line, NULL) * 1000);
 }
 
 static void ask_system(net_device *d, int index)

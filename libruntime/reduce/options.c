@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/number.h"
 #include "base/options.h"
 #include "optim/scaler.h"
 
@@ -35,13 +36,12 @@ static double or_zero(double value, double otherwise)
 static ddp_status environment_bucket_mb(double *bucket_mb)
 {
 	const char *text = getenv("DDP_BUCKET_MB");
-	char *end;
+	double value;
 
 	*bucket_mb = 0;
 	if (text == NULL || text[0] == '\0')
 		return DDP_OK;
-	double value = strtod(text, &end);
-	if (*end != '\0' || !(value > 0 && value <= BUCKET_MB_MAX))
+	if (!ddp_parse_number(text, &value) || !(value > 0 && value <= BUCKET_MB_MAX))
 		return ddp_fail(DDP_ERR_INVALID,
 		                "DDP_BUCKET_MB is \"%.32s\"; it must be a number of MiB above 0", text);
 	*bucket_mb = value;

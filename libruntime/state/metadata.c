@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "base/number.h"
 
 static const char digest_key[] = "ddp.loader.digest";
 
@@ -35,7 +36,7 @@ static void add_hyper(ddp_metadata *metadata, ddp_hyper hyper, double value)
 	char *text = metadata->numbers[metadata->count];
 
 	hyper_key(hyper, key);
-	snprintf(text, DDP_METADATA_NUMBER_MAX, "%.17g", value);
+	ddp_format(text, DDP_METADATA_NUMBER_MAX, "%.17g", value);
 	add_text(metadata, key, text);
 }
 
@@ -91,7 +92,7 @@ static ddp_status get_number(const ddp_safetensors *file, const char *key, int64
 
 static ddp_status read_hypers(const ddp_safetensors *file, ddp_position *position)
 {
-	char key[DDP_METADATA_KEY_MAX], *end;
+	char key[DDP_METADATA_KEY_MAX];
 	const char *text;
 
 	hyper_key(DDP_HYPER_OPTIMIZER, key);
@@ -102,8 +103,7 @@ static ddp_status read_hypers(const ddp_safetensors *file, ddp_position *positio
 		position->hypers[h] = NAN;
 		if (text == NULL) /* it was saved by a release that did not have it */
 			continue;
-		position->hypers[h] = strtod(text, &end);
-		if (end == text || *end != '\0' || !isfinite(position->hypers[h]))
+		if (!ddp_parse_number(text, &position->hypers[h]))
 			return no_number(file, key, text);
 	}
 	return DDP_OK;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/signals.h"
 #include "base/crc32c.h"
 #include "state/safetensors.h"
 
@@ -117,9 +118,7 @@ static ddp_status write_fully(const char *path, int fd, const void *data, size_t
 	size_t done = 0;
 
 	while (done < bytes) {
-		ssize_t wrote = write(fd, (const char *)data + done, bytes - done);
-		if (wrote < 0 && errno == EINTR)
-			continue;
+		ssize_t wrote = ddp_write(fd, (const char *)data + done, bytes - done);
 		if (wrote < 0)
 			return ddp_fail_errno(DDP_ERR_IO, errno, "cannot write %s", path);
 		done += (size_t)wrote;

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/path.h"
 #include "base/thread.h"
 #include "context.h"
 #include "data/loader.h"
@@ -92,6 +93,7 @@ static ddp_status own_directory(ddp_model *model, const char *dir)
 
 struct save {
 	const char *dir;
+	char *absolute; /* rank 0: the same, from the root */
 	int keep;
 	bool alone; /* the world is broken */
 	bool owns;
@@ -163,11 +165,24 @@ static ddp_status check_finite(const ddp_tensors *tensors)
 	return DDP_OK;
 }
 
+/* The program may chdir() before another thread has written. */
+static ddp_status resolve_directory(struct save *save)
+{
+	ddp_status status = ddp_path_absolute("checkpoint directory", save->dir, &save->absolute);
+
+	if (status == DDP_OK)
+		save->dir = save->absolute;
+	return status;
+}
+
 /* Becomes the directory's owner, and lists what is there, and what is to be written. */
 static ddp_status collect(struct save *save)
 {
 	dk_set_threads(save->threads);
-	ddp_status status = own_directory(save->model, save->dir);
+	ddp_status status = resolve_directory(save);
+	if (status != DDP_OK)
+		return status;
+	status = own_directory(save->model, save->dir);
 	save->owns = status == DDP_OK;
 	/* It may be rank 0 that owns it, and lives; what is saved comes first then. But another
 	   model's files are no checkpoints of this one. */
@@ -239,6 +254,7 @@ static void free_save(struct save *save)
 	ddp_users_free(&save->users);
 	ddp_tensors_free(&save->tensors);
 	free(save->later.steps);
+	free(save->absolute);
 }
 
 static ddp_status not_saved(ddp_status status, int64_t step)
@@ -343,6 +359,7 @@ static ddp_status start_beside(struct save *save)
 	save->users = (ddp_users){ 0 };
 	save->tensors = (ddp_tensors){ 0 };
 	save->later = (ddp_later){ 0 };
+	save->absolute = NULL;
 	return DDP_OK;
 }
 
@@ -406,9 +423,11 @@ ddp_status ddp_save_end(ddp_model *model)
 
 static ddp_status prepare_directory(void *argument)
 {
-	const struct save *save = argument;
+	struct save *save = argument;
+	ddp_status status = resolve_directory(save);
 
-	ddp_status status = ddp_store_prepare(save->dir);
+	if (status == DDP_OK)
+		status = ddp_store_prepare(save->dir);
 	return status == DDP_OK ? own_directory(save->model, save->dir) : status;
 }
 
@@ -421,7 +440,9 @@ ddp_status ddp_checkpoint_prepare(ddp_model *model, const char *dir)
 	ddp_status status = ddp_save_end(model);
 	if (status != DDP_OK)
 		return status;
-	return ddp_leader_run(context->world, context->timeout_ms, prepare_directory, &save, NULL, 0);
+	status = ddp_leader_run(context->world, context->timeout_ms, prepare_directory, &save, NULL, 0);
+	free_save(&save);
+	return status;
 }
 
 /* What another thread still writes, of a rank that is alone now. */

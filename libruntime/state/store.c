@@ -16,6 +16,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/path.h"
+#include "base/signals.h"
 
 enum { ASIDE_MAX = 1000 };
 
@@ -120,28 +122,9 @@ failed:
 
 /* ---- writing ------------------------------------------------------------------ */
 
-/* Makes `dir` and its parents. */
 static ddp_status make_directory(const char *dir)
 {
-	struct stat about;
-	char *path = strdup(dir);
-
-	if (path == NULL)
-		return fail_path(dir);
-	for (char *at = path + 1; *at != '\0'; at++) {
-		if (*at != '/')
-			continue;
-		*at = '\0';
-		mkdir(path, 0777); /* a failure shows in the last one */
-		*at = '/';
-	}
-	int failed = mkdir(path, 0777) != 0 ? errno : 0;
-	free(path);
-	if (failed != 0 && failed != EEXIST)
-		return ddp_fail_errno(DDP_ERR_IO, failed, "cannot make checkpoint directory %s", dir);
-	if (stat(dir, &about) == 0 && !S_ISDIR(about.st_mode))
-		return ddp_fail(DDP_ERR_IO, "checkpoint directory %s is a file", dir);
-	return DDP_OK;
+	return ddp_path_make_folder("checkpoint directory", dir);
 }
 
 static ddp_status sync_directory(const char *dir)
@@ -369,7 +352,7 @@ static ddp_status lock_file(const char *dir, int fd, const char *who, bool *lock
 		ddp_log(DDP_LOG_WARN, "cannot lock checkpoint directory %s (%s): see to it that only one "
 		        "run writes to it", dir, strerror(errno));
 	/* For messages only. */
-	if (*locked && (ftruncate(fd, 0) != 0 || pwrite(fd, who, strlen(who), 0) < 0))
+	if (*locked && (ftruncate(fd, 0) != 0 || ddp_write(fd, who, strlen(who)) < 0))
 		ddp_log(DDP_LOG_DEBUG, "%s/.lock: %s", dir, strerror(errno));
 	return DDP_OK;
 }
@@ -396,7 +379,7 @@ static ddp_status open_lock(const char *dir, const char *path, const char *who, 
 	struct stat about;
 	bool locked;
 
-	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
 	if (fd < 0)
 		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot create %s", path);
 	ddp_store_lock *made = calloc(1, sizeof(*made));

@@ -6,11 +6,13 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "base/path.h"
 #include "data/loader.h"
 #include "reduce/model_state.h"
 #include "state/save.h"
@@ -262,6 +264,7 @@ ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
 {
 	ddp_train_options options;
 	training loop = { .model = model, .loader = loader, .compute = compute, .options = &options };
+	char *dir = NULL;
 	int64_t step;
 
 	ddp_status status = ddp_model_check(model);
@@ -275,6 +278,10 @@ ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
 		status = set_handler(&loop);
 	if (status != DDP_OK)
 		return status;
+	/* Callbacks may chdir(). Where this fails, saving says so to all ranks. */
+	if (options.checkpoint_dir != NULL &&
+	    ddp_path_absolute("checkpoint directory", options.checkpoint_dir, &dir) == DDP_OK)
+		options.checkpoint_dir = dir;
 	/* A checkpoint that fails, fails on all ranks, and leaves the model good. */
 	if (options.resume)
 		status = ddp_checkpoint_load(model, loader, options.checkpoint_dir, &step);
@@ -285,6 +292,7 @@ ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
 		status = run_steps(&loop);
 	}
 	restore_handler(&loop);
+	free(dir);
 	if (status == DDP_OK && summary != NULL) {
 		ddp_get_summary(model, summary);
 		summary->stopped = loop.stops && model->steps < options.steps;

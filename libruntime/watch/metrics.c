@@ -13,18 +13,27 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/path.h"
+#include "base/signals.h"
 
 enum { LINE_BYTES_MAX = 2048 };
 
 struct ddp_metrics {
-	int fd;     /* -1 after a failure */
-	bool begun; /* this run has written a line */
-	char *path;
+	int fd;       /* -1 after a failure */
+	bool begun;   /* this run has written a line */
+	bool skipped; /* a line was left out, and that was told */
+	char *path;   /* from the root */
 };
 
-static int open_file(const char *path)
+static ddp_status open_file(const char *path, int *fd)
 {
-	return open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+	return ddp_path_open_to_write("the metrics file", path, O_WRONLY | O_CREAT | O_APPEND, fd);
+}
+
+static void metrics_free(ddp_metrics *metrics)
+{
+	free(metrics->path);
+	free(metrics);
 }
 
 ddp_status ddp_metrics_open(const char *path, ddp_metrics **metrics)
@@ -33,17 +42,14 @@ ddp_status ddp_metrics_open(const char *path, ddp_metrics **metrics)
 
 	if (made == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for the metrics");
-	made->path = strdup(path);
-	if (made->path == NULL) {
-		free(made);
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for the metrics' name");
-	}
-	made->fd = open_file(path);
-	if (made->fd < 0) {
-		ddp_status status = ddp_fail_errno(DDP_ERR_IO, errno, "cannot open the metrics file \"%s\"",
-		                                   path);
-		free(made->path);
-		free(made);
+	made->fd = -1;
+	ddp_status status = ddp_path_absolute("metrics file", path, &made->path);
+	if (status == DDP_OK)
+		status = ddp_path_make_parent("the folder of metrics file", made->path);
+	if (status == DDP_OK)
+		status = open_file(made->path, &made->fd);
+	if (status != DDP_OK) {
+		metrics_free(made);
 		return status;
 	}
 	*metrics = made;
@@ -57,8 +63,7 @@ void ddp_metrics_close(ddp_metrics *metrics)
 	if (metrics->fd >= 0 && close(metrics->fd) != 0)
 		ddp_log(DDP_LOG_WARN, "closing the metrics file \"%s\": %s", metrics->path,
 		        strerror(errno));
-	free(metrics->path);
-	free(metrics);
+	metrics_free(metrics);
 }
 
 /* JSON knows neither infinity nor NaN. */
@@ -90,7 +95,7 @@ static json_t *step_object(const ddp_step_stats *stats)
 	                 "optimizer_seconds", stats->optimizer_seconds);
 }
 
-/* Renames the file to the first free name of PATH.1, PATH.2, ...; false with errno */
+/* Renames the file to the first free name of PATH.1, PATH.2, ...; false with errno. */
 static bool rename_to_free_name(const char *path)
 {
 	struct stat found;
@@ -128,9 +133,13 @@ static void set_earlier_run_aside(ddp_metrics *metrics)
 		ddp_log(DDP_LOG_INFO, "metrics of this run follow what is in \"%s\": a link keeps its file", metrics->path);
 		return;
 	}
-	if (!rename_to_free_name(metrics->path) || (fd = open_file(metrics->path)) < 0) {
-		ddp_log(DDP_LOG_WARN, "metrics of this run follow an earlier run's in \"%s\": "
-		        "no new file could be made (%s)", metrics->path, strerror(errno));
+	if (!rename_to_free_name(metrics->path)) {
+		ddp_log(DDP_LOG_WARN, "metrics of this run follow an earlier run's in \"%s\": that cannot be "
+		        "renamed (%s)", metrics->path, strerror(errno));
+		return;
+	}
+	if (open_file(metrics->path, &fd) != DDP_OK) {
+		ddp_log(DDP_LOG_WARN, "metrics of this run follow an earlier run's: %s", ddp_last_error());
 		return;
 	}
 	close(metrics->fd);
@@ -158,12 +167,16 @@ void ddp_metrics_step(ddp_metrics *metrics, const ddp_step_stats *stats)
 		return;
 	line[bytes++] = '\n';
 
-	ssize_t written;
-	do
-		written = write(metrics->fd, line, bytes);
-	while (written < 0 && errno == EINTR);
+	const ssize_t written = ddp_write(metrics->fd, line, bytes);
 	if (written == (ssize_t)bytes)
 		return;
+	if (written < 0 && errno == EAGAIN) {
+		if (!metrics->skipped)
+			ddp_log(DDP_LOG_WARN, "metrics: step %lld and others are left out, since \"%s\" is full and "
+			        "its reader does not read", (long long)stats->step, metrics->path);
+		metrics->skipped = true;
+		return;
+	}
 	ddp_log(DDP_LOG_WARN, "metrics end at step %lld: cannot write to \"%s\": %s",
 	        (long long)stats->step, metrics->path,
 	        written < 0 ? strerror(errno) : "no space for a whole line");

@@ -1,8 +1,8 @@
 #include "watch/trace.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +13,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/path.h"
+#include "base/signals.h"
 
 enum {
 	BUFFER_BYTES = 64 * 1024,
@@ -33,7 +35,13 @@ static const int64_t FILE_BYTES_MAX = (int64_t)1 << 30;
 struct ddp_trace {
 	int fd; /* -1 after a failure: events are dropped from then on */
 	int rank;
-	char *path;
+	int world_size;
+	bool first_of_node;
+	bool requeued;
+	int64_t step;           /* of the latest event */
+	bool settled;           /* what was in the file is set aside, or gone on with */
+	int aside;              /* the number under which it is set aside */
+	char *path;             /* from the root */
 	int64_t real_offset_ns; /* real-time clock minus monotonic clock */
 	int64_t file_bytes;
 	uint64_t flushed_ns;
@@ -43,26 +51,6 @@ struct ddp_trace {
 	size_t used;
 	char buffer[BUFFER_BYTES];
 };
-
-static ddp_status make_directories(const char *dir)
-{
-	char path[PATH_MAX];
-	size_t length = strlen(dir);
-
-	if (length == 0 || length >= sizeof(path))
-		return ddp_fail(DDP_ERR_INVALID, "the trace directory's name is empty or too long");
-	memcpy(path, dir, length + 1);
-	for (size_t i = 1; i <= length; i++) {
-		if (path[i] != '/' && path[i] != '\0')
-			continue;
-		path[i] = '\0';
-		if (mkdir(path, 0777) != 0 && errno != EEXIST)
-			return ddp_fail_errno(DDP_ERR_IO, errno, "cannot make the trace directory \"%s\"",
-			                      path);
-		path[i] = dir[i];
-	}
-	return DDP_OK;
-}
 
 /* Ends the trace, but never the training. */
 static void give_up(ddp_trace *trace, const char *reason)
@@ -74,18 +62,178 @@ static void give_up(ddp_trace *trace, const char *reason)
 	trace->used = 0;
 }
 
+/* ---- what an earlier run left ---- */
+
+/* The number N of "rank-R.json" (0) or "rank-R.json.N"; -1 if the name is another. */
+static int number_of(const char *name, int *rank)
+{
+	int number = 0, length = 0;
+
+	if (sscanf(name, "rank-%d.json%n", rank, &length) != 1 || length == 0)
+		return -1;
+	if (name[length] == '\0')
+		return 0;
+	int end = 0;
+	if (sscanf(name + length, ".%d%n", &number, &end) != 1 || name[length + end] != '\0' || number < 1)
+		return -1;
+	return number;
+}
+
+/* DIR of DIR/rank-N.json, open to be read; NULL if it cannot be, which is a warning. */
+static DIR *open_folder(const ddp_trace *trace)
+{
+	char *folder = strndup(trace->path, (size_t)(strrchr(trace->path, '/') - trace->path));
+	DIR *stream = folder != NULL ? opendir(folder) : NULL;
+
+	if (stream == NULL)
+		ddp_log(DDP_LOG_WARN, "rank %d: traces of earlier runs stay beside \"%s\": %s", trace->rank,
+		        trace->path, strerror(errno));
+	free(folder);
+	return stream;
+}
+
+/* All ranks look before the first one renames, so they find the same. */
+static int free_number(const ddp_trace *trace)
+{
+	const struct dirent *entry;
+	int largest = 0, rank;
+	DIR *stream = open_folder(trace);
+
+	while (stream != NULL && (entry = readdir(stream)) != NULL) {
+		const int number = number_of(entry->d_name, &rank);
+		largest = number > largest ? number : largest;
+	}
+	if (stream != NULL)
+		closedir(stream);
+	return largest + 1;
+}
+
+/* Several nodes' first ranks may try this for the same file. */
+static void rename_aside(const ddp_trace *trace, int folder, int rank)
+{
+	char from[32], to[48];
+
+	snprintf(from, sizeof(from), "rank-%d.json", rank);
+	snprintf(to, sizeof(to), "%s.%d", from, trace->aside);
+	if (renameat(folder, from, folder, to) != 0 && errno != ENOENT)
+		ddp_log(DDP_LOG_WARN, "rank %d: the trace of an earlier run cannot be renamed to %s: %s",
+		        trace->rank, to, strerror(errno));
+}
+
+/* Of ranks that this run has not. */
+static void set_others_aside(const ddp_trace *trace)
+{
+	const struct dirent *entry;
+	int rank;
+	DIR *stream = open_folder(trace);
+
+	while (stream != NULL && (entry = readdir(stream)) != NULL)
+		if (number_of(entry->d_name, &rank) == 0 && rank >= trace->world_size)
+			rename_aside(trace, dirfd(stream), rank);
+	if (stream != NULL)
+		closedir(stream);
+}
+
+static ddp_status open_file(const char *path, int flags, int *fd)
+{
+	struct stat found;
+	ddp_status status = ddp_path_open_to_write("the trace", path, flags, fd);
+
+	if (status != DDP_OK)
+		return status;
+	if (fstat(*fd, &found) == 0 && S_ISREG(found.st_mode))
+		return DDP_OK;
+	close(*fd);
+	return ddp_fail(DDP_ERR_IO, "cannot write the trace %s: it is no file", path);
+}
+
+static void set_aside(ddp_trace *trace)
+{
+	DIR *stream = open_folder(trace);
+	int fd;
+
+	if (stream == NULL)
+		return;
+	rename_aside(trace, dirfd(stream), trace->rank);
+	closedir(stream);
+	if (open_file(trace->path, O_RDWR | O_CREAT | O_TRUNC, &fd) != DDP_OK) {
+		give_up(trace, ddp_last_error());
+		return;
+	}
+	close(trace->fd);
+	trace->fd = fd;
+}
+
+/* Where the last whole event ends: each has a line. 0: there is none. */
+static int64_t end_of_events(int fd, int64_t bytes)
+{
+	char tail[2 * EVENT_BYTES_MAX];
+	const int64_t first = bytes > (int64_t)sizeof(tail) ? bytes - (int64_t)sizeof(tail) : 0;
+	const ssize_t got = pread(fd, tail, sizeof(tail), first);
+
+	for (ssize_t at = got - 1; at > 0; at--) {
+		/* A whole event has a comma, or the file's end, behind it. */
+		const bool ends = at + 1 == got || tail[at + 1] == ',' || tail[at + 1] == '\n';
+		if (tail[at] == '}' && ends)
+			return first + at + 1;
+	}
+	return 0;
+}
+
+static void go_on(ddp_trace *trace, int64_t bytes)
+{
+	const int64_t end = end_of_events(trace->fd, bytes);
+	const int error = ddp_set_file_size(trace->fd, end);
+
+	if (error != 0 || lseek(trace->fd, end, SEEK_SET) < 0) {
+		give_up(trace, strerror(error != 0 ? error : errno));
+		return;
+	}
+	trace->file_bytes = end;
+	/* The buffer began as if the file were empty. */
+	if (end > 0 && trace->used >= 2)
+		memcpy(trace->buffer, ",\n", 2);
+}
+
+static void settle(ddp_trace *trace, bool goes_on)
+{
+	struct stat found;
+
+	if (trace->settled)
+		return;
+	trace->settled = true;
+	if (trace->fd < 0 || fstat(trace->fd, &found) != 0)
+		return;
+	if (!goes_on && trace->first_of_node)
+		set_others_aside(trace);
+	if (found.st_size == 0)
+		return;
+	if (goes_on)
+		go_on(trace, found.st_size);
+	else
+		set_aside(trace);
+}
+
+void ddp_trace_begin(ddp_trace *trace, int64_t step)
+{
+	settle(trace, step > 1);
+}
+
+/* ---- events ---- */
+
 static void write_buffer(ddp_trace *trace)
 {
 	size_t done = 0;
 
+	/* There is no step that has ended, so what the events say counts. */
+	settle(trace, trace->requeued || trace->step > 1);
+
 	while (trace->fd >= 0 && done < trace->used) {
-		ssize_t n = write(trace->fd, trace->buffer + done, trace->used - done);
+		ssize_t n = ddp_write(trace->fd, trace->buffer + done, trace->used - done);
 		if (n >= 0) {
 			done += (size_t)n;
 			continue;
 		}
-		if (errno == EINTR)
-			continue;
 		const char *reason = strerror(errno);
 		/* Back to the last whole event; if that fails too, so be it. */
 		if (ftruncate(trace->fd, trace->file_bytes) != 0)
@@ -138,27 +286,45 @@ static void add_range(ddp_trace *trace, const char *name, int row, json_t *argum
 	                           "dur", duration_us, "args", arguments));
 }
 
+static void trace_free(ddp_trace *trace)
+{
+	free(trace->path);
+	free(trace);
+}
+
+static ddp_status open_trace(ddp_trace *trace, const char *dir)
+{
+	char *folder = NULL;
+	ddp_status status = ddp_path_absolute("trace folder", dir, &folder);
+
+	if (status == DDP_OK)
+		status = ddp_path_make_folder("the trace folder", folder);
+	if (status == DDP_OK && asprintf(&trace->path, "%s/rank-%d.json", folder, trace->rank) < 0) {
+		trace->path = NULL;
+		status = ddp_fail(DDP_ERR_NOMEM, "no memory for a trace's name");
+	}
+	free(folder);
+	if (status != DDP_OK)
+		return status;
+	trace->aside = free_number(trace);
+	return open_file(trace->path, O_RDWR | O_CREAT, &trace->fd);
+}
+
 ddp_status ddp_trace_open(const char *dir, const ddp_job *job, ddp_trace **trace)
 {
 	struct timespec real;
 	char title[64];
 
-	ddp_status status = make_directories(dir);
-	if (status != DDP_OK)
-		return status;
 	ddp_trace *made = calloc(1, sizeof(*made));
 	if (made == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a trace");
 	made->rank = job->rank;
-	if (asprintf(&made->path, "%s/rank-%d.json", dir, job->rank) < 0) {
-		free(made);
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for a trace's name");
-	}
-	made->fd = open(made->path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-	if (made->fd < 0) {
-		status = ddp_fail_errno(DDP_ERR_IO, errno, "cannot make the trace \"%s\"", made->path);
-		free(made->path);
-		free(made);
+	made->world_size = job->world_size;
+	made->first_of_node = job->local_rank == 0;
+	made->requeued = job->restart_count > 0;
+	ddp_status status = open_trace(made, dir);
+	if (status != DDP_OK) {
+		trace_free(made);
 		return status;
 	}
 	clock_gettime(CLOCK_REALTIME, &real);
@@ -167,7 +333,9 @@ ddp_status ddp_trace_open(const char *dir, const ddp_job *job, ddp_trace **trace
 	                       (int64_t)made->flushed_ns;
 
 	snprintf(title, sizeof(title), "rank %d on %.40s", job->rank, job->hostname);
-	name_row(made, "process_name", 0, title);
+	add_event(made, json_pack("{s:s, s:s, s:i, s:i, s:{s:s, s:i, s:I}}", "name", "process_name", "ph", "M",
+	                          "pid", made->rank, "tid", 0, "args", "name", title, "world_size",
+	                          made->world_size, "start", (json_int_t)real.tv_sec));
 	for (int row = 0; row < DDP_TRACE_DEVICE; row++)
 		name_row(made, "thread_name", row, row_names[row]);
 	*trace = made;
@@ -187,8 +355,7 @@ void ddp_trace_close(ddp_trace *trace)
 	if (trace->fd >= 0 && close(trace->fd) != 0)
 		ddp_log(DDP_LOG_WARN, "rank %d: closing the trace \"%s\": %s", trace->rank,
 		        trace->path, strerror(errno));
-	free(trace->path);
-	free(trace);
+	trace_free(trace);
 }
 
 void ddp_trace_phase(ddp_trace *trace, ddp_trace_row row, const char *name, int64_t step,
@@ -197,6 +364,7 @@ void ddp_trace_phase(ddp_trace *trace, ddp_trace_row row, const char *name, int6
 	if (row == DDP_TRACE_DEVICE && !trace->has_device)
 		name_row(trace, "thread_name", (int)row, row_names[row]);
 	trace->has_device |= row == DDP_TRACE_DEVICE;
+	trace->step = step;
 	add_range(trace, name, (int)row, json_pack("{s:I}", "step", (json_int_t)step),
 	          start_ns, end_ns);
 }
@@ -229,6 +397,8 @@ void ddp_trace_communication(ddp_trace *trace, const char *name, int64_t step,
 
 void ddp_trace_flush(ddp_trace *trace)
 {
+	if (!trace->settled)
+		return;
 	if (trace->used > sizeof(trace->buffer) / 2 ||
 	    ddp_seconds_since(trace->flushed_ns) > FLUSH_SECONDS)
 		write_buffer(trace);

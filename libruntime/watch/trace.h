@@ -5,6 +5,10 @@
  * the host's real-time clock, so that ranks' files can be shown together. The
  * file is always a prefix of whole events: after a kill only the closing
  * bracket is missing, which the format allows.
+ *
+ * A run that begins with step 1 begins new files: what an earlier run left is kept as
+ * rank-N.json.1, .2, ..., also of ranks that this run has not. A resumed run goes on with its
+ * files. Which of the two it is shows in the first step: until then nothing is written.
  */
 #ifndef DDP_WATCH_TRACE_H
 #define DDP_WATCH_TRACE_H
@@ -20,8 +24,10 @@ typedef enum ddp_trace_row {
 	DDP_TRACE_COMPUTE, DDP_TRACE_DATA, DDP_TRACE_OPTIMIZER, DDP_TRACE_DEVICE, DDP_TRACE_ROWS
 } ddp_trace_row;
 
-/* Makes the directory if need be, and a new DIR/rank-N.json. */
+/* Makes the directory and DIR/rank-N.json if need be. */
 ddp_status ddp_trace_open(const char *dir, const ddp_job *job, ddp_trace **trace);
+/* A step has ended; the first one's number counts. */
+void ddp_trace_begin(ddp_trace *trace, int64_t step);
 /* Writes what is left and closes the array. NULL is allowed. */
 void ddp_trace_close(ddp_trace *trace);
 

@@ -150,8 +150,10 @@ void ddp_watch_end_step(ddp_watch *watch, const ddp_step_stats *stats)
 	watch->page->step_weight = stats->weight;
 	if (watch->metrics != NULL)
 		ddp_metrics_step(watch->metrics, stats);
-	if (watch->trace != NULL)
+	if (watch->trace != NULL) {
+		ddp_trace_begin(watch->trace, stats->step);
 		ddp_trace_flush(watch->trace);
+	}
 }
 
 void ddp_watch_error(ddp_watch *watch, ddp_status status)

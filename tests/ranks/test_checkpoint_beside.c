@@ -6,7 +6,6 @@
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -164,6 +163,34 @@ static void training_goes_on_while_it_is_written(void **state)
 	assert_int_equal(run_ranks(2, train_on_body, NULL), 0);
 }
 
+/* A relative name is that of the folder in which it was given. */
+static int changing_folder_body(ddp_context *context, void *user)
+{
+	const bool writes = ddp_get_job(context)->rank == 0;
+	ddp_model *model = make(context, DDP_SHARD_NONE, DDP_ADAMW);
+
+	(void)user;
+	CHECK(chdir(test_folder) == 0);
+	train(model, BEGUN);
+	hold(true);
+	CHECK_OK(ddp_checkpoint_begin(model, NULL, "beside", 0));
+	if (writes)
+		await_writer();
+	CHECK(chdir("/") == 0);
+	hold(false);
+	CHECK_OK(ddp_checkpoint_wait(model));
+	CHECK(!writes || is_there(BEGUN));
+	ddp_model_free(model);
+	return 0;
+}
+
+static void program_may_change_its_folder_meanwhile(void **state)
+{
+	(void)state;
+	snprintf(beside, sizeof(beside), "%s/beside", test_folder);
+	assert_int_equal(run_ranks(2, changing_folder_body, NULL), 0);
+}
+
 static char told[1024];
 
 static void keep_warnings(void *user, ddp_log_level level, const char *message)
@@ -181,7 +208,6 @@ static int failing_body(ddp_context *context, void *user)
 
 	(void)user;
 	ddp_set_log(keep_warnings, NULL, DDP_LOG_WARN);
-	signal(SIGXFSZ, SIG_IGN);
 	CHECK(getrlimit(RLIMIT_FSIZE, &room) == 0);
 	const struct rlimit none = { .rlim_cur = 1000, .rlim_max = room.rlim_max };
 	train(model, 1);
@@ -326,6 +352,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(training_goes_on_while_it_is_written, start_empty),
+		cmocka_unit_test_setup(program_may_change_its_folder_meanwhile, start_empty),
 		cmocka_unit_test_setup(what_cannot_be_written_is_told, start_empty),
 		cmocka_unit_test_setup(a_later_checkpoint_of_another_rank_stays, start_empty),
 		cmocka_unit_test_setup(a_rank_by_itself_saves_on_the_host, start_empty),

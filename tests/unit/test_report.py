@@ -21,11 +21,11 @@ def run(*arguments):
 STEPS, CLOCK_OF_N1 = 10, 7000.0  # microseconds that n1's clock is ahead
 
 
-def write_trace(folder, rank, closed):
+def write_trace(folder, rank, closed, **start):
     """Steps of 10 ms, which end together. Rank 3 computes 8 ms of them, the others 4."""
     node, compute = f"n{rank // 2}", 8000.0 if rank == 3 else 4000.0
     ahead = CLOCK_OF_N1 if rank >= 2 else 0.0
-    events = [{"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": {"name": f"rank {rank} on {node}"}}]
+    events = [{"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": {"name": f"rank {rank} on {node}", **start}}]
     for step in range(1, STEPS + 1):
         start = 1e15 + 1e4 * step + ahead
         for name, tid, begin, duration in (("forward", 0, 0, compute / 2), ("backward", 0, compute / 2, compute / 2),
@@ -129,6 +129,15 @@ with tempfile.TemporaryDirectory() as name:
     run(mixed)
     text = (mixed / "report.html").read_text(encoding="utf-8")
     check("of steps that begin again, what came before is left out", "1 to 9" in text and "5 → 3" in text, text[:3000])
+
+    fewer = work / "fewer"  # a training on four ranks goes on with two
+    fewer.mkdir()
+    for rank in range(4):
+        write_trace(fewer, rank, closed=True, world_size=4 if rank >= 2 else 2, start=1000 if rank >= 2 else 2000)
+    write_metrics(fewer, range(1, STEPS + 1), lambda step: 1.0)
+    done = run(fewer)
+    check("ranks of an earlier part are not counted", "2 on 1 node" in (fewer / "report.html").read_text(), done.stderr)
+    check("which is told", "the latest run has 2 ranks; traces of ranks from 2 on" in done.stderr, done.stderr)
 
     (work / "empty").mkdir()
     done = run(work / "empty")

@@ -12,7 +12,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +22,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/signals.h"
 #include "watch/metrics.h"
 #include "watch/page.h"
 #include "watch/spans.h"
@@ -240,7 +243,6 @@ static void full_disk_ends_the_trace_at_a_whole_event(void **state)
 	assert_true(child >= 0);
 	if (child == 0) {
 		ddp_trace *trace;
-		signal(SIGXFSZ, SIG_IGN);
 		if (setrlimit(RLIMIT_FSIZE, &small) != 0 || ddp_trace_open(path, &job, &trace) != DDP_OK)
 			_exit(1);
 		for (uint64_t i = 0; i < 5000; i++)
@@ -255,6 +257,80 @@ static void full_disk_ends_the_trace_at_a_whole_event(void **state)
 	json_decref(events);
 	unlink(path);
 	rmdir(in_dir("f"));
+}
+
+static void trace_of_run(int ranks, uint32_t restarts, int64_t step, const char *name)
+{
+	ddp_trace *traces[4];
+	char folder[128];
+
+	snprintf(folder, sizeof(folder), "%s", in_dir("r"));
+	for (int r = 0; r < ranks; r++) {
+		const ddp_job rank = { .rank = r, .world_size = ranks, .local_rank = r,
+		                       .restart_count = restarts, .hostname = "n0" };
+		assert_int_equal(ddp_trace_open(folder, &rank, &traces[r]), DDP_OK);
+	}
+	for (int r = 0; r < ranks; r++) {
+		ddp_trace_phase(traces[r], DDP_TRACE_COMPUTE, name, step, 1000, 4000);
+		if (step > 0)
+			ddp_trace_begin(traces[r], step);
+		ddp_trace_close(traces[r]);
+	}
+}
+
+/* How many ranges of a name are in a file; -1: there is no file. */
+static int ranges_of(const char *file, const char *name)
+{
+	json_t *events, *event;
+	size_t i;
+	int found = 0;
+
+	if (access(in_dir(file), F_OK) != 0)
+		return -1;
+	events = load_trace(path, true);
+	json_array_foreach(events, i, event)
+		found += strcmp(json_string_value(json_object_get(event, "name")), name) == 0;
+	json_decref(events);
+	return found;
+}
+
+/* As metrics and checkpoints are: an earlier run's are kept aside, a resumed run goes on. */
+static void new_run_sets_traces_aside_and_a_resumed_one_goes_on(void **state)
+{
+	static const char *const files[] = {
+		"r/rank-0.json", "r/rank-1.json", "r/rank-0.json.1", "r/rank-1.json.1", "r/rank-2.json.1",
+		"r/rank-0.json.2", "r/rank-1.json.2",
+	};
+	char cut[128];
+	struct stat whole;
+
+	(void)state;
+	trace_of_run(3, 0, 1, "first");
+	trace_of_run(2, 0, 1, "second");
+	assert_int_equal(ranges_of("r/rank-2.json", "first"), -1);
+	assert_int_equal(ranges_of("r/rank-2.json.1", "first"), 1);
+	assert_int_equal(ranges_of("r/rank-0.json.1", "first"), 1);
+	assert_int_equal(ranges_of("r/rank-0.json", "first"), 0);
+	trace_of_run(2, 0, 2, "second"); /* resumed by hand */
+	assert_int_equal(ranges_of("r/rank-0.json", "second"), 2);
+	snprintf(cut, sizeof(cut), "%s", in_dir("r/rank-1.json"));
+	assert_int_equal(stat(cut, &whole), 0);
+	for (off_t less = 0; less < 40; less += 13) { /* killed: behind the last event, or within it */
+		assert_int_equal(truncate(cut, whole.st_size - less), 0);
+		trace_of_run(2, 0, 3, "third");
+		assert_int_equal(ranges_of("r/rank-1.json", "third"), 1);
+		assert_int_equal(ranges_of("r/rank-1.json", "second"), less == 0 ? 2 : 1);
+	}
+	trace_of_run(2, 1, 0, "requeued"); /* and ended before its first step */
+	assert_int_equal(ranges_of("r/rank-0.json", "second"), 2);
+	assert_int_equal(ranges_of("r/rank-0.json", "requeued"), 1);
+	trace_of_run(2, 0, 1, "fourth");
+	assert_int_equal(ranges_of("r/rank-0.json", "fourth"), 1);
+	assert_int_equal(ranges_of("r/rank-0.json", "second"), 0);
+	assert_int_equal(ranges_of("r/rank-0.json.2", "second"), 2);
+	for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
+		assert_int_equal(unlink(in_dir(files[i])), 0);
+	assert_int_equal(rmdir(in_dir("r")), 0);
 }
 
 static void impossible_trace_directory_is_an_error(void **state)
@@ -364,8 +440,144 @@ static void lost_metrics_are_reported_once(void **state)
 	ddp_metrics_close(metrics);
 	assert_int_equal(logged_count, 1);
 	assert_non_null(strstr(logged, "metrics end at step 9: cannot write to \"/dev/full\""));
-	assert_int_equal(ddp_metrics_open("/nonexistent/m", &metrics), DDP_ERR_IO);
-	assert_non_null(strstr(ddp_last_error(), "/nonexistent/m"));
+	assert_int_equal(ddp_metrics_open("/dev/null/m", &metrics), DDP_ERR_IO);
+	assert_non_null(strstr(ddp_last_error(), "/dev/null/m"));
+}
+
+static void refuse_metrics(const char *name, const char *words)
+{
+	ddp_metrics *metrics;
+
+	assert_int_equal(ddp_metrics_open(name, &metrics), DDP_ERR_IO);
+	if (strstr(ddp_last_error(), words) == NULL || strstr(ddp_last_error(), name) == NULL)
+		fail_msg("%s: \"%s\"", name, ddp_last_error());
+}
+
+/* Nobody shall wait for a reader, or for a device. */
+static void paths_that_cannot_be_written_to_are_errors(void **state)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	ddp_trace *trace;
+
+	(void)state;
+	assert_int_equal(mkfifo(in_dir("pipe"), 0600), 0);
+	refuse_metrics(path, "it is a pipe that nobody reads");
+	unlink(path);
+	const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%.90s", in_dir("socket"));
+	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	refuse_metrics(path, "it is a socket");
+	unlink(path);
+	close(fd);
+	refuse_metrics(dir, "Is a directory");
+	assert_int_equal(symlink("gone/gone", in_dir("link")), 0);
+	refuse_metrics(path, "No such file");
+	assert_int_equal(ddp_trace_open(path, &job, &trace), DDP_ERR_IO);
+	unlink(path);
+	assert_int_equal(mkdir(in_dir("t"), 0700), 0);
+	assert_int_equal(mkfifo(in_dir("t/rank-2.json"), 0600), 0);
+	assert_int_equal(ddp_trace_open(in_dir("t"), &job, &trace), DDP_ERR_IO);
+	assert_non_null(strstr(ddp_last_error(), "it is no file"));
+	unlink(in_dir("t/rank-2.json"));
+	rmdir(in_dir("t"));
+}
+
+/* SIGPIPE is as it is in every program. */
+static void reader_that_ends_or_stops_costs_metrics_only(void **state)
+{
+	enum { LINES = 2000 };
+	ddp_metrics *metrics;
+	const ddp_step_stats stats = { .step = 9 };
+	char some[4096];
+
+	(void)state;
+	assert_int_equal(mkfifo(in_dir("pipe"), 0600), 0);
+	const int reader = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	assert_int_equal(ddp_metrics_open(path, &metrics), DDP_OK);
+	for (int i = 0; i < LINES; i++)
+		ddp_metrics_step(metrics, &stats);
+	assert_int_equal(logged_count, 1);
+	assert_non_null(strstr(logged, "its reader does not read"));
+	while (read(reader, some, sizeof(some)) > 0)
+		continue;
+	ddp_metrics_step(metrics, &stats);
+	assert_true(read(reader, some, sizeof(some)) > 0);
+	close(reader);
+	ddp_metrics_step(metrics, &stats);
+	ddp_metrics_step(metrics, &stats);
+	assert_int_equal(logged_count, 2);
+	assert_non_null(strstr(logged, "Broken pipe"));
+	ddp_metrics_close(metrics);
+	unlink(path);
+}
+
+static void file_size_limit_ends_metrics_only(void **state)
+{
+	int status;
+
+	(void)state;
+	in_dir("m.jsonl");
+	fflush(NULL);
+	pid_t child = fork();
+	assert_true(child >= 0);
+	if (child == 0) {
+		const ddp_step_stats stats = { .step = 9 };
+		ddp_metrics *metrics;
+		if (setrlimit(RLIMIT_FSIZE, &(struct rlimit){ 2000, 2000 }) != 0 ||
+		    ddp_metrics_open(path, &metrics) != DDP_OK)
+			_exit(1);
+		for (int i = 0; i < 100; i++)
+			ddp_metrics_step(metrics, &stats);
+		ddp_metrics_close(metrics);
+		_exit(logged_count == 1 && strstr(logged, "no space for a whole line") != NULL ? 0 : 2);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	unlink(path);
+}
+
+/* A program that has one of these signals pending keeps it. */
+static void pending_signal_of_the_program_stays(void **state)
+{
+	ddp_held_signals held;
+	sigset_t pipe_only, pending;
+	const struct timespec now = { 0 };
+
+	(void)state;
+	sigemptyset(&pipe_only);
+	sigaddset(&pipe_only, SIGPIPE);
+	pthread_sigmask(SIG_BLOCK, &pipe_only, NULL);
+	raise(SIGPIPE);
+	ddp_signals_hold(&held);
+	ddp_signals_release(&held);
+	sigpending(&pending);
+	assert_true(sigismember(&pending, SIGPIPE));
+	assert_int_equal(sigtimedwait(&pipe_only, NULL, &now), SIGPIPE);
+	pthread_sigmask(SIG_UNBLOCK, &pipe_only, NULL);
+}
+
+/* The folder of a metrics file is made; a later chdir() moves nothing. */
+static void metrics_stay_where_their_name_was_given(void **state)
+{
+	char before[256];
+	ddp_metrics *metrics;
+	const ddp_step_stats stats = { .step = 1 };
+
+	(void)state;
+	assert_non_null(getcwd(before, sizeof(before)));
+	assert_int_equal(chdir(dir), 0);
+	for (int run = 0; run < 2; run++) {
+		assert_int_equal(ddp_metrics_open("new/folder/m.jsonl", &metrics), DDP_OK);
+		assert_int_equal(chdir("/"), 0);
+		ddp_metrics_step(metrics, &stats);
+		ddp_metrics_close(metrics);
+		assert_int_equal(chdir(dir), 0);
+	}
+	assert_int_equal(chdir(before), 0);
+	assert_int_equal(unlink(in_dir("new/folder/m.jsonl.1")), 0);
+	assert_int_equal(unlink(in_dir("new/folder/m.jsonl")), 0);
+	rmdir(in_dir("new/folder"));
+	assert_int_equal(rmdir(in_dir("new")), 0);
 }
 
 /* ---- progress page ---- */
@@ -536,11 +748,18 @@ int main(void)
 		cmocka_unit_test(killed_trace_is_a_prefix_of_whole_events),
 		cmocka_unit_test_setup_teardown(full_disk_ends_the_trace_at_a_whole_event,
 		                                start_log, stop_log),
+		cmocka_unit_test(new_run_sets_traces_aside_and_a_resumed_one_goes_on),
 		cmocka_unit_test(impossible_trace_directory_is_an_error),
 		cmocka_unit_test(metrics_are_one_object_per_line),
 		cmocka_unit_test(fresh_run_begins_a_new_metrics_file),
 		cmocka_unit_test(metrics_behind_a_link_are_appended_to),
 		cmocka_unit_test_setup_teardown(lost_metrics_are_reported_once, start_log, stop_log),
+		cmocka_unit_test(paths_that_cannot_be_written_to_are_errors),
+		cmocka_unit_test_setup_teardown(reader_that_ends_or_stops_costs_metrics_only,
+		                                start_log, stop_log),
+		cmocka_unit_test_setup_teardown(file_size_limit_ends_metrics_only, start_log, stop_log),
+		cmocka_unit_test(pending_signal_of_the_program_stays),
+		cmocka_unit_test(metrics_stay_where_their_name_was_given),
 		cmocka_unit_test_setup_teardown(page_of_the_plugin_tells_phase_bucket_and_error,
 		                                start_log, stop_log),
 		cmocka_unit_test_setup_teardown(page_of_a_torchrun_is_not_its_ranks,

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/number.h"
 
 enum { NICS_MAX = 64 /* bits of a set */, NUMA_MAX = 64, NAME_MAX_BYTES = 64, NEAREST = 10 };
 
@@ -112,7 +113,7 @@ static void add_port(const char *sys, const char *device, const char *port, nics
 		read_line(line, sizeof(line), "%s/class/infiniband/%s/ports/%s/link_layer", sys, device, port) &&
 		strcmp(line, "InfiniBand") == 0;
 	n->gbits = read_line(line, sizeof(line), "%s/class/infiniband/%s/ports/%s/rate", sys, device, port)
-		? strtod(line, NULL) : 0;
+		? ddp_read_number(line, NULL) : 0;
 	if (!read_line(line, sizeof(line), "%s/class/infiniband/%s/ports/%s/gids/0", sys, device, port))
 		line[0] = '\0';
 	snprintf(n->subnet, sizeof(n->subnet), "%.19s", line);

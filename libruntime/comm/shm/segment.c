@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/signals.h"
 #include "comm/core/comm.h"
 #include "comm/p2p/p2p.h"
 
@@ -15,8 +16,8 @@ int ddp_segment_create(size_t bytes)
 {
 	int fd = memfd_create("ddp", MFD_CLOEXEC);
 
-	if (fd >= 0 && ftruncate(fd, (off_t)bytes) != 0) {
-		int error = errno;
+	const int error = fd >= 0 ? ddp_set_file_size(fd, (off_t)bytes) : 0;
+	if (error != 0) {
 		close(fd);
 		errno = error;
 		return -1;
@@ -89,8 +90,10 @@ ddp_status ddp_node_map(ddp_comm *comm, int fd)
 	node->proposals_bytes = page_up(((size_t)comm->size + 1) * (DDP_PROPOSAL_BYTES + (size_t)comm->size / 8));
 	size_t bytes = segment_bytes(node);
 	/* Whichever rank comes first makes it large enough. */
-	if (ftruncate(fd, (off_t)bytes) != 0)
-		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a shared segment of %zu bytes", bytes);
+	const int error = ddp_set_file_size(fd, (off_t)bytes);
+	if (error != 0)
+		return ddp_fail_errno(DDP_ERR_NOMEM, error, "cannot make a shared segment of %zu bytes%s", bytes,
+		                      ddp_segment_remedy(error));
 	char *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (base == MAP_FAILED)
 		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot map %zu bytes of shared memory", bytes);

@@ -20,7 +20,7 @@ int ddp_segment_create(size_t bytes);
 /* What a message about its errno ends with. */
 static inline const char *ddp_segment_remedy(int error)
 {
-	return error == EMFILE ? " (raise ulimit -n)" : "";
+	return error == EMFILE ? " (raise ulimit -n)" : error == EFBIG ? " (raise ulimit -f)" : "";
 }
 
 /* Opens a peer's descriptor; -1 with errno. */

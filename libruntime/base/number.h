@@ -1,0 +1,25 @@
+/*
+ * number: numbers as text, in the same form whatever setlocale() the program has called:
+ * with a point, as the C language writes them. What this process writes (a checkpoint's metadata,
+ * a metrics line, a message), any other one reads.
+ */
+#ifndef DDP_BASE_NUMBER_H
+#define DDP_BASE_NUMBER_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+/* strtod(). */
+double ddp_read_number(const char *text, char **end);
+
+/* A finite number and nothing else. *value is written on success only. */
+bool ddp_parse_number(const char *text, double *value);
+
+/* vsnprintf() and snprintf(). */
+int ddp_format_list(char *text, size_t bytes, const char *format, va_list arguments)
+	__attribute__((format(printf, 3, 0)));
+int ddp_format(char *text, size_t bytes, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
+#endif

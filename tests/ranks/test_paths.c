@@ -1,0 +1,292 @@
+/*
+ * What a program's surroundings may do to its files: a folder that changes, a limit on the size of
+ * files, standard descriptors that are closed, and a locale that writes numbers with a comma.
+ */
+#include <fcntl.h>
+#include <locale.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/number.h"
+#include "tests/support/context_ranks.h"
+#include "tests/support/folder.h"
+
+enum { STEPS = 4 };
+
+static const ddp_param params[] = { { .name = "a", .ndim = 1, .shape = { 1000 } } };
+
+static ddp_model *make(ddp_context *context, double learning_rate)
+{
+	const ddp_model_options options = { .size = sizeof(options), .optimizer = DDP_ADAMW,
+	                                    .learning_rate = learning_rate };
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, params, 1, &options, &model));
+	return model;
+}
+
+static void train(ddp_model *model, int steps)
+{
+	for (int s = 0; s < steps; s++) {
+		CHECK_OK(ddp_grad_ready(model, 0));
+		CHECK_OK(ddp_step(model, 1, 0.5, NULL));
+	}
+}
+
+static const char *in_folder(const char *name)
+{
+	static char path[128];
+
+	snprintf(path, sizeof(path), "%s/%s", test_folder, name);
+	return path;
+}
+
+static bool is_there(const char *name)
+{
+	return access(in_folder(name), F_OK) == 0;
+}
+
+/* ---- a folder that changes -------------------------------------------------------------- */
+
+static ddp_status compute_elsewhere(void *user, ddp_model *model, const ddp_batch *batch,
+                                    double *weight, double *loss_sum)
+{
+	(void)user;
+	if (chdir("/") != 0)
+		return DDP_ERR_IO;
+	*loss_sum = 1;
+	*weight = (double)batch->samples;
+	return ddp_grad_ready(model, 0);
+}
+
+static ddp_status read_nothing(void *user, int64_t index, void *sample)
+{
+	(void)user;
+	(void)index;
+	memset(sample, 0, sizeof(float));
+	return DDP_OK;
+}
+
+static int callback_that_leaves_body(ddp_context *context, void *user)
+{
+	ddp_dataset dataset = { .size = 64, .sample_bytes = sizeof(float), .read = read_nothing };
+	const ddp_loader_options options = { .size = sizeof(options), .batch_size = 2 };
+	const ddp_train_options train_options = { .size = sizeof(train_options), .steps = STEPS,
+	                                          .checkpoint_dir = "saved", .checkpoint_every = 2 };
+	ddp_loader *loader;
+	ddp_model *model = make(context, 0.1);
+
+	(void)user;
+	CHECK_OK(ddp_loader_create(context, &dataset, &options, &loader));
+	CHECK_OK(ddp_train(model, loader, compute_elsewhere, &train_options, NULL));
+	CHECK(is_there("saved/step-00000002.safetensors") && is_there("saved/step-00000004.safetensors"));
+	ddp_loader_free(loader);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void callback_may_change_the_folder(void **state)
+{
+	const ddp_options options = { .size = sizeof(options), .metrics_path = "new/m.jsonl", .trace_dir = "new/t" };
+
+	(void)state;
+	assert_int_equal(chdir(test_folder), 0);
+	assert_int_equal(run_ranks_with(2, &options, callback_that_leaves_body, NULL), 0);
+	assert_int_equal(chdir("/"), 0);
+	assert_true(is_there("new/m.jsonl") && is_there("new/t/rank-1.json"));
+}
+
+/* ---- a limit on the size of files --------------------------------------------------------- */
+
+/* SIGXFSZ is as it is in every program: it would end the rank. */
+static int limited_body(ddp_context *context, void *user)
+{
+	const struct rlimit small = { 1 << 20, 1 << 20 };
+	void *memory;
+
+	(void)user;
+	CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
+	CHECK(ddp_mem_alloc(ddp_world(context), 4 << 20, &memory) == DDP_ERR_NOMEM);
+	CHECK(strstr(ddp_last_error(), "(raise ulimit -f)") != NULL);
+	CHECK_OK(ddp_barrier(ddp_world(context)));
+	return 0;
+}
+
+static void shared_memory_beyond_the_limit_is_an_error(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(2, limited_body, NULL), 0);
+}
+
+static int in_child(int (*body)(void))
+{
+	int status;
+
+	fflush(NULL);
+	pid_t child = fork();
+	assert_true(child >= 0);
+	if (child == 0)
+		_exit(body());
+	assert_int_equal(waitpid(child, &status, 0), child);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static int start_within_small_limit(void)
+{
+	const struct rlimit small = { 4096, 4096 };
+	ddp_spawn_result result;
+	ddp_context *context;
+
+	if (setrlimit(RLIMIT_FSIZE, &small) != 0 || ddp_spawn(2, &result) != DDP_OK)
+		return 1;
+	if (!result.is_rank)
+		return result.exit_code;
+	return ddp_init(NULL, &context) == DDP_ERR_NOMEM && strstr(ddp_last_error(), "(raise ulimit -f)") != NULL
+	       ? 0 : 2;
+}
+
+static void world_that_the_limit_forbids_is_an_error(void **state)
+{
+	(void)state;
+	assert_int_equal(in_child(start_within_small_limit), 0);
+}
+
+/* ---- standard descriptors that are closed ------------------------------------------------- */
+
+static int train_without_descriptors(void)
+{
+	const ddp_options options = { .size = sizeof(options), .metrics_path = in_folder("closed.jsonl") };
+	ddp_spawn_result result;
+	ddp_context *context;
+
+	for (int fd = 0; fd <= 2; fd++)
+		close(fd);
+	if (ddp_spawn(2, &result) != DDP_OK)
+		return 1;
+	if (!result.is_rank)
+		return result.exit_code;
+	if (ddp_init(&options, &context) != DDP_OK)
+		return 2;
+	for (int i = 0; i < 100; i++)
+		if (write(1, "noise\n", 6) != 6 || write(2, "noise\n", 6) != 6)
+			return 3;
+	ddp_model *model = make(context, 0.1);
+	train(model, STEPS);
+	ddp_model_free(model);
+	return ddp_finalize(context) == DDP_OK ? 0 : 4;
+}
+
+static void closed_descriptors_are_nobodys_files(void **state)
+{
+	char line[2048];
+	int lines = 0;
+
+	(void)state;
+	assert_int_equal(in_child(train_without_descriptors), 0);
+	FILE *file = fopen(in_folder("closed.jsonl"), "r");
+	assert_non_null(file);
+	for (; fgets(line, sizeof(line), file) != NULL; lines++)
+		assert_int_equal(line[0], '{');
+	fclose(file);
+	assert_int_equal(lines, STEPS);
+}
+
+/* ---- a locale that writes numbers with a comma ------------------------------------------------ */
+
+static bool use_german(void)
+{
+	char command[512];
+
+	if (snprintf(command, sizeof(command), "mkdir -p %s/locales && localedef -i de_DE -f UTF-8 "
+	             "%s/locales/de_DE.UTF-8 >/dev/null 2>&1", test_folder, test_folder) >= (int)sizeof(command))
+		return false;
+	if (system(command) != 0)
+		return false;
+	setenv("LOCPATH", in_folder("locales"), 1);
+	return setlocale(LC_ALL, "de_DE.UTF-8") != NULL;
+}
+
+static bool holds_text(const char *name, const char *words)
+{
+	static char text[1 << 16];
+	FILE *file = fopen(in_folder(name), "r");
+
+	CHECK(file != NULL);
+	const size_t bytes = fread(text, 1, sizeof(text) - 1, file);
+	fclose(file);
+	text[bytes] = '\0';
+	return memmem(text, bytes, words, strlen(words)) != NULL;
+}
+
+static int numbers_body(ddp_context *context, void *user)
+{
+	const bool writes = ddp_get_job(context)->rank == 0;
+	char text[32];
+	int64_t step;
+	double value = 0;
+
+	(void)user;
+	snprintf(text, sizeof(text), "%g", 0.5);
+	CHECK(strcmp(text, "0,5") == 0); /* or nothing is tested */
+	ddp_model *model = make(context, 0.125);
+	train(model, STEPS);
+	CHECK_OK(ddp_checkpoint_save(model, NULL, in_folder("german"), 0));
+	CHECK(!writes || holds_text("german/step-00000004.safetensors", "\"0.125\""));
+	CHECK(!writes || holds_text("m.jsonl", "\"loss\":0.5,"));
+	ddp_model_free(model);
+	setlocale(LC_ALL, "C");
+	model = make(context, 0.125);
+	CHECK_OK(ddp_checkpoint_load(model, NULL, in_folder("german"), &step));
+	CHECK(step == STEPS);
+	ddp_model_free(model);
+	setlocale(LC_ALL, "de_DE.UTF-8");
+	model = make(context, 0.125);
+	CHECK_OK(ddp_checkpoint_load(model, NULL, in_folder("german"), &step));
+	ddp_model_free(model);
+	/* What the program prints itself stays as it was. */
+	CHECK(ddp_parse_number("2.5", &value) && value == 2.5 && !ddp_parse_number("2,5", &value));
+	snprintf(text, sizeof(text), "%g", 0.5);
+	CHECK(strcmp(text, "0,5") == 0);
+	const ddp_model_options wrong = { .size = sizeof(wrong), .learning_rate = -0.5 };
+	CHECK(ddp_model_create(context, params, 1, &wrong, &model) == DDP_ERR_INVALID);
+	CHECK(strstr(ddp_last_error(), "-0.5") != NULL);
+	return 0;
+}
+
+static void numbers_are_the_same_in_every_locale(void **state)
+{
+	ddp_options options = { .size = sizeof(options) };
+	char metrics[128];
+
+	(void)state;
+	if (!use_german())
+		skip();
+	snprintf(metrics, sizeof(metrics), "%s", in_folder("m.jsonl"));
+	options.metrics_path = metrics;
+	setenv("DDP_BUCKET_MB", "2.5", 1);
+	assert_int_equal(run_ranks_with(2, &options, numbers_body, NULL), 0);
+	unsetenv("DDP_BUCKET_MB");
+	setlocale(LC_ALL, "C");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(callback_may_change_the_folder),
+		cmocka_unit_test(shared_memory_beyond_the_limit_is_an_error),
+		cmocka_unit_test(world_that_the_limit_forbids_is_an_error),
+		cmocka_unit_test(closed_descriptors_are_nobodys_files),
+		cmocka_unit_test(numbers_are_the_same_in_every_locale),
+	};
+	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+}
