@@ -30,6 +30,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/stall_note.c spank/failure/stall_note.h \
 	spank/failure/stall_step.c spank/failure/stall_step.h \
 	spank/failure/stall_watch.c spank/failure/stall_watch.h \
+	spank/failure/voice.c spank/failure/voice.h \
 	spank/failure/witness.c spank/failure/witness.h \
 	spank/pause.c spank/pause.h spank/worker.c spank/worker.h \
 	spank/failure/relay.c spank/failure/relay.h spank/failure/relay_node.c spank/failure/relay_srun.c \

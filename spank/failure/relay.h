@@ -73,8 +73,8 @@ bool relay_tell(const struct relay *relay, const char *address, const struct rel
 
 struct step_policy;
 
-/* What srun's thread does when it is due: says a sentence, in printable bytes, and
-   ends the step, or asks. */
+/* What srun does when it is due: says a sentence, in printable bytes and in a thread of
+   its own (voice.h), ends the step, or asks. */
 struct relay_actions {
 	void (*say)(const char *text);
 	void (*end_step)(void);
@@ -88,8 +88,8 @@ struct relay_actions {
 bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
                 const struct relay_actions *actions, char spec[RELAY_SPEC_MAX],
                 struct error *error);
-/* Says what is held, and ends the thread, if it does not take longer than JOIN_MS over
-   the step's end; the wait status of the failure that was said, or 0. Does nothing in a
+/* Says what is held, as long as that takes, and ends the thread, if it does not take
+   longer than JOIN_MS over the step's end; the wait status of the failure that was said, or 0. Does nothing in a
    forked child. */
 int relay_close(void);
 

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "spank/failure/step.h"
 #include "spank/failure/timeline.h"
+#include "spank/failure/voice.h"
 #include "spank/pause.h"
 #include "spank/sink.h"
 #include "spank/worker.h"
@@ -130,7 +131,7 @@ static void act(const struct step_action *action)
 {
 	atomic_store(&server.wait_status, server.step.wait_status);
 	if (action->text[0] != '\0')
-		server.actions.say(action->text);
+		voice_say(server.actions.say, action->text);
 	if (action->kill)
 		server.actions.end_step();
 	if (action->ask)
@@ -269,12 +270,15 @@ int relay_close(void)
 {
 	const uint64_t one = 1;
 	int wait_status;
+	bool ended;
 
 	if (server.process != getpid())
 		return 0;
 	/* It may be asking a controller that does not answer. */
-	if (write(server.wake, &one, sizeof(one)) != (ssize_t)sizeof(one) ||
-	    !worker_join(&server.worker, JOIN_MS))
+	ended = write(server.wake, &one, sizeof(one)) == (ssize_t)sizeof(one) &&
+	        worker_join(&server.worker, JOIN_MS);
+	voice_finish();
+	if (!ended)
 		return atomic_load(&server.wait_status);
 	wait_status = atomic_load(&server.wait_status);
 	while (server.peer_count > 0)

@@ -479,6 +479,47 @@ static void controller_that_does_not_answer_holds_up_nobody(void **state)
 	assert_int_equal(relay_close(), 0);
 }
 
+static atomic_int ended;
+
+static void count_end(void)
+{
+	atomic_fetch_add(&ended, 1);
+}
+
+/* A terminal that does not read, such as after Ctrl-S. */
+static void say_in_vain(const char *text)
+{
+	while (!atomic_load(&answered))
+		usleep(1000);
+	actions.say(text);
+}
+
+static void reader_that_does_not_read_holds_up_nobody(void **state)
+{
+	const struct relay_actions stuck = { .say = say_in_vain, .end_step = count_end };
+	struct step_policy policy = policy_with(0);
+	char spec[RELAY_SPEC_MAX];
+	struct error error;
+	struct relay relay;
+
+	(void)state;
+	atomic_store(&times_said, 0);
+	atomic_store(&answered, false);
+	atomic_store(&ended, 0);
+	assert_true(relay_open(0, 0, &policy, &stuck, spec, &error));
+	relay = relay_parse(spec);
+	assert_true(tell(&relay, "seven", 0, false));
+	while (atomic_load(&ended) == 0)
+		usleep(1000);
+	/* The nodes get their answers, too. */
+	assert_true(tell(&relay, "eight", 0, false));
+	assert_int_equal(atomic_load(&times_said), 0);
+	atomic_store(&answered, true);
+	assert_int_equal(relay_close(), 7 << 8);
+	assert_int_equal(atomic_load(&times_said), 1);
+	assert_string_equal(said, "seven");
+}
+
 /* A signal of the process's is another thread's to take; by the clock that nobody sets. */
 static void worker_takes_no_signal_and_is_waited_for_in_time(void **state)
 {
@@ -534,6 +575,7 @@ int main(void)
 		cmocka_unit_test(no_name_is_resolved),
 		cmocka_unit_test(port_comes_from_the_range),
 		cmocka_unit_test(controller_that_does_not_answer_holds_up_nobody),
+		cmocka_unit_test(reader_that_does_not_read_holds_up_nobody),
 		cmocka_unit_test(worker_takes_no_signal_and_is_waited_for_in_time),
 		cmocka_unit_test(forked_child_of_srun_waits_for_no_thread),
 	};

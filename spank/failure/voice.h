@@ -1,0 +1,16 @@
+/*
+ * srun's words to the user, from a thread of their own: a pager or a terminal that does
+ * not read holds up neither the step's end nor the nodes' news. libc only.
+ */
+#ifndef SPANK_VOICE_H
+#define SPANK_VOICE_H
+
+/* Has `say` called with a copy of the text, after those of earlier calls. Does not wait for
+   it. Where so many wait that there is no room, the oldest goes. */
+void voice_say(void (*say)(const char *text), const char *text);
+
+/* Waits until all has been said, as long as that takes: as any program waits with its
+   last line for who reads it. */
+void voice_finish(void);
+
+#endif
