@@ -154,7 +154,9 @@ static void take_srun_options(struct plugin *plugin)
 void srun_leave_with_first_code(int status, void *unused)
 {
 	(void)unused;
-	if (status == 0 || srun.failed_status == 0)
+	/* Slurm's own status may be 0: a task can hide its rank's error. */
+	(void)status;
+	if (srun.failed_status == 0)
 		return;
 	fflush(NULL);
 	_exit(WIFSIGNALED(srun.failed_status) ? 128 + WTERMSIG(srun.failed_status)

@@ -6,6 +6,12 @@
 #include "spank/failure/doing.h"
 #include "spank/identity/nodelist.h"
 
+bool blame_ends_in_error(const struct ddp_progress *page)
+{
+	return page->magic == DDP_PROGRESS_MAGIC && page->writer == DDP_WRITER_LIBDDP &&
+	       page->status > DDP_OK && page->status <= DDP_ERR_INTERNAL;
+}
+
 bool blame_is_of_peer(const struct ddp_progress *page)
 {
 	return page->magic == DDP_PROGRESS_MAGIC &&

@@ -19,6 +19,11 @@ enum task_end judge_task_end(int wait_status)
 	return number > 0 && number <= SIGNAL_MAX ? END_CRASH : END_CODE;
 }
 
+int judge_status(int wait_status, bool library_failed)
+{
+	return wait_status == 0 && library_failed ? W_EXITCODE(1, 0) : wait_status;
+}
+
 bool judge_is_stop(int signal_number)
 {
 	return signal_number == SIGTERM || signal_number == SIGINT;

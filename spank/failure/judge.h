@@ -64,6 +64,10 @@ struct end_verdict {
 /* A shell's 128 + SIGNAL counts as that signal. */
 enum task_end judge_task_end(int wait_status);
 
+/* The status by which a task is judged whose rank ended in an error of libddp: a shell's
+   pipeline hides it behind the code 0 of its last program. */
+int judge_status(int wait_status, bool library_failed);
+
 /* Whether a signal asks a program to stop, to be ready for its end. */
 bool judge_is_stop(int signal_number);
 

@@ -196,20 +196,23 @@ static void speak(struct node *node, const struct end_verdict *verdict, bool hea
 		pause_ms(DELIVERY_MS);
 }
 
-enum end_delay node_take_end(struct node *node, const struct node_task *task)
+enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 {
 	uint64_t seen_ns = ddp_now_ns();
 	char text[RELAY_TEXT_MAX + 1], other[RELAY_TEXT_MAX + 1];
-	struct relay_news news = { .text = text, .wait_status = task->wait_status };
+	struct node_task judged = *ended, *task = &judged;
+	struct relay_news news = { .text = text };
 	struct ddp_progress progress;
 	struct end_verdict verdict;
 	bool hearsay;
 
+	supervise_read(&node->supervise, ended->local_id, &progress);
+	task->wait_status = judge_status(ended->wait_status, blame_ends_in_error(&progress));
+	news.wait_status = task->wait_status;
 	supervise_reaped(&node->supervise, task->local_id, task->wait_status);
 	/* The task itself has said why, in task_begin(). */
 	if (!has_started(node, task->local_id) && atomic_load(&node->supervise.shared->told))
 		return DELAY_NEVER;
-	supervise_read(&node->supervise, task->local_id, &progress);
 	hearsay = blame_is_of_peer(&progress) && blamed_here(node, task, &progress) == BLAME_NOBODY;
 	if (is_old(node, judge_task_end(task->wait_status), hearsay))
 		return DELAY_NEVER;
@@ -222,7 +225,7 @@ enum end_delay node_take_end(struct node *node, const struct node_task *task)
 	verdict = judge_end(&news.facts);
 	if (!is_news(node, &verdict, hearsay))
 		return DELAY_NEVER;
-	describe(node, task, &news.facts, &progress, seen_ns, other, text);
+	describe(node, ended, &news.facts, &progress, seen_ns, other, text);
 	news.age_ms = (uint32_t)((ddp_now_ns() - seen_ns) / 1000000);
 	if (node_tell(node, &news))
 		return DELAY_NEVER;

@@ -31,6 +31,9 @@ static void add_end(struct sink *sink, const struct failure *failure)
 
 	if (failure->node_tasks > 0) {
 		sink_add(sink, "were killed by signal 9 (SIGKILL)");
+	} else if (status == 0) {
+		sink_add(sink, "failed after %.1f s, though its task exited with code 0", failure->seconds);
+		return;
 	} else if (WIFSIGNALED(status)) {
 		sink_add(sink, "was killed by signal %d (%s)", WTERMSIG(status), signal_name(WTERMSIG(status)));
 		if (WCOREDUMP(status))

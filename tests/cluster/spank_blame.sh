@@ -39,9 +39,22 @@ capture as_user srun --ddp -N1 -n2 sh -c 'if [ $RANK = 1 ]; then touch '"$work/l
 prints 'ddp: rank 0 of 2 on n0 exited with code 9 after [0-9.]+ s; rank 1 of 2 on n0 had ended with code 0, [0-9.]+ s before' \
 	"of a program without pages, the early end is told with the failure"
 
+# A pipeline's status is that of its last program: the task ends with 0, though its rank failed.
+capture as_user srun --ddp=timeout=$((3 * seconds)) -N2 --ntasks-per-node=1 sh -c "$probe leave 1 | cat"
+status_is 1 "an error of libddp's that a pipeline hides is a failure"
+prints 'ddp: rank 0 of 2 on n0 failed after [0-9.]+ s, though its task exited with code 0, .*: .*rank 1 ' \
+	"and is said"
+prints_times 1 "$any" "in one line"
+capture as_user srun --ddp=on-failure=continue,timeout=$((3 * seconds)) -N2 --ntasks-per-node=1 sh -c "$probe leave 1 | cat"
+status_is 1 "with on-failure=continue, too"
+
 # Nothing is said of those that end well.
 capture as_user srun --ddp -N2 --ntasks-per-node=2 "$probe" none 0
 status_is 0 "a training that ends well succeeds"
 prints_not 'ddp:' "and nothing is said"
+for nodes in 1 2; do
+	capture as_user srun --ddp -N"$nodes" -n2 "$probe" late 0 /dev/null 1
+	status_is 0 "nor is a rank failed that ends after the others ($nodes nodes)"
+done
 
 done_testing

@@ -6,9 +6,10 @@
  *
  * After three steps RANK makes FILE and then: hang: sleeps in forward; spin: computes
  * there for ever; leave: exits with 0, without a word; finish: the same after
- * ddp_finalize(); busy: is in evaluation for SECONDS; save: in a checkpoint; none:
- * nothing. The others go on until an error, which gives exit code 3; after `busy` and
- * `save`, and with `none`, all end after three steps more.
+ * ddp_finalize(); busy: is in evaluation for SECONDS; save: in a checkpoint; late: nothing
+ * yet; none: nothing. The others go on until an error, which gives exit code 3; after `busy`
+ * and `save`, and with `late` and `none`, all end after three steps more, RANK with `late`
+ * SECONDS after the others.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -78,12 +79,13 @@ int main(int argc, char **argv)
 	ddp_model *model;
 
 	if (argc < 3 || argc > 5) {
-		fprintf(stderr, "usage: training_probe hang|spin|leave|finish|busy|save|none RANK [FILE [SECONDS]]\n");
+		fprintf(stderr, "usage: training_probe hang|spin|leave|finish|busy|save|late|none RANK [FILE [SECONDS]]\n");
 		return EXIT_USAGE;
 	}
 	const struct plan plan = { argv[1], argc > 3 ? argv[3] : NULL, atoi(argv[2]),
 		                   argc > 4 ? atoi(argv[4]) : 5 };
-	const bool ends = strcmp(plan.action, "none") == 0 || strcmp(plan.action, "busy") == 0 ||
+	const bool late = strcmp(plan.action, "late") == 0;
+	const bool ends = late || strcmp(plan.action, "none") == 0 || strcmp(plan.action, "busy") == 0 ||
 	                  strcmp(plan.action, "save") == 0;
 	check(ddp_init(NULL, &context));
 	check(ddp_model_create(context, params, 1, &options, &model));
@@ -93,6 +95,8 @@ int main(int argc, char **argv)
 	do
 		train(model, FIRST_STEPS);
 	while (!ends);
+	if (late && ddp_get_job(context)->rank == plan.rank)
+		sleep((unsigned int)plan.seconds);
 	ddp_model_free(model);
 	check(ddp_finalize(context));
 	return 0;

@@ -48,6 +48,7 @@ static void end_is_put_into_words(void **state)
 {
 	static const struct { int status; const char *text; } cases[] = {
 		{ EXITED(7), "rank 3 of 4 on n1 exited with code 7 after 12.3 s" },
+		{ EXITED(0), "rank 3 of 4 on n1 failed after 12.3 s, though its task exited with code 0" },
 		{ SIGKILL, "rank 3 of 4 on n1 was killed by signal 9 (SIGKILL) after 12.3 s" },
 		{ SIGSEGV, "rank 3 of 4 on n1 was killed by signal 11 (SIGSEGV) after 12.3 s" },
 		{ SIGSEGV | 0x80, "rank 3 of 4 on n1 was killed by signal 11 (SIGSEGV), leaving a core dump, "
