@@ -15,6 +15,9 @@ LOG_COMPILER = $(top_srcdir)/tests/support/tap
 AM_LOG_FLAGS = $(TEST_SECONDS)
 LOG_DRIVER = env AM_TAP_AWK='$(AWK)' $(SHELL) $(top_srcdir)/build-aux/tap-driver.sh --comments
 AM_TESTS_ENVIRONMENT = CMOCKA_MESSAGE_OUTPUT=TAP; export CMOCKA_MESSAGE_OUTPUT;
+# UCX starts a thread when it is loaded (VFS). A rank that is forked while this thread allocates has
+# libucm's lock held by nobody, and ucp_init() waits for it for ever (UCX 1.23).
+AM_TESTS_ENVIRONMENT += UCX_VFS_ENABLE=n; export UCX_VFS_ENABLE;
 if SANITIZED
 AM_TESTS_ENVIRONMENT += sanitizer='$(SANITIZER_CFLAGS)'; export sanitizer;
 # UCX's hook in madvise runs on threads at whose end TSan is done with them.
