@@ -269,9 +269,9 @@ static bool *named; /* [3], shared */
 
 static int give_a_wrong_metrics_path(void)
 {
-	const ddp_options options = { .size = sizeof(options), .metrics_path = "/nonexistent/metrics", .timeout_ms = 60000 };
+	const ddp_options options = { .size = sizeof(options), .metrics_path = "/dev/null/metrics", .timeout_ms = 60000 };
 	const int rank = ddp_spawned_get()->rank;
-	const char *part = rank == 0 ? "/nonexistent/metrics" : "rank 0 cannot open its device, or write its metrics";
+	const char *part = rank == 0 ? "/dev/null/metrics" : "rank 0 cannot open its device, or write its metrics";
 	ddp_context *context;
 
 	/* ddp_spawn() ends the others when one has failed; they are to speak first. */

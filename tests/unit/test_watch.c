@@ -602,7 +602,7 @@ static void page_of_the_plugin_tells_phase_bucket_and_error(void **state)
 
 	(void)state;
 	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
-	assert_int_equal(ddp_watch_record(watch, &job, "/nonexistent/only rank 0 writes", NULL), DDP_OK);
+	assert_int_equal(ddp_watch_record(watch, &job, "/dev/null/only rank 0 writes", NULL), DDP_OK);
 	ddp_watch_begin_step(watch, 12, 5);
 	ddp_watch_phase(watch, DDP_PHASE_BACKWARD);
 	ddp_watch_bucket(watch, 3);
