@@ -36,8 +36,8 @@ static void summary_text(const report *r, const ddp_summary *s, int nnodes)
 	char rate[PROGRESS_NUMBER_BYTES];
 
 	if (s->steps == 0) {
-		fprintf(r->out, "nothing left to train: the checkpoint in %s has done all %" PRId64
-		        " steps; for more, give a larger --steps\n", r->options->checkpoint,
+		fprintf(r->out, "nothing left to train: the checkpoint in %s has done %" PRId64
+		        " steps or more; for more, give a larger --steps\n", r->options->checkpoint,
 		        r->options->steps);
 		return;
 	}

@@ -35,9 +35,12 @@ static void place_channel(float *out, const unsigned char *in, const float *valu
 
 static ddp_status check_transform(const ddp_image_shape *s, const ddp_image_transform *t)
 {
-	if (s->channels < 1 || s->channels > DDP_IMAGE_CHANNELS_MAX || s->height < 1 || s->width < 1)
-		return ddp_fail(DDP_ERR_INVALID, "images of %d channels, %d lines and %d columns cannot be transformed: "
-		                "channels must be 1 to %d", s->channels, s->height, s->width, DDP_IMAGE_CHANNELS_MAX);
+	if (s->channels < 1 || s->channels > DDP_IMAGE_CHANNELS_MAX)
+		return ddp_fail(DDP_ERR_INVALID, "images of %d channels cannot be transformed: channels must be 1 to %d",
+		                s->channels, DDP_IMAGE_CHANNELS_MAX);
+	if (s->height < 1 || s->width < 1)
+		return ddp_fail(DDP_ERR_INVALID, "images of %d lines and %d columns cannot be transformed: height and width "
+		                "must be 1 or more", s->height, s->width);
 	if (t->crop_padding < 0 || t->crop_padding > s->height || t->crop_padding > s->width)
 		return ddp_fail(DDP_ERR_INVALID, "crop_padding is %d, must be 0 to the image's size", t->crop_padding);
 	for (int c = 0; c < s->channels; c++)

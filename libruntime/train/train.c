@@ -285,6 +285,11 @@ ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
 	/* A checkpoint that fails, fails on all ranks, and leaves the model good. */
 	if (options.resume)
 		status = ddp_checkpoint_load(model, loader, options.checkpoint_dir, &step);
+	if (status == DDP_OK && options.resume && model->steps > options.steps &&
+	    ddp_comm_rank(model->context->world) == 0)
+		ddp_log(DDP_LOG_WARN, "the checkpoint in %s is of step %lld, beyond the %lld steps that the training is "
+		        "to have in all: nothing is trained", options.checkpoint_dir, (long long)model->steps,
+		        (long long)options.steps);
 	if (status == DDP_OK && options.checkpoint_dir != NULL && model->steps < options.steps)
 		status = ddp_checkpoint_prepare(model, options.checkpoint_dir);
 	if (status == DDP_OK) {

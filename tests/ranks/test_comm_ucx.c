@@ -354,6 +354,21 @@ static void lines_of_the_programs_ucx_come_out(void **state)
 	test_unshare(h, sizeof(*h));
 }
 
+/* What the environment chose is named where it cannot be had. */
+static void a_device_that_no_node_has_is_named(void **state)
+{
+	char text[1 << 14];
+
+	(void)state;
+	setenv("UCX_NET_DEVICES", "ib77", 1);
+	captured c = begin_capture();
+	int failures = run_two_nodes(reach_a_barrier, NULL);
+	end_capture(&c, text, sizeof(text));
+	unsetenv("UCX_NET_DEVICES");
+	assert_int_not_equal(failures, 0);
+	assert_non_null(strstr(text, "the environment sets UCX_NET_DEVICES=ib77"));
+}
+
 static void a_message_has_the_reason_that_ucx_tells(void **state)
 {
 	char text[1 << 14];
@@ -555,6 +570,7 @@ int main(void)
 		cmocka_unit_test(refused_filter_is_said_once_with_its_reason),
 		cmocka_unit_test(lines_of_the_programs_ucx_come_out),
 		cmocka_unit_test(a_message_has_the_reason_that_ucx_tells),
+		cmocka_unit_test(a_device_that_no_node_has_is_named),
 		cmocka_unit_test(lines_of_ucx_own_thread_go_to_the_log),
 		cmocka_unit_test(settings_of_the_user_stay),
 		cmocka_unit_test(ucx_knows_how_many_peers_to_expect),

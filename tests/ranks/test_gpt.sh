@@ -331,7 +331,8 @@ bad_checkpoint_directory_stops_before_training() {
 
 complete_run_resumes_with_nothing_to_do() {
 	train --steps 2 --checkpoint "$work/done" && train --steps 2 --checkpoint "$work/done" --resume &&
-		says 'nothing left to train'
+		says 'nothing left to train' && train --steps 1 --checkpoint "$work/done" --resume &&
+		grep -q 'the checkpoint in .* is of step 2, beyond the 1 steps' "$work/err" && says 'has done 1 steps or more'
 }
 
 killed_rank_is_named() {

@@ -173,6 +173,11 @@ static void images_become_numbers_channels_last(void **state)
 	assert_true(found[0] == 3 && found[1] == 9);
 	for (int i = 0; i < 8; i++)
 		assert_true(fabsf(out[i] - wanted[i]) < 1e-6f);
+	const ddp_image_transform plain = {.size = sizeof(plain)};
+	assert_int_equal(ddp_transform_images(&(ddp_image_shape){1, 0, 4}, &plain, samples, 2, 0, out, found), DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "images of 0 lines and 4 columns cannot be transformed: height and width must"));
+	assert_int_equal(ddp_transform_images(&(ddp_image_shape){9, 4, 4}, &plain, samples, 2, 0, out, found), DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "images of 9 channels cannot be transformed: channels must be 1 to 4"));
 	const ddp_image_transform bad = {.size = sizeof(bad), .crop_padding = 2};
 	assert_int_equal(ddp_transform_images(&shape, &bad, samples, 2, 0, out, found), DDP_ERR_INVALID);
 }

@@ -2,6 +2,7 @@
 """ddp-report: the page and the merged trace of a training of four ranks on two nodes."""
 import html.parser
 import json
+import os
 import re
 import subprocess
 import sys
@@ -138,6 +139,15 @@ with tempfile.TemporaryDirectory() as name:
     done = run(fewer)
     check("ranks of an earlier part are not counted", "2 on 1 node" in (fewer / "report.html").read_text(), done.stderr)
     check("which is told", "the latest run has 2 ranks; traces of ranks from 2 on" in done.stderr, done.stderr)
+
+    other = Path(os.fsdecode(os.fsencode(work) + b"/caf\xe9"))
+    other.mkdir()
+    write_metrics(other, range(1, 3), lambda step: 1.0)
+    done = run(other, "--merge", other / "all.json")
+    check("a folder whose name is no UTF-8 has a page", "Traceback" not in done.stderr and (other / "report.html").is_file() and
+          "caf\\xe9/metrics.jsonl" in (other / "report.html").read_text(encoding="utf-8") and "caf\\xe9/report.html" in done.stdout,
+          (done.stdout, done.stderr))
+    check("and its errors", done.returncode == 1 and "caf\\xe9 has no traces to merge" in done.stderr, done.stderr)
 
     (work / "empty").mkdir()
     done = run(work / "empty")

@@ -102,12 +102,17 @@ bool ddp_net_lost(const ddp_comm *comm, int peer)
 
 const char *ddp_net_lost_reason(const ddp_comm *comm, int peer)
 {
-	static _Thread_local char text[256];
+	static _Thread_local char text[384];
+	char choice[320];
 	ucs_status_t lost = (ucs_status_t)atomic_load(&ddp_ucx_connection(comm->net, peer)->lost);
 
 	if (lost == DDP_UCX_NO_DESCRIPTOR) {
 		snprintf(text, sizeof(text), "%s has no descriptor left: raise its limit, ulimit -n",
 		         ddp_rank_text(comm, comm->rank));
+		return text;
+	}
+	if (lost == UCS_ERR_UNREACHABLE) {
+		snprintf(text, sizeof(text), "%s%s", ucs_status_string(lost), ddp_ucx_choice(choice, sizeof(choice)));
 		return text;
 	}
 	return lost == UCS_OK ? "it has closed its communicator" : ucs_status_string(lost);

@@ -73,6 +73,23 @@ void ddp_ucx_log_leave(const int *ignored)
 	calls--;
 }
 
+const char *ddp_ucx_choice(char *text, size_t bytes)
+{
+	static const char *const variables[] = { "UCX_NET_DEVICES", "UCX_TLS" };
+	size_t used = 0;
+
+	text[0] = '\0';
+	for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++) {
+		const char *value = getenv(variables[i]);
+		if (value != NULL && used < bytes)
+			used += (size_t)snprintf(text + used, bytes - used, "%s%s=%.80s", used > 0 ? " and " :
+			                         "; the environment sets ", variables[i], value);
+	}
+	if (used > 0 && used < bytes)
+		snprintf(text + used, bytes - used, ": has each node that? ucx_info -d lists what a node has");
+	return text;
+}
+
 /* ---- UCX's own thread ------------------------------------------------------------------- */
 
 void ddp_ucx_log_list_threads(ddp_threads *threads)

@@ -6,6 +6,8 @@
 #ifndef DDP_COMM_NET_UCX_LOG_H
 #define DDP_COMM_NET_UCX_LOG_H
 
+#include <stddef.h>
+
 /* To the end of the block in which this stands, what UCX says in this thread is
    libddp's. Blocks may nest, and more than one thread may be in one. */
 #define DDP_UCX_FOR_LIBDDP() \
@@ -26,5 +28,9 @@ typedef struct ddp_threads {
 
 void ddp_ucx_log_list_threads(ddp_threads *before);
 void ddp_ucx_log_claim_thread(ddp_threads *before);
+
+/* "; the environment sets UCX_NET_DEVICES=ib0: ..." behind a sentence on what cannot be reached; "" if
+   it chooses no device and no transport. */
+const char *ddp_ucx_choice(char *text, size_t bytes);
 
 #endif

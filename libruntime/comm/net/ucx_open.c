@@ -36,9 +36,10 @@ static const char sysfs[] = "/sys", devices[] = "/dev/infiniband";
 static ddp_status fail_ucx(ddp_status status, ucs_status_t reason, const char *what)
 {
 	const char *more = ddp_ucx_log_reason();
+	char choice[320];
 
-	return ddp_fail(status, "UCX cannot %s: %s%s%s%s", what, ucs_status_string(reason), more[0] != '\0' ? " (" : "",
-	                more, more[0] != '\0' ? ")" : "");
+	return ddp_fail(status, "UCX cannot %s: %s%s%s%s%s", what, ucs_status_string(reason), more[0] != '\0' ? " (" : "",
+	                more, more[0] != '\0' ? ")" : "", ddp_ucx_choice(choice, sizeof(choice)));
 }
 
 /* What the user has set in the environment stays. */
