@@ -1039,7 +1039,10 @@ typedef struct ddp_step_stats {
 	bool stop;               /* a rank asked for it: see ddp_request_stop() */
 	bool skipped;            /* nothing was updated, and no step counted: see ddp_scaling */
 	int active_ranks;        /* that took part in the step, and did not ddp_join() it */
-	uint64_t reserved[8];
+	double checkpoint_seconds, evaluation_seconds; /* since the end of the step before, too */
+	double other_seconds;    /* in no phase: on the host, data, forward, backward, exposed, optimizer,
+	                            checkpoint, evaluation and other are `seconds` */
+	uint64_t reserved[5];
 } ddp_step_stats;
 
 /*
@@ -1123,7 +1126,8 @@ DDP_API ddp_status ddp_zero_grads(ddp_model *model);
  */
 DDP_API void ddp_request_stop(ddp_model *model);
 
-/* Of the steps from now on. Local: all ranks set the same. */
+/* Of the steps from now on. Local: all ranks set the same. In ddp_train() with rates or schedule it
+   lasts until the next step begins. */
 DDP_API void ddp_set_learning_rate(ddp_model *model, double learning_rate);
 /* Linear warm-up to peak over `warmup` steps, then cosine to `floor` at
    `total`. Steps count from 1, as in ddp_step_stats. */
@@ -1258,8 +1262,16 @@ typedef enum ddp_tail {
 	DDP_TAIL_UNEVEN   /* each sample exactly once; some ranks get fewer */
 } ddp_tail;
 
-/* DistributedSampler of PyTorch: the same indices for the same arguments (for
-   214748364 samples and more: as PyTorch 2.6 and later). At most 2^32 - 1. */
+/*
+ * DistributedSampler of PyTorch: the same indices for the same arguments (for
+ * 214748364 samples and more: as PyTorch 2.6 and later). At most 2^32 - 1.
+ *
+ * A checkpoint knows nothing of a sampler. A loop of one's own keeps the epoch, and how many of
+ * the epoch's samples all ranks have done together, by ddp_set_user_state() before each
+ * ddp_checkpoint_save(), on all ranks. After ddp_checkpoint_load() it takes them by
+ * ddp_get_user_state(), calls ddp_sampler_set_epoch(), and goes on with indices[samples /
+ * world_size], on any number of ranks that divides `samples`. A ddp_loader does this by itself.
+ */
 typedef struct ddp_sampler ddp_sampler;
 DDP_API ddp_status ddp_sampler_create(int64_t size, int world_size, int rank,
                                       uint64_t seed, bool shuffle, ddp_tail tail,
@@ -1429,21 +1441,27 @@ DDP_API const void *ddp_get_user_state(const ddp_model *model, size_t *bytes);
 /* ---- the loop ---------------------------------------------------------------- */
 
 typedef struct ddp_summary {
-	int64_t steps;
+	int64_t steps;            /* that this process has done, whose numbers follow; of a training
+	                             that was resumed, the last ones only */
 	double seconds;
 	double units_per_second;  /* global weight (samples or tokens) over seconds */
-	double first_loss, last_loss;
+	double first_loss, last_loss; /* of these steps; NaN without one */
 	double data_seconds, forward_seconds, backward_seconds;
 	double exposed_seconds, communication_seconds, optimizer_seconds;
 	bool stopped;             /* before its last step, by ddp_request_stop() or the signal:
 	                             exit with a code of its own, or jobs that wait for this
-	                             one's success begin */
+	                             one's success begin. The examples take 75 (EX_TEMPFAIL of
+	                             sysexits.h), for which slurm/batch/requeue.sh starts them again */
 	int skipped;              /* steps, which are not in the other numbers: see ddp_scaling */
-	double overlap_ratio;     /* 1 - exposed / communication; 1 if there was none */
+	double overlap_ratio;     /* 1 - exposed / communication; 1 if there was none, NaN without a step */
 	ddp_shard shard;          /* the one in use: AUTO has become one of the others, STATE where
 	                             ranks of a node share the update; NONE where they do not
 	                             communicate */
-	uint64_t reserved[8];
+	int64_t first_step, last_step; /* of these steps, counted from the training's first; 0 without one */
+	double checkpoint_seconds, evaluation_seconds, other_seconds; /* between these steps, not after
+	                             the last */
+	double evaluation_loss;   /* the last one of ddp_train(); NaN without one */
+	uint64_t reserved[2];
 } ddp_summary;
 
 /*
@@ -1467,7 +1485,10 @@ typedef struct ddp_train_options {
 	bool resume;                /* from checkpoint_dir's newest, if there is one */
 	double (*schedule)(void *user, int64_t step); /* learning rate of a step, from 1;
 	                                                 NULL: constant */
-	ddp_status (*on_step)(void *user, const ddp_step_stats *stats); /* all ranks; may be NULL */
+	ddp_status (*on_step)(void *user, const ddp_step_stats *stats); /* all ranks, with the same
+	                                                 numbers but for seconds. May issue
+	                                                 collectives, on all ranks alike, and save;
+	                                                 may be NULL */
 	void *user;                 /* for the callbacks */
 	int stop_signal;            /* ends the loop on all ranks after the step under way,
 	                               in order and with a checkpoint, whichever rank gets
@@ -1476,10 +1497,17 @@ typedef struct ddp_train_options {
 	                               it at different times, after one that was stopped, until
 	                               the next loop. 0: none */
 	const ddp_schedule *rates;  /* learning rates, in place of `schedule`: to give
-	                               both is DDP_ERR_INVALID. NULL: none. Must stay until
-	                               the loop's end */
+	                               both is DDP_ERR_INVALID. With either, learning_rate of
+	                               the model's options and ddp_set_learning_rate() do not
+	                               count. NULL: none. Must stay until the loop's end */
 	bool checkpoint_beside;     /* write checkpoints, but for the last, while training goes on:
 	                               see ddp_checkpoint_begin() */
+	/* Evaluation on other data, by an epoch of this loader: */
+	ddp_loader *evaluate_loader; /* with DDP_TAIL_UNEVEN, each sample counts once; NULL: none */
+	ddp_batch_fn evaluate;      /* forward only: adds to *weight and *loss_sum. Samples may be 0 */
+	int64_t evaluate_every;     /* steps; 0: at the end only */
+	ddp_status (*on_evaluate)(void *user, int64_t step, double loss, double weight); /* all ranks,
+	                               with the sums' ratio and the weight of all; may be NULL */
 } ddp_train_options;
 
 /*
@@ -1490,6 +1518,10 @@ typedef struct ddp_train_options {
  * or train on after making room. So do the errors after which a step may come again (see
  * ddp_step()), such as DDP_ERR_NOT_FINITE: load a checkpoint, and call it again with a lower
  * learning rate, say.
+ *
+ * Evaluation comes after every evaluate_every steps and after the last one, behind the step's
+ * checkpoint, but not after a stop: ranks share an epoch of evaluate_loader, with parameters that
+ * are complete (and averaged, see ddp_average_params()), in DDP_PHASE_EVAL.
  */
 DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
                              const ddp_train_options *options, ddp_summary *summary);

@@ -33,7 +33,7 @@ static void summary_text(const report *r, const ddp_summary *s, int nnodes)
 {
 	const double per_step = 1e3 / (double)s->steps;
 	const progress *p = &r->progress;
-	char rate[PROGRESS_NUMBER_BYTES];
+	char rate[PROGRESS_NUMBER_BYTES], which[64] = "";
 
 	if (s->steps == 0) {
 		fprintf(r->out, "nothing left to train: the checkpoint in %s has done %" PRId64
@@ -41,13 +41,20 @@ static void summary_text(const report *r, const ddp_summary *s, int nnodes)
 		        r->options->steps);
 		return;
 	}
-	fprintf(r->out, "%strained%s %" PRId64 " steps in %.1f s: %s tokens/s, loss %.4f -> %.4f\n",
-	        progress_paint(p, PROGRESS_BOLD), progress_paint(p, PROGRESS_PLAIN), s->steps, s->seconds,
+	if (s->first_step > 1)
+		snprintf(which, sizeof(which), " (%" PRId64 " to %" PRId64 ")", s->first_step, s->last_step);
+	fprintf(r->out, "%strained%s %" PRId64 " steps%s in %.1f s: %s tokens/s, loss %.4f -> %.4f\n",
+	        progress_paint(p, PROGRESS_BOLD), progress_paint(p, PROGRESS_PLAIN), s->steps, which, s->seconds,
 	        progress_number(s->units_per_second, rate), s->first_loss, s->last_loss);
 	fprintf(r->out, "a step   data %.2f  forward %.2f  backward %.2f  exposed communication %.2f  "
-	        "optimizer %.2f ms\n", s->data_seconds * per_step, s->forward_seconds * per_step,
+	        "optimizer %.2f", s->data_seconds * per_step, s->forward_seconds * per_step,
 	        s->backward_seconds * per_step, s->exposed_seconds * per_step,
 	        s->optimizer_seconds * per_step);
+	if (s->checkpoint_seconds > 0)
+		fprintf(r->out, "  checkpoint %.2f", s->checkpoint_seconds * per_step);
+	if (s->other_seconds > 0.01 * s->seconds)
+		fprintf(r->out, "  other %.2f", s->other_seconds * per_step);
+	fprintf(r->out, " ms\n");
 	if (s->shard == DDP_SHARD_STATE && nnodes == 1)
 		fprintf(r->out, "overlap  none needed: ranks share memory, each sums and updates a part\n");
 	else
@@ -79,15 +86,16 @@ static const char *shard_name(ddp_shard shard)
 static void summary_json(const ddp_summary *s, const ddp_job *job, double test_loss)
 {
 	json_t *object = json_pack(
-		"{s:I, s:i, s:b, s:s, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o}",
-		"steps", (json_int_t)s->steps, "world_size", job->world_size, "stopped", s->stopped,
+		"{s:I, s:I, s:I, s:i, s:b, s:s, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o}",
+		"steps", (json_int_t)s->steps, "first_step", (json_int_t)s->first_step, "last_step", (json_int_t)s->last_step, "world_size", job->world_size, "stopped", s->stopped,
 		"shard", shard_name(s->shard),
 		"seconds", s->seconds, "tokens_per_second", s->units_per_second, "first_loss", number(s->first_loss),
 		"last_loss", number(s->last_loss), "data_seconds", s->data_seconds,
 		"forward_seconds", s->forward_seconds, "backward_seconds", s->backward_seconds,
 		"exposed_seconds", s->exposed_seconds,
 		"communication_seconds", s->communication_seconds,
-		"optimizer_seconds", s->optimizer_seconds, "overlap_ratio", s->overlap_ratio,
+		"optimizer_seconds", s->optimizer_seconds, "checkpoint_seconds", s->checkpoint_seconds,
+		"other_seconds", s->other_seconds, "overlap_ratio", number(s->overlap_ratio),
 		"test_loss", number(test_loss));
 
 	if (object == NULL || json_dumpf(object, stdout, JSON_REAL_PRECISION(9)) != 0)

@@ -341,9 +341,14 @@ static bool train(struct trainer *t)
 	if (!fine(t, ddp_train(t->params, t->loader, compute, &options, &summary)))
 		return false;
 	t->stopped = summary.stopped;
+	if (t->job->rank == 0 && summary.first_step > 1)
+		printf("resumed at step %" PRId64 "; of the steps since:\n", summary.first_step);
 	if (t->job->rank == 0 && summary.steps > 0)
 		printf("trained %" PRId64 " steps in %.1f s: %.0f images/s, loss %.4f -> %.4f\n", summary.steps,
 		       summary.seconds, summary.units_per_second, summary.first_loss, summary.last_loss);
+	else if (t->job->rank == 0)
+		printf("nothing left to train: the checkpoint has done all of %" PRId64 " steps; for more, give a larger --steps\n",
+		       o->steps);
 	return true;
 }
 

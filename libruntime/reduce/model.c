@@ -1,5 +1,6 @@
 #include "reduce/model_state.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -235,8 +236,7 @@ ddp_status ddp_model_create(ddp_context *context, const ddp_param *params, int c
 		.kind = made->settings.loss_scaling, .scale = made->settings.loss_scale,
 		.interval = made->settings.loss_scale_interval,
 	};
-	for (int phase = 0; phase < DDP_PHASES; phase++)
-		made->phase_seconds[phase] = ddp_watch_phase_seconds(context->watch, (ddp_phase)phase);
+	made->summary.evaluation_loss = NAN;
 	ddp_watch_begin_step(context->watch, 1, made->plan.count);
 	*model = made;
 	return DDP_OK;
@@ -533,4 +533,6 @@ void ddp_get_summary(const ddp_model *model, ddp_summary *summary)
 		summary->seconds > 0 ? model->weight_sum / summary->seconds : 0;
 	summary->overlap_ratio =
 		ddp_overlap_ratio(summary->exposed_seconds, summary->communication_seconds);
+	if (summary->steps == 0)
+		summary->first_loss = summary->last_loss = summary->overlap_ratio = NAN;
 }

@@ -41,8 +41,11 @@ ddp_status ddp_model_fail(ddp_model *model, ddp_status status)
 
 void ddp_model_start_clock(ddp_model *model)
 {
-	if (model->step_start_ns == 0)
-		model->step_start_ns = ddp_now_ns();
+	if (model->step_start_ns != 0)
+		return;
+	model->step_start_ns = ddp_now_ns();
+	for (int phase = 0; phase < DDP_PHASES; phase++)
+		model->phase_seconds[phase] = ddp_watch_phase_seconds(model->context->watch, (ddp_phase)phase);
 }
 
 /* What the program's queue does from here on, of a device. */
@@ -397,6 +400,12 @@ static void take_times(ddp_model *model, ddp_step_stats *stats)
 	stats->backward_seconds = compute_since(model, DDP_PHASE_BACKWARD);
 	stats->exposed_seconds = phase_since(model, DDP_PHASE_WAIT);
 	stats->optimizer_seconds = phase_since(model, DDP_PHASE_OPTIMIZER);
+	stats->checkpoint_seconds = phase_since(model, DDP_PHASE_CHECKPOINT);
+	stats->evaluation_seconds = phase_since(model, DDP_PHASE_EVAL);
+	/* A device's times are not the host's, and may be more than all. */
+	stats->other_seconds = fmax(0, stats->seconds - stats->data_seconds - stats->forward_seconds -
+	                               stats->backward_seconds - stats->exposed_seconds - stats->optimizer_seconds -
+	                               stats->checkpoint_seconds - stats->evaluation_seconds);
 	if (!stats->skipped)
 		stats->communication_seconds = communication_seconds(model);
 	model->step_start_ns = now_ns;
@@ -406,8 +415,11 @@ static void add_to_summary(ddp_model *model, const ddp_step_stats *stats)
 {
 	ddp_summary *summary = &model->summary;
 
-	if (summary->steps == 0)
+	if (summary->steps == 0) {
 		summary->first_loss = stats->loss;
+		summary->first_step = stats->step;
+	}
+	summary->last_step = stats->step;
 	summary->steps++;
 	summary->last_loss = stats->loss;
 	summary->seconds += stats->seconds;
@@ -417,6 +429,9 @@ static void add_to_summary(ddp_model *model, const ddp_step_stats *stats)
 	summary->exposed_seconds += stats->exposed_seconds;
 	summary->communication_seconds += stats->communication_seconds;
 	summary->optimizer_seconds += stats->optimizer_seconds;
+	summary->checkpoint_seconds += stats->checkpoint_seconds;
+	summary->evaluation_seconds += stats->evaluation_seconds;
+	summary->other_seconds += stats->other_seconds;
 	model->weight_sum += stats->weight;
 }
 

@@ -101,6 +101,12 @@ static ddp_status check_arguments(const training *loop)
 		return ddp_fail(DDP_ERR_INVALID,
 		                "training option %s needs checkpoint_dir",
 		                options->resume ? "resume" : "checkpoint_every");
+	if (options->evaluate_every < 0)
+		return ddp_fail(DDP_ERR_INVALID, "training option evaluate_every must not be negative");
+	if ((options->evaluate != NULL) != (options->evaluate_loader != NULL) ||
+	    (options->evaluate == NULL && (options->evaluate_every > 0 || options->on_evaluate != NULL)))
+		return ddp_fail(DDP_ERR_INVALID, "training option %s is missing, for an evaluation",
+		                options->evaluate == NULL ? "evaluate" : "evaluate_loader");
 	if (options->rates != NULL && options->schedule != NULL)
 		return ddp_fail(DDP_ERR_INVALID, "training options rates and schedule are two learning rates; give one "
 		                "of them");
@@ -116,15 +122,15 @@ static ddp_status choose_accumulate(training *loop)
 	return ddp_loader_set_accumulate(loop->loader, loop->accumulate);
 }
 
-/* Says who failed at what; the callback may have left no message. */
-static ddp_status name_failure(const training *loop, ddp_status status, const char *what)
+/* Says who failed at what; the callback may have left no message. `step`: to which it belongs. */
+static ddp_status name_failure(const training *loop, int64_t step, ddp_status status, const char *what)
 {
 	char reason[512];
 
 	snprintf(reason, sizeof(reason), "%s",
 	         ddp_last_error()[0] != '\0' ? ddp_last_error() : "it gave no reason (ddp_set_error())");
 	return ddp_fail(status, "step %lld: %s failed on rank %d with %s: %s",
-	                (long long)loop->model->steps + 1, what,
+	                (long long)step, what,
 	                ddp_comm_rank(loop->model->context->world), ddp_status_name(status), reason);
 }
 
@@ -138,13 +144,13 @@ static ddp_status micro_batch(const training *loop, bool last, double *weight, d
 	ddp_set_phase(loop->model, DDP_PHASE_DATA);
 	status = ddp_loader_next(loop->loader, &batch);
 	if (status != DDP_OK)
-		return name_failure(loop, status, "reading a batch");
+		return name_failure(loop, loop->model->steps + 1, status, "reading a batch");
 	ddp_set_phase(loop->model, DDP_PHASE_FORWARD);
 	ddp_forget_error();
 	status = loop->compute(loop->options->user, loop->model, &batch, weight, loss_sum);
 	/* If it was a collective that failed, the error says all there is. */
 	if (status != DDP_OK && !loop->model->failed)
-		return name_failure(loop, status, "the batch callback");
+		return name_failure(loop, loop->model->steps + 1, status, "the batch callback");
 	return status;
 }
 
@@ -183,10 +189,79 @@ static ddp_status one_step(training *loop)
 		ddp_forget_error();
 		status = options->on_step(options->user, &stats);
 		if (status != DDP_OK)
-			return name_failure(loop, status, "the step callback");
+			return name_failure(loop, loop->model->steps, status, "the step callback");
 	}
 	return status;
 }
+
+/* ---- evaluation ---------------------------------------------------------------------- */
+
+enum { BATCHES_APART = 64 }; /* ranks are at most, lest a slow one be taken for one that hangs */
+
+static bool evaluation_is_due(const training *loop)
+{
+	const ddp_train_options *options = loop->options;
+	const int64_t steps = loop->model->steps;
+
+	if (options->evaluate == NULL || loop->skipped)
+		return false;
+	return steps == options->steps ||
+	       (!loop->stops && options->evaluate_every > 0 && steps % options->evaluate_every == 0);
+}
+
+/* Adds to sums of weight and loss. A rank's failure here is that of all. */
+static ddp_status evaluate_batch(const training *loop, double *sums)
+{
+	const ddp_train_options *options = loop->options;
+	ddp_batch batch;
+
+	ddp_status status = ddp_loader_next(options->evaluate_loader, &batch);
+	if (status != DDP_OK)
+		return name_failure(loop, loop->model->steps, status, "reading a batch of the evaluation");
+	ddp_set_phase(loop->model, DDP_PHASE_EVAL);
+	ddp_forget_error();
+	status = options->evaluate(options->user, loop->model, &batch, &sums[0], &sums[1]);
+	return status == DDP_OK ? DDP_OK : name_failure(loop, loop->model->steps, status, "the evaluation callback");
+}
+
+static ddp_status evaluate_epoch(const training *loop, double *sums)
+{
+	ddp_comm *world = loop->model->context->world;
+	const int64_t batches = ddp_loader_batches_per_epoch(loop->options->evaluate_loader);
+	ddp_status status = ddp_average_params(loop->model);
+
+	if (status == DDP_OK)
+		status = ddp_param_wait(loop->model, DDP_ALL_PARAMS);
+	ddp_set_phase(loop->model, DDP_PHASE_EVAL);
+	for (int64_t i = 0; i < batches && status == DDP_OK; i++) {
+		if (i % BATCHES_APART == BATCHES_APART - 1)
+			status = ddp_barrier(world);
+		if (status == DDP_OK)
+			status = evaluate_batch(loop, sums);
+	}
+	return status == DDP_OK ? ddp_all_reduce(world, sums, sums, 2, DDP_F64, DDP_SUM) : status;
+}
+
+static ddp_status evaluate(const training *loop)
+{
+	const ddp_train_options *options = loop->options;
+	double sums[2] = { 0 };
+
+	ddp_status status = evaluate_epoch(loop, sums);
+	ddp_set_phase(loop->model, DDP_PHASE_EVAL);
+	if (status == DDP_OK) {
+		loop->model->summary.evaluation_loss = sums[1] / sums[0];
+		ddp_forget_error();
+		status = options->on_evaluate == NULL ? DDP_OK :
+		         options->on_evaluate(options->user, loop->model->steps, sums[1] / sums[0], sums[0]);
+		if (status != DDP_OK)
+			status = name_failure(loop, loop->model->steps, status, "on_evaluate");
+	}
+	ddp_set_phase(loop->model, DDP_PHASE_IDLE);
+	return status;
+}
+
+/* ---- checkpoints --------------------------------------------------------------------- */
 
 static bool checkpoint_is_due(const training *loop)
 {
@@ -248,6 +323,11 @@ static ddp_status run_steps(training *loop)
 			return status;
 		if (checkpoint_is_due(loop))
 			status = save(loop);
+		if (status == DDP_OK && evaluation_is_due(loop)) {
+			status = evaluate(loop);
+			if (status != DDP_OK && !model->failed)
+				ddp_model_fail(model, status);
+		}
 	}
 	if (status == DDP_OK)
 		status = ddp_average_params(model);

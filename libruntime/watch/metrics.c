@@ -78,7 +78,7 @@ static json_t *step_object(const ddp_step_stats *stats)
 
 	clock_gettime(CLOCK_REALTIME, &now);
 	double rate = stats->seconds > 0 ? stats->weight / stats->seconds : 0;
-	return json_pack("{s:f, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f}",
+	return json_pack("{s:f, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
 	                 "time", (double)now.tv_sec + (double)now.tv_nsec * 1e-9,
 	                 "step", (json_int_t)stats->step,
 	                 "loss", number(stats->loss),
@@ -92,7 +92,10 @@ static json_t *step_object(const ddp_step_stats *stats)
 	                 "backward_seconds", stats->backward_seconds,
 	                 "exposed_seconds", stats->exposed_seconds,
 	                 "communication_seconds", stats->communication_seconds,
-	                 "optimizer_seconds", stats->optimizer_seconds);
+	                 "optimizer_seconds", stats->optimizer_seconds,
+	                 "checkpoint_seconds", stats->checkpoint_seconds,
+	                 "evaluation_seconds", stats->evaluation_seconds,
+	                 "other_seconds", stats->other_seconds);
 }
 
 /* Renames the file to the first free name of PATH.1, PATH.2, ...; false with errno. */

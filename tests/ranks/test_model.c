@@ -136,8 +136,10 @@ static int overlap_body(ddp_context *context, void *user)
 	memset(&summary, 0xff, sizeof(summary));
 	CHECK_OK(ddp_step(model, 1, 0, &stats));
 	ddp_get_summary(model, &summary);
-	for (int i = 0; i < 8; i++)
-		CHECK(stats.reserved[i] == 0 && summary.reserved[i] == 0);
+	for (size_t i = 0; i < sizeof(stats.reserved) / sizeof(stats.reserved[0]); i++)
+		CHECK(stats.reserved[i] == 0);
+	for (size_t i = 0; i < sizeof(summary.reserved) / sizeof(summary.reserved[0]); i++)
+		CHECK(summary.reserved[i] == 0);
 	CHECK(summary.steps == 1);
 	CHECK(summary.communication_seconds > 0);
 	CHECK(summary.overlap_ratio >= 0 && summary.overlap_ratio <= 1);

@@ -18,6 +18,8 @@
 
 #include "tests/support/folder.h"
 #include "tests/support/training.h"
+#include "watch/page.h"
+#include "watch/watch.h"
 
 /* How gradients travel. */
 static const struct { double bucket_bytes; ddp_shard shard; } ways[] = {
@@ -224,6 +226,122 @@ static int observed_body(ddp_context *context, void *user)
 	return 0;
 }
 
+/* ---- evaluation, and what a step's time goes to ------------------------------------------ */
+
+enum { EVALUATED = 37, EVERY = 8, PAUSE_US = 2000 };
+
+typedef struct evaluated {
+	ddp_model *model;
+	int64_t steps[8];
+	int count;
+	double loss;
+	double evaluation_seconds, checkpoint_seconds;
+	int64_t evaluated_in, saved_in; /* steps that such time is part of, as bits */
+} evaluated;
+
+/* Depends on the parameters, and the samples that this rank has. */
+static ddp_status evaluate_batch(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
+{
+	const mlp_sample *samples = batch->data;
+
+	(void)user;
+	for (int64_t i = 0; i < batch->samples; i++)
+		*loss_sum += (double)ddp_param_data(model, 0)[0] * samples[i].label;
+	*weight += (double)batch->samples;
+	usleep(PAUSE_US);
+	return DDP_OK;
+}
+
+static ddp_status take_evaluation(void *user, int64_t step, double loss, double weight)
+{
+	evaluated *seen = user;
+	double sum = 0;
+
+	for (int64_t i = 0; i < EVALUATED; i++) {
+		mlp_sample sample;
+		mlp_make_sample(i, &sample);
+		sum += (double)ddp_param_data(seen->model, 0)[0] * sample.label;
+	}
+	CHECK(weight == EVALUATED && fabs(loss - sum / EVALUATED) < 1e-9);
+	seen->steps[seen->count++] = step;
+	seen->loss = loss;
+	return DDP_OK;
+}
+
+static ddp_status add_parts(void *user, const ddp_step_stats *stats)
+{
+	evaluated *seen = user;
+	const double parts = stats->data_seconds + stats->forward_seconds + stats->backward_seconds + stats->exposed_seconds +
+		stats->optimizer_seconds + stats->checkpoint_seconds + stats->evaluation_seconds + stats->other_seconds;
+
+	CHECK(fabs(parts - stats->seconds) < 1e-4);
+	seen->evaluation_seconds += stats->evaluation_seconds;
+	seen->checkpoint_seconds += stats->checkpoint_seconds;
+	seen->evaluated_in |= stats->evaluation_seconds > 0 ? (int64_t)1 << stats->step : 0;
+	seen->saved_in |= stats->checkpoint_seconds > 0 ? (int64_t)1 << stats->step : 0;
+	return DDP_OK;
+}
+
+static int evaluated_body(ddp_context *context, void *user)
+{
+	const setup with = { .bucket_bytes = 512, .accumulate = 1 };
+	const ddp_dataset dataset = mlp_dataset(EVALUATED);
+	const ddp_loader_options loader_options = { .size = sizeof(loader_options), .batch_size = 4, .tail = DDP_TAIL_UNEVEN };
+	const int world = ddp_get_job(context)->world_size, batches = (EVALUATED + 4 * world - 1) / (4 * world);
+	evaluated seen = { 0 };
+	ddp_train_options options = {
+		.size = sizeof(options), .steps = STEPS, .checkpoint_dir = test_folder, .checkpoint_every = 5, .on_step = add_parts,
+		.evaluate = evaluate_batch, .evaluate_every = EVERY, .on_evaluate = take_evaluation, .user = &seen,
+	};
+	training t = start(context, &with);
+	ddp_summary summary;
+
+	(void)user;
+	seen.model = t.model;
+	CHECK(ddp_train(t.model, t.loader, mlp_batch, &options, NULL) == DDP_ERR_INVALID);
+	CHECK(strstr(ddp_last_error(), "option evaluate_loader is missing") != NULL);
+	CHECK_OK(ddp_loader_create(context, &dataset, &loader_options, &options.evaluate_loader));
+	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, &summary));
+	CHECK(ddp_watch_page(context->watch)->steps == STEPS);
+	CHECK(seen.count == 3 && seen.steps[0] == 8 && seen.steps[1] == 16 && seen.steps[2] == STEPS);
+	CHECK(summary.evaluation_loss == seen.loss && summary.first_step == 1 && summary.last_step == STEPS);
+	/* It counts in the step that follows; the last one of each is behind all steps. The first
+	   step's clock begins as the folder is tried. */
+	CHECK((seen.evaluated_in & ~2) == ((1 << 9) | (1 << 17)));
+	CHECK((seen.saved_in & ~2) == ((1 << 6) | (1 << 11) | (1 << 16)));
+	CHECK(seen.evaluation_seconds > 2 * batches * PAUSE_US * 1e-6);
+	CHECK(fabs(summary.evaluation_seconds - seen.evaluation_seconds) < 1e-9);
+	CHECK(fabs(summary.checkpoint_seconds - seen.checkpoint_seconds) < 1e-9);
+	const double parts = summary.data_seconds + summary.forward_seconds + summary.backward_seconds + summary.exposed_seconds +
+		summary.optimizer_seconds + summary.checkpoint_seconds + summary.evaluation_seconds + summary.other_seconds;
+	CHECK(fabs(parts - summary.seconds) < 1e-2 * summary.seconds);
+	finish(t);
+
+	/* Resumed, it tells of its own steps; and of none, if there were none left. */
+	for (int more = 2; more >= 0; more -= 2) {
+		t = start(context, &with);
+		seen = (evaluated){ .model = t.model };
+		options.resume = true;
+		options.steps = STEPS + 2;
+		CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, &summary));
+		CHECK(summary.steps == more && seen.count == (more > 0));
+		CHECK(summary.first_step == (more > 0 ? STEPS + 1 : 0) && summary.last_step == (more > 0 ? STEPS + 2 : 0));
+		CHECK((more == 0) == (bool)isnan(summary.first_loss) && (more == 0) == (bool)isnan(summary.overlap_ratio));
+		finish(t);
+	}
+	ddp_loader_free(options.evaluate_loader);
+	return 0;
+}
+
+static void evaluation_is_of_all_samples_and_of_the_times(void **state)
+{
+	(void)state;
+	for (int ranks = 1; ranks <= 3; ranks += 2) {
+		assert_int_equal(run_ranks(ranks, evaluated_body, NULL), 0);
+		assert_int_equal(folder_empty(NULL), 0);
+	}
+}
+
 /* How many ranges of that name the trace has, and that their steps are sound. */
 static int count_ranges(const json_t *trace, const char *name)
 {
@@ -312,6 +430,7 @@ int main(void)
 		cmocka_unit_test(clipped_training_is_that_of_one_process_too),
 		cmocka_unit_test(runs_repeat_and_resume_bit_for_bit),
 		cmocka_unit_test(other_processes_give_the_same_bits),
+		cmocka_unit_test_setup(evaluation_is_of_all_samples_and_of_the_times, folder_empty),
 		cmocka_unit_test_setup(trace_and_metrics_tell_of_every_step, folder_empty),
 	};
 	return cmocka_run_group_tests(tests, folder_make, folder_remove);

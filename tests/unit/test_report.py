@@ -42,7 +42,7 @@ def write_metrics(folder, steps, loss):
         for step in steps:
             print(json.dumps({"step": step, "loss": loss(step), "weight": 100, "units_per_second": 1e4, "seconds": .01,
                               "forward_seconds": .002, "backward_seconds": .002, "exposed_seconds": .005,
-                              "grad_norm": None, "learning_rate": 1e-3}), file=lines)
+                              "evaluation_seconds": .0006, "other_seconds": .0004, "grad_norm": None, "learning_rate": 1e-3}), file=lines)
 
 
 class Wellformed(html.parser.HTMLParser):
@@ -89,6 +89,8 @@ with tempfile.TemporaryDirectory() as name:
     check("the steps are told", "1 to 10" in text, text)
     check("of a step told twice the later line counts", "9 → 4" in text, re.findall("<dd>.*?</dd>", text))
     check("exposed communication is half of the time", "50.0 %" in text, re.findall("<dd>.*?</dd>", text))
+    check("evaluation and the rest are parts of a step's time", "evaluation 0.6 ms" in text and "other 0.4 ms" in text,
+          re.findall("<span>.*?</span>", text))
     check("ranks and nodes are counted", "4 on 2 nodes" in text, re.findall("<dd>.*?</dd>", text))
     check("the slowest rank is named", "Slowest: rank 3 on n1" in text and "2.00 times" in text, text[-3000:])
     check("in all steps", "slowest in 10 of 10 steps" in text, text[-3000:])
