@@ -258,6 +258,17 @@ static bool read_stall_action(struct settings *settings, struct value value)
 	return true;
 }
 
+static bool read_absent(struct settings *settings, struct value value)
+{
+	static const char *const words[] = { "warn", "refuse" };
+	int word = read_word(value, words, 2);
+
+	if (word < 0)
+		return false;
+	settings->refuse_absent = word == 1;
+	return true;
+}
+
 static bool read_verbose(struct settings *settings, struct value value)
 {
 	return read_switch(&settings->verbose, value);
@@ -298,6 +309,7 @@ static const struct option_key keys[] = {
 	{ "grace", "seconds from 0 to 604800", read_grace },
 	{ "stall", "seconds from 1 to 604800, or 0 for never", read_stall },
 	{ "stall-action", "report or kill", read_stall_action },
+	{ "absent", "refuse or warn", read_absent },
 	{ "verbose", "no value, yes or no", read_verbose },
 	{ "check", "no value, yes, no or json", read_check },
 	{ "off", "no value, yes or no", read_off },
@@ -317,6 +329,7 @@ void settings_init(struct settings *settings)
 		.gpu = GPU_WARN,
 		.kill_on_failure = true,
 		.grace_seconds = GRACE_OF_SLURM,
+		.refuse_absent = true,
 	};
 }
 

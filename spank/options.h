@@ -31,6 +31,7 @@ struct settings {
 	uint32_t grace_seconds;        /* GRACE_OF_SLURM: not given */
 	uint32_t stall_seconds;        /* 0: nobody looks for a stall */
 	bool kill_on_stall;
+	bool refuse_absent;            /* nodes without the plugin end the step */
 	bool verbose;
 	enum check_mode check;
 	bool off;

@@ -51,8 +51,8 @@ static struct spank_option ddp_option = {
 	.name = "ddp",
 	.arginfo = "KEY=VALUE,...",
 	.usage = "[ddp] tell each task its rank for data-parallel training; keys: port, addr, "
-	         "addr-suffix, omp, gpu, launcher, bucket-mb, timeout, trace, on-failure, grace, "
-	         "stall, stall-action, verbose, check, off (see srun-ddp(7))",
+	         "addr-suffix, omp, gpu, launcher, bucket-mb, timeout, trace, watch, nccl-net, on-failure, "
+	         "grace, stall, stall-action, absent, verbose, check, off (see srun-ddp(7))",
 	.has_arg = 2,
 	.cb = take_option,
 };
@@ -190,13 +190,21 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
 int slurm_spank_local_user_init(spank_t spank, int ac, char *argv[])
 {
 	uint32_t job_id, step_id, tasks;
+	char **words = NULL;
+	struct error error;
+	int count = 0;
 
 	(void)ac;
 	(void)argv;
 	if (!plugin.requested || spank_get_item(spank, S_JOB_ID, &job_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_STEPID, &step_id) != ESPANK_SUCCESS ||
-	    spank_get_item(spank, S_JOB_TOTAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS ||
-	    srun_take_step(job_id, step_id, tasks))
+	    spank_get_item(spank, S_JOB_TOTAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS)
+		return 0;
+	if (spank_get_item(spank, S_JOB_ARGV, &count, &words) != ESPANK_SUCCESS)
+		count = 0;
+	if (!srun_take_words(&plugin, count, words, tasks, &error))
+		return refuse(&error);
+	if (srun_take_step(&plugin, job_id, step_id, tasks))
 		return 0;
 	slurm_error("ddp: cannot set DDP_REQUESTED: %s", strerror(errno));
 	return -1;

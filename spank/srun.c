@@ -15,9 +15,12 @@
 #include "spank/ask.h"
 #include "spank/failure/srun_options.h"
 #include "spank/failure/kill.h"
+#include "spank/failure/launched.h"
+#include "spank/failure/presence.h"
 #include "spank/failure/relay.h"
 #include "spank/failure/step.h"
 #include "spank/failure/timeline.h"
+#include "spank/launch/container.h"
 #include "spank/launch/daemon.h"
 #include "spank/launch/prepare.h"
 #include "spank/launch/table.h"
@@ -151,11 +154,27 @@ static void take_srun_options(struct plugin *plugin)
 	srun.began = true;
 }
 
+/* A step whose nodes lack the plugin has gone wrong, whatever its programs say. What has
+   ended it before it could be known is no such reason. */
+static void leave_without_nodes(int status)
+{
+	char text[RELAY_TEXT_MAX + 1];
+	bool refuse;
+
+	if (srun.failed_status != 0 || status > 128 || !relay_has_silent(status == 0, text, &refuse))
+		return;
+	slurm_error("ddp: %s", text);
+	if (status == 0 && refuse) {
+		fflush(NULL);
+		_exit(1);
+	}
+}
+
 void srun_leave_with_first_code(int status, void *unused)
 {
 	(void)unused;
+	leave_without_nodes(status);
 	/* Slurm's own status may be 0: a task can hide its rank's error. */
-	(void)status;
 	if (srun.failed_status == 0)
 		return;
 	fflush(NULL);
@@ -209,10 +228,39 @@ static uint32_t job_to_end(uint32_t job_id, uint32_t component_tasks)
 	return (uint32_t)first;
 }
 
-bool srun_take_step(uint32_t job_id, uint32_t step_id, uint32_t tasks)
+/* An MPI launcher's daemons do not report. */
+static void expect_nodes(const struct plugin *plugin)
+{
+	const struct presence_policy policy = { .refuse = plugin->settings.refuse_absent,
+		                                .unsure = task_plugin_comes_before(),
+		                                .check = plugin->settings.check != CHECK_NO };
+
+	if (!srun.starts_daemon)
+		relay_expect(&policy);
+}
+
+bool srun_take_words(const struct plugin *plugin, int count, char *words[], uint32_t tasks,
+                     struct error *error)
+{
+	const struct srun_words given = command_line();
+
+	if (plugin->settings.check == CHECK_NO || srun.starts_daemon)
+		return true;
+	/* Slurm shows the words of one component, whichever starts first. */
+	if (launched_tasks() > tasks)
+		return error_set(error, "--ddp=check is for a step of one component: on a node without the "
+		                 "plugin the others' programs would run. Check each component in a step of "
+		                 "its own");
+	return launch_replace_command(count, words, srun_starts_several(&given)) ||
+	       error_set(error, "--ddp=check: srun does not show its command, which would run on a node "
+	                 "without the plugin");
+}
+
+bool srun_take_step(const struct plugin *plugin, uint32_t job_id, uint32_t step_id, uint32_t tasks)
 {
 	char text[32];
 
+	expect_nodes(plugin);
 	if (!atomic_load(&srun.has_step)) {
 		srun.job_id = job_to_end(job_id, tasks);
 		srun.step_id = step_id;

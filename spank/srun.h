@@ -17,7 +17,12 @@ bool srun_begin(struct plugin *plugin, const char *stale, struct error *error);
 /* A step, or a component of a heterogeneous one, of so many tasks is about to start.
    Marks it, so that a program on a node without the plugin can tell; false, with
    errno, if that fails. */
-bool srun_take_step(uint32_t job_id, uint32_t step_id, uint32_t tasks);
+bool srun_take_step(const struct plugin *plugin, uint32_t job_id, uint32_t step_id, uint32_t tasks);
+
+/* The words that srun is about to launch, in place, of a component of so many tasks. A dry
+   run puts others there; false if it cannot. */
+bool srun_take_words(const struct plugin *plugin, int count, char *words[], uint32_t tasks,
+                     struct error *error);
 
 /* What is held of a failure is said. */
 void srun_end(void);

@@ -126,6 +126,15 @@ static void note_rank(const struct stepd *stepd, const struct identity *identity
 	memcpy(shared->node, identity->node_name, sizeof(shared->node));
 }
 
+/* srun is to know that this node has the plugin before any program of it runs. */
+static void report_node(const struct stepd *stepd, const struct identity *identity)
+{
+	struct supervise_shared *shared = stepd->node.supervise.shared;
+
+	if (shared != NULL && !atomic_exchange(&shared->reported, true))
+		relay_tell_here(&stepd->node.relay, shared->srun_address, identity->rank, PACKAGE_VERSION);
+}
+
 static bool prepare_task(spank_t spank, const struct stepd *stepd, struct error *error)
 {
 	static struct variables variables;
@@ -142,6 +151,7 @@ static bool prepare_task(spank_t spank, const struct stepd *stepd, struct error 
 	if (!identity_derive(&facts, settings, &identity, error))
 		return false;
 	note_rank(stepd, &identity);
+	report_node(stepd, &identity);
 	if (!master_find_address(&identity, settings, &stepd->master, address, error) ||
 	    !master_check_port(&identity, error))
 		return false;

@@ -293,6 +293,7 @@ check_PROGRAMS += \
 	tests/unit/test_spank_nodelist \
 	tests/unit/test_spank_options \
 	tests/unit/test_spank_port \
+	tests/unit/test_spank_presence \
 	tests/unit/test_spank_prepare \
 	tests/unit/test_spank_relay \
 	tests/unit/test_spank_report \

@@ -61,6 +61,9 @@ enum {
 	TIMED_OUT = 32, NAMES_PEER = 64, STALL = 128,
 };
 
+/* Instead of an enum slurm_sent. */
+enum { HERE = 0x80 };
+
 void relay_write(struct relay_message *message, const struct relay_news *news)
 {
 	const struct end_facts *facts = &news->facts;
@@ -76,6 +79,11 @@ void relay_write(struct relay_message *message, const struct relay_news *news)
 	                                 (facts->timed_out ? TIMED_OUT : 0) |
 	                                 (facts->names_peer ? NAMES_PEER : 0) |
 	                                 (news->stall != NULL ? STALL : 0));
+	if (news->here) {
+		put_number(message->wait_status, news->rank);
+		message->end = END_FINE;
+		message->sent = HERE;
+	}
 	memset(message->text, 0, sizeof(message->text));
 	if (news->stall != NULL)
 		memcpy(message->text, news->stall, STALL_NOTE_BYTES);
@@ -85,16 +93,18 @@ void relay_write(struct relay_message *message, const struct relay_news *news)
 
 struct relay_news relay_read(const struct relay_message *message)
 {
-	bool stall = (message->flags & STALL) != 0;
+	bool stall = (message->flags & STALL) != 0, here = message->sent == HERE;
 
 	return (struct relay_news){
 		.text = stall ? "" : message->text,
 		.stall = stall ? (const unsigned char *)message->text : NULL,
 		.age_ms = get_number(message->age_ms),
-		.wait_status = (int)get_number(message->wait_status),
+		.here = here,
+		.rank = here ? get_number(message->wait_status) : 0,
+		.wait_status = here ? 0 : (int)get_number(message->wait_status),
 		.facts = {
 			.end = (enum task_end)message->end,
-			.sent = (enum slurm_sent)message->sent,
+			.sent = here ? SENT_UNKNOWN : (enum slurm_sent)message->sent,
 			.lone = (message->flags & LONE) != 0,
 			.all_killed = (message->flags & ALL_KILLED) != 0,
 			.other_failed = (message->flags & OTHER_FAILED) != 0,

@@ -40,6 +40,8 @@ struct relay_news {
 	uint32_t age_ms;        /* since it happened */
 	int wait_status;        /* of the task, as wait(2) gives it */
 	struct end_facts facts; /* as the node sees them; srun has its own policy */
+	bool here;              /* instead of all this: the node has the plugin, and this task: */
+	uint32_t rank;
 	const unsigned char *stall; /* instead of all this: a node's note, as stall_pack() gives
 	                               it; NULL: none */
 };
@@ -71,7 +73,14 @@ void relay_sign_answer(const struct relay *relay, const struct relay_message *me
  */
 bool relay_tell(const struct relay *relay, const char *address, const struct relay_news *news);
 
+/*
+ * A node that has the plugin, before its first program runs: `text` is its version. An srun
+ * of a release that knows no such message takes it for the end of a task that has done well.
+ */
+void relay_tell_here(const struct relay *relay, const char *address, uint32_t rank, const char *text);
+
 struct step_policy;
+struct presence_policy;
 
 /* What srun does when it is due: says a sentence, in printable bytes and in a thread of
    its own (voice.h), ends the step, or asks. */
@@ -88,6 +97,14 @@ struct relay_actions {
 bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
                 const struct relay_actions *actions, char spec[RELAY_SPEC_MAX],
                 struct error *error);
+/* The step, or a component of it, is about to start: nodes that start tasks and do not report
+   are said. Does nothing if it is not open. */
+void relay_expect(const struct presence_policy *policy);
+
+/* After relay_close(): what is to be said of nodes without the plugin now that the step has
+   ended, with success or not; false: nothing. `refuse`: the step counts as failed. */
+bool relay_has_silent(bool succeeded, char text[RELAY_TEXT_MAX + 1], bool *refuse);
+
 /* Says what is held, as long as that takes, and ends the thread, if it does not take
    longer than JOIN_MS over the step's end; the wait status of the failure that was said, or 0. Does nothing in a
    forked child. */

@@ -109,6 +109,15 @@ static bool receive_all(int fd, void *data, size_t bytes, uint64_t deadline_ns)
 	return true;
 }
 
+void relay_tell_here(const struct relay *relay, const char *address, uint32_t rank, const char *text)
+{
+	const struct relay_news news = { .text = text, .here = true, .rank = rank };
+
+	/* Once more, should the network have lost the first packet. */
+	if (!relay_tell(relay, address, &news))
+		relay_tell(relay, address, &news);
+}
+
 bool relay_tell(const struct relay *relay, const char *address, const struct relay_news *news)
 {
 	struct relay_message message = { .end = 0 };

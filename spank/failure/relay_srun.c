@@ -10,9 +10,12 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/failure/launched.h"
+#include "spank/failure/presence.h"
 #include "spank/failure/step.h"
 #include "spank/failure/timeline.h"
 #include "spank/failure/voice.h"
@@ -40,7 +43,13 @@ static struct {
 	int listener, wake;
 	struct peer peers[PEERS_MAX]; /* the oldest first */
 	int peer_count;
+	atomic_bool closing;
+	atomic_bool launching;
+	struct presence_policy presence_policy; /* set before */
 } server = { .listener = -1, .wake = -1 };
+
+/* The thread's, and from relay_close() on the caller's. */
+static struct presence presence;
 
 static void drop_peer(int index)
 {
@@ -61,7 +70,9 @@ static void take(const struct relay_message *message, int fd)
 		return;
 	/* A node that has hung up has waited too long, and acts itself. */
 	alone = recv(fd, tag, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
-	if (news.stall != NULL)
+	if (news.here)
+		presence_report(&presence, news.rank);
+	else if (news.stall != NULL)
 		step_take_stall(&server.step, news.stall, ddp_now_ns());
 	else
 		step_take(&server.step, &news, alone, ddp_now_ns());
@@ -117,8 +128,10 @@ static void accept_peers(void)
 /* Until something is due, or for good. */
 static int wait_ms(void)
 {
-	uint64_t now = ddp_now_ns(), due = step_due(&server.step);
+	uint64_t now = ddp_now_ns(), due = step_due(&server.step), look = presence_due(&presence, now);
 
+	if (look < due)
+		due = look;
 	if (server.peer_count > 0 && server.peers[0].deadline_ns < due)
 		due = server.peers[0].deadline_ns;
 	if (due == UINT64_MAX)
@@ -138,6 +151,39 @@ static void act(const struct step_action *action)
 		step_answer(&server.step, server.actions.slurm_ends_it());
 }
 
+/* It is in the step's way of ending, so that all else that goes wrong is said no more. */
+static void say_silent(uint64_t now_ns)
+{
+	char text[RELAY_TEXT_MAX + 1];
+	struct sink sink = sink_on(text, sizeof(text));
+	const struct relay_news news = { .text = text, .wait_status = W_EXITCODE(1, 0),
+		                         .facts = { .end = END_CODE, .sent = SENT_NOTHING } };
+	bool any_reported;
+
+	presence_silent(&presence, &any_reported);
+	presence_describe(&presence, PRESENCE_RUNS, &sink);
+	/* No report at all: all plugins are older, or nodes do not reach this port. */
+	if (presence.policy.refuse && !presence.policy.unsure && any_reported)
+		step_take(&server.step, &news, false, now_ns);
+	else
+		voice_say(server.actions.say, text);
+}
+
+static void look_for_nodes(void)
+{
+	uint64_t now = ddp_now_ns();
+
+	if (presence.tasks == 0 && atomic_load(&server.launching)) {
+		presence.policy = server.presence_policy;
+		presence_begin(&presence, launched_tasks(), now);
+	}
+	if (presence_due(&presence, now) == UINT64_MAX)
+		return;
+	launched_look(&presence, now);
+	if (!server.step.over && presence_is_late(&presence, now))
+		say_silent(now);
+}
+
 static void serve_peers(const struct pollfd *ready, int count)
 {
 	uint64_t now = ddp_now_ns();
@@ -147,6 +193,15 @@ static void serve_peers(const struct pollfd *ready, int count)
 		if ((ready[i].revents != 0 && !read_peer(&server.peers[i])) ||
 		    server.peers[i].deadline_ns <= now)
 			drop_peer(i);
+}
+
+/* Woken up: by relay_close() or relay_expect(). */
+static bool is_closing(void)
+{
+	uint64_t times;
+
+	return read(server.wake, &times, sizeof(times)) == (ssize_t)sizeof(times) &&
+	       atomic_load(&server.closing);
 }
 
 static void serve(void)
@@ -161,8 +216,9 @@ static void serve(void)
 		for (int i = 0; i < peers; i++)
 			ready[2 + i] = (struct pollfd){ .fd = server.peers[i].fd, .events = POLLIN };
 		count = poll(ready, (nfds_t)(2 + peers), wait_ms());
-		if (count > 0 && ready[0].revents != 0)
+		if (count > 0 && ready[0].revents != 0 && is_closing())
 			break;
+		look_for_nodes();
 		if (count >= 0)
 			serve_peers(ready + 2, peers);
 		if (count > 0 && ready[1].revents != 0)
@@ -252,6 +308,7 @@ bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
 
 	if (server.process == 0) {
 		server.actions = *actions;
+		presence_end(&presence);
 		step_start(&server.step, policy);
 		if (!listen_and_start(low, high)) {
 			error_set(error, "cannot listen for the nodes' reports: %s", strerror(errno));
@@ -266,6 +323,31 @@ bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
 	return true;
 }
 
+void relay_expect(const struct presence_policy *policy)
+{
+	const uint64_t one = 1;
+
+	if (server.process != getpid() || atomic_load(&server.launching))
+		return;
+	server.presence_policy = *policy;
+	atomic_store(&server.launching, true);
+	/* An eventfd takes it always. */
+	if (write(server.wake, &one, sizeof(one)) != (ssize_t)sizeof(one))
+		atomic_store(&server.launching, false);
+}
+
+bool relay_has_silent(bool succeeded, char text[RELAY_TEXT_MAX + 1], bool *refuse)
+{
+	struct sink sink = sink_on(text, RELAY_TEXT_MAX + 1);
+	bool any_reported;
+
+	if (server.process != 0 || presence.said || presence_silent(&presence, &any_reported) == 0)
+		return false;
+	presence_describe(&presence, succeeded ? PRESENCE_SUCCEEDED : PRESENCE_FAILED, &sink);
+	*refuse = presence.policy.refuse && !presence.policy.check && any_reported;
+	return true;
+}
+
 int relay_close(void)
 {
 	const uint64_t one = 1;
@@ -274,6 +356,7 @@ int relay_close(void)
 
 	if (server.process != getpid())
 		return 0;
+	atomic_store(&server.closing, true);
 	/* It may be asking a controller that does not answer. */
 	ended = write(server.wake, &one, sizeof(one)) == (ssize_t)sizeof(one) &&
 	        worker_join(&server.worker, JOIN_MS);

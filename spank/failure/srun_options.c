@@ -109,6 +109,17 @@ bool srun_waits_for_children(const struct srun_words *given)
 	return false;
 }
 
+bool srun_starts_several(const struct srun_words *given)
+{
+	const char *word, *words = given->words;
+	int left = given->own;
+
+	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL)
+		if (value_of(word, "--multi-prog", sizeof("--mu") - 1) != NULL)
+			return true;
+	return false;
+}
+
 const char *srun_nodes(const struct srun_words *given)
 {
 	const char *last = NULL, *word, *words = given->words;

@@ -34,6 +34,9 @@ long srun_wait_seconds(const struct srun_words *given, const char *variable);
    long as any process is in its cgroup. */
 bool srun_waits_for_children(const struct srun_words *given);
 
+/* Whether the words hold --multi-prog: the program is then the file that names programs. */
+bool srun_starts_several(const struct srun_words *given);
+
 /* The value of the words' last -w, --nodelist, -F or --nodefile, NULL without one: Slurm
    then does not look at SLURM_HOSTFILE. */
 const char *srun_nodes(const struct srun_words *given);

@@ -27,6 +27,7 @@ struct supervise_task {
 struct supervise_shared {
 	atomic_bool told; /* a failure was already put into words on this node */
 	atomic_bool has_told; /* who did so is done with it */
+	atomic_bool reported; /* srun knows that this node has the plugin, or is being told */
 	struct witness witness;
 	uint32_t world_size;
 	char node[HOST_NAME_MAX_BYTES];

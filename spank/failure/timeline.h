@@ -29,6 +29,12 @@
  *         If it was Slurm, slurmctld has told srun so, and srun itself waits KillWait
  *         and two seconds for the last node, however slow that is, and is gone by then.
  *
+ * silent  SILENT_MS after srun saw tasks start on a node whose plugin has not reported, it
+ *         takes the plugin for absent there. A plugin reports before its node's first
+ *         program runs, which is within milliseconds where nothing is slow. Where another
+ *         plugin prepares the tasks first, as Pyxis does, which may fetch an image, srun
+ *         says so after UNSURE_MS, and ends nothing.
+ *
  * Where srun does not answer, CONNECT_MS or REPLY_MS have passed; then the node
  * speaks itself, DELIVERY_MS before its connection to srun may go, and asks
  * slurmctld after ALONE_MS (or grace=), later by ALONE_NODE_MS for each node
@@ -56,6 +62,8 @@ enum {
 	ALONE_MS = 200,
 	ALONE_NODE_MS = 250, /* the controller reaches all nodes within it */
 	ALONE_SPREAD_MS = 3000,
+	SILENT_MS = 20000,
+	UNSURE_MS = 60000,
 	JOIN_MS = 2000,
 };
 

@@ -11,4 +11,8 @@
 /* Whether this process has loaded Pyxis behind this plugin: plugstack's order. */
 bool container_plugin_comes_later(void);
 
+/* Whether it has loaded a plugin before this one that has work to do in each task before
+   its program runs, and may take long over it, as Pyxis does over an image. */
+bool task_plugin_comes_before(void);
+
 #endif

@@ -12,6 +12,8 @@
 #include "spank/launch/variables.h"
 #include "spank/sink.h"
 
+#define ABSENT "the plugin spank_ddp is absent on this node"
+
 enum { KEY_BYTES = 32 };
 
 static bool export_to_tasks(const char *name, const char *value, struct error *error)
@@ -91,6 +93,20 @@ void launch_leave_step(void)
 	environment_leave_step(&variables, environ);
 	for (int i = 0; i < variables.count; i++)
 		unsetenv(variables.item[i].name);
+}
+
+bool launch_replace_command(int count, char *words[], bool programs)
+{
+	/* srun has put the file of --multi-prog, which has a line for each task, into a word. */
+	int index = programs ? 1 : 0;
+	char *text = strdup(programs ? "* 'ddp: " ABSENT "'\n" : "ddp: " ABSENT);
+
+	if (text == NULL || index >= count || words == NULL) {
+		free(text);
+		return false;
+	}
+	words[index] = text;
+	return true;
 }
 
 void launch_list_stale(char *text, size_t bytes)

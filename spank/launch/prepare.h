@@ -22,6 +22,14 @@ bool launch_prepare(const struct settings *settings, const char *hostfile, struc
 /* Takes what environment_leave_step() names out of the caller's environment. */
 void launch_leave_step(void);
 
+/*
+ * A dry run: puts in place of the command, which srun is about to launch, one that cannot
+ * run. The plugin ends the tasks before; a node without it says the sentence as the name of
+ * a program that it does not find. `programs`: the words are those of --multi-prog. False if
+ * there is no such word, or no memory for it.
+ */
+bool launch_replace_command(int count, char *words[], bool programs);
+
 /* "RANK=7 MASTER_ADDR=n9": what the caller's environment holds from elsewhere;
    "" if nothing. To be called before the others. */
 void launch_list_stale(char *text, size_t bytes);

@@ -2,7 +2,7 @@
 # nodes: 3
 # seconds: 150
 # A node without the plugin, or with one that does not fit, is told, not run
-# as a world of one.
+# as a world of one, and srun names it.
 . "$source/tests/cluster/lib.sh"
 
 # n2 has an empty plugstack.conf; the others keep theirs. Other tests share the
@@ -11,9 +11,48 @@
 trap 'on_node n2 umount "$cluster/plugstack.conf" 2>/dev/null' EXIT
 on_node n2 mount --bind "$work/empty.conf" "$cluster/plugstack.conf"
 
-capture as_user srun --ddp -w n2 -n1 sh -c 'echo "RANK=$RANK"'
+# It takes srun 20 s to be sure of a node without the plugin while the step runs.
+as_user srun --ddp -N3 -n3 sleep 100 >"$work/runs" 2>&1 &
+runs=$!
+
+named='ddp: no report from n2 \(1 of 3 nodes\): the plugin is absent on this node, or older than srun'
+for list in check check=json; do
+	capture as_user srun --ddp=$list -N3 -n3 sh -c 'echo ran'
+	fails_without_hanging "--ddp=$list fails where a node has no plugin"
+	prints_not '^ran$' "and runs nothing, there neither"
+	prints "$named" "srun names the node"
+	prints 'execve\(\): ddp: the plugin spank_ddp is absent on this node' "which says so, too"
+done
+prints_times 2 '"name":"RANK"' "the others' variables are shown"
+printf '* sh -c "echo ran"\n' >"$work/programs"
+capture as_user srun --ddp=check -N3 -n3 --multi-prog "$work/programs"
+fails_without_hanging "the same with --multi-prog"
+prints_not '^ran$' "of which nothing runs either"
+prints "$named" "and the node is named"
+capture as_user srun --ddp=check -N1 sh -c 'echo ran' : --ddp=check -N1 sh -c 'echo ran'
+fails_without_hanging "a dry run of several components is refused"
+prints 'for a step of one component' "in words"
+prints_not '^ran$' "and runs nothing"
+capture as_user srun --ddp=check -N2 -w n0,n1 -n2 true
+status_is 0 "a dry run on nodes with the plugin is a success"
+prints_not 'no report' "of which nobody is named"
+
+capture as_user srun --ddp -N3 -n3 sleep 0.5
+status_is 1 "a step that has ended well, but on a node without the plugin, has failed"
+prints_times 1 "$named" "srun names the node"
+capture as_user srun --ddp=absent=warn -N3 -n3 sleep 0.5
+status_is 0 "absent=warn: it has not"
+prints_times 1 "$named" "but the node is named"
+capture as_user srun --ddp -N3 -n3 sh -c 'case $RANK in [0-9]) sleep 1 ;; *) exit 9 ;; esac'
+status_is 9 "a program that fails there has its code"
+prints_times 1 "$named" "and the node is named"
+capture as_user srun --ddp -N1 -n1 sleep 0.5 : --ddp -N2 -n2 sleep 0.5
+prints_times 1 "$named" "so it is where a component has it"
+
+capture as_user srun --ddp -w n2 -n1 sh -c 'sleep 0.5; echo "RANK=$RANK"'
 prints '^RANK=srun --ddp was asked for, but the plugin spank_ddp is not active on this node$' \
 	"a node without the plugin leaves a sentence for a rank"
+prints 'ddp: no report from n2 \(1 of 1 nodes\)' "and srun says why"
 capture as_user srun --ddp -w n2 -n1 /usr/bin/python3 -c 'import os; int(os.environ["RANK"])'
 fails_without_hanging "which no framework takes for a number"
 prints 'ValueError.*not active on this node' "and shows"
@@ -26,6 +65,11 @@ prints '^SLURM_DDP_KEY=' "under --export=NONE the key is still there unused"
 prints_not '^(RANK|DDP_PLUGIN_VERSION)=' "and no rank"
 capture as_user srun -w n2 -n1 env
 prints_not '^(RANK|DDP_REQUESTED|SLURM_DDP_KEY)=' "a step without --ddp is left alone"
+
+wait $runs
+status=$? output=$(cat "$work/runs")
+status_is 1 "srun ends a step that runs on a node without the plugin, with a code of its own"
+prints_times 1 "$named" "and names the node once"
 
 # A program with libddp says which node. The examples are there or not.
 if [ -x "$prefix/bin/allreduce" ]; then

@@ -15,7 +15,7 @@ mkdir "$work/older" && git -C "$source" archive $older spank libruntime | tar -C
 ) || skip_all "the plugin of $older does not build here"
 
 # Other tests share the cluster, so it is put right whatever happens here.
-trap 'on_node n2 umount "$cluster/plugstack.conf" 2>/dev/null' EXIT
+trap 'on_node n2 umount "$cluster/plugstack.conf" 2>/dev/null; [ ! -e "$work/plugstack.conf" ] || cp "$work/plugstack.conf" "$cluster/plugstack.conf"' EXIT
 printf 'optional %s\n' "$work/older.so" >"$work/older.conf"
 chmod 755 "$work/older.so"
 sed "s|^PlugStackConfig=.*|PlugStackConfig=$work/older.conf|" "$cluster/slurm.conf" >"$work/slurm.conf"
@@ -28,7 +28,7 @@ try()
 	# shellcheck disable=SC2016 # the tasks expand these
 	capture as_user "$@" --ddp -N3 -n3 sh -c 'echo "rank $RANK of $WORLD_SIZE, $MASTER_ADDR:$MASTER_PORT $DDP_KEY"'
 	status_is 0 "$name: a step runs"
-	same '3 1' "$(grep -c '^rank [0-2] of 3, ' <<<"$output") $(cut -d " " -f 3- <<<"$output" | sort -u | wc -l)" \
+	same '3 1' "$(grep -c '^rank [0-2] of 3, ' <<<"$output") $(grep "^rank " <<<"$output" | cut -d " " -f 3- | sort -u | wc -l)" \
 		"$name: its ranks have one world, master and key"
 	for rank in 0 2; do
 		# shellcheck disable=SC2016
@@ -40,7 +40,22 @@ try()
 }
 try "an older srun" env SLURM_CONF="$work/slurm.conf" srun
 on_node n2 mount --bind "$work/older.conf" "$cluster/plugstack.conf"
-try "an older node" srun
+# An older node does not report, as one without the plugin.
+silent="ddp: no report from n2 \(1 of 3 nodes\): the plugin is absent on this node, or older than srun's"
+capture as_user srun --ddp -N3 -n3 sleep 0.5
+status_is 1 "an older node: a step beside newer ones is refused"
+prints_times 1 "$silent" "and the node is named"
+capture as_user srun --ddp=check -N3 -n3 sleep 0.5
+status_is 0 "an older node: a dry run is a success"
+prints_times 3 '^rank [0-2]/3 ' "with all rows"
+cp "$cluster/plugstack.conf" "$work/plugstack.conf"
+# In place: another file of that name would take n2's away.
+sed '/spank_ddp.so/s/$/ absent=warn/' "$work/plugstack.conf" >"$cluster/plugstack.conf"
+capture as_user srun --ddp -N3 -n3 sleep 0.5
+prints_times 1 "$silent" "and absent=warn in srun's line: the node is named"
+try "an older node, and absent=warn" srun
+prints_not 'unknown key' "of which the older node does not hear"
+cp "$work/plugstack.conf" "$cluster/plugstack.conf"
 capture as_user srun --ddp=watch -N3 -n3 sleep 30
 fails_without_hanging "a key that an older node does not have ends the step"
 prints_times 1 "ddp: .*unknown key 'watch'" "and is named"

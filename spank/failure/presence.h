@@ -1,0 +1,60 @@
+/*
+ * Which nodes of a step lack the plugin, as srun sees it. Slurm tells srun of each node
+ * that has started its tasks, and the plugin there reports, once a node, before its first
+ * program runs. A node that has started tasks and does not report lacks the plugin, or has
+ * an older one, which does not report. Pure: the caller brings table and time.
+ */
+#ifndef SPANK_PRESENCE_H
+#define SPANK_PRESENCE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/sink.h"
+
+struct presence_policy {
+	bool refuse; /* absent=refuse: such a node ends the step */
+	bool unsure; /* a plugin before this one may still be preparing the tasks */
+	bool check;  /* a dry run: nothing runs on such a node */
+};
+
+struct presence_task {
+	char *host;    /* where Slurm has started it; NULL: not yet */
+	bool reported; /* its node has reported by this task */
+};
+
+struct presence {
+	struct presence_policy policy;
+	struct presence_task *task; /* by rank; NULL: no step yet */
+	uint32_t tasks, started, reports;
+	uint32_t nodes, silent; /* which started tasks, as they were counted last; */
+	bool grown, changed;    /* nodes, or both, are of before */
+	uint64_t begin_ns, changed_ns; /* when tasks were last seen to start */
+	bool said;
+};
+
+/* A step with so many tasks, of all its components. False without memory for it. */
+bool presence_begin(struct presence *presence, uint32_t tasks, uint64_t now_ns);
+void presence_end(struct presence *presence);
+
+/* A node has reported, by its task of this rank. */
+void presence_report(struct presence *presence, uint32_t rank);
+
+/* Slurm has started the task on that host; a name that is none is not taken. */
+void presence_start(struct presence *presence, uint32_t rank, const char *host, uint64_t now_ns);
+
+/* When to look at what Slurm has started again; UINT64_MAX: all nodes are there, or one that
+   is not was said. */
+uint64_t presence_due(struct presence *presence, uint64_t now_ns);
+
+/* Whether nodes have been silent for so long that it is to be said, which is once. */
+bool presence_is_late(struct presence *presence, uint64_t now_ns);
+
+/* How many nodes have started tasks and not reported, and whether any node has reported. */
+uint32_t presence_silent(struct presence *presence, bool *any_reported);
+
+/* The sentence about them. `over`: the step has ended, with all tasks' success or not. */
+enum presence_state { PRESENCE_RUNS, PRESENCE_FAILED, PRESENCE_SUCCEEDED };
+void presence_describe(struct presence *presence, enum presence_state state, struct sink *sink);
+
+#endif

@@ -1,0 +1,192 @@
+/* spank/presence: which nodes have started tasks and not reported; no clock. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "spank/failure/presence.h"
+#include "spank/failure/relay.h"
+#include "spank/failure/timeline.h"
+
+#define MS 1000000ull
+
+enum { START = 1000000, TEXT = 1024 };
+
+/* Tasks 0 and 1 on n0, 2 on n1, 3 on n2, seen to start at START. */
+static struct presence begin(struct presence_policy policy)
+{
+	static const char *const hosts[] = { "n0", "n0", "n1", "n2" };
+	struct presence presence = { .policy = policy };
+
+	assert_true(presence_begin(&presence, 4, START * MS));
+	for (uint32_t i = 0; i < 4; i++)
+		presence_start(&presence, i, hosts[i], START * MS);
+	return presence;
+}
+
+static const char *say(struct presence *presence, enum presence_state state)
+{
+	static char text[TEXT];
+	struct sink sink = sink_on(text, sizeof(text));
+
+	presence_describe(presence, state, &sink);
+	return text;
+}
+
+static void nodes_that_report_are_there(void **state)
+{
+	struct presence presence = begin((struct presence_policy){ .refuse = true });
+	bool any;
+
+	(void)state;
+	assert_int_equal(presence_silent(&presence, &any), 3);
+	assert_false(any);
+	/* Any task of a node speaks for it, and once is enough. */
+	presence_report(&presence, 1);
+	presence_report(&presence, 1);
+	presence_report(&presence, 2);
+	assert_int_equal(presence_silent(&presence, &any), 1);
+	assert_true(any);
+	assert_true(presence_due(&presence, (START + 1) * MS) < UINT64_MAX);
+	presence_report(&presence, 4);
+	presence_report(&presence, UINT32_MAX);
+	assert_int_equal(presence_silent(&presence, &any), 1);
+	presence_report(&presence, 3);
+	assert_int_equal(presence_silent(&presence, &any), 0);
+	assert_true(presence_due(&presence, (START + 1) * MS) == UINT64_MAX);
+	assert_false(presence_is_late(&presence, (START + 10 * UNSURE_MS) * MS));
+	presence_end(&presence);
+}
+
+static void a_task_that_slurm_has_not_started_is_waited_for(void **state)
+{
+	struct presence presence = { .policy = { .refuse = true } };
+	bool any;
+
+	(void)state;
+	assert_true(presence_due(&presence, START * MS) == UINT64_MAX);
+	assert_false(presence_begin(&presence, 0, START * MS));
+	assert_true(presence_begin(&presence, 2, START * MS));
+	presence_report(&presence, 0);
+	/* A report may come before srun hears that the task has started. */
+	presence_start(&presence, 0, "n0", START * MS);
+	presence_start(&presence, 1, "", START * MS);
+	presence_start(&presence, 1, "n1\n", START * MS);
+	presence_start(&presence, 2, "n2", START * MS);
+	assert_int_equal(presence_silent(&presence, &any), 0);
+	assert_true(presence_due(&presence, (START + 60000) * MS) < UINT64_MAX);
+	assert_false(presence_is_late(&presence, (START + 100 * UNSURE_MS) * MS));
+	presence_start(&presence, 1, "n1", (START + 60000) * MS);
+	assert_false(presence_is_late(&presence, (START + 60000 + SILENT_MS - 1) * MS));
+	assert_true(presence_is_late(&presence, (START + 60000 + SILENT_MS) * MS));
+	/* Once. */
+	assert_false(presence_is_late(&presence, (START + 60000 + SILENT_MS) * MS));
+	assert_true(presence_due(&presence, (START + 60000 + SILENT_MS) * MS) == UINT64_MAX);
+	presence_end(&presence);
+}
+
+static void another_plugin_that_prepares_tasks_is_waited_for(void **state)
+{
+	struct presence presence = begin((struct presence_policy){ .refuse = true, .unsure = true });
+
+	(void)state;
+	presence_report(&presence, 0);
+	assert_false(presence_is_late(&presence, (START + SILENT_MS) * MS));
+	assert_true(presence_is_late(&presence, (START + UNSURE_MS) * MS));
+	assert_non_null(strstr(say(&presence, PRESENCE_RUNS), "still prepares the tasks"));
+	assert_null(strstr(say(&presence, PRESENCE_SUCCEEDED), "still prepares the tasks"));
+	presence_end(&presence);
+}
+
+static void the_sentence_names_the_nodes(void **state)
+{
+	struct presence presence = begin((struct presence_policy){ .refuse = true });
+
+	(void)state;
+	presence_report(&presence, 0);
+	assert_string_equal(say(&presence, PRESENCE_RUNS),
+	                    "no report from n1, n2 (2 of 3 nodes): the plugin is absent on these nodes, or "
+	                    "older than srun's; install and enable it there (absent=warn in the plugin's line "
+	                    "lets such steps run)");
+	presence.policy.refuse = false;
+	presence_report(&presence, 2);
+	assert_string_equal(say(&presence, PRESENCE_FAILED),
+	                    "no report from n2 (1 of 3 nodes): the plugin is absent on this node, or older "
+	                    "than srun's; install and enable it there");
+	presence.policy.check = true;
+	assert_string_equal(say(&presence, PRESENCE_SUCCEEDED),
+	                    "no report from n2 (1 of 3 nodes): the plugin on this node is older than srun's");
+	presence_end(&presence);
+}
+
+static void a_thousand_nodes_are_counted_in_no_time(void **state)
+{
+	enum { NODES = 1000, EACH = 8 };
+	struct presence presence = { .policy = { .refuse = true } };
+	char host[16];
+
+	(void)state;
+	assert_true(presence_begin(&presence, NODES * EACH, START * MS));
+	for (uint32_t i = 0; i < NODES * EACH; i++) {
+		snprintf(host, sizeof(host), "n%u", i / EACH);
+		presence_start(&presence, i, host, START * MS);
+	}
+	/* As srun's thread does for each report: were all counted each time, this took seconds. */
+	for (uint32_t i = 0; i < NODES; i++) {
+		assert_true(presence_due(&presence, START * MS) < UINT64_MAX);
+		assert_false(presence_is_late(&presence, START * MS));
+		if (i != 700)
+			presence_report(&presence, i * EACH);
+	}
+	assert_non_null(strstr(say(&presence, PRESENCE_RUNS), "no report from n700 (1 of 1000 nodes)"));
+	presence_report(&presence, 700 * EACH + 3);
+	assert_true(presence_due(&presence, START * MS) == UINT64_MAX);
+	presence_end(&presence);
+	assert_true(presence_begin(&presence, 20, START * MS));
+	for (uint32_t i = 0; i < 20; i++) {
+		snprintf(host, sizeof(host), "n%u", i);
+		presence_start(&presence, i, host, START * MS);
+	}
+	assert_non_null(strstr(say(&presence, PRESENCE_RUNS), " and 4 more (20 of 20 nodes)"));
+	presence_end(&presence);
+}
+
+static void an_older_srun_does_nothing_about_a_report(void **state)
+{
+	const struct relay_news news = { .text = "0.2", .here = true, .rank = 70000 };
+	struct relay_message message = { .end = 0 };
+	struct relay_news read;
+	struct end_facts facts = { .kill_on_failure = true };
+	struct end_verdict verdict;
+
+	(void)state;
+	relay_write(&message, &news);
+	read = relay_read(&message);
+	assert_true(read.here);
+	assert_int_equal(read.rank, 70000);
+	assert_string_equal(read.text, "0.2");
+	/* One that does not know `here` sees a task that has ended well. */
+	facts.end = (enum task_end)message.end;
+	facts.sent = (enum slurm_sent)message.sent;
+	verdict = judge_end(&facts);
+	assert_int_equal(verdict.words, WORDS_NONE);
+	assert_int_equal(verdict.kill, DELAY_NEVER);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(nodes_that_report_are_there),
+		cmocka_unit_test(a_task_that_slurm_has_not_started_is_waited_for),
+		cmocka_unit_test(another_plugin_that_prepares_tasks_is_waited_for),
+		cmocka_unit_test(the_sentence_names_the_nodes),
+		cmocka_unit_test(a_thousand_nodes_are_counted_in_no_time),
+		cmocka_unit_test(an_older_srun_does_nothing_about_a_report),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
