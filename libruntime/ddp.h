@@ -179,7 +179,8 @@ DDP_API ddp_status ddp_spawn(int ranks, ddp_spawn_result *result);
  * - What cannot be written to is DDP_ERR_IO at once: a pipe without a reader, a socket, a folder.
  *   No write waits for a reader, and none raises SIGPIPE or SIGXFSZ in the program.
  * Where the process has closed descriptors 0, 1 or 2, ddp_init() and ddp_spawn() open /dev/null
- * there. Numbers are written and read with a point, whatever setlocale() was called.
+ * there. Numbers are written and read with a point, and messages are in English,
+ * whatever setlocale() was called.
  */
 
 typedef struct ddp_context ddp_context;

@@ -11,7 +11,7 @@ base_sources = \
 	libruntime/base/error.c libruntime/base/error.h \
 	libruntime/base/log.c libruntime/base/log.h \
 	libruntime/base/options.c libruntime/base/options.h \
-	libruntime/base/number.c libruntime/base/number.h \
+	libruntime/base/c_locale.c libruntime/base/c_locale.h \
 	libruntime/base/pages.h \
 	libruntime/base/path.c libruntime/base/path.h \
 	libruntime/base/signals.h \
@@ -214,7 +214,7 @@ pkglib_LTLIBRARIES += libruntime/libnccl-profiler-ddp.la
 libruntime_libnccl_profiler_ddp_la_SOURCES = \
 	libruntime/watch/nccl_profiler.c libruntime/watch/nccl_profiler_api.h \
 	libruntime/watch/nccl_watch.c libruntime/watch/nccl_watch.h \
-	libruntime/watch/page.c libruntime/base/log.c libruntime/base/number.c
+	libruntime/watch/page.c libruntime/base/log.c libruntime/base/c_locale.c
 libruntime_libnccl_profiler_ddp_la_CFLAGS = $(AM_CFLAGS) -fvisibility=hidden
 libruntime_libnccl_profiler_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \
 	-Wl,-z,nodelete -export-symbols-regex '^ncclProfiler_v[0-9]+$$'

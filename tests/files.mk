@@ -80,7 +80,7 @@ gpu_scripts += $(top_srcdir)/tests/gpu/netplugin.sh
 endif
 if HAVE_CUDA
 noinst_PROGRAMS += tests/gpu/nccl_sums
-tests_gpu_nccl_sums_SOURCES = tests/gpu/nccl_sums.c libruntime/base/error.c libruntime/base/number.c libruntime/comm/nccl/load.c
+tests_gpu_nccl_sums_SOURCES = tests/gpu/nccl_sums.c libruntime/base/error.c libruntime/base/c_locale.c libruntime/comm/nccl/load.c
 tests_gpu_nccl_sums_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
 tests_gpu_nccl_sums_LDADD = $(CUDA_LIBS)
 endif
@@ -488,11 +488,11 @@ tests/support/libcuda_emulated.a: $(cuda_kernel_sources) $(cuda_kernel_headers) 
 CLEANFILES += tests/support/libcuda_emulated.a tests/support/emulated/*.o
 
 TESTS += tests/ranks/ddp_torch.py tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/ranks/test_gpt.sh tests/ranks/test_no_gpu.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/ranks/trace_gpt.py tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
-	tests/unit/test_kernels_library.sh tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh tests/unit/test_waits.sh \
+	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh tests/unit/test_waits.sh \
 	tests/unit/vision_torch.py
 EXTRA_DIST += README.md tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/ranks/test_no_gpu.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/ranks/trace_gpt.py tests/readme.sh tests/unit/read_safetensors.py \
 	tests/unit/sampler_torch.py tests/unit/sampler_vectors.h tests/unit/test_api.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
-	tests/unit/test_kernels_library.sh tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh tests/unit/test_waits.sh \
+	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh tests/unit/test_waits.sh \
 	tests/unit/vision_torch.py
 
 # For tests on clusters: ranks that only wire up, and ranks that only train.

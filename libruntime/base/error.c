@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/number.h"
+#include "base/c_locale.h"
 
 enum { MESSAGE_MAX = 1024 };
 
@@ -45,13 +45,10 @@ ddp_status ddp_fail_null(const char *function, const char *argument)
 
 ddp_status ddp_fail_errno(ddp_status status, int error_number, const char *format, ...)
 {
-	char reason[128];
 	va_list arguments;
 
-	/* The GNU strerror_r may return a static string instead of `reason`. */
-	const char *text = strerror_r(error_number, reason, sizeof(reason));
 	va_start(arguments, format);
-	set_message(format, arguments, text);
+	set_message(format, arguments, ddp_reason(error_number));
 	va_end(arguments);
 	return status;
 }

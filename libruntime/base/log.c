@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-#include "base/number.h"
+#include "base/c_locale.h"
 #include "base/signals.h"
 
 static struct {

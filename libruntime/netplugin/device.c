@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/number.h"
+#include "base/c_locale.h"
 #include "comm/net/ucx_log.h"
 #include "netplugin/abi.h"
 #include "netplugin/control.h"

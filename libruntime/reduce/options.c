@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/number.h"
+#include "base/c_locale.h"
 #include "base/options.h"
 #include "optim/scaler.h"
 

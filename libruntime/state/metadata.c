@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
-#include "base/number.h"
+#include "base/c_locale.h"
 
 static const char digest_key[] = "ddp.loader.digest";
 

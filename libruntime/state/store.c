@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/c_locale.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/path.h"
@@ -182,7 +183,7 @@ static void remove_file(const char *dir, int64_t step)
 	char *path = file_path(dir, step, suffix);
 
 	if (path != NULL && unlink(path) != 0 && errno != ENOENT)
-		ddp_log(DDP_LOG_WARN, "cannot remove old checkpoint %s: %s", path, strerror(errno));
+		ddp_log(DDP_LOG_WARN, "cannot remove old checkpoint %s: %s", path, ddp_reason(errno));
 	free(path);
 }
 
@@ -211,7 +212,7 @@ static void set_aside(const char *dir, int64_t step)
 		ddp_log(DDP_LOG_WARN, "%s: no memory to set step %" PRId64 " aside", dir, step);
 	else if (rename(path, aside) != 0)
 		ddp_log(DDP_LOG_WARN, "cannot rename %s, which a resume would take: %s", path,
-		        strerror(errno));
+		        ddp_reason(errno));
 	else
 		ddp_log(DDP_LOG_WARN, "%s is of a later step than the one that was saved: training has "
 		        "left it, by going back or by beginning anew; it is set aside as %s", path, aside);
@@ -350,10 +351,10 @@ static ddp_status lock_file(const char *dir, int fd, const char *who, bool *lock
 		return owned_by_another(dir, fd);
 	if (!*locked)
 		ddp_log(DDP_LOG_WARN, "cannot lock checkpoint directory %s (%s): see to it that only one "
-		        "run writes to it", dir, strerror(errno));
+		        "run writes to it", dir, ddp_reason(errno));
 	/* For messages only. */
 	if (*locked && (ftruncate(fd, 0) != 0 || ddp_write(fd, who, strlen(who)) < 0))
-		ddp_log(DDP_LOG_DEBUG, "%s/.lock: %s", dir, strerror(errno));
+		ddp_log(DDP_LOG_DEBUG, "%s/.lock: %s", dir, ddp_reason(errno));
 	return DDP_OK;
 }
 
@@ -368,7 +369,7 @@ static void remove_temporaries(const char *dir)
 	while ((entry = readdir(stream)) != NULL) {
 		if (is_temporary(entry->d_name) && unlinkat(dirfd(stream), entry->d_name, 0) != 0)
 			ddp_log(DDP_LOG_WARN, "cannot remove %s/%s, which a crash left: %s", dir, entry->d_name,
-			        strerror(errno));
+			        ddp_reason(errno));
 	}
 	closedir(stream);
 }

@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/c_locale.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/path.h"
@@ -62,7 +63,7 @@ void ddp_metrics_close(ddp_metrics *metrics)
 		return;
 	if (metrics->fd >= 0 && close(metrics->fd) != 0)
 		ddp_log(DDP_LOG_WARN, "closing the metrics file \"%s\": %s", metrics->path,
-		        strerror(errno));
+		        ddp_reason(errno));
 	metrics_free(metrics);
 }
 
@@ -138,7 +139,7 @@ static void set_earlier_run_aside(ddp_metrics *metrics)
 	}
 	if (!rename_to_free_name(metrics->path)) {
 		ddp_log(DDP_LOG_WARN, "metrics of this run follow an earlier run's in \"%s\": that cannot be "
-		        "renamed (%s)", metrics->path, strerror(errno));
+		        "renamed (%s)", metrics->path, ddp_reason(errno));
 		return;
 	}
 	if (open_file(metrics->path, &fd) != DDP_OK) {
@@ -182,7 +183,7 @@ void ddp_metrics_step(ddp_metrics *metrics, const ddp_step_stats *stats)
 	}
 	ddp_log(DDP_LOG_WARN, "metrics end at step %lld: cannot write to \"%s\": %s",
 	        (long long)stats->step, metrics->path,
-	        written < 0 ? strerror(errno) : "no space for a whole line");
+	        written < 0 ? ddp_reason(errno) : "no space for a whole line");
 	close(metrics->fd);
 	metrics->fd = -1;
 }

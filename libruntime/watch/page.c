@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
+#include "base/c_locale.h"
 #include "base/log.h"
 #include "base/pages.h"
 
@@ -55,7 +56,7 @@ static void *map_shared(const ddp_job *job)
 	                   offset - (off_t)before);
 	if (pages == MAP_FAILED) {
 		ddp_log(DDP_LOG_WARN, "rank %d: cannot map the progress page: %s", job->rank,
-		        strerror(errno));
+		        ddp_reason(errno));
 		return MAP_FAILED;
 	}
 	return pages + before;

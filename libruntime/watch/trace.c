@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/c_locale.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -87,7 +88,7 @@ static DIR *open_folder(const ddp_trace *trace)
 
 	if (stream == NULL)
 		ddp_log(DDP_LOG_WARN, "rank %d: traces of earlier runs stay beside \"%s\": %s", trace->rank,
-		        trace->path, strerror(errno));
+		        trace->path, ddp_reason(errno));
 	free(folder);
 	return stream;
 }
@@ -117,7 +118,7 @@ static void rename_aside(const ddp_trace *trace, int folder, int rank)
 	snprintf(to, sizeof(to), "%s.%d", from, trace->aside);
 	if (renameat(folder, from, folder, to) != 0 && errno != ENOENT)
 		ddp_log(DDP_LOG_WARN, "rank %d: the trace of an earlier run cannot be renamed to %s: %s",
-		        trace->rank, to, strerror(errno));
+		        trace->rank, to, ddp_reason(errno));
 }
 
 /* Of ranks that this run has not. */
@@ -186,7 +187,7 @@ static void go_on(ddp_trace *trace, int64_t bytes)
 	const int error = ddp_set_file_size(trace->fd, end);
 
 	if (error != 0 || lseek(trace->fd, end, SEEK_SET) < 0) {
-		give_up(trace, strerror(error != 0 ? error : errno));
+		give_up(trace, ddp_reason(error != 0 ? error : errno));
 		return;
 	}
 	trace->file_bytes = end;
@@ -234,7 +235,7 @@ static void write_buffer(ddp_trace *trace)
 			done += (size_t)n;
 			continue;
 		}
-		const char *reason = strerror(errno);
+		const char *reason = ddp_reason(errno);
 		/* Back to the last whole event; if that fails too, so be it. */
 		if (ftruncate(trace->fd, trace->file_bytes) != 0)
 			reason = "it is cut within an event";
@@ -354,7 +355,7 @@ void ddp_trace_close(ddp_trace *trace)
 	}
 	if (trace->fd >= 0 && close(trace->fd) != 0)
 		ddp_log(DDP_LOG_WARN, "rank %d: closing the trace \"%s\": %s", trace->rank,
-		        trace->path, strerror(errno));
+		        trace->path, ddp_reason(errno));
 	trace_free(trace);
 }
 

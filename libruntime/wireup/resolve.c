@@ -12,6 +12,7 @@
 #include <strings.h>
 #include <time.h>
 
+#include "base/c_locale.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/wait.h"
@@ -137,7 +138,7 @@ static ddp_status take_addresses(const ddp_job *job, const struct addrinfo *foun
 
 static ddp_status lookup_error(const ddp_job *job, const struct lookup *lookup)
 {
-	const char *reason = lookup->rc == EAI_SYSTEM ? strerror(lookup->error)
+	const char *reason = lookup->rc == EAI_SYSTEM ? ddp_reason(lookup->error)
 	                                              : gai_strerror(lookup->rc);
 
 	return ddp_fail(DDP_ERR_JOB, "rank %d on %s: MASTER_ADDR %s does not resolve: %s (srun "

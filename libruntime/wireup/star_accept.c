@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/c_locale.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -201,7 +202,7 @@ static ddp_status hear_unproven(struct ddp_centre *centre, struct ddp_link *link
 		if (got < 0 && (errno == EAGAIN || errno == EINTR))
 			return DDP_OK;
 		if (got <= 0) {
-			drop_unproven(centre, link, got == 0 ? "it hung up" : strerror(errno));
+			drop_unproven(centre, link, got == 0 ? "it hung up" : ddp_reason(errno));
 			return DDP_OK;
 		}
 		link->hello_used += (size_t)got;

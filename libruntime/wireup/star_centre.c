@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/c_locale.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "wireup/star.h"
@@ -30,7 +31,7 @@ static ddp_status read_blob(struct ddp_centre *centre, struct ddp_link *link, bo
 			return DDP_OK;
 		if (got <= 0)
 			return ddp_centre_lost(centre, link, true,
-			                       got == 0 ? "its connection was closed" : strerror(errno));
+			                       got == 0 ? "its connection was closed" : ddp_reason(errno));
 		status = ddp_frame_filled(reader, (size_t)got, done);
 		if (status != DDP_OK)
 			return ddp_fail_context(status, "from rank %d on %s", link->rank, link->hello.host);

@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-#include "base/number.h"
+#include "base/c_locale.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 

@@ -7,6 +7,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "base/c_locale.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -120,7 +121,7 @@ static int find_leader(int rank, void **blobs, int own_fd, int *fd)
 		if (*fd >= 0)
 			return r;
 		ddp_log(DDP_LOG_WARN, "rank %d cannot open the memory of rank %d on the same machine (%s): "
-		        "they will use the network", rank, r, strerror(errno));
+		        "they will use the network", rank, r, ddp_reason(errno));
 	}
 	*fd = own_fd;
 	return rank;

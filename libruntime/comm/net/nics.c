@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/number.h"
+#include "base/c_locale.h"
 
 enum { NICS_MAX = 64 /* bits of a set */, NUMA_MAX = 64, NAME_MAX_BYTES = 64, NEAREST = 10 };
 
@@ -131,7 +131,7 @@ static bool can_open(const char *dev, const char *verbs)
 		return false;
 	const int fd = open(path, O_RDWR | O_CLOEXEC);
 	if (fd < 0)
-		ddp_log(DDP_LOG_DEBUG, "cannot open %s: %s", path, strerror(errno));
+		ddp_log(DDP_LOG_DEBUG, "cannot open %s: %s", path, ddp_reason(errno));
 	else
 		close(fd);
 	return fd >= 0;

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/c_locale.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "comm/net/ucx_nets.h"
@@ -124,7 +125,7 @@ static void raise_limit(const ddp_worker *worker)
 		return;
 	limit.rlim_cur = fd < limit.rlim_max ? fd : limit.rlim_max;
 	if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
-		ddp_log(DDP_LOG_DEBUG, "cannot raise the limit of descriptors: %s", strerror(errno));
+		ddp_log(DDP_LOG_DEBUG, "cannot raise the limit of descriptors: %s", ddp_reason(errno));
 }
 
 void ddp_ucx_make_room(ddp_worker *worker, int nodes)

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <ucs/sys/sock.h>
 
+#include "base/c_locale.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/net/nics.h"
@@ -239,7 +240,7 @@ static void warn_unfiltered(const ddp_comm *comm, int count, int first, int erro
 		return;
 	ddp_log(DDP_LOG_WARN, "UCX's listening sockets are open to any host on %d of %d ranks, %s first: no filter "
 	        "could be set for them (%s)%s. Messages are checked nevertheless; see SECURITY in libddp(3)",
-	        count, comm->size, ddp_rank_text(comm, first), strerror(error),
+	        count, comm->size, ddp_rank_text(comm, first), ddp_reason(error),
 	        error == EPERM ? ", as it may for users without privileges" : "");
 }
 

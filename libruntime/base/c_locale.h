@@ -1,10 +1,10 @@
 /*
- * number: numbers as text, in the same form whatever setlocale() the program has called:
- * with a point, as the C language writes them. What this process writes (a checkpoint's metadata,
- * a metrics line, a message), any other one reads.
+ * c_locale: numbers and reasons as text, in the same form whatever setlocale() the program has
+ * called: with a point, and in English. What this process writes (a checkpoint's metadata, a metrics
+ * line, a message), any other one reads.
  */
-#ifndef DDP_BASE_NUMBER_H
-#define DDP_BASE_NUMBER_H
+#ifndef DDP_BASE_C_LOCALE_H
+#define DDP_BASE_C_LOCALE_H
 
 #include <stdarg.h>
 #include <stdbool.h>
@@ -15,6 +15,9 @@ double ddp_read_number(const char *text, char **end);
 
 /* A finite number and nothing else. *value is written on success only. */
 bool ddp_parse_number(const char *text, double *value);
+
+/* strerror(), from any thread. */
+const char *ddp_reason(int error);
 
 /* vsnprintf() and snprintf(). */
 int ddp_format_list(char *text, size_t bytes, const char *format, va_list arguments)

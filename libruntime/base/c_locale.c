@@ -1,4 +1,4 @@
-#include "base/number.h"
+#include "base/c_locale.h"
 
 #include <errno.h>
 #include <locale.h>
@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static locale_t c_locale; /* 0: there is no memory for it, or not made yet */
 static pthread_once_t c_locale_once = PTHREAD_ONCE_INIT;
@@ -20,6 +21,12 @@ static locale_t use_c_locale(void)
 {
 	pthread_once(&c_locale_once, make_c_locale);
 	return uselocale(c_locale);
+}
+
+const char *ddp_reason(int error)
+{
+	pthread_once(&c_locale_once, make_c_locale);
+	return c_locale != (locale_t)0 ? strerror_l(error, c_locale) : strerror(error);
 }
 
 double ddp_read_number(const char *text, char **end)
