@@ -90,7 +90,7 @@ static ddp_status open_context(ddp_context *context, const ddp_options *options)
 	uint64_t deadline_ns = start_ns + (uint64_t)context->timeout_ms * 1000000u;
 
 	ddp_status status = open_watch(context);
-	ddp_page_wait(ddp_watch_page(context->watch), 0, start_ns, "the first exchange of all ranks");
+	ddp_page_wait(ddp_watch_page(context->watch), 0, start_ns, DDP_PROGRESS_FIRST_EXCHANGE);
 	if (status == DDP_OK)
 		status = ddp_wireup_open(job, &context->key, options->wireup,
 		                         deadline_ns, &context->wireup);

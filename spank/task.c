@@ -213,9 +213,9 @@ static void leave_step(spank_t spank)
 }
 
 /* In the witness. */
-static void look_for_stall(void *watch, bool asked_to_stop)
+static bool look_for_stall(void *watch, bool asked_to_stop)
 {
-	stall_watch_look(watch, asked_to_stop, ddp_now_ns());
+	return stall_watch_look(watch, asked_to_stop, ddp_now_ns());
 }
 
 /* The last thing before the program: what it tells of is to be there already. */
@@ -234,10 +234,11 @@ static void make_witness(const struct stepd *stepd)
 		                       .stay_in_group = ask_tracks_groups(),
 		                       .look = look_for_stall, .about = &watch };
 
-	if (seconds > 0 && !stall_watch_open(&watch, &stepd->node.supervise, seconds, &error))
-		slurm_error("ddp: %s", error.text);
-	else if (seconds > 0)
+	/* Of what a launcher starts there are no pages. */
+	if (!stepd->node.launcher && stall_watch_open(&watch, &stepd->node.supervise, seconds, &error))
 		words.look_ms = stall_watch_period_ms(seconds);
+	else if (seconds > 0)
+		slurm_error("ddp: %s", error.text);
 	watch.relay = stepd->node.relay;
 	report_slurmstepd(shared->node, stepd->node.supervise.local_tasks, shared->world_size, text,
 	                  sizeof(text));

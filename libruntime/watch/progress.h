@@ -14,6 +14,9 @@
 #define DDP_PROGRESS_MAGIC 0x31706464u /* "ddp1", little-endian */
 #define DDP_PROGRESS_BYTES 4096
 
+/* As collective_text with DDP_WAITING_OTHER, in ddp_init(): it ends once all ranks have come. */
+#define DDP_PROGRESS_FIRST_EXCHANGE "the first exchange of all ranks"
+
 struct ddp_progress {
 	uint32_t magic;
 	uint32_t phase;            /* enum ddp_phase */

@@ -234,17 +234,30 @@ enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 	return verdict.kill == DELAY_DOUBT ? DELAY_NEVER : verdict.kill;
 }
 
+/* Whether a rank of another node may wait in ddp_init() for one that has not called it. */
+static bool others_may_wait(const struct supervise *supervise)
+{
+	bool any_without = false;
+	struct ddp_progress page;
+
+	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
+		supervise_read(supervise, i, &page);
+		any_without |= page.magic != DDP_PROGRESS_MAGIC || page.writer != DDP_WRITER_LIBDDP;
+	}
+	return any_without && supervise->shared->world_size > supervise->local_tasks;
+}
+
 void node_end(struct node *node)
 {
 	const struct supervise *supervise = &node->supervise;
 
 	/* First: what the witness tells could come later, and be older. */
 	witness_end(&supervise->shared->witness);
-	if (node->stall_seconds == 0)
+	if (node->stall_seconds == 0 && (node->launcher || !others_may_wait(supervise)))
 		return;
 	/* What failed or was killed ends the step or was said, and there may be many such
 	   nodes at once. */
-	for (uint32_t i = 0; i < supervise->local_tasks && node->kill_on_failure; i++)
+	for (uint32_t i = 0; i < supervise->local_tasks && (node->kill_on_failure || node->stall_seconds == 0); i++)
 		if (atomic_load(&supervise->shared->task[i].end) != STALL_GOOD_END)
 			return;
 	stall_tell_end(supervise, &node->relay);

@@ -1,9 +1,14 @@
 #include "spank/failure/stall.h"
 
+#include <string.h>
+
 #include "spank/failure/doing.h"
 #include "spank/identity/nodelist.h"
 
 static const uint64_t ns_per_ms = 1000000;
+
+/* Ranks come one after the other: a wait in ddp_init() that is shorter is not told. */
+static const double start_seconds = 0.5;
 
 /* What the rank writes as it goes on; texts follow from these. Of messages, and of
    collectives of groups, the time of the last wait is all that tells them apart. */
@@ -160,4 +165,38 @@ void stall_judge_node(const struct stall_node *node, uint64_t now_ns, struct sta
 	note->quiet_ms = UINT32_MAX;
 	for (uint32_t i = 0; i < node->count; i++)
 		add_rank(&node->ranks[i], node, now_ns, note);
+}
+
+static bool has_page(const struct stall_rank *rank)
+{
+	return rank->page.magic == DDP_PROGRESS_MAGIC && rank->page.writer == DDP_WRITER_LIBDDP;
+}
+
+static bool is_in_first_exchange(const struct doing *doing)
+{
+	return doing->wait == DOING_WAITS_OTHERWISE && doing->collective == 0 &&
+	       strcmp(doing->text, DDP_PROGRESS_FIRST_EXCHANGE) == 0;
+}
+
+bool stall_judge_start(const struct stall_node *node, uint64_t now_ns, struct stall_note *note)
+{
+	struct stall_node all = *node;
+	bool blocked = true, may_be = false;
+	struct doing doing;
+
+	all.seconds = 0;
+	stall_judge_node(&all, now_ns, note);
+	for (uint32_t i = 0; i < node->count; i++) {
+		const struct stall_rank *rank = &node->ranks[i];
+		bool waits;
+		doing_read(&rank->page, now_ns, &doing);
+		waits = rank->end == STALL_NO_END && is_in_first_exchange(&doing);
+		may_be |= waits || (rank->end == STALL_NO_END && !has_page(rank));
+		blocked &= (waits && doing.wait_seconds >= start_seconds) ||
+		           (rank->end == STALL_GOOD_END && !has_page(rank));
+	}
+	if (!blocked)
+		*note = (struct stall_note){ .ranks = note->ranks, .lowest = note->lowest,
+			                     .world_size = note->world_size };
+	return blocked || may_be;
 }

@@ -48,4 +48,11 @@ struct stall_node {
  */
 void stall_judge_node(const struct stall_node *node, uint64_t now_ns, struct stall_note *note);
 
+/*
+ * Whatever stall= says: the node is blocked, and told to stall, when each of its ranks has ended
+ * with code 0 and without ddp_init(), or waits there for the others. If all nodes are, the waiting
+ * ranks wait for ever. False: it is not, and never will be.
+ */
+bool stall_judge_start(const struct stall_node *node, uint64_t now_ns, struct stall_note *note);
+
 #endif

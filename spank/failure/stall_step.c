@@ -1,6 +1,9 @@
 #include "spank/failure/stall_step.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+#include "watch/progress.h"
 
 enum { NODES_MAX = 65536, RANGES_SAID = 16, OLD_MS = 10000 };
 
@@ -31,7 +34,7 @@ void stall_step_take(struct stall_step *step, const unsigned char bytes[STALL_NO
 	struct stall_note note;
 	struct stall_told *told;
 
-	if (step->seconds == 0 || !stall_unpack(bytes, &note) ||
+	if (!stall_unpack(bytes, &note) ||
 	    (step->count > 0 && step->nodes[0].note.world_size != note.world_size))
 		return;
 	told = place_of(step, &note);
@@ -46,11 +49,31 @@ void stall_step_take(struct stall_step *step, const unsigned char bytes[STALL_NO
 	*told = (struct stall_told){ now_ns, note };
 }
 
+bool stall_step_is_blocked(const struct stall_step *step)
+{
+	bool waits = false, ended = false;
+
+	if (step->count == 0 || step->stalled_ranks != step->nodes[0].note.world_size)
+		return false;
+	for (size_t i = 0; i < step->count; i++) {
+		const struct stall_note *note = &step->nodes[i].note;
+		if (note->absent > 0 || (note->at_work > 0 && strcmp(note->wait, DDP_PROGRESS_FIRST_EXCHANGE) != 0))
+			return false;
+		waits |= note->at_work > 0;
+		ended |= note->kind == STALL_ENDED;
+	}
+	return waits && ended;
+}
+
 uint64_t stall_step_due(const struct stall_step *step)
 {
 	uint64_t due = 0, at_work = 0;
 
 	if (step->said || step->count == 0 || step->stalled_ranks != step->nodes[0].note.world_size)
+		return UINT64_MAX;
+	if (stall_step_is_blocked(step))
+		return 0;
+	if (step->seconds == 0)
 		return UINT64_MAX;
 	for (size_t i = 0; i < step->count; i++) {
 		const struct stall_told *told = &step->nodes[i];
@@ -180,6 +203,7 @@ void stall_step_say(struct stall_step *step, uint64_t now_ns, struct sink *sink)
 {
 	const struct stall_told *furthest_behind = NULL;
 	uint64_t quiet_ms = UINT64_MAX, at_work = 0, absent = 0;
+	bool blocked = stall_step_is_blocked(step);
 
 	step->said = true;
 	for (size_t i = 0; i < step->count; i++) {
@@ -193,8 +217,11 @@ void stall_step_say(struct stall_step *step, uint64_t now_ns, struct sink *sink)
 	}
 	if (furthest_behind == NULL)
 		return;
-	sink_add(sink, "the step stalls: no rank has made progress for %.1f s; ", (double)quiet_ms / 1000);
+	if (!blocked)
+		sink_add(sink, "the step stalls: no rank has made progress for %.1f s; ", (double)quiet_ms / 1000);
 	add_furthest_behind(furthest_behind, at_work, absent, now_ns, sink);
+	if (blocked)
+		sink_add(sink, ", and without ddp_init()");
 	add_waiting(step, at_work - absent, now_ns, sink);
 }
 

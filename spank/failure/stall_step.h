@@ -32,6 +32,9 @@ void stall_step_take(struct stall_step *step, const unsigned char bytes[STALL_NO
    goes on, all ranks have left it, or it was said. */
 uint64_t stall_step_due(const struct stall_step *step);
 
+/* Ranks wait in ddp_init() for one that has ended without it, and nobody does anything else. */
+bool stall_step_is_blocked(const struct stall_step *step);
+
 /* Adds the sentence, which is then said. */
 void stall_step_say(struct stall_step *step, uint64_t now_ns, struct sink *sink);
 

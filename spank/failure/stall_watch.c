@@ -16,6 +16,8 @@ int stall_watch_period_ms(uint32_t seconds)
 {
 	uint64_t period_ms = (uint64_t)seconds * 1000 / LOOKS;
 
+	if (seconds == 0)
+		return STALL_START_MS;
 	if (period_ms < PERIOD_MIN_MS)
 		return PERIOD_MIN_MS;
 	return period_ms < PERIOD_MAX_MS ? (int)period_ms : PERIOD_MAX_MS;
@@ -27,7 +29,7 @@ bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervi
 	size_t count = supervise->local_tasks;
 	void *pages, *ranks;
 
-	*watch = (struct stall_watch){ .shared = supervise->shared, .count = supervise->local_tasks,
+	*watch = (struct stall_watch){ .shared = supervise->shared, .opened_ns = ddp_now_ns(), .count = supervise->local_tasks,
 		                       .seconds = seconds, .address = supervise->shared->srun_address };
 	if (supervise->progress_fd < 0)
 		return error_set(error, "stall=: this node has no memory for its ranks' progress");
@@ -87,17 +89,16 @@ static void look_at(struct stall_watch *watch, uint32_t local, uint64_t now_ns)
 	stall_see(&watch->ranks[local], &page, end, end == STALL_NO_END && is_stopped(task->pid), now_ns);
 }
 
-static void look(struct stall_watch *watch, uint64_t now_ns, struct stall_note *note)
+/* What there is to see of the node's ranks now. */
+static struct stall_node see(struct stall_watch *watch, char name[HOST_NAME_MAX_BYTES], uint64_t now_ns)
 {
-	char name[sizeof(watch->shared->node)] = "";
-	struct stall_node node = { .name = name, .world_size = watch->shared->world_size,
-		                   .seconds = watch->seconds, .ranks = watch->ranks,
-		                   .count = watch->count };
-
-	memcpy(name, watch->shared->node, sizeof(name) - 1);
+	memset(name, 0, HOST_NAME_MAX_BYTES);
+	memcpy(name, watch->shared->node, HOST_NAME_MAX_BYTES - 1);
 	for (uint32_t i = 0; i < watch->count; i++)
 		look_at(watch, i, now_ns);
-	stall_judge_node(&node, now_ns, note);
+	return (struct stall_node){ .name = name, .world_size = watch->shared->world_size,
+		                    .seconds = watch->seconds, .ranks = watch->ranks,
+		                    .count = watch->count };
 }
 
 static bool tell(const struct stall_watch *watch, const struct stall_note *note)
@@ -121,31 +122,42 @@ static void forget_pause(struct stall_watch *watch, uint64_t now_ns)
 	watch->looked_ns = now_ns;
 }
 
-void stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
+bool stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 {
+	char name[HOST_NAME_MAX_BYTES];
 	struct stall_note note;
+	struct stall_node node;
 
 	forget_pause(watch, now_ns);
-	look(watch, now_ns, &note);
+	node = see(watch, name, now_ns);
+	watch->started = !stall_judge_start(&node, now_ns, &note);
+	if (!note.stalled && watch->seconds > 0)
+		stall_judge_node(&node, now_ns, &note);
 	if (stopping)
 		note = (struct stall_note){ .ranks = note.ranks, .lowest = note.lowest,
 			                    .world_size = note.world_size };
-	if (note.stalled == watch->told && !watch->unanswered)
-		return;
-	watch->told = note.stalled;
-	watch->unanswered = !tell(watch, &note);
+	if (note.stalled != watch->told || watch->unanswered) {
+		watch->told = note.stalled;
+		watch->unanswered = !tell(watch, &note);
+	}
+	return watch->seconds > 0 || (!watch->started && now_ns - watch->opened_ns <
+	                              STALL_START_SECONDS * 1000000000ull);
 }
 
 void stall_tell_end(const struct supervise *supervise, const struct relay *relay)
 {
+	uint64_t now_ns = ddp_now_ns();
+	char name[HOST_NAME_MAX_BYTES];
 	struct stall_watch watch;
 	struct stall_note note;
+	struct stall_node node;
 	struct error ignored;
 
 	if (!stall_watch_open(&watch, supervise, 0, &ignored))
 		return;
 	watch.relay = *relay;
-	look(&watch, ddp_now_ns(), &note);
+	node = see(&watch, name, now_ns);
+	stall_judge_node(&node, now_ns, &note);
 	if (note.stalled)
 		tell(&watch, &note);
 	close_watch(&watch);

@@ -1,5 +1,7 @@
 #include "spank/failure/step.h"
 
+#include <sys/wait.h>
+
 #include "spank/failure/timeline.h"
 #include "spank/sink.h"
 
@@ -162,14 +164,21 @@ uint64_t step_due(const struct step *step)
 
 static void act_on_stall(struct step *step, uint64_t now_ns, struct step_action *action)
 {
+	bool blocked = stall_step_is_blocked(&step->stall);
 	struct sink sink;
 
-	*action = (struct step_action){ .kill = step->policy.kill_on_stall };
+	*action = (struct step_action){ .kill = step->policy.kill_on_stall ||
+		                                (blocked && step->policy.kill_on_failure) };
 	sink = sink_on(action->text, sizeof(action->text));
 	stall_step_say(&step->stall, now_ns, &sink);
+	/* No task has failed, and yet the step has. */
+	if (blocked && step->wait_status == 0)
+		step->wait_status = W_EXITCODE(1, 0);
+	step->said |= blocked;
 	if (!action->kill)
 		return;
-	sink_add(&sink, "; the step is ended (stall-action=kill)");
+	if (!blocked)
+		sink_add(&sink, "; the step is ended (stall-action=kill)");
 	end(step, now_ns, 0);
 }
 

@@ -96,6 +96,7 @@ static int wait_signal(const sigset_t *all, int look_ms, siginfo_t *info)
 static void watch(struct witness *witness, const struct witness_words *words, pid_t parent)
 {
 	pid_t tasks = getpgrp();
+	int look_ms = words->look_ms;
 	bool suspended = false;
 	sigset_t all;
 
@@ -109,7 +110,7 @@ static void watch(struct witness *witness, const struct witness_words *words, pi
 	prctl(PR_SET_PDEATHSIG, PARENT_DIED);
 	while (getppid() == parent) {
 		siginfo_t info = { .si_signo = 0 };
-		int number = wait_signal(&all, words->look_ms, &info);
+		int number = wait_signal(&all, look_ms, &info);
 		if (number < 0 && errno != EINTR)
 			return;
 		if (judge_is_stop(number) && is_sent_by_slurm(&info, parent))
@@ -119,8 +120,9 @@ static void watch(struct witness *witness, const struct witness_words *words, pi
 		/* The ranks stop by it: Slurm sends it 2 s before the SIGSTOP with which it
 		   suspends a step, and that stops the witness, too. */
 		suspended = number == SIGTSTP || (suspended && number != SIGCONT);
-		if (words->look_ms > 0 && !suspended)
-			words->look(words->about, atomic_load(&witness->asked_to_stop));
+		if (look_ms > 0 && !suspended &&
+		    !words->look(words->about, atomic_load(&witness->asked_to_stop)))
+			look_ms = 0;
 	}
 	tell_of_slurmstepd(words, tasks);
 }

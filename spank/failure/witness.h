@@ -38,7 +38,8 @@ struct witness_words {
 	bool stay_in_group;  /* Slurm finds the step's processes by their process group */
 	int look_ms;         /* how often it calls look(), unless the step is
 	                        suspended; 0: never */
-	void (*look)(void *about, bool asked_to_stop);
+	/* False: never again. */
+	bool (*look)(void *about, bool asked_to_stop);
 	void *about;
 };
 

@@ -48,6 +48,17 @@ prints_times 1 "$any" "in one line"
 capture as_user srun --ddp=on-failure=continue,timeout=$((3 * seconds)) -N2 --ntasks-per-node=1 sh -c "$probe leave 1 | cat"
 status_is 1 "with on-failure=continue, too"
 
+# Others wait for the whole timeout in ddp_init() for a rank that never calls it.
+for nodes in 1 2; do
+	capture as_user srun --ddp -N"$nodes" -n3 "$probe" never 1
+	status_is 1 "a rank that ends before ddp_init() fails the step ($nodes nodes)"
+	prints 'ddp: rank 1 of 3 on n0 had ended with code 0, [0-9.]+ s before, and without ddp_init\(\); waiting: ranks 0,2 in the first exchange of all ranks' \
+		"it is named"
+	prints_times 1 'ddp: ' "in one line"
+done
+capture as_user srun --ddp -N2 --ntasks-per-node=1 "$probe" never 1
+prints_times 1 'ddp: rank 1 of 2 on n1 had ended with code 0' "also when it was alone on its node"
+
 # Nothing is said of those that end well.
 capture as_user srun --ddp -N2 --ntasks-per-node=2 "$probe" none 0
 status_is 0 "a training that ends well succeeds"

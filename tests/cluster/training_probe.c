@@ -4,7 +4,7 @@
  *
  *   training_probe ACTION RANK [FILE [SECONDS]]
  *
- * After three steps RANK makes FILE and then: hang: sleeps in forward; spin: computes
+ * With never, RANK ends with 0 before ddp_init(). After three steps RANK makes FILE and then: hang: sleeps in forward; spin: computes
  * there for ever; leave: exits with 0, without a word; finish: the same after
  * ddp_finalize(); busy: is in evaluation for SECONDS; save: in a checkpoint; late: nothing
  * yet; none: nothing. The others go on until an error, which gives exit code 3; after `busy`
@@ -79,7 +79,7 @@ int main(int argc, char **argv)
 	ddp_model *model;
 
 	if (argc < 3 || argc > 5) {
-		fprintf(stderr, "usage: training_probe hang|spin|leave|finish|busy|save|late|none RANK [FILE [SECONDS]]\n");
+		fprintf(stderr, "usage: training_probe never|hang|spin|leave|finish|busy|save|late|none RANK [FILE [SECONDS]]\n");
 		return EXIT_USAGE;
 	}
 	const struct plan plan = { argv[1], argc > 3 ? argv[3] : NULL, atoi(argv[2]),
@@ -87,6 +87,8 @@ int main(int argc, char **argv)
 	const bool late = strcmp(plan.action, "late") == 0;
 	const bool ends = late || strcmp(plan.action, "none") == 0 || strcmp(plan.action, "busy") == 0 ||
 	                  strcmp(plan.action, "save") == 0;
+	if (strcmp(plan.action, "never") == 0 && getenv("RANK") != NULL && atoi(getenv("RANK")) == plan.rank)
+		return 0;
 	check(ddp_init(NULL, &context));
 	check(ddp_model_create(context, params, 1, &options, &model));
 	train(model, FIRST_STEPS);
