@@ -205,7 +205,8 @@ ddp_status ddp_load_params(ddp_model *model, const char *path, const ddp_load_op
 	ddp_status status = ddp_options_copy("ddp_load_options", options, &params.options, sizeof(params.options));
 
 	if (status == DDP_OK && (path == NULL || path[0] == '\0'))
-		status = ddp_fail(DDP_ERR_INVALID, "ddp_load_params(): a file or directory to load is needed");
+		status = ddp_fail(DDP_ERR_INVALID, "ddp_load_params(): the path is %s; give a file or a directory",
+		                  path == NULL ? "NULL" : "empty");
 	if (status != DDP_OK)
 		return status;
 	params.file_prefix = params.options.file_prefix != NULL ? params.options.file_prefix : "";

@@ -328,6 +328,8 @@ static void state_and_loop(void **state)
 	REFUSES(ddp_checkpoint_load(NULL, NULL, "/tmp", &step));
 	REFUSES(ddp_checkpoint_load(model, NULL, NULL, &step));
 	REFUSES(ddp_checkpoint_load(model, NULL, "/tmp", NULL));
+	REFUSES(ddp_load_params(NULL, "/tmp", NULL, NULL));
+	REFUSES(ddp_load_params(model, NULL, NULL, NULL));
 	REFUSES(ddp_set_user_state(NULL, "x", 1));
 	REFUSES(ddp_set_user_state(model, NULL, 1));
 	IN_A_PROCESS("ddp_get_user_state(NULL, &bytes)", ddp_get_user_state(NULL, &bytes) == NULL && bytes == 0);
