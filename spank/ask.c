@@ -124,6 +124,74 @@ bool ask_is_ending(uint32_t job_id)
 	return ending;
 }
 
+static void free_nodes(node_info_msg_t *nodes)
+{
+	__typeof__(slurm_free_node_info_msg) *release;
+
+	*(void **)&release = dlsym(RTLD_DEFAULT, "slurm_free_node_info_msg");
+	if (nodes != NULL && release != NULL)
+		release(nodes);
+}
+
+static bool is_down(const char *node)
+{
+	__typeof__(slurm_load_node_single) *load;
+	node_info_msg_t *nodes = NULL;
+	bool failed = false;
+
+	*(void **)&load = dlsym(RTLD_DEFAULT, "slurm_load_node_single");
+	if (load == NULL || load(&nodes, (char *)node, SHOW_ALL) != 0)
+		return false;
+	for (uint32_t i = 0; i < nodes->record_count; i++)
+		failed |= (nodes->node_array[i].node_state & NODE_STATE_BASE) == NODE_STATE_DOWN;
+	free_nodes(nodes);
+	return failed;
+}
+
+/* Of a heterogeneous job Slurm tells of all components. */
+static bool has_left(uint32_t job_id, const char *node)
+{
+	job_info_msg_t *jobs = ask_jobs(job_id);
+	bool lists = false, listed = false;
+
+	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++) {
+		struct error ignored;
+		uint32_t count;
+		const char *nodes = jobs->job_array[i].nodes;
+		if (nodes == NULL || !nodelist_count(nodes, &count, &ignored))
+			continue;
+		lists = true;
+		listed |= nodelist_has(nodes, node);
+	}
+	ask_free_jobs(jobs);
+	return lists && !listed;
+}
+
+bool ask_node_failed(uint32_t job_id, const char *node)
+{
+	return has_left(job_id, node) || is_down(node);
+}
+
+bool ask_lost_node(uint32_t job_id, char node[HOST_NAME_MAX_BYTES])
+{
+	job_info_msg_t *jobs = ask_jobs(job_id);
+	bool lost = false;
+
+	node[0] = '\0';
+	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++) {
+		const job_info_t *job = &jobs->job_array[i];
+		if (job->job_id != job_id || (job->job_state & JOB_STATE_BASE) != JOB_NODE_FAIL)
+			continue;
+		lost = true;
+#if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(23, 11, 0)
+		if (job->failed_node != NULL && strlen(job->failed_node) < HOST_NAME_MAX_BYTES)
+			strcpy(node, job->failed_node);
+#endif
+	}
+	ask_free_jobs(jobs);
+	return lost;
+}
+
 uint32_t ask_affinity(void)
 {
 	enum { CPUS_MAX = 8192 };

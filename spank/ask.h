@@ -9,6 +9,7 @@
 #include <slurm/spank.h>
 
 #include "spank/error.h"
+#include "spank/identity/nodelist.h"
 #include "spank/options.h"
 
 /* One number of the step or task; `name` is for the sentence. */
@@ -44,6 +45,14 @@ uint32_t ask_leader(uint32_t job_id);
 /* Whether Slurm is about to end the job: it is being preempted, or there is not more
    time left than --signal may have been given for. */
 bool ask_is_ending(uint32_t job_id);
+
+/* Whether Slurm takes the node for down, or has taken it out of the job, as it does where
+   a job outlives its nodes: the node itself may answer again already. In a thread. */
+bool ask_node_failed(uint32_t job_id, const char *node);
+
+/* Whether Slurm has ended the job for a node's failure, and for which one's; "" before
+   Slurm 23.11, which does not tell. In a thread. */
+bool ask_lost_node(uint32_t job_id, char node[HOST_NAME_MAX_BYTES]);
 
 /* CPUs on which this process may run; 0: not known. */
 uint32_t ask_affinity(void);

@@ -35,6 +35,7 @@ static struct {
 	bool starts_daemon;
 	enum srun_say kill;
 	long wait_seconds;
+	bool outlives_nodes;
 } srun;
 
 /* As the user. */
@@ -49,17 +50,30 @@ static bool slurm_ends_it(void)
 	return atomic_load(&srun.has_step) && ask_is_ending(srun.job_id);
 }
 
+static bool node_failed(const char *node)
+{
+	return atomic_load(&srun.has_step) && ask_node_failed(srun.job_id, node);
+}
+
+static bool lost_node(char node[HOST_NAME_MAX_BYTES])
+{
+	return atomic_load(&srun.has_step) && ask_lost_node(srun.job_id, node);
+}
+
 /* Where Slurm's own srun would listen: SrunPortRange; without one, anywhere. */
 static void listen_for_nodes(const struct plugin *plugin)
 {
 	static const struct relay_actions actions = { .say = ask_to_say, .end_step = end_step,
-		                                      .slurm_ends_it = slurm_ends_it };
+		                                      .slurm_ends_it = slurm_ends_it,
+		                                      .node_failed = node_failed,
+		                                      .lost_node = lost_node };
 	const struct step_policy policy = { .hold_ms = HOLD_MS, .timeout_hold_ms = TIMEOUT_HOLD_MS,
 		                            .doubt_ms = ask_kill_wait_ms() + DOUBT_MS,
 		                            .grace_ms = ask_grace_ms(&plugin->settings),
 		                            .stop_ms = ask_grace_ms(&plugin->settings),
 		                            .slurm_may_grant_more = plugin->settings.grace_seconds == GRACE_OF_SLURM,
 		                            .kill_on_failure = plugin->settings.kill_on_failure,
+		                            .outlives_nodes = srun.outlives_nodes,
 		                            .stall_seconds = plugin->settings.stall_seconds,
 		                            .kill_on_stall = plugin->settings.kill_on_stall };
 	const slurm_conf_t *conf = ask_configuration();
@@ -140,6 +154,7 @@ static void take_srun_options(struct plugin *plugin)
 		program[0] = (char *)srun_program(&given);
 		srun.starts_daemon = daemon_is_launched(1, program);
 		srun.kill = srun_kill_on_bad_exit(&given, getenv("SLURM_KILL_BAD_EXIT"));
+		srun.outlives_nodes = srun_outlives_nodes(&given, getenv("SLURM_NO_KILL"));
 		srun.wait_seconds = srun_wait_seconds(&given, getenv("SLURM_WAIT"));
 		unsetenv("SLURM_DDP_ON_FAILURE");
 		unsetenv("SLURM_DDP_NO_WITNESS");

@@ -76,6 +76,12 @@ static bool looks_cancelled(const struct end_facts *facts)
 	return facts->sent == SENT_UNKNOWN && facts->all_killed && !facts->lone && !facts->other_failed;
 }
 
+bool judge_may_be_node(const struct end_facts *facts)
+{
+	return facts->end == END_BY_KILL && !facts->out_of_memory &&
+	       (facts->sent == SENT_KILL || facts->sent == SENT_UNKNOWN);
+}
+
 struct end_verdict judge_end(const struct end_facts *facts)
 {
 	enum end_words words = facts->all_killed && !facts->lone ? WORDS_NODE : WORDS_RANK;
@@ -84,6 +90,8 @@ struct end_verdict judge_end(const struct end_facts *facts)
 
 	if (facts->end == END_FINE || facts->ending)
 		return nothing;
+	if (facts->node_failed)
+		return verdict(words, DELAY_NONE, facts->outlives_nodes ? DELAY_NEVER : DELAY_NONE, facts);
 	if (facts->sent == SENT_STOP ||
 	    (facts->sent == SENT_UNKNOWN && facts->end == END_BY_REQUEST && !facts->other_failed))
 		return judge_stopping(facts, words);

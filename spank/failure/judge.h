@@ -38,8 +38,10 @@ struct end_facts {
 	bool timed_out;       /* that one did not come in time */
 	bool names_peer;      /* the node knows what that one did, and says it first */
 	bool out_of_memory;   /* the kernel has killed in its cgroup, for want of memory */
+	bool node_failed;     /* Slurm says so of the node */
 	bool ending;          /* the plugin has asked for the step's end already */
 	bool kill_on_failure; /* the policy */
+	bool outlives_nodes;  /* srun --no-kill: a node's failure does not end the step */
 };
 
 enum end_words {
@@ -78,6 +80,9 @@ bool judge_is_word(int signal_number);
 /* Whether it is said for want of better only: it is another rank's fault, of which
    that one's own node knows more. */
 bool judge_is_hearsay(const struct end_facts *facts);
+
+/* Whether Slurm may have killed the task since its node has failed. */
+bool judge_may_be_node(const struct end_facts *facts);
 
 struct end_verdict judge_end(const struct end_facts *facts);
 

@@ -200,8 +200,9 @@ enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 {
 	uint64_t seen_ns = ddp_now_ns();
 	char text[RELAY_TEXT_MAX + 1], other[RELAY_TEXT_MAX + 1];
+	char name[HOST_NAME_MAX_BYTES] = "";
 	struct node_task judged = *ended, *task = &judged;
-	struct relay_news news = { .text = text };
+	struct relay_news news = { .text = text, .node = name };
 	struct ddp_progress progress;
 	struct end_verdict verdict;
 	bool hearsay;
@@ -226,6 +227,7 @@ enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 	if (!is_news(node, &verdict, hearsay))
 		return DELAY_NEVER;
 	describe(node, ended, &news.facts, &progress, seen_ns, other, text);
+	memcpy(name, node->supervise.shared->node, sizeof(name) - 1);
 	news.age_ms = (uint32_t)((ddp_now_ns() - seen_ns) / 1000000);
 	if (node_tell(node, &news))
 		return DELAY_NEVER;

@@ -64,6 +64,24 @@ enum {
 /* Instead of an enum slurm_sent. */
 enum { HERE = 0x80 };
 
+static void write_text(char text[RELAY_TEXT_MAX], const struct relay_news *news)
+{
+	size_t used = strnlen(news->text, RELAY_TEXT_MAX), name = news->node != NULL ? strlen(news->node) : 0;
+
+	memcpy(text, news->text, used);
+	if (name > 0 && used + name + 2 <= RELAY_TEXT_MAX)
+		memcpy(text + used + 1, news->node, name);
+}
+
+/* Behind the text's end; "" if it has none there. */
+static const char *node_of(const struct relay_message *message)
+{
+	size_t used = strnlen(message->text, RELAY_TEXT_MAX) + 1;
+
+	return used < RELAY_TEXT_MAX && memchr(message->text + used, '\0', RELAY_TEXT_MAX - used) != NULL
+	       ? message->text + used : "";
+}
+
 void relay_write(struct relay_message *message, const struct relay_news *news)
 {
 	const struct end_facts *facts = &news->facts;
@@ -88,7 +106,7 @@ void relay_write(struct relay_message *message, const struct relay_news *news)
 	if (news->stall != NULL)
 		memcpy(message->text, news->stall, STALL_NOTE_BYTES);
 	else
-		memcpy(message->text, news->text, strnlen(news->text, sizeof(message->text)));
+		write_text(message->text, news);
 }
 
 struct relay_news relay_read(const struct relay_message *message)
@@ -97,6 +115,7 @@ struct relay_news relay_read(const struct relay_message *message)
 
 	return (struct relay_news){
 		.text = stall ? "" : message->text,
+		.node = stall ? "" : node_of(message),
 		.stall = stall ? (const unsigned char *)message->text : NULL,
 		.age_ms = get_number(message->age_ms),
 		.here = here,

@@ -17,6 +17,7 @@
 #include "spank/failure/judge.h"
 #include "spank/failure/stall_note.h"
 #include "spank/error.h"
+#include "spank/identity/nodelist.h"
 #include "spank/siphash.h"
 
 enum {
@@ -40,6 +41,7 @@ struct relay_news {
 	uint32_t age_ms;        /* since it happened */
 	int wait_status;        /* of the task, as wait(2) gives it */
 	struct end_facts facts; /* as the node sees them; srun has its own policy */
+	const char *node;       /* on which it happened; NULL or "": not told */
 	bool here;              /* instead of all this: the node has the plugin, and this task: */
 	uint32_t rank;
 	const unsigned char *stall; /* instead of all this: a node's note, as stall_pack() gives
@@ -52,7 +54,7 @@ struct relay_message {
 	unsigned char age_ms[4];
 	unsigned char wait_status[4];
 	unsigned char end, sent, flags; /* of the facts */
-	char text[RELAY_TEXT_MAX];
+	char text[RELAY_TEXT_MAX]; /* and behind its end the node's name, if there is room */
 	unsigned char tag[SIPHASH_BYTES];
 };
 
@@ -88,6 +90,10 @@ struct relay_actions {
 	void (*say)(const char *text);
 	void (*end_step)(void);
 	bool (*slurm_ends_it)(void); /* whether Slurm itself is about to */
+	bool (*node_failed)(const char *node); /* whether Slurm says so; NULL: not known */
+	/* Whether Slurm has ended the job for a node's failure, and which one's, "" if it does
+	   not tell. NULL: not known. */
+	bool (*lost_node)(char node[HOST_NAME_MAX_BYTES]);
 };
 
 /*

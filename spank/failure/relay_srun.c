@@ -37,6 +37,7 @@ static struct {
 	struct relay relay;
 	struct relay_actions actions;
 	struct step step;
+	bool asked; /* about a node */
 	struct worker worker;
 	atomic_int wait_status; /* the step's, for who does not wait for the worker */
 	pid_t process; /* 0: not open */
@@ -59,9 +60,37 @@ static void drop_peer(int index)
 	        (size_t)(server.peer_count - index) * sizeof(server.peers[0]));
 }
 
+/* Asks Slurm about the first node whose tasks it seems to have killed: of a step that was
+   cancelled that is one question, not one of each node. A step that outlives nodes may
+   lose several. */
+static bool has_failed_node(const struct relay_news *news)
+{
+	if (server.step.over || server.step.stopping || server.actions.node_failed == NULL ||
+	    news->node[0] == '\0' || !judge_may_be_node(&news->facts) ||
+	    (server.asked && !server.step.policy.outlives_nodes))
+		return false;
+	server.asked = true;
+	return server.actions.node_failed(news->node);
+}
+
+/* Of a job that ends for a node's failure, Slurm asks all tasks to stop. */
+static void say_lost_node(void)
+{
+	char node[HOST_NAME_MAX_BYTES], text[HOST_NAME_MAX_BYTES + 64];
+	struct sink sink = sink_on(text, sizeof(text));
+
+	if (!server.step.stopping || server.step.said || server.actions.lost_node == NULL ||
+	    !server.actions.lost_node(node))
+		return;
+	sink_add(&sink, node[0] != '\0' ? "node " : "a node of the job");
+	sink_add_untrusted(&sink, node, sizeof(node));
+	sink_add(&sink, " has failed, and SLURM has ended the job for it");
+	voice_say(server.actions.say, text);
+}
+
 static void take(const struct relay_message *message, int fd)
 {
-	const struct relay_news news = relay_read(message);
+	struct relay_news news = relay_read(message);
 	unsigned char tag[SIPHASH_BYTES];
 	bool alone;
 
@@ -70,16 +99,17 @@ static void take(const struct relay_message *message, int fd)
 		return;
 	/* A node that has hung up has waited too long, and acts itself. */
 	alone = recv(fd, tag, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+	relay_sign_answer(&server.relay, message, tag);
+	/* An empty socket has room for it. */
+	if (!alone)
+		send(fd, tag, sizeof(tag), MSG_NOSIGNAL | MSG_DONTWAIT);
+	news.facts.node_failed = news.stall == NULL && has_failed_node(&news);
 	if (news.here)
 		presence_report(&presence, news.rank);
 	else if (news.stall != NULL)
 		step_take_stall(&server.step, news.stall, ddp_now_ns());
 	else
 		step_take(&server.step, &news, alone, ddp_now_ns());
-	relay_sign_answer(&server.relay, message, tag);
-	/* An empty socket has room for it. */
-	if (!alone)
-		send(fd, tag, sizeof(tag), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 /* Reads what is there; false if the peer is done with. */
@@ -226,6 +256,7 @@ static void serve(void)
 		while (step_act(&server.step, ddp_now_ns(), &action))
 			act(&action);
 	}
+	say_lost_node();
 	if (step_finish(&server.step, &action))
 		act(&action);
 	atomic_store(&server.wait_status, server.step.wait_status);

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "spank/sink.h"
 
@@ -118,6 +119,26 @@ bool srun_starts_several(const struct srun_words *given)
 		if (value_of(word, "--multi-prog", sizeof("--mu") - 1) != NULL)
 			return true;
 	return false;
+}
+
+static const char *value_of_no_kill(const char *word)
+{
+	const char *value = value_of_letter(word, 'k');
+
+	return value != NULL ? value : value_of(word, "--no-kill", sizeof("--no-k") - 1);
+}
+
+bool srun_outlives_nodes(const struct srun_words *given, const char *variable)
+{
+	const char *last = variable, *word, *words = given->words;
+	int left = given->own;
+
+	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL) {
+		const char *value = value_of_no_kill(word);
+		if (value != NULL)
+			last = value;
+	}
+	return last != NULL && strcasecmp(last, "off") != 0 && strcasecmp(last, "no") != 0;
 }
 
 const char *srun_nodes(const struct srun_words *given)

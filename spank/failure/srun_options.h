@@ -37,6 +37,10 @@ bool srun_waits_for_children(const struct srun_words *given);
 /* Whether the words hold --multi-prog: the program is then the file that names programs. */
 bool srun_starts_several(const struct srun_words *given);
 
+/* Whether the step outlives a node: -k, --no-kill, unless it is =off or =no, or the
+   variable SLURM_NO_KILL. */
+bool srun_outlives_nodes(const struct srun_words *given, const char *variable);
+
 /* The value of the words' last -w, --nodelist, -F or --nodefile, NULL without one: Slurm
    then does not look at SLURM_HOSTFILE. */
 const char *srun_nodes(const struct srun_words *given);

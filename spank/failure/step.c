@@ -21,6 +21,7 @@ static struct end_verdict judge_case(const struct step *step, const struct step_
 		facts.sent = SENT_SIGNAL;
 	facts.ending = step->over;
 	facts.kill_on_failure = step->policy.kill_on_failure;
+	facts.outlives_nodes = step->policy.outlives_nodes;
 	return judge_end(&facts);
 }
 
@@ -125,7 +126,14 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 	}
 	if (verdict.say == DELAY_NEVER && verdict.kill == DELAY_NEVER)
 		return;
+	if (news->facts.node_failed) {
+		sink_add(&sink, "node ");
+		sink_add_untrusted(&sink, news->node, HOST_NAME_MAX_BYTES);
+		sink_add(&sink, " has failed, says SLURM: ");
+	}
 	sink_add_untrusted(&sink, news->text, RELAY_TEXT_MAX);
+	if (news->facts.node_failed && step->policy.outlives_nodes)
+		sink_add(&sink, "; the step goes on (--no-kill)");
 	hold(step, case_of(&verdict, judge_is_hearsay(&news->facts)), &what);
 }
 
@@ -254,6 +262,9 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
 	if (verdict.say == DELAY_NONE && verdict.kill == DELAY_NONE)
 		action->kill = true;
 	say_case(step, what, &verdict, action);
+	/* All is done with it: the next one may have consequences. */
+	if (verdict.kill == DELAY_NEVER)
+		what->held = false;
 	if (action->kill)
 		end(step, now_ns, 0);
 	return true;

@@ -23,6 +23,7 @@ struct step_policy {
 	uint32_t stop_ms; /* or STOP_BY_SLURM */
 	bool slurm_may_grant_more; /* than stop_ms: it is asked before the step's end */
 	bool kill_on_failure;
+	bool outlives_nodes; /* srun --no-kill */
 	uint32_t stall_seconds; /* 0: no matter how long it stalls */
 	bool kill_on_stall;
 };

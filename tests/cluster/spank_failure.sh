@@ -240,6 +240,27 @@ prints_not 'ddp: rank [02] ' "and of those that follow, none is"
 capture as_user srun --ddp -N1 -n1 sh -c 'truncate -s 0 /proc/self/fd/$DDP_PROGRESS_FD; exit 5'
 prints 'rank 0 of 1 on n[0-9] exited with code 5' "a task that tampers with the page changes nothing"
 
+# A node that Slurm takes for down. It is idle again as soon as its slurmd answers.
+down='until [ "$(ls up | wc -l)" = 3 ]; do sleep 0.05; done; : >fail'
+fails_n1() { wait_until 30 test -e "$work/fail" && on_node n0 scontrol update nodename=n1 state=down reason=test; }
+for keeps in '' --no-kill; do
+	rm -f "$work/fail"
+	fails_n1 &
+	timed as_user sh -c 'cd "$0"; srun $1 --ddp -N3 --ntasks-per-node=1 sh -c ". ./together
+		until [ -e fail ]; do sleep 0.05; done; sleep 1; echo whole" & '"$down"'; wait $!' "$work" "$keeps"
+	wait
+	if [ -n "$keeps" ]; then
+		prints 'ddp: node n1 has failed, says SLURM: rank 1 of 3 on n1 was killed by signal 9 .*; the step goes on \(--no-kill\)$' \
+			"--no-kill: a node that fails is named as that"
+		prints_times 2 '^whole$' "and the step goes on"
+	else
+		prints 'ddp: (node n1|a node of the job) has failed, and SLURM has ended the job for it$' "a node that fails is told as that"
+	fi
+	prints_times 1 'ddp:' "in one line"
+	wait_until 30 sh -c '! "$0" run --dir "$1" -- sinfo -hN -o %T | grep -v idle' "$source/slurm/cluster" "$cluster" ||
+		on_cluster scontrol update nodename=n1 state=idle
+done
+
 # The controller is told once the step is over.
 if wait_until 20 sh -c 'test -z "$("$0" run --dir "$1" -- squeue -h)"' "$source/slurm/cluster" "$cluster"
 then ok "no job is left behind"; else output=$(on_cluster squeue); not_ok "no job is left behind"; fi

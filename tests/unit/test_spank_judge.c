@@ -36,7 +36,7 @@ static void ends_are_told_apart(void **state)
 }
 
 /* Which of the facts are true, and what is wanted, as letters: lone, all_killed,
-   other_failed, blames_peer (p), out_of_memory (m), ending, continue. */
+   other_failed, blames_peer (p), out_of_memory (m), ending, continue, node_failed (N), outlives_nodes (s). */
 static const struct {
 	const char *name;
 	enum task_end end;
@@ -100,6 +100,13 @@ static const struct {
 	{ "and one of them failed", END_BY_KILL, SENT_UNKNOWN, "ao", WORDS_NODE, DELAY_NONE, DELAY_NONE },
 	{ "the kernel tells why", END_BY_KILL, SENT_UNKNOWN, "am", WORDS_NODE, DELAY_NONE, DELAY_NONE },
 	{ "a lone task is killed", END_BY_KILL, SENT_UNKNOWN, "la", WORDS_RANK, DELAY_NONE, DELAY_NONE },
+	/* Slurm takes the node for down. */
+	{ "a node fails", END_BY_KILL, SENT_KILL, "aN", WORDS_NODE, DELAY_NONE, DELAY_NONE },
+	{ "so does one of one task", END_BY_KILL, SENT_KILL, "alN", WORDS_RANK, DELAY_NONE, DELAY_NONE },
+	{ "or one without a witness", END_BY_KILL, SENT_UNKNOWN, "aN", WORDS_NODE, DELAY_NONE, DELAY_NONE },
+	{ "the step outlives it", END_BY_KILL, SENT_KILL, "aNs", WORDS_NODE, DELAY_NONE, DELAY_NEVER },
+	{ "without a witness, too", END_BY_KILL, SENT_UNKNOWN, "aNs", WORDS_NODE, DELAY_NONE, DELAY_NEVER },
+	{ "but no failure of a rank", END_CODE, SENT_NOTHING, "s", WORDS_RANK, DELAY_NONE, DELAY_NONE },
 	/* The plugin ends the step. */
 	{ "a bystander is killed", END_BY_KILL, SENT_KILL, "e", WORDS_NONE, DELAY_NEVER, DELAY_NEVER },
 	{ "a bystander fails meanwhile", END_CODE, SENT_NOTHING, "e", WORDS_NONE, DELAY_NEVER, DELAY_NEVER },
@@ -129,6 +136,8 @@ static void each_end_has_its_verdict(void **state)
 			.other_failed = has(cases[i].facts, 'o'),
 			.blames_peer = has(cases[i].facts, 'p'),
 			.out_of_memory = has(cases[i].facts, 'm'),
+			.node_failed = has(cases[i].facts, 'N'),
+			.outlives_nodes = has(cases[i].facts, 's'),
 			.ending = has(cases[i].facts, 'e'),
 			.kill_on_failure = !has(cases[i].facts, 'c'),
 		};

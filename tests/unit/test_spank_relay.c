@@ -212,6 +212,7 @@ static void news_pass_the_wire(void **state)
 		  .facts = { .end = END_BY_KILL, .sent = SENT_KILL, .all_killed = true, .blames_peer = true,
 		             .out_of_memory = true } },
 		{ .text = "c", .facts = { .end = END_CODE, .timed_out = true, .names_peer = true } },
+		{ .text = "d", .node = "n1", .facts = { .end = END_BY_KILL, .sent = SENT_SIGNAL } },
 	};
 
 	(void)state;
@@ -221,9 +222,20 @@ static void news_pass_the_wire(void **state)
 		relay_write(&message, &cases[i]);
 		news = relay_read(&message);
 		assert_string_equal(news.text, cases[i].text);
+		assert_string_equal(news.node, cases[i].node != NULL ? cases[i].node : "");
 		assert_int_equal(news.age_ms, cases[i].age_ms);
 		assert_int_equal(news.wait_status, cases[i].wait_status);
 		assert_true(same_facts(&news.facts, &cases[i].facts));
+	}
+	/* A text that leaves no room for the name. */
+	char longest[RELAY_TEXT_MAX + 1];
+	memset(longest, 'x', sizeof(longest) - 1);
+	for (size_t short_of = 0; short_of <= 4; short_of++) {
+		struct relay_message message;
+		const struct relay_news what = { .text = longest, .node = "n1" };
+		longest[RELAY_TEXT_MAX - short_of] = '\0';
+		relay_write(&message, &what);
+		assert_string_equal(relay_read(&message).node, short_of == 4 ? "n1" : "");
 	}
 	struct relay relay = open_relay(LONG_MS);
 	assert_true(tell(&relay, "seven", 0, false));

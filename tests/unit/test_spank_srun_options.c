@@ -96,6 +96,27 @@ static void wait_is_read_as_srun_does(void **state)
 	}
 }
 
+static void no_kill_is_read_as_srun_does(void **state)
+{
+	static const struct { const char *words; int own; const char *variable; bool outlives; } cases[] = {
+		{ "srun|--ddp|true|", 2, NULL, false }, { "srun|-k|true|", 2, NULL, true },
+		{ "srun|--no-kill|true|", 2, NULL, true }, { "srun|-lk|true|", 2, NULL, true },
+		{ "srun|--no-kill=off|true|", 2, "", false }, { "srun|-koff|true|", 2, NULL, false },
+		{ "srun|--no-k|true|", 2, NULL, true }, { "srun|--no-allocate|true|", 2, NULL, false },
+		{ "srun|true|-k|", 1, NULL, false }, { "srun|true|", 1, "", true },
+		{ "srun|true|", 1, "no", false }, { "", 3, NULL, false },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		char *copy;
+		struct srun_words given = take(cases[i].words, cases[i].own, &copy);
+		if (srun_outlives_nodes(&given, cases[i].variable) != cases[i].outlives)
+			fail_msg("'%s' was taken wrongly", cases[i].words);
+		free(copy);
+	}
+}
+
 static void waiting_for_children_is_found(void **state)
 {
 	static const struct { const char *words; int own; bool waits; } cases[] = {
@@ -198,6 +219,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(kill_on_bad_exit_is_read_as_srun_does),
 		cmocka_unit_test(wait_is_read_as_srun_does),
+		cmocka_unit_test(no_kill_is_read_as_srun_does),
 		cmocka_unit_test(waiting_for_children_is_found),
 		cmocka_unit_test(named_nodes_are_found),
 		cmocka_unit_test(shell_of_salloc_is_found),

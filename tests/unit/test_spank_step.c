@@ -310,6 +310,28 @@ static void tasks_killed_with_the_witness_are_doubted(void **state)
 	expect(&step, DOUBT, "all 2 tasks", true);
 }
 
+static void a_node_that_failed_is_named(void **state)
+{
+	struct relay_news what = news("all 2 tasks on n1 were killed", END_BY_KILL, SENT_KILL, SIGKILL);
+	struct step step = begin(true);
+
+	(void)state;
+	what.node = "n1";
+	what.facts.node_failed = true;
+	take(&step, 0, what);
+	expect(&step, HOLD, "node n1 has failed, says SLURM: all 2 tasks on n1 were killed", true);
+
+	step = begin(true);
+	step.policy.outlives_nodes = true;
+	take(&step, 0, what);
+	expect(&step, HOLD, "node n1 has failed, says SLURM: all 2 tasks on n1 were killed; the step goes on "
+	                    "(--no-kill)", false);
+	expect_nothing(&step);
+	/* A rank that fails later ends it none the less. */
+	take(&step, 900, news("rank 0", END_CODE, SENT_NOTHING, EXITED(1)));
+	expect(&step, 900 + HOLD, "rank 0", true);
+}
+
 static void a_node_that_acts_alone_is_not_repeated(void **state)
 {
 	struct step step = begin(true);
@@ -365,6 +387,7 @@ int main(void)
 		cmocka_unit_test(a_signalled_step_has_its_grace),
 		cmocka_unit_test(a_failure_does_not_wait_for_a_request),
 		cmocka_unit_test(tasks_killed_with_the_witness_are_doubted),
+		cmocka_unit_test(a_node_that_failed_is_named),
 		cmocka_unit_test(a_node_that_acts_alone_is_not_repeated),
 		cmocka_unit_test(age_is_believed_within_reason),
 		cmocka_unit_test(what_is_held_is_said_at_the_end),
