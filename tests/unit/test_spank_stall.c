@@ -413,6 +413,39 @@ static void stall_is_said_and_ends_the_step_if_so_wished(void **state)
 	}
 }
 
+/* Whatever stall= says: nobody is left who could bring them on. */
+static void waits_for_a_rank_that_never_begins_are_told(void **state)
+{
+	enum { SECOND_NS = 1000000000 };
+	const struct ddp_progress first = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .waiting = DDP_WAITING_OTHER,
+		                            .collective_ns = SECOND_NS, .updated_ns = SECOND_NS,
+		                            .collective_text = DDP_PROGRESS_FIRST_EXCHANGE };
+	const struct ddp_progress none = { .magic = 0 };
+	struct stall_rank ranks[2] = { { .rank = 0 }, { .rank = 1 } };
+	const struct stall_node node = { .name = "n0", .world_size = 2, .ranks = ranks, .count = 2 };
+	struct stall_note note;
+
+	(void)state;
+	/* A rank may still come to it, */
+	stall_see(&ranks[0], &first, STALL_NO_END, false, SECOND_NS);
+	stall_see(&ranks[1], &none, STALL_NO_END, false, SECOND_NS);
+	assert_true(stall_judge_start(&node, 3ull * SECOND_NS, &note));
+	assert_false(note.stalled);
+	/* or has ended without it. A wait is told after half a second. */
+	stall_see(&ranks[1], &none, STALL_GOOD_END, false, SECOND_NS);
+	assert_true(stall_judge_start(&node, SECOND_NS + SECOND_NS / 4, &note));
+	assert_false(note.stalled);
+	assert_true(stall_judge_start(&node, 3ull * SECOND_NS, &note));
+	assert_true(note.stalled);
+	assert_int_equal(note.kind, STALL_ENDED);
+	assert_int_equal(note.at_work, 1);
+	assert_string_equal(note.wait, DDP_PROGRESS_FIRST_EXCHANGE);
+	/* Past it, no look is needed any more. */
+	ranks[0].page.waiting = DDP_WAITING_NOT;
+	assert_false(stall_judge_start(&node, 3ull * SECOND_NS, &note));
+	assert_false(note.stalled);
+}
+
 static void no_stall_is_said_of_a_step_that_fails_or_stops(void **state)
 {
 	struct relay_news failure = { .text = "rank 1", .wait_status = 7 << 8,
@@ -461,6 +494,7 @@ int main(void)
 		cmocka_unit_test(wild_pages_and_notes_are_printable),
 		cmocka_unit_test(any_change_of_the_page_is_progress),
 		cmocka_unit_test(stall_is_said_and_ends_the_step_if_so_wished),
+		cmocka_unit_test(waits_for_a_rank_that_never_begins_are_told),
 		cmocka_unit_test(no_stall_is_said_of_a_step_that_fails_or_stops),
 	};
 
