@@ -29,7 +29,7 @@ if grep -qE -e '__(asan|tsan)_init' libruntime/.libs/libddp.so; then
 	echo "1..0 # SKIP the README's command links no sanitizer"
 	exit 0
 fi
-echo 1..4
+echo 1..6
 cd "$work" || exit 1
 block c 'int main' >train.c
 lines=$(wc -l <train.c)
@@ -51,3 +51,12 @@ timeout 60 bash -c "$run" >output 2>&1 && grep -q '^2 ranks: .*y = 3.00 a -2.00 
 result $? 3 "it runs as shown: $run"
 timeout 60 ./train >output 2>&1 && grep -q '^1 ranks: .*y = 3.00 a -2.00 b +1.00$' output
 result $? 4 "it runs alone"
+
+# Of a prefix of one's own, which no linker knows.
+unset LD_LIBRARY_PATH
+mkdir -p home/ddp/lib/pkgconfig && mv libddp.pc home/ddp/lib/pkgconfig && rm train
+block sh 'PKG_CONFIG_PATH' >commands
+HOME=$work/home bash -e commands >output 2>&1
+result $? 5 "it compiles with a prefix of one's own"
+timeout 60 ./train >output 2>&1 && grep -q '^1 ranks: ' output
+result $? 6 "and finds its library there"
