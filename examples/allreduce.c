@@ -14,6 +14,8 @@
 
 #include <ddp.h>
 
+#include "told.h"
+
 enum { EXIT_WRONG_RESULT = 1, EXIT_USAGE = 2, EXIT_LIBRARY = 3 };
 
 static const char *const type_names[] = { "f32", "f64", "f16", "bf16", "i32", "i64", "u8" };
@@ -231,7 +233,8 @@ static void print_vector(const char *what, const void *vector, const struct opti
 
 static int fail(const char *what)
 {
-	fprintf(stderr, "allreduce: %s: %s\n", what, ddp_last_error());
+	if (!told_by_another())
+		fprintf(stderr, "allreduce: %s: %s\n", what, ddp_last_error());
 	return EXIT_LIBRARY;
 }
 

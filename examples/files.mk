@@ -75,4 +75,4 @@ nobase_dist_doc_DATA = examples/allreduce.c examples/pytorch/train.py \
 	$(examples_libprogress_la_SOURCES) $(examples_gpt_gpt_SOURCES) examples/broken.c examples/linear.c \
 	examples/scaling.c $(vision_sources) \
 	examples/vision/mnist_mlp.c examples/vision/mnist_cnn.c examples/vision/cifar_net.c \
-	examples/vision/resnet.c examples/vision/synthetic.c examples/models/random.h examples/recipes.h examples/threads.h
+	examples/vision/resnet.c examples/vision/synthetic.c examples/models/random.h examples/recipes.h examples/threads.h examples/told.h

@@ -18,6 +18,7 @@
 #include "kernels.h"
 #include "models/gpt_ddp.h"
 #include "threads.h"
+#include "told.h"
 
 enum { EXIT_USAGE = 2, EXIT_LIBRARY = 3 };
 enum { ROUNDS_MAX = 10000, LINE_MAX_BYTES = 256, BATCHES = 4 };
@@ -144,7 +145,8 @@ static void check(ddp_status status)
 {
 	if (status == DDP_OK)
 		return;
-	fprintf(stderr, "scaling: %s: %s\n", ddp_status_name(status), ddp_last_error());
+	if (!told_by_another())
+		fprintf(stderr, "scaling: %s: %s\n", ddp_status_name(status), ddp_last_error());
 	exit(EXIT_LIBRARY);
 }
 

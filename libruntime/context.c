@@ -146,6 +146,7 @@ ddp_status ddp_init(const ddp_options *given, ddp_context **context)
 	if (status == DDP_OK)
 		status = open_context(opened, &options);
 	if (status != DDP_OK) {
+		const bool told = ddp_last_error_is_told();
 		char reason[1024];
 
 		/* Closing may fail, too; what counts is why this began. */
@@ -153,7 +154,7 @@ ddp_status ddp_init(const ddp_options *given, ddp_context **context)
 		if (opened->watch != NULL)
 			ddp_watch_error(opened->watch, status);
 		release(opened);
-		return ddp_fail(status, "%s", reason);
+		return ddp_error_told(ddp_fail(status, "%s", reason), told);
 	}
 	*context = opened;
 	return DDP_OK;

@@ -85,6 +85,14 @@ DDP_API const char *ddp_status_name(ddp_status status);
 DDP_API const char *ddp_last_error(void);
 
 /*
+ * Whether another rank tells the user of the calling thread's last error, so that this one need
+ * not: of an error that all ranks have in the same words, all but the lowest rank that is left have
+ * true, and so has a rank that only heard that another one failed, whose own error says why. A rank
+ * for which it is true should not be the first to exit, as launchers then end the others.
+ */
+DDP_API bool ddp_last_error_is_told(void);
+
+/*
  * For a callback of the program that fails: a read() of a dataset, a ddp_batch_fn, an on_step, a
  * hook. It gives the reason, as printf() does, in up to 1023 bytes, and returns the status that
  * all ranks are to get, such as DDP_ERR_IO; the library puts in front what failed, where and on

@@ -18,6 +18,7 @@
 #include "kernels.h"
 #include "table.h"
 #include "threads.h"
+#include "told.h"
 
 struct trainer {
 	gpt_options options;
@@ -64,7 +65,7 @@ static bool fail(struct trainer *t, const char *format, ...)
    of its own. */
 static bool fail_library(struct trainer *t, ddp_status status)
 {
-	if (t->told || status == DDP_ERR_ABORTED || (status == DDP_ERR_NOT_FINITE && t->job->rank != 0))
+	if (t->told || status == DDP_ERR_ABORTED || (t->job != NULL && told_by_another()))
 		return false;
 	return fail(t, "%s", ddp_last_error());
 }

@@ -16,6 +16,7 @@
 #include "progress.h"
 #include "table.h"
 #include "threads.h"
+#include "told.h"
 #include "vision/data.h"
 #include "vision/options.h"
 
@@ -71,7 +72,7 @@ static bool fine(struct trainer *t, ddp_status status)
 {
 	if (status == DDP_OK)
 		return true;
-	if (t->told || status == DDP_ERR_ABORTED || (status == DDP_ERR_NOT_FINITE && t->job->rank != 0))
+	if (t->told || status == DDP_ERR_ABORTED || (t->job != NULL && told_by_another()))
 		return false;
 	return fail(t, "%s", ddp_last_error());
 }

@@ -9,10 +9,22 @@
 enum { MESSAGE_MAX = 1024 };
 
 static _Thread_local char last_error[MESSAGE_MAX];
+static _Thread_local bool last_is_told;
 
 const char *ddp_last_error(void)
 {
 	return last_error;
+}
+
+bool ddp_last_error_is_told(void)
+{
+	return last_is_told;
+}
+
+ddp_status ddp_error_told(ddp_status status, bool told)
+{
+	last_is_told = told;
+	return status;
 }
 
 static void set_message(const char *format, va_list arguments, const char *suffix)
@@ -20,6 +32,7 @@ static void set_message(const char *format, va_list arguments, const char *suffi
 	/* Built aside, since an argument may point into last_error. */
 	char message[MESSAGE_MAX];
 
+	last_is_told = false;
 	ddp_format_list(message, sizeof(message), format, arguments);
 	snprintf(last_error, sizeof(last_error), "%s", message);
 	if (suffix != NULL) {
@@ -55,6 +68,7 @@ ddp_status ddp_fail_errno(ddp_status status, int error_number, const char *forma
 
 ddp_status ddp_fail_context(ddp_status status, const char *format, ...)
 {
+	const bool told = last_is_told;
 	char before[MESSAGE_MAX];
 	va_list arguments;
 
@@ -62,7 +76,7 @@ ddp_status ddp_fail_context(ddp_status status, const char *format, ...)
 	va_start(arguments, format);
 	set_message(format, arguments, before);
 	va_end(arguments);
-	return status;
+	return ddp_error_told(status, told);
 }
 
 void ddp_set_error(const char *format, ...)

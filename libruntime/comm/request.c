@@ -312,7 +312,8 @@ static ddp_status end(ddp_request *request)
 	ddp_status status = request->status;
 
 	if (status != DDP_OK)
-		ddp_fail(status, "%s", request->message != NULL ? request->message : "no memory to say why");
+		ddp_error_told(ddp_fail(status, "%s", request->message != NULL ? request->message
+		                        : "no memory to say why"), request->told);
 	free(request->message);
 	free(request);
 	return status;

@@ -22,6 +22,7 @@
 #include "context.h"
 #include "data/sampler.h"
 #include "reduce/facts.h"
+#include "watch/watch.h"
 
 enum { PREFETCH_DEFAULT = 2, PREFETCH_MAX = 1024, READERS_MAX = 256, ALIGNMENT = 64, MESSAGE_MAX = 1024 };
 
@@ -414,6 +415,8 @@ ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
 		: ddp_loader_make(context->job.rank, context->job.world_size, dataset, options, &made);
 	status = agree(context->world, status, made);
 	if (status != DDP_OK) {
+		if (context->watch != NULL)
+			ddp_watch_error(context->watch, status);
 		ddp_loader_free(made);
 		return status;
 	}

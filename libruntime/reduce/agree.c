@@ -201,9 +201,10 @@ static ddp_status name_parameter(ddp_comm *comm, const ddp_layout *layout)
 	if (status != DDP_OK)
 		return status;
 	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
-	return ddp_fail(DDP_ERR_MISMATCH, "ranks gave different models: parameter %d is %s on %s, and %s on %s; all "
-	                "ranks must register the same list in the same order, with the same kinds and groups",
-	                param, odd, odd_ranks, usual, usual_ranks);
+	ddp_fail(DDP_ERR_MISMATCH, "ranks gave different models: parameter %d is %s on %s, and %s on %s; all ranks must "
+	         "register the same list in the same order, with the same kinds and groups", param, odd, odd_ranks,
+	         usual, usual_ranks);
+	return ddp_error_told(DDP_ERR_MISMATCH, ddp_comm_rank(comm) != 0);
 }
 
 ddp_status ddp_model_agree(ddp_comm *comm, ddp_status mine, const ddp_layout *layout,

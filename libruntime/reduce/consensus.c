@@ -126,9 +126,10 @@ ddp_status ddp_params_compare(ddp_model *model)
 	if (outlier.odd < 0)
 		return DDP_OK;
 	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
-	return ddp_fail(DDP_ERR_MISMATCH, "%s %s other parameters than %s: each step would train another model; call "
-	                "ddp_broadcast_params() once they are initialised, and change them on all ranks alike",
-	                odd_ranks, outlier.odd_count == 1 ? "has" : "have", usual_ranks);
+	ddp_fail(DDP_ERR_MISMATCH, "%s %s other parameters than %s: each step would train another model; call "
+	         "ddp_broadcast_params() once they are initialised, and change them on all ranks alike",
+	         odd_ranks, outlier.odd_count == 1 ? "has" : "have", usual_ranks);
+	return ddp_error_told(DDP_ERR_MISMATCH, ddp_comm_rank(comm) != 0);
 }
 
 ddp_status ddp_consensus_state(const ddp_model *model, double weight, double loss_sum,

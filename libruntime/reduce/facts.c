@@ -25,8 +25,9 @@ static ddp_status name_outlier(ddp_comm *comm, const char *what, const ddp_fact 
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "while comparing the %s with other ranks'", what);
 	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
-	return ddp_fail(DDP_ERR_MISMATCH, "ranks gave different %ss: %s is %.17g on %s, and %.17g on %s; give all "
-	                "ranks the same", what, fact->name, odd, odd_ranks, usual, usual_ranks);
+	ddp_fail(DDP_ERR_MISMATCH, "ranks gave different %ss: %s is %.17g on %s, and %.17g on %s; give all "
+	         "ranks the same", what, fact->name, odd, odd_ranks, usual, usual_ranks);
+	return ddp_error_told(DDP_ERR_MISMATCH, ddp_comm_rank(comm) != 0);
 }
 
 ddp_status ddp_facts_agree(ddp_comm *comm, ddp_status mine, const char *what,
@@ -48,8 +49,8 @@ ddp_status ddp_facts_agree(ddp_comm *comm, ddp_status mine, const char *what,
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "while comparing the %s with other ranks'", what);
 	if (isfinite(range[failed]))
-		return ddp_fail(DDP_ERR_MISMATCH, "rank %d could not make its %s; its own error says why",
-		                (int)range[failed], what);
+		return ddp_error_told(ddp_fail(DDP_ERR_MISMATCH, "rank %d could not make its %s; its own error says why",
+		                               (int)range[failed], what), true);
 	for (int i = 0; i < count; i++) {
 		if (range[i] == -range[count + 1 + i])
 			continue;
@@ -76,6 +77,6 @@ ddp_status ddp_status_agree(ddp_comm *comm, ddp_status mine, const char *what)
 	if (status != DDP_OK || first == INT64_MAX)
 		return status;
 	ddp_status worst = (ddp_status)(first % STATUSES);
-	return ddp_fail(worst, "rank %d cannot %s (%s); its own error says why",
-	                (int)(first / STATUSES), what, ddp_status_name(worst));
+	return ddp_error_told(ddp_fail(worst, "rank %d cannot %s (%s); its own error says why",
+	                               (int)(first / STATUSES), what, ddp_status_name(worst)), true);
 }

@@ -28,6 +28,7 @@ ddp_status ddp_model_check(const ddp_model *model)
 
 ddp_status ddp_model_fail(ddp_model *model, ddp_status status)
 {
+	const bool told = ddp_last_error_is_told();
 	char reason[1024];
 
 	snprintf(reason, sizeof(reason), "%s", ddp_last_error());
@@ -36,7 +37,7 @@ ddp_status ddp_model_fail(ddp_model *model, ddp_status status)
 	/* Peers may be about to wait for this rank, so tell them in any case. */
 	ddp_comm_abort(model->context->world, reason);
 	ddp_reducer_abandon(&model->reducer, reason);
-	return ddp_fail(status, "%s", reason);
+	return ddp_error_told(ddp_fail(status, "%s", reason), told);
 }
 
 void ddp_model_start_clock(ddp_model *model)
@@ -186,7 +187,7 @@ static ddp_status refuse(ddp_model *model, ddp_status refused)
 	if (status != DDP_OK)
 		return status;
 	model->refused = true;
-	return ddp_fail(refused, "%s", reason);
+	return ddp_error_told(ddp_fail(refused, "%s", reason), ddp_comm_rank(model->context->world) != 0);
 }
 
 /* The weight of the gradients that this rank has in the end: all ranks', or its own, of

@@ -89,10 +89,13 @@ says()
 	capture ddp -n3 "$prefix/bin/broken" "$1"
 	status_is 3 "$1 ends the program"
 	prints "^broken: DDP_ERR_[A-Z_]+: .*$2" "the library says to $1: $2"
+	# Ranks that err alike, each by itself, do not know of each other.
+	[ "$1" = announced-too-often ] || prints_times 1 '^broken: DDP_ERR_' "one rank says it: $1"
 }
 says no-broadcast 'step 1: rank 1 has other parameters than rank 0: .*ddp_broadcast_params\(\)'
 says other-shapes 'ranks gave different models: parameter 0 is "weight" \[9\] on rank 2, and "weight" \[8\] on the 2 others'
 says other-data 'number of samples in the dataset is 32 on rank 2, and 64 on the 2 others'
+prints "^srun: error: ddp: rank [0-2] of 3 .* 32 on rank 2, and 64 on the 2 others" "and so does the step's line"
 says other-world 'rank 2 lists other ranks than the 2 others, or in another order'
 says skipped-collective 'operation #[0-9]+ differs: .* issued (all_reduce f32\[1\] sum|barrier)'
 says other-order 'operation #[0-9]+ differs: .* issued all_reduce f32\[[12]\] sum'

@@ -83,7 +83,9 @@ static int issue_different_kinds(ddp_comm *comm, void *argument)
 	CHECK(status == DDP_ERR_MISMATCH);
 	expect_in_error("broadcast f32[100] root 0");
 	expect_in_error("all_reduce f32[100] sum");
-	/* Who is wrong, where a node knows. */
+	/* Who is wrong, where a node knows; and one rank tells the user. */
+	if (ddp_comm_nodes(comm) == 1)
+		CHECK(ddp_last_error_is_told() == (ddp_comm_rank(comm) != 0));
 	if (ddp_comm_nodes(comm) == 1)
 		expect_in_error("rank 1 on n0 issued broadcast");
 	if (ddp_comm_nodes(comm) == 1 && ddp_comm_size(comm) == 4)

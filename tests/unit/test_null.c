@@ -104,6 +104,7 @@ static void errors_log_and_job(void **state)
 	wrong = 0;
 	DOES_NOTHING(ddp_status_name((ddp_status)-1));
 	DOES_NOTHING(ddp_last_error());
+	GIVES(false, ddp_last_error_is_told());
 	DOES_NOTHING(ddp_set_error(NULL));
 	DOES_NOTHING(ddp_set_log(NULL, NULL, DDP_LOG_WARN));
 	DOES_NOTHING(ddp_log_stderr(NULL, DDP_LOG_WARN, NULL));

@@ -24,13 +24,15 @@ static void note_end(ddp_request *request, ddp_status status)
 	request->status = status;
 	if (status != DDP_OK)
 		request->message = strdup(ddp_last_error());
+	request->told = status != DDP_OK && ddp_last_error_is_told();
 	request->end_ns = ddp_now_ns();
 }
 
 static void call_back(ddp_request *request)
 {
 	if (request->status != DDP_OK)
-		(void)ddp_fail(request->status, "%s", request->message != NULL ? request->message : "no memory to say why");
+		(void)ddp_error_told(ddp_fail(request->status, "%s", request->message != NULL ? request->message
+		                              : "no memory to say why"), request->told);
 	atomic_fetch_add_explicit(&ddp_callbacks_running, 1, memory_order_relaxed);
 	in_callback = true;
 	request->operation.on_complete(request->operation.user, request->status);

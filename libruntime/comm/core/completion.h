@@ -16,6 +16,7 @@ struct ddp_request {
 	bool detached;              /* the program has no pointer to it */
 	atomic_bool awaited;        /* by a thread of the program */
 	char *message;              /* of a failure; malloc'd */
+	bool told;                  /* by another rank: ddp_last_error_is_told() */
 	uint64_t start_ns, end_ns;
 	const struct ddp_lane *lane; /* while comm/follow asks for its end */
 	void *work;                 /* of the lane's backend */

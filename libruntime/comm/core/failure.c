@@ -120,7 +120,10 @@ ddp_status ddp_comm_check(ddp_comm *comm)
 			return DDP_OK;
 		adopt_shared_failure(comm);
 	}
-	return ddp_fail((ddp_status)atomic_load(&comm->failure.status), "%s", comm->failure.text);
+	/* The culprit may be dead, or absent. */
+	const int teller = comm->failure.culprit == 0 && comm->size > 1 ? 1 : 0;
+	return ddp_error_told(ddp_fail((ddp_status)atomic_load(&comm->failure.status), "%s", comm->failure.text),
+	                      comm->rank != teller);
 }
 
 ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,

@@ -169,8 +169,9 @@ static ddp_status name_other_list(ddp_comm *comm, int64_t hash)
 	if (status != DDP_OK)
 		return status;
 	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
-	return ddp_fail(DDP_ERR_MISMATCH, "ddp_comm_group(): %s %s other ranks than %s, or in another order; all ranks "
-	                "must give one list", odd_ranks, outlier.odd_count == 1 ? "lists" : "list", usual_ranks);
+	ddp_fail(DDP_ERR_MISMATCH, "ddp_comm_group(): %s %s other ranks than %s, or in another order; all ranks must "
+	         "give one list", odd_ranks, outlier.odd_count == 1 ? "lists" : "list", usual_ranks);
+	return ddp_error_told(DDP_ERR_MISMATCH, comm->rank != 0);
 }
 
 /* All ranks must give the same list, or they would wait for each other. */
