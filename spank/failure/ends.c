@@ -89,8 +89,11 @@ static void watch(void)
 	bool asked_to_end = false;
 	int wait_ms;
 
+	pthread_mutex_lock(&ends.lock);
 	for (uint32_t i = 0; i < count; i++)
-		ends.ready[i] = (struct pollfd){ .fd = open_process(supervise->pids[i]), .events = POLLIN };
+		ends.ready[i] = (struct pollfd){ .events = POLLIN,
+			.fd = supervise->pids[i] != 0 ? open_process(supervise->pids[i]) : -1 };
+	pthread_mutex_unlock(&ends.lock);
 	ends.ready[count] = (struct pollfd){ .fd = ends.wake, .events = POLLIN };
 	while (!asked_to_end) {
 		pthread_mutex_lock(&ends.lock);
