@@ -106,7 +106,7 @@ prints '^code 7$' "and srun has the code"
 cp /bin/sh "$work/orted"
 capture as_user "${site[@]}" --ddp -N2 --ntasks-per-node=1 "$work/orted" -c '[ $SLURM_PROCID != 1 ] || exit 7; exec sleep 60'
 prints_not 'ddp:' "of an MPI launcher's daemons nothing is said"
-prints 'task 0: Terminated' "and Slurm ends them as without --ddp"
+prints 'task 0: (Terminated|Killed)$' "and Slurm ends them as without --ddp"
 # An srun that keeps its options to itself.
 if gcc -D_GNU_SOURCE -shared -fPIC "$source/tests/cluster/own_options.c" -o "$work/own_options.so"; then
 	capture as_user "${site[@]}" --ddp -N1 -n2 env true
