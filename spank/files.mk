@@ -33,6 +33,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/voice.c spank/failure/voice.h \
 	spank/failure/witness.c spank/failure/witness.h \
 	spank/pause.c spank/pause.h spank/worker.c spank/worker.h \
+	spank/failure/journal.c spank/failure/journal.h \
 	spank/failure/presence.c spank/failure/presence.h \
 	spank/failure/launched.c spank/failure/launched.h \
 	spank/failure/relay.c spank/failure/relay.h spank/failure/relay_node.c spank/failure/relay_srun.c \

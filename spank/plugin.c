@@ -74,11 +74,34 @@ static bool check_version(spank_t spank, struct error *error)
 	                 SLURM_VERSION_MINOR(SLURM_VERSION_NUMBER), major, minor);
 }
 
+/* As slurmd starts: what is wrong with the line is to be seen before a job meets it. */
+static int look_at_line(spank_t spank, int ac, char *argv[])
+{
+	struct site site;
+	struct error error;
+
+	if (!site_parse(&site, ac, argv, &error) || !check_version(spank, &error))
+		slurm_error("ddp: %s", error.text);
+	return 0;
+}
+
+/* In slurmstepd that is slurmd's log: the line may have changed since slurmd's start. What
+   srun and its like are asked for by --ddp tells users. */
+static void say_line_error(spank_context_t context)
+{
+	if (context == S_CTX_REMOTE)
+		slurm_error("ddp: %s", plugin.error.text);
+	else
+		slurm_debug("ddp: %s", plugin.error.text);
+}
+
 int slurm_spank_init(spank_t spank, int ac, char *argv[])
 {
 	spank_context_t context = spank_context();
 	spank_err_t error;
 
+	if (context == S_CTX_SLURMD)
+		return look_at_line(spank, ac, argv);
 	if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE)
 		return 0;
 	/* Both lines would have one state, and the second one's callbacks find what the first's left. */
@@ -88,7 +111,7 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 		return 0;
 	}
 	if (!site_parse(&plugin.site, ac, argv, &plugin.error) || !check_version(spank, &plugin.error))
-		slurm_debug("ddp: %s", plugin.error.text);
+		say_line_error(context);
 	plugin.settings = plugin.site.defaults;
 	stepd.affinity = ask_affinity();
 	/* This early, so that it runs late. */
@@ -189,7 +212,7 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
 
 int slurm_spank_local_user_init(spank_t spank, int ac, char *argv[])
 {
-	uint32_t job_id, step_id, tasks;
+	uint32_t job_id, step_id, tasks, nodes;
 	char **words = NULL;
 	struct error error;
 	int count = 0;
@@ -198,13 +221,14 @@ int slurm_spank_local_user_init(spank_t spank, int ac, char *argv[])
 	(void)argv;
 	if (!plugin.requested || spank_get_item(spank, S_JOB_ID, &job_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_STEPID, &step_id) != ESPANK_SUCCESS ||
-	    spank_get_item(spank, S_JOB_TOTAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS)
+	    spank_get_item(spank, S_JOB_TOTAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS ||
+	    spank_get_item(spank, S_JOB_NNODES, &nodes) != ESPANK_SUCCESS)
 		return 0;
 	if (spank_get_item(spank, S_JOB_ARGV, &count, &words) != ESPANK_SUCCESS)
 		count = 0;
 	if (!srun_take_words(&plugin, count, words, tasks, &error))
 		return refuse(&error);
-	if (srun_take_step(&plugin, job_id, step_id, tasks))
+	if (srun_take_step(&plugin, job_id, step_id, tasks, nodes))
 		return 0;
 	slurm_error("ddp: cannot set DDP_REQUESTED: %s", strerror(errno));
 	return -1;
@@ -248,12 +272,13 @@ int slurm_spank_task_exit(spank_t spank, int ac, char *argv[])
 
 int slurm_spank_exit(spank_t spank, int ac, char *argv[])
 {
-	(void)spank;
 	(void)ac;
 	(void)argv;
 	table_end();
 	if (spank_context() == S_CTX_LOCAL)
 		srun_end();
+	if (spank_context() == S_CTX_REMOTE)
+		stepd_log(spank, &stepd);
 	stepd_end(&stepd);
 	return 0;
 }

@@ -25,7 +25,11 @@
 #include "spank/launch/prepare.h"
 #include "spank/launch/table.h"
 
-enum { COMMAND_LINE_MAX = 65536 };
+enum {
+	COMMAND_LINE_MAX = 65536,
+	SRUN_PORTS = 4,       /* of a step of few nodes */
+	NODES_OF_A_PORT = 48, /* of each of two kinds of ports, one for so many nodes */
+};
 
 static struct {
 	uint32_t job_id, step_id;
@@ -33,6 +37,7 @@ static struct {
 	int failed_status; /* the first failure's wait status; 0: none */
 	bool began;         /* the options of the step's first component are read: */
 	bool starts_daemon;
+	bool began_to_listen;
 	enum srun_say kill;
 	long wait_seconds;
 	bool outlives_nodes;
@@ -60,6 +65,34 @@ static bool lost_node(char node[HOST_NAME_MAX_BYTES])
 	return atomic_load(&srun.has_step) && ask_lost_node(srun.job_id, node);
 }
 
+/*
+ * srun takes the ports of SrunPortRange as it comes to need them, the last ones after all
+ * of a plugin's callbacks, and dies without one. So it has the first claim.
+ */
+static bool leaves_room(uint32_t ports)
+{
+	const slurm_conf_t *conf = ask_configuration();
+	const uint16_t *range = conf != NULL ? conf->srun_port_range : NULL;
+
+	if (range == NULL || range[0] == 0 || relay_has_room(range[0], range[1], ports))
+		return true;
+	slurm_error("ddp: SrunPortRange=%u-%u of slurm.conf has less than %u free ports on this host, which srun "
+	            "and the plugin need now: the nodes do not report to srun, and a failure may be said once for "
+	            "each node", range[0], range[1], ports);
+	return false;
+}
+
+/* Before the step starts: srun is to find the ports that it listens on for its nodes. */
+static void give_way(uint32_t nodes)
+{
+	uint32_t each = nodes / NODES_OF_A_PORT + (nodes % NODES_OF_A_PORT > 0);
+
+	if (!srun.began_to_listen || leaves_room(2 * each))
+		return;
+	relay_close();
+	unsetenv("SLURM_DDP_RELAY");
+}
+
 /* Where Slurm's own srun would listen: SrunPortRange; without one, anywhere. */
 static void listen_for_nodes(const struct plugin *plugin)
 {
@@ -82,6 +115,10 @@ static void listen_for_nodes(const struct plugin *plugin)
 	char spec[RELAY_SPEC_MAX];
 
 	unsetenv("SLURM_DDP_RELAY");
+	/* Of a heterogeneous step the first component has seen to it. */
+	if (!srun.began_to_listen && !leaves_room(SRUN_PORTS + 1))
+		return;
+	srun.began_to_listen = true;
 	/* Without it, each node says by itself what it sees. */
 	if (!relay_open(ports != NULL ? ports[0] : 0, ports != NULL ? ports[1] : 0, &policy, &actions,
 	                spec, &error))
@@ -271,10 +308,12 @@ bool srun_take_words(const struct plugin *plugin, int count, char *words[], uint
 	                 "without the plugin");
 }
 
-bool srun_take_step(const struct plugin *plugin, uint32_t job_id, uint32_t step_id, uint32_t tasks)
+bool srun_take_step(const struct plugin *plugin, uint32_t job_id, uint32_t step_id, uint32_t tasks,
+                    uint32_t nodes)
 {
 	char text[32];
 
+	give_way(nodes);
 	expect_nodes(plugin);
 	if (!atomic_load(&srun.has_step)) {
 		srun.job_id = job_to_end(job_id, tasks);

@@ -14,10 +14,12 @@ bool srun_is_salloc_shell(void);
    what the tasks' side needs. `stale`: what launch_list_stale() gave. */
 bool srun_begin(struct plugin *plugin, const char *stale, struct error *error);
 
-/* A step, or a component of a heterogeneous one, of so many tasks is about to start.
+/* A step, or a component of a heterogeneous one, of so many tasks and nodes is about
+   to start.
    Marks it, so that a program on a node without the plugin can tell; false, with
    errno, if that fails. */
-bool srun_take_step(const struct plugin *plugin, uint32_t job_id, uint32_t step_id, uint32_t tasks);
+bool srun_take_step(const struct plugin *plugin, uint32_t job_id, uint32_t step_id, uint32_t tasks,
+                    uint32_t nodes);
 
 /* The words that srun is about to launch, in place, of a component of so many tasks. A dry
    run puts others there; false if it cannot. */

@@ -8,6 +8,7 @@
 #include <slurm/spank.h>
 
 #include "spank/ask.h"
+#include "spank/failure/journal.h"
 #include "spank/failure/ends.h"
 #include "spank/failure/step.h"
 #include "spank/failure/timeline.h"
@@ -268,4 +269,16 @@ void stepd_end(struct stepd *stepd)
 	free(stepd->handles);
 	stepd->handles = NULL;
 	supervise_end(&stepd->node.supervise);
+}
+
+void stepd_log(spank_t spank, const struct stepd *stepd)
+{
+	char text[RELAY_TEXT_MAX];
+	uint32_t job_id, step_id;
+
+	if (stepd->node.supervise.shared == NULL || spank_get_item(spank, S_JOB_ID, &job_id) != ESPANK_SUCCESS ||
+	    spank_get_item(spank, S_JOB_STEPID, &step_id) != ESPANK_SUCCESS)
+		return;
+	journal_step(&stepd->node.supervise, job_id, step_id, PACKAGE_VERSION, text, sizeof(text));
+	slurm_info("ddp: %s", text);
 }

@@ -39,6 +39,8 @@ void stepd_begin(spank_t spank, struct stepd *stepd);
 /* A task was forked, or was reaped. */
 void stepd_take_fork(spank_t spank, struct stepd *stepd);
 void stepd_take_end(spank_t spank, struct stepd *stepd);
+/* The step has ended on this node: a line for slurmd's log. */
+void stepd_log(spank_t spank, const struct stepd *stepd);
 /* slurmstepd ends. */
 void stepd_end(struct stepd *stepd);
 

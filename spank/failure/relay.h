@@ -103,6 +103,9 @@ struct relay_actions {
 bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
                 const struct relay_actions *actions, char spec[RELAY_SPEC_MAX],
                 struct error *error);
+/* Whether at least so many ports of the range are free here and now. */
+bool relay_has_room(uint16_t low, uint16_t high, uint32_t ports);
+
 /* The step, or a component of it, is about to start: nodes that start tasks and do not report
    are said. Does nothing if it is not open. */
 void relay_expect(const struct presence_policy *policy);

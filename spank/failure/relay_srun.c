@@ -268,10 +268,12 @@ static int listen_on(uint16_t port)
 	struct sockaddr_in6 any6 = { .sin6_family = AF_INET6, .sin6_port = htons(port),
 	                             .sin6_addr = in6addr_any };
 	struct sockaddr_in any4 = { .sin_family = AF_INET, .sin_port = htons(port) };
-	const int no = 0;
+	const int no = 0, yes = 1;
 	int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
+	/* As srun does: connections that have just ended do not count. */
 	if (fd >= 0 && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no)) == 0 &&
+	    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
 	    bind(fd, (struct sockaddr *)&any6, sizeof(any6)) == 0 && listen(fd, BACKLOG) == 0)
 		return fd;
 	if (fd >= 0) {
@@ -280,7 +282,8 @@ static int listen_on(uint16_t port)
 			return -1;
 	}
 	fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd >= 0 && (bind(fd, (struct sockaddr *)&any4, sizeof(any4)) < 0 || listen(fd, BACKLOG) < 0)) {
+	if (fd >= 0 && (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) < 0 ||
+	                bind(fd, (struct sockaddr *)&any4, sizeof(any4)) < 0 || listen(fd, BACKLOG) < 0)) {
 		int error = errno;
 		close(fd);
 		errno = error;
@@ -303,6 +306,18 @@ static int listen_in(uint16_t low, uint16_t high)
 			break;
 	}
 	return fd;
+}
+
+bool relay_has_room(uint16_t low, uint16_t high, uint32_t ports)
+{
+	for (uint32_t port = low; port <= high && ports > 0; port++) {
+		int fd = listen_on((uint16_t)port);
+		if (fd < 0)
+			continue;
+		close(fd);
+		ports--;
+	}
+	return ports == 0;
 }
 
 static void close_sockets(void)

@@ -40,13 +40,15 @@ bool check_row(const struct identity *identity, const struct task_extras *extras
 {
 	struct sink sink = sink_on(text, bytes);
 	const char *threads = value_of(variables, "OMP_NUM_THREADS");
+	bool brackets = strchr(extras->master_address, ':') != NULL;
 
 	if (threads == NULL)
 		threads = environment_get(extras->environment, "OMP_NUM_THREADS");
-	sink_add(&sink, "rank %*u/%u  local %u/%u  node %*u/%u %s  master %s:%u  omp %.40s  gpus %u",
+	sink_add(&sink, "rank %*u/%u  local %u/%u  node %*u/%u %s  master %s%s%s:%u  omp %.40s  gpus %u",
 	    digits_of(identity->world_size - 1), identity->rank, identity->world_size,
 	    identity->local_rank, identity->local_world_size, digits_of(identity->node_count - 1),
-	    identity->node_rank, identity->node_count, identity->node_name, extras->master_address,
+	    identity->node_rank, identity->node_count, identity->node_name, brackets ? "[" : "",
+	    extras->master_address, brackets ? "]" : "",
 	    identity->master_port, threads != NULL ? threads : "unset", extras->gpu.visible);
 	make_printable(text);
 	sink_add(&sink, "\n");

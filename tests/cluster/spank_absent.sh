@@ -89,8 +89,11 @@ on_node n2 mount --bind "$work/wrong.conf" "$cluster/plugstack.conf"
 capture as_user srun --ddp -w n2 -n1 true
 fails_without_hanging "a wrong plugstack line on a node is an error of the step"
 prints "ddp: the site's plugstack line for spank_ddp.so: unknown key 'prot'" "that names the key"
+capture grep -c "error: .*ddp: the site's plugstack line.*unknown key 'prot'" "$cluster/log/n2.slurmd.log"
+status_is 0 "and an error in the node's log"
 capture as_user srun -w n2 -n1 true
 status_is 0 "steps without --ddp run there"
+prints_not 'ddp:' "of which their users hear nothing"
 capture batch_job -w n2 -o /dev/null --wrap true
 status_is 0 "and batch jobs"
 on_node n2 umount "$cluster/plugstack.conf"

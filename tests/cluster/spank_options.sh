@@ -138,6 +138,29 @@ capture as_user srun --ddp=port=40000-40010 -N2 -n2 true
 fails_without_hanging "a hashed port among the kernel's own is an error"
 prints 'lies in the kernel.s range for outgoing connections' "that says so"
 
+# Ports of srun's: it has the first claim on SrunPortRange, and dies without one that it needs.
+for range in 45101-45104 45101-45105; do
+	sed "\$a SrunPortRange=$range" "$cluster/slurm.conf" >"$work/ports.conf"
+	capture as_user env SLURM_CONF="$work/ports.conf" srun --ddp -N2 -n2 sh -c 'sleep 0.5; exit $RANK'
+	status_is 1 "SrunPortRange=$range: the step runs, and its failure has its code"
+	prints 'ddp: rank 1 of 2 on n1 exited with code 1' "and is said"
+	if [ $range = 45101-45104 ]; then
+		prints_times 1 'ddp: SrunPortRange=45101-45104 .* less than 5 free ports' "too small for the plugin, too: srun says so"
+	else
+		prints_not 'SrunPortRange' "with one port more nothing is said of ports"
+	fi
+done
+
+# Each node's log has a line about each step, whatever its end.
+capture as_user srun --ddp -N2 --ntasks-per-node=2 sh -c 'echo "$SLURM_JOB_ID.$SLURM_STEP_ID"; [ $RANK != 3 ] || exit 7'
+step=$(grep -m 1 -E '^[0-9]+\.0$' <<<"$output")
+wait_until 10 grep -q "ddp: step $step: " "$cluster/log/n0.slurmd.log"
+wait_until 10 grep -q "ddp: step $step: " "$cluster/log/n1.slurmd.log"
+same "1 1" "$(for node in n0 n1; do grep -cE "ddp: step $step: 2 ranks from . to . of 4 on $node: .*; plugin [0-9]" "$cluster/log/$node.slurmd.log"; done | paste -sd ' ')" \
+	"each node's log has a line about the step"
+output=$(cat "$cluster/log/n1.slurmd.log")
+prints "ddp: step $step: 2 ranks from 2 to 3 of 4 on n1: rank 3 exited with code 7; plugin" "with how it failed"
+
 # The key: the same in all tasks, new in each step, and nobody else's to read.
 capture as_user srun --ddp -N2 -n4 printenv DDP_KEY
 same 1 "$(grep -cE '^step:[0-9a-f]{64}$' <(sort -u <<<"$output"))" "one key in a step"

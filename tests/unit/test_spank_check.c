@@ -30,6 +30,9 @@ static void check_prints_a_row_for_the_task(void **state)
 	build(&variables, "", &identity, &with);
 	assert_true(check_row(&identity, &with, &variables, text, sizeof(text)));
 	assert_string_equal(text, "rank 3/4  local 1/2  node 1/2 n1  master n0:20001  omp 4  gpus 0\n");
+	with.master_address = "fd00::1";
+	assert_true(check_row(&identity, &with, &variables, text, sizeof(text)));
+	assert_non_null(strstr(text, "  master [fd00::1]:20001  "));
 	assert_false(check_row(&identity, &with, &variables, text, 16));
 }
 
