@@ -214,7 +214,8 @@ else
 	#!/bin/sh
 	case $RANK in
 	0) exec sleep 60 ;;
-	1) until [ -e "$1" ]; do sleep 0.02; done; exit 1 ;;
+	# A busy machine may stop the other one between its two commands.
+	1) until [ -e "$1" ]; do sleep 0.02; done; sleep 0.15; exit 1 ;;
 	2) until [ -e "$1.go" ]; do sleep 0.02; done; : >"$1"; kill -9 $$ ;;
 	esac
 	END
