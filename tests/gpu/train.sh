@@ -14,7 +14,7 @@ program=${GPT:-examples/gpt/gpt}
 for i in $(seq 200); do
 	echo "the quick brown fox number $((i % 7)) jumps over $((i % 3)) lazy dogs"
 done >"$work/text"
-head -c 3000 "$work/text" | tr a-z b-za >"$work/other"
+head -c 3000 "$work/text" | tr '[:lower:]' '[:upper:]' >"$work/other"
 
 # Heads of 64 are what a GPU's attention in bf16 is made for.
 small=(--data "$work/text" --layers 2 --heads 2 --width 128 --length 64 --batch 4 --steps 12 --lr 1e-3

@@ -272,7 +272,7 @@ test_losses_agree() {
 
 # Three samples, of which some ranks have more than others, or none; nothing is dropped.
 the_loss_on_other_data_is_that_of_each_sample_once() {
-	head -c 100 "$work/text" | tr a-z b-za >"$work/other"
+	head -c 100 "$work/text" | tr '[:lower:]' '[:upper:]' >"$work/other"
 	train --steps 2 --batch 12 --checkpoint "$work/tested" &&
 		test_losses_agree '--spawn 2 --batch 6' '--spawn 4 --batch 3 --dropout 0.5' '--batch 12 --device test' &&
 		train --steps 2 --batch 12 --checkpoint "$work/tested" --resume --test "$work/other" &&
