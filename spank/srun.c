@@ -303,6 +303,10 @@ bool srun_take_words(const struct plugin *plugin, int count, char *words[], uint
 		return error_set(error, "--ddp=check is for a step of one component: on a node without the "
 		                 "plugin the others' programs would run. Check each component in a step of "
 		                 "its own");
+	/* srun frees the word itself, and copies what it names. */
+	if (srun_broadcasts(&given, getenv("SLURM_BCAST")))
+		return error_set(error, "--ddp=check starts no program, so --bcast (or SLURM_BCAST) has none to "
+		                 "copy: leave it out");
 	return launch_replace_command(count, words, srun_starts_several(&given)) ||
 	       error_set(error, "--ddp=check: srun does not show its command, which would run on a node "
 	                 "without the plugin");

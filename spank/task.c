@@ -105,13 +105,17 @@ static void show_check(enum check_mode check, const struct identity *identity,
 }
 
 /* slurmstepd itself does not see what Slurm puts into a task's environment. */
-static void note_srun(const struct stepd *stepd, char *const *environment)
+static void note_srun_and_node(const struct stepd *stepd, char *const *environment)
 {
 	struct supervise_shared *shared = stepd->node.supervise.shared;
 	const char *address = environment_get(environment, "SLURM_LAUNCH_NODE_IPADDR");
+	const char *node = environment_get(environment, "SLURMD_NODENAME");
 
 	if (shared != NULL && address != NULL && strlen(address) < sizeof(shared->srun_address))
 		memcpy(shared->srun_address, address, strlen(address));
+	/* By which srun takes a task's error for a sign of its node. */
+	if (shared != NULL && node != NULL && strlen(node) < sizeof(shared->node))
+		memcpy(shared->node, node, strlen(node));
 }
 
 static void note_rank(const struct stepd *stepd, const struct identity *identity)
@@ -126,13 +130,15 @@ static void note_rank(const struct stepd *stepd, const struct identity *identity
 	memcpy(shared->node, identity->node_name, sizeof(shared->node));
 }
 
-/* srun is to know that this node has the plugin before any program of it runs. */
+/* The node's first task to get here tells srun that the node has the plugin, before its own program
+   runs; others do not wait for it. If srun does not answer, slurmstepd tells it again. */
 static void report_node(const struct stepd *stepd, const struct identity *identity)
 {
 	struct supervise_shared *shared = stepd->node.supervise.shared;
 
-	if (shared != NULL && !atomic_exchange(&shared->reported, true))
-		relay_tell_here(&stepd->node.relay, shared->srun_address, identity->rank, PACKAGE_VERSION);
+	if (shared != NULL && !atomic_exchange(&shared->reported, true) &&
+	    relay_tell_here(&stepd->node.relay, shared->srun_address, identity->rank, shared->node))
+		atomic_store(&shared->answered, true);
 }
 
 static bool prepare_task(spank_t spank, const struct stepd *stepd, struct error *error)
@@ -145,7 +151,7 @@ static bool prepare_task(spank_t spank, const struct stepd *stepd, struct error 
 
 	if (!collect_facts(spank, &facts, error))
 		return false;
-	note_srun(stepd, facts.environment);
+	note_srun_and_node(stepd, facts.environment);
 	if (stepd->plugin->error.text[0] != '\0')
 		return error_set(error, "%s", stepd->plugin->error.text);
 	if (!identity_derive(&facts, settings, &identity, error))
@@ -271,6 +277,8 @@ void task_begin(spank_t spank, struct stepd *stepd)
 		return;
 	}
 	news = node_error(error.text);
+	if (stepd->node.supervise.shared != NULL)
+		news.node = stepd->node.supervise.shared->node;
 	if (supervise_tell_once(&stepd->node.supervise)) {
 		if (!node_tell(&stepd->node, &news))
 			slurm_error("ddp: %s", error.text);

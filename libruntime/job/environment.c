@@ -266,8 +266,8 @@ ddp_status ddp_environment_check_plugin(void)
 	if (!plugin) {
 		if (requested == NULL || !requested_for_step(requested, step_id))
 			return DDP_OK;
-		return ddp_fail(DDP_ERR_JOB, "srun --ddp was asked for, but the plugin is absent on this "
-		                "node%s%s: install spank_ddp.so and its plugstack.conf line there",
+		return ddp_fail(DDP_ERR_JOB, "srun --ddp was asked for, but the plugin spank_ddp is absent on "
+		                "this node%s%s: install it and its line of plugstack.conf there",
 		                node != NULL ? ", " : "", node != NULL ? node : "");
 	}
 	plugin_step = step_id;

@@ -82,6 +82,12 @@ static int take_ended(void)
 	return all_watched && !any_gone ? -1 : LOOK_MS;
 }
 
+/* Of two times to wait, of which -1 is for ever. */
+static int sooner(int one_ms, int other_ms)
+{
+	return one_ms < 0 || (other_ms >= 0 && other_ms < one_ms) ? other_ms : one_ms;
+}
+
 static void watch(void)
 {
 	struct supervise *supervise = &ends.node->supervise;
@@ -97,7 +103,7 @@ static void watch(void)
 	ends.ready[count] = (struct pollfd){ .fd = ends.wake, .events = POLLIN };
 	while (!asked_to_end) {
 		pthread_mutex_lock(&ends.lock);
-		wait_ms = take_ended();
+		wait_ms = sooner(take_ended(), node_report_again(ends.node));
 		asked_to_end = supervise_left(supervise) == 0;
 		pthread_mutex_unlock(&ends.lock);
 		if (!asked_to_end && poll(ends.ready, count + 1, wait_ms) > 0)

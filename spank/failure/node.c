@@ -196,6 +196,43 @@ static void speak(struct node *node, const struct end_verdict *verdict, bool hea
 		pause_ms(DELIVERY_MS);
 }
 
+/* True if srun has answered. */
+static bool report(struct node *node)
+{
+	struct supervise_shared *shared = node->supervise.shared;
+	char address[sizeof(shared->srun_address)] = "", name[sizeof(shared->node)] = "";
+	uint32_t rank = UINT32_MAX;
+
+	if (!atomic_load(&shared->reported) || atomic_load(&shared->answered))
+		return atomic_load(&shared->answered);
+	memcpy(address, shared->srun_address, sizeof(address) - 1);
+	memcpy(name, shared->node, sizeof(name) - 1);
+	for (uint32_t i = 0; i < node->supervise.local_tasks && rank == UINT32_MAX; i++)
+		rank = shared->task[i].rank;
+	if (relay_tell_here(&node->relay, address, rank, name))
+		atomic_store(&shared->answered, true);
+	return atomic_load(&shared->answered);
+}
+
+int node_report_again(struct node *node)
+{
+	uint64_t now_ns = ddp_now_ns();
+
+	if (node->supervise.shared == NULL || node->relay.port == 0)
+		return -1;
+	if (node->report_ns == 0)
+		node->report_ns = now_ns + (uint64_t)REPORT_MS * 1000000;
+	if (now_ns >= node->report_ns) {
+		if (report(node))
+			return -1;
+		/* Often while srun waits for it, and then seldom, should srun be out of reach. */
+		node->report_looks++;
+		node->report_ns = now_ns + (node->report_looks < SILENT_MS / REPORT_MS ? 1u : 10u) *
+		                  (uint64_t)REPORT_MS * 1000000;
+	}
+	return now_ns < node->report_ns ? (int)((node->report_ns - now_ns + 999999) / 1000000) : 0;
+}
+
 enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 {
 	uint64_t seen_ns = ddp_now_ns();
@@ -211,6 +248,9 @@ enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 	task->wait_status = judge_status(ended->wait_status, blame_ends_in_error(&progress));
 	news.wait_status = task->wait_status;
 	supervise_reaped(&node->supervise, task->local_id, task->wait_status);
+	/* srun is to know of the node before it hears that the step has ended well. */
+	if (judge_task_end(task->wait_status) == END_FINE)
+		report(node);
 	/* The task itself has said why, in task_begin(). */
 	if (!has_started(node, task->local_id) && atomic_load(&node->supervise.shared->told))
 		return DELAY_NEVER;

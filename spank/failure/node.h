@@ -18,6 +18,8 @@ struct node {
 	bool kill_on_failure;
 	bool launcher;      /* the tasks are launchers */
 	uint32_t stall_seconds; /* of stall=; 0: nobody looks for a stall */
+	uint64_t report_ns; /* when to tell srun again that the node has the plugin; 0: not set yet */
+	uint32_t report_looks;
 	bool told_later, told_hearsay, told_cause; /* by what the verdict was */
 	void (*say)(const char *text); /* to the user, past srun's relay */
 };
@@ -37,6 +39,10 @@ struct relay_news node_error(const char *text);
 /* A task has ended: after what delay this node is to ask for the step's end by
    itself, which is never where srun has the news. */
 enum end_delay node_take_end(struct node *node, const struct node_task *task);
+
+/* Tells srun again that the node has the plugin, if that is due: until srun has answered. Gives after
+   how many milliseconds to call it again; -1: never. */
+int node_report_again(struct node *node);
 
 /* All tasks have been taken: ends the witness, and tells srun if others may wait for them. */
 void node_end(struct node *node);

@@ -76,10 +76,11 @@ void relay_sign_answer(const struct relay *relay, const struct relay_message *me
 bool relay_tell(const struct relay *relay, const char *address, const struct relay_news *news);
 
 /*
- * A node that has the plugin, before its first program runs: `text` is its version. An srun
+ * A node that has the plugin tells so, with its name and the rank of one of its tasks. An srun
  * of a release that knows no such message takes it for the end of a task that has done well.
+ * Tries it twice, should the network lose the first packet; true if srun has answered.
  */
-void relay_tell_here(const struct relay *relay, const char *address, uint32_t rank, const char *text);
+bool relay_tell_here(const struct relay *relay, const char *address, uint32_t rank, const char *node);
 
 struct step_policy;
 struct presence_policy;

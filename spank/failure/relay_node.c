@@ -109,13 +109,11 @@ static bool receive_all(int fd, void *data, size_t bytes, uint64_t deadline_ns)
 	return true;
 }
 
-void relay_tell_here(const struct relay *relay, const char *address, uint32_t rank, const char *text)
+bool relay_tell_here(const struct relay *relay, const char *address, uint32_t rank, const char *node)
 {
-	const struct relay_news news = { .text = text, .here = true, .rank = rank };
+	const struct relay_news news = { .text = PACKAGE_VERSION, .here = true, .rank = rank, .node = node };
 
-	/* Once more, should the network have lost the first packet. */
-	if (!relay_tell(relay, address, &news))
-		relay_tell(relay, address, &news);
+	return relay_tell(relay, address, &news) || relay_tell(relay, address, &news);
 }
 
 bool relay_tell(const struct relay *relay, const char *address, const struct relay_news *news)

@@ -88,6 +88,17 @@ static void say_lost_node(void)
 	voice_say(server.actions.say, text);
 }
 
+/* Who knows the step's secret has the plugin, whatever the message is about. */
+static void note_presence(const struct relay_news *news)
+{
+	struct stall_note note;
+
+	if (news->stall == NULL)
+		presence_report(&presence, news->here ? news->rank : UINT32_MAX, news->node);
+	else if (stall_unpack(news->stall, &note))
+		presence_report(&presence, note.lowest, "");
+}
+
 static void take(const struct relay_message *message, int fd)
 {
 	struct relay_news news = relay_read(message);
@@ -104,9 +115,10 @@ static void take(const struct relay_message *message, int fd)
 	if (!alone)
 		send(fd, tag, sizeof(tag), MSG_NOSIGNAL | MSG_DONTWAIT);
 	news.facts.node_failed = news.stall == NULL && has_failed_node(&news);
+	note_presence(&news);
 	if (news.here)
-		presence_report(&presence, news.rank);
-	else if (news.stall != NULL)
+		return;
+	if (news.stall != NULL)
 		step_take_stall(&server.step, news.stall, ddp_now_ns());
 	else
 		step_take(&server.step, &news, alone, ddp_now_ns());
@@ -205,6 +217,7 @@ static void look_for_nodes(void)
 
 	if (presence.tasks == 0 && atomic_load(&server.launching)) {
 		presence.policy = server.presence_policy;
+		presence.policy.port = server.relay.port;
 		presence_begin(&presence, launched_tasks(), now);
 	}
 	if (presence_due(&presence, now) == UINT64_MAX)

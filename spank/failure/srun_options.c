@@ -110,6 +110,17 @@ bool srun_waits_for_children(const struct srun_words *given)
 	return false;
 }
 
+bool srun_broadcasts(const struct srun_words *given, const char *variable)
+{
+	const char *word, *words = given->words;
+	int left = given->own;
+
+	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL)
+		if (value_of(word, "--bcast", sizeof("--bc") - 1) != NULL)
+			return true;
+	return variable != NULL;
+}
+
 bool srun_starts_several(const struct srun_words *given)
 {
 	const char *word, *words = given->words;

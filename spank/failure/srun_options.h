@@ -34,6 +34,9 @@ long srun_wait_seconds(const struct srun_words *given, const char *variable);
    long as any process is in its cgroup. */
 bool srun_waits_for_children(const struct srun_words *given);
 
+/* Whether srun is to copy the program to the nodes first: --bcast, or the variable SLURM_BCAST. */
+bool srun_broadcasts(const struct srun_words *given, const char *variable);
+
 /* Whether the words hold --multi-prog: the program is then the file that names programs. */
 bool srun_starts_several(const struct srun_words *given);
 

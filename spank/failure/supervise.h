@@ -27,7 +27,8 @@ struct supervise_task {
 struct supervise_shared {
 	atomic_bool told; /* a failure was already put into words on this node */
 	atomic_bool has_told; /* who did so is done with it */
-	atomic_bool reported; /* srun knows that this node has the plugin, or is being told */
+	atomic_bool reported; /* a task has told srun that this node has the plugin, or is doing so, */
+	atomic_bool answered; /* and srun has answered that */
 	struct witness witness;
 	uint32_t world_size;
 	char node[HOST_NAME_MAX_BYTES];

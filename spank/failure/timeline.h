@@ -31,7 +31,8 @@
  *
  * silent  SILENT_MS after srun saw tasks start on a node whose plugin has not reported, it
  *         takes the plugin for absent there. A plugin reports before its node's first
- *         program runs, which is within milliseconds where nothing is slow. Where another
+ *         program runs, which is within milliseconds where nothing is slow. If srun does not
+ *         answer, slurmstepd reports again each REPORT_MS, and after SILENT_MS seldom. Where another
  *         plugin prepares the tasks first, as Pyxis does, which may fetch an image, srun
  *         says so after UNSURE_MS, and ends nothing.
  *
@@ -62,6 +63,7 @@ enum {
 	ALONE_MS = 200,
 	ALONE_NODE_MS = 250, /* the controller reaches all nodes within it */
 	ALONE_SPREAD_MS = 3000,
+	REPORT_MS = 1000,
 	SILENT_MS = 20000,
 	UNSURE_MS = 60000,
 	JOIN_MS = 2000,

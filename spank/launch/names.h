@@ -38,6 +38,6 @@ bool name_is_derived(const char *derived, const char *text, const char *value);
 /* What srun puts in place of ranks: a node without the plugin leaves it there, and no
    program can take it for a number. */
 #define PLUGIN_IS_ABSENT \
-	"srun --ddp was asked for, but the plugin spank_ddp is not active on this node"
+	"srun --ddp was asked for, but the plugin spank_ddp is absent on this node"
 
 #endif

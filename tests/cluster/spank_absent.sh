@@ -15,7 +15,7 @@ on_node n2 mount --bind "$work/empty.conf" "$cluster/plugstack.conf"
 as_user srun --ddp -N3 -n3 sleep 100 >"$work/runs" 2>&1 &
 runs=$!
 
-named='ddp: no report from n2 \(1 of 3 nodes\): the plugin is absent on this node, or older than srun'
+named='ddp: no report from n2 \(1 of 3 nodes\): the plugin spank_ddp is absent on this node, or older than srun'
 for list in check check=json; do
 	capture as_user srun --ddp=$list -N3 -n3 sh -c 'echo ran'
 	fails_without_hanging "--ddp=$list fails where a node has no plugin"
@@ -33,6 +33,10 @@ capture as_user srun --ddp=check -N1 sh -c 'echo ran' : --ddp=check -N1 sh -c 'e
 fails_without_hanging "a dry run of several components is refused"
 prints 'for a step of one component' "in words"
 prints_not '^ran$' "and runs nothing"
+capture as_user srun --bcast="$work/copy" --ddp=check -N1 -n1 true
+fails_without_hanging "a dry run with --bcast is refused"
+prints 'starts no program, so --bcast' "in words"
+prints_not 'core dumped|Aborted|free' "and srun does not abort"
 capture as_user srun --ddp=check -N2 -w n0,n1 -n2 true
 status_is 0 "a dry run on nodes with the plugin is a success"
 prints_not 'no report' "of which nobody is named"
@@ -50,14 +54,14 @@ capture as_user srun --ddp -N1 -n1 sleep 0.5 : --ddp -N2 -n2 sleep 0.5
 prints_times 1 "$named" "so it is where a component has it"
 
 capture as_user srun --ddp -w n2 -n1 sh -c 'sleep 0.5; echo "RANK=$RANK"'
-prints '^RANK=srun --ddp was asked for, but the plugin spank_ddp is not active on this node$' \
+prints '^RANK=srun --ddp was asked for, but the plugin spank_ddp is absent on this node$' \
 	"a node without the plugin leaves a sentence for a rank"
 prints 'ddp: no report from n2 \(1 of 1 nodes\)' "and srun says why"
 capture as_user srun --ddp -w n2 -n1 /usr/bin/python3 -c 'import os; int(os.environ["RANK"])'
 fails_without_hanging "which no framework takes for a number"
-prints 'ValueError.*not active on this node' "and shows"
+prints 'ValueError.*absent on this node' "and shows"
 capture as_user srun --ddp=launcher -w n2 -n1 printenv PET_NNODES
-prints 'not active on this node' "the same for torchrun"
+prints 'absent on this node' "the same for torchrun"
 capture as_user srun --ddp -w n2 -n1 sh -c 'echo "$DDP_REQUESTED $SLURM_JOB_ID.$SLURM_STEP_ID ${DDP_PLUGIN_VERSION-none}"'
 prints '^([0-9]+\.0) \1 none$' "the library can tell: requested for this very step, and no plugin"
 capture as_user srun --ddp --export=NONE -w n2 -n1 /usr/bin/env
@@ -75,7 +79,7 @@ prints_times 1 "$named" "and names the node once"
 if [ -x "$prefix/bin/allreduce" ]; then
 	capture as_user srun --ddp=timeout=10 -N3 -n3 "$prefix/bin/allreduce"
 	fails_without_hanging "a program with libddp fails"
-	prints 'plugin is absent on this node, n2' "and names the node"
+	prints 'plugin spank_ddp is absent on this node, n2' "and names the node"
 else
 	skip "a program with libddp names the node" "no allreduce in this build"
 fi
@@ -133,7 +137,7 @@ else
 	printf 'optional %s\n' "$work/other.so" >"$work/other.conf"
 	on_node n2 mount --bind "$work/other.conf" "$cluster/plugstack.conf"
 	capture as_user srun --ddp -w n2 -n1 sh -c 'echo "RANK=$RANK"'
-	prints '^RANK=srun --ddp was asked for, but the plugin spank_ddp is not active on this node$' \
+	prints '^RANK=srun --ddp was asked for, but the plugin spank_ddp is absent on this node$' \
 		"a node with a plugin of another release is one without"
 	capture batch_job -w n2 -o /dev/null --wrap true
 	status_is 0 "and other jobs run there"

@@ -41,7 +41,7 @@ try()
 try "an older srun" env SLURM_CONF="$work/slurm.conf" srun
 on_node n2 mount --bind "$work/older.conf" "$cluster/plugstack.conf"
 # An older node does not report, as one without the plugin.
-silent="ddp: no report from n2 \(1 of 3 nodes\): the plugin is absent on this node, or older than srun's"
+silent="ddp: no report from n2 \(1 of 3 nodes\): the plugin spank_ddp is absent on this node, or older than srun's"
 capture as_user srun --ddp -N3 -n3 sleep 0.5
 status_is 1 "an older node: a step beside newer ones is refused"
 prints_times 1 "$silent" "and the node is named"

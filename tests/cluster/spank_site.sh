@@ -64,7 +64,7 @@ cat >"$work/left" <<-'END'
 	env | grep -E '^(RANK|WORLD_SIZE|PET_|DDP_|SLURM_DDP_|OMP_)' | sort | tr '\n' ' ' | sed 's/^/left /'
 	echo .
 END
-absent='srun --ddp was asked for, but the plugin spank_ddp is not active on this node'
+absent='srun --ddp was asked for, but the plugin spank_ddp is absent on this node'
 : >"$work/left.out"
 chmod 666 "$work/left.out"
 capture as_user env SLURM_CONF="$work/none.slurm.conf" RANK="$absent" WORLD_SIZE="$absent" PET_NNODES="$absent" OMP_NUM_THREADS=7 \

@@ -110,7 +110,7 @@ prints 'has 4 tasks, but the program was started without srun' "srun forgotten i
 capture as_user env DDP_REQUESTED=x srun --mpi=none -n2 sh -c \
 	'DDP_REQUESTED=$SLURM_JOB_ID.$SLURM_STEP_ID exec "$0"' "$probe"
 status_is 3 "the plugin asked for, but absent on the node"
-prints_times 2 'the plugin is absent on this node, n[01]' "is said with the node's name"
+prints_times 2 'the plugin spank_ddp is absent on this node, n[01]' "is said with the node's name"
 
 # shellcheck disable=SC2016
 capture as_user srun --mpi=none --ddp --kill-on-bad-exit=0 -N2 -n4 sh -c \

@@ -133,12 +133,12 @@ static const struct example examples[] = {
 
 	/* requested, but absent */
 	{ "plugin absent on this node", { STEP, "DDP_REQUESTED=77.1" },
-	  FAILS("the plugin is absent on this node, n1") },
+	  FAILS("the plugin spank_ddp is absent on this node, n1") },
 	{ "absent, although RANK was inherited", { STEP, FOUR, "DDP_REQUESTED=77.1" },
-	  FAILS("the plugin is absent on this node") },
+	  FAILS("the plugin spank_ddp is absent on this node") },
 	{ "absent, although PMIx is there", { STEP, "DDP_REQUESTED=77.1", "PMIX_NAMESPACE=s",
 	                                      "PMIX_RANK=2" },
-	  FAILS("the plugin is absent on this node") },
+	  FAILS("the plugin spank_ddp is absent on this node") },
 	{ "requested for another step", { STEP, FOUR, "DDP_REQUESTED=77.0" },
 	  JOB(.rank = 2, .world_size = 4, UNKNOWN_LOCAL, UNKNOWN_NODE, ENVIRONMENT, .job_id = 77,
 	      .step_id = 1) },

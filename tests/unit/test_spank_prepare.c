@@ -55,13 +55,13 @@ static void ranks_of_a_node_without_the_plugin_are_no_numbers(void **state)
 	(void)state;
 	setenv("RANK", "7", 1);
 	assert_true(launch_prepare(&settings, NULL, &error));
-	assert_non_null(strstr(getenv("RANK"), "not active on this node"));
-	assert_non_null(strstr(getenv("WORLD_SIZE"), "not active on this node"));
-	assert_non_null(strstr(getenv("PET_NNODES"), "not active on this node"));
+	assert_non_null(strstr(getenv("RANK"), "absent on this node"));
+	assert_non_null(strstr(getenv("WORLD_SIZE"), "absent on this node"));
+	assert_non_null(strstr(getenv("PET_NNODES"), "absent on this node"));
 	clear(NULL);
 	settings.launcher = true;
 	assert_true(launch_prepare(&settings, NULL, &error));
-	assert_non_null(strstr(getenv("PET_NNODES"), "not active on this node"));
+	assert_non_null(strstr(getenv("PET_NNODES"), "absent on this node"));
 	assert_null(getenv("RANK"));
 }
 

@@ -46,16 +46,16 @@ static void nodes_that_report_are_there(void **state)
 	assert_int_equal(presence_silent(&presence, &any), 3);
 	assert_false(any);
 	/* Any task of a node speaks for it, and once is enough. */
-	presence_report(&presence, 1);
-	presence_report(&presence, 1);
-	presence_report(&presence, 2);
+	presence_report(&presence, 1, "");
+	presence_report(&presence, 1, "");
+	presence_report(&presence, 2, "");
 	assert_int_equal(presence_silent(&presence, &any), 1);
 	assert_true(any);
 	assert_true(presence_due(&presence, (START + 1) * MS) < UINT64_MAX);
-	presence_report(&presence, 4);
-	presence_report(&presence, UINT32_MAX);
+	presence_report(&presence, 4, "");
+	presence_report(&presence, UINT32_MAX, "");
 	assert_int_equal(presence_silent(&presence, &any), 1);
-	presence_report(&presence, 3);
+	presence_report(&presence, 3, "");
 	assert_int_equal(presence_silent(&presence, &any), 0);
 	assert_true(presence_due(&presence, (START + 1) * MS) == UINT64_MAX);
 	assert_false(presence_is_late(&presence, (START + 10 * UNSURE_MS) * MS));
@@ -71,7 +71,7 @@ static void a_task_that_slurm_has_not_started_is_waited_for(void **state)
 	assert_true(presence_due(&presence, START * MS) == UINT64_MAX);
 	assert_false(presence_begin(&presence, 0, START * MS));
 	assert_true(presence_begin(&presence, 2, START * MS));
-	presence_report(&presence, 0);
+	presence_report(&presence, 0, "");
 	/* A report may come before srun hears that the task has started. */
 	presence_start(&presence, 0, "n0", START * MS);
 	presence_start(&presence, 1, "", START * MS);
@@ -94,11 +94,89 @@ static void another_plugin_that_prepares_tasks_is_waited_for(void **state)
 	struct presence presence = begin((struct presence_policy){ .refuse = true, .unsure = true });
 
 	(void)state;
-	presence_report(&presence, 0);
+	presence_report(&presence, 0, "");
 	assert_false(presence_is_late(&presence, (START + SILENT_MS) * MS));
 	assert_true(presence_is_late(&presence, (START + UNSURE_MS) * MS));
 	assert_non_null(strstr(say(&presence, PRESENCE_RUNS), "still prepares the tasks"));
+	assert_non_null(strstr(say(&presence, PRESENCE_FAILED), "still prepares the tasks"));
 	assert_null(strstr(say(&presence, PRESENCE_SUCCEEDED), "still prepares the tasks"));
+	presence_end(&presence);
+}
+
+/* A failure's message has the node's name and no rank; a stall's note has a rank and no name. */
+static void any_message_of_a_node_is_its_report(void **state)
+{
+	struct presence presence = begin((struct presence_policy){ .refuse = true });
+	bool any;
+
+	(void)state;
+	presence_report(&presence, UINT32_MAX, "n2");
+	presence_report(&presence, UINT32_MAX, "n2");
+	presence_report(&presence, UINT32_MAX, "");
+	presence_report(&presence, UINT32_MAX, "another");
+	assert_int_equal(presence_silent(&presence, &any), 2);
+	assert_true(any);
+	presence_report(&presence, UINT32_MAX, "n0");
+	presence_report(&presence, 2, "");
+	assert_int_equal(presence_silent(&presence, &any), 0);
+	assert_true(presence_due(&presence, START * MS) == UINT64_MAX);
+	presence_end(&presence);
+}
+
+/* srun notes a node's tasks one after the other, and may not be done with that when the step ends. */
+static void a_node_of_which_srun_has_noted_some_tasks_is_not_silent(void **state)
+{
+	struct presence presence = { .policy = { .refuse = true } };
+	bool any;
+
+	(void)state;
+	assert_true(presence_begin(&presence, 3, START * MS));
+	presence_start(&presence, 0, "n0", START * MS);
+	presence_report(&presence, 1, "n0");
+	assert_int_equal(presence_silent(&presence, &any), 0);
+	/* Where srun's table holds addresses, the name does not tell. */
+	presence_start(&presence, 2, "10.0.0.7", START * MS);
+	assert_int_equal(presence_silent(&presence, &any), 0);
+	presence_start(&presence, 1, "n0", START * MS);
+	assert_int_equal(presence_silent(&presence, &any), 1);
+	assert_true(any);
+	presence_end(&presence);
+}
+
+/* A launch may take long, and the step be short. */
+static void tasks_that_start_late_are_seen_soon(void **state)
+{
+	struct presence presence = { .policy = { .refuse = true } };
+
+	(void)state;
+	assert_true(presence_begin(&presence, 2, START * MS));
+	assert_true(presence_due(&presence, (START + 12000) * MS) <= (START + 12020) * MS);
+	presence_start(&presence, 0, "n0", (START + 12000) * MS);
+	presence_start(&presence, 1, "n1", (START + 12000) * MS);
+	presence_report(&presence, 0, "n0");
+	/* There is nothing to look at until the node is late. */
+	assert_true(presence_due(&presence, (START + 12001) * MS) == (START + 12000 + SILENT_MS) * MS);
+	assert_true(presence_due(&presence, (START + 13000 + SILENT_MS) * MS) > (START + 13000 + SILENT_MS) * MS);
+	presence_end(&presence);
+}
+
+static void long_names_leave_room_for_the_rest(void **state)
+{
+	struct presence presence = { .policy = { .refuse = true, .unsure = true, .port = 65535 } };
+	char host[220];
+	const char *text;
+
+	(void)state;
+	assert_true(presence_begin(&presence, 17, START * MS));
+	memset(host, 'x', sizeof(host));
+	for (uint32_t i = 0; i < 17; i++) {
+		snprintf(host + 200, sizeof(host) - 200, "%u", i);
+		presence_start(&presence, i, host, START * MS);
+	}
+	presence_report(&presence, 0, "");
+	text = say(&presence, PRESENCE_RUNS);
+	assert_non_null(strstr(text, " and 15 more (16 of 17 nodes)"));
+	assert_non_null(strstr(text, "allows such steps)"));
 	presence_end(&presence);
 }
 
@@ -107,19 +185,28 @@ static void the_sentence_names_the_nodes(void **state)
 	struct presence presence = begin((struct presence_policy){ .refuse = true });
 
 	(void)state;
-	presence_report(&presence, 0);
+	presence_report(&presence, 0, "");
 	assert_string_equal(say(&presence, PRESENCE_RUNS),
-	                    "no report from n1, n2 (2 of 3 nodes): the plugin is absent on these nodes, or "
-	                    "older than srun's; install and enable it there (absent=warn in the plugin's line "
-	                    "lets such steps run)");
+	                    "no report from n1, n2 (2 of 3 nodes): the plugin spank_ddp is absent on these nodes, or "
+	                    "older than srun's; install srun's version of it there, and enable it (absent=warn in "
+	                    "the plugin's line allows such steps)");
 	presence.policy.refuse = false;
-	presence_report(&presence, 2);
+	presence_report(&presence, 2, "");
 	assert_string_equal(say(&presence, PRESENCE_FAILED),
-	                    "no report from n2 (1 of 3 nodes): the plugin is absent on this node, or older "
-	                    "than srun's; install and enable it there");
+	                    "no report from n2 (1 of 3 nodes): the plugin spank_ddp is absent on this node, or older "
+	                    "than srun's; install srun's version of it there, and enable it");
+	/* A warning while the step runs says what it is in for. */
+	presence.policy.port = 20001;
+	assert_string_equal(say(&presence, PRESENCE_RUNS),
+	                    "no report from n2 (1 of 3 nodes): the plugin spank_ddp is absent on this node, or older "
+	                    "than srun's, or cannot reach port 20001 on srun's host (SrunPortRange); install srun's "
+	                    "version of it there, and enable it. If a task fails there, nothing ends the step: "
+	                    "--ddp overrides KillOnBadExit and WaitTime");
+	presence.policy.port = 0;
 	presence.policy.check = true;
 	assert_string_equal(say(&presence, PRESENCE_SUCCEEDED),
-	                    "no report from n2 (1 of 3 nodes): the plugin on this node is older than srun's");
+	                    "no report from n2 (1 of 3 nodes): the plugin spank_ddp on this node is older than "
+	                    "srun's; install srun's version of it there, and enable it");
 	presence_end(&presence);
 }
 
@@ -140,10 +227,10 @@ static void a_thousand_nodes_are_counted_in_no_time(void **state)
 		assert_true(presence_due(&presence, START * MS) < UINT64_MAX);
 		assert_false(presence_is_late(&presence, START * MS));
 		if (i != 700)
-			presence_report(&presence, i * EACH);
+			presence_report(&presence, i * EACH, "");
 	}
 	assert_non_null(strstr(say(&presence, PRESENCE_RUNS), "no report from n700 (1 of 1000 nodes)"));
-	presence_report(&presence, 700 * EACH + 3);
+	presence_report(&presence, 700 * EACH + 3, "");
 	assert_true(presence_due(&presence, START * MS) == UINT64_MAX);
 	presence_end(&presence);
 	assert_true(presence_begin(&presence, 20, START * MS));
@@ -157,7 +244,7 @@ static void a_thousand_nodes_are_counted_in_no_time(void **state)
 
 static void an_older_srun_does_nothing_about_a_report(void **state)
 {
-	const struct relay_news news = { .text = "0.2", .here = true, .rank = 70000 };
+	const struct relay_news news = { .text = "0.2", .here = true, .rank = 70000, .node = "n1" };
 	struct relay_message message = { .end = 0 };
 	struct relay_news read;
 	struct end_facts facts = { .kill_on_failure = true };
@@ -169,6 +256,7 @@ static void an_older_srun_does_nothing_about_a_report(void **state)
 	assert_true(read.here);
 	assert_int_equal(read.rank, 70000);
 	assert_string_equal(read.text, "0.2");
+	assert_string_equal(read.node, "n1");
 	/* One that does not know `here` sees a task that has ended well. */
 	facts.end = (enum task_end)message.end;
 	facts.sent = (enum slurm_sent)message.sent;
@@ -183,6 +271,10 @@ int main(void)
 		cmocka_unit_test(nodes_that_report_are_there),
 		cmocka_unit_test(a_task_that_slurm_has_not_started_is_waited_for),
 		cmocka_unit_test(another_plugin_that_prepares_tasks_is_waited_for),
+		cmocka_unit_test(any_message_of_a_node_is_its_report),
+		cmocka_unit_test(a_node_of_which_srun_has_noted_some_tasks_is_not_silent),
+		cmocka_unit_test(tasks_that_start_late_are_seen_soon),
+		cmocka_unit_test(long_names_leave_room_for_the_rest),
 		cmocka_unit_test(the_sentence_names_the_nodes),
 		cmocka_unit_test(a_thousand_nodes_are_counted_in_no_time),
 		cmocka_unit_test(an_older_srun_does_nothing_about_a_report),

@@ -68,6 +68,28 @@ static void kill_on_bad_exit_is_read_as_srun_does(void **state)
 	}
 }
 
+static void bcast_is_seen(void **state)
+{
+	static const struct { const char *words; int own; const char *variable; bool copies; } cases[] = {
+		{ "srun|--ddp=check|true|", 2, NULL, false },
+		{ "srun|--bcast|true|", 2, NULL, true },
+		{ "srun|--bcast=/tmp/x|true|", 2, NULL, true },
+		{ "srun|--bcast-exclude=/lib|true|", 2, NULL, false },
+		{ "srun|--begin=now|true|", 2, NULL, false },
+		{ "srun|true|--bcast|", 1, NULL, false },
+		{ "srun|true|", 1, "/tmp/x", true },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		char *copy;
+		struct srun_words given = take(cases[i].words, cases[i].own, &copy);
+		if (srun_broadcasts(&given, cases[i].variable) != cases[i].copies)
+			fail_msg("'%s' was taken wrongly", cases[i].words);
+		free(copy);
+	}
+}
+
 static void wait_is_read_as_srun_does(void **state)
 {
 	static const struct { const char *words; int own; const char *variable; long seconds; } cases[] = {
@@ -218,6 +240,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(kill_on_bad_exit_is_read_as_srun_does),
+		cmocka_unit_test(bcast_is_seen),
 		cmocka_unit_test(wait_is_read_as_srun_does),
 		cmocka_unit_test(no_kill_is_read_as_srun_does),
 		cmocka_unit_test(waiting_for_children_is_found),
