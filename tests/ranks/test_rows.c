@@ -380,7 +380,7 @@ static int unlike_body(ddp_context *context, void *user)
 	CHECK(ddp_model_create(context, &param, 1, NULL, &model) == DDP_ERR_INVALID);
 	CHECK(says("\"v\": sparse_rows is -1"));
 	CHECK(ddp_model_create(context, &matrix, 1, NULL, &model) == DDP_ERR_MISMATCH);
-	CHECK(says("sparse rows, on rank"));
+	CHECK(says("4 sparse rows on rank 1, and \"m\" [50, 4], 3 sparse rows on rank 0"));
 	make(context, &with, &model);
 	ddp_model_free(model);
 	return 0;

@@ -370,7 +370,7 @@ static void wrong_parameters_are_named(void **state)
 	ddp_param two[2] = { vector(0, 4), vector(1, 4) };
 
 	(void)state;
-	expect_bad_list(NULL, 1, "at least one");
+	expect_bad_list(NULL, 1, "list of parameters is NULL");
 	expect_bad_list(two, 0, "at least one parameter, not 0");
 	two[1].name = NULL;
 	expect_bad_list(two, 2, "parameter 1 has no name");
