@@ -85,10 +85,12 @@ DDP_API const char *ddp_status_name(ddp_status status);
 DDP_API const char *ddp_last_error(void);
 
 /*
- * Whether another rank tells the user of the calling thread's last error, so that this one need
- * not: of an error that all ranks have in the same words, all but the lowest rank that is left have
- * true, and so has a rank that only heard that another one failed, whose own error says why. A rank
- * for which it is true should not be the first to exit, as launchers then end the others.
+ * Whether another rank tells the user of the calling thread's last error, so that this rank need
+ * not. If all ranks have the error in the same words, one rank has false: rank 0, or rank 1 where
+ * rank 0 is the one that failed. For DDP_ERR_PEER and DDP_ERR_TIMEOUT one rank of each node has
+ * false, as other nodes may be lost. A rank also has true if it only heard that another rank failed,
+ * whose own error says why. A rank that has true should not be the first to exit, because launchers
+ * then end the others.
  */
 DDP_API bool ddp_last_error_is_told(void);
 
@@ -181,9 +183,12 @@ DDP_API ddp_status ddp_spawn(int ranks, ddp_spawn_result *result);
  * - Its folder is made if need be, with those above it.
  * - A relative name counts from the folder in which the process is when it gives the name.
  * - A run that begins with step 1 keeps what an earlier run left: metrics as PATH.1, PATH.2, ...,
- *   traces as rank-N.json.1, ..., checkpoints of later steps as step-N.safetensors.aside.
+ *   traces as rank-N.json.1, ..., checkpoints of later steps as step-N.safetensors.aside. A
+ *   checkpoint of the same step is replaced, and those of earlier steps count among the
+ *   checkpoints that are kept.
  *   A run that is resumed goes on: it appends to metrics and traces, and saves beside the
- *   checkpoints before.
+ *   checkpoints before. A run that ends before its first step appends to the
+ *   trace.
  * - What cannot be written to is DDP_ERR_IO at once: a pipe without a reader, a socket, a folder.
  *   No write waits for a reader, and none raises SIGPIPE or SIGXFSZ in the program.
  * Where the process has closed descriptors 0, 1 or 2, ddp_init() and ddp_spawn() open /dev/null
@@ -1398,7 +1403,8 @@ DDP_API ddp_status ddp_checkpoint_wait(ddp_model *model);
  * had set comes back, unless the model was made with another one than then; so does the scale
  * to which DDP_SCALING_DYNAMIC had come.
  * A file that does not fit the model or the loader, is damaged or cut short
- * is an error, and neither is changed. Rank 0 reads, the others get the
+ * is an error, and neither is changed. If the disk or the communicator fails after the file was
+ * verified, the model is loaded in part: see ddp_load_params(). Rank 0 reads, the others get the
  * tensors by broadcast. Collective. Between any two calls of the model: what the
  * step under way has of gradients and announcements is forgotten, also if
  * nothing is loaded.
@@ -1426,8 +1432,12 @@ typedef struct ddp_load_options {
  * both have by name, at least one: *loaded (NULL: not told) is how many. A model of several
  * files is loaded by a partial call for each. Shapes must be the same in any case.
  *
- * options NULL: strict, with the same names. DDP_ERR_FORMAT names the tensor that does not fit;
- * then, as after DDP_ERR_IO and others but those of the communicator, the model is as it was.
+ * options NULL: strict, with the same names. DDP_ERR_FORMAT names the tensor that does not fit.
+ * Names, shapes and types are compared before the first value is stored, so after such an error the
+ * model is as it was. If reading (DDP_ERR_IO) or the communicator fails later, the model holds a part
+ * of the new values. Steps, saves and ddp_load_params() are then DDP_ERR_STATE until
+ * ddp_checkpoint_load() succeeds; without a checkpoint, make the model anew. The same holds after a
+ * ddp_checkpoint_load() or an average that fails half-way.
  * Rank 0 reads, and all ranks have what it read: what is not loaded still needs
  * ddp_broadcast_params(), before or after. Between any two calls of the model; what the step
  * under way has of gradients and announcements is forgotten. Collective.

@@ -16,8 +16,8 @@ ddp_status ddp_fail_null(const char *function, const char *argument);
 ddp_status ddp_fail_errno(ddp_status status, int error_number, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* Says whether another rank tells the user of the present error, which the next one forgets, but for
-   a prefix. Returns `status`. */
+/* Says whether another rank tells the user of the present error. The next ddp_fail() forgets that;
+   ddp_fail_context() keeps it. Returns `status`. */
 ddp_status ddp_error_told(ddp_status status, bool told);
 
 /* Puts a prefix before the present message: "while saving x: ...". */

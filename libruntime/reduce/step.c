@@ -187,7 +187,9 @@ static ddp_status refuse(ddp_model *model, ddp_status refused)
 	if (status != DDP_OK)
 		return status;
 	model->refused = true;
-	return ddp_error_told(ddp_fail(refused, "%s", reason), ddp_comm_rank(model->context->world) != 0);
+	/* Ranks that do not communicate have each an error of its own. */
+	return ddp_error_told(ddp_fail(refused, "%s", reason),
+	                      model->reducer.communicates && ddp_comm_rank(model->context->world) != 0);
 }
 
 /* The weight of the gradients that this rank has in the end: all ranks', or its own, of

@@ -201,8 +201,9 @@ static ddp_status check_rest(const struct load *load, const char *const *names, 
 		left++;
 	}
 	if (left > 0)
-		ddp_log(DDP_LOG_WARN, "%s: %d tensors of the optimizer's state are left out (%s%s), as their parameters are "
-		        "frozen here, or without momentum", file->path, left, first, left > 1 ? ", ..." : "");
+		ddp_log(DDP_LOG_WARN, "%s: %d tensor%s of the optimizer's state %s left out (%s%s), as parameters are frozen here, "
+		        "or without momentum", file->path, left, left == 1 ? "" : "s", left == 1 ? "is" : "are",
+		        first, left > 1 ? ", ..." : "");
 	return DDP_OK;
 }
 

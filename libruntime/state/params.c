@@ -136,16 +136,18 @@ static ddp_status judge(const struct params *params, int rest, const char *first
 		                "file_prefix and model_prefix are for names that differ in their beginning", path,
 		                params->first_missing, first_rest != NULL ? first_rest : "nothing that a model has");
 	if (!params->options.partial && params->missing > 0)
-		return ddp_fail(DDP_ERR_FORMAT, "%s lacks %d of the model's %d tensors, first %s; the option partial leaves them "
-		                "as they are", path, params->missing, params->wanted, params->first_missing);
+		return ddp_fail(DDP_ERR_FORMAT, "%s lacks %d of the model's %d tensors, first %s; with the option partial a load "
+		                "leaves what is missing as it is", path, params->missing, params->wanted,
+		                params->first_missing);
 	if (!params->options.partial && rest > 0)
-		return ddp_fail(DDP_ERR_FORMAT, "%s has %d tensors that the model lacks, first %s; the option partial leaves "
-		                "them out", path, rest, first_rest);
+		return ddp_fail(DDP_ERR_FORMAT, "%s has %d tensor%s that the model lacks, first %s; with the option partial a "
+		                "load leaves out what the model lacks", path, rest, rest == 1 ? "" : "s", first_rest);
 	if (params->missing > 0)
-		ddp_log(DDP_LOG_INFO, "%s lacks %d of the model's %d tensors, first %s: they stay as they are", path,
+		ddp_log(DDP_LOG_INFO, "%s lacks %d of the model's %d tensors, first %s: what is missing stays as it is", path,
 		        params->missing, params->wanted, params->first_missing);
 	if (rest > 0)
-		ddp_log(DDP_LOG_INFO, "%s has %d tensors that the model lacks, first %s: they are left out", path, rest, first_rest);
+		ddp_log(DDP_LOG_INFO, "%s has %d tensor%s that the model lacks, first %s: a load leaves out what the model lacks",
+		        path, rest, rest == 1 ? "" : "s", first_rest);
 	return DDP_OK;
 }
 
@@ -167,6 +169,14 @@ static ddp_status open_params(void *argument)
 	return status == DDP_OK ? judge(params, rest, first_rest) : status;
 }
 
+/* What can fail on this rank alone. Where a load of all else is half done, parameters do not mend it. */
+static ddp_status prepare(ddp_model *model, ddp_transfer *transfer)
+{
+	ddp_status status = ddp_model_check_whole(model);
+
+	return status == DDP_OK ? ddp_transfer_make(model, transfer) : status;
+}
+
 static ddp_status load_all(ddp_model *model, struct params *params, int *loaded)
 {
 	ddp_context *context = ddp_model_context(model);
@@ -176,7 +186,7 @@ static ddp_status load_all(ddp_model *model, struct params *params, int *loaded)
 	if (status == DDP_OK)
 		status = ddp_save_end(model);
 	if (status == DDP_OK)
-		status = ddp_status_agree(context->world, ddp_transfer_make(model, transfer), "load parameters");
+		status = ddp_status_agree(context->world, prepare(model, transfer), "load parameters");
 	if (status == DDP_OK)
 		status = ddp_leader_run(context->world, context->timeout_ms, open_params, params, transfer->taken,
 		                        (size_t)transfer->tensors.count);

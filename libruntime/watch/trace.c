@@ -109,16 +109,16 @@ static int free_number(const ddp_trace *trace)
 	return largest + 1;
 }
 
-/* Several nodes' first ranks may try this for the same file. */
-static void rename_aside(const ddp_trace *trace, int folder, int rank)
+/* Several nodes' first ranks may try this for the same file. An error says why it keeps its name. */
+static ddp_status rename_aside(const ddp_trace *trace, int folder, int rank)
 {
 	char from[32], to[48];
 
 	snprintf(from, sizeof(from), "rank-%d.json", rank);
 	snprintf(to, sizeof(to), "%s.%d", from, trace->aside);
-	if (renameat(folder, from, folder, to) != 0 && errno != ENOENT)
-		ddp_log(DDP_LOG_WARN, "rank %d: the trace of an earlier run cannot be renamed to %s: %s",
-		        trace->rank, to, ddp_reason(errno));
+	if (renameat(folder, from, folder, to) == 0 || errno == ENOENT)
+		return DDP_OK;
+	return ddp_fail_errno(DDP_ERR_IO, errno, "the trace of an earlier run (%s) cannot be renamed to %s", from, to);
 }
 
 /* Of ranks that this run has not. */
@@ -129,8 +129,9 @@ static void set_others_aside(const ddp_trace *trace)
 	DIR *stream = open_folder(trace);
 
 	while (stream != NULL && (entry = readdir(stream)) != NULL)
-		if (number_of(entry->d_name, &rank) == 0 && rank >= trace->world_size)
-			rename_aside(trace, dirfd(stream), rank);
+		if (number_of(entry->d_name, &rank) == 0 && rank >= trace->world_size &&
+		    rename_aside(trace, dirfd(stream), rank) != DDP_OK)
+			ddp_log(DDP_LOG_WARN, "rank %d: %s", trace->rank, ddp_last_error());
 	if (stream != NULL)
 		closedir(stream);
 }
@@ -153,11 +154,15 @@ static void set_aside(ddp_trace *trace)
 	DIR *stream = open_folder(trace);
 	int fd;
 
-	if (stream == NULL)
+	if (stream == NULL) {
+		give_up(trace, "an earlier run's trace has this name");
 		return;
-	rename_aside(trace, dirfd(stream), trace->rank);
+	}
+	ddp_status status = rename_aside(trace, dirfd(stream), trace->rank);
 	closedir(stream);
-	if (open_file(trace->path, O_RDWR | O_CREAT | O_TRUNC, &fd) != DDP_OK) {
+	if (status == DDP_OK)
+		status = open_file(trace->path, O_RDWR | O_CREAT | O_TRUNC, &fd);
+	if (status != DDP_OK) {
 		give_up(trace, ddp_last_error());
 		return;
 	}
@@ -347,6 +352,8 @@ void ddp_trace_close(ddp_trace *trace)
 {
 	if (trace == NULL)
 		return;
+	/* A run that ended before its first step has no trace worth another's place. */
+	settle(trace, true);
 	write_buffer(trace);
 	if (trace->fd >= 0) {
 		memcpy(trace->buffer, "\n]\n", 3);

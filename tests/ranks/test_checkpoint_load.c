@@ -479,8 +479,9 @@ static void freeze_the_body(ddp_context *context)
 		ddp_set_log(collect, NULL, DDP_LOG_WARN);
 		CHECK(ddp_checkpoint_load(frozen, NULL, dir, &step) == DDP_OK && step == 3);
 		ddp_set_log(NULL, NULL, DDP_LOG_WARN);
-		CHECK((strstr(warnings, " tensors of the optimizer's state are left out (optimizer.m") != NULL) ==
-		      (context->job.rank == 0));
+		const bool one = strstr(warnings, ": 1 tensor of the optimizer's state is left out (optimizer.m") != NULL;
+		const bool more = strstr(warnings, " tensors of the optimizer's state are left out (optimizer.m") != NULL;
+		CHECK((one || more) == (context->job.rank == 0));
 		float body[3];
 		memcpy(body, ddp_param_data(trained, 0), sizeof(body));
 		CHECK(memcmp(ddp_param_data(frozen, 0), body, sizeof(body)) == 0);
@@ -646,11 +647,11 @@ static void load_params_that_do_not_fit(ddp_context *context)
 	static const struct { const char *header, *says, *partial; } cases[] = {
 		{ "{\"body\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]},"
 		  "\"neck\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[12,24]}}",
-		  "lacks 1 of the model's 2 tensors, first head; the option partial", NULL },
+		  "lacks 1 of the model's 2 tensors, first head; with the option partial", NULL },
 		{ "{\"body\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]},"
 		  "\"head\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[12,20]},"
 		  "\"optimizer.x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[20,24]}}",
-		  "has 1 tensors that the model lacks, first optimizer.x; the option partial", NULL },
+		  "has 1 tensor that the model lacks, first optimizer.x; with the option partial", NULL },
 		{ "{\"body\":{\"dtype\":\"F32\",\"shape\":[6],\"data_offsets\":[0,24]}}",
 		  "tensor body has shape 6, the model has 3", "tensor body has shape 6, the model has 3" },
 		{ "{\"body\":{\"dtype\":\"I32\",\"shape\":[3],\"data_offsets\":[0,12]},"
@@ -688,6 +689,29 @@ static void load_params_that_do_not_fit(ddp_context *context)
 	ddp_model_free(model);
 }
 
+/* Parameters alone do not mend what a load left half done: the optimizer's state may be of two steps. */
+static void load_params_after_half_a_load(ddp_context *context)
+{
+	const ddp_load_options partial = { .size = sizeof(partial), .partial = true };
+	const ddp_load_options *const ways[] = { NULL, &partial };
+	ddp_model *model = make_body(context, DDP_PARAM_TRAINED, (ddp_model_options){ .optimizer = DDP_ADAMW });
+	int64_t step;
+
+	step_body(model, 1);
+	CHECK(ddp_checkpoint_save(model, NULL, dir, 0) == DDP_OK);
+	ddp_model_set_partly_updated(model, true);
+	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+		CHECK(ddp_load_params(model, dir, ways[w], NULL) == DDP_ERR_STATE);
+		CHECK(says("were not loaded") && says("go back to the last checkpoint"));
+		CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
+		CHECK(ddp_checkpoint_save(model, NULL, dir, 0) == DDP_ERR_STATE);
+	}
+	CHECK(ddp_checkpoint_load(model, NULL, dir, &step) == DDP_OK && step == 1);
+	CHECK(ddp_load_params(model, dir, NULL, NULL) == DDP_OK);
+	step_body(model, 1);
+	ddp_model_free(model);
+}
+
 static void parameters_are_loaded_alone(void **state)
 {
 	(void)state;
@@ -697,6 +721,8 @@ static void parameters_are_loaded_alone(void **state)
 		on_ranks(ranks, 0, load_params_of_another_program);
 		assert_int_equal(folder_empty(NULL), 0);
 		on_ranks(ranks, 0, load_params_that_do_not_fit);
+		assert_int_equal(folder_empty(NULL), 0);
+		on_ranks(ranks, 0, load_params_after_half_a_load);
 		assert_int_equal(folder_empty(NULL), 0);
 	}
 }

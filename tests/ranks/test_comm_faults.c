@@ -309,6 +309,48 @@ static int be_killed(ddp_comm *comm, void *argument)
 	return 0;
 }
 
+/* Of the ranks that are left, one of each node tells the user, and no rank that died with the first. */
+static int lose_the_first_ranks(ddp_comm *comm, void *argument)
+{
+	enum { LOST = 2 };
+	atomic_int *tellers = argument;
+	ddp_status status = DDP_OK;
+	float x = 0;
+
+	meet(comm, DDP_ERR_PEER);
+	if (ddp_comm_rank(comm) < LOST)
+		kill(getpid(), SIGKILL);
+	while (status == DDP_OK)
+		status = ddp_all_reduce(comm, NULL, &x, 1, DDP_F32, DDP_SUM);
+	CHECK(status == DDP_ERR_PEER);
+	const bool told = ddp_last_error_is_told();
+	expect_broken(comm, DDP_ERR_PEER);
+	CHECK(ddp_last_error_is_told() == told);
+	if (!told)
+		atomic_fetch_add(&tellers[comm->topology.node_of[ddp_comm_rank(comm)]], 1);
+	return 0;
+}
+
+static void one_rank_of_each_node_that_is_left_tells(void **state)
+{
+	static const int nodes[] = { 0, 0, 1, 1, 2, 2 };
+	static const struct { int ranks; const int *node_of; int tellers[3]; } cases[] = {
+		{ 4, NULL, { 1 } }, { 4, nodes, { 0, 1 } }, { 6, nodes, { 0, 1, 1 } },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		atomic_int *tellers = test_share(3 * sizeof(*tellers));
+		const test_world world = { .ranks = cases[i].ranks, .node_of = cases[i].node_of, .expect_deaths = true,
+		                           .body = lose_the_first_ranks, .argument = tellers };
+
+		assert_int_equal(test_world_run(&world), 0);
+		for (int node = 0; node < 3; node++)
+			assert_int_equal(atomic_load(&tellers[node]), cases[i].tellers[node]);
+		test_unshare(tellers, 3 * sizeof(*tellers));
+	}
+}
+
 static void killed_rank_is_named(void **state)
 {
 	(void)state;
@@ -531,6 +573,7 @@ int main(void)
 		cmocka_unit_test(memory_that_a_rank_freed_too_early_is_named),
 		cmocka_unit_test(absent_rank_is_named_at_the_deadline),
 		cmocka_unit_test(killed_rank_is_named),
+		cmocka_unit_test(one_rank_of_each_node_that_is_left_tells),
 		cmocka_unit_test(rank_that_left_is_named),
 		cmocka_unit_test(abort_ends_what_others_wait_for),
 		cmocka_unit_test(abort_ends_every_request),

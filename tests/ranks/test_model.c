@@ -438,6 +438,8 @@ static int drift_body(ddp_context *context, void *user)
 	CHECK_OK(ddp_step(model, 2, 6, &stats));
 	CHECK(all_params_are(model, wanted));
 	CHECK(stats.weight == 2 && stats.loss == 3 && stats.communication_seconds == 0);
+	/* Each rank sees its own error only, so each tells it. */
+	CHECK(ddp_step(model, -1, 6, &stats) == DDP_ERR_INVALID && !ddp_last_error_is_told());
 	ddp_model_free(model);
 	return 0;
 }

@@ -259,6 +259,7 @@ static void full_disk_ends_the_trace_at_a_whole_event(void **state)
 	rmdir(in_dir("f"));
 }
 
+/* `step` 0: it ends before its first step. */
 static void trace_of_run(int ranks, uint32_t restarts, int64_t step, const char *name)
 {
 	ddp_trace *traces[4];
@@ -324,12 +325,35 @@ static void new_run_sets_traces_aside_and_a_resumed_one_goes_on(void **state)
 	trace_of_run(2, 1, 0, "requeued"); /* and ended before its first step */
 	assert_int_equal(ranges_of("r/rank-0.json", "second"), 2);
 	assert_int_equal(ranges_of("r/rank-0.json", "requeued"), 1);
+	trace_of_run(2, 0, 0, "refused"); /* by hand, and its load failed */
+	assert_int_equal(ranges_of("r/rank-0.json", "second"), 2);
+	assert_int_equal(ranges_of("r/rank-0.json", "refused"), 1);
 	trace_of_run(2, 0, 1, "fourth");
 	assert_int_equal(ranges_of("r/rank-0.json", "fourth"), 1);
 	assert_int_equal(ranges_of("r/rank-0.json", "second"), 0);
 	assert_int_equal(ranges_of("r/rank-0.json.2", "second"), 2);
 	for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
 		assert_int_equal(unlink(in_dir(files[i])), 0);
+	assert_int_equal(rmdir(in_dir("r")), 0);
+}
+
+/* A folder has the name that the next run gives: whichever run it is of, what is there stays. */
+static void trace_that_cannot_be_set_aside_stays(void **state)
+{
+	(void)state;
+	trace_of_run(1, 0, 1, "first");
+	ddp_trace *trace;
+	assert_int_equal(ddp_trace_open(in_dir("r"), &first, &trace), DDP_OK);
+	assert_int_equal(mkdir(in_dir("r/rank-0.json.1"), 0700), 0);
+	ddp_trace_phase(trace, DDP_TRACE_COMPUTE, "second", 1, 1000, 4000);
+	ddp_trace_begin(trace, 1);
+	ddp_trace_close(trace);
+	assert_non_null(strstr(logged, "trace \""));
+	assert_non_null(strstr(logged, "cannot be renamed to rank-0.json.1"));
+	assert_int_equal(ranges_of("r/rank-0.json", "first"), 1);
+	assert_int_equal(ranges_of("r/rank-0.json", "second"), 0);
+	unlink(in_dir("r/rank-0.json"));
+	assert_int_equal(rmdir(in_dir("r/rank-0.json.1")), 0);
 	assert_int_equal(rmdir(in_dir("r")), 0);
 }
 
@@ -749,6 +773,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(full_disk_ends_the_trace_at_a_whole_event,
 		                                start_log, stop_log),
 		cmocka_unit_test(new_run_sets_traces_aside_and_a_resumed_one_goes_on),
+		cmocka_unit_test_setup_teardown(trace_that_cannot_be_set_aside_stays, start_log, stop_log),
 		cmocka_unit_test(impossible_trace_directory_is_an_error),
 		cmocka_unit_test(metrics_are_one_object_per_line),
 		cmocka_unit_test(fresh_run_begins_a_new_metrics_file),

@@ -113,6 +113,29 @@ void ddp_failure_unshare(ddp_comm *twin)
 	pthread_mutex_unlock(&twins->lock);
 }
 
+/* Who is lost may have taken other ranks along, rank 0 too. So the first rank of each node that gets
+   the error tells it: that rank lives. */
+static bool claims_to_tell(ddp_comm *comm)
+{
+	ddp_comm *first = atomic_load(&comm->twin_of);
+	ddp_node *node = first != NULL ? &first->node : &comm->node;
+	const uint32_t own = (uint32_t)node->self + 1;
+	uint32_t by = 0;
+
+	return atomic_compare_exchange_strong(&node->shared->told_by, &by, own) || by == own;
+}
+
+/* Whether another rank tells the user. */
+static bool is_told(ddp_comm *comm, ddp_status status)
+{
+	const int culprit = comm->failure.culprit;
+
+	if (status == DDP_ERR_PEER || status == DDP_ERR_TIMEOUT)
+		return culprit == comm->rank || !claims_to_tell(comm);
+	/* The culprit has an error of its own. */
+	return comm->rank != (culprit == 0 && comm->size > 1 ? 1 : 0);
+}
+
 ddp_status ddp_comm_check(ddp_comm *comm)
 {
 	if (atomic_load_explicit(&comm->failure.status, memory_order_acquire) == DDP_OK) {
@@ -120,10 +143,8 @@ ddp_status ddp_comm_check(ddp_comm *comm)
 			return DDP_OK;
 		adopt_shared_failure(comm);
 	}
-	/* The culprit may be dead, or absent. */
-	const int teller = comm->failure.culprit == 0 && comm->size > 1 ? 1 : 0;
-	return ddp_error_told(ddp_fail((ddp_status)atomic_load(&comm->failure.status), "%s", comm->failure.text),
-	                      comm->rank != teller);
+	const ddp_status status = (ddp_status)atomic_load(&comm->failure.status);
+	return ddp_error_told(ddp_fail(status, "%s", comm->failure.text), is_told(comm, status));
 }
 
 ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,

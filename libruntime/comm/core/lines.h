@@ -73,6 +73,7 @@ typedef struct ddp_node_shared {
 	_Atomic uint32_t cores;     /* of the node, as its first rank to come saw it */
 	alignas(64) _Atomic uint32_t sleepers;
 	alignas(64) _Atomic uint32_t failed_by; /* 1 + index of the rank whose failure counts; 0: none */
+	_Atomic uint32_t told_by;   /* 1 + index of the rank that tells the user of a lost peer; 0: none */
 	alignas(4096) ddp_node_rank ranks[];
 } ddp_node_shared;
 
