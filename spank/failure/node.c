@@ -209,6 +209,7 @@ static bool report(struct node *node)
 	memcpy(name, shared->node, sizeof(name) - 1);
 	for (uint32_t i = 0; i < node->supervise.local_tasks && rank == UINT32_MAX; i++)
 		rank = shared->task[i].rank;
+	node->reported_ns = ddp_now_ns();
 	if (relay_tell_here(&node->relay, address, rank, name))
 		atomic_store(&shared->answered, true);
 	return atomic_load(&shared->answered);
@@ -248,8 +249,10 @@ enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 	task->wait_status = judge_status(ended->wait_status, blame_ends_in_error(&progress));
 	news.wait_status = task->wait_status;
 	supervise_reaped(&node->supervise, task->local_id, task->wait_status);
-	/* srun is to know of the node before it hears that the step has ended well. */
-	if (judge_task_end(task->wait_status) == END_FINE)
+	/* srun is to know of the node before it hears that the step has ended well. One that is out of
+	   reach is not to hold up each of many tasks. */
+	if (judge_task_end(task->wait_status) == END_FINE &&
+	    (node->reported_ns == 0 || seen_ns - node->reported_ns >= REPORT_MS * 1000000ull))
 		report(node);
 	/* The task itself has said why, in task_begin(). */
 	if (!has_started(node, task->local_id) && atomic_load(&node->supervise.shared->told))

@@ -19,6 +19,7 @@ struct node {
 	bool launcher;      /* the tasks are launchers */
 	uint32_t stall_seconds; /* of stall=; 0: nobody looks for a stall */
 	uint64_t report_ns; /* when to tell srun again that the node has the plugin; 0: not set yet */
+	uint64_t reported_ns; /* when slurmstepd last did so; 0: never */
 	uint32_t report_looks;
 	bool told_later, told_hearsay, told_cause; /* by what the verdict was */
 	void (*say)(const char *text); /* to the user, past srun's relay */

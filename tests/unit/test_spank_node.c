@@ -302,19 +302,27 @@ static void report_is_repeated_until_srun_answers(void **state)
 	node.relay = open_srun(&policy);
 	assert_true(reports(&node));
 	assert_true(reports(&node));
-	/* A task that ends well before that. */
+	/* A task that ends well before that; the others that end with it try no more. */
 	atomic_store(&shared->answered, false);
+	node.reported_ns = ddp_now_ns() - REPORT_MS * 1000000ull;
 	kill(node.supervise.pids[0], SIGKILL);
 	waitpid(node.supervise.pids[0], NULL, 0);
 	assert_int_equal(node_take_end(&node, &good), DELAY_NEVER);
 	assert_true(atomic_load(&shared->answered));
+	atomic_store(&shared->answered, false);
+	good.local_id = 1;
+	kill(node.supervise.pids[1], SIGKILL);
+	waitpid(node.supervise.pids[1], NULL, 0);
+	node.reported_ns = ddp_now_ns();
+	assert_int_equal(node_take_end(&node, &good), DELAY_NEVER);
+	assert_false(atomic_load(&shared->answered));
 	relay_close();
 	node.relay.port = 0;
 	/* So that the rest counts as killed by Slurm. */
 	kill(shared->witness.pid, SIGKILL);
 	while (!witness_was_killed(&shared->witness))
 		usleep(1000);
-	take_killed(&node, 1, TASKS - 2);
+	take_killed(&node, 2, TASKS - 3);
 	finish(&node);
 }
 
