@@ -42,7 +42,7 @@ struct relay_news {
 	int wait_status;        /* of the task, as wait(2) gives it */
 	struct end_facts facts; /* as the node sees them; srun has its own policy */
 	const char *node;       /* on which it happened; NULL or "": not told */
-	bool here;              /* instead of all this: the node has the plugin, and this task: */
+	bool here;              /* instead of all this except the node: it has the plugin, and this task: */
 	uint32_t rank;
 	const unsigned char *stall; /* instead of all this: a node's note, as stall_pack() gives
 	                               it; NULL: none */
