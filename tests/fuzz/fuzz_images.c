@@ -2,7 +2,7 @@
  * The openers of images: any files either are refused or give samples of which each can be
  * read, or is refused for its label.
  * fuzz-sources: libruntime/data/images.c libruntime/data/file.c libruntime/data/tokens.c
- * fuzz-sources: libruntime/base/error.c
+ * fuzz-sources: libruntime/base/error.c libruntime/base/c_locale.c
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * The handshake of NCCL's network plugin: any bytes, in pieces of any size, from somebody
  * who does not hold the key, and from somebody who does.
  *
- * fuzz-sources: libruntime/netplugin/handshake.c libruntime/wireup/auth.c libruntime/base/error.c
+ * fuzz-sources: libruntime/netplugin/handshake.c libruntime/wireup/auth.c libruntime/base/error.c libruntime/base/c_locale.c
  * fuzz-libs: -lcrypto
  */
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /*
  * The token-file opener: any file in any format either is refused or gives
  * samples that can all be read.
- * fuzz-sources: libruntime/data/tokens.c libruntime/data/file.c libruntime/base/error.c
+ * fuzz-sources: libruntime/data/tokens.c libruntime/data/file.c libruntime/base/error.c libruntime/base/c_locale.c
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * Frames of the TCP wire-up, in pieces of any size: whatever comes is a frame
  * or an error, and what is taken for a frame packs to the same bytes again.
  *
- * fuzz-sources: libruntime/wireup/frame.c libruntime/base/error.c
+ * fuzz-sources: libruntime/wireup/frame.c libruntime/base/error.c libruntime/base/c_locale.c
  */
 #include <stdlib.h>
 #include <string.h>
