@@ -154,7 +154,9 @@ void supervise_reaped(struct supervise *supervise, uint32_t local_task, int wait
 
 static int status_of(const siginfo_t *info)
 {
-	return info->si_code == CLD_EXITED ? W_EXITCODE(info->si_status, 0) : info->si_status;
+	if (info->si_code == CLD_EXITED)
+		return W_EXITCODE(info->si_status, 0);
+	return info->si_status | (info->si_code == CLD_DUMPED ? WCOREFLAG : 0);
 }
 
 enum task_state supervise_state(const struct supervise *supervise, uint32_t local_task, int *wait_status)

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,6 +19,7 @@
 #include <cmocka.h>
 
 #include "spank/failure/supervise.h"
+#include "tests/support/folder.h"
 
 static void start(struct supervise *supervise, uint32_t tasks)
 {
@@ -320,6 +322,46 @@ static void failures_of_their_own_are_told_from_killed_tasks(void **state)
 	}
 }
 
+/* With a core dump, if the system makes any: a small one, in the tests' folder. */
+static void end_by(int number)
+{
+	const struct rlimit all = { RLIM_INFINITY, RLIM_INFINITY };
+	int fd = open("/proc/self/coredump_filter", O_WRONLY | O_CLOEXEC);
+
+	if (chdir(test_folder) != 0 || fd < 0 || write(fd, "0", 1) != 1)
+		_exit(1);
+	setrlimit(RLIMIT_CORE, &all);
+	signal(number, SIG_DFL);
+	raise(number);
+	_exit(1);
+}
+
+/* As waitpid() gives it, also after a core dump. */
+static void status_before_slurms_is_the_same(void **state)
+{
+	static const int statuses[] = { W_EXITCODE(0, 0), W_EXITCODE(7, 0), SIGKILL, SIGABRT };
+	struct supervise supervise;
+
+	(void)state;
+	start(&supervise, 1);
+	for (size_t i = 0; i < sizeof(statuses) / sizeof(statuses[0]); i++) {
+		int early = -1, late = -1;
+		pid_t pid = fork();
+		assert_true(pid >= 0);
+		if (pid == 0 && WIFEXITED(statuses[i]))
+			_exit(WEXITSTATUS(statuses[i]));
+		if (pid == 0)
+			end_by(WTERMSIG(statuses[i]));
+		supervise_forked(&supervise, 0, pid);
+		await_end(pid);
+		assert_int_equal(supervise_state(&supervise, 0, &early), TASK_ENDED);
+		assert_int_equal(waitpid(pid, &late, 0), pid);
+		assert_int_equal(early, late);
+		assert_int_equal(late & 0x7f7f, statuses[i]);
+	}
+	supervise_end(&supervise);
+}
+
 static void ending_twice_does_no_harm(void **state)
 {
 	struct supervise supervise;
@@ -346,7 +388,8 @@ int main(void)
 		cmocka_unit_test(tasks_end_after_the_words),
 		cmocka_unit_test(lone_death_is_told_from_a_common_one),
 		cmocka_unit_test(failures_of_their_own_are_told_from_killed_tasks),
+		cmocka_unit_test(status_before_slurms_is_the_same),
 		cmocka_unit_test(ending_twice_does_no_harm),
 	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return cmocka_run_group_tests(tests, folder_make, folder_remove);
 }
