@@ -262,10 +262,12 @@ void stepd_take_end(spank_t spank, struct stepd *stepd)
 
 void stepd_end(struct stepd *stepd)
 {
-	/* Another plugin's failure may have kept the last tasks' ends from this one. */
-	if (watched != NULL && ends_finish())
+	/* Another plugin's failure may have kept the last tasks' ends from this one. The tasks have
+	   ended all the same, and no thread may read what supervise_end() takes away. */
+	if (watched != NULL) {
+		(void)ends_finish();
 		finish(stepd);
-	watched = NULL;
+	}
 	free(stepd->handles);
 	stepd->handles = NULL;
 	supervise_end(&stepd->node.supervise);

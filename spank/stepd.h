@@ -12,13 +12,13 @@
 #include "spank/identity/master.h"
 #include "spank/plugin.h"
 
-/* The tasks inherit it. */
 /* What Slurm knows of a task, once the callback is over that was given a handle of it. */
 struct stepd_handle {
 	_Alignas(16) unsigned char bytes[128];
 	bool good;
 };
 
+/* The tasks, which are forked from slurmstepd, begin with a copy of it. */
 struct stepd {
 	struct plugin *plugin;
 	bool normal_step;   /* not the batch script, extern or interactive step */

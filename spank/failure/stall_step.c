@@ -221,7 +221,7 @@ void stall_step_say(struct stall_step *step, uint64_t now_ns, struct sink *sink)
 		sink_add(sink, "the step stalls: no rank has made progress for %.1f s; ", (double)quiet_ms / 1000);
 	add_furthest_behind(furthest_behind, at_work, absent, now_ns, sink);
 	if (blocked)
-		sink_add(sink, ", and without ddp_init()");
+		sink_add(sink, ", and without ddp_init(): have every task call it, or start fewer tasks (srun -n)");
 	add_waiting(step, at_work - absent, now_ns, sink);
 }
 
