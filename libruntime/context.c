@@ -151,8 +151,7 @@ ddp_status ddp_init(const ddp_options *given, ddp_context **context)
 
 		/* Closing may fail, too; what counts is why this began. */
 		ddp_copy_text(reason, sizeof(reason), ddp_last_error());
-		if (opened->watch != NULL)
-			ddp_watch_error(opened->watch, status);
+		ddp_page_error(ddp_watch_page(opened->watch), status, DDP_ERROR_FINAL, -1, reason);
 		release(opened);
 		return ddp_error_told(ddp_fail(status, "%s", reason), told);
 	}

@@ -420,6 +420,8 @@ ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
 		ddp_loader_free(made);
 		return status;
 	}
+	if (context->watch != NULL)
+		ddp_watch_go_on(context->watch);
 	*loader = made;
 	return DDP_OK;
 }

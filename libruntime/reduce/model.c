@@ -238,6 +238,7 @@ ddp_status ddp_model_create(ddp_context *context, const ddp_param *params, int c
 	};
 	made->summary.evaluation_loss = NAN;
 	ddp_watch_begin_step(context->watch, 1, made->plan.count);
+	ddp_watch_go_on(context->watch);
 	*model = made;
 	return DDP_OK;
 }

@@ -24,6 +24,7 @@
 #include "state/store.h"
 #include "state/transfer.h"
 #include "state/user.h"
+#include "watch/watch.h"
 
 struct load {
 	const char *path;
@@ -390,6 +391,7 @@ ddp_status ddp_checkpoint_load(ddp_model *model, ddp_loader *loader, const char 
 	ddp_users_free(&load.users);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "checkpoint %s was not loaded", path);
+	ddp_watch_go_on(ddp_model_context(model)->watch);
 	*step = load.position.found ? load.position.step : 0;
 	return DDP_OK;
 }

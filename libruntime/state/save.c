@@ -26,6 +26,7 @@
 #include "state/metadata.h"
 #include "state/store.h"
 #include "state/user.h"
+#include "watch/watch.h"
 
 enum { KEEP_DEFAULT = 3 };
 
@@ -494,7 +495,10 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 		               : ddp_leader_run(context->world, context->timeout_ms, write, &save, NULL, 0);
 	free_save(&save);
 	ddp_set_phase(model, DDP_PHASE_IDLE);
-	return status == DDP_OK ? DDP_OK : not_saved(status, save.position.step);
+	if (status != DDP_OK)
+		return not_saved(status, save.position.step);
+	ddp_watch_go_on(context->watch);
+	return DDP_OK;
 }
 
 ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char *dir, int keep)

@@ -144,7 +144,8 @@ void ddp_page_go_on(struct ddp_progress *page)
 		SET(page->waiting, DDP_WAITING_NOT);
 }
 
-void ddp_page_error(struct ddp_progress *page, ddp_status status, int rank, const char *text)
+void ddp_page_error(struct ddp_progress *page, ddp_status status, enum ddp_error_state state, int rank,
+                    const char *text)
 {
 	if (page == NULL)
 		return;
@@ -152,6 +153,52 @@ void ddp_page_error(struct ddp_progress *page, ddp_status status, int rank, cons
 	if (rank >= 0 || page->status != (uint32_t)status)
 		page->culprit = (uint32_t)(rank + 1);
 	page->status = (uint32_t)status;
+	if (page->error_state < (uint32_t)state)
+		SET(page->error_state, (uint32_t)state);
 	snprintf(page->error, sizeof(page->error), "%s", text);
+	pthread_mutex_unlock(&text_lock);
+}
+
+static void clear_error(struct ddp_progress *page)
+{
+	page->status = DDP_OK;
+	page->culprit = 0;
+	page->error[0] = '\0';
+}
+
+void ddp_page_pass_error(struct ddp_progress *page)
+{
+	/* Each step comes here, and takes no lock. */
+	if (page == NULL || __atomic_load_n(&page->error_state, __ATOMIC_RELAXED) != DDP_ERROR_OPEN)
+		return;
+	pthread_mutex_lock(&text_lock);
+	if (page->error_state == DDP_ERROR_OPEN) {
+		SET(page->error_state, DDP_ERROR_PAST);
+		if (page->culprit == 0)
+			clear_error(page);
+	}
+	pthread_mutex_unlock(&text_lock);
+}
+
+void ddp_page_close(struct ddp_progress *page)
+{
+	if (page == NULL)
+		return;
+	pthread_mutex_lock(&text_lock);
+	if (page->error_state == DDP_ERROR_OPEN)
+		SET(page->error_state, DDP_ERROR_PAST);
+	SET(page->closed, 1);
+	pthread_mutex_unlock(&text_lock);
+}
+
+void ddp_page_forget_error(struct ddp_progress *page, enum ddp_error_state up_to)
+{
+	if (page == NULL)
+		return;
+	pthread_mutex_lock(&text_lock);
+	if (page->error_state <= (uint32_t)up_to) {
+		SET(page->error_state, DDP_ERROR_PAST);
+		clear_error(page);
+	}
 	pthread_mutex_unlock(&text_lock);
 }

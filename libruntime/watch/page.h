@@ -13,6 +13,8 @@
 struct ddp_progress *ddp_page_map(const ddp_job *job);
 /* The same for watch/nccl_watch: NULL also if there is no memfd, or libddp keeps the page. */
 struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job);
+/* The rank has ended its part, and not by an error that is only open; the text stays. */
+void ddp_page_close(struct ddp_progress *page);
 void ddp_page_unmap(struct ddp_progress *page);
 
 /*
@@ -27,7 +29,14 @@ void ddp_page_wait(struct ddp_progress *page, uint64_t number, uint64_t start_ns
 void ddp_page_go_on(struct ddp_progress *page);
 
 /* Keeps an error. It is about `rank`; if that is -1, about the one that an
-   earlier call with the same status has named. */
-void ddp_page_error(struct ddp_progress *page, ddp_status status, int rank, const char *text);
+   earlier call with the same status has named. A final error stays one,
+   whatever follows, until ddp_page_forget_error(). */
+void ddp_page_error(struct ddp_progress *page, ddp_status status, enum ddp_error_state state, int rank,
+                    const char *text);
+/* The rank goes on after an error that is open. If the error names no rank, its text is
+   forgotten; an error that names one may be that of a communicator which others wait in. */
+void ddp_page_pass_error(struct ddp_progress *page);
+/* The rank goes on after any error up to this state. */
+void ddp_page_forget_error(struct ddp_progress *page, enum ddp_error_state up_to);
 
 #endif

@@ -40,6 +40,14 @@ struct ddp_progress {
 	double step_weight;        /* and its samples, of all ranks */
 	uint32_t writer;           /* enum ddp_writer */
 	int64_t steps;             /* that the training has when it ends; 0: not told */
+	uint32_t error_state;      /* enum ddp_error_state, of `status` */
+};
+
+/* Whether the rank has gone on after its last error. */
+enum ddp_error_state {
+	DDP_ERROR_PAST,  /* yes, or an older libddp, which does not tell */
+	DDP_ERROR_OPEN,  /* not yet: it could still train, or end its part by ddp_finalize() */
+	DDP_ERROR_FINAL  /* no: its world is broken, or ddp_init() failed */
 };
 
 /* Who keeps the page. Of a program that only uses NCCL, phases and steps are not known. */

@@ -70,8 +70,7 @@ void ddp_watch_close(ddp_watch *watch)
 		return;
 	ddp_trace_close(watch->trace);
 	ddp_metrics_close(watch->metrics);
-	if (watch->page != NULL)
-		watch->page->closed = 1;
+	ddp_page_close(watch->page);
 	ddp_page_unmap(watch->page);
 	free(watch);
 }
@@ -148,6 +147,7 @@ void ddp_watch_end_step(ddp_watch *watch, const ddp_step_stats *stats)
 {
 	watch->page->step_seconds = stats->seconds;
 	watch->page->step_weight = stats->weight;
+	ddp_watch_go_on(watch);
 	if (watch->metrics != NULL)
 		ddp_metrics_step(watch->metrics, stats);
 	if (watch->trace != NULL) {
@@ -158,5 +158,10 @@ void ddp_watch_end_step(ddp_watch *watch, const ddp_step_stats *stats)
 
 void ddp_watch_error(ddp_watch *watch, ddp_status status)
 {
-	ddp_page_error(watch->page, status, -1, ddp_last_error());
+	ddp_page_error(watch->page, status, DDP_ERROR_OPEN, -1, ddp_last_error());
+}
+
+void ddp_watch_go_on(ddp_watch *watch)
+{
+	ddp_page_pass_error(watch->page);
 }

@@ -42,8 +42,10 @@ void ddp_watch_device(ddp_watch *watch, const char *name, int64_t step, uint64_t
 void ddp_watch_end_step(ddp_watch *watch, const ddp_step_stats *stats);
 
 /* Keeps ddp_last_error() and its status in the progress page, for the failure
-   report. */
+   report, until ddp_watch_go_on() or the end of a step. */
 void ddp_watch_error(ddp_watch *watch, ddp_status status);
+/* Something of the training has succeeded: an error before it has not ended the rank. */
+void ddp_watch_go_on(ddp_watch *watch);
 
 const char *ddp_phase_name(ddp_phase phase); /* "backward"; never NULL */
 

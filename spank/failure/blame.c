@@ -9,7 +9,7 @@
 bool blame_ends_in_error(const struct ddp_progress *page)
 {
 	return page->magic == DDP_PROGRESS_MAGIC && page->writer == DDP_WRITER_LIBDDP &&
-	       page->status > DDP_OK && page->status <= DDP_ERR_INTERNAL;
+	       (page->error_state == DDP_ERROR_OPEN || page->error_state == DDP_ERROR_FINAL);
 }
 
 bool blame_is_of_peer(const struct ddp_progress *page)

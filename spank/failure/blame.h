@@ -14,7 +14,7 @@
 
 #define BLAME_NOBODY UINT32_MAX
 
-/* Whether the page says that the rank's last word is an error of libddp. */
+/* Whether the page says that the rank has not gone on after an error of libddp. */
 bool blame_ends_in_error(const struct ddp_progress *page);
 
 /* Whether the page says that the rank gave up because of another one. */

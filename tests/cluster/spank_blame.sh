@@ -52,7 +52,7 @@ status_is 1 "with on-failure=continue, too"
 for nodes in 1 2; do
 	capture as_user srun --ddp -N"$nodes" -n3 "$probe" never 1
 	status_is 1 "a rank that ends before ddp_init() fails the step ($nodes nodes)"
-	prints 'ddp: rank 1 of 3 on n0 had ended with code 0, [0-9.]+ s before, and without ddp_init\(\); waiting: ranks 0,2 in the first exchange of all ranks' \
+	prints 'ddp: rank 1 of 3 on n0 had ended with code 0, [0-9.]+ s before, and without ddp_init\(\): have every task call it, or start fewer tasks \(srun -n\); waiting: ranks 0,2 in the first exchange of all ranks' \
 		"it is named"
 	prints_times 1 'ddp: ' "in one line"
 done
@@ -67,5 +67,8 @@ for nodes in 1 2; do
 	capture as_user srun --ddp -N"$nodes" -n2 "$probe" late 0 /dev/null 1
 	status_is 0 "nor is a rank failed that ends after the others ($nodes nodes)"
 done
+capture as_user srun --ddp -N1 -n2 "$probe" retry 0
+status_is 0 "nor one that has gone on after an error of libddp"
+prints_not 'ddp:' "and nothing is said of it"
 
 done_testing

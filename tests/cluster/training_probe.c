@@ -4,11 +4,12 @@
  *
  *   training_probe ACTION RANK [FILE [SECONDS]]
  *
- * With never, RANK ends with 0 before ddp_init(). After three steps RANK makes FILE and then: hang: sleeps in forward; spin: computes
+ * With never, RANK ends with 0 before ddp_init(); with retry, a model of all ranks fails, and
+ * another one is trained. After three steps RANK makes FILE and then: hang: sleeps in forward; spin: computes
  * there for ever; leave: exits with 0, without a word; finish: the same after
  * ddp_finalize(); busy: is in evaluation for SECONDS; save: in a checkpoint; late: nothing
  * yet; none: nothing. The others go on until an error, which gives exit code 3; after `busy`
- * and `save`, and with `late` and `none`, all end after three steps more, RANK with `late`
+ * and `save`, and with `late`, `retry` and `none`, all end after three steps more, RANK with `late`
  * SECONDS after the others.
  */
 #include <fcntl.h>
@@ -79,17 +80,20 @@ int main(int argc, char **argv)
 	ddp_model *model;
 
 	if (argc < 3 || argc > 5) {
-		fprintf(stderr, "usage: training_probe never|hang|spin|leave|finish|busy|save|late|none RANK [FILE [SECONDS]]\n");
+		fprintf(stderr, "usage: training_probe never|retry|hang|spin|leave|finish|busy|save|late|none RANK [FILE [SECONDS]]\n");
 		return EXIT_USAGE;
 	}
 	const struct plan plan = { argv[1], argc > 3 ? argv[3] : NULL, atoi(argv[2]),
 		                   argc > 4 ? atoi(argv[4]) : 5 };
 	const bool late = strcmp(plan.action, "late") == 0;
-	const bool ends = late || strcmp(plan.action, "none") == 0 || strcmp(plan.action, "busy") == 0 ||
+	const bool retries = strcmp(plan.action, "retry") == 0;
+	const bool ends = late || retries || strcmp(plan.action, "none") == 0 || strcmp(plan.action, "busy") == 0 ||
 	                  strcmp(plan.action, "save") == 0;
 	if (strcmp(plan.action, "never") == 0 && getenv("RANK") != NULL && atoi(getenv("RANK")) == plan.rank)
 		return 0;
 	check(ddp_init(NULL, &context));
+	if (retries && ddp_model_create(context, params, 0, &options, &model) == DDP_OK)
+		return EXIT_USAGE;
 	check(ddp_model_create(context, params, 1, &options, &model));
 	train(model, FIRST_STEPS);
 	if (ddp_get_job(context)->rank == plan.rank)

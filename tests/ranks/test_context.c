@@ -17,6 +17,8 @@
 #include "job/spawn.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/hung.h"
+#include "watch/page.h"
+#include "watch/watch.h"
 
 static int clean_environment(void **state)
 {
@@ -291,6 +293,45 @@ static void wrong_metrics_path_is_an_error_on_all_ranks(void **state)
 	test_unshare(named, 3 * sizeof(*named));
 }
 
+/* Makes a communicator fail on all its ranks; what the page then says of this one. */
+static uint32_t abort_all(ddp_context *context, ddp_comm *comm)
+{
+	if (ddp_comm_rank(comm) == 0)
+		ddp_comm_abort(comm, "the test wants it");
+	while (ddp_barrier(comm) == DDP_OK)
+		continue;
+	return ddp_watch_page(context->watch)->error_state;
+}
+
+static int aborting_body(ddp_context *context, void *user)
+{
+	ddp_comm *world = ddp_world(context), *group, *survivors, *last;
+
+	(void)user;
+	CHECK_OK(ddp_comm_split(world, 0, 0, &group));
+	CHECK(abort_all(context, group) == DDP_ERROR_OPEN);
+	CHECK_OK(ddp_comm_free(group));
+	CHECK_OK(ddp_barrier(world));
+	CHECK(abort_all(context, world) == DDP_ERROR_FINAL);
+	CHECK_OK(ddp_comm_shrink(world, &survivors));
+	CHECK(ddp_watch_page(context->watch)->error_state == DDP_ERROR_PAST);
+	CHECK_OK(ddp_comm_split(survivors, 0, 0, &group));
+	CHECK(abort_all(context, group) == DDP_ERROR_OPEN);
+	CHECK_OK(ddp_comm_shrink(group, &last));
+	CHECK(ddp_watch_page(context->watch)->error_state == DDP_ERROR_PAST);
+	CHECK_OK(ddp_comm_free(last));
+	CHECK_OK(ddp_comm_free(group));
+	CHECK(abort_all(context, survivors) == DDP_ERROR_FINAL);
+	CHECK_OK(ddp_comm_free(survivors));
+	return 0;
+}
+
+static void only_a_broken_world_is_the_ranks_end(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(2, aborting_body, NULL), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -307,6 +348,7 @@ int main(void)
 		cmocka_unit_test_setup(algorithms_must_be_the_same_on_all_ranks, clean_environment),
 		cmocka_unit_test_setup(wrong_metrics_path_is_an_error_on_all_ranks, clean_environment),
 		cmocka_unit_test_setup(rank_that_never_calls_init_is_named, clean_environment),
+		cmocka_unit_test(only_a_broken_world_is_the_ranks_end),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,6 +17,8 @@
 #include "reduce/model.h"
 #include "tests/support/folder.h"
 #include "tests/support/training.h"
+#include "watch/page.h"
+#include "watch/watch.h"
 
 static const setup plain = { .bucket_bytes = 512, .accumulate = 1 };
 
@@ -270,9 +272,11 @@ static int poisoned_body(ddp_context *context, void *user)
 	CHECK(strstr(ddp_last_error(), "step 6: ") != NULL);
 	CHECK(strstr(ddp_last_error(), shared->in_loss ? "the loss is not finite on rank"
 	                                                : "the gradient of \"") != NULL);
+	CHECK(ddp_watch_page(context->watch)->error_state == DDP_ERROR_OPEN);
 	poison_loss = poison_gradient = false;
 	CHECK_OK(ddp_checkpoint_load(t.model, t.loader, test_folder, &step));
 	CHECK(step == SAVED_STEP);
+	CHECK(ddp_watch_page(context->watch)->error_state == DDP_ERROR_PAST);
 	CHECK_OK(ddp_train(t.model, t.loader, poisoned_batch, &options, NULL));
 	mlp_pack(t.model, job->rank == 0 ? shared->resumed : scratch);
 	finish(t);

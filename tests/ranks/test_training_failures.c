@@ -18,6 +18,8 @@
 #include "base/error.h"
 #include "tests/support/folder.h"
 #include "tests/support/training.h"
+#include "watch/page.h"
+#include "watch/watch.h"
 
 static const setup plain = { .bucket_bytes = 512, .accumulate = 1 };
 
@@ -34,6 +36,7 @@ typedef struct trouble {
 	int own_rank;           /* of the process that reads this */
 	int batches;
 	ddp_status status[RANKS_MAX];
+	uint32_t error_state[RANKS_MAX]; /* of the progress page */
 	char message[RANKS_MAX][1024];
 } trouble;
 
@@ -92,6 +95,7 @@ static int trouble_body(ddp_context *context, void *user)
 	local.own_rank = rank;
 	const training t = start(context, &with);
 	seen->status[rank] = ddp_train(t.model, t.loader, troubled_batch, &options, NULL);
+	seen->error_state[rank] = ddp_watch_page(context->watch)->error_state;
 	snprintf(seen->message[rank], sizeof(seen->message[rank]), "%s", ddp_last_error());
 	finish(t);
 	return 0;
@@ -130,6 +134,8 @@ static void failing_callback_ends_all_ranks_with_its_reason(void **state)
 		make_trouble(STEP_CALLBACK_FAILS, ranks, shards[i / 3]);
 		for (int r = 0; r < ranks; r++)
 			expect_message(r, "the step callback failed on rank");
+		for (int r = 0; r < ranks; r++)
+			assert_int_equal(seen->error_state[r], DDP_ERROR_FINAL);
 		assert_non_null(strstr(seen->message[ranks - 1], "it gave no reason"));
 	}
 }
@@ -239,9 +245,13 @@ static int full_disk_body(ddp_context *context, void *beside)
 	CHECK(setrlimit(RLIMIT_FSIZE, &none) == 0);
 	CHECK(ddp_train(t.model, t.loader, mlp_batch, &options, NULL) == DDP_ERR_IO);
 	CHECK(strstr(ddp_last_error(), "checkpoint of step 10 was not saved") != NULL);
+	CHECK(ddp_watch_page(context->watch)->error_state == DDP_ERROR_OPEN);
 	CHECK(setrlimit(RLIMIT_FSIZE, &room) == 0);
+	/* Saved after all, the rank ends well. */
+	CHECK_OK(ddp_checkpoint_save(t.model, t.loader, test_folder, 0));
+	CHECK(ddp_watch_page(context->watch)->error_state == DDP_ERROR_PAST);
 	CHECK_OK(ddp_checkpoint_load(t.model, t.loader, test_folder, &step));
-	CHECK(step == 7);
+	CHECK(step == 10);
 	finish(t);
 	return 0;
 }

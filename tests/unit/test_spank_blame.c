@@ -64,6 +64,25 @@ static void ranks_that_gave_up_for_another_are_known(void **state)
 	}
 }
 
+static void rank_that_went_on_after_an_error_has_not_failed(void **state)
+{
+	static const struct { uint32_t magic, writer, error_state; bool ends; } cases[] = {
+		{ DDP_PROGRESS_MAGIC, DDP_WRITER_LIBDDP, DDP_ERROR_FINAL, true },
+		{ DDP_PROGRESS_MAGIC, DDP_WRITER_LIBDDP, DDP_ERROR_OPEN, true },
+		{ DDP_PROGRESS_MAGIC, DDP_WRITER_LIBDDP, DDP_ERROR_PAST, false },
+		{ DDP_PROGRESS_MAGIC, DDP_WRITER_LIBDDP, 4000000000u, false },
+		{ DDP_PROGRESS_MAGIC, DDP_WRITER_NCCL, DDP_ERROR_FINAL, false },
+		{ 0, DDP_WRITER_LIBDDP, DDP_ERROR_FINAL, false },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct ddp_progress page = { .magic = cases[i].magic, .writer = cases[i].writer,
+			                     .status = DDP_ERR_PEER, .error_state = cases[i].error_state };
+		assert_int_equal(blame_ends_in_error(&page), cases[i].ends);
+	}
+}
+
 static void doing_says_waits_and_what_came_last(void **state)
 {
 	static const struct { struct ddp_progress page; const char *text; } cases[] = {
@@ -182,6 +201,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(ranks_that_gave_up_for_another_are_known),
+		cmocka_unit_test(rank_that_went_on_after_an_error_has_not_failed),
 		cmocka_unit_test(only_errors_that_others_cause_blame),
 		cmocka_unit_test(doing_says_waits_and_what_came_last),
 		cmocka_unit_test(blamed_ranks_are_described),

@@ -656,6 +656,92 @@ static void page_of_the_plugin_tells_phase_bucket_and_error(void **state)
 	close(fd);
 }
 
+static struct ddp_progress page_in(int fd)
+{
+	struct ddp_progress seen;
+
+	assert_int_equal(pread(fd, &seen, sizeof(seen), DDP_PROGRESS_BYTES), sizeof(seen));
+	return seen;
+}
+
+static void error_is_past_once_the_rank_goes_on(void **state)
+{
+	const ddp_step_stats stats = { .step = 1 };
+	int fd = plugin_page(2);
+	ddp_watch *watch;
+
+	(void)state;
+	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
+	for (int by_step = 0; by_step < 2; by_step++) {
+		ddp_fail(DDP_ERR_NOT_FINITE, "the loss is not finite");
+		ddp_watch_error(watch, DDP_ERR_NOT_FINITE);
+		assert_int_equal(page_in(fd).error_state, DDP_ERROR_OPEN);
+		if (by_step)
+			ddp_watch_end_step(watch, &stats);
+		else
+			ddp_watch_go_on(watch);
+		assert_int_equal(page_in(fd).error_state, DDP_ERROR_PAST);
+		assert_int_equal(page_in(fd).status, DDP_OK);
+		assert_string_equal(page_in(fd).error, "");
+	}
+	ddp_watch_close(watch);
+	close(fd);
+}
+
+/* A step may succeed while a group of its ranks breaks, in which the next step waits. */
+static void error_that_names_a_rank_stays_readable(void **state)
+{
+	int fd = plugin_page(2);
+	ddp_watch *watch;
+
+	(void)state;
+	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
+	ddp_page_error(ddp_watch_page(watch), DDP_ERR_PEER, DDP_ERROR_OPEN, 2, "rank 2 is gone");
+	ddp_watch_go_on(watch);
+	assert_int_equal(page_in(fd).error_state, DDP_ERROR_PAST);
+	assert_int_equal(page_in(fd).culprit, 3);
+	assert_string_equal(page_in(fd).error, "rank 2 is gone");
+	ddp_page_forget_error(ddp_watch_page(watch), DDP_ERROR_OPEN);
+	assert_int_equal(page_in(fd).status, DDP_OK);
+	assert_int_equal(page_in(fd).culprit, 0);
+	ddp_watch_close(watch);
+	close(fd);
+}
+
+static void final_error_stays(void **state)
+{
+	int fd = plugin_page(2);
+	ddp_watch *watch;
+
+	(void)state;
+	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
+	ddp_page_error(ddp_watch_page(watch), DDP_ERR_PEER, DDP_ERROR_FINAL, 2, "rank 2 is gone");
+	ddp_fail(DDP_ERR_PEER, "step 4: rank 2 is gone");
+	ddp_watch_error(watch, DDP_ERR_PEER);
+	ddp_watch_go_on(watch);
+	ddp_page_forget_error(ddp_watch_page(watch), DDP_ERROR_OPEN);
+	assert_int_equal(page_in(fd).error_state, DDP_ERROR_FINAL);
+	assert_int_equal(page_in(fd).culprit, 3);
+	ddp_watch_close(watch);
+	assert_int_equal(page_in(fd).error_state, DDP_ERROR_FINAL);
+	close(fd);
+}
+
+static void open_error_ends_with_the_ranks_part(void **state)
+{
+	int fd = plugin_page(2);
+	ddp_watch *watch;
+
+	(void)state;
+	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
+	ddp_fail(DDP_ERR_IO, "the disk is full");
+	ddp_watch_error(watch, DDP_ERR_IO);
+	ddp_watch_close(watch);
+	assert_int_equal(page_in(fd).error_state, DDP_ERROR_PAST);
+	assert_string_equal(page_in(fd).error, "the disk is full");
+	close(fd);
+}
+
 /* torchrun's ranks inherit the page of the task that torchrun is. */
 static void page_of_a_torchrun_is_not_its_ranks(void **state)
 {
@@ -787,6 +873,10 @@ int main(void)
 		cmocka_unit_test(metrics_stay_where_their_name_was_given),
 		cmocka_unit_test_setup_teardown(page_of_the_plugin_tells_phase_bucket_and_error,
 		                                start_log, stop_log),
+		cmocka_unit_test(error_is_past_once_the_rank_goes_on),
+		cmocka_unit_test(error_that_names_a_rank_stays_readable),
+		cmocka_unit_test(final_error_stays),
+		cmocka_unit_test(open_error_ends_with_the_ranks_part),
 		cmocka_unit_test_setup_teardown(page_of_a_torchrun_is_not_its_ranks,
 		                                start_log, stop_log),
 		cmocka_unit_test_setup_teardown(wrong_page_is_ignored_with_a_warning,

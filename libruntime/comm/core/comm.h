@@ -144,6 +144,7 @@ typedef struct ddp_hier {
 struct ddp_comm {
 	ddp_roster *roster;
 	bool is_world;
+	bool is_whole;              /* the world, or what ddp_comm_shrink() has left of it */
 	int rank, size;
 	int timeout_ms;
 	ddp_topology topology;

@@ -47,6 +47,7 @@ static bool take_over(ddp_comm *comm)
 		int culprit = failure->culprit;
 		comm->failure.culprit = culprit >= 0 && culprit < comm->size ? culprit : DDP_NOBODY;
 		ddp_page_error(comm->roster->page, (ddp_status)failure->status,
+		               comm->is_whole ? DDP_ERROR_FINAL : DDP_ERROR_OPEN,
 		               comm->failure.culprit != DDP_NOBODY ? comm->topology.world_ranks[culprit] : DDP_NOBODY,
 		               comm->failure.text);
 		atomic_store(&comm->failure.status, failure->status);

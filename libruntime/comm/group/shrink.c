@@ -285,8 +285,10 @@ ddp_status ddp_comm_shrink(ddp_comm *comm, ddp_comm **survivors)
 	if (comm->net != NULL)
 		ddp_net_revive(comm, false);
 	/* The rank goes on: a later end of it has other reasons. */
-	if (status == DDP_OK)
-		ddp_page_error(comm->roster->page, DDP_OK, DDP_NOBODY, "");
+	if (status == DDP_OK) {
+		(*survivors)->is_whole = comm->is_whole;
+		ddp_page_forget_error(comm->roster->page, comm->is_whole ? DDP_ERROR_FINAL : DDP_ERROR_OPEN);
+	}
 	pthread_mutex_unlock(&comm->run.lock);
 	return status;
 }

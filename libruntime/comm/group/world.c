@@ -248,7 +248,7 @@ static ddp_status build_world(ddp_roster *roster, world_exchange *exchanger, int
 	                                   comm);
 	free(ranks);
 	if (status == DDP_OK)
-		(*comm)->is_world = true;
+		(*comm)->is_world = (*comm)->is_whole = true;
 	return status;
 }
 
