@@ -215,13 +215,6 @@ static ddp_status raise_descriptor_limit(struct ddp_centre *centre)
 	return DDP_OK;
 }
 
-static void close_listener(struct ddp_centre *centre)
-{
-	if (centre->listener >= 0)
-		close(centre->listener);
-	centre->listener = -1;
-}
-
 static void centre_close(ddp_wireup *wireup)
 {
 	struct ddp_centre *centre = (struct ddp_centre *)wireup;
@@ -233,7 +226,7 @@ static void centre_close(ddp_wireup *wireup)
 	for (int r = 1; centre->ranks != NULL && r < centre->base.job->world_size; r++)
 		if (centre->ranks[r] != NULL)
 			ddp_link_free(centre->ranks[r]);
-	close_listener(centre);
+	ddp_centre_stop_listening(centre);
 	if (centre->epoll >= 0)
 		close(centre->epoll);
 	if (centre->descriptors_before != 0 && getrlimit(RLIMIT_NOFILE, &limit) == 0) {
@@ -291,7 +284,7 @@ ddp_status ddp_star_centre_open(bool local, const ddp_job *job, const ddp_key *k
 		return status;
 	}
 	ddp_drop_unproven(centre, "all ranks have come");
-	close_listener(centre);
+	ddp_centre_stop_listening(centre);
 	*wireup = &centre->base;
 	return DDP_OK;
 }

@@ -59,6 +59,8 @@ void ddp_link_free(struct ddp_link *link);
 /* A small message. If it does not go out, the link is shut down, and the next
    read of it says so. */
 void ddp_link_say(const struct ddp_link *link, const void *message, size_t bytes);
+/* From then on, all events have a link. */
+void ddp_centre_stop_listening(struct ddp_centre *centre);
 /* What epoll has by the deadline, or within a second; *count may be 0. */
 ddp_status ddp_centre_events(struct ddp_centre *centre, uint64_t deadline_ns,
                              struct epoll_event events[DDP_EVENTS], int *count);

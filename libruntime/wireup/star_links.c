@@ -31,6 +31,16 @@ void ddp_link_free(struct ddp_link *link)
 	free(link);
 }
 
+void ddp_centre_stop_listening(struct ddp_centre *centre)
+{
+	if (centre->listener < 0)
+		return;
+	/* Of a listener that has another descriptor, close() alone leaves epoll its events. */
+	epoll_ctl(centre->epoll, EPOLL_CTL_DEL, centre->listener, NULL);
+	close(centre->listener);
+	centre->listener = -1;
+}
+
 void ddp_link_say(const struct ddp_link *link, const void *message, size_t bytes)
 {
 	/* A fresh connection's buffer holds these few bytes. */
@@ -113,9 +123,7 @@ ddp_status ddp_centre_fail(struct ddp_centre *centre, ddp_status status)
 	size_t bytes = ddp_frame_pack_error(centre->sequence, status, news);
 	int waiting = 0;
 
-	/* The listener's events have no link. */
-	if (centre->listener >= 0)
-		epoll_ctl(centre->epoll, EPOLL_CTL_DEL, centre->listener, NULL);
+	ddp_centre_stop_listening(centre);
 	ddp_drop_unproven(centre, "the wire-up failed");
 	for (int r = 1; r < centre->base.job->world_size; r++)
 		if (centre->ranks[r] != NULL)

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -18,6 +19,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "job/job.h"
+#include "job/spawn.h"
 #include "tests/support/ranks.h"
 #include "wireup/agreement.h"
 #include "wireup/wireup.h"
@@ -119,6 +121,37 @@ static void ranks_exchange_blobs(void **state)
 		assert_int_equal(result.failed_rank, -1);
 		assert_int_equal(result.exit_code, 0);
 	}
+}
+
+/* A connection to where the ranks met, after they have; rank 0 no longer listens there. */
+static int visit_between_join_and_exchange(const ddp_job *job, const ddp_key *key)
+{
+	const ddp_spawned *spawned = ddp_spawned_get();
+	const int visitor = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	uint64_t deadline_ns = ddp_now_ns() + patience_ns;
+	void *blobs[2];
+	size_t sizes[2];
+	ddp_wireup *wireup;
+
+	if (ddp_wireup_open(job, key, NULL, deadline_ns, &wireup) != DDP_OK)
+		return 1;
+	if (job->rank == 1 && connect(visitor, (const struct sockaddr *)&spawned->rendezvous,
+	                              spawned->rendezvous_bytes) < 0)
+		return 2;
+	for (int round = 0; round < 2; round++) {
+		if (wireup->ops->exchange(wireup, "blob", 4, deadline_ns, blobs, sizes) != DDP_OK)
+			return 3;
+		ddp_blobs_free(blobs, 2);
+	}
+	wireup->ops->close(wireup);
+	close(visitor);
+	return 0;
+}
+
+static void late_visitor_does_not_disturb_rank_0(void **state)
+{
+	(void)state;
+	assert_int_equal(run(2, visit_between_join_and_exchange).exit_code, 0);
 }
 
 static int identity_is_complete(const ddp_job *job, const ddp_key *key)
@@ -285,6 +318,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(ranks_exchange_blobs),
+		cmocka_unit_test(late_visitor_does_not_disturb_rank_0),
 		cmocka_unit_test(rank_knows_who_it_is_and_exit_codes_come_back),
 		cmocka_unit_test_setup_teardown(first_failure_ends_the_others, set_up_board, take_board_down),
 		cmocka_unit_test(death_by_signal_is_128_plus_its_number),
