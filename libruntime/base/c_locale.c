@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <locale.h>
 #include <math.h>
+#include <netdb.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,6 +28,15 @@ const char *ddp_reason(int error)
 {
 	pthread_once(&c_locale_once, make_c_locale);
 	return c_locale != (locale_t)0 ? strerror_l(error, c_locale) : strerror(error);
+}
+
+const char *ddp_lookup_reason(int error)
+{
+	const locale_t before = use_c_locale();
+	const char *reason = gai_strerror(error);
+
+	uselocale(before);
+	return reason;
 }
 
 double ddp_read_number(const char *text, char **end)

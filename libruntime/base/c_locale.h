@@ -19,6 +19,9 @@ bool ddp_parse_number(const char *text, double *value);
 /* strerror(), from any thread. */
 const char *ddp_reason(int error);
 
+/* gai_strerror(). */
+const char *ddp_lookup_reason(int error);
+
 /* vsnprintf() and snprintf(). */
 int ddp_format_list(char *text, size_t bytes, const char *format, va_list arguments)
 	__attribute__((format(printf, 3, 0)));

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/c_locale.h"
 #include "base/error.h"
 #include "job/environment.h"
 
@@ -347,7 +348,7 @@ bool net_control_alive(int fd, net_close_notice *notice, const char **why)
 		if (had < 0 && would_wait(errno))
 			return true;
 		if (had <= 0) {
-			*why = had == 0 ? "its process ended or closed the connection" : strerror(errno);
+			*why = had == 0 ? "its process ended or closed the connection" : ddp_reason(errno);
 			return false;
 		}
 		notice->had += (size_t)had;

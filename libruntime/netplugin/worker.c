@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/c_locale.h"
 #include "base/error.h"
 #include "comm/net/ucx_log.h"
 #include "job/environment.h"
@@ -44,7 +45,7 @@ static void shut(net_worker *w, const ddp_listening *before)
 		return;
 	w->listeners.count = 0;
 	net_info("NET/ddpucx: UCX's listening sockets are open to any host: no filter could be set for them (%s)%s",
-	         strerror(error), error == EPERM ? ", as it may for users without privileges" : "");
+	         ddp_reason(error), error == EPERM ? ", as it may for users without privileges" : "");
 }
 
 static ddp_status open_ucx(net_worker *w)

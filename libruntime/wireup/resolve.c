@@ -139,7 +139,7 @@ static ddp_status take_addresses(const ddp_job *job, const struct addrinfo *foun
 static ddp_status lookup_error(const ddp_job *job, const struct lookup *lookup)
 {
 	const char *reason = lookup->rc == EAI_SYSTEM ? ddp_reason(lookup->error)
-	                                              : gai_strerror(lookup->rc);
+	                                              : ddp_lookup_reason(lookup->rc);
 
 	return ddp_fail(DDP_ERR_JOB, "rank %d on %s: MASTER_ADDR %s does not resolve: %s (srun "
 	                "--ddp=addr=ip needs no name)", job->rank, job->hostname, job->master_addr,
