@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "job/environment.h"
 
 enum {
 	ACCEPT_BATCH = 64,
@@ -166,6 +167,20 @@ static ddp_status reject(struct ddp_centre *centre, struct ddp_link *link)
 	return DDP_ERR_JOB;
 }
 
+/* All generations of a torchrun share its key. A worker whose agent was killed may still look for
+   rank 0, and must not end the generation that it finds. */
+static ddp_status send_orphan_away(struct ddp_centre *centre, struct ddp_link *link)
+{
+	unsigned char news[DDP_FRAME_ERROR_MAX];
+	const size_t bytes = ddp_frame_pack_error(centre->sequence, DDP_ERR_JOB, news);
+
+	ddp_log(DDP_LOG_WARN, "wire-up: %s: rank 0 takes it for a worker of an earlier start of this torchrun, "
+	        "and goes on without it", ddp_last_error());
+	ddp_link_say(link, news, bytes);
+	drop_unproven(centre, link, "another world");
+	return DDP_OK;
+}
+
 static ddp_status take_rank(struct ddp_centre *centre, struct ddp_link *link)
 {
 	const ddp_job *job = centre->base.job;
@@ -177,7 +192,8 @@ static ddp_status take_rank(struct ddp_centre *centre, struct ddp_link *link)
 	if (size != (uint32_t)job->world_size) {
 		ddp_fail(DDP_ERR_JOB, "rank %u on %s (%s) says that the world has %u ranks, rank 0 on %s "
 		         "says %d", rank, link->hello.host, peer, size, job->hostname, job->world_size);
-		return reject(centre, link);
+		return ddp_environment("TORCHELASTIC_RUN_ID") != NULL ? send_orphan_away(centre, link)
+		                                                      : reject(centre, link);
 	}
 	if (rank == 0 || rank >= size || centre->ranks[rank] != NULL) {
 		const char *other = rank > 0 && rank < size ? centre->ranks[rank]->hello.host : job->hostname;
