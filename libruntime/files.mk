@@ -34,7 +34,7 @@ wireup_sources = \
 	libruntime/wireup/ports.c libruntime/wireup/ports.h \
 	libruntime/wireup/resolve.c libruntime/wireup/self.c \
 	libruntime/wireup/socket.c libruntime/wireup/socket.h \
-	libruntime/wireup/star.h libruntime/wireup/star_leaf.c \
+	libruntime/wireup/star.h libruntime/wireup/star_leaf.c libruntime/wireup/star_search.c \
 	libruntime/wireup/star_centre.c libruntime/wireup/star_centre.h \
 	libruntime/wireup/star_accept.c libruntime/wireup/star_links.c \
 	libruntime/wireup/tcp.c

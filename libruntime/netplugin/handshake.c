@@ -128,7 +128,7 @@ static ddp_status take_challenge(net_handshake *h)
 	ddp_job self = { .rank = 0 };
 
 	memcpy(&h->challenge, h->in, sizeof(h->challenge));
-	if (!ddp_challenge_is_ours(&h->challenge))
+	if (!ddp_challenge_may_be_ours(&h->challenge, sizeof(h->challenge)))
 		return ddp_fail(DDP_ERR_PEER, "who listens there is no process of this version of slurm-ddp's "
 		                "plugin: let all nodes have the same one");
 	if (gethostname(self.hostname, sizeof(self.hostname) - 1) != 0)

@@ -59,9 +59,11 @@ ddp_status ddp_challenge_make(ddp_challenge *challenge)
 	return random_bytes(challenge->nonce, DDP_NONCE_BYTES);
 }
 
-bool ddp_challenge_is_ours(const ddp_challenge *challenge)
+bool ddp_challenge_may_be_ours(const ddp_challenge *challenge, size_t bytes)
 {
-	return memcmp(challenge->magic, magic, sizeof(challenge->magic)) == 0;
+	const size_t known = bytes < sizeof(challenge->magic) ? bytes : sizeof(challenge->magic);
+
+	return memcmp(challenge->magic, magic, known) == 0;
 }
 
 static void set_host(char *to, const char *host)

@@ -6,8 +6,16 @@
 #include "base/random.h"
 #include "job/environment.h"
 
-/* Below the ports that kernels give to outgoing connections (32768 and up). */
-enum { FIRST_OWN_PORT = 20000, OWN_PORTS = 12000 };
+/* 20000 to 20999 and 29000 to 31999: below the ports that kernels give to outgoing connections
+   (32768 and up), and none of those that srun --ddp chooses MASTER_PORT from. */
+enum { FIRST_OWN_PORT = 20000, OWN_PORTS = 4000, FIRST_OF_PLUGIN = 21000, PORTS_OF_PLUGIN = 8000 };
+
+static uint16_t own_port(uint64_t number)
+{
+	const uint64_t port = FIRST_OWN_PORT + number % OWN_PORTS;
+
+	return (uint16_t)(port < FIRST_OF_PLUGIN ? port : port + PORTS_OF_PLUGIN);
+}
 
 static bool holds(const ddp_ports *ports, uint16_t port)
 {
@@ -29,7 +37,7 @@ void ddp_ports_choose(int master_port, ddp_ports *ports)
 	if (ports->master_first)
 		ports->port[ports->count++] = (uint16_t)master_port;
 	while (ports->count < DDP_RENDEZVOUS_PORTS) {
-		const uint16_t port = (uint16_t)(FIRST_OWN_PORT + ddp_random_next(&state) % OWN_PORTS);
+		const uint16_t port = own_port(ddp_random_next(&state));
 		if (port != master_port && !holds(ports, port))
 			ports->port[ports->count++] = port;
 	}

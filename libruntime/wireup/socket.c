@@ -235,52 +235,36 @@ static bool is_connected_to_itself(int fd)
 	       memcmp(&here, &there, here_bytes) == 0;
 }
 
-/* The errno of what failed; 0 if fd is connected. */
-static int connect_within(int fd, const struct sockaddr_storage *address, socklen_t bytes,
-                          uint64_t deadline_ns)
+int ddp_rendezvous_connected(int fd)
 {
 	int error = 0, one = 1;
 	socklen_t length = sizeof(error);
 
-	if (connect(fd, (const struct sockaddr *)address, bytes) < 0) {
-		if (errno != EINPROGRESS)
-			return errno;
-		if (wait_ready(fd, POLLOUT, deadline_ns) != DDP_OK)
-			return ETIMEDOUT;
-		if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) < 0)
-			return errno;
-		if (error != 0)
-			return error;
-	}
-	if (is_connected_to_itself(fd))
+	if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) < 0)
+		return errno;
+	if (error == 0 && is_connected_to_itself(fd))
 		return ECONNREFUSED;
-	if (address->ss_family != AF_UNIX)
-		setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-	return 0;
+	/* Not there on local sockets, and no loss. */
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	return error;
 }
 
-ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, int index, uint64_t timeout_ns,
-                                  uint64_t deadline_ns, int *fd)
+ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, int index, int address, int *fd,
+                                  int *error)
 {
-	char where[DDP_WHERE_MAX];
-	int error = ECONNREFUSED;
+	const struct sockaddr_storage there = with_port(&rendezvous->addresses[address],
+	                                                rendezvous->ports.port[index]);
+	const int candidate = socket(there.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
-	for (int i = 0; i < rendezvous->count; i++) {
-		const struct sockaddr_storage address = with_port(&rendezvous->addresses[i],
-		                                                  rendezvous->ports.port[index]);
-		uint64_t until_ns = ddp_now_ns() + timeout_ns;
-		int candidate = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-
-		if (candidate < 0)
-			return ddp_fail_errno(DDP_ERR_IO, errno, "cannot make a socket");
-		error = connect_within(candidate, &address, rendezvous->bytes[i],
-		                       until_ns < deadline_ns ? until_ns : deadline_ns);
-		if (error == 0) {
-			*fd = candidate;
-			return DDP_OK;
-		}
+	*fd = -1;
+	*error = errno;
+	if (candidate < 0)
+		return *error == EAFNOSUPPORT ? DDP_OK : ddp_fail_errno(DDP_ERR_IO, *error, "cannot make a socket");
+	*error = connect(candidate, (const struct sockaddr *)&there, rendezvous->bytes[address]) < 0
+	         ? errno : ddp_rendezvous_connected(candidate);
+	if (*error == 0 || *error == EINPROGRESS)
+		*fd = candidate;
+	else
 		close(candidate);
-	}
-	return ddp_fail_errno(DDP_ERR_PEER, error, "cannot connect to rank 0 at %s",
-	                      ddp_rendezvous_where(rendezvous, index, where));
+	return DDP_OK;
 }

@@ -32,11 +32,14 @@ ddp_status ddp_rendezvous_resolve(const ddp_job *job, uint64_t deadline_ns, ddp_
 ddp_status ddp_rendezvous_listen(const ddp_job *job, ddp_rendezvous *rendezvous, int *fd);
 
 /*
- * Tries each address once at port `index`; `timeout_ns` at most per address. On failure
- * returns DDP_ERR_PEER where a later try may succeed (nobody listens yet).
+ * Begins to connect to port `index` of one of the addresses, without waiting. *error: 0: *fd is
+ * connected; EINPROGRESS: poll() tells POLLOUT once ddp_rendezvous_connected() knows more;
+ * otherwise why not (*fd is -1). Returns an error where no other try can succeed.
  */
-ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, int index, uint64_t timeout_ns,
-                                  uint64_t deadline_ns, int *fd);
+ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, int index, int address, int *fd,
+                                  int *error);
+/* 0, or the errno of what failed. */
+int ddp_rendezvous_connected(int fd);
 
 /* `where`, with port `index`. */
 const char *ddp_rendezvous_where(const ddp_rendezvous *rendezvous, int index,

@@ -7,6 +7,7 @@
 #ifndef DDP_WIREUP_STAR_H
 #define DDP_WIREUP_STAR_H
 
+#include "wireup/auth.h"
 #include "wireup/socket.h"
 #include "wireup/wireup.h"
 
@@ -18,5 +19,15 @@ ddp_status ddp_star_centre_open(bool local, const ddp_job *job, const ddp_key *k
 ddp_status ddp_star_leaf_open(bool local, const ddp_job *job, const ddp_key *key,
                               const ddp_rendezvous *rendezvous, uint64_t deadline_ns,
                               ddp_wireup **wireup);
+
+/* Rank 0, as a leaf knows it. */
+typedef struct ddp_centre_found {
+	int fd;
+	char host[DDP_AUTH_HOST_BYTES];
+} ddp_centre_found;
+
+/* Until rank 0 is found and both ends have proven the key; writes *found on success only. */
+ddp_status ddp_star_search(const ddp_job *job, const ddp_key *key, const ddp_rendezvous *rendezvous,
+                           uint64_t deadline_ns, ddp_centre_found *found);
 
 #endif

@@ -18,8 +18,8 @@
 #include "tests/support/tcp_ranks.h"
 #include "wireup/frame.h"
 
-/* A program that is no rank 0 listens, and says `text` to who comes. */
-static pid_t start_impostor(const char *text, size_t bytes)
+/* At MASTER_PORT. */
+static int listen_as_impostor(void)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET };
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -30,6 +30,14 @@ static pid_t start_impostor(const char *text, size_t bytes)
 	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
 	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
 	assert_int_equal(listen(fd, 5), 0);
+	return fd;
+}
+
+/* A program that is no rank 0 listens, and says `text` to who comes. */
+static pid_t start_impostor(const char *text, size_t bytes)
+{
+	int fd = listen_as_impostor();
+
 	fflush(NULL);
 	pid_t pid = fork();
 	assert_true(pid >= 0);
@@ -93,17 +101,85 @@ static void silent_program_in_rank_0s_place_ends_at_the_deadline(void **state)
 }
 
 /* It talks at MASTER_PORT, so that rank 0 has to listen elsewhere. */
+static void meet_beside(const char *greeting, size_t bytes)
+{
+	arrange(3);
+	ranks[0].delay_ms = 300;
+	pid_t impostor = start_impostor(greeting, bytes);
+	run(3);
+	end_process(impostor);
+	all_are_well(3);
+	for (int r = 0; r < 3; r++)
+		assert_true(outcomes[r].seconds < 5);
+}
+
 static void ranks_meet_beside_a_program_that_talks(void **state)
 {
 	static const char greeting[] = "220 mail.example ESMTP ready, and more so that it is long enough";
 
 	(void)state;
-	arrange(3);
-	ranks[0].delay_ms = 300;
-	pid_t impostor = start_impostor(greeting, sizeof(greeting));
-	run(3);
+	meet_beside(greeting, sizeof(greeting));
+}
+
+/* Shorter than a challenge, and then silent. */
+static void ranks_meet_beside_a_program_that_says_a_little(void **state)
+{
+	(void)state;
+	meet_beside("220 ready\r\n", 11);
+}
+
+/* A rank 0 that listens at this job's MASTER_PORT as at a port of libddp's own, and refuses. */
+static void ranks_meet_beside_another_jobs_rank_0(void **state)
+{
+	unsigned char text[sizeof(ddp_challenge) + sizeof(ddp_verdict)] = "ddpwire1";
+
+	(void)state;
+	meet_beside((const char *)text, sizeof(text));
+}
+
+static void refusal_names_both_causes(void **state)
+{
+	unsigned char text[sizeof(ddp_challenge) + sizeof(ddp_verdict)] = "ddpwire1";
+
+	(void)state;
+	arrange(2);
+	ranks[0].absent = true;
+	pid_t impostor = start_impostor((const char *)text, sizeof(text));
+	run(2);
 	end_process(impostor);
-	all_are_well(3);
+	expect(1, DDP_ERR_AUTH, "DDP_KEY is not the same on all ranks");
+	expect(1, DDP_ERR_AUTH, "another job's rank 0 holds the port");
+	assert_true(outcomes[1].seconds < LONG_MS * 1e-3 / 2);
+}
+
+/* As a proxy does whose own server is not there; counts those who come. */
+static pid_t start_closer(atomic_int *visits)
+{
+	int fd = listen_as_impostor();
+
+	fflush(NULL);
+	pid_t pid = fork();
+	assert_true(pid >= 0);
+	for (int peer; pid == 0 && (peer = accept(fd, NULL, NULL)) >= 0; close(peer))
+		atomic_fetch_add(visits, 1);
+	close(fd);
+	return pid;
+}
+
+static void program_that_hangs_up_is_visited_at_leisure(void **state)
+{
+	atomic_int *visits = test_share(sizeof(*visits));
+
+	(void)state;
+	arrange(2);
+	ranks[0].absent = true;
+	ranks[1].timeout_ms = SHORT_MS;
+	pid_t closer = start_closer(visits);
+	run(2);
+	end_process(closer);
+	expect(1, DDP_ERR_TIMEOUT, "closed the connection without a greeting");
+	assert_in_range(atomic_load(visits), 2, 30);
+	test_unshare(visits, sizeof(*visits));
 }
 
 /* Port scanners and worse, for as long as the job wires up. */
@@ -195,6 +271,10 @@ int main(void)
 		cmocka_unit_test_setup(other_program_in_rank_0s_place_is_recognised, begin),
 		cmocka_unit_test_setup(impostor_without_the_key_is_not_believed, begin),
 		cmocka_unit_test_setup(ranks_meet_beside_a_program_that_talks, begin),
+		cmocka_unit_test_setup(ranks_meet_beside_a_program_that_says_a_little, begin),
+		cmocka_unit_test_setup(ranks_meet_beside_another_jobs_rank_0, begin),
+		cmocka_unit_test_setup(refusal_names_both_causes, begin),
+		cmocka_unit_test_setup(program_that_hangs_up_is_visited_at_leisure, begin),
 		cmocka_unit_test_setup(silent_program_in_rank_0s_place_ends_at_the_deadline, begin),
 		cmocka_unit_test_setup(intruders_do_not_stop_the_job, begin),
 		cmocka_unit_test_setup(intruders_do_not_fill_the_log, begin),

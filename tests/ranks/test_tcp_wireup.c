@@ -225,6 +225,39 @@ static void ranks_meet_at_a_port_of_libddp_if_others_are_held(void **state)
 	}
 }
 
+/* Packets to it are dropped, as by a firewall: its queue of connections is full. */
+static void drop_packets_to(int port, int fds[4])
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port) };
+
+	fds[0] = hold_port(port);
+	listen(fds[0], 0);
+	inet_pton(AF_INET, ranks[0].job.master_addr, &address.sin_addr);
+	for (int i = 1; i < 4; i++) {
+		fds[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+		connect(fds[i], (struct sockaddr *)&address, sizeof(address));
+	}
+}
+
+/* The silent ones are tried beside each other, not one after the other. */
+static void ports_that_drop_packets_do_not_delay_the_others(void **state)
+{
+	int fds[DDP_RENDEZVOUS_PORTS][4];
+	ddp_ports ports;
+
+	(void)state;
+	arrange(3);
+	ddp_ports_choose(ranks[0].job.master_port, &ports);
+	for (int i = 0; i < DDP_RENDEZVOUS_PORTS - 1; i++)
+		drop_packets_to(ports.port[i], fds[i]);
+	run(3);
+	for (int i = 0; i < DDP_RENDEZVOUS_PORTS - 1; i++)
+		release_ports(4, fds[i]);
+	all_are_well(3);
+	for (int r = 0; r < 3; r++)
+		assert_true(outcomes[r].seconds < 4);
+}
+
 static void no_free_port_is_said_by_rank_0(void **state)
 {
 	int fds[DDP_RENDEZVOUS_PORTS];
@@ -238,6 +271,37 @@ static void no_free_port_is_said_by_rank_0(void **state)
 	expect(0, DDP_ERR_IO, "another program holds the port");
 	expect(0, DDP_ERR_IO, "choose another MASTER_PORT");
 	expect(1, DDP_ERR_TIMEOUT, "what listens there says nothing");
+}
+
+/* srun --ddp chooses MASTER_PORT from 21000 to 28999, and another job's may be a port of ours. */
+static void own_ports_are_none_that_the_plugin_chooses(void **state)
+{
+	ddp_ports ports;
+
+	(void)state;
+	for (int master = 21000; master < 29000; master++) {
+		ddp_ports_choose(master, &ports);
+		for (int i = 1; i < DDP_RENDEZVOUS_PORTS; i++)
+			if (ports.port[i] < 20000 || ports.port[i] >= 32000 ||
+			    (ports.port[i] >= 21000 && ports.port[i] <= 28999))
+				fail_msg("port %d of MASTER_PORT %d", ports.port[i], master);
+	}
+}
+
+/* A worker whose torchrun was killed may still look for rank 0, and finds the next generation's. */
+static void orphan_of_an_earlier_torchrun_does_not_end_the_next(void **state)
+{
+	(void)state;
+	setenv("TORCHELASTIC_RUN_ID", "run 8", 1);
+	arrange(4);
+	for (int r = 0; r < 3; r++)
+		ranks[r].job.world_size = ranks[r].job.local_world_size = 3;
+	ranks[2].delay_ms = 500;
+	ranks[3].timeout_ms = SHORT_MS;
+	run(4);
+	unsetenv("TORCHELASTIC_RUN_ID");
+	all_are_well(3);
+	assert_int_not_equal(outcomes[3].status, DDP_OK);
 }
 
 /* torchrun's agent keeps MASTER_PORT for its store. */
@@ -420,7 +484,10 @@ int main(void)
 		cmocka_unit_test_setup(two_claims_to_one_rank_are_named, begin),
 		cmocka_unit_test_setup(world_sizes_that_differ_name_both_sides, begin),
 		cmocka_unit_test_setup(ranks_meet_at_a_port_of_libddp_if_others_are_held, begin),
+		cmocka_unit_test_setup(ports_that_drop_packets_do_not_delay_the_others, begin),
 		cmocka_unit_test_setup(no_free_port_is_said_by_rank_0, begin),
+		cmocka_unit_test_setup(own_ports_are_none_that_the_plugin_chooses, begin),
+		cmocka_unit_test_setup(orphan_of_an_earlier_torchrun_does_not_end_the_next, begin),
 		cmocka_unit_test_setup(agents_store_keeps_master_port, begin),
 		cmocka_unit_test_setup(ports_are_the_same_on_all_ranks_and_differ_by_run, begin),
 		cmocka_unit_test_setup(too_low_a_descriptor_limit_is_said, begin),

@@ -1,0 +1,333 @@
+/*
+ * A leaf's search for rank 0, which may start later than the leaf, at several ports at once. In
+ * each round the leaf connects to the ports that it is not connected to. It shakes hands where a
+ * challenge comes; other programs that listen there may be silent, talk, hang up, or drop packets.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "wireup/auth.h"
+#include "wireup/star.h"
+
+/* One address that swallows packets must not keep the next from being tried. */
+static const uint64_t connect_timeout_ns = 5000000000u;
+/* Each round takes so long, so a port is not visited more often. */
+static const uint64_t first_pause_ns = 5000000u, longest_pause_ns = 500000000u;
+/* Rank 0 greets who comes as soon as it can. */
+static const uint64_t silence_ns = 200000000u, handshake_timeout_ns = 10000000000u;
+/* Another job's rank 0 may hold a port of this job; this job's own is found soon. */
+static const uint64_t refusals_ns = 5000000000u;
+enum { ALL_PORTS_EACH = 8 };
+
+struct port {
+	int fd;            /* -1: to be tried in the next round */
+	int address;       /* which of the rendezvous's is tried */
+	bool connected;
+	bool foreign;      /* something that is not this step's rank 0 has answered there */
+	uint64_t since_ns; /* connecting, or connected */
+	ddp_challenge challenge;
+	size_t got;        /* of the challenge */
+};
+
+struct search {
+	const ddp_rendezvous *rendezvous;
+	const ddp_job *job;
+	const ddp_key *key;
+	uint64_t start_ns, deadline_ns;
+	struct port port[DDP_RENDEZVOUS_PORTS];
+	uint64_t refused_ns; /* when a rank 0 first did not share the key; 0: never */
+	char refusal[320];
+	unsigned round;
+	char reason[320];    /* why the first port was none, or what another one said */
+	ddp_centre_found *found;
+};
+
+static const char *where_is(const struct search *search, int index, char where[DDP_WHERE_MAX])
+{
+	return ddp_rendezvous_where(search->rendezvous, index, where);
+}
+
+static void leave(struct port *port)
+{
+	close(port->fd);
+	port->fd = -1;
+	port->connected = false;
+	port->got = 0;
+}
+
+/* Keeps this thread's message for the end of the search. */
+static ddp_status go_on(struct search *search, int index)
+{
+	if (index == 0 && !search->port[0].foreign)
+		snprintf(search->reason, sizeof(search->reason), "%s", ddp_last_error());
+	return DDP_ERR_PEER;
+}
+
+static ddp_status go_on_beside_foreign(struct search *search, int index)
+{
+	search->port[index].foreign = true;
+	snprintf(search->reason, sizeof(search->reason), "%s", ddp_last_error());
+	return DDP_ERR_PEER;
+}
+
+static ddp_status refused(const char *where)
+{
+	return ddp_fail(DDP_ERR_AUTH, "rank 0 at %s did not accept this rank's key: DDP_KEY is not the same "
+	                "on all ranks of the step, or another job's rank 0 holds the port", where);
+}
+
+/* DDP_ERR_PEER or DDP_ERR_TIMEOUT if a new connection may do. */
+static ddp_status prove_both(struct search *search, struct port *port, const char *where)
+{
+	const uint64_t until_ns = ddp_now_ns() + handshake_timeout_ns;
+	const uint64_t deadline_ns = until_ns < search->deadline_ns ? until_ns : search->deadline_ns;
+	ddp_hello hello;
+	ddp_verdict verdict;
+
+	ddp_status status = ddp_hello_make(search->key, &port->challenge, search->job, &hello);
+	if (status == DDP_OK)
+		status = ddp_socket_write(port->fd, &hello, sizeof(hello), deadline_ns);
+	if (status == DDP_OK)
+		status = ddp_socket_read(port->fd, &verdict, sizeof(verdict), deadline_ns);
+	if (status != DDP_OK)
+		return ddp_fail_context(status, "rank 0 at %s did not end the handshake", where);
+	if (ddp_verdict_is_refusal(&verdict))
+		return refused(where);
+	if (ddp_verdict_check(search->key, &hello, &verdict) != DDP_OK)
+		return ddp_fail(DDP_ERR_AUTH, "what answers at %s does not hold this step's key: it is not "
+		                "rank 0 of this step", where);
+	verdict.host[sizeof(verdict.host) - 1] = '\0';
+	snprintf(search->found->host, sizeof(search->found->host), "%s", verdict.host);
+	return DDP_OK;
+}
+
+static ddp_status shake_hands(struct search *search, int index)
+{
+	struct port *port = &search->port[index];
+	char where[DDP_WHERE_MAX];
+	ddp_status status = prove_both(search, port, where_is(search, index, where));
+
+	if (status == DDP_OK) {
+		search->found->fd = port->fd;
+		port->fd = -1;
+		return DDP_OK;
+	}
+	leave(port);
+	if (status == DDP_ERR_PEER || status == DDP_ERR_TIMEOUT)
+		return go_on(search, index);
+	if (status != DDP_ERR_AUTH)
+		return status;
+	if (search->refused_ns == 0)
+		search->refused_ns = ddp_now_ns();
+	snprintf(search->refusal, sizeof(search->refusal), "%s", ddp_last_error());
+	return go_on_beside_foreign(search, index);
+}
+
+static ddp_status hear_greeting(struct search *search, int index)
+{
+	struct port *port = &search->port[index];
+	char where[DDP_WHERE_MAX];
+	const ssize_t got = recv(port->fd, (char *)&port->challenge + port->got,
+	                         sizeof(port->challenge) - port->got, 0);
+
+	if (got < 0 && (errno == EAGAIN || errno == EINTR))
+		return DDP_ERR_PEER;
+	if (got <= 0) {
+		if (got < 0)
+			ddp_fail_errno(DDP_ERR_PEER, errno, "the connection to %s broke", where_is(search, index, where));
+		else
+			ddp_fail(DDP_ERR_PEER, "what listens at %s closed the connection without a greeting",
+			         where_is(search, index, where));
+		leave(port);
+		return go_on(search, index);
+	}
+	port->got += (size_t)got;
+	if (!ddp_challenge_may_be_ours(&port->challenge, port->got)) {
+		leave(port);
+		ddp_fail(DDP_ERR_AUTH, "what answers at %s is not rank 0 of a libddp job: another program "
+		         "holds the port", where_is(search, index, where));
+		return go_on_beside_foreign(search, index);
+	}
+	return port->got == sizeof(port->challenge) ? shake_hands(search, index) : DDP_ERR_PEER;
+}
+
+static ddp_status came_to(struct search *search, int index)
+{
+	struct port *port = &search->port[index];
+
+	port->connected = true;
+	port->since_ns = ddp_now_ns();
+	if (!search->rendezvous->same_user || ddp_socket_is_same_user(port->fd))
+		return DDP_ERR_PEER;
+	return ddp_fail(DDP_ERR_AUTH, "%s belongs to another user's process", search->rendezvous->where);
+}
+
+static void not_connected(struct search *search, int index, int error)
+{
+	char where[DDP_WHERE_MAX];
+
+	ddp_fail_errno(DDP_ERR_PEER, error, "cannot connect to rank 0 at %s", where_is(search, index, where));
+	go_on(search, index);
+}
+
+/* Begins to connect at the port's present address, or at those behind it. */
+static ddp_status connect_on(struct search *search, int index)
+{
+	struct port *port = &search->port[index];
+
+	for (; port->address < search->rendezvous->count; port->address++) {
+		int error;
+		ddp_status status = ddp_rendezvous_connect(search->rendezvous, index, port->address,
+		                                           &port->fd, &error);
+		if (status != DDP_OK)
+			return status;
+		if (error == 0)
+			return came_to(search, index);
+		if (error == EINPROGRESS) {
+			port->since_ns = ddp_now_ns();
+			return DDP_ERR_PEER;
+		}
+		not_connected(search, index, error);
+	}
+	return DDP_ERR_PEER;
+}
+
+static ddp_status connect_elsewhere(struct search *search, int index, int error)
+{
+	struct port *port = &search->port[index];
+
+	leave(port);
+	not_connected(search, index, error);
+	port->address++;
+	return connect_on(search, index);
+}
+
+/* All these return DDP_ERR_PEER for "go on" and DDP_OK once rank 0 is found. */
+static ddp_status attend(struct search *search, int index)
+{
+	struct port *port = &search->port[index];
+
+	if (port->connected)
+		return hear_greeting(search, index);
+	const int error = ddp_rendezvous_connected(port->fd);
+	return error == 0 ? came_to(search, index) : connect_elsewhere(search, index, error);
+}
+
+/* Of the ports behind the first one, only rank 0's own choice is open. They count where the
+   first one is another program's. */
+static bool is_wanted(const struct search *search, int index)
+{
+	const struct port *first = &search->port[0];
+
+	return index == 0 || first->foreign || search->round % ALL_PORTS_EACH == ALL_PORTS_EACH - 1 ||
+	       (first->connected && ddp_now_ns() - first->since_ns > silence_ns);
+}
+
+static ddp_status begin_round(struct search *search)
+{
+	ddp_status status = DDP_ERR_PEER;
+
+	for (int i = 0; i < search->rendezvous->ports.count && status == DDP_ERR_PEER; i++) {
+		struct port *port = &search->port[i];
+		if (port->fd >= 0 && !port->connected && ddp_now_ns() - port->since_ns > connect_timeout_ns) {
+			status = connect_elsewhere(search, i, ETIMEDOUT);
+		} else if (port->fd < 0 && is_wanted(search, i)) {
+			port->address = 0;
+			status = connect_on(search, i);
+		}
+	}
+	search->round++;
+	return status;
+}
+
+/* The index of a port of which poll() tells something by then, or -1. */
+static int wait_for_news(const struct search *search, uint64_t until_ns)
+{
+	struct pollfd ready[DDP_RENDEZVOUS_PORTS];
+	const int count = search->rendezvous->ports.count;
+
+	for (int i = 0; i < count; i++)
+		ready[i] = (struct pollfd){ .fd = search->port[i].fd,
+		                            .events = search->port[i].connected ? POLLIN : POLLOUT };
+	if (poll(ready, (nfds_t)count, ddp_poll_ms(until_ns, 1000)) <= 0)
+		return -1;
+	for (int i = 0; i < count; i++)
+		if (ready[i].revents != 0)
+			return i;
+	return -1;
+}
+
+static ddp_status search_round(struct search *search, uint64_t pause_ns)
+{
+	uint64_t until_ns = ddp_now_ns() + pause_ns;
+	ddp_status status = begin_round(search);
+
+	if (until_ns > search->deadline_ns)
+		until_ns = search->deadline_ns;
+	while (status == DDP_ERR_PEER && ddp_now_ns() < until_ns) {
+		const int index = wait_for_news(search, until_ns);
+		if (index >= 0)
+			status = attend(search, index);
+	}
+	if (status == DDP_ERR_PEER && search->refused_ns != 0 &&
+	    ddp_now_ns() - search->refused_ns > refusals_ns)
+		return ddp_fail(DDP_ERR_AUTH, "%s", search->refusal);
+	return status;
+}
+
+/* A connection of just now may yet be closed, as those before it were. */
+static bool is_silent(const struct search *search)
+{
+	const struct port *first = &search->port[0];
+
+	return first->connected && (search->reason[0] == '\0' || ddp_now_ns() - first->since_ns > silence_ns);
+}
+
+static ddp_status not_found(struct search *search)
+{
+	const ddp_rendezvous *rendezvous = search->rendezvous;
+	const struct port *first = &search->port[0];
+	char own[64] = "", where[DDP_WHERE_MAX];
+	bool answered = false;
+
+	for (int i = 0; i < rendezvous->ports.count; i++)
+		answered |= search->port[i].foreign;
+	if (first->fd >= 0 && !first->connected)
+		not_connected(search, 0, ETIMEDOUT);
+	if (rendezvous->ports.count > 1)
+		snprintf(own, sizeof(own), " (or to %d, %d, ...)", rendezvous->ports.port[1],
+		         rendezvous->ports.port[2]);
+	return ddp_fail(answered ? DDP_ERR_AUTH : DDP_ERR_TIMEOUT, "rank %d on %s: rank 0 did not come to "
+	                "%s%s within %.1f s: %s; %s",
+	                search->job->rank, search->job->hostname, where_is(search, 0, where), own,
+	                ddp_seconds_since(search->start_ns),
+	                is_silent(search) && !answered ? "what listens there says nothing" : search->reason,
+	                rendezvous->addresses[0].ss_family == AF_UNIX
+	                ? "did rank 0 call ddp_init() as often as this rank? Each ddp_init() is one of all ranks"
+	                : "did rank 0 start, and does a firewall stand between?");
+}
+
+ddp_status ddp_star_search(const ddp_job *job, const ddp_key *key, const ddp_rendezvous *rendezvous,
+                           uint64_t deadline_ns, ddp_centre_found *found)
+{
+	struct search search = { .rendezvous = rendezvous, .job = job, .key = key, .found = found,
+	                         .start_ns = ddp_now_ns(), .deadline_ns = deadline_ns };
+	uint64_t pause_ns = first_pause_ns;
+	ddp_status status;
+
+	for (int i = 0; i < DDP_RENDEZVOUS_PORTS; i++)
+		search.port[i].fd = -1;
+	while ((status = search_round(&search, pause_ns)) == DDP_ERR_PEER && ddp_now_ns() < deadline_ns)
+		pause_ns = pause_ns * 2 < longest_pause_ns ? pause_ns * 2 : longest_pause_ns;
+	if (status == DDP_ERR_PEER)
+		status = not_found(&search);
+	for (int i = 0; i < rendezvous->ports.count; i++)
+		if (search.port[i].fd >= 0)
+			close(search.port[i].fd);
+	return status;
+}
