@@ -27,7 +27,9 @@ set -- $programs
 echo "1..$#"
 for program; do
 	number=$((number + 1))
-	if CMOCKA_MESSAGE_OUTPUT=STDOUT LOCPATH=$work LD_PRELOAD=$work/german.so "tests/$program" >"$work/log" 2>&1; then
+	if [ ! -x "tests/$program" ]; then
+		echo "ok $number - $program # SKIP it is not built here"
+	elif CMOCKA_MESSAGE_OUTPUT=STDOUT LOCPATH=$work LD_PRELOAD=$work/german.so "tests/$program" >"$work/log" 2>&1; then
 		echo "ok $number - $program"
 	else
 		echo "not ok $number - $program"
