@@ -32,6 +32,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/stall_watch.c spank/failure/stall_watch.h \
 	spank/failure/voice.c spank/failure/voice.h \
 	spank/failure/witness.c spank/failure/witness.h \
+	spank/contained.c spank/contained.h \
 	spank/pause.c spank/pause.h spank/worker.c spank/worker.h \
 	spank/failure/journal.c spank/failure/journal.h \
 	spank/failure/presence.c spank/failure/presence.h \

@@ -23,6 +23,7 @@ SPANK_PLUGIN(spank_ddp, 1)
 #pragma GCC visibility pop
 
 #include "spank/ask.h"
+#include "spank/contained.h"
 #include "spank/failure/supervise.h"
 #include "spank/launch/prepare.h"
 #include "spank/launch/table.h"
@@ -104,6 +105,8 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 		return look_at_line(spank, ac, argv);
 	if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE)
 		return 0;
+	if (context == S_CTX_REMOTE)
+		contained_note_slurmstepd();
 	/* Both lines would have one state, and the second one's callbacks find what the first's left. */
 	if (++lines_of_plugstack > 1) {
 		error_set(&plugin.error, "plugstack.conf names spank_ddp.so %d times, by itself or by files that "

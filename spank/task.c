@@ -219,7 +219,7 @@ static void leave_step(spank_t spank)
 }
 
 /* In the witness. */
-static bool look_for_stall(void *watch, bool asked_to_stop)
+static int look_for_stall(void *watch, bool asked_to_stop)
 {
 	return stall_watch_look(watch, asked_to_stop, ddp_now_ns());
 }

@@ -286,6 +286,7 @@ check_PROGRAMS += \
 	tests/unit/test_sampler \
 	tests/unit/test_spank_blame \
 	tests/unit/test_spank_check \
+	tests/unit/test_spank_ends \
 	tests/unit/test_spank_gpu \
 	tests/unit/test_spank_identity \
 	tests/unit/test_spank_judge \

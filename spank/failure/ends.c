@@ -8,13 +8,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "spank/contained.h"
 #include "spank/failure/timeline.h"
 #include "spank/worker.h"
 
 enum {
-	LOOK_MS = 50,  /* how often, where the kernel gives no descriptor of a process */
+	LOOK_MS = 50,       /* how often, where the kernel gives no descriptor of a process, */
+	LOOK_MAX_MS = 1000, /* and how often in the end, if nothing happens */
 	STATUS_MS = 2, /* how often Slurm is asked for the status of a task that it has just reaped, */
-	STATUS_LOOKS = 500, /* and after that many times as often as LOOK_MS says */
+	STATUS_LOOKS = 500, /* and after that many times as seldom as if it still ran */
 };
 
 static struct {
@@ -26,6 +28,7 @@ static struct {
 	int wake;
 	struct pollfd *ready; /* by local task, of which the last is `wake` */
 	int asked;            /* how often for the status of a task that is gone */
+	int look_ms;          /* of LOOK_MS */
 } ends = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 static int open_process(pid_t pid)
@@ -50,8 +53,16 @@ static void take(const struct node_task *task)
 {
 	enum end_delay delay = node_take_end(ends.node, task);
 
+	ends.look_ms = LOOK_MS;
 	if (delay != DELAY_NEVER)
 		ends.act(delay);
+}
+
+int ends_next_look_ms(int look_ms)
+{
+	int next_ms = look_ms + look_ms / 8;
+
+	return next_ms < LOOK_MAX_MS ? next_ms : LOOK_MAX_MS;
 }
 
 /* Takes what has ended, and tells after how long to look again; -1: when a descriptor is ready. */
@@ -69,7 +80,7 @@ static int take_ended(void)
 			continue;
 		}
 		forget_process(i);
-		/* Of what failed before the program Slurm's own callback knows more. */
+		/* Slurm's own callback knows more of a task that failed before its program began. */
 		if (supervise->pids[i] == 0 || atomic_load(&shared->start_ns) == 0)
 			continue;
 		if (state == TASK_ENDED)
@@ -79,7 +90,10 @@ static int take_ended(void)
 	ends.asked = any_gone ? ends.asked + 1 : 0;
 	if (any_gone && ends.asked < STATUS_LOOKS)
 		return STATUS_MS;
-	return all_watched && !any_gone ? -1 : LOOK_MS;
+	if (all_watched && !any_gone)
+		return -1;
+	ends.look_ms = ends_next_look_ms(ends.look_ms);
+	return ends.look_ms;
 }
 
 /* Of two times to wait, of which -1 is for ever. */
@@ -121,7 +135,9 @@ void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool threa
 	ends.node = node;
 	ends.act = act;
 	ends.asked = 0;
-	ends.ready = thread ? calloc(node->supervise.local_tasks + 1, sizeof(*ends.ready)) : NULL;
+	ends.look_ms = LOOK_MS;
+	/* A contained thread would end with its callback, and could hold the lock then. */
+	ends.ready = thread && !contained_here() ? calloc(node->supervise.local_tasks + 1, sizeof(*ends.ready)) : NULL;
 	if (ends.ready == NULL)
 		return;
 	ends.wake = eventfd(0, EFD_CLOEXEC);

@@ -13,8 +13,13 @@
 #include "spank/failure/node.h"
 
 /* All of the node's tasks were forked. `act` is called with what node_take_end() gives, unless
-   that is DELAY_NEVER. Without `thread`, or if there can be none, ends_take() alone learns of ends. */
+   that is DELAY_NEVER. Without `thread`, or if there can be none (see contained.h), ends_take() alone
+   learns of ends. */
 void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool thread);
+
+/* Where the thread has to look at tasks, how long after a look that found nothing new the next one
+   comes, given that time before the look. */
+int ends_next_look_ms(int look_ms);
 
 /* Slurm's own word on a task that has ended; returns once srun knows of it. True: it was the
    last one, and the thread has ended. */

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "spank/ask.h"
+#include "spank/contained.h"
 #include "spank/failure/timeline.h"
 #include "spank/pause.h"
 #include "spank/worker.h"
@@ -19,7 +20,7 @@ enum { POLL_MS = 20 };
 static struct {
 	struct kill_alone request;
 	struct worker worker;
-	bool running;
+	bool running, asked;
 	atomic_bool tasks_ended;
 } alone;
 
@@ -81,10 +82,16 @@ static void ask(void)
 
 void kill_start_alone(const struct kill_alone *request)
 {
-	if (alone.running)
+	/* A contained thread would end with its callback, which keeps Slurm from reaping tasks: it asks
+	   itself, where that is due soon. */
+	if (alone.asked || (contained_here() && request->with_tasks))
 		return;
 	alone.request = *request;
-	alone.running = worker_start(&alone.worker, ask);
+	if (contained_here())
+		ask();
+	else
+		alone.running = worker_start(&alone.worker, ask);
+	alone.asked = alone.running || contained_here();
 }
 
 void kill_finish_alone(void)

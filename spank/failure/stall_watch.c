@@ -30,7 +30,10 @@ bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervi
 	void *pages, *ranks;
 
 	*watch = (struct stall_watch){ .shared = supervise->shared, .opened_ns = ddp_now_ns(), .count = supervise->local_tasks,
-		                       .seconds = seconds, .address = supervise->shared->srun_address };
+		                       .seconds = seconds, .period_ms = stall_watch_period_ms(seconds), .address = supervise->shared->srun_address };
+	if (supervise->contained)
+		return error_set(error, "stall=: SlurmdParameters=contain_spank of slurm.conf keeps this node from "
+		                 "watching its ranks' progress: the administrator should remove it, or stall= be left out");
 	if (supervise->progress_fd < 0)
 		return error_set(error, "stall=: this node has no memory for its ranks' progress");
 	pages = mmap(NULL, count * DDP_PROGRESS_BYTES, PROT_READ, MAP_SHARED, supervise->progress_fd, 0);
@@ -114,7 +117,7 @@ static bool tell(const struct stall_watch *watch, const struct stall_note *note)
 /* A step that is suspended stops the witness with its ranks. */
 static void forget_pause(struct stall_watch *watch, uint64_t now_ns)
 {
-	uint64_t period_ns = (uint64_t)stall_watch_period_ms(watch->seconds) * 1000000;
+	uint64_t period_ns = (uint64_t)watch->period_ms * 1000000;
 	uint64_t since_ns = watch->looked_ns != 0 ? now_ns - watch->looked_ns : 0;
 
 	if (since_ns > 2 * period_ns)
@@ -122,7 +125,22 @@ static void forget_pause(struct stall_watch *watch, uint64_t now_ns)
 	watch->looked_ns = now_ns;
 }
 
-bool stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
+/* A rank that comes late is waited for long, so that its end may be noticed later. */
+static int next_look_ms(const struct stall_watch *watch, uint64_t now_ns)
+{
+	enum { SHARE = 16 };
+	uint64_t age_ms = (now_ns - watch->opened_ns) / 1000000, next_ms = age_ms / SHARE;
+
+	if (watch->seconds > 0)
+		return stall_watch_period_ms(watch->seconds);
+	if (watch->started || age_ms >= STALL_START_SECONDS * 1000ull)
+		return 0;
+	if (next_ms < STALL_START_MS)
+		return STALL_START_MS;
+	return next_ms < STALL_START_MAX_MS ? (int)next_ms : STALL_START_MAX_MS;
+}
+
+int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 {
 	char name[HOST_NAME_MAX_BYTES];
 	struct stall_note note;
@@ -140,8 +158,8 @@ bool stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 		watch->told = note.stalled;
 		watch->unanswered = !tell(watch, &note);
 	}
-	return watch->seconds > 0 || (!watch->started && now_ns - watch->opened_ns <
-	                              STALL_START_SECONDS * 1000000000ull);
+	watch->period_ms = next_look_ms(watch, now_ns);
+	return watch->period_ms;
 }
 
 void stall_tell_end(const struct supervise *supervise, const struct relay *relay)

@@ -19,6 +19,7 @@ struct stall_watch {
 	struct stall_rank *ranks;   /* by local task */
 	uint32_t count, seconds;
 	uint64_t opened_ns, looked_ns; /* 0: not yet */
+	int period_ms;              /* from the last look to the next one */
 	bool started;               /* none of its ranks waits in ddp_init() any more */
 	bool told;                  /* srun was told that the node stalls, */
 	bool unanswered;            /* but may not have heard it, or not that it goes on */
@@ -26,12 +27,13 @@ struct stall_watch {
 	const char *address;        /* of srun; numeric */
 };
 
-/* Looks come this far apart: a stall is noticed that much later at most. */
+/* Looks for stall=`seconds` come this far apart: a stall is noticed that much later at most. */
 int stall_watch_period_ms(uint32_t seconds);
 
-/* So often a node looks whether its ranks wait in ddp_init() for one that has ended, until they
-   are past it or have not come to it for so many seconds. */
-enum { STALL_START_MS = 500, STALL_START_SECONDS = 600 };
+/* With 0 seconds a node looks whether its ranks wait in ddp_init() for one that has ended. It does so
+   until they are past it, or have not come to it for STALL_START_SECONDS: a program without libddp
+   never does. The looks come further and further apart. */
+enum { STALL_START_MS = 500, STALL_START_MAX_MS = 10000, STALL_START_SECONDS = 600 };
 
 /*
  * Maps what a look needs, so that a process may close the progress file afterwards.
@@ -40,9 +42,9 @@ enum { STALL_START_MS = 500, STALL_START_SECONDS = 600 };
 bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervise, uint32_t seconds,
                       struct error *error);
 
-/* `stopping`: Slurm has asked the step to stop, so that it no longer stalls. False: no more looks
-   are needed. */
-bool stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns);
+/* `stopping`: Slurm has asked the step to stop, so that it no longer stalls. Gives the time until the
+   next look; 0: no more looks are needed. */
+int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns);
 
 /* In slurmstepd, when the node's tasks have ended, and the witness is gone: only srun
    knows whether others wait for one of them. */

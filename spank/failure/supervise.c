@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/contained.h"
 #include "spank/failure/judge.h"
 #include "spank/failure/stall.h"
 #include "spank/failure/timeline.h"
@@ -69,7 +71,9 @@ bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t ow
 	supervise->local_tasks = local_tasks;
 	for (uint32_t i = 0; i < local_tasks; i++)
 		supervise->shared->task[i].rank = UINT32_MAX;
-	supervise->progress_fd = make_progress_file(local_tasks, owner);
+	supervise->contained = contained_here();
+	if (!supervise->contained)
+		supervise->progress_fd = make_progress_file(local_tasks, owner);
 	return true;
 }
 
@@ -159,6 +163,22 @@ static int status_of(const siginfo_t *info)
 	return info->si_status | (info->si_code == CLD_DUMPED ? WCOREFLAG : 0);
 }
 
+/* The task was reaped. */
+static enum task_state ask_slurm(const struct supervise *supervise, uint32_t local_task, int *wait_status)
+{
+	return supervise->ask != NULL && supervise->ask(local_task, wait_status) ? TASK_ENDED : TASK_GONE;
+}
+
+/* A task that has ended counts as running until it is reaped: nobody but its parent can tell how it
+   has ended. */
+static enum task_state state_from_outside(const struct supervise *supervise, uint32_t local_task,
+                                          int *wait_status)
+{
+	if (kill(supervise->pids[local_task], 0) == 0 || errno != ESRCH)
+		return TASK_RUNS;
+	return ask_slurm(supervise, local_task, wait_status);
+}
+
 enum task_state supervise_state(const struct supervise *supervise, uint32_t local_task, int *wait_status)
 {
 	const struct task_reaped *reaped = &supervise->reaped[local_task];
@@ -170,8 +190,10 @@ enum task_state supervise_state(const struct supervise *supervise, uint32_t loca
 	}
 	if (supervise->pids[local_task] == 0)
 		return TASK_RUNS;
+	if (contained_here())
+		return state_from_outside(supervise, local_task, wait_status);
 	if (waitid(P_PID, (id_t)supervise->pids[local_task], &info, WEXITED | WNOHANG | WNOWAIT) != 0)
-		return supervise->ask != NULL && supervise->ask(local_task, wait_status) ? TASK_ENDED : TASK_GONE;
+		return ask_slurm(supervise, local_task, wait_status);
 	if (info.si_pid == 0)
 		return TASK_RUNS;
 	*wait_status = status_of(&info);

@@ -51,6 +51,7 @@ struct supervise {
 	/* How a task has ended that Slurm has just reaped. NULL, or false: not known. */
 	bool (*ask)(uint32_t local_task, int *wait_status);
 	int progress_fd;   /* -1: none */
+	bool contained;    /* there is none, as its descriptor would be gone before the tasks */
 	bool any_failed;   /* a task failed on its own account, and was reaped */
 	bool any_other_end; /* a task ended otherwise than by SIGKILL, and was reaped */
 };
@@ -58,7 +59,7 @@ struct supervise {
 /*
  * Called before the tasks are forked. The progress file is inherited by the
  * tasks, is `owner`'s, who runs them, sealed in size, and held at a number out of scripts' way.
- * Without memory for it there is none, and the report says less.
+ * Without memory for it, or in a contained callback, there is none, and the report says less.
  */
 bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t owner,
                      struct error *error);

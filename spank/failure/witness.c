@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/contained.h"
 #include "spank/failure/timeline.h"
 #include "spank/pause.h"
 
@@ -120,9 +121,8 @@ static void watch(struct witness *witness, const struct witness_words *words, pi
 		/* The ranks stop by it: Slurm sends it 2 s before the SIGSTOP with which it
 		   suspends a step, and that stops the witness, too. */
 		suspended = number == SIGTSTP || (suspended && number != SIGCONT);
-		if (look_ms > 0 && !suspended &&
-		    !words->look(words->about, atomic_load(&witness->asked_to_stop)))
-			look_ms = 0;
+		if (look_ms > 0 && !suspended)
+			look_ms = words->look(words->about, atomic_load(&witness->asked_to_stop));
 	}
 	tell_of_slurmstepd(words, tasks);
 }
@@ -162,6 +162,8 @@ bool witness_was_killed(const struct witness *witness)
 	pid_t pid = atomic_load(&witness->pid);
 	siginfo_t info = { .si_pid = 0 };
 
+	if (pid > 0 && contained_here())
+		return contained_sees_end(pid);
 	/* slurmstepd may have reaped it among the tasks. */
 	return pid > 0 && (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 ||
 	                   info.si_pid != 0);
@@ -254,4 +256,7 @@ void witness_end(struct witness *witness)
 		kill(pid, SIGKILL);
 	if (pid > 0)
 		waitpid(pid, NULL, 0);
+	/* Its parent reaps it, at the latest by its own end. */
+	for (int look = 0; pid > 0 && contained_here() && !contained_sees_end(pid) && look < LOOKS_MAX; look++)
+		pause_ms(1);
 }

@@ -36,10 +36,10 @@ struct witness_words {
 	const char *text;
 	bool kill_tasks;     /* then end the node's tasks, too: nobody else can */
 	bool stay_in_group;  /* Slurm finds the step's processes by their process group */
-	int look_ms;         /* how often it calls look(), unless the step is
+	int look_ms;         /* how long before it first calls look(), unless the step is
 	                        suspended; 0: never */
-	/* False: never again. */
-	bool (*look)(void *about, bool asked_to_stop);
+	/* Gives the time until the next call; 0: never again. */
+	int (*look)(void *about, bool asked_to_stop);
 	void *about;
 };
 

@@ -128,7 +128,7 @@ static void task_that_somebody_kills_is_a_failure_none_the_less(void **state)
 }
 
 /* In the witness: of one node more there is one rank. */
-static bool tell_that_it_goes_on(void *relay, bool asked_to_stop)
+static int tell_that_it_goes_on(void *relay, bool asked_to_stop)
 {
 	const struct stall_note note = { .ranks = TASKS, .world_size = TASKS + 1 };
 	unsigned char bytes[STALL_NOTE_BYTES];
@@ -136,7 +136,7 @@ static bool tell_that_it_goes_on(void *relay, bool asked_to_stop)
 	(void)asked_to_stop;
 	stall_pack(&note, bytes);
 	relay_tell(relay, "127.0.0.1", &(struct relay_news){ .text = "", .stall = bytes });
-	return true;
+	return 1;
 }
 
 static void end_of_a_node_is_the_last_that_srun_hears_of_it(void **state)

@@ -196,6 +196,50 @@ static void what_srun_may_have_heard_is_taken_back(void **state)
 	end_node(&node);
 }
 
+/* A program without libddp never comes to ddp_init(). */
+static void looks_for_the_start_grow_rare_and_end(void **state)
+{
+	struct relay nowhere = { .port = 0 };
+	struct error error;
+	struct fixture node;
+	uint64_t waited_ms = 0;
+	int looks = 0, ms;
+
+	(void)state;
+	begin_node(&node, &nowhere);
+	if (!stall_watch_open(&node.watch, &node.supervise, 0, &error))
+		fail_msg("%s", error.text);
+	node.now_ns = node.watch.opened_ns;
+	do {
+		ms = stall_watch_look(&node.watch, false, node.now_ns);
+		node.now_ns += (uint64_t)ms * 1000000;
+		waited_ms += (uint64_t)ms;
+		/* A wait that begins now is noticed soon, measured by how long the step has run. */
+		assert_true(ms <= STALL_START_MS || (uint64_t)ms * 8 <= waited_ms);
+		looks++;
+	} while (ms > 0 && looks < 2000);
+	assert_true(waited_ms >= STALL_START_SECONDS * 1000ull);
+	assert_in_range(looks, 10, 150);
+	end_node(&node);
+}
+
+static void looks_for_the_start_end_with_it(void **state)
+{
+	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .phase = DDP_PHASE_FORWARD };
+	struct relay nowhere = { .port = 0 };
+	struct error error;
+	struct fixture node;
+
+	(void)state;
+	begin_node(&node, &nowhere);
+	if (!stall_watch_open(&node.watch, &node.supervise, 0, &error))
+		fail_msg("%s", error.text);
+	assert_int_equal(stall_watch_look(&node.watch, false, node.watch.opened_ns), STALL_START_MS);
+	write_page(&node, &page);
+	assert_int_equal(stall_watch_look(&node.watch, false, node.watch.opened_ns + SECOND), 0);
+	end_node(&node);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -203,6 +247,8 @@ int main(void)
 		cmocka_unit_test(steps_that_pause_or_stop_do_not_stall),
 		cmocka_unit_test(what_srun_has_not_got_is_told_again),
 		cmocka_unit_test(what_srun_may_have_heard_is_taken_back),
+		cmocka_unit_test(looks_for_the_start_grow_rare_and_end),
+		cmocka_unit_test(looks_for_the_start_end_with_it),
 	};
 
 	return cmocka_run_group_tests_name("spank_stall_watch", tests, NULL, NULL);

@@ -219,11 +219,11 @@ static void end_of_the_witness_is_told(void **state)
 
 static struct { atomic_int looks; atomic_bool asked_to_stop; } *looked;
 
-static bool look(void *about, bool asked_to_stop)
+static int look(void *about, bool asked_to_stop)
 {
 	atomic_store(&looked->asked_to_stop, asked_to_stop);
 	atomic_fetch_add(&looked->looks, about == looked);
-	return true;
+	return 5;
 }
 
 /* Whether looks come, or no more; for up to 10 s. */

@@ -1,0 +1,332 @@
+/* spank/ends and spank/contained: how slurmstepd learns of its tasks' ends, also where Slurm calls back
+   in a child that shares its memory and nothing else (SlurmdParameters=contain_spank). */
+#include <errno.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "spank/contained.h"
+#include "spank/failure/ends.h"
+#include "spank/failure/stall.h"
+#include "spank/failure/witness.h"
+
+enum { TASKS = 2, OTHERS = 8, STACK_BYTES = 1 << 20, LIMIT_SECONDS = 30 };
+
+static struct node node;
+static int times_said, answer, asked_task;
+static char said[RELAY_TEXT_MAX + 1];
+
+static void say(const char *text)
+{
+	times_said++;
+	snprintf(said, sizeof(said), "%s", text);
+}
+
+static void act(enum end_delay delay)
+{
+	answer = (int)delay;
+}
+
+static int run_and_end(void *work)
+{
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	(*(void (**)(void))work)();
+	_exit(0);
+}
+
+/* As slurmstepd does, which waits meanwhile. */
+static void call_contained(void (*work)(void))
+{
+	char *stack = malloc(STACK_BYTES);
+	int status = -1;
+	pid_t pid;
+
+	assert_non_null(stack);
+	pid = clone(run_and_end, stack + STACK_BYTES, CLONE_VM | SIGCHLD, &work);
+	assert_true(pid > 0);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	free(stack);
+}
+
+static bool started;
+
+static void begin(void)
+{
+	struct error ignored;
+
+	started = supervise_start(&node.supervise, TASKS, geteuid(), &ignored);
+}
+
+static void watch(void)
+{
+	ends_watch(&node, act, true);
+}
+
+/* A task that has become the user's program, and waits to be killed. */
+static void fork_tasks(void)
+{
+	for (uint32_t i = 0; i < TASKS; i++) {
+		pid_t pid = fork();
+		assert_true(pid >= 0);
+		if (pid == 0) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			/* cmocka goes on after it. */
+			signal(SIGSEGV, SIG_DFL);
+			for (;;)
+				pause();
+		}
+		node.supervise.shared->task[i].rank = i;
+		atomic_store(&node.supervise.shared->task[i].start_ns, 1);
+		supervise_forked(&node.supervise, i, pid);
+	}
+	node.supervise.shared->world_size = TASKS;
+	strcpy(node.supervise.shared->node, "n0");
+}
+
+static void kill_and_reap(uint32_t local_task, int number)
+{
+	kill(node.supervise.pids[local_task], number);
+	assert_int_equal(waitpid(node.supervise.pids[local_task], NULL, 0), node.supervise.pids[local_task]);
+}
+
+static void make_witness(void)
+{
+	const struct witness_words words = { .address = "", .text = "" };
+	pid_t pid = fork();
+
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		witness_make(&node.supervise.shared->witness, &words);
+		_exit(0);
+	}
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
+	assert_true(node.supervise.shared->witness.pid > 0);
+}
+
+static void start(void)
+{
+	/* A callback that hangs hangs slurmstepd. */
+	alarm(LIMIT_SECONDS);
+	node = (struct node){ .kill_on_failure = true, .say = say };
+	times_said = 0;
+	answer = DELAY_NEVER;
+	started = false;
+	contained_note_slurmstepd();
+}
+
+static int status_taken;
+static bool last;
+
+static void take_first(void)
+{
+	last = ends_take(&(struct node_task){ .local_id = 0, .global_id = 0, .wait_status = status_taken });
+}
+
+static void take_second(void)
+{
+	last = ends_take(&(struct node_task){ .local_id = 1, .global_id = 1, .wait_status = status_taken });
+}
+
+/* slurmstepd's own, which get the numbers of what a callback has opened. */
+static void open_others(int others[OTHERS])
+{
+	for (int i = 0; i < OTHERS; i++) {
+		others[i] = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+		assert_true(others[i] >= 0);
+	}
+}
+
+/* Nobody has written to them, nor closed one. */
+static void close_others(const int others[OTHERS])
+{
+	for (int i = 0; i < OTHERS; i++) {
+		uint64_t times;
+		assert_int_equal(read(others[i], &times, sizeof(times)), -1);
+		assert_int_equal(errno, EAGAIN);
+		assert_int_equal(close(others[i]), 0);
+	}
+}
+
+/* One of two tasks crashes, and Slurm calls back once it has reaped it. */
+static void contained_callbacks_learn_of_ends(void **state)
+{
+	int others[OTHERS];
+
+	(void)state;
+	start();
+	call_contained(begin);
+	assert_true(started);
+	/* The file's number is nothing, or another file, once the callback is over. */
+	assert_int_equal(node.supervise.progress_fd, -1);
+	assert_true(node.supervise.contained);
+	fork_tasks();
+	make_witness();
+	call_contained(watch);
+	open_others(others);
+	kill_and_reap(0, SIGSEGV);
+	status_taken = SIGSEGV;
+	call_contained(take_first);
+	assert_false(last);
+	assert_int_equal(times_said, 1);
+	assert_non_null(strstr(said, "rank 0 of 2 on n0"));
+	assert_non_null(strstr(said, "SIGSEGV"));
+	assert_int_equal(answer, DELAY_NONE);
+	kill_and_reap(1, SIGKILL);
+	status_taken = SIGKILL;
+	call_contained(take_second);
+	assert_true(last);
+	assert_int_equal(times_said, 1);
+	/* As at slurmstepd's own end. */
+	assert_true(ends_finish());
+	close_others(others);
+	witness_end(&node.supervise.shared->witness);
+	supervise_end(&node.supervise);
+}
+
+static enum slurm_sent sent;
+static bool witness_killed;
+static enum task_state states[TASKS];
+static struct supervise_ends looked;
+static int wait_status;
+
+static void look(void)
+{
+	sent = witness_sent(&node.supervise.shared->witness);
+	witness_killed = witness_was_killed(&node.supervise.shared->witness);
+	for (uint32_t i = 0; i < TASKS; i++)
+		states[i] = supervise_state(&node.supervise, i, &wait_status);
+	looked = supervise_look(&node.supervise);
+}
+
+static void end_witness(void)
+{
+	witness_end(&node.supervise.shared->witness);
+}
+
+static bool ask(uint32_t local_task, int *status)
+{
+	asked_task = (int)local_task;
+	*status = W_EXITCODE(3, 0);
+	return true;
+}
+
+/* The tasks and the witness are children of slurmstepd, but not of the callback. */
+static void contained_callback_takes_no_running_process_for_ended(void **state)
+{
+	siginfo_t info;
+
+	(void)state;
+	start();
+	begin();
+	assert_true(started && node.supervise.progress_fd >= 0 && !node.supervise.contained);
+	fork_tasks();
+	make_witness();
+	call_contained(look);
+	assert_int_equal(sent, SENT_NOTHING);
+	assert_false(witness_killed);
+	assert_int_equal(states[0], TASK_RUNS);
+	assert_int_equal(states[1], TASK_RUNS);
+	assert_false(looked.all_ended || looked.all_killed);
+	/* Slurm has reaped the first, and tells how it has ended. */
+	node.supervise.ask = ask;
+	asked_task = -1;
+	kill_and_reap(0, SIGKILL);
+	kill(node.supervise.pids[1], SIGKILL);
+	call_contained(look);
+	assert_int_equal(states[0], TASK_ENDED);
+	assert_int_equal(wait_status, W_EXITCODE(3, 0));
+	assert_int_equal(asked_task, 0);
+	/* The second one may have ended, but how is not known. */
+	assert_int_equal(states[1], TASK_RUNS);
+	assert_int_equal(waitpid(node.supervise.pids[1], NULL, 0), node.supervise.pids[1]);
+	kill(node.supervise.shared->witness.pid, SIGKILL);
+	assert_int_equal(waitid(P_PID, (id_t)node.supervise.shared->witness.pid, &info, WEXITED | WNOWAIT), 0);
+	call_contained(look);
+	assert_true(witness_killed);
+	assert_int_equal(sent, SENT_KILL);
+	witness_end(&node.supervise.shared->witness);
+	supervise_end(&node.supervise);
+}
+
+static void contained_callback_ends_the_witness(void **state)
+{
+	siginfo_t info = { .si_pid = 0 };
+
+	(void)state;
+	start();
+	begin();
+	make_witness();
+	call_contained(end_witness);
+	/* It has ended, and its parent may reap it. */
+	assert_int_equal(waitid(P_PID, (id_t)node.supervise.shared->witness.pid, &info, WEXITED | WNOHANG), 0);
+	assert_int_equal(info.si_pid, node.supervise.shared->witness.pid);
+	supervise_end(&node.supervise);
+}
+
+/* Slurm's own word comes late, as behind a TaskEpilog. */
+static void thread_takes_ends_before_slurm_does(void **state)
+{
+	pid_t first;
+
+	(void)state;
+	start();
+	begin();
+	fork_tasks();
+	first = node.supervise.pids[0];
+	watch();
+	kill(first, SIGSEGV);
+	while (atomic_load(&node.supervise.shared->task[0].end) == STALL_NO_END)
+		usleep(1000);
+	assert_int_equal(waitpid(first, NULL, 0), first);
+	status_taken = SIGSEGV;
+	take_first();
+	assert_false(last);
+	assert_int_equal(times_said, 1);
+	kill_and_reap(1, SIGKILL);
+	status_taken = SIGKILL;
+	take_second();
+	assert_true(last);
+	supervise_end(&node.supervise);
+}
+
+/* Where the kernel has no pidfd_open(). */
+static void looks_at_tasks_grow_rare(void **state)
+{
+	int ms = 50, total_ms = 0, looks = 0;
+
+	(void)state;
+	for (; total_ms < 3600 * 1000; looks++) {
+		int next_ms = ends_next_look_ms(ms);
+		assert_true(next_ms >= ms && next_ms <= 1000);
+		ms = next_ms;
+		total_ms += ms;
+	}
+	assert_int_equal(ms, 1000);
+	assert_true(looks < 3700);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(contained_callbacks_learn_of_ends),
+		cmocka_unit_test(contained_callback_takes_no_running_process_for_ended),
+		cmocka_unit_test(contained_callback_ends_the_witness),
+		cmocka_unit_test(thread_takes_ends_before_slurm_does),
+		cmocka_unit_test(looks_at_tasks_grow_rare),
+	};
+
+	return cmocka_run_group_tests_name("spank_ends", tests, NULL, NULL);
+}
