@@ -1522,7 +1522,8 @@ typedef struct ddp_train_options {
 	bool checkpoint_beside;     /* write checkpoints, but for the last, while training goes on:
 	                               see ddp_checkpoint_begin() */
 	/* Evaluation on other data, by an epoch of this loader: */
-	ddp_loader *evaluate_loader; /* with DDP_TAIL_UNEVEN, each sample counts once; NULL: none */
+	ddp_loader *evaluate_loader; /* not the training's; with DDP_TAIL_UNEVEN, each sample
+	                                counts once; NULL: none */
 	ddp_batch_fn evaluate;      /* forward only: adds to *weight and *loss_sum. Samples may be 0 */
 	int64_t evaluate_every;     /* steps; 0: at the end only */
 	ddp_status (*on_evaluate)(void *user, int64_t step, double loss, double weight); /* all ranks,

@@ -39,6 +39,15 @@ const char *ddp_lookup_reason(int error)
 	return reason;
 }
 
+const char *ddp_signal_text(int number)
+{
+	const locale_t before = use_c_locale();
+	const char *text = strsignal(number);
+
+	uselocale(before);
+	return text;
+}
+
 double ddp_read_number(const char *text, char **end)
 {
 	const locale_t before = use_c_locale();

@@ -22,6 +22,9 @@ const char *ddp_reason(int error);
 /* gai_strerror(). */
 const char *ddp_lookup_reason(int error);
 
+/* strsignal(). */
+const char *ddp_signal_text(int number);
+
 /* vsnprintf() and snprintf(). */
 int ddp_format_list(char *text, size_t bytes, const char *format, va_list arguments)
 	__attribute__((format(printf, 3, 0)));

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/options.h"
 #include "base/thread.h"
 #include "context.h"
@@ -497,6 +498,10 @@ ddp_status ddp_loader_seek(ddp_loader *loader, const ddp_loader_state *state)
 		batch = 0;
 		epoch++;
 	}
+	if (batch % loader->accumulate != 0 && loader->rank == 0)
+		ddp_log(DDP_LOG_WARN, "loader: the position (sample %" PRId64 " of epoch %" PRId64 ") is within an update of %d "
+		        "batches: from there on, an update may hold batches of two epochs", state->samples, state->epoch,
+		        loader->accumulate);
 	stop(loader);
 	loader->epoch = epoch;
 	loader->batch = batch;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/c_locale.h"
 #include "base/error.h"
 #include "comm/agree.h"
 #include "reduce/facts.h"
@@ -166,8 +167,8 @@ static void describe(const ddp_slot *slot, char text[PARAM_TEXT])
 	memset(text, 0, PARAM_TEXT);
 	ddp_shape_text(slot->ndim, slot->shape, shape, sizeof(shape));
 	if (slot->grouped)
-		snprintf(group, sizeof(group), ", in a group (factor %g, decay %g%s)", slot->group.learning_rate_factor,
-		         slot->group.weight_decay, slot->group.adamw ? ", adamw" : "");
+		ddp_format(group, sizeof(group), ", in a group (factor %g, decay %g%s)", slot->group.learning_rate_factor,
+		           slot->group.weight_decay, slot->group.adamw ? ", adamw" : "");
 	int used = snprintf(text, PARAM_TEXT, "\"%.100s\" %s%s%s%s", slot->name, shape, kind_text(slot->kind),
 	                    slot->no_decay ? ", without decay" : "", group);
 	if (slot->sparse_rows > 0 && used < PARAM_TEXT)

@@ -55,7 +55,8 @@ static ddp_status check(const struct params *params, const ddp_safetensor *have,
 	if (!ddp_transfer_reads(have))
 		return ddp_fail(DDP_ERR_FORMAT, "%s: tensor %s has dtype %s; F32, F16, BF16 and F64 can be loaded",
 		                params->transfer.file.path, have->name, have->dtype);
-	return ddp_transfer_check_shape(&params->transfer.file, have, want);
+	ddp_status status = ddp_transfer_check_shape(&params->transfer.file, have, want);
+	return status == DDP_OK ? ddp_transfer_check_values(&params->transfer.file, have) : status;
 }
 
 /* Says for each of the model's tensors whether, and from where, it is taken. */

@@ -1,6 +1,8 @@
 #include "state/transfer.h"
 
+#include <float.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,6 +133,36 @@ static const struct type *type_of(const ddp_safetensor *tensor)
 bool ddp_transfer_reads(const ddp_safetensor *tensor)
 {
 	return type_of(tensor) != NULL;
+}
+
+static ddp_status check_part(const ddp_safetensors *file, const ddp_safetensor *have, const double *part,
+                             int64_t first, int64_t count)
+{
+	for (int64_t i = 0; i < count; i++) {
+		if (isfinite(part[i]) && fabs(part[i]) > FLT_MAX)
+			return ddp_fail(DDP_ERR_FORMAT, "%s: tensor %s has the value %g at %" PRId64 ", which is beyond F32 "
+			                "(%g)", file->path, have->name, part[i], first + i, (double)FLT_MAX);
+	}
+	return DDP_OK;
+}
+
+ddp_status ddp_transfer_check_values(const ddp_safetensors *file, const ddp_safetensor *have)
+{
+	const int64_t count = (have->end - have->begin) / (int64_t)sizeof(double);
+	ddp_status status = DDP_OK;
+	double part[PART_ELEMENTS];
+	uint32_t sum = 0;
+
+	if (strcmp(have->dtype, "F64") != 0)
+		return DDP_OK;
+	for (int64_t at = 0; at < count && status == DDP_OK; at += PART_ELEMENTS) {
+		const int64_t some = count - at < PART_ELEMENTS ? count - at : PART_ELEMENTS;
+		status = ddp_safetensors_read_part(file, have, at * (int64_t)sizeof(double), (size_t)some * sizeof(double),
+		                                   part, &sum);
+		if (status == DDP_OK)
+			status = check_part(file, have, part, at, some);
+	}
+	return status;
 }
 
 static ddp_status read_converted(ddp_transfer *transfer, const ddp_safetensor *tensor, const struct type *type,

@@ -40,6 +40,10 @@ bool ddp_transfer_reads(const ddp_safetensor *tensor);
 ddp_status ddp_transfer_check_shape(const ddp_safetensors *file, const ddp_safetensor *have,
                                     const ddp_tensor *want);
 
+/* Rank 0: DDP_ERR_FORMAT, naming the first, if F32 cannot hold a finite value of a file's tensor. Reads
+   tensors of F64 only. */
+ddp_status ddp_transfer_check_values(const ddp_safetensors *file, const ddp_safetensor *have);
+
 /* Moves what is taken. After an error the model is partly another. Collective. */
 ddp_status ddp_transfer_run(ddp_context *context, ddp_transfer *transfer);
 

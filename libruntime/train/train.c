@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/c_locale.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
@@ -107,6 +108,9 @@ static ddp_status check_arguments(const training *loop)
 	    (options->evaluate == NULL && (options->evaluate_every > 0 || options->on_evaluate != NULL)))
 		return ddp_fail(DDP_ERR_INVALID, "training option %s is missing, for an evaluation",
 		                options->evaluate == NULL ? "evaluate" : "evaluate_loader");
+	if (options->evaluate_loader == loop->loader)
+		return ddp_fail(DDP_ERR_INVALID, "training option evaluate_loader is the training's loader, whose place an "
+		                "evaluation would move; make a loader of its own");
 	if (options->rates != NULL && options->schedule != NULL)
 		return ddp_fail(DDP_ERR_INVALID, "training options rates and schedule are two learning rates; give one "
 		                "of them");
@@ -160,7 +164,7 @@ static void pass_signal_on(const training *loop)
 		return;
 	ddp_log(DDP_LOG_INFO, "rank %d: signal %d (%s): all ranks stop after step %lld",
 	        ddp_comm_rank(loop->model->context->world), loop->options->stop_signal,
-	        strsignal(loop->options->stop_signal), (long long)loop->model->steps + 1);
+	        ddp_signal_text(loop->options->stop_signal), (long long)loop->model->steps + 1);
 	ddp_request_stop(loop->model);
 }
 

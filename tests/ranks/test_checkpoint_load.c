@@ -1,4 +1,5 @@
 /* state/checkpoint: loading what does not fit, is broken or takes much memory. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -638,6 +639,13 @@ static void load_params_of_another_program(ddp_context *context)
 		loaded = -1;
 		CHECK(ddp_barrier(context->world) == DDP_OK);
 	}
+	/* F32 would make infinities of such values. */
+	write_together(context, path, "{\"body\":{\"dtype\":\"F64\",\"shape\":[3],\"data_offsets\":[0,24]}}",
+	               (const double[]){ 1, -1e300, INFINITY }, 24);
+	CHECK(ddp_load_params(model, path, &partial, &loaded) == DDP_ERR_FORMAT && loaded == -1);
+	CHECK(says("tensor body has the value -1e+300 at 1, which is beyond F32"));
+	expect_body(model, 1, 2, 3);
+	CHECK(ddp_barrier(context->world) == DDP_OK);
 	ddp_model_free(model);
 }
 

@@ -141,7 +141,7 @@ static int mismatch_body(ddp_context *context, void *user)
 	CHECK(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
 	CHECK(says_alike(context, "parameter 2 is \"c\" [100, 2] on rank 1, and \"c\" [2, 100] on the 2 others;"));
 	memcpy(list, three, sizeof(list));
-	const ddp_param_group group = { .learning_rate_factor = 2 };
+	const ddp_param_group group = { .learning_rate_factor = 0.5 };
 	list[0].kind = odd ? DDP_PARAM_FROZEN : DDP_PARAM_TRAINED;
 	CHECK(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
 	CHECK(says_alike(context, "frozen on rank 1, and \"a\""));
@@ -149,7 +149,7 @@ static int mismatch_body(ddp_context *context, void *user)
 	list[0].group = odd ? &group : NULL;
 	list[0].no_decay = !odd;
 	CHECK(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
-	CHECK(says_alike(context, ", in a group (factor 2, decay 0) on rank 1, and \"a\"") && says(", without decay on the 2 others"));
+	CHECK(says_alike(context, ", in a group (factor 0.5, decay 0) on rank 1, and \"a\"") && says(", without decay on the 2 others"));
 
 	options.weight_decay = odd ? 0.1 : 0.2;
 	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);

@@ -208,6 +208,37 @@ static void accumulation_is_told_once(void **state)
 	ddp_loader_free(loader);
 }
 
+static char logged[512];
+
+static void keep_log(void *user, ddp_log_level level, const char *message)
+{
+	(void)user;
+	(void)level;
+	snprintf(logged, sizeof(logged), "%s", message);
+}
+
+static void position_within_an_update_is_warned_of(void **state)
+{
+	struct numbers numbers = { .broken = -1 };
+
+	(void)state;
+	ddp_set_log(keep_log, NULL, DDP_LOG_WARN);
+	for (int rank = 0; rank < 2; rank++) {
+		ddp_loader *loader = make(&numbers, 64, rank, 2, (ddp_loader_options){ .batch_size = 4, .accumulate = 2 });
+		ddp_loader_state position = ddp_loader_get_state(loader);
+
+		for (int batch = 1; batch <= 2; batch++) {
+			logged[0] = '\0';
+			position.samples = batch * position.global_batch;
+			assert_int_equal(ddp_loader_seek(loader, &position), DDP_OK);
+			assert_true((strstr(logged, "the position (sample 8 of epoch 0) is within an update of 2 batches") != NULL) ==
+			            (batch == 1 && rank == 0));
+		}
+		ddp_loader_free(loader);
+	}
+	ddp_set_log(NULL, NULL, DDP_LOG_ERROR);
+}
+
 static void read_error_comes_with_its_batch_and_stays(void **state)
 {
 	struct numbers numbers = { .broken = 9 };
@@ -536,6 +567,7 @@ int main(void)
 		cmocka_unit_test(worlds_with_the_same_global_batch_see_the_same_samples),
 		cmocka_unit_test(updates_hold_the_same_samples_on_any_number_of_ranks),
 		cmocka_unit_test(accumulation_is_told_once),
+		cmocka_unit_test(position_within_an_update_is_warned_of),
 		cmocka_unit_test(read_error_comes_with_its_batch_and_stays),
 		cmocka_unit_test(program_says_why_it_cannot_read),
 		cmocka_unit_test(seek_continues_as_if_nothing_had_happened),
