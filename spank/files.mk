@@ -20,6 +20,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/srun_options.c spank/failure/srun_options.h \
 	spank/failure/blame.c spank/failure/blame.h \
 	spank/failure/blame_node.c spank/failure/blame_node.h \
+	spank/failure/controller.c spank/failure/controller.h \
 	spank/failure/doing.c spank/failure/doing.h \
 	spank/failure/ends.c spank/failure/ends.h \
 	spank/failure/judge.c spank/failure/judge.h spank/failure/timeline.h \

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/failure/controller.h"
 #include "spank/failure/launched.h"
 #include "spank/failure/presence.h"
 #include "spank/failure/step.h"
@@ -38,6 +39,12 @@ static struct {
 	struct relay_actions actions;
 	struct step step;
 	bool asked; /* about a node */
+	/* News of that node's tasks, until slurmctld tells whether the node has failed. */
+	struct relay_message held;
+	bool holds, held_alone;
+	uint64_t held_ns;
+	bool asks_end; /* whether Slurm is about to end the step: no answer yet */
+	bool ends_step; /* as soon as slurmctld has answered an earlier request */
 	struct worker worker;
 	atomic_int wait_status; /* the step's, for who does not wait for the worker */
 	pid_t process; /* 0: not open */
@@ -62,15 +69,56 @@ static void drop_peer(int index)
 
 /* Asks Slurm about the first node whose tasks it seems to have killed: of a step that was
    cancelled that is one question, not one of each node. A step that outlives nodes may
-   lose several. */
-static bool has_failed_node(const struct relay_news *news)
+   lose several. True: the news are held until slurmctld answers. */
+static bool ask_about_node(const struct relay_message *message, const struct relay_news *news, bool alone)
 {
-	if (server.step.over || server.step.stopping || server.actions.node_failed == NULL ||
+	if (server.step.over || server.step.stopping || server.actions.node_failed == NULL || server.holds ||
 	    news->node[0] == '\0' || !judge_may_be_node(&news->facts) ||
-	    (server.asked && !server.step.policy.outlives_nodes))
+	    (server.asked && !server.step.policy.outlives_nodes) ||
+	    !controller_start(&server.actions, REQUEST_NODE_FAILED, news->node))
 		return false;
-	server.asked = true;
-	return server.actions.node_failed(news->node);
+	server.asked = server.holds = true;
+	server.held = *message;
+	server.held_alone = alone;
+	server.held_ns = ddp_now_ns();
+	return true;
+}
+
+static void take_held(bool node_failed)
+{
+	struct relay_news news = relay_read(&server.held);
+
+	if (!server.holds)
+		return;
+	server.holds = false;
+	news.facts.node_failed = node_failed;
+	step_take(&server.step, &news, server.held_alone, server.held_ns);
+}
+
+/* What waits for its turn. */
+static void start_request(void)
+{
+	if (server.ends_step)
+		server.ends_step = !controller_start(&server.actions, REQUEST_END_STEP, "");
+	else if (server.asks_end)
+		controller_start(&server.actions, REQUEST_SLURM_ENDS_IT, "");
+}
+
+/* Waits so long for slurmctld's answer, if a request is under way. */
+static void hear_controller(int ms)
+{
+	enum controller_request request;
+	bool answer;
+
+	if (!controller_finish(ms, &request, &answer))
+		return;
+	if (request == REQUEST_NODE_FAILED)
+		take_held(answer);
+	if (request == REQUEST_SLURM_ENDS_IT && server.asks_end) {
+		server.asks_end = false;
+		step_answer(&server.step, answer);
+	}
+	start_request();
 }
 
 /* Of a job that ends for a node's failure, Slurm asks all tasks to stop. */
@@ -114,13 +162,12 @@ static void take(const struct relay_message *message, int fd)
 	/* An empty socket has room for it. */
 	if (!alone)
 		send(fd, tag, sizeof(tag), MSG_NOSIGNAL | MSG_DONTWAIT);
-	news.facts.node_failed = news.stall == NULL && has_failed_node(&news);
 	note_presence(&news);
 	if (news.here)
 		return;
 	if (news.stall != NULL)
 		step_take_stall(&server.step, news.stall, ddp_now_ns());
-	else
+	else if (!ask_about_node(message, &news, alone))
 		step_take(&server.step, &news, alone, ddp_now_ns());
 }
 
@@ -170,12 +217,14 @@ static void accept_peers(void)
 /* Until something is due, or for good. */
 static int wait_ms(void)
 {
-	uint64_t now = ddp_now_ns(), due = step_due(&server.step), look = presence_due(&presence, now);
+	uint64_t now = ddp_now_ns(), due = server.asks_end ? UINT64_MAX : step_due(&server.step), look = presence_due(&presence, now);
 
 	if (look < due)
 		due = look;
 	if (server.peer_count > 0 && server.peers[0].deadline_ns < due)
 		due = server.peers[0].deadline_ns;
+	if (controller_has_answer())
+		return 0;
 	if (due == UINT64_MAX)
 		return -1;
 	due = now < due ? (due - now + 999999) / 1000000 : 0;
@@ -187,10 +236,9 @@ static void act(const struct step_action *action)
 	atomic_store(&server.wait_status, server.step.wait_status);
 	if (action->text[0] != '\0')
 		voice_say(server.actions.say, action->text);
-	if (action->kill)
-		server.actions.end_step();
-	if (action->ask)
-		step_answer(&server.step, server.actions.slurm_ends_it());
+	server.ends_step |= action->kill;
+	server.asks_end |= action->ask;
+	start_request();
 }
 
 /* It is in the step's way of ending, so that all else that goes wrong is said no more. */
@@ -249,26 +297,30 @@ static bool is_closing(void)
 
 static void serve(void)
 {
-	static struct pollfd ready[2 + PEERS_MAX];
+	static struct pollfd ready[3 + PEERS_MAX];
 	struct step_action action;
 
 	for (;;) {
 		int peers = server.peer_count, count;
 		ready[0] = (struct pollfd){ .fd = server.wake, .events = POLLIN };
 		ready[1] = (struct pollfd){ .fd = server.listener, .events = POLLIN };
+		ready[2] = (struct pollfd){ .fd = controller_descriptor(), .events = POLLIN };
 		for (int i = 0; i < peers; i++)
-			ready[2 + i] = (struct pollfd){ .fd = server.peers[i].fd, .events = POLLIN };
-		count = poll(ready, (nfds_t)(2 + peers), wait_ms());
+			ready[3 + i] = (struct pollfd){ .fd = server.peers[i].fd, .events = POLLIN };
+		count = poll(ready, (nfds_t)(3 + peers), wait_ms());
 		if (count > 0 && ready[0].revents != 0 && is_closing())
 			break;
+		hear_controller(0);
 		look_for_nodes();
 		if (count >= 0)
-			serve_peers(ready + 2, peers);
+			serve_peers(ready + 3, peers);
 		if (count > 0 && ready[1].revents != 0)
 			accept_peers();
-		while (step_act(&server.step, ddp_now_ns(), &action))
+		while (!server.asks_end && step_act(&server.step, ddp_now_ns(), &action))
 			act(&action);
 	}
+	hear_controller(JOIN_MS / 2);
+	take_held(false);
 	say_lost_node();
 	if (step_finish(&server.step, &action))
 		act(&action);

@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "spank/failure/controller.h"
 #include "spank/failure/relay.h"
 #include "spank/failure/step.h"
 #include "spank/failure/timeline.h"
@@ -462,11 +463,24 @@ static void port_comes_from_the_range(void **state)
 
 static atomic_bool answered;
 
+/* A busy machine takes less, and slurmctld more. */
+enum { ANSWER_MS = 10000 };
+
 /* slurmctld, which does not answer. */
 static void ask_in_vain(void)
 {
 	while (!atomic_load(&answered))
 		usleep(1000);
+}
+
+/* The request outlives srun's relay; the next one is not to find it. */
+static void finish_answer(void)
+{
+	enum controller_request ignored;
+	bool answer;
+
+	atomic_store(&answered, true);
+	assert_true(controller_finish(ANSWER_MS, &ignored, &answer));
 }
 
 /* srun leaves with the right code, though its request for the step's end hangs. */
@@ -485,10 +499,87 @@ static void controller_that_does_not_answer_holds_up_nobody(void **state)
 	assert_true(tell(&relay, "seven", 0, false));
 	while (atomic_load(&times_said) == 0)
 		usleep(1000);
+	/* Other nodes are answered meanwhile: they need not act themselves. */
+	relay.reply_ms = ANSWER_MS;
+	assert_true(tell(&relay, "eight", 0, false));
 	assert_int_equal(relay_close(), 7 << 8);
-	atomic_store(&answered, true);
-	assert_int_equal(relay_close(), 7 << 8);
+	finish_answer();
 	assert_int_equal(relay_close(), 0);
+}
+
+static atomic_int questions;
+
+static bool ask_about_node_in_vain(const char *node)
+{
+	atomic_fetch_add(&questions, 1);
+	ask_in_vain();
+	return strcmp(node, "n1") == 0;
+}
+
+static void tell_killed(const struct relay *relay, const char *text, const char *node)
+{
+	const struct relay_news news = { .text = text, .node = node, .wait_status = SIGKILL,
+		                         .facts = { .end = END_BY_KILL, .sent = SENT_KILL } };
+
+	assert_true(relay_tell(relay, "127.0.0.1", &news));
+}
+
+/* It is asked whether a node has failed, and the other nodes' tasks end meanwhile. */
+static void question_about_a_node_keeps_no_other_waiting(void **state)
+{
+	const struct relay_actions slow = { .say = actions.say, .end_step = actions.end_step,
+		                            .node_failed = ask_about_node_in_vain };
+	const struct step_policy policy = policy_with(0);
+	char spec[RELAY_SPEC_MAX];
+	struct error error;
+	struct relay relay;
+
+	(void)state;
+	atomic_store(&answered, false);
+	atomic_store(&times_said, 0);
+	atomic_store(&times_ended, 0);
+	atomic_store(&questions, 0);
+	assert_true(relay_open(0, 0, &policy, &slow, spec, &error));
+	relay = relay_parse(spec);
+	relay.reply_ms = ANSWER_MS;
+	tell_killed(&relay, "all 2 tasks on n1", "n1");
+	wait_for(&questions, 1);
+	tell_killed(&relay, "all 2 tasks on n2", "n2");
+	/* The case is held until the answer comes. */
+	assert_int_equal(times_said, 0);
+	atomic_store(&answered, true);
+	wait_for(&times_said, 1);
+	wait_for(&times_ended, 1);
+	assert_string_equal(said, "node n1 has failed, says SLURM: all 2 tasks on n1");
+	assert_int_equal(questions, 1);
+	assert_int_equal(relay_close(), SIGKILL);
+}
+
+/* srun ends before the answer: the failure is said without it. */
+static void question_without_an_answer_loses_no_failure(void **state)
+{
+	const struct relay_actions slow = { .say = actions.say, .end_step = actions.end_step,
+		                            .node_failed = ask_about_node_in_vain };
+	const struct relay_news news = { .text = "rank 1", .node = "n1", .wait_status = SIGKILL,
+		                         .facts = { .end = END_BY_KILL, .sent = SENT_UNKNOWN, .lone = true } };
+	const struct step_policy policy = policy_with(0);
+	char spec[RELAY_SPEC_MAX];
+	struct error error;
+	struct relay relay;
+
+	(void)state;
+	atomic_store(&answered, false);
+	atomic_store(&times_said, 0);
+	atomic_store(&questions, 0);
+	assert_true(relay_open(0, 0, &policy, &slow, spec, &error));
+	relay = relay_parse(spec);
+	relay.reply_ms = ANSWER_MS;
+	assert_true(relay_tell(&relay, "127.0.0.1", &news));
+	wait_for(&questions, 1);
+	assert_int_equal(relay_close(), SIGKILL);
+	assert_int_equal(times_said, 1);
+	assert_string_equal(said, "rank 1");
+	finish_answer();
 }
 
 static atomic_int ended;
@@ -587,6 +678,8 @@ int main(void)
 		cmocka_unit_test(no_name_is_resolved),
 		cmocka_unit_test(port_comes_from_the_range),
 		cmocka_unit_test(controller_that_does_not_answer_holds_up_nobody),
+		cmocka_unit_test(question_about_a_node_keeps_no_other_waiting),
+		cmocka_unit_test(question_without_an_answer_loses_no_failure),
 		cmocka_unit_test(reader_that_does_not_read_holds_up_nobody),
 		cmocka_unit_test(worker_takes_no_signal_and_is_waited_for_in_time),
 		cmocka_unit_test(forked_child_of_srun_waits_for_no_thread),
