@@ -21,13 +21,15 @@ enum { BATCHES = 8, BATCHES_BETWEEN_NODES = 2 };
 enum { BATCHES = 40, BATCHES_BETWEEN_NODES = 8 };
 #endif
 
-static void run(int ranks, const int *node_of)
+static void run_with(int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
 {
 	const test_cases cases = { .seed = 1000, .batches = node_of == NULL ? BATCHES : BATCHES_BETWEEN_NODES,
 	                           .most = 200000 };
 
-	assert_int_equal(test_run_world(cases, ranks, node_of, test_run_cases), 0);
+	assert_int_equal(test_run_world(cases, ranks, node_of, body), 0);
 }
+
+static void run(int ranks, const int *node_of) { run_with(ranks, node_of, test_run_cases); }
 
 static void one_rank_agrees_with_the_reference(void **state)
 {
@@ -55,6 +57,18 @@ static void ranks_of_several_nodes_agree_with_the_reference(void **state)
 		run(ranks[i], layouts[i]);
 }
 
+static int run_recursively(ddp_comm *comm, void *cases)
+{
+	static const char recursive[] = "recursive_";
+	ddp_comm_info info;
+
+	if (test_run_cases(comm, cases) != 0)
+		return 1;
+	CHECK_OK(ddp_comm_describe(comm, &info));
+	CHECK(strncmp(info.algorithm, recursive, sizeof(recursive) - 1) == 0);
+	return 0;
+}
+
 /* That would not be chosen for so few nodes. */
 static void recursive_halving_agrees_with_the_reference(void **state)
 {
@@ -62,8 +76,8 @@ static void recursive_halving_agrees_with_the_reference(void **state)
 
 	(void)state;
 	setenv("DDP_ALGORITHM", "recursive_halving,recursive_doubling", 1);
-	run(6, five_nodes);
-	run(8, four_nodes);
+	run_with(6, five_nodes, run_recursively);
+	run_with(8, four_nodes, run_recursively);
 	unsetenv("DDP_ALGORITHM");
 }
 
