@@ -59,6 +59,9 @@ bool stall_step_is_blocked(const struct stall_step *step)
 		const struct stall_note *note = &step->nodes[i].note;
 		if (note->absent > 0 || (note->at_work > 0 && strcmp(note->wait, DDP_PROGRESS_FIRST_EXCHANGE) != 0))
 			return false;
+		/* One that had begun: the others' waits were told before it came. */
+		if (note->kind == STALL_LEFT || (note->kind == STALL_ENDED && note->doing[0] != '\0'))
+			return false;
 		waits |= note->at_work > 0;
 		ended |= note->kind == STALL_ENDED;
 	}

@@ -446,6 +446,40 @@ static void waits_for_a_rank_that_never_begins_are_told(void **state)
 	assert_false(note.stalled);
 }
 
+/* What a node of one rank tells srun at this moment. */
+static void tell(struct stall_step *step, uint32_t rank, const struct ddp_progress *page, enum stall_end end)
+{
+	struct stall_rank ranks[1] = { { .rank = rank } };
+	const struct stall_node node = { .name = "n", .world_size = 2, .ranks = ranks, .count = 1 };
+	unsigned char bytes[STALL_NOTE_BYTES];
+	struct stall_note note;
+
+	stall_see(&ranks[0], page, end, false, NOW * SECOND);
+	stall_judge_node(&node, NOW * SECOND, &note);
+	assert_true(note.stalled);
+	stall_pack(&note, bytes);
+	stall_step_take(step, bytes, NOW * SECOND);
+}
+
+/* A rank comes late to ddp_init(), and all end soon: the other node's word, that its rank waits
+   there, is older than the end of this one. */
+static void rank_that_came_late_and_ended_has_begun(void **state)
+{
+	const struct ddp_progress first = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .waiting = DDP_WAITING_OTHER,
+		                            .collective_text = DDP_PROGRESS_FIRST_EXCHANGE };
+	const struct ddp_progress left = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .closed = 1 };
+	const struct ddp_progress none = { .magic = 0 };
+	struct stall_step step = { .seconds = 5 };
+
+	(void)state;
+	tell(&step, 0, &first, STALL_NO_END);
+	tell(&step, 1, &left, STALL_GOOD_END);
+	assert_false(stall_step_is_blocked(&step));
+	tell(&step, 1, &none, STALL_GOOD_END);
+	assert_true(stall_step_is_blocked(&step));
+	stall_step_end(&step);
+}
+
 static void no_stall_is_said_of_a_step_that_fails_or_stops(void **state)
 {
 	struct relay_news failure = { .text = "rank 1", .wait_status = 7 << 8,
@@ -495,6 +529,7 @@ int main(void)
 		cmocka_unit_test(any_change_of_the_page_is_progress),
 		cmocka_unit_test(stall_is_said_and_ends_the_step_if_so_wished),
 		cmocka_unit_test(waits_for_a_rank_that_never_begins_are_told),
+		cmocka_unit_test(rank_that_came_late_and_ended_has_begun),
 		cmocka_unit_test(no_stall_is_said_of_a_step_that_fails_or_stops),
 	};
 
