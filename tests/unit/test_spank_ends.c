@@ -22,6 +22,15 @@
 #include "spank/failure/stall.h"
 #include "spank/failure/witness.h"
 
+/* Its run-time follows no child that shares memory without being a thread. */
+#if defined(__SANITIZE_THREAD__)
+#define THREAD_SANITIZER 1
+#elif defined(__has_feature)
+#define THREAD_SANITIZER __has_feature(thread_sanitizer)
+#else
+#define THREAD_SANITIZER 0
+#endif
+
 enum { TASKS = 2, OTHERS = 8, STACK_BYTES = 1 << 20, LIMIT_SECONDS = 30 };
 
 static struct node node;
@@ -49,10 +58,13 @@ static int run_and_end(void *work)
 /* As slurmstepd does, which waits meanwhile. */
 static void call_contained(void (*work)(void))
 {
-	char *stack = malloc(STACK_BYTES);
+	char *stack;
 	int status = -1;
 	pid_t pid;
 
+	if (THREAD_SANITIZER)
+		skip();
+	stack = malloc(STACK_BYTES);
 	assert_non_null(stack);
 	pid = clone(run_and_end, stack + STACK_BYTES, CLONE_VM | SIGCHLD, &work);
 	assert_true(pid > 0);
@@ -277,13 +289,15 @@ static void contained_callback_ends_the_witness(void **state)
 /* Slurm's own word comes late, as behind a TaskEpilog. */
 static void thread_takes_ends_before_slurm_does(void **state)
 {
-	pid_t first;
+	pid_t first, second;
 
 	(void)state;
 	start();
 	begin();
 	fork_tasks();
+	/* The thread writes to the list. */
 	first = node.supervise.pids[0];
+	second = node.supervise.pids[1];
 	watch();
 	kill(first, SIGABRT);
 	while (atomic_load(&node.supervise.shared->task[0].end) == STALL_NO_END)
@@ -293,7 +307,8 @@ static void thread_takes_ends_before_slurm_does(void **state)
 	take_first();
 	assert_false(last);
 	assert_int_equal(times_said, 1);
-	kill_and_reap(1, SIGKILL);
+	kill(second, SIGKILL);
+	assert_int_equal(waitpid(second, NULL, 0), second);
 	status_taken = SIGKILL;
 	take_second();
 	assert_true(last);
