@@ -322,8 +322,9 @@ enum { DDP_LANES = 4 };
  *  - all_gather, gather (root): `send` is this rank's block of `recv`;
  *  - reduce_scatter, scatter (root): the input begins at `recv`, and so does the result; or `recv`
  *    is this rank's block of `send`.
- * What a rank gives and what it gets must not overlap otherwise: DDP_ERR_INVALID, which ends the
- * communicator on all ranks, since one rank alone may have made the mistake.
+ * In all other cases a rank's input and output must not overlap. If they do, the rank gets
+ * DDP_ERR_INVALID, which ends the communicator on all ranks, since one rank alone may have made
+ * the mistake.
  *
  * The v-forms give `counts` (one per rank, the same on all ranks; for all-to-all: what this rank
  * sends to each) and leave `count` 0; blocks lie one behind the other without gaps. A count of 0
@@ -1140,8 +1141,8 @@ DDP_API ddp_status ddp_zero_grads(ddp_model *model);
  */
 DDP_API void ddp_request_stop(ddp_model *model);
 
-/* Of the steps from now on. Local: all ranks set the same. In ddp_train() with rates or schedule it
-   lasts until the next step begins. */
+/* Sets the rate of the steps from now on. Local: all ranks set the same rate. In ddp_train() with
+   rates or schedule the rate lasts until the next step begins. */
 DDP_API void ddp_set_learning_rate(ddp_model *model, double learning_rate);
 /* Linear warm-up to peak over `warmup` steps, then cosine to `floor` at
    `total`. Steps count from 1, as in ddp_step_stats. */

@@ -148,7 +148,7 @@ static bool is_down(const char *node)
 	return failed;
 }
 
-/* Of a heterogeneous job Slurm tells of all components. */
+/* Slurm tells of all components of a heterogeneous job. */
 static bool has_left(uint32_t job_id, const char *node)
 {
 	job_info_msg_t *jobs = ask_jobs(job_id);

@@ -35,7 +35,8 @@ static bool parse_word(struct site *site, const char *word, uint32_t *seen, stru
 	return true;
 }
 
-/* What a user may say of one step would make all steps do nothing. */
+/* A user may set these keys for one step. As a site's defaults they would make all steps do
+   nothing. */
 static bool check_defaults(const struct settings *defaults, struct error *error)
 {
 	if (defaults->check != CHECK_NO)

@@ -115,7 +115,7 @@ static void listen_for_nodes(const struct plugin *plugin)
 	char spec[RELAY_SPEC_MAX];
 
 	unsetenv("SLURM_DDP_RELAY");
-	/* Of a heterogeneous step the first component has seen to it. */
+	/* In a heterogeneous step the first component has made this check. */
 	if (!srun.began_to_listen && !leaves_room(SRUN_PORTS + 1))
 		return;
 	srun.began_to_listen = true;

@@ -12,7 +12,8 @@
 #include "spank/identity/master.h"
 #include "spank/plugin.h"
 
-/* What Slurm knows of a task, once the callback is over that was given a handle of it. */
+/* A copy of Slurm's handle of a task tells what Slurm knows of the task, once the callback that was
+   given the handle is over. */
 struct stepd_handle {
 	_Alignas(16) unsigned char bytes[128];
 	bool good;

@@ -240,7 +240,7 @@ static void make_witness(const struct stepd *stepd)
 		                       .stay_in_group = ask_tracks_groups(),
 		                       .look = look_for_stall, .about = &watch };
 
-	/* Of what a launcher starts there are no pages. */
+	/* The ranks that a launcher starts have no pages. */
 	if (!stepd->node.launcher && stall_watch_open(&watch, &stepd->node.supervise, seconds, &error))
 		words.look_ms = stall_watch_period_ms(seconds);
 	else if (seconds > 0)

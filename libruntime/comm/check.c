@@ -107,7 +107,7 @@ static const void *input_of(const ddp_comm *comm, const ddp_collective *c)
 
 /* ---- input and output in one place ------------------------------------------------------- */
 
-/* What MPI (MPI_IN_PLACE) and NCCL allow. */
+/* MPI (MPI_IN_PLACE) and NCCL allow these cases. */
 static bool is_in_place(const ddp_comm *comm, const ddp_collective *c)
 {
 	const char *send = c->send, *recv = c->recv;
@@ -149,7 +149,7 @@ static ddp_status refuse_overlap(ddp_comm *comm, const ddp_collective *c)
 	return ddp_comm_break(comm, DDP_ERR_INVALID, comm->rank, "%s", text);
 }
 
-/* Of the bytes that this rank gives and gets. */
+/* This rank gives `send` bytes and gets `recv` bytes. */
 static ddp_status check_overlap(ddp_comm *comm, const ddp_collective *c, size_t send, size_t recv)
 {
 	const uintptr_t from = (uintptr_t)c->send, to = (uintptr_t)c->recv;

@@ -259,7 +259,7 @@ ddp_status ddp_loader_set_accumulate(ddp_loader *loader, int accumulate)
 	stop(loader);
 	loader->accumulate = accumulate;
 	loader->batches = batches;
-	/* What is left of the epoch may be its tail now. */
+	/* The rest of the epoch may be its tail now. */
 	if (loader->batch >= batches) {
 		loader->batch = 0;
 		loader->epoch++;

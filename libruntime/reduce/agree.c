@@ -159,7 +159,7 @@ static const char *kind_text(ddp_param_kind kind)
 	}
 }
 
-/* What two ranks may have different of a parameter. */
+/* Writes everything about a parameter that may differ between two ranks. */
 static void describe(const ddp_slot *slot, char text[PARAM_TEXT])
 {
 	char shape[160], group[80] = "";

@@ -106,7 +106,7 @@ static bool may_lack_state(const struct load *load)
 	       load->position.hypers[DDP_HYPER_OPTIMIZER] == own[DDP_HYPER_OPTIMIZER];
 }
 
-/* Of a parameter's state: how many tensors the model has, and the file. */
+/* A parameter's state has `wanted` tensors in the model and `found` tensors in the file. */
 struct tally {
 	int wanted, found;
 	bool begins; /* anew */
@@ -125,7 +125,7 @@ static void count_states(const struct load *load, struct tally *tallies)
 	}
 }
 
-/* What has no state in the file has missed all steps until now. */
+/* A parameter that has no state in the file has missed all steps until now. */
 static void begin_states(struct load *load, struct tally *tallies)
 {
 	const ddp_tensors *tensors = &load->transfer.tensors;

@@ -27,7 +27,7 @@ struct params {
 	const char *first_missing; /* of the model */
 };
 
-/* What follows the prefix, or NULL. */
+/* Returns the part of the name that follows the prefix, or NULL. */
 static const char *behind(const char *name, const char *prefix)
 {
 	const size_t bytes = strlen(prefix);
@@ -170,7 +170,8 @@ static ddp_status open_params(void *argument)
 	return status == DDP_OK ? judge(params, rest, first_rest) : status;
 }
 
-/* What can fail on this rank alone. Where a load of all else is half done, parameters do not mend it. */
+/* These checks can fail on this rank alone. If a load of a whole checkpoint is half done, a load of
+   parameters does not mend it. */
 static ddp_status prepare(ddp_model *model, ddp_transfer *transfer)
 {
 	ddp_status status = ddp_model_check_whole(model);
@@ -197,7 +198,7 @@ static ddp_status load_all(ddp_model *model, struct params *params, int *loaded)
 	status = ddp_transfer_run(context, transfer);
 	if (status != DDP_OK)
 		return status;
-	/* What is not loaded has no bf16 yet, if this comes before ddp_broadcast_params(). */
+	/* Before ddp_broadcast_params(), parameters that are not loaded have no bf16 yet. */
 	ddp_model_round_all(model);
 	ddp_model_set_partly_updated(model, false);
 	*loaded = 0;

@@ -405,7 +405,7 @@ static ddp_status open_lock(const char *dir, const char *path, const char *who, 
 	return DDP_OK;
 }
 
-/* Of this process; under the mutex. */
+/* Returns this process's lock on the file, or NULL. The caller holds the mutex. */
 static ddp_store_lock *held_lock(const char *path)
 {
 	ddp_store_lock *held = locks;

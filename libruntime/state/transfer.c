@@ -15,7 +15,7 @@
 /* 4 MiB: all that a transfer needs besides the model, on each rank. */
 enum { CHUNK_ELEMENTS = 1 << 20 };
 
-/* Of a file's tensor that is converted at once. */
+/* So many elements of a file's tensor are converted at once. */
 enum { PART_ELEMENTS = 4096 };
 
 static void shape_text(int ndim, const int64_t *shape, char *text, size_t bytes)
@@ -201,7 +201,8 @@ static ddp_status read_elements(ddp_transfer *transfer, int i, int64_t first, fl
 
 /* ---- moving -------------------------------------------------------------------------- */
 
-/* What is left of the tensor at *first, but at most `room` elements; moves behind it. */
+/* Returns how many elements of the tensor are left at *first, but at most `room`, and moves
+   *tensor and *first behind them. */
 static int64_t pass(const ddp_transfer *transfer, int *tensor, int64_t *first, int64_t room)
 {
 	const int64_t left = transfer->taken[*tensor] ? ddp_tensor_elements(&transfer->tensors.list[*tensor]) - *first : 0;

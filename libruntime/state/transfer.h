@@ -28,8 +28,9 @@ typedef struct ddp_transfer {
 	uint32_t sum;           /* rank 0: of the tensor that is read */
 } ddp_transfer;
 
-/* What can fail on this rank alone. All tensors are taken, and come from nowhere, until the
-   caller says otherwise. Free it also after an error; a transfer of zeroes but for fd -1 is none. */
+/* This call can fail on this rank alone. All tensors are taken, and come from nowhere, until the
+   caller says otherwise. The caller frees the transfer also after an error. A transfer that is
+   all zeroes except for fd -1 is none. */
 ddp_status ddp_transfer_make(ddp_model *model, ddp_transfer *transfer);
 void ddp_transfer_free(ddp_transfer *transfer);
 

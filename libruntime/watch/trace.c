@@ -121,7 +121,7 @@ static ddp_status rename_aside(const ddp_trace *trace, int folder, int rank)
 	return ddp_fail_errno(DDP_ERR_IO, errno, "the trace of an earlier run (%s) cannot be renamed to %s", from, to);
 }
 
-/* Of ranks that this run has not. */
+/* Renames the traces of ranks that this run does not have. */
 static void set_others_aside(const ddp_trace *trace)
 {
 	const struct dirent *entry;

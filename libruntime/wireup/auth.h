@@ -39,7 +39,8 @@ typedef struct ddp_verdict {
 } ddp_verdict;
 
 ddp_status ddp_challenge_make(ddp_challenge *challenge);
-/* Of a challenge, `bytes` have come; false as soon as another program must have sent them. */
+/* The first `bytes` bytes of the challenge have come. Returns false as soon as another program must
+   have sent them. */
 bool ddp_challenge_may_be_ours(const ddp_challenge *challenge, size_t bytes);
 
 ddp_status ddp_hello_make(const ddp_key *key, const ddp_challenge *challenge,

@@ -35,7 +35,7 @@ void ddp_centre_stop_listening(struct ddp_centre *centre)
 {
 	if (centre->listener < 0)
 		return;
-	/* Of a listener that has another descriptor, close() alone leaves epoll its events. */
+	/* If the listener has another descriptor, close() alone leaves its events in epoll. */
 	epoll_ctl(centre->epoll, EPOLL_CTL_DEL, centre->listener, NULL);
 	close(centre->listener);
 	centre->listener = -1;

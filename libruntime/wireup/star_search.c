@@ -218,8 +218,8 @@ static ddp_status attend(struct search *search, int index)
 	return error == 0 ? came_to(search, index) : connect_elsewhere(search, index, error);
 }
 
-/* Of the ports behind the first one, only rank 0's own choice is open. They count where the
-   first one is another program's. */
+/* Only one port behind the first one is open: rank 0's own choice. The ports behind the first one
+   count if the first one is another program's. */
 static bool is_wanted(const struct search *search, int index)
 {
 	const struct port *first = &search->port[0];

@@ -96,7 +96,7 @@ static int take_ended(void)
 	return ends.look_ms;
 }
 
-/* Of two times to wait, of which -1 is for ever. */
+/* Returns the shorter of two times to wait. A time of -1 is for ever. */
 static int sooner(int one_ms, int other_ms)
 {
 	return one_ms < 0 || (other_ms >= 0 && other_ms < one_ms) ? other_ms : one_ms;

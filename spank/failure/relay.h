@@ -85,8 +85,8 @@ bool relay_tell_here(const struct relay *relay, const char *address, uint32_t ra
 struct step_policy;
 struct presence_policy;
 
-/* What srun does when it is due: says a sentence, in printable bytes and in a thread of
-   its own (voice.h), ends the step, or asks. */
+/* srun calls these functions when they are due: srun says a sentence, in printable bytes and in
+   a separate thread (voice.h), ends the step, or asks. */
 struct relay_actions {
 	void (*say)(const char *text);
 	void (*end_step)(void);

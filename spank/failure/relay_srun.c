@@ -95,7 +95,7 @@ static void take_held(bool node_failed)
 	step_take(&server.step, &news, server.held_alone, server.held_ns);
 }
 
-/* What waits for its turn. */
+/* Starts the request that waits for its turn. */
 static void start_request(void)
 {
 	if (server.ends_step)
@@ -121,7 +121,7 @@ static void hear_controller(int ms)
 	start_request();
 }
 
-/* Of a job that ends for a node's failure, Slurm asks all tasks to stop. */
+/* If a job ends because a node failed, Slurm asks all tasks to stop. */
 static void say_lost_node(void)
 {
 	char node[HOST_NAME_MAX_BYTES], text[HOST_NAME_MAX_BYTES + 64];

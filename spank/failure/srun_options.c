@@ -17,7 +17,8 @@ static const char *value_of(const char *word, const char *option, size_t shortes
 	return word[length] == '=' ? word + length + 1 : "";
 }
 
-/* The same of an option of one letter, which may stand behind others in the word. */
+/* Does the same as value_of() for an option of one letter. The letter may stand behind others in
+   the word. */
 static const char *value_of_letter(const char *word, char option)
 {
 	/* Of srun's options of one letter those without a value: behind them, in the same

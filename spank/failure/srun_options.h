@@ -1,6 +1,6 @@
 /*
- * What the user told srun that matters to the plugin. Slurm tells a plugin neither
- * srun's options nor where the program's begin. Pure.
+ * These functions find what the user told srun, as far as it matters to the plugin. Slurm tells
+ * a plugin neither srun's options nor where the program's begin. All functions are pure.
  */
 #ifndef SPANK_SRUN_OPTIONS_H
 #define SPANK_SRUN_OPTIONS_H
@@ -9,15 +9,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What srun was started with: each word with its NUL behind it, in `bytes`. The first
-   `own` words are srun's, and the program's begin behind them. */
+/* srun was started with these words: each has its NUL behind it, and all take `bytes` bytes. The
+   first `own` words are srun's, and the program's begin behind them. */
 struct srun_words {
 	const char *words;
 	size_t bytes;
 	int own;
 };
 
-/* What the user says of a matter: nothing, or so, or the contrary. */
+/* The user says nothing of a matter, or says no, or says yes. */
 enum srun_say { SRUN_SILENT, SRUN_NO, SRUN_YES };
 
 /*

@@ -92,7 +92,7 @@ static void look_at(struct stall_watch *watch, uint32_t local, uint64_t now_ns)
 	stall_see(&watch->ranks[local], &page, end, end == STALL_NO_END && is_stopped(task->pid), now_ns);
 }
 
-/* What there is to see of the node's ranks now. */
+/* Looks at the node's ranks and returns their present state. */
 static struct stall_node see(struct stall_watch *watch, char name[HOST_NAME_MAX_BYTES], uint64_t now_ns)
 {
 	memset(name, 0, HOST_NAME_MAX_BYTES);

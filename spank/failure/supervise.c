@@ -218,7 +218,7 @@ struct supervise_ends supervise_look(const struct supervise *supervise)
 		enum task_end end = END_FINE;
 		enum task_state state;
 		int wait_status;
-		/* What was taken of the others counts already. */
+		/* The ends that were taken of the other tasks count already. */
 		if (supervise->pids[i] == 0)
 			continue;
 		state = supervise_state(supervise, i, &wait_status);

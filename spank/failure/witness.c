@@ -196,7 +196,7 @@ static uint64_t pending(pid_t pid, bool *runs)
 	return mask;
 }
 
-/* What the signals of the mask ask for. */
+/* Returns what the signals of the mask ask for. */
 static enum slurm_sent sent_by(uint64_t mask)
 {
 	enum slurm_sent sent = SENT_NOTHING;
@@ -212,7 +212,7 @@ static enum slurm_sent sent_by(uint64_t mask)
 	return sent;
 }
 
-/* Of a word that came longer ago, no end is a consequence. */
+/* No end is a consequence of a word that came longer ago. */
 static bool has_word(const struct witness *witness)
 {
 	uint64_t word_ns = atomic_load(&witness->word_ns);

@@ -8,7 +8,8 @@
 
 #include <stdbool.h>
 
-/* What a name's value in a caller's environment means to the step or job that it starts. */
+/* The kind says what a name's value in a caller's environment means to the step or job that the
+   caller starts. */
 enum name_kind {
 	NAME_RANK,     /* RANK and what comes with it: of the caller's step */
 	NAME_TORCHRUN, /* torchrun and torch read or set it, and would believe it */
@@ -35,8 +36,8 @@ const struct name *name_find(const char *text);
 /* Whether DDP_DERIVED, which may be NULL, says that the plugin set the name to this value. */
 bool name_is_derived(const char *derived, const char *text, const char *value);
 
-/* What srun puts in place of ranks: a node without the plugin leaves it there, and no
-   program can take it for a number. */
+/* srun puts this text in place of ranks. A node without the plugin leaves the text there, and no
+   program can take the text for a number. */
 #define PLUGIN_IS_ABSENT \
 	"srun --ddp was asked for, but the plugin spank_ddp is absent on this node"
 

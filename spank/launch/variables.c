@@ -199,7 +199,8 @@ static bool is_key(const char *text)
 	       strspn(text, "0123456789abcdef") == KEY_DIGITS;
 }
 
-/* What the user has set: a container's plugin may have changed the number of threads since. */
+/* Returns the value that the user has set. A container's plugin may have changed the number of
+   threads since. */
 static const char *value_of_user(const struct task_extras *extras, const char *name)
 {
 	return strcmp(name, "OMP_NUM_THREADS") == 0 ? extras->user_threads

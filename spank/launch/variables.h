@@ -68,10 +68,11 @@ bool environment_build(struct variables *variables, const struct identity *ident
                        struct error *error);
 
 /*
- * What of this environment is of another step, and is to be taken out where a step or a job
- * is started: if the environment is a task's, ranks that do not hold there, the key, which is
- * not to leave its step, and what the plugin has derived for the task, such as
- * OMP_NUM_THREADS. What a user has set for these is not among them.
+ * Lists the variables of this environment that are of another step. They are to be taken out
+ * where a step or a job is started. If the environment is a task's, they are ranks that do not
+ * hold there, the key, which is not to leave its step, and the variables that the plugin has
+ * derived for the task, such as OMP_NUM_THREADS. Values that a user has set for these variables
+ * are not among them.
  */
 void environment_leave_step(struct variables *variables, char *const *environment);
 

@@ -260,7 +260,7 @@ static void two_runs_do_not_write_to_one_directory(void **state)
 	on_ranks(2, 0, save_after_seven_steps);
 }
 
-/* Of equal shapes, so that a load of one would take the other's file. */
+/* The models have equal shapes, so that a load of one model would take the other's file. */
 static void save_two_models(ddp_context *context)
 {
 	struct job job = make_job(context, WIDTH, 3), other = make_job(context, WIDTH, 4);

@@ -128,7 +128,7 @@ static void unreadable_metadata_let_the_one_before_be_loaded(void **state)
 	on_ranks(2, 0, load_what_is_before_the_unreadable);
 }
 
-/* Of as many samples, which hold something else. */
+/* The other dataset has as many samples, which hold something else. */
 static void load_with_another_dataset(ddp_context *context)
 {
 	struct job job = make_job(context, WIDTH, 3);
@@ -428,7 +428,8 @@ static const ddp_model_options body_ways[] = {
 	{ .optimizer = DDP_SGD, .momentum = 0.5, .learning_rate = 0.125 },
 };
 
-/* What was frozen is trained as if from its first step, what was trained goes on. */
+/* A parameter that was frozen is trained as if from its first step. A parameter that was trained
+   goes on. */
 static void thaw_the_body(ddp_context *context)
 {
 	for (size_t w = 0; w < sizeof(body_ways) / sizeof(body_ways[0]); w++) {
@@ -508,7 +509,7 @@ static void give_momentum(ddp_context *context)
 	CHECK(ddp_checkpoint_save(without, NULL, dir, 0) == DDP_OK);
 	CHECK(ddp_checkpoint_load(model, NULL, dir, &step) == DDP_OK && step == 2);
 	step_body(model, 1);
-	/* Of another optimizer, it is no mistake to say so. */
+	/* If the model has another optimizer, the load is right to report the missing state. */
 	CHECK(ddp_checkpoint_load(adam, NULL, dir, &step) == DDP_ERR_FORMAT && says("tensor optimizer.m.body is missing"));
 	ddp_model_free(without);
 	CHECK(ddp_checkpoint_save(model, NULL, dir, 0) == DDP_OK);
@@ -560,7 +561,7 @@ static void expect_body(ddp_model *model, float a, float b, float c)
 	CHECK(body[0] == a && body[1] == b && body[2] == c);
 }
 
-/* Of this library: the newest checkpoint's parameters, and no more. */
+/* The load takes the parameters of this library's newest checkpoint, and no more. */
 static void load_params_of_a_checkpoint(ddp_context *context)
 {
 	static const ddp_shard ways[] = { DDP_SHARD_AUTO, DDP_SHARD_NONE, DDP_SHARD_GRADIENTS };

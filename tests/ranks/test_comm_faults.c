@@ -309,7 +309,8 @@ static int be_killed(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-/* Of the ranks that are left, one of each node tells the user, and no rank that died with the first. */
+/* On each node one of the ranks that are left tells the user. No rank that died with the first rank
+   does. */
 typedef struct telling {
 	atomic_int met, tellers[3]; /* of all ranks, and by node */
 } telling;

@@ -204,7 +204,7 @@ static void be_refused(ddp_comm *comm, const mistake *m, bool waits)
 		c.recv = together + m->recv;
 	}
 	CHECK_OK(ddp_comm_split(comm, 0, rank, &part));
-	/* What is under way ends, too, and without its deadline. */
+	/* An operation that is under way also ends, and does not wait for its deadline. */
 	const ddp_status status = start(part, &c, waits);
 	CHECK(status == DDP_ERR_INVALID || (m->kind == DDP_REDUCE && rank != ROOT && status == DDP_OK) ||
 	      (m->kind == DDP_GATHER && rank != ROOT && status == DDP_OK));

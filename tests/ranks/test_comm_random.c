@@ -112,7 +112,7 @@ static int sum_inexactly(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-/* What is asked for, and what a large and a small sum take of it. */
+/* If `wanted` is asked for, a large sum takes taken[0] of it and a small sum taken[1]. */
 enum { ALGORITHMS = 4 };
 static const struct {
 	const char *wanted, *taken[2];

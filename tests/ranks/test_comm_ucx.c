@@ -354,7 +354,7 @@ static void lines_of_the_programs_ucx_come_out(void **state)
 	test_unshare(h, sizeof(*h));
 }
 
-/* What the environment chose is named where it cannot be had. */
+/* If a choice of the environment cannot be had, the message names the choice. */
 static void a_device_that_no_node_has_is_named(void **state)
 {
 	char text[1 << 14];

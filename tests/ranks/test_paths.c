@@ -1,6 +1,7 @@
 /*
- * What a program's surroundings may do to its files: a folder that changes, a limit on the size of
- * files, standard descriptors that are closed, and a locale that writes numbers with a comma.
+ * These tests show what a program's surroundings may do to its files: a folder that changes, a
+ * limit on the size of files, standard descriptors that are closed, and a locale that writes
+ * numbers with a comma.
  */
 #include <fcntl.h>
 #include <locale.h>
@@ -253,7 +254,7 @@ static int numbers_body(ddp_context *context, void *user)
 	model = make(context, 0.125);
 	CHECK_OK(ddp_checkpoint_load(model, NULL, in_folder("german"), &step));
 	ddp_model_free(model);
-	/* What the program prints itself stays as it was. */
+	/* The text that the program itself prints stays as it was. */
 	CHECK(ddp_parse_number("2.5", &value) && value == 2.5 && !ddp_parse_number("2,5", &value));
 	snprintf(text, sizeof(text), "%g", 0.5);
 	CHECK(strcmp(text, "0,5") == 0);

@@ -318,7 +318,7 @@ static void open_device(bench *b, const test_cases *cases)
 		CHECK_OK(ddp_device_queue_create(b->device, DDP_DEVICE_NORMAL, &b->streams[i]));
 }
 
-/* What ran the operations on the device's memory, if there were any. */
+/* Checks what ran the operations on the device's memory, if there were any. */
 static void check_backend(const bench *b)
 {
 	const char *expected = b->device == NULL ? "" : b->nccl ? "nccl" : "staged";

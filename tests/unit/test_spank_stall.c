@@ -446,7 +446,7 @@ static void waits_for_a_rank_that_never_begins_are_told(void **state)
 	assert_false(note.stalled);
 }
 
-/* What a node of one rank tells srun at this moment. */
+/* A node of one rank tells srun its note of this moment. */
 static void tell(struct stall_step *step, uint32_t rank, const struct ddp_progress *page, enum stall_end end)
 {
 	struct stall_rank ranks[1] = { { .rank = rank } };

@@ -278,7 +278,7 @@ static void a_signalled_step_has_its_grace(void **state)
 	expect(&step, HOLD, "rank 1", false);
 	expect_nothing(&step);
 
-	/* What is still held at the end is said, without more. */
+	/* step_finish() says the news that are still held at the end, and does nothing else. */
 	step = begin(true);
 	take(&step, 0, news("rank 1", END_CODE, SENT_SIGNAL, EXITED(75)));
 	assert_true(step_finish(&step, &action));

@@ -94,7 +94,7 @@ static void witness_notes_what_the_step_is_sent(void **state)
 	while (atomic_load(&shared->word_ns) == 0)
 		assert_int_equal(witness_sent(shared), SENT_SIGNAL);
 	assert_int_equal(witness_sent(shared), SENT_SIGNAL);
-	/* What ends much later is none of its consequences. */
+	/* An end that comes much later is not a consequence of the signal. */
 	atomic_store(&shared->word_ns, ddp_now_ns() - SIGNAL_SECONDS * 1000000000ull);
 	assert_int_equal(witness_sent(shared), SENT_NOTHING);
 	kill(shared->pid, SIGRTMIN + 3);

@@ -25,7 +25,7 @@ ddp_outlier ddp_outlier_find(int ranks, bool (*same)(const void *values, int a, 
 {
 	ddp_outlier o = { .ranks = ranks, .odd = -1 };
 
-	/* What more than half have begins in the first half. */
+	/* A value that more than half of the ranks have first appears in the first half. */
 	for (int r = 1; r <= ranks / 2 && 2 * count_same(ranks, same, values, o.usual) <= ranks; r++) {
 		if (is_first(same, values, r) && 2 * count_same(ranks, same, values, r) > ranks)
 			o.usual = r;

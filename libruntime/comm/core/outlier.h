@@ -15,7 +15,8 @@ typedef struct ddp_outlier {
 	int odd, odd_count;     /* the first rank with something else, and how many have that; or -1 */
 } ddp_outlier;
 
-/* Of `ranks` whose values are known here: whether two ranks have the same. */
+/* Compares `ranks` ranks whose values are known here. same() says whether two ranks have the same
+   value. */
 ddp_outlier ddp_outlier_find(int ranks, bool (*same)(const void *values, int a, int b), const void *values);
 
 /* "rank 5" and "the 5 others", say. */

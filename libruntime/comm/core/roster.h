@@ -20,8 +20,8 @@ typedef struct ddp_peer {
 	int node;           /* a node is named by its lowest world rank */
 } ddp_peer;
 
-/* What DDP_ALGORITHM asks for (comm/hier/tune): an operation takes the first of these
-   algorithms that it can. None: the cheapest. */
+/* DDP_ALGORITHM asks for these algorithms (comm/hier/tune). An operation takes the first of them
+   that it can, and the cheapest algorithm if the list is empty. */
 enum { DDP_WANTED_MAX = 4 };
 typedef struct ddp_wanted_list {
 	int count, order[DDP_WANTED_MAX];

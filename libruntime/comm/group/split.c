@@ -164,7 +164,7 @@ static ddp_status name_other_list(ddp_comm *comm, int64_t hash)
 	ddp_outlier outlier;
 	double odd, usual;
 
-	/* Of the hash as many bits as a double holds. */
+	/* The shift leaves as many bits of the hash as a double holds. */
 	ddp_status status = ddp_comm_outlier(comm, (double)(hash >> 11), &outlier, &odd, &usual);
 	if (status != DDP_OK)
 		return status;

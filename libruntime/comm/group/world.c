@@ -151,7 +151,7 @@ static bool same_algorithm(const void *blobs, int a, int b)
 	return strcmp(algorithm_of(blobs, a), algorithm_of(blobs, b)) == 0;
 }
 
-/* Of all ranks alike, so that all come to the same end. */
+/* Each rank reads the algorithms of all ranks, so that all ranks come to the same result. */
 static ddp_status read_algorithms(ddp_roster *roster, void **blobs)
 {
 	char odd[DDP_OUTLIER_TEXT], usual[DDP_OUTLIER_TEXT];
