@@ -51,7 +51,7 @@ if [ -f $library ]; then
 fi
 links=$(grep -o 'href="#[^"]*"' "$page" | sed 's/href="#\(.*\)"/\1/' | sort -u)
 nothing "$(for link in $links; do grep -q "id=\"$link\"" "$page" || echo "$link"; done)" "each link leads somewhere"
-sed '/^\/\* Of the steps from now on/,/\*\//d' "$header" >"$work/ddp.h"
+sed '/^\/\* Sets the rate of the steps from now on/,/\*\//d' "$header" >"$work/ddp.h"
 nothing "$(cmp -s "$header" "$work/ddp.h" && echo "the comment of ddp_set_learning_rate() is not found in ddp.h")" \
 	"a comment is taken out"
 said=$("$tests/../../doc/api-reference" "$work/ddp.h" 2>&1 >/dev/null)
