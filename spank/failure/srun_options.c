@@ -70,16 +70,41 @@ static const char *take_word(const char **words, const char *end, int *left)
 	return word;
 }
 
-enum srun_say srun_kill_on_bad_exit(const struct srun_words *given, const char *variable)
+/* The value of the last of srun's own words for which value_of_word() gives one, `otherwise`
+   without such a word. With `in_next_word`, an empty value stands in the next word. */
+static const char *last_value(const struct srun_words *given,
+                              const char *(*value_of_word)(const char *word), bool in_next_word,
+                              const char *otherwise)
 {
-	const char *last = variable, *word, *words = given->words;
+	const char *last = otherwise, *word, *words = given->words, *end = given->words + given->bytes;
 	int left = given->own;
 
-	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL) {
-		const char *value = value_of_kill(word);
+	while ((word = take_word(&words, end, &left)) != NULL) {
+		const char *value = value_of_word(word);
+		if (in_next_word && value != NULL && value[0] == '\0')
+			value = take_word(&words, end, &left);
 		if (value != NULL)
 			last = value;
 	}
+	return last;
+}
+
+/* Whether srun's own words hold a long option. */
+static bool holds(const struct srun_words *given, const char *option, size_t shortest)
+{
+	const char *word, *words = given->words;
+	int left = given->own;
+
+	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL)
+		if (value_of(word, option, shortest) != NULL)
+			return true;
+	return false;
+}
+
+enum srun_say srun_kill_on_bad_exit(const struct srun_words *given, const char *variable)
+{
+	const char *last = last_value(given, value_of_kill, false, variable);
+
 	if (last == NULL)
 		return SRUN_SILENT;
 	return strcmp(last, "0") == 0 ? SRUN_NO : SRUN_YES;
@@ -87,50 +112,24 @@ enum srun_say srun_kill_on_bad_exit(const struct srun_words *given, const char *
 
 long srun_wait_seconds(const struct srun_words *given, const char *variable)
 {
-	const char *last = variable, *word, *words = given->words;
-	int left = given->own;
+	const char *last = last_value(given, value_of_wait, true, variable);
 
-	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL) {
-		const char *value = value_of_wait(word);
-		if (value != NULL && value[0] == '\0')
-			value = take_word(&words, given->words + given->bytes, &left);
-		if (value != NULL)
-			last = value;
-	}
 	return last != NULL ? strtol(last, NULL, 10) : -1;
 }
 
 bool srun_waits_for_children(const struct srun_words *given)
 {
-	const char *word, *words = given->words;
-	int left = given->own;
-
-	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL)
-		if (value_of(word, "--wait-for-children", sizeof("--wait-f") - 1) != NULL)
-			return true;
-	return false;
+	return holds(given, "--wait-for-children", sizeof("--wait-f") - 1);
 }
 
 bool srun_broadcasts(const struct srun_words *given, const char *variable)
 {
-	const char *word, *words = given->words;
-	int left = given->own;
-
-	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL)
-		if (value_of(word, "--bcast", sizeof("--bc") - 1) != NULL)
-			return true;
-	return variable != NULL;
+	return holds(given, "--bcast", sizeof("--bc") - 1) || variable != NULL;
 }
 
 bool srun_starts_several(const struct srun_words *given)
 {
-	const char *word, *words = given->words;
-	int left = given->own;
-
-	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL)
-		if (value_of(word, "--multi-prog", sizeof("--mu") - 1) != NULL)
-			return true;
-	return false;
+	return holds(given, "--multi-prog", sizeof("--mu") - 1);
 }
 
 static const char *value_of_no_kill(const char *word)
@@ -142,41 +141,19 @@ static const char *value_of_no_kill(const char *word)
 
 bool srun_outlives_nodes(const struct srun_words *given, const char *variable)
 {
-	const char *last = variable, *word, *words = given->words;
-	int left = given->own;
+	const char *last = last_value(given, value_of_no_kill, false, variable);
 
-	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL) {
-		const char *value = value_of_no_kill(word);
-		if (value != NULL)
-			last = value;
-	}
 	return last != NULL && strcasecmp(last, "off") != 0 && strcasecmp(last, "no") != 0;
 }
 
 const char *srun_nodes(const struct srun_words *given)
 {
-	const char *last = NULL, *word, *words = given->words;
-	int left = given->own;
-
-	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL) {
-		const char *value = value_of_nodes(word);
-		if (value != NULL && value[0] == '\0')
-			value = take_word(&words, given->words + given->bytes, &left);
-		if (value != NULL)
-			last = value;
-	}
-	return last;
+	return last_value(given, value_of_nodes, true, NULL);
 }
 
 bool srun_starts_a_shell(const struct srun_words *given)
 {
-	const char *word, *words = given->words;
-	int left = given->own;
-
-	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL)
-		if (value_of(word, "--interactive", sizeof("--int") - 1) != NULL)
-			return true;
-	return false;
+	return holds(given, "--interactive", sizeof("--int") - 1);
 }
 
 const char *srun_program(const struct srun_words *given)
