@@ -37,8 +37,8 @@ static void drop_unproven(struct ddp_centre *centre, struct ddp_link *link, cons
 {
 	char peer[80];
 
-	ddp_log(DDP_LOG_DEBUG, "wire-up: a connection from %s was dropped: %s",
-	        ddp_socket_peer(link->fd, peer, sizeof(peer)), why);
+	ddp_log_limited(&centre->drops, DDP_LOG_DEBUG, "wire-up: a connection from %s was dropped: %s",
+	                ddp_socket_peer(link->fd, peer, sizeof(peer)), why);
 	unlink_unproven(centre, link);
 	ddp_link_free(link);
 }
@@ -76,8 +76,8 @@ static ddp_status accept_some(struct ddp_centre *centre)
 	for (int i = 0; i < ACCEPT_BATCH; i++) {
 		int fd = accept4(centre->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 		if (fd >= 0 && centre->same_user && !ddp_socket_is_same_user(fd)) {
-			ddp_log(DDP_LOG_DEBUG, "wire-up: rank 0 on %s refused a connection from another user's "
-			        "process", centre->base.job->hostname);
+			ddp_log_limited(&centre->drops, DDP_LOG_DEBUG, "wire-up: rank 0 on %s refused a connection "
+			                "from another user's process", centre->base.job->hostname);
 			close(fd);
 			continue;
 		}
@@ -293,4 +293,5 @@ void ddp_drop_unproven(struct ddp_centre *centre, const char *why)
 {
 	while (centre->unproven_count > 0)
 		drop_unproven(centre, centre->unproven.next, why);
+	ddp_log_limit_end(&centre->drops, DDP_LOG_DEBUG, "wire-up: connections were dropped");
 }

@@ -9,6 +9,7 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 
+#include "base/log.h"
 #include "wireup/auth.h"
 #include "wireup/frame.h"
 #include "wireup/socket.h"
@@ -47,6 +48,7 @@ struct ddp_centre {
 	int refused, refusals_told;
 	uint64_t told_ns;
 	char last_refused[80];
+	ddp_log_limit drops; /* one message each */
 	uint32_t sequence;
 	rlim_t descriptors_before;  /* 0: unchanged */
 };

@@ -15,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include "base/log.h"
 #include "tests/support/tcp_ranks.h"
 #include "wireup/frame.h"
 
@@ -220,7 +221,7 @@ static void intruders_do_not_stop_the_job(void **state)
 }
 
 typedef struct warnings {
-	atomic_int count;
+	atomic_int count, details;
 	char last[300];
 } warnings;
 
@@ -228,7 +229,10 @@ static void count_warning(void *user, ddp_log_level level, const char *message)
 {
 	warnings *w = user;
 
-	(void)level;
+	if (level > DDP_LOG_WARN) {
+		atomic_fetch_add(&w->details, 1);
+		return;
+	}
 	atomic_fetch_add(&w->count, 1);
 	snprintf(w->last, sizeof(w->last), "%s", message);
 }
@@ -242,11 +246,12 @@ static void intruders_do_not_fill_the_log(void **state)
 	arrange(2);
 	ranks[1].delay_ms = 1000;
 	pid_t intruders = start_intruders(0);
-	ddp_set_log(count_warning, w, DDP_LOG_WARN);
+	ddp_set_log(count_warning, w, DDP_LOG_DEBUG);
 	run(2);
 	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
 	end_process(intruders);
 	all_are_well(2);
+	assert_in_range(atomic_load(&w->details), 1, DDP_LOG_UNLIMITED + 4 + (int)outcomes[0].seconds);
 	assert_int_equal(atomic_load(&w->count), 4);
 	assert_int_equal(sscanf(w->last, "wire-up: rank 0 on node0 refused %d more connections", &more), 1);
 	assert_true(more > 0);

@@ -5,11 +5,14 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
 #include "base/error.h"
+#include "base/log.h"
 
 static void message_carries_the_reason_of_errno(void **state)
 {
@@ -82,6 +85,47 @@ static void every_status_has_a_name(void **state)
 	assert_string_equal(ddp_status_name((ddp_status)999), "DDP_ERR_UNKNOWN");
 }
 
+/* ---- messages ---------------------------------------------------------------------------- */
+
+static int heard;
+static unsigned told_left_out;
+
+static void hear(void *user, ddp_log_level level, const char *message)
+{
+	const char *at = strchr(message, '(');
+
+	(void)user;
+	(void)level;
+	heard++;
+	if (at != NULL)
+		assert_int_equal(sscanf(at, "(%u messages like this one were left out before it)", &told_left_out), 1);
+}
+
+static void messages_that_strangers_cause_are_limited(void **state)
+{
+	ddp_log_limit limit = { 0 };
+
+	(void)state;
+	heard = 0;
+	ddp_set_log(hear, NULL, DDP_LOG_INFO);
+	for (int i = 0; i < 1000; i++)
+		ddp_log_limited(&limit, DDP_LOG_INFO, "connection %d was dropped", i);
+	assert_in_range(heard, DDP_LOG_UNLIMITED, DDP_LOG_UNLIMITED + 10);
+	const int before = heard;
+	nanosleep(&(struct timespec){ .tv_sec = 1, .tv_nsec = 10000000 }, NULL);
+	ddp_log_limited(&limit, DDP_LOG_INFO, "connection 1000 was dropped");
+	assert_int_equal(heard, before + 1);
+	assert_true(told_left_out > 900);
+	/* What nobody is told of is not counted either. */
+	ddp_log_limited(&limit, DDP_LOG_DEBUG, "connection 1001 was dropped");
+	ddp_log_limit_end(&limit, DDP_LOG_INFO, "connections");
+	assert_int_equal(heard, before + 1);
+	ddp_log_limited(&limit, DDP_LOG_INFO, "connection 1002 was dropped");
+	ddp_log_limit_end(&limit, DDP_LOG_INFO, "connections");
+	assert_int_equal(heard, before + 2);
+	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -92,6 +136,7 @@ int main(void)
 		cmocka_unit_test(program_gives_a_reason_of_its_own),
 		cmocka_unit_test(threads_have_their_own),
 		cmocka_unit_test(every_status_has_a_name),
+		cmocka_unit_test(messages_that_strangers_cause_are_limited),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,6 +30,8 @@ static ucs_log_func_rc_t to_log(const char *file, unsigned int line, const char 
                                 ucs_log_level_t level, const ucs_log_component_config_t *component,
                                 const char *message, va_list arguments)
 {
+	/* A stranger who connects to UCX's sockets causes some of them. */
+	static ddp_log_limit limit;
 	char text[512];
 
 	(void)file;
@@ -43,7 +45,7 @@ static ucs_log_func_rc_t to_log(const char *file, unsigned int line, const char 
 	vsnprintf(text, sizeof(text), message, arguments);
 	if (level <= UCS_LOG_LEVEL_ERROR)
 		snprintf(reason, sizeof(reason), "%.*s", (int)sizeof(reason) - 1, text);
-	ddp_log(DDP_LOG_DEBUG, "UCX: %s", text);
+	ddp_log_limited(&limit, DDP_LOG_DEBUG, "UCX: %s", text);
 	return UCS_LOG_FUNC_RC_STOP;
 }
 
