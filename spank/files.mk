@@ -35,6 +35,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/witness.c spank/failure/witness.h \
 	spank/contained.c spank/contained.h \
 	spank/pause.c spank/pause.h spank/worker.c spank/worker.h \
+	spank/failure/heard.c spank/failure/heard.h \
 	spank/failure/journal.c spank/failure/journal.h \
 	spank/failure/presence.c spank/failure/presence.h \
 	spank/failure/launched.c spank/failure/launched.h \

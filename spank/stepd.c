@@ -103,7 +103,11 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 		return;
 	}
 	stepd->normal_step = step_id <= SLURM_MAX_NORMAL_STEP_ID;
-	if (stepd->normal_step && !supervise_start(&stepd->node.supervise, local_tasks, owner, &error))
+	if (!stepd->normal_step)
+		return;
+	if (supervise_start(&stepd->node.supervise, local_tasks, owner, &error))
+		stepd->node.relay.sender = relay_start_sender(&stepd->node.supervise.shared->sender);
+	else
 		slurm_error("ddp: %s", error.text);
 }
 

@@ -7,6 +7,10 @@
  * fixed size, and gets a tag back; both are authenticated with the secret, and
  * nothing is looked at before. A node that srun does not answer speaks and acts itself.
  * libc only.
+ *
+ * The secret is of this srun alone, so that no other step's messages count. A message counts once
+ * (heard.h), by its nonce: the node's mark, and a number that grows from message to message. The answer is
+ * the tag of the nonce, so that it is of no use for another message.
  */
 #ifndef SPANK_RELAY_H
 #define SPANK_RELAY_H
@@ -22,8 +26,15 @@
 
 enum {
 	RELAY_TEXT_MAX = 1023,
-	RELAY_NONCE_BYTES = 16,
+	RELAY_MARK_BYTES = 8,
+	RELAY_NONCE_BYTES = RELAY_MARK_BYTES + 8,
 	RELAY_SPEC_MAX = 48,
+};
+
+/* Numbers a node's messages. The node's processes that tell srun something share it. */
+struct relay_sender {
+	unsigned char mark[RELAY_MARK_BYTES]; /* of the node, at random */
+	_Atomic uint64_t number;              /* of its last message; 0: none */
 };
 
 /* Where srun listens; as text "PORT:SECRET", the secret in hexadecimal. */
@@ -31,10 +42,14 @@ struct relay {
 	uint16_t port; /* 0: nowhere */
 	int reply_ms;  /* how long a node waits for srun's answer */
 	unsigned char secret[SIPHASH_KEY_BYTES];
+	struct relay_sender *sender; /* NULL: each message is a node's only one */
 };
 
 /* Reads the text, with REPLY_MS; NULL, or anything that is none, gives port 0. */
 struct relay relay_parse(const char *text);
+
+/* Chooses the mark; returns the sender, or NULL if the kernel gives no random bytes. */
+struct relay_sender *relay_start_sender(struct relay_sender *sender);
 
 struct relay_news {
 	const char *text;
@@ -50,7 +65,7 @@ struct relay_news {
 
 /* On the wire. All members are bytes: it has no holes. Numbers are little-endian. */
 struct relay_message {
-	unsigned char nonce[RELAY_NONCE_BYTES];
+	unsigned char nonce[RELAY_NONCE_BYTES]; /* mark and number of the sender */
 	unsigned char age_ms[4];
 	unsigned char wait_status[4];
 	unsigned char end, sent, flags; /* of the facts */

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -109,6 +110,24 @@ static bool receive_all(int fd, void *data, size_t bytes, uint64_t deadline_ns)
 	return true;
 }
 
+struct relay_sender *relay_start_sender(struct relay_sender *sender)
+{
+	return getrandom(sender->mark, sizeof(sender->mark), 0) == (ssize_t)sizeof(sender->mark) ? sender : NULL;
+}
+
+static bool make_nonce(struct relay_sender *sender, unsigned char nonce[RELAY_NONCE_BYTES])
+{
+	uint64_t number;
+
+	if (sender == NULL)
+		return getrandom(nonce, RELAY_NONCE_BYTES, 0) == (ssize_t)RELAY_NONCE_BYTES;
+	number = atomic_fetch_add(&sender->number, 1) + 1;
+	memcpy(nonce, sender->mark, RELAY_MARK_BYTES);
+	for (int i = RELAY_MARK_BYTES; i < RELAY_NONCE_BYTES; i++, number >>= 8)
+		nonce[i] = (unsigned char)number;
+	return true;
+}
+
 bool relay_tell_here(const struct relay *relay, const char *address, uint32_t rank, const char *node)
 {
 	const struct relay_news news = { .text = PACKAGE_VERSION, .here = true, .rank = rank, .node = node };
@@ -122,16 +141,17 @@ bool relay_tell(const struct relay *relay, const char *address, const struct rel
 	unsigned char wanted[SIPHASH_BYTES], got[SIPHASH_BYTES];
 	uint64_t deadline_ns;
 	bool taken;
-	int fd;
+	int fd = relay->port != 0 ? connect_to(address, relay->port) : -1;
 
-	if (relay->port == 0 ||
-	    getrandom(message.nonce, sizeof(message.nonce), 0) != (ssize_t)sizeof(message.nonce))
-		return false;
-	relay_write(&message, news);
-	relay_sign(relay, &message, message.tag);
-	fd = connect_to(address, relay->port);
 	if (fd < 0)
 		return false;
+	/* Just before it is sent: another message of the node may overtake it. */
+	if (!make_nonce(relay->sender, message.nonce)) {
+		close(fd);
+		return false;
+	}
+	relay_write(&message, news);
+	relay_sign(relay, &message, message.tag);
 	relay_sign_answer(relay, &message, wanted);
 	deadline_ns = ddp_now_ns() + (uint64_t)relay->reply_ms * 1000000;
 	taken = send_all(fd, &message, sizeof(message), deadline_ns) &&

@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "spank/failure/controller.h"
+#include "spank/failure/heard.h"
 #include "spank/failure/launched.h"
 #include "spank/failure/presence.h"
 #include "spank/failure/step.h"
@@ -38,6 +39,7 @@ static struct {
 	struct relay relay;
 	struct relay_actions actions;
 	struct step step;
+	struct heard heard;
 	bool asked; /* about a node */
 	/* News of that node's tasks, until slurmctld tells whether the node has failed. */
 	struct relay_message held;
@@ -154,7 +156,9 @@ static void take(const struct relay_message *message, int fd)
 	bool alone;
 
 	relay_sign(&server.relay, message, tag);
-	if (memcmp(tag, message->tag, sizeof(tag)) != 0)
+	/* A note is the node's present state, so an older one is none. Its node tells it again. */
+	if (memcmp(tag, message->tag, sizeof(tag)) != 0 ||
+	    !heard_first(&server.heard, message->nonce, news.stall != NULL))
 		return;
 	/* A node that has hung up has waited too long, and acts itself. */
 	alone = recv(fd, tag, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
@@ -478,6 +482,7 @@ int relay_close(void)
 	while (server.peer_count > 0)
 		drop_peer(server.peer_count - 1);
 	close_sockets();
+	heard_end(&server.heard);
 	memset(&server, 0, sizeof(server));
 	server.listener = server.wake = -1;
 	return wait_status;

@@ -29,6 +29,7 @@ struct supervise_shared {
 	atomic_bool has_told; /* who did so is done with it */
 	atomic_bool reported; /* a task has told srun that this node has the plugin, or is doing so, */
 	atomic_bool answered; /* and srun has answered that */
+	struct relay_sender sender;
 	struct witness witness;
 	uint32_t world_size;
 	char node[HOST_NAME_MAX_BYTES];
