@@ -51,6 +51,13 @@ bool judge_is_hearsay(const struct end_facts *facts)
 	return facts->blames_peer && !facts->names_peer;
 }
 
+/* Who loses a rank tells so at once. Who waits in vain for one that has ended tells so much later, so
+   that an end after that is no cause. */
+bool judge_explains(const struct end_facts *waiting, const struct end_facts *due, bool earlier)
+{
+	return judge_is_hearsay(due) && !judge_is_hearsay(waiting) && (earlier || !due->timed_out);
+}
+
 /* Who was asked to stop may end as he likes, and when he is ready. What is no
    such end is said at once, but the others may still be saving. */
 static struct end_verdict judge_stopping(const struct end_facts *facts, enum end_words words)

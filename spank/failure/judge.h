@@ -81,6 +81,10 @@ bool judge_is_word(int signal_number);
    that one's own node knows more. */
 bool judge_is_hearsay(const struct end_facts *facts);
 
+/* Whether a verdict that still waits, since nobody knows yet who wanted that end, is the cause of
+   another one that is due. `earlier`: it happened first. */
+bool judge_explains(const struct end_facts *waiting, const struct end_facts *due, bool earlier);
+
 /* Whether Slurm may have killed the task since its node has failed. */
 bool judge_may_be_node(const struct end_facts *facts);
 

@@ -209,6 +209,16 @@ static struct step_case *choose(struct step *step, uint64_t now_ns)
 	return NULL;
 }
 
+/* Of what is said for want of better only, the verdict on the end that led to it, if there is one. */
+static struct step_case *cause_of(struct step *step, struct step_case *what)
+{
+	struct step_case *later = &step->cases[CASE_LATER];
+	bool earlier = later->happened_ns <= what->happened_ns;
+
+	return later->held && judge_case(step, later).words != WORDS_NONE &&
+	       judge_explains(&later->facts, &what->facts, earlier) ? later : what;
+}
+
 /* Whether it waits until grace= is over. */
 static bool has_grace(enum end_delay delay)
 {
@@ -261,7 +271,7 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
 	/* What was chosen may have come after the one that is due: they are one event. */
 	if (verdict.say == DELAY_NONE && verdict.kill == DELAY_NONE)
 		action->kill = true;
-	say_case(step, what, &verdict, action);
+	say_case(step, cause_of(step, what), &verdict, action);
 	/* All is done with it: the next one may have consequences. */
 	if (verdict.kill == DELAY_NEVER)
 		what->held = false;
@@ -287,7 +297,7 @@ bool step_finish(struct step *step, struct step_action *action)
 			continue;
 		/* Nothing is left of it to be ended. */
 		verdict.kill = DELAY_NEVER;
-		say_case(step, what, &verdict, action);
+		say_case(step, cause_of(step, what), &verdict, action);
 	}
 	step->over = true;
 	step->again_ns = UINT64_MAX;

@@ -128,6 +128,31 @@ prints 'ddp: (rank [01] of 4|all 2 tasks) on n0 .*SIGTERM.*; 2.0 s later the ste
 	"when all tasks of a node end by SIGTERM, the others' are ended after grace="
 within 10 "in time"
 
+# A rank of a training that a person ends takes along all that wait for it.
+install -m 755 "$build/tests/cluster/training_probe" "$work/training_probe"
+# ended SIGNAL RANK TASKS-PER-NODE OPTIONS
+ended()
+{
+	rm -f trains
+	capture as_user srun "--ddp$4" -N2 --ntasks-per-node="$3" sh -c '
+		[ $RANK != $1 ] || (until [ -e trains ]; do sleep 0.05; done; kill -$0 $$) &
+		exec ./training_probe go 0 trains' "$1" "$2"
+}
+while read -r signal number rank per_node options; do
+	ended "$signal" "$rank" "$per_node" "$options"
+	prints "ddp: rank $rank of $((2 * per_node)) on n$((rank / per_node)) was killed by signal $number \\(SIG$signal\\)" \
+		"a rank that a person ends by SIG$signal is named, not those that lost it ($rank, $per_node a node$options)"
+	prints_times 1 "$report" "in one line"
+	status_is $((128 + number)) "srun tells 128 + $number"
+	within 8 "and ends the step, without grace="
+done <<-'END'
+	TERM 15 0 1
+	TERM 15 1 1
+	INT 2 3 2
+	TERM 15 0 2
+	TERM 15 0 2 =on-failure=continue
+END
+
 capture as_user srun --ddp -N2 --ntasks-per-node=2 sh -c \
 	'case $RANK in
 	2) until [ -s pid.3 ]; do sleep 0.05; done; kill -9 $(cat pid.3) $$;;

@@ -7,7 +7,7 @@
  * With never, RANK ends with 0 before ddp_init(); with retry, a model of all ranks fails, and
  * another one is trained. After three steps RANK makes FILE and then: hang: sleeps in forward; spin: computes
  * there for ever; leave: exits with 0, without a word; finish: the same after
- * ddp_finalize(); busy: is in evaluation for SECONDS; save: in a checkpoint; late: nothing
+ * ddp_finalize(); go: goes on, too; busy: is in evaluation for SECONDS; save: in a checkpoint; late: nothing
  * yet; none: nothing. The others go on until an error, which gives exit code 3; after `busy`
  * and `save`, and with `late`, `retry` and `none`, all end after three steps more, RANK with `late`
  * SECONDS after the others.
@@ -80,7 +80,7 @@ int main(int argc, char **argv)
 	ddp_model *model;
 
 	if (argc < 3 || argc > 5) {
-		fprintf(stderr, "usage: training_probe never|retry|hang|spin|leave|finish|busy|save|late|none RANK [FILE [SECONDS]]\n");
+		fprintf(stderr, "usage: training_probe never|retry|hang|spin|leave|finish|go|busy|save|late|none RANK [FILE [SECONDS]]\n");
 		return EXIT_USAGE;
 	}
 	const struct plan plan = { argv[1], argc > 3 ? argv[3] : NULL, atoi(argv[2]),

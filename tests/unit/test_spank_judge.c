@@ -148,11 +148,42 @@ static void each_end_has_its_verdict(void **state)
 	}
 }
 
+/* A verdict that waits, and one that is due: which facts, as letters: blames_peer (p), names_peer (n),
+   timed_out (t). */
+static void waiting_verdict_outweighs_hearsay(void **state)
+{
+	static const struct { const char *name; enum task_end end; enum slurm_sent sent;
+		              const char *waiting, *due; bool earlier, explains; } pairs[] = {
+		{ "kill -TERM, and a rank that lost that one", END_BY_REQUEST, SENT_NOTHING, "", "p", true, true },
+		{ "told a little later, by a busy node", END_BY_REQUEST, SENT_NOTHING, "", "p", false, true },
+		{ "in ddp_init(), where nobody is lost", END_BY_REQUEST, SENT_NOTHING, "", "pt", true, true },
+		{ "one that is ended when others have given up", END_BY_REQUEST, SENT_NOTHING, "", "pt", false, false },
+		{ "without a witness", END_BY_REQUEST, SENT_UNKNOWN, "", "p", true, true },
+		{ "tasks killed with their witness", END_BY_KILL, SENT_KILL, "", "p", true, true },
+		{ "beside it a rank fails on its own account", END_BY_REQUEST, SENT_NOTHING, "", "", true, false },
+		{ "or its node knows of one that hangs", END_BY_REQUEST, SENT_NOTHING, "", "ptn", true, false },
+		{ "who ends as it lost another", END_CODE, SENT_KILL, "p", "p", true, false },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(pairs); i++) {
+		const struct end_facts waiting = { .end = pairs[i].end, .sent = pairs[i].sent,
+			                           .blames_peer = has(pairs[i].waiting, 'p') };
+		const struct end_facts due = { .end = END_CODE, .sent = SENT_NOTHING,
+			                       .blames_peer = has(pairs[i].due, 'p'),
+			                       .timed_out = has(pairs[i].due, 't'),
+			                       .names_peer = has(pairs[i].due, 'n') };
+		if (judge_explains(&waiting, &due, pairs[i].earlier) != pairs[i].explains)
+			fail_msg("%s", pairs[i].name);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(ends_are_told_apart),
 		cmocka_unit_test(each_end_has_its_verdict),
+		cmocka_unit_test(waiting_verdict_outweighs_hearsay),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -297,6 +297,48 @@ static void a_failure_does_not_wait_for_a_request(void **state)
 	assert_int_equal(step.wait_status, EXITED(1));
 }
 
+/* kill -TERM by a person, and ranks that lost the one that was killed. */
+static void who_was_asked_to_stop_goes_before_those_that_lost_it(void **state)
+{
+	struct step step = begin(true);
+	struct relay_news lost = news("lost", END_CODE, SENT_NOTHING, EXITED(1));
+	struct step_action action;
+
+	(void)state;
+	lost.facts.blames_peer = true;
+	take(&step, 0, news("rank 0", END_BY_REQUEST, SENT_NOTHING, SIGTERM));
+	take(&step, 80, lost);
+	expect(&step, 80 + HOLD, "rank 0", true);
+	assert_int_equal(step.wait_status, SIGTERM);
+
+	/* A busy node tells of it later. */
+	step = begin(true);
+	take(&step, 0, lost);
+	take(&step, 80, news("rank 0", END_BY_REQUEST, SENT_NOTHING, SIGTERM));
+	expect(&step, HOLD, "rank 0", true);
+
+	step = begin(false);
+	take(&step, 0, news("rank 0", END_BY_REQUEST, SENT_NOTHING, SIGINT));
+	take(&step, 80, lost);
+	expect(&step, 80 + HOLD, "rank 0", false);
+	expect_nothing(&step);
+	assert_int_equal(step.wait_status, SIGINT);
+
+	/* All ranks end before it is said. */
+	step = begin(true);
+	take(&step, 0, news("rank 0", END_BY_REQUEST, SENT_NOTHING, SIGTERM));
+	take(&step, 80, lost);
+	assert_true(step_finish(&step, &action));
+	assert_string_equal(action.text, "rank 0");
+
+	/* Slurm has asked for it. */
+	step = begin(true);
+	take(&step, 0, news("rank 0", END_BY_REQUEST, SENT_STOP, SIGTERM));
+	take(&step, 80, lost);
+	assert_false(step_finish(&step, &action));
+	assert_int_equal(step.wait_status, 0);
+}
+
 static void tasks_killed_with_the_witness_are_doubted(void **state)
 {
 	struct step step = begin(true);
@@ -386,6 +428,7 @@ int main(void)
 		cmocka_unit_test(a_crash_is_said_while_others_save),
 		cmocka_unit_test(a_signalled_step_has_its_grace),
 		cmocka_unit_test(a_failure_does_not_wait_for_a_request),
+		cmocka_unit_test(who_was_asked_to_stop_goes_before_those_that_lost_it),
 		cmocka_unit_test(tasks_killed_with_the_witness_are_doubted),
 		cmocka_unit_test(a_node_that_failed_is_named),
 		cmocka_unit_test(a_node_that_acts_alone_is_not_repeated),
