@@ -663,7 +663,7 @@ typedef enum ddp_shard {
  * of a rank per parameter that is compressed: 8 more. Checkpoints hold the sum of what all
  * ranks have kept, which saving moves to rank 0, so they can be resumed on another number
  * of ranks, or with another compression, which leaves that out. In the host's memory it uses lane
- * DDP_LANES - 1 of the world while gradients are reduced.
+ * DDP_LANES - 1 of the model's communicator while gradients are reduced.
  */
 typedef enum ddp_compression {
 	DDP_COMPRESS_NONE = 0,
@@ -677,7 +677,7 @@ typedef struct ddp_grad_bucket {
 	int index, buckets;  /* 0 .. buckets - 1: the one that backward fills first is 0 */
 	float *grads;        /* [count]: this rank's; finish() leaves the sums over all ranks */
 	int64_t count;
-	ddp_comm *comm;      /* the world */
+	ddp_comm *comm;      /* the model's */
 	ddp_memory memory;   /* where grads is; of a device: */
 	void *stream;        /* the model's, or NULL */
 } ddp_grad_bucket;
@@ -831,6 +831,8 @@ typedef struct ddp_model_options {
 	float *params_memory;   /* the program's own, in which parameters lie; NULL: the library's.
 	                           See ddp_model_bytes() */
 	float *grads_memory;    /* the same of gradients */
+	ddp_comm *comm;         /* the ranks that train this model together; NULL: the world. See
+	                           ddp_model_create() */
 } ddp_model_options;
 
 /*
@@ -878,7 +880,18 @@ typedef struct ddp_model_options {
  * Makes a model of `count` parameters in the order in which forward uses
  * them. Parameters and gradients lie in arenas that the model owns; gradient
  * buckets are cut from the last parameter to the first, and a tensor may be
- * split. Collective; all ranks must give the same list (DDP_ERR_MISMATCH).
+ * split. Collective over the communicator of the option comm, or else over the world; all its ranks
+ * must give the same list (DDP_ERR_MISMATCH).
+ *
+ * The ranks of that communicator train the model together, and the others have no part in it. For
+ * such a model, "all ranks" in this header are the ranks of its communicator, "rank 0" is the first of them, and
+ * "the world is broken" means that this communicator is. A program that splits a network over several ranks
+ * (tensor or pipeline parallelism, by communicators and messages of its own) makes one model of each
+ * part, on a communicator of the ranks that have this part; the example `parallel` shows it. Each of
+ * these models saves to a directory of its own, and takes a loader on its own communicator. The
+ * communicator may be what ddp_comm_shrink() has left. It is freed after the model. The file of
+ * metrics has the steps of the models on the world's rank 0. DDP_ERR_INVALID: the communicator is
+ * another context's.
  */
 DDP_API ddp_status ddp_model_create(ddp_context *context, const ddp_param *params,
                                     int count, const ddp_model_options *options,
@@ -1308,6 +1321,9 @@ typedef struct ddp_loader_options {
 	                     of one */
 	int accumulate;   /* batches of a rank that make an update, so that epochs end with one: see
 	                     below. 0: ddp_train() sets its own; in a loop of one's own 1 */
+	ddp_comm *comm;   /* the ranks that share out the samples; NULL: the world. A model on a
+	                     communicator needs a loader on the same one: each of its ranks then gets
+	                     its share, and ranks of other communicators may get the same samples */
 } ddp_loader_options;
 
 /*

@@ -241,6 +241,7 @@ check_PROGRAMS += \
 	tests/ranks/test_tcp_auth \
 	tests/ranks/test_tcp_threads \
 	tests/ranks/test_training \
+	tests/ranks/test_training_groups \
 	tests/ranks/test_training_ends \
 	tests/ranks/test_training_failures \
 	tests/unit/test_agreement \

@@ -59,6 +59,20 @@ void ddp_comm_limit_ctas(ddp_comm *comm, int max_ctas)
 	comm->roster->max_ctas = max_ctas;
 }
 
+ddp_status ddp_comm_choose(ddp_comm *world, ddp_comm *given, const char *function, ddp_comm **comm)
+{
+	if (given != NULL && given->roster != world->roster)
+		return ddp_fail(DDP_ERR_INVALID, "%s: the option comm is a communicator of another context: give one that was "
+		                "made of this context's world", function);
+	*comm = given != NULL ? given : world;
+	return DDP_OK;
+}
+
+int ddp_comm_world_rank(const ddp_comm *comm, int rank)
+{
+	return comm->topology.world_ranks[rank];
+}
+
 int ddp_comm_rank(const ddp_comm *comm)
 {
 	return comm != NULL ? comm->rank : -1;

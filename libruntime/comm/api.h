@@ -28,6 +28,13 @@ void ddp_comm_limit_ctas(ddp_comm *comm, int max_ctas);
 /* Closes the world communicator; collective unless it has failed. */
 void ddp_comm_close(ddp_comm *comm);
 
+/* What an option `comm` of a program means: `given`, or `world` where it is NULL. DDP_ERR_INVALID, with
+   `function` in its message, if `given` is a communicator of another context. */
+ddp_status ddp_comm_choose(ddp_comm *world, ddp_comm *given, const char *function, ddp_comm **comm);
+
+/* The rank in the world of a rank of the communicator. */
+int ddp_comm_world_rank(const ddp_comm *comm, int rank);
+
 /* Has an error ended all its operations, past and to come? */
 bool ddp_comm_broken(ddp_comm *comm);
 

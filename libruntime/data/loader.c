@@ -239,6 +239,12 @@ int64_t ddp_loader_batches_per_epoch(const ddp_loader *loader)
 	return loader != NULL ? loader->batches : 0;
 }
 
+void ddp_loader_place(const ddp_loader *loader, int *rank, int *ranks)
+{
+	*rank = loader->rank;
+	*ranks = loader->world_size;
+}
+
 int ddp_loader_accumulate(const ddp_loader *loader)
 {
 	return loader->options.accumulate;
@@ -404,17 +410,30 @@ static ddp_status agree(ddp_comm *comm, ddp_status mine, const ddp_loader *loade
 	                       &differs);
 }
 
+/* What the options of a program compiled with this field or without it give. */
+static ddp_comm *options_comm(const ddp_loader_options *options)
+{
+	const bool has_it = options != NULL && options->size >= offsetof(ddp_loader_options, comm) + sizeof(options->comm);
+
+	return has_it ? options->comm : NULL;
+}
+
 ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
                              const ddp_loader_options *options, ddp_loader **loader)
 {
 	ddp_loader *made = NULL;
 
+	ddp_comm *comm;
+
 	if (context == NULL)
 		return ddp_fail_null("ddp_loader_create", "context");
-	ddp_status status = loader == NULL
+	ddp_status status = ddp_comm_choose(context->world, options_comm(options), "ddp_loader_create()", &comm);
+	if (status != DDP_OK)
+		return status;
+	status = loader == NULL
 		? ddp_fail_null("ddp_loader_create", "loader")
-		: ddp_loader_make(context->job.rank, context->job.world_size, dataset, options, &made);
-	status = agree(context->world, status, made);
+		: ddp_loader_make(ddp_comm_rank(comm), ddp_comm_size(comm), dataset, options, &made);
+	status = agree(comm, status, made);
 	if (status != DDP_OK) {
 		if (context->watch != NULL)
 			ddp_watch_error(context->watch, status);

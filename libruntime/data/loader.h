@@ -17,6 +17,9 @@
 ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
                            const ddp_loader_options *options, ddp_loader **loader);
 
+/* Whose share of the samples it reads: that of rank *rank of *ranks. */
+void ddp_loader_place(const ddp_loader *loader, int *rank, int *ranks);
+
 /* Batches of each rank that make an update; 0: the program has not said. */
 int ddp_loader_accumulate(const ddp_loader *loader);
 /*

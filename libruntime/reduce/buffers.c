@@ -29,7 +29,7 @@ static ddp_status run(ddp_model *model, ddp_collective operation, int64_t begin,
 static ddp_status average(ddp_model *model, bool counts, int counted)
 {
 	const ddp_layout *layout = &model->layout;
-	const bool of_all = counted == ddp_comm_size(model->context->world);
+	const bool of_all = counted == ddp_comm_size(model->comm);
 	const ddp_collective reduction = {
 		.kind = DDP_ALL_REDUCE, .type = DDP_F32, .op = of_all ? DDP_AVG : DDP_SUM,
 	};
@@ -53,7 +53,7 @@ static ddp_status average(ddp_model *model, bool counts, int counted)
 static ddp_status broadcast(ddp_model *model, bool counts, int counted)
 {
 	const ddp_layout *layout = &model->layout;
-	const ddp_comm *comm = model->context->world;
+	const ddp_comm *comm = model->comm;
 	int32_t root = counts ? ddp_comm_rank(comm) : INT32_MAX;
 	const ddp_collective first = {
 		.kind = DDP_ALL_REDUCE, .recv = &root, .count = 1, .type = DDP_I32, .op = DDP_MIN,

@@ -74,7 +74,7 @@ static void state_checksum(uint32_t sum, ddp_consensus *own)
    either all ranks find their own to be the mean of both, or none does. */
 bool ddp_consensus_same(const ddp_model *model, const ddp_consensus *own, const ddp_consensus *all)
 {
-	int ranks = model->reducer.communicates ? ddp_comm_size(model->context->world) : 1;
+	int ranks = model->reducer.communicates ? ddp_comm_size(model->comm) : 1;
 	bool same = true;
 
 	for (int half = 0; half < 2; half++)
@@ -87,7 +87,7 @@ bool ddp_consensus_same(const ddp_model *model, const ddp_consensus *own, const 
 static uint32_t samples_checksum(const ddp_model *model, double loss_sum)
 {
 	const double given[] = { loss_sum, model->magnitude.largest };
-	const uint32_t rank = (uint32_t)ddp_comm_rank(model->context->world);
+	const uint32_t rank = (uint32_t)ddp_comm_rank(model->comm);
 
 	return given[0] == 0 && given[1] == 0 ? rank : ddp_crc32c(0, given, sizeof(given));
 }
@@ -95,14 +95,14 @@ static uint32_t samples_checksum(const ddp_model *model, double loss_sum)
 void ddp_consensus_watch_samples(ddp_model *model, const ddp_consensus *own, const ddp_consensus *all)
 {
 	enum { STEPS = 10 };
-	const int ranks = model->reducer.communicates ? ddp_comm_size(model->context->world) : 1;
+	const int ranks = model->reducer.communicates ? ddp_comm_size(model->comm) : 1;
 
 	if (ranks < 2 || all->joined > 0 || !ddp_consensus_same(model, own, all)) {
 		model->steps_alike = 0;
 		return;
 	}
 	model->steps_alike++;
-	if (model->steps_alike == STEPS && ddp_comm_rank(model->context->world) == 0)
+	if (model->steps_alike == STEPS && ddp_comm_rank(model->comm) == 0)
 		ddp_log(DDP_LOG_WARN, "step %lld: %d ranks had the same loss and gradients as each other in each of "
 		        "%d steps: they seem to train on the same samples; ddp_loader or ddp_sampler gives each "
 		        "rank its own", (long long)model->steps + 1, ranks, STEPS);
@@ -110,7 +110,7 @@ void ddp_consensus_watch_samples(ddp_model *model, const ddp_consensus *own, con
 
 ddp_status ddp_params_compare(ddp_model *model)
 {
-	ddp_comm *comm = model->context->world;
+	ddp_comm *comm = model->comm;
 
 	if (!model->reducer.communicates)
 		return DDP_OK;
@@ -169,7 +169,7 @@ static bool is_good(double weight_or_rate)
 /* The first rank with a wrong number, and what it gave. All ranks come here together. */
 static ddp_status name_wrong(const ddp_model *model, double weight, int ranks)
 {
-	ddp_comm *comm = model->context->world;
+	ddp_comm *comm = model->comm;
 	const bool good = is_good(weight) && is_good(model->learning_rate);
 	double first = good ? INFINITY : ddp_comm_rank(comm), given[2] = { weight, model->learning_rate };
 	char others[48] = "";
@@ -182,8 +182,8 @@ static ddp_status name_wrong(const ddp_model *model, double weight, int ranks)
 	if (ranks > 1)
 		snprintf(others, sizeof(others), ", which is the first of %d ranks", ranks);
 	return ddp_fail(DDP_ERR_INVALID, "step %lld: rank %d gave a weight or a learning rate that is negative or "
-	                "not finite (weight %g, learning rate %g)%s", (long long)model->steps + 1, (int)first,
-	                given[0], given[1], others);
+	                "not finite (weight %g, learning rate %g)%s", (long long)model->steps + 1,
+	                ddp_comm_world_rank(comm, (int)first), given[0], given[1], others);
 }
 
 static ddp_status name_other_rate(const ddp_model *model)
@@ -192,7 +192,7 @@ static ddp_status name_other_rate(const ddp_model *model)
 	ddp_outlier outlier;
 	double odd, usual;
 
-	ddp_status status = ddp_comm_outlier(model->context->world, model->learning_rate, &outlier, &odd, &usual);
+	ddp_status status = ddp_comm_outlier(model->comm, model->learning_rate, &outlier, &odd, &usual);
 	if (status != DDP_OK)
 		return status;
 	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
@@ -203,7 +203,7 @@ static ddp_status name_other_rate(const ddp_model *model)
 ddp_status ddp_consensus_check(const ddp_model *model, double weight, const ddp_consensus *all)
 {
 	long long step = (long long)model->steps + 1;
-	int ranks = model->reducer.communicates ? ddp_comm_size(model->context->world) : 1;
+	int ranks = model->reducer.communicates ? ddp_comm_size(model->comm) : 1;
 
 	if (all->wrong != 0 && model->reducer.communicates)
 		return name_wrong(model, weight, (int)all->wrong);
@@ -225,7 +225,7 @@ ddp_status ddp_consensus_check(const ddp_model *model, double weight, const ddp_
 
 int ddp_consensus_active(const ddp_model *model, const ddp_consensus *all)
 {
-	int ranks = model->reducer.communicates ? ddp_comm_size(model->context->world) : 1;
+	int ranks = model->reducer.communicates ? ddp_comm_size(model->comm) : 1;
 
 	return ranks - (int)all->joined;
 }
@@ -281,7 +281,7 @@ static ddp_status name_first(const ddp_model *model, double first, const ddp_con
 		snprintf(others, sizeof(others), ", which is the first of %.0f ranks", all->not_finite);
 	return ddp_fail(DDP_ERR_NOT_FINITE, "%s is not finite on rank %d%s; no rank has updated its "
 	                "parameters: go on with other samples, or from a checkpoint with a lower "
-	                "learning rate", what, rank, others);
+	                "learning rate", what, ddp_comm_world_rank(model->comm, rank), others);
 }
 
 ddp_status ddp_consensus_name(ddp_model *model, double loss_sum, const ddp_consensus *all)
@@ -295,7 +295,7 @@ ddp_status ddp_consensus_name(ddp_model *model, double loss_sum, const ddp_conse
 		                "samples, or from a checkpoint with a lower learning rate", all->largest);
 	if (bad != NULL || !isfinite(loss_sum)) {
 		long slot = bad != NULL ? bad - model->layout.slots : model->layout.count;
-		int rank = model->reducer.communicates ? ddp_comm_rank(model->context->world) : 0;
+		int rank = model->reducer.communicates ? ddp_comm_rank(model->comm) : 0;
 		first = rank * RANK_FACTOR + (double)slot;
 	}
 	ddp_status status = first_of_all(model, "not finite", &first);
@@ -308,7 +308,7 @@ ddp_status ddp_consensus_name_changed(ddp_model *model)
 	double first = INFINITY;
 
 	if (uses->changed >= 0) {
-		int rank = model->reducer.communicates ? ddp_comm_rank(model->context->world) : 0;
+		int rank = model->reducer.communicates ? ddp_comm_rank(model->comm) : 0;
 		first = rank * RANK_FACTOR + 2 * (double)uses->changed + uses->used[uses->changed];
 	}
 	ddp_status status = first_of_all(model, "changed", &first);
@@ -319,7 +319,7 @@ ddp_status ddp_consensus_name_changed(ddp_model *model)
 	const char *name = ddp_model_slot(model, (int)(rest / 2))->name;
 	return ddp_fail(DDP_ERR_STATE, "the static graph has changed: rank %d %s \"%s\", which it %s in the "
 	                "first step; no rank has updated its parameters: use the same ones in each step, or "
-	                "make the model with DDP_UNUSED_SKIP", rank,
+	                "make the model with DDP_UNUSED_SKIP", ddp_comm_world_rank(model->comm, rank),
 	                rest % 2 != 0 ? "has a gradient of" : "has no gradient of", name,
 	                rest % 2 != 0 ? "had not used" : "had used");
 }

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "comm/agree.h"
+#include "comm/api.h"
 
 ddp_status ddp_facts_range(ddp_comm *comm, double *values, size_t count)
 {
@@ -50,7 +51,7 @@ ddp_status ddp_facts_agree(ddp_comm *comm, ddp_status mine, const char *what,
 		return ddp_fail_context(status, "while comparing the %s with other ranks'", what);
 	if (isfinite(range[failed]))
 		return ddp_error_told(ddp_fail(DDP_ERR_MISMATCH, "rank %d could not make its %s; its own error says why",
-		                               (int)range[failed], what), true);
+		                               ddp_comm_world_rank(comm, (int)range[failed]), what), true);
 	for (int i = 0; i < count; i++) {
 		if (range[i] == -range[count + 1 + i])
 			continue;
@@ -78,5 +79,5 @@ ddp_status ddp_status_agree(ddp_comm *comm, ddp_status mine, const char *what)
 		return status;
 	ddp_status worst = (ddp_status)(first % STATUSES);
 	return ddp_error_told(ddp_fail(worst, "rank %d cannot %s (%s); its own error says why",
-	                               (int)(first / STATUSES), what, ddp_status_name(worst)), true);
+	                               ddp_comm_world_rank(comm, (int)(first / STATUSES)), what, ddp_status_name(worst)), true);
 }

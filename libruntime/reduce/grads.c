@@ -82,7 +82,7 @@ static ddp_status call_hook(const ddp_model *model, int slot)
 	if (status == DDP_OK)
 		return DDP_OK;
 	return ddp_fail_context(status, "the gradient hook of \"%s\" failed on rank %d with %s", of->name,
-	                        ddp_comm_rank(model->context->world), ddp_status_name(status));
+	                        model->context->job.rank, ddp_status_name(status));
 }
 
 /* This rank adds nothing to it any more in this step. */

@@ -18,7 +18,7 @@ enum { BROADCAST_ELEMENTS = 1 << 24 };
 
 static bool communicates(const ddp_model *model)
 {
-	return ddp_comm_size(model->context->world) > 1 && !model->settings.no_communication;
+	return ddp_comm_size(model->comm) > 1 && !model->settings.no_communication;
 }
 
 /* Whether its buckets, which are cut for the first time, are to be cut anew. */
@@ -27,7 +27,7 @@ static bool is_to_replan(const ddp_model *model)
 	const ddp_model_settings *settings = &model->settings;
 	const ddp_bucket_plan *plan = &model->plan;
 
-	return model->strategy->recuts && communicates(model) && ddp_comm_nodes(model->context->world) > 1 &&
+	return model->strategy->recuts && communicates(model) && ddp_comm_nodes(model->comm) > 1 &&
 	       model->place.device == NULL && !settings->caps_given && !settings->no_overlap &&
 	       plan->count > 1 && plan->count <= DDP_GRAINS_MAX / 2;
 }
@@ -49,7 +49,7 @@ static ddp_status make_plan(ddp_model *model)
 /* `ranks`: those that communicate. */
 static ddp_status make_units(ddp_model *model, int ranks)
 {
-	const ddp_comm *comm = model->context->world;
+	const ddp_comm *comm = model->comm;
 	const int owners = model->strategy->per_node ? ddp_comm_local_size(comm) : ranks;
 	const int rank = model->strategy->per_node ? ddp_comm_local_rank(comm) : ddp_comm_rank(comm);
 
@@ -72,7 +72,7 @@ static ddp_status make_uses(ddp_model *model, int ranks)
 static ddp_status make_reducer(ddp_model *model)
 {
 	ddp_reducer reducer = {
-		.comm = model->context->world, .watch = model->context->watch, .plan = &model->plan,
+		.comm = model->comm, .watch = model->context->watch, .plan = &model->plan,
 		.place = &model->place, .model = model, .start = model->strategy->start != NULL ? ddp_grads_start : NULL,
 		.communicates = communicates(model), .overlaps = !model->settings.no_overlap,
 		.totals_max = DDP_CONSENSUS_COUNT + (size_t)ddp_uses_words_max(&model->uses),
@@ -134,7 +134,7 @@ static ddp_status check_memories(const ddp_model *model)
 static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
                           const ddp_model_options *options)
 {
-	ddp_comm *comm = model->context->world;
+	ddp_comm *comm = model->comm;
 
 	ddp_status status = ddp_model_settings_make(options, &model->settings);
 	if (status != DDP_OK)
@@ -180,7 +180,7 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 /* The order in which ranks go through this is the same on all. */
 static ddp_status join(ddp_model *model)
 {
-	ddp_comm *comm = model->context->world;
+	ddp_comm *comm = model->comm;
 
 	ddp_status status = ddp_arena_open(comm, &model->place, model->settings.params_memory, model->layout.all,
 	                                   false, &model->params_memory);
@@ -210,17 +210,22 @@ ddp_status ddp_model_create(ddp_context *context, const ddp_param *params, int c
 {
 	if (context == NULL || model == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_model_create(): the context, or the place for the model, is NULL");
+	ddp_comm *comm;
+	ddp_status status = ddp_comm_choose(context->world, ddp_model_options_comm(options), "ddp_model_create()", &comm);
+	if (status != DDP_OK)
+		return status;
 	ddp_model *made = calloc(1, sizeof(*made));
 	if (made == NULL) {
 		ddp_fail(DDP_ERR_NOMEM, "no memory for a model");
-		return ddp_model_agree(context->world, DDP_ERR_NOMEM, NULL, NULL);
+		return ddp_model_agree(comm, DDP_ERR_NOMEM, NULL, NULL);
 	}
 	made->context = context;
+	made->comm = comm;
 	made->sync = true;
 
-	ddp_status status = prepare(made, params, count, options);
-	status = ddp_model_agree(context->world, status, &made->layout, &made->settings);
-	if (status == DDP_OK && ddp_comm_rank(context->world) == 0 &&
+	status = prepare(made, params, count, options);
+	status = ddp_model_agree(comm, status, &made->layout, &made->settings);
+	if (status == DDP_OK && ddp_comm_rank(comm) == 0 &&
 	    (made->settings.no_overlap || made->settings.no_communication))
 		ddp_log(DDP_LOG_WARN, "DDP_MEASURE is set, for a measurement: the model %s", made->settings.no_communication ?
 		        "of each rank is trained on its own" : "communicates after backward only");
@@ -247,7 +252,7 @@ void ddp_model_free(ddp_model *model)
 {
 	if (model == NULL)
 		return;
-	ddp_comm *comm = model->context->world;
+	ddp_comm *comm = model->comm;
 
 	if (model->strategy != NULL && model->own != NULL)
 		(void)ddp_model_arrive(model); /* what is on its way is no step that is left */
@@ -388,8 +393,8 @@ static ddp_status broadcast(const ddp_model *model, float *params, size_t count)
 	};
 
 	if (model->place.device != NULL)
-		return ddp_run(model->context->world, &there);
-	return ddp_broadcast(model->context->world, params, count, DDP_F32, 0);
+		return ddp_run(model->comm, &there);
+	return ddp_broadcast(model->comm, params, count, DDP_F32, 0);
 }
 
 ddp_status ddp_broadcast_params(ddp_model *model)
@@ -465,6 +470,11 @@ void *ddp_model_attached(const ddp_model *model)
 ddp_context *ddp_model_context(const ddp_model *model)
 {
 	return model->context;
+}
+
+ddp_comm *ddp_model_comm(const ddp_model *model)
+{
+	return model->comm;
 }
 
 ddp_status ddp_average_params(ddp_model *model)

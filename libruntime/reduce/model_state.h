@@ -27,6 +27,7 @@ typedef struct ddp_slot_hook {
 
 struct ddp_model {
 	ddp_context *context;
+	ddp_comm *comm;         /* of the ranks that train it together */
 	ddp_model_settings settings;
 	ddp_layout layout;
 	ddp_bucket_plan plan;

@@ -141,7 +141,7 @@ static double update_seconds(const ddp_model *model)
 /* Of a rank that has finished, nothing is to be seen: such a step counts on no rank. */
 static bool counts(const ddp_model *model)
 {
-	return is_open(model) && model->stats.active_ranks == ddp_comm_size(model->context->world);
+	return is_open(model) && model->stats.active_ranks == ddp_comm_size(model->comm);
 }
 
 void ddp_replan_take(ddp_model *model)
@@ -182,7 +182,7 @@ static ddp_status gather(ddp_model *model)
 	for (int g = 0; g < grains; g++)
 		r->took[took + g] = -median(r->ready + g * STEPS, STEPS);
 	r->took[took + grains] = -median(r->update, STEPS);
-	return ddp_all_reduce(model->context->world, NULL, r->took, (size_t)(took + grains + 1), DDP_F64, DDP_MIN);
+	return ddp_all_reduce(model->comm, NULL, r->took, (size_t)(took + grains + 1), DDP_F64, DDP_MIN);
 }
 
 /* The median of buckets' elements. */
@@ -282,10 +282,10 @@ static ddp_status cut_at_last(ddp_model *model)
 	char name[64];
 
 	ddp_status status = gather(model);
-	if (status == DDP_OK && ddp_comm_rank(model->context->world) == 0)
+	if (status == DDP_OK && ddp_comm_rank(model->comm) == 0)
 		decide(model, decision + 1, decision);
 	if (status == DDP_OK)
-		status = ddp_broadcast(model->context->world, decision, most, DDP_I32, 0);
+		status = ddp_broadcast(model->comm, decision, most, DDP_I32, 0);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "while buckets are cut anew");
 	snprintf(name, sizeof(name), "cut anew: %d buckets, %d before", decision[0], model->replan.first_count);

@@ -35,7 +35,7 @@ ddp_status ddp_model_fail(ddp_model *model, ddp_status status)
 	ddp_watch_error(model->context->watch, status);
 	model->failed = true;
 	/* Peers may be about to wait for this rank, so tell them in any case. */
-	ddp_comm_abort(model->context->world, reason);
+	ddp_comm_abort(model->comm, reason);
 	ddp_reducer_abandon(&model->reducer, reason);
 	return ddp_error_told(ddp_fail(status, "%s", reason), told);
 }
@@ -180,7 +180,7 @@ static ddp_status refuse(ddp_model *model, ddp_status refused)
 {
 	char reason[1024];
 
-	if (ddp_comm_broken(model->context->world))
+	if (ddp_comm_broken(model->comm))
 		return refused;
 	snprintf(reason, sizeof(reason), "%s", ddp_last_error());
 	ddp_status status = ddp_model_discard(model);
@@ -189,7 +189,7 @@ static ddp_status refuse(ddp_model *model, ddp_status refused)
 	model->refused = true;
 	/* Ranks that do not communicate have each an error of its own. */
 	return ddp_error_told(ddp_fail(refused, "%s", reason),
-	                      model->reducer.communicates && ddp_comm_rank(model->context->world) != 0);
+	                      model->reducer.communicates && ddp_comm_rank(model->comm) != 0);
 }
 
 /* The weight of the gradients that this rank has in the end: all ranks', or its own, of
@@ -285,7 +285,7 @@ static double communication_seconds(ddp_model *model)
 /* A lower scale of the loss may help: the step leaves all but that as it was. */
 static ddp_status skip(ddp_model *model, double scale, const ddp_consensus *all, ddp_step_stats *stats)
 {
-	if (ddp_comm_rank(model->context->world) == 0)
+	if (ddp_comm_rank(model->comm) == 0)
 		ddp_log(DDP_LOG_INFO, "step %lld is skipped: with a loss scale of %g the loss, gradients or their sums "
 		        "are not finite (on %.0f ranks before they are summed); the scale is now %g",
 		        (long long)model->steps + 1, scale, all->not_finite, model->scaler.scale);

@@ -46,7 +46,7 @@ static ddp_status open_memory(ddp_model *model)
 {
 	void *memory;
 
-	ddp_status status = ddp_mem_alloc_on(model->context->world, ddp_place_memory(&model->place),
+	ddp_status status = ddp_mem_alloc_on(model->comm, ddp_place_memory(&model->place),
 	                                     (size_t)model->layout.elements * sizeof(uint16_t), &memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "gradients in 16 bits");
@@ -59,7 +59,7 @@ static void close_memory(ddp_model *model)
 	compress *c = compress_of(model);
 
 	if (c != NULL && c->narrow != NULL)
-		ddp_mem_free(model->context->world, c->narrow);
+		ddp_mem_free(model->comm, c->narrow);
 	free(c);
 }
 

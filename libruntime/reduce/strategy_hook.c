@@ -21,7 +21,7 @@ static ddp_grad_bucket view(const ddp_model *model, int k)
 
 	return (ddp_grad_bucket){
 		.index = k, .buckets = model->plan.count, .grads = model->grads + bucket->begin,
-		.count = bucket->end - bucket->begin, .comm = model->context->world,
+		.count = bucket->end - bucket->begin, .comm = model->comm,
 		.memory = ddp_place_memory(&model->place),
 		.stream = model->place.stream,
 	};
@@ -67,7 +67,7 @@ static void close_hook(ddp_model *model)
 	const hook *h = model->own;
 
 	if (h != NULL && h->ended < h->started && !model->failed) {
-		ddp_comm_abort(model->context->world, "a model was freed in the middle of a step");
+		ddp_comm_abort(model->comm, "a model was freed in the middle of a step");
 		ddp_watch_phase(watch, DDP_PHASE_WAIT);
 		for (int k = h->ended; k < h->started; k++)
 			model->strategy->wait(model, k);

@@ -78,7 +78,7 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 	if (status != DDP_OK)
 		return status;
 	/* Every node has all squares. */
-	if (ddp_comm_node(model->context->world) > 0)
+	if (ddp_comm_node(model->comm) > 0)
 		updated = 0;
 	return ddp_node_strategy_end(model, reduced, updated, squares);
 }

@@ -29,7 +29,7 @@ static node *node_of(const ddp_model *model)
 
 ddp_status ddp_node_strategy_prepare(ddp_model *model)
 {
-	ddp_comm *comm = model->context->world;
+	ddp_comm *comm = model->comm;
 	size_t ranks = (size_t)model->units.ranks;
 
 	node *made = calloc(1, sizeof(*made));
@@ -70,7 +70,7 @@ static ddp_status share(ddp_comm *comm, size_t bytes, void **copies)
 static size_t kept_bytes(const ddp_model *model)
 {
 	const int64_t rounding = (int64_t)(model->units.count + 1) * DDP_ALIGN_ELEMENTS;
-	const int ranks = ddp_comm_least_local_size(model->context->world);
+	const int ranks = ddp_comm_least_local_size(model->comm);
 
 	return (size_t)(model->layout.elements / ranks + rounding) * sizeof(float);
 }
@@ -78,7 +78,7 @@ static size_t kept_bytes(const ddp_model *model)
 ddp_status ddp_node_strategy_open(ddp_model *model)
 {
 	node *n = node_of(model);
-	ddp_comm *comm = model->context->world;
+	ddp_comm *comm = model->comm;
 	const size_t params_bytes = (size_t)model->layout.all * sizeof(float);
 	const size_t grads_bytes = (size_t)model->layout.elements * sizeof(float);
 
@@ -106,7 +106,7 @@ static void release(ddp_comm *comm, int rank, void **copies)
 void ddp_node_strategy_close(ddp_model *model)
 {
 	node *n = node_of(model);
-	ddp_comm *comm = model->context->world;
+	ddp_comm *comm = model->comm;
 
 	if (n == NULL)
 		return;
@@ -132,7 +132,7 @@ ddp_status ddp_node_strategy_begin(ddp_model *model, int64_t step)
 	/* Who saves does the reverse: it sees the communicator broken, then looks here. */
 	atomic_store(begun, step);
 	ddp_full_fence();
-	ddp_status status = ddp_comm_check(model->context->world);
+	ddp_status status = ddp_comm_check(model->comm);
 	if (status != DDP_OK)
 		atomic_store(begun, step - 1);
 	return status;
@@ -165,7 +165,7 @@ ddp_status ddp_node_strategy_check(const ddp_model *model, int64_t steps)
 			return ddp_fail(DDP_ERR_STATE,
 			                "step %lld failed after rank %d began to update the parameters; go back "
 			                "to the last checkpoint", (long long)steps + 1,
-			                ddp_comm_rank_at(model->context->world, r));
+			                ddp_comm_world_rank(model->comm, ddp_comm_rank_at(model->comm, r)));
 	}
 	return DDP_OK;
 }

@@ -125,12 +125,12 @@ static ddp_status open_memory(ddp_model *model)
 	powersgd *p = powersgd_of(model);
 	void *memory;
 
-	ddp_status status = ddp_mem_alloc_on(model->context->world, ddp_place_memory(&model->place),
+	ddp_status status = ddp_mem_alloc_on(model->comm, ddp_place_memory(&model->place),
 	                                     (size_t)(p->plan.travels + 1) * sizeof(float), &memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "factors of gradients");
 	p->travel = memory;
-	return model->place.device == NULL ? ddp_run(model->context->world, &opening) : DDP_OK;
+	return model->place.device == NULL ? ddp_run(model->comm, &opening) : DDP_OK;
 }
 
 static void close_memory(ddp_model *model)
@@ -140,7 +140,7 @@ static void close_memory(ddp_model *model)
 	if (p == NULL)
 		return;
 	if (p->travel != NULL)
-		ddp_mem_free(model->context->world, p->travel);
+		ddp_mem_free(model->comm, p->travel);
 	ddp_powersgd_plan_free(&p->plan);
 	ddp_place_free(&model->place, p->starts);
 	ddp_place_free(&model->place, p->kept);
@@ -281,7 +281,7 @@ static ddp_status wait(ddp_model *model, int k)
 	powersgd *p = powersgd_of(model);
 	const ddp_powersgd_bucket *bucket = &p->plan.buckets[k];
 	const bool *unused = ddp_uses_counts(&model->uses) ? model->uses.unused : NULL;
-	const float share = 1 / (float)ddp_comm_size(model->context->world);
+	const float share = 1 / (float)ddp_comm_size(model->comm);
 	ddp_status status = DDP_OK;
 	char name[32];
 
@@ -350,7 +350,7 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 
 static ddp_status settle(ddp_model *model)
 {
-	ddp_comm *comm = model->context->world;
+	ddp_comm *comm = model->comm;
 	powersgd *p = powersgd_of(model);
 
 	for (int64_t at = 0; p->kept != NULL && at < p->plan.kept; at += SETTLE_ELEMENTS) {
@@ -376,7 +376,7 @@ static void set_steps(ddp_model *model, int64_t steps)
 
 	(void)steps;
 	/* A failure is the device's, and known to the next who uses it. */
-	if (p->kept != NULL && ddp_comm_rank(model->context->world) > 0)
+	if (p->kept != NULL && ddp_comm_rank(model->comm) > 0)
 		(void)ddp_place_clear(&model->place, p->kept, (size_t)p->plan.kept * sizeof(*p->kept));
 }
 

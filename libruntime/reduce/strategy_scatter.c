@@ -377,7 +377,7 @@ static ddp_status gather_from(ddp_model *model, const float *shard, float *whole
 			.recv = whole != NULL ? whole + unit->begin : NULL, .counts = counts_of(model, u),
 			.type = DDP_F32,
 		};
-		status = ddp_run(model->context->world, &operation);
+		status = ddp_run(model->comm, &operation);
 	}
 	return status;
 }
@@ -399,7 +399,7 @@ static ddp_status gather(ddp_model *model, int i, float *whole)
 
 	if (model->place.device == NULL)
 		return gather_from(model, scatter_of(model)->state[i], whole);
-	ddp_status status = ddp_status_agree(model->context->world, fetch_shard(model, i, &shard),
+	ddp_status status = ddp_status_agree(model->comm, fetch_shard(model, i, &shard),
 	                                     "copy its shard of the optimizer's state");
 	if (status == DDP_OK)
 		status = gather_from(model, shard, whole);

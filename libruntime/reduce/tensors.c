@@ -152,7 +152,7 @@ static ddp_status read_params(const ddp_model *model, const ddp_tensors *tensors
 
 ddp_status ddp_model_gather(ddp_model *model, ddp_tensors *tensors)
 {
-	ddp_comm *comm = model->context->world;
+	ddp_comm *comm = model->comm;
 	ddp_status status = DDP_OK;
 
 	*tensors = (ddp_tensors){ 0 };

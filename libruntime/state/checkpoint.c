@@ -263,11 +263,11 @@ static ddp_status read_users(void *argument)
 	return ddp_users_read(&load->transfer.file, &load->users);
 }
 
-static ddp_status move_users(ddp_context *context, struct load *load)
+static ddp_status move_users(ddp_comm *comm, int timeout_ms, struct load *load)
 {
-	ddp_status status = ddp_leader_run(context->world, context->timeout_ms, read_users, load, NULL, 0);
+	ddp_status status = ddp_leader_run(comm, timeout_ms, read_users, load, NULL, 0);
 
-	return status == DDP_OK ? ddp_users_scatter(context->world, &load->users) : status;
+	return status == DDP_OK ? ddp_users_scatter(comm, &load->users) : status;
 }
 
 /* What can fail on this rank alone. */
@@ -275,7 +275,7 @@ static ddp_status prepare_load(ddp_model *model, struct load *load)
 {
 	ddp_status status = ddp_transfer_make(model, &load->transfer);
 
-	return status == DDP_OK ? ddp_users_prepare(ddp_model_context(model)->job.world_size, &load->users) : status;
+	return status == DDP_OK ? ddp_users_prepare(ddp_comm_size(ddp_model_comm(model)), &load->users) : status;
 }
 
 /* Its samples are as many, or the loader refuses to move. */
@@ -324,7 +324,7 @@ static void name_hyper(const struct load *load, ddp_hyper hyper, double saved, d
    if the one that the model was made with is the same as then. */
 static void take_hypers(struct load *load)
 {
-	const bool names = ddp_comm_rank(ddp_model_context(load->transfer.model)->world) == 0;
+	const bool names = ddp_comm_rank(ddp_model_comm(load->transfer.model)) == 0;
 	const double *saved = load->position.hypers;
 	double own[DDP_HYPERS];
 
@@ -343,7 +343,7 @@ static void take_hypers(struct load *load)
 static ddp_status load_all(ddp_model *model, ddp_loader *loader, struct load *load)
 {
 	ddp_context *context = ddp_model_context(model);
-	ddp_comm *comm = context->world;
+	ddp_comm *comm = ddp_model_comm(model);
 	ddp_status status = ddp_model_drop_step(model);
 
 	if (status == DDP_OK)
@@ -355,7 +355,7 @@ static ddp_status load_all(ddp_model *model, ddp_loader *loader, struct load *lo
 		                        sizeof(load->position));
 	if (status != DDP_OK || !load->position.found)
 		return status;
-	status = move_users(context, load);
+	status = move_users(comm, context->timeout_ms, load);
 	if (status == DDP_OK)
 		status = seek_together(comm, loader, &load->position);
 	if (status != DDP_OK)
@@ -363,12 +363,12 @@ static ddp_status load_all(ddp_model *model, ddp_loader *loader, struct load *lo
 	ddp_model_set_partly_updated(model, true);
 	if (!load->position.has_extras)
 		ddp_model_forget_extras(model, &load->transfer.tensors);
-	status = ddp_transfer_run(context, &load->transfer);
+	status = ddp_transfer_run(&load->transfer);
 	if (status != DDP_OK)
 		return status;
 	ddp_model_set_step_count(model, load->position.step);
 	take_hypers(load);
-	status = ddp_set_user_state(model, load->users.own, load->users.bytes[context->job.rank]);
+	status = ddp_set_user_state(model, load->users.own, load->users.bytes[ddp_comm_rank(comm)]);
 	/* From now on a rank may read what the others keep. */
 	status = ddp_status_agree(comm, status, "keep the program's state");
 	if (status == DDP_OK)

@@ -386,19 +386,19 @@ static ddp_status end_file(void *argument)
 
 static ddp_status await_file(ddp_model *model)
 {
-	ddp_context *context = ddp_model_context(model);
+	ddp_comm *comm = ddp_model_comm(model);
 
-	if (ddp_comm_broken(context->world))
+	if (ddp_comm_broken(comm))
 		return end_file(model);
-	return ddp_leader_run(context->world, context->timeout_ms, end_file, model, NULL, 0);
+	return ddp_leader_run(comm, ddp_model_context(model)->timeout_ms, end_file, model, NULL, 0);
 }
 
 ddp_status ddp_checkpoint_wait(ddp_model *model)
 {
 	if (model == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_checkpoint_wait(): the model is NULL");
-	ddp_comm *world = ddp_model_context(model)->world;
-	if (ddp_comm_rank(world) != 0 && ddp_comm_broken(world))
+	ddp_comm *comm = ddp_model_comm(model);
+	if (ddp_comm_rank(comm) != 0 && ddp_comm_broken(comm))
 		return ddp_fail(DDP_ERR_PEER, "whether rank 0 has written the checkpoint that was begun is not "
 		                "known here, since the job has failed: ddp_checkpoint_save() saves what this "
 		                "rank has");
@@ -410,12 +410,12 @@ ddp_status ddp_checkpoint_wait(ddp_model *model)
 
 ddp_status ddp_save_end(ddp_model *model)
 {
-	ddp_context *context = ddp_model_context(model);
+	ddp_comm *comm = ddp_model_comm(model);
 	ddp_status status = await_file(model);
 
-	if (status == DDP_OK || ddp_comm_broken(context->world))
+	if (status == DDP_OK || ddp_comm_broken(comm))
 		return status;
-	if (ddp_comm_rank(context->world) == 0)
+	if (ddp_comm_rank(comm) == 0)
 		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 	return DDP_OK;
 }
@@ -434,14 +434,14 @@ static ddp_status prepare_directory(void *argument)
 
 ddp_status ddp_checkpoint_prepare(ddp_model *model, const char *dir)
 {
-	ddp_context *context = ddp_model_context(model);
 	struct save save = { .dir = dir, .model = model };
 
 	/* What a thread of this process still writes is not what a crash left. */
 	ddp_status status = ddp_save_end(model);
 	if (status != DDP_OK)
 		return status;
-	status = ddp_leader_run(context->world, context->timeout_ms, prepare_directory, &save, NULL, 0);
+	status = ddp_leader_run(ddp_model_comm(model), ddp_model_context(model)->timeout_ms, prepare_directory,
+	                        &save, NULL, 0);
 	free_save(&save);
 	return status;
 }
@@ -462,14 +462,15 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 	if (dir[0] == '\0' || keep < 0)
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a directory and keep >= 0 are needed");
 	ddp_context *context = ddp_model_context(model);
+	ddp_comm *comm = ddp_model_comm(model);
 	struct save save = {
 		.dir = dir, .keep = keep > 0 ? keep : KEEP_DEFAULT,
-		.world_size = context->job.world_size, .threads = dk_threads(),
+		.world_size = ddp_comm_size(comm), .threads = dk_threads(),
 		.position = { .step = ddp_model_step_count(model), .has_loader = loader != NULL },
 		.model = model,
 	};
 	/* Looked at before the model is. */
-	const bool alone = save.alone = ddp_comm_broken(context->world);
+	const bool alone = save.alone = ddp_comm_broken(comm);
 	(void)ddp_model_arrive(model); /* what does not come is told by this: */
 	ddp_status status = ddp_model_check_whole(model);
 	if (status != DDP_OK)
@@ -483,16 +484,16 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 	else
 		status = ddp_save_end(model);
 	if (status == DDP_OK)
-		status = alone ? ddp_users_own(context->job.rank, model, &save.users) : ddp_model_settle(model);
+		status = alone ? ddp_users_own(ddp_comm_rank(comm), model, &save.users) : ddp_model_settle(model);
 	if (status == DDP_OK && !alone)
 		status = ddp_model_compare(model);
 	if (status == DDP_OK && !alone)
-		status = ddp_users_gather(context->world, model, &save.users);
+		status = ddp_users_gather(comm, model, &save.users);
 	if (status == DDP_OK && !alone)
 		status = ddp_model_gather(model, &save.tensors);
 	if (status == DDP_OK)
 		status = alone ? save_file(&save)
-		               : ddp_leader_run(context->world, context->timeout_ms, write, &save, NULL, 0);
+		               : ddp_leader_run(comm, context->timeout_ms, write, &save, NULL, 0);
 	free_save(&save);
 	ddp_set_phase(model, DDP_PHASE_IDLE);
 	if (status != DDP_OK)

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "half.h"
 #include "reduce/facts.h"
+#include "reduce/model.h"
 #include "state/leader.h"
 
 /* 4 MiB: all that a transfer needs besides the model, on each rank. */
@@ -247,19 +248,21 @@ static ddp_status store_chunk(ddp_transfer *transfer)
 	return status;
 }
 
-ddp_status ddp_transfer_run(ddp_context *context, ddp_transfer *transfer)
+ddp_status ddp_transfer_run(ddp_transfer *transfer)
 {
 	const int64_t elements = all_elements(transfer);
+	const int timeout_ms = ddp_model_context(transfer->model)->timeout_ms;
+	ddp_comm *comm = ddp_model_comm(transfer->model);
 	ddp_status status = DDP_OK;
 
 	for (int64_t done = 0; done < elements && status == DDP_OK; done += transfer->count) {
 		const int64_t left = elements - done;
 		transfer->count = left < CHUNK_ELEMENTS ? left : CHUNK_ELEMENTS;
-		status = ddp_leader_run(context->world, context->timeout_ms, read_chunk, transfer, NULL, 0);
+		status = ddp_leader_run(comm, timeout_ms, read_chunk, transfer, NULL, 0);
 		if (status == DDP_OK)
-			status = ddp_broadcast(context->world, transfer->chunk, (size_t)transfer->count, DDP_F32, 0);
+			status = ddp_broadcast(comm, transfer->chunk, (size_t)transfer->count, DDP_F32, 0);
 		if (status == DDP_OK)
-			status = ddp_status_agree(context->world, store_chunk(transfer), "keep what it loaded");
+			status = ddp_status_agree(comm, store_chunk(transfer), "keep what it loaded");
 	}
 	return status;
 }

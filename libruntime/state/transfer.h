@@ -46,6 +46,6 @@ ddp_status ddp_transfer_check_shape(const ddp_safetensors *file, const ddp_safet
 ddp_status ddp_transfer_check_values(const ddp_safetensors *file, const ddp_safetensor *have);
 
 /* Moves what is taken. After an error the model is partly another. Collective. */
-ddp_status ddp_transfer_run(ddp_context *context, ddp_transfer *transfer);
+ddp_status ddp_transfer_run(ddp_transfer *transfer);
 
 #endif

@@ -44,7 +44,7 @@ static void catch_signal(int number)
 static bool catches(const training *loop)
 {
 	return loop->options->stop_signal != 0 &&
-	       (loop->model->reducer.communicates || ddp_comm_size(loop->model->context->world) == 1);
+	       (loop->model->reducer.communicates || ddp_comm_size(loop->model->comm) == 1);
 }
 
 static ddp_status set_handler(const training *loop)
@@ -85,6 +85,21 @@ static void restore_handler(const training *loop)
 		ddp_request_stop(loop->model);
 }
 
+/* Ranks that share out the samples otherwise than they train would miss some samples, and train on
+   others twice. */
+static ddp_status check_loader(const training *loop, const char *which, const ddp_loader *loader)
+{
+	const ddp_comm *comm = loop->model->comm;
+	int rank, ranks;
+
+	ddp_loader_place(loader, &rank, &ranks);
+	if (rank == ddp_comm_rank(comm) && ranks == ddp_comm_size(comm))
+		return DDP_OK;
+	return ddp_fail(DDP_ERR_INVALID, "ddp_train(): the %s has the share of rank %d of %d, and the model is trained by rank "
+	                "%d of %d: give both the same option comm", which, rank, ranks, ddp_comm_rank(comm),
+	                ddp_comm_size(comm));
+}
+
 static ddp_status check_arguments(const training *loop)
 {
 	const ddp_train_options *options = loop->options;
@@ -114,7 +129,12 @@ static ddp_status check_arguments(const training *loop)
 	if (options->rates != NULL && options->schedule != NULL)
 		return ddp_fail(DDP_ERR_INVALID, "training options rates and schedule are two learning rates; give one "
 		                "of them");
-	return options->rates != NULL ? ddp_schedule_check(options->rates) : DDP_OK;
+	ddp_status status = options->rates != NULL ? ddp_schedule_check(options->rates) : DDP_OK;
+	if (status == DDP_OK)
+		status = check_loader(loop, "loader", loop->loader);
+	if (status == DDP_OK && options->evaluate_loader != NULL)
+		status = check_loader(loop, "evaluate_loader", options->evaluate_loader);
+	return status;
 }
 
 /* Has epochs end with a step. */
@@ -135,7 +155,7 @@ static ddp_status name_failure(const training *loop, int64_t step, ddp_status st
 	         ddp_last_error()[0] != '\0' ? ddp_last_error() : "it gave no reason (ddp_set_error())");
 	return ddp_fail(status, "step %lld: %s failed on rank %d with %s: %s",
 	                (long long)step, what,
-	                ddp_comm_rank(loop->model->context->world), ddp_status_name(status), reason);
+	                loop->model->context->job.rank, ddp_status_name(status), reason);
 }
 
 static ddp_status micro_batch(const training *loop, bool last, double *weight, double *loss_sum)
@@ -163,7 +183,7 @@ static void pass_signal_on(const training *loop)
 	if (!atomic_exchange(&signal_caught, false))
 		return;
 	ddp_log(DDP_LOG_INFO, "rank %d: signal %d (%s): all ranks stop after step %lld",
-	        ddp_comm_rank(loop->model->context->world), loop->options->stop_signal,
+	        loop->model->context->job.rank, loop->options->stop_signal,
 	        ddp_signal_text(loop->options->stop_signal), (long long)loop->model->steps + 1);
 	ddp_request_stop(loop->model);
 }
@@ -230,7 +250,7 @@ static ddp_status evaluate_batch(const training *loop, double *sums)
 
 static ddp_status evaluate_epoch(const training *loop, double *sums)
 {
-	ddp_comm *world = loop->model->context->world;
+	ddp_comm *world = loop->model->comm;
 	const int64_t batches = ddp_loader_batches_per_epoch(loop->options->evaluate_loader);
 	ddp_status status = ddp_average_params(loop->model);
 
@@ -286,7 +306,7 @@ static ddp_status forgive(const training *loop, ddp_status status, int64_t next)
 
 	if (status != DDP_ERR_IO)
 		return status;
-	if (ddp_comm_rank(loop->model->context->world) == 0)
+	if (ddp_comm_rank(loop->model->comm) == 0)
 		ddp_log(DDP_LOG_WARN, "%s; training goes on, and tries again after step %lld: make room",
 		        ddp_last_error(), (long long)(next < steps ? next : steps));
 	return DDP_OK;
@@ -370,7 +390,7 @@ ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
 	if (options.resume)
 		status = ddp_checkpoint_load(model, loader, options.checkpoint_dir, &step);
 	if (status == DDP_OK && options.resume && model->steps > options.steps &&
-	    ddp_comm_rank(model->context->world) == 0)
+	    ddp_comm_rank(model->comm) == 0)
 		ddp_log(DDP_LOG_WARN, "the checkpoint in %s is of step %lld, beyond the %lld steps that the training is "
 		        "to have in all: nothing is trained", options.checkpoint_dir, (long long)model->steps,
 		        (long long)options.steps);

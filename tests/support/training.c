@@ -5,22 +5,23 @@ const ddp_shard shards[SHARDS] = { DDP_SHARD_NONE, DDP_SHARD_STATE, DDP_SHARD_GR
 training start(ddp_context *context, const setup *with)
 {
 	const ddp_dataset dataset = mlp_dataset(SAMPLES);
+	ddp_comm *comm = with->comm != NULL ? with->comm : ddp_world(context);
 	const ddp_model_options model_options = {
 		.size = sizeof(model_options),
 		.learning_rate = 0.01, .weight_decay = 0.1, .clip_norm = with->clip_norm,
 		.bucket_mb = with->bucket_bytes / (1 << 20), .shard = with->shard,
-		.loss_scaling = with->scaled ? DDP_SCALING_DYNAMIC : DDP_SCALING_NONE,
+		.loss_scaling = with->scaled ? DDP_SCALING_DYNAMIC : DDP_SCALING_NONE, .comm = with->comm,
 	};
 	const ddp_loader_options loader_options = {
 		.size = sizeof(loader_options),
-		.batch_size = GLOBAL_BATCH / ddp_get_job(context)->world_size / with->accumulate,
-		.seed = SEED, .tail = DDP_TAIL_UNEVEN,
+		.batch_size = GLOBAL_BATCH / ddp_comm_size(comm) / with->accumulate,
+		.seed = SEED, .tail = DDP_TAIL_UNEVEN, .comm = with->comm,
 	};
 	training t;
 
 	CHECK_OK(ddp_model_create(context, mlp_params, MLP_PARAMS, &model_options, &t.model));
 	/* Only rank 0's start counts. */
-	for (int p = 0; p < MLP_PARAMS && ddp_get_job(context)->rank == 0; p++)
+	for (int p = 0; p < MLP_PARAMS && ddp_comm_rank(comm) == 0; p++)
 		mlp_init(p, ddp_param_data(t.model, p), ddp_param_count(t.model, p));
 	CHECK_OK(ddp_broadcast_params(t.model));
 	CHECK_OK(ddp_loader_create(context, &dataset, &loader_options, &t.loader));

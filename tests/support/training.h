@@ -21,6 +21,7 @@ typedef struct setup {
 	const char *checkpoint_dir;
 	bool resume;
 	bool scaled; /* losses, for fp16 */
+	ddp_comm *comm; /* of the ranks that train; NULL: the world */
 } setup;
 
 typedef struct training {
