@@ -7,7 +7,7 @@ EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh 
 # A folder brings what was built in it, too.
 dist-hook:
 	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT) \
-		scale_probe$(EXEEXT)
+		scale_probe$(EXEEXT) storm_probe$(EXEEXT)
 
 # A test that hangs ends as a failure.
 TEST_SECONDS = 180
@@ -56,6 +56,10 @@ check-waits: tests/ranks/test_device_model tests/ranks/test_device_ways tests/ra
 check-scale: all tests/cluster/scale_probe
 	TEST_NODES=16 TEST_REPORT=$(abs_builddir)/scale.report $(top_srcdir)/tests/run --no-install --build . cluster/comm_scale
 	@cat scale.report
+# Trainings on a throw-away cluster, hurt at random; needs root. STORM_ARGS='--rounds 300 --seed 7'
+check-storm: all
+	STORM_REPORT=$(abs_builddir)/storm.report $(top_srcdir)/tests/run --no-install --build . cluster/storm
+	@cat storm.report
 # The tests of the communicator and of NCCL's network on a current UCX, which pip downloads:
 # UCX_WHEEL='NAME==VERSION'. It has CUDA's transports.
 check-ucx:
@@ -97,9 +101,9 @@ gpu-kit:
 	@$(MAKE) --no-print-directory $(gpu_builds)
 	@$(top_srcdir)/tests/gpu/kit.sh gpu-kit $(gpu_tests)
 mostlyclean-local:
-	rm -rf ucx-current gpu-kit gpu-results gpu-results.tar.gz scale.report
-.PHONY: print-prefix print-examples check-comm check-engine check-gpu check-scale check-torch check-ucx \
-	check-waits gpu-kit
+	rm -rf ucx-current gpu-kit gpu-results gpu-results.tar.gz scale.report storm.report
+.PHONY: print-prefix print-examples check-comm check-engine check-gpu check-scale check-storm check-torch \
+	check-ucx check-waits gpu-kit
 
 include $(top_srcdir)/tests/bench/files.mk
 
@@ -498,8 +502,9 @@ EXTRA_DIST += README.md tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/r
 	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh tests/unit/test_waits.sh \
 	tests/unit/vision_torch.py
 
-# For tests on clusters: ranks that only wire up, and ranks that only train.
-noinst_PROGRAMS += tests/cluster/wireup_probe tests/cluster/training_probe
+# For tests on clusters: ranks that only wire up, ranks that only train, and such as save, too.
+noinst_PROGRAMS += tests/cluster/wireup_probe tests/cluster/training_probe tests/cluster/storm_probe
+tests_cluster_storm_probe_LDADD = libruntime/libddpcore.la
 tests_cluster_wireup_probe_LDADD = libruntime/libddpcore.la
 tests_cluster_training_probe_LDADD = libruntime/libddpcore.la
 EXTRA_PROGRAMS += tests/cluster/scale_probe

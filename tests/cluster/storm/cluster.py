@@ -1,0 +1,108 @@
+"""The throw-away cluster as its head's root sees it: nodes, processes, what is left."""
+
+import os
+import subprocess
+import time
+
+# Programs of a step: after a round, none may be left.
+PROGRAMS = ("storm_probe", "slurmstepd", "ddp-witness", "srun", "sbatch")
+IDLE_STEP = 0.3  # seconds of a plain step on all nodes of an idle machine
+POLL = 0.002
+
+
+class Cluster:
+    def __init__(self, folder):
+        self.folder = folder
+        self.init = {}  # a node's name: its process 1, in the head's numbers
+        for name in sorted(os.listdir(folder)):
+            if name.startswith("n") and name.endswith(".pid"):
+                with open(os.path.join(folder, name), encoding="ascii") as file:
+                    self.init[name[:-4]] = int(file.read().split()[0])
+        self.node_of = {uts_of(pid): name for name, pid in self.init.items()}
+        self.slowness = 1.0
+
+    def measure(self):
+        """Limits of time grow with how long a plain step takes just now."""
+        began = time.monotonic()
+        subprocess.run(["srun", f"-N{len(self.init)}", "true"], check=True, capture_output=True)
+        self.slowness = max(1.0, (time.monotonic() - began) / IDLE_STEP)
+
+    def processes(self, name, node=None):
+        """The processes of this name, on one node or on all."""
+        return [pid for pid in all_pids() if comm_of(pid) == name and
+                (node is None or self.node_of.get(uts_of(pid)) == node)]
+
+    def ranks(self):
+        """Each rank's process, as far as they have started."""
+        return {int(rank): pid for pid in self.processes("storm_probe")
+                if (rank := variable_of(pid, "RANK")) is not None and rank.isdigit()}
+
+    def node_name(self, pid):
+        return self.node_of.get(uts_of(pid)) if pid else None
+
+    def on_node(self, node, *command):
+        subprocess.run(["nsenter", "--target", str(self.init[node]), "--mount", "--net", "--uts",
+                        "--ipc", "--pid", *command], check=True, capture_output=True)
+
+    def start_slurmd(self, node):
+        if not self.processes("slurmd", node):
+            self.on_node(node, "slurmd")
+
+    def left(self):
+        """What a step has left behind."""
+        found = [f"process {pid} ({name})" for name in PROGRAMS for pid in self.processes(name)]
+        for node, pid in self.init.items():
+            found += [f"/dev/shm/{name} on {node}" for name in os.listdir(f"/proc/{pid}/root/dev/shm")]
+            with open(f"/proc/{pid}/net/unix", encoding="ascii", errors="replace") as file:
+                found += [f"socket {line.split()[-1]} on {node}" for line in file if line.split()[-1].startswith("@ddp")]
+        return found
+
+    def busy(self):
+        """Nodes that are not idle, and jobs that have not ended."""
+        nodes = say("sinfo", "-hN", "-o", "%n %T").splitlines()
+        jobs = say("squeue", "-h", "-o", "job %i %T").splitlines()
+        return [line for line in nodes if not line.endswith(" idle")] + jobs
+
+
+def say(*command):
+    """What the command prints."""
+    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
+
+
+def wait_for(seconds, condition):
+    """Waits until the condition is true, and gives what it gave last."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(POLL)
+    return found
+
+
+def all_pids():
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def comm_of(pid):
+    """Its name; None if it has ended, reaped or not."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            head, _, rest = file.read().rpartition(")")
+        return None if rest.split()[0] == "Z" else head.partition("(")[2]
+    except OSError:
+        return None
+
+
+def uts_of(pid):
+    try:
+        return os.readlink(f"/proc/{pid}/ns/uts")
+    except OSError:
+        return None
+
+
+def variable_of(pid, name):
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+    except OSError:
+        return None
+    prefix = name.encode() + b"="
+    return next((v[len(prefix):].decode() for v in variables if v.startswith(prefix)), None)

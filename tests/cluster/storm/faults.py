@@ -1,0 +1,298 @@
+"""The kinds of faults: when they come, what does the harm, and what has to follow.
+
+A kind is a function of a round. It may change what the round starts, and gives the harm, a function
+that is called at the round's moment, and what is expected.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+
+from cluster import comm_of, say, wait_for
+
+NONE, STARTED, TRAINING, SAVING, FINALIZED, EXITS = range(6)  # of storm_probe.c
+STEPS, CODES = 60, 256
+EXIT_LIBRARY, EXIT_STOPPED = 3, 75
+
+EVERY_MOMENT = ("init", "training", "checkpoint", "end", "finalized")
+WHILE_TRAINING = ("training", "checkpoint", "end")
+BEFORE_FINALIZE = ("init", "training", "checkpoint", "end")
+
+
+@dataclass
+class Expected:
+    codes: set  # srun's exit code is one of these; empty: any
+    line: str = ""  # the one line of the plugin matches it; empty: there is none
+    seconds: float = 8  # from the harm to the end of srun, of an idle machine
+    line_seconds: float = 3  # to the line
+    may_be_silent: bool = False
+    also: str = ""  # lines behind the first one that may be there
+
+
+@dataclass
+class Kind:
+    name: str
+    moments: tuple
+    plan: object
+    weight: int = 1
+    batch: bool = False
+    layouts: tuple = ()  # empty: all
+
+
+KINDS = {}
+
+
+def kind(name, moments, **more):
+    def add(plan):
+        KINDS[name] = Kind(name, moments, plan, **more)
+        return plan
+
+    return add
+
+
+def fine():
+    return Expected({0})
+
+
+def killed(r, number, **more):
+    """The line about the hurt rank, killed by a signal."""
+    name = signal.Signals(number).name
+    return Expected({128 + number}, rf"ddp: {r.named()} was killed by signal {number} \({name}\)", **more)
+
+
+# ---- nothing, or nothing that matters -----------------------------------------------
+
+
+@kind("calm", ("training",))
+def calm(r):
+    return (lambda: None), fine()
+
+
+@kind("stop-continue", WHILE_TRAINING)
+def stop_continue(r):
+    """A rank is stopped for less than what anybody waits for."""
+
+    def harm():
+        r.signal(signal.SIGSTOP)
+        time.sleep(r.random.uniform(0.1, 0.8))
+        r.signal(signal.SIGCONT)
+
+    return harm, fine()
+
+
+# ---- one rank ends -------------------------------------------------------------------
+
+
+@kind("kill", EVERY_MOMENT, weight=4)
+def kill(r):
+    number = r.random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS))
+    r.note = number.name
+    return (lambda: r.signal(number)), killed(r, number)
+
+
+@kind("terminate", BEFORE_FINALIZE, weight=2)
+def terminate(r):
+    """By kill PID: Slurm knows nothing of it."""
+    number = r.random.choice((signal.SIGTERM, signal.SIGINT))
+    r.note = number.name
+    return (lambda: r.signal(number)), killed(r, number)
+
+
+@kind("terminate-handled", ("training", "checkpoint"))
+def terminate_handled(r):
+    """The program ends in order on one rank's signal, on all ranks, with a code of its own."""
+    r.action = ("stop", -1, 0)
+    return (lambda: r.signal(signal.SIGTERM)), Expected({EXIT_STOPPED, 0}, r"ddp: rank \d+ of \d+ on n\d exited with code 75",
+                                                       may_be_silent=True)
+
+
+@kind("exit-code", ("training", "end"), weight=2)
+def exit_code(r):
+    code = r.random.randint(1, 100)
+    r.note = f"code {code}"
+    step = r.random.randint(1, STEPS) if r.moment == "training" else STEPS
+    r.action = ("exit", r.rank, step * CODES + code)
+    return r.leaves, Expected({code}, rf"ddp: {r.named()} exited with code {code} after")
+
+
+@kind("leave", ("training", "end"), weight=0)
+def leave(r):
+    """It exits with 0 before the end."""
+    step = r.random.randint(1, STEPS) if r.moment == "training" else STEPS
+    r.action = ("exit", r.rank, step * CODES)
+    return r.leaves, Expected({EXIT_LIBRARY}, rf"ddp: {r.named()} had ended with code 0")
+
+
+@kind("never", ("init",))
+def never(r):
+    """It exits before ddp_init()."""
+    code = r.random.choice((0, 0, 9))
+    r.note = f"code {code}"
+    r.action = ("never", r.rank, code)
+    line = rf"ddp: {r.named()} " + ("had ended with code 0" if code == 0 else f"exited with code {code}")
+    return r.leaves, Expected({code or 1}, line, line_seconds=6, seconds=12)
+
+
+# ---- one rank does not come ------------------------------------------------------------
+
+
+@kind("stall-kill", BEFORE_FINALIZE, weight=2)
+def stall_kill(r):
+    """stall= sees a stopped rank, and stall-action=kill ends the step."""
+    seconds = r.stretched_seconds(1)
+    r.keys += [f"stall={seconds}", "stall-action=kill"]
+    line = rf"ddp: the step stalls: .*; {r.named()} is stopped by a signal or a debugger"
+    return (lambda: r.signal(signal.SIGSTOP)), Expected({137}, line, seconds=8 + 3 * seconds,
+                                                       line_seconds=4 + 3 * seconds)
+
+
+@kind("stop-timeout", BEFORE_FINALIZE, weight=0)
+def stop_timeout(r):
+    """The others give up after libddp's timeout; the stopped rank leads the line."""
+    r.timeout = r.stretched_seconds(2)
+    return (lambda: r.signal(signal.SIGSTOP)), Expected({EXIT_LIBRARY, 1}, rf"ddp: {r.named()} ", seconds=8 + 3 * r.timeout,
+                                                       line_seconds=4 + 2 * r.timeout)
+
+
+# ---- Slurm ends the step -----------------------------------------------------------------
+
+
+@kind("scancel", EVERY_MOMENT)
+def scancel(r):
+    """The job or the step."""
+    what = r.random.choice(("job", "step"))
+    r.note = what
+    return (lambda: r.as_user("scancel", r.job if what == "job" else f"{r.job}.0")), Expected({137, 143}, seconds=14)
+
+
+@kind("scancel-term", EVERY_MOMENT)
+def scancel_term(r):
+    """scancel -s TERM of a program that does not handle it."""
+    return (lambda: r.as_user("scancel", "-s", "TERM", f"{r.job}.0")), Expected({143}, seconds=14)
+
+
+@kind("scancel-handled", ("training", "checkpoint"))
+def scancel_handled(r):
+    """The same of one that saves and ends."""
+    r.action = ("stop", -1, 0)
+    return (lambda: r.as_user("scancel", "-s", "TERM", f"{r.job}.0")), Expected({EXIT_STOPPED, 0}, seconds=14)
+
+
+@kind("requeue", EVERY_MOMENT, batch=True)
+def requeue(r):
+    return (lambda: say("scontrol", "requeue", r.job)), Expected(set(), seconds=14)
+
+
+@kind("preempt", EVERY_MOMENT, batch=True)
+def preempt(r):
+    """A job of a partition with a higher priority wants the nodes."""
+    r.srun_options += ["--exclusive"]
+    r.partition = "low"
+
+    def harm():
+        r.other = subprocess.Popen(["srun", "-p", "high", f"-N{len(r.cluster.init)}", "--exclusive", "true"],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    return harm, Expected(set(), seconds=25)
+
+
+@kind("time-limit", ("training",))
+def time_limit(r):
+    """The controller looks at limits twice a minute only."""
+    r.action = ("linger", r.rank, 100000)
+    return (lambda: say("scontrol", "update", f"JobId={r.job}", "EndTime=now")), Expected(set(), seconds=60)
+
+
+# ---- Slurm's own programs die --------------------------------------------------------------
+
+
+@kind("slurmstepd", ("training", "checkpoint"))
+def slurmstepd(r):
+    def harm():
+        with open(f"/proc/{r.pid()}/stat", encoding="utf-8") as file:
+            parent = int(file.read().rpartition(")")[2].split()[1])
+        r.stop_unless(comm_of(parent) == "slurmstepd")
+        os.kill(parent, signal.SIGKILL)
+
+    return harm, Expected({137, 1, 143}, rf"ddp: slurmstepd on {r.node()} has died, with {r.per_node} of the step's {r.world} tasks",
+                          seconds=14)
+
+
+def end_slurmd(r):
+    for pid in r.cluster.processes("slurmd", r.node()):
+        os.kill(pid, signal.SIGKILL)
+
+
+@kind("slurmd", ("training", "checkpoint"))
+def slurmd(r):
+    """A step does not need it."""
+    return (lambda: end_slurmd(r)), fine()
+
+
+@kind("slurmd-kill", ("training", "checkpoint"))
+def slurmd_kill(r):
+    def harm():
+        end_slurmd(r)
+        r.signal(signal.SIGKILL)
+
+    return harm, killed(r, signal.SIGKILL, seconds=14)
+
+
+@kind("witness-kill", ("training",), weight=0)
+def witness_kill(r):
+    """A rank fails on a node whose witness is gone."""
+    number = r.random.choice((signal.SIGKILL, signal.SIGSEGV))
+    r.note = number.name
+
+    def harm():
+        for pid in r.cluster.processes("ddp-witness", r.node()):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(r.random.uniform(0, 0.1))
+        r.signal(number)
+
+    return harm, killed(r, number)
+
+
+# ---- links and disks --------------------------------------------------------------------------
+
+
+@kind("cut", ("training", "checkpoint"), weight=0)
+def cut(r):
+    """A node is away for longer than libddp waits, and comes back for Slurm to end the step."""
+    r.timeout = r.stretched_seconds(2)
+
+    def harm():
+        subprocess.run(["ip", "link", "set", r.node(), "down"], check=True)
+        wait_for(4 * r.timeout, lambda: r.lines() or not r.runs())
+        subprocess.run(["ip", "link", "set", r.node(), "up"], check=True)
+
+    return harm, Expected({EXIT_LIBRARY, 1, 137}, rf"ddp: (rank \d+ of {r.world} on {r.node()}|node {r.node()}) ",
+                          seconds=14 + 6 * r.timeout, line_seconds=4 + 3 * r.timeout,
+                          also=rf"(slurmstepd-{r.node()}: |\[).*error: ddp: ")
+
+
+KINDS["cut"].layouts = ((2, 1), (4, 1), (2, 2), (4, 2))
+
+
+@kind("cut-brief", ("training", "checkpoint"))
+def cut_brief(r):
+    """A node is away for less than anybody waits."""
+
+    def harm():
+        subprocess.run(["ip", "link", "set", r.node(), "down"], check=True)
+        time.sleep(r.random.uniform(0.1, 1.0))
+        subprocess.run(["ip", "link", "set", r.node(), "up"], check=True)
+
+    return harm, Expected({0}, seconds=14)
+
+
+KINDS["cut-brief"].layouts = KINDS["cut"].layouts
+
+
+@kind("full-disk", ("training",), weight=0)
+def full_disk(r):
+    r.fill_disk()
+    return r.any_leaves, Expected({EXIT_LIBRARY}, rf"ddp: rank \d+ of {r.world} on n\d exited with code {EXIT_LIBRARY} .*"
+                                        r"No space left on device", line_seconds=3)

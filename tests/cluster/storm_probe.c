@@ -1,0 +1,187 @@
+/*
+ * storm_probe: a training with checkpoints, which tests/cluster/storm.py hurts.
+ *
+ *   storm_probe DIR STATE [ACTION RANK NUMBER]
+ *
+ * It trains STEPS steps, from the newest checkpoint in DIR if there is one, and saves each
+ * EVERY steps and at the end. In STATE each rank keeps a `struct state` that says where it is.
+ * RANK does the ACTION: never: exits with NUMBER before ddp_init(); exit: exits with code
+ * NUMBER % 256 in forward of step NUMBER / 256; linger: sleeps NUMBER milliseconds between
+ * ddp_finalize() and its exit. With `stop`, all ranks end by a checkpoint after SIGTERM, with
+ * code EXIT_STOPPED.
+ */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <ddp.h>
+
+enum { EXIT_USAGE = 2, EXIT_LIBRARY = 3, EXIT_STOPPED = 75 };
+enum { STEPS = 60, EVERY = 10, STEP_US = 5000 };
+enum { SAMPLES = 701, BATCH = 4, VALUES = 64, CODES = 256 };
+enum { WEIGHT, BIAS, TABLE, OUT, PARAMS };
+enum place { PLACE_NONE, PLACE_STARTED, PLACE_TRAINING, PLACE_SAVING, PLACE_FINALIZED, PLACE_EXITS };
+
+struct state {
+	int32_t place, step;
+};
+
+struct probe {
+	const char *dir, *action;
+	int state_fd, rank, acting_rank, number;
+	ddp_context *context;
+	ddp_model *model;
+	ddp_loader *loader;
+};
+
+static const ddp_param params[PARAMS] = {
+	[WEIGHT] = { .name = "weight", .ndim = 2, .shape = { VALUES, VALUES } },
+	[BIAS] = { .name = "bias", .ndim = 1, .shape = { VALUES } },
+	[TABLE] = { .name = "table", .ndim = 2, .shape = { 99, VALUES } },
+	[OUT] = { .name = "out", .ndim = 2, .shape = { 7, VALUES } },
+};
+
+static ddp_model *stopped_model; /* for the signal handler */
+
+static void check(ddp_status status)
+{
+	if (status == DDP_OK)
+		return;
+	fprintf(stderr, "storm_probe: %s: %s\n", ddp_status_name(status), ddp_last_error());
+	exit(EXIT_LIBRARY);
+}
+
+static void tell(const struct probe *p, enum place place, int64_t step)
+{
+	const struct state state = { (int32_t)place, (int32_t)step };
+
+	if (pwrite(p->state_fd, &state, sizeof(state), (off_t)sizeof(state) * p->rank) != sizeof(state)) {
+		perror("storm_probe: the state's file");
+		exit(EXIT_USAGE);
+	}
+}
+
+static bool acts(const struct probe *p, const char *action)
+{
+	return p->rank == p->acting_rank && strcmp(p->action, action) == 0;
+}
+
+static ddp_status read_sample(void *self, int64_t index, void *sample)
+{
+	float *values = sample;
+	unsigned seed = (unsigned)index + 1;
+
+	(void)self;
+	for (int i = 0; i < VALUES; i++)
+		values[i] = (float)rand_r(&seed) / (float)RAND_MAX - 0.5f;
+	return DDP_OK;
+}
+
+/* Draws each parameter towards the samples; what it learns does not matter. */
+static double compute(ddp_model *model, const ddp_batch *batch)
+{
+	const float *samples = batch->data;
+	double loss = 0;
+
+	for (int param = PARAMS - 1; param >= 0; param--) {
+		const float *data = ddp_param_data(model, param);
+		float *grad = ddp_param_grad(model, param);
+		for (int64_t i = 0; i < ddp_param_count(model, param); i++) {
+			for (int64_t s = 0; s < batch->samples; s++) {
+				const float error = data[i] - samples[s * VALUES + i % VALUES] * (float)(1 + param);
+				grad[i] += error;
+				loss += error * error;
+			}
+		}
+		check(ddp_grad_ready(model, param));
+	}
+	return loss;
+}
+
+static void on_signal(int number)
+{
+	(void)number;
+	ddp_request_stop(stopped_model);
+}
+
+static void create(struct probe *p)
+{
+	static const ddp_dataset dataset = { .size = SAMPLES, .sample_bytes = VALUES * sizeof(float),
+		                             .read = read_sample };
+	const ddp_model_options options = { .size = sizeof(options), .learning_rate = 0.01, .bucket_mb = 0.01 };
+	const ddp_loader_options loader = { .size = sizeof(loader), .batch_size = BATCH, .seed = 7 };
+
+	check(ddp_init(NULL, &p->context));
+	check(ddp_model_create(p->context, params, PARAMS, &options, &p->model));
+	for (int param = 0; param < PARAMS; param++)
+		for (int64_t i = 0; i < ddp_param_count(p->model, param); i++)
+			ddp_param_data(p->model, param)[i] = (float)(i % 11 + param) / 100;
+	check(ddp_broadcast_params(p->model));
+	check(ddp_loader_create(p->context, &dataset, &loader, &p->loader));
+	stopped_model = p->model;
+	if (strcmp(p->action, "stop") == 0)
+		signal(SIGTERM, on_signal);
+}
+
+/* Returns whether it was stopped. */
+static bool train(const struct probe *p)
+{
+	ddp_step_stats stats = { 0 };
+	ddp_batch batch;
+	int64_t step;
+
+	check(ddp_checkpoint_load(p->model, p->loader, p->dir, &step));
+	while (step < STEPS && !stats.stop) {
+		step++;
+		tell(p, PLACE_TRAINING, step);
+		ddp_set_phase(p->model, DDP_PHASE_FORWARD);
+		if (acts(p, "exit") && step == p->number / CODES)
+			_exit(p->number % CODES);
+		check(ddp_loader_next(p->loader, &batch));
+		usleep(STEP_US);
+		ddp_set_phase(p->model, DDP_PHASE_BACKWARD);
+		const double loss = compute(p->model, &batch);
+		check(ddp_step(p->model, (double)batch.samples, loss, &stats));
+		if (step % EVERY == 0 || step == STEPS || stats.stop) {
+			tell(p, PLACE_SAVING, step);
+			check(ddp_checkpoint_save(p->model, p->loader, p->dir, 0));
+		}
+	}
+	return step < STEPS;
+}
+
+int main(int argc, char **argv)
+{
+	const struct rlimit no_core = { 0, 0 };
+	const char *rank = getenv("RANK");
+
+	if ((argc != 3 && argc != 6) || rank == NULL) {
+		fprintf(stderr, "usage: srun --ddp storm_probe DIR STATE [never|exit|linger|stop RANK NUMBER]\n");
+		return EXIT_USAGE;
+	}
+	struct probe p = { .dir = argv[1], .action = "", .rank = atoi(rank), .acting_rank = -1 };
+	p.state_fd = open(argv[2], O_WRONLY | O_CLOEXEC);
+	if (argc == 6) {
+		p.action = argv[3];
+		p.acting_rank = atoi(argv[4]);
+		p.number = atoi(argv[5]);
+	}
+	setrlimit(RLIMIT_CORE, &no_core);
+	tell(&p, PLACE_STARTED, 0);
+	if (acts(&p, "never"))
+		return p.number;
+	create(&p);
+	const bool stopped = train(&p);
+	ddp_loader_free(p.loader);
+	ddp_model_free(p.model);
+	check(ddp_finalize(p.context));
+	tell(&p, PLACE_FINALIZED, STEPS);
+	if (acts(&p, "linger"))
+		usleep(1000 * (useconds_t)p.number);
+	tell(&p, PLACE_EXITS, STEPS);
+	return stopped ? EXIT_STOPPED : EXIT_SUCCESS;
+}
