@@ -34,6 +34,12 @@ noinst_PROGRAMS += examples/linear
 examples_linear_SOURCES = examples/linear.c
 examples_linear_LDADD = libruntime/libddp.la $(MATH_LIBS)
 
+noinst_PROGRAMS += examples/parallel/parallel
+examples_parallel_parallel_SOURCES = examples/parallel/main.c examples/parallel/part.c examples/parallel/part.h
+examples_parallel_parallel_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+examples_parallel_parallel_LDFLAGS = $(AM_LDFLAGS) -no-install
+examples_parallel_parallel_LDADD = libruntime/libddp.la kernels/libkernels.la
+
 noinst_PROGRAMS += examples/broken
 examples_broken_SOURCES = examples/broken.c
 examples_broken_LDADD = libruntime/libddp.la $(MATH_LIBS)
@@ -73,6 +79,6 @@ examples_vision_synthetic_LDADD = $(MATH_LIBS)
 # Their sources go with the documentation, to start one's own program from.
 nobase_dist_doc_DATA = examples/allreduce.c examples/pytorch/train.py \
 	$(examples_libprogress_la_SOURCES) $(examples_gpt_gpt_SOURCES) examples/broken.c examples/linear.c \
-	examples/scaling.c $(vision_sources) \
+	examples/scaling.c $(examples_parallel_parallel_SOURCES) $(vision_sources) \
 	examples/vision/mnist_mlp.c examples/vision/mnist_cnn.c examples/vision/cifar_net.c \
 	examples/vision/resnet.c examples/vision/synthetic.c examples/models/random.h examples/recipes.h examples/threads.h examples/told.h

@@ -5,7 +5,7 @@
 . "$source/tests/cluster/lib.sh"
 ddp() { as_user srun --ddp -N2 "$@"; }
 
-for example in allreduce linear gpt scaling mnist_mlp mnist_cnn cifar_net resnet broken synthetic; do
+for example in allreduce linear gpt scaling parallel mnist_mlp mnist_cnn cifar_net resnet broken synthetic; do
 	capture "$prefix/bin/$example" --help
 	status_is 0 "$example has --help"
 	prints "^usage: $example " "$example says how it is used"
@@ -14,6 +14,10 @@ done
 capture ddp --ntasks-per-node=2 "$prefix/bin/linear"
 status_is 0 "linear finds the numbers"
 prints '^4 ranks, 400 steps: loss 0\.0' "linear says which they are"
+
+capture ddp --ntasks-per-node=4 "$prefix/bin/parallel" --stages 2 --tensor 2
+status_is 0 "a network that is split over ranks of two nodes trains"
+prints '^step 20: loss 4\.43262' "parallel has the loss of one rank"
 
 # What ranks write goes where srun is told: of each to a file of its own, or of rank 0 alone.
 # shellcheck disable=SC2016 # the ranks' variable
