@@ -191,6 +191,15 @@ DDP_API ddp_status ddp_spawn(int ranks, ddp_spawn_result *result);
  *   trace.
  * - What cannot be written to is DDP_ERR_IO at once: a pipe without a reader, a socket, a folder.
  *   No write waits for a reader, and none raises SIGPIPE or SIGXFSZ in the program.
+ * - Other users who may write to a folder there cannot turn a write to another file. What they have put
+ *   there is DDP_ERR_IO, and the message names it:
+ *   - in a file's place, a link that is neither this user's nor root's;
+ *   - in a folder's place, such a link in a folder to which everybody may write, unless the link is
+ *     that folder's owner's;
+ *   - where everybody may write to the folder, a file or pipe of another user than this one, root and
+ *     the folder's owner;
+ *   - where others may write to the folder, a file that has another name, too (a hard link).
+ *   Checkpoints are written under a new name and renamed, which follows no link.
  * Where the process has closed descriptors 0, 1 or 2, ddp_init() and ddp_spawn() open /dev/null
  * there. Numbers are written and read with a point, and messages are in English,
  * whatever setlocale() was called.

@@ -16,7 +16,8 @@ base_sources = \
 	libruntime/base/path.c libruntime/base/path.h \
 	libruntime/base/signals.h \
 	libruntime/base/text.c libruntime/base/text.h \
-	libruntime/base/wait.h
+	libruntime/base/wait.h \
+	libruntime/base/walk.c libruntime/base/walk.h
 
 job_sources = \
 	libruntime/job/job.h libruntime/job/discover.c libruntime/job/json.c \

@@ -275,6 +275,7 @@ check_PROGRAMS += \
 	tests/unit/test_kernel_optim \
 	tests/unit/test_kernel_product \
 	tests/unit/test_kernel_queue \
+	tests/unit/test_links \
 	tests/unit/test_loader \
 	tests/unit/test_merge \
 	tests/unit/test_nccl_profiler \

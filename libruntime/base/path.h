@@ -10,18 +10,6 @@
  */
 ddp_status ddp_path_absolute(const char *what, const char *path, char **absolute);
 
-/* Makes a folder and those above it; one that is there already is no error. */
-ddp_status ddp_path_make_folder(const char *what, const char *folder);
-/* The folder in which a file is to be made. */
-ddp_status ddp_path_make_parent(const char *what, const char *path);
-
-/*
- * Opens a file to write to it, and never waits: a pipe without a reader and a socket are
- * errors, and a pipe or device whose reader does not read gives EAGAIN. `flags` as those of
- * open(), to which O_CLOEXEC, O_NONBLOCK and O_NOCTTY are added.
- */
-ddp_status ddp_path_open_to_write(const char *what, const char *path, int flags, int *fd);
-
 /*
  * Opens /dev/null where the process has no descriptor 0, 1 or 2: what the library opens next
  * would get that number, and what the program prints would go there.

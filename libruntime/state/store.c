@@ -17,8 +17,8 @@
 #include "base/c_locale.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/path.h"
 #include "base/signals.h"
+#include "base/walk.h"
 
 enum { ASIDE_MAX = 1000 };
 
@@ -125,7 +125,7 @@ failed:
 
 static ddp_status make_directory(const char *dir)
 {
-	return ddp_path_make_folder("checkpoint directory", dir);
+	return ddp_walk_make("checkpoint directory", dir);
 }
 
 static ddp_status sync_directory(const char *dir)
@@ -191,13 +191,14 @@ static void remove_file(const char *dir, int64_t step)
 static char *aside_path(const char *path)
 {
 	char *aside = NULL;
+	struct stat found;
 
 	for (int i = 1; i < ASIDE_MAX; i++) {
 		free(aside);
 		if ((i == 1 ? asprintf(&aside, "%s.aside", path)
 		            : asprintf(&aside, "%s.aside-%d", path, i)) < 0)
 			return NULL;
-		if (access(aside, F_OK) != 0)
+		if (lstat(aside, &found) != 0)
 			return aside;
 	}
 	return aside;
@@ -380,11 +381,12 @@ static ddp_status open_lock(const char *dir, const char *path, const char *who, 
 	struct stat about;
 	bool locked;
 
-	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
-	if (fd < 0)
-		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot create %s", path);
+	int fd;
+
+	ddp_status status = ddp_walk_open("the lock of a checkpoint directory", path, O_RDWR | O_CREAT, &fd);
+	if (status != DDP_OK)
+		return status;
 	ddp_store_lock *made = calloc(1, sizeof(*made));
-	ddp_status status = DDP_OK;
 	if (made == NULL)
 		status = ddp_fail(DDP_ERR_NOMEM, "no memory for the lock of checkpoint directory %s", dir);
 	else if (fstat(fd, &about) != 0)

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/path.h"
 #include "base/signals.h"
+#include "base/walk.h"
 
 enum { LINE_BYTES_MAX = 2048 };
 
@@ -28,7 +29,7 @@ struct ddp_metrics {
 
 static ddp_status open_file(const char *path, int *fd)
 {
-	return ddp_path_open_to_write("the metrics file", path, O_WRONLY | O_CREAT | O_APPEND, fd);
+	return ddp_walk_open("the metrics file", path, O_WRONLY | O_CREAT | O_APPEND, fd);
 }
 
 static void metrics_free(ddp_metrics *metrics)
@@ -46,7 +47,7 @@ ddp_status ddp_metrics_open(const char *path, ddp_metrics **metrics)
 	made->fd = -1;
 	ddp_status status = ddp_path_absolute("metrics file", path, &made->path);
 	if (status == DDP_OK)
-		status = ddp_path_make_parent("the folder of metrics file", made->path);
+		status = ddp_walk_make_parents("the folder of the metrics file", made->path);
 	if (status == DDP_OK)
 		status = open_file(made->path, &made->fd);
 	if (status != DDP_OK) {

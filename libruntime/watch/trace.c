@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/path.h"
 #include "base/signals.h"
+#include "base/walk.h"
 
 enum {
 	BUFFER_BYTES = 64 * 1024,
@@ -139,7 +140,7 @@ static void set_others_aside(const ddp_trace *trace)
 static ddp_status open_file(const char *path, int flags, int *fd)
 {
 	struct stat found;
-	ddp_status status = ddp_path_open_to_write("the trace", path, flags, fd);
+	ddp_status status = ddp_walk_open("the trace", path, flags, fd);
 
 	if (status != DDP_OK)
 		return status;
@@ -304,7 +305,7 @@ static ddp_status open_trace(ddp_trace *trace, const char *dir)
 	ddp_status status = ddp_path_absolute("trace folder", dir, &folder);
 
 	if (status == DDP_OK)
-		status = ddp_path_make_folder("the trace folder", folder);
+		status = ddp_walk_make("the trace folder", folder);
 	if (status == DDP_OK && asprintf(&trace->path, "%s/rank-%d.json", folder, trace->rank) < 0) {
 		trace->path = NULL;
 		status = ddp_fail(DDP_ERR_NOMEM, "no memory for a trace's name");

@@ -4,6 +4,7 @@ import html.parser
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -161,6 +162,81 @@ with tempfile.TemporaryDirectory() as name:
     write_trace(again, 2, closed=True)
     done = run(run_of)
     check("two runs' traces are not one", done.returncode == 1 and "several traces of rank 2" in done.stderr, done.stderr)
+
+VICTIM, ATTACKER, SECRET = 54321, 54322, "all that the victim has\n"
+
+
+def attack(what, plant, *arguments, refused=True):
+    """The victim makes a page in a folder to which everybody may write, after another user was there."""
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        work.chmod(0o755)
+        shared, home, script = work / "shared", work / "home", work / "ddp-report"
+        shared.mkdir()
+        shared.chmod(0o1777)
+        home.mkdir()
+        (home / "file").write_text(SECRET)
+        shutil.copy(SOURCE / "libruntime/watch/ddp-report", script)
+        write_metrics(shared, range(1, 3), lambda step: 1.0)
+        write_trace(shared, 0, closed=True)
+        for path in (home, home / "file"):
+            os.chown(path, VICTIM, VICTIM)
+        link = plant(shared, home)
+        command = [script, shared, *(str(one).replace("SHARED", str(shared)) for one in arguments)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, user=VICTIM,
+                                  group=VICTIM, extra_groups=[])
+        except subprocess.TimeoutExpired:
+            check(f"{what}: it does not hang", False, command)
+            return
+        check(f"{what}: the victim's file is as it was", (home / "file").read_text() == SECRET, (home / "file").read_text()[:60])
+        if refused:
+            check(f"{what}: it is refused by name", done.returncode == 1 and
+                  f"{link} is a link of another user (uid {ATTACKER})" in done.stderr, (done.returncode, done.stderr))
+        else:
+            check(f"{what}: the page is made", done.returncode == 0 and (shared / "report.html").stat().st_uid == VICTIM,
+                  done.stderr)
+
+
+def planted(name, target, owner=ATTACKER):
+    def plant(shared, home):
+        (shared / name).symlink_to(home / target)
+        os.chown(shared / name, owner, owner, follow_symlinks=False)
+        return shared / name
+    return plant
+
+
+def pipes(shared, _):
+    for name in ("z.jsonl", "rank-7.json"):
+        os.mkfifo(shared / name)
+        os.utime(shared / name, (2e9, 2e9))
+
+
+if os.geteuid() == 0:
+    attack("a link in the page's place", planted("report.html", "file"))
+    attack("a link at the old name of an unfinished page", planted("report.html.new", "file"), refused=False)
+    attack("a link in the merged trace's place", planted("all.json", "file"), "--merge", "SHARED/all.json")
+    attack("a link on the way", planted("out", ""), "--output", "SHARED/out/page.html")
+    attack("a link of the user's own", planted("report.html", "page.html", VICTIM), refused=False)
+    attack("pipes in the place of metrics and traces", pipes, refused=False)
+
+with tempfile.TemporaryDirectory() as name:
+    work = Path(name)
+    write_metrics(work, range(1, 3), lambda step: 1.0)
+    write_trace(work, 0, closed=True)
+    (work / "stdout").symlink_to("/proc/self/fd/1")  # as /dev/stdout, which an error here shall not replace
+    done = run(work, "--output", work / "stdout")
+    check("a page goes to standard output", done.returncode == 0 and "</html>" in done.stdout, done.stderr)
+    with open(work / "out", "w", encoding="utf-8") as out:
+        command = [sys.executable, SOURCE / "libruntime/watch/ddp-report", work, "--output", work / "stdout"]
+        subprocess.run(command, stdout=out, timeout=60, check=False)
+    check("also where that is a file", "</html>" in (work / "out").read_text(), (work / "out").read_text()[:60])
+    check("and the link stays", (work / "stdout").is_symlink(), os.listdir(work))
+    os.mkfifo(work / "pipe")
+    done = run(work, "--merge", work / "pipe")
+    check("a pipe that nobody reads is an error", done.returncode == 1 and str(work / "pipe") in done.stderr, done.stderr)
+    done = run(work, "--output", work)
+    check("so is a folder", done.returncode == 1 and str(work) in done.stderr, done.stderr)
 
 version = re.search(r"AC_INIT\(\[slurm-ddp\], \[([^]]*)\]", (SOURCE / "configure.ac").read_text())[1]
 check("it tells the package's version", run("--version").stdout == f"ddp-report {version}\n", run("--version").stdout)

@@ -211,11 +211,12 @@ static void old_checkpoints_go_when_the_new_one_is_on_the_disk(void **state)
 	begin();
 	memset(letters, 0, sizeof(letters));
 	assert_int_equal(write_step(30), DDP_OK);
-	/* What was left of the name; the file; its name; the directory; one is removed. */
-	assert_string_equal(letters, "uwfcrfcufc");
+	/* What was left of the name; the file; its name; the directory; one is removed. Closes before
+	   that are of the way to the directory. */
+	assert_string_equal(letters + strspn(letters, "c"), "uwfcrfcufc");
 	memset(letters, 0, sizeof(letters));
 	assert_int_equal(write_step(25), DDP_OK);
-	assert_string_equal(letters, "uwfcrfcrfc"); /* step 30 is set aside */
+	assert_string_equal(letters + strspn(letters, "c"), "uwfcrfcrfc"); /* step 30 is set aside */
 }
 
 static void ignore(void *user, ddp_log_level level, const char *message)
