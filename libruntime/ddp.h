@@ -335,6 +335,12 @@ enum { DDP_LANES = 4 };
  * DDP_ERR_INVALID, which ends the communicator on all ranks, since one rank alone may have made
  * the mistake.
  *
+ * All ranks issue the same operation: kind, type, op, count or counts, root. If a rank does not, all
+ * ranks get DDP_ERR_MISMATCH in the same words, which name the rank whose operation is not that of
+ * most ranks. Between nodes a rank may have ended the operation with DDP_OK by then, such as each of
+ * two ranks that take themselves for a broadcast's root: to hear of all others would cost each
+ * operation the time of a further message. Such a rank gets the error from one of its next calls.
+ *
  * The v-forms give `counts` (one per rank, the same on all ranks; for all-to-all: what this rank
  * sends to each) and leave `count` 0; blocks lie one behind the other without gaps. A count of 0
  * is allowed. The v-form of all-to-all does not work in place.

@@ -77,6 +77,7 @@ comm_sources = \
 	libruntime/comm/core/lines.c libruntime/comm/core/lines.h \
 	libruntime/comm/core/liveness.c libruntime/comm/core/liveness.h \
 	libruntime/comm/core/offsets.c libruntime/comm/core/offsets.h \
+	libruntime/comm/core/mismatch.c libruntime/comm/core/mismatch.h \
 	libruntime/comm/core/outlier.c libruntime/comm/core/outlier.h \
 	libruntime/comm/core/pool.c libruntime/comm/core/pool.h \
 	libruntime/comm/core/roster.c libruntime/comm/core/roster.h \
@@ -86,6 +87,7 @@ comm_sources = \
 	libruntime/comm/p2p/p2p.c libruntime/comm/p2p/p2p.h \
 	libruntime/comm/wait/await.c libruntime/comm/wait/await.h \
 	libruntime/comm/wait/message.c libruntime/comm/wait/message.h \
+	libruntime/comm/wait/survey.c libruntime/comm/wait/survey.h \
 	libruntime/comm/wait/verdict.c libruntime/comm/wait/verdict.h \
 	libruntime/comm/shm/memory.c libruntime/comm/shm/memory.h \
 	libruntime/comm/shm/node.c libruntime/comm/shm/node.h \

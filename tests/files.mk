@@ -183,6 +183,7 @@ check_PROGRAMS += \
 	tests/unit/test_kernel_layers \
 	tests/ranks/test_tcp_wireup \
 	tests/ranks/test_comm_faults \
+	tests/ranks/test_comm_mismatch \
 	tests/ranks/test_spawn \
 	tests/ranks/test_comm_groups \
 	tests/ranks/test_comm_share

@@ -1,6 +1,5 @@
 #include "comm/follow.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -9,6 +8,7 @@
 #include "base/thread.h"
 #include "comm/agree.h"
 #include "comm/core/comm.h"
+#include "comm/core/mismatch.h"
 #include "comm/host.h"
 #include "comm/request.h"
 
@@ -44,18 +44,18 @@ static ddp_request *first_collective(const struct ddp_follower *f)
 /* What each rank has issued, which is gathered beside the operation. */
 typedef struct ddp_comparison {
 	ddp_request *request;
-	ddp_fingerprint own, issued[]; /* [size] */
+	ddp_issued own, issued[]; /* [size] */
 } comparison;
 
 static ddp_status begin_comparison(struct ddp_follower *f, ddp_request *r)
 {
-	const size_t bytes = (size_t)f->comm->size * sizeof(ddp_fingerprint);
+	const size_t bytes = (size_t)f->comm->size * sizeof(ddp_issued);
 	comparison *made = malloc(sizeof(*made) + bytes);
 
 	if (made == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory to compare the operations of %d ranks",
 		                f->comm->size);
-	made->own = ddp_fingerprint_of(&r->operation, f->comm->size);
+	made->own = (ddp_issued){ f->comm->rank, ddp_fingerprint_of(&r->operation, f->comm->size) };
 	ddp_status status = ddp_comm_issue(
 		f->twin, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = &made->own, .recv = made->issued,
 		                            .count = sizeof(made->own), .type = DDP_U8 }, &made->request);
@@ -66,30 +66,16 @@ static ddp_status begin_comparison(struct ddp_follower *f, ddp_request *r)
 	return status;
 }
 
-static bool same_operation(const void *issued, int a, int b)
-{
-	const ddp_fingerprint *of = issued;
-
-	return ddp_fingerprint_same(&of[a], &of[b]);
-}
-
 /* Breaks the communicator if a rank has issued another operation than most. */
 static void compare(struct ddp_follower *f, const comparison *c)
 {
-	char odd[128], usual[128], others[48] = "";
+	ddp_comm *comm = f->comm;
+	bool same = true;
 
-	for (int r = 0; r < f->comm->size; r++) {
-		if (ddp_fingerprint_same(&c->own, &c->issued[r]))
-			continue;
-		const ddp_outlier o = ddp_outlier_find(f->comm->size, same_operation, c->issued);
-		ddp_fingerprint_describe(&c->issued[o.odd], odd, sizeof(odd));
-		ddp_fingerprint_describe(&c->issued[o.usual], usual, sizeof(usual));
-		if (o.usual_count > 1)
-			snprintf(others, sizeof(others), ", as did %d more", o.usual_count - 1);
-		(void)ddp_comm_break(f->comm, DDP_ERR_MISMATCH, o.odd, "%s issued %s, but %s issued %s%s",
-		                     ddp_rank_text(f->comm, o.odd), odd, ddp_rank_text(f->comm, o.usual), usual, others);
-		return;
-	}
+	for (int r = 0; r < comm->size && same; r++)
+		same = ddp_fingerprint_same(&c->issued[0].operation, &c->issued[r].operation);
+	if (!same)
+		(void)ddp_mismatch_break(comm, 0, c->issued, comm->size);
 }
 
 /* Those that all ranks have issued meanwhile; the others stay as they are. */

@@ -75,6 +75,7 @@ typedef struct ddp_running {
 	/* of comm/wait/message: */
 	uint64_t question_ns, question_sequence;
 	struct ddp_transfer *question; /* NULL before the first */
+	struct ddp_transfer *words; /* of comm/wait/survey; NULL before the first */
 } ddp_running;
 
 /* What was issued and has not run yet, and the thread of the roster's pool that runs

@@ -39,16 +39,26 @@ ddp_outlier ddp_outlier_find(int ranks, bool (*same)(const void *values, int a, 
 	return o;
 }
 
-void ddp_outlier_names(const ddp_outlier *o, char odd[DDP_OUTLIER_TEXT], char usual[DDP_OUTLIER_TEXT])
+void ddp_outlier_say(const ddp_outlier *o, const char *odd_rank, const char *usual_rank, char *odd, char *usual,
+                     size_t bytes)
 {
 	if (o->odd_count == 1)
-		snprintf(odd, DDP_OUTLIER_TEXT, "rank %d", o->odd);
+		snprintf(odd, bytes, "%s", odd_rank);
 	else
-		snprintf(odd, DDP_OUTLIER_TEXT, "%d ranks (the first is rank %d)", o->odd_count, o->odd);
+		snprintf(odd, bytes, "%d ranks (the first is %s)", o->odd_count, odd_rank);
 	if (o->usual_count == 1)
-		snprintf(usual, DDP_OUTLIER_TEXT, "rank %d", o->usual);
+		snprintf(usual, bytes, "%s", usual_rank);
 	else if (o->usual_count + o->odd_count == o->ranks)
-		snprintf(usual, DDP_OUTLIER_TEXT, "the %d others", o->usual_count);
+		snprintf(usual, bytes, "the %d others", o->usual_count);
 	else
-		snprintf(usual, DDP_OUTLIER_TEXT, "%d others (the first is rank %d)", o->usual_count, o->usual);
+		snprintf(usual, bytes, "%d others (the first is %s)", o->usual_count, usual_rank);
+}
+
+void ddp_outlier_names(const ddp_outlier *o, char odd[DDP_OUTLIER_TEXT], char usual[DDP_OUTLIER_TEXT])
+{
+	char odd_rank[24], usual_rank[24];
+
+	snprintf(odd_rank, sizeof(odd_rank), "rank %d", o->odd);
+	snprintf(usual_rank, sizeof(usual_rank), "rank %d", o->usual);
+	ddp_outlier_say(o, odd_rank, usual_rank, odd, usual, DDP_OUTLIER_TEXT);
 }

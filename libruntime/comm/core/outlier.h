@@ -6,6 +6,7 @@
 #define DDP_COMM_CORE_OUTLIER_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 enum { DDP_OUTLIER_TEXT = 64 };
 
@@ -21,5 +22,8 @@ ddp_outlier ddp_outlier_find(int ranks, bool (*same)(const void *values, int a, 
 
 /* "rank 5" and "the 5 others", say. */
 void ddp_outlier_names(const ddp_outlier *o, char odd[DDP_OUTLIER_TEXT], char usual[DDP_OUTLIER_TEXT]);
+/* The same, where the ranks o->odd and o->usual have these names, in texts of `bytes` bytes each. */
+void ddp_outlier_say(const ddp_outlier *o, const char *odd_rank, const char *usual_rank, char *odd, char *usual,
+                     size_t bytes);
 
 #endif

@@ -26,6 +26,7 @@ static void destroy(ddp_comm *comm)
 	ddp_hier_store_close(comm);
 	ddp_node_unmap(comm);
 	free(comm->run.question);
+	free(comm->run.words);
 	ddp_offsets_free(comm);
 	free(comm->node.ranks);
 	free(comm->node.watched);

@@ -1,12 +1,12 @@
 #include "comm/shm/node.h"
 
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "comm/core/comm.h"
-#include "comm/core/outlier.h"
 #include "comm/shm/memory.h"
 #include "comm/wait/await.h"
+#include "comm/wait/survey.h"
 
 /* ---- headers ------------------------------------------------------------------ */
 
@@ -97,28 +97,22 @@ static int missing_headers(ddp_comm *comm, const void *argument)
 	return ddp_node_lagging(comm, DDP_SLEEPS_FOR_HEADERS, comm->run.sequence);
 }
 
-static bool same_operation(const void *comm, int a, int b)
+/* What all of them have issued is known here; over several nodes, other ranks' is asked for. */
+static ddp_status differ(ddp_comm *comm, int other)
 {
-	return ddp_fingerprint_same(&header_slot(comm, a)->operation, &header_slot(comm, b)->operation);
-}
+	const ddp_node *node = &comm->node;
 
-/* Names the rank whose operation is not that of most of this node. */
-static ddp_status differ(ddp_comm *comm)
-{
-	const ddp_outlier o = ddp_outlier_find(comm->node.size, same_operation, comm);
-	const ddp_fingerprint *odd = &header_slot(comm, o.odd)->operation;
-	const ddp_fingerprint *usual = &header_slot(comm, o.usual)->operation;
-	char texts[2][128], others[64] = "";
-
-	ddp_fingerprint_describe(odd, texts[0], sizeof(texts[0]));
-	ddp_fingerprint_describe(usual, texts[1], sizeof(texts[1]));
-	if (o.usual_count > 1)
-		snprintf(others, sizeof(others), ", as did %d more of this node", o.usual_count - 1);
-	return ddp_comm_break(comm, DDP_ERR_MISMATCH, comm->node.ranks[o.odd],
-	                      "operation #%llu differs: %s issued %s, but %s issued %s%s%s",
-	                      (unsigned long long)comm->run.sequence, ddp_rank_text(comm, comm->node.ranks[o.odd]),
-	                      texts[0], ddp_rank_text(comm, comm->node.ranks[o.usual]), texts[1], others,
-	                      odd->counts_hash != usual->counts_hash ? " (with other counts)" : "");
+	if (comm->net != NULL)
+		return ddp_survey_break(comm, comm->run.sequence,
+		                        &(ddp_issued){ node->ranks[other], header_slot(comm, other)->operation });
+	ddp_issued *issued = calloc((size_t)node->size, sizeof(*issued));
+	if (issued == NULL)
+		return ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "no memory to say whose operation differs");
+	for (int i = 0; i < node->size; i++)
+		issued[i] = (ddp_issued){ node->ranks[i], header_slot(comm, i)->operation };
+	const ddp_status status = ddp_mismatch_break(comm, comm->run.sequence, issued, node->size);
+	free(issued);
+	return status;
 }
 
 static ddp_status compare_headers(ddp_comm *comm)
@@ -127,7 +121,7 @@ static ddp_status compare_headers(ddp_comm *comm)
 
 	for (int i = 0; i < comm->node.size; i++) {
 		if (!ddp_fingerprint_same(&mine->operation, &header_slot(comm, i)->operation))
-			return differ(comm);
+			return differ(comm, i);
 	}
 	return DDP_OK;
 }

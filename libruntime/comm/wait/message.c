@@ -4,23 +4,15 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "comm/wait/survey.h"
 
 enum { ASK_MS = 500 }; /* how long a wait lasts before the peer is asked */
 
-/* In the tag of that message: no operation's message has it, whatever its number. */
-static const uint64_t question_bit = 1ull << 62;
-
 /* ---- sending and receiving ------------------------------------------------------------ */
-
-/* What operation `sequence`, one of the last, was here. */
-static const ddp_fingerprint *past_operation(const ddp_comm *comm, uint64_t sequence)
-{
-	return &comm->run.past[sequence % DDP_PAST];
-}
 
 static ddp_envelope envelope_of(const ddp_comm *comm, uint64_t tag)
 {
-	return (ddp_envelope){ .tag = tag, .operation = *past_operation(comm, comm->run.sequence),
+	return (ddp_envelope){ .tag = tag, .operation = *ddp_past_operation(comm, comm->run.sequence),
 	                       .source = comm->rank };
 }
 
@@ -42,15 +34,10 @@ void ddp_message_recv(ddp_comm *comm, int peer, uint64_t tag, void *buffer, size
 
 /* ---- what does not fit ------------------------------------------------------------------ */
 
-static uint64_t sequence_of(const ddp_envelope *e)
-{
-	return (e->tag & ~question_bit) >> 24;
-}
-
 static ddp_status break_misfit(ddp_comm *comm, const ddp_unexpected *came, const ddp_unexpected *wanted)
 {
 	const ddp_envelope *have = &came->envelope, *want = &wanted->envelope;
-	char texts[2][128], sizes[80] = "";
+	char text[128];
 
 	if (want->operation.kind == DDP_SEND)
 		return ddp_comm_break(comm, DDP_ERR_MISMATCH, have->source,
@@ -61,14 +48,13 @@ static ddp_status break_misfit(ddp_comm *comm, const ddp_unexpected *came, const
 		                      ddp_rank_text(comm, comm->rank),
 		                      ddp_type_name((ddp_type)want->operation.type),
 		                      (unsigned long long)want->operation.count);
-	ddp_fingerprint_describe(&want->operation, texts[0], sizeof(texts[0]));
-	ddp_fingerprint_describe(&have->operation, texts[1], sizeof(texts[1]));
-	if (ddp_fingerprint_same(&have->operation, &want->operation))
-		snprintf(sizes, sizeof(sizes), " (%zu bytes were expected, %zu came)", wanted->bytes, came->bytes);
+	if (!ddp_fingerprint_same(&have->operation, &want->operation))
+		return ddp_survey_break(comm, ddp_sequence_of(have), &(ddp_issued){ have->source, have->operation });
+	ddp_fingerprint_describe(&want->operation, text, sizeof(text));
 	return ddp_comm_break(comm, DDP_ERR_MISMATCH, have->source,
-	                      "operation #%llu differs: %s issued %s, but %s issued %s%s",
-	                      (unsigned long long)sequence_of(have), ddp_rank_text(comm, comm->rank),
-	                      texts[0], ddp_rank_text(comm, have->source), texts[1], sizes);
+	                      "operation #%llu differs: %s issued %s, but %s issued %s (%zu bytes were expected, "
+	                      "%zu came)", (unsigned long long)ddp_sequence_of(have), ddp_rank_text(comm, comm->rank),
+	                      text, ddp_rank_text(comm, have->source), text, wanted->bytes, came->bytes);
 }
 
 /* A wait for this peer has lasted. If it took the operation for another, it
@@ -92,7 +78,7 @@ static void ask(ddp_comm *comm, int peer)
 		run->question = calloc(1, sizeof(*run->question));
 	/* A failure to send is seen by who waits. */
 	if (run->question != NULL)
-		(void)ddp_message_send(comm, peer, question_bit | ddp_message_tag(comm, 0), NULL, 0, run->question);
+		(void)ddp_message_send(comm, peer, ddp_word_tag(run->sequence, DDP_WORD_AT), NULL, 0, run->question);
 }
 
 /* For an operation so long ago that what it was here is forgotten. */
@@ -103,7 +89,7 @@ static ddp_status break_unasked(ddp_comm *comm, const ddp_envelope *have)
 	ddp_fingerprint_describe(&have->operation, text, sizeof(text));
 	return ddp_comm_break(comm, DDP_ERR_MISMATCH, have->source,
 	                      "operation #%llu differs: %s issued %s, and sent what %s, now at operation "
-	                      "#%llu, did not wait for", (unsigned long long)sequence_of(have),
+	                      "#%llu, did not wait for", (unsigned long long)ddp_sequence_of(have),
 	                      ddp_rank_text(comm, have->source), text, ddp_rank_text(comm, comm->rank),
 	                      (unsigned long long)comm->run.sequence);
 }
@@ -111,17 +97,17 @@ static ddp_status break_unasked(ddp_comm *comm, const ddp_envelope *have)
 /* What the operation that a message belongs to was here. */
 static ddp_unexpected own_of(const ddp_comm *comm, const ddp_unexpected *came)
 {
-	const uint64_t sequence = sequence_of(&came->envelope);
+	const uint64_t sequence = ddp_sequence_of(&came->envelope);
 
 	return (ddp_unexpected){
-		.envelope = { .tag = sequence << 24, .operation = *past_operation(comm, sequence),
+		.envelope = { .tag = sequence << 24, .operation = *ddp_past_operation(comm, sequence),
 		              .source = comm->rank },
 	};
 }
 
 static bool is_known(const ddp_comm *comm, const ddp_unexpected *came)
 {
-	return comm->run.sequence - sequence_of(&came->envelope) < DDP_PAST;
+	return ddp_is_past_known(comm, ddp_sequence_of(&came->envelope));
 }
 
 static bool differs(const ddp_comm *comm, const ddp_unexpected *came)
@@ -131,18 +117,18 @@ static bool differs(const ddp_comm *comm, const ddp_unexpected *came)
 	return is_known(comm, came) && !ddp_fingerprint_same(&came->envelope.operation, &mine.envelope.operation);
 }
 
-static bool is_question(const ddp_unexpected *came)
+static bool is_word(const ddp_unexpected *came)
 {
-	return (came->envelope.tag & question_bit) != 0;
+	return (came->envelope.tag & DDP_WORD_TAG) != 0;
 }
 
-/* A question, or a message of an operation that was another one here and that will
+/* A word, or a message of an operation that was another one here and that will
    never be asked for. */
 static bool concerns(const ddp_comm *comm, const ddp_unexpected *came)
 {
-	if ((came->envelope.tag & DDP_NET_P2P_TAG) != 0 || sequence_of(&came->envelope) > comm->run.sequence)
+	if ((came->envelope.tag & DDP_NET_P2P_TAG) != 0 || ddp_sequence_of(&came->envelope) > comm->run.sequence)
 		return false;
-	return is_question(came) || !is_known(comm, came) || differs(comm, came);
+	return is_word(came) || !is_known(comm, came) || differs(comm, came);
 }
 
 static ddp_status check_unexpected(ddp_comm *comm)
@@ -151,11 +137,13 @@ static ddp_status check_unexpected(ddp_comm *comm)
 
 	while (ddp_net_find_unexpected(comm, concerns, &came)) {
 		const ddp_unexpected mine = own_of(comm, &came);
-		if (differs(comm, &came))
+		/* Who asks, or answers, has a survey under way, which breaks the communicator. */
+		const bool of_survey = is_word(&came) && !ddp_is_word(&came.envelope, DDP_WORD_AT);
+		if (!of_survey && differs(comm, &came))
 			return break_misfit(comm, &came, &mine);
-		if (!is_question(&came))
+		if (!is_word(&came))
 			return break_unasked(comm, &came.envelope);
-		ddp_net_drop_unexpected(comm, &came);
+		ddp_survey_hear(comm, &came);
 	}
 	return DDP_OK;
 }

@@ -1,0 +1,18 @@
+/* comm/core/mismatch: the sentence about an operation that is not the same on all ranks. */
+#ifndef DDP_COMM_CORE_MISMATCH_H
+#define DDP_COMM_CORE_MISMATCH_H
+
+#include "comm/core/fingerprint.h"
+
+/* What a rank has issued as a certain operation of the communicator. */
+typedef struct ddp_issued {
+	int rank;
+	ddp_fingerprint operation;
+} ddp_issued;
+
+/* Breaks the communicator with DDP_ERR_MISMATCH. The sentence names the first rank whose operation is
+   not that of most ranks. The same list gives the same sentence. `issued` holds at least two
+   operations that differ, in the order of ranks. `sequence` is the operation's number, or 0 for none. */
+ddp_status ddp_mismatch_break(ddp_comm *comm, uint64_t sequence, const ddp_issued *issued, int count);
+
+#endif
