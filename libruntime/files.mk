@@ -8,6 +8,7 @@ base_sources = \
 	libruntime/base/clock.h libruntime/base/fence.h \
 	libruntime/base/hash.h libruntime/base/hex.h libruntime/base/random.h libruntime/base/thread.h \
 	libruntime/base/crc32c.c libruntime/base/crc32c.h \
+	libruntime/base/descriptors.c libruntime/base/descriptors.h \
 	libruntime/base/error.c libruntime/base/error.h \
 	libruntime/base/log.c libruntime/base/log.h \
 	libruntime/base/options.c libruntime/base/options.h \
@@ -27,6 +28,7 @@ job_sources = \
 
 wireup_sources = \
 	libruntime/wireup/wireup.c libruntime/wireup/wireup.h libruntime/wireup/open.h \
+	libruntime/wireup/acceptor.c libruntime/wireup/acceptor.h \
 	libruntime/wireup/agreement.c libruntime/wireup/agreement.h \
 	libruntime/wireup/auth.c libruntime/wireup/auth.h \
 	libruntime/wireup/frame.c libruntime/wireup/frame.h \

@@ -118,6 +118,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/context_ranks.c tests/support/context_ranks.h \
 	tests/support/device_checks.h \
 	tests/support/device_ranks.c tests/support/device_ranks.h \
+	tests/support/flood.c tests/support/flood.h \
 	tests/support/folder.c tests/support/folder.h \
 	tests/support/halves.h \
 	tests/support/hung.c tests/support/hung.h \
@@ -198,7 +199,8 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_ucx \
 	tests/ranks/test_comm_credit \
 	tests/ranks/test_netplugin \
-	tests/ranks/test_netplugin_ends
+	tests/ranks/test_netplugin_ends \
+	tests/ranks/test_netplugin_floods
 if HAVE_CUDA
 check_PROGRAMS += tests/ranks/test_netplugin_cuda
 endif
@@ -356,6 +358,7 @@ netplugin_ranks = tests/support/nccl_driver.c tests/support/nccl_driver.h \
 	tests/support/netplugin_ranks.c tests/support/netplugin_ranks.h
 tests_ranks_test_netplugin_SOURCES = tests/ranks/test_netplugin.c $(netplugin_ranks)
 tests_ranks_test_netplugin_ends_SOURCES = tests/ranks/test_netplugin_ends.c $(netplugin_ranks)
+tests_ranks_test_netplugin_floods_SOURCES = tests/ranks/test_netplugin_floods.c $(netplugin_ranks)
 tests_ranks_test_netplugin_ends_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_netplugin_ends_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_netplugin_cuda_SOURCES = tests/ranks/test_netplugin_cuda.c $(netplugin_ranks) \
@@ -366,6 +369,7 @@ tests_ranks_test_netplugin_cuda_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-sym
 EXTRA_tests_ranks_test_netplugin_cuda_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la \
 	tests/support/driver/libcuda.la tests/support/driver/libnvidia-ml.la
 EXTRA_tests_ranks_test_netplugin_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
+EXTRA_tests_ranks_test_netplugin_floods_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
 EXTRA_tests_ranks_test_netplugin_ends_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
 tests_ranks_test_pages_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sysconf -Wl,--wrap=mmap
 tests_unit_test_comm_plan_SOURCES = tests/unit/test_comm_plan.c $(scale_simulation)

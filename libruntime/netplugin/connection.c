@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/descriptors.h"
 #include "base/error.h"
 #include "comm/net/ucx_log.h"
 #include "netplugin/handle.h"
@@ -20,7 +21,11 @@ enum {
 	FLUSH_MS = 1000,   /* for UCX to send what it was given */
 	FORCE_MS = 2000,   /* for UCX to end what it was told to */
 	LOOK_EVERY = 64,   /* tests in which nothing moved */
-	DRAIN_MAX = 100000
+	DRAIN_MAX = 100000,
+	AGAIN_MS = 5,            /* until a sender whose connection was dropped connects again */
+	DROPPED_MS = 10000,      /* for which it does so */
+	SILENCE_MS = 100,        /* of a new connection, at first, and when the sender has tried for long */
+	LONG_MS = 8000, LONG_SILENCE_MS = 16000
 };
 
 /* ---- making one --------------------------------------------------------------------------- */
@@ -72,14 +77,13 @@ static void free_connection(void *connection)
 	free(c);
 }
 
-ddp_status net_connection_make(bool sends, net_worker *worker, const ddp_key *key, int fd,
-                               net_connection **connection)
+/* Without a handshake. Takes over the socket, whatever comes. */
+static ddp_status make(bool sends, net_worker *worker, int fd, net_connection **connection)
 {
 	net_connection *c = calloc(1, sizeof(*c));
-	net_card card;
 
 	if (c == NULL) {
-		net_control_close(fd);
+		ddp_descriptor_close(fd);
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a connection");
 	}
 	*c = (net_connection){ .sends = sends, .worker = worker, .fd = fd, .peer = "a process of this job" };
@@ -87,14 +91,30 @@ ddp_status net_connection_make(bool sends, net_worker *worker, const ddp_key *ke
 	if (status == DDP_OK)
 		status = make_requests(c);
 	if (status == DDP_OK) {
-		net_worker_card(worker, c->own_id, &card);
-		status = net_handshake_begin(&c->handshake, !sends, key, &card);
-	}
-	if (status == DDP_OK) {
 		*connection = c;
 		return DDP_OK;
 	}
-	net_control_close(fd);
+	ddp_descriptor_close(fd);
+	free_connection(c);
+	return status;
+}
+
+ddp_status net_receiver_begin(net_worker *worker, const ddp_hello *hello, int fd, net_connection **receiver)
+{
+	net_connection *c;
+	net_card card;
+	ddp_status status = make(false, worker, fd, &c);
+
+	if (status != DDP_OK)
+		return status;
+	net_control_watch(fd);
+	net_worker_card(worker, c->own_id, &card);
+	status = net_handshake_accept(&c->handshake, hello, &card);
+	if (status == DDP_OK) {
+		*receiver = c;
+		return DDP_OK;
+	}
+	ddp_descriptor_close(fd);
 	free_connection(c);
 	return status;
 }
@@ -171,11 +191,79 @@ static ddp_status begin_settling(net_connection *c)
 	return status == DDP_OK ? connect_ucx(c) : status;
 }
 
+/* The later, the rarer the tries. A host that cannot be reached is given up by the kernel at last. */
+static uint64_t silence_ns(const net_connection *c, uint64_t now_ns)
+{
+	const uint64_t ms_ns = 1000000, tried_ns = now_ns - c->begun_ns;
+
+	if (tried_ns > LONG_MS * ms_ns)
+		return LONG_SILENCE_MS * ms_ns;
+	return tried_ns / 4 > SILENCE_MS * ms_ns ? tried_ns / 4 : SILENCE_MS * ms_ns;
+}
+
+static ddp_status shake_hands(net_connection *c, const ddp_key *key)
+{
+	const uint64_t now_ns = ddp_now_ns();
+	net_card card;
+
+	net_worker_card(c->worker, c->own_id, &card);
+	c->again_ns = now_ns + silence_ns(c, now_ns);
+	return net_handshake_connect(&c->handshake, key, &card);
+}
+
+static ddp_status connect_again(net_connection *c)
+{
+	ddp_key key = c->handshake.key;
+
+	ddp_descriptor_close(c->fd);
+	ddp_status status = net_control_connect(&c->address, &c->fd);
+	if (status == DDP_OK) {
+		net_handshake_end(&c->handshake);
+		status = shake_hands(c, &key);
+	}
+	explicit_bzero(&key, sizeof(key));
+	return status;
+}
+
+/*
+ * A listener that is flooded drops connections that have not proven the key yet, and its kernel
+ * lets new ones wait: the sender comes again.
+ */
+static ddp_status come_again(net_connection *c, ddp_status status, bool hung_up)
+{
+	const uint64_t now_ns = ddp_now_ns();
+
+	if (hung_up && c->dropped_ns == 0)
+		c->dropped_ns = now_ns;
+	if (hung_up && now_ns - c->dropped_ns < (uint64_t)DROPPED_MS * 1000000) {
+		ddp_descriptor_close(c->fd);
+		c->fd = -1;
+		c->again_ns = now_ns + (uint64_t)AGAIN_MS * 1000000;
+		return DDP_OK;
+	}
+	if (status != DDP_OK || now_ns < c->again_ns || net_handshake_begun(&c->handshake))
+		return status;
+	return connect_again(c);
+}
+
+static ddp_status move(net_connection *c)
+{
+	bool hung_up;
+
+	if (c->fd < 0 && ddp_now_ns() < c->again_ns)
+		return DDP_OK;
+	ddp_status status = c->fd < 0 ? connect_again(c) : DDP_OK;
+	if (status != DDP_OK)
+		return status;
+	status = net_control_move(c->fd, &c->handshake, &hung_up);
+	return c->sends && !net_handshake_proved(&c->handshake) ? come_again(c, status, hung_up) : status;
+}
+
 static ddp_status talk(net_connection *c)
 {
 	net_handshake *h = &c->handshake;
 	const bool had_heard = net_handshake_heard(h);
-	ddp_status status = net_control_move(c->fd, h);
+	ddp_status status = move(c);
 
 	if (status != DDP_OK)
 		return status;
@@ -188,7 +276,7 @@ static ddp_status talk(net_connection *c)
 			if (status == DDP_OK)
 				status = net_handshake_answer(h);
 			if (status == DDP_OK)
-				status = net_control_move(c->fd, h);
+				status = move(c);
 		}
 	}
 	if (status != DDP_OK || !net_handshake_done(h))
@@ -256,7 +344,7 @@ void net_connection_abandon(net_connection *c)
 	if (left)
 		net_worker_leave_over(worker, c, NULL);
 	net_worker_unlock(worker);
-	net_control_close(c->fd);
+	ddp_descriptor_close(c->fd);
 	if (!left)
 		free_connection(c);
 	net_worker_leave(worker);
@@ -268,6 +356,7 @@ ddp_status net_sender_begin(int device, const ddp_key *step, const void *text, n
 {
 	unsigned char nonce[DDP_NONCE_BYTES];
 	struct sockaddr_storage address;
+	net_connection *c;
 	net_worker *worker;
 	ddp_key key;
 	int fd;
@@ -282,10 +371,19 @@ ddp_status net_sender_begin(int device, const ddp_key *step, const void *text, n
 		return status;
 	status = net_control_connect(&address, &fd);
 	if (status == DDP_OK)
-		status = net_connection_make(true, worker, &key, fd, sender);
-	explicit_bzero(&key, sizeof(key));
-	if (status != DDP_OK)
+		status = make(true, worker, fd, &c);
+	if (status != DDP_OK) {
 		net_worker_leave(worker);
+		return status;
+	}
+	c->address = address;
+	c->begun_ns = ddp_now_ns();
+	status = shake_hands(c, &key);
+	explicit_bzero(&key, sizeof(key));
+	if (status == DDP_OK)
+		*sender = c;
+	else
+		net_connection_abandon(c);
 	return status;
 }
 
@@ -482,7 +580,7 @@ void net_connection_close(net_connection *c)
 	/* A sender that is still at it gives up when it sees the socket closed. */
 	const bool early = !c->sends && count_active(c) > 0;
 	if (early)
-		net_control_close(c->fd);
+		ddp_descriptor_close(c->fd);
 	const bool over = progress_until(c, is_over, forced || early ? FORCE_MS : FLUSH_MS);
 	if (!over)
 		net_worker_leave_over(worker, c, free_connection);
@@ -492,7 +590,7 @@ void net_connection_close(net_connection *c)
 	         (unsigned long long)c->counters.exhausted, c->gone ? "; gone: " : "", c->gone ? c->why : "");
 	net_worker_unlock(worker);
 	if (!early)
-		net_control_close(c->fd);
+		ddp_descriptor_close(c->fd);
 	if (over)
 		free_connection(c);
 	net_worker_leave(worker);

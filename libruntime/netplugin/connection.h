@@ -42,7 +42,9 @@ typedef struct net_connection {
 	int fd;
 	bool settling, open;
 	net_handshake handshake;
-	uint64_t deadline_ns;      /* of a listener, for the peer to prove its key */
+	struct sockaddr_storage address; /* a sender's: of the listener */
+	uint64_t begun_ns, again_ns; /* when the sender began, and when it connects again */
+	uint64_t dropped_ns;       /* when its connection was first dropped; 0: never */
 	char peer[96];             /* "rank 3 on node7" */
 	uint32_t own_id, peer_id;
 
@@ -70,10 +72,9 @@ typedef struct net_connection {
 /* Begins a sender. `handle` is as net_listener_open() wrote it, up to its last part, which
    net_handle_attempt() gives. */
 ddp_status net_sender_begin(int device, const ddp_key *step, const void *handle, net_connection **sender);
-/* Begins a sender or a receiver with a user of the worker, by a control socket, which it takes over,
-   whatever comes. */
-ddp_status net_connection_make(bool sends, net_worker *worker, const ddp_key *key, int fd,
-                               net_connection **connection);
+/* Begins a receiver with a user of the worker, by the control socket of a peer that has proven the
+   key by this hello. Takes over the socket, whatever comes. */
+ddp_status net_receiver_begin(net_worker *worker, const ddp_hello *hello, int fd, net_connection **receiver);
 
 /* One step of the handshake; `open` tells when it is over. */
 ddp_status net_connection_step(net_connection *c);

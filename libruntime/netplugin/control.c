@@ -8,16 +8,16 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/c_locale.h"
+#include "base/descriptors.h"
 #include "base/error.h"
 #include "job/environment.h"
 
-enum { BACKLOG = 1024, IDLE_S = 2, INTERVAL_S = 1, PROBES = 4, SILENCE_MS = 8000 };
+enum { IDLE_S = 2, INTERVAL_S = 1, PROBES = 4, SILENCE_MS = 8000 };
 
 socklen_t net_control_length(const struct sockaddr_storage *address)
 {
@@ -129,76 +129,6 @@ ddp_status net_control_address(struct sockaddr_storage *address)
 	return DDP_OK;
 }
 
-/* ---- children --------------------------------------------------------------------------- */
-
-/* A child that fork() makes (of a data loader, say) would hold the sockets open, and
-   hide the death of this process from its peers. */
-static struct {
-	pthread_mutex_t lock;
-	int *fds;
-	size_t count, room;
-} open_sockets = { .lock = PTHREAD_MUTEX_INITIALIZER };
-
-static void lock_sockets(void)
-{
-	pthread_mutex_lock(&open_sockets.lock);
-}
-
-static void unlock_sockets(void)
-{
-	pthread_mutex_unlock(&open_sockets.lock);
-}
-
-static void drop_sockets(void)
-{
-	for (size_t i = 0; i < open_sockets.count; i++)
-		close(open_sockets.fds[i]);
-	open_sockets.count = 0;
-	pthread_mutex_unlock(&open_sockets.lock);
-}
-
-static void watch_forks(void)
-{
-	pthread_atfork(lock_sockets, unlock_sockets, drop_sockets);
-}
-
-/* Takes over the descriptor, or closes it; it is -1 then. */
-static ddp_status keep(int *fd)
-{
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-	pthread_once(&once, watch_forks);
-	lock_sockets();
-	if (open_sockets.count == open_sockets.room) {
-		const size_t room = 2 * open_sockets.room + 16;
-		int *fds = realloc(open_sockets.fds, room * sizeof(*fds));
-		if (fds == NULL) {
-			unlock_sockets();
-			close(*fd);
-			*fd = -1;
-			return ddp_fail(DDP_ERR_NOMEM, "no memory for the list of %zu sockets", room);
-		}
-		open_sockets.fds = fds;
-		open_sockets.room = room;
-	}
-	open_sockets.fds[open_sockets.count++] = *fd;
-	unlock_sockets();
-	return DDP_OK;
-}
-
-void net_control_close(int fd)
-{
-	lock_sockets();
-	for (size_t i = 0; i < open_sockets.count; i++) {
-		if (open_sockets.fds[i] == fd) {
-			open_sockets.fds[i] = open_sockets.fds[--open_sockets.count];
-			close(fd);
-			break;
-		}
-	}
-	unlock_sockets();
-}
-
 /* ---- sockets ---------------------------------------------------------------------------- */
 
 static ddp_status fail_socket(int error, const char *what)
@@ -215,18 +145,17 @@ ddp_status net_control_listen(struct sockaddr_storage *address, int *fd)
 	*fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (*fd < 0)
 		return fail_socket(errno, "cannot open");
-	if (bind(*fd, (struct sockaddr *)address, length) != 0 || listen(*fd, BACKLOG) != 0 ||
+	if (bind(*fd, (struct sockaddr *)address, length) != 0 || listen(*fd, SOMAXCONN) != 0 ||
 	    getsockname(*fd, (struct sockaddr *)address, &length) != 0) {
 		int error = errno;
 		close(*fd);
 		*fd = -1;
 		return fail_socket(error, "cannot listen at");
 	}
-	return keep(fd);
+	return DDP_OK;
 }
 
-/* A host that falls silent is given up after some seconds. */
-static void watch(int fd)
+void net_control_watch(int fd)
 {
 	const int one = 1, idle = IDLE_S, interval = INTERVAL_S, probes = PROBES, silence = SILENCE_MS;
 
@@ -238,27 +167,12 @@ static void watch(int fd)
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
 }
 
-ddp_status net_control_accept(int listener, int *fd)
-{
-	*fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-	if (*fd < 0) {
-		switch (errno) {
-		case EMFILE: case ENFILE: case ENOBUFS: case ENOMEM: case EINVAL: case EBADF:
-			return fail_socket(errno, "cannot accept");
-		default: /* nobody is there, or nobody any more */
-			return DDP_OK;
-		}
-	}
-	watch(*fd);
-	return keep(fd);
-}
-
 ddp_status net_control_connect(const struct sockaddr_storage *address, int *fd)
 {
 	*fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (*fd < 0)
 		return fail_socket(errno, "cannot open");
-	watch(*fd);
+	net_control_watch(*fd);
 	if (connect(*fd, (const struct sockaddr *)address, net_control_length(address)) != 0 &&
 	    errno != EINPROGRESS) {
 		int error = errno;
@@ -266,7 +180,7 @@ ddp_status net_control_connect(const struct sockaddr_storage *address, int *fd)
 		*fd = -1;
 		return fail_socket(error, "cannot connect");
 	}
-	return keep(fd);
+	return ddp_descriptor_keep(fd);
 }
 
 /* ---- bytes ------------------------------------------------------------------------------ */
@@ -276,7 +190,14 @@ static bool would_wait(int error)
 	return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
 }
 
-static ddp_status send_some(int fd, net_handshake *h)
+static ddp_status broke(int error, bool *hung_up)
+{
+	*hung_up = true;
+	return error == 0 ? ddp_fail(DDP_ERR_PEER, "it closed the connection in the handshake; its log says why")
+	                  : ddp_fail_errno(DDP_ERR_PEER, error, "the connection broke in the handshake");
+}
+
+static ddp_status send_some(int fd, net_handshake *h, bool *hung_up)
 {
 	const void *from;
 	size_t bytes;
@@ -286,13 +207,13 @@ static ddp_status send_some(int fd, net_handshake *h)
 		if (sent < 0 && would_wait(errno))
 			return DDP_OK;
 		if (sent < 0)
-			return ddp_fail_errno(DDP_ERR_PEER, errno, "the connection broke in the handshake");
+			return broke(errno, hung_up);
 		net_handshake_sent(h, (size_t)sent);
 	}
 	return DDP_OK;
 }
 
-static ddp_status receive_some(int fd, net_handshake *h)
+static ddp_status receive_some(int fd, net_handshake *h, bool *hung_up)
 {
 	ddp_status status = DDP_OK;
 	void *at;
@@ -302,27 +223,27 @@ static ddp_status receive_some(int fd, net_handshake *h)
 		ssize_t had = recv(fd, at, room, 0);
 		if (had < 0 && would_wait(errno))
 			break;
-		if (had < 0)
-			return ddp_fail_errno(DDP_ERR_PEER, errno, "the connection broke in the handshake");
-		if (had == 0)
-			return ddp_fail(DDP_ERR_PEER, "it closed the connection in the handshake; its log says why");
+		if (had <= 0)
+			return broke(had < 0 ? errno : 0, hung_up);
 		status = net_handshake_filled(h, (size_t)had);
 	}
 	return status;
 }
 
-ddp_status net_control_move(int fd, net_handshake *h)
+ddp_status net_control_move(int fd, net_handshake *h, bool *hung_up)
 {
 	struct pollfd ready = { .fd = fd, .events = POLLOUT };
 	int error = 0;
 	socklen_t length = sizeof(error);
 
+	*hung_up = false;
 	if (poll(&ready, 1, 0) <= 0)
 		return DDP_OK; /* it is being connected */
 	if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error != 0)
-		return ddp_fail_errno(DDP_ERR_PEER, error, "cannot connect");
-	ddp_status status = receive_some(fd, h);
-	ddp_status sent = send_some(fd, h);
+		return error == ECONNRESET || error == EPIPE ? broke(error, hung_up)
+		                                             : ddp_fail_errno(DDP_ERR_PEER, error, "cannot connect");
+	ddp_status status = receive_some(fd, h, hung_up);
+	ddp_status sent = send_some(fd, h, hung_up);
 	return status != DDP_OK ? status : sent;
 }
 

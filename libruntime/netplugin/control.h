@@ -20,14 +20,13 @@ bool net_control_allows(const char *interface);
 
 /* A socket that listens at `address`, whose port is set. */
 ddp_status net_control_listen(struct sockaddr_storage *address, int *fd);
-/* -1: nobody is there. */
-ddp_status net_control_accept(int listener, int *fd);
-/* Begins to connect. */
+/* Begins to connect. The descriptor is kept (base/descriptors.h). */
 ddp_status net_control_connect(const struct sockaddr_storage *address, int *fd);
-void net_control_close(int fd);
+/* Has the kernel give up a peer whose host falls silent for some seconds. */
+void net_control_watch(int fd);
 
-/* Sends and receives what can be without waiting. */
-ddp_status net_control_move(int fd, net_handshake *h);
+/* Sends and receives what can be without waiting. *hung_up: the peer has closed the connection. */
+ddp_status net_control_move(int fd, net_handshake *h, bool *hung_up);
 
 /* The last that a receiver says: how many messages it has had. */
 typedef struct net_close_notice {

@@ -16,9 +16,11 @@ libruntime_netplugin_libnetplugin_la_SOURCES = \
 	libruntime/netplugin/report.c libruntime/netplugin/report.h \
 	libruntime/netplugin/transfer.c libruntime/netplugin/transfer.h \
 	libruntime/netplugin/worker.c libruntime/netplugin/worker.h \
-	libruntime/base/error.c libruntime/base/log.c libruntime/base/c_locale.c libruntime/base/text.c \
+	libruntime/base/c_locale.c libruntime/base/descriptors.c libruntime/base/error.c libruntime/base/log.c \
+	libruntime/base/text.c \
 	libruntime/comm/net/listener.c libruntime/comm/net/ucx_log.c libruntime/comm/net/ucx_sendv.c \
-	libruntime/job/environment.c libruntime/wireup/auth.c
+	libruntime/job/environment.c \
+	libruntime/wireup/acceptor.c libruntime/wireup/auth.c libruntime/wireup/socket.c
 libruntime_netplugin_libnetplugin_la_CFLAGS = $(AM_CFLAGS) $(UCX_CFLAGS) $(CRYPTO_CFLAGS)
 libruntime_netplugin_libnetplugin_la_LIBADD = $(UCX_LIBS) $(CRYPTO_LIBS)
 

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-enum phase { CHALLENGE, HELLO, VERDICT, CARD, CARD_REST, DONE, FAILED };
+enum phase { CHALLENGE, VERDICT, CARD, CARD_REST, DONE, FAILED };
 
 /* Before the hosts and the address; little-endian. */
 typedef struct card_head {
@@ -87,20 +87,38 @@ static ddp_status write_card(net_handshake *h, const net_card *c)
 
 /* ---- the machine ---------------------------------------------------------------------- */
 
-ddp_status net_handshake_begin(net_handshake *h, bool listens, const ddp_key *key, const net_card *ours)
+/* What the peer calls its host is shown to users. */
+static void keep_host(net_handshake *h, const char *host)
 {
-	*h = (net_handshake){ .listens = listens, .key = *key };
+	size_t length = strnlen(host, DDP_AUTH_HOST_BYTES - 1);
+
+	for (size_t i = 0; i < length; i++)
+		h->peer_host[i] = host[i] > ' ' && host[i] < 127 ? host[i] : '?';
+	h->peer_host[length] = '\0';
+}
+
+static ddp_status begin(net_handshake *h, const net_card *ours, enum phase phase, size_t bytes)
+{
 	ddp_status status = write_card(h, ours);
 
-	if (status == DDP_OK && listens)
-		status = ddp_challenge_make(&h->challenge);
-	if (status == DDP_OK && listens)
-		status = say(h, &h->challenge, sizeof(h->challenge));
 	if (status == DDP_OK)
-		status = listens ? want(h, HELLO, sizeof(h->hello)) : want(h, CHALLENGE, sizeof(h->challenge));
+		status = want(h, phase, bytes);
 	if (status != DDP_OK)
 		net_handshake_end(h);
 	return status;
+}
+
+ddp_status net_handshake_connect(net_handshake *h, const ddp_key *key, const net_card *ours)
+{
+	*h = (net_handshake){ .key = *key };
+	return begin(h, ours, CHALLENGE, sizeof(h->challenge));
+}
+
+ddp_status net_handshake_accept(net_handshake *h, const ddp_hello *hello, const net_card *ours)
+{
+	*h = (net_handshake){ .listens = true };
+	keep_host(h, hello->host);
+	return begin(h, ours, CARD, sizeof(card_head));
 }
 
 void net_handshake_end(net_handshake *h)
@@ -111,16 +129,6 @@ void net_handshake_end(net_handshake *h)
 	free(h->theirs.address);
 	explicit_bzero(h, sizeof(*h));
 	h->phase = FAILED;
-}
-
-/* What the peer calls its host is shown to users. */
-static void keep_host(net_handshake *h, const char *host)
-{
-	size_t length = strnlen(host, DDP_AUTH_HOST_BYTES - 1);
-
-	for (size_t i = 0; i < length; i++)
-		h->peer_host[i] = host[i] > ' ' && host[i] < 127 ? host[i] : '?';
-	h->peer_host[length] = '\0';
 }
 
 static ddp_status take_challenge(net_handshake *h)
@@ -137,26 +145,6 @@ static ddp_status take_challenge(net_handshake *h)
 	if (status == DDP_OK)
 		status = say(h, &h->hello, sizeof(h->hello));
 	return status == DDP_OK ? want(h, VERDICT, sizeof(h->verdict)) : status;
-}
-
-static ddp_status take_hello(net_handshake *h)
-{
-	static const ddp_verdict refusal;
-	char host[DDP_AUTH_HOST_BYTES] = "";
-
-	memcpy(&h->hello, h->in, sizeof(h->hello));
-	ddp_status status = ddp_hello_check(&h->key, &h->challenge, &h->hello);
-	if (status == DDP_ERR_AUTH && say(h, &refusal, sizeof(refusal)) != DDP_OK)
-		return DDP_ERR_NOMEM;
-	if (status != DDP_OK)
-		return status;
-	keep_host(h, h->hello.host);
-	if (gethostname(host, sizeof(host) - 1) != 0)
-		snprintf(host, sizeof(host), "unknown");
-	status = ddp_verdict_make(&h->key, &h->hello, host, &h->verdict);
-	if (status == DDP_OK)
-		status = say(h, &h->verdict, sizeof(h->verdict));
-	return status == DDP_OK ? want(h, CARD, sizeof(card_head)) : status;
 }
 
 static ddp_status take_verdict(net_handshake *h)
@@ -213,7 +201,7 @@ size_t net_handshake_room(net_handshake *h, void **at)
 ddp_status net_handshake_filled(net_handshake *h, size_t bytes)
 {
 	static ddp_status (*const take[])(net_handshake *) = {
-		[CHALLENGE] = take_challenge, [HELLO] = take_hello, [VERDICT] = take_verdict,
+		[CHALLENGE] = take_challenge, [VERDICT] = take_verdict,
 		[CARD] = take_card, [CARD_REST] = take_card_rest,
 	};
 
@@ -237,6 +225,11 @@ size_t net_handshake_output(const net_handshake *h, const void **from)
 void net_handshake_sent(net_handshake *h, size_t bytes)
 {
 	h->out_sent += bytes;
+}
+
+bool net_handshake_begun(const net_handshake *h)
+{
+	return h->phase != CHALLENGE || h->had > 0;
 }
 
 bool net_handshake_proved(const net_handshake *h)

@@ -1,8 +1,8 @@
 /*
  * netplugin/handshake: how two processes come to trust each other, as a machine that
- * is fed bytes and gives bytes. wireup/auth's challenge, hello and verdict come first;
- * only then each side reads the other's card: who it is, from where its UCX connects,
- * and UCX's address of it.
+ * is fed bytes and gives bytes. wireup/auth's challenge, hello and verdict come first,
+ * for a listener by wireup/acceptor. Only then each side reads the other's card: who it is,
+ * from where its UCX connects, and UCX's address of it.
  *
  *   listener -> connector   challenge
  *   connector -> listener   hello
@@ -52,8 +52,10 @@ typedef struct net_handshake {
 /* The key of the listener that has this nonce. */
 ddp_status net_key_of_listener(const ddp_key *step, const unsigned char nonce[DDP_NONCE_BYTES], ddp_key *key);
 
-/* Copies what it needs. */
-ddp_status net_handshake_begin(net_handshake *h, bool listens, const ddp_key *key, const net_card *ours);
+/* The connector's. Copies what it needs. */
+ddp_status net_handshake_connect(net_handshake *h, const ddp_key *key, const net_card *ours);
+/* A listener's with a peer that has proven the key by this hello. */
+ddp_status net_handshake_accept(net_handshake *h, const ddp_hello *hello, const net_card *ours);
 void net_handshake_end(net_handshake *h);
 
 /* Where the next bytes of the peer go, and at most how many; 0: none are wanted. */
@@ -66,6 +68,8 @@ ddp_status net_handshake_filled(net_handshake *h, size_t bytes);
 size_t net_handshake_output(const net_handshake *h, const void **from);
 void net_handshake_sent(net_handshake *h, size_t bytes);
 
+/* Has anything come from the peer? */
+bool net_handshake_begun(const net_handshake *h);
 /* Has the peer proved that it holds the key? */
 bool net_handshake_proved(const net_handshake *h);
 /* Is `theirs` the peer's card? */

@@ -4,13 +4,15 @@
 
 #include "netplugin/connection.h"
 
+#include "wireup/acceptor.h"
+
 enum { NET_RECEIVERS_MAX = 16 }; /* that a listener makes at a time */
 
 typedef struct net_listener {
 	ddp_key key;
+	char host[DDP_AUTH_HOST_BYTES]; /* this one */
 	net_worker *worker;
-	int fd;
-	bool refused;              /* a peer, and that was said */
+	ddp_acceptor acceptor;
 	net_connection *receivers[NET_RECEIVERS_MAX];
 } net_listener;
 

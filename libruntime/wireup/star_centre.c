@@ -11,8 +11,10 @@
 #include "base/error.h"
 #include "wireup/star.h"
 
-/* For whatever else the process has open. */
-enum { DESCRIPTORS_SPARE = 256 };
+enum {
+	UNPROVEN_MIN = 64,      /* connections that may be trying to prove the key at once */
+	DESCRIPTORS_SPARE = 256 /* for whatever else the process has open */
+};
 
 /* What has come of a rank's blob. *done once it is complete. */
 static ddp_status read_blob(struct ddp_centre *centre, struct ddp_link *link, bool *done)
@@ -196,14 +198,14 @@ static ddp_status centre_exchange(ddp_wireup *wireup, const void *blob, size_t b
 /* Each rank takes a descriptor here; the usual soft limit is 1024. */
 static ddp_status raise_descriptor_limit(struct ddp_centre *centre)
 {
-	rlim_t needed = (rlim_t)centre->base.job->world_size + DDP_UNPROVEN_SPARE + DESCRIPTORS_SPARE;
+	rlim_t needed = (rlim_t)centre->base.job->world_size + DDP_UNPROVEN_MAX + DESCRIPTORS_SPARE;
 	struct rlimit limit;
 
 	if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
 		return ddp_fail_errno(DDP_ERR_IO, errno, "getrlimit");
 	if (limit.rlim_cur >= needed)
 		return DDP_OK;
-	if (limit.rlim_max < (rlim_t)centre->base.job->world_size + DDP_UNPROVEN_SPARE)
+	if (limit.rlim_max < (rlim_t)centre->base.job->world_size + UNPROVEN_MIN)
 		return ddp_fail(DDP_ERR_NOMEM, "rank 0 on %s needs %llu descriptors for %d ranks, %llu are "
 		                "allowed: raise ulimit -Hn or use PMIx (srun --mpi=pmix)",
 		                centre->base.job->hostname, (unsigned long long)needed,
@@ -220,7 +222,6 @@ static void centre_close(ddp_wireup *wireup)
 	struct ddp_centre *centre = (struct ddp_centre *)wireup;
 	struct rlimit limit;
 
-	ddp_drop_unproven(centre, "the wire-up is over");
 	if (centre->misfit != NULL)
 		ddp_link_free(centre->misfit);
 	for (int r = 1; centre->ranks != NULL && r < centre->base.job->world_size; r++)
@@ -242,15 +243,19 @@ static ddp_status open_centre(struct ddp_centre *centre, uint64_t deadline_ns)
 {
 	struct epoll_event event = { .events = EPOLLIN, .data.ptr = NULL };
 
+	ddp_status status = raise_descriptor_limit(centre);
+	const ddp_status opened = ddp_acceptor_open(&centre->acceptor);
+
+	if (status == DDP_OK)
+		status = opened;
+	if (status != DDP_OK)
+		return status;
 	centre->ranks = calloc((size_t)centre->base.job->world_size, sizeof(struct ddp_link *));
 	if (centre->ranks == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d ranks", centre->base.job->world_size);
-	ddp_status status = raise_descriptor_limit(centre);
-	if (status != DDP_OK)
-		return status;
 	centre->epoll = epoll_create1(EPOLL_CLOEXEC);
 	if (centre->epoll < 0 ||
-	    epoll_ctl(centre->epoll, EPOLL_CTL_ADD, centre->listener, &event) < 0)
+	    epoll_ctl(centre->epoll, EPOLL_CTL_ADD, centre->acceptor.epoll, &event) < 0)
 		return ddp_fail_errno(DDP_ERR_IO, errno, "epoll");
 	status = ddp_accept_ranks(centre, deadline_ns);
 	return status == DDP_OK ? DDP_OK : ddp_centre_fail(centre, status);
@@ -273,17 +278,18 @@ ddp_status ddp_star_centre_open(bool local, const ddp_job *job, const ddp_key *k
 	centre->base.ops = local ? &local_ops : &tcp_ops;
 	centre->base.job = job;
 	centre->key = *key;
-	centre->listener = listener;
 	centre->epoll = -1;
-	centre->unproven.next = centre->unproven.previous = &centre->unproven;
 	snprintf(centre->where, sizeof(centre->where), "%s", rendezvous->where);
-	centre->same_user = rendezvous->same_user;
+	snprintf(centre->who, sizeof(centre->who), "wire-up: rank 0 on %s", job->hostname);
+	centre->acceptor = (ddp_acceptor){
+		.listener = listener, .epoll = -1, .key = &centre->key, .who = centre->who, .host = job->hostname,
+		.same_user = rendezvous->same_user, .unproven_max = job->world_size + DDP_UNPROVEN_MAX,
+	};
 	ddp_status status = open_centre(centre, deadline_ns);
 	if (status != DDP_OK) {
 		centre_close(&centre->base);
 		return status;
 	}
-	ddp_drop_unproven(centre, "all ranks have come");
 	ddp_centre_stop_listening(centre);
 	*wireup = &centre->base;
 	return DDP_OK;

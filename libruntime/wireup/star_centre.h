@@ -9,26 +9,19 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 
-#include "base/log.h"
-#include "wireup/auth.h"
+#include "wireup/acceptor.h"
 #include "wireup/frame.h"
 #include "wireup/socket.h"
 #include "wireup/wireup.h"
 
-/* How many connections beyond the world size may be trying to prove the key
-   at once: what does not hold it must not use descriptors up. */
-enum { DDP_UNPROVEN_SPARE = 64, DDP_EVENTS = 64 };
+enum { DDP_EVENTS = 64 };
 
-/* One connection: unproven until it has proven the key, then a rank. */
+/* The connection of a rank, which has proven the key. */
 struct ddp_link {
-	struct ddp_link *next, *previous; /* those unproven, oldest first */
 	int fd;
-	int rank;        /* -1: unproven */
+	int rank;        /* -1: its identity is wrong */
 	uint32_t events; /* watched by epoll; 0: not registered */
-	uint64_t since_ns;
-	ddp_challenge challenge;
 	ddp_hello hello;
-	size_t hello_used;
 	ddp_frame_reader reader;
 	bool has_blob;
 	size_t sent;     /* of the frame that goes to all */
@@ -37,18 +30,13 @@ struct ddp_link {
 struct ddp_centre {
 	ddp_wireup base;
 	ddp_key key;
-	int listener, epoll;
-	bool same_user; /* who is accepted only if the kernel says that it is this user's */
+	char who[DDP_HOST_MAX + 32];
+	ddp_acceptor acceptor;
+	int epoll;                  /* of the acceptor's, without a link, and of the links */
 	char where[DDP_WHERE_MAX];
 	struct ddp_link **ranks;    /* [world_size]; NULL: has not come */
 	struct ddp_link *misfit;    /* holds the key, but its identity is wrong */
-	struct ddp_link unproven;   /* head of the ring */
-	int unproven_count, joined;
-	bool need_descriptors;
-	int refused, refusals_told;
-	uint64_t told_ns;
-	char last_refused[80];
-	ddp_log_limit drops; /* one message each */
+	int joined;
 	uint32_t sequence;
 	rlim_t descriptors_before;  /* 0: unchanged */
 };
@@ -61,7 +49,7 @@ void ddp_link_free(struct ddp_link *link);
 /* A small message. If it does not go out, the link is shut down, and the next
    read of it says so. */
 void ddp_link_say(const struct ddp_link *link, const void *message, size_t bytes);
-/* From then on, all events have a link. */
+/* Drops who has not proven the key. From then on, all events have a link. */
 void ddp_centre_stop_listening(struct ddp_centre *centre);
 /* What epoll has by the deadline, or within a second; *count may be 0. */
 ddp_status ddp_centre_events(struct ddp_centre *centre, uint64_t deadline_ns,
@@ -79,6 +67,5 @@ ddp_status ddp_centre_fail(struct ddp_centre *centre, ddp_status status);
 
 /* Until all ranks have come. */
 ddp_status ddp_accept_ranks(struct ddp_centre *centre, uint64_t deadline_ns);
-void ddp_drop_unproven(struct ddp_centre *centre, const char *why);
 
 #endif

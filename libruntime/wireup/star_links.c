@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/descriptors.h"
 #include "base/error.h"
 #include "base/text.h"
 
@@ -26,19 +27,16 @@ ddp_status ddp_link_watch(struct ddp_centre *centre, struct ddp_link *link, uint
 
 void ddp_link_free(struct ddp_link *link)
 {
-	close(link->fd);
+	ddp_descriptor_close(link->fd);
 	ddp_frame_reset(&link->reader);
 	free(link);
 }
 
 void ddp_centre_stop_listening(struct ddp_centre *centre)
 {
-	if (centre->listener < 0)
-		return;
-	/* If the listener has another descriptor, close() alone leaves its events in epoll. */
-	epoll_ctl(centre->epoll, EPOLL_CTL_DEL, centre->listener, NULL);
-	close(centre->listener);
-	centre->listener = -1;
+	if (centre->epoll >= 0 && centre->acceptor.epoll >= 0)
+		epoll_ctl(centre->epoll, EPOLL_CTL_DEL, centre->acceptor.epoll, NULL);
+	ddp_acceptor_close(&centre->acceptor);
 }
 
 void ddp_link_say(const struct ddp_link *link, const void *message, size_t bytes)
@@ -124,7 +122,6 @@ ddp_status ddp_centre_fail(struct ddp_centre *centre, ddp_status status)
 	int waiting = 0;
 
 	ddp_centre_stop_listening(centre);
-	ddp_drop_unproven(centre, "the wire-up failed");
 	for (int r = 1; r < centre->base.job->world_size; r++)
 		if (centre->ranks[r] != NULL)
 			waiting += tell(centre, centre->ranks[r], news, bytes);

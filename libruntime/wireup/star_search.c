@@ -14,8 +14,10 @@
 #include "wireup/auth.h"
 #include "wireup/star.h"
 
-/* One address that swallows packets must not keep the next from being tried. */
-static const uint64_t connect_timeout_ns = 5000000000u;
+/* One address that swallows packets must not keep the next from being tried. The kernel of a
+   flooded listener does so now and then, also with the last packet of a connection that seems to be
+   made, and would be asked again after a second only. */
+static const uint64_t first_answer_ns = 250000000u, longest_answer_ns = 5000000000u;
 /* Each round takes so long, so a port is not visited more often. */
 static const uint64_t first_pause_ns = 5000000u, longest_pause_ns = 500000000u;
 /* Rank 0 greets who comes as soon as it can. */
@@ -43,6 +45,7 @@ struct search {
 	uint64_t refused_ns; /* when a rank 0 first did not share the key; 0: never */
 	char refusal[320];
 	unsigned round;
+	bool dropped;        /* by who had sent a challenge: a flooded rank 0 drops the oldest connections */
 	char reason[320];    /* why the first port was none, or what another one said */
 	ddp_centre_found *found;
 };
@@ -118,6 +121,7 @@ static ddp_status shake_hands(struct search *search, int index)
 		return DDP_OK;
 	}
 	leave(port);
+	search->dropped = status == DDP_ERR_PEER;
 	if (status == DDP_ERR_PEER || status == DDP_ERR_TIMEOUT)
 		return go_on(search, index);
 	if (status != DDP_ERR_AUTH)
@@ -228,13 +232,25 @@ static bool is_wanted(const struct search *search, int index)
 	       (first->connected && ddp_now_ns() - first->since_ns > silence_ns);
 }
 
+static uint64_t answer_timeout_ns(const struct search *search)
+{
+	const uint64_t part_ns = (ddp_now_ns() - search->start_ns) / 4;
+
+	return part_ns < first_answer_ns ? first_answer_ns : part_ns < longest_answer_ns ? part_ns : longest_answer_ns;
+}
+
 static ddp_status begin_round(struct search *search)
 {
+	const uint64_t timeout_ns = answer_timeout_ns(search);
 	ddp_status status = DDP_ERR_PEER;
 
 	for (int i = 0; i < search->rendezvous->ports.count && status == DDP_ERR_PEER; i++) {
 		struct port *port = &search->port[i];
-		if (port->fd >= 0 && !port->connected && ddp_now_ns() - port->since_ns > connect_timeout_ns) {
+		const bool late = port->fd >= 0 && port->got == 0 && ddp_now_ns() - port->since_ns > timeout_ns;
+		if (late && port->connected) {
+			leave(port);
+			status = connect_on(search, i);
+		} else if (late) {
 			status = connect_elsewhere(search, i, ETIMEDOUT);
 		} else if (port->fd < 0 && is_wanted(search, i)) {
 			port->address = 0;
@@ -322,8 +338,10 @@ ddp_status ddp_star_search(const ddp_job *job, const ddp_key *key, const ddp_ren
 
 	for (int i = 0; i < DDP_RENDEZVOUS_PORTS; i++)
 		search.port[i].fd = -1;
-	while ((status = search_round(&search, pause_ns)) == DDP_ERR_PEER && ddp_now_ns() < deadline_ns)
-		pause_ns = pause_ns * 2 < longest_pause_ns ? pause_ns * 2 : longest_pause_ns;
+	while ((status = search_round(&search, pause_ns)) == DDP_ERR_PEER && ddp_now_ns() < deadline_ns) {
+		pause_ns = search.dropped ? first_pause_ns : pause_ns * 2 < longest_pause_ns ? pause_ns * 2 : longest_pause_ns;
+		search.dropped = false;
+	}
 	if (status == DDP_ERR_PEER)
 		status = not_found(&search);
 	for (int i = 0; i < rendezvous->ports.count; i++)

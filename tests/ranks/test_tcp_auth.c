@@ -16,6 +16,8 @@
 #include <cmocka.h>
 
 #include "base/log.h"
+#include "tests/support/flood.h"
+#include "tests/support/hung.h"
 #include "tests/support/tcp_ranks.h"
 #include "wireup/frame.h"
 
@@ -270,6 +272,67 @@ static void intruders_cannot_use_the_descriptors_up(void **state)
 	all_are_well(2);
 }
 
+static int tests_of_floods; /* Each has a port of its own. */
+
+/* As soon as rank 0 listens. */
+static pid_t start_flood(flood_kind kind, int count)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET };
+
+	fflush(NULL);
+	pid_t pid = fork();
+	assert_true(pid >= 0);
+	if (pid != 0)
+		return pid;
+	address.sin_port = htons((uint16_t)ranks[0].job.master_port);
+	inet_pton(AF_INET, ranks[0].job.master_addr, &address.sin_addr);
+	close(connect_raw());
+	flood_start(&address, kind, count);
+	for (;;)
+		pause();
+}
+
+static void flood(flood_kind kind, int count)
+{
+	const int slowness = test_slowness();
+
+	tests_of_floods++;
+	arrange(3);
+	for (int r = 0; r < 3; r++)
+		ranks[r].job.master_port += 1000 * tests_of_floods;
+	ranks[0].descriptors = 160;
+	ranks[1].delay_ms = ranks[2].delay_ms = 1000 * slowness;
+	pid_t pid = start_flood(kind, count);
+	run(3);
+	end_process(pid);
+	all_are_well(3);
+	for (int r = 1; r < 3; r++) {
+		const double seconds = outcomes[r].seconds - slowness;
+		printf("# kind %d, %d connections: rank %d wires up within %.3f s\n", (int)kind, count, r, seconds);
+		assert_true(seconds < slowness || seconds < test_slowness());
+	}
+}
+
+static void idle_connections_delay_no_rank(void **state)
+{
+	(void)state;
+	flood(FLOOD_IDLE, 100);
+	flood(FLOOD_IDLE, 300);
+	flood(FLOOD_IDLE, 2000);
+}
+
+static void endless_connections_delay_no_rank(void **state)
+{
+	(void)state;
+	flood(FLOOD_ENDLESS, 200);
+}
+
+static void slow_connections_delay_no_rank(void **state)
+{
+	(void)state;
+	flood(FLOOD_SLOW, 300);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -284,6 +347,9 @@ int main(void)
 		cmocka_unit_test_setup(intruders_do_not_stop_the_job, begin),
 		cmocka_unit_test_setup(intruders_do_not_fill_the_log, begin),
 		cmocka_unit_test_setup(intruders_cannot_use_the_descriptors_up, begin),
+		cmocka_unit_test_setup(idle_connections_delay_no_rank, begin),
+		cmocka_unit_test_setup(endless_connections_delay_no_rank, begin),
+		cmocka_unit_test_setup(slow_connections_delay_no_rank, begin),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

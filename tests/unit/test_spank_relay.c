@@ -24,6 +24,8 @@
 #include "spank/failure/step.h"
 #include "spank/failure/timeline.h"
 #include "spank/worker.h"
+#include "tests/support/flood.h"
+#include "tests/support/hung.h"
 #include "tests/support/spank_task.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -314,6 +316,30 @@ static void held_connections_keep_nobody_waiting(void **state)
 	assert_string_equal(said, "the cause");
 	for (int i = 0; i < HELD; i++)
 		close(held[i]);
+}
+
+/* A node is heard while others connect again and again, say nothing, or say a byte now and then. */
+static void floods_keep_nobody_waiting(void **state)
+{
+	static const flood_kind kinds[] = { FLOOD_ENDLESS, FLOOD_SLOW };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		struct relay relay = open_relay(LONG_MS);
+		const struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(relay.port),
+		                                .sin_addr = { htonl(INADDR_LOOPBACK) } };
+		const pid_t flood = flood_start(&to, kinds[i], 300);
+		double longest = 0;
+		for (int k = 0; k < 20; k++) {
+			const uint64_t start_ns = ddp_now_ns();
+			while (!try_to_tell(&relay, "the cause", 0, false))
+				assert_true(ddp_seconds_since(start_ns) < test_slowness());
+			longest = ddp_seconds_since(start_ns) > longest ? ddp_seconds_since(start_ns) : longest;
+		}
+		printf("# kind %d: a node is heard within %.3f s\n", (int)kinds[i], longest);
+		flood_end(flood);
+		relay_close();
+	}
 }
 
 static void who_has_another_secret_is_neither_heard_nor_answered(void **state)
@@ -671,6 +697,7 @@ int main(void)
 		cmocka_unit_test(news_pass_the_wire),
 		cmocka_unit_test(wire_is_that_of_release_0_2),
 		cmocka_unit_test(held_connections_keep_nobody_waiting),
+		cmocka_unit_test(floods_keep_nobody_waiting),
 		cmocka_unit_test(who_has_another_secret_is_neither_heard_nor_answered),
 		cmocka_unit_test(garbage_keeps_nobody_out),
 		cmocka_unit_test(control_bytes_never_reach_the_terminal),

@@ -1,0 +1,50 @@
+/*
+ * acceptor: accepts the connections of a listener, and gives out those that have proven the
+ * step's key. Anybody may connect, so connections that have not proven it cost little and are
+ * few: if there are too many, the oldest one is dropped at once. The oldest one has had the most
+ * time for its proof, so a peer that answers the challenge gets through however many connect.
+ * A peer that was dropped all the same comes again.
+ *
+ *   acceptor -> peer       challenge (auth.h)
+ *   peer     -> acceptor   hello
+ *   acceptor -> peer       verdict
+ */
+#ifndef DDP_WIREUP_ACCEPTOR_H
+#define DDP_WIREUP_ACCEPTOR_H
+
+#include "base/log.h"
+#include "wireup/auth.h"
+
+enum { DDP_UNPROVEN_MAX = 256 };
+
+struct ddp_newcomer;
+
+typedef struct ddp_acceptor {
+	/* What the caller says. */
+	int listener;        /* the acceptor closes it, whatever comes */
+	const ddp_key *key;  /* has to stay */
+	const char *who;     /* "wire-up: rank 0 on n0", for the log; has to stay */
+	const char *host;    /* this one's, for the verdict; has to stay */
+	bool same_user;      /* peers count only if the kernel says that they are this user's */
+	int unproven_max;    /* at once; the acceptor lowers it where descriptors are scarce */
+
+	/* The rest is the acceptor's, and begins as zeros. */
+	int epoll;           /* readable when ddp_acceptor_next() has something to do */
+	struct ddp_newcomer *unproven, *last_unproven; /* the oldest first */
+	struct ddp_newcomer *proven;
+	int unproven_count;
+	int refused, refusals_told; /* connections that do not hold the key */
+	uint64_t told_ns;
+	char last_refused[80];
+	ddp_log_limit drops; /* one message each */
+} ddp_acceptor;
+
+/* On failure the acceptor is closed. */
+ddp_status ddp_acceptor_open(ddp_acceptor *acceptor);
+/* Does what can be done without waiting, and gives a peer that has proven the key: *fd is kept
+   (base/descriptors.h); -1: there is none at present. */
+ddp_status ddp_acceptor_next(ddp_acceptor *acceptor, int *fd, ddp_hello *hello);
+/* Drops all peers that were not given out. May be called more than once. */
+void ddp_acceptor_close(ddp_acceptor *acceptor);
+
+#endif
