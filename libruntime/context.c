@@ -90,6 +90,8 @@ static ddp_status open_context(ddp_context *context, const ddp_options *options)
 	uint64_t deadline_ns = start_ns + (uint64_t)context->timeout_ms * 1000000u;
 
 	ddp_status status = open_watch(context);
+	if (ddp_watch_page(context->watch) != NULL)
+		ddp_watch_page(context->watch)->timeout_ms = (uint32_t)context->timeout_ms;
 	ddp_page_wait(ddp_watch_page(context->watch), 0, start_ns, DDP_PROGRESS_FIRST_EXCHANGE);
 	if (status == DDP_OK)
 		status = ddp_wireup_open(job, &context->key, options->wireup,
@@ -147,11 +149,13 @@ ddp_status ddp_init(const ddp_options *given, ddp_context **context)
 		status = open_context(opened, &options);
 	if (status != DDP_OK) {
 		const bool told = ddp_last_error_is_told();
+		const int about = ddp_error_rank();
 		char reason[1024];
 
 		/* Closing may fail, too; what counts is why this began. */
 		ddp_copy_text(reason, sizeof(reason), ddp_last_error());
-		ddp_page_error(ddp_watch_page(opened->watch), status, DDP_ERROR_FINAL, -1, reason);
+		ddp_page_error(ddp_watch_page(opened->watch), status, DDP_ERROR_FINAL, about,
+		               NULL, reason);
 		release(opened);
 		return ddp_error_told(ddp_fail(status, "%s", reason), told);
 	}

@@ -10,6 +10,7 @@ enum { MESSAGE_MAX = 1024 };
 
 static _Thread_local char last_error[MESSAGE_MAX];
 static _Thread_local bool last_is_told;
+static _Thread_local int last_is_about = -1;
 
 const char *ddp_last_error(void)
 {
@@ -27,12 +28,24 @@ ddp_status ddp_error_told(ddp_status status, bool told)
 	return status;
 }
 
+ddp_status ddp_error_about(ddp_status status, int rank)
+{
+	last_is_about = rank;
+	return status;
+}
+
+int ddp_error_rank(void)
+{
+	return last_is_about;
+}
+
 static void set_message(const char *format, va_list arguments, const char *suffix)
 {
 	/* Built aside, since an argument may point into last_error. */
 	char message[MESSAGE_MAX];
 
 	last_is_told = false;
+	last_is_about = -1;
 	ddp_format_list(message, sizeof(message), format, arguments);
 	snprintf(last_error, sizeof(last_error), "%s", message);
 	if (suffix != NULL) {
@@ -69,6 +82,7 @@ ddp_status ddp_fail_errno(ddp_status status, int error_number, const char *forma
 ddp_status ddp_fail_context(ddp_status status, const char *format, ...)
 {
 	const bool told = last_is_told;
+	const int about = last_is_about;
 	char before[MESSAGE_MAX];
 	va_list arguments;
 
@@ -76,7 +90,7 @@ ddp_status ddp_fail_context(ddp_status status, const char *format, ...)
 	va_start(arguments, format);
 	set_message(format, arguments, before);
 	va_end(arguments);
-	return ddp_error_told(status, told);
+	return ddp_error_about(ddp_error_told(status, told), about);
 }
 
 void ddp_set_error(const char *format, ...)

@@ -20,6 +20,12 @@ ddp_status ddp_fail_errno(ddp_status status, int error_number, const char *forma
    ddp_fail_context() keeps it. Returns `status`. */
 ddp_status ddp_error_told(ddp_status status, bool told);
 
+/* Says which rank the present error is about. The next ddp_fail() forgets that; ddp_fail_context()
+   keeps it. Returns `status`. */
+ddp_status ddp_error_about(ddp_status status, int rank);
+/* That rank; -1: none in particular. */
+int ddp_error_rank(void);
+
 /* Puts a prefix before the present message: "while saving x: ...". */
 ddp_status ddp_fail_context(ddp_status status, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));

@@ -144,14 +144,22 @@ void ddp_page_go_on(struct ddp_progress *page)
 		SET(page->waiting, DDP_WAITING_NOT);
 }
 
+void ddp_page_wanted(struct ddp_progress *page, uint64_t now_ns)
+{
+	if (page != NULL)
+		SET(page->wanted_ns, now_ns);
+}
+
 void ddp_page_error(struct ddp_progress *page, ddp_status status, enum ddp_error_state state, int rank,
-                    const char *text)
+                    const char *node, const char *text)
 {
 	if (page == NULL)
 		return;
 	pthread_mutex_lock(&text_lock);
-	if (rank >= 0 || page->status != (uint32_t)status)
+	if (rank >= 0 || page->status != (uint32_t)status) {
 		page->culprit = (uint32_t)(rank + 1);
+		snprintf(page->culprit_node, sizeof(page->culprit_node), "%s", node != NULL ? node : "");
+	}
 	page->status = (uint32_t)status;
 	if (page->error_state < (uint32_t)state)
 		SET(page->error_state, (uint32_t)state);
@@ -163,6 +171,7 @@ static void clear_error(struct ddp_progress *page)
 {
 	page->status = DDP_OK;
 	page->culprit = 0;
+	page->culprit_node[0] = '\0';
 	page->error[0] = '\0';
 }
 

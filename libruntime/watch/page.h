@@ -28,11 +28,14 @@ void ddp_page_collective(struct ddp_progress *page, uint64_t number);
 void ddp_page_wait(struct ddp_progress *page, uint64_t number, uint64_t start_ns, const char *text);
 void ddp_page_go_on(struct ddp_progress *page);
 
-/* Keeps an error. It is about `rank`; if that is -1, about the one that an
-   earlier call with the same status has named. A final error stays one,
+/* A rank of another node asks what this one does, as it waits for it. */
+void ddp_page_wanted(struct ddp_progress *page, uint64_t now_ns);
+
+/* Keeps an error. It is about `rank` on `node` (NULL: not known); if the rank is -1, about the
+   one that an earlier call with the same status has named. A final error stays one,
    whatever follows, until ddp_page_forget_error(). */
 void ddp_page_error(struct ddp_progress *page, ddp_status status, enum ddp_error_state state, int rank,
-                    const char *text);
+                    const char *node, const char *text);
 /* The rank goes on after an error that is open. If the error names no rank, its text is
    forgotten; an error that names one may be that of a communicator which others wait in. */
 void ddp_page_pass_error(struct ddp_progress *page);

@@ -41,6 +41,10 @@ struct ddp_progress {
 	uint32_t writer;           /* enum ddp_writer */
 	int64_t steps;             /* that the training has when it ends; 0: not told */
 	uint32_t error_state;      /* enum ddp_error_state, of `status` */
+	uint32_t timeout_ms;       /* how long ranks wait for each other; 0: not told */
+	uint64_t wanted_ns;        /* CLOCK_MONOTONIC, when a rank of another node last asked what
+	                              this one does, as that rank waits for it; 0: never */
+	char culprit_node[64];     /* that of the culprit; terminated; "": not told */
 };
 
 /* Whether the rank has gone on after its last error. */

@@ -25,7 +25,7 @@ static uint64_t payload_limit(uint32_t kind, int world_size)
 	switch (kind) {
 	case DDP_FRAME_BLOB: return DDP_BLOB_MAX;
 	case DDP_FRAME_ALL: return 4 + (uint64_t)world_size * (4 + (uint64_t)DDP_BLOB_MAX);
-	case DDP_FRAME_ERROR: return 4 + DDP_FRAME_TEXT_MAX;
+	case DDP_FRAME_ERROR: return DDP_FRAME_ERROR_MAX - DDP_FRAME_HEADER_BYTES;
 	}
 	return 0;
 }
@@ -178,19 +178,32 @@ ddp_status ddp_frame_unpack_all(const unsigned char *payload, size_t bytes, int 
 size_t ddp_frame_pack_error(uint32_t sequence, ddp_status status,
                             unsigned char frame[DDP_FRAME_ERROR_MAX])
 {
-	size_t length = strnlen(ddp_last_error(), DDP_FRAME_TEXT_MAX);
+	size_t length = strnlen(ddp_last_error(), DDP_FRAME_TEXT_MAX), bytes = 4 + length;
+	unsigned char *text = frame + DDP_FRAME_HEADER_BYTES + 4;
+	int rank = ddp_error_rank();
 
-	ddp_frame_header(frame, DDP_FRAME_ERROR, sequence, 4 + length);
 	put32(frame + DDP_FRAME_HEADER_BYTES, (uint32_t)status);
-	memcpy(frame + DDP_FRAME_HEADER_BYTES + 4, ddp_last_error(), length);
-	return DDP_FRAME_HEADER_BYTES + 4 + length;
+	memcpy(text, ddp_last_error(), length);
+	if (rank >= 0) {
+		text[length] = '\0';
+		put32(text + length + 1, (uint32_t)rank);
+		bytes += 5;
+	}
+	ddp_frame_header(frame, DDP_FRAME_ERROR, sequence, bytes);
+	return DDP_FRAME_HEADER_BYTES + bytes;
 }
 
 ddp_status ddp_frame_raise_error(const unsigned char *payload, size_t bytes)
 {
 	uint32_t status = bytes >= 4 ? get32(payload) : DDP_OK;
+	const char *text = (const char *)payload + 4;
+	size_t length;
 
 	if (status == DDP_OK || status > DDP_ERR_INTERNAL)
 		return ddp_fail(DDP_ERR_FORMAT, "a wire-up message with an error is malformed");
-	return ddp_fail((ddp_status)status, "%.*s", (int)(bytes - 4), (const char *)payload + 4);
+	length = strnlen(text, bytes - 4);
+	ddp_fail((ddp_status)status, "%.*s", (int)length, text);
+	if (bytes - 4 == length + 5 && get32(payload + 4 + length + 1) <= INT32_MAX)
+		return ddp_error_about((ddp_status)status, (int)get32(payload + 4 + length + 1));
+	return (ddp_status)status;
 }

@@ -5,7 +5,8 @@
  *
  *   BLOB   rank r's blob                                          r -> 0
  *   ALL    count, then `count` sizes (u32 each), then the blobs    0 -> r
- *   ERROR  status (u32), then the sentence without a terminator    0 -> r
+ *   ERROR  status (u32), then the sentence; if it is about a rank, a
+ *          terminator and that rank (u32) follow                   0 -> r
  *
  * Nothing here trusts the bytes: kinds and sizes are bounded before memory is
  * taken, and memory grows with what has arrived, not with what is announced.
@@ -47,7 +48,7 @@ ddp_status ddp_frame_unpack_all(const unsigned char *payload, size_t bytes, int 
                                 void **blobs, size_t *sizes);
 
 /* A whole ERROR frame with this thread's last error; returns its bytes. */
-enum { DDP_FRAME_ERROR_MAX = DDP_FRAME_HEADER_BYTES + 4 + DDP_FRAME_TEXT_MAX };
+enum { DDP_FRAME_ERROR_MAX = DDP_FRAME_HEADER_BYTES + 4 + DDP_FRAME_TEXT_MAX + 5 };
 size_t ddp_frame_pack_error(uint32_t sequence, ddp_status status,
                             unsigned char frame[DDP_FRAME_ERROR_MAX]);
 /* Makes the error that the peer sent this thread's own. */

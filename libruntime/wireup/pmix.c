@@ -97,25 +97,27 @@ static ddp_status publish(const struct pmix_wireup *wireup, const void *blob, si
 	return DDP_OK;
 }
 
-/* Writes who has not come, as far as that can be found out. */
-static const char *name_missing(const struct pmix_wireup *wireup, char *text, size_t bytes)
+/* Writes who has not come, as far as that can be found out; `first` is the first of them, or -1. */
+static void name_missing(const struct pmix_wireup *wireup, char *text, size_t bytes, int *first)
 {
 	int count = wireup->base.job->world_size, missing = 0;
 	bool *came = count <= PROBE_MAX ? calloc((size_t)count, sizeof(*came)) : NULL;
 	char key[PMIX_MAX_KEYLEN + 1];
 
+	*first = -1;
 	snprintf(text, bytes, "some ranks");
 	key_of(wireup, key);
 	if (came != NULL && ddp_pmix_probe(key, count, ddp_now_ns() + probe_ns, came)) {
 		for (int p = 0; p < count; p++) {
 			came[p] = !came[p];
 			missing += came[p];
+			if (came[p] && *first < 0)
+				*first = p;
 		}
 		if (missing > 0)
 			ddp_rank_list(came, count, text, bytes);
 	}
 	free(came);
-	return text;
 }
 
 /*
@@ -138,11 +140,13 @@ static ddp_status too_late(struct pmix_wireup *wireup, uint64_t start_ns)
 {
 	double seconds = ddp_seconds_since(start_ns);
 	char list[200];
+	int first;
 
 	wireup->fence_pending = true;
-	return ddp_fail(DDP_ERR_TIMEOUT, "%s did not come to the PMIx server within %.1f s: did every "
-	                "task start?%s", name_missing(wireup, list, sizeof(list)), seconds,
-	                slurms_part(wireup));
+	name_missing(wireup, list, sizeof(list), &first);
+	ddp_fail(DDP_ERR_TIMEOUT, "%s did not come to the PMIx server within %.1f s: did every task "
+	         "start?%s", list, seconds, slurms_part(wireup));
+	return ddp_error_about(DDP_ERR_TIMEOUT, first);
 }
 
 static ddp_status fence_all(struct pmix_wireup *wireup, uint64_t deadline_ns)

@@ -106,9 +106,10 @@ static ddp_status too_late(const struct ddp_centre *centre, uint64_t start_ns)
 		                "connections did not hold the step's key, the last from %s: DDP_KEY must be "
 		                "the same on all ranks", list, job->hostname, centre->where,
 		                ddp_seconds_since(start_ns), centre->acceptor.refused, centre->acceptor.last_refused);
-	return ddp_fail(DDP_ERR_TIMEOUT, "%s did not come to rank 0 on %s (%s) within %.1f s: did every "
-	                "task start, and does a firewall stand between?", list, job->hostname,
-	                centre->where, ddp_seconds_since(start_ns));
+	ddp_fail(DDP_ERR_TIMEOUT, "%s did not come to rank 0 on %s (%s) within %.1f s: did every "
+	         "task start, and does a firewall stand between?", list, job->hostname, centre->where,
+	         ddp_seconds_since(start_ns));
+	return ddp_centre_about_missing(centre, false, DDP_ERR_TIMEOUT);
 }
 
 ddp_status ddp_accept_ranks(struct ddp_centre *centre, uint64_t deadline_ns)

@@ -84,9 +84,10 @@ static ddp_status gather(struct ddp_centre *centre, uint64_t deadline_ns)
 		for (int i = 0; i < count && status == DDP_OK; i++)
 			status = gather_from(centre, events[i].data.ptr, &left);
 		if (status == DDP_OK && left > 0 && ddp_now_ns() >= deadline_ns)
-			status = ddp_fail(DDP_ERR_TIMEOUT, "%s came to rank 0 on %s, but sent no data within "
-			                  "%.1f s", ddp_centre_missing(centre, true, list, sizeof(list)),
-			                  job->hostname, ddp_seconds_since(start_ns));
+			status = ddp_centre_about_missing(centre, true, ddp_fail(
+				DDP_ERR_TIMEOUT, "%s came to rank 0 on %s, but sent no data within %.1f s",
+				ddp_centre_missing(centre, true, list, sizeof(list)), job->hostname,
+				ddp_seconds_since(start_ns)));
 	}
 	return status;
 }

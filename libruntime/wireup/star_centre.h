@@ -57,6 +57,8 @@ ddp_status ddp_centre_events(struct ddp_centre *centre, uint64_t deadline_ns,
 /* The ranks without a connection, or, with `blob`, without a blob. */
 const char *ddp_centre_missing(const struct ddp_centre *centre, bool blob, char *text,
                                size_t bytes);
+/* Makes the present error one about the first of these ranks. */
+ddp_status ddp_centre_about_missing(const struct ddp_centre *centre, bool blob, ddp_status status);
 /* The error that a rank's connection has ended before its time. */
 ddp_status ddp_centre_lost(const struct ddp_centre *centre, const struct ddp_link *link,
                            bool blob, const char *why);

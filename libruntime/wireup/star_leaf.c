@@ -18,11 +18,13 @@ struct leaf {
 static ddp_status lost_centre(const struct leaf *leaf, ddp_status status, uint64_t start_ns)
 {
 	if (status == DDP_ERR_TIMEOUT)
-		return ddp_fail(status, "rank %d on %s: rank 0 on %s has not gathered all ranks after %.1f s",
-		                leaf->base.job->rank, leaf->base.job->hostname, leaf->centre.host,
-		                ddp_seconds_since(start_ns));
-	return ddp_fail_context(status, "rank %d on %s lost rank 0 on %s during wire-up",
-	                        leaf->base.job->rank, leaf->base.job->hostname, leaf->centre.host);
+		ddp_fail(status, "rank %d on %s: rank 0 on %s has not gathered all ranks after %.1f s",
+		         leaf->base.job->rank, leaf->base.job->hostname, leaf->centre.host,
+		         ddp_seconds_since(start_ns));
+	else
+		ddp_fail_context(status, "rank %d on %s lost rank 0 on %s during wire-up",
+		                 leaf->base.job->rank, leaf->base.job->hostname, leaf->centre.host);
+	return ddp_error_about(status, 0);
 }
 
 static ddp_status read_frame(struct leaf *leaf, ddp_frame_reader *reader, uint64_t deadline_ns)

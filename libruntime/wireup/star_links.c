@@ -57,6 +57,19 @@ ddp_status ddp_centre_events(struct ddp_centre *centre, uint64_t deadline_ns,
 	return errno == EINTR ? DDP_OK : ddp_fail_errno(DDP_ERR_IO, errno, "epoll_wait");
 }
 
+static bool is_missing(const struct ddp_centre *centre, bool blob, int rank)
+{
+	return centre->ranks[rank] == NULL || (blob && !centre->ranks[rank]->has_blob);
+}
+
+ddp_status ddp_centre_about_missing(const struct ddp_centre *centre, bool blob, ddp_status status)
+{
+	for (int r = 1; r < centre->base.job->world_size; r++)
+		if (is_missing(centre, blob, r))
+			return ddp_error_about(status, r);
+	return status;
+}
+
 const char *ddp_centre_missing(const struct ddp_centre *centre, bool blob, char *text, size_t bytes)
 {
 	int world_size = centre->base.job->world_size;
@@ -65,7 +78,7 @@ const char *ddp_centre_missing(const struct ddp_centre *centre, bool blob, char 
 	if (listed == NULL)
 		return "some ranks";
 	for (int r = 1; r < world_size; r++)
-		listed[r] = centre->ranks[r] == NULL || (blob && !centre->ranks[r]->has_blob);
+		listed[r] = is_missing(centre, blob, r);
 	ddp_rank_list(listed, world_size, text, bytes);
 	free(listed);
 	return text;
@@ -76,9 +89,10 @@ ddp_status ddp_centre_lost(const struct ddp_centre *centre, const struct ddp_lin
 {
 	char list[200];
 
-	return ddp_fail(DDP_ERR_PEER, "rank %d on %s ended during wire-up, while rank 0 on %s waited "
-	                "for %s: %s", link->rank, link->hello.host, centre->base.job->hostname,
-	                ddp_centre_missing(centre, blob, list, sizeof(list)), why);
+	ddp_fail(DDP_ERR_PEER, "rank %d on %s ended during wire-up, while rank 0 on %s waited "
+	         "for %s: %s", link->rank, link->hello.host, centre->base.job->hostname,
+	         ddp_centre_missing(centre, blob, list, sizeof(list)), why);
+	return ddp_error_about(DDP_ERR_PEER, link->rank);
 }
 
 /* Whether the news are on their way, so that to wait for its end makes sense. */

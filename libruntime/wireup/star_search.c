@@ -318,14 +318,15 @@ static ddp_status not_found(struct search *search)
 	if (rendezvous->ports.count > 1)
 		snprintf(own, sizeof(own), " (or to %d, %d, ...)", rendezvous->ports.port[1],
 		         rendezvous->ports.port[2]);
-	return ddp_fail(answered ? DDP_ERR_AUTH : DDP_ERR_TIMEOUT, "rank %d on %s: rank 0 did not come to "
-	                "%s%s within %.1f s: %s; %s",
-	                search->job->rank, search->job->hostname, where_is(search, 0, where), own,
-	                ddp_seconds_since(search->start_ns),
-	                is_silent(search) && !answered ? "what listens there says nothing" : search->reason,
-	                rendezvous->addresses[0].ss_family == AF_UNIX
-	                ? "did rank 0 call ddp_init() as often as this rank? Each ddp_init() is one of all ranks"
-	                : "did rank 0 start, and does a firewall stand between?");
+	ddp_status status = answered ? DDP_ERR_AUTH : DDP_ERR_TIMEOUT;
+	ddp_fail(status, "rank %d on %s: rank 0 did not come to %s%s within %.1f s: %s; %s",
+	         search->job->rank, search->job->hostname, where_is(search, 0, where), own,
+	         ddp_seconds_since(search->start_ns),
+	         is_silent(search) && !answered ? "what listens there says nothing" : search->reason,
+	         rendezvous->addresses[0].ss_family == AF_UNIX
+	         ? "did rank 0 call ddp_init() as often as this rank? Each ddp_init() is one of all ranks"
+	         : "did rank 0 start, and does a firewall stand between?");
+	return ddp_error_about(status, 0);
 }
 
 ddp_status ddp_star_search(const ddp_job *job, const ddp_key *key, const ddp_rendezvous *rendezvous,

@@ -1,5 +1,7 @@
 #include "spank/failure/blame.h"
 
+#include <stdio.h>
+#include <string.h>
 #include <sys/wait.h>
 
 #include "ddp.h"
@@ -31,6 +33,34 @@ bool blame_is_timeout(const struct ddp_progress *page)
 	return page->magic == DDP_PROGRESS_MAGIC && page->status == DDP_ERR_TIMEOUT;
 }
 
+void blame_add_culprit(const struct ddp_progress *page, uint32_t own_rank, uint32_t world_size,
+                       struct sink *sink)
+{
+	uint32_t rank = blame_of(page, own_rank);
+
+	/* Who aborts has an error of its own. */
+	if (rank >= world_size || page->status == DDP_ERR_ABORTED)
+		return;
+	sink_add(sink, "rank %u of %u", rank, world_size);
+	if (page->culprit_node[0] != '\0') {
+		sink_add(sink, " on ");
+		sink_add_untrusted(sink, page->culprit_node, sizeof(page->culprit_node));
+	}
+	sink_add(sink, "%s", blame_is_timeout(page) ? BLAME_LATE : BLAME_LOST);
+}
+
+const char *blame_place_of_node(const char *text, uint32_t *rank)
+{
+	unsigned int world_size;
+	int used = 0;
+
+	if (sscanf(text, "rank %u of %u%n", rank, &world_size, &used) != 2)
+		return NULL;
+	text += used;
+	return strncmp(text, BLAME_LATE, strlen(BLAME_LATE)) == 0 ||
+	       strncmp(text, BLAME_LOST, strlen(BLAME_LOST)) == 0 ? text : NULL;
+}
+
 bool blame_describe(const struct blamed *blamed, char *text, size_t bytes)
 {
 	struct sink sink = sink_on(text, bytes);
@@ -40,7 +70,7 @@ bool blame_describe(const struct blamed *blamed, char *text, size_t bytes)
 	sink_add_untrusted(&sink, blamed->node, HOST_NAME_MAX_BYTES);
 	sink_add(&sink, " ");
 	if (blamed->runs) {
-		sink_add(&sink, "was still running");
+		sink_add(&sink, blamed->stopped ? "was stopped by a signal or a debugger" : "was still running");
 		doing_read(&blamed->progress, blamed->now_ns, &doing);
 		if (doing.known)
 			sink_add(&sink, ", ");

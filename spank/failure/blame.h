@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "spank/sink.h"
 #include "watch/progress.h"
 
 #define BLAME_NOBODY UINT32_MAX
@@ -30,6 +31,7 @@ struct blamed {
 	uint32_t rank, world_size;
 	const char *node;
 	bool runs;
+	bool stopped;                 /* by a signal or a debugger */
 	int wait_status;              /* of one that has ended, */
 	double seconds_ago;           /* so long ago; below 0: to be said by somebody else */
 	struct ddp_progress progress; /* of one that runs; a copy */
@@ -37,10 +39,23 @@ struct blamed {
 };
 
 /*
- * "rank 3 of 4 on n1 was still running, in forward of step 4 for 8.1 s", or "rank 3
+ * "rank 3 of 4 on n1 was still running (or: was stopped by a signal or a debugger), in forward of step 4 for 8.1 s", or "rank 3
  * of 4 on n1 had ended with code 0, 4.2 s before". False for one that failed: that
  * has its own report.
  */
 bool blame_describe(const struct blamed *blamed, char *text, size_t bytes);
+
+/* How a sentence goes on that begins with such a rank, where only others tell of it. */
+#define BLAME_LATE " did not come; "
+#define BLAME_LOST " was lost; "
+
+/* Adds "rank 3 of 4 on n1 did not come; " or "... was lost; ", as the page of a rank that gave up
+   tells; nothing if the page names no other rank. */
+void blame_add_culprit(const struct ddp_progress *page, uint32_t own_rank, uint32_t world_size,
+                       struct sink *sink);
+
+/* Where "on n1" is missing in a sentence that begins so, as ranks that have never met do not know each
+   other's nodes, and of which rank it is; NULL: nowhere. */
+const char *blame_place_of_node(const char *text, uint32_t *rank);
 
 #endif

@@ -150,6 +150,8 @@ static void describe(const struct node *node, const struct node_task *task,
 	if (facts->all_killed && !facts->lone)
 		failure.node_tasks = node->supervise.local_tasks;
 	report_failure(&failure, own, sizeof(own));
+	if (judge_is_hearsay(facts) && failure.node_tasks == 0)
+		blame_add_culprit(progress, failure.rank, failure.world_size, &sink);
 	sink_add(&sink, "%s%s%s", facts->names_peer ? other : "", facts->names_peer ? "; " : "", own);
 	if (progress->magic != DDP_PROGRESS_MAGIC)
 		add_early_end(node, facts, seen_ns, &sink);

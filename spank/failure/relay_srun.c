@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/failure/blame.h"
 #include "spank/failure/controller.h"
 #include "spank/failure/heard.h"
 #include "spank/failure/launched.h"
@@ -149,10 +150,27 @@ static void note_presence(const struct relay_news *news)
 		presence_report(&presence, note.lowest, "");
 }
 
+/* Names the node of a rank that others miss and have never met. */
+static void add_node(struct relay_news *news, char text[RELAY_TEXT_MAX + 1])
+{
+	char copy[RELAY_TEXT_MAX + 1];
+	struct sink sink = sink_on(text, RELAY_TEXT_MAX + 1);
+	const char *place;
+	uint32_t rank;
+
+	snprintf(copy, sizeof(copy), "%.*s", RELAY_TEXT_MAX, news->text);
+	place = judge_is_hearsay(&news->facts) ? blame_place_of_node(copy, &rank) : NULL;
+	if (place == NULL || rank >= presence.tasks || presence.task[rank].host == NULL)
+		return;
+	sink_add(&sink, "%.*s on %s%s", (int)(place - copy), copy, presence.task[rank].host, place);
+	news->text = text;
+}
+
 static void take(const struct relay_message *message, int fd)
 {
 	struct relay_news news = relay_read(message);
 	unsigned char tag[SIPHASH_BYTES];
+	char text[RELAY_TEXT_MAX + 1];
 	bool alone;
 
 	relay_sign(&server.relay, message, tag);
@@ -169,6 +187,7 @@ static void take(const struct relay_message *message, int fd)
 	note_presence(&news);
 	if (news.here)
 		return;
+	add_node(&news, text);
 	if (news.stall != NULL)
 		step_take_stall(&server.step, news.stall, ddp_now_ns());
 	else if (!ask_about_node(message, &news, alone))

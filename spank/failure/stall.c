@@ -172,6 +172,30 @@ static bool has_page(const struct stall_rank *rank)
 	return rank->page.magic == DDP_PROGRESS_MAGIC && rank->page.writer == DDP_WRITER_LIBDDP;
 }
 
+static bool is_late(const struct stall_rank *rank, enum stall_kind kind, uint64_t now_ns)
+{
+	uint64_t wanted_ns = rank->page.wanted_ns;
+
+	if (kind == STALL_STOPPED)
+		return now_ns > rank->changed_ns;
+	return kind == STALL_RUNS && has_page(rank) && wanted_ns <= now_ns && now_ns - wanted_ns < STALL_WANTED_NS;
+}
+
+bool stall_judge_late(const struct stall_node *node, uint64_t now_ns, struct stall_note *note)
+{
+	for (uint32_t i = 0; i < node->count; i++) {
+		const struct stall_rank *rank = &node->ranks[i];
+		struct doing doing;
+		enum stall_kind kind;
+		doing_read(&rank->page, now_ns, &doing);
+		kind = kind_of(rank, &doing);
+		if (rank->rank != UINT32_MAX && is_late(rank, kind, now_ns) &&
+		    is_further_behind(kind, doing.collective, note))
+			note_furthest_behind(rank, &doing, node, now_ns, note);
+	}
+	return note->who[0] != '\0';
+}
+
 static bool is_in_first_exchange(const struct doing *doing)
 {
 	return doing->wait == DOING_WAITS_OTHERWISE && doing->collective == 0 &&

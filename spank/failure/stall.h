@@ -48,6 +48,16 @@ struct stall_node {
  */
 void stall_judge_node(const struct stall_node *node, uint64_t now_ns, struct stall_note *note);
 
+/* A rank of another node that waits asks often, and gives up at last. */
+#define STALL_WANTED_NS 6000000000ull
+
+/*
+ * Whatever stall= says: one of the node's ranks keeps others waiting, as far as the node can see. It was
+ * stopped before the last look already, or others have asked after it and it waits for nobody. The
+ * note tells of that rank, and does not count as a stall. False: there is no such rank.
+ */
+bool stall_judge_late(const struct stall_node *node, uint64_t now_ns, struct stall_note *note);
+
 /*
  * Whatever stall= says: the node is blocked, and told to stall, when each of its ranks has ended
  * with code 0 and without ddp_init(), or waits there for the others. If all nodes are, the waiting

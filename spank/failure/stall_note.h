@@ -26,7 +26,8 @@ struct stall_range {
 };
 
 struct stall_note {
-	bool stalled;        /* false: a rank goes on; of the rest, there is `ranks` to `world_size` */
+	bool stalled;        /* false: a rank goes on; of the rest, there is `ranks` to `world_size`,
+	                        and, where one keeps others waiting, `kind` to `doing` */
 	uint32_t ranks;      /* how many the node has, */
 	uint32_t lowest;     /* and the lowest of them, by which srun knows the node */
 	uint32_t world_size;

@@ -3,9 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "spank/failure/blame.h"
 #include "watch/progress.h"
 
-enum { NODES_MAX = 65536, RANGES_SAID = 16, OLD_MS = 10000 };
+enum { NODES_MAX = 65536, RANGES_SAID = 16, OLD_MS = 10000, AGED_MS = 2000 };
 
 static const uint64_t ns_per_ms = 1000000;
 
@@ -226,6 +227,63 @@ void stall_step_say(struct stall_step *step, uint64_t now_ns, struct sink *sink)
 	if (blocked)
 		sink_add(sink, ", and without ddp_init(): have every task call it, or start fewer tasks (srun -n)");
 	add_waiting(step, at_work - absent, now_ns, sink);
+}
+
+/* The rest of a sentence that begins with the note's rank, from ";" on; NULL: it does not. */
+static const char *rest_about(const struct stall_note *note, const char *text, const char **verb)
+{
+	static const char *const verbs[] = { BLAME_LATE, BLAME_LOST };
+	char who[64];
+	struct sink sink = sink_on(who, sizeof(who));
+
+	sink_add(&sink, "rank %u of %u ", note->rank, note->world_size);
+	if (strncmp(text, who, strlen(who)) != 0)
+		return NULL;
+	for (int i = 0; i < 2; i++) {
+		const char *at = strstr(text, verbs[i]), *end = strchr(text, ';');
+		*verb = verbs[i];
+		if (at != NULL && end != NULL && at + strlen(verbs[i]) == end + 2)
+			return end;
+	}
+	return NULL;
+}
+
+static void add_state(const struct stall_told *told, uint64_t now_ns, struct sink *sink)
+{
+	const struct stall_note *note = &told->note;
+
+	sink_add(sink, "%s%s%s", note->kind == STALL_STOPPED ? "stopped by a signal or a debugger" : "",
+	         note->kind == STALL_STOPPED && note->doing[0] != '\0' ? ", " : "", note->doing);
+	if (age_ms(told, now_ns) >= AGED_MS)
+		sink_add(sink, " (%.0f s ago)", (double)age_ms(told, now_ns) / 1000);
+}
+
+void stall_step_add_hearsay(const struct stall_step *step, const char *text, uint64_t now_ns, struct sink *sink)
+{
+	const struct stall_told *stopped = NULL;
+	const char *verb, *rest;
+
+	for (size_t i = 0; i < step->count; i++) {
+		const struct stall_told *told = &step->nodes[i];
+		bool is_stopped = told->note.kind == STALL_STOPPED;
+		if (told->note.who[0] == '\0' || (!is_stopped && told->note.kind != STALL_RUNS))
+			continue;
+		rest = rest_about(&told->note, text, &verb);
+		if (rest != NULL) {
+			sink_add(sink, "%s%.*s (", told->note.who, (int)strlen(verb) - 2, verb);
+			add_state(told, now_ns, sink);
+			sink_add(sink, ")%s", rest);
+			return;
+		}
+		if (is_stopped && (stopped == NULL || told->note.rank < stopped->note.rank))
+			stopped = told;
+	}
+	if (stopped != NULL) {
+		sink_add(sink, "%s is ", stopped->note.who);
+		add_state(stopped, now_ns, sink);
+		sink_add(sink, "; ");
+	}
+	sink_add(sink, "%s", text);
 }
 
 void stall_step_end(struct stall_step *step)

@@ -35,6 +35,11 @@ uint64_t stall_step_due(const struct stall_step *step);
 /* Ranks wait in ddp_init() for one that has ended without it, and nobody does anything else. */
 bool stall_step_is_blocked(const struct stall_step *step);
 
+/* Adds what a rank says that gave up because of another one. Where a node has told of that other rank,
+   or of one that is stopped, this comes first: "rank 3 of 4 on n3 did not come (in forward of step 7
+   for 3.1 s); rank 1 ...". */
+void stall_step_add_hearsay(const struct stall_step *step, const char *text, uint64_t now_ns, struct sink *sink);
+
 /* Adds the sentence, which is then said. */
 void stall_step_say(struct stall_step *step, uint64_t now_ns, struct sink *sink);
 

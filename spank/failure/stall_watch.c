@@ -58,28 +58,6 @@ static void close_watch(struct stall_watch *watch)
 	munmap(watch->ranks, watch->count * sizeof(*watch->ranks));
 }
 
-/* By a signal, or a debugger, says the kernel. */
-static bool is_stopped(pid_t pid)
-{
-	char path[64], text[512];
-	const char *state;
-	ssize_t got;
-	int fd;
-
-	if (pid <= 0)
-		return false;
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return false;
-	got = read(fd, text, sizeof(text) - 1);
-	close(fd);
-	text[got > 0 ? got : 0] = '\0';
-	/* Behind the command in parentheses, which may hold any byte. */
-	state = strrchr(text, ')');
-	return state != NULL && state[1] == ' ' && (state[2] == 'T' || state[2] == 't');
-}
-
 static void look_at(struct stall_watch *watch, uint32_t local, uint64_t now_ns)
 {
 	const struct supervise_task *task = &watch->shared->task[local];
@@ -89,7 +67,7 @@ static void look_at(struct stall_watch *watch, uint32_t local, uint64_t now_ns)
 	/* The rank may be writing it. */
 	memcpy(&page, watch->pages + (size_t)local * DDP_PROGRESS_BYTES, sizeof(page));
 	watch->ranks[local].rank = task->rank;
-	stall_see(&watch->ranks[local], &page, end, end == STALL_NO_END && is_stopped(task->pid), now_ns);
+	stall_see(&watch->ranks[local], &page, end, end == STALL_NO_END && supervise_is_stopped(task->pid), now_ns);
 }
 
 /* Looks at the node's ranks and returns their present state. */
@@ -126,13 +104,11 @@ static void forget_pause(struct stall_watch *watch, uint64_t now_ns)
 }
 
 /* A rank that comes late is waited for long, so that its end may be noticed later. */
-static int next_look_ms(const struct stall_watch *watch, uint64_t now_ns)
+static int start_look_ms(const struct stall_watch *watch, uint64_t now_ns)
 {
 	enum { SHARE = 16 };
 	uint64_t age_ms = (now_ns - watch->opened_ns) / 1000000, next_ms = age_ms / SHARE;
 
-	if (watch->seconds > 0)
-		return stall_watch_period_ms(watch->seconds);
 	if (watch->started || age_ms >= STALL_START_SECONDS * 1000ull)
 		return 0;
 	if (next_ms < STALL_START_MS)
@@ -140,11 +116,46 @@ static int next_look_ms(const struct stall_watch *watch, uint64_t now_ns)
 	return next_ms < STALL_START_MAX_MS ? (int)next_ms : STALL_START_MAX_MS;
 }
 
+/* A rank that is stopped is to be known before ranks of other nodes give up, and those of its own
+   node are seen by slurmstepd. So often it is looked for; 0: never. */
+static int late_look_ms(const struct stall_watch *watch)
+{
+	enum { PART = 4 };
+	uint32_t least_ms = 0;
+
+	if (watch->shared->world_size <= watch->count)
+		return 0;
+	for (uint32_t i = 0; i < watch->count; i++) {
+		const struct stall_rank *rank = &watch->ranks[i];
+		uint32_t timeout_ms = rank->page.magic == DDP_PROGRESS_MAGIC ? rank->page.timeout_ms : 0;
+		if (rank->end == STALL_NO_END && timeout_ms > 0 && (least_ms == 0 || timeout_ms < least_ms))
+			least_ms = timeout_ms;
+	}
+	if (least_ms == 0)
+		return 0;
+	if (least_ms / PART < STALL_LATE_MIN_MS)
+		return STALL_LATE_MIN_MS;
+	return least_ms / PART < STALL_LATE_MAX_MS ? (int)least_ms / PART : STALL_LATE_MAX_MS;
+}
+
+/* Returns the shorter of two times, of which 0 is for ever. */
+static int sooner(int one_ms, int other_ms)
+{
+	return one_ms == 0 || (other_ms > 0 && other_ms < one_ms) ? other_ms : one_ms;
+}
+
+static int next_look_ms(const struct stall_watch *watch, uint64_t now_ns)
+{
+	return sooner(watch->seconds > 0 ? stall_watch_period_ms(watch->seconds) : start_look_ms(watch, now_ns),
+	              late_look_ms(watch));
+}
+
 int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 {
 	char name[HOST_NAME_MAX_BYTES];
 	struct stall_note note;
 	struct stall_node node;
+	bool late = false;
 
 	forget_pause(watch, now_ns);
 	node = see(watch, name, now_ns);
@@ -154,8 +165,12 @@ int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 	if (stopping)
 		note = (struct stall_note){ .ranks = note.ranks, .lowest = note.lowest,
 			                    .world_size = note.world_size };
-	if (note.stalled != watch->told || watch->unanswered) {
+	else if (!note.stalled && watch->shared->world_size > watch->count)
+		late = stall_judge_late(&node, now_ns, &note);
+	/* Such a rank's times go on. */
+	if (note.stalled != watch->told || late || watch->late || watch->unanswered) {
 		watch->told = note.stalled;
+		watch->late = late;
 		watch->unanswered = !tell(watch, &note);
 	}
 	watch->period_ms = next_look_ms(watch, now_ns);

@@ -23,6 +23,7 @@ struct stall_watch {
 	bool started;               /* none of its ranks waits in ddp_init() any more */
 	bool told;                  /* srun was told that the node stalls, */
 	bool unanswered;            /* but may not have heard it, or not that it goes on */
+	bool late;                  /* srun was told of a rank that keeps others waiting */
 	struct relay relay;
 	const char *address;        /* of srun; numeric */
 };
@@ -33,6 +34,7 @@ int stall_watch_period_ms(uint32_t seconds);
 /* With 0 seconds a node looks whether its ranks wait in ddp_init() for one that has ended. It does so
    until they are past it, or have not come to it for STALL_START_SECONDS: a program without libddp
    never does. The looks come further and further apart. */
+enum { STALL_LATE_MIN_MS = 500, STALL_LATE_MAX_MS = 5000 }; /* see late_look_ms() */
 enum { STALL_START_MS = 500, STALL_START_MAX_MS = 10000, STALL_START_SECONDS = 600 };
 
 /*

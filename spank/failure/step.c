@@ -226,14 +226,17 @@ static bool has_grace(enum end_delay delay)
 }
 
 static void say_case(struct step *step, struct step_case *what, const struct end_verdict *verdict,
-                     struct step_action *action)
+                     uint64_t now_ns, struct step_action *action)
 {
 	struct sink sink = sink_on(action->text, sizeof(action->text));
 	enum end_delay delay = action->kill ? verdict->kill : verdict->say;
 
 	if (verdict->words == WORDS_NONE || (step->said && !action->kill))
 		return;
-	sink_add(&sink, "%s", what->text);
+	if (judge_is_hearsay(&what->facts))
+		stall_step_add_hearsay(&step->stall, what->text, now_ns, &sink);
+	else
+		sink_add(&sink, "%s", what->text);
 	/* Why the step is not ended. */
 	if (step->signalled && !step->stopping && verdict->kill == DELAY_STOP && !action->kill)
 		sink_add(&sink, "; the step was sent a signal before, so the others may save (see grace= in srun-ddp(7))");
@@ -271,7 +274,7 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
 	/* What was chosen may have come after the one that is due: they are one event. */
 	if (verdict.say == DELAY_NONE && verdict.kill == DELAY_NONE)
 		action->kill = true;
-	say_case(step, cause_of(step, what), &verdict, action);
+	say_case(step, cause_of(step, what), &verdict, now_ns, action);
 	/* All is done with it: the next one may have consequences. */
 	if (verdict.kill == DELAY_NEVER)
 		what->held = false;
@@ -297,7 +300,7 @@ bool step_finish(struct step *step, struct step_action *action)
 			continue;
 		/* Nothing is left of it to be ended. */
 		verdict.kill = DELAY_NEVER;
-		say_case(step, cause_of(step, what), &verdict, action);
+		say_case(step, cause_of(step, what), &verdict, what->taken_ns, action);
 	}
 	step->over = true;
 	step->again_ns = UINT64_MAX;

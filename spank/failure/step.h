@@ -13,7 +13,7 @@
 #include "spank/failure/relay.h"
 #include "spank/failure/stall_step.h"
 
-enum { STEP_TEXT_MAX = RELAY_TEXT_MAX + 128 };
+enum { STEP_TEXT_MAX = RELAY_TEXT_MAX + 128 + STALL_WHO_MAX + STALL_DOING_MAX };
 
 /* Slurm itself ends a step that it has asked to stop, whenever that is. */
 #define STOP_BY_SLURM UINT32_MAX

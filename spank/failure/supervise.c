@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -198,6 +199,27 @@ enum task_state supervise_state(const struct supervise *supervise, uint32_t loca
 		return TASK_RUNS;
 	*wait_status = status_of(&info);
 	return TASK_ENDED;
+}
+
+bool supervise_is_stopped(pid_t pid)
+{
+	char path[64], text[512];
+	const char *state;
+	ssize_t got;
+	int fd;
+
+	if (pid <= 0)
+		return false;
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return false;
+	got = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	text[got > 0 ? got : 0] = '\0';
+	/* Behind the command in parentheses, which may hold any byte. */
+	state = strrchr(text, ')');
+	return state != NULL && state[1] == ' ' && (state[2] == 'T' || state[2] == 't');
 }
 
 uint32_t supervise_left(const struct supervise *supervise)

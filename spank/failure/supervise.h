@@ -93,6 +93,9 @@ enum task_state {
 /* Whether the task has ended, reaped or not, and then how. Reaps nothing. */
 enum task_state supervise_state(const struct supervise *supervise, uint32_t local_task, int *wait_status);
 
+/* Whether a process is stopped by a signal or a debugger, says the kernel. */
+bool supervise_is_stopped(pid_t pid);
+
 /* How many tasks were forked and not reaped. */
 uint32_t supervise_left(const struct supervise *supervise);
 

@@ -1,5 +1,7 @@
 #!/bin/bash
-# seconds: 120
+# nodes: 4
+# cluster: --conf KillOnBadExit=1 --conf WaitTime=1
+# seconds: 240
 # A rank that hangs, and one that leaves: they are named, not those that wait for them.
 . "$source/tests/cluster/lib.sh"
 
@@ -23,9 +25,42 @@ capture as_user srun "--ddp=timeout=$seconds" -N2 --ntasks-per-node=2 "$probe" h
 prints "$hung" "a rank that hangs on another node is named"
 prints_times 1 "$any" "in one line"
 capture as_user srun "--ddp=timeout=$seconds" -N2 --ntasks-per-node=1 "$probe" spin 1
-prints 'ddp: rank 0 of 2 on n0 exited with code 3 .*: rank 1 on n1 \(pid [0-9]+\) did not come within '"${seconds}000 ms" \
-	"one that is alone on its node is named by who waited for it"
+prints 'ddp: rank 1 of 2 on n1 did not come \(in forward of step 4 for [0-9.]+ s, .*\); rank 0 of 2 on n0 exited with code 3 .*: rank 1 on n1 \(pid [0-9]+\) did not come within '"${seconds}000 ms" \
+	"the report begins with one that is alone on its node, and says what it does"
 prints_times 1 "$any" "in one line"
+
+# A rank that is stopped, while it trains or before ddp_init(). Its node tells of it.
+# stopped NODES TASKS-PER-NODE RANK start|train OPTIONS
+stopped()
+{
+	local ranks=$(($1 * $2))
+	rm -f "$work/trains"
+	capture as_user srun "--ddp=timeout=$seconds$5" -N"$1" --ntasks-per-node="$2" sh -c '
+		cd "$3" || exit
+		case $RANK$2 in
+		$0start) kill -STOP $$;;
+		$0train) (until [ -e trains ]; do sleep 0.05; done; kill -STOP $$) &
+		esac
+		exec ./training_probe go "$1" trains' "$3" $((($3 + 1) % ranks)) "$4" "$work"
+	prints "ddp: rank $3 of $ranks on n$(($3 / $2)) (did not come \\(|was )stopped by a signal or a debugger.*; rank [0-9]+ of $ranks on n[0-9] exited with code 3" \
+		"a rank that is stopped leads ($1 nodes of $2, rank $3, $4$5)"
+	prints_times 1 "$any" "in one line"
+	status_is 3 "srun tells the code of a rank that has given up"
+}
+for when in start train; do
+	stopped 4 1 3 "$when" ''
+	stopped 4 1 0 "$when" ''
+	stopped 2 2 2 "$when" ''
+	stopped 1 2 0 "$when" ''
+	stopped 2 1 1 "$when" ,stall=1
+done
+# A rank that nothing is known of but that it has not come.
+for rank in 0 2; do
+	capture as_user srun --ddp=timeout="$seconds" -N3 --ntasks-per-node=1 sh -c "[ \$RANK != $rank ] || exec sleep 60; exec $probe none 9"
+	prints "ddp: rank $rank of 3 on n$rank did not come; rank [0-9] of 3 on n[0-9] exited with code 3" \
+		"one that does not come to ddp_init() leads, with its node (rank $rank)"
+	prints_times 1 "$any" "in one line"
+done
 
 # A rank that leaves with code 0.
 for action in leave finish; do
@@ -42,7 +77,7 @@ prints 'ddp: rank 0 of 2 on n0 exited with code 9 after [0-9.]+ s; rank 1 of 2 o
 # A pipeline's status is that of its last program: the task ends with 0, though its rank failed.
 capture as_user srun --ddp=timeout=$((3 * seconds)) -N2 --ntasks-per-node=1 sh -c "$probe leave 1 | cat"
 status_is 1 "an error of libddp's that a pipeline hides is a failure"
-prints 'ddp: rank 0 of 2 on n0 failed after [0-9.]+ s, though its task exited with code 0, .*: .*rank 1 ' \
+prints 'ddp: rank 1 of 2 on n1 was lost; rank 0 of 2 on n0 failed after [0-9.]+ s, though its task exited with code 0, .*: .*rank 1 ' \
 	"and is said"
 prints_times 1 "$any" "in one line"
 capture as_user srun --ddp=on-failure=continue,timeout=$((3 * seconds)) -N2 --ntasks-per-node=1 sh -c "$probe leave 1 | cat"
@@ -50,7 +85,7 @@ status_is 1 "with on-failure=continue, too"
 
 # Others wait for the whole timeout in ddp_init() for a rank that never calls it.
 for nodes in 1 2; do
-	capture as_user srun --ddp -N"$nodes" -n3 "$probe" never 1
+	capture as_user srun --ddp -N"$nodes" -n3 -m block "$probe" never 1
 	status_is 1 "a rank that ends before ddp_init() fails the step ($nodes nodes)"
 	prints 'ddp: rank 1 of 3 on n0 had ended with code 0, [0-9.]+ s before, and without ddp_init\(\): have every task call it, or start fewer tasks \(srun -n\); waiting: ranks 0,2 in the first exchange of all ranks' \
 		"it is named"

@@ -29,6 +29,17 @@ static void context_goes_in_front(void **state)
 	assert_string_equal(ddp_last_error(), "while reading 3: cut short");
 }
 
+static void error_may_be_about_a_rank(void **state)
+{
+	(void)state;
+	assert_int_equal(ddp_error_about(ddp_fail(DDP_ERR_TIMEOUT, "rank 3 did not come"), 3), DDP_ERR_TIMEOUT);
+	assert_int_equal(ddp_error_rank(), 3);
+	ddp_fail_context(DDP_ERR_TIMEOUT, "while opening");
+	assert_int_equal(ddp_error_rank(), 3);
+	ddp_fail(DDP_ERR_IO, "another");
+	assert_int_equal(ddp_error_rank(), -1);
+}
+
 static void long_message_is_cut_not_overrun(void **state)
 {
 	char text[4000];
@@ -131,6 +142,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(message_carries_the_reason_of_errno),
 		cmocka_unit_test(context_goes_in_front),
+		cmocka_unit_test(error_may_be_about_a_rank),
 		cmocka_unit_test(long_message_is_cut_not_overrun),
 		cmocka_unit_test(message_may_quote_the_message_before),
 		cmocka_unit_test(program_gives_a_reason_of_its_own),

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -121,6 +122,7 @@ static void blamed_ranks_are_described(void **state)
 {
 	static const struct { bool runs; int status; double ago; bool said; const char *text; } cases[] = {
 		{ true, 0, -1, true, "rank 3 of 4 on n1 was still running" },
+		{ true, 1, -1, true, "rank 3 of 4 on n1 was stopped by a signal or a debugger" },
 		{ false, 0, 4.21, true, "rank 3 of 4 on n1 had ended with code 0, 4.2 s before" },
 		{ false, 0, -1, true, "rank 3 of 4 on n1 had ended with code 0" },
 		{ false, EXITED(7), 4, false, NULL }, { false, SIGSEGV, 4, false, NULL },
@@ -129,12 +131,54 @@ static void blamed_ranks_are_described(void **state)
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct blamed blamed = { .rank = 3, .world_size = 4, .node = "n1", .runs = cases[i].runs,
+			                 .stopped = cases[i].runs && cases[i].status != 0,
 			                 .wait_status = cases[i].status, .seconds_ago = cases[i].ago };
 		char text[300];
 		assert_int_equal(blame_describe(&blamed, text, sizeof(text)), cases[i].said);
 		if (cases[i].said)
 			assert_string_equal(text, cases[i].text);
 	}
+}
+
+/* Who gave up is not who leads. */
+static void culprits_go_first(void **state)
+{
+	static const struct { uint32_t status, culprit; const char *node, *text, *with_node; } culprits[] = {
+		{ DDP_ERR_TIMEOUT, 4, "n3", "rank 3 of 4 on n3 did not come; ", NULL },
+		{ DDP_ERR_TIMEOUT, 4, "", "rank 3 of 4 did not come; ", "rank 3 of 4 on n9 did not come; " },
+		{ DDP_ERR_PEER, 1, "n\x1b[1m", "rank 0 of 4 on n?[1m was lost; ", NULL },
+		{ DDP_ERR_PEER, 1, "", "rank 0 of 4 was lost; ", "rank 0 of 4 on n9 was lost; " },
+		/* Who aborts has an error of its own, and nobody blames himself, or a rank that there is not. */
+		{ DDP_ERR_ABORTED, 4, "n3", "", NULL }, { DDP_ERR_TIMEOUT, 2, "n1", "", NULL },
+		{ DDP_ERR_TIMEOUT, 0, "", "", NULL }, { DDP_ERR_TIMEOUT, 5, "n4", "", NULL },
+		{ DDP_ERR_INVALID, 4, "n3", "", NULL },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(culprits); i++) {
+		struct ddp_progress page = page_with(culprits[i].status, culprits[i].culprit);
+		char text[300], whole[300];
+		struct sink sink = sink_on(text, sizeof(text));
+		const char *place;
+		uint32_t rank = 99;
+		strcpy(page.culprit_node, culprits[i].node);
+		blame_add_culprit(&page, 1, 4, &sink);
+		assert_string_equal(text, culprits[i].text);
+		place = blame_place_of_node(text, &rank);
+		assert_int_equal(place != NULL, culprits[i].with_node != NULL);
+		if (place == NULL)
+			continue;
+		assert_int_equal(rank, culprits[i].culprit - 1);
+		snprintf(whole, sizeof(whole), "%.*s on n9%s", (int)(place - text), text, place);
+		assert_string_equal(whole, culprits[i].with_node);
+	}
+	/* The page's text may lack an end. */
+	struct ddp_progress page = page_with(DDP_ERR_TIMEOUT, 4);
+	char text[300];
+	struct sink sink = sink_on(text, sizeof(text));
+	memset(page.culprit_node, 'n', sizeof(page.culprit_node));
+	blame_add_culprit(&page, 1, 4, &sink);
+	assert_int_equal(strspn(text + strlen("rank 3 of 4 on "), "n"), sizeof(page.culprit_node));
 }
 
 /* ---- what a node knows ------------------------------------------------------------ */
@@ -183,6 +227,25 @@ static void node_tells_of_a_rank_that_runs(void **state)
 	assert_false(blame_early_end(&node, now, text, sizeof(text)));
 }
 
+static void node_tells_of_a_rank_that_is_stopped(void **state)
+{
+	char text[300];
+	pid_t task = fork();
+
+	(void)state;
+	assert_true(task >= 0);
+	if (task == 0) {
+		raise(SIGSTOP);
+		_exit(0);
+	}
+	assert_int_equal(waitpid(task, NULL, WUNTRACED), task);
+	supervise_forked(&node, 1, task);
+	assert_true(blame_local(&node, 3, ddp_now_ns(), text, sizeof(text)));
+	assert_string_equal(text, "rank 3 of 4 on n1 was stopped by a signal or a debugger");
+	kill(task, SIGKILL);
+	assert_int_equal(waitpid(task, NULL, 0), task);
+}
+
 static void node_tells_of_a_rank_that_left(void **state)
 {
 	char text[300];
@@ -206,6 +269,8 @@ int main(void)
 		cmocka_unit_test(doing_says_waits_and_what_came_last),
 		cmocka_unit_test(blamed_ranks_are_described),
 		cmocka_unit_test_setup_teardown(node_tells_of_a_rank_that_runs, start_node, end_node),
+		cmocka_unit_test(culprits_go_first),
+		cmocka_unit_test_setup_teardown(node_tells_of_a_rank_that_is_stopped, start_node, end_node),
 		cmocka_unit_test_setup_teardown(node_tells_of_a_rank_that_left, start_node, end_node),
 	};
 

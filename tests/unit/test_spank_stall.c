@@ -463,6 +463,97 @@ static void tell(struct stall_step *step, uint32_t rank, const struct ddp_progre
 
 /* A rank comes late to ddp_init(), and all end soon: the other node's word, that its rank waits
    there, is older than the end of this one. */
+/* ---- ranks that others give up for --------------------------------------------------- */
+
+/* What a node tells of ranks that keep others waiting; `asked`: so many seconds ago. */
+static bool take_late(struct stall_step *step, const struct planned ranks[2], uint32_t asked, bool seen_before)
+{
+	struct stall_rank made[2] = { rank_that(&ranks[0], 2), rank_that(&ranks[1], 3) };
+	struct stall_node node = { .name = "n1", .world_size = RANKS, .ranks = made, .count = 2 };
+	struct stall_note note = { .ranks = 2, .lowest = 2, .world_size = RANKS };
+	unsigned char bytes[STALL_NOTE_BYTES];
+	bool late;
+
+	for (int i = 0; i < 2; i++) {
+		made[i].page.wanted_ns = (NOW - asked) * SECOND;
+		if (!seen_before)
+			made[i].changed_ns = NOW * SECOND;
+	}
+	late = stall_judge_late(&node, NOW * SECOND, &note);
+	assert_false(note.stalled);
+	stall_pack(&note, bytes);
+	stall_step_take(step, bytes, NOW * SECOND);
+	assert_true(stall_step_due(step) == UINT64_MAX);
+	return late;
+}
+
+static const char *hearsay(const struct stall_step *step, const char *text, uint64_t now)
+{
+	static char whole[TEXT_MAX];
+	struct sink sink = sink_on(whole, sizeof(whole));
+
+	stall_step_add_hearsay(step, text, now * SECOND, &sink);
+	return whole;
+}
+
+static void who_keeps_others_waiting_is_told(void **state)
+{
+	static const struct { struct planned ranks[2]; uint32_t asked; bool seen_before, late; const char *who; } nodes[] = {
+		{ { { WAITS, 6, 3 }, { COMPUTES, 5, 3 } }, 1, true, true,
+		  "rank 3 of 4 on n1 did not come (in forward of step 4 for 3.0 s, last collective #5 3.0 s ago); rank 1" },
+		/* Nobody has asked, or not lately. */
+		{ { { WAITS, 6, 3 }, { COMPUTES, 5, 3 } }, NOW, true, false, "rank 3 of 4 did not come; rank 1" },
+		{ { { WAITS, 6, 3 }, { COMPUTES, 5, 3 } }, 60, true, false, "rank 3 of 4 did not come; rank 1" },
+		/* It waits itself, has ended, or has no page. */
+		{ { { WAITS, 6, 3 }, { WAITS, 5, 3 } }, 1, true, false, "rank 3 of 4 did not come; rank 1" },
+		{ { { WAITS, 6, 3 }, { ENDED, 5, 3 } }, 1, true, false, "rank 3 of 4 did not come; rank 1" },
+		{ { { WAITS, 6, 3 }, { NO_PAGE, 5, 3 } }, 1, true, false, "rank 3 of 4 did not come; rank 1" },
+		/* One is stopped, whoever has asked; but a stop of this moment may be over. */
+		{ { { WAITS, 6, 3 }, { STOPPED, 5, 3 } }, NOW, true, true,
+		  "rank 3 of 4 on n1 did not come (stopped by a signal or a debugger, in forward of step 4 for 3.0 s, "
+		  "last collective #5 3.0 s ago); rank 1" },
+		{ { { WAITS, 6, 3 }, { STOPPED, 5, 3 } }, NOW, false, false, "rank 3 of 4 did not come; rank 1" },
+		/* Others blame a rank that waits for the one that is stopped. */
+		{ { { STOPPED, 5, 3 }, { WAITS, 6, 3 } }, NOW, true, true,
+		  "rank 2 of 4 on n1 is stopped by a signal or a debugger, in forward of step 4 for 3.0 s, "
+		  "last collective #5 3.0 s ago; rank 3 of 4 did not come; rank 1" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(nodes); i++) {
+		struct stall_step step = { .seconds = 0 };
+		assert_int_equal(take_late(&step, nodes[i].ranks, nodes[i].asked, nodes[i].seen_before), nodes[i].late);
+		assert_string_equal(hearsay(&step, "rank 3 of 4 did not come; rank 1", NOW), nodes[i].who);
+		stall_step_end(&step);
+	}
+}
+
+static void hearsay_is_told_with_what_is_known(void **state)
+{
+	static const struct planned stopped[2] = { { WAITS, 6, 3 }, { STOPPED, 5, 3 } };
+	struct stall_step step = { .seconds = 0 };
+	struct planned asked[2] = { { WAITS, 6, 3 }, { COMPUTES, 5, 3 } };
+
+	(void)state;
+	assert_string_equal(hearsay(&step, "rank 1", NOW), "rank 1");
+	take_late(&step, asked, 1, true);
+	/* A rank that runs is no cause of what others say of a third one. */
+	assert_string_equal(hearsay(&step, "rank 2 of 4 on n1 was lost; rank 1: a; b", NOW),
+	                    "rank 2 of 4 on n1 was lost; rank 1: a; b");
+	assert_string_equal(hearsay(&step, "rank 3 of 40 on n1 was lost; rank 1", NOW),
+	                    "rank 3 of 40 on n1 was lost; rank 1");
+	assert_string_equal(hearsay(&step, "rank 3 of 4 on n1 exited; rank 2 of 4 on n1 was lost; rank 1", NOW),
+	                    "rank 3 of 4 on n1 exited; rank 2 of 4 on n1 was lost; rank 1");
+	take_late(&step, stopped, 1, true);
+	assert_string_equal(hearsay(&step, "rank 3 of 4 on n1 was lost; rank 1", NOW + 4),
+	                    "rank 3 of 4 on n1 was lost (stopped by a signal or a debugger, in forward of step 4 "
+	                    "for 3.0 s, last collective #5 3.0 s ago (4 s ago)); rank 1");
+	/* It has gone on. */
+	take_late(&step, waits, NOW, true);
+	assert_string_equal(hearsay(&step, "rank 3 of 4 did not come; rank 1", NOW), "rank 3 of 4 did not come; rank 1");
+	stall_step_end(&step);
+}
+
 static void rank_that_came_late_and_ended_has_begun(void **state)
 {
 	const struct ddp_progress first = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .waiting = DDP_WAITING_OTHER,
@@ -529,6 +620,8 @@ int main(void)
 		cmocka_unit_test(any_change_of_the_page_is_progress),
 		cmocka_unit_test(stall_is_said_and_ends_the_step_if_so_wished),
 		cmocka_unit_test(waits_for_a_rank_that_never_begins_are_told),
+		cmocka_unit_test(who_keeps_others_waiting_is_told),
+		cmocka_unit_test(hearsay_is_told_with_what_is_known),
 		cmocka_unit_test(rank_that_came_late_and_ended_has_begun),
 		cmocka_unit_test(no_stall_is_said_of_a_step_that_fails_or_stops),
 	};

@@ -240,6 +240,50 @@ static void looks_for_the_start_end_with_it(void **state)
 	end_node(&node);
 }
 
+/* A program of libddp over several nodes: ranks of other nodes may give up for one of this node. */
+static void rank_that_is_stopped_is_looked_for(void **state)
+{
+	static const struct { uint32_t timeout_ms; int look_ms; } periods[] = {
+		{ 300000, STALL_LATE_MAX_MS }, { UINT32_MAX, STALL_LATE_MAX_MS }, { 4000, 1000 },
+		{ 1, STALL_LATE_MIN_MS }, { 0, 0 },
+	};
+	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .phase = DDP_PHASE_FORWARD };
+	struct relay relay = open_relay(false);
+	struct error error;
+	struct fixture node;
+
+	(void)state;
+	begin_node(&node, &relay);
+	node.supervise.shared->world_size = 2;
+	if (!stall_watch_open(&node.watch, &node.supervise, 0, &error))
+		fail_msg("%s", error.text);
+	for (size_t i = 0; i < sizeof(periods) / sizeof(periods[0]); i++) {
+		page.timeout_ms = periods[i].timeout_ms;
+		write_page(&node, &page);
+		node.now_ns += SECOND;
+		assert_int_equal(stall_watch_look(&node.watch, false, node.now_ns), periods[i].look_ms);
+	}
+	/* On one node slurmstepd itself sees it. */
+	page.timeout_ms = 4000;
+	write_page(&node, &page);
+	node.supervise.shared->world_size = 1;
+	assert_int_equal(stall_watch_look(&node.watch, false, node.now_ns += SECOND), 0);
+	node.supervise.shared->world_size = 2;
+	node.watch.relay = relay;
+	kill(node.task, SIGSTOP);
+	assert_int_equal(waitpid(node.task, NULL, WUNTRACED), node.task);
+	stall_watch_look(&node.watch, false, node.now_ns += SECOND);
+	assert_false(node.watch.late);
+	stall_watch_look(&node.watch, false, node.now_ns += SECOND);
+	assert_true(node.watch.late && !node.watch.told && !node.watch.unanswered);
+	kill(node.task, SIGCONT);
+	assert_int_equal(waitpid(node.task, NULL, WCONTINUED), node.task);
+	stall_watch_look(&node.watch, false, node.now_ns += SECOND);
+	assert_false(node.watch.late);
+	end_node(&node);
+	relay_close();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -249,6 +293,7 @@ int main(void)
 		cmocka_unit_test(what_srun_may_have_heard_is_taken_back),
 		cmocka_unit_test(looks_for_the_start_grow_rare_and_end),
 		cmocka_unit_test(looks_for_the_start_end_with_it),
+		cmocka_unit_test(rank_that_is_stopped_is_looked_for),
 	};
 
 	return cmocka_run_group_tests_name("spank_stall_watch", tests, NULL, NULL);

@@ -339,6 +339,33 @@ static void who_was_asked_to_stop_goes_before_those_that_lost_it(void **state)
 	assert_int_equal(step.wait_status, 0);
 }
 
+/* n1 has told that rank 3 is stopped; rank 1 has given up for it. */
+static void who_did_not_come_goes_first_with_its_state(void **state)
+{
+	const struct stall_note note = { .ranks = 2, .lowest = 2, .world_size = 4, .rank = 3, .kind = STALL_STOPPED,
+		                         .who = "rank 3 of 4 on n1", .doing = "in forward" };
+	struct relay_news far = news("rank 3 of 4 did not come; rank 1", END_CODE, SENT_NOTHING, EXITED(3));
+	unsigned char bytes[STALL_NOTE_BYTES];
+	struct step step = begin(true);
+
+	(void)state;
+	stall_pack(&note, bytes);
+	step_take_stall(&step, bytes, START * MS);
+	expect_nothing(&step);
+	far.facts.blames_peer = far.facts.timed_out = true;
+	take(&step, 0, far);
+	expect(&step, TIMEOUT_HOLD,
+	       "rank 3 of 4 on n1 did not come (stopped by a signal or a debugger, in forward); rank 1", true);
+	stall_step_end(&step.stall);
+
+	/* A failure of another rank's own has nothing to do with it. */
+	step = begin(true);
+	step_take_stall(&step, bytes, START * MS);
+	take(&step, 0, news("rank 0", END_CODE, SENT_NOTHING, EXITED(7)));
+	expect(&step, HOLD, "rank 0", true);
+	stall_step_end(&step.stall);
+}
+
 static void tasks_killed_with_the_witness_are_doubted(void **state)
 {
 	struct step step = begin(true);
@@ -429,6 +456,7 @@ int main(void)
 		cmocka_unit_test(a_signalled_step_has_its_grace),
 		cmocka_unit_test(a_failure_does_not_wait_for_a_request),
 		cmocka_unit_test(who_was_asked_to_stop_goes_before_those_that_lost_it),
+		cmocka_unit_test(who_did_not_come_goes_first_with_its_state),
 		cmocka_unit_test(tasks_killed_with_the_witness_are_doubted),
 		cmocka_unit_test(a_node_that_failed_is_named),
 		cmocka_unit_test(a_node_that_acts_alone_is_not_repeated),

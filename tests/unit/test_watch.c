@@ -696,7 +696,7 @@ static void error_that_names_a_rank_stays_readable(void **state)
 
 	(void)state;
 	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
-	ddp_page_error(ddp_watch_page(watch), DDP_ERR_PEER, DDP_ERROR_OPEN, 2, "rank 2 is gone");
+	ddp_page_error(ddp_watch_page(watch), DDP_ERR_PEER, DDP_ERROR_OPEN, 2, "n1", "rank 2 is gone");
 	ddp_watch_go_on(watch);
 	assert_int_equal(page_in(fd).error_state, DDP_ERROR_PAST);
 	assert_int_equal(page_in(fd).culprit, 3);
@@ -715,7 +715,7 @@ static void final_error_stays(void **state)
 
 	(void)state;
 	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
-	ddp_page_error(ddp_watch_page(watch), DDP_ERR_PEER, DDP_ERROR_FINAL, 2, "rank 2 is gone");
+	ddp_page_error(ddp_watch_page(watch), DDP_ERR_PEER, DDP_ERROR_FINAL, 2, "n1", "rank 2 is gone");
 	ddp_fail(DDP_ERR_PEER, "step 4: rank 2 is gone");
 	ddp_watch_error(watch, DDP_ERR_PEER);
 	ddp_watch_go_on(watch);

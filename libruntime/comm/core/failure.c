@@ -30,6 +30,14 @@ static void publish(ddp_comm *comm, ddp_status status, int culprit, const char *
 	pthread_mutex_unlock(&comm->failure.lock);
 }
 
+/* Returns the world rank that the failure is about, or DDP_NOBODY. */
+static int culprit_of(const ddp_comm *comm)
+{
+	const int culprit = comm->failure.culprit;
+
+	return culprit != DDP_NOBODY ? comm->topology.world_ranks[culprit] : DDP_NOBODY;
+}
+
 /* Takes over the failure that a rank of this node has published; false if one counts
    already. */
 static bool take_over(ddp_comm *comm)
@@ -46,10 +54,10 @@ static bool take_over(ddp_comm *comm)
 		comm->failure.text[sizeof(comm->failure.text) - 1] = '\0';
 		int culprit = failure->culprit;
 		comm->failure.culprit = culprit >= 0 && culprit < comm->size ? culprit : DDP_NOBODY;
+		const int rank = culprit_of(comm);
 		ddp_page_error(comm->roster->page, (ddp_status)failure->status,
-		               comm->is_whole ? DDP_ERROR_FINAL : DDP_ERROR_OPEN,
-		               comm->failure.culprit != DDP_NOBODY ? comm->topology.world_ranks[culprit] : DDP_NOBODY,
-		               comm->failure.text);
+		               comm->is_whole ? DDP_ERROR_FINAL : DDP_ERROR_OPEN, rank,
+		               rank != DDP_NOBODY ? comm->roster->peers[rank].host : NULL, comm->failure.text);
 		atomic_store(&comm->failure.status, failure->status);
 	}
 	pthread_mutex_unlock(&comm->failure.lock);
@@ -145,7 +153,8 @@ ddp_status ddp_comm_check(ddp_comm *comm)
 		adopt_shared_failure(comm);
 	}
 	const ddp_status status = (ddp_status)atomic_load(&comm->failure.status);
-	return ddp_error_told(ddp_fail(status, "%s", comm->failure.text), is_told(comm, status));
+	ddp_error_about(ddp_fail(status, "%s", comm->failure.text), culprit_of(comm));
+	return ddp_error_told(status, is_told(comm, status));
 }
 
 ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,

@@ -5,6 +5,7 @@
 #include "comm/net/ucx_nets.h"
 #include "comm/net/ucx_seal.h"
 #include "comm/net/ucx_ticket.h"
+#include "watch/page.h"
 
 /* Who asks asks again, so that an answer that cannot be sent now comes later. */
 static void send_inquiry(ddp_net *net, int rank, inquiry_header inquiry)
@@ -48,7 +49,9 @@ static void answer_inquiries(ddp_net *net)
 	if (!net->inquired)
 		return;
 	net->inquired = false;
-	const ddp_answer answer = ddp_lines_inquire(ddp_lines_own(net->comm), ddp_now_ns());
+	const uint64_t now = ddp_now_ns();
+	const ddp_answer answer = ddp_lines_inquire(ddp_lines_own(net->comm), now);
+	ddp_page_wanted(net->comm->roster->page, now);
 	for (int r = 0; r < net->comm->size; r++) {
 		if (net->members[r].inquired)
 			send_inquiry(net, r, (inquiry_header){ .waits = answer.waits, .names = answer.names });
