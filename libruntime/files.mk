@@ -234,6 +234,8 @@ context_sources = \
 if HAVE_UCX
 comm_sources += \
 	libruntime/comm/net/listener.c libruntime/comm/net/listener.h \
+	libruntime/comm/net/calls.c libruntime/comm/net/calls.h \
+	libruntime/comm/net/proof.c libruntime/comm/net/proof.h \
 	libruntime/comm/net/secret.c libruntime/comm/net/secret.h \
 	libruntime/comm/net/ucx.c libruntime/comm/net/ucx.h \
 	libruntime/comm/net/ucx_close.c \
@@ -243,6 +245,7 @@ comm_sources += \
 	libruntime/comm/net/ucx_handlers.c libruntime/comm/net/ucx_handlers.h \
 	libruntime/comm/net/ucx_inquiry.c libruntime/comm/net/ucx_inquiry.h \
 	libruntime/comm/net/ucx_log.c libruntime/comm/net/ucx_log.h \
+	libruntime/comm/net/ucx_guard.c libruntime/comm/net/ucx_guard.h \
 	libruntime/comm/net/ucx_nets.c libruntime/comm/net/ucx_nets.h \
 	libruntime/comm/net/ucx_open.c \
 	libruntime/comm/net/ucx_progress.c libruntime/comm/net/ucx_progress.h \
@@ -270,8 +273,9 @@ libruntime_libddpcore_la_LIBADD = kernels/libkernels.la \
 lib_LTLIBRARIES += libruntime/libddp.la
 libruntime_libddp_la_SOURCES =
 libruntime_libddp_la_LIBADD = libruntime/libddpcore.la
+# What libuct calls (comm/net/calls) must stay.
 libruntime_libddp_la_LDFLAGS = $(AM_LDFLAGS) -version-info 1:0:0 \
-	-Wl,--version-script=$(top_srcdir)/libruntime/libddp.map
+	-Wl,-z,nodelete -Wl,--version-script=$(top_srcdir)/libruntime/libddp.map
 libruntime_libddp_la_DEPENDENCIES = libruntime/libddpcore.la libruntime/libddp.map
 
 # What a node with GPUs needs besides; libddp loads it when a program asks for a GPU.

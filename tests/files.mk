@@ -191,6 +191,7 @@ check_PROGRAMS += \
 if HAVE_UCX
 check_PROGRAMS += \
 	tests/ranks/test_comm_auth \
+	tests/ranks/test_comm_strangers \
 	tests/ranks/test_comm_net \
 	tests/ranks/test_comm_net_messages \
 	tests/ranks/test_comm_shrink_net \
@@ -200,7 +201,8 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_credit \
 	tests/ranks/test_netplugin \
 	tests/ranks/test_netplugin_ends \
-	tests/ranks/test_netplugin_floods
+	tests/ranks/test_netplugin_floods \
+	tests/ranks/test_netplugin_strangers
 if HAVE_CUDA
 check_PROGRAMS += tests/ranks/test_netplugin_cuda
 endif
@@ -349,6 +351,12 @@ tests_ranks_test_comm_net_messages_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_net_messages_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_auth_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_auth_LDADD = $(LDADD) $(UCX_LIBS)
+stranger = tests/support/stranger.c tests/support/stranger.h
+tests_ranks_test_comm_strangers_SOURCES = tests/ranks/test_comm_strangers.c $(stranger)
+tests_ranks_test_comm_strangers_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
+tests_ranks_test_comm_strangers_LDADD = $(LDADD) $(UCX_LIBS)
+tests_ranks_test_comm_strangers_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=setsockopt \
+	-Wl,--export-dynamic-symbol=send -Wl,--export-dynamic-symbol=listen
 tests_ranks_test_comm_shrink_net_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_agreement_round
 tests_ranks_test_comm_shrink_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_shrink_net_LDADD = $(LDADD) $(UCX_LIBS)
@@ -361,6 +369,10 @@ tests_ranks_test_netplugin_ends_SOURCES = tests/ranks/test_netplugin_ends.c $(ne
 tests_ranks_test_netplugin_floods_SOURCES = tests/ranks/test_netplugin_floods.c $(netplugin_ranks)
 tests_ranks_test_netplugin_ends_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_netplugin_ends_LDADD = $(LDADD) $(UCX_LIBS)
+tests_ranks_test_netplugin_strangers_SOURCES = tests/ranks/test_netplugin_strangers.c $(netplugin_ranks) $(stranger)
+tests_ranks_test_netplugin_strangers_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=setsockopt \
+	-Wl,--export-dynamic-symbol=send -Wl,--export-dynamic-symbol=listen
+EXTRA_tests_ranks_test_netplugin_strangers_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
 tests_ranks_test_netplugin_cuda_SOURCES = tests/ranks/test_netplugin_cuda.c $(netplugin_ranks) \
 	tests/support/driver/program.c tests/support/driver/program.h
 tests_ranks_test_netplugin_cuda_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS) $(UCX_CFLAGS)

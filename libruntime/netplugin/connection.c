@@ -366,7 +366,7 @@ ddp_status net_sender_begin(int device, const ddp_key *step, const void *text, n
 		status = net_key_of_listener(step, nonce, &key);
 	if (status != DDP_OK)
 		return status;
-	status = net_worker_use(device, &worker);
+	status = net_worker_use(device, step, &worker);
 	if (status != DDP_OK)
 		return status;
 	status = net_control_connect(&address, &fd);

@@ -18,7 +18,7 @@ typedef struct handle {
 
 _Static_assert(sizeof(handle) <= NET_HANDLE_BYTES, "NCCL carries no more");
 
-static const char magic[8] = "ddpucx1";
+static const char magic[8] = "ddpucx2";
 
 void net_handle_write(const unsigned char nonce[DDP_NONCE_BYTES], const struct sockaddr_storage *address, void *text)
 {

@@ -20,7 +20,7 @@ static ddp_status open_listener(net_listener *l, int device, const ddp_key *step
 	if (status == DDP_OK)
 		status = net_control_address(&address);
 	if (status == DDP_OK)
-		status = net_worker_use(device, &l->worker);
+		status = net_worker_use(device, step, &l->worker);
 	if (status == DDP_OK)
 		status = net_control_listen(&address, &l->acceptor.listener);
 	if (status == DDP_OK)

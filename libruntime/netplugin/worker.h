@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 
+#include "comm/net/ucx_guard.h"
 #include "netplugin/device.h"
 #include "netplugin/handshake.h"
 
@@ -26,16 +27,20 @@ typedef struct net_worker {
 	struct net_worker *next; /* that is never freed */
 	ucp_context_h context;
 	ucp_worker_h ucx;
-	ucp_address_t *address;
+	ucp_address_t *address;  /* as peers get it: behind it is who may connect here */
 	size_t address_bytes;
 	ddp_listeners listeners; /* UCX's */
+	ddp_guard *guard;        /* of these */
+	ddp_key key;             /* of the step */
+	bool checks;             /* the guard asks who connects */
+	int unfiltered;          /* an errno: why the kernel does not filter; 0: it does */
 	ddp_place *hosts;        /* that the kernel lets in there */
 	int host_count;
 	ucp_ep_h self;           /* of flushes; NULL: none yet */
 } net_worker;
 
-/* The device's worker; the first user makes it, the last one ends it. */
-ddp_status net_worker_use(int device, net_worker **worker);
+/* The device's worker; the first user makes it, the last one ends it. `step` is the step's key. */
+ddp_status net_worker_use(int device, const ddp_key *step, net_worker **worker);
 /* One user more of a worker that is in use. */
 void net_worker_share(net_worker *w);
 void net_worker_leave(net_worker *w);
@@ -48,7 +53,7 @@ void net_worker_unlock(net_worker *w);
 /* Of this process: what connections of it tell their peers. Nothing of it is copied. */
 void net_worker_card(const net_worker *w, uint32_t connection, net_card *card);
 
-/* From now on the kernel lets the peer's host connect to UCX. */
+/* From now on the kernel lets the peer's host connect to UCX, and UCX of this process proves the key to the peer's. */
 ddp_status net_worker_admit(net_worker *w, const net_card *peer);
 
 void net_worker_leave_over(net_worker *w, void *memory, void (*release)(void *memory));

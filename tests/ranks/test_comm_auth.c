@@ -125,7 +125,8 @@ static void give_address(ddp_comm *comm, intrusion *r)
 	ucp_address_t *address;
 	size_t bytes;
 
-	/* The filter would keep the intruder out before it can send anything. */
+	/* The guard and the filter would keep the intruder out before it can send anything. */
+	ddp_guard_let_all_in(comm->net->worker->guard);
 	for (int i = 0; i < comm->net->worker->listeners.count; i++)
 		CHECK(setsockopt(comm->net->worker->listeners.fds[i], SOL_SOCKET, SO_DETACH_FILTER, &(int){ 0 },
 		                 sizeof(int)) == 0);

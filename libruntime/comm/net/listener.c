@@ -17,7 +17,7 @@
 
 /* ---- sockets ------------------------------------------------------------------- */
 
-static bool to_place(const struct sockaddr *address, ddp_place *place)
+bool ddp_place_of(const struct sockaddr *address, ddp_place *place)
 {
 	memset(place, 0, sizeof(*place));
 	place->family = address->sa_family;
@@ -41,19 +41,18 @@ static bool same_place(const ddp_place *a, const ddp_place *b)
 	return memcmp(a, b, sizeof(*a)) == 0;
 }
 
-/* The two ends of a TCP socket; the far one's family is 0 if there is none. */
-static bool socket_places(int fd, ddp_place *near, ddp_place *far)
+bool ddp_socket_places(int fd, ddp_place *near, ddp_place *far)
 {
 	struct sockaddr_storage address;
 	socklen_t length = sizeof(address);
 	struct sockaddr *name = (struct sockaddr *)&address;
 
 	memset(far, 0, sizeof(*far));
-	if (getsockname(fd, name, &length) != 0 || !to_place(name, near))
+	if (getsockname(fd, name, &length) != 0 || !ddp_place_of(name, near))
 		return false;
 	length = sizeof(address);
 	if (getpeername(fd, name, &length) == 0)
-		(void)to_place(name, far);
+		(void)ddp_place_of(name, far);
 	return true;
 }
 
@@ -94,14 +93,14 @@ static int for_each_fd(void (*visit)(int fd, void *argument), void *argument)
 
 /* ---- listeners ----------------------------------------------------------------------- */
 
-static bool is_listener(int fd, ddp_place *place)
+bool ddp_socket_listens(int fd, ddp_place *place)
 {
 	int listening = 0;
 	socklen_t length = sizeof(listening);
 	ddp_place far;
 
 	return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) == 0 && listening != 0 &&
-	       socket_places(fd, place, &far);
+	       ddp_socket_places(fd, place, &far);
 }
 
 static void add_place(int fd, void *argument)
@@ -109,7 +108,7 @@ static void add_place(int fd, void *argument)
 	ddp_listening *all = argument;
 	ddp_place place;
 
-	if (!is_listener(fd, &place))
+	if (!ddp_socket_listens(fd, &place))
 		return;
 	if (all->count == all->room) {
 		const int room = 2 * all->room + 16;
@@ -155,7 +154,7 @@ static void add_listener(int fd, void *argument)
 	ddp_listeners *found = s->found;
 	ddp_place place;
 
-	if (!is_listener(fd, &place) || is_among(&place, s->before->places, s->before->count) ||
+	if (!ddp_socket_listens(fd, &place) || is_among(&place, s->before->places, s->before->count) ||
 	    memmem(s->address, s->bytes, &place.port, sizeof(place.port)) == NULL)
 		return;
 	if (found->count == DDP_LISTENERS_MAX) {
@@ -196,6 +195,21 @@ int ddp_listeners_shut(const ddp_listeners *listeners)
 	struct sock_filter drop[] = { BPF_STMT(BPF_RET | BPF_K, 0) };
 
 	return set_filter(listeners, drop, 1);
+}
+
+/* A socket that is bound to no address takes the place of each. */
+int ddp_listeners_end(const ddp_listeners *listeners)
+{
+	int error = 0;
+
+	for (int i = 0; i < listeners->count; i++) {
+		const int unbound = socket(listeners->places[i].family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		if (unbound < 0 || dup3(unbound, listeners->fds[i], O_CLOEXEC) < 0)
+			error = errno;
+		if (unbound >= 0)
+			close(unbound);
+	}
+	return error;
 }
 
 /* ---- rules: addresses whose first bits are these ---------------------------------------- */
@@ -386,7 +400,7 @@ int ddp_host_places(ddp_place *places)
 		return 0;
 	for (const struct ifaddrs *i = interfaces; i != NULL && count < DDP_HOST_PLACES_MAX; i = i->ifa_next) {
 		ddp_place place;
-		if (i->ifa_addr == NULL || !to_place(i->ifa_addr, &place))
+		if (i->ifa_addr == NULL || !ddp_place_of(i->ifa_addr, &place))
 			continue;
 		place.port = 0;
 		if (!is_among(&place, places, count))
@@ -419,7 +433,7 @@ static bool is_own(int fd, const ddp_own_sockets *own_sockets)
 {
 	ddp_place near, far;
 
-	return socket_places(fd, &near, &far) &&
+	return ddp_socket_places(fd, &near, &far) &&
 	       (is_among(&near, own_sockets->listeners->places, own_sockets->listeners->count) ||
 	        is_among(&far, own_sockets->peers, own_sockets->peer_count));
 }

@@ -1,7 +1,7 @@
 /*
  * comm/net/listener: the listening TCP sockets of UCX. UCX takes whoever
- * connects there for a peer whom it may trust, so the kernel is asked to
- * drop what comes from elsewhere: from everybody before the ranks know each
+ * connects there for a peer whom it may trust, so a guard checks who connects (comm/net/ucx_guard), and
+ * the kernel is asked to drop what comes from elsewhere: from everybody before the ranks know each
  * other, from all but the job's hosts while they connect, and from everybody
  * again when all are connected.
  */
@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/socket.h>
 
 #include "ddp.h"
 
@@ -21,6 +22,13 @@ typedef struct ddp_place {
 	uint16_t port;
 	unsigned char address[16];
 } ddp_place;
+
+/* False: the address is of another family. */
+bool ddp_place_of(const struct sockaddr *address, ddp_place *place);
+/* The two ends of a TCP socket; the far one's family is 0 if there is none. */
+bool ddp_socket_places(int fd, ddp_place *near, ddp_place *far);
+/* Does the socket listen, and where? */
+bool ddp_socket_listens(int fd, ddp_place *place);
 
 typedef struct ddp_listeners {
 	int count;
@@ -42,6 +50,8 @@ int ddp_listeners_find(ddp_listeners *listeners, const ddp_listening *before, co
 /* Drops what comes to the listeners. Established connections are not touched. 0, or an
    errno: the kernel takes no filter, which some keep from ordinary users. */
 int ddp_listeners_shut(const ddp_listeners *listeners);
+/* Closes the listening sockets, for as long as the process runs; UCX keeps their descriptors. 0, or an errno. */
+int ddp_listeners_end(const ddp_listeners *listeners);
 /* Lets in who comes from one of these addresses; ports do not count. Of so many
    that the filter would be too long, only the first bits[0] of IPv4's and bits[1]
    of IPv6's count. 0, or an errno: listeners are as they were before. */

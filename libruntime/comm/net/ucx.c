@@ -84,8 +84,12 @@ void ddp_net_await_connections(ddp_comm *comm)
 
 void ddp_net_shut_listeners(ddp_comm *comm)
 {
-	if (comm->net->worker->unfiltered == 0)
-		(void)ddp_listeners_shut(&comm->net->worker->listeners); /* those of the job's hosts stay let in */
+	const ddp_worker *worker = comm->net->worker;
+
+	if (worker->unfiltered == 0)
+		(void)ddp_listeners_shut(&worker->listeners); /* those of the job's hosts stay let in */
+	else if (worker->open)
+		(void)ddp_listeners_end(&worker->listeners);
 }
 
 static bool has_closed(const ddp_comm *comm, int peer)

@@ -7,6 +7,7 @@
 #include "comm/net/listener.h"
 #include "comm/net/net.h"
 #include "comm/net/secret.h"
+#include "comm/net/ucx_guard.h"
 
 /* ---- what travels: headers of active messages ------------------------------------- */
 
@@ -132,6 +133,9 @@ typedef struct ddp_worker {
 	int event_fd;          /* of UCX */
 	ddp_listeners listeners;
 	int unfiltered;        /* an errno: why the kernel does not filter them; 0: it does */
+	ddp_guard *guard;      /* of the listeners */
+	const char *unguarded; /* why it cannot guard them; NULL: it can */
+	bool open;             /* some rank cannot, so none does */
 	ddp_place *peer_listeners; /* of the ranks of other nodes */
 	ddp_own_sockets own_sockets;
 	bool announced;

@@ -145,8 +145,13 @@ static void end_worker(ddp_worker *worker)
 		c->ep = NULL;
 		atomic_compare_exchange_strong(&c->lost, &none, UCS_ERR_CANCELED);
 	}
+	if (worker->guard != NULL)
+		ddp_guard_close(worker->guard);
 	if (worker->worker != NULL)
 		ucp_worker_destroy(worker->worker);
+	if (worker->guard != NULL)
+		ddp_guard_free(worker->guard);
+	worker->guard = NULL;
 	ddp_ucx_for_each(worker, free_net_tickets);
 	free_tickets(&worker->tickets);
 	if (worker->context != NULL)

@@ -17,7 +17,7 @@
 enum {
 	SETTLE_MS = 100,       /* for what is under way, before a connection is begun */
 	CONNECTION_SOCKETS = 4, /* at most, over TCP */
-	SPARE_DESCRIPTORS = 32 /* for shared memory, and for others */
+	SPARE_DESCRIPTORS = 32 + DDP_GUARD_HELD /* for shared memory, and for others */
 };
 
 static void connection_lost(void *argument, ucp_ep_h ep, ucs_status_t status)

@@ -25,7 +25,8 @@
 typedef struct card {
 	ddp_share share;
 	uint32_t has_key;
-	uint32_t unfiltered; /* an errno: why no filter guards its listeners; 0: one does */
+	uint32_t guarded;    /* who connects to its listeners has to prove the key */
+	uint32_t unfiltered; /* an errno: why the kernel does not filter its listeners; 0: it does */
 	uint32_t host_count, listener_count;
 } card;
 
@@ -199,7 +200,7 @@ static ddp_status write_card(const ddp_worker *worker, const void *own, size_t l
 {
 	ddp_place hosts[DDP_HOST_PLACES_MAX];
 	card c = { .share = worker->share, .has_key = worker->roster->key.present,
-	           .unfiltered = (uint32_t)worker->unfiltered,
+	           .guarded = worker->unguarded == NULL, .unfiltered = (uint32_t)worker->unfiltered,
 	           .host_count = (uint32_t)ddp_host_places(hosts),
 	           .listener_count = (uint32_t)worker->listeners.count };
 	size_t host_bytes = c.host_count * sizeof(*hosts), listener_bytes = c.listener_count * sizeof(*hosts);
@@ -233,15 +234,13 @@ static ddp_status let_hosts_in(const ddp_worker *worker, const ddp_place *hosts,
 	return DDP_OK;
 }
 
-/* Said once, by rank 0 for the world, as it is the same on most hosts of a job. */
-static void warn_unfiltered(const ddp_comm *comm, int count, int first, int error)
+
+static void find_unguarded(ddp_worker *worker)
 {
-	if (comm->rank != 0 || count == 0)
-		return;
-	ddp_log(DDP_LOG_WARN, "UCX's listening sockets are open to any host on %d of %d ranks, %s first: no filter "
-	        "could be set for them (%s)%s. Messages are checked nevertheless; see SECURITY in libddp(3)",
-	        count, comm->size, ddp_rank_text(comm, first), ddp_reason(error),
-	        error == EPERM ? ", as it may for users without privileges" : "");
+	worker->unguarded = worker->unfiltered != 0 ? "its listening sockets are not known" :
+		ddp_guard_lacks(worker->guard, &worker->listeners);
+	if (worker->unguarded != NULL)
+		ddp_log(DDP_LOG_INFO, "who connects to UCX's listening sockets cannot be checked: %s", worker->unguarded);
 }
 
 static ddp_status start_worker(const ddp_comm *comm, ddp_worker *worker, void **address, size_t *bytes)
@@ -259,7 +258,9 @@ static ddp_status start_worker(const ddp_comm *comm, ddp_worker *worker, void **
 	if (ucx != UCS_OK)
 		return fail_ucx(DDP_ERR_IO, ucx, "start");
 	ddp_listeners_list(&before);
+	ddp_guard_begin(worker->guard);
 	ucx = ucp_worker_create(worker->context, &params, &worker->worker);
+	ddp_guard_end();
 	if (ucx == UCS_OK)
 		ucx = ucp_worker_get_address(worker->worker, &own, &length);
 	if (ucx == UCS_OK)
@@ -267,6 +268,7 @@ static ddp_status start_worker(const ddp_comm *comm, ddp_worker *worker, void **
 	free(before.places);
 	if (ucx != UCS_OK)
 		return fail_ucx(DDP_ERR_IO, ucx, "make a worker");
+	find_unguarded(worker);
 	/* Nobody has a reason to connect yet. */
 	if (worker->unfiltered == 0)
 		worker->unfiltered = ddp_listeners_shut(&worker->listeners);
@@ -310,6 +312,8 @@ static ddp_status open_worker(const ddp_comm *comm, void **address, size_t *byte
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for the UCX connections of %d ranks",
 		                comm->roster->size);
 	ddp_status status = ddp_share_make(&worker->share);
+	if (status == DDP_OK)
+		status = ddp_guard_make(&worker->guard);
 	if (status != DDP_OK)
 		return status;
 	ddp_ucx_make_room(worker, comm->topology.nodes);
@@ -379,8 +383,10 @@ typedef struct cards {
 	ddp_share *shares;  /* [size] */
 	ddp_place *hosts;   /* of one rank of each other node */
 	size_t host_count, listener_count;
+	size_t *listeners_end; /* [size]: up to there, peer_listeners are of this rank or of lower ones */
 	bool all_have_key;
-	int unfiltered, first_unfiltered, error; /* ranks whose listeners the kernel does not guard */
+	int unguarded, first_unguarded; /* ranks that do not check who connects */
+	int unfiltered, error;          /* ranks whose listeners the kernel does not filter */
 } cards;
 
 static ddp_status read_card(ddp_comm *comm, int r, const void *blob, size_t bytes, card *c)
@@ -411,10 +417,11 @@ static ddp_status take_card(ddp_comm *comm, int r, const void *blob, size_t byte
 	size_t length = bytes - sizeof(c) - host_bytes - listener_bytes;
 	a->shares[r] = c.share;
 	a->all_have_key = a->all_have_key && c.has_key != 0;
-	if (c.unfiltered != 0 && a->unfiltered++ == 0) {
-		a->first_unfiltered = r;
+	a->listeners_end[r] = a->listener_count;
+	if (c.guarded == 0 && a->unguarded++ == 0)
+		a->first_unguarded = r;
+	if (c.unfiltered != 0 && a->unfiltered++ == 0)
 		a->error = (int)c.unfiltered;
-	}
 	if (ddp_is_local(comm, r))
 		return DDP_OK;
 	if (comm->topology.local_of[r] == 0) {
@@ -423,6 +430,7 @@ static ddp_status take_card(ddp_comm *comm, int r, const void *blob, size_t byte
 	}
 	memcpy(worker->peer_listeners + a->listener_count, from + host_bytes, listener_bytes);
 	a->listener_count += c.listener_count;
+	a->listeners_end[r] = a->listener_count;
 	peer->address = malloc(length);
 	if (peer->address == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for the address of %s, %zu bytes",
@@ -450,6 +458,49 @@ static ddp_status make_tokens(const ddp_worker *worker, const cards *a)
 	return status;
 }
 
+/* Each rank proves its listeners' key to a peer before UCX reads anything of the connection. */
+static ddp_status guard_listeners(ddp_worker *worker, const cards *a)
+{
+	const ddp_key *key = a->all_have_key ? &worker->roster->key : NULL;
+	ddp_proof_key proof_key;
+	ddp_status status = DDP_OK;
+
+	if (a->unguarded > 0) {
+		worker->open = true;
+		ddp_guard_let_all_in(worker->guard);
+		return DDP_OK;
+	}
+	for (int r = 0; r < worker->roster->size && status == DDP_OK; r++) {
+		const size_t begin = r > 0 ? a->listeners_end[r - 1] : 0, end = a->listeners_end[r];
+		if (begin == end)
+			continue;
+		status = ddp_proof_key_make(key, &a->shares[r], &proof_key);
+		if (status == DDP_OK)
+			status = ddp_guard_know(worker->guard, worker->peer_listeners + begin, (int)(end - begin), &proof_key);
+	}
+	if (status == DDP_OK)
+		status = ddp_proof_key_make(key, &worker->share, &proof_key);
+	if (status == DDP_OK)
+		ddp_guard_ask(worker->guard, &proof_key);
+	explicit_bzero(&proof_key, sizeof(proof_key));
+	return status;
+}
+
+/* Said once, by rank 0 for the world, as it is the same on most hosts of a job. */
+static void warn_unguarded(const ddp_comm *comm, const cards *a)
+{
+	const bool any_host = a->unfiltered > 0;
+
+	if (comm->rank != 0 || a->unguarded == 0)
+		return;
+	ddp_log(DDP_LOG_WARN, "UCX's listening sockets are open to %s on %d of %d ranks, %s first: libddp cannot check "
+	        "who connects to this UCX%s%s%s. Messages are checked nevertheless; see SECURITY in libddp(3)",
+	        any_host ? "any host" : "users of the job's hosts", a->unguarded, comm->size,
+	        ddp_rank_text(comm, a->first_unguarded), any_host ? ", and no filter could be set for them (" : "",
+	        any_host ? ddp_reason(a->error) : "",
+	        !any_host ? "" : a->error == EPERM ? "), as it may for users without privileges" : ")");
+}
+
 static ddp_status take_cards(ddp_comm *comm, void **addresses, const size_t *sizes, cards *a)
 {
 	ddp_worker *worker = comm->net->worker;
@@ -460,10 +511,12 @@ static ddp_status take_cards(ddp_comm *comm, void **addresses, const size_t *siz
 	if (status == DDP_OK)
 		status = make_tokens(worker, a);
 	if (status == DDP_OK)
+		status = guard_listeners(worker, a);
+	if (status == DDP_OK)
 		status = let_hosts_in(worker, a->hosts, (int)a->host_count);
 	if (status != DDP_OK)
 		return status;
-	warn_unfiltered(comm, a->unfiltered, a->first_unfiltered, a->error);
+	warn_unguarded(comm, a);
 	worker->own_sockets = (ddp_own_sockets){ .listeners = &worker->listeners, .peers = worker->peer_listeners,
 	                                         .peer_count = (int)a->listener_count };
 	ddp_fork_announce(&worker->own_sockets);
@@ -476,15 +529,17 @@ ddp_status ddp_net_set_addresses(ddp_comm *comm, void **addresses, const size_t 
 	ddp_worker *worker = comm->net->worker;
 	size_t size = (size_t)comm->size;
 	cards a = { .shares = calloc(size, sizeof(*a.shares)), .all_have_key = true,
-	            .hosts = calloc((size_t)comm->topology.nodes * DDP_HOST_PLACES_MAX, sizeof(*a.hosts)) };
+	            .hosts = calloc((size_t)comm->topology.nodes * DDP_HOST_PLACES_MAX, sizeof(*a.hosts)),
+	            .listeners_end = calloc(size, sizeof(*a.listeners_end)) };
 	ddp_status status;
 
 	worker->peer_listeners = calloc(size * DDP_LISTENERS_MAX, sizeof(*worker->peer_listeners));
-	if (a.shares == NULL || a.hosts == NULL || worker->peer_listeners == NULL)
+	if (a.shares == NULL || a.hosts == NULL || a.listeners_end == NULL || worker->peer_listeners == NULL)
 		status = ddp_fail(DDP_ERR_NOMEM, "no memory for the addresses of %d ranks", comm->size);
 	else
 		status = take_cards(comm, addresses, sizes, &a);
 	free(a.shares);
 	free(a.hosts);
+	free(a.listeners_end);
 	return status;
 }

@@ -1,0 +1,24 @@
+/*
+ * comm/net/calls: functions of libddp's in the place of others that a shared library
+ * calls. The library's table of addresses of functions is changed, so that no other library
+ * is affected, and it does not matter which library was loaded first, or how.
+ */
+#ifndef DDP_COMM_NET_CALLS_H
+#define DDP_COMM_NET_CALLS_H
+
+/* A function that the library calls by this name; `theirs` is called in its place so far. */
+typedef struct ddp_call {
+	const char *name;
+	void *ours;
+	void **theirs;
+} ddp_call;
+
+/*
+ * Replaces the calls that the library in which `symbol` lies makes. `libraries` is a handle of
+ * dlopen() by which the replaced functions are found. NULL: all are replaced; otherwise
+ * the reason why none was. The library that calls this, and those of `libraries`, must
+ * stay loaded until the process ends.
+ */
+const char *ddp_calls_replace(void *libraries, const char *symbol, const ddp_call *calls, int count);
+
+#endif
