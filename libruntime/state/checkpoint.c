@@ -389,8 +389,11 @@ ddp_status ddp_checkpoint_load(ddp_model *model, ddp_loader *loader, const char 
 	ddp_set_phase(model, DDP_PHASE_IDLE);
 	ddp_transfer_free(&load.transfer);
 	ddp_users_free(&load.users);
-	if (status != DDP_OK)
-		return ddp_fail_context(status, "checkpoint %s was not loaded", path);
+	if (status != DDP_OK) {
+		(void)ddp_fail_context(status, "checkpoint %s was not loaded", path);
+		ddp_watch_error(ddp_model_context(model)->watch, status);
+		return status;
+	}
 	ddp_watch_go_on(ddp_model_context(model)->watch);
 	*step = load.position.found ? load.position.step : 0;
 	return DDP_OK;

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "context.h"
 #include "reduce/facts.h"
 #include "reduce/model.h"
 #include "state/leader.h"
@@ -16,6 +17,7 @@
 #include "state/store.h"
 #include "state/transfer.h"
 #include "state/user.h"
+#include "watch/watch.h"
 
 struct params {
 	const char *path;
@@ -227,8 +229,12 @@ ddp_status ddp_load_params(ddp_model *model, const char *path, const ddp_load_op
 	status = load_all(model, &params, &count);
 	ddp_set_phase(model, DDP_PHASE_IDLE);
 	ddp_transfer_free(&params.transfer);
-	if (status != DDP_OK)
-		return ddp_fail_context(status, "parameters of %s were not loaded", path);
+	if (status != DDP_OK) {
+		(void)ddp_fail_context(status, "parameters of %s were not loaded", path);
+		ddp_watch_error(ddp_model_context(model)->watch, status);
+		return status;
+	}
+	ddp_watch_go_on(ddp_model_context(model)->watch);
 	if (loaded != NULL)
 		*loaded = count;
 	return DDP_OK;

@@ -403,8 +403,11 @@ ddp_status ddp_checkpoint_wait(ddp_model *model)
 		                "known here, since the job has failed: ddp_checkpoint_save() saves what this "
 		                "rank has");
 	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
+	const bool alone = ddp_comm_broken(comm);
 	ddp_status status = await_file(model);
 	ddp_set_phase(model, DDP_PHASE_IDLE);
+	if (status != DDP_OK && !alone)
+		ddp_watch_error(ddp_model_context(model)->watch, status);
 	return status;
 }
 
@@ -496,10 +499,15 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 		               : ddp_leader_run(comm, context->timeout_ms, write, &save, NULL, 0);
 	free_save(&save);
 	ddp_set_phase(model, DDP_PHASE_IDLE);
-	if (status != DDP_OK)
-		return not_saved(status, save.position.step);
-	ddp_watch_go_on(context->watch);
-	return DDP_OK;
+	if (status == DDP_OK) {
+		ddp_watch_go_on(context->watch);
+		return DDP_OK;
+	}
+	(void)not_saved(status, save.position.step);
+	/* A rank that saves alone leaves the error there that broke the world. */
+	if (!alone)
+		ddp_watch_error(context->watch, status);
+	return status;
 }
 
 ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char *dir, int keep)

@@ -150,8 +150,12 @@ static void save_on_a_full_disk(ddp_context *context)
 	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_IO);
 	CHECK(says("checkpoint of step 1 was not saved") && says("File too large"));
 	CHECK((context->job.rank > 0) == says("rank 0: "));
+	/* The plugin tells it of a rank that ends now. */
+	CHECK(ddp_watch_page(context->watch)->error_state == DDP_ERROR_OPEN);
+	CHECK(strstr(ddp_watch_page(context->watch)->error, "File too large") != NULL);
 	CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
 	train(job, 1); /* the job can go on */
+	CHECK(ddp_watch_page(context->watch)->error_state == DDP_ERROR_PAST);
 	free_job(job);
 }
 

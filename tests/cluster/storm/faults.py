@@ -291,7 +291,7 @@ def cut_brief(r):
 KINDS["cut-brief"].layouts = KINDS["cut"].layouts
 
 
-@kind("full-disk", ("training",), weight=0)
+@kind("full-disk", ("training",), weight=2)
 def full_disk(r):
     r.fill_disk()
     return r.any_leaves, Expected({EXIT_LIBRARY}, rf"ddp: rank \d+ of {r.world} on n\d exited with code {EXIT_LIBRARY} .*"
