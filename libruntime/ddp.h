@@ -260,14 +260,17 @@ DDP_API ddp_comm *ddp_world(ddp_context *context);
  */
 
 typedef enum ddp_type {
-	DDP_F32, DDP_F64, DDP_F16, DDP_BF16, DDP_I32, DDP_I64, DDP_U8
+	DDP_F32, DDP_F64, DDP_F16, DDP_BF16, DDP_I32, DDP_I64, DDP_U8, DDP_I8,
+	DDP_BOOL /* one byte, 0 or 1 */
 } ddp_type;
 
 /*
- * 16-bit types accumulate in f32 and round to nearest once, u8 in i32, cut once.
+ * 16-bit types accumulate in f32 and round to nearest once, u8 and i8 in i32, cut once.
  * Sums and products of integers wrap around; AVG divides the sum, and truncates.
  * MIN and MAX of floats are IEEE 754's minimum and maximum: a NaN of any rank makes
- * the result a NaN, and -0 is less than +0.
+ * the result a NaN, and -0 is less than +0. BAND, BOR and BXOR combine the bits of integers and of
+ * bool, without a scale. A bool is summed, and has its maximum, as by BOR, multiplied, and its
+ * minimum, as by BAND; it has no AVG and no scale.
  *
  * Between nodes 16-bit types travel in their own width. If a node has several ranks,
  * or a scale, its sum or product is rounded for that; the nodes' are accumulated in
@@ -278,23 +281,24 @@ typedef enum ddp_type {
  * divided first, by a power of two that is at least the largest node's size. MIN, MAX,
  * and one rank on each node without a scale lose nothing.
  *
- * Nodes' sums and products of u8 travel as u8. But what several nodes have combined travels
- * as f32 (of u8, as i32), or it would be rounded on its way, and bits would depend on the
+ * Nodes' sums and products of u8 and i8 travel as these. But what several nodes have combined travels
+ * as f32 (of u8 and i8, as i32), or it would be rounded on its way, and bits would depend on the
  * algorithm. Two algorithms send such values; more than two nodes take them where messages
  * are expected to cost more than bytes: recursive halving until values are complete, so an
  * all_reduce of 16-bit types sends 3/4 of f32's bytes, not half (u8: 5/8, not a quarter), and
  * a reduce_scatter up to all of them; recursive doubling, for at most 8 KiB, always.
  *
  * NCCL, on a GPU, does otherwise. 16-bit types are rounded after each addition, and u8 is
- * combined in u8. AVG of floats sums inputs that were multiplied by 1/ranks, rounded to their
+ * combined in u8, as i8 is in i8. AVG of floats sums inputs that were multiplied by 1/ranks, rounded to their
  * type: exact if the ranks are a power of two, else off by up to 0.2% in bf16, 0.03% in f16,
  * 6e-8 in f32. MIN and MAX pass over a NaN where another rank has a number, and take +0 and -0
- * for equal. What it cannot do is DDP_ERR_UNSUPPORTED: AVG of u8;
+ * for equal. What it cannot do is DDP_ERR_UNSUPPORTED: AVG of u8 and i8;
+ * BAND, BOR and BXOR of integers, and BXOR of bool;
  * a scale with other ops than SUM, and AVG of floats; one that is not a number of
  * the type (with AVG: scale/ranks), but for f32 and f64. There, all ranks give a scale or
  * none does. Bits are the same on all ranks, but not those of the host.
  */
-typedef enum ddp_op { DDP_SUM, DDP_AVG, DDP_PROD, DDP_MIN, DDP_MAX } ddp_op;
+typedef enum ddp_op { DDP_SUM, DDP_AVG, DDP_PROD, DDP_MIN, DDP_MAX, DDP_BAND, DDP_BOR, DDP_BXOR } ddp_op;
 
 typedef enum ddp_kind {
 	DDP_ALL_REDUCE,     /* send [count] -> recv [count] on all */

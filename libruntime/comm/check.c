@@ -15,11 +15,6 @@ static bool takes_counts(ddp_kind kind)
 	       kind == DDP_SCATTER || kind == DDP_ALL_TO_ALL;
 }
 
-static bool is_integer(ddp_type type)
-{
-	return type == DDP_I32 || type == DDP_I64 || type == DDP_U8;
-}
-
 static ddp_status invalid(const ddp_collective *c, const char *why)
 {
 	return ddp_fail(DDP_ERR_INVALID, "%s: %s", ddp_kind_name(c->kind), why);
@@ -41,6 +36,26 @@ static bool count_fits(const ddp_comm *comm, const size_t *counts, size_t count,
 	return true;
 }
 
+/* Whether the type has such a reduction. */
+static ddp_status check_reduction(const ddp_collective *c)
+{
+	const bool bitwise = ddp_op_is_bitwise(c->op);
+
+	if ((unsigned int)c->op > DDP_BXOR)
+		return ddp_fail(DDP_ERR_INVALID, "%s: %d is no ddp_op", ddp_kind_name(c->kind), (int)c->op);
+	if (bitwise && !ddp_type_is_integer(c->type) && c->type != DDP_BOOL)
+		return ddp_fail(DDP_ERR_INVALID, "%s: %s has no %s, which integers and bool have", ddp_kind_name(c->kind),
+		                ddp_type_name(c->type), ddp_op_name(c->op));
+	if (c->type == DDP_BOOL && c->op == DDP_AVG)
+		return invalid(c, "bool has no avg: reduce another type");
+	if (c->scaled && (bitwise || c->type == DDP_BOOL))
+		return ddp_fail(DDP_ERR_INVALID, "%s: %s of %s takes no scale", ddp_kind_name(c->kind), ddp_op_name(c->op),
+		                ddp_type_name(c->type));
+	if (!isfinite(c->scale) && ddp_type_is_integer(c->type))
+		return invalid(c, "the scale of integers must be finite");
+	return DDP_OK;
+}
+
 static ddp_status check_shape(const ddp_comm *comm, const ddp_collective *c)
 {
 	size_t element = ddp_type_bytes(c->type);
@@ -49,17 +64,15 @@ static ddp_status check_shape(const ddp_comm *comm, const ddp_collective *c)
 		return ddp_fail(DDP_ERR_INVALID, "%d is no ddp_kind", (int)c->kind);
 	if (c->stream != NULL && c->memory == DDP_MEMORY_HOST)
 		return invalid(c, "a stream is given, but the memory is the host's");
-	const ddp_status status = ddp_reserved_check(ddp_kind_name(c->kind), c);
+	ddp_status status = ddp_reserved_check(ddp_kind_name(c->kind), c);
 	if (status != DDP_OK || c->kind == DDP_BARRIER)
 		return status;
 	if (element == 0)
 		return ddp_fail(DDP_ERR_INVALID, "%s: %d is no ddp_type", ddp_kind_name(c->kind), (int)c->type);
-	if (ddp_kind_reduces(c->kind) && (unsigned int)c->op > DDP_MAX)
-		return ddp_fail(DDP_ERR_INVALID, "%s: %d is no ddp_op", ddp_kind_name(c->kind), (int)c->op);
 	if (c->scale != 0 && !c->scaled)
 		return invalid(c, "a scale is given, but `scaled` is false");
-	if (ddp_kind_reduces(c->kind) && !isfinite(c->scale) && is_integer(c->type))
-		return invalid(c, "the scale of integers must be finite");
+	if (ddp_kind_reduces(c->kind) && (status = check_reduction(c)) != DDP_OK)
+		return status;
 	if ((c->counts != NULL || c->recv_counts != NULL) && !takes_counts(c->kind))
 		return invalid(c, "has no v-form, counts must be NULL");
 	if (c->kind == DDP_ALL_TO_ALL && (c->counts == NULL) != (c->recv_counts == NULL))

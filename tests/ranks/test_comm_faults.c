@@ -551,6 +551,13 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = x, .count = 4,
 	                                       .scale = 2 }) == DDP_ERR_INVALID);
 	expect_in_error("`scaled` is false");
+	CHECK(ddp_all_reduce(comm, x, x, 4, DDP_F32, DDP_BOR) == DDP_ERR_INVALID);
+	expect_in_error("f32 has no bor, which integers and bool have");
+	CHECK(ddp_all_reduce(comm, x, x, 4, DDP_BOOL, DDP_AVG) == DDP_ERR_INVALID);
+	expect_in_error("bool has no avg");
+	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = x, .count = 4, .type = DDP_I32,
+	                                       .op = DDP_BXOR, .scaled = true, .scale = 2 }) == DDP_ERR_INVALID);
+	expect_in_error("bxor of i32 takes no scale");
 	for (int i = 0; i < 4; i++) {
 		ddp_collective later = { .kind = DDP_ALL_REDUCE, .recv = x, .count = 4 };
 		later.reserved[i] = 1;

@@ -40,6 +40,7 @@ SAME(DDP_NCCL_MAX, ncclMax);
 SAME(DDP_NCCL_MIN, ncclMin);
 SAME(DDP_NCCL_AVG, ncclAvg);
 SAME(DDP_NCCL_OPS, ncclNumOps);
+SAME(DDP_NCCL_INT8, ncclInt8);
 SAME(DDP_NCCL_UINT8, ncclUint8);
 SAME(DDP_NCCL_INT32, ncclInt32);
 SAME(DDP_NCCL_INT64, ncclInt64);
@@ -52,7 +53,7 @@ SAME(DDP_NCCL_SCALAR_ON_HOST, ncclScalarHostImmediate);
 
 /* ---- values -------------------------------------------------------------------------------------- */
 
-enum { TYPES = DDP_U8 + 1, LONGEST = 70001, RANKS_MAX = 4 };
+enum { TYPES = DDP_I8 + 1, LONGEST = 70001, RANKS_MAX = 4 };
 
 typedef struct reduction {
 	const char *name;
@@ -68,11 +69,6 @@ static const reduction reductions[] = {
 };
 enum { REDUCTIONS = sizeof(reductions) / sizeof(reductions[0]) };
 
-static bool is_integer(ddp_type type)
-{
-	return type == DDP_I32 || type == DDP_I64 || type == DDP_U8;
-}
-
 /* All types hold inputs, factors and results, for 1, 2 and 4 ranks: nothing is rounded but
    averages of integers. */
 static double input(ddp_type type, int rank, size_t i)
@@ -86,7 +82,7 @@ static double scale_of(ddp_type type, int rank)
 {
 	static const double any[RANKS_MAX] = { 2, -0.5, 1.5, 4 }, whole[RANKS_MAX] = { 2, 3, 1, 5 };
 
-	return is_integer(type) ? whole[rank] : any[rank];
+	return ddp_type_is_integer(type) ? whole[rank] : any[rank];
 }
 
 static double expected(const reduction *r, ddp_type type, int ranks, size_t i)
@@ -97,12 +93,12 @@ static double expected(const reduction *r, ddp_type type, int ranks, size_t i)
 		sum += input(type, rank, i) * (r->scaled ? scale_of(type, rank) : 1);
 	if (r->op == DDP_AVG)
 		sum /= ranks;
-	return is_integer(type) ? trunc(sum) : sum;
+	return ddp_type_is_integer(type) ? trunc(sum) : sum;
 }
 
 static bool is_refused(const reduction *r, ddp_type type)
 {
-	return r->op == DDP_AVG && (type == DDP_U8 || (r->scaled && is_integer(type)));
+	return r->op == DDP_AVG && (type == DDP_U8 || type == DDP_I8 || (r->scaled && ddp_type_is_integer(type)));
 }
 
 /* `memory`: the input, and behind it the result. */
@@ -159,6 +155,48 @@ static int check_table(ddp_comm *comm, void *argument)
 	return 0;
 }
 
+/* Ranks have true in all, in some and in no elements. */
+static int check_truths(ddp_comm *comm, void *argument)
+{
+	static const struct { ddp_op op; bool needs_all; } ops[] = {
+		{ DDP_SUM, false }, { DDP_MAX, false }, { DDP_BOR, false }, { DDP_PROD, true }, { DDP_MIN, true }, { DDP_BAND, true },
+	};
+	enum { TRUTHS = 1 << RANKS_MAX };
+	bool host[TRUTHS];
+	void *memory;
+	on_device d;
+
+	(void)argument;
+	test_nccl_set_up(&d, comm);
+	CHECK_OK(ddp_device_alloc(d.device, TRUTHS, &memory));
+	for (size_t o = 0; o < sizeof(ops) / sizeof(ops[0]); o++) {
+		ddp_collective c = test_nccl_operation(&d, DDP_ALL_REDUCE);
+		for (int i = 0; i < TRUTHS; i++)
+			host[i] = (i >> d.rank & 1) != 0;
+		CHECK_OK(ddp_device_copy(d.device, d.stream, memory, host, TRUTHS));
+		c.send = NULL;
+		c.recv = memory;
+		c.count = TRUTHS;
+		c.type = DDP_BOOL;
+		c.op = ops[o].op;
+		CHECK_OK(ddp_run(comm, &c));
+		CHECK_OK(ddp_device_copy(d.device, d.stream, host, memory, TRUTHS));
+		CHECK_OK(ddp_device_queue_sync(d.device, d.stream));
+		for (int i = 0; i < TRUTHS; i++) {
+			const int given = i & ((1 << d.size) - 1);
+			CHECK(host[i] == (ops[o].needs_all ? given == (1 << d.size) - 1 : given != 0));
+		}
+	}
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+static void truths_are_combined_as_truths(void **state)
+{
+	(void)state;
+	test_nccl_run(2, check_truths, NULL);
+}
+
 static void sums_and_averages_of_each_type_are_right(void **state)
 {
 	(void)state;
@@ -186,6 +224,10 @@ static int ask_too_much(ddp_comm *comm, void *argument)
 	(void)argument;
 	test_nccl_set_up(&d, comm);
 	CHECK(reduce(&d, DDP_U8, DDP_AVG, 1) == DDP_ERR_UNSUPPORTED);
+	CHECK(reduce(&d, DDP_I8, DDP_AVG, 1) == DDP_ERR_UNSUPPORTED);
+	CHECK(reduce(&d, DDP_I32, DDP_BAND, 1) == DDP_ERR_UNSUPPORTED);
+	CHECK(test_nccl_says("NCCL has no band of i32"));
+	CHECK(reduce(&d, DDP_BOOL, DDP_BXOR, 1) == DDP_ERR_UNSUPPORTED);
 	CHECK(reduce(&d, DDP_I32, DDP_AVG, 2) == DDP_ERR_UNSUPPORTED);
 	CHECK(reduce(&d, DDP_I32, DDP_SUM, 0.5) == DDP_ERR_UNSUPPORTED);
 	CHECK(reduce(&d, DDP_F32, DDP_MAX, 0.5) == DDP_ERR_UNSUPPORTED);
@@ -217,6 +259,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(sums_and_averages_of_each_type_are_right),
+		cmocka_unit_test(truths_are_combined_as_truths),
 		cmocka_unit_test(what_nccl_would_round_is_refused),
 		cmocka_unit_test(sums_and_averages_on_a_gpu_are_right),
 		cmocka_unit_test(what_nccl_would_round_is_refused_on_a_gpu),

@@ -41,6 +41,8 @@ UNWATCHED static double value(const test_case *t, int rank, size_t i)
 	unsigned int x = t->seed * 2654435761u + (unsigned int)rank * 40503u + (unsigned int)i * 2246822519u;
 
 	x ^= x >> 15;
+	if (t->c.type == DDP_BOOL)
+		return (x >> 4) % 2;
 	if (t->c.op == DDP_PROD)
 		return 1 + (x >> 4) % 2;
 	if (t->c.type == DDP_U8)
@@ -67,6 +69,8 @@ UNWATCHED static double held(ddp_type type, double x)
 	case DDP_BF16: return to_grid(x, 7, -126);
 	case DDP_I32: return (double)(int32_t)(int64_t)x;
 	case DDP_U8: return (double)(uint8_t)(int64_t)x;
+	case DDP_I8: return (double)(int8_t)(int64_t)x;
+	case DDP_BOOL: return x != 0;
 	default: return x;
 	}
 }
@@ -92,6 +96,8 @@ void case_put(ddp_type type, void *memory, size_t i, double x)
 	case DDP_I32: ((int32_t *)memory)[i] = (int32_t)x; break;
 	case DDP_I64: ((int64_t *)memory)[i] = (int64_t)x; break;
 	case DDP_U8: ((uint8_t *)memory)[i] = (uint8_t)x; break;
+	case DDP_I8: ((int8_t *)memory)[i] = (int8_t)x; break;
+	case DDP_BOOL: ((uint8_t *)memory)[i] = x != 0; break;
 	}
 }
 
@@ -104,7 +110,9 @@ double case_get(ddp_type type, const void *memory, size_t i)
 	case DDP_BF16: return decode_half(((const uint16_t *)memory)[i], 7, 127);
 	case DDP_I32: return ((const int32_t *)memory)[i];
 	case DDP_I64: return (double)((const int64_t *)memory)[i];
+	case DDP_BOOL:
 	case DDP_U8: return ((const uint8_t *)memory)[i];
+	case DDP_I8: return ((const int8_t *)memory)[i];
 	}
 	return 0;
 }
@@ -129,6 +137,9 @@ UNWATCHED static double reduced(const bench *b, const test_case *t, size_t i)
 		case DDP_PROD: result *= x; break;
 		case DDP_MIN: result = x < result ? x : result; break;
 		case DDP_MAX: result = x > result ? x : result; break;
+		case DDP_BAND: result = (double)((int64_t)result & (int64_t)x); break;
+		case DDP_BOR: result = (double)((int64_t)result | (int64_t)x); break;
+		case DDP_BXOR: result = (double)((int64_t)result ^ (int64_t)x); break;
 		}
 	}
 	if (t->c.op == DDP_AVG) {
@@ -289,12 +300,15 @@ void case_make(bench *b, test_case *t)
 	t->size = b->size;
 	t->seed = case_roll(&b->common, 1u << 20);
 	t->c.kind = kinds[case_roll(&b->common, 10)];
-	t->c.type = (ddp_type)case_roll(&b->common, 7);
-	t->c.op = (ddp_op)case_roll(&b->common, 5);
+	t->c.type = (ddp_type)case_roll(&b->common, 9);
+	t->c.op = (ddp_op)case_roll(&b->common, is_float(t->c.type) ? 5 : 8);
+	if (t->c.type == DDP_BOOL && t->c.op == DDP_AVG)
+		t->c.op = DDP_SUM;
 	t->c.root = (int)case_roll(&b->common, (unsigned int)b->size);
 	t->c.lane = b->lanes > 1 ? (int)case_roll(&b->common, (unsigned int)b->lanes) : 0;
 	t->in_place = case_roll(&b->common, 3) == 0;
-	bool scaled = case_roll(&b->common, 3) == 0;
+	const bool takes_scale = !ddp_op_is_bitwise(t->c.op) && t->c.type != DDP_BOOL;
+	bool scaled = case_roll(&b->common, 3) == 0 && takes_scale;
 	for (int r = 0; r < b->size; r++)
 		t->scales[r] = scaled && t->c.op != DDP_PROD ? scales[case_roll(&b->common, 5)] : 1;
 	t->c.scaled = scaled;

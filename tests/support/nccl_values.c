@@ -9,6 +9,7 @@
 size_t nccl_bytes_of(int type)
 {
 	switch (type) {
+	case DDP_NCCL_INT8:
 	case DDP_NCCL_UINT8: return 1;
 	case DDP_NCCL_FLOAT16:
 	case DDP_NCCL_BFLOAT16: return 2;
@@ -75,6 +76,7 @@ void nccl_put(int type, void *memory, size_t i, double x)
 int64_t nccl_get_integer(int type, const void *memory, size_t i)
 {
 	switch (type) {
+	case DDP_NCCL_INT8: return ((const int8_t *)memory)[i];
 	case DDP_NCCL_UINT8: return ((const uint8_t *)memory)[i];
 	case DDP_NCCL_INT32: return ((const int32_t *)memory)[i];
 	default: return ((const int64_t *)memory)[i];
@@ -84,6 +86,7 @@ int64_t nccl_get_integer(int type, const void *memory, size_t i)
 void nccl_put_integer(int type, void *memory, size_t i, uint64_t x)
 {
 	switch (type) {
+	case DDP_NCCL_INT8:
 	case DDP_NCCL_UINT8: ((uint8_t *)memory)[i] = (uint8_t)x; break;
 	case DDP_NCCL_INT32: ((int32_t *)memory)[i] = (int32_t)x; break;
 	default: ((int64_t *)memory)[i] = (int64_t)x; break;
@@ -92,7 +95,7 @@ void nccl_put_integer(int type, void *memory, size_t i, uint64_t x)
 
 bool nccl_is_integer(int type)
 {
-	return type == DDP_NCCL_UINT8 || type == DDP_NCCL_INT32 || type == DDP_NCCL_INT64;
+	return type == DDP_NCCL_INT8 || type == DDP_NCCL_UINT8 || type == DDP_NCCL_INT32 || type == DDP_NCCL_INT64;
 }
 
 void nccl_combine_one(int type, int op, void *into, const void *from, size_t i)

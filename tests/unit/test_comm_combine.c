@@ -30,7 +30,9 @@ static void put(ddp_type type, ddp_op op, void *memory, size_t i, int x)
 	case DDP_BF16: ((uint16_t *)memory)[i] = ddp_bf16_from_float((float)x); break;
 	case DDP_I32: ((int32_t *)memory)[i] = x; break;
 	case DDP_I64: ((int64_t *)memory)[i] = x; break;
-	case DDP_U8: ((uint8_t *)memory)[i] = (uint8_t)x; break;
+	case DDP_U8:
+	case DDP_I8: ((uint8_t *)memory)[i] = (uint8_t)x; break;
+	case DDP_BOOL: ((uint8_t *)memory)[i] = x % 2; break;
 	}
 }
 
@@ -43,7 +45,9 @@ static double get(ddp_type type, const void *memory, size_t i)
 	case DDP_BF16: return ddp_bf16_to_float(((const uint16_t *)memory)[i]);
 	case DDP_I32: return ((const int32_t *)memory)[i];
 	case DDP_I64: return (double)((const int64_t *)memory)[i];
+	case DDP_BOOL:
 	case DDP_U8: return ((const uint8_t *)memory)[i];
+	case DDP_I8: return ((const int8_t *)memory)[i];
 	}
 	return 0;
 }
@@ -65,6 +69,9 @@ static double combined(ddp_op op, int nodes, size_t i)
 		case DDP_PROD: result *= 1 + part_of(node, i) % 2; break;
 		case DDP_MIN: result = x < result ? x : result; break;
 		case DDP_MAX: result = x > result ? x : result; break;
+		case DDP_BAND: result = (int)result & (int)x; break;
+		case DDP_BOR: result = (int)result | (int)x; break;
+		case DDP_BXOR: result = (int)result ^ (int)x; break;
 		default: result += x;
 		}
 	}
@@ -78,8 +85,9 @@ static void combine_all_nodes(void)
 	void *parts[NODES], *scratch = malloc(ddp_combine_scratch_bytes(NODES));
 
 	assert_non_null(scratch);
-	for (int type = DDP_F32; type <= DDP_U8; type++) {
-		for (int op = DDP_SUM; op <= DDP_MAX; op++) {
+	for (int type = DDP_F32; type <= DDP_I8; type++) {
+		const bool integer = ddp_type_is_integer((ddp_type)type);
+		for (int op = DDP_SUM; op <= (integer ? DDP_BXOR : DDP_MAX); op++) {
 			const ddp_type travel = ddp_travel_type((ddp_type)type, (ddp_op)op);
 			for (int nodes = 2; nodes <= NODES; nodes++) {
 				void *dst[2] = { memory[nodes / 2], copy };
@@ -95,10 +103,10 @@ static void combine_all_nodes(void)
 				ddp_combine_nodes(&last, travel, parts, nodes, COUNT, scratch);
 				for (size_t i = 0; i < COUNT; i++) {
 					const double want = combined(last.op, nodes, i), have = get(last.type, dst[0], i);
-					if (last.op == DDP_AVG && type != DDP_U8 && type != DDP_I32 && type != DDP_I64)
+					if (last.op == DDP_AVG && !integer)
 						assert_true(trunc(have) == want);
 					else
-						assert_true(last.op == DDP_PROD && type == DDP_U8 ? have == fmod(want, 256) : have == want);
+						assert_true(have == (type == DDP_U8 ? (uint8_t)want : type == DDP_I8 ? (int8_t)(uint8_t)(int)want : want));
 					assert_true(have == get(last.type, dst[1], i));
 				}
 			}

@@ -290,9 +290,17 @@ static void fill(ddp_type type, void *memory, size_t count, unsigned int seed)
 		case DDP_BF16: ((uint16_t *)memory)[i] = ddp_bf16_from_float(x); break;
 		case DDP_I32: ((int32_t *)memory)[i] = (int32_t)(x * 1000); break;
 		case DDP_I64: ((int64_t *)memory)[i] = (int64_t)(x * 100000); break;
-		case DDP_U8: ((uint8_t *)memory)[i] = (uint8_t)(seed >> 20); break;
+		case DDP_U8:
+		case DDP_I8: ((uint8_t *)memory)[i] = (uint8_t)(seed >> 20); break;
+		case DDP_BOOL: ((uint8_t *)memory)[i] = seed >> 20 & 1; break;
 		}
 	}
+}
+
+/* Of which a type has combinations. */
+static ddp_op last_op(ddp_type type)
+{
+	return ddp_type_is_integer(type) || type == DDP_BOOL ? DDP_BXOR : DDP_MAX;
 }
 
 enum { SCALED = 1, WIDE_SRC = 2, WIDE_DST = 4, VARIANTS = 8 };
@@ -325,7 +333,7 @@ static void instruction_sets_agree(void **state)
 	const void *src[SOURCES];
 
 	(void)state;
-	for (int type = DDP_F32; type <= DDP_U8; type++) {
+	for (int type = DDP_F32; type <= DDP_BOOL; type++) {
 		for (int variant = 0; variant < VARIANTS; variant++) {
 			ddp_combination f = { .type = (ddp_type)type, .nsrc = SOURCES, .src = src,
 			                      .wide_src = (variant & WIDE_SRC) != 0, .wide_dst = (variant & WIDE_DST) != 0,
@@ -335,8 +343,10 @@ static void instruction_sets_agree(void **state)
 				fill(f.wide_src ? ddp_accumulator(f.type) : f.type, sources[s], COUNT,
 				     (unsigned int)(type * 10 + s));
 			}
-			for (int op = DDP_SUM; op <= DDP_MAX; op++) {
-				f.op = (ddp_op)op;
+			for (ddp_op op = DDP_SUM; op <= last_op(f.type); op++) {
+				if ((f.scale != NULL && (ddp_op_is_bitwise(op) || f.type == DDP_BOOL)) || (f.type == DDP_BOOL && op == DDP_AVG))
+					continue;
+				f.op = op;
 				for (size_t d = 0; d < (op == DDP_AVG ? sizeof(divisors) / sizeof(divisors[0]) : 1); d++) {
 					f.divisor = op == DDP_AVG ? divisors[d] : 0;
 					expect_same_at_all_levels(&f);
@@ -378,7 +388,7 @@ static float plain_float(const ddp_combination *f, size_t i)
 
 static int64_t int_at(ddp_type type, const void *memory, size_t i)
 {
-	return type == DDP_U8 ? ((const uint8_t *)memory)[i]
+	return type == DDP_U8 ? ((const uint8_t *)memory)[i] : type == DDP_I8 ? ((const int8_t *)memory)[i]
 		: type == DDP_I32 ? ((const int32_t *)memory)[i] : ((const int64_t *)memory)[i];
 }
 
@@ -393,6 +403,8 @@ static int64_t plain_int(const ddp_combination *f, size_t i)
 			acc = (int64_t)((uint64_t)acc + (uint64_t)x);
 		else if (f->op == DDP_PROD)
 			acc = (int64_t)((uint64_t)acc * (uint64_t)x);
+		else if (ddp_op_is_bitwise(f->op))
+			acc = f->op == DDP_BAND ? acc & x : f->op == DDP_BOR ? acc | x : acc ^ x;
 		else if ((x < acc) == (f->op == DDP_MIN))
 			acc = x;
 	}
@@ -407,9 +419,9 @@ static void expect_plain(const ddp_combination *f, const void *result, size_t i)
 	char text[128];
 	bool same;
 
-	if (f->type == DDP_U8 || f->type == DDP_I32 || f->type == DDP_I64) {
+	if (ddp_type_is_integer(f->type)) {
 		const int64_t want = plain_int(f, i), have = int_at(type, result, i);
-		same = type == DDP_U8 ? (uint8_t)want == have : want == have;
+		same = type == DDP_U8 ? (uint8_t)want == have : type == DDP_I8 ? (int8_t)want == have : want == have;
 		snprintf(text, sizeof(text), "%lld, not %lld", (long long)have, (long long)want);
 	} else {
 		float want = plain_float(f, i), have = f32_at(type, result, i);
@@ -455,7 +467,7 @@ static void expect_plain_at_all_levels(const ddp_combination *f)
 
 static void every_combination_gives_the_bits_of_a_plain_one(void **state)
 {
-	static const ddp_type types[] = { DDP_F32, DDP_F16, DDP_BF16, DDP_I32, DDP_I64, DDP_U8 };
+	static const ddp_type types[] = { DDP_F32, DDP_F16, DDP_BF16, DDP_I32, DDP_I64, DDP_U8, DDP_I8 };
 	static const int counts[] = { 1, 2, 3, 7, 128, MOST_SOURCES };
 	static unsigned char memory[MOST_SOURCES][ODD_COUNT * 8 + 8] __attribute__((aligned(8)));
 	static unsigned char results[ODD_COUNT * 8 + 8] __attribute__((aligned(8)));
@@ -480,12 +492,40 @@ static void every_combination_gives_the_bits_of_a_plain_one(void **state)
 			}
 			dst[0] = results + ddp_type_bytes(to);
 			for (size_t n = 0; n < sizeof(counts) / sizeof(counts[0]); n++) {
-				for (int op = DDP_SUM; op <= DDP_MAX; op++) {
-					const ddp_combination f = { .type = types[t], .op = (ddp_op)op, .nsrc = counts[n], .src = src,
+				for (ddp_op op = DDP_SUM; op <= last_op(types[t]); op++) {
+					const ddp_combination f = { .type = types[t], .op = op, .nsrc = counts[n], .src = src,
 					                            .wide_src = from != types[t], .wide_dst = to != types[t],
 					                            .ndst = 1, .dst = dst, .divisor = op == DDP_AVG ? counts[n] : 0 };
 					expect_plain_at_all_levels(&f);
 				}
+			}
+		}
+	}
+}
+
+/* Of three ranks, each combination of truths. */
+static void truths_are_combined_as_truths(void **state)
+{
+	static const struct { ddp_op op; unsigned int when; } table[] = { /* of the number of ranks that have true */
+		{ DDP_SUM, 0xe }, { DDP_MAX, 0xe }, { DDP_BOR, 0xe }, { DDP_PROD, 0x8 }, { DDP_MIN, 0x8 },
+		{ DDP_BAND, 0x8 }, { DDP_BXOR, 0xa },
+	};
+	bool sources[3][LENGTH], result[LENGTH];
+	const void *src[3] = { sources[0], sources[1], sources[2] };
+	void *dst[1] = { result };
+
+	(void)state;
+	for (size_t i = 0; i < 3 * LENGTH; i++)
+		sources[i % 3][i / 3] = (i / 3 >> i % 3 & 1) != 0;
+	for (size_t t = 0; t < sizeof(table) / sizeof(table[0]); t++) {
+		const ddp_combination f = { .type = DDP_BOOL, .op = table[t].op, .nsrc = 3, .src = src, .ndst = 1, .dst = dst };
+		for (int level = 0; level < DDP_KERNEL_LEVELS; level++) {
+			if (ddp_kernels_use(level) == NULL)
+				continue;
+			ddp_combine(&f, 0, LENGTH);
+			for (size_t i = 0; i < LENGTH; i++) {
+				const int count = sources[0][i] + sources[1][i] + sources[2][i];
+				assert_int_equal(result[i], table[t].when >> count & 1);
 			}
 		}
 	}
@@ -576,6 +616,7 @@ int main(void)
 		cmocka_unit_test(between_two_f16_the_nearest_is_taken),
 		cmocka_unit_test(bf16_is_rounded_to_even_and_nan_stays),
 		cmocka_unit_test(every_half_is_converted_alike_by_all_instruction_sets),
+		cmocka_unit_test(truths_are_combined_as_truths),
 		cmocka_unit_test(slices_give_the_bits_of_the_whole),
 		cmocka_unit_test(every_combination_gives_the_bits_of_a_plain_one),
 		cmocka_unit_test(scaled_elements_give_the_bits_of_the_whole_one_by_one),

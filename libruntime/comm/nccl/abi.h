@@ -27,7 +27,7 @@ typedef enum ddp_nccl_op {
 } ddp_nccl_op;
 
 typedef enum ddp_nccl_type {
-	DDP_NCCL_UINT8 = 1, DDP_NCCL_INT32 = 2, DDP_NCCL_INT64 = 4, DDP_NCCL_FLOAT16 = 6,
+	DDP_NCCL_INT8 = 0, DDP_NCCL_UINT8 = 1, DDP_NCCL_INT32 = 2, DDP_NCCL_INT64 = 4, DDP_NCCL_FLOAT16 = 6,
 	DDP_NCCL_FLOAT32 = 7, DDP_NCCL_FLOAT64 = 8, DDP_NCCL_BFLOAT16 = 9,
 } ddp_nccl_type;
 

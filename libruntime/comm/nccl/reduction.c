@@ -12,7 +12,7 @@ int ddp_nccl_type_of(ddp_type type)
 	static const int types[] = {
 		[DDP_F32] = DDP_NCCL_FLOAT32, [DDP_F64] = DDP_NCCL_FLOAT64, [DDP_F16] = DDP_NCCL_FLOAT16,
 		[DDP_BF16] = DDP_NCCL_BFLOAT16, [DDP_I32] = DDP_NCCL_INT32, [DDP_I64] = DDP_NCCL_INT64,
-		[DDP_U8] = DDP_NCCL_UINT8,
+		[DDP_U8] = DDP_NCCL_UINT8, [DDP_I8] = DDP_NCCL_INT8, [DDP_BOOL] = DDP_NCCL_UINT8,
 	};
 
 	return types[type];
@@ -27,6 +27,7 @@ typedef union scalar {
 	int32_t i32;
 	int64_t i64;
 	uint8_t u8;
+	int8_t i8;
 } scalar;
 
 /* Into `bits` a number that a 16-bit type holds; false if it does not hold it. */
@@ -66,6 +67,8 @@ static bool to_scalar(ddp_type type, double factor, scalar *s)
 	case DDP_I32: s->i32 = to_integer(factor, INT32_MIN, INT32_MAX) ? (int32_t)factor : 0; return s->i32 == factor;
 	case DDP_I64: s->i64 = to_integer(factor, -0x1p53, 0x1p53) ? (int64_t)factor : 0; return (double)s->i64 == factor;
 	case DDP_U8: s->u8 = to_integer(factor, 0, UINT8_MAX) ? (uint8_t)factor : 0; return s->u8 == factor;
+	case DDP_I8: s->i8 = to_integer(factor, INT8_MIN, INT8_MAX) ? (int8_t)factor : 0; return s->i8 == factor;
+	case DDP_BOOL: break;
 	}
 	return false;
 }
@@ -77,17 +80,12 @@ static double factor_of(const ddp_nccl_lane *lane, const ddp_collective *c)
 
 /* ---- what it does not do ------------------------------------------------------------------------- */
 
-static bool is_integer(ddp_type type)
-{
-	return type == DDP_I32 || type == DDP_I64 || type == DDP_U8;
-}
-
 static ddp_status check_average(const ddp_collective *c)
 {
-	if (c->type == DDP_U8)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "%s: NCCL's sums of u8 wrap around before they could be divided: average "
-		                "another type", ddp_kind_name(c->kind));
-	if (is_integer(c->type) && c->scaled)
+	if (c->type == DDP_U8 || c->type == DDP_I8)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "%s: NCCL's sums of %s wrap around before they could be divided: average "
+		                "another type", ddp_kind_name(c->kind), ddp_type_name(c->type));
+	if (ddp_type_is_integer(c->type) && c->scaled)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "%s: NCCL has no scaled averages of integers: sum them, and divide",
 		                ddp_kind_name(c->kind));
 	return DDP_OK;
@@ -97,6 +95,9 @@ ddp_status ddp_nccl_check_reduction(const ddp_nccl_lane *lane, const ddp_collect
 {
 	scalar s;
 
+	if (ddp_op_is_bitwise(c->op) && (c->type != DDP_BOOL || c->op == DDP_BXOR))
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "%s: NCCL has no %s of %s: reduce in the host's memory",
+		                ddp_kind_name(c->kind), ddp_op_name(c->op), ddp_type_name(c->type));
 	if (c->op == DDP_AVG) {
 		const ddp_status status = check_average(c);
 		if (status != DDP_OK)
@@ -121,10 +122,14 @@ int ddp_nccl_make_op(ddp_nccl_operation *o)
 	static const int ops[] = {
 		[DDP_SUM] = DDP_NCCL_SUM, [DDP_AVG] = DDP_NCCL_AVG, [DDP_PROD] = DDP_NCCL_PROD,
 		[DDP_MIN] = DDP_NCCL_MIN, [DDP_MAX] = DDP_NCCL_MAX,
+		[DDP_BAND] = DDP_NCCL_MIN, [DDP_BOR] = DDP_NCCL_MAX, /* of bool */
 	};
 	scalar s;
 
 	o->op = ops[o->c.op];
+	/* A sum of truths is one, and a product of some is the least. */
+	if (o->c.type == DDP_BOOL && (o->c.op == DDP_SUM || o->c.op == DDP_PROD))
+		o->op = o->c.op == DDP_SUM ? DDP_NCCL_MAX : DDP_NCCL_MIN;
 	/* A scale of 1, too: all ranks must give NCCL the same op. */
 	if (!o->c.scaled || !to_scalar(o->c.type, factor_of(o->lane, &o->c), &s))
 		return DDP_NCCL_SUCCESS;

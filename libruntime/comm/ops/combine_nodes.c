@@ -9,8 +9,9 @@ enum { BLOCK = 512 };
 
 ddp_type ddp_travel_type(ddp_type type, ddp_op op)
 {
-	/* Sums and products of u8 are cut to 8 bits all along, with the same result. */
-	if (type == DDP_U8 && op != DDP_SUM && op != DDP_PROD)
+	/* Sums and products of 8 bits are cut to 8 bits all along, with the same result, and single bits do
+	   not grow. */
+	if ((type == DDP_U8 || type == DDP_I8) && (op == DDP_AVG || op == DDP_MIN || op == DDP_MAX))
 		return ddp_accumulator(type);
 	return type;
 }

@@ -1,7 +1,7 @@
 /*
  * comm/ops/kernels: element-wise reduction. Sources are combined from the first
  * to the last, so the result's bits depend on their order only. f16 and bf16
- * are combined in f32, u8 in i32 ("accumulator form"), and rounded or cut
+ * are combined in f32, u8 and i8 in i32 ("accumulator form"), and rounded or cut
  * once, at the end. What becomes of NaN, zeros, and integers out of range is
  * in ddp.h.
  */

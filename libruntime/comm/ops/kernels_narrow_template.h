@@ -1,5 +1,5 @@
 /*
- * The part of comm/ops/kernels_template.h for f16, bf16 and u8.
+ * The part of comm/ops/kernels_template.h for f16, bf16, u8 and i8.
  *
  * An instruction set may have better than what is here: WIDEN_U16, WIDEN_U8 and
  * WIDEN_F16 bring as many elements as a vector has lanes of 32 bits from memory into
@@ -17,6 +17,7 @@ enum { LANES = VECTOR_BYTES / 4 };
 /* As many narrow elements as there are lanes of 32 bits. */
 typedef uint16_t v_u16_lanes __attribute__((vector_size(VECTOR_BYTES / 2), aligned(1), may_alias));
 typedef uint8_t v_u8_lanes __attribute__((vector_size(VECTOR_BYTES / 4), aligned(1), may_alias));
+typedef int8_t v_i8_lanes __attribute__((vector_size(VECTOR_BYTES / 4), aligned(1), may_alias));
 
 #ifndef HALVES
 #define WIDEN_U16(x) __builtin_convertvector(*(const v_u16_lanes *)(const void *)(x), v_u32)
@@ -112,6 +113,11 @@ INLINE void widen_u8(const uint8_t *from, v_i32 *a)
 INLINE void narrow_u8(uint8_t *to, const v_i32 *a)
 {
 	NARROW_U8(to, *a);
+}
+
+INLINE void widen_i8(const int8_t *from, v_i32 *a)
+{
+	*a = __builtin_convertvector(*(const v_i8_lanes *)(const void *)from, v_i32);
 }
 
 /* ---- two vectors, in an order that costs less ------------------------------------------ */
@@ -324,6 +330,9 @@ DEFINE_COMBINE(uint8_t, uint8_t, v_u8, v_u8, v_i8, SUM, false)
 DEFINE_COMBINE(uint8_t, uint8_t, v_u8, v_u8, v_i8, PROD8, false)
 DEFINE_COMBINE(uint8_t, uint8_t, v_u8, v_u8, v_i8, MIN, false)
 DEFINE_COMBINE(uint8_t, uint8_t, v_u8, v_u8, v_i8, MAX, false)
+DEFINE_COMBINE(int8_t, uint8_t, v_i8, v_u8, v_i8, MIN, false)
+DEFINE_COMBINE(int8_t, uint8_t, v_i8, v_u8, v_i8, MAX, false)
+DEFINE_BITWISE(uint8_t, uint8_t, v_u8, v_u8, v_i8)
 
 enum { MEAN_SOURCES = 128, MEAN_DIVISOR = 1 << 15 };
 
@@ -371,7 +380,7 @@ KERNEL static size_t mean_of_u8(const ddp_combination *f, size_t i, size_t end)
 
 /* ---- a block of accumulators at a time, in the elements' order --------------------- */
 
-#define DEFINE_BLOCKS(NAME, N, T, V, WIDE, NARROW) \
+#define DEFINE_LOAD(NAME, N, T, V, WIDE) \
 KERNEL static void load_##NAME(T *acc, const void *src, size_t n) \
 { \
 	const N *x = src; \
@@ -380,7 +389,9 @@ KERNEL static void load_##NAME(T *acc, const void *src, size_t n) \
 		widen_##NAME(x + i, (V *)(void *)(acc + i)); \
 	for (; i < n; i++) \
 		acc[i] = WIDE(x[i]); \
-} \
+}
+#define DEFINE_BLOCKS(NAME, N, T, V, WIDE, NARROW) \
+DEFINE_LOAD(NAME, N, T, V, WIDE) \
 KERNEL static void store_##NAME(void *dst, const T *acc, size_t n) \
 { \
 	N *y = dst; \
@@ -394,3 +405,4 @@ KERNEL static void store_##NAME(void *dst, const T *acc, size_t n) \
 DEFINE_BLOCKS(bf16, uint16_t, float, v_f32, ddp_bf16_to_float, ddp_bf16_from_float)
 DEFINE_BLOCKS(f16, uint16_t, float, v_f32, ddp_f16_to_float, ddp_f16_from_float)
 DEFINE_BLOCKS(u8, uint8_t, int32_t, v_i32, (int32_t), (uint8_t))
+DEFINE_LOAD(i8, int8_t, int32_t, v_i32, (int32_t))

@@ -53,6 +53,12 @@ KERNEL static inline uint8_t scaled_uint8_t(uint8_t x, double scale)
 	return x;
 }
 
+KERNEL static inline int8_t scaled_int8_t(int8_t x, double scale)
+{
+	(void)scale; /* in accumulator form only */
+	return x;
+}
+
 /* Division of integers, for which processors have no vectors, by a product. In
    double an int32_t times a little more than 1 / d is, cut, the quotient: what is
    added is more than what is lost by rounding, and less than 1 / d / 2^31. Of an
@@ -66,6 +72,7 @@ typedef struct divisor_int64_t {
 } divisor_int64_t;
 typedef double divisor_int32_t;
 typedef uint8_t divisor_uint8_t;
+typedef int8_t divisor_int8_t;
 
 /* Where 1 / d is exact, for powers of two, x / d is x times that. */
 typedef struct divisor_float {
@@ -77,6 +84,7 @@ typedef struct divisor_double {
 
 #define divisor_of_int32_t(d) (1.0 / (int32_t)(d) * (1 + 0x1p-50))
 #define divisor_of_uint8_t(d) ((uint8_t)(d))
+#define divisor_of_int8_t(d) ((int8_t)(d))
 
 KERNEL static inline bool is_power_of_two(double d)
 {
@@ -120,6 +128,7 @@ KERNEL static inline int64_t quotient(int64_t x, const divisor_int64_t *d)
 #define divide_float(v, k) (*(v) = (k)->inverse != 0 ? *(v) * (k)->inverse : *(v) / (k)->divisor)
 #define divide_double(v, k) divide_float(v, k)
 #define divide_uint8_t(v, k) (*(v) /= *(k))
+#define divide_int8_t(v, k) (*(v) /= *(k))
 
 KERNEL static inline void divide_int32_t(v_i32 *v, const double *inverse)
 {
@@ -171,6 +180,9 @@ KERNEL static inline void divide_int64_t(v_i64 *v, const divisor_int64_t *d)
 /* Sums and products of integers wrap around, as unsigned ones do. */
 #define OP_SUM(T, UT, V, UV, MV, a, b) ((V)((UV)(a) + (UV)(b)))
 #define OP_PROD(T, UT, V, UV, MV, a, b) ((V)((UV)(a) * (UV)(b)))
+#define OP_BAND(T, UT, V, UV, MV, a, b) ((V)((a) & (b)))
+#define OP_BOR(T, UT, V, UV, MV, a, b) ((V)((a) | (b)))
+#define OP_BXOR(T, UT, V, UV, MV, a, b) ((V)((a) ^ (b)))
 /* IEEE 754's minimum and maximum, whichever operand comes first: of equal zeros
    the sign decides, and where one is a NaN all bits are set, which is one. */
 #define OP_MIN(T, UT, V, UV, MV, a, b) \
@@ -269,38 +281,64 @@ DEFINE_COMBINE(T, UT, V, UV, MV, PROD, SCALES) \
 DEFINE_COMBINE(T, UT, V, UV, MV, MIN, SCALES) \
 DEFINE_COMBINE(T, UT, V, UV, MV, MAX, SCALES)
 
+#define DEFINE_BITWISE(T, UT, V, UV, MV) \
+DEFINE_COMBINE(T, UT, V, UV, MV, BAND, false) \
+DEFINE_COMBINE(T, UT, V, UV, MV, BOR, false) \
+DEFINE_COMBINE(T, UT, V, UV, MV, BXOR, false)
+
 DEFINE_COMBINES(float, float, v_f32, v_f32, v_i32, true)
 DEFINE_COMBINES(double, double, v_f64, v_f64, v_i64, true)
 DEFINE_COMBINES(int32_t, uint32_t, v_i32, v_u32, v_i32, false)
 DEFINE_COMBINES(int64_t, uint64_t, v_i64, v_u64, v_i64, false)
+DEFINE_BITWISE(int32_t, uint32_t, v_i32, v_u32, v_i32)
+DEFINE_BITWISE(int64_t, uint64_t, v_i64, v_u64, v_i64)
 
 #include "comm/ops/kernels_narrow_template.h"
 
 /* ---- which combination ---------------------------------------------------------------------- */
 
-/* Of a type that is its own accumulator, or of u8; AVG combines like SUM. */
-#define COMBINES_OF(T) { combine_##T##_SUM, combine_##T##_PROD, combine_##T##_MIN, combine_##T##_MAX }
+/* Columns of the tables: AVG combines like SUM. */
+enum { SUM_COLUMN, PROD_COLUMN, MIN_COLUMN, MAX_COLUMN, BAND_COLUMN, BOR_COLUMN, BXOR_COLUMN, COLUMNS };
 
-static inline int column_of(ddp_op op)
+#define COMBINES_OF(T) combine_##T##_SUM, combine_##T##_PROD, combine_##T##_MIN, combine_##T##_MAX
+#define BITWISE_OF(T) combine_##T##_BAND, combine_##T##_BOR, combine_##T##_BXOR
+
+static inline int column_of(ddp_type type, ddp_op op)
 {
-	return op == DDP_PROD ? 1 : op == DDP_MIN ? 2 : op == DDP_MAX ? 3 : 0;
+	static const unsigned char columns[] = {
+		[DDP_SUM] = SUM_COLUMN, [DDP_AVG] = SUM_COLUMN, [DDP_PROD] = PROD_COLUMN, [DDP_MIN] = MIN_COLUMN,
+		[DDP_MAX] = MAX_COLUMN, [DDP_BAND] = BAND_COLUMN, [DDP_BOR] = BOR_COLUMN, [DDP_BXOR] = BXOR_COLUMN,
+	};
+
+	if (type != DDP_BOOL || op == DDP_BXOR)
+		return columns[op];
+	return op == DDP_PROD || op == DDP_MIN || op == DDP_BAND ? BAND_COLUMN : BOR_COLUMN;
 }
 
 KERNEL static combine_fn choose_combine(ddp_type type, ddp_op op)
 {
-	static const combine_fn table[5][4] = {
-		COMBINES_OF(float), COMBINES_OF(double), COMBINES_OF(int32_t), COMBINES_OF(int64_t),
-		{ combine_uint8_t_SUM, combine_uint8_t_PROD8, combine_uint8_t_MIN, combine_uint8_t_MAX },
+	/* Sums and products of 8 bits are the same with a sign and without. */
+	static const combine_fn table[][COLUMNS] = {
+		[DDP_F32] = { COMBINES_OF(float) },
+		[DDP_F64] = { COMBINES_OF(double) },
+		[DDP_I32] = { COMBINES_OF(int32_t), BITWISE_OF(int32_t) },
+		[DDP_I64] = { COMBINES_OF(int64_t), BITWISE_OF(int64_t) },
+		[DDP_U8] = { combine_uint8_t_SUM, combine_uint8_t_PROD8, combine_uint8_t_MIN, combine_uint8_t_MAX,
+		             BITWISE_OF(uint8_t) },
+		[DDP_I8] = { combine_uint8_t_SUM, combine_uint8_t_PROD8, combine_int8_t_MIN, combine_int8_t_MAX,
+		             BITWISE_OF(uint8_t) },
+		[DDP_BOOL] = { [BAND_COLUMN] = BITWISE_OF(uint8_t) },
 	};
-	int row = type == DDP_F32 ? 0 : type == DDP_F64 ? 1 : type == DDP_I32 ? 2 : type == DDP_I64 ? 3 : 4;
 
-	return table[row][column_of(op)];
+	return table[type][column_of(type, op)];
 }
 
 KERNEL static void widen(ddp_type type, combine_block *acc, const void *src, size_t n)
 {
 	if (type == DDP_U8)
 		load_u8(acc->i32, src, n);
+	else if (type == DDP_I8)
+		load_i8(acc->i32, src, n);
 	else if (type == DDP_F16)
 		load_f16(acc->f32, src, n);
 	else
@@ -309,7 +347,7 @@ KERNEL static void widen(ddp_type type, combine_block *acc, const void *src, siz
 
 KERNEL static void narrow(ddp_type type, void *dst, const combine_block *acc, size_t n)
 {
-	if (type == DDP_U8)
+	if (type == DDP_U8 || type == DDP_I8)
 		store_u8(dst, acc->i32, n);
 	else if (type == DDP_F16)
 		store_f16(dst, acc->f32, n);
@@ -362,9 +400,9 @@ KERNEL static size_t combine_in_registers(const ddp_combination *f, size_t first
 	};
 	const int form = f->wide_src ? FORM_IN : f->wide_dst ? FORM_OUT : FORM_OWN;
 	const int row = f->type == DDP_BF16 ? 0 : f->type == DDP_F16 ? 1 : 2;
-	const int column = column_of(f->op);
+	const int column = column_of(f->type, f->op);
 
-	if (f->scale != NULL)
+	if (f->scale != NULL || f->type == DDP_I8 || column > MAX_COLUMN)
 		return first;
 	if (form != FORM_OWN && groups[form == FORM_OUT][row][column] == NULL)
 		return first;
@@ -394,8 +432,8 @@ KERNEL static void run_combine(const ddp_combination *f, size_t first, size_t co
 	const size_t end = first + count;
 
 	/* Sums that are cut to 8 bits are sums of 8 bits; so are products and extremes. */
-	if (f->type == DDP_U8 && own_form && f->scale == NULL && f->divisor == 0)
-		wide = DDP_U8;
+	if ((f->type == DDP_U8 || f->type == DDP_I8) && own_form && f->scale == NULL && f->divisor == 0)
+		wide = f->type;
 	if (!far && (wide == f->type || (f->wide_src && f->wide_dst))) {
 		choose_combine(wide, f->op)(f, first, count);
 		return;

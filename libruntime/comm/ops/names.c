@@ -5,7 +5,9 @@
 size_t ddp_type_bytes(ddp_type type)
 {
 	switch (type) {
-	case DDP_U8: return 1;
+	case DDP_U8:
+	case DDP_I8:
+	case DDP_BOOL: return 1;
 	case DDP_F16:
 	case DDP_BF16: return 2;
 	case DDP_F32:
@@ -18,16 +20,16 @@ size_t ddp_type_bytes(ddp_type type)
 
 const char *ddp_type_name(ddp_type type)
 {
-	static const char *const names[] = { "f32", "f64", "f16", "bf16", "i32", "i64", "u8" };
+	static const char *const names[] = { "f32", "f64", "f16", "bf16", "i32", "i64", "u8", "i8", "bool" };
 
-	return (unsigned int)type <= DDP_U8 ? names[type] : "unknown type";
+	return (unsigned int)type <= DDP_BOOL ? names[type] : "unknown type";
 }
 
 const char *ddp_op_name(ddp_op op)
 {
-	static const char *const names[] = { "sum", "avg", "prod", "min", "max" };
+	static const char *const names[] = { "sum", "avg", "prod", "min", "max", "band", "bor", "bxor" };
 
-	return (unsigned int)op <= DDP_MAX ? names[op] : "unknown op";
+	return (unsigned int)op <= DDP_BXOR ? names[op] : "unknown op";
 }
 
 const char *ddp_kind_name(ddp_kind kind)

@@ -19,7 +19,8 @@ static inline ddp_type ddp_accumulator(ddp_type type)
 	switch (type) {
 	case DDP_F16:
 	case DDP_BF16: return DDP_F32;
-	case DDP_U8: return DDP_I32;
+	case DDP_U8:
+	case DDP_I8: return DDP_I32;
 	default: return type;
 	}
 }
@@ -28,6 +29,16 @@ static inline ddp_type ddp_accumulator(ddp_type type)
 static inline bool ddp_kind_reduces(ddp_kind kind)
 {
 	return kind == DDP_ALL_REDUCE || kind == DDP_REDUCE || kind == DDP_REDUCE_SCATTER;
+}
+
+static inline bool ddp_op_is_bitwise(ddp_op op)
+{
+	return op == DDP_BAND || op == DDP_BOR || op == DDP_BXOR;
+}
+
+static inline bool ddp_type_is_integer(ddp_type type)
+{
+	return type == DDP_I32 || type == DDP_I64 || type == DDP_U8 || type == DDP_I8;
 }
 
 static inline bool ddp_kind_has_root(ddp_kind kind)
