@@ -18,8 +18,8 @@
 
 enum { EXIT_WRONG_RESULT = 1, EXIT_USAGE = 2, EXIT_LIBRARY = 3 };
 
-static const char *const type_names[] = { "f32", "f64", "f16", "bf16", "i32", "i64", "u8" };
-static const size_t type_bytes[] = { 4, 8, 2, 2, 4, 8, 1 };
+static const char *const type_names[] = { "f32", "f64", "f16", "bf16", "i32", "i64", "u8", "i8" };
+static const size_t type_bytes[] = { 4, 8, 2, 2, 4, 8, 1, 1 };
 enum { TYPES = sizeof(type_names) / sizeof(type_names[0]), SHOWN = 4 };
 
 struct options {
@@ -37,7 +37,7 @@ static void print_help(void)
 	       "\n"
 	       "  --spawn N       fork N local ranks, without Slurm (1 to 1024)\n"
 	       "  --count N       elements of the vector (default 1048576)\n"
-	       "  --type T        f32 f64 f16 bf16 i32 i64 u8 (default f32)\n"
+	       "  --type T        f32 f64 f16 bf16 i32 i64 u8 i8 (default f32)\n"
 	       "  --iterations N  repetitions (default 1)\n"
 	       "  --timeout S     seconds until a rank that does not come is an error\n"
 	       "                  (default DDP_TIMEOUT of the environment, else 300)\n"
@@ -187,7 +187,9 @@ static void store(void *vector, ddp_type type, size_t i, int value)
 	case DDP_BF16: ((uint16_t *)vector)[i] = to_bf16(value); break;
 	case DDP_I32: ((int32_t *)vector)[i] = value; break;
 	case DDP_I64: ((int64_t *)vector)[i] = value; break;
-	case DDP_U8: ((uint8_t *)vector)[i] = (uint8_t)value; break;
+	case DDP_U8:
+	case DDP_I8: ((uint8_t *)vector)[i] = (uint8_t)value; break;
+	case DDP_BOOL: break; /* it has no sums of numbers */
 	}
 }
 
@@ -201,6 +203,8 @@ static double load(const void *vector, ddp_type type, size_t i)
 	case DDP_I32: return ((const int32_t *)vector)[i];
 	case DDP_I64: return (double)((const int64_t *)vector)[i];
 	case DDP_U8: return ((const uint8_t *)vector)[i];
+	case DDP_I8: return ((const int8_t *)vector)[i];
+	case DDP_BOOL: break;
 	}
 	return 0;
 }
@@ -218,7 +222,7 @@ static double expected(int world_size, size_t i)
 /* The largest whole number up to which all are exact. */
 static int exact_limit(ddp_type type)
 {
-	return type == DDP_F16 ? 2048 : type == DDP_BF16 ? 256 : type == DDP_U8 ? 255 : 1 << 24;
+	return type == DDP_F16 ? 2048 : type == DDP_BF16 ? 256 : type == DDP_U8 ? 255 : type == DDP_I8 ? 127 : 1 << 24;
 }
 
 static void print_vector(const char *what, const void *vector, const struct options *options)

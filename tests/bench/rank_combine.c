@@ -43,7 +43,9 @@ static void fill(ddp_type type, void *memory, size_t count)
 		case DDP_BF16: ((uint16_t *)memory)[i] = (uint16_t)(0x3f80 + 8 * x); break;
 		case DDP_I32: ((int32_t *)memory)[i] = x; break;
 		case DDP_I64: ((int64_t *)memory)[i] = x; break;
-		case DDP_U8: ((uint8_t *)memory)[i] = (uint8_t)x; break;
+		case DDP_U8:
+		case DDP_I8: ((uint8_t *)memory)[i] = (uint8_t)x; break;
+		case DDP_BOOL: ((uint8_t *)memory)[i] = x & 1; break;
 		}
 	}
 }
