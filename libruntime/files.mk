@@ -13,6 +13,7 @@ base_sources = \
 	libruntime/base/log.c libruntime/base/log.h \
 	libruntime/base/options.c libruntime/base/options.h \
 	libruntime/base/c_locale.c libruntime/base/c_locale.h \
+	libruntime/base/outlier.c libruntime/base/outlier.h \
 	libruntime/base/pages.h \
 	libruntime/base/path.c libruntime/base/path.h \
 	libruntime/base/signals.h \
@@ -40,7 +41,8 @@ wireup_sources = \
 	libruntime/wireup/star.h libruntime/wireup/star_leaf.c libruntime/wireup/star_search.c \
 	libruntime/wireup/star_centre.c libruntime/wireup/star_centre.h \
 	libruntime/wireup/star_accept.c libruntime/wireup/star_links.c \
-	libruntime/wireup/tcp.c
+	libruntime/wireup/tcp.c \
+	libruntime/wireup/torchrun.c libruntime/wireup/torchrun.h
 
 device_sources = \
 	libruntime/device/backend.h \
@@ -80,7 +82,6 @@ comm_sources = \
 	libruntime/comm/core/liveness.c libruntime/comm/core/liveness.h \
 	libruntime/comm/core/offsets.c libruntime/comm/core/offsets.h \
 	libruntime/comm/core/mismatch.c libruntime/comm/core/mismatch.h \
-	libruntime/comm/core/outlier.c libruntime/comm/core/outlier.h \
 	libruntime/comm/core/pool.c libruntime/comm/core/pool.h \
 	libruntime/comm/core/roster.c libruntime/comm/core/roster.h \
 	libruntime/comm/core/topology.c libruntime/comm/core/topology.h \

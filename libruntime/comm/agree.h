@@ -2,7 +2,7 @@
 #ifndef DDP_COMM_AGREE_H
 #define DDP_COMM_AGREE_H
 
-#include "comm/core/outlier.h"
+#include "base/outlier.h"
 #include "ddp.h"
 
 /* All ranks tell how they fared, with `mine`. If it is not DDP_OK on all, it is an

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/outlier.h"
 #include "base/text.h"
 #include "job/environment.h"
 
@@ -18,35 +19,133 @@ enum { BOOT_ID_MAX = 40 };
 
 static const char magic[8] = "ddpjob1";
 
-static ddp_status disagree(const ddp_belief *a, const ddp_belief *b, const char *what, int of_a,
-                           int of_b)
+/* ---- who is wrong where ranks differ ------------------------------------------------------- */
+
+/* Ranks order[0 .. count - 1], or 0 .. count - 1 without an order, and what is compared of each. */
+struct compared {
+	const ddp_belief *beliefs;
+	const int *order;
+	int count;
+	bool (*same)(const ddp_belief *a, const ddp_belief *b);
+};
+
+/* The first ranks that say something else than most, and what most say; and their names. */
+struct difference {
+	const ddp_belief *odd, *usual;
+	char odd_ranks[DDP_HOST_MAX + 64], usual_ranks[DDP_HOST_MAX + 64];
+	const char *odd_s, *usual_s; /* what ends the verb of one */
+};
+
+static const ddp_belief *compared_rank(const struct compared *c, int i)
 {
-	return ddp_fail(DDP_ERR_JOB, "rank %d on %s says that %s is %d, rank %d on %s says %d", a->rank,
-	                a->hostname, what, of_a, b->rank, b->hostname, of_b);
+	return &c->beliefs[c->order != NULL ? c->order[i] : i];
 }
+
+static bool compare_two(const void *compared, int a, int b)
+{
+	const struct compared *c = compared;
+
+	return c->same(compared_rank(c, a), compared_rank(c, b));
+}
+
+static void name_belief(const ddp_belief *belief, char *text, size_t bytes)
+{
+	snprintf(text, bytes, "rank %d on %s", belief->rank, belief->hostname);
+}
+
+static bool find_difference(const struct compared *c, struct difference *d)
+{
+	const ddp_outlier o = ddp_outlier_find(c->count, compare_two, c);
+	char odd[DDP_HOST_MAX + 32], usual[DDP_HOST_MAX + 32];
+
+	if (o.odd < 0)
+		return false;
+	d->odd = compared_rank(c, o.odd);
+	d->usual = compared_rank(c, o.usual);
+	d->odd_s = o.odd_count == 1 ? "s" : "";
+	d->usual_s = o.usual_count == 1 ? "s" : "";
+	name_belief(d->odd, odd, sizeof(odd));
+	name_belief(d->usual, usual, sizeof(usual));
+	ddp_outlier_say(&o, odd, usual, d->odd_ranks, d->usual_ranks, sizeof(d->odd_ranks));
+	return true;
+}
+
+static ddp_status disagree(const struct difference *d, const char *what, int odd, int usual)
+{
+	return ddp_fail(DDP_ERR_JOB, "%s say%s that %s is %d, but %s say%s %d", d->odd_ranks, d->odd_s, what, odd,
+	                d->usual_ranks, d->usual_s, usual);
+}
+
+static ddp_status disagree_on_knowing(const struct difference *d, const char *what, bool odd_lacks)
+{
+	const char *odd_es = d->odd_s[0] != '\0' ? "es" : "", *usual_es = d->usual_s[0] != '\0' ? "es" : "";
+
+	if (odd_lacks)
+		return ddp_fail(DDP_ERR_JOB, "%s do%s not know a %s, but %s do%s", d->odd_ranks, odd_es, what,
+		                d->usual_ranks, usual_es);
+	return ddp_fail(DDP_ERR_JOB, "%s know%s a %s, but %s do%s not", d->odd_ranks, d->odd_s, what, d->usual_ranks,
+	                usual_es);
+}
+
+static bool same_version(const ddp_belief *a, const ddp_belief *b)
+{
+	return strcmp(a->version, b->version) == 0;
+}
+
+static bool same_nnodes(const ddp_belief *a, const ddp_belief *b)
+{
+	return a->nnodes == b->nnodes;
+}
+
+static bool same_node_rank_known(const ddp_belief *a, const ddp_belief *b)
+{
+	return (a->node_rank == DDP_UNKNOWN) == (b->node_rank == DDP_UNKNOWN);
+}
+
+static bool same_local_rank_known(const ddp_belief *a, const ddp_belief *b)
+{
+	return (a->local_rank == DDP_UNKNOWN) == (b->local_rank == DDP_UNKNOWN);
+}
+
+static bool same_local_size(const ddp_belief *a, const ddp_belief *b)
+{
+	return a->local_world_size == b->local_world_size;
+}
+
+static bool one_machine(const ddp_belief *a, const ddp_belief *b)
+{
+	return a->boot_id == NULL || b->boot_id == NULL || a->boot_id[0] == '\0' || b->boot_id[0] == '\0' ||
+	       strcmp(a->boot_id, b->boot_id) == 0;
+}
+
+/* ---- the checks ----------------------------------------------------------------------------- */
 
 static ddp_status check_sizes(const ddp_belief *beliefs, int count)
 {
-	const ddp_belief *first = &beliefs[0];
+	struct compared all = { .beliefs = beliefs, .count = count, .same = same_version };
+	struct difference d;
 
+	if (find_difference(&all, &d))
+		return ddp_fail(DDP_ERR_JOB, "%s run%s libddp %s, but %s run%s libddp %s", d.odd_ranks, d.odd_s,
+		                d.odd->version, d.usual_ranks, d.usual_s, d.usual->version);
 	for (int r = 0; r < count; r++) {
 		const ddp_belief *belief = &beliefs[r];
-		if (strcmp(belief->version, first->version) != 0)
-			return ddp_fail(DDP_ERR_JOB, "rank 0 on %s runs libddp %s, rank %d on %s runs libddp %s",
-			                first->hostname, first->version, r, belief->hostname, belief->version);
 		if (belief->rank != r)
 			return ddp_fail(DDP_ERR_JOB, "the process on %s in the place of rank %d says that it is "
 			                "rank %d", belief->hostname, r, belief->rank);
 		if (belief->world_size != count)
 			return ddp_fail(DDP_ERR_JOB, "rank %d on %s says that the world size is %d, but %d ranks "
 			                "came", r, belief->hostname, belief->world_size, count);
-		if (belief->nnodes != first->nnodes)
-			return disagree(first, belief, "the number of nodes", first->nnodes, belief->nnodes);
-		if ((belief->node_rank == DDP_UNKNOWN) != (first->node_rank == DDP_UNKNOWN))
-			return disagree(first, belief, "the node rank", first->node_rank, belief->node_rank);
-		if ((belief->local_rank == DDP_UNKNOWN) != (first->local_rank == DDP_UNKNOWN))
-			return disagree(first, belief, "the local rank", first->local_rank, belief->local_rank);
 	}
+	all.same = same_node_rank_known;
+	if (find_difference(&all, &d))
+		return disagree_on_knowing(&d, "node rank", d.odd->node_rank == DDP_UNKNOWN);
+	all.same = same_nnodes;
+	if (find_difference(&all, &d))
+		return disagree(&d, "the number of nodes", d.odd->nnodes, d.usual->nnodes);
+	all.same = same_local_rank_known;
+	if (find_difference(&all, &d))
+		return disagree_on_knowing(&d, "local rank", d.odd->local_rank == DDP_UNKNOWN);
 	return DDP_OK;
 }
 
@@ -114,29 +213,23 @@ static void complete(ddp_belief *beliefs, const struct places *places)
 			beliefs[r].nnodes = nodes;
 }
 
-static bool two_machines(const ddp_belief *a, const ddp_belief *b)
-{
-	return a->boot_id != NULL && b->boot_id != NULL && a->boot_id[0] != '\0' &&
-	       b->boot_id[0] != '\0' && strcmp(a->boot_id, b->boot_id) != 0;
-}
-
 /* One node's ranks, order[0 .. size - 1]: as many as they say, with a local
    rank each, on one machine. */
 static ddp_status check_node(const ddp_belief *beliefs, const int *order, int size, int *taken)
 {
-	const ddp_belief *leader = &beliefs[order[0]];
+	struct compared node = { .beliefs = beliefs, .order = order, .count = size, .same = one_machine };
+	struct difference d;
 
+	if (find_difference(&node, &d))
+		return ddp_fail(DDP_ERR_JOB, "%s and %s say that they are on node %d, but these are two machines",
+		                d.odd_ranks, d.usual_ranks, d.odd->node_rank);
+	node.same = same_local_size;
+	if (find_difference(&node, &d))
+		return disagree(&d, "the local world size", d.odd->local_world_size, d.usual->local_world_size);
 	for (int i = 0; i < size; i++)
 		taken[i] = -1;
 	for (int i = 0; i < size; i++) {
 		const ddp_belief *belief = &beliefs[order[i]];
-		if (two_machines(leader, belief))
-			return ddp_fail(DDP_ERR_JOB, "rank %d on %s and rank %d on %s say that they are on node "
-			                "%d, but these are two machines", leader->rank, leader->hostname,
-			                belief->rank, belief->hostname, belief->node_rank);
-		if (belief->local_world_size != leader->local_world_size)
-			return disagree(leader, belief, "the local world size", leader->local_world_size,
-			                belief->local_world_size);
 		if (belief->local_world_size != size)
 			return ddp_fail(DDP_ERR_JOB, "rank %d on %s says that its node, %d, has %d ranks, but %d "
 			                "came", belief->rank, belief->hostname, belief->node_rank,
@@ -232,9 +325,6 @@ static ddp_status unpack(const char *packed, size_t bytes, int rank, ddp_belief 
 	const char *texts[4];
 	struct record record;
 
-	if (bytes < sizeof(record) || memcmp(packed, magic, sizeof(magic)) != 0)
-		return ddp_fail(DDP_ERR_JOB, "rank %d runs another version of libddp than this rank's %s",
-		                rank, PACKAGE_VERSION);
 	memcpy(&record, packed, sizeof(record));
 	const char *at = packed + sizeof(record), *end = packed + bytes;
 	for (int i = 0; i < 4; i++) {
@@ -253,13 +343,38 @@ static ddp_status unpack(const char *packed, size_t bytes, int rank, ddp_belief 
 	return DDP_OK;
 }
 
+struct blobs {
+	void *const *bytes;
+	const size_t *sizes;
+};
+
+static bool same_form(const void *blobs, int a, int b)
+{
+	const struct blobs *all = blobs;
+	const bool known[2] = { all->sizes[a] >= sizeof(struct record), all->sizes[b] >= sizeof(struct record) };
+
+	return known[0] == known[1] && (!known[0] || memcmp(all->bytes[a], all->bytes[b], sizeof(magic)) == 0);
+}
+
+/* A later libddp may send an identity of another form, of which only the magic is known. */
+static ddp_status check_forms(const struct blobs *blobs, int count)
+{
+	const ddp_outlier o = ddp_outlier_find(count, same_form, blobs);
+	char odd[DDP_OUTLIER_TEXT], usual[DDP_OUTLIER_TEXT];
+
+	if (o.odd < 0)
+		return DDP_OK;
+	ddp_outlier_names(&o, odd, usual);
+	return ddp_fail(DDP_ERR_JOB, "%s run%s another version of libddp than %s: install one on all nodes", odd,
+	                o.odd_count == 1 ? "s" : "", usual);
+}
+
 static ddp_status compare(void *const *blobs, const size_t *sizes, ddp_job *job)
 {
 	ddp_belief *beliefs = calloc((size_t)job->world_size, sizeof(*beliefs));
-	ddp_status status = DDP_OK;
-
 	if (beliefs == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory to compare %d ranks", job->world_size);
+	ddp_status status = check_forms(&(struct blobs){ blobs, sizes }, job->world_size);
 	for (int r = 0; r < job->world_size && status == DDP_OK; r++)
 		status = unpack(blobs[r], sizes[r], r, &beliefs[r]);
 	if (status == DDP_OK)

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "job/environment.h"
+#include "wireup/torchrun.h"
 
 /* Holds the key, but its identity is wrong, so nothing can go on: it is told
    why together with the others. */
@@ -115,11 +116,14 @@ static ddp_status too_late(const struct ddp_centre *centre, uint64_t start_ns)
 ddp_status ddp_accept_ranks(struct ddp_centre *centre, uint64_t deadline_ns)
 {
 	const uint64_t start_ns = ddp_now_ns();
+	const pid_t agent = ddp_torchrun_agent();
 	struct epoll_event events[DDP_EVENTS];
 	int count;
 
 	while (centre->joined < centre->base.job->world_size - 1) {
 		ddp_status status = ddp_centre_events(centre, deadline_ns, events, &count);
+		if (status == DDP_OK)
+			status = ddp_torchrun_check(centre->base.job, agent);
 		for (int i = 0; i < count && status == DDP_OK; i++) {
 			if (events[i].data.ptr != NULL)
 				status = ddp_centre_lost(centre, events[i].data.ptr, false, "its connection was closed");

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "wireup/auth.h"
 #include "wireup/star.h"
+#include "wireup/torchrun.h"
 
 /* One address that swallows packets must not keep the next from being tried. The kernel of a
    flooded listener does so now and then, also with the last packet of a connection that seems to be
@@ -20,7 +21,7 @@
 static const uint64_t first_answer_ns = 250000000u, longest_answer_ns = 5000000000u;
 /* Each round takes so long, so a port is not visited more often. */
 static const uint64_t first_pause_ns = 5000000u, longest_pause_ns = 500000000u;
-/* Rank 0 greets who comes as soon as it can. */
+/* Rank 0 sends a challenge as soon as it can. */
 static const uint64_t silence_ns = 200000000u, handshake_timeout_ns = 10000000000u;
 /* Another job's rank 0 may hold a port of this job; this job's own is found soon. */
 static const uint64_t refusals_ns = 5000000000u;
@@ -40,6 +41,7 @@ struct search {
 	const ddp_rendezvous *rendezvous;
 	const ddp_job *job;
 	const ddp_key *key;
+	pid_t agent;         /* of torchrun; 0: none */
 	uint64_t start_ns, deadline_ns;
 	struct port port[DDP_RENDEZVOUS_PORTS];
 	uint64_t refused_ns; /* when a rank 0 first did not share the key; 0: never */
@@ -132,7 +134,7 @@ static ddp_status shake_hands(struct search *search, int index)
 	return go_on_beside_foreign(search, index);
 }
 
-static ddp_status hear_greeting(struct search *search, int index)
+static ddp_status hear_challenge(struct search *search, int index)
 {
 	struct port *port = &search->port[index];
 	char where[DDP_WHERE_MAX];
@@ -145,7 +147,7 @@ static ddp_status hear_greeting(struct search *search, int index)
 		if (got < 0)
 			ddp_fail_errno(DDP_ERR_PEER, errno, "the connection to %s broke", where_is(search, index, where));
 		else
-			ddp_fail(DDP_ERR_PEER, "what listens at %s closed the connection without a greeting",
+			ddp_fail(DDP_ERR_PEER, "what listens at %s closed the connection without a handshake",
 			         where_is(search, index, where));
 		leave(port);
 		return go_on(search, index);
@@ -217,7 +219,7 @@ static ddp_status attend(struct search *search, int index)
 	struct port *port = &search->port[index];
 
 	if (port->connected)
-		return hear_greeting(search, index);
+		return hear_challenge(search, index);
 	const int error = ddp_rendezvous_connected(port->fd);
 	return error == 0 ? came_to(search, index) : connect_elsewhere(search, index, error);
 }
@@ -290,6 +292,8 @@ static ddp_status search_round(struct search *search, uint64_t pause_ns)
 		if (index >= 0)
 			status = attend(search, index);
 	}
+	if (status == DDP_ERR_PEER && ddp_torchrun_check(search->job, search->agent) != DDP_OK)
+		return DDP_ERR_STATE;
 	if (status == DDP_ERR_PEER && search->refused_ns != 0 &&
 	    ddp_now_ns() - search->refused_ns > refusals_ns)
 		return ddp_fail(DDP_ERR_AUTH, "%s", search->refusal);
@@ -333,7 +337,7 @@ ddp_status ddp_star_search(const ddp_job *job, const ddp_key *key, const ddp_ren
                            uint64_t deadline_ns, ddp_centre_found *found)
 {
 	struct search search = { .rendezvous = rendezvous, .job = job, .key = key, .found = found,
-	                         .start_ns = ddp_now_ns(), .deadline_ns = deadline_ns };
+	                         .agent = ddp_torchrun_agent(), .start_ns = ddp_now_ns(), .deadline_ns = deadline_ns };
 	uint64_t pause_ns = first_pause_ns;
 	ddp_status status;
 

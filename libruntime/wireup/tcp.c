@@ -1,6 +1,7 @@
 /* Where the star's ranks meet: at MASTER_ADDR:MASTER_PORT, or at the socket
    that ddp_spawn() left open. */
 #include <errno.h>
+#include <openssl/crypto.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #include "job/spawn.h"
 #include "wireup/open.h"
 #include "wireup/star.h"
+#include "wireup/torchrun.h"
 
 /* torchrun makes no key. On a single node none is needed: the kernel knows whose a process is. */
 static bool is_torchruns_only_node(const ddp_job *job)
@@ -57,6 +59,7 @@ ddp_status ddp_tcp_open(const ddp_job *job, const ddp_key *key, uint64_t deadlin
                         ddp_wireup **wireup)
 {
 	ddp_rendezvous rendezvous;
+	ddp_key used;
 	int listener;
 
 	if (!key->present && is_torchruns_only_node(job))
@@ -69,14 +72,14 @@ ddp_status ddp_tcp_open(const ddp_job *job, const ddp_key *key, uint64_t deadlin
 		                "sets DDP_KEY; without it, give all ranks the same DDP_KEY=$(openssl rand "
 		                "-hex 32)", job->rank, job->hostname);
 	ddp_status status = ddp_rendezvous_resolve(job, deadline_ns, &rendezvous);
-	if (status != DDP_OK)
-		return status;
-	if (job->rank != 0)
-		return ddp_star_leaf_open(false, job, key, &rendezvous, deadline_ns, wireup);
-	status = ddp_rendezvous_listen(job, &rendezvous, &listener);
-	if (status != DDP_OK)
-		return status;
-	return ddp_star_centre_open(false, job, key, listener, &rendezvous, deadline_ns, wireup);
+	if (status == DDP_OK)
+		status = ddp_torchrun_key(job, key, &used);
+	if (status == DDP_OK && job->rank != 0)
+		status = ddp_star_leaf_open(false, job, &used, &rendezvous, deadline_ns, wireup);
+	else if (status == DDP_OK && (status = ddp_rendezvous_listen(job, &rendezvous, &listener)) == DDP_OK)
+		status = ddp_star_centre_open(false, job, &used, listener, &rendezvous, deadline_ns, wireup);
+	OPENSSL_cleanse(&used, sizeof(used));
+	return status;
 }
 
 ddp_status ddp_local_open(const ddp_job *job, const ddp_key *key, uint64_t deadline_ns,

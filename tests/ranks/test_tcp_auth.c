@@ -63,13 +63,13 @@ static void end_process(pid_t pid)
 
 static void other_program_in_rank_0s_place_is_recognised(void **state)
 {
-	static const char greeting[] = "220 mail.example ESMTP ready, and more so that it is long enough";
+	static const char banner[] = "220 mail.example ESMTP ready, and more so that it is long enough";
 
 	(void)state;
 	arrange(2);
 	ranks[0].absent = true;
 	ranks[1].timeout_ms = SHORT_MS;
-	pid_t impostor = start_impostor(greeting, sizeof(greeting));
+	pid_t impostor = start_impostor(banner, sizeof(banner));
 	run(2);
 	end_process(impostor);
 	expect(1, DDP_ERR_AUTH, "is not rank 0 of a libddp job");
@@ -104,11 +104,11 @@ static void silent_program_in_rank_0s_place_ends_at_the_deadline(void **state)
 }
 
 /* It talks at MASTER_PORT, so that rank 0 has to listen elsewhere. */
-static void meet_beside(const char *greeting, size_t bytes)
+static void meet_beside(const char *banner, size_t bytes)
 {
 	arrange(3);
 	ranks[0].delay_ms = 300;
-	pid_t impostor = start_impostor(greeting, bytes);
+	pid_t impostor = start_impostor(banner, bytes);
 	run(3);
 	end_process(impostor);
 	all_are_well(3);
@@ -118,10 +118,10 @@ static void meet_beside(const char *greeting, size_t bytes)
 
 static void ranks_meet_beside_a_program_that_talks(void **state)
 {
-	static const char greeting[] = "220 mail.example ESMTP ready, and more so that it is long enough";
+	static const char banner[] = "220 mail.example ESMTP ready, and more so that it is long enough";
 
 	(void)state;
-	meet_beside(greeting, sizeof(greeting));
+	meet_beside(banner, sizeof(banner));
 }
 
 /* Shorter than a challenge, and then silent. */
@@ -180,7 +180,7 @@ static void program_that_hangs_up_is_visited_at_leisure(void **state)
 	pid_t closer = start_closer(visits);
 	run(2);
 	end_process(closer);
-	expect(1, DDP_ERR_TIMEOUT, "closed the connection without a greeting");
+	expect(1, DDP_ERR_TIMEOUT, "closed the connection without a handshake");
 	assert_in_range(atomic_load(visits), 2, 30);
 	test_unshare(visits, sizeof(*visits));
 }

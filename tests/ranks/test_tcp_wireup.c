@@ -304,6 +304,49 @@ static void orphan_of_an_earlier_torchrun_does_not_end_the_next(void **state)
 	assert_int_not_equal(outcomes[3].status, DDP_OK);
 }
 
+/* The orphan has the rank `rank` of a world as large as the next one, at the same port. */
+static void meet_after_orphan(int rank)
+{
+	setenv("TORCHELASTIC_RUN_ID", "run 8", 1);
+	arrange(4);
+	for (int r = 0; r < 4; r++) {
+		ranks[r].job.world_size = ranks[r].job.local_world_size = 3;
+		ranks[r].delay_ms = r < 3 ? 3000 : 0;
+	}
+	ranks[3].job.rank = rank;
+	ranks[3].agent_ends_ms = 300;
+	run(4);
+	unsetenv("TORCHELASTIC_RUN_ID");
+	all_are_well(3);
+	expect(3, DDP_ERR_STATE, "torchrun's agent, has ended");
+	assert_true(outcomes[3].seconds < LONG_MS * 1e-3 / 2);
+}
+
+static void orphan_gives_up_before_the_next_start_comes(void **state)
+{
+	(void)state;
+	meet_after_orphan(1);
+	meet_after_orphan(0);
+}
+
+/* All have one key, as in one job of several torchruns at one port. */
+static void rank_of_another_torchrun_does_not_join(void **state)
+{
+	(void)state;
+	setenv("TORCHELASTIC_RUN_ID", "run 9", 1);
+	arrange(4);
+	for (int r = 0; r < 4; r++)
+		ranks[r].job.world_size = ranks[r].job.local_world_size = 3;
+	ranks[2].delay_ms = 500;
+	ranks[3].job.rank = 2;
+	ranks[3].run_id = "another run";
+	ranks[3].timeout_ms = SHORT_MS;
+	run(4);
+	unsetenv("TORCHELASTIC_RUN_ID");
+	all_are_well(3);
+	assert_int_not_equal(outcomes[3].status, DDP_OK);
+}
+
 /* torchrun's agent keeps MASTER_PORT for its store. */
 static void agents_store_keeps_master_port(void **state)
 {
@@ -488,6 +531,8 @@ int main(void)
 		cmocka_unit_test_setup(no_free_port_is_said_by_rank_0, begin),
 		cmocka_unit_test_setup(own_ports_are_none_that_the_plugin_chooses, begin),
 		cmocka_unit_test_setup(orphan_of_an_earlier_torchrun_does_not_end_the_next, begin),
+		cmocka_unit_test_setup(orphan_gives_up_before_the_next_start_comes, begin),
+		cmocka_unit_test_setup(rank_of_another_torchrun_does_not_join, begin),
 		cmocka_unit_test_setup(agents_store_keeps_master_port, begin),
 		cmocka_unit_test_setup(ports_are_the_same_on_all_ranks_and_differ_by_run, begin),
 		cmocka_unit_test_setup(too_low_a_descriptor_limit_is_said, begin),

@@ -10,9 +10,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -108,6 +110,8 @@ static ddp_status be_rank(const struct rank *rank)
 	const struct itimerval death = { .it_value.tv_usec = rank->dies_us };
 
 	sleep_ms(rank->delay_ms);
+	if (rank->run_id != NULL)
+		setenv("TORCHELASTIC_RUN_ID", rank->run_id, 1);
 	signal(SIGALRM, die);
 	setitimer(ITIMER_REAL, &death, NULL);
 	if (rank->descriptors > 0) {
@@ -126,16 +130,40 @@ static ddp_status be_rank(const struct rank *rank)
 	return status;
 }
 
-static int report(int r, void *argument)
+static void join(int r, struct outcome *outcome)
 {
-	struct outcome *outcome = (struct outcome *)argument + r;
 	uint64_t start_ns = ddp_now_ns();
 
-	if (ranks[r].absent)
-		return 0;
 	outcome->status = be_rank(&ranks[r]);
 	outcome->seconds = ddp_seconds_since(start_ns);
 	snprintf(outcome->message, sizeof(outcome->message), "%s", ddp_last_error());
+}
+
+/* The rank is the child of a child, which ends before it. */
+static void join_as_orphan(int r, struct outcome *outcome)
+{
+	prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+	if (fork() == 0) {
+		if (fork() == 0)
+			join(r, outcome);
+		else
+			sleep_ms(ranks[r].agent_ends_ms);
+		_exit(0);
+	}
+	while (wait(NULL) >= 0)
+		continue;
+}
+
+static int report(int r, void *argument)
+{
+	struct outcome *outcome = (struct outcome *)argument + r;
+
+	if (ranks[r].absent)
+		return 0;
+	if (ranks[r].agent_ends_ms > 0)
+		join_as_orphan(r, outcome);
+	else
+		join(r, outcome);
 	return 0;
 }
 

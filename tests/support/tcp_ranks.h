@@ -25,6 +25,8 @@ struct rank {
 	bool absent;
 	bool idles;            /* after it has joined */
 	int dies_us;           /* after so many microseconds; 0: never */
+	int agent_ends_ms;     /* the process that started it ends after so long; 0: with it */
+	const char *run_id;    /* torchrun's; NULL: of the test's environment */
 	size_t descriptors;    /* limit; 0: as it is */
 	size_t blob_bytes;
 	int rounds;

@@ -104,7 +104,25 @@ static void other_version_is_named(void **state)
 {
 	(void)state;
 	beliefs[3].version = "2";
-	disagree("rank 0 on a runs libddp 1, rank 3 on b runs libddp 2");
+	disagree("rank 3 on b runs libddp 2, but the 3 others run libddp 1");
+}
+
+/* Rank 0 is a rank as any other. */
+static void rank_0_may_be_the_odd_one(void **state)
+{
+	(void)state;
+	beliefs[0].version = "2";
+	disagree("rank 0 on a runs libddp 2, but the 3 others run libddp 1");
+	reset(state);
+	beliefs[0].nnodes = 1;
+	disagree("rank 0 on a says that the number of nodes is 1, but the 3 others say 2");
+	reset(state);
+	beliefs[0].node_rank = DDP_UNKNOWN;
+	disagree("rank 0 on a does not know a node rank, but the 3 others do");
+	reset(state);
+	for (int r = 1; r < RANKS; r++)
+		beliefs[r].local_rank = DDP_UNKNOWN;
+	disagree("rank 0 on a knows a local rank, but the 3 others do not");
 }
 
 static void wrong_place_is_named(void **state)
@@ -125,21 +143,21 @@ static void other_number_of_nodes_names_both(void **state)
 {
 	(void)state;
 	beliefs[2].nnodes = 3;
-	disagree("rank 0 on a says that the number of nodes is 2, rank 2 on b says 3");
+	disagree("rank 2 on b says that the number of nodes is 3, but the 3 others say 2");
 }
 
 static void node_rank_known_to_some_only_names_both(void **state)
 {
 	(void)state;
 	beliefs[3].node_rank = DDP_UNKNOWN;
-	disagree("rank 0 on a says that the node rank is 0, rank 3 on b says -1");
+	disagree("rank 3 on b does not know a node rank, but the 3 others do");
 }
 
 static void local_rank_known_to_some_only_names_both(void **state)
 {
 	(void)state;
 	beliefs[3].local_rank = DDP_UNKNOWN;
-	disagree("the local rank is 0, rank 3 on b says -1");
+	disagree("rank 3 on b does not know a local rank, but the 3 others do");
 }
 
 static void one_local_rank_twice_names_both(void **state)
@@ -153,7 +171,7 @@ static void local_sizes_that_differ_name_both(void **state)
 {
 	(void)state;
 	beliefs[1].local_world_size = 3;
-	disagree("rank 0 on a says that the local world size is 2, rank 1 on a says 3");
+	disagree("rank 1 on a says that the local world size is 3, but rank 0 on a says 2");
 }
 
 static void local_size_that_is_not_the_number_of_ranks_is_named(void **state)
@@ -205,7 +223,8 @@ static void two_machines_in_one_node_rank_are_named(void **state)
 		beliefs[r].local_world_size = RANKS;
 		beliefs[r].boot_id = r < 2 ? "one" : "two";
 	}
-	disagree("rank 0 on a and rank 2 on b say that they are on node 0, but these are two machines");
+	disagree("2 ranks (the first is rank 2 on b) and the 2 others say that they are on node 0, but these are two "
+	         "machines");
 }
 
 static void containers_of_one_machine_may_have_names_of_their_own(void **state)
@@ -248,6 +267,7 @@ int main(void)
 		cmocka_unit_test_setup(cyclic_and_uneven_nodes_are_counted_by_lowest_rank, reset),
 		cmocka_unit_test_setup(local_ranks_without_node_ranks_are_kept, reset),
 		cmocka_unit_test_setup(other_version_is_named, reset),
+		cmocka_unit_test_setup(rank_0_may_be_the_odd_one, reset),
 		cmocka_unit_test_setup(wrong_place_is_named, reset),
 		cmocka_unit_test_setup(other_world_size_is_named, reset),
 		cmocka_unit_test_setup(other_number_of_nodes_names_both, reset),

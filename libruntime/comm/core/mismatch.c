@@ -2,8 +2,8 @@
 
 #include <stdio.h>
 
+#include "base/outlier.h"
 #include "comm/core/comm.h"
-#include "comm/core/outlier.h"
 
 static bool same_operation(const void *issued, int a, int b)
 {

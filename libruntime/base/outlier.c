@@ -1,4 +1,4 @@
-#include "comm/core/outlier.h"
+#include "base/outlier.h"
 
 #include <stdio.h>
 

@@ -1,9 +1,9 @@
 /*
- * comm/core/outlier: who is wrong where ranks differ: the first rank without what most ranks have.
+ * base/outlier: who is wrong where ranks differ: the first rank without what most ranks have.
  * If no more than half have the same, as with two ranks, rank 0 counts as right.
  */
-#ifndef DDP_COMM_CORE_OUTLIER_H
-#define DDP_COMM_CORE_OUTLIER_H
+#ifndef DDP_BASE_OUTLIER_H
+#define DDP_BASE_OUTLIER_H
 
 #include <stdbool.h>
 #include <stddef.h>
