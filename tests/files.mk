@@ -194,6 +194,7 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_strangers \
 	tests/ranks/test_comm_net \
 	tests/ranks/test_comm_net_messages \
+	tests/ranks/test_comm_openings \
 	tests/ranks/test_comm_shrink_net \
 	tests/ranks/test_comm_stalls \
 	tests/ranks/test_comm_travel \
@@ -357,6 +358,7 @@ tests_ranks_test_comm_strangers_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_strangers_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_strangers_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=setsockopt \
 	-Wl,--export-dynamic-symbol=send -Wl,--export-dynamic-symbol=listen
+tests_ranks_test_comm_openings_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_net_connect
 tests_ranks_test_comm_shrink_net_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_agreement_round
 tests_ranks_test_comm_shrink_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_shrink_net_LDADD = $(LDADD) $(UCX_LIBS)

@@ -100,12 +100,13 @@ typedef struct connection {
 	atomic_int lost;        /* a ucs_status_t; UCS_OK: it is not */
 	atomic_bool settled;    /* both hear each other */
 	atomic_bool ready;      /* so says the peer */
-	bool hears_us, handshake_sent, heard_sent, ready_said;
+	bool begun, made;       /* UCX makes its sockets to the peer; it has made them */
+	bool hears_us, heard_sent, ready_said;
 	bool released;          /* the peer has had all that was sent to it */
 	/* What is to be sent when the callbacks of UCX's are through: */
 	struct connection *next_due;
 	bool listed;            /* among worker.due */
-	bool handshake_due, credit_due, release_due;
+	bool first_due, handshake_due, credit_due, release_due;
 	uint64_t closed_due;    /* the id of a communicator that is not open here; 0: none */
 	uint64_t sent_bytes, credited_bytes; /* to the peer, on credit; and taken, as it tells */
 	uint64_t taken_bytes, told_bytes;    /* of the peer's; and as it was told */

@@ -32,11 +32,22 @@ static void connection_lost(void *argument, ucp_ep_h ep, ucs_status_t status)
 
 /* ---- handshakes ---------------------------------------------------------------------------- */
 
-/* They come and go in the order in which the fields of `connection` tell. */
+/*
+ * They come and go in the order in which the fields of `connection` tell.
+ *
+ * With the first message that UCX cannot send at once, it asks the peer's UCX who it is. UCX 1.13
+ * asserts in the peer (ucp_request.c) if this process dies while the answer waits for a socket, as
+ * it does where the peer's socket to this process is being made. So nothing is sent before the
+ * sockets are made, and the second handshake, before which a handshake has come by the peer's
+ * socket, is what has UCX ask.
+ */
 static void send_handshake(connection *c, handshake_header *handshake)
 {
-	static const ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-	                                           .flags = UCP_AM_SEND_FLAG_EAGER };
+	const bool has_ucx_ask = handshake == &c->handshakes[1];
+	const ucp_request_param_t param = {
+		.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | (has_ucx_ask ? UCP_OP_ATTR_FLAG_NO_IMM_CMPL : 0),
+		.flags = UCP_AM_SEND_FLAG_EAGER,
+	};
 
 	if (c->ep == NULL || atomic_load(&c->lost) != UCS_OK)
 		return;
@@ -91,11 +102,21 @@ static void release_held(ddp_net *net)
 	}
 }
 
+static void send_first(connection *c)
+{
+	c->first_due = false;
+	c->made = true;
+	send_handshake(c, &c->handshakes[0]);
+}
+
 void ddp_ucx_answer_handshake(connection *c)
 {
-	c->handshake_due = false;
-	if (!ddp_ucx_connect(c))
+	if (c->first_due)
+		send_first(c);
+	/* Where the sockets are being made yet, it stays due. */
+	if (!c->handshake_due || !ddp_ucx_connect(c) || !c->made)
 		return;
+	c->handshake_due = false;
 	if (!c->heard_sent) {
 		c->heard_sent = true;
 		c->handshakes[1] = (handshake_header){ .heard = 1 };
@@ -197,15 +218,42 @@ static void create_endpoint(connection *c)
 	}
 }
 
+static void sockets_made(void *request, ucs_status_t status, void *user)
+{
+	connection *c = user;
+
+	ucp_request_free(request);
+	if (status != UCS_OK) {
+		connection_lost(c, c->ep, status);
+		return;
+	}
+	c->first_due = true;
+	ddp_ucx_due(c);
+}
+
+/* A flush ends when the sockets are made: nothing has been sent yet that it would wait for. */
+static void make_sockets(connection *c)
+{
+	const ucp_request_param_t param = {
+		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+		.cb.send = sockets_made, .user_data = c,
+	};
+
+	c->begun = true;
+	void *request = ucp_ep_flush_nbx(c->ep, &param);
+	if (request == NULL)
+		send_first(c);
+	else if (UCS_PTR_IS_ERR(request))
+		connection_lost(c, c->ep, UCS_PTR_STATUS(request));
+}
+
 bool ddp_ucx_connect(connection *c)
 {
 	if (c->ep == NULL && atomic_load(&c->lost) == UCS_OK)
 		create_endpoint(c);
 	if (c->ep == NULL)
 		return false;
-	if (!c->handshake_sent) {
-		c->handshake_sent = true;
-		send_handshake(c, &c->handshakes[0]);
-	}
+	if (!c->begun)
+		make_sockets(c);
 	return true;
 }

@@ -12,7 +12,7 @@ bool ddp_ucx_connect(connection *c);
 void ddp_ucx_make_room(ddp_worker *worker, int nodes);
 /* The same again, and lets connections be begun that were not for want of descriptors. */
 void ddp_ucx_try_again(ddp_net *net);
-/* Sends the handshake that is due, and what was held back for a peer that has settled. */
+/* Sends the handshakes that are due, and what was held back for a peer that has settled. */
 void ddp_ucx_answer_handshake(connection *c);
 /* Tells the peer that this rank's connections are made. */
 void ddp_ucx_say_ready(connection *c);

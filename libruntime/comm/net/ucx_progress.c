@@ -46,8 +46,8 @@ static bool send_due(ddp_worker *worker)
 	for (connection *c = due, *next; c != NULL; c = next) {
 		next = c->next_due;
 		c->listed = false;
-		sent = sent || c->handshake_due;
-		if (c->handshake_due)
+		sent = sent || c->first_due || c->handshake_due;
+		if (c->first_due || c->handshake_due)
 			ddp_ucx_answer_handshake(c);
 		if (c->closed_due != 0)
 			ddp_ucx_answer_closed(c);

@@ -1,10 +1,15 @@
-/* In the place of UCX's own: how it writes data from where they lie into a TCP socket.
+/* In the place of UCX's own: how it writes data from where they lie into a TCP socket, and what
+   it says while it makes a connection.
 
    UCX up to 1.22 completes such a send twice if the write fails (uct_tcp_ep_sendv() does what
    uct_tcp_ep_purge() has done), and the process aborts where UCX was built with assertions, as
    in Debian and Ubuntu: in about one of ten deaths of a peer with which large messages were on
    their way in both directions. Here a socket whose peer has gone takes nothing, as a full one;
    UCX then finds the same error where it reads the socket, and ends the connection once.
+
+   UCX up to 1.22 also asserts (tcp_ep.c, uct_tcp_ep_destroy_progress()) if it takes the socket of a
+   peer for an endpoint of its own, and the peer has died just then: the write fails, UCX has the
+   endpoint destroyed, and goes on making it. Here such a socket swallows what is written.
 
    libddp, or the plugin, precedes libucs where the dynamic linker looks for the function. If
    UCX was loaded before by something else, UCX's own is taken. */
@@ -32,4 +37,24 @@ __attribute__((visibility("default"))) ucs_status_t ucs_socket_sendv_nb(int fd, 
 	if (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK || peer_has_gone(errno))
 		return UCS_ERR_NO_PROGRESS;
 	return UCS_ERR_IO_ERROR;
+}
+
+/* As UCX's own, it waits for the socket to take all. */
+__attribute__((visibility("default"))) ucs_status_t ucs_socket_send(int fd, const void *data, size_t length)
+{
+	const char *at = data;
+	size_t left = length;
+
+	while (left > 0) {
+		const ssize_t sent = send(fd, at, left, MSG_NOSIGNAL);
+		if (sent >= 0) {
+			at += sent;
+			left -= (size_t)sent;
+		} else if (peer_has_gone(errno)) {
+			return UCS_OK;
+		} else if (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK) {
+			return UCS_ERR_IO_ERROR;
+		}
+	}
+	return UCS_OK;
 }
