@@ -17,8 +17,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/text.h"
 #include "base/wait.h"
+#include "job/nodes.h"
 #include "job/pmix_client.h"
 #include "wireup/pmix_probe.h"
 
@@ -97,6 +97,15 @@ static ddp_status publish(const struct pmix_wireup *wireup, const void *blob, si
 	return DDP_OK;
 }
 
+static void list_missing(const ddp_job *job, const bool *missing, char *text, size_t bytes)
+{
+	ddp_nodes nodes;
+
+	ddp_nodes_find(job, &nodes);
+	ddp_nodes_list(&nodes, missing, text, bytes);
+	ddp_nodes_free(&nodes);
+}
+
 /* Writes who has not come, as far as that can be found out; `first` is the first of them, or -1. */
 static void name_missing(const struct pmix_wireup *wireup, char *text, size_t bytes, int *first)
 {
@@ -115,7 +124,7 @@ static void name_missing(const struct pmix_wireup *wireup, char *text, size_t by
 				*first = p;
 		}
 		if (missing > 0)
-			ddp_rank_list(came, count, text, bytes);
+			list_missing(wireup->base.job, came, text, bytes);
 	}
 	free(came);
 }
@@ -139,7 +148,7 @@ static const char *slurms_part(const struct pmix_wireup *wireup)
 static ddp_status too_late(struct pmix_wireup *wireup, uint64_t start_ns)
 {
 	double seconds = ddp_seconds_since(start_ns);
-	char list[200];
+	char list[DDP_MISSING_BYTES];
 	int first;
 
 	wireup->fence_pending = true;
@@ -195,6 +204,21 @@ static ddp_status take(const pmix_byte_object_t *packed, int world_size, void **
 	return DDP_OK;
 }
 
+static ddp_status has_ended(const ddp_job *job, int process, pmix_status_t rc)
+{
+	bool *ended = calloc((size_t)job->world_size, sizeof(*ended));
+	char list[DDP_MISSING_BYTES];
+
+	snprintf(list, sizeof(list), "rank %d", process);
+	if (ended != NULL) {
+		ended[process] = true;
+		list_missing(job, ended, list, sizeof(list));
+	}
+	free(ended);
+	return ddp_fail(DDP_ERR_PEER, "%s has ended, or its node was lost, before it gave its data (PMIx: %s)", list,
+	                PMIx_Error_string(rc));
+}
+
 /* What the process that PMIx calls `process` gave, which the fence brought. */
 static ddp_status get(const struct pmix_wireup *wireup, int process, void **blobs, size_t *sizes)
 {
@@ -212,8 +236,7 @@ static ddp_status get(const struct pmix_wireup *wireup, int process, void **blob
 	PMIX_INFO_DESTRUCT(&immediate);
 	/* A fence goes on without processes that have ended. */
 	if (rc != PMIX_SUCCESS)
-		return ddp_fail(DDP_ERR_PEER, "rank %d has ended, or its node was lost, before it gave its "
-		                "data (PMIx: %s)", process, PMIx_Error_string(rc));
+		return has_ended(wireup->base.job, process, rc);
 	if (value->type == PMIX_BYTE_OBJECT)
 		status = take(&value->data.bo, wireup->base.job->world_size, blobs, sizes);
 	else

@@ -99,7 +99,7 @@ static ddp_status accept_some(struct ddp_centre *centre)
 static ddp_status too_late(const struct ddp_centre *centre, uint64_t start_ns)
 {
 	const ddp_job *job = centre->base.job;
-	char list[200];
+	char list[DDP_MISSING_BYTES];
 
 	ddp_centre_missing(centre, false, list, sizeof(list));
 	if (centre->acceptor.refused > 0)

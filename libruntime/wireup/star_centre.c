@@ -76,7 +76,7 @@ static ddp_status gather(struct ddp_centre *centre, uint64_t deadline_ns)
 	int left = job->world_size - 1, count;
 	uint64_t start_ns = ddp_now_ns();
 	struct epoll_event events[DDP_EVENTS];
-	char list[200];
+	char list[DDP_MISSING_BYTES];
 	ddp_status status = watch_all(centre, EPOLLIN);
 
 	while (left > 0 && status == DDP_OK) {

@@ -9,6 +9,7 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 
+#include "job/nodes.h"
 #include "wireup/acceptor.h"
 #include "wireup/frame.h"
 #include "wireup/socket.h"

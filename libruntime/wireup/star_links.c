@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/descriptors.h"
 #include "base/error.h"
-#include "base/text.h"
 
 /* How long the others are given to take the news of a failure. */
 static const uint64_t news_timeout_ns = 1000000000u;
@@ -74,12 +73,18 @@ const char *ddp_centre_missing(const struct ddp_centre *centre, bool blob, char 
 {
 	int world_size = centre->base.job->world_size;
 	bool *listed = calloc((size_t)world_size, sizeof(*listed));
+	ddp_nodes nodes;
 
 	if (listed == NULL)
 		return "some ranks";
-	for (int r = 1; r < world_size; r++)
+	ddp_nodes_find(centre->base.job, &nodes);
+	for (int r = 1; r < world_size; r++) {
 		listed[r] = is_missing(centre, blob, r);
-	ddp_rank_list(listed, world_size, text, bytes);
+		if (centre->ranks[r] != NULL)
+			ddp_nodes_check(&nodes, r, centre->ranks[r]->hello.host);
+	}
+	ddp_nodes_list(&nodes, listed, text, bytes);
+	ddp_nodes_free(&nodes);
 	free(listed);
 	return text;
 }
@@ -87,7 +92,7 @@ const char *ddp_centre_missing(const struct ddp_centre *centre, bool blob, char 
 ddp_status ddp_centre_lost(const struct ddp_centre *centre, const struct ddp_link *link, bool blob,
                            const char *why)
 {
-	char list[200];
+	char list[DDP_MISSING_BYTES];
 
 	ddp_fail(DDP_ERR_PEER, "rank %d on %s ended during wire-up, while rank 0 on %s waited "
 	         "for %s: %s", link->rank, link->hello.host, centre->base.job->hostname,

@@ -63,7 +63,7 @@ END
 pmix_wrong()
 {
 	capture on_cluster srun --mpi=pmix --kill-on-bad-exit=0 -N2 -n4 "$probe" -t "$seconds" -a 3
-	prints_times 3 'DDP_ERR_TIMEOUT.*rank 3 did not come to the PMIx server' "PMIx: a rank that does not come is named to all"
+	prints_times 3 'DDP_ERR_TIMEOUT.*rank 3 on n1 did not come to the PMIx server' "PMIx: a rank that does not come is named to all"
 
 	capture as_user srun --mpi=pmix --kill-on-bad-exit=0 -N2 -n4 "$probe" -t "$seconds" -a 3
 	prints_times 3 'DDP_ERR_TIMEOUT.*did not come to the PMIx server.*Munge decode failed.*srun --mpi=none --ddp' \
@@ -71,7 +71,7 @@ pmix_wrong()
 
 	capture on_cluster srun --mpi=pmix --kill-on-bad-exit=0 -N2 -n4 "$probe" -d 2
 	# Who it was is PMIx's to say; its server may just fail over the missing data.
-	prints 'DDP_ERR_PEER after [0-9]\..*(rank 2 has ended|the PMIx fence failed.*has a rank ended)' "PMIx: a rank that dies is an error at once"
+	prints 'DDP_ERR_PEER after [0-9]\..*(rank 2 on n[01] has ended|the PMIx fence failed.*has a rank ended)' "PMIx: a rank that dies is an error at once"
 }
 
 # ---- what goes right -------------------------------------------------------------
@@ -118,7 +118,10 @@ capture as_user srun --mpi=none --ddp --kill-on-bad-exit=0 -N2 -n4 sh -c \
 prints 'DDP_ERR_AUTH after.*rank 0 at n0:[0-9]+ did not accept this rank.s key' "a rank with another key is refused"
 
 capture as_user srun --mpi=none --ddp=on-failure=continue --kill-on-bad-exit=0 -N2 -n4 "$probe" -t "$seconds" -a 3
-prints_times 3 'DDP_ERR_TIMEOUT.*rank 3 did not come to rank 0 on n0' "TCP: a rank that does not come is named to all"
+prints_times 3 'DDP_ERR_TIMEOUT.*rank 3 on n1 did not come to rank 0 on n0' "TCP: a rank that does not come is named to all"
+
+capture as_user srun --mpi=none --ddp=on-failure=continue --kill-on-bad-exit=0 -N2 -n4 -m cyclic "$probe" -t "$seconds" -a 1
+prints_times 3 'DDP_ERR_TIMEOUT.*rank 1 on n1 did not come to rank 0 on n0' "with its node, however tasks are dealt"
 
 capture as_user srun --mpi=none --ddp=on-failure=continue --kill-on-bad-exit=0 -N2 -n4 "$probe" -d 2
 prints 'DDP_ERR_PEER.*rank 2 on n[01] ended during wire-up' "TCP: a rank that dies is named at once"

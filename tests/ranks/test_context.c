@@ -191,7 +191,10 @@ static int wait_for_the_absent(void)
 	if (ddp_spawned_get()->rank == 1)
 		return 0;
 	ddp_status status = ddp_init(&options, &context);
-	bool named = strstr(ddp_last_error(), "rank 1 did not come") != NULL;
+	char host[DDP_HOST_MAX] = "", words[DDP_HOST_MAX + 32];
+	gethostname(host, sizeof(host) - 1);
+	snprintf(words, sizeof(words), "rank 1 on %s did not come", host);
+	bool named = strstr(ddp_last_error(), words) != NULL;
 	return status == DDP_ERR_TIMEOUT && named ? 0 : 1;
 }
 

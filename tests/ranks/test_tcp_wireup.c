@@ -60,9 +60,9 @@ static void missing_ranks_are_named_to_all(void **state)
 		ranks[r].timeout_ms = SHORT_MS;
 	ranks[2].absent = ranks[3].absent = true;
 	run(5);
-	expect(0, DDP_ERR_TIMEOUT, "ranks 2-3 did not come to rank 0 on node0");
-	expect(1, DDP_ERR_TIMEOUT, "ranks 2-3 did not come");
-	expect(4, DDP_ERR_TIMEOUT, "ranks 2-3 did not come");
+	expect(0, DDP_ERR_TIMEOUT, "ranks 2-3 on node0 did not come to rank 0 on node0");
+	expect(1, DDP_ERR_TIMEOUT, "ranks 2-3 on node0 did not come");
+	expect(4, DDP_ERR_TIMEOUT, "ranks 2-3 on node0 did not come");
 	assert_true(outcomes[0].seconds >= SHORT_MS * 1e-3);
 }
 
@@ -85,9 +85,9 @@ static void wrong_key_is_an_error_on_both_sides(void **state)
 	ranks[0].timeout_ms = SHORT_MS;
 	run(3);
 	expect(1, DDP_ERR_AUTH, "did not accept this rank's key");
-	expect(0, DDP_ERR_AUTH, "rank 1 did not come");
+	expect(0, DDP_ERR_AUTH, "rank 1 on node0 did not come");
 	expect(0, DDP_ERR_AUTH, "DDP_KEY must be the same");
-	expect(2, DDP_ERR_AUTH, "rank 1 did not come");
+	expect(2, DDP_ERR_AUTH, "rank 1 on node0 did not come");
 }
 
 static void rank_that_leaves_ends_the_wait_at_once(void **state)
@@ -121,8 +121,8 @@ static void rank_that_joins_and_sends_nothing_is_named(void **state)
 	ranks[0].timeout_ms = SHORT_MS;
 	ranks[2].idles = true;
 	run(3);
-	expect(0, DDP_ERR_TIMEOUT, "rank 2 came to rank 0 on node0, but sent no data");
-	expect(1, DDP_ERR_TIMEOUT, "rank 2 came to rank 0 on node0, but sent no data");
+	expect(0, DDP_ERR_TIMEOUT, "rank 2 on node0 came to rank 0 on node0, but sent no data");
+	expect(1, DDP_ERR_TIMEOUT, "rank 2 on node0 came to rank 0 on node0, but sent no data");
 }
 
 /* Whenever it happens, nobody hangs, and nobody takes it for something else. */
