@@ -25,7 +25,7 @@ examples_gpt_gpt_LDFLAGS = $(AM_LDFLAGS) -no-install
 examples_gpt_gpt_LDADD = examples/libprogress.la libruntime/libddp.la kernels/libkernels.la $(JANSSON_LIBS)
 
 noinst_PROGRAMS += examples/scaling
-examples_scaling_SOURCES = examples/scaling.c $(gpt_model_sources)
+examples_scaling_SOURCES = examples/files.h examples/scaling.c $(gpt_model_sources)
 examples_scaling_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 examples_scaling_LDFLAGS = $(AM_LDFLAGS) -no-install
 examples_scaling_LDADD = libruntime/libddp.la kernels/libkernels.la
@@ -81,4 +81,4 @@ nobase_dist_doc_DATA = examples/allreduce.c examples/pytorch/train.py \
 	$(examples_libprogress_la_SOURCES) $(examples_gpt_gpt_SOURCES) examples/broken.c examples/linear.c \
 	examples/scaling.c $(examples_parallel_parallel_SOURCES) $(vision_sources) \
 	examples/vision/mnist_mlp.c examples/vision/mnist_cnn.c examples/vision/cifar_net.c \
-	examples/vision/resnet.c examples/vision/synthetic.c examples/models/random.h examples/recipes.h examples/threads.h examples/told.h
+	examples/vision/resnet.c examples/vision/synthetic.c examples/files.h examples/models/random.h examples/recipes.h examples/threads.h examples/told.h

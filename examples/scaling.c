@@ -15,6 +15,7 @@
 
 #include <ddp.h>
 
+#include "files.h"
 #include "kernels.h"
 #include "models/gpt_ddp.h"
 #include "threads.h"
@@ -311,14 +312,14 @@ static void print_rows(FILE *file)
    is of another workload. */
 static FILE *open_table(const struct options *o, const char *own)
 {
-	FILE *file = o->table != NULL ? fopen(o->table, "a+") : tmpfile();
+	FILE *file = o->table != NULL ? open_own_file("scaling", o->table, false) : tmpfile();
 	const char *name = o->table != NULL ? o->table : "a temporary file";
 	char line[LINE_MAX_BYTES];
 
-	if (file == NULL) {
+	if (file == NULL && o->table == NULL)
 		fprintf(stderr, "scaling: cannot open %s: %m\n", name);
+	if (file == NULL)
 		return NULL;
-	}
 	rewind(file);
 	if (fgets(line, sizeof(line), file) == NULL) {
 		if (fputs(own, file) >= 0 && fflush(file) == 0)

@@ -21,6 +21,8 @@ class NextByte(Dataset):
     """Windows of a file: the bytes, and the same shifted by one."""
 
     def __init__(self, path, length):
+        if not os.path.isfile(path):  # open() would wait for a pipe
+            raise SystemExit(f"{path}: {'no regular file' if os.path.lexists(path) else 'there is no such file'}")
         with open(path, "rb") as file:
             text = bytearray(file.read())
         self.text = torch.frombuffer(text, dtype=torch.uint8).long()

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "files.h"
 #include "models/random.h"
 
 enum { CLASSES = 10, SPOTS = 5, CHANNELS_MAX = 3, SIDE_MAX = 32, SHIFT = 2 };
@@ -85,9 +86,9 @@ static void fail(const char *path)
 static FILE *create(const char *folder, const char *name, char *path, size_t bytes)
 {
 	snprintf(path, bytes, "%s/synthetic-%s", folder, name);
-	FILE *file = fopen(path, "w");
+	FILE *file = open_own_file("synthetic", path, true);
 	if (file == NULL)
-		fail(path);
+		exit(EXIT_FAILURE);
 	return file;
 }
 

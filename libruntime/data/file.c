@@ -35,6 +35,9 @@ ddp_status ddp_file_open(const char *kind, const char *path, ddp_file *file)
 	*file = (ddp_file){ .kind = kind };
 	/* A FIFO would block open() for ever, hence O_NONBLOCK before we know. */
 	file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	if (file->fd < 0 && errno == ENXIO)
+		return ddp_fail(DDP_ERR_INVALID, "%s %s is a socket, or a device that is not there, not a regular file",
+		                kind, path);
 	if (file->fd < 0)
 		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot open %s %s%s", kind, path,
 		                      errno == EMFILE ? ", as a dataset keeps all its files open (raise ulimit -n)" : "");

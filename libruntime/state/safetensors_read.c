@@ -278,6 +278,8 @@ ddp_status ddp_safetensors_open(const char *path, ddp_safetensors *file)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 
+	if (fd < 0 && errno == ENXIO)
+		return ddp_fail(DDP_ERR_INVALID, "%s is a socket, or a device that is not there, not a regular file", path);
 	if (fd < 0)
 		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot open %s", path);
 	ddp_status status = open_checked(path, fd, file);
