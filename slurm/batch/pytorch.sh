@@ -19,7 +19,15 @@
 # Slurm 22.05 and later: srun does not inherit --cpus-per-task from sbatch.
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 # What PyTorch and DeepSpeed compile at run time: in a home directory that all nodes
-# share, the ranks of all jobs would wait for one lock.
-export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-${TMPDIR:-/tmp}/torch_extensions-$SLURM_JOB_ID}
+# share, the ranks of all jobs would wait for one lock. It is code, so a folder that another
+# user has made first is not taken.
+if [ -z "$TORCH_EXTENSIONS_DIR" ]; then
+	TORCH_EXTENSIONS_DIR=$(mktemp -u "${TMPDIR:-/tmp}/torch_extensions-XXXXXXXXXX")
+	export TORCH_EXTENSIONS_DIR
+	# shellcheck disable=SC2016 # for the task's shell
+	srun --ddp=off --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --gpus-per-node=0 sh -c \
+		'mkdir -m 700 "$0" 2>/dev/null || { [ -O "$0" ] && [ ! -L "$0" ]; }' "$TORCH_EXTENSIONS_DIR" ||
+		{ echo "pytorch.sh: cannot make $TORCH_EXTENSIONS_DIR on each node" >&2; exit 1; }
+fi
 
 srun python train.py "$@"

@@ -35,6 +35,31 @@ for number in 08 010 00 1e1 ''; do
 	prints "^slurm/cluster: --nodes takes a number from 1 to 64, .*not '$number'" "which says what it takes"
 done
 
+# A folder of another user's that looks like a cluster's, and names a process of root's.
+fake=$(mktemp -d -u /tmp/ddp-XXXXXX)
+sleep 1000 &
+victim=$!
+for owner in nobody root; do
+	mkdir "$fake" && ln -s "throw-away cluster of slurm-ddp in $fake" "$fake/mark"
+	read -r stat </proc/$victim/stat
+	# shellcheck disable=SC2086 # fields are wanted
+	set -- ${stat##*) }
+	echo "$victim ${20}" >"$fake/pid"
+	printf 'touch %q\n' "$fake/ran" >"$fake/settings"
+	if [ $owner = root ]; then chmod 777 "$fake"; else chown -R $owner "$fake"; fi
+	for command in stop status start run; do
+		words=()
+		[ $command != run ] || words=(true)
+		capture "$tool" $command --dir "$fake" "${words[@]}"
+		status_is 1 "$command: a folder that another user may write to is refused"
+		prints "$fake belongs to another user|others may write to it" "which says so"
+	done
+	check "no process of root's is ended" kill -0 $victim
+	[ ! -e "$fake/ran" ] || not_ok "nothing in the folder is run" "$fake/ran is there"
+	rm -rf "$fake"
+done
+kill $victim
+
 umask 077
 check "a cluster starts, whatever the umask" "$tool" start --dir $one --nodes 2 --no-plugin
 # For what happens by itself: a multiple of what this machine needs to start a cluster.

@@ -16,6 +16,15 @@ gone()
 for i in $(seq 3000); do echo "line $((i % 10)) says what the line before it said"; done >"$work/text"
 demo=("$source/slurm/demo" --build "$build" --text "$work/text")
 
+mkdir "$work/foreign" && chown nobody "$work/foreign"
+capture "$source/slurm/demo" --build "$work/foreign"
+status_is 1 "a folder of another user's is not built in"
+prints 'foreign belongs to another user' "which is said"
+mkfifo "$work/pipe"
+capture timeout 20 "$source/slurm/demo" --build "$build" --text "$work/pipe"
+status_is 1 "a pipe is no text"
+prints "cannot read $work/pipe, or it is no regular file" "which is said, too"
+
 for time in first second; do
 	capture env NO_COLOR=1 "${demo[@]}" --steps 25
 	status_is 0 "the $time run ends well"

@@ -15,6 +15,7 @@ ln -s "$work/round" "$work/round"
 python3 -c 'import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])' "$work/socket" || exit 1
 
 # What stands in the place of a file, or of a folder.
+# shellcheck disable=SC2034 # each_refused reads it
 no_files=(folder pipe socket dangling round text/none)
 no_folders=(pipe socket dangling round text text/none)
 
