@@ -130,6 +130,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/nccl_ranks.c tests/support/nccl_ranks.h \
 	tests/support/optimizer_cases.h \
 	tests/support/ranks.c tests/support/ranks.h \
+	tests/support/sanitizers.h \
 	tests/support/scenario.c tests/support/scenario.h \
 	tests/support/scenario_model.c tests/support/scenario_model.h \
 	tests/support/small_net.h \

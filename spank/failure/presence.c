@@ -6,6 +6,7 @@
 
 #include "spank/failure/timeline.h"
 #include "spank/identity/nodelist.h"
+#include "spank/launch/names.h"
 
 enum {
 	NAMED_MAX = 16,
@@ -217,7 +218,7 @@ static void add_causes(const struct presence *presence, enum presence_state stat
 	if (presence->policy.check && state == PRESENCE_SUCCEEDED)
 		sink_add(sink, "the plugin spank_ddp on %s is older than srun's", where);
 	else
-		sink_add(sink, "the plugin spank_ddp is absent on %s, or older than srun's", where);
+		sink_add(sink, PLUGIN_ABSENT_ON "%s, or older than srun's", where);
 	if (presence->policy.port != 0)
 		sink_add(sink, ", or cannot reach port %u on srun's host (SrunPortRange)", presence->policy.port);
 	if (state != PRESENCE_SUCCEEDED && presence->policy.unsure)

@@ -36,9 +36,12 @@ const struct name *name_find(const char *text);
 /* Whether DDP_DERIVED, which may be NULL, says that the plugin set the name to this value. */
 bool name_is_derived(const char *derived, const char *text, const char *value);
 
+/* All messages about nodes that lack the plugin say this; the nodes follow. */
+#define PLUGIN_ABSENT_ON "the plugin spank_ddp is absent on "
+
 /* srun puts this text in place of ranks. A node without the plugin leaves the text there, and no
    program can take the text for a number. */
 #define PLUGIN_IS_ABSENT \
-	"srun --ddp was asked for, but the plugin spank_ddp is absent on this node"
+	"srun --ddp was asked for, but " PLUGIN_ABSENT_ON "this node"
 
 #endif

@@ -12,7 +12,7 @@
 #include "spank/launch/variables.h"
 #include "spank/sink.h"
 
-#define ABSENT "the plugin spank_ddp is absent on this node"
+#define ABSENT PLUGIN_ABSENT_ON "this node"
 
 enum { KEY_BYTES = 32 };
 

@@ -20,14 +20,7 @@
 #include "device/kernel_queue.h"
 #include "device/test_order.h"
 #include "tests/support/device_checks.h"
-
-#if defined(__SANITIZE_THREAD__)
-#define THREAD_SANITIZER 1
-#elif defined(__has_feature)
-#define THREAD_SANITIZER __has_feature(thread_sanitizer)
-#else
-#define THREAD_SANITIZER 0
-#endif
+#include "tests/support/sanitizers.h"
 
 enum { BYTES = 40000 };
 

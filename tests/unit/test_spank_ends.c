@@ -21,15 +21,7 @@
 #include "spank/failure/ends.h"
 #include "spank/failure/stall.h"
 #include "spank/failure/witness.h"
-
-/* Its run-time follows no child that shares memory without being a thread. */
-#if defined(__SANITIZE_THREAD__)
-#define THREAD_SANITIZER 1
-#elif defined(__has_feature)
-#define THREAD_SANITIZER __has_feature(thread_sanitizer)
-#else
-#define THREAD_SANITIZER 0
-#endif
+#include "tests/support/sanitizers.h"
 
 enum { TASKS = 2, OTHERS = 8, STACK_BYTES = 1 << 20, LIMIT_SECONDS = 30 };
 
@@ -62,6 +54,7 @@ static void call_contained(void (*work)(void))
 	int status = -1;
 	pid_t pid;
 
+	/* Its run-time follows no child that shares memory without being a thread. */
 	if (THREAD_SANITIZER)
 		skip();
 	stack = malloc(STACK_BYTES);

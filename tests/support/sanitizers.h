@@ -1,0 +1,14 @@
+/* Which sanitizer a test is built with. */
+#ifndef TESTS_SUPPORT_SANITIZERS_H
+#define TESTS_SUPPORT_SANITIZERS_H
+
+/* gcc defines a macro for the thread sanitizer, and clang has a feature. */
+#if defined(__SANITIZE_THREAD__)
+#define THREAD_SANITIZER 1
+#elif defined(__has_feature)
+#define THREAD_SANITIZER __has_feature(thread_sanitizer)
+#else
+#define THREAD_SANITIZER 0
+#endif
+
+#endif
