@@ -375,7 +375,7 @@ tests_ranks_test_netplugin_ends_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_netplugin_ends_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_netplugin_strangers_SOURCES = tests/ranks/test_netplugin_strangers.c $(netplugin_ranks) $(stranger)
 tests_ranks_test_netplugin_strangers_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=setsockopt \
-	-Wl,--export-dynamic-symbol=send -Wl,--export-dynamic-symbol=listen
+	-Wl,--export-dynamic-symbol=send -Wl,--export-dynamic-symbol=listen -Wl,--export-dynamic-symbol=dladdr1
 EXTRA_tests_ranks_test_netplugin_strangers_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
 tests_ranks_test_netplugin_cuda_SOURCES = tests/ranks/test_netplugin_cuda.c $(netplugin_ranks) \
 	tests/support/driver/program.c tests/support/driver/program.h

@@ -262,22 +262,17 @@ static ddp_status filter(net_worker *w, const net_card *peer)
 	                      "sockets that lets the job's %d addresses in", wanted);
 }
 
-/* This process may connect to the peer's listeners, and proves the key there. A peer that cannot
-   prove the key is let in without. */
+/* This process may connect to the peer's listeners, and proves the key there. */
 static ddp_status know_listeners(net_worker *w, const net_card *peer, const entrance *e, size_t place_bytes)
 {
 	ddp_place places[DDP_LISTENERS_MAX];
 	ddp_proof_key key;
 
-	if (e->checks == 0) {
-		if (w->checks) {
-			net_info("NET/ddpucx: who connects to UCX's listening sockets is not checked any more, because rank %d "
-			         "cannot prove who it is: let all nodes have the same UCX", peer->rank);
-			ddp_guard_let_all_in(w->guard);
-		}
-		w->checks = false;
+	if ((e->checks != 0) != w->checks)
+		return ddp_fail(DDP_ERR_PEER, "the plugin can check who connects to UCX %s only: let all nodes have the same UCX",
+		                w->checks ? "here" : "there");
+	if (!w->checks)
 		return DDP_OK;
-	}
 	memcpy(places, (const char *)peer->address + peer->address_bytes - sizeof(*e) - place_bytes, place_bytes);
 	ddp_status status = ddp_proof_key_make(&w->key, &e->share, &key);
 	if (status == DDP_OK)

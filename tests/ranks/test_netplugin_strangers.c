@@ -6,8 +6,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -101,11 +103,82 @@ static void bytes_of_a_stranger_end_no_process_of_root(void **state)
 	attack(0);
 }
 
+/* ---- a UCX whose functions cannot be replaced ---------------------------------------------------- */
+
+static bool lacking; /* in this process */
+
+/* Stands before the C library's. */
+__attribute__((visibility("default"))) int dladdr1(const void *address, Dl_info *info, void **extra, int flags)
+{
+	int (*look)(const void *, Dl_info *, void **, int);
+
+	*(void **)&look = dlsym(RTLD_NEXT, "dladdr1");
+	return lacking ? 0 : look(address, info, extra, flags);
+}
+
+static int exchange_unguarded(int rank, void *argument)
+{
+	nccl_driver d;
+
+	lacking = true;
+	set_up(&d, argument, rank);
+	void *connection = open_one(&d, rank);
+	if (rank == SENDER)
+		stream_out(&d, connection, MESSAGES);
+	else
+		stream_in(&d, connection, MESSAGES);
+	close_one(&d, rank, connection);
+	CHECK(nccl_finalize(&d) == NET_SUCCESS);
+	return 0;
+}
+
+/* Only the receiver's UCX is a known one. */
+static int do_not_meet(int rank, void *argument)
+{
+	unsigned char handle[NET_HANDLE_BYTES];
+	void *listener = NULL, *connection = NULL, *offload = NULL;
+	net_result result = NET_SUCCESS;
+	nccl_driver d;
+
+	lacking = rank == SENDER;
+	set_up(&d, argument, rank);
+	if (rank == RECEIVER) {
+		CHECK(nccl_listen(&d, 0, shared->handle[0], &listener) == NET_SUCCESS);
+		atomic_store(&shared->ready[0], 1);
+		while (atomic_load(&shared->stage) == 0) {
+			result = d.accept(listener, &connection, &offload);
+			CHECK(connection == NULL);
+			nap();
+		}
+		CHECK(d.close_listener(listener) == NET_SUCCESS);
+		return 0;
+	}
+	while (atomic_load(&shared->ready[0]) == 0)
+		nap();
+	memcpy(handle, shared->handle[0], sizeof(handle));
+	while (result == NET_SUCCESS) {
+		result = nccl_connect(&d, 0, handle, &connection);
+		CHECK(connection == NULL);
+		nap();
+	}
+	reach(1);
+	return 0;
+}
+
+static void ucx_that_cannot_be_guarded_is_used_on_both_sides_only(void **state)
+{
+	(void)state;
+	assert_int_equal(run_board(exchange_unguarded, 12, over_tcp), 0);
+	assert_int_equal(run_board(do_not_meet, 12, over_tcp), 0);
+	heard_once("let all nodes have the same UCX");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(bytes_of_a_stranger_end_no_users_process),
 		cmocka_unit_test(bytes_of_a_stranger_end_no_process_of_root),
+		cmocka_unit_test(ucx_that_cannot_be_guarded_is_used_on_both_sides_only),
 	};
 	shared = test_share(sizeof(*shared));
 	setenv("DDP_KEY", KEY, 1);

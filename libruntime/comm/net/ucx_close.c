@@ -189,6 +189,9 @@ static void close_worker(ddp_worker *worker)
 	if (worker->unauthentic > 1)
 		ddp_log(DDP_LOG_WARN, "%d messages that no rank of the communicator sent were ignored",
 		        worker->unauthentic);
+	if (worker->guard != NULL && ddp_guard_refused(worker->guard) > 0)
+		ddp_log(DDP_LOG_INFO, "%d connections to UCX's listening sockets were closed, since they did not begin with "
+		        "a proof of the job's key", ddp_guard_refused(worker->guard));
 	if (worker->announced)
 		ddp_fork_withdraw(&worker->own_sockets);
 	worker->roster->worker = NULL;
