@@ -495,6 +495,8 @@ DDP_API ddp_status ddp_barrier(ddp_comm *comm);
 /*
  * Splits `comm`: ranks that give the same colour form a new communicator,
  * ordered by key, then by rank. colour < 0: none (*part is NULL). Collective.
+ * Errors name ranks by their numbers in the world. Roots and peers, which the program gives, are ranks of the
+ * communicator, also in the text of an operation.
  * A rank's part of a new one takes less than 1 MiB. It keeps what its operations needed: on
  * memory that is not of ddp_mem_alloc(), up to 1 MiB, over several nodes 16 MiB, and
  * reductions between nodes up to 32 MiB more; of 8 MiB, 0.3 and 10 MiB were measured.

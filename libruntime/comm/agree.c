@@ -102,3 +102,13 @@ ddp_status ddp_comm_outlier(ddp_comm *comm, double own, ddp_outlier *outlier, do
 	*odd = other.value;
 	return status;
 }
+
+void ddp_comm_outlier_names(const ddp_comm *comm, const ddp_outlier *o, char odd[DDP_OUTLIER_TEXT],
+                            char usual[DDP_OUTLIER_TEXT])
+{
+	ddp_outlier in_world = *o;
+
+	in_world.odd = comm->topology.world_ranks[o->odd];
+	in_world.usual = comm->topology.world_ranks[o->usual];
+	ddp_outlier_names(&in_world, odd, usual);
+}

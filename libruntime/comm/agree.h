@@ -15,4 +15,8 @@ ddp_status ddp_comm_agree(ddp_comm *comm, ddp_status mine, const char *what);
  */
 ddp_status ddp_comm_outlier(ddp_comm *comm, double own, ddp_outlier *outlier, double *odd, double *usual);
 
+/* ddp_outlier_names() by ranks of the world, which is how users and the plugin count. */
+void ddp_comm_outlier_names(const ddp_comm *comm, const ddp_outlier *o, char odd[DDP_OUTLIER_TEXT],
+                            char usual[DDP_OUTLIER_TEXT]);
+
 #endif

@@ -106,7 +106,7 @@ static ddp_status check_offers(const ddp_comm *comm, const offer *offers)
 		if (offers[r].bytes == offers[0].bytes)
 			continue;
 		const ddp_outlier o = ddp_outlier_find(comm->size, same_bytes, offers);
-		ddp_outlier_names(&o, odd, usual);
+		ddp_comm_outlier_names(comm, &o, odd, usual);
 		return ddp_fail(DDP_ERR_MISMATCH, "ddp_mem_alloc(): %s asked for %llu bytes, %s for %llu", odd,
 		                (unsigned long long)offers[o.odd].bytes, usual, (unsigned long long)offers[o.usual].bytes);
 	}

@@ -73,7 +73,7 @@ static ddp_status name_other_place(ddp_comm *comm, int64_t place)
 	ddp_status status = ddp_comm_outlier(comm, (double)place, &outlier, &odd, &usual);
 	if (status != DDP_OK)
 		return status;
-	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
+	ddp_comm_outlier_names(comm, &outlier, odd_ranks, usual_ranks);
 	return ddp_fail(DDP_ERR_MISMATCH, "%s begins to use lane %d of %s memory, but lane %d of %s memory is begun on "
 	                "%s: the first operation of each lane must come in the same order on all ranks", odd_ranks,
 	                (int)odd % DDP_LANES, memory_of(odd), (int)usual % DDP_LANES, memory_of(usual), usual_ranks);

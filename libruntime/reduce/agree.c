@@ -201,7 +201,7 @@ static ddp_status name_parameter(ddp_comm *comm, const ddp_layout *layout)
 		status = tell(comm, &layout->slots[layout->slot_of[param]], &outlier, odd, usual);
 	if (status != DDP_OK)
 		return status;
-	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
+	ddp_comm_outlier_names(comm, &outlier, odd_ranks, usual_ranks);
 	ddp_fail(DDP_ERR_MISMATCH, "ranks gave different models: parameter %d is %s on %s, and %s on %s; all ranks must "
 	         "register the same list in the same order, with the same kinds and groups", param, odd, odd_ranks,
 	         usual, usual_ranks);

@@ -125,7 +125,7 @@ ddp_status ddp_params_compare(ddp_model *model)
 		return ddp_fail_context(status, "while comparing parameters");
 	if (outlier.odd < 0)
 		return DDP_OK;
-	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
+	ddp_comm_outlier_names(model->comm, &outlier, odd_ranks, usual_ranks);
 	ddp_fail(DDP_ERR_MISMATCH, "%s %s other parameters than %s: each step would train another model; call "
 	         "ddp_broadcast_params() once they are initialised, and change them on all ranks alike",
 	         odd_ranks, outlier.odd_count == 1 ? "has" : "have", usual_ranks);
@@ -195,7 +195,7 @@ static ddp_status name_other_rate(const ddp_model *model)
 	ddp_status status = ddp_comm_outlier(model->comm, model->learning_rate, &outlier, &odd, &usual);
 	if (status != DDP_OK)
 		return status;
-	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
+	ddp_comm_outlier_names(model->comm, &outlier, odd_ranks, usual_ranks);
 	return ddp_fail(DDP_ERR_MISMATCH, "step %lld: ranks have different learning rates (%.9g on %s, %.9g on %s); "
 	                "give all ranks the same", (long long)model->steps + 1, odd, odd_ranks, usual, usual_ranks);
 }

@@ -25,7 +25,7 @@ static ddp_status name_outlier(ddp_comm *comm, const char *what, const ddp_fact 
 	ddp_status status = ddp_comm_outlier(comm, fact->value, &outlier, &odd, &usual);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "while comparing the %s with other ranks'", what);
-	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
+	ddp_comm_outlier_names(comm, &outlier, odd_ranks, usual_ranks);
 	ddp_fail(DDP_ERR_MISMATCH, "ranks gave different %ss: %s is %.17g on %s, and %.17g on %s; give all "
 	         "ranks the same", what, fact->name, odd, odd_ranks, usual, usual_ranks);
 	return ddp_error_told(DDP_ERR_MISMATCH, ddp_comm_rank(comm) != 0);

@@ -54,7 +54,7 @@ void ddp_roster_release(ddp_roster *roster);
    their first. */
 uint64_t ddp_roster_new_id(ddp_roster *roster);
 
-/* "rank 3 on n1" in one of a few buffers of the thread. */
+/* "rank 3 on n1", by its number in the world, in one of a few buffers of the thread. */
 const char *ddp_rank_text(const ddp_comm *comm, int rank);
 
 #endif

@@ -168,7 +168,7 @@ static ddp_status name_other_list(ddp_comm *comm, int64_t hash)
 	ddp_status status = ddp_comm_outlier(comm, (double)(hash >> 11), &outlier, &odd, &usual);
 	if (status != DDP_OK)
 		return status;
-	ddp_outlier_names(&outlier, odd_ranks, usual_ranks);
+	ddp_comm_outlier_names(comm, &outlier, odd_ranks, usual_ranks);
 	ddp_fail(DDP_ERR_MISMATCH, "ddp_comm_group(): %s %s other ranks than %s, or in another order; all ranks must "
 	         "give one list", odd_ranks, outlier.odd_count == 1 ? "lists" : "list", usual_ranks);
 	return ddp_error_told(DDP_ERR_MISMATCH, comm->rank != 0);
