@@ -293,12 +293,14 @@ void step_answer(struct step *step, bool slurm_ends_it)
 bool step_finish(struct step *step, struct step_action *action)
 {
 	*action = (struct step_action){ .kill = false };
-	for (int i = 0; i < CASE_LATER && !step->over && !step->said; i++) {
+	for (int i = 0; i < CASE_COUNT && !step->over && !step->said; i++) {
 		struct step_case *what = &step->cases[i];
 		struct end_verdict verdict = judge_case(step, what);
-		if (!what->held || verdict.say != DELAY_NONE)
+		/* A rank that a person has ended by SIGTERM waits for nobody any more. */
+		if (!what->held || (verdict.say != DELAY_NONE && verdict.say != DELAY_GRACE))
 			continue;
-		/* Nothing is left of it to be ended. */
+		/* Nothing is left of the step that could be ended. */
+		verdict.say = DELAY_NONE;
 		verdict.kill = DELAY_NEVER;
 		say_case(step, cause_of(step, what), &verdict, what->taken_ns, action);
 	}

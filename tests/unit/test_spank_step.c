@@ -331,7 +331,17 @@ static void who_was_asked_to_stop_goes_before_those_that_lost_it(void **state)
 	assert_true(step_finish(&step, &action));
 	assert_string_equal(action.text, "rank 0");
 
+	/* It was the last one, and all others have ended well. */
+	step = begin(true);
+	take(&step, 0, news("rank 0", END_BY_REQUEST, SENT_NOTHING, SIGTERM));
+	assert_true(step_finish(&step, &action));
+	assert_string_equal(action.text, "rank 0");
+	assert_int_equal(step.wait_status, SIGTERM);
+
 	/* Slurm has asked for it. */
+	step = begin(true);
+	take(&step, 0, news("rank 0", END_BY_REQUEST, SENT_STOP, SIGTERM));
+	assert_false(step_finish(&step, &action));
 	step = begin(true);
 	take(&step, 0, news("rank 0", END_BY_REQUEST, SENT_STOP, SIGTERM));
 	take(&step, 80, lost);

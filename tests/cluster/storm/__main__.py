@@ -43,13 +43,15 @@ class Row:
             self.seconds.append(done.line_seconds)
 
     def cells(self):
-        times = [f"{statistics.median(self.seconds):.2f}", f"{max(self.seconds):.2f}"] if self.seconds else ["", ""]
-        return [self.rounds, self.wrong, f"{self.exact} of {self.resumed}", *times]
+        times = [statistics.median(self.seconds), max(self.seconds)] if self.seconds else []
+        return [self.rounds, self.wrong, f"{self.exact} of {self.resumed}",
+                *(f"{seconds:.2f}" for seconds in times), *[""] * (2 - len(times))]
 
 
 def print_table(rows):
     total = Row()
-    print("| kind | rounds | wrong verdicts | resumes exact | seconds to the line, median | the most |")
+    print("| kind | rounds | wrong verdicts | resumes exact "
+          "| seconds to the line, median | the most |")
     print("|---|---|---|---|---|---|")
     for name, row in rows.items():
         print("|", " | ".join(str(cell) for cell in [name, *row.cells()]), "|")
@@ -77,7 +79,8 @@ def main():
     args = parse_arguments()
     cluster = Cluster(args.cluster)
     cluster.measure()
-    print(f"seed {args.seed}; a plain step takes {cluster.slowness:.1f} times an idle machine's", flush=True)
+    print(f"seed {args.seed}; a plain step takes {cluster.slowness:.1f} times an idle machine's",
+          flush=True)
     os.makedirs(os.path.join(args.place, "whole"))
     for nodes, per_node in LAYOUTS:
         Undisturbed(cluster, args.place, nodes, per_node).run()
@@ -86,10 +89,15 @@ def main():
         began = time.monotonic()
         storm = Round(cluster, args.place, args.seed, number)
         wrong = storm.run()
-        line = f"{storm.line_seconds:.2f} s to the line" if storm.line_seconds is not None else "no line"
-        print(f"{'WRONG' if wrong else 'right'} {storm.title()}: {line}, code {storm.code}, {time.monotonic() - began:.1f} s", flush=True)
+        seconds = time.monotonic() - began
+        line = "no line"
+        if storm.line_seconds is not None:
+            line = f"{storm.line_seconds:.2f} s to the line"
+        print(f"{'WRONG' if wrong else 'right'} {storm.title()}: {line}, code {storm.code}, "
+              f"{seconds:.1f} s", flush=True)
         if wrong:
-            print(f"  --seed {args.seed} --only {number}", *wrong, *storm.log, sep="\n  ", flush=True)
+            print(f"  --seed {args.seed} --only {number}", *wrong, *storm.log, sep="\n  ",
+                  flush=True)
             storm.keep(args.keep)
         storm.remove()
         rows.setdefault(storm.kind.name, Row()).add(storm, wrong)

@@ -44,6 +44,14 @@ class Cluster:
         subprocess.run(["nsenter", "--target", str(self.init[node]), "--mount", "--net", "--uts",
                         "--ipc", "--pid", *command], check=True, capture_output=True)
 
+    def lose(self, node, peer):
+        """The node sends what is for its peer to an address that nobody has."""
+        self.on_node(node, "ip", "neigh", "replace", address(peer), "lladdr", "02:00:00:00:00:01",
+                     "nud", "permanent", "dev", "eth0")
+
+    def find(self, node, peer):
+        self.on_node(node, "ip", "neigh", "del", address(peer), "dev", "eth0")
+
     def start_slurmd(self, node):
         if not self.processes("slurmd", node):
             self.on_node(node, "slurmd")
@@ -52,9 +60,11 @@ class Cluster:
         """What a step has left behind."""
         found = [f"process {pid} ({name})" for name in PROGRAMS for pid in self.processes(name)]
         for node, pid in self.init.items():
-            found += [f"/dev/shm/{name} on {node}" for name in os.listdir(f"/proc/{pid}/root/dev/shm")]
+            found += [f"/dev/shm/{name} on {node}"
+                      for name in os.listdir(f"/proc/{pid}/root/dev/shm")]
             with open(f"/proc/{pid}/net/unix", encoding="ascii", errors="replace") as file:
-                found += [f"socket {line.split()[-1]} on {node}" for line in file if line.split()[-1].startswith("@ddp")]
+                found += [f"socket {name} on {node}" for line in file
+                          if (name := line.split()[-1]).startswith("@ddp")]
         return found
 
     def busy(self):
@@ -62,6 +72,11 @@ class Cluster:
         nodes = say("sinfo", "-hN", "-o", "%n %T").splitlines()
         jobs = say("squeue", "-h", "-o", "job %i %T").splitlines()
         return [line for line in nodes if not line.endswith(" idle")] + jobs
+
+
+def address(node):
+    with open("/etc/hosts", encoding="ascii") as file:
+        return next(line.split()[0] for line in file if line.split()[1:] == [node])
 
 
 def say(*command):

@@ -19,15 +19,15 @@ EXIT_LIBRARY, EXIT_STOPPED = 3, 75
 EVERY_MOMENT = ("init", "training", "checkpoint", "end", "finalized")
 WHILE_TRAINING = ("training", "checkpoint", "end")
 BEFORE_FINALIZE = ("init", "training", "checkpoint", "end")
+SEVERAL_NODES = ((2, 1), (4, 1), (2, 2), (4, 2))
 
 
 @dataclass
 class Expected:
     codes: set  # srun's exit code is one of these; empty: any
-    line: str = ""  # the one line of the plugin matches it; empty: there is none
+    line: str = ""  # the plugin's one line matches it; NODE: the rank's node; empty: there is none
     seconds: float = 8  # from the harm to the end of srun, of an idle machine
     line_seconds: float = 3  # to the line
-    may_be_silent: bool = False
     also: str = ""  # lines behind the first one that may be there
 
 
@@ -59,7 +59,8 @@ def fine():
 def killed(r, number, **more):
     """The line about the hurt rank, killed by a signal."""
     name = signal.Signals(number).name
-    return Expected({128 + number}, rf"ddp: {r.named()} was killed by signal {number} \({name}\)", **more)
+    line = rf"ddp: {r.named()} was killed by signal {number} \({name}\)"
+    return Expected({128 + number}, line, **more)
 
 
 # ---- nothing, or nothing that matters -----------------------------------------------
@@ -87,12 +88,13 @@ def stop_continue(r):
 
 @kind("kill", EVERY_MOMENT, weight=4)
 def kill(r):
-    number = r.random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS))
+    number = r.random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT,
+                              signal.SIGBUS))
     r.note = number.name
     return (lambda: r.signal(number)), killed(r, number)
 
 
-@kind("terminate", BEFORE_FINALIZE, weight=2)
+@kind("terminate", EVERY_MOMENT, weight=2)
 def terminate(r):
     """By kill PID: Slurm knows nothing of it."""
     number = r.random.choice((signal.SIGTERM, signal.SIGINT))
@@ -104,8 +106,8 @@ def terminate(r):
 def terminate_handled(r):
     """The program ends in order on one rank's signal, on all ranks, with a code of its own."""
     r.action = ("stop", -1, 0)
-    return (lambda: r.signal(signal.SIGTERM)), Expected({EXIT_STOPPED, 0}, r"ddp: rank \d+ of \d+ on n\d exited with code 75",
-                                                       may_be_silent=True)
+    line = rf"ddp: rank \d+ of {r.world} on n\d exited with code {EXIT_STOPPED}"
+    return (lambda: r.signal(signal.SIGTERM)), Expected({EXIT_STOPPED}, line)
 
 
 @kind("exit-code", ("training", "end"), weight=2)
@@ -117,12 +119,13 @@ def exit_code(r):
     return r.leaves, Expected({code}, rf"ddp: {r.named()} exited with code {code} after")
 
 
-@kind("leave", ("training", "end"), weight=0)
+@kind("leave", ("training", "end"), weight=2)
 def leave(r):
     """It exits with 0 before the end."""
     step = r.random.randint(1, STEPS) if r.moment == "training" else STEPS
     r.action = ("exit", r.rank, step * CODES)
-    return r.leaves, Expected({EXIT_LIBRARY}, rf"ddp: {r.named()} had ended with code 0")
+    line = rf"ddp: {r.named()} (had ended with code 0|was lost; )"
+    return r.leaves, Expected({EXIT_LIBRARY}, line)
 
 
 @kind("never", ("init",))
@@ -131,7 +134,8 @@ def never(r):
     code = r.random.choice((0, 0, 9))
     r.note = f"code {code}"
     r.action = ("never", r.rank, code)
-    line = rf"ddp: {r.named()} " + ("had ended with code 0" if code == 0 else f"exited with code {code}")
+    end = "had ended with code 0" if code == 0 else f"exited with code {code}"
+    line = rf"ddp: {r.named()} {end}"
     return r.leaves, Expected({code or 1}, line, line_seconds=6, seconds=12)
 
 
@@ -148,11 +152,13 @@ def stall_kill(r):
                                                        line_seconds=4 + 3 * seconds)
 
 
-@kind("stop-timeout", BEFORE_FINALIZE, weight=0)
+@kind("stop-timeout", BEFORE_FINALIZE, weight=2)
 def stop_timeout(r):
     """The others give up after libddp's timeout; the stopped rank leads the line."""
     r.timeout = r.stretched_seconds(2)
-    return (lambda: r.signal(signal.SIGSTOP)), Expected({EXIT_LIBRARY, 1}, rf"ddp: {r.named()} ", seconds=8 + 3 * r.timeout,
+    line = rf"ddp: {r.named()} "
+    return (lambda: r.signal(signal.SIGSTOP)), Expected({EXIT_LIBRARY}, line,
+                                                       seconds=8 + 3 * r.timeout,
                                                        line_seconds=4 + 2 * r.timeout)
 
 
@@ -164,20 +170,24 @@ def scancel(r):
     """The job or the step."""
     what = r.random.choice(("job", "step"))
     r.note = what
-    return (lambda: r.as_user("scancel", r.job if what == "job" else f"{r.job}.0")), Expected({137, 143}, seconds=14)
+
+    def harm():
+        r.as_user("scancel", r.job if what == "job" else f"{r.job}.0")
+
+    return harm, Expected({137, 143}, seconds=14)
 
 
 @kind("scancel-term", EVERY_MOMENT)
 def scancel_term(r):
     """scancel -s TERM of a program that does not handle it."""
-    return (lambda: r.as_user("scancel", "-s", "TERM", f"{r.job}.0")), Expected({143}, seconds=14)
+    return r.scancel_term, Expected({143}, seconds=14)
 
 
 @kind("scancel-handled", ("training", "checkpoint"))
 def scancel_handled(r):
     """The same of one that saves and ends."""
     r.action = ("stop", -1, 0)
-    return (lambda: r.as_user("scancel", "-s", "TERM", f"{r.job}.0")), Expected({EXIT_STOPPED, 0}, seconds=14)
+    return r.scancel_term, Expected({EXIT_STOPPED}, seconds=14)
 
 
 @kind("requeue", EVERY_MOMENT, batch=True)
@@ -192,8 +202,8 @@ def preempt(r):
     r.partition = "low"
 
     def harm():
-        r.other = subprocess.Popen(["srun", "-p", "high", f"-N{len(r.cluster.init)}", "--exclusive", "true"],
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        r.other = subprocess.Popen(["srun", "-p", "high", f"-N{len(r.cluster.init)}", "--exclusive",
+                                    "true"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     return harm, Expected(set(), seconds=25)
 
@@ -202,7 +212,11 @@ def preempt(r):
 def time_limit(r):
     """The controller looks at limits twice a minute only."""
     r.action = ("linger", r.rank, 100000)
-    return (lambda: say("scontrol", "update", f"JobId={r.job}", "EndTime=now")), Expected(set(), seconds=60)
+
+    def harm():
+        say("scontrol", "update", f"JobId={r.job}", "EndTime=now")
+
+    return harm, Expected({143}, seconds=60)
 
 
 # ---- Slurm's own programs die --------------------------------------------------------------
@@ -213,11 +227,12 @@ def slurmstepd(r):
     def harm():
         with open(f"/proc/{r.pid()}/stat", encoding="utf-8") as file:
             parent = int(file.read().rpartition(")")[2].split()[1])
-        r.stop_unless(comm_of(parent) == "slurmstepd")
+        if comm_of(parent) != "slurmstepd":
+            raise ProcessLookupError("the rank has ended")
         os.kill(parent, signal.SIGKILL)
 
-    return harm, Expected({137, 1, 143}, rf"ddp: slurmstepd on {r.node()} has died, with {r.per_node} of the step's {r.world} tasks",
-                          seconds=14)
+    line = rf"ddp: slurmstepd on NODE has died, with {r.per_node} of the step's {r.world} tasks"
+    return harm, Expected({137}, line, seconds=14)
 
 
 def end_slurmd(r):
@@ -258,7 +273,7 @@ def witness_kill(r):
 # ---- links and disks --------------------------------------------------------------------------
 
 
-@kind("cut", ("training", "checkpoint"), weight=0)
+@kind("cut", ("training", "checkpoint"), weight=2, layouts=SEVERAL_NODES)
 def cut(r):
     """A node is away for longer than libddp waits, and comes back for Slurm to end the step."""
     r.timeout = r.stretched_seconds(2)
@@ -268,15 +283,32 @@ def cut(r):
         wait_for(4 * r.timeout, lambda: r.lines() or not r.runs())
         subprocess.run(["ip", "link", "set", r.node(), "up"], check=True)
 
-    return harm, Expected({EXIT_LIBRARY, 1, 137}, rf"ddp: (rank \d+ of {r.world} on {r.node()}|node {r.node()}) ",
+    return harm, Expected({EXIT_LIBRARY}, rf"ddp: (rank \d+ of {r.world} on NODE|node NODE) ",
                           seconds=14 + 6 * r.timeout, line_seconds=4 + 3 * r.timeout,
-                          also=rf"(slurmstepd-{r.node()}: |\[).*error: ddp: ")
+                          also=r"(slurmstepd-NODE: |\[).*error: ddp: ")
 
 
-KINDS["cut"].layouts = ((2, 1), (4, 1), (2, 2), (4, 2))
+@kind("cut-pair", ("training", "checkpoint"), layouts=SEVERAL_NODES)
+def cut_pair(r):
+    """Two nodes lose each other, while srun hears both."""
+    r.timeout = r.stretched_seconds(2)
+
+    def harm():
+        nodes = {r.cluster.node_name(pid) for pid in r.pids.values()}
+        other = r.random.choice(sorted(nodes - {r.node()}))
+        r.where = f"({r.node()}|{other})"
+        pair = ((r.node(), other), (other, r.node()))
+        for node, peer in pair:
+            r.cluster.lose(node, peer)
+        wait_for(4 * r.timeout, lambda: r.lines() or not r.runs())
+        for node, peer in pair:
+            r.cluster.find(node, peer)
+
+    return harm, Expected({EXIT_LIBRARY}, rf"ddp: rank \d+ of {r.world} on NODE ",
+                          seconds=14 + 6 * r.timeout, line_seconds=4 + 3 * r.timeout)
 
 
-@kind("cut-brief", ("training", "checkpoint"))
+@kind("cut-brief", ("training", "checkpoint"), layouts=SEVERAL_NODES)
 def cut_brief(r):
     """A node is away for less than anybody waits."""
 
@@ -288,11 +320,8 @@ def cut_brief(r):
     return harm, Expected({0}, seconds=14)
 
 
-KINDS["cut-brief"].layouts = KINDS["cut"].layouts
-
-
 @kind("full-disk", ("training",), weight=2)
 def full_disk(r):
     r.fill_disk()
-    return r.any_leaves, Expected({EXIT_LIBRARY}, rf"ddp: rank \d+ of {r.world} on n\d exited with code {EXIT_LIBRARY} .*"
-                                        r"No space left on device", line_seconds=3)
+    line = rf"ddp: rank \d+ of {r.world} on n\d exited with code {EXIT_LIBRARY} .*No space left"
+    return r.any_leaves, Expected({EXIT_LIBRARY}, line)

@@ -16,6 +16,8 @@ from faults import EXITS, FINALIZED, KINDS, SAVING, STARTED, STEPS, TRAINING
 
 LAYOUTS = ((2, 1), (4, 1), (1, 4), (2, 2), (4, 2))  # nodes, ranks on each
 USER = 65534  # nobody, who is an ordinary user
+DELAYS = {"init": 0.08, "training": 0.02, "checkpoint": 0.004, "end": 0.01, "finalized": 0.3}
+STILL_SECONDS = 0.25
 START_SECONDS = 20  # to the first rank's program
 LAST = f"step-{STEPS:08d}.safetensors"
 FILES = r"\.lock|step-\d{8}\.safetensors"
@@ -57,14 +59,18 @@ class Round:
         # What comes out of it:
         self.pids, self.job, self.srun, self.hurt_at, self.log = {}, None, None, None, []
         self.line_seconds, self.code, self.exact = None, None, None
+        self.still = 0  # seconds in which the machine let nobody run
+        self.where = r"n\d"  # the rank's node, as far as it was seen
         if self.moment == "finalized":
             self.action = ("linger", self.rank, int(1500 * cluster.slowness))
         self.harm, self.expected = self.kind.plan(self)
 
     def title(self):
-        return (f"round {self.number}: {self.kind.name}{' ' + self.note if self.note else ''}, {self.moment}, "
-                f"{self.nodes}x{self.per_node}, rank {self.rank}, {'an ordinary user' if self.user else 'root'}"
-                f"{', KillOnBadExit=1 WaitTime=1' if self.strict else ''}")
+        return ", ".join([
+            f"round {self.number}: {self.kind.name}{' ' + self.note if self.note else ''}",
+            self.moment, self.layout(), f"rank {self.rank}",
+            "an ordinary user" if self.user else "root",
+            *(["KillOnBadExit=1 WaitTime=1"] if self.strict else [])])
 
     # ---- what kinds use ------------------------------------------------------------
 
@@ -72,11 +78,14 @@ class Round:
         return max(seconds, round(seconds * min(self.cluster.slowness, 5)))
 
     def node(self):
-        """The node of the hurt rank, once it runs; nodes are given out in their order."""
-        return self.cluster.node_name(self.pids.get(self.rank)) or f"n{self.rank // self.per_node}"
+        """The node of the hurt rank, which runs."""
+        return self.cluster.node_name(self.pid())
 
     def named(self):
-        return rf"rank {self.rank} of {self.world} on n\d"
+        return f"rank {self.rank} of {self.world} on NODE"
+
+    def scancel_term(self):
+        self.as_user("scancel", "-s", "TERM", f"{self.job}.0")
 
     def pid(self):
         return self.pids[self.rank]
@@ -87,17 +96,13 @@ class Round:
     def as_user(self, *command):
         return subprocess.run(self.become(command), check=False, capture_output=True)
 
-    def stop_unless(self, condition):
-        if not condition:
-            raise Wrong("the harm could not be done")
-
     def runs(self):
         return self.srun.poll() is None
 
     def leaves(self):
         """The rank ends by itself."""
-        wait_for(60, lambda: not self.runs() or
-                 self.states()[self.rank][0] >= STARTED and self.rank not in self.cluster.ranks())
+        wait_for(60, lambda: not self.runs() or self.states()[self.rank][0] >= STARTED and
+                 self.rank not in self.cluster.ranks())
 
     def any_leaves(self):
         wait_for(60, lambda: not self.runs() or max(self.states())[0] >= STARTED and
@@ -120,22 +125,24 @@ class Round:
     def become(self, command):
         if self.user == 0:
             return list(command)
-        return ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups", *command]
+        return ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups",
+                *command]
 
     def environment(self):
         conf = os.path.join(self.place, "strict.conf" if self.strict else "plain.conf")
         return {**os.environ, "SLURM_CONF": conf, "TMPDIR": os.path.join(self.folder, "tmp")}
 
     def command(self, keys, action, output):
-        words = ["srun", "--ddp=" + ",".join(keys), f"-N{self.nodes}", f"--ntasks-per-node={self.per_node}",
-                 *self.srun_options, os.path.join(self.place, "storm_probe"), self.checkpoints,
-                 os.path.join(self.folder, "state")] + [str(word) for word in action or ()]
+        layout = [f"-N{self.nodes}", f"--ntasks-per-node={self.per_node}"]
+        words = ["srun", "--ddp=" + ",".join(keys), *layout, *self.srun_options,
+                 os.path.join(self.place, "storm_probe"), self.checkpoints,
+                 os.path.join(self.folder, "state"), *(str(word) for word in action or ())]
         self.log.append("$ " + " ".join(words))
-        if not self.kind.batch or action is None and output != self.output:
+        if not self.kind.batch or output != self.output:
             return words
-        return ["sh", "-c", WHILE_IT_RUNS, "sh", "--requeue", "-N", str(self.nodes), f"--ntasks-per-node={self.per_node}",
-                *(["-p", self.partition] if self.partition else []), "-o", self.output, "--open-mode=append",
-                "--wrap", "exec " + " ".join(words)]
+        return ["sh", "-c", WHILE_IT_RUNS, "sh", "--requeue", *layout,
+                *(["-p", self.partition] if self.partition else []), "-o", self.output,
+                "--open-mode=append", "--wrap", "exec " + " ".join(words)]
 
     def start(self, keys, action, output):
         with open(os.path.join(self.folder, "state"), "wb") as file:
@@ -144,8 +151,9 @@ class Round:
         said = output + ".sbatch" if self.kind.batch and output == self.output else output
         with open(said, "wb") as file:
             os.chown(said, self.user, self.user)
-            return subprocess.Popen(self.become(self.command(keys, action, output)), stdout=file, stderr=file,
-                                    stdin=subprocess.DEVNULL, env=self.environment(), cwd=self.folder)
+            return subprocess.Popen(self.become(self.command(keys, action, output)), stdout=file,
+                                    stderr=file, stdin=subprocess.DEVNULL, cwd=self.folder,
+                                    env=self.environment())
 
     def states(self):
         with open(os.path.join(self.folder, "state"), "rb") as file:
@@ -162,12 +170,11 @@ class Round:
     def find_ranks(self):
         """As many as the moment needs: in `init` the hurt one."""
         self.pids = self.cluster.ranks()
-        return not self.runs() or self.rank in self.pids if self.moment == "init" else \
-            not self.runs() or len(self.pids) == self.world
+        needed = {self.rank} if self.moment == "init" else set(range(self.world))
+        return not self.runs() or needed <= set(self.pids)
 
     def is_time(self):
-        states = self.states()
-        place, step = states[self.rank]
+        place, step = self.states()[self.rank]
         return not self.runs() or {
             "init": place >= STARTED,
             "training": place == TRAINING and step >= self.step,
@@ -182,13 +189,17 @@ class Round:
         self.job = say("squeue", "-h", "-o", "%A").split("\n")[0]
         if not wait_for(20 * self.cluster.slowness, self.is_time):
             raise Wrong(f"its moment did not come: {self.states()}")
-        delay = {"init": 0.08, "training": 0.02, "checkpoint": 0.004, "end": 0.01, "finalized": 0.3}[self.moment]
-        time.sleep(self.random.uniform(0, delay))
+        self.where = self.cluster.node_name(self.pids.get(self.rank)) or self.where
+        time.sleep(self.random.uniform(0, DELAYS[self.moment]))
 
     def watch_line(self):
-        """Notes how long after the harm the plugin's first line came."""
+        """Notes when the plugin's first line came, and how long the machine stood still meanwhile."""
+        looked_at = time.monotonic()
         while self.runs() and not self.lines():
             time.sleep(POLL)
+            gap = time.monotonic() - looked_at
+            looked_at += gap
+            self.still += gap if gap > STILL_SECONDS else 0
         self.line_at = time.monotonic()
 
     # ---- what has to follow -----------------------------------------------------------------
@@ -204,7 +215,7 @@ class Round:
         watcher.start()
         try:
             self.harm()
-        except (ProcessLookupError, KeyError):
+        except (OSError, KeyError):
             self.log.append("(the rank had ended before)")
         if ends_itself:
             self.hurt_at = time.monotonic()
@@ -217,34 +228,40 @@ class Round:
             try:
                 code = self.srun.wait(max(1, self.expected.seconds * self.cluster.slowness - limit))
             except subprocess.TimeoutExpired:
-                raise Wrong(f"it runs {time.monotonic() - self.hurt_at:.1f} s after the harm") from None
+                seconds = time.monotonic() - self.hurt_at
+                raise Wrong(f"it still runs {seconds:.1f} s after the harm") from None
         seconds = time.monotonic() - self.hurt_at
         watcher.join()
         self.code = code
-        self.log.append(f"(srun's code {code}, {seconds:.2f} s after the harm)")
+        self.log.append(f"(srun's code {code}, {seconds:.2f} s after the harm; "
+                        f"the machine stood still for {self.still:.2f} s)")
         self.judge(code)
 
     def judge(self, code):
         lines, expected = self.lines(), self.expected
+        wanted, also = (text.replace("NODE", self.where) for text in (expected.line, expected.also))
         if lines:
             self.line_seconds = max(0, self.line_at - self.hurt_at)
         if all(place == EXITS for place, _ in self.states()) and code == 0 and not lines:
             return  # all had ended before it could harm them
         # A node that srun did not answer may have spoken by itself.
-        lines = lines[:1] + [line for line in lines[1:] if not re.match(expected.also or "$", line)]
+        lines = lines[:1] + [line for line in lines[1:] if not re.match(also or "$", line)]
         if len(lines) > 1:
             raise Wrong(f"{len(lines)} lines instead of one")
         if lines and not expected.line:
             raise Wrong("there is a line")
-        if expected.line and not lines and not expected.may_be_silent:
-            raise Wrong(f"no line, but wanted: {expected.line}")
-        if lines and not re.search(expected.line, lines[0]):
-            raise Wrong(f"the line is not: {expected.line}")
+        if wanted and not lines:
+            raise Wrong(f"no line, but wanted: {wanted}")
+        if lines and not re.search(wanted, lines[0]):
+            raise Wrong(f"the line is not: {wanted}")
         if expected.codes and code not in expected.codes:
             raise Wrong(f"srun's code is {code}, not {sorted(expected.codes)}")
-        limit = expected.line_seconds * self.cluster.slowness
+        limit = expected.line_seconds * self.cluster.slowness + 2 * self.still
         if lines and self.line_seconds > limit:
             raise Wrong(f"the line came after {self.line_seconds:.1f} s")
+
+    def waits_to_run_again(self):
+        return say("squeue", "-h", "-j", self.job, "-o", "%T") == "PENDING"
 
     def clear(self):
         """Mends what the harm has broken, and sees that nothing is left of the step."""
@@ -253,8 +270,7 @@ class Round:
         for node in self.cluster.init:
             self.cluster.start_slurmd(node)
         if self.kind.batch and self.job:
-            wait_for(20 * self.cluster.slowness, lambda: say("squeue", "-h", "-j", self.job, "-o", "%T") == "PENDING")
-            if say("squeue", "-h", "-j", self.job, "-o", "%T") != "PENDING":
+            if not wait_for(20 * self.cluster.slowness, self.waits_to_run_again):
                 raise Wrong("the job does not wait to run again")
             say("scancel", self.job)
         if os.path.exists(os.path.join(self.place, "filler")):
@@ -264,8 +280,8 @@ class Round:
             raise Wrong(f"left behind: {self.cluster.left()}")
         if not wait_for(limit, lambda: not self.cluster.busy()):
             raise Wrong(f"not idle: {self.cluster.busy()}")
-        if os.listdir(os.path.join(self.folder, "tmp")):
-            raise Wrong(f"temporary files: {os.listdir(os.path.join(self.folder, 'tmp'))}")
+        if names := os.listdir(os.path.join(self.folder, "tmp")):
+            raise Wrong(f"temporary files: {names}")
 
     def resume(self):
         """Ends the training, which then has the bytes of one that nothing has disturbed."""
@@ -287,7 +303,8 @@ class Round:
         if not self.exact:
             raise Wrong("the resumed training has other bytes than one that was not disturbed")
         names = sorted(os.listdir(self.checkpoints))
-        if len(names) != len(os.listdir(whole)) or not all(re.fullmatch(FILES, name) for name in names):
+        known = [name for name in names if re.fullmatch(FILES, name)]
+        if known != names or len(names) != len(os.listdir(whole)):
             raise Wrong(f"beside checkpoints there are other files: {names}")
 
     # ---- all of it -------------------------------------------------------------------------------
