@@ -151,6 +151,7 @@ static int do_not_meet(int rank, void *argument)
 			nap();
 		}
 		CHECK(d.close_listener(listener) == NET_SUCCESS);
+		CHECK(nccl_finalize(&d) == NET_SUCCESS);
 		return 0;
 	}
 	while (atomic_load(&shared->ready[0]) == 0)
@@ -162,6 +163,7 @@ static int do_not_meet(int rank, void *argument)
 		nap();
 	}
 	reach(1);
+	CHECK(nccl_finalize(&d) == NET_SUCCESS);
 	return 0;
 }
 
