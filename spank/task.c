@@ -224,6 +224,12 @@ static int look_for_stall(void *watch, bool asked_to_stop)
 	return stall_watch_look(watch, asked_to_stop, ddp_now_ns());
 }
 
+/* In the next one, if somebody kills it. */
+static void begin_again(void *watch)
+{
+	stall_watch_begin_again(watch);
+}
+
 /* The last thing before the program: what it tells of is to be there already. */
 static void make_witness(const struct stepd *stepd)
 {
@@ -238,7 +244,8 @@ static void make_witness(const struct stepd *stepd)
 	struct witness_words words = { .relay = stepd->node.relay, .address = shared->srun_address,
 		                       .text = text, .kill_tasks = stepd->plugin->settings.kill_on_failure,
 		                       .stay_in_group = ask_tracks_groups(),
-		                       .look = look_for_stall, .about = &watch };
+		                       .look = look_for_stall, .begin_again = begin_again,
+		                       .about = &watch };
 
 	/* The ranks that a launcher starts have no pages. */
 	if (!stepd->node.launcher && stall_watch_open(&watch, &stepd->node.supervise, seconds, &error))

@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "spank/contained.h"
 #include "spank/failure/timeline.h"
 #include "spank/worker.h"
@@ -26,9 +27,12 @@ static struct {
 	struct worker worker;
 	bool running;
 	int wake;
-	struct pollfd *ready; /* by local task, of which the last is `wake` */
+	struct pollfd *ready; /* by local task; behind them `wake`, and the witness or its keeper */
 	int asked;            /* how often for the status of a task that is gone */
 	int look_ms;          /* of LOOK_MS */
+	int witness_ms;       /* of LOOK_MS, until there is a witness */
+	uint64_t lost_ns;     /* when the thread saw that the witness and its keeper are gone; 0: not yet */
+	bool witness_done;    /* nobody has to look at them any more */
 } ends = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 static int open_process(pid_t pid)
@@ -102,6 +106,37 @@ static int sooner(int one_ms, int other_ms)
 	return one_ms < 0 || (other_ms >= 0 && other_ms < one_ms) ? other_ms : one_ms;
 }
 
+/* Notices when somebody kills the witness and its keeper, at once and not at the next task's end: what
+   Slurm kills, it kills together. Tells after how long to look again; -1: when a descriptor is ready. */
+static int watch_witness(struct pollfd *ready)
+{
+	const struct witness *witness = &ends.node->supervise.shared->witness;
+	pid_t present = witness_present(witness);
+
+	if (ready->fd >= 0 && ready->revents != 0) {
+		close(ready->fd);
+		ready->fd = -1;
+	}
+	if (ends.witness_done)
+		return -1;
+	if (present > 0 && ready->fd < 0)
+		ready->fd = open_process(present);
+	if (present > 0 && ready->fd >= 0)
+		return -1;
+	/* There is none yet, or the kernel gives no descriptor. */
+	if (present > 0 || !witness_was_killed(witness)) {
+		ends.witness_ms = ends_next_look_ms(ends.witness_ms);
+		return ends.witness_ms;
+	}
+	if (ends.lost_ns == 0)
+		ends.lost_ns = ddp_now_ns();
+	if (ddp_now_ns() - ends.lost_ns < LOSS_MS * 1000000ull)
+		return SETTLE_MS;
+	ends.witness_done = true;
+	node_lose_witness(ends.node);
+	return -1;
+}
+
 static void watch(void)
 {
 	struct supervise *supervise = &ends.node->supervise;
@@ -115,18 +150,23 @@ static void watch(void)
 			.fd = supervise->pids[i] != 0 ? open_process(supervise->pids[i]) : -1 };
 	pthread_mutex_unlock(&ends.lock);
 	ends.ready[count] = (struct pollfd){ .fd = ends.wake, .events = POLLIN };
+	ends.ready[count + 1] = (struct pollfd){ .fd = -1, .events = POLLIN };
 	while (!asked_to_end) {
 		pthread_mutex_lock(&ends.lock);
 		wait_ms = sooner(take_ended(), node_report_again(ends.node));
 		asked_to_end = supervise_left(supervise) == 0;
+		if (!asked_to_end)
+			wait_ms = sooner(wait_ms, watch_witness(&ends.ready[count + 1]));
 		pthread_mutex_unlock(&ends.lock);
-		if (!asked_to_end && poll(ends.ready, count + 1, wait_ms) > 0)
+		if (!asked_to_end && poll(ends.ready, count + 2, wait_ms) > 0)
 			asked_to_end = ends.ready[count].revents != 0;
 	}
 	pthread_mutex_lock(&ends.lock);
 	take_ended();
 	for (uint32_t i = 0; i < count; i++)
 		forget_process(i);
+	if (ends.ready[count + 1].fd >= 0)
+		close(ends.ready[count + 1].fd);
 	pthread_mutex_unlock(&ends.lock);
 }
 
@@ -135,9 +175,11 @@ void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool threa
 	ends.node = node;
 	ends.act = act;
 	ends.asked = 0;
-	ends.look_ms = LOOK_MS;
+	ends.look_ms = ends.witness_ms = LOOK_MS;
+	ends.lost_ns = 0;
+	ends.witness_done = false;
 	/* A contained thread would end with its callback, and could hold the lock then. */
-	ends.ready = thread && !contained_here() ? calloc(node->supervise.local_tasks + 1, sizeof(*ends.ready)) : NULL;
+	ends.ready = thread && !contained_here() ? calloc(node->supervise.local_tasks + 2, sizeof(*ends.ready)) : NULL;
 	if (ends.ready == NULL)
 		return;
 	ends.wake = eventfd(0, EFD_CLOEXEC);

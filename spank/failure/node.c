@@ -37,27 +37,52 @@ struct relay_news node_error(const char *text)
 		                    .facts = { .end = END_CODE, .sent = SENT_NOTHING } };
 }
 
-/* Whether what is known may still change: Slurm sends a signal to one process
-   after the other, and tasks that are killed together end one by one. */
-static bool is_unsettled(const struct end_facts *facts, const struct supervise_ends *ends)
+void node_lose_witness(struct node *node)
 {
-	return facts->sent == SENT_NOTHING || facts->sent == SENT_UNKNOWN ||
-	       (facts->end == END_BY_KILL && !ends->all_ended);
+	if (!supervise_spares(&node->supervise))
+		return;
+	atomic_store(&node->witness_lost, true);
+	if (!node->launcher)
+		stall_tell_unwatched(&node->supervise, &node->relay);
 }
 
-static struct end_facts collect(const struct node *node, enum task_end end)
+static enum slurm_sent sent_so_far(const struct node *node)
+{
+	enum slurm_sent sent = witness_sent(&node->supervise.shared->witness);
+
+	return sent == SENT_KILL && atomic_load(&node->witness_lost) ? SENT_UNKNOWN : sent;
+}
+
+/* Whether what is known may still change: Slurm sends a signal to one process
+   after the other, and tasks that are killed together end one by one. */
+static bool is_unsettled(const struct node *node, const struct end_facts *facts,
+                         const struct supervise_ends *ends, uint64_t waited_ns)
+{
+	if (facts->sent == SENT_KILL && supervise_spares(&node->supervise))
+		return waited_ns < LOSS_MS * 1000000ull;
+	return waited_ns < SETTLE_MS * 1000000ull &&
+	       (facts->sent == SENT_NOTHING || facts->sent == SENT_UNKNOWN ||
+	        (facts->end == END_BY_KILL && !ends->all_ended));
+}
+
+static struct end_facts collect(struct node *node, enum task_end end)
 {
 	struct end_facts facts = { .end = end, .lone = node->supervise.local_tasks == 1,
 		                   .kill_on_failure = node->kill_on_failure };
-	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)SETTLE_MS * 1000000;
+	uint64_t began_ns = ddp_now_ns();
 	struct supervise_ends ends;
 
 	for (;;) {
-		facts.sent = witness_sent(&node->supervise.shared->witness);
+		facts.sent = sent_so_far(node);
 		ends = supervise_look(&node->supervise);
-		if (!is_unsettled(&facts, &ends) || ddp_now_ns() >= deadline_ns)
+		if (!is_unsettled(node, &facts, &ends, ddp_now_ns() - began_ns))
 			break;
 		pause_ms(SETTLE_MS / 10);
+	}
+	/* Slurm would have killed that task, too. */
+	if (facts.sent == SENT_KILL && supervise_spares(&node->supervise)) {
+		atomic_store(&node->witness_lost, true);
+		facts.sent = SENT_UNKNOWN;
 	}
 	facts.all_killed = ends.all_ended && ends.all_killed;
 	/* Of this task's own failure there is `end`. */
@@ -167,7 +192,7 @@ static bool is_old(const struct node *node, enum task_end end, bool hearsay)
 	if (!node->told_later || end != END_BY_KILL || memory_ran_out(&node->supervise.memory))
 		return node->told_later && end == END_BY_REQUEST;
 	/* One more that Slurm has killed, or whoever has killed the witness, too. */
-	sent = witness_sent(&node->supervise.shared->witness);
+	sent = sent_so_far(node);
 	return sent == SENT_STOP || sent == SENT_KILL;
 }
 

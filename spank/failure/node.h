@@ -5,6 +5,7 @@
 #ifndef SPANK_NODE_H
 #define SPANK_NODE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -21,6 +22,7 @@ struct node {
 	uint64_t report_ns; /* when to tell srun again that the node has the plugin; 0: not set yet */
 	uint64_t reported_ns; /* when slurmstepd last did so; 0: never */
 	uint32_t report_looks;
+	atomic_bool witness_lost; /* somebody other than Slurm has killed the witness and its keeper */
 	bool told_later, told_hearsay, told_cause; /* by what the verdict was */
 	void (*say)(const char *text); /* to the user, past srun's relay */
 };
@@ -40,6 +42,10 @@ struct relay_news node_error(const char *text);
 /* A task has ended: after what delay this node is to ask for the step's end by
    itself, which is never where srun has the news. */
 enum end_delay node_take_end(struct node *node, const struct node_task *task);
+
+/* The witness and its keeper were killed LOSS_MS ago: finds out whether it was Slurm, which kills the tasks, too.
+   If it was not, this node judges by the ends alone from now on. */
+void node_lose_witness(struct node *node);
 
 /* Tells srun again that the node has the plugin, if that is due: until srun has answered. Gives after
    how many milliseconds to call it again; -1: never. */

@@ -177,6 +177,24 @@ int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 	return watch->period_ms;
 }
 
+void stall_watch_begin_again(struct stall_watch *watch)
+{
+	watch->unanswered = true;
+}
+
+void stall_tell_unwatched(const struct supervise *supervise, const struct relay *relay)
+{
+	const struct supervise_shared *shared = supervise->shared;
+	const struct stall_watch watch = { .shared = shared, .relay = *relay, .address = shared->srun_address };
+	struct stall_note note = { .ranks = supervise->local_tasks, .lowest = UINT32_MAX,
+		                   .world_size = shared->world_size };
+
+	for (uint32_t i = 0; i < supervise->local_tasks; i++)
+		if (shared->task[i].rank < note.lowest)
+			note.lowest = shared->task[i].rank;
+	tell(&watch, &note);
+}
+
 void stall_tell_end(const struct supervise *supervise, const struct relay *relay)
 {
 	uint64_t now_ns = ddp_now_ns();

@@ -48,6 +48,13 @@ bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervi
    next look; 0: no more looks are needed. */
 int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns);
 
+/* In a witness that goes on with another one's watch, before its first look: tells srun the node's state in
+   any case. */
+void stall_watch_begin_again(struct stall_watch *watch);
+
+/* In slurmstepd, when nobody looks any more: srun takes the node's ranks for ones that go on. */
+void stall_tell_unwatched(const struct supervise *supervise, const struct relay *relay);
+
 /* In slurmstepd, when the node's tasks have ended, and the witness is gone: only srun
    knows whether others wait for one of them. */
 void stall_tell_end(const struct supervise *supervise, const struct relay *relay);

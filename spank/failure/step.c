@@ -88,7 +88,7 @@ static void hold(struct step *step, int index, const struct step_case *what)
    takes nobody's place by it. */
 static uint64_t happened_ns(uint32_t age_ms, uint64_t now_ns)
 {
-	uint32_t longest_ms = SETTLE_MS + CONNECT_MS + REPLY_MS;
+	uint32_t longest_ms = LOSS_MS + CONNECT_MS + REPLY_MS;
 	uint64_t age_ns = (uint64_t)(age_ms < longest_ms ? age_ms : longest_ms) * 1000000;
 
 	return age_ns < now_ns ? now_ns - age_ns : 0;

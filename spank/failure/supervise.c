@@ -201,25 +201,56 @@ enum task_state supervise_state(const struct supervise *supervise, uint32_t loca
 	return TASK_ENDED;
 }
 
-bool supervise_is_stopped(pid_t pid)
+/* Reads what the kernel says of the process, from the end of its command on, which may hold any byte; NULL if
+   there is nothing. */
+static const char *read_stat(pid_t pid, char *text, size_t bytes)
 {
-	char path[64], text[512];
-	const char *state;
+	char path[64];
 	ssize_t got;
 	int fd;
 
 	if (pid <= 0)
-		return false;
+		return NULL;
 	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
-		return false;
-	got = read(fd, text, sizeof(text) - 1);
+		return NULL;
+	got = read(fd, text, bytes - 1);
 	close(fd);
 	text[got > 0 ? got : 0] = '\0';
-	/* Behind the command in parentheses, which may hold any byte. */
-	state = strrchr(text, ')');
+	return strrchr(text, ')');
+}
+
+bool supervise_is_stopped(pid_t pid)
+{
+	char text[1024];
+	const char *state = read_stat(pid, text, sizeof(text));
+
 	return state != NULL && state[1] == ' ' && (state[2] == 'T' || state[2] == 't');
+}
+
+/* Whether the process is to end, or ends, which may take it long. */
+static bool is_dying(pid_t pid)
+{
+	enum { EXITING = 0x4 }; /* PF_EXITING of the kernel */
+	char text[1024], state;
+	const char *behind = read_stat(pid, text, sizeof(text));
+	unsigned long flags, pending;
+
+	/* Behind the command come fields 3, 9 and 31. */
+	if (behind == NULL ||
+	    sscanf(behind, ") %c %*d %*d %*d %*d %*d %lu %*u %*u %*u %*u %*u %*u %*u %*u %*u %*u %*u %*u %*u %*u %*u "
+	           "%*u %*u %*u %*u %*u %*u %lu", &state, &flags, &pending) != 3)
+		return true;
+	return state == 'Z' || state == 'X' || (flags & EXITING) != 0 || (pending >> (SIGKILL - 1) & 1) != 0;
+}
+
+bool supervise_spares(const struct supervise *supervise)
+{
+	for (uint32_t i = 0; i < supervise->local_tasks; i++)
+		if (supervise->pids[i] != 0 && !is_dying(supervise->pids[i]))
+			return true;
+	return false;
 }
 
 uint32_t supervise_left(const struct supervise *supervise)

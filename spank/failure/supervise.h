@@ -96,6 +96,9 @@ enum task_state supervise_state(const struct supervise *supervise, uint32_t loca
 /* Whether a process is stopped by a signal or a debugger, says the kernel. */
 bool supervise_is_stopped(pid_t pid);
 
+/* Whether a task runs that nobody has killed by SIGKILL, so far as the kernel tells. */
+bool supervise_spares(const struct supervise *supervise);
+
 /* How many tasks were forked and not reaped. */
 uint32_t supervise_left(const struct supervise *supervise);
 

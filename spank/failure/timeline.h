@@ -24,6 +24,9 @@
  *         grace= it asks slurmctld before: a job that is being preempted has its
  *         GraceTime, and with SIGNAL_SECONDS left or less, --signal may have granted
  *         them. Such a job is left to Slurm, which ends it soon.
+ *   loss  LOSS_MS after the witness and its keeper were killed, a task that nobody has killed
+ *         shows that it was not Slurm, which kills all of them. So long the keeper waits, too,
+ *         before it makes another witness.
  *  doubt  KillWait and DOUBT_MS after it was told, srun takes tasks that were killed
  *         together with the node's witness for victims of somebody other than Slurm.
  *         If it was Slurm, slurmctld has told srun so, and srun itself waits KillWait
@@ -54,6 +57,7 @@ enum {
 	REPLY_MS = 500,
 	HOLD_MS = 250,
 	TIMEOUT_HOLD_MS = 1500,
+	LOSS_MS = 400,
 	DOUBT_MS = 4000,
 	AGAIN_MS = 5000,
 	KILL_WAIT_SECONDS = 30, /* if Slurm does not say its KillWait: its default */

@@ -2,12 +2,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -21,6 +23,15 @@
 enum {
 	PARENT_DIED = SIGPWR, /* the kernel's word to the witness; Slurm sends no such signal */
 	LOOKS_MAX = 100,      /* 1 ms apart */
+	WITNESSES_MAX = 16,   /* a keeper makes no more: slurmstepd may not reap them before the step's end */
+};
+
+/* Where a witness or a keeper is. */
+struct place {
+	struct witness *witness;
+	const struct witness_words *words;
+	pid_t slurmstepd;
+	pid_t tasks; /* their process group */
 };
 
 static void close_everything(void)
@@ -37,9 +48,8 @@ static void close_everything(void)
 
 /* Not slurmstepd's name: who looks for that, to end one, is not to find this. The
    title that ps shows lies in memory where the kernel says in /proc. */
-static void take_name(void)
+static void take_name(const char *name)
 {
-	static const char name[] = "ddp-witness";
 	unsigned long start = 0, end = 0;
 	char text[1024], *field;
 	int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
@@ -54,10 +64,10 @@ static void take_name(void)
 	for (int i = 2; field != NULL && i < 48; i++)
 		field = strchr(field + 1, ' ');
 	if (field == NULL || sscanf(field, "%lu %lu", &start, &end) != 2 || end <= start ||
-	    end - start < sizeof(name))
+	    end - start <= strlen(name))
 		return;
 	memset((void *)start, 0, end - start);
-	memcpy((void *)start, name, sizeof(name));
+	memcpy((void *)start, name, strlen(name));
 }
 
 /* slurmstepd is gone, and with it who would tell srun of its tasks' ends. */
@@ -94,72 +104,152 @@ static int wait_signal(const sigset_t *all, int look_ms, siginfo_t *info)
 	return number < 0 && errno == EAGAIN ? 0 : number;
 }
 
-static void watch(struct witness *witness, const struct witness_words *words, pid_t parent)
+static void note(const struct place *place, const siginfo_t *info)
 {
-	pid_t tasks = getpgrp();
+	if (!is_sent_by_slurm(info, place->slurmstepd))
+		return;
+	if (judge_is_stop(info->si_signo))
+		atomic_store(&place->witness->asked_to_stop, true);
+	if (judge_is_word(info->si_signo) && info->si_signo != PARENT_DIED)
+		atomic_store(&place->witness->word_ns, ddp_now_ns());
+}
+
+/* In a new process, in which all signals are blocked. */
+static void leave_task(const struct place *place, const char *name)
+{
+	/* Out of reach of a task that signals, or kills, its own process group. */
+	if (!place->words->stay_in_group)
+		setpgid(0, 0);
+	prctl(PR_SET_DUMPABLE, 0);
+	take_name(name);
+	close_everything();
+	prctl(PR_SET_PDEATHSIG, PARENT_DIED);
+}
+
+static void watch(const struct place *place)
+{
+	const struct witness_words *words = place->words;
 	int look_ms = words->look_ms;
 	bool suspended = false;
 	sigset_t all;
 
 	sigfillset(&all);
-	/* Out of reach of a task that signals, or kills, its own process group. */
-	if (!words->stay_in_group)
-		setpgid(0, 0);
-	prctl(PR_SET_DUMPABLE, 0);
-	take_name();
-	close_everything();
-	prctl(PR_SET_PDEATHSIG, PARENT_DIED);
-	while (getppid() == parent) {
+	leave_task(place, "ddp-witness");
+	while (getppid() == place->slurmstepd) {
 		siginfo_t info = { .si_signo = 0 };
 		int number = wait_signal(&all, look_ms, &info);
 		if (number < 0 && errno != EINTR)
 			return;
-		if (judge_is_stop(number) && is_sent_by_slurm(&info, parent))
-			atomic_store(&witness->asked_to_stop, true);
-		if (judge_is_word(number) && number != PARENT_DIED && is_sent_by_slurm(&info, parent))
-			atomic_store(&witness->word_ns, ddp_now_ns());
+		if (number > 0)
+			note(place, &info);
 		/* The ranks stop by it: Slurm sends it 2 s before the SIGSTOP with which it
 		   suspends a step, and that stops the witness, too. */
 		suspended = number == SIGTSTP || (suspended && number != SIGCONT);
 		if (look_ms > 0 && !suspended)
-			look_ms = words->look(words->about, atomic_load(&witness->asked_to_stop));
+			look_ms = words->look(words->about, atomic_load(&place->witness->asked_to_stop));
 	}
-	tell_of_slurmstepd(words, tasks);
+	tell_of_slurmstepd(words, place->tasks);
 }
 
-/* A fork, but the child is the parent's sibling: glibc has no call for that. */
-static pid_t fork_sibling(void)
+/* A fork, but the child is the parent's sibling: glibc has no call for that. The kernel notes the child's
+   number before the child runs, and also if somebody kills the parent meanwhile. */
+static pid_t fork_sibling(_Atomic pid_t *number)
 {
+	const long flags = CLONE_PARENT | CLONE_PARENT_SETTID | SIGCHLD;
+
 #ifdef __s390__
-	return (pid_t)syscall(SYS_clone, 0, CLONE_PARENT | SIGCHLD, 0, 0, 0);
+	return (pid_t)syscall(SYS_clone, 0, flags, number, 0, 0);
 #else
-	return (pid_t)syscall(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0);
+	return (pid_t)syscall(SYS_clone, flags, 0, number, 0, 0);
 #endif
+}
+
+/* Gives what is readable as soon as the process has ended; -1: the kernel has no such thing, or the process
+   was reaped. */
+static int open_process(pid_t pid)
+{
+#ifdef SYS_pidfd_open
+	return (int)syscall(SYS_pidfd_open, pid, 0u);
+#else
+	(void)pid;
+	return -1;
+#endif
+}
+
+/* In the keeper. Gives what tells of the end of the new witness; -1: there is none. */
+static int make_another(const struct place *place)
+{
+	const struct witness_words *words = place->words;
+	pid_t pid = fork_sibling(&place->witness->pid);
+
+	if (pid == 0) {
+		if (words->look_ms > 0 && words->begin_again != NULL)
+			words->begin_again(words->about);
+		watch(place);
+		_exit(0);
+	}
+	return pid > 0 ? open_process(pid) : -1;
+}
+
+/* Notes the same signals, and makes another witness when somebody has killed the last one. */
+static void keep(const struct place *place)
+{
+	enum { SIGNALS, SLURMSTEPD, WITNESS, COUNT };
+	const struct timespec now = { .tv_sec = 0 };
+	struct pollfd ready[COUNT];
+	sigset_t all;
+
+	sigfillset(&all);
+	leave_task(place, "ddp-keeper");
+	ready[SIGNALS] = (struct pollfd){ .fd = signalfd(-1, &all, SFD_CLOEXEC), .events = POLLIN };
+	ready[SLURMSTEPD] = (struct pollfd){ .fd = open_process(place->slurmstepd), .events = POLLIN };
+	ready[WITNESS] = (struct pollfd){ .fd = open_process(atomic_load(&place->witness->pid)), .events = POLLIN };
+	for (int made = 0; getppid() == place->slurmstepd;) {
+		siginfo_t info;
+		if (poll(ready, COUNT, -1) < 0 && errno != EINTR)
+			return;
+		while (sigtimedwait(&all, &info, &now) > 0)
+			note(place, &info);
+		if (ready[WITNESS].fd < 0 || ready[WITNESS].revents == 0)
+			continue;
+		/* Slurm, which kills both, does so within this time. */
+		pause_ms(LOSS_MS);
+		close(ready[WITNESS].fd);
+		ready[WITNESS].fd = made++ < WITNESSES_MAX ? make_another(place) : -1;
+	}
 }
 
 void witness_make(struct witness *witness, const struct witness_words *words)
 {
+	const struct place place = { .witness = witness, .words = words, .slurmstepd = getppid(), .tasks = getpgrp() };
 	sigset_t all, before;
-	pid_t parent = getppid(), pid;
+	int process;
 
 	if (atomic_exchange(&witness->made, true))
 		return;
 	sigfillset(&all);
 	if (sigprocmask(SIG_SETMASK, &all, &before) < 0)
 		return;
-	pid = fork_sibling();
-	if (pid == 0) {
-		watch(witness, words, parent);
+	if (fork_sibling(&witness->pid) == 0) {
+		watch(&place);
 		_exit(0);
 	}
-	if (pid > 0)
-		atomic_store(&witness->pid, pid);
+	/* Without it nobody would see the witness's end. */
+	process = open_process(place.slurmstepd);
+	if (process >= 0)
+		close(process);
+	if (process >= 0 && atomic_load(&witness->pid) > 0 && fork_sibling(&witness->keeper) == 0) {
+		keep(&place);
+		/* Its end is not that of one who was killed. */
+		atomic_store(&witness->keeper, 0);
+		_exit(0);
+	}
 	sigprocmask(SIG_SETMASK, &before, NULL);
 }
 
-bool witness_was_killed(const struct witness *witness)
+/* In slurmstepd. */
+static bool has_ended(pid_t pid)
 {
-	pid_t pid = atomic_load(&witness->pid);
 	siginfo_t info = { .si_pid = 0 };
 
 	if (pid > 0 && contained_here())
@@ -167,6 +257,20 @@ bool witness_was_killed(const struct witness *witness)
 	/* slurmstepd may have reaped it among the tasks. */
 	return pid > 0 && (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 ||
 	                   info.si_pid != 0);
+}
+
+pid_t witness_present(const struct witness *witness)
+{
+	pid_t pid = atomic_load(&witness->pid), keeper = atomic_load(&witness->keeper);
+
+	if (pid > 0 && !has_ended(pid))
+		return pid;
+	return keeper > 0 && !has_ended(keeper) ? keeper : 0;
+}
+
+bool witness_was_killed(const struct witness *witness)
+{
+	return atomic_load(&witness->pid) > 0 && witness_present(witness) == 0;
 }
 
 /* What the kernel says of the witness at one moment: the signals that wait for it to
@@ -228,14 +332,13 @@ static bool has_word(const struct witness *witness)
  */
 enum slurm_sent witness_sent(const struct witness *witness)
 {
-	pid_t pid = atomic_load(&witness->pid);
 	enum slurm_sent waits = SENT_NOTHING;
 	bool runs = true;
 
-	if (pid == 0)
+	if (atomic_load(&witness->pid) == 0)
 		return SENT_UNKNOWN;
 	for (int look = 0; (runs || waits != SENT_NOTHING) && look < LOOKS_MAX; look++) {
-		waits = sent_by(pending(pid, &runs));
+		waits = sent_by(pending(witness_present(witness), &runs));
 		if (atomic_load(&witness->asked_to_stop))
 			return SENT_STOP;
 		if (runs || waits != SENT_NOTHING)
@@ -248,15 +351,20 @@ enum slurm_sent witness_sent(const struct witness *witness)
 	return waits == SENT_SIGNAL || has_word(witness) ? SENT_SIGNAL : SENT_NOTHING;
 }
 
-void witness_end(struct witness *witness)
+static void end_process(pid_t pid)
 {
-	pid_t pid = atomic_load(&witness->pid);
-
-	if (pid > 0 && !witness_was_killed(witness))
+	if (pid > 0 && !has_ended(pid))
 		kill(pid, SIGKILL);
 	if (pid > 0)
 		waitpid(pid, NULL, 0);
 	/* Its parent reaps it, at the latest by its own end. */
 	for (int look = 0; pid > 0 && contained_here() && !contained_sees_end(pid) && look < LOOKS_MAX; look++)
 		pause_ms(1);
+}
+
+void witness_end(struct witness *witness)
+{
+	/* The keeper first: it then makes no other witness. */
+	end_process(atomic_load(&witness->keeper));
+	end_process(atomic_load(&witness->pid));
 }

@@ -8,7 +8,11 @@
  * program: as the user, in the step's cgroup, and as a child of slurmstepd, so that it
  * gets what Slurm sends to the tasks, whatever tracks them. It holds
  * nothing open, and no process of the user may look into it. It also outlives a
- * slurmstepd that is killed, tells srun of it, and then ends. libc only.
+ * slurmstepd that is killed, tells srun of it, and then ends.
+ *
+ * A second process, the keeper, notes the same signals, and makes another witness when somebody has
+ * killed the first one. Slurm, when it kills a step, kills both. A kernel without pidfd_open() has no
+ * keeper. libc only.
  */
 #ifndef SPANK_WITNESS_H
 #define SPANK_WITNESS_H
@@ -25,6 +29,7 @@
 struct witness {
 	atomic_bool made;
 	_Atomic pid_t pid;        /* 0: there is none */
+	_Atomic pid_t keeper;     /* 0: there is none */
 	atomic_bool asked_to_stop; /* by Slurm */
 	_Atomic uint64_t word_ns;  /* when Slurm last sent a SENT_SIGNAL, by CLOCK_MONOTONIC; 0: never */
 };
@@ -40,6 +45,8 @@ struct witness_words {
 	                        suspended; 0: never */
 	/* Gives the time until the next call; 0: never again. */
 	int (*look)(void *about, bool asked_to_stop);
+	/* In another witness, before its first look: nobody knows what the last one has told. Or NULL. */
+	void (*begin_again)(void *about);
 	void *about;
 };
 
@@ -50,10 +57,13 @@ void witness_make(struct witness *witness, const struct witness_words *words);
 /* In slurmstepd: what Slurm has sent so far. */
 enum slurm_sent witness_sent(const struct witness *witness);
 
-/* Whether it was there, and was killed: so are the tasks, then. */
+/* In slurmstepd: the witness, or the keeper if the witness has ended; 0: there is none, or none any more. */
+pid_t witness_present(const struct witness *witness);
+
+/* Whether it was there, and was killed with its keeper: so are the tasks, then, if it was Slurm. */
 bool witness_was_killed(const struct witness *witness);
 
-/* In slurmstepd, when its tasks have ended: ends and reaps it. */
+/* In slurmstepd, when its tasks have ended: ends and reaps both. */
 void witness_end(struct witness *witness);
 
 #endif

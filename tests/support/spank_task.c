@@ -1,10 +1,12 @@
 #include "tests/support/spank_task.h"
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -73,6 +75,18 @@ struct relay open_srun(const struct step_policy *policy)
 	   say nothing, rightly. */
 	relay.reply_ms = LONG_MS;
 	return relay;
+}
+
+void kill_witness(const struct witness *witness)
+{
+	siginfo_t info;
+
+	/* First, as it would make another witness. */
+	if (witness->keeper > 0 && kill(witness->keeper, SIGKILL) == 0)
+		assert_int_equal(waitid(P_PID, (id_t)witness->keeper, &info, WEXITED | WNOWAIT), 0);
+	assert_int_equal(kill(witness->pid, SIGKILL), 0);
+	assert_int_equal(waitid(P_PID, (id_t)witness->pid, &info, WEXITED | WNOWAIT), 0);
+	assert_true(witness_was_killed(witness));
 }
 
 void wait_for(atomic_int *count, int wanted)

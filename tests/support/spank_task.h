@@ -7,6 +7,7 @@
 
 #include "spank/failure/relay.h"
 #include "spank/failure/step.h"
+#include "spank/failure/witness.h"
 #include "spank/launch/variables.h"
 
 #define ENVIRONMENT(...) ((char *[]){ (char[]){ "PATH=/bin" }, __VA_ARGS__ NULL })
@@ -31,6 +32,9 @@ extern atomic_int times_said, times_ended;
 extern const struct relay_actions actions;
 /* Until one of them has come to `wanted`, for up to 20 s. */
 void wait_for(atomic_int *count, int wanted);
+
+/* Kills a witness and its keeper, as Slurm does with a step. */
+void kill_witness(const struct witness *witness);
 
 /* Opens srun's relay; who tells it something waits LONG_MS for the answer. */
 struct relay open_srun(const struct step_policy *policy);

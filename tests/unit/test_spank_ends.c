@@ -22,17 +22,18 @@
 #include "spank/failure/stall.h"
 #include "spank/failure/witness.h"
 #include "tests/support/sanitizers.h"
+#include "tests/support/spank_task.h"
 
 enum { TASKS = 2, OTHERS = 8, STACK_BYTES = 1 << 20, LIMIT_SECONDS = 30 };
 
 static struct node node;
-static int times_said, answer, asked_task;
-static char said[RELAY_TEXT_MAX + 1];
+static int times_spoken, answer, asked_task;
+static char spoken[RELAY_TEXT_MAX + 1];
 
 static void say(const char *text)
 {
-	times_said++;
-	snprintf(said, sizeof(said), "%s", text);
+	times_spoken++;
+	snprintf(spoken, sizeof(spoken), "%s", text);
 }
 
 static void act(enum end_delay delay)
@@ -124,7 +125,7 @@ static void start(void)
 	/* A callback that hangs hangs slurmstepd. */
 	alarm(LIMIT_SECONDS);
 	node = (struct node){ .kill_on_failure = true, .say = say };
-	times_said = 0;
+	times_spoken = 0;
 	answer = DELAY_NEVER;
 	started = false;
 	contained_note_slurmstepd();
@@ -183,15 +184,15 @@ static void contained_callbacks_learn_of_ends(void **state)
 	status_taken = SIGABRT;
 	call_contained(take_first);
 	assert_false(last);
-	assert_int_equal(times_said, 1);
-	assert_non_null(strstr(said, "rank 0 of 2 on n0"));
-	assert_non_null(strstr(said, "SIGABRT"));
+	assert_int_equal(times_spoken, 1);
+	assert_non_null(strstr(spoken, "rank 0 of 2 on n0"));
+	assert_non_null(strstr(spoken, "SIGABRT"));
 	assert_int_equal(answer, DELAY_NONE);
 	kill_and_reap(1, SIGKILL);
 	status_taken = SIGKILL;
 	call_contained(take_second);
 	assert_true(last);
-	assert_int_equal(times_said, 1);
+	assert_int_equal(times_spoken, 1);
 	/* As at slurmstepd's own end. */
 	assert_true(ends_finish());
 	close_others(others);
@@ -229,8 +230,6 @@ static bool ask(uint32_t local_task, int *status)
 /* The tasks and the witness are children of slurmstepd, but not of the callback. */
 static void contained_callback_takes_no_running_process_for_ended(void **state)
 {
-	siginfo_t info;
-
 	(void)state;
 	start();
 	begin();
@@ -255,8 +254,7 @@ static void contained_callback_takes_no_running_process_for_ended(void **state)
 	/* The second one may have ended, but how is not known. */
 	assert_int_equal(states[1], TASK_RUNS);
 	assert_int_equal(waitpid(node.supervise.pids[1], NULL, 0), node.supervise.pids[1]);
-	kill(node.supervise.shared->witness.pid, SIGKILL);
-	assert_int_equal(waitid(P_PID, (id_t)node.supervise.shared->witness.pid, &info, WEXITED | WNOWAIT), 0);
+	kill_witness(&node.supervise.shared->witness);
 	call_contained(look);
 	assert_true(witness_killed);
 	assert_int_equal(sent, SENT_KILL);
@@ -299,7 +297,7 @@ static void thread_takes_ends_before_slurm_does(void **state)
 	status_taken = SIGABRT;
 	take_first();
 	assert_false(last);
-	assert_int_equal(times_said, 1);
+	assert_int_equal(times_spoken, 1);
 	kill(second, SIGKILL);
 	assert_int_equal(waitpid(second, NULL, 0), second);
 	status_taken = SIGKILL;

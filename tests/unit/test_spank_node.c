@@ -86,11 +86,9 @@ static void tasks_that_slurm_kills_are_looked_at_once(void **state)
 
 	(void)state;
 	begin(&node);
-	kill(node.supervise.shared->witness.pid, SIGKILL);
-	while (!witness_was_killed(&node.supervise.shared->witness))
-		usleep(1000);
+	kill_witness(&node.supervise.shared->witness);
 	/* On a busy machine it takes them long to end. */
-	for (int i = 0; i < TASKS - 1; i++) {
+	for (int i = 0; i < TASKS; i++) {
 		siginfo_t info;
 		kill(node.supervise.pids[i], SIGKILL);
 		assert_int_equal(waitid(P_PID, (id_t)node.supervise.pids[i], &info, WEXITED | WNOWAIT), 0);
@@ -123,6 +121,25 @@ static void task_that_somebody_kills_is_a_failure_none_the_less(void **state)
 	start = ddp_now_ns();
 	supervise_await_told(&node.supervise);
 	assert_true(ddp_now_ns() - start < (CONNECT_MS + REPLY_MS) * 1000000ull);
+	take_killed(&node, 2, TASKS - 3);
+	finish(&node);
+}
+
+/* Somebody has killed the witness, its keeper and a task: Slurm would have killed the other tasks, too. */
+static void task_that_is_killed_with_the_witness_alone_is_a_failure(void **state)
+{
+	struct node_task killed = { .local_id = 1, .global_id = 1 };
+	struct node node;
+
+	(void)state;
+	begin(&node);
+	atomic_store(&node.supervise.shared->task[1].start_ns, ddp_now_ns());
+	kill_witness(&node.supervise.shared->witness);
+	kill(node.supervise.pids[1], SIGKILL);
+	waitpid(node.supervise.pids[1], &killed.wait_status, 0);
+	assert_int_equal(node_take_end(&node, &killed), DELAY_NONE);
+	assert_int_equal(times_spoken, 1);
+	take_killed(&node, 0, 1);
 	take_killed(&node, 2, TASKS - 3);
 	finish(&node);
 }
@@ -235,6 +252,25 @@ static void end_is_learnt_without_slurm(void **state)
 	end_watch(&node);
 }
 
+/* Later all tasks are killed, and nobody is left to show that it was not Slurm. */
+static void loss_of_the_witness_is_learnt_at_once(void **state)
+{
+	struct node node;
+
+	(void)state;
+	begin(&node);
+	start_programs(&node);
+	ends_watch(&node, note_act, true);
+	kill_witness(&node.supervise.shared->witness);
+	for (int i = 0; i < 2000 && !atomic_load(&node.witness_lost); i++)
+		usleep(10000);
+	assert_true(atomic_load(&node.witness_lost));
+	for (int i = 0; i < TASKS; i++)
+		kill(started[i], SIGKILL);
+	wait_for(&times_acted, 1);
+	end_watch(&node);
+}
+
 static bool ask(uint32_t local_task, int *wait_status)
 {
 	/* The thread may also ask about a task that end_watch() has just reaped. */
@@ -319,9 +355,9 @@ static void report_is_repeated_until_srun_answers(void **state)
 	relay_close();
 	node.relay.port = 0;
 	/* So that the rest counts as killed by Slurm. */
-	kill(shared->witness.pid, SIGKILL);
-	while (!witness_was_killed(&shared->witness))
-		usleep(1000);
+	kill_witness(&shared->witness);
+	for (int i = 2; i < TASKS; i++)
+		kill(node.supervise.pids[i], SIGKILL);
 	take_killed(&node, 2, TASKS - 3);
 	finish(&node);
 }
@@ -331,8 +367,10 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(tasks_that_slurm_kills_are_looked_at_once),
 		cmocka_unit_test(task_that_somebody_kills_is_a_failure_none_the_less),
+		cmocka_unit_test(task_that_is_killed_with_the_witness_alone_is_a_failure),
 		cmocka_unit_test(end_of_a_node_is_the_last_that_srun_hears_of_it),
 		cmocka_unit_test(end_is_learnt_without_slurm),
+		cmocka_unit_test(loss_of_the_witness_is_learnt_at_once),
 		cmocka_unit_test(status_of_a_reaped_task_is_slurms),
 		cmocka_unit_test(report_is_repeated_until_srun_answers),
 	};

@@ -19,6 +19,7 @@
 #include "spank/failure/memory.h"
 #include "spank/failure/timeline.h"
 #include "spank/failure/witness.h"
+#include "tests/support/spank_task.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -104,9 +105,7 @@ static void witness_notes_what_the_step_is_sent(void **state)
 	while (!atomic_load(&shared->asked_to_stop))
 		assert_int_equal(witness_sent(shared), SENT_STOP);
 	assert_int_equal(witness_sent(shared), SENT_STOP);
-	kill(shared->pid, SIGKILL);
-	while (!witness_was_killed(shared))
-		usleep(1000);
+	kill_witness(shared);
 	assert_int_equal(witness_sent(shared), SENT_STOP);
 	finish();
 }
@@ -206,9 +205,8 @@ static void end_of_the_witness_is_told(void **state)
 	make(false);
 	kill(shared->pid, SIGUSR1);
 	assert_true(comes_to(SENT_SIGNAL));
-	kill(shared->pid, SIGKILL);
-	assert_true(comes_to(SENT_KILL));
-	assert_true(witness_was_killed(shared));
+	kill_witness(shared);
+	assert_int_equal(witness_sent(shared), SENT_KILL);
 	/* Also once somebody else, as slurmstepd's own wait(), has reaped it. */
 	assert_int_equal(waitpid(shared->pid, NULL, 0), shared->pid);
 	assert_int_equal(witness_sent(shared), SENT_KILL);
@@ -217,7 +215,12 @@ static void end_of_the_witness_is_told(void **state)
 
 /* ---- looks ------------------------------------------------------------------------ */
 
-static struct { atomic_int looks; atomic_bool asked_to_stop; } *looked;
+static struct { atomic_int looks, begun; atomic_bool asked_to_stop; } *looked;
+
+static void begin_again(void *about)
+{
+	atomic_fetch_add(&looked->begun, about == looked);
+}
 
 static int look(void *about, bool asked_to_stop)
 {
@@ -263,6 +266,79 @@ static void witness_looks_unless_the_step_is_suspended(void **state)
 	assert_int_equal(witness_sent(shared), SENT_STOP);
 	finish();
 	munmap(looked, sizeof(*looked));
+}
+
+/* Somebody kills the witness; gives the one that its keeper then makes. Without pidfd_open() there is none. */
+static pid_t replace(void)
+{
+	uint64_t deadline = ddp_now_ns() + 10000000000u;
+	pid_t pid = shared->pid;
+
+	if (shared->keeper == 0)
+		skip();
+	kill(pid, SIGKILL);
+	while (shared->pid == pid && ddp_now_ns() < deadline) {
+		/* Meanwhile the keeper is there: nothing is in doubt. */
+		assert_int_equal(witness_sent(shared), SENT_NOTHING);
+		usleep(1000);
+	}
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
+	assert_true(shared->pid != pid && shared->pid > 0);
+	return shared->pid;
+}
+
+static void killed_witness_is_replaced(void **state)
+{
+	struct witness_words words = { .address = "127.0.0.1", .text = "dead", .look_ms = 5, .look = look,
+		                       .begin_again = begin_again };
+
+	(void)state;
+	looked = mmap(NULL, sizeof(*looked), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	assert_true(looked != MAP_FAILED);
+	words.about = looked;
+	make_with(&words);
+	for (int times = 1; times <= 2; times++) {
+		replace();
+		assert_true(looks_go_on(true));
+		assert_int_equal(looked->begun, times);
+		assert_int_equal(witness_sent(shared), SENT_NOTHING);
+	}
+	kill(shared->pid, SIGTERM);
+	assert_true(comes_to(SENT_STOP));
+	finish();
+	munmap(looked, sizeof(*looked));
+}
+
+/* Slurm may send something while there is no witness. */
+static void keeper_notes_what_the_step_is_sent(void **state)
+{
+	(void)state;
+	make(false);
+	if (shared->keeper == 0)
+		skip();
+	kill(shared->pid, SIGKILL);
+	kill(shared->keeper, SIGUSR1);
+	assert_true(comes_to(SENT_SIGNAL));
+	kill(shared->keeper, SIGTERM);
+	assert_true(comes_to(SENT_STOP));
+	while (waitpid(-1, NULL, WNOHANG) > 0)
+		continue;
+	finish();
+}
+
+/* The witness alone still tells all. */
+static void witness_outlives_its_keeper(void **state)
+{
+	(void)state;
+	make(false);
+	if (shared->keeper == 0)
+		skip();
+	kill(shared->keeper, SIGKILL);
+	assert_int_equal(waitpid(shared->keeper, NULL, 0), shared->keeper);
+	assert_int_equal(witness_sent(shared), SENT_NOTHING);
+	kill(shared->pid, SIGTERM);
+	assert_true(comes_to(SENT_STOP));
+	finish();
 }
 
 /* -1: only root may look into it. */
@@ -446,6 +522,9 @@ int main(void)
 		cmocka_unit_test(witness_stays_in_a_group_that_slurm_tracks),
 		cmocka_unit_test(end_of_the_witness_is_told),
 		cmocka_unit_test(witness_looks_unless_the_step_is_suspended),
+		cmocka_unit_test(killed_witness_is_replaced),
+		cmocka_unit_test(keeper_notes_what_the_step_is_sent),
+		cmocka_unit_test(witness_outlives_its_keeper),
 		cmocka_unit_test(witness_holds_nothing_open),
 		cmocka_unit_test(tasks_go_with_a_dead_slurmstepd),
 		cmocka_unit_test(memory_is_found_in_either_version),
