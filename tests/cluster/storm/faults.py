@@ -296,8 +296,8 @@ def cut_pair(r):
     def harm():
         nodes = {r.cluster.node_name(pid) for pid in r.pids.values()}
         other = r.random.choice(sorted(nodes - {r.node()}))
-        r.where = f"({r.node()}|{other})"
         pair = ((r.node(), other), (other, r.node()))
+        r.where = f"({r.node()}|{other})"
         for node, peer in pair:
             r.cluster.lose(node, peer)
         wait_for(4 * r.timeout, lambda: r.lines() or not r.runs())

@@ -78,8 +78,10 @@ class Round:
         return max(seconds, round(seconds * min(self.cluster.slowness, 5)))
 
     def node(self):
-        """The node of the hurt rank, which runs."""
-        return self.cluster.node_name(self.pid())
+        """The node of the hurt rank."""
+        if self.where not in self.cluster.init:
+            raise ProcessLookupError("the rank has ended")
+        return self.where
 
     def named(self):
         return f"rank {self.rank} of {self.world} on NODE"
