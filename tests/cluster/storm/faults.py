@@ -255,7 +255,7 @@ def slurmd_kill(r):
     return harm, killed(r, signal.SIGKILL, seconds=14)
 
 
-@kind("witness-kill", ("training",), weight=0)
+@kind("witness-kill", ("training",), weight=2)
 def witness_kill(r):
     """A rank fails on a node whose witness is gone."""
     number = r.random.choice((signal.SIGKILL, signal.SIGSEGV))
