@@ -52,7 +52,8 @@ class Round:
         self.strict = self.random.random() < 0.4
         self.folder = os.path.join(place, f"round-{number}")
         self.checkpoints = os.path.join(self.folder, "checkpoints")
-        self.output = os.path.join(self.folder, "output")
+        # Not on the small disk, which may be full.
+        self.output = os.path.join(cluster.folder, "work", f"round-{number}.output")
         # What a kind may change:
         self.keys, self.srun_options, self.timeout, self.note = [], [], 60, ""
         self.action, self.partition, self.other = None, None, None
@@ -151,8 +152,10 @@ class Round:
             file.write(bytes(8 * self.world))
         os.chown(file.name, self.user, self.user)
         said = output + ".sbatch" if self.kind.batch and output == self.output else output
-        with open(said, "wb") as file:
-            os.chown(said, self.user, self.user)
+        for name in {output, said}:
+            with open(name, "wb"):
+                os.chown(name, self.user, self.user)
+        with open(said, "ab") as file:
             return subprocess.Popen(self.become(self.command(keys, action, output)), stdout=file,
                                     stderr=file, stdin=subprocess.DEVNULL, cwd=self.folder,
                                     env=self.environment())
@@ -287,7 +290,7 @@ class Round:
 
     def resume(self):
         """Ends the training, which then has the bytes of one that nothing has disturbed."""
-        output = os.path.join(self.folder, "resumed")
+        output = self.output + ".resumed"
         self.srun = self.start(["timeout=60"], None, output)
         try:
             code = self.srun.wait(60 * self.cluster.slowness)
@@ -363,6 +366,9 @@ class Round:
 
     def remove(self):
         shutil.rmtree(self.folder)
+        for end in ("", ".resumed", ".sbatch"):
+            if os.path.exists(self.output + end):
+                os.remove(self.output + end)
 
 
 def digest(folder):
