@@ -16,9 +16,11 @@ ddp_status ddp_comm_agree(ddp_comm *comm, ddp_status mine, const char *what)
 
 	if (status != DDP_OK || mine != DDP_OK || worst == 0)
 		return status != DDP_OK ? status : mine;
-	return ddp_error_told(ddp_fail((ddp_status)(worst >> 32), "%s could not %s (%s)",
-	                               ddp_rank_text(comm, (int)(worst & INT32_MAX)), what,
-	                               ddp_status_name((ddp_status)(worst >> 32))), true);
+	const int rank = (int)(worst & INT32_MAX);
+	ddp_fail((ddp_status)(worst >> 32), "%s could not %s (%s)", ddp_rank_text(comm, rank), what,
+	         ddp_status_name((ddp_status)(worst >> 32)));
+	ddp_error_about((ddp_status)(worst >> 32), comm->topology.world_ranks[rank]);
+	return ddp_error_told((ddp_status)(worst >> 32), true);
 }
 
 /* ---- who is wrong -------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/thread.h"
 #include "base/wait.h"
+#include "comm/api.h"
 
 enum { MESSAGE_MAX = 1024 };
 
@@ -104,9 +105,10 @@ ddp_status ddp_leader_run(ddp_comm *comm, int timeout_ms, ddp_status (*work)(voi
 	                      : follow(comm, &verdict);
 	if (told != DDP_OK)
 		return told;
-	if (verdict.status != DDP_OK)
-		return ddp_fail((ddp_status)verdict.status, ddp_comm_rank(comm) == 0 ? "%s" : "rank 0: %s",
-		                verdict.message);
+	if (verdict.status != DDP_OK) {
+		ddp_fail((ddp_status)verdict.status, ddp_comm_rank(comm) == 0 ? "%s" : "rank 0: %s", verdict.message);
+		return ddp_error_about((ddp_status)verdict.status, ddp_comm_world_rank(comm, 0));
+	}
 	if (bytes == 0)
 		return DDP_OK;
 	return ddp_broadcast(comm, result, bytes, DDP_U8, 0);

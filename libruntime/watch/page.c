@@ -157,8 +157,10 @@ void ddp_page_error(struct ddp_progress *page, ddp_status status, enum ddp_error
 		return;
 	pthread_mutex_lock(&text_lock);
 	if (rank >= 0 || page->status != (uint32_t)status) {
+		const bool known = node != NULL || page->culprit != (uint32_t)(rank + 1);
 		page->culprit = (uint32_t)(rank + 1);
-		snprintf(page->culprit_node, sizeof(page->culprit_node), "%s", node != NULL ? node : "");
+		if (known)
+			snprintf(page->culprit_node, sizeof(page->culprit_node), "%s", node != NULL ? node : "");
 	}
 	page->status = (uint32_t)status;
 	if (page->error_state < (uint32_t)state)
@@ -175,6 +177,13 @@ static void clear_error(struct ddp_progress *page)
 	page->error[0] = '\0';
 }
 
+/* Whether a communicator may be broken by such an error. */
+static bool may_break(uint32_t status)
+{
+	return status == DDP_ERR_PEER || status == DDP_ERR_TIMEOUT || status == DDP_ERR_ABORTED ||
+	       status == DDP_ERR_MISMATCH || status == DDP_ERR_NOMEM;
+}
+
 void ddp_page_pass_error(struct ddp_progress *page)
 {
 	/* Each step comes here, and takes no lock. */
@@ -183,7 +192,7 @@ void ddp_page_pass_error(struct ddp_progress *page)
 	pthread_mutex_lock(&text_lock);
 	if (page->error_state == DDP_ERROR_OPEN) {
 		SET(page->error_state, DDP_ERROR_PAST);
-		if (page->culprit == 0)
+		if (page->culprit == 0 || !may_break(page->status))
 			clear_error(page);
 	}
 	pthread_mutex_unlock(&text_lock);

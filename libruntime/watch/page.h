@@ -36,8 +36,8 @@ void ddp_page_wanted(struct ddp_progress *page, uint64_t now_ns);
    whatever follows, until ddp_page_forget_error(). */
 void ddp_page_error(struct ddp_progress *page, ddp_status status, enum ddp_error_state state, int rank,
                     const char *node, const char *text);
-/* The rank goes on after an error that is open. If the error names no rank, its text is
-   forgotten; an error that names one may be that of a communicator which others wait in. */
+/* The rank goes on after an error that is open. Its text is forgotten, unless it may be that of a
+   communicator which others wait in: one that breaks communicators, and names a rank. */
 void ddp_page_pass_error(struct ddp_progress *page);
 /* The rank goes on after any error up to this state. */
 void ddp_page_forget_error(struct ddp_progress *page, enum ddp_error_state up_to);

@@ -158,7 +158,7 @@ void ddp_watch_end_step(ddp_watch *watch, const ddp_step_stats *stats)
 
 void ddp_watch_error(ddp_watch *watch, ddp_status status)
 {
-	ddp_page_error(watch->page, status, DDP_ERROR_OPEN, -1, NULL, ddp_last_error());
+	ddp_page_error(watch->page, status, DDP_ERROR_OPEN, ddp_error_rank(), NULL, ddp_last_error());
 }
 
 void ddp_watch_go_on(ddp_watch *watch)

@@ -21,6 +21,12 @@ bool blame_is_of_peer(const struct ddp_progress *page)
 	        (page->status == DDP_ERR_TIMEOUT && page->culprit > 0));
 }
 
+bool blame_is_shared(const struct ddp_progress *page, uint32_t own_rank)
+{
+	return blame_ends_in_error(page) && !blame_is_of_peer(page) && page->culprit > 0 &&
+	       page->culprit - 1 != own_rank;
+}
+
 uint32_t blame_of(const struct ddp_progress *page, uint32_t own_rank)
 {
 	if (!blame_is_of_peer(page) || page->culprit == 0 || page->culprit - 1 == own_rank)

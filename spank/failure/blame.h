@@ -21,6 +21,10 @@ bool blame_ends_in_error(const struct ddp_progress *page);
 /* Whether the page says that the rank gave up because of another one. */
 bool blame_is_of_peer(const struct ddp_progress *page);
 
+/* Whether it failed with an error that another rank has met, such as a full disk: that one's node
+   tells of it. */
+bool blame_is_shared(const struct ddp_progress *page, uint32_t own_rank);
+
 /* That other one's rank; BLAME_NOBODY: the page does not name it, or names its own. */
 uint32_t blame_of(const struct ddp_progress *page, uint32_t own_rank);
 

@@ -115,8 +115,8 @@ static void blame(const struct node *node, const struct node_task *task,
 {
 	uint32_t rank = blamed_here(node, task, progress);
 
-	facts->blames_peer = blame_is_of_peer(progress);
-	facts->timed_out = facts->blames_peer && blame_is_timeout(progress);
+	facts->timed_out = blame_is_of_peer(progress) && blame_is_timeout(progress);
+	facts->blames_peer = blame_is_of_peer(progress) || blame_is_shared(progress, rank_of(node, task));
 	facts->names_peer = rank != BLAME_NOBODY &&
 	                    blame_local(&node->supervise, rank, seen_ns, other, RELAY_TEXT_MAX + 1);
 }
@@ -284,7 +284,8 @@ enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 	/* The task itself has said why, in task_begin(). */
 	if (!has_started(node, task->local_id) && atomic_load(&node->supervise.shared->told))
 		return DELAY_NEVER;
-	hearsay = blame_is_of_peer(&progress) && blamed_here(node, task, &progress) == BLAME_NOBODY;
+	hearsay = (blame_is_of_peer(&progress) && blamed_here(node, task, &progress) == BLAME_NOBODY) ||
+	          blame_is_shared(&progress, rank_of(node, task));
 	if (is_old(node, judge_task_end(task->wait_status), hearsay))
 		return DELAY_NEVER;
 	news.facts = collect(node, judge_task_end(task->wait_status));

@@ -62,6 +62,18 @@ for rank in 0 2; do
 	prints_times 1 "$any" "in one line"
 done
 
+# Of an error that all ranks get, such as a full disk, the one that has met it speaks.
+install -m 755 "$build/tests/cluster/storm_probe" "$work/storm_probe"
+mkdir -m 555 "$work/full"
+: >"$work/state"
+chmod 666 "$work/state"
+for _ in 1 2 3; do
+	capture as_user srun --ddp -N2 --ntasks-per-node=2 "$work/storm_probe" "$work/full/checkpoints" "$work/state"
+	prints 'ddp: rank 0 of 4 on n0 exited with code 3 after [0-9.]+ s, .*: checkpoint of step 10 was not saved: cannot ' \
+		"a checkpoint that cannot be written is told by the rank that writes"
+	prints_times 1 "$any" "alone"
+done
+
 # A rank that leaves with code 0.
 for action in leave finish; do
 	capture as_user srun --ddp=timeout=$((3 * seconds)) -N1 -n2 "$probe" "$action" 1

@@ -244,10 +244,11 @@ prints 'rank 0 of 1 on n[0-9] exited with code 5' "a task that tampers with the 
 down='until [ "$(ls up | wc -l)" = 3 ]; do sleep 0.05; done; : >fail'
 fails_n1() { wait_until 30 test -e "$work/fail" && on_node n0 scontrol update nodename=n1 state=down reason=test; }
 for keeps in '' --no-kill; do
-	rm -f "$work/fail"
+	rm -f "$work/fail" "$work/told"
 	fails_n1 &
+	# A step that goes on does so until srun has told of the node.
 	timed as_user sh -c 'cd "$0"; srun $1 --ddp -N3 --ntasks-per-node=1 sh -c ". ./together
-		until [ -e fail ]; do sleep 0.05; done; sleep 1; echo whole" & '"$down"'; wait $!' "$work" "$keeps"
+		until grep -qs ddp: told; do sleep 0.05; done; echo whole" >told 2>&1 & '"$down"'; wait $!; cat told' "$work" "$keeps"
 	wait
 	if [ -n "$keeps" ]; then
 		prints 'ddp: node n1 has failed, says SLURM: rank 1 of 3 on n1 was killed by signal 9 .*; the step goes on \(--no-kill\)$' \

@@ -65,6 +65,23 @@ static void ranks_that_gave_up_for_another_are_known(void **state)
 	}
 }
 
+static void errors_of_another_rank_are_known(void **state)
+{
+	static const struct { uint32_t status, culprit, state; bool shared; } pages[] = {
+		{ DDP_ERR_IO, 1, DDP_ERROR_OPEN, true }, { DDP_ERR_MISMATCH, 1, DDP_ERROR_FINAL, true },
+		/* Its own, nobody's, one that it went on after, one of a rank that was lost. */
+		{ DDP_ERR_IO, 4, DDP_ERROR_OPEN, false }, { DDP_ERR_IO, 0, DDP_ERROR_OPEN, false },
+		{ DDP_ERR_IO, 1, DDP_ERROR_PAST, false }, { DDP_ERR_PEER, 1, DDP_ERROR_FINAL, false },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(pages); i++) {
+		struct ddp_progress page = page_with(pages[i].status, pages[i].culprit);
+		page.error_state = pages[i].state;
+		assert_int_equal(blame_is_shared(&page, 3), pages[i].shared);
+	}
+}
+
 static void rank_that_went_on_after_an_error_has_not_failed(void **state)
 {
 	static const struct { uint32_t magic, writer, error_state; bool ends; } cases[] = {
@@ -266,6 +283,7 @@ int main(void)
 		cmocka_unit_test(ranks_that_gave_up_for_another_are_known),
 		cmocka_unit_test(rank_that_went_on_after_an_error_has_not_failed),
 		cmocka_unit_test(only_errors_that_others_cause_blame),
+		cmocka_unit_test(errors_of_another_rank_are_known),
 		cmocka_unit_test(doing_says_waits_and_what_came_last),
 		cmocka_unit_test(blamed_ranks_are_described),
 		cmocka_unit_test_setup_teardown(node_tells_of_a_rank_that_runs, start_node, end_node),

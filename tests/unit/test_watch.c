@@ -701,9 +701,23 @@ static void error_that_names_a_rank_stays_readable(void **state)
 	assert_int_equal(page_in(fd).error_state, DDP_ERROR_PAST);
 	assert_int_equal(page_in(fd).culprit, 3);
 	assert_string_equal(page_in(fd).error, "rank 2 is gone");
+	assert_string_equal(page_in(fd).culprit_node, "n1");
+	/* Its node is known from before. */
+	ddp_error_about(ddp_fail(DDP_ERR_PEER, "step 4: rank 2 is gone"), 2);
+	ddp_watch_error(watch, DDP_ERR_PEER);
+	assert_string_equal(page_in(fd).culprit_node, "n1");
 	ddp_page_forget_error(ddp_watch_page(watch), DDP_ERROR_OPEN);
 	assert_int_equal(page_in(fd).status, DDP_OK);
 	assert_int_equal(page_in(fd).culprit, 0);
+	assert_string_equal(page_in(fd).culprit_node, "");
+	/* Nobody waits for what a full disk has kept rank 0 from. */
+	ddp_error_about(ddp_fail(DDP_ERR_IO, "rank 0: cannot write x"), 0);
+	ddp_watch_error(watch, DDP_ERR_IO);
+	assert_int_equal(page_in(fd).error_state, DDP_ERROR_OPEN);
+	assert_int_equal(page_in(fd).culprit, 1);
+	ddp_watch_go_on(watch);
+	assert_int_equal(page_in(fd).status, DDP_OK);
+	assert_string_equal(page_in(fd).error, "");
 	ddp_watch_close(watch);
 	close(fd);
 }
