@@ -106,8 +106,11 @@ ddp_status ddp_leader_run(ddp_comm *comm, int timeout_ms, ddp_status (*work)(voi
 	if (told != DDP_OK)
 		return told;
 	if (verdict.status != DDP_OK) {
-		ddp_fail((ddp_status)verdict.status, ddp_comm_rank(comm) == 0 ? "%s" : "rank 0: %s", verdict.message);
-		return ddp_error_about((ddp_status)verdict.status, ddp_comm_world_rank(comm, 0));
+		const int leader = ddp_comm_world_rank(comm, 0);
+		ddp_fail((ddp_status)verdict.status, "%s", verdict.message);
+		if (ddp_comm_rank(comm) != 0)
+			ddp_fail_context((ddp_status)verdict.status, "rank %d", leader);
+		return ddp_error_about((ddp_status)verdict.status, leader);
 	}
 	if (bytes == 0)
 		return DDP_OK;
