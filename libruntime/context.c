@@ -114,11 +114,12 @@ static ddp_status open_context(ddp_context *context, const ddp_options *options)
 	return status;
 }
 
-/* The communicator may be NULL, the rest unopened. */
-static void release(ddp_context *context)
+/* The communicator may be NULL, the rest unopened. Returns the error of closing the communicator. */
+static ddp_status release(ddp_context *context)
 {
-	if (context->world != NULL)
-		ddp_comm_close(context->world);
+	ddp_kept_error kept;
+
+	ddp_error_keep(&kept, ddp_comm_close(context->world));
 	if (ddp_device_close(context->device) != DDP_OK)
 		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 	if (context->wireup != NULL)
@@ -127,6 +128,7 @@ static void release(ddp_context *context)
 	ddp_watch_close(context->watch);
 	OPENSSL_cleanse(&context->key, sizeof(context->key));
 	free(context);
+	return ddp_error_return(&kept);
 }
 
 ddp_status ddp_init(const ddp_options *given, ddp_context **context)
@@ -148,16 +150,13 @@ ddp_status ddp_init(const ddp_options *given, ddp_context **context)
 	if (status == DDP_OK)
 		status = open_context(opened, &options);
 	if (status != DDP_OK) {
-		const bool told = ddp_last_error_is_told();
-		const int about = ddp_error_rank();
-		char reason[1024];
+		ddp_kept_error why;
 
 		/* Closing may fail, too; what counts is why this began. */
-		ddp_copy_text(reason, sizeof(reason), ddp_last_error());
-		ddp_page_error(ddp_watch_page(opened->watch), status, DDP_ERROR_FINAL, about,
-		               NULL, reason);
-		release(opened);
-		return ddp_error_told(ddp_fail(status, "%s", reason), told);
+		ddp_error_keep(&why, status);
+		ddp_page_error(ddp_watch_page(opened->watch), status, DDP_ERROR_FINAL, ddp_error_rank(), NULL, why.text);
+		(void)release(opened);
+		return ddp_error_return(&why);
 	}
 	*context = opened;
 	return DDP_OK;
@@ -165,9 +164,13 @@ ddp_status ddp_init(const ddp_options *given, ddp_context **context)
 
 ddp_status ddp_finalize(ddp_context *context)
 {
-	if (context != NULL)
-		release(context);
-	return DDP_OK;
+	ddp_kept_error kept;
+
+	if (context == NULL)
+		return DDP_OK;
+	ddp_error_keep(&kept, ddp_comm_await_all(context->world));
+	const ddp_status released = release(context);
+	return kept.status == DDP_OK ? released : ddp_error_return(&kept);
 }
 
 const ddp_job *ddp_get_job(const ddp_context *context)

@@ -231,8 +231,13 @@ DDP_API ddp_status ddp_init(const ddp_options *options, ddp_context **context);
 
 /*
  * Closes everything that belongs to the context; models and loaders must have
- * been freed before. Collective after success; after an error it releases
- * local resources without waiting for peers. NULL is allowed.
+ * been freed before. Collective: it waits until all ranks have called it, or for the timeout of
+ * ddp_options. What a rank does alone for longer, such as writing a result, belongs behind this call.
+ * A rank that does not come is DDP_ERR_TIMEOUT, one that has died or that still issues an operation
+ * DDP_ERR_PEER, and the sentence names it. A failure of the world that no call has returned yet,
+ * such as one that ddp_model_free() has met, is returned as well. After an error that a call has
+ * returned it waits for nobody, and returns DDP_OK. Everything is released whatever it returns.
+ * NULL is allowed.
  */
 DDP_API ddp_status ddp_finalize(ddp_context *context);
 
@@ -539,7 +544,8 @@ DDP_API ddp_status ddp_comm_abort(ddp_comm *comm, const char *reason);
    DDP_ERR_STATE, a send between nodes perhaps with DDP_OK; on one node with
    DDP_ERR_PEER if the rank that it waits for frees the communicator before.
    Where NCCL has run operations, it always waits for all ranks, and messages
-   that have met theirs end first. */
+   that have met theirs end first. A rank that does not come, or has died, is an error as in
+   ddp_finalize(); the communicator is freed nevertheless. */
 DDP_API ddp_status ddp_comm_free(ddp_comm *comm);
 
 /* ---- model: parameters, gradients, optimizer ------------------------------ */

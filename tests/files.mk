@@ -234,6 +234,7 @@ check_PROGRAMS += \
 	tests/ranks/test_device_trace \
 	tests/ranks/test_device_ways \
 	tests/ranks/test_engine \
+	tests/ranks/test_finalize \
 	tests/ranks/test_grad_hooks \
 	tests/ranks/test_hooks \
 	tests/ranks/test_local \

@@ -93,6 +93,22 @@ ddp_status ddp_fail_context(ddp_status status, const char *format, ...)
 	return ddp_error_about(ddp_error_told(status, told), about);
 }
 
+void ddp_error_keep(ddp_kept_error *kept, ddp_status status)
+{
+	_Static_assert(sizeof(kept->text) == sizeof(last_error), "it is kept whole");
+	kept->status = status;
+	kept->told = last_is_told;
+	kept->rank = last_is_about;
+	memcpy(kept->text, last_error, sizeof(kept->text));
+}
+
+ddp_status ddp_error_return(const ddp_kept_error *kept)
+{
+	if (kept->status == DDP_OK)
+		return DDP_OK;
+	return ddp_error_about(ddp_error_told(ddp_fail(kept->status, "%s", kept->text), kept->told), kept->rank);
+}
+
 void ddp_set_error(const char *format, ...)
 {
 	va_list arguments;

@@ -30,6 +30,19 @@ int ddp_error_rank(void);
 ddp_status ddp_fail_context(ddp_status status, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
+/* The calling thread's last error, to be returned after calls that may fail, too. */
+typedef struct ddp_kept_error {
+	ddp_status status;
+	bool told;
+	int rank; /* that it is about; -1: none in particular */
+	char text[1024];
+} ddp_kept_error;
+
+/* Keeps `status`, and the present error unless it is DDP_OK. */
+void ddp_error_keep(ddp_kept_error *kept, ddp_status status);
+/* Makes it the present error again, and returns its status. */
+ddp_status ddp_error_return(const ddp_kept_error *kept);
+
 /* Nothing has failed: before a function of the program is called, which may give a reason by
    ddp_set_error(). */
 void ddp_forget_error(void);

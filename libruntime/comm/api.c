@@ -19,12 +19,53 @@ ddp_status ddp_comm_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms,
 	return ddp_world_open(job, wireup, timeout_ms, comm);
 }
 
-void ddp_comm_close(ddp_comm *comm)
+static bool has_open_lanes(const ddp_comm *comm)
 {
-	if (comm == NULL)
-		return;
+	for (int memory = 0; memory <= DDP_MEMORY_DEVICE; memory++) {
+		for (int lane = 0; lane < DDP_LANES; lane++) {
+			const ddp_lane *place = &comm->lanes.of[memory][lane];
+			if (atomic_load(&place->open) && place->self != comm)
+				return true;
+		}
+	}
+	return false;
+}
+
+void ddp_comm_leave_failure(ddp_comm *comm)
+{
+	atomic_store(&comm->failure.owed, true);
+}
+
+ddp_status ddp_comm_await_all(ddp_comm *comm)
+{
+	if (ddp_comm_check(comm) != DDP_OK)
+		return DDP_OK;
+	comm->meets = true;
+	/* A lane is closed with the others', and would wait for a rank that does not come as long
+	   again. Without lanes the last barrier does. */
+	return has_open_lanes(comm) ? ddp_comm_meet(comm) : DDP_OK;
+}
+
+/* What comes behind a barrier, such as a peer that has gone, is no error. */
+static ddp_status end(ddp_comm *comm)
+{
+	const bool fine = ddp_comm_check(comm) == DDP_OK;
+
 	ddp_lanes_close(comm);
+	const ddp_status status = fine ? ddp_comm_check(comm) : ddp_failure_left(comm);
+	const ddp_status ended = ddp_host_end(comm);
+	return status != DDP_OK ? ddp_comm_check(comm) : ended;
+}
+
+ddp_status ddp_comm_close(ddp_comm *comm)
+{
+	ddp_kept_error kept;
+
+	if (comm == NULL)
+		return DDP_OK;
+	ddp_error_keep(&kept, end(comm));
 	ddp_host_close(comm);
+	return ddp_error_return(&kept);
 }
 
 ddp_status ddp_comm_free(ddp_comm *comm)
@@ -35,8 +76,7 @@ ddp_status ddp_comm_free(ddp_comm *comm)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_free(): the world communicator belongs to its context");
 	if (ddp_request_may_wait("ddp_comm_free()") != DDP_OK)
 		return DDP_ERR_STATE;
-	ddp_comm_close(comm);
-	return DDP_OK;
+	return ddp_comm_close(comm);
 }
 
 /* ---- what is known of it ---------------------------------------------------------------- */
@@ -149,6 +189,7 @@ ddp_status ddp_comm_abort(ddp_comm *comm, const char *reason)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_abort(): comm is NULL");
 	ddp_comm_break(comm, DDP_ERR_ABORTED, comm->rank, "%s aborted: %s",
 	               ddp_rank_text(comm, comm->rank), reason != NULL ? reason : "no reason given");
+	ddp_failure_returned(comm); /* who aborts knows */
 	return DDP_OK;
 }
 

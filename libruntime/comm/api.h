@@ -25,8 +25,14 @@ void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page);
 void ddp_comm_use_device(ddp_comm *comm, struct ddp_device *device);
 /* How many CTAs of a GPU its communication may take; 0: as NCCL likes. */
 void ddp_comm_limit_ctas(ddp_comm *comm, int max_ctas);
-/* Closes the world communicator; collective unless it has failed. */
-void ddp_comm_close(ddp_comm *comm);
+/* The caller has met a failure, and returns nothing: closing the communicator returns it. */
+void ddp_comm_leave_failure(ddp_comm *comm);
+
+/* Waits for all ranks before the world is closed; for nobody if it has failed. */
+ddp_status ddp_comm_await_all(ddp_comm *comm);
+/* Closes it; collective unless it has failed. Returns the error of waiting for the other ranks, or a
+   failure that the program has not learnt of; everything is released in any case. */
+ddp_status ddp_comm_close(ddp_comm *comm);
 
 /* What an option `comm` of a program means: `given`, or `world` where it is NULL. DDP_ERR_INVALID, with
    `function` in its message, if `given` is a communicator of another context. */

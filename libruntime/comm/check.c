@@ -209,8 +209,10 @@ ddp_status ddp_collective_complete(ddp_comm *comm, const ddp_collective *given,
 	if (status != DDP_OK)
 		return status;
 	*c = *given;
-	if (c->kind == DDP_BARRIER)
+	if (c->kind == DDP_BARRIER) {
+		c->tag = 0;
 		return DDP_OK;
+	}
 	if (c->counts != NULL)
 		c->count = 0;
 	if (!c->scaled)

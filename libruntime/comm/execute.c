@@ -109,6 +109,8 @@ ddp_status ddp_execute(ddp_comm *comm, const ddp_collective *c)
 	comm->run.sequence++;
 	comm->run.operation = c;
 	comm->run.deadline_ns = 0;
+	if (c->kind == DDP_BARRIER && c->tag != 0)
+		atomic_store(&ddp_lines_own(comm)->ending, 1);
 	if (comm->is_world)
 		ddp_page_collective(comm->roster->page, comm->run.sequence);
 	status = ddp_offsets_make(comm);

@@ -21,19 +21,22 @@ ddp_status ddp_twin_open(ddp_comm *comm, ddp_comm **twin)
 	return DDP_OK;
 }
 
-void ddp_host_end(ddp_comm *comm)
+ddp_status ddp_host_end(ddp_comm *comm)
 {
+	ddp_status status = DDP_OK;
+
 	/* Between nodes, nobody gives up messages or closes connections that others still
 	   need. Once: what has stopped has had it. */
-	if (comm->topology.nodes > 1 && atomic_load(&comm->failure.status) == DDP_OK &&
+	if ((comm->topology.nodes > 1 || comm->meets) && atomic_load(&comm->failure.status) == DDP_OK &&
 	    !atomic_load(&comm->queue.stopping))
-		(void)ddp_comm_last_barrier(comm);
+		status = ddp_comm_last_barrier(comm);
 	ddp_comm_stop(comm);
+	return status;
 }
 
 void ddp_host_close(ddp_comm *comm)
 {
-	ddp_host_end(comm);
+	(void)ddp_host_end(comm);
 	if (atomic_load(&comm->twin_of) != NULL)
 		ddp_failure_unshare(comm);
 	/* The page ends with the context; a group that is still open tells no more. */

@@ -263,6 +263,8 @@ static ddp_status run_collective(ddp_comm *comm, const ddp_collective *c, bool l
 	if (atomic_load_explicit(&comm->queue.count, memory_order_acquire) == 0) {
 		take_over(comm);
 		status = ddp_execute(comm, c);
+		if (status != DDP_OK)
+			ddp_failure_returned(comm);
 		if (last)
 			atomic_store(&comm->queue.stopping, true);
 		pthread_mutex_unlock(&comm->run.lock);
@@ -293,17 +295,26 @@ ddp_status ddp_comm_run(ddp_comm *comm, const ddp_collective *operation)
 	return run_collective(comm, &c, false);
 }
 
+static ddp_status meet(ddp_comm *comm, bool last)
+{
+	const bool is_twin = atomic_load(&comm->twin_of) != NULL;
+	const ddp_collective barrier = { .kind = DDP_BARRIER, .tag = comm->is_world ? DDP_TAG_FINALIZE
+	                                                           : is_twin ? 0 : DDP_TAG_FREE };
+
+	return run_collective(comm, &barrier, last);
+}
+
+ddp_status ddp_comm_meet(ddp_comm *comm)
+{
+	return meet(comm, false);
+}
+
 ddp_status ddp_comm_last_barrier(ddp_comm *comm)
 {
-	static const ddp_collective barrier = { .kind = DDP_BARRIER };
-	ddp_collective c;
-
 	pthread_mutex_lock(&comm->queue.lock);
 	comm->queue.closing = true;
 	pthread_mutex_unlock(&comm->queue.lock);
-	ddp_status status = ddp_collective_complete(comm, &barrier, &c);
-
-	return status == DDP_OK ? run_collective(comm, &c, true) : status;
+	return meet(comm, true);
 }
 
 /* Ends a completed request. */

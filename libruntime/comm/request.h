@@ -16,7 +16,10 @@ ddp_status ddp_request_enqueue(ddp_comm *comm, ddp_request *request);
 ddp_status ddp_comm_issue(ddp_comm *comm, const ddp_collective *operation, ddp_request **request);
 ddp_status ddp_comm_run(ddp_comm *comm, const ddp_collective *operation);
 
-/* A barrier after what is queued, and nothing runs after it: a peer that closes
+/* A barrier by which the program's call that closes the communicator waits for all ranks, while they
+   can still run operations. */
+ddp_status ddp_comm_meet(ddp_comm *comm);
+/* The same after what is queued, and nothing runs after it: a peer that closes
    its communicator from then on breaks no send or receive that is still open. */
 ddp_status ddp_comm_last_barrier(ddp_comm *comm);
 /* Waits until what is queued has run; sends and receives that have not met their

@@ -254,8 +254,10 @@ void ddp_model_free(ddp_model *model)
 		return;
 	ddp_comm *comm = model->comm;
 
-	if (model->strategy != NULL && model->own != NULL)
-		(void)ddp_model_arrive(model); /* what is on its way is no step that is left */
+	/* What is on its way is no step that is left. */
+	const bool known = model->failed || model->partly_updated;
+	if (model->strategy != NULL && model->own != NULL && ddp_model_arrive(model) != DDP_OK && !known)
+		ddp_comm_leave_failure(comm);
 	if (model->reducer.requests != NULL)
 		ddp_reducer_abandon(&model->reducer, "a model was freed in the middle of a step");
 	ddp_model_attach(model, NULL, NULL);

@@ -28,16 +28,15 @@ ddp_status ddp_model_check(const ddp_model *model)
 
 ddp_status ddp_model_fail(ddp_model *model, ddp_status status)
 {
-	const bool told = ddp_last_error_is_told();
-	char reason[1024];
+	ddp_kept_error why;
 
-	snprintf(reason, sizeof(reason), "%s", ddp_last_error());
+	ddp_error_keep(&why, status);
 	ddp_watch_error(model->context->watch, status);
 	model->failed = true;
 	/* Peers may be about to wait for this rank, so tell them in any case. */
-	ddp_comm_abort(model->comm, reason);
-	ddp_reducer_abandon(&model->reducer, reason);
-	return ddp_error_told(ddp_fail(status, "%s", reason), told);
+	ddp_comm_abort(model->comm, why.text);
+	ddp_reducer_abandon(&model->reducer, why.text);
+	return ddp_error_return(&why);
 }
 
 void ddp_model_start_clock(ddp_model *model)

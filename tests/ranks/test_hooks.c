@@ -253,6 +253,7 @@ static int freed_body(ddp_context *context, void *user)
 	}
 	ddp_model_free(model);
 	CHECK(h.finished == h.started);
+	CHECK(ddp_barrier(context->world) == DDP_ERR_ABORTED);
 	return 0;
 }
 
@@ -289,6 +290,7 @@ static int silent_body(ddp_context *context, void *user)
 	ddp_status status = ddp_step(model, 1, 0, NULL);
 	if (ddp_comm_rank(context->world) == 1)
 		CHECK(status == DDP_ERR_IO && says("gave no reason") && !says("an older error"));
+	CHECK(ddp_barrier(context->world) == DDP_ERR_ABORTED);
 	ddp_model_free(model);
 	return 0;
 }

@@ -25,6 +25,8 @@ static void note_end(ddp_request *request, ddp_status status)
 	if (status != DDP_OK)
 		request->message = strdup(ddp_last_error());
 	request->told = status != DDP_OK && ddp_last_error_is_told();
+	if (status != DDP_OK)
+		ddp_failure_returned(request->comm);
 	request->end_ns = ddp_now_ns();
 }
 

@@ -157,6 +157,25 @@ ddp_status ddp_comm_check(ddp_comm *comm)
 	return ddp_error_told(status, is_told(comm, status));
 }
 
+void ddp_failure_returned(ddp_comm *comm)
+{
+	ddp_comm *first = atomic_load(&comm->twin_of);
+
+	if (atomic_load(&comm->failure.status) == DDP_OK)
+		return;
+	atomic_store(&comm->failure.returned, true);
+	if (first != NULL)
+		atomic_store(&first->failure.returned, true);
+}
+
+ddp_status ddp_failure_left(ddp_comm *comm)
+{
+	/* That of a group may be known by the world's. */
+	const bool left = atomic_load(&comm->failure.owed) || (comm->is_world && !atomic_load(&comm->failure.returned));
+
+	return left ? ddp_comm_check(comm) : DDP_OK;
+}
+
 ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,
                           const char *format, ...)
 {

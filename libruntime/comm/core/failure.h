@@ -25,6 +25,8 @@ typedef struct ddp_failure_state {
 	atomic_int status; /* a ddp_status; set once, after the text */
 	pthread_mutex_t lock;
 	bool told;         /* this rank's lines hold its own failure */
+	atomic_bool returned; /* a call has returned it, or will return it, to the program */
+	atomic_bool owed;     /* a function that returns nothing has met it: closing returns it */
 	char text[DDP_FAILURE_TEXT];
 	int culprit;       /* rank that the failure is about, or DDP_NOBODY */
 } ddp_failure_state;
@@ -44,5 +46,10 @@ void ddp_failure_unshare(ddp_comm *twin);
 
 /* DDP_OK, or the failure that broke the communicator. */
 ddp_status ddp_comm_check(ddp_comm *comm);
+
+/* The program learns of the failure, if there is one, by the call that is under way. */
+void ddp_failure_returned(ddp_comm *comm);
+/* The failure, if the program is still to learn of it as the communicator is closed; else DDP_OK. */
+ddp_status ddp_failure_left(ddp_comm *comm);
 
 #endif

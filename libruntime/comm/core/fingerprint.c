@@ -17,7 +17,7 @@ ddp_fingerprint ddp_fingerprint_of(const ddp_collective *c, int size)
 		.type = c->kind == DDP_BARRIER ? 0 : (uint8_t)c->type,
 		.op = ddp_kind_reduces(c->kind) ? (uint8_t)c->op : 0,
 		.by_counts = c->counts != NULL,
-		.root = ddp_kind_has_root(c->kind) ? c->root : 0,
+		.root = ddp_kind_has_root(c->kind) ? c->root : c->kind == DDP_BARRIER ? c->tag : 0,
 		.count = c->counts != NULL || c->kind == DDP_BARRIER ? 0 : c->count,
 		.counts_hash = hash_counts(c, size),
 	};
@@ -28,7 +28,7 @@ void ddp_fingerprint_describe(const ddp_fingerprint *f, char *text, size_t bytes
 	static const size_t by_counts[1];
 	const ddp_collective c = {
 		.kind = (ddp_kind)f->kind, .type = (ddp_type)f->type, .op = (ddp_op)f->op,
-		.root = f->root, .count = f->count, .counts = f->by_counts ? by_counts : NULL,
+		.root = f->root, .tag = f->root, .count = f->count, .counts = f->by_counts ? by_counts : NULL,
 	};
 
 	ddp_collective_describe(&c, text, bytes);

@@ -11,7 +11,7 @@
 typedef struct ddp_fingerprint {
 	uint8_t kind, type, op;
 	uint8_t by_counts;    /* 1: the v-form */
-	int32_t root;
+	int32_t root;         /* or a barrier's tag */
 	uint64_t count;
 	uint32_t counts_hash; /* of the v-form, where counts are the same on all ranks */
 } __attribute__((packed, aligned(4))) ddp_fingerprint;
@@ -21,6 +21,12 @@ ddp_fingerprint ddp_fingerprint_of(const ddp_collective *c, int size);
 
 /* "all_reduce f32[100] sum" */
 void ddp_fingerprint_describe(const ddp_fingerprint *f, char *text, size_t bytes);
+
+/* Does a rank issue nothing behind it? */
+static inline bool ddp_fingerprint_is_end(const ddp_fingerprint *f)
+{
+	return f->kind == DDP_BARRIER && f->root != 0;
+}
 
 static inline bool ddp_fingerprint_same(const ddp_fingerprint *a, const ddp_fingerprint *b)
 {

@@ -55,6 +55,7 @@ enum { DDP_AWAKE = 0, DDP_SLEEPS_FOR_HEADERS, DDP_SLEEPS_FOR_STEPS, DDP_SLEEPS_F
 typedef struct ddp_node_rank {
 	alignas(128) _Atomic uint64_t step;
 	_Atomic uint32_t left;      /* closed its communicator */
+	_Atomic uint32_t ending;    /* issues nothing more, and waits for all ranks to do the same */
 	_Atomic uint64_t agreement;   /* the last round of comm/group/agreement that it is at */
 	alignas(128) _Atomic uint32_t bell; /* futex: rung to wake the rank */
 	_Atomic uint32_t sleeps_for; /* who wakes the rank sets DDP_AWAKE */

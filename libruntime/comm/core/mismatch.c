@@ -26,7 +26,11 @@ ddp_status ddp_mismatch_break(ddp_comm *comm, uint64_t sequence, const ddp_issue
 	ddp_fingerprint_describe(&usual->operation, operations[1], sizeof(operations[1]));
 	if (sequence != 0)
 		snprintf(number, sizeof(number), "operation #%llu differs: ", (unsigned long long)sequence);
-	return ddp_comm_break(comm, DDP_ERR_MISMATCH, odd->rank, "%s%s issued %s, but %s issued %s%s", number,
+	/* Whoever closes the communicator, alone or beside one other, is gone, like one that has ended. */
+	const bool usual_ends = o.usual_count == 1 && ddp_fingerprint_is_end(&usual->operation);
+	const bool ends = usual_ends || ddp_fingerprint_is_end(&odd->operation);
+	return ddp_comm_break(comm, ends ? DDP_ERR_PEER : DDP_ERR_MISMATCH, usual_ends ? usual->rank : odd->rank,
+	                      "%s%s issued %s, but %s issued %s%s", number,
 	                      ranks[0], operations[0], ranks[1], operations[1],
 	                      odd->operation.counts_hash != usual->operation.counts_hash ? " (with other counts)" : "");
 }

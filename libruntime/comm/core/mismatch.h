@@ -10,7 +10,8 @@ typedef struct ddp_issued {
 	ddp_fingerprint operation;
 } ddp_issued;
 
-/* Breaks the communicator with DDP_ERR_MISMATCH. The sentence names the first rank whose operation is
+/* Breaks the communicator with DDP_ERR_MISMATCH, or with DDP_ERR_PEER if the operation of one rank is
+   ddp_finalize() or ddp_comm_free(). The sentence names the first rank whose operation is
    not that of most ranks. The same list gives the same sentence. `issued` holds at least two
    operations that differ, in the order of ranks. `sequence` is the operation's number, or 0 for none. */
 ddp_status ddp_mismatch_break(ddp_comm *comm, uint64_t sequence, const ddp_issued *issued, int count);

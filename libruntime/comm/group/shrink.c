@@ -275,6 +275,7 @@ ddp_status ddp_comm_shrink(ddp_comm *comm, ddp_comm **survivors)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_shrink(): a NULL argument");
 	if (ddp_comm_check(comm) == DDP_OK)
 		return ddp_fail(DDP_ERR_STATE, "ddp_comm_shrink(): the communicator is not broken");
+	ddp_failure_returned(comm);
 	pthread_mutex_lock(&comm->run.lock);
 	if (comm->net != NULL)
 		ddp_net_revive(comm, true);

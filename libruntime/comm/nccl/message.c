@@ -388,7 +388,7 @@ static void begin_comparison(ddp_nccl_lane *lane)
 {
 	const size_t size = (size_t)lane->comm->size;
 
-	ddp_host_end(lane->talk);
+	(void)ddp_host_end(lane->talk);
 	match_all(lane);
 	lane->given = calloc(2 * size, sizeof(*lane->given));
 	if (lane->given == NULL) {
@@ -431,8 +431,8 @@ static void end_matching(ddp_nccl_lane *lane)
 {
 	if (lane->closing == DDP_NCCL_SETTLES && ddp_comm_check(lane->comm) == DDP_OK)
 		(void)ddp_comm_last_barrier(lane->reply);
-	ddp_host_end(lane->talk);
-	ddp_host_end(lane->reply);
+	(void)ddp_host_end(lane->talk);
+	(void)ddp_host_end(lane->reply);
 	if (lane->together != NULL)
 		(void)ddp_wait(lane->together);
 	lane->together = NULL;

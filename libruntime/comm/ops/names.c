@@ -42,12 +42,17 @@ const char *ddp_kind_name(ddp_kind kind)
 	return (unsigned int)kind <= DDP_BARRIER ? names[kind] : "unknown collective";
 }
 
+static const char *barrier_name(int tag)
+{
+	return tag == DDP_TAG_FINALIZE ? "ddp_finalize()" : tag == DDP_TAG_FREE ? "ddp_comm_free()" : "barrier";
+}
+
 void ddp_collective_describe(const ddp_collective *c, char *text, size_t bytes)
 {
 	char root[32] = "", count[32];
 
 	if (c->kind == DDP_BARRIER) {
-		snprintf(text, bytes, "barrier");
+		snprintf(text, bytes, "%s", barrier_name(c->tag));
 		return;
 	}
 	if (c->counts != NULL)

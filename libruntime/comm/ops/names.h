@@ -8,6 +8,9 @@ size_t ddp_type_bytes(ddp_type type);
 const char *ddp_type_name(ddp_type type); /* "f32" */
 const char *ddp_op_name(ddp_op op);       /* "sum" */
 const char *ddp_kind_name(ddp_kind kind); /* "all_reduce" */
+/* The tag of a barrier in which a call of the program waits for all ranks: the barrier has that
+   call's name. */
+enum { DDP_TAG_FINALIZE = -1, DDP_TAG_FREE = -2 };
 /* "all_reduce f32[100] sum" */
 void ddp_collective_describe(const ddp_collective *c, char *text, size_t bytes);
 

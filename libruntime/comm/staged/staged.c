@@ -497,7 +497,7 @@ static ddp_status free_memory(void *self, void *memory)
 /* Messages that nobody will take or give any more. */
 static void abort_messages(void *self)
 {
-	ddp_host_end(((staged *)self)->twin);
+	(void)ddp_host_end(((staged *)self)->twin);
 }
 
 /* Without the twin. */

@@ -34,7 +34,8 @@ static const char *operation_text(const ddp_comm *comm, char *text, size_t bytes
 	char kind[128];
 
 	ddp_collective_describe(comm->run.operation, kind, sizeof(kind));
-	if (comm->run.operation->kind == DDP_SEND || comm->run.operation->kind == DDP_RECV)
+	if (comm->run.operation->kind == DDP_SEND || comm->run.operation->kind == DDP_RECV ||
+	    (comm->run.operation->kind == DDP_BARRIER && comm->run.operation->tag != 0))
 		snprintf(text, bytes, "%s", kind);
 	else if (comm->run.sequence == 0)
 		snprintf(text, bytes, "the opening of the communicator");
@@ -92,6 +93,17 @@ static bool move_p2p(ddp_comm *comm)
 	return ddp_p2p_pending(comm) && ddp_p2p_progress(comm);
 }
 
+/* Will this rank of the node issue nothing more? That of a collective is told better by comparing
+   what each has issued. */
+static bool has_left(const ddp_comm *comm, int i)
+{
+	const ddp_node_rank *lines = &comm->node.shared->ranks[i];
+	const ddp_kind kind = comm->run.operation->kind;
+
+	return atomic_load(&lines->left) != 0 ||
+	       ((kind == DDP_SEND || kind == DDP_RECV) && atomic_load(&lines->ending) != 0);
+}
+
 /* Breaks the communicator if a peer of this node has died, or if the one that
    is waited for has left. What it did before it went counts. */
 static ddp_status check_peers(ddp_comm *comm, const ddp_condition *wait)
@@ -101,13 +113,13 @@ static ddp_status check_peers(ddp_comm *comm, const ddp_condition *wait)
 	ddp_node_look(comm);
 	for (int i = 0; i < node->size; i++) {
 		int rank = node->ranks[i];
-		bool left = atomic_load(&node->shared->ranks[i].left) != 0;
+		bool left = has_left(comm, i);
 		if (i == node->self || (!left && !ddp_node_ended(comm, i)))
 			continue;
 		for (int turn = 0; turn < LAST_TURNS && move_p2p(comm); turn++)
 			continue;
 		/* It may have left between the two looks. */
-		left = left || atomic_load(&node->shared->ranks[i].left) != 0;
+		left = left || has_left(comm, i);
 		int missing = wait->missing(comm, wait->argument);
 		if (left ? missing == rank : missing != DDP_NOBODY)
 			return fail_peer(comm, rank, left ? "has closed its communicator" : "died");

@@ -87,7 +87,8 @@ static ddp_status break_unasked(ddp_comm *comm, const ddp_envelope *have)
 	char text[128];
 
 	ddp_fingerprint_describe(&have->operation, text, sizeof(text));
-	return ddp_comm_break(comm, DDP_ERR_MISMATCH, have->source,
+	return ddp_comm_break(comm, ddp_fingerprint_is_end(&have->operation) ? DDP_ERR_PEER : DDP_ERR_MISMATCH,
+	                      have->source,
 	                      "operation #%llu differs: %s issued %s, and sent what %s, now at operation "
 	                      "#%llu, did not wait for", (unsigned long long)ddp_sequence_of(have),
 	                      ddp_rank_text(comm, have->source), text, ddp_rank_text(comm, comm->rank),

@@ -1,0 +1,442 @@
+/*
+ * ddp_finalize() is the last thing that all ranks do together: a rank that never comes to it is
+ * named by the others, whichever way they found each other and whatever runs their operations.
+ */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "comm/api.h"
+#include "context.h"
+#include "ddp.h"
+#include "device/device.h"
+#include "job/spawn.h"
+#include "tests/support/context_ranks.h"
+#include "tests/support/hung.h"
+#include "tests/support/nccl_standin.h"
+
+enum { RANKS = 4, ODD = 2 /* of whom the others speak */, IDLE_TIMEOUT_MS = 1500 };
+
+/* How the ranks find each other, and where they are. */
+static const struct way {
+	const char *name;
+	const int *node_of; /* NULL: one node */
+	bool by_tcp;        /* else by the sockets of ddp_spawn() */
+} ways[] = {
+	{ "one node", NULL, false },
+	{ "one node, TCP", NULL, true },
+#ifdef HAVE_UCX
+	{ "two nodes", two_nodes, false },
+	{ "two nodes, TCP", two_nodes, true },
+#endif
+};
+
+enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
+
+typedef struct outcome {
+	ddp_status status;
+	double seconds;
+	char message[1024];
+} outcome;
+
+static struct shared {
+	atomic_int ready; /* how many have come to what the test wants of them */
+	atomic_int told;  /* how many have noted their outcome */
+	atomic_int odd;   /* the process of ODD, which does not end by itself; 0: it does */
+	int nodes;
+	outcome of[RANKS];
+} *shared;
+
+/* What a test's ranks do between ddp_init() and ddp_finalize(). */
+typedef struct test_part {
+	ddp_options options;
+	void (*all)(ddp_context *context);
+	void (*odd)(ddp_context *context); /* ODD, behind that */
+} test_part;
+
+/* Less, and a rank that a busy machine keeps waiting would not have come either. */
+static int timeout_ms;
+
+/* A timeout, what the ranks take to agree on whom they name, and what closing takes by force. */
+static double longest_seconds(void)
+{
+	return 4e-3 * timeout_ms + 5;
+}
+
+static void note(int rank, ddp_status status, uint64_t start_ns)
+{
+	outcome *o = &shared->of[rank];
+
+	o->status = status;
+	o->seconds = ddp_seconds_since(start_ns);
+	if (status != DDP_OK)
+		snprintf(o->message, sizeof(o->message), "%s", ddp_last_error());
+	atomic_fetch_add(&shared->told, 1);
+}
+
+/* Whether ODD ends without another's help. */
+static bool ends_by_itself(void)
+{
+	return atomic_load(&shared->odd) == 0;
+}
+
+/* Rank 0 ends ODD once the others have said what they have seen. */
+static void end_odd(void)
+{
+	while (atomic_load(&shared->told) < RANKS - 1)
+		usleep(1000);
+	kill(atomic_load(&shared->odd), SIGKILL);
+}
+
+static int play(const test_part *part)
+{
+	ddp_context *context;
+
+	CHECK_OK(ddp_init(&part->options, &context));
+	const int rank = ddp_get_job(context)->rank;
+	test_be_rank(rank, NULL);
+	CHECK(ddp_comm_nodes(ddp_world(context)) == shared->nodes);
+	/* One that still opened would meet the failure there. */
+	atomic_fetch_add(&shared->ready, 1);
+	while (atomic_load(&shared->ready) < RANKS)
+		usleep(100);
+	if (part->all != NULL)
+		part->all(context);
+	if (rank == ODD && part->odd != NULL)
+		part->odd(context);
+	const uint64_t start_ns = ddp_now_ns();
+	note(rank, ddp_finalize(context), start_ns);
+	if (rank == 0 && !ends_by_itself())
+		end_odd();
+	return 0;
+}
+
+static void pretend_node(const struct way *way, int rank)
+{
+	char node[16];
+
+	snprintf(node, sizeof(node), "%d", way->node_of != NULL ? way->node_of[rank] : 0);
+	setenv("DDP_LOCALITY", node, 1);
+}
+
+struct run {
+	const struct way *way;
+	const test_part *part;
+};
+
+static void set_number(const char *name, int number)
+{
+	char text[16];
+
+	snprintf(text, sizeof(text), "%d", number);
+	setenv(name, text, 1);
+}
+
+static int be_rank_by_tcp(int rank, void *argument)
+{
+	const struct run *run = argument;
+	char address[32];
+
+	pretend_node(run->way, rank);
+	set_number("RANK", rank);
+	set_number("WORLD_SIZE", RANKS);
+	set_number("LOCAL_RANK", rank);
+	set_number("LOCAL_WORLD_SIZE", RANKS);
+	snprintf(address, sizeof(address), "127.%d.%d.%d", getppid() >> 15 & 127, getppid() >> 7 & 255,
+	         (getppid() & 127) + 1);
+	setenv("MASTER_ADDR", address, 1);
+	setenv("MASTER_PORT", "29411", 1);
+	setenv("DDP_KEY", "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff", 1);
+	return play(run->part);
+}
+
+static int spawn(const struct run *run)
+{
+	ddp_spawn_result spawned;
+
+	assert_int_equal(ddp_spawn(RANKS, &spawned), DDP_OK);
+	if (!spawned.is_rank)
+		return spawned.exit_code == (ends_by_itself() ? 0 : 128 + SIGKILL) ? 0 : spawned.exit_code + 1000;
+	/* ODD's end would have the others ended. */
+	signal(SIGTERM, SIG_IGN);
+	pretend_node(run->way, ddp_spawned_get()->rank);
+	exit(play(run->part));
+}
+
+static void run(const struct way *way, const test_part *part)
+{
+	struct run r = { way, part };
+	const test_ranks by_tcp = { .count = RANKS, .body = be_rank_by_tcp, .argument = &r, .expect_deaths = true };
+
+	memset(shared, 0, sizeof(*shared));
+	shared->nodes = way->node_of != NULL ? 2 : 1;
+	const int code = way->by_tcp ? test_ranks_run(&by_tcp) : spawn(&r);
+	if (code != 0)
+		print_error("%s: %d\n", way->name, code);
+	assert_int_equal(code, 0);
+}
+
+static bool is_told(const outcome *o, ddp_status status, const char *words)
+{
+	char host[256], who[300];
+
+	gethostname(host, sizeof(host));
+	snprintf(who, sizeof(who), "rank %d on %s ", ODD, host);
+	if (o->status == status && (status == DDP_OK || (strstr(o->message, who) != NULL && strstr(o->message, words) != NULL)))
+		return true;
+	print_error("%s: %s\n", ddp_status_name(o->status), o->message);
+	return false;
+}
+
+/* All but ODD have got that from ddp_finalize(), in this time. */
+static void others_are_told(const struct way *way, ddp_status status, const char *words, double seconds)
+{
+	for (int r = 0; r < RANKS; r++) {
+		if (r == ODD)
+			continue;
+		if (!is_told(&shared->of[r], status, words) || shared->of[r].seconds > seconds)
+			fail_msg("%s: rank %d after %.1f s", way->name, r, shared->of[r].seconds);
+	}
+}
+
+/* ---- a rank that does not come ------------------------------------------------------------ */
+
+static void stop(ddp_context *context)
+{
+	(void)context;
+	atomic_store(&shared->odd, getpid());
+	raise(SIGSTOP);
+}
+
+static void stopped_rank_is_named(void **state)
+{
+	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = timeout_ms }, .odd = stop };
+
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		run(&ways[w], &part);
+		others_are_told(&ways[w], DDP_ERR_TIMEOUT, "ddp_finalize()", longest_seconds());
+	}
+}
+
+static void leave(ddp_context *context)
+{
+	(void)context;
+	_exit(0);
+}
+
+static void rank_that_has_ended_is_named(void **state)
+{
+	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .odd = leave };
+
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		run(&ways[w], &part);
+		others_are_told(&ways[w], DDP_ERR_PEER, "", 20);
+	}
+}
+
+static void come_late(ddp_context *context)
+{
+	(void)context;
+	usleep(300000);
+}
+
+static void late_rank_is_waited_for(void **state)
+{
+	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .odd = come_late };
+
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		run(&ways[w], &part);
+		others_are_told(&ways[w], DDP_OK, "", 20);
+		assert_int_equal(shared->of[ODD].status, DDP_OK);
+		for (int r = 0; r < RANKS; r++)
+			assert_true(r == ODD || shared->of[r].seconds > 0.2);
+	}
+}
+
+/* ---- errors before it ------------------------------------------------------------------------ */
+
+static void abort_world_and_see(ddp_context *context)
+{
+	if (ddp_get_job(context)->rank == 0)
+		CHECK_OK(ddp_comm_abort(ddp_world(context), "the test wants it"));
+	while (ddp_barrier(ddp_world(context)) == DDP_OK)
+		continue;
+}
+
+static void error_that_was_returned_is_not_returned_again(void **state)
+{
+	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .all = abort_world_and_see };
+
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		run(&ways[w], &part);
+		for (int r = 0; r < RANKS; r++)
+			assert_int_equal(shared->of[r].status, DDP_OK);
+	}
+}
+
+/* It goes on alone, past the moment in which the others hear of it. */
+static void abort_alone(ddp_context *context)
+{
+	CHECK_OK(ddp_comm_abort(ddp_world(context), "the test wants it"));
+}
+
+static void failure_that_no_call_has_returned_is_returned(void **state)
+{
+	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .odd = abort_alone };
+
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		run(&ways[w], &part);
+		others_are_told(&ways[w], DDP_ERR_ABORTED, "the test wants it", 20);
+		assert_int_equal(shared->of[ODD].status, DDP_OK);
+	}
+}
+
+/* ---- a rank that finalizes too early ---------------------------------------------------------- */
+
+static void go_on(ddp_context *context)
+{
+	if (ddp_get_job(context)->rank != ODD)
+		CHECK(ddp_barrier(ddp_world(context)) == DDP_ERR_PEER);
+	if (ddp_get_job(context)->rank != ODD)
+		CHECK(strstr(ddp_last_error(), "issued ddp_finalize()") != NULL);
+}
+
+static void rank_that_finalizes_early_is_named(void **state)
+{
+	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .all = go_on };
+
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		run(&ways[w], &part);
+		assert_true(is_told(&shared->of[ODD], DDP_ERR_PEER, "issued ddp_finalize()"));
+	}
+}
+
+/* On a node, a message that will never come is no matter of the timeout. */
+static void receive(ddp_context *context)
+{
+	int32_t number;
+
+	if (ddp_get_job(context)->rank == ODD)
+		return;
+	CHECK(ddp_recv(ddp_world(context), &number, 1, DDP_I32, ODD, 0) == DDP_ERR_PEER);
+	CHECK(strstr(ddp_last_error(), "has closed its communicator") != NULL);
+}
+
+static void message_of_a_rank_that_finalizes_is_not_waited_for(void **state)
+{
+	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .all = receive };
+
+	(void)state;
+	run(&ways[0], &part);
+	assert_true(is_told(&shared->of[ODD], DDP_ERR_PEER, "has closed its communicator"));
+}
+
+/* ---- what else is open -------------------------------------------------------------------------- */
+
+/* A sum by the stand-in for NCCL, on a lane that ddp_finalize() closes. */
+static void sum_on_device(ddp_context *context)
+{
+	ddp_comm *world = ddp_world(context);
+	ddp_comm_info info;
+	void *memory;
+
+	test_nccl_standin(context->device);
+	CHECK_OK(ddp_device_alloc(context->device, sizeof(float), &memory));
+	CHECK_OK(ddp_device_fill(context->device, NULL, memory, 0, sizeof(float)));
+	CHECK_OK(ddp_run(world, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = memory, .count = 1,
+	                                           .memory = DDP_MEMORY_DEVICE }));
+	CHECK_OK(ddp_comm_describe(world, &info));
+	CHECK(strcmp(info.device_backend, "nccl") == 0);
+	CHECK_OK(ddp_device_free(context->device, memory));
+	CHECK_OK(ddp_barrier(world));
+}
+
+static void stopped_rank_is_named_where_nccl_is_open(void **state)
+{
+	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = timeout_ms, .device = "test" },
+	                         .all = sum_on_device, .odd = stop };
+
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		run(&ways[w], &part);
+		others_are_told(&ways[w], DDP_ERR_TIMEOUT, "ddp_finalize()", longest_seconds());
+	}
+}
+
+/* New parameters are on their way when the model is freed, which returns nothing. */
+static void free_with_parameters_on_their_way(ddp_context *context)
+{
+	static const ddp_param params[] = { { .name = "a", .ndim = 1, .shape = { 1000 } } };
+	const ddp_model_options options = { .size = sizeof(options), .optimizer = DDP_SGD, .learning_rate = 0.1,
+	                                    .shard = DDP_SHARD_GRADIENTS, .late_gather = true };
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, params, 1, &options, &model));
+	CHECK_OK(ddp_broadcast_params(model));
+	memset(ddp_param_grad(model, 0), 0, 1000 * sizeof(float));
+	CHECK_OK(ddp_grad_ready(model, 0));
+	CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
+	if (ddp_get_job(context)->rank == ODD)
+		stop(context);
+	CHECK_OK(ddp_update_params(model, NULL));
+	ddp_model_free(model);
+}
+
+static void error_of_a_model_that_is_freed_is_returned(void **state)
+{
+	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = timeout_ms },
+	                         .all = free_with_parameters_on_their_way };
+
+	(void)state;
+	for (int w = 0; w < WAYS; w++) {
+		run(&ways[w], &part);
+		others_are_told(&ways[w], DDP_ERR_TIMEOUT, "all_gather", longest_seconds());
+	}
+}
+
+static int open_shared(void **state)
+{
+	(void)state;
+	shared = test_share(sizeof(*shared));
+	timeout_ms = IDLE_TIMEOUT_MS * test_slowness();
+	return 0;
+}
+
+static int close_shared(void **state)
+{
+	(void)state;
+	test_unshare(shared, sizeof(*shared));
+	return 0;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(stopped_rank_is_named),
+		cmocka_unit_test(rank_that_has_ended_is_named),
+		cmocka_unit_test(late_rank_is_waited_for),
+		cmocka_unit_test(error_that_was_returned_is_not_returned_again),
+		cmocka_unit_test(failure_that_no_call_has_returned_is_returned),
+		cmocka_unit_test(rank_that_finalizes_early_is_named),
+		cmocka_unit_test(message_of_a_rank_that_finalizes_is_not_waited_for),
+		cmocka_unit_test(stopped_rank_is_named_where_nccl_is_open),
+		cmocka_unit_test(error_of_a_model_that_is_freed_is_returned),
+	};
+	return cmocka_run_group_tests(tests, open_shared, close_shared);
+}
