@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/c_locale.h"
 #include "base/log.h"
@@ -72,7 +73,7 @@ struct ddp_progress *ddp_page_map(const ddp_job *job)
 	if (memory == MAP_FAILED)
 		return NULL;
 	struct ddp_progress *page = memory;
-	*page = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .bucket = -1 };
+	*page = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .pid = (uint32_t)getpid() };
 	return page;
 }
 

@@ -45,6 +45,7 @@ struct ddp_progress {
 	uint64_t wanted_ns;        /* CLOCK_MONOTONIC, when a rank of another node last asked what
 	                              this one does, as that rank waits for it; 0: never */
 	char culprit_node[64];     /* that of the culprit; terminated; "": not told */
+	uint32_t pid;              /* of the process that writes the page, which a shell may have started */
 };
 
 /* Whether the rank has gone on after its last error. */

@@ -29,6 +29,24 @@ void stall_see(struct stall_rank *rank, const struct ddp_progress *page, enum st
 	rank->page = *page;
 	rank->end = end;
 	rank->stopped = stopped;
+	/* A program may call ddp_init() once more. */
+	if (page->magic != DDP_PROGRESS_MAGIC || page->closed != 1)
+		rank->closed_ns = 0;
+	else if (rank->closed_ns == 0)
+		rank->closed_ns = now_ns;
+}
+
+void stall_see_task(struct stall_rank *rank, uint32_t pid, uint64_t cpu_ms, uint64_t now_ns)
+{
+	/* A thread that looks for something from time to time is no work. */
+	enum { WORK_PART = 20 };
+	uint64_t least_ms = (now_ns - rank->seen_ns) / ns_per_ms / WORK_PART;
+
+	if (rank->closed_ns != 0 && rank->end == STALL_NO_END && cpu_ms > rank->cpu_ms + least_ms)
+		rank->changed_ns = now_ns;
+	rank->is_task = rank->page.pid == pid;
+	rank->cpu_ms = cpu_ms;
+	rank->seen_ns = now_ns;
 }
 
 void stall_forget_time(struct stall_rank *ranks, uint32_t count, uint64_t lost_ns)
@@ -48,10 +66,10 @@ static enum stall_kind kind_of(const struct stall_rank *rank, const struct doing
 {
 	if (rank->end != STALL_NO_END)
 		return rank->end == STALL_GOOD_END ? STALL_ENDED : STALL_FAILED;
-	if (doing->closed)
-		return STALL_LEFT;
 	if (rank->stopped)
 		return STALL_STOPPED;
+	if (doing->closed)
+		return STALL_LEFT;
 	return doing->wait == DOING_NO_WAIT ? STALL_RUNS : STALL_WAITS;
 }
 
@@ -86,10 +104,13 @@ static void note_furthest_behind(const struct stall_rank *rank, const struct doi
 	note->kind = kind_of(rank, doing);
 	note->rank = rank->rank;
 	note->collective = doing->collective;
-	note->since_ms = ms_since(rank->changed_ns, now_ns);
+	note->since_ms = ms_since(note->kind == STALL_LEFT ? rank->closed_ns : rank->changed_ns, now_ns);
 	sink_add(&who, "rank %u of %u on ", rank->rank, node->world_size);
 	sink_add_untrusted(&who, node->name, HOST_NAME_MAX_BYTES);
-	doing_add(&sink, doing);
+	if (doing->closed)
+		sink_add(&sink, "%.1f s after ddp_finalize()", ms_since(rank->closed_ns, now_ns) / 1000.0);
+	else
+		doing_add(&sink, doing);
 }
 
 static void add_to_ranges(uint32_t rank, struct stall_note *note)
@@ -136,10 +157,10 @@ static void add_rank(const struct stall_rank *rank, const struct stall_node *nod
 
 	doing_read(&rank->page, now_ns, &doing);
 	kind = kind_of(rank, &doing);
-	if (kind == STALL_STOPPED || kind == STALL_RUNS || kind == STALL_WAITS)
-		note->at_work++;
-	if (kind == STALL_STOPPED || kind == STALL_RUNS)
+	if (kind == STALL_STOPPED || kind == STALL_RUNS || (kind == STALL_LEFT && rank->is_task))
 		note->absent++;
+	if (kind == STALL_STOPPED || kind == STALL_RUNS || kind == STALL_WAITS || (kind == STALL_LEFT && rank->is_task))
+		note->at_work++;
 	if (quiet_ms < note->quiet_ms)
 		note->quiet_ms = quiet_ms;
 	if (is_further_behind(kind, doing.collective, note))

@@ -19,7 +19,11 @@ struct stall_rank {
 	uint32_t rank;       /* UINT32_MAX: not known yet */
 	enum stall_end end;
 	bool stopped;        /* by a signal or a debugger */
+	bool is_task;        /* the process that writes the page is the task itself, not its child */
 	uint64_t changed_ns; /* when any of it last changed; CLOCK_MONOTONIC; 0: not looked at */
+	uint64_t closed_ns;  /* when it was first seen to have called ddp_finalize(); 0: it was not */
+	uint64_t seen_ns;    /* the last look, */
+	uint64_t cpu_ms;     /* and the processor time that the task had used by then */
 	struct ddp_progress page;
 };
 
@@ -27,6 +31,10 @@ struct stall_rank {
    it is stopped. */
 void stall_see(struct stall_rank *rank, const struct ddp_progress *page, enum stall_end end,
                bool stopped, uint64_t now_ns);
+
+/* A rank that has called ddp_finalize() tells no more of what it does, such as writing a result:
+   until it exits, the processor time that its task uses is its progress. `pid` is the task's. */
+void stall_see_task(struct stall_rank *rank, uint32_t pid, uint64_t cpu_ms, uint64_t now_ns);
 
 /* Nobody looked for so long, as when the step is suspended: that time does not count. */
 void stall_forget_time(struct stall_rank *ranks, uint32_t count, uint64_t lost_ns);
@@ -44,7 +52,8 @@ struct stall_node {
 
 /*
  * The node stalls when all its ranks are quiet and have ended or have a page of
- * libddp, and none that runs is in a checkpoint or an evaluation.
+ * libddp, and none that runs is in a checkpoint or an evaluation. A rank that has called
+ * ddp_finalize() and does not exit is at work, too.
  */
 void stall_judge_node(const struct stall_node *node, uint64_t now_ns, struct stall_note *note);
 

@@ -14,7 +14,7 @@ enum { STALL_WHO_MAX = 127, STALL_DOING_MAX = 255, STALL_WAIT_MAX = 95, STALL_RA
 enum stall_kind {
 	STALL_STOPPED, /* by a signal or a debugger */
 	STALL_RUNS,
-	STALL_LEFT,    /* by ddp_finalize() */
+	STALL_LEFT,    /* by ddp_finalize(), and has not ended */
 	STALL_ENDED,   /* with code 0 */
 	STALL_WAITS,   /* itself */
 	STALL_FAILED,  /* which was reported as that */
@@ -31,7 +31,7 @@ struct stall_note {
 	uint32_t ranks;      /* how many the node has, */
 	uint32_t lowest;     /* and the lowest of them, by which srun knows the node */
 	uint32_t world_size;
-	uint32_t at_work;    /* how many have neither ended nor left */
+	uint32_t at_work;    /* how many have not ended; who has left counts only where its own end is known */
 	uint32_t absent;     /* of them, how many do not wait */
 	uint32_t quiet_ms;   /* nothing has changed for so long */
 	/* The rank that is furthest behind. */

@@ -166,6 +166,14 @@ static void add_waiting(const struct stall_step *step, uint64_t waiting, uint64_
 		         (double)(furthest->note.wait_ms + age_ms(furthest, now_ns)) / 1000);
 }
 
+/* All others have exited. */
+static void add_not_exited(const struct stall_note *note, uint64_t count, double seconds, struct sink *sink)
+{
+	sink_add(sink, "%s has not exited %.1f s after ddp_finalize()", note->who, seconds);
+	if (count > 1)
+		sink_add(sink, ", nor have %llu more", (unsigned long long)count - 1);
+}
+
 static void add_furthest_behind(const struct stall_told *told, uint64_t at_work, uint64_t absent,
                                 uint64_t now_ns, struct sink *sink)
 {
@@ -191,7 +199,10 @@ static void add_furthest_behind(const struct stall_told *told, uint64_t at_work,
 		sink_add(sink, "all wait, and furthest behind is %s, ", note->who);
 		break;
 	case STALL_LEFT:
-		sink_add(sink, "%s had left by ddp_finalize(), %.1f s before", note->who, seconds);
+		if (absent == at_work)
+			add_not_exited(note, absent, seconds, sink);
+		else
+			sink_add(sink, "%s had left by ddp_finalize(), %.1f s before", note->who, seconds);
 		return;
 	case STALL_ENDED:
 		sink_add(sink, "%s had ended with code 0, %.1f s before", note->who, seconds);

@@ -62,12 +62,16 @@ static void look_at(struct stall_watch *watch, uint32_t local, uint64_t now_ns)
 {
 	const struct supervise_task *task = &watch->shared->task[local];
 	enum stall_end end = (enum stall_end)atomic_load(&task->end);
+	struct supervise_process process = { .cpu_ms = 0 };
 	struct ddp_progress page;
 
+	if (end == STALL_NO_END)
+		process = supervise_process_of(task->pid);
 	/* The rank may be writing it. */
 	memcpy(&page, watch->pages + (size_t)local * DDP_PROGRESS_BYTES, sizeof(page));
 	watch->ranks[local].rank = task->rank;
-	stall_see(&watch->ranks[local], &page, end, end == STALL_NO_END && supervise_is_stopped(task->pid), now_ns);
+	stall_see(&watch->ranks[local], &page, end, process.stopped, now_ns);
+	stall_see_task(&watch->ranks[local], (uint32_t)task->pid, process.cpu_ms, now_ns);
 }
 
 /* Looks at the node's ranks and returns their present state. */

@@ -221,12 +221,25 @@ static const char *read_stat(pid_t pid, char *text, size_t bytes)
 	return strrchr(text, ')');
 }
 
-bool supervise_is_stopped(pid_t pid)
+struct supervise_process supervise_process_of(pid_t pid)
 {
-	char text[1024];
+	struct supervise_process process = { .cpu_ms = 0 };
+	unsigned long long user = 0, kernel = 0;
+	char text[512];
 	const char *state = read_stat(pid, text, sizeof(text));
 
-	return state != NULL && state[1] == ' ' && (state[2] == 'T' || state[2] == 't');
+	if (state == NULL || state[1] != ' ')
+		return process;
+	process.stopped = state[2] == 'T' || state[2] == 't';
+	/* Fields 14 and 15; the state is field 3. */
+	if (sscanf(state + 3, "%*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu %llu", &user, &kernel) == 2)
+		process.cpu_ms = (user + kernel) * 1000 / (unsigned long long)sysconf(_SC_CLK_TCK);
+	return process;
+}
+
+bool supervise_is_stopped(pid_t pid)
+{
+	return supervise_process_of(pid).stopped;
 }
 
 /* Whether the process is to end, or ends, which may take it long. */

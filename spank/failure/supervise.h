@@ -93,6 +93,13 @@ enum task_state {
 /* Whether the task has ended, reaped or not, and then how. Reaps nothing. */
 enum task_state supervise_state(const struct supervise *supervise, uint32_t local_task, int *wait_status);
 
+/* What the kernel says of a process. */
+struct supervise_process {
+	bool stopped;    /* by a signal, or a debugger */
+	uint64_t cpu_ms; /* processor time that it has used */
+};
+
+struct supervise_process supervise_process_of(pid_t pid);
 /* Whether a process is stopped by a signal or a debugger, says the kernel. */
 bool supervise_is_stopped(pid_t pid);
 

@@ -66,6 +66,34 @@ capture as_user srun --ddp=stall="$brief",stall-action=kill,on-failure=continue 
 status_is 137 "all components of a heterogeneous step end"
 prints 'the step stalls: .*; rank 0 of 2 on n[01] never came: .*; waiting: rank 1 in collective' "of which one stalls"
 
+capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=2 "$probe" miss 3
+status_is 137 "a rank that is stopped before ddp_finalize() makes its step stall"
+prints 'the step stalls: .*; rank 3 of 4 on n1 is stopped by a signal or a debugger, .*; waiting: ranks 0-2 in collective #[0-9]+ ddp_finalize\(\) for' \
+	"with that rank, for which the others wait there"
+
+capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=2 "$probe" halt 3
+status_is 137 "so does one that is stopped behind it, while the others have ended"
+prints 'the step stalls: .*; rank 3 of 4 on n1 is stopped by a signal or a debugger, [0-9.]+ s after ddp_finalize\(\); the step is ended' \
+	"with that rank"
+
+# Wherever a rank is in the end of its program, it either gets through or is named.
+for microseconds in 200 1000 3000 10000; do
+	capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=2 "$probe" alarm 2 "$work/alarm" $microseconds
+	case $status in
+	0) prints_not 'ddp:' "a rank that was to stop after $microseconds us had ended by then" ;;
+	*)
+		status_is 137 "a rank that stops $microseconds us behind its last step makes its step stall"
+		prints 'the step stalls: .*; rank 2 of 4 on n1 is stopped by a signal or a debugger, ' "with that rank"
+		;;
+	esac
+done
+
+capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=2 "$probe" linger 0
+status_is 137 "and one that hangs in its exit"
+prints 'the step stalls: .*; rank 0 of 4 on n0 has not exited [0-9.]+ s after ddp_finalize\(\); the step is ended' \
+	"with that rank"
+prints_not "$report" "and no rank that is ended is reported"
+
 # NCCL's programs know nothing of libddp.
 install -m 755 "$build/libruntime/.libs/libnccl-profiler-ddp.so" "$source/tests/cluster/nccl_probe.py" "$work"
 begin nccl --ddp="watch=$work/libnccl-profiler-ddp.so,stall=$((2 * brief))" -N2 --ntasks-per-node=2 \
@@ -82,6 +110,14 @@ for action in busy save; do
 	status_is 0 "an evaluation or a checkpoint that takes longer is no stall ($action)"
 	prints_not 'ddp:' "and nothing is said"
 done
+
+capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=2 "$probe" work 2 "$work/work" $((3 * brief))
+status_is 0 "nor is one that computes behind ddp_finalize()"
+prints_not 'ddp:' "and nothing is said"
+
+capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=1 sh -c "'$probe' none 9; sleep $((3 * brief))"
+status_is 0 "nor a script that goes on behind its training"
+prints_not 'ddp:' "of which nothing is known"
 
 capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=1 sleep $((3 * brief))
 status_is 0 "nor is a program without libddp"

@@ -10,12 +10,17 @@
  * ddp_finalize(); go: goes on, too; busy: is in evaluation for SECONDS; save: in a checkpoint; late: nothing
  * yet; none: nothing. The others go on until an error, which gives exit code 3; after `busy`
  * and `save`, and with `late`, `retry` and `none`, all end after three steps more, RANK with `late`
- * SECONDS after the others.
+ * SECONDS after the others. So they do with these, of which RANK alone does more: miss: it stops itself
+ * before ddp_finalize(); halt: behind it; alarm: SECONDS microseconds behind its last step, wherever it
+ * is then; linger: hangs in its exit; work: computes for SECONDS behind ddp_finalize().
  */
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <ddp.h>
@@ -47,6 +52,25 @@ static void train(ddp_model *model, int steps)
 	}
 }
 
+static bool does(const struct plan *plan, const char *action)
+{
+	return strcmp(plan->action, action) == 0;
+}
+
+static void hang(void)
+{
+	for (;;)
+		pause();
+}
+
+static void compute(int seconds)
+{
+	const time_t end = time(NULL) + seconds;
+
+	while (time(NULL) < end)
+		continue;
+}
+
 static void act(const struct plan *plan, ddp_context *context, ddp_model *model)
 {
 	int fd = plan->file != NULL ? open(plan->file, O_CREAT | O_WRONLY, 0666) : -1;
@@ -72,6 +96,38 @@ static void act(const struct plan *plan, ddp_context *context, ddp_model *model)
 	}
 }
 
+static void stop(int number)
+{
+	(void)number;
+	raise(SIGSTOP);
+}
+
+static void stop_after(int microseconds)
+{
+	const struct itimerval timer = { .it_value = { microseconds / 1000000, microseconds % 1000000 + 1 } };
+
+	signal(SIGALRM, stop);
+	setitimer(ITIMER_REAL, &timer, NULL);
+}
+
+/* Behind ddp_finalize(). */
+static void end(const struct plan *plan)
+{
+	if (does(plan, "halt"))
+		raise(SIGSTOP);
+	if (does(plan, "linger"))
+		atexit(hang);
+	if (does(plan, "work"))
+		compute(plan->seconds);
+}
+
+static bool is_one_of(const char *action, const char *words)
+{
+	const char *found = strstr(words, action);
+
+	return found != NULL && strchr(" ", found[strlen(action)]) != NULL;
+}
+
 int main(int argc, char **argv)
 {
 	const ddp_param params[] = { { .name = "weight", .ndim = 1, .shape = { PARAMS } } };
@@ -80,15 +136,13 @@ int main(int argc, char **argv)
 	ddp_model *model;
 
 	if (argc < 3 || argc > 5) {
-		fprintf(stderr, "usage: training_probe never|retry|hang|spin|leave|finish|go|busy|save|late|none RANK [FILE [SECONDS]]\n");
+		fprintf(stderr, "usage: training_probe never|retry|hang|spin|leave|finish|miss|halt|alarm|linger|work|go|busy|save|late|none RANK [FILE [SECONDS]]\n");
 		return EXIT_USAGE;
 	}
 	const struct plan plan = { argv[1], argc > 3 ? argv[3] : NULL, atoi(argv[2]),
 		                   argc > 4 ? atoi(argv[4]) : 5 };
-	const bool late = strcmp(plan.action, "late") == 0;
-	const bool retries = strcmp(plan.action, "retry") == 0;
-	const bool ends = late || retries || strcmp(plan.action, "none") == 0 || strcmp(plan.action, "busy") == 0 ||
-	                  strcmp(plan.action, "save") == 0;
+	const bool retries = does(&plan, "retry");
+	const bool ends = is_one_of(plan.action, "late retry none busy save miss halt alarm linger work");
 	if (strcmp(plan.action, "never") == 0 && getenv("RANK") != NULL && atoi(getenv("RANK")) == plan.rank)
 		return 0;
 	check(ddp_init(NULL, &context));
@@ -96,14 +150,21 @@ int main(int argc, char **argv)
 		return EXIT_USAGE;
 	check(ddp_model_create(context, params, 1, &options, &model));
 	train(model, FIRST_STEPS);
-	if (ddp_get_job(context)->rank == plan.rank)
+	const bool is_odd = ddp_get_job(context)->rank == plan.rank;
+	if (is_odd)
 		act(&plan, context, model);
 	do
 		train(model, FIRST_STEPS);
 	while (!ends);
-	if (late && ddp_get_job(context)->rank == plan.rank)
+	if (is_odd && does(&plan, "late"))
 		sleep((unsigned int)plan.seconds);
+	if (is_odd && does(&plan, "alarm"))
+		stop_after(plan.seconds);
 	ddp_model_free(model);
+	if (is_odd && does(&plan, "miss"))
+		raise(SIGSTOP);
 	check(ddp_finalize(context));
+	if (is_odd)
+		end(&plan);
 	return 0;
 }

@@ -23,7 +23,7 @@ enum { LIMIT = 30, NOW = 100000, RANKS = 4, TEXT_MAX = 1024 };
 
 /* What a rank does at NOW, and for how many seconds. */
 enum what { WAITS, RECEIVES, COMPUTES, EVALUATES, SAVES, WAITS_IN_EVALUATION, STOPPED, STOPPED_SAVING,
-            LEFT, ENDED, FAILED, NO_PAGE, UNKNOWN };
+            LEFT, STOPPED_BEHIND, CHILD_LEFT, ENDED, FAILED, NO_PAGE, UNKNOWN };
 
 struct planned { enum what what; uint32_t collective, seconds; };
 
@@ -42,15 +42,17 @@ static struct stall_rank rank_that(const struct planned *plan, uint32_t rank)
 	enum what what = plan->what;
 	uint64_t then_ns = (NOW - plan->seconds) * SECOND;
 	bool collective = what == WAITS || what == WAITS_IN_EVALUATION;
+	bool left = what == LEFT || what == STOPPED_BEHIND || what == CHILD_LEFT;
 	struct stall_rank made = { .rank = what == UNKNOWN ? UINT32_MAX : rank, .changed_ns = then_ns,
-		                   .stopped = what == STOPPED || what == STOPPED_SAVING,
+		                   .stopped = what == STOPPED || what == STOPPED_SAVING || what == STOPPED_BEHIND,
+		                   .is_task = what != CHILD_LEFT, .closed_ns = left ? then_ns : 0,
 		                   .end = what == ENDED ? STALL_GOOD_END : what == FAILED ? STALL_BAD_END
 		                          : STALL_NO_END };
 
 	made.page = (struct ddp_progress){
 		.magic = what == NO_PAGE ? 0 : DDP_PROGRESS_MAGIC, .step = 4, .bucket = -1,
 		.phase = phase_of(what), .updated_ns = then_ns, .collective = plan->collective,
-		.collective_ns = then_ns, .closed = what == LEFT,
+		.collective_ns = then_ns, .closed = left,
 		.waiting = collective ? DDP_WAITING_COLLECTIVE
 		           : what == RECEIVES ? DDP_WAITING_OTHER : DDP_WAITING_NOT,
 		.described = collective ? plan->collective : 0,
@@ -143,9 +145,18 @@ static void step_is_judged(void **state)
 		  STALLS "rank 2 of 4 on n1 had ended with code 0, 35.0 s before" WAITING("0-1") },
 		/* But only a moment ago. */
 		{ { { WAITS, 6, 31 }, { WAITS, 6, 31 }, { WAITS, 6, 31 }, { ENDED, 5, 1 } }, NULL },
-		/* All have: what they do then is no matter of ours. */
-		{ { { ENDED, 6, 31 }, { ENDED, 6, 31 }, { LEFT, 5, 35 }, { ENDED, 5, 36 } }, NULL },
-		{ { { LEFT, 6, 31 }, { LEFT, 6, 31 }, { LEFT, 5, 35 }, { LEFT, 5, 36 } }, NULL },
+		{ { { WAITS, 6, 31 }, { CHILD_LEFT, 5, 35 }, { ENDED, 5, 35 }, { WAITS, 6, 31 } },
+		  STALLS "rank 1 of 4 on n0 had left by ddp_finalize(), 35.0 s before" WAITING("0,3") },
+		/* All have, and one does not exit, or several. */
+		{ { { ENDED, 6, 31 }, { ENDED, 6, 31 }, { LEFT, 5, 35 }, { ENDED, 5, 36 } },
+		  STALLS "rank 2 of 4 on n1 has not exited 35.0 s after ddp_finalize()" },
+		{ { { LEFT, 6, 31 }, { LEFT, 6, 31 }, { LEFT, 5, 35 }, { LEFT, 5, 36 } },
+		  STALLS "rank 2 of 4 on n1 has not exited 35.0 s after ddp_finalize(), nor have 3 more" },
+		{ { { ENDED, 6, 31 }, { ENDED, 6, 31 }, { LEFT, 5, 29 }, { ENDED, 5, 36 } }, NULL },
+		{ { { ENDED, 6, 31 }, { LEFT, 6, 31 }, { STOPPED_BEHIND, 5, 35 }, { ENDED, 5, 36 } },
+		  STALLS "rank 2 of 4 on n1 is stopped by a signal or a debugger, 35.0 s after ddp_finalize()" },
+		/* The task is a script, which may do anything behind its program. */
+		{ { { ENDED, 6, 31 }, { ENDED, 6, 31 }, { CHILD_LEFT, 5, 35 }, { ENDED, 5, 36 } }, NULL },
 		/* One has failed, and the others carry on without it. */
 		{ { { WAITS, 6, 31 }, { FAILED, 3, 500 }, { WAITS, 6, 31 }, { COMPUTES, 5, 31 } },
 		  STALLS "rank 3 of 4 on n1 never came: it is in forward of step 4 for 31.0 s, last collective #5 "
@@ -331,6 +342,33 @@ static void wild_pages_and_notes_are_printable(void **state)
 	}
 	assert_true(sound >= 10000 && sound < 20000);
 	stall_step_end(&step);
+}
+
+/* Behind ddp_finalize() a rank may write its results. */
+static void processor_time_is_progress_behind_the_end(void **state)
+{
+	struct stall_rank rank = { .rank = 1 };
+	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .pid = 7 };
+
+	(void)state;
+	for (int closed = 0; closed < 2; closed++) {
+		page.closed = (uint32_t)closed;
+		stall_see(&rank, &page, STALL_NO_END, false, 10 * SECOND);
+		stall_see_task(&rank, 7, 1000, 10 * SECOND);
+		assert_true(rank.is_task && rank.changed_ns == 10 * SECOND);
+		stall_see(&rank, &page, STALL_NO_END, false, 12 * SECOND);
+		stall_see_task(&rank, 7, 1100, 12 * SECOND);
+		assert_true(rank.changed_ns == 10 * SECOND);
+		stall_see(&rank, &page, STALL_NO_END, false, 14 * SECOND);
+		stall_see_task(&rank, 7, 1201, 14 * SECOND);
+		assert_true(rank.changed_ns == (closed ? 14 : 10) * SECOND);
+		assert_true(rank.closed_ns == (closed ? 10 : 0) * SECOND);
+	}
+	stall_see_task(&rank, 8, 1201, 14 * SECOND);
+	assert_false(rank.is_task);
+	page.closed = 0;
+	stall_see(&rank, &page, STALL_NO_END, false, 15 * SECOND);
+	assert_true(rank.closed_ns == 0);
 }
 
 static void any_change_of_the_page_is_progress(void **state)
@@ -618,6 +656,7 @@ int main(void)
 		cmocka_unit_test(many_ranges_are_cut),
 		cmocka_unit_test(wild_pages_and_notes_are_printable),
 		cmocka_unit_test(any_change_of_the_page_is_progress),
+		cmocka_unit_test(processor_time_is_progress_behind_the_end),
 		cmocka_unit_test(stall_is_said_and_ends_the_step_if_so_wished),
 		cmocka_unit_test(waits_for_a_rank_that_never_begins_are_told),
 		cmocka_unit_test(who_keeps_others_waiting_is_told),
