@@ -14,8 +14,10 @@ bool blame_ends_in_error(const struct ddp_progress *page)
 	       (page->error_state == DDP_ERROR_OPEN || page->error_state == DDP_ERROR_FINAL);
 }
 
-bool blame_is_of_peer(const struct ddp_progress *page)
+bool blame_is_of_peer(const struct ddp_progress *page, uint32_t own_rank)
 {
+	if (page->culprit > 0 && page->culprit - 1 == own_rank)
+		return false;
 	return page->magic == DDP_PROGRESS_MAGIC &&
 	       (page->status == DDP_ERR_PEER || page->status == DDP_ERR_ABORTED ||
 	        (page->status == DDP_ERR_TIMEOUT && page->culprit > 0));
@@ -23,13 +25,13 @@ bool blame_is_of_peer(const struct ddp_progress *page)
 
 bool blame_is_shared(const struct ddp_progress *page, uint32_t own_rank)
 {
-	return blame_ends_in_error(page) && !blame_is_of_peer(page) && page->culprit > 0 &&
+	return blame_ends_in_error(page) && !blame_is_of_peer(page, own_rank) && page->culprit > 0 &&
 	       page->culprit - 1 != own_rank;
 }
 
 uint32_t blame_of(const struct ddp_progress *page, uint32_t own_rank)
 {
-	if (!blame_is_of_peer(page) || page->culprit == 0 || page->culprit - 1 == own_rank)
+	if (!blame_is_of_peer(page, own_rank) || page->culprit == 0)
 		return BLAME_NOBODY;
 	return page->culprit - 1;
 }

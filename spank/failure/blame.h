@@ -18,8 +18,9 @@
 /* Whether the page says that the rank has not gone on after an error of libddp. */
 bool blame_ends_in_error(const struct ddp_progress *page);
 
-/* Whether the page says that the rank gave up because of another one. */
-bool blame_is_of_peer(const struct ddp_progress *page);
+/* Whether the page says that the rank gave up because of another one. One that all others miss, as
+   it came too late or called ddp_finalize() too early, has a failure of its own. */
+bool blame_is_of_peer(const struct ddp_progress *page, uint32_t own_rank);
 
 /* Whether it failed with an error that another rank has met, such as a full disk: that one's node
    tells of it. */

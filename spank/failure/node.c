@@ -113,10 +113,10 @@ static void blame(const struct node *node, const struct node_task *task,
                   const struct ddp_progress *progress, uint64_t seen_ns, struct end_facts *facts,
                   char other[RELAY_TEXT_MAX + 1])
 {
-	uint32_t rank = blamed_here(node, task, progress);
+	const uint32_t own = rank_of(node, task), rank = blamed_here(node, task, progress);
 
-	facts->timed_out = blame_is_of_peer(progress) && blame_is_timeout(progress);
-	facts->blames_peer = blame_is_of_peer(progress) || blame_is_shared(progress, rank_of(node, task));
+	facts->timed_out = blame_is_of_peer(progress, own) && blame_is_timeout(progress);
+	facts->blames_peer = blame_is_of_peer(progress, own) || blame_is_shared(progress, own);
 	facts->names_peer = rank != BLAME_NOBODY &&
 	                    blame_local(&node->supervise, rank, seen_ns, other, RELAY_TEXT_MAX + 1);
 }
@@ -270,6 +270,7 @@ enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 	struct relay_news news = { .text = text, .node = name };
 	struct ddp_progress progress;
 	struct end_verdict verdict;
+	uint32_t own;
 	bool hearsay;
 
 	supervise_read(&node->supervise, ended->local_id, &progress);
@@ -284,8 +285,9 @@ enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 	/* The task itself has said why, in task_begin(). */
 	if (!has_started(node, task->local_id) && atomic_load(&node->supervise.shared->told))
 		return DELAY_NEVER;
-	hearsay = (blame_is_of_peer(&progress) && blamed_here(node, task, &progress) == BLAME_NOBODY) ||
-	          blame_is_shared(&progress, rank_of(node, task));
+	own = rank_of(node, task);
+	hearsay = (blame_is_of_peer(&progress, own) && blamed_here(node, task, &progress) == BLAME_NOBODY) ||
+	          blame_is_shared(&progress, own);
 	if (is_old(node, judge_task_end(task->wait_status), hearsay))
 		return DELAY_NEVER;
 	news.facts = collect(node, judge_task_end(task->wait_status));

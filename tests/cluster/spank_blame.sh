@@ -75,10 +75,21 @@ for _ in 1 2 3; do
 done
 
 # A rank that leaves with code 0.
-for action in leave finish; do
-	capture as_user srun --ddp=timeout=$((3 * seconds)) -N1 -n2 "$probe" "$action" 1
-	prints 'ddp: rank 1 of 2 on n0 had ended with code 0, [0-9.]+ s before; rank 0 of 2 on n0 exited with code 3' \
-		"a rank that leaves with code 0 is named ($action)"
+capture as_user srun --ddp=timeout=$((3 * seconds)) -N1 -n2 "$probe" leave 1
+prints 'ddp: rank 1 of 2 on n0 had ended with code 0, [0-9.]+ s before; rank 0 of 2 on n0 exited with code 3' \
+	"a rank that leaves with code 0 is named"
+prints_times 1 "$any" "in one line"
+for nodes in 1 2; do
+	capture as_user srun --ddp=timeout=$((3 * seconds)) "-N$nodes" -n2 "$probe" finish 1
+	prints "ddp: rank 1 of 2 on n[01] exited with code 3 .*: operation #[0-9]+ differs: rank 1 on n[01] issued ddp_finalize\\(\\), but rank 0 on n0 issued all_reduce|ddp: rank 1 of 2 on n[01] exited with code 3 .* rank 0 on n0 issued all_reduce .* rank 1 on n[01] issued ddp_finalize" \
+		"a rank that calls ddp_finalize() too early is named ($nodes nodes)"
+	prints_times 1 "$any" "in one line"
+done
+# One that never comes to it.
+for nodes in 1 2; do
+	capture as_user srun "--ddp=timeout=$seconds" "-N$nodes" -n4 "$probe" miss 3
+	status_is 3 "a rank that is stopped before ddp_finalize() fails the step ($nodes nodes)"
+	prints 'ddp: .*rank 3 (of 4 )?on n[01] .*ddp_finalize\(\)' "it is named"
 	prints_times 1 "$any" "in one line"
 done
 capture as_user srun --ddp -N1 -n2 sh -c 'if [ $RANK = 1 ]; then touch '"$work/left"'; exit 0; fi

@@ -38,7 +38,7 @@ static void tell(const uint8_t *data, size_t size)
 		if (!isprint((unsigned char)*p))
 			abort();
 	judge_task_end(failure.wait_status);
-	blame_is_of_peer(&failure.progress);
+	blame_is_of_peer(&failure.progress, failure.rank);
 	free(text);
 }
 

@@ -55,13 +55,15 @@ static void ranks_that_gave_up_for_another_are_known(void **state)
 		{ DDP_PROGRESS_MAGIC, DDP_ERR_ABORTED, true, 0 },
 		{ DDP_PROGRESS_MAGIC, DDP_ERR_TIMEOUT, false, 0 }, { DDP_PROGRESS_MAGIC, DDP_OK, false, 0 },
 		{ DDP_PROGRESS_MAGIC, 4000000000u, false, 0 }, { 0, DDP_ERR_PEER, false, 0 },
+		/* It is the one that all others miss. */
+		{ DDP_PROGRESS_MAGIC, DDP_ERR_TIMEOUT, false, 8 }, { DDP_PROGRESS_MAGIC, DDP_ERR_PEER, false, 8 },
 	};
 
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct ddp_progress page = { .magic = cases[i].magic, .status = cases[i].status,
 			                     .culprit = cases[i].culprit };
-		assert_int_equal(blame_is_of_peer(&page), cases[i].blames);
+		assert_int_equal(blame_is_of_peer(&page, 7), cases[i].blames);
 	}
 }
 
