@@ -15,6 +15,7 @@ from cluster import comm_of, say, wait_for
 NONE, STARTED, TRAINING, SAVING, FINALIZED, EXITS = range(6)  # of storm_probe.c
 STEPS, CODES = 60, 256
 EXIT_LIBRARY, EXIT_STOPPED = 3, 75
+GRACE = 5  # KillWait of the cluster
 
 EVERY_MOMENT = ("init", "training", "checkpoint", "end", "finalized")
 WHILE_TRAINING = ("training", "checkpoint", "end")
@@ -96,10 +97,10 @@ def kill(r):
 
 @kind("terminate", EVERY_MOMENT, weight=2)
 def terminate(r):
-    """By kill PID: Slurm knows nothing of it."""
+    """By kill PID: Slurm knows nothing of it. Ranks that do not miss it yet may go on for grace=."""
     number = r.random.choice((signal.SIGTERM, signal.SIGINT))
     r.note = number.name
-    return (lambda: r.signal(number)), killed(r, number)
+    return (lambda: r.signal(number)), killed(r, number, seconds=8 + GRACE, line_seconds=3 + GRACE)
 
 
 @kind("terminate-handled", ("training", "checkpoint"))
@@ -142,7 +143,7 @@ def never(r):
 # ---- one rank does not come ------------------------------------------------------------
 
 
-@kind("stall-kill", BEFORE_FINALIZE, weight=2)
+@kind("stall-kill", EVERY_MOMENT, weight=2)
 def stall_kill(r):
     """stall= sees a stopped rank, and stall-action=kill ends the step."""
     seconds = r.stretched_seconds(1)
