@@ -97,7 +97,7 @@ def kill(r):
 
 @kind("terminate", EVERY_MOMENT, weight=2)
 def terminate(r):
-    """By kill PID: Slurm knows nothing of it. Ranks that do not miss it yet may go on for grace=."""
+    """By kill PID, of which Slurm knows nothing. Ranks that do not miss it go on for grace=."""
     number = r.random.choice((signal.SIGTERM, signal.SIGINT))
     r.note = number.name
     return (lambda: r.signal(number)), killed(r, number, seconds=8 + GRACE, line_seconds=3 + GRACE)

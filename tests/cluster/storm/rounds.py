@@ -198,7 +198,7 @@ class Round:
         time.sleep(self.random.uniform(0, DELAYS[self.moment]))
 
     def watch_line(self):
-        """Notes when the plugin's first line came, and how long the machine stood still meanwhile."""
+        """Notes when the plugin's first line came, and how long the machine stood still."""
         looked_at = time.monotonic()
         while self.runs() and not self.lines():
             time.sleep(POLL)
