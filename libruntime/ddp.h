@@ -916,7 +916,7 @@ typedef struct ddp_model_options {
  * (tensor or pipeline parallelism, by communicators and messages of its own) makes one model of each
  * part, on a communicator of the ranks that have this part; the example `parallel` shows it. Each of
  * these models saves to a directory of its own, and takes a loader on its own communicator. The
- * communicator may be what ddp_comm_shrink() has left. It is freed after the model. The file of
+ * communicator may be what ddp_comm_shrink() has left. It is freed after the model (DDP_ERR_STATE before). The file of
  * metrics has the steps of the models on the world's rank 0. DDP_ERR_INVALID: the communicator is
  * another context's.
  */

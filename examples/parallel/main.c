@@ -292,7 +292,23 @@ static void close_training(training *t)
 	check(ddp_comm_free(t->config.slice_comm));
 }
 
-static void run(const options *o, training *t)
+/* A part that was not saved in the end, as on a full disk, would go on from an earlier step than the others. */
+static void check_steps(ddp_context *context, int64_t done)
+{
+	int64_t least = done, most = done;
+
+	check(ddp_all_reduce(ddp_world(context), NULL, &least, 1, DDP_I64, DDP_MIN));
+	check(ddp_all_reduce(ddp_world(context), NULL, &most, 1, DDP_I64, DDP_MAX));
+	if (least == most)
+		return;
+	if (ddp_get_job(context)->rank == 0)
+		fprintf(stderr, "parallel: the parts' checkpoints are of steps %lld to %lld: remove what is later than step "
+		        "%lld, if each part has that\n", (long long)least, (long long)most, (long long)least);
+	check(ddp_finalize(context));
+	exit(EXIT_LIBRARY);
+}
+
+static void run(ddp_context *context, const options *o, training *t)
 {
 	/* One rank tells: the first that has the last stage. */
 	const bool tells = part_is_last(&t->config) && t->config.slice == 0 && ddp_comm_rank(t->copies) == 0;
@@ -302,8 +318,10 @@ static void run(const options *o, training *t)
 
 	if (o->checkpoint != NULL)
 		snprintf(dir, sizeof(dir), "%s/stage-%d-slice-%d", o->checkpoint, t->config.stage, t->config.slice);
-	if (o->resume)
+	if (o->resume) {
 		check(ddp_checkpoint_load(t->model, t->loader, dir, &done));
+		check_steps(context, done);
+	}
 	if (tells && done > 0)
 		printf("resumed after step %lld\n", (long long)done);
 	for (int64_t s = done; s < o->steps; s++) {
@@ -338,7 +356,7 @@ int main(int argc, char **argv)
 	if (split == EXIT_SUCCESS) {
 		dk_set_threads(choose_threads(0, ddp_get_job(context)));
 		open_training(context, &o, &t);
-		run(&o, &t);
+		run(context, &o, &t);
 		close_training(&t);
 	}
 	check(ddp_finalize(context));

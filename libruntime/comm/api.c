@@ -74,6 +74,8 @@ ddp_status ddp_comm_free(ddp_comm *comm)
 		return DDP_OK;
 	if (comm->is_world)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_free(): the world communicator belongs to its context");
+	if (atomic_load(&comm->models) > 0)
+		return ddp_fail(DDP_ERR_STATE, "ddp_comm_free(): a model is still trained on the communicator: free the model before");
 	if (ddp_request_may_wait("ddp_comm_free()") != DDP_OK)
 		return DDP_ERR_STATE;
 	return ddp_comm_close(comm);
@@ -106,6 +108,11 @@ ddp_status ddp_comm_choose(ddp_comm *world, ddp_comm *given, const char *functio
 		                "made of this context's world", function);
 	*comm = given != NULL ? given : world;
 	return DDP_OK;
+}
+
+void ddp_comm_keep(ddp_comm *comm, int change)
+{
+	atomic_fetch_add(&comm->models, change);
 }
 
 int ddp_comm_world_rank(const ddp_comm *comm, int rank)

@@ -38,6 +38,9 @@ ddp_status ddp_comm_close(ddp_comm *comm);
    `function` in its message, if `given` is a communicator of another context. */
 ddp_status ddp_comm_choose(ddp_comm *world, ddp_comm *given, const char *function, ddp_comm **comm);
 
+/* Another model is trained on it (1), or one no more (-1): it is not freed meanwhile. */
+void ddp_comm_keep(ddp_comm *comm, int change);
+
 /* The rank in the world of a rank of the communicator. */
 int ddp_comm_world_rank(const ddp_comm *comm, int rank);
 

@@ -33,7 +33,7 @@ static ddp_status choose_for_device(ddp_comm *comm, const ddp_backend **backend)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "operations on the memory of %s (%s:%d) need NCCL: %s", device->name,
 		                device->kind, device->index, reason);
 	*backend = is_nccl ? &ddp_backend_nccl : &ddp_backend_staged;
-	ddp_log(DDP_LOG_INFO, "rank %d: operations on the memory of %s:%d run by %s: %s", comm->rank, device->kind,
+	ddp_log(DDP_LOG_INFO, "rank %d: operations on the memory of %s:%d run by %s: %s", comm->roster->job->rank, device->kind,
 	        device->index, is_nccl ? "NCCL" : "way of the host's memory", reason);
 	return DDP_OK;
 }

@@ -221,6 +221,7 @@ ddp_status ddp_model_create(ddp_context *context, const ddp_param *params, int c
 	}
 	made->context = context;
 	made->comm = comm;
+	ddp_comm_keep(comm, 1);
 	made->sync = true;
 
 	status = prepare(made, params, count, options);
@@ -284,6 +285,7 @@ void ddp_model_free(ddp_model *model)
 	free(model->consensus);
 	free(model->hooks);
 	free(model->user_state);
+	ddp_comm_keep(comm, -1);
 	free(model);
 }
 

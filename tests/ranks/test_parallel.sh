@@ -11,6 +11,7 @@ every_option_is_in_help() {
 # like_one RANKS ARGUMENT...: each step's loss is that of one rank but for rounding
 like_one() {
 	run --spawn "$@" || return
+	# shellcheck disable=SC2016 # awk's
 	paste "$work/one" "$work/out" | awk '
 		function apart(a, b) { return a > b ? a - b : b - a }
 		{ if ($2 != $6 || !($4 > 0) || !(apart($4, $8) <= 1e-5 * $4)) wrong++ }
@@ -23,19 +24,30 @@ a_saved_network_goes_on_with_fewer_copies() {
 	[ "$(find "$work/saved" -name 'step-00000010.safetensors' | wc -l)" -eq 4 ] || return
 	run --spawn 4 --stages 2 --tensor 2 --checkpoint "$work/saved" --resume && says '^resumed after step 10$' || return
 	sed -i 1d "$work/out"
+	# shellcheck disable=SC2016 # awk's
 	paste <(tail -n 10 "$work/one") "$work/out" | awk '
 		{ d = $4 - $8; if ($2 != $6 || d * d > 1e-10 * $4 * $4) wrong++ } END { exit !(NR == 10 && !wrong) }'
+}
+
+# One stage's last save is missing.
+parts_of_different_steps_are_refused() {
+	run --spawn 2 --stages 2 --steps 4 --checkpoint "$work/apart" &&
+		run --spawn 2 --stages 2 --steps 8 --checkpoint "$work/apart" --resume &&
+		rm "$work"/apart/stage-1-slice-0/step-00000008.* &&
+		refuses 'are of steps 4 to 8' --spawn 2 --stages 2 --checkpoint "$work/apart" --resume
 }
 
 check "a plain run succeeds" set_limit run --spawn 1
 cp "$work/out" "$work/one"
 check_numbers "--help tells of every option" every_option_is_in_help
+# shellcheck disable=SC2016 # awk's
 check "the loss falls" awk '{ loss[NR] = $4 } END { exit !(NR == 20 && loss[20] < loss[1] - 1) }' "$work/one"
 check_numbers "two copies train like one" like_one 2
 check_numbers "four stages train like one" like_one 4 --stages 4
 check_numbers "four slices train like one" like_one 4 --tensor 4 --micro-batches 2
 check "two copies of two stages of two slices train like one rank" like_one 8 --stages 2 --tensor 2
 check_numbers "a saved network goes on with fewer copies" a_saved_network_goes_on_with_fewer_copies
+check_numbers "parts of different steps are refused" parts_of_different_steps_are_refused
 check_numbers "ranks that make no whole copy are refused" refuses '3 ranks: their number must be a multiple of stages times tensor' \
 	--spawn 3 --stages 2
 check_numbers "layers that make no whole stage are refused" refuses 'layers must be a multiple of stages' --spawn 3 --stages 3

@@ -192,6 +192,8 @@ static int not_finite_body(ddp_context *context, void *user)
 	setup with = setup_of(0, DDP_SHARD_NONE);
 	with.comm = comm;
 	const training t = start(context, &with);
+	CHECK(ddp_comm_free(comm) == DDP_ERR_STATE);
+	CHECK(strstr(ddp_last_error(), "a model is still trained on the communicator") != NULL);
 	if (rank == RANKS - 1)
 		ddp_param_grad(t.model, 0)[0] = (float)(0.0 / 0.0);
 	const ddp_status status = ddp_step(t.model, 1, 1, &stats);

@@ -353,7 +353,9 @@ bool case_fits_nccl(const bench *b, const test_case *t)
 
 	if (!b->nccl || !ddp_kind_reduces(t->c.kind))
 		return true;
-	if (t->c.op == DDP_AVG && (t->c.type == DDP_U8 || (t->c.scaled && (!is_float(t->c.type) || (narrow && !power_of_2)))))
+	if (ddp_op_is_bitwise(t->c.op) && (t->c.type != DDP_BOOL || t->c.op == DDP_BXOR))
+		return false;
+	if (t->c.op == DDP_AVG && (t->c.type == DDP_U8 || t->c.type == DDP_I8 || (t->c.scaled && (!is_float(t->c.type) || (narrow && !power_of_2)))))
 		return false;
 	if (t->c.scaled && t->c.op != DDP_SUM && t->c.op != DDP_AVG)
 		return false;

@@ -146,6 +146,7 @@ struct ddp_comm {
 	ddp_roster *roster;
 	bool is_world;
 	bool meets;                 /* all ranks wait for each other before they close it, also on one node */
+	atomic_int models;          /* that are trained on it */
 	bool is_whole;              /* the world, or what ddp_comm_shrink() has left of it */
 	int rank, size;
 	int timeout_ms;
