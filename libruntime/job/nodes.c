@@ -1,5 +1,6 @@
 #include "job/nodes.h"
 
+#include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -172,11 +173,20 @@ void ddp_nodes_free(ddp_nodes *nodes)
 
 /* ---- what ranks have shown ------------------------------------------------------------------- */
 
+static bool is_address(const char *host)
+{
+	struct in_addr address;
+
+	return inet_pton(AF_INET, host, &address) == 1;
+}
+
 /* A host's name may have a domain behind it. */
 static bool is_same(const char *node, const char *host)
 {
 	const size_t length = strcspn(node, ".");
 
+	if (is_address(node) || is_address(host))
+		return strcmp(node, host) == 0;
 	return length == strcspn(host, ".") && strncmp(node, host, length) == 0;
 }
 

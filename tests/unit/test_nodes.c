@@ -119,6 +119,25 @@ static void ranks_that_came_tell_the_way(void **state)
 	is_listed("rank 1 on n1");
 }
 
+/* An address has points that begin no domain. */
+static void addresses_are_compared_whole(void **state)
+{
+	(void)state;
+	step("10.0.0.1,10.0.0.2,10.0.0.3", "1,2(x2)", 5, "0");
+	ddp_nodes_check(&nodes, 3, "10.0.0.2");
+	listed[2] = true;
+	is_listed("rank 2 on 10.0.0.3");
+	step("10.0.0.1,10.0.0.2", "2(x2)", 4, "0,1");
+	ddp_nodes_check(&nodes, 2, "10.0.0.1");
+	is_listed("rank 2");
+	step("7,10", "1,2", 3, "0");
+	ddp_nodes_check(&nodes, 1, "10.cluster");
+	is_listed("rank 2 on 10");
+	step("7,10", "2,1", 3, "0,1");
+	ddp_nodes_check(&nodes, 2, "7.0.0.1");
+	is_listed("rank 2 on 10");
+}
+
 static void launcher_below_slurm_is_not_taken_for_srun(void **state)
 {
 	(void)state;
@@ -181,6 +200,7 @@ int main(void)
 		cmocka_unit_test_setup(other_ways_of_dealing_name_no_node, begin),
 		cmocka_unit_test_setup(what_two_ways_tell_differently_is_left_out, begin),
 		cmocka_unit_test_setup(ranks_that_came_tell_the_way, begin),
+		cmocka_unit_test_setup(addresses_are_compared_whole, begin),
 		cmocka_unit_test_setup(launcher_below_slurm_is_not_taken_for_srun, begin),
 		cmocka_unit_test_setup(broken_variables_name_no_node, begin),
 		cmocka_unit_test_setup(ranks_of_one_node_need_no_slurm, begin),
