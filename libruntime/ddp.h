@@ -193,7 +193,8 @@ DDP_API ddp_status ddp_spawn(int ranks, ddp_spawn_result *result);
  *   No write waits for a reader, and none raises SIGPIPE or SIGXFSZ in the program.
  * - Other users who may write to a folder there cannot turn a write to another file. What they have put
  *   there is DDP_ERR_IO, and the message names it:
- *   - in a file's place, a link that is neither this user's nor root's;
+ *   - in a file's place, a link that is neither this user's nor root's, except one to a descriptor
+ *     (/proc/self/fd/N) in a folder to which only its owner may write, as /dev/stdout is;
  *   - in a folder's place, such a link in a folder to which everybody may write, unless the link is
  *     that folder's owner's;
  *   - where everybody may write to the folder, a file or pipe of another user than this one, root and

@@ -74,7 +74,7 @@ static ddp_status refuse_owner(const struct walk *walk, const char *of, uid_t ow
 	return refuse(walk, why);
 }
 
-/* One of this process's own files, as /dev/stdout is: in a container, root's links may seem to be another user's. */
+/* The target is one of this process's open files, as that of /dev/stdout is. */
 static bool is_descriptor(const char *target)
 {
 	static const char descriptors[] = "/proc/self/fd/";
@@ -84,12 +84,16 @@ static bool is_descriptor(const char *target)
 	       target[before + strspn(target + before, "0123456789")] == '\0';
 }
 
-/* `last`: it stands in the file's own place, and is no folder on the way there. */
+/*
+ * In a container, root's links in /dev may seem to belong to another user. Where others may write, a link
+ * to a descriptor of this process would have it write to a file that it only reads.
+ * `last`: the link stands in the file's own place, and not in that of a folder on the way there.
+ */
 static ddp_status check_link(const struct walk *walk, const struct stat *link, const char *target, bool last)
 {
 	const struct stat folder = about_folder(walk);
 
-	if (last ? is_descriptor(target)
+	if (last ? is_descriptor(target) && (folder.st_mode & (S_IWGRP | S_IWOTH)) == 0
 	         : (folder.st_mode & S_IWOTH) == 0 || link->st_uid == folder.st_uid)
 		return DDP_OK;
 	if (is_own(walk, link->st_uid))

@@ -443,15 +443,47 @@ static void standard_output_is_written_to(void **state)
 		skip();
 	as(VICTIM, write_to_standard_output, "/dev/stdout");
 	is_done();
-	/* In a container, links of root's may seem to be somebody's. */
-	make_link("/proc/self/fd/1", in("shared", "out"), ATTACKER);
-	as(VICTIM, write_to_standard_output, in("shared", "out"));
+	/* In a container, root's links in /dev may seem to belong to another user. */
+	make_folder(in("dev", ""), ATTACKER, ATTACKER, 0755);
+	make_link("/proc/self/fd/1", in("dev", "stdout"), ATTACKER);
+	as(VICTIM, write_to_standard_output, in("dev", "stdout"));
 	is_done();
 	assert_int_equal(stat(in("home", "file"), &about), 0);
 	assert_int_equal(about.st_size, sizeof(secret) - 1 + 10);
 	make_link("/proc/self/fd/../cwd/file", in("shared", "cheat"), ATTACKER);
 	as(VICTIM, write_to_standard_output, in("shared", "cheat"));
 	is_refused("cheat", "is a link of another user");
+}
+
+enum { READ_AS = 60 };
+
+/* The process reads its file, and writes something else. */
+static ddp_status write_beside_a_file_that_is_read(const void *kind)
+{
+	const int k = *(const int *)kind;
+
+	if (dup2(open(in("home", "file"), O_RDONLY), READ_AS) != READ_AS)
+		return DDP_ERR_STATE;
+	return kinds[k].write(in("shared", kinds[k].path));
+}
+
+static void link_to_a_descriptor_is_refused(void **state)
+{
+	static const mode_t modes[] = { 01777, 0777, 02770 };
+	char target[32];
+
+	(void)state;
+	if (geteuid() != 0)
+		skip();
+	snprintf(target, sizeof(target), "/proc/self/fd/%d", READ_AS);
+	for (int m = 0; m < 3; m++)
+		for (int k = 0; k < KINDS; k++) {
+			assert_int_equal(begin_with(modes[m]), 0);
+			make_link(target, in("shared", kinds[k].link), ATTACKER);
+			as(VICTIM, write_beside_a_file_that_is_read, &k);
+			is_unharmed();
+			is_refused(in("shared", kinds[k].link), "is a link of another user (uid 54322)");
+		}
 }
 
 static int share(void **state)
@@ -477,6 +509,7 @@ int main(void)
 		cmocka_unit_test_setup(colleagues_go_on_with_each_others_files, begin),
 		cmocka_unit_test_setup(hard_link_in_an_own_folder_is_used, begin),
 		cmocka_unit_test_setup(standard_output_is_written_to, begin),
+		cmocka_unit_test_setup(link_to_a_descriptor_is_refused, begin),
 	};
 	return cmocka_run_group_tests(tests, share, folder_remove);
 }
