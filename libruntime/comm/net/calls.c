@@ -1,26 +1,33 @@
 #include "comm/net/calls.h"
 
-#include <dlfcn.h>
+#include <stdint.h>
+
+/* The kinds of relocations by which a library finds a function of another; glibc finds its tables. */
+#ifdef __GLIBC__
 #include <elf.h>
+#if defined(__x86_64__) && defined(__LP64__)
+enum { SLOT = R_X86_64_JUMP_SLOT, ADDRESS = R_X86_64_GLOB_DAT };
+#define KNOWN_MACHINE
+#elif defined(__aarch64__) && defined(__LP64__)
+enum { SLOT = R_AARCH64_JUMP_SLOT, ADDRESS = R_AARCH64_GLOB_DAT };
+#define KNOWN_MACHINE
+#elif defined(__powerpc64__) && defined(_CALL_ELF) && _CALL_ELF == 2
+enum { SLOT = R_PPC64_JMP_SLOT, ADDRESS = R_PPC64_GLOB_DAT };
+#define KNOWN_MACHINE
+#elif defined(__riscv) && __riscv_xlen == 64
+enum { SLOT = R_RISCV_JUMP_SLOT, ADDRESS = R_RISCV_64 };
+#define KNOWN_MACHINE
+#endif
+#endif
+
+#ifdef KNOWN_MACHINE
+
+#include <dlfcn.h>
 #include <link.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-/* The kinds of relocations by which a library finds a function of another. */
-#if defined(__x86_64__) && defined(__LP64__)
-enum { SLOT = R_X86_64_JUMP_SLOT, ADDRESS = R_X86_64_GLOB_DAT, KNOWN_MACHINE = 1 };
-#elif defined(__aarch64__) && defined(__LP64__)
-enum { SLOT = R_AARCH64_JUMP_SLOT, ADDRESS = R_AARCH64_GLOB_DAT, KNOWN_MACHINE = 1 };
-#elif defined(__powerpc64__) && defined(_CALL_ELF) && _CALL_ELF == 2
-enum { SLOT = R_PPC64_JMP_SLOT, ADDRESS = R_PPC64_GLOB_DAT, KNOWN_MACHINE = 1 };
-#elif defined(__riscv) && __riscv_xlen == 64
-enum { SLOT = R_RISCV_JUMP_SLOT, ADDRESS = R_RISCV_64, KNOWN_MACHINE = 1 };
-#else
-enum { SLOT = 0, ADDRESS = 0, KNOWN_MACHINE = 0 };
-#endif
 
 typedef struct library {
 	const struct link_map *map;
@@ -55,7 +62,7 @@ static bool read_library(const struct link_map *map, library *l)
 		default: break;
 		}
 	}
-	return KNOWN_MACHINE != 0 && has_addends && l->symbols != NULL && l->names != NULL;
+	return has_addends && l->symbols != NULL && l->names != NULL;
 }
 
 /* Calls `visit` for each place where the library keeps the address of that function. */
@@ -150,7 +157,7 @@ const char *ddp_calls_replace(void *libraries, const char *symbol, const ddp_cal
 	if (inside == NULL || dladdr1(inside, &info, (void **)&map, RTLD_DL_LINKMAP) == 0 || map == NULL)
 		return "its transports' library is not found";
 	if (!read_library(map, &l))
-		return "calls of libraries cannot be replaced on this kind of machine";
+		return "its transports' library has its relocations in a form that libddp does not read";
 	for (int i = 0; i < count; i++) {
 		*calls[i].theirs = dlsym(libraries, calls[i].name);
 		if (*calls[i].theirs == NULL || !for_each_place(&l, calls[i].name, nothing, &calls[i]))
@@ -163,3 +170,16 @@ const char *ddp_calls_replace(void *libraries, const char *symbol, const ddp_cal
 	}
 	return NULL;
 }
+
+#else
+
+const char *ddp_calls_replace(void *libraries, const char *symbol, const ddp_call *calls, int count)
+{
+	(void)libraries;
+	(void)symbol;
+	(void)calls;
+	(void)count;
+	return "calls of libraries cannot be replaced on this kind of machine";
+}
+
+#endif

@@ -6,16 +6,20 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <ucs/async/async_fwd.h>
 #include <ucs/sys/sock.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "comm/net/calls.h"
 
 enum {
 	HELD_MAX = DDP_GUARD_HELD, /* connections without a proof; a further one drops the oldest */
+	HELD_MIN = 16,             /* the same, where descriptors are scarce */
+	DESCRIPTORS_SPARE = 64,    /* which the rest of the process may open meanwhile */
 	CONNECT_MS = 20000         /* where UCX does not wait for the connection itself */
 };
 
@@ -70,7 +74,7 @@ struct ddp_guard {
 	int listener_count;
 	bool too_many;          /* listeners */
 	held held[HELD_MAX];    /* the oldest first */
-	int held_count;
+	int held_count, held_max;
 	known *known;           /* listeners of peers */
 	size_t known_count, known_room;
 	nonce *used;            /* by proofs that were taken */
@@ -80,7 +84,7 @@ struct ddp_guard {
 
 /* UCX's own thread holds UCX's lock before it takes this one. UCX's callbacks are called with
    it: so nothing of a guard that was closed is called any more. */
-static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* recursive, by make_lock() */
 static ddp_guard *guards;
 static const char *missing; /* why UCX's calls are not replaced */
 static _Thread_local ddp_guard *opening;
@@ -207,13 +211,23 @@ static void hold(ddp_guard *g, const listener *l, int fd)
 	look_at(g, g->held_count++);
 }
 
+/* The lowest free descriptor is taken, so a high number tells that few are left. */
+static void mind_descriptors(ddp_guard *g, int fd)
+{
+	struct rlimit limit;
+
+	if (g->held_count >= HELD_MIN && getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+	    (rlim_t)fd + DESCRIPTORS_SPARE >= limit.rlim_cur)
+		g->held_max = g->held_count;
+}
+
 /* Accepts who waits, as many as may be held. False: there is no descriptor for one. */
 static bool accept_all(ddp_guard *g, const listener *l)
 {
 	for (int i = 0; i < HELD_MAX; i++) {
-		if (g->held_count == HELD_MAX)
+		if (g->held_count == g->held_max)
 			drop_oldest(g);
-		if (g->held_count == HELD_MAX)
+		if (g->held_count == g->held_max)
 			return true;
 		const int fd = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 		if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
@@ -226,6 +240,9 @@ static bool accept_all(ddp_guard *g, const listener *l)
 			return true;
 		if (fd < 0)
 			continue; /* an error of the connection that was to come */
+		mind_descriptors(g, fd);
+		if (g->held_count == g->held_max)
+			drop_oldest(g);
 		hold(g, l, fd);
 	}
 	return true;
@@ -348,12 +365,14 @@ static const ddp_proof_key *find_key(const ddp_place *place)
 static bool await_connection(int fd)
 {
 	struct pollfd connected = { .fd = fd, .events = POLLOUT };
+	const uint64_t deadline_ns = ddp_now_ns() + (uint64_t)CONNECT_MS * 1000000;
 	int error = 0, ready;
 	socklen_t length = sizeof(error);
 
-	do
-		ready = poll(&connected, 1, CONNECT_MS);
-	while (ready < 0 && errno == EINTR);
+	do {
+		const uint64_t now_ns = ddp_now_ns();
+		ready = poll(&connected, 1, now_ns < deadline_ns ? (int)((deadline_ns - now_ns) / 1000000) : 0);
+	} while (ready < 0 && errno == EINTR);
 	return ready == 1 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
 }
 
@@ -385,6 +404,18 @@ static ucs_status_t connect_ours(int fd, const struct sockaddr *to)
 
 /* ---- taking the place ---------------------------------------------------------------------- */
 
+static bool make_lock(void)
+{
+	pthread_mutexattr_t recursive;
+
+	if (pthread_mutexattr_init(&recursive) != 0)
+		return false;
+	const bool made = pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE) == 0 &&
+	                  pthread_mutex_init(&lock, &recursive) == 0;
+	pthread_mutexattr_destroy(&recursive);
+	return made;
+}
+
 static void before_fork(void)
 {
 	pthread_mutex_lock(&lock);
@@ -398,7 +429,7 @@ static void after_fork(void)
 /* The thread that locked it has another number here, and could not unlock it. */
 static void in_child(void)
 {
-	lock = (pthread_mutex_t)PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+	(void)make_lock(); /* as it did before */
 }
 
 static void take_place(void)
@@ -411,6 +442,10 @@ static void take_place(void)
 	void *ucp = dlsym(RTLD_DEFAULT, "ucp_worker_create");
 	Dl_info info;
 
+	if (!make_lock()) {
+		missing = "the system makes no lock that a thread may take twice";
+		return;
+	}
 	if (ucp == NULL || dladdr(ucp, &info) == 0 || info.dli_fname == NULL ||
 	    (ucp = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD)) == NULL) {
 		missing = "UCX's library is not found";
@@ -431,6 +466,7 @@ ddp_status ddp_guard_make(ddp_guard **guard)
 
 	if (g == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for the guard of UCX's listening sockets");
+	g->held_max = HELD_MAX;
 	pthread_once(&once, take_place);
 	pthread_mutex_lock(&lock);
 	g->next = guards;
@@ -461,6 +497,8 @@ static bool has_listener(const ddp_guard *g, int fd)
 
 const char *ddp_guard_lacks(const ddp_guard *guard, const ddp_listeners *listeners)
 {
+	if (listeners->count == 0)
+		return NULL; /* nobody can connect, and UCX connects by TCP to nobody */
 	const char *lacks = missing != NULL ? missing : guard->too_many ? "it has too many listening sockets" : NULL;
 
 	for (int i = 0; i < listeners->count && lacks == NULL; i++) {
@@ -538,11 +576,22 @@ int ddp_guard_refused(const ddp_guard *guard)
 
 void ddp_guard_close(ddp_guard *guard)
 {
+	held left[HELD_MAX];
+
 	pthread_mutex_lock(&lock);
+	const int count = guard->held_count;
 	guard->state = CLOSED;
-	while (guard->held_count > 0)
-		refuse(guard, guard->held_count - 1);
+	memcpy(left, guard->held, (size_t)count * sizeof(*left));
+	guard->held_count = 0;
+	guard->refused += count;
 	pthread_mutex_unlock(&lock);
+	/* UCX's thread may be about to call something_came(), which takes the lock: until it has come
+	   back, UCX's lock has to stay. */
+	for (int i = 0; i < count; i++) {
+		if (left[i].watched)
+			(void)ucx.unwatch(left[i].fd, 1);
+		close(left[i].fd);
+	}
 }
 
 void ddp_guard_free(ddp_guard *guard)
