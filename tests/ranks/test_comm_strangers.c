@@ -7,11 +7,13 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,6 +30,21 @@ enum { SECONDS = 30 };
 static const int attacks[STRANGER_PHASES] = { 20, 60, 10 }; /* that are waited for */
 
 static stranger *s;
+static bool keeps_listening; /* in this process, also once all are connected, as in larger worlds */
+
+/* Stands before the C library's: libddp ends UCX's listeners by it. */
+__attribute__((visibility("default"))) int dup3(int from, int to, int flags)
+{
+	int (*dup_to)(int, int, int);
+	ddp_place place;
+
+	if (keeps_listening && ddp_socket_listens(to, &place)) {
+		errno = EBUSY;
+		return -1;
+	}
+	*(void **)&dup_to = dlsym(RTLD_NEXT, "dup3");
+	return dup_to(from, to, flags);
+}
 
 /* In a process of its own: UCX's functions are replaced once in each. */
 static int code_of_child(int (*body)(void))
@@ -104,9 +121,11 @@ static void attack_ranks(bool floods)
 {
 	s = test_share(sizeof(*s));
 	atomic_store(&s->floods, floods);
+	keeps_listening = true;
 	const pid_t pid = stranger_begin(s, stranger_victim());
 	const int code = code_of_child(be_attacked);
 	stranger_end(s, pid);
+	keeps_listening = false;
 	assert_int_equal(code, 0);
 	assert_true(atomic_load(&s->refused));
 	assert_true(atomic_load(&s->copied) > 0);
@@ -238,7 +257,9 @@ static void proof_is_taken_once(void **state)
 
 	(void)state;
 	stranger_refuse_filters(&none);
+	keeps_listening = true;
 	assert_int_equal(run_two_nodes(use_a_proof_again, NULL), 0);
+	keeps_listening = false;
 	stranger_refuse_filters(NULL);
 }
 
@@ -257,23 +278,10 @@ static void connections_that_ucx_does_not_wait_for_are_proved(void **state)
 	unsetenv("UCX_TCP_CONN_NB");
 }
 
-/* ---- a UCX whose functions cannot be replaced --------------------------------------------------- */
-
-static atomic_int *lacking; /* in so many processes that look next */
-
-/* Stands before the C library's. */
-__attribute__((visibility("default"))) int dladdr1(const void *address, Dl_info *info, void **extra, int flags)
-{
-	int (*look)(const void *, Dl_info *, void **, int);
-
-	if (lacking != NULL && atomic_fetch_sub(lacking, 1) > 0)
-		return 0;
-	*(void **)&look = dlsym(RTLD_NEXT, "dladdr1");
-	return look(address, info, extra, flags);
-}
+/* ---- no filters ---------------------------------------------------------------------------------- */
 
 /* Once all are connected, UCX listens no more. */
-static int meet_unguarded(ddp_comm *comm, void *argument)
+static int stop_listening(ddp_comm *comm, void *argument)
 {
 	const ddp_listeners *listeners = &comm->net->worker->listeners;
 	ddp_comm *part;
@@ -288,6 +296,74 @@ static int meet_unguarded(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_barrier(part));
 	CHECK_OK(ddp_comm_free(part));
 	return 0;
+}
+
+static void listeners_end_when_all_are_connected(void **state)
+{
+	stranger none = { .phase = 0 };
+
+	(void)state;
+	stranger_refuse_filters(&none);
+	assert_int_equal(run_two_nodes(stop_listening, NULL), 0);
+	stranger_refuse_filters(NULL);
+}
+
+enum { IDLE = 60, FREE = 80, KEPT = 20 };
+
+/* Rank 1 connects, and sends nothing; rank 0 has few descriptors. */
+static int keep_some_descriptors(ddp_comm *comm, void *argument)
+{
+	const ddp_worker *worker = comm->net->worker;
+	const uint64_t start_ns = ddp_now_ns();
+	int idle[IDLE];
+
+	(void)argument;
+	if (ddp_comm_rank(comm) == 0) {
+		struct rlimit limit;
+		const int next = dup(STDOUT_FILENO);
+		CHECK(next >= 0 && close(next) == 0 && getrlimit(RLIMIT_NOFILE, &limit) == 0);
+		limit.rlim_cur = (rlim_t)(next + FREE);
+		CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	}
+	CHECK_OK(ddp_barrier(comm));
+	for (int i = 0; i < IDLE && ddp_comm_rank(comm) == 1; i++) {
+		uint16_t port = 0;
+		idle[i] = connect_from(&worker->peer_listeners[0], &port);
+	}
+	CHECK_OK(ddp_barrier(comm));
+	while (ddp_comm_rank(comm) == 0 && ddp_guard_refused(worker->guard) < IDLE - KEPT)
+		CHECK(ddp_seconds_since(start_ns) < 5 * test_slowness());
+	CHECK_OK(ddp_barrier(comm));
+	for (int i = 0; i < IDLE && ddp_comm_rank(comm) == 1; i++)
+		close(idle[i]);
+	return 0;
+}
+
+static void idle_connections_leave_descriptors(void **state)
+{
+	stranger none = { .phase = 0 };
+
+	(void)state;
+	stranger_refuse_filters(&none);
+	keeps_listening = true;
+	assert_int_equal(run_two_nodes(keep_some_descriptors, NULL), 0);
+	keeps_listening = false;
+	stranger_refuse_filters(NULL);
+}
+
+/* ---- a UCX whose functions cannot be replaced --------------------------------------------------- */
+
+static atomic_int *lacking; /* in so many processes that look next */
+
+/* Stands before the C library's. */
+__attribute__((visibility("default"))) int dladdr1(const void *address, Dl_info *info, void **extra, int flags)
+{
+	int (*look)(const void *, Dl_info *, void **, int);
+
+	if (lacking != NULL && atomic_fetch_sub(lacking, 1) > 0)
+		return 0;
+	*(void **)&look = dlsym(RTLD_NEXT, "dladdr1");
+	return look(address, info, extra, flags);
 }
 
 typedef struct heard {
@@ -313,7 +389,7 @@ static void run_without(int count, const char *words)
 	atomic_store(lacking, count);
 	ddp_set_log(hear, h, DDP_LOG_WARN);
 	stranger_refuse_filters(&none);
-	const int failures = run_two_nodes(meet_unguarded, NULL);
+	const int failures = run_two_nodes(stop_listening, NULL);
 	stranger_refuse_filters(NULL);
 	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
 	test_unshare(lacking, sizeof(*lacking));
@@ -334,6 +410,29 @@ static void ucx_that_cannot_be_guarded_is_told_once(void **state)
 	run_without(1, "open to any host on 1 of 2 ranks");
 }
 
+static int look_at_no_listeners(void)
+{
+	const ddp_listeners none = { .count = 0 }, one = { .count = 1, .fds = { STDIN_FILENO } };
+	ddp_guard *guard;
+
+	CHECK_OK(ddp_guard_make(&guard));
+	CHECK(ddp_guard_lacks(guard, &one) != NULL);
+	CHECK(ddp_guard_lacks(guard, &none) == NULL);
+	ddp_guard_free(guard);
+	return 0;
+}
+
+static void ucx_without_listeners_needs_no_guard(void **state)
+{
+	(void)state;
+	lacking = test_share(sizeof(*lacking));
+	atomic_store(lacking, 1);
+	const int code = code_of_child(look_at_no_listeners);
+	test_unshare(lacking, sizeof(*lacking));
+	lacking = NULL;
+	assert_int_equal(code, 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -342,7 +441,10 @@ int main(void)
 		cmocka_unit_test(proof_holds_for_one_connection_and_key),
 		cmocka_unit_test(proof_is_taken_once),
 		cmocka_unit_test(connections_that_ucx_does_not_wait_for_are_proved),
+		cmocka_unit_test(listeners_end_when_all_are_connected),
+		cmocka_unit_test(idle_connections_leave_descriptors),
 		cmocka_unit_test(ucx_that_cannot_be_guarded_is_told_once),
+		cmocka_unit_test(ucx_without_listeners_needs_no_guard),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -136,7 +136,6 @@ typedef struct ddp_worker {
 	int unfiltered;        /* an errno: why the kernel does not filter them; 0: it does */
 	ddp_guard *guard;      /* of the listeners */
 	const char *unguarded; /* why it cannot guard them; NULL: it can */
-	bool open;             /* some rank cannot, so none does */
 	ddp_place *peer_listeners; /* of the ranks of other nodes */
 	ddp_own_sockets own_sockets;
 	bool announced;

@@ -466,7 +466,6 @@ static ddp_status guard_listeners(ddp_worker *worker, const cards *a)
 	ddp_status status = DDP_OK;
 
 	if (a->unguarded > 0) {
-		worker->open = true;
 		ddp_guard_let_all_in(worker->guard);
 		return DDP_OK;
 	}
