@@ -1,6 +1,8 @@
 #!/usr/bin/python3
 """ddp-report: the page and the merged trace of a training of four ranks on two nodes."""
 import html.parser
+import importlib.machinery
+import importlib.util
 import json
 import os
 import re
@@ -166,7 +168,7 @@ with tempfile.TemporaryDirectory() as name:
 VICTIM, ATTACKER, SECRET = 54321, 54322, "all that the victim has\n"
 
 
-def attack(what, plant, *arguments, refused=True):
+def attack(what, plant, *arguments, refused=True, words="is a link of"):
     """The victim makes a page in a folder to which everybody may write, after another user was there."""
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
@@ -184,15 +186,15 @@ def attack(what, plant, *arguments, refused=True):
         link = plant(shared, home)
         command = [script, shared, *(str(one).replace("SHARED", str(shared)) for one in arguments)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, user=VICTIM,
-                                  group=VICTIM, extra_groups=[])
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+                                  check=False, user=VICTIM, group=VICTIM, extra_groups=[])
         except subprocess.TimeoutExpired:
             check(f"{what}: it does not hang", False, command)
             return
         check(f"{what}: the victim's file is as it was", (home / "file").read_text() == SECRET, (home / "file").read_text()[:60])
         if refused:
             check(f"{what}: it is refused by name", done.returncode == 1 and
-                  f"{link} is a link of another user (uid {ATTACKER})" in done.stderr, (done.returncode, done.stderr))
+                  f"{link} {words} another user (uid {ATTACKER})" in done.stderr, (done.returncode, done.stderr))
         else:
             check(f"{what}: the page is made", done.returncode == 0 and (shared / "report.html").stat().st_uid == VICTIM,
                   done.stderr)
@@ -212,12 +214,36 @@ def pipes(shared, _):
         os.utime(shared / name, (2e9, 2e9))
 
 
+def pipe_with_reader(shared, _):
+    """Whoever writes to it finds a reader, and does not wait for it."""
+    pipe = shared / "report.html"
+    os.mkfifo(pipe)
+    pipe.chmod(0o666)
+    os.chown(pipe, ATTACKER, ATTACKER)
+    os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    return pipe
+
+
+def link_to_descriptor(mode):
+    """As in /dev of a container, where root's links seem to belong to another user. Behind it is /dev/null."""
+    def plant(shared, _):
+        (shared / "dev").mkdir()
+        (shared / "dev").chmod(mode)
+        (shared / "dev/null").symlink_to("/proc/self/fd/0")
+        os.chown(shared / "dev/null", ATTACKER, ATTACKER, follow_symlinks=False)
+        return shared / "dev/null"
+    return plant
+
+
 if os.geteuid() == 0:
     attack("a link in the page's place", planted("report.html", "file"))
     attack("a link at the old name of an unfinished page", planted("report.html.new", "file"), refused=False)
     attack("a link in the merged trace's place", planted("all.json", "file"), "--merge", "SHARED/all.json")
     attack("a link on the way", planted("out", ""), "--output", "SHARED/out/page.html")
     attack("a link of the user's own", planted("report.html", "page.html", VICTIM), refused=False)
+    attack("a pipe in the page's place", pipe_with_reader, words="belongs to")
+    attack("a link to a descriptor where others may write", link_to_descriptor(0o775), "--merge", "SHARED/dev/null")
+    attack("a link to a descriptor in a container", link_to_descriptor(0o755), "--merge", "SHARED/dev/null", refused=False)
     attack("pipes in the place of metrics and traces", pipes, refused=False)
 
 with tempfile.TemporaryDirectory() as name:
@@ -237,6 +263,41 @@ with tempfile.TemporaryDirectory() as name:
     check("a pipe that nobody reads is an error", done.returncode == 1 and str(work / "pipe") in done.stderr, done.stderr)
     done = run(work, "--output", work)
     check("so is a folder", done.returncode == 1 and str(work) in done.stderr, done.stderr)
+
+sys.dont_write_bytecode = True
+loader = importlib.machinery.SourceFileLoader("report", str(SOURCE / "libruntime/watch/ddp-report"))
+report = importlib.util.module_from_spec(importlib.util.spec_from_loader("report", loader))
+loader.exec_module(report)
+is_in_place = report.is_in_place
+
+
+def write_as_it_is_swapped(swap):
+    """The page is written to a pipe, in whose place another user puts something after the look at it."""
+    def look_and_swap(path):
+        found = is_in_place(path)
+        os.unlink(path)
+        swap(work / "treasure", path)
+        return found
+
+    os.mkfifo(work / "pipe")
+    (work / "treasure").write_text(SECRET)
+    report.is_in_place = look_and_swap
+    try:
+        report.write_file(work / "pipe", ["page"])
+        return "written"
+    except (OSError, report.Refused) as reason:
+        return str(reason)
+    finally:
+        report.is_in_place = is_in_place
+
+
+for what, swap, words in (("link", os.symlink, "symbolic link"), ("hard link", os.link, "no pipe or device any more")):
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name).resolve()
+        told = write_as_it_is_swapped(swap)
+        check(f"a pipe that becomes a {what} is not written to", (work / "treasure").read_text() == SECRET,
+              (work / "treasure").read_text())
+        check(f"a pipe that becomes a {what} is refused by name", words in told and str(work / "pipe") in told, told)
 
 version = re.search(r"AC_INIT\(\[slurm-ddp\], \[([^]]*)\]", (SOURCE / "configure.ac").read_text())[1]
 check("it tells the package's version", run("--version").stdout == f"ddp-report {version}\n", run("--version").stdout)
