@@ -14,17 +14,20 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static inline const char *file_fault(int fd)
+/* The look is at the name: another user may remove a hard link after it was opened. */
+static inline const char *file_fault(int fd, const char *path)
 {
-	struct stat about;
+	struct stat about, named;
 
 	if (fd < 0)
 		return errno == ELOOP ? "it is a link; name the file itself" : strerror(errno);
 	if (fstat(fd, &about) != 0)
 		return strerror(errno);
+	if (lstat(path, &named) != 0 || named.st_dev != about.st_dev || named.st_ino != about.st_ino)
+		return "it was replaced while it was opened";
 	if (!S_ISREG(about.st_mode))
 		return "it is no regular file";
-	return about.st_nlink > 1 ? "it has another name elsewhere (a hard link)" : NULL;
+	return named.st_nlink > 1 ? "it has another name elsewhere (a hard link)" : NULL;
 }
 
 /* Opens it, made if need be, to read and to append, or empty; NULL with a sentence on stderr. */
@@ -32,7 +35,7 @@ static inline FILE *open_own_file(const char *program, const char *path, bool em
 {
 	const int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC |
 	                    (empty ? 0 : O_APPEND), 0666);
-	const char *fault = file_fault(fd);
+	const char *fault = file_fault(fd, path);
 	FILE *file = NULL;
 
 	if (fault == NULL && (!empty || ftruncate(fd, 0) == 0))

@@ -37,6 +37,12 @@ static struct stat about_folder(const struct walk *walk)
 	return about;
 }
 
+/* Others than its owner may write to the folder. */
+static bool is_shared(const struct stat *folder)
+{
+	return (folder->st_mode & (S_IWGRP | S_IWOTH)) != 0;
+}
+
 /* Whose a new file is here: a file server, or a user namespace, may give it to another number
    than this process has. */
 static uid_t owner_of_new(const struct walk *walk)
@@ -93,7 +99,7 @@ static ddp_status check_link(const struct walk *walk, const struct stat *link, c
 {
 	const struct stat folder = about_folder(walk);
 
-	if (last ? is_descriptor(target) && (folder.st_mode & (S_IWGRP | S_IWOTH)) == 0
+	if (last ? is_descriptor(target) && !is_shared(&folder)
 	         : (folder.st_mode & S_IWOTH) == 0 || link->st_uid == folder.st_uid)
 		return DDP_OK;
 	if (is_own(walk, link->st_uid))
@@ -106,7 +112,7 @@ static ddp_status check_file(const struct walk *walk, const struct stat *file)
 	const struct stat folder = about_folder(walk);
 	const bool device = S_ISCHR(file->st_mode) || S_ISBLK(file->st_mode);
 
-	if (device || (folder.st_mode & (S_IWGRP | S_IWOTH)) == 0)
+	if (device || !is_shared(&folder))
 		return DDP_OK;
 	if ((folder.st_mode & S_IWOTH) != 0 && file->st_uid != folder.st_uid && !is_own(walk, file->st_uid))
 		return refuse_owner(walk, "belongs to", file->st_uid);
@@ -296,14 +302,21 @@ static ddp_status fail_to_open(const struct walk *walk, int error)
 	return ddp_fail_errno(DDP_ERR_IO, error, "cannot open %s %s", walk->what, walk->path);
 }
 
-/* Truncates no file before it was looked at. */
+/*
+ * Truncates no file before it was looked at. The look is at the name: another user may remove a hard
+ * link after it was opened, and the file behind it then has one name, elsewhere.
+ */
 static ddp_status take_file(const struct walk *walk, int fd, bool truncate)
 {
-	struct stat file;
+	struct stat file, named;
 
 	if (fstat(fd, &file) != 0)
 		return fail(walk, errno);
-	ddp_status status = check_file(walk, &file);
+	const struct stat folder = about_folder(walk);
+	const bool found = fstatat(walk->folder, walk->name, &named, AT_SYMLINK_NOFOLLOW) == 0;
+	if (is_shared(&folder) && !(found && named.st_dev == file.st_dev && named.st_ino == file.st_ino))
+		return refuse(walk, "was replaced while it was opened");
+	ddp_status status = check_file(walk, found ? &named : &file);
 	if (status != DDP_OK || !truncate || !S_ISREG(file.st_mode))
 		return status;
 	const int error = ddp_set_file_size(fd, 0);

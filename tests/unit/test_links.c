@@ -455,6 +455,37 @@ static void standard_output_is_written_to(void **state)
 	is_refused("cheat", "is a link of another user");
 }
 
+static const char *removed; /* by another user, as soon as the victim has opened it */
+
+int __real_openat(int folder, const char *name, int flags, ...);
+int __wrap_openat(int folder, const char *name, int flags, ...);
+
+int __wrap_openat(int folder, const char *name, int flags, ...)
+{
+	const int fd = __real_openat(folder, name, flags, 0666);
+
+	if (removed != NULL && (flags & O_PATH) == 0)
+		(void)unlink(removed);
+	return fd;
+}
+
+/* The folder has no sticky bit, so that anybody may remove files of others there. */
+static void hard_link_that_is_removed_is_refused(void **state)
+{
+	(void)state;
+	if (geteuid() != 0)
+		skip();
+	for (int k = 0; k < KINDS; k++) {
+		assert_int_equal(begin_with(0777), 0);
+		assert_int_equal(link(in("home", "file"), in("shared", kinds[k].link)), 0);
+		removed = in("shared", kinds[k].link);
+		as(VICTIM, kinds[k].write, in("shared", kinds[k].path));
+		removed = NULL;
+		is_unharmed();
+		is_refused(in("shared", kinds[k].link), "was replaced while it was opened");
+	}
+}
+
 enum { READ_AS = 60 };
 
 /* The process reads its file, and writes something else. */
@@ -504,6 +535,7 @@ int main(void)
 		cmocka_unit_test_setup(link_to_a_folder_that_is_missing_is_an_error, begin),
 		cmocka_unit_test_setup(links_that_go_round_end, begin),
 		cmocka_unit_test_setup(hard_link_is_refused, begin),
+		cmocka_unit_test_setup(hard_link_that_is_removed_is_refused, begin),
 		cmocka_unit_test_setup(file_of_another_user_is_refused, begin),
 		cmocka_unit_test_setup(pipe_of_another_user_is_refused, begin),
 		cmocka_unit_test_setup(colleagues_go_on_with_each_others_files, begin),
