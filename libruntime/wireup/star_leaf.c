@@ -14,16 +14,20 @@ struct leaf {
 	uint32_t sequence;
 };
 
-/* The present error, with who lost whom. */
+/* The present error, with who lost whom; about rank 0 only if it is rank 0 that is missed. */
 static ddp_status lost_centre(const struct leaf *leaf, ddp_status status, uint64_t start_ns)
 {
+	const ddp_job *job = leaf->base.job;
+
 	if (status == DDP_ERR_TIMEOUT)
-		ddp_fail(status, "rank %d on %s: rank 0 on %s has not gathered all ranks after %.1f s",
-		         leaf->base.job->rank, leaf->base.job->hostname, leaf->centre.host,
-		         ddp_seconds_since(start_ns));
+		ddp_fail(status, "rank %d on %s: rank 0 on %s has not gathered all ranks after %.1f s", job->rank,
+		         job->hostname, leaf->centre.host, ddp_seconds_since(start_ns));
+	else if (status == DDP_ERR_PEER)
+		ddp_fail_context(status, "rank %d on %s lost rank 0 on %s during wire-up", job->rank, job->hostname,
+		                 leaf->centre.host);
 	else
-		ddp_fail_context(status, "rank %d on %s lost rank 0 on %s during wire-up",
-		                 leaf->base.job->rank, leaf->base.job->hostname, leaf->centre.host);
+		return ddp_fail_context(status, "rank %d on %s, during wire-up with rank 0 on %s", job->rank,
+		                        job->hostname, leaf->centre.host);
 	return ddp_error_about(status, 0);
 }
 

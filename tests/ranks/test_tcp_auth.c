@@ -155,6 +155,47 @@ static void refusal_names_both_causes(void **state)
 	assert_true(outcomes[1].seconds < LONG_MS * 1e-3 / 2);
 }
 
+/* A rank 0 that says what is no message of the wire-up. */
+static pid_t start_confused_centre(void)
+{
+	int fd = listen_as_impostor();
+
+	fflush(NULL);
+	pid_t pid = fork();
+	assert_true(pid >= 0);
+	for (int peer; pid == 0 && (peer = accept(fd, NULL, NULL)) >= 0; close(peer)) {
+		ddp_challenge challenge;
+		ddp_hello hello;
+		struct {
+			ddp_verdict verdict;
+			unsigned char header[DDP_FRAME_HEADER_BYTES];
+		} text;
+
+		memset(&text, 0xff, sizeof(text));
+		if (ddp_challenge_make(&challenge) != DDP_OK ||
+		    send(peer, &challenge, sizeof(challenge), MSG_NOSIGNAL) < 0 ||
+		    recv(peer, &hello, sizeof(hello), MSG_WAITALL) != (ssize_t)sizeof(hello) ||
+		    ddp_verdict_make(&ranks[0].key, &hello, "node0", &text.verdict) != DDP_OK ||
+		    send(peer, &text, sizeof(text), MSG_NOSIGNAL) < 0)
+			_exit(1);
+		sleep_ms(200);
+	}
+	close(fd);
+	return pid;
+}
+
+static void rank_0_is_lost_only_if_it_is_gone(void **state)
+{
+	(void)state;
+	arrange(2);
+	ranks[0].absent = true;
+	pid_t centre = start_confused_centre();
+	run(2);
+	end_process(centre);
+	expect(1, DDP_ERR_FORMAT, "rank 1 on node1, during wire-up with rank 0 on node0");
+	assert_int_equal(outcomes[1].about, -1);
+}
+
 /* As a proxy does whose own server is not there; counts those who come. */
 static pid_t start_closer(atomic_int *visits)
 {
@@ -341,6 +382,7 @@ int main(void)
 		cmocka_unit_test_setup(ranks_meet_beside_a_program_that_talks, begin),
 		cmocka_unit_test_setup(ranks_meet_beside_a_program_that_says_a_little, begin),
 		cmocka_unit_test_setup(ranks_meet_beside_another_jobs_rank_0, begin),
+		cmocka_unit_test_setup(rank_0_is_lost_only_if_it_is_gone, begin),
 		cmocka_unit_test_setup(refusal_names_both_causes, begin),
 		cmocka_unit_test_setup(program_that_hangs_up_is_visited_at_leisure, begin),
 		cmocka_unit_test_setup(silent_program_in_rank_0s_place_ends_at_the_deadline, begin),

@@ -135,6 +135,7 @@ static void join(int r, struct outcome *outcome)
 	uint64_t start_ns = ddp_now_ns();
 
 	outcome->status = be_rank(&ranks[r]);
+	outcome->about = ddp_error_rank();
 	outcome->seconds = ddp_seconds_since(start_ns);
 	snprintf(outcome->message, sizeof(outcome->message), "%s", ddp_last_error());
 }

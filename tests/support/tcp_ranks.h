@@ -13,6 +13,7 @@ enum { WORLD_MAX = TEST_RANKS_MAX, LONG_MS = 60000, SHORT_MS = 1500 };
 
 struct outcome {
 	ddp_status status;
+	int about;             /* the rank that the error is about; -1: none */
 	double seconds;
 	char message[1024];
 };
