@@ -32,9 +32,12 @@ struct port {
 	int address;       /* which of the rendezvous's is tried */
 	bool connected;
 	bool foreign;      /* something that is not this step's rank 0 has answered there */
+	bool stalled;      /* a handshake has begun there, and has not ended in time */
 	uint64_t since_ns; /* connecting, or connected */
 	ddp_challenge challenge;
-	size_t got;        /* of the challenge */
+	ddp_hello hello;   /* the answer to it */
+	ddp_verdict verdict;
+	size_t got;        /* of the challenge, and of the verdict behind it */
 };
 
 struct search {
@@ -45,10 +48,11 @@ struct search {
 	uint64_t start_ns, deadline_ns;
 	struct port port[DDP_RENDEZVOUS_PORTS];
 	uint64_t refused_ns; /* when a rank 0 first did not share the key; 0: never */
-	char refusal[320];
+	char refusal[400];
 	unsigned round;
+	int last;            /* port that was attended */
 	bool dropped;        /* by who had sent a challenge: a flooded rank 0 drops the oldest connections */
-	char reason[320];    /* why the first port was none, or what another one said */
+	char reason[400];    /* why the first port was none, or what another one said */
 	ddp_centre_found *found;
 };
 
@@ -86,80 +90,104 @@ static ddp_status refused(const char *where)
 	                "on all ranks of the step, or another job's rank 0 holds the port", where);
 }
 
-/* DDP_ERR_PEER or DDP_ERR_TIMEOUT if a new connection may do. */
-static ddp_status prove_both(struct search *search, struct port *port, const char *where)
-{
-	const uint64_t until_ns = ddp_now_ns() + handshake_timeout_ns;
-	const uint64_t deadline_ns = until_ns < search->deadline_ns ? until_ns : search->deadline_ns;
-	ddp_hello hello;
-	ddp_verdict verdict;
-
-	ddp_status status = ddp_hello_make(search->key, &port->challenge, search->job, &hello);
-	if (status == DDP_OK)
-		status = ddp_socket_write(port->fd, &hello, sizeof(hello), deadline_ns);
-	if (status == DDP_OK)
-		status = ddp_socket_read(port->fd, &verdict, sizeof(verdict), deadline_ns);
-	if (status != DDP_OK)
-		return ddp_fail_context(status, "rank 0 at %s did not end the handshake", where);
-	if (ddp_verdict_is_refusal(&verdict))
-		return refused(where);
-	if (ddp_verdict_check(search->key, &hello, &verdict) != DDP_OK)
-		return ddp_fail(DDP_ERR_AUTH, "what answers at %s does not hold this step's key: it is not "
-		                "rank 0 of this step", where);
-	verdict.host[sizeof(verdict.host) - 1] = '\0';
-	snprintf(search->found->host, sizeof(search->found->host), "%s", verdict.host);
-	return DDP_OK;
-}
-
-static ddp_status shake_hands(struct search *search, int index)
+/* Rank 0 is there once it has shown in its verdict that it holds the key. */
+static ddp_status judge(struct search *search, int index)
 {
 	struct port *port = &search->port[index];
 	char where[DDP_WHERE_MAX];
-	ddp_status status = prove_both(search, port, where_is(search, index, where));
 
-	if (status == DDP_OK) {
-		search->found->fd = port->fd;
-		port->fd = -1;
+	where_is(search, index, where);
+	if (ddp_verdict_is_refusal(&port->verdict))
+		return refused(where);
+	if (ddp_verdict_check(search->key, &port->hello, &port->verdict) != DDP_OK)
+		return ddp_fail(DDP_ERR_AUTH, "what answers at %s does not hold this step's key: it is not "
+		                "rank 0 of this step", where);
+	port->verdict.host[sizeof(port->verdict.host) - 1] = '\0';
+	snprintf(search->found->host, sizeof(search->found->host), "%s", port->verdict.host);
+	search->found->fd = port->fd;
+	port->fd = -1;
+	return DDP_OK;
+}
+
+static ddp_status take_verdict(struct search *search, int index)
+{
+	const ddp_status status = judge(search, index);
+
+	if (status == DDP_OK)
 		return DDP_OK;
-	}
-	leave(port);
-	search->dropped = status == DDP_ERR_PEER;
-	if (status == DDP_ERR_PEER || status == DDP_ERR_TIMEOUT)
-		return go_on(search, index);
-	if (status != DDP_ERR_AUTH)
-		return status;
+	leave(&search->port[index]);
 	if (search->refused_ns == 0)
 		search->refused_ns = ddp_now_ns();
 	snprintf(search->refusal, sizeof(search->refusal), "%s", ddp_last_error());
 	return go_on_beside_foreign(search, index);
 }
 
-static ddp_status hear_challenge(struct search *search, int index)
+/* The present error is why the connection serves no more. */
+static ddp_status hung_up(struct search *search, int index)
 {
 	struct port *port = &search->port[index];
 	char where[DDP_WHERE_MAX];
-	const ssize_t got = recv(port->fd, (char *)&port->challenge + port->got,
-	                         sizeof(port->challenge) - port->got, 0);
+
+	if (port->got >= sizeof(port->challenge)) {
+		search->dropped = true;
+		ddp_fail_context(DDP_ERR_PEER, "rank 0 at %s did not end the handshake", where_is(search, index, where));
+	}
+	leave(port);
+	return go_on(search, index);
+}
+
+/* The buffer of a fresh connection holds these few bytes. */
+static ddp_status answer_challenge(struct search *search, int index)
+{
+	struct port *port = &search->port[index];
+	ddp_status status = ddp_hello_make(search->key, &port->challenge, search->job, &port->hello);
+
+	if (status != DDP_OK)
+		return status;
+	if (send(port->fd, &port->hello, sizeof(port->hello), MSG_NOSIGNAL) == (ssize_t)sizeof(port->hello))
+		return DDP_ERR_PEER;
+	ddp_fail(DDP_ERR_PEER, "the connection broke");
+	return hung_up(search, index);
+}
+
+/* One read of what the challenge or the verdict lacks. */
+static ssize_t hear(struct port *port)
+{
+	const size_t first = sizeof(port->challenge);
+
+	return port->got < first
+	       ? recv(port->fd, (char *)&port->challenge + port->got, first - port->got, 0)
+	       : recv(port->fd, (char *)&port->verdict + port->got - first, first + sizeof(port->verdict) - port->got, 0);
+}
+
+/* No port is waited for alone: whoever holds one may begin a handshake and be silent then. */
+static ddp_status go_on_with_handshake(struct search *search, int index)
+{
+	struct port *port = &search->port[index];
+	char where[DDP_WHERE_MAX];
+	const bool begun = port->got >= sizeof(port->challenge);
+	const ssize_t got = hear(port);
 
 	if (got < 0 && (errno == EAGAIN || errno == EINTR))
 		return DDP_ERR_PEER;
-	if (got <= 0) {
-		if (got < 0)
-			ddp_fail_errno(DDP_ERR_PEER, errno, "the connection to %s broke", where_is(search, index, where));
-		else
-			ddp_fail(DDP_ERR_PEER, "what listens at %s closed the connection without a handshake",
-			         where_is(search, index, where));
-		leave(port);
-		return go_on(search, index);
-	}
+	if (got < 0)
+		ddp_fail_errno(DDP_ERR_PEER, errno, "the connection to %s broke", where_is(search, index, where));
+	else if (got == 0)
+		ddp_fail(DDP_ERR_PEER, "what listens at %s closed the connection without a handshake",
+		         where_is(search, index, where));
+	if (got <= 0)
+		return hung_up(search, index);
 	port->got += (size_t)got;
+	if (begun)
+		return port->got == sizeof(port->challenge) + sizeof(port->verdict) ? take_verdict(search, index)
+		                                                                    : DDP_ERR_PEER;
 	if (!ddp_challenge_may_be_ours(&port->challenge, port->got)) {
 		leave(port);
 		ddp_fail(DDP_ERR_AUTH, "what answers at %s is not rank 0 of a libddp job: another program "
 		         "holds the port", where_is(search, index, where));
 		return go_on_beside_foreign(search, index);
 	}
-	return port->got == sizeof(port->challenge) ? shake_hands(search, index) : DDP_ERR_PEER;
+	return port->got == sizeof(port->challenge) ? answer_challenge(search, index) : DDP_ERR_PEER;
 }
 
 static ddp_status came_to(struct search *search, int index)
@@ -219,7 +247,7 @@ static ddp_status attend(struct search *search, int index)
 	struct port *port = &search->port[index];
 
 	if (port->connected)
-		return hear_challenge(search, index);
+		return go_on_with_handshake(search, index);
 	const int error = ddp_rendezvous_connected(port->fd);
 	return error == 0 ? came_to(search, index) : connect_elsewhere(search, index, error);
 }
@@ -230,7 +258,7 @@ static bool is_wanted(const struct search *search, int index)
 {
 	const struct port *first = &search->port[0];
 
-	return index == 0 || first->foreign || search->round % ALL_PORTS_EACH == ALL_PORTS_EACH - 1 ||
+	return index == 0 || first->foreign || first->stalled || search->round % ALL_PORTS_EACH == ALL_PORTS_EACH - 1 ||
 	       (first->connected && ddp_now_ns() - first->since_ns > silence_ns);
 }
 
@@ -241,6 +269,22 @@ static uint64_t answer_timeout_ns(const struct search *search)
 	return part_ns < first_answer_ns ? first_answer_ns : part_ns < longest_answer_ns ? part_ns : longest_answer_ns;
 }
 
+static bool is_stalled(const struct port *port)
+{
+	return port->connected && port->got > 0 && ddp_now_ns() - port->since_ns > handshake_timeout_ns;
+}
+
+static void leave_stalled(struct search *search, int index)
+{
+	char where[DDP_WHERE_MAX];
+
+	search->port[index].stalled = true;
+	leave(&search->port[index]);
+	ddp_fail(DDP_ERR_TIMEOUT, "what answers at %s began a handshake and did not end it within %.0f s",
+	         where_is(search, index, where), (double)handshake_timeout_ns * 1e-9);
+	go_on(search, index);
+}
+
 static ddp_status begin_round(struct search *search)
 {
 	const uint64_t timeout_ns = answer_timeout_ns(search);
@@ -248,6 +292,8 @@ static ddp_status begin_round(struct search *search)
 
 	for (int i = 0; i < search->rendezvous->ports.count && status == DDP_ERR_PEER; i++) {
 		struct port *port = &search->port[i];
+		if (is_stalled(port))
+			leave_stalled(search, i);
 		const bool late = port->fd >= 0 && port->got == 0 && ddp_now_ns() - port->since_ns > timeout_ns;
 		if (late && port->connected) {
 			leave(port);
@@ -263,8 +309,9 @@ static ddp_status begin_round(struct search *search)
 	return status;
 }
 
-/* The index of a port of which poll() tells something by then, or -1. */
-static int wait_for_news(const struct search *search, uint64_t until_ns)
+/* The index of a port of which poll() tells something by then, or -1. They take turns: one that
+   has always something to say keeps no other from being heard. */
+static int wait_for_news(struct search *search, uint64_t until_ns)
 {
 	struct pollfd ready[DDP_RENDEZVOUS_PORTS];
 	const int count = search->rendezvous->ports.count;
@@ -274,9 +321,11 @@ static int wait_for_news(const struct search *search, uint64_t until_ns)
 		                            .events = search->port[i].connected ? POLLIN : POLLOUT };
 	if (poll(ready, (nfds_t)count, ddp_poll_ms(until_ns, 1000)) <= 0)
 		return -1;
-	for (int i = 0; i < count; i++)
-		if (ready[i].revents != 0)
-			return i;
+	for (int i = 1; i <= count; i++) {
+		const int index = (search->last + i) % count;
+		if (ready[index].revents != 0)
+			return search->last = index;
+	}
 	return -1;
 }
 

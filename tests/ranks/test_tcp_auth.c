@@ -140,6 +140,16 @@ static void ranks_meet_beside_another_jobs_rank_0(void **state)
 	meet_beside((const char *)text, sizeof(text));
 }
 
+/* It speaks as rank 0 does up to the proof, and is silent then. */
+static void ranks_meet_beside_a_program_that_ends_no_handshake(void **state)
+{
+	ddp_challenge challenge;
+
+	(void)state;
+	assert_int_equal(ddp_challenge_make(&challenge), DDP_OK);
+	meet_beside((const char *)&challenge, sizeof(challenge));
+}
+
 static void refusal_names_both_causes(void **state)
 {
 	unsigned char text[sizeof(ddp_challenge) + sizeof(ddp_verdict)] = "ddpwire1";
@@ -382,6 +392,7 @@ int main(void)
 		cmocka_unit_test_setup(ranks_meet_beside_a_program_that_talks, begin),
 		cmocka_unit_test_setup(ranks_meet_beside_a_program_that_says_a_little, begin),
 		cmocka_unit_test_setup(ranks_meet_beside_another_jobs_rank_0, begin),
+		cmocka_unit_test_setup(ranks_meet_beside_a_program_that_ends_no_handshake, begin),
 		cmocka_unit_test_setup(rank_0_is_lost_only_if_it_is_gone, begin),
 		cmocka_unit_test_setup(refusal_names_both_causes, begin),
 		cmocka_unit_test_setup(program_that_hangs_up_is_visited_at_leisure, begin),
