@@ -141,7 +141,7 @@ static ddp_status take_challenge(net_handshake *h)
 		                "plugin: let all nodes have the same one");
 	if (gethostname(self.hostname, sizeof(self.hostname) - 1) != 0)
 		snprintf(self.hostname, sizeof(self.hostname), "unknown");
-	ddp_status status = ddp_hello_make(&h->key, &h->challenge, &self, &h->hello);
+	ddp_status status = ddp_hello_make(&h->key, &h->challenge, NULL, &self, &h->hello);
 	if (status == DDP_OK)
 		status = say(h, &h->hello, sizeof(h->hello));
 	return status == DDP_OK ? want(h, VERDICT, sizeof(h->verdict)) : status;

@@ -1,5 +1,6 @@
 #include "wireup/acceptor.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -117,6 +118,22 @@ static void refuse(ddp_acceptor *a, struct ddp_newcomer *n)
 	end_newcomer(a, n);
 }
 
+/* The hello is genuine, but somebody has passed it on. */
+static void refuse_ends(ddp_acceptor *a, struct ddp_newcomer *n, const ddp_ends *ends)
+{
+	char told[DDP_ENDS_TEXT], seen[DDP_ENDS_TEXT];
+	ddp_verdict refusal;
+
+	n->hello.host[sizeof(n->hello.host) - 1] = '\0';
+	snprintf(a->misled, sizeof(a->misled), "rank %u on %s says that it connected from %s, but its connection "
+	         "here is from %s: a NAT, or a program that relays, stands between", le32toh(n->hello.rank),
+	         n->hello.host, ddp_ends_show(&n->hello.ends, told), ddp_ends_show(ends, seen));
+	ddp_log_limited(&a->misleads, DDP_LOG_WARN, "%s refused a connection: %s", a->who, a->misled);
+	ddp_verdict_refuse_ends(&refusal);
+	(void)say(n, &refusal, sizeof(refusal));
+	end_newcomer(a, n);
+}
+
 static ddp_status judge(ddp_acceptor *a, struct ddp_newcomer *n)
 {
 	ddp_verdict verdict;
@@ -124,6 +141,11 @@ static ddp_status judge(ddp_acceptor *a, struct ddp_newcomer *n)
 
 	if (status == DDP_ERR_AUTH) {
 		refuse(a, n);
+		return DDP_OK;
+	}
+	const ddp_ends ends = ddp_ends_of(n->fd, true);
+	if (status == DDP_OK && a->bound && !ddp_ends_are_same(&ends, &n->hello.ends)) {
+		refuse_ends(a, n, &ends);
 		return DDP_OK;
 	}
 	if (status == DDP_OK)
@@ -325,6 +347,7 @@ void ddp_acceptor_close(ddp_acceptor *a)
 	}
 	tell_further_refusals(a);
 	ddp_log_limit_end(&a->drops, DDP_LOG_DEBUG, a->who);
+	ddp_log_limit_end(&a->misleads, DDP_LOG_WARN, a->who);
 	if (a->epoll >= 0 && a->listener >= 0)
 		/* The same: ddp_spawn()'s listener has another descriptor. */
 		epoll_ctl(a->epoll, EPOLL_CTL_DEL, a->listener, NULL);

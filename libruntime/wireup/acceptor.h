@@ -25,6 +25,7 @@ typedef struct ddp_acceptor {
 	const ddp_key *key;  /* has to stay */
 	const char *who;     /* "wire-up: rank 0 on n0", for the log; has to stay */
 	const char *host;    /* this one's, for the verdict; has to stay */
+	bool bound;          /* peers count only if the hello names both ends of its connection */
 	bool same_user;      /* peers count only if the kernel says that they are this user's */
 	int unproven_max;    /* at once; the acceptor lowers it where descriptors are scarce */
 
@@ -36,7 +37,8 @@ typedef struct ddp_acceptor {
 	int refused, refusals_told; /* connections that do not hold the key */
 	uint64_t told_ns;
 	char last_refused[80];
-	ddp_log_limit drops; /* one message each */
+	char misled[400];    /* who holds the key, and came by a connection with other ends; "": nobody */
+	ddp_log_limit drops, misleads; /* one message each */
 } ddp_acceptor;
 
 /* On failure the acceptor is closed. */

@@ -1,6 +1,8 @@
 #include "wireup/auth.h"
 
+#include <arpa/inet.h>
 #include <endian.h>
+#include <netinet/in.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
@@ -8,13 +10,17 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "base/error.h"
 
-static const char magic[] = "ddpwire1";
+enum { END_TEXT = INET6_ADDRSTRLEN + 8 };
 
+static const char magic[] = "ddpwire2";
+
+_Static_assert(sizeof(ddp_ends) == 36, "no padding on the wire");
 _Static_assert(sizeof(ddp_challenge) == 8 + DDP_NONCE_BYTES, "no padding on the wire");
-_Static_assert(sizeof(ddp_hello) == DDP_NONCE_BYTES + 8 + DDP_AUTH_HOST_BYTES + DDP_PROOF_BYTES,
+_Static_assert(sizeof(ddp_hello) == DDP_NONCE_BYTES + sizeof(ddp_ends) + 8 + DDP_AUTH_HOST_BYTES + DDP_PROOF_BYTES,
                "no padding on the wire");
 _Static_assert(sizeof(ddp_verdict) == DDP_AUTH_HOST_BYTES + DDP_PROOF_BYTES,
                "no padding on the wire");
@@ -71,10 +77,70 @@ static void set_host(char *to, const char *host)
 	snprintf(to, DDP_AUTH_HOST_BYTES, "%.*s", DDP_AUTH_HOST_BYTES - 1, host);
 }
 
-ddp_status ddp_hello_make(const ddp_key *key, const ddp_challenge *challenge,
+/* ---- the ends ---------------------------------------------------------------------------- */
+
+static void take_end(const struct sockaddr_storage *address, struct ddp_end *end)
+{
+	static const unsigned char mapped[12] = { [10] = 0xff, [11] = 0xff };
+	const struct sockaddr_in *in = (const struct sockaddr_in *)address;
+	const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)address;
+
+	if (address->ss_family == AF_INET) {
+		memcpy(end->address, mapped, sizeof(mapped));
+		memcpy(end->address + sizeof(mapped), &in->sin_addr, sizeof(in->sin_addr));
+		memcpy(end->port, &in->sin_port, sizeof(end->port));
+	} else if (address->ss_family == AF_INET6) {
+		memcpy(end->address, &in6->sin6_addr, sizeof(end->address));
+		memcpy(end->port, &in6->sin6_port, sizeof(end->port));
+	}
+}
+
+ddp_ends ddp_ends_of(int fd, bool listens)
+{
+	struct sockaddr_storage here = { 0 }, there = { 0 };
+	socklen_t here_bytes = sizeof(here), there_bytes = sizeof(there);
+	ddp_ends ends = { 0 };
+
+	if (getsockname(fd, (struct sockaddr *)&here, &here_bytes) != 0 ||
+	    getpeername(fd, (struct sockaddr *)&there, &there_bytes) != 0)
+		return ends;
+	take_end(listens ? &there : &here, &ends.from);
+	take_end(listens ? &here : &there, &ends.to);
+	return ends;
+}
+
+bool ddp_ends_are_same(const ddp_ends *a, const ddp_ends *b)
+{
+	return memcmp(a, b, sizeof(*a)) == 0;
+}
+
+static void show(const struct ddp_end *end, char text[END_TEXT])
+{
+	const bool is_ipv4 = IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)end->address);
+	char address[INET6_ADDRSTRLEN] = "?";
+
+	inet_ntop(is_ipv4 ? AF_INET : AF_INET6, is_ipv4 ? end->address + 12 : end->address, address, sizeof(address));
+	snprintf(text, END_TEXT, is_ipv4 ? "%s:%d" : "[%s]:%d", address, end->port[0] << 8 | end->port[1]);
+}
+
+const char *ddp_ends_show(const ddp_ends *ends, char text[DDP_ENDS_TEXT])
+{
+	char from[END_TEXT], to[END_TEXT];
+
+	show(&ends->from, from);
+	show(&ends->to, to);
+	snprintf(text, DDP_ENDS_TEXT, "%s to %s", from, to);
+	return text;
+}
+
+/* ---- the messages ------------------------------------------------------------------------ */
+
+ddp_status ddp_hello_make(const ddp_key *key, const ddp_challenge *challenge, const ddp_ends *ends,
                           const ddp_job *job, ddp_hello *hello)
 {
 	memset(hello, 0, sizeof(*hello));
+	if (ends != NULL)
+		hello->ends = *ends;
 	hello->rank = htole32((uint32_t)job->rank);
 	hello->world_size = htole32((uint32_t)job->world_size);
 	set_host(hello->host, job->hostname);
@@ -95,7 +161,7 @@ ddp_status ddp_verdict_make(const ddp_key *key, const ddp_hello *hello,
 {
 	memset(verdict, 0, sizeof(*verdict));
 	set_host(verdict->host, host);
-	return prove(key, "verdict", hello->nonce, verdict, offsetof(ddp_verdict, proof),
+	return prove(key, "verdict", hello->proof, verdict, offsetof(ddp_verdict, proof),
 	             verdict->proof);
 }
 
@@ -106,9 +172,22 @@ bool ddp_verdict_is_refusal(const ddp_verdict *verdict)
 	return memcmp(verdict, &refusal, sizeof(refusal)) == 0;
 }
 
+void ddp_verdict_refuse_ends(ddp_verdict *verdict)
+{
+	memset(verdict, 0xff, sizeof(*verdict));
+}
+
+bool ddp_verdict_is_about_ends(const ddp_verdict *verdict)
+{
+	ddp_verdict refusal;
+
+	ddp_verdict_refuse_ends(&refusal);
+	return memcmp(verdict, &refusal, sizeof(refusal)) == 0;
+}
+
 ddp_status ddp_verdict_check(const ddp_key *key, const ddp_hello *hello,
                              const ddp_verdict *verdict)
 {
-	return check(key, "verdict", hello->nonce, verdict, offsetof(ddp_verdict, proof),
+	return check(key, "verdict", hello->proof, verdict, offsetof(ddp_verdict, proof),
 	             verdict->proof);
 }

@@ -102,6 +102,10 @@ static ddp_status too_late(const struct ddp_centre *centre, uint64_t start_ns)
 	char list[DDP_MISSING_BYTES];
 
 	ddp_centre_missing(centre, false, list, sizeof(list));
+	if (centre->acceptor.misled[0] != '\0')
+		return ddp_fail(DDP_ERR_AUTH, "%s did not come to rank 0 on %s (%s) within %.1f s; %s (man 3 libddp, "
+		                "SECURITY)", list, job->hostname, centre->where, ddp_seconds_since(start_ns),
+		                centre->acceptor.misled);
 	if (centre->acceptor.refused > 0)
 		return ddp_fail(DDP_ERR_AUTH, "%s did not come to rank 0 on %s (%s) within %.1f s, and %d "
 		                "connections did not hold the step's key, the last from %s: DDP_KEY must be "

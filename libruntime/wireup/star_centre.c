@@ -284,7 +284,7 @@ ddp_status ddp_star_centre_open(bool local, const ddp_job *job, const ddp_key *k
 	snprintf(centre->who, sizeof(centre->who), "wire-up: rank 0 on %s", job->hostname);
 	centre->acceptor = (ddp_acceptor){
 		.listener = listener, .epoll = -1, .key = &centre->key, .who = centre->who, .host = job->hostname,
-		.same_user = rendezvous->same_user, .unproven_max = job->world_size + DDP_UNPROVEN_MAX,
+		.bound = true, .same_user = rendezvous->same_user, .unproven_max = job->world_size + DDP_UNPROVEN_MAX,
 	};
 	ddp_status status = open_centre(centre, deadline_ns);
 	if (status != DDP_OK) {

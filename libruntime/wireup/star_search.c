@@ -94,11 +94,15 @@ static ddp_status refused(const char *where)
 static ddp_status judge(struct search *search, int index)
 {
 	struct port *port = &search->port[index];
-	char where[DDP_WHERE_MAX];
+	char where[DDP_WHERE_MAX], ends[DDP_ENDS_TEXT];
 
 	where_is(search, index, where);
 	if (ddp_verdict_is_refusal(&port->verdict))
 		return refused(where);
+	if (ddp_verdict_is_about_ends(&port->verdict))
+		return ddp_fail(DDP_ERR_AUTH, "rank 0 at %s sees other addresses of this connection than this rank, "
+		                "which connected from %s: a NAT, or a program that relays, stands between (man 3 "
+		                "libddp, SECURITY)", where, ddp_ends_show(&port->hello.ends, ends));
 	if (ddp_verdict_check(search->key, &port->hello, &port->verdict) != DDP_OK)
 		return ddp_fail(DDP_ERR_AUTH, "what answers at %s does not hold this step's key: it is not "
 		                "rank 0 of this step", where);
@@ -140,7 +144,8 @@ static ddp_status hung_up(struct search *search, int index)
 static ddp_status answer_challenge(struct search *search, int index)
 {
 	struct port *port = &search->port[index];
-	ddp_status status = ddp_hello_make(search->key, &port->challenge, search->job, &port->hello);
+	const ddp_ends ends = ddp_ends_of(port->fd, false);
+	ddp_status status = ddp_hello_make(search->key, &port->challenge, &ends, search->job, &port->hello);
 
 	if (status != DDP_OK)
 		return status;

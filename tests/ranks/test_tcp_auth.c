@@ -1,6 +1,7 @@
 /* Wire-up by TCP where programs that are no ranks of the job interfere. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,6 +21,7 @@
 #include "tests/support/hung.h"
 #include "tests/support/tcp_ranks.h"
 #include "wireup/frame.h"
+#include "wireup/ports.h"
 
 /* At MASTER_PORT. */
 static int listen_as_impostor(void)
@@ -83,7 +85,7 @@ static void impostor_without_the_key_is_not_believed(void **state)
 	arrange(2);
 	ranks[0].absent = true;
 	memset(text, 'x', sizeof(text));
-	memcpy(text, "ddpwire1", 8);
+	memcpy(text, "ddpwire2", 8);
 	pid_t impostor = start_impostor((const char *)text, sizeof(text));
 	run(2);
 	end_process(impostor);
@@ -134,7 +136,7 @@ static void ranks_meet_beside_a_program_that_says_a_little(void **state)
 /* A rank 0 that listens at this job's MASTER_PORT as at a port of libddp's own, and refuses. */
 static void ranks_meet_beside_another_jobs_rank_0(void **state)
 {
-	unsigned char text[sizeof(ddp_challenge) + sizeof(ddp_verdict)] = "ddpwire1";
+	unsigned char text[sizeof(ddp_challenge) + sizeof(ddp_verdict)] = "ddpwire2";
 
 	(void)state;
 	meet_beside((const char *)text, sizeof(text));
@@ -150,9 +152,86 @@ static void ranks_meet_beside_a_program_that_ends_no_handshake(void **state)
 	meet_beside((const char *)&challenge, sizeof(challenge));
 }
 
+/* Passes on what comes; the rank's first byte behind its hello is changed. */
+static void pass_on(int rank, int centre)
+{
+	struct pollfd ends[2] = { { .fd = rank, .events = POLLIN }, { .fd = centre, .events = POLLIN } };
+	size_t said = 0;
+
+	while (poll(ends, 2, -1) > 0) {
+		for (int i = 0; i < 2; i++) {
+			char bytes[4096];
+			const ssize_t got = ends[i].revents != 0 ? recv(ends[i].fd, bytes, sizeof(bytes), 0) : -1;
+			if (ends[i].revents == 0)
+				continue;
+			const size_t first = sizeof(ddp_hello) + DDP_FRAME_HEADER_BYTES;
+			if (i == 0 && got > 0 && said <= first && first < said + (size_t)got)
+				bytes[first - said] ^= 1;
+			said += i == 0 && got > 0 ? (size_t)got : 0;
+			if (got <= 0 || send(ends[1 - i].fd, bytes, (size_t)got, MSG_NOSIGNAL) != got)
+				return;
+		}
+	}
+}
+
+/* Holds `port`, and passes on who comes to `to`, where rank 0 listens. */
+static pid_t start_relay(int port, int to)
+{
+	const int master_port = ranks[0].job.master_port;
+
+	ranks[0].job.master_port = port;
+	int fd = listen_as_impostor();
+	ranks[0].job.master_port = master_port;
+	fflush(NULL);
+	pid_t pid = fork();
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		ranks[0].job.master_port = to;
+		for (int peer; (peer = accept(fd, NULL, NULL)) >= 0; close(peer)) {
+			int centre = connect_raw();
+			pass_on(peer, centre);
+			close(centre);
+		}
+		_exit(1);
+	}
+	close(fd);
+	return pid;
+}
+
+static void who_relays_a_handshake_is_not_believed(void **state)
+{
+	ddp_ports ports;
+
+	(void)state;
+	arrange(2);
+	ranks[1].delay_ms = 500;
+	ddp_ports_choose(ranks[0].job.master_port, &ports);
+	pid_t relay = start_relay(ports.port[0], ports.port[1]);
+	run(2);
+	end_process(relay);
+	all_are_well(2);
+	for (int r = 0; r < 2; r++)
+		assert_true(outcomes[r].seconds < 5);
+}
+
+/* As a NAT does; rank 1 knows no other way to rank 0. */
+static void what_changes_addresses_between_ranks_is_said(void **state)
+{
+	(void)state;
+	arrange(2);
+	ranks[0].timeout_ms = 8000;
+	ranks[1].job.master_port += 1000;
+	pid_t relay = start_relay(ranks[1].job.master_port, ranks[0].job.master_port);
+	run(2);
+	end_process(relay);
+	expect(1, DDP_ERR_AUTH, "sees other addresses of this connection than this rank");
+	expect(0, DDP_ERR_AUTH, "rank 1 on node1 says that it connected from 127.");
+	expect(0, DDP_ERR_AUTH, "a NAT, or a program that relays");
+}
+
 static void refusal_names_both_causes(void **state)
 {
-	unsigned char text[sizeof(ddp_challenge) + sizeof(ddp_verdict)] = "ddpwire1";
+	unsigned char text[sizeof(ddp_challenge) + sizeof(ddp_verdict)] = "ddpwire2";
 
 	(void)state;
 	arrange(2);
@@ -393,6 +472,8 @@ int main(void)
 		cmocka_unit_test_setup(ranks_meet_beside_a_program_that_says_a_little, begin),
 		cmocka_unit_test_setup(ranks_meet_beside_another_jobs_rank_0, begin),
 		cmocka_unit_test_setup(ranks_meet_beside_a_program_that_ends_no_handshake, begin),
+		cmocka_unit_test_setup(who_relays_a_handshake_is_not_believed, begin),
+		cmocka_unit_test_setup(what_changes_addresses_between_ranks_is_said, begin),
 		cmocka_unit_test_setup(rank_0_is_lost_only_if_it_is_gone, begin),
 		cmocka_unit_test_setup(refusal_names_both_causes, begin),
 		cmocka_unit_test_setup(program_that_hangs_up_is_visited_at_leisure, begin),
