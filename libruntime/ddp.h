@@ -1423,7 +1423,7 @@ DDP_API ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader,
  * while training goes on. It takes memory for the copy, of parameters and optimizer's state,
  * until the model is freed. ddp_checkpoint_wait() waits until it is on the disk: an error of
  * writing is its own, on all ranks. The next save, or load, also waits, but then that is a
- * warning, as in ddp_model_free(). Both are collective. After an error the checkpoints
+ * warning. So does ddp_model_free(), on all ranks, if no call has waited before. All are collective. After an error the checkpoints
  * before are kept, as ever. Where there is no memory for the copy, that is a warning, and
  * begin writes at once. Once the world is broken, begin is ddp_checkpoint_save(), and wait is
  * of rank 0's own thread: on the others it is DDP_ERR_PEER, for they cannot know.

@@ -458,6 +458,16 @@ const void *ddp_get_user_state(const ddp_model *model, size_t *bytes)
 	return held > 0 ? model->user_state : NULL;
 }
 
+bool ddp_model_saves(const ddp_model *model)
+{
+	return model->saves;
+}
+
+void ddp_model_set_saves(ddp_model *model, bool saves)
+{
+	model->saves = saves;
+}
+
 void ddp_model_attach(ddp_model *model, void *thing, void (*release)(void *thing))
 {
 	if (model->attached != NULL)

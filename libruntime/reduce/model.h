@@ -31,6 +31,10 @@ void ddp_model_round_all(ddp_model *model);
 /* Whether all ranks have the same parameters; see reduce/consensus.h. Collective. */
 ddp_status ddp_model_compare(ddp_model *model);
 
+/* Whether a save was begun, and no call has waited for its end yet: the same on all ranks. */
+bool ddp_model_saves(const ddp_model *model);
+void ddp_model_set_saves(ddp_model *model, bool saves);
+
 /* Something that goes with the model and is released with it, in place of what was
    attached before; ddp_model_attached() is NULL if nothing is. */
 void ddp_model_attach(ddp_model *model, void *thing, void (*release)(void *thing));

@@ -66,7 +66,8 @@ struct ddp_model {
 	ddp_step_stats stats;   /* of that step, as far as they are known */
 	void *user_state;       /* of the program, for checkpoints */
 	size_t user_bytes;
-	void *attached;         /* see reduce/model.h */
+	bool saves;             /* see reduce/model.h, */
+	void *attached;         /* for this, too */
 	void (*release)(void *attached);
 	atomic_bool stop_requested; /* on this rank */
 	bool compared;          /* all ranks had the same parameters before a step */

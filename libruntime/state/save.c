@@ -34,6 +34,7 @@ enum { KEEP_DEFAULT = 3 };
 
 /* Goes with the model of the rank that writes. */
 struct owner {
+	ddp_model *model;
 	ddp_store_lock *lock;
 	struct beside *beside; /* a save that another thread writes, or NULL */
 	float *copies;         /* [room]: what it writes */
@@ -42,16 +43,32 @@ struct owner {
 };
 
 static ddp_status end_beside(struct owner *owner);
+static ddp_status await_file(ddp_model *model);
 
 static void let_go(void *attached)
 {
 	struct owner *owner = attached;
 
-	if (end_beside(owner) != DDP_OK)
+	if ((ddp_model_saves(owner->model) ? await_file(owner->model) : end_beside(owner)) != DDP_OK)
 		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 	ddp_store_lock_release(owner->lock);
 	free(owner->copies);
 	free(owner);
+}
+
+/* Goes with the model of the other ranks once a save was begun. Without it they would wait for rank 0 in
+   ddp_finalize(), which has a deadline. */
+static void follow(void *model)
+{
+	if (ddp_model_saves(model))
+		(void)await_file(model);
+}
+
+static struct owner *owner_of(const ddp_model *model)
+{
+	void *attached = ddp_model_attached(model);
+
+	return attached != model ? attached : NULL;
 }
 
 static ddp_status take_lock(ddp_model *model, const char *dir)
@@ -62,6 +79,7 @@ static ddp_status take_lock(ddp_model *model, const char *dir)
 	struct owner *owner = calloc(1, sizeof(*owner) + strlen(dir) + 1);
 	if (owner == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for the record of checkpoint directory %s", dir);
+	owner->model = model;
 	strcpy(owner->dir, dir);
 	snprintf(who, sizeof(who), "rank %d of job %" PRIu32 ".%" PRIu32 " on %s, process %ld\n",
 	         job->rank, job->job_id, job->step_id, job->hostname, (long)getpid());
@@ -78,7 +96,7 @@ static ddp_status take_lock(ddp_model *model, const char *dir)
    elsewhere. */
 static ddp_status own_directory(ddp_model *model, const char *dir)
 {
-	const struct owner *owner = ddp_model_attached(model);
+	const struct owner *owner = owner_of(model);
 
 	if (owner != NULL && strcmp(owner->dir, dir) == 0) {
 		if (ddp_store_lock_holds(owner->lock, dir))
@@ -341,7 +359,7 @@ static ddp_status copy_tensors(struct owner *owner, ddp_tensors *tensors)
    was, but for where its tensors are. */
 static ddp_status start_beside(struct save *save)
 {
-	struct owner *owner = ddp_model_attached(save->model);
+	struct owner *owner = owner_of(save->model);
 	ddp_status status = copy_tensors(owner, &save->tensors);
 
 	if (status != DDP_OK)
@@ -379,7 +397,7 @@ static ddp_status begin_file(void *argument)
 /* On rank 0. */
 static ddp_status end_file(void *argument)
 {
-	struct owner *owner = ddp_model_attached(argument);
+	struct owner *owner = owner_of(argument);
 
 	return owner != NULL ? end_beside(owner) : DDP_OK;
 }
@@ -388,6 +406,7 @@ static ddp_status await_file(ddp_model *model)
 {
 	ddp_comm *comm = ddp_model_comm(model);
 
+	ddp_model_set_saves(model, false);
 	if (ddp_comm_broken(comm))
 		return end_file(model);
 	return ddp_leader_run(comm, ddp_model_context(model)->timeout_ms, end_file, model, NULL, 0);
@@ -517,5 +536,12 @@ ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char 
 
 ddp_status ddp_checkpoint_begin(ddp_model *model, ddp_loader *loader, const char *dir, int keep)
 {
-	return save_by(model, loader, dir, keep, begin_file);
+	const ddp_status status = save_by(model, loader, dir, keep, begin_file);
+
+	if (status == DDP_OK) {
+		ddp_model_set_saves(model, true);
+		if (ddp_model_attached(model) == NULL)
+			ddp_model_attach(model, model, follow);
+	}
+	return status;
 }

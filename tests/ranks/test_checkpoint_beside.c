@@ -17,6 +17,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "kernels/table.h"
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
@@ -191,6 +192,48 @@ static void program_may_change_its_folder_meanwhile(void **state)
 	assert_int_equal(run_ranks(2, changing_folder_body, NULL), 0);
 }
 
+/* A disk takes longer than ranks wait for each other. */
+enum { TIMEOUT_MS = 1000 };
+
+static void *let_write(void *unused)
+{
+	(void)unused;
+	usleep(3 * TIMEOUT_MS * 1000);
+	hold(false);
+	return NULL;
+}
+
+static int slow_disk_body(ddp_context *context, void *user)
+{
+	const bool writes = ddp_get_job(context)->rank == 0;
+	ddp_model *model = make(context, DDP_SHARD_NONE, DDP_ADAMW);
+	pthread_t thread;
+
+	(void)user;
+	train(model, BEGUN);
+	hold(true);
+	CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
+	if (writes) {
+		await_writer();
+		CHECK(pthread_create(&thread, NULL, let_write, NULL) == 0);
+	}
+	const uint64_t start_ns = ddp_now_ns();
+	ddp_model_free(model);
+	CHECK(ddp_seconds_since(start_ns) > 2 * TIMEOUT_MS / 1000.0);
+	if (writes)
+		pthread_join(thread, NULL);
+	CHECK(!writes || is_there(BEGUN));
+	return 0;
+}
+
+static void all_ranks_wait_for_the_last_one(void **state)
+{
+	const ddp_options options = { .size = sizeof(options), .timeout_ms = TIMEOUT_MS };
+
+	(void)state;
+	assert_int_equal(run_ranks_with(2, &options, slow_disk_body, NULL), 0);
+}
+
 static char told[1024];
 
 static void keep_warnings(void *user, ddp_log_level level, const char *message)
@@ -353,6 +396,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(training_goes_on_while_it_is_written, start_empty),
 		cmocka_unit_test_setup(program_may_change_its_folder_meanwhile, start_empty),
+		cmocka_unit_test_setup(all_ranks_wait_for_the_last_one, start_empty),
 		cmocka_unit_test_setup(what_cannot_be_written_is_told, start_empty),
 		cmocka_unit_test_setup(a_later_checkpoint_of_another_rank_stays, start_empty),
 		cmocka_unit_test_setup(a_rank_by_itself_saves_on_the_host, start_empty),
