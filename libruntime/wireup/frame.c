@@ -196,12 +196,12 @@ size_t ddp_frame_pack_error(uint32_t sequence, ddp_status status,
 ddp_status ddp_frame_raise_error(const unsigned char *payload, size_t bytes)
 {
 	uint32_t status = bytes >= 4 ? get32(payload) : DDP_OK;
-	const char *text = (const char *)payload + 4;
-	size_t length;
 
+	/* An empty message has no payload at all. */
 	if (status == DDP_OK || status > DDP_ERR_INTERNAL)
 		return ddp_fail(DDP_ERR_FORMAT, "a wire-up message with an error is malformed");
-	length = strnlen(text, bytes - 4);
+	const char *text = (const char *)payload + 4;
+	const size_t length = strnlen(text, bytes - 4);
 	ddp_fail((ddp_status)status, "%.*s", (int)length, text);
 	if (bytes - 4 == length + 5 && get32(payload + 4 + length + 1) <= INT32_MAX)
 		return ddp_error_about((ddp_status)status, (int)get32(payload + 4 + length + 1));
