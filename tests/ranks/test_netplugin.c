@@ -17,6 +17,8 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
+#include "tests/support/hung.h"
 #include "tests/support/netplugin_ranks.h"
 #include "tests/support/ranks.h"
 
@@ -263,6 +265,30 @@ static int turn_away(int rank, void *argument)
 	return 0;
 }
 
+/* Only a listener that takes connections, and drops them, is worth further tries. */
+static int find_no_listener(int rank, void *argument)
+{
+	unsigned char handle[NET_HANDLE_BYTES];
+	nccl_driver d;
+
+	set_up(&d, argument, rank);
+	if (rank == RECEIVER) {
+		void *listener = NULL;
+		CHECK(nccl_listen(&d, 0, shared->handle[0], &listener) == NET_SUCCESS);
+		CHECK(d.close_listener(listener) == NET_SUCCESS);
+		atomic_store(&shared->ready[0], 1);
+	} else {
+		while (atomic_load(&shared->ready[0]) == 0)
+			nap();
+		memcpy(handle, shared->handle[0], sizeof(handle));
+		const uint64_t start_ns = ddp_now_ns();
+		CHECK(connect_with(&d, KEY, handle) == NET_SYSTEM_ERROR);
+		CHECK(ddp_seconds_since(start_ns) < 2 * test_slowness());
+	}
+	CHECK(nccl_finalize(&d) == NET_SUCCESS);
+	return 0;
+}
+
 static int lack_key(int rank, void *argument)
 {
 	static const char *const keys[] = { "", "12", "step:zz" };
@@ -316,6 +342,13 @@ static void connections_without_the_key_are_refused(void **state)
 	heard_once("DDP_KEY must be the same");
 }
 
+static void listener_that_has_gone_is_an_error_at_once(void **state)
+{
+	(void)state;
+	assert_int_equal(run_board(find_no_listener, 11, over_tcp), 0);
+	assert_non_null(strstr(shared->heard, "Connection refused"));
+}
+
 static void nothing_starts_without_a_key(void **state)
 {
 	(void)state;
@@ -331,6 +364,7 @@ int main(void)
 		cmocka_unit_test(v10_over_tcp), cmocka_unit_test(v8_over_memory),
 		cmocka_unit_test(several_threads_open_use_and_close),
 		cmocka_unit_test(connections_without_the_key_are_refused),
+		cmocka_unit_test(listener_that_has_gone_is_an_error_at_once),
 		cmocka_unit_test(nothing_starts_without_a_key),
 	};
 
