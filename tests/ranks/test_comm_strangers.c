@@ -16,6 +16,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -433,6 +434,28 @@ static void ucx_without_listeners_needs_no_guard(void **state)
 	assert_int_equal(code, 0);
 }
 
+enum { PLACES = 16384 };
+
+/* As a world of so many ranks has them. */
+static void many_listeners_are_known_at_once(void **state)
+{
+	const clock_t start = clock();
+	const ddp_proof_key key = { .bytes = { 1 } };
+	ddp_guard *guard;
+
+	(void)state;
+	assert_int_equal(ddp_guard_make(&guard), DDP_OK);
+	for (int i = 0; i < 3 * PLACES; i++) {
+		const int n = i % PLACES;
+		const ddp_place place = { .family = AF_INET, .port = 1, .address = { 10, 0, (unsigned char)(n >> 8), (unsigned char)n } };
+		assert_int_equal(ddp_guard_know(guard, &place, 1, &key), DDP_OK);
+	}
+	ddp_guard_free(guard);
+	const double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+	printf("# %d listeners, thrice: %.3f s\n", PLACES, seconds);
+	assert_true(seconds < 0.5 * test_slowness());
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -445,6 +468,7 @@ int main(void)
 		cmocka_unit_test(idle_connections_leave_descriptors),
 		cmocka_unit_test(ucx_that_cannot_be_guarded_is_told_once),
 		cmocka_unit_test(ucx_without_listeners_needs_no_guard),
+		cmocka_unit_test(many_listeners_are_known_at_once),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

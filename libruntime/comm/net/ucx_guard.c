@@ -75,8 +75,8 @@ struct ddp_guard {
 	bool too_many;          /* listeners */
 	held held[HELD_MAX];    /* the oldest first */
 	int held_count, held_max;
-	known *known;           /* listeners of peers */
-	size_t known_count, known_room;
+	known *known;           /* listeners of peers: a table, in which a place has its slot or one of the next */
+	size_t known_count, known_room; /* the latter a power of two, or 0 */
 	nonce *used;            /* by proofs that were taken */
 	size_t used_count, used_room;
 	int refused;
@@ -338,13 +338,26 @@ static ucs_status_t watch_ours(ucs_async_mode_t mode, int fd, ucs_event_set_type
 	return ucx.watch(mode, fd, events, callback, argument, async);
 }
 
+/* The place's, or an empty one. Half of the table is empty. */
+static known *find_slot(known *table, size_t room, const ddp_place *place)
+{
+	const unsigned char *bytes = (const unsigned char *)place;
+	uint64_t hash = 0xcbf29ce484222325; /* FNV-1a */
+
+	for (size_t i = 0; i < sizeof(*place); i++)
+		hash = (hash ^ bytes[i]) * 0x100000001b3;
+	hash ^= hash >> 32;
+	while (table[hash & (room - 1)].place.family != 0 &&
+	       memcmp(&table[hash & (room - 1)].place, place, sizeof(*place)) != 0)
+		hash++;
+	return &table[hash & (room - 1)];
+}
+
 static const known *find_known(const ddp_guard *g, const ddp_place *place)
 {
-	for (size_t i = 0; i < g->known_count; i++) {
-		if (memcmp(&g->known[i].place, place, sizeof(*place)) == 0)
-			return &g->known[i];
-	}
-	return NULL;
+	const known *k = g->known_room > 0 ? find_slot(g->known, g->known_room, place) : NULL;
+
+	return k != NULL && k->place.family != 0 ? k : NULL;
 }
 
 static const ddp_proof_key *find_key(const ddp_place *place)
@@ -536,21 +549,40 @@ void ddp_guard_let_all_in(ddp_guard *guard)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Under the lock. */
+static void free_known(ddp_guard *g)
+{
+	if (g->known != NULL)
+		explicit_bzero(g->known, g->known_room * sizeof(*g->known));
+	free(g->known);
+}
+
+/* Under the lock, as the next. */
+static bool grow_known(ddp_guard *g)
+{
+	const size_t room = g->known_room > 0 ? 2 * g->known_room : 32;
+	known *table = calloc(room, sizeof(*table));
+
+	if (table == NULL)
+		return false;
+	for (size_t i = 0; i < g->known_room; i++) {
+		if (g->known[i].place.family != 0)
+			*find_slot(table, room, &g->known[i].place) = g->known[i];
+	}
+	free_known(g);
+	g->known = table;
+	g->known_room = room;
+	return true;
+}
+
 static bool know(ddp_guard *g, const ddp_place *place, const ddp_proof_key *key)
 {
-	known *k = (known *)find_known(g, place);
-
-	if (k == NULL && g->known_count == g->known_room) {
-		const size_t room = 2 * g->known_room + 16;
-		known *all = realloc(g->known, room * sizeof(*all));
-		if (all == NULL)
-			return false;
-		g->known = all;
-		g->known_room = room;
-	}
-	if (k == NULL)
-		k = &g->known[g->known_count++];
+	if (place->family == 0)
+		return true; /* nowhere */
+	if (2 * g->known_count >= g->known_room && !grow_known(g))
+		return false;
+	known *k = find_slot(g->known, g->known_room, place);
+	if (k->place.family == 0)
+		g->known_count++;
 	*k = (known){ .place = *place, .key = *key };
 	return true;
 }
@@ -605,9 +637,7 @@ void ddp_guard_free(ddp_guard *guard)
 	}
 	pthread_mutex_unlock(&lock);
 	explicit_bzero(&guard->key, sizeof(guard->key));
-	if (guard->known != NULL)
-		explicit_bzero(guard->known, guard->known_room * sizeof(*guard->known));
-	free(guard->known);
+	free_known(guard);
 	free(guard->used);
 	free(guard);
 }
