@@ -153,7 +153,8 @@ static void begin_to_watch(spank_t spank, struct stepd *stepd)
 	char **environment = NULL;
 	uint32_t tasks;
 
-	*alone = (struct kill_alone){ .witness = &stepd->node.supervise.shared->witness };
+	*alone = (struct kill_alone){ .witness = &stepd->node.supervise.shared->witness,
+	                              .witness_lost = &stepd->node.witness_lost };
 	if (spank_get_item(spank, S_JOB_STEPID, &alone->step_id) == ESPANK_SUCCESS &&
 	    spank_get_item(spank, S_JOB_NODEID, &stepd->node_id) == ESPANK_SUCCESS &&
 	    spank_get_item(spank, S_JOB_NNODES, &stepd->node_count) == ESPANK_SUCCESS &&

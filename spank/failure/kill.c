@@ -57,18 +57,29 @@ void kill_step(uint32_t job_id, uint32_t step_id)
 		            spank_strerror((spank_err_t)errno), job_id, step_id);
 }
 
+/* Of a witness that was killed the node finds out, in the thread that watches the tasks, whether it was
+   Slurm. That thread may wait for srun meanwhile; in a contained callback there is none. */
+enum { DOUBTED_MS = LOSS_MS + SETTLE_MS + CONNECT_MS + REPLY_MS };
+
 /* False if there is nothing to ask for any more. */
 static bool wait_for_turn(void)
 {
-	uint64_t turn_ns = ddp_now_ns() + (uint64_t)alone.request.delay_ms * 1000000;
+	const struct kill_alone *request = &alone.request;
+	uint64_t turn_ns = ddp_now_ns() + (uint64_t)request->delay_ms * 1000000, killed_ns = 0;
 
-	while (ddp_now_ns() < turn_ns) {
-		if (witness_was_killed(alone.request.witness) ||
-		    (alone.request.with_tasks && atomic_load(&alone.tasks_ended)))
+	for (;;) {
+		bool killed = witness_was_killed(request->witness) && !atomic_load(request->witness_lost);
+		uint64_t now_ns = ddp_now_ns();
+		if (!killed || killed_ns == 0)
+			killed_ns = killed ? now_ns : 0;
+		if ((killed || request->with_tasks) && atomic_load(&alone.tasks_ended))
 			return false;
+		if (killed && (contained_here() || now_ns - killed_ns >= DOUBTED_MS * 1000000ull))
+			return false;
+		if (!killed && now_ns >= turn_ns)
+			return true;
 		pause_ms(POLL_MS);
 	}
-	return true;
 }
 
 /* In a thread: the controller may take its time, and tasks are to be reaped. */

@@ -2,6 +2,7 @@
 #ifndef SPANK_KILL_H
 #define SPANK_KILL_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -17,7 +18,8 @@ struct kill_alone {
 	uint32_t job_id, step_id;
 	long delay_ms;
 	bool heterogeneous;            /* the step has components in other jobs, which end, too */
-	const struct witness *witness; /* its end tells that somebody else has asked */
+	const struct witness *witness; /* its end tells that somebody else has asked, */
+	const atomic_bool *witness_lost; /* unless it was not Slurm that has killed it */
 	bool with_tasks;               /* not once the node's own tasks have ended */
 };
 

@@ -59,7 +59,7 @@ static bool is_unsettled(const struct node *node, const struct end_facts *facts,
                          const struct supervise_ends *ends, uint64_t waited_ns)
 {
 	if (facts->sent == SENT_KILL && supervise_spares(&node->supervise))
-		return waited_ns < LOSS_MS * 1000000ull;
+		return waited_ns < SPARED_MS * 1000000ull;
 	return waited_ns < SETTLE_MS * 1000000ull &&
 	       (facts->sent == SENT_NOTHING || facts->sent == SENT_UNKNOWN ||
 	        (facts->end == END_BY_KILL && !ends->all_ended));

@@ -26,7 +26,9 @@
  *         them. Such a job is left to Slurm, which ends it soon.
  *   loss  LOSS_MS after the witness and its keeper were killed, a task that nobody has killed
  *         shows that it was not Slurm, which kills all of them. So long the keeper waits, too,
- *         before it makes another witness.
+ *         before it makes another witness. Of a task that was killed with them the node says
+ *         so after SPARED_MS: by then every task has Slurm's signal, and within HOLD_MS srun is to
+ *         hear of that task before it speaks of those that have lost it.
  *  doubt  KillWait and DOUBT_MS after it was told, srun takes tasks that were killed
  *         together with the node's witness for victims of somebody other than Slurm.
  *         If it was Slurm, slurmctld has told srun so, and srun itself waits KillWait
@@ -58,6 +60,7 @@ enum {
 	HOLD_MS = 250,
 	TIMEOUT_HOLD_MS = 1500,
 	LOSS_MS = 400,
+	SPARED_MS = 200,
 	DOUBT_MS = 4000,
 	AGAIN_MS = 5000,
 	KILL_WAIT_SECONDS = 30, /* if Slurm does not say its KillWait: its default */

@@ -85,6 +85,42 @@ prints_times 1 'ddp: rank 1 of 2 on n1 was killed by signal 9' "rank 1 is named"
 fails "n1's witness and keeper were killed with rank 2" 4 '' 2 'pkill -KILL -x "ddp-(witness|keeper)"; kill -9 $$'
 prints_times 1 'ddp: rank 2 of 4 on n1 was killed by signal 9' "rank 2 is named"
 
+# Rank 1 has lost rank 2, says its page (DDP_ERR_PEER is 9), while rank 3 lives on: the cause is told first.
+cat >"$work/loses.py" <<'END'
+import mmap, os, struct, time
+page = mmap.mmap(int(os.environ["DDP_PROGRESS_FD"]), 4096, offset=4096 * int(os.environ["LOCAL_RANK"]))
+body = struct.pack("<IIqQiiQ64s256sII", 0x31706464, 3, 12, time.monotonic_ns(), 2, 9, 45, b"", b"rank 2 is lost", 9, 3)
+page[:len(body)] = body
+open("loses", "w").close()
+while not os.path.exists("killed"):
+    time.sleep(0.002)
+os._exit(3)
+END
+chmod 644 "$work/loses.py"
+fails "n1's witness and keeper were killed with rank 2, which rank 1 loses" 4 \
+	'rm -f loses killed; echo "exec /usr/bin/python3 ./loses.py" >go.1; wait_until 10 test -e loses' \
+	2 'pkill -KILL -x "ddp-(witness|keeper)"; : >killed; kill -9 $$'
+prints_times 1 'ddp: rank 2 of 4 on n1 was killed by signal 9' "rank 2 is named"
+status_is 137 "and srun tells its signal"
+
+# An srun that is stopped answers nobody: the node itself asks for the step's end.
+rm -f up.* go.* stop stopped
+as_user sh -c 'srun --ddp -N2 --ntasks-per-node=2 bash -c ". ./rank.sh" &
+	until [ -e stop ]; do sleep 0.02; done; kill -STOP $!; : >stopped
+	while [ -e stop ]; do sleep 0.02; done; kill -CONT $!; wait' >out 2>&1 &
+srun=$!
+wait_until 30 sh -c "[ \$(ls $work/up.* | wc -l) = 4 ]"
+kill_both n1
+sleep 1
+: >stop
+wait_until 10 test -e stopped
+echo 'exit 7' >go.tmp && mv go.tmp go.2
+rank_0_is_gone() { ! on_node n0 pgrep -fx 'bash -c \. \./rank\.sh' >/dev/null; }
+check "n1's witness and keeper were killed, and srun does not answer: n1 ends the step" wait_until 15 rank_0_is_gone
+rm stop
+for i in 0 1 3; do [ -e go.$i ] || echo 'exit 0' >go.$i; done
+wait $srun
+
 # The next witness sees what the first one would have seen.
 cat >"$work/saves.sh" <<'END'
 trap 'sleep 1; exit 3' TERM
