@@ -230,6 +230,12 @@ static void begin_again(void *watch)
 	stall_watch_begin_again(watch);
 }
 
+/* In the keeper, if it cannot make the next one. */
+static bool give_up(void *watch)
+{
+	return stall_watch_give_up(watch);
+}
+
 /* The last thing before the program: what it tells of is to be there already. */
 static void make_witness(const struct stepd *stepd)
 {
@@ -245,7 +251,7 @@ static void make_witness(const struct stepd *stepd)
 		                       .text = text, .kill_tasks = stepd->plugin->settings.kill_on_failure,
 		                       .stay_in_group = ask_tracks_groups(),
 		                       .look = look_for_stall, .begin_again = begin_again,
-		                       .about = &watch };
+		                       .give_up = give_up, .about = &watch };
 
 	/* The ranks that a launcher starts have no pages. */
 	if (!stepd->node.launcher && stall_watch_open(&watch, &stepd->node.supervise, seconds, &error))

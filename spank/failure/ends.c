@@ -32,6 +32,8 @@ static struct {
 	int look_ms;          /* of LOOK_MS */
 	int witness_ms;       /* of LOOK_MS, until there is a witness */
 	uint64_t lost_ns;     /* when the thread saw that the witness and its keeper are gone; 0: not yet */
+	uint64_t lose_ns;     /* when it is to take them for lost again, as srun has not heard of it, */
+	int losses;           /* and how often it has done so in vain */
 	bool witness_done;    /* nobody has to look at them any more */
 } ends = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -112,6 +114,7 @@ static int watch_witness(struct pollfd *ready)
 {
 	const struct witness *witness = &ends.node->supervise.shared->witness;
 	pid_t present = witness_present(witness);
+	uint64_t now_ns = ddp_now_ns();
 
 	if (ready->fd >= 0 && ready->revents != 0) {
 		close(ready->fd);
@@ -129,12 +132,14 @@ static int watch_witness(struct pollfd *ready)
 		return ends.witness_ms;
 	}
 	if (ends.lost_ns == 0)
-		ends.lost_ns = ddp_now_ns();
-	if (ddp_now_ns() - ends.lost_ns < LOSS_MS * 1000000ull)
+		ends.lost_ns = now_ns;
+	if (now_ns - ends.lost_ns < LOSS_MS * 1000000ull)
 		return SETTLE_MS;
-	ends.witness_done = true;
-	node_lose_witness(ends.node);
-	return -1;
+	if (now_ns < ends.lose_ns)
+		return (int)((ends.lose_ns - now_ns) / 1000000) + 1;
+	ends.witness_done = node_lose_witness(ends.node) || ++ends.losses >= SILENT_MS / REPORT_MS;
+	ends.lose_ns = now_ns + REPORT_MS * 1000000ull;
+	return ends.witness_done ? -1 : REPORT_MS;
 }
 
 static void watch(void)
@@ -176,7 +181,8 @@ void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool threa
 	ends.act = act;
 	ends.asked = 0;
 	ends.look_ms = ends.witness_ms = LOOK_MS;
-	ends.lost_ns = 0;
+	ends.lost_ns = ends.lose_ns = 0;
+	ends.losses = 0;
 	ends.witness_done = false;
 	/* A contained thread would end with its callback, and could hold the lock then. */
 	ends.ready = thread && !contained_here() ? calloc(node->supervise.local_tasks + 2, sizeof(*ends.ready)) : NULL;

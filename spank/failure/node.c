@@ -37,13 +37,12 @@ struct relay_news node_error(const char *text)
 		                    .facts = { .end = END_CODE, .sent = SENT_NOTHING } };
 }
 
-void node_lose_witness(struct node *node)
+bool node_lose_witness(struct node *node)
 {
-	if (!supervise_spares(&node->supervise))
-		return;
+	if (!atomic_load(&node->witness_lost) && !supervise_spares(&node->supervise))
+		return true;
 	atomic_store(&node->witness_lost, true);
-	if (!node->launcher)
-		stall_tell_unwatched(&node->supervise, &node->relay);
+	return node->launcher || node->relay.port == 0 || stall_tell_unwatched(&node->supervise, &node->relay);
 }
 
 static enum slurm_sent sent_so_far(const struct node *node)
@@ -108,15 +107,25 @@ static uint32_t blamed_here(const struct node *node, const struct node_task *tas
 	return blame_is_local(&node->supervise, rank) ? rank : BLAME_NOBODY;
 }
 
+/* Whether the task has given up because of another one. An error that all ranks get leads to an exit of its own choice,
+   so that a crash behind it, or an end for want of memory, is the task's own. */
+static bool gave_up(const struct node *node, const struct node_task *task, const struct ddp_progress *progress)
+{
+	uint32_t own = rank_of(node, task);
+
+	return blame_is_of_peer(progress, own) ||
+	       (judge_task_end(task->wait_status) == END_CODE && blame_is_shared(progress, own));
+}
+
 /* What the page says of whose fault it is, and what is known here of that one. */
 static void blame(const struct node *node, const struct node_task *task,
                   const struct ddp_progress *progress, uint64_t seen_ns, struct end_facts *facts,
                   char other[RELAY_TEXT_MAX + 1])
 {
-	const uint32_t own = rank_of(node, task), rank = blamed_here(node, task, progress);
+	uint32_t rank = blamed_here(node, task, progress);
 
-	facts->timed_out = blame_is_of_peer(progress, own) && blame_is_timeout(progress);
-	facts->blames_peer = blame_is_of_peer(progress, own) || blame_is_shared(progress, own);
+	facts->timed_out = blame_is_of_peer(progress, rank_of(node, task)) && blame_is_timeout(progress);
+	facts->blames_peer = gave_up(node, task, progress);
 	facts->names_peer = rank != BLAME_NOBODY &&
 	                    blame_local(&node->supervise, rank, seen_ns, other, RELAY_TEXT_MAX + 1);
 }
@@ -270,7 +279,6 @@ enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 	struct relay_news news = { .text = text, .node = name };
 	struct ddp_progress progress;
 	struct end_verdict verdict;
-	uint32_t own;
 	bool hearsay;
 
 	supervise_read(&node->supervise, ended->local_id, &progress);
@@ -285,9 +293,8 @@ enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 	/* The task itself has said why, in task_begin(). */
 	if (!has_started(node, task->local_id) && atomic_load(&node->supervise.shared->told))
 		return DELAY_NEVER;
-	own = rank_of(node, task);
-	hearsay = (blame_is_of_peer(&progress, own) && blamed_here(node, task, &progress) == BLAME_NOBODY) ||
-	          blame_is_shared(&progress, own);
+	/* An error that all ranks get names nobody whom blamed_here() finds. */
+	hearsay = gave_up(node, task, &progress) && blamed_here(node, task, &progress) == BLAME_NOBODY;
 	if (is_old(node, judge_task_end(task->wait_status), hearsay))
 		return DELAY_NEVER;
 	news.facts = collect(node, judge_task_end(task->wait_status));
@@ -328,6 +335,9 @@ void node_end(struct node *node)
 
 	/* First: what the witness tells could come later, and be older. */
 	witness_end(&supervise->shared->witness);
+	/* Between two looks, such a rank has gone on and ended. */
+	if (atomic_load(&supervise->shared->late))
+		stall_tell_unwatched(supervise, &node->relay);
 	if (node->stall_seconds == 0 && (node->launcher || !others_may_wait(supervise)))
 		return;
 	/* What failed or was killed ends the step or was said, and there may be many such

@@ -44,8 +44,9 @@ struct relay_news node_error(const char *text);
 enum end_delay node_take_end(struct node *node, const struct node_task *task);
 
 /* The witness and its keeper were killed LOSS_MS ago: finds out whether it was Slurm, which kills the tasks, too.
-   If it was not, this node judges by the ends alone from now on. */
-void node_lose_witness(struct node *node);
+   If it was not, this node judges by the ends alone from now on. False: srun does not know it yet, so this is to
+   be called again. */
+bool node_lose_witness(struct node *node);
 
 /* Tells srun again that the node has the plugin, if that is due: until srun has answered. Gives after
    how many milliseconds to call it again; -1: never. */

@@ -154,6 +154,17 @@ static int next_look_ms(const struct stall_watch *watch, uint64_t now_ns)
 	              late_look_ms(watch));
 }
 
+/* What srun may not have heard is told again, less and less often, also by a node that needs no other look.
+   0: it has heard all. */
+static int again_ms(const struct stall_watch *watch)
+{
+	if (!watch->unanswered)
+		return 0;
+	if (watch->again_ms == 0)
+		return STALL_START_MS;
+	return watch->again_ms < STALL_START_MAX_MS / 2 ? watch->again_ms * 2 : STALL_START_MAX_MS;
+}
+
 int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 {
 	char name[HOST_NAME_MAX_BYTES];
@@ -175,9 +186,14 @@ int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 	if (note.stalled != watch->told || late || watch->late || watch->unanswered) {
 		watch->told = note.stalled;
 		watch->late = late;
+		if (late)
+			atomic_store(&watch->shared->late, true);
 		watch->unanswered = !tell(watch, &note);
+		if (!late && !watch->unanswered)
+			atomic_store(&watch->shared->late, false);
 	}
-	watch->period_ms = next_look_ms(watch, now_ns);
+	watch->again_ms = again_ms(watch);
+	watch->period_ms = sooner(next_look_ms(watch, now_ns), watch->again_ms);
 	return watch->period_ms;
 }
 
@@ -186,17 +202,26 @@ void stall_watch_begin_again(struct stall_watch *watch)
 	watch->unanswered = true;
 }
 
-void stall_tell_unwatched(const struct supervise *supervise, const struct relay *relay)
+bool stall_watch_give_up(const struct stall_watch *watch)
 {
-	const struct supervise_shared *shared = supervise->shared;
-	const struct stall_watch watch = { .shared = shared, .relay = *relay, .address = shared->srun_address };
-	struct stall_note note = { .ranks = supervise->local_tasks, .lowest = UINT32_MAX,
-		                   .world_size = shared->world_size };
+	struct supervise_shared *shared = watch->shared;
+	struct stall_note note = { .ranks = watch->count, .lowest = UINT32_MAX, .world_size = shared->world_size };
 
-	for (uint32_t i = 0; i < supervise->local_tasks; i++)
+	for (uint32_t i = 0; i < watch->count; i++)
 		if (shared->task[i].rank < note.lowest)
 			note.lowest = shared->task[i].rank;
-	tell(&watch, &note);
+	if (!tell(watch, &note))
+		return false;
+	atomic_store(&shared->late, false);
+	return true;
+}
+
+bool stall_tell_unwatched(const struct supervise *supervise, const struct relay *relay)
+{
+	const struct stall_watch watch = { .shared = supervise->shared, .count = supervise->local_tasks, .relay = *relay,
+		                           .address = supervise->shared->srun_address };
+
+	return stall_watch_give_up(&watch);
 }
 
 void stall_tell_end(const struct supervise *supervise, const struct relay *relay)

@@ -14,7 +14,7 @@
 #include "spank/failure/supervise.h"
 
 struct stall_watch {
-	const struct supervise_shared *shared;
+	struct supervise_shared *shared;
 	const unsigned char *pages; /* of the progress file */
 	struct stall_rank *ranks;   /* by local task */
 	uint32_t count, seconds;
@@ -23,6 +23,7 @@ struct stall_watch {
 	bool started;               /* none of its ranks waits in ddp_init() any more */
 	bool told;                  /* srun was told that the node stalls, */
 	bool unanswered;            /* but may not have heard it, or not that it goes on */
+	int again_ms;               /* so long until it is told again; 0: it was answered */
 	bool late;                  /* srun was told of a rank that keeps others waiting */
 	struct relay relay;
 	const char *address;        /* of srun; numeric */
@@ -52,8 +53,10 @@ int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns);
    any case. */
 void stall_watch_begin_again(struct stall_watch *watch);
 
-/* In slurmstepd, when nobody looks any more: srun takes the node's ranks for ones that go on. */
-void stall_tell_unwatched(const struct supervise *supervise, const struct relay *relay);
+/* When nobody looks any more: srun takes the node's ranks for ones that go on. In the witness's keeper, and in
+   slurmstepd. False: srun has not answered. */
+bool stall_watch_give_up(const struct stall_watch *watch);
+bool stall_tell_unwatched(const struct supervise *supervise, const struct relay *relay);
 
 /* In slurmstepd, when the node's tasks have ended, and the witness is gone: only srun
    knows whether others wait for one of them. */

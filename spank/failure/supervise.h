@@ -29,6 +29,7 @@ struct supervise_shared {
 	atomic_bool has_told; /* who did so is done with it */
 	atomic_bool reported; /* a task has told srun that this node has the plugin, or is doing so, */
 	atomic_bool answered; /* and srun has answered that */
+	atomic_bool late; /* the witness has told srun of a rank that keeps others waiting */
 	struct relay_sender sender;
 	struct witness witness;
 	uint32_t world_size;

@@ -24,6 +24,8 @@ enum {
 	PARENT_DIED = SIGPWR, /* the kernel's word to the witness; Slurm sends no such signal */
 	LOOKS_MAX = 100,      /* 1 ms apart */
 	WITNESSES_MAX = 16,   /* a keeper makes no more: slurmstepd may not reap them before the step's end */
+	RETRY_MS = 1000,      /* after which a keeper without a witness tries again, and then twice that */
+	RETRY_MAX_MS = 60000,
 };
 
 /* Where a witness or a keeper is. */
@@ -176,11 +178,13 @@ static int open_process(pid_t pid)
 #endif
 }
 
-/* In the keeper. Gives what tells of the end of the new witness; -1: there is none. */
+/* In the keeper. Gives what tells of the end of the new witness; -1: there is none, as where the user may have no
+   more processes. */
 static int make_another(const struct place *place)
 {
 	const struct witness_words *words = place->words;
 	pid_t pid = fork_sibling(&place->witness->pid);
+	int process;
 
 	if (pid == 0) {
 		if (words->look_ms > 0 && words->begin_again != NULL)
@@ -188,14 +192,49 @@ static int make_another(const struct place *place)
 		watch(place);
 		_exit(0);
 	}
-	return pid > 0 ? open_process(pid) : -1;
+	process = pid > 0 ? open_process(pid) : -1;
+	/* Nobody would see its end. */
+	if (pid > 0 && process < 0 && errno != ESRCH)
+		kill(pid, SIGKILL);
+	return process;
 }
 
-/* Notes the same signals, and makes another witness when somebody has killed the last one. */
+/* A keeper and its witness. */
+struct kept {
+	int process;  /* tells of the end of the witness; -1: there is none */
+	int made;
+	int retry_ms; /* until the next try; -1: there is none */
+	bool told;    /* that nobody looks any more */
+};
+
+static void replace_witness(const struct place *place, struct kept *kept)
+{
+	const struct witness_words *words = place->words;
+
+	if (kept->process >= 0)
+		close(kept->process);
+	kept->process = kept->made < WITNESSES_MAX ? make_another(place) : -1;
+	if (kept->process >= 0) {
+		*kept = (struct kept){ .process = kept->process, .made = kept->made + 1, .retry_ms = -1 };
+		return;
+	}
+	if (!kept->told)
+		kept->told = words->look_ms == 0 || words->give_up == NULL || words->give_up(words->about);
+	if (kept->told && kept->made == WITNESSES_MAX)
+		kept->retry_ms = -1;
+	else if (kept->retry_ms < 0)
+		kept->retry_ms = RETRY_MS;
+	else
+		kept->retry_ms = kept->retry_ms < RETRY_MAX_MS / 2 ? kept->retry_ms * 2 : RETRY_MAX_MS;
+}
+
+/* Notes the same signals, and makes another witness when somebody has killed the last one. Without one it tells itself
+   if slurmstepd dies. */
 static void keep(const struct place *place)
 {
 	enum { SIGNALS, SLURMSTEPD, WITNESS, COUNT };
 	const struct timespec now = { .tv_sec = 0 };
+	struct kept kept = { .retry_ms = -1 };
 	struct pollfd ready[COUNT];
 	sigset_t all;
 
@@ -203,20 +242,26 @@ static void keep(const struct place *place)
 	leave_task(place, "ddp-keeper");
 	ready[SIGNALS] = (struct pollfd){ .fd = signalfd(-1, &all, SFD_CLOEXEC), .events = POLLIN };
 	ready[SLURMSTEPD] = (struct pollfd){ .fd = open_process(place->slurmstepd), .events = POLLIN };
-	ready[WITNESS] = (struct pollfd){ .fd = open_process(atomic_load(&place->witness->pid)), .events = POLLIN };
-	for (int made = 0; getppid() == place->slurmstepd;) {
+	kept.process = open_process(atomic_load(&place->witness->pid));
+	if (kept.process < 0)
+		kept.retry_ms = RETRY_MS;
+	while (getppid() == place->slurmstepd) {
 		siginfo_t info;
-		if (poll(ready, COUNT, -1) < 0 && errno != EINTR)
+		int count;
+		ready[WITNESS] = (struct pollfd){ .fd = kept.process, .events = POLLIN };
+		count = poll(ready, COUNT, kept.retry_ms);
+		if (count < 0 && errno != EINTR)
 			return;
 		while (sigtimedwait(&all, &info, &now) > 0)
 			note(place, &info);
-		if (ready[WITNESS].fd < 0 || ready[WITNESS].revents == 0)
+		if (count <= 0 ? kept.process >= 0 || count < 0 : kept.process < 0 || ready[WITNESS].revents == 0)
 			continue;
 		/* Slurm, which kills both, does so within this time. */
 		pause_ms(LOSS_MS);
-		close(ready[WITNESS].fd);
-		ready[WITNESS].fd = made++ < WITNESSES_MAX ? make_another(place) : -1;
+		replace_witness(place, &kept);
 	}
+	if (kept.process < 0)
+		tell_of_slurmstepd(place->words, place->tasks);
 }
 
 void witness_make(struct witness *witness, const struct witness_words *words)

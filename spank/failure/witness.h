@@ -11,7 +11,7 @@
  * slurmstepd that is killed, tells srun of it, and then ends.
  *
  * A second process, the keeper, notes the same signals, and makes another witness when somebody has
- * killed the first one. Slurm, when it kills a step, kills both. A kernel without pidfd_open() has no
+ * killed the first one. Where it cannot, or not yet, it tells itself of a slurmstepd that is killed. Slurm, when it kills a step, kills both. A kernel without pidfd_open() has no
  * keeper. libc only.
  */
 #ifndef SPANK_WITNESS_H
@@ -47,6 +47,8 @@ struct witness_words {
 	int (*look)(void *about, bool asked_to_stop);
 	/* In another witness, before its first look: nobody knows what the last one has told. Or NULL. */
 	void (*begin_again)(void *about);
+	/* In a keeper that can make no other witness, so that nobody looks. False: to be called again. Or NULL. */
+	bool (*give_up)(void *about);
 	void *about;
 };
 

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "ddp.h"
 #include "spank/failure/ends.h"
 #include "spank/failure/node.h"
 #include "spank/failure/timeline.h"
@@ -144,6 +145,37 @@ static void task_that_is_killed_with_the_witness_alone_is_a_failure(void **state
 	finish(&node);
 }
 
+/* The page has an error of a checkpoint that rank 70 of another node has met, and all ranks have got. */
+static void crash_behind_another_ranks_error_is_a_cause(void **state)
+{
+	static const int ends[] = { SIGXFSZ, SIGUSR1 };
+	const struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .status = DDP_ERR_IO, .culprit = 71,
+		                           .error_state = DDP_ERROR_OPEN };
+	struct node node;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+		/* The second one exits by itself. */
+		struct node_task task = { .local_id = 1, .global_id = 1 };
+		begin(&node);
+		atomic_store(&node.supervise.shared->task[1].start_ns, ddp_now_ns());
+		assert_int_equal(pwrite(node.supervise.progress_fd, &page, sizeof(page), DDP_PROGRESS_BYTES), sizeof(page));
+		kill(node.supervise.pids[1], ends[i]);
+		waitpid(node.supervise.pids[1], &task.wait_status, 0);
+		if (ends[i] == SIGUSR1)
+			task.wait_status = W_EXITCODE(1, 0);
+		assert_int_equal(node_take_end(&node, &task), DELAY_NONE);
+		assert_int_equal(node.told_cause, ends[i] == SIGXFSZ);
+		assert_int_equal(node.told_hearsay, ends[i] != SIGXFSZ);
+		kill_witness(&node.supervise.shared->witness);
+		for (int local = 0; local < TASKS; local++)
+			kill(node.supervise.pids[local] != 0 ? node.supervise.pids[local] : INT32_MAX, SIGKILL);
+		take_killed(&node, 0, 1);
+		take_killed(&node, 2, TASKS - 3);
+		finish(&node);
+	}
+}
+
 /* In the witness: of one node more there is one rank. */
 static int tell_that_it_goes_on(void *relay, bool asked_to_stop)
 {
@@ -189,6 +221,40 @@ static void end_of_a_node_is_the_last_that_srun_hears_of_it(void **state)
 	wait_for(&times_said, 2);
 	relay_close();
 	assert_non_null(strstr(said, "the step stalls: "));
+	supervise_end(&node.supervise);
+}
+
+/* It was stopped, went on, and ended with 0 between two looks of the witness. */
+static void rank_that_was_late_is_forgotten_with_its_node(void **state)
+{
+	const struct stall_note late = { .ranks = TASKS, .world_size = TASKS + 1, .kind = STALL_STOPPED, .rank = 1,
+		                         .who = "rank 1 of 65 on n0" };
+	const struct relay_news news = { .text = "rank 64 of 65 on n1 exited with code 1", .wait_status = W_EXITCODE(1, 0),
+		                         .facts = { .end = END_CODE, .sent = SENT_NOTHING, .blames_peer = true } };
+	struct relay relay = open_srun(&(struct step_policy){ .hold_ms = 0 });
+	unsigned char bytes[STALL_NOTE_BYTES];
+	struct node node;
+
+	(void)state;
+	begin(&node);
+	node.relay = relay;
+	node.supervise.shared->world_size = TASKS + 1;
+	memcpy(node.supervise.shared->srun_address, "127.0.0.1", sizeof("127.0.0.1"));
+	stall_pack(&late, bytes);
+	assert_true(relay_tell(&relay, "127.0.0.1", &(struct relay_news){ .text = "", .stall = bytes }));
+	atomic_store(&node.supervise.shared->late, true);
+	for (uint32_t i = 0; i < TASKS; i++) {
+		const struct node_task task = { .local_id = i, .global_id = i };
+		kill(node.supervise.pids[i], SIGKILL);
+		assert_int_equal(waitpid(node.supervise.pids[i], NULL, 0), node.supervise.pids[i]);
+		assert_int_equal(node_take_end(&node, &task), DELAY_NEVER);
+	}
+	node_end(&node);
+	assert_false(atomic_load(&node.supervise.shared->late));
+	assert_true(relay_tell(&relay, "127.0.0.1", &news));
+	wait_for(&times_said, 1);
+	relay_close();
+	assert_string_equal(said, news.text);
 	supervise_end(&node.supervise);
 }
 
@@ -368,6 +434,8 @@ int main(void)
 		cmocka_unit_test(tasks_that_slurm_kills_are_looked_at_once),
 		cmocka_unit_test(task_that_somebody_kills_is_a_failure_none_the_less),
 		cmocka_unit_test(task_that_is_killed_with_the_witness_alone_is_a_failure),
+		cmocka_unit_test(crash_behind_another_ranks_error_is_a_cause),
+		cmocka_unit_test(rank_that_was_late_is_forgotten_with_its_node),
 		cmocka_unit_test(end_of_a_node_is_the_last_that_srun_hears_of_it),
 		cmocka_unit_test(end_is_learnt_without_slurm),
 		cmocka_unit_test(loss_of_the_witness_is_learnt_at_once),

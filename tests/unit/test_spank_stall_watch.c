@@ -240,6 +240,36 @@ static void looks_for_the_start_end_with_it(void **state)
 	end_node(&node);
 }
 
+/* A node that needs no other look looks until srun has heard it, but not for ever as often. */
+static void unheard_note_is_told_again_soon(void **state)
+{
+	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .phase = DDP_PHASE_FORWARD };
+	struct relay nowhere = { .port = 0 }, relay;
+	struct error error;
+	struct fixture node;
+	int ms;
+
+	(void)state;
+	begin_node(&node, &nowhere);
+	if (!stall_watch_open(&node.watch, &node.supervise, 0, &error))
+		fail_msg("%s", error.text);
+	write_page(&node, &page);
+	stall_watch_begin_again(&node.watch);
+	for (int looks = 0, limit_ms = STALL_START_MS; looks < 20; looks++, limit_ms *= limit_ms < STALL_START_MAX_MS ? 2 : 1) {
+		ms = stall_watch_look(&node.watch, false, node.now_ns += SECOND);
+		assert_in_range(ms, 1, limit_ms < STALL_START_MAX_MS ? limit_ms : STALL_START_MAX_MS);
+	}
+	assert_int_equal(ms, STALL_START_MAX_MS);
+	assert_false(stall_watch_give_up(&node.watch));
+	relay = open_relay(false);
+	node.watch.relay = relay;
+	assert_int_equal(stall_watch_look(&node.watch, false, node.now_ns += SECOND), 0);
+	assert_false(node.watch.unanswered);
+	assert_true(stall_watch_give_up(&node.watch));
+	end_node(&node);
+	relay_close();
+}
+
 /* A program of libddp over several nodes: ranks of other nodes may give up for one of this node. */
 static void rank_that_is_stopped_is_looked_for(void **state)
 {
@@ -276,10 +306,11 @@ static void rank_that_is_stopped_is_looked_for(void **state)
 	assert_false(node.watch.late);
 	stall_watch_look(&node.watch, false, node.now_ns += SECOND);
 	assert_true(node.watch.late && !node.watch.told && !node.watch.unanswered);
+	assert_true(atomic_load(&node.supervise.shared->late));
 	kill(node.task, SIGCONT);
 	assert_int_equal(waitpid(node.task, NULL, WCONTINUED), node.task);
 	stall_watch_look(&node.watch, false, node.now_ns += SECOND);
-	assert_false(node.watch.late);
+	assert_false(node.watch.late || atomic_load(&node.supervise.shared->late));
 	end_node(&node);
 	relay_close();
 }
@@ -294,6 +325,7 @@ int main(void)
 		cmocka_unit_test(looks_for_the_start_grow_rare_and_end),
 		cmocka_unit_test(looks_for_the_start_end_with_it),
 		cmocka_unit_test(rank_that_is_stopped_is_looked_for),
+		cmocka_unit_test(unheard_note_is_told_again_soon),
 	};
 
 	return cmocka_run_group_tests_name("spank_stall_watch", tests, NULL, NULL);

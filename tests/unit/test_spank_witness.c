@@ -215,11 +215,17 @@ static void end_of_the_witness_is_told(void **state)
 
 /* ---- looks ------------------------------------------------------------------------ */
 
-static struct { atomic_int looks, begun; atomic_bool asked_to_stop; } *looked;
+static struct { atomic_int looks, begun, given_up; atomic_bool asked_to_stop; } *looked;
 
 static void begin_again(void *about)
 {
 	atomic_fetch_add(&looked->begun, about == looked);
+}
+
+/* The first time, srun does not answer. */
+static bool give_up(void *about)
+{
+	return atomic_fetch_add(&looked->given_up, about == looked) > 0;
 }
 
 static int look(void *about, bool asked_to_stop)
@@ -412,6 +418,62 @@ static void tasks_go_with_a_dead_slurmstepd(void **state)
 	munmap(task, sizeof(*task));
 }
 
+/* Its keeper can make no more: it tells what the witness would tell. */
+static void keeper_without_a_witness_takes_its_place(void **state)
+{
+	enum { WITNESSES_MAX = 16 };
+	int ended[2], status = -1;
+	char byte;
+	pid_t pid;
+
+	(void)state;
+	looked = mmap(NULL, sizeof(*looked), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	assert_true(looked != MAP_FAILED);
+	assert_int_equal(pipe(ended), 0);
+	pid = fork();
+	assert_true(pid >= 0);
+	/* A slurmstepd of its own. */
+	if (pid == 0) {
+		const struct witness_words words = { .address = "", .text = "", .kill_tasks = true, .look_ms = 1000,
+			                             .look = look, .give_up = give_up, .about = looked };
+		pid_t task = fork_task(), killed = 0;
+		if (task == 0) {
+			setpgid(0, 0);
+			witness_make(shared, &words);
+			/* Not to outlive a test that fails by long. */
+			sleep(60);
+			_exit(0);
+		}
+		for (int i = 0; i < 1000 && shared->keeper == 0; i++)
+			usleep(1000);
+		if (shared->keeper == 0) {
+			kill(task, SIGKILL);
+			witness_end(shared);
+			_exit(1);
+		}
+		for (int i = 0; i <= WITNESSES_MAX; i++) {
+			while (shared->pid == killed)
+				usleep(1000);
+			killed = shared->pid;
+			kill(killed, SIGKILL);
+			waitpid(killed, NULL, 0);
+		}
+		while (looked->given_up < 2)
+			usleep(1000);
+		kill(getpid(), SIGKILL);
+	}
+	close(ended[1]);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	/* The task is the last to hold the pipe. */
+	alarm(10);
+	assert_int_equal(read(ended[0], &byte, 1), 0);
+	alarm(0);
+	close(ended[0]);
+	if (WIFSIGNALED(status))
+		assert_int_equal(looked->given_up, 2);
+	munmap(looked, sizeof(*looked));
+}
+
 static void memory_is_found_in_either_version(void **state)
 {
 	static const struct { const char *text, *path; } cases[] = {
@@ -527,6 +589,7 @@ int main(void)
 		cmocka_unit_test(witness_outlives_its_keeper),
 		cmocka_unit_test(witness_holds_nothing_open),
 		cmocka_unit_test(tasks_go_with_a_dead_slurmstepd),
+		cmocka_unit_test(keeper_without_a_witness_takes_its_place),
 		cmocka_unit_test(memory_is_found_in_either_version),
 		cmocka_unit_test(out_of_memory_killer_is_seen),
 	};
