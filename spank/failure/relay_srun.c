@@ -70,6 +70,22 @@ static void drop_peer(int index)
 	        (size_t)(server.peer_count - index) * sizeof(server.peers[0]));
 }
 
+/* Names the node of a rank that others miss and have never met. */
+static void add_node(struct relay_news *news, char text[RELAY_TEXT_MAX + 1])
+{
+	char copy[RELAY_TEXT_MAX + 1];
+	struct sink sink = sink_on(text, RELAY_TEXT_MAX + 1);
+	const char *place;
+	uint32_t rank;
+
+	snprintf(copy, sizeof(copy), "%.*s", RELAY_TEXT_MAX, news->text);
+	place = judge_is_hearsay(&news->facts) ? blame_place_of_node(copy, &rank) : NULL;
+	if (place == NULL || rank >= presence.tasks || presence.task[rank].host == NULL)
+		return;
+	sink_add(&sink, "%.*s on %s%s", (int)(place - copy), copy, presence.task[rank].host, place);
+	news->text = text;
+}
+
 /* Asks Slurm about the first node whose tasks it seems to have killed: of a step that was
    cancelled that is one question, not one of each node. A step that outlives nodes may
    lose several. True: the news are held until slurmctld answers. */
@@ -90,10 +106,12 @@ static bool ask_about_node(const struct relay_message *message, const struct rel
 static void take_held(bool node_failed)
 {
 	struct relay_news news = relay_read(&server.held);
+	char text[RELAY_TEXT_MAX + 1];
 
 	if (!server.holds)
 		return;
 	server.holds = false;
+	add_node(&news, text);
 	news.facts.node_failed = node_failed;
 	step_take(&server.step, &news, server.held_alone, server.held_ns);
 }
@@ -148,22 +166,6 @@ static void note_presence(const struct relay_news *news)
 		presence_report(&presence, news->here ? news->rank : UINT32_MAX, news->node);
 	else if (stall_unpack(news->stall, &note))
 		presence_report(&presence, note.lowest, "");
-}
-
-/* Names the node of a rank that others miss and have never met. */
-static void add_node(struct relay_news *news, char text[RELAY_TEXT_MAX + 1])
-{
-	char copy[RELAY_TEXT_MAX + 1];
-	struct sink sink = sink_on(text, RELAY_TEXT_MAX + 1);
-	const char *place;
-	uint32_t rank;
-
-	snprintf(copy, sizeof(copy), "%.*s", RELAY_TEXT_MAX, news->text);
-	place = judge_is_hearsay(&news->facts) ? blame_place_of_node(copy, &rank) : NULL;
-	if (place == NULL || rank >= presence.tasks || presence.task[rank].host == NULL)
-		return;
-	sink_add(&sink, "%.*s on %s%s", (int)(place - copy), copy, presence.task[rank].host, place);
-	news->text = text;
 }
 
 static void take(const struct relay_message *message, int fd)
