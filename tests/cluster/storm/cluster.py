@@ -5,7 +5,7 @@ import subprocess
 import time
 
 # Programs of a step: after a round, none may be left.
-PROGRAMS = ("storm_probe", "slurmstepd", "ddp-witness", "srun", "sbatch")
+PROGRAMS = ("storm_probe", "slurmstepd", "ddp-witness", "ddp-keeper", "srun", "sbatch")
 IDLE_STEP = 0.3  # seconds of a plain step on all nodes of an idle machine
 POLL = 0.002
 
