@@ -67,7 +67,7 @@ build_of()
 # test_comm_travel, whose algorithms test_comm_random runs in the same threads, nor in
 # test_example_paths.sh, test_train.sh, test_no_gpu.sh, test_parallel.sh, test_vision.sh and trace_gpt.py, whose threads, those that read among them, are libddp's as in
 # test_gpt.sh, nor in
-# test_replan, whose steps test_engine takes in the same threads.
+# test_replan and test_training_groups, whose steps test_engine and test_training take in the same threads.
 unwatched_tests=(test_comm_travel test_agreement test_bucket test_comm_blocks test_comm_combine test_comm_kernels
 	test_comm_nics test_comm_plan test_convolution_onednn test_device_cuda test_example_paths.sh test_gpt_model test_images test_job
 	test_kernel_bf16 test_kernel_cuda test_kernel_graph_cuda test_kernel_images test_kernel_images_cuda test_kernel_layers test_kernel_optim
@@ -75,7 +75,7 @@ unwatched_tests=(test_comm_travel test_agreement test_bucket test_comm_blocks te
 	test_options test_parallel.sh test_safetensors test_sampler test_spank_blame test_spank_check test_spank_gpu
 	test_spank_identity test_spank_judge test_spank_nodelist test_spank_options test_spank_port
 	test_spank_prepare test_spank_report test_spank_srun_options test_spank_stall test_spank_step
-	test_spank_supervise test_spank_variables test_spank_witness test_status test_store test_store_faults test_train.sh test_vision.sh
+	test_spank_supervise test_spank_variables test_spank_witness test_status test_store test_store_faults test_train.sh test_training_groups test_vision.sh
 	test_watch trace_gpt.py)
 tsan_tests() { compiled_tests | grep -vxF -f <(printf '%s\n' "${unwatched_tests[@]}"); }
 
