@@ -63,8 +63,9 @@ chmod 755 "$work/elements/train"
 job=$(as_user sbatch --parsable --array=0-1 --chdir="$work/elements" --output="$work/elements/%a" \
 	--nodes=1 --cpus-per-task=1 --ntasks-per-node=1 "$work/requeue.sh")
 element=$work/elements/1
-check "requeue.sh in an array: one element is to come again" wait_until 60 grep -q 'DUE TO JOB REQUEUE' "$element"
-wait_until 60 is_pending "${job}_1"
+# SLURM writes to the element's output that it requeues it only where it ends the script before that ends by itself.
+is_to_come_again() { grep -q '^start 0' "$element" && is_pending "${job}_1"; }
+check "requeue.sh in an array: one element is to come again" wait_until 60 is_to_come_again
 same "${job}_1" "$(on_cluster squeue -h -j "$job" -o %F_%K)" "and no other one"
 check "it does" runs_again "${job}_1" "$element" 'start 1'
 same 1 "$(grep -c ^start "$work/elements/0")" "the one that was complete ran once"
