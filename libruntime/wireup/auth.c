@@ -116,8 +116,11 @@ bool ddp_ends_are_same(const ddp_ends *a, const ddp_ends *b)
 
 static void show(const struct ddp_end *end, char text[END_TEXT])
 {
-	const bool is_ipv4 = IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)end->address);
+	struct in6_addr whole;
 	char address[INET6_ADDRSTRLEN] = "?";
+
+	memcpy(&whole, end->address, sizeof(whole));
+	const bool is_ipv4 = IN6_IS_ADDR_V4MAPPED(&whole);
 
 	inet_ntop(is_ipv4 ? AF_INET : AF_INET6, is_ipv4 ? end->address + 12 : end->address, address, sizeof(address));
 	snprintf(text, END_TEXT, is_ipv4 ? "%s:%d" : "[%s]:%d", address, end->port[0] << 8 | end->port[1]);

@@ -332,6 +332,7 @@ static int summing_body(ddp_context *context, void *user)
 	side_close(&there);
 	CHECK(sums[1].finished == sums[1].started);
 	/* A rank that did not ask would hear of it in ddp_finalize(). */
+	test_ranks_together();
 	CHECK(breaks || ddp_barrier(ddp_world(context)) == DDP_ERR_ABORTED);
 	side_all_freed(context);
 	return 0;

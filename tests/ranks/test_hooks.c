@@ -253,6 +253,7 @@ static int freed_body(ddp_context *context, void *user)
 	}
 	ddp_model_free(model);
 	CHECK(h.finished == h.started);
+	test_ranks_together(); /* nobody asks before it is ended */
 	CHECK(ddp_barrier(context->world) == DDP_ERR_ABORTED);
 	return 0;
 }

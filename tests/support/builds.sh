@@ -164,7 +164,7 @@ make_tree()
 	[[ $suite == @(asan|bare|no-*) ]] || options+=(--cache-file="$work/config.cache")
 	# No test runs the benchmarks and the programs of clusters in these builds.
 	[[ $suite != @(asan|tsan) ]] || flags+=("noinst_PROGRAMS=examples/allreduce examples/gpt/gpt $([ "$suite" = tsan ] ||
-		echo examples/parallel/parallel examples/vision/mnist_mlp examples/vision/mnist_cnn examples/vision/synthetic)")
+		echo examples/parallel/parallel examples/scaling examples/vision/mnist_mlp examples/vision/mnist_cnn examples/vision/synthetic)")
 	cd "$dir" || return 1
 	# A build that is made once needs no dependencies.
 	step "$suite" "configuring ($suite)" 180 "$logs/build-$suite.log" \
@@ -308,7 +308,7 @@ suite_distcheck()
 	say 'make distcheck'
 	# What the package may lack is a file: all of git's are in it, what is installed
 	# builds from it, and the tests run that read the tree. `unit` has run the rest.
-	mapfile -t tests < <(test_paths | grep -E '\.(sh|py)$|/test_safetensors$' | grep -vE '/test_(gpt|no_gpu|train|vision)\.sh$|_torch\.py$')
+	mapfile -t tests < <(test_paths | grep -E '\.(sh|py)$|/test_safetensors$' | grep -vE '/test_(example_paths|gpt|no_gpu|parallel|train|vision)\.sh$|_torch\.py$')
 	limited 900 "$log" make -C "$dir" -j $((2 * jobs)) distcheck TESTS="${tests[*]}" \
 		check_PROGRAMS=tests/unit/test_safetensors noinst_PROGRAMS='examples/allreduce examples/gpt/gpt' || status=$?
 	missing=$(not_in_archive "$dir" 2>&1 | tr '\n' ' ')
