@@ -144,10 +144,10 @@ typedef struct ddp_hier {
 
 struct ddp_comm {
 	ddp_roster *roster;
-	bool is_world;
+	atomic_bool is_world;       /* both are set behind the opening, and read by other threads */
 	bool meets;                 /* all ranks wait for each other before they close it, also on one node */
 	atomic_int models;          /* that are trained on it */
-	bool is_whole;              /* the world, or what ddp_comm_shrink() has left of it */
+	atomic_bool is_whole;       /* the world, or what ddp_comm_shrink() has left of it */
 	int rank, size;
 	int timeout_ms;
 	ddp_topology topology;
