@@ -86,7 +86,9 @@ static void be_peer(const nccl_driver *d)
 	flood_end(flood);
 	printf("# kind %d, %d connections: a peer connects within %.3f s\n", (int)planned.kind, planned.count, longest);
 	fflush(stdout);
-	CHECK(longest < slowness || longest < test_slowness());
+	/* A flood without an end takes a part of the machine, too. */
+	const int most = planned.kind == FLOOD_ENDLESS ? 10 : 1;
+	CHECK(longest < most * slowness || longest < most * test_slowness());
 }
 
 static int connect_beside_flood(int rank, void *argument)

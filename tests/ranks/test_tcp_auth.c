@@ -439,7 +439,9 @@ static void flood(flood_kind kind, int count)
 	for (int r = 1; r < 3; r++) {
 		const double seconds = outcomes[r].seconds - slowness;
 		printf("# kind %d, %d connections: rank %d wires up within %.3f s\n", (int)kind, count, r, seconds);
-		assert_true(seconds < slowness || seconds < test_slowness());
+		/* A flood without an end takes a part of the machine, too. */
+		const int most = kind == FLOOD_ENDLESS ? 10 : 1;
+		assert_true(seconds < most * slowness || seconds < most * test_slowness());
 	}
 }
 
