@@ -42,13 +42,13 @@ static const tensor of_layer[PER_LAYER] = {
 	[FC_PROJ_BIAS] = {"mlp.proj.bias", 0, 1, 1, WHOLE, ZERO, true},
 };
 
-/* What forward of one layer and micro-batch keeps for backward. */
+/* Forward of one layer and micro-batch keeps these activations for backward. */
 typedef struct kept {
 	float *ln_1, *ln_1_mean, *ln_1_rstd, *qkv, *lse, *attended, *middle, *ln_2, *ln_2_mean, *ln_2_rstd;
 	float *fc, *fc_gelu, *out;
 } kept;
 
-/* And of the whole micro-batch. */
+/* Forward of a whole micro-batch keeps these. */
 typedef struct micro_batch {
 	float *in;                   /* of the first layer */
 	kept *layers;
@@ -79,7 +79,7 @@ size_t part_elements(const part_config *config)
 	return (size_t)rows_of(config) * (size_t)config->width;
 }
 
-/* Of a width that is split. */
+/* The share that a slice has of a width. */
 static int64_t narrow(const part_config *c)
 {
 	return c->width / c->slices;

@@ -62,7 +62,7 @@ static bool passes(ddp_log_limit *limit)
 	const uint64_t now = ddp_now_ns();
 	uint64_t next = atomic_load(&limit->next_ns);
 
-	/* Of several threads one gets the second's place. */
+	/* One of several threads gets the place of this second. */
 	if (now >= next && atomic_compare_exchange_strong(&limit->next_ns, &next, now + 1000000000u)) {
 		atomic_fetch_add(&limit->logged, 1);
 		return true;

@@ -46,7 +46,7 @@ ddp_status ddp_comm_await_all(ddp_comm *comm)
 	return has_open_lanes(comm) ? ddp_comm_meet(comm) : DDP_OK;
 }
 
-/* What comes behind a barrier, such as a peer that has gone, is no error. */
+/* A failure that comes behind the barrier, such as a peer that has gone, is no error. */
 static ddp_status end(ddp_comm *comm)
 {
 	const bool fine = ddp_comm_check(comm) == DDP_OK;

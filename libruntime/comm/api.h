@@ -34,7 +34,7 @@ ddp_status ddp_comm_await_all(ddp_comm *comm);
    failure that the program has not learnt of; everything is released in any case. */
 ddp_status ddp_comm_close(ddp_comm *comm);
 
-/* What an option `comm` of a program means: `given`, or `world` where it is NULL. DDP_ERR_INVALID, with
+/* *comm becomes what an option `comm` means: `given`, or `world` where it is NULL. DDP_ERR_INVALID, with
    `function` in its message, if `given` is a communicator of another context. */
 ddp_status ddp_comm_choose(ddp_comm *world, ddp_comm *given, const char *function, ddp_comm **comm);
 

@@ -4,7 +4,7 @@
 
 #include "comm/core/fingerprint.h"
 
-/* What a rank has issued as a certain operation of the communicator. */
+/* A rank, and the operation that it has issued under a number of the communicator. */
 typedef struct ddp_issued {
 	int rank;
 	ddp_fingerprint operation;
