@@ -100,7 +100,8 @@ comm_sources = \
 	libruntime/comm/shm/segment.c libruntime/comm/shm/segment.h \
 	libruntime/comm/shm/stage.h \
 	libruntime/comm/hier/all_gather.c libruntime/comm/hier/all_gather.h \
-	libruntime/comm/hier/cost.c libruntime/comm/hier/cost.h \
+	libruntime/comm/hier/algorithms.c libruntime/comm/hier/algorithms.h \
+	libruntime/comm/hier/cost.h \
 	libruntime/comm/hier/direct.c libruntime/comm/hier/direct.h \
 	libruntime/comm/hier/barrier.c libruntime/comm/hier/barrier.h \
 	libruntime/comm/hier/broadcast.c libruntime/comm/hier/broadcast.h \

@@ -1,6 +1,6 @@
 /*
  * One rank of tests/bench/algorithms: measures a reduction by each algorithm between
- * nodes, beside what comm/hier/cost predicts from what libddp measured of the network.
+ * nodes, beside what comm/hier/algorithms predicts from what libddp measured of the network.
  * Rank 0 prints a line for each size and algorithm.
  */
 #include <stdbool.h>
@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "comm/core/comm.h"
-#include "comm/hier/cost.h"
+#include "comm/hier/algorithms.h"
 #include "comm/ops/combine_nodes.h"
 #include "comm/ops/names.h"
 #include "rank.h"
@@ -66,21 +66,21 @@ static void compare(ddp_comm *comm, ddp_kind kind, ddp_type type, char *data, si
 	                          .wide = ddp_type_bytes(ddp_accumulator(type)),
 	                          .stage_bytes = comm->node.stage_bytes };
 	const ddp_link *link = &comm->hier.link;
-	const unsigned int candidates = ddp_cost_candidates(kind, small);
-	const ddp_algorithm chosen = ddp_cost_cheapest(link, &shape, candidates);
+	const unsigned int candidates = ddp_algorithm_candidates(kind, small);
+	const ddp_algorithm chosen = ddp_algorithm_cheapest(link, &shape, candidates);
 
 	for (ddp_algorithm a = 0; a < DDP_ALGORITHMS; a++) {
 		double measured[BATCHES];
 		if ((candidates >> a & 1) == 0)
 			continue;
-		const double predicted = ddp_cost_of(a, link, &shape).seconds;
+		const double predicted = ddp_algorithm_of(a)->cost(link, &shape).seconds;
 		const double repeats = batch_seconds / predicted;
 		comm->roster->wanted = (ddp_wanted_list){ .count = 1, .order = { (int)a } };
 		measure(comm, &c, repeats > REPEATS_MOST ? REPEATS_MOST : repeats < 2 ? 2 : (int)repeats, measured);
 		comm->roster->wanted.count = 0;
 		if (comm->rank == 0)
 			printf("%-14s %10zu %c%-20s %11.3f %11.3f %11.3f %11.3f %9.2f\n", ddp_kind_name(kind), bytes, a == chosen ? '*' : ' ',
-			       ddp_algorithm_name(a), 1e3 * predicted, 1e3 * measured[BATCHES / 2],
+			       ddp_algorithm_of(a)->name, 1e3 * predicted, 1e3 * measured[BATCHES / 2],
 			       1e3 * measured[0], 1e3 * measured[BATCHES - 1], predicted / measured[BATCHES / 2]);
 	}
 	fflush(stdout);

@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "comm/hier/algorithms.h"
 #include "tests/support/comm_cases.h"
 
 #ifdef __SANITIZE_THREAD__ /* ten times slower; races do not need as many */
@@ -112,23 +113,17 @@ static int sum_inexactly(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-/* If `wanted` is asked for, a large sum takes taken[0] of it and a small sum taken[1]. */
-enum { ALGORITHMS = 4 };
-static const struct {
-	const char *wanted, *taken[2];
-} algorithms[ALGORITHMS] = {
-	{ "direct", { "direct", "direct" } },
-	{ "scatter_gather,direct", { "scatter_gather", "direct" } },
-	{ "recursive_doubling,direct", { "direct", "recursive_doubling" } },
-	{ "recursive_halving,recursive_doubling", { "recursive_halving", "recursive_doubling" } },
-};
-
-static void sum_by(int i, const int *node_of, bits *results)
+/* A sum that cannot take the algorithm takes "direct", which all can. */
+static void sum_by(ddp_algorithm algorithm, const int *node_of, bits *results)
 {
 	const test_world world = { .ranks = 5, .node_of = node_of, .body = sum_inexactly, .argument = results };
+	const ddp_algorithm_row *row = ddp_algorithm_of(algorithm);
+	char wanted[64];
 
-	memcpy(results->algorithms, algorithms[i].taken, sizeof(results->algorithms));
-	setenv("DDP_ALGORITHM", algorithms[i].wanted, 1);
+	for (int small = 0; small < 2; small++)
+		results->algorithms[small] = row->can(DDP_ALL_REDUCE, small == 1) ? row->name : "direct";
+	snprintf(wanted, sizeof(wanted), "%s,direct", row->name);
+	setenv("DDP_ALGORITHM", wanted, 1);
 	int failures = test_world_run(&world);
 	unsetenv("DDP_ALGORITHM");
 	assert_int_equal(failures, 0);
@@ -137,16 +132,16 @@ static void sum_by(int i, const int *node_of, bits *results)
 static void all_algorithms_give_the_same_bits(void **state)
 {
 	static const int three_nodes[] = { 0, 1, 2, 0, 1 }, five_nodes[] = { 0, 1, 2, 3, 4 };
-	bits *results[ALGORITHMS];
+	bits *results[DDP_ALGORITHMS];
 
 	(void)state;
 	for (int nodes = 3; nodes <= 5; nodes += 2) {
-		for (int i = 0; i < ALGORITHMS; i++) {
+		for (ddp_algorithm i = 0; i < DDP_ALGORITHMS; i++) {
 			results[i] = test_share(sizeof(bits));
 			sum_by(i, nodes == 3 ? three_nodes : five_nodes, results[i]);
 			assert_memory_equal(results[i]->of, results[0]->of, sizeof(results[0]->of));
 		}
-		for (int i = 0; i < ALGORITHMS; i++)
+		for (ddp_algorithm i = 0; i < DDP_ALGORITHMS; i++)
 			test_unshare(results[i], sizeof(bits));
 	}
 }

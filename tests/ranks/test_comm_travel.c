@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "comm/hier/cost.h"
+#include "comm/hier/algorithms.h"
 #include "comm/net/net.h"
 #include "comm/ops/kernels_table.h"
 #include "tests/support/comm_ranks.h"
@@ -40,13 +40,13 @@ static void run_with(const char *algorithm, const test_world *world)
 /* The last reduction took the algorithm that it was to take. */
 static void check_taken(ddp_comm *comm, ddp_kind kind, bool small)
 {
-	const bool possible = (ddp_cost_candidates(kind, small) >> asked_for & 1) != 0;
+	const bool possible = (ddp_algorithm_candidates(kind, small) >> asked_for & 1) != 0;
 	const char *rest = kind == DDP_REDUCE_SCATTER ? "scatter_gather" : "direct";
 	ddp_comm_info info;
 
 	CHECK_OK(ddp_comm_describe(comm, &info));
 	if (info.nodes > 1)
-		CHECK(strcmp(info.algorithm, info.nodes > 2 && possible ? ddp_algorithm_name(asked_for) : rest) == 0);
+		CHECK(strcmp(info.algorithm, info.nodes > 2 && possible ? ddp_algorithm_of(asked_for)->name : rest) == 0);
 	else
 		CHECK(info.algorithm[0] == '\0');
 }
@@ -263,8 +263,6 @@ static void bits_follow_from_inputs_and_ranks(void **state)
 {
 	static const int layouts[][RANKS] = { { 0, 0, 1, 1 }, { 0, 1, 2, 0, 1 }, { 0, 1, 2, 3, 4 }, { 0, 0, 1, 2, 3, 3 } };
 	static const int ranks[] = { 4, 5, 5, 6 };
-	static const char *const algorithms[] = { "direct", "scatter_gather", "recursive_doubling",
-	                                          "recursive_halving" };
 	outcome *outcomes = test_share(FORMS * sizeof(*outcomes));
 
 	(void)state;
@@ -272,12 +270,13 @@ static void bits_follow_from_inputs_and_ranks(void **state)
 		outcomes[form].type = form < 2 ? DDP_F16 : DDP_BF16;
 		outcomes[form].op = form % 2 == 0 ? DDP_SUM : DDP_AVG;
 	}
-	for (size_t i = 0; i < 4 * 4; i++) {
-		const test_world world = { .ranks = ranks[i / 4], .node_of = layouts[i / 4],
+	for (size_t i = 0; i < 4 * (size_t)DDP_ALGORITHMS; i++) {
+		const char *algorithm = ddp_algorithm_of((ddp_algorithm)(i % DDP_ALGORITHMS))->name;
+		const test_world world = { .ranks = ranks[i / DDP_ALGORITHMS], .node_of = layouts[i / DDP_ALGORITHMS],
 		                           .body = reduce_all_forms, .argument = outcomes };
-		run_with(algorithms[i % 4], &world);
+		run_with(algorithm, &world);
 		for (int form = 0; form < FORMS; form++)
-			expect_bits(&outcomes[form], &world, algorithms[i % 4]);
+			expect_bits(&outcomes[form], &world, algorithm);
 	}
 	test_unshare(outcomes, FORMS * sizeof(*outcomes));
 }

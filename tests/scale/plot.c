@@ -5,7 +5,8 @@
 
 enum { LEFT = 70, TOP = 90, WIDTH = 300, HEIGHT = 220, GAP_X = 80, GAP_Y = 80 };
 
-static const char *const colours[DDP_ALGORITHMS] = { "#7f7f7f", "#1f77b4", "#2ca02c", "#d62728" };
+static const char *const colours[] = { "#7f7f7f", "#1f77b4", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2" };
+_Static_assert(sizeof(colours) / sizeof(colours[0]) >= DDP_ALGORITHMS, "each algorithm has a colour");
 
 /* Whole powers of ten around all values. */
 typedef struct axis {
@@ -111,10 +112,10 @@ static void write_legend(FILE *out)
 		const double x = LEFT + 170.0 * a;
 		fprintf(out, "<line x1=\"%.1f\" y1=\"46\" x2=\"%.1f\" y2=\"46\" stroke=\"%s\" stroke-width=\"3\"/>\n", x,
 		        x + 20, colours[a]);
-		write_text(out, x + 26, 50, "start", ddp_algorithm_name((ddp_algorithm)a));
+		write_text(out, x + 26, 50, "start", ddp_algorithm_of((ddp_algorithm)a)->name);
 	}
-	fprintf(out, "<circle cx=\"%.1f\" cy=\"46\" r=\"4\"/>\n", LEFT + 700.0);
-	write_text(out, LEFT + 712.0, 50, "start", "what libddp chooses");
+	fprintf(out, "<circle cx=\"%.1f\" cy=\"46\" r=\"4\"/>\n", LEFT + 170.0 * DDP_ALGORITHMS + 20);
+	write_text(out, LEFT + 170.0 * DDP_ALGORITHMS + 32, 50, "start", "what libddp chooses");
 }
 
 bool plot_write(const char *file, const char *caption, const plot_panel *panels, int rows, int columns)

@@ -2,7 +2,7 @@
 #ifndef TESTS_SCALE_PLOT_H
 #define TESTS_SCALE_PLOT_H
 
-#include "comm/hier/cost.h"
+#include "comm/hier/algorithms.h"
 
 enum { PLOT_POINTS = 16 };
 

@@ -2,7 +2,7 @@
  * scale: what a reduction between the nodes of a large world takes, by each algorithm
  * of comm/hier, and which of them libddp would choose: time, messages and connections of
  * a rank, for 100 to 100,000 ranks. The figures are those of the library's own model
- * (comm/hier/cost), for a network that is described by the options; recursive doubling
+ * (comm/hier/algorithms), for a network that is described by the options; recursive doubling
  * and halving are also simulated, message by message. Nothing is measured here.
  */
 #include <getopt.h>
@@ -75,7 +75,7 @@ static bool tell(ddp_kind kind, size_t element, size_t size, int ranks_per_node,
                  plot_panel *seconds, plot_panel *connections)
 {
 	const bool small = sizes[size].bytes <= DDP_SMALL_BYTES && kind != DDP_REDUCE_SCATTER;
-	const unsigned int candidates = ddp_cost_candidates(kind, small);
+	const unsigned int candidates = ddp_algorithm_candidates(kind, small);
 
 	printf("\n%s of %s, %s\n%8s %7s  %-20s %12s %12s %12s %12s\n", ddp_kind_name(kind), sizes[size].name,
 	       element == 4 ? "f32" : "bf16", "ranks", "nodes", "algorithm", "ms", "simulated", "messages", "connections");
@@ -84,17 +84,17 @@ static bool tell(ddp_kind kind, size_t element, size_t size, int ranks_per_node,
 		const ddp_shape shape = { .kind = kind, .nodes = nodes, .blocks = (size_t)nodes, .channels = small ? 1 : ranks_per_node,
 		                          .count = sizes[size].bytes / element, .element = element, .travel = element, .wide = 4,
 		                          .stage_bytes = DDP_NET_STAGE_BYTES };
-		const ddp_algorithm chosen = ddp_cost_cheapest(link, &shape, candidates);
+		const ddp_algorithm chosen = ddp_algorithm_cheapest(link, &shape, candidates);
 		for (ddp_algorithm a = 0; a < DDP_ALGORITHMS; a++) {
 			if ((candidates >> a & 1) == 0)
 				continue;
-			const ddp_cost cost = ddp_cost_of(a, link, &shape);
+			const ddp_cost cost = ddp_algorithm_of(a)->cost(link, &shape);
 			const bool by_rounds = a == DDP_RECURSIVE_DOUBLING || a == DDP_RECURSIVE_HALVING;
 			const double simulated = by_rounds ? simulate(a, link, &shape) : 0;
 			if (simulated < 0)
 				return false;
 			printf("%8d %7d %c%-20s %12.3f ", worlds[w], nodes, a == chosen ? '*' : ' ',
-			       ddp_algorithm_name(a), 1e3 * cost.seconds);
+			       ddp_algorithm_of(a)->name, 1e3 * cost.seconds);
 			if (by_rounds)
 				printf("%12.3f", 1e3 * simulated);
 			else

@@ -1,13 +1,14 @@
 /*
  * simulate: recursive doubling and recursive halving on all nodes of a world, message by
  * message, by the library's own plans (comm/hier/plan) and in the order in which
- * comm/hier/recursive_halving works: to see whether comm/hier/cost, which only adds up
- * what one node does, is right about chunks that overlap.
+ * comm/hier/recursive_halving works: to see whether the costs in comm/hier, which only add up
+ * what one node does, are right about chunks that overlap.
  */
 #ifndef TESTS_SCALE_SIMULATE_H
 #define TESTS_SCALE_SIMULATE_H
 
-#include "comm/hier/cost.h"
+#include "comm/hier/algorithms.h"
+#include "comm/hier/recursive_halving.h"
 
 /* Seconds until the last node is through, or -1 without memory. A node's link carries its
    messages one by one in either direction, as its process makes them one by one. A reduce's

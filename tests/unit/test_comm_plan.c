@@ -1,5 +1,5 @@
 /* comm/hier/plan: exchanges fit together, and combine in comm/ops/combine_nodes's order.
-   comm/hier/cost: messages and connections of large worlds. comm/core/topology: their
+   comm/hier/algorithms: the table; messages and connections of large worlds. comm/core/topology: their
    nodes. comm/group/agreement: room for what their ranks tell. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "comm/core/topology.h"
 #include "comm/group/agreement.h"
-#include "comm/hier/cost.h"
+#include "comm/hier/algorithms.h"
 #include "comm/hier/plan.h"
 #include "comm/ops/combine_nodes.h"
 #include "comm/shm/segment.h"
@@ -212,6 +212,29 @@ static ddp_shape shape_of(int nodes, int channels, size_t bytes)
 	return shape_of_kind(DDP_ALL_REDUCE, nodes, channels, bytes);
 }
 
+/* A row that lacks something would be missed by none but who runs that algorithm. */
+static void each_algorithm_has_a_whole_row(void **state)
+{
+	(void)state;
+	for (ddp_algorithm a = 0; a < DDP_ALGORITHMS; a++) {
+		const ddp_algorithm_row *row = ddp_algorithm_of(a);
+		bool runs = false;
+		assert_non_null(row->name);
+		assert_int_equal(ddp_algorithm_named(row->name), a);
+		assert_null(strpbrk(row->name, ", "));
+		assert_true(row->can != NULL && row->cost != NULL && row->cut != NULL && row->run != NULL);
+		for (size_t k = 0; k < KINDS; k++)
+			runs = runs || row->can(kinds[k], false) || row->can(kinds[k], true);
+		assert_true(runs);
+	}
+	assert_int_equal(ddp_algorithm_named("ring"), DDP_ALGORITHMS);
+	for (size_t k = 0; k < KINDS; k++) {
+		assert_true(ddp_algorithm_candidates(kinds[k], false) != 0);
+		/* Inputs of a reduce_scatter never come with the headers. */
+		assert_true(kinds[k] == DDP_REDUCE_SCATTER || ddp_algorithm_candidates(kinds[k], true) != 0);
+	}
+}
+
 static void messages_do_not_shrink_with_the_world(void **state)
 {
 	const size_t bytes = (size_t)256 << 20;
@@ -221,9 +244,9 @@ static void messages_do_not_shrink_with_the_world(void **state)
 		for (size_t l = 0; l < 2; l++) {
 			for (int nodes = 2; nodes <= 16384; nodes *= 2) {
 				const ddp_shape shape = shape_of_kind(kinds[k], nodes, 8, bytes);
-				const unsigned int candidates = ddp_cost_candidates(kinds[k], false);
-				const ddp_algorithm chosen = ddp_cost_cheapest(&links[l], &shape, candidates);
-				const ddp_cost cost = ddp_cost_of(chosen, &links[l], &shape);
+				const unsigned int candidates = ddp_algorithm_candidates(kinds[k], false);
+				const ddp_algorithm chosen = ddp_algorithm_cheapest(&links[l], &shape, candidates);
+				const ddp_cost cost = ddp_algorithm_of(chosen)->cost(&links[l], &shape);
 				/* What is sent is twice a channel's data, or once, less what stays where it is. */
 				const double times = kinds[k] == DDP_REDUCE_SCATTER ? 1 : 2;
 				const double sent = times * (double)bytes / 8 * (nodes - 1) / nodes;
@@ -271,15 +294,15 @@ static void connections_stay_few(void **state)
 		int log2 = 0;
 		while (1 << log2 < nodes)
 			log2++;
-		assert_int_equal(ddp_cost_of(DDP_RECURSIVE_HALVING, &links[0], &large).connections, log2);
-		assert_int_equal(ddp_cost_of(DDP_RECURSIVE_DOUBLING, &links[0], &small).connections, log2);
-		assert_int_equal(ddp_cost_of(DDP_SCATTER_GATHER, &links[0], &large).connections, nodes - 1);
+		assert_int_equal(ddp_algorithm_of(DDP_RECURSIVE_HALVING)->cost(&links[0], &large).connections, log2);
+		assert_int_equal(ddp_algorithm_of(DDP_RECURSIVE_DOUBLING)->cost(&links[0], &small).connections, log2);
+		assert_int_equal(ddp_algorithm_of(DDP_SCATTER_GATHER)->cost(&links[0], &large).connections, nodes - 1);
 	}
 	const ddp_shape large = shape_of(12500, 8, (size_t)25 << 20), small = shape_of(12500, 1, 1024);
-	const ddp_algorithm chosen = ddp_cost_cheapest(&links[0], &large, ddp_cost_candidates(DDP_ALL_REDUCE, false));
+	const ddp_algorithm chosen = ddp_algorithm_cheapest(&links[0], &large, ddp_algorithm_candidates(DDP_ALL_REDUCE, false));
 	assert_int_equal(chosen, DDP_RECURSIVE_HALVING);
-	assert_true(ddp_cost_of(chosen, &links[0], &large).connections <= 2 * 14);
-	assert_int_equal(ddp_cost_cheapest(&links[0], &small, ddp_cost_candidates(DDP_ALL_REDUCE, true)),
+	assert_true(ddp_algorithm_of(chosen)->cost(&links[0], &large).connections <= 2 * 14);
+	assert_int_equal(ddp_algorithm_cheapest(&links[0], &small, ddp_algorithm_candidates(DDP_ALL_REDUCE, true)),
 	                 DDP_RECURSIVE_DOUBLING);
 }
 
@@ -292,10 +315,10 @@ static void time_of_large_operations_hardly_grows(void **state)
 	for (size_t l = 0; l < 2; l++) {
 		for (int nodes = 3; nodes <= 12500; nodes = nodes * 2 + 1) {
 			const ddp_shape shape = shape_of(nodes, 8, bytes);
-			const unsigned int candidates = ddp_cost_candidates(DDP_ALL_REDUCE, false);
-			const ddp_algorithm chosen = ddp_cost_cheapest(&links[l], &shape, candidates);
+			const unsigned int candidates = ddp_algorithm_candidates(DDP_ALL_REDUCE, false);
+			const ddp_algorithm chosen = ddp_algorithm_cheapest(&links[l], &shape, candidates);
 			const double least = 2.0 * (double)bytes * (nodes - 1) / nodes * links[l].byte_seconds;
-			assert_true(ddp_cost_of(chosen, &links[l], &shape).seconds < 1.3 * least);
+			assert_true(ddp_algorithm_of(chosen)->cost(&links[l], &shape).seconds < 1.3 * least);
 		}
 	}
 }
@@ -306,12 +329,12 @@ static void expect_simulated(size_t element, const ddp_link *link, int nodes)
 	const double doubling = simulate(DDP_RECURSIVE_DOUBLING, link, &small);
 
 	assert_true(doubling > 0);
-	assert_float_equal(ddp_cost_of(DDP_RECURSIVE_DOUBLING, link, &small).seconds / doubling, 1, 0.07);
+	assert_float_equal(ddp_algorithm_of(DDP_RECURSIVE_DOUBLING)->cost(link, &small).seconds / doubling, 1, 0.07);
 	for (size_t k = 0; k < KINDS; k++) {
 		const ddp_shape large = shape_of_type(element, kinds[k], nodes, 8, (size_t)64 << 20);
 		const double halving = simulate(DDP_RECURSIVE_HALVING, link, &large);
 		assert_true(halving > 0);
-		assert_float_equal(ddp_cost_of(DDP_RECURSIVE_HALVING, link, &large).seconds / halving, 1, 0.15);
+		assert_float_equal(ddp_algorithm_of(DDP_RECURSIVE_HALVING)->cost(link, &large).seconds / halving, 1, 0.15);
 	}
 }
 
@@ -338,10 +361,10 @@ static void recursive_halving_gains_less_of_16_bits(void **state)
 	for (int nodes = 4; nodes <= 64; nodes *= 2) {
 		const ddp_shape f32 = shape_of_type(4, DDP_ALL_REDUCE, nodes, 1, 4 * elements);
 		const ddp_shape bf16 = shape_of_type(2, DDP_ALL_REDUCE, nodes, 1, 2 * elements);
-		const double halving = ddp_cost_of(DDP_RECURSIVE_HALVING, &link, &bf16).seconds;
-		const double gather = ddp_cost_of(DDP_SCATTER_GATHER, &link, &bf16).seconds;
-		assert_float_equal(halving / ddp_cost_of(DDP_RECURSIVE_HALVING, &link, &f32).seconds, 0.75, 0.02);
-		assert_float_equal(gather / ddp_cost_of(DDP_SCATTER_GATHER, &link, &f32).seconds, 0.5, 0.02);
+		const double halving = ddp_algorithm_of(DDP_RECURSIVE_HALVING)->cost(&link, &bf16).seconds;
+		const double gather = ddp_algorithm_of(DDP_SCATTER_GATHER)->cost(&link, &bf16).seconds;
+		assert_float_equal(halving / ddp_algorithm_of(DDP_RECURSIVE_HALVING)->cost(&link, &f32).seconds, 0.75, 0.02);
+		assert_float_equal(gather / ddp_algorithm_of(DDP_SCATTER_GATHER)->cost(&link, &f32).seconds, 0.5, 0.02);
 	}
 }
 
@@ -440,6 +463,7 @@ int main(void)
 		cmocka_unit_test(every_plan_combines_in_the_order_of_the_tree),
 		cmocka_unit_test(parts_are_complete_on_one_node_each),
 		cmocka_unit_test(each_node_is_in_one_part),
+		cmocka_unit_test(each_algorithm_has_a_whole_row),
 		cmocka_unit_test(messages_do_not_shrink_with_the_world),
 		cmocka_unit_test(chunks_of_recursive_halving_depend_on_channels_and_rounds_alone),
 		cmocka_unit_test(an_operation_has_a_chunk_however_small_it_is),

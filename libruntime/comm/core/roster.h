@@ -22,7 +22,7 @@ typedef struct ddp_peer {
 
 /* DDP_ALGORITHM asks for these algorithms (comm/hier/tune). An operation takes the first of them
    that it can, and the cheapest algorithm if the list is empty. */
-enum { DDP_WANTED_MAX = 4 };
+enum { DDP_WANTED_MAX = 8 };
 typedef struct ddp_wanted_list {
 	int count, order[DDP_WANTED_MAX];
 } ddp_wanted_list;

@@ -1,5 +1,6 @@
 #include "comm/hier/direct.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "comm/hier/local.h"
@@ -10,11 +11,94 @@
 #include "comm/wait/message.h"
 
 enum {
+	UNDER_WAY_BYTES = 1024 * 1024,   /* so much keeps links busy while a rank has no core */
+	DEPTH_MIN = 4,
 	COALESCE_PART = 2,
 	COALESCE_LEAST_NS = 200 * 1000,  /* below, sleeping costs more than it saves */
 	COALESCE_MOST_NS = 2000 * 1000,
 	COALESCE_RISE_NS = 10 * 1000
 };
+
+/* ---- cost --------------------------------------------------------------------------------- */
+
+static size_t chunk_for(const ddp_link *link, const ddp_shape *shape, size_t slices, size_t buffers,
+                        size_t longest)
+{
+	const size_t limit = ddp_least(DDP_BUDGET_BYTES / DEPTH_MIN / (buffers + 1), link->chunk_bytes);
+
+	return ddp_chunk_count(limit, shape->stage_bytes / slices, shape->element, shape->travel, longest);
+}
+
+static size_t depth_for(const ddp_shape *shape, size_t chunk, size_t slices)
+{
+	const size_t depth = UNDER_WAY_BYTES / (chunk * shape->travel * slices + 1);
+
+	return depth < DEPTH_MIN ? DEPTH_MIN : ddp_least(depth, DDP_CHUNKS_MAX);
+}
+
+static ddp_cost cost_of(const ddp_link *link, const ddp_shape *shape, bool every)
+{
+	const size_t nodes = (size_t)shape->nodes, parts = every ? 1 : nodes;
+	const size_t slices = (size_t)shape->channels * parts, longest = ddp_quotient_up(shape->count, slices);
+	const size_t chunk = chunk_for(link, shape, slices, every ? 2 + nodes : 3 * nodes, longest);
+	const bool once = every || shape->kind == DDP_REDUCE_SCATTER;
+	const double peers = shape->nodes - 1, exchanges = once ? 1 : 2;
+
+	if (chunk == 0)
+		return (ddp_cost){ .seconds = INFINITY };
+	const double messages = exchanges * (double)ddp_quotient_up(longest, chunk);
+	const double bytes = (double)(longest * (shape->travel + (once ? 0 : shape->element))) * shape->channels;
+	return (ddp_cost){
+		.seconds = exchanges * link->latency_seconds +
+			peers * (messages * link->message_seconds + bytes * link->byte_seconds),
+		.messages = peers * messages, .connections = shape->nodes - 1,
+		.message_bytes = ddp_least(chunk, longest) * shape->travel,
+	};
+}
+
+ddp_cost ddp_direct_cost(const ddp_link *link, const ddp_shape *shape)
+{
+	return cost_of(link, shape, true);
+}
+
+ddp_cost ddp_scatter_gather_cost(const ddp_link *link, const ddp_shape *shape)
+{
+	return cost_of(link, shape, false);
+}
+
+/* Buffers of a chunk of each share: this node's partial result and a place
+   for the finished one; of owned slices also the other nodes' partial results.
+   Counted for the node that owns most, since all must cut alike; and for
+   channel 0, which has most slices, since a node's ranks share windows. */
+static size_t buffers_per_chunk(const ddp_reduction *x, size_t *slices)
+{
+	int *owned = x->comm->hier.store->owned, every = 0, most = 0;
+
+	*slices = 0;
+	for (int node = 0; node < x->nodes; node++)
+		owned[node] = 0;
+	for (int i = 0; i < x->count; i++) {
+		const ddp_slice *p = &x->slices[i];
+		if (p->channel != 0)
+			continue;
+		++*slices;
+		int *counter = p->owner == DDP_EVERY_NODE ? &every : &owned[p->owner];
+		++*counter;
+	}
+	for (int node = 0; node < x->nodes; node++)
+		most = owned[node] > most ? owned[node] : most;
+	return 2 * *slices + (size_t)(most + every) * (size_t)x->nodes;
+}
+
+void ddp_direct_cut(ddp_reduction *x, size_t longest)
+{
+	const ddp_shape shape = ddp_shape_of(x);
+	size_t slices;
+
+	const size_t buffers = buffers_per_chunk(x, &slices);
+	x->chunk_count = chunk_for(&x->comm->hier.link, &shape, (size_t)x->count, buffers, longest);
+	x->depth = depth_for(&shape, x->chunk_count, slices);
+}
 
 /* ---- buffers ------------------------------------------------------------------------------ */
 

@@ -11,6 +11,12 @@
 
 #include "comm/hier/reduction.h"
 
+/* How long it takes: where every node owns everything, */
+ddp_cost ddp_direct_cost(const ddp_link *link, const ddp_shape *shape);
+/* and where each owns its part. */
+ddp_cost ddp_scatter_gather_cost(const ddp_link *link, const ddp_shape *shape);
+/* Sets the chunks of slices, the longest of which is so long. */
+void ddp_direct_cut(ddp_reduction *x, size_t longest);
 /* Buffers of the chunks; they stay with the communicator. */
 ddp_status ddp_direct_prepare(ddp_reduction *x);
 /* All chunks of the present window. */

@@ -7,6 +7,27 @@
 #include "comm/wait/await.h"
 #include "comm/wait/message.h"
 
+ddp_cost ddp_recursive_doubling_cost(const ddp_link *link, const ddp_shape *shape)
+{
+	const ddp_plan plan = ddp_plan_doubling(shape->nodes);
+	const double bytes = (double)(shape->count * shape->wide);
+	/* If all pairs are in one half, the other half does not wait for their first round: its
+	   values are there when the halves meet, and that round takes pairs no time. */
+	const int waits = plan.rounds - (plan.pairs > 0 && plan.pairs <= plan.leaves / 2);
+
+	return (ddp_cost){
+		.seconds = waits * (link->latency_seconds + link->message_seconds + bytes * link->byte_seconds),
+		.messages = plan.rounds - (plan.pairs > 0), .connections = plan.reductions,
+		.message_bytes = shape->count * shape->wide,
+	};
+}
+
+void ddp_recursive_doubling_cut(ddp_reduction *x, size_t longest)
+{
+	x->chunk_count = longest > 0 ? longest : 1;
+	x->depth = 1;
+}
+
 ddp_status ddp_recursive_doubling_of(ddp_comm *comm, ddp_type type, ddp_op op, void *mine,
                                      void *theirs, size_t count, uint32_t tag)
 {

@@ -10,6 +10,8 @@
 
 #include "comm/hier/reduction.h"
 
+ddp_cost ddp_recursive_doubling_cost(const ddp_link *link, const ddp_shape *shape);
+void ddp_recursive_doubling_cut(ddp_reduction *x, size_t longest);
 /* The only slice, which is one chunk. */
 ddp_status ddp_recursive_doubling(ddp_reduction *x);
 

@@ -1,5 +1,6 @@
 #include "comm/hier/recursive_halving.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "comm/hier/cost.h"
@@ -10,6 +11,152 @@
 #include "comm/ops/combine_nodes.h"
 #include "comm/wait/await.h"
 #include "comm/wait/message.h"
+
+/* A chunk goes whole, or half, in one message: UCX 1.13 sends megabytes over sockets in one direction
+   at a time (measured: half the rate). */
+enum { MESSAGE_BYTES = 512 * 1024 };
+
+/* ---- cost -------------------------------------------------------------------------------------- */
+
+/* What a chunk costs a node. */
+typedef struct chunk_cost {
+	double through;  /* seconds from its beginning to its end, if it is alone */
+	double out, in;  /* seconds that the link needs for it, in either direction, */
+	double busy;     /* and the process */
+	double messages;
+	size_t largest;  /* bytes of a message */
+} chunk_cost;
+
+static double larger(double a, double b)
+{
+	return a > b ? a : b;
+}
+
+ddp_plan ddp_halving_plan(const ddp_shape *shape, int root)
+{
+	switch (shape->kind) {
+	case DDP_REDUCE: return ddp_plan_halving_to_root(shape->nodes, root);
+	case DDP_REDUCE_SCATTER: return ddp_plan_halving_to_owners(shape->nodes);
+	default: return ddp_plan_halving(shape->nodes);
+	}
+}
+
+size_t ddp_halving_elements(const ddp_shape *shape, const ddp_plan *plan, ddp_range parts, bool share, size_t count)
+{
+	if (shape->kind != DDP_REDUCE_SCATTER)
+		return ddp_plan_elements(plan, parts, count).count;
+	const size_t owners = share ? parts.count : ddp_plan_node_count(plan, parts);
+	return ddp_quotient_up(owners * shape->blocks, (size_t)shape->nodes) * count;
+}
+
+/* Of a channel: as many slices as it has blocks, or one. */
+static size_t slices_of_channel(const ddp_shape *shape)
+{
+	return shape->kind == DDP_REDUCE_SCATTER ? shape->blocks : 1;
+}
+
+static size_t longest_of(const ddp_shape *shape)
+{
+	return ddp_quotient_up(shape->count, (size_t)shape->channels * slices_of_channel(shape));
+}
+
+static chunk_cost halving_chunk_cost(const ddp_link *link, const ddp_shape *shape, const ddp_plan *plan,
+                                     int node, size_t number, size_t chunk)
+{
+	const double byte_seconds = shape->channels * link->byte_seconds;
+	chunk_cost cost = { .through = 0 };
+
+	for (int round = 0; round < plan->rounds; round++) {
+		const ddp_exchange e = ddp_plan_round(plan, node, number, round);
+		const size_t element = round < plan->reductions ? shape->wide : shape->element;
+		const size_t bytes = ddp_halving_elements(shape, plan, e.send, e.share, chunk) * element;
+		const size_t got = ddp_halving_elements(shape, plan, e.recv, e.share, chunk) * element;
+		const double out = (double)bytes * byte_seconds, in = (double)got * byte_seconds;
+		cost.through += link->latency_seconds + link->message_seconds + larger(out, in);
+		cost.out += out;
+		cost.in += in;
+		cost.busy += out > 0 || in > 0 ? link->message_seconds : 0;
+		cost.messages += bytes > 0;
+		cost.largest = bytes > cost.largest ? bytes : cost.largest;
+	}
+	return cost;
+}
+
+/* Adds what a kind of nodes needs. Those of a pair take turns: their chunks are of two kinds. */
+static void add_kind(const ddp_link *link, const ddp_shape *shape, const ddp_plan *plan, int node,
+                     size_t chunk, double chunks, double *through, double *between, ddp_cost *cost)
+{
+	const chunk_cost even = halving_chunk_cost(link, shape, plan, node, 0, chunk);
+	const chunk_cost odd = node >= 2 * plan->pairs ? even
+	                                               : halving_chunk_cost(link, shape, plan, node, 1, chunk);
+	const double busy = even.busy + odd.busy;
+
+	*through = larger(*through, larger(even.through, odd.through));
+	*between = larger(*between, (busy + larger(even.out + odd.out, even.in + odd.in)) / 2);
+	cost->messages = larger(cost->messages, (even.messages + odd.messages) / 2 * chunks);
+	cost->message_bytes = even.largest > cost->message_bytes ? even.largest : cost->message_bytes;
+}
+
+static ddp_cost halving_cost(const ddp_link *link, const ddp_shape *shape, size_t chunk)
+{
+	/* The root has most to do, and the last node is looked at. */
+	const ddp_plan plan = ddp_halving_plan(shape, shape->nodes - 1);
+	const size_t count = longest_of(shape);
+	const double chunks = (double)ddp_quotient_up(count, chunk);
+	ddp_cost cost = { .connections = plan.reductions + (plan.pairs > 0 ? plan.reductions - 1 : 0) };
+	/* A chunk is through with a round in this time, or in that of others beside it. */
+	double between = link->latency_seconds / DDP_HALVING_LAG, through = 0;
+
+	if (plan.pairs > 0)
+		add_kind(link, shape, &plan, 0, ddp_least(chunk, count), chunks, &through, &between, &cost);
+	add_kind(link, shape, &plan, shape->nodes - 1, ddp_least(chunk, count), chunks, &through, &between, &cost);
+	cost.seconds = through + (chunks - 1) * between;
+	return cost;
+}
+
+/* Of half the size, chunks overlap better; of twice the size, they have fewer messages, and
+   wait less often for a process that has no core just then. */
+size_t ddp_halving_chunk(const ddp_link *link, const ddp_shape *shape)
+{
+	const size_t rounds = (size_t)ddp_halving_plan(shape, 0).rounds, slices = slices_of_channel(shape);
+	const size_t limit = ddp_least(DDP_BUDGET_BYTES / (2 * shape->wide * slices * DDP_HALVING_LAG * rounds),
+	                           shape->stage_bytes / ((size_t)shape->channels * slices) / shape->element);
+	const size_t most = ddp_least(MESSAGE_BYTES / (shape->wide * slices), longest_of(shape) + 63);
+	const size_t room = ddp_least(limit, most > 64 ? most : 64);
+	size_t chunk = room < 64 ? room : room / 64 * 64, best = chunk;
+	double seconds = INFINITY;
+
+	for (; chunk * slices * shape->wide >= link->chunk_bytes || chunk == best; chunk = chunk / 128 * 64) {
+		const double now = chunk == 0 ? INFINITY : halving_cost(link, shape, chunk).seconds;
+		if (now >= seconds)
+			break;
+		seconds = now;
+		best = chunk;
+	}
+	return best;
+}
+
+size_t ddp_halving_depth(const ddp_shape *shape, size_t chunk, size_t longest)
+{
+	const size_t rounds = (size_t)ddp_halving_plan(shape, 0).rounds;
+
+	return ddp_least(DDP_HALVING_LAG * rounds, ddp_quotient_up(longest, chunk) + 1);
+}
+
+ddp_cost ddp_recursive_halving_cost(const ddp_link *link, const ddp_shape *shape)
+{
+	const size_t chunk = ddp_halving_chunk(link, shape);
+
+	return chunk > 0 ? halving_cost(link, shape, chunk) : (ddp_cost){ .seconds = INFINITY };
+}
+
+void ddp_recursive_halving_cut(ddp_reduction *x, size_t longest)
+{
+	const ddp_shape shape = ddp_shape_of(x);
+
+	x->chunk_count = ddp_halving_chunk(&x->comm->hier.link, &shape);
+	x->depth = ddp_halving_depth(&shape, x->chunk_count, longest);
+}
 
 /* The slices of this rank's channel: one; or, of reduce_scatter, a block of each rank of
    the channel, in the order of parts: a chunk has as much of each of them. Several chunks

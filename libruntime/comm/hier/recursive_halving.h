@@ -9,11 +9,28 @@
 #ifndef DDP_COMM_HIER_RECURSIVE_HALVING_H
 #define DDP_COMM_HIER_RECURSIVE_HALVING_H
 
+#include "comm/hier/plan.h"
 #include "comm/hier/reduction.h"
+
+/* It begins so many chunks while one is in a round. */
+enum { DDP_HALVING_LAG = 2 };
+
+ddp_cost ddp_recursive_halving_cost(const ddp_link *link, const ddp_shape *shape);
+void ddp_recursive_halving_cut(ddp_reduction *x, size_t longest);
 
 /* Buffers of `depth` chunks; they stay with the communicator. */
 ddp_status ddp_recursive_halving_prepare(ddp_reduction *x);
 /* All chunks of the present window. */
 ddp_status ddp_recursive_halving_run(ddp_reduction *x);
+
+/* For tests of the model: who exchanges what with whom; */
+ddp_plan ddp_halving_plan(const ddp_shape *shape, int root);
+/* elements of what is exchanged, in a chunk of `count`: of a channel, or of each block; */
+size_t ddp_halving_elements(const ddp_shape *shape, const ddp_plan *plan, ddp_range parts, bool share, size_t count);
+/* elements of a chunk, of reduce_scatter of each block of a channel: the same on all nodes, whether they
+   work on shared memory or through windows, which are whole multiples of it; 0: a window is too small; */
+size_t ddp_halving_chunk(const ddp_link *link, const ddp_shape *shape);
+/* and chunks that are under way at a time. */
+size_t ddp_halving_depth(const ddp_shape *shape, size_t chunk, size_t longest);
 
 #endif

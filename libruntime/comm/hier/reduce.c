@@ -7,10 +7,7 @@
 
 #include "base/error.h"
 #include "comm/core/offsets.h"
-#include "comm/hier/direct.h"
 #include "comm/hier/local.h"
-#include "comm/hier/recursive_doubling.h"
-#include "comm/hier/recursive_halving.h"
 #include "comm/hier/slices.h"
 #include "comm/hier/store.h"
 #include "comm/hier/tune.h"
@@ -20,24 +17,6 @@
 #include "comm/wait/message.h"
 
 /* ---- windows ----------------------------------------------------------------------------------- */
-
-static ddp_status prepare(ddp_reduction *x)
-{
-	switch (x->algorithm) {
-	case DDP_RECURSIVE_DOUBLING: return DDP_OK;
-	case DDP_RECURSIVE_HALVING: return ddp_recursive_halving_prepare(x);
-	default: return ddp_direct_prepare(x);
-	}
-}
-
-static ddp_status run_window(ddp_reduction *x)
-{
-	switch (x->algorithm) {
-	case DDP_RECURSIVE_DOUBLING: return ddp_recursive_doubling(x);
-	case DDP_RECURSIVE_HALVING: return ddp_recursive_halving_run(x);
-	default: return ddp_direct_run(x);
-	}
-}
 
 static ddp_status run_windows(ddp_reduction *x, size_t windows)
 {
@@ -53,7 +32,7 @@ static ddp_status run_windows(ddp_reduction *x, size_t windows)
 			status = ddp_node_step(comm);
 		}
 		if (status == DDP_OK && x->mine_count > 0)
-			status = run_window(x);
+			status = x->algorithm->run(x);
 		if (status == DDP_OK && comm->node.size > 1)
 			status = ddp_node_step(comm);
 		if (status == DDP_OK && !x->direct)
@@ -67,8 +46,8 @@ static ddp_status run(ddp_reduction *x)
 	size_t windows = 0;
 	ddp_status status = ddp_slices_cut(x, &windows);
 
-	if (status == DDP_OK)
-		status = prepare(x);
+	if (status == DDP_OK && x->algorithm->prepare != NULL)
+		status = x->algorithm->prepare(x);
 	return status == DDP_OK ? run_windows(x, windows) : status;
 }
 

@@ -16,7 +16,10 @@
 #include "comm/ops/blocks.h"
 #include "comm/ops/kernels.h"
 
-enum { DDP_EVERY_NODE = -1 };
+enum {
+	DDP_EVERY_NODE = -1,
+	DDP_CHUNKS_MAX = 16 /* of direct exchange, under way */
+};
 
 typedef struct ddp_slice {
 	ddp_range range;
@@ -32,6 +35,26 @@ typedef struct ddp_chunk {
 	ddp_transfer *result_sends, *result_recvs;
 	int send_count, recv_count, result_send_count, result_recv_count;
 } ddp_chunk;
+
+struct ddp_reduction;
+
+/* What an algorithm is (comm/hier/algorithms has a row for each). */
+typedef struct ddp_algorithm_row {
+	const char *name;      /* as DDP_ALGORITHM and ddp_comm_describe() have it */
+	/* Can it run this kind of operation? It is small if its inputs came with the headers. */
+	bool (*can)(ddp_kind kind, bool small);
+	/* What an operation takes; of those that can, the cheapest one runs. */
+	ddp_cost (*cost)(const ddp_link *link, const ddp_shape *shape);
+	bool by_rounds;        /* a round waits for a process of another node: it has to be cheaper by a margin */
+	bool by_node;          /* slices are cut into a part per node, which owns it */
+	bool chunks_overlap;   /* it begins chunks before those in front of them are complete */
+	/* Sets chunk_count and depth for slices, the longest of which has `longest` elements. */
+	void (*cut)(struct ddp_reduction *x, size_t longest);
+	/* Gets buffers that stay with the communicator; NULL: it needs none before it runs. */
+	ddp_status (*prepare)(struct ddp_reduction *x);
+	/* Reduces this rank's slices, as far as they lie in the present window. */
+	ddp_status (*run)(struct ddp_reduction *x);
+} ddp_algorithm_row;
 
 typedef struct ddp_reduction {
 	ddp_comm *comm;
@@ -50,7 +73,7 @@ typedef struct ddp_reduction {
 	int mine_count, owned_count;
 	bool spread;           /* owners send results to nodes that want them */
 	bool small;            /* inputs came with the headers */
-	ddp_algorithm algorithm;
+	const ddp_algorithm_row *algorithm;
 	bool direct;           /* other ranks' inputs and outputs are in shared memory */
 	bool plain;            /* the input is the node's partial result, as it is */
 	double divisor;        /* of the result, before it is rounded; 0: it is not divided */

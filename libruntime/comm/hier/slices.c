@@ -84,52 +84,12 @@ static void find_mine(ddp_reduction *x)
 	}
 }
 
-/* Buffers of a chunk of each share: this node's partial result and a place
-   for the finished one; of owned slices also the other nodes' partial results.
-   Counted for the node that owns most, since all must cut alike; and for
-   channel 0, which has most slices, since a node's ranks share windows. */
-static size_t buffers_per_chunk(const ddp_reduction *x, size_t *slices)
-{
-	int *owned = x->comm->hier.store->owned, every = 0, most = 0;
-
-	*slices = 0;
-	for (int node = 0; node < x->nodes; node++)
-		owned[node] = 0;
-	for (int i = 0; i < x->count; i++) {
-		const ddp_slice *p = &x->slices[i];
-		if (p->channel != 0)
-			continue;
-		++*slices;
-		int *counter = p->owner == DDP_EVERY_NODE ? &every : &owned[p->owner];
-		++*counter;
-	}
-	for (int node = 0; node < x->nodes; node++)
-		most = owned[node] > most ? owned[node] : most;
-	return 2 * *slices + (size_t)(most + every) * (size_t)x->nodes;
-}
-
-static void choose_chunk(ddp_reduction *x, size_t longest)
-{
-	const ddp_link *link = &x->comm->hier.link;
-	const ddp_shape shape = ddp_shape_of(x);
-	size_t slices;
-
-	if (x->algorithm == DDP_RECURSIVE_HALVING) {
-		x->chunk_count = ddp_halving_chunk(link, &shape);
-		x->depth = ddp_halving_depth(&shape, x->chunk_count, longest);
-		return;
-	}
-	const size_t buffers = buffers_per_chunk(x, &slices);
-	x->chunk_count = ddp_direct_chunk(link, &shape, (size_t)x->count, buffers, longest);
-	x->depth = ddp_direct_depth(&shape, x->chunk_count, slices);
-}
-
-/* Direct operations have one window: the slices are worked on whole. But by recursive halving, a
-   chunk's last rounds come behind the first ones of chunks behind it: a node with one window would
-   wait there for chunks of the next window of a node that waits for these rounds. */
+/* Direct operations have one window: the slices are worked on whole. But where a chunk's last rounds come
+   behind the first ones of chunks behind it, a node with one window would wait there for chunks of the
+   next window of a node that waits for these rounds. */
 static bool has_one_window(const ddp_reduction *x)
 {
-	return x->direct && (x->algorithm != DDP_RECURSIVE_HALVING || x->comm->size == x->nodes);
+	return x->direct && (!x->algorithm->chunks_overlap || x->comm->size == x->nodes);
 }
 
 static ddp_status choose_width(ddp_reduction *x, size_t *windows)
@@ -138,7 +98,7 @@ static ddp_status choose_width(ddp_reduction *x, size_t *windows)
 
 	for (int i = 0; i < x->count; i++)
 		longest = x->slices[i].range.count > longest ? x->slices[i].range.count : longest;
-	choose_chunk(x, longest);
+	x->algorithm->cut(x, longest);
 	if (x->chunk_count == 0)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "%s: %d slices are more than a slot of %zu bytes holds",
 		                ddp_kind_name(x->c->kind), x->count, x->comm->node.stage_bytes);
@@ -161,7 +121,7 @@ ddp_status ddp_slices_cut(ddp_reduction *x, size_t *windows)
 	else if (x->small)
 		cut_evenly(x, 1, false);
 	else
-		cut_evenly(x, x->comm->topology.channels, x->algorithm == DDP_SCATTER_GATHER);
+		cut_evenly(x, x->comm->topology.channels, x->algorithm->by_node);
 	find_mine(x);
 	return choose_width(x, windows);
 }

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/hier/algorithms.h"
 #include "comm/hier/recursive_doubling.h"
 #include "comm/hier/slices.h"
 #include "comm/shm/node.h"
@@ -217,7 +218,7 @@ static void name_algorithms(unsigned int set, char *text, size_t bytes)
 	for (ddp_algorithm i = 0; i < DDP_ALGORITHMS; i++) {
 		if ((set >> i & 1) != 0 && used < bytes)
 			used += (size_t)snprintf(text + used, bytes - used, "%s%s", used > 0 ? ", " : "",
-			                         ddp_algorithm_name(i));
+			                         ddp_algorithm_of(i)->name);
 	}
 }
 
@@ -255,7 +256,7 @@ ddp_status ddp_hier_want(const char *list, ddp_wanted_list *wanted)
 /* Between two nodes an operation has nothing to choose. */
 static unsigned int candidates_of(const ddp_reduction *x)
 {
-	const unsigned int all = ddp_cost_candidates(x->c->kind, x->small);
+	const unsigned int all = ddp_algorithm_candidates(x->c->kind, x->small);
 
 	return x->nodes == 2 ? all & -all : all;
 }
@@ -277,16 +278,16 @@ static ddp_status choose_wanted(const ddp_reduction *x, ddp_algorithm *chosen)
 	                x->total * x->element, x->nodes, choices);
 }
 
-ddp_status ddp_hier_choose(const ddp_reduction *x, ddp_algorithm *chosen)
+ddp_status ddp_hier_choose(const ddp_reduction *x, const ddp_algorithm_row **algorithm)
 {
 	const ddp_shape shape = ddp_shape_of(x);
-	ddp_status status = DDP_OK;
+	ddp_algorithm chosen = DDP_DIRECT;
 
 	if (x->comm->roster->wanted.count == 0)
-		*chosen = ddp_cost_cheapest(&x->comm->hier.link, &shape, candidates_of(x));
-	else
-		status = choose_wanted(x, chosen);
-	if (status == DDP_OK)
-		atomic_store_explicit(&x->comm->hier.ran, ddp_algorithm_name(*chosen), memory_order_relaxed);
-	return status;
+		chosen = ddp_algorithm_cheapest(&x->comm->hier.link, &shape, candidates_of(x));
+	else if (choose_wanted(x, &chosen) != DDP_OK)
+		return DDP_ERR_INVALID;
+	*algorithm = ddp_algorithm_of(chosen);
+	atomic_store_explicit(&x->comm->hier.ran, (*algorithm)->name, memory_order_relaxed);
+	return DDP_OK;
 }

@@ -1,17 +1,13 @@
 /*
  * comm/hier/tune: what the network between nodes does, measured once a communicator and
- * agreed on by all ranks; and the choice among the algorithms that are possible, by
- * comm/hier/cost, so that all ranks choose alike. All algorithms give the same bits.
+ * agreed on by all ranks; and the choice among the algorithms that are possible
+ * (comm/hier/algorithms), by what they cost, so that all ranks choose alike.
  *
  * DDP_ALGORITHM of the environment overrules the choice, for tests and measurements: a list
- * of direct, scatter_gather, recursive_doubling and recursive_halving with commas between, of
- * which each operation takes the first that it can. An unknown name is an error when the world
- * is opened, as is a list that is not the same on all ranks; an operation that can take none
- * of the list ends the communicator. Two nodes leave one algorithm to each operation.
- *
- * There is no ring (Patarasuk and Yuan 2009): it moves as many bytes as scatter_gather
- * and recursive halving, in 2 (nodes - 1) message times, and combines each of its parts
- * in another order, so that the bits would depend on the algorithm.
+ * of names of that table with commas between, of which each operation takes the first that it can.
+ * An unknown name is an error when the world is opened, as is a list that is not the same on all
+ * ranks; an operation that can take none of the list ends the communicator. Two nodes leave one
+ * algorithm to each operation.
  */
 #ifndef DDP_COMM_HIER_TUNE_H
 #define DDP_COMM_HIER_TUNE_H
@@ -22,7 +18,7 @@
    `bytes` on each rank. Collective, after ddp_node_enter(). */
 ddp_status ddp_hier_tune(ddp_comm *comm, size_t bytes);
 /* The same on all ranks; the name becomes that of the communicator's last algorithm. */
-ddp_status ddp_hier_choose(const ddp_reduction *x, ddp_algorithm *chosen);
+ddp_status ddp_hier_choose(const ddp_reduction *x, const ddp_algorithm_row **algorithm);
 /* Reads what DDP_ALGORITHM holds; "" asks for nothing. */
 ddp_status ddp_hier_want(const char *list, ddp_wanted_list *wanted);
 
