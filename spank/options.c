@@ -10,12 +10,6 @@ struct value {
 	size_t length;
 };
 
-struct option_key {
-	const char *name;
-	const char *expects; /* for messages */
-	bool (*read)(struct settings *settings, struct value value);
-};
-
 static bool value_is(struct value value, const char *word)
 {
 	return value.length == strlen(word) && memcmp(value.text, word, value.length) == 0;
@@ -293,31 +287,65 @@ static bool read_off(struct settings *settings, struct value value)
 	return read_switch(&settings->off, value);
 }
 
-static const struct option_key keys[] = {
-	{ "port", "a port from 1024 to 65535, or a range such as 21000-28999", read_port },
-	{ "addr", "nodename or ip", read_address },
-	{ "addr-suffix", "letters, digits, '.', '-' or '_', at most 63", read_suffix },
-	{ "omp", "keep, 1 or cpus", read_omp },
-	{ "gpu", "error, warn or ignore", read_gpu },
-	{ "launcher", "no value, yes or no", read_launcher },
-	{ "bucket-mb", "a number of MiB, above 0 and at most 65536", read_bucket },
-	{ "timeout", "seconds from 1 to 604800", read_timeout },
-	{ "trace", "a directory of at most 1023 bytes", read_trace },
-	{ "watch", "no value, yes, no, or the path of libnccl-profiler-ddp.so, at most 254 bytes", read_watch },
-	{ "nccl-net", "no value, yes, no, or the path of libnccl-net-ddpucx.so, at most 254 bytes", read_nccl_net },
-	{ "on-failure", "kill or continue", read_on_failure },
-	{ "grace", "seconds from 0 to 604800", read_grace },
-	{ "stall", "seconds from 1 to 604800, or 0 for never", read_stall },
-	{ "stall-action", "report or kill", read_stall_action },
-	{ "absent", "refuse or warn", read_absent },
-	{ "verbose", "no value, yes or no", read_verbose },
-	{ "check", "no value, yes, no or json", read_check },
-	{ "off", "no value, yes or no", read_off },
+static const char *tell_bucket(const struct settings *settings, char *text, size_t bytes)
+{
+	(void)text;
+	(void)bytes;
+	return settings->bucket_mb[0] != '\0' ? settings->bucket_mb : NULL;
+}
+
+static const char *tell_timeout(const struct settings *settings, char *text, size_t bytes)
+{
+	if (settings->timeout_seconds == 0)
+		return NULL;
+	snprintf(text, bytes, "%u", settings->timeout_seconds);
+	return text;
+}
+
+static const char *tell_trace(const struct settings *settings, char *text, size_t bytes)
+{
+	(void)text;
+	(void)bytes;
+	return settings->trace_dir[0] != '\0' ? settings->trace_dir : NULL;
+}
+
+/* The one list of keys. srun --help and the messages are made of it, and a test holds the manual
+   against it (tests/unit/test_spank_docs.sh). */
+static const struct option options[] = {
+	{ .name = "port", .read = read_port,
+	  .expects = "a port from 1024 to 65535, or a range such as 21000-28999" },
+	{ .name = "addr", .read = read_address, .expects = "nodename or ip" },
+	{ .name = "addr-suffix", .read = read_suffix,
+	  .expects = "letters, digits, '.', '-' or '_', at most 63" },
+	{ .name = "omp", .read = read_omp, .expects = "keep, 1 or cpus" },
+	{ .name = "gpu", .read = read_gpu, .expects = "error, warn or ignore" },
+	{ .name = "launcher", .read = read_launcher, .expects = "no value, yes or no" },
+	{ .name = "bucket-mb", .read = read_bucket,
+	  .expects = "a number of MiB, above 0 and at most 65536",
+	  .variable = "DDP_BUCKET_MB", .tell = tell_bucket },
+	{ .name = "timeout", .read = read_timeout, .expects = "seconds from 1 to 604800",
+	  .variable = "DDP_TIMEOUT", .tell = tell_timeout },
+	{ .name = "trace", .read = read_trace, .expects = "a directory of at most 1023 bytes",
+	  .variable = "DDP_TRACE_DIR", .tell = tell_trace },
+	{ .name = "watch", .read = read_watch,
+	  .expects = "no value, yes, no, or the path of libnccl-profiler-ddp.so, at most 254 bytes" },
+	{ .name = "nccl-net", .read = read_nccl_net,
+	  .expects = "no value, yes, no, or the path of libnccl-net-ddpucx.so, at most 254 bytes" },
+	{ .name = "on-failure", .read = read_on_failure, .expects = "kill or continue" },
+	{ .name = "grace", .read = read_grace, .expects = "seconds from 0 to 604800" },
+	{ .name = "stall", .read = read_stall, .expects = "seconds from 1 to 604800, or 0 for never" },
+	{ .name = "stall-action", .read = read_stall_action, .expects = "report or kill" },
+	{ .name = "absent", .read = read_absent, .expects = "refuse or warn" },
+	{ .name = "verbose", .read = read_verbose, .expects = "no value, yes or no" },
+	{ .name = "check", .read = read_check, .expects = "no value, yes, no or json",
+	  .not_for_sites = "it would keep every job's program from running, and call that a success" },
+	{ .name = "off", .read = read_off, .expects = "no value, yes or no",
+	  .not_for_sites = "it would leave every --ddp without ranks; take the plugin's line out instead" },
 };
 
-enum { KEY_COUNT = sizeof(keys) / sizeof(keys[0]) };
+enum { OPTION_COUNT = sizeof(options) / sizeof(options[0]) };
 
-_Static_assert((int)KEY_COUNT <= (int)OPTION_COUNT_MAX, "settings.given has a bit for each key");
+_Static_assert((int)OPTION_COUNT <= (int)OPTION_COUNT_MAX, "settings.given has a bit for each key");
 
 void settings_init(struct settings *settings)
 {
@@ -335,15 +363,15 @@ void settings_init(struct settings *settings)
 
 int option_find(const char *key, size_t length)
 {
-	for (int i = 0; i < KEY_COUNT; i++)
-		if (strlen(keys[i].name) == length && memcmp(keys[i].name, key, length) == 0)
+	for (int i = 0; i < OPTION_COUNT; i++)
+		if (strlen(options[i].name) == length && memcmp(options[i].name, key, length) == 0)
 			return i;
 	return -1;
 }
 
-const char *option_name(int index)
+const struct option *option_at(int index)
 {
-	return index >= 0 && index < KEY_COUNT ? keys[index].name : NULL;
+	return index >= 0 && index < OPTION_COUNT ? &options[index] : NULL;
 }
 
 void option_names(char *text, size_t bytes)
@@ -351,9 +379,18 @@ void option_names(char *text, size_t bytes)
 	size_t used = 0;
 
 	text[0] = '\0';
-	for (int i = 0; i < KEY_COUNT && used < bytes; i++)
+	for (int i = 0; i < OPTION_COUNT && used < bytes; i++)
 		used += (size_t)snprintf(text + used, bytes - used, "%s%s",
-		                         i > 0 ? ", " : "", keys[i].name);
+		                         i > 0 ? ", " : "", options[i].name);
+}
+
+void option_usage(char *text, size_t bytes)
+{
+	char names[OPTION_NAMES_MAX];
+
+	option_names(names, sizeof(names));
+	snprintf(text, bytes, "[ddp] tell each task its rank for data-parallel training; keys: %s "
+	         "(see srun-ddp(7))", names);
 }
 
 bool option_given(const struct settings *settings, const char *key)
@@ -379,7 +416,7 @@ bool option_set(struct settings *settings, const char *key, size_t key_length,
 {
 	struct value name = { key, key_length };
 	struct value given = { value, value != NULL ? value_length : 0 };
-	char shown[80], names[256];
+	char shown[80], names[OPTION_NAMES_MAX];
 	int index = option_find(key, key_length);
 
 	if (index < 0) {
@@ -387,13 +424,13 @@ bool option_set(struct settings *settings, const char *key, size_t key_length,
 		return error_set(error, "unknown key '%s'; the keys are %s",
 		                 quoted(name, shown, sizeof(shown)), names);
 	}
-	if (keys[index].read(settings, given))
+	if (options[index].read(settings, given))
 		return true;
 	if (value == NULL)
-		return error_set(error, "key '%s' needs a value: %s", keys[index].name,
-		                 keys[index].expects);
-	return error_set(error, "key '%s' does not take '%s': it takes %s", keys[index].name,
-	                 quoted(given, shown, sizeof(shown)), keys[index].expects);
+		return error_set(error, "key '%s' needs a value: %s", options[index].name,
+		                 options[index].expects);
+	return error_set(error, "key '%s' does not take '%s': it takes %s", options[index].name,
+	                 quoted(given, shown, sizeof(shown)), options[index].expects);
 }
 
 static bool parse_item(struct settings *settings, const char *item, size_t length,
@@ -406,9 +443,9 @@ static bool parse_item(struct settings *settings, const char *item, size_t lengt
 	if (length == 0)
 		return error_set(error, "an item of the list is empty; write KEY=VALUE,KEY=VALUE");
 	if (index >= 0 && (settings->given >> index & 1) != 0)
-		return error_set(error, "key '%s' is given twice", keys[index].name);
+		return error_set(error, "key '%s' is given twice", options[index].name);
 	if (index >= 0 && (locked >> index & 1) != 0)
-		return error_set(error, "key '%s' is locked by this site; leave it out", keys[index].name);
+		return error_set(error, "key '%s' is locked by this site; leave it out", options[index].name);
 	if (!option_set(settings, item, key_length, equals != NULL ? equals + 1 : NULL,
 	                equals != NULL ? length - key_length - 1 : 0, error))
 		return false;

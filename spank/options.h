@@ -12,7 +12,7 @@
 #include "spank/error.h"
 
 enum { GRACE_OF_SLURM = UINT32_MAX };
-enum { OPTION_COUNT_MAX = 32, PATH_TEXT_MAX = 1024, SUFFIX_MAX = 64 };
+enum { OPTION_COUNT_MAX = 32, OPTION_NAMES_MAX = 256, PATH_TEXT_MAX = 1024, SUFFIX_MAX = 64 };
 enum { NCCL_PATH_MAX = 255 }; /* NCCL cuts longer names of plugins */
 
 enum address_mode { ADDRESS_NODENAME, ADDRESS_IP };
@@ -48,12 +48,28 @@ struct settings {
 /* The built-in defaults. */
 void settings_init(struct settings *settings);
 
+struct value;
+
+/* A row of the table of keys. */
+struct option {
+	const char *name;
+	const char *expects; /* what it takes, for messages */
+	bool (*read)(struct settings *settings, struct value value);
+	/* Where libddp or another library reads the setting from a variable: its name, and its value,
+	   or NULL, which may be written to `text`. A user may set the variable, too. */
+	const char *variable;
+	const char *(*tell)(const struct settings *settings, char *text, size_t bytes);
+	const char *not_for_sites; /* why it cannot be a site's default; NULL: it can */
+};
+
+/* The key at an index, NULL behind the last. */
+const struct option *option_at(int index);
 /* The index of a key in the table, or -1. */
 int option_find(const char *key, size_t length);
-/* The key at an index, NULL behind the last; for messages and tests. */
-const char *option_name(int index);
 /* "port, addr, ..." */
 void option_names(char *text, size_t bytes);
+/* The text of --ddp in srun --help. */
+void option_usage(char *text, size_t bytes);
 /* Whether the user gave this key (one of the table's names). */
 bool option_given(const struct settings *settings, const char *key);
 

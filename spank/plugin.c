@@ -48,12 +48,12 @@ static int lines_of_plugstack;
 
 static int take_option(int value, const char *argument, int remote);
 
+static char usage[512];
+
 static struct spank_option ddp_option = {
 	.name = "ddp",
 	.arginfo = "KEY=VALUE,...",
-	.usage = "[ddp] tell each task its rank for data-parallel training; keys: port, addr, "
-	         "addr-suffix, omp, gpu, launcher, bucket-mb, timeout, trace, watch, nccl-net, on-failure, "
-	         "grace, stall, stall-action, absent, verbose, check, off (see srun-ddp(7))",
+	.usage = usage,
 	.has_arg = 2,
 	.cb = take_option,
 };
@@ -120,6 +120,7 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 	/* This early, so that it runs late. */
 	if (context == S_CTX_LOCAL && on_exit(srun_leave_with_first_code, NULL) != 0)
 		slurm_debug("ddp: cannot register a handler for srun's exit");
+	option_usage(usage, sizeof(usage));
 	error = spank_option_register(spank, &ddp_option);
 	if (error != ESPANK_SUCCESS) {
 		slurm_error("ddp: cannot register --ddp: %s", spank_strerror(error));

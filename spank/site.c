@@ -23,28 +23,21 @@ static bool parse_word(struct site *site, const char *word, uint32_t *seen, stru
 	const char *equals = strchr(word, '=');
 	size_t key_length = equals != NULL ? (size_t)(equals - word) : strlen(word);
 	int index = option_find(word, key_length);
+	const struct option *option = option_at(index);
+	struct settings before;
 
 	if (strncmp(word, "locked=", 7) == 0)
 		return parse_locked(&site->locked, word + 7, error);
 	if (index >= 0 && (*seen >> index & 1) != 0)
-		return error_set(error, "key '%s' is given twice", option_name(index));
+		return error_set(error, "key '%s' is given twice", option->name);
+	memcpy(&before, &site->defaults, sizeof(before));
 	if (!option_set(&site->defaults, word, key_length, equals != NULL ? equals + 1 : NULL,
 	                equals != NULL ? strlen(equals + 1) : 0, error))
 		return false;
+	if (option->not_for_sites != NULL && memcmp(&before, &site->defaults, sizeof(before)) != 0)
+		return error_set(error, "key '%s' is for users: as the site's default %s", option->name,
+		                 option->not_for_sites);
 	*seen |= 1u << index;
-	return true;
-}
-
-/* A user may set these keys for one step. As a site's defaults they would make all steps do
-   nothing. */
-static bool check_defaults(const struct settings *defaults, struct error *error)
-{
-	if (defaults->check != CHECK_NO)
-		return error_set(error, "key 'check' is for users: as the site's default it would keep every "
-		                 "job's program from running, and call that a success");
-	if (defaults->off)
-		return error_set(error, "key 'off' is for users: as the site's default it would leave every "
-		                 "--ddp without ranks; take the plugin's line out instead");
 	return true;
 }
 
@@ -56,7 +49,7 @@ bool site_parse(struct site *site, int count, char *const words[], struct error 
 	memset(site, 0, sizeof(*site));
 	settings_init(&site->defaults);
 	for (int i = 0; i < count; i++) {
-		if (parse_word(site, words[i], &seen, &reason) && check_defaults(&site->defaults, &reason))
+		if (parse_word(site, words[i], &seen, &reason))
 			continue;
 		memset(site, 0, sizeof(*site));
 		settings_init(&site->defaults);

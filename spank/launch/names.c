@@ -3,6 +3,9 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "spank/options.h"
+
+/* The variables of options stand in the table of options. */
 static const struct name names[] = {
 	{ "RANK", NAME_RANK },
 	{ "WORLD_SIZE", NAME_RANK },
@@ -52,9 +55,6 @@ static const struct name names[] = {
 	{ "JAX_LOCAL_DEVICE_IDS", NAME_CHOICE },
 	{ "NCCL_PROFILER_PLUGIN", NAME_CHOICE },
 	{ "NCCL_NET_PLUGIN", NAME_CHOICE },
-	{ "DDP_TIMEOUT", NAME_CHOICE },
-	{ "DDP_BUCKET_MB", NAME_CHOICE },
-	{ "DDP_TRACE_DIR", NAME_CHOICE },
 
 	{ "SLURM_STEP_RESV_PORTS", NAME_SLURM },
 
@@ -67,16 +67,33 @@ static const struct name names[] = {
 
 enum { NAMES = sizeof(names) / sizeof(names[0]) };
 
+/* Returns the name of the index-th option that has a variable, or NULL. */
+static const struct name *name_of_option(int index)
+{
+	static struct name of_options[OPTION_COUNT_MAX];
+	const struct option *option;
+
+	for (int i = 0; (option = option_at(i)) != NULL; i++) {
+		if (option->variable == NULL || index-- > 0)
+			continue;
+		of_options[i] = (struct name){ option->variable, NAME_CHOICE };
+		return &of_options[i];
+	}
+	return NULL;
+}
+
 const struct name *name_at(int index)
 {
-	return index >= 0 && index < NAMES ? &names[index] : NULL;
+	return index < NAMES ? &names[index] : name_of_option(index - NAMES);
 }
 
 const struct name *name_find(const char *text)
 {
-	for (int i = 0; i < NAMES; i++)
-		if (strcmp(names[i].text, text) == 0)
-			return &names[i];
+	const struct name *name;
+
+	for (int i = 0; (name = name_at(i)) != NULL; i++)
+		if (strcmp(name->text, text) == 0)
+			return name;
 	return NULL;
 }
 

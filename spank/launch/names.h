@@ -1,7 +1,7 @@
 /*
- * The one list of the variables that the plugin sets or takes out. What sets them
- * (variables.c) and what takes them out (prepare.c) go by it, and a test holds
- * srun-ddp(7) against it. Pure.
+ * The one list of the variables that the plugin sets or takes out, those of options
+ * included. What sets them (variables.c) and what takes them out (prepare.c) go by it, and a
+ * test holds srun-ddp(7) against it. Pure.
  */
 #ifndef SPANK_NAMES_H
 #define SPANK_NAMES_H
@@ -24,7 +24,7 @@ struct name {
 	enum name_kind kind;
 };
 
-/* The index-th name, NULL behind the last. */
+/* The index-th name from 0 on, NULL behind the last. */
 const struct name *name_at(int index);
 
 /* The entry of a name, or NULL. */

@@ -135,6 +135,20 @@ static void put_nccl_net(struct variables *v, const struct settings *settings,
 		    settings->nccl_net_path[0] != '\0' ? settings->nccl_net_path : extras->nccl_net);
 }
 
+/* The options that a library reads from variables. */
+static void put_told(struct variables *v, const struct settings *settings)
+{
+	const struct option *option;
+	char text[32];
+
+	for (int i = 0; (option = option_at(i)) != NULL; i++) {
+		const char *value = option->variable != NULL
+			? option->tell(settings, text, sizeof(text)) : NULL;
+		if (value != NULL)
+			put(v, option->variable, option->name, "%s", value);
+	}
+}
+
 static void put_own(struct variables *v, const struct identity *id,
                     const struct settings *settings, const struct task_extras *extras)
 {
@@ -144,7 +158,7 @@ static void put_own(struct variables *v, const struct identity *id,
 	put(v, "DDP_STEP_ID", "the step", "%u", id->step_id);
 	put(v, "DDP_RESTART_COUNT", "the job", "%u", id->restart_count);
 	put(v, "DDP_NODE_NAME", "SLURMD_NODENAME", "%s", id->node_name);
-	put(v, "DDP_ON_FAILURE", "on-failure=", "%s", settings->kill_on_failure ? "kill" : "continue");
+	put(v, "DDP_ON_FAILURE", "on-failure", "%s", settings->kill_on_failure ? "kill" : "continue");
 	put(v, "DDP_KEY", "srun, at random", STEP_KEY "%s", extras->key);
 	if (extras->progress_fd >= 0)
 		put(v, "DDP_PROGRESS_FD", "the plugin", "%d", extras->progress_fd);
@@ -152,12 +166,7 @@ static void put_own(struct variables *v, const struct identity *id,
 		take_out(v, "DDP_PROGRESS_FD", "no memory file");
 	put_watch(v, settings, extras);
 	put_nccl_net(v, settings, extras);
-	if (settings->timeout_seconds > 0)
-		put(v, "DDP_TIMEOUT", "timeout=", "%u", settings->timeout_seconds);
-	if (settings->bucket_mb[0] != '\0')
-		put(v, "DDP_BUCKET_MB", "bucket-mb=", "%s", settings->bucket_mb);
-	if (settings->trace_dir[0] != '\0')
-		put(v, "DDP_TRACE_DIR", "trace=", "%s", settings->trace_dir);
+	put_told(v, settings);
 }
 
 uint32_t cpus_of_task(const struct cpu_facts *facts)

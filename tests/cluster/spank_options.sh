@@ -56,7 +56,7 @@ for line in sys.stdin:
     tasks.setdefault(v["rank"], {})[v["name"]] = (v["value"], v["source"])
 assert sorted(tasks) == [0, 1, 2, 3], tasks
 for rank, v in tasks.items():
-    assert v["RANK"][0] == str(rank) and v["DDP_TIMEOUT"] == ("90", "timeout="), v
+    assert v["RANK"][0] == str(rank) and v["DDP_TIMEOUT"] == ("90", "timeout"), v
     assert v["MASTER_PORT"][1] == "reserved by Slurm" and v["DDP_KEY"][0] == "(secret)", v
 print("good")' 2>&1)
 same good "$json" "and the same as JSON, without the key"

@@ -9,7 +9,9 @@
 #include <cmocka.h>
 
 #include "spank/options.h"
+#include "spank/sink.h"
 #include "spank/site.h"
+#include "tests/support/spank_task.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -20,23 +22,6 @@ static struct settings defaults(void)
 	settings_init(&settings);
 	return settings;
 }
-
-/* All settings that a list can change, as text: one line tells two apart. */
-static const char *shown(const struct settings *s)
-{
-	static char text[2048];
-
-	snprintf(text, sizeof(text),
-	         "port=%u-%u addr=%d suffix=%s omp=%d gpu=%d launcher=%d bucket=%s timeout=%u trace=%s "
-	         "kill=%d verbose=%d check=%d off=%d", s->port_low, s->port_high, s->address,
-	         s->address_suffix, s->omp, s->gpu, s->launcher, s->bucket_mb, s->timeout_seconds,
-	         s->trace_dir, s->kill_on_failure, s->verbose, s->check, s->off);
-	return text;
-}
-
-#define BASE_BEHIND_PORT "addr=0 suffix= omp=2 gpu=1 launcher=0 bucket= timeout=0 trace= kill=1 " \
-	"verbose=0 check=0 off=0"
-#define BASE "port=21000-28999 " BASE_BEHIND_PORT
 
 static void grace_is_in_seconds(void **state)
 {
@@ -59,78 +44,211 @@ static void grace_is_in_seconds(void **state)
 	}
 }
 
+/* The settings that differ from the defaults, as text. */
+static const char *shown(const struct settings *s)
+{
+	static char text[2048];
+	const struct settings d = defaults();
+	struct sink sink = sink_on(text, sizeof(text));
+
+#define NUMBER(field) do { if (s->field != d.field) sink_add(&sink, #field "=%u ", (unsigned)s->field); } while (0)
+#define TEXT(field) do { if (strcmp(s->field, d.field) != 0) sink_add(&sink, #field "=%s ", s->field); } while (0)
+	NUMBER(port_low);
+	NUMBER(port_high);
+	NUMBER(address);
+	TEXT(address_suffix);
+	NUMBER(omp);
+	NUMBER(gpu);
+	NUMBER(launcher);
+	NUMBER(kill_on_failure);
+	NUMBER(grace_seconds);
+	NUMBER(stall_seconds);
+	NUMBER(kill_on_stall);
+	NUMBER(refuse_absent);
+	NUMBER(verbose);
+	NUMBER(check);
+	NUMBER(off);
+	TEXT(bucket_mb);
+	NUMBER(timeout_seconds);
+	TEXT(trace_dir);
+	NUMBER(watch);
+	TEXT(watch_path);
+	NUMBER(nccl_net);
+	TEXT(nccl_net_path);
+	return text;
+}
+
+/* Lists, and which settings they change to what. */
+static const struct { const char *list, *expected; } examples[] = {
+	{ NULL, "" }, { "", "" }, { "(null)", "" },
+	{ "port=29500", "port_low=29500 port_high=29500 " },
+	{ "port=1024", "port_low=1024 port_high=1024 " },
+	{ "port=65535", "port_low=65535 port_high=65535 " },
+	{ "port=20000-29999", "port_low=20000 port_high=29999 " },
+	{ "port=20000-20000", "port_low=20000 port_high=20000 " },
+	{ "port=1024-65535", "port_low=1024 port_high=65535 " },
+	{ "port=0020000", "port_low=20000 port_high=20000 " },
+	{ "addr=nodename", "" }, { "addr=ip", "address=1 " },
+	{ "addr-suffix=-ib0", "address_suffix=-ib0 " },
+	{ "addr-suffix=.hsn.example.org", "address_suffix=.hsn.example.org " }, { "addr-suffix=", "" },
+	{ "omp=keep", "omp=0 " }, { "omp=1", "omp=1 " }, { "omp=cpus", "" },
+	{ "gpu=error", "gpu=0 " }, { "gpu=warn", "" }, { "gpu=ignore", "gpu=2 " },
+	{ "launcher", "launcher=1 " }, { "launcher=yes", "launcher=1 " }, { "launcher=no", "" },
+	{ "bucket-mb=25", "bucket_mb=25 " }, { "bucket-mb=0.5", "bucket_mb=0.5 " },
+	{ "bucket-mb=65536", "bucket_mb=65536 " },
+	{ "timeout=1", "timeout_seconds=1 " }, { "timeout=604800", "timeout_seconds=604800 " },
+	{ "trace=/scratch/a=b c", "trace_dir=/scratch/a=b c " },
+	{ "watch", "watch=1 " }, { "watch=/p.so", "watch=1 watch_path=/p.so " }, { "watch=no", "" },
+	{ "nccl-net=yes", "nccl_net=1 " }, { "nccl-net=/n.so", "nccl_net=1 nccl_net_path=/n.so " },
+	{ "on-failure=kill", "" }, { "on-failure=continue", "kill_on_failure=0 " },
+	{ "grace=0", "grace_seconds=0 " }, { "grace=604800", "grace_seconds=604800 " },
+	{ "stall=0", "" }, { "stall=604800", "stall_seconds=604800 " },
+	{ "stall-action=report", "" }, { "stall-action=kill", "kill_on_stall=1 " },
+	{ "absent=refuse", "" }, { "absent=warn", "refuse_absent=0 " },
+	{ "verbose", "verbose=1 " }, { "verbose=no", "" },
+	{ "check", "check=1 " }, { "check=json", "check=2 " }, { "check=no", "" },
+	{ "off", "off=1 " }, { "off=no", "" },
+	{ "verbose,port=30000,omp=1,gpu=ignore,timeout=90,on-failure=continue,addr=ip,bucket-mb=4",
+	  "port_low=30000 port_high=30000 address=1 omp=1 gpu=2 kill_on_failure=0 verbose=1 bucket_mb=4 "
+	  "timeout_seconds=90 " },
+};
+
 static void each_key_sets_what_it_says(void **state)
 {
-	static const struct { const char *list, *expected; } cases[] = {
-		{ NULL, BASE }, { "", BASE }, { "(null)", BASE },
-		{ "port=29500", "port=29500-29500 " BASE_BEHIND_PORT },
-		{ "port=1024", "port=1024-1024 " BASE_BEHIND_PORT },
-		{ "port=65535", "port=65535-65535 " BASE_BEHIND_PORT },
-		{ "port=20000-29999", "port=20000-29999 " BASE_BEHIND_PORT },
-		{ "port=20000-20000", "port=20000-20000 " BASE_BEHIND_PORT },
-		{ "port=1024-65535", "port=1024-65535 " BASE_BEHIND_PORT },
-		{ "port=0021000", "port=21000-21000 " BASE_BEHIND_PORT },
-		{ "addr=nodename", BASE },
-		{ "addr=ip", "port=21000-28999 addr=1 suffix= omp=2 gpu=1 launcher=0 bucket= timeout=0 "
-		             "trace= kill=1 verbose=0 check=0 off=0" },
-		{ "addr-suffix=-ib0", "port=21000-28999 addr=0 suffix=-ib0 omp=2 gpu=1 launcher=0 bucket= "
-		                      "timeout=0 trace= kill=1 verbose=0 check=0 off=0" },
-		{ "addr-suffix=.hsn.example.org", "port=21000-28999 addr=0 suffix=.hsn.example.org omp=2 "
-		  "gpu=1 launcher=0 bucket= timeout=0 trace= kill=1 verbose=0 check=0 off=0" },
-		{ "addr-suffix=", BASE },
-		{ "omp=keep", "port=21000-28999 addr=0 suffix= omp=0 gpu=1 launcher=0 bucket= timeout=0 "
-		              "trace= kill=1 verbose=0 check=0 off=0" },
-		{ "omp=1", "port=21000-28999 addr=0 suffix= omp=1 gpu=1 launcher=0 bucket= timeout=0 "
-		           "trace= kill=1 verbose=0 check=0 off=0" },
-		{ "omp=cpus", BASE },
-		{ "gpu=error", "port=21000-28999 addr=0 suffix= omp=2 gpu=0 launcher=0 bucket= timeout=0 "
-		               "trace= kill=1 verbose=0 check=0 off=0" },
-		{ "gpu=warn", BASE },
-		{ "gpu=ignore", "port=21000-28999 addr=0 suffix= omp=2 gpu=2 launcher=0 bucket= timeout=0 "
-		                "trace= kill=1 verbose=0 check=0 off=0" },
-		{ "launcher", "port=21000-28999 addr=0 suffix= omp=2 gpu=1 launcher=1 bucket= timeout=0 "
-		              "trace= kill=1 verbose=0 check=0 off=0" },
-		{ "launcher=yes", "port=21000-28999 addr=0 suffix= omp=2 gpu=1 launcher=1 bucket= "
-		                  "timeout=0 trace= kill=1 verbose=0 check=0 off=0" },
-		{ "launcher=no", BASE },
-		{ "bucket-mb=25", "port=21000-28999 addr=0 suffix= omp=2 gpu=1 launcher=0 bucket=25 "
-		                  "timeout=0 trace= kill=1 verbose=0 check=0 off=0" },
-		{ "bucket-mb=0.5", "port=21000-28999 addr=0 suffix= omp=2 gpu=1 launcher=0 bucket=0.5 "
-		                   "timeout=0 trace= kill=1 verbose=0 check=0 off=0" },
-		{ "bucket-mb=65536", "port=21000-28999 addr=0 suffix= omp=2 gpu=1 launcher=0 bucket=65536 "
-		                     "timeout=0 trace= kill=1 verbose=0 check=0 off=0" },
-		{ "timeout=1", "port=21000-28999 addr=0 suffix= omp=2 gpu=1 launcher=0 bucket= timeout=1 "
-		               "trace= kill=1 verbose=0 check=0 off=0" },
-		{ "timeout=604800", "port=21000-28999 addr=0 suffix= omp=2 gpu=1 launcher=0 bucket= "
-		                    "timeout=604800 trace= kill=1 verbose=0 check=0 off=0" },
-		{ "trace=/scratch/a=b c", "port=21000-28999 addr=0 suffix= omp=2 gpu=1 launcher=0 bucket= "
-		                          "timeout=0 trace=/scratch/a=b c kill=1 verbose=0 check=0 off=0" },
-		{ "on-failure=kill", BASE },
-		{ "on-failure=continue", "port=21000-28999 addr=0 suffix= omp=2 gpu=1 launcher=0 bucket= "
-		                         "timeout=0 trace= kill=0 verbose=0 check=0 off=0" },
-		{ "verbose", "port=21000-28999 addr=0 suffix= omp=2 gpu=1 launcher=0 bucket= timeout=0 "
-		             "trace= kill=1 verbose=1 check=0 off=0" },
-		{ "verbose=no", BASE },
-		{ "check", "port=21000-28999 addr=0 suffix= omp=2 gpu=1 launcher=0 bucket= timeout=0 "
-		           "trace= kill=1 verbose=0 check=1 off=0" },
-		{ "check=json", "port=21000-28999 addr=0 suffix= omp=2 gpu=1 launcher=0 bucket= timeout=0 "
-		           "trace= kill=1 verbose=0 check=2 off=0" },
-		{ "check=no", BASE },
-		{ "off", "port=21000-28999 addr=0 suffix= omp=2 gpu=1 launcher=0 bucket= timeout=0 trace= "
-		         "kill=1 verbose=0 check=0 off=1" },
-		{ "off=no", BASE },
-		{ "verbose,port=30000,omp=1,gpu=ignore,timeout=90,on-failure=continue,addr=ip,bucket-mb=4",
-		  "port=30000-30000 addr=1 suffix= omp=1 gpu=2 launcher=0 bucket=4 timeout=90 trace= kill=0 "
-		  "verbose=1 check=0 off=0" },
-	};
-
 	(void)state;
-	for (size_t i = 0; i < COUNT(cases); i++) {
+	for (size_t i = 0; i < COUNT(examples); i++) {
 		struct settings settings = defaults();
 		struct error error = { "" };
-		if (!options_parse(&settings, cases[i].list, 0, &error))
-			fail_msg("'%s': %s", cases[i].list, error.text);
-		assert_string_equal(shown(&settings), cases[i].expected);
+		if (!options_parse(&settings, examples[i].list, 0, &error))
+			fail_msg("'%s': %s", examples[i].list, error.text);
+		assert_string_equal(shown(&settings), examples[i].expected);
+	}
+}
+
+static bool has_example(const struct option *option)
+{
+	size_t length = strlen(option->name);
+
+	for (size_t i = 0; i < COUNT(examples); i++) {
+		const char *list = examples[i].list;
+		if (list != NULL && strncmp(list, option->name, length) == 0 && examples[i].expected[0] != '\0' &&
+		    (list[length] == '=' || list[length] == '\0'))
+			return true;
+	}
+	return false;
+}
+
+static void each_key_is_in_the_examples_and_in_the_help(void **state)
+{
+	const struct option *option;
+	char usage[512];
+
+	(void)state;
+	option_usage(usage, sizeof(usage));
+	assert_non_null(strstr(usage, "(see srun-ddp(7))"));
+	for (int i = 0; (option = option_at(i)) != NULL; i++) {
+		assert_non_null(strstr(usage, option->name));
+		if (!has_example(option))
+			fail_msg("examples[] of %s has none where %s= changes a setting; shown() has to tell the "
+			         "setting, too", __FILE__, option->name);
+	}
+}
+
+static void no_key_takes_a_line_feed(void **state)
+{
+	const struct option *option;
+
+	(void)state;
+	for (int i = 0; (option = option_at(i)) != NULL; i++) {
+		struct settings settings = defaults();
+		struct error error = { "" };
+		if (option_set(&settings, option->name, strlen(option->name), "\n", 1, &error))
+			fail_msg("%s takes a line feed", option->name);
+		assert_non_null(strstr(error.text, option->expects));
+	}
+}
+
+/* The one task of its node, which may be a launcher, or one of two. */
+static struct identity task_among(uint32_t local_world_size)
+{
+	struct identity identity = task();
+
+	identity.local_world_size = local_world_size;
+	identity.local_rank = local_world_size - 1;
+	identity.world_size = identity.node_count * local_world_size;
+	identity.rank = identity.world_size - 1;
+	return identity;
+}
+
+static bool is_among(const struct variables *variables, const char *name)
+{
+	for (int i = 0; i < variables->count; i++)
+		if (strcmp(variables->item[i].name, name) == 0)
+			return true;
+	return false;
+}
+
+/* Fails the test where a task of --ddp=LIST hands on a variable that it was given. */
+static void check_that_all_is_taken_out(const char *list, const struct identity *identity,
+                                        enum gpu_binding binding)
+{
+	static struct variables given, taken;
+	static char text[VARIABLES_MAX][1100];
+	char *environment[VARIABLES_MAX + 1];
+	struct task_extras with = extras(ENVIRONMENT());
+	int count = 0;
+
+	with.gpu = (struct gpu_view){ .visible = 2, .binding = binding, .device = binding == GPU_OWN ? -1 : 1 };
+	with.nccl_net = with.nccl_profiler = "/plugin.so";
+	build(&given, list, identity, &with);
+	for (int i = 0; i < given.count; i++) {
+		if (given.item[i].value == NULL)
+			continue;
+		snprintf(text[count], sizeof(text[count]), "%s=%s", given.item[i].name, given.item[i].value);
+		environment[count] = text[count];
+		count++;
+	}
+	environment[count] = NULL;
+	environment_leave_step(&taken, environment);
+	assert_true(count > 10);
+	for (int i = 0; i < given.count; i++)
+		if (given.item[i].value != NULL && !is_among(&taken, given.item[i].name))
+			fail_msg("--ddp=%s: what the task starts keeps its %s", list != NULL ? list : "",
+			         given.item[i].name);
+}
+
+static void what_a_task_is_given_does_not_reach_what_it_starts(void **state)
+{
+	const struct identity alone = task_among(1), pair = task_among(2);
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(examples); i++) {
+		const char *list = examples[i].list;
+		check_that_all_is_taken_out(list, &alone, GPU_OWN);
+		if (list == NULL || strcmp(examples[i].expected, "launcher=1 ") != 0)
+			check_that_all_is_taken_out(list, &pair, GPU_COMMON);
+	}
+}
+
+static void variable_of_an_option_is_set_by_it(void **state)
+{
+	static struct variables variables;
+	const struct identity alone = task_among(1);
+	struct task_extras with = extras(ENVIRONMENT());
+	const struct option *option;
+
+	(void)state;
+	for (int o = 0; (option = option_at(o)) != NULL; o++) {
+		bool set = false;
+		if (option->variable == NULL)
+			continue;
+		for (size_t i = 0; i < COUNT(examples); i++) {
+			build(&variables, examples[i].list, &alone, &with);
+			for (int v = 0; v < variables.count; v++)
+				set |= variables.item[v].value != NULL && strcmp(variables.item[v].name, option->variable) == 0;
+		}
+		if (!set)
+			fail_msg("no example of %s= sets %s", option->name, option->variable);
 	}
 }
 
@@ -199,8 +317,8 @@ static void unknown_key_comes_with_the_known_ones(void **state)
 
 	(void)state;
 	assert_false(options_parse(&settings, "x=1", 0, &error));
-	for (int i = 0; option_name(i) != NULL; i++)
-		assert_non_null(strstr(error.text, option_name(i)));
+	for (int i = 0; option_at(i) != NULL; i++)
+		assert_non_null(strstr(error.text, option_at(i)->name));
 }
 
 static void trace_directory_has_a_longest_length(void **state)
@@ -355,6 +473,10 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(grace_is_in_seconds),
 		cmocka_unit_test(each_key_sets_what_it_says),
+		cmocka_unit_test(each_key_is_in_the_examples_and_in_the_help),
+		cmocka_unit_test(no_key_takes_a_line_feed),
+		cmocka_unit_test(what_a_task_is_given_does_not_reach_what_it_starts),
+		cmocka_unit_test(variable_of_an_option_is_set_by_it),
 		cmocka_unit_test(wrong_words_are_refused_by_name),
 		cmocka_unit_test(unknown_key_comes_with_the_known_ones),
 		cmocka_unit_test(trace_directory_has_a_longest_length),
