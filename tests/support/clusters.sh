@@ -3,7 +3,7 @@
 
 prefix='' root=''
 running='' # "NODES OPTIONS" of the cluster that is up
-beside_clusters='' # a process that runs tests without one
+cluster_lanes=() # processes that run tests beside each other
 
 cluster_tests() { (cd "$source/tests/cluster" && printf '%s\n' *.sh | sed 's/\.sh$//' | grep -vx lib); }
 
@@ -58,7 +58,7 @@ stop_cluster()
 
 end_clusters()
 {
-	[ -z "$beside_clusters" ] || kill "$beside_clusters" 2>/dev/null
+	[ ${#cluster_lanes[@]} = 0 ] || { kill "${cluster_lanes[@]}" 2>/dev/null; wait "${cluster_lanes[@]}"; }
 	stop_cluster
 }
 
@@ -90,36 +90,56 @@ cluster_alone()
 	build_tree unit && install_tree && cluster_test "$1"
 }
 
-# one_after_the_other NAME...: tests that want the same cluster follow each other
-one_after_the_other()
+# by_cluster NAME...: a line for each cluster, with the names of the tests that want it; those that take
+# longest by their headers come first
+by_cluster()
 {
-	local name
-	while IFS=$'\t' read -r _ name; do
-		cluster_alone "$name"
-	done < <(for name; do
-		printf '%s %s\t%s\n' "$(header "$source/tests/cluster/$name.sh" nodes 2)" \
-			"$(header "$source/tests/cluster/$name.sh" cluster '')" "$name"
-	done | sort)
-	stop_cluster
+	local name file
+	for name; do
+		file=$source/tests/cluster/$name.sh
+		printf '%s %s\t%s\t%s\n' "$(header "$file" nodes 2)" "$(header "$file" cluster '')" "$(header "$file" seconds 120)" "$name"
+	done | awk -F '\t' '{ seconds[$1] += $2; names[$1] = names[$1] " " $3 }
+		END { for (wanted in names) print seconds[wanted] "\t" names[wanted] }' | sort -rn | cut -f 2
 }
 
-# run_clusters NAME...: tests that use no cluster of tests/run's, which wait little,
-# beside those that do, which wait much
+# next_cluster: takes the first line of those that are left
+next_cluster()
+{
+	(flock 9 && head -n 1 "$work/clusters" && sed -i 1d "$work/clusters") 9>"$work/clusters.lock"
+}
+
+# cluster_lane NUMBER NAME...: these tests, and then those of one cluster after the other
+cluster_lane()
+{
+	local name names=("${@:2}")
+	trap 'end_child; stop_cluster' EXIT
+	trap 'exit 143' TERM
+	cluster=$cluster-$1
+	while [ ${#names[@]} -gt 0 ]; do
+		for name in "${names[@]}"; do cluster_alone "$name"; done
+		stop_cluster
+		read -r -a names < <(next_cluster)
+	done
+}
+
+# run_clusters NAME...: most tests wait more than they compute, but those that use no cluster of
+# tests/run's, which build packages. So these have a lane, beside two of others.
 run_clusters()
 {
-	local name with=() without=()
+	local name first=() with=() without=() i
 	for name; do
 		if [ "$(header "$source/tests/cluster/$name.sh" nodes 2)" = 0 ]; then without+=("$name"); else with+=("$name"); fi
 	done
-	if ! can_cluster || ! build_tree unit || ! install_tree; then with=("$@") without=(); fi
-	(
-		trap end_child EXIT
-		trap 'exit 143' TERM
-		cluster=$cluster-none
-		one_after_the_other "${without[@]}"
-	) &
-	beside_clusters=$!
-	one_after_the_other "${with[@]}"
-	wait "$beside_clusters"
-	beside_clusters=''
+	by_cluster "${with[@]}" >"$work/clusters"
+	if ! can_cluster || ! build_tree unit || ! install_tree; then
+		for name; do cluster_alone "$name"; done
+		return
+	fi
+	for i in 1 2 3; do
+		if [ "$i" = 1 ]; then first=("${without[@]}"); else read -r -a first < <(next_cluster); fi
+		(cluster_lane "$i" "${first[@]}") &
+		cluster_lanes+=($!)
+	done
+	wait "${cluster_lanes[@]}"
+	cluster_lanes=()
 }
