@@ -62,6 +62,7 @@ typedef struct test_part {
 	ddp_options options;
 	void (*all)(ddp_context *context);
 	void (*odd)(ddp_context *context); /* ODD, behind that */
+	void (*expect)(const struct way *way); /* of the outcomes */
 } test_part;
 
 /* Less, and a rank that a busy machine keeps waiting would not have come either. */
@@ -164,7 +165,7 @@ static int spawn(const struct run *run)
 {
 	ddp_spawn_result spawned;
 
-	assert_int_equal(ddp_spawn(RANKS, &spawned), DDP_OK);
+	CHECK_OK(ddp_spawn(RANKS, &spawned));
 	if (!spawned.is_rank)
 		return spawned.exit_code == (ends_by_itself() ? 0 : 128 + SIGKILL) ? 0 : spawned.exit_code + 1000;
 	/* ODD's end would have the others ended. */
@@ -173,17 +174,28 @@ static int spawn(const struct run *run)
 	exit(play(run->part));
 }
 
-static void run(const struct way *way, const test_part *part)
+/* A process for each way has ranks and outcomes of its own. */
+static int run_way(int w, void *argument)
 {
-	struct run r = { way, part };
+	const struct way *way = &ways[w];
+	struct run r = { way, argument };
 	const test_ranks by_tcp = { .count = RANKS, .body = be_rank_by_tcp, .argument = &r, .expect_deaths = true };
 
-	memset(shared, 0, sizeof(*shared));
+	shared = test_share(sizeof(*shared));
 	shared->nodes = way->node_of != NULL ? 2 : 1;
 	const int code = way->by_tcp ? test_ranks_run(&by_tcp) : spawn(&r);
 	if (code != 0)
 		print_error("%s: %d\n", way->name, code);
-	assert_int_equal(code, 0);
+	CHECK(code == 0);
+	r.part->expect(way);
+	test_unshare(shared, sizeof(*shared));
+	return 0;
+}
+
+/* All at a time, since ranks wait for each other's timeouts most of the time. */
+static void run_ways(int count, test_part *part)
+{
+	assert_int_equal(test_ranks_run(&(test_ranks){ .count = count, .body = run_way, .argument = part }), 0);
 }
 
 static bool is_told(const outcome *o, ddp_status status, const char *words)
@@ -204,8 +216,10 @@ static void others_are_told(const struct way *way, ddp_status status, const char
 	for (int r = 0; r < RANKS; r++) {
 		if (r == ODD)
 			continue;
-		if (!is_told(&shared->of[r], status, words) || shared->of[r].seconds > seconds)
-			fail_msg("%s: rank %d after %.1f s", way->name, r, shared->of[r].seconds);
+		const bool told = is_told(&shared->of[r], status, words) && shared->of[r].seconds <= seconds;
+		if (!told)
+			fprintf(stderr, "# %s: rank %d after %.1f s\n", way->name, r, shared->of[r].seconds);
+		CHECK(told);
 	}
 }
 
@@ -218,15 +232,18 @@ static void stop(ddp_context *context)
 	raise(SIGSTOP);
 }
 
+static void its_timeout_is_told(const struct way *way)
+{
+	others_are_told(way, DDP_ERR_TIMEOUT, "ddp_finalize()", longest_seconds());
+}
+
 static void stopped_rank_is_named(void **state)
 {
-	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = timeout_ms }, .odd = stop };
+	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = timeout_ms }, .odd = stop,
+	                   .expect = its_timeout_is_told };
 
 	(void)state;
-	for (int w = 0; w < WAYS; w++) {
-		run(&ways[w], &part);
-		others_are_told(&ways[w], DDP_ERR_TIMEOUT, "ddp_finalize()", longest_seconds());
-	}
+	run_ways(WAYS, &part);
 }
 
 static void leave(ddp_context *context)
@@ -235,15 +252,18 @@ static void leave(ddp_context *context)
 	_exit(0);
 }
 
+static void its_end_is_told(const struct way *way)
+{
+	others_are_told(way, DDP_ERR_PEER, "", 20);
+}
+
 static void rank_that_has_ended_is_named(void **state)
 {
-	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .odd = leave };
+	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .odd = leave,
+	                   .expect = its_end_is_told };
 
 	(void)state;
-	for (int w = 0; w < WAYS; w++) {
-		run(&ways[w], &part);
-		others_are_told(&ways[w], DDP_ERR_PEER, "", 20);
-	}
+	run_ways(WAYS, &part);
 }
 
 static void come_late(ddp_context *context)
@@ -252,18 +272,21 @@ static void come_late(ddp_context *context)
 	usleep(300000);
 }
 
+static void all_have_waited(const struct way *way)
+{
+	others_are_told(way, DDP_OK, "", 20);
+	CHECK(shared->of[ODD].status == DDP_OK);
+	for (int r = 0; r < RANKS; r++)
+		CHECK(r == ODD || shared->of[r].seconds > 0.2);
+}
+
 static void late_rank_is_waited_for(void **state)
 {
-	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .odd = come_late };
+	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .odd = come_late,
+	                   .expect = all_have_waited };
 
 	(void)state;
-	for (int w = 0; w < WAYS; w++) {
-		run(&ways[w], &part);
-		others_are_told(&ways[w], DDP_OK, "", 20);
-		assert_int_equal(shared->of[ODD].status, DDP_OK);
-		for (int r = 0; r < RANKS; r++)
-			assert_true(r == ODD || shared->of[r].seconds > 0.2);
-	}
+	run_ways(WAYS, &part);
 }
 
 /* ---- errors before it ------------------------------------------------------------------------ */
@@ -276,16 +299,20 @@ static void abort_world_and_see(ddp_context *context)
 		continue;
 }
 
+static void no_error_is_told(const struct way *way)
+{
+	(void)way;
+	for (int r = 0; r < RANKS; r++)
+		CHECK(shared->of[r].status == DDP_OK);
+}
+
 static void error_that_was_returned_is_not_returned_again(void **state)
 {
-	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .all = abort_world_and_see };
+	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .all = abort_world_and_see,
+	                   .expect = no_error_is_told };
 
 	(void)state;
-	for (int w = 0; w < WAYS; w++) {
-		run(&ways[w], &part);
-		for (int r = 0; r < RANKS; r++)
-			assert_int_equal(shared->of[r].status, DDP_OK);
-	}
+	run_ways(WAYS, &part);
 }
 
 /* It goes on alone, past the moment in which the others hear of it. */
@@ -294,16 +321,19 @@ static void abort_alone(ddp_context *context)
 	CHECK_OK(ddp_comm_abort(ddp_world(context), "the test wants it"));
 }
 
+static void abort_is_told(const struct way *way)
+{
+	others_are_told(way, DDP_ERR_ABORTED, "the test wants it", 20);
+	CHECK(shared->of[ODD].status == DDP_OK);
+}
+
 static void failure_that_no_call_has_returned_is_returned(void **state)
 {
-	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .odd = abort_alone };
+	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .odd = abort_alone,
+	                   .expect = abort_is_told };
 
 	(void)state;
-	for (int w = 0; w < WAYS; w++) {
-		run(&ways[w], &part);
-		others_are_told(&ways[w], DDP_ERR_ABORTED, "the test wants it", 20);
-		assert_int_equal(shared->of[ODD].status, DDP_OK);
-	}
+	run_ways(WAYS, &part);
 }
 
 /* ---- a rank that finalizes too early ---------------------------------------------------------- */
@@ -316,15 +346,19 @@ static void go_on(ddp_context *context)
 		CHECK(strstr(ddp_last_error(), "issued ddp_finalize()") != NULL);
 }
 
+static void odd_is_told_of_itself(const struct way *way)
+{
+	(void)way;
+	CHECK(is_told(&shared->of[ODD], DDP_ERR_PEER, "issued ddp_finalize()"));
+}
+
 static void rank_that_finalizes_early_is_named(void **state)
 {
-	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .all = go_on };
+	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .all = go_on,
+	                   .expect = odd_is_told_of_itself };
 
 	(void)state;
-	for (int w = 0; w < WAYS; w++) {
-		run(&ways[w], &part);
-		assert_true(is_told(&shared->of[ODD], DDP_ERR_PEER, "issued ddp_finalize()"));
-	}
+	run_ways(WAYS, &part);
 }
 
 /* On a node, a message that will never come is no matter of the timeout. */
@@ -338,13 +372,19 @@ static void receive(ddp_context *context)
 	CHECK(strstr(ddp_last_error(), "has closed its communicator") != NULL);
 }
 
+static void odd_has_closed(const struct way *way)
+{
+	(void)way;
+	CHECK(is_told(&shared->of[ODD], DDP_ERR_PEER, "has closed its communicator"));
+}
+
 static void message_of_a_rank_that_finalizes_is_not_waited_for(void **state)
 {
-	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .all = receive };
+	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .all = receive,
+	                   .expect = odd_has_closed };
 
 	(void)state;
-	run(&ways[0], &part);
-	assert_true(is_told(&shared->of[ODD], DDP_ERR_PEER, "has closed its communicator"));
+	run_ways(1, &part);
 }
 
 /* ---- what else is open -------------------------------------------------------------------------- */
@@ -369,14 +409,11 @@ static void sum_on_device(ddp_context *context)
 
 static void stopped_rank_is_named_where_nccl_is_open(void **state)
 {
-	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = timeout_ms, .device = "test" },
-	                         .all = sum_on_device, .odd = stop };
+	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = timeout_ms, .device = "test" },
+	                   .all = sum_on_device, .odd = stop, .expect = its_timeout_is_told };
 
 	(void)state;
-	for (int w = 0; w < WAYS; w++) {
-		run(&ways[w], &part);
-		others_are_told(&ways[w], DDP_ERR_TIMEOUT, "ddp_finalize()", longest_seconds());
-	}
+	run_ways(WAYS, &part);
 }
 
 /* New parameters are on their way when the model is freed, which returns nothing. */
@@ -398,30 +435,24 @@ static void free_with_parameters_on_their_way(ddp_context *context)
 	ddp_model_free(model);
 }
 
+static void gather_is_told(const struct way *way)
+{
+	others_are_told(way, DDP_ERR_TIMEOUT, "all_gather", longest_seconds());
+}
+
 static void error_of_a_model_that_is_freed_is_returned(void **state)
 {
-	const test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = timeout_ms },
-	                         .all = free_with_parameters_on_their_way };
+	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = timeout_ms },
+	                   .all = free_with_parameters_on_their_way, .expect = gather_is_told };
 
 	(void)state;
-	for (int w = 0; w < WAYS; w++) {
-		run(&ways[w], &part);
-		others_are_told(&ways[w], DDP_ERR_TIMEOUT, "all_gather", longest_seconds());
-	}
+	run_ways(WAYS, &part);
 }
 
-static int open_shared(void **state)
+static int choose_timeout(void **state)
 {
 	(void)state;
-	shared = test_share(sizeof(*shared));
 	timeout_ms = IDLE_TIMEOUT_MS * test_slowness();
-	return 0;
-}
-
-static int close_shared(void **state)
-{
-	(void)state;
-	test_unshare(shared, sizeof(*shared));
 	return 0;
 }
 
@@ -438,5 +469,5 @@ int main(void)
 		cmocka_unit_test(stopped_rank_is_named_where_nccl_is_open),
 		cmocka_unit_test(error_of_a_model_that_is_freed_is_returned),
 	};
-	return cmocka_run_group_tests(tests, open_shared, close_shared);
+	return cmocka_run_group_tests(tests, choose_timeout, NULL);
 }

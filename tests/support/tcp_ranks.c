@@ -132,8 +132,9 @@ static ddp_status be_rank(const struct rank *rank)
 
 static void join(int r, struct outcome *outcome)
 {
-	uint64_t start_ns = ddp_now_ns();
-
+	while (ranks[r].awaits != NULL && !atomic_load(ranks[r].awaits))
+		sleep_ms(1);
+	const uint64_t start_ns = ddp_now_ns();
 	outcome->status = be_rank(&ranks[r]);
 	outcome->about = ddp_error_rank();
 	outcome->seconds = ddp_seconds_since(start_ns);

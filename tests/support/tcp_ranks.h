@@ -5,6 +5,8 @@
 #ifndef TESTS_TCP_RANKS_H
 #define TESTS_TCP_RANKS_H
 
+#include <stdatomic.h>
+
 #include "tests/support/ranks.h"
 #include "wireup/auth.h"
 #include "wireup/wireup.h"
@@ -23,6 +25,7 @@ struct rank {
 	ddp_key key;
 	int timeout_ms;
 	int delay_ms;
+	atomic_bool *awaits;   /* it comes once this is true, from when on its time counts; NULL: at once */
 	bool absent;
 	bool idles;            /* after it has joined */
 	int dies_us;           /* after so many microseconds; 0: never */
