@@ -37,7 +37,7 @@ static pid_t pid_of(const ddp_comm *comm, int rank)
 
 /* ---- memory after an error -------------------------------------------------------- */
 
-enum { LARGE = 96 << 20 };
+enum { LARGE = 32 << 20 /* many times what sockets hold */ };
 
 static unsigned char *map_large(void)
 {

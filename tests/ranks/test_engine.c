@@ -23,6 +23,7 @@
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/scenario_model.h"
 
 ddp_status __real_ddp_bucket_plan_make(const ddp_layout *layout, int64_t first_size, int64_t size,
@@ -253,7 +254,7 @@ static int every_way(ddp_comm *comm, void *argument)
 static void random_models_train_like_a_plain_loop(void **state)
 {
 	const char *text = getenv("DDP_TEST_CASES");
-	const unsigned int cases = text != NULL ? (unsigned)atoi(text) : 10;
+	const unsigned int cases = text != NULL ? (unsigned)atoi(text) : THREAD_SANITIZER ? 4 : 10; /* as in test_comm_random */
 	const unsigned int base = text != NULL ? (unsigned)getpid() * 1000 : 0;
 
 	(void)state;

@@ -68,8 +68,10 @@ build_of()
 # test_comm_travel, whose algorithms test_comm_random runs in the same threads, nor in
 # test_example_paths.sh, test_train.sh, test_no_gpu.sh, test_parallel.sh, test_vision.sh and trace_gpt.py, whose threads, those that read among them, are libddp's as in
 # test_gpt.sh, nor in
-# test_replan and test_training_groups, whose steps test_engine and test_training take in the same threads.
-unwatched_tests=(test_comm_openings test_finalize test_comm_travel test_agreement test_bucket test_comm_blocks test_comm_combine test_comm_kernels
+# test_replan and test_training_groups, whose steps test_engine and test_training take in the same threads, nor in
+# test_checkpoint_load, test_comm_in_place and test_nccl_reductions: test_checkpoint loads, test_comm_random runs in
+# place, and test_comm_nccl reduces in the same threads.
+unwatched_tests=(test_comm_openings test_finalize test_comm_travel test_checkpoint_load test_comm_in_place test_nccl_reductions test_agreement test_bucket test_comm_blocks test_comm_combine test_comm_kernels
 	test_comm_nics test_comm_plan test_convolution_onednn test_device_cuda test_example_paths.sh test_gpt_model test_images test_job
 	test_kernel_bf16 test_kernel_cuda test_kernel_graph_cuda test_kernel_images test_kernel_images_cuda test_kernel_layers test_kernel_optim
 	test_kernel_product test_kernel_queue test_links test_model_graph_cuda test_model_refusals test_net_model test_no_gpu.sh test_nodes test_null test_optim test_optimizers_cuda test_replan
