@@ -3,7 +3,7 @@
 # real clusters.
 EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh tests/support/checks.sh tests/support/check-ucx \
 	tests/support/clusters.sh tests/support/example.sh tests/support/nothing.sh tests/support/results.sh tests/support/slowness.sh \
-	tests/support/check-gpu tests/support/check-waits
+	tests/support/check-gpu tests/support/check-waits tests/support/coverage tests/support/coverage.py tests/support/tidy
 # A folder brings what was built in it, too.
 dist-hook:
 	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT) \
@@ -60,6 +60,20 @@ check-scale: all tests/cluster/scale_probe
 check-storm: all
 	STORM_REPORT=$(abs_builddir)/storm.report $(top_srcdir)/tests/run --no-install --build . cluster/storm
 	@cat storm.report
+# clang-tidy on what users run; NAMES='spank libruntime/comm/net' chooses.
+CLANG_TIDY = clang-tidy
+if HAVE_CUDA
+tidy_without =
+else
+tidy_without = device/cuda/
+endif
+tidy:
+	@WITHOUT='$(tidy_without)' $(top_srcdir)/tests/support/tidy '$(CLANG_TIDY)' "$$(nproc)" $(top_srcdir) -std=gnu11 $(DEFS) \
+		$(DEFAULT_INCLUDES) $(AM_CPPFLAGS) $(CPPFLAGS) -I$(top_srcdir)/examples $(PMIX_CFLAGS) $(UCX_CFLAGS) \
+		$(CRYPTO_CFLAGS) $(JANSSON_CFLAGS) $(BLAS_CFLAGS) $(SLURM_CFLAGS) $(CUDA_CFLAGS)
+# Which lines the tests of one process and of ranks run, by folders; NAMES='test_job test_engine' chooses tests.
+coverage:
+	@$(top_srcdir)/tests/support/coverage $(top_srcdir) "$$(nproc)" $(MAKE)
 # The tests of the communicator and of NCCL's network on a current UCX, which pip downloads:
 # UCX_WHEEL='NAME==VERSION'. It has CUDA's transports.
 check-ucx:
@@ -101,9 +115,9 @@ gpu-kit:
 	@$(MAKE) --no-print-directory $(gpu_builds)
 	@$(top_srcdir)/tests/gpu/kit.sh gpu-kit $(gpu_tests)
 mostlyclean-local:
-	rm -rf ucx-current gpu-kit gpu-results gpu-results.tar.gz scale.report storm.report
+	rm -rf coverage ucx-current gpu-kit gpu-results gpu-results.tar.gz scale.report storm.report
 .PHONY: print-prefix print-examples check-comm check-engine check-gpu check-scale check-storm check-torch \
-	check-ucx check-waits gpu-kit
+	check-ucx check-waits coverage gpu-kit tidy
 
 include $(top_srcdir)/tests/bench/files.mk
 
