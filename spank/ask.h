@@ -8,7 +8,7 @@
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 
-#include "spank/error.h"
+#include "spank/base/error.h"
 #include "spank/identity/nodelist.h"
 #include "spank/options.h"
 

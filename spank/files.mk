@@ -2,49 +2,54 @@
 # knows no Slurm.
 noinst_LTLIBRARIES += spank/libspankcore.la
 spank_libspankcore_la_SOURCES = \
+	spank/base/contained.c spank/base/contained.h \
+	spank/base/error.c spank/base/error.h \
+	spank/base/pause.c spank/base/pause.h \
+	spank/base/sink.c spank/base/sink.h \
+	spank/base/siphash.c spank/base/siphash.h \
+	spank/base/worker.c spank/base/worker.h \
+	spank/options.c spank/options.h \
+	spank/site.c spank/site.h \
+	spank/request.c spank/request.h \
 	spank/identity/address.c spank/identity/address.h \
+	spank/identity/gpu.c spank/identity/gpu.h \
+	spank/identity/identity.c spank/identity/identity.h \
+	spank/identity/master.c spank/identity/master.h \
+	spank/identity/nodelist.c spank/identity/nodelist.h \
+	spank/identity/port.c spank/identity/port.h \
 	spank/launch/check.c spank/launch/check.h \
 	spank/launch/container.c spank/launch/container.h \
 	spank/launch/daemon.c spank/launch/daemon.h \
 	spank/launch/names.c spank/launch/names.h \
+	spank/launch/prepare.c spank/launch/prepare.h \
+	spank/launch/srun_options.c spank/launch/srun_options.h \
 	spank/launch/table.c spank/launch/table.h \
 	spank/launch/variables.c spank/launch/variables.h \
-	spank/error.c spank/error.h \
-	spank/identity/gpu.c spank/identity/gpu.h \
-	spank/identity/identity.c spank/identity/identity.h \
-	spank/launch/prepare.c spank/launch/prepare.h \
-	spank/identity/master.c spank/identity/master.h \
-	spank/identity/nodelist.c spank/identity/nodelist.h \
-	spank/options.c spank/options.h \
-	spank/identity/port.c spank/identity/port.h \
-	spank/failure/srun_options.c spank/failure/srun_options.h \
 	spank/failure/blame.c spank/failure/blame.h \
-	spank/failure/blame_node.c spank/failure/blame_node.h \
-	spank/failure/controller.c spank/failure/controller.h \
 	spank/failure/doing.c spank/failure/doing.h \
-	spank/failure/ends.c spank/failure/ends.h \
-	spank/failure/judge.c spank/failure/judge.h spank/failure/timeline.h \
-	spank/failure/memory.c spank/failure/memory.h \
-	spank/failure/node.c spank/failure/node.h \
-	spank/failure/step.c spank/failure/step.h \
-	spank/failure/stall.c spank/failure/stall.h \
+	spank/failure/judge.c spank/failure/judge.h \
+	spank/failure/relay.c spank/failure/relay.h \
 	spank/failure/stall_note.c spank/failure/stall_note.h \
-	spank/failure/stall_step.c spank/failure/stall_step.h \
-	spank/failure/stall_watch.c spank/failure/stall_watch.h \
-	spank/failure/voice.c spank/failure/voice.h \
-	spank/failure/witness.c spank/failure/witness.h \
-	spank/contained.c spank/contained.h \
-	spank/pause.c spank/pause.h spank/worker.c spank/worker.h \
-	spank/failure/heard.c spank/failure/heard.h \
-	spank/failure/journal.c spank/failure/journal.h \
-	spank/failure/presence.c spank/failure/presence.h \
-	spank/failure/launched.c spank/failure/launched.h \
-	spank/failure/relay.c spank/failure/relay.h spank/failure/relay_node.c spank/failure/relay_srun.c \
-	spank/failure/report.c spank/failure/report.h \
-	spank/site.c spank/site.h \
-	spank/sink.c spank/sink.h \
-	spank/siphash.c spank/siphash.h \
-	spank/failure/supervise.c spank/failure/supervise.h
+	spank/failure/timeline.h \
+	spank/failure/node/blame_node.c spank/failure/node/blame_node.h \
+	spank/failure/node/ends.c spank/failure/node/ends.h \
+	spank/failure/node/journal.c spank/failure/node/journal.h \
+	spank/failure/node/memory.c spank/failure/node/memory.h \
+	spank/failure/node/node.c spank/failure/node/node.h \
+	spank/failure/node/relay_node.c spank/failure/node/relay_node.h \
+	spank/failure/node/report.c spank/failure/node/report.h \
+	spank/failure/node/stall.c spank/failure/node/stall.h \
+	spank/failure/node/stall_watch.c spank/failure/node/stall_watch.h \
+	spank/failure/node/supervise.c spank/failure/node/supervise.h \
+	spank/failure/node/witness.c spank/failure/node/witness.h \
+	spank/failure/srun/controller.c spank/failure/srun/controller.h \
+	spank/failure/srun/heard.c spank/failure/srun/heard.h \
+	spank/failure/srun/launched.c spank/failure/srun/launched.h \
+	spank/failure/srun/presence.c spank/failure/srun/presence.h \
+	spank/failure/srun/relay_srun.c spank/failure/srun/relay_srun.h \
+	spank/failure/srun/stall_step.c spank/failure/srun/stall_step.h \
+	spank/failure/srun/step.c spank/failure/srun/step.h \
+	spank/failure/srun/voice.c spank/failure/srun/voice.h
 
 # ddp-status: what the ranks of a running job do. It calls Slurm's commands.
 bin_PROGRAMS += spank/status/ddp-status
@@ -61,10 +66,10 @@ spank_status_ddp_status_LDADD = spank/status/libstatus.la
 
 if HAVE_SLURM
 spank_LTLIBRARIES = spank/spank_ddp.la
-spank_spank_ddp_la_SOURCES = spank/plugin.c spank/plugin.h \
+spank_spank_ddp_la_SOURCES = spank/plugin.c \
 	spank/ask.c spank/ask.h spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h \
 	spank/task.c spank/task.h \
-	spank/failure/kill.c spank/failure/kill.h
+	spank/kill.c spank/kill.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)
 # libc only: Slurm looks symbols up in a plugin's libraries, too.
 spank_spank_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \

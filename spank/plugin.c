@@ -8,8 +8,6 @@
  * would drain the node, and nothing that is said there reaches the user. What
  * is wrong is kept and said in task_init.
  */
-#include "spank/plugin.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,26 +21,17 @@ SPANK_PLUGIN(spank_ddp, 1)
 #pragma GCC visibility pop
 
 #include "spank/ask.h"
-#include "spank/contained.h"
-#include "spank/failure/supervise.h"
+#include "spank/base/contained.h"
+#include "spank/failure/node/supervise.h"
 #include "spank/launch/prepare.h"
 #include "spank/launch/table.h"
+#include "spank/request.h"
 #include "spank/srun.h"
 #include "spank/stepd.h"
 #include "spank/task.h"
 
-static struct plugin plugin;
-static struct stepd stepd = { .plugin = &plugin, .node = { .supervise = { .progress_fd = -1 } } };
-
-enum { LIST_MAX = 4096 };
-
-/* Slurm hands one list of --ddp, the last, to all components of a heterogeneous job or step. */
-static struct {
-	bool given;           /* to the component whose options are being read */
-	char list[LIST_MAX];  /* the last one, "" for --ddp alone */
-	bool any;             /* a component before had one: */
-	char first[LIST_MAX];
-} components;
+static struct request request;
+static struct stepd stepd = { .request = &request, .node = { .supervise = { .progress_fd = -1 } } };
 
 static int lines_of_plugstack;
 
@@ -91,9 +80,9 @@ static int look_at_line(spank_t spank, int ac, char *argv[])
 static void say_line_error(spank_context_t context)
 {
 	if (context == S_CTX_REMOTE)
-		slurm_error("ddp: %s", plugin.error.text);
+		slurm_error("ddp: %s", request.error.text);
 	else
-		slurm_debug("ddp: %s", plugin.error.text);
+		slurm_debug("ddp: %s", request.error.text);
 }
 
 int slurm_spank_init(spank_t spank, int ac, char *argv[])
@@ -109,13 +98,13 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 		contained_note_slurmstepd();
 	/* Both lines would have one state, and the second one's callbacks find what the first's left. */
 	if (++lines_of_plugstack > 1) {
-		error_set(&plugin.error, "plugstack.conf names spank_ddp.so %d times, by itself or by files that "
+		error_set(&request.error, "plugstack.conf names spank_ddp.so %d times, by itself or by files that "
 		          "it includes: the administrator should leave one line", lines_of_plugstack);
 		return 0;
 	}
-	if (!site_parse(&plugin.site, ac, argv, &plugin.error) || !check_version(spank, &plugin.error))
+	if (!site_parse(&request.site, ac, argv, &request.error) || !check_version(spank, &request.error))
 		say_line_error(context);
-	plugin.settings = plugin.site.defaults;
+	request.settings = request.site.defaults;
 	stepd.affinity = ask_affinity();
 	/* This early, so that it runs late. */
 	if (context == S_CTX_LOCAL && on_exit(srun_leave_with_first_code, NULL) != 0)
@@ -129,58 +118,20 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 	return 0;
 }
 
-static void note_list(const char *list)
-{
-	components.given = true;
-	if (list == NULL || strcmp(list, "(null)") == 0)
-		list = "";
-	snprintf(components.list, sizeof(components.list), "%s", list);
-}
-
-/* Called behind the options of each component; one without --ddp has the others' list. */
-static bool components_agree(struct error *error)
-{
-	if (!components.given)
-		return true;
-	components.given = false;
-	if (!components.any)
-		memcpy(components.first, components.list, sizeof(components.first));
-	components.any = true;
-	return strcmp(components.first, components.list) == 0 ||
-	       error_set(error, "Slurm gives all components of a heterogeneous job or step one list, but "
-	                 "one has --ddp='%.80s' and another one has --ddp='%.80s': give each the same",
-	                 components.first, components.list);
-}
-
-/* May run twice: for what sbatch handed on, then for srun's own; the last one
-   counts, and each starts from the site's defaults. */
+/* May run twice: for what sbatch handed on, then for srun's own. */
 static int take_option(int value, const char *argument, int remote)
 {
 	struct error error = { "" };
 
 	(void)value;
-	note_list(argument);
-	plugin.requested = true;
-	plugin.settings = plugin.site.defaults;
-	if (plugin.error.text[0] == '\0')
-		options_parse(&plugin.settings, argument, plugin.site.locked, &error);
-	else
-		error = plugin.error;
-	if (error.text[0] == '\0') {
-		plugin.requested = !plugin.settings.off;
+	if (request_take_list(&request, argument, &error))
 		return 0;
-	}
 	if (remote) {
-		plugin.error = error;
+		request.error = error;
 		return 0;
 	}
 	slurm_error("ddp: --ddp: %s", error.text);
 	return -1;
-}
-
-bool plugin_locks(const struct plugin *asked, const char *key)
-{
-	return (asked->site.locked >> option_find(key, strlen(key)) & 1) != 0;
 }
 
 /* ---- srun, sbatch, salloc ------------------------------------------------------- */
@@ -203,13 +154,13 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
 	(void)argv;
 	if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR)
 		return 0;
-	if (!components_agree(&error))
+	if (!request_components_agree(&request, &error))
 		return refuse(&error);
 	launch_list_stale(stale, sizeof(stale));
 	launch_leave_step();
 	if (context == S_CTX_LOCAL && srun_is_salloc_shell())
-		plugin.requested = false;
-	if (context != S_CTX_LOCAL || !plugin.requested || srun_begin(&plugin, stale, &error))
+		request.wanted = false;
+	if (context != S_CTX_LOCAL || !request.wanted || srun_begin(&request, stale, &error))
 		return 0;
 	return refuse(&error);
 }
@@ -223,16 +174,16 @@ int slurm_spank_local_user_init(spank_t spank, int ac, char *argv[])
 
 	(void)ac;
 	(void)argv;
-	if (!plugin.requested || spank_get_item(spank, S_JOB_ID, &job_id) != ESPANK_SUCCESS ||
+	if (!request.wanted || spank_get_item(spank, S_JOB_ID, &job_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_STEPID, &step_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_TOTAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_NNODES, &nodes) != ESPANK_SUCCESS)
 		return 0;
 	if (spank_get_item(spank, S_JOB_ARGV, &count, &words) != ESPANK_SUCCESS)
 		count = 0;
-	if (!srun_take_words(&plugin, count, words, tasks, &error))
+	if (!srun_take_words(&request, count, words, tasks, &error))
 		return refuse(&error);
-	if (srun_take_step(&plugin, job_id, step_id, tasks, nodes))
+	if (srun_take_step(&request, job_id, step_id, tasks, nodes))
 		return 0;
 	slurm_error("ddp: cannot set DDP_REQUESTED: %s", strerror(errno));
 	return -1;

@@ -13,16 +13,17 @@
 #include <slurm/spank.h>
 
 #include "spank/ask.h"
-#include "spank/failure/srun_options.h"
-#include "spank/failure/kill.h"
-#include "spank/failure/launched.h"
-#include "spank/failure/presence.h"
 #include "spank/failure/relay.h"
-#include "spank/failure/step.h"
+#include "spank/failure/srun/launched.h"
+#include "spank/failure/srun/presence.h"
+#include "spank/failure/srun/relay_srun.h"
+#include "spank/failure/srun/step.h"
 #include "spank/failure/timeline.h"
+#include "spank/kill.h"
 #include "spank/launch/container.h"
 #include "spank/launch/daemon.h"
 #include "spank/launch/prepare.h"
+#include "spank/launch/srun_options.h"
 #include "spank/launch/table.h"
 
 enum {
@@ -94,7 +95,7 @@ static void give_way(uint32_t nodes)
 }
 
 /* Where Slurm's own srun would listen: SrunPortRange; without one, anywhere. */
-static void listen_for_nodes(const struct plugin *plugin)
+static void listen_for_nodes(const struct request *request)
 {
 	static const struct relay_actions actions = { .say = ask_to_say, .end_step = end_step,
 		                                      .slurm_ends_it = slurm_ends_it,
@@ -102,13 +103,13 @@ static void listen_for_nodes(const struct plugin *plugin)
 		                                      .lost_node = lost_node };
 	const struct step_policy policy = { .hold_ms = HOLD_MS, .timeout_hold_ms = TIMEOUT_HOLD_MS,
 		                            .doubt_ms = ask_kill_wait_ms() + DOUBT_MS,
-		                            .grace_ms = ask_grace_ms(&plugin->settings),
-		                            .stop_ms = ask_grace_ms(&plugin->settings),
-		                            .slurm_may_grant_more = plugin->settings.grace_seconds == GRACE_OF_SLURM,
-		                            .kill_on_failure = plugin->settings.kill_on_failure,
+		                            .grace_ms = ask_grace_ms(&request->settings),
+		                            .stop_ms = ask_grace_ms(&request->settings),
+		                            .slurm_may_grant_more = request->settings.grace_seconds == GRACE_OF_SLURM,
+		                            .kill_on_failure = request->settings.kill_on_failure,
 		                            .outlives_nodes = srun.outlives_nodes,
-		                            .stall_seconds = plugin->settings.stall_seconds,
-		                            .kill_on_stall = plugin->settings.kill_on_stall };
+		                            .stall_seconds = request->settings.stall_seconds,
+		                            .kill_on_stall = request->settings.kill_on_stall };
 	const slurm_conf_t *conf = ask_configuration();
 	const uint16_t *ports = conf != NULL ? conf->srun_port_range : NULL;
 	struct error error;
@@ -147,12 +148,12 @@ static void tell_nodes(const char *variable, const char *value)
 
 /* srun's -K is the user's word on the same matter as on-failure=: it counts more than the
    site's default, and less than on-failure= and the site's lock. */
-static void take_kill_on_bad_exit(struct plugin *plugin, enum srun_say kill)
+static void take_kill_on_bad_exit(struct request *request, enum srun_say kill)
 {
-	if (kill == SRUN_SILENT || plugin_locks(plugin, "on-failure") ||
-	    option_given(&plugin->settings, "on-failure"))
+	if (kill == SRUN_SILENT || request_locks(request, "on-failure") ||
+	    option_given(&request->settings, "on-failure"))
 		return;
-	plugin->settings.kill_on_failure = kill == SRUN_YES;
+	request->settings.kill_on_failure = kill == SRUN_YES;
 	tell_nodes("SLURM_DDP_ON_FAILURE", kill == SRUN_YES ? "kill" : "continue");
 }
 
@@ -161,15 +162,15 @@ static void take_kill_on_bad_exit(struct plugin *plugin, enum srun_say kill)
  * that stop: KillOnBadExit and -K have it send SIGTERM as soon as a task has ended
  * badly, and WaitTime has it end what runs so long after the first task's end.
  */
-static void override_slurm(const struct plugin *plugin, enum srun_say kill, long wait_seconds)
+static void override_slurm(const struct request *request, enum srun_say kill, long wait_seconds)
 {
 	const slurm_conf_t *conf = ask_configuration();
 	bool kills = kill == SRUN_YES || (kill == SRUN_SILENT && conf != NULL && conf->kill_on_bad_exit != 0);
 	uint32_t site_wait = wait_seconds < 0 && conf != NULL ? conf->wait_time : 0;
 	const struct srun_ends ends = {
-		.kill_on_failure = plugin->settings.kill_on_failure,
-		.grace_given = plugin->settings.grace_seconds != GRACE_OF_SLURM,
-		.grace_seconds = ask_grace_ms(&plugin->settings) / 1000,
+		.kill_on_failure = request->settings.kill_on_failure,
+		.grace_given = request->settings.grace_seconds != GRACE_OF_SLURM,
+		.grace_seconds = ask_grace_ms(&request->settings) / 1000,
 		.wait_seconds = wait_seconds,
 		.site_wait = site_wait > 0 && !ask_to_set_option('W', "0") ? site_wait : 0,
 		.kills = kills && !ask_to_set_option('K', "0"),
@@ -182,7 +183,7 @@ static void override_slurm(const struct plugin *plugin, enum srun_say kill, long
 
 /* The words of a step's first component are those of the step: srun does not tell where
    another one's begin. */
-static void take_srun_options(struct plugin *plugin)
+static void take_srun_options(struct request *request)
 {
 	const struct srun_words given = command_line();
 	char *program[1];
@@ -199,10 +200,10 @@ static void take_srun_options(struct plugin *plugin)
 		if (srun_waits_for_children(&given) || getenv("SLURM_WAIT_FOR_CHILDREN") != NULL)
 			tell_nodes("SLURM_DDP_NO_WITNESS", "1");
 	}
-	take_kill_on_bad_exit(plugin, srun.kill);
+	take_kill_on_bad_exit(request, srun.kill);
 	/* The nodes leave an MPI launcher's daemons alone. */
 	if (!srun.starts_daemon)
-		override_slurm(plugin, srun.kill, srun.wait_seconds);
+		override_slurm(request, srun.kill, srun.wait_seconds);
 	srun.began = true;
 }
 
@@ -253,17 +254,17 @@ static const char *hostfile(void)
 	return strchr(nodes, '/') != NULL ? nodes : NULL;
 }
 
-bool srun_begin(struct plugin *plugin, const char *stale, struct error *error)
+bool srun_begin(struct request *request, const char *stale, struct error *error)
 {
 	struct error ignored;
 
-	if (plugin->settings.verbose && stale[0] != '\0')
+	if (request->settings.verbose && stale[0] != '\0')
 		slurm_spank_log("ddp: replaced in the tasks, as not of this step: %s", stale);
-	take_srun_options(plugin);
-	listen_for_nodes(plugin);
-	if (plugin->settings.check == CHECK_TABLE && !table_begin(&ignored))
+	take_srun_options(request);
+	listen_for_nodes(request);
+	if (request->settings.check == CHECK_TABLE && !table_begin(&ignored))
 		slurm_debug("ddp: %s", ignored.text);
-	return launch_prepare(&plugin->settings, hostfile(), error);
+	return launch_prepare(&request->settings, hostfile(), error);
 }
 
 /* Of a heterogeneous step, Slurm tells of one component, whichever starts first:
@@ -281,22 +282,22 @@ static uint32_t job_to_end(uint32_t job_id, uint32_t component_tasks)
 }
 
 /* An MPI launcher's daemons do not report. */
-static void expect_nodes(const struct plugin *plugin)
+static void expect_nodes(const struct request *request)
 {
-	const struct presence_policy policy = { .refuse = plugin->settings.refuse_absent,
+	const struct presence_policy policy = { .refuse = request->settings.refuse_absent,
 		                                .unsure = task_plugin_comes_before(),
-		                                .check = plugin->settings.check != CHECK_NO };
+		                                .check = request->settings.check != CHECK_NO };
 
 	if (!srun.starts_daemon)
 		relay_expect(&policy);
 }
 
-bool srun_take_words(const struct plugin *plugin, int count, char *words[], uint32_t tasks,
+bool srun_take_words(const struct request *request, int count, char *words[], uint32_t tasks,
                      struct error *error)
 {
 	const struct srun_words given = command_line();
 
-	if (plugin->settings.check == CHECK_NO || srun.starts_daemon)
+	if (request->settings.check == CHECK_NO || srun.starts_daemon)
 		return true;
 	/* Slurm shows the words of one component, whichever starts first. */
 	if (launched_tasks() > tasks)
@@ -312,13 +313,13 @@ bool srun_take_words(const struct plugin *plugin, int count, char *words[], uint
 	                 "without the plugin");
 }
 
-bool srun_take_step(const struct plugin *plugin, uint32_t job_id, uint32_t step_id, uint32_t tasks,
+bool srun_take_step(const struct request *request, uint32_t job_id, uint32_t step_id, uint32_t tasks,
                     uint32_t nodes)
 {
 	char text[32];
 
 	give_way(nodes);
-	expect_nodes(plugin);
+	expect_nodes(request);
 	if (!atomic_load(&srun.has_step)) {
 		srun.job_id = job_to_end(job_id, tasks);
 		srun.step_id = step_id;

@@ -5,25 +5,25 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/plugin.h"
+#include "spank/request.h"
 
 /* Once the options are known: whether this srun starts the shell of salloc, which has no ranks. */
 bool srun_is_salloc_shell(void);
 
 /* Once the options are known: listens for the nodes, and puts into the environment
    what the tasks' side needs. `stale`: what launch_list_stale() gave. */
-bool srun_begin(struct plugin *plugin, const char *stale, struct error *error);
+bool srun_begin(struct request *request, const char *stale, struct error *error);
 
 /* A step, or a component of a heterogeneous one, of so many tasks and nodes is about
    to start.
    Marks it, so that a program on a node without the plugin can tell; false, with
    errno, if that fails. */
-bool srun_take_step(const struct plugin *plugin, uint32_t job_id, uint32_t step_id, uint32_t tasks,
+bool srun_take_step(const struct request *request, uint32_t job_id, uint32_t step_id, uint32_t tasks,
                     uint32_t nodes);
 
 /* The words that srun is about to launch, in place, of a component of so many tasks. A dry
    run puts others there; false if it cannot. */
-bool srun_take_words(const struct plugin *plugin, int count, char *words[], uint32_t tasks,
+bool srun_take_words(const struct request *request, int count, char *words[], uint32_t tasks,
                      struct error *error);
 
 /* What is held of a failure is said. */

@@ -8,14 +8,14 @@
 #include <slurm/spank.h>
 
 #include "spank/ask.h"
-#include "spank/failure/journal.h"
-#include "spank/failure/ends.h"
-#include "spank/failure/step.h"
+#include "spank/base/pause.h"
+#include "spank/failure/node/ends.h"
+#include "spank/failure/node/journal.h"
+#include "spank/failure/node/relay_node.h"
 #include "spank/failure/timeline.h"
 #include "spank/identity/identity.h"
 #include "spank/launch/container.h"
 #include "spank/launch/daemon.h"
-#include "spank/pause.h"
 
 /* ---- before the tasks ------------------------------------------------------------ */
 
@@ -34,9 +34,9 @@ static void take_word_of_srun(struct stepd *stepd, char *const *environment)
 	const char *word = environment_get(environment, "SLURM_DDP_ON_FAILURE");
 
 	stepd->no_witness = environment_get(environment, "SLURM_DDP_NO_WITNESS") != NULL;
-	if (word != NULL && !plugin_locks(stepd->plugin, "on-failure") &&
-	    !option_given(&stepd->plugin->settings, "on-failure"))
-		stepd->plugin->settings.kill_on_failure = strcmp(word, "continue") != 0;
+	if (word != NULL && !request_locks(stepd->request, "on-failure") &&
+	    !option_given(&stepd->request->settings, "on-failure"))
+		stepd->request->settings.kill_on_failure = strcmp(word, "continue") != 0;
 }
 
 /*
@@ -66,14 +66,14 @@ static void note_master(struct node_address *master, char *const *environment)
 
 void stepd_begin(spank_t spank, struct stepd *stepd)
 {
-	struct plugin *plugin = stepd->plugin;
+	struct request *request = stepd->request;
 	uint32_t step_id, local_tasks;
 	uid_t owner = geteuid();
 	char **environment = NULL;
 	const char *threads;
 	struct error error;
 
-	if (!plugin->requested)
+	if (!request->wanted)
 		return;
 	stepd->daemon = starts_daemon(spank);
 	if (stepd->daemon)
@@ -82,7 +82,7 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 		environment = NULL;
 	/* Here, since a task is forked from a process with threads: the loader's lock. */
 	stepd->container_wins = container_plugin_comes_later();
-	if (plugin->settings.address == ADDRESS_IP && environment != NULL)
+	if (request->settings.address == ADDRESS_IP && environment != NULL)
 		note_master(&stepd->master, environment);
 	threads = environment_get(environment, "OMP_NUM_THREADS");
 	if (threads != NULL && strlen(threads) < sizeof(stepd->user_threads))
@@ -92,13 +92,13 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 		take_word_of_srun(stepd, environment);
 	}
 	stepd->node.say = ask_to_say;
-	stepd->node.launcher = plugin->settings.launcher;
-	stepd->node.kill_on_failure = plugin->settings.kill_on_failure;
+	stepd->node.launcher = request->settings.launcher;
+	stepd->node.kill_on_failure = request->settings.kill_on_failure;
 	/* Of what a launcher starts there are no pages. */
-	stepd->node.stall_seconds = plugin->settings.launcher ? 0 : plugin->settings.stall_seconds;
-	if (!ask_fact(spank, S_JOB_STEPID, "the step's id", &step_id, &plugin->error) ||
-	    !ask_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &local_tasks, &plugin->error) ||
-	    !ask_fact(spank, S_JOB_UID, "the job's user", &owner, &plugin->error)) {
+	stepd->node.stall_seconds = request->settings.launcher ? 0 : request->settings.stall_seconds;
+	if (!ask_fact(spank, S_JOB_STEPID, "the step's id", &step_id, &request->error) ||
+	    !ask_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &local_tasks, &request->error) ||
+	    !ask_fact(spank, S_JOB_UID, "the job's user", &owner, &request->error)) {
 		stepd->normal_step = true;
 		return;
 	}
@@ -216,7 +216,7 @@ static void end_step_alone(enum end_delay delay)
 	struct kill_alone request = stepd->alone;
 
 	request.with_tasks = delay != DELAY_NONE;
-	request.delay_ms = alone_ms(&stepd->plugin->settings, delay);
+	request.delay_ms = alone_ms(&stepd->request->settings, delay);
 	if (request.delay_ms < 0 || request.job_id == 0)
 		return;
 	request.delay_ms += nodes * ALONE_NODE_MS <= ALONE_SPREAD_MS

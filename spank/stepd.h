@@ -7,10 +7,10 @@
 
 #include <slurm/spank.h>
 
-#include "spank/failure/kill.h"
-#include "spank/failure/node.h"
+#include "spank/failure/node/node.h"
 #include "spank/identity/master.h"
-#include "spank/plugin.h"
+#include "spank/kill.h"
+#include "spank/request.h"
 
 /* A copy of Slurm's handle of a task tells what Slurm knows of the task, once the callback that was
    given the handle is over. */
@@ -21,7 +21,7 @@ struct stepd_handle {
 
 /* The tasks, which are forked from slurmstepd, begin with a copy of it. */
 struct stepd {
-	struct plugin *plugin;
+	struct request *request;
 	bool normal_step;   /* not the batch script, extern or interactive step */
 	struct node_address master; /* for addr=ip */
 	uint32_t affinity;  /* CPUs of slurmstepd, before tasks are bound */
@@ -35,7 +35,7 @@ struct stepd {
 	struct stepd_handle *handles; /* by local task; NULL: none */
 };
 
-/* Nothing fails here: what is wrong is kept in plugin->error for the tasks to say. */
+/* Nothing fails here: what is wrong is kept in request->error for the tasks to say. */
 void stepd_begin(spank_t spank, struct stepd *stepd);
 /* A task was forked, or was reaped. */
 void stepd_take_fork(spank_t spank, struct stepd *stepd);

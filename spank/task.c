@@ -8,9 +8,10 @@
 
 #include "base/clock.h"
 #include "spank/ask.h"
-#include "spank/failure/node.h"
-#include "spank/failure/report.h"
-#include "spank/failure/stall_watch.h"
+#include "spank/failure/node/node.h"
+#include "spank/failure/node/relay_node.h"
+#include "spank/failure/node/report.h"
+#include "spank/failure/node/stall_watch.h"
 #include "spank/identity/identity.h"
 #include "spank/identity/master.h"
 #include "spank/launch/check.h"
@@ -144,7 +145,7 @@ static void report_node(const struct stepd *stepd, const struct identity *identi
 static bool prepare_task(spank_t spank, const struct stepd *stepd, struct error *error)
 {
 	static struct variables variables;
-	const struct settings *settings = &stepd->plugin->settings;
+	const struct settings *settings = &stepd->request->settings;
 	char address[MASTER_ADDRESS_MAX], row[1024];
 	struct step_facts facts;
 	struct identity identity;
@@ -152,8 +153,8 @@ static bool prepare_task(spank_t spank, const struct stepd *stepd, struct error 
 	if (!collect_facts(spank, &facts, error))
 		return false;
 	note_srun_and_node(stepd, facts.environment);
-	if (stepd->plugin->error.text[0] != '\0')
-		return error_set(error, "%s", stepd->plugin->error.text);
+	if (stepd->request->error.text[0] != '\0')
+		return error_set(error, "%s", stepd->request->error.text);
 	if (!identity_derive(&facts, settings, &identity, error))
 		return false;
 	note_rank(stepd, &identity);
@@ -248,7 +249,7 @@ static void make_witness(const struct stepd *stepd)
 	if (shared == NULL || stepd->no_witness || atomic_load(&shared->witness.made))
 		return;
 	struct witness_words words = { .relay = stepd->node.relay, .address = shared->srun_address,
-		                       .text = text, .kill_tasks = stepd->plugin->settings.kill_on_failure,
+		                       .text = text, .kill_tasks = stepd->request->settings.kill_on_failure,
 		                       .stay_in_group = ask_tracks_groups(),
 		                       .look = look_for_stall, .begin_again = begin_again,
 		                       .give_up = give_up, .about = &watch };
@@ -279,9 +280,9 @@ void task_begin(spank_t spank, struct stepd *stepd)
 	struct relay_news news;
 	struct error error;
 
-	if (!stepd->plugin->requested || (!stepd->daemon && !stepd->normal_step))
+	if (!stepd->request->wanted || (!stepd->daemon && !stepd->normal_step))
 		leave_step(spank);
-	if (!stepd->plugin->requested ||
+	if (!stepd->request->wanted ||
 	    (stepd->daemon ? prepare_daemon(spank, &error) : !stepd->normal_step))
 		return;
 	if (!stepd->daemon && prepare_task(spank, stepd, &error)) {

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/sink.h"
+#include "spank/base/sink.h"
 #include "watch/progress.h"
 
 #define BLAME_NOBODY UINT32_MAX

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/sink.h"
+#include "spank/base/sink.h"
 #include "watch/progress.h"
 
 enum { DOING_TEXT_MAX = 64, DOING_ERROR_MAX = 256 };

@@ -6,7 +6,8 @@
  * with the environment, as the step's key does. A node sends one message of
  * fixed size, and gets a tag back; both are authenticated with the secret, and
  * nothing is looked at before. A node that srun does not answer speaks and acts itself.
- * libc only.
+ * This is what both sides write and read; a node tells (node/relay_node.h), and srun hears
+ * (srun/relay_srun.h). libc only.
  *
  * The secret is of this srun alone, so that no other step's messages count. A message counts once
  * (heard.h), by its nonce: the node's mark, and a number that grows from message to message. The answer is
@@ -18,11 +19,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "spank/base/siphash.h"
 #include "spank/failure/judge.h"
 #include "spank/failure/stall_note.h"
-#include "spank/error.h"
-#include "spank/identity/nodelist.h"
-#include "spank/siphash.h"
 
 enum {
 	RELAY_TEXT_MAX = 1023,
@@ -47,9 +46,6 @@ struct relay {
 
 /* Reads the text, with REPLY_MS; NULL, or anything that is none, gives port 0. */
 struct relay relay_parse(const char *text);
-
-/* Chooses the mark; returns the sender, or NULL if the kernel gives no random bytes. */
-struct relay_sender *relay_start_sender(struct relay_sender *sender);
 
 struct relay_news {
 	const char *text;
@@ -83,56 +79,5 @@ void relay_sign(const struct relay *relay, const struct relay_message *message,
 /* Of srun's answer to the message. */
 void relay_sign_answer(const struct relay *relay, const struct relay_message *message,
                        unsigned char tag[SIPHASH_BYTES]);
-
-/*
- * A node: true if srun has it now, and does what is to be done. `address` is
- * numeric: nothing is resolved. Takes CONNECT_MS and reply_ms at most.
- */
-bool relay_tell(const struct relay *relay, const char *address, const struct relay_news *news);
-
-/*
- * A node that has the plugin tells so, with its name and the rank of one of its tasks. An srun
- * of a release that knows no such message takes it for the end of a task that has done well.
- * Tries it twice, should the network lose the first packet; true if srun has answered.
- */
-bool relay_tell_here(const struct relay *relay, const char *address, uint32_t rank, const char *node);
-
-struct step_policy;
-struct presence_policy;
-
-/* srun calls these functions when they are due: srun says a sentence, in printable bytes and in
-   a separate thread (voice.h), ends the step, or asks. */
-struct relay_actions {
-	void (*say)(const char *text);
-	void (*end_step)(void);
-	bool (*slurm_ends_it)(void); /* whether Slurm itself is about to */
-	bool (*node_failed)(const char *node); /* whether Slurm says so; NULL: not known */
-	/* Whether Slurm has ended the job for a node's failure, and which one's, "" if it does
-	   not tell. NULL: not known. */
-	bool (*lost_node)(char node[HOST_NAME_MAX_BYTES]);
-};
-
-/*
- * srun: listens on a port from `low` to `high`, or on any if they are 0, in a
- * thread that blocks all signals; a second call only tells the same spec.
- */
-bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
-                const struct relay_actions *actions, char spec[RELAY_SPEC_MAX],
-                struct error *error);
-/* Whether at least so many ports of the range are free here and now. */
-bool relay_has_room(uint16_t low, uint16_t high, uint32_t ports);
-
-/* The step, or a component of it, is about to start: nodes that start tasks and do not report
-   are said. Does nothing if it is not open. */
-void relay_expect(const struct presence_policy *policy);
-
-/* After relay_close(): what is to be said of nodes without the plugin now that the step has
-   ended, with success or not; false: nothing. `refuse`: the step counts as failed. */
-bool relay_has_silent(bool succeeded, char text[RELAY_TEXT_MAX + 1], bool *refuse);
-
-/* Says what is held, as long as that takes, and ends the thread, if it does not take
-   longer than JOIN_MS over the step's end; the wait status of the failure that was said, or 0. Does nothing in a
-   forked child. */
-int relay_close(void);
 
 #endif

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "spank/sink.h"
+#include "spank/base/sink.h"
 
 static unsigned char *put(unsigned char *at, uint64_t value, int bytes)
 {

@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-#include "spank/error.h"
+#include "spank/base/error.h"
 
 enum { ADDRESS_TEXT_MAX = 64 };
 

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/error.h"
+#include "spank/base/error.h"
 
 /* How the GPUs of a node are parted among its tasks. */
 enum gpu_binding {

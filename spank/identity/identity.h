@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/error.h"
+#include "spank/base/error.h"
 #include "spank/identity/nodelist.h"
 #include "spank/options.h"
 

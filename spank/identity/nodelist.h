@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/error.h"
+#include "spank/base/error.h"
 
 enum { HOST_NAME_MAX_BYTES = 256, NODELIST_HOSTS_MAX = 1 << 17 };
 

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/error.h"
+#include "spank/base/error.h"
 
 /* The first port of SLURM_STEP_RESV_PORTS, such as "12000-12003,12010". */
 bool port_from_reservation(const char *text, uint16_t *port, struct error *error);

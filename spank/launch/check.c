@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "spank/sink.h"
+#include "spank/base/sink.h"
 
 static void add_string(struct sink *sink, const char *value)
 {

@@ -7,10 +7,10 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "spank/base/sink.h"
 #include "spank/identity/nodelist.h"
 #include "spank/launch/names.h"
 #include "spank/launch/variables.h"
-#include "spank/sink.h"
 
 #define ABSENT PLUGIN_ABSENT_ON "this node"
 

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "spank/error.h"
+#include "spank/base/error.h"
 #include "spank/options.h"
 
 /*

@@ -10,8 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "spank/base/sink.h"
 #include "spank/launch/check.h"
-#include "spank/sink.h"
 
 struct line {
 	char *text;    /* without its newline */

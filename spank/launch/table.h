@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-#include "spank/error.h"
+#include "spank/base/error.h"
 
 /* From here on, what is written to standard output is kept; a second call does
    nothing. */

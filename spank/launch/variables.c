@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "spank/base/sink.h"
 #include "spank/launch/names.h"
-#include "spank/sink.h"
 
 #define TORCHRUN "--ddp=launcher: torchrun sets it"
 

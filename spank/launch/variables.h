@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/error.h"
+#include "spank/base/error.h"
 #include "spank/identity/gpu.h"
 #include "spank/identity/identity.h"
 #include "spank/options.h"

@@ -1,7 +1,7 @@
 /*
  * What tasks and srun hand to a slurmstepd that runs as root: a task's page of
  * progress, put into a sentence, and the word on where srun listens.
- * fuzz-sources: spank/failure/report.c spank/failure/blame.c spank/failure/doing.c spank/failure/judge.c spank/sink.c spank/failure/relay.c spank/siphash.c
+ * fuzz-sources: spank/failure/node/report.c spank/failure/blame.c spank/failure/doing.c spank/failure/judge.c spank/base/sink.c spank/failure/relay.c spank/base/siphash.c
  */
 #include <ctype.h>
 #include <stdint.h>
@@ -10,8 +10,8 @@
 
 #include "spank/failure/blame.h"
 #include "spank/failure/judge.h"
+#include "spank/failure/node/report.h"
 #include "spank/failure/relay.h"
-#include "spank/failure/report.h"
 
 static void tell(const uint8_t *data, size_t size)
 {

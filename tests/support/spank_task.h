@@ -5,9 +5,10 @@
 
 #include <stdatomic.h>
 
+#include "spank/failure/node/witness.h"
 #include "spank/failure/relay.h"
-#include "spank/failure/step.h"
-#include "spank/failure/witness.h"
+#include "spank/failure/srun/relay_srun.h"
+#include "spank/failure/srun/step.h"
 #include "spank/launch/variables.h"
 
 #define ENVIRONMENT(...) ((char *[]){ (char[]){ "PATH=/bin" }, __VA_ARGS__ NULL })

@@ -17,7 +17,7 @@
 #include "ddp.h"
 #include "spank/failure/blame.h"
 #include "spank/failure/doing.h"
-#include "spank/failure/blame_node.h"
+#include "spank/failure/node/blame_node.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define EXITED(code) ((code) << 8)

@@ -1,4 +1,4 @@
-/* spank/ends and spank/contained: how slurmstepd learns of its tasks' ends, also where Slurm calls back
+/* spank/failure/node/ends and spank/base/contained: how slurmstepd learns of its tasks' ends, also where Slurm calls back
    in a child that shares its memory and nothing else (SlurmdParameters=contain_spank). */
 #include <errno.h>
 #include <sched.h>
@@ -17,10 +17,10 @@
 
 #include <cmocka.h>
 
-#include "spank/contained.h"
-#include "spank/failure/ends.h"
-#include "spank/failure/stall.h"
-#include "spank/failure/witness.h"
+#include "spank/base/contained.h"
+#include "spank/failure/node/ends.h"
+#include "spank/failure/node/stall.h"
+#include "spank/failure/node/witness.h"
 #include "tests/support/sanitizers.h"
 #include "tests/support/spank_task.h"
 

@@ -14,8 +14,10 @@
 
 #include "base/clock.h"
 #include "ddp.h"
-#include "spank/failure/ends.h"
-#include "spank/failure/node.h"
+#include "spank/failure/node/ends.h"
+#include "spank/failure/node/node.h"
+#include "spank/failure/node/relay_node.h"
+#include "spank/failure/srun/relay_srun.h"
 #include "spank/failure/timeline.h"
 #include "tests/support/spank_task.h"
 

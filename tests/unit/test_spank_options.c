@@ -1,4 +1,4 @@
-/* spank/options and spank/site: what --ddp and the plugstack line accept. */
+/* spank/options, site and request: what --ddp and the plugstack line accept. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,8 +8,9 @@
 
 #include <cmocka.h>
 
+#include "spank/base/sink.h"
 #include "spank/options.h"
-#include "spank/sink.h"
+#include "spank/request.h"
 #include "spank/site.h"
 #include "tests/support/spank_task.h"
 
@@ -468,6 +469,68 @@ static void empty_site_line_is_the_built_in_defaults(void **state)
 	assert_memory_equal(&site.defaults, &base, sizeof(base));
 }
 
+static struct request request_of(const char *site_word)
+{
+	char *words[] = { (char *)(uintptr_t)site_word };
+	struct request request = { .wanted = false };
+
+	assert_true(site_parse(&request.site, 1, words, &request.error));
+	request.settings = request.site.defaults;
+	return request;
+}
+
+static void last_list_of_a_process_counts(void **state)
+{
+	static struct request request;
+	struct error error = { "" };
+
+	(void)state;
+	request = request_of("omp=keep");
+	assert_false(request.wanted);
+	assert_true(request_take_list(&request, "port=30000,off", &error));
+	assert_false(request.wanted);
+	assert_true(request_take_list(&request, "gpu=error", &error));
+	assert_true(request.wanted);
+	assert_string_equal(shown(&request.settings), "omp=0 gpu=0 ");
+	assert_false(request_take_list(&request, "gpu=maybe", &error));
+	assert_non_null(strstr(error.text, "'gpu'"));
+	assert_true(request.wanted); /* so that the task says what is wrong */
+	request.error = error;
+	assert_false(request_take_list(&request, "gpu=error", &error));
+	assert_non_null(strstr(error.text, "'gpu' does not take 'maybe'"));
+}
+
+static void site_locks_keys_of_a_request(void **state)
+{
+	static struct request request;
+	struct error error = { "" };
+
+	(void)state;
+	request = request_of("locked=port,on-failure");
+	assert_true(request_locks(&request, "on-failure"));
+	assert_false(request_locks(&request, "omp"));
+	assert_false(request_take_list(&request, "on-failure=kill", &error));
+	assert_non_null(strstr(error.text, "'on-failure' is locked"));
+}
+
+static void components_have_one_list(void **state)
+{
+	static struct request request;
+	struct error error = { "" };
+
+	(void)state;
+	request = request_of("omp=keep");
+	assert_true(request_components_agree(&request, &error)); /* the first one has none */
+	assert_true(request_take_list(&request, NULL, &error));
+	assert_true(request_components_agree(&request, &error));
+	assert_true(request_components_agree(&request, &error)); /* the third one has none */
+	assert_true(request_take_list(&request, "(null)", &error));
+	assert_true(request_components_agree(&request, &error));
+	assert_true(request_take_list(&request, "verbose", &error));
+	assert_false(request_components_agree(&request, &error));
+	assert_non_null(strstr(error.text, "--ddp='' and another one has --ddp='verbose'"));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -487,6 +550,9 @@ int main(void)
 		cmocka_unit_test(wrong_site_lines_are_refused_by_name),
 		cmocka_unit_test(site_may_say_what_holds_anyway),
 		cmocka_unit_test(empty_site_line_is_the_built_in_defaults),
+		cmocka_unit_test(last_list_of_a_process_counts),
+		cmocka_unit_test(site_locks_keys_of_a_request),
+		cmocka_unit_test(components_have_one_list),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

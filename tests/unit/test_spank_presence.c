@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "spank/failure/presence.h"
 #include "spank/failure/relay.h"
+#include "spank/failure/srun/presence.h"
 #include "spank/failure/timeline.h"
 
 #define MS 1000000ull

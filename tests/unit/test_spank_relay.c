@@ -19,11 +19,13 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "spank/failure/controller.h"
+#include "spank/base/worker.h"
+#include "spank/failure/node/relay_node.h"
 #include "spank/failure/relay.h"
-#include "spank/failure/step.h"
+#include "spank/failure/srun/controller.h"
+#include "spank/failure/srun/relay_srun.h"
+#include "spank/failure/srun/step.h"
 #include "spank/failure/timeline.h"
-#include "spank/worker.h"
 #include "tests/support/flood.h"
 #include "tests/support/hung.h"
 #include "tests/support/spank_task.h"

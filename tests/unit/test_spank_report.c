@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "ddp.h"
-#include "spank/failure/report.h"
+#include "spank/failure/node/report.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define EXITED(code) ((code) << 8)

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "spank/failure/srun_options.h"
+#include "spank/launch/srun_options.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

@@ -12,9 +12,9 @@
 
 #include "base/clock.h"
 #include "ddp.h"
-#include "spank/failure/stall.h"
-#include "spank/failure/stall_step.h"
-#include "spank/failure/step.h"
+#include "spank/failure/node/stall.h"
+#include "spank/failure/srun/stall_step.h"
+#include "spank/failure/srun/step.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define SECOND 1000000000ull

@@ -16,10 +16,12 @@
 
 #include "base/clock.h"
 #include "ddp.h"
+#include "spank/failure/node/relay_node.h"
+#include "spank/failure/node/stall_watch.h"
+#include "spank/failure/node/supervise.h"
 #include "spank/failure/relay.h"
-#include "spank/failure/stall_watch.h"
-#include "spank/failure/step.h"
-#include "spank/failure/supervise.h"
+#include "spank/failure/srun/relay_srun.h"
+#include "spank/failure/srun/step.h"
 #include "tests/support/spank_task.h"
 
 #define SECOND 1000000000ull

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "spank/failure/step.h"
+#include "spank/failure/srun/step.h"
 #include "spank/failure/timeline.h"
 
 #define EXITED(code) ((code) << 8)

@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-#include "spank/failure/supervise.h"
+#include "spank/failure/node/supervise.h"
 #include "tests/support/folder.h"
 
 static void start(struct supervise *supervise, uint32_t tasks)

@@ -16,9 +16,9 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "spank/failure/memory.h"
+#include "spank/failure/node/memory.h"
+#include "spank/failure/node/witness.h"
 #include "spank/failure/timeline.h"
-#include "spank/failure/witness.h"
 #include "tests/support/spank_task.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))

@@ -1,0 +1,33 @@
+#include "spank/base/contained.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static pid_t slurmstepd; /* 0: not noted */
+
+void contained_note_slurmstepd(void)
+{
+	slurmstepd = getpid();
+}
+
+bool contained_here(void)
+{
+	return slurmstepd != 0 && getpid() != slurmstepd;
+}
+
+bool contained_sees_end(pid_t pid)
+{
+#ifdef SYS_pidfd_open
+	struct pollfd process = { .fd = (int)syscall(SYS_pidfd_open, pid, 0u), .events = POLLIN };
+
+	if (process.fd >= 0) {
+		bool ended = poll(&process, 1, 0) == 1;
+		close(process.fd);
+		return ended;
+	}
+#endif
+	return kill(pid, 0) != 0 && errno == ESRCH;
+}

@@ -1,0 +1,31 @@
+#include "spank/base/sink.h"
+
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+struct sink sink_on(char *text, size_t bytes)
+{
+	text[0] = '\0';
+	return (struct sink){ .text = text, .bytes = bytes };
+}
+
+void sink_add(struct sink *sink, const char *format, ...)
+{
+	size_t room = sink->bytes - sink->used;
+	va_list arguments;
+	int length;
+
+	va_start(arguments, format);
+	length = vsnprintf(sink->text + sink->used, room, format, arguments);
+	va_end(arguments);
+	sink->full |= length < 0 || (size_t)length >= room;
+	if (length > 0)
+		sink->used += (size_t)length < room ? (size_t)length : room - 1;
+}
+
+void sink_add_untrusted(struct sink *sink, const char *bytes, size_t size)
+{
+	for (size_t i = 0; i < size && bytes[i] != '\0'; i++)
+		sink_add(sink, "%c", isprint((unsigned char)bytes[i]) ? bytes[i] : '?');
+}

@@ -1,0 +1,25 @@
+/*
+ * What this node knows of its ranks that others blame: they run on, or have ended
+ * without anybody's notice.
+ */
+#ifndef SPANK_BLAME_NODE_H
+#define SPANK_BLAME_NODE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "spank/failure/node/supervise.h"
+
+/* Whether `rank` is one of the node's. */
+bool blame_is_local(const struct supervise *supervise, uint32_t rank);
+
+/* Says what `rank` does, or how it had ended (see blame_describe()). False: it is
+   not of this node, or its end has a report of its own. */
+bool blame_local(const struct supervise *supervise, uint32_t rank, uint64_t now_ns, char *text,
+                 size_t bytes);
+
+/* Says which task of the node had ended with code 0. False: none. */
+bool blame_early_end(const struct supervise *supervise, uint64_t now_ns, char *text, size_t bytes);
+
+#endif

@@ -1,0 +1,224 @@
+#include "spank/failure/node/ends.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "spank/base/contained.h"
+#include "spank/base/worker.h"
+#include "spank/failure/timeline.h"
+
+enum {
+	LOOK_MS = 50,       /* how often, where the kernel gives no descriptor of a process, */
+	LOOK_MAX_MS = 1000, /* and how often in the end, if nothing happens */
+	STATUS_MS = 2, /* how often Slurm is asked for the status of a task that it has just reaped, */
+	STATUS_LOOKS = 500, /* and after that many times as seldom as if it still ran */
+};
+
+static struct {
+	struct node *node;
+	void (*act)(enum end_delay delay);
+	pthread_mutex_t lock; /* of the node, while the thread runs */
+	struct worker worker;
+	bool running;
+	int wake;
+	struct pollfd *ready; /* by local task; behind them `wake`, and the witness or its keeper */
+	int asked;            /* how often for the status of a task that is gone */
+	int look_ms;          /* of LOOK_MS */
+	int witness_ms;       /* of LOOK_MS, until there is a witness */
+	uint64_t lost_ns;     /* when the thread saw that the witness and its keeper are gone; 0: not yet */
+	uint64_t lose_ns;     /* when it is to take them for lost again, as srun has not heard of it, */
+	int losses;           /* and how often it has done so in vain */
+	bool witness_done;    /* nobody has to look at them any more */
+} ends = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+static int open_process(pid_t pid)
+{
+#ifdef SYS_pidfd_open
+	return (int)syscall(SYS_pidfd_open, pid, 0u);
+#else
+	(void)pid;
+	errno = ENOSYS;
+	return -1;
+#endif
+}
+
+static void forget_process(uint32_t local_task)
+{
+	if (ends.ready[local_task].fd >= 0)
+		close(ends.ready[local_task].fd);
+	ends.ready[local_task].fd = -1;
+}
+
+static void take(const struct node_task *task)
+{
+	enum end_delay delay = node_take_end(ends.node, task);
+
+	ends.look_ms = LOOK_MS;
+	if (delay != DELAY_NEVER)
+		ends.act(delay);
+}
+
+int ends_next_look_ms(int look_ms)
+{
+	int next_ms = look_ms + look_ms / 8;
+
+	return next_ms < LOOK_MAX_MS ? next_ms : LOOK_MAX_MS;
+}
+
+/* Takes what has ended, and tells after how long to look again; -1: when a descriptor is ready. */
+static int take_ended(void)
+{
+	struct supervise *supervise = &ends.node->supervise;
+	bool all_watched = true, any_gone = false;
+
+	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
+		const struct supervise_task *shared = &supervise->shared->task[i];
+		struct node_task task = { .local_id = i, .global_id = shared->rank };
+		enum task_state state = supervise_state(supervise, i, &task.wait_status);
+		if (state == TASK_RUNS) {
+			all_watched &= ends.ready[i].fd >= 0;
+			continue;
+		}
+		forget_process(i);
+		/* Slurm's own callback knows more of a task that failed before its program began. */
+		if (supervise->pids[i] == 0 || atomic_load(&shared->start_ns) == 0)
+			continue;
+		if (state == TASK_ENDED)
+			take(&task);
+		any_gone |= state == TASK_GONE;
+	}
+	ends.asked = any_gone ? ends.asked + 1 : 0;
+	if (any_gone && ends.asked < STATUS_LOOKS)
+		return STATUS_MS;
+	if (all_watched && !any_gone)
+		return -1;
+	ends.look_ms = ends_next_look_ms(ends.look_ms);
+	return ends.look_ms;
+}
+
+/* Returns the shorter of two times to wait. A time of -1 is for ever. */
+static int sooner(int one_ms, int other_ms)
+{
+	return one_ms < 0 || (other_ms >= 0 && other_ms < one_ms) ? other_ms : one_ms;
+}
+
+/* Notices when somebody kills the witness and its keeper, at once and not at the next task's end: what
+   Slurm kills, it kills together. Tells after how long to look again; -1: when a descriptor is ready. */
+static int watch_witness(struct pollfd *ready)
+{
+	const struct witness *witness = &ends.node->supervise.shared->witness;
+	pid_t present = witness_present(witness);
+	uint64_t now_ns = ddp_now_ns();
+
+	if (ready->fd >= 0 && ready->revents != 0) {
+		close(ready->fd);
+		ready->fd = -1;
+	}
+	if (ends.witness_done)
+		return -1;
+	if (present > 0 && ready->fd < 0)
+		ready->fd = open_process(present);
+	if (present > 0 && ready->fd >= 0)
+		return -1;
+	/* There is none yet, or the kernel gives no descriptor. */
+	if (present > 0 || !witness_was_killed(witness)) {
+		ends.witness_ms = ends_next_look_ms(ends.witness_ms);
+		return ends.witness_ms;
+	}
+	if (ends.lost_ns == 0)
+		ends.lost_ns = now_ns;
+	if (now_ns - ends.lost_ns < LOSS_MS * 1000000ull)
+		return SETTLE_MS;
+	if (now_ns < ends.lose_ns)
+		return (int)((ends.lose_ns - now_ns) / 1000000) + 1;
+	ends.witness_done = node_lose_witness(ends.node) || ++ends.losses >= SILENT_MS / REPORT_MS;
+	ends.lose_ns = now_ns + REPORT_MS * 1000000ull;
+	return ends.witness_done ? -1 : REPORT_MS;
+}
+
+static void watch(void)
+{
+	struct supervise *supervise = &ends.node->supervise;
+	uint32_t count = supervise->local_tasks;
+	bool asked_to_end = false;
+	int wait_ms;
+
+	pthread_mutex_lock(&ends.lock);
+	for (uint32_t i = 0; i < count; i++)
+		ends.ready[i] = (struct pollfd){ .events = POLLIN,
+			.fd = supervise->pids[i] != 0 ? open_process(supervise->pids[i]) : -1 };
+	pthread_mutex_unlock(&ends.lock);
+	ends.ready[count] = (struct pollfd){ .fd = ends.wake, .events = POLLIN };
+	ends.ready[count + 1] = (struct pollfd){ .fd = -1, .events = POLLIN };
+	while (!asked_to_end) {
+		pthread_mutex_lock(&ends.lock);
+		wait_ms = sooner(take_ended(), node_report_again(ends.node));
+		asked_to_end = supervise_left(supervise) == 0;
+		if (!asked_to_end)
+			wait_ms = sooner(wait_ms, watch_witness(&ends.ready[count + 1]));
+		pthread_mutex_unlock(&ends.lock);
+		if (!asked_to_end && poll(ends.ready, count + 2, wait_ms) > 0)
+			asked_to_end = ends.ready[count].revents != 0;
+	}
+	pthread_mutex_lock(&ends.lock);
+	take_ended();
+	for (uint32_t i = 0; i < count; i++)
+		forget_process(i);
+	if (ends.ready[count + 1].fd >= 0)
+		close(ends.ready[count + 1].fd);
+	pthread_mutex_unlock(&ends.lock);
+}
+
+void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool thread)
+{
+	ends.node = node;
+	ends.act = act;
+	ends.asked = 0;
+	ends.look_ms = ends.witness_ms = LOOK_MS;
+	ends.lost_ns = ends.lose_ns = 0;
+	ends.losses = 0;
+	ends.witness_done = false;
+	/* A contained thread would end with its callback, and could hold the lock then. */
+	ends.ready = thread && !contained_here() ? calloc(node->supervise.local_tasks + 2, sizeof(*ends.ready)) : NULL;
+	if (ends.ready == NULL)
+		return;
+	ends.wake = eventfd(0, EFD_CLOEXEC);
+	ends.running = ends.wake >= 0 && worker_start(&ends.worker, watch);
+}
+
+bool ends_finish(void)
+{
+	const uint64_t one = 1;
+
+	if (ends.running) {
+		/* An eventfd that nobody has written to takes it. */
+		while (write(ends.wake, &one, sizeof(one)) < 0 && errno == EINTR)
+			continue;
+		while (!worker_join(&ends.worker, JOIN_MS))
+			continue;
+	}
+	if (ends.ready != NULL && ends.wake >= 0)
+		close(ends.wake);
+	ends.running = false;
+	free(ends.ready);
+	ends.ready = NULL;
+	return supervise_left(&ends.node->supervise) == 0;
+}
+
+bool ends_take(const struct node_task *task)
+{
+	bool last;
+
+	pthread_mutex_lock(&ends.lock);
+	if (ends.node->supervise.reaped[task->local_id].ns == 0)
+		take(task);
+	last = supervise_left(&ends.node->supervise) == 0;
+	pthread_mutex_unlock(&ends.lock);
+	return last && ends_finish();
+}

@@ -1,0 +1,31 @@
+/*
+ * A thread in slurmstepd that learns of the tasks' ends from the kernel, at once. Slurm's
+ * callback comes after TaskEpilog and after the same callback of other plugins, of which
+ * one that removes a container takes a minute. Each end is taken once, by whoever comes
+ * first. libc only.
+ */
+#ifndef SPANK_ENDS_H
+#define SPANK_ENDS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/failure/node/node.h"
+
+/* All of the node's tasks were forked. `act` is called with what node_take_end() gives, unless
+   that is DELAY_NEVER. Without `thread`, or if there can be none (see contained.h), ends_take() alone
+   learns of ends. */
+void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool thread);
+
+/* Where the thread has to look at tasks, how long after a look that found nothing new the next one
+   comes, given that time before the look. */
+int ends_next_look_ms(int look_ms);
+
+/* Slurm's own word on a task that has ended; returns once srun knows of it. True: it was the
+   last one, and the thread has ended. */
+bool ends_take(const struct node_task *task);
+
+/* Ends the thread, which first takes what has ended. True if that is all tasks. */
+bool ends_finish(void);
+
+#endif

@@ -1,0 +1,107 @@
+#include "spank/failure/node/memory.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool read_text(const char *path, char *text, size_t bytes)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t got = fd >= 0 ? read(fd, text, bytes - 1) : -1;
+
+	if (fd >= 0)
+		close(fd);
+	text[got > 0 ? got : 0] = '\0';
+	return got > 0;
+}
+
+/* The part of a list such as "cpu,memory" up to ':' that is "memory". */
+static bool lists_memory(const char *list)
+{
+	static const char word[] = "memory";
+	size_t length = sizeof(word) - 1;
+
+	for (; *list != '\0' && *list != ':' && *list != '\n'; list++) {
+		if (strncmp(list, word, length) == 0 && (list[length] == ':' || list[length] == ','))
+			return true;
+		list += strcspn(list, ",:\n");
+		if (*list != ',')
+			break;
+	}
+	return false;
+}
+
+/* Of "/.../step_0/user/task_1" the part up to the step: what version 2 counts there
+   are the kills of all tasks, and a task may be moved into its own later. */
+static size_t step_length(const char *path)
+{
+	size_t length = strcspn(path, "\n");
+	const char *step = memmem(path, length, "/step_", 6);
+
+	return step != NULL ? (size_t)(step - path) + 1 + strcspn(step + 1, "/\n") : length;
+}
+
+/* A line is HIERARCHY:CONTROLLERS:PATH; version 2 has hierarchy 0 and no list. */
+bool memory_find(const char *cgroups, char path[MEMORY_PATH_MAX])
+{
+	const char *found = NULL;
+	bool old = false;
+	int length;
+
+	for (const char *line = cgroups; line != NULL && *line != '\0'; line++) {
+		const char *list = line + strcspn(line, ":\n");
+		if (*list == ':' && strncmp(line, "0::", 3) == 0 && !old)
+			found = line + 3;
+		if (*list == ':' && lists_memory(list + 1)) {
+			list += 1 + strcspn(list + 1, ":\n");
+			found = *list == ':' ? list + 1 : found;
+			old = *list == ':';
+		}
+		line = strchr(line, '\n');
+		if (line == NULL)
+			break;
+	}
+	if (found == NULL || *found != '/')
+		return false;
+	length = snprintf(path, MEMORY_PATH_MAX, "/sys/fs/cgroup%s%.*s/%s", old ? "/memory" : "",
+	                  (int)(old ? strcspn(found, "\n") : step_length(found)), found,
+	                  old ? "memory.oom_control" : "memory.events");
+	return length > 0 && length < MEMORY_PATH_MAX;
+}
+
+uint64_t memory_kills(const char *events)
+{
+	static const char name[] = "oom_kill ";
+
+	for (const char *line = events; line != NULL && *line != '\0';) {
+		if (strncmp(line, name, sizeof(name) - 1) == 0)
+			return strtoull(line + sizeof(name) - 1, NULL, 10);
+		line = strchr(line, '\n');
+		line = line != NULL ? line + 1 : NULL;
+	}
+	return 0;
+}
+
+void memory_start(struct memory_watch *watch, pid_t pid)
+{
+	char path[64], text[4096];
+
+	*watch = (struct memory_watch){ .path = "" };
+	snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
+	if (!read_text(path, text, sizeof(text)) || !memory_find(text, watch->path) ||
+	    !read_text(watch->path, text, sizeof(text))) {
+		watch->path[0] = '\0';
+		return;
+	}
+	watch->kills = memory_kills(text);
+}
+
+bool memory_ran_out(const struct memory_watch *watch)
+{
+	char text[4096];
+
+	return watch->path[0] != '\0' && read_text(watch->path, text, sizeof(text)) &&
+	       memory_kills(text) > watch->kills;
+}

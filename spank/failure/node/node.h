@@ -1,0 +1,58 @@
+/*
+ * A node's side when a task ends: what it tells srun, and what it does itself if
+ * srun does not answer. In slurmstepd, as root; libc only.
+ */
+#ifndef SPANK_NODE_H
+#define SPANK_NODE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/failure/judge.h"
+#include "spank/failure/node/supervise.h"
+#include "spank/failure/relay.h"
+
+struct node {
+	struct supervise supervise;
+	struct relay relay; /* where srun listens */
+	bool kill_on_failure;
+	bool launcher;      /* the tasks are launchers */
+	uint32_t stall_seconds; /* of stall=; 0: nobody looks for a stall */
+	uint64_t report_ns; /* when to tell srun again that the node has the plugin; 0: not set yet */
+	uint64_t reported_ns; /* when slurmstepd last did so; 0: never */
+	uint32_t report_looks;
+	atomic_bool witness_lost; /* somebody other than Slurm has killed the witness and its keeper */
+	bool told_later, told_hearsay, told_cause; /* by what the verdict was */
+	void (*say)(const char *text); /* to the user, past srun's relay */
+};
+
+struct node_task {
+	uint32_t local_id, global_id;
+	int wait_status;
+};
+
+/* True if srun has the news. What is wrong before a task starts is told this way,
+   too. */
+bool node_tell(struct node *node, const struct relay_news *news);
+
+/* News of a task that could not start. */
+struct relay_news node_error(const char *text);
+
+/* A task has ended: after what delay this node is to ask for the step's end by
+   itself, which is never where srun has the news. */
+enum end_delay node_take_end(struct node *node, const struct node_task *task);
+
+/* The witness and its keeper were killed LOSS_MS ago: finds out whether it was Slurm, which kills the tasks, too.
+   If it was not, this node judges by the ends alone from now on. False: srun does not know it yet, so this is to
+   be called again. */
+bool node_lose_witness(struct node *node);
+
+/* Tells srun again that the node has the plugin, if that is due: until srun has answered. Gives after
+   how many milliseconds to call it again; -1: never. */
+int node_report_again(struct node *node);
+
+/* All tasks have been taken: ends the witness, and tells srun if others may wait for them. */
+void node_end(struct node *node);
+
+#endif

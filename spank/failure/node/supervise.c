@@ -1,0 +1,301 @@
+#include "spank/failure/node/supervise.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "spank/base/contained.h"
+#include "spank/base/pause.h"
+#include "spank/failure/judge.h"
+#include "spank/failure/node/stall.h"
+#include "spank/failure/timeline.h"
+
+/*
+ * Scripts use descriptors below 10, and shells some above. Linux gives a process
+ * room for 64: a number beyond makes it grow the table, and a process with
+ * threads, as slurmstepd is, waits 10 ms for that.
+ */
+enum { LOCAL_TASKS_MAX = 65536, HIGH_DESCRIPTOR = 48, TASK_POLL_MS = 5 };
+
+static size_t shared_bytes(uint32_t local_tasks)
+{
+	return sizeof(struct supervise_shared) + local_tasks * sizeof(struct supervise_task);
+}
+
+/* A file of fixed size: a task cannot cut it short under the reader. */
+static int make_progress_file(uint32_t local_tasks, uid_t owner)
+{
+	int high, fd = memfd_create("ddp_progress", MFD_ALLOW_SEALING);
+
+	if (fd < 0)
+		return -1;
+	/* By default anybody could open it, and run it; its owner opens it anew, by
+	   /proc/PID/fd, to see what the tasks do. */
+	if (fchmod(fd, S_IRUSR | S_IWUSR) < 0 || fchown(fd, owner, (gid_t)-1) < 0 ||
+	    ftruncate(fd, (off_t)local_tasks * DDP_PROGRESS_BYTES) < 0 ||
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
+		close(fd);
+		return -1;
+	}
+	high = fcntl(fd, F_DUPFD, HIGH_DESCRIPTOR);
+	if (high < 0)
+		return fd;
+	close(fd);
+	return high;
+}
+
+bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t owner,
+                     struct error *error)
+{
+	*supervise = (struct supervise){ .progress_fd = -1 };
+	if (local_tasks == 0 || local_tasks > LOCAL_TASKS_MAX)
+		return error_set(error, "Slurm gives this node %u tasks", local_tasks);
+	supervise->pids = calloc(local_tasks, sizeof(*supervise->pids));
+	supervise->reaped = calloc(local_tasks, sizeof(*supervise->reaped));
+	supervise->shared = mmap(NULL, shared_bytes(local_tasks), PROT_READ | PROT_WRITE,
+	                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (supervise->pids == NULL || supervise->reaped == NULL || supervise->shared == MAP_FAILED) {
+		int reason = errno;
+		if (supervise->shared == MAP_FAILED)
+			supervise->shared = NULL;
+		supervise_end(supervise);
+		return error_set(error, "no memory to watch %u tasks: %s", local_tasks, strerror(reason));
+	}
+	supervise->local_tasks = local_tasks;
+	for (uint32_t i = 0; i < local_tasks; i++)
+		supervise->shared->task[i].rank = UINT32_MAX;
+	supervise->contained = contained_here();
+	if (!supervise->contained)
+		supervise->progress_fd = make_progress_file(local_tasks, owner);
+	return true;
+}
+
+void supervise_end(struct supervise *supervise)
+{
+	if (supervise->shared != NULL)
+		munmap(supervise->shared, shared_bytes(supervise->local_tasks));
+	if (supervise->progress_fd >= 0)
+		close(supervise->progress_fd);
+	free(supervise->pids);
+	free(supervise->reaped);
+	*supervise = (struct supervise){ .progress_fd = -1 };
+}
+
+bool supervise_tell_once(struct supervise *supervise)
+{
+	return supervise->shared == NULL || !atomic_exchange(&supervise->shared->told, true);
+}
+
+void supervise_told(struct supervise *supervise)
+{
+	if (supervise->shared != NULL)
+		atomic_store(&supervise->shared->has_told, true);
+}
+
+void supervise_await_told(const struct supervise *supervise)
+{
+	uint64_t deadline_ns = ddp_now_ns() + (CONNECT_MS + REPLY_MS) * 1000000ull;
+
+	while (supervise->shared != NULL && !atomic_load(&supervise->shared->has_told) &&
+	       ddp_now_ns() < deadline_ns)
+		pause_ms(TASK_POLL_MS);
+}
+
+void supervise_read(const struct supervise *supervise, uint32_t local_task,
+                    struct ddp_progress *progress)
+{
+	ssize_t got = -1;
+
+	if (supervise->progress_fd >= 0 && local_task < supervise->local_tasks)
+		got = pread(supervise->progress_fd, progress, sizeof(*progress),
+		            (off_t)local_task * DDP_PROGRESS_BYTES);
+	if (got != (ssize_t)sizeof(*progress))
+		memset(progress, 0, sizeof(*progress));
+}
+
+bool supervise_holds_rank_zero(const struct supervise *supervise)
+{
+	for (uint32_t i = 0; i < supervise->local_tasks; i++)
+		if (supervise->shared->task[i].rank == 0)
+			return true;
+	return false;
+}
+
+void supervise_forked(struct supervise *supervise, uint32_t local_task, pid_t pid)
+{
+	if (local_task >= supervise->local_tasks)
+		return;
+	supervise->pids[local_task] = pid;
+	if (supervise->memory.path[0] == '\0')
+		memory_start(&supervise->memory, pid);
+}
+
+static bool is_failure(enum task_end end)
+{
+	return end == END_CODE || end == END_CRASH;
+}
+
+void supervise_reaped(struct supervise *supervise, uint32_t local_task, int wait_status)
+{
+	enum task_end end = judge_task_end(wait_status);
+
+	if (local_task < supervise->local_tasks) {
+		supervise->pids[local_task] = 0;
+		supervise->reaped[local_task] = (struct task_reaped){ wait_status, ddp_now_ns() };
+		atomic_store(&supervise->shared->task[local_task].end,
+		             end == END_FINE ? STALL_GOOD_END : STALL_BAD_END);
+	}
+	supervise->any_failed |= is_failure(end);
+	supervise->any_other_end |= end != END_BY_KILL;
+}
+
+static int status_of(const siginfo_t *info)
+{
+	if (info->si_code == CLD_EXITED)
+		return W_EXITCODE(info->si_status, 0);
+	return info->si_status | (info->si_code == CLD_DUMPED ? WCOREFLAG : 0);
+}
+
+/* The task was reaped. */
+static enum task_state ask_slurm(const struct supervise *supervise, uint32_t local_task, int *wait_status)
+{
+	return supervise->ask != NULL && supervise->ask(local_task, wait_status) ? TASK_ENDED : TASK_GONE;
+}
+
+/* A task that has ended counts as running until it is reaped: nobody but its parent can tell how it
+   has ended. */
+static enum task_state state_from_outside(const struct supervise *supervise, uint32_t local_task,
+                                          int *wait_status)
+{
+	if (kill(supervise->pids[local_task], 0) == 0 || errno != ESRCH)
+		return TASK_RUNS;
+	return ask_slurm(supervise, local_task, wait_status);
+}
+
+enum task_state supervise_state(const struct supervise *supervise, uint32_t local_task, int *wait_status)
+{
+	const struct task_reaped *reaped = &supervise->reaped[local_task];
+	siginfo_t info = { .si_pid = 0 };
+
+	if (reaped->ns != 0) {
+		*wait_status = reaped->wait_status;
+		return TASK_ENDED;
+	}
+	if (supervise->pids[local_task] == 0)
+		return TASK_RUNS;
+	if (contained_here())
+		return state_from_outside(supervise, local_task, wait_status);
+	if (waitid(P_PID, (id_t)supervise->pids[local_task], &info, WEXITED | WNOHANG | WNOWAIT) != 0)
+		return ask_slurm(supervise, local_task, wait_status);
+	if (info.si_pid == 0)
+		return TASK_RUNS;
+	*wait_status = status_of(&info);
+	return TASK_ENDED;
+}
+
+/* Reads what the kernel says of the process, from the end of its command on, which may hold any byte; NULL if
+   there is nothing. */
+static const char *read_stat(pid_t pid, char *text, size_t bytes)
+{
+	char path[64];
+	ssize_t got;
+	int fd;
+
+	if (pid <= 0)
+		return NULL;
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return NULL;
+	got = read(fd, text, bytes - 1);
+	close(fd);
+	text[got > 0 ? got : 0] = '\0';
+	return strrchr(text, ')');
+}
+
+struct supervise_process supervise_process_of(pid_t pid)
+{
+	struct supervise_process process = { .cpu_ms = 0 };
+	unsigned long long user = 0, kernel = 0;
+	char text[512];
+	const char *state = read_stat(pid, text, sizeof(text));
+
+	if (state == NULL || state[1] != ' ')
+		return process;
+	process.stopped = state[2] == 'T' || state[2] == 't';
+	/* Fields 14 and 15; the state is field 3. */
+	if (sscanf(state + 3, "%*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu %llu", &user, &kernel) == 2)
+		process.cpu_ms = (user + kernel) * 1000 / (unsigned long long)sysconf(_SC_CLK_TCK);
+	return process;
+}
+
+bool supervise_is_stopped(pid_t pid)
+{
+	return supervise_process_of(pid).stopped;
+}
+
+/* Whether the process is to end, or ends, which may take it long. */
+static bool is_dying(pid_t pid)
+{
+	enum { EXITING = 0x4 }; /* PF_EXITING of the kernel */
+	char text[1024], state;
+	const char *behind = read_stat(pid, text, sizeof(text));
+	unsigned long flags, pending;
+
+	/* Behind the command come fields 3, 9 and 31. */
+	if (behind == NULL ||
+	    sscanf(behind, ") %c %*d %*d %*d %*d %*d %lu %*u %*u %*u %*u %*u %*u %*u %*u %*u %*u %*u %*u %*u %*u %*u "
+	           "%*u %*u %*u %*u %*u %*u %lu", &state, &flags, &pending) != 3)
+		return true;
+	return state == 'Z' || state == 'X' || (flags & EXITING) != 0 || (pending >> (SIGKILL - 1) & 1) != 0;
+}
+
+bool supervise_spares(const struct supervise *supervise)
+{
+	for (uint32_t i = 0; i < supervise->local_tasks; i++)
+		if (supervise->pids[i] != 0 && !is_dying(supervise->pids[i]))
+			return true;
+	return false;
+}
+
+uint32_t supervise_left(const struct supervise *supervise)
+{
+	uint32_t left = 0;
+
+	for (uint32_t i = 0; i < supervise->local_tasks; i++)
+		left += supervise->pids[i] != 0;
+	return left;
+}
+
+struct supervise_ends supervise_look(const struct supervise *supervise)
+{
+	struct supervise_ends ends = { .all_ended = true, .all_killed = !supervise->any_other_end,
+		                       .any_failed = supervise->any_failed };
+
+	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
+		enum task_end end = END_FINE;
+		enum task_state state;
+		int wait_status;
+		/* The ends that were taken of the other tasks count already. */
+		if (supervise->pids[i] == 0)
+			continue;
+		state = supervise_state(supervise, i, &wait_status);
+		if (state == TASK_GONE)
+			continue;
+		if (state == TASK_RUNS)
+			ends.all_ended = false;
+		else
+			end = judge_task_end(wait_status);
+		ends.all_killed &= end == END_BY_KILL;
+		ends.any_failed |= is_failure(end);
+	}
+	return ends;
+}

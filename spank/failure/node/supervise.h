@@ -1,0 +1,121 @@
+/*
+ * The node's side of a step, in slurmstepd: pages that outlive the tasks, and
+ * what can be told from them when a task ends. libc only; tests fork tasks.
+ */
+#ifndef SPANK_SUPERVISE_H
+#define SPANK_SUPERVISE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "spank/base/error.h"
+#include "spank/failure/node/memory.h"
+#include "spank/failure/node/witness.h"
+#include "spank/identity/nodelist.h"
+#include "watch/progress.h"
+
+struct supervise_task {
+	uint32_t rank;  /* UINT32_MAX: not known yet */
+	pid_t pid;      /* as the task itself knows it */
+	_Atomic uint64_t start_ns; /* CLOCK_MONOTONIC, of its program; 0: it has not come to that */
+	atomic_int end; /* enum stall_end: whether it was reaped, and how it had ended */
+};
+
+/* Shared between slurmstepd, its children until they exec the program, and the witness. */
+struct supervise_shared {
+	atomic_bool told; /* a failure was already put into words on this node */
+	atomic_bool has_told; /* who did so is done with it */
+	atomic_bool reported; /* a task has told srun that this node has the plugin, or is doing so, */
+	atomic_bool answered; /* and srun has answered that */
+	atomic_bool late; /* the witness has told srun of a rank that keeps others waiting */
+	struct relay_sender sender;
+	struct witness witness;
+	uint32_t world_size;
+	char node[HOST_NAME_MAX_BYTES];
+	char srun_address[64]; /* numeric, as Slurm says it; "" if it does not */
+	struct supervise_task task[]; /* by local task */
+};
+
+/* How a task was reaped. */
+struct task_reaped {
+	int wait_status;
+	uint64_t ns; /* CLOCK_MONOTONIC; 0: it was not */
+};
+
+struct supervise {
+	uint32_t local_tasks;
+	struct supervise_shared *shared;
+	pid_t *pids;       /* by local task; 0: not forked, or reaped */
+	struct memory_watch memory; /* of the first task's cgroup */
+	struct task_reaped *reaped; /* by local task */
+	/* How a task has ended that Slurm has just reaped. NULL, or false: not known. */
+	bool (*ask)(uint32_t local_task, int *wait_status);
+	int progress_fd;   /* -1: none */
+	bool contained;    /* there is none, as its descriptor would be gone before the tasks */
+	bool any_failed;   /* a task failed on its own account, and was reaped */
+	bool any_other_end; /* a task ended otherwise than by SIGKILL, and was reaped */
+};
+
+/*
+ * Called before the tasks are forked. The progress file is inherited by the
+ * tasks, is `owner`'s, who runs them, sealed in size, and held at a number out of scripts' way.
+ * Without memory for it, or in a contained callback, there is none, and the report says less.
+ */
+bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t owner,
+                     struct error *error);
+void supervise_end(struct supervise *supervise);
+
+/* True for the first of the node to say what is wrong, a task or slurmstepd, which then
+   says when it is done. Tasks that cannot start wait for it, CONNECT_MS and REPLY_MS at
+   most: srun is not to hear of their ends before it hears why. */
+bool supervise_tell_once(struct supervise *supervise);
+void supervise_told(struct supervise *supervise);
+void supervise_await_told(const struct supervise *supervise);
+
+/* Copies a task's page; zeroed if there is none. */
+void supervise_read(const struct supervise *supervise, uint32_t local_task,
+                    struct ddp_progress *progress);
+
+/* Whether rank 0 of the step is one of the node's tasks. */
+bool supervise_holds_rank_zero(const struct supervise *supervise);
+
+/* Of a task that was forked, or reaped. */
+void supervise_forked(struct supervise *supervise, uint32_t local_task, pid_t pid);
+void supervise_reaped(struct supervise *supervise, uint32_t local_task, int wait_status);
+
+enum task_state {
+	TASK_RUNS,
+	TASK_GONE,  /* Slurm has reaped it, and has not told yet how it had ended */
+	TASK_ENDED,
+};
+
+/* Whether the task has ended, reaped or not, and then how. Reaps nothing. */
+enum task_state supervise_state(const struct supervise *supervise, uint32_t local_task, int *wait_status);
+
+/* What the kernel says of a process. */
+struct supervise_process {
+	bool stopped;    /* by a signal, or a debugger */
+	uint64_t cpu_ms; /* processor time that it has used */
+};
+
+struct supervise_process supervise_process_of(pid_t pid);
+/* Whether a process is stopped by a signal or a debugger, says the kernel. */
+bool supervise_is_stopped(pid_t pid);
+
+/* Whether a task runs that nobody has killed by SIGKILL, so far as the kernel tells. */
+bool supervise_spares(const struct supervise *supervise);
+
+/* How many tasks were forked and not reaped. */
+uint32_t supervise_left(const struct supervise *supervise);
+
+/* How the tasks of the node have ended, reaped or not. Reaps nothing. */
+struct supervise_ends {
+	bool all_ended;
+	bool all_killed; /* by SIGKILL */
+	bool any_failed; /* on its own account */
+};
+struct supervise_ends supervise_look(const struct supervise *supervise);
+
+#endif

@@ -1,0 +1,70 @@
+/*
+ * Which nodes of a step lack the plugin, as srun sees it. Slurm tells srun of each node
+ * that has started its tasks, and the plugin there reports before its first program runs,
+ * and again until srun answers. A node that has started tasks and does not report lacks the
+ * plugin, or has an older one, which does not report, or cannot reach srun's port. Pure: the
+ * caller brings table and time.
+ */
+#ifndef SPANK_PRESENCE_H
+#define SPANK_PRESENCE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/base/sink.h"
+
+struct presence_policy {
+	bool refuse; /* absent=refuse: such a node ends the step */
+	bool unsure; /* a plugin before this one may still be preparing the tasks */
+	bool check;  /* a dry run: nothing runs on such a node */
+	uint16_t port; /* where srun listens, for the sentence; 0: nowhere */
+};
+
+struct presence_task {
+	char *host;    /* where Slurm has started it; NULL: not yet */
+	bool reported; /* its node has reported by this task */
+};
+
+struct presence {
+	struct presence_policy policy;
+	struct presence_task *task; /* by rank; NULL: no step yet */
+	char **names;            /* of nodes that have reported, sorted, each once */
+	uint32_t tasks, started, reports, name_count;
+	uint32_t unplaced;       /* tasks whose node has reported by them and that have no host yet */
+	uint32_t nodes, silent;  /* nodes that have started tasks, and silent ones, at the last count */
+	bool grown;              /* tasks have started since that count */
+	bool changed;            /* tasks have started, or nodes have reported, since that count */
+	uint64_t begin_ns, changed_ns; /* when tasks were last seen to start */
+	bool said;
+};
+
+/* A step with so many tasks, of all its components. False without memory for it. */
+bool presence_begin(struct presence *presence, uint32_t tasks, uint64_t now_ns);
+void presence_end(struct presence *presence);
+
+/* A node has sent an authenticated message, of whatever kind. The message tells the rank of one of
+   its tasks (UINT32_MAX: it does not) and the node's name ("": it does not). */
+void presence_report(struct presence *presence, uint32_t rank, const char *node);
+
+/* Slurm has started the task on that host: the node's name, or its address if slurm.conf says
+   LaunchParameters=mpir_use_nodeaddr. Any other text is not taken. */
+void presence_start(struct presence *presence, uint32_t rank, const char *host, uint64_t now_ns);
+
+/* When to look at what Slurm has started again; UINT64_MAX: all nodes are there, or one that
+   is not was said. */
+uint64_t presence_due(struct presence *presence, uint64_t now_ns);
+
+/* Whether nodes have been silent for so long that it is to be said, which is once. */
+bool presence_is_late(struct presence *presence, uint64_t now_ns);
+
+/* How many nodes have started tasks and not reported, and whether any node has reported. None
+   while srun does not know yet where a task has started whose node has reported by it. */
+uint32_t presence_silent(struct presence *presence, bool *any_reported);
+
+/* Whether the step still runs, or has ended with all tasks' success or without. */
+enum presence_state { PRESENCE_RUNS, PRESENCE_FAILED, PRESENCE_SUCCEEDED };
+
+/* The sentence about the silent nodes. */
+void presence_describe(struct presence *presence, enum presence_state state, struct sink *sink);
+
+#endif

@@ -1,0 +1,510 @@
+#include "spank/failure/srun/relay_srun.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "spank/base/pause.h"
+#include "spank/base/sink.h"
+#include "spank/base/worker.h"
+#include "spank/failure/blame.h"
+#include "spank/failure/srun/controller.h"
+#include "spank/failure/srun/heard.h"
+#include "spank/failure/srun/launched.h"
+#include "spank/failure/srun/presence.h"
+#include "spank/failure/srun/step.h"
+#include "spank/failure/srun/voice.h"
+#include "spank/failure/timeline.h"
+
+enum { PEERS_MAX = 256, BACKLOG = 4096, PORT_TRIES_MAX = 256 };
+
+/* A connection whose message is not complete. */
+struct peer {
+	int fd;
+	uint64_t deadline_ns;
+	size_t got;
+	struct relay_message message;
+};
+
+static struct {
+	struct relay relay;
+	struct relay_actions actions;
+	struct step step;
+	struct heard heard;
+	bool asked; /* about a node */
+	/* News of that node's tasks, until slurmctld tells whether the node has failed. */
+	struct relay_message held;
+	bool holds, held_alone;
+	uint64_t held_ns;
+	bool asks_end; /* whether Slurm is about to end the step: no answer yet */
+	bool ends_step; /* as soon as slurmctld has answered an earlier request */
+	struct worker worker;
+	atomic_int wait_status; /* the step's, for who does not wait for the worker */
+	pid_t process; /* 0: not open */
+	int listener, wake;
+	struct peer peers[PEERS_MAX]; /* the oldest first */
+	int peer_count;
+	atomic_bool closing;
+	atomic_bool launching;
+	struct presence_policy presence_policy; /* set before */
+} server = { .listener = -1, .wake = -1 };
+
+/* The thread's, and from relay_close() on the caller's. */
+static struct presence presence;
+
+static void drop_peer(int index)
+{
+	close(server.peers[index].fd);
+	server.peer_count--;
+	memmove(&server.peers[index], &server.peers[index + 1],
+	        (size_t)(server.peer_count - index) * sizeof(server.peers[0]));
+}
+
+/* Names the node of a rank that others miss and have never met. */
+static void add_node(struct relay_news *news, char text[RELAY_TEXT_MAX + 1])
+{
+	char copy[RELAY_TEXT_MAX + 1];
+	struct sink sink = sink_on(text, RELAY_TEXT_MAX + 1);
+	const char *place;
+	uint32_t rank;
+
+	snprintf(copy, sizeof(copy), "%.*s", RELAY_TEXT_MAX, news->text);
+	place = judge_is_hearsay(&news->facts) ? blame_place_of_node(copy, &rank) : NULL;
+	if (place == NULL || rank >= presence.tasks || presence.task[rank].host == NULL)
+		return;
+	sink_add(&sink, "%.*s on %s%s", (int)(place - copy), copy, presence.task[rank].host, place);
+	news->text = text;
+}
+
+/* Asks Slurm about the first node whose tasks it seems to have killed: of a step that was
+   cancelled that is one question, not one of each node. A step that outlives nodes may
+   lose several. True: the news are held until slurmctld answers. */
+static bool ask_about_node(const struct relay_message *message, const struct relay_news *news, bool alone)
+{
+	if (server.step.over || server.step.stopping || server.actions.node_failed == NULL || server.holds ||
+	    news->node[0] == '\0' || !judge_may_be_node(&news->facts) ||
+	    (server.asked && !server.step.policy.outlives_nodes) ||
+	    !controller_start(&server.actions, REQUEST_NODE_FAILED, news->node))
+		return false;
+	server.asked = server.holds = true;
+	server.held = *message;
+	server.held_alone = alone;
+	server.held_ns = ddp_now_ns();
+	return true;
+}
+
+static void take_held(bool node_failed)
+{
+	struct relay_news news = relay_read(&server.held);
+	char text[RELAY_TEXT_MAX + 1];
+
+	if (!server.holds)
+		return;
+	server.holds = false;
+	add_node(&news, text);
+	news.facts.node_failed = node_failed;
+	step_take(&server.step, &news, server.held_alone, server.held_ns);
+}
+
+/* Starts the request that waits for its turn. */
+static void start_request(void)
+{
+	if (server.ends_step)
+		server.ends_step = !controller_start(&server.actions, REQUEST_END_STEP, "");
+	else if (server.asks_end)
+		controller_start(&server.actions, REQUEST_SLURM_ENDS_IT, "");
+}
+
+/* Waits so long for slurmctld's answer, if a request is under way. */
+static void hear_controller(int ms)
+{
+	enum controller_request request;
+	bool answer;
+
+	if (!controller_finish(ms, &request, &answer))
+		return;
+	if (request == REQUEST_NODE_FAILED)
+		take_held(answer);
+	if (request == REQUEST_SLURM_ENDS_IT && server.asks_end) {
+		server.asks_end = false;
+		step_answer(&server.step, answer);
+	}
+	start_request();
+}
+
+/* If a job ends because a node failed, Slurm asks all tasks to stop. */
+static void say_lost_node(void)
+{
+	char node[HOST_NAME_MAX_BYTES], text[HOST_NAME_MAX_BYTES + 64];
+	struct sink sink = sink_on(text, sizeof(text));
+
+	if (!server.step.stopping || server.step.said || server.actions.lost_node == NULL ||
+	    !server.actions.lost_node(node))
+		return;
+	sink_add(&sink, node[0] != '\0' ? "node " : "a node of the job");
+	sink_add_untrusted(&sink, node, sizeof(node));
+	sink_add(&sink, " has failed, and SLURM has ended the job for it");
+	voice_say(server.actions.say, text);
+}
+
+/* Who knows the step's secret has the plugin, whatever the message is about. */
+static void note_presence(const struct relay_news *news)
+{
+	struct stall_note note;
+
+	if (news->stall == NULL)
+		presence_report(&presence, news->here ? news->rank : UINT32_MAX, news->node);
+	else if (stall_unpack(news->stall, &note))
+		presence_report(&presence, note.lowest, "");
+}
+
+static void take(const struct relay_message *message, int fd)
+{
+	struct relay_news news = relay_read(message);
+	unsigned char tag[SIPHASH_BYTES];
+	char text[RELAY_TEXT_MAX + 1];
+	bool alone;
+
+	relay_sign(&server.relay, message, tag);
+	/* A note is the node's present state, so an older one is none. Its node tells it again. */
+	if (memcmp(tag, message->tag, sizeof(tag)) != 0 ||
+	    !heard_first(&server.heard, message->nonce, news.stall != NULL))
+		return;
+	/* A node that has hung up has waited too long, and acts itself. */
+	alone = recv(fd, tag, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+	relay_sign_answer(&server.relay, message, tag);
+	/* An empty socket has room for it. */
+	if (!alone)
+		send(fd, tag, sizeof(tag), MSG_NOSIGNAL | MSG_DONTWAIT);
+	note_presence(&news);
+	if (news.here)
+		return;
+	add_node(&news, text);
+	if (news.stall != NULL)
+		step_take_stall(&server.step, news.stall, ddp_now_ns());
+	else if (!ask_about_node(message, &news, alone))
+		step_take(&server.step, &news, alone, ddp_now_ns());
+}
+
+/* Reads what is there; false if the peer is done with. */
+static bool read_peer(struct peer *peer)
+{
+	char *p = (char *)&peer->message;
+
+	while (peer->got < sizeof(peer->message)) {
+		ssize_t got = recv(peer->fd, p + peer->got, sizeof(peer->message) - peer->got, MSG_DONTWAIT);
+		if (got <= 0)
+			return got < 0 && (errno == EAGAIN || errno == EINTR);
+		peer->got += (size_t)got;
+	}
+	take(&peer->message, peer->fd);
+	return false;
+}
+
+/*
+ * Anybody may connect. Whoever does not say his message waits among others, gets
+ * no answer, and when there are too many the one that waits longest goes first:
+ * a node sends its whole message at once.
+ */
+static void accept_peers(void)
+{
+	for (int accepted = 0; accepted < PEERS_MAX; accepted++) {
+		int fd = accept4(server.listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		bool no_room = fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM ||
+		                          errno == ENOBUFS);
+		if (no_room && server.peer_count == 0)
+			pause_ms(50);
+		if (fd < 0 && !(no_room && server.peer_count > 0))
+			return;
+		if (no_room || server.peer_count == PEERS_MAX)
+			drop_peer(0);
+		if (fd < 0)
+			continue;
+		struct peer *peer = &server.peers[server.peer_count++];
+		peer->fd = fd;
+		peer->got = 0;
+		peer->deadline_ns = ddp_now_ns() + (uint64_t)REPLY_MS * 1000000;
+		if (!read_peer(peer))
+			drop_peer(server.peer_count - 1);
+	}
+}
+
+/* Until something is due, or for good. */
+static int wait_ms(void)
+{
+	uint64_t now = ddp_now_ns(), due = server.asks_end ? UINT64_MAX : step_due(&server.step), look = presence_due(&presence, now);
+
+	if (look < due)
+		due = look;
+	if (server.peer_count > 0 && server.peers[0].deadline_ns < due)
+		due = server.peers[0].deadline_ns;
+	if (controller_has_answer())
+		return 0;
+	if (due == UINT64_MAX)
+		return -1;
+	due = now < due ? (due - now + 999999) / 1000000 : 0;
+	return due < INT_MAX ? (int)due : INT_MAX;
+}
+
+static void act(const struct step_action *action)
+{
+	atomic_store(&server.wait_status, server.step.wait_status);
+	if (action->text[0] != '\0')
+		voice_say(server.actions.say, action->text);
+	server.ends_step |= action->kill;
+	server.asks_end |= action->ask;
+	start_request();
+}
+
+/* It is in the step's way of ending, so that all else that goes wrong is said no more. */
+static void say_silent(uint64_t now_ns)
+{
+	char text[RELAY_TEXT_MAX + 1];
+	struct sink sink = sink_on(text, sizeof(text));
+	const struct relay_news news = { .text = text, .wait_status = W_EXITCODE(1, 0),
+		                         .facts = { .end = END_CODE, .sent = SENT_NOTHING } };
+	bool any_reported;
+
+	presence_silent(&presence, &any_reported);
+	presence_describe(&presence, PRESENCE_RUNS, &sink);
+	/* No report at all: all plugins are older, or nodes do not reach this port. */
+	if (presence.policy.refuse && !presence.policy.unsure && any_reported)
+		step_take(&server.step, &news, false, now_ns);
+	else
+		voice_say(server.actions.say, text);
+}
+
+static void look_for_nodes(void)
+{
+	uint64_t now = ddp_now_ns();
+
+	if (presence.tasks == 0 && atomic_load(&server.launching)) {
+		presence.policy = server.presence_policy;
+		presence.policy.port = server.relay.port;
+		presence_begin(&presence, launched_tasks(), now);
+	}
+	if (presence_due(&presence, now) == UINT64_MAX)
+		return;
+	launched_look(&presence, now);
+	if (!server.step.over && presence_is_late(&presence, now))
+		say_silent(now);
+}
+
+static void serve_peers(const struct pollfd *ready, int count)
+{
+	uint64_t now = ddp_now_ns();
+
+	/* From the last on: one that goes moves those behind it. */
+	for (int i = count - 1; i >= 0; i--)
+		if ((ready[i].revents != 0 && !read_peer(&server.peers[i])) ||
+		    server.peers[i].deadline_ns <= now)
+			drop_peer(i);
+}
+
+/* Woken up: by relay_close() or relay_expect(). */
+static bool is_closing(void)
+{
+	uint64_t times;
+
+	return read(server.wake, &times, sizeof(times)) == (ssize_t)sizeof(times) &&
+	       atomic_load(&server.closing);
+}
+
+static void serve(void)
+{
+	static struct pollfd ready[3 + PEERS_MAX];
+	struct step_action action;
+
+	for (;;) {
+		int peers = server.peer_count, count;
+		ready[0] = (struct pollfd){ .fd = server.wake, .events = POLLIN };
+		ready[1] = (struct pollfd){ .fd = server.listener, .events = POLLIN };
+		ready[2] = (struct pollfd){ .fd = controller_descriptor(), .events = POLLIN };
+		for (int i = 0; i < peers; i++)
+			ready[3 + i] = (struct pollfd){ .fd = server.peers[i].fd, .events = POLLIN };
+		count = poll(ready, (nfds_t)(3 + peers), wait_ms());
+		if (count > 0 && ready[0].revents != 0 && is_closing())
+			break;
+		hear_controller(0);
+		look_for_nodes();
+		if (count >= 0)
+			serve_peers(ready + 3, peers);
+		if (count > 0 && ready[1].revents != 0)
+			accept_peers();
+		while (!server.asks_end && step_act(&server.step, ddp_now_ns(), &action))
+			act(&action);
+	}
+	hear_controller(JOIN_MS / 2);
+	take_held(false);
+	say_lost_node();
+	if (step_finish(&server.step, &action))
+		act(&action);
+	atomic_store(&server.wait_status, server.step.wait_status);
+}
+
+/* Of both families, where the machine has them; -1 and errno otherwise. */
+static int listen_on(uint16_t port)
+{
+	struct sockaddr_in6 any6 = { .sin6_family = AF_INET6, .sin6_port = htons(port),
+	                             .sin6_addr = in6addr_any };
+	struct sockaddr_in any4 = { .sin_family = AF_INET, .sin_port = htons(port) };
+	const int no = 0, yes = 1;
+	int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	/* As srun does: connections that have just ended do not count. */
+	if (fd >= 0 && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no)) == 0 &&
+	    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
+	    bind(fd, (struct sockaddr *)&any6, sizeof(any6)) == 0 && listen(fd, BACKLOG) == 0)
+		return fd;
+	if (fd >= 0) {
+		close(fd);
+		if (errno == EADDRINUSE)
+			return -1;
+	}
+	fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd >= 0 && (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) < 0 ||
+	                bind(fd, (struct sockaddr *)&any4, sizeof(any4)) < 0 || listen(fd, BACKLOG) < 0)) {
+		int error = errno;
+		close(fd);
+		errno = error;
+		return -1;
+	}
+	return fd;
+}
+
+/* A free port of the range, tried from a random one on. */
+static int listen_in(uint16_t low, uint16_t high)
+{
+	uint32_t span = high >= low ? (uint32_t)(high - low) + 1 : 1, start = 0;
+	int fd = -1;
+
+	if (getrandom(&start, sizeof(start), 0) != (ssize_t)sizeof(start))
+		start = 0;
+	for (uint32_t i = 0; fd < 0 && i < span && i < PORT_TRIES_MAX; i++) {
+		fd = listen_on((uint16_t)(low + (start % span + i) % span));
+		if (fd < 0 && errno != EADDRINUSE)
+			break;
+	}
+	return fd;
+}
+
+bool relay_has_room(uint16_t low, uint16_t high, uint32_t ports)
+{
+	for (uint32_t port = low; port <= high && ports > 0; port++) {
+		int fd = listen_on((uint16_t)port);
+		if (fd < 0)
+			continue;
+		close(fd);
+		ports--;
+	}
+	return ports == 0;
+}
+
+static void close_sockets(void)
+{
+	if (server.listener >= 0)
+		close(server.listener);
+	if (server.wake >= 0)
+		close(server.wake);
+	server.listener = server.wake = -1;
+}
+
+static bool listen_and_start(uint16_t low, uint16_t high)
+{
+	struct sockaddr_storage address;
+	socklen_t bytes = sizeof(address);
+
+	server.listener = listen_in(low, high);
+	server.wake = eventfd(0, EFD_CLOEXEC);
+	if (server.listener < 0 || server.wake < 0 ||
+	    getsockname(server.listener, (struct sockaddr *)&address, &bytes) < 0 ||
+	    getrandom(server.relay.secret, sizeof(server.relay.secret), 0) !=
+	    (ssize_t)sizeof(server.relay.secret))
+		return false;
+	/* The port is at the same place in both families' addresses. */
+	server.relay.port = ntohs(((struct sockaddr_in *)&address)->sin_port);
+	return worker_start(&server.worker, serve);
+}
+
+bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
+                const struct relay_actions *actions, char spec[RELAY_SPEC_MAX],
+                struct error *error)
+{
+	struct sink sink = sink_on(spec, RELAY_SPEC_MAX);
+
+	if (server.process == 0) {
+		server.actions = *actions;
+		presence_end(&presence);
+		step_start(&server.step, policy);
+		if (!listen_and_start(low, high)) {
+			error_set(error, "cannot listen for the nodes' reports: %s", strerror(errno));
+			close_sockets();
+			return false;
+		}
+		server.process = getpid();
+	}
+	sink_add(&sink, "%u:", server.relay.port);
+	for (int i = 0; i < SIPHASH_KEY_BYTES; i++)
+		sink_add(&sink, "%02x", server.relay.secret[i]);
+	return true;
+}
+
+void relay_expect(const struct presence_policy *policy)
+{
+	const uint64_t one = 1;
+
+	if (server.process != getpid() || atomic_load(&server.launching))
+		return;
+	server.presence_policy = *policy;
+	atomic_store(&server.launching, true);
+	/* An eventfd takes it always. */
+	if (write(server.wake, &one, sizeof(one)) != (ssize_t)sizeof(one))
+		atomic_store(&server.launching, false);
+}
+
+bool relay_has_silent(bool succeeded, char text[RELAY_TEXT_MAX + 1], bool *refuse)
+{
+	struct sink sink = sink_on(text, RELAY_TEXT_MAX + 1);
+	bool any_reported;
+
+	if (server.process != 0 || presence.said || presence_silent(&presence, &any_reported) == 0)
+		return false;
+	presence_describe(&presence, succeeded ? PRESENCE_SUCCEEDED : PRESENCE_FAILED, &sink);
+	*refuse = presence.policy.refuse && !presence.policy.check && any_reported;
+	return true;
+}
+
+int relay_close(void)
+{
+	const uint64_t one = 1;
+	int wait_status;
+	bool ended;
+
+	if (server.process != getpid())
+		return 0;
+	atomic_store(&server.closing, true);
+	/* It may be asking a controller that does not answer. */
+	ended = write(server.wake, &one, sizeof(one)) == (ssize_t)sizeof(one) &&
+	        worker_join(&server.worker, JOIN_MS);
+	voice_finish();
+	if (!ended)
+		return atomic_load(&server.wait_status);
+	wait_status = atomic_load(&server.wait_status);
+	while (server.peer_count > 0)
+		drop_peer(server.peer_count - 1);
+	close_sockets();
+	heard_end(&server.heard);
+	memset(&server, 0, sizeof(server));
+	server.listener = server.wake = -1;
+	return wait_status;
+}

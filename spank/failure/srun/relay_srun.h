@@ -1,0 +1,36 @@
+/* srun hears the nodes of its step, and does what is due. libc only. */
+#ifndef SPANK_RELAY_SRUN_H
+#define SPANK_RELAY_SRUN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/base/error.h"
+#include "spank/failure/relay.h"
+#include "spank/failure/srun/presence.h"
+#include "spank/failure/srun/step.h"
+
+/*
+ * srun: listens on a port from `low` to `high`, or on any if they are 0, in a
+ * thread that blocks all signals; a second call only tells the same spec.
+ */
+bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
+                const struct relay_actions *actions, char spec[RELAY_SPEC_MAX],
+                struct error *error);
+/* Whether at least so many ports of the range are free here and now. */
+bool relay_has_room(uint16_t low, uint16_t high, uint32_t ports);
+
+/* The step, or a component of it, is about to start: nodes that start tasks and do not report
+   are said. Does nothing if it is not open. */
+void relay_expect(const struct presence_policy *policy);
+
+/* After relay_close(): what is to be said of nodes without the plugin now that the step has
+   ended, with success or not; false: nothing. `refuse`: the step counts as failed. */
+bool relay_has_silent(bool succeeded, char text[RELAY_TEXT_MAX + 1], bool *refuse);
+
+/* Says what is held, as long as that takes, and ends the thread, if it does not take
+   longer than JOIN_MS over the step's end; the wait status of the failure that was said, or 0. Does nothing in a
+   forked child. */
+int relay_close(void);
+
+#endif

@@ -1,0 +1,48 @@
+/* srun's side of stall=: the nodes' notes, put together. Pure but for its memory. */
+#ifndef SPANK_STALL_STEP_H
+#define SPANK_STALL_STEP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "spank/base/sink.h"
+#include "spank/failure/stall_note.h"
+
+/* Of one node. */
+struct stall_told {
+	uint64_t taken_ns;
+	struct stall_note note;
+};
+
+struct stall_step {
+	uint32_t seconds;        /* of stall= */
+	struct stall_told *nodes;
+	size_t count, room;
+	uint64_t stalled_ranks;  /* of the nodes that stall */
+	bool said;               /* since a rank last went on */
+};
+
+/* Takes a node's note, packed, in place of its last one. What is none, or no more to
+   be kept, is dropped. */
+void stall_step_take(struct stall_step *step, const unsigned char bytes[STALL_NOTE_BYTES],
+                     uint64_t now_ns);
+
+/* When the step has stalled for long enough, if no other note comes; UINT64_MAX: it
+   goes on, all ranks have left it, or it was said. */
+uint64_t stall_step_due(const struct stall_step *step);
+
+/* Ranks wait in ddp_init() for one that has ended without it, and nobody does anything else. */
+bool stall_step_is_blocked(const struct stall_step *step);
+
+/* Adds what a rank says that gave up because of another one. Where a node has told of that other rank,
+   or of one that is stopped, this comes first: "rank 3 of 4 on n3 did not come (in forward of step 7
+   for 3.1 s); rank 1 ...". */
+void stall_step_add_hearsay(const struct stall_step *step, const char *text, uint64_t now_ns, struct sink *sink);
+
+/* Adds the sentence, which is then said. */
+void stall_step_say(struct stall_step *step, uint64_t now_ns, struct sink *sink);
+
+void stall_step_end(struct stall_step *step);
+
+#endif

@@ -1,0 +1,311 @@
+#include "spank/failure/srun/step.h"
+
+#include <sys/wait.h>
+
+#include "spank/base/sink.h"
+#include "spank/failure/timeline.h"
+
+void step_start(struct step *step, const struct step_policy *policy)
+{
+	*step = (struct step){ .policy = *policy, .stall = { .seconds = policy->stall_seconds } };
+}
+
+static struct end_verdict judge_case(const struct step *step, const struct step_case *what)
+{
+	struct end_facts facts = what->facts;
+
+	/* Slurm reaches one node before the other, and the word of one counts for all. */
+	if (step->stopping)
+		facts.sent = SENT_STOP;
+	else if (step->signalled && facts.sent != SENT_KILL)
+		facts.sent = SENT_SIGNAL;
+	facts.ending = step->over;
+	facts.kill_on_failure = step->policy.kill_on_failure;
+	facts.outlives_nodes = step->policy.outlives_nodes;
+	return judge_end(&facts);
+}
+
+/* Of a rank that did not come its own node may know more, a little later. */
+static bool waits_for_more(const struct step_case *what)
+{
+	return judge_is_hearsay(&what->facts) && what->facts.timed_out;
+}
+
+static uint64_t delay_ns(const struct step *step, const struct step_case *what,
+                         enum end_delay delay)
+{
+	static const uint64_t ns_per_ms = 1000000;
+
+	switch (delay) {
+	case DELAY_NONE:
+		return (waits_for_more(what) && step->policy.timeout_hold_ms > step->policy.hold_ms
+		        ? step->policy.timeout_hold_ms : step->policy.hold_ms) * ns_per_ms;
+	case DELAY_DOUBT:
+		return step->policy.doubt_ms * ns_per_ms;
+	case DELAY_GRACE:
+		return step->policy.grace_ms * ns_per_ms;
+	case DELAY_STOP:
+		return step->policy.stop_ms == STOP_BY_SLURM ? UINT64_MAX : step->policy.stop_ms * ns_per_ms;
+	case DELAY_NEVER:
+		break;
+	}
+	return UINT64_MAX;
+}
+
+/* When the case is to be said or to end the step, whichever comes first. */
+static uint64_t case_due(const struct step *step, const struct step_case *what)
+{
+	struct end_verdict verdict = judge_case(step, what);
+	uint64_t say = what->said || step->said ? UINT64_MAX : delay_ns(step, what, verdict.say);
+	uint64_t kill = delay_ns(step, what, verdict.kill), first = say < kill ? say : kill;
+
+	return !what->held || first == UINT64_MAX ? UINT64_MAX : what->taken_ns + first;
+}
+
+static int case_of(const struct end_verdict *verdict, bool hearsay)
+{
+	if (verdict->say != DELAY_NONE && verdict->say != DELAY_NEVER)
+		return CASE_LATER;
+	return hearsay ? CASE_HEARSAY : CASE_CAUSE;
+}
+
+/* Of two of a kind the earlier one is kept. */
+static void hold(struct step *step, int index, const struct step_case *what)
+{
+	struct step_case *kept = &step->cases[index];
+	uint64_t taken_ns = kept->held ? kept->taken_ns : what->taken_ns;
+	bool timed_out = what->facts.timed_out && (!kept->held || kept->facts.timed_out);
+
+	if (kept->held && (kept->said || what->happened_ns >= kept->happened_ns))
+		return;
+	*kept = *what;
+	kept->taken_ns = taken_ns;
+	/* None waits longer than the first one would have. */
+	kept->facts.timed_out = timed_out;
+}
+
+/* No node tells of an end later than it waits for srun: what claims to be older
+   takes nobody's place by it. */
+static uint64_t happened_ns(uint32_t age_ms, uint64_t now_ns)
+{
+	uint32_t longest_ms = LOSS_MS + CONNECT_MS + REPLY_MS;
+	uint64_t age_ns = (uint64_t)(age_ms < longest_ms ? age_ms : longest_ms) * 1000000;
+
+	return age_ns < now_ns ? now_ns - age_ns : 0;
+}
+
+/* The end is asked for now, or by others; srun is there as long as it was in vain. */
+static void end(struct step *step, uint64_t now_ns, uint32_t others_ms)
+{
+	step->over = true;
+	step->pause_ns = AGAIN_MS * 1000000ull;
+	step->again_ns = now_ns + step->pause_ns + others_ms * 1000000ull;
+}
+
+void step_take(struct step *step, const struct relay_news *news, bool alone, uint64_t now_ns)
+{
+	struct step_case what = { .held = true, .facts = news->facts, .taken_ns = now_ns,
+		                  .happened_ns = happened_ns(news->age_ms, now_ns),
+		                  .wait_status = news->wait_status };
+	struct sink sink = sink_on(what.text, sizeof(what.text));
+	struct end_verdict verdict;
+
+	if (step->over)
+		return;
+	step->stopping |= news->facts.sent == SENT_STOP;
+	step->signalled |= news->facts.sent == SENT_SIGNAL;
+	verdict = judge_case(step, &what);
+	if (alone) {
+		if (verdict.kill == DELAY_NONE)
+			end(step, now_ns, ALONE_MS + ALONE_SPREAD_MS);
+		if (verdict.say != DELAY_NONE || judge_is_hearsay(&news->facts) || step->said)
+			return;
+		step->said = true;
+		step->wait_status = news->wait_status;
+		return;
+	}
+	if (verdict.say == DELAY_NEVER && verdict.kill == DELAY_NEVER)
+		return;
+	if (news->facts.node_failed) {
+		sink_add(&sink, "node ");
+		sink_add_untrusted(&sink, news->node, HOST_NAME_MAX_BYTES);
+		sink_add(&sink, " has failed, says SLURM: ");
+	}
+	sink_add_untrusted(&sink, news->text, RELAY_TEXT_MAX);
+	if (news->facts.node_failed && step->policy.outlives_nodes)
+		sink_add(&sink, "; the step goes on (--no-kill)");
+	hold(step, case_of(&verdict, judge_is_hearsay(&news->facts)), &what);
+}
+
+void step_take_stall(struct step *step, const unsigned char note[STALL_NOTE_BYTES], uint64_t now_ns)
+{
+	stall_step_take(&step->stall, note, now_ns);
+}
+
+/* When the first of the cases is due. */
+static uint64_t cases_due(const struct step *step)
+{
+	uint64_t first = UINT64_MAX;
+
+	for (int i = 0; i < CASE_COUNT; i++) {
+		uint64_t due = case_due(step, &step->cases[i]);
+		if (due < first)
+			first = due;
+	}
+	return first;
+}
+
+static uint64_t stall_due(const struct step *step)
+{
+	return step->over || step->stopping || step->policy.stop_ms == STOP_BY_SLURM ||
+	       cases_due(step) != UINT64_MAX ? UINT64_MAX : stall_step_due(&step->stall);
+}
+
+uint64_t step_due(const struct step *step)
+{
+	uint64_t cases = cases_due(step), stall = stall_due(step);
+
+	if (step->over)
+		return step->again_ns;
+	return cases < stall ? cases : stall;
+}
+
+static void act_on_stall(struct step *step, uint64_t now_ns, struct step_action *action)
+{
+	bool blocked = stall_step_is_blocked(&step->stall);
+	struct sink sink;
+
+	*action = (struct step_action){ .kill = step->policy.kill_on_stall ||
+		                                (blocked && step->policy.kill_on_failure) };
+	sink = sink_on(action->text, sizeof(action->text));
+	stall_step_say(&step->stall, now_ns, &sink);
+	/* No task has failed, and yet the step has. */
+	if (blocked && step->wait_status == 0)
+		step->wait_status = W_EXITCODE(1, 0);
+	step->said |= blocked;
+	if (!action->kill)
+		return;
+	if (!blocked)
+		sink_add(&sink, "; the step is ended (stall-action=kill)");
+	end(step, now_ns, 0);
+}
+
+/* The one to speak of when one is due: what happened first goes before what it
+   led to, and both before what may be no failure. */
+static struct step_case *choose(struct step *step, uint64_t now_ns)
+{
+	struct step_case *later = &step->cases[CASE_LATER];
+
+	for (int i = 0; i < CASE_LATER && !step->said; i++) {
+		struct step_case *what = &step->cases[i];
+		if (what->held && judge_case(step, what).say == DELAY_NONE)
+			return what;
+	}
+	if (case_due(step, later) <= now_ns)
+		return later;
+	for (int i = 0; i < CASE_LATER; i++)
+		if (case_due(step, &step->cases[i]) <= now_ns)
+			return &step->cases[i];
+	return NULL;
+}
+
+/* Of what is said for want of better only, the verdict on the end that led to it, if there is one. */
+static struct step_case *cause_of(struct step *step, struct step_case *what)
+{
+	struct step_case *later = &step->cases[CASE_LATER];
+	bool earlier = later->happened_ns <= what->happened_ns;
+
+	return later->held && judge_case(step, later).words != WORDS_NONE &&
+	       judge_explains(&later->facts, &what->facts, earlier) ? later : what;
+}
+
+/* Whether it waits until grace= is over. */
+static bool has_grace(enum end_delay delay)
+{
+	return delay == DELAY_GRACE || delay == DELAY_STOP;
+}
+
+static void say_case(struct step *step, struct step_case *what, const struct end_verdict *verdict,
+                     uint64_t now_ns, struct step_action *action)
+{
+	struct sink sink = sink_on(action->text, sizeof(action->text));
+	enum end_delay delay = action->kill ? verdict->kill : verdict->say;
+
+	if (verdict->words == WORDS_NONE || (step->said && !action->kill))
+		return;
+	if (judge_is_hearsay(&what->facts))
+		stall_step_add_hearsay(&step->stall, what->text, now_ns, &sink);
+	else
+		sink_add(&sink, "%s", what->text);
+	/* Why the step is not ended. */
+	if (step->signalled && !step->stopping && verdict->kill == DELAY_STOP && !action->kill)
+		sink_add(&sink, "; the step was sent a signal before, so the others may save (see grace= in srun-ddp(7))");
+	if (has_grace(delay))
+		sink_add(&sink, "; %.1f s later the step was still running%s (see grace= in srun-ddp(7))",
+		         (double)delay_ns(step, what, delay) * 1e-9, action->kill ? ", and is ended" : "");
+	if (!step->said)
+		step->wait_status = what->wait_status;
+	step->said = what->said = true;
+}
+
+bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
+{
+	struct step_case *what = !step->over && step_due(step) <= now_ns ? choose(step, now_ns) : NULL;
+	struct end_verdict verdict;
+
+	if (step->over && step->again_ns <= now_ns) {
+		*action = (struct step_action){ .kill = true };
+		step->pause_ns *= 2;
+		step->again_ns = now_ns + step->pause_ns;
+		return true;
+	}
+	if (what == NULL && stall_due(step) <= now_ns) {
+		act_on_stall(step, now_ns, action);
+		return true;
+	}
+	if (what == NULL)
+		return false;
+	verdict = judge_case(step, what);
+	*action = (struct step_action){ .kill = now_ns - what->taken_ns >= delay_ns(step, what, verdict.kill) };
+	if (action->kill && verdict.kill == DELAY_STOP && step->policy.slurm_may_grant_more) {
+		*action = (struct step_action){ .ask = true };
+		return true;
+	}
+	/* What was chosen may have come after the one that is due: they are one event. */
+	if (verdict.say == DELAY_NONE && verdict.kill == DELAY_NONE)
+		action->kill = true;
+	say_case(step, cause_of(step, what), &verdict, now_ns, action);
+	/* All is done with it: the next one may have consequences. */
+	if (verdict.kill == DELAY_NEVER)
+		what->held = false;
+	if (action->kill)
+		end(step, now_ns, 0);
+	return true;
+}
+
+void step_answer(struct step *step, bool slurm_ends_it)
+{
+	step->policy.slurm_may_grant_more = false;
+	if (slurm_ends_it)
+		step->policy.stop_ms = STOP_BY_SLURM;
+}
+
+bool step_finish(struct step *step, struct step_action *action)
+{
+	*action = (struct step_action){ .kill = false };
+	for (int i = 0; i < CASE_COUNT && !step->over && !step->said; i++) {
+		struct step_case *what = &step->cases[i];
+		struct end_verdict verdict = judge_case(step, what);
+		/* A rank that a person has ended by SIGTERM waits for nobody any more. */
+		if (!what->held || (verdict.say != DELAY_NONE && verdict.say != DELAY_GRACE))
+			continue;
+		/* Nothing is left of the step that could be ended. */
+		verdict.say = DELAY_NONE;
+		verdict.kill = DELAY_NEVER;
+		say_case(step, cause_of(step, what), &verdict, what->taken_ns, action);
+	}
+	step->over = true;
+	step->again_ns = UINT64_MAX;
+	stall_step_end(&step->stall);
+	return action->text[0] != '\0';
+}

@@ -1,0 +1,95 @@
+/*
+ * What srun knows of its step's end, from what the nodes tell: the one sentence
+ * that it says, and when it asks for the step's end: once, and again only if it
+ * was in vain, as it is for a component that Slurm was just launching. Pure: the caller brings
+ * the time, and does what is to be done.
+ */
+#ifndef SPANK_STEP_H
+#define SPANK_STEP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/failure/relay.h"
+#include "spank/failure/srun/stall_step.h"
+#include "spank/identity/nodelist.h"
+
+enum { STEP_TEXT_MAX = RELAY_TEXT_MAX + 128 + STALL_WHO_MAX + STALL_DOING_MAX };
+
+/* Slurm itself ends a step that it has asked to stop, whenever that is. */
+#define STOP_BY_SLURM UINT32_MAX
+
+struct step_policy {
+	uint32_t hold_ms, timeout_hold_ms, doubt_ms, grace_ms; /* see timeline.h */
+	uint32_t stop_ms; /* or STOP_BY_SLURM */
+	bool slurm_may_grant_more; /* than stop_ms: it is asked before the step's end */
+	bool kill_on_failure;
+	bool outlives_nodes; /* srun --no-kill */
+	uint32_t stall_seconds; /* 0: no matter how long it stalls */
+	bool kill_on_stall;
+};
+
+/* A task's end that may come to be said, or to end the step. */
+struct step_case {
+	bool held, said;
+	struct end_facts facts;
+	uint64_t happened_ns, taken_ns;
+	int wait_status;
+	char text[RELAY_TEXT_MAX + 1];
+};
+
+/* A failure, its consequence in another rank, and what waits longer. */
+enum { CASE_CAUSE, CASE_HEARSAY, CASE_LATER, CASE_COUNT };
+
+struct step {
+	struct step_policy policy;
+	struct step_case cases[CASE_COUNT];
+	struct stall_step stall;
+	bool stopping; /* a node saw Slurm ask for it */
+	bool signalled; /* a node saw another signal of Slurm's shortly before an end */
+	bool said;     /* a failure, by srun or by a node itself */
+	bool over;     /* the end was asked for: nothing more is said */
+	uint64_t again_ns, pause_ns; /* then: when to ask again, and how long after the last time */
+	int wait_status; /* of the failure that was said; 0: none */
+};
+
+struct step_action {
+	char text[STEP_TEXT_MAX]; /* "": nothing to say */
+	bool kill;
+	bool ask; /* whether Slurm is about to end the step: step_answer() */
+};
+
+/* srun calls these functions when they are due: srun says a sentence, in printable bytes and in
+   a separate thread (voice.h), ends the step, or asks. */
+struct relay_actions {
+	void (*say)(const char *text);
+	void (*end_step)(void);
+	bool (*slurm_ends_it)(void); /* whether Slurm itself is about to */
+	bool (*node_failed)(const char *node); /* whether Slurm says so; NULL: not known */
+	/* Whether Slurm has ended the job for a node's failure, and which one's, "" if it does
+	   not tell. NULL: not known. */
+	bool (*lost_node)(char node[HOST_NAME_MAX_BYTES]);
+};
+
+/* Before anything else. */
+void step_start(struct step *step, const struct step_policy *policy);
+
+/* `alone`: the node that told it waits no more, and acts by itself. */
+void step_take(struct step *step, const struct relay_news *news, bool alone, uint64_t now_ns);
+
+/* A node's note of a stall, packed. Of a step that ends, stops, or has a failure to be
+   said first, no stall is said. */
+void step_take_stall(struct step *step, const unsigned char note[STALL_NOTE_BYTES], uint64_t now_ns);
+
+/* When step_act() has something to do; UINT64_MAX: not before more news. */
+uint64_t step_due(const struct step *step);
+
+/* The next thing to do at that time; false if there is nothing. */
+bool step_act(struct step *step, uint64_t now_ns, struct step_action *action);
+
+void step_answer(struct step *step, bool slurm_ends_it);
+
+/* srun ends: what it still holds back of a failure is said, and the rest forgotten. */
+bool step_finish(struct step *step, struct step_action *action);
+
+#endif
