@@ -49,17 +49,8 @@ device_sources = \
 	libruntime/device/backend.h \
 	libruntime/device/cpu.c libruntime/device/cpu.h \
 	libruntime/device/device.c libruntime/device/device.h \
-	libruntime/device/host_graph.c libruntime/device/host_graph.h \
-	libruntime/device/host_image_kernels.c \
-	libruntime/device/host_kernels.c libruntime/device/host_kernels.h \
-	libruntime/device/host_task.c libruntime/device/host_task.h \
-	libruntime/device/host_whole_kernels.c \
 	libruntime/device/kernel_queue.c libruntime/device/kernel_queue.h \
-	libruntime/device/module.c libruntime/device/module.h \
-	libruntime/device/test_device.c libruntime/device/test_device.h \
-	libruntime/device/test_memory.c libruntime/device/test_memory.h \
-	libruntime/device/test_order.c libruntime/device/test_order.h \
-	libruntime/device/test_queue.c libruntime/device/test_queue.h
+	libruntime/device/module.c libruntime/device/module.h
 
 comm_sources = \
 	libruntime/comm/ops/blocks.h \

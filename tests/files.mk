@@ -50,7 +50,7 @@ check-waits: tests/ranks/test_device_model tests/ranks/test_device_ways tests/ra
 		tests/ranks/test_comm_device_messages tests/ranks/test_optimizers tests/ranks/test_powersgd \
 		tests/ranks/test_engine tests/ranks/test_nccl_messages tests/unit/test_device tests/unit/test_kernel_device \
 		tests/unit/test_kernel_graph_cuda tests/unit/test_kernel_queue tests/support/module_of_another_version.la \
-		tests/support/nccl_standin.la
+		tests/support/nccl_standin.la tests/device/libddp_test.la
 	$(top_srcdir)/tests/support/check-waits $(top_srcdir)
 # 256 ranks on 16 nodes of a throw-away cluster; needs root.
 check-scale: all tests/cluster/scale_probe
@@ -105,7 +105,7 @@ endif
 gpu_tests = $(gpu_programs) $(gpu_scripts)
 EXTRA_DIST += tests/gpu/kit.sh tests/gpu/lib.sh tests/gpu/netplugin.sh tests/gpu/run.sh \
 	tests/gpu/torch_sums.py tests/gpu/train.sh
-gpu_builds = all $(gpu_programs) tests/support/nccl_standin.la tests/support/module_of_another_version.la
+gpu_builds = all $(gpu_programs) tests/device/libddp_test.la tests/support/nccl_standin.la tests/support/module_of_another_version.la
 check-gpu:
 	@$(top_srcdir)/tests/support/check-gpu --here
 	@$(MAKE) --no-print-directory $(gpu_builds)
@@ -120,6 +120,28 @@ mostlyclean-local:
 	check-ucx check-waits coverage gpu-kit tidy
 
 include $(top_srcdir)/tests/bench/files.mk
+
+# The asynchronous test device, which libddp loads where DDP_TEST_MODULE names it. It is linked with none of
+# libddp (tests/device/services.h). -rpath makes libtool link it as a module. Tests on clusters need it, too,
+# without `make check`.
+noinst_LTLIBRARIES += tests/device/libddp_test.la
+tests_device_libddp_test_la_SOURCES = \
+	tests/device/host_image_kernels.c \
+	tests/device/host_kernels.c tests/device/host_kernels.h \
+	tests/device/host_task.c tests/device/host_task.h \
+	tests/device/host_whole_kernels.c \
+	tests/device/services.c tests/device/services.h \
+	tests/device/test_capture.c tests/device/test_capture.h \
+	tests/device/test_device.c tests/device/test_device.h \
+	tests/device/test_memory.c tests/device/test_memory.h \
+	tests/device/test_order.c tests/device/test_order.h \
+	tests/device/test_queue.c tests/device/test_queue.h \
+	libruntime/base/c_locale.c libruntime/base/text.c \
+	libruntime/device/cpu.c libruntime/device/device.c libruntime/device/module.c
+tests_device_libddp_test_la_CFLAGS = $(AM_CFLAGS) -ffp-contract=off
+tests_device_libddp_test_la_LIBADD = kernels/libkernels.la $(MATH_LIBS)
+tests_device_libddp_test_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared -rpath $(abs_builddir) \
+	-export-symbols-regex '^ddp_(device_module|test_device_within)$$'
 
 if HAVE_CMOCKA
 # What several tests use, compiled once.
@@ -150,7 +172,9 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/small_net.h \
 	tests/support/spank_task.c tests/support/spank_task.h \
 	tests/support/tcp_ranks.c tests/support/tcp_ranks.h \
+	tests/support/test_module.c \
 	tests/support/training.c tests/support/training.h
+EXTRA_tests_support_libsupport_la_DEPENDENCIES = tests/device/libddp_test.la
 
 # What test_device loads: -rpath makes libtool link it as a module.
 check_LTLIBRARIES += tests/support/module_of_another_version.la
@@ -188,7 +212,7 @@ endif
 
 # A program whose source is the one file of its name needs its line below, no more:
 # it is linked with these, and loads only what it uses of them.
-LDADD = tests/support/libsupport.la spank/status/libstatus.la \
+LDADD = tests/support/test_module.lo tests/support/libsupport.la spank/status/libstatus.la \
 	libruntime/libddpcore.la $(CMOCKA_LIBS) $(JANSSON_LIBS)
 
 # make starts tests in this order. Those that take longest come first, so that
@@ -412,6 +436,7 @@ tests_unit_test_device_cuda_SOURCES += libruntime/device/cuda/cuda.c tests/suppo
 	tests/support/cuda_standin.h
 tests_unit_test_device_cuda_CPPFLAGS += $(CUDA_CFLAGS) -DHAVE_CUDA
 endif
+tests_unit_test_device_async_SOURCES = tests/unit/test_device_async.c tests/device/test_order.c
 tests_unit_test_gpudirect_SOURCES = tests/unit/test_gpudirect.c libruntime/netplugin/gpudirect.c
 tests_unit_test_gpt_model_SOURCES = tests/unit/test_gpt_model.c $(gpt_model_sources)
 tests_unit_test_gpt_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
@@ -445,19 +470,20 @@ tests_unit_test_kernel_layers_SOURCES = $(kernel_layers) tests/support/kernel_pl
 tests_unit_test_kernel_layers_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 
 # The host's kernels on the test device's queues: the same cases.
+on_test_device = tests/support/test_module.lo tests/support/libsupport.la libruntime/libddpcore.la
 tests_unit_test_kernel_device_SOURCES = $(kernel_layers) tests/support/kernel_place_device.c
-tests_unit_test_kernel_device_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
+tests_unit_test_kernel_device_LDADD = $(on_test_device) $(CMOCKA_LIBS)
 tests_unit_test_kernel_images_device_SOURCES = $(kernel_images) tests/support/kernel_place_device.c
-tests_unit_test_kernel_images_device_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
+tests_unit_test_kernel_images_device_LDADD = $(on_test_device) $(CMOCKA_LIBS)
 tests_unit_test_optimizers_device_SOURCES = tests/unit/test_optimizers_queue.c tests/support/kernel_place_device.c
-tests_unit_test_optimizers_device_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
+tests_unit_test_optimizers_device_LDADD = $(on_test_device) $(CMOCKA_LIBS)
 
 model_graph = tests/unit/test_model_graph.c $(kernel_cases) $(gpt_model_sources) $(net_only_sources)
 tests_unit_test_model_graph_SOURCES = $(model_graph) tests/support/kernel_place_device.c
 tests_unit_test_model_graph_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
-tests_unit_test_model_graph_LDADD = kernels/libconvolution.la libruntime/libddpcore.la $(CMOCKA_LIBS)
+tests_unit_test_model_graph_LDADD = kernels/libconvolution.la $(on_test_device) $(CMOCKA_LIBS)
 tests_unit_test_kernel_graph_SOURCES = $(kernel_graph) tests/support/kernel_place_device.c
-tests_unit_test_kernel_graph_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
+tests_unit_test_kernel_graph_LDADD = $(on_test_device) $(CMOCKA_LIBS)
 
 # kernels/cuda on the host: the same cases as on the host's kernels, and others.
 if CUDA_EMULATION
@@ -485,7 +511,7 @@ tests_unit_test_kernel_images_cuda_SOURCES = tests/support/no_emulation.c
 # The host's kernels on the test device's queues.
 tests_unit_test_kernel_queue_SOURCES = $(kernel_queue) tests/support/kernel_place_device.c
 tests_unit_test_kernel_queue_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
-tests_unit_test_kernel_queue_LDADD = libruntime/libddpcore.la $(CMOCKA_LIBS)
+tests_unit_test_kernel_queue_LDADD = $(on_test_device) $(CMOCKA_LIBS)
 endif
 TESTS += $(check_PROGRAMS)
 

@@ -80,8 +80,7 @@ static const struct described described[] = {
 	{"trace", "DIR", OPT_TRACE, "a Chrome trace per rank"},
 	{NULL, NULL, 0, "Ranks"},
 	{"spawn", "N", OPT_SPAWN, "start N ranks on this host, without a launcher"},
-	{"device", "NAME", OPT_DEVICE, "what computes: cpu (default); cuda, a GPU, or cuda:1; test, which "
-	                               "is as asynchronous as a GPU, for tests"},
+	{"device", "NAME", OPT_DEVICE, "what computes: cpu (default); cuda, a GPU, or cuda:1"},
 	{"no-graphs", NULL, OPT_NO_GRAPHS, "device: give it the kernels of each pass one by one, to measure"},
 	{"threads", "N", OPT_THREADS, "threads per rank (OMP_NUM_THREADS, else the host's processors "
 	                              "over its ranks)"},

@@ -11,18 +11,23 @@
 #define DDP_DEVICE_BACKEND_H
 
 #include "device/device.h"
+#include "kernels.h"
 
 /* Grows with each change of this header, or of the types of device.h. */
-enum { DDP_DEVICE_VERSION = 6 };
+enum { DDP_DEVICE_VERSION = 7 };
 
 #define DDP_DEVICE_MODULE_SYMBOL "ddp_device_module"
+
+/* ddp_fail() and ddp_last_error() */
+typedef ddp_status (*ddp_device_fail)(ddp_status status, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+typedef const char *(*ddp_device_last_error)(void);
 
 typedef struct ddp_device_request {
 	int index;
 	ddp_device_options options;
-	/* ddp_fail() */
-	ddp_status (*fail)(ddp_status status, const char *format, ...)
-		__attribute__((format(printf, 2, 3)));
+	ddp_device_fail fail;
+	ddp_device_last_error last_error;
 } ddp_device_request;
 
 typedef struct ddp_device_backend {
@@ -63,6 +68,10 @@ typedef struct ddp_device_backend {
 	ddp_status (*event_query)(void *self, ddp_device_event *event, bool *done);
 	ddp_status (*event_sync)(void *self, ddp_device_event *event);
 	ddp_status (*event_seconds)(void *self, ddp_device_event *from, ddp_device_event *to, double *seconds);
+
+	/* A queue of kernels (kernel_queue.h) on `stream` of the device, which is the one that
+	   ddp_device_open() gave. NULL: libddp has the kernels, or another module. */
+	ddp_status (*kernels)(ddp_device *device, ddp_device_queue *stream, dk_type type, dk_queue **queue);
 } ddp_device_backend;
 
 #endif

@@ -11,7 +11,6 @@
 #include "device/backend.h"
 #include "device/cpu.h"
 #include "device/module.h"
-#include "device/test_device.h"
 
 enum { INDEX_MAX = 1023, DEFAULT_SEED = 1, DEFAULT_DELAY_US = 200 };
 
@@ -54,13 +53,12 @@ static ddp_status find_backend(const char *name, const char *kind,
 {
 	if (strcmp(kind, "cpu") == 0)
 		*backend = ddp_device_cpu();
-	else if (strcmp(kind, "test") == 0)
-		*backend = ddp_device_test();
 	else if (strcmp(kind, "cuda") == 0)
 		return ddp_device_cuda(backend);
+	else if (strcmp(kind, "test") == 0 && ddp_device_test_named())
+		return ddp_device_test(backend);
 	else
-		return ddp_fail(DDP_ERR_INVALID, "there is no device '%s'; the kinds are cpu, cuda and "
-		                "test", name);
+		return ddp_fail(DDP_ERR_INVALID, "there is no device '%s'; the kinds are cpu and cuda", name);
 	return DDP_OK;
 }
 
@@ -69,7 +67,7 @@ ddp_status ddp_device_open(const char *name, const ddp_device_options *options,
 {
 	ddp_device_request request = {
 		.options = { .seed = DEFAULT_SEED, .delay_us = DEFAULT_DELAY_US, .check_order = true },
-		.fail = ddp_fail,
+		.fail = ddp_fail, .last_error = ddp_last_error,
 	};
 	char kind[16];
 
@@ -125,6 +123,11 @@ ddp_status ddp_device_close(ddp_device *device)
 const ddp_device_info *ddp_device_describe(const ddp_device *device)
 {
 	return &device->info;
+}
+
+const ddp_device_backend *ddp_device_backend_of(const ddp_device *device)
+{
+	return device->backend;
 }
 
 ddp_status ddp_device_error(ddp_device *device)

@@ -1,11 +1,12 @@
 /*
- * device: where tensors lie, and what works on them. Three kinds:
+ * device: where tensors lie, and what works on them. Two kinds:
  *
  *   cpu    the host: its memory is the host's, and a queue does its work at once, in the
  *          thread that enqueues it;
- *   test   asynchronous without hardware (test_device.h): queues are threads that take
- *          their time, and the host dies where it touches the memory;
  *   cuda   a GPU, by the module libddp_cuda.so, which is loaded at the first use.
+ *
+ * Tests load a third one, test (tests/device/test_device.h): it is asynchronous without hardware. Its
+ * queues are threads that take their time, and the host dies where it touches the memory.
  *
  * What holds for each of them:
  *  - Queues. Work of one queue is done in the order in which it was enqueued; work of
@@ -48,7 +49,7 @@ typedef struct ddp_device_event ddp_device_event;
 enum { DDP_DEVICE_ALIGNMENT = 256 }; /* bytes, of all memory that a device gives */
 
 typedef struct ddp_device_info {
-	const char *kind;     /* "cpu", "cuda" or "test" */
+	const char *kind;     /* "cpu" or "cuda"; in tests also "test" */
 	int index;            /* which of its kind */
 	char name[256];       /* as its maker calls it */
 	size_t memory_bytes;  /* what it has in all */
@@ -61,12 +62,12 @@ typedef struct ddp_device_info {
 typedef struct ddp_device_options {
 	uint64_t seed;       /* of the delays */
 	unsigned delay_us;   /* at most so long before each piece of work, and amid a copy */
-	bool check_order;    /* refuse work that no event orders (test_device.h) */
+	bool check_order;    /* refuse work that no event orders (tests/device/test_device.h) */
 	bool one_function;   /* functions run one at a time, as a GPU's do */
 } ddp_device_options;
 
 /*
- * Opens "cpu", "cuda", "test" or, with the index, "cuda:1". Without it, the index is
+ * Opens "cpu", "cuda" or, with the index, "cuda:1". Without it, the index is
  * DDP_LOCAL_DEVICE of the environment, and 0 if that is not set. `options` may be NULL:
  * seed 1, 200 us, order checked. Each call gives a device of its own, with queues,
  * events and memory that others of the same name do not know.
@@ -81,6 +82,9 @@ ddp_status ddp_device_close(ddp_device *device);
 
 /* Valid until the device is closed. */
 const ddp_device_info *ddp_device_describe(const ddp_device *device);
+
+/* Its kind's table, which has what not all kinds have (backend.h). */
+const struct ddp_device_backend *ddp_device_backend_of(const ddp_device *device);
 
 /* DDP_OK, or how work failed that was enqueued earlier, as far as is known now. */
 ddp_status ddp_device_error(ddp_device *device);

@@ -1,9 +1,6 @@
 #include "device/kernel_queue.h"
 
-#include <string.h>
-
 #include "base/error.h"
-#include "device/host_kernels.h"
 #include "device/module.h"
 #include "table.h"
 
@@ -46,9 +43,9 @@ ddp_status ddp_kernel_queue_open(ddp_device *device, ddp_device_queue *stream, d
 	*queue = NULL;
 	if (device == NULL || ddp_device_describe(device)->is_host_memory)
 		return open_host(type, queue);
-	if (strcmp(ddp_device_describe(device)->kind, "cuda") == 0)
-		return open_cuda(device, stream, type, queue);
-	return ddp_host_kernels_open(device, stream, type, queue);
+	const ddp_device_backend *backend = ddp_device_backend_of(device);
+	return backend->kernels != NULL ? backend->kernels(device, stream, type, queue)
+	                                : open_cuda(device, stream, type, queue);
 }
 
 void ddp_kernel_queue_close(dk_queue *queue)

@@ -5,8 +5,9 @@
  *
  *   cpu    is no queue, but of DK_MIXED: the functions run at once, in the thread that calls
  *          them;
- *   test   runs the host's functions on its queue's thread (host_kernels.h);
  *   cuda   launches those of the module libddp_kernels_cuda.so on the stream.
+ *
+ * A device whose backend has kernels of its own opens the queue itself, as that of tests does.
  */
 #ifndef DDP_DEVICE_KERNEL_QUEUE_H
 #define DDP_DEVICE_KERNEL_QUEUE_H

@@ -13,7 +13,8 @@
 /* What is loaded: a file of the folder slurm-ddp beside libddp, or the one that a variable
    of the environment names, for the table that it exports. */
 typedef struct module {
-	const char *file, *variable, *symbol;
+	const char *kind, *file, *variable, *symbol;
+	const char *source; /* what to do where there is no such file */
 } module;
 
 /* What all tables begin with. */
@@ -42,13 +43,13 @@ static ddp_status check_table(const module *m, const table_head *table, const ta
                               const char *path)
 {
 	if (table == NULL)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda: %s is no module of libddp's, since it "
-		                "lacks the symbol %s: install that of this libddp, or name it in %s", path, m->symbol,
-		                m->variable);
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "device %s: %s is no module of libddp's, since it "
+		                "lacks the symbol %s: install that of this libddp, or name it in %s", m->kind, path,
+		                m->symbol, m->variable);
 	if (table->version != want->version || table->bytes != want->bytes)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda: %s was made for interface %u of libddp "
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "device %s: %s was made for interface %u of libddp "
 		                "(%u bytes), and this libddp has %u (%u bytes): install both from one "
-		                "release", path, table->version, table->bytes, want->version, want->bytes);
+		                "release", m->kind, path, table->version, table->bytes, want->version, want->bytes);
 	return DDP_OK;
 }
 
@@ -57,14 +58,13 @@ static ddp_status load(const module *m, const table_head *want, const void **loa
 	char path[PATH_MAX];
 
 	if (!find_file(m, path, sizeof(path)))
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda needs a module of libddp, and there is no "
-		                "%s: install a libddp that was configured --with-cuda, or name its module "
-		                "in %s", path, m->variable);
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "device %s needs a module of libddp, and there is no %s: %s, or name "
+		                "its module in %s", m->kind, path, m->source, m->variable);
 	void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (handle == NULL) {
 		const char *reason = dlerror();
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "device cuda: its module does not load: %s: install that of this "
-		                "libddp, or name it in %s", reason != NULL ? reason : path, m->variable);
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "device %s: its module does not load: %s: install that of this "
+		                "libddp, or name it in %s", m->kind, reason != NULL ? reason : path, m->variable);
 	}
 	const void *table = dlsym(handle, m->symbol);
 	ddp_status status = check_table(m, table, want, path);
@@ -88,21 +88,29 @@ static ddp_status load_once(const module *m, const table_head *want, const void 
 	return status;
 }
 
+static ddp_status load_backend(const module *m, const void **loaded, const ddp_device_backend **backend)
+{
+	static const table_head want = { DDP_DEVICE_VERSION, sizeof(ddp_device_backend) };
+
+	ddp_status status = load_once(m, &want, loaded);
+	if (status == DDP_OK)
+		*backend = *loaded;
+	return status;
+}
+
+#define INSTALL "install a libddp that was configured --with-cuda"
+
 ddp_status ddp_device_cuda(const ddp_device_backend **backend)
 {
-	static const module m = { "libddp_cuda.so", "DDP_CUDA_MODULE", DDP_DEVICE_MODULE_SYMBOL };
-	static const table_head want = { DDP_DEVICE_VERSION, sizeof(ddp_device_backend) };
+	static const module m = { "cuda", "libddp_cuda.so", "DDP_CUDA_MODULE", DDP_DEVICE_MODULE_SYMBOL, INSTALL };
 	static const void *loaded;
 
-	ddp_status status = load_once(&m, &want, &loaded);
-	if (status == DDP_OK)
-		*backend = loaded;
-	return status;
+	return load_backend(&m, &loaded, backend);
 }
 
 ddp_status ddp_device_cuda_kernels(const dk_table **table)
 {
-	static const module m = { "libddp_kernels_cuda.so", "DDP_CUDA_KERNELS", "dk_cuda_table" };
+	static const module m = { "cuda", "libddp_kernels_cuda.so", "DDP_CUDA_KERNELS", "dk_cuda_table", INSTALL };
 	static const table_head want = { DK_TABLE_VERSION, sizeof(dk_table) };
 	static const void *loaded;
 
@@ -110,4 +118,20 @@ ddp_status ddp_device_cuda_kernels(const dk_table **table)
 	if (status == DDP_OK)
 		*table = loaded;
 	return status;
+}
+
+#define TEST_VARIABLE "DDP_TEST_MODULE"
+
+bool ddp_device_test_named(void)
+{
+	return secure_getenv(TEST_VARIABLE) != NULL;
+}
+
+ddp_status ddp_device_test(const ddp_device_backend **backend)
+{
+	static const module m = { "test", NULL, TEST_VARIABLE, DDP_DEVICE_MODULE_SYMBOL,
+	                          "`make tests/device/libddp_test.la` builds it" };
+	static const void *loaded;
+
+	return load_backend(&m, &loaded, backend);
 }

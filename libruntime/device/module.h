@@ -1,4 +1,4 @@
-/* What a GPU needs, and is loaded when it is first asked for. */
+/* What a GPU needs, or tests' device, and is loaded when it is first asked for. */
 #ifndef DDP_DEVICE_MODULE_H
 #define DDP_DEVICE_MODULE_H
 
@@ -14,5 +14,9 @@ ddp_status ddp_device_cuda(const ddp_device_backend **backend);
 
 /* The same of libddp_kernels_cuda.so, or of what DDP_CUDA_KERNELS names. */
 ddp_status ddp_device_cuda_kernels(const dk_table **table);
+
+/* The device of tests, which nobody has installed: is its module named in DDP_TEST_MODULE? If so, loads it. */
+bool ddp_device_test_named(void);
+ddp_status ddp_device_test(const ddp_device_backend **backend);
 
 #endif

@@ -17,7 +17,6 @@
 #include "comm/core/comm.h"
 #include "comm/nccl/lane.h"
 #include "comm/nccl/nccl.h"
-#include "device/test_device.h"
 #include "tests/support/nccl_standin.h"
 
 enum { ROUNDS_MAX = 101, BATCH = 20, WAYS = 3 };
@@ -157,7 +156,7 @@ static void take_standin(void)
 		exit(EXIT_FAILURE);
 	}
 	*standin = (nccl_standin_switches){ .device = device, .launch = ddp_device_launch, .view = ddp_device_view,
-		.alloc = ddp_device_alloc, .free = ddp_device_free, .within = ddp_test_device_within,
+		.alloc = ddp_device_alloc, .free = ddp_device_free,
 		.version = STANDIN_VERSION };
 	setenv("DDP_NCCL", path, 1);
 }

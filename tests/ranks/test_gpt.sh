@@ -455,7 +455,7 @@ check_numbers "which the host is not, whatever its index" refuses '--dtype tf32 
 	--dtype tf32 --device cpu:0
 check_numbers "unknown shards are refused" refuses 'choose auto, none, state or gradients' --data "$work/text" \
 	--shard twice
-check_numbers "unknown devices are refused" refuses "there is no device 'tpu'; the kinds are cpu, cuda and test" \
+check_numbers "unknown devices are refused" refuses "there is no device 'tpu'; the kinds are cpu and cuda" \
 	--data "$work/text" --device tpu --spawn 2
 check_numbers "stray arguments are refused" refuses 'not an option' --data "$work/text" more
 check_numbers "resuming needs a directory" refuses 'needs --checkpoint DIR' --data "$work/text" --resume

@@ -24,7 +24,8 @@ def train(work, *arguments):
         [os.environ.get("GPT", "examples/gpt/gpt"), "--data", text, "--layers", "2", "--heads", "2", "--width", "32", "--length",
          "32", "--batch", "4", "--steps", str(STEPS), "--accumulate", str(PASSES), "--bucket-mb", "0.02", "--shard", "none",
          "--spawn", str(RANKS), "--trace", folder, "--json", *arguments],
-        capture_output=True, text=True, timeout=240, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        capture_output=True, text=True, timeout=240, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "DDP_TEST_MODULE": os.path.abspath("tests/device/.libs/libddp_test.so")})
     check("gpt " + " ".join(arguments) + " trains", done.returncode == 0, done.stderr)
     if done.returncode != 0:
         finish()

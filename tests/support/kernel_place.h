@@ -27,6 +27,7 @@ struct kernel_place {
 	dk_type type;
 	int64_t most;     /* numbers in a case: more would take too long. 0: any */
 	bool host_memory; /* what is allocated anywhere on the host will do */
+	bool host_kernels; /* its kernels are the host's: they give the same bits */
 
 	void (*close)(kernel_place *place);
 	/* Memory of the place. Ends the program if there is none. */

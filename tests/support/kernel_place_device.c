@@ -99,7 +99,7 @@ bool kernel_place_open(int round, kernel_place *place, const char **why)
 	if (device == NULL)
 		check(ddp_device_open("test", &options, &device));
 	check(ddp_device_queue_create(device, DDP_DEVICE_NORMAL, &stream));
-	*place = (kernel_place){.type = round == 0 ? DK_F32 : DK_MIXED, .most = MOST, .close = close_place, .alloc = allocate,
+	*place = (kernel_place){.type = round == 0 ? DK_F32 : DK_MIXED, .most = MOST, .host_kernels = true, .close = close_place, .alloc = allocate,
 		.free = release, .shuffle = shuffle, .give = give, .take = take};
 	check(ddp_kernel_queue_open(device, stream, place->type, &place->queue));
 	return true;

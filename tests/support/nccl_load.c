@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "device/test_device.h"
+#include "tests/device/test_device.h"
 #include "tests/support/nccl_standin.h"
 #include "tests/support/ranks.h"
 
@@ -22,6 +22,17 @@ nccl_standin_switches *test_nccl_load(void)
 	return switches;
 }
 
+/* The module's ddp_test_device_within(), once libddp has loaded it. */
+static bool (*within_of_module(void))(void)
+{
+	void *module = dlopen(getenv("DDP_TEST_MODULE"), RTLD_NOW | RTLD_NOLOAD);
+
+	CHECK(module != NULL);
+	bool (*within)(void) = (bool (*)(void))dlsym(module, "ddp_test_device_within");
+	CHECK(within != NULL);
+	return within;
+}
+
 nccl_standin_switches *test_nccl_standin(ddp_device *device)
 {
 	nccl_standin_switches *switches = test_nccl_load();
@@ -32,6 +43,6 @@ nccl_standin_switches *test_nccl_standin(ddp_device *device)
 	switches->alloc = ddp_device_alloc;
 	switches->free = ddp_device_free;
 	if (strcmp(ddp_device_describe(device)->kind, "test") == 0)
-		switches->within = ddp_test_device_within;
+		switches->within = within_of_module();
 	return switches;
 }

@@ -418,7 +418,14 @@ static void unknown_devices_are_refused_by_name(void **state)
 	ddp_device *device = NULL;
 
 	(void)state;
-	FAILS(ddp_device_open("tpu", NULL, &device), DDP_ERR_INVALID, "cpu, cuda and test");
+	FAILS(ddp_device_open("tpu", NULL, &device), DDP_ERR_INVALID, "'tpu'; the kinds are cpu and cuda");
+	const char *module = getenv("DDP_TEST_MODULE");
+	assert_non_null(module);
+	char *kept = strdup(module);
+	unsetenv("DDP_TEST_MODULE"); /* as where users are */
+	FAILS(ddp_device_open("test", NULL, &device), DDP_ERR_INVALID, "'test'; the kinds are cpu and cuda");
+	setenv("DDP_TEST_MODULE", kept, 1);
+	free(kept);
 	FAILS(ddp_device_open("a name that is longer than kinds are", NULL, &device), DDP_ERR_INVALID,
 	      "longer than kinds are");
 	FAILS(ddp_device_open("cpu:1", NULL, &device), DDP_ERR_INVALID, "cpu:1");

@@ -18,7 +18,7 @@
 
 #include "device/device.h"
 #include "device/kernel_queue.h"
-#include "device/test_order.h"
+#include "tests/device/test_order.h"
 #include "tests/support/device_checks.h"
 #include "tests/support/sanitizers.h"
 

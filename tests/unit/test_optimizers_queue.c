@@ -13,7 +13,6 @@
 
 #include <cmocka.h>
 
-#include "device/host_kernels.h"
 #include "tests/support/kernel_place.h"
 #include "tests/support/optimizer_cases.h"
 
@@ -157,7 +156,7 @@ static void compare(const ddp_param *list, int count, const struct recorded *r, 
 	}
 	if (formulas)
 		expect_formulas(&there, r);
-	if (r->settings.kind == DDP_MUON && place.queue->table->whole != &ddp_host_whole_kernels)
+	if (r->settings.kind == DDP_MUON && !place.host_kernels)
 		expect_near(&here, &there, here.params, there.params, here.layout.elements);
 	else
 		expect_same(&here, &there, here.params, there.params, here.layout.elements);

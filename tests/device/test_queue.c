@@ -1,4 +1,4 @@
-#include "device/test_queue.h"
+#include "tests/device/test_queue.h"
 
 #include <stdarg.h>
 #include <stdio.h>

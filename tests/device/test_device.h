@@ -17,23 +17,19 @@
  *
  * What breaks it: work that is not ordered, and a view of what is not the device's memory.
  * It refuses to free memory that work under way uses, a call from a function that a queue
- * runs, and handles of other devices; and of a thread that captures a graph (kernels.h) all
- * that allocates, frees, waits, or gives a queue work: of CUDA's calls, the former end a
- * capture, and the latter work at once instead of becoming a part of the graph.
+ * runs, handles of other devices, and what would end a capture (test_capture.h).
+ *
+ * The device and its kernels are a module that only tests load: libddp finds it by
+ * DDP_TEST_MODULE of the environment.
  */
-#ifndef DDP_DEVICE_TEST_DEVICE_H
-#define DDP_DEVICE_TEST_DEVICE_H
+#ifndef TESTS_DEVICE_TEST_DEVICE_H
+#define TESTS_DEVICE_TEST_DEVICE_H
 
 #include "device/backend.h"
 
-const ddp_device_backend *ddp_device_test(void);
+DDP_API extern const ddp_device_backend ddp_device_module;
 
 /* Is the calling thread in a function of ddp_device_within() of such a device? */
-bool ddp_test_device_within(void);
-
-/* The calling thread captures a graph from the one to the other, which returns what was refused
-   first, or NULL. */
-void ddp_test_capture_begin(void);
-const char *ddp_test_capture_end(void);
+DDP_API bool ddp_test_device_within(void);
 
 #endif

@@ -2,8 +2,8 @@
  * host_task: a function of kernels.h as work for a queue of a device that runs functions of
  * the host: what it does, and what memory it reads and writes. Kept by value until it runs.
  */
-#ifndef DDP_DEVICE_HOST_TASK_H
-#define DDP_DEVICE_HOST_TASK_H
+#ifndef TESTS_DEVICE_HOST_TASK_H
+#define TESTS_DEVICE_HOST_TASK_H
 
 #include <fenv.h>
 #include <pthread.h>
@@ -80,6 +80,12 @@ double ddp_host_fetch(dk_queue *queue, const task *what);
 
 /* The same of a copy. */
 void ddp_host_copy(dk_queue *queue, void *to, const void *from, size_t bytes);
+
+/* Graphs (kernels.h): of kernels/table.h. */
+bool ddp_host_graph_begin(dk_queue *queue);
+dk_graph *ddp_host_graph_end(dk_queue *queue, const char **why);
+void ddp_host_graph_launch(dk_queue *queue, const dk_graph *graph);
+void ddp_host_graph_free(dk_queue *queue, dk_graph *graph);
 
 /* For a task that runs: where the operand is; false: it cannot be seen. */
 bool ddp_host_look(const task *t, const operand *o, void **at);

@@ -2,14 +2,14 @@
  * test_queue: the test device's queues, and the threads that do their work. What ends in
  * _locked is called with the device's lock held; the others must not be.
  */
-#ifndef DDP_DEVICE_TEST_QUEUE_H
-#define DDP_DEVICE_TEST_QUEUE_H
+#ifndef TESTS_DEVICE_TEST_QUEUE_H
+#define TESTS_DEVICE_TEST_QUEUE_H
 
 #include <pthread.h>
 
 #include "device/device.h"
-#include "device/test_memory.h"
-#include "device/test_order.h"
+#include "tests/device/test_memory.h"
+#include "tests/device/test_order.h"
 
 /* A record of an event: it stands while the event or somebody who waits needs it. */
 typedef struct ddp_test_mark {

@@ -1,4 +1,4 @@
-#include "device/test_memory.h"
+#include "tests/device/test_memory.h"
 
 #include <errno.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* host_image_kernels: those of host_kernels.h for images. */
 #include "cpu/cpu.h"
-#include "device/host_kernels.h"
-#include "device/host_task.h"
+#include "tests/device/host_kernels.h"
+#include "tests/device/host_task.h"
 
 static int64_t places(const dk_window *w)
 {

@@ -1,11 +1,47 @@
-#include "device/host_task.h"
+#include "tests/device/host_task.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/error.h"
-#include "device/host_graph.h"
+#include "tests/device/test_capture.h"
+
+/* A list of the tasks that a queue was given in a capture, which a launch gives it anew. */
+typedef struct host_graph {
+	dk_graph base;
+	task *tasks;
+	size_t count, room;
+	const char *why; /* it cannot be; NULL: it can */
+} host_graph;
+
+static const host_graph *of(const dk_graph *graph)
+{
+	return (const host_graph *)graph;
+}
+
+static void spoil(host_graph *graph, const char *why)
+{
+	if (graph->why == NULL)
+		graph->why = why;
+}
+
+static void keep(host_graph *graph, const task *what)
+{
+	if (graph->count == graph->room) {
+		const size_t room = graph->room == 0 ? 32 : 2 * graph->room;
+		task *grown = realloc(graph->tasks, room * sizeof(*grown));
+		if (grown == NULL) {
+			spoil(graph, "out of memory for a graph");
+			return;
+		}
+		graph->tasks = grown;
+		graph->room = room;
+	}
+	graph->tasks[graph->count++] = *what;
+}
+
+/* ---- tasks ---- */
 
 void ddp_host_note_failure(host_queue *q)
 {
@@ -61,7 +97,7 @@ void ddp_host_enqueue(dk_queue *queue, const task *what)
 	host_queue *q = ddp_host_own(queue);
 
 	if (q->capture != NULL) {
-		ddp_host_graph_keep(q->capture, what);
+		keep(q->capture, what);
 		return;
 	}
 	task *t = malloc(sizeof(*t));
@@ -93,7 +129,7 @@ double ddp_host_fetch(dk_queue *queue, const task *what)
 
 	q->result = NAN;
 	if (q->capture != NULL) {
-		ddp_host_graph_spoil(q->capture, "a function has a result, for which a graph cannot wait");
+		spoil(q->capture, "a function has a result, for which a graph cannot wait");
 		return NAN;
 	}
 	ddp_host_enqueue(queue, what);
@@ -108,9 +144,9 @@ static void capture_copy(host_queue *q, void *to, const void *from, size_t bytes
 	const task kept = { .operands = { { .address = to, .bytes = bytes }, { .address = from } } };
 
 	if (ddp_device_owns(q->device, to) && ddp_device_owns(q->device, from))
-		ddp_host_graph_keep(q->capture, &kept);
+		keep(q->capture, &kept);
 	else
-		ddp_host_graph_spoil(q->capture, "a copy from or to the host's memory, which is not for graphs");
+		spoil(q->capture, "a copy from or to the host's memory, which is not for graphs");
 }
 
 void ddp_host_copy(dk_queue *queue, void *to, const void *from, size_t bytes)
@@ -121,4 +157,55 @@ void ddp_host_copy(dk_queue *queue, void *to, const void *from, size_t bytes)
 		capture_copy(q, to, from, bytes);
 	else if (ddp_device_copy(q->device, q->stream, to, from, bytes) != DDP_OK)
 		ddp_host_note_failure(q);
+}
+
+/* ---- graphs ---- */
+
+/* A queue that has failed, or has no memory, works as without graphs. */
+bool ddp_host_graph_begin(dk_queue *queue)
+{
+	host_queue *q = ddp_host_own(queue);
+
+	if (queue->table->failure(queue) == NULL)
+		q->capture = calloc(1, sizeof(*q->capture));
+	if (q->capture != NULL)
+		ddp_test_capture_begin();
+	return q->capture != NULL;
+}
+
+dk_graph *ddp_host_graph_end(dk_queue *queue, const char **why)
+{
+	host_queue *q = ddp_host_own(queue);
+	host_graph *graph = q->capture;
+	const char *refused = ddp_test_capture_end();
+
+	q->capture = NULL;
+	if (refused != NULL)
+		spoil(graph, refused);
+	if (graph->why == NULL)
+		return &graph->base;
+	*why = graph->why;
+	ddp_host_graph_free(queue, &graph->base);
+	return NULL;
+}
+
+void ddp_host_graph_launch(dk_queue *queue, const dk_graph *graph)
+{
+	for (size_t i = 0; i < of(graph)->count; i++) {
+		const task *t = &of(graph)->tasks[i];
+		if (t->run != NULL)
+			ddp_host_enqueue(queue, t);
+		else
+			ddp_host_copy(queue, (void *)(uintptr_t)t->operands[0].address, t->operands[1].address,
+			              t->operands[0].bytes);
+	}
+}
+
+void ddp_host_graph_free(dk_queue *queue, dk_graph *graph)
+{
+	host_graph *g = (host_graph *)graph;
+
+	(void)queue;
+	free(g->tasks);
+	free(g);
 }

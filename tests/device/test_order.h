@@ -4,8 +4,8 @@
  * queue's work surely comes before what it does next. Of two accesses to the same bytes,
  * one of them a write, one must come surely before the other. The caller locks.
  */
-#ifndef DDP_DEVICE_TEST_ORDER_H
-#define DDP_DEVICE_TEST_ORDER_H
+#ifndef TESTS_DEVICE_TEST_ORDER_H
+#define TESTS_DEVICE_TEST_ORDER_H
 
 #include <stdbool.h>
 #include <stddef.h>

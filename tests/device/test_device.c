@@ -1,4 +1,4 @@
-#include "device/test_device.h"
+#include "tests/device/test_device.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,42 +6,16 @@
 
 #include "base/error.h"
 #include "base/wait.h"
-#include "device/test_queue.h"
+#include "tests/device/host_kernels.h"
+#include "tests/device/services.h"
+#include "tests/device/test_capture.h"
+#include "tests/device/test_queue.h"
 
 static ddp_status broken_locked(ddp_test_device *device)
 {
 	if (device->broken == DDP_OK)
 		return DDP_OK;
 	return ddp_fail(device->broken, "device test is broken: %s", device->reason);
-}
-
-/* ---- captures of the calling thread ---- */
-
-static _Thread_local struct {
-	bool on;
-	const char *refused;
-} capture;
-
-void ddp_test_capture_begin(void)
-{
-	capture.on = true;
-	capture.refused = NULL;
-}
-
-const char *ddp_test_capture_end(void)
-{
-	capture.on = false;
-	return capture.refused;
-}
-
-/* `what` the call does, or NULL: it does no harm. */
-static ddp_status refuse_in_capture(const char *what)
-{
-	if (what == NULL || !capture.on)
-		return DDP_OK;
-	if (capture.refused == NULL)
-		capture.refused = what;
-	return ddp_fail(DDP_ERR_STATE, "while the thread captures a graph, %s", what);
 }
 
 static const char allocates[] = "memory is allocated, which ends CUDA's captures";
@@ -56,7 +30,7 @@ static ddp_status enter(ddp_test_device *device, const char *captured)
 {
 	if (ddp_test_running_here() != NULL)
 		return ddp_fail(DDP_ERR_STATE, "a function that a queue runs must not call the device");
-	ddp_status status = refuse_in_capture(captured);
+	ddp_status status = ddp_test_refuse_in_capture(captured);
 	if (status != DDP_OK)
 		return status;
 	pthread_mutex_lock(&device->lock);
@@ -95,6 +69,7 @@ static ddp_status test_open(const ddp_device_request *request, ddp_device_info *
 {
 	ddp_test_device *device = calloc(1, sizeof(*device));
 
+	ddp_test_take_services(request);
 	if (device == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory for device test");
 	device->options = request->options;
@@ -218,7 +193,7 @@ static ddp_status test_free(void *self, void *memory)
 
 	if (ddp_test_running_here() != NULL)
 		return enter(device, frees);
-	const ddp_status status = refuse_in_capture(frees);
+	const ddp_status status = ddp_test_refuse_in_capture(frees);
 	if (status != DDP_OK)
 		return status;
 	pthread_mutex_lock(&device->lock); /* also where it is broken */
@@ -227,7 +202,7 @@ static ddp_status test_free(void *self, void *memory)
 
 static ddp_status test_host_alloc(void *self, size_t bytes, void **memory)
 {
-	const ddp_status status = refuse_in_capture(allocates);
+	const ddp_status status = ddp_test_refuse_in_capture(allocates);
 	void *got = NULL;
 
 	(void)self;
@@ -243,7 +218,7 @@ static ddp_status test_host_alloc(void *self, size_t bytes, void **memory)
 static ddp_status test_host_free(void *self, void *memory)
 {
 	ddp_test_device *device = self;
-	const ddp_status status = refuse_in_capture(frees);
+	const ddp_status status = ddp_test_refuse_in_capture(frees);
 
 	if (status != DDP_OK)
 		return status;
@@ -314,7 +289,7 @@ static ddp_status test_queue_free(void *self, ddp_device_queue *queue)
 		return ddp_fail(DDP_ERR_INVALID, "this is a queue of another device");
 	if (ddp_test_running_here() != NULL)
 		return enter(self, waits);
-	const ddp_status status = refuse_in_capture(waits);
+	const ddp_status status = ddp_test_refuse_in_capture(waits);
 	if (status == DDP_OK)
 		ddp_test_queue_free(queue);
 	return status;
@@ -554,8 +529,8 @@ static ddp_status test_event_seconds(void *self, ddp_device_event *from, ddp_dev
 	return leave(device, status);
 }
 
-static const ddp_device_backend backend = {
-	.version = DDP_DEVICE_VERSION, .bytes = sizeof(backend), .kind = "test",
+const ddp_device_backend ddp_device_module = {
+	.version = DDP_DEVICE_VERSION, .bytes = sizeof(ddp_device_module), .kind = "test",
 	.open = test_open, .close = test_close, .error = test_error, .within = test_within,
 	.alloc = test_alloc, .free = test_free,
 	.host_alloc = test_host_alloc, .host_free = test_host_free,
@@ -565,10 +540,5 @@ static const ddp_device_backend backend = {
 	.copy = test_copy, .fill = test_fill, .launch = test_launch,
 	.event_create = test_event_create, .event_free = test_event_free,
 	.event_record = test_event_record, .event_query = test_event_query,
-	.event_sync = test_event_sync, .event_seconds = test_event_seconds,
+	.event_sync = test_event_sync, .event_seconds = test_event_seconds, .kernels = ddp_host_kernels_open,
 };
-
-const ddp_device_backend *ddp_device_test(void)
-{
-	return &backend;
-}

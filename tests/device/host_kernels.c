@@ -1,11 +1,10 @@
-#include "device/host_kernels.h"
+#include "tests/device/host_kernels.h"
 
 #include <stdlib.h>
 
 #include "base/error.h"
 #include "cpu/cpu.h"
-#include "device/host_graph.h"
-#include "device/host_task.h"
+#include "tests/device/host_task.h"
 
 /* ---- elements --------------------------------------------------------------------------- */
 

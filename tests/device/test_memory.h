@@ -3,8 +3,8 @@
  * that nobody may touch; `distance` further lies the memory itself, which only the
  * device's own queues are told of. The caller locks.
  */
-#ifndef DDP_DEVICE_TEST_MEMORY_H
-#define DDP_DEVICE_TEST_MEMORY_H
+#ifndef TESTS_DEVICE_TEST_MEMORY_H
+#define TESTS_DEVICE_TEST_MEMORY_H
 
 #include <stdbool.h>
 #include <stddef.h>

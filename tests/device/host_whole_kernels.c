@@ -1,6 +1,6 @@
 /* Of the host's kernels on a device's queues, those of optimizers for whole tensors, and of factors. */
-#include "device/host_kernels.h"
-#include "device/host_task.h"
+#include "tests/device/host_kernels.h"
+#include "tests/device/host_task.h"
 
 static void run_mix(task *t, void **at)
 {

@@ -4,8 +4,8 @@
  * piece of work, which finds its memory by ddp_device_view(): so the device sees what it
  * reads and writes, and in which order.
  */
-#ifndef DDP_DEVICE_HOST_KERNELS_H
-#define DDP_DEVICE_HOST_KERNELS_H
+#ifndef TESTS_DEVICE_HOST_KERNELS_H
+#define TESTS_DEVICE_HOST_KERNELS_H
 
 #include "device/device.h"
 #include "table.h"

@@ -1,4 +1,4 @@
-#include "device/test_order.h"
+#include "tests/device/test_order.h"
 
 #include <stdlib.h>
 
