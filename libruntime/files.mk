@@ -207,17 +207,6 @@ watch_sources = \
 	libruntime/watch/trace.c libruntime/watch/trace.h \
 	libruntime/watch/watch.c libruntime/watch/watch.h
 
-# The plugin of NCCL's that keeps the page of programs without libddp. It goes with the
-# SPANK plugin, which has NCCL load it, and needs libc only.
-pkglib_LTLIBRARIES += libruntime/libnccl-profiler-ddp.la
-libruntime_libnccl_profiler_ddp_la_SOURCES = \
-	libruntime/watch/nccl_profiler.c libruntime/watch/nccl_profiler_api.h \
-	libruntime/watch/nccl_watch.c libruntime/watch/nccl_watch.h \
-	libruntime/watch/page.c libruntime/base/log.c libruntime/base/c_locale.c
-libruntime_libnccl_profiler_ddp_la_CFLAGS = $(AM_CFLAGS) -fvisibility=hidden
-libruntime_libnccl_profiler_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \
-	-Wl,-z,nodelete -export-symbols-regex '^ncclProfiler_v[0-9]+$$'
-
 train_sources = \
 	libruntime/train/train.c
 

@@ -416,17 +416,17 @@ tests_ranks_test_netplugin_ends_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_netplugin_strangers_SOURCES = tests/ranks/test_netplugin_strangers.c $(netplugin_ranks) $(stranger)
 tests_ranks_test_netplugin_strangers_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=setsockopt \
 	-Wl,--export-dynamic-symbol=send -Wl,--export-dynamic-symbol=listen -Wl,--export-dynamic-symbol=dladdr1
-EXTRA_tests_ranks_test_netplugin_strangers_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
+EXTRA_tests_ranks_test_netplugin_strangers_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
 tests_ranks_test_netplugin_cuda_SOURCES = tests/ranks/test_netplugin_cuda.c $(netplugin_ranks) \
 	tests/support/driver/program.c tests/support/driver/program.h
 tests_ranks_test_netplugin_cuda_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_netplugin_cuda_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=ucp_tag_send_nbx \
 	-Wl,--export-dynamic-symbol=ucp_tag_recv_nbx
-EXTRA_tests_ranks_test_netplugin_cuda_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la \
+EXTRA_tests_ranks_test_netplugin_cuda_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la \
 	tests/support/driver/libcuda.la tests/support/driver/libnvidia-ml.la
-EXTRA_tests_ranks_test_netplugin_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
-EXTRA_tests_ranks_test_netplugin_floods_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
-EXTRA_tests_ranks_test_netplugin_ends_DEPENDENCIES = libruntime/netplugin/libnccl-net-ddpucx.la
+EXTRA_tests_ranks_test_netplugin_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
+EXTRA_tests_ranks_test_netplugin_floods_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
+EXTRA_tests_ranks_test_netplugin_ends_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
 tests_ranks_test_pages_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sysconf -Wl,--wrap=mmap
 tests_unit_test_comm_plan_SOURCES = tests/unit/test_comm_plan.c $(scale_simulation)
 tests_unit_test_device_cuda_SOURCES = tests/unit/test_device_cuda.c
@@ -437,7 +437,7 @@ tests_unit_test_device_cuda_SOURCES += libruntime/device/cuda/cuda.c tests/suppo
 tests_unit_test_device_cuda_CPPFLAGS += $(CUDA_CFLAGS) -DHAVE_CUDA
 endif
 tests_unit_test_device_async_SOURCES = tests/unit/test_device_async.c tests/device/test_order.c
-tests_unit_test_gpudirect_SOURCES = tests/unit/test_gpudirect.c libruntime/netplugin/gpudirect.c
+tests_unit_test_gpudirect_SOURCES = tests/unit/test_gpudirect.c libruntime/nccl_plugins/net/gpudirect.c
 tests_unit_test_gpt_model_SOURCES = tests/unit/test_gpt_model.c $(gpt_model_sources)
 tests_unit_test_gpt_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 

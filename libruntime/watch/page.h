@@ -11,7 +11,8 @@
  * the magic. NULL: no memory.
  */
 struct ddp_progress *ddp_page_map(const ddp_job *job);
-/* The same for watch/nccl_watch: NULL also if there is no memfd, or libddp keeps the page. */
+/* The same for nccl_plugins/profiler/watch. NULL also if there is no memfd, or libddp keeps
+   the page. */
 struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job);
 /* The rank has ended its part, and not by an error that is only open; the text stays. */
 void ddp_page_close(struct ddp_progress *page);

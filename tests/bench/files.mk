@@ -139,7 +139,7 @@ tests_bench_rank_netplugin_SOURCES = tests/bench/rank_netplugin.c \
 tests_bench_rank_netplugin_LDADD =
 EXTRA_DIST += tests/bench/netplugin
 .PHONY: bench-netplugin
-bench-netplugin: $(bench_programs) libruntime/netplugin/libnccl-net-ddpucx.la
+bench-netplugin: $(bench_programs) libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
 	$(bench_environment) $(srcdir)/tests/bench/netplugin $(BENCH_ARGS)
 
 EXTRA_DIST += tests/bench/vision_step tests/bench/rank_vision.py

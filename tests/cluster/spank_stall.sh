@@ -95,7 +95,7 @@ prints 'the step stalls: .*; rank 0 of 4 on n0 has not exited [0-9.]+ s after dd
 prints_not "$report" "and no rank that is ended is reported"
 
 # NCCL's programs know nothing of libddp.
-install -m 755 "$build/libruntime/.libs/libnccl-profiler-ddp.so" "$source/tests/cluster/nccl_probe.py" "$work"
+install -m 755 "$build/libruntime/nccl_plugins/profiler/.libs/libnccl-profiler-ddp.so" "$source/tests/cluster/nccl_probe.py" "$work"
 begin nccl --ddp="watch=$work/libnccl-profiler-ddp.so,stall=$((2 * brief))" -N2 --ntasks-per-node=2 \
 	python3 "$work/nccl_probe.py" 3
 says nccl "with watch, a rank that no longer calls NCCL makes its step stall"

@@ -2,13 +2,13 @@
  * The handshake of NCCL's network plugin: any bytes, in pieces of any size, from somebody
  * who does not hold the key, and from somebody who does. A listener gets bytes only of those who do.
  *
- * fuzz-sources: libruntime/netplugin/handshake.c libruntime/wireup/auth.c libruntime/base/error.c libruntime/base/c_locale.c
+ * fuzz-sources: libruntime/nccl_plugins/net/handshake.c libruntime/wireup/auth.c libruntime/base/error.c libruntime/base/c_locale.c
  * fuzz-libs: -lcrypto
  */
 #include <stdlib.h>
 #include <string.h>
 
-#include "netplugin/handshake.h"
+#include "nccl_plugins/net/handshake.h"
 
 enum { LISTENS = 1, PROVED = 2 };
 

@@ -57,8 +57,8 @@ for file in examples/gpt/gpt examples/vision/{cifar_net,mnist_cnn,resnet,synthet
 	put "$file"
 done
 # Where the tests look for them.
-for file in libruntime/device/cuda/.libs/libddp_cuda.so libruntime/netplugin/.libs/libnccl-net-ddpucx.so \
-		libruntime/.libs/libnccl-profiler-ddp.so \
+for file in libruntime/device/cuda/.libs/libddp_cuda.so libruntime/nccl_plugins/net/.libs/libnccl-net-ddpucx.so \
+		libruntime/nccl_plugins/profiler/.libs/libnccl-profiler-ddp.so \
 		tests/gpu/nccl_sums tests/device/.libs/libddp_test.so tests/support/.libs/nccl_standin.so tests/support/.libs/module_of_another_version.so; do
 	[ ! -e $file ] || put $file
 done

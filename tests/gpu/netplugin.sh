@@ -5,7 +5,7 @@
 # the plugin gets, where its UCX has transports for that. Prints TAP; runs in the build folder. DDP_NCCL names NCCL's library, if not libnccl.so.2.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-plugin=$PWD/libruntime/netplugin/.libs/libnccl-net-ddpucx.so
+plugin=$PWD/libruntime/nccl_plugins/net/.libs/libnccl-net-ddpucx.so
 sums=$PWD/tests/gpu/nccl_sums
 [ -x "$sums" ] || { echo 'Bail out! this build has no tests/gpu/nccl_sums: configure --with-cuda=DIR'; exit 1; }
 work=$(mktemp -d) || exit 1
@@ -64,7 +64,7 @@ watched()
 	truncate -s $((2 * 4096)) "$work/pages"
 	exec 9<>"$work/pages"
 	# What srun --ddp=watch sets, and pages in a file.
-	NCCL_PROFILER_PLUGIN=$PWD/libruntime/.libs/libnccl-profiler-ddp.so DDP_PROGRESS_FD=9 WORLD_SIZE=2 run 2 tcp "$@" &&
+	NCCL_PROFILER_PLUGIN=$PWD/libruntime/nccl_plugins/profiler/.libs/libnccl-profiler-ddp.so DDP_PROGRESS_FD=9 WORLD_SIZE=2 run 2 tcp "$@" &&
 		[ "$(grep -ao 'NCCL all_reduce' "$work/pages" | wc -l)" = 2 ]
 }
 

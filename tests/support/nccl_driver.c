@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 
-#define LIBRARY "libruntime/netplugin/.libs/libnccl-net-ddpucx.so"
+#define LIBRARY "libruntime/nccl_plugins/net/.libs/libnccl-net-ddpucx.so"
 
 /*
  * Layouts are NCCL's, in numbers that the compiler gave for its own headers, on x86_64 and

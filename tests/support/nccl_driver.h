@@ -8,7 +8,7 @@
 
 #include <stdbool.h>
 
-#include "netplugin/abi.h"
+#include "nccl_plugins/net/abi.h"
 
 typedef struct nccl_driver {
 	int version; /* 8, 10, 11 or 12 */

@@ -40,7 +40,7 @@ chmod +x "$work"/bin/* "$build"/{examples,tests}/*/*
 : >"$build/libruntime/device/cuda/.libs/libddp_cuda.so"
 # A UCX of its own folder, with a transport that nobody may execute and that has a library of UCX's.
 ucx=$work/ucx
-mkdir -p "$ucx/lib/ucx" "$ucx/own" "$build/libruntime/netplugin/.libs"
+mkdir -p "$ucx/lib/ucx" "$ucx/own" "$build/libruntime/nccl_plugins/net/.libs"
 # library FILE OPTION...: one without functions, under the file's name
 library() { "${CC:-cc}" -shared -x c /dev/null -x none -o "$1" -Wl,-soname,"${1##*/}" -Wl,--no-as-needed "${@:2}"; }
 library "$ucx/own/libown.so.1"
@@ -48,7 +48,7 @@ library "$ucx/lib/libuct.so.0"
 library "$ucx/lib/ucx/libuct_cuda.so.0" "$ucx/own/libown.so.1" -Wl,-rpath,"$ucx/own"
 chmod a-x "$ucx/lib/ucx/libuct_cuda.so.0"
 cp "$ucx/lib/ucx/libuct_cuda.so.0" "$ucx/lib/ucx/libucx_perftest_cuda.so.0"
-library "$build/libruntime/netplugin/.libs/libnccl-net-ddpucx.so" "$ucx/lib/libuct.so.0" -Wl,-rpath,"$ucx/lib"
+library "$build/libruntime/nccl_plugins/net/.libs/libnccl-net-ddpucx.so" "$ucx/lib/libuct.so.0" -Wl,-rpath,"$ucx/lib"
 
 cd "$build" || exit 1
 call "$source/tests/gpu/kit.sh" "$kit" tests/unit/fails tests/unit/skips tests/unit/hangs tests/unit/passes \
@@ -134,7 +134,7 @@ check "a failure of either is one" status_is 1
 check "both are in the archive" holds bench.txt "^benchmark --minutes 0"
 
 # One rank fails, the other waits for it.
-mkdir -p "$build/tests/gpu" "$build/libruntime/netplugin"
+mkdir -p "$build/tests/gpu" "$build/libruntime/nccl_plugins/net"
 cat >"$build/tests/gpu/nccl_sums" <<'END'
 #!/bin/sh
 [ "$1" = 0 ] || exec sleep 1000

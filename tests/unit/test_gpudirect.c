@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "netplugin/abi.h"
-#include "netplugin/gpudirect.h"
+#include "nccl_plugins/net/abi.h"
+#include "nccl_plugins/net/gpudirect.h"
 #include "tests/support/folder.h"
 
 /* The modules that are loaded are those of this file below /sys; NULL: none. */

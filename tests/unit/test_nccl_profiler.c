@@ -21,10 +21,10 @@
 
 #include "base/clock.h"
 #include "spank/failure/doing.h"
-#include "watch/nccl_profiler_api.h"
+#include "nccl_plugins/profiler/abi.h"
 #include "watch/page.h"
 
-#define PLUGIN "libruntime/.libs/libnccl-profiler-ddp.so"
+#define PLUGIN "libruntime/nccl_plugins/profiler/.libs/libnccl-profiler-ddp.so"
 
 /*
  * Layouts are NCCL's, in numbers that the compiler gave for its own headers, on x86_64 and

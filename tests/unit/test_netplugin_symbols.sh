@@ -1,6 +1,6 @@
 #!/bin/sh
 # What libnccl-net-ddpucx.so shows: NCCL's tables, and nothing of libddp or UCX.
-plugin=libruntime/netplugin/.libs/libnccl-net-ddpucx.so
+plugin=libruntime/nccl_plugins/net/.libs/libnccl-net-ddpucx.so
 
 if [ ! -f $plugin ]; then
 	echo "1..0 # SKIP the plugin is not built: no UCX"

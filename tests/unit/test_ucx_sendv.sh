@@ -4,7 +4,7 @@ if ! command -v python3 >/dev/null; then
 	echo "1..0 # SKIP there is no python3, which loads the libraries"
 	exit 0
 fi
-if [ ! -f libruntime/netplugin/.libs/libnccl-net-ddpucx.so ]; then
+if [ ! -f libruntime/nccl_plugins/net/.libs/libnccl-net-ddpucx.so ]; then
 	echo "1..0 # SKIP this build is without UCX"
 	exit 0
 fi
@@ -14,7 +14,7 @@ if nm -D libruntime/.libs/libddp.so | grep -qE '__(asan|tsan)_init'; then
 fi
 echo 1..4
 number=0
-for library in libruntime/.libs/libddp.so libruntime/netplugin/.libs/libnccl-net-ddpucx.so; do
+for library in libruntime/.libs/libddp.so libruntime/nccl_plugins/net/.libs/libnccl-net-ddpucx.so; do
 	bound=$(LD_BIND_NOW=1 LD_DEBUG=bindings python3 -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' $library 2>&1 |
 		grep 'binding file .*/libuct\.so.*ucs_socket_send')
 	for symbol in ucs_socket_sendv_nb ucs_socket_send; do

@@ -1,0 +1,75 @@
+#include "nccl_plugins/net/report.h"
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+
+static _Atomic(net_logger) sink;
+
+static void say(int level, unsigned long about, const char *format, va_list arguments)
+{
+	net_logger logger = atomic_load(&sink);
+	char text[1024];
+
+	if (logger == NULL)
+		return;
+	vsnprintf(text, sizeof(text), format, arguments);
+	logger(level, about, "ddpucx", 0, "%s", text);
+}
+
+void net_info(const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	say(NET_LOG_INFO, NET_LOG_ABOUT_NET, format, arguments);
+	va_end(arguments);
+}
+
+void net_warn(const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	say(NET_LOG_WARN, (unsigned long)NET_LOG_ABOUT_ALL, format, arguments);
+	va_end(arguments);
+}
+
+static void of_libddp(void *user, ddp_log_level level, const char *message)
+{
+	(void)user;
+	if (level <= DDP_LOG_WARN)
+		net_warn("NET/ddpucx: %s", message);
+	else
+		net_info("NET/ddpucx: %s", message);
+}
+
+void net_report_to(net_logger logger)
+{
+	atomic_store(&sink, logger);
+	ddp_set_log(of_libddp, NULL, DDP_LOG_DEBUG);
+}
+
+net_result net_result_of(ddp_status status)
+{
+	switch (status) {
+	case DDP_OK:
+		return NET_SUCCESS;
+	case DDP_ERR_STATE:
+	case DDP_ERR_INTERNAL:
+		return NET_INTERNAL_ERROR;
+	case DDP_ERR_INVALID:
+	case DDP_ERR_MISMATCH:
+	case DDP_ERR_UNSUPPORTED:
+		return NET_INVALID_USAGE;
+	default:
+		return NET_SYSTEM_ERROR;
+	}
+}
+
+net_result net_report(ddp_status status)
+{
+	if (status != DDP_OK)
+		net_warn("NET/ddpucx: %s", ddp_last_error());
+	return net_result_of(status);
+}

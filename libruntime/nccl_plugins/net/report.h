@@ -1,0 +1,22 @@
+/*
+ * nccl_plugins/net/report: what the plugin says, by NCCL's logger. NCCL_DEBUG chooses what
+ * of it is seen.
+ */
+#ifndef DDP_NCCL_PLUGINS_NET_REPORT_H
+#define DDP_NCCL_PLUGINS_NET_REPORT_H
+
+#include "ddp.h"
+#include "nccl_plugins/net/abi.h"
+
+/* From now on, UCX's warnings go there, too. */
+void net_report_to(net_logger logger);
+
+void net_info(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void net_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* What NCCL gets for it. */
+net_result net_result_of(ddp_status status);
+/* The calling thread's last error as a warning, and what NCCL gets for it. DDP_OK: NET_SUCCESS. */
+net_result net_report(ddp_status status);
+
+#endif

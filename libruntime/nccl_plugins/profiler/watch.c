@@ -1,0 +1,251 @@
+#include "nccl_plugins/profiler/watch.h"
+
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "watch/page.h"
+
+/* More than CUDA lets a stream have in its queue. A slot is used again and again, but
+   is memory until the communicator ends: graphs keep handles for as long as they like. */
+enum { SLOTS = 4096 };
+
+/* The addresses of these two are the handles that NCCL gets. */
+enum handle { CALL = 1, KERNEL };
+
+typedef struct operation {
+	uint8_t call, kernel; /* enum handle */
+	bool under_way;
+	struct ddp_nccl_comm *comm;
+	uint64_t order;       /* in its communicator, from 1 */
+	uint64_t collective;  /* its number among the collectives there; 0: a message */
+	ddp_nccl_call what;
+	int begun, ended;     /* channels */
+	struct operation *next, *previous; /* among those under way, in the order of their calls */
+} operation;
+
+struct ddp_nccl_comm {
+	uint64_t called;
+	uint64_t collectives, ended; /* called, and the last that has ended: */
+	ddp_nccl_call what;
+	size_t used;
+	operation slots[SLOTS];
+};
+
+static struct {
+	pthread_mutex_t lock;
+	struct ddp_progress *page; /* stays mapped */
+	int world_size;
+	ddp_nccl_comm *world;      /* NULL: none yet */
+	operation *first, *last;   /* under way */
+	const operation *shown;
+} watch = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+static const operation outdated; /* as `shown`: none of them */
+
+/* ---- the page ------------------------------------------------------------------------- */
+
+static const char *word_for(const char *name, const char *const (*words)[2])
+{
+	for (; (*words)[0] != NULL; words++)
+		if (strcmp((*words)[0], name) == 0)
+			return (*words)[1];
+	return name;
+}
+
+/* In libddp's words: "NCCL all_reduce f32[262144]". */
+static void describe(const ddp_nccl_call *call, char *text, size_t bytes)
+{
+	static const char *const functions[][2] = {
+		{ "AllReduce", "all_reduce" }, { "Broadcast", "broadcast" }, { "Reduce", "reduce" },
+		{ "AllGather", "all_gather" }, { "ReduceScatter", "reduce_scatter" },
+		{ "AlltoAll", "all_to_all" }, { "Gather", "gather" }, { "Scatter", "scatter" },
+		{ "Send", "send" }, { "Recv", "recv" }, { NULL, NULL },
+	};
+	static const char *const types[][2] = {
+		{ "ncclFloat32", "f32" }, { "ncclFloat64", "f64" }, { "ncclFloat16", "f16" },
+		{ "ncclBfloat16", "bf16" }, { "ncclInt8", "i8" }, { "ncclInt32", "i32" },
+		{ "ncclUint8", "u8" }, { "ncclUint32", "u32" }, { "ncclInt64", "i64" },
+		{ "ncclUint64", "u64" }, { NULL, NULL },
+	};
+	const char *function = word_for(call->function, functions);
+	int used = snprintf(text, bytes, "NCCL %s %s[%zu]", function, word_for(call->type, types),
+	                    call->count);
+
+	if (call->peer >= 0 && used > 0 && (size_t)used < bytes)
+		snprintf(text + used, bytes - (size_t)used, " %s %d",
+		         strcmp(function, "send") == 0 ? "to" : "from", call->peer);
+}
+
+static void show_collective(uint64_t number, const ddp_nccl_call *what)
+{
+	char text[sizeof(watch.page->collective_text)];
+
+	describe(what, text, sizeof(text));
+	ddp_page_collective(watch.page, number);
+	ddp_page_wait(watch.page, number, 0, text);
+}
+
+/* The oldest operation that is under way, or that there is none. */
+static void show(void)
+{
+	operation *oldest = watch.first;
+	char text[sizeof(watch.page->collective_text)];
+
+	if (oldest == watch.shown)
+		return;
+	watch.shown = oldest;
+	if (oldest != NULL && (oldest->comm != watch.world || oldest->collective == 0)) {
+		describe(&oldest->what, text, sizeof(text));
+		ddp_page_wait(watch.page, 0, ddp_now_ns(), text);
+	} else if (oldest != NULL) {
+		show_collective(oldest->collective, &oldest->what);
+	} else {
+		if (watch.world != NULL && watch.world->ended > 0)
+			show_collective(watch.world->ended, &watch.world->what);
+		ddp_page_go_on(watch.page);
+	}
+}
+
+/* ---- operations ------------------------------------------------------------------------ */
+
+static void begin(operation *o)
+{
+	o->order = ++o->comm->called;
+	o->collective = o->what.peer < 0 ? ++o->comm->collectives : 0;
+	o->under_way = true;
+	o->begun = o->ended = 0;
+	o->next = NULL;
+	o->previous = watch.last;
+	if (watch.last != NULL)
+		watch.last->next = o;
+	else
+		watch.first = o;
+	watch.last = o;
+}
+
+static void end(operation *o)
+{
+	if (!o->under_way)
+		return;
+	o->under_way = false;
+	if (o->collective > o->comm->ended) {
+		o->comm->ended = o->collective;
+		o->comm->what = o->what;
+	}
+	if (o->previous != NULL)
+		o->previous->next = o->next;
+	else
+		watch.first = o->next;
+	if (o->next != NULL)
+		o->next->previous = o->previous;
+	else
+		watch.last = o->previous;
+	if (o == watch.shown)
+		watch.shown = &outdated;
+}
+
+/* Its communicator runs one after the other: those before it have ended, too. */
+static void end_up_to(const operation *last)
+{
+	operation *next;
+
+	for (operation *o = watch.first; o != NULL; o = next) {
+		next = o->next;
+		if (o->comm == last->comm && o->order <= last->order)
+			end(o);
+	}
+}
+
+static int number_in(const char *variable)
+{
+	const char *text = getenv(variable);
+	char *rest;
+	long value = text != NULL ? strtol(text, &rest, 10) : -1;
+
+	return text != NULL && rest != text && *rest == '\0' && value >= 0 && value < INT32_MAX ? (int)value : -1;
+}
+
+bool ddp_nccl_watch_open(void)
+{
+	const ddp_job job = { .rank = number_in("RANK"), .local_rank = number_in("LOCAL_RANK"),
+		              .world_size = number_in("WORLD_SIZE"), .identity_source = DDP_SOURCE_ENVIRONMENT };
+
+	pthread_mutex_lock(&watch.lock);
+	if (watch.page == NULL && job.rank >= 0 && job.local_rank >= 0 && job.world_size > 0) {
+		watch.page = ddp_page_map_for_nccl(&job);
+		watch.world_size = job.world_size;
+	}
+	bool open = watch.page != NULL;
+	pthread_mutex_unlock(&watch.lock);
+	return open;
+}
+
+ddp_nccl_comm *ddp_nccl_watch_comm(int ranks)
+{
+	ddp_nccl_comm *comm = calloc(1, sizeof(*comm));
+
+	if (comm == NULL)
+		return NULL;
+	pthread_mutex_lock(&watch.lock);
+	if (watch.world == NULL && ranks == watch.world_size)
+		watch.world = comm;
+	pthread_mutex_unlock(&watch.lock);
+	return comm;
+}
+
+void ddp_nccl_watch_comm_end(ddp_nccl_comm *comm)
+{
+	pthread_mutex_lock(&watch.lock);
+	for (size_t i = 0; i < SLOTS; i++)
+		end(&comm->slots[i]);
+	show();
+	if (watch.world == comm)
+		watch.world = NULL;
+	pthread_mutex_unlock(&watch.lock);
+	free(comm);
+}
+
+void *ddp_nccl_watch_call(ddp_nccl_comm *comm, const ddp_nccl_call *call)
+{
+	pthread_mutex_lock(&watch.lock);
+	operation *o = &comm->slots[comm->used++ % SLOTS];
+	end(o);
+	*o = (operation){ .call = CALL, .kernel = KERNEL, .comm = comm, .what = *call };
+	begin(o);
+	show();
+	pthread_mutex_unlock(&watch.lock);
+	return &o->call;
+}
+
+void *ddp_nccl_watch_kernel(void *call_handle)
+{
+	operation *o = (operation *)((char *)call_handle - offsetof(operation, call));
+
+	pthread_mutex_lock(&watch.lock);
+	if (o->begun >= o->what.channels) {
+		end(o);
+		begin(o);
+		show();
+	}
+	o->begun++;
+	pthread_mutex_unlock(&watch.lock);
+	return &o->kernel;
+}
+
+void ddp_nccl_watch_stop(void *handle)
+{
+	operation *o = (operation *)((char *)handle - offsetof(operation, kernel));
+
+	/* That a call has returned says nothing of its kernel. */
+	if (*(const uint8_t *)handle != KERNEL)
+		return;
+	pthread_mutex_lock(&watch.lock);
+	if (++o->ended == o->what.channels)
+		end_up_to(o);
+	show();
+	pthread_mutex_unlock(&watch.lock);
+}

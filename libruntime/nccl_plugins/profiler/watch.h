@@ -1,0 +1,40 @@
+/*
+ * nccl_plugins/profiler/watch: keeps this rank's progress page for a program that uses NCCL, not
+ * libddp: which operation it waits for, or which was the last. An operation is under
+ * way from its call until its kernel has ended on each of its channels, or a later one
+ * of its communicator has. Any thread.
+ */
+#ifndef DDP_NCCL_PLUGINS_PROFILER_WATCH_H
+#define DDP_NCCL_PLUGINS_PROFILER_WATCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct ddp_nccl_comm ddp_nccl_comm;
+
+/* What NCCL tells of an operation; its texts are constants of NCCL's. */
+typedef struct ddp_nccl_call {
+	const char *function; /* "AllReduce" */
+	const char *type;     /* "ncclFloat32" */
+	size_t count;
+	int peer;             /* of send and recv; -1: a collective */
+	int channels;
+} ddp_nccl_call;
+
+/* Is there a page to write to? Not if the plugin gave none, and not if libddp writes it:
+   such a program describes itself. */
+bool ddp_nccl_watch_open(void);
+/* A communicator of so many ranks; NULL: no memory. The first of all ranks is the one
+   whose operations have numbers in the page. */
+ddp_nccl_comm *ddp_nccl_watch_comm(int ranks);
+void ddp_nccl_watch_comm_end(ddp_nccl_comm *comm);
+
+/* An operation was called: its handle, which lasts for the next 4095 of `comm`. */
+void *ddp_nccl_watch_call(ddp_nccl_comm *comm, const ddp_nccl_call *call);
+/* Its kernel runs on a channel: the handle of that; and has ended there. A CUDA graph
+   that is launched again begins an operation again. */
+void *ddp_nccl_watch_kernel(void *call_handle);
+/* Either handle is used no more. */
+void ddp_nccl_watch_stop(void *handle);
+
+#endif
