@@ -1,32 +1,45 @@
 #!/bin/bash
-# libruntime/comm is built in floors that only point down: a file includes, and calls,
-# what is on its own floor or below, and no file depends on itself by way of others.
+# The sources are built in floors that only point down: a file includes, and calls, what is
+# on its own floor or below, and no file depends on itself by way of others.
 # What is checked: #include lines of the sources, undefined symbols of the objects.
 set -u
-tests=${0%/*}
-library=$tests/../../libruntime
-objects=libruntime/comm
+source=${0%/*}/../..
 # shellcheck source=tests/support/nothing.sh
-. "$tests/../support/nothing.sh"
+. "$source/tests/support/nothing.sh"
 
-# From the ground up; a floor is a folder, or a file beside them.
-floors=(ops core net p2p wait attend shm hier check execute request agree allocate group host staged nccl follow front api)
+# Each tree is a function that says what check() looks at. The names of files begin behind
+# `root`, as in #include lines:
+#   root        the folder of the project in which #include lines look
+#   folder      the folder in it that is checked; "." is all of it
+#   floors      from the ground up; a floor is a folder, or a file beside folders
+#   interfaces  headers of which several files have the functions
 
-# All #include lines of comm, as "FILE INCLUDED"
-includes()
+libruntime()
 {
-	(cd "$library" && find comm -name '*.[ch]' -exec \
-		sed -n 's|^#include "\([^"]*\)".*|{} \1|p' {} \;) | sort -u
+	root=libruntime folder=comm
+	floors=(comm/ops comm/core comm/net comm/p2p comm/wait comm/attend comm/shm comm/hier comm/check comm/execute
+		comm/request comm/agree comm/allocate comm/group comm/host comm/staged comm/nccl comm/follow comm/front
+		comm/api)
+	interfaces=(comm/net/net.h)
 }
 
-# The symbols of the objects, as "FILE SYMBOL KIND"; a file is comm/FOLDER/NAME, as its
-# source: an older build may have left objects that have none.
+files() { (cd "$source/$root" && find "$folder" -name '*.[ch]' | sed 's|^\./||'); }
+
+# What the files include of each other, as "FILE INCLUDED"
+includes()
+{
+	(cd "$source/$root" && files | xargs awk '/^#include "/ { print FILENAME, $2 }') |
+		tr -d '"' | awk 'NR == FNR { file[$1] = 1; next } $2 in file' <(files) - | sort -u
+}
+
+# The symbols of the objects, as "FILE SYMBOL KIND" without the ending of FILE: an older build
+# may have left objects that have no source.
 symbols()
 {
 	awk 'NR == FNR { source[$1] = 1; next } $1 in source { print $1, $2, $3 }' \
-		<(cd "$library" && find comm -name '*.c' | sed 's|\.c$||') \
-		<(find "$objects" -name '*.o' -exec nm -A -P {} + |
-			sed 's|^libruntime/||; s|\.libs/||; s|libddpcore_la-||; s|\.o: | |') | sort -u
+		<(files | sed -n 's|\.c$||p') \
+		<(find "$root/$folder" -name '*.o' -exec nm -A -P {} + |
+			sed "s|^$root/||; s|^\./||"'; s|\.libs/||; s|[^/]*-||; s|\.o: | |') | sort -u
 }
 
 # What they define, as "SYMBOL FILE", and what they lack, as "FILE SYMBOL"
@@ -44,17 +57,16 @@ calls()
 upwards()
 {
 	awk -v floors="${floors[*]}" '
-	function floor_of(file, part) {
-		split(file, part, "/")
-		sub(/\.[ch]$/, "", part[2])
-		return part[2] in height ? height[part[2]] : 0
+	function floor_of(file) {
+		sub(/\.[ch]$/, "", file)
+		while (!(file in height) && sub(/\/[^\/]*$/, "", file)) {}
+		return file in height ? height[file] : 0
 	}
 	BEGIN {
 		count = split(floors, floor, " ")
 		for (i = 1; i <= count; i++)
 			height[floor[i]] = i
 	}
-	$2 !~ /^comm\// { next }
 	floor_of($1) == 0 { print $1 " is on no floor"; next }
 	floor_of($2) > floor_of($1)'
 }
@@ -83,35 +95,49 @@ circles()
 	}'
 }
 
-# A header with functions of several files: what stands for two implementations.
-interfaces='comm/net/net.h'
-
 # Functions of headers, as "SYMBOL HEADER"
 declared()
 {
-	(cd "$library" && find comm -name '*.h' -exec \
-		sed -n 's|^[a-z][^=;(]*[ *]\([A-Za-z0-9_]*\)(.*|\1 {}|p' {} \;)
+	(cd "$source/$root" && files | grep '\.h$' | xargs awk '
+		match($0, /^[a-z][^=;(]*[ *][A-Za-z0-9_]*\(/) {
+			name = substr($0, 1, RLENGTH - 1)
+			sub(/.*[ *]/, "", name)
+			print name, FILENAME
+		}')
 }
 
 # misplaced: functions that a header declares and a file of another name defines
 misplaced()
 {
-	awk -v interfaces=" $interfaces " '
+	awk -v interfaces=" ${interfaces[*]} " '
 		NR == FNR { header[$1] = $2; next }
 		$1 in header && index(interfaces, " " header[$1] " ") == 0 && header[$1] != $2 ".h" {
 			print header[$1] " declares " $1 "() of " $2 ".c"
 		}' <(declared) <(defined)
 }
 
-symbols=$(symbols)
-calls=$(calls)
-if [ -z "$calls" ]; then
-	echo "Bail out! no objects in $PWD/$objects"
-	exit 1
-fi
-echo 1..5
-nothing "$(includes | upwards)" "no file of comm/ includes one of a higher floor"
-nothing "$(includes | grep '\.h comm/' | circles)" "no header of comm/ includes itself by way of others"
-nothing "$(upwards <<<"$calls")" "no file of comm/ calls one of a higher floor"
-nothing "$(circles <<<"$calls")" "no file of comm/ calls itself by way of others"
-nothing "$(misplaced)" "functions of a header of comm/ are in the file of its name"
+checks=5
+
+# check TREE
+check()
+{
+	"$1"
+	symbols=$(symbols)
+	calls=$(calls)
+	if [ -z "$calls" ]; then
+		echo "Bail out! no objects in $PWD/$root/$folder"
+		exit 1
+	fi
+	echo "# $1: $(files | wc -l) files, $(includes | wc -l) includes, $(wc -l <<<"$calls") calls"
+	nothing "$(includes | upwards)" "$1: no file includes one of a higher floor"
+	nothing "$(includes | grep '\.h [^ ]*\.h$' | circles)" "$1: no header includes itself by way of others"
+	nothing "$(upwards <<<"$calls")" "$1: no file calls one of a higher floor"
+	nothing "$(circles <<<"$calls")" "$1: no file calls itself by way of others"
+	nothing "$(misplaced)" "$1: functions of a header are in the file of its name"
+}
+
+trees=(libruntime)
+echo "1..$((checks * ${#trees[@]}))"
+for tree in "${trees[@]}"; do
+	check "$tree"
+done
