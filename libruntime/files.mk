@@ -136,6 +136,9 @@ comm_sources = \
 	libruntime/comm/group/split.c \
 	libruntime/comm/group/world.c libruntime/comm/group/world.h
 
+params_sources = \
+	libruntime/params/layout.c libruntime/params/layout.h
+
 reduce_sources = \
 	libruntime/reduce/agree.c libruntime/reduce/agree.h \
 	libruntime/reduce/arena.c libruntime/reduce/arena.h \
@@ -145,7 +148,6 @@ reduce_sources = \
 	libruntime/reduce/facts.c libruntime/reduce/facts.h \
 	libruntime/reduce/grads.c libruntime/reduce/grads.h \
 	libruntime/reduce/hypers.c libruntime/reduce/hypers.h \
-	libruntime/reduce/layout.c libruntime/reduce/layout.h \
 	libruntime/reduce/merge.c libruntime/reduce/merge.h \
 	libruntime/reduce/model.c libruntime/reduce/model.h \
 	libruntime/reduce/model_state.h \
@@ -245,7 +247,7 @@ endif
 noinst_LTLIBRARIES += libruntime/libddpcore.la
 libruntime_libddpcore_la_SOURCES = \
 	$(base_sources) $(job_sources) $(wireup_sources) $(device_sources) $(comm_sources) \
-	$(reduce_sources) $(optim_sources) $(data_sources) $(state_sources) \
+	$(params_sources) $(optim_sources) $(reduce_sources) $(data_sources) $(state_sources) \
 	$(watch_sources) $(context_sources) $(train_sources)
 # Fused or not, a sum's bits would depend on how the compiler cut its loop.
 libruntime_libddpcore_la_CFLAGS = $(AM_CFLAGS) -ffp-contract=off \

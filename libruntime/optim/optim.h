@@ -7,7 +7,7 @@
 #ifndef DDP_OPTIM_OPTIM_H
 #define DDP_OPTIM_OPTIM_H
 
-#include "reduce/layout.h"
+#include "params/layout.h"
 
 enum { DDP_OPTIM_STATES_MAX = 3 };
 

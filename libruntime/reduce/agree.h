@@ -6,7 +6,7 @@
 #ifndef DDP_REDUCE_AGREE_H
 #define DDP_REDUCE_AGREE_H
 
-#include "reduce/layout.h"
+#include "params/layout.h"
 #include "reduce/options.h"
 
 /*

@@ -9,7 +9,7 @@
 #ifndef DDP_REDUCE_BUCKET_H
 #define DDP_REDUCE_BUCKET_H
 
-#include "reduce/layout.h"
+#include "params/layout.h"
 
 typedef struct ddp_bucket {
 	int64_t begin, end;         /* elements of the arena */

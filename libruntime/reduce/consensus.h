@@ -7,7 +7,7 @@
 #ifndef DDP_REDUCE_CONSENSUS_H
 #define DDP_REDUCE_CONSENSUS_H
 
-#include "reduce/layout.h"
+#include "params/layout.h"
 
 /* All are summed. */
 typedef struct ddp_consensus {

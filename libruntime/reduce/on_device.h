@@ -10,7 +10,7 @@
 #define DDP_REDUCE_ON_DEVICE_H
 
 #include "kernels.h"
-#include "reduce/layout.h"
+#include "params/layout.h"
 
 struct ddp_model;
 

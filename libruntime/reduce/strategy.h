@@ -8,7 +8,7 @@
 #define DDP_REDUCE_STRATEGY_H
 
 #include "optim/optim.h"
-#include "reduce/layout.h"
+#include "params/layout.h"
 #include "reduce/options.h"
 
 struct ddp_model;

@@ -6,7 +6,7 @@
 #ifndef DDP_REDUCE_USES_H
 #define DDP_REDUCE_USES_H
 
-#include "reduce/layout.h"
+#include "params/layout.h"
 
 typedef struct ddp_uses {
 	ddp_unused mode;

@@ -1,4 +1,4 @@
-/* reduce/layout and reduce/bucket: where gradients lie and how they are cut. */
+/* params/layout and reduce/bucket: where gradients lie and how they are cut. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

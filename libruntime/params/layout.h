@@ -5,8 +5,8 @@
  * the gap behind a tensor stays zero. What is not trained is behind the rest, in the
  * parameters' arena only.
  */
-#ifndef DDP_REDUCE_LAYOUT_H
-#define DDP_REDUCE_LAYOUT_H
+#ifndef DDP_PARAMS_LAYOUT_H
+#define DDP_PARAMS_LAYOUT_H
 
 #include "ddp.h"
 

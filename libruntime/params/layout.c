@@ -1,4 +1,4 @@
-#include "reduce/layout.h"
+#include "params/layout.h"
 
 #include <math.h>
 #include <stdio.h>
