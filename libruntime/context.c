@@ -10,11 +10,11 @@
 #include "base/options.h"
 #include "base/path.h"
 #include "base/text.h"
+#include "comm/agree.h"
 #include "device/device.h"
 #include "device/kernel_queue.h"
 #include "job/environment.h"
 #include "job/pmix_client.h"
-#include "reduce/facts.h"
 #include "table.h"
 #include "watch/page.h"
 #include "watch/watch.h"
@@ -80,7 +80,7 @@ static ddp_status record(ddp_context *context, const ddp_options *options)
 		status = ddp_watch_record(
 			context->watch, &context->job, options->metrics_path,
 			options->trace_dir != NULL ? options->trace_dir : ddp_environment("DDP_TRACE_DIR"));
-	return ddp_status_agree(context->world, status, "open its device, or write its metrics or its trace");
+	return ddp_comm_agree(context->world, status, "open its device, or write its metrics or its trace");
 }
 
 static ddp_status open_context(ddp_context *context, const ddp_options *options)

@@ -145,7 +145,6 @@ reduce_sources = \
 	libruntime/reduce/buffers.c libruntime/reduce/buffers.h \
 	libruntime/reduce/bucket.c libruntime/reduce/bucket.h \
 	libruntime/reduce/consensus.c libruntime/reduce/consensus.h \
-	libruntime/reduce/facts.c libruntime/reduce/facts.h \
 	libruntime/reduce/grads.c libruntime/reduce/grads.h \
 	libruntime/reduce/hypers.c libruntime/reduce/hypers.h \
 	libruntime/reduce/merge.c libruntime/reduce/merge.h \

@@ -1,12 +1,21 @@
-/* comm/agree: do all ranks fare well, and which one does not have what the others have? */
+/*
+ * comm/agree: do all ranks of a communicator say the same, and who does not? It is the one
+ * place for that, wherever a communicator works. What goes by another way is another question:
+ * comm/group/agreement asks over what is left of a broken communicator who is alive,
+ * wireup/agreement asks before there is one who the ranks are, and reduce/consensus carries
+ * what a step needs in a sum that the step waits for anyway.
+ */
 #ifndef DDP_COMM_AGREE_H
 #define DDP_COMM_AGREE_H
 
 #include "base/outlier.h"
 #include "ddp.h"
 
-/* All ranks tell how they fared, with `mine`. If it is not DDP_OK on all, it is an
-   error on all; on the others one that says which rank could not do `what`. */
+/*
+ * Collective. DDP_OK if all ranks give that as `mine`. A rank that gives an error keeps it, with its
+ * message; the others get the status of the first such rank, and are told that it could not
+ * `what` ("open a lane").
+ */
 ddp_status ddp_comm_agree(ddp_comm *comm, ddp_status mine, const char *what);
 
 /*
@@ -18,5 +27,26 @@ ddp_status ddp_comm_outlier(ddp_comm *comm, double own, ddp_outlier *outlier, do
 /* ddp_outlier_names() by ranks of the world, which is how users and the plugin count. */
 void ddp_comm_outlier_names(const ddp_comm *comm, const ddp_outlier *o, char odd[DDP_OUTLIER_TEXT],
                             char usual[DDP_OUTLIER_TEXT]);
+
+enum { DDP_FACTS_MAX = 64 };
+
+typedef struct ddp_fact {
+	const char *name;
+	double value; /* exactly the number, and no NaN */
+} ddp_fact;
+
+/*
+ * Collective. `mine` is what this rank's own preparation of `what` ("model") gave: if it is
+ * not DDP_OK, the facts are not looked at, and it is returned, with its message; the rank takes
+ * part all the same, so that the others get an error instead of a wait. DDP_ERR_MISMATCH on
+ * all ranks names the first fact that differs, whose index *differs becomes; DDP_FACTS_MAX if
+ * there is none. `count` is at most DDP_FACTS_MAX and the same on all ranks.
+ */
+ddp_status ddp_facts_agree(ddp_comm *comm, ddp_status mine, const char *what,
+                           const ddp_fact *facts, int count, int *differs);
+
+/* values [count] becomes the least over all ranks, values[count ..] the negative of
+   the greatest. Collective. */
+ddp_status ddp_facts_range(ddp_comm *comm, double *values, size_t count);
 
 #endif

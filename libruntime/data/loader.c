@@ -20,9 +20,9 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "base/thread.h"
+#include "comm/agree.h"
 #include "context.h"
 #include "data/sampler.h"
-#include "reduce/facts.h"
 #include "watch/watch.h"
 
 enum { PREFETCH_DEFAULT = 2, PREFETCH_MAX = 1024, READERS_MAX = 256, ALIGNMENT = 64, MESSAGE_MAX = 1024 };

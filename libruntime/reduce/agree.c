@@ -6,7 +6,6 @@
 #include "base/c_locale.h"
 #include "base/error.h"
 #include "comm/agree.h"
-#include "reduce/facts.h"
 
 /* FNV-1a. */
 static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)

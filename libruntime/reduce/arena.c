@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/pages.h"
-#include "reduce/facts.h"
+#include "comm/agree.h"
 
 static ddp_status map(size_t bytes, ddp_arena *arena)
 {
@@ -31,10 +31,10 @@ ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, float *lent, i
 		*arena = (ddp_arena){ .data = lent, .lent = true, .place = place };
 		status = ddp_arena_clear(arena, 0, elements);
 		/* A device may fail on this rank alone. */
-		return place->device != NULL ? ddp_status_agree(comm, status, "clear its memory") : status;
+		return place->device != NULL ? ddp_comm_agree(comm, status, "clear its memory") : status;
 	}
 	if (made.gives_back)
-		status = ddp_status_agree(comm, map(made.bytes, &made), "map its memory");
+		status = ddp_comm_agree(comm, map(made.bytes, &made), "map its memory");
 	else
 		status = ddp_mem_alloc_on(comm, ddp_place_memory(place), made.bytes, &memory);
 	if (!made.gives_back && status == DDP_OK)

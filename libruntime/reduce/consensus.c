@@ -10,7 +10,6 @@
 #include "base/log.h"
 #include "comm/agree.h"
 #include "kernels.h"
-#include "reduce/facts.h"
 #include "reduce/model_state.h"
 
 void ddp_magnitude_add(ddp_magnitude *magnitude, const ddp_slot *slot, const float *values,
@@ -118,7 +117,7 @@ ddp_status ddp_params_compare(ddp_model *model)
 	ddp_outlier outlier;
 	double odd, usual;
 	uint32_t own;
-	ddp_status status = ddp_status_agree(comm, params_checksum(model, &own), "read its parameters");
+	ddp_status status = ddp_comm_agree(comm, params_checksum(model, &own), "read its parameters");
 	if (status == DDP_OK)
 		status = ddp_comm_outlier(comm, own, &outlier, &odd, &usual);
 	if (status != DDP_OK)

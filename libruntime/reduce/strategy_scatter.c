@@ -20,8 +20,8 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "comm/agree.h"
 #include "comm/request.h"
-#include "reduce/facts.h"
 #include "reduce/model_state.h"
 
 typedef struct scatter {
@@ -399,7 +399,7 @@ static ddp_status gather(ddp_model *model, int i, float *whole)
 
 	if (model->place.device == NULL)
 		return gather_from(model, scatter_of(model)->state[i], whole);
-	ddp_status status = ddp_status_agree(model->comm, fetch_shard(model, i, &shard),
+	ddp_status status = ddp_comm_agree(model->comm, fetch_shard(model, i, &shard),
 	                                     "copy its shard of the optimizer's state");
 	if (status == DDP_OK)
 		status = gather_from(model, shard, whole);

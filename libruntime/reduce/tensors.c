@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "reduce/facts.h"
+#include "comm/agree.h"
 #include "reduce/model_state.h"
 
 /* Of parameter `param`, or of the optimizer's state `state` for it (-1: of itself). */
@@ -162,7 +162,7 @@ ddp_status ddp_model_gather(ddp_model *model, ddp_tensors *tensors)
 		status = ddp_model_tensors(model, true, tensors);
 	if (status == DDP_OK && tensors->params != NULL)
 		status = read_params(model, tensors);
-	status = ddp_status_agree(comm, status, "gather the optimizer's state");
+	status = ddp_comm_agree(comm, status, "gather the optimizer's state");
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++)
 		status = model->strategy->gather(model, i, tensors->whole[i]);
 	return status;

@@ -13,9 +13,9 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/agree.h"
 #include "context.h"
 #include "data/loader.h"
-#include "reduce/facts.h"
 #include "reduce/model.h"
 #include "reduce/tensors.h"
 #include "state/leader.h"
@@ -304,7 +304,7 @@ static ddp_status seek_together(ddp_comm *comm, ddp_loader *loader, const ddp_po
 		          : ddp_fail(DDP_ERR_INVALID, "the checkpoint holds no loader position; "
 		                     "load it with loader NULL");
 	}
-	ddp_status status = ddp_status_agree(comm, own, "move its loader to the checkpoint's position");
+	ddp_status status = ddp_comm_agree(comm, own, "move its loader to the checkpoint's position");
 	if (status != DDP_OK && own == DDP_OK && loader != NULL)
 		ddp_loader_seek(loader, &before);
 	return status;
@@ -349,7 +349,7 @@ static ddp_status load_all(ddp_model *model, ddp_loader *loader, struct load *lo
 	if (status == DDP_OK)
 		status = ddp_save_end(model);
 	if (status == DDP_OK)
-		status = ddp_status_agree(comm, prepare_load(model, load), "load a checkpoint");
+		status = ddp_comm_agree(comm, prepare_load(model, load), "load a checkpoint");
 	if (status == DDP_OK)
 		status = ddp_leader_run(comm, context->timeout_ms, open_file, load, &load->position,
 		                        sizeof(load->position));
@@ -370,7 +370,7 @@ static ddp_status load_all(ddp_model *model, ddp_loader *loader, struct load *lo
 	take_hypers(load);
 	status = ddp_set_user_state(model, load->users.own, load->users.bytes[ddp_comm_rank(comm)]);
 	/* From now on a rank may read what the others keep. */
-	status = ddp_status_agree(comm, status, "keep the program's state");
+	status = ddp_comm_agree(comm, status, "keep the program's state");
 	if (status == DDP_OK)
 		ddp_model_set_partly_updated(model, false);
 	return status;

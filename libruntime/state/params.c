@@ -9,8 +9,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "comm/agree.h"
 #include "context.h"
-#include "reduce/facts.h"
 #include "reduce/model.h"
 #include "state/leader.h"
 #include "state/save.h"
@@ -190,7 +190,7 @@ static ddp_status load_all(ddp_model *model, struct params *params, int *loaded)
 	if (status == DDP_OK)
 		status = ddp_save_end(model);
 	if (status == DDP_OK)
-		status = ddp_status_agree(comm, prepare(model, transfer), "load parameters");
+		status = ddp_comm_agree(comm, prepare(model, transfer), "load parameters");
 	if (status == DDP_OK)
 		status = ddp_leader_run(comm, ddp_model_context(model)->timeout_ms, open_params, params, transfer->taken,
 		                        (size_t)transfer->tensors.count);

@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "comm/agree.h"
 #include "half.h"
-#include "reduce/facts.h"
 #include "reduce/model.h"
 #include "state/leader.h"
 
@@ -262,7 +262,7 @@ ddp_status ddp_transfer_run(ddp_transfer *transfer)
 		if (status == DDP_OK)
 			status = ddp_broadcast(comm, transfer->chunk, (size_t)transfer->count, DDP_F32, 0);
 		if (status == DDP_OK)
-			status = ddp_status_agree(comm, store_chunk(transfer), "keep what it loaded");
+			status = ddp_comm_agree(comm, store_chunk(transfer), "keep what it loaded");
 	}
 	return status;
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "reduce/facts.h"
+#include "comm/agree.h"
 
 static const char prefix[] = "ddp.user.";
 
@@ -65,7 +65,7 @@ ddp_status ddp_users_gather(ddp_comm *comm, const ddp_model *model, ddp_users *u
 
 	*users = (ddp_users){ .ranks = ddp_comm_size(comm) };
 	users->bytes = calloc((size_t)users->ranks, sizeof(*users->bytes));
-	ddp_status status = ddp_status_agree(
+	ddp_status status = ddp_comm_agree(
 		comm, users->bytes != NULL ? DDP_OK : no_memory(users->ranks), "save its state");
 	_Static_assert(sizeof(size_t) == sizeof(int64_t), "counts travel as I64");
 	bytes = own_bytes;
@@ -75,7 +75,7 @@ ddp_status ddp_users_gather(ddp_comm *comm, const ddp_model *model, ddp_users *u
 		return status;
 	if (ddp_comm_rank(comm) == 0)
 		users->all = malloc(total(users));
-	status = ddp_status_agree(
+	status = ddp_comm_agree(
 		comm, users->all != NULL || ddp_comm_rank(comm) > 0 ? DDP_OK : no_memory(users->ranks),
 		"gather all ranks' state");
 	const ddp_collective gather = {

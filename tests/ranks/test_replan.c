@@ -13,8 +13,8 @@
 
 #include <cmocka.h>
 
+#include "comm/agree.h"
 #include "kernels.h"
-#include "reduce/facts.h"
 #include "reduce/merge.h"
 #include "reduce/model_state.h"
 #include "tests/support/comm_ranks.h"
