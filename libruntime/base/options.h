@@ -2,6 +2,8 @@
 #ifndef DDP_BASE_OPTIONS_H
 #define DDP_BASE_OPTIONS_H
 
+#include <stddef.h>
+
 #include "ddp.h"
 
 /*
@@ -11,6 +13,12 @@
  * does not know.
  */
 ddp_status ddp_options_copy(const char *type, const void *given, void *options, size_t bytes);
+
+/* A pointer of options that are not copied yet: NULL if the program was compiled without it, or
+   gave no options. */
+#define ddp_options_pointer(given, field) \
+	((given) != NULL && (given)->size >= offsetof(__typeof__(*(given)), field) + sizeof((given)->field) ? \
+	 (given)->field : NULL)
 
 /* DDP_ERR_INVALID unless all reserved words are 0 of `what`, a structure of ddp.h that the
    program has filled in. */

@@ -410,24 +410,16 @@ static ddp_status agree(ddp_comm *comm, ddp_status mine, const ddp_loader *loade
 	                       &differs);
 }
 
-/* What the options of a program compiled with this field or without it give. */
-static ddp_comm *options_comm(const ddp_loader_options *options)
-{
-	const bool has_it = options != NULL && options->size >= offsetof(ddp_loader_options, comm) + sizeof(options->comm);
-
-	return has_it ? options->comm : NULL;
-}
-
 ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
                              const ddp_loader_options *options, ddp_loader **loader)
 {
 	ddp_loader *made = NULL;
-
 	ddp_comm *comm;
 
 	if (context == NULL)
 		return ddp_fail_null("ddp_loader_create", "context");
-	ddp_status status = ddp_comm_choose(context->world, options_comm(options), "ddp_loader_create()", &comm);
+	ddp_status status = ddp_comm_choose(context->world, ddp_options_pointer(options, comm), "ddp_loader_create()",
+	                                    &comm);
 	if (status != DDP_OK)
 		return status;
 	status = loader == NULL

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/options.h"
 #include "device/device.h"
 #include "kernels.h"
 #include "reduce/agree.h"
@@ -211,7 +212,8 @@ ddp_status ddp_model_create(ddp_context *context, const ddp_param *params, int c
 	if (context == NULL || model == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_model_create(): the context, or the place for the model, is NULL");
 	ddp_comm *comm;
-	ddp_status status = ddp_comm_choose(context->world, ddp_model_options_comm(options), "ddp_model_create()", &comm);
+	ddp_status status = ddp_comm_choose(context->world, ddp_options_pointer(options, comm), "ddp_model_create()",
+	                                    &comm);
 	if (status != DDP_OK)
 		return status;
 	ddp_model *made = calloc(1, sizeof(*made));

@@ -203,13 +203,6 @@ static double default_epsilon(ddp_optimizer kind)
 	return kind == DDP_LAMB ? 1e-6 : kind == DDP_ADAFACTOR ? FLT_EPSILON : 1e-8;
 }
 
-ddp_comm *ddp_model_options_comm(const ddp_model_options *given)
-{
-	const bool has_it = given != NULL && given->size >= offsetof(ddp_model_options, comm) + sizeof(given->comm);
-
-	return has_it ? given->comm : NULL;
-}
-
 ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_settings *settings)
 {
 	ddp_model_options options;

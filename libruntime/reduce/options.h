@@ -39,9 +39,6 @@ typedef struct ddp_model_settings {
 	void *stream;
 } ddp_model_settings;
 
-/* The option comm, of a program compiled with it or without it; `given` may be NULL. */
-ddp_comm *ddp_model_options_comm(const ddp_model_options *given);
-
 /* Reads DDP_BUCKET_MB and DDP_MEASURE of the environment too. `given` may be NULL.
    DDP_ERR_INVALID names the wrong option. */
 ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_settings *settings);

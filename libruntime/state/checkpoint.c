@@ -263,11 +263,11 @@ static ddp_status read_users(void *argument)
 	return ddp_users_read(&load->transfer.file, &load->users);
 }
 
-static ddp_status move_users(ddp_comm *comm, int timeout_ms, struct load *load)
+static ddp_status move_users(ddp_model *model, struct load *load)
 {
-	ddp_status status = ddp_leader_run(comm, timeout_ms, read_users, load, NULL, 0);
+	ddp_status status = ddp_leader_run(model, read_users, load, NULL, 0);
 
-	return status == DDP_OK ? ddp_users_scatter(comm, &load->users) : status;
+	return status == DDP_OK ? ddp_users_scatter(ddp_model_comm(model), &load->users) : status;
 }
 
 /* What can fail on this rank alone. */
@@ -342,7 +342,6 @@ static void take_hypers(struct load *load)
 
 static ddp_status load_all(ddp_model *model, ddp_loader *loader, struct load *load)
 {
-	ddp_context *context = ddp_model_context(model);
 	ddp_comm *comm = ddp_model_comm(model);
 	ddp_status status = ddp_model_drop_step(model);
 
@@ -351,11 +350,10 @@ static ddp_status load_all(ddp_model *model, ddp_loader *loader, struct load *lo
 	if (status == DDP_OK)
 		status = ddp_comm_agree(comm, prepare_load(model, load), "load a checkpoint");
 	if (status == DDP_OK)
-		status = ddp_leader_run(comm, context->timeout_ms, open_file, load, &load->position,
-		                        sizeof(load->position));
+		status = ddp_leader_run(model, open_file, load, &load->position, sizeof(load->position));
 	if (status != DDP_OK || !load->position.found)
 		return status;
-	status = move_users(comm, context->timeout_ms, load);
+	status = move_users(model, load);
 	if (status == DDP_OK)
 		status = seek_together(comm, loader, &load->position);
 	if (status != DDP_OK)

@@ -8,6 +8,7 @@
 #include "base/thread.h"
 #include "base/wait.h"
 #include "comm/api.h"
+#include "reduce/model.h"
 
 enum { MESSAGE_MAX = 1024 };
 
@@ -92,11 +93,13 @@ static ddp_status follow(ddp_comm *comm, struct verdict *verdict)
 	return told;
 }
 
-ddp_status ddp_leader_run(ddp_comm *comm, int timeout_ms, ddp_status (*work)(void *),
-                          void *argument, void *result, size_t bytes)
+ddp_status ddp_leader_run(const ddp_model *model, ddp_status (*work)(void *), void *argument,
+                          void *result, size_t bytes)
 {
+	ddp_comm *comm = ddp_model_comm(model);
+	const int timeout_ms = ddp_model_context(model)->timeout_ms;
 	struct verdict verdict = { 0 };
-	int beat_ms = timeout_ms / 4 > 0 ? timeout_ms / 4 : 1;
+	const int beat_ms = timeout_ms / 4 > 0 ? timeout_ms / 4 : 1;
 
 	if (ddp_comm_size(comm) == 1)
 		return work(argument);

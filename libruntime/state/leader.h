@@ -7,10 +7,10 @@
 /*
  * Runs work(argument) on rank 0 and returns its status on all ranks, with its
  * message; on success rank 0's `result` of `bytes` (may be 0) is copied to
- * all. While rank 0 works, the others hear from it often enough that no
- * deadline (timeout_ms) passes, however slow the disk. Collective.
+ * all. The ranks are those of the model. While rank 0 works, the others hear from it
+ * often enough that no deadline of the context passes, however slow the disk. Collective.
  */
-ddp_status ddp_leader_run(ddp_comm *comm, int timeout_ms, ddp_status (*work)(void *),
-                          void *argument, void *result, size_t bytes);
+ddp_status ddp_leader_run(const ddp_model *model, ddp_status (*work)(void *), void *argument,
+                          void *result, size_t bytes);
 
 #endif

@@ -183,17 +183,15 @@ static ddp_status prepare(ddp_model *model, ddp_transfer *transfer)
 
 static ddp_status load_all(ddp_model *model, struct params *params, int *loaded)
 {
-	ddp_comm *comm = ddp_model_comm(model);
 	ddp_transfer *transfer = &params->transfer;
 	ddp_status status = ddp_model_drop_step(model);
 
 	if (status == DDP_OK)
 		status = ddp_save_end(model);
 	if (status == DDP_OK)
-		status = ddp_comm_agree(comm, prepare(model, transfer), "load parameters");
+		status = ddp_comm_agree(ddp_model_comm(model), prepare(model, transfer), "load parameters");
 	if (status == DDP_OK)
-		status = ddp_leader_run(comm, ddp_model_context(model)->timeout_ms, open_params, params, transfer->taken,
-		                        (size_t)transfer->tensors.count);
+		status = ddp_leader_run(model, open_params, params, transfer->taken, (size_t)transfer->tensors.count);
 	if (status != DDP_OK)
 		return status;
 	ddp_model_set_partly_updated(model, true);

@@ -404,12 +404,10 @@ static ddp_status end_file(void *argument)
 
 static ddp_status await_file(ddp_model *model)
 {
-	ddp_comm *comm = ddp_model_comm(model);
-
 	ddp_model_set_saves(model, false);
-	if (ddp_comm_broken(comm))
+	if (ddp_comm_broken(ddp_model_comm(model)))
 		return end_file(model);
-	return ddp_leader_run(comm, ddp_model_context(model)->timeout_ms, end_file, model, NULL, 0);
+	return ddp_leader_run(model, end_file, model, NULL, 0);
 }
 
 ddp_status ddp_checkpoint_wait(ddp_model *model)
@@ -462,8 +460,7 @@ ddp_status ddp_checkpoint_prepare(ddp_model *model, const char *dir)
 	ddp_status status = ddp_save_end(model);
 	if (status != DDP_OK)
 		return status;
-	status = ddp_leader_run(ddp_model_comm(model), ddp_model_context(model)->timeout_ms, prepare_directory,
-	                        &save, NULL, 0);
+	status = ddp_leader_run(model, prepare_directory, &save, NULL, 0);
 	free_save(&save);
 	return status;
 }
@@ -514,8 +511,7 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 	if (status == DDP_OK && !alone)
 		status = ddp_model_gather(model, &save.tensors);
 	if (status == DDP_OK)
-		status = alone ? save_file(&save)
-		               : ddp_leader_run(comm, context->timeout_ms, write, &save, NULL, 0);
+		status = alone ? save_file(&save) : ddp_leader_run(model, write, &save, NULL, 0);
 	free_save(&save);
 	ddp_set_phase(model, DDP_PHASE_IDLE);
 	if (status == DDP_OK) {

@@ -251,14 +251,13 @@ static ddp_status store_chunk(ddp_transfer *transfer)
 ddp_status ddp_transfer_run(ddp_transfer *transfer)
 {
 	const int64_t elements = all_elements(transfer);
-	const int timeout_ms = ddp_model_context(transfer->model)->timeout_ms;
 	ddp_comm *comm = ddp_model_comm(transfer->model);
 	ddp_status status = DDP_OK;
 
 	for (int64_t done = 0; done < elements && status == DDP_OK; done += transfer->count) {
 		const int64_t left = elements - done;
 		transfer->count = left < CHUNK_ELEMENTS ? left : CHUNK_ELEMENTS;
-		status = ddp_leader_run(comm, timeout_ms, read_chunk, transfer, NULL, 0);
+		status = ddp_leader_run(transfer->model, read_chunk, transfer, NULL, 0);
 		if (status == DDP_OK)
 			status = ddp_broadcast(comm, transfer->chunk, (size_t)transfer->count, DDP_F32, 0);
 		if (status == DDP_OK)

@@ -452,9 +452,11 @@ static ddp_status sleep_long(void *argument)
 
 static void wait_for_a_slow_leader(ddp_context *context)
 {
-	CHECK(ddp_leader_run(context->world, context->timeout_ms, sleep_long, context, NULL, 0) ==
-	      DDP_ERR_IO);
+	struct job job = make_job_with(context, WIDTH, 3, NULL);
+
+	CHECK(ddp_leader_run(job.model, sleep_long, context, NULL, 0) == DDP_ERR_IO);
 	CHECK(says("slept well"));
+	free_job(job);
 }
 
 static void do_nothing(ddp_context *context)
