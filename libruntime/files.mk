@@ -149,7 +149,7 @@ reduce_sources = \
 	libruntime/reduce/hypers.c libruntime/reduce/hypers.h \
 	libruntime/reduce/merge.c libruntime/reduce/merge.h \
 	libruntime/reduce/model.c libruntime/reduce/model.h \
-	libruntime/reduce/model_state.h \
+	libruntime/reduce/model_state.c libruntime/reduce/model_state.h \
 	libruntime/reduce/on_device.c libruntime/reduce/on_device.h \
 	libruntime/reduce/options.c libruntime/reduce/options.h \
 	libruntime/reduce/place.c libruntime/reduce/place.h \
@@ -158,7 +158,7 @@ reduce_sources = \
 	libruntime/reduce/replan.c libruntime/reduce/replan.h \
 	libruntime/reduce/rows.c libruntime/reduce/rows.h \
 	libruntime/reduce/squares.c libruntime/reduce/squares.h \
-	libruntime/reduce/step.c \
+	libruntime/reduce/step.c libruntime/reduce/step.h \
 	libruntime/reduce/strategy.c libruntime/reduce/strategy.h \
 	libruntime/reduce/strategy_all_reduce.c libruntime/reduce/strategy_all_reduce.h \
 	libruntime/reduce/strategy_compress.c \

@@ -291,13 +291,6 @@ void ddp_model_free(ddp_model *model)
 	free(model);
 }
 
-const ddp_slot *ddp_model_slot(const ddp_model *model, int param)
-{
-	if (model == NULL || param < 0 || param >= model->layout.count)
-		return NULL;
-	return &model->layout.slots[model->layout.slot_of[param]];
-}
-
 float *ddp_param_data(ddp_model *model, int param)
 {
 	const ddp_slot *slot = ddp_model_slot(model, param);
@@ -310,18 +303,6 @@ float *ddp_param_grad(ddp_model *model, int param)
 	const ddp_slot *slot = ddp_model_slot(model, param);
 
 	return slot != NULL && slot->kind == DDP_PARAM_TRAINED ? model->grads + slot->offset : NULL;
-}
-
-ddp_status ddp_model_arrive_in(ddp_model *model, int64_t begin, int64_t end)
-{
-	if (model->strategy->arrive == NULL)
-		return DDP_OK;
-	dk_queue *before = dk_use(model->place.kernels);
-	ddp_status status = model->strategy->arrive(model, begin, end);
-	dk_use(before);
-	if (status != DDP_OK)
-		model->partly_updated = true;
-	return status;
 }
 
 ddp_status ddp_model_arrive(ddp_model *model)
@@ -365,18 +346,6 @@ const uint16_t *ddp_param_bf16(const ddp_model *model, int param)
 	if (slot == NULL || model->rounded == NULL || slot->offset >= model->layout.buffers)
 		return NULL;
 	return model->rounded + slot->offset;
-}
-
-void ddp_model_round(ddp_model *model, int64_t begin, int64_t end)
-{
-	const int64_t stop = end < model->layout.buffers ? end : model->layout.buffers;
-
-	if (model->rounded == NULL || begin >= stop)
-		return;
-	dk_queue *before = dk_use(model->place.kernels);
-	dk_to_bf16(model->rounded + begin, model->params + begin, stop - begin);
-	dk_use(before);
-	model->was_rounded = true;
 }
 
 void ddp_model_round_all(ddp_model *model)

@@ -14,10 +14,6 @@ ddp_comm *ddp_model_comm(const ddp_model *model);
 ddp_status ddp_model_check_whole(const ddp_model *model);
 void ddp_model_set_partly_updated(ddp_model *model, bool partly_updated);
 
-/* Forgets the step under way: its gradients, what was announced of it, and what is
-   being reduced, which may be another part on each rank. Collective. */
-ddp_status ddp_model_drop_step(ddp_model *model);
-
 /* Before a save: see settle() of reduce/strategy.h. Collective. */
 ddp_status ddp_model_settle(ddp_model *model);
 

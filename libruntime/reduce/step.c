@@ -1,5 +1,4 @@
-/* step: one training step, from the first gradient to the update. */
-#include "reduce/model_state.h"
+#include "reduce/step.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -11,42 +10,7 @@
 #include "kernels.h"
 #include "reduce/buffers.h"
 #include "reduce/grads.h"
-
-ddp_status ddp_model_check(const ddp_model *model)
-{
-	if (model == NULL)
-		return ddp_fail(DDP_ERR_INVALID, "the model is NULL");
-	if (model->failed)
-		return ddp_fail(DDP_ERR_STATE,
-		                "step %lld of this model has failed; it can train no more",
-		                (long long)model->steps + 1);
-	if (model->partly_updated)
-		return ddp_fail(DDP_ERR_STATE, "the parameters are changed only in part, by a load or an average "
-		                "that failed: load a checkpoint, whole, before the next step");
-	return DDP_OK;
-}
-
-ddp_status ddp_model_fail(ddp_model *model, ddp_status status)
-{
-	ddp_kept_error why;
-
-	ddp_error_keep(&why, status);
-	ddp_watch_error(model->context->watch, status);
-	model->failed = true;
-	/* Peers may be about to wait for this rank, so tell them in any case. */
-	ddp_comm_abort(model->comm, why.text);
-	ddp_reducer_abandon(&model->reducer, why.text);
-	return ddp_error_return(&why);
-}
-
-void ddp_model_start_clock(ddp_model *model)
-{
-	if (model->step_start_ns != 0)
-		return;
-	model->step_start_ns = ddp_now_ns();
-	for (int phase = 0; phase < DDP_PHASES; phase++)
-		model->phase_seconds[phase] = ddp_watch_phase_seconds(model->context->watch, (ddp_phase)phase);
-}
+#include "reduce/model_state.h"
 
 /* What the program's queue does from here on, of a device. */
 static void mark(ddp_model *model, ddp_phase phase)
@@ -87,23 +51,6 @@ ddp_status ddp_set_sync(ddp_model *model, bool sync)
 	return DDP_OK;
 }
 
-ddp_status ddp_model_not_updated(const ddp_model *model)
-{
-	return ddp_fail(DDP_ERR_STATE, "the gradients of step %lld are reduced: call ddp_update_params() "
-	                "or, to forget them on all ranks, ddp_zero_grads()", (long long)model->steps + 1);
-}
-
-ddp_status ddp_model_wait(ddp_model *model, int first, int end)
-{
-	dk_queue *before = dk_use(model->place.kernels);
-	ddp_status status = DDP_OK;
-
-	for (int k = first; k < end && status == DDP_OK && model->strategy->wait != NULL; k++)
-		status = model->strategy->wait(model, k);
-	dk_use(before);
-	return status;
-}
-
 /* Adds the rows of all ranks to dense parts that are reduced. */
 static ddp_status complete_rows(ddp_model *model)
 {
@@ -138,12 +85,9 @@ static void reset(ddp_model *model)
 	model->reduced = false;
 }
 
-ddp_status ddp_model_end_buckets(ddp_model *model)
-{
-	return ddp_reducer_end_passed(&model->reducer);
-}
-
-ddp_status ddp_model_discard(ddp_model *model)
+/* Ends what is left of the step under way, whose buckets all ranks have started, and
+   forgets its gradients. */
+static ddp_status discard(ddp_model *model)
 {
 	ddp_status status = ddp_model_arrive(model);
 
@@ -170,7 +114,7 @@ ddp_status ddp_model_drop_step(ddp_model *model)
 		return ddp_model_check(model);
 	ddp_status status = ddp_reducer_catch_up(&model->reducer);
 	if (status == DDP_OK)
-		status = ddp_model_discard(model);
+		status = discard(model);
 	return status == DDP_OK ? DDP_OK : ddp_model_fail(model, status);
 }
 
@@ -182,7 +126,7 @@ static ddp_status refuse(ddp_model *model, ddp_status refused)
 	if (ddp_comm_broken(model->comm))
 		return refused;
 	snprintf(reason, sizeof(reason), "%s", ddp_last_error());
-	ddp_status status = ddp_model_discard(model);
+	ddp_status status = discard(model);
 	if (status != DDP_OK)
 		return status;
 	model->refused = true;
@@ -295,7 +239,7 @@ static ddp_status skip(ddp_model *model, double scale, const ddp_consensus *all,
 	if (status == DDP_OK)
 		status = ddp_model_end_buckets(model);
 	stats->communication_seconds = communication_seconds(model); /* before they are forgotten */
-	return status == DDP_OK ? ddp_model_discard(model) : status;
+	return status == DDP_OK ? discard(model) : status;
 }
 
 /* What all ranks say of the step: of its weight, loss and end. */
@@ -506,7 +450,7 @@ static ddp_status run_step(ddp_model *model, double weight, double loss_sum)
 
 	ddp_status status = agree(model, weight, loss_sum, false, &model->stats);
 	if (status == DDP_OK && model->stats.active_ranks == 0)
-		return ddp_model_discard(model);
+		return discard(model);
 	if (status == DDP_OK && model->stats.skipped)
 		return DDP_OK;
 	if (status == DDP_OK && clips)
@@ -603,7 +547,7 @@ ddp_status ddp_update_params(ddp_model *model, ddp_step_stats *stats)
 		                (long long)model->steps + 1);
 	enter(model, DDP_PHASE_OPTIMIZER);
 	/* Of a step that is skipped, what the program did to the gradients is no part of the next. */
-	status = model->stats.skipped ? ddp_model_discard(model) : update(model, true, &model->stats);
+	status = model->stats.skipped ? discard(model) : update(model, true, &model->stats);
 	if (status != DDP_OK)
 		return fail_step(model, status);
 	return end_step(model, stats);
@@ -618,5 +562,5 @@ ddp_status ddp_zero_grads(ddp_model *model)
 		return ddp_fail(DDP_ERR_STATE, "gradients of step %lld are announced, and may be under way to "
 		                "other ranks; forget them after ddp_reduce_grads()",
 		                (long long)model->steps + 1);
-	return ddp_model_discard(model);
+	return discard(model);
 }

@@ -17,6 +17,7 @@
 #include "context.h"
 #include "data/loader.h"
 #include "reduce/model.h"
+#include "reduce/step.h"
 #include "reduce/tensors.h"
 #include "state/leader.h"
 #include "state/metadata.h"

@@ -12,6 +12,7 @@
 #include "comm/agree.h"
 #include "context.h"
 #include "reduce/model.h"
+#include "reduce/step.h"
 #include "state/leader.h"
 #include "state/save.h"
 #include "state/store.h"
