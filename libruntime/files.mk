@@ -22,7 +22,7 @@ base_sources = \
 	libruntime/base/walk.c libruntime/base/walk.h
 
 job_sources = \
-	libruntime/job/job.h libruntime/job/discover.c libruntime/job/json.c \
+	libruntime/job/job.c libruntime/job/job.h libruntime/job/json.c \
 	libruntime/job/environment.c libruntime/job/environment.h \
 	libruntime/job/nodes.c libruntime/job/nodes.h spank/base/error.c spank/identity/nodelist.c \
 	libruntime/job/pmix_client.c libruntime/job/pmix_client.h \
@@ -37,11 +37,12 @@ wireup_sources = \
 	libruntime/wireup/pmix.c \
 	libruntime/wireup/pmix_probe.c libruntime/wireup/pmix_probe.h \
 	libruntime/wireup/ports.c libruntime/wireup/ports.h \
-	libruntime/wireup/resolve.c libruntime/wireup/self.c \
+	libruntime/wireup/resolve.c libruntime/wireup/resolve.h libruntime/wireup/self.c \
 	libruntime/wireup/socket.c libruntime/wireup/socket.h \
-	libruntime/wireup/star.h libruntime/wireup/star_leaf.c libruntime/wireup/star_search.c \
-	libruntime/wireup/star_centre.c libruntime/wireup/star_centre.h \
-	libruntime/wireup/star_accept.c libruntime/wireup/star_links.c \
+	libruntime/wireup/star.h libruntime/wireup/star_centre.c libruntime/wireup/star_leaf.c \
+	libruntime/wireup/star_accept.c libruntime/wireup/star_accept.h \
+	libruntime/wireup/star_links.c libruntime/wireup/star_links.h \
+	libruntime/wireup/star_search.c libruntime/wireup/star_search.h \
 	libruntime/wireup/tcp.c \
 	libruntime/wireup/torchrun.c libruntime/wireup/torchrun.h
 
@@ -193,8 +194,8 @@ state_sources = \
 	libruntime/state/leader.c libruntime/state/leader.h \
 	libruntime/state/metadata.c libruntime/state/metadata.h \
 	libruntime/state/params.c \
-	libruntime/state/safetensors.h \
-	libruntime/state/safetensors_read.c libruntime/state/safetensors_write.c \
+	libruntime/state/safetensors.c libruntime/state/safetensors.h \
+	libruntime/state/safetensors_write.c libruntime/state/safetensors_write.h \
 	libruntime/state/save.c libruntime/state/save.h \
 	libruntime/state/store.c libruntime/state/store.h \
 	libruntime/state/transfer.c libruntime/state/transfer.h \

@@ -8,6 +8,7 @@
 #include "data/loader.h"
 #include "reduce/hypers.h"
 #include "state/safetensors.h"
+#include "state/safetensors_write.h"
 
 /* Plain data: sent to all ranks as it is. */
 typedef struct ddp_position {

@@ -62,23 +62,4 @@ ddp_status ddp_safetensors_read_part(const ddp_safetensors *file, const ddp_safe
 /* Reads everything, checks the checksums and keeps nothing. */
 ddp_status ddp_safetensors_verify(const ddp_safetensors *file);
 
-/* What to write: tensors in this order, and metadata as pairs. */
-typedef struct ddp_safetensors_tensor {
-	const char *name;
-	int ndim;
-	const int64_t *shape;
-	const void *data;
-	bool bytes; /* U8, else F32 */
-} ddp_safetensors_tensor;
-
-typedef struct ddp_safetensors_pair {
-	const char *key;
-	const char *value;
-} ddp_safetensors_pair;
-
-/* Writes a file's contents to fd; `path` is for messages. */
-ddp_status ddp_safetensors_write(const char *path, int fd,
-                                 const ddp_safetensors_tensor *tensors, int count,
-                                 const ddp_safetensors_pair *metadata, int pairs);
-
 #endif

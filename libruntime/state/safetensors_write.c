@@ -1,3 +1,5 @@
+#include "state/safetensors_write.h"
+
 #include <endian.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -8,7 +10,6 @@
 #include "base/error.h"
 #include "base/signals.h"
 #include "base/crc32c.h"
-#include "state/safetensors.h"
 
 #if __BYTE_ORDER != __LITTLE_ENDIAN
 #error "safetensors are little-endian; tensors are written as they lie in memory"

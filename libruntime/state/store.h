@@ -9,6 +9,7 @@
 #define DDP_STATE_STORE_H
 
 #include "state/safetensors.h"
+#include "state/safetensors_write.h"
 
 /* Makes DIR if need be, and tries whether files can be made in it. */
 ddp_status ddp_store_prepare(const char *dir);

@@ -6,6 +6,7 @@
 #define DDP_STATE_USER_H
 
 #include "state/safetensors.h"
+#include "state/safetensors_write.h"
 
 enum { DDP_USER_NAME_MAX = 24 };
 

@@ -1,7 +1,5 @@
-/*
- * Host names to addresses. getaddrinfo() knows no deadline, so it runs in a
- * thread of its own, which is left to itself if the deadline passes.
- */
+#include "wireup/resolve.h"
+
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -17,7 +15,6 @@
 #include "base/error.h"
 #include "base/wait.h"
 #include "job/environment.h"
-#include "wireup/socket.h"
 
 /* Shared by the caller and the thread; the last to let go frees it. */
 struct lookup {

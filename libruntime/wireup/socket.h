@@ -20,13 +20,6 @@ typedef struct ddp_rendezvous {
 	char where[DDP_WHERE_MAX]; /* "n0:20001", for messages */
 } ddp_rendezvous;
 
-/*
- * Resolves MASTER_ADDR:MASTER_PORT. If the job has several nodes, loopback
- * addresses count only on the node whose name they stand for; if its name has no
- * others there, rank 0 is given every address of the node to listen at.
- */
-ddp_status ddp_rendezvous_resolve(const ddp_job *job, uint64_t deadline_ns, ddp_rendezvous *rendezvous);
-
 /* Listens at the first of the addresses that is this node's, and at no other, at the first
    port that is free; `where` then names that port. */
 ddp_status ddp_rendezvous_listen(const ddp_job *job, ddp_rendezvous *rendezvous, int *fd);

@@ -1,8 +1,4 @@
-/*
- * Rank 0 lets in who has proven the step's key (acceptor.h) and takes it for the rank that it says
- * to be, until all ranks have come.
- */
-#include "wireup/star_centre.h"
+#include "wireup/star_accept.h"
 
 #include <endian.h>
 #include <string.h>

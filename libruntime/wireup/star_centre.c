@@ -1,4 +1,4 @@
-#include "wireup/star_centre.h"
+#include "wireup/star.h"
 
 #include <errno.h>
 #include <openssl/crypto.h>
@@ -9,7 +9,8 @@
 #include "base/c_locale.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "wireup/star.h"
+#include "wireup/star_accept.h"
+#include "wireup/star_links.h"
 
 enum {
 	UNPROVEN_MIN = 64,      /* connections that may be trying to prove the key at once */

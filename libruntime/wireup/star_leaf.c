@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "wireup/frame.h"
 #include "wireup/star.h"
+#include "wireup/star_search.h"
 
 /* Rank 0 knows who is missing; a leaf waits a little longer for its word. */
 static const uint64_t grace_ns = 2000000000u;

@@ -1,4 +1,4 @@
-#include "wireup/star_centre.h"
+#include "wireup/star_links.h"
 
 #include <errno.h>
 #include <string.h>

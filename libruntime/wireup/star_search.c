@@ -1,8 +1,5 @@
-/*
- * A leaf's search for rank 0, which may start later than the leaf, at several ports at once. In
- * each round the leaf connects to the ports that it is not connected to. It shakes hands where a
- * challenge comes; other programs that listen there may be silent, talk, hang up, or drop packets.
- */
+#include "wireup/star_search.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -11,8 +8,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "wireup/auth.h"
-#include "wireup/star.h"
 #include "wireup/torchrun.h"
 
 /* One address that swallows packets must not keep the next from being tried. The kernel of a

@@ -13,6 +13,7 @@
 #include "job/environment.h"
 #include "job/spawn.h"
 #include "wireup/open.h"
+#include "wireup/resolve.h"
 #include "wireup/star.h"
 #include "wireup/torchrun.h"
 

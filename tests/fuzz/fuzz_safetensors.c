@@ -1,6 +1,6 @@
 /*
  * The safetensors header parser, fed with any bytes.
- * fuzz-sources: libruntime/state/safetensors_read.c libruntime/base/crc32c.c libruntime/base/error.c libruntime/base/c_locale.c
+ * fuzz-sources: libruntime/state/safetensors.c libruntime/base/crc32c.c libruntime/base/error.c libruntime/base/c_locale.c
  * fuzz-libs: -ljansson
  */
 #include <stdlib.h>

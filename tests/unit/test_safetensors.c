@@ -15,6 +15,7 @@
 
 #include "base/crc32c.h"
 #include "state/safetensors.h"
+#include "state/safetensors_write.h"
 
 static char dir[] = "/tmp/ddp-safetensors-XXXXXX";
 static char path[sizeof(dir) + 16];

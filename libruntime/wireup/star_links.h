@@ -1,10 +1,9 @@
 /*
- * star_centre: rank 0's side of the star, shared by its three files:
- * star_accept.c lets ranks in, star_links.c keeps their connections and spreads
- * the news of a failure, star_centre.c exchanges the blobs.
+ * star_links: rank 0's side of the star keeps here the connections of the ranks, and spreads
+ * the news of a failure. star_accept lets ranks in, star_centre exchanges the blobs.
  */
-#ifndef DDP_WIREUP_STAR_CENTRE_H
-#define DDP_WIREUP_STAR_CENTRE_H
+#ifndef DDP_WIREUP_STAR_LINKS_H
+#define DDP_WIREUP_STAR_LINKS_H
 
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -42,8 +41,6 @@ struct ddp_centre {
 	rlim_t descriptors_before;  /* 0: unchanged */
 };
 
-/* star_links.c */
-
 /* Makes epoll watch for `events`; 0: for none. */
 ddp_status ddp_link_watch(struct ddp_centre *centre, struct ddp_link *link, uint32_t events);
 void ddp_link_free(struct ddp_link *link);
@@ -65,10 +62,5 @@ ddp_status ddp_centre_lost(const struct ddp_centre *centre, const struct ddp_lin
                            bool blob, const char *why);
 /* Keeps `status` and this thread's message, and gives both to all ranks. */
 ddp_status ddp_centre_fail(struct ddp_centre *centre, ddp_status status);
-
-/* star_accept.c */
-
-/* Until all ranks have come. */
-ddp_status ddp_accept_ranks(struct ddp_centre *centre, uint64_t deadline_ns);
 
 #endif

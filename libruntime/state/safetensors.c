@@ -1,3 +1,5 @@
+#include "state/safetensors.h"
+
 #include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -9,7 +11,6 @@
 
 #include "base/error.h"
 #include "base/crc32c.h"
-#include "state/safetensors.h"
 
 static const char metadata_key[] = "__metadata__";
 static const char header_sum_field[] = "\"crc32c\":\"";

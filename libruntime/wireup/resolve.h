@@ -1,0 +1,17 @@
+/*
+ * resolve: host names to addresses. getaddrinfo() knows no deadline, so it runs in a
+ * thread of its own, which is left to itself if the deadline passes.
+ */
+#ifndef DDP_WIREUP_RESOLVE_H
+#define DDP_WIREUP_RESOLVE_H
+
+#include "wireup/socket.h"
+
+/*
+ * Resolves MASTER_ADDR:MASTER_PORT. If the job has several nodes, loopback
+ * addresses count only on the node whose name they stand for; if its name has no
+ * others there, rank 0 is given every address of the node to listen at.
+ */
+ddp_status ddp_rendezvous_resolve(const ddp_job *job, uint64_t deadline_ns, ddp_rendezvous *rendezvous);
+
+#endif
